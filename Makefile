@@ -1,0 +1,52 @@
+# `make` lists the targets.
+GO ?= go
+BIN := bin/verbena
+export CGO_ENABLED := 0
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+.PHONY: build
+build: ## build bin/verbena
+	$(GO) build -trimpath -o $(BIN) ./cmd/verbena
+
+.PHONY: demo
+demo: build ## an RDMA ping-pong in under a minute: unmodified programs, then the Go stack in one process
+	@scripts/demo
+
+.PHONY: test
+test: deps lint unit cross e2e ## everything that a change must pass
+
+.PHONY: deps
+deps: ## install what the tests need (Debian packages), as far as this user may
+	@scripts/deps
+
+.PHONY: lint
+lint: ## gofmt, vet, staticcheck
+	@scripts/lint
+
+.PHONY: cross
+cross: ## compile for the other architecture
+	GOARCH=arm64 $(GO) vet ./...
+	GOARCH=amd64 $(GO) vet ./...
+
+.PHONY: unit
+unit: ## unit tests with the race detector
+	CGO_ENABLED=1 $(GO) test -race -timeout 8m ./...
+
+.PHONY: e2e
+e2e: build ## the real programs, end to end
+	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -tags e2e ./test/e2e/...
+
+.PHONY: fuzz
+fuzz: ## each fuzz target for FUZZTIME (default 1m)
+	@scripts/fuzz
+
+.PHONY: bench
+bench: build ## the figures of docs/benchmarks.md, with the machine they were taken on
+	@scripts/bench
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin

@@ -1,0 +1,76 @@
+// Package wire carries RoCEv2 packets between the addresses of a device and the rest of the network.
+//
+// A [Network] opens an [Endpoint] for each local address. What is sent is a [Train]: consecutive packets to one
+// destination in one buffer, the shape that UDP segmentation offload takes. What arrives is handed to a
+// [Receiver] in batches, on the endpoint's own thread, which therefore runs the protocol to completion.
+//
+// The ICRC covers the IP header, which only this package knows. So it is computed here on sending and checked
+// here on receipt: a Train has room for it, and a Receiver never sees a packet whose ICRC was wrong.
+package wire
+
+import (
+	"errors"
+	"net/netip"
+)
+
+// Port is the UDP port of RoCEv2.
+const Port = 4791
+
+// ErrAgain: the socket has no room now; nothing of the train was sent. Try again a little later.
+var ErrAgain = errors.New("socket buffer is full")
+
+// ICRCLen is the room for the ICRC at the end of each packet, in bytes.
+const ICRCLen = 4
+
+// MaxTrain is the largest Train.Buf, in bytes, and MaxTrainPackets the largest number of packets in it: limits of
+// the kernel's UDP segmentation offload with room for the headers.
+const (
+	MaxTrain        = 65000
+	MaxTrainPackets = 64
+)
+
+// Train is a run of packets to one destination.
+type Train struct {
+	Dst netip.Addr // with zone if link-local
+	// Buf holds the packets back to back, each from its BTH through ICRCLen bytes of room for the ICRC. All but
+	// the last are Size bytes long; the last is at most that.
+	Buf  []byte
+	Size int
+	TOS  uint8 // DSCP and ECN, 0 usually
+	TTL  uint8 // 0: 64
+}
+
+// Endpoint is one local address.
+type Endpoint interface {
+	// Addr is the local address, with zone if link-local.
+	Addr() netip.Addr
+	// Send fills in the ICRCs and sends the train. It may not sleep and does not keep the buffer. It is safe for
+	// concurrent use; trains of one caller leave in order. An error other than ErrAgain says that the train
+	// cannot be delivered (no route, too long for the link); it is counted and needs no handling beyond that,
+	// since the transport recovers from loss.
+	Send(t *Train) error
+	// Close stops the receive thread, waits for it, and frees the address. It may sleep, and must not be called
+	// from the Receiver.
+	Close() error
+}
+
+// Arrival is a batch of packets from one source that came back to back.
+type Arrival struct {
+	Src, Dst netip.Addr
+	// Packets hold each packet from its BTH on, without the ICRC, which was right. They are valid until Receive
+	// returns.
+	Packets [][]byte
+}
+
+// Receiver takes what arrives.
+type Receiver interface {
+	// Receive processes a batch. It may not sleep. It is called from one thread per endpoint, so that packets of
+	// one source stay in order.
+	Receive(a *Arrival)
+}
+
+// Network opens endpoints.
+type Network interface {
+	// Listen claims port 4791 of a local address and starts to receive. It may sleep.
+	Listen(addr netip.Addr, r Receiver) (Endpoint, error)
+}

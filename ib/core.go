@@ -1,0 +1,206 @@
+package ib
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+)
+
+// Core is one world of devices and clients. The zero Core is ready for use. The kernel has one of them; a Go
+// program may have several, which do not see each other.
+type Core struct {
+	mu      sync.Mutex
+	cond    sync.Cond // on mu; an attachment changed its state
+	devices []*Device
+	clients []*Client
+}
+
+// Client is a consumer that follows the devices (struct ib_client). Its fields do not change after
+// RegisterClient.
+type Client struct {
+	Name string
+	// Add is called for each device, present and future. What it returns is handed to Remove; after an error
+	// Remove is not called for that device. It may sleep, and may use the device at once.
+	Add func(d *Device) (data any, err error)
+	// Remove is called when the device or the client goes. When it returns, the client has freed every object
+	// that it made on the device. It may sleep.
+	Remove func(d *Device, data any)
+
+	leaving bool // under Core.mu
+}
+
+// attachState is where a client stands with a device.
+//
+//	adding -> added -> removing -> (deleted)
+//	   +--- Add failed ----------> (deleted)
+type attachState uint8
+
+const (
+	adding attachState = iota
+	added
+	removing
+)
+
+type attachment struct {
+	client *Client
+	state  attachState
+	data   any
+}
+
+func (c *Core) lock() {
+	c.mu.Lock()
+	if c.cond.L == nil {
+		c.cond.L = &c.mu
+	}
+}
+
+// Register makes the device known: every client's Add is called, in the order in which the clients came, before
+// it returns. A client that fails is logged by the caller's choice of Device.Log and left out. The device must be
+// ready for use. It may sleep. (ib_register_device)
+func (c *Core) Register(d *Device) error {
+	c.lock()
+	defer c.mu.Unlock()
+	if s := d.State(); s != DeviceNew {
+		return fmt.Errorf("register device %s: device is %v: %w", d.name, s, syscall.EINVAL)
+	}
+	for _, o := range c.devices {
+		if o.name == d.name {
+			return fmt.Errorf("register device %s: the name is taken: %w", d.name, syscall.EEXIST)
+		}
+	}
+	d.core = c
+	d.state.Store(int32(DeviceActive))
+	c.devices = append(c.devices, d)
+	for _, cl := range slices.Clone(c.clients) {
+		c.attach(d, cl)
+	}
+	return nil
+}
+
+// Unregister takes the device away: every client's Remove is called, in the reverse order of Add; when it returns
+// no client uses the device. It returns an error that names what clients have left behind, if anything; the
+// device is gone all the same. It may sleep, and must not be called from Add, Remove or a callback.
+// (ib_unregister_device)
+func (c *Core) Unregister(d *Device) error {
+	c.lock()
+	if !slices.Contains(c.devices, d) || d.leaving {
+		c.mu.Unlock()
+		return fmt.Errorf("unregister device %s: not registered: %w", d.name, syscall.ENODEV)
+	}
+	d.leaving = true
+	for len(d.attached) > 0 {
+		c.detach(d, d.attached[len(d.attached)-1])
+	}
+	c.devices = slices.DeleteFunc(c.devices, func(o *Device) bool { return o == d })
+	d.state.Store(int32(DeviceGone))
+	c.mu.Unlock()
+	d.callbacks.drain()
+	if left := d.Objects().String(); left != "" {
+		return fmt.Errorf("unregister device %s: left behind by clients: %s: %w", d.name, left, syscall.EBUSY)
+	}
+	return nil
+}
+
+// RegisterClient makes the client known; its Add is called for every present device before it returns. It may
+// sleep. (ib_register_client)
+func (c *Core) RegisterClient(cl *Client) error {
+	c.lock()
+	defer c.mu.Unlock()
+	if slices.Contains(c.clients, cl) {
+		return fmt.Errorf("register client %s: registered already: %w", cl.Name, syscall.EEXIST)
+	}
+	cl.leaving = false
+	c.clients = append(c.clients, cl)
+	for _, d := range slices.Clone(c.devices) {
+		c.attach(d, cl)
+	}
+	return nil
+}
+
+// UnregisterClient takes the client away: its Remove is called for every device that it was added to, latest
+// first. It may sleep. (ib_unregister_client)
+func (c *Core) UnregisterClient(cl *Client) {
+	c.lock()
+	defer c.mu.Unlock()
+	if !slices.Contains(c.clients, cl) || cl.leaving {
+		return
+	}
+	cl.leaving = true
+	for _, d := range slices.Backward(slices.Clone(c.devices)) {
+		for {
+			a := d.attachmentOf(cl)
+			if a == nil {
+				break
+			}
+			c.detach(d, a)
+		}
+	}
+	c.clients = slices.DeleteFunc(c.clients, func(o *Client) bool { return o == cl })
+}
+
+// Devices are the registered devices in the order of registration.
+func (c *Core) Devices() []*Device {
+	c.lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.devices)
+}
+
+// Device finds a registered device by its name, nil if there is none.
+func (c *Core) Device(name string) *Device {
+	c.lock()
+	defer c.mu.Unlock()
+	for _, d := range c.devices {
+		if d.name == name {
+			return d
+		}
+	}
+	return nil
+}
+
+// attach runs Add, without c.mu, and returns when the client is added, also if another call is doing it.
+func (c *Core) attach(d *Device, cl *Client) {
+	if a := d.attachmentOf(cl); a != nil {
+		for a.state == adding {
+			c.cond.Wait()
+		}
+		return
+	}
+	if d.leaving || cl.leaving {
+		return
+	}
+	a := &attachment{client: cl, state: adding}
+	d.attached = append(d.attached, a)
+	c.mu.Unlock()
+	data, err := cl.Add(d)
+	c.mu.Lock()
+	if err != nil {
+		d.logf("client %s: add failed: %v", cl.Name, err)
+		d.remove(a)
+	} else {
+		a.data, a.state = data, added
+	}
+	c.cond.Broadcast()
+}
+
+// detach runs Remove, without c.mu, or waits until another call has done it.
+func (c *Core) detach(d *Device, a *attachment) {
+	for a.state == adding {
+		c.cond.Wait()
+	}
+	if a.state == removing {
+		for slices.Contains(d.attached, a) {
+			c.cond.Wait()
+		}
+		return
+	}
+	if !slices.Contains(d.attached, a) {
+		return // its Add failed
+	}
+	a.state = removing
+	c.mu.Unlock()
+	a.client.Remove(d, a.data)
+	c.mu.Lock()
+	d.remove(a)
+	c.cond.Broadcast()
+}

@@ -1,0 +1,205 @@
+package ib
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+)
+
+// DeviceState is where a device stands in its life.
+//
+//	new --Register--> active --SetError--> error
+//	                     |                   |
+//	                     +---- Unregister ---+--> gone
+type DeviceState int32
+
+const (
+	DeviceNew DeviceState = iota
+	DeviceActive
+	DeviceError
+	DeviceGone
+)
+
+func (s DeviceState) String() string {
+	if n := [...]string{"new", "active", "in error", "gone"}; int(s) < len(n) {
+		return n[s]
+	}
+	return fmt.Sprintf("DeviceState(%d)", int32(s))
+}
+
+// Device is a device as consumers see it (struct ib_device).
+type Device struct {
+	name string
+	drv  Driver
+	log  func(format string, args ...any)
+
+	state     atomic.Int32 // DeviceState
+	callbacks callbacks
+	events    eventHandlers
+	objects   [numObjectKinds]atomic.Int64
+
+	// under Core.mu, once registered
+	core     *Core
+	attached []*attachment // in order of Add
+	leaving  bool
+}
+
+// NewDevice makes a device that drv serves; Core.Register makes it known. logf, which may be nil, gets the
+// midlayer's rare messages, one line each. (ib_alloc_device)
+func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *Device {
+	d := &Device{name: name, drv: drv, log: logf}
+	d.callbacks.init()
+	return d
+}
+
+// Name is the device's name, such as rxe0.
+func (d *Device) Name() string { return d.name }
+
+// Driver is the driver that serves the device.
+func (d *Device) Driver() Driver { return d.drv }
+
+// State is the device's present state.
+func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
+
+// SetError moves an active device into the error state. It may be called from any context.
+func (d *Device) SetError() { d.state.CompareAndSwap(int32(DeviceActive), int32(DeviceError)) }
+
+// usable is nil when objects may be made and modified.
+func (d *Device) usable() error {
+	switch d.State() {
+	case DeviceActive:
+		return nil
+	case DeviceError:
+		return syscall.EIO
+	}
+	return syscall.ENODEV
+}
+
+// QueryDevice reports the device's attributes. It may sleep. (ib_query_device)
+func (d *Device) QueryDevice() (DeviceAttr, error) { return d.drv.QueryDevice() }
+
+// QueryPort reports a port's state; the first port is 1. It may sleep. (ib_query_port)
+func (d *Device) QueryPort(port int) (PortAttr, error) { return d.drv.QueryPort(port) }
+
+// QueryGID reports an entry of a port's GID table. It may sleep. (rdma_query_gid)
+func (d *Device) QueryGID(port, index int) (GIDEntry, error) { return d.drv.QueryGID(port, index) }
+
+// QueryPKey reports an entry of a port's P_Key table. It may sleep. (ib_query_pkey)
+func (d *Device) QueryPKey(port, index int) (uint16, error) { return d.drv.QueryPKey(port, index) }
+
+// Attached reports whether the client has been added to the device.
+func (d *Device) Attached(cl *Client) bool {
+	if d.core == nil {
+		return false
+	}
+	d.core.lock()
+	defer d.core.mu.Unlock()
+	a := d.attachmentOf(cl)
+	return a != nil && a.state == added
+}
+
+func (d *Device) attachmentOf(cl *Client) *attachment {
+	for _, a := range d.attached {
+		if a.client == cl {
+			return a
+		}
+	}
+	return nil
+}
+
+func (d *Device) remove(a *attachment) {
+	d.attached = slices.DeleteFunc(d.attached, func(o *attachment) bool { return o == a })
+}
+
+func (d *Device) logf(format string, args ...any) {
+	if d.log != nil {
+		d.log(format, args...)
+	}
+}
+
+type objectKind uint8
+
+const (
+	kindPD objectKind = iota
+	kindMR
+	kindCQ
+	kindQP
+	kindAH
+	numObjectKinds
+)
+
+// ObjectCounts are the objects that exist on a device.
+type ObjectCounts struct{ PD, MR, CQ, QP, AH int64 }
+
+// Objects counts the objects of the device.
+func (d *Device) Objects() ObjectCounts {
+	n := func(k objectKind) int64 { return d.objects[k].Load() }
+	return ObjectCounts{PD: n(kindPD), MR: n(kindMR), CQ: n(kindCQ), QP: n(kindQP), AH: n(kindAH)}
+}
+
+// String lists the kinds of which there are any, empty if there are none.
+func (o ObjectCounts) String() string {
+	var s []string
+	for _, k := range []struct {
+		n    int64
+		name string
+	}{{o.PD, "PD"}, {o.MR, "MR"}, {o.CQ, "CQ"}, {o.QP, "QP"}, {o.AH, "AH"}} {
+		if k.n != 0 {
+			s = append(s, fmt.Sprintf("%d %s", k.n, k.name))
+		}
+	}
+	return strings.Join(s, ", ")
+}
+
+// object is what all objects of a device share: the device and the use count.
+type object struct {
+	dev  *Device
+	kind objectKind
+	uses atomic.Int32 // objects that refer to this one; destroyed: -1
+}
+
+const destroyed = -1
+
+// Device is the device that the object is of.
+func (o *object) Device() *Device { return o.dev }
+
+func (o *object) born(d *Device, k objectKind) {
+	o.dev, o.kind = d, k
+	d.objects[k].Add(1)
+}
+
+// get takes a use count for another object on device d.
+func (o *object) get(d *Device) error {
+	if o.dev != d {
+		return fmt.Errorf("object of device %s used on %s: %w", o.dev.name, d.name, syscall.EINVAL)
+	}
+	for {
+		n := o.uses.Load()
+		if n == destroyed {
+			return fmt.Errorf("object was destroyed: %w", syscall.EINVAL)
+		}
+		if o.uses.CompareAndSwap(n, n+1) {
+			return nil
+		}
+	}
+}
+
+func (o *object) put() { o.uses.Add(-1) }
+
+// kill runs the driver's destroy if nothing uses the object.
+func (o *object) kill(destroy func() error) error {
+	if !o.uses.CompareAndSwap(0, destroyed) {
+		if o.uses.Load() == destroyed {
+			return syscall.EINVAL
+		}
+		return syscall.EBUSY
+	}
+	if err := destroy(); err != nil {
+		o.uses.Store(0)
+		return err
+	}
+	o.dev.objects[o.kind].Add(-1)
+	return nil
+}

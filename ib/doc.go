@@ -1,0 +1,38 @@
+// Package ib is the midlayer: it stands between low-level drivers ([Driver]) below and their consumers above,
+// upper-level protocols in this process or user programs through package uverbs. It mirrors
+// drivers/infiniband/core/{device,verbs,cq}.c and include/rdma/ib_verbs.h.
+//
+// A [Core] knows the devices and the clients. A driver makes a [Device], registers it, and reports through it;
+// a consumer registers a [Client], whose Add is called for each device, and makes objects on it: protection
+// domains ([PD]), memory regions ([MR]), completion queues ([CQ]), queue pairs ([QP]), address handles ([AH]).
+//
+// # The contract
+//
+// Linux states these rules in Documentation/infiniband/core_locking.rst. "May not sleep" means here: must not
+// block on anything that another consumer, a peer or the kernel may hold up without bound, such as a channel
+// operation that can wait, network or file input and output, sleeping, or waiting for a goroutine. A mutex whose
+// every critical section keeps that rule is the spinlock of this world.
+//
+//  1. The methods that create, modify, query and destroy an AH, [QP.PostSend], [QP.PostRecv], [CQ.Poll] and
+//     [CQ.ReqNotify] may not sleep and may be called from any context, completion handlers included. So may
+//     [Device.DispatchEvent]. All other methods may sleep.
+//  2. Every driver method is fully reentrant. The midlayer serialises nothing. Concurrent Poll is allowed: the
+//     order between the callers is undefined, but no completion is lost or seen twice.
+//  3. No callback comes from the callchain of a method call: a completion raised inside PostSend is delivered
+//     after it has returned, by another goroutine or by a thread that said it would ([Device.HoldCallbacks]).
+//     At most one completion handler of one CQ runs at a time, also when the handler re-arms the CQ and new
+//     completions arrive; no armed notification is lost. Different CQs run in parallel.
+//  4. Consumers may not sleep in a callback. The context of a callback is not defined.
+//  5. A device is ready for use when [Core.Register] is called and stays usable until [Core.Unregister] returns.
+//     Both may sleep; the driver holds no lock across them that a consumer's call could need. A client may use
+//     the device as soon as its Add runs; when its Remove returns it has freed everything; both may sleep.
+//     Remove runs in the reverse order of Add.
+//  6. A device is active, in error, or gone ([DeviceState]). In error nothing is created or modified (EIO);
+//     destroying works.
+//
+// # Errors
+//
+// Errors wrap a syscall.Errno with the meaning that the kernel gives it: EINVAL for a wrong argument, EBUSY for
+// an object in use, ENOMEM for a full queue or an exhausted limit, EIO for a device in error, ENODEV for one that
+// is gone, EOPNOTSUPP for an ability that the driver lacks.
+package ib

@@ -1,0 +1,163 @@
+package ib
+
+import "verbena/umem"
+
+// Driver is the method table of a low-level driver (struct ib_device_ops). One value serves one device.
+//
+// Every method is fully reentrant: the midlayer serialises nothing. A method may sleep unless its comment says
+// that it may not; those that may not are called from any context, completion handlers included, and must not
+// block on anything that a consumer, a peer or the kernel may hold up without bound (see the package comment).
+// No method calls back into a consumer from its callchain: it reports through [CQ.Completed], [QP.Raise] and
+// [Device.DispatchEvent], which defer.
+//
+// Create methods get the midlayer's object, to report events on, and return the driver's side of it. The
+// midlayer has checked what is device independent (that the objects belong to this device, that it is active)
+// and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
+//
+// What not every driver can do is in interfaces of its own: [UserContexter], [AHDriver]; and, on the objects'
+// side, [UserQP], [CQResizer].
+type Driver interface {
+	// QueryDevice reports the device's attributes and limits. It may sleep.
+	QueryDevice() (DeviceAttr, error)
+	// QueryPort reports the state of a port; ports are numbered from 1. It may sleep.
+	QueryPort(port int) (PortAttr, error)
+	// QueryGID reports one entry of a port's GID table, EINVAL outside of it. An empty entry has the zero GID.
+	// It may sleep.
+	QueryGID(port, index int) (GIDEntry, error)
+	// QueryPKey reports one entry of a port's P_Key table, EINVAL outside of it. It may sleep.
+	QueryPKey(port, index int) (uint16, error)
+
+	// AllocPD makes a protection domain. It may sleep.
+	AllocPD(pd *PD, u *Udata) (DriverPD, error)
+	// RegMR makes a memory region of r, which the midlayer has checked, charged, and releases after
+	// DriverMR.Dereg. The driver sets the keys with mr.SetKeys. It may sleep.
+	RegMR(mr *MR, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error)
+	// CreateCQ makes a completion queue of at least attr.Entries entries. It may sleep.
+	CreateCQ(cq *CQ, attr CQAttr, u *Udata) (DriverCQ, error)
+	// CreateQP makes a queue pair in state RESET. The driver stores the number by qp.SetNum and the capacities
+	// that it granted, at least those asked for, in init.Cap. It may sleep.
+	CreateQP(qp *QP, init *QPInitAttr, u *Udata) (DriverQP, error)
+}
+
+// DriverPD is a driver's side of a protection domain.
+type DriverPD interface {
+	// Dealloc frees it. The midlayer calls it only when nothing uses the domain any more. It may sleep.
+	Dealloc() error
+}
+
+// DriverMR is a driver's side of a memory region.
+type DriverMR interface {
+	// Dereg invalidates the keys and returns when no access through them is in flight. It may sleep.
+	Dereg() error
+}
+
+// DriverCQ is a driver's side of a completion queue.
+type DriverCQ interface {
+	// Poll moves up to len(wc) completions, oldest first, into wc and returns how many. It may not sleep.
+	// Concurrent calls are allowed: no completion is lost or returned twice. (struct ib_device_ops.poll_cq)
+	Poll(wc []WC) (int, error)
+	// ReqNotify arms the queue: the next completion (or, with NotifySolicited, the next solicited or failed one)
+	// is reported once by CQ.Completed. With NotifyReportMissed it returns true when completions are already
+	// waiting that may never be reported, so that the caller must poll again. It may not sleep.
+	// (req_notify_cq)
+	ReqNotify(flags NotifyFlags) (missed bool, err error)
+	// Destroy frees the queue and what is left in it. It may sleep.
+	Destroy() error
+}
+
+// CQResizer is implemented by a DriverCQ that can change its size. (resize_cq)
+type CQResizer interface {
+	// Resize changes the capacity to at least entries, EINVAL if more completions are waiting than would fit. It
+	// may sleep and returns the new capacity.
+	Resize(entries int, u *Udata) (int, error)
+}
+
+// DriverQP is a driver's side of a queue pair.
+type DriverQP interface {
+	// PostSend queues work requests in order and returns how many were taken. When that is fewer than len(wrs),
+	// err tells why wrs[n] was refused (ENOMEM: the queue is full; EINVAL: wrong state or request). It may not
+	// sleep and does not keep wrs or what it refers to. (post_send)
+	PostSend(wrs []SendWR) (n int, err error)
+	// PostRecv does the same for the receive queue. It may not sleep. (post_recv)
+	PostRecv(wrs []RecvWR) (n int, err error)
+	// Modify changes the attributes named by mask. The midlayer has checked that the mask suits the QP type and
+	// the transition from attr.CurState to attr.State; the driver checks values. It may sleep. (modify_qp)
+	Modify(attr *QPAttr, mask QPAttrMask, u *Udata) error
+	// State is the present state. It may not sleep.
+	State() QPState
+	// Query reports the present attributes. It may sleep. (query_qp)
+	Query(mask QPAttrMask) (QPAttr, error)
+	// Destroy stops the queue pair, drops what is outstanding without completions, and returns when no work of
+	// it is in flight. It may sleep. (destroy_qp)
+	Destroy() error
+}
+
+// UserQP is implemented by a DriverQP whose send queue may be shared with a user process, which posts into it
+// without a call.
+type UserQP interface {
+	DriverQP
+	// Doorbell processes what the user has posted since. It may not sleep. The kernel's rxe does this in
+	// post_send with no work request.
+	Doorbell()
+	// Posted reports, cheaply, whether there seems to be something posted that Doorbell would process. It may
+	// not sleep.
+	Posted() bool
+}
+
+// AHDriver is implemented by a Driver with datagram service.
+type AHDriver interface {
+	// CreateAH makes an address handle. It may not sleep.
+	CreateAH(ah *AH, attr *AHAttr, u *Udata) (DriverAH, error)
+}
+
+// DriverAH is a driver's side of an address handle. No method may sleep.
+type DriverAH interface {
+	Modify(attr *AHAttr) error
+	Query() (AHAttr, error)
+	Destroy() error
+}
+
+// UserContexter is implemented by a Driver that wants to hear of user contexts. (alloc_ucontext,
+// dealloc_ucontext)
+type UserContexter interface {
+	// AllocUserContext may sleep.
+	AllocUserContext(u *Udata) error
+	// DeallocUserContext is called when every object of the context is gone. It may sleep.
+	DeallocUserContext(c UserContext)
+}
+
+// UserContext is the open device file in whose name an object is made. Package uverbs implements it.
+type UserContext interface {
+	// Space is the address space of the process that opened the file.
+	Space() umem.Space
+	// AllocShared returns zeroed memory of at least size bytes, a whole number of pages, that the user can map.
+	// The driver owns it until Shared.Free. It may sleep. ENOMEM when there is no room.
+	AllocShared(size int) (Shared, error)
+}
+
+// Shared is memory that a driver and a user process both see. The user may write anything into it at any time,
+// and may even take the pages away (truncation): a driver reads each field once, believes none, and survives a
+// memory fault on access (see runtime/debug.SetPanicOnFault).
+type Shared struct {
+	// Mem is the driver's view.
+	Mem []byte
+	// Offset is what the user passes to mmap.
+	Offset uint64
+	// Free returns the memory. The user's mappings stay valid; the driver must not touch Mem afterwards.
+	Free func()
+}
+
+// Udata carries a command's driver-specific part (struct ib_udata). A nil *Udata means that the caller is not a
+// user process.
+type Udata struct {
+	Context UserContext
+	// In is what the user sent for the driver.
+	In []byte
+	// Out is room for the driver's answer; it may be shorter than what the driver has to say. Respond fills it.
+	Out []byte
+	// N is the number of bytes of Out that the driver filled.
+	N int
+}
+
+// Respond copies as much of b into Out as fits. (ib_copy_to_udata)
+func (u *Udata) Respond(b []byte) { u.N = copy(u.Out, b) }

@@ -1,0 +1,165 @@
+package ib
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/umem"
+)
+
+// PD is a protection domain: memory and queue pairs work together only within one. (struct ib_pd)
+type PD struct {
+	object
+	drv DriverPD
+}
+
+// AllocPD makes a protection domain. u is nil for a consumer in this process. It may sleep. (ib_alloc_pd)
+func (d *Device) AllocPD(u *Udata) (*PD, error) {
+	if err := d.usable(); err != nil {
+		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
+	}
+	pd := &PD{}
+	pd.dev = d
+	drv, err := d.drv.AllocPD(pd, u)
+	if err != nil {
+		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
+	}
+	pd.drv = drv
+	pd.born(d, kindPD)
+	return pd, nil
+}
+
+// Driver is the driver's side.
+func (pd *PD) Driver() DriverPD { return pd.drv }
+
+// Dealloc frees the domain, EBUSY while something uses it. It may sleep. (ib_dealloc_pd)
+func (pd *PD) Dealloc() error {
+	if err := pd.kill(pd.drv.Dealloc); err != nil {
+		return fmt.Errorf("dealloc pd on %s: %w", pd.dev.name, err)
+	}
+	return nil
+}
+
+// MR is a memory region. (struct ib_mr)
+type MR struct {
+	object
+	drv        DriverMR
+	pd         *PD
+	region     *umem.Region
+	access     AccessFlags
+	lkey, rkey uint32
+}
+
+// RegMR registers length bytes at addr of space with the given rights, to be named by addresses from iova on.
+// The pages are charged to acct, which may be nil. It may sleep. Errors: EFAULT where the memory is not mapped
+// with the rights that the flags imply, ENOMEM over the account's limit, EINVAL for flags that make no sense
+// (remote write or atomics without local write). (ib_reg_user_mr)
+func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uint64, access AccessFlags, u *Udata) (*MR, error) {
+	d := pd.dev
+	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("register memory on %s: %w", d.name, err) }
+	if err := d.usable(); err != nil {
+		return fail(err)
+	}
+	if access&(AccessRemoteWrite|AccessRemoteAtomic) != 0 && access&AccessLocalWrite == 0 {
+		return fail(fmt.Errorf("remote write or atomic access needs local write access: %w", syscall.EINVAL))
+	}
+	if err := pd.get(d); err != nil {
+		return fail(err)
+	}
+	region, err := umem.Get(space, acct, addr, length, iova, access.Writable())
+	if err != nil {
+		pd.put()
+		return fail(err)
+	}
+	mr := &MR{pd: pd, region: region, access: access}
+	mr.dev = d
+	if mr.drv, err = d.drv.RegMR(mr, region, access, u); err != nil {
+		region.Release()
+		pd.put()
+		return fail(err)
+	}
+	mr.born(d, kindMR)
+	return mr, nil
+}
+
+// SetKeys is for the driver's RegMR: the keys by which work requests and peers name the region.
+func (mr *MR) SetKeys(lkey, rkey uint32) { mr.lkey, mr.rkey = lkey, rkey }
+
+// PD is the domain that the region belongs to.
+func (mr *MR) PD() *PD { return mr.pd }
+
+// LKey names the region in the consumer's own work requests.
+func (mr *MR) LKey() uint32 { return mr.lkey }
+
+// RKey names the region to peers.
+func (mr *MR) RKey() uint32 { return mr.rkey }
+
+// Region is the registered memory.
+func (mr *MR) Region() *umem.Region { return mr.region }
+
+// Access are the rights given at registration.
+func (mr *MR) Access() AccessFlags { return mr.access }
+
+// Dereg ends the registration; when it returns no peer can reach the memory. It may sleep. (ib_dereg_mr)
+func (mr *MR) Dereg() error {
+	if err := mr.kill(mr.drv.Dereg); err != nil {
+		return fmt.Errorf("deregister memory on %s: %w", mr.dev.name, err)
+	}
+	mr.region.Release()
+	mr.pd.put()
+	return nil
+}
+
+// AH is an address handle: where a datagram goes. (struct ib_ah)
+type AH struct {
+	object
+	drv DriverAH
+	pd  *PD
+}
+
+// CreateAH makes an address handle. It may not sleep. EOPNOTSUPP from a driver without datagrams.
+// (rdma_create_ah)
+func (pd *PD) CreateAH(attr *AHAttr, u *Udata) (*AH, error) {
+	d := pd.dev
+	fail := func(err error) (*AH, error) { return nil, fmt.Errorf("create ah on %s: %w", d.name, err) }
+	if err := d.usable(); err != nil {
+		return fail(err)
+	}
+	drv, ok := d.drv.(AHDriver)
+	if !ok {
+		return fail(syscall.EOPNOTSUPP)
+	}
+	if err := pd.get(d); err != nil {
+		return fail(err)
+	}
+	ah := &AH{pd: pd}
+	ah.dev = d
+	var err error
+	if ah.drv, err = drv.CreateAH(ah, attr, u); err != nil {
+		pd.put()
+		return fail(err)
+	}
+	ah.born(d, kindAH)
+	return ah, nil
+}
+
+// Driver is the driver's side.
+func (ah *AH) Driver() DriverAH { return ah.drv }
+
+// PD is the domain that the handle belongs to.
+func (ah *AH) PD() *PD { return ah.pd }
+
+// Modify changes where the handle points. It may not sleep. (rdma_modify_ah)
+func (ah *AH) Modify(attr *AHAttr) error { return ah.drv.Modify(attr) }
+
+// Query reports where the handle points. It may not sleep. (rdma_query_ah)
+func (ah *AH) Query() (AHAttr, error) { return ah.drv.Query() }
+
+// Destroy frees the handle. It may not sleep. (rdma_destroy_ah)
+func (ah *AH) Destroy() error {
+	if err := ah.kill(ah.drv.Destroy); err != nil {
+		return fmt.Errorf("destroy ah on %s: %w", ah.dev.name, err)
+	}
+	ah.pd.put()
+	return nil
+}

@@ -1,0 +1,144 @@
+package ib
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+)
+
+// QP is a queue pair. (struct ib_qp)
+type QP struct {
+	object
+	drv    DriverQP
+	pd     *PD
+	init   QPInitAttr
+	num    uint32
+	event  func(*QP, EventType)
+	modify sync.Mutex // one Modify at a time, so that the transition that was checked is the one that is made
+
+	pending atomic.Int32 // events that are due
+	dead    atomic.Bool  // no event is to be delivered any more
+
+	// UserData is the consumer's own; the midlayer does not look at it.
+	UserData any
+}
+
+// CreateQP makes a queue pair in state RESET; the capacities granted are in QP.Init. It may sleep. (ib_create_qp)
+func (pd *PD) CreateQP(init QPInitAttr, u *Udata) (*QP, error) {
+	d := pd.dev
+	fail := func(err error) (*QP, error) { return nil, fmt.Errorf("create qp on %s: %w", d.name, err) }
+	if err := d.usable(); err != nil {
+		return fail(err)
+	}
+	if init.SendCQ == nil || init.RecvCQ == nil {
+		return fail(fmt.Errorf("a queue pair needs two completion queues: %w", syscall.EINVAL))
+	}
+	qp := &QP{pd: pd, init: init, event: init.Event}
+	qp.dev = d
+	used := []*object{&pd.object, &init.SendCQ.object, &init.RecvCQ.object}
+	for i, o := range used {
+		if err := o.get(d); err != nil {
+			putAll(used[:i])
+			return fail(err)
+		}
+	}
+	var err error
+	if qp.drv, err = d.drv.CreateQP(qp, &qp.init, u); err != nil {
+		putAll(used)
+		return fail(err)
+	}
+	qp.born(d, kindQP)
+	return qp, nil
+}
+
+func putAll(objects []*object) {
+	for _, o := range objects {
+		o.put()
+	}
+}
+
+// Driver is the driver's side.
+func (qp *QP) Driver() DriverQP { return qp.drv }
+
+// SetNum is for the driver's CreateQP: the queue pair's number.
+func (qp *QP) SetNum(n uint32) { qp.num = n }
+
+// Num is the queue pair's number, 24 bits.
+func (qp *QP) Num() uint32 { return qp.num }
+
+// PD is the domain that the queue pair belongs to.
+func (qp *QP) PD() *PD { return qp.pd }
+
+// Init is what the queue pair was made with, with the capacities that the driver granted.
+func (qp *QP) Init() QPInitAttr { return qp.init }
+
+// Type is the service type.
+func (qp *QP) Type() QPType { return qp.init.Type }
+
+// Modify changes the attributes named by mask, among them the state. EINVAL when the mask does not suit the type
+// and the transition, or a value is wrong. It may sleep. (ib_modify_qp)
+func (qp *QP) Modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
+	qp.modify.Lock()
+	defer qp.modify.Unlock()
+	fail := func(err error) error {
+		return fmt.Errorf("modify qp %d on %s: %w", qp.num, qp.dev.name, err)
+	}
+	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)
+	if err := qp.dev.usable(); err != nil && !toEnd {
+		return fail(err)
+	}
+	if mask&QPAttrCurState == 0 {
+		attr.CurState = qp.drv.State()
+	}
+	if mask&QPAttrState == 0 {
+		attr.State = attr.CurState
+	}
+	if err := CheckTransition(attr.CurState, attr.State, qp.init.Type, mask); err != nil {
+		return fail(err)
+	}
+	if err := qp.drv.Modify(&attr, mask, u); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// Query reports the present attributes. It may sleep. (ib_query_qp)
+func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
+	a, err := qp.drv.Query(mask)
+	if err != nil {
+		return a, qp.init, fmt.Errorf("query qp %d on %s: %w", qp.num, qp.dev.name, err)
+	}
+	return a, qp.init, nil
+}
+
+// State is the present state. It may not sleep.
+func (qp *QP) State() QPState { return qp.drv.State() }
+
+// PostSend queues work requests and returns how many were taken; see [DriverQP]. It may not sleep. (ib_post_send)
+func (qp *QP) PostSend(wrs ...SendWR) (int, error) { return qp.drv.PostSend(wrs) }
+
+// PostRecv queues receive work requests and returns how many were taken. It may not sleep. (ib_post_recv)
+func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) { return qp.drv.PostRecv(wrs) }
+
+// Raise is for the driver: an asynchronous event of the queue pair. The consumer's function is called later, by a
+// thread that holds nothing. It may not sleep. (ib_qp.event_handler)
+func (qp *QP) Raise(e EventType) {
+	if qp.event == nil || qp.dead.Load() {
+		return
+	}
+	qp.pending.Add(1)
+	qp.dev.callbacks.push(callback{qp: qp, ev: Event{Device: qp.dev, Type: e}})
+}
+
+// Destroy frees the queue pair. When it returns nothing of it is in flight and its event function will not run
+// again. It may sleep. (ib_destroy_qp)
+func (qp *QP) Destroy() error {
+	if err := qp.kill(qp.drv.Destroy); err != nil {
+		return fmt.Errorf("destroy qp %d on %s: %w", qp.num, qp.dev.name, err)
+	}
+	qp.dead.Store(true)
+	qp.dev.callbacks.waitFor(func() bool { return qp.pending.Load() == 0 })
+	putAll([]*object{&qp.init.RecvCQ.object, &qp.init.SendCQ.object, &qp.pd.object})
+	return nil
+}

@@ -1,0 +1,125 @@
+package ib
+
+import (
+	"fmt"
+	"syscall"
+)
+
+// transition is what a step between two states requires and allows beside the state itself, by type of service
+// (IBA 11.2.5.2, tables 91 to 93).
+type transition struct {
+	required map[QPType]QPAttrMask
+	optional map[QPType]QPAttrMask
+}
+
+// datagramTypes and their like spread one mask over the types that share it.
+var (
+	managementTypes = []QPType{QPTypeSMI, QPTypeGSI}
+	rcLikeTypes     = []QPType{QPTypeRC, QPTypeXRCInit, QPTypeXRCTgt}
+	connectedTypes  = append([]QPType{QPTypeUC}, rcLikeTypes...)
+	allTypes        = append([]QPType{QPTypeSMI, QPTypeGSI, QPTypeUD, QPTypeRaw}, connectedTypes...)
+)
+
+type masks []struct {
+	types []QPType
+	mask  QPAttrMask
+}
+
+func (m masks) byType() map[QPType]QPAttrMask {
+	r := map[QPType]QPAttrMask{}
+	for _, x := range m {
+		for _, t := range x.types {
+			r[t] |= x.mask
+		}
+	}
+	return r
+}
+
+var transitions = func() map[[2]QPState]transition {
+	const (
+		move  = QPAttrCurState
+		path  = QPAttrAltPath | QPAttrPathMigState
+		toRTR = QPAttrAV | QPAttrPathMTU | QPAttrDestQPN | QPAttrRQPSN
+	)
+	ud, rc, uc, ini, tgt := []QPType{QPTypeUD}, []QPType{QPTypeRC}, []QPType{QPTypeUC}, []QPType{QPTypeXRCInit}, []QPType{QPTypeXRCTgt}
+	initial := masks{
+		{ud, QPAttrPKeyIndex | QPAttrPort | QPAttrQKey},
+		{connectedTypes, QPAttrPKeyIndex | QPAttrPort | QPAttrAccessFlags},
+		{managementTypes, QPAttrPKeyIndex | QPAttrQKey},
+	}
+	running := masks{
+		{ud, move | QPAttrQKey},
+		{managementTypes, move | QPAttrQKey},
+		{connectedTypes, move | QPAttrAccessFlags | path},
+		{rcLikeTypes, QPAttrMinRNRTimer},
+	}
+	table := map[[2]QPState]struct{ required, optional masks }{
+		{QPReset, QPInit}: {required: append(masks{{[]QPType{QPTypeRaw}, QPAttrPort}}, initial...)},
+		{QPInit, QPInit}:  {optional: initial},
+		{QPInit, QPRTR}: {
+			required: masks{
+				{connectedTypes, toRTR},
+				{append(rc, tgt...), QPAttrMaxDestRdAtomic | QPAttrMinRNRTimer},
+			},
+			optional: masks{
+				{ud, QPAttrPKeyIndex | QPAttrQKey},
+				{managementTypes, QPAttrPKeyIndex | QPAttrQKey},
+				{connectedTypes, QPAttrAltPath | QPAttrAccessFlags | QPAttrPKeyIndex},
+			},
+		},
+		{QPRTR, QPRTS}: {
+			required: masks{
+				{append(ud, managementTypes...), QPAttrSQPSN},
+				{uc, QPAttrSQPSN},
+				{append(rc, ini...), QPAttrTimeout | QPAttrRetryCnt | QPAttrRNRRetry | QPAttrSQPSN | QPAttrMaxRdAtomic},
+				{tgt, QPAttrTimeout | QPAttrSQPSN},
+			},
+			optional: append(masks{{[]QPType{QPTypeRaw}, QPAttrRateLimit}}, running...),
+		},
+		{QPRTS, QPRTS}: {optional: append(masks{{[]QPType{QPTypeRaw}, QPAttrRateLimit}}, running...)},
+		{QPRTS, QPSQD}: {optional: masks{{allTypes, QPAttrEnSQDAsyncNotify}}},
+		{QPSQD, QPRTS}: {optional: running},
+		{QPSQD, QPSQD}: {
+			optional: masks{
+				{append(ud, managementTypes...), QPAttrPKeyIndex | QPAttrQKey},
+				{connectedTypes, QPAttrAV | path | QPAttrAccessFlags | QPAttrPKeyIndex},
+				{append(rc, ini...), QPAttrPort | QPAttrTimeout | QPAttrRetryCnt | QPAttrRNRRetry | QPAttrMaxRdAtomic},
+				{tgt, QPAttrPort | QPAttrTimeout},
+				{append(rc, tgt...), QPAttrMaxDestRdAtomic | QPAttrMinRNRTimer},
+			},
+		},
+		{QPSQE, QPRTS}: {
+			optional: masks{{append(ud, managementTypes...), move | QPAttrQKey}, {uc, move | QPAttrAccessFlags}},
+		},
+	}
+	r := map[[2]QPState]transition{}
+	for k, v := range table {
+		r[k] = transition{required: v.required.byType(), optional: v.optional.byType()}
+	}
+	return r
+}()
+
+// CheckTransition is nil when a queue pair of type t may go from one state to another with the attributes in
+// mask. Every state may go to RESET and to ERR. (ib_modify_qp_is_ok)
+func CheckTransition(from, to QPState, t QPType, mask QPAttrMask) error {
+	if from > QPErr || to > QPErr {
+		return fmt.Errorf("no such state: %v to %v: %w", from, to, syscall.EINVAL)
+	}
+	if mask&QPAttrCurState != 0 && from != QPRTR && from != QPRTS && from != QPSQD && from != QPSQE {
+		return fmt.Errorf("%v is not a state to assert as the current one: %w", from, syscall.EINVAL)
+	}
+	var tr transition
+	if to != QPReset && to != QPErr {
+		var ok bool
+		if tr, ok = transitions[[2]QPState{from, to}]; !ok {
+			return fmt.Errorf("no transition from %v to %v: %w", from, to, syscall.EINVAL)
+		}
+	}
+	if miss := tr.required[t] &^ mask; miss != 0 {
+		return fmt.Errorf("%v to %v of a %v queue pair needs attributes %#x that are not given: %w", from, to, t, uint32(miss), syscall.EINVAL)
+	}
+	if extra := mask &^ (tr.required[t] | tr.optional[t] | QPAttrState); extra != 0 {
+		return fmt.Errorf("%v to %v of a %v queue pair does not take attributes %#x: %w", from, to, t, uint32(extra), syscall.EINVAL)
+	}
+	return nil
+}

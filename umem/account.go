@@ -1,0 +1,58 @@
+package umem
+
+import (
+	"math"
+	"sync"
+)
+
+// Unlimited is the limit of an account that is never full (CAP_IPC_LOCK, RLIM_INFINITY).
+const Unlimited = math.MaxUint64
+
+// Account counts the pages that registrations hold, usually those of one process, against a limit. The nil
+// Account counts nothing. Mirrors mm->pinned_vm against RLIMIT_MEMLOCK.
+type Account struct {
+	limit func() uint64 // bytes
+
+	mu    sync.Mutex
+	pages uint64
+}
+
+// NewAccount returns an account whose limit, in bytes, is asked for at each charge, because a process may change
+// its own. A nil limit is Unlimited.
+func NewAccount(limit func() uint64) *Account { return &Account{limit: limit} }
+
+// Pages is the number of pages held now.
+func (a *Account) Pages() uint64 {
+	if a == nil {
+		return 0
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.pages
+}
+
+func (a *Account) charge(pages uint64) error {
+	if a == nil {
+		return nil
+	}
+	limit := uint64(Unlimited)
+	if a.limit != nil {
+		limit = a.limit()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if sum := a.pages + pages; sum < pages || limit != Unlimited && sum > limit/PageSize {
+		return ErrLimit
+	}
+	a.pages += pages
+	return nil
+}
+
+func (a *Account) uncharge(pages uint64) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.pages -= pages
+}

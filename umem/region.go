@@ -1,0 +1,133 @@
+package umem
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+	"syscall"
+)
+
+// Sentinel errors. They wrap the errno that the Linux user ABI reports for the same condition.
+var (
+	// ErrFault: part of the range is not mapped in the space, or not with the rights asked for.
+	ErrFault = fmt.Errorf("memory is not mapped with the rights asked for: %w", syscall.EFAULT)
+	// ErrLimit: the pages would exceed the account's limit (RLIMIT_MEMLOCK).
+	ErrLimit = fmt.Errorf("locked memory limit (RLIMIT_MEMLOCK, ulimit -l) exceeded: %w", syscall.ENOMEM)
+	// ErrRange: the range wraps around or lies outside the region.
+	ErrRange = fmt.Errorf("address range outside the registered memory: %w", syscall.EINVAL)
+)
+
+// PageSize is the unit in which registrations are charged, in bytes.
+var PageSize = uint64(os.Getpagesize())
+
+// Space is an address space that memory is registered from. Implementations are safe for concurrent use.
+//
+// ReadV and WriteV are on the data path: they must not allocate, and must not wait for anything but the memory
+// itself.
+type Space interface {
+	// Check reports whether the whole range is mapped readable, and writable where write is set. It may sleep.
+	// It returns ErrFault when it is not.
+	Check(addr, length uint64, write bool) error
+	// ReadV fills the buffers of dst, in order, from consecutive addresses starting at addr. It is all or
+	// nothing to the caller: after an error the contents of dst are undefined.
+	ReadV(dst [][]byte, addr uint64) error
+	// WriteV stores the buffers of src, in order, at consecutive addresses starting at addr. After an error a
+	// prefix may have been stored.
+	WriteV(src [][]byte, addr uint64) error
+}
+
+// Region is one registration of a contiguous range of a Space. It is immutable and safe for concurrent use;
+// Release ends it.
+type Region struct {
+	space  Space
+	acct   *Account
+	addr   uint64
+	length uint64
+	iova   uint64
+	pages  uint64
+}
+
+// Get registers length bytes at addr of space, to be named by addresses from iova on, and charges the pages that
+// the range touches to acct (nil: nobody). A second registration of the same pages is charged again, as the
+// kernel does. write tells whether the device may store into the range. A zero length is allowed and touches
+// nothing. It may sleep. Mirrors ib_umem_get.
+func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Region, error) {
+	if addr+length < addr || iova+length < iova || addr+length+PageSize < addr+length {
+		return nil, fmt.Errorf("register %d bytes at %#x: %w", length, addr, ErrRange)
+	}
+	r := &Region{space: space, acct: acct, addr: addr, length: length, iova: iova}
+	if length == 0 {
+		return r, nil
+	}
+	first, last := addr/PageSize, (addr+length-1)/PageSize
+	pages := last - first + 1
+	if err := acct.charge(pages); err != nil {
+		return nil, fmt.Errorf("register %d bytes at %#x: %w", length, addr, err)
+	}
+	if err := space.Check(addr, length, write); err != nil {
+		acct.uncharge(pages)
+		return nil, fmt.Errorf("register %d bytes at %#x: %w", length, addr, err)
+	}
+	r.pages = pages
+	return r, nil
+}
+
+// Release gives the pages back to the account. The caller sees to it that no ReadV or WriteV is in flight; the
+// region must not be used afterwards. Mirrors ib_umem_release.
+func (r *Region) Release() {
+	if r.pages != 0 {
+		r.acct.uncharge(r.pages)
+		r.pages = 0
+	}
+}
+
+// IOVA is the address by which work requests and peers name the first byte.
+func (r *Region) IOVA() uint64 { return r.iova }
+
+// Addr is the first byte's address in the space.
+func (r *Region) Addr() uint64 { return r.addr }
+
+// Len is the length in bytes.
+func (r *Region) Len() uint64 { return r.length }
+
+// Pages is the number of pages charged for this region.
+func (r *Region) Pages() uint64 { return r.pages }
+
+// Contains reports whether the whole range, in IOVA terms, lies within the region. An empty range at any
+// address is contained.
+func (r *Region) Contains(iova, length uint64) bool {
+	if length == 0 {
+		return true
+	}
+	off, borrow := bits.Sub64(iova, r.iova, 0)
+	return borrow == 0 && off <= r.length && length <= r.length-off
+}
+
+// ReadV fills dst from the region at iova. It returns ErrRange outside the region, ErrFault where the memory has
+// gone since. Safe on the data path.
+func (r *Region) ReadV(dst [][]byte, iova uint64) error {
+	if !r.Contains(iova, total(dst)) {
+		return ErrRange
+	}
+	return r.space.ReadV(dst, iova-r.iova+r.addr)
+}
+
+// WriteV stores src into the region at iova; errors as for ReadV. The access rights of the registration are the
+// driver's to check.
+func (r *Region) WriteV(src [][]byte, iova uint64) error {
+	if !r.Contains(iova, total(src)) {
+		return ErrRange
+	}
+	return r.space.WriteV(src, iova-r.iova+r.addr)
+}
+
+func total(v [][]byte) (n uint64) {
+	for _, b := range v {
+		n += uint64(len(b))
+	}
+	return n
+}
+
+// IsFault reports whether err says that memory was not there or not accessible, as opposed to a wrong range.
+func IsFault(err error) bool { return errors.Is(err, syscall.EFAULT) }
