@@ -1,0 +1,151 @@
+package roce
+
+import "encoding/binary"
+
+// UDPPort is the UDP destination port of RoCEv2.
+const UDPPort = 4791
+
+const (
+	// BTHLen is the length of a [BTH] in bytes.
+	BTHLen = 12
+	// ICRCLen is the length of the invariant CRC that ends each packet.
+	ICRCLen = 4
+	// DefaultPKey is the default partition key with full membership.
+	DefaultPKey = 0xffff
+)
+
+// Well-known queue pair numbers.
+const (
+	QPNSMI       = 0        // subnet management; not used on RoCE
+	QPNGSI       = 1        // general services: connection management
+	QPNMulticast = 0xffffff // destination of multicast datagrams
+)
+
+// BTH is the base transport header that starts every packet (IBA 9.2). The
+// accessors need [BTHLen] bytes.
+//
+//	 0               8               16              24            31
+//	+---------------+-+-+---+-------+-------------------------------+
+//	|    opcode     |S|M|pad| TVer  |            P_Key              |
+//	+-+-+-----------+-+-+---+-------+-------------------------------+
+//	|F|B|   resv    |             destination QPN                   |
+//	+-+-+-----------+-----------------------------------------------+
+//	|A|   resv      |                   PSN                         |
+//	+-+-------------+-----------------------------------------------+
+//
+// The byte with FECN and BECN may change on the way, so that the ICRC counts
+// it as ones.
+type BTH []byte
+
+const (
+	bthFlags = 1
+	bthPKey  = 2
+	bthQPN   = 4
+	bthPSN   = 8
+
+	bthSolicited = 0x80
+	bthMigReq    = 0x40
+	bthPadShift  = 4
+	bthTVer      = 0x0f
+	bthFECN      = 0x80
+	bthBECN      = 0x40
+	bthAckReq    = 0x80
+)
+
+// BTHFields are the fields of a [BTH]; the transport header version is 0.
+type BTHFields struct {
+	Opcode         Opcode
+	SolicitedEvent bool  // ask for an event at the receiver's CQ
+	MigReq         bool  // path migration state; Linux's rxe sends 0
+	PadCount       uint8 // bytes of padding after the payload, 0 to 3
+	PKey           uint16
+	FECN, BECN     bool   // congestion seen on the way here, on the way back
+	DestQPN        uint32 // 24 bits
+	AckReq         bool
+	PSN            PSN
+}
+
+// Encode writes all fields of f over b.
+func (b BTH) Encode(f *BTHFields) {
+	_ = b[BTHLen-1]
+	flags := (f.PadCount & 3) << bthPadShift
+	if f.SolicitedEvent {
+		flags |= bthSolicited
+	}
+	if f.MigReq {
+		flags |= bthMigReq
+	}
+	qpn := f.DestQPN & PSNMask
+	if f.FECN {
+		qpn |= bthFECN << 24
+	}
+	if f.BECN {
+		qpn |= bthBECN << 24
+	}
+	psn := uint32(f.PSN) & PSNMask
+	if f.AckReq {
+		psn |= bthAckReq << 24
+	}
+	b[0] = uint8(f.Opcode)
+	b[bthFlags] = flags
+	binary.BigEndian.PutUint16(b[bthPKey:], f.PKey)
+	binary.BigEndian.PutUint32(b[bthQPN:], qpn)
+	binary.BigEndian.PutUint32(b[bthPSN:], psn)
+}
+
+// Opcode says what the packet is; it may be one that is not known.
+func (b BTH) Opcode() Opcode { return Opcode(b[0]) }
+
+// SolicitedEvent reports whether the sender asks for a completion event.
+func (b BTH) SolicitedEvent() bool { return b[bthFlags]&bthSolicited != 0 }
+
+// MigReq is the path migration state.
+func (b BTH) MigReq() bool { return b[bthFlags]&bthMigReq != 0 }
+
+// PadCount is the number of padding bytes between payload and ICRC, 0 to 3.
+func (b BTH) PadCount() int { return int(b[bthFlags]>>bthPadShift) & 3 }
+
+// TVer is the transport header version, which must be 0.
+func (b BTH) TVer() uint8 { return b[bthFlags] & bthTVer }
+
+// PKey is the partition key.
+func (b BTH) PKey() uint16 { return binary.BigEndian.Uint16(b[bthPKey:]) }
+
+// FECN (forward explicit congestion notification) is set on the way here.
+func (b BTH) FECN() bool { return b[bthQPN]&bthFECN != 0 }
+
+// BECN (backward explicit congestion notification) is an answer to an FECN.
+func (b BTH) BECN() bool { return b[bthQPN]&bthBECN != 0 }
+
+// DestQPN is the number of the queue pair that the packet is for.
+func (b BTH) DestQPN() uint32 { return binary.BigEndian.Uint32(b[bthQPN:]) & PSNMask }
+
+// AckReq reports whether the requester asks for an acknowledgement.
+func (b BTH) AckReq() bool { return b[bthPSN]&bthAckReq != 0 }
+
+// PSN is the sequence number of the packet.
+func (b BTH) PSN() PSN { return PSN(binary.BigEndian.Uint32(b[bthPSN:]) & PSNMask) }
+
+// SetOpcode changes the opcode only.
+func (b BTH) SetOpcode(op Opcode) { b[0] = uint8(op) }
+
+// SetPadCount changes the pad count only; n is 0 to 3.
+func (b BTH) SetPadCount(n int) {
+	b[bthFlags] = b[bthFlags]&^(3<<bthPadShift) | uint8(n&3)<<bthPadShift
+}
+
+// SetPSN changes the sequence number only, as when a packet is built again for
+// the next segment.
+func (b BTH) SetPSN(p PSN) {
+	a := uint32(b[bthPSN]) << 24
+	binary.BigEndian.PutUint32(b[bthPSN:], a|uint32(p)&PSNMask)
+}
+
+// SetAckReq changes the request for an acknowledgement only, as in a
+// retransmission.
+func (b BTH) SetAckReq(on bool) {
+	b[bthPSN] &^= bthAckReq
+	if on {
+		b[bthPSN] |= bthAckReq
+	}
+}

@@ -1,0 +1,126 @@
+package roce
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+)
+
+// The arithmetic under the ICRC. A state is a polynomial over GF(2) modulo that
+// of CRC-32, with the coefficient of x^31 in bit 0 ("reflected"). A zero byte
+// that follows multiplies it by x^8; a byte of the message is first added to
+// its low eight bits.
+
+// idOffset is where the identification of an IPv4 header lies.
+const idOffset = 4
+
+// crcTab is filled before main and then only read.
+var crcTab struct {
+	// shift[n][v] is the state that a byte v makes of 0 when n bytes follow.
+	shift [8][256]uint32
+	// The same for fields of the IP and UDP headers, high byte first, up to the
+	// end of the UDP header. The length of IPv6 counts also as that of UDP,
+	// which has the same value.
+	len4, id4, len6 [2][256]uint32
+	// x^(-8 n), and x^(-8 256 n), to go back by n bytes or n times 256 bytes.
+	back, back256 [256]uint32
+}
+
+func init() {
+	t := &crcTab
+	cur := [256]uint32(*crc32.IEEETable)
+	for n := range ip6Len + udpLen {
+		if n < len(t.shift) {
+			t.shift[n] = cur
+		}
+		// n bytes follow a byte that lies at off in the headers.
+		switch off := ip4Len + udpLen - 1 - n; off {
+		case 2, 3:
+			t.len4[off-2] = cur
+		case idOffset, idOffset + 1:
+			t.id4[off-idOffset] = cur
+		}
+		switch off := ip6Len + udpLen - 1 - n; off {
+		case 4, 5:
+			for v := range cur {
+				t.len6[off-4][v] ^= cur[v]
+			}
+		case ip6Len + 4, ip6Len + 5:
+			for v := range cur {
+				t.len6[off-ip6Len-4][v] ^= cur[v]
+			}
+		}
+		for v, s := range cur {
+			cur[v] = s>>8 ^ crc32.IEEETable[s&0xff]
+		}
+	}
+
+	p := uint32(1 << 31) // x^0
+	for n := range t.back {
+		t.back[n] = p
+		for range 8 {
+			// Undo a step of the register: the polynomial was added if and
+			// only if its lowest coefficient, that of x^0 in bit 31, is there.
+			if p&(1<<31) != 0 {
+				p = (p^crc32.IEEE)<<1 | 1
+			} else {
+				p <<= 1
+			}
+		}
+	}
+	// p is now x^(-8 256).
+	q := uint32(1 << 31)
+	for n := range t.back256 {
+		t.back256[n] = q
+		q = mul(q, p)
+	}
+}
+
+// step8 advances a state by eight bytes, given as two little-endian words.
+func step8(s, lo, hi uint32) uint32 {
+	t := &crcTab.shift
+	lo ^= s
+	return t[7][lo&0xff] ^ t[6][lo>>8&0xff] ^ t[5][lo>>16&0xff] ^ t[4][lo>>24] ^
+		t[3][hi&0xff] ^ t[2][hi>>8&0xff] ^ t[1][hi>>16&0xff] ^ t[0][hi>>24]
+}
+
+// update advances a state by the bytes of p, which does not escape.
+func update(s uint32, p []byte) uint32 {
+	for len(p) >= 8 {
+		s = step8(s, binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]))
+		p = p[8:]
+	}
+	for _, b := range p {
+		s = s>>8 ^ crcTab.shift[0][uint8(s)^b]
+	}
+	return s
+}
+
+// unshift undoes the effect of n zero bytes, up to 64 KB, on a state.
+func unshift(s uint32, n int) uint32 {
+	return mul(mul(s, crcTab.back[n&0xff]), crcTab.back256[n>>8])
+}
+
+// mul multiplies two polynomials.
+func mul(a, b uint32) uint32 {
+	t := &crcTab.shift
+	// The product of degree 62 is shifted to have x^63 in bit 0. Its low word is
+	// then a state that four more zero bytes bring to where the high word is.
+	p := clmul(a, b) << 1
+	lo := uint32(p)
+	return uint32(p>>32) ^
+		t[3][lo&0xff] ^ t[2][lo>>8&0xff] ^ t[1][lo>>16&0xff] ^ t[0][lo>>24]
+}
+
+// clmul multiplies without carries. With integer multiplication on every
+// fourth bit of the operands, at most eight ones meet in a bit of a product, so
+// that carries stay in the three bits above it, which are masked out.
+func clmul(a, b uint32) uint64 {
+	const m = 0x1111111111111111
+	x, y := uint64(a), uint64(b)
+	x0, x1, x2, x3 := x&m, x&(m<<1), x&(m<<2), x&(m<<3)
+	y0, y1, y2, y3 := y&m, y&(m<<1), y&(m<<2), y&(m<<3)
+	return (x0*y0^x1*y3^x2*y2^x3*y1)&m |
+		(x0*y1^x1*y0^x2*y3^x3*y2)&(m<<1) |
+		(x0*y2^x1*y1^x2*y0^x3*y3)&(m<<2) |
+		(x0*y3^x1*y2^x2*y1^x3*y0)&(m<<3)
+}

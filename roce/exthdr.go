@@ -1,0 +1,179 @@
+package roce
+
+import "encoding/binary"
+
+// Lengths of the extended headers in bytes.
+const (
+	RETHLen         = 16
+	AETHLen         = 4
+	ImmDtLen        = 4
+	IETHLen         = 4
+	DETHLen         = 8
+	AtomicETHLen    = 28
+	AtomicAckETHLen = 8
+	XRCETHLen       = 4
+	FETHLen         = 4
+	CNPLen          = 16 // reserved bytes of a congestion notification packet
+)
+
+// RETH is the RDMA extended header of RDMA READ and WRITE requests, of FLUSH
+// and of ATOMIC WRITE (IBA 9.3.3): [RETHLen] bytes.
+type RETH []byte
+
+// Encode writes all fields: the remote address, the key to it, and the length
+// of the whole message in bytes.
+func (h RETH) Encode(va uint64, rkey, length uint32) {
+	_ = h[RETHLen-1]
+	binary.BigEndian.PutUint64(h, va)
+	binary.BigEndian.PutUint32(h[8:], rkey)
+	binary.BigEndian.PutUint32(h[12:], length)
+}
+
+// VA is the remote virtual address.
+func (h RETH) VA() uint64 { return binary.BigEndian.Uint64(h) }
+
+// RKey is the key to the remote memory.
+func (h RETH) RKey() uint32 { return binary.BigEndian.Uint32(h[8:]) }
+
+// DMALen is the length of the whole message in bytes.
+func (h RETH) DMALen() uint32 { return binary.BigEndian.Uint32(h[12:]) }
+
+// AETH is the acknowledgement extended header of responses (IBA 9.3.5):
+// [AETHLen] bytes, a [Syndrome] and the responder's message sequence number.
+type AETH []byte
+
+// Encode writes all fields; msn has 24 bits.
+func (h AETH) Encode(s Syndrome, msn uint32) {
+	binary.BigEndian.PutUint32(h, uint32(s)<<24|msn&PSNMask)
+}
+
+// Syndrome is the kind of the acknowledgement with its credits, timer or code.
+func (h AETH) Syndrome() Syndrome { return Syndrome(h[0]) }
+
+// MSN is the message sequence number: the count modulo 2^24 of the requests
+// that the responder has completed.
+func (h AETH) MSN() uint32 { return binary.BigEndian.Uint32(h) & PSNMask }
+
+// ImmDt is the immediate data header (IBA 9.3.6): [ImmDtLen] bytes.
+type ImmDt []byte
+
+// Encode writes the immediate data as a number in network byte order.
+func (h ImmDt) Encode(imm uint32) { binary.BigEndian.PutUint32(h, imm) }
+
+// Data is the immediate data as a number. In verbs, imm_data is a __be32: the
+// bytes of the header as they lie.
+func (h ImmDt) Data() uint32 { return binary.BigEndian.Uint32(h) }
+
+// IETH is the invalidate extended header (IBA 9.3.7): [IETHLen] bytes.
+type IETH []byte
+
+// Encode writes the key that the receiver is to invalidate.
+func (h IETH) Encode(rkey uint32) { binary.BigEndian.PutUint32(h, rkey) }
+
+// RKey is the key to invalidate.
+func (h IETH) RKey() uint32 { return binary.BigEndian.Uint32(h) }
+
+// DETH is the datagram extended header (IBA 9.3.2): [DETHLen] bytes.
+type DETH []byte
+
+// GSIQKey is the queue key of the general services queue pair.
+const GSIQKey = 0x80010000
+
+// Encode writes all fields; srcQPN has 24 bits.
+func (h DETH) Encode(qkey, srcQPN uint32) {
+	_ = h[DETHLen-1]
+	binary.BigEndian.PutUint32(h, qkey)
+	binary.BigEndian.PutUint32(h[4:], srcQPN&PSNMask)
+}
+
+// QKey is the queue key, which must equal the receiver's.
+func (h DETH) QKey() uint32 { return binary.BigEndian.Uint32(h) }
+
+// SrcQPN is the number of the sending queue pair.
+func (h DETH) SrcQPN() uint32 { return binary.BigEndian.Uint32(h[4:]) & PSNMask }
+
+// AtomicETH is the header of CmpSwap and FetchAdd requests (IBA 9.3.4):
+// [AtomicETHLen] bytes.
+type AtomicETH []byte
+
+// Encode writes all fields. For FetchAdd, swapAdd is the number to add and
+// compare is 0.
+func (h AtomicETH) Encode(va uint64, rkey uint32, swapAdd, compare uint64) {
+	_ = h[AtomicETHLen-1]
+	binary.BigEndian.PutUint64(h, va)
+	binary.BigEndian.PutUint32(h[8:], rkey)
+	binary.BigEndian.PutUint64(h[12:], swapAdd)
+	binary.BigEndian.PutUint64(h[20:], compare)
+}
+
+// VA is the remote virtual address, which must be a multiple of 8.
+func (h AtomicETH) VA() uint64 { return binary.BigEndian.Uint64(h) }
+
+// RKey is the key to the remote memory.
+func (h AtomicETH) RKey() uint32 { return binary.BigEndian.Uint32(h[8:]) }
+
+// SwapAdd is the value to store (CmpSwap) or to add (FetchAdd).
+func (h AtomicETH) SwapAdd() uint64 { return binary.BigEndian.Uint64(h[12:]) }
+
+// Compare is the value that CmpSwap expects.
+func (h AtomicETH) Compare() uint64 { return binary.BigEndian.Uint64(h[20:]) }
+
+// AtomicAckETH is the answer to an atomic operation (IBA 9.3.5.3):
+// [AtomicAckETHLen] bytes.
+type AtomicAckETH []byte
+
+// Encode writes the value that the memory held before the operation.
+func (h AtomicAckETH) Encode(orig uint64) { binary.BigEndian.PutUint64(h, orig) }
+
+// Orig is the value that the memory held before the operation.
+func (h AtomicAckETH) Orig() uint64 { return binary.BigEndian.Uint64(h) }
+
+// XRCETH is the header of XRC requests (IBA annex A14): [XRCETHLen] bytes.
+type XRCETH []byte
+
+// Encode writes the number of the shared receive queue, 24 bits.
+func (h XRCETH) Encode(srqn uint32) { binary.BigEndian.PutUint32(h, srqn&PSNMask) }
+
+// SRQN is the number of the shared receive queue that the request is for.
+func (h XRCETH) SRQN() uint32 { return binary.BigEndian.Uint32(h) & PSNMask }
+
+// FlushType is the set of placement types of a FLUSH: enum
+// ib_placement_type of Linux.
+type FlushType uint8
+
+// Placement types.
+const (
+	FlushGlobal     FlushType = 1 << 0 // global visibility
+	FlushPersistent FlushType = 1 << 1 // persistence
+)
+
+// FlushLevel is the selectivity level of a FLUSH: enum ib_selectivity_level
+// of Linux.
+type FlushLevel uint8
+
+// Selectivity levels.
+const (
+	FlushRange FlushLevel = 0 // the range in the RETH
+	FlushMR    FlushLevel = 1 // the whole memory region
+)
+
+// FETH is the header of a FLUSH, followed by a [RETH] (IBA annex A19):
+// [FETHLen] bytes.
+type FETH []byte
+
+const (
+	fethTypeMask   = 0x0f
+	fethLevelShift = 4
+	fethLevelMask  = 0x30
+)
+
+// Encode writes all fields.
+func (h FETH) Encode(t FlushType, l FlushLevel) {
+	binary.BigEndian.PutUint32(h, uint32(l)<<fethLevelShift&fethLevelMask|uint32(t)&fethTypeMask)
+}
+
+// Type is the set of placement types.
+func (h FETH) Type() FlushType { return FlushType(h[3] & fethTypeMask) }
+
+// Level is the selectivity level.
+func (h FETH) Level() FlushLevel { return FlushLevel(h[3] & fethLevelMask >> fethLevelShift) }

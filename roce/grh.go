@@ -1,0 +1,120 @@
+package roce
+
+import "encoding/binary"
+
+// GRHLen is the length of a [GRH], which lies in front of the payload in each
+// receive buffer of a datagram queue pair.
+const GRHLen = 40
+
+// GRH is the global routing header that a datagram is delivered with
+// (IBA A17.4.5.2): the IPv6 header that it came with, or 20 bytes without
+// meaning and the IPv4 header. The accessors need [GRHLen] bytes and tell the
+// two apart as [GRH.Encode] writes them.
+type GRH []byte
+
+// GRHFields are the fields of a [GRH]. It is of IPv4 if both GIDs hold IPv4
+// addresses.
+type GRHFields struct {
+	TrafficClass uint8  // IPv4: type of service
+	FlowLabel    uint32 // 20 bits; IPv6 only
+	HopLimit     uint8  // IPv4: time to live
+	ID           uint16 // identification; IPv4 only
+	PacketLen    int    // bytes from the BTH to the ICRC, at most 65507
+	SGID, DGID   GID
+}
+
+// Encode writes all 40 bytes. The IPv4 header has a good checksum, by which
+// ibv_init_ah_from_wc knows it from a piece of an IPv6 header.
+func (h GRH) Encode(f *GRHFields) {
+	_ = h[GRHLen-1]
+	udp := udpLen + f.PacketLen
+	if !f.SGID.Is4() || !f.DGID.Is4() {
+		tcFlow := uint32(f.TrafficClass)<<20 | f.FlowLabel&flowLabelMask
+		binary.BigEndian.PutUint32(h, 6<<28|tcFlow)
+		binary.BigEndian.PutUint16(h[4:], uint16(udp))
+		h[6], h[7] = protUDP, f.HopLimit
+		copy(h[8:24], f.SGID[:])
+		copy(h[24:40], f.DGID[:])
+		return
+	}
+	clear(h[:GRHLen-ip4Len])
+	ip := h[GRHLen-ip4Len : GRHLen]
+	ip[0], ip[1] = 0x45, f.TrafficClass
+	binary.BigEndian.PutUint16(ip[2:], uint16(ip4Len+udp))
+	binary.BigEndian.PutUint16(ip[idOffset:], f.ID)
+	binary.BigEndian.PutUint16(ip[6:], ip4DF)
+	ip[8], ip[9] = f.HopLimit, protUDP
+	ip[10], ip[11] = 0, 0
+	copy(ip[12:16], f.SGID[12:])
+	copy(ip[16:20], f.DGID[12:])
+	binary.BigEndian.PutUint16(ip[10:], ^ip4Sum(ip))
+}
+
+// ip4Sum is the one's complement sum of the 16-bit words of an IPv4 header.
+func ip4Sum(h []byte) uint16 {
+	var s uint32
+	for i := 0; i < ip4Len; i += 2 {
+		s += uint32(binary.BigEndian.Uint16(h[i:]))
+	}
+	for s > 0xffff {
+		s = s>>16 + s&0xffff
+	}
+	return uint16(s)
+}
+
+// Version is 6 or 4, or 0 if h is neither.
+func (h GRH) Version() int {
+	switch {
+	case h[0]>>4 == 6:
+		return 6
+	case h[GRHLen-ip4Len]>>4 == 4:
+		return 4
+	}
+	return 0
+}
+
+// TrafficClass is the traffic class or type of service.
+func (h GRH) TrafficClass() uint8 {
+	if h.Version() == 6 {
+		return uint8(binary.BigEndian.Uint16(h) >> 4)
+	}
+	return h[GRHLen-ip4Len+1]
+}
+
+// FlowLabel is the flow label, 0 for IPv4.
+func (h GRH) FlowLabel() uint32 {
+	if h.Version() == 6 {
+		return binary.BigEndian.Uint32(h) & flowLabelMask
+	}
+	return 0
+}
+
+// HopLimit is the hop limit or time to live.
+func (h GRH) HopLimit() uint8 {
+	if h.Version() == 6 {
+		return h[7]
+	}
+	return h[GRHLen-ip4Len+8]
+}
+
+// SGID is the address of the sender.
+func (h GRH) SGID() GID {
+	if h.Version() == 6 {
+		return GID(h[8:24])
+	}
+	return gidFrom4(h[32:36])
+}
+
+// DGID is the address that the datagram was sent to.
+func (h GRH) DGID() GID {
+	if h.Version() == 6 {
+		return GID(h[24:40])
+	}
+	return gidFrom4(h[36:40])
+}
+
+func gidFrom4(a []byte) GID {
+	g := GID{10: 0xff, 11: 0xff}
+	copy(g[12:], a)
+	return g
+}

@@ -1,0 +1,201 @@
+package roce
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"net/netip"
+)
+
+// The ICRC (IBA 7.8.1, A17.3.3) is the CRC-32 of Ethernet over
+//
+//	8 bytes of ones      in place of the InfiniBand local header
+//	IP header            what routers change as ones: type of service, time to
+//	                     live, checksum; traffic class, flow label, hop limit
+//	UDP header           checksum as ones
+//	BTH                  the byte with FECN and BECN as ones
+//	the rest             up to the ICRC
+//
+// and is stored with its least significant byte first.
+//
+// Below, "state" is the shift register of the CRC: the complement of what
+// hash/crc32 calls crc. The register is linear: what a byte of the message
+// contributes to the state at the end is found in a table by its value and by
+// how many bytes follow it, and contributions are summed up by XOR. So the
+// state after the headers of a flow is kept, with the fields that vary as
+// zeros, and these are added for each packet. It also keeps the headers out of
+// hash/crc32, where every argument escapes to the heap.
+
+// Flow is one direction between two UDP endpoints, with all that the ICRC
+// needs to know of it. It is a small value; make one with [NewFlow] and keep
+// it with the queue pair or address handle.
+type Flow struct {
+	state uint32 // after the UDP header, with lengths and identification as 0
+	ipv6  bool
+}
+
+// Offsets into and lengths of the headers below IPv4 or IPv6.
+const (
+	ip4Len  = 20
+	ip6Len  = 40
+	udpLen  = 8
+	ip4DF   = 0x4000 // do not fragment
+	maxIP   = 0xffff
+	protUDP = 17
+	bthHead = 8 // the part of the BTH that lies before the PSN
+
+	// stateOnes is the state after 8 bytes of ones.
+	stateOnes = 0xdebb20e3
+)
+
+// NewFlow returns the flow of packets from src to dst. Both must be IPv4
+// addresses (or IPv4 mapped to IPv6) or both IPv6; zones do not matter. The
+// port of dst is [UDPPort] unless the network is a private one.
+func NewFlow(src, dst netip.AddrPort) Flow {
+	var h [ip6Len + udpLen]byte
+	var f Flow
+	s, d := src.Addr().Unmap(), dst.Addr().Unmap()
+	n := ip4Len
+	if s.Is4() && d.Is4() {
+		h[0], h[1] = 0x45, 0xff
+		h[6] = ip4DF >> 8
+		h[8], h[9] = 0xff, protUDP
+		h[10], h[11] = 0xff, 0xff
+		s4, d4 := s.As4(), d.As4()
+		copy(h[12:], s4[:])
+		copy(h[16:], d4[:])
+	} else {
+		n, f.ipv6 = ip6Len, true
+		h[0], h[1], h[2], h[3] = 0x6f, 0xff, 0xff, 0xff
+		h[6], h[7] = protUDP, 0xff
+		s16, d16 := src.Addr().As16(), dst.Addr().As16()
+		copy(h[8:], s16[:])
+		copy(h[24:], d16[:])
+	}
+	binary.BigEndian.PutUint16(h[n:], src.Port())
+	binary.BigEndian.PutUint16(h[n+2:], dst.Port())
+	h[n+6], h[n+7] = 0xff, 0xff
+	f.state = update(stateOnes, h[:n+udpLen])
+	return f
+}
+
+// MaxPacket is the length in bytes of the largest packet that fits in an IP
+// packet of the flow.
+func (f Flow) MaxPacket() int {
+	if f.ipv6 {
+		return maxIP - udpLen
+	}
+	return maxIP - ip4Len - udpLen
+}
+
+// ICRC returns the ICRC of a packet from the BTH to the ICRC, whose last four
+// bytes are not looked at. The length of pkt must be from
+// BTHLen+ICRCLen to [Flow.MaxPacket], else ICRC panics.
+//
+// id is the identification in the IPv4 header, whose don't fragment bit is
+// taken to be set; over IPv6 id has no meaning. A Linux UDP socket with
+// IP_PMTUDISC_DO that is not connected sends 0, or counts up from 0 within a
+// batch that segmentation offload cuts.
+func (f Flow) ICRC(id uint16, pkt []byte) uint32 {
+	if len(pkt) < BTHLen+ICRCLen || len(pkt) > f.MaxPacket() {
+		panic("roce: ICRC of a packet of impossible length")
+	}
+	s := f.state
+	n := uint16(udpLen + len(pkt))
+	if f.ipv6 {
+		s ^= crcTab.len6[0][n>>8] ^ crcTab.len6[1][n&0xff]
+	} else {
+		t := n + ip4Len
+		s ^= crcTab.len4[0][t>>8] ^ crcTab.len4[1][t&0xff] ^
+			crcTab.shift[3][n>>8] ^ crcTab.shift[2][n&0xff] ^
+			crcTab.id4[0][id>>8] ^ crcTab.id4[1][id&0xff]
+	}
+	s = step8(s, binary.LittleEndian.Uint32(pkt), binary.LittleEndian.Uint32(pkt[4:])|0xff)
+	return crc32.Update(^s, crc32.IEEETable, pkt[bthHead:len(pkt)-ICRCLen])
+}
+
+// Seal computes the ICRC of pkt and stores it in its last four bytes; see
+// [Flow.ICRC].
+func (f Flow) Seal(id uint16, pkt []byte) {
+	binary.LittleEndian.PutUint32(pkt[len(pkt)-ICRCLen:], f.ICRC(id, pkt))
+}
+
+// Verify checks the ICRC of a received packet, from the BTH to the ICRC; f is
+// the flow from the sender to here. A packet of impossible length is wrong.
+//
+// Over IPv6, and over IPv4 if the identification is the one that is guessed,
+// the check is exact. Else, as the ICRC is linear in the identification, there
+// is one value of 32 bits in its place that makes the ICRC right; if it fits
+// in 16 bits it is taken to be the identification and returned. A packet that
+// was damaged on the way passes then with probability 2^-16. Those who get
+// packets from a sender that counts up its identification, as Linux does, win
+// most of that back by passing the last one plus one as guess and by mistrusting
+// one that is far from it.
+//
+// As the receiver of a datagram does not see the bit, don't fragment is taken
+// to be set, as it is by Linux's rxe and by hardware. If it is not, the packet
+// is wrong.
+func (f Flow) Verify(guess uint16, pkt []byte) (id uint16, ok bool) {
+	if len(pkt) < BTHLen+ICRCLen || len(pkt) > f.MaxPacket() {
+		return 0, false
+	}
+	got := binary.LittleEndian.Uint32(pkt[len(pkt)-ICRCLen:])
+	diff := got ^ f.ICRC(guess, pkt)
+	if diff == 0 {
+		return guess, true
+	}
+	if f.ipv6 {
+		return 0, false
+	}
+	d := unshift(diff, ip4Len+udpLen-idOffset+len(pkt)-ICRCLen)
+	if d>>16 != 0 {
+		return 0, false
+	}
+	return guess ^ uint16(d<<8|d>>8), true
+}
+
+// CheckIP checks the ICRC of a raw IPv4 or IPv6 packet, as in a capture. Bytes
+// after the end of the IP packet, such as Ethernet's padding, do not matter.
+//
+// isRoCE reports whether it is a UDP packet to [UDPPort]. Fragments are not
+// taken for RoCEv2, nor is IPv6 with extension headers; a packet that was cut
+// short is, and is not ok.
+func CheckIP(p []byte) (ok, isRoCE bool) {
+	var buf [60 + udpLen + bthHead]byte // the largest IPv4 header, UDP, BTH
+	var ipLen, total int
+	switch {
+	case len(p) >= ip4Len+udpLen && p[0]>>4 == 4:
+		ipLen, total = int(p[0]&0xf)*4, int(binary.BigEndian.Uint16(p[2:]))
+		fragment := binary.BigEndian.Uint16(p[6:])&0x3fff != 0
+		if ipLen < ip4Len || p[9] != protUDP || fragment || len(p) < ipLen+udpLen {
+			return false, false
+		}
+	case len(p) >= ip6Len+udpLen && p[0]>>4 == 6:
+		ipLen, total = ip6Len, ip6Len+int(binary.BigEndian.Uint16(p[4:]))
+		if p[6] != protUDP {
+			return false, false
+		}
+	default:
+		return false, false
+	}
+	start := ipLen + udpLen
+	udp := p[ipLen:start]
+	if binary.BigEndian.Uint16(udp[2:]) != UDPPort {
+		return false, false
+	}
+	end := ipLen + int(binary.BigEndian.Uint16(udp[4:]))
+	if end < start+BTHLen+ICRCLen || end > total || total > len(p) {
+		return false, true
+	}
+
+	h := buf[:start+bthHead]
+	copy(h, p)
+	if p[0]>>4 == 4 {
+		h[1], h[8], h[10], h[11] = 0xff, 0xff, 0xff, 0xff
+	} else {
+		h[0], h[1], h[2], h[3], h[7] = 0x6f, 0xff, 0xff, 0xff, 0xff
+	}
+	h[ipLen+6], h[ipLen+7] = 0xff, 0xff
+	h[start+bthQPN] = 0xff
+	crc := crc32.Update(^update(stateOnes, h), crc32.IEEETable, p[start+bthHead:end-ICRCLen])
+	return crc == binary.LittleEndian.Uint32(p[end-ICRCLen:]), true
+}

@@ -1,0 +1,57 @@
+package roce
+
+import "strconv"
+
+// MTU is a path MTU, the largest payload of a packet: enum ib_mtu of verbs.
+// 0 is no MTU at all.
+type MTU uint8
+
+// The path MTUs.
+const (
+	MTU256  MTU = 1
+	MTU512  MTU = 2
+	MTU1024 MTU = 3
+	MTU2048 MTU = 4
+	MTU4096 MTU = 5
+)
+
+// MaxOverhead is what must be left of a link MTU beside the payload:
+// RXE_MAX_HDR_LENGTH of Linux, that is IPv6 (40), UDP (8), BTH (12), RETH (16)
+// and ICRC (4). An RDMA WRITE Only with Immediate has 4 bytes more: full, and
+// over IPv6, it does not fit in a link MTU that is just large enough.
+const MaxOverhead = 80
+
+// Valid reports whether m is one of the five path MTUs.
+func (m MTU) Valid() bool { return m >= MTU256 && m <= MTU4096 }
+
+// Bytes is the path MTU in bytes, or 0 if m is not valid.
+func (m MTU) Bytes() int {
+	if !m.Valid() {
+		return 0
+	}
+	return 128 << m
+}
+
+// Packets is the number of packets that a message of n bytes takes; a message
+// without data takes one. m must be valid.
+func (m MTU) Packets(n uint32) int {
+	if n == 0 {
+		return 1
+	}
+	return int((uint64(n) + 128<<m - 1) >> (7 + m))
+}
+
+// String is the number of bytes.
+func (m MTU) String() string { return strconv.Itoa(m.Bytes()) }
+
+// MTUFromLink returns the largest path MTU whose packets fit in a link MTU of
+// n bytes (the IP packet, as interfaces give it), or 0 if none does:
+// eth_mtu_int_to_enum of Linux's rxe.
+func MTUFromLink(n int) MTU {
+	for m := MTU4096; m >= MTU256; m-- {
+		if n-MaxOverhead >= m.Bytes() {
+			return m
+		}
+	}
+	return 0
+}

@@ -1,0 +1,155 @@
+package roce
+
+// layout is where the headers of a packet lie: offsets from the start of the
+// BTH, 0 for a header that the packet does not have, and the length of all.
+// The order is fixed (IBA 5.2): XRCETH, DETH, FETH, RETH, AtomicETH, AETH,
+// AtomicAckETH, ImmDt, IETH; the combinations that exist are below.
+type layout struct {
+	len          uint8
+	xrceth       uint8
+	deth         uint8
+	feth         uint8
+	reth         uint8
+	atomiceth    uint8
+	aeth         uint8
+	atomicacketh uint8
+	immdt        uint8
+	ieth         uint8
+}
+
+type opcodeInfo struct {
+	flags Flags
+	layout
+}
+
+// afterXRC is where the header after an XRCETH starts.
+const afterXRC = BTHLen + XRCETHLen
+
+var (
+	layNone      = layout{len: BTHLen}
+	layImm       = layout{immdt: BTHLen, len: BTHLen + ImmDtLen}
+	layInv       = layout{ieth: BTHLen, len: BTHLen + IETHLen}
+	layRETH      = layout{reth: BTHLen, len: BTHLen + RETHLen}
+	layRETHImm   = layout{reth: BTHLen, immdt: BTHLen + RETHLen, len: BTHLen + RETHLen + ImmDtLen}
+	layAETH      = layout{aeth: BTHLen, len: BTHLen + AETHLen}
+	layAtomicAck = layout{aeth: BTHLen, atomicacketh: BTHLen + AETHLen, len: BTHLen + AETHLen + AtomicAckETHLen}
+	layAtomic    = layout{atomiceth: BTHLen, len: BTHLen + AtomicETHLen}
+	layFlush     = layout{feth: BTHLen, reth: BTHLen + FETHLen, len: BTHLen + FETHLen + RETHLen}
+
+	layDETH    = layout{deth: BTHLen, len: BTHLen + DETHLen}
+	layDETHImm = layout{deth: BTHLen, immdt: BTHLen + DETHLen, len: BTHLen + DETHLen + ImmDtLen}
+
+	layCNP = layout{len: BTHLen + CNPLen}
+
+	layXRC        = layout{xrceth: BTHLen, len: afterXRC}
+	layXRCImm     = layout{xrceth: BTHLen, immdt: afterXRC, len: afterXRC + ImmDtLen}
+	layXRCInv     = layout{xrceth: BTHLen, ieth: afterXRC, len: afterXRC + IETHLen}
+	layXRCRETH    = layout{xrceth: BTHLen, reth: afterXRC, len: afterXRC + RETHLen}
+	layXRCRETHImm = layout{xrceth: BTHLen, reth: afterXRC, immdt: afterXRC + RETHLen, len: afterXRC + RETHLen + ImmDtLen}
+	layXRCAtomic  = layout{xrceth: BTHLen, atomiceth: afterXRC, len: afterXRC + AtomicETHLen}
+	layXRCFlush   = layout{xrceth: BTHLen, feth: afterXRC, reth: afterXRC + FETHLen, len: afterXRC + FETHLen + RETHLen}
+)
+
+// Combinations of flags that several services share.
+const (
+	send      = FlagRequest | FlagSend | FlagPayload
+	sendFirst = send | FlagFirst | FlagStartsReceive
+	sendMid   = send | FlagMiddle
+	sendLast  = send | FlagLast | FlagCompletesReceive
+	sendOnly  = send | FlagOnly | FlagStartsReceive | FlagCompletesReceive
+
+	write        = FlagRequest | FlagWrite | FlagPayload
+	writeFirst   = write | FlagFirst | FlagRETH
+	writeMid     = write | FlagMiddle
+	writeLast    = write | FlagLast
+	writeLastImm = writeLast | FlagImmDt | FlagStartsReceive | FlagCompletesReceive
+	writeOnly    = write | FlagOnly | FlagRETH
+	writeOnlyImm = writeOnly | FlagImmDt | FlagStartsReceive | FlagCompletesReceive
+
+	readReq     = FlagRequest | FlagRead | FlagOnly | FlagRETH
+	atomic      = FlagRequest | FlagAtomic | FlagOnly | FlagAtomicETH
+	atomicWrite = FlagRequest | FlagAtomicWrite | FlagOnly | FlagRETH | FlagPayload
+	flush       = FlagRequest | FlagFlush | FlagOnly | FlagFETH | FlagRETH
+
+	readResp      = FlagResponse | FlagReadResponse | FlagPayload
+	readRespFirst = readResp | FlagFirst | FlagAETH
+	readRespMid   = readResp | FlagMiddle
+	readRespLast  = readResp | FlagLast | FlagAETH
+	readRespOnly  = readResp | FlagOnly | FlagAETH
+	ack           = FlagResponse | FlagAck | FlagOnly | FlagAETH
+	atomicAck     = FlagResponse | FlagAtomicAck | FlagOnly | FlagAETH | FlagAtomicAckETH
+)
+
+// opcodes is table 38 of the specification. Only requests of XRC carry an
+// XRCETH; its responses are those of RC.
+var opcodes = [256]opcodeInfo{
+	RCSendFirst:                  {sendFirst, layNone},
+	RCSendMiddle:                 {sendMid, layNone},
+	RCSendLast:                   {sendLast, layNone},
+	RCSendLastWithImmediate:      {sendLast | FlagImmDt, layImm},
+	RCSendOnly:                   {sendOnly, layNone},
+	RCSendOnlyWithImmediate:      {sendOnly | FlagImmDt, layImm},
+	RCRDMAWriteFirst:             {writeFirst, layRETH},
+	RCRDMAWriteMiddle:            {writeMid, layNone},
+	RCRDMAWriteLast:              {writeLast, layNone},
+	RCRDMAWriteLastWithImmediate: {writeLastImm, layImm},
+	RCRDMAWriteOnly:              {writeOnly, layRETH},
+	RCRDMAWriteOnlyWithImmediate: {writeOnlyImm, layRETHImm},
+	RCRDMAReadRequest:            {readReq, layRETH},
+	RCRDMAReadResponseFirst:      {readRespFirst, layAETH},
+	RCRDMAReadResponseMiddle:     {readRespMid, layNone},
+	RCRDMAReadResponseLast:       {readRespLast, layAETH},
+	RCRDMAReadResponseOnly:       {readRespOnly, layAETH},
+	RCAcknowledge:                {ack, layAETH},
+	RCAtomicAcknowledge:          {atomicAck, layAtomicAck},
+	RCCmpSwap:                    {atomic, layAtomic},
+	RCFetchAdd:                   {atomic, layAtomic},
+	RCSendLastWithInvalidate:     {sendLast | FlagIETH, layInv},
+	RCSendOnlyWithInvalidate:     {sendOnly | FlagIETH, layInv},
+	RCFlush:                      {flush, layFlush},
+	RCAtomicWrite:                {atomicWrite, layRETH},
+
+	UCSendFirst:                  {sendFirst, layNone},
+	UCSendMiddle:                 {sendMid, layNone},
+	UCSendLast:                   {sendLast, layNone},
+	UCSendLastWithImmediate:      {sendLast | FlagImmDt, layImm},
+	UCSendOnly:                   {sendOnly, layNone},
+	UCSendOnlyWithImmediate:      {sendOnly | FlagImmDt, layImm},
+	UCRDMAWriteFirst:             {writeFirst, layRETH},
+	UCRDMAWriteMiddle:            {writeMid, layNone},
+	UCRDMAWriteLast:              {writeLast, layNone},
+	UCRDMAWriteLastWithImmediate: {writeLastImm, layImm},
+	UCRDMAWriteOnly:              {writeOnly, layRETH},
+	UCRDMAWriteOnlyWithImmediate: {writeOnlyImm, layRETHImm},
+
+	UDSendOnly:              {sendOnly | FlagDETH, layDETH},
+	UDSendOnlyWithImmediate: {sendOnly | FlagDETH | FlagImmDt, layDETHImm},
+
+	CNP: {0, layCNP},
+
+	XRCSendFirst:                  {sendFirst | FlagXRCETH, layXRC},
+	XRCSendMiddle:                 {sendMid | FlagXRCETH, layXRC},
+	XRCSendLast:                   {sendLast | FlagXRCETH, layXRC},
+	XRCSendLastWithImmediate:      {sendLast | FlagImmDt | FlagXRCETH, layXRCImm},
+	XRCSendOnly:                   {sendOnly | FlagXRCETH, layXRC},
+	XRCSendOnlyWithImmediate:      {sendOnly | FlagImmDt | FlagXRCETH, layXRCImm},
+	XRCRDMAWriteFirst:             {writeFirst | FlagXRCETH, layXRCRETH},
+	XRCRDMAWriteMiddle:            {writeMid | FlagXRCETH, layXRC},
+	XRCRDMAWriteLast:              {writeLast | FlagXRCETH, layXRC},
+	XRCRDMAWriteLastWithImmediate: {writeLastImm | FlagXRCETH, layXRCImm},
+	XRCRDMAWriteOnly:              {writeOnly | FlagXRCETH, layXRCRETH},
+	XRCRDMAWriteOnlyWithImmediate: {writeOnlyImm | FlagXRCETH, layXRCRETHImm},
+	XRCRDMAReadRequest:            {readReq | FlagXRCETH, layXRCRETH},
+	XRCRDMAReadResponseFirst:      {readRespFirst, layAETH},
+	XRCRDMAReadResponseMiddle:     {readRespMid, layNone},
+	XRCRDMAReadResponseLast:       {readRespLast, layAETH},
+	XRCRDMAReadResponseOnly:       {readRespOnly, layAETH},
+	XRCAcknowledge:                {ack, layAETH},
+	XRCAtomicAcknowledge:          {atomicAck, layAtomicAck},
+	XRCCmpSwap:                    {atomic | FlagXRCETH, layXRCAtomic},
+	XRCFetchAdd:                   {atomic | FlagXRCETH, layXRCAtomic},
+	XRCSendLastWithInvalidate:     {sendLast | FlagIETH | FlagXRCETH, layXRCInv},
+	XRCSendOnlyWithInvalidate:     {sendOnly | FlagIETH | FlagXRCETH, layXRCInv},
+	XRCFlush:                      {flush | FlagXRCETH, layXRCFlush},
+	XRCAtomicWrite:                {atomicWrite | FlagXRCETH, layXRCRETH},
+}

@@ -1,0 +1,169 @@
+package roce
+
+import "encoding/binary"
+
+// Packet is a RoCEv2 packet in a buffer of the caller, from the BTH to the
+// ICRC, with views of its parts. Nothing is copied: a Packet is good as long
+// as the buffer is.
+type Packet struct {
+	Opcode Opcode
+	Flags  Flags  // of Opcode
+	Data   []byte // the whole UDP payload, from the BTH to the ICRC
+	// Payload is what the packet carries, without padding and ICRC; for a CNP
+	// it is empty.
+	Payload []byte
+}
+
+// DropReason is an error of [ParsePacket]: why a received packet is to be
+// dropped without an answer. The values are small and dense, to count in an
+// array of [NumDropReasons] elements.
+type DropReason uint8
+
+// The reasons. DropICRC is not found by [ParsePacket] but by [Flow.Verify]; it
+// is here for the counters.
+const (
+	DropTooShort   DropReason = iota // less than a BTH and an ICRC
+	DropVersion                      // transport header version not 0
+	DropOpcode                       // opcode not known
+	DropHeaders                      // shorter than the headers of its opcode
+	DropUnaligned                    // length not a multiple of 4
+	DropPad                          // more padding than payload
+	DropPayload                      // payload where the opcode has none
+	DropICRC                         // wrong ICRC
+	NumDropReasons = int(iota)
+)
+
+// Error is the reason in words.
+func (r DropReason) Error() string {
+	switch r {
+	case DropTooShort:
+		return "RoCEv2 packet shorter than BTH and ICRC"
+	case DropVersion:
+		return "RoCEv2 packet of unknown transport header version"
+	case DropOpcode:
+		return "RoCEv2 packet with unknown opcode"
+	case DropHeaders:
+		return "RoCEv2 packet shorter than the headers of its opcode"
+	case DropUnaligned:
+		return "RoCEv2 packet whose length is no multiple of 4"
+	case DropPad:
+		return "RoCEv2 packet with more padding than payload"
+	case DropPayload:
+		return "RoCEv2 packet with a payload that its opcode does not allow"
+	case DropICRC:
+		return "RoCEv2 packet with a wrong ICRC"
+	}
+	return "RoCEv2 packet dropped"
+}
+
+// ParsePacket checks the form of a UDP payload b and returns views of its
+// parts. The error is a [DropReason]. It does not look at the ICRC
+// ([Flow.Verify]) nor at anything that needs a queue pair: path MTU, P_Key,
+// Q_Key, PSN, and that an ATOMIC WRITE carries 8 bytes.
+func ParsePacket(b []byte) (Packet, error) {
+	if len(b) < BTHLen+ICRCLen {
+		return Packet{}, DropTooShort
+	}
+	h := BTH(b)
+	if h.TVer() != 0 {
+		return Packet{}, DropVersion
+	}
+	op := h.Opcode()
+	info := &opcodes[op]
+	start := int(info.len)
+	if start == 0 {
+		return Packet{}, DropOpcode
+	}
+	n := len(b) - start - ICRCLen // payload and padding
+	pad := h.PadCount()
+	switch {
+	case n < 0:
+		return Packet{}, DropHeaders
+	case len(b)&3 != 0:
+		return Packet{}, DropUnaligned
+	case pad > n:
+		return Packet{}, DropPad
+	case n > 0 && info.flags&FlagPayload == 0:
+		return Packet{}, DropPayload
+	}
+	end := start + n - pad
+	return Packet{Opcode: op, Flags: info.flags, Data: b, Payload: b[start:end:end]}, nil
+}
+
+// NewPacket lays out a packet with n bytes of payload at the start of buf,
+// which must have [Opcode.PacketLen] bytes: it writes the BTH from f, except
+// that the pad count comes from n, and zeroes the padding. It panics if buf is
+// too short, the opcode is not known, or n > 0 and the opcode has no payload.
+//
+// The caller encodes every extended header of the opcode (buf is not cleared),
+// fills Payload, and ends with [Flow.Seal] on Data.
+func NewPacket(buf []byte, f *BTHFields, n int) Packet {
+	info := &opcodes[f.Opcode]
+	start := int(info.len)
+	if start == 0 || n < 0 || n > 0 && info.flags&FlagPayload == 0 {
+		panic("roce: NewPacket: no " + f.Opcode.String() + " with such a payload")
+	}
+	end := start + n
+	pad := PadCount(n)
+	size := end + pad + ICRCLen
+	b := buf[:size:size]
+	h := BTH(b)
+	h.Encode(f)
+	h.SetPadCount(pad)
+	clear(b[end : end+pad])
+	return Packet{Opcode: f.Opcode, Flags: info.flags, Data: b, Payload: b[start:end:end]}
+}
+
+// PadCount is the number of padding bytes after n bytes of payload.
+func PadCount(n int) int { return -n & 3 }
+
+// PacketLen is the length in bytes of a packet with n bytes of payload: all
+// headers, payload, padding and ICRC. It is the length of the UDP payload.
+func (op Opcode) PacketLen(n int) int {
+	return int(opcodes[op].len) + (n+3)&^3 + ICRCLen
+}
+
+// BTH is the base transport header.
+func (p *Packet) BTH() BTH { return BTH(p.Data[:BTHLen:BTHLen]) }
+
+// RETH is the RDMA extended header, or nil if the opcode has none. Likewise
+// for the other headers; [Packet.Flags] tells beforehand.
+func (p *Packet) RETH() RETH { return view(p.Data, opcodes[p.Opcode].reth, RETHLen) }
+
+// AETH is the acknowledgement extended header, or nil.
+func (p *Packet) AETH() AETH { return view(p.Data, opcodes[p.Opcode].aeth, AETHLen) }
+
+// ImmDt is the immediate data header, or nil.
+func (p *Packet) ImmDt() ImmDt { return view(p.Data, opcodes[p.Opcode].immdt, ImmDtLen) }
+
+// IETH is the invalidate extended header, or nil.
+func (p *Packet) IETH() IETH { return view(p.Data, opcodes[p.Opcode].ieth, IETHLen) }
+
+// DETH is the datagram extended header, or nil.
+func (p *Packet) DETH() DETH { return view(p.Data, opcodes[p.Opcode].deth, DETHLen) }
+
+// AtomicETH is the atomic extended header, or nil.
+func (p *Packet) AtomicETH() AtomicETH {
+	return view(p.Data, opcodes[p.Opcode].atomiceth, AtomicETHLen)
+}
+
+// AtomicAckETH is the atomic acknowledgement extended header, or nil.
+func (p *Packet) AtomicAckETH() AtomicAckETH {
+	return view(p.Data, opcodes[p.Opcode].atomicacketh, AtomicAckETHLen)
+}
+
+// XRCETH is the XRC extended header, or nil.
+func (p *Packet) XRCETH() XRCETH { return view(p.Data, opcodes[p.Opcode].xrceth, XRCETHLen) }
+
+// FETH is the FLUSH extended header, or nil.
+func (p *Packet) FETH() FETH { return view(p.Data, opcodes[p.Opcode].feth, FETHLen) }
+
+// ICRC is the invariant CRC as the packet has it, right or wrong.
+func (p *Packet) ICRC() uint32 { return binary.LittleEndian.Uint32(p.Data[len(p.Data)-ICRCLen:]) }
+
+func view(b []byte, off uint8, n int) []byte {
+	if off == 0 {
+		return nil
+	}
+	return b[off : int(off)+n : int(off)+n]
+}
