@@ -33,10 +33,7 @@ func (c *callbacks) init() { c.idle.L = &c.mu }
 // push may not sleep.
 func (c *callbacks) push(cb callback) {
 	c.mu.Lock()
-	if c.head == len(c.due) {
-		c.due, c.head = c.due[:0], 0
-	}
-	c.due = append(c.due, cb)
+	c.add(cb)
 	start := c.runners == 0 && !c.worker
 	if start {
 		c.worker = true
@@ -45,6 +42,16 @@ func (c *callbacks) push(cb callback) {
 	if start {
 		go c.work()
 	}
+}
+
+// add is called with mu held. When the room runs out and half of it has been taken, that is used again.
+func (c *callbacks) add(cb callback) {
+	if len(c.due) == cap(c.due) && c.head > 0 && c.head >= len(c.due)/2 {
+		n := copy(c.due, c.due[c.head:])
+		clear(c.due[n:])
+		c.due, c.head = c.due[:n], 0
+	}
+	c.due = append(c.due, cb)
 }
 
 func (c *callbacks) work() {
@@ -68,9 +75,10 @@ func (c *callbacks) run() {
 		c.running--
 		c.idle.Broadcast()
 		if again {
-			c.due = append(c.due, cb)
+			c.add(cb)
 		}
 	}
+	c.due, c.head = c.due[:0], 0
 }
 
 // drain returns when nothing is due or running.

@@ -51,7 +51,7 @@ var transitions = func() map[[2]QPState]transition {
 		{ud, move | QPAttrQKey},
 		{managementTypes, move | QPAttrQKey},
 		{connectedTypes, move | QPAttrAccessFlags | path},
-		{rcLikeTypes, QPAttrMinRNRTimer},
+		{append(rc, tgt...), QPAttrMinRNRTimer},
 	}
 	table := map[[2]QPState]struct{ required, optional masks }{
 		{QPReset, QPInit}: {required: append(masks{{[]QPType{QPTypeRaw}, QPAttrPort}}, initial...)},

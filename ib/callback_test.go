@@ -1,0 +1,285 @@
+package ib
+
+import (
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"pgregory.net/rapid"
+)
+
+// onStack reports whether a function whose name ends in suffix is in the callchain.
+func onStack(suffix string) bool {
+	pc := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pc[:runtime.Callers(1, pc)])
+	for {
+		f, more := frames.Next()
+		if strings.HasSuffix(f.Function, suffix) {
+			return true
+		}
+		if !more {
+			return false
+		}
+	}
+}
+
+// A completion raised inside PostSend is never delivered in its callchain, with and without a thread that offered
+// to run callbacks.
+func TestCallbackIsNotInCallchain(t *testing.T) {
+	for _, hold := range []bool{false, true} {
+		calls, nested := make(chan struct{}, 1), false
+		b := newBench(t, func(*CQ) {
+			nested = onStack(".PostSend")
+			calls <- struct{}{}
+		}, nil, nil)
+		if hold {
+			b.dev.HoldCallbacks()
+		}
+		b.cq.ReqNotify(NotifyNextComp)
+		b.qp.PostSend(SendWR{})
+		if hold {
+			if len(calls) != 0 {
+				t.Error("delivered before RunCallbacks")
+			}
+			b.dev.RunCallbacks()
+			if len(calls) != 1 {
+				t.Error("not delivered by RunCallbacks")
+			}
+		}
+		<-calls
+		if nested {
+			t.Errorf("hold=%v: handler called from PostSend", hold)
+		}
+	}
+}
+
+// Completions come from many threads, half of which run callbacks themselves, while the handler polls and arms
+// again: one handler at a time, and every completion is found.
+func TestNoLostNotification(t *testing.T) {
+	const threads, each = 8, 3000
+	var running, polled atomic.Int32
+	all := make(chan struct{})
+	b := newBench(t, func(cq *CQ) {
+		if running.Add(1) != 1 {
+			t.Error("two handlers at once")
+		}
+		wc := make([]WC, 7)
+		for {
+			n, _ := cq.Poll(wc)
+			if polled.Add(int32(n)) == threads*each && n > 0 {
+				close(all)
+			}
+			if n > 0 {
+				continue
+			}
+			if missed, _ := cq.ReqNotify(NotifyNextComp | NotifyReportMissed); !missed {
+				break
+			}
+		}
+		running.Add(-1)
+	}, nil, nil)
+	b.cq.ReqNotify(NotifyNextComp)
+	var wg sync.WaitGroup
+	for i := range threads {
+		wg.Go(func() {
+			for range each {
+				if i%2 == 0 {
+					b.dev.HoldCallbacks()
+				}
+				b.qp.PostSend(SendWR{})
+				if i%2 == 0 {
+					b.dev.RunCallbacks()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	<-all
+	must(t, b.qp.Destroy())
+	must(t, b.cq.Destroy())
+}
+
+// Any sequence of holding, completing and running keeps the rules, as a model of one queue.
+func TestCallbackModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		var (
+			completed, seen, calls atomic.Int64 // completions raised; those that the last handler call came after
+			running                atomic.Int32
+			holds                  int
+			inside                 func(cq *CQ) // what the handler does besides
+			insideMu               sync.Mutex
+		)
+		b := newBench(t, func(cq *CQ) {
+			if running.Add(1) != 1 {
+				rt.Error("two handlers at once")
+			}
+			seen.Store(completed.Load())
+			calls.Add(1)
+			insideMu.Lock()
+			f := inside
+			inside = nil
+			insideMu.Unlock()
+			if f != nil {
+				f(cq)
+			}
+			running.Add(-1)
+		}, nil, nil)
+		raise := func(cq *CQ) {
+			completed.Add(1)
+			cq.Completed()
+		}
+		rt.Repeat(map[string]func(*rapid.T){
+			"complete": func(*rapid.T) { raise(b.cq) },
+			"complete in the handler": func(*rapid.T) {
+				insideMu.Lock()
+				inside = raise
+				insideMu.Unlock()
+				raise(b.cq)
+			},
+			"hold": func(*rapid.T) {
+				b.dev.HoldCallbacks()
+				holds++
+			},
+			"run": func(rt *rapid.T) {
+				if holds == 0 {
+					rt.Skip("nothing held")
+				}
+				b.dev.RunCallbacks()
+				holds--
+			},
+			"": func(rt *rapid.T) {
+				if holds > 0 {
+					return
+				}
+				b.dev.callbacks.drain()
+				if seen.Load() != completed.Load() {
+					rt.Errorf("%d completions, the last handler call saw %d", completed.Load(), seen.Load())
+				}
+				if calls.Load() > completed.Load() {
+					rt.Errorf("%d handler calls for %d completions", calls.Load(), completed.Load())
+				}
+			},
+		})
+		for ; holds > 0; holds-- {
+			b.dev.RunCallbacks()
+		}
+		must(t, b.qp.Destroy())
+		must(t, b.cq.Destroy())
+		n := calls.Load()
+		b.cq.Completed()
+		b.dev.callbacks.drain()
+		if calls.Load() != n {
+			rt.Error("handler called after Destroy")
+		}
+	})
+}
+
+// What has been taken is forgotten: a queue that never runs empty does not grow.
+func TestCallbackQueueStaysSmall(t *testing.T) {
+	c := &callbacks{runners: 1}
+	c.init()
+	for range 3 {
+		c.push(callback{on: &eventHandlers{}})
+	}
+	for range 10000 {
+		c.push(callback{on: &eventHandlers{}})
+		c.head++ // as run does
+	}
+	if len(c.due)-c.head != 3 || cap(c.due) > 64 {
+		t.Errorf("%d due, room for %d", len(c.due)-c.head, cap(c.due))
+	}
+}
+
+func TestDestroyWaitsForCallback(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		raise   func(b *bench)
+		destroy func(b *bench) error
+	}{
+		{"completion handler", func(b *bench) { b.cq.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
+		{"completion handler, due again", func(b *bench) { b.cq.Completed(); synctest.Wait(); b.cq.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
+		{"event of a queue", func(b *bench) { b.cq.Raise(EventCQErr) }, func(b *bench) error { return b.cq.Destroy() }},
+		{"event of a queue pair", func(b *bench) { b.qp.Raise(EventQPFatal) }, func(b *bench) error { return b.qp.Destroy() }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				release := make(chan struct{})
+				calls := 0
+				block := func() {
+					calls++
+					<-release
+				}
+				b := newBench(t, func(*CQ) { block() }, func(*CQ, EventType) { block() }, func(*QP, EventType) { block() })
+				if !strings.Contains(test.name, "pair") {
+					must(t, b.qp.Destroy())
+				}
+				test.raise(b)
+				synctest.Wait()
+				done := false
+				go func() {
+					if err := test.destroy(b); err != nil {
+						t.Error(err)
+					}
+					done = true
+				}()
+				synctest.Wait()
+				if done {
+					t.Fatal("Destroy returned while the callback ran")
+				}
+				close(release)
+				synctest.Wait()
+				if !done {
+					t.Fatal("Destroy does not return")
+				}
+				test.raise(b)
+				synctest.Wait()
+				if calls != 1 {
+					t.Errorf("%d calls, want 1", calls)
+				}
+			})
+		})
+	}
+}
+
+func TestDeviceEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil, nil, nil)
+		var got []Event
+		stop := b.dev.OnEvent(func(e Event) { got = append(got, e) })
+		var second int
+		defer b.dev.OnEvent(func(Event) { second++ })()
+		b.dev.DispatchEvent(EventPortActive, 1)
+		b.dev.DispatchEvent(EventDeviceFatal, 0)
+		synctest.Wait()
+		want := []Event{{b.dev, EventPortActive, 1}, {b.dev, EventDeviceFatal, 0}}
+		if !slices.Equal(got, want) || second != 2 {
+			t.Errorf("got %v, and %d at the second", got, second)
+		}
+		stop()
+		b.dev.DispatchEvent(EventPortErr, 1)
+		synctest.Wait()
+		if len(got) != 2 || second != 3 {
+			t.Errorf("after stop: %v, and %d at the second", got, second)
+		}
+	})
+}
+
+// The path from a completion to the handler does not allocate once it is warm.
+func TestCallbackDoesNotAllocate(t *testing.T) {
+	calls := 0
+	b := newBench(t, func(*CQ) { calls++ }, nil, nil)
+	if n := testing.AllocsPerRun(100, func() {
+		b.dev.HoldCallbacks()
+		b.cq.Completed()
+		b.dev.RunCallbacks()
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if calls != 101 {
+		t.Errorf("%d calls", calls)
+	}
+}

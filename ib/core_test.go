@@ -1,0 +1,317 @@
+package ib
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// recorder is a client that writes down what happens to it.
+type recorder struct {
+	mu  sync.Mutex
+	log []string
+}
+
+func (r *recorder) client(name string) *Client {
+	note := func(what string, d *Device) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.log = append(r.log, what+name+d.Name())
+	}
+	return &Client{
+		Name:   name,
+		Add:    func(d *Device) (any, error) { note("+", d); return name + d.Name(), nil },
+		Remove: func(d *Device, data any) { note("-", d) },
+	}
+}
+
+func (r *recorder) String() string { return strings.Join(r.log, " ") }
+
+// Each line is a history of clients A, B, C and devices 1, 2, 3 that come (+) and go (-), and the calls of Add and
+// Remove that it leads to.
+func TestHotPlugOrder(t *testing.T) {
+	for _, test := range []struct{ history, want string }{
+		{"+A +B +1 -1", "+A1 +B1 -B1 -A1"},
+		{"+1 +A +B -1", "+A1 +B1 -B1 -A1"},
+		{"+A +1 +B -1", "+A1 +B1 -B1 -A1"},
+		{"+B +1 +A -1", "+B1 +A1 -A1 -B1"},
+		{"+A +1 +2 -A", "+A1 +A2 -A2 -A1"},
+		{"+1 +2 +A -1 -A", "+A1 +A2 -A1 -A2"},
+		{"+A +1 -A +B +A -1", "+A1 -A1 +B1 +A1 -A1 -B1"},
+		{"+A +1 -1 +1 -1", "+A1 -A1 +A1 -A1"},
+		{"+1 -1 +A -A", ""},
+		{"+A +1 +B +2 +C -A -2 -B -1", "+A1 +B1 +A2 +B2 +C1 +C2 -A2 -A1 -C2 -B2 -B1 -C1"},
+	} {
+		t.Run(test.history, func(t *testing.T) {
+			core, rec := &Core{}, &recorder{}
+			clients, devices := map[string]*Client{}, map[string]*Device{}
+			for _, step := range strings.Fields(test.history) {
+				come, name := step[0] == '+', step[1:]
+				switch isDevice := name >= "1" && name <= "9"; {
+				case isDevice && come:
+					devices[name], _ = newDevice(name)
+					must(t, core.Register(devices[name]))
+				case isDevice:
+					must(t, core.Unregister(devices[name]))
+				case come:
+					if clients[name] == nil {
+						clients[name] = rec.client(name)
+					}
+					must(t, core.RegisterClient(clients[name]))
+				default:
+					core.UnregisterClient(clients[name])
+				}
+			}
+			if got := rec.String(); got != test.want {
+				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestRegisterErrors(t *testing.T) {
+	core := &Core{}
+	d, _ := newDevice("fake0")
+	if err := core.Unregister(d); !errors.Is(err, syscall.ENODEV) {
+		t.Errorf("unregister before register: %v", err)
+	}
+	must(t, core.Register(d))
+	if err := core.Register(d); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("register twice: %v", err)
+	}
+	twin, _ := newDevice("fake0")
+	if err := core.Register(twin); !errors.Is(err, syscall.EEXIST) {
+		t.Errorf("register a second device of the name: %v", err)
+	}
+	if core.Device("fake0") != d || core.Device("fake1") != nil || !slices.Equal(core.Devices(), []*Device{d}) {
+		t.Errorf("devices: %v", core.Devices())
+	}
+	cl := (&recorder{}).client("A")
+	must(t, core.RegisterClient(cl))
+	if err := core.RegisterClient(cl); !errors.Is(err, syscall.EEXIST) {
+		t.Errorf("register a client twice: %v", err)
+	}
+	must(t, core.Unregister(d))
+	if err := core.Unregister(d); !errors.Is(err, syscall.ENODEV) {
+		t.Errorf("unregister twice: %v", err)
+	}
+	if err := core.Register(d); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("register again what is gone: %v", err)
+	}
+	must(t, core.Register(twin))
+	core.UnregisterClient((&recorder{}).client("never registered"))
+}
+
+func TestClientThatRefuses(t *testing.T) {
+	core, rec := &Core{}, &recorder{}
+	refuser := rec.client("A")
+	refuser.Add = func(*Device) (any, error) { return nil, errors.New("no, thanks") }
+	must(t, core.RegisterClient(refuser))
+	must(t, core.RegisterClient(rec.client("B")))
+	var log []string
+	d := NewDevice("1", &fakeDriver{}, func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) })
+	must(t, core.Register(d))
+	if d.Attached(refuser) {
+		t.Error("attached all the same")
+	}
+	must(t, core.Unregister(d))
+	if got := rec.String(); got != "+B1 -B1" {
+		t.Errorf("got %s", got)
+	}
+	if len(log) != 1 || !strings.Contains(log[0], "no, thanks") {
+		t.Errorf("log: %q", log)
+	}
+}
+
+// The device is usable from the start of Add to the end of Remove, and Remove gets what Add returned.
+func TestClientUsesDevice(t *testing.T) {
+	core := &Core{}
+	var state DeviceState
+	cl := &Client{
+		Name: "A",
+		Add: func(d *Device) (any, error) {
+			return d.AllocPD(nil)
+		},
+		Remove: func(d *Device, data any) {
+			state = d.State()
+			cq, err := d.CreateCQ(CQAttr{Entries: 1}, nil, nil, nil)
+			if err := errors.Join(err, cq.Destroy(), data.(*PD).Dealloc()); err != nil {
+				t.Error(err)
+			}
+		},
+	}
+	must(t, core.RegisterClient(cl))
+	d, _ := newDevice("1")
+	must(t, core.Register(d))
+	must(t, core.Unregister(d))
+	if state != DeviceActive {
+		t.Errorf("device was %v in Remove", state)
+	}
+	if d.State() != DeviceGone {
+		t.Errorf("device is %v", d.State())
+	}
+	if _, err := d.AllocPD(nil); !errors.Is(err, syscall.ENODEV) {
+		t.Errorf("use after unregistration: %v", err)
+	}
+}
+
+func TestUnregisterNamesWhatIsLeft(t *testing.T) {
+	b := newBench(t, nil, nil, nil)
+	err := b.core.Unregister(b.dev)
+	if !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), "1 PD, 1 CQ, 1 QP") {
+		t.Errorf("got %v", err)
+	}
+	if b.dev.State() != DeviceGone {
+		t.Errorf("device is %v", b.dev.State())
+	}
+}
+
+// Whoever takes a device or a client away returns only when Add and Remove have, whoever called them.
+func TestUnregisterWaits(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		inAdd bool // the client blocks in Add, not in Remove
+		end   []string
+	}{
+		{"device during Add", true, []string{"device"}},
+		{"client during Add", true, []string{"client"}},
+		{"both during Add", true, []string{"device", "client"}},
+		{"device during Remove by client", false, []string{"client", "device"}},
+		{"client during Remove by device", false, []string{"device", "client"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				core := &Core{}
+				release := make(chan struct{})
+				var adds, removes int
+				cl := &Client{
+					Name: "A",
+					Add: func(*Device) (any, error) {
+						adds++
+						if test.inAdd {
+							<-release
+						}
+						return nil, nil
+					},
+					Remove: func(*Device, any) {
+						removes++
+						if !test.inAdd {
+							<-release
+						}
+					},
+				}
+				must(t, core.RegisterClient(cl))
+				d, _ := newDevice("1")
+				go core.Register(d)
+				synctest.Wait()
+
+				ended := make(chan string, 2)
+				for _, what := range test.end {
+					go func() {
+						if what == "device" {
+							if err := core.Unregister(d); err != nil {
+								t.Error(err)
+							}
+						} else {
+							core.UnregisterClient(cl)
+						}
+						ended <- what
+					}()
+					synctest.Wait()
+				}
+				if len(ended) != 0 {
+					t.Fatalf("%s ended while the client was busy", <-ended)
+				}
+				close(release)
+				synctest.Wait()
+				if len(ended) != len(test.end) {
+					t.Errorf("%d of %d ended", len(ended), len(test.end))
+				}
+				if adds != 1 || removes != 1 {
+					t.Errorf("%d calls of Add, %d of Remove, want one each", adds, removes)
+				}
+			})
+		})
+	}
+}
+
+// Devices and clients come and go in any order at the same time: Add and Remove of a pair take turns, and nobody is
+// left when both have gone.
+func TestHotPlugConcurrent(t *testing.T) {
+	const clients, devices, rounds = 4, 4, 40
+	core := &Core{}
+	type pair struct{ client, device int }
+	var mu sync.Mutex
+	present := map[pair]bool{}
+
+	var wg sync.WaitGroup
+	pause := func(r *rand.Rand) { time.Sleep(time.Duration(r.IntN(50)) * time.Microsecond) }
+	for i := range clients {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(1, uint64(i)))
+			number := func(d *Device) int { return int(d.Name()[0] - '0') }
+			turn := func(d *Device, was bool) {
+				mu.Lock()
+				defer mu.Unlock()
+				k := pair{i, number(d)}
+				if present[k] != was {
+					t.Errorf("client %d, device %d: present %v, want %v", k.client, k.device, present[k], was)
+				}
+				present[k] = !was
+			}
+			for range rounds {
+				cl := &Client{
+					Name: fmt.Sprint("client", i),
+					Add: func(d *Device) (any, error) {
+						turn(d, false)
+						return d.AllocPD(nil)
+					},
+					Remove: func(d *Device, data any) {
+						if err := data.(*PD).Dealloc(); err != nil {
+							t.Error(err)
+						}
+						turn(d, true)
+					},
+				}
+				if err := core.RegisterClient(cl); err != nil {
+					t.Error(err)
+				}
+				pause(r)
+				core.UnregisterClient(cl)
+				mu.Lock()
+				for k, here := range present {
+					if k.client == i && here {
+						t.Errorf("client %d left, but is on device %d", i, k.device)
+					}
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range devices {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(2, uint64(i)))
+			for range rounds {
+				d, _ := newDevice(fmt.Sprint(i))
+				if err := core.Register(d); err != nil {
+					t.Error(err)
+				}
+				pause(r)
+				if err := core.Unregister(d); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if len(core.Devices()) != 0 {
+		t.Errorf("left: %v", core.Devices())
+	}
+}

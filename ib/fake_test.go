@@ -1,0 +1,181 @@
+package ib
+
+import (
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"verbena/umem"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeDriver is the smallest driver: objects that do nothing, except that its completion queues work.
+type fakeDriver struct {
+	fail  func(what string) error // makes a method fail; may be nil
+	nextQ atomic.Uint32
+	calls atomic.Int32 // of destroy methods
+}
+
+func (d *fakeDriver) err(what string) error {
+	if d.fail == nil {
+		return nil
+	}
+	return d.fail(what)
+}
+
+func (d *fakeDriver) QueryDevice() (DeviceAttr, error)          { return DeviceAttr{PhysPorts: 1}, nil }
+func (d *fakeDriver) QueryPort(int) (PortAttr, error)           { return PortAttr{State: PortActive}, nil }
+func (d *fakeDriver) QueryGID(port, i int) (GIDEntry, error)    { return GIDEntry{}, nil }
+func (d *fakeDriver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil }
+
+func (d *fakeDriver) AllocPD(*PD, *Udata) (DriverPD, error) {
+	return fakePD{d}, d.err("alloc pd")
+}
+
+func (d *fakeDriver) RegMR(mr *MR, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
+	mr.SetKeys(1, 2)
+	return fakeMR{d}, d.err("reg mr")
+}
+
+func (d *fakeDriver) CreateCQ(cq *CQ, attr CQAttr, u *Udata) (DriverCQ, error) {
+	return &fakeCQ{d: d, cq: cq}, d.err("create cq")
+}
+
+func (d *fakeDriver) CreateQP(qp *QP, init *QPInitAttr, u *Udata) (DriverQP, error) {
+	qp.SetNum(d.nextQ.Add(1))
+	return &fakeQP{d: d, qp: qp}, d.err("create qp")
+}
+
+func (d *fakeDriver) CreateAH(ah *AH, attr *AHAttr, u *Udata) (DriverAH, error) {
+	return fakeAH{d}, d.err("create ah")
+}
+
+func (d *fakeDriver) destroy(what string) error {
+	d.calls.Add(1)
+	return d.err(what)
+}
+
+type fakePD struct{ d *fakeDriver }
+
+func (p fakePD) Dealloc() error { return p.d.destroy("dealloc pd") }
+
+type fakeMR struct{ d *fakeDriver }
+
+func (m fakeMR) Dereg() error { return m.d.destroy("dereg mr") }
+
+type fakeAH struct{ d *fakeDriver }
+
+func (a fakeAH) Modify(*AHAttr) error   { return nil }
+func (a fakeAH) Query() (AHAttr, error) { return AHAttr{}, nil }
+func (a fakeAH) Destroy() error         { return a.d.destroy("destroy ah") }
+
+// fakeCQ counts completions instead of keeping them.
+type fakeCQ struct {
+	d  *fakeDriver
+	cq *CQ
+
+	mu      sync.Mutex
+	waiting int
+	armed   bool
+}
+
+// complete is what a driver does when a work request is done.
+func (c *fakeCQ) complete() {
+	c.mu.Lock()
+	c.waiting++
+	notify := c.armed
+	c.armed = false
+	c.mu.Unlock()
+	if notify {
+		c.cq.Completed()
+	}
+}
+
+func (c *fakeCQ) Poll(wc []WC) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := min(len(wc), c.waiting)
+	c.waiting -= n
+	return n, nil
+}
+
+func (c *fakeCQ) ReqNotify(flags NotifyFlags) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.armed = true
+	return flags&NotifyReportMissed != 0 && c.waiting > 0, nil
+}
+
+func (c *fakeCQ) Destroy() error { return c.d.destroy("destroy cq") }
+
+// fakeQP completes each work request while it is posted.
+type fakeQP struct {
+	d     *fakeDriver
+	qp    *QP
+	state atomic.Int32
+}
+
+func (q *fakeQP) PostSend(wrs []SendWR) (int, error) {
+	for range wrs {
+		q.qp.init.SendCQ.Driver().(*fakeCQ).complete()
+	}
+	return len(wrs), nil
+}
+
+func (q *fakeQP) PostRecv(wrs []RecvWR) (int, error) { return 0, syscall.ENOMEM }
+
+func (q *fakeQP) Modify(attr *QPAttr, mask QPAttrMask, u *Udata) error {
+	if err := q.d.err("modify qp"); err != nil {
+		return err
+	}
+	q.state.Store(int32(attr.State))
+	return nil
+}
+
+func (q *fakeQP) State() QPState { return QPState(q.state.Load()) }
+
+func (q *fakeQP) Query(mask QPAttrMask) (QPAttr, error) { return QPAttr{State: q.State()}, nil }
+
+func (q *fakeQP) Destroy() error { return q.d.destroy("destroy qp") }
+
+// bench is a registered device with one of each object.
+type bench struct {
+	core *Core
+	drv  *fakeDriver
+	dev  *Device
+	pd   *PD
+	cq   *CQ
+	qp   *QP
+}
+
+func newDevice(name string) (*Device, *fakeDriver) {
+	drv := &fakeDriver{}
+	return NewDevice(name, drv, nil), drv
+}
+
+// newBench makes a bench; the test destroys the objects, or leaves them to the end of the world.
+func newBench(t *testing.T, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
+	t.Helper()
+	b := &bench{core: &Core{}}
+	b.dev, b.drv = newDevice("fake0")
+	must(t, b.core.Register(b.dev))
+	var err error
+	b.pd, err = b.dev.AllocPD(nil)
+	must(t, err)
+	b.cq, err = b.dev.CreateCQ(CQAttr{Entries: 16}, handler, cqEvent, nil)
+	must(t, err)
+	b.qp, err = b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeRC, Event: qpEvent}, nil)
+	must(t, err)
+	return b
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,92 @@
+package umem
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+)
+
+// mapsLine is enough for the fields that matter: addresses, rights, offset, device and inode. A longer path is
+// skipped.
+const mapsLine = 4096
+
+var mapsReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, mapsLine) }}
+
+// mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is in order of address, until it knows
+// whether [addr, end) is mapped readable, and writable where write is set, without a gap.
+func mapsCover(r io.Reader, addr, end uint64, write bool) (bool, error) {
+	br := mapsReaders.Get().(*bufio.Reader)
+	br.Reset(r)
+	defer func() {
+		br.Reset(nil)
+		mapsReaders.Put(br)
+	}()
+	for {
+		line, err := br.ReadSlice('\n')
+		if err == io.EOF && len(line) == 0 {
+			return false, nil
+		}
+		if err != nil && err != io.EOF && !errors.Is(err, bufio.ErrBufferFull) {
+			return false, err
+		}
+		m, ok := parseMapping(line)
+		if !ok {
+			return false, fmt.Errorf("cannot make sense of mapping %q", bytes.TrimSpace(line))
+		}
+		for errors.Is(err, bufio.ErrBufferFull) {
+			_, err = br.ReadSlice('\n')
+		}
+		if m.end <= addr {
+			continue
+		}
+		if m.start > addr || !m.read || write && !m.write {
+			return false, nil
+		}
+		if addr = m.end; addr >= end {
+			return true, nil
+		}
+	}
+}
+
+type mapping struct {
+	start, end  uint64
+	read, write bool
+}
+
+// parseMapping takes the start of a line: "start-end rwxp ...".
+func parseMapping(line []byte) (m mapping, ok bool) {
+	var rest []byte
+	if m.start, rest, ok = cutHex(line, '-'); !ok {
+		return m, false
+	}
+	if m.end, rest, ok = cutHex(rest, ' '); !ok || len(rest) < 4 || m.end < m.start {
+		return m, false
+	}
+	m.read, m.write = rest[0] == 'r', rest[1] == 'w'
+	return m, true
+}
+
+// cutHex parses a hexadecimal number that ends with sep.
+func cutHex(b []byte, sep byte) (v uint64, rest []byte, ok bool) {
+	for i, c := range b {
+		var d byte
+		switch {
+		case c == sep:
+			return v, b[i+1:], i > 0
+		case c >= '0' && c <= '9':
+			d = c - '0'
+		case c >= 'a' && c <= 'f':
+			d = c - 'a' + 10
+		default:
+			return 0, nil, false
+		}
+		if v>>60 != 0 {
+			return 0, nil, false
+		}
+		v = v<<4 | uint64(d)
+	}
+	return 0, nil, false
+}

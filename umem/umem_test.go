@@ -1,0 +1,504 @@
+package umem
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// The child's main goroutine stays on the main thread, whose capabilities are those of the process.
+func init() {
+	if os.Getenv("UMEM_TEST_CHILD") != "" {
+		runtime.LockOSThread()
+	}
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv("UMEM_TEST_CHILD") != "" {
+		child()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// childPages is the layout of the child's mapping: two writable pages, one readable, one without rights.
+const childPages = 4
+
+// child maps its pages, prints their address, and answers each line of input by the contents of the first page.
+func child() {
+	mem, err := unix.Mmap(-1, 0, childPages*int(PageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		panic(err)
+	}
+	for i := range mem {
+		mem[i] = pattern(i)
+	}
+	protect := func(page, prot int) {
+		if err := unix.Mprotect(mem[page*int(PageSize):(page+1)*int(PageSize)], prot); err != nil {
+			panic(err)
+		}
+	}
+	protect(2, unix.PROT_READ)
+	protect(3, unix.PROT_NONE)
+	if os.Getenv("UMEM_TEST_CHILD") == "limited" {
+		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 3 * PageSize, Max: 3 * PageSize}); err != nil {
+			panic(err)
+		}
+		dropCapabilities()
+	}
+	fmt.Println(addressOf(mem))
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		fmt.Printf("%x\n", mem[:PageSize])
+	}
+}
+
+func pattern(i int) byte { return byte(i*7 + i>>12) }
+
+func dropCapabilities() {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capset(&hdr, &data[0]); err != nil {
+		panic(err)
+	}
+}
+
+type childProcess struct {
+	*Process
+	base  uint64
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	out   *bufio.Reader
+}
+
+// startChild runs this test binary as child and opens its memory.
+func startChild(t *testing.T, mode string) *childProcess {
+	t.Helper()
+	c := &childProcess{cmd: exec.Command("/proc/self/exe")}
+	c.cmd.Env = append(os.Environ(), "UMEM_TEST_CHILD="+mode, "GOMAXPROCS=1")
+	c.cmd.Stderr = os.Stderr
+	var err error
+	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.kill)
+	c.out = bufio.NewReader(out)
+	if _, err := fmt.Fscanln(c.out, &c.base); err != nil {
+		t.Fatalf("child says no address: %v", err)
+	}
+	if c.Process, err = OpenProcess(c.cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func (c *childProcess) kill() {
+	if c.cmd.ProcessState == nil {
+		c.cmd.Process.Kill()
+		c.cmd.Wait()
+	}
+}
+
+// firstPage asks the child for what it sees there itself.
+func (c *childProcess) firstPage(t *testing.T) []byte {
+	t.Helper()
+	fmt.Fprintln(c.stdin)
+	var b []byte
+	if _, err := fmt.Fscanf(c.out, "%x\n", &b); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// split cuts b into n buffers.
+func split(b []byte, n int) [][]byte {
+	v := make([][]byte, n)
+	for i := range v {
+		v[i] = b[i*len(b)/n : (i+1)*len(b)/n]
+	}
+	return v
+}
+
+func TestProcessReadsAndWritesAnother(t *testing.T) {
+	c := startChild(t, "plain")
+	// More buffers than one call takes, some of them empty.
+	for _, buffers := range []int{1, 2, iovStack, iovStack + 1, iovMax, iovMax + 1, 3000} {
+		got := make([]byte, PageSize)
+		if err := c.ReadV(split(got, buffers), c.base+PageSize); err != nil {
+			t.Fatalf("%d buffers: %v", buffers, err)
+		}
+		for i, b := range got {
+			if want := pattern(i + int(PageSize)); b != want {
+				t.Fatalf("%d buffers: byte %d is %#x, want %#x", buffers, i, b, want)
+			}
+		}
+		want := bytes.Repeat([]byte{byte(buffers)}, int(PageSize))
+		if err := c.WriteV(split(want, buffers), c.base); err != nil {
+			t.Fatalf("%d buffers: %v", buffers, err)
+		}
+		if !bytes.Equal(c.firstPage(t), want) {
+			t.Fatalf("%d buffers: the child does not see what was written", buffers)
+		}
+	}
+	if err := c.ReadV(make([][]byte, 5), 0); err != nil {
+		t.Errorf("nothing to read: %v", err)
+	}
+}
+
+func TestProcessProtection(t *testing.T) {
+	c := startChild(t, "plain")
+	page := func(n uint64) uint64 { return c.base + n*PageSize }
+	for _, test := range []struct {
+		name         string
+		addr, length uint64
+		read, write  error
+	}{
+		{"empty at an address that is not mapped", 0, 0, nil, nil},
+		{"writable", page(0), 2 * PageSize, nil, nil},
+		{"unaligned", page(0) + 100, 17, nil, nil},
+		{"up to the end of what is readable", page(0), 3 * PageSize, nil, ErrFault},
+		{"read-only", page(2), 1, nil, ErrFault},
+		{"last byte read-only", page(1), PageSize + 1, nil, ErrFault},
+		{"no rights", page(3), 1, ErrFault, ErrFault},
+		{"last byte without rights", page(2), PageSize + 1, ErrFault, ErrFault},
+		{"not mapped", 0x1000, 1, ErrFault, ErrFault},
+		{"beyond user space", 1 << 63, 1, ErrFault, ErrFault},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			buf := make([]byte, test.length)
+			if err := c.ReadV([][]byte{buf}, test.addr); !errors.Is(err, test.read) {
+				t.Errorf("read: %v, want %v", err, test.read)
+			}
+			if err := c.Check(test.addr, test.length, false); !errors.Is(err, test.read) {
+				t.Errorf("check for reading: %v, want %v", err, test.read)
+			}
+			if err := c.WriteV([][]byte{buf}, test.addr); !errors.Is(err, test.write) {
+				t.Errorf("write: %v, want %v", err, test.write)
+			}
+			if err := c.Check(test.addr, test.length, true); !errors.Is(err, test.write) {
+				t.Errorf("check for writing: %v, want %v", err, test.write)
+			}
+		})
+	}
+	if err := c.Check(math.MaxUint64, 2, false); !errors.Is(err, ErrRange) {
+		t.Errorf("a range that wraps: %v, want %v", err, ErrRange)
+	}
+}
+
+func TestProcessAfterExit(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		end  func(c *childProcess)
+	}{
+		{"killed", func(c *childProcess) { c.kill() }},
+		{"killed, not waited for", func(c *childProcess) { c.cmd.Process.Kill() }},
+		{"marked dead", func(c *childProcess) { c.MarkDead() }},
+		{"closed", func(c *childProcess) { c.Close() }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := startChild(t, "plain")
+			test.end(c)
+			<-c.Exited()
+			if err := c.ReadV([][]byte{make([]byte, 8)}, c.base); !errors.Is(err, ErrFault) {
+				t.Errorf("read: %v", err)
+			}
+			if err := c.WriteV([][]byte{make([]byte, 8)}, c.base); !errors.Is(err, ErrFault) {
+				t.Errorf("write: %v", err)
+			}
+			if err := c.Check(c.base, 8, false); !errors.Is(err, ErrFault) {
+				t.Errorf("check: %v", err)
+			}
+		})
+	}
+}
+
+func TestOpenProcessThatIsNotThere(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe", "-test.run=^$")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := OpenProcess(cmd.Process.Pid); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("got %v, %v", p, err)
+	}
+}
+
+// A process of another user is out of reach, and the error says why.
+func TestProcessOfAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to run a process as another user")
+	}
+	c := startChild(t, "plain")
+	done := make(chan error)
+	go func() {
+		// The thread keeps its lost rights, and ends with the goroutine.
+		runtime.LockOSThread()
+		if _, _, e := syscall.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534); e != 0 {
+			done <- e
+			return
+		}
+		done <- c.ReadV([][]byte{make([]byte, 1)}, c.base)
+	}()
+	if err := <-done; !errors.Is(err, ErrAccess) || !errors.Is(err, syscall.EPERM) {
+		t.Errorf("got %v, want %v", err, ErrAccess)
+	}
+}
+
+func TestProcessDataPathDoesNotAllocate(t *testing.T) {
+	p, err := OpenProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	mem := make([]byte, 4096)
+	few, many := split(make([]byte, 4096), 3), split(make([]byte, 4096), 40)
+	if n := testing.AllocsPerRun(100, func() {
+		for _, v := range [][][]byte{few, many} {
+			if err := errors.Join(p.ReadV(v, addressOf(mem)), p.WriteV(v, addressOf(mem))); err != nil {
+				t.Fatal(err)
+			}
+			if p.ReadV(v, 1) != ErrFault {
+				t.Fatal("read of page 0 does not fail")
+			}
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestMapsCover(t *testing.T) {
+	long := strings.Repeat("x", 3*mapsLine)
+	const maps = `1000-2000 rw-p 00000000 00:00 0
+2000-4000 r--p 00000000 08:01 77 /lib/libibverbs.so.1
+4000-5000 rw-s 00000000 00:05 78 /dev/shm/%s
+6000-7000 ---p 00000000 00:00 0
+7000-8000 -w-p 00000000 00:00 0
+7fffffffe000-7ffffffff000 rw-p 00000000 00:00 0 [stack]
+ffffffffff600000-ffffffffff601000 r-xp 00000000 00:00 0 [vsyscall]
+`
+	for _, test := range []struct {
+		addr, end   uint64
+		read, write bool
+	}{
+		{0x1000, 0x2000, true, true},
+		{0x1fff, 0x2001, true, false},
+		{0x1000, 0x5000, true, false},
+		{0x4000, 0x5000, true, true},
+		{0x4fff, 0x5001, false, false},
+		{0x5000, 0x5001, false, false},
+		{0x5000, 0x6001, false, false},
+		{0x6000, 0x6001, false, false},
+		{0x7000, 0x7001, false, false},
+		{0x0fff, 0x1001, false, false},
+		{0x7fffffffe000, 0x7ffffffff000, true, true},
+		{0x7fffffffe000, 0x7ffffffff001, false, false},
+		{0xffffffffff600000, 0xffffffffff600001, true, false},
+		{0xffffffffff601000, 0xffffffffff601001, false, false},
+	} {
+		for write, want := range map[bool]bool{false: test.read, true: test.write} {
+			got, err := mapsCover(strings.NewReader(fmt.Sprintf(maps, long)), test.addr, test.end, write)
+			if err != nil || got != want {
+				t.Errorf("%#x-%#x write=%v: %v, %v, want %v", test.addr, test.end, write, got, err, want)
+			}
+		}
+	}
+	for _, bad := range []string{"hello\n", "1000\n", "1000-\n", "-2000 rw-p\n", "1000-2000 rw\n", "2000-1000 rw-p\n",
+		"11111111111111111-2 rw-p\n", "1000-2000 rw-p 0 0:0 0\n\n"} {
+		if got, err := mapsCover(strings.NewReader(bad), 0x1000, 0x3000, false); err == nil {
+			t.Errorf("%q: %v, want an error", bad, got)
+		}
+	}
+}
+
+func TestLocal(t *testing.T) {
+	mem := make([]byte, 300)
+	a, gap, b := mem[:100], mem[100:150], mem[150:]
+	l := NewLocal()
+	addrA, err := l.Add(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if addrA != uint64(uintptr(unsafe.Pointer(&a[0]))) {
+		t.Errorf("the address is not the real one")
+	}
+	addrB, err := l.Add(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Add(nil); err != nil {
+		t.Error(err)
+	}
+	for name, overlap := range map[string][]byte{"same": a, "inside": a[10:20], "start": mem[:1], "across": mem[99:101], "around": mem, "into b": mem[140:151]} {
+		if _, err := l.Add(overlap); !errors.Is(err, syscall.EEXIST) {
+			t.Errorf("%s: %v, want EEXIST", name, err)
+		}
+	}
+
+	for _, test := range []struct {
+		name         string
+		addr, length uint64
+		want         error
+	}{
+		{"empty anywhere", 1, 0, nil},
+		{"all of a", addrA, 100, nil},
+		{"all of b", addrB, 150, nil},
+		{"end of b", addrB + 149, 1, nil},
+		{"before a", addrA - 1, 1, ErrFault},
+		{"beyond a", addrA, 101, ErrFault},
+		{"end of a", addrA + 100, 1, ErrFault},
+		{"from a over the gap", addrA, 300, ErrFault},
+		{"beyond b", addrB + 149, 2, ErrFault},
+		{"very long", addrB, math.MaxUint64, ErrFault},
+		{"far away", math.MaxUint64, 1, ErrFault},
+	} {
+		if err := l.Check(test.addr, test.length, true); !errors.Is(err, test.want) {
+			t.Errorf("%s: check: %v, want %v", test.name, err, test.want)
+		}
+		if test.length > 1000 {
+			continue
+		}
+		buf := [][]byte{make([]byte, test.length/3), nil, make([]byte, test.length-test.length/3)}
+		if err := l.ReadV(buf, test.addr); !errors.Is(err, test.want) {
+			t.Errorf("%s: read: %v, want %v", test.name, err, test.want)
+		}
+		if err := l.WriteV(buf, test.addr); !errors.Is(err, test.want) {
+			t.Errorf("%s: write: %v, want %v", test.name, err, test.want)
+		}
+	}
+
+	if err := l.WriteV([][]byte{[]byte("hello, "), []byte("verbs")}, addrA+3); err != nil {
+		t.Fatal(err)
+	}
+	if string(a[3:15]) != "hello, verbs" {
+		t.Errorf("a holds %q", a[:20])
+	}
+	got := [][]byte{make([]byte, 5), make([]byte, 7)}
+	if err := l.ReadV(got, addrA+3); err != nil || string(got[0]) != "hello" || string(got[1]) != ", verbs" {
+		t.Errorf("read %q, %v", got, err)
+	}
+	if !bytes.Equal(gap, make([]byte, len(gap))) {
+		t.Errorf("bytes that were not added have changed")
+	}
+
+	if err := l.Remove(addrA + 1); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("remove what is not there: %v", err)
+	}
+	if err := l.Remove(addrA); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Check(addrA, 1, false); !errors.Is(err, ErrFault) {
+		t.Errorf("after removal: %v", err)
+	}
+	if err := l.Check(addrB, 150, false); err != nil {
+		t.Errorf("the other buffer went too: %v", err)
+	}
+}
+
+func TestRegion(t *testing.T) {
+	mem := make([]byte, 3*PageSize)
+	l := NewLocal()
+	addr, err := l.Add(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := uint64(Unlimited)
+	acct := NewAccount(func() uint64 { return limit })
+	const iova = 0x7000
+	r, err := Get(l, acct, addr, 2*PageSize, iova, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := (addr+2*PageSize-1)/PageSize - addr/PageSize + 1
+	if r.Pages() != want || acct.Pages() != want {
+		t.Errorf("%d pages charged, account holds %d, want %d", r.Pages(), acct.Pages(), want)
+	}
+	for _, test := range []struct {
+		iova, length uint64
+		want         bool
+	}{
+		{iova, 2 * PageSize, true}, {iova, 2*PageSize + 1, false}, {iova - 1, 1, false}, {iova + 2*PageSize, 1, false},
+		{iova + 2*PageSize - 1, 1, true}, {0, 0, true}, {iova, math.MaxUint64, false}, {math.MaxUint64, 2, false},
+	} {
+		if got := r.Contains(test.iova, test.length); got != test.want {
+			t.Errorf("Contains(%#x, %d) = %v", test.iova, test.length, got)
+		}
+	}
+	if err := r.WriteV([][]byte{{1, 2, 3}}, iova+10); err != nil || mem[11] != 2 {
+		t.Errorf("write at an offset: %v, %v", err, mem[10:13])
+	}
+	if err := r.ReadV([][]byte{make([]byte, 2)}, iova+2*PageSize-1); !errors.Is(err, ErrRange) {
+		t.Errorf("read over the end: %v", err)
+	}
+
+	limit = acct.Pages() * PageSize
+	if _, err := Get(l, acct, addr, 1, 0, false); !errors.Is(err, ErrLimit) || !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("over the limit: %v", err)
+	}
+	limit = Unlimited
+	if _, err := Get(l, acct, 8, 1, 0, false); !IsFault(err) {
+		t.Errorf("memory that is not there: %v", err)
+	}
+	for _, bad := range [][3]uint64{{math.MaxUint64, 2, 0}, {addr, PageSize, math.MaxUint64}, {math.MaxUint64 - 10, 5, 0}} {
+		if _, err := Get(l, acct, bad[0], bad[1], bad[2], false); !errors.Is(err, ErrRange) {
+			t.Errorf("%#x: %v", bad, err)
+		}
+	}
+	r.Release()
+	if acct.Pages() != 0 {
+		t.Errorf("%d pages left", acct.Pages())
+	}
+}
+
+func TestLockLimit(t *testing.T) {
+	c := startChild(t, "limited")
+	if got, err := LockLimit(c.PID()); err != nil || got != 3*PageSize {
+		t.Errorf("LockLimit = %d, %v, want %d", got, err, 3*PageSize)
+	}
+	if got, err := lockLimitFromProc(c.PID()); err != nil || got != 3*PageSize {
+		t.Errorf("from /proc: %d, %v, want %d", got, err, 3*PageSize)
+	}
+	acct := NewProcessAccount(c.PID())
+	r, err := Get(c, acct, c.base, 2*PageSize, c.base, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Get(c, acct, c.base, 2*PageSize, c.base, true); !errors.Is(err, ErrLimit) {
+		t.Errorf("the same pages a second time: %v, want %v", err, ErrLimit)
+	}
+	r.Release()
+	c.kill()
+	if _, err := Get(NewLocal(), acct, 1, 1, 1, false); !errors.Is(err, ErrLimit) {
+		t.Errorf("after exit: %v", err)
+	}
+	if _, err := LockLimit(c.PID()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after exit: %v", err)
+	}
+}
+
+func TestLockLimitWithCapability(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root for CAP_IPC_LOCK")
+	}
+	if got, err := LockLimit(os.Getpid()); err != nil || got != Unlimited {
+		t.Errorf("LockLimit = %d, %v, want none", got, err)
+	}
+}
