@@ -1,0 +1,83 @@
+package rxe
+
+import (
+	"fmt"
+	"testing"
+
+	"verbena/ib"
+)
+
+// pingPong is a message from a to b over the shortcut: post, deliver, poll on both sides.
+type pingPong struct {
+	b      *bench
+	recvWR []ib.RecvWR
+	sendWR []ib.SendWR
+	wc     []ib.WC
+}
+
+func newPingPong(t testing.TB, op ib.WROpcode, size int) *pingPong {
+	b := newBench(t, setup{shortcut: true, bufLen: 1 << 21})
+	b.connect(conn{mtu: ib.MTU4096})
+	return &pingPong{
+		b:      b,
+		recvWR: []ib.RecvWR{{ID: 1, SGList: b.b.sge(0, size)}},
+		sendWR: []ib.SendWR{{
+			ID: 2, Opcode: op, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(),
+		}},
+		wc: make([]ib.WC, 4),
+	}
+}
+
+func (p *pingPong) one(t testing.TB) {
+	receives := p.sendWR[0].Opcode == ib.WRSend
+	if receives {
+		if _, err := p.b.b.qp.Driver().PostRecv(p.recvWR); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.b.a.qp.Driver().PostSend(p.sendWR); err != nil {
+		t.Fatal(err)
+	}
+	for n := 0; n == 0; {
+		n, _ = p.b.a.cq.Poll(p.wc)
+		if n > 0 && p.wc[0].Status != ib.WCSuccess {
+			t.Fatal(p.wc[0].Status)
+		}
+	}
+	for n := 0; n == 0 && receives; {
+		n, _ = p.b.b.cq.Poll(p.wc)
+	}
+}
+
+func BenchmarkSendShortcut(b *testing.B) {
+	for _, size := range []int{64, 4 << 10, 64 << 10, 1 << 20} {
+		for op, name := range map[ib.WROpcode]string{ib.WRSend: "send", ib.WRRDMAWrite: "write", ib.WRRDMARead: "read"} {
+			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) {
+				p := newPingPong(b, op, size)
+				b.SetBytes(int64(size))
+				b.ReportAllocs()
+				for b.Loop() {
+					p.one(b)
+				}
+			})
+		}
+	}
+}
+
+// TestDataPathAllocates checks that it does not.
+func TestDataPathAllocates(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector makes sync.Pool drop what it holds")
+	}
+	for _, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite, ib.WRRDMARead} {
+		for _, size := range []int{64, 100_000} {
+			p := newPingPong(t, op, size)
+			for range 100 {
+				p.one(t)
+			}
+			if n := testing.AllocsPerRun(500, func() { p.one(t) }); n != 0 {
+				t.Errorf("opcode %d, %d bytes: %v allocations", op, size, n)
+			}
+		}
+	}
+}
