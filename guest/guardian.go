@@ -17,8 +17,8 @@ import (
 //
 // From then on files are opened as without a supervisor, and calls on open device files fail with EIO. A call that
 // the supervisor had received but not answered cannot be looked at any more, it is only let go: the kernel then sees
-// an ioctl or a write on an ordinary file, which fails with ENOTTY or EINVAL, or the real path. When nobody waits any
-// more, abandon is called, once, for what the program waits for without a call.
+// an ioctl or a write on an ordinary file, which fails with ENOTTY or EINVAL, or the real path. Then abandon is called,
+// once, for what the program waits for without a call.
 func (p *Program) Guard(lost <-chan struct{}, abandon func()) {
 	p.guards.Add(1)
 	go func() {
@@ -44,8 +44,9 @@ func (p *Program) guard(abandon func()) {
 		g.serve()
 	}()
 	p.thread.do(knock)
-	g.letGo()
+	g.letGo(0, recently)
 	abandon()
+	g.letGoUntil(p.over)
 	<-p.over
 	stopper.Close()
 	<-served
@@ -63,16 +64,31 @@ func knock() {
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, ^uintptr(0), abi.VerbsIoctl, 0)
 }
 
-// inFlight is how far back a call may lie that the supervisor has not answered: it had answered so many others, of
-// other threads, since. Going over them takes some ten milliseconds.
-const inFlight = 1 << 17
+// How far back a call may lie that the supervisor had not answered: it had answered so many others, of other threads,
+// since. To go over those of recently takes some ten milliseconds, and over those of ever about a second.
+const (
+	recently = 1 << 16
+	ever     = 1 << 22
+)
 
-// letGo answers the calls that the supervisor had received. All that are older than the knock and that it had not
-// received are answered by then.
-func (g *guardian) letGo() {
-	id := g.id.Load()
-	for i := range uint64(inFlight) {
-		_ = send(g.source.listener, &response{id: id - 1 - i, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
+// letGo answers the calls that the supervisor had received, from so many to so many before the knock. What it had not
+// received is answered by then.
+func (g *guardian) letGo(from, to uint64) {
+	id := g.id.Load() - 1
+	for i := from; i < to; i++ {
+		_ = send(g.source.listener, &response{id: id - i, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
+	}
+}
+
+// letGoUntil goes on with those before recently.
+func (g *guardian) letGoUntil(over <-chan struct{}) {
+	for i := uint64(recently); i < ever; i += recently {
+		select {
+		case <-over:
+			return
+		default:
+			g.letGo(i, i+recently)
+		}
 	}
 }
 

@@ -64,6 +64,10 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, erro
 	if err != nil {
 		return fail(err)
 	}
+	// What is denied for the launcher will be for the program. The kernel looks at the permission before the address.
+	if _, err := readMemory(info.LauncherPID, 0, make([]byte, 1)); err == unix.EPERM {
+		return fail(umem.ErrAccess)
+	}
 	t := &Session{
 		sup:       s,
 		info:      info,

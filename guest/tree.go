@@ -48,10 +48,18 @@ func (t entries) text(path, content string) {
 	t.file(path, func() (string, error) { return content, nil })
 }
 
-// resolve follows links, which only ever lead to something that is none.
-func (t entries) resolve(path string) (string, *entry) {
+// resolve follows links, none of which leads to another. The last component is not followed if nofollow.
+func (t entries) resolve(path string, nofollow bool) (string, *entry) {
+	for end := 1; end < len(path); end++ {
+		if path[end] != '/' {
+			continue
+		}
+		if e := t[path[:end]]; e != nil && e.link != "" {
+			return t.resolve(filepath.Join(filepath.Dir(path[:end]), e.link)+path[end:], nofollow)
+		}
+	}
 	e := t[path]
-	if e != nil && e.link != "" {
+	if e != nil && e.link != "" && !nofollow {
 		path = filepath.Join(filepath.Dir(path), e.link)
 		e = t[path]
 	}
@@ -110,13 +118,10 @@ func (t *tree) common(name string) string { return filepath.Join(t.root, ".commo
 // real is where the file of a virtual path is.
 func (t *tree) real(path string) string { return t.root + path }
 
-// lookup returns the entry of a clean path, and the path, after links unless nofollow. nil if there is none.
+// lookup returns the entry of a clean path, nil if there is none, and the path after links; the last component is not
+// followed if nofollow.
 func (t *tree) lookup(path string, nofollow bool) (string, *entry) {
-	m := *t.current.Load()
-	if nofollow {
-		return path, m[path]
-	}
-	return m.resolve(path)
+	return (*t.current.Load()).resolve(path, nofollow)
 }
 
 // update changes the tree to what describe returns. Directories that stay keep their time stamps as far as nothing

@@ -86,7 +86,7 @@ func TestSession(t *testing.T) {
 			t.Errorf("resize: %+v, driver says %q", resized, mminfo)
 		}
 
-		must(t, silently(p, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: ah.AHHandle}))
+		must(t, silently(p, abi.CmdDestroyAH, abi.DestroyAH(ah)))
 		_, err = do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
 		must(t, err)
 		_, err = do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})

@@ -115,6 +115,9 @@ func TestCommandOfDoorbellSize(t *testing.T) {
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
 	wantErrno(t, "doorbell of no queue pair", p.ring(qp+1), syscall.EINVAL)
+	if p.f.byWrite.Load() {
+		t.Error("a wrong doorbell is taken for another command")
+	}
 	wantErrno(t, "garbage", p.write(make([]byte, doorbellSize)), syscall.EINVAL)
 	_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
 	must(t, err)

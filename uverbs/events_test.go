@@ -94,6 +94,9 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 			if r := p.destroyCQ(cq['a']); r.CompEventsReported != test.a {
 				t.Errorf("a: %d reported, want %d", r.CompEventsReported, test.a)
 			}
+			if n := p.f.objects.find(cq['b']).res.(*cqObject).comp.waiting; n != 0 {
+				t.Errorf("b: %d waiting, though the pipe has room", n)
+			}
 			if test.rest == "" {
 				if got, _ := p.completions(ch); len(got) != 0 {
 					t.Errorf("left: %d events", len(got))
@@ -382,5 +385,18 @@ func TestCompletionEventDoesNotAllocate(t *testing.T) {
 		unix.Read(ch, buf)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestEventFilesAfterClose(t *testing.T) {
+	checkDescriptors(t)
+	var s eventFiles
+	s.close()
+	_, _, err := s.newChannel()
+	wantErrno(t, "channel", err, syscall.EBADF)
+	_, _, err = s.newAsync()
+	wantErrno(t, "asynchronous event file", err, syscall.EBADF)
+	if s.objectsAsync() != nil {
+		t.Error("it is used all the same")
 	}
 }

@@ -208,6 +208,20 @@ func (f *File) leave() {
 	f.dealloc()
 }
 
+// flush completes what the program waits for with a flush error: it may poll its queues, which stay mapped, and make
+// no call that would tell it that the device has gone. Called with life held for writing.
+func (f *File) flush() {
+	if s := f.state.Load(); s != contextOpening && s != contextLive {
+		return
+	}
+	for o := range f.objects.all() {
+		if qp, ok := o.res.(*qpObject); ok && !o.gone {
+			// A failure has the same cause, and the destruction that follows reports it.
+			_ = qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil)
+		}
+	}
+}
+
 // disassociate ends the context because the device goes.
 func (f *File) disassociate() {
 	f.life.Lock()
@@ -215,6 +229,7 @@ func (f *File) disassociate() {
 	if f.state.Load() == contextClosed {
 		return
 	}
+	f.flush()
 	f.leave()
 	f.state.Store(contextZombie)
 	f.events.end()

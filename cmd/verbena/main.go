@@ -42,19 +42,15 @@ func main() {
 	parser, err := kong.New(&c,
 		kong.Name("verbena"),
 		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
-		kong.UsageOnError(),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Exit(func(code int) {
-			if code != 0 {
-				code = exitFailure
-			}
-			os.Exit(code)
-		}))
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
 	if err != nil {
 		panic(err)
 	}
 	k, err := parser.Parse(os.Args[1:])
-	parser.FatalIfErrorf(err)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "verbena: %v; see verbena --help\n", err)
+		os.Exit(exitFailure)
+	}
 	if err := k.Run(&c); err != nil {
 		var code exitCode
 		if errors.As(err, &code) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"verbena/driver/rxe"
 	"verbena/guest"
@@ -15,7 +16,7 @@ import (
 type runCmd struct {
 	deviceFlags
 	Private bool     `help:"Start a service for this program only, with devices of its own (see --link, --wire, --seed)."`
-	Program []string `arg:"" passthrough:"" help:"Program and its arguments, after --."`
+	Program []string `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --."`
 }
 
 // Exit codes as env(1) and the shells have them.
@@ -34,6 +35,8 @@ func (r *runCmd) Run(c *cli) error {
 	argv := r.Program
 	if len(argv) > 0 && argv[0] == "--" {
 		argv = argv[1:]
+	} else if len(argv) > 0 && strings.HasPrefix(argv[0], "-") {
+		return fmt.Errorf("run: unknown flag %s; see verbena run --help", argv[0])
 	}
 	if len(argv) == 0 {
 		return errors.New("run: no program given: verbena run [FLAGS] -- PROGRAM [ARGS]")

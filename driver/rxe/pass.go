@@ -21,7 +21,7 @@ type pass struct {
 	todo  []*QP // whose egress queues this pass drains
 	done  int   // todo[:done] have been looked at
 	batch []*train
-	spent int // trains sent since the thread began
+	spent int // bytes sent since the thread began, and trainCost for each train
 
 	build   builder
 	gather  gather
@@ -34,8 +34,13 @@ type pass struct {
 	holding []*Device // whose callbacks wait for it
 }
 
-// passBudget is the number of trains after which a pass leaves the thread that it borrowed: a goroutine goes on.
-const passBudget = 256
+const (
+	// passBudget is what a pass may spend on the thread that it borrowed, a fraction of a millisecond; then a
+	// goroutine goes on.
+	passBudget = 2 << 20
+	// trainCost is what a train counts for beside its bytes: about as long as it takes.
+	trainCost = 4 << 10
+)
 
 var passPool = sync.Pool{New: func() any { return new(pass) }}
 
@@ -161,7 +166,7 @@ func (p *pass) send(t *train) bool {
 	from := t.path.from
 	d := from.dev
 	if peer := d.shortcut(t.Dst); peer != nil {
-		p.spent++
+		p.spent += len(t.Buf) + trainCost
 		d.counters.add(cntSentPkts, t.packets)
 		p.deliver(peer, from.addr, t)
 		t.free()
@@ -171,7 +176,7 @@ func (p *pass) send(t *train) bool {
 	if err != nil && errors.Is(err, wire.ErrAgain) {
 		return false
 	}
-	p.spent++
+	p.spent += len(t.Buf) + trainCost
 	if err != nil {
 		d.counters.add(cntSendErr, 1)
 	} else {

@@ -335,6 +335,7 @@ func (qp *QP) flushSend(p *pass) {
 	for qp.req.flight.len() > 0 {
 		qp.completeHead(abi.WCWRFlushErr)
 	}
+	qp.req.rewind()
 	slot := qp.sendSlot(p)
 	for range qp.sq.mask {
 		if filled, ok := qp.sq.peek(qp.sqDone, slot); !ok {

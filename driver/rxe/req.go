@@ -113,9 +113,6 @@ func (qp *QP) chunkPackets() int { return readChunk / qp.mtu }
 // request sends what may be sent. qp.mu is held. (rxe_requester)
 func (qp *QP) request(p *pass) {
 	r := &qp.req
-	if qp.sqDone == qp.sqNext.Load() && !qp.Posted() && qp.state == ib.QPRTS {
-		return
-	}
 	for r.rnrUntil.IsZero() && (qp.state == ib.QPRTS || qp.state == ib.QPSQD) {
 		if r.at == r.flight.tail && !qp.fetch(p) {
 			break

@@ -460,8 +460,8 @@ func (qp *QP) answer(p *pass) {
 			r.replies = r.replies[:copy(r.replies, r.replies[1:])]
 		}
 	}
-	if !r.ack.due || qp.egress.blocked || qp.path == nil {
-		return
+	if !r.ack.due || qp.egress.full() || qp.egress.blocked || qp.path == nil {
+		return // what is due waits, and may be joined by more
 	}
 	r.ack.due = false
 	op := roce.RCAcknowledge

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -122,9 +123,8 @@ func TestKillService(t *testing.T) {
 	for _, mode := range [][]string{nil, {"-e"}} {
 		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {
 			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
-			marker := t.TempDir() + "/go"
-			os.Chmod(t.TempDir(), 0o755)
-			bystander := w.cmd(w.deadline(60), "run", "--", "sh", "-c", `echo ready; while [ ! -e `+marker+` ]; do sleep 0.02; done; cat /proc/sys/kernel/ostype; ls / >/dev/null; exec ibv_devices`)
+			marker := filepath.Join(filepath.Dir(w.socket), "go")
+			bystander := w.cmd(w.deadline(60), "run", "--", "sh", "-c", `echo ready; for i in $(seq 1000); do [ -e `+marker+` ] && break; sleep 0.02; done; cat /proc/sys/kernel/ostype; ls / >/dev/null; exec ibv_devices`)
 			var bout bytes.Buffer
 			bystander.Stdout, bystander.Stderr = &bout, &bout
 			if err := bystander.Start(); err != nil {

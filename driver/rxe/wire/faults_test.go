@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"sync"
@@ -471,14 +472,16 @@ func TestFaultsNeedRawEndpoints(t *testing.T) {
 // Over real sockets: damage is found by the receiver, and rules may change in mid-flight.
 func TestFaultsUDP(t *testing.T) {
 	f := wire.NewFaults(wire.UDP(wire.UDPOptions{}), rand.NewPCG(1, 1))
-	dst := netip.MustParseAddr("127.78.1.1")
+	pid := os.Getpid()
+	src := netip.AddrFrom4([4]byte{127, byte(pid>>8) | 128, byte(pid), 1})
+	dst := src.Next()
 	var b sink
 	to, err := f.Listen(dst, &b)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer to.Close()
-	from, err := f.Listen(netip.MustParseAddr("127.78.1.2"), &sink{})
+	from, err := f.Listen(src, &sink{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,7 @@ func TestIdentsGuess(t *testing.T) {
 // most one good packet later.
 func TestIdentsRefuseDamage(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
-	const every, n = 32, 100_000
+	const every, n = 8, 100_000
 	for _, test := range []struct {
 		name string
 		good func(i int) uint16

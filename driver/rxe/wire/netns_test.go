@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -83,7 +84,17 @@ func newTUN(t *testing.T) *tun {
 			t.Skipf("ip %s: %v %s", line, err, out)
 		}
 	}
-	return w
+	// The kernel makes an IPv6 address work a little later.
+	for {
+		out, err := exec.Command("ip", "-6", "route", "show", "table", "local").CombinedOutput()
+		if err != nil {
+			t.Skipf("ip route: %v %s", err, out)
+		}
+		if bytes.Contains(out, []byte("local fd09::1 ")) && bytes.Contains(out, []byte("local fe80::9 ")) {
+			return w
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // packet is an IP packet with UDP.
