@@ -211,4 +211,3 @@ func TestFirstFDIsBelowTheHardLimit(t *testing.T) {
 		}
 	}
 }
-

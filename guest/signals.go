@@ -3,7 +3,6 @@ package guest
 import (
 	"os"
 	"os/signal"
-	"runtime"
 	"sync"
 	"syscall"
 
@@ -13,10 +12,8 @@ import (
 // forwarder passes on to the program the signals that this process gets.
 type forwarder struct {
 	c    chan os.Signal
+	once sync.Once
 	done chan struct{}
-
-	mu      sync.Mutex
-	stopped bool
 }
 
 // forwarded are the signals that are passed on. The terminal sends some of them to the whole foreground process
@@ -58,33 +55,18 @@ func (f *forwarder) forward(p *Program) {
 			_ = p.Signal(sig) // it may have ended
 		}
 		if sig == unix.SIGTSTP {
-			f.suspend()
+			// Its caller, a shell, expects this process to stop when the program does. Go does not let it do so by
+			// SIGTSTP any more.
+			_ = unix.Kill(unix.Getpid(), unix.SIGSTOP)
 		}
 	}
 }
 
-// suspend stops this process in the way that its caller, a shell, expects of the program.
-func (f *forwarder) suspend() {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	signal.Reset(unix.SIGTSTP)
-	// To this thread, so that the process has stopped, and goes on, before the next line.
-	_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGTSTP)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.stopped {
-		signal.Notify(f.c, unix.SIGTSTP)
-	}
-}
-
 func (f *forwarder) stop() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.stopped {
-		f.stopped = true
+	f.once.Do(func() {
 		signal.Stop(f.c)
 		close(f.done)
-	}
+	})
 }
 
 // inForeground reports whether this process is in the foreground process group of its terminal. There it takes it

@@ -86,12 +86,12 @@ func TestStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := startLauncher(t, &syscall.SysProcAttr{Setpgid: true}, nil, wr, rd)
-	for range 2 {
+	for n := range 2 {
 		if err := l.Process.Signal(unix.SIGTSTP); err != nil {
 			t.Fatal(err)
 		}
 		var status syscall.WaitStatus
-		if _, err := syscall.Wait4(l.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() || status.StopSignal() != unix.SIGTSTP {
+		if _, err := syscall.Wait4(l.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() || status.StopSignal() != unix.SIGSTOP {
 			t.Fatalf("status %#x, %v, want stopped", status, err)
 		}
 		if err := l.Process.Signal(unix.SIGCONT); err != nil {
@@ -100,6 +100,8 @@ func TestStop(t *testing.T) {
 		if _, err := syscall.Wait4(l.Process.Pid, &status, syscall.WCONTINUED, nil); err != nil || !status.Continued() {
 			t.Fatalf("status %#x, %v, want continued", status, err)
 		}
+		// To stop would discard a SIGCONT that is still on its way.
+		eventually(t, "the program to be continued", func() bool { return strings.Count(l.output.String(), "continued") == n+1 })
 	}
 	want := []string{"ready", "stopped", "continued", "stopped", "continued", "terminated"}
 	if got := l.finish(t); !slices.Equal(got, want) {

@@ -155,16 +155,17 @@ func (c *call) created(o *object) {
 func (c *call) run(cmd func(*call) error) error {
 	c.reader = -1
 	c.udata.Context = userContext{c.f}
+	defer func() {
+		if c.callbacks {
+			c.f.dev.ib.RunCallbacks()
+		}
+	}()
 	c.f.life.RLock()
-	err := errClosed
-	if c.f.state.Load() != contextClosed {
-		err = cmd(c)
+	defer c.f.life.RUnlock()
+	if c.f.state.Load() == contextClosed {
+		return errClosed
 	}
-	c.f.life.RUnlock()
-	if c.callbacks {
-		c.f.dev.ib.RunCallbacks()
-	}
-	return err
+	return cmd(c)
 }
 
 // finish delivers the response of a command that went well: what was made is announced, or unmade if that fails.

@@ -45,46 +45,53 @@ func (d *doorbells) remove(qp *qpObject) {
 }
 
 // ringPosted rings for each queue pair that has something posted, and reports whether there was one.
-func (f *File) ringPosted() bool {
-	d, rang := &f.bells, false
-	d.mu.RLock()
-	if len(d.list) <= maxScan {
-		for _, qp := range d.list {
-			if !qp.user.Posted() {
-				continue
-			}
-			if !rang {
-				f.dev.ib.HoldCallbacks()
-				rang = true
-			}
-			qp.user.Doorbell()
+func (f *File) ringPosted() (rang bool) {
+	d := &f.bells
+	defer func() {
+		if rang {
+			f.dev.ib.RunCallbacks()
 		}
+	}()
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if len(d.list) > maxScan {
+		return false
 	}
-	d.mu.RUnlock()
-	if rang {
-		f.dev.ib.RunCallbacks()
+	for _, qp := range d.list {
+		if !qp.user.Posted() {
+			continue
+		}
+		if !rang {
+			f.dev.ib.HoldCallbacks()
+			rang = true
+		}
+		qp.user.Doorbell()
 	}
 	return rang
 }
 
 // ringHandle rings as the doorbell command in b says. It reports false when b is anything else, or wrong.
-func (f *File) ringHandle(b []byte) bool {
+func (f *File) ringHandle(b []byte) (rang bool) {
 	hdr, _ := abi.Decode[abi.CmdHdr](b)
 	req, ok := abi.Decode[abi.PostSend](b[cmdHdrSize:])
 	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 {
 		return false
 	}
+	defer func() {
+		if rang {
+			f.dev.ib.RunCallbacks()
+		}
+	}()
 	f.bells.mu.RLock()
+	defer f.bells.mu.RUnlock()
 	qp := f.bells.byHandle[req.QPHandle]
-	if qp != nil {
-		f.dev.ib.HoldCallbacks()
-		qp.user.Doorbell()
+	if qp == nil {
+		return false
 	}
-	f.bells.mu.RUnlock()
-	if qp != nil {
-		f.dev.ib.RunCallbacks()
-	}
-	return qp != nil
+	f.dev.ib.HoldCallbacks()
+	rang = true
+	qp.user.Doorbell()
+	return rang
 }
 
 // isDoorbell tells the command that announces send work requests in a shared queue: POST_SEND of none.

@@ -12,13 +12,17 @@ import (
 // slowCaller is the program seen through a caller that a test watches.
 type slowCaller struct {
 	*program
-	before func(what string)
+	before  func(what string)
+	install error // what InstallFD fails with
 }
 
 func (c *slowCaller) Space() umem.Space { return watchedSpace{c} }
 
 func (c *slowCaller) InstallFD(fd int, cloexec bool) (int, error) {
 	c.before("installs a descriptor")
+	if c.install != nil {
+		return 0, c.install
+	}
 	return c.program.InstallFD(fd, cloexec)
 }
 

@@ -270,9 +270,9 @@ func TestAsyncFiles(t *testing.T) {
 	_, err = p.ioctl(abi.ObjectDevice, abi.MethodGetContext)
 	must(t, err)
 	alloc := func() int {
-		attrs, err := p.ioctl(abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc, abi.Attr{})
+		attrs, err := p.ioctl(abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc, abi.Attr{AttrID: 99}, abi.Attr{})
 		must(t, err)
-		return int(int64(attrs[0].Data))
+		return int(int64(attrs[1].Data))
 	}
 	before := p.createCQ(-1, 1) // has nowhere to tell
 	first := alloc()
@@ -399,4 +399,20 @@ func TestEventFilesAfterClose(t *testing.T) {
 	if s.objectsAsync() != nil {
 		t.Error("it is used all the same")
 	}
+
+	e, reader, err := newEventFile(compRecordSize)
+	must(t, err)
+	unix.Close(reader)
+	e.close()
+	var other [2]int // gets the descriptor, as the lowest that is free
+	must(t, unix.Pipe2(other[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
+	if other[1] != e.fd {
+		t.Fatalf("the descriptor is %d, not %d", other[1], e.fd)
+	}
+	e.completed(new(eventSource), 1)
+	if n, err := unix.Read(other[0], make([]byte, 8)); err != unix.EAGAIN {
+		t.Errorf("%d bytes went to another file", n)
+	}
+	unix.Close(other[0])
+	unix.Close(other[1])
 }

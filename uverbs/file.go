@@ -78,6 +78,8 @@ type File struct {
 
 	bells doorbells
 
+	parting atomic.Bool // the device goes; queues stay as they are
+
 	byIoctl atomic.Bool // commands come by ioctl
 	byWrite atomic.Bool // commands other than doorbells come by write
 }
@@ -149,8 +151,23 @@ func (f *File) dealloc() {
 // userContext is the file as the driver sees it.
 type userContext struct{ f *File }
 
-func (c userContext) Space() umem.Space                       { return c.f.proc.Space() }
-func (c userContext) AllocShared(size int) (ib.Shared, error) { return c.f.mem.Alloc(size) }
+func (c userContext) Space() umem.Space { return c.f.proc.Space() }
+
+// AllocShared implements ib.UserContext. What a zombie's queues hold stays until the last close: the program may still
+// have to find the last completions there.
+func (c userContext) AllocShared(size int) (ib.Shared, error) {
+	m, err := c.f.mem.Alloc(size)
+	if err != nil {
+		return m, err
+	}
+	free := m.Free
+	m.Free = func() {
+		if !c.f.parting.Load() {
+			free()
+		}
+	}
+	return m, nil
+}
 
 // abortObject destroys an object that could not be announced.
 func (f *File) abortObject(o *object) {
@@ -230,6 +247,7 @@ func (f *File) disassociate() {
 		return
 	}
 	f.flush()
+	f.parting.Store(true)
 	f.leave()
 	f.state.Store(contextZombie)
 	f.events.end()

@@ -1,6 +1,7 @@
 package uverbs
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -96,7 +97,11 @@ func TestDeviceRemoval(t *testing.T) {
 func TestRemovalBeforeContext(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byWrite)
+	d := w.srv.Devices()[0]
 	must(t, w.core.Unregister(w.dev))
+	if d.attach(&File{}) {
+		t.Error("a file was added to the device that has gone")
+	}
 	_, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
 	wantErrno(t, "GET_CONTEXT", err, syscall.EIO)
 	_, err = w.srv.Open("uverbs0", p, &memory{})
@@ -219,21 +224,33 @@ func TestRemovalDuringCommand(t *testing.T) {
 // A program that keeps the service waiting at its memory, or at the installation of a descriptor, does not keep the
 // device from going; what it was making goes too.
 func TestRemovalDuringAnswer(t *testing.T) {
-	for _, what := range []string{"installs a descriptor", "stores the response"} {
-		t.Run(what, func(t *testing.T) {
+	for _, test := range []struct {
+		what    string
+		cmd     abi.Command
+		install error
+	}{
+		{"installs a descriptor", abi.CmdCreateCompChannel, nil},
+		{"installs a descriptor", abi.CmdCreateCompChannel, syscall.EMFILE},
+		{"stores the response", abi.CmdAllocPD, nil},
+		{"installs a descriptor", abi.CmdGetContext, nil},
+		{"installs a descriptor", abi.CmdGetContext, syscall.EMFILE},
+		{"stores the response", abi.CmdGetContext, nil},
+	} {
+		t.Run(fmt.Sprint(test.cmd, test.what, test.install), func(t *testing.T) {
 			w := newWorld(t)
-			p := w.start(byWrite)
+			p := w.open(byWrite)
+			if test.cmd != abi.CmdGetContext {
+				_, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+				must(t, err)
+			}
 			waiting, release := make(chan struct{}), make(chan struct{})
-			c := &slowCaller{program: p, before: func(now string) {
-				if now == what {
+			c := &slowCaller{program: p, install: test.install, before: func(now string) {
+				if now == test.what {
 					close(waiting)
 					<-release
 				}
 			}}
-			hdr := abi.CmdHdr{Command: uint32(abi.CmdAllocPD), InWords: 4, OutWords: 1}
-			if what == "installs a descriptor" {
-				hdr.Command = uint32(abi.CmdCreateCompChannel)
-			}
+			hdr := abi.CmdHdr{Command: uint32(test.cmd), InWords: 4, OutWords: 2}
 			cmd := append(abi.AppendTo(nil, &hdr), make([]byte, 8)...)
 			putUint64(cmd[8:], addressOf(p.alloc(8)))
 			cmd = p.store(cmd)
@@ -248,7 +265,12 @@ func TestRemovalDuringAnswer(t *testing.T) {
 				t.Errorf("left: %s", left)
 			}
 			close(release)
-			must(t, <-done)
+			if err := <-done; !errors.Is(err, test.install) {
+				t.Errorf("%v, want %v", err, test.install)
+			}
+			if !p.f.Info().Zombie {
+				t.Error("the context came back to life")
+			}
 		})
 	}
 }

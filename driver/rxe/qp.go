@@ -249,6 +249,9 @@ func (qp *QP) Doorbell() {
 
 // Posted implements ib.UserQP. It may not sleep.
 func (qp *QP) Posted() bool {
+	if qp.State() < ib.QPRTS {
+		return false
+	}
 	prod, ok := qp.sq.producer()
 	return !ok || prod != qp.sqNext.Load()
 }

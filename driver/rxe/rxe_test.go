@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"verbena/driver/rxe/wire"
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
@@ -44,6 +45,8 @@ type node struct {
 type setup struct {
 	shortcut bool
 	net      simnet.Config
+	network  wire.Network // instead of a simnet, with its own addresses
+	addrs    [2]netip.Addr
 	typ      ib.QPType
 	cap      ib.QPCap
 	cqe      int
@@ -77,9 +80,12 @@ func newBench(t testing.TB, s setup) *bench {
 		s.access = allAccess
 	}
 	b := &bench{t: t, net: simnet.New(s.net)}
+	if s.network == nil {
+		s.network, s.addrs = b.net, [2]netip.Addr{addrA, addrB}
+	}
 	fabric := &Fabric{}
-	b.a = b.newNode(fabric, "rxe0", addrA, s)
-	b.b = b.newNode(fabric, "rxe1", addrB, s)
+	b.a = b.newNode(fabric, "rxe0", s.addrs[0], s)
+	b.b = b.newNode(fabric, "rxe1", s.addrs[1], s)
 	t.Cleanup(b.close)
 	return b
 }
@@ -94,7 +100,7 @@ func check(t testing.TB, err error) {
 func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node {
 	b.t.Helper()
 	dev, err := New(Config{
-		Name: name, Addrs: []netip.Addr{addr}, Network: b.net, Fabric: f, Rand: rand.New(rand.NewPCG(1, uint64(addr.As4()[3]))),
+		Name: name, Addrs: []netip.Addr{addr}, Network: s.network, Fabric: f, Rand: rand.New(rand.NewPCG(1, uint64(addr.As4()[3]))),
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, addr.As4()[3]}, MTU: 9000, Up: true, Running: true},
 	})
 	check(b.t, err)

@@ -173,8 +173,18 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid}}
 		c.Dir = "/"
 	}
+	// In a process group of its own, so that nothing of it outlives the test.
+	if c.SysProcAttr == nil {
+		c.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	c.SysProcAttr.Setpgid = true
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
 	c.WaitDelay = 5 * time.Second
+	w.t.Cleanup(func() {
+		if c.Process != nil {
+			syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
+		}
+	})
 	return c
 }
 
