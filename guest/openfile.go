@@ -133,7 +133,6 @@ func (f *openFile) end() {
 	s.mu.Lock()
 	if s.watches[f.watch] == f {
 		delete(s.watches, f.watch)
-		delete(s.files, f.inode)
 		_, _ = unix.InotifyRmWatch(s.notifyFD, uint32(f.watch))
 	}
 	s.mu.Unlock()
@@ -141,5 +140,11 @@ func (f *openFile) end() {
 	if err := f.memory.Close(); err != nil { // usually the file has closed it
 		s.cfg.Logf("guest: %v", err)
 	}
+	// Until here the session's end waits for it.
+	s.mu.Lock()
+	if s.files[f.inode] == f {
+		delete(s.files, f.inode)
+	}
+	s.mu.Unlock()
 	close(f.ended)
 }

@@ -246,4 +246,4 @@ func mayBeVirtual(path []byte) bool {
 }
 
 // virtualWords: each virtual path has one of them.
-var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte("char/" + majorPrefix)}
+var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte(majorPrefix)}
