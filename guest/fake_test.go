@@ -162,7 +162,7 @@ type fakeFile struct {
 	mem      uverbs.Memory
 	region   ib.Shared
 	writes   atomic.Int64
-	ioctls   atomic.Int64
+	waiting  atomic.Int64 // in opWait
 	closed   chan struct{}
 	gate     chan struct{} // opWait takes from it, opGo puts into it
 }
@@ -188,7 +188,6 @@ func (f *fakeFile) Write(c uverbs.Caller, addr uint64, n int) (int, error) {
 }
 
 func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
-	f.ioctls.Add(1)
 	b := make([]byte, 24)
 	if err := c.Space().ReadV([][]byte{b}, arg); err != nil {
 		return err
@@ -216,6 +215,7 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 	case opPanic:
 		panic("as asked for")
 	case opWait:
+		f.waiting.Add(1)
 		<-f.gate
 	case opGo:
 		f.gate <- struct{}{}

@@ -9,8 +9,6 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"verbena/umem"
 )
 
 // pathCall answers a system call that names a file. Most name one that is not virtual, and are let through at once.
@@ -78,7 +76,7 @@ func (w *worker) readPath(addr uint64) []byte {
 		n, err := readMemory(int(w.n.tid), addr+uint64(have), w.path[have:size])
 		if err != nil {
 			if err == unix.EPERM {
-				w.session.warn(fmt.Errorf("thread %d: %w", w.n.tid, umem.ErrAccess))
+				w.session.warn(func() error { return fmt.Errorf("thread %d: %w", w.n.tid, explainAccess()) })
 			}
 			return nil
 		}
@@ -189,7 +187,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	w.begin(callOpen)
 	p, err := t.process(id)
 	if err != nil {
-		t.warn(err)
+		t.warn(func() error { return err })
 		return fails(err)
 	}
 	f, description, err := newOpenFile(t, n, p)

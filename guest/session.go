@@ -44,7 +44,8 @@ type Session struct {
 
 	mu        sync.Mutex
 	processes map[int]*process
-	warned    bool
+
+	warned atomic.Bool
 }
 
 // Attach takes up a program, by the listener that Launch.Handover got, possibly in another process; it is the
@@ -66,7 +67,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, erro
 	}
 	// What is denied for the launcher will be for the program. The kernel looks at the permission before the address.
 	if _, err := readMemory(info.LauncherPID, 0, make([]byte, 1)); err == unix.EPERM {
-		return fail(umem.ErrAccess)
+		return fail(explainAccess())
 	}
 	t := &Session{
 		sup:       s,
@@ -131,6 +132,16 @@ func (t *Session) finish() {
 	close(t.done)
 }
 
+// explainAccess says why a program's memory cannot be reached, and what to do.
+func explainAccess() error {
+	b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	if scope := strings.TrimSpace(string(b)); err == nil && scope != "0" {
+		return fmt.Errorf("%w; kernel.yama.ptrace_scope is %s: set it to 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
+			umem.ErrAccess, scope)
+	}
+	return fmt.Errorf("%w; run the service as the same user, or as root", umem.ErrAccess)
+}
+
 // hardLimitOf reads the hard limit on a process's descriptors, which anybody may (proc_pid_limits(5)).
 func hardLimitOf(pid int) (uint64, error) {
 	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/limits")
@@ -177,11 +188,8 @@ func (t *Session) process(id *identity) (*process, error) {
 }
 
 // warn logs what goes wrong for the program as a whole, once.
-func (t *Session) warn(err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.warned {
-		t.warned = true
-		t.sup.cfg.Logf("guest: session of %q: %v", t.info.Args, err)
+func (t *Session) warn(what func() error) {
+	if t.warned.CompareAndSwap(false, true) {
+		t.sup.cfg.Logf("guest: session of %q: %v", t.info.Args, what())
 	}
 }

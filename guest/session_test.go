@@ -25,7 +25,7 @@ func TestLastClose(t *testing.T) {
 			n++
 			f := w.srv.opened(t, n)
 			if how == "dup" || how == "mapping" || how == "reopen" || how == "child" {
-				eventually(t, "the command after the first close", func() bool { return f.ioctls.Load() > 0 })
+				eventually(t, "the command after the first close", func() bool { return f.waiting.Load() > 0 })
 				if how == "reopen" {
 					// The supervisor has looked at the close of the other description by the time it sees this one's.
 					w.mustRunSelf("opens", deviceFile)
@@ -66,7 +66,7 @@ func TestKilledInACommand(t *testing.T) {
 	w := newWorld(t)
 	r := w.startSelf("lastclose", "dup") // waits in a command
 	f := w.srv.opened(t, 1)
-	eventually(t, "the command", func() bool { return f.ioctls.Load() > 0 })
+	eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
 	r.Signal(unix.SIGKILL)
 	if code := r.Wait(); code != 128+9 {
 		t.Errorf("exit code %d", code)
@@ -139,7 +139,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 	}
 	r := w.startSelf("gone")
 	f := w.srv.opened(t, 1)
-	eventually(t, "the command", func() bool { return f.ioctls.Load() > 0 })
+	eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
 	w.srv.unplug()
 	f.gate <- struct{}{}
 	if code, out := w.finish(r); code != 0 || out != "ok\n" {
@@ -314,7 +314,7 @@ func TestAsNobody(t *testing.T) {
 		t.Skip("needs root to become another user")
 	}
 	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run",
-		"^(TestCommands|TestProgramOpens|TestExitCodes|TestLastClose|TestNestedIsRefused|TestGuardian|TestOneThread.*)$")
+		"^(TestCommands|TestProgramOpens|TestExitCodes|TestLastClose|TestNestedIsRefused|TestGuardian|TestAttachRefuses|TestOneThread.*)$")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	cmd.Dir = "/"
 	again(t, cmd)

@@ -94,6 +94,7 @@ func TestStop(t *testing.T) {
 		if _, err := syscall.Wait4(l.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() || status.StopSignal() != unix.SIGSTOP {
 			t.Fatalf("status %#x, %v, want stopped", status, err)
 		}
+		eventually(t, "the program to be stopped", func() bool { return strings.Count(l.output.String(), "stopped") == n+1 })
 		if err := l.Process.Signal(unix.SIGCONT); err != nil {
 			t.Fatal(err)
 		}

@@ -223,7 +223,7 @@ func TestIsVirtual(t *testing.T) {
 // with dots and slashes.
 func FuzzVirtualPath(f *testing.F) {
 	for _, s := range []string{"/dev/infiniband/uverbs0", "/dev/../sys//class/./infiniband/x", "/sys/class/misc/rdma_cm",
-		"/dev/char/231:192", "/sys/dev/char/231:1/../231:2", "", "/", "infiniband", "/dev/infini/../band"} {
+		"/dev/char/231:192", "/sys/dev/char/231:1/../231:2", "", "/", "infiniband", "/dev/infini/../band", "/dev/char//231:"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, path string) {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/sched"
 	"verbena/umem"
 	"verbena/uverbs"
 )
@@ -45,6 +46,7 @@ func newWorker(t *Session) *worker {
 func (w *worker) run() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	sched.Prompt()
 	// A program can take pages away that it shares with us (ftruncate): an error for it, not our end.
 	debug.SetPanicOnFault(true)
 	t := &w.session.turn
@@ -170,7 +172,7 @@ func (w *worker) caller() (*process, error) {
 	}
 	p, err := w.session.process(id)
 	if err != nil {
-		w.session.warn(err)
+		w.session.warn(func() error { return err })
 		return nil, err
 	}
 	w.desc.process.Store(p)

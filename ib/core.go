@@ -69,7 +69,7 @@ func (c *Core) Register(d *Device) error {
 			return fmt.Errorf("register device %s: the name is taken: %w", d.name, syscall.EEXIST)
 		}
 	}
-	d.core = c
+	d.core.Store(c)
 	d.state.Store(int32(DeviceActive))
 	c.devices = append(c.devices, d)
 	for _, cl := range slices.Clone(c.clients) {

@@ -40,8 +40,9 @@ type Device struct {
 	events    eventHandlers
 	objects   [numObjectKinds]atomic.Int64
 
+	core atomic.Pointer[Core] // nil before Register
+
 	// under Core.mu, once registered
-	core     *Core
 	attached []*attachment // in order of Add
 	leaving  bool
 }
@@ -91,11 +92,12 @@ func (d *Device) QueryPKey(port, index int) (uint16, error) { return d.drv.Query
 
 // Attached reports whether the client has been added to the device.
 func (d *Device) Attached(cl *Client) bool {
-	if d.core == nil {
+	core := d.core.Load()
+	if core == nil {
 		return false
 	}
-	d.core.lock()
-	defer d.core.mu.Unlock()
+	core.lock()
+	defer core.mu.Unlock()
 	a := d.attachmentOf(cl)
 	return a != nil && a.state == added
 }

@@ -269,7 +269,7 @@ func (f *File) write(c Caller, b []byte) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	if !isDoorbell(hdr) {
+	if !isDoorbell(hdr) && !f.byWrite.Load() {
 		f.byWrite.Store(true)
 	}
 	if err := k.run(cmd.run); err != nil {

@@ -48,7 +48,8 @@
 //	File.life     read by a command while it is in the midlayer, written to end the context
 //	File.open     one GET_CONTEXT at a time
 //	doorbells.mu  read by the doorbell, written when queue pairs come and go
-//	table.mu      handles; File.files event files; eventFile.mu one event file
+//	table.mu      the handles
+//	eventFiles.mu the event files; then eventFile.mu, one of them
 //
 // No lock is held while the program's memory is accessed, which may take as long as the program likes.
 package uverbs

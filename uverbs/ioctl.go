@@ -133,7 +133,9 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	if request != abi.VerbsIoctl {
 		return fmt.Errorf("ioctl %#x: %w", request, syscall.ENOTTY)
 	}
-	f.byIoctl.Store(true)
+	if !f.byIoctl.Load() {
+		f.byIoctl.Store(true)
+	}
 	buf := commandBuffers.Get().(*commandBuffer)
 	defer commandBuffers.Put(buf)
 	hdr, attrs, err := readIoctl(c.Space(), buf, arg)
@@ -321,7 +323,7 @@ func (c *ioctlCall) output(id abi.AttrID, bufs ...[]byte) {
 }
 
 // outputStruct does so with a structure, and clears the rest of the buffer. (uverbs_copy_to_struct_or_zero)
-func (c *ioctlCall) outputBytes(id abi.AttrID, b []byte) {
+func (c *ioctlCall) outputStruct(id abi.AttrID, b []byte) {
 	bufs := [][]byte{b}
 	for rest := c.room(id) - len(b); rest > 0; rest -= len(zeros) {
 		bufs = append(bufs, zeros[:min(rest, len(zeros))])

@@ -114,7 +114,7 @@ func queryPort(c *ioctlCall) error {
 			return err
 		}
 		resp := abi.QueryPortRespEx{LegacyResp: legacy}
-		c.outputBytes(abi.AttrQueryPortResp, abi.AppendTo(nil, &resp))
+		c.outputStruct(abi.AttrQueryPortResp, abi.AppendTo(nil, &resp))
 		return nil
 	})
 }
@@ -211,7 +211,7 @@ func queryGIDEntry(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		c.outputBytes(abi.AttrQueryGIDEntryRespEntry, abi.AppendTo(nil, &e))
+		c.outputStruct(abi.AttrQueryGIDEntryRespEntry, abi.AppendTo(nil, &e))
 		return nil
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/sched"
 	"verbena/internal/service"
 )
 
@@ -79,6 +80,7 @@ func report(line string) {
 }
 
 func (s *serveCmd) serve(c *cli, ready func()) error {
+	sched.Widen()
 	level := slog.LevelInfo
 	if s.Debug {
 		level = slog.LevelDebug

@@ -96,14 +96,14 @@ func TestDatagramDropped(t *testing.T) {
 		}
 		send(good) // no receive
 		b.b.recv(1, 0, grhLen+99)
-		send(good) // too small a receive
+		send(good)                   // too small a receive
+		good.SGList = b.a.sge(0, 99) // the small receive is still there
 		wr := good
 		wr.RemoteQKey++
 		send(wr)
 		wr = good
 		wr.RemoteQPN += 1 << qpSlotBits // a queue pair of the past
 		send(wr)
-		good.SGList = b.a.sge(0, 99) // the small receive is still there
 		b.a.send(good)
 		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: grhLen + 99, Flags: ib.WCGRH})
 		check(t, ah.Destroy())
@@ -216,5 +216,23 @@ func TestUnreliableLoss(t *testing.T) {
 			}
 		}
 		b.b.none()
+	})
+}
+
+// TestUnreliableTooLong: a message that is longer than its receive is lost, and the receive serves the next one.
+func TestUnreliableTooLong(t *testing.T) {
+	eachNetwork(t, func(t *testing.T, s setup) {
+		s.typ = ib.QPTypeUC
+		b := newBench(t, s)
+		b.connect(conn{mtu: ib.MTU1024})
+		b.b.recv(1, 0, 4500)
+		fill(b.a.buf, 1)
+		b.a.send(ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 5000)},
+			ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(1000, 4500)})
+		b.a.expect(ib.WC{Opcode: ib.WCSend})
+		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 4500})
+		if !bytes.Equal(b.a.buf[1000:5500], b.b.buf[:4500]) {
+			t.Error("data differ")
+		}
 	})
 }

@@ -145,8 +145,20 @@ func stream(b *bench, r *rand.Rand, n int, seed uint64) {
 		b.a.send(wrs[:k]...)
 		wrs = wrs[k:]
 	}
+	stop := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(7 * time.Microsecond):
+				b.a.qp.Driver().(*QP).verify(b.t)
+			}
+		}
+	}()
 	b.a.expect(sent...)
 	b.b.expect(received...)
+	close(stop)
 	b.a.none()
 	b.b.none()
 	for i, x := range data {
@@ -161,6 +173,39 @@ func stream(b *bench, r *rand.Rand, n int, seed uint64) {
 		if got := binary.NativeEndian.Uint64(b.a.buf[o:]) - before; got != uint64(3*i) {
 			b.t.Fatalf("seed %d: atomic %d found %d added instead of %d", seed, i, got, 3*i)
 		}
+	}
+}
+
+// verify checks what the requester keeps count of against the work requests in flight.
+func (qp *QP) verify(t testing.TB) {
+	t.Helper()
+	qp.mu.Lock()
+	defer qp.mu.Unlock()
+	r := &qp.req
+	place := r.place()
+	if int32(r.at-r.flight.head) < 0 || int32(r.flight.tail-r.at) < 0 || place.Less(r.una) || r.sent.Less(place) || r.next.Less(r.sent) {
+		t.Errorf("una %d, place %d, sent %d, next %d; at %d of %d to %d", r.una, place, r.sent, r.next, r.at, r.flight.head, r.flight.tail)
+	}
+	out, reads, ordered := 0, 0, 0
+	for n := r.flight.head; n != r.flight.tail; n++ {
+		w := r.flight.at(n)
+		if w.kind == opRead || w.kind == opAtomic {
+			ordered++
+		}
+		from, to := max(r.una.Diff(w.first), 0), min(place.Diff(w.first), w.packets)
+		if from >= to {
+			continue
+		}
+		out += w.cost(qp.mtu, from, to)
+		switch w.kind {
+		case opRead:
+			reads += (to-1)/qp.chunkPackets() - from/qp.chunkPackets() + 1
+		case opAtomic:
+			reads++
+		}
+	}
+	if out != r.out || reads != r.reads || ordered != r.ordered || r.reads > int(qp.attr.MaxRdAtomic) {
+		t.Errorf("out %d, reads %d, ordered %d; the work requests say %d, %d, %d", r.out, r.reads, r.ordered, out, reads, ordered)
 	}
 }
 

@@ -230,10 +230,7 @@ func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
 	undo := func() bool {
 		p.build.cut(mark)
 		p.gather.reset()
-		if reliable {
-			r.out -= w.cost(qp.mtu, start, r.pkt)
-			r.pkt = start
-		}
+		r.pkt = start
 		return qp.unreadable(w)
 	}
 	for r.pkt < w.packets {

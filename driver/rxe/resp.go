@@ -109,7 +109,7 @@ func (qp *QP) receiveReliable(p *pass, k *packet) {
 		return
 	case ahead < 0:
 		qp.dev.counters.add(cntDupReq, 1)
-		qp.receiveDuplicate(p, k)
+		qp.receiveDuplicate(k)
 		return
 	}
 	psn := r.psn
@@ -219,7 +219,7 @@ func (qp *QP) execute(p *pass, k *packet) verdict {
 	case opWrite:
 		v = qp.executeWrite(p, k, starts, ends)
 	case opRead:
-		return qp.executeRead(p, k)
+		return qp.executeRead(k)
 	case opAtomic:
 		return qp.executeAtomic(p, k)
 	}
@@ -347,7 +347,7 @@ func (qp *QP) permits(key uint32, right ib.AccessFlags, addr uint64, length int)
 	return m.region.Contains(addr, uint64(length))
 }
 
-func (qp *QP) executeRead(p *pass, k *packet) verdict {
+func (qp *QP) executeRead(k *packet) verdict {
 	r := &qp.resp
 	h := k.RETH()
 	length := int(h.DMALen())
@@ -356,9 +356,6 @@ func (qp *QP) executeRead(p *pass, k *packet) verdict {
 	}
 	if !qp.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), length) {
 		return denied
-	}
-	if !qp.settle(p) { // it reads what was written before
-		return refused
 	}
 	r.msn++
 	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), addr: h.VA(), key: h.RKey(), length: length, msn: r.msn}
@@ -374,7 +371,7 @@ func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || len(r.replies) >= int(qp.attr.MaxDestRdAtomic) {
 		return invalid
 	}
-	if !qp.settle(p) {
+	if !qp.settle(p) { // it finds what was written before
 		return refused
 	}
 	m := qp.dev.memory(qp.pd, h.RKey(), ib.AccessRemoteAtomic)
@@ -409,7 +406,7 @@ func (qp *QP) remember(x *past) {
 // receiveDuplicate handles a request that was executed before (IBA 9.7.4.1.3): SEND and RDMA WRITE are
 // acknowledged again, RDMA READ is executed again, and of an atomic the result is sent again. A request of which
 // nothing is known is dropped.
-func (qp *QP) receiveDuplicate(p *pass, k *packet) {
+func (qp *QP) receiveDuplicate(k *packet) {
 	r := &qp.resp
 	if k.Flags&(roce.FlagRead|roce.FlagAtomic) == 0 {
 		if !r.ack.due {
@@ -431,7 +428,6 @@ func (qp *QP) receiveDuplicate(p *pass, k *packet) {
 			}
 			again.addr, again.left = h.VA(), int(h.DMALen())
 		}
-		qp.settle(p)
 		// What was still to be sent from here on will be asked for again.
 		for n, y := range r.replies {
 			if !y.psn.Less(k.psn) {

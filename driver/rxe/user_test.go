@@ -445,6 +445,7 @@ func TestAbandon(t *testing.T) {
 		}
 		delete(want, wc.WRID)
 	}
+	check(t, Abandon(u.path))
 	if wc, ok := u.cqueue.poll(); ok {
 		t.Fatalf("one too many: %+v", wc)
 	}

@@ -134,9 +134,7 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		w.status = qp.decodeUD(w, h.WR.UD())
 		return
 	}
-	if w.length > maxMsgSize {
-		w.status = abi.WCLocLenErr
-	} else if w.kind != opAtomic {
+	if w.kind != opAtomic {
 		w.packets = qp.pathMTU.Packets(uint32(w.length))
 	}
 }

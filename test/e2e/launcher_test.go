@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -89,7 +90,7 @@ func TestOnDemand(t *testing.T) {
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
 			w := newWorld(t, u, "")
-			t.Cleanup(func() { w.cmd(nil, "stop").Run() })
+			t.Cleanup(func() { w.cmd(context.Background(), "stop").Run() })
 			// Several at once: one service.
 			var cmds []*exec.Cmd
 			for range 4 {
@@ -110,7 +111,7 @@ func TestOnDemand(t *testing.T) {
 			}
 			w.out("stop")
 			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-				err := w.cmd(nil, "link", "show").Run()
+				err := w.cmd(context.Background(), "link", "show").Run()
 				if exitCode(err) == 125 {
 					break
 				}

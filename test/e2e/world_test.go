@@ -115,7 +115,7 @@ func (w *world) start(args ...string) {
 	t := w.t
 	t.Helper()
 	w.log = &bytes.Buffer{}
-	w.serve = w.cmd(nil, append([]string{"serve"}, args...)...)
+	w.serve = w.cmd(context.Background(), append([]string{"serve"}, args...)...)
 	w.serve.Stderr = w.log
 	if err := w.serve.Start(); err != nil {
 		t.Fatal(err)
@@ -160,9 +160,6 @@ func tail(s string, lines int) string {
 
 // cmd is a verbena command in this world.
 func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
-	if ctx == nil {
-		ctx = context.Background()
-	}
 	argv := append([]string{binary(w.t)}, args...)
 	if w.netns != "" {
 		argv = append([]string{"ip", "netns", "exec", w.netns}, argv...)

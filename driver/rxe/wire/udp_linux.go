@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver/rxe/wire/netdev"
+	"verbena/internal/sched"
 	"verbena/roce"
 )
 
@@ -90,6 +91,7 @@ func (n udp) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 	go func() {
 		defer close(e.done)
 		runtime.LockOSThread()
+		sched.Prompt()
 		defer runtime.UnlockOSThread()
 		rx.run()
 	}()

@@ -162,7 +162,7 @@ func programCommands(args []string) {
 func programHold(args []string) {
 	openDevice()
 	fmt.Println("open")
-	select {}
+	sleep()
 }
 
 // programLastClose passes the device on in various ways; the test sees in /proc when a step has been done.
@@ -201,8 +201,11 @@ func programLastClose(args []string) {
 	case "exec": // closes on exec
 		must(0, unix.Exec("/bin/sleep", []string{"sleep", "1000"}, os.Environ()))
 	}
-	select {}
+	sleep()
 }
+
+// sleep is for ever. (Go would take an empty select for a deadlock.)
+func sleep() { time.Sleep(time.Hour) }
 
 func init() {
 	inner := programs["lastclose"]
@@ -367,7 +370,7 @@ func programService(args []string) {
 	for {
 		time.Sleep(time.Millisecond)
 		srv.mu.Lock()
-		busy := len(srv.files) > 0 && srv.files[0].ioctls.Load() == 2 && srv.files[0].writes.Load() > 1000
+		busy := len(srv.files) > 0 && srv.files[0].waiting.Load() == 2 && srv.files[0].writes.Load() > 1000
 		srv.mu.Unlock()
 		if busy {
 			fmt.Println("busy")
