@@ -25,6 +25,18 @@ func BenchmarkDoorbell(b *testing.B) {
 	}
 }
 
+// BenchmarkPingPong is a doorbell after another thread's doorbell.
+func BenchmarkPingPong(b *testing.B) {
+	w := newWorld(b)
+	code, out := w.finish(w.startSelf("pingpong", strconv.Itoa(b.N)))
+	ns, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
+	if code != 0 || err != nil {
+		b.Fatalf("exit code %d, printed %q", code, out)
+	}
+	b.ReportMetric(ns/float64(b.N), "ns/doorbell")
+	b.ReportMetric(0, "ns/op")
+}
+
 // BenchmarkPath is the round trip of stat(2) on a path that is not virtual, and on one that is.
 func BenchmarkPath(b *testing.B) {
 	for _, path := range []string{"/etc/hostname", deviceFile} {

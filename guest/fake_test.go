@@ -161,7 +161,7 @@ type fakeFile struct {
 	uid, pid int
 	mem      uverbs.Memory
 	region   ib.Shared
-	writes   atomic.Int64
+	rung     atomic.Int64
 	waiting  atomic.Int64 // in opWait
 	closed   chan struct{}
 	gate     chan struct{} // opWait takes from it, opGo puts into it
@@ -182,8 +182,7 @@ const (
 )
 
 func (f *fakeFile) Write(c uverbs.Caller, addr uint64, n int) (int, error) {
-	f.writes.Add(1)
-	f.region.Mem[8]++
+	binary.NativeEndian.PutUint32(f.region.Mem[8:], uint32(f.rung.Add(1)))
 	return n, nil
 }
 

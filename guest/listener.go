@@ -25,23 +25,24 @@ func newSource(listener, stop *os.File) *source {
 // It polls because before Linux 6.11 to receive from a listener without processes would sleep for ever.
 func (s *source) next(n *notification) bool {
 	for {
-		if _, err := unix.Poll(s.fds[:], -1); err != nil {
-			if err == unix.EINTR {
-				continue
-			}
+		if ready, ok := s.poll(-1); !ok {
 			return false
+		} else if ready && receive(s.listener, n) == nil {
+			return true
 		}
-		if s.fds[1].Revents != 0 {
-			return false
-		}
-		if s.fds[0].Revents&unix.POLLIN != 0 {
-			if receive(s.listener, n) == nil {
-				return true
-			}
-			continue // its thread was killed meanwhile
-		}
-		if s.fds[0].Revents != 0 {
-			return false
-		}
+		// A signal, or the thread was killed meanwhile.
 	}
+}
+
+// poll waits up to a time in milliseconds, -1 for ever, for a notification. ok is false at the end.
+func (s *source) poll(timeout int) (ready, ok bool) {
+	n, err := unix.Poll(s.fds[:], timeout)
+	if err != nil || n == 0 {
+		return false, err == nil || err == unix.EINTR
+	}
+	if s.fds[1].Revents != 0 {
+		return false, false
+	}
+	ready = s.fds[0].Revents&unix.POLLIN != 0
+	return ready, ready || s.fds[0].Revents == 0
 }

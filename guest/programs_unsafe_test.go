@@ -36,6 +36,7 @@ var programs = map[string]func(args []string){
 	"gone":      programGone,
 	"opens":     programOpens,
 	"stats":     programStats,
+	"pingpong":  programPingPong,
 	"launcher":  programLauncher,
 }
 
@@ -370,7 +371,7 @@ func programService(args []string) {
 	for {
 		time.Sleep(time.Millisecond)
 		srv.mu.Lock()
-		busy := len(srv.files) > 0 && srv.files[0].waiting.Load() == 2 && srv.files[0].writes.Load() > 1000
+		busy := len(srv.files) > 0 && srv.files[0].waiting.Load() == 2 && srv.files[0].rung.Load() > 1000
 		srv.mu.Unlock()
 		if busy {
 			fmt.Println("busy")
@@ -405,4 +406,28 @@ func programLauncher(args []string) {
 	s.Close()
 	os.RemoveAll(dir)
 	os.Exit(code)
+}
+
+// programPingPong has two threads wait busily for each other's doorbells, as programs do that poll their completion
+// queues.
+func programPingPong(args []string) {
+	fd := openDevice()
+	mem := must(unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
+	rung := (*uint32)(unsafe.Pointer(&mem[8]))
+	n := uint32(must(strconv.Atoi(args[0])))
+	start := time.Now()
+	var wg sync.WaitGroup
+	for me := range uint32(2) {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			var b [32]byte
+			for i := me; i < n; i += 2 {
+				for atomic.LoadUint32(rung) != i {
+				}
+				unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&b)), uintptr(len(b)))
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Println(time.Since(start).Nanoseconds())
 }

@@ -104,7 +104,7 @@ func TestCommands(t *testing.T) {
 	if f.uid != os.Geteuid() || f.name != "exe" {
 		t.Errorf("opened by user %d, name %q", f.uid, f.name)
 	}
-	if n := f.writes.Load(); n != 4 {
+	if n := f.rung.Load(); n != 4 {
 		t.Errorf("%d doorbells, want 4", n)
 	}
 	var panics int

@@ -68,11 +68,14 @@ func sendAddFD(listener int, a *addFD) (int, error) {
 	return int(r), err
 }
 
-// setSyncWakeUp tells the scheduler that the thread which traps and the one which answers take turns. EINVAL before
+// setSyncWakeUp tells the scheduler whether the thread that traps and the one that answers take turns. EINVAL before
 // Linux 6.6.
-func setSyncWakeUp(listener int) error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS,
-		unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
+func setSyncWakeUp(listener int, on bool) error {
+	var flags uintptr
+	if on {
+		flags = unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP
+	}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, flags)
 	if errno != 0 {
 		return errno
 	}

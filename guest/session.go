@@ -36,6 +36,9 @@ type Session struct {
 	firstFD  uint32 // the first number that a command file may get
 	done     chan struct{}
 
+	canSync bool        // the kernel has SYNC_WAKE_UP
+	sync    atomic.Bool // and it is on
+
 	turn    turn
 	workers sync.WaitGroup
 	cache   [cacheSize]atomic.Pointer[descriptor]
@@ -88,7 +91,11 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, erro
 			return fail(err)
 		}
 	}
-	if err := setSyncWakeUp(t.fd); err != nil && !errors.Is(err, unix.EINVAL) {
+	switch err := setSyncWakeUp(t.fd, true); {
+	case err == nil:
+		t.canSync = true
+		t.sync.Store(true)
+	case !errors.Is(err, unix.EINVAL):
 		os.Remove(t.dir)
 		return fail(fmt.Errorf("the descriptor is no seccomp listener: %w", err))
 	}
@@ -111,6 +118,14 @@ func (t *Session) Done() <-chan struct{} { return t.done }
 
 // Dir is where the queue files of the session's open device files are, and nothing else.
 func (t *Session) Dir() string { return t.dir }
+
+// syncWakeUp turns the kernel's way to wake on or off. Several workers may differ; that costs time, nothing else.
+func (t *Session) syncWakeUp(on bool) {
+	if t.canSync && t.sync.Load() != on {
+		t.sync.Store(on)
+		_ = setSyncWakeUp(t.fd, on)
+	}
+}
 
 // finish waits for the end and cleans up.
 func (t *Session) finish() {

@@ -27,6 +27,7 @@ type worker struct {
 
 	// The present call.
 	n    notification
+	late bool        // it had to wait until this worker was free
 	desc *descriptor // what argument 0 is, for calls on a device file
 	path [unix.PathMax]byte
 
@@ -54,14 +55,44 @@ func (w *worker) run() {
 		t.take(w)
 		w.hasTurn = true
 		for w.hasTurn {
-			if !w.source.next(&w.n) {
+			if !w.receive() {
 				t.release() // for the next worker to find out
 				return
 			}
-			t.note(w.n.tid)
 			w.answer()
 		}
 	}
+}
+
+// receive waits for the next call, false at the end.
+//
+// The kernel's way to wake (SYNC_WAKE_UP) puts the one that is woken on the processor of the one that wakes it. That
+// is the fastest way for a caller and a worker that take turns. But the caller of a call that had to wait sleeps on
+// another processor, and would be drawn to this one, where others that wait busily keep it from running. So a late
+// call is answered in the ordinary way.
+func (w *worker) receive() bool {
+	s := w.session
+	w.late = false
+	for s.turn.shared() {
+		ready, ok := w.source.poll(0)
+		if !ok {
+			return false
+		}
+		if !ready {
+			break
+		}
+		if receive(s.fd, &w.n) == nil {
+			w.late = true
+			s.turn.note(w.n.tid)
+			return true
+		}
+	}
+	s.syncWakeUp(true)
+	if !w.source.next(&w.n) {
+		return false
+	}
+	s.turn.note(w.n.tid)
+	return true
 }
 
 // verdict is what becomes of a call.
@@ -105,6 +136,9 @@ func (w *worker) answer() {
 		r.errno = -int32(errno(v.err))
 	default:
 		r.val = v.val
+	}
+	if w.late {
+		w.session.syncWakeUp(false)
 	}
 	// ENOENT: the thread was killed. Descriptors that it was given have gone with it, and their last close is seen.
 	if err := send(w.session.fd, &r); err != nil && err != unix.ENOENT {

@@ -45,7 +45,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 		}
 	}
 	runtime.KeepAlive(path)
-	if file.writes.Load() == 0 {
+	if file.rung.Load() == 0 {
 		t.Error("no doorbell arrived")
 	}
 }

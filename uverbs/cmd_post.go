@@ -28,6 +28,10 @@ func cmdPostSend(c *call) error {
 	if req.WRCount == 0 {
 		c.room = 0
 		if qp.res.user != nil {
+			// What is posted too early stays in the queue; the program learns now that it will not be sent.
+			if s := qp.res.State(); s < ib.QPRTS {
+				return fmt.Errorf("queue pair %d is in state %v, it cannot send yet: %w", qp.res.Num(), s, syscall.EINVAL)
+			}
 			c.hold()
 			qp.res.user.Doorbell()
 		}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 
+	"verbena/ib"
 	"verbena/uverbs/abi"
 )
 
@@ -70,7 +71,8 @@ func (f *File) ringPosted() (rang bool) {
 	return rang
 }
 
-// ringHandle rings as the doorbell command in b says. It reports false when b is anything else, or wrong.
+// ringHandle rings as the doorbell command in b says. It reports false when b is anything else, or wrong, or the
+// queue pair cannot send.
 func (f *File) ringHandle(b []byte) (rang bool) {
 	hdr, _ := abi.Decode[abi.CmdHdr](b)
 	req, ok := abi.Decode[abi.PostSend](b[cmdHdrSize:])
@@ -85,7 +87,7 @@ func (f *File) ringHandle(b []byte) (rang bool) {
 	f.bells.mu.RLock()
 	defer f.bells.mu.RUnlock()
 	qp := f.bells.byHandle[req.QPHandle]
-	if qp == nil {
+	if qp == nil || qp.State() < ib.QPRTS {
 		return false
 	}
 	f.dev.ib.HoldCallbacks()

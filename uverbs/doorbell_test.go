@@ -1,6 +1,7 @@
 package uverbs
 
 import (
+	"errors"
 	"sync"
 	"syscall"
 	"testing"
@@ -51,6 +52,20 @@ func doorbell(qp uint32) []byte {
 
 func (p *program) ring(qp uint32) error { return p.write(doorbell(qp)) }
 
+// The program learns that what it posts too early is not sent. (test_post_send_qp_state_bad_flow of pyverbs)
+func TestDoorbellTooEarly(t *testing.T) {
+	for _, form := range []form{byIoctl, byWrite} {
+		p := newWorld(t).start(form)
+		handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, abi.QPTRC).QPHandle
+		if err := p.ring(handle); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("ringing for a queue pair in RESET: %v, want EINVAL", err)
+		}
+		if n := p.fakeQP(handle).rung.Load(); n != 0 {
+			t.Errorf("rung %d times", n)
+		}
+	}
+}
+
 // With commands by ioctl a doorbell is answered without a look at it, as long as that is cheap and safe.
 func TestDoorbell(t *testing.T) {
 	for _, test := range []struct {
@@ -75,7 +90,7 @@ func TestDoorbell(t *testing.T) {
 			var handle uint32
 			for range test.qps {
 				handle = p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
-				qps = append(qps, p.fakeQP(handle))
+				qps = append(qps, p.fakeQP(handle).ready())
 			}
 			last := qps[len(qps)-1]
 			if test.plain {
@@ -139,7 +154,7 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			p := newWorld(t).start(test.form)
 			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, abi.QPTRC).QPHandle
-			qp, cmd := p.fakeQP(handle), p.store(doorbell(handle))
+			qp, cmd := p.fakeQP(handle).ready(), p.store(doorbell(handle))
 			addr := addressOf(cmd)
 			if n := testing.AllocsPerRun(200, func() {
 				qp.posted.Store(1)
@@ -163,7 +178,7 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	p := w.start(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	steady := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
-	steadyQP := p.fakeQP(steady)
+	steadyQP := p.fakeQP(steady).ready()
 	cmd := addressOf(p.store(doorbell(steady)))
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -182,7 +197,7 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	})
 	for range 300 {
 		qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
-		fake := p.fakeQP(qp)
+		fake := p.fakeQP(qp).ready()
 		fake.posted.Store(1)
 		if _, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp}); err != nil {
 			t.Fatal(err)

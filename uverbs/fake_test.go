@@ -299,6 +299,14 @@ func (q *fakeQP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error 
 	return nil
 }
 
+// ready has the queue pair say that it can send.
+func (q *fakeQP) ready() *fakeQP {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.attr.State = ib.QPRTS
+	return q
+}
+
 func (q *fakeQP) State() ib.QPState {
 	q.mu.Lock()
 	defer q.mu.Unlock()

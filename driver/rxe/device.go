@@ -14,6 +14,7 @@ import (
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib"
 	"verbena/roce"
+	"verbena/uverbs/abi"
 )
 
 // Config says what a device is made of.
@@ -185,6 +186,10 @@ const (
 	portPhysDisabled   = 3
 	portPhysLinkUp     = 5
 )
+
+// UserABI is the driver's number and the version of its private data in the user ABI (RDMA_DRIVER_RXE,
+// RXE_UVERBS_ABI_VERSION): those of the kernel's rxe, whose provider in libibverbs works with this driver.
+func (d *Device) UserABI() (driverID, version uint32) { return uint32(abi.DriverRXE), 2 }
 
 // QueryDevice implements ib.Driver.
 func (d *Device) QueryDevice() (ib.DeviceAttr, error) {

@@ -74,13 +74,12 @@ func TestMemoryGone(t *testing.T) {
 		{"source of a read", ib.WRRDMARead, false, ib.WCRemAccessErr, ib.WCWRFlushErr},
 		{"target of an atomic", ib.WRAtomicFetchAdd, false, ib.WCRemAccessErr, ib.WCWRFlushErr},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		both := func(t *testing.T, size int) {
 			eachNetwork(t, func(t *testing.T, s setup) {
 				b := newBench(t, s)
 				b.connect(conn{})
 				ua, ma := register(b.a)
 				ub, mb := register(b.b)
-				size := 50_000
 				if c.op == ib.WRAtomicFetchAdd {
 					size = 8
 				}
@@ -104,7 +103,9 @@ func TestMemoryGone(t *testing.T) {
 				check(t, ma.Dereg())
 				check(t, mb.Dereg())
 			})
-		})
+		}
+		t.Run(c.name+", one packet", func(t *testing.T) { both(t, 500) })
+		t.Run(c.name+", many", func(t *testing.T) { both(t, 50_000) })
 	}
 }
 

@@ -150,7 +150,7 @@ func (qp *QP) freeRings() {
 	qp.rq.free()
 }
 
-// sendWQE and recvWQE sizes of the queue pair's slots, without what rounding added.
+// sendSlot and recvSlot are the pass's room for a copy of a work request, as long as the queue pair's can be.
 func (qp *QP) sendSlot(p *pass) []byte {
 	return p.slot[:abi.RXESendWQESize+int(qp.cap.MaxInlineData)]
 }

@@ -171,7 +171,7 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status abi.WCStatus) {
 	case qp.typ == ib.QPTypeRC:
 		qp.acknowledge(s, psn)
 	case !own:
-		r.op, r.drop, r.wqe.filled = opNone, true, 0
+		r.op, r.drop = opNone, true
 		return
 	}
 	switch {

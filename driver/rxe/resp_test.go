@@ -90,6 +90,74 @@ func (d *dialogue) hears(want ...string) {
 	}
 }
 
+// TestRequester plays the responder's part.
+func TestRequester(t *testing.T) {
+	const mtu = 256
+	ack := func(d *dialogue, psn roce.PSN, s roce.Syndrome) {
+		buf := make([]byte, roce.RCAcknowledge.PacketLen(0))
+		k := roce.NewPacket(buf, &roce.BTHFields{Opcode: roce.RCAcknowledge, PKey: roce.DefaultPKey, DestQPN: d.b.qp.Num(), PSN: psn}, 0)
+		k.AETH().Encode(s, 0)
+		p := d.b.dev.begin(true)
+		p.receive(d.b.dev, addrA, addrB, [][]byte{k.Data[:len(buf)-roce.ICRCLen]})
+		p.end()
+	}
+	window := func(d *dialogue, packets int) {
+		qp := d.b.qp.Driver().(*QP)
+		qp.mu.Lock()
+		defer qp.mu.Unlock()
+		qp.req.window = packets * (mtu + packetCost)
+	}
+	for _, c := range []struct {
+		name  string
+		bytes int
+		play  func(d *dialogue)
+	}{
+		{"the window opens with acknowledgements", 4 * mtu, func(d *dialogue) {
+			d.hears("SEND First 0 (256)", "SEND Middle 1 (256)")
+			ack(d, 0, roce.ACKUnlimited)
+			window(d, 2)
+			d.hears("SEND Middle 2 (256)", "SEND Last 3 (256)")
+		}},
+		{"what had arrived after all is not sent again", 8 * mtu, func(d *dialogue) {
+			d.hears("SEND First 0 (256)", "SEND Middle 1 (256)")
+			window(d, 100)
+			ack(d, 0, roce.ACKUnlimited)
+			d.hears("SEND Middle 2 (256)", "SEND Middle 3 (256)", "SEND Middle 4 (256)", "SEND Middle 5 (256)", "SEND Middle 6 (256)", "SEND Last 7 (256)")
+			window(d, 2)
+			ack(d, 1, roce.NAKPSNSequenceError) // halves the window
+			d.hears("SEND Middle 1 (256)")
+			ack(d, 5, roce.ACKUnlimited)
+			d.hears("SEND Middle 6 (256)", "SEND Last 7 (256)")
+			ack(d, 7, roce.ACKUnlimited)
+			d.hears()
+			d.b.expect(ib.WC{ID: 1, Opcode: ib.WCSend})
+		}},
+		{"acknowledgements of nothing", mtu, func(d *dialogue) {
+			d.hears("SEND Only 0 (256)")
+			ack(d, 1, roce.ACKUnlimited)             // not sent
+			ack(d, 1<<23, roce.ACKUnlimited)         // far away
+			ack(d, 0xffffff, roce.ACKUnlimited)      // before the first
+			ack(d, 0xffffff, roce.NAKInvalidRequest) // the same
+			ack(d, 0, roce.Syndrome(0xff))           // reserved
+			ack(d, 1, roce.NAKRemoteAccessError)     // not sent
+			d.hears()
+			d.b.none()
+			ack(d, 0, roce.ACKUnlimited)
+			d.b.expect(ib.WC{ID: 1, Opcode: ib.WCSend})
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := newDialogue(t, ib.QPTypeRC, conn{mtu: ib.MTU256})
+				d.net.SetLink(addrA, false)
+				window(d, 2)
+				d.b.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: d.b.sge(0, c.bytes)})
+				c.play(d)
+			})
+		})
+	}
+}
+
 // TestResponder plays dialogues, packet by packet.
 func TestResponder(t *testing.T) {
 	const mtu = 256

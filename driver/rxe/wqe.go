@@ -201,11 +201,11 @@ func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
 		if wr.AH == nil {
 			return 0, fmt.Errorf("datagram without address handle: %w", syscall.EINVAL)
 		}
-		h2, ok := wr.AH.Driver().(*ah)
+		to, ok := wr.AH.Driver().(*ah)
 		if !ok {
 			return 0, fmt.Errorf("address handle of another driver: %w", syscall.EINVAL)
 		}
-		*h.WR.UD() = abi.RXESendWRUD{RemoteQPN: wr.RemoteQPN, RemoteQKey: wr.RemoteQKey, AHNum: h2.num}
+		*h.WR.UD() = abi.RXESendWRUD{RemoteQPN: wr.RemoteQPN, RemoteQKey: wr.RemoteQKey, AHNum: to.num}
 	case kind == opWrite, kind == opRead:
 		*h.WR.RDMA() = abi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
 		h.IOVA = wr.RemoteAddr
