@@ -3,6 +3,8 @@ package guest
 import (
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // turn is the right of one of a session's threads to receive. Two that waited for the same notification would both be
@@ -12,7 +14,7 @@ import (
 //
 //   - As long as only one thread calls, its calls are answered without passing the turn, but if one takes longer
 //     than patience, the turn is passed by a watchdog.
-//   - When several threads of the program call, the turn is passed before each call that may take long: any but a
+//   - While several threads of the program call, the turn is passed before each call that may take long: any but a
 //     doorbell, and doorbells too if they have taken longer than worthPassing lately.
 //
 // A worker's way:
@@ -30,19 +32,21 @@ type turn struct {
 	watching atomic.Bool // the watchdog's timer runs
 
 	// Who calls; written by the holder.
-	calls       atomic.Uint64
-	lastCaller  atomic.Uint32
-	sharedUntil atomic.Uint64 // in calls
-	doorbell    atomic.Int64  // what one took lately, in nanoseconds
+	lastCaller atomic.Uint32
+	mixture    atomic.Int32 // of callers, lately
+	doorbell   atomic.Int64 // the processor time that one took lately, in nanoseconds
 
 	holder atomic.Pointer[worker]
 }
 
 const (
 	patience     = 5 * time.Millisecond
-	worthPassing = 10 * time.Microsecond
-	// sharedFor is for how many calls a program counts as one that calls from several threads.
-	sharedFor = 4096
+	worthPassing = 20 * time.Microsecond
+	// Each change of callers counts for so many calls of one caller, up to a limit.
+	changeCounts = 64
+	mixtureLimit = 16 * changeCounts
+	// mixed is when a program counts as one that calls from several threads: not for one stray call among others.
+	mixed = 2 * changeCounts
 	// maxWorkers bounds how many calls of one session are answered at a time.
 	maxWorkers = 16
 )
@@ -95,16 +99,18 @@ func (t *turn) pass() {
 
 // note takes down who calls.
 func (t *turn) note(tid uint32) {
-	n := t.calls.Add(1)
-	if last := t.lastCaller.Load(); last != tid {
+	m := t.mixture.Load()
+	switch {
+	case t.lastCaller.Load() != tid:
 		t.lastCaller.Store(tid)
-		if last != 0 {
-			t.sharedUntil.Store(n + sharedFor)
-		}
+		t.mixture.Store(min(m+changeCounts, mixtureLimit))
+	case m > 0:
+		t.mixture.Store(m - 1)
 	}
 }
 
-func (t *turn) shared() bool { return t.calls.Load() < t.sharedUntil.Load() }
+// shared reports whether several threads of the program call.
+func (t *turn) shared() bool { return t.mixture.Load() > mixed }
 
 // begin is called by the holder before a call is answered that may take long. end must follow.
 func (w *worker) begin(c call) {
@@ -117,9 +123,9 @@ func (w *worker) begin(c call) {
 		}
 		return
 	}
-	w.timed = c == callWrite
-	if w.timed {
-		w.began.Store(time.Now().UnixNano())
+	if c == callWrite {
+		w.timed = true
+		w.used = threadTime()
 		if t.doorbell.Load() < int64(worthPassing) {
 			return
 		}
@@ -134,11 +140,28 @@ func (w *worker) end() {
 	if w.timed {
 		w.timed = false
 		last := t.doorbell.Load()
-		t.doorbell.Store(last + (time.Now().UnixNano()-w.began.Load()-last)/8)
+		t.doorbell.Store(last + (threadTime()-w.used-last)/8)
 	}
 	if w.busy.Load() != idle && !w.busy.CompareAndSwap(busy, idle) {
 		w.busy.Store(idle)
 		w.hasTurn = false // claimed
+	}
+}
+
+// threadTime is the processor time of the calling thread, in nanoseconds.
+func threadTime() int64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
+	return ts.Nano()
+}
+
+// preferShortRuns asks for the calling thread to run soon rather than for long (since Linux 6.12). Otherwise a worker
+// could wait for milliseconds until a program's time slice is over that polls a completion queue.
+func preferShortRuns() {
+	attr, err := unix.SchedGetAttr(0, 0)
+	if err == nil && attr.Policy == unix.SCHED_NORMAL {
+		attr.Runtime = uint64(100 * time.Microsecond)
+		_ = unix.SchedSetAttr(0, attr, 0)
 	}
 }
 

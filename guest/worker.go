@@ -27,7 +27,6 @@ type worker struct {
 
 	// The present call.
 	n    notification
-	late bool        // it had to wait until this worker was free
 	desc *descriptor // what argument 0 is, for calls on a device file
 	path [unix.PathMax]byte
 
@@ -35,6 +34,7 @@ type worker struct {
 	busy  atomic.Uint32 // busyState
 	began atomic.Int64  // in nanoseconds
 	timed bool
+	used  int64 // the thread's processor time before, if timed
 }
 
 var _ uverbs.Caller = (*worker)(nil)
@@ -65,33 +65,16 @@ func (w *worker) run() {
 }
 
 // receive waits for the next call, false at the end.
-//
-// The kernel's way to wake (SYNC_WAKE_UP) puts the one that is woken on the processor of the one that wakes it. That
-// is the fastest way for a caller and a worker that take turns. But the caller of a call that had to wait sleeps on
-// another processor, and would be drawn to this one, where others that wait busily keep it from running. So a late
-// call is answered in the ordinary way.
 func (w *worker) receive() bool {
-	s := w.session
-	w.late = false
-	for s.turn.shared() {
-		ready, ok := w.source.poll(0)
-		if !ok {
-			return false
-		}
-		if !ready {
-			break
-		}
-		if receive(s.fd, &w.n) == nil {
-			w.late = true
-			s.turn.note(w.n.tid)
-			return true
-		}
-	}
-	s.syncWakeUp(true)
 	if !w.source.next(&w.n) {
 		return false
 	}
-	s.turn.note(w.n.tid)
+	t := w.session
+	t.turn.note(w.n.tid)
+	// The kernel's way to wake, SYNC_WAKE_UP, puts the thread that is woken on the processor of the one that wakes it:
+	// several times as fast for a caller and a worker that take turns. Several callers it draws to one processor, where
+	// those that poll a completion queue keep the others from running.
+	t.syncWakeUp(!t.turn.shared())
 	return true
 }
 
@@ -136,9 +119,6 @@ func (w *worker) answer() {
 		r.errno = -int32(errno(v.err))
 	default:
 		r.val = v.val
-	}
-	if w.late {
-		w.session.syncWakeUp(false)
 	}
 	// ENOENT: the thread was killed. Descriptors that it was given have gone with it, and their last close is seen.
 	if err := send(w.session.fd, &r); err != nil && err != unix.ENOENT {

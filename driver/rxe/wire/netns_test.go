@@ -300,7 +300,7 @@ func TestWireReceive(t *testing.T) {
 				t.Fatalf("%v: packet %d arrived as the %d-th", here, psn, i)
 			}
 		}
-		for _, src := range c.srcs {
+		for _, src := range c.sources() {
 			if src != there {
 				t.Fatalf("came from %v, want %v", src, there)
 			}

@@ -70,6 +70,13 @@ func (c *collector) wait(n int) [][]byte {
 	return slices.Clone(c.packets)
 }
 
+// sources are where the packets came from.
+func (c *collector) sources() []netip.Addr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.srcs)
+}
+
 func (c *collector) count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
