@@ -155,16 +155,6 @@ func threadTime() int64 {
 	return ts.Nano()
 }
 
-// preferShortRuns asks for the calling thread to run soon rather than for long (since Linux 6.12). Otherwise a worker
-// could wait for milliseconds until a program's time slice is over that polls a completion queue.
-func preferShortRuns() {
-	attr, err := unix.SchedGetAttr(0, 0)
-	if err == nil && attr.Policy == unix.SCHED_NORMAL {
-		attr.Runtime = uint64(100 * time.Microsecond)
-		_ = unix.SchedSetAttr(0, attr, 0)
-	}
-}
-
 // watch starts the watchdog, if it is not running.
 func (t *turn) watch() {
 	if t.watching.CompareAndSwap(false, true) {
