@@ -14,6 +14,7 @@ type Core struct {
 	cond    sync.Cond // on mu; an attachment changed its state
 	devices []*Device
 	clients []*Client
+	check   *checker // of devices to come; nil: off
 }
 
 // Client is a consumer that follows the devices (struct ib_client). Its fields do not change after
@@ -48,6 +49,12 @@ type attachment struct {
 	data   any
 }
 
+func (c *Core) checker() *checker {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.check
+}
+
 func (c *Core) lock() {
 	c.mu.Lock()
 	if c.cond.L == nil {
@@ -59,6 +66,9 @@ func (c *Core) lock() {
 // it returns. A client that fails is logged by the caller's choice of Device.Log and left out. The device must be
 // ready for use. It may sleep. (ib_register_device)
 func (c *Core) Register(d *Device) error {
+	k := c.checker()
+	f, _ := k.register("Core.Register", d, nil)
+	defer f.leave()
 	c.lock()
 	defer c.mu.Unlock()
 	if s := d.State(); s != DeviceNew {
@@ -70,6 +80,10 @@ func (c *Core) Register(d *Device) error {
 		}
 	}
 	d.core = c
+	if k != nil {
+		d.registered = callers(0)
+		d.check.Store(k)
+	}
 	d.state.Store(int32(DeviceActive))
 	c.devices = append(c.devices, d)
 	for _, cl := range slices.Clone(c.clients) {
@@ -83,6 +97,12 @@ func (c *Core) Register(d *Device) error {
 // device is gone all the same. It may sleep, and must not be called from Add, Remove or a callback.
 // (ib_unregister_device)
 func (c *Core) Unregister(d *Device) error {
+	k := d.check.Load()
+	f, err := k.register("Core.Unregister", d, nil)
+	defer f.leave()
+	if err != nil {
+		return fmt.Errorf("unregister device %s: called from what it would wait for: %w", d.name, err)
+	}
 	c.lock()
 	if !slices.Contains(c.devices, d) || d.leaving {
 		c.mu.Unlock()
@@ -93,9 +113,14 @@ func (c *Core) Unregister(d *Device) error {
 		c.detach(d, d.attached[len(d.attached)-1])
 	}
 	c.devices = slices.DeleteFunc(c.devices, func(o *Device) bool { return o == d })
-	d.state.Store(int32(DeviceGone))
 	c.mu.Unlock()
 	d.callbacks.drain()
+	if k != nil {
+		at := callers(0)
+		d.unregistered.Store(&at)
+		k.leftBehind(d, nil, "Core.Unregister")
+	}
+	d.state.Store(int32(DeviceGone))
 	if left := d.Objects().String(); left != "" {
 		return fmt.Errorf("unregister device %s: left behind by clients: %s: %w", d.name, left, syscall.EBUSY)
 	}
@@ -105,6 +130,8 @@ func (c *Core) Unregister(d *Device) error {
 // RegisterClient makes the client known; its Add is called for every present device before it returns. It may
 // sleep. (ib_register_client)
 func (c *Core) RegisterClient(cl *Client) error {
+	f, _ := c.checker().register("Core.RegisterClient", nil, cl)
+	defer f.leave()
 	c.lock()
 	defer c.mu.Unlock()
 	if slices.Contains(c.clients, cl) {
@@ -121,6 +148,11 @@ func (c *Core) RegisterClient(cl *Client) error {
 // UnregisterClient takes the client away: its Remove is called for every device that it was added to, latest
 // first. It may sleep. (ib_unregister_client)
 func (c *Core) UnregisterClient(cl *Client) {
+	f, err := c.checker().register("Core.UnregisterClient", nil, cl)
+	defer f.leave()
+	if err != nil {
+		return // it would wait for itself
+	}
 	c.lock()
 	defer c.mu.Unlock()
 	if !slices.Contains(c.clients, cl) || cl.leaving {
@@ -139,14 +171,14 @@ func (c *Core) UnregisterClient(cl *Client) {
 	c.clients = slices.DeleteFunc(c.clients, func(o *Client) bool { return o == cl })
 }
 
-// Devices are the registered devices in the order of registration.
+// Devices are the registered devices in the order of registration. It may not sleep.
 func (c *Core) Devices() []*Device {
 	c.lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.devices)
 }
 
-// Device finds a registered device by its name, nil if there is none.
+// Device finds a registered device by its name, nil if there is none. It may not sleep.
 func (c *Core) Device(name string) *Device {
 	c.lock()
 	defer c.mu.Unlock()
@@ -172,7 +204,7 @@ func (c *Core) attach(d *Device, cl *Client) {
 	a := &attachment{client: cl, state: adding}
 	d.attached = append(d.attached, a)
 	c.mu.Unlock()
-	data, err := cl.Add(d)
+	data, err := d.addClient(cl)
 	c.mu.Lock()
 	if err != nil {
 		d.logf("client %s: add failed: %v", cl.Name, err)
@@ -199,8 +231,30 @@ func (c *Core) detach(d *Device, a *attachment) {
 	}
 	a.state = removing
 	c.mu.Unlock()
-	a.client.Remove(d, a.data)
+	d.removeClient(a.client, a.data)
 	c.mu.Lock()
 	d.remove(a)
 	c.cond.Broadcast()
+}
+
+func (d *Device) addClient(cl *Client) (any, error) {
+	if k := d.check.Load(); k != nil {
+		defer d.client("Add", cl).leave()
+		data, err := cl.Add(d)
+		if err != nil {
+			k.leftBehind(d, cl, "the failing Add of client "+cl.Name)
+		}
+		return data, err
+	}
+	return cl.Add(d)
+}
+
+func (d *Device) removeClient(cl *Client, data any) {
+	if k := d.check.Load(); k != nil {
+		defer d.client("Remove", cl).leave()
+		cl.Remove(d, data)
+		k.leftBehind(d, cl, "Remove of client "+cl.Name)
+		return
+	}
+	cl.Remove(d, data)
 }

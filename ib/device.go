@@ -40,6 +40,11 @@ type Device struct {
 	events    eventHandlers
 	objects   [numObjectKinds]atomic.Int64
 
+	// checked mode
+	check        atomic.Pointer[checker] // nil: off
+	registered   []uintptr
+	unregistered atomic.Pointer[[]uintptr]
+
 	// under Core.mu, once registered
 	core     *Core
 	attached []*attachment // in order of Add
@@ -78,18 +83,30 @@ func (d *Device) usable() error {
 }
 
 // QueryDevice reports the device's attributes. It may sleep. (ib_query_device)
-func (d *Device) QueryDevice() (DeviceAttr, error) { return d.drv.QueryDevice() }
+func (d *Device) QueryDevice() (DeviceAttr, error) {
+	defer d.sleeps("Device.QueryDevice").leave()
+	return d.drv.QueryDevice()
+}
 
 // QueryPort reports a port's state; the first port is 1. It may sleep. (ib_query_port)
-func (d *Device) QueryPort(port int) (PortAttr, error) { return d.drv.QueryPort(port) }
+func (d *Device) QueryPort(port int) (PortAttr, error) {
+	defer d.sleeps("Device.QueryPort").leave()
+	return d.drv.QueryPort(port)
+}
 
 // QueryGID reports an entry of a port's GID table. It may sleep. (rdma_query_gid)
-func (d *Device) QueryGID(port, index int) (GIDEntry, error) { return d.drv.QueryGID(port, index) }
+func (d *Device) QueryGID(port, index int) (GIDEntry, error) {
+	defer d.sleeps("Device.QueryGID").leave()
+	return d.drv.QueryGID(port, index)
+}
 
 // QueryPKey reports an entry of a port's P_Key table. It may sleep. (ib_query_pkey)
-func (d *Device) QueryPKey(port, index int) (uint16, error) { return d.drv.QueryPKey(port, index) }
+func (d *Device) QueryPKey(port, index int) (uint16, error) {
+	defer d.sleeps("Device.QueryPKey").leave()
+	return d.drv.QueryPKey(port, index)
+}
 
-// Attached reports whether the client has been added to the device.
+// Attached reports whether the client has been added to the device. It may not sleep.
 func (d *Device) Attached(cl *Client) bool {
 	if d.core == nil {
 		return false
@@ -127,27 +144,34 @@ const (
 	kindCQ
 	kindQP
 	kindAH
+	kindMW
+	kindSRQ
+	kindXRCD
 	numObjectKinds
 )
 
+var kindNames = [numObjectKinds]string{"PD", "MR", "CQ", "QP", "AH", "MW", "SRQ", "XRCD"}
+
+func (k objectKind) String() string { return kindNames[k] }
+
 // ObjectCounts are the objects that exist on a device.
-type ObjectCounts struct{ PD, MR, CQ, QP, AH int64 }
+type ObjectCounts struct{ PD, MR, CQ, QP, AH, MW, SRQ, XRCD int64 }
 
 // Objects counts the objects of the device.
 func (d *Device) Objects() ObjectCounts {
 	n := func(k objectKind) int64 { return d.objects[k].Load() }
-	return ObjectCounts{PD: n(kindPD), MR: n(kindMR), CQ: n(kindCQ), QP: n(kindQP), AH: n(kindAH)}
+	return ObjectCounts{
+		PD: n(kindPD), MR: n(kindMR), CQ: n(kindCQ), QP: n(kindQP), AH: n(kindAH),
+		MW: n(kindMW), SRQ: n(kindSRQ), XRCD: n(kindXRCD),
+	}
 }
 
 // String lists the kinds of which there are any, empty if there are none.
 func (o ObjectCounts) String() string {
 	var s []string
-	for _, k := range []struct {
-		n    int64
-		name string
-	}{{o.PD, "PD"}, {o.MR, "MR"}, {o.CQ, "CQ"}, {o.QP, "QP"}, {o.AH, "AH"}} {
-		if k.n != 0 {
-			s = append(s, fmt.Sprintf("%d %s", k.n, k.name))
+	for k, n := range [numObjectKinds]int64{o.PD, o.MR, o.CQ, o.QP, o.AH, o.MW, o.SRQ, o.XRCD} {
+		if n != 0 {
+			s = append(s, fmt.Sprintf("%d %v", n, objectKind(k)))
 		}
 	}
 	return strings.Join(s, ", ")
@@ -155,9 +179,10 @@ func (o ObjectCounts) String() string {
 
 // object is what all objects of a device share: the device and the use count.
 type object struct {
-	dev  *Device
-	kind objectKind
-	uses atomic.Int32 // objects that refer to this one; destroyed: -1
+	dev   *Device
+	kind  objectKind
+	uses  atomic.Int32 // objects that refer to this one; destroyed: -1
+	check *objectCheck // nil: not in checked mode
 }
 
 const destroyed = -1
@@ -165,9 +190,24 @@ const destroyed = -1
 // Device is the device that the object is of.
 func (o *object) Device() *Device { return o.dev }
 
-func (o *object) born(d *Device, k objectKind) {
-	o.dev, o.kind = d, k
-	d.objects[k].Add(1)
+// bind comes before the driver's create, which may report on the object at once. of is what it is made of, or nil.
+func (o *object) bind(d *Device, kind objectKind, of *object) {
+	o.dev, o.kind = d, kind
+	if k := d.check.Load(); k != nil {
+		var parent *objectCheck
+		if of != nil {
+			parent = of.check
+		}
+		o.check = k.newObject(d, kind, parent)
+	}
+}
+
+// born comes when the object has been made.
+func (o *object) born() {
+	o.dev.objects[o.kind].Add(1)
+	if o.check != nil {
+		o.check.born()
+	}
 }
 
 // get takes a use count for another object on device d.
@@ -201,5 +241,8 @@ func (o *object) kill(destroy func() error) error {
 		return err
 	}
 	o.dev.objects[o.kind].Add(-1)
+	if o.check != nil {
+		o.check.died()
+	}
 	return nil
 }
