@@ -27,13 +27,14 @@ type callbacks struct {
 
 const helpDelay = 100 * time.Microsecond
 
-// callback is one asynchronous event that is due: of a completion queue (cq), of a queue pair (qp), or of the device
-// (on).
+// callback is one asynchronous event that is due: of a completion queue (cq), of a queue pair (qp), of a shared
+// receive queue (srq), or of the device (on).
 type callback struct {
-	cq *CQ
-	qp *QP
-	on *eventHandlers
-	ev Event
+	cq  *CQ
+	qp  *QP
+	srq *SRQ
+	on  *eventHandlers
+	ev  Event
 }
 
 // fifo is a queue that forgets what has been taken. The zero fifo is empty.
@@ -290,6 +291,11 @@ func (cb *callback) call() {
 			cb.qp.callEvent(cb.ev.Type)
 		}
 		cb.qp.pending.Add(-1)
+	case cb.srq != nil:
+		if !cb.srq.dead.Load() {
+			cb.srq.callEvent(cb.ev.Type)
+		}
+		cb.srq.pending.Add(-1)
 	case cb.on != nil:
 		cb.on.call(cb.ev)
 	}

@@ -2,7 +2,9 @@ package ib
 
 import (
 	"fmt"
+	"math"
 	"syscall"
+	"time"
 )
 
 // CQ is a completion queue. (struct ib_cq)
@@ -122,6 +124,28 @@ func (cq *CQ) Resize(entries int, u *Udata) error {
 		return fmt.Errorf("resize cq on %s to %d: %w", cq.dev.name, entries, err)
 	}
 	cq.attr.Entries = n
+	return nil
+}
+
+// Moderate delays notifications until count completions have come, or period has passed since the first of them. The
+// zero period and a count of 0 or 1 end it. It may sleep. EOPNOTSUPP where the driver cannot.
+// (rdma_set_cq_moderation)
+func (cq *CQ) Moderate(count int, period time.Duration) error {
+	defer cq.sleeps("CQ.Moderate").leave()
+	m, ok := cq.drv.(CQModerator)
+	err := cq.dev.usable()
+	switch {
+	case err != nil:
+	case !ok:
+		err = syscall.EOPNOTSUPP
+	case count < 0 || count > math.MaxUint16 || period < 0 || period > math.MaxUint16*time.Microsecond:
+		err = fmt.Errorf("%d completions, %v: %w", count, period, syscall.EINVAL)
+	default:
+		err = m.Moderate(count, period)
+	}
+	if err != nil {
+		return fmt.Errorf("moderate cq on %s: %w", cq.dev.name, err)
+	}
 	return nil
 }
 

@@ -106,6 +106,55 @@ func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	return d.drv.QueryPKey(port, index)
 }
 
+// FindGID is the port and the place in its table of a GID of a type, ENOENT if no port has it. It may sleep.
+// (ib_find_gid)
+func (d *Device) FindGID(gid GID, kind GIDType) (port, index int, err error) {
+	defer d.sleeps("Device.FindGID").leave()
+	a, err := d.drv.QueryDevice()
+	for port = 1; err == nil && port <= a.PhysPorts; port++ {
+		var p PortAttr
+		p, err = d.drv.QueryPort(port)
+		for index = 0; err == nil && index < p.GIDTableLen; index++ {
+			var e GIDEntry
+			if e, err = d.drv.QueryGID(port, index); err == nil && e.GID == gid && e.Type == kind {
+				return port, index, nil
+			}
+		}
+	}
+	if err == nil {
+		err = syscall.ENOENT
+	}
+	return 0, 0, fmt.Errorf("find gid %v on %s: %w", gid, d.name, err)
+}
+
+// FindPKey is the place of a P_Key in a port's table, ENOENT if it is not there. A key with full membership (bit 15)
+// is preferred; the membership asked for does not matter. It may sleep. (ib_find_pkey)
+func (d *Device) FindPKey(port int, pkey uint16) (index int, err error) {
+	defer d.sleeps("Device.FindPKey").leave()
+	const member = 0x8000
+	found := -1
+	p, err := d.drv.QueryPort(port)
+	for i := 0; err == nil && i < p.PKeyTableLen; i++ {
+		var k uint16
+		if k, err = d.drv.QueryPKey(port, i); err != nil || k&^member != pkey&^member {
+			continue
+		}
+		if k&member != 0 {
+			return i, nil
+		}
+		if found < 0 {
+			found = i
+		}
+	}
+	if err == nil && found < 0 {
+		err = syscall.ENOENT
+	}
+	if err != nil {
+		return 0, fmt.Errorf("find p_key %#x on port %d of %s: %w", pkey, port, d.name, err)
+	}
+	return found, nil
+}
+
 // Attached reports whether the client has been added to the device. It may not sleep.
 func (d *Device) Attached(cl *Client) bool {
 	if d.core == nil {

@@ -2,6 +2,7 @@ package ib
 
 import (
 	"fmt"
+	"sync"
 	"syscall"
 
 	"verbena/umem"
@@ -50,6 +51,9 @@ type MR struct {
 	region     *umem.Region
 	access     AccessFlags
 	lkey, rkey uint32
+
+	maxPages int        // of AllocMR
+	mapping  sync.Mutex // one Map at a time; guards region of such a region
 }
 
 // RegMR registers length bytes at addr of space with the given rights, to be named by addresses from iova on.
@@ -85,7 +89,10 @@ func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uin
 	return mr, nil
 }
 
-// SetKeys is for the driver's RegMR: the keys by which work requests and peers name the region.
+// Driver is the driver's side.
+func (mr *MR) Driver() DriverMR { return mr.drv }
+
+// SetKeys is for the driver's RegMR and AllocMR: the keys by which work requests and peers name the region.
 func (mr *MR) SetKeys(lkey, rkey uint32) { mr.lkey, mr.rkey = lkey, rkey }
 
 // PD is the domain that the region belongs to.
@@ -97,19 +104,29 @@ func (mr *MR) LKey() uint32 { return mr.lkey }
 // RKey names the region to peers.
 func (mr *MR) RKey() uint32 { return mr.rkey }
 
-// Region is the registered memory.
-func (mr *MR) Region() *umem.Region { return mr.region }
+// Region is the registered memory; of a region made by AllocMR, nil.
+func (mr *MR) Region() *umem.Region {
+	if mr.maxPages != 0 {
+		return nil
+	}
+	return mr.region
+}
 
 // Access are the rights given at registration.
 func (mr *MR) Access() AccessFlags { return mr.access }
 
-// Dereg ends the registration; when it returns no peer can reach the memory. It may sleep. (ib_dereg_mr)
+// Dereg ends the registration; when it returns no peer can reach the memory. EBUSY while a window is bound to the
+// region. It may sleep. (ib_dereg_mr)
 func (mr *MR) Dereg() error {
 	defer mr.sleeps("MR.Dereg").leave()
 	if err := mr.kill(mr.drv.Dereg); err != nil {
 		return fmt.Errorf("deregister memory on %s: %w", mr.dev.name, err)
 	}
-	mr.region.Release()
+	mr.mapping.Lock()
+	defer mr.mapping.Unlock()
+	if mr.region != nil {
+		mr.region.Release()
+	}
 	mr.pd.put()
 	return nil
 }

@@ -32,26 +32,69 @@ func (pd *PD) CreateQP(init QPInitAttr, u *Udata) (*QP, error) {
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	if init.SendCQ == nil || init.RecvCQ == nil {
-		return fail(fmt.Errorf("a queue pair needs two completion queues: %w", syscall.EINVAL))
+	if err := init.check(); err != nil {
+		return fail(err)
 	}
 	qp := &QP{pd: pd, init: init, event: init.Event}
 	qp.bind(d, kindQP, &pd.object)
 	qp.init.Event = nil // the driver sees init; its way to the consumer is QP.Raise
-	used := []*object{&pd.object, &init.SendCQ.object, &init.RecvCQ.object}
-	for i, o := range used {
-		if err := o.get(d); err != nil {
-			putAll(used[:i])
-			return fail(err)
-		}
+	if err := getAll(d, qp.refersTo()); err != nil {
+		return fail(err)
 	}
 	var err error
 	if qp.drv, err = d.drv.CreateQP(qp, &qp.init, u); err != nil {
-		putAll(used)
+		putAll(qp.refersTo())
 		return fail(err)
 	}
 	qp.born()
 	return qp, nil
+}
+
+// check tells whether the queues and domains suit the type.
+func (init *QPInitAttr) check() error {
+	target, initiator := init.Type == QPTypeXRCTgt, init.Type == QPTypeXRCInit
+	var what string
+	switch {
+	case target != (init.XRCD != nil):
+		what = "an XRC target, and no other, has an XRC domain"
+	case target && (init.SendCQ != nil || init.RecvCQ != nil):
+		what = "an XRC target has no completion queues"
+	case !target && init.SendCQ == nil || !target && !initiator && init.RecvCQ == nil:
+		what = "a queue pair needs two completion queues"
+	case init.SRQ != nil && (target || initiator || init.SRQ.init.Type != SRQBasic):
+		what = "a basic shared receive queue is for queue pairs other than XRC, an XRC one is named by the sender"
+	default:
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, syscall.EINVAL)
+}
+
+func (qp *QP) refersTo() []*object {
+	o := []*object{&qp.pd.object}
+	if qp.init.SendCQ != nil {
+		o = append(o, &qp.init.SendCQ.object)
+	}
+	if qp.init.RecvCQ != nil {
+		o = append(o, &qp.init.RecvCQ.object)
+	}
+	if qp.init.SRQ != nil {
+		o = append(o, &qp.init.SRQ.object)
+	}
+	if qp.init.XRCD != nil {
+		o = append(o, &qp.init.XRCD.object)
+	}
+	return o
+}
+
+// getAll takes a use count of each object, or of none.
+func getAll(d *Device, objects []*object) error {
+	for i, o := range objects {
+		if err := o.get(d); err != nil {
+			putAll(objects[:i])
+			return err
+		}
+	}
+	return nil
 }
 
 func putAll(objects []*object) {
@@ -160,7 +203,7 @@ func (qp *QP) callEvent(e EventType) {
 	qp.event(qp, e)
 }
 
-// Destroy frees the queue pair. When it returns nothing of it is in flight and its event function will not run
+// Destroy frees the queue pair, EBUSY while it is in a multicast group. When it returns nothing of it is in flight and its event function will not run
 // again. It may sleep. (ib_destroy_qp)
 func (qp *QP) Destroy() error {
 	f, err := qp.destroys("QP.Destroy")
@@ -171,7 +214,7 @@ func (qp *QP) Destroy() error {
 	if err != nil {
 		return fmt.Errorf("destroy qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
-	putAll([]*object{&qp.init.RecvCQ.object, &qp.init.SendCQ.object, &qp.pd.object})
+	putAll(qp.refersTo())
 	return nil
 }
 
