@@ -68,8 +68,23 @@ func (d *Device) Driver() Driver { return d.drv }
 // State is the device's present state.
 func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
 
-// SetError moves an active device into the error state. It may be called from any context.
-func (d *Device) SetError() { d.state.CompareAndSwap(int32(DeviceActive), int32(DeviceError)) }
+// SetError moves an active device into the error state, and tells its driver (ErrorDriver), so that the caller may hold
+// no lock that the driver takes then. It may not sleep and may be called from any context.
+func (d *Device) SetError() {
+	if !d.state.CompareAndSwap(int32(DeviceActive), int32(DeviceError)) {
+		return
+	}
+	drv, ok := d.drv.(ErrorDriver)
+	if !ok {
+		return
+	}
+	if k := d.check.Load(); k != nil {
+		f := &frame{kind: inAtomic, what: "Device.SetError", dev: d}
+		k.enter(f)
+		defer f.leave()
+	}
+	drv.EnterError()
+}
 
 // usable is nil when objects may be made and modified.
 func (d *Device) usable() error {

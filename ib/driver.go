@@ -19,7 +19,7 @@ import (
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
 // What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MWDriver], [FastRegDriver],
-// [XRCDriver], [UserContexter]; and, on the objects' side, [CQResizer], [CQModerator], [McastQP], [UserQP]. Without
+// [XRCDriver], [ErrorDriver], [UserContexter]; and, on the objects' side, [CQResizer], [CQModerator], [McastQP], [UserQP]. Without
 // them the midlayer answers EOPNOTSUPP; so do the methods themselves for types and opcodes that they do not know.
 type Driver interface {
 	// QueryDevice reports the device's attributes and limits. It may sleep.
@@ -194,6 +194,14 @@ type XRCDriver interface {
 type DriverXRCD interface {
 	// Dealloc may sleep.
 	Dealloc() error
+}
+
+// ErrorDriver is implemented by a Driver that wants to hear that its device is in error, whoever called
+// [Device.SetError].
+type ErrorDriver interface {
+	// EnterError is called once: no new work request is to be processed, and what is in flight completes with a flush
+	// error. It may not sleep.
+	EnterError()
 }
 
 // UserContexter is implemented by a Driver that wants to hear of user contexts. (alloc_ucontext,
