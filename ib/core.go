@@ -109,11 +109,7 @@ func (c *Core) Unregister(d *Device) error {
 		return fmt.Errorf("unregister device %s: not registered: %w", d.name, syscall.ENODEV)
 	}
 	d.leaving = true
-	for len(d.attached) > 0 {
-		c.detach(d, d.attached[len(d.attached)-1])
-	}
-	c.devices = slices.DeleteFunc(c.devices, func(o *Device) bool { return o == d })
-	c.mu.Unlock()
+	c.detachAll(d)
 	d.callbacks.drain()
 	if k != nil {
 		at := callers(0)
@@ -125,6 +121,15 @@ func (c *Core) Unregister(d *Device) error {
 		return fmt.Errorf("unregister device %s: left behind by clients: %s: %w", d.name, left, syscall.EBUSY)
 	}
 	return nil
+}
+
+// detachAll is called with c.mu held, and gives it up.
+func (c *Core) detachAll(d *Device) {
+	defer c.mu.Unlock()
+	for len(d.attached) > 0 {
+		c.detach(d, d.attached[len(d.attached)-1])
+	}
+	c.devices = slices.DeleteFunc(c.devices, func(o *Device) bool { return o == d })
 }
 
 // RegisterClient makes the client known; its Add is called for every present device before it returns. It may
@@ -203,16 +208,18 @@ func (c *Core) attach(d *Device, cl *Client) {
 	}
 	a := &attachment{client: cl, state: adding}
 	d.attached = append(d.attached, a)
-	c.mu.Unlock()
-	data, err := d.addClient(cl)
-	c.mu.Lock()
+	defer c.cond.Broadcast()
+	defer func() {
+		if a.state == adding { // it failed, or never returned
+			d.remove(a)
+		}
+	}()
+	data, err := c.add(d, cl)
 	if err != nil {
 		d.logf("client %s: add failed: %v", cl.Name, err)
-		d.remove(a)
-	} else {
-		a.data, a.state = data, added
+		return
 	}
-	c.cond.Broadcast()
+	a.data, a.state = data, added
 }
 
 // detach runs Remove, without c.mu, or waits until another call has done it.
@@ -230,31 +237,37 @@ func (c *Core) detach(d *Device, a *attachment) {
 		return // its Add failed
 	}
 	a.state = removing
+	defer c.cond.Broadcast()
+	defer d.remove(a)
+	c.remove(d, a)
+}
+
+// add gives up c.mu while it runs the client's Add, which may also panic or end the goroutine.
+func (c *Core) add(d *Device, cl *Client) (any, error) {
 	c.mu.Unlock()
-	d.removeClient(a.client, a.data)
-	c.mu.Lock()
-	d.remove(a)
-	c.cond.Broadcast()
-}
-
-func (d *Device) addClient(cl *Client) (any, error) {
-	if k := d.check.Load(); k != nil {
-		defer d.client("Add", cl).leave()
-		data, err := cl.Add(d)
-		if err != nil {
-			k.leftBehind(d, cl, "the failing Add of client "+cl.Name)
-		}
-		return data, err
+	defer c.mu.Lock()
+	k := d.check.Load()
+	if k == nil {
+		return cl.Add(d)
 	}
-	return cl.Add(d)
+	defer d.client("Add", cl).leave()
+	data, err := cl.Add(d)
+	if err != nil {
+		k.leftBehind(d, cl, "the failing Add of client "+cl.Name)
+	}
+	return data, err
 }
 
-func (d *Device) removeClient(cl *Client, data any) {
-	if k := d.check.Load(); k != nil {
-		defer d.client("Remove", cl).leave()
-		cl.Remove(d, data)
-		k.leftBehind(d, cl, "Remove of client "+cl.Name)
+// remove does the same with Remove.
+func (c *Core) remove(d *Device, a *attachment) {
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	k := d.check.Load()
+	if k == nil {
+		a.client.Remove(d, a.data)
 		return
 	}
-	cl.Remove(d, data)
+	defer d.client("Remove", a.client).leave()
+	a.client.Remove(d, a.data)
+	k.leftBehind(d, a.client, "Remove of client "+a.client.Name)
 }

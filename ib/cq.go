@@ -3,6 +3,8 @@ package ib
 import (
 	"fmt"
 	"math"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -13,7 +15,8 @@ type CQ struct {
 	drv     DriverCQ
 	handler func(*CQ)
 	event   func(*CQ, EventType)
-	attr    CQAttr
+	entries atomic.Int64
+	resize  sync.Mutex // one Resize at a time, so that entries is what the last one granted
 	notify  notifier
 
 	// UserData is the consumer's own; the midlayer does not look at it.
@@ -33,7 +36,8 @@ func (d *Device) CreateCQ(attr CQAttr, handler func(*CQ), event func(*CQ, EventT
 	if attr.Entries < 1 {
 		return fail(fmt.Errorf("%d entries: %w", attr.Entries, syscall.EINVAL))
 	}
-	cq := &CQ{handler: handler, event: event, attr: attr}
+	cq := &CQ{handler: handler, event: event}
+	cq.SetEntries(attr.Entries)
 	cq.bind(d, kindCQ, nil)
 	drv, err := d.drv.CreateCQ(cq, attr, u)
 	if err != nil {
@@ -48,10 +52,10 @@ func (d *Device) CreateCQ(attr CQAttr, handler func(*CQ), event func(*CQ, EventT
 func (cq *CQ) Driver() DriverCQ { return cq.drv }
 
 // SetEntries is for the driver's CreateCQ and Resize: the capacity granted.
-func (cq *CQ) SetEntries(n int) { cq.attr.Entries = n }
+func (cq *CQ) SetEntries(n int) { cq.entries.Store(int64(n)) }
 
 // Entries is the queue's capacity.
-func (cq *CQ) Entries() int { return cq.attr.Entries }
+func (cq *CQ) Entries() int { return int(cq.entries.Load()) }
 
 // Poll moves up to len(wc) completions, oldest first, into wc and returns how many. It may not sleep.
 // (ib_poll_cq)
@@ -119,11 +123,13 @@ func (cq *CQ) Resize(entries int, u *Udata) error {
 	if err := cq.dev.usable(); err != nil {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
 	}
+	cq.resize.Lock()
+	defer cq.resize.Unlock()
 	n, err := r.Resize(entries, u)
 	if err != nil {
 		return fmt.Errorf("resize cq on %s to %d: %w", cq.dev.name, entries, err)
 	}
-	cq.attr.Entries = n
+	cq.SetEntries(n)
 	return nil
 }
 

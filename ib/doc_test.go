@@ -79,7 +79,7 @@ func simple(body *ast.BlockStmt) bool {
 			switch fun := c.Fun.(type) {
 			case *ast.SelectorExpr:
 				switch fun.Sel.Name {
-				case "Load", "CompareAndSwap", "Errorf", "Sprintf", "As16", "AddrFrom16", "Unmap", "init":
+				case "Load", "Store", "CompareAndSwap", "Errorf", "Sprintf", "As16", "AddrFrom16", "Unmap", "init":
 				default:
 					ok = false
 				}
