@@ -1,42 +1,94 @@
 package ib
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
-// callbacks is the device's queue of callbacks that are due. A callback never runs in the callchain of the
-// method that raised it: it is queued here and run by a thread that holds nothing, either one that announced
-// itself with HoldCallbacks or the worker goroutine, which exists only while there is work.
+// callbacks is what a device's consumers are still to be told. A callback never runs in the callchain of the method
+// that raised it: it is queued here and run by a thread that holds nothing, either one that announced itself with
+// HoldCallbacks or a worker goroutine. Workers exist only while there is work. A further one is started only
+// when a callback takes so long that another has waited for helpDelay: callbacks are short, and waking a thread for
+// each would cost more than it gains.
 type callbacks struct {
 	mu      sync.Mutex
-	idle    sync.Cond // on mu; a callback has returned
-	due     []callback
-	head    int // due[:head] has been taken
-	runners int
-	worker  bool
+	idle    sync.Cond      // on mu; a callback has returned
+	due     fifo[*CQ]      // completion handlers, each queue at most once
+	events  fifo[callback] // asynchronous events, delivered one after the other in this order
+	inEvent bool           // one of them is being delivered
+	holds   int            // threads that will run callbacks, or do
+	workers int
 	running int
+	help    *time.Timer // starts a worker; nil: never needed yet
+	helping bool        // it is set
 }
 
-// callback is one call that is due: a completion handler (cq), an event of a completion queue (cqEvent), of a
-// queue pair (qp), or of the device (on).
+const helpDelay = 100 * time.Microsecond
+
+// callback is one asynchronous event that is due: of a completion queue (cq), of a queue pair (qp), of a shared
+// receive queue (srq), or of the device (on).
 type callback struct {
-	cq      *CQ
-	cqEvent *CQ
-	qp      *QP
-	on      *eventHandlers
-	ev      Event
+	cq  *CQ
+	qp  *QP
+	srq *SRQ
+	on  *eventHandlers
+	ev  Event
+}
+
+// fifo is a queue that forgets what has been taken. The zero fifo is empty.
+type fifo[T any] struct {
+	buf  []T
+	head int // buf[:head] has been taken
+}
+
+func (q *fifo[T]) len() int { return len(q.buf) - q.head }
+
+// push appends; when the room runs out and half of it has been taken, that is used again.
+func (q *fifo[T]) push(v T) {
+	if len(q.buf) == cap(q.buf) && q.head > 0 && q.head >= len(q.buf)/2 {
+		n := copy(q.buf, q.buf[q.head:])
+		clear(q.buf[n:])
+		q.buf, q.head = q.buf[:n], 0
+	}
+	q.buf = append(q.buf, v)
+}
+
+func (q *fifo[T]) pop() (v T) {
+	v, q.buf[q.head] = q.buf[q.head], v
+	if q.head++; q.head == len(q.buf) {
+		q.buf, q.head = q.buf[:0], 0
+	}
+	return v
 }
 
 func (c *callbacks) init() { c.idle.L = &c.mu }
 
-// push may not sleep.
-func (c *callbacks) push(cb callback) {
+// pushHandler queues a completion handler. It may not sleep.
+func (c *callbacks) pushHandler(cq *CQ) {
 	c.mu.Lock()
-	c.add(cb)
-	start := c.runners == 0 && !c.worker
+	c.due.push(cq)
+	c.unlockAndServe()
+}
+
+// pushEvent queues an asynchronous event. It may not sleep.
+func (c *callbacks) pushEvent(cb callback) {
+	c.mu.Lock()
+	c.events.push(cb)
+	c.unlockAndServe()
+}
+
+// ready is called with mu held: there is something that a thread could run now.
+func (c *callbacks) ready() bool { return c.due.len() > 0 || c.events.len() > 0 && !c.inEvent }
+
+// unlockAndServe gives up mu, and sees to it that someone will run what is due.
+func (c *callbacks) unlockAndServe() {
+	start := c.ready() && c.holds+c.workers == 0
 	if start {
-		c.worker = true
+		c.workers++
+	} else {
+		c.callHelp()
 	}
 	c.mu.Unlock()
 	if start {
@@ -44,53 +96,78 @@ func (c *callbacks) push(cb callback) {
 	}
 }
 
-// add is called with mu held. When the room runs out and half of it has been taken, that is used again.
-func (c *callbacks) add(cb callback) {
-	if len(c.due) == cap(c.due) && c.head > 0 && c.head >= len(c.due)/2 {
-		n := copy(c.due, c.due[c.head:])
-		clear(c.due[n:])
-		c.due, c.head = c.due[:n], 0
+// short is called with mu held: something is due, and everyone who could run it is busy with another callback.
+func (c *callbacks) short() bool {
+	return c.ready() && c.running >= c.holds+c.workers && c.workers < max(2, runtime.GOMAXPROCS(0))
+}
+
+// callHelp is called with mu held.
+func (c *callbacks) callHelp() {
+	if c.helping || !c.short() {
+		return
 	}
-	c.due = append(c.due, cb)
+	c.helping = true
+	if c.help == nil {
+		c.help = time.AfterFunc(helpDelay, c.helpOut)
+	} else {
+		c.help.Reset(helpDelay)
+	}
+}
+
+func (c *callbacks) helpOut() {
+	c.mu.Lock()
+	c.helping = false
+	start := c.short()
+	if start {
+		c.workers++
+	}
+	c.mu.Unlock()
+	if start {
+		c.work()
+	}
 }
 
 func (c *callbacks) work() {
 	c.mu.Lock()
-	c.run()
-	c.worker = false
+	for c.ready() {
+		c.runOne()
+	}
+	c.workers--
 	c.idle.Broadcast()
 	c.mu.Unlock()
 }
 
-// run is called with mu held, and returns with it held when nothing is due.
-func (c *callbacks) run() {
-	for c.head < len(c.due) {
-		cb := c.due[c.head]
-		c.due[c.head] = callback{}
-		c.head++
-		c.running++
+// runOne is called with mu held and something ready, and returns with mu held.
+func (c *callbacks) runOne() {
+	c.running++
+	if c.events.len() > 0 && !c.inEvent {
+		cb := c.events.pop()
+		c.inEvent = true
+		c.callHelp()
 		c.mu.Unlock()
-		again := cb.call()
+		cb.call()
 		c.mu.Lock()
-		c.running--
-		c.idle.Broadcast()
+		c.inEvent = false
+	} else {
+		cq := c.due.pop()
+		c.callHelp()
+		c.mu.Unlock()
+		again := cq.callHandler()
+		c.mu.Lock()
 		if again {
-			c.add(cb)
+			c.due.push(cq)
 		}
 	}
-	c.due, c.head = c.due[:0], 0
+	c.running--
+	c.idle.Broadcast()
 }
 
 // drain returns when nothing is due or running.
 func (c *callbacks) drain() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.running > 0 || c.head < len(c.due) {
-		c.idle.Wait()
-	}
+	c.waitFor(func() bool { return c.running == 0 && c.due.len() == 0 && c.events.len() == 0 })
 }
 
-// waitFor returns when done, which is looked at each time a callback has returned.
+// waitFor returns when done, which is looked at each time a callback has returned, with mu held.
 func (c *callbacks) waitFor(done func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,24 +176,37 @@ func (c *callbacks) waitFor(done func() bool) {
 	}
 }
 
+// runBatch is how many callbacks a thread runs, at most, before it goes on with its own work and leaves the rest to
+// a worker: it may not be kept for ever by what others raise.
+const runBatch = 256
+
 // HoldCallbacks announces that the calling thread will soon call RunCallbacks: until then callbacks that come due
-// wait for it instead of waking the worker, which saves a thread switch on the path from a doorbell or a packet
-// to a completion handler. The caller must hold no lock that a callback could need when it calls RunCallbacks,
-// and must not sleep in between. It may not be called from a consumer's call.
+// wait for it instead of waking a worker, which saves a thread switch on the path from a doorbell or a packet to a
+// completion handler. The caller must not sleep in between. It may not be called from a consumer's callback or from
+// a driver's method. It may not sleep itself.
 func (d *Device) HoldCallbacks() {
+	if k := d.check.Load(); k != nil {
+		k.hold(d)
+	}
 	c := &d.callbacks
 	c.mu.Lock()
-	c.runners++
+	c.holds++
 	c.mu.Unlock()
 }
 
-// RunCallbacks runs what is due, and ends the hold of HoldCallbacks.
+// RunCallbacks runs what is due, and ends the hold of HoldCallbacks. The caller must hold no lock that a callback
+// could need, and must not be in the callchain of a consumer's call. It may not sleep; the callbacks may not either.
 func (d *Device) RunCallbacks() {
+	if k := d.check.Load(); k != nil {
+		k.endHold(d)
+	}
 	c := &d.callbacks
 	c.mu.Lock()
-	c.run()
-	c.runners--
-	c.mu.Unlock()
+	for n := 0; n < runBatch && c.ready(); n++ {
+		c.runOne()
+	}
+	c.holds--
+	c.unlockAndServe()
 }
 
 // notifyState serialises the completion handler of one CQ.
@@ -139,6 +229,7 @@ type notifier struct {
 	state  atomic.Int32 // notifyState
 	events atomic.Int32 // asynchronous events that are due
 	dead   atomic.Bool  // no handler is to start any more
+	missed atomic.Bool  // one would have, since
 }
 
 func (n *notifier) swap(from, to notifyState) bool {
@@ -163,32 +254,49 @@ func (n *notifier) raise() bool {
 	}
 }
 
-// call runs the callback and reports whether it is due again.
-func (cb *callback) call() (again bool) {
+// quiet reports that no handler is due or running.
+func (n *notifier) quiet() bool {
+	return notifyState(n.state.Load()) == notifyIdle && n.events.Load() == 0
+}
+
+// callHandler runs the completion handler and reports whether it is due again.
+func (cq *CQ) callHandler() (again bool) {
+	n := &cq.notify
+	n.state.Store(int32(notifyRunning))
+	switch {
+	case n.dead.Load():
+		n.missed.Store(true)
+	case cq.check != nil:
+		cq.checkedHandler()
+	default:
+		cq.handler(cq)
+	}
+	if n.swap(notifyRunning, notifyIdle) {
+		return false
+	}
+	n.state.Store(int32(notifyDue))
+	return true
+}
+
+// call delivers the event.
+func (cb *callback) call() {
 	switch {
 	case cb.cq != nil:
-		n := &cb.cq.notify
-		n.state.Store(int32(notifyRunning))
-		if !n.dead.Load() {
-			cb.cq.handler(cb.cq)
+		if !cb.cq.notify.dead.Load() {
+			cb.cq.callEvent(cb.ev.Type)
 		}
-		if n.swap(notifyRunning, notifyIdle) {
-			return false
-		}
-		n.state.Store(int32(notifyDue))
-		return true
-	case cb.cqEvent != nil:
-		if !cb.cqEvent.notify.dead.Load() {
-			cb.cqEvent.event(cb.cqEvent, cb.ev.Type)
-		}
-		cb.cqEvent.notify.events.Add(-1)
+		cb.cq.notify.events.Add(-1)
 	case cb.qp != nil:
-		if !cb.qp.dead.Load() && cb.qp.event != nil {
-			cb.qp.event(cb.qp, cb.ev.Type)
+		if !cb.qp.dead.Load() {
+			cb.qp.callEvent(cb.ev.Type)
 		}
 		cb.qp.pending.Add(-1)
+	case cb.srq != nil:
+		if !cb.srq.dead.Load() {
+			cb.srq.callEvent(cb.ev.Type)
+		}
+		cb.srq.pending.Add(-1)
 	case cb.on != nil:
 		cb.on.call(cb.ev)
 	}
-	return false
 }

@@ -1,11 +1,13 @@
 package ib
 
 import (
+	"errors"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 
@@ -180,17 +182,18 @@ func TestCallbackModel(t *testing.T) {
 
 // What has been taken is forgotten: a queue that never runs empty does not grow.
 func TestCallbackQueueStaysSmall(t *testing.T) {
-	c := &callbacks{runners: 1}
-	c.init()
-	for range 3 {
-		c.push(callback{on: &eventHandlers{}})
+	var q fifo[int]
+	for i := range 3 {
+		q.push(i)
 	}
-	for range 10000 {
-		c.push(callback{on: &eventHandlers{}})
-		c.head++ // as run does
+	for i := range 10000 {
+		q.push(i + 3)
+		if got := q.pop(); got != i {
+			t.Fatalf("pop %d: got %d", i, got)
+		}
 	}
-	if len(c.due)-c.head != 3 || cap(c.due) > 64 {
-		t.Errorf("%d due, room for %d", len(c.due)-c.head, cap(c.due))
+	if q.len() != 3 || cap(q.buf) > 64 {
+		t.Errorf("%d due, room for %d", q.len(), cap(q.buf))
 	}
 }
 
@@ -282,4 +285,107 @@ func TestCallbackDoesNotAllocate(t *testing.T) {
 	if calls != 101 {
 		t.Errorf("%d calls", calls)
 	}
+}
+
+// Handlers of different queues run at the same time: the first waits, awake, for the second.
+func TestCallbacksOfDifferentQueuesRunInParallel(t *testing.T) {
+	for _, hold := range []bool{false, true} {
+		var second atomic.Bool
+		done := make(chan int, 2)
+		b := newBench(t, func(*CQ) {
+			for !second.Load() {
+				runtime.Gosched()
+			}
+			done <- 1
+		}, nil, nil)
+		other, err := b.dev.CreateCQ(CQAttr{Entries: 1}, func(*CQ) { second.Store(true); done <- 2 }, nil, nil)
+		must(t, err)
+		if hold {
+			b.dev.HoldCallbacks()
+			b.cq.Completed()
+			go b.dev.RunCallbacks()
+		} else {
+			b.cq.Completed()
+		}
+		other.Completed()
+		<-done
+		<-done
+		must(t, other.Destroy())
+		b.free(t)
+	}
+}
+
+// Events of a device and its objects come one at a time, in the order in which they were raised.
+func TestEventsComeInOrder(t *testing.T) {
+	const n = 2000
+	var running atomic.Int32
+	var got []EventType
+	note := func(e EventType) {
+		if running.Add(1) != 1 {
+			t.Error("two events at once")
+		}
+		got = append(got, e)
+		running.Add(-1)
+	}
+	b := newBench(t, func(*CQ) {}, nil, func(_ *QP, e EventType) { note(e) })
+	defer b.dev.OnEvent(func(e Event) { note(e.Type) })()
+	var want []EventType
+	for i := range n {
+		if i%3 == 0 {
+			b.cq.Completed() // others have work as well
+		}
+		e := []EventType{EventPortErr, EventQPFatal}[i%2]
+		if want = append(want, e); i%2 == 0 {
+			b.dev.DispatchEvent(e, 1)
+		} else {
+			b.qp.Raise(e)
+		}
+	}
+	b.dev.callbacks.drain()
+	if !slices.Equal(got, want) {
+		t.Errorf("%d events in another order, or not all of %d", len(got), n)
+	}
+	b.free(t)
+}
+
+// A completion that comes while Destroy is being refused is not forgotten.
+func TestNotificationSurvivesRefusedDestroy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		b := newBench(t, func(*CQ) { calls++ }, nil, nil)
+		must(t, b.qp.Destroy())
+		b.drv.fail = func(string) error {
+			b.cq.Completed()
+			return syscall.EIO
+		}
+		if err := b.cq.Destroy(); !errors.Is(err, syscall.EIO) {
+			t.Errorf("got %v", err)
+		}
+		synctest.Wait()
+		if calls != 1 {
+			t.Errorf("%d calls, want 1", calls)
+		}
+		b.drv.fail = nil
+		must(t, b.cq.Destroy())
+	})
+}
+
+// A thread that runs callbacks for others is let go, and a worker goes on.
+func TestRunCallbacksIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const events = 3 * runBatch
+		calls := 0
+		b := newBench(t, nil, nil, nil)
+		defer b.dev.OnEvent(func(Event) { calls++ })()
+		b.dev.HoldCallbacks()
+		for range events {
+			b.dev.DispatchEvent(EventPortErr, 1)
+		}
+		b.dev.RunCallbacks()
+		synctest.Wait()
+		if calls != events {
+			t.Errorf("%d calls, want %d", calls, events)
+		}
+		b.free(t)
+	})
 }

@@ -14,6 +14,7 @@ type Core struct {
 	cond    sync.Cond // on mu; an attachment changed its state
 	devices []*Device
 	clients []*Client
+	check   *checker // of devices to come; nil: off
 }
 
 // Client is a consumer that follows the devices (struct ib_client). Its fields do not change after
@@ -48,6 +49,12 @@ type attachment struct {
 	data   any
 }
 
+func (c *Core) checker() *checker {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.check
+}
+
 func (c *Core) lock() {
 	c.mu.Lock()
 	if c.cond.L == nil {
@@ -59,6 +66,9 @@ func (c *Core) lock() {
 // it returns. A client that fails is logged by the caller's choice of Device.Log and left out. The device must be
 // ready for use. It may sleep. (ib_register_device)
 func (c *Core) Register(d *Device) error {
+	k := c.checker()
+	f, _ := k.register("Core.Register", d, nil)
+	defer f.leave()
 	c.lock()
 	defer c.mu.Unlock()
 	if s := d.State(); s != DeviceNew {
@@ -70,6 +80,10 @@ func (c *Core) Register(d *Device) error {
 		}
 	}
 	d.core.Store(c)
+	if k != nil {
+		d.registered = callers(0)
+		d.check.Store(k)
+	}
 	d.state.Store(int32(DeviceActive))
 	c.devices = append(c.devices, d)
 	for _, cl := range slices.Clone(c.clients) {
@@ -83,28 +97,46 @@ func (c *Core) Register(d *Device) error {
 // device is gone all the same. It may sleep, and must not be called from Add, Remove or a callback.
 // (ib_unregister_device)
 func (c *Core) Unregister(d *Device) error {
+	k := d.check.Load()
+	f, err := k.register("Core.Unregister", d, nil)
+	defer f.leave()
+	if err != nil {
+		return fmt.Errorf("unregister device %s: called from what it would wait for: %w", d.name, err)
+	}
 	c.lock()
 	if !slices.Contains(c.devices, d) || d.leaving {
 		c.mu.Unlock()
 		return fmt.Errorf("unregister device %s: not registered: %w", d.name, syscall.ENODEV)
 	}
 	d.leaving = true
-	for len(d.attached) > 0 {
-		c.detach(d, d.attached[len(d.attached)-1])
-	}
-	c.devices = slices.DeleteFunc(c.devices, func(o *Device) bool { return o == d })
-	d.state.Store(int32(DeviceGone))
-	c.mu.Unlock()
+	c.detachAll(d)
 	d.callbacks.drain()
+	if k != nil {
+		at := callers(0)
+		d.unregistered.Store(&at)
+		k.leftBehind(d, nil, "Core.Unregister")
+	}
+	d.state.Store(int32(DeviceGone))
 	if left := d.Objects().String(); left != "" {
 		return fmt.Errorf("unregister device %s: left behind by clients: %s: %w", d.name, left, syscall.EBUSY)
 	}
 	return nil
 }
 
+// detachAll is called with c.mu held, and gives it up.
+func (c *Core) detachAll(d *Device) {
+	defer c.mu.Unlock()
+	for len(d.attached) > 0 {
+		c.detach(d, d.attached[len(d.attached)-1])
+	}
+	c.devices = slices.DeleteFunc(c.devices, func(o *Device) bool { return o == d })
+}
+
 // RegisterClient makes the client known; its Add is called for every present device before it returns. It may
 // sleep. (ib_register_client)
 func (c *Core) RegisterClient(cl *Client) error {
+	f, _ := c.checker().register("Core.RegisterClient", nil, cl)
+	defer f.leave()
 	c.lock()
 	defer c.mu.Unlock()
 	if slices.Contains(c.clients, cl) {
@@ -121,6 +153,11 @@ func (c *Core) RegisterClient(cl *Client) error {
 // UnregisterClient takes the client away: its Remove is called for every device that it was added to, latest
 // first. It may sleep. (ib_unregister_client)
 func (c *Core) UnregisterClient(cl *Client) {
+	f, err := c.checker().register("Core.UnregisterClient", nil, cl)
+	defer f.leave()
+	if err != nil {
+		return // it would wait for itself
+	}
 	c.lock()
 	defer c.mu.Unlock()
 	if !slices.Contains(c.clients, cl) || cl.leaving {
@@ -139,14 +176,14 @@ func (c *Core) UnregisterClient(cl *Client) {
 	c.clients = slices.DeleteFunc(c.clients, func(o *Client) bool { return o == cl })
 }
 
-// Devices are the registered devices in the order of registration.
+// Devices are the registered devices in the order of registration. It may not sleep.
 func (c *Core) Devices() []*Device {
 	c.lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.devices)
 }
 
-// Device finds a registered device by its name, nil if there is none.
+// Device finds a registered device by its name, nil if there is none. It may not sleep.
 func (c *Core) Device(name string) *Device {
 	c.lock()
 	defer c.mu.Unlock()
@@ -171,16 +208,18 @@ func (c *Core) attach(d *Device, cl *Client) {
 	}
 	a := &attachment{client: cl, state: adding}
 	d.attached = append(d.attached, a)
-	c.mu.Unlock()
-	data, err := cl.Add(d)
-	c.mu.Lock()
+	defer c.cond.Broadcast()
+	defer func() {
+		if a.state == adding { // it failed, or never returned
+			d.remove(a)
+		}
+	}()
+	data, err := c.add(d, cl)
 	if err != nil {
 		d.logf("client %s: add failed: %v", cl.Name, err)
-		d.remove(a)
-	} else {
-		a.data, a.state = data, added
+		return
 	}
-	c.cond.Broadcast()
+	a.data, a.state = data, added
 }
 
 // detach runs Remove, without c.mu, or waits until another call has done it.
@@ -198,9 +237,37 @@ func (c *Core) detach(d *Device, a *attachment) {
 		return // its Add failed
 	}
 	a.state = removing
+	defer c.cond.Broadcast()
+	defer d.remove(a)
+	c.remove(d, a)
+}
+
+// add gives up c.mu while it runs the client's Add, which may also panic or end the goroutine.
+func (c *Core) add(d *Device, cl *Client) (any, error) {
 	c.mu.Unlock()
+	defer c.mu.Lock()
+	k := d.check.Load()
+	if k == nil {
+		return cl.Add(d)
+	}
+	defer d.client("Add", cl).leave()
+	data, err := cl.Add(d)
+	if err != nil {
+		k.leftBehind(d, cl, "the failing Add of client "+cl.Name)
+	}
+	return data, err
+}
+
+// remove does the same with Remove.
+func (c *Core) remove(d *Device, a *attachment) {
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	k := d.check.Load()
+	if k == nil {
+		a.client.Remove(d, a.data)
+		return
+	}
+	defer d.client("Remove", a.client).leave()
 	a.client.Remove(d, a.data)
-	c.mu.Lock()
-	d.remove(a)
-	c.cond.Broadcast()
+	k.leftBehind(d, a.client, "Remove of client "+a.client.Name)
 }

@@ -315,3 +315,34 @@ func TestHotPlugConcurrent(t *testing.T) {
 		t.Errorf("left: %v", core.Devices())
 	}
 }
+
+// A client whose Add or Remove panics does not hold up the others.
+func TestClientPanics(t *testing.T) {
+	for _, inAdd := range []bool{true, false} {
+		core := &Core{}
+		boom := func(here bool) {
+			if here {
+				panic("boom")
+			}
+		}
+		must(t, core.RegisterClient(&Client{
+			Name:   "bomb",
+			Add:    func(*Device) (any, error) { boom(inAdd); return nil, nil },
+			Remove: func(*Device, any) { boom(!inAdd) },
+		}))
+		d, _ := newDevice("fake0")
+		panics := func(f func() error) (r any) {
+			defer func() { r = recover() }()
+			must(t, f())
+			return nil
+		}
+		first := panics(func() error { return core.Register(d) })
+		second := panics(func() error { return core.Unregister(d) })
+		if (first != nil) != inAdd || (second != nil) == inAdd {
+			t.Errorf("in Add: %v; Register panicked with %v, Unregister with %v", inAdd, first, second)
+		}
+		if core.Device("other") != nil {
+			t.Error("found what is not there")
+		}
+	}
+}

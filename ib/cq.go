@@ -2,8 +2,11 @@ package ib
 
 import (
 	"fmt"
+	"math"
+	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // CQ is a completion queue. (struct ib_cq)
@@ -13,6 +16,7 @@ type CQ struct {
 	handler func(*CQ)
 	event   func(*CQ, EventType)
 	entries atomic.Int64
+	resize  sync.Mutex // one Resize at a time, so that entries is what the last one granted
 	notify  notifier
 
 	// UserData is the consumer's own; the midlayer does not look at it.
@@ -21,9 +25,10 @@ type CQ struct {
 
 // CreateCQ makes a completion queue with room for at least attr.Entries completions. handler is called once for
 // each time the queue was armed by ReqNotify and a completion came; never from a method's callchain, never twice
-// at once. event is called with the queue's asynchronous errors. Neither may sleep; both may be nil. CreateCQ may
-// sleep. (ib_create_cq)
+// at once. event is called with the queue's asynchronous errors. Both must return without sleeping, and may be nil.
+// CreateCQ itself may sleep. (ib_create_cq)
 func (d *Device) CreateCQ(attr CQAttr, handler func(*CQ), event func(*CQ, EventType), u *Udata) (*CQ, error) {
+	defer d.sleeps("Device.CreateCQ").leave()
 	fail := func(err error) (*CQ, error) { return nil, fmt.Errorf("create cq on %s: %w", d.name, err) }
 	if err := d.usable(); err != nil {
 		return fail(err)
@@ -32,14 +37,14 @@ func (d *Device) CreateCQ(attr CQAttr, handler func(*CQ), event func(*CQ, EventT
 		return fail(fmt.Errorf("%d entries: %w", attr.Entries, syscall.EINVAL))
 	}
 	cq := &CQ{handler: handler, event: event}
-	cq.dev = d
 	cq.SetEntries(attr.Entries)
+	cq.bind(d, kindCQ, nil)
 	drv, err := d.drv.CreateCQ(cq, attr, u)
 	if err != nil {
 		return fail(err)
 	}
 	cq.drv = drv
-	cq.born(d, kindCQ)
+	cq.born()
 	return cq, nil
 }
 
@@ -54,29 +59,63 @@ func (cq *CQ) Entries() int { return int(cq.entries.Load()) }
 
 // Poll moves up to len(wc) completions, oldest first, into wc and returns how many. It may not sleep.
 // (ib_poll_cq)
-func (cq *CQ) Poll(wc []WC) (int, error) { return cq.drv.Poll(wc) }
+func (cq *CQ) Poll(wc []WC) (int, error) {
+	if cq.check != nil {
+		return cq.checkedPoll(wc)
+	}
+	return cq.drv.Poll(wc)
+}
 
 // ReqNotify arms the queue for one call of the handler; see [DriverCQ]. It may not sleep. (ib_req_notify_cq)
-func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.drv.ReqNotify(flags) }
+func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) {
+	if cq.check != nil {
+		return cq.checkedReqNotify(flags)
+	}
+	return cq.drv.ReqNotify(flags)
+}
 
 // Completed is for the driver: a completion has come that the queue was armed for. The handler is called later,
 // by a thread that holds nothing. It may not sleep. (ib_cq.comp_handler)
 func (cq *CQ) Completed() {
-	if cq.handler != nil && !cq.notify.dead.Load() && cq.notify.raise() {
-		cq.dev.callbacks.push(callback{cq: cq})
+	if cq.check != nil {
+		cq.check.completed()
+	}
+	if cq.handler == nil {
+		return
+	}
+	if cq.notify.dead.Load() {
+		cq.notify.missed.Store(true)
+		if cq.notify.dead.Load() {
+			return
+		}
+	}
+	if cq.notify.raise() {
+		cq.dev.callbacks.pushHandler(cq)
 	}
 }
 
 // Raise is for the driver: an asynchronous error of the queue (EventCQErr). It may not sleep.
 func (cq *CQ) Raise(e EventType) {
+	if cq.check != nil {
+		cq.check.reports("CQ.Raise")
+	}
 	if cq.event != nil && !cq.notify.dead.Load() {
 		cq.notify.events.Add(1)
-		cq.dev.callbacks.push(callback{cqEvent: cq, ev: Event{Device: cq.dev, Type: e}})
+		cq.dev.callbacks.pushEvent(callback{cq: cq, ev: Event{Device: cq.dev, Type: e}})
 	}
+}
+
+func (cq *CQ) callEvent(e EventType) {
+	if cq.check != nil {
+		cq.check.call("the event function of a CQ", nil, func() { cq.event(cq, e) })
+		return
+	}
+	cq.event(cq, e)
 }
 
 // Resize changes the capacity. It may sleep. EOPNOTSUPP where the driver cannot. (ib_resize_cq)
 func (cq *CQ) Resize(entries int, u *Udata) error {
+	defer cq.sleeps("CQ.Resize").leave()
 	r, ok := cq.drv.(CQResizer)
 	if !ok {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, syscall.EOPNOTSUPP)
@@ -84,6 +123,8 @@ func (cq *CQ) Resize(entries int, u *Udata) error {
 	if err := cq.dev.usable(); err != nil {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
 	}
+	cq.resize.Lock()
+	defer cq.resize.Unlock()
 	n, err := r.Resize(entries, u)
 	if err != nil {
 		return fmt.Errorf("resize cq on %s to %d: %w", cq.dev.name, entries, err)
@@ -92,15 +133,52 @@ func (cq *CQ) Resize(entries int, u *Udata) error {
 	return nil
 }
 
+// Moderate delays notifications until count completions have come, or period has passed since the first of them. The
+// zero period and a count of 0 or 1 end it. It may sleep. EOPNOTSUPP where the driver cannot.
+// (rdma_set_cq_moderation)
+func (cq *CQ) Moderate(count int, period time.Duration) error {
+	defer cq.sleeps("CQ.Moderate").leave()
+	m, ok := cq.drv.(CQModerator)
+	err := cq.dev.usable()
+	switch {
+	case err != nil:
+	case !ok:
+		err = syscall.EOPNOTSUPP
+	case count < 0 || count > math.MaxUint16 || period < 0 || period > math.MaxUint16*time.Microsecond:
+		err = fmt.Errorf("%d completions, %v: %w", count, period, syscall.EINVAL)
+	default:
+		err = m.Moderate(count, period)
+	}
+	if err != nil {
+		return fmt.Errorf("moderate cq on %s: %w", cq.dev.name, err)
+	}
+	return nil
+}
+
 // Destroy frees the queue, EBUSY while a queue pair uses it. When it returns the handler is not running and will
 // not run again; so it must not be called from the handler. It may sleep. (ib_destroy_cq)
 func (cq *CQ) Destroy() error {
-	if err := cq.kill(cq.drv.Destroy); err != nil {
+	f, err := cq.destroys("CQ.Destroy")
+	defer f.leave()
+	if err == nil {
+		err = cq.kill(cq.destroy)
+	}
+	if err != nil {
 		return fmt.Errorf("destroy cq on %s: %w", cq.dev.name, err)
 	}
-	cq.notify.dead.Store(true)
-	cq.dev.callbacks.waitFor(func() bool {
-		return notifyState(cq.notify.state.Load()) == notifyIdle && cq.notify.events.Load() == 0
-	})
 	return nil
+}
+
+// destroy ends the callbacks first, since they use the driver's queue.
+func (cq *CQ) destroy() error {
+	cq.notify.dead.Store(true)
+	cq.dev.callbacks.waitFor(cq.notify.quiet)
+	err := cq.drv.Destroy()
+	if err != nil {
+		cq.notify.dead.Store(false)
+		if cq.notify.missed.Swap(false) && cq.notify.raise() {
+			cq.dev.callbacks.pushHandler(cq)
+		}
+	}
+	return err
 }

@@ -40,6 +40,11 @@ type Device struct {
 	events    eventHandlers
 	objects   [numObjectKinds]atomic.Int64
 
+	// checked mode
+	check        atomic.Pointer[checker] // nil: off
+	registered   []uintptr
+	unregistered atomic.Pointer[[]uintptr]
+
 	core atomic.Pointer[Core] // nil before Register
 
 	// under Core.mu, once registered
@@ -64,8 +69,23 @@ func (d *Device) Driver() Driver { return d.drv }
 // State is the device's present state.
 func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
 
-// SetError moves an active device into the error state. It may be called from any context.
-func (d *Device) SetError() { d.state.CompareAndSwap(int32(DeviceActive), int32(DeviceError)) }
+// SetError moves an active device into the error state, and tells its driver (ErrorDriver), so that the caller may hold
+// no lock that the driver takes then. It may not sleep and may be called from any context.
+func (d *Device) SetError() {
+	if !d.state.CompareAndSwap(int32(DeviceActive), int32(DeviceError)) {
+		return
+	}
+	drv, ok := d.drv.(ErrorDriver)
+	if !ok {
+		return
+	}
+	if k := d.check.Load(); k != nil {
+		f := &frame{kind: inAtomic, what: "Device.SetError", dev: d}
+		k.enter(f)
+		defer f.leave()
+	}
+	drv.EnterError()
+}
 
 // usable is nil when objects may be made and modified.
 func (d *Device) usable() error {
@@ -79,18 +99,79 @@ func (d *Device) usable() error {
 }
 
 // QueryDevice reports the device's attributes. It may sleep. (ib_query_device)
-func (d *Device) QueryDevice() (DeviceAttr, error) { return d.drv.QueryDevice() }
+func (d *Device) QueryDevice() (DeviceAttr, error) {
+	defer d.sleeps("Device.QueryDevice").leave()
+	return d.drv.QueryDevice()
+}
 
 // QueryPort reports a port's state; the first port is 1. It may sleep. (ib_query_port)
-func (d *Device) QueryPort(port int) (PortAttr, error) { return d.drv.QueryPort(port) }
+func (d *Device) QueryPort(port int) (PortAttr, error) {
+	defer d.sleeps("Device.QueryPort").leave()
+	return d.drv.QueryPort(port)
+}
 
 // QueryGID reports an entry of a port's GID table. It may sleep. (rdma_query_gid)
-func (d *Device) QueryGID(port, index int) (GIDEntry, error) { return d.drv.QueryGID(port, index) }
+func (d *Device) QueryGID(port, index int) (GIDEntry, error) {
+	defer d.sleeps("Device.QueryGID").leave()
+	return d.drv.QueryGID(port, index)
+}
 
 // QueryPKey reports an entry of a port's P_Key table. It may sleep. (ib_query_pkey)
-func (d *Device) QueryPKey(port, index int) (uint16, error) { return d.drv.QueryPKey(port, index) }
+func (d *Device) QueryPKey(port, index int) (uint16, error) {
+	defer d.sleeps("Device.QueryPKey").leave()
+	return d.drv.QueryPKey(port, index)
+}
 
-// Attached reports whether the client has been added to the device.
+// FindGID is the port and the place in its table of a GID of a type, ENOENT if no port has it. It may sleep.
+// (ib_find_gid)
+func (d *Device) FindGID(gid GID, kind GIDType) (port, index int, err error) {
+	defer d.sleeps("Device.FindGID").leave()
+	a, err := d.drv.QueryDevice()
+	for port = 1; err == nil && port <= a.PhysPorts; port++ {
+		var p PortAttr
+		p, err = d.drv.QueryPort(port)
+		for index = 0; err == nil && index < p.GIDTableLen; index++ {
+			var e GIDEntry
+			if e, err = d.drv.QueryGID(port, index); err == nil && e.GID == gid && e.Type == kind {
+				return port, index, nil
+			}
+		}
+	}
+	if err == nil {
+		err = syscall.ENOENT
+	}
+	return 0, 0, fmt.Errorf("find gid %v on %s: %w", gid, d.name, err)
+}
+
+// FindPKey is the place of a P_Key in a port's table, ENOENT if it is not there. A key with full membership (bit 15)
+// is preferred; the membership asked for does not matter. It may sleep. (ib_find_pkey)
+func (d *Device) FindPKey(port int, pkey uint16) (index int, err error) {
+	defer d.sleeps("Device.FindPKey").leave()
+	const member = 0x8000
+	found := -1
+	p, err := d.drv.QueryPort(port)
+	for i := 0; err == nil && i < p.PKeyTableLen; i++ {
+		var k uint16
+		if k, err = d.drv.QueryPKey(port, i); err != nil || k&^member != pkey&^member {
+			continue
+		}
+		if k&member != 0 {
+			return i, nil
+		}
+		if found < 0 {
+			found = i
+		}
+	}
+	if err == nil && found < 0 {
+		err = syscall.ENOENT
+	}
+	if err != nil {
+		return 0, fmt.Errorf("find p_key %#x on port %d of %s: %w", pkey, port, d.name, err)
+	}
+	return found, nil
+}
+
+// Attached reports whether the client has been added to the device. It may not sleep.
 func (d *Device) Attached(cl *Client) bool {
 	core := d.core.Load()
 	if core == nil {
@@ -129,27 +210,34 @@ const (
 	kindCQ
 	kindQP
 	kindAH
+	kindMW
+	kindSRQ
+	kindXRCD
 	numObjectKinds
 )
 
+var kindNames = [numObjectKinds]string{"PD", "MR", "CQ", "QP", "AH", "MW", "SRQ", "XRCD"}
+
+func (k objectKind) String() string { return kindNames[k] }
+
 // ObjectCounts are the objects that exist on a device.
-type ObjectCounts struct{ PD, MR, CQ, QP, AH int64 }
+type ObjectCounts struct{ PD, MR, CQ, QP, AH, MW, SRQ, XRCD int64 }
 
 // Objects counts the objects of the device.
 func (d *Device) Objects() ObjectCounts {
 	n := func(k objectKind) int64 { return d.objects[k].Load() }
-	return ObjectCounts{PD: n(kindPD), MR: n(kindMR), CQ: n(kindCQ), QP: n(kindQP), AH: n(kindAH)}
+	return ObjectCounts{
+		PD: n(kindPD), MR: n(kindMR), CQ: n(kindCQ), QP: n(kindQP), AH: n(kindAH),
+		MW: n(kindMW), SRQ: n(kindSRQ), XRCD: n(kindXRCD),
+	}
 }
 
 // String lists the kinds of which there are any, empty if there are none.
 func (o ObjectCounts) String() string {
 	var s []string
-	for _, k := range []struct {
-		n    int64
-		name string
-	}{{o.PD, "PD"}, {o.MR, "MR"}, {o.CQ, "CQ"}, {o.QP, "QP"}, {o.AH, "AH"}} {
-		if k.n != 0 {
-			s = append(s, fmt.Sprintf("%d %s", k.n, k.name))
+	for k, n := range [numObjectKinds]int64{o.PD, o.MR, o.CQ, o.QP, o.AH, o.MW, o.SRQ, o.XRCD} {
+		if n != 0 {
+			s = append(s, fmt.Sprintf("%d %v", n, objectKind(k)))
 		}
 	}
 	return strings.Join(s, ", ")
@@ -157,9 +245,10 @@ func (o ObjectCounts) String() string {
 
 // object is what all objects of a device share: the device and the use count.
 type object struct {
-	dev  *Device
-	kind objectKind
-	uses atomic.Int32 // objects that refer to this one; destroyed: -1
+	dev   *Device
+	kind  objectKind
+	uses  atomic.Int32 // objects that refer to this one; destroyed: -1
+	check *objectCheck // nil: not in checked mode
 }
 
 const destroyed = -1
@@ -167,9 +256,24 @@ const destroyed = -1
 // Device is the device that the object is of.
 func (o *object) Device() *Device { return o.dev }
 
-func (o *object) born(d *Device, k objectKind) {
-	o.dev, o.kind = d, k
-	d.objects[k].Add(1)
+// bind comes before the driver's create, which may report on the object at once. of is what it is made of, or nil.
+func (o *object) bind(d *Device, kind objectKind, of *object) {
+	o.dev, o.kind = d, kind
+	if k := d.check.Load(); k != nil {
+		var parent *objectCheck
+		if of != nil {
+			parent = of.check
+		}
+		o.check = k.newObject(d, kind, parent)
+	}
+}
+
+// born comes when the object has been made.
+func (o *object) born() {
+	o.dev.objects[o.kind].Add(1)
+	if o.check != nil {
+		o.check.born()
+	}
 }
 
 // get takes a use count for another object on device d.
@@ -203,5 +307,8 @@ func (o *object) kill(destroy func() error) error {
 		return err
 	}
 	o.dev.objects[o.kind].Add(-1)
+	if o.check != nil {
+		o.check.died()
+	}
 	return nil
 }

@@ -30,6 +30,12 @@
 //  6. A device is active, in error, or gone ([DeviceState]). In error nothing is created or modified (EIO);
 //     destroying works.
 //
+// # Checked mode
+//
+// [Core.Check] has the midlayer watch over these rules, on both sides, and report each breach as a [Violation] with
+// the stacks of both sides. Package ibtest is a suite of tests by which a driver shows that it keeps them;
+// docs/contract.md lists the rules with the tests and with Linux's names.
+//
 // # Errors
 //
 // Errors wrap a syscall.Errno with the meaning that the kernel gives it: EINVAL for a wrong argument, EBUSY for

@@ -1,6 +1,10 @@
 package ib
 
-import "verbena/umem"
+import (
+	"time"
+
+	"verbena/umem"
+)
 
 // Driver is the method table of a low-level driver (struct ib_device_ops). One value serves one device.
 //
@@ -14,8 +18,9 @@ import "verbena/umem"
 // midlayer has checked what is device independent (that the objects belong to this device, that it is active)
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
-// What not every driver can do is in interfaces of its own: [UserContexter], [AHDriver]; and, on the objects'
-// side, [UserQP], [CQResizer].
+// What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MWDriver], [FastRegDriver],
+// [XRCDriver], [ErrorDriver], [UserContexter]; and, on the objects' side, [CQResizer], [CQModerator], [McastQP], [UserQP]. Without
+// them the midlayer answers EOPNOTSUPP; so do the methods themselves for types and opcodes that they do not know.
 type Driver interface {
 	// QueryDevice reports the device's attributes and limits. It may sleep.
 	QueryDevice() (DeviceAttr, error)
@@ -115,6 +120,88 @@ type DriverAH interface {
 	Modify(attr *AHAttr) error
 	Query() (AHAttr, error)
 	Destroy() error
+}
+
+// CQModerator is implemented by a DriverCQ that can delay notifications. (modify_cq)
+type CQModerator interface {
+	// Moderate: see [CQ.Moderate]. It may sleep.
+	Moderate(count int, period time.Duration) error
+}
+
+// McastQP is implemented by a DriverQP that can be in multicast groups. The midlayer has checked that the queue pair
+// is a datagram one and the address a multicast one. (attach_mcast, detach_mcast)
+type McastQP interface {
+	// AttachMcast may sleep. EINVAL if the queue pair is in the group already.
+	AttachMcast(gid GID, lid uint16) error
+	// DetachMcast may sleep. EINVAL if the queue pair is not in the group.
+	DetachMcast(gid GID, lid uint16) error
+}
+
+// SRQDriver is implemented by a Driver with shared receive queues.
+type SRQDriver interface {
+	// CreateSRQ makes a shared receive queue. The driver stores the capacities that it granted, at least those asked
+	// for, in init.Attr, and for XRC the number by srq.SetNum. It may sleep.
+	CreateSRQ(srq *SRQ, init *SRQInitAttr, u *Udata) (DriverSRQ, error)
+}
+
+// DriverSRQ is a driver's side of a shared receive queue.
+type DriverSRQ interface {
+	// PostRecv queues receive work requests as DriverQP.PostRecv does. It may not sleep. (post_srq_recv)
+	PostRecv(wrs []RecvWR) (n int, err error)
+	// Modify changes the attributes named by mask: EINVAL for less room than is taken. Setting a limit arms
+	// EventSRQLimitReached, which comes at once if fewer work requests than that are there. It may sleep.
+	Modify(attr *SRQAttr, mask SRQAttrMask, u *Udata) error
+	// Query may sleep.
+	Query() (SRQAttr, error)
+	// Destroy drops the work requests that are left. It may sleep.
+	Destroy() error
+}
+
+// MWDriver is implemented by a Driver with memory windows.
+type MWDriver interface {
+	// AllocMW makes a window that is not bound. The driver sets the key with mw.SetRKey. It may sleep.
+	AllocMW(mw *MW, kind MWType, u *Udata) (DriverMW, error)
+}
+
+// DriverMW is a driver's side of a memory window.
+type DriverMW interface {
+	// Dealloc unbinds the window, and returns when no access through it is in flight. It may sleep.
+	Dealloc() error
+}
+
+// FastRegDriver is implemented by a Driver that registers memory by work requests.
+type FastRegDriver interface {
+	// AllocMR makes a region that no key leads to yet. The DriverMR implements FastMR. The driver sets the keys, which
+	// are equal but for the part that the consumer may choose, with mr.SetKeys. It may sleep.
+	AllocMR(mr *MR, maxPages int) (DriverMR, error)
+}
+
+// FastMR is the DriverMR of a region made by AllocMR.
+type FastMR interface {
+	DriverMR
+	// Map takes the memory that the next WRRegMR registers; EBUSY while the region is registered. The midlayer
+	// releases what was mapped before when it returns. It may sleep. (map_mr_sg)
+	Map(r *umem.Region) error
+}
+
+// XRCDriver is implemented by a Driver with extended reliable connections.
+type XRCDriver interface {
+	// AllocXRCD may sleep.
+	AllocXRCD(x *XRCD, u *Udata) (DriverXRCD, error)
+}
+
+// DriverXRCD is a driver's side of an XRC domain.
+type DriverXRCD interface {
+	// Dealloc may sleep.
+	Dealloc() error
+}
+
+// ErrorDriver is implemented by a Driver that wants to hear that its device is in error, whoever called
+// [Device.SetError].
+type ErrorDriver interface {
+	// EnterError is called once: no new work request is to be processed, and what is in flight completes with a flush
+	// error. It may not sleep.
+	EnterError()
 }
 
 // UserContexter is implemented by a Driver that wants to hear of user contexts. (alloc_ucontext,

@@ -18,7 +18,11 @@ func (h *eventHandlers) call(e Event) {
 	list := slices.Clone(h.list)
 	h.mu.Unlock()
 	for _, x := range list {
-		x.f(e)
+		if k := e.Device.check.Load(); k != nil {
+			k.callEvent(e, x.f)
+		} else {
+			x.f(e)
+		}
 	}
 }
 
@@ -26,6 +30,7 @@ func (h *eventHandlers) call(e Event) {
 // called; a call that has begun by then may still be running. f may not sleep. OnEvent itself may sleep.
 // (ib_register_event_handler)
 func (d *Device) OnEvent(f func(Event)) (stop func()) {
+	defer d.sleeps("Device.OnEvent").leave()
 	h, x := &d.events, &eventHandler{f}
 	h.mu.Lock()
 	h.list = append(h.list, x)
@@ -40,5 +45,5 @@ func (d *Device) OnEvent(f func(Event)) (stop func()) {
 // DispatchEvent tells the consumers of an event of the device or of a port. The calls are deferred. It may not
 // sleep and may be called from any context. (ib_dispatch_event)
 func (d *Device) DispatchEvent(t EventType, port int) {
-	d.callbacks.push(callback{on: &d.events, ev: Event{Device: d, Type: t, Port: port}})
+	d.callbacks.pushEvent(callback{on: &d.events, ev: Event{Device: d, Type: t, Port: port}})
 }

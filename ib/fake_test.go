@@ -18,6 +18,14 @@ type fakeDriver struct {
 	fail  func(what string) error // makes a method fail; may be nil
 	nextQ atomic.Uint32
 	calls atomic.Int32 // of destroy methods
+	// what is done besides, in the methods of that name; nil: nothing
+	onPost, onPoll, onNotify, onQuery, onDestroy func()
+}
+
+func do(f func()) {
+	if f != nil {
+		f()
+	}
 }
 
 func (d *fakeDriver) err(what string) error {
@@ -27,7 +35,11 @@ func (d *fakeDriver) err(what string) error {
 	return d.fail(what)
 }
 
-func (d *fakeDriver) QueryDevice() (DeviceAttr, error)          { return DeviceAttr{PhysPorts: 1}, nil }
+func (d *fakeDriver) QueryDevice() (DeviceAttr, error) {
+	do(d.onQuery)
+	return DeviceAttr{PhysPorts: 1}, nil
+}
+
 func (d *fakeDriver) QueryPort(int) (PortAttr, error)           { return PortAttr{State: PortActive}, nil }
 func (d *fakeDriver) QueryGID(port, i int) (GIDEntry, error)    { return GIDEntry{}, nil }
 func (d *fakeDriver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil }
@@ -56,6 +68,7 @@ func (d *fakeDriver) CreateAH(ah *AH, attr *AHAttr, u *Udata) (DriverAH, error) 
 
 func (d *fakeDriver) destroy(what string) error {
 	d.calls.Add(1)
+	do(d.onDestroy)
 	return d.err(what)
 }
 
@@ -96,6 +109,7 @@ func (c *fakeCQ) complete() {
 }
 
 func (c *fakeCQ) Poll(wc []WC) (int, error) {
+	do(c.d.onPoll)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := min(len(wc), c.waiting)
@@ -104,6 +118,7 @@ func (c *fakeCQ) Poll(wc []WC) (int, error) {
 }
 
 func (c *fakeCQ) ReqNotify(flags NotifyFlags) (bool, error) {
+	do(c.d.onNotify)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.armed = true
@@ -120,6 +135,7 @@ type fakeQP struct {
 }
 
 func (q *fakeQP) PostSend(wrs []SendWR) (int, error) {
+	do(q.d.onPost)
 	for range wrs {
 		q.qp.init.SendCQ.Driver().(*fakeCQ).complete()
 	}
@@ -158,9 +174,14 @@ func newDevice(name string) (*Device, *fakeDriver) {
 }
 
 // newBench makes a bench; the test destroys the objects, or leaves them to the end of the world.
-func newBench(t *testing.T, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
+func newBench(t testing.TB, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
 	t.Helper()
-	b := &bench{core: &Core{}}
+	return newBenchOn(t, &Core{}, handler, cqEvent, qpEvent)
+}
+
+func newBenchOn(t testing.TB, core *Core, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
+	t.Helper()
+	b := &bench{core: core}
 	b.dev, b.drv = newDevice("fake0")
 	must(t, b.core.Register(b.dev))
 	var err error
@@ -173,7 +194,16 @@ func newBench(t *testing.T, handler func(*CQ), cqEvent func(*CQ, EventType), qpE
 	return b
 }
 
-func must(t *testing.T, err error) {
+// free destroys the objects and takes the device away.
+func (b *bench) free(t testing.TB) {
+	t.Helper()
+	must(t, b.qp.Destroy())
+	must(t, b.cq.Destroy())
+	must(t, b.pd.Dealloc())
+	must(t, b.core.Unregister(b.dev))
+}
+
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

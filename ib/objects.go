@@ -2,6 +2,7 @@ package ib
 
 import (
 	"fmt"
+	"sync"
 	"syscall"
 
 	"verbena/umem"
@@ -15,17 +16,18 @@ type PD struct {
 
 // AllocPD makes a protection domain. u is nil for a consumer in this process. It may sleep. (ib_alloc_pd)
 func (d *Device) AllocPD(u *Udata) (*PD, error) {
+	defer d.sleeps("Device.AllocPD").leave()
 	if err := d.usable(); err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
 	pd := &PD{}
-	pd.dev = d
+	pd.bind(d, kindPD, nil)
 	drv, err := d.drv.AllocPD(pd, u)
 	if err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
 	pd.drv = drv
-	pd.born(d, kindPD)
+	pd.born()
 	return pd, nil
 }
 
@@ -34,6 +36,7 @@ func (pd *PD) Driver() DriverPD { return pd.drv }
 
 // Dealloc frees the domain, EBUSY while something uses it. It may sleep. (ib_dealloc_pd)
 func (pd *PD) Dealloc() error {
+	defer pd.sleeps("PD.Dealloc").leave()
 	if err := pd.kill(pd.drv.Dealloc); err != nil {
 		return fmt.Errorf("dealloc pd on %s: %w", pd.dev.name, err)
 	}
@@ -48,6 +51,9 @@ type MR struct {
 	region     *umem.Region
 	access     AccessFlags
 	lkey, rkey uint32
+
+	maxPages int        // of AllocMR
+	mapping  sync.Mutex // one Map at a time; guards region of such a region
 }
 
 // RegMR registers length bytes at addr of space with the given rights, to be named by addresses from iova on.
@@ -56,6 +62,7 @@ type MR struct {
 // (remote write or atomics without local write). (ib_reg_user_mr)
 func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uint64, access AccessFlags, u *Udata) (*MR, error) {
 	d := pd.dev
+	defer pd.sleeps("PD.RegMR").leave()
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("register memory on %s: %w", d.name, err) }
 	if err := d.usable(); err != nil {
 		return fail(err)
@@ -72,17 +79,20 @@ func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uin
 		return fail(err)
 	}
 	mr := &MR{pd: pd, region: region, access: access}
-	mr.dev = d
+	mr.bind(d, kindMR, &pd.object)
 	if mr.drv, err = d.drv.RegMR(mr, region, access, u); err != nil {
 		region.Release()
 		pd.put()
 		return fail(err)
 	}
-	mr.born(d, kindMR)
+	mr.born()
 	return mr, nil
 }
 
-// SetKeys is for the driver's RegMR: the keys by which work requests and peers name the region.
+// Driver is the driver's side.
+func (mr *MR) Driver() DriverMR { return mr.drv }
+
+// SetKeys is for the driver's RegMR and AllocMR: the keys by which work requests and peers name the region.
 func (mr *MR) SetKeys(lkey, rkey uint32) { mr.lkey, mr.rkey = lkey, rkey }
 
 // PD is the domain that the region belongs to.
@@ -94,18 +104,29 @@ func (mr *MR) LKey() uint32 { return mr.lkey }
 // RKey names the region to peers.
 func (mr *MR) RKey() uint32 { return mr.rkey }
 
-// Region is the registered memory.
-func (mr *MR) Region() *umem.Region { return mr.region }
+// Region is the registered memory; of a region made by AllocMR, nil.
+func (mr *MR) Region() *umem.Region {
+	if mr.maxPages != 0 {
+		return nil
+	}
+	return mr.region
+}
 
 // Access are the rights given at registration.
 func (mr *MR) Access() AccessFlags { return mr.access }
 
-// Dereg ends the registration; when it returns no peer can reach the memory. It may sleep. (ib_dereg_mr)
+// Dereg ends the registration; when it returns no peer can reach the memory. EBUSY while a window is bound to the
+// region. It may sleep. (ib_dereg_mr)
 func (mr *MR) Dereg() error {
+	defer mr.sleeps("MR.Dereg").leave()
 	if err := mr.kill(mr.drv.Dereg); err != nil {
 		return fmt.Errorf("deregister memory on %s: %w", mr.dev.name, err)
 	}
-	mr.region.Release()
+	mr.mapping.Lock()
+	defer mr.mapping.Unlock()
+	if mr.region != nil {
+		mr.region.Release()
+	}
 	mr.pd.put()
 	return nil
 }
@@ -122,6 +143,11 @@ type AH struct {
 func (pd *PD) CreateAH(attr *AHAttr, u *Udata) (*AH, error) {
 	d := pd.dev
 	fail := func(err error) (*AH, error) { return nil, fmt.Errorf("create ah on %s: %w", d.name, err) }
+	f, err := pd.atomically("PD.CreateAH")
+	defer f.leave()
+	if err != nil {
+		return fail(err)
+	}
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
@@ -133,13 +159,12 @@ func (pd *PD) CreateAH(attr *AHAttr, u *Udata) (*AH, error) {
 		return fail(err)
 	}
 	ah := &AH{pd: pd}
-	ah.dev = d
-	var err error
+	ah.bind(d, kindAH, &pd.object)
 	if ah.drv, err = drv.CreateAH(ah, attr, u); err != nil {
 		pd.put()
 		return fail(err)
 	}
-	ah.born(d, kindAH)
+	ah.born()
 	return ah, nil
 }
 
@@ -150,14 +175,33 @@ func (ah *AH) Driver() DriverAH { return ah.drv }
 func (ah *AH) PD() *PD { return ah.pd }
 
 // Modify changes where the handle points. It may not sleep. (rdma_modify_ah)
-func (ah *AH) Modify(attr *AHAttr) error { return ah.drv.Modify(attr) }
+func (ah *AH) Modify(attr *AHAttr) error {
+	f, err := ah.atomically("AH.Modify")
+	defer f.leave()
+	if err != nil {
+		return err
+	}
+	return ah.drv.Modify(attr)
+}
 
 // Query reports where the handle points. It may not sleep. (rdma_query_ah)
-func (ah *AH) Query() (AHAttr, error) { return ah.drv.Query() }
+func (ah *AH) Query() (AHAttr, error) {
+	f, err := ah.atomically("AH.Query")
+	defer f.leave()
+	if err != nil {
+		return AHAttr{}, err
+	}
+	return ah.drv.Query()
+}
 
 // Destroy frees the handle. It may not sleep. (rdma_destroy_ah)
 func (ah *AH) Destroy() error {
-	if err := ah.kill(ah.drv.Destroy); err != nil {
+	f, err := ah.atomically("AH.Destroy")
+	defer f.leave()
+	if err == nil {
+		err = ah.kill(ah.drv.Destroy)
+	}
+	if err != nil {
 		return fmt.Errorf("destroy ah on %s: %w", ah.dev.name, err)
 	}
 	ah.pd.put()

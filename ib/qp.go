@@ -27,29 +27,74 @@ type QP struct {
 // CreateQP makes a queue pair in state RESET; the capacities granted are in QP.Init. It may sleep. (ib_create_qp)
 func (pd *PD) CreateQP(init QPInitAttr, u *Udata) (*QP, error) {
 	d := pd.dev
+	defer pd.sleeps("PD.CreateQP").leave()
 	fail := func(err error) (*QP, error) { return nil, fmt.Errorf("create qp on %s: %w", d.name, err) }
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	if init.SendCQ == nil || init.RecvCQ == nil {
-		return fail(fmt.Errorf("a queue pair needs two completion queues: %w", syscall.EINVAL))
+	if err := init.check(); err != nil {
+		return fail(err)
 	}
 	qp := &QP{pd: pd, init: init, event: init.Event}
-	qp.dev = d
-	used := []*object{&pd.object, &init.SendCQ.object, &init.RecvCQ.object}
-	for i, o := range used {
-		if err := o.get(d); err != nil {
-			putAll(used[:i])
-			return fail(err)
-		}
+	qp.bind(d, kindQP, &pd.object)
+	qp.init.Event = nil // the driver sees init; its way to the consumer is QP.Raise
+	if err := getAll(d, qp.refersTo()); err != nil {
+		return fail(err)
 	}
 	var err error
 	if qp.drv, err = d.drv.CreateQP(qp, &qp.init, u); err != nil {
-		putAll(used)
+		putAll(qp.refersTo())
 		return fail(err)
 	}
-	qp.born(d, kindQP)
+	qp.born()
 	return qp, nil
+}
+
+// check tells whether the queues and domains suit the type.
+func (init *QPInitAttr) check() error {
+	target, initiator := init.Type == QPTypeXRCTgt, init.Type == QPTypeXRCInit
+	var what string
+	switch {
+	case target != (init.XRCD != nil):
+		what = "an XRC target, and no other, has an XRC domain"
+	case target && (init.SendCQ != nil || init.RecvCQ != nil):
+		what = "an XRC target has no completion queues"
+	case !target && init.SendCQ == nil || !target && !initiator && init.RecvCQ == nil:
+		what = "a queue pair needs two completion queues"
+	case init.SRQ != nil && (target || initiator || init.SRQ.init.Type != SRQBasic):
+		what = "a basic shared receive queue is for queue pairs other than XRC, an XRC one is named by the sender"
+	default:
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, syscall.EINVAL)
+}
+
+func (qp *QP) refersTo() []*object {
+	o := []*object{&qp.pd.object}
+	if qp.init.SendCQ != nil {
+		o = append(o, &qp.init.SendCQ.object)
+	}
+	if qp.init.RecvCQ != nil {
+		o = append(o, &qp.init.RecvCQ.object)
+	}
+	if qp.init.SRQ != nil {
+		o = append(o, &qp.init.SRQ.object)
+	}
+	if qp.init.XRCD != nil {
+		o = append(o, &qp.init.XRCD.object)
+	}
+	return o
+}
+
+// getAll takes a use count of each object, or of none.
+func getAll(d *Device, objects []*object) error {
+	for i, o := range objects {
+		if err := o.get(d); err != nil {
+			putAll(objects[:i])
+			return err
+		}
+	}
+	return nil
 }
 
 func putAll(objects []*object) {
@@ -71,7 +116,11 @@ func (qp *QP) Num() uint32 { return qp.num }
 func (qp *QP) PD() *PD { return qp.pd }
 
 // Init is what the queue pair was made with, with the capacities that the driver granted.
-func (qp *QP) Init() QPInitAttr { return qp.init }
+func (qp *QP) Init() QPInitAttr {
+	init := qp.init
+	init.Event = qp.event
+	return init
+}
 
 // Type is the service type.
 func (qp *QP) Type() QPType { return qp.init.Type }
@@ -79,6 +128,7 @@ func (qp *QP) Type() QPType { return qp.init.Type }
 // Modify changes the attributes named by mask, among them the state. EINVAL when the mask does not suit the type
 // and the transition, or a value is wrong. It may sleep. (ib_modify_qp)
 func (qp *QP) Modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
+	defer qp.sleeps("QP.Modify").leave()
 	qp.modify.Lock()
 	defer qp.modify.Unlock()
 	fail := func(err error) error {
@@ -105,40 +155,77 @@ func (qp *QP) Modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
 
 // Query reports the present attributes. It may sleep. (ib_query_qp)
 func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
+	defer qp.sleeps("QP.Query").leave()
 	a, err := qp.drv.Query(mask)
 	if err != nil {
-		return a, qp.init, fmt.Errorf("query qp %d on %s: %w", qp.num, qp.dev.name, err)
+		return a, qp.Init(), fmt.Errorf("query qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
-	return a, qp.init, nil
+	return a, qp.Init(), nil
 }
 
 // State is the present state. It may not sleep.
 func (qp *QP) State() QPState { return qp.drv.State() }
 
 // PostSend queues work requests and returns how many were taken; see [DriverQP]. It may not sleep. (ib_post_send)
-func (qp *QP) PostSend(wrs ...SendWR) (int, error) { return qp.drv.PostSend(wrs) }
+func (qp *QP) PostSend(wrs ...SendWR) (int, error) {
+	if qp.check != nil {
+		return checkedPost(&qp.object, "QP.PostSend", wrs, qp.drv.PostSend)
+	}
+	return qp.drv.PostSend(wrs)
+}
 
 // PostRecv queues receive work requests and returns how many were taken. It may not sleep. (ib_post_recv)
-func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) { return qp.drv.PostRecv(wrs) }
+func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) {
+	if qp.check != nil {
+		return checkedPost(&qp.object, "QP.PostRecv", wrs, qp.drv.PostRecv)
+	}
+	return qp.drv.PostRecv(wrs)
+}
 
 // Raise is for the driver: an asynchronous event of the queue pair. The consumer's function is called later, by a
 // thread that holds nothing. It may not sleep. (ib_qp.event_handler)
 func (qp *QP) Raise(e EventType) {
+	if qp.check != nil {
+		qp.check.reports("QP.Raise")
+	}
 	if qp.event == nil || qp.dead.Load() {
 		return
 	}
 	qp.pending.Add(1)
-	qp.dev.callbacks.push(callback{qp: qp, ev: Event{Device: qp.dev, Type: e}})
+	qp.dev.callbacks.pushEvent(callback{qp: qp, ev: Event{Device: qp.dev, Type: e}})
 }
 
-// Destroy frees the queue pair. When it returns nothing of it is in flight and its event function will not run
+func (qp *QP) callEvent(e EventType) {
+	if qp.check != nil {
+		qp.check.call("the event function of a QP", nil, func() { qp.event(qp, e) })
+		return
+	}
+	qp.event(qp, e)
+}
+
+// Destroy frees the queue pair, EBUSY while it is in a multicast group. When it returns nothing of it is in flight and its event function will not run
 // again. It may sleep. (ib_destroy_qp)
 func (qp *QP) Destroy() error {
-	if err := qp.kill(qp.drv.Destroy); err != nil {
+	f, err := qp.destroys("QP.Destroy")
+	defer f.leave()
+	if err == nil {
+		err = qp.kill(qp.destroy)
+	}
+	if err != nil {
 		return fmt.Errorf("destroy qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
+	putAll(qp.refersTo())
+	return nil
+}
+
+// destroy ends the callbacks first, since they may use the driver's queue pair. An event that is lost when the driver
+// refuses is of no interest to who is about to try again.
+func (qp *QP) destroy() error {
 	qp.dead.Store(true)
 	qp.dev.callbacks.waitFor(func() bool { return qp.pending.Load() == 0 })
-	putAll([]*object{&qp.init.RecvCQ.object, &qp.init.SendCQ.object, &qp.pd.object})
-	return nil
+	err := qp.drv.Destroy()
+	if err != nil {
+		qp.dead.Store(false)
+	}
+	return err
 }

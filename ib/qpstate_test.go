@@ -3,135 +3,70 @@ package ib
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"syscall"
 	"testing"
+
+	"pgregory.net/rapid"
+
+	"verbena/ib/internal/qptable"
 )
 
-// attrNames are the attributes by the names of IBA 11.2.5.2, shortened.
-var attrNames = map[string]QPAttrMask{
-	"cur": QPAttrCurState, "notify": QPAttrEnSQDAsyncNotify, "access": QPAttrAccessFlags, "pkey": QPAttrPKeyIndex,
-	"port": QPAttrPort, "qkey": QPAttrQKey, "av": QPAttrAV, "mtu": QPAttrPathMTU, "timeout": QPAttrTimeout,
-	"retry": QPAttrRetryCnt, "rnr_retry": QPAttrRNRRetry, "rq_psn": QPAttrRQPSN, "rd_atom": QPAttrMaxRdAtomic,
-	"alt": QPAttrAltPath, "rnr_timer": QPAttrMinRNRTimer, "sq_psn": QPAttrSQPSN, "dest_rd_atom": QPAttrMaxDestRdAtomic,
-	"mig": QPAttrPathMigState, "cap": QPAttrCap, "dest_qpn": QPAttrDestQPN, "rate": QPAttrRateLimit,
-}
-
-func parseAttrs(t *testing.T, s string) (m QPAttrMask) {
-	t.Helper()
-	for _, name := range strings.Fields(s) {
-		bit, ok := attrNames[name]
-		if !ok {
-			t.Fatalf("no attribute %q", name)
+// The names of the specification's table are those that the midlayer prints, and the bits its own.
+func TestQPTableNames(t *testing.T) {
+	for i, name := range qptable.States {
+		if QPState(i).String() != name {
+			t.Errorf("state %d is %v, in the table %s", i, QPState(i), name)
 		}
-		m |= bit
 	}
-	return m
+	for _, name := range qptable.Types {
+		qpType(t, name)
+	}
+	for name, bit := range map[string]QPAttrMask{
+		"state": QPAttrState, "cur": QPAttrCurState, "notify": QPAttrEnSQDAsyncNotify, "access": QPAttrAccessFlags,
+		"pkey": QPAttrPKeyIndex, "port": QPAttrPort, "qkey": QPAttrQKey, "av": QPAttrAV, "mtu": QPAttrPathMTU,
+		"timeout": QPAttrTimeout, "retry": QPAttrRetryCnt, "rnr_retry": QPAttrRNRRetry, "rq_psn": QPAttrRQPSN,
+		"rd_atom": QPAttrMaxRdAtomic, "alt": QPAttrAltPath, "rnr_timer": QPAttrMinRNRTimer, "sq_psn": QPAttrSQPSN,
+		"dest_rd_atom": QPAttrMaxDestRdAtomic, "mig": QPAttrPathMigState, "cap": QPAttrCap, "dest_qpn": QPAttrDestQPN,
+		"rate": QPAttrRateLimit,
+	} {
+		if qptable.Attrs[name] != uint32(bit) {
+			t.Errorf("%s is %#x, in the table %#x", name, uint32(bit), qptable.Attrs[name])
+		}
+	}
 }
 
-type stateRow struct {
-	from, to           QPState
-	types              string
-	required, optional string
+func qpType(t testing.TB, name string) QPType {
+	for _, kind := range allTypes {
+		if kind.String() == name {
+			return kind
+		}
+	}
+	t.Fatalf("no type %s", name)
+	return 0
 }
 
-// The table of the specification: what each step requires and allows, by service.
-var stateRows = []stateRow{
-	{QPReset, QPInit, "UD", "pkey port qkey", ""},
-	{QPReset, QPInit, "SMI GSI", "pkey qkey", ""},
-	{QPReset, QPInit, "RC UC XRC_INI XRC_TGT", "pkey port access", ""},
-	{QPReset, QPInit, "RAW_PACKET", "port", ""},
-
-	{QPInit, QPInit, "UD", "", "pkey port qkey"},
-	{QPInit, QPInit, "SMI GSI", "", "pkey qkey"},
-	{QPInit, QPInit, "RC UC XRC_INI XRC_TGT", "", "pkey port access"},
-	{QPInit, QPInit, "RAW_PACKET", "", ""},
-
-	{QPInit, QPRTR, "UD SMI GSI", "", "pkey qkey"},
-	{QPInit, QPRTR, "UC XRC_INI", "av mtu dest_qpn rq_psn", "alt access pkey"},
-	{QPInit, QPRTR, "RC XRC_TGT", "av mtu dest_qpn rq_psn dest_rd_atom rnr_timer", "alt access pkey"},
-	{QPInit, QPRTR, "RAW_PACKET", "", ""},
-
-	{QPRTR, QPRTS, "UD SMI GSI", "sq_psn", "cur qkey"},
-	{QPRTR, QPRTS, "UC", "sq_psn", "cur access alt mig"},
-	{QPRTR, QPRTS, "RC", "timeout retry rnr_retry sq_psn rd_atom", "cur access alt mig rnr_timer"},
-	{QPRTR, QPRTS, "XRC_INI", "timeout retry rnr_retry sq_psn rd_atom", "cur access alt mig"},
-	{QPRTR, QPRTS, "XRC_TGT", "timeout sq_psn", "cur access alt mig rnr_timer"},
-	{QPRTR, QPRTS, "RAW_PACKET", "", "rate"},
-
-	{QPRTS, QPRTS, "UD SMI GSI", "", "cur qkey"},
-	{QPRTS, QPRTS, "UC XRC_INI", "", "cur access alt mig"},
-	{QPRTS, QPRTS, "RC XRC_TGT", "", "cur access alt mig rnr_timer"},
-	{QPRTS, QPRTS, "RAW_PACKET", "", "rate"},
-
-	{QPRTS, QPSQD, "UD SMI GSI UC RC XRC_INI XRC_TGT RAW_PACKET", "", "notify"},
-
-	{QPSQD, QPRTS, "UD SMI GSI", "", "cur qkey"},
-	{QPSQD, QPRTS, "UC XRC_INI", "", "cur access alt mig"},
-	{QPSQD, QPRTS, "RC XRC_TGT", "", "cur access alt mig rnr_timer"},
-	{QPSQD, QPRTS, "RAW_PACKET", "", ""},
-
-	{QPSQD, QPSQD, "UD SMI GSI", "", "pkey qkey"},
-	{QPSQD, QPSQD, "UC", "", "av alt access pkey mig"},
-	{QPSQD, QPSQD, "RC", "", "port av timeout retry rnr_retry rd_atom dest_rd_atom alt access pkey rnr_timer mig"},
-	{QPSQD, QPSQD, "XRC_INI", "", "port av timeout retry rnr_retry rd_atom alt access pkey mig"},
-	{QPSQD, QPSQD, "XRC_TGT", "", "port av timeout dest_rd_atom alt access pkey rnr_timer mig"},
-	{QPSQD, QPSQD, "RAW_PACKET", "", ""},
-
-	{QPSQE, QPRTS, "UD SMI GSI", "", "cur qkey"},
-	{QPSQE, QPRTS, "UC", "", "cur access"},
-	{QPSQE, QPRTS, "RC XRC_INI XRC_TGT RAW_PACKET", "", ""},
-}
-
+// Every step of every type: the table's attributes, each one missing, each one too many.
 func TestQPTransitions(t *testing.T) {
-	type key struct {
-		from, to QPState
-		kind     QPType
-	}
-	rows := map[key]stateRow{}
-	for _, row := range stateRows {
-		for _, qpType := range allTypes {
-			for _, name := range strings.Fields(row.types) {
-				if name == qpType.String() {
-					rows[key{row.from, row.to, qpType}] = row
-				}
-			}
-		}
-	}
-	for from := QPReset; from <= QPErr; from++ {
-		for to := QPReset; to <= QPErr; to++ {
-			for _, qpType := range allTypes {
-				t.Run(fmt.Sprintf("%v/%v-%v", qpType, from, to), func(t *testing.T) {
-					row, ok := rows[key{from, to, qpType}]
-					if !ok && to != QPReset && to != QPErr {
-						if CheckTransition(from, to, qpType, QPAttrState) == nil {
-							t.Error("is allowed")
-						}
-						return
-					}
-					required, optional := parseAttrs(t, row.required), parseAttrs(t, row.optional)
-					check := func(mask QPAttrMask, want bool) {
+	for from, fromName := range qptable.States {
+		for to, toName := range qptable.States {
+			for _, kind := range qptable.Types {
+				t.Run(fmt.Sprintf("%s/%s-%s", kind, fromName, toName), func(t *testing.T) {
+					check := func(mask uint32) {
 						t.Helper()
-						err := CheckTransition(from, to, qpType, mask)
+						err := CheckTransition(QPState(from), QPState(to), qpType(t, kind), QPAttrMask(mask))
+						want := qptable.Allowed(fromName, toName, kind, mask)
 						if (err == nil) != want || err != nil && !errors.Is(err, syscall.EINVAL) {
-							t.Errorf("mask %#x: %v", uint32(mask), err)
+							t.Errorf("mask %#x: %v, want allowed: %v", mask, err, want)
 						}
 					}
-					assertable := from == QPRTR || from == QPRTS || from == QPSQD || from == QPSQE
-					if !assertable {
-						optional &^= QPAttrCurState
-					}
-					check(QPAttrState|required, true)
-					check(QPAttrState|required|optional, true)
-					for _, bit := range attrNames {
-						switch {
-						case required&bit != 0:
-							check((QPAttrState|required|optional)&^bit, false)
-						case optional&bit != 0:
-							check(QPAttrState|required|bit, true)
-						default:
-							check(QPAttrState|required|bit, false)
-						}
+					required, optional, _ := qptable.Step(fromName, toName, kind)
+					state := qptable.Attrs["state"]
+					check(state | required)
+					check(required)
+					check(state | required | optional)
+					for _, bit := range qptable.Attrs {
+						check((state | required | optional) ^ bit)
+						check((state | required) ^ bit)
 					}
 				})
 			}
@@ -142,6 +77,60 @@ func TestQPTransitions(t *testing.T) {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
+}
+
+// Any history of Modify leaves the queue pair where the table says.
+func TestQPStateMachine(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		b := newBench(t, nil, nil, nil)
+		kind := rapid.SampledFrom(qptable.Types).Draw(rt, "type")
+		b.qp.init.Type = qpType(t, kind)
+		state := "RESET" // of the model
+		rt.Repeat(map[string]func(*rapid.T){
+			"modify": func(rt *rapid.T) {
+				to := rapid.SampledFrom(qptable.States).Draw(rt, "to")
+				required, optional, _ := qptable.Step(state, to, kind)
+				mask := qptable.Attrs["state"] | required | optional&rapid.Uint32().Draw(rt, "optional")
+				if rapid.IntRange(0, 3).Draw(rt, "wrong") == 0 {
+					mask ^= uint32(1) << rapid.IntRange(0, 20).Draw(rt, "bit")
+				}
+				from := state
+				if mask&qptable.Attrs["state"] == 0 {
+					to = from
+				}
+				err := b.qp.Modify(QPAttr{State: stateOf(to), CurState: stateOf(from)}, QPAttrMask(mask), nil)
+				want := qptable.Allowed(from, to, kind, mask)
+				if (err == nil) != want {
+					rt.Fatalf("%s: %s to %s, mask %#x: %v, want allowed: %v", kind, from, to, mask, err, want)
+				}
+				if want {
+					state = to
+				}
+			},
+			"send queue error": func(rt *rapid.T) { // not by Modify, but by the hardware
+				if state != "RTS" || kind != "UD" && kind != "UC" {
+					rt.Skip("cannot be")
+				}
+				b.qp.drv.(*fakeQP).state.Store(int32(QPSQE))
+				state = "SQE"
+			},
+			"": func(rt *rapid.T) {
+				if got := b.qp.State().String(); got != state {
+					rt.Fatalf("state is %s, want %s", got, state)
+				}
+			},
+		})
+		b.free(t)
+	})
+}
+
+func stateOf(name string) QPState {
+	for i, n := range qptable.States {
+		if n == name {
+			return QPState(i)
+		}
+	}
+	panic("no state " + name)
 }
 
 // Modify takes the present state from the driver, unless the caller asserts one, and keeps it without a new one.

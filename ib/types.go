@@ -276,6 +276,8 @@ type QPInitAttr struct {
 	SigAll         bool // every send work request makes a completion
 	Type           QPType
 	Port           uint8 // GSI only
+	SRQ            *SRQ  // where receive work requests come from instead of PostRecv; may be nil
+	XRCD           *XRCD // QPTypeXRCTgt, which has no queues
 	// Event is called with the queue pair's asynchronous events. It may not sleep. May be nil.
 	Event func(qp *QP, e EventType)
 }
@@ -355,6 +357,7 @@ const (
 	WRLocalInv         WROpcode = 7
 	WRBindMW           WROpcode = 8
 	WRSendWithInv      WROpcode = 9
+	WRRegMR            WROpcode = 0x20 // not for user processes
 )
 
 // SendFlags modify a send work request.
@@ -388,6 +391,10 @@ type SendWR struct {
 	AH         *AH
 	RemoteQPN  uint32
 	RemoteQKey uint32
+
+	RemoteSRQN uint32   // QPTypeXRCInit
+	Bind       *BindMW  // WRBindMW
+	Reg        *FastReg // WRRegMR
 }
 
 // RecvWR is a receive work request.
@@ -451,6 +458,7 @@ const (
 	WCFetchAdd        WCOpcode = 4
 	WCBindMW          WCOpcode = 5
 	WCLocalInv        WCOpcode = 6
+	WCRegMR           WCOpcode = 10
 	WCRecv            WCOpcode = 1 << 7
 	WCRecvRDMAWithImm WCOpcode = 1<<7 | 1
 )

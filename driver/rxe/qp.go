@@ -323,6 +323,21 @@ func (qp *QP) enterError() {
 	qp.req.deadline, qp.req.rnrUntil = noTime, noTime
 }
 
+// EnterError implements ib.ErrorDriver: every queue pair goes to ERR, where work requests are flushed, those too that
+// are posted later. It may not sleep.
+func (d *Device) EnterError() {
+	p := d.begin(false)
+	for qp := range d.qps.all() {
+		qp.mu.Lock()
+		if qp.state != ib.QPReset {
+			qp.enterError()
+		}
+		qp.advance(p)
+		qp.mu.Unlock()
+	}
+	p.end()
+}
+
 // complete posts a completion to one of the queue pair's completion queues. Where it is lost, the queue pair goes
 // to the error state.
 func (qp *QP) complete(c *cq, wc *abi.WC, solicited bool) {

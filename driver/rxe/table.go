@@ -1,6 +1,7 @@
 package rxe
 
 import (
+	"iter"
 	"sync"
 	"sync/atomic"
 )
@@ -69,6 +70,20 @@ func (t *table[T]) get(n uint32) *T {
 		return nil
 	}
 	return c[n&(1<<chunkBits-1)].Load()
+}
+
+// all goes through what is referred to.
+func (t *table[T]) all() iter.Seq[*T] {
+	t.mu.Lock()
+	end := t.fresh
+	t.mu.Unlock()
+	return func(yield func(*T) bool) {
+		for n := t.first; n < end; n++ {
+			if v := t.get(n); v != nil && !yield(v) {
+				return
+			}
+		}
+	}
 }
 
 // drop makes n refer to nothing, and free.

@@ -1,0 +1,46 @@
+package loopback
+
+import (
+	"sync"
+
+	"verbena/ib"
+)
+
+// AH is an address handle. It implements ib.DriverAH.
+type AH struct {
+	dev  *Device
+	mu   sync.Mutex
+	attr ib.AHAttr
+}
+
+// addresser is what a queue pair needs of an address handle.
+type addresser interface{ address() ib.AHAttr }
+
+// CreateAH implements ib.AHDriver. It may not sleep.
+func (d *Device) CreateAH(obj *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+	a := &AH{dev: d}
+	return a, a.Modify(attr)
+}
+
+func (a *AH) address() ib.AHAttr {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.attr
+}
+
+// Modify implements ib.DriverAH. It may not sleep.
+func (a *AH) Modify(attr *ib.AHAttr) error {
+	if err := a.dev.checkAddress(attr); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.attr = *attr
+	return nil
+}
+
+// Query implements ib.DriverAH. It may not sleep.
+func (a *AH) Query() (ib.AHAttr, error) { return a.address(), nil }
+
+// Destroy implements ib.DriverAH. It may not sleep.
+func (a *AH) Destroy() error { return nil }

@@ -1,0 +1,154 @@
+package loopback
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+)
+
+// CQ is a completion queue. It implements ib.DriverCQ.
+type CQ struct {
+	obj *ib.CQ
+
+	mu    sync.Mutex
+	wcs   ring[ib.WC]
+	armed ib.NotifyFlags // 0: not
+	lost  bool           // one did not fit: no more come
+
+	// moderation, under mu
+	count  int
+	period time.Duration
+	timer  *time.Timer
+	due    int // completions since the queue was armed that called for a notification
+}
+
+// completer is what a queue pair needs of its completion queues.
+type completer interface {
+	// post adds a completion. It reports false when there is no room, or was none before.
+	post(wc *ib.WC, solicited bool) bool
+}
+
+// CreateCQ implements ib.Driver.
+func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+	if u != nil {
+		return nil, fmt.Errorf("queues are not shared with processes: %w", syscall.EOPNOTSUPP)
+	}
+	if attr.Entries > maxCQE {
+		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
+	}
+	return &CQ{obj: obj, wcs: newRing[ib.WC](attr.Entries)}, nil
+}
+
+func (c *CQ) post(wc *ib.WC, solicited bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lost {
+		return false
+	}
+	slot := c.wcs.push()
+	if slot == nil {
+		c.lost = true
+		c.obj.Raise(ib.EventCQErr)
+		return false
+	}
+	*slot = *wc
+	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != ib.WCSuccess) {
+		c.notify()
+	}
+	return true
+}
+
+// notify tells the midlayer, now or as moderation has it; mu is held.
+func (c *CQ) notify() {
+	c.due++
+	if c.due < c.count {
+		if c.due == 1 && c.period > 0 {
+			c.timer = time.AfterFunc(c.period, c.timeout)
+		}
+		return
+	}
+	c.fire()
+}
+
+func (c *CQ) fire() {
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+	c.armed, c.due = 0, 0
+	c.obj.Completed()
+}
+
+func (c *CQ) timeout() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timer != nil {
+		c.fire()
+	}
+}
+
+// Moderate implements ib.CQModerator.
+func (c *CQ) Moderate(count int, period time.Duration) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.count, c.period = count, period
+	if c.due > 0 {
+		c.fire()
+	}
+	return nil
+}
+
+// Poll implements ib.DriverCQ. It may not sleep.
+func (c *CQ) Poll(wc []ib.WC) (n int, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for ; n < len(wc) && c.wcs.n > 0; n++ {
+		wc[n] = *c.wcs.pop()
+	}
+	return n, nil
+}
+
+// ReqNotify implements ib.DriverCQ. It may not sleep.
+func (c *CQ) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if flags&ib.NotifyNextComp != 0 {
+		c.armed = ib.NotifyNextComp
+	} else if c.armed == 0 {
+		c.armed = ib.NotifySolicited
+	}
+	return flags&ib.NotifyReportMissed != 0 && c.wcs.n > 0, nil
+}
+
+// Resize implements ib.CQResizer.
+func (c *CQ) Resize(entries int, u *ib.Udata) (int, error) {
+	if entries < 1 || entries > maxCQE {
+		return 0, fmt.Errorf("%d entries, at most %d: %w", entries, maxCQE, syscall.EINVAL)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.wcs.n > entries {
+		return 0, fmt.Errorf("%d completions are waiting: %w", c.wcs.n, syscall.EINVAL)
+	}
+	r := newRing[ib.WC](entries)
+	for c.wcs.n > 0 {
+		*r.push() = *c.wcs.pop()
+	}
+	c.wcs = r
+	return entries, nil
+}
+
+// Destroy implements ib.DriverCQ.
+func (c *CQ) Destroy() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lost = true
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+	return nil
+}

@@ -1,0 +1,178 @@
+package loopback
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Limits of a device.
+const (
+	maxSGE       = 16
+	maxInline    = 512     // bytes
+	maxWR        = 1 << 14 // of a queue
+	maxCQE       = 1 << 16
+	maxRdAtom    = 128
+	maxMsgSize   = 1 << 30
+	mtu          = ib.MTU4096
+	firstQPN     = 16 // below are the special ones
+	maxQP        = 1 << 16
+	grhLen       = 40 // bytes, before the data of a datagram
+	multicastQPN = 0xffffff
+)
+
+// Device is a loopback device. It implements ib.Driver.
+type Device struct {
+	ib  *ib.Device
+	gid ib.GID
+
+	mu      sync.Mutex // the locks of CQs nest inside
+	qps     map[uint32]*QP
+	nextQPN uint32
+	srqs    map[uint32]*SRQ // those of XRC domains
+	nextSRQ uint32
+	keys    map[uint32]*key // by their upper 24 bits
+	nextKey uint32
+	groups  map[ib.GID][]*QP
+	blocked []*QP // whose first send waits for a receive
+	failed  bool  // a queue pair went into error: its peers may have to give up
+	copier  copier
+}
+
+// New returns a device that is ready to be registered. logf may be nil, as for ib.NewDevice. Its only GID, at index 0 of
+// port 1, is fd00::1.
+func New(name string, logf func(format string, args ...any)) *Device {
+	d := &Device{
+		gid:     ib.GIDFromAddr(netip.MustParseAddr("fd00::1")),
+		qps:     map[uint32]*QP{},
+		nextQPN: firstQPN,
+		srqs:    map[uint32]*SRQ{},
+		nextSRQ: 1,
+		keys:    map[uint32]*key{},
+		nextKey: 1,
+		groups:  map[ib.GID][]*QP{},
+	}
+	d.ib = ib.NewDevice(name, d, logf)
+	return d
+}
+
+// IB is the device to register.
+func (d *Device) IB() *ib.Device { return d.ib }
+
+// QueryDevice implements ib.Driver.
+func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
+	return ib.DeviceAttr{
+		NodeGUID: 0x0200_0000_0000_0001, SysImageGUID: 0x0200_0000_0000_0001,
+		MaxMRSize: 1 << 40, PageSizeCap: 4096,
+		MaxQP: maxQP, MaxQPWR: maxWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE, MaxSGERd: maxSGE,
+		MaxCQ: maxQP, MaxCQE: maxCQE, MaxMR: 1 << 20, MaxPD: maxQP, MaxMW: 1 << 20, MaxAH: maxQP,
+		MaxQPRdAtom: maxRdAtom, MaxQPInitRdAtom: maxRdAtom, MaxResRdAtom: maxRdAtom * maxQP, AtomicCap: ib.AtomicHCA,
+		MaxMcastGrp: 1 << 10, MaxMcastQPAttach: 1 << 10, MaxTotalMcastAtch: 1 << 20,
+		MaxSRQ: maxQP, MaxSRQWR: maxWR, MaxSRQSGE: maxSGE,
+		MaxPKeys: 1, PhysPorts: 1,
+	}, nil
+}
+
+// QueryPort implements ib.Driver.
+func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
+	if port != 1 {
+		return ib.PortAttr{}, syscall.EINVAL
+	}
+	return ib.PortAttr{
+		State: ib.PortActive, MaxMTU: mtu, ActiveMTU: mtu, GIDTableLen: 1, PKeyTableLen: 1, MaxMsgSize: maxMsgSize,
+		ActiveWidth: 1, ActiveSpeed: 1, PhysState: 5, LinkLayer: ib.LinkEthernet, // 1x, 2.5 Gb/s, link up
+	}, nil
+}
+
+// QueryGID implements ib.Driver.
+func (d *Device) QueryGID(port, index int) (ib.GIDEntry, error) {
+	if port != 1 || index != 0 {
+		return ib.GIDEntry{}, syscall.EINVAL
+	}
+	return ib.GIDEntry{GID: d.gid, Type: ib.GIDTypeRoCEv2}, nil
+}
+
+// QueryPKey implements ib.Driver.
+func (d *Device) QueryPKey(port, index int) (uint16, error) {
+	if port != 1 || index != 0 {
+		return 0, syscall.EINVAL
+	}
+	return 0xffff, nil
+}
+
+// EnterError implements ib.ErrorDriver: nothing is processed any more.
+func (d *Device) EnterError() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, q := range d.qps {
+		if q.state != ib.QPReset {
+			q.toError()
+		}
+	}
+}
+
+// pd has nothing to remember: what belongs to a domain knows the midlayer's object.
+type pd struct{}
+
+func (pd) Dealloc() error { return nil }
+
+// AllocPD implements ib.Driver.
+func (d *Device) AllocPD(*ib.PD, *ib.Udata) (ib.DriverPD, error) { return pd{}, nil }
+
+// freeNumber is the next of the numbers 1 to 0xfffffe, wrapping around, that is not taken; mu is held.
+func freeNumber[T any](taken map[uint32]T, next *uint32, first uint32) uint32 {
+	for {
+		n := *next
+		if *next++; *next >= 0xffffff {
+			*next = first
+		}
+		if _, ok := taken[n]; !ok {
+			return n
+		}
+	}
+}
+
+// checkAddress tells whether an address can be one of this device's.
+func (d *Device) checkAddress(a *ib.AHAttr) error {
+	if a.Port != 1 || !a.HasGRH || a.GRH.SGIDIndex != 0 {
+		return fmt.Errorf("address with port %d, GRH %v, GID index %d: %w", a.Port, a.HasGRH, a.GRH.SGIDIndex, syscall.EINVAL)
+	}
+	return nil
+}
+
+// ring is a queue of a fixed number of slots, which are used again as they are.
+type ring[T any] struct {
+	slots   []T
+	head, n int
+}
+
+func newRing[T any](size int) ring[T] { return ring[T]{slots: make([]T, size)} }
+
+// push is the slot to fill, nil when all are taken.
+func (r *ring[T]) push() *T {
+	if r.n == len(r.slots) {
+		return nil
+	}
+	s := &r.slots[(r.head+r.n)%len(r.slots)]
+	r.n++
+	return s
+}
+
+func (r *ring[T]) front() *T { return &r.slots[r.head] }
+
+// unpop puts the slot that was popped last back to the front.
+func (r *ring[T]) unpop() {
+	r.head = (r.head + len(r.slots) - 1) % len(r.slots)
+	r.n++
+}
+
+// pop takes the front, whose content stays until the slot is pushed again.
+func (r *ring[T]) pop() *T {
+	s := r.front()
+	r.head = (r.head + 1) % len(r.slots)
+	r.n--
+	return s
+}

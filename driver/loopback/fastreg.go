@@ -1,0 +1,47 @@
+package loopback
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// fastMR is a region that work requests register.
+type fastMR struct {
+	*key
+	mapped *umem.Region // under Device.mu; nil: nothing yet
+}
+
+// AllocMR implements ib.FastRegDriver.
+func (d *Device) AllocMR(obj *ib.MR, maxPages int) (ib.DriverMR, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k := d.newKey(obj.PD())
+	k.fast = true
+	obj.SetKeys(k.num, k.num)
+	return &fastMR{key: k}, nil
+}
+
+// Map implements ib.FastMR.
+func (m *fastMR) Map(r *umem.Region) error {
+	m.dev.mu.Lock()
+	defer m.dev.mu.Unlock()
+	if m.valid {
+		return fmt.Errorf("the region is registered: %w", syscall.EBUSY)
+	}
+	m.mapped = r
+	return nil
+}
+
+// fastReg executes WRRegMR; mu is held.
+func (q *QP) fastReg(w *sendWQE) ib.WCStatus {
+	m, ok := w.reg.MR.Driver().(*fastMR)
+	if !ok || m.valid || m.mapped == nil || m.pd != q.obj.PD() || w.reg.Key>>8 != m.num>>8 {
+		return ib.WCLocQPOpErr
+	}
+	m.num = w.reg.Key
+	m.cover(m.mapped, w.reg.Access)
+	return ib.WCSuccess
+}

@@ -1,0 +1,122 @@
+package loopback
+
+import (
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// memory is a place for a message that has been checked: parts of regions, or inline data.
+type memory struct {
+	parts  []part
+	inline []byte
+	n      uint64 // bytes
+}
+
+type part struct {
+	region *umem.Region
+	addr   uint64
+	n      uint64
+}
+
+func (m *memory) reset() { m.parts, m.inline, m.n = m.parts[:0], nil, 0 }
+
+func (m *memory) add(r *umem.Region, addr, n uint64) {
+	if n > 0 {
+		m.parts = append(m.parts, part{r, addr, n})
+		m.n += n
+	}
+}
+
+// copier moves messages. There is one of each buffer for the device, whose lock is held.
+type copier struct {
+	src, dst memory
+	buf      [16 << 10]byte
+	vec      [1][]byte
+}
+
+// side is where a copy failed.
+type side uint8
+
+const (
+	neither side = iota
+	atSource
+	atTarget
+)
+
+// move copies the first n bytes of src to dst, from offset skip of dst on.
+func (c *copier) move(dst, src *memory, skip, n uint64) side {
+	for off := uint64(0); off < n; {
+		chunk := min(n-off, uint64(len(c.buf)))
+		if !c.access(src, off, c.buf[:chunk], false) {
+			return atSource
+		}
+		if !c.access(dst, skip+off, c.buf[:chunk], true) {
+			return atTarget
+		}
+		off += chunk
+	}
+	return neither
+}
+
+// access reads or writes the len(b) bytes at offset off of m.
+func (c *copier) access(m *memory, off uint64, b []byte, write bool) bool {
+	if m.inline != nil {
+		copy(b, m.inline[off:])
+		return true
+	}
+	for _, p := range m.parts {
+		if off >= p.n {
+			off -= p.n
+			continue
+		}
+		k := min(p.n-off, uint64(len(b)))
+		c.vec[0] = b[:k]
+		var err error
+		if write {
+			err = p.region.WriteV(c.vec[:], p.addr+off)
+		} else {
+			err = p.region.ReadV(c.vec[:], p.addr+off)
+		}
+		if err != nil {
+			return false
+		}
+		if b = b[k:]; len(b) == 0 {
+			return true
+		}
+		off = 0
+	}
+	return len(b) == 0
+}
+
+// local checks a scatter or gather list of a consumer of the domain, and makes it m.
+func (d *Device) local(m *memory, sgl []ib.SGE, pd *ib.PD, need ib.AccessFlags) bool {
+	m.reset()
+	for _, s := range sgl {
+		if s.Length == 0 {
+			continue
+		}
+		k := d.key(s.LKey)
+		if k == nil || k.mw != nil || k.pd != pd || k.access&need != need || !k.contains(s.Addr, uint64(s.Length)) {
+			return false
+		}
+		m.add(k.region, s.Addr, uint64(s.Length))
+	}
+	return true
+}
+
+// remote checks what a peer of q may do, and makes it m.
+func (d *Device) remote(m *memory, rkey uint32, addr, n uint64, q *QP, need ib.AccessFlags) bool {
+	m.reset()
+	if q.attr.AccessFlags&need != need {
+		return false
+	}
+	if n == 0 {
+		return true
+	}
+	k := d.key(rkey)
+	if k == nil || k.pd != q.obj.PD() || k.access&need != need || k.qp != nil && k.qp != q || !k.contains(addr, n) {
+		return false
+	}
+	m.add(k.region, addr+k.shift, n)
+	return true
+}

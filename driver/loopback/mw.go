@@ -1,0 +1,77 @@
+package loopback
+
+import "verbena/ib"
+
+// window is a memory window.
+type window struct{ *key }
+
+// AllocMW implements ib.MWDriver.
+func (d *Device) AllocMW(obj *ib.MW, kind ib.MWType, u *ib.Udata) (ib.DriverMW, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k := d.newKey(obj.PD())
+	k.mw = obj
+	obj.SetRKey(k.num)
+	return &window{k}, nil
+}
+
+// Dealloc implements ib.DriverMW.
+func (w *window) Dealloc() error {
+	w.dev.mu.Lock()
+	defer w.dev.mu.Unlock()
+	w.unbind()
+	delete(w.dev.keys, w.num>>8)
+	return nil
+}
+
+// unbind takes the window off its region; mu is held.
+func (k *key) unbind() {
+	if k.of != nil {
+		k.of.bound--
+	}
+	k.of, k.qp, k.region, k.valid = nil, nil, nil, false
+}
+
+// bindMW executes WRBindMW (IBA 10.6.7.2.1); mu is held.
+func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
+	b := &w.bind
+	win, ok := b.MW.Driver().(*window)
+	if !ok || win.pd != q.obj.PD() || b.RKey>>8 != win.num>>8 {
+		return ib.WCMWBindErr
+	}
+	type2 := b.MW.Type() == ib.MWType2
+	if type2 && (win.valid || b.RKey == win.num) {
+		return ib.WCMWBindErr // to be invalidated first, and the key to be changed
+	}
+	if b.Length == 0 && !type2 {
+		win.unbind()
+		win.num = b.RKey
+		b.MW.SetRKey(b.RKey)
+		return ib.WCSuccess
+	}
+	if b.MR == nil {
+		return ib.WCMWBindErr
+	}
+	mr := q.dev.key(b.MR.LKey())
+	const write = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+	switch {
+	case mr == nil || mr.mw != nil || mr.pd != q.obj.PD() || mr.access&ib.AccessMWBind == 0,
+		b.Access&write != 0 && mr.access&ib.AccessLocalWrite == 0,
+		b.Access&^(write|ib.AccessRemoteRead|ib.AccessZeroBased) != 0,
+		!mr.contains(b.Addr, b.Length):
+		return ib.WCMWBindErr
+	}
+	win.unbind()
+	win.num, win.region, win.access, win.valid = b.RKey, mr.region, b.Access, true
+	win.first, win.n, win.shift = b.Addr, b.Length, 0
+	if b.Access&ib.AccessZeroBased != 0 {
+		win.first, win.shift = 0, b.Addr
+	}
+	win.of = mr
+	mr.bound++
+	if type2 {
+		win.qp = q
+	}
+	b.MW.SetRKey(b.RKey)
+	return ib.WCSuccess
+}

@@ -1,0 +1,366 @@
+package loopback
+
+import (
+	"fmt"
+	"slices"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// QP is a queue pair. It implements ib.DriverQP.
+type QP struct {
+	dev    *Device
+	obj    *ib.QP
+	init   *ib.QPInitAttr
+	sendCQ completer // nil: an XRC target
+	recvCQ completer // nil: XRC
+
+	// under Device.mu
+	state   ib.QPState
+	attr    ib.QPAttr
+	sq      ring[sendWQE]
+	own     recvQueue
+	rq      *recvQueue // own, or the shared one
+	waiting bool       // the first send has begun, and waits for a receive
+}
+
+// sendWQE is a send work request that has been taken. The slices belong to the slot.
+type sendWQE struct {
+	wr     ib.SendWR // without what it refers to
+	sges   []ib.SGE
+	inline []byte
+	ah     ib.AHAttr
+	bind   ib.BindMW
+	reg    ib.FastReg
+}
+
+// recvWQE is a receive work request that has been taken.
+type recvWQE struct {
+	id   uint64
+	sges []ib.SGE
+}
+
+// recvQueue is the receive queue of a queue pair, or a shared one. It is under Device.mu.
+type recvQueue struct {
+	ring[recvWQE]
+	maxSGE uint32
+	pd     *ib.PD
+
+	srq   *SRQ // nil: not shared
+	limit uint32
+	xrcd  *ib.XRCD
+	cq    completer // XRC: instead of the queue pair's
+}
+
+// CreateQP implements ib.Driver.
+func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
+	c := &init.Cap
+	switch init.Type {
+	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
+	default:
+		return nil, fmt.Errorf("%v queue pair: %w", init.Type, syscall.EOPNOTSUPP)
+	}
+	if u != nil {
+		return nil, fmt.Errorf("queues are not shared with processes: %w", syscall.EOPNOTSUPP)
+	}
+	if c.MaxSendWR > maxWR || c.MaxRecvWR > maxWR || c.MaxSendSGE > maxSGE || c.MaxRecvSGE > maxSGE || c.MaxInlineData > maxInline {
+		return nil, fmt.Errorf("capacities %+v: %w", *c, syscall.EINVAL)
+	}
+	q := &QP{dev: d, obj: obj, init: init, sq: newRing[sendWQE](int(c.MaxSendWR))}
+	if init.SendCQ != nil {
+		q.sendCQ = init.SendCQ.Driver().(completer)
+	}
+	if init.RecvCQ != nil {
+		q.recvCQ = init.RecvCQ.Driver().(completer)
+	}
+	q.own = recvQueue{ring: newRing[recvWQE](int(c.MaxRecvWR)), maxSGE: c.MaxRecvSGE, pd: obj.PD()}
+	q.rq = &q.own
+	if init.SRQ != nil {
+		q.rq = init.SRQ.Driver().(receiver).queue()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.qps) >= maxQP {
+		return nil, syscall.ENOMEM
+	}
+	n := freeNumber(d.qps, &d.nextQPN, firstQPN)
+	d.qps[n] = q
+	obj.SetNum(n)
+	return q, nil
+}
+
+// State implements ib.DriverQP. It may not sleep.
+func (q *QP) State() ib.QPState {
+	q.dev.mu.Lock()
+	defer q.dev.mu.Unlock()
+	return q.state
+}
+
+// Query implements ib.DriverQP.
+func (q *QP) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
+	q.dev.mu.Lock()
+	defer q.dev.mu.Unlock()
+	a := q.attr
+	a.State, a.CurState, a.Cap = q.state, q.state, q.init.Cap
+	a.SQDraining = q.state == ib.QPSQD && q.waiting
+	return a, nil
+}
+
+// Modify implements ib.DriverQP.
+func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
+	if err := q.checkAttr(attr, mask); err != nil {
+		return err
+	}
+	d := q.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if q.state != attr.CurState {
+		return fmt.Errorf("state is %v, not %v: %w", q.state, attr.CurState, syscall.EINVAL)
+	}
+	copyAttr(&q.attr, attr, mask)
+	switch {
+	case mask&ib.QPAttrState == 0:
+	case attr.State == ib.QPErr:
+		q.toError()
+	case attr.State == ib.QPReset:
+		q.reset()
+	default:
+		q.state = attr.State
+		q.run()
+		q.drained()
+	}
+	d.unblock() // who waits for this one may have to give up
+	return nil
+}
+
+// checkAttr checks values; the midlayer has checked which there may be.
+func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
+	bad := ""
+	is := func(bit ib.QPAttrMask, wrong bool, what string) {
+		if mask&bit != 0 && wrong {
+			bad = what
+		}
+	}
+	is(ib.QPAttrPort, a.Port != 1, "port")
+	is(ib.QPAttrPKeyIndex, a.PKeyIndex != 0, "P_Key index")
+	is(ib.QPAttrPathMTU, !a.PathMTU.Valid() || a.PathMTU > mtu, "path MTU")
+	is(ib.QPAttrDestQPN, a.DestQPN > 0xffffff, "destination")
+	is(ib.QPAttrRQPSN, a.RQPSN > 0xffffff, "receive PSN")
+	is(ib.QPAttrSQPSN, a.SQPSN > 0xffffff, "send PSN")
+	is(ib.QPAttrMaxRdAtomic, a.MaxRdAtomic > maxRdAtom, "number of outstanding reads")
+	is(ib.QPAttrMaxDestRdAtomic, a.MaxDestRdAtomic > maxRdAtom, "number of reads to serve")
+	is(ib.QPAttrTimeout, a.Timeout > 31, "timeout")
+	is(ib.QPAttrRetryCnt, a.RetryCnt > 7, "retry count")
+	is(ib.QPAttrRNRRetry, a.RNRRetry > 7, "RNR retry count")
+	is(ib.QPAttrMinRNRTimer, a.MinRNRTimer > 31, "RNR timer")
+	is(ib.QPAttrAltPath, true, "alternate path: there is no other")
+	is(ib.QPAttrPathMigState, true, "path migration state: there is no other path")
+	is(ib.QPAttrAV, q.dev.checkAddress(&a.AH) != nil, "address")
+	if bad != "" {
+		return fmt.Errorf("%s: %w", bad, syscall.EINVAL)
+	}
+	return nil
+}
+
+// copyAttr takes over what mask names, but for the state.
+func copyAttr(to, from *ib.QPAttr, mask ib.QPAttrMask) {
+	take := func(bit ib.QPAttrMask, f func()) {
+		if mask&bit != 0 {
+			f()
+		}
+	}
+	take(ib.QPAttrEnSQDAsyncNotify, func() { to.EnSQDAsyncNotify = from.EnSQDAsyncNotify })
+	take(ib.QPAttrAccessFlags, func() { to.AccessFlags = from.AccessFlags })
+	take(ib.QPAttrPKeyIndex, func() { to.PKeyIndex = from.PKeyIndex })
+	take(ib.QPAttrPort, func() { to.Port = from.Port })
+	take(ib.QPAttrQKey, func() { to.QKey = from.QKey })
+	take(ib.QPAttrAV, func() { to.AH = from.AH })
+	take(ib.QPAttrPathMTU, func() { to.PathMTU = from.PathMTU })
+	take(ib.QPAttrTimeout, func() { to.Timeout = from.Timeout })
+	take(ib.QPAttrRetryCnt, func() { to.RetryCnt = from.RetryCnt })
+	take(ib.QPAttrRNRRetry, func() { to.RNRRetry = from.RNRRetry })
+	take(ib.QPAttrRQPSN, func() { to.RQPSN = from.RQPSN })
+	take(ib.QPAttrMaxRdAtomic, func() { to.MaxRdAtomic = from.MaxRdAtomic })
+	take(ib.QPAttrMinRNRTimer, func() { to.MinRNRTimer = from.MinRNRTimer })
+	take(ib.QPAttrSQPSN, func() { to.SQPSN = from.SQPSN })
+	take(ib.QPAttrMaxDestRdAtomic, func() { to.MaxDestRdAtomic = from.MaxDestRdAtomic })
+	take(ib.QPAttrDestQPN, func() { to.DestQPN = from.DestQPN })
+}
+
+// reset drops everything; mu is held.
+func (q *QP) reset() {
+	q.state, q.attr, q.waiting = ib.QPReset, ib.QPAttr{}, false
+	q.sq.n, q.own.n = 0, 0
+}
+
+// toError flushes everything; mu is held.
+func (q *QP) toError() {
+	first := q.state != ib.QPErr
+	q.state, q.waiting, q.dev.failed = ib.QPErr, false, true
+	q.flushSends()
+	for q.own.n > 0 {
+		q.completeRecv(&q.own, &ib.WC{Status: ib.WCWRFlushErr}, false)
+	}
+	if first && q.rq.srq != nil {
+		q.obj.Raise(ib.EventQPLastWQEReached)
+	}
+}
+
+func (q *QP) flushSends() {
+	for q.sq.n > 0 {
+		q.completeSend(q.sq.pop(), ib.WCWRFlushErr, 0)
+	}
+}
+
+// Destroy implements ib.DriverQP.
+func (q *QP) Destroy() error {
+	d := q.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, k := range d.keys {
+		if k.qp == q {
+			k.unbind()
+		}
+	}
+	q.reset()
+	delete(d.qps, q.obj.Num())
+	d.unblock()
+	return nil
+}
+
+// PostSend implements ib.DriverQP. It may not sleep.
+func (q *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
+	d := q.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch q.state {
+	case ib.QPReset, ib.QPInit, ib.QPRTR:
+		return 0, fmt.Errorf("post send in state %v: %w", q.state, syscall.EINVAL)
+	}
+	if q.sendCQ == nil {
+		return 0, fmt.Errorf("post send on an XRC target: %w", syscall.EINVAL)
+	}
+	for ; n < len(wrs) && err == nil; n++ {
+		if err = q.take(&wrs[n]); err != nil {
+			break
+		}
+		q.run()
+	}
+	if d.failed {
+		d.unblock()
+	}
+	return n, err
+}
+
+// take copies a work request into the queue; mu is held.
+func (q *QP) take(wr *ib.SendWR) error {
+	c := &q.init.Cap
+	switch {
+	case !q.knows(wr):
+		return fmt.Errorf("opcode %d on a %v queue pair: %w", wr.Opcode, q.init.Type, syscall.EINVAL)
+	case len(wr.SGList) > int(c.MaxSendSGE):
+		return fmt.Errorf("%d gather elements, at most %d: %w", len(wr.SGList), c.MaxSendSGE, syscall.EINVAL)
+	case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(c.MaxInlineData):
+		return fmt.Errorf("%d bytes inline, at most %d: %w", len(wr.Inline), c.MaxInlineData, syscall.EINVAL)
+	}
+	w := q.sq.push()
+	if w == nil {
+		return fmt.Errorf("the send queue is full: %w", syscall.ENOMEM)
+	}
+	w.wr = *wr
+	w.sges = append(w.sges[:0], wr.SGList...)
+	w.inline = w.inline[:0]
+	if wr.Flags&ib.SendInline != 0 {
+		w.inline = append(w.inline, wr.Inline...)
+	}
+	if wr.AH != nil {
+		w.ah = wr.AH.Driver().(addresser).address()
+	}
+	if wr.Bind != nil {
+		w.bind = *wr.Bind
+	}
+	if wr.Reg != nil {
+		w.reg = *wr.Reg
+	}
+	w.wr.SGList, w.wr.Inline, w.wr.AH, w.wr.Bind, w.wr.Reg = nil, nil, nil, nil, nil
+	return nil
+}
+
+// knows tells whether the service has the operation, and the request what it needs.
+func (q *QP) knows(wr *ib.SendWR) bool {
+	rc := q.init.Type == ib.QPTypeRC || q.init.Type == ib.QPTypeXRCInit
+	switch wr.Opcode {
+	case ib.WRSend, ib.WRSendWithImm:
+		return q.init.Type != ib.QPTypeUD || wr.AH != nil
+	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
+		return q.init.Type != ib.QPTypeUD
+	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRSendWithInv:
+		return rc
+	case ib.WRLocalInv:
+		return q.init.Type != ib.QPTypeUD
+	case ib.WRBindMW:
+		return q.init.Type != ib.QPTypeUD && wr.Bind != nil && wr.Bind.MW != nil
+	case ib.WRRegMR:
+		return q.init.Type != ib.QPTypeUD && wr.Reg != nil && wr.Reg.MR != nil
+	}
+	return false
+}
+
+// PostRecv implements ib.DriverQP. It may not sleep.
+func (q *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
+	d := q.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if q.rq != &q.own || q.recvCQ == nil {
+		return 0, fmt.Errorf("post receive on a queue pair without a queue of its own: %w", syscall.EINVAL)
+	}
+	if q.state == ib.QPReset {
+		return 0, fmt.Errorf("post receive in state %v: %w", q.state, syscall.EINVAL)
+	}
+	n, err = q.own.post(wrs)
+	if q.state == ib.QPErr || d.ib.State() != ib.DeviceActive {
+		q.toError()
+	}
+	d.unblock()
+	return n, err
+}
+
+// post copies work requests into the queue; mu is held.
+func (r *recvQueue) post(wrs []ib.RecvWR) (n int, err error) {
+	for ; n < len(wrs); n++ {
+		if len(wrs[n].SGList) > int(r.maxSGE) {
+			return n, fmt.Errorf("%d scatter elements, at most %d: %w", len(wrs[n].SGList), r.maxSGE, syscall.EINVAL)
+		}
+		w := r.push()
+		if w == nil {
+			return n, fmt.Errorf("the receive queue is full: %w", syscall.ENOMEM)
+		}
+		w.id, w.sges = wrs[n].ID, append(w.sges[:0], wrs[n].SGList...)
+	}
+	return n, nil
+}
+
+// block notes that the first send of q waits for a receive; mu is held.
+func (q *QP) block() {
+	q.waiting = true
+	if !slices.Contains(q.dev.blocked, q) {
+		q.dev.blocked = append(q.dev.blocked, q)
+	}
+}
+
+// unblock lets those go on that waited, as far as they can; mu is held.
+func (d *Device) unblock() {
+	d.failed = false
+	for n := len(d.blocked); n > 0; n-- {
+		q := d.blocked[0]
+		d.blocked = slices.Delete(d.blocked, 0, 1)
+		if !q.waiting {
+			continue // gave up
+		}
+		if q.waiting = false; q.step() {
+			q.run()
+		}
+		q.drained()
+	}
+}

@@ -1,0 +1,386 @@
+package loopback
+
+import (
+	"encoding/binary"
+
+	"verbena/ib"
+)
+
+// run executes the send queue as far as it goes; mu is held.
+func (q *QP) run() {
+	for q.sq.n > 0 && !q.waiting {
+		switch {
+		case q.dev.ib.State() != ib.DeviceActive:
+			q.toError()
+		case q.state == ib.QPErr, q.state == ib.QPSQE:
+			q.flushSends()
+		case q.state != ib.QPRTS || !q.step():
+			return
+		}
+	}
+}
+
+// step executes the first work request, if it need not wait; mu is held.
+func (q *QP) step() bool {
+	w := q.sq.pop()
+	status, n, wait := q.execute(w)
+	if wait {
+		q.sq.unpop()
+		q.block()
+		return false
+	}
+	q.completeSend(w, status, n)
+	return true
+}
+
+// drained tells the consumer that the send queue has come to rest, if it wants to know; mu is held.
+func (q *QP) drained() {
+	if q.state == ib.QPSQD && !q.waiting && q.attr.EnSQDAsyncNotify {
+		q.attr.EnSQDAsyncNotify = false
+		q.obj.Raise(ib.EventSQDrained)
+	}
+}
+
+// completeSend ends a send work request, and with an error also what comes after; mu is held.
+func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
+	failed := status != ib.WCSuccess
+	over := q.state == ib.QPErr || q.state == ib.QPSQE
+	if failed || q.init.SigAll || w.wr.Flags&ib.SendSignaled != 0 {
+		wc := ib.WC{ID: w.wr.ID, Status: status, Opcode: opcodes[w.wr.Opcode], ByteLen: uint32(n), QP: q.obj, Port: 1}
+		if !q.sendCQ.post(&wc, false) && !over {
+			q.obj.Raise(ib.EventQPFatal)
+			failed = true
+		}
+	}
+	switch {
+	case !failed || over:
+	case q.init.Type == ib.QPTypeUD || q.init.Type == ib.QPTypeUC:
+		q.state = ib.QPSQE
+		q.flushSends()
+	default:
+		q.toError()
+	}
+}
+
+var opcodes = [...]ib.WCOpcode{
+	ib.WRSend: ib.WCSend, ib.WRSendWithImm: ib.WCSend, ib.WRSendWithInv: ib.WCSend,
+	ib.WRRDMAWrite: ib.WCRDMAWrite, ib.WRRDMAWriteWithImm: ib.WCRDMAWrite, ib.WRRDMARead: ib.WCRDMARead,
+	ib.WRAtomicCmpAndSwp: ib.WCCompSwap, ib.WRAtomicFetchAdd: ib.WCFetchAdd,
+	ib.WRLocalInv: ib.WCLocalInv, ib.WRBindMW: ib.WCBindMW, ib.WRRegMR: ib.WCRegMR,
+}
+
+// completeRecv ends the first receive work request of r, on q, with wc, of which it fills in the rest; mu is held.
+func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
+	w := r.pop()
+	wc.ID, wc.QP, wc.Port = w.id, q.obj, 1
+	if wc.Opcode == 0 {
+		wc.Opcode = ib.WCRecv
+	}
+	cq := q.recvCQ
+	if r.cq != nil {
+		cq = r.cq
+	}
+	if !cq.post(wc, solicited) && q.state != ib.QPErr {
+		q.obj.Raise(ib.EventQPFatal)
+		q.toError()
+	}
+	r.checkLimit()
+}
+
+// execute does what a work request asks for, on both sides. n is the number of bytes that came in; wait tells that there
+// is no receive yet, and nothing was done. mu is held.
+func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
+	d := q.dev
+	switch w.wr.Opcode {
+	case ib.WRLocalInv:
+		if !d.invalidate(w.wr.InvalidateRKey, q) {
+			return ib.WCLocQPOpErr, 0, false
+		}
+		return ib.WCSuccess, 0, false
+	case ib.WRBindMW:
+		return q.bindMW(w), 0, false
+	case ib.WRRegMR:
+		return q.fastReg(w), 0, false
+	}
+	src := &d.copier.src
+	switch {
+	case w.wr.Flags&ib.SendInline != 0:
+		src.reset()
+		src.inline, src.n = w.inline, uint64(len(w.inline))
+	case w.wr.Opcode == ib.WRRDMARead, w.wr.Opcode == ib.WRAtomicCmpAndSwp, w.wr.Opcode == ib.WRAtomicFetchAdd:
+		return q.fetch(w)
+	case !d.local(src, w.sges, q.obj.PD(), 0):
+		return ib.WCLocProtErr, 0, false
+	}
+	if src.n > maxMsgSize || q.init.Type == ib.QPTypeUD && src.n > uint64(mtu.Bytes()) {
+		return ib.WCLocLenErr, 0, false
+	}
+	if q.init.Type == ib.QPTypeUD {
+		return q.datagram(w), 0, false
+	}
+	peer := q.peer()
+	if peer == nil {
+		return q.unreliable(ib.WCRetryExcErr), 0, false
+	}
+	if w.wr.Opcode == ib.WRRDMAWrite || w.wr.Opcode == ib.WRRDMAWriteWithImm {
+		status, wait = q.write(w, peer)
+	} else {
+		status, wait = q.send(w, peer)
+	}
+	return status, 0, wait
+}
+
+// unreliable is what the sender learns of a failure at the other end.
+func (q *QP) unreliable(s ib.WCStatus) ib.WCStatus {
+	if q.init.Type == ib.QPTypeUC && s != ib.WCLocProtErr {
+		return ib.WCSuccess
+	}
+	return s
+}
+
+// peer is the other end of a connection, nil if there is none.
+func (q *QP) peer() *QP {
+	p := q.dev.qps[q.attr.DestQPN]
+	want := q.init.Type
+	if want == ib.QPTypeXRCInit {
+		want = ib.QPTypeXRCTgt
+	}
+	if p == nil || p.init.Type != want || p.attr.DestQPN != q.obj.Num() || q.attr.AH.GRH.DGID != q.dev.gid || !p.receives() {
+		return nil
+	}
+	return p
+}
+
+func (q *QP) receives() bool { return q.state >= ib.QPRTR && q.state <= ib.QPSQE }
+
+// fail is what a responder does when it cannot go on: the event, if there is no completion to tell of it, and the error
+// state.
+func (p *QP) fail(e ib.EventType) {
+	if p.init.Type != ib.QPTypeUC {
+		p.obj.Raise(e)
+		p.toError()
+	}
+}
+
+// incoming finds the receive queue for a message of q to p.
+func (q *QP) incoming(w *sendWQE, p *QP) (rq *recvQueue, status ib.WCStatus, wait bool) {
+	rq = p.rq
+	if q.init.Type == ib.QPTypeXRCInit {
+		if rq = p.xrcQueue(w.wr.RemoteSRQN); rq == nil {
+			p.fail(ib.EventQPReqErr)
+			return nil, ib.WCRemInvReqErr, false
+		}
+	}
+	if rq.n > 0 {
+		return rq, ib.WCSuccess, false
+	}
+	switch {
+	case q.init.Type == ib.QPTypeUC:
+		return nil, ib.WCSuccess, false // dropped
+	case q.attr.RNRRetry == 0:
+		return nil, ib.WCRNRRetryExcErr, false
+	}
+	return nil, ib.WCSuccess, true // retries take no time here, so that there is no end to them
+}
+
+// send is a SEND of the source to p.
+func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
+	rq, status, wait := q.incoming(w, p)
+	if rq == nil {
+		return status, wait
+	}
+	d := q.dev
+	src, dst := &d.copier.src, &d.copier.dst
+	wc := ib.WC{SrcQP: q.obj.Num(), ByteLen: uint32(src.n)}
+	status = ib.WCSuccess
+	switch {
+	case !d.local(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite):
+		wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
+	case dst.n < src.n:
+		wc.Status, status = ib.WCLocLenErr, ib.WCRemInvReqErr
+	case w.wr.Opcode == ib.WRSendWithInv && !d.invalidate(w.wr.InvalidateRKey, p):
+		wc.Status, status = ib.WCLocQPOpErr, ib.WCRemAccessErr
+	default:
+		switch d.copier.move(dst, src, 0, src.n) {
+		case atSource:
+			return ib.WCLocProtErr, false // nothing has arrived
+		case atTarget:
+			wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
+		}
+	}
+	switch w.wr.Opcode {
+	case ib.WRSendWithImm:
+		wc.Flags, wc.Imm = ib.WCWithImm, w.wr.Imm
+	case ib.WRSendWithInv:
+		wc.Flags, wc.InvalidateRKey = ib.WCWithInvalidate, w.wr.InvalidateRKey
+	}
+	p.completeRecv(rq, &wc, w.wr.Flags&ib.SendSolicited != 0)
+	if wc.Status != ib.WCSuccess {
+		p.toError()
+	}
+	return q.unreliable(status), false
+}
+
+// write is an RDMA WRITE of the source to p.
+func (q *QP) write(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
+	d := q.dev
+	src, dst := &d.copier.src, &d.copier.dst
+	var rq *recvQueue
+	if w.wr.Opcode == ib.WRRDMAWriteWithImm {
+		if rq, status, wait = q.incoming(w, p); rq == nil {
+			return status, wait
+		}
+	}
+	if !d.remote(dst, w.wr.RKey, w.wr.RemoteAddr, src.n, p, ib.AccessRemoteWrite) {
+		p.fail(ib.EventQPAccessErr)
+		return q.unreliable(ib.WCRemAccessErr), false
+	}
+	switch d.copier.move(dst, src, 0, src.n) {
+	case atSource:
+		return ib.WCLocProtErr, false
+	case atTarget:
+		p.fail(ib.EventQPFatal)
+		return q.unreliable(ib.WCRemOpErr), false
+	}
+	if rq != nil {
+		wc := ib.WC{
+			SrcQP: q.obj.Num(), ByteLen: uint32(src.n), Opcode: ib.WCRecvRDMAWithImm, Flags: ib.WCWithImm, Imm: w.wr.Imm,
+		}
+		p.completeRecv(rq, &wc, w.wr.Flags&ib.SendSolicited != 0)
+	}
+	return ib.WCSuccess, false
+}
+
+// fetch is an RDMA READ or an atomic operation: what p has comes into the list of the work request.
+func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
+	d := q.dev
+	src, dst := &d.copier.src, &d.copier.dst
+	if !d.local(dst, w.sges, q.obj.PD(), ib.AccessLocalWrite) {
+		return ib.WCLocProtErr, 0, false
+	}
+	need, atomic := ib.AccessRemoteRead, w.wr.Opcode != ib.WRRDMARead
+	if n = dst.n; atomic {
+		if need = ib.AccessRemoteAtomic; n != 8 {
+			return ib.WCLocLenErr, 0, false
+		}
+	}
+	p := q.peer()
+	if p == nil {
+		return ib.WCRetryExcErr, 0, false
+	}
+	if atomic && w.wr.RemoteAddr%8 != 0 {
+		p.fail(ib.EventQPReqErr)
+		return ib.WCRemInvReqErr, 0, false
+	}
+	if !d.remote(src, w.wr.RKey, w.wr.RemoteAddr, n, p, need) {
+		p.fail(ib.EventQPAccessErr)
+		return ib.WCRemAccessErr, 0, false
+	}
+	if atomic {
+		return q.atomic(w, p)
+	}
+	switch d.copier.move(dst, src, 0, n) {
+	case atSource:
+		p.fail(ib.EventQPFatal)
+		return ib.WCRemOpErr, 0, false
+	case atTarget:
+		return ib.WCLocProtErr, 0, false
+	}
+	return ib.WCSuccess, n, false
+}
+
+// atomic works on the 8 bytes of the source, which are in host byte order, and returns the old ones in the target.
+func (q *QP) atomic(w *sendWQE, p *QP) (status ib.WCStatus, n uint64, wait bool) {
+	c := &q.dev.copier
+	old := c.buf[:8]
+	if !c.access(&c.src, 0, old, false) {
+		p.fail(ib.EventQPFatal)
+		return ib.WCRemOpErr, 0, false
+	}
+	v := binary.NativeEndian.Uint64(old)
+	fresh := v + w.wr.CompareAdd
+	if w.wr.Opcode == ib.WRAtomicCmpAndSwp {
+		if fresh = v; v == w.wr.CompareAdd {
+			fresh = w.wr.Swap
+		}
+	}
+	if !c.access(&c.dst, 0, old, true) {
+		return ib.WCLocProtErr, 0, false
+	}
+	binary.NativeEndian.PutUint64(old, fresh)
+	if !c.access(&c.src, 0, old, true) {
+		p.fail(ib.EventQPFatal)
+		return ib.WCRemOpErr, 0, false
+	}
+	return ib.WCSuccess, 8, false
+}
+
+// datagram sends the source to a queue pair, or to a group of them. Whether anyone receives it the sender does not
+// learn.
+func (q *QP) datagram(w *sendWQE) ib.WCStatus {
+	d := q.dev
+	dgid := w.ah.GRH.DGID
+	if dgid[0] == 0xff && w.wr.RemoteQPN == multicastQPN {
+		for _, p := range d.groups[dgid] {
+			if !q.deliver(w, p) {
+				return ib.WCLocProtErr
+			}
+		}
+	} else if p := d.qps[w.wr.RemoteQPN]; p != nil && dgid == d.gid {
+		if !q.deliver(w, p) {
+			return ib.WCLocProtErr
+		}
+	}
+	return ib.WCSuccess
+}
+
+// deliver copies the source to p. It reports false if the source cannot be read.
+func (q *QP) deliver(w *sendWQE, p *QP) bool {
+	qkey := w.wr.RemoteQKey
+	if qkey&(1<<31) != 0 { // controlled: the sender's own is used (IBA 10.2.5)
+		qkey = q.attr.QKey
+	}
+	if p.init.Type != ib.QPTypeUD || !p.receives() || p.attr.QKey != qkey || p.rq.n == 0 {
+		return true
+	}
+	d := q.dev
+	src, dst := &d.copier.src, &d.copier.dst
+	wc := ib.WC{SrcQP: q.obj.Num(), ByteLen: uint32(grhLen + src.n), Flags: ib.WCGRH}
+	if w.wr.Opcode == ib.WRSendWithImm {
+		wc.Flags, wc.Imm = wc.Flags|ib.WCWithImm, w.wr.Imm
+	}
+	switch {
+	case !d.local(dst, p.rq.front().sges, p.rq.pd, ib.AccessLocalWrite):
+		wc.Status = ib.WCLocProtErr
+	case dst.n < grhLen+src.n:
+		wc.Status = ib.WCLocLenErr
+	default:
+		switch d.copier.move(dst, src, grhLen, src.n) {
+		case atSource:
+			return false
+		case atTarget:
+			wc.Status = ib.WCLocProtErr
+		}
+		if !d.copier.access(dst, 0, d.grh(w, src.n), true) {
+			wc.Status = ib.WCLocProtErr
+		}
+	}
+	p.completeRecv(p.rq, &wc, w.wr.Flags&ib.SendSolicited != 0)
+	if wc.Status != ib.WCSuccess {
+		p.toError()
+	}
+	return true
+}
+
+// grh is the global route header that the receiver of a datagram finds before its data (IBA 8.3).
+func (d *Device) grh(w *sendWQE, n uint64) []byte {
+	h := d.copier.buf[:grhLen]
+	clear(h)
+	g := &w.ah.GRH
+	binary.BigEndian.PutUint32(h, 6<<28|uint32(g.TrafficClass)<<20|g.FlowLabel&0xfffff)
+	binary.BigEndian.PutUint16(h[4:], uint16(n))
+	h[6], h[7] = 0x1b, g.HopLimit // next header: IBA transport
+	copy(h[8:], d.gid[:])
+	copy(h[24:], g.DGID[:])
+	return h
+}

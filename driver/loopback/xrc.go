@@ -1,0 +1,37 @@
+package loopback
+
+import "verbena/ib"
+
+// xrcd has nothing to remember.
+type xrcd struct{}
+
+func (xrcd) Dealloc() error { return nil }
+
+// AllocXRCD implements ib.XRCDriver.
+func (d *Device) AllocXRCD(*ib.XRCD, *ib.Udata) (ib.DriverXRCD, error) { return xrcd{}, nil }
+
+// addXRC gives the queue a number, and the domain and completion queue of its messages, if it is one for XRC; mu is
+// held.
+func (d *Device) addXRC(s *SRQ, init *ib.SRQInitAttr) {
+	if init.Type == ib.SRQXRC {
+		n := freeNumber(d.srqs, &d.nextSRQ, 1)
+		s.rq.xrcd, s.rq.cq = init.XRCD, init.CQ.Driver().(completer)
+		d.srqs[n] = s
+		s.obj.SetNum(n)
+	}
+}
+
+// removeXRC is called with mu held.
+func (d *Device) removeXRC(s *SRQ) {
+	if d.srqs[s.obj.Num()] == s {
+		delete(d.srqs, s.obj.Num())
+	}
+}
+
+// xrcQueue is the receive queue that an XRC message is for, nil if there is no such; mu is held.
+func (q *QP) xrcQueue(srqn uint32) *recvQueue {
+	if s := q.dev.srqs[srqn]; s != nil && s.rq.xrcd == q.init.XRCD {
+		return &s.rq
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package ib
+
+import (
+	"testing"
+	"time"
+)
+
+// nullQP and nullCQ cost nothing, so that what remains is the midlayer's.
+type nullQP struct{ fakeQP }
+
+func (*nullQP) PostSend(wrs []SendWR) (int, error) { return len(wrs), nil }
+
+type nullCQ struct{ fakeCQ }
+
+func (*nullCQ) Poll([]WC) (int, error)              { return 0, nil }
+func (*nullCQ) ReqNotify(NotifyFlags) (bool, error) { return false, nil }
+
+// benchModes runs f with the driver's method called without the midlayer, through it, and in checked mode.
+func benchModes(b *testing.B, direct func(b *bench), through func(b *bench)) {
+	run := func(name string, checked bool, f func(*bench)) {
+		b.Run(name, func(b *testing.B) {
+			core := &Core{}
+			if checked {
+				core.Check(CheckConfig{Report: func(v Violation) { b.Error(v) }, Patience: time.Minute})
+			}
+			w := newBenchOn(b, core, func(*CQ) {}, nil, nil)
+			w.qp.drv, w.cq.drv = &nullQP{fakeQP{d: w.drv}}, &nullCQ{fakeCQ{d: w.drv}}
+			b.ReportAllocs()
+			for b.Loop() {
+				f(w)
+			}
+			w.free(b)
+		})
+	}
+	if direct != nil {
+		run("driver", false, direct)
+	}
+	run("ib", false, through)
+	run("checked", true, through)
+}
+
+func BenchmarkPostSend(b *testing.B) {
+	wrs := make([]SendWR, 1)
+	benchModes(b, func(b *bench) { b.qp.drv.PostSend(wrs) }, func(b *bench) { b.qp.PostSend(wrs...) })
+}
+
+func BenchmarkPollCQ(b *testing.B) {
+	wc := make([]WC, 1)
+	benchModes(b, func(b *bench) { b.cq.drv.Poll(wc) }, func(b *bench) { b.cq.Poll(wc) })
+}
+
+func BenchmarkReqNotifyCQ(b *testing.B) {
+	benchModes(b, func(b *bench) { b.cq.drv.ReqNotify(NotifyNextComp) }, func(b *bench) { b.cq.ReqNotify(NotifyNextComp) })
+}
+
+// BenchmarkCallback is the way from a completion to the handler on the thread that raised it.
+func BenchmarkCallback(b *testing.B) {
+	benchModes(b, nil, func(b *bench) {
+		b.cq.ReqNotify(NotifyNextComp)
+		b.dev.HoldCallbacks()
+		b.cq.Completed()
+		b.dev.RunCallbacks()
+	})
+}
+
+// BenchmarkCallbackWorker is the same through another goroutine.
+func BenchmarkCallbackWorker(b *testing.B) {
+	benchModes(b, nil, func(b *bench) {
+		b.cq.ReqNotify(NotifyNextComp)
+		b.cq.Completed()
+		b.dev.callbacks.drain()
+	})
+}
+
+// Post, poll and request notification allocate nothing of the midlayer's.
+func TestDataPathDoesNotAllocate(t *testing.T) {
+	w := newBench(t, func(*CQ) {}, nil, nil)
+	w.qp.drv, w.cq.drv = &nullQP{fakeQP{d: w.drv}}, &nullCQ{fakeCQ{d: w.drv}}
+	wrs, recvs, wc := make([]SendWR, 4), make([]RecvWR, 4), make([]WC, 4)
+	for name, f := range map[string]func(){
+		"PostSend":  func() { w.qp.PostSend(wrs...) },
+		"PostRecv":  func() { w.qp.PostRecv(recvs...) },
+		"Poll":      func() { w.cq.Poll(wc) },
+		"ReqNotify": func() { w.cq.ReqNotify(NotifyNextComp) },
+	} {
+		if n := testing.AllocsPerRun(100, f); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+	w.free(t)
+}

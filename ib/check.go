@@ -1,0 +1,306 @@
+package ib
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// checker is checked mode. It knows which thread is inside what: each call that matters pushes a frame on its
+// goroutine's stack of frames and pops it on return, and what is pushed is compared with what is there.
+type checker struct {
+	cfg CheckConfig
+
+	mu      sync.Mutex
+	threads map[int64]*thread // by goroutine; only those that are inside something
+	live    map[*objectCheck]struct{}
+
+	looking   sync.Mutex // one look at the goroutines at a time
+	reporting sync.Mutex
+	reported  map[string]bool // under reporting
+}
+
+func newChecker(cfg CheckConfig) *checker {
+	return &checker{
+		cfg: cfg, threads: map[int64]*thread{}, live: map[*objectCheck]struct{}{}, reported: map[string]bool{},
+	}
+}
+
+// thread is a goroutine that is inside something. All fields are under checker.mu.
+type thread struct {
+	id     int64
+	frames []*frame // innermost last
+	seq    uint64   // counts pushes and pops
+}
+
+func (th *thread) innermost() *frame {
+	if len(th.frames) == 0 {
+		return nil
+	}
+	return th.frames[len(th.frames)-1]
+}
+
+// find is the innermost frame that f accepts, nil if there is none.
+func (th *thread) find(f func(*frame) bool) *frame {
+	for i := len(th.frames) - 1; i >= 0; i-- {
+		if f(th.frames[i]) {
+			return th.frames[i]
+		}
+	}
+	return nil
+}
+
+type frameKind uint8
+
+const (
+	inCallback frameKind = iota // a consumer's function, which may not sleep
+	inAtomic                    // a method that may not sleep
+	inHold                      // between HoldCallbacks and RunCallbacks
+	inMethod                    // a method that may sleep
+	inRegister                  // Register, Unregister and their like for clients
+	inClient                    // a client's Add or Remove
+)
+
+// mayNotSleep tells whether everything in a frame of this kind may not sleep.
+func (k frameKind) mayNotSleep() bool { return k <= inHold }
+
+// isCall tells whether a frame of this kind is a call by which nothing else may be called back.
+func (k frameKind) isCall() bool { return k == inCallback || k == inAtomic || k == inMethod }
+
+// sleepRule is the rule that sleeping in a frame of this kind breaks.
+func (k frameKind) sleepRule() Rule {
+	return [...]Rule{inCallback: RuleSleepInCallback, inAtomic: RuleSleepInMethod, inHold: RuleHold}[k]
+}
+
+// frame is one call that a thread is in.
+type frame struct {
+	k      *checker
+	kind   frameKind
+	what   string // such as "QP.PostSend"
+	dev    *Device
+	obj    *objectCheck
+	client *Client // inClient, and inRegister of a client
+	entry  []uintptr
+	raised []uintptr // inCallback: where it was raised, if known
+	waits  bool      // waits for callbacks of obj, or all of dev
+
+	// under checker.mu
+	th      *thread
+	left    bool
+	timer   *time.Timer
+	delay   time.Duration
+	waited  int            // looks in a row that found it waiting for a lock
+	blocked map[*frame]int // inRegister: the same of other threads' calls
+}
+
+// enter pushes a frame for the calling goroutine and reports what is wrong with being there. refuse tells that the
+// call could only wait for itself.
+func (k *checker) enter(f *frame) (refuse bool) {
+	f.k = k
+	f.entry = callers(2)
+	id := goid()
+	k.mu.Lock()
+	th := k.threads[id]
+	if th == nil {
+		th = &thread{id: id}
+		k.threads[id] = th
+	}
+	rule, outer := th.wrong(f)
+	refuse = rule == RuleWaitForSelf
+	f.th = th
+	th.frames = append(th.frames, f)
+	th.seq++
+	k.watch(f)
+	k.mu.Unlock()
+	if outer != nil {
+		k.reportNested(rule, f, outer)
+	}
+	return refuse
+}
+
+// leave pops the frame. A nil frame is that of a call without a checker.
+func (f *frame) leave() {
+	if f == nil {
+		return
+	}
+	k := f.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.pop(f)
+}
+
+// pop is called with mu held.
+func (k *checker) pop(f *frame) {
+	f.left = true
+	if f.timer != nil {
+		f.timer.Stop()
+	}
+	th := f.th
+	for i, x := range th.frames {
+		if x == f {
+			th.frames = append(th.frames[:i], th.frames[i+1:]...)
+			break
+		}
+	}
+	th.seq++
+	if len(th.frames) == 0 {
+		delete(k.threads, th.id)
+	}
+}
+
+// wrong is the rule that entering f breaks, and the frame outside of it that makes it so, nil if all is well.
+func (th *thread) wrong(f *frame) (Rule, *frame) {
+	switch f.kind {
+	case inCallback, inHold:
+		if x := th.find(func(x *frame) bool { return x.kind.isCall() }); x != nil {
+			if f.kind == inHold {
+				return RuleHold, x
+			}
+			return RuleCallchain, x
+		}
+	case inRegister:
+		if x := th.find(func(x *frame) bool {
+			return x.kind == inClient && (f.client != nil && x.client == f.client || f.dev != nil && x.dev == f.dev)
+		}); x != nil {
+			return RuleWaitForSelf, x
+		}
+		fallthrough
+	case inMethod:
+		if x := th.find(func(x *frame) bool { return x.kind.mayNotSleep() }); x != nil {
+			if f.waitsFor(x) {
+				return RuleWaitForSelf, x
+			}
+			return x.kind.sleepRule(), x
+		}
+	}
+	return 0, nil
+}
+
+// waitsFor tells whether f would wait for the end of the callback x that it is called from.
+func (f *frame) waitsFor(x *frame) bool {
+	if !f.waits || x.kind != inCallback {
+		return false
+	}
+	if f.obj != nil {
+		return x.obj == f.obj
+	}
+	return x.dev == f.dev
+}
+
+// reportNested reports that inner was entered inside outer.
+func (k *checker) reportNested(rule Rule, inner, outer *frame) {
+	var what string
+	switch rule {
+	case RuleCallchain:
+		what = fmt.Sprintf("%s called from the callchain of %s", inner.what, outer.what)
+	case RuleWaitForSelf:
+		what = fmt.Sprintf("%s waits for the end of %s, which called it", inner.what, outer.what)
+	default:
+		what = fmt.Sprintf("%s, which may sleep, called in %s", inner.what, outer.what)
+	}
+	d := inner.dev
+	if d == nil {
+		d = outer.dev
+	}
+	if inner.kind == inHold {
+		what = fmt.Sprintf("HoldCallbacks called in %s", outer.what)
+	}
+	k.report(Violation{Rule: rule, What: what, Stacks: append([]Stack{
+		{inner.what, trace(inner.entry)},
+		{"inside of " + outer.what, trace(outer.entry)},
+	}, outer.raisedAt()...)}, d, inner.entry)
+}
+
+func (f *frame) raisedAt() []Stack {
+	if f.raised == nil {
+		return nil
+	}
+	return []Stack{{f.what + " raised at", trace(f.raised)}}
+}
+
+// report hands a violation on, unless the same has been reported with the offender at the same place.
+func (k *checker) report(v Violation, d *Device, place []uintptr) {
+	if d != nil {
+		v.Device = d.name
+	}
+	key := fmt.Sprint(v.Rule, v.Device, v.What, place)
+	k.reporting.Lock()
+	defer k.reporting.Unlock()
+	if k.reported[key] {
+		return
+	}
+	k.reported[key] = true
+	k.cfg.Report(v)
+}
+
+// hold and endHold are the checked parts of HoldCallbacks and RunCallbacks.
+func (k *checker) hold(d *Device) {
+	k.enter(&frame{kind: inHold, what: "the thread that called HoldCallbacks", dev: d})
+}
+
+func (k *checker) endHold(d *Device) {
+	id := goid()
+	k.mu.Lock()
+	th, held := k.threads[id], (*frame)(nil)
+	if th != nil {
+		if held = th.find(func(f *frame) bool { return f.kind == inHold && f.dev == d }); held != nil {
+			k.pop(held)
+		}
+	}
+	k.mu.Unlock()
+	if held == nil {
+		place := callers(2)
+		k.report(Violation{
+			Rule: RuleHold, What: "RunCallbacks called by a thread that has not called HoldCallbacks",
+			Stacks: []Stack{{"RunCallbacks", trace(place)}},
+		}, d, place)
+	}
+}
+
+// objectCheck is what checked mode knows of an object.
+type objectCheck struct {
+	k     *checker
+	dev   *Device
+	kind  objectKind
+	owner *Client // in whose Add the object, or what it was made of, was made; nil if that is not known
+	made  []uintptr
+
+	destroyed atomic.Pointer[[]uintptr] // where, once it is
+	// of a CQ
+	requests atomic.Int64 // by ReqNotify, less the answers
+	raised   atomic.Pointer[[]uintptr]
+	handler  atomic.Pointer[frame] // that runs now
+}
+
+// newObject notes where an object is made, and by whom. of is what it is made of, nil for nothing.
+func (k *checker) newObject(d *Device, kind objectKind, of *objectCheck) *objectCheck {
+	oc := &objectCheck{k: k, dev: d, kind: kind, made: callers(2)}
+	if of != nil {
+		oc.owner = of.owner
+	}
+	id := goid()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if th := k.threads[id]; th != nil && oc.owner == nil {
+		if f := th.find(func(f *frame) bool { return f.kind == inClient }); f != nil && f.dev == d {
+			oc.owner = f.client
+		}
+	}
+	return oc
+}
+
+// goid is the number of the calling goroutine. Only checked mode needs it.
+func goid() int64 {
+	var buf [64]byte
+	b := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
+	n, _, _ := bytes.Cut(b, []byte(" "))
+	id, err := strconv.ParseInt(string(n), 10, 64)
+	if err != nil {
+		panic("ib: runtime.Stack begins with " + strconv.Quote(string(b)))
+	}
+	return id
+}

@@ -1,0 +1,281 @@
+package ib
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// What the exported functions call in checked mode. Where they return a frame, the caller leaves it.
+
+// sleeps notes that the calling thread is in a function that may sleep; nil when the check is off.
+func (d *Device) sleeps(what string) *frame {
+	k := d.check.Load()
+	if k == nil {
+		return nil
+	}
+	d.checkGone(k, what)
+	f := &frame{kind: inMethod, what: what, dev: d}
+	k.enter(f)
+	return f
+}
+
+// checkGone reports the use of a device after Unregister.
+func (d *Device) checkGone(k *checker, what string) error {
+	at := d.unregistered.Load()
+	if at == nil {
+		return nil
+	}
+	place := callers(2)
+	k.report(Violation{
+		Rule: RuleUseAfterUnregister, What: what + " called when Unregister had returned",
+		Stacks: []Stack{{what, trace(place)}, {"unregistered at", trace(*at)}},
+	}, d, place)
+	return syscall.ENODEV
+}
+
+// sleeps is the same for the method of an object.
+func (o *object) sleeps(what string) *frame {
+	if o.check == nil {
+		return nil
+	}
+	f, _ := o.check.enter(&frame{kind: inMethod, what: what})
+	return f
+}
+
+// destroys is the same for the function that destroys the object, with EDEADLK from a callback that it would wait
+// for.
+func (o *object) destroys(what string) (*frame, error) {
+	if o.check == nil {
+		return nil, nil
+	}
+	f := &frame{kind: inMethod, what: what, waits: true}
+	if _, err := o.check.enter(f); err == syscall.EDEADLK {
+		return f, err
+	}
+	return f, nil
+}
+
+// atomically notes that the thread is in a function that may not sleep. An error says that the object does not
+// exist any more, so that the driver is not to be called.
+func (o *object) atomically(what string) (*frame, error) {
+	if o.check == nil {
+		return nil, nil
+	}
+	return o.check.enter(&frame{kind: inAtomic, what: what})
+}
+
+func (oc *objectCheck) enter(f *frame) (*frame, error) {
+	f.obj, f.dev = oc, oc.dev
+	err := oc.checkDestroyed(f.what)
+	if err == nil {
+		err = oc.dev.checkGone(oc.k, f.what)
+	}
+	if oc.k.enter(f) {
+		err = syscall.EDEADLK
+	}
+	return f, err
+}
+
+// checkDestroyed reports the use of an object that has been destroyed.
+func (oc *objectCheck) checkDestroyed(what string) error {
+	at := oc.destroyed.Load()
+	if at == nil {
+		return nil
+	}
+	place := callers(3)
+	oc.k.report(Violation{
+		Rule: RuleUseAfterDestroy, What: fmt.Sprintf("%s on a %v that was destroyed", what, oc.kind),
+		Stacks: []Stack{{what, trace(place)}, {"destroyed at", trace(*at)}, {"made at", trace(oc.made)}},
+	}, oc.dev, place)
+	return syscall.EINVAL
+}
+
+// reports checks that the driver may report on the object.
+func (oc *objectCheck) reports(what string) { oc.checkDestroyed(what) }
+
+func (oc *objectCheck) born() {
+	oc.k.mu.Lock()
+	defer oc.k.mu.Unlock()
+	oc.k.live[oc] = struct{}{}
+}
+
+func (oc *objectCheck) died() {
+	at := callers(2)
+	oc.destroyed.Store(&at)
+	oc.k.mu.Lock()
+	defer oc.k.mu.Unlock()
+	delete(oc.k.live, oc)
+}
+
+// leftBehind reports, once, the objects on d that cl (nil: anybody) should have destroyed before now.
+func (k *checker) leftBehind(d *Device, cl *Client, when string) {
+	k.mu.Lock()
+	var left []*objectCheck
+	for oc := range k.live {
+		if oc.dev == d && (cl == nil || oc.owner == cl) {
+			left = append(left, oc)
+			delete(k.live, oc)
+		}
+	}
+	k.mu.Unlock()
+	if len(left) == 0 {
+		return
+	}
+	slices.SortFunc(left, func(a, b *objectCheck) int { return int(a.kind) - int(b.kind) })
+	var kinds []string
+	stacks := []Stack{{when, trace(callers(1))}}
+	for _, oc := range left {
+		kinds = append(kinds, oc.kind.String())
+		if len(stacks) < 10 {
+			stacks = append(stacks, Stack{oc.kind.String() + " made at", trace(oc.made)})
+		}
+	}
+	k.report(Violation{
+		Rule: RuleLeftBehind, What: fmt.Sprintf("objects left when %s returned: %s", when, strings.Join(kinds, ", ")),
+		Stacks: stacks,
+	}, d, left[0].made)
+}
+
+// call runs a consumer's function as a callback.
+func (oc *objectCheck) call(what string, raised []uintptr, f func()) {
+	fr := &frame{kind: inCallback, what: what, obj: oc, dev: oc.dev, raised: raised}
+	oc.k.enter(fr)
+	defer fr.leave()
+	f()
+}
+
+// callEvent tells a consumer of an event of the device.
+func (k *checker) callEvent(e Event, f func(Event)) {
+	fr := &frame{kind: inCallback, what: fmt.Sprintf("the function for the event %q", e.Type), dev: e.Device}
+	k.enter(fr)
+	defer fr.leave()
+	f(e)
+}
+
+// checkedHandler runs the completion handler of cq.
+func (cq *CQ) checkedHandler() {
+	oc := cq.check
+	var raised []uintptr
+	if at := oc.raised.Load(); at != nil {
+		raised = *at
+	}
+	fr := &frame{kind: inCallback, what: "the completion handler", obj: oc, dev: oc.dev, raised: raised}
+	oc.k.enter(fr)
+	defer fr.leave()
+	if other := oc.handler.Swap(fr); other != nil {
+		oc.k.report(Violation{
+			Rule: RuleOneHandler, What: "a second completion handler of a CQ started while the first was running",
+			Stacks: []Stack{{"the second", trace(fr.entry)}, {"the first", trace(other.entry)}, {"raised at", trace(raised)}},
+		}, oc.dev, fr.entry)
+	}
+	defer oc.handler.CompareAndSwap(fr, nil)
+	cq.handler(cq)
+}
+
+// completed checks that the driver's report is called for.
+func (oc *objectCheck) completed() {
+	oc.reports("CQ.Completed")
+	place := callers(2)
+	oc.raised.Store(&place)
+	if oc.requests.Add(-1) < 0 {
+		oc.requests.Add(1)
+		oc.k.report(Violation{
+			Rule: RuleNotifyOnce, What: "CQ.Completed called more often than ReqNotify",
+			Stacks: []Stack{{"CQ.Completed", trace(place)}, {"the CQ made at", trace(oc.made)}},
+		}, oc.dev, place)
+	}
+}
+
+func (cq *CQ) checkedPoll(wc []WC) (int, error) {
+	f, err := cq.atomically("CQ.Poll")
+	defer f.leave()
+	if err != nil {
+		return 0, err
+	}
+	n, err := cq.drv.Poll(wc)
+	if n < 0 || n > len(wc) {
+		f.result(fmt.Sprintf("%d completions returned into room for %d", n, len(wc)))
+	}
+	return n, err
+}
+
+func (cq *CQ) checkedReqNotify(flags NotifyFlags) (bool, error) {
+	f, err := cq.atomically("CQ.ReqNotify")
+	defer f.leave()
+	if err != nil {
+		return false, err
+	}
+	cq.check.requests.Add(1)
+	missed, err := cq.drv.ReqNotify(flags)
+	if err != nil {
+		cq.check.requests.Add(-1)
+	}
+	if missed && flags&NotifyReportMissed == 0 {
+		f.result("missed completions reported without NotifyReportMissed")
+	}
+	return missed, err
+}
+
+// checkedPost is PostSend or PostRecv of a queue.
+func checkedPost[WR any](o *object, what string, wrs []WR, post func([]WR) (int, error)) (int, error) {
+	f, err := o.atomically(what)
+	defer f.leave()
+	if err != nil {
+		return 0, err
+	}
+	n, err := post(wrs)
+	if n < 0 || n > len(wrs) || n < len(wrs) && err == nil || n == len(wrs) && n > 0 && err != nil {
+		f.result(fmt.Sprintf("%d of %d work requests taken, error %v", n, len(wrs), err))
+	}
+	return n, err
+}
+
+// result reports what a driver's method returned.
+func (f *frame) result(what string) {
+	f.k.report(Violation{
+		Rule: RuleResult, What: f.what + ": " + what, Stacks: []Stack{{f.what, trace(f.entry)}},
+	}, f.dev, f.entry)
+}
+
+// register notes that the thread is in Register, Unregister or their like. EDEADLK says that it would wait for
+// itself.
+func (k *checker) register(what string, d *Device, cl *Client) (*frame, error) {
+	if k == nil {
+		return nil, nil
+	}
+	f := &frame{kind: inRegister, what: what, dev: d, client: cl, waits: true}
+	if k.enter(f) {
+		return f, syscall.EDEADLK
+	}
+	return f, nil
+}
+
+// client notes that the thread is in a client's Add or Remove.
+func (d *Device) client(what string, cl *Client) *frame {
+	k := d.check.Load()
+	if k == nil {
+		return nil
+	}
+	f := &frame{kind: inClient, what: fmt.Sprintf("%s of client %s", what, cl.Name), dev: d, client: cl}
+	k.enter(f)
+	return f
+}
+
+// Dealloc says that the driver is about to free what the device needs: its memory, threads, sockets. The driver
+// calls it when Unregister has returned, or instead of Register. EBUSY: the device is still registered; nothing may
+// be freed. It may not sleep. (ib_dealloc_device)
+func (d *Device) Dealloc() error {
+	if s := d.State(); s == DeviceNew || s == DeviceGone {
+		return nil
+	}
+	if k := d.check.Load(); k != nil {
+		place := callers(1)
+		k.report(Violation{
+			Rule: RuleFreeBeforeUnregister, What: "Device.Dealloc called when Unregister had not returned",
+			Stacks: []Stack{{"Device.Dealloc", trace(place)}, {"registered at", trace(d.registered)}},
+		}, d, place)
+	}
+	return fmt.Errorf("dealloc device %s: device is %v: %w", d.name, d.State(), syscall.EBUSY)
+}

@@ -1,0 +1,115 @@
+package ib
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/umem"
+)
+
+// fullDriver has every optional ability, and still does nothing.
+type fullDriver struct{ *fakeDriver }
+
+func (d fullDriver) QueryPort(port int) (PortAttr, error) {
+	if port < 1 || port > 2 {
+		return PortAttr{}, syscall.EINVAL
+	}
+	return PortAttr{State: PortActive, GIDTableLen: 3, PKeyTableLen: 4}, nil
+}
+
+func (d fullDriver) QueryDevice() (DeviceAttr, error) { return DeviceAttr{PhysPorts: 2}, nil }
+
+// QueryGID has fe80::<port>:<index>, RoCEv2.
+func (d fullDriver) QueryGID(port, i int) (GIDEntry, error) {
+	return GIDEntry{GID: GID{0: 0xfe, 1: 0x80, 13: byte(port), 15: byte(i)}, Type: GIDTypeRoCEv2}, nil
+}
+
+func (d fullDriver) QueryPKey(port, i int) (uint16, error) {
+	return [...]uint16{0x7fff, 0x0001, 0xffff, 0x8002}[i], nil
+}
+
+func (d fullDriver) CreateCQ(cq *CQ, attr CQAttr, u *Udata) (DriverCQ, error) {
+	return &fullCQ{fakeCQ: fakeCQ{d: d.fakeDriver, cq: cq}}, d.err("create cq")
+}
+
+func (d fullDriver) CreateQP(qp *QP, init *QPInitAttr, u *Udata) (DriverQP, error) {
+	return &fullQP{fakeQP{d: d.fakeDriver, qp: qp}}, d.err("create qp")
+}
+
+func (d fullDriver) CreateSRQ(srq *SRQ, init *SRQInitAttr, u *Udata) (DriverSRQ, error) {
+	srq.SetNum(7)
+	return fakeSRQ{d.fakeDriver}, d.err("create srq")
+}
+
+func (d fullDriver) AllocMW(mw *MW, kind MWType, u *Udata) (DriverMW, error) {
+	mw.SetRKey(0x100)
+	return fakeMW{d.fakeDriver}, d.err("alloc mw")
+}
+
+func (d fullDriver) AllocMR(mr *MR, maxPages int) (DriverMR, error) {
+	mr.SetKeys(0x1200, 0x1200)
+	return &fakeFastMR{fakeMR: fakeMR{d.fakeDriver}}, d.err("alloc mr")
+}
+
+func (d fullDriver) AllocXRCD(x *XRCD, u *Udata) (DriverXRCD, error) {
+	return fakePD{d.fakeDriver}, d.err("alloc xrcd")
+}
+
+type fullCQ struct {
+	fakeCQ
+	count  int
+	period time.Duration
+}
+
+func (c *fullCQ) Moderate(count int, period time.Duration) error {
+	c.count, c.period = count, period
+	return nil
+}
+
+func (c *fullCQ) Resize(entries int, u *Udata) (int, error) { return entries + 1, nil }
+
+type fullQP struct{ fakeQP }
+
+func (q *fullQP) AttachMcast(gid GID, lid uint16) error { return q.d.err("attach") }
+func (q *fullQP) DetachMcast(gid GID, lid uint16) error { return q.d.err("detach") }
+
+type fakeSRQ struct{ d *fakeDriver }
+
+func (s fakeSRQ) PostRecv(wrs []RecvWR) (int, error)         { return len(wrs), nil }
+func (s fakeSRQ) Modify(*SRQAttr, SRQAttrMask, *Udata) error { return s.d.err("modify srq") }
+func (s fakeSRQ) Query() (SRQAttr, error)                    { return SRQAttr{MaxWR: 5}, s.d.err("query srq") }
+func (s fakeSRQ) Destroy() error                             { return s.d.destroy("destroy srq") }
+
+type fakeMW struct{ d *fakeDriver }
+
+func (m fakeMW) Dealloc() error { return m.d.destroy("dealloc mw") }
+
+type fakeFastMR struct {
+	fakeMR
+	mapped *umem.Region
+}
+
+func (m *fakeFastMR) Map(r *umem.Region) error {
+	if err := m.d.err("map"); err != nil {
+		return err
+	}
+	m.mapped = r
+	return nil
+}
+
+// newFullBench is newBench on a driver with every ability.
+func newFullBench(t testing.TB) *bench {
+	t.Helper()
+	b := &bench{core: &Core{}, drv: &fakeDriver{}}
+	b.dev = NewDevice("full0", fullDriver{b.drv}, nil)
+	must(t, b.core.Register(b.dev))
+	var err error
+	b.pd, err = b.dev.AllocPD(nil)
+	must(t, err)
+	b.cq, err = b.dev.CreateCQ(CQAttr{Entries: 16}, nil, nil, nil)
+	must(t, err)
+	b.qp, err = b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeUD}, nil)
+	must(t, err)
+	return b
+}

@@ -1,0 +1,90 @@
+package ib
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/umem"
+)
+
+// FastReg is what a work request with WRRegMR does: the memory that the region was mapped to can be named by Key from
+// then on. It ends with a WRLocalInv, or a peer's WRSendWithInv, of the key. (struct ib_reg_wr)
+type FastReg struct {
+	MR     *MR
+	Key    uint32 // MR.RKey after MR.UpdateKey
+	Access AccessFlags
+}
+
+// AllocMR makes a region without memory, to be registered by work requests again and again: map it with MR.Map, post
+// WRRegMR, use it, post WRLocalInv. maxPages is the most that it will ever be mapped to. It may sleep. EOPNOTSUPP from
+// a driver without. (ib_alloc_mr, IB_MR_TYPE_MEM_REG)
+func (pd *PD) AllocMR(maxPages int) (*MR, error) {
+	d := pd.dev
+	defer pd.sleeps("PD.AllocMR").leave()
+	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("alloc mr on %s: %w", d.name, err) }
+	if err := d.usable(); err != nil {
+		return fail(err)
+	}
+	drv, ok := d.drv.(FastRegDriver)
+	if !ok {
+		return fail(syscall.EOPNOTSUPP)
+	}
+	if maxPages < 1 {
+		return fail(fmt.Errorf("%d pages: %w", maxPages, syscall.EINVAL))
+	}
+	if err := pd.get(d); err != nil {
+		return fail(err)
+	}
+	mr := &MR{pd: pd, maxPages: maxPages}
+	mr.bind(d, kindMR, &pd.object)
+	var err error
+	if mr.drv, err = drv.AllocMR(mr, maxPages); err != nil {
+		pd.put()
+		return fail(err)
+	}
+	mr.born()
+	return mr, nil
+}
+
+// Map says what memory the next WRRegMR is to register: length bytes at addr of space, which must be writable, to be
+// named by addresses from iova on. The pages are charged to acct, which may be nil, until the next Map or Dereg.
+// EBUSY while the last registration has not been invalidated. It may sleep. (ib_map_mr_sg)
+func (mr *MR) Map(space umem.Space, acct *umem.Account, addr, length, iova uint64) error {
+	defer mr.sleeps("MR.Map").leave()
+	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
+	if err := mr.dev.usable(); err != nil {
+		return fail(err)
+	}
+	drv, ok := mr.drv.(FastMR)
+	if !ok {
+		return fail(fmt.Errorf("the region was not made by AllocMR: %w", syscall.EINVAL))
+	}
+	mr.mapping.Lock()
+	defer mr.mapping.Unlock()
+	r, err := umem.Get(space, acct, addr, length, iova, true)
+	if err != nil {
+		return fail(err)
+	}
+	if err = nil; r.Pages() > uint64(mr.maxPages) {
+		err = fmt.Errorf("%d pages, at most %d: %w", r.Pages(), mr.maxPages, syscall.EINVAL)
+	} else {
+		err = drv.Map(r)
+	}
+	if err != nil {
+		r.Release()
+		return fail(err)
+	}
+	if mr.region != nil {
+		mr.region.Release()
+	}
+	mr.region = r
+	return nil
+}
+
+// UpdateKey changes the part of the keys that a consumer may choose, their low 8 bits, so that the next registration
+// has others than the last. The caller sees to it that no work request with the region is being posted. It may not
+// sleep. (ib_update_fast_reg_key)
+func (mr *MR) UpdateKey(variant uint8) {
+	mr.lkey = mr.lkey&^0xff | uint32(variant)
+	mr.rkey = mr.rkey&^0xff | uint32(variant)
+}

@@ -1,0 +1,394 @@
+package ibtest
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+)
+
+// Point 3: callbacks.
+
+var callbackChecks = []check{
+	{
+		name: "Callback/NotFromCallchain",
+		rule: "a completion that a method call raises is delivered when the call has returned",
+		test: testNotFromCallchain,
+	},
+	{
+		name: "Callback/OneHandlerAtATime",
+		rule: "one completion handler of a CQ runs at a time, also when it arms the CQ while completions come",
+		test: testOneHandler, fast: true,
+	},
+	{
+		name: "Callback/NoLostNotification",
+		rule: "a handler that polls, arms, and polls again when completions were missed, sees every completion",
+		test: testPolledByHandler, fast: true,
+	},
+	{
+		name: "Callback/MissedReport",
+		rule: "a request for notification reports a completion that is there already",
+		test: testMissedReport,
+	},
+	{
+		name: "Callback/OncePerRequest",
+		rule: "the handler is called once for each request, and not without one",
+		test: testOncePerRequest,
+	},
+	{
+		name: "Callback/SolicitedOnly",
+		rule: "a request for solicited completions is answered by those, and by failures, only",
+		test: testSolicited,
+	},
+	{
+		name: "Callback/QueuesInParallel",
+		rule: "handlers of different CQs run in parallel",
+		test: testQueuesInParallel,
+	},
+	{
+		name: "Callback/NoneAfterDestroy",
+		rule: "no handler runs when its CQ has been destroyed",
+		test: testNoneAfterDestroy, fast: true,
+	},
+}
+
+func testNotFromCallchain(e *env) {
+	var calls atomic.Int32
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
+		calls.Add(1)
+		if inCall("ib.(*QP).PostSend", "ib.(*QP).PostRecv", "ib.(*CQ).Poll", "ib.(*CQ).ReqNotify") {
+			e.Errorf("rule callchain: the handler was called from within a method")
+		}
+	}}})
+	for i := range 20 {
+		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+		e.must("request notify", err)
+		p.exchange(0, uint64(i), 8)
+		e.eventually("the handler", func() bool { return int(calls.Load()) == i+1 })
+	}
+}
+
+// inCall tells whether a function whose name ends so is in the callchain.
+func inCall(names ...string) bool {
+	pc := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pc[:runtime.Callers(2, pc)])
+	for {
+		f, more := frames.Next()
+		for _, n := range names {
+			if strings.HasSuffix(f.Function, n) {
+				return true
+			}
+		}
+		if !more {
+			return false
+		}
+	}
+}
+
+// testOneHandler has several connections complete on one CQ, whose handler arms it at once.
+func testOneHandler(e *env) {
+	const senders = 4
+	each := 200 * e.cfg.load
+	var running, polled atomic.Int32
+	shared := e.cq(senders*each, func(cq *ib.CQ) { // the senders do not wait for the handler
+		if running.Add(1) != 1 {
+			e.Errorf("rule one-handler: two handlers of one CQ at once")
+		}
+		cq.ReqNotify(ib.NotifyNextComp)
+		runtime.Gosched()
+		var wc [8]ib.WC
+		for {
+			n, err := cq.Poll(wc[:])
+			if err != nil {
+				e.Errorf("poll: %v", err)
+			}
+			if n == 0 {
+				break
+			}
+			polled.Add(int32(n))
+		}
+		running.Add(-1)
+	})
+	_, err := shared.ReqNotify(ib.NotifyNextComp)
+	e.must("request notify", err)
+	pd := e.pd()
+	buf := e.buffer(pd, 64, allAccess)
+	var threads sync.WaitGroup
+	for i := range senders {
+		cq := e.cq(2*queueLen, nil)
+		from := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+		to := e.qp(pd, ib.QPInitAttr{SendCQ: shared, RecvCQ: shared, Type: ib.QPTypeRC})
+		e.up(from, to.Num(), ib.QPRTS)
+		e.up(to, from.Num(), ib.QPRTS)
+		threads.Go(func() {
+			for k := range each {
+				hold := i%2 == 0 // half of them run callbacks themselves
+				if hold {
+					e.dev.HoldCallbacks()
+				}
+				to.PostRecv(ib.RecvWR{ID: uint64(k), SGList: buf.sgl(8*i, 8)})
+				n, err := from.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(32+8*i, 8)})
+				if hold {
+					e.dev.RunCallbacks()
+				}
+				if n != 1 {
+					e.Errorf("post send: %v", err)
+					return
+				}
+				if err := e.spin(cq, 1); err != nil {
+					e.Errorf("%v", err)
+					return
+				}
+			}
+		})
+	}
+	threads.Wait()
+	e.eventually("the handler to see all completions", func() bool { return int(polled.Load()) == senders*each })
+}
+
+// spin polls until n completions have come, from any goroutine.
+func (e *env) spin(cq *ib.CQ, n int) error {
+	wc := make([]ib.WC, n)
+	for end := time.Now().Add(e.cfg.patience); ; pause() {
+		k, err := cq.Poll(wc[:n])
+		if err != nil {
+			return fmt.Errorf("poll: %w", err)
+		}
+		for _, w := range wc[:k] {
+			if w.Status != ib.WCSuccess {
+				return fmt.Errorf("completion with %q", w.Status)
+			}
+		}
+		if n -= k; n == 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("waited %v in vain for %d completions", e.cfg.patience, n)
+		}
+	}
+}
+
+// testPolledByHandler sends a stream of messages to a handler that polls, arms, and polls again if it must.
+func testPolledByHandler(e *env) {
+	total := 2000 * e.cfg.load
+	var running, polled, calls atomic.Int32
+	var p *pair
+	p = e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+		if running.Add(1) != 1 {
+			e.Errorf("rule one-handler: two handlers of one CQ at once")
+		}
+		calls.Add(1)
+		var wc [7]ib.WC
+		for {
+			n, err := cq.Poll(wc[:])
+			if err != nil {
+				e.Errorf("poll: %v", err)
+			}
+			for _, w := range wc[:n] {
+				if w.Status != ib.WCSuccess {
+					e.Errorf("completion with %q", w.Status)
+				}
+				p.qps[1].PostRecv(ib.RecvWR{ID: w.ID + queueLen/2, SGList: p.buf[1].sgl(0, 8)})
+			}
+			polled.Add(int32(n))
+			if n > 0 {
+				continue
+			}
+			missed, err := cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+			if err != nil {
+				e.Errorf("request notify: %v", err)
+			}
+			if !missed {
+				break
+			}
+		}
+		running.Add(-1)
+	}}})
+	for i := range queueLen / 2 {
+		p.recv(1, uint64(i), 0, 8)
+	}
+	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+	e.must("request notify", err)
+	wc := make([]ib.WC, queueLen)
+	sent, done := 0, 0
+	e.eventually("all messages", func() bool {
+		for sent < total && sent-done < queueLen/2 {
+			n, err := p.qps[0].PostSend(ib.SendWR{
+				ID: uint64(sent), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+			})
+			e.must("post send", err)
+			sent += n
+		}
+		n, err := p.cqs[0].Poll(wc)
+		e.must("poll", err)
+		done += n
+		if e.Failed() {
+			e.FailNow()
+		}
+		return done == total
+	})
+	e.eventually("the handler to see all completions (rule: no armed notification is lost)", func() bool {
+		return int(polled.Load()) == total
+	})
+	if calls.Load() == 0 {
+		e.Error("the handler was never called")
+	}
+}
+
+func testMissedReport(e *env) {
+	for range 10 {
+		var calls atomic.Int32
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+		if missed, err := p.cqs[1].ReqNotify(ib.NotifySolicited | ib.NotifyReportMissed); missed || err != nil {
+			e.Fatalf("an empty queue reports missed completions: %v, %v", missed, err)
+		}
+		for id := range 2 {
+			p.recv(1, uint64(id), 0, 8)
+			p.send(0, uint64(id), 8)
+			e.waitOne(p.cqs[0], uint64(id), ib.WCSuccess)
+		} // so the first receive has completed
+		missed, err := p.cqs[1].ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+		e.must("request notify", err)
+		if !missed {
+			e.eventually("a call of the handler, since nothing was reported as missed", func() bool { return calls.Load() > 0 })
+		}
+		e.wait(p.cqs[1], 2)
+	}
+}
+
+// settle lets callbacks that are due come: one that was raised after them has.
+func (e *env) settle() {
+	var seen atomic.Bool
+	stop := e.dev.OnEvent(func(ib.Event) { seen.Store(true) })
+	defer stop()
+	e.dev.DispatchEvent(ib.EventClientReregister, 1)
+	e.eventually("an event of the device", seen.Load)
+	for range 10 {
+		pause()
+	}
+}
+
+func testOncePerRequest(e *env) {
+	var calls atomic.Int32
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	p.exchange(0, 1, 8)
+	e.settle()
+	if n := calls.Load(); n != 0 {
+		e.Fatalf("rule notify-once: %d calls of the handler without a request", n)
+	}
+	for range 3 { // more than one request before a completion are one
+		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+		e.must("request notify", err)
+	}
+	for i := range 5 {
+		p.exchange(0, uint64(i), 8)
+	}
+	e.eventually("the handler", func() bool { return calls.Load() > 0 })
+	e.settle()
+	if n := calls.Load(); n != 1 {
+		e.Errorf("rule notify-once: %d calls of the handler, want 1", n)
+	}
+}
+
+func testSolicited(e *env) {
+	var calls atomic.Int32
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	arm := func(f ib.NotifyFlags) {
+		_, err := p.cqs[1].ReqNotify(f)
+		e.must("request notify", err)
+	}
+	expect := func(what string, want int32) {
+		e.Helper()
+		e.eventually("a call of the handler for "+what, func() bool { return calls.Load() >= want })
+		e.settle()
+		if n := calls.Load(); n != want {
+			e.Fatalf("%s: %d calls of the handler, want %d", what, n, want)
+		}
+	}
+	arm(ib.NotifySolicited)
+	p.exchange(0, 1, 8)
+	expect("a completion that was not solicited", 0)
+	p.recv(1, 2, 0, 8)
+	p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
+	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
+	expect("a solicited completion", 1)
+	arm(ib.NotifySolicited)
+	arm(ib.NotifyNextComp) // the wider request wins
+	arm(ib.NotifySolicited)
+	p.exchange(0, 3, 8)
+	expect("any completion, which was asked for, too", 2)
+	arm(ib.NotifySolicited)
+	p.recv(1, 4, 0, 8)
+	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	e.waitOne(p.cqs[1], 4, ib.WCWRFlushErr)
+	expect("a failure", 3)
+}
+
+// testQueuesInParallel has the first handler wait, awake, until the other runs.
+func testQueuesInParallel(e *env) {
+	var second, gaveUp atomic.Bool
+	var done atomic.Int32
+	handlers := [2]func(*ib.CQ){
+		func(*ib.CQ) {
+			for !second.Load() && !gaveUp.Load() {
+				runtime.Gosched()
+			}
+			done.Add(1)
+		},
+		func(*ib.CQ) {
+			second.Store(true)
+			done.Add(1)
+		},
+	}
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: handlers})
+	e.Cleanup(func() { gaveUp.Store(true) })
+	defer gaveUp.Store(true)
+	for _, cq := range p.cqs {
+		_, err := cq.ReqNotify(ib.NotifyNextComp)
+		e.must("request notify", err)
+	}
+	p.recv(0, 1, 0, 8)
+	p.send(1, 1, 8) // completes on both sides
+	e.eventually("the second handler while the first runs", func() bool { return done.Load() == 2 })
+}
+
+func testNoneAfterDestroy(e *env) {
+	rounds := 50 * e.cfg.load
+	for i := range rounds {
+		var gone, late atomic.Bool
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+			if gone.Load() {
+				late.Store(true)
+			}
+			cq.ReqNotify(ib.NotifyNextComp)
+		}}})
+		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+		e.must("request notify", err)
+		for k := range 10 {
+			p.recv(1, uint64(k), 0, 8)
+		}
+		for k := range i % 10 {
+			p.send(0, uint64(k), 8)
+		}
+		e.wantErr("destroy a CQ in use", p.cqs[1].Destroy(), syscall.EBUSY)
+		e.destroy(p.qps[0])
+		e.destroy(p.qps[1])
+		e.destroy(p.cqs[1])
+		gone.Store(true)
+		e.destroy(p.cqs[0])
+		e.destroy(p.buf[0].mr)
+		e.destroy(p.buf[1].mr)
+		e.destroy(p.pd)
+		e.must("remove memory", e.mem.Remove(p.buf[0].addr))
+		e.must("remove memory", e.mem.Remove(p.buf[1].addr))
+		if late.Load() {
+			e.Fatal("a handler ran after its CQ had been destroyed")
+		}
+	}
+	e.settle()
+}

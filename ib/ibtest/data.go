@@ -1,0 +1,495 @@
+package ibtest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Data: what work requests do.
+
+var dataChecks = []check{
+	{
+		name: "Data/SendReceive",
+		rule: "messages of all lengths arrive whole and in order",
+		test: testSendReceive,
+	},
+	{
+		name: "Data/ScatterGather",
+		rule: "a message is gathered from several places and scattered to others",
+		test: testScatterGather,
+	},
+	{
+		name: "Data/NothingKept",
+		rule: "what a posting refers to, but for the memory of its regions, is the caller's again when it returns",
+		test: testNothingKept,
+	},
+	{
+		name: "Data/Unsignaled",
+		rule: "a send that is not signaled completes without a word, unless it fails or the queue pair signals all",
+		test: testUnsignaled,
+	},
+	{
+		name: "Data/Immediate",
+		rule: "immediate data come with a SEND and with an RDMA WRITE, which consumes a receive",
+		test: testImmediate,
+	},
+	{
+		name: "Data/Write",
+		rule: "RDMA WRITE stores into the peer's memory without a completion there",
+		test: testWrite,
+	},
+	{
+		name: "Data/Read",
+		rule: "RDMA READ fetches the peer's memory",
+		test: testRead,
+	},
+	{
+		name: "Data/Atomics",
+		rule: "compare and swap, and fetch and add, return the old value and change the new one",
+		test: testAtomics,
+	},
+	{
+		name: "Data/AccessRights",
+		rule: "a key gives only the rights, the range and the domain that it was made with",
+		test: testAccessRights,
+	},
+	{
+		name: "Data/DeregisteredMemory",
+		rule: "when Dereg has returned nobody reaches the memory",
+		test: testDeregistered,
+	},
+	{
+		name: "Data/ReceiveTooShort",
+		rule: "a message that is longer than the receive fails on both sides",
+		test: testReceiveTooShort,
+	},
+	{
+		name: "Data/LocalKey",
+		rule: "a wrong local key fails the work request and flushes what comes after",
+		test: testLocalKey,
+	},
+	{
+		name: "Data/Unreliable",
+		rule: "an unreliable connection delivers messages, and the sender does not learn of a missing receive",
+		test: testUnreliable,
+	},
+	{
+		name: "Data/Datagram",
+		rule: "a datagram arrives after 40 bytes of header, with its sender's number",
+		test: testDatagram,
+	},
+	{
+		name: "Data/DatagramQKey",
+		rule: "a datagram with a wrong Q_Key, or for nobody, is dropped",
+		test: testDatagramDropped,
+	},
+}
+
+func testSendReceive(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	for i, n := range []int{0, 1, 3, 8, 255, 256, 257, 1024, 4095, 4096, 4097, 10000, bufLen} {
+		p.exchange(i%2, uint64(i), n)
+	}
+	const n = 20 // one after the other
+	for i := range n {
+		p.recv(1, uint64(i), 64*i, 64)
+	}
+	fill(p.buf[0].b[:64], 1)
+	clear(p.buf[1].b)
+	for i := range n {
+		p.send(0, uint64(i), i)
+	}
+	for i := range n {
+		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+		wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+		if int(wc.ByteLen) != i || wc.Opcode != ib.WCRecv || wc.QP != p.qps[1] {
+			e.Errorf("message %d: %+v", i, wc)
+		}
+		if got := p.buf[1].b[64*i : 64*(i+1)]; !bytes.Equal(got[:i], p.buf[0].b[:i]) || !allZero(got[i:]) {
+			e.Errorf("message %d arrived as %x", i, got)
+		}
+	}
+}
+
+func allZero(b []byte) bool { return bytes.Count(b, []byte{0}) == len(b) }
+
+func testScatterGather(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	a, b := p.buf[0], p.buf[1]
+	fill(a.b[:1000], 3)
+	clear(b.b)
+	n, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: []ib.SGE{b.sge(0, 100), b.sge(500, 0), b.sge(600, 7), b.sge(1000, 2000)}})
+	if n != 1 {
+		e.Fatalf("post receive: %v", err)
+	}
+	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: []ib.SGE{a.sge(0, 1), a.sge(1, 299), a.sge(900, 50)}})
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	sent := append(bytes.Clone(a.b[:300]), a.b[900:950]...)
+	got := append(append(bytes.Clone(b.b[:100]), b.b[600:607]...), b.b[1000:1243]...)
+	if !bytes.Equal(sent, got) || !allZero(b.b[100:600]) || !allZero(b.b[607:1000]) || !allZero(b.b[1243:]) {
+		e.Error("the message arrived changed, or in the wrong place")
+	}
+}
+
+func testNothingKept(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	const n = 10
+	recvs := make([]ib.RecvWR, n)
+	sends := make([]ib.SendWR, n)
+	for i := range n {
+		recvs[i] = ib.RecvWR{ID: uint64(i), SGList: p.buf[1].sgl(8*i, 8)}
+		sends[i] = ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(8*i, 8)}
+	}
+	fill(p.buf[0].b, 5)
+	clear(p.buf[1].b)
+	// The sends wait for the receives, so that what was kept would be used late.
+	if k, err := p.qps[0].PostSend(sends...); k != n {
+		e.Fatalf("post send: %d, %v", k, err)
+	}
+	for i := range sends {
+		sends[i].SGList[0] = ib.SGE{}
+		sends[i] = ib.SendWR{ID: 1 << 40}
+	}
+	if k, err := p.qps[1].PostRecv(recvs...); k != n {
+		e.Fatalf("post receive: %d, %v", k, err)
+	}
+	for i := range recvs {
+		recvs[i].SGList[0] = ib.SGE{}
+		recvs[i] = ib.RecvWR{ID: 1 << 40}
+	}
+	for i := range n {
+		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+	}
+	if !bytes.Equal(p.buf[0].b[:8*n], p.buf[1].b[:8*n]) {
+		e.Error("the messages arrived changed")
+	}
+	p.inline()
+}
+
+// inline sends inline data that change when they have been posted.
+func (p *pair) inline() {
+	e := p.e
+	qp := e.qp(p.pd, ib.QPInitAttr{
+		SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
+		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: 32},
+	})
+	for _, q := range p.qps {
+		e.must("modify to RESET", q.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+	}
+	e.up(qp, p.qps[1].Num(), ib.QPRTS)
+	e.up(p.qps[1], qp.Num(), ib.QPRTS)
+	data := []byte("inline data are copied")
+	want := bytes.Clone(data)
+	if n, err := qp.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: data}); n != 1 {
+		e.Fatalf("post send inline: %v", err)
+	}
+	clear(data)
+	p.recv(1, 9, 0, 100)
+	e.waitOne(p.cqs[0], 9, ib.WCSuccess)
+	if wc := e.waitOne(p.cqs[1], 9, ib.WCSuccess); !bytes.Equal(p.buf[1].b[:wc.ByteLen], want) {
+		e.Errorf("inline data arrived as %q", p.buf[1].b[:wc.ByteLen])
+	}
+}
+
+func testUnsignaled(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.recv(1, 1, 0, 8)
+	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)})
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	p.recv(1, 2, 0, 8)
+	p.send(0, 2, 8)
+	e.waitOne(p.cqs[0], 2, ib.WCSuccess) // the first of them
+	all := e.pair(pairConfig{kind: ib.QPTypeRC, sigAll: true})
+	all.recv(1, 3, 0, 8)
+	all.post(0, ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: all.buf[0].sgl(0, 8)})
+	e.waitOne(all.cqs[0], 3, ib.WCSuccess)
+}
+
+func testImmediate(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.recv(1, 1, 0, 8)
+	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSendWithImm, Imm: 0x01020304, SGList: p.buf[0].sgl(0, 8)})
+	if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.Imm != 0x01020304 || wc.Flags&ib.WCWithImm == 0 || wc.Opcode != ib.WCRecv {
+		e.Errorf("send with immediate: %+v", wc)
+	}
+	p.recv(1, 2, 0, 8)
+	fill(p.buf[0].b[:100], 7)
+	clear(p.buf[1].b)
+	p.tryPost("RDMA WRITE", 0, ib.SendWR{
+		ID: 2, Opcode: ib.WRRDMAWriteWithImm, Imm: 0xfffefdfc, SGList: p.buf[0].sgl(0, 100), Flags: ib.SendSignaled,
+		RemoteAddr: p.buf[1].addr + 200, RKey: p.buf[1].mr.RKey(),
+	})
+	wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess)
+	if wc.Imm != 0xfffefdfc || wc.Flags&ib.WCWithImm == 0 || wc.Opcode != ib.WCRecvRDMAWithImm || wc.ByteLen != 100 {
+		e.Errorf("write with immediate: %+v", wc)
+	}
+	if !bytes.Equal(p.buf[0].b[:100], p.buf[1].b[200:300]) || !allZero(p.buf[1].b[:200]) {
+		e.Error("write with immediate: the data are not where they should be")
+	}
+}
+
+// tryPost is post, but skips the test when the driver does not know the operation.
+func (p *pair) tryPost(ability string, side int, wr ib.SendWR) {
+	p.e.Helper()
+	n, err := p.qps[side].PostSend(wr)
+	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+		p.e.Skipf("the driver has no %s: %v", ability, err)
+	}
+	if n != 1 || err != nil {
+		p.e.Fatalf("post %s: %d taken, %v", ability, n, err)
+	}
+}
+
+func (p *pair) rdma(id uint64, op ib.WROpcode, sgl []ib.SGE, off int) ib.SendWR {
+	return ib.SendWR{
+		ID: id, Opcode: op, Flags: ib.SendSignaled, SGList: sgl,
+		RemoteAddr: p.buf[1].addr + uint64(off), RKey: p.buf[1].mr.RKey(),
+	}
+}
+
+func testWrite(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	for i, n := range []int{1, 0, 4096, 4097, bufLen} {
+		fill(p.buf[0].b, i)
+		clear(p.buf[1].b)
+		p.tryPost("RDMA WRITE", 0, p.rdma(uint64(i), ib.WRRDMAWrite, p.buf[0].sgl(0, n), bufLen-n))
+		if wc := e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess); wc.Opcode != ib.WCRDMAWrite {
+			e.Errorf("%+v", wc)
+		}
+		if !bytes.Equal(p.buf[0].b[:n], p.buf[1].b[bufLen-n:]) || !allZero(p.buf[1].b[:bufLen-n]) {
+			e.Errorf("write of %d bytes: the data are not where they should be", n)
+		}
+	}
+	if n, _ := p.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
+		e.Error("the peer got a completion for an RDMA WRITE")
+	}
+}
+
+func testRead(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	for i, n := range []int{1, 4096, 4097, bufLen} {
+		fill(p.buf[1].b, i)
+		clear(p.buf[0].b)
+		p.tryPost("RDMA READ", 0, p.rdma(uint64(i), ib.WRRDMARead, p.buf[0].sgl(bufLen-n, n), 0))
+		if wc := e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess); wc.Opcode != ib.WCRDMARead {
+			e.Errorf("%+v", wc)
+		}
+		if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[bufLen-n:]) || !allZero(p.buf[0].b[:bufLen-n]) {
+			e.Errorf("read of %d bytes: the data are not where they should be", n)
+		}
+	}
+}
+
+func testAtomics(e *env) {
+	a, err := e.dev.QueryDevice()
+	e.must("query device", err)
+	if a.AtomicCap == ib.AtomicNone {
+		e.Skip("the driver has no atomics: AtomicCap is none")
+	}
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	value := func() uint64 { return binary.NativeEndian.Uint64(p.buf[1].b[16:]) }
+	binary.NativeEndian.PutUint64(p.buf[1].b[16:], 100)
+	do := func(op ib.WROpcode, add, swap, old, fresh uint64, wcop ib.WCOpcode) {
+		e.Helper()
+		wr := p.rdma(1, op, p.buf[0].sgl(0, 8), 16)
+		wr.CompareAdd, wr.Swap = add, swap
+		p.tryPost("atomics", 0, wr)
+		if wc := e.waitOne(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != wcop {
+			e.Errorf("%+v", wc)
+		}
+		if got := binary.NativeEndian.Uint64(p.buf[0].b); got != old || value() != fresh {
+			e.Errorf("atomic %d: old value %d, want %d; new value %d, want %d", op, got, old, value(), fresh)
+		}
+	}
+	do(ib.WRAtomicFetchAdd, 5, 0, 100, 105, ib.WCFetchAdd)
+	do(ib.WRAtomicFetchAdd, ^uint64(0), 0, 105, 104, ib.WCFetchAdd)
+	do(ib.WRAtomicCmpAndSwp, 104, 7, 104, 7, ib.WCCompSwap)
+	do(ib.WRAtomicCmpAndSwp, 104, 9, 7, 7, ib.WCCompSwap)
+	// What is not aligned is refused when it is posted, or by the other side.
+	n, err := p.qps[0].PostSend(p.rdma(2, ib.WRAtomicFetchAdd, p.buf[0].sgl(0, 8), 17))
+	if n == 1 {
+		e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
+	} else {
+		e.wantErr("post an atomic that is not aligned", err, syscall.EINVAL)
+	}
+}
+
+func testAccessRights(e *env) {
+	pd := e.pd()
+	other := e.pd()
+	for _, test := range []struct {
+		name   string
+		access ib.AccessFlags
+		op     ib.WROpcode
+		off    int // of the remote address
+		shift  uint32
+		alien  bool // the key belongs to another domain
+	}{
+		{name: "write to read-only memory", access: ib.AccessLocalWrite | ib.AccessRemoteRead, op: ib.WRRDMAWrite},
+		{name: "read from memory that is for writing", access: ib.AccessLocalWrite | ib.AccessRemoteWrite, op: ib.WRRDMARead},
+		{name: "write behind the end", access: allAccess, op: ib.WRRDMAWrite, off: 1},
+		{name: "write before the beginning", access: allAccess, op: ib.WRRDMAWrite, off: -1},
+		{name: "write with a wrong key", access: allAccess, op: ib.WRRDMAWrite, shift: 1},
+		{name: "write with another domain's key", access: allAccess, op: ib.WRRDMAWrite, alien: true},
+	} {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		mrPD := pd
+		if test.alien {
+			mrPD = other
+		}
+		target := e.buffer(mrPD, 64, test.access)
+		wr := ib.SendWR{
+			ID: 1, Opcode: test.op, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 64),
+			RemoteAddr: target.addr + uint64(test.off), RKey: target.mr.RKey() + test.shift,
+		}
+		fill(p.buf[0].b, 1)
+		p.tryPost("RDMA", 0, wr)
+		wc := e.waitAny(p.cqs[0])
+		if wc.Status != ib.WCRemAccessErr {
+			e.Errorf("%s: completed with %q, want %q", test.name, wc.Status, ib.WCRemAccessErr)
+		}
+		if !allZero(target.b) {
+			e.Errorf("%s: the memory was changed", test.name)
+		}
+		e.eventually("both ends in ERR after "+test.name, func() bool {
+			return p.qps[0].State() == ib.QPErr && p.qps[1].State() == ib.QPErr
+		})
+	}
+	// What the queue pair does not allow no key gives: an operation that is not enabled is an invalid request (IBA,
+	// responder error behaviour); some hardware says access error.
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	e.must("modify", p.qps[1].Modify(ib.QPAttr{}, ib.QPAttrAccessFlags, nil))
+	p.post(0, p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0))
+	if wc := e.waitAny(p.cqs[0]); wc.Status != ib.WCRemInvReqErr && wc.Status != ib.WCRemAccessErr {
+		e.Errorf("write to a queue pair that does not allow it: %q", wc.Status)
+	}
+}
+
+func (e *env) waitAny(cq *ib.CQ) ib.WC {
+	e.Helper()
+	return e.wait(cq, 1)[0]
+}
+
+func testDeregistered(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	target := e.buffer(p.pd, 64, allAccess)
+	wr := ib.SendWR{
+		ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 64), RemoteAddr: target.addr, RKey: target.mr.RKey(),
+	}
+	fill(p.buf[0].b, 1)
+	p.tryPost("RDMA WRITE", 0, wr)
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.destroy(target.mr)
+	clear(target.b)
+	wr.ID = 2
+	p.post(0, wr)
+	if wc := e.waitAny(p.cqs[0]); wc.Status != ib.WCRemAccessErr || !allZero(target.b) {
+		e.Errorf("write to deregistered memory: %q, memory changed: %v", wc.Status, !allZero(target.b))
+	}
+}
+
+func testReceiveTooShort(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.recv(1, 1, 0, 99)
+	p.recv(1, 2, 0, 99)
+	clear(p.buf[1].b)
+	p.send(0, 1, 100)
+	e.waitOne(p.cqs[1], 1, ib.WCLocLenErr)
+	e.waitOne(p.cqs[1], 2, ib.WCWRFlushErr)
+	e.waitOne(p.cqs[0], 1, ib.WCRemInvReqErr)
+}
+
+func testLocalKey(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.recv(1, 1, 0, 8)
+	bad := p.buf[0].sge(0, 8)
+	bad.LKey++
+	n, err := p.qps[0].PostSend(
+		ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: []ib.SGE{bad}}, // not signaled
+		ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)},
+	)
+	if n == 0 {
+		e.Fatalf("post send: %v", err)
+	}
+	e.waitOne(p.cqs[0], 1, ib.WCLocProtErr)
+	if n == 2 {
+		e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
+	}
+	if s := p.qps[0].State(); s != ib.QPErr {
+		e.Errorf("state is %v", s)
+	}
+}
+
+func testUnreliable(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeUC})
+	p.exchange(0, 1, 5000)
+	p.exchange(1, 2, 10)
+	p.send(0, 3, 10) // nobody receives it
+	e.waitOne(p.cqs[0], 3, ib.WCSuccess)
+	p.exchange(0, 4, 10)
+}
+
+const grhLen = 40
+
+// datagrams is two datagram queue pairs with an address handle to the device itself.
+func (e *env) datagrams() (*pair, *ib.AH) {
+	p := e.pair(pairConfig{kind: ib.QPTypeUD})
+	return p, e.ah(p.pd)
+}
+
+func (p *pair) datagram(id uint64, ah *ib.AH, n int) ib.SendWR {
+	return ib.SendWR{
+		ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, n),
+		AH: ah, RemoteQPN: p.qps[1].Num(), RemoteQKey: qkey,
+	}
+}
+
+func testDatagram(e *env) {
+	p, ah := e.datagrams()
+	for i, n := range []int{1, 0, 100, e.port.ActiveMTU.Bytes()} {
+		fill(p.buf[0].b, i)
+		clear(p.buf[1].b)
+		p.recv(1, uint64(i), 0, bufLen)
+		p.post(0, p.datagram(uint64(i), ah, n))
+		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+		wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+		if int(wc.ByteLen) != grhLen+n || wc.SrcQP != p.qps[0].Num() || wc.Flags&ib.WCGRH == 0 {
+			e.Errorf("datagram of %d bytes: %+v", n, wc)
+		}
+		if !bytes.Equal(p.buf[1].b[grhLen:grhLen+n], p.buf[0].b[:n]) {
+			e.Errorf("datagram of %d bytes arrived changed", n)
+		}
+	}
+	wr := p.datagram(9, ah, 4)
+	wr.Opcode, wr.Imm = ib.WRSendWithImm, 0xabcd
+	p.recv(1, 9, 0, bufLen)
+	p.post(0, wr)
+	if wc := e.waitOne(p.cqs[1], 9, ib.WCSuccess); wc.Imm != 0xabcd || wc.Flags&ib.WCWithImm == 0 {
+		e.Errorf("datagram with immediate: %+v", wc)
+	}
+}
+
+func testDatagramDropped(e *env) {
+	p, ah := e.datagrams()
+	p.recv(1, 1, 0, bufLen)
+	bad := p.datagram(1, ah, 8)
+	bad.RemoteQKey++
+	p.post(0, bad)
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	bad = p.datagram(2, ah, 8)
+	bad.RemoteQPN = 0xfffff0
+	p.post(0, bad)
+	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+	fill(p.buf[0].b, 6)
+	p.post(0, p.datagram(3, ah, 8))
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess) // the receive is still there for the good one
+	if !bytes.Equal(p.buf[1].b[grhLen:grhLen+8], p.buf[0].b[:8]) {
+		e.Error("a datagram that should have been dropped has arrived")
+	}
+}

@@ -1,0 +1,21 @@
+// Package ibtest is a suite of tests by which a driver shows that it keeps the contract of package ib, one named subtest
+// for each rule. docs/contract.md lists them.
+//
+// A driver's test imports it:
+//
+//	func TestContract(t *testing.T) {
+//		ibtest.Run(t, func(t testing.TB) *ib.Device {
+//			d := mydriver.New("my0")
+//			t.Cleanup(d.Close) // runs when the suite has unregistered the device
+//			return d.IB()
+//		})
+//	}
+//
+// Each subtest has a device and a Core of its own, in checked mode (see ib.Core.Check), so that a breach of the contract
+// fails it wherever it shows. The tests of reentrancy run a second time without the check, at full speed. What needs an
+// ability that the driver lacks is skipped, and named at the end.
+//
+// The suite uses a device as any consumer does: it connects queue pairs of one device with each other by the first GID of
+// port 1 (see GIDIndex), so that a device must reach itself. A test waits for what must come (see Patience) and fails if
+// it does not; nothing is timed otherwise.
+package ibtest

@@ -1,0 +1,430 @@
+package ibtest
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// env is what a test works with: a device, and helpers that fail the test where something fails.
+type env struct {
+	testing.TB
+	cfg  config
+	core *ib.Core
+	dev  *ib.Device
+	mem  *umem.Local // where buffers are
+
+	// once the device is registered
+	registered bool
+	port       ib.PortAttr
+	gid        ib.GID
+	gidIndex   int
+
+	objects []object // that exist, in the order in which they were made
+
+	mu   sync.Mutex
+	over bool // nothing is reported any more
+}
+
+type object struct {
+	what    any
+	destroy func() error
+}
+
+func newEnv(t testing.TB, cfg config, checked bool) *env {
+	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal()}
+	if checked {
+		e.core.Check(ib.CheckConfig{Report: func(v ib.Violation) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if !e.over {
+				t.Errorf("%v", v)
+			}
+		}, Patience: cfg.patience})
+	}
+	e.dev = cfg.newDevice(t)
+	t.Cleanup(e.finish)
+	return e
+}
+
+// finish destroys what is left, takes the device away, and checks that nothing stays behind.
+func (e *env) finish() {
+	for _, o := range slices.Backward(slices.Clone(e.objects)) {
+		e.destroy(o.what)
+	}
+	if e.registered {
+		e.unregister()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.over = true
+}
+
+func (e *env) register() {
+	e.Helper()
+	e.must("register the device", e.core.Register(e.dev))
+	e.registered = true
+	e.findGID()
+}
+
+func (e *env) unregister() {
+	e.Helper()
+	e.registered = false
+	if err := e.cfg.unplug(e.core, e.dev); err != nil && !e.Failed() {
+		e.Errorf("unregister the device: %v", err)
+	}
+}
+
+// findGID chooses the address.
+func (e *env) findGID() {
+	e.Helper()
+	var err error
+	e.port, err = e.dev.QueryPort(1)
+	e.must("query port 1", err)
+	for i := range e.port.GIDTableLen {
+		if e.cfg.gidIndex >= 0 && i != e.cfg.gidIndex {
+			continue
+		}
+		g, err := e.dev.QueryGID(1, i)
+		e.must("query GID", err)
+		if !g.GID.IsZero() {
+			e.gid, e.gidIndex = g.GID, i
+			return
+		}
+	}
+	e.Fatal("port 1 has no GID to use")
+}
+
+// must fails the test if err is not nil.
+func (e *env) must(what string, err error) {
+	e.Helper()
+	if err != nil {
+		e.Fatalf("%s: %v", what, err)
+	}
+}
+
+// wantErr fails the test, and goes on, unless err is that of one of the numbers.
+func (e *env) wantErr(what string, err error, want ...syscall.Errno) {
+	e.Helper()
+	for _, n := range want {
+		if errors.Is(err, n) {
+			return
+		}
+	}
+	e.Errorf("%s: got error %v, want %v", what, err, want)
+}
+
+// need skips the test when err says that the driver lacks the ability, and fails it for other errors.
+func (e *env) need(ability string, err error) {
+	e.Helper()
+	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+		e.Skipf("the driver has no %s: %v", ability, err)
+	}
+	e.must("use "+ability, err)
+}
+
+// own has x destroyed at the end of the test, unless destroy(x) comes earlier.
+func own[T any](e *env, x T, destroy func() error) T {
+	e.objects = append(e.objects, object{x, destroy})
+	return x
+}
+
+// destroy destroys an object of the test.
+func (e *env) destroy(x any) {
+	e.Helper()
+	if err := e.tryDestroy(x); err != nil && !e.Failed() {
+		e.Errorf("destroy %T: %v", x, err)
+	}
+}
+
+// tryDestroy is the same with the error as a result, after which the object is still there.
+func (e *env) tryDestroy(x any) error {
+	i := slices.IndexFunc(e.objects, func(o object) bool { return o.what == x })
+	if i < 0 {
+		return fmt.Errorf("%T is not the test's: %w", x, syscall.EINVAL)
+	}
+	err := e.objects[i].destroy()
+	if err == nil {
+		e.objects = slices.Delete(e.objects, i, i+1)
+	}
+	return err
+}
+
+// eventually waits until cond holds.
+func (e *env) eventually(what string, cond func() bool) {
+	e.Helper()
+	for end := time.Now().Add(e.cfg.patience); !cond(); {
+		if time.Now().After(end) {
+			e.Fatalf("waited %v in vain: %s", e.cfg.patience, what)
+		}
+		pause()
+	}
+}
+
+// pause lets others run for a little while.
+func pause() {
+	runtime.Gosched()
+	time.Sleep(20 * time.Microsecond)
+}
+
+func (e *env) pd() *ib.PD {
+	e.Helper()
+	pd, err := e.dev.AllocPD(nil)
+	e.must("alloc pd", err)
+	return own(e, pd, pd.Dealloc)
+}
+
+func (e *env) cq(entries int, handler func(*ib.CQ)) *ib.CQ {
+	e.Helper()
+	cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: entries}, handler, nil, nil)
+	e.must("create cq", err)
+	return own(e, cq, cq.Destroy)
+}
+
+// buffer is registered memory.
+type buffer struct {
+	b    []byte
+	addr uint64
+	mr   *ib.MR
+}
+
+// allAccess are all rights over a region.
+const allAccess = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic | ib.AccessMWBind
+
+func (e *env) alloc(n int) ([]byte, uint64) {
+	e.Helper()
+	words := make([]uint64, (n+7)/8) // so that atomics find their alignment
+	b := bytesOf(words)[:n]
+	addr, err := e.mem.Add(b)
+	e.must("add memory", err)
+	return b, addr
+}
+
+// buffer registers n bytes. Rights that the driver lacks are left out, if it has the rest.
+func (e *env) buffer(pd *ib.PD, n int, access ib.AccessFlags) *buffer {
+	e.Helper()
+	b, addr := e.alloc(n)
+	mr, err := pd.RegMR(e.mem, nil, addr, uint64(n), addr, access, nil)
+	if errors.Is(err, syscall.EOPNOTSUPP) {
+		mr, err = pd.RegMR(e.mem, nil, addr, uint64(n), addr, access&^(ib.AccessMWBind|ib.AccessRemoteAtomic), nil)
+	}
+	if errors.Is(err, syscall.EOPNOTSUPP) {
+		mr, err = pd.RegMR(e.mem, nil, addr, uint64(n), addr, access&ib.AccessLocalWrite, nil)
+	}
+	e.must("register memory", err)
+	own(e, mr, mr.Dereg)
+	return &buffer{b, addr, mr}
+}
+
+// sge is n bytes at an offset.
+func (b *buffer) sge(off, n int) ib.SGE {
+	return ib.SGE{Addr: b.addr + uint64(off), Length: uint32(n), LKey: b.mr.LKey()}
+}
+
+func (b *buffer) sgl(off, n int) []ib.SGE { return []ib.SGE{b.sge(off, n)} }
+
+// fill writes a pattern that depends on seed.
+func fill(b []byte, seed int) {
+	for i := range b {
+		b[i] = byte(i*7 + seed*13 + 1)
+	}
+}
+
+// queueLen is how many work requests and completions the test's queues have room for.
+const queueLen = 64
+
+// qp makes a queue pair. What is not set in init gets a default.
+func (e *env) qp(pd *ib.PD, init ib.QPInitAttr) *ib.QP {
+	e.Helper()
+	c := &init.Cap
+	if c.MaxSendWR == 0 && init.Type != ib.QPTypeXRCTgt {
+		c.MaxSendWR, c.MaxSendSGE = queueLen, 4
+	}
+	if c.MaxRecvWR == 0 && init.SRQ == nil && init.Type != ib.QPTypeXRCTgt && init.Type != ib.QPTypeXRCInit {
+		c.MaxRecvWR, c.MaxRecvSGE = queueLen, 4
+	}
+	qp, err := pd.CreateQP(init, nil)
+	e.need(fmt.Sprintf("queue pairs of type %v", init.Type), err)
+	return own(e, qp, qp.Destroy)
+}
+
+// Masks of the ordinary way up, by type.
+const (
+	toInit = ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort
+	toRTR  = ib.QPAttrState | ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
+	toRTS  = ib.QPAttrState | ib.QPAttrSQPSN
+	remote = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+
+	qkey = 0x11223344
+	psn  = 0x123456
+)
+
+// attr are good values for all attributes of a queue pair to or of another one.
+func (e *env) attr(state ib.QPState, dest uint32) ib.QPAttr {
+	return ib.QPAttr{
+		State: state, Port: 1, QKey: qkey, AccessFlags: remote, AH: e.address(), PathMTU: e.port.ActiveMTU, DestQPN: dest,
+		RQPSN: psn, SQPSN: psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+	}
+}
+
+// address is the device's own.
+func (e *env) address() ib.AHAttr {
+	return ib.AHAttr{
+		GRH:    ib.GlobalRoute{DGID: e.gid, SGIDIndex: uint8(e.gidIndex), HopLimit: 64},
+		HasGRH: true, Port: 1,
+	}
+}
+
+// up takes a queue pair to a state, INIT, RTR or RTS, to exchange messages with dest.
+func (e *env) up(qp *ib.QP, dest uint32, state ib.QPState) {
+	e.Helper()
+	kind := qp.Type()
+	for s := ib.QPInit; s <= state; s++ {
+		e.must(fmt.Sprintf("modify %v qp to %v", kind, s), qp.Modify(e.attr(s, dest), upMask(kind, s), nil))
+	}
+}
+
+// upMask is what the step up to a state takes.
+func upMask(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
+	datagram := kind == ib.QPTypeUD
+	requester := kind == ib.QPTypeRC || kind == ib.QPTypeXRCInit
+	responder := kind == ib.QPTypeRC || kind == ib.QPTypeXRCTgt
+	switch {
+	case s == ib.QPInit && datagram:
+		return toInit | ib.QPAttrQKey
+	case s == ib.QPInit:
+		return toInit | ib.QPAttrAccessFlags
+	case s == ib.QPRTR && datagram:
+		return ib.QPAttrState
+	case s == ib.QPRTR && responder:
+		return toRTR | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
+	case s == ib.QPRTR:
+		return toRTR
+	case requester:
+		return toRTS | ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrMaxRdAtomic
+	case responder:
+		return toRTS | ib.QPAttrTimeout
+	}
+	return toRTS
+}
+
+// pair is two connected queue pairs with a completion queue and a buffer each.
+type pair struct {
+	e   *env
+	pd  *ib.PD
+	cqs [2]*ib.CQ
+	qps [2]*ib.QP
+	buf [2]*buffer
+}
+
+type pairConfig struct {
+	kind     ib.QPType
+	handlers [2]func(*ib.CQ)
+	entries  int // of each completion queue; 0: 2*queueLen
+	srq      *ib.SRQ
+	pd       *ib.PD
+	sigAll   bool
+	event    func(*ib.QP, ib.EventType)
+}
+
+const bufLen = 32 << 10
+
+func (e *env) pair(c pairConfig) *pair {
+	e.Helper()
+	p := &pair{e: e, pd: c.pd}
+	if p.pd == nil {
+		p.pd = e.pd()
+	}
+	if c.entries == 0 {
+		c.entries = 2 * queueLen
+	}
+	for i := range p.qps {
+		p.cqs[i] = e.cq(c.entries, c.handlers[i])
+		p.buf[i] = e.buffer(p.pd, bufLen, allAccess)
+		p.qps[i] = e.qp(p.pd, ib.QPInitAttr{
+			SendCQ: p.cqs[i], RecvCQ: p.cqs[i], Type: c.kind, SRQ: c.srq, SigAll: c.sigAll, Event: c.event,
+		})
+	}
+	for i := range p.qps {
+		e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+	}
+	return p
+}
+
+// ah is an address handle to the device itself.
+func (e *env) ah(pd *ib.PD) *ib.AH {
+	e.Helper()
+	a := e.address()
+	ah, err := pd.CreateAH(&a, nil)
+	e.need("address handles", err)
+	return own(e, ah, ah.Destroy)
+}
+
+// send posts a signaled SEND of n bytes from the beginning of the buffer.
+func (p *pair) send(side int, id uint64, n int) {
+	p.e.Helper()
+	p.post(side, ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, n)})
+}
+
+// post posts a work request that must be taken.
+func (p *pair) post(side int, wr ib.SendWR) {
+	p.e.Helper()
+	if n, err := p.qps[side].PostSend(wr); n != 1 || err != nil {
+		p.e.Fatalf("post send: %d taken, %v", n, err)
+	}
+}
+
+// recv posts a receive for up to n bytes at an offset of the buffer.
+func (p *pair) recv(side int, id uint64, off, n int) {
+	p.e.Helper()
+	if k, err := p.qps[side].PostRecv(ib.RecvWR{ID: id, SGList: p.buf[side].sgl(off, n)}); k != 1 || err != nil {
+		p.e.Fatalf("post receive: %d taken, %v", k, err)
+	}
+}
+
+// wait polls a queue until n completions have come, in their order.
+func (e *env) wait(cq *ib.CQ, n int) []ib.WC {
+	e.Helper()
+	all := make([]ib.WC, 0, n)
+	e.eventually(fmt.Sprintf("%d completions", n), func() bool {
+		wc := make([]ib.WC, n-len(all))
+		k, err := cq.Poll(wc)
+		e.must("poll", err)
+		all = append(all, wc[:k]...)
+		return len(all) >= n
+	})
+	return all
+}
+
+// waitOne is the one completion that comes, which must be of a work request and a status.
+func (e *env) waitOne(cq *ib.CQ, id uint64, status ib.WCStatus) ib.WC {
+	e.Helper()
+	wc := e.wait(cq, 1)[0]
+	if wc.ID != id || wc.Status != status {
+		e.Fatalf("completion of work request %d with %q, want %d with %q", wc.ID, wc.Status, id, status)
+	}
+	return wc
+}
+
+// exchange sends one message from side to the other, and checks that it arrives.
+func (p *pair) exchange(side int, id uint64, n int) {
+	p.e.Helper()
+	other := 1 - side
+	fill(p.buf[side].b[:n], int(id))
+	clear(p.buf[other].b[:n])
+	p.recv(other, id, 0, n)
+	p.send(side, id, n)
+	p.e.waitOne(p.cqs[side], id, ib.WCSuccess)
+	wc := p.e.waitOne(p.cqs[other], id, ib.WCSuccess)
+	if int(wc.ByteLen) != n || !slices.Equal(p.buf[0].b[:n], p.buf[1].b[:n]) {
+		p.e.Fatalf("message of %d bytes arrived as %d bytes, the same: %v", n, wc.ByteLen, slices.Equal(p.buf[0].b[:n], p.buf[1].b[:n]))
+	}
+}

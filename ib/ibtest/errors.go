@@ -1,0 +1,294 @@
+package ibtest
+
+import (
+	"errors"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Errors: what the methods answer when something is wrong.
+
+var errorChecks = []check{
+	{
+		name: "Errors/UseCounts",
+		rule: "what something refers to cannot be destroyed (EBUSY)",
+		test: testUseCounts,
+	},
+	{
+		name: "Errors/PostInWrongState",
+		rule: "posting is refused where the state does not allow it (EINVAL)",
+		test: testPostInWrongState,
+	},
+	{
+		name: "Errors/QueueFull",
+		rule: "a full queue refuses with ENOMEM, and says how many were taken",
+		test: testQueueFull,
+	},
+	{
+		name: "Errors/PostStopsAtError",
+		rule: "a list of work requests is taken up to the first wrong one",
+		test: testPostStopsAtError,
+	},
+	{
+		name: "Errors/FlushInOrder",
+		rule: "a queue pair that goes to ERR completes what is outstanding with a flush error, in order",
+		test: testFlushInOrder,
+	},
+	{
+		name: "Errors/PostInErr",
+		rule: "what is posted in ERR completes with a flush error",
+		test: testPostInErr,
+	},
+	{
+		name: "Errors/ResetDrops",
+		rule: "a queue pair that goes to RESET and up again works, and has forgotten what was outstanding",
+		test: testResetDrops,
+	},
+	{
+		name: "Errors/BadArguments",
+		rule: "arguments outside of their range are refused (EINVAL)",
+		test: testBadArguments,
+	},
+	{
+		name: "Errors/Unsupported",
+		rule: "an ability that the driver lacks is EOPNOTSUPP",
+		test: testUnsupported,
+	},
+}
+
+func testUseCounts(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	e.wantErr("destroy a CQ in use", p.cqs[0].Destroy(), syscall.EBUSY)
+	e.wantErr("dealloc a PD in use", p.pd.Dealloc(), syscall.EBUSY)
+	p.exchange(0, 1, 8) // nothing has happened to them
+	e.destroy(p.qps[0])
+	e.destroy(p.qps[1])
+	e.destroy(p.cqs[0])
+	e.wantErr("dealloc a PD with memory", p.pd.Dealloc(), syscall.EBUSY)
+	e.destroy(p.buf[0].mr)
+	e.destroy(p.buf[1].mr)
+	e.destroy(p.pd)
+}
+
+func testPostInWrongState(e *env) {
+	pd := e.pd()
+	cq := e.cq(8, nil)
+	buf := e.buffer(pd, 8, allAccess)
+	qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+	send := func(what string, want ...syscall.Errno) {
+		e.Helper()
+		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.sgl(0, 8)})
+		if n != 0 {
+			e.Errorf("post send in %s: taken", what)
+		}
+		e.wantErr("post send in "+what, err, want...)
+	}
+	send("RESET", syscall.EINVAL)
+	n, err := qp.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)})
+	if n != 0 {
+		e.Error("post receive in RESET: taken")
+	}
+	e.wantErr("post receive in RESET", err, syscall.EINVAL)
+	e.up(qp, qp.Num(), ib.QPInit)
+	send("INIT", syscall.EINVAL)
+	if n, err := qp.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}); n != 1 || err != nil {
+		e.Errorf("post receive in INIT: %d, %v", n, err)
+	}
+	e.must("modify to RTR", qp.Modify(e.attr(ib.QPRTR, qp.Num()), upMask(ib.QPTypeRC, ib.QPRTR), nil))
+	send("RTR", syscall.EINVAL)
+}
+
+func testQueueFull(e *env) {
+	pd := e.pd()
+	cq := e.cq(queueLen, nil)
+	buf := e.buffer(pd, 8, allAccess)
+	qp := e.qp(pd, ib.QPInitAttr{
+		SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
+		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1},
+	})
+	room := int(qp.Init().Cap.MaxRecvWR)
+	if room < 4 {
+		e.Fatalf("room for %d work requests, asked for 4", room)
+	}
+	e.up(qp, qp.Num(), ib.QPInit)
+	wrs := make([]ib.RecvWR, room+3)
+	for i := range wrs {
+		wrs[i] = ib.RecvWR{ID: uint64(i), SGList: buf.sgl(0, 8)}
+	}
+	n, err := qp.PostRecv(wrs...)
+	if n < room || n == len(wrs) {
+		e.Fatalf("%d of %d work requests taken, room for %d, error %v", n, len(wrs), room, err)
+	}
+	e.wantErr("post to a full queue", err, syscall.ENOMEM)
+	n2, err := qp.PostRecv(wrs[n:]...)
+	if n2 != 0 {
+		e.Errorf("%d work requests taken by a full queue", n2)
+	}
+	e.wantErr("post to a full queue again", err, syscall.ENOMEM)
+}
+
+func testPostStopsAtError(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	good := ib.SendWR{
+		Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+		RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey(),
+	}
+	bad := good
+	for range p.qps[0].Init().Cap.MaxSendSGE + 1 {
+		bad.SGList = append(bad.SGList, p.buf[0].sge(0, 1))
+	}
+	wrs := []ib.SendWR{good, good, bad, good}
+	for i := range wrs {
+		wrs[i].ID = uint64(i)
+	}
+	n, err := p.qps[0].PostSend(wrs...)
+	if n != 2 {
+		e.Errorf("%d work requests taken, want 2", n)
+	}
+	e.wantErr("post a work request of too many elements", err, syscall.EINVAL)
+	e.waitOne(p.cqs[0], 0, ib.WCSuccess)
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	n, err = p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)}, ib.RecvWR{SGList: make([]ib.SGE, p.qps[1].Init().Cap.MaxRecvSGE+1)})
+	if n != 1 {
+		e.Errorf("%d receive work requests taken, want 1", n)
+	}
+	e.wantErr("post a receive of too many elements", err, syscall.EINVAL)
+	p.send(0, 3, 8) // the one that was taken is good
+	e.waitOne(p.cqs[0], 3, ib.WCSuccess)
+}
+
+func testFlushInOrder(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * queueLen})
+	const n = 20
+	for i := range n {
+		p.recv(1, uint64(i), 0, 8)
+	}
+	// Sends to a queue pair without receives are outstanding, too.
+	for i := range n {
+		p.send(1, uint64(1000+i), 8)
+	}
+	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	recv, send := uint64(0), uint64(1000)
+	for range 2 * n {
+		wc := e.wait(p.cqs[1], 1)[0]
+		next := &recv
+		if wc.ID >= 1000 {
+			next = &send
+		}
+		if wc.ID != *next || wc.Status != ib.WCWRFlushErr {
+			e.Fatalf("completion of work request %d with %q, want %d flushed", wc.ID, wc.Status, *next)
+		}
+		*next++
+	}
+	if s := p.qps[1].State(); s != ib.QPErr {
+		e.Errorf("state is %v", s)
+	}
+}
+
+func testPostInErr(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	p.send(0, 1, 8)
+	e.waitOne(p.cqs[0], 1, ib.WCWRFlushErr)
+	p.recv(0, 2, 0, 8)
+	e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
+	if n, err := p.qps[0].PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)}); n != 1 || err != nil { // unsignaled
+		e.Errorf("post send: %d, %v", n, err)
+	}
+	e.waitOne(p.cqs[0], 3, ib.WCWRFlushErr)
+}
+
+func testResetDrops(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.exchange(0, 1, 8)
+	for i := range 5 {
+		p.recv(1, uint64(100+i), 0, 8)
+	}
+	for i := range p.qps {
+		e.must("modify to RESET", p.qps[i].Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+	}
+	for i := range p.qps {
+		if s := p.qps[i].State(); s != ib.QPReset {
+			e.Errorf("state is %v", s)
+		}
+		e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+	}
+	p.exchange(0, 2, 8)
+	p.exchange(1, 3, 8)
+}
+
+func testBadArguments(e *env) {
+	_, err := e.dev.QueryPort(0)
+	e.wantErr("query port 0", err, syscall.EINVAL)
+	a, err := e.dev.QueryDevice()
+	e.must("query device", err)
+	_, err = e.dev.QueryPort(a.PhysPorts + 1)
+	e.wantErr("query a port that is not", err, syscall.EINVAL)
+	_, err = e.dev.QueryGID(1, e.port.GIDTableLen)
+	e.wantErr("query a GID outside of the table", err, syscall.EINVAL)
+	_, err = e.dev.QueryGID(1, -1)
+	e.wantErr("query GID -1", err, syscall.EINVAL)
+	_, err = e.dev.QueryPKey(1, e.port.PKeyTableLen)
+	e.wantErr("query a P_Key outside of the table", err, syscall.EINVAL)
+	if k, err := e.dev.QueryPKey(1, 0); err != nil || k == 0 {
+		e.Errorf("the first P_Key is %#x, %v", k, err)
+	}
+	_, err = e.dev.CreateCQ(ib.CQAttr{}, nil, nil, nil)
+	e.wantErr("create a CQ of no entries", err, syscall.EINVAL)
+	_, err = e.dev.CreateCQ(ib.CQAttr{Entries: a.MaxCQE + 1}, nil, nil, nil)
+	e.wantErr("create a CQ of too many entries", err, syscall.EINVAL)
+	pd, cq := e.pd(), e.cq(8, nil)
+	_, err = pd.CreateQP(ib.QPInitAttr{
+		SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: uint32(a.MaxQPWR) + 1, MaxSendSGE: 1},
+	}, nil)
+	e.wantErr("create a QP of too many work requests", err, syscall.EINVAL, syscall.ENOMEM)
+	qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+	bad := e.attr(ib.QPInit, 0)
+	bad.Port = uint8(a.PhysPorts) + 1
+	e.wantErr("modify to a port that is not", qp.Modify(bad, upMask(ib.QPTypeRC, ib.QPInit), nil), syscall.EINVAL)
+	e.up(qp, 0, ib.QPInit)
+	bad = e.attr(ib.QPRTR, 0)
+	bad.PathMTU = 9
+	e.wantErr("modify to an MTU that is not", qp.Modify(bad, upMask(ib.QPTypeRC, ib.QPRTR), nil), syscall.EINVAL)
+	if s := qp.State(); s != ib.QPInit {
+		e.Errorf("state after a Modify that failed is %v", s)
+	}
+}
+
+func testUnsupported(e *env) {
+	pd, cq := e.pd(), e.cq(8, nil)
+	expect := func(what string, err error) {
+		e.Helper()
+		switch {
+		case err == nil:
+		case errors.Is(err, syscall.EOPNOTSUPP):
+			e.Logf("the driver has no %s", what)
+		default:
+			e.Errorf("%s: %v, want success or EOPNOTSUPP", what, err)
+		}
+	}
+	a := e.address()
+	ah, err := pd.CreateAH(&a, nil)
+	if expect("address handles", err); err == nil {
+		own(e, ah, ah.Destroy)
+	}
+	srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}, nil)
+	if expect("shared receive queues", err); err == nil {
+		own(e, srq, srq.Destroy)
+	}
+	mw, err := pd.AllocMW(ib.MWType2, nil)
+	if expect("memory windows", err); err == nil {
+		own(e, mw, mw.Dealloc)
+	}
+	mr, err := pd.AllocMR(1)
+	if expect("fast registration", err); err == nil {
+		own(e, mr, mr.Dereg)
+	}
+	x, err := e.dev.AllocXRCD(nil)
+	if expect("XRC domains", err); err == nil {
+		own(e, x, x.Dealloc)
+	}
+	expect("resizing of CQs", cq.Resize(16, nil))
+	expect("moderation of CQs", cq.Moderate(1, 0))
+}

@@ -1,0 +1,348 @@
+package ibtest
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Point 5: devices and clients come and go. All tests register the device themselves.
+
+var hotPlugChecks = []check{
+	{
+		name: "HotPlug/ReadyAtRegister",
+		rule: "a client can use everything of the device as soon as its Add runs",
+		test: testReadyAtRegister, asleep: true,
+	},
+	{
+		name: "HotPlug/UsableInRemove",
+		rule: "the device is usable until Remove returns, and Remove may call the driver for everything",
+		test: testUsableInRemove, asleep: true,
+	},
+	{
+		name: "HotPlug/ReverseOrder",
+		rule: "Remove comes in the reverse order of Add",
+		test: testReverseOrder, asleep: true,
+	},
+	{
+		name: "HotPlug/LateClient",
+		rule: "a client that comes later than the device, or goes earlier, is told as well",
+		test: testLateClient, asleep: true,
+	},
+	{
+		name: "HotPlug/ClientDuringRegister",
+		rule: "a client may be registered while a device is being registered, and gets it once",
+		test: testClientDuringRegister, asleep: true,
+	},
+	{
+		name: "HotPlug/UnregisterDuringAdd",
+		rule: "a device may be unregistered while a client's Add runs, and waits for it",
+		test: testUnregisterDuringAdd, asleep: true,
+	},
+	{
+		name: "HotPlug/UnregisterUnderTraffic",
+		rule: "a device may be unregistered while messages are on their way and handlers run",
+		test: testUnregisterUnderTraffic, asleep: true, fast: true,
+	},
+	{
+		name: "HotPlug/EventsUntilTheEnd",
+		rule: "events that were dispatched before Unregister are delivered before it returns",
+		test: testEventsUntilTheEnd, asleep: true,
+	},
+	{
+		name: "HotPlug/LeftBehindIsNamed",
+		rule: "Unregister returns EBUSY and names what a client has left behind",
+		test: testLeftBehind, asleep: true,
+	},
+	{
+		name: "HotPlug/NoUseAfterUnregister",
+		rule: "when Unregister has returned nothing can be made on the device (ENODEV)",
+		test: testNoUseAfter, asleep: true,
+	},
+}
+
+// add registers the client and has it leave at the end.
+func (e *env) client(cl *ib.Client) {
+	e.Helper()
+	e.must("register the client", e.core.RegisterClient(cl))
+	e.Cleanup(func() { e.core.UnregisterClient(cl) })
+}
+
+// use makes everything on the device, exchanges a message, and destroys it all again.
+func (e *env) use(when string) {
+	e.Helper()
+	e.findGID()
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {}}})
+	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+	e.must("request notify "+when, err)
+	p.exchange(0, 1, 100)
+	p.exchange(1, 2, 100)
+	e.destroyPair(p)
+}
+
+func (e *env) destroyPair(p *pair) {
+	e.Helper()
+	for _, x := range []any{p.qps[0], p.qps[1], p.cqs[0], p.cqs[1], p.buf[0].mr, p.buf[1].mr, p.pd} {
+		e.destroy(x)
+	}
+	for _, b := range p.buf {
+		e.must("remove memory", e.mem.Remove(b.addr))
+	}
+}
+
+func testReadyAtRegister(e *env) {
+	used := false
+	e.client(&ib.Client{
+		Name: "first",
+		Add: func(d *ib.Device) (any, error) {
+			_, err := d.QueryDevice()
+			e.must("query device in Add", err)
+			e.use("in Add")
+			used = true
+			return nil, nil
+		},
+		Remove: func(*ib.Device, any) {},
+	})
+	e.register()
+	if !used {
+		e.Error("Register returned before Add had run")
+	}
+}
+
+func testUsableInRemove(e *env) {
+	var p *pair
+	removed := false
+	e.client(&ib.Client{
+		Name: "user",
+		Add: func(d *ib.Device) (any, error) {
+			e.findGID()
+			p = e.pair(pairConfig{kind: ib.QPTypeRC})
+			return p, nil
+		},
+		Remove: func(d *ib.Device, data any) {
+			data.(*pair).exchange(0, 1, 100)
+			e.use("in Remove")
+			p.recv(1, 5, 0, 8) // what is outstanding does not keep anything from being destroyed
+			e.destroyPair(p)
+			removed = true
+		},
+	})
+	e.register()
+	e.unregister()
+	if !removed {
+		e.Error("Unregister returned before Remove had run")
+	}
+}
+
+// recorder writes down the calls of a client.
+func (e *env) recorder(log *[]string, mu *sync.Mutex, name string) *ib.Client {
+	note := func(s string) {
+		mu.Lock()
+		defer mu.Unlock()
+		*log = append(*log, s)
+	}
+	return &ib.Client{
+		Name:   name,
+		Add:    func(*ib.Device) (any, error) { note("+" + name); return nil, nil },
+		Remove: func(*ib.Device, any) { note("-" + name) },
+	}
+}
+
+func testReverseOrder(e *env) {
+	var log []string
+	var mu sync.Mutex
+	e.client(e.recorder(&log, &mu, "A"))
+	e.client(e.recorder(&log, &mu, "B"))
+	e.register()
+	e.client(e.recorder(&log, &mu, "C"))
+	e.unregister()
+	if got := strings.Join(log, " "); got != "+A +B +C -C -B -A" {
+		e.Errorf("calls: %s", got)
+	}
+}
+
+func testLateClient(e *env) {
+	e.register()
+	uses := 0
+	cl := &ib.Client{
+		Name:   "late",
+		Add:    func(d *ib.Device) (any, error) { e.use("in a late Add"); uses++; return nil, nil },
+		Remove: func(d *ib.Device, _ any) { e.use("in an early Remove"); uses++ },
+	}
+	e.must("register the client", e.core.RegisterClient(cl))
+	if uses != 1 || !e.dev.Attached(cl) {
+		e.Errorf("RegisterClient returned before Add had run")
+	}
+	e.core.UnregisterClient(cl)
+	if uses != 2 || e.dev.Attached(cl) {
+		e.Errorf("UnregisterClient returned before Remove had run")
+	}
+	e.use("when the client has gone")
+}
+
+func testClientDuringRegister(e *env) {
+	var log []string
+	var mu sync.Mutex
+	second := e.recorder(&log, &mu, "B")
+	e.client(&ib.Client{
+		Name: "A",
+		Add: func(d *ib.Device) (any, error) {
+			registered := make(chan error)
+			go func() { registered <- e.core.RegisterClient(second) }()
+			return nil, <-registered
+		},
+		Remove: func(*ib.Device, any) {},
+	})
+	e.register()
+	e.unregister()
+	e.core.UnregisterClient(second)
+	if !slices.Equal(log, []string{"+B", "-B"}) {
+		e.Errorf("calls: %v", log)
+	}
+}
+
+func testUnregisterDuringAdd(e *env) {
+	inAdd, proceed := make(chan struct{}), make(chan struct{})
+	var removed atomic.Bool
+	e.client(&ib.Client{
+		Name: "slow",
+		Add: func(d *ib.Device) (any, error) {
+			close(inAdd)
+			<-proceed
+			e.use("in Add while the device is being unregistered")
+			return nil, nil
+		},
+		Remove: func(*ib.Device, any) { removed.Store(true) },
+	})
+	registered, unregistered := make(chan error, 1), make(chan error, 1)
+	go func() {
+		defer close(registered) // also when the test fails in Add
+		registered <- e.core.Register(e.dev)
+	}()
+	<-inAdd
+	go func() { unregistered <- e.cfg.unplug(e.core, e.dev) }()
+	for range 100 {
+		pause()
+		if len(unregistered) > 0 {
+			e.Fatal("Unregister returned while Add ran")
+		}
+	}
+	close(proceed)
+	e.must("register", <-registered)
+	e.must("unregister", <-unregistered)
+	if !removed.Load() {
+		e.Error("Remove was not called")
+	}
+}
+
+func testUnregisterUnderTraffic(e *env) {
+	var p *pair
+	var stop atomic.Bool
+	var sent atomic.Int32
+	var using sync.Mutex // the queue pair, by the handler
+	var wg sync.WaitGroup
+	e.client(&ib.Client{
+		Name: "busy",
+		Add: func(d *ib.Device) (any, error) {
+			e.findGID()
+			p = e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+				var wc [8]ib.WC
+				for {
+					n, _ := cq.Poll(wc[:])
+					using.Lock()
+					for range n {
+						if !stop.Load() {
+							p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)})
+						}
+					}
+					using.Unlock()
+					if n > 0 {
+						continue
+					}
+					if missed, _ := cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); !missed {
+						return
+					}
+				}
+			}}})
+			for range queueLen / 2 {
+				p.recv(1, 0, 0, 8)
+			}
+			_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+			e.must("request notify", err)
+			wg.Go(func() {
+				outstanding := 0
+				for !stop.Load() {
+					if outstanding < queueLen/2 {
+						n, _ := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
+						outstanding += n
+						sent.Add(int32(n))
+					}
+					n, _ := p.cqs[0].Poll(make([]ib.WC, 8))
+					outstanding -= n
+				}
+			})
+			return nil, nil
+		},
+		Remove: func(d *ib.Device, _ any) {
+			using.Lock()
+			stop.Store(true)
+			using.Unlock()
+			wg.Wait()
+			e.destroyPair(p)
+		},
+	})
+	e.register()
+	e.eventually("traffic", func() bool { return sent.Load() > 100 })
+	e.unregister()
+}
+
+func testEventsUntilTheEnd(e *env) {
+	e.register()
+	var got atomic.Int32
+	stop := e.dev.OnEvent(func(ev ib.Event) {
+		if ev.Type == ib.EventPKeyChange {
+			got.Add(1)
+		}
+	})
+	defer stop()
+	const events = 100
+	for range events {
+		e.dev.DispatchEvent(ib.EventPKeyChange, 1)
+	}
+	e.unregister()
+	if n := got.Load(); n != events {
+		e.Errorf("%d of %d events had been delivered when Unregister returned", n, events)
+	}
+}
+
+// testLeftBehind is without checked mode, which would report the same.
+func testLeftBehind(e *env) {
+	e.core.Check(ib.CheckConfig{})
+	e.register()
+	pd, err := e.dev.AllocPD(nil)
+	e.must("alloc pd", err)
+	e.registered = false
+	if err := e.cfg.unplug(e.core, e.dev); !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), "1 PD") {
+		e.Errorf("unregister with a PD left: %v", err)
+	}
+	e.must("dealloc pd", pd.Dealloc())
+}
+
+func testNoUseAfter(e *env) {
+	e.core.Check(ib.CheckConfig{})
+	e.register()
+	e.unregister()
+	_, err := e.dev.AllocPD(nil)
+	e.wantErr("alloc pd", err, syscall.ENODEV)
+	_, err = e.dev.CreateCQ(ib.CQAttr{Entries: 1}, nil, nil, nil)
+	e.wantErr("create cq", err, syscall.ENODEV)
+	e.wantErr("unregister again", e.core.Unregister(e.dev), syscall.ENODEV)
+	if s := e.dev.State(); s != ib.DeviceGone {
+		e.Errorf("device is %v", s)
+	}
+}

@@ -1,0 +1,120 @@
+package ibtest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"verbena/ib"
+)
+
+// NewDevice makes a device that is ready to be registered, with a name of its own choice. What it needs is freed by
+// t.Cleanup, which runs after the suite has unregistered the device.
+type NewDevice func(t testing.TB) *ib.Device
+
+// Option changes what Run does.
+type Option func(*config)
+
+type config struct {
+	newDevice NewDevice
+	unplug    func(core *ib.Core, d *ib.Device) error
+	patience  time.Duration
+	load      int
+	gidIndex  int // -1: the first that there is
+}
+
+// GIDIndex chooses the GID of port 1 that queue pairs use. Default: the first that is not zero.
+func GIDIndex(i int) Option { return func(c *config) { c.gidIndex = i } }
+
+// Patience is how long to wait for what must come before the test fails. Default: 10 s.
+func Patience(d time.Duration) Option { return func(c *config) { c.patience = d } }
+
+// Load multiplies the work of the tests that run under load. Default: 1.
+func Load(n int) Option { return func(c *config) { c.load = n } }
+
+// Unplug is how the driver takes a device away, if it does so itself. It returns what Core.Unregister returned. Default:
+// Core.Unregister.
+func Unplug(f func(core *ib.Core, d *ib.Device) error) Option {
+	return func(c *config) { c.unplug = f }
+}
+
+func newConfig(newDevice NewDevice, opts []Option) config {
+	c := config{newDevice: newDevice, unplug: (*ib.Core).Unregister, patience: 10 * time.Second, load: 1, gidIndex: -1}
+	for _, o := range opts {
+		o(&c)
+	}
+	return c
+}
+
+// Run runs the suite.
+func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
+	cfg := newConfig(newDevice, opts)
+	blocked := watchBlocking(t, cfg)
+	var skipped []string
+	group := ""
+	for _, c := range checks() {
+		if g, _, _ := strings.Cut(c.name, "/"); g != group {
+			group = g
+			t.Run(group, func(t *testing.T) { // its subtests are the checks
+				for _, c := range checks() {
+					if name, ok := strings.CutPrefix(c.name, group+"/"); ok {
+						t.Run(name, func(t *testing.T) {
+							t.Cleanup(func() {
+								if t.Skipped() {
+									skipped = append(skipped, c.name)
+								}
+							})
+							c.run(t, cfg)
+						})
+					}
+				}
+			})
+		}
+	}
+	t.Run("NothingBlocked", blocked)
+	if len(skipped) > 0 {
+		t.Logf("not tested, since the driver lacks the ability (see the skipped tests): %s", strings.Join(skipped, ", "))
+	}
+}
+
+// check is one test of a rule.
+type check struct {
+	name string // Group/Name
+	// rule is what it tests, in a sentence.
+	rule string
+	test func(e *env)
+	// asleep tells that the device is not registered yet when the test starts.
+	asleep bool
+	// fast has the test run a second time without checked mode.
+	fast bool
+}
+
+// checks are all tests in the order of the contract's points.
+func checks() []check {
+	return slices.Concat(
+		noSleepChecks, reentrantChecks, callbackChecks, hotPlugChecks, deviceErrorChecks,
+		errorChecks, queuePairChecks, dataChecks, objectChecks,
+	)
+}
+
+func (c check) run(t *testing.T, cfg config) {
+	if !c.fast {
+		c.runOn(t, cfg, true)
+		return
+	}
+	t.Run("checked", func(t *testing.T) { c.runOn(t, cfg, true) })
+	t.Run("unchecked", func(t *testing.T) { c.runOn(t, cfg, false) })
+}
+
+func (c check) runOn(t testing.TB, cfg config, checked bool) {
+	e := newEnv(t, cfg, checked)
+	if !c.asleep {
+		e.register()
+	}
+	c.test(e)
+}
+
+// String is for lists of the tests.
+func (c check) String() string { return fmt.Sprintf("%s: %s", c.name, c.rule) }

@@ -1,0 +1,111 @@
+package ibtest
+
+import (
+	"sync/atomic"
+
+	"verbena/ib"
+)
+
+// Point 1: some methods never sleep and may be called from anywhere.
+
+var noSleepChecks = []check{
+	{
+		name: "NoSleep/CallsInHandler",
+		rule: "post, poll, request notify, address handles and dispatching events work from a completion handler",
+		test: func(e *env) { testCallsInCallback(e, false) },
+	},
+	{
+		name: "NoSleep/CallsInEventHandler",
+		rule: "they work from the function for asynchronous events as well",
+		test: func(e *env) { testCallsInCallback(e, true) },
+	},
+	{
+		name: "NoSleep/SetErrorInHandler",
+		rule: "a device can be put in error from a completion handler",
+		test: testSetErrorInHandler,
+	},
+}
+
+func testCallsInCallback(e *env, onEvent bool) {
+	var p *pair
+	var ah *ib.AH
+	var done atomic.Bool
+	body := func() {
+		if done.Load() {
+			return
+		}
+		defer done.Store(true)
+		expect := func(what string, n, want int, err error) {
+			if n != want || err != nil {
+				e.Errorf("%s in a callback: %d of %d, %v", what, n, want, err)
+			}
+		}
+		n, err := p.qps[0].PostRecv(ib.RecvWR{ID: 2, SGList: p.buf[0].sgl(0, 8)})
+		expect("post receive", n, 1, err)
+		n, err = p.qps[1].PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: p.buf[1].sgl(0, 8)})
+		expect("post send", n, 1, err)
+		_, err = p.cqs[1].Poll(make([]ib.WC, 4))
+		expect("poll", 0, 0, err)
+		_, err = p.cqs[1].ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+		expect("request notify", 0, 0, err)
+		if s := p.qps[0].State(); s != ib.QPRTS {
+			e.Errorf("state in a callback is %v", s)
+		}
+		e.dev.DispatchEvent(ib.EventPortActive, 1)
+		if ah == nil {
+			return
+		}
+		a := e.address()
+		x, err := p.pd.CreateAH(&a, nil)
+		if err != nil {
+			e.Errorf("create address handle in a callback: %v", err)
+			return
+		}
+		_, err = x.Query()
+		expect("query address handle", 0, 0, err)
+		expect("modify address handle", 0, 0, x.Modify(&a))
+		expect("destroy address handle", 0, 0, x.Destroy())
+	}
+	p = e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
+		if !onEvent {
+			body()
+		}
+	}}})
+	a := e.address()
+	if x, err := p.pd.CreateAH(&a, nil); err == nil {
+		ah = own(e, x, x.Destroy)
+	}
+	if onEvent {
+		stop := e.dev.OnEvent(func(ib.Event) { body() })
+		defer stop()
+		e.dev.DispatchEvent(ib.EventPortActive, 1)
+	} else {
+		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+		e.must("request notify", err)
+		p.recv(1, 1, 0, 8)
+		p.send(0, 1, 8)
+	}
+	e.eventually("the callback", done.Load)
+	e.eventually("the message that it sent", func() bool {
+		wc := make([]ib.WC, 1)
+		n, err := p.cqs[0].Poll(wc)
+		e.must("poll", err)
+		return n == 1 && wc[0].Opcode == ib.WCRecv && wc[0].ID == 2
+	})
+}
+
+func testSetErrorInHandler(e *env) {
+	var done atomic.Bool
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
+		e.dev.SetError()
+		done.Store(true)
+	}}})
+	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+	e.must("request notify", err)
+	p.recv(1, 1, 0, 8)
+	p.send(0, 1, 8)
+	e.eventually("the handler", done.Load)
+	if s := e.dev.State(); s != ib.DeviceError {
+		e.Errorf("device is %v", s)
+	}
+}

@@ -1,0 +1,582 @@
+package ibtest
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+)
+
+// Objects that not every driver has.
+
+var objectChecks = []check{
+	{
+		name: "SRQ/Receive",
+		rule: "queue pairs that share a receive queue take receives from it in order",
+		test: testSRQReceive,
+	},
+	{
+		name: "SRQ/Limit",
+		rule: "the limit event comes once, when fewer receives than the limit are left",
+		test: testSRQLimit,
+	},
+	{
+		name: "SRQ/Errors",
+		rule: "a shared receive queue has use counts, a capacity and checked attributes",
+		test: testSRQErrors,
+	},
+	{
+		name: "SRQ/LastWQEReached",
+		rule: "a queue pair with a shared receive queue that goes to ERR raises the event that no more receives are taken",
+		test: testLastWQE,
+	},
+	{
+		name: "SRQ/ConcurrentPost",
+		rule: "several may post to a shared receive queue while messages come",
+		test: testSRQConcurrent, fast: true,
+	},
+	{
+		name: "CQ/Resize",
+		rule: "resizing keeps what is in the queue, and refuses to become too small for it",
+		test: testResize,
+	},
+	{
+		name: "CQ/Moderation",
+		rule: "a moderated CQ notifies after so many completions, or after so long a time",
+		test: testModeration,
+	},
+	{
+		name: "MW/Type1",
+		rule: "a type 1 window gives peers its part of a region until it is bound anew, unbound or freed",
+		test: testMWType1,
+	},
+	{
+		name: "MW/Type2",
+		rule: "a type 2 window is for one queue pair, and local or remote invalidation ends it",
+		test: testMWType2,
+	},
+	{
+		name: "MW/BoundRegion",
+		rule: "a region with a bound window cannot be deregistered",
+		test: testMWBoundRegion,
+	},
+	{
+		name: "FastReg/RegisterInvalidate",
+		rule: "a work request registers a region, with a new key each time, and another one invalidates it",
+		test: testFastReg,
+	},
+	{
+		name: "Mcast/Deliver",
+		rule: "a datagram for a group reaches those that are attached to it",
+		test: testMcast,
+	},
+	{
+		name: "XRC/Send",
+		rule: "an XRC message goes to the shared receive queue that the sender names",
+		test: testXRC,
+	},
+}
+
+// srq makes a shared receive queue, or skips the test.
+func (e *env) srq(pd *ib.PD, init ib.SRQInitAttr) *ib.SRQ {
+	e.Helper()
+	srq, err := pd.CreateSRQ(init, nil)
+	e.need("shared receive queues", err)
+	return own(e, srq, srq.Destroy)
+}
+
+func testSRQReceive(e *env) {
+	pd := e.pd()
+	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: queueLen, MaxSGE: 2}})
+	a := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+	b := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+	buf := a.buf[1]
+	for i := range 4 {
+		if n, err := srq.PostRecv(ib.RecvWR{ID: uint64(i), SGList: buf.sgl(64*i, 64)}); n != 1 {
+			e.Fatalf("post receive: %v", err)
+		}
+	}
+	for i, p := range []*pair{a, b, b, a} {
+		fill(p.buf[0].b[:64], i)
+		p.send(0, uint64(100+i), 64)
+		e.waitOne(p.cqs[0], uint64(100+i), ib.WCSuccess)
+		if wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess); wc.QP != p.qps[1] || !bytes.Equal(buf.b[64*i:64*(i+1)], p.buf[0].b[:64]) {
+			e.Errorf("message %d: %+v", i, wc)
+		}
+	}
+	n, err := a.qps[1].PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)})
+	if n != 0 {
+		e.Error("a queue pair with a shared receive queue takes receives of its own")
+	}
+	e.wantErr("post receive on a queue pair with a shared queue", err, syscall.EINVAL)
+}
+
+func testSRQLimit(e *env) {
+	pd := e.pd()
+	var events atomic.Int32
+	srq := e.srq(pd, ib.SRQInitAttr{
+		Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1},
+		Event: func(_ *ib.SRQ, ev ib.EventType) {
+			if ev == ib.EventSRQLimitReached {
+				events.Add(1)
+			}
+		},
+	})
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+	take := func(n int) {
+		for range n {
+			p.send(0, 1, 8)
+			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOne(p.cqs[1], 0, ib.WCSuccess)
+		}
+		e.settle()
+	}
+	give := func(n int) {
+		for range n {
+			if k, err := srq.PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)}); k != 1 {
+				e.Fatalf("post receive: %v", err)
+			}
+		}
+	}
+	expect := func(when string, n int32) {
+		e.Helper()
+		if got := events.Load(); got != n {
+			e.Fatalf("%s: %d limit events, want %d", when, got, n)
+		}
+	}
+	limit := func() uint32 {
+		a, err := srq.Query()
+		e.must("query srq", err)
+		return a.Limit
+	}
+	give(6)
+	take(1)
+	expect("no limit is set", 0)
+	e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: 3}, ib.SRQAttrLimit, nil))
+	if limit() != 3 {
+		e.Errorf("limit is %d, want 3", limit())
+	}
+	take(2)
+	expect("3 are left", 0)
+	take(1)
+	e.eventually("the limit event", func() bool { return events.Load() > 0 })
+	expect("2 are left", 1)
+	if limit() != 0 {
+		e.Errorf("limit is %d when it has been reached", limit())
+	}
+	take(1)
+	expect("the event has come", 1)
+	give(5)
+	e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: 6}, ib.SRQAttrLimit, nil))
+	take(1)
+	e.eventually("the second limit event", func() bool { return events.Load() > 1 })
+	expect("armed again", 2)
+	give(1)
+	e.must("disarm the limit", srq.Modify(ib.SRQAttr{Limit: 0}, ib.SRQAttrLimit, nil))
+	take(4)
+	expect("disarmed", 2)
+}
+
+func testSRQErrors(e *env) {
+	pd := e.pd()
+	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
+	buf := e.buffer(pd, 64, allAccess)
+	qp := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}).qps
+	e.wantErr("destroy a shared receive queue in use", srq.Destroy(), syscall.EBUSY)
+	room := int(srq.Init().Attr.MaxWR)
+	for i := range room {
+		if n, err := srq.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}); n != 1 {
+			e.Fatalf("post receive %d of %d: %v", i, room, err)
+		}
+	}
+	n, err := srq.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)})
+	if n != 0 {
+		e.Errorf("a full queue takes more than the %d that it has room for", room)
+	}
+	e.wantErr("post to a full shared receive queue", err, syscall.ENOMEM)
+	e.wantErr("limit above the capacity", srq.Modify(ib.SRQAttr{Limit: uint32(room) + 1}, ib.SRQAttrLimit, nil), syscall.EINVAL)
+	if a, err := srq.Query(); err != nil || int(a.MaxWR) < 4 || a.MaxSGE < 1 {
+		e.Errorf("query: %+v, %v", a, err)
+	}
+	e.destroy(qp[0])
+	e.destroy(qp[1])
+	e.destroy(srq)
+}
+
+func testLastWQE(e *env) {
+	pd := e.pd()
+	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
+	var last atomic.Int32
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq, event: func(qp *ib.QP, ev ib.EventType) {
+		if ev == ib.EventQPLastWQEReached {
+			last.Add(1)
+		}
+	}})
+	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	e.eventually("the event that the last receive was reached", func() bool { return last.Load() == 1 })
+	e.must("modify to ERR again", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	e.settle()
+	if n := last.Load(); n != 1 {
+		e.Errorf("%d events, want 1", n)
+	}
+}
+
+func testSRQConcurrent(e *env) {
+	pd := e.pd()
+	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4 * queueLen, MaxSGE: 1}})
+	const pairs = 3
+	each := 150 * e.cfg.load
+	w := works{}
+	var ps []*pair
+	for range pairs {
+		ps = append(ps, e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}))
+	}
+	turn := make(chan *pair, pairs)
+	for _, p := range ps {
+		turn <- p
+	}
+	w["message"] = func(*rand.Rand) error {
+		p := <-turn
+		defer func() { turn <- p }()
+		if n, err := srq.PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)}); n != 1 {
+			return err
+		}
+		if n, err := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}); n != 1 {
+			return err
+		}
+		if err := e.spin(p.cqs[0], 1); err != nil {
+			return err
+		}
+		return e.spin(p.cqs[1], 1)
+	}
+	w["query"] = func(*rand.Rand) error { return second(srq.Query()) }
+	w["modify"] = func(*rand.Rand) error { return srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit, nil) }
+	w.run(e, 6, each)
+}
+
+func testResize(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 16})
+	e.need("resizing of CQs", p.cqs[0].Resize(32, nil))
+	if n := p.cqs[0].Entries(); n < 32 {
+		e.Errorf("%d entries, asked for 32", n)
+	}
+	for i := range 30 {
+		p.post(0, p.rdma(uint64(i), ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0))
+	}
+	e.waitOne(p.cqs[0], 0, ib.WCSuccess)
+	// One more message tells that all are done.
+	p.exchange1(31)
+	if err := p.cqs[0].Resize(4, nil); p.cqs[0].Entries() < 30 {
+		e.Errorf("a queue with 30 completions has %d entries now", p.cqs[0].Entries())
+	} else {
+		e.wantErr("resize below what is waiting", err, syscall.EINVAL)
+	}
+	e.must("resize", p.cqs[0].Resize(100, nil))
+	for i := range 29 {
+		e.waitOne(p.cqs[0], uint64(i+1), ib.WCSuccess)
+	}
+	e.waitOne(p.cqs[0], 31, ib.WCSuccess)
+	p.exchange(0, 40, 8)
+}
+
+// exchange1 sends a message whose completion on the sender's side is left.
+func (p *pair) exchange1(id uint64) {
+	p.e.Helper()
+	p.recv(1, id, 0, 8)
+	p.send(0, id, 8)
+	p.e.waitOne(p.cqs[1], id, ib.WCSuccess)
+	p.e.settle()
+}
+
+func testModeration(e *env) {
+	var calls atomic.Int32
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	arm := func() {
+		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+		e.must("request notify", err)
+	}
+	e.need("moderation of CQs", p.cqs[1].Moderate(3, 0))
+	arm()
+	for i := range 2 {
+		p.exchange(0, uint64(i), 8)
+	}
+	e.settle()
+	if n := calls.Load(); n != 0 {
+		e.Errorf("%d notifications after 2 of 3 completions", n)
+	}
+	p.exchange(0, 3, 8)
+	e.eventually("the notification after 3 completions", func() bool { return calls.Load() == 1 })
+	e.must("moderate", p.cqs[1].Moderate(1000, time.Millisecond))
+	arm()
+	p.exchange(0, 4, 8)
+	e.eventually("the notification after a millisecond", func() bool { return calls.Load() == 2 })
+	e.must("moderate no more", p.cqs[1].Moderate(0, 0))
+	arm()
+	p.exchange(0, 5, 8)
+	e.eventually("the notification without moderation", func() bool { return calls.Load() == 3 })
+	e.must("moderate", p.cqs[1].Moderate(1000, 50*time.Millisecond))
+	arm()
+	p.exchange(0, 6, 8) // a notification is on its way when everything is destroyed
+}
+
+// mw makes a window, or skips the test.
+func (e *env) mw(pd *ib.PD, kind ib.MWType) *ib.MW {
+	e.Helper()
+	mw, err := pd.AllocMW(kind, nil)
+	e.need("memory windows", err)
+	return own(e, mw, mw.Dealloc)
+}
+
+// bind posts a bind on side 1, whose memory it is, and waits.
+func (p *pair) bind(b ib.BindMW, status ib.WCStatus) {
+	p.e.Helper()
+	p.post(1, ib.SendWR{ID: 77, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &b})
+	wc := p.e.waitOne(p.cqs[1], 77, status)
+	if status == ib.WCSuccess && (wc.Opcode != ib.WCBindMW || b.MW.RKey() != b.RKey) {
+		p.e.Fatalf("bind: %+v, key %#x, want %#x", wc, b.MW.RKey(), b.RKey)
+	}
+}
+
+// write posts an RDMA WRITE of 8 bytes from side 0, and returns how it ended.
+func (p *pair) write(addr uint64, rkey uint32) ib.WCStatus {
+	p.e.Helper()
+	p.post(0, ib.SendWR{
+		ID: 78, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: rkey,
+	})
+	return p.e.waitAny(p.cqs[0]).Status
+}
+
+// again takes a pair that has failed up once more.
+func (p *pair) again() {
+	p.e.Helper()
+	for i := range p.qps {
+		p.e.must("modify to RESET", p.qps[i].Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+	}
+	for i := range p.qps {
+		p.e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		for { // what was flushed
+			if n, _ := p.cqs[i].Poll(make([]ib.WC, 8)); n == 0 {
+				break
+			}
+		}
+	}
+}
+
+func (p *pair) wantWrite(what string, addr uint64, rkey uint32, want ib.WCStatus) {
+	p.e.Helper()
+	if got := p.write(addr, rkey); got != want {
+		p.e.Fatalf("%s: %q, want %q", what, got, want)
+	}
+	if want != ib.WCSuccess {
+		p.again()
+	}
+}
+
+func testMWType1(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	mw := e.mw(p.pd, ib.MWType1)
+	b := p.buf[1]
+	p.wantWrite("write by a window that is not bound", b.addr, mw.RKey(), ib.WCRemAccessErr)
+	bind := func(off, n int, access ib.AccessFlags) ib.BindMW {
+		return ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr + uint64(off), Length: uint64(n), Access: access}
+	}
+	p.bind(bind(100, 50, ib.AccessRemoteWrite), ib.WCSuccess)
+	first := mw.RKey()
+	p.wantWrite("write by the window", b.addr+100, first, ib.WCSuccess)
+	p.wantWrite("write to the window's end", b.addr+142, first, ib.WCSuccess)
+	p.wantWrite("write behind the window's end", b.addr+143, first, ib.WCRemAccessErr)
+	p.bind(bind(200, 50, ib.AccessRemoteWrite), ib.WCSuccess)
+	p.wantWrite("write by the old key", b.addr+100, first, ib.WCRemAccessErr)
+	p.wantWrite("write by the new key", b.addr+200, mw.RKey(), ib.WCSuccess)
+	p.bind(bind(200, 50, ib.AccessRemoteRead), ib.WCSuccess)
+	p.wantWrite("write by a window for reading", b.addr+200, mw.RKey(), ib.WCRemAccessErr)
+	p.bind(bind(0, 0, 0), ib.WCSuccess)
+	p.wantWrite("write by a window that was unbound", b.addr+200, mw.RKey(), ib.WCRemAccessErr)
+	p.bind(bind(bufLen-8, 16, ib.AccessRemoteWrite), ib.WCMWBindErr)
+	p.again()
+	p.bind(bind(0, 50, ib.AccessRemoteWrite), ib.WCSuccess)
+	key := mw.RKey()
+	e.destroy(mw)
+	p.wantWrite("write by a window that was freed", b.addr, key, ib.WCRemAccessErr)
+}
+
+func testMWType2(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	other := e.pair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
+	mw := e.mw(p.pd, ib.MWType2)
+	b := p.buf[1]
+	bind := func() ib.BindMW {
+		return ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr, Length: 64, Access: ib.AccessRemoteWrite}
+	}
+	p.bind(bind(), ib.WCSuccess)
+	p.wantWrite("write by the window", b.addr, mw.RKey(), ib.WCSuccess)
+	other.wantWrite("write by another queue pair", b.addr, mw.RKey(), ib.WCRemAccessErr)
+	p.bind(bind(), ib.WCMWBindErr) // it is bound
+	p.again()
+	invalidate := func(what string, status ib.WCStatus) {
+		e.Helper()
+		p.post(1, ib.SendWR{ID: 79, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: mw.RKey()})
+		if wc := e.waitAny(p.cqs[1]); wc.Status != status {
+			e.Fatalf("%s: %q, want %q", what, wc.Status, status)
+		}
+	}
+	invalidate("local invalidation", ib.WCSuccess)
+	p.wantWrite("write by a window that was invalidated", b.addr, mw.RKey(), ib.WCRemAccessErr)
+	p.bind(bind(), ib.WCSuccess)
+	p.recv(1, 80, 0, 8)
+	p.post(0, ib.SendWR{ID: 80, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), InvalidateRKey: mw.RKey()})
+	e.waitOne(p.cqs[0], 80, ib.WCSuccess)
+	wc := e.waitOne(p.cqs[1], 80, ib.WCSuccess)
+	if wc.Flags&ib.WCWithInvalidate == 0 || wc.InvalidateRKey != mw.RKey() {
+		e.Errorf("remote invalidation: %+v", wc)
+	}
+	p.wantWrite("write by a window that the peer invalidated", b.addr, mw.RKey(), ib.WCRemAccessErr)
+}
+
+func testMWBoundRegion(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	mw := e.mw(p.pd, ib.MWType1)
+	target := e.buffer(p.pd, 64, allAccess)
+	p.bind(ib.BindMW{
+		MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64, Access: ib.AccessRemoteWrite,
+	}, ib.WCSuccess)
+	e.wantErr("deregister a region with a bound window", target.mr.Dereg(), syscall.EBUSY, syscall.EINVAL)
+	p.wantWrite("write by the window", target.addr, mw.RKey(), ib.WCSuccess)
+	e.destroy(mw)
+	e.destroy(target.mr)
+	plain := e.buffer(p.pd, 64, ib.AccessLocalWrite) // without the right to bind
+	mw = e.mw(p.pd, ib.MWType1)
+	p.bind(ib.BindMW{
+		MW: mw, MR: plain.mr, RKey: ib.IncRKey(mw.RKey()), Addr: plain.addr, Length: 64, Access: ib.AccessRemoteWrite,
+	}, ib.WCMWBindErr)
+}
+
+func testFastReg(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	mr, err := p.pd.AllocMR(2)
+	e.need("fast registration", err)
+	own(e, mr, mr.Dereg)
+	b, addr := e.alloc(64)
+	post := func(side int, wr ib.SendWR, status ib.WCStatus) {
+		e.Helper()
+		wr.ID, wr.Flags = 81, ib.SendSignaled
+		p.post(side, wr)
+		if wc := e.waitAny(p.cqs[side]); wc.Status != status {
+			e.Fatalf("opcode %d: %q, want %q", wr.Opcode, wc.Status, status)
+		}
+	}
+	var old uint32
+	for round := range 3 {
+		const iova = 0x100000
+		e.must("map", mr.Map(e.mem, nil, addr, 64, iova))
+		mr.UpdateKey(uint8(round + 1))
+		p.wantWrite("write before the registration", iova, mr.RKey(), ib.WCRemAccessErr)
+		post(1, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}}, ib.WCSuccess)
+		e.wantErr("map a region that is registered", mr.Map(e.mem, nil, addr, 32, iova), syscall.EBUSY)
+		fill(p.buf[0].b[:8], round)
+		p.wantWrite("write by the region", iova+8, mr.RKey(), ib.WCSuccess)
+		if !bytes.Equal(b[8:16], p.buf[0].b[:8]) {
+			e.Error("the data are not where they should be")
+		}
+		if old != 0 {
+			p.wantWrite("write by the last round's key", iova, old, ib.WCRemAccessErr)
+		}
+		old = mr.RKey()
+		if round == 1 { // the peer invalidates
+			p.recv(1, 82, 0, 8)
+			post(0, ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].sgl(0, 8), InvalidateRKey: old}, ib.WCSuccess)
+			e.waitOne(p.cqs[1], 82, ib.WCSuccess)
+		} else {
+			post(1, ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: old}, ib.WCSuccess)
+		}
+		p.wantWrite("write after the invalidation", iova, old, ib.WCRemAccessErr)
+	}
+	post(1, ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: old}, ib.WCLocQPOpErr)
+}
+
+func testMcast(e *env) {
+	p, _ := e.datagrams()
+	group := ib.GID{0: 0xff, 1: 0x0e, 15: 0x42}
+	if e.gid.Addr().Is4() { // RoCEv2: 239.0.0.66
+		group = ib.GID{10: 0xff, 11: 0xff, 12: 239, 15: 66}
+	}
+	if group[0] != 0xff {
+		e.Skip("multicast needs an IPv6 GID")
+	}
+	e.need("multicast", p.qps[1].AttachMcast(group, 0))
+	e.wantErr("destroy a queue pair in a group", p.qps[1].Destroy(), syscall.EBUSY)
+	e.wantErr("attach twice", p.qps[1].AttachMcast(group, 0), syscall.EINVAL)
+	a := e.address()
+	a.GRH.DGID = group
+	ah, err := p.pd.CreateAH(&a, nil)
+	e.must("create ah", err)
+	own(e, ah, ah.Destroy)
+	send := func(id uint64) {
+		wr := p.datagram(id, ah, 16)
+		wr.RemoteQPN = 0xffffff
+		p.post(0, wr)
+		e.waitOne(p.cqs[0], id, ib.WCSuccess)
+	}
+	fill(p.buf[0].b, 1)
+	p.recv(1, 1, 0, 100)
+	send(1)
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	if !bytes.Equal(p.buf[1].b[grhLen:grhLen+16], p.buf[0].b[:16]) {
+		e.Error("the datagram arrived changed")
+	}
+	e.must("detach", p.qps[1].DetachMcast(group, 0))
+	e.wantErr("detach twice", p.qps[1].DetachMcast(group, 0), syscall.EINVAL)
+	p.recv(1, 2, 0, 100)
+	send(2)
+	own := e.ah(p.pd)
+	p.post(0, p.datagram(3, own, 5)) // comes later, and first
+	if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); int(wc.ByteLen) != grhLen+5 {
+		e.Errorf("%d bytes arrived at one that had left the group", wc.ByteLen)
+	}
+}
+
+func testXRC(e *env) {
+	x, err := e.dev.AllocXRCD(nil)
+	e.need("XRC domains", err)
+	own(e, x, x.Dealloc)
+	pd, sender, receiver := e.pd(), e.cq(16, nil), e.cq(16, nil)
+	var srqs [2]*ib.SRQ
+	for i := range srqs {
+		srqs[i] = e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: receiver, Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+	}
+	if srqs[0].Num() == srqs[1].Num() {
+		e.Errorf("both shared receive queues have number %d", srqs[0].Num())
+	}
+	ini := e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: sender})
+	tgt := e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x})
+	e.up(ini, tgt.Num(), ib.QPRTS)
+	e.up(tgt, ini.Num(), ib.QPRTS)
+	buf := e.buffer(pd, 256, allAccess)
+	for i, to := range []int{1, 0, 0, 1} {
+		fill(buf.b[:16], i)
+		if n, err := srqs[to].PostRecv(ib.RecvWR{ID: uint64(10*to + i), SGList: buf.sgl(128, 16)}); n != 1 {
+			e.Fatalf("post receive: %v", err)
+		}
+		n, err := ini.PostSend(ib.SendWR{
+			ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteSRQN: srqs[to].Num(),
+		})
+		if n != 1 {
+			e.Fatalf("post send: %v", err)
+		}
+		e.waitOne(sender, uint64(i), ib.WCSuccess)
+		e.waitOne(receiver, uint64(10*to+i), ib.WCSuccess)
+		if !bytes.Equal(buf.b[:16], buf.b[128:144]) {
+			e.Error("the message arrived changed")
+		}
+	}
+	e.wantErr("dealloc an XRC domain in use", x.Dealloc(), syscall.EBUSY)
+	if n, err := ini.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, SGList: buf.sgl(0, 16), RemoteSRQN: 0xfffffe}); n != 1 {
+		e.Fatalf("post send: %v", err)
+	}
+	if wc := e.waitAny(sender); wc.Status == ib.WCSuccess || wc.ID != 9 {
+		e.Errorf("a message to a queue that is not: %+v", wc)
+	}
+}

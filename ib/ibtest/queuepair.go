@@ -1,0 +1,232 @@
+package ibtest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/ib/internal/qptable"
+)
+
+// Queue pairs: states and attributes.
+
+var queuePairChecks = []check{
+	{
+		name: "QueuePair/States",
+		rule: "each type takes the transitions and attributes of the specification's table, and no others",
+		test: testStates,
+	},
+	{
+		name: "QueuePair/Query",
+		rule: "Query reports what Modify has set",
+		test: testQueryQP,
+	},
+	{
+		name: "QueuePair/Capacities",
+		rule: "the capacities granted are at least those asked for",
+		test: testCapacities,
+	},
+	{
+		name: "QueuePair/Numbers",
+		rule: "queue pairs that exist at the same time have different numbers of 24 bits",
+		test: testNumbers,
+	},
+	{
+		name: "QueuePair/SendQueueDrain",
+		rule: "in SQD nothing is sent, until the queue pair goes back to RTS; the event says when it is drained",
+		test: testSQD,
+	},
+}
+
+// model is what a queue pair should be like.
+type model struct {
+	e     *env
+	qp    *ib.QP
+	state string
+}
+
+// step makes one step to a state with required attributes, some of the optional ones, and sometimes a wrong one, and
+// checks the outcome. choose returns a number below its argument.
+func (m *model) step(choose func(n int) int) error {
+	kind := m.qp.Type().String()
+	to := qptable.States[choose(len(qptable.States))]
+	required, optional, known := qptable.Step(m.state, to, kind)
+	if !known && choose(4) > 0 { // mostly what can be
+		return nil
+	}
+	mask := qptable.Attrs["state"] | required
+	for _, name := range attrNames {
+		if bit := qptable.Attrs[name]; optional&bit != 0 && choose(2) == 0 {
+			mask |= bit
+		}
+	}
+	if choose(3) == 0 {
+		mask ^= qptable.Attrs[attrNames[choose(len(attrNames))]]
+	}
+	mask &^= qptable.Attrs["alt"] | qptable.Attrs["mig"] // whether there are other paths is the device's matter
+	want := qptable.Allowed(m.state, to, kind, mask)
+	a := m.e.attr(stateOf(to), m.qp.Num())
+	a.CurState = stateOf(m.state)
+	err := m.qp.Modify(a, ib.QPAttrMask(mask), nil)
+	switch {
+	case want && err != nil:
+		return fmt.Errorf("%s from %s to %s with attributes %#x: %w", kind, m.state, to, mask, err)
+	case !want && err == nil:
+		return fmt.Errorf("%s from %s to %s with attributes %#x is not allowed, but was done", kind, m.state, to, mask)
+	case !want && !errors.Is(err, syscall.EINVAL):
+		return fmt.Errorf("%s from %s to %s with attributes %#x: %w, want EINVAL", kind, m.state, to, mask, err)
+	case want:
+		m.state = to
+	}
+	got, _, err := m.qp.Query(0)
+	if s := m.qp.State().String(); s != m.state || got.State.String() != m.state || err != nil {
+		return fmt.Errorf("%s: state is %s, queried %v (%v), want %s", kind, s, got.State, err, m.state)
+	}
+	return nil
+}
+
+// attrNames are those that a test may set, in a fixed order.
+var attrNames = []string{
+	"cur", "notify", "access", "pkey", "port", "qkey", "av", "mtu", "timeout", "retry", "rnr_retry", "rq_psn", "rd_atom",
+	"rnr_timer", "sq_psn", "dest_rd_atom", "dest_qpn",
+}
+
+func stateOf(name string) ib.QPState {
+	for i, n := range qptable.States {
+		if n == name {
+			return ib.QPState(i)
+		}
+	}
+	panic("no state " + name)
+}
+
+// ofType makes a queue pair of a type, nil if the driver has none.
+func (e *env) ofType(kind ib.QPType, pd *ib.PD, cq *ib.CQ) *ib.QP {
+	e.Helper()
+	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}}
+	switch kind {
+	case ib.QPTypeXRCInit:
+		init.RecvCQ = nil
+		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
+	case ib.QPTypeXRCTgt:
+		x, err := e.dev.AllocXRCD(nil)
+		if err != nil {
+			return nil
+		}
+		own(e, x, x.Dealloc)
+		init = ib.QPInitAttr{Type: kind, XRCD: x}
+	}
+	qp, err := pd.CreateQP(init, nil)
+	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+		return nil
+	}
+	e.must(fmt.Sprintf("create %v qp", kind), err)
+	return own(e, qp, qp.Destroy)
+}
+
+func testStates(e *env) {
+	pd, cq := e.pd(), e.cq(8, nil)
+	r := rand.New(rand.NewPCG(11, 13))
+	types := 0
+	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt} {
+		qp := e.ofType(kind, pd, cq)
+		if qp == nil {
+			e.Logf("the driver has no %v queue pairs", kind)
+			continue
+		}
+		types++
+		m := &model{e: e, qp: qp, state: "RESET"}
+		for range 600 * e.cfg.load {
+			e.must("modify qp", m.step(r.IntN))
+		}
+	}
+	if types == 0 {
+		e.Error("the driver has no queue pairs at all")
+	}
+}
+
+func testQueryQP(e *env) {
+	pd, cq := e.pd(), e.cq(8, nil)
+	qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+	a, init, err := qp.Query(0)
+	if err != nil || a.State != ib.QPReset || init.SendCQ != cq || init.Type != ib.QPTypeRC {
+		e.Errorf("new: %+v, %+v, %v", a, init, err)
+	}
+	e.up(qp, 0x4711, ib.QPRTS)
+	a, _, err = qp.Query(ib.QPAttrState | ib.QPAttrAV)
+	w := e.attr(ib.QPRTS, 0x4711)
+	if err != nil || a.State != w.State || a.DestQPN != w.DestQPN || a.RQPSN != w.RQPSN || a.SQPSN != w.SQPSN ||
+		a.PathMTU != w.PathMTU || a.AccessFlags != w.AccessFlags || a.AH.GRH.DGID != w.AH.GRH.DGID || a.Timeout != w.Timeout ||
+		a.RetryCnt != w.RetryCnt || a.RNRRetry != w.RNRRetry || a.MinRNRTimer != w.MinRNRTimer || a.Port != w.Port {
+		e.Errorf("queried %+v\nwant %+v (%v)", a, w, err)
+	}
+	e.must("modify", qp.Modify(ib.QPAttr{AccessFlags: ib.AccessRemoteRead}, ib.QPAttrAccessFlags, nil))
+	if a, _, _ = qp.Query(0); a.AccessFlags != ib.AccessRemoteRead || a.State != ib.QPRTS {
+		e.Errorf("after another Modify: %+v", a)
+	}
+}
+
+func testCapacities(e *env) {
+	pd, cq := e.pd(), e.cq(8, nil)
+	for _, c := range []ib.QPCap{
+		{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
+		{MaxSendWR: 7, MaxRecvWR: 33, MaxSendSGE: 2, MaxRecvSGE: 3, MaxInlineData: 17},
+	} {
+		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
+		g := qp.Init().Cap
+		if g.MaxSendWR < c.MaxSendWR || g.MaxRecvWR < c.MaxRecvWR || g.MaxSendSGE < c.MaxSendSGE ||
+			g.MaxRecvSGE < c.MaxRecvSGE || g.MaxInlineData < c.MaxInlineData {
+			e.Errorf("asked for %+v, granted %+v", c, g)
+		}
+	}
+	for _, n := range []int{1, 5, 100} {
+		if cq := e.cq(n, nil); cq.Entries() < n {
+			e.Errorf("asked for %d entries, granted %d", n, cq.Entries())
+		}
+	}
+}
+
+func testNumbers(e *env) {
+	pd, cq := e.pd(), e.cq(8, nil)
+	seen := map[uint32]bool{}
+	for range 50 {
+		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+		if n := qp.Num(); seen[n] || n == 0 || n >= 0xffffff {
+			e.Errorf("number %#x", n)
+		}
+		seen[qp.Num()] = true
+	}
+}
+
+func testSQD(e *env) {
+	drained := make(chan ib.EventType, 10)
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, event: func(qp *ib.QP, ev ib.EventType) {
+		select {
+		case drained <- ev:
+		default:
+		}
+	}})
+	err := p.qps[0].Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify, nil)
+	e.need("the state SQD", err)
+	e.eventually("the event that the send queue is drained", func() bool { return len(drained) > 0 })
+	if ev := <-drained; ev != ib.EventSQDrained {
+		e.Errorf("event %v", ev)
+	}
+	p.recv(1, 1, 0, 8)
+	p.send(0, 1, 8)
+	for range 50 {
+		pause()
+		if n, _ := p.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
+			e.Fatal("a message was sent in SQD")
+		}
+	}
+	p.recv(0, 2, 0, 8)
+	p.send(1, 2, 8) // the other direction works
+	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
+	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+	e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState, nil))
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+}

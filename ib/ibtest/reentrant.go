@@ -1,0 +1,436 @@
+package ibtest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Point 2: every method is fully reentrant.
+
+var reentrantChecks = []check{
+	{
+		name: "Reentrant/EveryMethodAgainstEvery",
+		rule: "every method may be called at the same time as every other on the same objects",
+		test: testEveryMethod, fast: true,
+	},
+	{
+		name: "Reentrant/ConcurrentPoll",
+		rule: "of several that poll one CQ each gets other completions, and together they get all",
+		test: testConcurrentPoll, fast: true,
+	},
+	{
+		name: "Reentrant/ConcurrentPost",
+		rule: "several may post on one queue pair; what each posts is done in its order",
+		test: testConcurrentPost, fast: true,
+	},
+	{
+		name: "Reentrant/CreateDestroy",
+		rule: "objects come and go while others are used",
+		test: testCreateDestroy, fast: true,
+	},
+	{
+		name: "Reentrant/DestroyUnderTraffic",
+		rule: "a queue pair can be destroyed while messages for it are on their way",
+		test: testDestroyUnderTraffic, fast: true,
+	},
+}
+
+// works is a list of things that threads do at random. Each reports what went wrong.
+type works map[string]func(r *rand.Rand) error
+
+// run has threads do them, and reports errors of all but the tolerated kinds.
+func (w works) run(e *env, threads, rounds int, tolerated ...syscall.Errno) {
+	e.Helper()
+	names := make([]string, 0, len(w))
+	for n := range w {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	var wg sync.WaitGroup
+	for t := range threads {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(7, uint64(t)))
+			for range rounds {
+				name := names[r.IntN(len(names))]
+				err := w[name](r)
+				ok := err == nil
+				for _, n := range tolerated {
+					ok = ok || errors.Is(err, n)
+				}
+				if !ok {
+					e.Errorf("%s, among others at the same time: %v", name, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if e.Failed() {
+		e.FailNow()
+	}
+}
+
+func testEveryMethod(e *env) {
+	again := func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * queueLen, handlers: [2]func(*ib.CQ){again, again}})
+	stop := e.dev.OnEvent(func(ib.Event) {})
+	defer stop()
+	var posted, polled [2]atomic.Int64 // completions to come, and seen, on each side
+	var credit, room [2]chan struct{}  // completions that the CQ must have room for; receives that no send is for yet
+	for i := range credit {
+		credit[i] = make(chan struct{}, 3*queueLen)
+		room[i] = make(chan struct{}, 3*queueLen)
+	}
+	side := func(r *rand.Rand) int { return r.IntN(2) }
+	// try runs a post on a side if its completion has room.
+	try := func(i int, post func() (int, error)) (int, error) {
+		select {
+		case credit[i] <- struct{}{}:
+		default:
+			return 0, nil
+		}
+		n, err := post()
+		if posted[i].Add(int64(n)); n == 0 {
+			<-credit[i]
+		}
+		return n, err
+	}
+	poll := func(i int, wc []ib.WC) error {
+		n, err := p.cqs[i].Poll(wc)
+		polled[i].Add(int64(n))
+		for _, w := range wc[:max(n, 0)] {
+			<-credit[i]
+			if w.Status != ib.WCSuccess {
+				return fmt.Errorf("completion with %q", w.Status)
+			}
+		}
+		return err
+	}
+	send := func(i int) (int, error) {
+		return try(i, func() (int, error) {
+			return p.qps[i].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[i].sgl(8, 8)})
+		})
+	}
+	w := works{
+		"post receive": func(r *rand.Rand) error {
+			i := side(r)
+			n, err := try(i, func() (int, error) { return p.qps[i].PostRecv(ib.RecvWR{SGList: p.buf[i].sgl(0, 8)}) })
+			if n > 0 {
+				room[i] <- struct{}{}
+			}
+			return err
+		},
+		"post send": func(r *rand.Rand) error {
+			i := side(r)
+			select {
+			case <-room[1-i]:
+			default:
+				return nil
+			}
+			n, err := send(i)
+			if n == 0 {
+				room[1-i] <- struct{}{}
+			}
+			return err
+		},
+		"post write": func(r *rand.Rand) error {
+			i := side(r)
+			_, err := try(i, func() (int, error) {
+				return p.qps[i].PostSend(ib.SendWR{
+					Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[i].sgl(16, 8),
+					RemoteAddr: p.buf[1-i].addr + 64, RKey: p.buf[1-i].mr.RKey(),
+				})
+			})
+			return err
+		},
+		"poll":           func(r *rand.Rand) error { return poll(side(r), make([]ib.WC, 1+r.IntN(8))) },
+		"request notify": func(r *rand.Rand) error { return second(p.cqs[side(r)].ReqNotify(ib.NotifyNextComp)) },
+		"state": func(r *rand.Rand) error {
+			if s := p.qps[side(r)].State(); s != ib.QPRTS {
+				return fmt.Errorf("state is %v", s)
+			}
+			return nil
+		},
+		"query qp": func(r *rand.Rand) error {
+			a, _, err := p.qps[side(r)].Query(0)
+			if err == nil && a.State != ib.QPRTS {
+				err = fmt.Errorf("state is %v", a.State)
+			}
+			return err
+		},
+		"modify qp": func(r *rand.Rand) error {
+			return p.qps[side(r)].Modify(ib.QPAttr{State: ib.QPRTS, AccessFlags: remote}, ib.QPAttrState|ib.QPAttrAccessFlags, nil)
+		},
+		"resize cq": func(r *rand.Rand) error {
+			err := p.cqs[side(r)].Resize(4*queueLen+r.IntN(10), nil)
+			if errors.Is(err, syscall.EOPNOTSUPP) {
+				return nil
+			}
+			return err
+		},
+		"query": func(r *rand.Rand) error {
+			_, err := e.dev.QueryDevice()
+			return errors.Join(err, second(e.dev.QueryPort(1)), second(e.dev.QueryGID(1, e.gidIndex)), second(e.dev.QueryPKey(1, 0)))
+		},
+		"pd": func(r *rand.Rand) error {
+			pd, err := e.dev.AllocPD(nil)
+			if err != nil {
+				return err
+			}
+			return pd.Dealloc()
+		},
+		"mr": func(r *rand.Rand) error {
+			mr, err := p.pd.RegMR(e.mem, nil, p.buf[0].addr, 64, p.buf[0].addr, ib.AccessLocalWrite, nil)
+			if err != nil {
+				return err
+			}
+			return mr.Dereg()
+		},
+		"cq": func(r *rand.Rand) error {
+			cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 4}, nil, nil, nil)
+			if err != nil {
+				return err
+			}
+			return cq.Destroy()
+		},
+		"qp": func(r *rand.Rand) error {
+			qp, err := p.pd.CreateQP(ib.QPInitAttr{
+				SendCQ: p.cqs[0], RecvCQ: p.cqs[1], Type: ib.QPTypeRC,
+				Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
+			}, nil)
+			if err != nil {
+				return err
+			}
+			return qp.Destroy()
+		},
+		"ah": func(r *rand.Rand) error {
+			a := e.address()
+			ah, err := p.pd.CreateAH(&a, nil)
+			if errors.Is(err, syscall.EOPNOTSUPP) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			return errors.Join(second(ah.Query()), ah.Modify(&a), ah.Destroy())
+		},
+		"event": func(r *rand.Rand) error { e.dev.DispatchEvent(ib.EventClientReregister, 1); return nil },
+		"callbacks": func(r *rand.Rand) error {
+			e.dev.HoldCallbacks()
+			err := poll(0, make([]ib.WC, 1))
+			e.dev.RunCallbacks()
+			return err
+		},
+	}
+	w.run(e, 8, 250*e.cfg.load, syscall.ENOMEM)
+	// Each receive gets its send; then everything has completed, once.
+	for i := range p.qps {
+		for len(room[i]) > 0 {
+			n, err := send(1 - i)
+			if n > 0 {
+				<-room[i]
+			} else if err != nil && !errors.Is(err, syscall.ENOMEM) {
+				e.Fatalf("post send: %v", err)
+			}
+			e.must("poll", errors.Join(poll(0, make([]ib.WC, 8)), poll(1, make([]ib.WC, 8))))
+		}
+	}
+	for i := range p.cqs {
+		e.eventually("every completion", func() bool {
+			e.must("poll", poll(i, make([]ib.WC, 16)))
+			return polled[i].Load() >= posted[i].Load()
+		})
+	}
+	e.settle()
+	for i, cq := range p.cqs {
+		if n, _ := cq.Poll(make([]ib.WC, 1)); n != 0 || polled[i].Load() != posted[i].Load() {
+			e.Errorf("side %d: %d completions of %d work requests", i, polled[i].Load()+int64(n), posted[i].Load())
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func testConcurrentPoll(e *env) {
+	const pollers = 4
+	total := 2000 * e.cfg.load
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	var mu sync.Mutex
+	seen := map[uint64]int{}
+	var count atomic.Int64
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	for t := range pollers {
+		wg.Go(func() {
+			for !stop.Load() && count.Load() < int64(total) {
+				wc := make([]ib.WC, 1+t)
+				n, err := p.cqs[0].Poll(wc)
+				if err != nil || n < 0 || n > len(wc) {
+					e.Errorf("poll: %d, %v", n, err)
+					return
+				}
+				mu.Lock()
+				for _, w := range wc[:n] {
+					seen[w.ID]++
+				}
+				mu.Unlock()
+				if count.Add(int64(n)); n == 0 {
+					pause()
+				}
+			}
+		})
+	}
+	defer func() {
+		stop.Store(true)
+		wg.Wait()
+	}()
+	sent := 0
+	e.eventually("all completions", func() bool {
+		for sent < total && int64(sent)-count.Load() < queueLen {
+			n, err := p.qps[0].PostSend(ib.SendWR{
+				ID: uint64(sent), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+				RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey(),
+			})
+			if n == 0 && errors.Is(err, syscall.ENOMEM) {
+				break
+			}
+			e.must("post send", err)
+			sent += n
+		}
+		return count.Load() >= int64(total)
+	})
+	stop.Store(true)
+	wg.Wait()
+	for id := range uint64(total) {
+		if seen[id] != 1 {
+			e.Errorf("completion %d was seen %d times", id, seen[id])
+		}
+	}
+}
+
+func testConcurrentPost(e *env) {
+	const posters = 4
+	each := 300 * e.cfg.load
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	credit, quit := make(chan struct{}, queueLen), make(chan struct{}) // completions that the CQ has room for
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(quit)
+	for t := range posters {
+		wg.Go(func() {
+			for k := 0; k < each; {
+				wrs := make([]ib.SendWR, min(1+k%3, each-k))
+				for i := range wrs {
+					wrs[i] = ib.SendWR{
+						ID: uint64(t)<<32 | uint64(k+i), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled,
+						SGList: p.buf[0].sgl(8*t, 8), RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey(),
+					}
+					select {
+					case credit <- struct{}{}:
+					case <-quit:
+						return
+					}
+				}
+				n, err := p.qps[0].PostSend(wrs...)
+				k += n
+				for range len(wrs) - n {
+					<-credit
+				}
+				if errors.Is(err, syscall.ENOMEM) {
+					pause()
+				} else if err != nil {
+					e.Errorf("post send: %v", err)
+					return
+				}
+			}
+		})
+	}
+	next := [posters]uint64{}
+	for range posters * each {
+		wc := e.wait(p.cqs[0], 1)[0]
+		<-credit
+		t, k := wc.ID>>32, wc.ID&0xffffffff
+		if wc.Status != ib.WCSuccess || t >= posters || k != next[t] {
+			e.Fatalf("work request %d of thread %d completed with %q, expected number %d", k, t, wc.Status, next[min(t, posters-1)])
+		}
+		next[t]++
+	}
+}
+
+func testCreateDestroy(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	w := works{
+		"message path": func(r *rand.Rand) error {
+			cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 8}, func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }, nil, nil)
+			if err != nil {
+				return err
+			}
+			cq.ReqNotify(ib.NotifyNextComp)
+			var qps [2]*ib.QP
+			for i := range qps {
+				if qps[i], err = p.pd.CreateQP(ib.QPInitAttr{
+					SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
+					Cap: ib.QPCap{MaxSendWR: 2, MaxRecvWR: 2, MaxSendSGE: 1, MaxRecvSGE: 1},
+				}, nil); err != nil {
+					return err
+				}
+			}
+			for i := range qps {
+				for s := ib.QPInit; s <= ib.QPRTS; s++ {
+					if err := qps[i].Modify(e.attr(s, qps[1-i].Num()), upMask(ib.QPTypeRC, s), nil); err != nil {
+						return err
+					}
+				}
+			}
+			_, err = qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)})
+			if err == nil {
+				_, err = qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
+			}
+			if err == nil {
+				err = e.spin(cq, 2)
+			}
+			return errors.Join(err, qps[0].Destroy(), qps[1].Destroy(), cq.Destroy())
+		},
+		"memory": func(r *rand.Rand) error {
+			pd, err := e.dev.AllocPD(nil)
+			if err != nil {
+				return err
+			}
+			mr, err := pd.RegMR(e.mem, nil, p.buf[0].addr, 64, 0, ib.AccessLocalWrite, nil)
+			if err != nil {
+				return err
+			}
+			return errors.Join(mr.Dereg(), pd.Dealloc())
+		},
+	}
+	w.run(e, 6, 40*e.cfg.load)
+	p.exchange(0, 1, 100)
+}
+
+func testDestroyUnderTraffic(e *env) {
+	for range 20 * e.cfg.load {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * queueLen})
+		for k := range queueLen {
+			p.recv(1, uint64(k), 0, 8)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { // until the peer's end makes them fail
+			for range queueLen {
+				p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
+			}
+		})
+		pause()
+		e.destroy(p.qps[1])
+		wg.Wait()
+		e.destroy(p.qps[0])
+		for _, x := range []any{p.cqs[0], p.cqs[1], p.buf[0].mr, p.buf[1].mr, p.pd} {
+			e.destroy(x)
+		}
+	}
+}

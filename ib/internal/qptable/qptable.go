@@ -1,0 +1,110 @@
+// Package qptable is the table of queue pair transitions as the specification has it (IBA 11.2.5.2, tables 91 to 93),
+// by name and written down for itself, so that tests can compare the midlayer and drivers with it.
+package qptable
+
+import "strings"
+
+// Row says which attributes a step between two states requires and allows, for some types of service.
+type Row struct {
+	From, To           string
+	Types              string // separated by spaces, as the next two
+	Required, Optional string
+}
+
+// Types are all types of service.
+var Types = []string{"SMI", "GSI", "RC", "UC", "UD", "RAW_PACKET", "XRC_INI", "XRC_TGT"}
+
+// States are all states, by their numbers.
+var States = []string{"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"}
+
+// Attrs are the bits of the attributes in a mask (enum ib_qp_attr_mask). "state" is in every mask that makes a step.
+var Attrs = map[string]uint32{
+	"state": 1 << 0, "cur": 1 << 1, "notify": 1 << 2, "access": 1 << 3, "pkey": 1 << 4, "port": 1 << 5, "qkey": 1 << 6,
+	"av": 1 << 7, "mtu": 1 << 8, "timeout": 1 << 9, "retry": 1 << 10, "rnr_retry": 1 << 11, "rq_psn": 1 << 12,
+	"rd_atom": 1 << 13, "alt": 1 << 14, "rnr_timer": 1 << 15, "sq_psn": 1 << 16, "dest_rd_atom": 1 << 17, "mig": 1 << 18,
+	"cap": 1 << 19, "dest_qpn": 1 << 20, "rate": 1 << 25,
+}
+
+// Rows is the table. Besides, every state may go to RESET and to ERR with no attribute.
+var Rows = []Row{
+	{"RESET", "INIT", "UD", "pkey port qkey", ""},
+	{"RESET", "INIT", "SMI GSI", "pkey qkey", ""},
+	{"RESET", "INIT", "RC UC XRC_INI XRC_TGT", "pkey port access", ""},
+	{"RESET", "INIT", "RAW_PACKET", "port", ""},
+
+	{"INIT", "INIT", "UD", "", "pkey port qkey"},
+	{"INIT", "INIT", "SMI GSI", "", "pkey qkey"},
+	{"INIT", "INIT", "RC UC XRC_INI XRC_TGT", "", "pkey port access"},
+	{"INIT", "INIT", "RAW_PACKET", "", ""},
+
+	{"INIT", "RTR", "UD SMI GSI", "", "pkey qkey"},
+	{"INIT", "RTR", "UC XRC_INI", "av mtu dest_qpn rq_psn", "alt access pkey"},
+	{"INIT", "RTR", "RC XRC_TGT", "av mtu dest_qpn rq_psn dest_rd_atom rnr_timer", "alt access pkey"},
+	{"INIT", "RTR", "RAW_PACKET", "", ""},
+
+	{"RTR", "RTS", "UD SMI GSI", "sq_psn", "cur qkey"},
+	{"RTR", "RTS", "UC", "sq_psn", "cur access alt mig"},
+	{"RTR", "RTS", "RC", "timeout retry rnr_retry sq_psn rd_atom", "cur access alt mig rnr_timer"},
+	{"RTR", "RTS", "XRC_INI", "timeout retry rnr_retry sq_psn rd_atom", "cur access alt mig"},
+	{"RTR", "RTS", "XRC_TGT", "timeout sq_psn", "cur access alt mig rnr_timer"},
+	{"RTR", "RTS", "RAW_PACKET", "", "rate"},
+
+	{"RTS", "RTS", "UD SMI GSI", "", "cur qkey"},
+	{"RTS", "RTS", "UC XRC_INI", "", "cur access alt mig"},
+	{"RTS", "RTS", "RC XRC_TGT", "", "cur access alt mig rnr_timer"},
+	{"RTS", "RTS", "RAW_PACKET", "", "rate"},
+
+	{"RTS", "SQD", "UD SMI GSI UC RC XRC_INI XRC_TGT RAW_PACKET", "", "notify"},
+
+	{"SQD", "RTS", "UD SMI GSI", "", "cur qkey"},
+	{"SQD", "RTS", "UC XRC_INI", "", "cur access alt mig"},
+	{"SQD", "RTS", "RC XRC_TGT", "", "cur access alt mig rnr_timer"},
+	{"SQD", "RTS", "RAW_PACKET", "", ""},
+
+	{"SQD", "SQD", "UD SMI GSI", "", "pkey qkey"},
+	{"SQD", "SQD", "UC", "", "av alt access pkey mig"},
+	{"SQD", "SQD", "RC", "", "port av timeout retry rnr_retry rd_atom dest_rd_atom alt access pkey rnr_timer mig"},
+	{"SQD", "SQD", "XRC_INI", "", "port av timeout retry rnr_retry rd_atom alt access pkey mig"},
+	{"SQD", "SQD", "XRC_TGT", "", "port av timeout dest_rd_atom alt access pkey rnr_timer mig"},
+	{"SQD", "SQD", "RAW_PACKET", "", ""},
+
+	{"SQE", "RTS", "UD SMI GSI", "", "cur qkey"},
+	{"SQE", "RTS", "UC", "", "cur access"},
+	{"SQE", "RTS", "RC XRC_INI XRC_TGT RAW_PACKET", "", ""},
+}
+
+// Mask is the mask of the attributes in a list. It panics on a name that is not in Attrs.
+func Mask(names string) (m uint32) {
+	for _, n := range strings.Fields(names) {
+		bit, ok := Attrs[n]
+		if !ok {
+			panic("no attribute " + n)
+		}
+		m |= bit
+	}
+	return m
+}
+
+// Step is what a queue pair of a type needs and may have to go from a state to another, ok if it can. The state that
+// is left may be asserted ("cur") only where the table says so and in RTR, RTS, SQD and SQE.
+func Step(from, to, kind string) (required, optional uint32, ok bool) {
+	if to == "RESET" || to == "ERR" {
+		return 0, 0, true
+	}
+	for _, r := range Rows {
+		if r.From == from && r.To == to {
+			for _, t := range strings.Fields(r.Types) {
+				if t == kind {
+					return Mask(r.Required), Mask(r.Optional), true
+				}
+			}
+		}
+	}
+	return 0, 0, false
+}
+
+// Allowed tells whether a mask, which need not have "state", suits a step.
+func Allowed(from, to, kind string, mask uint32) bool {
+	required, optional, ok := Step(from, to, kind)
+	return ok && mask&required == required && mask&^(required|optional|Attrs["state"]) == 0
+}

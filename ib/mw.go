@@ -1,0 +1,94 @@
+package ib
+
+import (
+	"fmt"
+	"sync/atomic"
+	"syscall"
+)
+
+// MWType is the kind of a memory window (IBA 10.6.7.2).
+type MWType uint8
+
+const (
+	MWType1 MWType = 1 // peers of any queue pair of its domain may use it
+	MWType2 MWType = 2 // bound to one queue pair (2B), and can be invalidated by work requests
+)
+
+// MW is a memory window: a key to a part of a region that can be given out and taken back by work requests.
+// (struct ib_mw)
+type MW struct {
+	object
+	drv  DriverMW
+	pd   *PD
+	kind MWType
+	rkey atomic.Uint32
+}
+
+// BindMW is what a work request with WRBindMW does: it makes the window's key stand for a part of a region, which
+// must have been registered with AccessMWBind. (struct ib_mw_bind_info)
+type BindMW struct {
+	MW *MW
+	MR *MR
+	// RKey is the window's key from now on. Its upper 24 bits are those of the present one; see IncRKey.
+	RKey         uint32
+	Addr, Length uint64 // in terms of the region. Length 0 unbinds a window of type 1.
+	Access       AccessFlags
+}
+
+// AllocMW makes a memory window that is not bound. It may sleep. EOPNOTSUPP from a driver without. (ib_alloc_mw)
+func (pd *PD) AllocMW(kind MWType, u *Udata) (*MW, error) {
+	d := pd.dev
+	defer pd.sleeps("PD.AllocMW").leave()
+	fail := func(err error) (*MW, error) { return nil, fmt.Errorf("alloc mw on %s: %w", d.name, err) }
+	if err := d.usable(); err != nil {
+		return fail(err)
+	}
+	drv, ok := d.drv.(MWDriver)
+	if !ok {
+		return fail(syscall.EOPNOTSUPP)
+	}
+	if kind != MWType1 && kind != MWType2 {
+		return fail(fmt.Errorf("no window type %d: %w", kind, syscall.EINVAL))
+	}
+	if err := pd.get(d); err != nil {
+		return fail(err)
+	}
+	mw := &MW{pd: pd, kind: kind}
+	mw.bind(d, kindMW, &pd.object)
+	var err error
+	if mw.drv, err = drv.AllocMW(mw, kind, u); err != nil {
+		pd.put()
+		return fail(err)
+	}
+	mw.born()
+	return mw, nil
+}
+
+// Driver is the driver's side.
+func (mw *MW) Driver() DriverMW { return mw.drv }
+
+// PD is the domain that the window belongs to.
+func (mw *MW) PD() *PD { return mw.pd }
+
+// Type is the kind of window.
+func (mw *MW) Type() MWType { return mw.kind }
+
+// SetRKey is for the driver: the window's key, when it is made and when a bind is done. It may not sleep.
+func (mw *MW) SetRKey(k uint32) { mw.rkey.Store(k) }
+
+// RKey names the window to peers; it changes with each bind.
+func (mw *MW) RKey() uint32 { return mw.rkey.Load() }
+
+// Dealloc frees the window, bound or not; when it returns no peer can reach the memory by its key. It may sleep.
+// (ib_dealloc_mw)
+func (mw *MW) Dealloc() error {
+	defer mw.sleeps("MW.Dealloc").leave()
+	if err := mw.kill(mw.drv.Dealloc); err != nil {
+		return fmt.Errorf("dealloc mw on %s: %w", mw.dev.name, err)
+	}
+	mw.pd.put()
+	return nil
+}
+
+// IncRKey is the key with the next value of the part that a consumer may choose, its low 8 bits. (ib_inc_rkey)
+func IncRKey(k uint32) uint32 { return k&^0xff | (k+1)&0xff }

@@ -1,0 +1,275 @@
+package ib
+
+import (
+	"errors"
+	"slices"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/umem"
+)
+
+func wantErr(t *testing.T, what string, err error, want syscall.Errno) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+// A driver without an ability: EOPNOTSUPP, and nothing stays behind.
+func TestOptionalAbilitiesMissing(t *testing.T) {
+	b := newBench(t, nil, nil, nil)
+	before := b.dev.Objects()
+	for what, err := range map[string]error{
+		"srq":      second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}}, nil)),
+		"mw":       second(b.pd.AllocMW(MWType1, nil)),
+		"mr":       second(b.pd.AllocMR(1)),
+		"xrcd":     second(b.dev.AllocXRCD(nil)),
+		"resize":   b.cq.Resize(4, nil),
+		"moderate": b.cq.Moderate(4, 0),
+		"attach":   b.qp.AttachMcast(GID{0: 0xff}, 0),
+		"detach":   b.qp.DetachMcast(GID{0: 0xff}, 0),
+	} {
+		wantErr(t, what, err, syscall.EOPNOTSUPP)
+	}
+	if b.dev.Objects() != before {
+		t.Errorf("objects %v, were %v", b.dev.Objects(), before)
+	}
+	b.free(t)
+}
+
+func TestOptionalUseCounts(t *testing.T) {
+	b := newFullBench(t)
+	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}}, nil)
+	must(t, err)
+	qp, err := b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, SRQ: srq, Type: QPTypeRC}, nil)
+	must(t, err)
+	wantErr(t, "srq with qp", srq.Destroy(), syscall.EBUSY)
+	must(t, qp.Destroy())
+	must(t, srq.Destroy())
+	wantErr(t, "srq twice", srq.Destroy(), syscall.EINVAL)
+
+	x, err := b.dev.AllocXRCD(nil)
+	must(t, err)
+	xsrq, err := b.pd.CreateSRQ(SRQInitAttr{Type: SRQXRC, XRCD: x, CQ: b.cq, Attr: SRQAttr{MaxWR: 4}}, nil)
+	must(t, err)
+	tgt, err := b.pd.CreateQP(QPInitAttr{XRCD: x, Type: QPTypeXRCTgt}, nil)
+	must(t, err)
+	ini, err := b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, Type: QPTypeXRCInit}, nil)
+	must(t, err)
+	if xsrq.Num() != 7 || xsrq.PD() != b.pd || xsrq.Init().CQ != b.cq {
+		t.Errorf("%+v", xsrq.Init())
+	}
+	wantErr(t, "xrcd with srq, qp", x.Dealloc(), syscall.EBUSY)
+	must(t, tgt.Destroy())
+	wantErr(t, "xrcd with srq", x.Dealloc(), syscall.EBUSY)
+	must(t, xsrq.Destroy())
+	must(t, x.Dealloc())
+	must(t, ini.Destroy())
+
+	mw, err := b.pd.AllocMW(MWType2, nil)
+	must(t, err)
+	mr, err := b.pd.AllocMR(3)
+	must(t, err)
+	must(t, b.qp.AttachMcast(GID{0: 0xff}, 0))
+	if got := b.dev.Objects().String(); got != "1 PD, 1 MR, 1 CQ, 1 QP, 1 MW" {
+		t.Errorf("objects: %s", got)
+	}
+	wantErr(t, "qp in a group", b.qp.Destroy(), syscall.EBUSY)
+	must(t, b.qp.DetachMcast(GID{0: 0xff}, 0))
+	must(t, b.qp.Destroy())
+	must(t, b.cq.Destroy())
+	wantErr(t, "pd with mw, mr", b.pd.Dealloc(), syscall.EBUSY)
+	must(t, mw.Dealloc())
+	wantErr(t, "pd with mr", b.pd.Dealloc(), syscall.EBUSY)
+	must(t, mr.Dereg())
+	must(t, b.pd.Dealloc())
+	must(t, b.core.Unregister(b.dev))
+}
+
+func TestOptionalArguments(t *testing.T) {
+	b := newFullBench(t)
+	x, err := b.dev.AllocXRCD(nil)
+	must(t, err)
+	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}}, nil)
+	must(t, err)
+	cq := b.cq
+	qp := func(init QPInitAttr) error { return second(b.pd.CreateQP(init, nil)) }
+	for what, err := range map[string]error{
+		"srq of no room":          second(b.pd.CreateSRQ(SRQInitAttr{}, nil)),
+		"srq, limit above room":   second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1, Limit: 2}}, nil)),
+		"basic srq with a domain": second(b.pd.CreateSRQ(SRQInitAttr{XRCD: x, Attr: SRQAttr{MaxWR: 1}}, nil)),
+		"basic srq with a cq":     second(b.pd.CreateSRQ(SRQInitAttr{CQ: cq, Attr: SRQAttr{MaxWR: 1}}, nil)),
+		"xrc srq without":         second(b.pd.CreateSRQ(SRQInitAttr{Type: SRQXRC, Attr: SRQAttr{MaxWR: 1}}, nil)),
+		"srq of no type":          second(b.pd.CreateSRQ(SRQInitAttr{Type: 2, Attr: SRQAttr{MaxWR: 1}}, nil)),
+		"srq attributes":          srq.Modify(SRQAttr{}, 4, nil),
+		"mw of no type":           second(b.pd.AllocMW(3, nil)),
+		"mr of no pages":          second(b.pd.AllocMR(0)),
+		"group of a single":       b.qp.AttachMcast(GID{0: 0xfe}, 0),
+		"moderate backwards":      cq.Moderate(1, -1),
+		"moderate too long":       cq.Moderate(1, time.Second),
+		"moderate too many":       cq.Moderate(1<<16, 0),
+		"no queues":               qp(QPInitAttr{Type: QPTypeRC}),
+		"no receive queue":        qp(QPInitAttr{Type: QPTypeRC, SendCQ: cq}),
+		"initiator without queue": qp(QPInitAttr{Type: QPTypeXRCInit, RecvCQ: cq}),
+		"initiator with srq":      qp(QPInitAttr{Type: QPTypeXRCInit, SendCQ: cq, SRQ: srq}),
+		"target without a domain": qp(QPInitAttr{Type: QPTypeXRCTgt}),
+		"target with queues":      qp(QPInitAttr{Type: QPTypeXRCTgt, XRCD: x, SendCQ: cq, RecvCQ: cq}),
+		"target with srq":         qp(QPInitAttr{Type: QPTypeXRCTgt, XRCD: x, SRQ: srq}),
+		"RC with an XRC domain":   qp(QPInitAttr{Type: QPTypeRC, XRCD: x, SendCQ: cq, RecvCQ: cq}),
+		"map what has its own":    (&MR{object: object{dev: b.dev}, drv: fakeMR{b.drv}}).Map(umem.NewLocal(), nil, 0, 0, 0),
+	} {
+		wantErr(t, what, err, syscall.EINVAL)
+	}
+	must(t, cq.Moderate(5, time.Millisecond))
+	if c := cq.Driver().(*fullCQ); c.count != 5 || c.period != time.Millisecond {
+		t.Errorf("moderated by %d, %v", c.count, c.period)
+	}
+	must(t, cq.Resize(30, nil))
+	if cq.Entries() != 31 {
+		t.Errorf("%d entries", cq.Entries())
+	}
+	must(t, errors.Join(x.Dealloc(), srq.Destroy()))
+	b.free(t)
+}
+
+func TestOptionalRefusedAndInError(t *testing.T) {
+	b := newFullBench(t)
+	acct := umem.NewAccount(nil)
+	mem := umem.NewLocal()
+	addr, err := mem.Add(make([]byte, 10))
+	must(t, err)
+	mr, err := b.pd.AllocMR(1)
+	must(t, err)
+	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}}, nil)
+	must(t, err)
+	before := b.dev.Objects()
+	try := func(want syscall.Errno) {
+		t.Helper()
+		for what, err := range map[string]error{
+			"srq":        second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}}, nil)),
+			"mw":         second(b.pd.AllocMW(MWType1, nil)),
+			"mr":         second(b.pd.AllocMR(1)),
+			"xrcd":       second(b.dev.AllocXRCD(nil)),
+			"attach":     b.qp.AttachMcast(GID{0: 0xff}, 0),
+			"map":        mr.Map(mem, acct, addr, 10, 0),
+			"modify srq": srq.Modify(SRQAttr{}, 0, nil),
+		} {
+			wantErr(t, what, err, want)
+		}
+		if b.dev.Objects() != before || acct.Pages() != 0 {
+			t.Errorf("objects %v, were %v; %d pages", b.dev.Objects(), before, acct.Pages())
+		}
+	}
+	b.drv.fail = func(string) error { return syscall.ENOMEM }
+	try(syscall.ENOMEM)
+	wantErr(t, "detach", b.qp.DetachMcast(GID{0: 0xff}, 0), syscall.ENOMEM)
+	wantErr(t, "destroy srq", srq.Destroy(), syscall.ENOMEM)
+	_, err = srq.Query()
+	wantErr(t, "query srq", err, syscall.ENOMEM)
+	b.drv.fail = nil
+	b.dev.SetError()
+	try(syscall.EIO)
+	wantErr(t, "moderate", b.cq.Moderate(1, 0), syscall.EIO)
+	must(t, errors.Join(mr.Dereg(), srq.Destroy()))
+	b.free(t)
+}
+
+// The memory of a region that is registered by work requests is charged while it is mapped.
+func TestFastRegMap(t *testing.T) {
+	b := newFullBench(t)
+	acct := umem.NewAccount(nil)
+	mem := umem.NewLocal()
+	buf := make([]byte, 4*umem.PageSize)
+	addr, err := mem.Add(buf)
+	must(t, err)
+	first := (addr + umem.PageSize - 1) / umem.PageSize * umem.PageSize // aligned
+	mr, err := b.pd.AllocMR(2)
+	must(t, err)
+	drv := mr.Driver().(*fakeFastMR)
+	must(t, mr.Map(mem, acct, first, 2*umem.PageSize, 0x4000))
+	if acct.Pages() != 2 || drv.mapped.IOVA() != 0x4000 || mr.Region() != nil {
+		t.Errorf("%d pages, mapped %+v", acct.Pages(), drv.mapped)
+	}
+	wantErr(t, "too many pages", mr.Map(mem, acct, first, 2*umem.PageSize+1, 0), syscall.EINVAL)
+	wantErr(t, "not there", mr.Map(mem, acct, first+64*umem.PageSize, 1, 0), syscall.EFAULT)
+	if acct.Pages() != 2 {
+		t.Errorf("%d pages", acct.Pages())
+	}
+	must(t, mr.Map(mem, acct, first, 1, 0))
+	if acct.Pages() != 1 {
+		t.Errorf("%d pages", acct.Pages())
+	}
+	mr.UpdateKey(0x7f)
+	if mr.LKey() != 0x127f || mr.RKey() != 0x127f {
+		t.Errorf("keys %#x, %#x", mr.LKey(), mr.RKey())
+	}
+	must(t, mr.Dereg())
+	if acct.Pages() != 0 {
+		t.Errorf("%d pages", acct.Pages())
+	}
+	for k, want := range map[uint32]uint32{0x1200: 0x1201, 0x12ff: 0x1200, 0xffffffff: 0xffffff00} {
+		if got := IncRKey(k); got != want {
+			t.Errorf("after %#x comes %#x, want %#x", k, got, want)
+		}
+	}
+	b.free(t)
+}
+
+func TestSRQ(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFullBench(t)
+		var got []EventType
+		release := make(chan int)
+		srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}, Event: func(s *SRQ, e EventType) {
+			<-release
+			got = append(got, e)
+		}}, nil)
+		must(t, err)
+		if n, err := srq.PostRecv(RecvWR{}, RecvWR{}); n != 2 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+		if a, err := srq.Query(); a.MaxWR != 5 || err != nil || srq.Init().Event == nil {
+			t.Errorf("%+v, %v", a, err)
+		}
+		srq.Raise(EventSRQLimitReached)
+		synctest.Wait()
+		gone := false
+		go func() {
+			must(t, srq.Destroy())
+			gone = true
+		}()
+		synctest.Wait()
+		if gone {
+			t.Error("Destroy returned while the event function ran")
+		}
+		close(release)
+		synctest.Wait()
+		if !gone || !slices.Equal(got, []EventType{EventSRQLimitReached}) {
+			t.Errorf("gone: %v, events: %v", gone, got)
+		}
+		b.free(t)
+	})
+}
+
+func TestFindGIDAndPKey(t *testing.T) {
+	b := newFullBench(t)
+	port, index, err := b.dev.FindGID(GID{0: 0xfe, 1: 0x80, 13: 2, 15: 1}, GIDTypeRoCEv2)
+	if port != 2 || index != 1 || err != nil {
+		t.Errorf("port %d, index %d, %v", port, index, err)
+	}
+	_, _, err = b.dev.FindGID(GID{0: 0xfe, 1: 0x80, 13: 2, 15: 1}, GIDTypeIB)
+	wantErr(t, "another type", err, syscall.ENOENT)
+	for pkey, want := range map[uint16]int{0xffff: 2, 0x7fff: 2, 0x8001: 1, 0x0002: 3} {
+		if i, err := b.dev.FindPKey(1, pkey); i != want || err != nil {
+			t.Errorf("p_key %#x: index %d, %v", pkey, i, err)
+		}
+	}
+	_, err = b.dev.FindPKey(1, 0x8003)
+	wantErr(t, "no such key", err, syscall.ENOENT)
+	_, err = b.dev.FindPKey(3, 0xffff)
+	wantErr(t, "no such port", err, syscall.EINVAL)
+	b.free(t)
+}

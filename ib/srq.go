@@ -1,0 +1,199 @@
+package ib
+
+import (
+	"fmt"
+	"sync/atomic"
+	"syscall"
+)
+
+// SRQType is the kind of a shared receive queue.
+type SRQType uint8
+
+const (
+	SRQBasic SRQType = iota // for the queue pairs that are made with it
+	SRQXRC                  // for XRC target queue pairs of its domain, which the sender names it to
+)
+
+// SRQAttr are the attributes of a shared receive queue. (struct ib_srq_attr)
+type SRQAttr struct {
+	MaxWR, MaxSGE uint32
+	// Limit raises EventSRQLimitReached, once, when fewer work requests than that are left; 0: never.
+	Limit uint32
+}
+
+// SRQAttrMask names the valid fields of a SRQAttr. (enum ib_srq_attr_mask)
+type SRQAttrMask uint32
+
+const (
+	SRQAttrMaxWR SRQAttrMask = 1 << 0
+	SRQAttrLimit SRQAttrMask = 1 << 1
+)
+
+// SRQInitAttr is what a shared receive queue is made with. (struct ib_srq_init_attr)
+type SRQInitAttr struct {
+	Type SRQType
+	Attr SRQAttr
+	XRCD *XRCD // SRQXRC
+	CQ   *CQ   // SRQXRC: for its completions
+	// Event is called with the queue's asynchronous events. It must return without sleeping. May be nil.
+	Event func(srq *SRQ, e EventType)
+}
+
+// SRQ is a shared receive queue. (struct ib_srq)
+type SRQ struct {
+	object
+	drv   DriverSRQ
+	pd    *PD
+	init  SRQInitAttr
+	num   uint32
+	event func(*SRQ, EventType)
+
+	pending atomic.Int32 // events that are due
+	dead    atomic.Bool  // no event is to be delivered any more
+
+	// UserData is the consumer's own; the midlayer does not look at it.
+	UserData any
+}
+
+// CreateSRQ makes a shared receive queue; the capacities granted are in SRQ.Init. It may sleep. EOPNOTSUPP from a
+// driver without. (ib_create_srq)
+func (pd *PD) CreateSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
+	d := pd.dev
+	defer pd.sleeps("PD.CreateSRQ").leave()
+	fail := func(err error) (*SRQ, error) { return nil, fmt.Errorf("create srq on %s: %w", d.name, err) }
+	if err := d.usable(); err != nil {
+		return fail(err)
+	}
+	drv, ok := d.drv.(SRQDriver)
+	if !ok {
+		return fail(syscall.EOPNOTSUPP)
+	}
+	if xrc := init.Type == SRQXRC; xrc != (init.XRCD != nil) || xrc != (init.CQ != nil) || init.Type > SRQXRC {
+		return fail(fmt.Errorf("an XRC queue, and no other, has an XRC domain and a completion queue: %w", syscall.EINVAL))
+	}
+	if init.Attr.MaxWR == 0 || init.Attr.Limit > init.Attr.MaxWR {
+		return fail(fmt.Errorf("room for %d work requests, limit %d: %w", init.Attr.MaxWR, init.Attr.Limit, syscall.EINVAL))
+	}
+	srq := &SRQ{pd: pd, init: init, event: init.Event}
+	srq.bind(d, kindSRQ, &pd.object)
+	srq.init.Event = nil // the driver sees init; its way to the consumer is SRQ.Raise
+	if err := getAll(d, srq.refersTo()); err != nil {
+		return fail(err)
+	}
+	var err error
+	if srq.drv, err = drv.CreateSRQ(srq, &srq.init, u); err != nil {
+		putAll(srq.refersTo())
+		return fail(err)
+	}
+	srq.born()
+	return srq, nil
+}
+
+func (srq *SRQ) refersTo() []*object {
+	o := []*object{&srq.pd.object}
+	if srq.init.Type == SRQXRC {
+		o = append(o, &srq.init.XRCD.object, &srq.init.CQ.object)
+	}
+	return o
+}
+
+// Driver is the driver's side.
+func (srq *SRQ) Driver() DriverSRQ { return srq.drv }
+
+// SetNum is for the driver's CreateSRQ: the number by which XRC senders name the queue.
+func (srq *SRQ) SetNum(n uint32) { srq.num = n }
+
+// Num is the queue's number, 24 bits.
+func (srq *SRQ) Num() uint32 { return srq.num }
+
+// PD is the domain that the queue belongs to.
+func (srq *SRQ) PD() *PD { return srq.pd }
+
+// Init is what the queue was made with, with the capacities that the driver granted.
+func (srq *SRQ) Init() SRQInitAttr {
+	init := srq.init
+	init.Event = srq.event
+	return init
+}
+
+// Modify changes the attributes named by mask. It may sleep. (ib_modify_srq)
+func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
+	defer srq.sleeps("SRQ.Modify").leave()
+	err := srq.dev.usable()
+	if err == nil && mask&^(SRQAttrMaxWR|SRQAttrLimit) != 0 {
+		err = fmt.Errorf("attributes %#x: %w", uint32(mask), syscall.EINVAL)
+	}
+	if err == nil {
+		err = srq.drv.Modify(&attr, mask, u)
+	}
+	if err != nil {
+		return fmt.Errorf("modify srq %d on %s: %w", srq.num, srq.dev.name, err)
+	}
+	return nil
+}
+
+// Query reports the present attributes; the limit is 0 when it has been reached. It may sleep. (ib_query_srq)
+func (srq *SRQ) Query() (SRQAttr, error) {
+	defer srq.sleeps("SRQ.Query").leave()
+	a, err := srq.drv.Query()
+	if err != nil {
+		return a, fmt.Errorf("query srq %d on %s: %w", srq.num, srq.dev.name, err)
+	}
+	return a, nil
+}
+
+// PostRecv queues receive work requests and returns how many were taken; see [DriverSRQ]. It may not sleep.
+// (ib_post_srq_recv)
+func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) {
+	if srq.check != nil {
+		return checkedPost(&srq.object, "SRQ.PostRecv", wrs, srq.drv.PostRecv)
+	}
+	return srq.drv.PostRecv(wrs)
+}
+
+// Raise is for the driver: an asynchronous event of the queue. The consumer's function is called later, by a thread
+// that holds nothing. It may not sleep. (ib_srq.event_handler)
+func (srq *SRQ) Raise(e EventType) {
+	if srq.check != nil {
+		srq.check.reports("SRQ.Raise")
+	}
+	if srq.event == nil || srq.dead.Load() {
+		return
+	}
+	srq.pending.Add(1)
+	srq.dev.callbacks.pushEvent(callback{srq: srq, ev: Event{Device: srq.dev, Type: e}})
+}
+
+func (srq *SRQ) callEvent(e EventType) {
+	if srq.check != nil {
+		srq.check.call("the event function of an SRQ", nil, func() { srq.event(srq, e) })
+		return
+	}
+	srq.event(srq, e)
+}
+
+// Destroy frees the queue, EBUSY while a queue pair uses it. When it returns its event function will not run again;
+// so it must not be called from there. It may sleep. (ib_destroy_srq)
+func (srq *SRQ) Destroy() error {
+	f, err := srq.destroys("SRQ.Destroy")
+	defer f.leave()
+	if err == nil {
+		err = srq.kill(srq.destroy)
+	}
+	if err != nil {
+		return fmt.Errorf("destroy srq %d on %s: %w", srq.num, srq.dev.name, err)
+	}
+	putAll(srq.refersTo())
+	return nil
+}
+
+// destroy ends the callbacks first, as that of a QP does.
+func (srq *SRQ) destroy() error {
+	srq.dead.Store(true)
+	srq.dev.callbacks.waitFor(func() bool { return srq.pending.Load() == 0 })
+	err := srq.drv.Destroy()
+	if err != nil {
+		srq.dead.Store(false)
+	}
+	return err
+}

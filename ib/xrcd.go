@@ -1,0 +1,47 @@
+package ib
+
+import (
+	"fmt"
+	"syscall"
+)
+
+// XRCD is a domain of extended reliable connections (XRC): a sender reaches every XRC shared receive queue of the
+// domain through one target queue pair, so that processes on a node need not all have connections of their own.
+// (struct ib_xrcd; IBA annex A14)
+type XRCD struct {
+	object
+	drv DriverXRCD
+}
+
+// AllocXRCD makes an XRC domain. It may sleep. EOPNOTSUPP from a driver without. (ib_alloc_xrcd)
+func (d *Device) AllocXRCD(u *Udata) (*XRCD, error) {
+	defer d.sleeps("Device.AllocXRCD").leave()
+	fail := func(err error) (*XRCD, error) { return nil, fmt.Errorf("alloc xrcd on %s: %w", d.name, err) }
+	if err := d.usable(); err != nil {
+		return fail(err)
+	}
+	drv, ok := d.drv.(XRCDriver)
+	if !ok {
+		return fail(syscall.EOPNOTSUPP)
+	}
+	x := &XRCD{}
+	x.bind(d, kindXRCD, nil)
+	var err error
+	if x.drv, err = drv.AllocXRCD(x, u); err != nil {
+		return fail(err)
+	}
+	x.born()
+	return x, nil
+}
+
+// Driver is the driver's side.
+func (x *XRCD) Driver() DriverXRCD { return x.drv }
+
+// Dealloc frees the domain, EBUSY while something uses it. It may sleep. (ib_dealloc_xrcd)
+func (x *XRCD) Dealloc() error {
+	defer x.sleeps("XRCD.Dealloc").leave()
+	if err := x.kill(x.drv.Dealloc); err != nil {
+		return fmt.Errorf("dealloc xrcd on %s: %w", x.dev.name, err)
+	}
+	return nil
+}
