@@ -79,7 +79,7 @@ func (c *Core) Register(d *Device) error {
 			return fmt.Errorf("register device %s: the name is taken: %w", d.name, syscall.EEXIST)
 		}
 	}
-	d.core = c
+	d.core.Store(c)
 	if k != nil {
 		d.registered = callers(0)
 		d.check.Store(k)

@@ -45,8 +45,9 @@ type Device struct {
 	registered   []uintptr
 	unregistered atomic.Pointer[[]uintptr]
 
+	core atomic.Pointer[Core] // nil before Register
+
 	// under Core.mu, once registered
-	core     *Core
 	attached []*attachment // in order of Add
 	leaving  bool
 }
@@ -172,11 +173,12 @@ func (d *Device) FindPKey(port int, pkey uint16) (index int, err error) {
 
 // Attached reports whether the client has been added to the device. It may not sleep.
 func (d *Device) Attached(cl *Client) bool {
-	if d.core == nil {
+	core := d.core.Load()
+	if core == nil {
 		return false
 	}
-	d.core.lock()
-	defer d.core.mu.Unlock()
+	core.lock()
+	defer core.mu.Unlock()
 	a := d.attachmentOf(cl)
 	return a != nil && a.state == added
 }

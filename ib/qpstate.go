@@ -12,11 +12,10 @@ type transition struct {
 	optional map[QPType]QPAttrMask
 }
 
-// datagramTypes and their like spread one mask over the types that share it.
+// Services that share their masks.
 var (
 	managementTypes = []QPType{QPTypeSMI, QPTypeGSI}
-	rcLikeTypes     = []QPType{QPTypeRC, QPTypeXRCInit, QPTypeXRCTgt}
-	connectedTypes  = append([]QPType{QPTypeUC}, rcLikeTypes...)
+	connectedTypes  = []QPType{QPTypeUC, QPTypeRC, QPTypeXRCInit, QPTypeXRCTgt}
 	allTypes        = append([]QPType{QPTypeSMI, QPTypeGSI, QPTypeUD, QPTypeRaw}, connectedTypes...)
 )
 

@@ -1,3 +1,13 @@
 // Package shm is memory that a service shares with an unmodified program by way of an ordinary file on a memory
-// file system: the file's descriptor is what the program maps.
+// file system such as /dev/shm: the program's descriptor of the file is what it maps, by a plain mmap(2) that
+// nobody has to answer, and the offset tells which region it gets.
+//
+// A [File] is sparse. [File.Alloc] reserves a region, so that a full file system is an error there and not a
+// SIGBUS later, and maps it here; freeing it gives the pages back at once, also those that the program still has
+// mapped, which then read as zeros. Offsets are never used twice: a stale mapping can see nothing new.
+//
+// The service keeps one description of the file, for mapping. The program gets another ([File.OpenForProgram]),
+// which the service does not keep: so inotify's IN_CLOSE on the path fires when the program's last descriptor and
+// mapping of it have gone, and [File.InUse] tells for certain. The path stays until [File.Close], for whoever has
+// to look after the program when the service has died.
 package shm

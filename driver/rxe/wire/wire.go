@@ -1,11 +1,3 @@
-// Package wire carries RoCEv2 packets between the addresses of a device and the rest of the network.
-//
-// A [Network] opens an [Endpoint] for each local address. What is sent is a [Train]: consecutive packets to one
-// destination in one buffer, the shape that UDP segmentation offload takes. What arrives is handed to a
-// [Receiver] in batches, on the endpoint's own thread, which therefore runs the protocol to completion.
-//
-// The ICRC covers the IP header, which only this package knows. So it is computed here on sending and checked
-// here on receipt: a Train has room for it, and a Receiver never sees a packet whose ICRC was wrong.
 package wire
 
 import (

@@ -1,0 +1,110 @@
+// Command verbena runs unmodified RDMA programs on software devices in user space, and manages the service that
+// the devices live in. See the README, and `verbena --help`.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/alecthomas/kong"
+
+	"verbena/internal/service"
+)
+
+type cli struct {
+	Socket string `help:"Control socket of the service; default: one per user and network namespace." placeholder:"PATH" env:"VERBENA_SOCKET"`
+
+	Run   runCmd   `cmd:"" help:"Run a program; it sees the service's devices below /dev/infiniband."`
+	Serve serveCmd `cmd:"" help:"Be the service, in the foreground."`
+	Stop  stopCmd  `cmd:"" help:"End the running service; programs that still use it get errors."`
+	Link  struct {
+		Add  linkAddCmd  `cmd:"" help:"Make a device."`
+		Del  linkDelCmd  `cmd:"" help:"Remove a device; programs that use it get errors."`
+		Show linkShowCmd `cmd:"" help:"List the devices with their GIDs." default:"1"`
+	} `cmd:"" help:"Devices."`
+	Res struct {
+		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process." default:"1"`
+	} `cmd:"" help:"What programs hold."`
+	Fault struct {
+		Add   faultAddCmd   `cmd:"" help:"Disturb what a device sends."`
+		Show  faultShowCmd  `cmd:"" help:"List the rules and what they have done." default:"1"`
+		Clear faultClearCmd `cmd:"" help:"Remove the rules."`
+	} `cmd:"" help:"Loss, delay, duplication, reordering and corruption on the wire."`
+}
+
+// exitFailure is the exit code for a failure of verbena's own, as env(1) and its like have it: the codes of the
+// program under `run` pass through.
+const exitFailure = 125
+
+func main() {
+	var c cli
+	parser, err := kong.New(&c,
+		kong.Name("verbena"),
+		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
+	if err != nil {
+		panic(err)
+	}
+	k, err := parser.Parse(os.Args[1:])
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "verbena: %v; see verbena --help\n", err)
+		os.Exit(exitFailure)
+	}
+	if err := k.Run(&c); err != nil {
+		var code exitCode
+		if errors.As(err, &code) {
+			os.Exit(int(code))
+		}
+		fmt.Fprintln(os.Stderr, "verbena:", err)
+		os.Exit(exitFailure)
+	}
+}
+
+// exitCode is an error that has been reported, or needs no report; verbena exits with it.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+func (c *cli) location() (service.Location, error) {
+	if c.Socket != "" {
+		return service.Location{Socket: c.Socket}, nil
+	}
+	return service.DefaultLocation()
+}
+
+// ask sends one request to the running service.
+func (c *cli) ask(r *service.Request) (*service.Response, error) {
+	loc, err := c.location()
+	if err != nil {
+		return nil, err
+	}
+	client, err := service.Dial(loc)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	return client.Do(r)
+}
+
+// askStarting does the same, and starts a service first if there is none.
+func (c *cli) askStarting(r *service.Request) (*service.Response, error) {
+	client, err := c.start()
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	return client.Do(r)
+}
+
+func (c *cli) start() (*service.Client, error) {
+	loc, err := c.location()
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("start a service: %w", err)
+	}
+	return service.Start(loc, self)
+}

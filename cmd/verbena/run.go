@@ -1,0 +1,123 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"verbena/driver/rxe"
+	"verbena/guest"
+	"verbena/internal/service"
+)
+
+type runCmd struct {
+	deviceFlags
+	Private bool     `help:"Start a service for this program only, with devices of its own (see --link, --wire, --seed)."`
+	Program []string `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --."`
+}
+
+// Exit codes as env(1) and the shells have them.
+const (
+	exitCannotRun = 126
+	exitNotFound  = 127
+)
+
+func (r *runCmd) Help() string {
+	return `The program runs as it is, with this terminal, environment, directory and user. It uses the user's running
+service, or starts one that ends when it has been idle. Exit code: the program's; 128 + N if signal N ended it;
+125 for a failure of verbena's own; 126 if the program cannot be run; 127 if it is not found.`
+}
+
+func (r *runCmd) Run(c *cli) error {
+	argv := r.Program
+	if len(argv) > 0 && argv[0] == "--" {
+		argv = argv[1:]
+	} else if len(argv) > 0 && strings.HasPrefix(argv[0], "-") {
+		return fmt.Errorf("run: unknown flag %s; see verbena run --help", argv[0])
+	}
+	if len(argv) == 0 {
+		return errors.New("run: no program given: verbena run [FLAGS] -- PROGRAM [ARGS]")
+	}
+	if !r.Private && len(r.args()) > 0 {
+		return errors.New("run: --link, --wire and --seed are for a service of one's own: add --private, or give them to `verbena serve`")
+	}
+	path, err := exec.LookPath(argv[0])
+	if err != nil && !errors.Is(err, exec.ErrDot) {
+		fmt.Fprintf(os.Stderr, "verbena: run: %s: %v\n", argv[0], errors.Unwrap(err))
+		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+			return exitCode(exitNotFound)
+		}
+		return exitCode(exitCannotRun)
+	}
+	if err := guest.Probe(); err != nil {
+		return err
+	}
+	client, err := r.connect(c)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return r.launch(client, path, argv)
+}
+
+func (r *runCmd) connect(c *cli) (*service.Client, error) {
+	if !r.Private {
+		return c.start()
+	}
+	if _, err := r.specs(); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("start a service: %w", err)
+	}
+	return service.StartPrivate(self, os.Stderr, r.args()...)
+}
+
+func (r *runCmd) launch(client *service.Client, path string, argv []string) error {
+	var attached *service.Attached
+	prog, err := guest.Start(&guest.Launch{
+		Path:  path,
+		Args:  argv,
+		Env:   os.Environ(),
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Handover: func(listener *os.File) (err error) {
+			attached, err = client.Attach(service.Attach{PID: os.Getpid(), Args: argv}, listener)
+			return err
+		},
+	})
+	var start *guest.ExecError
+	if errors.As(err, &start) {
+		fmt.Fprintf(os.Stderr, "verbena: run: %v\n", err)
+		if errors.Is(err, os.ErrNotExist) {
+			return exitCode(exitNotFound)
+		}
+		return exitCode(exitCannotRun)
+	}
+	if err != nil {
+		return err
+	}
+	release, err := service.HoldRunDir(filepath.Dir(filepath.Dir(attached.Dir)))
+	if err != nil {
+		release = func() {}
+	}
+	defer release()
+	prog.Guard(client.Lost(), func() {
+		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
+		abandon(attached.Dir)
+	})
+	return exitCode(prog.Wait())
+}
+
+// abandon completes, with a flush error, what the program still waits for.
+func abandon(dir string) {
+	files, _ := filepath.Glob(filepath.Join(dir, "*"))
+	for _, f := range files {
+		if err := rxe.Abandon(f); err != nil {
+			fmt.Fprintln(os.Stderr, "verbena:", err)
+		}
+	}
+}

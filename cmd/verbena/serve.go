@@ -1,0 +1,178 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/sched"
+	"verbena/internal/service"
+)
+
+type deviceFlags struct {
+	Link []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none"`
+	Wire bool     `help:"Send every packet through a UDP socket, also between devices of this service."`
+	Seed uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock."`
+}
+
+func (f *deviceFlags) specs() ([]service.LinkSpec, error) {
+	var specs []service.LinkSpec
+	for _, l := range f.Link {
+		s, err := service.ParseLinkSpec(l)
+		if err != nil {
+			return nil, err
+		}
+		specs = append(specs, s)
+	}
+	return specs, nil
+}
+
+// args are the flags again, for a service that is to be started with them.
+func (f *deviceFlags) args() []string {
+	var a []string
+	for _, l := range f.Link {
+		a = append(a, "--link", l)
+	}
+	if f.Wire {
+		a = append(a, "--wire")
+	}
+	if f.Seed != 0 {
+		a = append(a, fmt.Sprintf("--seed=%d", f.Seed))
+	}
+	return a
+}
+
+type serveCmd struct {
+	deviceFlags
+	Idle     time.Duration `help:"End when no program has run for so long; 0: never." default:"0"`
+	Debug    bool          `help:"More messages."`
+	OnDemand bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
+	Private  bool          `hidden:"" help:"Serve only descriptor 4, and end with it."`
+}
+
+// idleOnDemand is how long a service that was started by `verbena run` outlives its last program.
+const idleOnDemand = 30 * time.Second
+
+func (s *serveCmd) Run(c *cli) error {
+	spawned := s.OnDemand || s.Private
+	err := s.serve(c, func() {
+		if spawned {
+			report("ready")
+		}
+	})
+	if err != nil && spawned {
+		report(err.Error())
+	}
+	return err
+}
+
+func report(line string) {
+	f := os.NewFile(service.ReadyFD, "ready")
+	fmt.Fprintln(f, strings.ReplaceAll(line, "\n", "; "))
+	f.Close()
+}
+
+func (s *serveCmd) serve(c *cli, ready func()) error {
+	sched.Widen()
+	level := slog.LevelInfo
+	if s.Debug {
+		level = slog.LevelDebug
+	} else if s.Private {
+		level = slog.LevelWarn
+	}
+	opts := service.Options{
+		Wire: s.Wire,
+		Seed: s.Seed,
+		Idle: s.Idle,
+		Log:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
+	}
+	if opts.Seed == 0 {
+		opts.Seed = uint64(time.Now().UnixNano())
+	}
+	if s.OnDemand && opts.Idle == 0 {
+		opts.Idle = idleOnDemand
+	}
+	var err error
+	if opts.Links, err = s.specs(); err != nil {
+		return err
+	}
+	if s.Private {
+		return s.servePrivate(opts, ready)
+	}
+	loc, err := c.location()
+	if err != nil {
+		return err
+	}
+	l, err := service.Listen(loc)
+	if err != nil {
+		return err
+	}
+	svc, err := service.New(opts)
+	if err != nil {
+		l.Close()
+		return err
+	}
+	defer svc.Close()
+	stopOnSignal(svc)
+	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
+	ready()
+	return svc.Serve(l)
+}
+
+// servePrivate serves the one connection that was inherited.
+func (s *serveCmd) servePrivate(opts service.Options, ready func()) error {
+	unix.CloseOnExec(service.ControlFD)
+	f := os.NewFile(service.ControlFD, "control")
+	nc, err := net.FileConn(f)
+	f.Close()
+	if err != nil {
+		return fmt.Errorf("private service: descriptor %d: %w", service.ControlFD, err)
+	}
+	uc, ok := nc.(*net.UnixConn)
+	if !ok {
+		return fmt.Errorf("private service: descriptor %d is not a Unix socket", service.ControlFD)
+	}
+	svc, err := service.New(opts)
+	if err != nil {
+		return err
+	}
+	defer svc.Close()
+	stopOnSignal(svc)
+	ready()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		svc.ServeConn(uc)
+	}()
+	select {
+	case <-done:
+	case <-svc.Ended():
+	}
+	return nil
+}
+
+// stopOnSignal: the terminal's signals end the service in order. A service that a client started is in a session
+// of its own and gets none.
+func stopOnSignal(svc *service.Service) {
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		<-ch
+		signal.Stop(ch) // a second one kills
+		svc.Stop()
+	}()
+}
+
+type stopCmd struct{}
+
+func (stopCmd) Run(c *cli) error {
+	_, err := c.ask(&service.Request{Op: service.OpStop})
+	return err
+}

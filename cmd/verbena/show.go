@@ -1,0 +1,166 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"verbena/driver/rxe/wire"
+	"verbena/internal/service"
+)
+
+// output prints v as JSON, or as text.
+func output(asJSON bool, v any, text func(w io.Writer)) error {
+	if asJSON {
+		e := json.NewEncoder(os.Stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(v)
+	}
+	w := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
+	text(w)
+	return w.Flush()
+}
+
+type linkAddCmd struct {
+	Name   string   `arg:"" help:"Name, rxe followed by a number or word."`
+	Addr   []string `help:"Address of the device; repeat it for more, all of one interface. They fill the GID table from index 1." placeholder:"IP"`
+	Netdev string   `help:"Interface whose addresses the device gets." placeholder:"IF" xor:"where"`
+	Wire   bool     `help:"Send every packet through a UDP socket, also to devices of this service."`
+}
+
+func (l *linkAddCmd) Run(c *cli) error {
+	_, err := c.askStarting(&service.Request{Op: service.OpLinkAdd, Link: &service.LinkSpec{
+		Name: l.Name, Addrs: l.Addr, Netdev: l.Netdev, Wire: l.Wire}})
+	return err
+}
+
+type linkDelCmd struct {
+	Name string `arg:"" help:"Name of the device."`
+}
+
+func (l *linkDelCmd) Run(c *cli) error {
+	_, err := c.ask(&service.Request{Op: service.OpLinkDel, Name: l.Name})
+	return err
+}
+
+type linkShowCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+func (l *linkShowCmd) Run(c *cli) error {
+	r, err := c.ask(&service.Request{Op: service.OpLinkShow})
+	if err != nil {
+		return err
+	}
+	if r.Links == nil {
+		r.Links = []service.LinkInfo{}
+	}
+	return output(l.JSON, r.Links, func(w io.Writer) {
+		fmt.Fprintln(w, "NAME\tDEVICE\tNETDEV\tSTATE\tMTU\tGID\tADDRESS")
+		for _, x := range r.Links {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d", x.Name, x.Uverbs, x.Netdev, x.State, x.MTU)
+			for i, g := range x.GIDs {
+				if i > 0 {
+					fmt.Fprint(w, "\t\t\t\t")
+				}
+				fmt.Fprintf(w, "\t%d: %s\t%s\n", g.Index, g.GID, g.Addr)
+			}
+			if len(x.GIDs) == 0 {
+				fmt.Fprintln(w)
+			}
+		}
+	})
+}
+
+type resShowCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+func (s *resShowCmd) Run(c *cli) error {
+	r, err := c.ask(&service.Request{Op: service.OpResShow})
+	if err != nil {
+		return err
+	}
+	if r.Contexts == nil {
+		r.Contexts = []service.ContextInfo{}
+	}
+	return output(s.JSON, r.Contexts, func(w io.Writer) {
+		fmt.Fprintln(w, "DEVICE\tPID\tPROCESS\tUID\tPD\tMR\tCQ\tQP\tPINNED")
+		for _, x := range r.Contexts {
+			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, x.Process, x.UID,
+				x.PDs, len(x.MRs), len(x.CQs), len(x.QPs), x.PinnedBytes/1024)
+		}
+	})
+}
+
+type faultAddCmd struct {
+	Dev       string        `required:"" help:"Device whose sending is disturbed." placeholder:"NAME"`
+	QP        uint32        `name:"qp" help:"Only packets to this queue pair number." placeholder:"N"`
+	Drop      percent       `help:"Share of packets to drop, such as 1% or 0.01." placeholder:"P"`
+	Duplicate percent       `help:"Share of packets to send twice." placeholder:"P"`
+	Corrupt   percent       `help:"Share of packets to flip a bit in, after the ICRC was computed." placeholder:"P"`
+	Reorder   percent       `help:"Share of packets to hold back behind later ones." placeholder:"P"`
+	Delay     time.Duration `help:"Time to hold every packet." placeholder:"D"`
+	Jitter    time.Duration `help:"Up to so much more delay, at random." placeholder:"D"`
+}
+
+func (f *faultAddCmd) Run(c *cli) error {
+	_, err := c.ask(&service.Request{Op: service.OpFaultAdd, Fault: &service.FaultRule{Dev: f.Dev, Rule: wire.Rule{
+		QP: f.QP, Drop: float64(f.Drop), Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt),
+		Reorder: float64(f.Reorder), Delay: f.Delay, Jitter: f.Jitter}}})
+	return err
+}
+
+type faultShowCmd struct {
+	Dev  string `help:"Only this device." placeholder:"NAME"`
+	JSON bool   `name:"json" help:"Print JSON."`
+}
+
+func (f *faultShowCmd) Run(c *cli) error {
+	r, err := c.ask(&service.Request{Op: service.OpFaultShow, Name: f.Dev})
+	if err != nil {
+		return err
+	}
+	if r.Faults == nil {
+		r.Faults = []service.FaultRuleState{}
+	}
+	return output(f.JSON, r.Faults, func(w io.Writer) {
+		fmt.Fprintln(w, "DEVICE\tRULE\tSEEN\tDROPPED\tDUPLICATED\tCORRUPTED\tDELAYED\tREORDERED")
+		for _, x := range r.Faults {
+			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", x.Dev, x.Rule,
+				x.Seen, x.Dropped, x.Duplicated, x.Corrupted, x.Delayed, x.Reordered)
+		}
+	})
+}
+
+type faultClearCmd struct {
+	Dev string `help:"Only this device." placeholder:"NAME"`
+}
+
+func (f *faultClearCmd) Run(c *cli) error {
+	_, err := c.ask(&service.Request{Op: service.OpFaultClear, Name: f.Dev})
+	return err
+}
+
+// percent is a share, written as 1% or as 0.01.
+type percent float64
+
+func (p *percent) UnmarshalText(b []byte) error {
+	text, scale := string(b), 1.0
+	if s, ok := strings.CutSuffix(text, "%"); ok {
+		text, scale = s, 0.01
+	}
+	var v float64
+	if _, err := fmt.Sscanf(text+"\n", "%g\n", &v); err != nil {
+		return fmt.Errorf("%q is not a share: write 1%% or 0.01", b)
+	}
+	if v *= scale; v < 0 || v > 1 {
+		return fmt.Errorf("%q is not a share between 0 and 100%%", b)
+	}
+	*p = percent(v)
+	return nil
+}

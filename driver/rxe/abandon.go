@@ -1,0 +1,280 @@
+package rxe
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// directory lists, in memory that is shared with a user process, where the rings of its queue pairs are, for
+// [Abandon]. It is written by the service and never read by it. The first of its pages is the first memory that a
+// context allocates, at offset 0; each page names the next.
+type directory struct {
+	mu      sync.Mutex
+	ctx     ib.UserContext
+	pages   []ib.Shared
+	entries []*QP // by place; nil is free
+}
+
+// dirHeader starts a page of the directory, dirEntry follows up to its end.
+type dirHeader struct {
+	Magic uint64
+	Next  uint64 // offset of the next page, 0 for none
+}
+
+type dirEntry struct {
+	Live                   uint32 // 1
+	QPN                    uint32
+	SQ, RQ, SendCQ, RecvCQ dirRing
+}
+
+type dirRing struct {
+	Offset uint64
+	Mask   uint32
+	Shift  uint32
+}
+
+const (
+	dirMagic    = 0x31726964_65787276 // "vrxedir1"
+	dirPageSize = 4096
+	dirPerPage  = (dirPageSize - 16) / 72
+	maxDirPages = maxQPSlot/dirPerPage + 1
+)
+
+// open allocates the first page.
+func (d *directory) open(ctx ib.UserContext) error {
+	d.ctx = ctx
+	return d.grow()
+}
+
+func (d *directory) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.pages {
+		s.Free()
+	}
+	d.pages = nil
+}
+
+func (d *directory) grow() error {
+	s, err := d.ctx.AllocShared(dirPageSize)
+	if err != nil {
+		return err
+	}
+	if n := len(d.pages); n > 0 {
+		writeShared(d.pages[n-1].Mem, 0, &dirHeader{Magic: dirMagic, Next: s.Offset})
+	}
+	writeShared(s.Mem, 0, &dirHeader{Magic: dirMagic})
+	d.pages = append(d.pages, s)
+	d.entries = append(d.entries, make([]*QP, dirPerPage)...)
+	return nil
+}
+
+// add lists a queue pair.
+func (d *directory) add(qp *QP) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	at := -1
+	for i, o := range d.entries {
+		if o == nil {
+			at = i
+			break
+		}
+	}
+	if at < 0 {
+		at = len(d.entries)
+		if err := d.grow(); err != nil {
+			return fmt.Errorf("directory of queue pairs: %w", err)
+		}
+	}
+	d.entries[at] = qp
+	d.write(at)
+	return nil
+}
+
+func (d *directory) remove(qp *QP) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i, o := range d.entries {
+		if o == qp {
+			d.entries[i] = nil
+			d.write(i)
+		}
+	}
+}
+
+// refresh writes all entries again: a completion queue has a new place.
+func (d *directory) refresh() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i, o := range d.entries {
+		if o != nil {
+			d.write(i)
+		}
+	}
+}
+
+func (d *directory) write(i int) {
+	if d.pages == nil {
+		return
+	}
+	var e dirEntry
+	if qp := d.entries[i]; qp != nil {
+		e = dirEntry{
+			Live: 1, QPN: qp.num, SQ: qp.sq.place(), RQ: qp.rq.place(),
+			SendCQ: qp.sendCQ.current().place(), RecvCQ: qp.recvCQ.current().place(),
+		}
+	}
+	at := abi.SizeOf[dirHeader]() + i%dirPerPage*abi.SizeOf[dirEntry]()
+	writeShared(d.pages[i/dirPerPage].Mem, at, &e)
+}
+
+func (r *ring) place() dirRing {
+	return dirRing{Offset: r.offset, Mask: r.mask, Shift: uint32(r.shift)}
+}
+
+// writeShared and readShared survive that the memory is taken away; what is lost then nobody can miss.
+func writeShared[T any](mem []byte, at int, v *T) (ok bool) {
+	defer survive(debug.SetPanicOnFault(true), &ok)
+	abi.Encode(mem[at:], v)
+	return true
+}
+
+func readShared[T any](mem []byte, at int) (v T, ok bool) {
+	defer survive(debug.SetPanicOnFault(true), &ok)
+	return abi.Decode[T](mem[at:])
+}
+
+// ErrNotQueues: the file does not hold the queues of a program.
+var ErrNotQueues = errors.New("not a file of rxe queues")
+
+// Abandon completes, with a flush error, every work request that is outstanding in the queues of the file at
+// path, as far as there is room in the completion queues: a program that polls gets errors, instead of waiting
+// for ever. It is for when the service that owned the queues has died, and must not be called while it lives.
+// The program may still run; nothing in the file is believed.
+func Abandon(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("abandon queues: %w", err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("abandon queues: %w", err)
+	}
+	if !fi.Mode().IsRegular() {
+		return fmt.Errorf("abandon queues: %s: %w", path, ErrNotQueues)
+	}
+	a := abandoned{file: f, size: fi.Size()}
+	defer a.close()
+	if err := a.run(); err != nil {
+		return fmt.Errorf("abandon queues: %s: %w", path, err)
+	}
+	return nil
+}
+
+// abandoned is a file whose service has died.
+type abandoned struct {
+	file *os.File
+	size int64
+	maps [][]byte
+}
+
+func (a *abandoned) close() {
+	for _, m := range a.maps {
+		syscall.Munmap(m)
+	}
+}
+
+func (a *abandoned) run() error {
+	next := uint64(0)
+	for n := 0; n == 0 || next != 0; n++ {
+		mem, err := a.mmap(next, dirPageSize)
+		if err != nil {
+			return err
+		}
+		h, ok := readShared[dirHeader](mem, 0)
+		if !ok || h.Magic != dirMagic || n == maxDirPages {
+			return ErrNotQueues
+		}
+		for i := range dirPerPage {
+			e, ok := readShared[dirEntry](mem, abi.SizeOf[dirHeader]()+i*abi.SizeOf[dirEntry]())
+			if ok && e.Live == 1 {
+				a.flush(&e)
+			}
+		}
+		next = h.Next
+	}
+	return nil
+}
+
+// flush completes what is outstanding on one queue pair.
+func (a *abandoned) flush(e *dirEntry) {
+	for _, q := range []struct {
+		work, completions dirRing
+		opcode            abi.WCOpcode
+	}{
+		{e.SQ, e.SendCQ, abi.WCSend},
+		{e.RQ, e.RecvCQ, abi.WCRecv},
+	} {
+		work, err1 := a.ring(q.work)
+		cq, err2 := a.ring(q.completions)
+		if err1 != nil || err2 != nil {
+			continue
+		}
+		cons, ok1 := work.consumer()
+		prod, ok2 := cq.producer()
+		if !ok1 || !ok2 {
+			continue
+		}
+		for range work.mask {
+			var id [8]byte // the first field of both kinds of work requests
+			if filled, ok := work.peek(cons, id[:]); !filled || !ok {
+				break
+			}
+			wr := binary.NativeEndian.Uint64(id[:])
+			slot := make([]byte, abi.RXECQESize)
+			abi.Encode(slot, &abi.WC{WRID: wr, Status: abi.WCWRFlushErr, Opcode: q.opcode, QPNum: e.QPN})
+			if pushed, ok := cq.push(prod, slot); !pushed || !ok {
+				break
+			}
+			prod, cons = cq.next(prod), work.next(cons)
+			work.setConsumer(cons)
+		}
+	}
+}
+
+// ring maps a ring whose place is described in the file.
+func (a *abandoned) ring(at dirRing) (*ring, error) {
+	slots := uint64(at.Mask) + 1
+	if slots&(slots-1) != 0 || slots > 2*maxQPWR || at.Shift < 6 || at.Shift > 10 {
+		return nil, ErrNotQueues
+	}
+	r := &ring{shift: uint8(at.Shift), mask: at.Mask, shared: true, offset: at.Offset}
+	mem, err := a.mmap(at.Offset, abi.RXEQueueDataOffset+int(slots)<<at.Shift)
+	if err != nil {
+		return nil, err
+	}
+	r.mem = mem
+	r.attach()
+	return r, nil
+}
+
+func (a *abandoned) mmap(offset uint64, n int) ([]byte, error) {
+	if offset%uint64(os.Getpagesize()) != 0 || offset > uint64(a.size) || uint64(n) > uint64(a.size)-offset {
+		return nil, ErrNotQueues
+	}
+	m, err := syscall.Mmap(int(a.file.Fd()), int64(offset), n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	a.maps = append(a.maps, m)
+	return m, nil
+}

@@ -1,0 +1,140 @@
+package rxe
+
+import (
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uverbs/abi"
+)
+
+// path is a resolved address vector: from which endpoint, to which address. It does not change.
+type path struct {
+	from     *endpoint
+	dst      netip.Addr
+	tos, ttl uint8
+	attr     ib.AHAttr
+}
+
+// resolve finds the path that an address vector describes. EINVAL for a source that is not in the GID table,
+// ENETUNREACH for a destination that no endpoint of the device leads to.
+func (d *Device) resolve(a *ib.AHAttr) (*path, error) {
+	g := &a.GRH
+	switch dgid := roce.GID(g.DGID); {
+	case a.Port != 1:
+		return nil, fmt.Errorf("address vector: no port %d: %w", a.Port, syscall.EINVAL)
+	case !a.HasGRH:
+		return nil, fmt.Errorf("address vector: RoCE needs a global route: %w", syscall.EINVAL)
+	case int(g.SGIDIndex) >= len(d.gids):
+		return nil, fmt.Errorf("address vector: source GID index %d is empty: %w", g.SGIDIndex, syscall.EINVAL)
+	case dgid.IsZero():
+		return nil, fmt.Errorf("address vector: no destination GID: %w", syscall.EINVAL)
+	case dgid.IsMulticast():
+		return nil, fmt.Errorf("address vector: destination %v: multicast: %w", dgid, syscall.EOPNOTSUPP)
+	}
+	p := &path{attr: *a, tos: g.TrafficClass, ttl: g.HopLimit}
+	p.dst = g.DGID.Addr()
+	if peer := d.aliased(g.DGID); peer != nil {
+		if _, to := meet(d, peer); to != nil {
+			p.dst = to.addr
+		}
+	} else if p.dst.Is6() && p.dst.IsLinkLocalUnicast() {
+		p.dst = p.dst.WithZone(d.netdev.Name)
+	}
+	// The entry's own address, or, for a default GID that is no address of the interface, one that can reach
+	// the destination.
+	own := d.gids[g.SGIDIndex].GID
+	for _, e := range d.endpoints {
+		if ib.GIDFromAddr(e.addr) == own && e.addr.Is4() == p.dst.Is4() {
+			p.from = e
+			return p, nil
+		}
+	}
+	for _, e := range d.endpoints {
+		if g.SGIDIndex == 0 && e.addr.Is4() == p.dst.Is4() {
+			p.from = e
+			return p, nil
+		}
+	}
+	return nil, fmt.Errorf("address vector: no way from %v to %v: %w", own, p.dst, syscall.ENETUNREACH)
+}
+
+// aliased finds the device whose default GID is g, where that is not an address that packets can be sent to.
+func (d *Device) aliased(g ib.GID) *Device {
+	peer := d.fabric.load().byGID[g]
+	if g == d.gids[0].GID {
+		peer = d
+	}
+	if peer == nil {
+		return nil
+	}
+	for _, e := range peer.endpoints {
+		if ib.GIDFromAddr(e.addr) == g {
+			return nil
+		}
+	}
+	return peer
+}
+
+// meet chooses the endpoints by which two devices talk when no address was named: the first pair of one family.
+func meet(a, b *Device) (from, to *endpoint) {
+	for _, from = range a.endpoints {
+		for _, to = range b.endpoints {
+			if from.addr.Is4() == to.addr.Is4() {
+				return from, to
+			}
+		}
+	}
+	return nil, nil
+}
+
+// ah is an address handle.
+type ah struct {
+	dev  *Device
+	pd   *pd
+	num  uint32
+	path atomic.Pointer[path]
+}
+
+// maxAH is RXE_MAX_AH.
+const maxAH = 1<<15 - 1
+
+// CreateAH implements ib.AHDriver. It may not sleep.
+func (d *Device) CreateAH(obj *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+	p, err := d.resolve(attr)
+	if err != nil {
+		return nil, err
+	}
+	n, ok := d.ahs.reserve()
+	if !ok {
+		return nil, fmt.Errorf("%d address handles exist: %w", maxAH, syscall.ENOMEM)
+	}
+	h := &ah{dev: d, pd: obj.PD().Driver().(*pd), num: n}
+	h.path.Store(p)
+	d.ahs.set(n, h)
+	if u != nil {
+		u.Respond(abi.AppendTo(nil, &abi.RXECreateAHResp{AHNum: n}))
+	}
+	return h, nil
+}
+
+// Modify implements ib.DriverAH.
+func (h *ah) Modify(attr *ib.AHAttr) error {
+	p, err := h.dev.resolve(attr)
+	if err == nil {
+		h.path.Store(p)
+	}
+	return err
+}
+
+// Query implements ib.DriverAH.
+func (h *ah) Query() (ib.AHAttr, error) { return h.path.Load().attr, nil }
+
+// Destroy implements ib.DriverAH.
+func (h *ah) Destroy() error {
+	h.dev.ahs.drop(h.num)
+	return nil
+}

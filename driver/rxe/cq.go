@@ -1,0 +1,220 @@
+package rxe
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+const (
+	maxCQE = 1<<15 - 1 // RXE_MAX_LOG_CQE
+	maxCQ  = 1 << 20
+)
+
+// cq is a completion queue: a ring that the engine fills and the consumer empties.
+type cq struct {
+	dev *Device
+	obj *ib.CQ
+	ctx *userContext // nil for a consumer in this process
+
+	poll sync.Mutex // one Poll at a time; before mu
+
+	mu    sync.Mutex // a leaf: under it nothing is locked but the midlayer's queue of callbacks
+	ring  *ring
+	prod  uint32 // next slot to fill
+	armed ib.NotifyFlags
+	lost  bool // a completion was lost: no more come
+}
+
+// CreateCQ implements ib.Driver.
+func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+	if attr.Entries > maxCQE {
+		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
+	}
+	c := &cq{dev: d, obj: obj, ctx: d.context(u)}
+	r, err := newCQRing(c.ctx, attr.Entries, u)
+	if err != nil {
+		return nil, err
+	}
+	c.ring = r
+	obj.SetEntries(r.capacity())
+	return c, nil
+}
+
+// newCQRing makes the ring and tells the user where it is.
+func newCQRing(ctx *userContext, entries int, u *ib.Udata) (*ring, error) {
+	if ctx == nil {
+		return newRing(nil, entries, abi.RXECQESize)
+	}
+	if len(u.Out) < abi.SizeOf[abi.RXECreateCQResp]() {
+		return nil, fmt.Errorf("no room in the response for the place of the queue: %w", syscall.EINVAL)
+	}
+	r, err := newRing(ctx.UserContext, entries, abi.RXECQESize)
+	if err == nil {
+		u.Respond(abi.AppendTo(nil, &abi.RXECreateCQResp{MI: r.info()}))
+	}
+	return r, err
+}
+
+// post adds a completion, and wakes who waits for it. It reports false when the queue is full, or gone: then the
+// queue is in error, as is soon every queue pair that posts to it. (rxe_cq_post)
+func (c *cq) post(wc *abi.WC, solicited bool) bool {
+	var slot [abi.RXECQESize]byte
+	abi.Encode(slot[:], wc)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lost {
+		return false
+	}
+	if pushed, ok := c.ring.push(c.prod, slot[:]); !pushed || !ok {
+		c.lost = true
+		c.obj.Raise(ib.EventCQErr)
+		return false
+	}
+	c.prod = c.ring.next(c.prod)
+	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != abi.WCSuccess) {
+		c.armed = 0
+		c.obj.Completed()
+	}
+	return true
+}
+
+// Poll implements ib.DriverCQ. It may not sleep.
+func (c *cq) Poll(wc []ib.WC) (n int, err error) {
+	c.poll.Lock()
+	defer c.poll.Unlock()
+	r := c.current()
+	cons, ok := r.consumer()
+	if !ok {
+		return 0, errRingGone
+	}
+	for ; n < len(wc); n++ {
+		var slot [abi.RXECQESize]byte
+		filled, ok := r.peek(cons, slot[:])
+		if !ok {
+			return n, errRingGone
+		}
+		if !filled {
+			break
+		}
+		w, _ := abi.Decode[abi.WC](slot[:])
+		c.decode(&wc[n], &w)
+		cons = r.next(cons)
+	}
+	if n > 0 && !r.setConsumer(cons) {
+		return n, errRingGone
+	}
+	return n, nil
+}
+
+var errRingGone = fmt.Errorf("the process took the memory of its queue away: %w", syscall.EFAULT)
+
+// current is the ring, which only Resize replaces, under both locks.
+func (c *cq) current() *ring {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ring
+}
+
+// decode is the opposite of what the engine fills in.
+func (c *cq) decode(to *ib.WC, w *abi.WC) {
+	*to = ib.WC{
+		ID: w.WRID, Status: ib.WCStatus(w.Status), Opcode: ib.WCOpcode(w.Opcode), VendorErr: w.VendorErr,
+		ByteLen: w.ByteLen, SrcQP: w.SrcQP, PKeyIndex: w.PKeyIndex, SLID: w.SLID, SL: w.SL, Port: w.PortNum,
+	}
+	flags := abi.IBVWCFlags(w.WCFlags)
+	if flags&abi.IBVWCGRH != 0 {
+		to.Flags |= ib.WCGRH
+	}
+	if flags&abi.IBVWCWithImm != 0 {
+		to.Flags |= ib.WCWithImm
+		to.Imm = w.Ex.Imm().Uint32()
+	}
+	if flags&abi.IBVWCWithInv != 0 {
+		to.Flags |= ib.WCWithInvalidate
+		to.InvalidateRKey = w.Ex.InvalidateRKey()
+	}
+	if qp := c.dev.qp(w.QPNum); qp != nil {
+		to.QP = qp.obj
+	}
+}
+
+// ReqNotify implements ib.DriverCQ. It may not sleep.
+func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if flags&ib.NotifyNextComp != 0 {
+		c.armed = ib.NotifyNextComp
+	} else if c.armed == 0 {
+		c.armed = ib.NotifySolicited
+	}
+	if flags&ib.NotifyReportMissed != 0 {
+		cons, ok := c.ring.consumer()
+		if !ok {
+			return false, errRingGone
+		}
+		missed = cons != c.prod
+	}
+	return missed, nil
+}
+
+// Resize implements ib.CQResizer.
+func (c *cq) Resize(entries int, u *ib.Udata) (int, error) {
+	if entries < 1 || entries > maxCQE {
+		return 0, fmt.Errorf("%d entries, at most %d: %w", entries, maxCQE, syscall.EINVAL)
+	}
+	r, err := newCQRing(c.ctx, entries, u)
+	if err != nil {
+		return 0, err
+	}
+	old, err := c.replace(r)
+	if err != nil {
+		r.free()
+		return 0, err
+	}
+	c.ctx.moved()
+	old.free()
+	return r.capacity(), nil
+}
+
+// replace moves what is in the queue to another ring.
+func (c *cq) replace(r *ring) (old *ring, err error) {
+	c.poll.Lock()
+	defer c.poll.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cons, ok := c.ring.consumer()
+	if !ok {
+		return nil, errRingGone
+	}
+	if n := int((c.prod - cons) & c.ring.mask); n > r.capacity() {
+		return nil, fmt.Errorf("%d completions are waiting: %w", n, syscall.EINVAL)
+	}
+	n := uint32(0)
+	for ; cons != c.prod; cons = c.ring.next(cons) {
+		var slot [abi.RXECQESize]byte
+		if _, ok := c.ring.peek(cons, slot[:]); !ok {
+			return nil, errRingGone
+		}
+		if _, ok := r.push(n, slot[:]); !ok {
+			return nil, errRingGone
+		}
+		n++
+	}
+	old, c.ring, c.prod = c.ring, r, n
+	return old, nil
+}
+
+// Destroy implements ib.DriverCQ.
+func (c *cq) Destroy() error {
+	c.poll.Lock()
+	defer c.poll.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lost = true
+	c.ring.free()
+	return nil
+}

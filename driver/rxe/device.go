@@ -1,0 +1,303 @@
+package rxe
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/driver/rxe/wire"
+	"verbena/driver/rxe/wire/netdev"
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uverbs/abi"
+)
+
+// Config says what a device is made of.
+type Config struct {
+	// Name is the device's name. User space finds its provider by it: "rxe" and a number.
+	Name string
+	// Netdev is the interface that the device stands on: its MAC address gives the GUIDs and the default GID, its
+	// MTU the path MTU, its state the port's state.
+	Netdev netdev.Interface
+	// Addrs are the addresses to use, at least one, usually those of Netdev; link-local ones with their zone.
+	Addrs []netip.Addr
+	// Network carries packets to where the Fabric does not reach.
+	Network wire.Network
+	// Fabric, if not nil, is joined for as long as the device exists.
+	Fabric *Fabric
+	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
+	// lock of its own.
+	Rand *rand.Rand
+	// Logf gets rare messages, one line each; nil: nobody.
+	Logf func(format string, args ...any)
+}
+
+// Device is a software RoCEv2 device with one port. It implements ib.Driver.
+type Device struct {
+	name      string
+	obj       *ib.Device
+	netdev    netdev.Interface
+	endpoints []*endpoint // in the order of Config.Addrs
+	gids      []ib.GIDEntry
+	guid      uint64
+	fabric    *Fabric
+	direct    atomic.Bool // the Fabric may be used
+	counters  counters
+	atomics   atomics
+
+	qps    table[QP] // by the low bits of the number
+	mrs    table[mr] // by key >> 8
+	ahs    table[ah]
+	mrKeys keyGenerations
+	qpKeys keyGenerations
+
+	rand struct {
+		sync.Mutex
+		*rand.Rand
+	}
+
+	contexts struct {
+		sync.Mutex
+		m map[ib.UserContext]*userContext
+	}
+
+	workers sync.WaitGroup // passes that a goroutine of the device finishes
+	closed  atomic.Bool
+}
+
+// endpoint is one of the device's addresses. It is the Receiver of what arrives there.
+type endpoint struct {
+	dev  *Device
+	addr netip.Addr
+	wire wire.Endpoint
+}
+
+// New makes a device, ready for ib.Core.Register, and binds its addresses. EADDRINUSE when one of them is taken,
+// by another program or by the kernel's own rxe. It may sleep.
+func New(cfg Config) (_ *Device, err error) {
+	fail := func(err error) (*Device, error) { return nil, fmt.Errorf("device %s: %w", cfg.Name, err) }
+	if len(cfg.Addrs) == 0 {
+		return fail(fmt.Errorf("no address: %w", syscall.EADDRNOTAVAIL))
+	}
+	if cfg.Network == nil {
+		return fail(fmt.Errorf("no network: %w", syscall.EINVAL))
+	}
+	var mac [6]byte
+	copy(mac[:], cfg.Netdev.MAC)
+	id := roce.EUI64(mac)
+	d := &Device{
+		name:   cfg.Name,
+		netdev: cfg.Netdev,
+		guid:   binary.BigEndian.Uint64(id[:]),
+		gids:   makeGIDs(ib.GID(roce.LinkLocalGID(mac)), cfg.Addrs, cfg.Netdev.Name, cfg.Netdev.Index),
+		fabric: cfg.Fabric,
+	}
+	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
+	d.rand.Rand = cfg.Rand
+	if cfg.Rand == nil {
+		d.rand.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	}
+	d.contexts.m = map[ib.UserContext]*userContext{}
+	d.direct.Store(true)
+	d.qps.init(minQPSlot, maxQPSlot)
+	d.mrs.init(1, maxMR+1)
+	d.ahs.init(1, maxAH+1)
+	defer func() {
+		if err != nil {
+			d.Close()
+		}
+	}()
+	for _, a := range cfg.Addrs {
+		e := &endpoint{dev: d, addr: a}
+		if e.wire, err = cfg.Network.Listen(a, e); err != nil {
+			return fail(err)
+		}
+		d.endpoints = append(d.endpoints, e)
+	}
+	if err := d.fabric.join(d); err != nil {
+		return fail(err)
+	}
+	return d, nil
+}
+
+// IB is the device for ib.Core.Register.
+func (d *Device) IB() *ib.Device { return d.obj }
+
+// Endpoints are the device's places in the network, for statistics.
+func (d *Device) Endpoints() []wire.Endpoint {
+	var w []wire.Endpoint
+	for _, e := range d.endpoints {
+		w = append(w, e.wire)
+	}
+	return w
+}
+
+// Close frees the addresses. The device must not be registered, or be unregistered already. It may sleep, and
+// must not be called from a callback.
+func (d *Device) Close() error {
+	if d.closed.Swap(true) {
+		return nil
+	}
+	d.fabric.leave(d)
+	var errs []error
+	for _, e := range d.endpoints {
+		errs = append(errs, e.wire.Close())
+	}
+	d.workers.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close device %s: %w", d.name, err)
+	}
+	return nil
+}
+
+// random may not sleep.
+func (d *Device) random() uint32 {
+	d.rand.Lock()
+	defer d.rand.Unlock()
+	return d.rand.Uint32()
+}
+
+// Limits, as the kernel's rxe has them (rxe_param.h), where this driver does not have its own.
+const (
+	maxQPWR      = 1 << 20
+	maxSGE       = 32
+	maxInline    = maxSGE * 16
+	maxRdAtomic  = 128
+	maxMsgSize   = 1 << 31
+	vendorID     = 0xffffff
+	ackDelayCode = 15
+
+	// Device capabilities (enum ib_device_cap_flags).
+	capBadPKeyCounter  = 1 << 1
+	capBadQKeyCounter  = 1 << 2
+	capUDAVPortEnforce = 1 << 6
+	capPortActiveEvent = 1 << 10
+	capSysImageGUID    = 1 << 11
+	capRCRNRNakGen     = 1 << 12
+	portCapCM          = 1 << 16 // enum ib_port_cap_flags
+	portWidth1X        = 1       // enum ib_port_width
+	portSpeedSDR       = 1       // enum ib_port_speed
+	portPhysPolling    = 2       // enum ib_port_phys_state
+	portPhysDisabled   = 3
+	portPhysLinkUp     = 5
+)
+
+// UserABI is the driver's number and the version of its private data in the user ABI (RDMA_DRIVER_RXE,
+// RXE_UVERBS_ABI_VERSION): those of the kernel's rxe, whose provider in libibverbs works with this driver.
+func (d *Device) UserABI() (driverID, version uint32) { return uint32(abi.DriverRXE), 2 }
+
+// QueryDevice implements ib.Driver.
+func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
+	return ib.DeviceAttr{
+		NodeGUID:     d.guid,
+		SysImageGUID: d.guid,
+		MaxMRSize:    ^uint64(0),
+		PageSizeCap:  0xfffff000,
+		VendorID:     vendorID,
+		MaxQP:        maxQPSlot - minQPSlot,
+		MaxQPWR:      maxQPWR,
+		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
+			capSysImageGUID | capRCRNRNakGen,
+		MaxSendSGE:      maxSGE,
+		MaxRecvSGE:      maxSGE,
+		MaxSGERd:        maxSGE,
+		MaxCQ:           maxCQ,
+		MaxCQE:          maxCQE,
+		MaxMR:           maxMR,
+		MaxPD:           1 << 20,
+		MaxQPRdAtom:     maxRdAtomic,
+		MaxResRdAtom:    maxRdAtomic * (maxQPSlot - minQPSlot),
+		MaxQPInitRdAtom: maxRdAtomic,
+		AtomicCap:       ib.AtomicHCA,
+		MaxAH:           maxAH,
+		MaxPKeys:        1,
+		LocalCAAckDelay: ackDelayCode,
+		PhysPorts:       1,
+	}, nil
+}
+
+// QueryPort implements ib.Driver.
+func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
+	if port != 1 {
+		return ib.PortAttr{}, fmt.Errorf("port %d: a device has port 1 only: %w", port, syscall.EINVAL)
+	}
+	a := ib.PortAttr{
+		State:        ib.PortActive,
+		PhysState:    portPhysLinkUp,
+		MaxMTU:       ib.MTU4096,
+		ActiveMTU:    d.activeMTU(),
+		GIDTableLen:  gidTableLen,
+		PKeyTableLen: 1,
+		CapFlags:     portCapCM,
+		MaxMsgSize:   maxMsgSize,
+		MaxVLNum:     1,
+		ActiveWidth:  portWidth1X,
+		ActiveSpeed:  portSpeedSDR,
+		Netdev:       d.netdev.Name,
+		LinkLayer:    ib.LinkEthernet,
+	}
+	switch {
+	case d.netdev.Up && d.netdev.Running:
+	case d.netdev.Up:
+		a.State, a.PhysState = ib.PortDown, portPhysPolling
+	default:
+		a.State, a.PhysState = ib.PortDown, portPhysDisabled
+	}
+	return a, nil
+}
+
+// activeMTU is the largest path MTU that fits the interface; 256 where none does, as in rxe_set_mtu.
+func (d *Device) activeMTU() ib.MTU {
+	return max(ib.MTU(roce.MTUFromLink(d.netdev.MTU)), ib.MTU256)
+}
+
+// userContext is what the driver keeps for an open device file.
+type userContext struct {
+	ib.UserContext
+	dir directory
+}
+
+// AllocUserContext implements ib.UserContexter.
+func (d *Device) AllocUserContext(u *ib.Udata) error {
+	c := &userContext{UserContext: u.Context}
+	if err := c.dir.open(u.Context); err != nil {
+		return fmt.Errorf("directory of queue pairs: %w", err)
+	}
+	d.contexts.Lock()
+	defer d.contexts.Unlock()
+	d.contexts.m[u.Context] = c
+	return nil
+}
+
+// DeallocUserContext implements ib.UserContexter.
+func (d *Device) DeallocUserContext(u ib.UserContext) {
+	d.contexts.Lock()
+	c := d.contexts.m[u]
+	delete(d.contexts.m, u)
+	d.contexts.Unlock()
+	if c != nil {
+		c.dir.close()
+	}
+}
+
+// context finds the context that a command came from, nil if from a consumer in this process.
+func (d *Device) context(u *ib.Udata) *userContext {
+	if u == nil || u.Context == nil {
+		return nil
+	}
+	d.contexts.Lock()
+	defer d.contexts.Unlock()
+	return d.contexts.m[u.Context]
+}
+
+// moved notes in the directory that a completion ring has a new place.
+func (c *userContext) moved() {
+	if c != nil {
+		c.dir.refresh()
+	}
+}

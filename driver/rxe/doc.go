@@ -1,0 +1,64 @@
+// Package rxe is the software RoCEv2 driver: a [Device] that speaks the InfiniBand transport protocol (IBA volume
+// 1, chapter 9) over UDP, all of it in this process. It mirrors drivers/infiniband/sw/rxe, whose map of files it
+// keeps and whose queue layout and device attributes it has, so that programs with the stock rxe provider of
+// libibverbs run on it. Where the kernel's rxe departs from the specification it follows the specification.
+//
+// # From a work request to a completion
+//
+//	consumer         queue pair A               wire or Fabric        queue pair B       consumer
+//
+//	send ring -----> requester --> egress --------> train ----------> responder -------> memory
+//	                     ^                                             |     |
+//	                     | window                                      |     +---------> completion ring
+//	completion <---- completer <------ ACK, READ response <-- egress <-+     ^
+//	ring                 |                                                   +---------- receive ring
+//	                     +--> memory (RDMA READ)
+//
+// The requester (req.go) takes work requests out of the send ring, cuts them into packets of the path MTU, and
+// lays those into trains (train.go), runs of packets that the network takes at once. The responder (resp.go)
+// checks a request, stores the data, completes a receive, and answers. The completer (comp.go) takes the answers
+// and completes the work requests. What is lost is sent again from the oldest packet without an answer on, after a
+// NAK, a gap among the responses, or a timeout (timer.go).
+//
+// # Threads
+//
+// The engine has no threads. Whoever has a reason runs it to completion, in a [pass]: a doorbell or PostSend, on
+// the caller's thread; packets that arrive, on the endpoint's thread; a timer. Each queue pair has one lock, which
+// guards all three of its state machines, and no two of them are held together: packets are made under the lock
+// and sent after it was released, in order, because only one pass at a time sends from an egress queue. A packet
+// to another device of the same [Fabric] is not sent: the same pass takes it to the other queue pair, whose answer
+// it takes back, so that a message between two programs of one service costs no change of thread and no system
+// call. A pass that takes long is finished by a goroutine.
+//
+// # Memory
+//
+// Every queue is a ring in the layout of struct rxe_queue_buf (queue.go): shared with a user process, or in
+// memory of this process for a consumer here, so that there is one path for both. Work requests are copied out of
+// a ring once, then checked (wqe.go). Of registered memory the engine holds no pointer; package umem copies in and
+// out, one call for a train rather than for a packet. On the data path nothing is allocated.
+//
+// When the service dies, [Abandon] completes what its programs wait for, with errors.
+//
+// # Files
+//
+//	device.go   Device, its attributes, user contexts      rxe.c, rxe_verbs.c, rxe_param.h
+//	gid.go      GID and P_Key tables
+//	fabric.go   devices that reach each other in memory    (loopback in rxe_net.c)
+//	queue.go    rings                                      rxe_queue.h
+//	wqe.go      work requests in the rings                 struct rxe_send_wqe, rxe_recv_wqe
+//	cq.go       completion queues                          rxe_cq.c
+//	mr.go       domains, regions, keys, atomics            rxe_mr.c
+//	av.go       address vectors and handles                rxe_av.c
+//	table.go    numbers of objects                         rxe_pool.c
+//	qp.go       queue pairs                                rxe_qp.c
+//	modify.go   their attributes and states                rxe_qp.c
+//	req.go      requester                                  rxe_req.c
+//	comp.go     completer                                  rxe_comp.c
+//	resp.go     responder                                  rxe_resp.c
+//	recv.go     packets that arrive                        rxe_recv.c
+//	train.go    packets that leave; copying of payload     rxe_net.c
+//	pass.go     one run of the engine                      rxe_task.c
+//	timer.go    timeouts
+//	counters.go statistics                                 rxe_hw_counters.c
+//	abandon.go  the end of programs without a service
+package rxe

@@ -1,0 +1,98 @@
+package rxe
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Fabric is a set of devices in one process that reach each other without the network: a packet from one to
+// another is handed over in memory, by the thread that made it. The bytes, and what is done with them, are the
+// same as on the wire, save the ICRC. The zero Fabric is ready for use and safe for concurrent use.
+type Fabric struct {
+	mu   sync.Mutex                 // one change at a time
+	view atomic.Pointer[fabricView] // replaced, not changed
+}
+
+type fabricView struct {
+	byAddr map[netip.Addr]*Device
+	byGID  map[ib.GID]*Device // default GIDs
+}
+
+func (f *Fabric) load() *fabricView {
+	if f == nil {
+		return &noFabric
+	}
+	if v := f.view.Load(); v != nil {
+		return v
+	}
+	return &noFabric
+}
+
+var noFabric fabricView
+
+// join makes the device known by its addresses and its default GID.
+func (f *Fabric) join(d *Device) error {
+	if f == nil {
+		return nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.copyView(nil)
+	for _, e := range d.endpoints {
+		if o := v.byAddr[e.addr]; o != nil {
+			return fmt.Errorf("address %v belongs to device %s: %w", e.addr, o.name, syscall.EADDRINUSE)
+		}
+		v.byAddr[e.addr] = d
+	}
+	if _, taken := v.byGID[d.gids[0].GID]; !taken {
+		v.byGID[d.gids[0].GID] = d
+	}
+	f.view.Store(v)
+	return nil
+}
+
+// leave is the opposite of join.
+func (f *Fabric) leave(d *Device) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.view.Store(f.copyView(d))
+}
+
+func (f *Fabric) copyView(without *Device) *fabricView {
+	v := &fabricView{byAddr: map[netip.Addr]*Device{}, byGID: map[ib.GID]*Device{}}
+	old := f.load()
+	for a, d := range old.byAddr {
+		if d != without {
+			v.byAddr[a] = d
+		}
+	}
+	for g, d := range old.byGID {
+		if d != without {
+			v.byGID[g] = d
+		}
+	}
+	return v
+}
+
+// shortcut finds the device that a packet for dst can be handed to, nil if it has to travel.
+func (d *Device) shortcut(dst netip.Addr) *Device {
+	if !d.direct.Load() {
+		return nil
+	}
+	if peer := d.fabric.load().byAddr[dst]; peer != nil && peer.direct.Load() {
+		return peer
+	}
+	return nil
+}
+
+// SetShortcut tells whether packets to and from other devices of the Fabric may skip the network; they do so
+// where both devices allow it, which is how a device starts.
+func (d *Device) SetShortcut(on bool) { d.direct.Store(on) }

@@ -1,0 +1,225 @@
+package rxe
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"verbena/driver/rxe/wire"
+	"verbena/driver/rxe/wire/simnet"
+	"verbena/ib"
+)
+
+// seeds returns the seeds of the random tests: fixed ones, and one that is new each time.
+func seeds(n int) []uint64 {
+	s := []uint64{rand.Uint64()}
+	for i := range n - 1 {
+		s = append(s, uint64(i))
+	}
+	return s
+}
+
+// TestLoss runs streams of mixed work requests over a network that loses, repeats, damages and reorders, and
+// checks that everything arrives once, in order, and right.
+func TestLoss(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		rule wire.Rule
+		sign counter // counted by one of the devices if the rule did something
+	}{
+		{"drop", wire.Rule{Drop: 0.02}, cntCompRetry},
+		{"duplicate", wire.Rule{Duplicate: 0.2}, cntDupReq},
+		{"reorder", wire.Rule{Reorder: 0.02, Behind: 3}, cntRcvSeqErr},
+		{"jitter", wire.Rule{Jitter: 4 * time.Microsecond}, cntOutOfSeqReq},
+		{"all", wire.Rule{Drop: 0.01, Duplicate: 0.05, Corrupt: 0.005, Reorder: 0.01, Behind: 2}, cntCompRetry},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			signs := uint64(0)
+			for _, seed := range seeds(4) {
+				bubble(t, func(t *testing.T) {
+					t.Logf("seed %d", seed)
+					b := newBenchIn(t, setup{
+						bufLen: 4 << 20,
+						net:    simnet.Config{Latency: 20 * time.Microsecond, Bandwidth: 1 << 30, Rand: rand.NewPCG(seed, 1)},
+					})
+					check(t, b.net.Faults().Add(c.rule))
+					mtu := ib.MTU256 + ib.MTU(seed%5)
+					if c.rule.Jitter != 0 {
+						mtu = ib.MTU4096 // hardly a packet in order: many small ones would take their time
+					}
+					b.connect(conn{mtu: mtu, psn: 0xffff00})
+					r := rand.New(rand.NewPCG(seed, 2))
+					for range 4 {
+						stream(b, r, 48, seed)
+					}
+					signs += b.a.dev.counters[c.sign].n.Load() + b.b.dev.counters[c.sign].n.Load()
+					b.close()
+				})
+			}
+			if signs == 0 {
+				t.Errorf("%s is 0", counterNames[c.sign])
+			}
+		})
+	}
+}
+
+// stream sends n random work requests from a to b, all of them in flight together, and checks the result.
+func stream(b *bench, r *rand.Rand, n int, seed uint64) {
+	b.t.Helper()
+	type expectation struct{ src, dst []byte }
+	var (
+		wrs      []ib.SendWR
+		data     []expectation
+		received []ib.WC
+		sent     []ib.WC
+		at       = 64
+		added    uint64
+	)
+	counter := b.b.buf[:8]
+	before := binary.NativeEndian.Uint64(counter)
+	var olds []int // where the results of the atomics go
+	for i := range n {
+		size := r.IntN(6000)
+		switch r.IntN(8) {
+		case 0:
+			size = 0
+		case 1:
+			size = r.IntN(150_000)
+		}
+		if at+size+8 > len(b.a.buf) {
+			break
+		}
+		a, z := b.a.buf[at:at+size], b.b.buf[at:at+size]
+		wr := ib.SendWR{ID: uint64(i), SGList: split(r, b.a.sge(at, size)), RemoteAddr: b.b.addr + uint64(at), RKey: b.b.mr.RKey(), Imm: uint32(i)}
+		if r.IntN(3) > 0 {
+			wr.Flags |= ib.SendSignaled
+		}
+		wr.Opcode = []ib.WROpcode{
+			ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead, ib.WRAtomicFetchAdd,
+		}[r.IntN(6)]
+		x := expectation{a, z}
+		wc := ib.WC{ID: uint64(i)}
+		switch wr.Opcode {
+		case ib.WRSend, ib.WRSendWithImm:
+			b.b.recv(uint64(i), at, size)
+			in := ib.WC{ID: uint64(i), Opcode: ib.WCRecv, ByteLen: uint32(size)}
+			if wr.Opcode == ib.WRSendWithImm {
+				in.Flags, in.Imm = ib.WCWithImm, uint32(i)
+			}
+			received = append(received, in)
+			wc.Opcode = ib.WCSend
+		case ib.WRRDMAWriteWithImm:
+			b.b.recv(uint64(i), 0, 0)
+			received = append(received, ib.WC{ID: uint64(i), Opcode: ib.WCRecvRDMAWithImm, ByteLen: uint32(size), Flags: ib.WCWithImm, Imm: uint32(i)})
+			wc.Opcode = ib.WCRDMAWrite
+		case ib.WRRDMAWrite:
+			wc.Opcode = ib.WCRDMAWrite
+		case ib.WRRDMARead:
+			x = expectation{z, a}
+			wc.Opcode = ib.WCRDMARead
+		case ib.WRAtomicFetchAdd:
+			at = (at + 7) &^ 7
+			x = expectation{}
+			wr.SGList, wr.RemoteAddr, wr.CompareAdd = b.a.sge(at, 8), b.b.addr, 3
+			olds = append(olds, at)
+			size = 8
+			added += 3
+			wc.Opcode = ib.WCFetchAdd
+		}
+		fill(x.src, seed+uint64(i))
+		clear(x.dst)
+		data = append(data, x)
+		if i == n-1 {
+			wr.Flags |= ib.SendSignaled
+		}
+		if wr.Flags&ib.SendSignaled != 0 {
+			sent = append(sent, wc)
+		}
+		wrs = append(wrs, wr)
+		at += size
+	}
+	for len(wrs) > 0 {
+		k := 1 + r.IntN(len(wrs))
+		b.a.send(wrs[:k]...)
+		wrs = wrs[k:]
+	}
+	stop := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(7 * time.Microsecond):
+				b.a.qp.Driver().(*QP).verify(b.t)
+			}
+		}
+	}()
+	b.a.expect(sent...)
+	b.b.expect(received...)
+	close(stop)
+	b.a.none()
+	b.b.none()
+	for i, x := range data {
+		if !bytes.Equal(x.src, x.dst) {
+			b.t.Fatalf("seed %d: work request %d: data differ from byte %d of %d on", seed, i, firstDifference(x.src, x.dst), len(x.src))
+		}
+	}
+	if got := binary.NativeEndian.Uint64(counter) - before; got != added {
+		b.t.Fatalf("seed %d: atomics added %d instead of %d", seed, got, added)
+	}
+	for i, o := range olds {
+		if got := binary.NativeEndian.Uint64(b.a.buf[o:]) - before; got != uint64(3*i) {
+			b.t.Fatalf("seed %d: atomic %d found %d added instead of %d", seed, i, got, 3*i)
+		}
+	}
+}
+
+// verify checks what the requester keeps count of against the work requests in flight.
+func (qp *QP) verify(t testing.TB) {
+	t.Helper()
+	qp.mu.Lock()
+	defer qp.mu.Unlock()
+	r := &qp.req
+	place := r.place()
+	if int32(r.at-r.flight.head) < 0 || int32(r.flight.tail-r.at) < 0 || place.Less(r.una) || r.sent.Less(place) || r.next.Less(r.sent) {
+		t.Errorf("una %d, place %d, sent %d, next %d; at %d of %d to %d", r.una, place, r.sent, r.next, r.at, r.flight.head, r.flight.tail)
+	}
+	out, reads, ordered := 0, 0, 0
+	for n := r.flight.head; n != r.flight.tail; n++ {
+		w := r.flight.at(n)
+		if w.kind == opRead || w.kind == opAtomic {
+			ordered++
+		}
+		from, to := max(r.una.Diff(w.first), 0), min(place.Diff(w.first), w.packets)
+		if from >= to {
+			continue
+		}
+		out += w.cost(qp.mtu, from, to)
+		switch w.kind {
+		case opRead:
+			reads += (to-1)/qp.chunkPackets() - from/qp.chunkPackets() + 1
+		case opAtomic:
+			reads++
+		}
+	}
+	if out != r.out || reads != r.reads || ordered != r.ordered || r.reads > int(qp.attr.MaxRdAtomic) {
+		t.Errorf("out %d, reads %d, ordered %d; the work requests say %d, %d, %d", r.out, r.reads, r.ordered, out, reads, ordered)
+	}
+}
+
+// split cuts a gather list of one element into up to four.
+func split(r *rand.Rand, list []ib.SGE) []ib.SGE {
+	s := list[0]
+	list = nil
+	for i := range 3 {
+		n := uint32(r.IntN(int(s.Length) + 1))
+		if r.IntN(2) == 0 || i > 0 && n == 0 {
+			continue
+		}
+		list = append(list, ib.SGE{Addr: s.Addr, Length: n, LKey: s.LKey})
+		s.Addr, s.Length = s.Addr+uint64(n), s.Length-n
+	}
+	return append(list, s)
+}

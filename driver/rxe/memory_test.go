@@ -1,0 +1,212 @@
+package rxe
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"verbena/driver/rxe/wire"
+	"verbena/driver/rxe/wire/simnet"
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// unsteady is memory that goes away, or that is slow.
+type unsteady struct {
+	*umem.Local
+	gone   atomic.Bool
+	blocks atomic.Bool
+	block  chan struct{} // an access that blocks waits for it
+}
+
+func (u *unsteady) access() error {
+	if u.blocks.Load() {
+		<-u.block
+	}
+	if u.gone.Load() {
+		return umem.ErrFault
+	}
+	return nil
+}
+
+func (u *unsteady) ReadV(dst [][]byte, addr uint64) error {
+	if err := u.access(); err != nil {
+		return err
+	}
+	return u.Local.ReadV(dst, addr)
+}
+
+func (u *unsteady) WriteV(src [][]byte, addr uint64) error {
+	if err := u.access(); err != nil {
+		return err
+	}
+	return u.Local.WriteV(src, addr)
+}
+
+// register makes a region of n's buffer whose memory is unsteady.
+func register(n *node) (*unsteady, *ib.MR) {
+	n.t.Helper()
+	u := &unsteady{Local: n.mem, block: make(chan struct{})}
+	mr, err := n.pd.RegMR(u, nil, n.addr, uint64(len(n.buf)), n.addr, allAccess, nil)
+	check(n.t, err)
+	return u, mr
+}
+
+// TestMemoryGone: memory that a process has unmapped since it registered it is a protection error at whichever
+// end it is; nothing completes well without its data.
+func TestMemoryGone(t *testing.T) {
+	for _, c := range []struct {
+		name             string
+		op               ib.WROpcode
+		atA              bool // whose memory is gone
+		sender, receiver ib.WCStatus
+	}{
+		{"gather of a send", ib.WRSend, true, ib.WCLocProtErr, ib.WCSuccess},
+		{"gather of a write", ib.WRRDMAWrite, true, ib.WCLocProtErr, ib.WCSuccess},
+		{"scatter of a read", ib.WRRDMARead, true, ib.WCLocProtErr, ib.WCSuccess},
+		{"scatter of an atomic", ib.WRAtomicFetchAdd, true, ib.WCLocProtErr, ib.WCSuccess},
+		{"scatter of a send", ib.WRSend, false, ib.WCRemOpErr, ib.WCLocProtErr},
+		{"target of a write", ib.WRRDMAWrite, false, ib.WCRemAccessErr, ib.WCWRFlushErr},
+		{"target of a write with immediate", ib.WRRDMAWriteWithImm, false, ib.WCRemAccessErr, ib.WCWRFlushErr},
+		{"source of a read", ib.WRRDMARead, false, ib.WCRemAccessErr, ib.WCWRFlushErr},
+		{"target of an atomic", ib.WRAtomicFetchAdd, false, ib.WCRemAccessErr, ib.WCWRFlushErr},
+	} {
+		both := func(t *testing.T, size int) {
+			eachNetwork(t, func(t *testing.T, s setup) {
+				b := newBench(t, s)
+				b.connect(conn{})
+				ua, ma := register(b.a)
+				ub, mb := register(b.b)
+				if c.op == ib.WRAtomicFetchAdd {
+					size = 8
+				}
+				_, err := b.b.qp.PostRecv(ib.RecvWR{ID: 5, SGList: []ib.SGE{{Addr: b.b.addr, Length: uint32(size), LKey: mb.LKey()}}})
+				check(t, err)
+				if c.atA {
+					ua.gone.Store(true)
+				} else {
+					ub.gone.Store(true)
+				}
+				wr := ib.SendWR{ID: 1, Opcode: c.op, RemoteAddr: b.b.addr, RKey: mb.RKey(),
+					SGList: []ib.SGE{{Addr: b.a.addr, Length: uint32(size), LKey: ma.LKey()}}}
+				b.a.send(wr, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite})
+				b.a.expect(ib.WC{ID: 1, Status: c.sender}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
+				synctest.Wait()
+				if c.receiver == ib.WCSuccess {
+					b.b.none()
+				} else {
+					b.b.expect(ib.WC{ID: 5, Status: c.receiver})
+				}
+				check(t, ma.Dereg())
+				check(t, mb.Dereg())
+			})
+		}
+		t.Run(c.name+", one packet", func(t *testing.T) { both(t, 500) })
+		t.Run(c.name+", many", func(t *testing.T) { both(t, 50_000) })
+	}
+}
+
+// TestDeregWaits: Dereg returns when no access is in flight any more.
+func TestDeregWaits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBench(t, setup{shortcut: true})
+		b.connect(conn{})
+		u, mr := register(b.b)
+		u.blocks.Store(true)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100), RemoteAddr: b.b.addr, RKey: mr.RKey()})
+		})
+		synctest.Wait()
+		var done atomic.Bool
+		wg.Go(func() {
+			if err := mr.Dereg(); err != nil {
+				t.Error(err)
+			}
+			done.Store(true)
+		})
+		synctest.Wait()
+		if done.Load() {
+			t.Error("Dereg has returned while the memory is being written")
+		}
+		close(u.block)
+		wg.Wait()
+		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
+	})
+}
+
+// slowNet is a network whose Send takes until it is let go.
+type slowNet struct {
+	*simnet.Net
+	slow atomic.Bool
+	gate chan struct{}
+}
+
+type slowEndpoint struct {
+	wire.Endpoint
+	net *slowNet
+}
+
+func (n *slowNet) Listen(a netip.Addr, r wire.Receiver) (wire.Endpoint, error) {
+	e, err := n.Net.Listen(a, r)
+	return slowEndpoint{e, n}, err
+}
+
+func (e slowEndpoint) Send(t *wire.Train) error {
+	if e.net.slow.Load() {
+		<-e.net.gate
+	}
+	return e.Endpoint.Send(t)
+}
+
+// TestDestroyWaits: Destroy returns when no thread sends for the queue pair any more.
+func TestDestroyWaits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		net := &slowNet{Net: simnet.New(simnet.Config{}), gate: make(chan struct{})}
+		b := newBench(t, setup{network: net, addrs: [2]netip.Addr{addrA, addrB}})
+		a, z := b.a.newQP(setup{typ: ib.QPTypeRC, cap: userCap}), b.b.newQP(setup{typ: ib.QPTypeRC, cap: userCap})
+		connectQPs(t, b.a.dev, a, b.b.dev, z, conn{})
+		net.slow.Store(true)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := a.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite}); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		var done atomic.Bool
+		wg.Go(func() {
+			if err := a.Destroy(); err != nil {
+				t.Error(err)
+			}
+			done.Store(true)
+		})
+		synctest.Wait()
+		if done.Load() {
+			t.Error("Destroy has returned while a packet is being sent")
+		}
+		net.slow.Store(false)
+		close(net.gate)
+		wg.Wait()
+		check(t, z.Destroy())
+	})
+}
+
+// TestPutBack: what could not be sent comes before what was queued since.
+func TestPutBack(t *testing.T) {
+	trains := make([]*train, 5)
+	for i := range trains {
+		trains[i] = &train{packets: i}
+	}
+	var e egress
+	e.queue = append(e.queue, trains[:3]...)
+	batch := e.take(nil)
+	e.queue = append(e.queue, trains[3:]...)
+	e.putBack(batch[1:])
+	if !slices.Equal(e.queue, trains[1:]) {
+		t.Errorf("queue is %v", e.queue)
+	}
+}

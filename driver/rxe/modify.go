@@ -1,0 +1,163 @@
+package rxe
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/roce"
+)
+
+// checkAttr checks the values of attributes (rxe_qp_chk_attr).
+func (qp *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
+	for _, c := range []struct {
+		bit ib.QPAttrMask
+		bad bool
+		is  string
+	}{
+		{ib.QPAttrPort, a.Port != 1, "port"},
+		{ib.QPAttrPKeyIndex, a.PKeyIndex != 0, "P_Key index"},
+		{ib.QPAttrPathMTU, !a.PathMTU.Valid(), "path MTU"},
+		{ib.QPAttrMaxRdAtomic, a.MaxRdAtomic > maxRdAtomic, "number of outgoing reads"},
+		{ib.QPAttrMaxDestRdAtomic, a.MaxDestRdAtomic > maxRdAtomic, "number of incoming reads"},
+		{ib.QPAttrTimeout, a.Timeout > 31, "timeout code"},
+		{ib.QPAttrRetryCnt, a.RetryCnt > 7, "retry count"},
+		{ib.QPAttrRNRRetry, a.RNRRetry > 7, "RNR retry count"},
+		{ib.QPAttrMinRNRTimer, a.MinRNRTimer > 31, "RNR timer code"},
+		{ib.QPAttrDestQPN, a.DestQPN > roce.PSNMask, "destination queue pair number"},
+		{ib.QPAttrAltPath, a.AltPort > 1 || a.AltTimeout > 31, "alternate path"},
+	} {
+		if mask&c.bit != 0 && c.bad {
+			return fmt.Errorf("the %s is out of range: %w", c.is, syscall.EINVAL)
+		}
+	}
+	const known = ib.QPAttrState | ib.QPAttrCurState | ib.QPAttrEnSQDAsyncNotify | ib.QPAttrAccessFlags |
+		ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrQKey | ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrTimeout |
+		ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrRQPSN | ib.QPAttrMaxRdAtomic | ib.QPAttrAltPath |
+		ib.QPAttrMinRNRTimer | ib.QPAttrSQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrPathMigState | ib.QPAttrDestQPN
+	if mask&^known != 0 {
+		return fmt.Errorf("attributes %#x cannot be changed: %w", uint32(mask&^known), syscall.EOPNOTSUPP)
+	}
+	return nil
+}
+
+// Modify implements ib.DriverQP. The midlayer sees to it that there is one Modify of a queue pair at a time.
+func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
+	if err := qp.checkAttr(a, mask); err != nil {
+		return err
+	}
+	var to *path
+	if mask&ib.QPAttrAV != 0 {
+		var err error
+		if to, err = qp.dev.resolve(&a.AH); err != nil {
+			return err
+		}
+	}
+	p := qp.dev.begin(false)
+	qp.mu.Lock()
+	err := qp.change(a, mask, to)
+	qp.advance(p)
+	qp.mu.Unlock()
+	p.end()
+	return err
+}
+
+// change makes the change; qp.mu is held. (rxe_qp_from_attr)
+func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
+	moves := mask&ib.QPAttrState != 0
+	if moves && qp.state != a.CurState && a.State != ib.QPErr && a.State != ib.QPReset {
+		// It went to an error state meanwhile.
+		return fmt.Errorf("queue pair is in state %v: %w", qp.state, syscall.EINVAL)
+	}
+	if moves && qp.state == ib.QPSQD && !qp.drained && a.State != ib.QPErr && a.State != ib.QPReset {
+		return fmt.Errorf("send queue is being drained: %w", syscall.EINVAL)
+	}
+	if to != nil {
+		qp.path, qp.attr.AH = to, a.AH
+	}
+	for _, c := range []struct {
+		bit ib.QPAttrMask
+		set func()
+	}{
+		{ib.QPAttrEnSQDAsyncNotify, func() { qp.attr.EnSQDAsyncNotify = a.EnSQDAsyncNotify }},
+		{ib.QPAttrAccessFlags, func() { qp.attr.AccessFlags = a.AccessFlags }},
+		{ib.QPAttrPKeyIndex, func() { qp.attr.PKeyIndex = a.PKeyIndex }},
+		{ib.QPAttrPort, func() { qp.attr.Port = a.Port }},
+		{ib.QPAttrQKey, func() { qp.attr.QKey = a.QKey }},
+		{ib.QPAttrPathMTU, func() {
+			qp.attr.PathMTU, qp.pathMTU = a.PathMTU, roce.MTU(a.PathMTU)
+			qp.mtu = a.PathMTU.Bytes()
+		}},
+		{ib.QPAttrTimeout, func() { qp.attr.Timeout = a.Timeout }},
+		{ib.QPAttrRetryCnt, func() { qp.attr.RetryCnt, qp.req.retries = a.RetryCnt, a.RetryCnt }},
+		{ib.QPAttrRNRRetry, func() { qp.attr.RNRRetry, qp.req.rnrRetries = a.RNRRetry, a.RNRRetry }},
+		{ib.QPAttrMinRNRTimer, func() { qp.attr.MinRNRTimer = a.MinRNRTimer }},
+		{ib.QPAttrMaxRdAtomic, func() { qp.attr.MaxRdAtomic = a.MaxRdAtomic }},
+		{ib.QPAttrMaxDestRdAtomic, func() {
+			qp.attr.MaxDestRdAtomic = a.MaxDestRdAtomic
+			qp.resp.past, qp.resp.oldest = nil, 0
+		}},
+		{ib.QPAttrDestQPN, func() { qp.attr.DestQPN = a.DestQPN }},
+		{ib.QPAttrRQPSN, func() { qp.resp.psn = roce.MakePSN(a.RQPSN) }},
+		{ib.QPAttrSQPSN, func() { qp.req.begin(roce.MakePSN(a.SQPSN)) }},
+		{ib.QPAttrAltPath, func() {
+			qp.attr.AltAH, qp.attr.AltPort = a.AltAH, a.AltPort
+			qp.attr.AltPKeyIndex, qp.attr.AltTimeout = a.AltPKeyIndex, a.AltTimeout
+		}},
+		{ib.QPAttrPathMigState, func() { qp.attr.PathMigState = a.PathMigState }},
+	} {
+		if mask&c.bit != 0 {
+			c.set()
+		}
+	}
+	if !moves {
+		return nil
+	}
+	switch a.State {
+	case ib.QPReset:
+		qp.reset()
+	case ib.QPErr:
+		qp.enterError()
+	case ib.QPSQD:
+		qp.drained = qp.state == ib.QPSQD && qp.drained
+		qp.setState(a.State)
+	case ib.QPRTS:
+		if qp.state == ib.QPSQE {
+			qp.req.rewind()
+		}
+		qp.setState(a.State)
+	default:
+		qp.setState(a.State)
+	}
+	return nil
+}
+
+// reset forgets everything that is outstanding, without completions. (rxe_qp_reset)
+func (qp *QP) reset() {
+	qp.setState(ib.QPReset)
+	qp.req.reset()
+	qp.resp.reset()
+	qp.egress.drop()
+	qp.timer.unblock, qp.egress.blocked = noTime, false
+	qp.path, qp.drained = nil, false
+	sq, ok1 := qp.sq.producer()
+	rq, ok2 := qp.rq.producer()
+	if !ok1 || !ok2 || !qp.sq.setConsumer(sq) || !qp.rq.setConsumer(rq) {
+		qp.ringGone()
+		return
+	}
+	qp.sqDone, qp.rqNext = sq, rq
+	qp.sqNext.Store(sq)
+}
+
+// Query implements ib.DriverQP. (rxe_qp_to_attr)
+func (qp *QP) Query(ib.QPAttrMask) (ib.QPAttr, error) {
+	qp.mu.Lock()
+	defer qp.mu.Unlock()
+	a := qp.attr
+	a.State, a.CurState = qp.state, qp.state
+	a.Cap = qp.cap
+	a.RQPSN, a.SQPSN = uint32(qp.resp.psn), uint32(qp.req.place())
+	a.SQDraining = qp.state == ib.QPSQD && !qp.drained
+	return a, nil
+}

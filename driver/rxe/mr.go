@@ -1,0 +1,153 @@
+package rxe
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/umem"
+)
+
+// pd is a protection domain. Its identity is all that matters.
+type pd struct{ dev *Device }
+
+// AllocPD implements ib.Driver.
+func (d *Device) AllocPD(*ib.PD, *ib.Udata) (ib.DriverPD, error) { return &pd{dev: d}, nil }
+
+// Dealloc implements ib.DriverPD.
+func (*pd) Dealloc() error { return nil }
+
+// mr is a memory region. Local and remote key are one number: the index in the device's table, and eight bits
+// that differ each time the index is used again.
+type mr struct {
+	dev    *Device
+	pd     *pd
+	region *umem.Region
+	access ib.AccessFlags
+	key    uint32
+
+	users atomic.Int32  // accesses in flight, and 1 for being registered
+	idle  chan struct{} // closed when users has become 0
+}
+
+const (
+	maxMR        = 1<<19 - 1 // RXE_MAX_MR
+	remoteAccess = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+)
+
+// keyGenerations gives the low eight bits of the next key with an index.
+type keyGenerations struct {
+	mu   sync.Mutex
+	next map[uint32]uint8
+}
+
+func (k *keyGenerations) take(index uint32, seed uint8) uint8 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.next == nil {
+		k.next = map[uint32]uint8{}
+	}
+	g, ok := k.next[index]
+	if !ok {
+		g = seed
+	}
+	k.next[index] = g + 1
+	return g
+}
+
+// RegMR implements ib.Driver.
+func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, _ *ib.Udata) (ib.DriverMR, error) {
+	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessHugeTLB | ib.AccessOptional
+	if access&^known != 0 {
+		return nil, fmt.Errorf("access flags %#x: %w", uint32(access&^known), syscall.EOPNOTSUPP)
+	}
+	index, ok := d.mrs.reserve()
+	if !ok {
+		return nil, fmt.Errorf("%d memory regions exist: %w", maxMR, syscall.ENOMEM)
+	}
+	m := &mr{
+		dev: d, pd: obj.PD().Driver().(*pd), region: r, access: access,
+		key:  index<<8 | uint32(d.mrKeys.take(index, uint8(d.random()))),
+		idle: make(chan struct{}),
+	}
+	m.users.Store(1)
+	d.mrs.set(index, m)
+	rkey := m.key
+	if access&remoteAccess == 0 {
+		rkey = 0
+	}
+	obj.SetKeys(m.key, rkey)
+	return m, nil
+}
+
+// Dereg implements ib.DriverMR.
+func (m *mr) Dereg() error {
+	m.dev.mrs.set(m.key>>8, nil)
+	m.put()
+	<-m.idle
+	m.dev.mrs.drop(m.key >> 8)
+	return nil
+}
+
+// get begins an access, false if the region is going away.
+func (m *mr) get() bool {
+	for {
+		n := m.users.Load()
+		if n == 0 {
+			return false
+		}
+		if m.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// put ends an access.
+func (m *mr) put() {
+	if m.users.Add(-1) == 0 {
+		close(m.idle)
+	}
+}
+
+// memory finds the region of a key in a domain with a right, and begins an access to it; nil if there is no such
+// region. No right, 0, is what reading by a local key needs. (lookup_mr)
+func (d *Device) memory(in *pd, key uint32, right ib.AccessFlags) *mr {
+	m := d.mrs.get(key >> 8)
+	if m == nil || m.key != key || m.pd != in || m.access&right != right || !m.get() {
+		return nil
+	}
+	return m
+}
+
+// atomics makes the atomic operations of a device atomic among its queue pairs (ib.AtomicHCA). The memory belongs
+// to another process, which may change it at the same time; the lock does not help against that.
+type atomics struct {
+	sync.Mutex
+	buf [atomicLen]byte
+	vec [1][]byte
+}
+
+// atomic does what a CmpSwap or FetchAdd asks for, and returns what the memory held before.
+func (m *mr) atomic(op roce.Opcode, h roce.AtomicETH) (old uint64, err error) {
+	a := &m.dev.atomics
+	a.Lock()
+	defer a.Unlock()
+	a.vec[0] = a.buf[:]
+	if err := m.region.ReadV(a.vec[:], h.VA()); err != nil {
+		return 0, err
+	}
+	old = binary.NativeEndian.Uint64(a.buf[:])
+	fresh := old + h.SwapAdd()
+	if op == roce.RCCmpSwap {
+		if old != h.Compare() {
+			return old, nil
+		}
+		fresh = h.SwapAdd()
+	}
+	binary.NativeEndian.PutUint64(a.buf[:], fresh)
+	return old, m.region.WriteV(a.vec[:], h.VA())
+}

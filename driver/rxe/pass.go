@@ -1,0 +1,201 @@
+package rxe
+
+import (
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	"verbena/driver/rxe/wire"
+)
+
+// pass is one run of the engine to completion, on the thread that had a reason for it: a doorbell, packets that
+// came, a timer. It holds the thread's working memory and the queue pairs whose egress queues it drains.
+//
+// At most one queue pair is locked at a time: under its lock a queue pair turns work requests into packets, or
+// packets into completions and answers, and leaves what is to be sent in its egress queue; the packets are sent
+// after unlocking, by the one pass that drains that queue. A packet for a device of the same Fabric is not sent
+// but handled right here, which may give another queue pair something to send, and so on until nothing is left.
+type pass struct {
+	dev   *Device
+	todo  []*QP // whose egress queues this pass drains
+	done  int   // todo[:done] have been looked at
+	batch []*train
+	spent int // bytes sent since the thread began, and trainCost for each train
+
+	build   builder
+	gather  gather
+	scatter scatter
+	slot    [max(maxSendWQESize, maxRecvWQESize)]byte // a private copy of a work request
+	grh     [grhLen]byte
+	packets [][]byte
+
+	holds   bool      // callbacks run at the end of this pass
+	holding []*Device // whose callbacks wait for it
+}
+
+const (
+	// passBudget is what a pass may spend on the thread that it borrowed, a fraction of a millisecond; then a
+	// goroutine goes on.
+	passBudget = 2 << 20
+	// trainCost is what a train counts for beside its bytes: about as long as it takes.
+	trainCost = 4 << 10
+)
+
+var passPool = sync.Pool{New: func() any { return new(pass) }}
+
+// begin starts a pass. With callbacks it runs the completion handlers that come due at its end, on this thread,
+// which therefore must not be in a consumer's call.
+func (d *Device) begin(callbacks bool) *pass {
+	p := passPool.Get().(*pass)
+	p.dev, p.holds = d, callbacks
+	p.hold(d)
+	return p
+}
+
+// hold has the callbacks of the device wait for the end of this pass.
+func (p *pass) hold(d *Device) {
+	if !p.holds {
+		return
+	}
+	for _, h := range p.holding {
+		if h == d {
+			return
+		}
+	}
+	d.obj.HoldCallbacks()
+	p.holding = append(p.holding, d)
+}
+
+func (p *pass) runCallbacks() {
+	for i, d := range p.holding {
+		d.obj.RunCallbacks()
+		p.holding[i] = nil
+	}
+	p.holding = p.holding[:0]
+}
+
+// end drains the egress queues and gives the pass back. A pass that takes long is finished by a goroutine.
+func (p *pass) end() {
+	if p.drain(passBudget) {
+		p.runCallbacks()
+		p.release()
+		return
+	}
+	d := p.dev
+	d.workers.Add(1)
+	holds := p.holds
+	p.runCallbacks()
+	go func() {
+		defer d.workers.Done()
+		for p.holds = true; ; {
+			p.hold(d)
+			finished := p.drain(passBudget)
+			p.runCallbacks()
+			if finished {
+				break
+			}
+		}
+		p.holds = holds
+		p.release()
+	}()
+}
+
+func (p *pass) release() {
+	clear(p.todo)
+	p.todo, p.done, p.spent, p.dev = p.todo[:0], 0, 0, nil
+	passPool.Put(p)
+}
+
+// owe makes the pass drain the queue pair's egress queue, unless somebody does it already. qp.mu is held.
+func (p *pass) owe(qp *QP) {
+	if e := &qp.egress; len(e.queue) > 0 && !e.draining && !e.blocked {
+		e.draining = true
+		p.todo = append(p.todo, qp)
+	}
+}
+
+// drain sends until nothing is left, and reports true, or until the budget is spent.
+func (p *pass) drain(budget int) bool {
+	for p.spent = 0; p.done < len(p.todo); {
+		if p.spent > budget {
+			return false
+		}
+		qp := p.todo[p.done]
+		p.done++
+		p.drainQP(qp)
+		if p.done > 64 {
+			p.todo = append(p.todo[:0], p.todo[p.done:]...)
+			p.done = 0
+		}
+	}
+	return true
+}
+
+func (p *pass) drainQP(qp *QP) {
+	qp.mu.Lock()
+	qp.advance(p)
+	p.batch = qp.egress.take(p.batch[:0])
+	if len(p.batch) == 0 {
+		qp.egress.draining = false
+		qp.idle.Broadcast()
+		qp.mu.Unlock()
+		return
+	}
+	qp.mu.Unlock()
+	for i, t := range p.batch {
+		if p.send(t) {
+			continue
+		}
+		qp.mu.Lock()
+		qp.egress.putBack(p.batch[i:])
+		qp.egress.draining = false
+		qp.idle.Broadcast()
+		qp.block()
+		qp.mu.Unlock()
+		clear(p.batch)
+		return
+	}
+	clear(p.batch)
+	p.todo = append(p.todo, qp)
+}
+
+// send hands a train to the device that it is for, or to the network, and frees it. It reports false, and does
+// not free it, when the socket is full.
+func (p *pass) send(t *train) bool {
+	from := t.path.from
+	d := from.dev
+	if peer := d.shortcut(t.Dst); peer != nil {
+		p.spent += len(t.Buf) + trainCost
+		d.counters.add(cntSentPkts, t.packets)
+		p.deliver(peer, from.addr, t)
+		t.free()
+		return true
+	}
+	err := from.wire.Send(&t.Train)
+	if err != nil && errors.Is(err, wire.ErrAgain) {
+		return false
+	}
+	p.spent += len(t.Buf) + trainCost
+	if err != nil {
+		d.counters.add(cntSendErr, 1)
+	} else {
+		d.counters.add(cntSentPkts, t.packets)
+	}
+	t.free()
+	return true
+}
+
+// deliver has a device of the Fabric receive a train.
+func (p *pass) deliver(d *Device, src netip.Addr, t *train) {
+	p.hold(d)
+	p.packets = p.packets[:0]
+	for i := range t.packets {
+		b := t.Packet(i)
+		p.packets = append(p.packets, b[:len(b)-wire.ICRCLen])
+	}
+	p.receive(d, src, t.Dst, p.packets)
+}
+
+// egressRetry is when to try again after the socket was full. It drains in well less than that.
+const egressRetry = 100 * time.Microsecond

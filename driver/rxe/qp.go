@@ -1,0 +1,372 @@
+package rxe
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uverbs/abi"
+)
+
+// A queue pair number is a slot of the device's table in its low bits, and above them a count that goes up each
+// time the slot is used again, so that packets meant for a queue pair of the past do not reach its successor.
+const (
+	qpSlotBits = 16
+	minQPSlot  = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
+	maxQPSlot  = 1 << qpSlotBits
+)
+
+// QP is a queue pair: the requester takes send work requests out of the send ring and turns them into packets
+// (req.go), the completer takes the answers and makes completions (comp.go), the responder takes the peer's
+// requests (resp.go).
+type QP struct {
+	dev    *Device
+	obj    *ib.QP
+	num    uint32
+	typ    ib.QPType
+	pd     *pd
+	ctx    *userContext // nil for a consumer in this process
+	sendCQ *cq
+	recvCQ *cq
+	sigAll bool
+	cap    ib.QPCap
+	sq, rq *ring
+
+	// posting serialises PostRecv, which does not need mu.
+	posting sync.Mutex
+
+	// sqNext is the slot of the send ring that the requester looks at next; written under mu.
+	sqNext atomic.Uint32
+	// stateNow is a copy of state for those who do not hold mu.
+	stateNow atomic.Uint32
+
+	// mu guards what follows. The lock of one queue pair is never taken under that of another. Below it are the
+	// locks of the completion queues.
+	mu       sync.Mutex
+	idle     sync.Cond // on mu: egress.draining has become false
+	gone     bool      // destroyed
+	state    ib.QPState
+	drained  bool // in SQD: nothing is outstanding any more
+	attr     ib.QPAttr
+	path     *path
+	pathMTU  roce.MTU
+	mtu      int
+	sqDone   uint32 // slot of the send ring that completes next
+	rqNext   uint32 // slot of the receive ring that is taken next
+	req      requester
+	resp     responder
+	egress   egress
+	timer    timer
+	stranded bool // a ring's memory is gone
+}
+
+// CreateQP implements ib.Driver.
+func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
+	switch init.Type {
+	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD:
+	default:
+		return nil, fmt.Errorf("queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
+	}
+	c := &init.Cap
+	for _, l := range []struct {
+		what        string
+		asked, most uint32
+	}{
+		{"send work requests", c.MaxSendWR, maxQPWR}, {"receive work requests", c.MaxRecvWR, maxQPWR},
+		{"gather elements", c.MaxSendSGE, maxSGE}, {"scatter elements", c.MaxRecvSGE, maxSGE},
+		{"bytes inline", c.MaxInlineData, maxInline},
+	} {
+		if l.asked > l.most {
+			return nil, fmt.Errorf("%d %s, at most %d: %w", l.asked, l.what, l.most, syscall.EINVAL)
+		}
+	}
+	qp := &QP{
+		dev: d, obj: obj, typ: init.Type, pd: obj.PD().Driver().(*pd), ctx: d.context(u),
+		sendCQ: init.SendCQ.Driver().(*cq), recvCQ: init.RecvCQ.Driver().(*cq), sigAll: init.SigAll,
+		pathMTU: roce.MTU256,
+	}
+	qp.idle.L = &qp.mu
+	qp.req.reset()
+	if qp.typ == ib.QPTypeUD {
+		qp.pathMTU = roce.MTU(d.activeMTU())
+	}
+	qp.mtu = qp.pathMTU.Bytes()
+	qp.attr.PathMTU = ib.MTU(qp.pathMTU)
+	if err := qp.makeRings(c, u); err != nil {
+		return nil, err
+	}
+	slot, ok := d.qps.reserve()
+	if !ok {
+		qp.freeRings()
+		return nil, fmt.Errorf("%d queue pairs exist: %w", maxQPSlot-minQPSlot, syscall.ENOMEM)
+	}
+	qp.num = uint32(d.qpKeys.take(slot, uint8(d.random())))<<qpSlotBits | slot
+	if qp.ctx != nil {
+		if err := qp.ctx.dir.add(qp); err != nil {
+			d.qps.drop(slot)
+			qp.freeRings()
+			return nil, err
+		}
+	}
+	qp.timer.init(qp)
+	obj.SetNum(qp.num)
+	d.qps.set(slot, qp)
+	return qp, nil
+}
+
+// makeRings makes the two rings and tells a user where they are. The space for elements and for inline data is
+// one, so that what was asked for one may give more of the other, as the library of rxe expects.
+func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
+	var ctx ib.UserContext
+	if qp.ctx != nil {
+		ctx = qp.ctx.UserContext
+		if len(u.Out) < abi.SizeOf[abi.RXECreateQPResp]() {
+			return fmt.Errorf("no room in the response for the place of the queues: %w", syscall.EINVAL)
+		}
+	}
+	data := max(c.MaxSendSGE*16, c.MaxInlineData)
+	data = (data + 15) &^ 15
+	c.MaxSendSGE, c.MaxInlineData = data/16, data
+	if qp.sq, err = newRing(ctx, int(c.MaxSendWR), abi.RXESendWQESize+int(data)); err != nil {
+		return fmt.Errorf("send %w", err)
+	}
+	if qp.rq, err = newRing(ctx, int(c.MaxRecvWR), abi.RXERecvWQESize+int(c.MaxRecvSGE)*16); err != nil {
+		qp.sq.free()
+		return fmt.Errorf("receive %w", err)
+	}
+	c.MaxSendWR, c.MaxRecvWR = uint32(qp.sq.capacity()), uint32(qp.rq.capacity())
+	qp.cap = *c
+	if ctx != nil {
+		u.Respond(abi.AppendTo(nil, &abi.RXECreateQPResp{RQMI: qp.rq.info(), SQMI: qp.sq.info()}))
+	}
+	return nil
+}
+
+func (qp *QP) freeRings() {
+	qp.sq.free()
+	qp.rq.free()
+}
+
+// sendSlot and recvSlot are the pass's room for a copy of a work request, as long as the queue pair's can be.
+func (qp *QP) sendSlot(p *pass) []byte {
+	return p.slot[:abi.RXESendWQESize+int(qp.cap.MaxInlineData)]
+}
+
+func (qp *QP) recvSlot(p *pass) []byte {
+	return p.slot[:abi.RXERecvWQESize+int(qp.cap.MaxRecvSGE)*16]
+}
+
+// qp finds a queue pair by its number.
+func (d *Device) qp(num uint32) *QP {
+	if qp := d.qps.get(num & (maxQPSlot - 1)); qp != nil && qp.num == num {
+		return qp
+	}
+	return nil
+}
+
+// PostSend implements ib.DriverQP. It may not sleep.
+func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
+	p := qp.dev.begin(false)
+	qp.mu.Lock()
+	if qp.state < ib.QPRTS {
+		err = fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, qp.state, syscall.EINVAL)
+	}
+	if err == nil {
+		n, err = qp.postSend(p, wrs)
+	}
+	qp.advance(p)
+	qp.mu.Unlock()
+	p.end()
+	return n, err
+}
+
+func (qp *QP) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
+	prod, ok := qp.sq.producer()
+	if !ok {
+		return 0, errRingGone
+	}
+	for ; n < len(wrs); n++ {
+		size, err := qp.encodeSend(p.slot[:], &wrs[n])
+		if err != nil {
+			return n, err
+		}
+		if pushed, ok := qp.sq.push(prod, p.slot[:size]); !ok {
+			return n, errRingGone
+		} else if !pushed {
+			return n, fmt.Errorf("send queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
+		}
+		prod = qp.sq.next(prod)
+	}
+	return n, nil
+}
+
+// PostRecv implements ib.DriverQP. It may not sleep.
+func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
+	if s := qp.State(); s == ib.QPReset {
+		return 0, fmt.Errorf("post receive to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
+	}
+	n, err = qp.postRecv(wrs)
+	if qp.State() == ib.QPErr {
+		qp.Doorbell()
+	}
+	return n, err
+}
+
+func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
+	var slot [maxRecvWQESize]byte
+	qp.posting.Lock()
+	defer qp.posting.Unlock()
+	prod, ok := qp.rq.producer()
+	if !ok {
+		return 0, errRingGone
+	}
+	for ; n < len(wrs); n++ {
+		size, err := qp.encodeRecv(slot[:], &wrs[n])
+		if err != nil {
+			return n, err
+		}
+		if pushed, ok := qp.rq.push(prod, slot[:size]); !ok {
+			return n, errRingGone
+		} else if !pushed {
+			return n, fmt.Errorf("receive queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
+		}
+		prod = qp.rq.next(prod)
+	}
+	return n, nil
+}
+
+// Doorbell implements ib.UserQP. It may not sleep.
+func (qp *QP) Doorbell() {
+	p := qp.dev.begin(false)
+	qp.mu.Lock()
+	qp.advance(p)
+	qp.mu.Unlock()
+	p.end()
+}
+
+// Posted implements ib.UserQP. It may not sleep.
+func (qp *QP) Posted() bool {
+	if qp.State() < ib.QPRTS {
+		return false
+	}
+	prod, ok := qp.sq.producer()
+	return !ok || prod != qp.sqNext.Load()
+}
+
+// advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send. qp.mu is
+// held. Every holder of mu that changed something calls it before unlocking.
+func (qp *QP) advance(p *pass) {
+	if qp.gone {
+		qp.egress.drop()
+		return
+	}
+	if qp.stranded && qp.state != ib.QPErr && qp.state != ib.QPReset {
+		qp.enterError()
+	}
+	qp.answer(p)
+	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
+		qp.request(p)
+	}
+	switch qp.state {
+	case ib.QPSQE:
+		qp.flushSend(p)
+	case ib.QPErr:
+		qp.flushSend(p)
+		qp.flushRecv(p)
+	}
+	qp.rearm()
+	p.owe(qp)
+}
+
+// setState changes the state; qp.mu is held.
+func (qp *QP) setState(s ib.QPState) {
+	qp.state = s
+	qp.stateNow.Store(uint32(s))
+}
+
+// State implements ib.DriverQP. It may not sleep.
+func (qp *QP) State() ib.QPState { return ib.QPState(qp.stateNow.Load()) }
+
+// Destroy implements ib.DriverQP.
+func (qp *QP) Destroy() error {
+	qp.dev.qps.set(qp.num&(maxQPSlot-1), nil)
+	qp.mu.Lock()
+	qp.gone = true
+	qp.timer.stop()
+	for qp.egress.draining {
+		qp.idle.Wait()
+	}
+	qp.egress.drop()
+	qp.mu.Unlock()
+	if qp.ctx != nil {
+		qp.ctx.dir.remove(qp)
+	}
+	// Whoever finds the queue pair from now on, by a pointer that it still holds, finds it gone; PostRecv too is
+	// over.
+	qp.posting.Lock()
+	qp.freeRings()
+	qp.posting.Unlock()
+	qp.dev.qps.drop(qp.num & (maxQPSlot - 1))
+	return nil
+}
+
+// ringGone notes that the user took a ring's memory away: the queue pair ends in error.
+func (qp *QP) ringGone() { qp.stranded = true }
+
+// enterError makes the queue pair complete everything with a flush error from now on. (rxe_qp_error)
+func (qp *QP) enterError() {
+	qp.setState(ib.QPErr)
+	qp.resp.abort()
+	qp.req.deadline, qp.req.rnrUntil = noTime, noTime
+}
+
+// complete posts a completion to one of the queue pair's completion queues. Where it is lost, the queue pair goes
+// to the error state.
+func (qp *QP) complete(c *cq, wc *abi.WC, solicited bool) {
+	wc.QPNum = qp.num
+	if !c.post(wc, solicited) && qp.state != ib.QPErr {
+		qp.enterError()
+	}
+}
+
+// flushSend completes what is in the send queue with a flush error. It is bounded by the size of the queue, also
+// against a user who goes on posting. (rxe_drain_resp_pkts)
+func (qp *QP) flushSend(p *pass) {
+	for qp.req.flight.len() > 0 {
+		qp.completeHead(abi.WCWRFlushErr)
+	}
+	qp.req.rewind()
+	slot := qp.sendSlot(p)
+	for range qp.sq.mask {
+		if filled, ok := qp.sq.peek(qp.sqDone, slot); !ok {
+			qp.ringGone()
+			return
+		} else if !filled {
+			break
+		}
+		qp.decodeSend(&qp.req.flushed, slot)
+		qp.sqNext.Store(qp.sq.next(qp.sqDone))
+		qp.completeSend(&qp.req.flushed, abi.WCWRFlushErr)
+	}
+}
+
+// flushRecv does the same with the receive queue. (rxe_drain_req_pkts)
+func (qp *QP) flushRecv(p *pass) {
+	if qp.resp.wqe.taken {
+		qp.completeRecv(&abi.WC{Status: abi.WCWRFlushErr}, false)
+	}
+	slot := qp.recvSlot(p)
+	for range qp.rq.mask {
+		if filled, ok := qp.rq.peek(qp.rqNext, slot); !ok {
+			qp.ringGone()
+			return
+		} else if !filled {
+			break
+		}
+		qp.decodeRecv(&qp.resp.wqe, slot)
+		qp.completeRecv(&abi.WC{Status: abi.WCWRFlushErr}, false)
+	}
+}

@@ -1,0 +1,174 @@
+package rxe
+
+import (
+	"net/netip"
+
+	"verbena/driver/rxe/wire"
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uverbs/abi"
+)
+
+// packet is a packet that has arrived.
+type packet struct {
+	roce.Packet // Data ends before the ICRC
+	psn         roce.PSN
+	src, dst    netip.Addr
+}
+
+// Receive implements wire.Receiver: packets that came from the network.
+func (e *endpoint) Receive(a *wire.Arrival) {
+	p := e.dev.begin(true)
+	p.receive(e.dev, a.Src, a.Dst, a.Packets)
+	p.end()
+}
+
+// receive hands packets to the queue pairs that they are for, each run of packets for one of them at once.
+// (rxe_rcv)
+func (p *pass) receive(d *Device, src, dst netip.Addr, packets [][]byte) {
+	d.counters.add(cntRcvdPkts, len(packets))
+	for len(packets) > 0 {
+		if len(packets[0]) < roce.BTHLen {
+			packets = packets[1:]
+			continue
+		}
+		num := roce.BTH(packets[0]).DestQPN()
+		n := 1
+		for n < len(packets) && len(packets[n]) >= roce.BTHLen && roce.BTH(packets[n]).DestQPN() == num {
+			n++
+		}
+		if qp := d.qp(num); qp != nil {
+			qp.receive(p, src, dst, packets[:n])
+		}
+		packets = packets[n:]
+	}
+}
+
+// receive handles packets for the queue pair, then does what has become possible.
+func (qp *QP) receive(p *pass, src, dst netip.Addr, packets [][]byte) {
+	qp.mu.Lock()
+	for _, b := range packets {
+		k := packet{src: src, dst: dst}
+		if qp.gone || !k.parse(b) || !qp.accepts(&k) {
+			continue
+		}
+		if k.Flags&roce.FlagResponse != 0 {
+			qp.receiveResponse(p, &k)
+		} else {
+			qp.receiveRequest(p, &k)
+		}
+	}
+	qp.settle(p)
+	qp.advance(p)
+	qp.mu.Unlock()
+}
+
+// parse checks the form of a packet whose ICRC is gone; b is at least a BTH long.
+func (k *packet) parse(b []byte) bool {
+	h := roce.BTH(b)
+	op := h.Opcode()
+	start, n := op.HeaderLen(), len(b)-op.HeaderLen()
+	pad := h.PadCount()
+	if start == 0 || n < 0 || h.TVer() != 0 || len(b)&3 != 0 || pad > n || n > 0 && !op.Has(roce.FlagPayload) {
+		return false
+	}
+	end := len(b) - pad
+	k.Packet = roce.Packet{Opcode: op, Flags: op.Flags(), Data: b, Payload: b[start:end:end]}
+	k.psn = h.PSN()
+	return true
+}
+
+// serviceOf is the transport service of a type of queue pair.
+func serviceOf(t ib.QPType) roce.Service {
+	switch t {
+	case ib.QPTypeUC:
+		return roce.UC
+	case ib.QPTypeUD:
+		return roce.UD
+	}
+	return roce.RC
+}
+
+// accepts checks that a packet may be for this queue pair as it is now: service, state, partition, and the
+// addresses of a connection or the Q_Key. What fails is dropped. (hdr_check)
+func (qp *QP) accepts(k *packet) bool {
+	if k.Opcode.Service() != serviceOf(qp.typ) || k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull {
+		return false
+	}
+	ready := qp.state == ib.QPRTR || qp.state == ib.QPRTS || qp.state == ib.QPSQD || qp.state == ib.QPSQE
+	if k.Flags&roce.FlagResponse != 0 {
+		ready = qp.state == ib.QPRTS || qp.state == ib.QPSQD
+	}
+	if !ready {
+		return false
+	}
+	if qp.typ == ib.QPTypeUD {
+		return k.DETH().QKey() == qp.attr.QKey
+	}
+	return qp.path != nil && k.src == qp.path.dst && k.dst == qp.path.from.addr
+}
+
+// pkeyFull is the bit of a P_Key that tells full from limited members.
+const pkeyFull = 0x8000
+
+// store has data written into the memory of a list of elements, from the off-th byte on, together with what
+// follows it if possible. On failure it reports false, and the queue pair has been told.
+func (qp *QP) store(p *pass, kind scatterKind, psn roce.PSN, list []abi.RXESGE, off int, data []byte) bool {
+	i, at := sgeAt(list, off)
+	for len(data) > 0 {
+		if i >= len(list) {
+			qp.unstorable(kind, psn)
+			return false
+		}
+		s := &list[i]
+		n := min(len(data), int(s.Length)-at)
+		if !qp.storeAt(p, kind, psn, s.LKey, ib.AccessLocalWrite, s.Addr+uint64(at), data[:n]) {
+			return false
+		}
+		data = data[n:]
+		i, at = i+1, 0
+	}
+	return true
+}
+
+// storeAt does the same for one range of a region.
+func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right ib.AccessFlags, addr uint64, data []byte) bool {
+	s := &p.scatter
+	if !s.joins(kind, key, addr) {
+		if !qp.settle(p) {
+			return false
+		}
+		m := qp.dev.memory(qp.pd, key, right)
+		if m == nil {
+			qp.unstorable(kind, psn)
+			return false
+		}
+		s.start(m, kind, psn, addr)
+	}
+	s.add(data)
+	return true
+}
+
+// settle writes what store has collected: before a completion that promises it, and before the packets that hold
+// it go away.
+func (qp *QP) settle(p *pass) bool {
+	s := &p.scatter
+	kind, psn := s.kind, s.psn
+	if s.flush() {
+		return true
+	}
+	qp.unstorable(kind, psn)
+	return false
+}
+
+// unstorable ends a queue pair whose data cannot be stored.
+func (qp *QP) unstorable(kind scatterKind, psn roce.PSN) {
+	switch kind {
+	case scatterSend:
+		qp.refuse(psn, roce.NAKRemoteOperationalError, abi.WCLocProtErr)
+	case scatterWrite:
+		qp.refuse(psn, roce.NAKRemoteAccessError, abi.WCRemAccessErr)
+	case scatterRead:
+		qp.fail(abi.WCLocProtErr)
+	}
+}

@@ -1,0 +1,635 @@
+package rxe
+
+import (
+	"encoding/binary"
+
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uverbs/abi"
+)
+
+// responder is the state of the receiving side of a queue pair.
+type responder struct {
+	psn    roce.PSN // expected next
+	msn    uint32   // requests completed
+	silent bool     // psn was asked for by a NAK or RNR NAK: what comes after it is dropped without another
+	drop   bool     // UC: the rest of a message is dropped
+
+	op  opKind  // of the message that is being received; opNone between messages
+	wqe recvWQE // of the message, if it takes one; one that was not used in the end serves the next
+
+	write struct { // of an RDMA WRITE
+		addr   uint64
+		key    uint32
+		length int
+		got    int
+	}
+
+	// ack is what will be sent once the replies before it have been made. It acknowledges all before it, so that
+	// one is enough.
+	ack struct {
+		due      bool
+		syndrome roce.Syndrome
+		psn      roce.PSN
+	}
+	replies []reply // of RDMA READ and atomic requests, in progress
+	past    []past  // the last requests of these kinds, for the case that they come again
+	oldest  int     // in past, once it is full
+}
+
+// reply is a response to an RDMA READ request, or the rest of one, or to an atomic.
+type reply struct {
+	psn    roce.PSN // of the next packet
+	first  bool     // nothing of it was made yet
+	addr   uint64
+	key    uint32
+	left   int // bytes
+	atomic bool
+	result uint64
+	msn    uint32
+}
+
+// past is a request that a requester may repeat (struct resp_res).
+type past struct {
+	psn     roce.PSN
+	packets int
+	addr    uint64
+	key     uint32
+	length  int
+	atomic  bool
+	result  uint64
+	msn     uint32
+}
+
+func (r *responder) reset() {
+	*r = responder{
+		wqe: recvWQE{sges: r.wqe.sges[:0]}, replies: r.replies[:0], past: r.past[:0],
+	}
+}
+
+// abort forgets what is in progress, save the receive, which is going to be flushed, and an answer that is due.
+func (r *responder) abort() {
+	r.replies, r.past = r.replies[:0], r.past[:0]
+	r.op = opNone
+}
+
+// receiveRequest handles a packet of the peer's requester. qp.mu is held. (rxe_responder)
+func (qp *QP) receiveRequest(p *pass, k *packet) {
+	switch qp.typ {
+	case ib.QPTypeRC:
+		qp.receiveReliable(p, k)
+	case ib.QPTypeUC:
+		qp.receiveUnreliable(p, k)
+	case ib.QPTypeUD:
+		qp.receiveDatagram(p, k)
+	}
+}
+
+// verdict is what became of a request.
+type verdict uint8
+
+const (
+	accepted verdict = iota
+	refused          // the queue pair is in error
+	notReady         // no receive
+	invalid          // NAK invalid request
+	denied           // NAK remote access error
+)
+
+// receiveReliable checks the PSN (IBA 9.7.4.1.1, 9.9.3).
+func (qp *QP) receiveReliable(p *pass, k *packet) {
+	r := &qp.resp
+	switch ahead := k.psn.Diff(r.psn); {
+	case ahead > 0:
+		if !r.silent {
+			qp.dev.counters.add(cntOutOfSeqReq, 1)
+			qp.acknowledge(roce.NAKPSNSequenceError, r.psn)
+			r.silent = true
+		}
+		return
+	case ahead < 0:
+		qp.dev.counters.add(cntDupReq, 1)
+		qp.receiveDuplicate(k)
+		return
+	}
+	psn := r.psn
+	switch qp.execute(p, k) {
+	case accepted:
+		r.silent = false
+		if k.BTH().AckReq() && k.Flags&(roce.FlagRead|roce.FlagAtomic) == 0 {
+			qp.acknowledge(roce.ACKUnlimited, r.psn.Add(-1))
+		}
+	case notReady:
+		qp.dev.counters.add(cntSndRNR, 1)
+		qp.acknowledge(roce.RNRNAK(roce.RNRTimer(qp.attr.MinRNRTimer)), psn)
+		r.silent = true
+	case invalid:
+		qp.refuse(psn, roce.NAKInvalidRequest, abi.WCRemInvReqErr)
+	case denied:
+		qp.refuse(psn, roce.NAKRemoteAccessError, abi.WCRemAccessErr)
+	}
+}
+
+// receiveUnreliable: a gap costs the message in progress, and the next one begins anew (IBA 9.8.2).
+func (qp *QP) receiveUnreliable(p *pass, k *packet) {
+	r := &qp.resp
+	starts := k.Flags&roce.FlagStarts != 0
+	if k.psn != r.psn || starts {
+		if r.op != opNone {
+			qp.settle(p) // what has come may have been stored; nobody is told
+			r.op = opNone
+			r.wqe.filled = 0
+		}
+		r.drop = !starts
+		r.psn = k.psn
+	}
+	if r.drop {
+		r.psn = k.psn.Next()
+		return
+	}
+	if qp.execute(p, k) != accepted && qp.state != ib.QPErr {
+		r.op, r.drop, r.psn = opNone, true, k.psn.Next()
+		r.wqe.filled = 0
+	}
+}
+
+// acknowledge has an answer sent after the replies that are due before it.
+func (qp *QP) acknowledge(s roce.Syndrome, psn roce.PSN) {
+	a := &qp.resp.ack
+	a.due, a.syndrome, a.psn = true, s, psn
+}
+
+// refuse ends the queue pair for what the peer, or the receive, has wrong, as status says: the receive in progress
+// completes with it, or else the consumer is told by an event. A peer that waits for an answer gets a NAK. On an
+// unreliable connection what the peer has wrong costs the message only (classes A, C and D of IBA 9.9.3).
+func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status abi.WCStatus) {
+	r := &qp.resp
+	own := status == abi.WCLocProtErr || status == abi.WCLocQPOpErr
+	switch {
+	case qp.state == ib.QPErr:
+		return
+	case qp.typ == ib.QPTypeRC:
+		qp.acknowledge(s, psn)
+	case !own:
+		r.op, r.drop = opNone, true
+		return
+	}
+	switch {
+	case r.wqe.taken && (own || status == abi.WCLocLenErr || r.op == opSend):
+		qp.completeRecv(&abi.WC{Status: status}, false)
+	case s == roce.NAKRemoteAccessError:
+		qp.obj.Raise(ib.EventQPAccessErr)
+	case s == roce.NAKInvalidRequest:
+		qp.obj.Raise(ib.EventQPReqErr)
+	default:
+		qp.obj.Raise(ib.EventQPFatal)
+	}
+	due := r.replies // to requests before this one
+	qp.enterError()
+	r.replies = due
+}
+
+// execute checks and does what the packet with the expected PSN asks for (IBA 9.7.4.1.2 and on).
+func (qp *QP) execute(p *pass, k *packet) verdict {
+	r := &qp.resp
+	op := opNone
+	switch {
+	case k.Flags&roce.FlagSend != 0:
+		op = opSend
+	case k.Flags&roce.FlagWrite != 0:
+		op = opWrite
+	case k.Flags&roce.FlagRead != 0:
+		op = opRead
+	case k.Flags&roce.FlagAtomic != 0:
+		op = opAtomic
+	}
+	starts, ends := k.Flags&roce.FlagStarts != 0, k.Flags&roce.FlagEnds != 0
+	if op == opNone || k.Flags&roce.FlagIETH != 0 || starts != (r.op == opNone) || !starts && op != r.op {
+		return invalid
+	}
+	switch n := len(k.Payload); {
+	case op == opRead || op == opAtomic:
+	case !ends && n != qp.mtu, n > qp.mtu, !starts && n == 0:
+		return invalid
+	}
+	var v verdict
+	switch op {
+	case opSend:
+		v = qp.executeSend(p, k, starts, ends)
+	case opWrite:
+		v = qp.executeWrite(p, k, starts, ends)
+	case opRead:
+		return qp.executeRead(k)
+	case opAtomic:
+		return qp.executeAtomic(p, k)
+	}
+	if v != accepted {
+		return v
+	}
+	r.op = op
+	if ends {
+		r.op = opNone
+		r.msn++
+	}
+	r.psn = r.psn.Next()
+	return accepted
+}
+
+// takeRecv sees to it that there is a receive for the message.
+func (qp *QP) takeRecv(p *pass) verdict {
+	r := &qp.resp
+	if r.wqe.taken {
+		return accepted
+	}
+	slot := qp.recvSlot(p)
+	filled, ok := qp.rq.peek(qp.rqNext, slot)
+	if !ok {
+		qp.ringGone()
+		return notReady
+	}
+	if !filled {
+		return notReady
+	}
+	if status := qp.decodeRecv(&r.wqe, slot); status != abi.WCSuccess {
+		qp.refuse(r.psn, roce.NAKRemoteOperationalError, status)
+		return refused
+	}
+	return accepted
+}
+
+func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
+	r := &qp.resp
+	if starts {
+		if v := qp.takeRecv(p); v != accepted {
+			return v
+		}
+	}
+	if r.wqe.filled+len(k.Payload) > r.wqe.length {
+		if qp.settle(p) {
+			qp.refuse(k.psn, roce.NAKInvalidRequest, abi.WCLocLenErr)
+		}
+		return refused
+	}
+	if !qp.store(p, scatterSend, k.psn, r.wqe.sges, r.wqe.filled, k.Payload) {
+		return refused
+	}
+	r.wqe.filled += len(k.Payload)
+	if !ends {
+		return accepted
+	}
+	if !qp.settle(p) {
+		return refused
+	}
+	wc := abi.WC{Opcode: abi.WCRecv, ByteLen: uint32(r.wqe.filled)}
+	if h := k.ImmDt(); h != nil {
+		copy(wc.Ex[:], h)
+		wc.WCFlags = abi.WCFlags(abi.IBVWCWithImm)
+	}
+	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
+	return accepted
+}
+
+func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
+	r := &qp.resp
+	w := &r.write
+	if starts {
+		if qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 {
+			return invalid
+		}
+		h := k.RETH()
+		if h.DMALen() > maxMsgSize {
+			return invalid
+		}
+		w.addr, w.key, w.length, w.got = h.VA(), h.RKey(), int(h.DMALen()), 0
+		if !qp.permits(w.key, ib.AccessRemoteWrite, w.addr, w.length) {
+			return denied
+		}
+	}
+	if n := w.got + len(k.Payload); n > w.length || ends && n != w.length {
+		return invalid
+	}
+	takes := k.Flags&roce.FlagCompletesReceive != 0
+	if takes {
+		if v := qp.takeRecv(p); v != accepted {
+			return v
+		}
+	}
+	if len(k.Payload) > 0 {
+		if !qp.storeAt(p, scatterWrite, k.psn, w.key, ib.AccessRemoteWrite, w.addr+uint64(w.got), k.Payload) {
+			return refused
+		}
+		w.got += len(k.Payload)
+	}
+	if !takes {
+		return accepted
+	}
+	if !qp.settle(p) {
+		return refused
+	}
+	wc := abi.WC{
+		Opcode: abi.WCRecvRDMAWithImm, ByteLen: uint32(w.length), WCFlags: abi.WCFlags(abi.IBVWCWithImm),
+	}
+	copy(wc.Ex[:], k.ImmDt())
+	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
+	return accepted
+}
+
+// permits reports whether a peer may do to a range what right says. An empty range needs no key.
+func (qp *QP) permits(key uint32, right ib.AccessFlags, addr uint64, length int) bool {
+	if length == 0 {
+		return true
+	}
+	m := qp.dev.memory(qp.pd, key, right)
+	if m == nil {
+		return false
+	}
+	defer m.put()
+	return m.region.Contains(addr, uint64(length))
+}
+
+func (qp *QP) executeRead(k *packet) verdict {
+	r := &qp.resp
+	h := k.RETH()
+	length := int(h.DMALen())
+	if qp.attr.AccessFlags&ib.AccessRemoteRead == 0 || length > maxMsgSize || len(r.replies) >= int(qp.attr.MaxDestRdAtomic) {
+		return invalid
+	}
+	if !qp.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), length) {
+		return denied
+	}
+	r.msn++
+	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), addr: h.VA(), key: h.RKey(), length: length, msn: r.msn}
+	r.psn = r.psn.Add(x.packets)
+	qp.remember(&x)
+	r.replies = append(r.replies, reply{psn: k.psn, first: true, addr: x.addr, key: x.key, left: length, msn: x.msn})
+	return accepted
+}
+
+func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
+	r := &qp.resp
+	h := k.AtomicETH()
+	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || len(r.replies) >= int(qp.attr.MaxDestRdAtomic) {
+		return invalid
+	}
+	if !qp.settle(p) { // it finds what was written before
+		return refused
+	}
+	m := qp.dev.memory(qp.pd, h.RKey(), ib.AccessRemoteAtomic)
+	if m == nil {
+		return denied
+	}
+	result, err := m.atomic(k.Opcode, h)
+	m.put()
+	if err != nil {
+		return denied
+	}
+	r.msn++
+	x := past{psn: k.psn, packets: 1, atomic: true, result: result, msn: r.msn}
+	r.psn = r.psn.Next()
+	qp.remember(&x)
+	r.replies = append(r.replies, reply{psn: k.psn, atomic: true, result: result, msn: x.msn})
+	return accepted
+}
+
+// remember keeps a request for as long as the requester may repeat it.
+func (qp *QP) remember(x *past) {
+	r := &qp.resp
+	if len(r.past) < int(qp.attr.MaxDestRdAtomic) {
+		r.past = append(r.past, *x)
+		return
+	}
+	r.oldest %= len(r.past)
+	r.past[r.oldest] = *x
+	r.oldest++
+}
+
+// receiveDuplicate handles a request that was executed before (IBA 9.7.4.1.3): SEND and RDMA WRITE are
+// acknowledged again, RDMA READ is executed again, and of an atomic the result is sent again. A request of which
+// nothing is known is dropped.
+func (qp *QP) receiveDuplicate(k *packet) {
+	r := &qp.resp
+	if k.Flags&(roce.FlagRead|roce.FlagAtomic) == 0 {
+		if !r.ack.due {
+			qp.acknowledge(roce.ACKUnlimited, r.psn.Add(-1))
+		}
+		return
+	}
+	for i := range r.past {
+		x := &r.past[i]
+		at := k.psn.Diff(x.psn)
+		if at < 0 || at >= x.packets || x.atomic != (k.Flags&roce.FlagAtomic != 0) {
+			continue
+		}
+		again := reply{psn: k.psn, first: true, addr: x.addr, key: x.key, atomic: x.atomic, result: x.result, msn: x.msn}
+		if !x.atomic {
+			h, off := k.RETH(), at*qp.mtu
+			if h.RKey() != x.key || h.VA() != x.addr+uint64(off) || int(h.DMALen()) > x.length-off {
+				return
+			}
+			again.addr, again.left = h.VA(), int(h.DMALen())
+		}
+		// What was still to be sent from here on will be asked for again.
+		for n, y := range r.replies {
+			if !y.psn.Less(k.psn) {
+				r.replies = r.replies[:n]
+				break
+			}
+		}
+		if len(r.replies) < int(qp.attr.MaxDestRdAtomic) {
+			r.replies = append(r.replies, again)
+		}
+		return
+	}
+}
+
+// answer makes the replies and the acknowledgement that are due, as far as there is room. qp.mu is held.
+func (qp *QP) answer(p *pass) {
+	r := &qp.resp
+	for len(r.replies) > 0 {
+		if qp.egress.full() || qp.egress.blocked {
+			return
+		}
+		if !qp.makeReply(p, &r.replies[0]) {
+			break
+		}
+		if r.replies[0].left == 0 {
+			r.replies = r.replies[:copy(r.replies, r.replies[1:])]
+		}
+	}
+	if !r.ack.due || qp.egress.full() || qp.egress.blocked || qp.path == nil {
+		return // what is due waits, and may be joined by more
+	}
+	r.ack.due = false
+	op := roce.RCAcknowledge
+	size := op.PacketLen(0)
+	p.build.start(&ackPool, qp.path, size)
+	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
+		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: r.ack.psn,
+	}, 0)
+	k.AETH().Encode(r.ack.syndrome, r.msn)
+	p.build.finish(&qp.egress)
+}
+
+// makeReply makes one part of a reply, as much as fits into the egress queue at once. It reports false where the
+// memory cannot be read; the queue pair is in error then.
+func (qp *QP) makeReply(p *pass, y *reply) bool {
+	if y.atomic {
+		op := roce.RCAtomicAcknowledge
+		size := op.PacketLen(0)
+		p.build.start(&ackPool, qp.path, size)
+		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
+			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: y.psn,
+		}, 0)
+		k.AETH().Encode(roce.ACKUnlimited, y.msn)
+		k.AtomicAckETH().Encode(y.result)
+		p.build.finish(&qp.egress)
+		return true
+	}
+	psn := y.psn
+	for done := false; !done; {
+		n := min(qp.mtu, y.left)
+		last := n == y.left
+		op := roce.RCRDMAReadResponseMiddle
+		switch {
+		case y.first && last:
+			op = roce.RCRDMAReadResponseOnly
+		case y.first:
+			op = roce.RCRDMAReadResponseFirst
+		case last:
+			op = roce.RCRDMAReadResponseLast
+		}
+		size := op.PacketLen(n)
+		if !p.build.fits(qp.path, size) {
+			if !p.gather.flush() {
+				break
+			}
+			p.build.finish(&qp.egress)
+			if qp.egress.full() {
+				return true
+			}
+			p.build.start(&trainPool, qp.path, size)
+			psn = y.psn
+		}
+		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
+			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: y.psn,
+		}, n)
+		if h := k.AETH(); h != nil {
+			h.Encode(roce.ACKUnlimited, y.msn)
+		}
+		if n > 0 && !qp.gatherRemote(p, y, k.Payload) {
+			break
+		}
+		y.psn, y.first = y.psn.Next(), false
+		y.addr += uint64(n)
+		y.left -= n
+		done = last
+	}
+	if p.gather.flush() && y.left == 0 {
+		p.build.finish(&qp.egress)
+		return true
+	}
+	p.gather.reset()
+	p.build.cut(0)
+	p.build.finish(&qp.egress)
+	qp.resp.replies = qp.resp.replies[:0]
+	if qp.state == ib.QPErr {
+		qp.acknowledge(roce.NAKRemoteAccessError, psn) // comes before the one that is due
+	}
+	qp.refuse(psn, roce.NAKRemoteAccessError, abi.WCRemAccessErr)
+	return false
+}
+
+// gatherRemote has a place filled from the memory that a reply is about, if the peer may still read it.
+func (qp *QP) gatherRemote(p *pass, y *reply, dst []byte) bool {
+	g := &p.gather
+	if g.mr == nil {
+		m := qp.dev.memory(qp.pd, y.key, ib.AccessRemoteRead)
+		if m == nil {
+			return false
+		}
+		g.mr, g.addr = m, y.addr
+	}
+	g.vec = append(g.vec, dst)
+	g.n += uint64(len(dst))
+	return true
+}
+
+// receiveDatagram handles a datagram (IBA 9.8.3): without a receive, or with one that is too small, it is lost.
+func (qp *QP) receiveDatagram(p *pass, k *packet) {
+	r := &qp.resp
+	if len(k.Payload) > qp.mtu {
+		return
+	}
+	if v := qp.takeRecv(p); v != accepted || grhLen+len(k.Payload) > r.wqe.length {
+		return
+	}
+	if !qp.store(p, scatterSend, k.psn, r.wqe.sges, 0, grhOf(p, k)) ||
+		!qp.store(p, scatterSend, k.psn, r.wqe.sges, grhLen, k.Payload) || !qp.settle(p) {
+		return
+	}
+	wc := abi.WC{
+		Opcode: abi.WCRecv, ByteLen: uint32(grhLen + len(k.Payload)), SrcQP: k.DETH().SrcQPN(),
+		WCFlags: abi.WCFlags(abi.IBVWCGRH),
+	}
+	if h := k.ImmDt(); h != nil {
+		copy(wc.Ex[:], h)
+		wc.WCFlags |= abi.WCFlags(abi.IBVWCWithImm)
+	}
+	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
+}
+
+// completeRecv completes the receive that was taken.
+func (qp *QP) completeRecv(wc *abi.WC, solicited bool) {
+	r := &qp.resp
+	qp.rqNext = qp.rq.next(qp.rqNext)
+	if !qp.rq.setConsumer(qp.rqNext) {
+		qp.ringGone()
+	}
+	r.wqe.taken = false
+	if wc.Status == abi.WCSuccess {
+		qp.dev.counters.add(cntRDMARecv, 1)
+	}
+	wc.WRID, wc.PortNum = r.wqe.id, 1
+	qp.complete(qp.recvCQ, wc, solicited)
+}
+
+// grhLen is the length of what precedes a datagram in its receive buffer.
+const grhLen = 40
+
+// grhOf makes the header as a receiver expects it: an IPv6 header, or 20 unused bytes and an IPv4 header
+// (IBA A17.4.5.2). It lies in the pass until it has been stored.
+func grhOf(p *pass, k *packet) []byte {
+	b := p.grh[:]
+	clear(b)
+	udp := udpHeaderLen + len(k.Data) + roce.ICRCLen
+	if !k.src.Is4() {
+		b[0] = 6 << 4
+		binary.BigEndian.PutUint16(b[4:], uint16(udp))
+		b[6], b[7] = protocolUDP, 64
+		src, dst := k.src.As16(), k.dst.As16()
+		copy(b[8:], src[:])
+		copy(b[24:], dst[:])
+		return b
+	}
+	h := b[20:]
+	h[0] = 4<<4 | 5
+	binary.BigEndian.PutUint16(h[2:], uint16(len(h)+udp))
+	h[6] = 0x40 // don't fragment
+	h[8], h[9] = 64, protocolUDP
+	src, dst := k.src.As4(), k.dst.As4()
+	copy(h[12:], src[:])
+	copy(h[16:], dst[:])
+	sum := uint32(0)
+	for i := 0; i < len(h); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(h[i:]))
+	}
+	sum = sum&0xffff + sum>>16
+	sum = sum&0xffff + sum>>16
+	binary.BigEndian.PutUint16(h[10:], ^uint16(sum))
+	return b
+}
+
+const (
+	protocolUDP  = 17
+	udpHeaderLen = 8
+)

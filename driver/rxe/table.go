@@ -1,0 +1,80 @@
+package rxe
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// table maps small numbers to objects. Lookup takes no lock. Numbers are given out oldest first, so that a number
+// that was in use until just now stays unused for as long as possible.
+type table[T any] struct {
+	chunks [tableChunks]atomic.Pointer[tableChunk[T]]
+
+	mu    sync.Mutex
+	first uint32 // lowest number
+	limit uint32 // numbers are below this
+	fresh uint32 // numbers from here on were never used
+	freed []uint32
+	head  int // freed[:head] were given out again
+}
+
+const (
+	chunkBits   = 10
+	tableChunks = 1 << chunkBits
+	tableMax    = tableChunks << chunkBits
+)
+
+type tableChunk[T any] [1 << chunkBits]atomic.Pointer[T]
+
+// init sets the range of numbers, first to limit-1; limit is at most tableMax.
+func (t *table[T]) init(first, limit uint32) { t.first, t.fresh, t.limit = first, first, limit }
+
+// reserve takes a number, false if there is none left. Lookups do not find it until it is set.
+func (t *table[T]) reserve() (uint32, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	// Reuse late: only when as many are free as a quarter of those ever used.
+	if free := len(t.freed) - t.head; t.fresh == t.limit && free > 0 || free > 64 && free > int(t.fresh-t.first)/4 {
+		n := t.freed[t.head]
+		if t.head++; t.head == len(t.freed) {
+			t.freed, t.head = t.freed[:0], 0
+		} else if t.head > 1024 && t.head > len(t.freed)/2 {
+			t.freed, t.head = append(t.freed[:0], t.freed[t.head:]...), 0
+		}
+		return n, true
+	}
+	if t.fresh == t.limit {
+		return 0, false
+	}
+	n := t.fresh
+	t.fresh++
+	if c := &t.chunks[n>>chunkBits]; c.Load() == nil {
+		c.Store(new(tableChunk[T]))
+	}
+	return n, true
+}
+
+// set makes a reserved number refer to v.
+func (t *table[T]) set(n uint32, v *T) {
+	t.chunks[n>>chunkBits].Load()[n&(1<<chunkBits-1)].Store(v)
+}
+
+// get finds what n refers to, nil if nothing.
+func (t *table[T]) get(n uint32) *T {
+	if n >= tableMax {
+		return nil
+	}
+	c := t.chunks[n>>chunkBits].Load()
+	if c == nil {
+		return nil
+	}
+	return c[n&(1<<chunkBits-1)].Load()
+}
+
+// drop makes n refer to nothing, and free.
+func (t *table[T]) drop(n uint32) {
+	t.set(n, nil)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.freed = append(t.freed, n)
+}

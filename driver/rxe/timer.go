@@ -1,0 +1,98 @@
+package rxe
+
+import (
+	"time"
+
+	"verbena/ib"
+)
+
+// timer is the one timer of a queue pair. Deadlines are only written down; the timer is set when it is not, or
+// would be late, and where it then fires early it is set again. So the data path does not touch it.
+type timer struct {
+	t       *time.Timer
+	at      time.Time // when it fires; noTime: it is not set
+	unblock time.Time // the egress queue is to be tried again
+	reflush time.Time // the rings of a queue pair in error are to be looked at again
+}
+
+var noTime time.Time
+
+// reflushPeriod is how often a queue pair in error looks for work that a user posted without a doorbell.
+const reflushPeriod = 10 * time.Millisecond
+
+// minTimeout is the shortest that the local ACK timeout gets, whatever its code says: below the time for which a
+// thread may have to wait for a processor it would only count delays as losses. The kernel's is a jiffy.
+const minTimeout = 4 * time.Millisecond
+
+func (t *timer) init(qp *QP) {
+	t.t = time.AfterFunc(time.Hour, qp.expire)
+	t.t.Stop()
+}
+
+func (t *timer) stop() {
+	t.t.Stop()
+	t.at = noTime
+}
+
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// rearm sets the timer for the earliest deadline. qp.mu is held.
+func (qp *QP) rearm() {
+	t := &qp.timer
+	if qp.state == ib.QPErr && qp.ctx != nil && !qp.stranded {
+		if t.reflush.IsZero() {
+			t.reflush = time.Now().Add(reflushPeriod)
+		}
+	} else {
+		t.reflush = noTime
+	}
+	at := earliest(earliest(qp.req.deadline, qp.req.rnrUntil), earliest(t.unblock, t.reflush))
+	if at.IsZero() || !t.at.IsZero() && !at.Before(t.at) {
+		return
+	}
+	t.at = at
+	t.t.Reset(time.Until(at))
+}
+
+// block has the egress queue wait a little. qp.mu is held.
+func (qp *QP) block() {
+	qp.egress.blocked = true
+	qp.timer.unblock = time.Now().Add(egressRetry)
+	if !qp.gone {
+		qp.rearm()
+	}
+}
+
+// expire runs when the timer fires.
+func (qp *QP) expire() {
+	p := qp.dev.begin(true)
+	qp.mu.Lock()
+	if !qp.gone {
+		t := &qp.timer
+		t.at = noTime
+		now := time.Now()
+		due := func(at *time.Time) bool {
+			if at.IsZero() || now.Before(*at) {
+				return false
+			}
+			*at = noTime
+			return true
+		}
+		if due(&t.unblock) {
+			qp.egress.blocked = false
+		}
+		due(&t.reflush)
+		due(&qp.req.rnrUntil)
+		if due(&qp.req.deadline) {
+			qp.timedOut()
+		}
+		qp.advance(p)
+	}
+	qp.mu.Unlock()
+	p.end()
+}

@@ -1,0 +1,247 @@
+package rxe
+
+import (
+	"sync"
+
+	"verbena/driver/rxe/wire"
+	"verbena/roce"
+	"verbena/uverbs/abi"
+)
+
+// train is a wire.Train in a pooled buffer, on its way through the egress queue of a queue pair.
+type train struct {
+	wire.Train
+	path    *path
+	packets int
+	pool    *sync.Pool
+}
+
+// Two sizes of trains: what carries data may grow to the limit; acknowledgements are alone.
+const ackTrain = 128
+
+var trainPool, ackPool sync.Pool
+
+func init() {
+	trainPool.New = func() any { return newTrain(&trainPool, wire.MaxTrain) }
+	ackPool.New = func() any { return newTrain(&ackPool, ackTrain) }
+}
+
+func newTrain(pool *sync.Pool, size int) *train {
+	t := &train{pool: pool}
+	t.Buf = make([]byte, 0, size)
+	return t
+}
+
+func getTrain(pool *sync.Pool, p *path) *train {
+	t := pool.Get().(*train)
+	t.path, t.packets = p, 0
+	t.Dst, t.TOS, t.TTL = p.dst, p.tos, p.ttl
+	t.Buf, t.Size = t.Buf[:0], 0
+	return t
+}
+
+func (t *train) free() {
+	t.path = nil
+	t.pool.Put(t)
+}
+
+// maxBacklog is the number of trains that wait in an egress queue before the requester and the READ responses of
+// the queue pair pause: enough to fill a socket buffer, and a bound on memory.
+const maxBacklog = 4
+
+// egress holds what a queue pair has to send, in order. At most one thread takes trains out at a time; the others
+// leave theirs to it.
+type egress struct {
+	queue    []*train
+	draining bool // a thread sends
+	blocked  bool // the socket was full; the timer goes on
+}
+
+func (e *egress) full() bool { return len(e.queue) >= maxBacklog }
+
+// take moves the queue to batch.
+func (e *egress) take(batch []*train) []*train {
+	batch = append(batch, e.queue...)
+	clear(e.queue)
+	e.queue = e.queue[:0]
+	return batch
+}
+
+// putBack returns what could not be sent.
+func (e *egress) putBack(batch []*train) {
+	n := len(e.queue)
+	e.queue = append(e.queue, batch...)
+	copy(e.queue[len(batch):], e.queue[:n])
+	copy(e.queue, batch)
+}
+
+func (e *egress) drop() {
+	for _, t := range e.queue {
+		t.free()
+	}
+	clear(e.queue)
+	e.queue = e.queue[:0]
+}
+
+// builder lays packets into trains: as long as one is as long as the one before, to the same destination, it goes
+// into the same train; a shorter one ends it.
+type builder struct {
+	t      *train
+	closed bool
+}
+
+// fits reports whether a packet of size bytes can join the open train.
+func (b *builder) fits(p *path, size int) bool {
+	return b.t != nil && !b.closed && b.t.path == p && size <= b.t.Size &&
+		len(b.t.Buf)+size <= cap(b.t.Buf) && b.t.packets < wire.MaxTrainPackets
+}
+
+// add returns the place of a packet of size bytes in the open train, which it fits.
+func (b *builder) add(size int) []byte {
+	n := len(b.t.Buf)
+	b.t.Buf = b.t.Buf[:n+size]
+	b.t.packets++
+	b.closed = size < b.t.Size
+	return b.t.Buf[n : n+size : n+size]
+}
+
+// start opens a train whose packets have size bytes.
+func (b *builder) start(pool *sync.Pool, p *path, size int) {
+	b.t, b.closed = getTrain(pool, p), false
+	b.t.Size = size
+}
+
+// finish puts the open train into the egress queue.
+func (b *builder) finish(e *egress) {
+	if b.t == nil {
+		return
+	}
+	if b.t.packets == 0 {
+		b.t.free()
+	} else {
+		e.queue = append(e.queue, b.t)
+	}
+	b.t = nil
+}
+
+// cut takes the packets from the n-th on out of the open train.
+func (b *builder) cut(n int) {
+	if b.t != nil && n < b.t.packets {
+		b.t.packets = n
+		b.t.Buf = b.t.Buf[:n*b.t.Size]
+		b.closed = false
+	}
+}
+
+// gather collects places in packets that are to be filled from consecutive addresses, so that they are read with
+// one call.
+type gather struct {
+	mr   *mr // with an access begun; nil when empty
+	addr uint64
+	n    uint64
+	vec  [][]byte
+}
+
+// add has dst filled from addr of the region with the key. It reports false where that cannot be.
+func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
+	if g.mr != nil && (g.mr.key != key || g.addr+g.n != addr) && !g.flush() {
+		return false
+	}
+	if g.mr == nil {
+		if g.mr = qp.dev.memory(qp.pd, key, 0); g.mr == nil {
+			return false
+		}
+		g.addr = addr
+	}
+	g.vec = append(g.vec, dst)
+	g.n += uint64(len(dst))
+	return true
+}
+
+// flush reads.
+func (g *gather) flush() (ok bool) {
+	if g.mr == nil {
+		return true
+	}
+	ok = g.mr.region.ReadV(g.vec, g.addr) == nil
+	g.reset()
+	return ok
+}
+
+func (g *gather) reset() {
+	if g.mr != nil {
+		g.mr.put()
+		g.mr = nil
+	}
+	clear(g.vec)
+	g.vec, g.n = g.vec[:0], 0
+}
+
+// fill has buf filled with the bytes from off on of a list of elements.
+func (g *gather) fill(qp *QP, list []abi.RXESGE, off int, buf []byte) bool {
+	i, at := sgeAt(list, off)
+	for len(buf) > 0 {
+		if i >= len(list) {
+			return false
+		}
+		s := &list[i]
+		n := min(len(buf), int(s.Length)-at)
+		if !g.add(qp, s.LKey, s.Addr+uint64(at), buf[:n]) {
+			return false
+		}
+		buf = buf[n:]
+		i, at = i+1, 0
+	}
+	return true
+}
+
+// scatterKind is whose data a scatter stores, and so who is told of a failure.
+type scatterKind uint8
+
+const (
+	scatterNone scatterKind = iota
+	scatterSend
+	scatterWrite
+	scatterRead // responses
+)
+
+// scatter collects payloads that are to be stored at consecutive addresses, so that they are written with one
+// call.
+type scatter struct {
+	mr   *mr // with an access begun; nil when empty
+	kind scatterKind
+	psn  roce.PSN // of the first packet
+	addr uint64
+	n    uint64
+	vec  [][]byte
+}
+
+// maxScatter bounds the number of payloads in one call.
+const maxScatter = 256
+
+// joins reports whether a payload can be stored together with what is collected.
+func (s *scatter) joins(kind scatterKind, key uint32, addr uint64) bool {
+	return s.mr != nil && s.kind == kind && s.mr.key == key && s.addr+s.n == addr && len(s.vec) < maxScatter
+}
+
+func (s *scatter) start(m *mr, kind scatterKind, psn roce.PSN, addr uint64) {
+	s.mr, s.kind, s.psn, s.addr = m, kind, psn, addr
+}
+
+func (s *scatter) add(b []byte) {
+	s.vec = append(s.vec, b)
+	s.n += uint64(len(b))
+}
+
+// flush writes.
+func (s *scatter) flush() (ok bool) {
+	if s.mr == nil {
+		return true
+	}
+	ok = s.mr.region.WriteV(s.vec, s.addr) == nil
+	s.mr.put()
+	s.mr = nil
+	clear(s.vec)
+	s.vec, s.n = s.vec[:0], 0
+	return ok
+}

@@ -1,0 +1,516 @@
+package rxe
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"verbena/ib"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+// program is a user process as the driver sees it, and at the same time the process: a file that both map.
+type program struct {
+	t    testing.TB
+	path string
+	file *os.File
+
+	mu   sync.Mutex
+	end  int64
+	maps [][]byte
+}
+
+func newProgram(t testing.TB) *program {
+	t.Helper()
+	p := &program{t: t, path: filepath.Join(t.TempDir(), "queues")}
+	var err error
+	p.file, err = os.OpenFile(p.path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	check(t, err)
+	t.Cleanup(func() {
+		p.file.Close()
+		for _, m := range p.maps {
+			syscall.Munmap(m)
+		}
+	})
+	return p
+}
+
+func (p *program) Space() umem.Space { panic("not asked for by the driver") }
+
+func (p *program) AllocShared(size int) (ib.Shared, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	page := os.Getpagesize()
+	n := (size + page - 1) / page * page
+	off := p.end
+	p.end += int64(n)
+	if err := p.file.Truncate(p.end); err != nil {
+		return ib.Shared{}, err
+	}
+	m := p.mmapLocked(uint64(off), n)
+	return ib.Shared{Mem: m, Offset: uint64(off), Free: func() {}}, nil
+}
+
+// mmap maps what a response describes, like the library.
+func (p *program) mmap(mi abi.MMInfo) []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mmapLocked(mi.Offset, int(mi.Size))
+}
+
+func (p *program) mmapLocked(off uint64, n int) []byte {
+	m, err := syscall.Mmap(int(p.file.Fd()), int64(off), n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.maps = append(p.maps, m)
+	return m
+}
+
+// queue is a ring as the library of rxe uses it: it takes the geometry from the header.
+type queue struct{ mem []byte }
+
+func (q queue) word(at int) *uint32 { return (*uint32)(unsafe.Pointer(&q.mem[at])) }
+
+func (q queue) shift() uint32 { return *q.word(0) }
+func (q queue) mask() uint32  { return *q.word(4) }
+func (q queue) slot(i uint32) []byte {
+	return q.mem[abi.RXEQueueDataOffset+int((i&q.mask())<<q.shift()):][:1<<q.shift()]
+}
+
+// post fills the next slot, false if the queue is full.
+func (q queue) post(wqe []byte) bool {
+	prod, cons := *q.word(abi.RXEQueueProducerOffset), atomic.LoadUint32(q.word(abi.RXEQueueConsumerOffset))
+	if cons == (prod+1)&q.mask() {
+		return false
+	}
+	copy(q.slot(prod), wqe)
+	atomic.StoreUint32(q.word(abi.RXEQueueProducerOffset), (prod+1)&q.mask())
+	return true
+}
+
+// poll takes the next completion.
+func (q queue) poll() (abi.WC, bool) {
+	cons := *q.word(abi.RXEQueueConsumerOffset)
+	if atomic.LoadUint32(q.word(abi.RXEQueueProducerOffset)) == cons {
+		return abi.WC{}, false
+	}
+	wc, _ := abi.Decode[abi.WC](q.slot(cons))
+	atomic.StoreUint32(q.word(abi.RXEQueueConsumerOffset), (cons+1)&q.mask())
+	return wc, true
+}
+
+// user is a program with a queue pair on device a of a bench, connected to b's.
+type user struct {
+	*program
+	b      *bench
+	cq     *ib.CQ
+	qp     *ib.QP
+	sq, rq queue
+	cqueue queue
+}
+
+// newUser replaces the queue pair of node a by one of a program.
+func newUser(b *bench, cap ib.QPCap) *user {
+	t := b.t
+	t.Helper()
+	u := &user{program: newProgram(t), b: b}
+	dev := b.a.dev
+	check(t, dev.AllocUserContext(&ib.Udata{Context: u.program}))
+	data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
+	var err error
+	u.cq, err = dev.IB().CreateCQ(ib.CQAttr{Entries: 50}, nil, func(_ *ib.CQ, e ib.EventType) { b.a.event(e) }, data)
+	check(t, err)
+	cresp, ok := abi.Decode[abi.RXECreateCQResp](data.Out[:data.N])
+	if !ok {
+		t.Fatal("create cq: short response")
+	}
+	u.cqueue = queue{u.mmap(cresp.MI)}
+	data = &ib.Udata{Context: u.program, Out: make([]byte, 64)}
+	u.qp, err = b.a.pd.CreateQP(ib.QPInitAttr{
+		SendCQ: u.cq, RecvCQ: u.cq, Cap: cap, Type: ib.QPTypeRC, Event: func(_ *ib.QP, e ib.EventType) { b.a.event(e) },
+	}, data)
+	check(t, err)
+	resp, ok := abi.Decode[abi.RXECreateQPResp](data.Out[:data.N])
+	if !ok {
+		t.Fatal("create qp: short response")
+	}
+	u.sq, u.rq = queue{u.mmap(resp.SQMI)}, queue{u.mmap(resp.RQMI)}
+	t.Cleanup(u.close)
+	connectQPs(t, dev, u.qp, b.b.dev, b.b.qp, conn{})
+	return u
+}
+
+func (u *user) close() {
+	check(u.t, u.qp.Destroy())
+	check(u.t, u.cq.Destroy())
+	u.b.a.dev.DeallocUserContext(u.program)
+}
+
+func (u *user) doorbell() { u.qp.Driver().(ib.UserQP).Doorbell() }
+
+// wqe is a send work request as the library lays it out.
+func (u *user) wqe(id uint64, op abi.WROpcode, flags abi.SendFlags, list ...ib.SGE) []byte {
+	h := abi.RXESendWQE{WR: abi.RXESendWR{WRID: id, Opcode: op, SendFlags: flags}}
+	if op != abi.WRSend && op != abi.WRSendWithImm {
+		*h.WR.RDMA() = abi.RXESendWRRDMA{RemoteAddr: u.b.b.addr, RKey: u.b.b.mr.RKey()}
+	}
+	h.DMA.NumSGE = uint32(len(list))
+	for _, s := range list {
+		h.DMA.Length += s.Length
+	}
+	b := abi.AppendTo(nil, &h)
+	for _, s := range list {
+		b = abi.AppendTo(b, &abi.RXESGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
+	}
+	return b
+}
+
+func (u *user) recvWQE(id uint64, list ...ib.SGE) []byte {
+	h := abi.RXERecvWQE{WRID: id}
+	h.DMA.NumSGE = uint32(len(list))
+	b := abi.AppendTo(nil, &h)
+	for _, s := range list {
+		b = abi.AppendTo(b, &abi.RXESGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
+	}
+	return b
+}
+
+func (u *user) expect(want ...abi.WC) {
+	u.t.Helper()
+	for i, w := range want {
+		var wc abi.WC
+		for deadline := time.Now().Add(10 * time.Second); ; {
+			var ok bool
+			if wc, ok = u.cqueue.poll(); ok {
+				break
+			}
+			if time.Now().After(deadline) {
+				u.t.Fatalf("completion %d, of id %d, does not come", i, w.WRID)
+			}
+			time.Sleep(10 * time.Microsecond)
+		}
+		if wc.WRID != w.WRID || wc.Status != w.Status || wc.QPNum != u.qp.Num() {
+			u.t.Fatalf("completion %d is %+v, want %+v", i, wc, w)
+		}
+		if w.Status == abi.WCSuccess && (wc.Opcode != w.Opcode || wc.ByteLen != w.ByteLen) {
+			u.t.Fatalf("completion %d is %+v, want %+v", i, wc, w)
+		}
+	}
+}
+
+var userCap = ib.QPCap{MaxSendWR: 10, MaxRecvWR: 10, MaxSendSGE: 2, MaxRecvSGE: 2, MaxInlineData: 100}
+
+// TestUserQueues talks to the driver through shared memory, as the library of rxe does.
+func TestUserQueues(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	u := newUser(b, userCap)
+	init := u.qp.Init().Cap
+	for _, c := range []struct {
+		name  string
+		q     queue
+		least int // bytes per slot
+		slots int
+	}{
+		{"send", u.sq, abi.RXESendWQESize + int(init.MaxInlineData), int(init.MaxSendWR) + 1},
+		{"receive", u.rq, abi.RXERecvWQESize + 16*int(init.MaxRecvSGE), int(init.MaxRecvWR) + 1},
+		{"completion", u.cqueue, abi.SizeOf[abi.WC](), u.cq.Entries() + 1},
+	} {
+		if 1<<c.q.shift() < c.least || int(c.q.mask())+1 != c.slots || len(c.q.mem) != abi.RXEQueueDataOffset+c.slots<<c.q.shift() {
+			t.Errorf("%s queue: %d bytes, 2^%d a slot, mask %#x", c.name, len(c.q.mem), c.q.shift(), c.q.mask())
+		}
+	}
+	// What the library checks itself must be granted.
+	if init.MaxSendSGE < 2 || init.MaxInlineData < 100 || init.MaxInlineData > 16*init.MaxSendSGE || init.MaxRecvSGE < 2 {
+		t.Errorf("granted %+v", init)
+	}
+
+	fill(b.a.buf, 1)
+	for i := range 40 { // around the rings several times
+		u.rq.post(u.recvWQE(uint64(100+i), b.a.sge(0, 1000)...))
+		b.b.recv(1, 0, 1000)
+		u.sq.post(u.wqe(uint64(i), abi.WRSend, abi.SendSignaled, b.a.sge(i, 700)...))
+		if !u.qp.Driver().(ib.UserQP).Posted() {
+			t.Fatal("Posted does not see it")
+		}
+		u.doorbell()
+		if u.qp.Driver().(ib.UserQP).Posted() {
+			t.Fatal("Posted sees what was processed")
+		}
+		u.expect(abi.WC{WRID: uint64(i), Opcode: abi.WCSend, ByteLen: 700})
+		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 700})
+		if !bytes.Equal(b.b.buf[:700], b.a.buf[i:i+700]) {
+			t.Fatal("data differ")
+		}
+		b.b.send(ib.SendWR{Opcode: ib.WRSend, SGList: b.b.sge(0, 500)})
+		u.expect(abi.WC{WRID: uint64(100 + i), Opcode: abi.WCRecv, ByteLen: 500})
+	}
+	for n := uint32(0); n < init.MaxSendWR; n++ {
+		if !u.sq.post(u.wqe(0, abi.WRRDMAWrite, 0)) {
+			t.Fatalf("send queue is full with %d", n)
+		}
+	}
+	if u.sq.post(u.wqe(0, abi.WRRDMAWrite, 0)) {
+		t.Fatal("send queue takes more than was granted")
+	}
+	u.doorbell()
+	if !u.sq.post(u.wqe(0, abi.WRRDMAWrite, 0)) {
+		t.Fatal("send queue is not empty afterwards")
+	}
+}
+
+// TestUserError: what is posted to a queue pair in error without a doorbell is flushed in a while.
+func TestUserError(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	u := newUser(b, userCap)
+	u.rq.post(u.recvWQE(1))
+	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	u.expect(abi.WC{WRID: 1, Status: abi.WCWRFlushErr})
+	u.rq.post(u.recvWQE(2))
+	u.sq.post(u.wqe(3, abi.WRSend, 0))
+	u.expect(abi.WC{WRID: 3, Status: abi.WCWRFlushErr}, abi.WC{WRID: 2, Status: abi.WCWRFlushErr})
+}
+
+// TestUserAbuse writes into the rings what no library would.
+func TestUserAbuse(t *testing.T) {
+	put := func(b []byte, at int, v uint32) []byte {
+		binary.NativeEndian.PutUint32(b[at:], v)
+		return b
+	}
+	const (
+		numSGE = abi.RXESendWQEDMAOffset + 12
+		length = abi.RXESendWQEDMAOffset
+		opcode = 12
+	)
+	for _, c := range []struct {
+		name   string
+		abuse  func(u *user)
+		status abi.WCStatus // of work request 1; success: nothing at all may come
+	}{
+		{"num_sge", func(u *user) { u.sq.post(put(u.wqe(1, abi.WRSend, 0), numSGE, 1<<31)) }, abi.WCLocQPOpErr},
+		{"num_sge one too many", func(u *user) {
+			u.sq.post(put(u.wqe(1, abi.WRSend, 0), numSGE, u.qp.Init().Cap.MaxSendSGE+1))
+		}, abi.WCLocQPOpErr},
+		{"inline length", func(u *user) { u.sq.post(put(u.wqe(1, abi.WRSend, abi.SendInline), length, 1<<30)) }, abi.WCLocLenErr},
+		{"inline read", func(u *user) {
+			u.sq.post(put(u.wqe(1, abi.WRRDMARead, abi.SendInline, ib.SGE{Addr: 1, Length: 1 << 20, LKey: 1}), length, 8))
+		}, abi.WCLocProtErr},
+		{"opcode", func(u *user) { u.sq.post(put(u.wqe(1, abi.WRSend, 0), opcode, 0x7fffffff)) }, abi.WCLocQPOpErr},
+		{"local invalidate", func(u *user) { u.sq.post(u.wqe(1, abi.WRLocalInv, 0)) }, abi.WCLocQPOpErr},
+		{"lengths that overflow", func(u *user) {
+			s := u.b.a.sge(0, 0)[0]
+			s.Length = 0xffffffff
+			u.sq.post(u.wqe(1, abi.WRSend, 0, s, s))
+		}, abi.WCLocLenErr},
+		{"lkey", func(u *user) { u.sq.post(u.wqe(1, abi.WRSend, 0, ib.SGE{Addr: 1, Length: 1, LKey: 0xffffffff})) }, abi.WCLocProtErr},
+		{"short atomic", func(u *user) { u.sq.post(u.wqe(1, abi.WRAtomicFetchAndAdd, 0, u.b.a.sge(0, 4)...)) }, abi.WCLocQPOpErr},
+		{"receive num_sge", func(u *user) {
+			u.rq.post(put(u.recvWQE(1), abi.RXERecvWQEDMAOffset+12, 1<<31))
+			u.b.b.send(ib.SendWR{Opcode: ib.WRSend})
+		}, abi.WCLocQPOpErr},
+		{"producer index out of range", func(u *user) {
+			atomic.StoreUint32(u.sq.word(abi.RXEQueueProducerOffset), 0x80000000)
+		}, abi.WCSuccess},
+		{"geometry", func(u *user) {
+			*u.sq.word(0), *u.sq.word(4), *u.cqueue.word(0), *u.cqueue.word(4) = 31, 0xffffffff, 31, 0xffffffff
+		}, abi.WCSuccess},
+		{"consumer index", func(u *user) {
+			atomic.StoreUint32(u.sq.word(abi.RXEQueueConsumerOffset), 0xfffffff0)
+			atomic.StoreUint32(u.rq.word(abi.RXEQueueConsumerOffset), 0xfffffff0)
+		}, abi.WCSuccess},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, setup{shortcut: true})
+			u := newUser(b, userCap)
+			c.abuse(u)
+			u.doorbell()
+			if c.status != abi.WCSuccess {
+				u.expect(abi.WC{WRID: 1, Status: c.status})
+				if s := u.qp.State(); s != ib.QPErr {
+					t.Errorf("state is %v", s)
+				}
+			} else if wc, ok := u.cqueue.poll(); ok && c.name != "geometry" {
+				t.Errorf("completion %+v", wc)
+			}
+			// The other end, and the device, live on.
+			for _, n := range []*node{b.a, b.b} {
+				check(t, n.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+				for wc := make([]ib.WC, 8); ; {
+					if n, _ := n.cq.Poll(wc); n == 0 {
+						break
+					}
+				}
+			}
+			b.connect(conn{})
+			transfer(b, ib.WRSend, 3000, 1)
+		})
+	}
+}
+
+// TestUserScribbles has a program write random bytes into its rings while the engine works on them.
+func TestUserScribbles(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	u := newUser(b, userCap)
+	before := bytes.Clone(b.b.buf)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	for range 300 {
+		if u.qp.State() != ib.QPRTS {
+			check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+			check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+			connectQPs(t, b.a.dev, u.qp, b.b.dev, b.b.qp, conn{})
+		}
+		for range 20 {
+			q := []queue{u.sq, u.rq, u.cqueue}[r.IntN(3)]
+			switch r.IntN(3) {
+			case 0:
+				atomic.StoreUint32(q.word(abi.RXEQueueProducerOffset), r.Uint32())
+			case 1:
+				atomic.StoreUint32(q.word(abi.RXEQueueConsumerOffset), r.Uint32())
+			default:
+				binary.NativeEndian.PutUint32(q.mem[r.IntN(len(q.mem)-4):], r.Uint32()>>r.IntN(32))
+			}
+		}
+		u.doorbell()
+		if r.IntN(4) == 0 {
+			b.b.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: b.b.sge(0, 100)})
+		}
+	}
+	if !bytes.Equal(before, b.b.buf) {
+		t.Error("the peer's memory has changed, without a right key")
+	}
+}
+
+// TestUserTruncates: a program that takes the memory of its rings away ends its own queue pair, and nothing else.
+func TestUserTruncates(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	u := newUser(b, userCap)
+	b.b.recv(1, 0, 100)
+	check(t, u.file.Truncate(0))
+	u.doorbell()
+	if s := u.qp.State(); s != ib.QPErr {
+		t.Errorf("state after the doorbell is %v", s)
+	}
+	if _, err := u.qp.PostRecv(ib.RecvWR{}); err == nil {
+		t.Error("PostRecv has no error")
+	}
+	if _, err := u.qp.PostSend(ib.SendWR{Opcode: ib.WRSend}); err == nil {
+		t.Error("PostSend has no error")
+	}
+	if _, err := u.cq.Poll(make([]ib.WC, 1)); err == nil {
+		t.Error("Poll has no error")
+	}
+	if _, err := u.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); err == nil {
+		t.Error("ReqNotify has no error")
+	}
+	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+	check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+	b.connect(conn{})
+	transfer(b, ib.WRSend, 3000, 1)
+}
+
+// TestAbandon: after the service has died the program gets a flush error for everything that was outstanding.
+func TestAbandon(t *testing.T) {
+	b := newBench(t, setup{})
+	u := newUser(b, userCap)
+	b.net.SetLink(addrB, false)
+	want := map[uint64]bool{}
+	for i := range 6 {
+		u.sq.post(u.wqe(uint64(i), abi.WRRDMAWrite, 0))
+		u.rq.post(u.recvWQE(uint64(10 + i)))
+		want[uint64(i)], want[uint64(10+i)] = true, true
+	}
+	u.doorbell()
+	u.sq.post(u.wqe(7, abi.WRRDMAWrite, 0)) // without a doorbell
+	want[7] = true
+	check(t, Abandon(u.path))
+	for len(want) > 0 {
+		wc, ok := u.cqueue.poll()
+		if !ok {
+			t.Fatalf("no completion of %v", want)
+		}
+		if wc.Status != abi.WCWRFlushErr || !want[wc.WRID] || wc.QPNum != u.qp.Num() {
+			t.Fatalf("completion %+v", wc)
+		}
+		delete(want, wc.WRID)
+	}
+	check(t, Abandon(u.path))
+	if wc, ok := u.cqueue.poll(); ok {
+		t.Fatalf("one too many: %+v", wc)
+	}
+	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil)) // what has been done to the rings does no harm
+}
+
+// TestAbandonManyAndResized: the directory has more than a page, and follows completion queues that move.
+func TestAbandonManyAndResized(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	u := newUser(b, userCap)
+	var more []*ib.QP
+	for range dirPerPage + 3 {
+		qp, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: u.cq, RecvCQ: u.cq, Cap: userCap, Type: ib.QPTypeRC},
+			&ib.Udata{Context: u.program, Out: make([]byte, 64)})
+		check(t, err)
+		more = append(more, qp)
+	}
+	defer func() {
+		for _, qp := range more {
+			check(t, qp.Destroy())
+		}
+	}()
+	gone := more[0]
+	check(t, gone.Destroy())
+	more = more[1:]
+	last := more[len(more)-1].Driver().(*QP)
+	data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
+	check(t, u.cq.Resize(300, data))
+	resp, _ := abi.Decode[abi.RXEResizeCQResp](data.Out[:data.N])
+	u.cqueue = queue{u.mmap(resp.MI)}
+	rq := queue{u.mmap(last.rq.info())}
+	rq.post(u.recvWQE(77))
+	check(t, Abandon(u.path))
+	wc, ok := u.cqueue.poll()
+	if !ok || wc.WRID != 77 || wc.QPNum != last.num {
+		t.Errorf("completion %+v, %v", wc, ok)
+	}
+}
+
+// TestAbandonDistrusts feeds Abandon files that a program has damaged.
+func TestAbandonDistrusts(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	u := newUser(b, userCap)
+	whole, err := os.ReadFile(u.path)
+	check(t, err)
+	damaged := filepath.Join(t.TempDir(), "damaged")
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	for range 500 {
+		f := slices.Clone(whole)
+		for range 1 + r.IntN(20) {
+			binary.NativeEndian.PutUint32(f[r.IntN(600)&^3:], r.Uint32()>>r.IntN(32))
+		}
+		if r.IntN(3) == 0 {
+			f = f[:r.IntN(len(f))]
+		}
+		check(t, os.WriteFile(damaged, f, 0o600))
+		_ = Abandon(damaged) // must not crash, and must end
+	}
+	binary.NativeEndian.PutUint64(whole[8:], 0) // a page that names itself would be endless
+	copy(whole[8:], []byte{0, 0, 0, 0, 0, 0, 0, 0})
+	for _, f := range []string{t.TempDir(), filepath.Join(t.TempDir(), "none"), os.DevNull} {
+		if Abandon(f) == nil {
+			t.Errorf("Abandon of %s has no error", f)
+		}
+	}
+}

@@ -1,0 +1,206 @@
+// Package netdev finds the network interfaces that RDMA devices stand on.
+//
+// An RDMA device over Ethernet belongs to one network interface: its port follows the interface's state, its path
+// MTU comes from the interface's MTU, and its GID table lists the interface's addresses. A user names the interface,
+// or an address, or neither; [ByName], [ByAddr] and [FirstUsable] answer each.
+//
+// What they return is a picture of the moment. Where there is nothing to return the error wraps ENODEV, or
+// EADDRNOTAVAIL for an address, and lists what there is.
+package netdev
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Interface is a network interface with its addresses.
+type Interface struct {
+	Name     string
+	Index    int
+	MAC      net.HardwareAddr // empty for loopback and tunnels
+	MTU      int              // of the IP packet, in bytes
+	Up       bool             // administratively
+	Running  bool             // up, and with a carrier
+	Loopback bool
+	// Addrs are IPv4 addresses first, then those of IPv6, then link-local IPv6 with the interface's name as zone;
+	// each kind in the kernel's order.
+	Addrs []netip.Addr
+}
+
+// usable reports whether RDMA makes sense on i.
+func (i *Interface) usable() bool { return i.Up && i.Running }
+
+// All lists the interfaces of this network namespace by index.
+func All() ([]Interface, error) {
+	ifs, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list network interfaces: %w", err)
+	}
+	list := make([]Interface, 0, len(ifs))
+	for _, ifi := range ifs {
+		addrs, err := ifi.Addrs()
+		if err != nil {
+			return nil, fmt.Errorf("list addresses of %s: %w", ifi.Name, err)
+		}
+		list = append(list, makeInterface(ifi, addrs))
+	}
+	slices.SortFunc(list, func(a, b Interface) int { return a.Index - b.Index })
+	return list, nil
+}
+
+func makeInterface(ifi net.Interface, addrs []net.Addr) Interface {
+	i := Interface{
+		Name:     ifi.Name,
+		Index:    ifi.Index,
+		MAC:      ifi.HardwareAddr,
+		MTU:      ifi.MTU,
+		Up:       ifi.Flags&net.FlagUp != 0,
+		Running:  ifi.Flags&net.FlagRunning != 0,
+		Loopback: ifi.Flags&net.FlagLoopback != 0,
+	}
+	for _, a := range addrs {
+		ipnet, ok := a.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		addr, ok := netip.AddrFromSlice(ipnet.IP)
+		if !ok {
+			continue
+		}
+		addr = addr.Unmap()
+		if rank(addr) == rankLinkLocal {
+			addr = addr.WithZone(ifi.Name)
+		}
+		i.Addrs = append(i.Addrs, addr)
+	}
+	slices.SortStableFunc(i.Addrs, func(a, b netip.Addr) int { return rank(a) - rank(b) })
+	return i
+}
+
+// The order of addresses.
+const (
+	rankIPv4 = iota
+	rankIPv6
+	rankLinkLocal
+)
+
+func rank(a netip.Addr) int {
+	switch {
+	case a.Is4():
+		return rankIPv4
+	case a.IsLinkLocalUnicast():
+		return rankLinkLocal
+	}
+	return rankIPv6
+}
+
+// FirstUsable returns the interface to take when the user has named none: the first, by index, that is up, has a
+// carrier and a global unicast address, IPv4 before IPv6, and if there is none, the loopback interface.
+func FirstUsable() (*Interface, error) {
+	list, err := All()
+	if err != nil {
+		return nil, err
+	}
+	return firstUsable(list)
+}
+
+func firstUsable(list []Interface) (*Interface, error) {
+	for _, want4 := range []bool{true, false} {
+		for n := range list {
+			i := &list[n]
+			if i.usable() && !i.Loopback && slices.ContainsFunc(i.Addrs, func(a netip.Addr) bool {
+				return a.IsGlobalUnicast() && a.Is4() == want4
+			}) {
+				return i, nil
+			}
+		}
+	}
+	for n := range list {
+		i := &list[n]
+		if i.Up && i.Loopback && len(i.Addrs) > 0 {
+			return i, nil
+		}
+	}
+	return nil, fmt.Errorf("no network interface is up and has an address, not even loopback (%s): %w", describe(list), syscall.ENODEV)
+}
+
+// ByName returns the interface called name. It may be down or without an address.
+func ByName(name string) (*Interface, error) {
+	list, err := All()
+	if err != nil {
+		return nil, err
+	}
+	return byName(list, name)
+}
+
+func byName(list []Interface, name string) (*Interface, error) {
+	for n := range list {
+		if list[n].Name == name {
+			return &list[n], nil
+		}
+	}
+	return nil, fmt.Errorf("no network interface is called %q (%s): %w", name, describe(list), syscall.ENODEV)
+}
+
+// ByAddr returns the interface that has the address a; for a link-local IPv6 address the zone, a name or an index,
+// says on which link, and may be left out if it is on one only. Every address in 127.0.0.0/8 is one of loopback.
+func ByAddr(a netip.Addr) (*Interface, error) {
+	list, err := All()
+	if err != nil {
+		return nil, err
+	}
+	return byAddr(list, a)
+}
+
+func byAddr(list []Interface, a netip.Addr) (*Interface, error) {
+	a = a.Unmap()
+	var found []*Interface
+	for n := range list {
+		i := &list[n]
+		if z := a.Zone(); z != "" && z != i.Name && z != fmt.Sprint(i.Index) {
+			continue
+		}
+		if i.Loopback && i.Up && a.Is4() && a.IsLoopback() || slices.ContainsFunc(i.Addrs, func(b netip.Addr) bool {
+			return a.WithZone("") == b.WithZone("")
+		}) {
+			found = append(found, i)
+		}
+	}
+	switch {
+	case len(found) == 1, len(found) > 1 && !a.IsLinkLocalUnicast():
+		return found[0], nil
+	case len(found) > 1:
+		return nil, fmt.Errorf("address %v is on %s and %s: name one, as in %v%%%s: %w",
+			a, found[0].Name, found[1].Name, a, found[0].Name, syscall.EADDRNOTAVAIL)
+	}
+	return nil, fmt.Errorf("no network interface has the address %v (%s): %w", a, describe(list), syscall.EADDRNOTAVAIL)
+}
+
+// describe lists what there is, for error messages.
+func describe(list []Interface) string {
+	if len(list) == 0 {
+		return "there are no interfaces"
+	}
+	var b strings.Builder
+	b.WriteString("there are")
+	for n, i := range list {
+		if n > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(" " + i.Name)
+		switch {
+		case !i.Up:
+			b.WriteString(" (down)")
+		case !i.Running:
+			b.WriteString(" (no carrier)")
+		}
+		for _, a := range i.Addrs {
+			b.WriteString(" " + a.String())
+		}
+	}
+	return b.String()
+}

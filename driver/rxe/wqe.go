@@ -1,0 +1,279 @@
+package rxe
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uverbs/abi"
+)
+
+// opKind is what the engine does for a work request.
+type opKind uint8
+
+const (
+	opNone opKind = iota // not a work request that the queue pair takes
+	opSend
+	opWrite
+	opRead
+	opAtomic
+)
+
+// opKinds are the work requests of the connected services; datagrams take only opSend. (rxe_wr_opcode_info)
+var opKinds = [...]opKind{
+	abi.WRRDMAWrite:         opWrite,
+	abi.WRRDMAWriteWithImm:  opWrite,
+	abi.WRSend:              opSend,
+	abi.WRSendWithImm:       opSend,
+	abi.WRRDMARead:          opRead,
+	abi.WRAtomicCmpAndSwp:   opAtomic,
+	abi.WRAtomicFetchAndAdd: opAtomic,
+}
+
+// kindOf is opNone for what a queue pair of type t does not do.
+func kindOf(t ib.QPType, op abi.WROpcode) opKind {
+	if int(op) >= len(opKinds) {
+		return opNone
+	}
+	k := opKinds[op]
+	switch {
+	case t == ib.QPTypeRC,
+		t == ib.QPTypeUC && (k == opSend || k == opWrite),
+		t == ib.QPTypeUD && k == opSend:
+		return k
+	}
+	return opNone
+}
+
+// wcOpcodes are the completions of the work requests (wr_to_wc_opcode).
+var wcOpcodes = [...]abi.WCOpcode{
+	abi.WRRDMAWrite:         abi.WCRDMAWrite,
+	abi.WRRDMAWriteWithImm:  abi.WCRDMAWrite,
+	abi.WRSend:              abi.WCSend,
+	abi.WRSendWithImm:       abi.WCSend,
+	abi.WRRDMARead:          abi.WCRDMARead,
+	abi.WRAtomicCmpAndSwp:   abi.WCCompSwap,
+	abi.WRAtomicFetchAndAdd: abi.WCFetchAdd,
+}
+
+// sendWQE is a send work request that the requester has taken out of the ring, checked, and given its PSNs.
+type sendWQE struct {
+	id     uint64
+	opcode abi.WROpcode
+	flags  abi.SendFlags
+	kind   opKind
+	imm    abi.ImmData
+	status abi.WCStatus // not success: the request cannot be done, and will be completed with this
+
+	length  int
+	first   roce.PSN
+	packets int // PSNs that it takes
+	sges    []abi.RXESGE
+	inline  []byte
+
+	remote uint64
+	rkey   uint32
+	a, b   uint64 // of atomics: compare or add; swap
+
+	path      *path // of datagrams
+	qpn, qkey uint32
+}
+
+const (
+	atomicLen      = 8
+	maxSendWQESize = abi.RXESendWQESize + maxInline
+	maxRecvWQESize = abi.RXERecvWQESize + maxSGE*16
+)
+
+// decodeSend takes the work request that lies in b, a private copy of its slot. What is wrong with it goes into
+// w.status. (validate_send_wr, for what a user process wrote past its library)
+func (qp *QP) decodeSend(w *sendWQE, b []byte) {
+	h, _ := abi.Decode[abi.RXESendWQE](b)
+	data := b[abi.RXESendWQESGEOffset:]
+	*w = sendWQE{
+		id: h.WR.WRID, opcode: h.WR.Opcode, flags: h.WR.SendFlags, imm: h.WR.Ex,
+		kind: kindOf(qp.typ, h.WR.Opcode), packets: 1,
+		sges: w.sges[:0], inline: w.inline[:0],
+	}
+	if w.kind == opNone {
+		w.status = abi.WCLocQPOpErr
+		return
+	}
+	if w.flags&abi.SendInline != 0 && (w.kind == opSend || w.kind == opWrite) {
+		if h.DMA.Length > qp.cap.MaxInlineData {
+			w.status = abi.WCLocLenErr
+			return
+		}
+		w.length = int(h.DMA.Length)
+		w.inline = append(w.inline, data[:w.length]...)
+	} else {
+		w.flags &^= abi.SendInline
+		if w.sges, w.length, w.status = decodeSGEs(w.sges, data, h.DMA.NumSGE, qp.cap.MaxSendSGE); w.status != 0 {
+			return
+		}
+	}
+	switch w.kind {
+	case opWrite, opRead:
+		r := h.WR.RDMA()
+		w.remote, w.rkey = r.RemoteAddr, r.RKey
+	case opAtomic:
+		a := h.WR.Atomic()
+		w.remote, w.rkey, w.a, w.b = a.RemoteAddr, a.RKey, a.CompareAdd, a.Swap
+		if w.length < atomicLen || w.remote%atomicLen != 0 {
+			w.status = abi.WCLocQPOpErr
+			return
+		}
+		w.length = atomicLen
+	}
+	if (w.kind == opRead || w.kind == opAtomic) && qp.attr.MaxRdAtomic == 0 {
+		w.status = abi.WCLocQPOpErr
+		return
+	}
+	if qp.typ == ib.QPTypeUD {
+		w.status = qp.decodeUD(w, h.WR.UD())
+		return
+	}
+	if w.kind != opAtomic {
+		w.packets = qp.pathMTU.Packets(uint32(w.length))
+	}
+}
+
+// decodeUD finds the way of a datagram.
+func (qp *QP) decodeUD(w *sendWQE, u *abi.RXESendWRUD) abi.WCStatus {
+	h := qp.dev.ahs.get(u.AHNum)
+	if h == nil || h.pd != qp.pd {
+		return abi.WCLocQPOpErr
+	}
+	if w.length > qp.mtu {
+		return abi.WCLocLenErr
+	}
+	w.path, w.qpn, w.qkey = h.path.Load(), u.RemoteQPN&roce.PSNMask, u.RemoteQKey
+	if w.qkey>>31 != 0 {
+		w.qkey = qp.attr.QKey // a controlled key: the queue pair's own goes (IBA 10.2.5)
+	}
+	return abi.WCSuccess
+}
+
+// decodeSGEs appends n elements that lie in b to list and sums their lengths.
+func decodeSGEs(list []abi.RXESGE, b []byte, n, limit uint32) ([]abi.RXESGE, int, abi.WCStatus) {
+	if n > limit {
+		return list, 0, abi.WCLocQPOpErr
+	}
+	sum := uint64(0)
+	for range n {
+		s, _ := abi.Decode[abi.RXESGE](b)
+		b = b[abi.SizeOf[abi.RXESGE]():]
+		if s.Length == 0 {
+			continue
+		}
+		sum += uint64(s.Length)
+		list = append(list, s)
+	}
+	if sum > maxMsgSize {
+		return list, 0, abi.WCLocLenErr
+	}
+	return list, int(sum), abi.WCSuccess
+}
+
+// encodeSend writes a work request of a consumer in this process to b, as a library would into a slot, and
+// returns the number of bytes. EINVAL for what the queue pair cannot do.
+func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
+	h := abi.RXESendWQE{WR: abi.RXESendWR{WRID: wr.ID, Opcode: abi.WROpcode(wr.Opcode), SendFlags: abi.SendFlags(wr.Flags)}}
+	kind := kindOf(qp.typ, h.WR.Opcode)
+	switch wr.Opcode {
+	case ib.WRSendWithImm, ib.WRRDMAWriteWithImm:
+		h.WR.Ex = abi.ImmData(abi.NewBE32(wr.Imm))
+	}
+	inline := wr.Flags&ib.SendInline != 0
+	switch {
+	case kind == opNone:
+		return 0, fmt.Errorf("work request opcode %d on a %v queue pair: %w", wr.Opcode, qp.typ, syscall.EINVAL)
+	case inline && kind != opSend && kind != opWrite:
+		return 0, fmt.Errorf("work request opcode %d cannot be inline: %w", wr.Opcode, syscall.EINVAL)
+	case inline && len(wr.Inline) > int(qp.cap.MaxInlineData):
+		return 0, fmt.Errorf("%d bytes inline, at most %d: %w", len(wr.Inline), qp.cap.MaxInlineData, syscall.EINVAL)
+	case !inline && len(wr.SGList) > int(qp.cap.MaxSendSGE):
+		return 0, fmt.Errorf("%d gather elements, at most %d: %w", len(wr.SGList), qp.cap.MaxSendSGE, syscall.EINVAL)
+	}
+	switch {
+	case qp.typ == ib.QPTypeUD:
+		if wr.AH == nil {
+			return 0, fmt.Errorf("datagram without address handle: %w", syscall.EINVAL)
+		}
+		to, ok := wr.AH.Driver().(*ah)
+		if !ok {
+			return 0, fmt.Errorf("address handle of another driver: %w", syscall.EINVAL)
+		}
+		*h.WR.UD() = abi.RXESendWRUD{RemoteQPN: wr.RemoteQPN, RemoteQKey: wr.RemoteQKey, AHNum: to.num}
+	case kind == opWrite, kind == opRead:
+		*h.WR.RDMA() = abi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
+		h.IOVA = wr.RemoteAddr
+	case kind == opAtomic:
+		if wr.RemoteAddr%atomicLen != 0 {
+			return 0, fmt.Errorf("atomic at %#x, not a multiple of 8: %w", wr.RemoteAddr, syscall.EINVAL)
+		}
+		*h.WR.Atomic() = abi.RXESendWRAtomic{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey, CompareAdd: wr.CompareAdd, Swap: wr.Swap}
+		h.IOVA = wr.RemoteAddr
+	}
+	n := abi.RXESendWQESGEOffset
+	if inline {
+		h.DMA.Length = uint32(len(wr.Inline))
+		n += copy(b[n:], wr.Inline)
+	} else {
+		n, h.DMA.Length = encodeSGEs(b, n, wr.SGList)
+		h.DMA.NumSGE = uint32(len(wr.SGList))
+	}
+	h.DMA.Resid = h.DMA.Length
+	abi.Encode(b, &h)
+	return n, nil
+}
+
+// encodeRecv does the same for a receive.
+func (qp *QP) encodeRecv(b []byte, wr *ib.RecvWR) (int, error) {
+	if len(wr.SGList) > int(qp.cap.MaxRecvSGE) {
+		return 0, fmt.Errorf("%d scatter elements, at most %d: %w", len(wr.SGList), qp.cap.MaxRecvSGE, syscall.EINVAL)
+	}
+	h := abi.RXERecvWQE{WRID: wr.ID}
+	n := abi.RXERecvWQESGEOffset
+	n, h.DMA.Length = encodeSGEs(b, n, wr.SGList)
+	h.DMA.Resid, h.DMA.NumSGE = h.DMA.Length, uint32(len(wr.SGList))
+	abi.Encode(b, &h)
+	return n, nil
+}
+
+func encodeSGEs(b []byte, at int, list []ib.SGE) (end int, length uint32) {
+	for _, s := range list {
+		at += abi.Encode(b[at:], &abi.RXESGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
+		length += s.Length
+	}
+	return at, length
+}
+
+// recvWQE is a receive work request that the responder has taken out of the ring and checked.
+type recvWQE struct {
+	id     uint64
+	sges   []abi.RXESGE
+	length int
+	filled int // bytes that have come
+	taken  bool
+}
+
+// decodeRecv takes the receive that lies in b, a private copy of its slot.
+func (qp *QP) decodeRecv(w *recvWQE, b []byte) (status abi.WCStatus) {
+	h, _ := abi.Decode[abi.RXERecvWQE](b)
+	*w = recvWQE{id: h.WRID, sges: w.sges[:0], taken: true}
+	w.sges, w.length, status = decodeSGEs(w.sges, b[abi.RXERecvWQESGEOffset:], h.DMA.NumSGE, qp.cap.MaxRecvSGE)
+	return status
+}
+
+// sgeAt finds the element that holds byte n of a list, and the offset in it. Past the end: len(list), 0.
+func sgeAt(list []abi.RXESGE, n int) (i, off int) {
+	for i = range list {
+		if n < int(list[i].Length) {
+			return i, n
+		}
+		n -= int(list[i].Length)
+	}
+	return len(list), 0
+}

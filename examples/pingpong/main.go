@@ -1,0 +1,220 @@
+// Command pingpong is the exchange of ibv_rc_pingpong with the Go stack embedded in one process: no service, no
+// socket to it, no /dev/infiniband. Two queue pairs of one software device send a message to and fro.
+//
+//	go run ./examples/pingpong -size 4096 -n 10000
+//	go run ./examples/pingpong -wire          # through UDP sockets, as between two hosts
+package main
+
+import (
+	"flag"
+	"fmt"
+	"log"
+	"net/netip"
+	"time"
+
+	"verbena/driver/rxe"
+	"verbena/driver/rxe/wire"
+	"verbena/driver/rxe/wire/netdev"
+	"verbena/ib"
+	"verbena/umem"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("pingpong: ")
+	size := flag.Int("size", 4096, "message size in `bytes`")
+	n := flag.Int("n", 10000, "number of round trips")
+	overWire := flag.Bool("wire", false, "send packets through UDP sockets instead of taking the shortcut within the process")
+	addr := flag.String("addr", "127.0.0.1", "`IP` address of the device, one of this host; port 4791 must be free there")
+	flag.Parse()
+	if *size < 1 || *n < 1 {
+		log.Fatal("-size and -n must be positive")
+	}
+	d, err := exchange(*addr, *size, *n, *overWire)
+	if err != nil {
+		log.Fatal(err)
+	}
+	path := "shortcut within the process"
+	if *overWire {
+		path = "UDP port 4791 on " + *addr
+	}
+	fmt.Printf("%d round trips of %d bytes over %s in %v: %.2f usec per round trip\n",
+		*n, *size, path, d.Round(time.Microsecond), float64(d.Nanoseconds())/1e3/float64(*n))
+}
+
+// exchange makes a device and sends n messages to and fro.
+func exchange(addr string, size, n int, overWire bool) (time.Duration, error) {
+	ip, err := netip.ParseAddr(addr)
+	if err != nil {
+		return 0, err
+	}
+	host, err := netdev.ByAddr(ip)
+	if err != nil {
+		return 0, err
+	}
+	dev, err := rxe.New(rxe.Config{
+		Name:    "rxe0",
+		Netdev:  *host,
+		Addrs:   []netip.Addr{ip},
+		Network: wire.UDP(wire.UDPOptions{}),
+		Fabric:  &rxe.Fabric{},
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer dev.Close()
+	dev.SetShortcut(!overWire)
+	var core ib.Core
+	if err := core.Register(dev.IB()); err != nil {
+		return 0, err
+	}
+	defer core.Unregister(dev.IB())
+
+	a, err := newSide(dev.IB(), size)
+	if err != nil {
+		return 0, err
+	}
+	defer a.close()
+	b, err := newSide(dev.IB(), size)
+	if err != nil {
+		return 0, err
+	}
+	defer b.close()
+	if err := a.connect(b); err != nil {
+		return 0, err
+	}
+	if err := b.connect(a); err != nil {
+		return 0, err
+	}
+
+	for i := range a.buf {
+		a.buf[i] = byte(i)
+	}
+	start := time.Now()
+	for range n {
+		for _, hop := range [][2]*side{{a, b}, {b, a}} {
+			if err := hop[0].sendTo(hop[1]); err != nil {
+				return 0, err
+			}
+		}
+	}
+	took := time.Since(start)
+	for i := range a.buf {
+		if a.buf[i] != byte(i) {
+			return 0, fmt.Errorf("byte %d came back as %#x", i, a.buf[i])
+		}
+	}
+	return took, nil
+}
+
+// side is one end of the connection.
+type side struct {
+	pd  *ib.PD
+	cq  *ib.CQ
+	mr  *ib.MR
+	qp  *ib.QP
+	gid ib.GID
+	buf []byte
+	wc  [4]ib.WC
+}
+
+func newSide(d *ib.Device, size int) (s *side, err error) {
+	s = &side{buf: make([]byte, size)}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	entry, err := d.QueryGID(1, 1)
+	if err != nil {
+		return nil, err
+	}
+	s.gid = entry.GID
+	if s.pd, err = d.AllocPD(nil); err != nil {
+		return nil, err
+	}
+	space := umem.NewLocal()
+	addr, err := space.Add(s.buf)
+	if err != nil {
+		return nil, err
+	}
+	if s.mr, err = s.pd.RegMR(space, nil, addr, uint64(size), addr, ib.AccessLocalWrite, nil); err != nil {
+		return nil, err
+	}
+	if s.cq, err = d.CreateCQ(ib.CQAttr{Entries: 16}, nil, nil, nil); err != nil {
+		return nil, err
+	}
+	s.qp, err = s.pd.CreateQP(ib.QPInitAttr{
+		SendCQ: s.cq, RecvCQ: s.cq, Type: ib.QPTypeRC,
+		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1},
+	}, nil)
+	return s, err
+}
+
+func (s *side) close() {
+	if s.qp != nil {
+		s.qp.Destroy()
+	}
+	if s.cq != nil {
+		s.cq.Destroy()
+	}
+	if s.mr != nil {
+		s.mr.Dereg()
+	}
+	if s.pd != nil {
+		s.pd.Dealloc()
+	}
+}
+
+// connect brings the queue pair to RTS, towards the peer.
+func (s *side) connect(peer *side) error {
+	if err := s.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
+		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil); err != nil {
+		return err
+	}
+	if err := s.qp.Modify(ib.QPAttr{
+		State: ib.QPRTR, PathMTU: ib.MTU4096, DestQPN: peer.qp.Num(), MaxDestRdAtomic: 1, MinRNRTimer: 12,
+		AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: peer.gid, SGIDIndex: 1, HopLimit: 64}},
+	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|ib.QPAttrMinRNRTimer, nil); err != nil {
+		return err
+	}
+	return s.qp.Modify(ib.QPAttr{State: ib.QPRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 1},
+		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic, nil)
+}
+
+func (s *side) sge() []ib.SGE {
+	return []ib.SGE{{Addr: s.mr.Region().IOVA(), Length: uint32(len(s.buf)), LKey: s.mr.LKey()}}
+}
+
+// sendTo sends the buffer to the peer, and waits until both sides have their completion.
+func (s *side) sendTo(peer *side) error {
+	if _, err := peer.qp.PostRecv(ib.RecvWR{ID: 1, SGList: peer.sge()}); err != nil {
+		return err
+	}
+	if _, err := s.qp.PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: s.sge()}); err != nil {
+		return err
+	}
+	if err := peer.await(); err != nil {
+		return err
+	}
+	return s.await()
+}
+
+func (s *side) await() error {
+	deadline := time.Now().Add(5 * time.Second)
+	for i := 0; ; i++ {
+		n, err := s.cq.Poll(s.wc[:1])
+		if err != nil {
+			return err
+		}
+		if n == 1 {
+			if s.wc[0].Status != ib.WCSuccess {
+				return fmt.Errorf("work request %d: %v", s.wc[0].ID, s.wc[0].Status)
+			}
+			return nil
+		}
+		if i%1024 == 1023 && time.Now().After(deadline) {
+			return fmt.Errorf("no completion within 5 s")
+		}
+	}
+}

@@ -1,0 +1,48 @@
+// Package guest runs unmodified programs on RDMA devices that only exist in user space. A program opens
+// /dev/infiniband/uverbs0, reads /sys/class/infiniband, maps its queues, and finds what it expects.
+//
+// # How
+//
+// The kernel's seccomp user notification (seccomp_unotify(2)) stops a system call and asks another process what to do
+// about it. Three processes take part:
+//
+//	launcher (Start)                     program                      service (Supervisor)
+//	  filter on a thread of its own
+//	  listener ---------------------------- Handover ----------------> Attach
+//	  fork and exec from that thread --> main()
+//	                                      open("/dev/infiniband/..") --> Session answers
+//	  waits, passes signals on,           write(fd, doorbell) ---------> uverbs.File.Write
+//	  guards (Program.Guard)              mmap(fd), read(sysfs) .... native
+//
+// The filter lets nearly everything through. Trapped are: RDMA's ioctl, by its request number; write and fstat on
+// descriptors from a high number on, which only device files have; and calls with a path, because a filter cannot see
+// what is in it. Most paths are somebody else's, and the call goes on in the kernel. A path below /dev/infiniband or
+// /sys/class/infiniband* is answered from a tree of real files (tree.go, sysfs.go): the program gets a descriptor of
+// one and does the rest without being trapped.
+//
+// What it gets for a device file is a descriptor of a queue file (package shm), so that mmap(2) is native as well.
+// The last close is not trapped either: inotify reports it, however it comes about.
+//
+// # Threads
+//
+// A call is answered by the thread that received it (worker.go), because to wake another takes several times as long;
+// turn.go has the rules by which a second thread takes over.
+//
+// # When one of the three dies
+//
+//   - The program: its descriptors go, so its device files are closed; when no process is left under the filter, the
+//     session ends.
+//   - The launcher: the program goes on, without a guardian.
+//   - The service: the launcher answers in its place (guardian.go): files as without a supervisor, EIO for devices.
+//
+// # What does not work
+//
+// A program that reaches a device by a relative path, by io_uring or as a 32-bit program does not find it; chdir to a
+// virtual directory fails; listings of /sys/class and /dev lack the virtual entries. One supervisor per program is all
+// that the kernel allows (ErrNested). The service must be allowed to access the program's memory: same user or
+// CAP_SYS_PTRACE, and no kernel.yama.ptrace_scope that forbids it (umem.ErrAccess from Attach). Without CAP_SYS_ADMIN
+// the program runs with no_new_privs: setuid programs have no effect in it.
+//
+// Linux 5.9 is the minimum. From 5.19 on signals do not interrupt trapped calls, and from 6.6 on answers come several
+// times as fast.
+package guest

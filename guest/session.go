@@ -1,0 +1,210 @@
+package guest
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/umem"
+)
+
+// SessionInfo describes a program that is handed over.
+type SessionInfo struct {
+	// LauncherPID is the process that called Start.
+	LauncherPID int
+	// FirstFD is what FirstFD returned there; 0: it is found out from the launcher's limits.
+	FirstFD uint32
+	// Args is the program's argument vector, for people to read.
+	Args []string
+}
+
+// Session is one program with its descendants, under supervision.
+type Session struct {
+	sup      *Supervisor
+	info     SessionInfo
+	dir      string
+	listener *os.File
+	fd       int    // of listener
+	firstFD  uint32 // the first number that a command file may get
+	done     chan struct{}
+
+	canSync bool        // the kernel has SYNC_WAKE_UP
+	sync    atomic.Bool // and it is on
+
+	turn    turn
+	workers sync.WaitGroup
+	cache   [cacheSize]atomic.Pointer[descriptor]
+
+	opening sync.Mutex // serialises the choice of descriptor numbers
+
+	mu        sync.Mutex
+	processes map[int]*process
+
+	warned atomic.Bool
+}
+
+// Attach takes up a program, by the listener that Launch.Handover got, possibly in another process; it is the
+// session's from then on, unless there is an error. When Attach returns, calls are being answered. It may sleep.
+func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, error) {
+	fail := func(err error) (*Session, error) {
+		return nil, fmt.Errorf("attach process %d: %w", info.LauncherPID, err)
+	}
+	if info.FirstFD == 0 {
+		limit, err := hardLimitOf(info.LauncherPID)
+		if err != nil {
+			return fail(err)
+		}
+		info.FirstFD = FirstFD(limit)
+	}
+	id, err := identify(info.LauncherPID)
+	if err != nil {
+		return fail(err)
+	}
+	// What is denied for the launcher will be for the program. The kernel looks at the permission before the address.
+	if _, err := readMemory(info.LauncherPID, 0, make([]byte, 1)); err == unix.EPERM {
+		return fail(explainAccess())
+	}
+	t := &Session{
+		sup:       s,
+		info:      info,
+		dir:       filepath.Join(s.runDir(), fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID)),
+		listener:  listener,
+		fd:        int(listener.Fd()),
+		firstFD:   info.FirstFD,
+		done:      make(chan struct{}),
+		processes: make(map[int]*process),
+	}
+	if err := os.Mkdir(t.dir, 0o700); err != nil {
+		return fail(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(t.dir, id.uids.fs, -1); err != nil {
+			os.Remove(t.dir)
+			return fail(err)
+		}
+	}
+	switch err := setSyncWakeUp(t.fd, true); {
+	case err == nil:
+		t.canSync = true
+		t.sync.Store(true)
+	case !errors.Is(err, unix.EINVAL):
+		os.Remove(t.dir)
+		return fail(fmt.Errorf("the descriptor is no seccomp listener: %w", err))
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		os.Remove(t.dir)
+		return fail(fmt.Errorf("the service is ending: %w", unix.ENODEV))
+	}
+	s.sessions[t] = struct{}{}
+	s.mu.Unlock()
+	t.turn.init(func() { t.workers.Go(newWorker(t).run) })
+	go t.finish()
+	return t, nil
+}
+
+// Done is closed when no process of the session is left, or the Supervisor was closed, and everything that the
+// session had is gone.
+func (t *Session) Done() <-chan struct{} { return t.done }
+
+// Dir is where the queue files of the session's open device files are, and nothing else.
+func (t *Session) Dir() string { return t.dir }
+
+// syncWakeUp turns the kernel's way to wake on or off. Several workers may differ; that costs time, nothing else.
+func (t *Session) syncWakeUp(on bool) {
+	if t.canSync && t.sync.Load() != on {
+		t.sync.Store(on)
+		_ = setSyncWakeUp(t.fd, on)
+	}
+}
+
+// finish waits for the end and cleans up.
+func (t *Session) finish() {
+	t.workers.Wait()
+	s := t.sup
+	s.closeFiles(func(f *openFile) bool { return f.session == t })
+	t.mu.Lock()
+	for _, p := range t.processes {
+		p.space.Close()
+	}
+	t.mu.Unlock()
+	t.listener.Close()
+	if err := os.Remove(t.dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.cfg.Logf("guest: session of %q: %v", t.info.Args, err)
+	}
+	s.mu.Lock()
+	delete(s.sessions, t)
+	s.mu.Unlock()
+	close(t.done)
+}
+
+// explainAccess says why a program's memory cannot be reached, and what to do.
+func explainAccess() error {
+	b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	if scope := strings.TrimSpace(string(b)); err == nil && scope != "0" {
+		return fmt.Errorf("%w; kernel.yama.ptrace_scope is %s: set it to 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
+			umem.ErrAccess, scope)
+	}
+	return fmt.Errorf("%w; run the service as the same user, or as root", umem.ErrAccess)
+}
+
+// hardLimitOf reads the hard limit on a process's descriptors, which anybody may (proc_pid_limits(5)).
+func hardLimitOf(pid int) (uint64, error) {
+	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/limits")
+	if err != nil {
+		return 0, fmt.Errorf("read the limit of open files: %w", err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		rest, ok := strings.CutPrefix(lines.Text(), "Max open files")
+		if !ok {
+			continue
+		}
+		v := strings.Fields(rest) // soft, hard, unit
+		if len(v) < 2 {
+			break
+		}
+		if v[1] == "unlimited" {
+			return umem.Unlimited, nil
+		}
+		return strconv.ParseUint(v[1], 10, 64)
+	}
+	return 0, fmt.Errorf("read the limit of open files: cannot make sense of %s", f.Name())
+}
+
+// process returns the process with a thread's identity, and opens it if need be.
+func (t *Session) process(id *identity) (*process, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := t.processes[id.pid]; p != nil && !p.exited() {
+		return p, nil
+	}
+	for pid, p := range t.processes {
+		if p.exited() {
+			p.space.Close()
+			delete(t.processes, pid)
+		}
+	}
+	p, err := newProcess(id)
+	if err != nil {
+		return nil, err
+	}
+	t.processes[id.pid] = p
+	return p, nil
+}
+
+// warn logs what goes wrong for the program as a whole, once.
+func (t *Session) warn(what func() error) {
+	if t.warned.CompareAndSwap(false, true) {
+		t.sup.cfg.Logf("guest: session of %q: %v", t.info.Args, what())
+	}
+}

@@ -1,0 +1,226 @@
+package guest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/uverbs"
+)
+
+// SupervisorConfig configures a Supervisor.
+type SupervisorConfig struct {
+	// Uverbs has the devices. It outlives the Supervisor.
+	Uverbs *uverbs.Server
+	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes it
+	// searchable for others, and in it makes what they need to reach: the tree of /dev and /sys that programs see, and
+	// the queue files.
+	Dir string
+	// Node is the owner and mode of the device files.
+	Node Node
+	// Logf gets one line for each thing that goes wrong without a caller to tell. May be nil.
+	Logf func(format string, args ...any)
+	// Trace, if not nil, gets one line for each system call that names a virtual path.
+	Trace func(format string, args ...any)
+}
+
+// Supervisor answers the trapped system calls of programs. It is safe for concurrent use.
+type Supervisor struct {
+	cfg    SupervisorConfig
+	server server
+	tree   *tree
+
+	stop, stopper *os.File // stop has no writer any more once Close begins
+	notify        *os.File // inotify
+	notifyFD      int
+	reader        sync.WaitGroup
+
+	sessionCount atomic.Uint64
+	fileCount    atomic.Uint64
+
+	mu       sync.Mutex
+	closed   bool
+	sessions map[*Session]struct{}
+	files    map[inode]*openFile // open device files, by the queue file that the program has
+	watches  map[int32]*openFile // the same by inotify watch
+}
+
+// server is a uverbs.Server, or a double of one.
+type server interface {
+	devices() []device
+	open(name string, p uverbs.Process, m uverbs.Memory) (commandFile, error)
+	onChange(func())
+}
+
+// commandFile is a uverbs.File.
+type commandFile interface {
+	Write(c uverbs.Caller, addr uint64, n int) (int, error)
+	Ioctl(c uverbs.Caller, request uint32, arg uint64) error
+	Close()
+}
+
+type uverbsServer struct{ *uverbs.Server }
+
+func (s uverbsServer) devices() (d []device) {
+	for _, u := range s.Devices() {
+		d = append(d, deviceOf(u))
+	}
+	return d
+}
+
+func (s uverbsServer) open(name string, p uverbs.Process, m uverbs.Memory) (commandFile, error) {
+	f, err := s.Open(name, p, m)
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func (s uverbsServer) onChange(f func()) { s.OnChange(f) }
+
+// inode identifies a file on this machine.
+type inode struct{ dev, ino uint64 }
+
+// NewSupervisor makes the tree of virtual files, and keeps it up with the devices. It may sleep.
+func NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
+	return newSupervisor(cfg, uverbsServer{cfg.Uverbs})
+}
+
+func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
+	if cfg.Logf == nil {
+		cfg.Logf = func(string, ...any) {}
+	}
+	if cfg.Node.Mode == 0 {
+		cfg.Node.Mode = 0o666
+	}
+	s := &Supervisor{
+		cfg:      cfg,
+		server:   srv,
+		sessions: make(map[*Session]struct{}),
+		files:    make(map[inode]*openFile),
+		watches:  make(map[int32]*openFile),
+	}
+	var err error
+	if s.tree, err = newTree(filepath.Join(cfg.Dir, "tree")); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.Chmod(cfg.Dir, 0o711), os.Mkdir(s.runDir(), 0o711), os.Chmod(s.runDir(), 0o711)); err != nil {
+		return nil, fmt.Errorf("make the directory of sessions: %w", err)
+	}
+	if s.stop, s.stopper, err = os.Pipe(); err != nil {
+		return nil, fmt.Errorf("make a pipe: %w", err)
+	}
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		s.stop.Close()
+		s.stopper.Close()
+		return nil, fmt.Errorf("watch for closed device files: inotify: %w; see /proc/sys/fs/inotify/max_user_instances", err)
+	}
+	s.notifyFD = fd
+	s.notify = os.NewFile(uintptr(fd), "inotify")
+	s.reader.Go(s.watchCloses)
+	srv.onChange(s.update)
+	s.update()
+	return s, nil
+}
+
+func (s *Supervisor) runDir() string { return filepath.Join(s.cfg.Dir, "run") }
+
+// update brings the tree up to the devices.
+func (s *Supervisor) update() {
+	s.mu.Lock()
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
+		return
+	}
+	if err := s.tree.update(func() entries { return describe(s.server.devices()) }); err != nil {
+		s.cfg.Logf("guest: %v", err)
+	}
+}
+
+// Close ends every session: open device files are closed, and programs that still run are left to their guardians.
+// It may sleep.
+func (s *Supervisor) Close() {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.closed = true
+	var sessions []*Session
+	for t := range s.sessions {
+		sessions = append(sessions, t)
+	}
+	s.mu.Unlock()
+	s.stopper.Close()
+	for _, t := range sessions {
+		<-t.done
+	}
+	s.closeFiles(func(*openFile) bool { return true })
+	s.notify.Close()
+	s.reader.Wait()
+	s.stop.Close()
+}
+
+// inotifyEvent is the size of struct inotify_event without the name, which a watch on a file does not report.
+const inotifyEvent = unix.SizeofInotifyEvent
+
+// watchCloses ends device files whose last descriptor has gone, by whatever way: close, exit, exec or a kill.
+func (s *Supervisor) watchCloses() {
+	var buf [64 * inotifyEvent]byte
+	for {
+		n, err := s.notify.Read(buf[:])
+		if err != nil {
+			if !errors.Is(err, os.ErrClosed) {
+				s.cfg.Logf("guest: watch for closed device files: %v", err)
+			}
+			return
+		}
+		for b := buf[:n]; len(b) >= inotifyEvent; {
+			wd := int32(binary.NativeEndian.Uint32(b))
+			mask := binary.NativeEndian.Uint32(b[4:])
+			b = b[inotifyEvent+int(binary.NativeEndian.Uint32(b[12:])):]
+			switch {
+			case mask&unix.IN_Q_OVERFLOW != 0:
+				go s.closeFiles(func(f *openFile) bool { return !f.memory.InUse() })
+			case mask&(unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE) != 0:
+				s.mu.Lock()
+				f := s.watches[wd]
+				s.mu.Unlock()
+				// A descriptor made from the descriptor (/proc/self/fd) may have been the one that was closed.
+				if f != nil && !f.memory.InUse() {
+					f.close()
+				}
+			}
+		}
+	}
+}
+
+// closeFiles closes those open device files that meet the condition, and waits for that.
+func (s *Supervisor) closeFiles(which func(*openFile) bool) {
+	s.mu.Lock()
+	var files []*openFile
+	for _, f := range s.files {
+		files = append(files, f)
+	}
+	s.mu.Unlock()
+	for _, f := range files {
+		if which(f) {
+			f.close()
+			<-f.ended
+		}
+	}
+}
+
+func (s *Supervisor) file(i inode) *openFile {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.files[i]
+}

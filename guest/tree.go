@@ -1,0 +1,249 @@
+package guest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// entry is what a virtual path is: exactly one of a directory, a file, a link or a device node.
+type entry struct {
+	dir bool
+	// read makes the content of a file. An error means that reading it fails.
+	read func() (string, error)
+	link string // target of a symbolic link, relative
+	node *node
+	// id, of a directory, changes when what it stands for is another thing of the same name. (rdma-core takes the
+	// directory's time stamps for that.)
+	id any
+}
+
+// node is a device file.
+type node struct {
+	device string // its name to the server
+	minor  uint32
+}
+
+// entries are the virtual paths that there are, absolute and clean.
+type entries map[string]*entry
+
+// at adds an entry and the directories above it.
+func (t entries) at(path string, e *entry) {
+	t[path] = e
+	if up := filepath.Dir(path); up != "/" && t[up] == nil {
+		t.at(up, &entry{dir: true})
+	}
+}
+
+func (t entries) file(path string, read func() (string, error)) { t.at(path, &entry{read: read}) }
+
+func (t entries) text(path, content string) {
+	t.file(path, func() (string, error) { return content, nil })
+}
+
+// resolve follows links, none of which leads to another. The last component is not followed if nofollow.
+func (t entries) resolve(path string, nofollow bool) (string, *entry) {
+	for end := 1; end < len(path); end++ {
+		if path[end] != '/' {
+			continue
+		}
+		if e := t[path[:end]]; e != nil && e.link != "" {
+			return t.resolve(filepath.Join(filepath.Dir(path[:end]), e.link)+path[end:], nofollow)
+		}
+	}
+	e := t[path]
+	if e != nil && e.link != "" && !nofollow {
+		path = filepath.Join(filepath.Dir(path), e.link)
+		e = t[path]
+	}
+	return path, e
+}
+
+// tree is the part of /dev and /sys that programs see, as files in a directory: once a program has a descriptor of
+// a file or directory in it, everything goes on natively. Device nodes are placeholders there that nobody can open.
+type tree struct {
+	root    string
+	current atomic.Pointer[entries]
+
+	mu    sync.Mutex
+	shown map[string]string // content of the files there are
+	temps int
+}
+
+// Files with these contents are many in a table of GIDs that is mostly empty; they share one inode.
+const (
+	noGID   = "0000:0000:0000:0000:0000:0000:0000:0000\n"
+	nothing = ""
+)
+
+// newTree makes an empty tree in a directory, which it owns from then on.
+func newTree(root string) (*tree, error) {
+	t := &tree{root: root, shown: make(map[string]string)}
+	t.current.Store(&entries{})
+	err := errors.Join(
+		makeDir(root),
+		makeDir(t.common("")),
+		makeFile(t.common("nogid"), noGID, 0o444),
+		makeFile(t.common("nothing"), nothing, 0o444))
+	if err != nil {
+		return nil, fmt.Errorf("make the tree of virtual files: %w", err)
+	}
+	return t, nil
+}
+
+// makeDir makes a directory that everybody may read, whatever the umask.
+func makeDir(path string) error {
+	if err := os.Mkdir(path, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o755)
+}
+
+func makeFile(path, content string, mode os.FileMode) error {
+	if err := os.WriteFile(path, []byte(content), mode); err != nil {
+		return err
+	}
+	return os.Chmod(path, mode)
+}
+
+func (t *tree) common(name string) string { return filepath.Join(t.root, ".common", name) }
+
+// real is where the file of a virtual path is.
+func (t *tree) real(path string) string { return t.root + path }
+
+// lookup returns the entry of a clean path, nil if there is none, and the path after links; the last component is not
+// followed if nofollow.
+func (t *tree) lookup(path string, nofollow bool) (string, *entry) {
+	return (*t.current.Load()).resolve(path, nofollow)
+}
+
+// update changes the tree to what describe returns. Directories that stay keep their time stamps as far as nothing
+// comes or goes in them. It may sleep.
+func (t *tree) update(describe func() entries) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	have, want := *t.current.Load(), describe()
+	var errs []error
+	gone := func(path string) bool {
+		h, w := have[path], want[path]
+		return w == nil || w.id != h.id || w.dir != h.dir || w.link != h.link || (w.node == nil) != (h.node == nil)
+	}
+	kept := make(entries)
+	for _, path := range slices.Sorted(maps.Keys(have)) {
+		up := filepath.Dir(path)
+		switch {
+		case have[up] != nil && kept[up] == nil: // went with its directory
+			delete(t.shown, path)
+		case gone(path):
+			delete(t.shown, path)
+			errs = append(errs, os.RemoveAll(t.real(path)))
+		default:
+			kept[path] = have[path]
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(want)) {
+		w := want[path]
+		var err error
+		switch {
+		case w.read != nil:
+			content, rerr := w.read()
+			if rerr != nil {
+				content = nothing
+			}
+			err = t.show(path, content)
+		case kept[path] != nil:
+		case w.dir:
+			err = makeDir(t.real(path))
+		case w.link != "":
+			err = os.Symlink(w.link, t.real(path))
+		default:
+			err = makeFile(t.real(path), "", 0)
+		}
+		errs = append(errs, err)
+	}
+	t.current.Store(&want)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("update the tree of virtual files: %w", err)
+	}
+	return nil
+}
+
+// refresh brings the file of an entry up to date. The error of reading the entry comes first.
+func (t *tree) refresh(path string, e *entry) error {
+	content, err := e.read()
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if (*t.current.Load())[path] != e {
+		return os.ErrNotExist // it has gone meanwhile
+	}
+	return t.show(path, content)
+}
+
+// show makes or replaces a file, if its content is not that already. Who has it open keeps what was there.
+func (t *tree) show(path, content string) error {
+	if old, ok := t.shown[path]; ok && old == content {
+		return nil
+	}
+	t.temps++
+	temp := t.common(fmt.Sprint(t.temps))
+	var err error
+	switch content {
+	case noGID:
+		err = os.Link(t.common("nogid"), temp)
+	case nothing:
+		err = os.Link(t.common("nothing"), temp)
+	default:
+		err = makeFile(temp, content, 0o444)
+	}
+	if err == nil {
+		err = os.Rename(temp, t.real(path))
+	}
+	if err != nil {
+		os.Remove(temp)
+		return err
+	}
+	t.shown[path] = content
+	return nil
+}
+
+// isVirtual reports whether what a clean path names is this package's to show, whether it is there or not: the real
+// devices, if there are any, are hidden.
+func isVirtual(path string) bool {
+	for _, p := range [...]string{"/dev/infiniband", "/sys/class/misc/rdma_cm"} {
+		if rest, ok := strings.CutPrefix(path, p); ok && (rest == "" || rest[0] == '/') {
+			return true
+		}
+	}
+	for _, p := range [...]string{"/sys/class/infiniband", devChar, sysDevChar} {
+		if strings.HasPrefix(path, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// mayBeVirtual decides fast, for a path as it comes, that it is not virtual; most are not.
+func mayBeVirtual(path []byte) bool {
+	if len(path) == 0 || path[0] != '/' {
+		return false
+	}
+	for _, word := range virtualWords {
+		if bytes.Contains(path, word) {
+			return true
+		}
+	}
+	return false
+}
+
+// virtualWords: each virtual path has one of them.
+var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte(majorPrefix)}

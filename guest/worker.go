@@ -1,0 +1,275 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/sched"
+	"verbena/umem"
+	"verbena/uverbs"
+)
+
+// worker is a thread that answers the calls of a session, one at a time, from its receipt to the answer: a hand-over
+// to another thread would cost several times as much as most answers. To the uverbs file that a call is on it is the
+// caller (uverbs.Caller).
+type worker struct {
+	session *Session
+	source  *source
+	hasTurn bool
+
+	// The present call.
+	n    notification
+	desc *descriptor // what argument 0 is, for calls on a device file
+	path [unix.PathMax]byte
+
+	// For the watchdog; see turn.
+	busy  atomic.Uint32 // busyState
+	began atomic.Int64  // in nanoseconds
+	timed bool
+	used  int64 // the thread's processor time before, if timed
+}
+
+var _ uverbs.Caller = (*worker)(nil)
+
+func newWorker(t *Session) *worker {
+	return &worker{session: t, source: newSource(t.listener, t.sup.stop)}
+}
+
+// run ends when no process of the session is left, or the Supervisor closes.
+func (w *worker) run() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	sched.Prompt()
+	// A program can take pages away that it shares with us (ftruncate): an error for it, not our end.
+	debug.SetPanicOnFault(true)
+	t := &w.session.turn
+	for {
+		t.take(w)
+		w.hasTurn = true
+		for w.hasTurn {
+			if !w.receive() {
+				t.release() // for the next worker to find out
+				return
+			}
+			w.answer()
+		}
+	}
+}
+
+// receive waits for the next call, false at the end.
+func (w *worker) receive() bool {
+	if !w.source.next(&w.n) {
+		return false
+	}
+	t := w.session
+	t.turn.note(w.n.tid)
+	// The kernel's way to wake, SYNC_WAKE_UP, puts the thread that is woken on the processor of the one that wakes it:
+	// several times as fast for a caller and a worker that take turns. Several callers it draws to one processor, where
+	// those that poll a completion queue keep the others from running.
+	t.syncWakeUp(!t.turn.shared())
+	return true
+}
+
+// verdict is what becomes of a call.
+type verdict struct {
+	val  int64
+	err  error // wraps an errno
+	fate fate
+}
+
+type fate uint8
+
+const (
+	answered   fate = iota // val and err are the answer
+	letThrough             // the kernel goes on with the call
+	sent                   // the answer has been given already
+)
+
+func fails(err error) verdict { return verdict{err: err} }
+
+// errno is the error number for the program.
+func errno(err error) syscall.Errno {
+	if e, ok := err.(syscall.Errno); ok {
+		return e
+	}
+	var e syscall.Errno
+	if errors.As(err, &e) && e != 0 {
+		return e
+	}
+	return syscall.EIO
+}
+
+func (w *worker) answer() {
+	v := w.handle()
+	r := response{id: w.n.id}
+	switch {
+	case v.fate == sent:
+		return
+	case v.fate == letThrough:
+		r.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+	case v.err != nil:
+		r.errno = -int32(errno(v.err))
+	default:
+		r.val = v.val
+	}
+	// ENOENT: the thread was killed. Descriptors that it was given have gone with it, and their last close is seen.
+	if err := send(w.session.fd, &r); err != nil && err != unix.ENOENT {
+		w.session.sup.cfg.Logf("guest: answer %v of thread %d: %v", callOf(w.n.nr), w.n.tid, err)
+	}
+}
+
+// handle makes the answer. A panic is an error of the call, and the service goes on.
+func (w *worker) handle() (v verdict) {
+	defer func() {
+		if r := recover(); r != nil {
+			w.session.sup.cfg.Logf("guest: panic in %v of thread %d: %v\n%s", callOf(w.n.nr), w.n.tid, r, debug.Stack())
+			v = fails(syscall.EIO)
+		}
+		w.end()
+	}()
+	c := callOf(w.n.nr)
+	switch c {
+	case callWrite, callIoctl, callFstat:
+		fd := int32(w.n.args[0])
+		w.desc = w.session.descriptor(w.n.tid, fd)
+		if w.desc == nil {
+			return verdict{fate: letThrough}
+		}
+		f := w.desc.file
+		if c == callFstat {
+			return w.statDevice(f)
+		}
+		if !f.enter() {
+			return fails(syscall.EIO)
+		}
+		return w.command(c, f)
+	}
+	return w.pathCall(c)
+}
+
+// command is a call on an open device file that was entered.
+func (w *worker) command(c call, f *openFile) verdict {
+	defer f.leave()
+	w.begin(c)
+	if c == callIoctl {
+		return fails(f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2]))
+	}
+	n, err := f.file.Write(w, w.n.args[1], int(min(w.n.args[2], math.MaxInt32)))
+	return verdict{val: int64(n), err: err}
+}
+
+// Space is where the addresses of the present call point. (uverbs.Caller)
+func (w *worker) Space() umem.Space {
+	p, err := w.caller()
+	if err != nil {
+		return nowhere{err}
+	}
+	return p.space
+}
+
+// caller is the process of the present call, which is on a device file.
+func (w *worker) caller() (*process, error) {
+	if p := w.desc.process.Load(); p != nil && !p.exited() {
+		return p, nil
+	}
+	id, err := identify(int(w.n.tid))
+	if err != nil {
+		return nil, err
+	}
+	p, err := w.session.process(id)
+	if err != nil {
+		w.session.warn(func() error { return err })
+		return nil, err
+	}
+	w.desc.process.Store(p)
+	return p, nil
+}
+
+// InstallFD duplicates a descriptor of the service into the caller. (uverbs.Caller)
+func (w *worker) InstallFD(fd int, cloexec bool) (int, error) {
+	a := addFD{id: w.n.id, srcFD: uint32(fd)}
+	if cloexec {
+		a.newFlags = unix.O_CLOEXEC
+	}
+	n, err := sendAddFD(w.session.fd, &a)
+	if err != nil {
+		return -1, fmt.Errorf("install a descriptor in thread %d: %w", w.n.tid, err)
+	}
+	return n, nil
+}
+
+// SameFile identifies what the caller has under a descriptor. (uverbs.Caller)
+func (w *worker) SameFile(fd int) (dev, ino uint64, err error) {
+	i, err := inodeOf(w.n.tid, int32(fd))
+	return i.dev, i.ino, err
+}
+
+// nowhere is the memory of a process that cannot be reached.
+type nowhere struct{ err error }
+
+func (n nowhere) fault() error                        { return fmt.Errorf("%w: %w", umem.ErrFault, n.err) }
+func (n nowhere) Check(uint64, uint64, bool) error    { return n.fault() }
+func (n nowhere) ReadV(dst [][]byte, _ uint64) error  { return n.fault() }
+func (n nowhere) WriteV(src [][]byte, _ uint64) error { return n.fault() }
+
+// descriptor is a device file as one thread has it. Looking it up takes longer than most calls, so it is remembered.
+// While the file is open the number is taken to mean the same file; that it is closed, and the choice of a number for
+// a new file, end it.
+type descriptor struct {
+	tid     uint32
+	fd      int32
+	file    *openFile
+	process atomic.Pointer[process] // whose thread it is, once known
+}
+
+const cacheSize = 64
+
+func slot(tid uint32, fd int32) uint32 { return (tid*31 + uint32(fd)) % cacheSize }
+
+// descriptor finds the device file that a thread has under a number, nil if that is something else.
+func (t *Session) descriptor(tid uint32, fd int32) *descriptor {
+	at := &t.cache[slot(tid, fd)]
+	if d := at.Load(); d != nil && d.tid == tid && d.fd == fd && !d.file.closed() {
+		return d
+	}
+	i, err := inodeOf(tid, fd)
+	if err != nil {
+		return nil
+	}
+	f := t.sup.file(i)
+	if f == nil {
+		return nil
+	}
+	d := &descriptor{tid: tid, fd: fd, file: f}
+	at.Store(d)
+	return d
+}
+
+// forget drops what is remembered about a number.
+func (t *Session) forget(fd int32) {
+	for i := range t.cache {
+		if d := t.cache[i].Load(); d != nil && d.fd == fd {
+			t.cache[i].CompareAndSwap(d, nil)
+		}
+	}
+}
+
+func fdPath(tid uint32, fd int32) string {
+	return "/proc/" + strconv.Itoa(int(tid)) + "/fd/" + strconv.Itoa(int(fd))
+}
+
+func inodeOf(tid uint32, fd int32) (inode, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(fdPath(tid, fd), &st); err != nil {
+		return inode{}, fmt.Errorf("look up descriptor %d of thread %d: %w", fd, tid, err)
+	}
+	return inode{uint64(st.Dev), st.Ino}, nil
+}

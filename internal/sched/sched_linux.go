@@ -1,0 +1,38 @@
+// Package sched tells the kernel's scheduler what the threads of the data path are like.
+package sched
+
+import (
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// slice is shorter than what ordinary threads have (some milliseconds), and the least that the kernel takes.
+const slice = 100 * time.Microsecond
+
+// Prompt makes the calling thread, which must be locked to its goroutine, one that runs for short times and soon after
+// it wakes. RDMA programs spin while they wait for completions, on every core there is, and without this a thread that
+// has a packet or a system call for them waits until the slice of the one that spins is over.
+//
+// It asks for a short slice (sched_setattr(2), sched_runtime under the EEVDF scheduler, Linux 6.12), which takes no
+// privilege and gives no larger share of the processor. Where the kernel does not know that, nothing changes.
+func Prompt() {
+	attr, err := unix.SchedGetAttr(0, 0)
+	if err != nil || attr.Policy != unix.SCHED_NORMAL {
+		return // somebody has given this process another policy, and knows why
+	}
+	attr.Runtime = uint64(slice.Nanoseconds())
+	_ = unix.SchedSetAttr(0, attr, 0)
+}
+
+// parallel is how many threads may come back from the kernel at about the same time: of each program some one or two,
+// and one of each address of a device.
+const parallel = 32
+
+// Widen lets threads that wait in the kernel, in system calls that the Go scheduler takes for short, keep their place
+// in it. With as many places as cores, the usual setting, a thread that wakes finds them all held by others that wait,
+// and gets one only when the runtime's monitor takes it away from them, which on a busy machine is milliseconds later.
+func Widen() {
+	runtime.GOMAXPROCS(max(parallel, 2*runtime.NumCPU()))
+}

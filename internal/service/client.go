@@ -1,0 +1,183 @@
+package service
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotRunning: nothing listens at the location.
+var ErrNotRunning = errors.New("no service is running")
+
+// Client is a connection to a service. One request at a time.
+type Client struct {
+	c conn
+}
+
+// Dial connects to the service at loc, ErrNotRunning if there is none. A service of another user is accepted
+// only if that is root, or if the socket's permissions let this user in on purpose (they did, if Dial succeeds).
+func Dial(loc Location) (*Client, error) {
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
+	if err != nil {
+		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%w (at %s)", ErrNotRunning, loc.Socket)
+		}
+		return nil, fmt.Errorf("connect to the service: %w", err)
+	}
+	return &Client{conn{c}}, nil
+}
+
+// Start connects to the service at loc, and starts one first if there is none: self is the path of the verbena
+// command, args what follows `serve`.
+func Start(loc Location, self string, args ...string) (*Client, error) {
+	if c, err := Dial(loc); !errors.Is(err, ErrNotRunning) {
+		return c, err
+	}
+	// The lock is for the starters: the second of two that come together finds the first one's service.
+	lock, err := flock(loc.lock(), unix.LOCK_EX)
+	if err != nil {
+		return nil, fmt.Errorf("start a service: %w", err)
+	}
+	defer lock.Close()
+	if c, err := Dial(loc); !errors.Is(err, ErrNotRunning) {
+		return c, err
+	}
+	logFile, err := os.OpenFile(loc.Log(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("start a service: %w", err)
+	}
+	defer logFile.Close()
+	args = append([]string{"serve", "--socket", loc.Socket, "--on-demand"}, args...)
+	if err := spawn(self, args, logFile, nil); err != nil {
+		return nil, err
+	}
+	return Dial(loc)
+}
+
+// StartPrivate starts a service that serves only the returned client and ends with it. Its messages go to log.
+func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("start a private service: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "control"), os.NewFile(uintptr(fds[1]), "control")
+	defer ours.Close()
+	defer theirs.Close()
+	if err := spawn(self, append([]string{"serve", "--private"}, args...), log, theirs); err != nil {
+		return nil, err
+	}
+	c, err := net.FileConn(ours)
+	if err != nil {
+		return nil, fmt.Errorf("start a private service: %w", err)
+	}
+	return &Client{conn{c.(*net.UnixConn)}}, nil
+}
+
+// ReadyFD is the number of the descriptor on which a spawned service reports: "ready", or what went wrong, on one
+// line. ControlFD is a private service's only connection.
+const (
+	ReadyFD   = 3
+	ControlFD = 4
+)
+
+// startTimeout bounds the wait for a service that was started; it takes some ten milliseconds.
+const startTimeout = 20 * time.Second
+
+// spawn starts self in a session of its own and waits until it reports.
+func spawn(self string, args []string, log, control *os.File) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("start a service: %w", err)
+	}
+	defer r.Close()
+	cmd := exec.Command(self, args...)
+	cmd.Args[0] = "verbena"
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{w}
+	if control != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, control)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		return fmt.Errorf("start a service: %w", err)
+	}
+	go cmd.Wait() // reaps it, should it end before this process
+	r.SetReadDeadline(time.Now().Add(startTimeout))
+	line, err := bufio.NewReader(r).ReadString('\n')
+	switch line = strings.TrimSpace(line); {
+	case line == "ready":
+		return nil
+	case line != "":
+		return errors.New(line)
+	case err == io.EOF:
+		return fmt.Errorf("start a service: it ended before it was ready; its messages are in %s", log.Name())
+	}
+	return fmt.Errorf("start a service: not ready after %v; its messages are in %s", startTimeout, log.Name())
+}
+
+// Close ends the connection.
+func (c *Client) Close() error { return c.c.Close() }
+
+// Do sends a request and waits for the answer. An error that the service reports wraps its errno.
+func (c *Client) Do(r *Request) (*Response, error) { return c.do(r, nil) }
+
+func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
+	r.Protocol = protocol
+	if err := c.c.send(r, fd); err != nil {
+		return nil, fmt.Errorf("ask the service: %w", err)
+	}
+	var a Response
+	f, err := c.c.receive(&a)
+	if err != nil {
+		return nil, fmt.Errorf("ask the service: it ended the connection: %w", err)
+	}
+	if f != nil {
+		f.Close()
+	}
+	if a.Error != "" {
+		return nil, &remoteError{a.Error, a.Errno}
+	}
+	return &a, nil
+}
+
+// Attach hands over the listener of a program that is about to start. The connection then stands for the program
+// until Close, and Lost tells when the service has died.
+func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
+	r, err := c.do(&Request{Op: OpAttach, Attach: &a}, listener)
+	if err != nil {
+		return nil, err
+	}
+	if r.Attached == nil {
+		return nil, errors.New("ask the service: malformed answer to attach")
+	}
+	return r.Attached, nil
+}
+
+// Lost returns a channel that is closed when the service has ended the connection, which after Attach means that
+// it died or was stopped. No request may follow.
+func (c *Client) Lost() <-chan struct{} {
+	lost := make(chan struct{})
+	go func() {
+		defer close(lost)
+		var b [1]byte
+		for {
+			if _, err := c.c.Read(b[:]); err != nil {
+				return
+			}
+		}
+	}()
+	return lost
+}

@@ -1,0 +1,272 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+
+	"verbena/driver/rxe"
+	"verbena/driver/rxe/wire"
+	"verbena/driver/rxe/wire/netdev"
+)
+
+// LinkSpec says what device to make.
+type LinkSpec struct {
+	Name string `json:"name"`
+	// Addrs are the device's addresses in the order of its GID table, all of one interface; empty: all addresses of
+	// Netdev, and if that is empty too, of the host's first usable interface.
+	Addrs  []string `json:"addrs,omitempty"`
+	Netdev string   `json:"netdev,omitempty"`
+	// Wire makes every packet take the UDP path, also between devices of one service.
+	Wire bool `json:"wire,omitempty"`
+}
+
+// ParseLinkSpec reads NAME=ADDR[,ADDR...] or NAME=NETDEV, or NAME alone.
+func ParseLinkSpec(s string) (LinkSpec, error) {
+	name, rest, _ := strings.Cut(s, "=")
+	l := LinkSpec{Name: name}
+	if _, err := netip.ParseAddr(strings.Split(rest, ",")[0]); err == nil {
+		l.Addrs = strings.Split(rest, ",")
+	} else {
+		l.Netdev = rest
+	}
+	return l, l.check()
+}
+
+func (l *LinkSpec) check() error {
+	if len(l.Name) > 63 || !strings.HasPrefix(l.Name, "rxe") || strings.ContainsAny(l.Name, "/ \t\n") {
+		return fmt.Errorf("device name %q: must be rxe followed by up to 60 characters, such as rxe1: libibverbs finds the driver by that name: %w", l.Name, syscall.EINVAL)
+	}
+	return nil
+}
+
+// LinkInfo describes a device.
+type LinkInfo struct {
+	Name   string    `json:"name"`
+	Uverbs string    `json:"uverbs"` // its device file's name
+	Netdev string    `json:"netdev"`
+	State  string    `json:"state"`
+	MTU    int       `json:"mtu"` // active path MTU, bytes
+	GIDs   []GIDInfo `json:"gids"`
+	Wire   bool      `json:"wire"` // no shortcut between devices of this service
+}
+
+// GIDInfo is a GID and the address that it stands for.
+type GIDInfo struct {
+	Index int    `json:"index"`
+	GID   string `json:"gid"`
+	Addr  string `json:"addr"`
+}
+
+// link is a device with what belongs to it.
+type link struct {
+	spec   LinkSpec
+	dev    *rxe.Device
+	faults *wire.Faults
+	host   *netdev.Interface
+}
+
+// openLink makes a device, without registering it.
+func (s *Service) openLink(spec LinkSpec) (*link, error) {
+	if err := spec.check(); err != nil {
+		return nil, err
+	}
+	host, addrs, err := spec.resolve()
+	if err != nil {
+		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
+	}
+	return s.openLinkOn(spec, host, addrs)
+}
+
+func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []netip.Addr) (*link, error) {
+	n := s.made.Add(1)
+	l := &link{spec: spec, host: host}
+	l.faults = wire.NewFaults(wire.UDP(wire.UDPOptions{}), rand.NewPCG(s.opts.Seed, 2*n))
+	cfg := rxe.Config{
+		Name:    spec.Name,
+		Netdev:  *host,
+		Addrs:   addrs,
+		Network: l.faults,
+		Fabric:  s.fabric,
+		Rand:    rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
+		Logf:    func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
+	}
+	dev, err := rxe.New(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
+	}
+	l.dev = dev
+	l.setShortcut()
+	return l, nil
+}
+
+// setShortcut: fault rules work on packets on the wire, so they bring the full path back.
+func (l *link) setShortcut() {
+	l.dev.SetShortcut(!l.spec.Wire && !l.faults.Active())
+}
+
+// resolve finds the interface and the addresses.
+func (l *LinkSpec) resolve() (host *netdev.Interface, addrs []netip.Addr, err error) {
+	if len(l.Addrs) == 0 {
+		if l.Netdev != "" {
+			host, err = netdev.ByName(l.Netdev)
+		} else {
+			host, err = netdev.FirstUsable()
+		}
+		if err != nil {
+			return host, nil, err
+		}
+		if len(host.Addrs) == 0 {
+			return host, nil, fmt.Errorf("interface %s has no address: %w", host.Name, syscall.EADDRNOTAVAIL)
+		}
+		return host, host.Addrs, nil
+	}
+	for _, text := range l.Addrs {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return host, nil, fmt.Errorf("address %q: %w: %w", text, err, syscall.EINVAL)
+		}
+		h, err := netdev.ByAddr(a)
+		if err != nil {
+			return host, nil, err
+		}
+		if len(addrs) > 0 && h.Index != host.Index {
+			return host, nil, fmt.Errorf("%s is an address of %s, %s of %s: a device has one interface: %w", l.Addrs[0], host.Name, text, h.Name, syscall.EINVAL)
+		}
+		host, addrs = h, append(addrs, a)
+	}
+	return host, addrs, nil
+}
+
+// openDefaultLink makes rxe0 on the host's first usable interface. Where another service, or the kernel's
+// rdma_rxe, has port 4791 there, it takes the first loopback address on which the port is free, so that services
+// of several users, and private ones, can live side by side and reach each other.
+func (s *Service) openDefaultLink() (*link, error) {
+	spec := LinkSpec{Name: "rxe0", Wire: s.opts.Wire}
+	host, addrs, err := spec.resolve()
+	if err != nil {
+		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
+	}
+	l, err := s.openLinkOn(spec, host, addrs)
+	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+		// A link-local address may be unusable for a moment, while the kernel verifies that it is the only one.
+		s.log.Info("leaving out link-local addresses", "cause", err)
+		global := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.IsLinkLocalUnicast)
+		if len(global) == 0 || len(global) == len(addrs) {
+			return nil, err
+		}
+		l, err = s.openLinkOn(spec, host, global)
+	}
+	if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
+		return l, err
+	}
+	s.log.Info("another RDMA service has the host's address; using a loopback address", "cause", err)
+	for a := netip.AddrFrom4([4]byte{127, 0, 0, 1}); a != netip.AddrFrom4([4]byte{127, 0, 0, 255}); a = a.Next() {
+		host, err = netdev.ByAddr(a)
+		if err != nil {
+			return nil, fmt.Errorf("link %s: %w", spec.Name, err)
+		}
+		if l, err = s.openLinkOn(spec, host, []netip.Addr{a}); !errors.Is(err, syscall.EADDRINUSE) {
+			return l, err
+		}
+	}
+	return l, err
+}
+
+func (s *Service) addLink(l *link) error {
+	if err := s.core.Register(l.dev.IB()); err != nil {
+		l.dev.Close()
+		return err
+	}
+	s.links = append(s.links, l)
+	return nil
+}
+
+// LinkAdd makes a device and shows it to programs.
+func (s *Service) LinkAdd(spec LinkSpec) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.find(spec.Name) != nil {
+		return fmt.Errorf("link %s exists already: %w", spec.Name, syscall.EEXIST)
+	}
+	spec.Wire = spec.Wire || s.opts.Wire
+	l, err := s.openLink(spec)
+	if err != nil {
+		return err
+	}
+	s.configured = true
+	return s.addLink(l)
+}
+
+// LinkDel takes a device away. Programs that have it open find it gone: their contexts become zombies.
+func (s *Service) LinkDel(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.find(name)
+	if l == nil {
+		return s.noLink(name)
+	}
+	s.configured = true
+	s.links = slices.DeleteFunc(s.links, func(o *link) bool { return o == l })
+	return s.dropLink(l)
+}
+
+func (s *Service) dropLink(l *link) error {
+	return errors.Join(s.core.Unregister(l.dev.IB()), l.dev.Close())
+}
+
+func (s *Service) find(name string) *link {
+	for _, l := range s.links {
+		if l.spec.Name == name {
+			return l
+		}
+	}
+	return nil
+}
+
+func (s *Service) noLink(name string) error {
+	names := "none"
+	if len(s.links) > 0 {
+		var n []string
+		for _, l := range s.links {
+			n = append(n, l.spec.Name)
+		}
+		names = strings.Join(n, ", ")
+	}
+	return fmt.Errorf("no link named %q (there are: %s): %w", name, names, syscall.ENODEV)
+}
+
+// Links describes the devices.
+func (s *Service) Links() ([]LinkInfo, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := []LinkInfo{}
+	for _, l := range s.links {
+		ibdev := l.dev.IB()
+		port, err := ibdev.QueryPort(1)
+		if err != nil {
+			return nil, err
+		}
+		info := LinkInfo{Name: l.spec.Name, Netdev: l.host.Name, State: port.State.String(), MTU: port.ActiveMTU.Bytes(), Wire: l.spec.Wire}
+		for _, d := range s.uverbs.Devices() {
+			if d.IB() == ibdev {
+				info.Uverbs = d.Name()
+			}
+		}
+		for i := range port.GIDTableLen {
+			g, err := ibdev.QueryGID(1, i)
+			if err != nil {
+				return nil, err
+			}
+			if !g.GID.IsZero() {
+				info.GIDs = append(info.GIDs, GIDInfo{Index: i, GID: g.GID.String(), Addr: g.GID.Addr().String()})
+			}
+		}
+		list = append(list, info)
+	}
+	return list, nil
+}

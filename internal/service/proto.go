@@ -1,0 +1,186 @@
+package service
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// protocol is raised whenever a request or an answer changes its meaning: the service that a user has running may
+// be of another build than the command that talks to it.
+const protocol = 1
+
+// maxMessage bounds one message, in bytes.
+const maxMessage = 64 << 20
+
+// Request is what a client asks; Op tells which of the other fields count.
+type Request struct {
+	Protocol int
+	Op       Op
+	Link     *LinkSpec  `json:",omitempty"`
+	Name     string     `json:",omitempty"` // of a link
+	Attach   *Attach    `json:",omitempty"`
+	Fault    *FaultRule `json:",omitempty"`
+}
+
+// Op names a request.
+type Op string
+
+const (
+	OpAttach     Op = "attach" // with the listener's descriptor; the connection lasts as long as the program
+	OpInfo       Op = "info"
+	OpStop       Op = "stop"
+	OpLinkAdd    Op = "link add"
+	OpLinkDel    Op = "link del"
+	OpLinkShow   Op = "link show"
+	OpResShow    Op = "res show"
+	OpFaultAdd   Op = "fault add"
+	OpFaultShow  Op = "fault show"
+	OpFaultClear Op = "fault clear"
+)
+
+// Response is the answer. Error is empty on success; Errno then is 0.
+type Response struct {
+	Error    string           `json:",omitempty"`
+	Errno    syscall.Errno    `json:",omitempty"`
+	Info     *Info            `json:",omitempty"`
+	Attached *Attached        `json:",omitempty"`
+	Links    []LinkInfo       `json:",omitempty"`
+	Contexts []ContextInfo    `json:",omitempty"`
+	Faults   []FaultRuleState `json:",omitempty"`
+}
+
+// Attach describes the program that is about to start.
+type Attach struct {
+	PID  int // of the launcher
+	Args []string
+}
+
+// Attached tells the launcher what it needs as the program's guardian.
+type Attached struct {
+	Dir string // where the queue files of the program's contexts are
+}
+
+// Info describes the service.
+type Info struct {
+	PID      int    `json:"pid"`
+	Socket   string `json:"socket"`
+	Programs int    `json:"programs"` // attached now
+}
+
+// remoteError is an error that the service reported.
+type remoteError struct {
+	text  string
+	errno syscall.Errno
+}
+
+func (e *remoteError) Error() string { return e.text }
+func (e *remoteError) Unwrap() error {
+	if e.errno == 0 {
+		return nil
+	}
+	return e.errno
+}
+
+func failure(err error) *Response {
+	r := &Response{Error: err.Error()}
+	errors.As(err, &r.Errno)
+	return r
+}
+
+// conn carries messages: four bytes of length, then JSON. A descriptor travels with the first byte of a message.
+type conn struct {
+	*net.UnixConn
+}
+
+func (c conn) send(v any, fd *os.File) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if len(body) > maxMessage {
+		return fmt.Errorf("message of %d bytes is too long", len(body))
+	}
+	msg := append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
+	if fd == nil {
+		_, err = c.Write(msg)
+		return err
+	}
+	n, _, err := c.WriteMsgUnix(msg, unix.UnixRights(int(fd.Fd())), nil)
+	if err == nil && n < len(msg) {
+		_, err = c.Write(msg[n:])
+	}
+	return err
+}
+
+// receive reads one message into v, and returns the descriptor that came with it, nil if there was none.
+func (c conn) receive(v any) (*os.File, error) {
+	var head [4]byte
+	oob := make([]byte, unix.CmsgSpace(4*4))
+	n, oobn, _, _, err := c.ReadMsgUnix(head[:], oob)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := descriptor(oob[:oobn])
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) (*os.File, error) {
+		if fd != nil {
+			fd.Close()
+		}
+		return nil, err
+	}
+	if n == 0 {
+		return fail(io.EOF)
+	}
+	if _, err := io.ReadFull(c, head[n:]); err != nil {
+		return fail(err)
+	}
+	size := binary.LittleEndian.Uint32(head[:])
+	if size > maxMessage {
+		return fail(fmt.Errorf("message of %d bytes is too long", size))
+	}
+	body, err := io.ReadAll(io.LimitReader(c, int64(size)))
+	if err != nil {
+		return fail(err)
+	}
+	if len(body) < int(size) {
+		return fail(io.ErrUnexpectedEOF)
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return fail(fmt.Errorf("malformed message: %w", err))
+	}
+	return fd, nil
+}
+
+// descriptor takes the one descriptor out of control messages, and closes any more that a peer may have sent.
+func descriptor(oob []byte) (*os.File, error) {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("malformed control message: %w", err)
+	}
+	var file *os.File
+	for _, m := range msgs {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			if file != nil {
+				unix.Close(fd)
+				continue
+			}
+			unix.CloseOnExec(fd)
+			file = os.NewFile(uintptr(fd), "passed descriptor")
+		}
+	}
+	return file, nil
+}

@@ -1,0 +1,186 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// startLoaded starts a ping-pong that goes on until it is ended.
+func startLoaded(t *testing.T, w *world, extra ...string) (server, client *exec.Cmd) {
+	t.Helper()
+	return startPair(t, w, "ibv_rc_pingpong", append([]string{"-d", "rxe0", "-g", "1", "-n", "100000000"}, extra...))
+}
+
+// startPair starts server and client of a program and returns when both have a connected queue pair.
+func startPair(t *testing.T, w *world, program string, args []string) (server, client *exec.Cmd) {
+	t.Helper()
+	port := tcpPort()
+	args = append([]string{"run", "--", program, "-p", port}, args...)
+	server = w.cmd(w.deadline(60), args...)
+	server.Stdout, server.Stderr = &bytes.Buffer{}, &bytes.Buffer{}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	(&pair{server: w, port: port}).awaitListening(make(chan error, 1))
+	client = w.cmd(w.deadline(60), append(args, "127.0.0.1")...)
+	client.Stdout, client.Stderr = &bytes.Buffer{}, &bytes.Buffer{}
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if r := w.resources(); len(r) == 2 && connected(r[0]) && connected(r[1]) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the pair does not run: %s%s%s%s", server.Stdout, server.Stderr, client.Stdout, client.Stderr)
+		}
+	}
+	time.Sleep(200 * time.Millisecond)
+	return server, client
+}
+
+func connected(r map[string]any) bool {
+	qps, _ := r["qps"].([]any)
+	if len(qps) == 0 {
+		return false
+	}
+	state := qps[0].(map[string]any)["state"]
+	return state == "RTS" || state == "RTR" // a passive side stays there
+}
+
+// programOf finds the program that a launcher started.
+func programOf(t *testing.T, launcher *exec.Cmd) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", launcher.Process.Pid, launcher.Process.Pid))
+	if pids := strings.Fields(string(b)); err == nil && len(pids) > 0 {
+		return atoi(pids[0])
+	}
+	out, err := exec.Command("ps", "-o", "pid=", "--ppid", fmt.Sprint(launcher.Process.Pid)).Output()
+	if err != nil {
+		t.Fatalf("no program under launcher %d: %v", launcher.Process.Pid, err)
+	}
+	return atoi(strings.Fields(string(out))[0])
+}
+
+func waitWithin(t *testing.T, name string, c *exec.Cmd, d time.Duration) int {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- c.Wait() }()
+	select {
+	case err := <-done:
+		return exitCode(err)
+	case <-time.After(d):
+		c.Process.Signal(syscall.SIGKILL)
+		<-done
+		t.Errorf("%s hangs", name)
+		return -1
+	}
+}
+
+func TestKillProgram(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	for _, mode := range [][]string{nil, {"-e"}} {
+		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {
+			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+			for range 3 {
+				server, client := startLoaded(t, w, mode...)
+				pids := []int{programOf(t, client), programOf(t, server)}
+				for _, pid := range pids {
+					syscall.Kill(pid, syscall.SIGKILL)
+				}
+				if c := waitWithin(t, "client", client, 5*time.Second); c != 128+9 {
+					t.Errorf("launcher's exit code %d, want 137", c)
+				}
+				waitWithin(t, "server", server, 5*time.Second)
+				w.emptyWithin(time.Second)
+			}
+			args := []string{"-d", "rxe0", "-g", "1", "-c"}
+			p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
+			if err := p.run(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestKillPeer: one side dies; what the other has outstanding fails, it does not wait for ever.
+func TestKillPeer(t *testing.T) {
+	needProgram(t, "perftest", "ib_write_bw")
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	args := []string{"-d", "rxe0", "-x", "1", "-F", "-D", "50", "-u", "10"}
+	server, client := startPair(t, w, "ib_write_bw", args)
+	syscall.Kill(programOf(t, server), syscall.SIGKILL)
+	waitWithin(t, "server", server, 5*time.Second)
+	if c := waitWithin(t, "client", client, 20*time.Second); c == 0 || c > 128 {
+		t.Errorf("the survivor's exit code is %d, want an error of its own", c)
+	}
+	if out := fmt.Sprint(client.Stdout) + fmt.Sprint(client.Stderr); !strings.Contains(out, "Completion with error") {
+		t.Errorf("the survivor says %q", out)
+	}
+	w.emptyWithin(time.Second)
+}
+
+// TestKillService: programs end with an error, whether they poll or wait for events, and ordinary system calls go
+// on working.
+func TestKillService(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	for _, mode := range [][]string{nil, {"-e"}} {
+		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {
+			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+			marker := filepath.Join(filepath.Dir(w.socket), "go")
+			bystander := w.cmd(w.deadline(60), "run", "--", "sh", "-c", `echo ready; for i in $(seq 1000); do [ -e `+marker+` ] && break; sleep 0.02; done; cat /proc/sys/kernel/ostype; ls / >/dev/null; exec ibv_devices`)
+			var bout bytes.Buffer
+			bystander.Stdout, bystander.Stderr = &bout, &bout
+			if err := bystander.Start(); err != nil {
+				t.Fatal(err)
+			}
+			server, client := startLoaded(t, w, mode...)
+			if err := w.serve.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
+				if code := waitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
+					t.Errorf("%s: exit code %d, want an error of its own", name, code)
+				}
+			}
+			os.WriteFile(marker, nil, 0o644)
+			if code := waitWithin(t, "bystander", bystander, 10*time.Second); code < 0 {
+				t.Error(bout.String())
+			}
+			if !strings.Contains(bout.String(), "Linux\n") {
+				t.Errorf("ordinary system calls fail: %s", bout.String())
+			}
+			t.Logf("client: %s", client.Stderr)
+			// The next service finds nothing in its way.
+			w2 := startService(t, w.user, "", "--link", "rxe0="+loopback())
+			w2.out("run", "--", "ibv_devices")
+		})
+	}
+}
+
+// TestLinkDel: removing the device under running programs ends them with errors.
+func TestLinkDel(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	for _, mode := range [][]string{nil, {"-e"}} {
+		w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+		server, client := startLoaded(t, w, mode...)
+		w.out("link", "del", "rxe0")
+		for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
+			if code := waitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
+				t.Errorf("%s: exit code %d, want an error of its own", name, code)
+			}
+		}
+		w.emptyWithin(time.Second)
+		w.out("link", "add", "rxe0", "--addr", loopback())
+		w.out("run", "--", "ibv_devinfo", "-d", "rxe0")
+	}
+}

@@ -1,0 +1,192 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestLauncher: run passes everything through.
+func TestLauncher(t *testing.T) {
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	notExecutable := filepath.Join(t.TempDir(), "plain")
+	os.WriteFile(notExecutable, []byte("x"), 0o644)
+	for _, c := range []struct {
+		name   string
+		args   []string
+		stdin  string
+		code   int
+		stdout string
+		stderr string // contained
+	}{
+		{"exit code 0", []string{"true"}, "", 0, "", ""},
+		{"exit code 7", []string{"sh", "-c", "exit 7"}, "", 7, "", ""},
+		{"killed by a signal", []string{"sh", "-c", "kill -TERM $$"}, "", 128 + 15, "", ""},
+		{"standard input and output", []string{"cat"}, "hello", 0, "hello", ""},
+		{"standard error", []string{"sh", "-c", "echo oops >&2"}, "", 0, "", "oops"},
+		{"arguments as they are", []string{"printf", "%s|", "a b", "", "--x", "*"}, "", 0, "a b||--x|*|", ""},
+		{"not found", []string{"no-such-program"}, "", 127, "", "no-such-program"},
+		{"path not found", []string{"/no/such/program"}, "", 127, "", "/no/such/program"},
+		{"not executable", []string{notExecutable}, "", 126, "", "permission denied"},
+		{"directory", []string{"/tmp"}, "", 126, "", "/tmp"},
+		{"nested", []string{binary(t), "run", "--", "true"}, "", 125, "", "verbena run"},
+		{"files of the host", []string{"cat", "/proc/sys/kernel/ostype"}, "", 0, "Linux\n", ""},
+		{"the device file", []string{"stat", "-c", "%F", "/dev/infiniband/uverbs0"}, "", 0, "character special file\n", ""},
+		{"listing the devices", []string{"ls", "/sys/class/infiniband"}, "", 0, "rxe0\n", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cmd := w.cmd(w.deadline(20), append([]string{"run", "--"}, c.args...)...)
+			var stdout, stderr bytes.Buffer
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), &stdout, &stderr
+			code := exitCode(cmd.Run())
+			if code != c.code || stdout.String() != c.stdout || !strings.Contains(stderr.String(), c.stderr) {
+				t.Errorf("exit code %d, want %d; stdout %q, want %q; stderr %q, want %q in it", code, c.code, stdout.String(), c.stdout, stderr.String(), c.stderr)
+			}
+			if code >= 125 && code < 128 && strings.Count(stderr.String(), "\n") != 1 {
+				t.Errorf("a failure is told in one line, not: %q", stderr.String())
+			}
+		})
+	}
+}
+
+// TestSignals: a signal to the launcher reaches the program.
+func TestSignals(t *testing.T) {
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGHUP} {
+		t.Run(sig.String(), func(t *testing.T) {
+			cmd := w.cmd(w.deadline(20), "run", "--", "sh", "-c",
+				`trap 'echo got; exit 3' TERM INT USR1 HUP; echo ready; while :; do sleep 0.02; done`)
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var b [64]byte
+			n, _ := out.Read(b[:])
+			if string(b[:n]) != "ready\n" {
+				t.Fatalf("read %q", b[:n])
+			}
+			cmd.Process.Signal(sig)
+			n, _ = out.Read(b[:])
+			if err := cmd.Wait(); exitCode(err) != 3 || string(b[:n]) != "got\n" {
+				t.Errorf("exit code %d, want 3; read %q", exitCode(err), b[:n])
+			}
+		})
+	}
+}
+
+// TestOnDemand: the first run starts a service, which several use, and which `stop` ends.
+func TestOnDemand(t *testing.T) {
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			w := newWorld(t, u, "")
+			t.Cleanup(func() { w.cmd(context.Background(), "stop").Run() })
+			// Several at once: one service.
+			var cmds []*exec.Cmd
+			for range 4 {
+				c := w.cmd(w.deadline(30), "run", "--", "sleep", "0.3")
+				if err := c.Start(); err != nil {
+					t.Fatal(err)
+				}
+				cmds = append(cmds, c)
+			}
+			for _, c := range cmds {
+				if err := c.Wait(); err != nil {
+					b, _ := os.ReadFile(w.socket + ".log")
+					t.Errorf("%v\n%s", err, b)
+				}
+			}
+			if out := w.out("link", "show"); !strings.Contains(out, "rxe0") {
+				t.Errorf("link show: %s", out)
+			}
+			w.out("stop")
+			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				err := w.cmd(context.Background(), "link", "show").Run()
+				if exitCode(err) == 125 {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatal("the service did not end")
+				}
+			}
+		})
+	}
+}
+
+func TestPrivate(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_devices")
+	w := newWorld(t, users()[0], "")
+	if out := w.out("run", "--private", "--link", "rxe5="+loopback(), "--", "ibv_devices"); !strings.Contains(out, "rxe5") {
+		t.Errorf("%s", out)
+	}
+	if _, err := os.Stat(w.socket); err == nil {
+		t.Error("a private service made a control socket")
+	}
+}
+
+// TestBadInput: one clear line each, exit code 125, and the service lives on.
+func TestBadInput(t *testing.T) {
+	addr := loopback()
+	w := startService(t, users()[0], "", "--link", "rxe0="+addr)
+	other := newWorld(t, users()[0], "")
+	for _, c := range []struct {
+		name string
+		w    *world
+		args []string
+		want string
+	}{
+		{"no service", other, []string{"link", "show"}, "no service is running"},
+		{"no such address", w, []string{"link", "add", "rxe1", "--addr", "203.0.113.9"}, "203.0.113.9"},
+		{"not an address", w, []string{"link", "add", "rxe1", "--addr", "nowhere"}, "nowhere"},
+		{"no such interface", w, []string{"link", "add", "rxe1", "--netdev", "nope0"}, "nope0"},
+		{"port in use", w, []string{"link", "add", "rxe1", "--addr", addr}, "4791"},
+		{"name taken", w, []string{"link", "add", "rxe0", "--addr", loopback()}, "exists"},
+		{"bad name", w, []string{"link", "add", "mlx5_0", "--addr", loopback()}, "rxe"},
+		{"delete what is not there", w, []string{"link", "del", "rxe9"}, "there are: rxe0"},
+		{"fault on no device", w, []string{"fault", "add", "--dev", "rxe9", "--drop", "1%"}, "rxe9"},
+		{"fault with nonsense", w, []string{"fault", "add", "--dev", "rxe0", "--drop", "150%"}, "150%"},
+		{"second service", w, []string{"serve", "--link", "rxe0=" + loopback()}, "running already"},
+		{"no program", w, []string{"run"}, "PROGRAM"},
+		{"flags of a private service", w, []string{"run", "--wire", "--", "true"}, "--private"},
+		{"no such flag", w, []string{"run", "--nonsense", "--", "true"}, "--nonsense"},
+		{"private service on a taken port", w, []string{"run", "--private", "--link", "rxe0=" + addr, "--", "true"}, "4791"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out, err := c.w.cmd(c.w.deadline(20), c.args...).CombinedOutput()
+			if exitCode(err) != 125 || !strings.Contains(string(out), c.want) {
+				t.Errorf("exit code %d, want 125; %q does not contain %q", exitCode(err), out, c.want)
+			}
+		})
+	}
+	w.out("run", "--", "true")
+}
+
+// TestFullShm: no room for queues is ENOMEM for the program, and a clear line.
+func TestFullShm(t *testing.T) {
+	needRoot(t)
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	// A private mount namespace with a /dev/shm of four pages is the service's world.
+	small := newWorld(t, users()[0], "")
+	script := `mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() + ` -- ibv_rc_pingpong -d rxe0 -g 1 -r 16000`
+	cmd := exec.Command("unshare", "-m", "sh", "-c", script, binary(t))
+	cmd.Env = append(os.Environ(), "VERBENA_SOCKET="+small.socket)
+	out, err := cmd.CombinedOutput()
+	if code := exitCode(err); code == 0 || code > 128 {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	if !strings.Contains(string(out), "Couldn't create") && !strings.Contains(string(out), "/dev/shm") {
+		t.Errorf("no clear line: %s", out)
+	}
+	w.out("run", "--", "true")
+}

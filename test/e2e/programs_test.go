@@ -1,0 +1,157 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// paths are the ways that packets take between two programs of one service.
+var paths = []struct {
+	name string
+	args []string
+}{{"shortcut", nil}, {"wire", []string{"--wire"}}}
+
+func TestDevices(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_devices", "ibv_devinfo")
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			addr := loopback()
+			w := startService(t, u, "", "--link", "rxe0="+addr)
+			if out := w.out("run", "--", "ibv_devices"); !regexp.MustCompile(`(?m)^\s*rxe0\s+[0-9a-f]{16}$`).MatchString(out) {
+				t.Errorf("ibv_devices does not list rxe0 with its GUID:\n%s", out)
+			}
+			out := w.out("run", "--", "ibv_devinfo", "-v")
+			for _, want := range []string{`hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`, `active_mtu:\s+4096`, `link_layer:\s+Ethernet`,
+				`GID\[\s*0\]:\s+fe80:`, `GID\[\s*1\]:\s+::ffff:` + regexp.QuoteMeta(addr) + `, RoCE v2`} {
+				if !regexp.MustCompile(want).MatchString(out) {
+					t.Errorf("ibv_devinfo -v does not print %s:\n%s", want, out)
+				}
+			}
+			if n := strings.Count(out, "GID["); n != 2 {
+				t.Errorf("%d GIDs, want 2:\n%s", n, out)
+			}
+			w.emptyWithin(time.Second)
+		})
+	}
+}
+
+// iterations keeps one cell of the matrix within a few hundred megabytes, or gives the full count.
+func iterations(size int) int {
+	if full {
+		return 10000
+	}
+	return min(1000, max(20, 64<<20/size))
+}
+
+func TestPingpongRC(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	for _, u := range users() {
+		for _, path := range paths {
+			t.Run(u.name+"/"+path.name, func(t *testing.T) {
+				w := startService(t, u, "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
+				for _, size := range []int{1, 4096, 65536, 1048576} {
+					for _, mtu := range []int{256, 512, 1024, 2048, 4096} {
+						for _, mode := range []string{"poll", "events"} {
+							args := []string{"-d", "rxe0", "-g", "1", "-n", fmt.Sprint(iterations(size)), "-c",
+								"-s", fmt.Sprint(size), "-m", fmt.Sprint(mtu)}
+							if mode == "events" {
+								args = append(args, "-e")
+							}
+							p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 300}
+							if err := p.run(); err != nil {
+								t.Fatal(err)
+							}
+							t.Logf("size %d mtu %d %s: %s", size, mtu, mode, usecPerIter(p.clientOut))
+						}
+					}
+				}
+				w.emptyWithin(time.Second)
+			})
+		}
+	}
+}
+
+func usecPerIter(out string) string {
+	for l := range strings.Lines(out) {
+		if strings.Contains(l, "usec/iter") {
+			return strings.TrimSpace(l)
+		}
+	}
+	return "no figure in: " + out
+}
+
+// TestPingpongGIDs: index 0, the link-local GID, works as index 1 does; so do the other service types.
+func TestPingpongGIDs(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
+	for _, path := range paths {
+		w := startService(t, users()[0], "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
+		for _, program := range []string{"ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong"} {
+			for _, gid := range []string{"0", "1"} {
+				t.Run(path.name+"/"+program+"/gid"+gid, func(t *testing.T) {
+					args := []string{"-d", "rxe0", "-g", gid, "-n", "500"}
+					if program != "ibv_ud_pingpong" {
+						args = append(args, "-c", "-s", "9000")
+					}
+					p := &pair{program: program, server: w, client: w, serverArgs: args, clArgs: args}
+					if err := p.run(); err != nil {
+						t.Fatal(err)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestPerftest(t *testing.T) {
+	tools := []string{"ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_send_bw", "ib_write_bw", "ib_read_bw"}
+	needProgram(t, "perftest", tools...)
+	for _, u := range users() {
+		for _, path := range paths {
+			t.Run(u.name+"/"+path.name, func(t *testing.T) {
+				w := startService(t, u, "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
+				for _, tool := range tools {
+					for _, size := range []string{"2", "4096", "65536"} {
+						args := []string{"-d", "rxe0", "-x", "1", "-F", "-s", size, "-n", "500"}
+						p := &pair{program: tool, server: w, client: w, serverArgs: args, clArgs: args}
+						if err := p.run(); err != nil {
+							t.Fatal(err)
+						}
+						t.Logf("%s %s: %s", tool, size, lastFigures(p.clientOut))
+					}
+				}
+				w.emptyWithin(time.Second)
+			})
+		}
+	}
+}
+
+var figures = regexp.MustCompile(`(?m)^\s*\d+\s+\d+(\s+[\d.]+)+\s*$`)
+
+func lastFigures(out string) string {
+	m := figures.FindAllString(out, -1)
+	if len(m) == 0 {
+		return "no figure in: " + out
+	}
+	return strings.Join(strings.Fields(m[len(m)-1]), " ")
+}
+
+// TestHundredEventRuns: a stall here is a lost notification or a wrong count of events at destroy.
+func TestHundredEventRuns(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	start := time.Now()
+	for i := range 100 {
+		args := []string{"-d", "rxe0", "-g", "1", "-n", "200", "-e", "-c"}
+		p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 30}
+		if err := p.run(); err != nil {
+			t.Fatalf("run %d: %v", i, err)
+		}
+	}
+	t.Logf("100 runs in %v", time.Since(start).Round(time.Millisecond))
+	w.emptyWithin(time.Second)
+}

@@ -1,0 +1,330 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// full: the matrix with its full counts.
+var full = os.Getenv("E2E_FULL") != ""
+
+// need skips the test when a requirement is missing, and fails it in CI.
+func need(t *testing.T, ok bool, what string) {
+	t.Helper()
+	switch {
+	case ok:
+	case os.Getenv("CI") == "true":
+		t.Fatalf("missing: %s", what)
+	default:
+		t.Skipf("missing: %s", what)
+	}
+}
+
+func needProgram(t *testing.T, pkg string, names ...string) {
+	t.Helper()
+	for _, n := range names {
+		_, err := exec.LookPath(n)
+		need(t, err == nil, fmt.Sprintf("%s: apt-get install %s", n, pkg))
+	}
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	need(t, os.Getuid() == 0, "root")
+}
+
+func binary(t *testing.T) string {
+	t.Helper()
+	b := os.Getenv("VERBENA")
+	if b == "" {
+		t.Fatal("VERBENA must be the path of the binary: use make e2e")
+	}
+	return b
+}
+
+// user is whom programs run as.
+type user struct {
+	name string
+	uid  uint32
+}
+
+// users are root and nobody where the test may choose, else the present user.
+func users() []user {
+	if os.Getuid() != 0 {
+		return []user{{"user", uint32(os.Getuid())}}
+	}
+	return []user{{"root", 0}, {"nobody", 65534}}
+}
+
+// world is a service, or the place of one that is to be started on demand.
+type world struct {
+	t      *testing.T
+	user   user
+	netns  string
+	socket string
+	serve  *exec.Cmd
+	log    *bytes.Buffer
+}
+
+var nextAddr atomic.Uint32
+
+// loopback returns an address that no other test has.
+func loopback() string {
+	n := nextAddr.Add(1)
+	return fmt.Sprintf("127.77.%d.%d", n/200, 1+n%200)
+}
+
+// newWorld has no service yet.
+func newWorld(t *testing.T, u user, netns string) *world {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "verbena-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if os.Getuid() == 0 {
+		os.Chown(dir, int(u.uid), int(u.uid))
+	}
+	return &world{t: t, user: u, netns: netns, socket: filepath.Join(dir, "sock")}
+}
+
+// startService starts `verbena serve` with the arguments, and stops it when the test ends. What it leaves on
+// /dev/shm then fails the test.
+func startService(t *testing.T, u user, netns string, args ...string) *world {
+	t.Helper()
+	w := newWorld(t, u, netns)
+	w.start(args...)
+	return w
+}
+
+func (w *world) start(args ...string) {
+	t := w.t
+	t.Helper()
+	w.log = &bytes.Buffer{}
+	w.serve = w.cmd(context.Background(), append([]string{"serve"}, args...)...)
+	w.serve.Stderr = w.log
+	if err := w.serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	cmd := w.serve
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	t.Cleanup(func() {
+		cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-done:
+		case <-time.After(20 * time.Second):
+			t.Errorf("the service did not end on SIGTERM")
+			cmd.Process.Signal(syscall.SIGQUIT)
+			<-done
+		}
+		if t.Failed() || testing.Verbose() && w.log.Len() > 0 {
+			t.Logf("service:\n%s", tail(w.log.String(), 200))
+		}
+	})
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if c, err := net.Dial("unix", w.socket); err == nil {
+			c.Close()
+			return
+		}
+		select {
+		case err := <-done:
+			done <- err
+			t.Fatalf("the service ended: %v\n%s", err, w.log)
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the service is not ready\n%s", w.log)
+		}
+	}
+}
+
+func tail(s string, lines int) string {
+	l := strings.Split(s, "\n")
+	return strings.Join(l[max(0, len(l)-lines):], "\n")
+}
+
+// cmd is a verbena command in this world.
+func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
+	argv := append([]string{binary(w.t)}, args...)
+	if w.netns != "" {
+		argv = append([]string{"ip", "netns", "exec", w.netns}, argv...)
+	}
+	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	c.Env = append(os.Environ(), "VERBENA_SOCKET="+w.socket, "HOME=/nonexistent")
+	if w.netns == "" && w.user.uid != uint32(os.Getuid()) {
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid}}
+		c.Dir = "/"
+	}
+	// In a process group of its own, so that nothing of it outlives the test.
+	if c.SysProcAttr == nil {
+		c.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	c.SysProcAttr.Setpgid = true
+	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
+	c.WaitDelay = 5 * time.Second
+	w.t.Cleanup(func() {
+		if c.Process != nil {
+			syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
+		}
+	})
+	return c
+}
+
+// out runs a verbena command to its end and returns what it printed; a failure fails the test.
+func (w *world) out(args ...string) string {
+	w.t.Helper()
+	b, err := w.cmd(w.deadline(60), args...).CombinedOutput()
+	if err != nil {
+		w.t.Fatalf("verbena %s: %v\n%s", strings.Join(args, " "), err, b)
+	}
+	return string(b)
+}
+
+func (w *world) deadline(seconds int) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(seconds)*time.Second)
+	w.t.Cleanup(cancel)
+	return ctx
+}
+
+// resources is what `res show --json` prints.
+func (w *world) resources() []map[string]any {
+	w.t.Helper()
+	var r []map[string]any
+	if err := json.Unmarshal([]byte(w.out("res", "show", "--json")), &r); err != nil {
+		w.t.Fatal(err)
+	}
+	return r
+}
+
+// emptyWithin waits until no program holds anything.
+func (w *world) emptyWithin(d time.Duration) {
+	w.t.Helper()
+	for deadline := time.Now().Add(d); ; time.Sleep(10 * time.Millisecond) {
+		r := w.resources()
+		if len(r) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			w.t.Fatalf("after %v programs still hold: %v", d, r)
+		}
+	}
+}
+
+var nextPort atomic.Uint32
+
+// tcpPort is a port for a pair of programs to meet at, not used by another pair.
+func tcpPort() string { return fmt.Sprint(18600 + nextPort.Add(1)%1800) }
+
+// pair is a server and a client that talk.
+type pair struct {
+	server, client       *world
+	serverArgs, clArgs   []string // without the program's name and the peer
+	program, port, peer  string
+	portFlag             string
+	timeout              int
+	serverOut, clientOut string
+}
+
+// run runs the pair to the end. The client is started again while the server is not listening yet.
+func (p *pair) run() error {
+	t := p.server.t
+	t.Helper()
+	if p.port == "" {
+		p.port = tcpPort()
+	}
+	if p.portFlag == "" {
+		p.portFlag = "-p"
+	}
+	if p.timeout == 0 {
+		p.timeout = 60
+	}
+	if p.peer == "" {
+		p.peer = "127.0.0.1"
+	}
+	ctx := p.server.deadline(p.timeout)
+	run := func(w *world, args []string) *exec.Cmd {
+		return w.cmd(ctx, append([]string{"run", "--", p.program, p.portFlag, p.port}, args...)...)
+	}
+	var sout bytes.Buffer
+	server := run(p.server, p.serverArgs)
+	server.Stdout, server.Stderr = &sout, &sout
+	if err := server.Start(); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.Wait() }()
+	p.awaitListening(done)
+	cout, cerr := run(p.client, append(p.clArgs, p.peer)).CombinedOutput()
+	if cerr != nil && ctx.Err() == nil {
+		server.Process.Signal(syscall.SIGTERM)
+	}
+	serr := <-done
+	p.serverOut, p.clientOut = sout.String(), string(cout)
+	if cerr != nil || serr != nil {
+		return fmt.Errorf("%s %v: server: %v, client: %v (%v)\n--- server\n%s--- client\n%s", p.program, p.clArgs,
+			serr, cerr, ctx.Err(), p.serverOut, p.clientOut)
+	}
+	return nil
+}
+
+// awaitListening returns when somebody listens on the pair's TCP port, in the server's network namespace.
+func (p *pair) awaitListening(ended chan error) {
+	want := fmt.Sprintf(":%04X ", atoi(p.port))
+	for range 2000 {
+		for _, f := range []string{"tcp", "tcp6"} {
+			path := "/proc/net/" + f
+			if p.server.netns != "" {
+				path = "netns"
+			}
+			var b []byte
+			if path == "netns" {
+				b, _ = exec.Command("ip", "netns", "exec", p.server.netns, "cat", "/proc/net/"+f).Output()
+			} else {
+				b, _ = os.ReadFile(path)
+			}
+			for l := range strings.Lines(string(b)) {
+				fields := strings.Fields(l)
+				if len(fields) > 3 && strings.HasSuffix(fields[1]+" ", want) && fields[3] == "0A" {
+					return
+				}
+			}
+		}
+		select {
+		case err := <-ended:
+			ended <- err
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func atoi(s string) (n int) {
+	fmt.Sscan(s, &n)
+	return n
+}
+
+func exitCode(err error) int {
+	var e *exec.ExitError
+	if errors.As(err, &e) {
+		return e.ExitCode()
+	}
+	if err != nil {
+		return -1
+	}
+	return 0
+}

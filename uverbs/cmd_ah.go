@@ -1,0 +1,68 @@
+package uverbs
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+type ahObject struct{ *ib.AH }
+
+func (*ahObject) kind() kind       { return kindAH }
+func (o *ahObject) destroy() error { return o.Destroy() }
+
+// cmdCreateAH makes an address handle. (ib_uverbs_create_ah)
+func cmdCreateAH(c *call) error {
+	req, err := request[abi.CreateAH](c)
+	if err != nil {
+		return err
+	}
+	if err := c.f.context(); err != nil {
+		return err
+	}
+	if !c.f.dev.validPort(int(req.Attr.PortNum)) {
+		return fmt.Errorf("no port %d: %w", req.Attr.PortNum, syscall.EINVAL)
+	}
+	pd, err := lookup[*pdObject](c.f, req.PDHandle)
+	if err != nil {
+		return err
+	}
+	defer pd.done()
+	attr := ib.AHAttr{
+		DLID:        req.Attr.DLID,
+		SL:          req.Attr.SL,
+		SrcPathBits: req.Attr.SrcPathBits,
+		StaticRate:  uint8(req.Attr.StaticRate),
+		Port:        req.Attr.PortNum,
+	}
+	if req.Attr.IsGlobal != 0 {
+		attr.HasGRH = true
+		attr.GRH = ib.GlobalRoute{
+			DGID:         req.Attr.GRH.DGID,
+			FlowLabel:    req.Attr.GRH.FlowLabel,
+			SGIDIndex:    req.Attr.GRH.SGIDIndex,
+			HopLimit:     req.Attr.GRH.HopLimit,
+			TrafficClass: req.Attr.GRH.TrafficClass,
+		}
+	}
+	ah, err := pd.res.CreateAH(&attr, &c.udata)
+	if err != nil {
+		return err
+	}
+	o := c.f.objects.add(&ahObject{ah})
+	c.created(o)
+	reply(c, abi.CreateAHResp{AHHandle: o.handle})
+	return nil
+}
+
+// cmdDestroyAH frees an address handle. (ib_uverbs_destroy_ah)
+func cmdDestroyAH(c *call) error {
+	req, err := request[abi.DestroyAH](c)
+	if err != nil {
+		return err
+	}
+	_, err = c.f.destroyObject(req.AHHandle, kindAH)
+	return err
+}

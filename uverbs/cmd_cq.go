@@ -1,0 +1,236 @@
+package uverbs
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// cqObject is a completion queue and its events. (struct ib_ucq_object)
+type cqObject struct {
+	*ib.CQ
+	f    *File
+	user uint64 // the program's handle of it, which its events tell
+
+	channel     *eventFile // of completion events; may be nil
+	comp        eventSource
+	asyncEvents *eventFile // may be nil
+	async       eventSource
+
+	compReported, asyncReported uint32 // once destroyed: events that the program has read
+}
+
+func (*cqObject) kind() kind { return kindCQ }
+
+func (o *cqObject) destroy() error {
+	if err := o.Destroy(); err != nil {
+		return err
+	}
+	o.compReported = o.channel.retire(&o.comp)
+	o.asyncReported = o.asyncEvents.retire(&o.async)
+	o.f.events.release(o.channel)
+	return nil
+}
+
+// cmdCreateCompChannel makes a completion channel. (ib_uverbs_create_comp_channel)
+func cmdCreateCompChannel(c *call) error {
+	if _, err := request[abi.CreateCompChannel](c); err != nil {
+		return err
+	}
+	if err := c.f.context(); err != nil {
+		return err
+	}
+	e, reader, err := c.f.events.newChannel()
+	if err != nil {
+		return err
+	}
+	c.reader = reader
+	c.abort = func() { c.f.events.discard(e) }
+	reply(c, abi.CreateCompChannelResp{})
+	return nil
+}
+
+// cmdCreateCQ makes a completion queue. (ib_uverbs_create_cq)
+func cmdCreateCQ(c *call) error {
+	req, err := request[abi.CreateCQ](c)
+	if err != nil {
+		return err
+	}
+	resp, err := c.createCQ(&abi.ExCreateCQ{
+		UserHandle:  req.UserHandle,
+		CQE:         req.CQE,
+		CompVector:  req.CompVector,
+		CompChannel: req.CompChannel,
+	})
+	if err != nil {
+		return err
+	}
+	reply(c, resp)
+	return nil
+}
+
+// cmdExCreateCQ makes a completion queue with options. (ib_uverbs_ex_create_cq)
+func cmdExCreateCQ(c *call) error {
+	req, err := request[abi.ExCreateCQ](c)
+	if err != nil {
+		return err
+	}
+	if req.CompMask != 0 || req.Reserved != 0 {
+		return fmt.Errorf("reserved fields are not zero: %w", syscall.EINVAL)
+	}
+	resp, err := c.createCQ(&req)
+	if err != nil {
+		return err
+	}
+	reply(c, abi.ExCreateCQResp{Base: resp, ResponseLength: replyLength[abi.ExCreateCQResp](c)})
+	return nil
+}
+
+func (c *call) createCQ(req *abi.ExCreateCQ) (abi.CreateCQResp, error) {
+	fail := func(err error) (abi.CreateCQResp, error) { return abi.CreateCQResp{}, err }
+	f := c.f
+	if req.CompVector >= uint32(f.dev.srv.opts.CompVectors) {
+		return fail(fmt.Errorf("no completion vector %d: %w", req.CompVector, syscall.EINVAL))
+	}
+	if err := f.context(); err != nil {
+		return fail(err)
+	}
+	o := &cqObject{f: f, user: req.UserHandle, asyncEvents: f.events.objectsAsync()}
+	var completed func(*ib.CQ)
+	if req.CompChannel >= 0 {
+		dev, ino, err := c.caller.SameFile(int(req.CompChannel))
+		if err != nil {
+			return fail(fmt.Errorf("completion channel %d: %w: %w", req.CompChannel, err, syscall.EBADF))
+		}
+		if o.channel, err = f.events.channel(dev, ino); err != nil {
+			return fail(fmt.Errorf("descriptor %d: %w", req.CompChannel, err))
+		}
+		completed = func(*ib.CQ) { o.channel.completed(&o.comp, o.user) }
+	}
+	failed := func(_ *ib.CQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.user, abi.EventType(e)) }
+	attr := ib.CQAttr{Entries: int(req.CQE), CompVector: int(req.CompVector), Flags: uint32(req.Flags)}
+	var err error
+	if o.CQ, err = f.dev.ib.CreateCQ(attr, completed, failed, &c.udata); err != nil {
+		f.events.release(o.channel)
+		return fail(err)
+	}
+	obj := f.objects.add(o)
+	c.created(obj)
+	return abi.CreateCQResp{CQHandle: obj.handle, CQE: uint32(o.Entries())}, nil
+}
+
+// cmdResizeCQ changes the size of a completion queue. (ib_uverbs_resize_cq)
+func cmdResizeCQ(c *call) error {
+	req, err := request[abi.ResizeCQ](c)
+	if err != nil {
+		return err
+	}
+	cq, err := lookup[*cqObject](c.f, req.CQHandle)
+	if err != nil {
+		return err
+	}
+	defer cq.done()
+	if err := cq.res.Resize(int(req.CQE), &c.udata); err != nil {
+		return err
+	}
+	reply(c, abi.ResizeCQResp{CQE: uint32(cq.res.Entries())})
+	return nil
+}
+
+// cmdPollCQ takes completions from a queue, no more than the caller has room for. (ib_uverbs_poll_cq)
+func cmdPollCQ(c *call) error {
+	req, err := request[abi.PollCQ](c)
+	if err != nil {
+		return err
+	}
+	cq, err := lookup[*cqObject](c.f, req.CQHandle)
+	if err != nil {
+		return err
+	}
+	defer cq.done()
+	most := min(int64(req.NE), int64(c.room-abi.SizeOf[abi.PollCQResp]())/int64(abi.SizeOf[abi.WC]()))
+	var wc [16]ib.WC
+	var resp abi.PollCQResp
+	reply(c, resp)
+	for int64(resp.Count) < most {
+		n, err := cq.res.Poll(wc[:min(int64(len(wc)), most-int64(resp.Count))])
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			break
+		}
+		for i := range wc[:n] {
+			w := userWC(&wc[i])
+			c.resp = abi.AppendTo(c.resp, &w)
+		}
+		resp.Count += uint32(n)
+	}
+	abi.Encode(c.resp, &resp)
+	c.exact = true
+	return nil
+}
+
+// userWC is a completion in the user's form. (copy_wc_to_user)
+func userWC(w *ib.WC) abi.WC {
+	r := abi.WC{
+		WRID:      w.ID,
+		Status:    abi.WCStatus(w.Status),
+		Opcode:    abi.WCOpcode(w.Opcode),
+		VendorErr: w.VendorErr,
+		ByteLen:   w.ByteLen,
+		SrcQP:     w.SrcQP,
+		WCFlags:   abi.WCFlags(w.Flags),
+		PKeyIndex: w.PKeyIndex,
+		SLID:      w.SLID,
+		SL:        w.SL,
+		PortNum:   w.Port,
+	}
+	if w.QP != nil {
+		r.QPNum = w.QP.Num()
+	}
+	switch {
+	case w.Flags&ib.WCWithInvalidate != 0:
+		r.Ex = abi.NewImmRKey(w.InvalidateRKey)
+	case w.Flags&ib.WCWithImm != 0:
+		r.Ex = abi.ImmData(abi.NewBE32(w.Imm))
+	}
+	return r
+}
+
+// cmdReqNotifyCQ arms a queue for one event. (ib_uverbs_req_notify_cq)
+func cmdReqNotifyCQ(c *call) error {
+	req, err := request[abi.ReqNotifyCQ](c)
+	if err != nil {
+		return err
+	}
+	cq, err := lookup[*cqObject](c.f, req.CQHandle)
+	if err != nil {
+		return err
+	}
+	defer cq.done()
+	flags := ib.NotifyNextComp
+	if req.SolicitedOnly != 0 {
+		flags = ib.NotifySolicited
+	}
+	c.hold()
+	_, err = cq.res.ReqNotify(flags)
+	return err
+}
+
+// cmdDestroyCQ frees a queue and reports how many of its events have been read. (ib_uverbs_destroy_cq)
+func cmdDestroyCQ(c *call) error {
+	req, err := request[abi.DestroyCQ](c)
+	if err != nil {
+		return err
+	}
+	res, err := c.f.destroyObject(req.CQHandle, kindCQ)
+	if err != nil {
+		return err
+	}
+	cq := res.(*cqObject)
+	reply(c, abi.DestroyCQResp{CompEventsReported: cq.compReported, AsyncEventsReported: cq.asyncReported})
+	return nil
+}

@@ -1,0 +1,226 @@
+package uverbs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+func putUint32(b []byte, v uint32) { binary.NativeEndian.PutUint32(b, v) }
+
+func uint64At(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
+
+// cmdGetContext makes the context and its first asynchronous event file. (ib_uverbs_get_context)
+func cmdGetContext(c *call) error {
+	if _, err := request[abi.GetContext](c); err != nil {
+		return err
+	}
+	e, reader, err := c.f.events.newAsync()
+	if err != nil {
+		return err
+	}
+	if err := c.f.openContext(&c.udata); err != nil {
+		unix.Close(reader)
+		c.f.events.discard(e)
+		return err
+	}
+	c.reader = reader
+	reply(c, abi.GetContextResp{NumCompVectors: uint32(c.f.dev.srv.opts.CompVectors)})
+	c.commit = c.f.commitContext
+	c.abort = func() {
+		c.f.events.discard(e)
+		c.f.abortContext()
+	}
+	return nil
+}
+
+// cmdQueryDevice reports the device's attributes. (ib_uverbs_query_device)
+func cmdQueryDevice(c *call) error {
+	if err := c.f.context(); err != nil {
+		return err
+	}
+	if _, err := request[abi.QueryDevice](c); err != nil {
+		return err
+	}
+	attr, err := c.f.dev.ib.QueryDevice()
+	if err != nil {
+		return err
+	}
+	reply(c, deviceResp(&attr))
+	return nil
+}
+
+// cmdExQueryDevice reports also what came later. (ib_uverbs_ex_query_device)
+func cmdExQueryDevice(c *call) error {
+	if err := c.f.context(); err != nil {
+		return err
+	}
+	req, err := request[abi.ExQueryDevice](c)
+	if err != nil {
+		return err
+	}
+	if req.CompMask != 0 || req.Reserved != 0 {
+		return fmt.Errorf("reserved fields are not zero: %w", syscall.EINVAL)
+	}
+	attr, err := c.f.dev.ib.QueryDevice()
+	if err != nil {
+		return err
+	}
+	reply(c, abi.ExQueryDeviceResp{
+		Base:             deviceResp(&attr),
+		ResponseLength:   replyLength[abi.ExQueryDeviceResp](c),
+		DeviceCapFlagsEx: abi.DeviceCapFlags(attr.DeviceCapFlags),
+	})
+	return nil
+}
+
+// deviceResp is the device's attributes in the user's form. (copy_query_dev_fields)
+func deviceResp(a *ib.DeviceAttr) abi.QueryDeviceResp {
+	return abi.QueryDeviceResp{
+		FWVer:                 a.FWVer,
+		NodeGUID:              abi.NewBE64(a.NodeGUID),
+		SysImageGUID:          abi.NewBE64(a.SysImageGUID),
+		MaxMRSize:             a.MaxMRSize,
+		PageSizeCap:           a.PageSizeCap,
+		VendorID:              a.VendorID,
+		VendorPartID:          a.VendorPartID,
+		HWVer:                 a.HWVer,
+		MaxQP:                 uint32(a.MaxQP),
+		MaxQPWR:               uint32(a.MaxQPWR),
+		DeviceCapFlags:        uint32(a.DeviceCapFlags),
+		MaxSGE:                uint32(min(a.MaxSendSGE, a.MaxRecvSGE)),
+		MaxSGERD:              uint32(a.MaxSGERd),
+		MaxCQ:                 uint32(a.MaxCQ),
+		MaxCQE:                uint32(a.MaxCQE),
+		MaxMR:                 uint32(a.MaxMR),
+		MaxPD:                 uint32(a.MaxPD),
+		MaxQPRDAtom:           uint32(a.MaxQPRdAtom),
+		MaxEERDAtom:           uint32(a.MaxEERdAtom),
+		MaxResRDAtom:          uint32(a.MaxResRdAtom),
+		MaxQPInitRDAtom:       uint32(a.MaxQPInitRdAtom),
+		MaxEEInitRDAtom:       uint32(a.MaxEEInitRdAtom),
+		AtomicCap:             abi.AtomicCap(a.AtomicCap),
+		MaxEE:                 uint32(a.MaxEE),
+		MaxRDD:                uint32(a.MaxRDD),
+		MaxMW:                 uint32(a.MaxMW),
+		MaxRawIPv6QP:          uint32(a.MaxRawIPv6QP),
+		MaxRawEthyQP:          uint32(a.MaxRawEthyQP),
+		MaxMcastGrp:           uint32(a.MaxMcastGrp),
+		MaxMcastQPAttach:      uint32(a.MaxMcastQPAttach),
+		MaxTotalMcastQPAttach: uint32(a.MaxTotalMcastAtch),
+		MaxAH:                 uint32(a.MaxAH),
+		MaxSRQ:                uint32(a.MaxSRQ),
+		MaxSRQWR:              uint32(a.MaxSRQWR),
+		MaxSRQSGE:             uint32(a.MaxSRQSGE),
+		MaxPKeys:              a.MaxPKeys,
+		LocalCAAckDelay:       a.LocalCAAckDelay,
+		PhysPortCnt:           uint8(min(a.PhysPorts, 255)),
+	}
+}
+
+// validPort reports whether the device has the port. (rdma_is_port_valid)
+func (d *Device) validPort(port int) bool { return port >= 1 && port <= d.ports }
+
+// cmdQueryPort reports a port's state. (ib_uverbs_query_port)
+func cmdQueryPort(c *call) error {
+	if err := c.f.context(); err != nil {
+		return err
+	}
+	req, err := request[abi.QueryPort](c)
+	if err != nil {
+		return err
+	}
+	resp, err := c.f.dev.portResp(int(req.PortNum))
+	if err != nil {
+		return err
+	}
+	reply(c, resp)
+	return nil
+}
+
+// portResp is a port's state in the user's form. (copy_port_attr_to_resp)
+func (d *Device) portResp(port int) (abi.QueryPortResp, error) {
+	if !d.validPort(port) {
+		return abi.QueryPortResp{}, fmt.Errorf("no port %d: %w", port, syscall.EINVAL)
+	}
+	a, err := d.ib.QueryPort(port)
+	if err != nil {
+		return abi.QueryPortResp{}, err
+	}
+	resp := abi.QueryPortResp{
+		PortCapFlags:  abi.PortCapFlags(a.CapFlags),
+		MaxMsgSz:      a.MaxMsgSize,
+		BadPKeyCntr:   a.BadPKeyCounter,
+		QKeyViolCntr:  a.QKeyViolations,
+		GIDTblLen:     uint32(a.GIDTableLen),
+		PKeyTblLen:    uint16(a.PKeyTableLen),
+		LID:           a.LID,
+		SMLID:         a.SMLID,
+		State:         abi.PortState(a.State),
+		MaxMTU:        abi.MTU(a.MaxMTU),
+		ActiveMTU:     abi.MTU(a.ActiveMTU),
+		LMC:           a.LMC,
+		MaxVLNum:      a.MaxVLNum,
+		SMSL:          a.SMSL,
+		SubnetTimeout: a.SubnetTimeout,
+		InitTypeReply: a.InitTypeReply,
+		ActiveWidth:   abi.PortWidth(a.ActiveWidth),
+		ActiveSpeed:   abi.PortSpeed(min(a.ActiveSpeed, 255)),
+		PhysState:     abi.PortPhysState(a.PhysState),
+		LinkLayer:     abi.LinkLayer(a.LinkLayer),
+	}
+	if a.LinkLayer == ib.LinkEthernet { // RoCE: GIDs are IP addresses, and every address has one
+		resp.PortCapFlags |= abi.PCFIPBasedGIDs
+		resp.Flags |= abi.QPFGRHRequired
+	}
+	return resp, nil
+}
+
+// gidEntry is one entry of a GID table in the user's form. ENODATA if it is empty.
+func (d *Device) gidEntry(port, index int) (abi.GIDEntry, error) {
+	e, err := d.ib.QueryGID(port, index)
+	if err != nil {
+		return abi.GIDEntry{}, err
+	}
+	if e.GID.IsZero() {
+		return abi.GIDEntry{}, fmt.Errorf("port %d has no GID %d: %w", port, index, syscall.ENODATA)
+	}
+	return abi.GIDEntry{
+		GID:           e.GID,
+		GIDIndex:      uint32(index),
+		PortNum:       uint32(port),
+		GIDType:       abi.GIDType(e.Type),
+		NetdevIfindex: uint32(e.IfIndex),
+	}, nil
+}
+
+// gidTable are the valid entries of all ports, EINVAL if there are more than most. (rdma_query_gid_table)
+func (d *Device) gidTable(most int) ([]abi.GIDEntry, error) {
+	var entries []abi.GIDEntry
+	for port := 1; port <= d.ports; port++ {
+		attr, err := d.ib.QueryPort(port)
+		if err != nil {
+			return nil, err
+		}
+		for i := range attr.GIDTableLen {
+			e, err := d.gidEntry(port, i)
+			if errors.Is(err, syscall.ENODATA) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			if len(entries) == most {
+				return nil, fmt.Errorf("room for %d GIDs is not enough: %w", most, syscall.EINVAL)
+			}
+			entries = append(entries, e)
+		}
+	}
+	return entries, nil
+}

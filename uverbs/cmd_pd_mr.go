@@ -1,0 +1,110 @@
+package uverbs
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+type pdObject struct{ *ib.PD }
+
+func (*pdObject) kind() kind       { return kindPD }
+func (o *pdObject) destroy() error { return o.Dealloc() }
+
+// cmdAllocPD makes a protection domain. (ib_uverbs_alloc_pd)
+func cmdAllocPD(c *call) error {
+	if _, err := request[abi.AllocPD](c); err != nil {
+		return err
+	}
+	if err := c.f.context(); err != nil {
+		return err
+	}
+	pd, err := c.f.dev.ib.AllocPD(&c.udata)
+	if err != nil {
+		return err
+	}
+	o := c.f.objects.add(&pdObject{pd})
+	c.created(o)
+	reply(c, abi.AllocPDResp{PDHandle: o.handle})
+	return nil
+}
+
+// cmdDeallocPD frees a protection domain. (ib_uverbs_dealloc_pd)
+func cmdDeallocPD(c *call) error {
+	req, err := request[abi.DeallocPD](c)
+	if err != nil {
+		return err
+	}
+	_, err = c.f.destroyObject(req.PDHandle, kindPD)
+	return err
+}
+
+type mrObject struct {
+	*ib.MR
+	pd uint32 // handle
+}
+
+func (*mrObject) kind() kind       { return kindMR }
+func (o *mrObject) destroy() error { return o.Dereg() }
+
+const (
+	// accessKnown are the rights that the ABI defines, whether the device has them or not.
+	accessKnown = abi.AccessFlushPersistent<<1 - 1 | abi.AccessOptionalRange
+	// accessUnsupported are those that no driver of this midlayer can have.
+	accessUnsupported = abi.AccessOnDemand | abi.AccessFlushGlobal | abi.AccessFlushPersistent
+)
+
+// checkAccess checks the rights of a registration; that remote writing needs local writing is the midlayer's to
+// check. (ib_check_mr_access)
+func checkAccess(flags abi.AccessFlags) error {
+	if bad := flags &^ accessKnown; bad != 0 {
+		return fmt.Errorf("unknown access flags %#x: %w", uint32(bad), syscall.EINVAL)
+	}
+	if bad := flags & accessUnsupported; bad != 0 {
+		return fmt.Errorf("access flags %v: %w", bad, syscall.EOPNOTSUPP)
+	}
+	return nil
+}
+
+// cmdRegMR registers memory of the process that opened the file. (ib_uverbs_reg_mr)
+func cmdRegMR(c *call) error {
+	req, err := request[abi.RegMR](c)
+	if err != nil {
+		return err
+	}
+	if (req.Start^req.HCAVA)&(umem.PageSize-1) != 0 {
+		return fmt.Errorf("memory at %#x cannot be known as %#x, which lies differently in its page: %w", req.Start, req.HCAVA, syscall.EINVAL)
+	}
+	if err := c.f.context(); err != nil {
+		return err
+	}
+	if err := checkAccess(req.AccessFlags); err != nil {
+		return err
+	}
+	pd, err := lookup[*pdObject](c.f, req.PDHandle)
+	if err != nil {
+		return err
+	}
+	defer pd.done()
+	mr, err := pd.res.RegMR(c.f.proc.Space(), c.f.proc.Account(), req.Start, req.Length, req.HCAVA, ib.AccessFlags(req.AccessFlags), &c.udata)
+	if err != nil {
+		return err
+	}
+	o := c.f.objects.add(&mrObject{mr, req.PDHandle})
+	c.created(o)
+	reply(c, abi.RegMRResp{MRHandle: o.handle, LKey: mr.LKey(), RKey: mr.RKey()})
+	return nil
+}
+
+// cmdDeregMR ends a registration. (ib_uverbs_dereg_mr)
+func cmdDeregMR(c *call) error {
+	req, err := request[abi.DeregMR](c)
+	if err != nil {
+		return err
+	}
+	_, err = c.f.destroyObject(req.MRHandle, kindMR)
+	return err
+}

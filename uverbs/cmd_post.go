@@ -1,0 +1,182 @@
+package uverbs
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// cmdPostSend posts send work requests. Without any it is the doorbell of a queue that the program shares with the
+// driver; then the response, which says nothing, is not written. (ib_uverbs_post_send)
+func cmdPostSend(c *call) error {
+	req, ok := abi.Decode[abi.PostSend](c.in)
+	if !ok {
+		return syscall.ENOSPC
+	}
+	list, err := parseWRs(c.in[abi.SizeOf[abi.PostSend]():], req.WRCount, req.WQESize, req.SGECount, abi.SizeOf[abi.SendWR]())
+	if err != nil {
+		return err
+	}
+	qp, err := lookup[*qpObject](c.f, req.QPHandle)
+	if err != nil {
+		return err
+	}
+	defer qp.done()
+	if req.WRCount == 0 {
+		c.room = 0
+		if qp.res.user != nil {
+			// What is posted too early stays in the queue; the program learns now that it will not be sent.
+			if s := qp.res.State(); s < ib.QPRTS {
+				return fmt.Errorf("queue pair %d is in state %v, it cannot send yet: %w", qp.res.Num(), s, syscall.EINVAL)
+			}
+			c.hold()
+			qp.res.user.Doorbell()
+		}
+		return nil
+	}
+
+	wrs := make([]ib.SendWR, 0, req.WRCount)
+	for i := range int(req.WRCount) {
+		w, _ := abi.Decode[abi.SendWR](list.wqe(i))
+		wr, ah, err := c.sendWR(&w, qp.res.Type())
+		if err != nil {
+			return fmt.Errorf("work request %d: %w", i, err)
+		}
+		defer ah.done()
+		if wr.SGList, err = list.sges(w.NumSGE); err != nil {
+			return fmt.Errorf("work request %d: %w", i, err)
+		}
+		wrs = append(wrs, wr)
+	}
+	c.hold()
+	n, err := qp.res.PostSend(wrs...)
+	return c.posted(n, err)
+}
+
+// posted answers a list of work requests of which n were taken: that one was refused is told beside the error.
+func (c *call) posted(n int, err error) error {
+	var resp abi.PostSendResp // that of the receive queue is the same
+	if err != nil {
+		resp.BadWR = uint32(n) + 1
+	}
+	reply(c, resp)
+	c.failed = err
+	return nil
+}
+
+// sendWR is a work request in the midlayer's form, and the address handle that it uses.
+func (c *call) sendWR(w *abi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObject], err error) {
+	wr = ib.SendWR{ID: w.WRID, Opcode: ib.WROpcode(w.Opcode), Flags: ib.SendFlags(w.SendFlags)}
+	invalid := func(format string, args ...any) (ib.SendWR, share[*ahObject], error) {
+		return wr, ah, fmt.Errorf(format+": %w", append(args, syscall.EINVAL)...)
+	}
+	if w.SendFlags&abi.SendInline != 0 {
+		return invalid("inline data needs a shared queue")
+	}
+	switch w.Opcode {
+	case abi.WRSendWithImm, abi.WRRDMAWriteWithImm:
+		wr.Imm = w.Ex.Imm().Uint32()
+	case abi.WRSendWithInv:
+		wr.InvalidateRKey = w.Ex.InvalidateRKey()
+	}
+	switch {
+	case t == ib.QPTypeUD:
+		if w.Opcode != abi.WRSend && w.Opcode != abi.WRSendWithImm {
+			return invalid("%v on a datagram queue pair", w.Opcode)
+		}
+		ud := w.UD()
+		if ah, err = lookup[*ahObject](c.f, ud.AH); err != nil {
+			return wr, ah, err
+		}
+		wr.AH, wr.RemoteQPN, wr.RemoteQKey = ah.res.AH, ud.RemoteQPN, ud.RemoteQKey
+		return wr, ah, nil
+	case w.Opcode == abi.WRSend, w.Opcode == abi.WRSendWithImm, w.Opcode == abi.WRSendWithInv:
+	case w.Opcode == abi.WRRDMAWrite, w.Opcode == abi.WRRDMAWriteWithImm, w.Opcode == abi.WRRDMARead:
+		rdma := w.RDMA()
+		wr.RemoteAddr, wr.RKey = rdma.RemoteAddr, rdma.RKey
+	case w.Opcode == abi.WRAtomicCmpAndSwp, w.Opcode == abi.WRAtomicFetchAndAdd:
+		atomic := w.Atomic()
+		wr.RemoteAddr, wr.RKey, wr.CompareAdd, wr.Swap = atomic.RemoteAddr, atomic.RKey, atomic.CompareAdd, atomic.Swap
+	default:
+		return invalid("operation %v", w.Opcode)
+	}
+	return wr, ah, nil
+}
+
+// cmdPostRecv posts receive work requests. (ib_uverbs_post_recv)
+func cmdPostRecv(c *call) error {
+	req, ok := abi.Decode[abi.PostRecv](c.in)
+	if !ok {
+		return syscall.ENOSPC
+	}
+	list, err := parseWRs(c.in[abi.SizeOf[abi.PostRecv]():], req.WRCount, req.WQESize, req.SGECount, abi.SizeOf[abi.RecvWR]())
+	if err != nil {
+		return err
+	}
+	qp, err := lookup[*qpObject](c.f, req.QPHandle)
+	if err != nil {
+		return err
+	}
+	defer qp.done()
+	wrs := make([]ib.RecvWR, 0, req.WRCount)
+	for i := range int(req.WRCount) {
+		w, _ := abi.Decode[abi.RecvWR](list.wqe(i))
+		sges, err := list.sges(w.NumSGE)
+		if err != nil {
+			return fmt.Errorf("work request %d: %w", i, err)
+		}
+		wrs = append(wrs, ib.RecvWR{ID: w.WRID, SGList: sges})
+	}
+	c.hold()
+	n, err := qp.res.PostRecv(wrs...)
+	return c.posted(n, err)
+}
+
+// wrList is a list of work requests in a command: count of size bytes each, then the scatter/gather elements of all.
+type wrList struct {
+	wqes []byte
+	size int
+	sge  []ib.SGE
+}
+
+// parseWRs takes the list apart. ENOSPC if it is longer than the command, EOPNOTSUPP if something else follows.
+func parseWRs(b []byte, count, size, sges uint32, least int) (*wrList, error) {
+	if count > 0 && size < uint32(least) {
+		return nil, fmt.Errorf("work requests of %d bytes, need %d: %w", size, least, syscall.EINVAL)
+	}
+	sgeSize := abi.SizeOf[abi.SGE]()
+	wqeBytes, sgeBytes := uint64(count)*uint64(size), uint64(sges)*uint64(sgeSize)
+	if wqeBytes > uint64(len(b)) || sgeBytes > uint64(len(b))-wqeBytes {
+		return nil, fmt.Errorf("%d work requests with %d elements do not fit: %w", count, sges, syscall.ENOSPC)
+	}
+	l := &wrList{wqes: b[:wqeBytes], size: int(size)}
+	b = b[wqeBytes:]
+	for range sges {
+		s, _ := abi.Decode[abi.SGE](b)
+		l.sge = append(l.sge, ib.SGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
+		b = b[sgeSize:]
+	}
+	for _, x := range b {
+		if x != 0 {
+			return nil, fmt.Errorf("the command goes beyond what is known: %w", syscall.EOPNOTSUPP)
+		}
+	}
+	return l, nil
+}
+
+func (l *wrList) wqe(i int) []byte { return l.wqes[i*l.size:] }
+
+var errTooFewSGEs = errors.New("more elements than the command has")
+
+// sges takes the next n elements.
+func (l *wrList) sges(n uint32) ([]ib.SGE, error) {
+	if uint64(n) > uint64(len(l.sge)) {
+		return nil, fmt.Errorf("%w: %w", errTooFewSGEs, syscall.EINVAL)
+	}
+	s := l.sge[:n:n]
+	l.sge = l.sge[n:]
+	return s, nil
+}

@@ -1,0 +1,379 @@
+package uverbs
+
+import (
+	"fmt"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// qpObject is a queue pair and its events. (struct ib_uqp_object)
+type qpObject struct {
+	*ib.QP
+	f      *File
+	handle uint32
+	uid    uint64    // the program's handle of it, which its events tell
+	user   ib.UserQP // nil where no queue is shared with the program
+	port   atomic.Uint32
+
+	asyncEvents *eventFile // may be nil
+	async       eventSource
+
+	reported uint32 // once destroyed: events that the program has read
+}
+
+func (*qpObject) kind() kind { return kindQP }
+
+func (o *qpObject) destroy() error {
+	o.f.bells.remove(o)
+	if err := o.Destroy(); err != nil {
+		o.f.bells.add(o)
+		return err
+	}
+	o.reported = o.asyncEvents.retire(&o.async)
+	return nil
+}
+
+// cmdCreateQP makes a queue pair. (ib_uverbs_create_qp)
+func cmdCreateQP(c *call) error {
+	req, err := request[abi.CreateQP](c)
+	if err != nil {
+		return err
+	}
+	resp, err := c.createQP(&abi.ExCreateQP{
+		UserHandle:    req.UserHandle,
+		PDHandle:      req.PDHandle,
+		SendCQHandle:  req.SendCQHandle,
+		RecvCQHandle:  req.RecvCQHandle,
+		SRQHandle:     req.SRQHandle,
+		MaxSendWR:     req.MaxSendWR,
+		MaxRecvWR:     req.MaxRecvWR,
+		MaxSendSGE:    req.MaxSendSGE,
+		MaxRecvSGE:    req.MaxRecvSGE,
+		MaxInlineData: req.MaxInlineData,
+		SQSigAll:      req.SQSigAll,
+		QPType:        req.QPType,
+		IsSRQ:         req.IsSRQ,
+	})
+	if err != nil {
+		return err
+	}
+	reply(c, resp)
+	return nil
+}
+
+// cmdExCreateQP makes a queue pair with options. (ib_uverbs_ex_create_qp)
+func cmdExCreateQP(c *call) error {
+	req, err := request[abi.ExCreateQP](c)
+	if err != nil {
+		return err
+	}
+	if req.CompMask&^abi.CreateQPSupCompMask != 0 || req.Reserved != 0 {
+		return fmt.Errorf("unknown or reserved fields are set: %w", syscall.EINVAL)
+	}
+	resp, err := c.createQP(&req)
+	if err != nil {
+		return err
+	}
+	reply(c, abi.ExCreateQPResp{Base: resp, ResponseLength: replyLength[abi.ExCreateQPResp](c)})
+	return nil
+}
+
+// qpCreateFlags are those that the write form defines.
+const qpCreateFlags = abi.QPCreateBlockMulticastLoopback | abi.QPCreateScatterFCS | abi.QPCreateCVLANStripping | abi.QPCreatePCIWriteEndPadding
+
+// checkQP checks what is asked for against what there can be: no shared receive queue, XRC domain or indirection
+// table exists, so that their handles are wrong. (create_qp)
+func checkQP(req *abi.ExCreateQP) error {
+	switch req.QPType {
+	case abi.QPTRC, abi.QPTUC, abi.QPTUD, abi.QPTRawPacket, abi.QPTXRCIni, abi.QPTDriver:
+	case abi.QPTXRCTgt:
+		return fmt.Errorf("handle %d: no such XRC domain: %w", req.PDHandle, syscall.EINVAL)
+	default:
+		return fmt.Errorf("no queue pair of type %d: %w", req.QPType, syscall.EINVAL)
+	}
+	switch {
+	case req.CompMask&abi.CreateQPMaskIndTable != 0:
+		return fmt.Errorf("handle %d: no such indirection table: %w", req.RWQIndTblHandle, syscall.EINVAL)
+	case req.IsSRQ != 0 && req.QPType != abi.QPTXRCIni:
+		return fmt.Errorf("handle %d: no such shared receive queue: %w", req.SRQHandle, syscall.EINVAL)
+	case req.CreateFlags&^qpCreateFlags != 0:
+		return fmt.Errorf("unknown flags %#x: %w", uint32(req.CreateFlags), syscall.EINVAL)
+	case req.CreateFlags != 0:
+		return fmt.Errorf("flags %#x: %w", uint32(req.CreateFlags), syscall.EOPNOTSUPP)
+	}
+	return nil
+}
+
+func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) {
+	f := c.f
+	if err := f.context(); err != nil {
+		return resp, err
+	}
+	if err := checkQP(req); err != nil {
+		return resp, err
+	}
+	pd, err := lookup[*pdObject](f, req.PDHandle)
+	if err != nil {
+		return resp, fmt.Errorf("protection domain: %w", err)
+	}
+	defer pd.done()
+	scq, err := lookup[*cqObject](f, req.SendCQHandle)
+	if err != nil {
+		return resp, fmt.Errorf("send completion queue: %w", err)
+	}
+	defer scq.done()
+	rcq, err := lookup[*cqObject](f, req.RecvCQHandle)
+	if err != nil {
+		return resp, fmt.Errorf("receive completion queue: %w", err)
+	}
+	defer rcq.done()
+
+	o := &qpObject{f: f, uid: req.UserHandle, asyncEvents: f.events.objectsAsync()}
+	o.QP, err = pd.res.CreateQP(ib.QPInitAttr{
+		SendCQ: scq.res.CQ,
+		RecvCQ: rcq.res.CQ,
+		Cap: ib.QPCap{
+			MaxSendWR:     req.MaxSendWR,
+			MaxRecvWR:     req.MaxRecvWR,
+			MaxSendSGE:    req.MaxSendSGE,
+			MaxRecvSGE:    req.MaxRecvSGE,
+			MaxInlineData: req.MaxInlineData,
+		},
+		SigAll: req.SQSigAll != 0,
+		Type:   ib.QPType(req.QPType),
+		Event:  func(_ *ib.QP, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, abi.EventType(e)) },
+	}, &c.udata)
+	if err != nil {
+		return resp, err
+	}
+	o.user, _ = o.Driver().(ib.UserQP)
+	obj := f.objects.add(o)
+	o.handle = obj.handle
+	f.bells.add(o)
+	c.created(obj)
+	granted := o.Init().Cap
+	return abi.CreateQPResp{
+		QPHandle:      obj.handle,
+		QPN:           o.Num(),
+		MaxSendWR:     granted.MaxSendWR,
+		MaxRecvWR:     granted.MaxRecvWR,
+		MaxSendSGE:    granted.MaxSendSGE,
+		MaxRecvSGE:    granted.MaxRecvSGE,
+		MaxInlineData: granted.MaxInlineData,
+	}, nil
+}
+
+// cmdQueryQP reports the attributes of a queue pair. (ib_uverbs_query_qp)
+func cmdQueryQP(c *call) error {
+	req, err := request[abi.QueryQP](c)
+	if err != nil {
+		return err
+	}
+	qp, err := lookup[*qpObject](c.f, req.QPHandle)
+	if err != nil {
+		return err
+	}
+	defer qp.done()
+	a, init, err := qp.res.Query(ib.QPAttrMask(req.AttrMask))
+	if err != nil {
+		return err
+	}
+	reply(c, abi.QueryQPResp{
+		Dest:            userDest(&a.AH),
+		AltDest:         userDest(&a.AltAH),
+		MaxSendWR:       init.Cap.MaxSendWR,
+		MaxRecvWR:       init.Cap.MaxRecvWR,
+		MaxSendSGE:      init.Cap.MaxSendSGE,
+		MaxRecvSGE:      init.Cap.MaxRecvSGE,
+		MaxInlineData:   init.Cap.MaxInlineData,
+		QKey:            a.QKey,
+		RQPSN:           a.RQPSN,
+		SQPSN:           a.SQPSN,
+		DestQPNum:       a.DestQPN,
+		QPAccessFlags:   abi.AccessFlags(a.AccessFlags),
+		PKeyIndex:       a.PKeyIndex,
+		AltPKeyIndex:    a.AltPKeyIndex,
+		QPState:         abi.QPState(a.State),
+		CurQPState:      abi.QPState(a.CurState),
+		PathMTU:         abi.MTU(a.PathMTU),
+		PathMigState:    abi.MigState(a.PathMigState),
+		SQDraining:      flag(a.SQDraining),
+		MaxRDAtomic:     a.MaxRdAtomic,
+		MaxDestRDAtomic: a.MaxDestRdAtomic,
+		MinRNRTimer:     a.MinRNRTimer,
+		PortNum:         a.Port,
+		Timeout:         a.Timeout,
+		RetryCnt:        a.RetryCnt,
+		RNRRetry:        a.RNRRetry,
+		AltPortNum:      a.AltPort,
+		AltTimeout:      a.AltTimeout,
+		SQSigAll:        flag(init.SigAll),
+	})
+	return nil
+}
+
+func flag(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// userDest is an address in the user's form. (copy_ah_attr_to_uverbs)
+func userDest(a *ib.AHAttr) abi.QPDest {
+	d := abi.QPDest{
+		DLID:        a.DLID,
+		SL:          a.SL,
+		SrcPathBits: a.SrcPathBits,
+		StaticRate:  abi.Rate(a.StaticRate),
+		IsGlobal:    flag(a.HasGRH),
+		PortNum:     a.Port,
+	}
+	if a.HasGRH {
+		d.DGID = a.GRH.DGID
+		d.FlowLabel = a.GRH.FlowLabel
+		d.SGIDIndex = a.GRH.SGIDIndex
+		d.HopLimit = a.GRH.HopLimit
+		d.TrafficClass = a.GRH.TrafficClass
+	}
+	return d
+}
+
+// destAttr is the other way round. (copy_ah_attr_from_uverbs)
+func destAttr(d *abi.QPDest) ib.AHAttr {
+	a := ib.AHAttr{DLID: d.DLID, SL: d.SL, SrcPathBits: d.SrcPathBits, StaticRate: uint8(d.StaticRate), Port: d.PortNum}
+	if d.IsGlobal != 0 {
+		a.HasGRH = true
+		a.GRH = ib.GlobalRoute{
+			DGID:         d.DGID,
+			FlowLabel:    d.FlowLabel,
+			SGIDIndex:    d.SGIDIndex,
+			HopLimit:     d.HopLimit,
+			TrafficClass: d.TrafficClass,
+		}
+	}
+	return a
+}
+
+// Attributes that MODIFY_QP and its extended form take (IB_QP_ATTR_STANDARD_BITS).
+const (
+	modifyStandard = abi.QPAttrDestQPN<<1 - 1
+	modifyExtended = modifyStandard | abi.QPAttrRateLimit
+)
+
+// cmdModifyQP changes a queue pair. (ib_uverbs_modify_qp)
+func cmdModifyQP(c *call) error {
+	req, err := request[abi.ModifyQP](c)
+	if err != nil {
+		return err
+	}
+	return c.modifyQP(&abi.ExModifyQP{Base: req}, modifyStandard)
+}
+
+// cmdExModifyQP changes a queue pair, its rate limit included. (ib_uverbs_ex_modify_qp)
+func cmdExModifyQP(c *call) error {
+	req, err := request[abi.ExModifyQP](c)
+	if err != nil {
+		return err
+	}
+	if err := c.modifyQP(&req, modifyExtended); err != nil {
+		return err
+	}
+	reply(c, abi.ExModifyQPResp{ResponseLength: replyLength[abi.ExModifyQPResp](c)})
+	return nil
+}
+
+func (c *call) modifyQP(req *abi.ExModifyQP, known abi.QPAttrMask) error {
+	r := &req.Base
+	if bad := r.AttrMask &^ known; bad != 0 {
+		return fmt.Errorf("unknown attributes %#x: %w", uint32(bad), syscall.EOPNOTSUPP)
+	}
+	qp, err := lookup[*qpObject](c.f, r.QPHandle)
+	if err != nil {
+		return err
+	}
+	defer qp.done()
+	if err := c.f.dev.checkModify(r, uint8(qp.res.port.Load())); err != nil {
+		return err
+	}
+	attr := ib.QPAttr{
+		State:            ib.QPState(r.QPState),
+		CurState:         ib.QPState(r.CurQPState),
+		PathMTU:          ib.MTU(r.PathMTU),
+		PathMigState:     uint8(r.PathMigState),
+		QKey:             r.QKey,
+		RQPSN:            r.RQPSN,
+		SQPSN:            r.SQPSN,
+		DestQPN:          r.DestQPNum,
+		AccessFlags:      ib.AccessFlags(r.QPAccessFlags),
+		AH:               destAttr(&r.Dest),
+		AltAH:            destAttr(&r.AltDest),
+		PKeyIndex:        r.PKeyIndex,
+		AltPKeyIndex:     r.AltPKeyIndex,
+		EnSQDAsyncNotify: r.EnSQDAsyncNotify != 0,
+		MaxRdAtomic:      r.MaxRDAtomic,
+		MaxDestRdAtomic:  r.MaxDestRDAtomic,
+		MinRNRTimer:      r.MinRNRTimer,
+		Port:             r.PortNum,
+		AltPort:          r.AltPortNum,
+		Timeout:          r.Timeout,
+		AltTimeout:       r.AltTimeout,
+		RetryCnt:         r.RetryCnt,
+		RNRRetry:         r.RNRRetry,
+		RateLimit:        req.RateLimit,
+	}
+	if err := qp.res.Modify(attr, ib.QPAttrMask(r.AttrMask), &c.udata); err != nil {
+		return err
+	}
+	if r.AttrMask&abi.QPAttrPort != 0 {
+		qp.res.port.Store(uint32(r.PortNum))
+	}
+	return nil
+}
+
+// checkModify checks states and ports; port is the one that the queue pair has. On the way to RTR, where the port
+// cannot be given, the address must name it; in SQD a new address brings its port with it. (modify_qp)
+func (d *Device) checkModify(r *abi.ModifyQP, port uint8) error {
+	has := func(bit abi.QPAttrMask) bool { return r.AttrMask&bit != 0 }
+	badPort := func(what string, p uint8) error {
+		return fmt.Errorf("%s names port %d: %w", what, p, syscall.EINVAL)
+	}
+	if has(abi.QPAttrPort) && !d.validPort(int(r.PortNum)) {
+		return badPort("attribute", r.PortNum)
+	}
+	if has(abi.QPAttrAV) {
+		p := r.Dest.PortNum
+		toRTR := has(abi.QPAttrState) && r.QPState == abi.QPSRTR
+		switch {
+		case !d.validPort(int(p)), toRTR && p != port, !toRTR && has(abi.QPAttrPort) && p != r.PortNum:
+			return badPort("address", p)
+		case !toRTR:
+			r.AttrMask |= abi.QPAttrPort
+			r.PortNum = p
+		}
+	}
+	if has(abi.QPAttrAltPath) && (!d.validPort(int(r.AltPortNum)) || r.AltDest.PortNum != r.AltPortNum) {
+		return badPort("alternate path", r.AltPortNum)
+	}
+	if has(abi.QPAttrCurState) && r.CurQPState > abi.QPSErr || has(abi.QPAttrState) && r.QPState > abi.QPSErr {
+		return fmt.Errorf("no such state: %w", syscall.EINVAL)
+	}
+	return nil
+}
+
+// cmdDestroyQP frees a queue pair and reports how many of its events have been read. (ib_uverbs_destroy_qp)
+func cmdDestroyQP(c *call) error {
+	req, err := request[abi.DestroyQP](c)
+	if err != nil {
+		return err
+	}
+	res, err := c.f.destroyObject(req.QPHandle, kindQP)
+	if err != nil {
+		return err
+	}
+	reply(c, abi.DestroyQPResp{EventsReported: res.(*qpObject).reported})
+	return nil
+}

@@ -1,0 +1,382 @@
+package uverbs
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+const (
+	// maxCommand is how long a command may be, in bytes: more than any but a long list of work requests needs.
+	maxCommand = 16 << 10
+	cmdHdrSize = 8
+	exHdrSize  = 24 // struct ib_uverbs_cmd_hdr and struct ib_uverbs_ex_cmd_hdr
+	// doorbellSize is the length of a POST_SEND of no work requests.
+	doorbellSize = cmdHdrSize + 24
+)
+
+// command describes one command of the write form. (struct uverbs_api_write_method)
+type command struct {
+	// req and resp are the least sizes of the core's part. Without driver's data, the rest of a plain command is the
+	// core's.
+	req, resp int
+	// udata: what follows the core's part is the driver's. Extended commands say so themselves.
+	udata bool
+	// answers: a plain request starts with the address of the response.
+	answers bool
+	run     func(*call) error
+}
+
+func sizes[Req, Resp any](run func(*call) error) command {
+	return command{req: abi.SizeOf[Req](), resp: abi.SizeOf[Resp](), answers: true, run: run}
+}
+
+func withUdata[Req, Resp any](run func(*call) error) command {
+	c := sizes[Req, Resp](run)
+	c.udata = true
+	return c
+}
+
+func silent[Req any](run func(*call) error) command {
+	return command{req: abi.SizeOf[Req](), run: run}
+}
+
+// commands are those of the plain form. What is not here needs objects that the midlayer does not have: the kernel
+// answers EOPNOTSUPP when the driver lacks the method, or there is no such command.
+var commands = map[abi.Command]command{
+	abi.CmdGetContext:        withUdata[abi.GetContext, abi.GetContextResp](cmdGetContext),
+	abi.CmdQueryDevice:       sizes[abi.QueryDevice, abi.QueryDeviceResp](cmdQueryDevice),
+	abi.CmdQueryPort:         sizes[abi.QueryPort, abi.QueryPortResp](cmdQueryPort),
+	abi.CmdAllocPD:           withUdata[abi.AllocPD, abi.AllocPDResp](cmdAllocPD),
+	abi.CmdDeallocPD:         silent[abi.DeallocPD](cmdDeallocPD),
+	abi.CmdCreateAH:          withUdata[abi.CreateAH, abi.CreateAHResp](cmdCreateAH),
+	abi.CmdDestroyAH:         silent[abi.DestroyAH](cmdDestroyAH),
+	abi.CmdRegMR:             withUdata[abi.RegMR, abi.RegMRResp](cmdRegMR),
+	abi.CmdDeregMR:           silent[abi.DeregMR](cmdDeregMR),
+	abi.CmdCreateCompChannel: sizes[abi.CreateCompChannel, abi.CreateCompChannelResp](cmdCreateCompChannel),
+	abi.CmdCreateCQ:          withUdata[abi.CreateCQ, abi.CreateCQResp](cmdCreateCQ),
+	abi.CmdResizeCQ:          withUdata[abi.ResizeCQ, abi.ResizeCQResp](cmdResizeCQ),
+	abi.CmdDestroyCQ:         sizes[abi.DestroyCQ, abi.DestroyCQResp](cmdDestroyCQ),
+	abi.CmdPollCQ:            sizes[abi.PollCQ, abi.PollCQResp](cmdPollCQ),
+	abi.CmdReqNotifyCQ:       silent[abi.ReqNotifyCQ](cmdReqNotifyCQ),
+	abi.CmdCreateQP:          withUdata[abi.CreateQP, abi.CreateQPResp](cmdCreateQP),
+	abi.CmdQueryQP:           sizes[abi.QueryQP, abi.QueryQPResp](cmdQueryQP),
+	abi.CmdModifyQP:          silent[abi.ModifyQP](cmdModifyQP),
+	abi.CmdDestroyQP:         sizes[abi.DestroyQP, abi.DestroyQPResp](cmdDestroyQP),
+	abi.CmdPostSend:          sizes[abi.PostSend, abi.PostSendResp](cmdPostSend),
+	abi.CmdPostRecv:          sizes[abi.PostRecv, abi.PostRecvResp](cmdPostRecv),
+}
+
+// exCommands are those of the extended form. Their sizes end with the last member that was there from the start.
+var exCommands = map[abi.ExCommand]command{
+	abi.ExCmdQueryDevice: {req: abi.SizeOf[abi.ExQueryDevice](), resp: abi.SizeOf[abi.QueryDeviceResp]() + 8, run: cmdExQueryDevice},
+	abi.ExCmdCreateCQ:    {req: abi.SizeOf[abi.ExCreateCQ](), resp: abi.SizeOf[abi.ExCreateCQResp](), run: cmdExCreateCQ},
+	abi.ExCmdCreateQP:    {req: exCreateQPLeast, resp: abi.SizeOf[abi.ExCreateQPResp](), run: cmdExCreateQP},
+	abi.ExCmdModifyQP:    {req: abi.SizeOf[abi.ModifyQP](), resp: abi.SizeOf[abi.ExModifyQPResp](), run: cmdExModifyQP},
+}
+
+// exCreateQPLeast ends with CompMask; what follows it came later.
+const exCreateQPLeast = 56
+
+// findCommand returns the command of a number with its flags. (uapi_get_method)
+func findCommand(number uint32) (c command, name string, extended bool, err error) {
+	extended = number&abi.CmdFlagExtended != 0
+	if number&^(abi.CmdCommandMask|abi.CmdFlagExtended) != 0 {
+		return c, "", extended, fmt.Errorf("command %#x: unknown flags: %w", number, syscall.EINVAL)
+	}
+	var ok bool
+	if n := abi.Command(number & abi.CmdCommandMask); !extended {
+		name = n.String()
+		c, ok = commands[n]
+	} else {
+		name = abi.ExCommand(n).String()
+		c, ok = exCommands[abi.ExCommand(n)]
+	}
+	if !ok {
+		err = fmt.Errorf("%s: %w", name, syscall.EOPNOTSUPP)
+	}
+	return c, name, extended, err
+}
+
+// call is one command on its way through the midlayer.
+type call struct {
+	f      *File
+	caller Caller
+	in     []byte   // the core's request
+	room   int      // bytes that the caller has for the core's response
+	resp   []byte   // the core's response; the caller gets as much as there is room for
+	udata  ib.Udata // the driver's parts
+	// exact: only resp is written; otherwise the rest of the room is cleared.
+	exact bool
+	// reader, if there is one, is the reading end of a new event file. The number that it gets in the program starts
+	// the response.
+	reader int
+	// callbacks: callbacks have been held, and are to be run when no lock is held any more.
+	callbacks bool
+	failed    error  // the command failed, but has a response all the same
+	commit    func() // after the response has been delivered; may be nil
+	abort     func() // when it could not be; may be nil
+}
+
+// request decodes the core's request. What is missing at its end is zero; what is unknown must be.
+// (uverbs_request)
+func request[T any](c *call) (T, error) {
+	v, excess := abi.DecodePrefix[T](c.in)
+	if excess {
+		return v, fmt.Errorf("the command goes beyond what is known: %w", syscall.EOPNOTSUPP)
+	}
+	return v, nil
+}
+
+// reply sets the core's response. (uverbs_response)
+func reply[T any](c *call, v T) { c.resp = abi.AppendTo(c.resp[:0], &v) }
+
+// replyLength is the value of a response's ResponseLength. (uverbs_response_length)
+func replyLength[T any](c *call) uint32 { return uint32(min(c.room, abi.SizeOf[T]())) }
+
+// hold has the callbacks that come due run by this thread, soon.
+func (c *call) hold() {
+	c.f.dev.ib.HoldCallbacks()
+	c.callbacks = true
+}
+
+// created announces a new object with the response.
+func (c *call) created(o *object) {
+	c.commit, c.abort = o.publish, func() { c.f.abortObject(o) }
+}
+
+// run takes the command through the midlayer. The caller sees to finish.
+func (c *call) run(cmd func(*call) error) error {
+	c.reader = -1
+	c.udata.Context = userContext{c.f}
+	defer func() {
+		if c.callbacks {
+			c.f.dev.ib.RunCallbacks()
+		}
+	}()
+	c.f.life.RLock()
+	defer c.f.life.RUnlock()
+	if c.f.state.Load() == contextClosed {
+		return errClosed
+	}
+	return cmd(c)
+}
+
+// finish delivers the response of a command that went well: what was made is announced, or unmade if that fails.
+func (c *call) finish(deliver func() error) error {
+	err := c.install()
+	if err == nil {
+		err = deliver()
+	}
+	if err != nil && c.abort != nil {
+		c.abort()
+	}
+	if err == nil && c.commit != nil {
+		c.commit()
+	}
+	return err
+}
+
+// install gives the program the reading end of a new event file.
+func (c *call) install() error {
+	if c.reader < 0 {
+		return nil
+	}
+	defer unix.Close(c.reader)
+	fd, err := c.caller.InstallFD(c.reader, true)
+	if err != nil {
+		return fmt.Errorf("install the descriptor of an event file: %w", err)
+	}
+	putUint32(c.resp, uint32(fd))
+	return nil
+}
+
+// zeros is what room for more than the response is filled with.
+var zeros [4096]byte
+
+// buffers are the response as the caller gets it.
+func (c *call) buffers() [][]byte {
+	bufs := [][]byte{c.resp[:min(len(c.resp), c.room)]}
+	if !c.exact {
+		for rest := c.room - len(bufs[0]); rest > 0; rest -= len(zeros) {
+			bufs = append(bufs, zeros[:min(rest, len(zeros))])
+		}
+	}
+	return bufs
+}
+
+// commandBuffer is where a command is read to.
+type commandBuffer struct {
+	data [maxCommand]byte
+	iov  [1][]byte
+}
+
+var commandBuffers = sync.Pool{New: func() any { return new(commandBuffer) }}
+
+// read fills the first n bytes from the caller's memory.
+func (b *commandBuffer) read(space umem.Space, addr uint64, n int) ([]byte, error) {
+	b.iov[0] = b.data[:n]
+	return b.iov[0], space.ReadV(b.iov[:], addr)
+}
+
+// Write is a write(2) of n bytes at addr of the caller's memory: one command. It returns n, or an error that wraps a
+// syscall.Errno. It may sleep, except that the doorbell does not. (ib_uverbs_write)
+//
+// A program that sends its other commands by ioctl writes doorbells only. Such a one is not read, which would cost
+// more than to look at the queue pairs; if none of them has anything posted, it is read after all.
+func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
+	if n == doorbellSize && f.byIoctl.Load() && !f.byWrite.Load() && f.ringPosted() {
+		return n, nil
+	}
+	if n < cmdHdrSize || n > maxCommand {
+		return 0, fmt.Errorf("command of %d bytes: %w", n, syscall.EINVAL)
+	}
+	buf := commandBuffers.Get().(*commandBuffer)
+	defer commandBuffers.Put(buf)
+	b, err := buf.read(c.Space(), addr, n)
+	if err != nil {
+		return 0, fmt.Errorf("read the command: %w", err)
+	}
+	if n == doorbellSize && f.ringHandle(b) {
+		return n, nil
+	}
+	if err := f.write(c, b); err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// write runs the command in b.
+func (f *File) write(c Caller, b []byte) error {
+	hdr, _ := abi.Decode[abi.CmdHdr](b)
+	cmd, name, extended, err := findCommand(hdr.Command)
+	if err != nil {
+		return err
+	}
+	k := &call{f: f, caller: c}
+	var response, driverResponse uint64
+	if extended {
+		response, driverResponse, err = k.parseExtended(hdr, cmd, b)
+	} else {
+		response, driverResponse, err = k.parsePlain(hdr, cmd, b)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if !isDoorbell(hdr) && !f.byWrite.Load() {
+		f.byWrite.Store(true)
+	}
+	if err := k.run(cmd.run); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	err = k.finish(func() error {
+		core := output{response, k.buffers()}
+		driver := output{driverResponse, [][]byte{k.udata.Out[:k.udata.N]}}
+		return deliver(c.Space(), core, driver)
+	})
+	if err != nil {
+		return fmt.Errorf("%s: write the response: %w", name, err)
+	}
+	if k.failed != nil {
+		return fmt.Errorf("%s: %w", name, k.failed)
+	}
+	return nil
+}
+
+// parsePlain checks the header of a plain command and takes it apart. (verify_hdr)
+func (c *call) parsePlain(hdr abi.CmdHdr, cmd command, b []byte) (response, driverResponse uint64, err error) {
+	if int(hdr.InWords)*4 != len(b) {
+		return 0, 0, fmt.Errorf("header tells %d bytes of %d: %w", int(hdr.InWords)*4, len(b), syscall.EINVAL)
+	}
+	if len(b) < cmdHdrSize+cmd.req {
+		return 0, 0, fmt.Errorf("request of %d bytes, needs %d: %w", len(b)-cmdHdrSize, cmd.req, syscall.ENOSPC)
+	}
+	room := int(hdr.OutWords) * 4
+	if room < cmd.resp {
+		return 0, 0, fmt.Errorf("room of %d bytes for the response, needs %d: %w", room, cmd.resp, syscall.ENOSPC)
+	}
+	c.in = b[cmdHdrSize:]
+	if cmd.udata {
+		c.in, c.udata.In = c.in[:cmd.req], c.in[cmd.req:]
+	}
+	if !cmd.answers {
+		return 0, 0, nil
+	}
+	response = uint64At(c.in)
+	c.room = room
+	if cmd.udata {
+		c.room = cmd.resp
+		c.driverRoom(room - cmd.resp)
+	}
+	return response, response + uint64(c.room), nil
+}
+
+// parseExtended does the same with an extended command.
+func (c *call) parseExtended(hdr abi.CmdHdr, cmd command, b []byte) (response, driverResponse uint64, err error) {
+	ex, ok := abi.Decode[abi.ExCmdHdr](b[cmdHdrSize:])
+	if !ok {
+		return 0, 0, fmt.Errorf("extended command of %d bytes: %w", len(b), syscall.EINVAL)
+	}
+	in, driverIn := int(hdr.InWords)*8, int(ex.ProviderInWords)*8
+	room, driverRoom := int(hdr.OutWords)*8, int(ex.ProviderOutWords)*8
+	b = b[exHdrSize:]
+	switch {
+	case in+driverIn != len(b):
+		return 0, 0, fmt.Errorf("header tells %d bytes of %d: %w", in+driverIn, len(b), syscall.EINVAL)
+	case in < cmd.req:
+		return 0, 0, fmt.Errorf("request of %d bytes, needs %d: %w", in, cmd.req, syscall.ENOSPC)
+	case ex.CmdHdrReserved != 0:
+		return 0, 0, fmt.Errorf("reserved field of the header is not zero: %w", syscall.EINVAL)
+	case (ex.Response != 0) != (room+driverRoom != 0):
+		return 0, 0, fmt.Errorf("response at %#x with room of %d bytes: %w", ex.Response, room+driverRoom, syscall.EINVAL)
+	case ex.Response != 0 && room < cmd.resp:
+		return 0, 0, fmt.Errorf("room of %d bytes for the response, needs %d: %w", room, cmd.resp, syscall.ENOSPC)
+	}
+	c.in, c.udata.In = b[:in], b[in:]
+	c.room = room
+	c.driverRoom(driverRoom)
+	return ex.Response, ex.Response + uint64(room), nil
+}
+
+// driverRoom makes room for the driver's answer.
+func (c *call) driverRoom(n int) {
+	if n > 0 {
+		c.udata.Out = make([]byte, min(n, maxCommand))
+	}
+}
+
+// output is something to be stored in the caller's memory.
+type output struct {
+	addr uint64
+	bufs [][]byte
+}
+
+func (o output) len() (n uint64) {
+	for _, b := range o.bufs {
+		n += uint64(len(b))
+	}
+	return n
+}
+
+// deliver stores outputs, two at once where the second continues the first.
+func deliver(space umem.Space, outs ...output) error {
+	for i := 0; i < len(outs); i++ {
+		o := outs[i]
+		for ; i+1 < len(outs) && outs[i+1].addr == o.addr+o.len(); i++ {
+			o.bufs = append(o.bufs, outs[i+1].bufs...)
+		}
+		if o.len() == 0 {
+			continue
+		}
+		if err := space.WriteV(o.bufs, o.addr); err != nil {
+			return err
+		}
+	}
+	return nil
+}

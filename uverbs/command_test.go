@@ -1,0 +1,543 @@
+package uverbs
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// both runs a test with commands by write and by ioctl.
+func both(t *testing.T, f func(t *testing.T, form form)) {
+	for _, form := range []form{byWrite, byIoctl} {
+		t.Run(form.String(), func(t *testing.T) { f(t, form) })
+	}
+}
+
+// A whole session, as a ping-pong program has it.
+func TestSession(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.open(form)
+		ctx, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+		must(t, err)
+		if ctx.NumCompVectors != 2 {
+			t.Errorf("%d completion vectors", ctx.NumCompVectors)
+		}
+		dev, err := do[abi.QueryDeviceResp](p, abi.CmdQueryDevice, abi.QueryDevice{})
+		must(t, err)
+		if dev.NodeGUID != (abi.BE64{1, 2, 3, 4, 5, 6, 7, 8}) || dev.MaxSGE != 30 || dev.DeviceCapFlags != 2 || dev.PhysPortCnt != 1 {
+			t.Errorf("device: %+v", dev)
+		}
+		port, err := do[abi.QueryPortResp](p, abi.CmdQueryPort, abi.QueryPort{PortNum: 1})
+		must(t, err)
+		if port.State != abi.PortActive || port.PortCapFlags != abi.PCFCMSup|abi.PCFIPBasedGIDs || port.Flags != abi.QPFGRHRequired || port.LinkLayer != abi.LinkLayerEthernet {
+			t.Errorf("port: %+v", port)
+		}
+
+		pd := p.allocPD()
+		mr := p.regMR(pd)
+		if mr.LKey != 1 || mr.RKey != 1<<8 || p.acct.Pages() != 1 {
+			t.Errorf("mr: %+v, %d pages", mr, p.acct.Pages())
+		}
+		cqResp, mminfo, err := doWith[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 100, CompChannel: -1}, []byte("to the driver..."), 16)
+		must(t, err)
+		if cqResp.CQE != 101 || !bytes.Equal(mminfo, fakeCQResponse) || string(w.drv.udataIn) != "to the driver..." {
+			t.Errorf("cq: %+v, driver says %q and got %q", cqResp, mminfo, w.drv.udataIn)
+		}
+		cq := cqResp.CQHandle
+		qpResp, mminfo, err := doWith[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{
+			UserHandle: 77, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, MaxRecvWR: 6, MaxSendSGE: 1, MaxRecvSGE: 2,
+			MaxInlineData: 64, SQSigAll: 1, QPType: abi.QPTRC,
+		}, nil, 32)
+		must(t, err)
+		want := abi.CreateQPResp{QPHandle: qpResp.QPHandle, QPN: 17, MaxSendWR: 6, MaxRecvWR: 6, MaxSendSGE: 1, MaxRecvSGE: 2, MaxInlineData: 64}
+		if qpResp != want || !bytes.Equal(mminfo, fakeQPResponse) {
+			t.Errorf("qp: %+v, want %+v; driver says %q", qpResp, want, mminfo)
+		}
+		qp := qpResp.QPHandle
+
+		must(t, silently(p, abi.CmdModifyQP, abi.ModifyQP{QPHandle: qp, QPState: abi.QPSInit, PortNum: 1, PKeyIndex: 3, QPAccessFlags: abi.AccessRemoteRead,
+			AttrMask: abi.QPAttrState | abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags}))
+		dest := abi.QPDest{DGID: [16]uint8{15: 9}, SGIDIndex: 1, HopLimit: 64, TrafficClass: 2, FlowLabel: 3, IsGlobal: 1, PortNum: 1, SL: 4, StaticRate: 5}
+		toRTR := abi.ModifyQP{QPHandle: qp, QPState: abi.QPSRTR, Dest: dest, PathMTU: abi.MTU1024, DestQPNum: 99, RQPSN: 7, MaxDestRDAtomic: 1, MinRNRTimer: 12,
+			AttrMask: abi.QPAttrState | abi.QPAttrAV | abi.QPAttrPathMTU | abi.QPAttrDestQPN | abi.QPAttrRQPSN | abi.QPAttrMaxDestRDAtomic | abi.QPAttrMinRNRTimer}
+		must(t, silently(p, abi.CmdModifyQP, toRTR))
+		query, err := do[abi.QueryQPResp](p, abi.CmdQueryQP, abi.QueryQP{QPHandle: qp, AttrMask: abi.QPAttrState})
+		must(t, err)
+		if query.QPState != abi.QPSRTR || query.Dest != dest || query.DestQPNum != 99 || query.MaxSendWR != 6 || query.SQSigAll != 1 {
+			t.Errorf("query: %+v", query)
+		}
+
+		ah, ahNum, err := doWith[abi.CreateAHResp](p, abi.CmdCreateAH, abi.CreateAH{PDHandle: pd, Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{HopLimit: 3}}}, nil, 8)
+		must(t, err)
+		if !bytes.Equal(ahNum[:4], []byte{7, 0, 0, 0}) {
+			t.Errorf("driver says %x of the address handle", ahNum)
+		}
+		resized, mminfo, err := doWith[abi.ResizeCQResp](p, abi.CmdResizeCQ, abi.ResizeCQ{CQHandle: cq, CQE: 50}, nil, 16)
+		must(t, err)
+		if resized.CQE != 51 || !bytes.Equal(mminfo, fakeCQResponse) {
+			t.Errorf("resize: %+v, driver says %q", resized, mminfo)
+		}
+
+		must(t, silently(p, abi.CmdDestroyAH, abi.DestroyAH(ah)))
+		_, err = do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+		must(t, err)
+		_, err = do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})
+		must(t, err)
+		must(t, silently(p, abi.CmdDeregMR, abi.DeregMR{MRHandle: mr.MRHandle}))
+		must(t, silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: pd}))
+		if got := w.drv.takeLog(); !slices.Equal(got, []string{"AH", "QP", "CQ", "MR", "PD"}) {
+			t.Errorf("destroyed %v", got)
+		}
+		if left := w.dev.Objects().String(); left != "" {
+			t.Errorf("left: %s", left)
+		}
+	})
+}
+
+func TestExtendedCommands(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.start(form)
+		dev, _, err := doEx[abi.ExQueryDeviceResp](p, abi.ExCmdQueryDevice, abi.ExQueryDevice{}, 0)
+		must(t, err)
+		if dev.ResponseLength != 304 || dev.Base.VendorID != 0xffffff || dev.DeviceCapFlagsEx != 0x1_0000_0002 {
+			t.Errorf("device: %+v", dev)
+		}
+		// An older library has less room, and is told how much of it is valid.
+		short, _, err := p.send(rawCommand{extended: true, number: uint32(abi.ExCmdQueryDevice), core: make([]byte, 8), room: 208})
+		must(t, err)
+		if length, _ := abi.DecodePrefix[abi.ExQueryDeviceResp](short); length.ResponseLength != 208 || length.DeviceCapFlagsEx != 0 {
+			t.Errorf("device, short: %+v", length)
+		}
+		// A newer one has more, which is cleared.
+		long, _, err := p.send(rawCommand{extended: true, number: uint32(abi.ExCmdQueryDevice), core: make([]byte, 16), room: 320})
+		must(t, err)
+		if length, _ := abi.Decode[abi.ExQueryDeviceResp](long); length.ResponseLength != 304 || !bytes.Equal(long[304:], make([]byte, 16)) {
+			t.Errorf("device, long: %d, ends with %x", length.ResponseLength, long[304:])
+		}
+
+		cq, mminfo, err := doEx[abi.ExCreateCQResp](p, abi.ExCmdCreateCQ, abi.ExCreateCQ{CQE: 10, CompChannel: -1, UserHandle: 5}, 16)
+		must(t, err)
+		if cq.ResponseLength != 16 || cq.Base.CQE != 11 || !bytes.Equal(mminfo, fakeCQResponse) {
+			t.Errorf("cq: %+v, driver says %q", cq, mminfo)
+		}
+		pd := p.allocPD()
+		qp, _, err := doEx[abi.ExCreateQPResp](p, abi.ExCmdCreateQP, abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: abi.QPTUD}, 32)
+		must(t, err)
+		if qp.ResponseLength != 40 || qp.Base.QPN == 0 {
+			t.Errorf("qp: %+v", qp)
+		}
+		// The flags and what follows came later than the command.
+		_, _, err = p.send(rawCommand{extended: true, number: uint32(abi.ExCmdCreateQP), room: 40,
+			core: abi.AppendTo(nil, &abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: abi.QPTRC})[:exCreateQPLeast]})
+		must(t, err)
+		mod, _, err := doEx[abi.ExModifyQPResp](p, abi.ExCmdModifyQP, abi.ExModifyQP{Base: abi.ModifyQP{QPHandle: qp.Base.QPHandle, QPState: abi.QPSErr, AttrMask: abi.QPAttrState}}, 0)
+		must(t, err)
+		if mod.ResponseLength != 8 {
+			t.Errorf("modify: %+v", mod)
+		}
+	})
+}
+
+// Each line is a command that must fail. Objects are those of a session: see the vars.
+func TestCommandErrors(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.start(form)
+		pd, cq := p.allocPD(), p.createCQ(-1, 0)
+		mr := p.regMR(pd).MRHandle
+		qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+		ah := p.createAH(pd)
+		const none = 12345
+		addr := addressOf(p.alloc(4096))
+		read, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON)
+		must(t, err)
+		defer unix.Munmap(read)
+
+		type ex = abi.ExCommand
+		initMask := abi.QPAttrState | abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags
+		for _, test := range []struct {
+			name string
+			cmd  any
+			req  []byte
+			room int
+			want syscall.Errno
+		}{
+			{"second context", abi.CmdGetContext, enc(abi.GetContext{}), 8, syscall.EINVAL},
+			{"port 0", abi.CmdQueryPort, enc(abi.QueryPort{PortNum: 0}), 40, syscall.EINVAL},
+			{"port 2", abi.CmdQueryPort, enc(abi.QueryPort{PortNum: 2}), 40, syscall.EINVAL},
+			{"query device, reserved set", ex(abi.CmdQueryDevice), enc(abi.ExQueryDevice{Reserved: 1}), 304, syscall.EINVAL},
+			{"query device, mask set", ex(abi.CmdQueryDevice), enc(abi.ExQueryDevice{CompMask: 1}), 304, syscall.EINVAL},
+
+			{"dealloc no pd", abi.CmdDeallocPD, enc(abi.DeallocPD{PDHandle: none}), 0, syscall.ENOENT},
+			{"dealloc a cq", abi.CmdDeallocPD, enc(abi.DeallocPD{PDHandle: cq}), 0, syscall.EINVAL},
+			{"dealloc a pd in use", abi.CmdDeallocPD, enc(abi.DeallocPD{PDHandle: pd}), 0, syscall.EBUSY},
+
+			{"mr: no pd", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: none}), 12, syscall.EINVAL},
+			{"mr: pd is a cq", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: cq}), 12, syscall.EINVAL},
+			{"mr: not mapped", abi.CmdRegMR, enc(abi.RegMR{Start: 0x1000, HCAVA: 0x1000, Length: 1, PDHandle: pd}), 12, syscall.EFAULT},
+			{"mr: read-only", abi.CmdRegMR, enc(abi.RegMR{Start: addressOf(read), HCAVA: addressOf(read), Length: 1, PDHandle: pd, AccessFlags: abi.AccessLocalWrite}), 12, syscall.EFAULT},
+			{"mr: offset in the page differs", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr + 1, Length: 1, PDHandle: pd}), 12, syscall.EINVAL},
+			{"mr: wraps", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1<<64 - 1, PDHandle: pd}), 12, syscall.EINVAL},
+			{"mr: remote write only", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: abi.AccessRemoteWrite}), 12, syscall.EINVAL},
+			{"mr: unknown right", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: 1 << 31}), 12, syscall.EINVAL},
+			{"mr: on demand", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: abi.AccessOnDemand}), 12, syscall.EOPNOTSUPP},
+			{"dereg no mr", abi.CmdDeregMR, enc(abi.DeregMR{MRHandle: none}), 0, syscall.ENOENT},
+			{"dereg a qp", abi.CmdDeregMR, enc(abi.DeregMR{MRHandle: qp}), 0, syscall.EINVAL},
+
+			{"cq: no entries", abi.CmdCreateCQ, enc(abi.CreateCQ{CompChannel: -1}), 8, syscall.EINVAL},
+			{"cq: too large", abi.CmdCreateCQ, enc(abi.CreateCQ{CompChannel: -1, CQE: fakeCQMax + 1}), 8, syscall.EINVAL},
+			{"cq: no such vector", abi.CmdCreateCQ, enc(abi.CreateCQ{CompChannel: -1, CQE: 1, CompVector: 2}), 8, syscall.EINVAL},
+			{"cq: channel is no descriptor", abi.CmdCreateCQ, enc(abi.CreateCQ{CompChannel: 9999, CQE: 1}), 8, syscall.EBADF},
+			{"cq: channel is another file", abi.CmdCreateCQ, enc(abi.CreateCQ{CompChannel: int32(p.async), CQE: 1}), 8, syscall.EBADF},
+			{"cq: mask set", ex(abi.CmdCreateCQ), enc(abi.ExCreateCQ{CompChannel: -1, CQE: 1, CompMask: 1}), 16, syscall.EINVAL},
+			{"cq: reserved set", ex(abi.CmdCreateCQ), enc(abi.ExCreateCQ{CompChannel: -1, CQE: 1, Reserved: 1}), 16, syscall.EINVAL},
+			{"cq: flags of which the driver knows nothing", ex(abi.CmdCreateCQ), enc(abi.ExCreateCQ{CompChannel: -1, CQE: 1, Flags: 1}), 16, syscall.EOPNOTSUPP},
+			{"resize no cq", abi.CmdResizeCQ, enc(abi.ResizeCQ{CQHandle: none, CQE: 1}), 8, syscall.EINVAL},
+			{"resize too large", abi.CmdResizeCQ, enc(abi.ResizeCQ{CQHandle: cq, CQE: fakeCQMax + 1}), 8, syscall.EINVAL},
+			{"poll no cq", abi.CmdPollCQ, enc(abi.PollCQ{CQHandle: none, NE: 1}), 56, syscall.EINVAL},
+			{"notify no cq", abi.CmdReqNotifyCQ, enc(abi.ReqNotifyCQ{CQHandle: none}), 0, syscall.EINVAL},
+			{"notify a pd", abi.CmdReqNotifyCQ, enc(abi.ReqNotifyCQ{CQHandle: pd}), 0, syscall.EINVAL},
+			{"destroy no cq", abi.CmdDestroyCQ, enc(abi.DestroyCQ{CQHandle: none}), 8, syscall.ENOENT},
+			{"destroy a cq in use", abi.CmdDestroyCQ, enc(abi.DestroyCQ{CQHandle: cq}), 8, syscall.EBUSY},
+
+			{"qp: no pd", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: none, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC}), 32, syscall.EINVAL},
+			{"qp: no send cq", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: none, RecvCQHandle: cq, QPType: abi.QPTRC}), 32, syscall.EINVAL},
+			{"qp: receive cq is a pd", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pd, QPType: abi.QPTRC}), 32, syscall.EINVAL},
+			{"qp: no such type", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: 7}), 32, syscall.EINVAL},
+			{"qp: type that the driver lacks", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRawPacket}), 32, syscall.EOPNOTSUPP},
+			{"qp: no xrc domain", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTXRCTgt}), 32, syscall.EINVAL},
+			{"qp: no srq", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, IsSRQ: 1}), 32, syscall.EINVAL},
+			{"qp: reserved set", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, Reserved: 1}), 40, syscall.EINVAL},
+			{"qp: unknown mask", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CompMask: 2}), 40, syscall.EINVAL},
+			{"qp: no indirection table", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CompMask: 1}), 40, syscall.EINVAL},
+			{"qp: unknown flags", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CreateFlags: 1 << 31}), 40, syscall.EINVAL},
+			{"qp: flags that nobody has", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CreateFlags: abi.QPCreateScatterFCS}), 40, syscall.EOPNOTSUPP},
+			{"query no qp", abi.CmdQueryQP, enc(abi.QueryQP{QPHandle: none}), 128, syscall.EINVAL},
+			{"destroy no qp", abi.CmdDestroyQP, enc(abi.DestroyQP{QPHandle: none}), 4, syscall.ENOENT},
+			{"destroy an mr as qp", abi.CmdDestroyQP, enc(abi.DestroyQP{QPHandle: mr}), 4, syscall.EINVAL},
+
+			{"modify no qp", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: none}), 0, syscall.EINVAL},
+			{"modify: wrong transition", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, QPState: abi.QPSRTS, AttrMask: abi.QPAttrState}), 0, syscall.EINVAL},
+			{"modify: no such state", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, QPState: 7, AttrMask: abi.QPAttrState}), 0, syscall.EINVAL},
+			{"modify: no such current state", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, CurQPState: 7, AttrMask: abi.QPAttrCurState}), 0, syscall.EINVAL},
+			{"modify: no such port", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, QPState: abi.QPSInit, PortNum: 2, AttrMask: initMask}), 0, syscall.EINVAL},
+			{"modify: no such port in the address", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, Dest: abi.QPDest{PortNum: 2}, AttrMask: abi.QPAttrAV}), 0, syscall.EINVAL},
+			{"modify: ports differ in the alternate path", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, AltPortNum: 1, AttrMask: abi.QPAttrAltPath}), 0, syscall.EINVAL},
+			{"modify: unknown attribute", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}), 0, syscall.EOPNOTSUPP},
+			{"modify: rate limit needs the extended form", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, AttrMask: abi.QPAttrRateLimit}), 0, syscall.EOPNOTSUPP},
+			{"modify, extended: unknown attribute", ex(abi.CmdModifyQP), enc(abi.ExModifyQP{Base: abi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}}), 8, syscall.EOPNOTSUPP},
+
+			{"ah: no pd", abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: none, Attr: abi.AHAttr{PortNum: 1}}), 4, syscall.EINVAL},
+			{"ah: no port", abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: pd}), 4, syscall.EINVAL},
+			{"destroy no ah", abi.CmdDestroyAH, enc(abi.DestroyAH{AHHandle: none}), 0, syscall.ENOENT},
+			{"destroy a pd as ah", abi.CmdDestroyAH, enc(abi.DestroyAH{AHHandle: pd}), 0, syscall.EINVAL},
+
+			{"post to no qp", abi.CmdPostSend, enc(abi.PostSend{QPHandle: none}), 4, syscall.EINVAL},
+			{"post: does not fit", abi.CmdPostSend, enc(abi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 56}), 4, syscall.ENOSPC},
+			{"post: elements do not fit", abi.CmdPostSend, enc(abi.PostSend{QPHandle: qp, SGECount: 1 << 31}), 4, syscall.ENOSPC},
+			{"post: small requests", abi.CmdPostSend, enc(abi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 55}), 4, syscall.EINVAL},
+			{"post receives to no qp", abi.CmdPostRecv, enc(abi.PostRecv{QPHandle: none}), 4, syscall.EINVAL},
+
+			{"rereg mr", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr}), 8, syscall.EOPNOTSUPP},
+			{"alloc mw", abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: pd}), 8, syscall.EOPNOTSUPP},
+			{"create srq", abi.CmdCreateSRQ, enc(abi.CreateSRQ{PDHandle: pd}), 16, syscall.EOPNOTSUPP},
+			{"open xrcd", abi.CmdOpenXRCD, enc(abi.OpenXRCD{}), 4, syscall.EOPNOTSUPP},
+			{"attach multicast", abi.CmdAttachMcast, enc(abi.AttachMcast{QPHandle: qp}), 0, syscall.EOPNOTSUPP},
+			{"no such command", abi.Command(200), enc(abi.DeallocPD{}), 0, syscall.EOPNOTSUPP},
+			{"create flow", abi.ExCmdCreateFlow, make([]byte, 24), 8, syscall.EOPNOTSUPP},
+			{"modify cq", abi.ExCmdModifyCQ, enc(abi.ExModifyCQ{CQHandle: cq}), 0, syscall.EOPNOTSUPP},
+			{"no such extended command", abi.ExCommand(200), make([]byte, 8), 0, syscall.EOPNOTSUPP},
+		} {
+			c := rawCommand{core: test.req, room: test.room}
+			switch n := test.cmd.(type) {
+			case abi.Command:
+				c.number = uint32(n)
+			case abi.ExCommand:
+				c.number, c.extended = uint32(n), true
+			}
+			_, _, err := p.send(c)
+			wantErrno(t, test.name, err, test.want)
+		}
+		if got := w.drv.takeLog(); len(got) != 0 {
+			t.Errorf("destroyed %v", got)
+		}
+		if ah == 0 || w.dev.Objects() != (ib.ObjectCounts{PD: 1, MR: 1, CQ: 1, QP: 1, AH: 1}) {
+			t.Errorf("objects: %v", w.dev.Objects())
+		}
+	})
+}
+
+func enc[T any](v T) []byte { return abi.AppendTo(nil, &v) }
+
+// Sizes that do not fit, for every command there is.
+func TestCommandSizes(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.start(form)
+		check := func(name string, c rawCommand, cmd command) {
+			good := rawCommand{extended: c.extended, number: c.number, core: make([]byte, (cmd.req+7)&^7), room: (cmd.resp + 7) &^ 7}
+			unit := 4
+			if c.extended {
+				unit = 8
+			}
+			short := good
+			if short.core = short.core[:(cmd.req-1)/unit*unit]; len(short.core) > 0 {
+				_, _, err := p.send(short)
+				wantErrno(t, name+": short request", err, syscall.ENOSPC)
+			}
+			if cmd.resp > 0 {
+				short := good
+				if short.room = (cmd.resp - 1) / unit * unit; short.room > 0 {
+					_, _, err := p.send(short)
+					wantErrno(t, name+": little room", err, syscall.ENOSPC)
+				}
+			}
+			if !cmd.udata || form == byIoctl {
+				long := good
+				long.core = append(make([]byte, 504), 0, 0, 0, 0, 0, 0, 0, 1)
+				_, _, err := p.send(long)
+				wantErrno(t, name+": more than is known", err, syscall.EOPNOTSUPP)
+			}
+		}
+		for n, cmd := range commands {
+			check(n.String(), rawCommand{number: uint32(n)}, cmd)
+		}
+		for n, cmd := range exCommands {
+			check(n.String(), rawCommand{number: uint32(n), extended: true}, cmd)
+		}
+	})
+}
+
+// What every command but GET_CONTEXT says before there is a context, and after the file has been closed.
+func TestCommandsWithoutContext(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.open(form)
+		for _, closed := range []bool{false, true} {
+			if closed {
+				p.f.Close()
+			}
+			for n, cmd := range commands {
+				if n == abi.CmdGetContext && !closed {
+					continue
+				}
+				want := syscall.EINVAL
+				switch {
+				case closed:
+					want = syscall.EBADF
+				case n == abi.CmdDeallocPD, n == abi.CmdDestroyAH, n == abi.CmdDeregMR, n == abi.CmdDestroyCQ, n == abi.CmdDestroyQP:
+					want = syscall.ENOENT
+				}
+				_, _, err := p.send(rawCommand{number: uint32(n), core: make([]byte, cmd.req), room: cmd.resp})
+				wantErrno(t, n.String(), err, want)
+			}
+			for n, cmd := range exCommands {
+				want := syscall.EINVAL
+				if closed {
+					want = syscall.EBADF
+				}
+				_, _, err := p.send(rawCommand{number: uint32(n), extended: true, core: make([]byte, (cmd.req+7)&^7), room: (cmd.resp + 7) &^ 7})
+				wantErrno(t, n.String(), err, want)
+			}
+		}
+	})
+}
+
+// Headers of write(2) that lie.
+func TestWriteHeaders(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byWrite)
+	resp := addressOf(p.alloc(4096))
+	plain := func(command uint32, in, out uint16, body int) []byte {
+		hdr := abi.CmdHdr{Command: command, InWords: in, OutWords: out}
+		b := append(abi.AppendTo(nil, &hdr), make([]byte, body)...)
+		if body >= 8 {
+			putUint64(b[8:], resp)
+		}
+		return b
+	}
+	extended := func(command uint32, in, out uint16, ex abi.ExCmdHdr, body int) []byte {
+		hdr := abi.CmdHdr{Command: command | abi.CmdFlagExtended, InWords: in, OutWords: out}
+		return append(abi.AppendTo(abi.AppendTo(nil, &hdr), &ex), make([]byte, body)...)
+	}
+	queryDevice, allocPD := uint32(abi.CmdQueryDevice), uint32(abi.CmdAllocPD)
+	for _, test := range []struct {
+		name string
+		cmd  []byte
+		want syscall.Errno
+	}{
+		{"nothing", nil, syscall.EINVAL},
+		{"half a header", make([]byte, 4), syscall.EINVAL},
+		{"too long", make([]byte, maxCommand+4), syscall.EINVAL},
+		{"fine", plain(allocPD, 4, 1, 8), 0},
+		{"fewer words than bytes", plain(allocPD, 3, 1, 8), syscall.EINVAL},
+		{"more words than bytes", plain(allocPD, 5, 1, 8), syscall.EINVAL},
+		{"odd number of bytes", plain(allocPD, 4, 1, 9), syscall.EINVAL},
+		{"flags that nobody knows", plain(allocPD|1<<30, 4, 1, 8), syscall.EINVAL},
+		{"flags that nobody knows, extended", extended(queryDevice|1<<8, 1, 38, abi.ExCmdHdr{Response: resp}, 8), syscall.EINVAL},
+		{"extended, fine", extended(queryDevice, 1, 38, abi.ExCmdHdr{Response: resp}, 8), 0},
+		{"extended, half a header", extended(queryDevice, 1, 38, abi.ExCmdHdr{}, 0)[:20], syscall.EINVAL},
+		{"extended, fewer words than bytes", extended(queryDevice, 1, 38, abi.ExCmdHdr{Response: resp}, 16), syscall.EINVAL},
+		{"extended, more words than bytes", extended(queryDevice, 1, 38, abi.ExCmdHdr{Response: resp, ProviderInWords: 1}, 8), syscall.EINVAL},
+		{"extended, reserved set", extended(queryDevice, 1, 38, abi.ExCmdHdr{Response: resp, CmdHdrReserved: 1}, 8), syscall.EINVAL},
+		{"extended, response without room", extended(queryDevice, 1, 0, abi.ExCmdHdr{Response: resp}, 8), syscall.EINVAL},
+		{"extended, room without response", extended(queryDevice, 1, 38, abi.ExCmdHdr{}, 8), syscall.EINVAL},
+		{"extended, driver's room without response", extended(queryDevice, 1, 0, abi.ExCmdHdr{ProviderOutWords: 1}, 8), syscall.EINVAL},
+		{"extended, no response wanted", extended(queryDevice, 1, 0, abi.ExCmdHdr{}, 8), 0},
+	} {
+		wantErrno(t, test.name, p.write(test.cmd), test.want)
+	}
+	if _, err := p.f.Write(p, 8, 16); err == nil {
+		t.Error("command at an address that is not mapped succeeded")
+	} else {
+		wantErrno(t, "command that is not there", err, syscall.EFAULT)
+	}
+}
+
+// An object that the program cannot be told of is destroyed again.
+func TestResponseFaults(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byWrite)
+	pd, cq := p.allocPD(), p.createCQ(-1, 0)
+	addr := addressOf(p.alloc(4096))
+	counts := w.dev.Objects()
+	w.drv.takeLog()
+	const nowhere = 0x1000
+	send := func(cmd abi.Command, out int, req []byte) error {
+		hdr := abi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(req)) / 4), OutWords: uint16(out / 4)}
+		putUint64(req, nowhere)
+		return p.write(append(abi.AppendTo(nil, &hdr), req...))
+	}
+	for _, test := range []struct {
+		cmd  abi.Command
+		out  int
+		req  []byte
+		want []string
+	}{
+		{abi.CmdAllocPD, 4, enc(abi.AllocPD{}), []string{"PD"}},
+		{abi.CmdRegMR, 12, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 10, PDHandle: pd}), []string{"MR"}},
+		{abi.CmdCreateCQ, 8, enc(abi.CreateCQ{CQE: 1, CompChannel: -1}), []string{"CQ"}},
+		{abi.CmdCreateQP, 32, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC}), []string{"QP"}},
+		{abi.CmdCreateAH, 4, enc(abi.CreateAH{PDHandle: pd, Attr: abi.AHAttr{PortNum: 1}}), []string{"AH"}},
+		{abi.CmdCreateCompChannel, 4, enc(abi.AllocPD{}), nil},
+	} {
+		wantErrno(t, test.cmd.String(), send(test.cmd, test.out, test.req), syscall.EFAULT)
+		if got := w.drv.takeLog(); !slices.Equal(got, test.want) {
+			t.Errorf("%v: destroyed %v, want %v", test.cmd, got, test.want)
+		}
+	}
+	if w.dev.Objects() != counts || p.acct.Pages() != 0 || len(p.f.bells.list) != 0 || len(p.f.events.channels) != 0 {
+		t.Errorf("left: %v, were %v; %d pages, %d doorbells, %d channels", w.dev.Objects(), counts, p.acct.Pages(), len(p.f.bells.list), len(p.f.events.channels))
+	}
+
+	fresh := w.open(byWrite)
+	hdr := abi.CmdHdr{Command: uint32(abi.CmdGetContext), InWords: 4, OutWords: 2}
+	wantErrno(t, "GET_CONTEXT", fresh.write(append(abi.AppendTo(nil, &hdr), 0, 16, 0, 0, 0, 0, 0, 0)), syscall.EFAULT)
+	if w.drv.contexts != 1 {
+		t.Errorf("%d contexts in the driver, want the first only", w.drv.contexts)
+	}
+	if _, err := do[abi.GetContextResp](fresh, abi.CmdGetContext, abi.GetContext{}); err != nil {
+		t.Errorf("GET_CONTEXT again: %v", err)
+	}
+}
+
+// A handle is not given out again soon, and of each context its own.
+func TestHandles(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.start(byWrite), w.start(byIoctl)
+	first := a.allocPD()
+	must(t, silently(a, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: first}))
+	second := a.allocPD()
+	if second == first || first == 0 {
+		t.Errorf("handles %d and %d", first, second)
+	}
+	wantErrno(t, "stale handle", silently(a, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: first}), syscall.ENOENT)
+	b.allocPD()
+	wantErrno(t, "handle of another context", silently(b, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: second}), syscall.ENOENT)
+
+	var tab table
+	tab.last = 1<<31 - 2
+	taken := tab.add(&pdObject{})
+	if taken.handle != 1<<31-1 {
+		t.Errorf("handle %#x", taken.handle)
+	}
+	one := tab.add(&pdObject{})
+	tab.last = 1<<31 - 2
+	if got := tab.add(&pdObject{}).handle; one.handle != 1 || got != 2 {
+		t.Errorf("after the last handle come %d and %d", one.handle, got)
+	}
+	var order []string
+	for o := range tab.all() {
+		order = append(order, fmt.Sprint(o.handle))
+	}
+	if !slices.Equal(order, []string{"2", "1", "2147483647"}) {
+		t.Errorf("latest first: %v", order)
+	}
+	tab.remove(one)
+	if tab.find(1) != nil || tab.first != taken || tab.tail.handle != 2 || tab.tail.prev != taken {
+		t.Error("removal from the middle")
+	}
+	tab.remove(tab.tail)
+	tab.remove(taken)
+	if tab.first != nil || tab.tail != nil {
+		t.Error("removal of the last")
+	}
+}
+
+func TestOpen(t *testing.T) {
+	w := newWorld(t)
+	m := &memory{}
+	_, err := w.srv.Open("uverbs1", nil, m)
+	wantErrno(t, "open what is not there", err, syscall.ENODEV)
+	d := w.srv.Devices()[0]
+	if d.Name() != "uverbs0" || d.Minor() != 0 || d.IB() != w.dev || d.ABIVersion() != 6 || d.DriverABI() != 2 {
+		t.Errorf("%s, minor %d, versions %d and %d", d.Name(), d.Minor(), d.ABIVersion(), d.DriverABI())
+	}
+	p := w.open(byWrite)
+	if p.f.Device() != d {
+		t.Error("not its device")
+	}
+}
+
+// Numbers go to the first that is free, and who looks at the list is told of changes.
+func TestDevicesComeAndGo(t *testing.T) {
+	w := newWorld(t)
+	changes := 0
+	w.srv.OnChange(func() { changes++ })
+	second, third := ib.NewDevice("rxe1", &fakeDriver{}, nil), ib.NewDevice("rxe2", &fakeDriver{}, nil)
+	must(t, w.core.Register(second))
+	must(t, w.core.Register(third))
+	names := func() (s []string) {
+		for _, d := range w.srv.Devices() {
+			s = append(s, d.Name()+"="+d.IB().Name())
+		}
+		return s
+	}
+	if got := names(); !slices.Equal(got, []string{"uverbs0=rxe0", "uverbs1=rxe1", "uverbs2=rxe2"}) {
+		t.Errorf("devices %v", got)
+	}
+	must(t, w.core.Unregister(second))
+	again := ib.NewDevice("rxe3", &fakeDriver{}, nil)
+	must(t, w.core.Register(again))
+	if got := names(); !slices.Equal(got, []string{"uverbs0=rxe0", "uverbs1=rxe3", "uverbs2=rxe2"}) {
+		t.Errorf("devices %v", got)
+	}
+	if changes != 4 {
+		t.Errorf("told of %d changes, want 4", changes)
+	}
+	broken := &fakeDriver{}
+	broken.failing("query device", syscall.EIO)
+	must(t, w.core.Register(ib.NewDevice("rxe4", broken, nil)))
+	if len(w.srv.Devices()) != 3 {
+		t.Errorf("devices %v", names())
+	}
+}

@@ -1,0 +1,246 @@
+package uverbs
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// Threads of a program make, use and destroy the same objects at the same time, others open and close, and at the end
+// the device goes or the program does: only the errors that races may give, and nothing is left.
+func TestConcurrency(t *testing.T) {
+	for _, end := range []string{"removal", "close"} {
+		t.Run(end, func(t *testing.T) {
+			w := newWorld(t)
+			p := w.start(byIoctl)
+			var mu sync.Mutex
+			shared := map[kind][]uint32{}
+			put := func(k kind, h uint32) {
+				mu.Lock()
+				defer mu.Unlock()
+				shared[k] = append(shared[k], h)
+			}
+			pick := func(r *rand.Rand, k kind) uint32 {
+				mu.Lock()
+				defer mu.Unlock()
+				if len(shared[k]) == 0 {
+					return 0
+				}
+				return shared[k][r.IntN(len(shared[k]))]
+			}
+			harmless := func(err error) bool {
+				for _, e := range []syscall.Errno{syscall.EINVAL, syscall.ENOENT, syscall.EBUSY, syscall.EIO, syscall.EBADF} {
+					if errors.Is(err, e) {
+						return true
+					}
+				}
+				return err == nil
+			}
+			step := func(r *rand.Rand) error {
+				pd, cq, qp := pick(r, kindPD), pick(r, kindCQ), pick(r, kindQP)
+				switch r.IntN(12) {
+				case 0:
+					resp, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+					if err == nil {
+						put(kindPD, resp.PDHandle)
+					}
+					return err
+				case 1:
+					resp, err := do[abi.CreateCompChannelResp](p, abi.CmdCreateCompChannel, abi.CreateCompChannel{})
+					if err != nil {
+						return err
+					}
+					cq, err := do[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 1, CompChannel: int32(resp.FD)})
+					if err == nil {
+						put(kindCQ, cq.CQHandle)
+					}
+					p.close(int(resp.FD))
+					return err
+				case 2:
+					resp, err := do[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pick(r, kindCQ), QPType: abi.QPTRC})
+					if err == nil {
+						put(kindQP, resp.QPHandle)
+					}
+					return err
+				case 3:
+					return silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: pd})
+				case 4:
+					_, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})
+					return err
+				case 5:
+					_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+					return err
+				case 6:
+					return p.ring(qp)
+				case 7:
+					return silently(p, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: cq})
+				case 8:
+					_, err := do[abi.ResizeCQResp](p, abi.CmdResizeCQ, abi.ResizeCQ{CQHandle: cq, CQE: 1 + r.Uint32N(9)})
+					return err
+				case 9:
+					w.srv.Resources()
+				case 10:
+					return silently(p, abi.CmdModifyQP, abi.ModifyQP{QPHandle: qp, QPState: abi.QPSErr, AttrMask: abi.QPAttrState})
+				case 11:
+					if o := p.f.objects.find(cq); o != nil {
+						o.res.(*cqObject).Driver().(*fakeCQ).complete(ib.WC{})
+					}
+				}
+				return nil
+			}
+			var wg sync.WaitGroup
+			for i := range 6 {
+				wg.Go(func() {
+					r := rand.New(rand.NewPCG(3, uint64(i)))
+					for range 400 {
+						if err := step(r); !harmless(err) {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			for range 2 {
+				wg.Go(func() {
+					for range 50 {
+						f, err := w.srv.Open("uverbs0", p, &memory{})
+						if errors.Is(err, syscall.ENODEV) {
+							return
+						}
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						q := &program{t: t, w: w, f: f, space: p.space, arena: make([]byte, 0), form: byWrite}
+						q.arena, err = unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if _, err := do[abi.GetContextResp](q, abi.CmdGetContext, abi.GetContext{}); !harmless(err) {
+							t.Error(err)
+						}
+						if _, err := do[abi.AllocPDResp](q, abi.CmdAllocPD, abi.AllocPD{}); !harmless(err) {
+							t.Error(err)
+						}
+						f.Close()
+						for _, fd := range q.fds {
+							unix.Close(fd)
+						}
+						unix.Munmap(q.arena)
+					}
+				})
+			}
+			wg.Go(func() {
+				r := rand.New(rand.NewPCG(4, 0))
+				for range 2000 {
+					pick(r, kindQP)
+				}
+				if end == "close" {
+					p.f.Close()
+				} else if err := w.core.Unregister(w.dev); err != nil {
+					t.Error(err)
+				}
+			})
+			wg.Wait()
+			if end == "close" {
+				if left := w.dev.Objects().String(); left != "" {
+					t.Errorf("left: %s", left)
+				}
+			}
+		})
+	}
+}
+
+// What one command uses, another does not destroy; what one destroys, another does not find.
+func TestUseWhileDestroying(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byWrite)
+	pd, cq := p.allocPD(), p.createCQ(-1, 0)
+	qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+	modify := func() error {
+		return silently(p, abi.CmdModifyQP, abi.ModifyQP{QPHandle: qp, QPState: abi.QPSErr, AttrMask: abi.QPAttrState})
+	}
+	destroy := func() error {
+		_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+		return err
+	}
+	during := func(method string, first func() error, then func()) {
+		t.Helper()
+		entered, release := w.drv.hold(method)
+		done := make(chan error)
+		go func() { done <- first() }()
+		<-entered
+		then()
+		release()
+		must(t, <-done)
+	}
+	during("modify qp", modify, func() {
+		wantErrno(t, "destroy while it is modified", destroy(), syscall.EBUSY)
+	})
+	during("destroy QP", destroy, func() {
+		wantErrno(t, "modify while it is destroyed", modify(), syscall.EINVAL)
+		wantErrno(t, "destroy while it is destroyed", destroy(), syscall.EBUSY)
+		wantErrno(t, "destroy the queue of one that is being destroyed", func() error {
+			_, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})
+			return err
+		}(), syscall.EBUSY)
+		if got := p.f.Info(); len(got.QPs) != 0 {
+			t.Errorf("listed while it is destroyed: %+v", got.QPs)
+		}
+	})
+	wantErrno(t, "destroy again", destroy(), syscall.ENOENT)
+
+	// A driver that refuses leaves the object as it was.
+	w.drv.failing("destroy CQ", syscall.EAGAIN)
+	_, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})
+	wantErrno(t, "driver refuses", err, syscall.EAGAIN)
+	w.drv.failing("destroy CQ", nil)
+	qp = p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+	w.drv.failing("destroy QP", syscall.EAGAIN)
+	wantErrno(t, "driver refuses", destroy(), syscall.EAGAIN)
+	w.drv.failing("destroy QP", nil)
+	p.fakeQP(qp).posted.Store(1)
+	if !p.f.ringPosted() || p.fakeQP(qp).rung.Load() != 1 {
+		t.Error("does not ring any more")
+	}
+}
+
+// A second GET_CONTEXT, while the first is on its way, is refused; nothing can be made before the first is answered.
+func TestGetContextTwiceAtOnce(t *testing.T) {
+	w := newWorld(t)
+	p := w.open(byWrite)
+	waiting, release := make(chan struct{}), make(chan struct{})
+	c := &slowCaller{program: p, before: func(what string) {
+		if what == "stores the response" {
+			close(waiting)
+			<-release
+		}
+	}}
+	hdr := abi.CmdHdr{Command: uint32(abi.CmdGetContext), InWords: 4, OutWords: 2}
+	cmd := append(abi.AppendTo(nil, &hdr), make([]byte, 8)...)
+	putUint64(cmd[8:], addressOf(p.alloc(8)))
+	cmd = p.store(cmd)
+	done := make(chan error)
+	go func() {
+		_, err := p.f.Write(c, addressOf(cmd), len(cmd))
+		done <- err
+	}()
+	<-waiting
+	_, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+	wantErrno(t, "second", err, syscall.EINVAL)
+	_, err = do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+	wantErrno(t, "alloc pd", err, syscall.EINVAL)
+	close(release)
+	must(t, <-done)
+	p.allocPD()
+	if w.drv.contexts != 1 || len(p.f.events.async) != 1 {
+		t.Errorf("%d contexts, %d event files", w.drv.contexts, len(p.f.events.async))
+	}
+}

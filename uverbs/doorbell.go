@@ -1,0 +1,102 @@
+package uverbs
+
+import (
+	"slices"
+	"sync"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// doorbells are the queue pairs of a context whose send queues are shared with the program: it posts into them
+// without a call and then rings. Ringing takes mu for reading, and allocates nothing.
+type doorbells struct {
+	mu       sync.RWMutex
+	list     []*qpObject
+	byHandle map[uint32]*qpObject
+}
+
+// maxScan is up to how many queue pairs ringPosted looks at each of them, which costs less than to read from the
+// program's memory which one is meant.
+const maxScan = 8
+
+// add makes a queue pair known. One without a shared queue is ignored.
+func (d *doorbells) add(qp *qpObject) {
+	if qp.user == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.byHandle == nil {
+		d.byHandle = map[uint32]*qpObject{}
+	}
+	d.list = append(d.list, qp)
+	d.byHandle[qp.handle] = qp
+}
+
+// remove returns when the queue pair is not being rung, and will not be any more.
+func (d *doorbells) remove(qp *qpObject) {
+	if qp.user == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.list = slices.DeleteFunc(d.list, func(q *qpObject) bool { return q == qp })
+	delete(d.byHandle, qp.handle)
+}
+
+// ringPosted rings for each queue pair that has something posted, and reports whether there was one.
+func (f *File) ringPosted() (rang bool) {
+	d := &f.bells
+	defer func() {
+		if rang {
+			f.dev.ib.RunCallbacks()
+		}
+	}()
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if len(d.list) > maxScan {
+		return false
+	}
+	for _, qp := range d.list {
+		if !qp.user.Posted() {
+			continue
+		}
+		if !rang {
+			f.dev.ib.HoldCallbacks()
+			rang = true
+		}
+		qp.user.Doorbell()
+	}
+	return rang
+}
+
+// ringHandle rings as the doorbell command in b says. It reports false when b is anything else, or wrong, or the
+// queue pair cannot send.
+func (f *File) ringHandle(b []byte) (rang bool) {
+	hdr, _ := abi.Decode[abi.CmdHdr](b)
+	req, ok := abi.Decode[abi.PostSend](b[cmdHdrSize:])
+	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 {
+		return false
+	}
+	defer func() {
+		if rang {
+			f.dev.ib.RunCallbacks()
+		}
+	}()
+	f.bells.mu.RLock()
+	defer f.bells.mu.RUnlock()
+	qp := f.bells.byHandle[req.QPHandle]
+	if qp == nil || qp.State() < ib.QPRTS {
+		return false
+	}
+	f.dev.ib.HoldCallbacks()
+	rang = true
+	qp.user.Doorbell()
+	return rang
+}
+
+// isDoorbell tells the command that announces send work requests in a shared queue: POST_SEND of none.
+func isDoorbell(hdr abi.CmdHdr) bool {
+	return abi.Command(hdr.Command) == abi.CmdPostSend && hdr.InWords*4 == doorbellSize && hdr.OutWords > 0
+}

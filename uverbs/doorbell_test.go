@@ -1,0 +1,214 @@
+package uverbs
+
+import (
+	"errors"
+	"sync"
+	"syscall"
+	"testing"
+
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+// slowCaller is the program seen through a caller that a test watches.
+type slowCaller struct {
+	*program
+	before  func(what string)
+	install error // what InstallFD fails with
+}
+
+func (c *slowCaller) Space() umem.Space { return watchedSpace{c} }
+
+func (c *slowCaller) InstallFD(fd int, cloexec bool) (int, error) {
+	c.before("installs a descriptor")
+	if c.install != nil {
+		return 0, c.install
+	}
+	return c.program.InstallFD(fd, cloexec)
+}
+
+type watchedSpace struct{ c *slowCaller }
+
+func (s watchedSpace) Check(addr, length uint64, write bool) error {
+	return s.c.space.Check(addr, length, write)
+}
+
+func (s watchedSpace) ReadV(dst [][]byte, addr uint64) error {
+	s.c.before("reads")
+	return s.c.space.ReadV(dst, addr)
+}
+
+func (s watchedSpace) WriteV(src [][]byte, addr uint64) error {
+	s.c.before("stores the response")
+	return s.c.space.WriteV(src, addr)
+}
+
+// doorbell is the command that the rxe provider writes.
+func doorbell(qp uint32) []byte {
+	hdr := abi.CmdHdr{Command: uint32(abi.CmdPostSend), InWords: 8, OutWords: 1}
+	req := abi.PostSend{QPHandle: qp, WQESize: 128}
+	return abi.AppendTo(abi.AppendTo(nil, &hdr), &req)
+}
+
+func (p *program) ring(qp uint32) error { return p.write(doorbell(qp)) }
+
+// The program learns that what it posts too early is not sent. (test_post_send_qp_state_bad_flow of pyverbs)
+func TestDoorbellTooEarly(t *testing.T) {
+	for _, form := range []form{byIoctl, byWrite} {
+		p := newWorld(t).start(form)
+		handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, abi.QPTRC).QPHandle
+		if err := p.ring(handle); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("ringing for a queue pair in RESET: %v, want EINVAL", err)
+		}
+		if n := p.fakeQP(handle).rung.Load(); n != 0 {
+			t.Errorf("rung %d times", n)
+		}
+	}
+}
+
+// With commands by ioctl a doorbell is answered without a look at it, as long as that is cheap and safe.
+func TestDoorbell(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		form  form
+		qps   int
+		post  bool // something has been posted
+		plain bool // another command came by write
+		reads int
+	}{
+		{"by ioctl", byIoctl, 1, true, false, 0},
+		{"by ioctl, several queue pairs", byIoctl, maxScan, true, false, 0},
+		{"by ioctl, nothing posted", byIoctl, 1, false, false, 1},
+		{"by ioctl, many queue pairs", byIoctl, maxScan + 1, true, false, 1},
+		{"by ioctl, but others by write", byIoctl, 1, true, true, 1},
+		{"by write", byWrite, 1, true, false, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := newWorld(t).start(test.form)
+			pd, cq := p.allocPD(), p.createCQ(-1, 0)
+			var qps []*fakeQP
+			var handle uint32
+			for range test.qps {
+				handle = p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+				qps = append(qps, p.fakeQP(handle).ready())
+			}
+			last := qps[len(qps)-1]
+			if test.plain {
+				p.form = byWrite
+				p.allocPD()
+			}
+			if test.post {
+				last.posted.Store(1)
+			}
+			reads := 0
+			c := &slowCaller{program: p, before: func(what string) {
+				if what == "reads" {
+					reads++
+				} else {
+					t.Errorf("the service %s", what)
+				}
+			}}
+			cmd := p.store(doorbell(handle))
+			n, err := p.f.Write(c, addressOf(cmd), len(cmd))
+			if n != len(cmd) || err != nil {
+				t.Errorf("Write = %d, %v", n, err)
+			}
+			if reads != test.reads {
+				t.Errorf("%d reads, want %d", reads, test.reads)
+			}
+			for _, qp := range qps {
+				if qp != last && qp.rung.Load() != 0 {
+					t.Errorf("qp %d rung %d times", qp.qp.Num(), qp.rung.Load())
+				}
+			}
+			if last.rung.Load() != 1 {
+				t.Errorf("rung %d times", last.rung.Load())
+			}
+		})
+	}
+}
+
+// A command that is as long as a doorbell is not taken for one.
+func TestCommandOfDoorbellSize(t *testing.T) {
+	p := newWorld(t).start(byIoctl)
+	pd, cq := p.allocPD(), p.createCQ(-1, 0)
+	qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+	wantErrno(t, "doorbell of no queue pair", p.ring(qp+1), syscall.EINVAL)
+	if p.f.byWrite.Load() {
+		t.Error("a wrong doorbell is taken for another command")
+	}
+	wantErrno(t, "garbage", p.write(make([]byte, doorbellSize)), syscall.EINVAL)
+	_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+	must(t, err)
+	wantErrno(t, "doorbell of one that is gone", p.ring(qp), syscall.EINVAL)
+	if p.fakeCQ(cq) == nil {
+		t.Error("no queue")
+	}
+}
+
+func TestDoorbellDoesNotAllocate(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		form form
+	}{{"not read", byIoctl}, {"read", byWrite}} {
+		t.Run(test.name, func(t *testing.T) {
+			p := newWorld(t).start(test.form)
+			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, abi.QPTRC).QPHandle
+			qp, cmd := p.fakeQP(handle).ready(), p.store(doorbell(handle))
+			addr := addressOf(cmd)
+			if n := testing.AllocsPerRun(200, func() {
+				qp.posted.Store(1)
+				if _, err := p.f.Write(p, addr, doorbellSize); err != nil {
+					t.Fatal(err)
+				}
+			}); n != 0 {
+				t.Errorf("%v allocations", n)
+			}
+			if qp.rung.Load() != 201 {
+				t.Errorf("rung %d times", qp.rung.Load())
+			}
+		})
+	}
+}
+
+// One thread rings while another makes and destroys queue pairs: none is rung when it has gone, and ringing one never
+// keeps another from being destroyed.
+func TestDoorbellWhileDestroying(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byIoctl)
+	pd, cq := p.allocPD(), p.createCQ(-1, 0)
+	steady := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+	steadyQP := p.fakeQP(steady).ready()
+	cmd := addressOf(p.store(doorbell(steady)))
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				steadyQP.posted.Store(1)
+				if _, err := p.f.Write(p, cmd, doorbellSize); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	for range 300 {
+		qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+		fake := p.fakeQP(qp).ready()
+		fake.posted.Store(1)
+		if _, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp}); err != nil {
+			t.Fatal(err)
+		}
+		rung := fake.rung.Load()
+		fake.posted.Store(1)
+		p.ring(steady)
+		if fake.rung.Load() != rung {
+			t.Fatal("rung after it was destroyed")
+		}
+	}
+	close(stop)
+	wg.Wait()
+}

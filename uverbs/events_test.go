@@ -1,0 +1,418 @@
+package uverbs
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// notify arms a queue and completes something on it.
+func (p *program) notify(cq uint32) {
+	p.t.Helper()
+	must(p.t, silently(p, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: cq}))
+	p.w.now(func() { p.fakeCQ(cq).complete(ib.WC{}) })
+}
+
+func (p *program) destroyCQ(cq uint32) abi.DestroyCQResp {
+	p.t.Helper()
+	resp, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})
+	must(p.t, err)
+	return resp
+}
+
+func TestCompletionEvents(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		p := newWorld(t).start(form)
+		ch := p.channel()
+		a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
+		p.w.now(func() { p.fakeCQ(a).complete(ib.WC{}) })
+		if got, _ := p.completions(ch); len(got) != 0 {
+			t.Errorf("not armed, but events of %x", got)
+		}
+		for _, cq := range []uint32{a, b, a} {
+			p.notify(cq)
+		}
+		if got, end := p.completions(ch); end || !slices.Equal(got, []uint64{0xa, 0xb, 0xa}) {
+			t.Errorf("events of %x, end %v", got, end)
+		}
+		if r := p.destroyCQ(a); r.CompEventsReported != 2 || r.AsyncEventsReported != 0 {
+			t.Errorf("a: %+v", r)
+		}
+		if r := p.destroyCQ(b); r.CompEventsReported != 1 {
+			t.Errorf("b: %+v", r)
+		}
+		if _, end := p.completions(ch); end {
+			t.Error("the channel ends with its last queue")
+		}
+	})
+}
+
+// The C library waits until it has acknowledged as many events as are reported, so that those must be the ones which
+// have been read. What has not been read goes with the queue, and other queues' events stay in order.
+func TestDestroyTakesUnreadEvents(t *testing.T) {
+	// Each history is of queues a and b on one channel: a letter is an event, a dot the reading of one.
+	for _, test := range []struct {
+		history string
+		a, b    uint32 // reported for each, destroyed in this order
+		rest    string // what is left after a has gone
+	}{
+		{"", 0, 0, ""},
+		{"a", 0, 0, ""},
+		{"b", 0, 0, "b"},
+		{"ab", 0, 0, "b"},
+		{"a.b", 1, 0, "b"},
+		{"ab.", 1, 0, "b"},
+		{"ab..", 1, 1, ""},
+		{"abab.", 1, 0, "bb"},
+		{"babab..", 1, 1, "bb"},
+		{"aaaa..", 2, 0, ""},
+		{"b.a.b.a.bab", 2, 2, "bb"},
+		{strings.Repeat("ab", 100) + strings.Repeat(".", 51), 26, 25, strings.Repeat("b", 75)},
+	} {
+		t.Run(test.history, func(t *testing.T) {
+			p := newWorld(t).start(byWrite)
+			ch := p.channel()
+			// The same user handle, to show that it is not what tells them apart.
+			cq := map[rune]uint32{'a': p.createCQ(ch, 7), 'b': p.createCQ(ch, 7)}
+			for _, c := range test.history {
+				if c == '.' {
+					if n, err := unix.Read(ch, make([]byte, compRecordSize)); n != compRecordSize {
+						t.Fatal(n, err)
+					}
+					continue
+				}
+				p.notify(cq[c])
+			}
+			if r := p.destroyCQ(cq['a']); r.CompEventsReported != test.a {
+				t.Errorf("a: %d reported, want %d", r.CompEventsReported, test.a)
+			}
+			if n := p.f.objects.find(cq['b']).res.(*cqObject).comp.waiting; n != 0 {
+				t.Errorf("b: %d waiting, though the pipe has room", n)
+			}
+			if test.rest == "" {
+				if got, _ := p.completions(ch); len(got) != 0 {
+					t.Errorf("left: %d events", len(got))
+				}
+			}
+			if r := p.destroyCQ(cq['b']); r.CompEventsReported != test.b {
+				t.Errorf("b: %d reported, want %d", r.CompEventsReported, test.b)
+			}
+		})
+	}
+}
+
+// The rest of the channel keeps its order when a queue between goes.
+func TestDestroyKeepsOrder(t *testing.T) {
+	p := newWorld(t).start(byWrite)
+	ch := p.channel()
+	var cqs []uint32
+	for i := range 5 {
+		cqs = append(cqs, p.createCQ(ch, uint64(i)))
+	}
+	for i := range 10 {
+		p.notify(cqs[i*3%5])
+	}
+	p.destroyCQ(cqs[3])
+	if got, _ := p.completions(ch); !slices.Equal(got, []uint64{0, 1, 4, 2, 0, 1, 4, 2}) {
+		t.Errorf("left: %d", got)
+	}
+}
+
+// A pipe takes 64 KB. What comes when it is full is delivered as the program reads; of one queue's events, one that
+// waits stands for all.
+func TestFullChannel(t *testing.T) {
+	p := newWorld(t).start(byWrite)
+	ch := p.channel()
+	a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
+	e := p.f.events.channels[0]
+	full := 0
+	for e.mu.Lock(); e.sent == len(e.records); e.mu.Lock() {
+		e.mu.Unlock()
+		p.notify(a)
+		full++
+	}
+	e.mu.Unlock()
+	full-- // the last one waits
+	p.notify(a)
+	p.notify(b)
+	p.notify(b)
+	p.notify(a)
+
+	var got []uint64
+	buf := make([]byte, compRecordSize)
+	for range full + 2 { // blocks until the service has written
+		if _, err := unix.Read(ch, buf); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, uint64At(buf))
+	}
+	if slices.Contains(got[:full], 0xb) || !slices.Equal(got[full:], []uint64{0xa, 0xb}) {
+		t.Errorf("%d events, then %x", full, got[full:])
+	}
+	if rest, _ := p.completions(ch); len(rest) != 0 {
+		t.Errorf("and then %x", rest)
+	}
+	if r := p.destroyCQ(a); int(r.CompEventsReported) != full+1 {
+		t.Errorf("a: %d reported, want %d", r.CompEventsReported, full+1)
+	}
+	if r := p.destroyCQ(b); r.CompEventsReported != 1 {
+		t.Errorf("b: %d reported", r.CompEventsReported)
+	}
+}
+
+// A queue goes while the pipe is full: nothing of it is delivered, and what waited behind it is.
+func TestDestroyOnFullChannel(t *testing.T) {
+	p := newWorld(t).start(byWrite)
+	ch := p.channel()
+	a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
+	e := p.f.events.channels[0]
+	for e.mu.Lock(); e.sent == len(e.records); e.mu.Lock() {
+		e.mu.Unlock()
+		p.notify(a)
+	}
+	e.mu.Unlock()
+	p.notify(b)
+	if r := p.destroyCQ(a); r.CompEventsReported != 0 {
+		t.Errorf("a: %d reported", r.CompEventsReported)
+	}
+	buf := make([]byte, compRecordSize)
+	if _, err := unix.Read(ch, buf); err != nil || uint64At(buf) != 0xb {
+		t.Errorf("read %x, %v", buf, err)
+	}
+	if r := p.destroyCQ(b); r.CompEventsReported != 1 {
+		t.Errorf("b: %d reported", r.CompEventsReported)
+	}
+}
+
+// One that closes its end is not written to any more, and nothing goes wrong.
+func TestDesertedChannel(t *testing.T) {
+	p := newWorld(t).start(byWrite)
+	ch := p.channel()
+	cq := p.createCQ(ch, 1)
+	p.notify(cq)
+	p.close(ch)
+	p.notify(cq)
+	p.notify(cq)
+	if r := p.destroyCQ(cq); r.CompEventsReported != 0 {
+		t.Errorf("%d reported", r.CompEventsReported)
+	}
+
+	// A program that makes and closes channels does not fill the service's table of descriptors.
+	for range 50 {
+		p.close(p.channel())
+	}
+	if n := len(p.f.events.channels); n > 1 {
+		t.Errorf("%d channels are kept", n)
+	}
+	// One that a queue refers to is kept, whether it can be read or not.
+	ch = p.channel()
+	cq = p.createCQ(ch, 2)
+	p.close(ch)
+	last := p.channel()
+	if n := len(p.f.events.channels); n != 2 {
+		t.Errorf("%d channels are kept", n)
+	}
+	p.destroyCQ(cq)
+	p.channel()
+	if n := len(p.f.events.channels); n != 2 {
+		t.Errorf("%d channels are kept", n)
+	}
+	p.createCQ(last, 3)
+}
+
+func TestAsyncEvents(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.start(form)
+		pd, cq := p.allocPD(), p.createCQ(-1, 100)
+		qp := p.createQP(pd, cq, 200, abi.QPTRC).QPHandle
+		w.now(func() {
+			p.fakeQP(qp).qp.Raise(ib.EventCommEst)
+			w.dev.DispatchEvent(ib.EventPortErr, 1)
+			p.fakeCQ(cq).cq.Raise(ib.EventCQErr)
+			p.fakeQP(qp).qp.Raise(ib.EventQPFatal)
+		})
+		buf := make([]byte, asyncRecordSize)
+		for range 2 {
+			if _, err := unix.Read(p.async, buf); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+		must(t, err)
+		if r.EventsReported != 1 {
+			t.Errorf("qp: %d reported", r.EventsReported)
+		}
+		want := []string{fmt.Sprintf("%v:100", abi.EventCQErr)}
+		if got, end := p.asyncEvents(p.async); end || !slices.Equal(got, want) {
+			t.Errorf("left: %v, end %v, want %v", got, end, want)
+		}
+		if r := p.destroyCQ(cq); r.AsyncEventsReported != 1 || r.CompEventsReported != 0 {
+			t.Errorf("cq: %+v", r)
+		}
+	})
+}
+
+// Several asynchronous event files: the first is the objects', the device's events come to all.
+func TestAsyncFiles(t *testing.T) {
+	w := newWorld(t)
+	p := w.open(byIoctl)
+	_, err := p.ioctl(abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc, abi.Attr{})
+	wantErrno(t, "no context yet", err, syscall.EINVAL)
+	_, err = p.ioctl(abi.ObjectDevice, abi.MethodGetContext)
+	must(t, err)
+	alloc := func() int {
+		attrs, err := p.ioctl(abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc, abi.Attr{AttrID: 99}, abi.Attr{})
+		must(t, err)
+		return int(int64(attrs[1].Data))
+	}
+	before := p.createCQ(-1, 1) // has nowhere to tell
+	first := alloc()
+	second := alloc()
+	after := p.createCQ(-1, 2)
+	w.now(func() {
+		p.fakeCQ(before).cq.Raise(ib.EventCQErr)
+		p.fakeCQ(after).cq.Raise(ib.EventCQErr)
+		w.dev.DispatchEvent(ib.EventPortActive, 1)
+	})
+	port := fmt.Sprintf("%v:1", abi.EventPortActive)
+	if got, _ := p.asyncEvents(first); !slices.Equal(got, []string{fmt.Sprintf("%v:2", abi.EventCQErr), port}) {
+		t.Errorf("first: %v", got)
+	}
+	if got, _ := p.asyncEvents(second); !slices.Equal(got, []string{port}) {
+		t.Errorf("second: %v", got)
+	}
+	p.close(second)
+	third := alloc()
+	if n := len(p.f.events.async); n != 2 {
+		t.Errorf("%d files are kept", n)
+	}
+	w.now(func() { w.dev.DispatchEvent(ib.EventPortActive, 1) })
+	if got, _ := p.asyncEvents(third); !slices.Equal(got, []string{port}) {
+		t.Errorf("third: %v", got)
+	}
+}
+
+// A program reads, arms and destroys as fast as it can while completions come: what destroying reported is in the end
+// what was read.
+func TestDestroyAccountingUnderLoad(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byIoctl)
+	ch := p.channel()
+	must(t, unix.SetNonblock(ch, true))
+	read, reported := map[uint64]uint32{}, map[uint64]uint32{}
+	stop := make(chan struct{})
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		buf := make([]byte, compRecordSize)
+		for {
+			if n, _ := unix.Read(ch, buf); n > 0 {
+				read[uint64At(buf)]++
+				continue
+			}
+			select {
+			case <-stop:
+				return
+			default:
+				unix.Poll([]unix.PollFd{{Fd: int32(ch), Events: unix.POLLIN}}, 1)
+			}
+		}
+	})
+	for user := range uint64(300) {
+		other, cq := p.createCQ(ch, 1<<32+user), p.createCQ(ch, user)
+		var producers sync.WaitGroup
+		for range 2 {
+			producers.Go(func() {
+				for range 5 {
+					for _, h := range []uint32{other, cq} {
+						if err := silently(p, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: h}); err != nil {
+							t.Error(err)
+						}
+						p.fakeCQ(h).complete(ib.WC{})
+					}
+				}
+			})
+		}
+		producers.Wait()
+		reported[user] = p.destroyCQ(cq).CompEventsReported
+		reported[1<<32+user] = p.destroyCQ(other).CompEventsReported
+	}
+	close(stop)
+	reader.Wait()
+	for user, n := range reported {
+		if read[user] != n {
+			t.Errorf("queue %#x: %d reported, %d read", user, n, read[user])
+		}
+	}
+	if len(read) == 0 {
+		t.Error("nothing was read")
+	}
+}
+
+// What a program writes into its own pipe confuses nobody but itself.
+func TestProgramWritesIntoItsChannel(t *testing.T) {
+	p := newWorld(t).start(byWrite)
+	ch := p.channel()
+	a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", ch), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	p.notify(a)
+	if _, err := unix.Write(fd, make([]byte, 1001)); err != nil {
+		t.Fatal(err)
+	}
+	p.notify(b)
+	p.destroyCQ(a)
+	p.notify(b)
+	p.destroyCQ(b)
+}
+
+func TestCompletionEventDoesNotAllocate(t *testing.T) {
+	p := newWorld(t).start(byWrite)
+	ch := p.channel()
+	o := p.f.objects.find(p.createCQ(ch, 1)).res.(*cqObject)
+	buf := make([]byte, compRecordSize)
+	if n := testing.AllocsPerRun(200, func() {
+		o.channel.completed(&o.comp, 1)
+		unix.Read(ch, buf)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestEventFilesAfterClose(t *testing.T) {
+	checkDescriptors(t)
+	var s eventFiles
+	s.close()
+	_, _, err := s.newChannel()
+	wantErrno(t, "channel", err, syscall.EBADF)
+	_, _, err = s.newAsync()
+	wantErrno(t, "asynchronous event file", err, syscall.EBADF)
+	if s.objectsAsync() != nil {
+		t.Error("it is used all the same")
+	}
+
+	e, reader, err := newEventFile(compRecordSize)
+	must(t, err)
+	unix.Close(reader)
+	e.close()
+	var other [2]int // gets the descriptor, as the lowest that is free
+	must(t, unix.Pipe2(other[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
+	if other[1] != e.fd {
+		t.Fatalf("the descriptor is %d, not %d", other[1], e.fd)
+	}
+	e.completed(new(eventSource), 1)
+	if n, err := unix.Read(other[0], make([]byte, 8)); err != unix.EAGAIN {
+		t.Errorf("%d bytes went to another file", n)
+	}
+	unix.Close(other[0])
+	unix.Close(other[1])
+}

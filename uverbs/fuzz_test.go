@@ -1,0 +1,177 @@
+package uverbs
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+// flatSpace is a program's memory: bytes from base on.
+type flatSpace struct {
+	base uint64
+	mem  []byte
+}
+
+func (s *flatSpace) at(addr uint64, bufs [][]byte) ([]byte, error) {
+	var n uint64
+	for _, b := range bufs {
+		n += uint64(len(b))
+	}
+	return s.slice(addr, n)
+}
+
+func (s *flatSpace) slice(addr, n uint64) ([]byte, error) {
+	off := addr - s.base
+	if addr < s.base || off > uint64(len(s.mem)) || n > uint64(len(s.mem))-off {
+		return nil, umem.ErrFault
+	}
+	return s.mem[off : off+n], nil
+}
+
+func (s *flatSpace) Check(addr, length uint64, write bool) error {
+	_, err := s.slice(addr, length)
+	return err
+}
+
+func (s *flatSpace) ReadV(dst [][]byte, addr uint64) error {
+	mem, err := s.at(addr, dst)
+	for _, b := range dst {
+		mem = mem[copy(b, mem):]
+	}
+	return err
+}
+
+func (s *flatSpace) WriteV(src [][]byte, addr uint64) error {
+	mem, err := s.at(addr, src)
+	if err != nil {
+		return err
+	}
+	for _, b := range src {
+		mem = mem[copy(mem, b):]
+	}
+	return nil
+}
+
+// fuzzProgram is a program that sends whatever it is given.
+type fuzzProgram struct {
+	space *flatSpace
+	acct  *umem.Account
+	fds   []int
+}
+
+func (p *fuzzProgram) PID() int               { return 1 }
+func (p *fuzzProgram) Name() string           { return "fuzz" }
+func (p *fuzzProgram) UID() int               { return 0 }
+func (p *fuzzProgram) Space() umem.Space      { return p.space }
+func (p *fuzzProgram) Account() *umem.Account { return p.acct }
+
+func (p *fuzzProgram) InstallFD(fd int, cloexec bool) (int, error) {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		p.fds = append(p.fds, n)
+	}
+	return n, err
+}
+
+func (p *fuzzProgram) SameFile(fd int) (dev, ino uint64, err error) {
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	return st.Dev, st.Ino, err
+}
+
+const fuzzBase = 0x10000
+
+// FuzzCommand gives a context commands of random bytes, each of which starts with its form and length: no panic,
+// errors that are errnos, and at the end nothing is left.
+func FuzzCommand(f *testing.F) {
+	seed := func(cmds ...[]byte) {
+		var b []byte
+		for _, c := range cmds {
+			b = append(b, 0, byte(len(c)), byte(len(c)>>8))
+			b = append(b, c...)
+		}
+		f.Add(b)
+	}
+	plain := func(cmd abi.Command, body []byte, driver int) []byte {
+		body = append(body, make([]byte, driver)...)
+		if commands[cmd].answers {
+			putUint64(body, fuzzBase+0x4000)
+		}
+		hdr := abi.CmdHdr{Command: uint32(cmd), InWords: uint16(2 + len(body)/4), OutWords: 64}
+		return append(abi.AppendTo(nil, &hdr), body...)
+	}
+	extended := func(cmd abi.ExCommand, body []byte) []byte {
+		hdr := abi.CmdHdr{Command: uint32(cmd) | abi.CmdFlagExtended, InWords: uint16(len(body) / 8), OutWords: 64}
+		ex := abi.ExCmdHdr{Response: fuzzBase + 0x4000}
+		return append(abi.AppendTo(abi.AppendTo(nil, &hdr), &ex), body...)
+	}
+	session := [][]byte{
+		plain(abi.CmdGetContext, make([]byte, 8), 0),
+		plain(abi.CmdAllocPD, make([]byte, 8), 0),
+		plain(abi.CmdCreateCQ, enc(abi.CreateCQ{CQE: 5, CompChannel: -1}), 8),
+		plain(abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: 1, SendCQHandle: 2, RecvCQHandle: 2, QPType: abi.QPTRC}), 0),
+		plain(abi.CmdRegMR, enc(abi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: 1}), 0),
+		plain(abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: 1, Attr: abi.AHAttr{PortNum: 1}}), 0),
+	}
+	seed(session...)
+	for n, cmd := range commands {
+		seed(append(session[:len(session):len(session)], plain(n, make([]byte, cmd.req), 0))...)
+	}
+	for n, cmd := range exCommands {
+		seed(append(session[:len(session):len(session)], extended(n, make([]byte, (cmd.req+7)&^7)))...)
+	}
+	for id := range methods {
+		hdr := abi.IoctlHdr{Length: 24 + 2*16, ObjectID: id.object, MethodID: id.method, NumAttrs: 2, DriverID: abi.DriverRXE}
+		b := abi.AppendTo(nil, &hdr)
+		for i := range 2 {
+			a := abi.Attr{AttrID: abi.AttrID(i), Len: 8, Data: fuzzBase + 0x4000}
+			b = abi.AppendTo(b, &a)
+		}
+		f.Add(append([]byte{1, byte(len(b)), 0}, b...))
+	}
+
+	core, drv := &ib.Core{}, &fakeDriver{gids: make([]ib.GIDEntry, 3)}
+	dev := ib.NewDevice("rxe0", drv, nil)
+	must(f, core.Register(dev))
+	srv, err := NewServer(core, ServerOptions{CompVectors: 1})
+	must(f, err)
+	defer srv.Close()
+
+	f.Fuzz(func(t *testing.T, script []byte) {
+		p := &fuzzProgram{space: &flatSpace{fuzzBase, make([]byte, 0x8000)}, acct: umem.NewAccount(nil)}
+		file, err := srv.Open("uverbs0", p, &memory{})
+		must(t, err)
+		for len(script) >= 3 {
+			form, n := script[0], int(script[1])|int(script[2])<<8
+			script = script[3:]
+			n = min(n, len(script), len(p.space.mem))
+			copy(p.space.mem, script[:n])
+			script = script[n:]
+			switch form & 1 {
+			case 0:
+				_, err = file.Write(p, fuzzBase, n)
+			case 1:
+				err = file.Ioctl(p, abi.VerbsIoctl, fuzzBase)
+			}
+			var errno syscall.Errno
+			if err != nil && !errors.As(err, &errno) {
+				t.Errorf("%v is no errno", err)
+			}
+		}
+		file.Info()
+		file.Close()
+		for _, fd := range p.fds {
+			unix.Close(fd)
+		}
+		if left := dev.Objects().String(); left != "" || p.acct.Pages() != 0 || drv.contexts != 0 {
+			t.Errorf("left: %s, %d pages, %d contexts", left, p.acct.Pages(), drv.contexts)
+		}
+		drv.takeLog()
+	})
+}

@@ -1,0 +1,351 @@
+package uverbs
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+const (
+	ioctlHdrSize = 24
+	attrSize     = 16
+	// maxIoctl is how long a header may say that its attributes are, in bytes (PAGE_SIZE).
+	maxIoctl = 4096
+	// ioctlPeek is how much is read at once at first: header and attributes of most calls.
+	ioctlPeek = ioctlHdrSize + 8*attrSize
+)
+
+// attrType is how an attribute is to be taken.
+type attrType uint8
+
+const (
+	attrIn  attrType = iota // bytes from the caller, in the attribute itself where they fit (UVERBS_ATTR_PTR_IN)
+	attrOut                 // bytes for the caller (UVERBS_ATTR_PTR_OUT)
+	attrFD                  // a new file descriptor for the caller (UVERBS_ATTR_FD, UVERBS_ACCESS_NEW)
+)
+
+// attrSpec describes an attribute of a method. (struct uverbs_attr_spec)
+type attrSpec struct {
+	id        abi.AttrID
+	typ       attrType
+	least     int
+	most      int  // bytes that are known
+	growing   bool // the caller may know more than most: what it sends of it must be zero
+	mandatory bool
+}
+
+const anyLength = 1<<16 - 1
+
+func constIn(id abi.AttrID) attrSpec {
+	return attrSpec{id: id, typ: attrIn, least: 8, most: 8, mandatory: true}
+}
+
+func flagsIn(id abi.AttrID) attrSpec { return attrSpec{id: id, typ: attrIn, least: 4, most: 8} }
+
+func structOut[T any](id abi.AttrID) attrSpec {
+	n := abi.SizeOf[T]()
+	return attrSpec{id: id, typ: attrOut, least: n, most: n, growing: true, mandatory: true}
+}
+
+func valueOut(id abi.AttrID, size int) attrSpec {
+	return attrSpec{id: id, typ: attrOut, least: size, most: size}
+}
+
+func bytesOut(id abi.AttrID, least int) attrSpec {
+	return attrSpec{id: id, typ: attrOut, least: least, most: anyLength}
+}
+
+func bytesIn(id abi.AttrID, least int) attrSpec {
+	return attrSpec{id: id, typ: attrIn, least: least, most: anyLength}
+}
+
+func (s attrSpec) required() attrSpec {
+	s.mandatory = true
+	return s
+}
+
+// method describes a method of the ioctl form. (struct uverbs_api_ioctl_method)
+type method struct {
+	name  string
+	attrs []attrSpec
+	run   func(*ioctlCall) error
+}
+
+type methodID struct {
+	object abi.ObjectID
+	method abi.MethodID
+}
+
+// methods are those that are answered as such. For the rest libibverbs falls back to INVOKE_WRITE when it is told
+// EPROTONOSUPPORT.
+var methods map[methodID]*method
+
+func init() { // not a composite literal: INVOKE_WRITE leads back to here
+	methods = map[methodID]*method{
+		{abi.ObjectDevice, abi.MethodInvokeWrite}: {"INVOKE_WRITE", []attrSpec{
+			constIn(abi.AttrWriteCmd), bytesIn(abi.AttrCoreIn, 4), bytesOut(abi.AttrCoreOut, 0),
+			bytesIn(abi.AttrUHWIn, 0), bytesOut(abi.AttrUHWOut, 0),
+		}, invokeWrite},
+		{abi.ObjectDevice, abi.MethodInfoHandles}: {"INFO_HANDLES", []attrSpec{
+			constIn(abi.AttrInfoObjectID), valueOut(abi.AttrInfoTotalHandles, 4), bytesOut(abi.AttrInfoHandlesList, 4),
+		}, infoHandles},
+		{abi.ObjectDevice, abi.MethodQueryPort}: {"QUERY_PORT", []attrSpec{
+			constIn(abi.AttrQueryPortPortNum), structOut[abi.QueryPortRespEx](abi.AttrQueryPortResp),
+		}, queryPort},
+		{abi.ObjectDevice, abi.MethodGetContext}: {"GET_CONTEXT", []attrSpec{
+			valueOut(abi.AttrGetContextNumCompVectors, 4), valueOut(abi.AttrGetContextCoreSupport, 8),
+			bytesIn(abi.AttrUHWIn, 0), bytesOut(abi.AttrUHWOut, 0),
+		}, getContext},
+		{abi.ObjectDevice, abi.MethodQueryContext}: {"QUERY_CONTEXT", []attrSpec{
+			valueOut(abi.AttrQueryContextNumCompVectors, 4), valueOut(abi.AttrQueryContextCoreSupport, 8),
+		}, queryContext},
+		{abi.ObjectDevice, abi.MethodQueryGIDTable}: {"QUERY_GID_TABLE", []attrSpec{
+			constIn(abi.AttrQueryGIDTableEntrySize), flagsIn(abi.AttrQueryGIDTableFlags),
+			bytesOut(abi.AttrQueryGIDTableRespEntries, 0).required(), valueOut(abi.AttrQueryGIDTableRespNumEntries, 8).required(),
+		}, queryGIDTable},
+		{abi.ObjectDevice, abi.MethodQueryGIDEntry}: {"QUERY_GID_ENTRY", []attrSpec{
+			constIn(abi.AttrQueryGIDEntryPort), constIn(abi.AttrQueryGIDEntryGIDIndex),
+			flagsIn(abi.AttrQueryGIDEntryFlags).required(), structOut[abi.GIDEntry](abi.AttrQueryGIDEntryRespEntry),
+		}, queryGIDEntry},
+		{abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc}: {"ASYNC_EVENT_ALLOC", []attrSpec{
+			{id: abi.AttrAsyncEventAllocFDHandle, typ: attrFD, mandatory: true},
+		}, asyncEventAlloc},
+	}
+}
+
+// ioctlCall is one call of a method. (struct uverbs_attr_bundle)
+type ioctlCall struct {
+	call
+	addr  uint64 // of the attributes in the caller's memory
+	raw   []abi.Attr
+	place map[abi.AttrID]int // of the attributes that are there, in raw
+	outs  []output
+	// changed attributes are written back to the caller.
+	changed []bool
+}
+
+// Ioctl is an ioctl(2) with an argument at arg of the caller's memory: one method. ENOTTY if the request is not
+// RDMA_VERBS_IOCTL; EPROTONOSUPPORT if the method, or a mandatory attribute, is not known. Errors wrap a
+// syscall.Errno. It may sleep. (ib_uverbs_ioctl)
+func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
+	if request != abi.VerbsIoctl {
+		return fmt.Errorf("ioctl %#x: %w", request, syscall.ENOTTY)
+	}
+	if !f.byIoctl.Load() {
+		f.byIoctl.Store(true)
+	}
+	buf := commandBuffers.Get().(*commandBuffer)
+	defer commandBuffers.Put(buf)
+	hdr, attrs, err := readIoctl(c.Space(), buf, arg)
+	if err != nil {
+		return fmt.Errorf("ioctl: %w", err)
+	}
+	d := f.dev
+	if d.checkDriver && hdr.DriverID != d.driverID {
+		return fmt.Errorf("ioctl for driver %v, this is %v: %w", hdr.DriverID, d.driverID, syscall.EINVAL)
+	}
+	m := methods[methodID{hdr.ObjectID, hdr.MethodID}]
+	if m == nil {
+		return fmt.Errorf("ioctl: method %d of object %d: %w", hdr.MethodID, hdr.ObjectID, syscall.EPROTONOSUPPORT)
+	}
+	k := &ioctlCall{call: call{f: f, caller: c, reader: -1}, addr: arg + ioctlHdrSize, raw: attrs, changed: make([]bool, len(attrs))}
+	if err := k.parse(m); err != nil {
+		return fmt.Errorf("%s: %w", m.name, err)
+	}
+	if err := m.run(k); err != nil {
+		return fmt.Errorf("%s: %w", m.name, err)
+	}
+	return nil
+}
+
+// readIoctl reads the header and the attributes.
+func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr abi.IoctlHdr, attrs []abi.Attr, err error) {
+	// Up to the end of a page, what follows the header is there too.
+	n := ioctlPeek
+	if left := umem.PageSize - arg%umem.PageSize; left < uint64(n) {
+		n = max(int(left), ioctlHdrSize)
+	}
+	b, err := buf.read(space, arg, n)
+	if err != nil {
+		return hdr, nil, err
+	}
+	hdr, _ = abi.Decode[abi.IoctlHdr](b)
+	length := int(hdr.Length)
+	if length > maxIoctl || length != ioctlHdrSize+int(hdr.NumAttrs)*attrSize {
+		return hdr, nil, fmt.Errorf("length %d with %d attributes: %w", length, hdr.NumAttrs, syscall.EINVAL)
+	}
+	if hdr.Reserved1 != 0 || hdr.Reserved2 != 0 {
+		return hdr, nil, fmt.Errorf("reserved fields are not zero: %w", syscall.EPROTONOSUPPORT)
+	}
+	b = b[ioctlHdrSize:]
+	if length > n {
+		if b, err = buf.read(space, arg+ioctlHdrSize, length-ioctlHdrSize); err != nil {
+			return hdr, nil, err
+		}
+	}
+	attrs = make([]abi.Attr, hdr.NumAttrs)
+	for i := range attrs {
+		attrs[i], _ = abi.Decode[abi.Attr](b[i*attrSize:])
+	}
+	return hdr, attrs, nil
+}
+
+// parse checks the attributes against the method. (uverbs_set_attr, uverbs_process_attr)
+func (c *ioctlCall) parse(m *method) error {
+	c.place = make(map[abi.AttrID]int, len(c.raw))
+	for i := range c.raw {
+		a := &c.raw[i]
+		spec := m.attr(a.AttrID)
+		if spec == nil {
+			if a.Flags&abi.AttrFMandatory != 0 {
+				return fmt.Errorf("attribute %d: %w", a.AttrID, syscall.EPROTONOSUPPORT)
+			}
+			continue
+		}
+		if _, twice := c.place[a.AttrID]; twice {
+			return fmt.Errorf("attribute %d is given twice: %w", a.AttrID, syscall.EINVAL)
+		}
+		if err := c.check(a, spec); err != nil {
+			return fmt.Errorf("attribute %d: %w", a.AttrID, err)
+		}
+		c.place[a.AttrID] = i
+	}
+	for _, s := range m.attrs {
+		if _, ok := c.place[s.id]; s.mandatory && !ok {
+			return fmt.Errorf("attribute %d is missing: %w", s.id, syscall.EINVAL)
+		}
+	}
+	return nil
+}
+
+func (m *method) attr(id abi.AttrID) *attrSpec {
+	for i := range m.attrs {
+		if m.attrs[i].id == id {
+			return &m.attrs[i]
+		}
+	}
+	return nil
+}
+
+func (c *ioctlCall) check(a *abi.Attr, s *attrSpec) error {
+	n := int(a.Len)
+	if s.typ == attrFD {
+		s = &attrSpec{} // no length
+	}
+	if n < s.least || n > s.most && !s.growing {
+		return fmt.Errorf("length %d: %w", n, syscall.EINVAL)
+	}
+	if a.AttrData != (abi.AttrEnumData{}) {
+		return fmt.Errorf("reserved fields are not zero: %w", syscall.EINVAL)
+	}
+	return nil
+}
+
+// has returns an attribute, nil if it was not given.
+func (c *ioctlCall) has(id abi.AttrID) *abi.Attr {
+	if i, ok := c.place[id]; ok {
+		return &c.raw[i]
+	}
+	return nil
+}
+
+// value is a number in an attribute, EINVAL if it is more than most. (uverbs_get_const)
+func (c *ioctlCall) value(id abi.AttrID, most uint64) (uint64, error) {
+	v := c.has(id).Data
+	if v > most {
+		return 0, fmt.Errorf("attribute %d: %#x: %w", id, v, syscall.EINVAL)
+	}
+	return v, nil
+}
+
+// noFlags checks flags of which none is defined. (uverbs_get_flags32)
+func (c *ioctlCall) noFlags(id abi.AttrID) error {
+	a := c.has(id)
+	if a == nil {
+		return nil
+	}
+	var b [8]byte
+	putUint64(b[:], a.Data)
+	for i, x := range b[:min(len(b), int(a.Len))] {
+		if x != 0 {
+			return fmt.Errorf("attribute %d: flags %#x in byte %d: %w", id, x, i, syscall.EINVAL)
+		}
+	}
+	if a.Len != 4 && a.Len != 8 {
+		return fmt.Errorf("attribute %d: flags of %d bytes: %w", id, a.Len, syscall.EINVAL)
+	}
+	return nil
+}
+
+// input is the bytes of an attribute, nil if it was not given. Up to 8 lie in the attribute itself.
+func (c *ioctlCall) input(id abi.AttrID) ([]byte, error) {
+	a := c.has(id)
+	if a == nil || a.Len == 0 {
+		return nil, nil
+	}
+	if a.Len > maxCommand {
+		return nil, fmt.Errorf("attribute %d: %d bytes: %w", id, a.Len, syscall.EINVAL)
+	}
+	b := make([]byte, max(8, a.Len))
+	if a.Len <= 8 {
+		putUint64(b, a.Data)
+	} else if err := c.caller.Space().ReadV([][]byte{b}, a.Data); err != nil {
+		return nil, fmt.Errorf("read attribute %d: %w", id, err)
+	}
+	return b[:a.Len], nil
+}
+
+// room is how long the buffer of an attribute is, 0 if it was not given.
+func (c *ioctlCall) room(id abi.AttrID) int {
+	if a := c.has(id); a != nil {
+		return int(a.Len)
+	}
+	return 0
+}
+
+// output stores bytes in the buffer of an attribute, as much of them as there is room for, when the call succeeds,
+// and marks it as valid. What was not given is not stored. (uverbs_copy_to)
+func (c *ioctlCall) output(id abi.AttrID, bufs ...[]byte) {
+	i, ok := c.place[id]
+	if !ok {
+		return
+	}
+	room := int(c.raw[i].Len)
+	for k, b := range bufs {
+		bufs[k] = b[:min(len(b), room)]
+		room -= len(bufs[k])
+	}
+	c.outs = append(c.outs, output{c.raw[i].Data, bufs})
+	c.raw[i].Flags |= abi.AttrFValidOutput
+	c.changed[i] = true
+}
+
+// outputStruct does so with a structure, and clears the rest of the buffer. (uverbs_copy_to_struct_or_zero)
+func (c *ioctlCall) outputStruct(id abi.AttrID, b []byte) {
+	bufs := [][]byte{b}
+	for rest := c.room(id) - len(b); rest > 0; rest -= len(zeros) {
+		bufs = append(bufs, zeros[:min(rest, len(zeros))])
+	}
+	c.output(id, bufs...)
+}
+
+// deliver stores the outputs, and the attributes that have changed.
+func (c *ioctlCall) deliver() error {
+	for i := 0; i < len(c.raw); i++ {
+		if !c.changed[i] {
+			continue
+		}
+		first := i
+		var b []byte
+		for ; i < len(c.raw) && c.changed[i]; i++ {
+			b = abi.AppendTo(b, &c.raw[i])
+		}
+		c.outs = append(c.outs, output{c.addr + uint64(first*attrSize), [][]byte{b}})
+	}
+	if err := deliver(c.caller.Space(), c.outs...); err != nil {
+		return fmt.Errorf("write the response: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,243 @@
+package uverbs
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"syscall"
+
+	"verbena/uverbs/abi"
+)
+
+func putUint64(b []byte, v uint64) { binary.NativeEndian.PutUint64(b, v) }
+
+func uint32Bytes(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+func uint64Bytes(v uint64) []byte { return binary.NativeEndian.AppendUint64(nil, v) }
+
+// invokeWrite runs a command of the write form, whose parts are in attributes.
+// (UVERBS_HANDLER(UVERBS_METHOD_INVOKE_WRITE))
+func invokeWrite(c *ioctlCall) error {
+	number, err := c.value(abi.AttrWriteCmd, math.MaxUint32)
+	if err != nil {
+		return err
+	}
+	cmd, name, _, err := findCommand(uint32(number))
+	if err != nil {
+		return err
+	}
+	if c.in, err = c.input(abi.AttrCoreIn); err != nil {
+		return err
+	}
+	if c.udata.In, err = c.input(abi.AttrUHWIn); err != nil {
+		return err
+	}
+	c.call.room = c.room(abi.AttrCoreOut)
+	c.driverRoom(c.room(abi.AttrUHWOut))
+	if len(c.in) < cmd.req || c.call.room < cmd.resp {
+		return fmt.Errorf("%s: request of %d bytes, room of %d, needs %d and %d: %w", name, len(c.in), c.call.room, cmd.req, cmd.resp, syscall.ENOSPC)
+	}
+	if err := c.run(cmd.run); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	err = c.finish(func() error {
+		if c.resp != nil {
+			c.output(abi.AttrCoreOut, c.buffers()...)
+		}
+		c.output(abi.AttrUHWOut, c.udata.Out[:c.udata.N])
+		return c.deliver()
+	})
+	if err == nil {
+		err = c.failed
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// native runs a method that is not a command of the write form, and delivers what it has output.
+func (c *ioctlCall) native(run func() error) error {
+	if err := c.run(func(*call) error { return run() }); err != nil {
+		return err
+	}
+	return c.finish(c.deliver)
+}
+
+// infoHandles lists the handles of the objects of a type. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
+func infoHandles(c *ioctlCall) error {
+	object, err := c.value(abi.AttrInfoObjectID, math.MaxUint16)
+	if err != nil {
+		return err
+	}
+	room := c.room(abi.AttrInfoHandlesList)
+	if room == 0 || room%4 != 0 {
+		return fmt.Errorf("room of %d bytes for handles: %w", room, syscall.EINVAL)
+	}
+	k, ok := map[abi.ObjectID]kind{
+		abi.ObjectPD: kindPD, abi.ObjectCQ: kindCQ, abi.ObjectQP: kindQP, abi.ObjectMR: kindMR, abi.ObjectAH: kindAH,
+	}[abi.ObjectID(object)]
+	if !ok {
+		return fmt.Errorf("no objects of type %d: %w", object, syscall.EINVAL)
+	}
+	return c.native(func() error {
+		var handles []byte
+		var n uint32
+		for o := range c.f.objects.all() {
+			if o.res.kind() != k || o.users.Load() == exclusive {
+				continue
+			}
+			if len(handles) == room {
+				break
+			}
+			handles = binary.NativeEndian.AppendUint32(handles, o.handle)
+			n++
+		}
+		c.output(abi.AttrInfoHandlesList, handles)
+		c.output(abi.AttrInfoTotalHandles, uint32Bytes(n))
+		return nil
+	})
+}
+
+// queryPort reports a port's state. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_PORT))
+func queryPort(c *ioctlCall) error {
+	port, err := c.value(abi.AttrQueryPortPortNum, math.MaxUint8)
+	if err != nil {
+		return err
+	}
+	return c.native(func() error {
+		if err := c.f.context(); err != nil {
+			return err
+		}
+		legacy, err := c.f.dev.portResp(int(port))
+		if err != nil {
+			return err
+		}
+		resp := abi.QueryPortRespEx{LegacyResp: legacy}
+		c.outputStruct(abi.AttrQueryPortResp, abi.AppendTo(nil, &resp))
+		return nil
+	})
+}
+
+// getContext makes the context, without an asynchronous event file.
+// (UVERBS_HANDLER(UVERBS_METHOD_GET_CONTEXT))
+func getContext(c *ioctlCall) (err error) {
+	if c.udata.In, err = c.input(abi.AttrUHWIn); err != nil {
+		return err
+	}
+	c.driverRoom(c.room(abi.AttrUHWOut))
+	return c.native(func() error {
+		if err := c.f.openContext(&c.udata); err != nil {
+			return err
+		}
+		c.commit, c.abort = c.f.commitContext, c.f.abortContext
+		c.outputContext(abi.AttrGetContextNumCompVectors, abi.AttrGetContextCoreSupport)
+		c.output(abi.AttrUHWOut, c.udata.Out[:c.udata.N])
+		return nil
+	})
+}
+
+// queryContext reports what getContext did, to a process that has inherited the file.
+// (UVERBS_HANDLER(UVERBS_METHOD_QUERY_CONTEXT))
+func queryContext(c *ioctlCall) error {
+	return c.native(func() error {
+		if err := c.f.context(); err != nil {
+			return err
+		}
+		c.outputContext(abi.AttrQueryContextNumCompVectors, abi.AttrQueryContextCoreSupport)
+		return nil
+	})
+}
+
+func (c *ioctlCall) outputContext(vectors, support abi.AttrID) {
+	c.output(vectors, uint32Bytes(uint32(c.f.dev.srv.opts.CompVectors)))
+	c.output(support, uint64Bytes(uint64(abi.CoreSupportOptionalMRAccess)))
+}
+
+// queryGIDTable lists the valid GIDs of all ports. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_TABLE))
+func queryGIDTable(c *ioctlCall) error {
+	if err := c.noFlags(abi.AttrQueryGIDTableFlags); err != nil {
+		return err
+	}
+	size, err := c.value(abi.AttrQueryGIDTableEntrySize, math.MaxUint16)
+	if err != nil {
+		return err
+	}
+	room := c.room(abi.AttrQueryGIDTableRespEntries)
+	if size == 0 || room == 0 || room%int(size) != 0 {
+		return fmt.Errorf("room of %d bytes for entries of %d: %w", room, size, syscall.EINVAL)
+	}
+	return c.native(func() error {
+		if err := c.f.context(); err != nil {
+			return err
+		}
+		entries, err := c.f.dev.gidTable(room / int(size))
+		if err != nil {
+			return err
+		}
+		var b []byte
+		for i := range entries {
+			e := abi.AppendTo(nil, &entries[i])
+			e = append(e, make([]byte, max(0, int(size)-len(e)))...)
+			b = append(b, e[:size]...)
+		}
+		c.output(abi.AttrQueryGIDTableRespEntries, b)
+		c.output(abi.AttrQueryGIDTableRespNumEntries, uint64Bytes(uint64(len(entries))))
+		return nil
+	})
+}
+
+// queryGIDEntry reports one GID, ENODATA if the entry is empty. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_ENTRY))
+func queryGIDEntry(c *ioctlCall) error {
+	if err := c.noFlags(abi.AttrQueryGIDEntryFlags); err != nil {
+		return err
+	}
+	port, err := c.value(abi.AttrQueryGIDEntryPort, math.MaxUint32)
+	if err != nil {
+		return err
+	}
+	index, err := c.value(abi.AttrQueryGIDEntryGIDIndex, math.MaxUint32)
+	if err != nil {
+		return err
+	}
+	return c.native(func() error {
+		if err := c.f.context(); err != nil {
+			return err
+		}
+		if !c.f.dev.validPort(int(port)) {
+			return fmt.Errorf("no port %d: %w", port, syscall.EINVAL)
+		}
+		e, err := c.f.dev.gidEntry(int(port), int(index))
+		if err != nil {
+			return err
+		}
+		c.outputStruct(abi.AttrQueryGIDEntryRespEntry, abi.AppendTo(nil, &e))
+		return nil
+	})
+}
+
+// asyncEventAlloc makes an asynchronous event file; the first of a context is the one that its objects use.
+// (UVERBS_HANDLER(UVERBS_METHOD_ASYNC_EVENT_ALLOC))
+func asyncEventAlloc(c *ioctlCall) error {
+	err := c.run(func(*call) error {
+		if err := c.f.context(); err != nil {
+			return err
+		}
+		e, reader, err := c.f.events.newAsync()
+		if err != nil {
+			return err
+		}
+		c.reader, c.abort = reader, func() { c.f.events.discard(e) }
+		c.resp = make([]byte, 8) // the descriptor, which install fills in, as a signed number of 64 bits
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return c.finish(func() error {
+		i := c.place[abi.AttrAsyncEventAllocFDHandle]
+		c.raw[i].Data = uint64At(c.resp)
+		c.changed[i] = true
+		return c.deliver()
+	})
+}

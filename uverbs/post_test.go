@@ -1,0 +1,194 @@
+package uverbs
+
+import (
+	"slices"
+	"syscall"
+	"testing"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// post sends work requests with the elements of all behind them, and returns which one was refused.
+func post[WR any](p *program, cmd abi.Command, qp uint32, wrs []WR, sges []abi.SGE) (uint32, error) {
+	req := abi.PostSend{QPHandle: qp, WRCount: uint32(len(wrs)), SGECount: uint32(len(sges)), WQESize: uint32(abi.SizeOf[WR]())}
+	b := enc(req)
+	for i := range wrs {
+		b = abi.AppendTo(b, &wrs[i])
+	}
+	for i := range sges {
+		b = abi.AppendTo(b, &sges[i])
+	}
+	resp, _, err := p.send(rawCommand{number: uint32(cmd), core: b, room: 4})
+	r, _ := abi.Decode[abi.PostSendResp](resp)
+	return r.BadWR, err
+}
+
+func TestPostSend(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.start(form)
+		pd, cq := p.allocPD(), p.createCQ(-1, 0)
+		rc := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+		write := abi.SendWR{WRID: 1, NumSGE: 2, Opcode: abi.WRRDMAWriteWithImm, SendFlags: abi.SendSignaled, Ex: abi.ImmData{1, 2, 3, 4}}
+		*write.RDMA() = abi.SendWRRDMA{RemoteAddr: 0x1000, RKey: 7}
+		atomic := abi.SendWR{WRID: 2, NumSGE: 1, Opcode: abi.WRAtomicCmpAndSwp}
+		*atomic.Atomic() = abi.SendWRAtomic{RemoteAddr: 0x2000, CompareAdd: 5, Swap: 6, RKey: 8}
+		inv := abi.SendWR{WRID: 3, Opcode: abi.WRSendWithInv, Ex: abi.NewImmRKey(9)}
+		sges := []abi.SGE{{Addr: 1, Length: 2, LKey: 3}, {Addr: 4, Length: 5, LKey: 6}, {Addr: 7, Length: 8, LKey: 9}}
+		bad, err := post(p, abi.CmdPostSend, rc, []abi.SendWR{write, atomic, inv}, sges)
+		if err != nil || bad != 0 {
+			t.Fatalf("refused %d: %v", bad, err)
+		}
+		got := p.fakeQP(rc).sent
+		if len(got) != 3 {
+			t.Fatalf("%d posted", len(got))
+		}
+		if g := got[0]; g.ID != 1 || g.Opcode != ib.WRRDMAWriteWithImm || g.Flags != ib.SendSignaled || g.Imm != 0x01020304 || g.RemoteAddr != 0x1000 || g.RKey != 7 ||
+			!slices.Equal(g.SGList, []ib.SGE{{Addr: 1, Length: 2, LKey: 3}, {Addr: 4, Length: 5, LKey: 6}}) {
+			t.Errorf("write: %+v", g)
+		}
+		if g := got[1]; g.RemoteAddr != 0x2000 || g.CompareAdd != 5 || g.Swap != 6 || g.RKey != 8 || g.SGList[0].Addr != 7 {
+			t.Errorf("atomic: %+v", g)
+		}
+		if g := got[2]; g.InvalidateRKey != 9 || len(g.SGList) != 0 {
+			t.Errorf("send with invalidate: %+v", g)
+		}
+
+		// The queue is full now.
+		bad, err = post(p, abi.CmdPostSend, rc, []abi.SendWR{inv, inv}, nil)
+		wantErrno(t, "full queue", err, syscall.ENOMEM)
+		if bad != 1 {
+			t.Errorf("full queue: request %d was refused", bad)
+		}
+
+		ud := p.createQP(pd, cq, 0, abi.QPTUD).QPHandle
+		ah := p.createAH(pd)
+		send := abi.SendWR{Opcode: abi.WRSend}
+		*send.UD() = abi.SendWRUD{AH: ah, RemoteQPN: 0x11, RemoteQKey: 0x22}
+		if bad, err := post(p, abi.CmdPostSend, ud, []abi.SendWR{send}, nil); err != nil || bad != 0 {
+			t.Fatalf("refused %d: %v", bad, err)
+		}
+		if g := p.fakeQP(ud).sent[0]; g.AH == nil || g.RemoteQPN != 0x11 || g.RemoteQKey != 0x22 {
+			t.Errorf("datagram: %+v", g)
+		}
+		must(t, silently(p, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: ah})) // is not in use any more
+
+		for _, test := range []struct {
+			name string
+			qp   uint32
+			wr   abi.SendWR
+		}{
+			{"datagram to no address handle", ud, send},
+			{"write on a datagram queue pair", ud, write},
+			{"no such operation", rc, abi.SendWR{Opcode: 99}},
+			{"inline data", rc, abi.SendWR{Opcode: abi.WRSend, SendFlags: abi.SendInline}},
+			{"elements that are not there", rc, abi.SendWR{Opcode: abi.WRSend, NumSGE: 1}},
+			{"very many elements", rc, abi.SendWR{Opcode: abi.WRSend, NumSGE: 1<<32 - 1}},
+		} {
+			_, err := post(p, abi.CmdPostSend, test.qp, []abi.SendWR{test.wr}, nil)
+			wantErrno(t, test.name, err, syscall.EINVAL)
+		}
+	})
+}
+
+func TestPostRecv(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		p := newWorld(t).start(form)
+		qp := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, abi.QPTRC).QPHandle
+		wrs := []abi.RecvWR{{WRID: 1, NumSGE: 1}, {WRID: 2}, {WRID: 3}, {WRID: 4}}
+		bad, err := post(p, abi.CmdPostRecv, qp, wrs, []abi.SGE{{Addr: 10, Length: 20, LKey: 30}})
+		wantErrno(t, "one too many", err, syscall.ENOMEM)
+		got := p.fakeQP(qp).recv
+		if bad != 4 || len(got) != 3 || got[0].ID != 1 || got[0].SGList[0] != (ib.SGE{Addr: 10, Length: 20, LKey: 30}) || got[2].ID != 3 {
+			t.Errorf("refused %d of %+v", bad, got)
+		}
+		_, err = post(p, abi.CmdPostRecv, qp, []abi.RecvWR{{NumSGE: 2}}, []abi.SGE{{}})
+		wantErrno(t, "elements that are not there", err, syscall.EINVAL)
+	})
+}
+
+func TestPollCQ(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.start(form)
+		cq := p.createCQ(-1, 0)
+		qp := p.createQP(p.allocPD(), cq, 0, abi.QPTRC)
+		fake := p.fakeCQ(cq)
+		const waiting = 40
+		for i := range uint64(waiting) {
+			wc := ib.WC{ID: i, Status: ib.WCRetryExcErr, Opcode: ib.WCRecv, ByteLen: 5, VendorErr: 6, SrcQP: 7, QP: p.fakeQP(qp.QPHandle).qp, Port: 1}
+			switch i {
+			case 0:
+				wc.Flags, wc.Imm = ib.WCWithImm, 0x01020304
+			case 1:
+				wc.Flags, wc.InvalidateRKey = ib.WCWithInvalidate, 0x55
+			}
+			fake.complete(wc)
+		}
+		poll := func(ne uint32, room int) (got []abi.WC) {
+			t.Helper()
+			size := abi.SizeOf[abi.WC]()
+			resp, _, err := p.send(rawCommand{number: uint32(abi.CmdPollCQ), core: enc(abi.PollCQ{CQHandle: cq, NE: ne}), room: 8 + room*size})
+			must(t, err)
+			head, _ := abi.Decode[abi.PollCQResp](resp)
+			for i := range int(head.Count) {
+				wc, _ := abi.Decode[abi.WC](resp[8+i*size:])
+				got = append(got, wc)
+			}
+			return got
+		}
+		got := poll(2, 10)
+		if len(got) != 2 || got[0].Ex != (abi.ImmData{1, 2, 3, 4}) || got[1].Ex.InvalidateRKey() != 0x55 || got[0].Status != abi.WCRetryExcErr ||
+			got[0].Opcode != abi.WCRecv || got[0].QPNum != qp.QPN || got[0].SrcQP != 7 || got[0].ByteLen != 5 || got[0].PortNum != 1 {
+			t.Errorf("got %+v", got)
+		}
+		// Never more than there is room for, whatever is asked.
+		if got := poll(1<<32-1, 3); len(got) != 3 || got[0].WRID != 2 {
+			t.Errorf("got %d", len(got))
+		}
+		if got := poll(0, 3); len(got) != 0 {
+			t.Errorf("got %d", len(got))
+		}
+		if got := poll(100, 100); len(got) != waiting-5 || got[len(got)-1].WRID != waiting-1 {
+			t.Errorf("got %d", len(got))
+		}
+		if got := poll(1, 1); len(got) != 0 {
+			t.Errorf("got %+v", got)
+		}
+		w.drv.failing("poll cq", syscall.EIO)
+		_, _, err := p.send(rawCommand{number: uint32(abi.CmdPollCQ), core: enc(abi.PollCQ{CQHandle: cq, NE: 1}), room: 56})
+		wantErrno(t, "driver fails", err, syscall.EIO)
+	})
+}
+
+// The port of an address on the way to RTR is that of INIT; a new address in SQD brings its port with it.
+func TestModifyPorts(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		req       abi.ModifyQP
+		port      uint8
+		wantMask  abi.QPAttrMask
+		wantPort  uint8
+		wantError bool
+	}{
+		{"to RTR, the same port", abi.ModifyQP{AttrMask: abi.QPAttrState | abi.QPAttrAV, QPState: abi.QPSRTR, Dest: abi.QPDest{PortNum: 2}}, 2, abi.QPAttrState | abi.QPAttrAV, 0, false},
+		{"to RTR, another port", abi.ModifyQP{AttrMask: abi.QPAttrState | abi.QPAttrAV, QPState: abi.QPSRTR, Dest: abi.QPDest{PortNum: 1}}, 2, 0, 0, true},
+		{"in SQD", abi.ModifyQP{AttrMask: abi.QPAttrAV, Dest: abi.QPDest{PortNum: 1}}, 2, abi.QPAttrAV | abi.QPAttrPort, 1, false},
+		{"in SQD, with the port", abi.ModifyQP{AttrMask: abi.QPAttrAV | abi.QPAttrPort, PortNum: 1, Dest: abi.QPDest{PortNum: 1}}, 2, abi.QPAttrAV | abi.QPAttrPort, 1, false},
+		{"in SQD, with another port", abi.ModifyQP{AttrMask: abi.QPAttrAV | abi.QPAttrPort, PortNum: 2, Dest: abi.QPDest{PortNum: 1}}, 2, 0, 0, true},
+		{"alternate path", abi.ModifyQP{AttrMask: abi.QPAttrAltPath, AltPortNum: 2, AltDest: abi.QPDest{PortNum: 2}}, 1, abi.QPAttrAltPath, 0, false},
+		{"alternate path, another port", abi.ModifyQP{AttrMask: abi.QPAttrAltPath, AltPortNum: 2, AltDest: abi.QPDest{PortNum: 1}}, 1, 0, 0, true},
+		{"alternate path, no such port", abi.ModifyQP{AttrMask: abi.QPAttrAltPath, AltPortNum: 3, AltDest: abi.QPDest{PortNum: 3}}, 1, 0, 0, true},
+	} {
+		d := &Device{ports: 2}
+		err := d.checkModify(&test.req, test.port)
+		if test.wantError {
+			wantErrno(t, test.name, err, syscall.EINVAL)
+			continue
+		}
+		if err != nil || test.req.AttrMask != test.wantMask || test.req.PortNum != test.wantPort {
+			t.Errorf("%s: mask %v, port %d, %v", test.name, test.req.AttrMask, test.req.PortNum, err)
+		}
+	}
+}

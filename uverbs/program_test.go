@@ -1,0 +1,488 @@
+package uverbs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a server with one device.
+type world struct {
+	t    *testing.T
+	core *ib.Core
+	drv  *fakeDriver
+	dev  *ib.Device
+	srv  *Server
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	checkDescriptors(t)
+	w := &world{t: t, core: &ib.Core{}, drv: &fakeDriver{}}
+	w.dev = ib.NewDevice("rxe0", w.drv, t.Logf)
+	must(t, w.core.Register(w.dev))
+	var err error
+	w.srv, err = NewServer(w.core, ServerOptions{CompVectors: 2, Logf: t.Logf})
+	must(t, err)
+	t.Cleanup(func() {
+		w.srv.Close()
+		if w.dev.State() != ib.DeviceGone {
+			if err := w.core.Unregister(w.dev); err != nil {
+				t.Error(err)
+			}
+		}
+		if w.drv.contexts != 0 {
+			t.Errorf("%d contexts left in the driver", w.drv.contexts)
+		}
+	})
+	return w
+}
+
+// checkDescriptors fails the test if it ends with other descriptors than it began with.
+func checkDescriptors(t *testing.T) {
+	t.Helper()
+	before := descriptors(t)
+	t.Cleanup(func() {
+		after := descriptors(t)
+		for range 100 { // a closed file may be held by its goroutine for a moment
+			if len(after) <= len(before) {
+				break
+			}
+			time.Sleep(time.Millisecond)
+			after = descriptors(t)
+		}
+		for fd, what := range after {
+			if before[fd] == "" {
+				t.Errorf("descriptor %s is left: %s", fd, what)
+			}
+		}
+	})
+}
+
+func descriptors(t *testing.T) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	fds := map[string]string{}
+	for _, e := range entries {
+		// The runtime makes its own when it first needs them.
+		if what, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && what != "anon_inode:[eventpoll]" && what != "anon_inode:[eventfd]" {
+			fds[e.Name()] = what
+		}
+	}
+	return fds
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantErrno checks what the program sees.
+func wantErrno(t testing.TB, what string, err error, want syscall.Errno) {
+	t.Helper()
+	if want == 0 && err != nil || want != 0 && !errors.Is(err, want) {
+		t.Errorf("%s: %v, want errno %d (%v)", what, err, int(want), want)
+	}
+}
+
+// memory is what a program would map.
+type memory struct{ closed atomic.Int32 }
+
+func (m *memory) Alloc(size int) (ib.Shared, error) {
+	return ib.Shared{Mem: make([]byte, size), Free: func() {}}, nil
+}
+
+func (m *memory) Close() error {
+	m.closed.Add(1)
+	return nil
+}
+
+// program stands for a program: it is this process, which has an open file and talks to it like the C library.
+type program struct {
+	t     *testing.T
+	w     *world
+	f     *File
+	mem   *memory
+	space *umem.Process
+	acct  *umem.Account
+	form  form
+
+	mu    sync.Mutex
+	arena []byte // what the service sees
+	used  int
+	fds   []int
+	async int
+}
+
+// form is how commands are sent.
+type form int
+
+const (
+	byWrite form = iota
+	byIoctl
+)
+
+func (f form) String() string { return [...]string{"write", "ioctl"}[f] }
+
+const arenaSize = 4 << 20
+
+// open opens the device; the test's end closes it.
+func (w *world) open(form form) *program {
+	w.t.Helper()
+	p := &program{t: w.t, w: w, mem: &memory{}, acct: umem.NewAccount(nil), form: form, async: -1}
+	var err error
+	p.space, err = umem.OpenProcess(os.Getpid())
+	must(w.t, err)
+	p.arena, err = unix.Mmap(-1, 0, arenaSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	must(w.t, err)
+	p.f, err = w.srv.Open("uverbs0", p, p.mem)
+	must(w.t, err)
+	w.t.Cleanup(func() {
+		p.f.Close()
+		for _, fd := range p.fds {
+			unix.Close(fd)
+		}
+		p.space.Close()
+		must(w.t, unix.Munmap(p.arena))
+		if n := p.mem.closed.Load(); n != 1 {
+			w.t.Errorf("the memory was closed %d times", n)
+		}
+		if n := p.acct.Pages(); n != 0 {
+			w.t.Errorf("%d pages are left in the account", n)
+		}
+	})
+	return p
+}
+
+// start opens the device and makes the context.
+func (w *world) start(form form) *program {
+	w.t.Helper()
+	p := w.open(form)
+	resp, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+	must(w.t, err)
+	p.async = int(resp.AsyncFD)
+	return p
+}
+
+func (p *program) PID() int               { return os.Getpid() }
+func (p *program) Name() string           { return "test" }
+func (p *program) UID() int               { return os.Getuid() }
+func (p *program) Space() umem.Space      { return p.space }
+func (p *program) Account() *umem.Account { return p.acct }
+
+func (p *program) InstallFD(fd int, cloexec bool) (int, error) {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		p.mu.Lock()
+		p.fds = append(p.fds, n)
+		p.mu.Unlock()
+	}
+	return n, err
+}
+
+// close is close(2) of a descriptor of the program.
+func (p *program) close(fd int) {
+	p.mu.Lock()
+	p.fds = slices.DeleteFunc(p.fds, func(n int) bool { return n == fd })
+	p.mu.Unlock()
+	must(p.t, unix.Close(fd))
+}
+
+func (p *program) SameFile(fd int) (dev, ino uint64, err error) {
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	return st.Dev, st.Ino, err
+}
+
+// alloc returns memory of the program.
+func (p *program) alloc(n int) []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n = (n + 15) &^ 15
+	if p.used+n > len(p.arena) {
+		p.used = 0 // long tests come round; nothing small is still needed then
+	}
+	b := p.arena[p.used : p.used+n : p.used+n]
+	p.used += n
+	clear(b)
+	return b
+}
+
+// store puts b into memory of the program.
+func (p *program) store(b []byte) []byte {
+	m := p.alloc(len(b))[:len(b)]
+	copy(m, b)
+	return m
+}
+
+// write writes a command as it is.
+func (p *program) write(cmd []byte) error {
+	n, err := p.f.Write(p, addressOf(p.store(cmd)), len(cmd))
+	if err == nil && n != len(cmd) {
+		p.t.Errorf("Write returned %d of %d", n, len(cmd))
+	}
+	return err
+}
+
+// request is a command with everything that can be wrong about it.
+type rawCommand struct {
+	extended  bool
+	number    uint32 // without flags
+	core      []byte // without the response's address
+	driver    []byte
+	room      int // for the core's response
+	driverOut int
+}
+
+// send sends the command in the program's form and returns what it gets.
+func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
+	out := p.alloc(c.room + c.driverOut)[:c.room+c.driverOut]
+	for i := range out {
+		out[i] = 0xee
+	}
+	resp, driver = out[:c.room], out[c.room:]
+	core := slices.Clone(c.core)
+	switch {
+	case p.form == byIoctl:
+		number := uint64(c.number)
+		if c.extended {
+			number |= abi.CmdFlagExtended
+		}
+		in := p.store(core)
+		attrs := []abi.Attr{inline(abi.AttrWriteCmd, 8, number)}
+		if len(core) > 0 {
+			attrs = append(attrs, input(abi.AttrCoreIn, in))
+		}
+		if c.room > 0 {
+			attrs = append(attrs, abi.Attr{AttrID: abi.AttrCoreOut, Len: uint16(c.room), Data: addressOf(resp)})
+		}
+		if len(c.driver) > 0 {
+			attrs = append(attrs, input(abi.AttrUHWIn, p.store(c.driver)))
+		}
+		if c.driverOut > 0 {
+			attrs = append(attrs, abi.Attr{AttrID: abi.AttrUHWOut, Len: uint16(c.driverOut), Data: addressOf(driver)})
+		}
+		_, err = p.ioctl(abi.ObjectDevice, abi.MethodInvokeWrite, attrs...)
+	case c.extended:
+		hdr := abi.CmdHdr{Command: c.number | abi.CmdFlagExtended, InWords: uint16(len(core) / 8), OutWords: uint16(c.room / 8)}
+		ex := abi.ExCmdHdr{Response: addressOf(out), ProviderInWords: uint16(len(c.driver) / 8), ProviderOutWords: uint16(c.driverOut / 8)}
+		if len(out) == 0 {
+			ex.Response = 0
+		}
+		b := abi.AppendTo(abi.AppendTo(nil, &hdr), &ex)
+		err = p.write(slices.Concat(b, core, c.driver))
+	default:
+		if commands[abi.Command(c.number)].answers && len(core) >= 8 {
+			putUint64(core, addressOf(out))
+		}
+		hdr := abi.CmdHdr{Command: c.number, InWords: uint16((8 + len(core) + len(c.driver)) / 4), OutWords: uint16(len(out) / 4)}
+		err = p.write(slices.Concat(abi.AppendTo(nil, &hdr), core, c.driver))
+	}
+	return resp, driver, err
+}
+
+// inline is an attribute that holds its data, input one that points to it if it is too long for that.
+func inline(id abi.AttrID, n int, v uint64) abi.Attr {
+	return abi.Attr{AttrID: id, Len: uint16(n), Flags: abi.AttrFMandatory, Data: v}
+}
+
+func input(id abi.AttrID, b []byte) abi.Attr {
+	a := abi.Attr{AttrID: id, Len: uint16(len(b)), Flags: abi.AttrFMandatory, Data: addressOf(b)}
+	if len(b) <= 8 {
+		a.Data = uint64At(append(slices.Clone(b), make([]byte, 8)...))
+	}
+	return a
+}
+
+// ioctl calls a method and returns the attributes as they are afterwards.
+func (p *program) ioctl(object abi.ObjectID, method abi.MethodID, attrs ...abi.Attr) ([]abi.Attr, error) {
+	hdr := abi.IoctlHdr{
+		Length:   uint16(ioctlHdrSize + attrSize*len(attrs)),
+		ObjectID: object,
+		MethodID: method,
+		NumAttrs: uint16(len(attrs)),
+		DriverID: abi.DriverRXE,
+	}
+	return p.ioctlRaw(hdr, attrs)
+}
+
+func (p *program) ioctlRaw(hdr abi.IoctlHdr, attrs []abi.Attr) ([]abi.Attr, error) {
+	b := abi.AppendTo(nil, &hdr)
+	for i := range attrs {
+		b = abi.AppendTo(b, &attrs[i])
+	}
+	b = p.store(b)
+	err := p.f.Ioctl(p, abi.VerbsIoctl, addressOf(b))
+	after := make([]abi.Attr, len(attrs))
+	for i := range after {
+		after[i], _ = abi.Decode[abi.Attr](b[ioctlHdrSize+i*attrSize:])
+	}
+	return after, err
+}
+
+// do sends a plain command and returns its response.
+func do[Resp, Req any](p *program, cmd abi.Command, req Req) (Resp, error) {
+	resp, _, err := doWith[Resp](p, cmd, req, nil, 0)
+	return resp, err
+}
+
+// doWith does so with data for the driver and room for its answer.
+func doWith[Resp, Req any](p *program, cmd abi.Command, req Req, driver []byte, driverOut int) (resp Resp, out []byte, err error) {
+	room := 0
+	if commands[cmd].answers {
+		room = reflectSize(resp)
+	}
+	b, out, err := p.send(rawCommand{number: uint32(cmd), core: abi.AppendTo(nil, &req), driver: driver, room: room, driverOut: driverOut})
+	if err == nil && room > 0 {
+		resp, _ = abi.Decode[Resp](b)
+	}
+	return resp, out, err
+}
+
+func reflectSize(v any) int { return int(reflect.TypeOf(v).Size()) }
+
+// doEx sends an extended command.
+func doEx[Resp, Req any](p *program, cmd abi.ExCommand, req Req, driverOut int) (resp Resp, out []byte, err error) {
+	b, out, err := p.send(rawCommand{extended: true, number: uint32(cmd), core: abi.AppendTo(nil, &req), room: reflectSize(resp), driverOut: driverOut})
+	if err == nil {
+		resp, _ = abi.Decode[Resp](b)
+	}
+	return resp, out, err
+}
+
+// silently is a command without a response.
+type none struct{}
+
+func silently[Req any](p *program, cmd abi.Command, req Req) error {
+	_, err := do[none](p, cmd, req)
+	return err
+}
+
+// The usual objects.
+
+func (p *program) allocPD() uint32 {
+	p.t.Helper()
+	resp, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+	must(p.t, err)
+	return resp.PDHandle
+}
+
+func (p *program) regMR(pd uint32) abi.RegMRResp {
+	p.t.Helper()
+	addr := (addressOf(p.alloc(8192)) + 4095) &^ 4095
+	resp, err := do[abi.RegMRResp](p, abi.CmdRegMR, abi.RegMR{Start: addr, HCAVA: addr, Length: 4096, PDHandle: pd, AccessFlags: abi.AccessLocalWrite})
+	must(p.t, err)
+	return resp
+}
+
+// channel makes a completion channel and returns its descriptor.
+func (p *program) channel() int {
+	p.t.Helper()
+	resp, err := do[abi.CreateCompChannelResp](p, abi.CmdCreateCompChannel, abi.CreateCompChannel{})
+	must(p.t, err)
+	return int(resp.FD)
+}
+
+// createCQ makes a queue; channel is -1 for none, user the program's own handle.
+func (p *program) createCQ(channel int, user uint64) uint32 {
+	p.t.Helper()
+	resp, err := do[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{UserHandle: user, CQE: 10, CompChannel: int32(channel)})
+	must(p.t, err)
+	return resp.CQHandle
+}
+
+func (p *program) createQP(pd, cq uint32, user uint64, t abi.QPType) abi.CreateQPResp {
+	p.t.Helper()
+	resp, err := do[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{UserHandle: user, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, QPType: t})
+	must(p.t, err)
+	return resp
+}
+
+func (p *program) createAH(pd uint32) uint32 {
+	p.t.Helper()
+	resp, err := do[abi.CreateAHResp](p, abi.CmdCreateAH, abi.CreateAH{PDHandle: pd, Attr: abi.AHAttr{PortNum: 1}})
+	must(p.t, err)
+	return resp.AHHandle
+}
+
+// fakeCQ and fakeQP are the driver's sides of the objects behind handles.
+func (p *program) fakeCQ(handle uint32) *fakeCQ {
+	return p.f.objects.find(handle).res.(*cqObject).Driver().(*fakeCQ)
+}
+
+func (p *program) fakeQP(handle uint32) *fakeQP {
+	return p.f.objects.find(handle).res.(*qpObject).Driver().(*fakeQP)
+}
+
+// readEvents reads what an event file has, without waiting; end tells that it is at its end.
+func (p *program) readEvents(fd, size int) (records [][]byte, end bool) {
+	p.t.Helper()
+	must(p.t, unix.SetNonblock(fd, true))
+	defer unix.SetNonblock(fd, false)
+	for {
+		b := make([]byte, size)
+		n, err := unix.Read(fd, b)
+		if err == unix.EAGAIN {
+			return records, false
+		}
+		must(p.t, err)
+		if n == 0 {
+			return records, true
+		}
+		records = append(records, b[:n])
+	}
+}
+
+// completions are the user handles of the completion events that can be read now.
+func (p *program) completions(channel int) (users []uint64, end bool) {
+	p.t.Helper()
+	records, end := p.readEvents(channel, compRecordSize)
+	for _, r := range records {
+		d, ok := abi.Decode[abi.CompEventDesc](r)
+		if !ok {
+			p.t.Fatalf("event of %d bytes", len(r))
+		}
+		users = append(users, d.CQHandle)
+	}
+	return users, end
+}
+
+// asyncEvents are the asynchronous events that can be read now, as "type:element".
+func (p *program) asyncEvents(fd int) (events []string, end bool) {
+	p.t.Helper()
+	records, end := p.readEvents(fd, asyncRecordSize)
+	for _, r := range records {
+		d, ok := abi.Decode[abi.AsyncEventDesc](r)
+		if !ok {
+			p.t.Fatalf("event of %d bytes", len(r))
+		}
+		events = append(events, fmt.Sprintf("%v:%d", d.EventType, d.Element))
+	}
+	return events, end
+}
+
+// now runs f, and the callbacks that come due by it before it returns.
+func (w *world) now(f func()) {
+	w.dev.HoldCallbacks()
+	f()
+	w.dev.RunCallbacks()
+}

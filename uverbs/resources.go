@@ -1,0 +1,119 @@
+package uverbs
+
+import (
+	"cmp"
+	"slices"
+
+	"verbena/ib"
+)
+
+// ContextInfo tells what an open file holds. (rdma resource show)
+type ContextInfo struct {
+	Device      string // of the midlayer, such as rxe0
+	File        string // such as uverbs0
+	PID         int
+	ProcessName string
+	UID         int
+	// Zombie: the device has gone; the objects are handles only.
+	Zombie bool
+	// PinnedPages are what the process's account holds, for all its files together.
+	PinnedPages uint64
+
+	// In order of creation.
+	PDs []PDInfo
+	MRs []MRInfo
+	CQs []CQInfo
+	QPs []QPInfo
+	AHs []AHInfo
+}
+
+// PDInfo is a protection domain.
+type PDInfo struct{ Handle uint32 }
+
+// MRInfo is a registered region.
+type MRInfo struct {
+	Handle, PD uint32
+	LKey, RKey uint32
+	IOVA       uint64
+	Length     uint64 // bytes
+	Pages      uint64 // charged
+}
+
+// CQInfo is a completion queue.
+type CQInfo struct {
+	Handle  uint32
+	Entries int
+	Channel bool // it has a completion channel
+}
+
+// QPInfo is a queue pair.
+type QPInfo struct {
+	Handle uint32
+	Num    uint32
+	Type   ib.QPType
+	State  ib.QPState
+}
+
+// AHInfo is an address handle.
+type AHInfo struct{ Handle uint32 }
+
+// Resources tells what programs hold on the present devices, by device and process. It may sleep.
+func (s *Server) Resources() []ContextInfo {
+	var infos []ContextInfo
+	for _, d := range s.Devices() {
+		files := d.openFiles()
+		slices.SortFunc(files, func(a, b *File) int { return cmp.Compare(a.proc.PID(), b.proc.PID()) })
+		for _, f := range files {
+			infos = append(infos, f.Info())
+		}
+	}
+	return infos
+}
+
+// Info tells what the file holds; what is being made or destroyed is left out. It may sleep.
+func (f *File) Info() ContextInfo {
+	f.life.RLock()
+	defer f.life.RUnlock()
+	state := f.state.Load()
+	info := ContextInfo{
+		Device:      f.dev.ib.Name(),
+		File:        f.dev.Name(),
+		PID:         f.proc.PID(),
+		ProcessName: f.proc.Name(),
+		UID:         f.proc.UID(),
+		Zombie:      state == contextZombie,
+		PinnedPages: f.proc.Account().Pages(),
+	}
+	if state == contextClosed {
+		return info
+	}
+	for o := range f.objects.all() {
+		if o.users.Load() == exclusive {
+			continue
+		}
+		switch r := o.res.(type) {
+		case *pdObject:
+			info.PDs = append(info.PDs, PDInfo{o.handle})
+		case *mrObject:
+			m := MRInfo{Handle: o.handle, PD: r.pd, LKey: r.LKey(), RKey: r.RKey()}
+			m.IOVA, m.Length, m.Pages = r.Region().IOVA(), r.Region().Len(), r.Region().Pages()
+			info.MRs = append(info.MRs, m)
+		case *cqObject:
+			info.CQs = append(info.CQs, CQInfo{o.handle, r.Entries(), r.channel != nil})
+		case *qpObject:
+			q := QPInfo{Handle: o.handle, Num: r.Num(), Type: r.Type(), State: ib.QPErr}
+			if !o.gone {
+				q.State = r.State()
+			}
+			info.QPs = append(info.QPs, q)
+		case *ahObject:
+			info.AHs = append(info.AHs, AHInfo{o.handle})
+		}
+	}
+	slices.Reverse(info.PDs)
+	slices.Reverse(info.MRs)
+	slices.Reverse(info.CQs)
+	slices.Reverse(info.QPs)
+	slices.Reverse(info.AHs)
+	return info
+}

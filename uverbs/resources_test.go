@@ -1,0 +1,66 @@
+package uverbs
+
+import (
+	"os"
+	"reflect"
+	"syscall"
+	"testing"
+
+	"verbena/ib"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+func TestResources(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byWrite)
+	idle := w.open(byWrite)
+	pd := p.allocPD()
+	mr := p.regMR(pd)
+	cq, other := p.createCQ(p.channel(), 0), p.createCQ(-1, 0)
+	qp := p.createQP(pd, cq, 0, abi.QPTUD)
+	ah := p.createAH(pd)
+	must(t, silently(p, abi.CmdModifyQP, abi.ModifyQP{QPHandle: qp.QPHandle, QPState: abi.QPSErr, AttrMask: abi.QPAttrState}))
+
+	addr := p.f.objects.find(mr.MRHandle).res.(*mrObject).Region().Addr()
+	want := ContextInfo{
+		Device: "rxe0", File: "uverbs0", PID: os.Getpid(), ProcessName: "test", UID: os.Getuid(), PinnedPages: 1,
+		PDs: []PDInfo{{pd}},
+		MRs: []MRInfo{{Handle: mr.MRHandle, PD: pd, LKey: mr.LKey, RKey: mr.RKey, IOVA: addr, Length: 4096, Pages: 1}},
+		CQs: []CQInfo{{cq, 11, true}, {other, 11, false}},
+		QPs: []QPInfo{{qp.QPHandle, qp.QPN, ib.QPTypeUD, ib.QPErr}},
+		AHs: []AHInfo{{ah}},
+	}
+	if got := p.f.Info(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if got := w.srv.Resources(); len(got) != 2 {
+		t.Errorf("%d files", len(got))
+	}
+	if got := idle.f.Info(); len(got.PDs) != 0 || got.Zombie {
+		t.Errorf("a file without a context: %+v", got)
+	}
+	must(t, w.core.Unregister(w.dev))
+	got := p.f.Info()
+	if !got.Zombie || len(got.QPs) != 1 || got.PinnedPages != 0 {
+		t.Errorf("zombie: %+v", got)
+	}
+}
+
+// The limit of the process holds for all its registrations together.
+func TestRegistrationLimit(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byIoctl)
+	p.acct = umem.NewAccount(func() uint64 { return 2 * umem.PageSize })
+	pd := p.allocPD()
+	p.regMR(pd)
+	second := p.regMR(pd)
+	addr := addressOf(p.alloc(16))
+	reg := func() error {
+		_, err := do[abi.RegMRResp](p, abi.CmdRegMR, abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd})
+		return err
+	}
+	wantErrno(t, "over the limit", reg(), syscall.ENOMEM)
+	must(t, silently(p, abi.CmdDeregMR, abi.DeregMR{MRHandle: second.MRHandle}))
+	must(t, reg())
+}

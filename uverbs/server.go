@@ -1,0 +1,202 @@
+package uverbs
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// UserABI is implemented by an [ib.Driver] that has a counterpart in user space. A driver without it has ABI version
+// 1 and takes the ioctls of any driver.
+type UserABI interface {
+	// UserABI is the driver's number in the ioctl form (enum rdma_driver_id) and the version of its private data,
+	// which sysfs shows as uverbsN/abi_version (ib_device_ops.driver_id, uverbs_abi_ver).
+	UserABI() (driverID, version uint32)
+}
+
+// ServerOptions are the choices of NewServer.
+type ServerOptions struct {
+	// CompVectors is how many completion vectors each device has; 0 stands for the number of processors.
+	CompVectors int
+	// Logf gets the rare messages about things that no caller can be told of, one line each. May be nil.
+	Logf func(format string, args ...any)
+}
+
+// Server gives user programs access to the devices of a Core.
+type Server struct {
+	core   *ib.Core
+	opts   ServerOptions
+	client ib.Client
+
+	mu       sync.Mutex
+	devices  []*Device // by minor number; nil where one is free
+	onChange []func()
+}
+
+// NewServer makes a server and registers it as a client of core. Close it after the last File. It may sleep.
+func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
+	if opts.CompVectors <= 0 {
+		opts.CompVectors = runtime.NumCPU()
+	}
+	if opts.Logf == nil {
+		opts.Logf = func(string, ...any) {}
+	}
+	s := &Server{core: core, opts: opts}
+	s.client = ib.Client{Name: "uverbs", Add: s.add, Remove: s.remove}
+	if err := core.RegisterClient(&s.client); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close takes the devices away from the programs, as if they had been unplugged. Files stay to be closed by those
+// who opened them. It may sleep.
+func (s *Server) Close() { s.core.UnregisterClient(&s.client) }
+
+// Devices are the present devices in the order of their minor numbers.
+func (s *Server) Devices() []*Device {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.devices), func(d *Device) bool { return d == nil })
+}
+
+// OnChange has f called after a device has come, and after one has gone from Devices but before its contexts are
+// ended. f may sleep.
+func (s *Server) OnChange(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onChange = append(s.onChange, f)
+}
+
+func (s *Server) changed() {
+	s.mu.Lock()
+	fs := slices.Clone(s.onChange)
+	s.mu.Unlock()
+	for _, f := range fs {
+		f()
+	}
+}
+
+// add is the client's Add. (ib_uverbs_add_one)
+func (s *Server) add(dev *ib.Device) (any, error) {
+	attr, err := dev.QueryDevice()
+	if err != nil {
+		return nil, fmt.Errorf("query %s: %w", dev.Name(), err)
+	}
+	d := &Device{srv: s, ib: dev, ports: attr.PhysPorts, abiVersion: 1, files: map[*File]struct{}{}}
+	if u, ok := dev.Driver().(UserABI); ok {
+		id, version := u.UserABI()
+		d.driverID, d.abiVersion, d.checkDriver = abi.DriverID(id), int(version), true
+	}
+	s.mu.Lock()
+	if d.minor = slices.Index(s.devices, nil); d.minor < 0 {
+		d.minor = len(s.devices)
+		s.devices = append(s.devices, nil)
+	}
+	d.name = fmt.Sprintf("uverbs%d", d.minor)
+	s.devices[d.minor] = d
+	s.mu.Unlock()
+	s.changed()
+	return d, nil
+}
+
+// remove is the client's Remove. (ib_uverbs_remove_one)
+func (s *Server) remove(_ *ib.Device, data any) {
+	d := data.(*Device)
+	s.mu.Lock()
+	s.devices[d.minor] = nil
+	s.mu.Unlock()
+	s.changed()
+	d.disassociate()
+}
+
+// Open opens a device by its name, such as uverbs0, for a process. The File owns m. ENODEV if there is no such
+// device. (ib_uverbs_open)
+func (s *Server) Open(name string, p Process, m Memory) (*File, error) {
+	for _, d := range s.Devices() {
+		if d.Name() != name {
+			continue
+		}
+		f := newFile(d, p, m)
+		if !d.attach(f) {
+			break
+		}
+		return f, nil
+	}
+	return nil, fmt.Errorf("open %s: no such device: %w", name, syscall.ENODEV)
+}
+
+// Device is a device as programs see it. (struct ib_uverbs_device)
+type Device struct {
+	srv         *Server
+	ib          *ib.Device
+	minor       int
+	name        string
+	ports       int
+	driverID    abi.DriverID
+	checkDriver bool // the driver has a number that ioctls must name
+	abiVersion  int
+
+	mu    sync.Mutex
+	gone  bool // no new files
+	files map[*File]struct{}
+}
+
+// Name is the name of the device file, such as uverbs0.
+func (d *Device) Name() string { return d.name }
+
+// Minor is the device's number among all, from 0.
+func (d *Device) Minor() int { return d.minor }
+
+// IB is the device below.
+func (d *Device) IB() *ib.Device { return d.ib }
+
+// ABIVersion is the version of the commands, which sysfs shows as infiniband_verbs/abi_version.
+func (d *Device) ABIVersion() int { return abi.ABIVersion }
+
+// DriverABI is the version of the driver's private data, which sysfs shows as uverbsN/abi_version.
+func (d *Device) DriverABI() int { return d.abiVersion }
+
+func (d *Device) attach(f *File) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gone {
+		return false
+	}
+	d.files[f] = struct{}{}
+	return true
+}
+
+func (d *Device) detach(f *File) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.files, f)
+}
+
+// openFiles are the files that hold something on the device. One that is being closed is among them until it does
+// not.
+func (d *Device) openFiles() []*File {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	files := make([]*File, 0, len(d.files))
+	for f := range d.files {
+		files = append(files, f)
+	}
+	return files
+}
+
+// disassociate makes zombies of the contexts. When it returns, nothing of theirs is on the device.
+// (ib_uverbs_free_hw_resources)
+func (d *Device) disassociate() {
+	d.mu.Lock()
+	d.gone = true
+	d.mu.Unlock()
+	for _, f := range d.openFiles() {
+		f.disassociate()
+	}
+}

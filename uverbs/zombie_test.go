@@ -1,0 +1,326 @@
+package uverbs
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// The device goes while a program has it open.
+func TestDeviceRemoval(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.start(form)
+		pd := p.allocPD()
+		ch := p.channel()
+		cq, silent := p.createCQ(ch, 1), p.createCQ(-1, 2)
+		mr := p.regMR(pd)
+		qp := p.createQP(pd, cq, 3, abi.QPTRC).QPHandle
+		qp2 := p.createQP(pd, silent, 4, abi.QPTUD).QPHandle
+		ah := p.createAH(pd)
+		p.notify(cq)
+		if got, _ := p.completions(ch); len(got) != 1 {
+			t.Fatalf("events %v", got)
+		}
+		p.notify(cq) // stays unread
+		w.now(func() {
+			p.fakeQP(qp).qp.Raise(ib.EventQPFatal)
+			w.dev.DispatchEvent(ib.EventPortErr, 1)
+		})
+
+		must(t, w.core.Unregister(w.dev))
+		if got := w.drv.takeLog(); !slices.Equal(got, []string{"QP", "QP", "AH", "MR", "CQ", "CQ", "PD"}) {
+			t.Errorf("destroyed in the order %v", got)
+		}
+		if w.drv.contexts != 0 || p.acct.Pages() != 0 {
+			t.Errorf("%d contexts in the driver, %d pages", w.drv.contexts, p.acct.Pages())
+		}
+		if len(w.srv.Devices()) != 0 || p.mem.closed.Load() != 0 {
+			t.Error("device is listed, or the memory closed")
+		}
+		if got, end := p.completions(ch); !end || len(got) != 0 {
+			t.Errorf("completion channel: %v, end %v", got, end)
+		}
+		want := []string{fmt.Sprintf("%v:1", abi.EventPortErr), fmt.Sprintf("%v:0", abi.EventDeviceFatal)}
+		if got, end := p.asyncEvents(p.async); !end || !slices.Equal(got, want) {
+			t.Errorf("asynchronous events: %v, end %v, want %v", got, end, want)
+		}
+
+		for n, cmd := range commands {
+			switch n {
+			case abi.CmdDeallocPD, abi.CmdDestroyAH, abi.CmdDeregMR, abi.CmdDestroyCQ, abi.CmdDestroyQP:
+				continue
+			case abi.CmdCreateCQ, abi.CmdRegMR:
+			}
+			_, _, err := p.send(rawCommand{number: uint32(n), core: make([]byte, cmd.req), room: cmd.resp})
+			wantErrno(t, n.String(), err, syscall.EIO)
+		}
+		_, err := do[abi.QueryQPResp](p, abi.CmdQueryQP, abi.QueryQP{QPHandle: qp})
+		wantErrno(t, "query a queue pair of old", err, syscall.EIO)
+		wantErrno(t, "ring the doorbell", p.ring(qp), syscall.EIO)
+		_, err = p.ioctl(abi.ObjectDevice, abi.MethodQueryContext)
+		wantErrno(t, "query context", err, syscall.EIO)
+		_, err = p.ioctl(abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc, abi.Attr{})
+		wantErrno(t, "another asynchronous event file", err, syscall.EIO)
+
+		// Destroying works, in any order, once.
+		must(t, silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: pd}))
+		if r := p.destroyCQ(cq); r.CompEventsReported != 1 {
+			t.Errorf("cq: %+v", r)
+		}
+		r, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+		must(t, err)
+		if r.EventsReported != 0 {
+			t.Errorf("qp: %+v", r)
+		}
+		must(t, silently(p, abi.CmdDeregMR, abi.DeregMR{MRHandle: mr.MRHandle}))
+		must(t, silently(p, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: ah}))
+		wantErrno(t, "destroy twice", silently(p, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: ah}), syscall.ENOENT)
+		wantErrno(t, "destroy as another kind", silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: qp2}), syscall.EINVAL)
+		if got := w.drv.takeLog(); len(got) != 0 {
+			t.Errorf("the driver was asked to destroy %v", got)
+		}
+	})
+}
+
+// A file that is opened, or a context that is made, while the device goes.
+func TestRemovalBeforeContext(t *testing.T) {
+	w := newWorld(t)
+	p := w.open(byWrite)
+	d := w.srv.Devices()[0]
+	must(t, w.core.Unregister(w.dev))
+	if d.attach(&File{}) {
+		t.Error("a file was added to the device that has gone")
+	}
+	_, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+	wantErrno(t, "GET_CONTEXT", err, syscall.EIO)
+	_, err = w.srv.Open("uverbs0", p, &memory{})
+	wantErrno(t, "open", err, syscall.ENODEV)
+	if n := len(p.f.events.async); n != 0 {
+		t.Errorf("%d event files", n)
+	}
+}
+
+// Those who wait for an event wake up.
+func TestRemovalWakesReaders(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byWrite)
+	ch := p.channel()
+	p.createCQ(ch, 1)
+	type result struct {
+		n   int
+		err error
+	}
+	results := make(chan result)
+	go func() {
+		n, err := unix.Read(ch, make([]byte, compRecordSize))
+		results <- result{n, err}
+	}()
+	must(t, w.core.Unregister(w.dev))
+	if r := <-results; r.n != 0 || r.err != nil {
+		t.Errorf("read %d, %v, want the end of the file", r.n, r.err)
+	}
+}
+
+// The pipe is full when the device goes: the program finds the fatal event last, and then the end.
+func TestRemovalWithFullAsyncFile(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byWrite)
+	e := p.f.events.fallback
+	for i := 0; ; i++ {
+		e.mu.Lock()
+		full := e.sent < len(e.records)
+		e.mu.Unlock()
+		if full {
+			break
+		}
+		w.now(func() { w.dev.DispatchEvent(ib.EventPortActive, i) })
+	}
+	must(t, w.core.Unregister(w.dev))
+	var last abi.AsyncEventDesc
+	buf := make([]byte, asyncRecordSize)
+	n := 0
+	for ; ; n++ {
+		got, err := unix.Read(p.async, buf)
+		must(t, err)
+		if got == 0 {
+			break
+		}
+		last, _ = abi.Decode[abi.AsyncEventDesc](buf)
+	}
+	if n < 1000 || last.EventType != abi.EventDeviceFatal {
+		t.Errorf("%d events, the last is %v", n, last.EventType)
+	}
+}
+
+// The driver finds everything taken away even when a program is in the middle of something.
+func TestRemovalDuringCommand(t *testing.T) {
+	for _, test := range []struct {
+		method string
+		run    func(p *program, pd, cq uint32) error
+	}{
+		{"alloc pd", func(p *program, pd, cq uint32) error {
+			_, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+			return err
+		}},
+		{"create qp", func(p *program, pd, cq uint32) error {
+			_, err := do[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC})
+			return err
+		}},
+		{"destroy PD", func(p *program, pd, cq uint32) error {
+			return silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: pd})
+		}},
+	} {
+		for _, end := range []string{"removal", "close"} {
+			t.Run(test.method+"/"+end, func(t *testing.T) {
+				w := newWorld(t)
+				p := w.start(byWrite)
+				pd, cq := p.allocPD(), p.createCQ(-1, 0)
+				entered, release := w.drv.hold(test.method)
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if err := test.run(p, pd, cq); err != nil {
+						t.Error(err)
+					}
+				})
+				<-entered
+				var ended atomic.Bool
+				wg.Go(func() {
+					if end == "removal" {
+						if err := w.core.Unregister(w.dev); err != nil {
+							t.Error(err)
+						}
+					} else {
+						p.f.Close()
+					}
+					ended.Store(true)
+				})
+				for p.f.life.TryRLock() { // until it waits for the command
+					p.f.life.RUnlock()
+				}
+				if ended.Load() {
+					t.Error("it did not wait")
+				}
+				release()
+				wg.Wait()
+				if left := w.dev.Objects().String(); left != "" {
+					t.Errorf("left: %s", left)
+				}
+			})
+		}
+	}
+}
+
+// A program that keeps the service waiting at its memory, or at the installation of a descriptor, does not keep the
+// device from going; what it was making goes too.
+func TestRemovalDuringAnswer(t *testing.T) {
+	for _, test := range []struct {
+		what    string
+		cmd     abi.Command
+		install error
+	}{
+		{"installs a descriptor", abi.CmdCreateCompChannel, nil},
+		{"installs a descriptor", abi.CmdCreateCompChannel, syscall.EMFILE},
+		{"stores the response", abi.CmdAllocPD, nil},
+		{"installs a descriptor", abi.CmdGetContext, nil},
+		{"installs a descriptor", abi.CmdGetContext, syscall.EMFILE},
+		{"stores the response", abi.CmdGetContext, nil},
+	} {
+		t.Run(fmt.Sprint(test.cmd, test.what, test.install), func(t *testing.T) {
+			w := newWorld(t)
+			p := w.open(byWrite)
+			if test.cmd != abi.CmdGetContext {
+				_, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+				must(t, err)
+			}
+			waiting, release := make(chan struct{}), make(chan struct{})
+			c := &slowCaller{program: p, install: test.install, before: func(now string) {
+				if now == test.what {
+					close(waiting)
+					<-release
+				}
+			}}
+			hdr := abi.CmdHdr{Command: uint32(test.cmd), InWords: 4, OutWords: 2}
+			cmd := append(abi.AppendTo(nil, &hdr), make([]byte, 8)...)
+			putUint64(cmd[8:], addressOf(p.alloc(8)))
+			cmd = p.store(cmd)
+			done := make(chan error)
+			go func() {
+				_, err := p.f.Write(c, addressOf(cmd), len(cmd))
+				done <- err
+			}()
+			<-waiting
+			must(t, w.core.Unregister(w.dev))
+			if left := w.dev.Objects().String(); left != "" {
+				t.Errorf("left: %s", left)
+			}
+			close(release)
+			if err := <-done; !errors.Is(err, test.install) {
+				t.Errorf("%v, want %v", err, test.install)
+			}
+			if !p.f.Info().Zombie {
+				t.Error("the context came back to life")
+			}
+		})
+	}
+}
+
+// Closing in any state destroys in the order of dependency, once.
+func TestClose(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byWrite)
+	for range 2 {
+		pd := p.allocPD()
+		cq := p.createCQ(p.channel(), 0)
+		p.createAH(pd)
+		p.regMR(pd)
+		p.createQP(pd, cq, 0, abi.QPTRC)
+	}
+	p.f.Close()
+	p.f.Close()
+	if got := w.drv.takeLog(); !slices.Equal(got, []string{"QP", "QP", "AH", "AH", "MR", "MR", "CQ", "CQ", "PD", "PD"}) {
+		t.Errorf("destroyed %v", got)
+	}
+	if w.drv.contexts != 0 {
+		t.Errorf("%d contexts", w.drv.contexts)
+	}
+	if _, end := p.asyncEvents(p.async); !end {
+		t.Error("the asynchronous event file has no end")
+	}
+	if got := w.srv.Resources(); len(got) != 0 {
+		t.Errorf("resources: %+v", got)
+	}
+}
+
+// A driver that cannot destroy something does not keep the rest from being destroyed; somebody is told.
+func TestCloseWithBrokenDriver(t *testing.T) {
+	core, drv := &ib.Core{}, &fakeDriver{}
+	must(t, core.Register(ib.NewDevice("rxe0", drv, nil)))
+	var log []string
+	srv, err := NewServer(core, ServerOptions{Logf: func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) }})
+	must(t, err)
+	p := (&world{t: t, core: core, drv: drv, srv: srv}).start(byWrite)
+	p.createAH(p.allocPD())
+	p.createCQ(-1, 0)
+	drv.failing("destroy AH", syscall.EIO)
+	p.f.Close()
+	if got := drv.takeLog(); !slices.Equal(got, []string{"CQ"}) {
+		t.Errorf("destroyed %v", got)
+	}
+	if len(log) != 2 || !strings.Contains(log[0], "cannot destroy AH") || !strings.Contains(log[1], "cannot destroy PD") {
+		t.Errorf("log: %q", log)
+	}
+	if drv.contexts != 0 {
+		t.Errorf("%d contexts", drv.contexts)
+	}
+}
