@@ -222,12 +222,13 @@ func (f *frame) raisedAt() []Stack {
 	return []Stack{{f.what + " raised at", trace(f.raised)}}
 }
 
-// report hands a violation on, unless the same has been reported with the offender at the same place.
+// report hands a violation on, unless the same has been reported with the offender at the same place, which is that of
+// the call and of the two around it.
 func (k *checker) report(v Violation, d *Device, place []uintptr) {
 	if d != nil {
 		v.Device = d.name
 	}
-	key := fmt.Sprint(v.Rule, v.Device, v.What, place)
+	key := fmt.Sprint(v.Rule, v.Device, v.What, place[:min(3, len(place))])
 	k.reporting.Lock()
 	defer k.reporting.Unlock()
 	if k.reported[key] {

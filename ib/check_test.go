@@ -512,6 +512,7 @@ func TestCheckReportsOnce(t *testing.T) {
 	for range 5 {
 		b.qp.PostSend(SendWR{})
 	}
+	b.drv.onPost = func() { b.dev.QueryPort(1) }
 	b.qp.PostSend(SendWR{})
 	b.free(t)
 	w.expect(t, RuleSleepInMethod, RuleSleepInMethod)

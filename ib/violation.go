@@ -2,6 +2,7 @@ package ib
 
 import (
 	"fmt"
+	"reflect"
 	"runtime"
 	"strings"
 	"time"
@@ -139,16 +140,34 @@ func callers(skip int) []uintptr {
 	return append([]uintptr(nil), pc[:runtime.Callers(skip+2, pc[:])]...)
 }
 
-// trace prints a stack as runtime.Stack does.
+// trace prints a stack as runtime.Stack does, without the checker's own functions at its top.
 func trace(pc []uintptr) string {
-	var b strings.Builder
+	var b, top strings.Builder
 	frames := runtime.CallersFrames(pc)
 	for len(pc) > 0 {
 		f, more := frames.Next()
-		fmt.Fprintf(&b, "%s(...)\n\t%s:%d\n", f.Function, f.File, f.Line)
+		to := &b
+		if b.Len() == 0 && internalFunction(f.Function) {
+			to = &top
+		}
+		if f.Function != "runtime.goexit" {
+			fmt.Fprintf(to, "%s(...)\n\t%s:%d\n", f.Function, f.File, f.Line)
+		}
 		if !more {
 			break
 		}
 	}
+	if b.Len() == 0 {
+		return top.String()
+	}
 	return b.String()
+}
+
+// internalFunction tells whether a function is one of this package that is not exported.
+func internalFunction(name string) bool {
+	here := reflect.TypeFor[Device]().PkgPath() + "."
+	rest, ok := strings.CutPrefix(name, here)
+	rest, _, _ = strings.Cut(rest, "[")
+	rest = rest[strings.LastIndexByte(rest, '.')+1:]
+	return ok && rest != "" && rest[0] >= 'a' && rest[0] <= 'z'
 }

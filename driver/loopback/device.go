@@ -39,6 +39,7 @@ type Device struct {
 	groups  map[ib.GID][]*QP
 	blocked []*QP // whose first send waits for a receive
 	failed  bool  // a queue pair went into error: its peers may have to give up
+	dead    bool  // the device is in error
 	copier  copier
 }
 
@@ -107,6 +108,7 @@ func (d *Device) QueryPKey(port, index int) (uint16, error) {
 func (d *Device) EnterError() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.dead = true
 	for _, q := range d.qps {
 		if q.state != ib.QPReset {
 			q.toError()

@@ -13,8 +13,8 @@
 //     function. Only a send that finds no receive waits, for the next PostRecv.
 //   - What is done ends in CQ.post, which calls ib.CQ.Completed when the queue is armed. That may happen inside of
 //     PostSend and under the lock, since the midlayer calls the consumer later, from a thread that holds nothing.
-//   - Everything refers to the other objects by interface where it can (see completer), so that a driver that embeds
-//     this one can replace some of them.
+//   - Queue pairs know the other objects by interface where they can (see completer), so that a driver that embeds this
+//     one can wrap some of them.
 //
 // Abilities are in a file each, so that what a driver lacks is left out by leaving out a file: ah.go, mcast.go, srq.go,
 // xrc.go, mw.go, fastreg.go.

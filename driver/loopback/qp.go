@@ -319,7 +319,7 @@ func (q *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		return 0, fmt.Errorf("post receive in state %v: %w", q.state, syscall.EINVAL)
 	}
 	n, err = q.own.post(wrs)
-	if q.state == ib.QPErr || d.ib.State() != ib.DeviceActive {
+	if q.state == ib.QPErr || d.dead {
 		q.toError()
 	}
 	d.unblock()

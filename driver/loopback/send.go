@@ -10,7 +10,7 @@ import (
 func (q *QP) run() {
 	for q.sq.n > 0 && !q.waiting {
 		switch {
-		case q.dev.ib.State() != ib.DeviceActive:
+		case q.dev.dead:
 			q.toError()
 		case q.state == ib.QPErr, q.state == ib.QPSQE:
 			q.flushSends()

@@ -216,7 +216,7 @@ func testPolledByHandler(e *env) {
 	e.must("request notify", err)
 	wc := make([]ib.WC, queueLen)
 	sent, done := 0, 0
-	e.eventually("all messages", func() bool {
+	e.eventually("all messages (rule: no armed notification is lost)", func() bool {
 		for sent < total && sent-done < queueLen/2 {
 			n, err := p.qps[0].PostSend(ib.SendWR{
 				ID: uint64(sent), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),

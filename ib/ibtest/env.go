@@ -48,7 +48,7 @@ func newEnv(t testing.TB, cfg config, checked bool) *env {
 			if !e.over {
 				t.Errorf("%v", v)
 			}
-		}, Patience: cfg.patience})
+		}, Patience: min(2*time.Second, cfg.patience/5)})
 	}
 	e.dev = cfg.newDevice(t)
 	t.Cleanup(e.finish)
@@ -70,7 +70,7 @@ func (e *env) finish() {
 
 func (e *env) register() {
 	e.Helper()
-	e.must("register the device", e.core.Register(e.dev))
+	e.must("register the device", e.cfg.plug(e.core, e.dev))
 	e.registered = true
 	e.findGID()
 }
@@ -398,6 +398,9 @@ func (e *env) wait(cq *ib.CQ, n int) []ib.WC {
 		wc := make([]ib.WC, n-len(all))
 		k, err := cq.Poll(wc)
 		e.must("poll", err)
+		if k < 0 || k > len(wc) {
+			e.Fatalf("poll: %d completions in room for %d", k, len(wc))
+		}
 		all = append(all, wc[:k]...)
 		return len(all) >= n
 	})

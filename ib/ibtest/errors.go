@@ -247,6 +247,9 @@ func testBadArguments(e *env) {
 	bad := e.attr(ib.QPInit, 0)
 	bad.Port = uint8(a.PhysPorts) + 1
 	e.wantErr("modify to a port that is not", qp.Modify(bad, upMask(ib.QPTypeRC, ib.QPInit), nil), syscall.EINVAL)
+	if s := qp.State(); s != ib.QPReset {
+		e.Errorf("state after a Modify that failed is %v", s)
+	}
 	e.up(qp, 0, ib.QPInit)
 	bad = e.attr(ib.QPRTR, 0)
 	bad.PathMTU = 9

@@ -222,7 +222,7 @@ func testUnregisterDuringAdd(e *env) {
 	registered, unregistered := make(chan error, 1), make(chan error, 1)
 	go func() {
 		defer close(registered) // also when the test fails in Add
-		registered <- e.core.Register(e.dev)
+		registered <- e.cfg.plug(e.core, e.dev)
 	}()
 	<-inAdd
 	go func() { unregistered <- e.cfg.unplug(e.core, e.dev) }()

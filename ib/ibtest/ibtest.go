@@ -19,6 +19,7 @@ type Option func(*config)
 
 type config struct {
 	newDevice NewDevice
+	plug      func(core *ib.Core, d *ib.Device) error
 	unplug    func(core *ib.Core, d *ib.Device) error
 	patience  time.Duration
 	load      int
@@ -34,6 +35,11 @@ func Patience(d time.Duration) Option { return func(c *config) { c.patience = d 
 // Load multiplies the work of the tests that run under load. Default: 1.
 func Load(n int) Option { return func(c *config) { c.load = n } }
 
+// Plug is how the driver registers a device, if it does so itself. Default: Core.Register.
+func Plug(f func(core *ib.Core, d *ib.Device) error) Option {
+	return func(c *config) { c.plug = f }
+}
+
 // Unplug is how the driver takes a device away, if it does so itself. It returns what Core.Unregister returned. Default:
 // Core.Unregister.
 func Unplug(f func(core *ib.Core, d *ib.Device) error) Option {
@@ -41,7 +47,10 @@ func Unplug(f func(core *ib.Core, d *ib.Device) error) Option {
 }
 
 func newConfig(newDevice NewDevice, opts []Option) config {
-	c := config{newDevice: newDevice, unplug: (*ib.Core).Unregister, patience: 10 * time.Second, load: 1, gidIndex: -1}
+	c := config{
+		newDevice: newDevice, plug: (*ib.Core).Register, unplug: (*ib.Core).Unregister,
+		patience: 10 * time.Second, load: 1, gidIndex: -1,
+	}
 	for _, o := range opts {
 		o(&c)
 	}

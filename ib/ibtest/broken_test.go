@@ -1,0 +1,784 @@
+package ibtest
+
+import (
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// wrongDriver is the loopback driver with defects: where a hook is set it stands for the method.
+type wrongDriver struct {
+	*loopback.Device
+	dev *ib.Device
+	t   testing.TB
+
+	mu   sync.Mutex // for the defects' use
+	held atomic.Bool
+
+	createCQ   func(cq *ib.CQ, attr ib.CQAttr) error
+	createQP   func(qp *ib.QP, init *ib.QPInitAttr) error
+	createdQP  func(qp *ib.QP, init *ib.QPInitAttr)
+	query      func()
+	postSend   func(q *wrongQP, wrs []ib.SendWR) (int, error)
+	modify     func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error
+	state      func(q *wrongQP) ib.QPState
+	destroyQP  func(q *wrongQP) error
+	poll       func(c *wrongCQ, wc []ib.WC) (int, error)
+	reqNotify  func(c *wrongCQ, f ib.NotifyFlags) (bool, error)
+	destroyCQ  func(c *wrongCQ) error
+	destroyAH  func() error
+	dereg      func(m ib.DriverMR) error
+	srqPost    func(s *wrongSRQ, wrs []ib.RecvWR) (int, error)
+	enterError func()
+}
+
+type wrongQP struct {
+	*loopback.QP
+	d   *wrongDriver
+	obj *ib.QP
+}
+
+type wrongCQ struct {
+	*loopback.CQ
+	d    *wrongDriver
+	obj  *ib.CQ
+	last ib.WC
+	n    atomic.Int32
+}
+
+type wrongSRQ struct {
+	*loopback.SRQ
+	d   *wrongDriver
+	obj *ib.SRQ
+}
+
+type wrongAH struct {
+	*loopback.AH
+	d *wrongDriver
+}
+
+type wrongMR struct {
+	ib.DriverMR
+	d *wrongDriver
+}
+
+func newWrong(t testing.TB) *wrongDriver {
+	d := &wrongDriver{Device: loopback.New("inner", nil), t: t}
+	d.dev = ib.NewDevice("wrong0", d, nil)
+	return d
+}
+
+func (d *wrongDriver) EnterError() {
+	if d.enterError != nil {
+		d.enterError()
+		return
+	}
+	d.Device.EnterError()
+}
+
+func (d *wrongDriver) QueryDevice() (ib.DeviceAttr, error) {
+	if d.query != nil {
+		d.query()
+	}
+	return d.Device.QueryDevice()
+}
+
+func (d *wrongDriver) CreateCQ(cq *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+	if d.createCQ != nil {
+		if err := d.createCQ(cq, attr); err != nil {
+			return nil, err
+		}
+	}
+	inner, err := d.Device.CreateCQ(cq, attr, u)
+	if err != nil {
+		return nil, err
+	}
+	return &wrongCQ{CQ: inner.(*loopback.CQ), d: d, obj: cq}, nil
+}
+
+func (d *wrongDriver) CreateQP(qp *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
+	if d.createQP != nil {
+		if err := d.createQP(qp, init); err != nil {
+			return nil, err
+		}
+	}
+	inner, err := d.Device.CreateQP(qp, init, u)
+	if err != nil {
+		return nil, err
+	}
+	if d.createdQP != nil {
+		d.createdQP(qp, init)
+	}
+	return &wrongQP{QP: inner.(*loopback.QP), d: d, obj: qp}, nil
+}
+
+func (d *wrongDriver) CreateSRQ(srq *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.DriverSRQ, error) {
+	inner, err := d.Device.CreateSRQ(srq, init, u)
+	if err != nil {
+		return nil, err
+	}
+	return &wrongSRQ{SRQ: inner.(*loopback.SRQ), d: d, obj: srq}, nil
+}
+
+func (d *wrongDriver) CreateAH(ah *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+	inner, err := d.Device.CreateAH(ah, attr, u)
+	if err != nil {
+		return nil, err
+	}
+	return &wrongAH{inner.(*loopback.AH), d}, nil
+}
+
+func (d *wrongDriver) RegMR(mr *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+	inner, err := d.Device.RegMR(mr, r, access, u)
+	return &wrongMR{inner, d}, err
+}
+
+func (q *wrongQP) PostSend(wrs []ib.SendWR) (int, error) {
+	if q.d.postSend != nil {
+		return q.d.postSend(q, wrs)
+	}
+	return q.QP.PostSend(wrs)
+}
+
+func (q *wrongQP) Modify(a *ib.QPAttr, m ib.QPAttrMask, u *ib.Udata) error {
+	if q.d.modify != nil {
+		return q.d.modify(q, a, m)
+	}
+	return q.QP.Modify(a, m, u)
+}
+
+func (q *wrongQP) State() ib.QPState {
+	if q.d.state != nil {
+		return q.d.state(q)
+	}
+	return q.QP.State()
+}
+
+func (q *wrongQP) Destroy() error {
+	if q.d.destroyQP != nil {
+		return q.d.destroyQP(q)
+	}
+	return q.QP.Destroy()
+}
+
+func (c *wrongCQ) Poll(wc []ib.WC) (int, error) {
+	if c.d.poll != nil {
+		return c.d.poll(c, wc)
+	}
+	return c.CQ.Poll(wc)
+}
+
+func (c *wrongCQ) ReqNotify(f ib.NotifyFlags) (bool, error) {
+	if c.d.reqNotify != nil {
+		return c.d.reqNotify(c, f)
+	}
+	return c.CQ.ReqNotify(f)
+}
+
+func (c *wrongCQ) Destroy() error {
+	if c.d.destroyCQ != nil {
+		return c.d.destroyCQ(c)
+	}
+	return c.CQ.Destroy()
+}
+
+func (s *wrongSRQ) PostRecv(wrs []ib.RecvWR) (int, error) {
+	if s.d.srqPost != nil {
+		return s.d.srqPost(s, wrs)
+	}
+	return s.SRQ.PostRecv(wrs)
+}
+
+func (a *wrongAH) Destroy() error {
+	if a.d.destroyAH != nil {
+		return a.d.destroyAH()
+	}
+	return a.AH.Destroy()
+}
+
+func (m *wrongMR) Dereg() error {
+	if m.d.dereg != nil {
+		return m.d.dereg(m.DriverMR)
+	}
+	return m.DriverMR.Dereg()
+}
+
+// locked runs f under the driver's lock, which is let go when the test has failed, so that a deadlock ends.
+func (d *wrongDriver) locked(f func()) {
+	var once sync.Once
+	unlock := func() { once.Do(d.mu.Unlock) }
+	d.mu.Lock()
+	defer unlock()
+	if r, ok := d.t.(*recorder); ok {
+		defer r.whenFailed(unlock)()
+	}
+	f()
+}
+
+// wrong is a driver that breaks a rule in a way that real drivers have.
+type wrong struct {
+	defect string
+	break_ func(d *wrongDriver)
+	opts   func(d func() *wrongDriver) []Option
+	by     string // the check that catches it
+	says   string // what is part of what it says
+}
+
+var wrongDrivers = []wrong{
+	{
+		defect: "calls the completion handler from post send",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				d.dev.HoldCallbacks()
+				defer d.dev.RunCallbacks()
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Callback/NotFromCallchain", says: "rule callchain",
+	},
+	{
+		defect: "calls the completion handler from request notify when completions are there already",
+		break_: func(d *wrongDriver) {
+			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
+				d.dev.HoldCallbacks()
+				defer d.dev.RunCallbacks()
+				missed, err := c.CQ.ReqNotify(f | ib.NotifyReportMissed)
+				if missed {
+					c.obj.Completed()
+				}
+				return false, err
+			}
+		},
+		by: "Callback/MissedReport", says: "rule callchain",
+	},
+	{
+		defect: "runs handlers under the lock of the CQ, so that arming in the handler deadlocks",
+		break_: func(d *wrongDriver) {
+			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				return c.CQ.ReqNotify(f)
+			}
+			d.createCQ = func(*ib.CQ, ib.CQAttr) error {
+				d.createCQ = nil // one delivering thread for the device
+				var stop atomic.Bool
+				d.t.Cleanup(func() { stop.Store(true) })
+				go func() {
+					for !stop.Load() && !d.t.Failed() {
+						d.dev.HoldCallbacks()
+						runtime.Gosched()
+						d.locked(d.dev.RunCallbacks)
+					}
+				}()
+				return nil
+			}
+		},
+		by: "Callback/NoLostNotification", says: "rule lock-across-callback",
+	},
+	{
+		defect: "sleeps in poll",
+		break_: func(d *wrongDriver) {
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				time.Sleep(20 * time.Millisecond)
+				return c.CQ.Poll(wc)
+			}
+		},
+		by: "Data/SendReceive", says: "rule sleep-in-method",
+	},
+	{
+		defect: "hands post send over to a thread, and waits for it",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (n int, err error) {
+				done := make(chan struct{})
+				time.AfterFunc(20*time.Millisecond, func() {
+					n, err = q.QP.PostSend(wrs)
+					close(done)
+				})
+				<-done
+				return n, err
+			}
+		},
+		by: "Data/SendReceive", says: "rule sleep-in-method",
+	},
+	{
+		defect: "asks its firmware in request notify, and waits on a condition",
+		break_: func(d *wrongDriver) {
+			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
+				var wg sync.WaitGroup
+				wg.Go(func() { time.Sleep(100 * time.Millisecond) })
+				wg.Wait()
+				return c.CQ.ReqNotify(f)
+			}
+		},
+		by: "Callback/SolicitedOnly", says: "rule sleep-in-method",
+	},
+	{
+		defect: "takes a lock in post send that another method holds while it sleeps",
+		break_: func(d *wrongDriver) {
+			var posts atomic.Int32
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if posts.Add(1) == 2 {
+					locked := make(chan struct{})
+					go d.locked(func() { close(locked); time.Sleep(2 * time.Second) })
+					for len(locked) == 0 { // awake
+						select {
+						case <-locked:
+						default:
+							continue
+						}
+						break
+					}
+				}
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Data/SendReceive", says: "rule sleep-in-method",
+	},
+	{
+		defect: "calls something of the midlayer that may sleep from poll",
+		break_: func(d *wrongDriver) {
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				d.dev.QueryPort(1)
+				return c.CQ.Poll(wc)
+			}
+		},
+		by: "Data/SendReceive", says: "rule sleep-in-method",
+	},
+	{
+		defect: "sleeps while it destroys an address handle",
+		break_: func(d *wrongDriver) {
+			d.destroyAH = func() error { time.Sleep(100 * time.Millisecond); return nil }
+		},
+		by: "NoSleep/CallsInHandler", says: "rule sleep-in-method",
+	},
+	{
+		defect: "sleeps in post receive of a shared queue",
+		break_: func(d *wrongDriver) {
+			d.srqPost = func(s *wrongSRQ, wrs []ib.RecvWR) (int, error) {
+				time.Sleep(100 * time.Millisecond)
+				return s.SRQ.PostRecv(wrs)
+			}
+		},
+		by: "SRQ/Receive", says: "rule sleep-in-method",
+	},
+	{
+		defect: "holds callbacks in post send, and forgets to run them",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if r, ok := d.t.(*recorder); ok && !d.held.Swap(true) {
+					r.whenFailed(d.dev.RunCallbacks) // so that the test ends
+					d.dev.HoldCallbacks()
+				}
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Callback/NotFromCallchain", says: "rule hold",
+	},
+	{
+		defect: "is registered before it is ready",
+		opts: func(d func() *wrongDriver) []Option {
+			return []Option{Plug(func(core *ib.Core, dev *ib.Device) error {
+				var ready atomic.Bool
+				d().createQP = func(*ib.QP, *ib.QPInitAttr) error {
+					if !ready.Load() {
+						return syscall.EAGAIN
+					}
+					return nil
+				}
+				err := core.Register(dev)
+				ready.Store(true)
+				return err
+			})}
+		},
+		by: "HotPlug/ReadyAtRegister", says: "create qp on wrong0",
+	},
+	{
+		defect: "frees its device before Unregister has returned, and says so",
+		opts: func(d func() *wrongDriver) []Option {
+			return []Option{Unplug(func(core *ib.Core, dev *ib.Device) error {
+				dev.Dealloc()
+				return core.Unregister(dev)
+			})}
+		},
+		by: "HotPlug/UsableInRemove", says: "rule free-before-unregister",
+	},
+	{
+		defect: "stops its engine before Unregister has returned",
+		opts: func(d func() *wrongDriver) []Option {
+			return []Option{Unplug(func(core *ib.Core, dev *ib.Device) error {
+				d().postSend = func(*wrongQP, []ib.SendWR) (int, error) { return 0, syscall.EIO }
+				return core.Unregister(dev)
+			})}
+		},
+		by: "HotPlug/UsableInRemove", says: "post send: 0 taken",
+	},
+	{
+		defect: "holds a lock across Register that creating a QP needs",
+		break_: func(d *wrongDriver) {
+			d.createQP = func(*ib.QP, *ib.QPInitAttr) error { d.mu.Lock(); defer d.mu.Unlock(); return nil }
+		},
+		opts: func(d func() *wrongDriver) []Option {
+			return []Option{Plug(func(core *ib.Core, dev *ib.Device) (err error) {
+				d().locked(func() { err = core.Register(dev) })
+				return err
+			})}
+		},
+		by: "HotPlug/ReadyAtRegister", says: "rule lock-across-register",
+	},
+	{
+		defect: "holds a lock across Unregister that destroying a QP needs",
+		break_: func(d *wrongDriver) {
+			d.destroyQP = func(q *wrongQP) error { d.mu.Lock(); defer d.mu.Unlock(); return q.QP.Destroy() }
+		},
+		opts: func(d func() *wrongDriver) []Option {
+			return []Option{Unplug(func(core *ib.Core, dev *ib.Device) (err error) {
+				d().locked(func() { err = core.Unregister(dev) })
+				return err
+			})}
+		},
+		by: "HotPlug/UsableInRemove", says: "rule lock-across-register",
+	},
+	{
+		defect: "holds a lock across Unregister that polling in a handler needs",
+		break_: func(d *wrongDriver) {
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) { d.mu.Lock(); defer d.mu.Unlock(); return c.CQ.Poll(wc) }
+		},
+		opts: func(d func() *wrongDriver) []Option {
+			return []Option{Unplug(func(core *ib.Core, dev *ib.Device) (err error) {
+				d().locked(func() { err = core.Unregister(dev) })
+				return err
+			})}
+		},
+		by: "HotPlug/UnregisterUnderTraffic", says: "rule lock-across-register",
+	},
+	{
+		defect: "does not report missed completions: a notification between poll and arming is lost",
+		break_: func(d *wrongDriver) {
+			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
+				return c.CQ.ReqNotify(f &^ ib.NotifyReportMissed)
+			}
+		},
+		by: "Callback/MissedReport", says: "nothing was reported as missed",
+	},
+	{
+		defect: "arms the CQ only if it is empty",
+		break_: func(d *wrongDriver) {
+			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
+				if c.n.Add(1)%2 == 0 {
+					return false, nil
+				}
+				return c.CQ.ReqNotify(f)
+			}
+		},
+		by: "Callback/NoLostNotification", says: "no armed notification is lost",
+	},
+	{
+		defect: "notifies of every completion, asked or not",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				n, err := q.QP.PostSend(wrs)
+				q.obj.Init().SendCQ.Completed()
+				return n, err
+			}
+		},
+		by: "Callback/OncePerRequest", says: "rule notify-once",
+	},
+	{
+		defect: "takes a request for solicited completions for one of any",
+		break_: func(d *wrongDriver) {
+			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
+				return c.CQ.ReqNotify(f | ib.NotifyNextComp)
+			}
+		},
+		by: "Callback/SolicitedOnly", says: "a completion that was not solicited: 1 calls",
+	},
+	{
+		defect: "polls without a lock: now and then a completion is seen twice",
+		break_: func(d *wrongDriver) {
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				if c.n.Add(1)%50 == 0 && c.last.QP != nil {
+					wc[0] = c.last
+					return 1, nil
+				}
+				n, err := c.CQ.Poll(wc)
+				if n > 0 {
+					c.last = wc[n-1]
+				}
+				return n, err
+			}
+		},
+		by: "Reentrant/ConcurrentPoll", says: "was seen twice",
+	},
+	{
+		defect: "takes more from the CQ than the caller has room for, and loses the rest",
+		break_: func(d *wrongDriver) {
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				all := make([]ib.WC, len(wc)+1)
+				n, err := c.CQ.Poll(all)
+				return copy(wc, all[:n]), err
+			}
+		},
+		by: "Data/NothingKept", says: "completion of work request",
+	},
+	{
+		defect: "says that it has put more completions than there was room for",
+		break_: func(d *wrongDriver) {
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				n, err := c.CQ.Poll(wc)
+				if n == len(wc) && c.n.Add(1) == 1 {
+					n++
+				}
+				return n, err
+			}
+		},
+		by: "Reentrant/ConcurrentPost", says: "rule result",
+	},
+	{
+		defect: "returns completions in the wrong order",
+		break_: func(d *wrongDriver) {
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				if len(wc) > 1 {
+					return c.CQ.Poll(wc)
+				}
+				var two [2]ib.WC
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				if c.last.QP != nil {
+					wc[0], c.last = c.last, ib.WC{}
+					return 1, nil
+				}
+				n, err := c.CQ.Poll(two[:])
+				switch n {
+				case 2:
+					wc[0], c.last = two[1], two[0]
+					return 1, err
+				case 1:
+					wc[0] = two[0]
+				}
+				return n, err
+			}
+		},
+		by: "Reentrant/ConcurrentPost", says: "expected number",
+	},
+	{
+		defect: "returns an error from post send, and says that all was taken",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				_, err := q.QP.PostSend(wrs)
+				return len(wrs), err
+			}
+		},
+		by: "Errors/PostStopsAtError", says: "rule result",
+	},
+	{
+		defect: "keeps the caller's list of work requests",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				late := func() {
+					q.QP.PostSend(wrs)
+					wrs = nil
+				}
+				d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) { // the engine comes late
+					late()
+					return c.CQ.Poll(wc)
+				}
+				return len(wrs), nil
+			}
+		},
+		by: "Data/NothingKept", says: "waited",
+	},
+	{
+		defect: "reports a completion when the CQ has been destroyed",
+		break_: func(d *wrongDriver) {
+			d.destroyCQ = func(c *wrongCQ) error {
+				err := c.CQ.Destroy()
+				time.AfterFunc(time.Millisecond, c.obj.Completed)
+				return err
+			}
+		},
+		by: "Callback/NoneAfterDestroy", says: "rule use-after-destroy",
+	},
+	{
+		defect: "raises an event of a queue pair that has been destroyed",
+		break_: func(d *wrongDriver) {
+			d.destroyQP = func(q *wrongQP) error {
+				err := q.QP.Destroy()
+				time.AfterFunc(time.Millisecond, func() { q.obj.Raise(ib.EventQPFatal) })
+				return err
+			}
+		},
+		by: "Reentrant/DestroyUnderTraffic", says: "rule use-after-destroy",
+	},
+	{
+		defect: "is not reentrant: answers EAGAIN when it is busy",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if !d.mu.TryLock() {
+					return 0, syscall.EAGAIN
+				}
+				defer d.mu.Unlock()
+				pause()
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Reentrant/ConcurrentPost", says: "resource temporarily unavailable",
+	},
+	{
+		defect: "forgets a transition: modify to SQD succeeds without effect",
+		break_: func(d *wrongDriver) {
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				if a.State == ib.QPSQD {
+					return nil
+				}
+				return q.QP.Modify(a, m, nil)
+			}
+		},
+		by: "QueuePair/States", says: "want SQD",
+	},
+	{
+		defect: "changes the state although it refuses an attribute",
+		break_: func(d *wrongDriver) {
+			var bad atomic.Bool
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				err := q.QP.Modify(a, m, nil)
+				bad.Store(err != nil)
+				return err
+			}
+			d.state = func(q *wrongQP) ib.QPState {
+				if bad.Load() {
+					return ib.QPRTR
+				}
+				return q.QP.State()
+			}
+		},
+		by: "Errors/BadArguments", says: "state after a Modify that failed",
+	},
+	{
+		defect: "drops what is outstanding, instead of flushing it, on the way to ERR",
+		break_: func(d *wrongDriver) {
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				if a.State == ib.QPErr {
+					reset := ib.QPAttr{State: ib.QPReset, CurState: a.CurState}
+					q.QP.Modify(&reset, ib.QPAttrState, nil)
+					a.CurState = ib.QPReset
+				}
+				return q.QP.Modify(a, m, nil)
+			}
+		},
+		by: "Errors/FlushInOrder", says: "waited",
+	},
+	{
+		defect: "leaves the key valid when memory is deregistered",
+		break_: func(d *wrongDriver) { d.dereg = func(ib.DriverMR) error { return nil } },
+		by:     "Data/DeregisteredMemory", says: "write to deregistered memory",
+	},
+	{
+		defect: "goes on working when the device is in error",
+		break_: func(d *wrongDriver) { d.enterError = func() {} },
+		by:     "DeviceError/NoNewWork", says: "want 1 with \"work request flushed\"",
+	},
+	{
+		defect: "flushes nothing when the device goes into error",
+		break_: func(d *wrongDriver) { d.enterError = func() {} },
+		by:     "DeviceError/Flush", says: "waited",
+	},
+	{
+		defect: "grants less than it was asked for",
+		break_: func(d *wrongDriver) {
+			d.createdQP = func(_ *ib.QP, init *ib.QPInitAttr) { init.Cap.MaxRecvWR /= 2 }
+		},
+		by: "QueuePair/Capacities", says: "granted",
+	},
+	{
+		defect: "gives two queue pairs the same number",
+		break_: func(d *wrongDriver) { d.createdQP = func(qp *ib.QP, _ *ib.QPInitAttr) { qp.SetNum(17) } },
+		by:     "QueuePair/Numbers", says: "number 0x11",
+	},
+	{
+		defect: "raises the limit event of a shared receive queue again and again",
+		break_: func(d *wrongDriver) {
+			d.srqPost = func(s *wrongSRQ, wrs []ib.RecvWR) (int, error) {
+				s.obj.Raise(ib.EventSRQLimitReached)
+				return s.SRQ.PostRecv(wrs)
+			}
+		},
+		by: "SRQ/Limit", says: "limit events",
+	},
+}
+
+// brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
+func brokenOptions(o ...Option) []Option { return append([]Option{Patience(time.Second)}, o...) }
+
+// runWrong runs a check on a driver.
+func runWrong(t testing.TB, c check, w wrong) *recorder {
+	var d *wrongDriver
+	var opts []Option
+	if w.opts != nil {
+		opts = w.opts(func() *wrongDriver { return d })
+	}
+	cfg := newConfig(func(t testing.TB) *ib.Device {
+		d = newWrong(t)
+		if w.break_ != nil {
+			w.break_(d)
+		}
+		return d.dev
+	}, brokenOptions(opts...))
+	return record(t, func(r *recorder) { c.runOn(r, cfg, true) })
+}
+
+// Each wrong driver is caught by the check that is for it, and the rule is named.
+func TestWrongDrivers(t *testing.T) {
+	results := make([]*recorder, len(wrongDrivers))
+	together(len(wrongDrivers), func(i int) { results[i] = runWrong(t, find(t, wrongDrivers[i].by), wrongDrivers[i]) })
+	for i, w := range wrongDrivers {
+		t.Run(w.defect, func(t *testing.T) { caught(t, results[i], w.by, w.says) })
+	}
+}
+
+// caught checks that a defect was found and named.
+func caught(t *testing.T, r *recorder, by, says string) {
+	t.Helper()
+	if !r.failed || r.skipped {
+		t.Fatalf("not caught by %s: %s", by, r)
+	}
+	if !strings.Contains(r.String(), says) {
+		t.Errorf("caught by %s, which does not say %q, but:\n%.2000s", by, says, r)
+	}
+}
+
+// together runs f for 0 to n-1, several at a time, which mostly wait.
+func together(n int, f func(i int)) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 6)
+	for i := range n {
+		slots <- struct{}{}
+		wg.Go(func() {
+			f(i)
+			<-slots
+		})
+	}
+	wg.Wait()
+}
+
+// The same checks pass on the driver that the wrong ones wrap.
+func TestWrongDriversWithoutDefect(t *testing.T) {
+	for _, c := range checks() {
+		t.Run(c.name, func(t *testing.T) {
+			if r := runWrong(t, c, wrong{}); r.failed {
+				t.Errorf("%s", r)
+			}
+		})
+	}
+}

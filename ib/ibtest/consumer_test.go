@@ -1,0 +1,283 @@
+package ibtest
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+)
+
+// wrongConsumer breaks a rule in a way that real upper-level protocols have.
+type wrongConsumer struct {
+	defect string
+	use    func(e *env)
+	asleep bool // it registers the device itself
+	says   string
+}
+
+// inHandler has f run in a completion handler, and waits for it.
+func inHandler(e *env, f func(p *pair, cq *ib.CQ)) {
+	var p *pair
+	var done atomic.Bool
+	p = e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+		f(p, cq)
+		done.Store(true)
+	}}})
+	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+	e.must("request notify", err)
+	p.recv(1, 1, 0, 8)
+	p.send(0, 1, 8)
+	e.eventually("the handler", done.Load)
+}
+
+// withClient registers a client of these functions, then the device.
+func withClient(e *env, add func(d *ib.Device) (any, error), remove func(d *ib.Device, data any)) *ib.Client {
+	cl := &ib.Client{Name: "wrong", Add: add, Remove: remove}
+	e.must("register the client", e.core.RegisterClient(cl))
+	e.register()
+	return cl
+}
+
+var wrongConsumers = []wrongConsumer{
+	{
+		defect: "sleeps in a completion handler",
+		use: func(e *env) {
+			inHandler(e, func(*pair, *ib.CQ) { time.Sleep(100 * time.Millisecond) })
+		},
+		says: "rule sleep-in-callback",
+	},
+	{
+		defect: "waits in a handler for a reply that another thread hands over",
+		use: func(e *env) {
+			reply := make(chan int)
+			inHandler(e, func(*pair, *ib.CQ) {
+				time.AfterFunc(100*time.Millisecond, func() { reply <- 1 })
+				<-reply
+			})
+		},
+		says: "rule sleep-in-callback",
+	},
+	{
+		defect: "registers memory in a completion handler",
+		use: func(e *env) {
+			inHandler(e, func(p *pair, _ *ib.CQ) {
+				mr, err := p.pd.RegMR(e.mem, nil, p.buf[0].addr, 8, 0, 0, nil)
+				e.must("register memory", errors.Join(err, mr.Dereg()))
+			})
+		},
+		says: "PD.RegMR, which may sleep, called in the completion handler",
+	},
+	{
+		defect: "modifies a queue pair in a completion handler",
+		use: func(e *env) {
+			inHandler(e, func(p *pair, _ *ib.CQ) { p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil) })
+		},
+		says: "rule sleep-in-callback",
+	},
+	{
+		defect: "queries the port in the function for events",
+		use: func(e *env) {
+			var done atomic.Bool
+			stop := e.dev.OnEvent(func(ib.Event) { e.dev.QueryPort(1); done.Store(true) })
+			defer stop()
+			e.dev.DispatchEvent(ib.EventPortErr, 1)
+			e.eventually("the event", done.Load)
+		},
+		says: "Device.QueryPort, which may sleep, called in the function for the event",
+	},
+	{
+		defect: "destroys a CQ in its own completion handler",
+		use: func(e *env) {
+			inHandler(e, func(_ *pair, cq *ib.CQ) {
+				if err := cq.Destroy(); !errors.Is(err, syscall.EDEADLK) {
+					e.Errorf("destroy in the handler: %v", err)
+				}
+			})
+		},
+		says: "rule wait-for-self",
+	},
+	{
+		defect: "destroys a queue pair in its own event function",
+		use: func(e *env) {
+			var done atomic.Bool
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, event: func(qp *ib.QP, _ ib.EventType) {
+				qp.Destroy()
+				done.Store(true)
+			}})
+			p.qps[0].Raise(ib.EventQPFatal)
+			e.eventually("the event", done.Load)
+		},
+		says: "rule wait-for-self",
+	},
+	{
+		defect: "takes a lock in a handler that it holds while it destroys the CQ",
+		use: func(e *env) {
+			var mu sync.Mutex
+			var once sync.Once
+			unlock := func() { once.Do(mu.Unlock) }
+			e.TB.(*recorder).whenFailed(unlock)
+			var begun atomic.Bool
+			cq := e.cq(4, func(*ib.CQ) {
+				begun.Store(true)
+				mu.Lock()
+				defer mu.Unlock()
+			})
+			_, err := cq.ReqNotify(ib.NotifyNextComp)
+			e.must("request notify", err)
+			mu.Lock()
+			cq.Completed()
+			e.eventually("the handler", begun.Load)
+			e.destroy(cq)
+			unlock()
+		},
+		says: "has waited for long",
+	},
+	{
+		defect: "keeps a queue pair past Remove",
+		use: func(e *env) {
+			withClient(e, func(d *ib.Device) (any, error) {
+				e.findGID()
+				e.pair(pairConfig{kind: ib.QPTypeRC})
+				return nil, nil
+			}, func(*ib.Device, any) {})
+			e.unregister()
+			e.objects = nil
+		},
+		asleep: true, says: "objects left when Remove of client wrong returned: PD, MR, MR, CQ, CQ, QP, QP",
+	},
+	{
+		defect: "has another thread make what its Remove forgets",
+		use: func(e *env) {
+			withClient(e, func(d *ib.Device) (any, error) {
+				made := make(chan error)
+				go func() {
+					_, err := d.AllocPD(nil)
+					made <- err
+				}()
+				return nil, <-made
+			}, func(*ib.Device, any) {})
+			e.unregister()
+		},
+		asleep: true, says: "objects left when Core.Unregister returned: PD",
+	},
+	{
+		defect: "leaves a PD behind when its Add fails",
+		use: func(e *env) {
+			withClient(e, func(d *ib.Device) (any, error) {
+				_, err := d.AllocPD(nil)
+				return nil, errors.Join(err, errors.New("something else went wrong"))
+			}, func(*ib.Device, any) {})
+			e.unregister()
+		},
+		asleep: true, says: "objects left when the failing Add of client wrong returned: PD",
+	},
+	{
+		defect: "polls a CQ that it keeps when the device has gone",
+		use: func(e *env) {
+			cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 4}, nil, nil, nil)
+			e.must("create cq", err)
+			e.unregister()
+			cq.Poll(make([]ib.WC, 1))
+		},
+		says: "rule use-after-unregister",
+	},
+	{
+		defect: "queries the device in a timer that runs on when the device has gone",
+		use: func(e *env) {
+			e.unregister()
+			done := make(chan int)
+			time.AfterFunc(0, func() { e.dev.QueryDevice(); close(done) })
+			<-done
+		},
+		says: "rule use-after-unregister",
+	},
+	{
+		defect: "posts on a queue pair that it has destroyed",
+		use: func(e *env) {
+			p := e.pair(pairConfig{kind: ib.QPTypeRC})
+			e.destroy(p.qps[0])
+			p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend})
+		},
+		says: "rule use-after-destroy",
+	},
+	{
+		defect: "frees a PD twice",
+		use: func(e *env) {
+			pd := e.pd()
+			e.destroy(pd)
+			if err := pd.Dealloc(); !errors.Is(err, syscall.EINVAL) {
+				e.Errorf("dealloc twice: %v", err)
+			}
+		},
+		says: "rule use-after-destroy",
+	},
+	{
+		defect: "unregisters the device in its Add",
+		use: func(e *env) {
+			withClient(e, func(d *ib.Device) (any, error) { return nil, e.core.Unregister(d) }, func(*ib.Device, any) {})
+		},
+		asleep: true, says: "rule wait-for-self",
+	},
+	{
+		defect: "unregisters itself in its Remove",
+		use: func(e *env) {
+			var cl *ib.Client
+			cl = withClient(e, func(d *ib.Device) (any, error) { return nil, nil }, func(*ib.Device, any) { e.core.UnregisterClient(cl) })
+			e.unregister()
+		},
+		asleep: true, says: "rule wait-for-self",
+	},
+	{
+		defect: "sleeps while it holds callbacks",
+		use: func(e *env) {
+			e.dev.HoldCallbacks()
+			time.Sleep(100 * time.Millisecond)
+			e.dev.RunCallbacks()
+		},
+		says: "rule hold",
+	},
+	{
+		defect: "runs callbacks that it has not held",
+		use: func(e *env) {
+			e.dev.HoldCallbacks()
+			var wg sync.WaitGroup
+			wg.Go(e.dev.RunCallbacks)
+			for !e.Failed() {
+				runtime.Gosched()
+			}
+			wg.Wait()
+			e.dev.HoldCallbacks()
+			e.dev.RunCallbacks()
+		},
+		says: "rule hold",
+	},
+	{
+		defect: "runs callbacks in a callback",
+		use: func(e *env) {
+			inHandler(e, func(p *pair, _ *ib.CQ) {
+				e.dev.HoldCallbacks()
+				e.dev.RunCallbacks()
+			})
+		},
+		says: "rule hold",
+	},
+}
+
+// Each wrong consumer is caught by checked mode, on a driver that is right, and the rule is named.
+func TestWrongConsumers(t *testing.T) {
+	cfg := newConfig(func(t testing.TB) *ib.Device { return loopback.New("loop0", nil).IB() }, brokenOptions())
+	results := make([]*recorder, len(wrongConsumers))
+	together(len(results), func(i int) {
+		c := wrongConsumers[i]
+		results[i] = record(t, func(r *recorder) { check{test: c.use, asleep: c.asleep}.runOn(r, cfg, true) })
+	})
+	for i, c := range wrongConsumers {
+		t.Run(c.defect, func(t *testing.T) { caught(t, results[i], "checked mode", c.says) })
+	}
+}

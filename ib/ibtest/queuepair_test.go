@@ -1,0 +1,38 @@
+package ibtest
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+)
+
+// Any history of Modify on a driver's queue pair is as the specification's table has it.
+func TestQueuePairModel(t *testing.T) {
+	cfg := newConfig(func(t testing.TB) *ib.Device { return loopback.New("loop0", nil).IB() }, nil)
+	kinds := []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt}
+	rapid.Check(t, func(rt *rapid.T) {
+		kind := rapid.SampledFrom(kinds).Draw(rt, "type")
+		choices := rapid.SliceOf(rapid.IntRange(0, 1<<20)).Draw(rt, "choices")
+		r := record(t, func(r *recorder) {
+			e := newEnv(r, cfg, false)
+			e.register()
+			m := &model{e: e, qp: e.ofType(kind, e.pd(), e.cq(8, nil)), state: "RESET"}
+			for len(choices) > 0 {
+				e.must("modify qp", m.step(func(n int) int {
+					if len(choices) == 0 {
+						return 0
+					}
+					c := choices[0] % n
+					choices = choices[1:]
+					return c
+				}))
+			}
+		})
+		if r.failed {
+			rt.Fatal(r)
+		}
+	})
+}
