@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -125,6 +126,25 @@ func (f *openFile) close() {
 			f.leave()
 			return
 		}
+	}
+}
+
+// The kernel tells of a close before it has quite come about: a file that still seems to be in use is looked at again,
+// first after firstLook and last after some lastLook.
+const (
+	firstLook = time.Millisecond
+	lastLook  = 5 * time.Second
+)
+
+// closeUnlessInUse is called when a descriptor of the queue file was closed. That may have been one made from the
+// program's descriptor, by way of /proc/self/fd; then there will be another close.
+func (f *openFile) closeUnlessInUse(look time.Duration) {
+	switch {
+	case f.closed():
+	case !f.memory.InUse():
+		f.close()
+	case look <= lastLook:
+		time.AfterFunc(look, func() { f.closeUnlessInUse(4 * look) })
 	}
 }
 

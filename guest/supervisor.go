@@ -194,9 +194,8 @@ func (s *Supervisor) watchCloses() {
 				s.mu.Lock()
 				f := s.watches[wd]
 				s.mu.Unlock()
-				// A descriptor made from the descriptor (/proc/self/fd) may have been the one that was closed.
-				if f != nil && !f.memory.InUse() {
-					f.close()
+				if f != nil {
+					f.closeUnlessInUse(firstLook)
 				}
 			}
 		}

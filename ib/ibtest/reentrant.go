@@ -367,6 +367,7 @@ func testConcurrentPost(e *env) {
 
 func testCreateDestroy(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	var messages atomic.Int64 // each has a place of its own to arrive at
 	w := works{
 		"message path": func(r *rand.Rand) error {
 			cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 8}, func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }, nil, nil)
@@ -390,7 +391,8 @@ func testCreateDestroy(e *env) {
 					}
 				}
 			}
-			_, err = qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)})
+			at := int(messages.Add(1)) * 8 % len(p.buf[1].b)
+			_, err = qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(at, 8)})
 			if err == nil {
 				_, err = qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
 			}
