@@ -311,8 +311,7 @@ func testAtomics(e *env) {
 	do(ib.WRAtomicFetchAdd, ^uint64(0), 0, 105, 104, ib.WCFetchAdd)
 	do(ib.WRAtomicCmpAndSwp, 104, 7, 104, 7, ib.WCCompSwap)
 	do(ib.WRAtomicCmpAndSwp, 104, 9, 7, 7, ib.WCCompSwap)
-	// What is not aligned is refused when it is posted, or by the other side.
-	n, err := p.qps[0].PostSend(p.rdma(2, ib.WRAtomicFetchAdd, p.buf[0].sgl(0, 8), 17))
+	n, err := p.qps[0].PostSend(p.rdma(2, ib.WRAtomicFetchAdd, p.buf[0].sgl(0, 8), 17)) // not aligned
 	if n == 1 {
 		e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
 	} else {
@@ -364,10 +363,14 @@ func testAccessRights(e *env) {
 	// What the queue pair does not allow no key gives: an operation that is not enabled is an invalid request (IBA,
 	// responder error behaviour); some hardware says access error.
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	fill(p.buf[0].b, 1)
 	e.must("modify", p.qps[1].Modify(ib.QPAttr{}, ib.QPAttrAccessFlags, nil))
 	p.post(0, p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0))
-	if wc := e.waitAny(p.cqs[0]); wc.Status != ib.WCRemInvReqErr && wc.Status != ib.WCRemAccessErr {
+	if wc := e.waitAny(p.cqs[0]); wc.Status != ib.WCRemAccessErr && wc.Status != ib.WCRemInvReqErr {
 		e.Errorf("write to a queue pair that does not allow it: %q", wc.Status)
+	}
+	if !allZero(p.buf[1].b) {
+		e.Error("write to a queue pair that does not allow it: the memory was changed")
 	}
 }
 
@@ -430,9 +433,19 @@ func testUnreliable(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeUC})
 	p.exchange(0, 1, 5000)
 	p.exchange(1, 2, 10)
-	p.send(0, 3, 10) // nobody receives it
+	p.send(0, 3, 11) // nobody receives it, unless it is slow
 	e.waitOne(p.cqs[0], 3, ib.WCSuccess)
-	p.exchange(0, 4, 10)
+	p.recv(1, 1, 0, 100)
+	p.recv(1, 2, 0, 100)
+	p.send(0, 4, 12)
+	e.waitOne(p.cqs[0], 4, ib.WCSuccess)
+	for {
+		if wc := e.waitAny(p.cqs[1]); wc.Status != ib.WCSuccess {
+			e.Fatalf("completion with %q", wc.Status)
+		} else if wc.ByteLen == 12 {
+			return
+		}
+	}
 }
 
 const grhLen = 40
