@@ -89,12 +89,13 @@ type frame struct {
 	waits  bool      // waits for callbacks of obj, or all of dev
 
 	// under checker.mu
-	th      *thread
-	left    bool
-	timer   *time.Timer
-	delay   time.Duration
-	waited  int            // looks in a row that found it waiting for a lock
-	blocked map[*frame]int // inRegister: the same of other threads' calls
+	th        *thread
+	left      bool
+	timer     *time.Timer
+	delay     time.Duration
+	suspected bool           // the last look found what may be sleep
+	waited    int            // looks in a row that found it waiting for a lock
+	blocked   map[*frame]int // inRegister: the same of other threads' calls
 }
 
 // enter pushes a frame for the calling goroutine and reports what is wrong with being there. refuse tells that the

@@ -54,13 +54,15 @@ func (k *checker) look(f *frame) {
 	k.mu.Lock()
 	g, ok := all[th.id]
 	if !inside || !ok || f.left || th.seq != seq {
-		f.waited = 0
+		f.waited, f.suspected = 0, false
 		k.again(f)
 		k.mu.Unlock()
 		return
 	}
 	v := Violation{Rule: f.kind.sleepRule()}
 	switch {
+	case g.sleeps() && g.state == runtimeToo && !f.suspected:
+		f.suspected = true // not sure yet
 	case g.sleeps():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
 	case g.waits() && f.delay >= k.cfg.Patience/longWait:
@@ -75,7 +77,7 @@ func (k *checker) look(f *frame) {
 			v.Rule = RuleLockAcrossCallback
 		}
 	case !g.waits():
-		f.waited = 0
+		f.waited, f.suspected = 0, false
 	}
 	if v.What == "" {
 		k.again(f)
@@ -168,7 +170,10 @@ var sleeping = []string{
 	"chan receive", "chan send", "select", "sleep", "IO wait", "sync.Cond.Wait", "sync.WaitGroup.Wait",
 }
 
-// waiting are those of one that waits for what should not take long, and may.
+// runtimeToo is the one of them in which an allocation may be for a moment, when it starts a garbage collection.
+const runtimeToo = "chan receive"
+
+// waitingForLock are those of one that waits for what should not take long, and may.
 var waitingForLock = []string{"sync.Mutex.Lock", "sync.RWMutex.Lock", "sync.RWMutex.RLock", "semacquire"}
 
 func (g goroutine) sleeps() bool       { return slices.Contains(sleeping, g.state) }

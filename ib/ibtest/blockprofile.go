@@ -16,9 +16,9 @@ var noSleepFunctions = []string{
 
 // watchBlocking has the runtime record where goroutines block, and returns the test that looks at the records: a driver
 // that waits for a channel or a condition in a method that may not sleep is found however short the wait.
-func watchBlocking(t *testing.T, cfg config) func(t *testing.T) {
+func watchBlocking(t testing.TB, cfg config) func(t testing.TB) {
 	if f := flag.Lookup("test.blockprofile"); f != nil && f.Value.String() != "" {
-		return func(t *testing.T) { t.Skip("-blockprofile has the records") }
+		return func(t testing.TB) { t.Skip("-blockprofile has the records") }
 	}
 	runtime.SetBlockProfileRate(1)
 	t.Cleanup(func() { runtime.SetBlockProfileRate(0) })
@@ -26,7 +26,7 @@ func watchBlocking(t *testing.T, cfg config) func(t *testing.T) {
 	for _, r := range blockRecords() {
 		before[r.Stack0] += r.Count
 	}
-	return func(t *testing.T) {
+	return func(t testing.TB) {
 		drv := reflect.TypeOf(cfg.newDevice(t).Driver())
 		for drv.Kind() == reflect.Pointer {
 			drv = drv.Elem()
@@ -61,6 +61,8 @@ func blockedIn(pkg string, pc []uintptr) (stack []string) {
 		f, more := frames.Next()
 		stack = append(stack, f.Function)
 		switch {
+		case len(stack) == 2 && strings.HasPrefix(f.Function, "runtime."):
+			return nil // the runtime's own business, such as starting a garbage collection
 		case strings.HasPrefix(f.Function, "sync.(*Mutex)."), strings.HasPrefix(f.Function, "sync.(*RWMutex)."),
 			strings.HasPrefix(f.Function, "internal/sync."):
 			return nil

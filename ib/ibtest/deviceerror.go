@@ -56,6 +56,7 @@ func testNothingMade(e *env) {
 
 func testNoNewWork(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
 	fill(p.buf[0].b[:8], 1)
 	clear(p.buf[1].b[:8])
 	e.dev.SetError()

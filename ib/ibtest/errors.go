@@ -130,6 +130,7 @@ func testQueueFull(e *env) {
 
 func testPostStopsAtError(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
 	good := ib.SendWR{
 		Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
 		RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey(),

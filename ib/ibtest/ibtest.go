@@ -82,7 +82,7 @@ func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 			})
 		}
 	}
-	t.Run("NothingBlocked", blocked)
+	t.Run("NothingBlocked", func(t *testing.T) { blocked(t) })
 	if len(skipped) > 0 {
 		t.Logf("not tested, since the driver lacks the ability (see the skipped tests): %s", strings.Join(skipped, ", "))
 	}

@@ -260,6 +260,7 @@ func testSRQConcurrent(e *env) {
 func testResize(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 16})
 	e.need("resizing of CQs", p.cqs[0].Resize(32, nil))
+	p.needWrite()
 	if n := p.cqs[0].Entries(); n < 32 {
 		e.Errorf("%d entries, asked for 32", n)
 	}

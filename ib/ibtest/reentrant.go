@@ -80,6 +80,7 @@ func (w works) run(e *env, threads, rounds int, tolerated ...syscall.Errno) {
 func testEveryMethod(e *env) {
 	again := func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * queueLen, handlers: [2]func(*ib.CQ){again, again}})
+	p.needWrite()
 	stop := e.dev.OnEvent(func(ib.Event) {})
 	defer stop()
 	var posted, polled [2]atomic.Int64 // completions to come, and seen, on each side
@@ -261,6 +262,7 @@ func testConcurrentPoll(e *env) {
 	const pollers = 4
 	total := 2000 * e.cfg.load
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
 	var mu sync.Mutex
 	seen := map[uint64]int{}
 	var count atomic.Int64
@@ -320,6 +322,7 @@ func testConcurrentPost(e *env) {
 	const posters = 4
 	each := 300 * e.cfg.load
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
 	credit, quit := make(chan struct{}, queueLen), make(chan struct{}) // completions that the CQ has room for
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -29,7 +29,11 @@ func TestFaults(t *testing.T) {
 			for _, size := range []string{"64", "65536", "1048576"} {
 				args := []string{"-d", "rxe0", "-g", "1", "-c", "-s", size, "-n", "30", "-l", "7"}
 				p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
-				if err := p.run(); err != nil {
+				err := p.run()
+				for n := 0; err != nil && p.leftTooEarly() && n < 3; n++ {
+					err = p.run()
+				}
+				if err != nil {
 					t.Fatal(err)
 				}
 				t.Logf("size %s: %s", size, usecPerIter(p.clientOut))
@@ -49,6 +53,15 @@ func TestFaults(t *testing.T) {
 			w.emptyWithin(time.Second)
 		})
 	}
+}
+
+// leftTooEarly: ibv_rc_pingpong ends, and destroys its queue pair, when it has all it wants for itself. When the
+// acknowledgement of the peer's last message was lost just then, nobody is there to repeat it, on any device; the peer
+// has its data but not its last completion.
+func (p *pair) leftTooEarly() bool {
+	const lost = "transport retry counter exceeded (12) for wr_id 2"
+	return strings.Contains(p.serverOut, lost) && strings.Contains(p.clientOut, "usec/iter") ||
+		strings.Contains(p.clientOut, lost) && strings.Contains(p.serverOut, "usec/iter")
 }
 
 // netns makes two network namespaces joined by a veth pair, 10.77.0.1 and .2, fd77::1 and ::2.

@@ -1,0 +1,122 @@
+// Command echo is an upper-level protocol in one process with its device: a service that answers every datagram, and a
+// caller. It shows how a client follows devices, and what may be done where, by docs/contract.md.
+//
+//	go run ./examples/echo hello world
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"time"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("echo: ")
+	words := os.Args[1:]
+	if len(words) == 0 {
+		words = []string{"hello"}
+	}
+	if err := run(words); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// run starts the service, has a device come, calls, and has the device go.
+func run(words []string) error {
+	var core ib.Core
+	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { log.Print(v) }})
+	var service Echo
+	client := service.Client()
+	if err := core.RegisterClient(client); err != nil {
+		return err
+	}
+	defer core.UnregisterClient(client)
+	d := loopback.New("loop0", log.Printf).IB()
+	if err := core.Register(d); err != nil {
+		return err
+	}
+	err := func() error {
+		c, err := dial(d, service.QPN(d.Name()))
+		if err != nil {
+			return err
+		}
+		for _, w := range words {
+			var answer []byte
+			if answer, err = c.call([]byte(w), time.Second); err != nil {
+				break
+			}
+			fmt.Println(string(answer))
+		}
+		return errors.Join(err, c.close())
+	}()
+	return errors.Join(err, core.Unregister(d))
+}
+
+// caller sends messages to a service and waits for the answers, one at a time.
+type caller struct {
+	*endpoint
+	ah      *ib.AH
+	qpn     uint32
+	answers chan []byte
+}
+
+var errNoAnswer = errors.New("no answer: datagrams may get lost")
+
+// dial makes a caller of the queue pair on the same device.
+func dial(d *ib.Device, qpn uint32) (*caller, error) {
+	c := &caller{qpn: qpn, answers: make(chan []byte, 1)}
+	var err error
+	if c.endpoint, err = newEndpoint(d, c.answered); err != nil {
+		return nil, err
+	}
+	to := ib.AHAttr{GRH: ib.GlobalRoute{DGID: c.gid, SGIDIndex: c.gidIndex, HopLimit: 64}, HasGRH: true, Port: 1}
+	if c.ah, err = c.pd.CreateAH(&to, nil); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// answered runs in the completion handler, so it hands the answer over without waiting (point 4).
+func (c *caller) answered(e *endpoint, i int, wc *ib.WC) {
+	answer := append([]byte(nil), e.slot(i)[grhLen:wc.ByteLen]...)
+	select {
+	case c.answers <- answer:
+	default: // nobody waits for it any more
+	}
+}
+
+// call sends a message, which is at most 1024 bytes long, and returns the answer.
+func (c *caller) call(message []byte, patience time.Duration) ([]byte, error) {
+	select {
+	case <-c.answers: // too late for the last call
+	default:
+	}
+	n := copy(c.slot(1)[grhLen:], message)
+	err := c.post(0)
+	if err == nil {
+		err = c.send(1, c.ah, c.qpn, grhLen, uint32(n))
+	}
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case answer := <-c.answers:
+		return answer, nil
+	case <-time.After(patience):
+		return nil, errNoAnswer
+	}
+}
+
+func (c *caller) close() error {
+	var err error
+	if c.ah != nil {
+		err = c.ah.Destroy()
+	}
+	return errors.Join(err, c.endpoint.close())
+}

@@ -1,0 +1,55 @@
+package ibtest
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"verbena/ib"
+)
+
+// A wait that is much too short for the looks of checked mode is in the records all the same; one for a lock is not what
+// is looked for.
+func TestNothingBlockedFindsShortWaits(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		post func(d *wrongDriver) // what the driver does in post send
+		want bool
+	}{
+		{"channel", func(*wrongDriver) {
+			c := make(chan int)
+			go func() { c <- 1 }()
+			<-c
+		}, true},
+		{"condition", func(*wrongDriver) {
+			var wg sync.WaitGroup
+			wg.Go(func() { time.Sleep(time.Microsecond) })
+			wg.Wait()
+		}, true},
+		{"lock", func(d *wrongDriver) {
+			d.mu.Lock()
+			go func() { time.Sleep(time.Millisecond); d.mu.Unlock() }()
+			d.mu.Lock()
+			d.held.Store(true)
+			d.mu.Unlock()
+		}, false},
+		{"nothing", func(*wrongDriver) {}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cfg := newConfig(func(t testing.TB) *ib.Device {
+				d := newWrong(t)
+				d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+					test.post(d)
+					return q.QP.PostSend(wrs)
+				}
+				return d.dev
+			}, brokenOptions())
+			blocked := watchBlocking(t, cfg)
+			record(t, func(r *recorder) { find(t, "Data/SendReceive").runOn(r, cfg, false) })
+			r := record(t, func(r *recorder) { blocked(r) })
+			if r.failed != test.want {
+				t.Errorf("caught: %v, want %v: %s", r.failed, test.want, r)
+			}
+		})
+	}
+}
