@@ -120,8 +120,8 @@ type CheckConfig struct {
 // checked mode; when it is off, posting and polling cost nothing, other calls one comparison. Check may not sleep.
 //
 // The check knows who is a callback's and who a method's thread as long as both stay on their goroutines. What
-// slept is found by looking at the goroutines that take long, so a sleep of less than half a millisecond can pass
-// unseen.
+// sleeps is found by looking at the goroutines that take long, so a sleep of a millisecond or two can pass unseen.
+// Package ibtest finds shorter waits for channels and conditions, too, in the runtime's block profile.
 func (c *Core) Check(cfg CheckConfig) {
 	c.lock()
 	defer c.mu.Unlock()
