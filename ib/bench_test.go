@@ -15,6 +15,14 @@ type nullCQ struct{ fakeCQ }
 func (*nullCQ) Poll([]WC) (int, error)              { return 0, nil }
 func (*nullCQ) ReqNotify(NotifyFlags) (bool, error) { return false, nil }
 
+// stub puts them in the place of the bench's.
+func (b *bench) stub() {
+	b.qp.drv, b.cq.drv = &nullQP{fakeQP{d: b.drv}}, &nullCQ{fakeCQ{d: b.drv}}
+	if b.qp.check == nil {
+		b.qp.post, b.cq.poll = b.qp.drv, b.cq.drv
+	}
+}
+
 // benchModes runs f with the driver's method called without the midlayer, through it, and in checked mode.
 func benchModes(b *testing.B, direct func(b *bench), through func(b *bench)) {
 	run := func(name string, checked bool, f func(*bench)) {
@@ -24,7 +32,7 @@ func benchModes(b *testing.B, direct func(b *bench), through func(b *bench)) {
 				core.Check(CheckConfig{Report: func(v Violation) { b.Error(v) }, Patience: time.Minute})
 			}
 			w := newBenchOn(b, core, func(*CQ) {}, nil, nil)
-			w.qp.drv, w.cq.drv = &nullQP{fakeQP{d: w.drv}}, &nullCQ{fakeCQ{d: w.drv}}
+			w.stub()
 			b.ReportAllocs()
 			for b.Loop() {
 				f(w)
@@ -75,7 +83,7 @@ func BenchmarkCallbackWorker(b *testing.B) {
 // Post, poll and request notification allocate nothing of the midlayer's.
 func TestDataPathDoesNotAllocate(t *testing.T) {
 	w := newBench(t, func(*CQ) {}, nil, nil)
-	w.qp.drv, w.cq.drv = &nullQP{fakeQP{d: w.drv}}, &nullCQ{fakeCQ{d: w.drv}}
+	w.stub()
 	wrs, recvs, wc := make([]SendWR, 4), make([]RecvWR, 4), make([]WC, 4)
 	for name, f := range map[string]func(){
 		"PostSend":  func() { w.qp.PostSend(wrs...) },

@@ -188,7 +188,39 @@ func (oc *objectCheck) completed() {
 	}
 }
 
-func (cq *CQ) checkedPoll(wc []WC) (int, error) {
+// The methods of the data path cost nothing when the check is off: an object calls its driver, or one of these.
+type (
+	poller interface {
+		Poll(wc []WC) (int, error)
+		ReqNotify(flags NotifyFlags) (missed bool, err error)
+	}
+	recvPoster interface {
+		PostRecv(wrs []RecvWR) (int, error)
+	}
+	poster interface {
+		recvPoster
+		PostSend(wrs []SendWR) (int, error)
+	}
+
+	checkedCQ  struct{ cq *CQ }
+	checkedQP  struct{ qp *QP }
+	checkedSRQ struct{ srq *SRQ }
+)
+
+func (c checkedQP) PostSend(wrs []SendWR) (int, error) {
+	return checkedPost(&c.qp.object, "QP.PostSend", wrs, c.qp.drv.PostSend)
+}
+
+func (c checkedQP) PostRecv(wrs []RecvWR) (int, error) {
+	return checkedPost(&c.qp.object, "QP.PostRecv", wrs, c.qp.drv.PostRecv)
+}
+
+func (c checkedSRQ) PostRecv(wrs []RecvWR) (int, error) {
+	return checkedPost(&c.srq.object, "SRQ.PostRecv", wrs, c.srq.drv.PostRecv)
+}
+
+func (c checkedCQ) Poll(wc []WC) (int, error) {
+	cq := c.cq
 	f, err := cq.atomically("CQ.Poll")
 	defer f.leave()
 	if err != nil {
@@ -201,7 +233,8 @@ func (cq *CQ) checkedPoll(wc []WC) (int, error) {
 	return n, err
 }
 
-func (cq *CQ) checkedReqNotify(flags NotifyFlags) (bool, error) {
+func (c checkedCQ) ReqNotify(flags NotifyFlags) (bool, error) {
+	cq := c.cq
 	f, err := cq.atomically("CQ.ReqNotify")
 	defer f.leave()
 	if err != nil {

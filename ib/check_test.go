@@ -584,3 +584,17 @@ func TestRuleNames(t *testing.T) {
 		t.Error(s)
 	}
 }
+
+// Whatever the runtime prints some day, the parser survives it.
+func FuzzParseGoroutines(f *testing.F) {
+	f.Add([]byte("goroutine 7 [chan receive, 2 minutes]:\nmain.f()\n\n"))
+	f.Add([]byte("goroutine 9223372036854775808 []:\n"))
+	f.Add([]byte("goroutine -1 gp=0 ["))
+	f.Fuzz(func(t *testing.T, dump []byte) {
+		for id, g := range parseGoroutines(dump) {
+			if g.state != strings.TrimSpace(g.state) || strings.ContainsAny(g.state, ",(]") {
+				t.Errorf("goroutine %d: state %q", id, g.state)
+			}
+		}
+	})
+}

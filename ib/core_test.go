@@ -134,6 +134,7 @@ func TestClientThatRefuses(t *testing.T) {
 func TestClientUsesDevice(t *testing.T) {
 	core := &Core{}
 	var state DeviceState
+	var recorded *Client
 	cl := &Client{
 		Name: "A",
 		Add: func(d *Device) (any, error) {
@@ -141,15 +142,25 @@ func TestClientUsesDevice(t *testing.T) {
 		},
 		Remove: func(d *Device, data any) {
 			state = d.State()
+			if d.ClientData(recorded) != nil {
+				t.Error("data of a client that is being removed")
+			}
 			cq, err := d.CreateCQ(CQAttr{Entries: 1}, nil, nil, nil)
 			if err := errors.Join(err, cq.Destroy(), data.(*PD).Dealloc()); err != nil {
 				t.Error(err)
 			}
 		},
 	}
+	recorded = cl
 	must(t, core.RegisterClient(cl))
 	d, _ := newDevice("1")
+	if d.ClientData(cl) != nil {
+		t.Error("data before registration")
+	}
 	must(t, core.Register(d))
+	if _, ok := d.ClientData(cl).(*PD); !ok || d.ClientData(&Client{}) != nil {
+		t.Errorf("data: %v, and of another client: %v", d.ClientData(cl), d.ClientData(&Client{}))
+	}
 	must(t, core.Unregister(d))
 	if state != DeviceActive {
 		t.Errorf("device was %v in Remove", state)

@@ -13,6 +13,7 @@ import (
 type CQ struct {
 	object
 	drv     DriverCQ
+	poll    poller // drv, or in checked mode what stands before it
 	handler func(*CQ)
 	event   func(*CQ, EventType)
 	entries atomic.Int64
@@ -44,6 +45,9 @@ func (d *Device) CreateCQ(attr CQAttr, handler func(*CQ), event func(*CQ, EventT
 		return fail(err)
 	}
 	cq.drv = drv
+	if cq.poll = drv; cq.check != nil {
+		cq.poll = checkedCQ{cq}
+	}
 	cq.born()
 	return cq, nil
 }
@@ -59,20 +63,10 @@ func (cq *CQ) Entries() int { return int(cq.entries.Load()) }
 
 // Poll moves up to len(wc) completions, oldest first, into wc and returns how many. It may not sleep.
 // (ib_poll_cq)
-func (cq *CQ) Poll(wc []WC) (int, error) {
-	if cq.check != nil {
-		return cq.checkedPoll(wc)
-	}
-	return cq.drv.Poll(wc)
-}
+func (cq *CQ) Poll(wc []WC) (int, error) { return cq.poll.Poll(wc) }
 
 // ReqNotify arms the queue for one call of the handler; see [DriverCQ]. It may not sleep. (ib_req_notify_cq)
-func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) {
-	if cq.check != nil {
-		return cq.checkedReqNotify(flags)
-	}
-	return cq.drv.ReqNotify(flags)
-}
+func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.poll.ReqNotify(flags) }
 
 // Completed is for the driver: a completion has come that the queue was armed for. The handler is called later,
 // by a thread that holds nothing. It may not sleep. (ib_cq.comp_handler)

@@ -183,6 +183,21 @@ func (d *Device) Attached(cl *Client) bool {
 	return a != nil && a.state == added
 }
 
+// ClientData is what the client's Add returned for the device, nil before that and when Remove has been called. It may
+// not sleep. (ib_get_client_data)
+func (d *Device) ClientData(cl *Client) any {
+	core := d.core.Load()
+	if core == nil {
+		return nil
+	}
+	core.lock()
+	defer core.mu.Unlock()
+	if a := d.attachmentOf(cl); a != nil && a.state == added {
+		return a.data
+	}
+	return nil
+}
+
 func (d *Device) attachmentOf(cl *Client) *attachment {
 	for _, a := range d.attached {
 		if a.client == cl {

@@ -4,7 +4,9 @@
 //
 // A [Core] knows the devices and the clients. A driver makes a [Device], registers it, and reports through it;
 // a consumer registers a [Client], whose Add is called for each device, and makes objects on it: protection
-// domains ([PD]), memory regions ([MR]), completion queues ([CQ]), queue pairs ([QP]), address handles ([AH]).
+// domains ([PD]), memory regions ([MR]) and windows ([MW]), completion queues ([CQ]), queue pairs ([QP]), shared
+// receive queues ([SRQ]), XRC domains ([XRCD]), address handles ([AH]). What not every driver can do is in optional
+// interfaces, and EOPNOTSUPP without them.
 //
 // # The contract
 //
@@ -13,22 +15,24 @@
 // operation that can wait, network or file input and output, sleeping, or waiting for a goroutine. A mutex whose
 // every critical section keeps that rule is the spinlock of this world.
 //
-//  1. The methods that create, modify, query and destroy an AH, [QP.PostSend], [QP.PostRecv], [CQ.Poll] and
-//     [CQ.ReqNotify] may not sleep and may be called from any context, completion handlers included. So may
-//     [Device.DispatchEvent]. All other methods may sleep.
+//  1. The methods that create, modify, query and destroy an AH, [QP.PostSend], [QP.PostRecv], [SRQ.PostRecv],
+//     [CQ.Poll] and [CQ.ReqNotify] may not sleep and may be called from any context, completion handlers included.
+//     So may [Device.DispatchEvent]. All other methods may sleep; each says so.
 //  2. Every driver method is fully reentrant. The midlayer serialises nothing. Concurrent Poll is allowed: the
 //     order between the callers is undefined, but no completion is lost or seen twice.
 //  3. No callback comes from the callchain of a method call: a completion raised inside PostSend is delivered
 //     after it has returned, by another goroutine or by a thread that said it would ([Device.HoldCallbacks]).
 //     At most one completion handler of one CQ runs at a time, also when the handler re-arms the CQ and new
 //     completions arrive; no armed notification is lost. Different CQs run in parallel.
+//     Asynchronous events of a device and its objects come one at a time, in the order in which they were raised.
 //  4. Consumers may not sleep in a callback. The context of a callback is not defined.
 //  5. A device is ready for use when [Core.Register] is called and stays usable until [Core.Unregister] returns.
 //     Both may sleep; the driver holds no lock across them that a consumer's call could need. A client may use
 //     the device as soon as its Add runs; when its Remove returns it has freed everything; both may sleep.
 //     Remove runs in the reverse order of Add.
-//  6. A device is active, in error, or gone ([DeviceState]). In error nothing is created or modified (EIO);
-//     destroying works.
+//  6. A device is active, in error, or gone ([DeviceState]). In error nothing is created or modified (EIO), no new
+//     work request is carried out, and what is in flight completes with a flush error ([ErrorDriver]); destroying
+//     works.
 //
 // # Checked mode
 //

@@ -273,3 +273,27 @@ func TestFindGIDAndPKey(t *testing.T) {
 	wantErr(t, "no such port", err, syscall.EINVAL)
 	b.free(t)
 }
+
+// The driver hears of the error state once, also in checked mode, and not of a device that is not active.
+func TestEnterError(t *testing.T) {
+	for _, checked := range []bool{false, true} {
+		w, core, drv, calls := &witness{}, &Core{}, &fakeDriver{}, 0
+		if checked {
+			core.Check(CheckConfig{Report: w.report})
+		}
+		drv.fail = func(string) error { calls++; return nil }
+		d := NewDevice("full0", fullDriver{drv}, nil)
+		d.SetError()
+		if calls != 0 || d.State() != DeviceNew {
+			t.Errorf("before registration: %d calls, state %v", calls, d.State())
+		}
+		must(t, core.Register(d))
+		d.SetError()
+		d.SetError()
+		if calls != 1 || d.State() != DeviceError {
+			t.Errorf("%d calls, state %v", calls, d.State())
+		}
+		must(t, core.Unregister(d))
+		w.expect(t)
+	}
+}

@@ -11,6 +11,7 @@ import (
 type QP struct {
 	object
 	drv    DriverQP
+	post   poster // drv, or in checked mode what stands before it
 	pd     *PD
 	init   QPInitAttr
 	num    uint32
@@ -45,6 +46,9 @@ func (pd *PD) CreateQP(init QPInitAttr, u *Udata) (*QP, error) {
 	if qp.drv, err = d.drv.CreateQP(qp, &qp.init, u); err != nil {
 		putAll(qp.refersTo())
 		return fail(err)
+	}
+	if qp.post = qp.drv; qp.check != nil {
+		qp.post = checkedQP{qp}
 	}
 	qp.born()
 	return qp, nil
@@ -167,20 +171,10 @@ func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
 func (qp *QP) State() QPState { return qp.drv.State() }
 
 // PostSend queues work requests and returns how many were taken; see [DriverQP]. It may not sleep. (ib_post_send)
-func (qp *QP) PostSend(wrs ...SendWR) (int, error) {
-	if qp.check != nil {
-		return checkedPost(&qp.object, "QP.PostSend", wrs, qp.drv.PostSend)
-	}
-	return qp.drv.PostSend(wrs)
-}
+func (qp *QP) PostSend(wrs ...SendWR) (int, error) { return qp.post.PostSend(wrs) }
 
 // PostRecv queues receive work requests and returns how many were taken. It may not sleep. (ib_post_recv)
-func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) {
-	if qp.check != nil {
-		return checkedPost(&qp.object, "QP.PostRecv", wrs, qp.drv.PostRecv)
-	}
-	return qp.drv.PostRecv(wrs)
-}
+func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) { return qp.post.PostRecv(wrs) }
 
 // Raise is for the driver: an asynchronous event of the queue pair. The consumer's function is called later, by a
 // thread that holds nothing. It may not sleep. (ib_qp.event_handler)

@@ -43,6 +43,7 @@ type SRQInitAttr struct {
 type SRQ struct {
 	object
 	drv   DriverSRQ
+	post  recvPoster // drv, or in checked mode what stands before it
 	pd    *PD
 	init  SRQInitAttr
 	num   uint32
@@ -84,6 +85,9 @@ func (pd *PD) CreateSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 	if srq.drv, err = drv.CreateSRQ(srq, &srq.init, u); err != nil {
 		putAll(srq.refersTo())
 		return fail(err)
+	}
+	if srq.post = srq.drv; srq.check != nil {
+		srq.post = checkedSRQ{srq}
 	}
 	srq.born()
 	return srq, nil
@@ -144,12 +148,7 @@ func (srq *SRQ) Query() (SRQAttr, error) {
 
 // PostRecv queues receive work requests and returns how many were taken; see [DriverSRQ]. It may not sleep.
 // (ib_post_srq_recv)
-func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) {
-	if srq.check != nil {
-		return checkedPost(&srq.object, "SRQ.PostRecv", wrs, srq.drv.PostRecv)
-	}
-	return srq.drv.PostRecv(wrs)
-}
+func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) { return srq.post.PostRecv(wrs) }
 
 // Raise is for the driver: an asynchronous event of the queue. The consumer's function is called later, by a thread
 // that holds nothing. It may not sleep. (ib_srq.event_handler)

@@ -117,11 +117,11 @@ type CheckConfig struct {
 
 // Check turns checked mode on for the devices that are registered from now on, or off with a nil Report. The rules
 // are those of the package comment; docs/contract.md lists them. A call costs several microseconds more in
-// checked mode, and one comparison when it is off. Check may not sleep.
+// checked mode; when it is off, posting and polling cost nothing, other calls one comparison. Check may not sleep.
 //
 // The check knows who is a callback's and who a method's thread as long as both stay on their goroutines. What
-// slept is found by looking at the goroutines that take long, so a sleep of less than half a millisecond can pass
-// unseen.
+// sleeps is found by looking at the goroutines that take long, so a sleep of a millisecond or two can pass unseen.
+// Package ibtest finds shorter waits for channels and conditions, too, in the runtime's block profile.
 func (c *Core) Check(cfg CheckConfig) {
 	c.lock()
 	defer c.mu.Unlock()

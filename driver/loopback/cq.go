@@ -28,7 +28,7 @@ type CQ struct {
 // completer is what a queue pair needs of its completion queues.
 type completer interface {
 	// post adds a completion. It reports false when there is no room, or was none before.
-	post(wc *ib.WC, solicited bool) bool
+	post(wc ib.WC, solicited bool) bool
 }
 
 // CreateCQ implements ib.Driver.
@@ -42,7 +42,7 @@ func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ,
 	return &CQ{obj: obj, wcs: newRing[ib.WC](attr.Entries)}, nil
 }
 
-func (c *CQ) post(wc *ib.WC, solicited bool) bool {
+func (c *CQ) post(wc ib.WC, solicited bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lost {
@@ -54,7 +54,7 @@ func (c *CQ) post(wc *ib.WC, solicited bool) bool {
 		c.obj.Raise(ib.EventCQErr)
 		return false
 	}
-	*slot = *wc
+	*slot = wc
 	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != ib.WCSuccess) {
 		c.notify()
 	}

@@ -47,7 +47,7 @@ func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 	over := q.state == ib.QPErr || q.state == ib.QPSQE
 	if failed || q.init.SigAll || w.wr.Flags&ib.SendSignaled != 0 {
 		wc := ib.WC{ID: w.wr.ID, Status: status, Opcode: opcodes[w.wr.Opcode], ByteLen: uint32(n), QP: q.obj, Port: 1}
-		if !q.sendCQ.post(&wc, false) && !over {
+		if !q.sendCQ.post(wc, false) && !over {
 			q.obj.Raise(ib.EventQPFatal)
 			failed = true
 		}
@@ -80,7 +80,7 @@ func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	if r.cq != nil {
 		cq = r.cq
 	}
-	if !cq.post(wc, solicited) && q.state != ib.QPErr {
+	if !cq.post(*wc, solicited) && q.state != ib.QPErr {
 		q.obj.Raise(ib.EventQPFatal)
 		q.toError()
 	}

@@ -1,0 +1,157 @@
+package loopback_test
+
+import (
+	"testing"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// world is a device with a connected queue pair and its peer, which complete on one queue.
+type world struct {
+	core *ib.Core
+	dev  *ib.Device
+	cq   *ib.CQ
+	qps  [2]*ib.QP
+	sgl  []ib.SGE
+	addr uint64
+	free []func() error // latest last
+}
+
+// must is must(f())(t): the result of f, which must not fail.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func done(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newWorld(t testing.TB, check bool, size int, handler func(*ib.CQ)) *world {
+	w := &world{core: &ib.Core{}}
+	if check {
+		w.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	}
+	w.dev = loopback.New("loop0", nil).IB()
+	done(t, w.core.Register(w.dev))
+	pd := must(w.dev.AllocPD(nil))(t)
+	mem := umem.NewLocal()
+	w.addr = must(mem.Add(make([]byte, 2*size)))(t)
+	const access = ib.AccessLocalWrite | ib.AccessRemoteWrite
+	mr := must(pd.RegMR(mem, nil, w.addr, uint64(2*size), w.addr, access, nil))(t)
+	w.sgl = []ib.SGE{{Addr: w.addr, Length: uint32(size), LKey: mr.LKey()}}
+	w.cq = must(w.dev.CreateCQ(ib.CQAttr{Entries: 64}, handler, nil, nil))(t)
+	w.free = []func() error{func() error { return w.core.Unregister(w.dev) }, pd.Dealloc, mr.Dereg, w.cq.Destroy}
+	for i := range w.qps {
+		w.qps[i] = must(pd.CreateQP(ib.QPInitAttr{
+			SendCQ: w.cq, RecvCQ: w.cq, Type: ib.QPTypeRC,
+			Cap: ib.QPCap{MaxSendWR: 16, MaxRecvWR: 16, MaxSendSGE: 1, MaxRecvSGE: 1},
+		}, nil))(t)
+		w.free = append(w.free, w.qps[i].Destroy)
+	}
+	gid := must(w.dev.QueryGID(1, 0))(t).GID
+	for i, qp := range w.qps {
+		a := ib.QPAttr{
+			Port: 1, AccessFlags: access, PathMTU: ib.MTU4096, DestQPN: w.qps[1-i].Num(), RNRRetry: 7,
+			AH: ib.AHAttr{GRH: ib.GlobalRoute{DGID: gid}, HasGRH: true, Port: 1},
+		}
+		for _, step := range []struct {
+			state ib.QPState
+			mask  ib.QPAttrMask
+		}{
+			{ib.QPInit, ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags},
+			{ib.QPRTR, ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer},
+			{ib.QPRTS, ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
+		} {
+			a.State = step.state
+			done(t, qp.Modify(a, ib.QPAttrState|step.mask, nil))
+		}
+	}
+	return w
+}
+
+func (w *world) close(t testing.TB) {
+	for i := len(w.free) - 1; i >= 0; i-- {
+		done(t, w.free[i]())
+	}
+}
+
+// message posts a receive and a send, and polls both completions.
+func (w *world) message(t testing.TB, recv []ib.RecvWR, send []ib.SendWR, wc []ib.WC) {
+	_, err1 := w.qps[1].PostRecv(recv...)
+	_, err2 := w.qps[0].PostSend(send...)
+	if n, err3 := w.cq.Poll(wc); n != 2 || err1 != nil || err2 != nil || err3 != nil {
+		t.Fatal(n, err1, err2, err3)
+	}
+}
+
+func (w *world) work() ([]ib.RecvWR, []ib.SendWR, []ib.WC) {
+	target := w.sgl[0]
+	target.Addr += uint64(target.Length)
+	return []ib.RecvWR{{SGList: []ib.SGE{target}}},
+		[]ib.SendWR{{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: w.sgl}},
+		make([]ib.WC, 4)
+}
+
+func TestDataPathDoesNotAllocate(t *testing.T) {
+	w := newWorld(t, false, 64, nil)
+	defer w.close(t)
+	recv, send, wc := w.work()
+	if n := testing.AllocsPerRun(100, func() { w.message(t, recv, send, wc) }); n != 0 {
+		t.Errorf("%v allocations per message", n)
+	}
+}
+
+// BenchmarkMessage is a SEND of 64 bytes with its receive and both completions.
+func BenchmarkMessage(b *testing.B) {
+	for _, mode := range []struct {
+		name  string
+		check bool
+	}{{"plain", false}, {"checked", true}} {
+		b.Run(mode.name, func(b *testing.B) {
+			w := newWorld(b, mode.check, 64, nil)
+			recv, send, wc := w.work()
+			b.ReportAllocs()
+			for b.Loop() {
+				w.message(b, recv, send, wc)
+			}
+			w.close(b)
+		})
+	}
+}
+
+// BenchmarkHandler is the same up to a handler that polls and arms again.
+func BenchmarkHandler(b *testing.B) {
+	for _, mode := range []struct {
+		name  string
+		check bool
+	}{{"plain", false}, {"checked", true}} {
+		b.Run(mode.name, func(b *testing.B) {
+			wc := make([]ib.WC, 4)
+			w := newWorld(b, mode.check, 64, func(cq *ib.CQ) {
+				cq.Poll(wc)
+				cq.ReqNotify(ib.NotifyNextComp)
+			})
+			recv, send, _ := w.work()
+			w.cq.ReqNotify(ib.NotifyNextComp)
+			b.ReportAllocs()
+			for b.Loop() {
+				w.dev.HoldCallbacks()
+				w.qps[1].PostRecv(recv...)
+				w.qps[0].PostSend(send...)
+				w.dev.RunCallbacks()
+			}
+			w.close(b)
+		})
+	}
+}
