@@ -16,6 +16,10 @@ Each of these drivers and consumers breaks one rule of [the contract](contract.m
 TestWrongDrivers and TestWrongConsumers of package ib/ibtest run them, and fail if one is not caught, or the report does
 not say what is in the last column; the same checks pass on the same driver without the defect. Made by
 ` + "`go test ./ib/ibtest -run TestBrokenTable -update`" + `; the test fails when the page is out of date.
+
+One way of real drivers to be wrong is not in the table, since a driver of this midlayer cannot go it: two workers that
+run one CQ's handler at once. A driver never sees the handler. The rule *one-handler* guards the midlayer itself, and is
+tested by TestCheckTwoHandlers of package ib.
 `
 
 // docs/broken.md tells what TestWrongDrivers and TestWrongConsumers check.
