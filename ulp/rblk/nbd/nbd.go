@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 )
@@ -102,10 +103,12 @@ type conn struct {
 	w  net.Conn
 }
 
+func newReader(r io.Reader) *bufio.Reader { return bufio.NewReaderSize(r, 64<<10) }
+
 func (c *conn) write(b ...[]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	bufs := net.Buffers(b)
+	bufs := net.Buffers(slices.DeleteFunc(b, func(p []byte) bool { return len(p) == 0 }))
 	_, err := bufs.WriteTo(c.w)
 	return err
 }
@@ -115,7 +118,7 @@ func u32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }
 func u64(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
 
 func (s *Server) serve(nc net.Conn) error {
-	c := &conn{r: bufio.NewReaderSize(nc, 64<<10), w: nc}
+	c := &conn{r: newReader(nc), w: nc}
 	disk, err := s.negotiate(c)
 	if err != nil || disk == nil {
 		return err
