@@ -46,6 +46,7 @@ type setup struct {
 	shortcut bool
 	net      simnet.Config
 	network  wire.Network // instead of a simnet, with its own addresses
+	fabric   *Fabric      // instead of a new one
 	addrs    [2]netip.Addr
 	typ      ib.QPType
 	cap      ib.QPCap
@@ -83,9 +84,11 @@ func newBench(t testing.TB, s setup) *bench {
 	if s.network == nil {
 		s.network, s.addrs = b.net, [2]netip.Addr{addrA, addrB}
 	}
-	fabric := &Fabric{}
-	b.a = b.newNode(fabric, "rxe0", s.addrs[0], s)
-	b.b = b.newNode(fabric, "rxe1", s.addrs[1], s)
+	if s.fabric == nil {
+		s.fabric = &Fabric{}
+	}
+	b.a = b.newNode(s.fabric, "rxe0", s.addrs[0], s)
+	b.b = b.newNode(s.fabric, "rxe1", s.addrs[1], s)
 	t.Cleanup(b.close)
 	return b
 }
