@@ -13,6 +13,7 @@ import (
 	"verbena/driver/rxe/wire"
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib"
+	"verbena/internal/clock"
 	"verbena/roce"
 	"verbena/uverbs/abi"
 )
@@ -33,6 +34,8 @@ type Config struct {
 	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
 	// lock of its own.
 	Rand *rand.Rand
+	// Clock is where timeouts come from; nil: clock.System.
+	Clock clock.Clock
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
 }
@@ -46,6 +49,7 @@ type Device struct {
 	gids      []ib.GIDEntry
 	guid      uint64
 	fabric    *Fabric
+	clock     clock.Clock
 	direct    atomic.Bool // the Fabric may be used
 	counters  counters
 	atomics   atomics
@@ -96,6 +100,10 @@ func New(cfg Config) (_ *Device, err error) {
 		guid:   binary.BigEndian.Uint64(id[:]),
 		gids:   makeGIDs(ib.GID(roce.LinkLocalGID(mac)), cfg.Addrs, cfg.Netdev.Name, cfg.Netdev.Index),
 		fabric: cfg.Fabric,
+		clock:  cfg.Clock,
+	}
+	if d.clock == nil {
+		d.clock = clock.System
 	}
 	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
 	d.rand.Rand = cfg.Rand
