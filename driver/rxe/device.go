@@ -29,6 +29,9 @@ type Config struct {
 	Addrs []netip.Addr
 	// Network carries packets to where the Fabric does not reach.
 	Network wire.Network
+	// Faults, if not nil, are the rules of which the device itself carries out RNR, and which keep it off the Fabric
+	// while there are any. Network leads through them.
+	Faults *wire.Faults
 	// Fabric, if not nil, is joined for as long as the device exists.
 	Fabric *Fabric
 	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
@@ -48,9 +51,10 @@ type Device struct {
 	endpoints []*endpoint // in the order of Config.Addrs
 	gids      []ib.GIDEntry
 	guid      uint64
+	faults    *wire.Faults
 	fabric    *Fabric
 	clock     clock.Clock
-	direct    atomic.Bool // the Fabric may be used
+	direct    atomic.Bool // the Fabric may be used, as long as there are no faults
 	counters  counters
 	atomics   atomics
 
@@ -99,6 +103,7 @@ func New(cfg Config) (_ *Device, err error) {
 		netdev: cfg.Netdev,
 		guid:   binary.BigEndian.Uint64(id[:]),
 		gids:   makeGIDs(ib.GID(roce.LinkLocalGID(mac)), cfg.Addrs, cfg.Netdev.Name, cfg.Netdev.Index),
+		faults: cfg.Faults,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
 	}
