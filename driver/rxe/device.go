@@ -231,6 +231,13 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxPKeys:        1,
 		LocalCAAckDelay: ackDelayCode,
 		PhysPorts:       1,
+		// Memory is copied by the kernel, which brings in what is not there: nothing has to be pinned.
+		ODP: ib.ODPCaps{
+			General: ib.ODPSupport | ib.ODPImplicit,
+			RC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv,
+			UC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
+			UD:      ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
+		},
 	}, nil
 }
 
