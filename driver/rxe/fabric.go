@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/roce"
 )
 
 // Fabric is a set of devices in one process that reach each other without the network: a packet from one to
@@ -99,3 +100,18 @@ func (d *Device) allowsShortcut() bool { return d.direct.Load() && !d.faults.Act
 // SetShortcut tells whether packets to and from other devices of the Fabric may skip the network; they do so
 // where both devices allow it, which is how a device starts, and neither has fault rules.
 func (d *Device) SetShortcut(on bool) { d.direct.Store(on) }
+
+// intrudes reports whether a train would reach a connection, on a device of the Fabric, whose other end is not the
+// queue pair that sends it. Packets do not tell who sends them, so that any program could send into the connections of
+// others, if it was not stopped here.
+func (d *Device) intrudes(qp *QP, t *train) bool {
+	if qp.typ == ib.QPTypeUD {
+		return false // the Q_Key guards those
+	}
+	peer := d.fabric.load().byAddr[t.Dst]
+	if peer == nil {
+		return false
+	}
+	to := peer.qp(roce.BTH(t.Buf).DestQPN())
+	return to != nil && to.typ != ib.QPTypeUD && to.peer.Load() != qp.num
+}
