@@ -43,6 +43,15 @@ e2e: build ## the real programs, end to end
 soak-kill: build ## ROUNDS (default 10000) of programs that are killed at random moments; SEED repeats one
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestKillSoak$$' ./test/e2e
 
+.PHONY: pyverbs
+pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)
+	@scripts/deps python3-pyverbs rdma-core ibverbs-providers
+	@$(BIN) run --private -- test/pyverbs/run $(ARGS) rxe0 1 1
+
+.PHONY: docs
+docs: ## make the tables of docs/verbs.md anew
+	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./uverbs
+
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (default 1m)
 	@scripts/fuzz

@@ -144,6 +144,7 @@ func (p *pass) drainQP(qp *QP) {
 	}
 	qp.mu.Unlock()
 	for i, t := range p.batch {
+		t.QP = qp.num
 		if p.send(qp, t) {
 			continue
 		}
