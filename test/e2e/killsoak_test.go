@@ -88,8 +88,8 @@ func TestKillSoak(t *testing.T) {
 	add("perftest", victim{"ib_write_bw", 3, 600 * time.Millisecond, [][]string{
 		{"ib_write_bw", "-d", "rxe0", "-x", "1", "-D", "60", "-p", "PORT"},
 		{"ib_write_bw", "-d", "rxe0", "-x", "1", "-D", "60", "-p", "PORT", "127.0.0.1"}}})
-	if exec.Command("python3", "-c", "import pyverbs.device").Run() == nil {
-		add("python3-pyverbs", victim{"pyverbs", 1, 1500 * time.Millisecond, [][]string{{"python3", "-c", pyverbsHoard}}})
+	if exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil {
+		add("python3-pyverbs", victim{"pyverbs", 1, 1500 * time.Millisecond, [][]string{{"/usr/bin/python3", "-c", pyverbsHoard}}})
 	}
 	seed := uint64(time.Now().UnixNano())
 	if n, err := strconv.ParseUint(os.Getenv("SEED"), 10, 64); err == nil {
