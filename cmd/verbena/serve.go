@@ -51,10 +51,11 @@ func (f *deviceFlags) args() []string {
 
 type serveCmd struct {
 	deviceFlags
-	Idle     time.Duration `help:"End when no program has run for so long; 0: never." default:"0"`
-	Debug    bool          `help:"More messages."`
-	OnDemand bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
-	Private  bool          `hidden:"" help:"Serve only descriptor 4, and end with it."`
+	Idle         time.Duration `help:"End when no program has run for so long; 0: never." default:"0"`
+	Debug        bool          `help:"More messages."`
+	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
+	AskLaunchers bool          `hidden:"" help:"Reach programs through their launchers, as where Yama restricts ptrace."`
+	Private      bool          `hidden:"" help:"Serve only descriptor 4, and end with it."`
 }
 
 // idleOnDemand is how long a service that was started by `verbena run` outlives its last program.
@@ -91,7 +92,10 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		Wire: s.Wire,
 		Seed: s.Seed,
 		Idle: s.Idle,
-		Log:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
+
+		AskLaunchers: s.AskLaunchers,
+
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
 	if opts.Seed == 0 {
 		opts.Seed = uint64(time.Now().UnixNano())

@@ -27,6 +27,8 @@ type Options struct {
 	Links []LinkSpec
 	// Wire sends every packet through a UDP socket, also between devices of this service.
 	Wire bool
+	// AskLaunchers has the service reach programs through their launchers, as where Yama restricts it.
+	AskLaunchers bool
 	// Seed makes what is random repeatable.
 	Seed uint64
 	// Idle ends Serve when no program has been attached for so long, and nobody has configured links or faults; 0:
@@ -80,7 +82,8 @@ func New(opts Options) (_ *Service, err error) {
 	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Logf: s.logf}); err != nil {
 		return nil, err
 	}
-	if s.guests, err = guest.NewSupervisor(guest.SupervisorConfig{Uverbs: s.uverbs, Dir: s.dir.path, Logf: s.logf}); err != nil {
+	if s.guests, err = guest.NewSupervisor(guest.SupervisorConfig{
+		Uverbs: s.uverbs, Dir: s.dir.path, AskHelper: opts.AskLaunchers, Logf: s.logf}); err != nil {
 		return nil, err
 	}
 	if opts.Links == nil {
@@ -288,7 +291,7 @@ func (s *Service) answer(r *Request) (*Response, error) {
 // attach supervises a program until all its processes have ended. The connection only tells the launcher that
 // the service lives; a launcher that dies does not end its program.
 func (s *Service) attach(c conn, a *Attach, listener *os.File) {
-	session, err := s.guests.Attach(listener, guest.SessionInfo{LauncherPID: a.PID, Args: a.Args})
+	session, err := s.guests.Attach(listener, guest.SessionInfo{LauncherPID: a.PID, Args: a.Args, Helper: &launcher{c: c}})
 	if err != nil {
 		listener.Close()
 		c.send(failure(err), nil)
