@@ -138,7 +138,7 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 		if !qp.settle(p) {
 			return false
 		}
-		m := qp.dev.memory(qp.pd, key, right)
+		m := qp.memory(qp.pd, key, right)
 		if m == nil {
 			qp.unstorable(kind, psn)
 			return false
