@@ -54,7 +54,7 @@ const (
 	// accessKnown are the rights that the ABI defines, whether the device has them or not.
 	accessKnown = abi.AccessFlushPersistent<<1 - 1 | abi.AccessOptionalRange
 	// accessUnsupported are those that no driver of this midlayer can have.
-	accessUnsupported = abi.AccessOnDemand | abi.AccessFlushGlobal | abi.AccessFlushPersistent
+	accessUnsupported = abi.AccessOnDemand
 )
 
 // checkAccess checks the rights of a registration; that remote writing needs local writing is the midlayer's to
@@ -69,14 +69,22 @@ func checkAccess(flags abi.AccessFlags) error {
 	return nil
 }
 
+// checkOffset checks that memory lies in its page as its address does.
+func checkOffset(start, iova uint64) error {
+	if (start^iova)&(umem.PageSize-1) != 0 {
+		return fmt.Errorf("memory at %#x cannot be known as %#x, which lies differently in its page: %w", start, iova, syscall.EINVAL)
+	}
+	return nil
+}
+
 // cmdRegMR registers memory of the process that opened the file. (ib_uverbs_reg_mr)
 func cmdRegMR(c *call) error {
 	req, err := request[abi.RegMR](c)
 	if err != nil {
 		return err
 	}
-	if (req.Start^req.HCAVA)&(umem.PageSize-1) != 0 {
-		return fmt.Errorf("memory at %#x cannot be known as %#x, which lies differently in its page: %w", req.Start, req.HCAVA, syscall.EINVAL)
+	if err := checkOffset(req.Start, req.HCAVA); err != nil {
+		return err
 	}
 	if err := c.f.context(); err != nil {
 		return err

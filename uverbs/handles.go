@@ -15,13 +15,14 @@ type kind uint8
 const (
 	kindQP kind = iota
 	kindAH
+	kindMW
 	kindMR
 	kindCQ
 	kindPD
 	numKinds
 )
 
-func (k kind) String() string { return [...]string{"QP", "AH", "MR", "CQ", "PD"}[k] }
+func (k kind) String() string { return [...]string{"QP", "AH", "MW", "MR", "CQ", "PD"}[k] }
 
 // resource is what stands behind a handle: one of the types *qpObject, *ahObject and so on.
 type resource interface {

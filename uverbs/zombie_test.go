@@ -58,7 +58,7 @@ func TestDeviceRemoval(t *testing.T) {
 
 		for n, cmd := range commands {
 			switch n {
-			case abi.CmdDeallocPD, abi.CmdDestroyAH, abi.CmdDeregMR, abi.CmdDestroyCQ, abi.CmdDestroyQP:
+			case abi.CmdDeallocPD, abi.CmdDestroyAH, abi.CmdDeregMR, abi.CmdDeallocMW, abi.CmdDestroyCQ, abi.CmdDestroyQP:
 				continue
 			case abi.CmdCreateCQ, abi.CmdRegMR:
 			}
