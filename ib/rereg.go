@@ -76,10 +76,12 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	}
 	if flags&MRChangeTranslation != 0 {
 		var err error
-		if region, err = umem.Get(to.Space, to.Account, to.Addr, to.Length, to.IOVA, access.Writable()); err != nil {
+		if region, err = mr.dev.region(to.Space, to.Account, to.Addr, to.Length, to.IOVA, access); err != nil {
 			return err
 		}
-	} else if access.Writable() && !mr.access.Writable() {
+	} else if region.OnDemand() != (access&AccessOnDemand != 0) {
+		return fmt.Errorf("paging on demand begins and ends with a change of translation: %w", syscall.EINVAL)
+	} else if access.Writable() && !mr.access.Writable() && !region.OnDemand() {
 		if err := region.Check(true); err != nil {
 			return err
 		}

@@ -50,21 +50,14 @@ type mrObject struct {
 func (*mrObject) kind() kind       { return kindMR }
 func (o *mrObject) destroy() error { return o.Dereg() }
 
-const (
-	// accessKnown are the rights that the ABI defines, whether the device has them or not.
-	accessKnown = abi.AccessFlushPersistent<<1 - 1 | abi.AccessOptionalRange
-	// accessUnsupported are those that no driver of this midlayer can have.
-	accessUnsupported = abi.AccessOnDemand
-)
+// accessKnown are the rights that the ABI defines, whether the device has them or not.
+const accessKnown = abi.AccessFlushPersistent<<1 - 1 | abi.AccessOptionalRange
 
 // checkAccess checks the rights of a registration; that remote writing needs local writing is the midlayer's to
 // check. (ib_check_mr_access)
 func checkAccess(flags abi.AccessFlags) error {
 	if bad := flags &^ accessKnown; bad != 0 {
 		return fmt.Errorf("unknown access flags %#x: %w", uint32(bad), syscall.EINVAL)
-	}
-	if bad := flags & accessUnsupported; bad != 0 {
-		return fmt.Errorf("access flags %v: %w", bad, syscall.EOPNOTSUPP)
 	}
 	return nil
 }

@@ -261,7 +261,7 @@ func TestCommandErrors(t *testing.T) {
 			{"dealloc no mw", abi.CmdDeallocMW, enc(abi.DeallocMW{MWHandle: none}), 0, syscall.ENOENT},
 			{"dealloc a pd as mw", abi.CmdDeallocMW, enc(abi.DeallocMW{MWHandle: pd}), 0, syscall.EINVAL},
 			{"create srq", abi.CmdCreateSRQ, enc(abi.CreateSRQ{PDHandle: pd}), 16, syscall.EOPNOTSUPP},
-			{"open xrcd", abi.CmdOpenXRCD, enc(abi.OpenXRCD{}), 4, syscall.EOPNOTSUPP},
+			{"open xrcd", abi.CmdOpenXRCD, enc(abi.OpenXRCD{FD: ^uint32(0)}), 4, syscall.EOPNOTSUPP},
 			{"attach multicast", abi.CmdAttachMcast, enc(abi.AttachMcast{QPHandle: qp}), 0, syscall.EOPNOTSUPP},
 			{"no such command", abi.Command(200), enc(abi.DeallocPD{}), 0, syscall.EOPNOTSUPP},
 			{"create flow", abi.ExCmdCreateFlow, make([]byte, 24), 8, syscall.EOPNOTSUPP},
@@ -328,6 +328,12 @@ func TestCommandSizes(t *testing.T) {
 	})
 }
 
+// destroyCommands are the commands that take a handle away, and so tell it apart when there is none.
+var destroyCommands = []abi.Command{
+	abi.CmdDeallocPD, abi.CmdDestroyAH, abi.CmdDeregMR, abi.CmdDestroyCQ, abi.CmdDestroyQP, abi.CmdDestroySRQ, abi.CmdCloseXRCD,
+	abi.CmdDeallocMW,
+}
+
 // What every command but GET_CONTEXT says before there is a context, and after the file has been closed.
 func TestCommandsWithoutContext(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
@@ -345,7 +351,7 @@ func TestCommandsWithoutContext(t *testing.T) {
 				switch {
 				case closed:
 					want = syscall.EBADF
-				case n == abi.CmdDeallocPD, n == abi.CmdDestroyAH, n == abi.CmdDeregMR, n == abi.CmdDeallocMW, n == abi.CmdDestroyCQ, n == abi.CmdDestroyQP:
+				case slices.Contains(destroyCommands, n):
 					want = syscall.ENOENT
 				}
 				_, _, err := p.send(rawCommand{number: uint32(n), core: make([]byte, cmd.req), room: cmd.resp})

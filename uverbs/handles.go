@@ -17,12 +17,16 @@ const (
 	kindAH
 	kindMW
 	kindMR
+	kindSRQ
 	kindCQ
+	kindXRCD
 	kindPD
 	numKinds
 )
 
-func (k kind) String() string { return [...]string{"QP", "AH", "MW", "MR", "CQ", "PD"}[k] }
+func (k kind) String() string {
+	return [...]string{"QP", "AH", "MW", "MR", "SRQ", "CQ", "XRCD", "PD"}[k]
+}
 
 // resource is what stands behind a handle: one of the types *qpObject, *ahObject and so on.
 type resource interface {

@@ -2,6 +2,7 @@ package rxe
 
 import (
 	"net/netip"
+	"runtime"
 	"testing"
 
 	"verbena/driver/rxe/wire/netdev"
@@ -10,30 +11,83 @@ import (
 	"verbena/ib/ibtest"
 )
 
-// TestContract: the driver keeps the midlayer's contract, on both ways that its packets take.
+// TestContract: the driver keeps the midlayer's contract, on both ways that its packets take, alone and while neighbours
+// on the same network keep the engine busy.
 func TestContract(t *testing.T) {
-	for _, direct := range []bool{true, false} {
-		name := "shortcut"
-		if !direct {
-			name = "wire"
-		}
-		t.Run(name, func(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		shortcut, load bool
+	}{
+		{"shortcut", true, false},
+		{"wire", false, false},
+		{"shortcut, under load", true, true},
+		{"wire, under load", false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			ibtest.Run(t, func(t testing.TB) *ib.Device {
+				network, fabric := simnet.New(simnet.Config{}), &Fabric{}
 				d, err := New(Config{
 					Name:    "rxe0",
 					Netdev:  netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
 					Addrs:   []netip.Addr{netip.MustParseAddr("10.1.0.1")},
-					Network: simnet.New(simnet.Config{}),
-					Fabric:  &Fabric{},
+					Network: network,
+					Fabric:  fabric,
 					Logf:    t.Logf,
 				})
 				if err != nil {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { d.Close() })
-				d.SetShortcut(direct)
+				d.SetShortcut(c.shortcut)
+				if c.load {
+					keepBusy(t, setup{shortcut: c.shortcut, network: network, addrs: [2]netip.Addr{addrA, addrB}, fabric: fabric})
+				}
 				return d.IB()
 			})
 		})
 	}
+}
+
+// keepBusy has two more devices write to each other, both ways, until the test ends.
+func keepBusy(t testing.TB, s setup) {
+	b := newBench(t, s)
+	b.connect(conn{})
+	stop, done := make(chan struct{}), make(chan struct{}, 2)
+	for _, way := range []struct{ from, to *node }{{b.a, b.b}, {b.b, b.a}} {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			const depth = 4
+			wr := ib.SendWR{
+				Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, RemoteAddr: way.to.addr, RKey: way.to.mr.RKey(),
+				SGList: []ib.SGE{{Addr: way.from.addr, Length: 8192, LKey: way.from.mr.LKey()}},
+			}
+			wc := make([]ib.WC, depth)
+			for outstanding, ending := 0, false; !ending || outstanding > 0; runtime.Gosched() {
+				select {
+				case <-stop:
+					ending = true
+				default:
+				}
+				for ; !ending && outstanding < depth; outstanding++ {
+					if _, err := way.from.qp.PostSend(wr); err != nil {
+						t.Error("neighbour: ", err)
+						return
+					}
+				}
+				n, _ := way.from.cq.Poll(wc)
+				for _, c := range wc[:n] {
+					if c.Status != ib.WCSuccess {
+						t.Error("neighbour: ", c.Status)
+						return
+					}
+				}
+				outstanding -= n
+			}
+		}()
+	}
+	t.Cleanup(func() {
+		close(stop)
+		<-done
+		<-done
+	})
 }

@@ -63,11 +63,21 @@ func (d *Device) grant(key uint32) *grant {
 	return g
 }
 
-// memory finds what a key stands for, if it gives a right within a domain to this queue pair or its peer, and begins an
-// access; nil if not. (lookup_mr, rxe_lookup_mw)
+// memory finds what a key stands for, if it gives a right within a domain, and begins an access; nil if not.
+// (lookup_mr)
+func (d *Device) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
+	g := d.grant(key)
+	if g == nil || g.pd != in || g.access&right != right || !g.inUse.TryRLock() {
+		return nil
+	}
+	return g
+}
+
+// memory does the same, if the key gives the right to this queue pair or its peer. (rxe_lookup_mw)
 func (qp *QP) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
-	g := qp.dev.grant(key)
-	if g == nil || g.pd != in || g.access&right != right || g.qp != nil && g.qp != qp || !g.inUse.TryRLock() {
+	g := qp.dev.memory(in, key, right)
+	if g != nil && g.qp != nil && g.qp != qp {
+		g.put()
 		return nil
 	}
 	return g

@@ -51,7 +51,8 @@ func (d *Device) newMR(obj *ib.MR) (m *mr, key uint32, err error) {
 
 // checkMRAccess refuses what the device does not do, persistence among it.
 func checkMRAccess(access ib.AccessFlags) error {
-	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessHugeTLB | ib.AccessFlushGlobal | ib.AccessOptional
+	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessOnDemand | ib.AccessHugeTLB |
+		ib.AccessFlushGlobal | ib.AccessOptional
 	if access&^known != 0 {
 		return fmt.Errorf("access flags %#x: %w", uint32(access&^known), syscall.EOPNOTSUPP)
 	}
@@ -80,6 +81,38 @@ func (m *mr) setKeys(key uint32, access ib.AccessFlags) {
 		rkey = 0
 	}
 	m.obj.SetKeys(key, rkey)
+}
+
+// AdviseMR implements ib.MRAdviser. Advice is followed at once, whether or not that was asked for; what is to be
+// prefetched only where it is there already is there. (rxe_ib_advise_mr)
+func (d *Device) AdviseMR(in *ib.PD, advice ib.MRAdvice, _ ib.MRAdviceFlags, sgl []ib.SGE) error {
+	if advice > ib.AdvicePrefetchNoFault {
+		return fmt.Errorf("advice %d: %w", advice, syscall.EOPNOTSUPP)
+	}
+	for _, s := range sgl {
+		if err := d.prefetch(in.Driver().(*pd), advice, s); err != nil {
+			return fmt.Errorf("%d bytes at %#x by key %#x: %w", s.Length, s.Addr, s.LKey, err)
+		}
+	}
+	return nil
+}
+
+func (d *Device) prefetch(in *pd, advice ib.MRAdvice, s ib.SGE) error {
+	m := d.memory(in, s.LKey, localRead)
+	if m == nil {
+		return fmt.Errorf("no such region: %w", syscall.EINVAL)
+	}
+	defer m.put()
+	write := advice == ib.AdvicePrefetchWrite
+	switch {
+	case !m.region.OnDemand():
+		return fmt.Errorf("not registered on demand: %w", syscall.EINVAL)
+	case write && !m.access.Writable():
+		return fmt.Errorf("not registered for writing: %w", syscall.EPERM)
+	case advice == ib.AdvicePrefetchNoFault && m.contains(s.Addr, uint64(s.Length)):
+		return nil
+	}
+	return m.region.Prefetch(s.Addr, uint64(s.Length), write)
 }
 
 // Dereg implements ib.DriverMR.

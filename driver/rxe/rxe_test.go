@@ -46,6 +46,7 @@ type setup struct {
 	shortcut bool
 	net      simnet.Config
 	network  wire.Network // instead of a simnet, with its own addresses
+	fabric   *Fabric      // instead of a new one
 	addrs    [2]netip.Addr
 	typ      ib.QPType
 	cap      ib.QPCap
@@ -83,9 +84,11 @@ func newBench(t testing.TB, s setup) *bench {
 	if s.network == nil {
 		s.network, s.addrs = b.net, [2]netip.Addr{addrA, addrB}
 	}
-	fabric := &Fabric{}
-	b.a = b.newNode(fabric, "rxe0", s.addrs[0], s)
-	b.b = b.newNode(fabric, "rxe1", s.addrs[1], s)
+	if s.fabric == nil {
+		s.fabric = &Fabric{}
+	}
+	b.a = b.newNode(s.fabric, "rxe0", s.addrs[0], s)
+	b.b = b.newNode(s.fabric, "rxe1", s.addrs[1], s)
 	t.Cleanup(b.close)
 	return b
 }
@@ -99,8 +102,9 @@ func check(t testing.TB, err error) {
 
 func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node {
 	b.t.Helper()
+	faults, _ := s.network.(*wire.Faults)
 	dev, err := New(Config{
-		Name: name, Addrs: []netip.Addr{addr}, Network: s.network, Fabric: f, Rand: rand.New(rand.NewPCG(1, uint64(addr.As4()[3]))),
+		Name: name, Addrs: []netip.Addr{addr}, Network: s.network, Faults: faults, Fabric: f, Rand: rand.New(rand.NewPCG(1, uint64(addr.As4()[3]))),
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, addr.As4()[3]}, MTU: 9000, Up: true, Running: true},
 	})
 	check(b.t, err)
