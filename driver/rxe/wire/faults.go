@@ -157,6 +157,7 @@ type heldPacket struct {
 	buf     []byte
 	tos     uint8
 	ttl     uint8
+	sport   uint16
 	corrupt bool
 	bit     uint32
 }
@@ -255,7 +256,7 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 		}
 		for range copies {
 			p := &heldPacket{
-				index: -1, behind: v.behind, dst: t.Dst, buf: slices.Clone(t.Packet(i)), tos: t.TOS, ttl: t.TTL,
+				index: -1, behind: v.behind, dst: t.Dst, buf: slices.Clone(t.Packet(i)), tos: t.TOS, ttl: t.TTL, sport: t.SPort,
 				corrupt: v.corrupt, bit: v.bit,
 			}
 			if v.delay > 0 || v.behind > 0 {
@@ -322,7 +323,7 @@ func (e *faultEndpoint) transmitAll(list []*heldPacket) {
 
 // transmit sends a packet now.
 func (e *faultEndpoint) transmit(p *heldPacket) {
-	t := Train{Dst: p.dst, Buf: p.buf, Size: len(p.buf), TOS: p.tos, TTL: p.ttl}
+	t := Train{Dst: p.dst, Buf: p.buf, Size: len(p.buf), TOS: p.tos, TTL: p.ttl, SPort: p.sport}
 	var err error
 	if !p.corrupt {
 		err = e.RawEndpoint.Send(&t)
