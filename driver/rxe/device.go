@@ -13,6 +13,7 @@ import (
 	"verbena/driver/rxe/wire"
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib"
+	"verbena/internal/clock"
 	"verbena/roce"
 	"verbena/uverbs/abi"
 )
@@ -28,11 +29,16 @@ type Config struct {
 	Addrs []netip.Addr
 	// Network carries packets to where the Fabric does not reach.
 	Network wire.Network
+	// Faults, if not nil, are the rules of which the device itself carries out RNR, and which keep it off the Fabric
+	// while there are any. Network leads through them.
+	Faults *wire.Faults
 	// Fabric, if not nil, is joined for as long as the device exists.
 	Fabric *Fabric
 	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
 	// lock of its own.
 	Rand *rand.Rand
+	// Clock is where timeouts come from; nil: clock.System.
+	Clock clock.Clock
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
 }
@@ -45,8 +51,10 @@ type Device struct {
 	endpoints []*endpoint // in the order of Config.Addrs
 	gids      []ib.GIDEntry
 	guid      uint64
+	faults    *wire.Faults
 	fabric    *Fabric
-	direct    atomic.Bool // the Fabric may be used
+	clock     clock.Clock
+	direct    atomic.Bool // the Fabric may be used, as long as there are no faults
 	counters  counters
 	atomics   atomics
 
@@ -97,7 +105,12 @@ func New(cfg Config) (_ *Device, err error) {
 		netdev: cfg.Netdev,
 		guid:   binary.BigEndian.Uint64(id[:]),
 		gids:   makeGIDs(ib.GID(roce.LinkLocalGID(mac)), cfg.Addrs, cfg.Netdev.Name, cfg.Netdev.Index),
+		faults: cfg.Faults,
 		fabric: cfg.Fabric,
+		clock:  cfg.Clock,
+	}
+	if d.clock == nil {
+		d.clock = clock.System
 	}
 	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
 	d.rand.Rand = cfg.Rand
@@ -224,6 +237,13 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxPKeys:        1,
 		LocalCAAckDelay: ackDelayCode,
 		PhysPorts:       1,
+		// Memory is copied by the kernel, which brings in what is not there: nothing has to be pinned.
+		ODP: ib.ODPCaps{
+			General: ib.ODPSupport | ib.ODPImplicit,
+			RC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv,
+			UC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
+			UD:      ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
+		},
 	}, nil
 }
 

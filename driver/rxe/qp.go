@@ -43,6 +43,8 @@ type QP struct {
 	sqNext atomic.Uint32
 	// stateNow is a copy of state for those who do not hold mu.
 	stateNow atomic.Uint32
+	// peer is a copy of attr.DestQPN for those who do not hold mu.
+	peer atomic.Uint32
 
 	// mu guards what follows. The lock of one queue pair is never taken under that of another. Below it are the
 	// locks of the completion queues.

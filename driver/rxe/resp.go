@@ -279,6 +279,9 @@ func (qp *QP) takeShared(p *pass, s *srq) verdict {
 func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 	r := &qp.resp
 	if starts {
+		if qp.typ == ib.QPTypeRC && qp.dev.faults.NotReady(qp.num, k.src) {
+			return notReady
+		}
 		if v := qp.takeRecv(p); v != accepted {
 			return v
 		}
@@ -329,6 +332,9 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 	}
 	takes := k.Flags&roce.FlagCompletesReceive != 0
 	if takes {
+		if qp.typ == ib.QPTypeRC && qp.dev.faults.NotReady(qp.num, k.src) {
+			return notReady
+		}
 		if v := qp.takeRecv(p); v != accepted {
 			return v
 		}

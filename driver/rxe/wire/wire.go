@@ -33,6 +33,9 @@ type Train struct {
 	// SPort is the UDP source port, by which routers spread flows; 0: Port. An endpoint that cannot have it sends from
 	// Port.
 	SPort uint16
+	// QP is the number of the queue pair that sends, 0 if there is none: fault rules and captures ask for it, which a
+	// packet does not tell.
+	QP uint32
 }
 
 // Endpoint is one local address.
