@@ -23,7 +23,7 @@ func (e *UDPEndpoint) Send(t *Train) error {
 	if err != nil {
 		return err
 	}
-	defer e.leave()
+	defer e.sentTo(p)
 	n := t.NumPackets()
 	if n > 1 && !p.noSplit.Load() {
 		t.seal(p.flow, 1)
@@ -60,7 +60,7 @@ func (e *UDPEndpoint) Seal(t *Train) error {
 	if err != nil {
 		return err
 	}
-	defer e.leave()
+	defer e.sentTo(p)
 	t.seal(p.flow, 0)
 	return nil
 }
@@ -71,11 +71,11 @@ func (e *UDPEndpoint) SendRaw(t *Train) error {
 	if err != nil {
 		return err
 	}
-	defer e.leave()
+	defer e.sentTo(p)
 	return e.sendEach(t, p)
 }
 
-// prepare checks a train and finds its destination. Unless it fails, leave must be called.
+// prepare checks a train and finds its destination. Unless it fails, sentTo must be called.
 func (e *UDPEndpoint) prepare(t *Train) (*peer, error) {
 	if err := t.Validate(); err != nil {
 		e.tx.invalid.Add(1)
@@ -84,12 +84,18 @@ func (e *UDPEndpoint) prepare(t *Train) (*peer, error) {
 	if !e.enter() {
 		return nil, ErrClosed
 	}
-	p, err := e.peer(t.Dst)
+	p, err := e.peer(t.Dst, t.SPort)
 	if err != nil {
 		e.tx.noRoute.Add(1)
 		e.leave()
 	}
 	return p, err
+}
+
+// sentTo ends what prepare began.
+func (e *UDPEndpoint) sentTo(p *peer) {
+	p.leave()
+	e.leave()
 }
 
 func (e *UDPEndpoint) sent(t *Train, packets int) {
@@ -113,7 +119,7 @@ func (e *UDPEndpoint) sendOne(t *Train, p *peer, segment int) syscall.Errno {
 	for {
 		// An interrupted call has sent nothing. An error that an earlier packet caused, such as an ICMP message,
 		// is reported once, in place of sending; Linux does it for connected sockets only.
-		if errno := sendmsg(e.fd, &h); errno != unix.EINTR && errno != unix.ECONNREFUSED {
+		if errno := sendmsg(p.fd, &h); errno != unix.EINTR && errno != unix.ECONNREFUSED {
 			return errno
 		}
 	}
@@ -156,7 +162,7 @@ func (e *UDPEndpoint) sendEach(t *Train, p *peer) error {
 	}
 	done := 0
 	for done < n {
-		k, errno := sendmmsg(e.fd, v[done:n])
+		k, errno := sendmmsg(p.fd, v[done:n])
 		switch {
 		case errno == 0:
 			done += k
