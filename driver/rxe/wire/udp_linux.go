@@ -35,6 +35,8 @@ type UDPOptions struct {
 	// what it takes to wake the other end of a ping-pong, and negative not at all. It learns to do without where it
 	// does not help.
 	Spin time.Duration
+	// Taps see what goes through the sockets, damaged packets included; nil: nobody does.
+	Taps *Taps
 }
 
 const (
@@ -63,6 +65,7 @@ type udp struct{ opts UDPOptions }
 type UDPEndpoint struct {
 	addr netip.Addr
 	fd   int
+	taps *Taps
 
 	// The interface that has addr, if known: its name, and its index in both forms.
 	ifname, ifnumber string
@@ -117,7 +120,7 @@ func openUDP(addr netip.Addr, opts UDPOptions) (*UDPEndpoint, error) {
 	case addr.IsLinkLocalUnicast() && addr.Is6() && addr.Zone() == "":
 		return nil, fmt.Errorf("listen on %v: a link-local address needs its interface, as in %v%%eth0: %w", addr, addr, unix.EADDRNOTAVAIL)
 	}
-	e := &UDPEndpoint{addr: addr, done: make(chan struct{})}
+	e := &UDPEndpoint{addr: addr, taps: opts.Taps, done: make(chan struct{})}
 	// An address may be usable without being listed on an interface, by a local route; then only link-local
 	// destinations are out of reach.
 	if ifi, err := netdev.ByAddr(addr); err == nil {
