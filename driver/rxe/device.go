@@ -61,11 +61,13 @@ type Device struct {
 	counters  counters
 	atomics   atomics
 
-	qps    table[QP] // by the low bits of the number
-	mrs    table[mr] // by key >> 8
-	ahs    table[ah]
-	mrKeys keyGenerations
-	qpKeys keyGenerations
+	qps     table[QP] // by the low bits of the number
+	mrs     table[mr] // by key >> 8
+	ahs     table[ah]
+	srqs    table[srq] // by the low bits of the number
+	mrKeys  keyGenerations
+	qpKeys  keyGenerations
+	srqKeys keyGenerations
 
 	rand struct {
 		sync.Mutex
@@ -124,6 +126,7 @@ func New(cfg Config) (_ *Device, err error) {
 	d.qps.init(minQPSlot, maxQPSlot)
 	d.mrs.init(1, maxMR+1)
 	d.ahs.init(1, maxAH+1)
+	d.srqs.init(1, maxSRQ+1)
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -232,6 +235,9 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQPInitRdAtom: maxRdAtomic,
 		AtomicCap:       ib.AtomicHCA,
 		MaxAH:           maxAH,
+		MaxSRQ:          maxSRQ,
+		MaxSRQWR:        maxSRQWR,
+		MaxSRQSGE:       maxSGE,
 		MaxPKeys:        1,
 		LocalCAAckDelay: ackDelayCode,
 		PhysPorts:       1,
