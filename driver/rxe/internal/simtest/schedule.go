@@ -85,9 +85,6 @@ func (f fault) String() string {
 	return [...]string{"sound", "bad key", "bad range", "bad local key", "short receive", "bad receive"}[f]
 }
 
-// remote reports whether the peer's queue pair fails of it, too.
-func (f fault) remote() bool { return f != sound && f != badLocalKey }
-
 // span is a range of a host's memory.
 type span struct{ at, n int }
 
