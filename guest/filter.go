@@ -22,12 +22,14 @@ const (
 	callNewfstatat
 	callFstat
 	callStatx
+	callFcntl
 	callReadlinkat
 	callFaccessat
 	callFaccessat2
 	callOpenat2
 	callSocket // refused by the filter
-	callOpen   // and the other old forms, without a directory
+	callDup
+	callOpen // and the other old forms, without a directory
 	callStat
 	callLstat
 	callReadlink
@@ -60,11 +62,13 @@ var calls = [numCalls]struct {
 	callNewfstatat: {"newfstatat", ifCwdHigh},
 	callFstat:      {"fstat", ifHigh},
 	callStatx:      {"statx", ifCwdHigh},
+	callFcntl:      {"fcntl", ifHigh},
 	callReadlinkat: {"readlinkat", ifCwd},
 	callFaccessat:  {"faccessat", ifCwd},
 	callFaccessat2: {"faccessat2", ifCwd},
 	callOpenat2:    {"openat2", ifCwd},
 	callSocket:     {"socket", ifNetlink},
+	callDup:        {"dup", ifHigh},
 	callOpen:       {"open", always},
 	callStat:       {"stat", always},
 	callLstat:      {"lstat", always},
@@ -99,7 +103,9 @@ var architectures = map[string]*architecture{
 			callLstat:      no(6),
 			callIoctl:      no(16),
 			callAccess:     no(21),
+			callDup:        no(32),
 			callSocket:     no(41),
+			callFcntl:      no(72),
 			callReadlink:   no(89),
 			callOpenat:     no(257),
 			callNewfstatat: no(262),
@@ -113,6 +119,8 @@ var architectures = map[string]*architecture{
 	"arm64": {
 		audit: unix.AUDIT_ARCH_AARCH64,
 		numbers: [numCalls]number{
+			callDup:        no(23),
+			callFcntl:      no(25),
 			callIoctl:      no(29),
 			callFaccessat:  no(48),
 			callOpenat:     no(56),

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"syscall"
 
@@ -197,7 +198,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		}
 		return fails(err)
 	}
-	number, err := w.installCommandFile(id.pid, int(description.Fd()), flags)
+	number, err := w.installCommandFile(id.pid, int(description.Fd()), t.firstFD, flags)
 	description.Close()
 	if err != nil {
 		f.close()
@@ -206,12 +207,67 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	return verdict{val: int64(number)}
 }
 
-// installCommandFile gives the program a duplicate of a descriptor, at a number that the filter traps.
-func (w *worker) installCommandFile(pid, fd int, flags uint64) (int, error) {
+// duplicate is dup(2), or fcntl(2) with F_DUPFD, of a device file: the new number, too, has to be one that the filter
+// traps. What is duplicated to a number of the program's own choice, or sent over a socket, answers ioctl(2) only.
+func (w *worker) duplicate(c call) verdict {
+	through := verdict{fate: letThrough}
+	t := w.session
+	from, flags := uint64(t.firstFD), uint64(0)
+	if c == callFcntl {
+		switch uint32(w.n.args[1]) {
+		case unix.F_DUPFD_CLOEXEC:
+			flags = unix.O_CLOEXEC
+		case unix.F_DUPFD:
+		default:
+			return through
+		}
+		if from = max(from, w.n.args[2]); from >= math.MaxInt32 {
+			return through
+		}
+	}
+	fd := int32(w.n.args[0])
+	if t.descriptor(w.n.tid, fd) == nil {
+		return through
+	}
+	w.begin(callOpen)
+	id, err := identify(int(w.n.tid))
+	if err != nil {
+		return fails(err)
+	}
+	copied, err := takeDescriptor(id.pid, int(fd))
+	if err != nil {
+		t.sup.cfg.Logf("guest: process %d (%s): duplicate descriptor %d of a device: %v", id.pid, id.name, fd, err)
+		return fails(err)
+	}
+	defer unix.Close(copied)
+	number, err := w.installCommandFile(id.pid, copied, uint32(from), flags)
+	if err != nil {
+		return fails(err)
+	}
+	return verdict{val: int64(number)}
+}
+
+// takeDescriptor duplicates a descriptor of another process into this one.
+func takeDescriptor(pid, fd int) (int, error) {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1, fmt.Errorf("pidfd_open: %w", err)
+	}
+	defer unix.Close(pidfd)
+	copied, err := unix.PidfdGetfd(pidfd, fd, 0)
+	if err != nil {
+		return -1, fmt.Errorf("pidfd_getfd: %w", err)
+	}
+	return copied, nil
+}
+
+// installCommandFile gives the program a duplicate of a descriptor, at a number that the filter traps: from, or the
+// next that is free.
+func (w *worker) installCommandFile(pid, fd int, from uint32, flags uint64) (int, error) {
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
-	number := t.firstFD
+	number := from
 	for {
 		var st unix.Stat_t
 		if unix.Lstat(fdPath(w.n.tid, int32(number)), &st) != nil {

@@ -129,15 +129,28 @@ func programCommands(args []string) {
 		check(n == 32 && err == nil, "doorbell: %d, %v", n, err)
 		check(int(mem[8]) == i+1, "doorbell %d: the program sees %d", i+1, mem[8])
 	}
-	// Other numbers of the same file: commands go by the request, doorbells do not.
-	low := must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3))
+	// Duplicates are the device as well, whichever number the program asks for at least.
+	for i, d := range []int{
+		must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)), must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, fd+7)), must(unix.Dup(fd)),
+	} {
+		must(0, unix.Fstat(d, &st))
+		isCharDevice(&st)
+		n, err := doorbell(d)
+		check(n == 32 && err == nil && int(mem[8]) == i+4, "doorbell by duplicate %d: %d, %v, the program sees %d", i, n, err, mem[8])
+		flags := must(unix.FcntlInt(uintptr(d), unix.F_GETFD, 0))
+		check((flags&unix.FD_CLOEXEC != 0) == (i == 0), "duplicate %d: close-on-exec %d", i, flags)
+		check(i != 1 || d >= fd+7, "duplicate %d, want at least %d", d, fd+7)
+		unix.Close(d)
+	}
+	// By a number of the program's own choice commands go by the request, doorbells do not.
+	must(0, unix.Dup3(fd, 40, unix.O_CLOEXEC))
 	op := fakeOp{op: opIncrement, in: 1}
-	check(operate(low, &op) == 0 && op.out == 2, "ioctl by a low descriptor")
-	_, err := doorbell(low)
-	check(err != nil && mem[8] == 3, "write by a low descriptor: %v", err)
+	check(operate(40, &op) == 0 && op.out == 2, "ioctl by a low descriptor")
+	_, err := doorbell(40)
+	check(err != nil && mem[8] == 6, "write by a low descriptor: %v", err)
 	high := must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, fd+1))
 	_, err = doorbell(high)
-	check(err == nil && mem[8] == 4, "doorbell by another descriptor: %v", err)
+	check(err == nil && mem[8] == 7, "doorbell by another descriptor: %v", err)
 	// What is no device is not touched, also with such numbers.
 	r, w, err := os.Pipe()
 	check(err == nil, "pipe: %v", err)

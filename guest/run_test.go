@@ -104,8 +104,8 @@ func TestCommands(t *testing.T) {
 	if f.uid != os.Geteuid() || f.name != "exe" {
 		t.Errorf("opened by user %d, name %q", f.uid, f.name)
 	}
-	if n := f.rung.Load(); n != 4 {
-		t.Errorf("%d doorbells, want 4", n)
+	if n := f.rung.Load(); n != 7 {
+		t.Errorf("%d doorbells, want 7", n)
 	}
 	var panics int
 	for _, l := range w.logs.take() {

@@ -137,6 +137,8 @@ func (w *worker) handle() (v verdict) {
 	}()
 	c := callOf(w.n.nr)
 	switch c {
+	case callDup, callFcntl:
+		return w.duplicate(c)
 	case callWrite, callIoctl, callFstat:
 		fd := int32(w.n.args[0])
 		w.desc = w.session.descriptor(w.n.tid, fd)

@@ -18,7 +18,7 @@ import (
 // midlayer has checked what is device independent (that the objects belong to this device, that it is active)
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
-// What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MWDriver], [FastRegDriver],
+// What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver], [FastRegDriver],
 // [XRCDriver], [ErrorDriver], [UserContexter]; and, on the objects' side, [CQResizer], [CQModerator], [McastQP], [UserQP]. Without
 // them the midlayer answers EOPNOTSUPP; so do the methods themselves for types and opcodes that they do not know.
 type Driver interface {
@@ -155,6 +155,12 @@ type DriverSRQ interface {
 	Query() (SRQAttr, error)
 	// Destroy drops the work requests that are left. It may sleep.
 	Destroy() error
+}
+
+// MRAdviser is implemented by a Driver that takes advice about memory that is registered on demand.
+type MRAdviser interface {
+	// AdviseMR prefetches, or makes ready otherwise, what sgl names; errors as PD.AdviseMR. It may sleep. (advise_mr)
+	AdviseMR(pd *PD, advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error
 }
 
 // MWDriver is implemented by a Driver with memory windows.

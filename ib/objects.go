@@ -59,7 +59,9 @@ type MR struct {
 // RegMR registers length bytes at addr of space with the given rights, to be named by addresses from iova on.
 // The pages are charged to acct, which may be nil. It may sleep. Errors: EFAULT where the memory is not mapped
 // with the rights that the flags imply, ENOMEM over the account's limit, EINVAL for flags that make no sense
-// (remote write or atomics without local write). (ib_reg_user_mr)
+// (remote write or atomics without local write). With AccessOnDemand nothing is charged, and the mappings are looked
+// at when the memory is used; addr 0 with length umem.Everything is all memory; EOPNOTSUPP or EINVAL if the device
+// cannot do that (DeviceAttr.ODP). (ib_reg_user_mr)
 func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uint64, access AccessFlags, u *Udata) (*MR, error) {
 	d := pd.dev
 	defer pd.sleeps("PD.RegMR").leave()
@@ -73,7 +75,7 @@ func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uin
 	if err := pd.get(d); err != nil {
 		return fail(err)
 	}
-	region, err := umem.Get(space, acct, addr, length, iova, access.Writable())
+	region, err := d.region(space, acct, addr, length, iova, access)
 	if err != nil {
 		pd.put()
 		return fail(err)
@@ -87,6 +89,47 @@ func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uin
 	}
 	mr.born()
 	return mr, nil
+}
+
+// region makes the memory of a registration. (ib_umem_get, ib_umem_odp_get)
+func (d *Device) region(space umem.Space, acct *umem.Account, addr, length, iova uint64, access AccessFlags) (*umem.Region, error) {
+	if access&AccessOnDemand == 0 {
+		return umem.Get(space, acct, addr, length, iova, access.Writable())
+	}
+	attr, err := d.drv.QueryDevice()
+	switch {
+	case err != nil:
+		return nil, err
+	case attr.ODP.General&ODPSupport == 0:
+		return nil, fmt.Errorf("on-demand paging: %w", syscall.EOPNOTSUPP)
+	case addr == 0 && length == umem.Everything && attr.ODP.General&ODPImplicit == 0:
+		return nil, fmt.Errorf("on-demand paging of all memory: %w", syscall.EINVAL)
+	}
+	return umem.OnDemand(space, addr, length, iova)
+}
+
+// AdviseMR tells the device what is soon to be done with memory of the domain that is registered on demand: sgl names
+// it by local keys. It may sleep. EOPNOTSUPP if the device takes no advice, or not this one; EINVAL for a region that
+// is not there or not on demand, EPERM to write to what may not be written, EFAULT for what is not mapped.
+// (ib_device_ops.advise_mr)
+func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
+	d := pd.dev
+	defer pd.sleeps("PD.AdviseMR").leave()
+	if err := d.usable(); err != nil {
+		return fmt.Errorf("advise on %s: %w", d.name, err)
+	}
+	a, ok := d.drv.(MRAdviser)
+	if !ok {
+		return fmt.Errorf("advise on %s: %w", d.name, syscall.EOPNOTSUPP)
+	}
+	if err := pd.get(d); err != nil {
+		return fmt.Errorf("advise on %s: %w", d.name, err)
+	}
+	defer pd.put()
+	if err := a.AdviseMR(pd, advice, flags, sgl); err != nil {
+		return fmt.Errorf("advise on %s: %w", d.name, err)
+	}
+	return nil
 }
 
 // Driver is the driver's side.

@@ -123,6 +123,7 @@ func TestRegMRChecks(t *testing.T) {
 		{"atomics without local write", 10, AccessRemoteAtomic, syscall.EINVAL},
 		{"memory that is not there", 11, AccessLocalWrite, syscall.EFAULT},
 		{"over the limit", 4 * umem.PageSize, AccessLocalWrite, syscall.ENOMEM},
+		{"on demand, of a device without", 10, AccessOnDemand, syscall.EOPNOTSUPP},
 		{"fine", 10, AccessLocalWrite | AccessRemoteWrite | AccessRemoteRead, nil},
 	} {
 		mr, err := b.pd.RegMR(mem, acct, addr, test.length, 0, test.access, nil)

@@ -192,7 +192,51 @@ type DeviceAttr struct {
 	MaxPKeys                                         uint16
 	LocalCAAckDelay                                  uint8
 	PhysPorts                                        int
+	ODP                                              ODPCaps
 }
+
+// ODPCaps tell what on-demand paging covers (struct ib_odp_caps).
+type ODPCaps struct {
+	General         ODPGeneral
+	RC, UC, UD, XRC ODPOps // by transport
+}
+
+// ODPGeneral is whether there is on-demand paging (enum ib_odp_general_cap_bits).
+type ODPGeneral uint64
+
+const (
+	ODPSupport  ODPGeneral = 1 << 0
+	ODPImplicit ODPGeneral = 1 << 1 // also of the whole address space
+)
+
+// ODPOps are operations whose memory may be registered on demand (enum ib_odp_transport_cap_bits).
+type ODPOps uint32
+
+const (
+	ODPSend        ODPOps = 1 << 0
+	ODPRecv        ODPOps = 1 << 1
+	ODPWrite       ODPOps = 1 << 2
+	ODPRead        ODPOps = 1 << 3
+	ODPAtomic      ODPOps = 1 << 4
+	ODPSRQRecv     ODPOps = 1 << 5
+	ODPFlush       ODPOps = 1 << 6
+	ODPAtomicWrite ODPOps = 1 << 7
+)
+
+// MRAdvice is what is soon to be done with memory that is registered on demand (enum ib_uverbs_advise_mr_advice).
+type MRAdvice uint32
+
+const (
+	AdvicePrefetch        MRAdvice = 0 // read
+	AdvicePrefetchWrite   MRAdvice = 1 // written
+	AdvicePrefetchNoFault MRAdvice = 2 // read, where it is there already
+)
+
+// MRAdviceFlags are the flags of an advice (enum ib_uverbs_advise_mr_flag).
+type MRAdviceFlags uint32
+
+// AdviceFlush: the advice has been followed when the call returns.
+const AdviceFlush MRAdviceFlags = 1 << 0
 
 // AtomicCap is how far atomic operations are atomic.
 type AtomicCap uint8

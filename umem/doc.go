@@ -8,5 +8,6 @@
 //
 // The package stands for drivers/infiniband/core/umem.c. Where the kernel pins pages, a user-space service
 // cannot: the pages are counted and limited as if pinned, and a range that the process has unmapped since gives
-// [ErrFault] at the time of use, which the driver reports as a protection error.
+// [ErrFault] at the time of use, which the driver reports as a protection error. A region that is registered on demand
+// differs in that nothing is counted, and nothing checked before it is used.
 package umem

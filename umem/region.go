@@ -3,6 +3,7 @@ package umem
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"os"
 	"syscall"
@@ -46,6 +47,8 @@ type Region struct {
 	length uint64
 	iova   uint64
 	pages  uint64
+
+	onDemand bool
 }
 
 // Get registers length bytes at addr of space, to be named by addresses from iova on, and charges the pages that
@@ -72,6 +75,49 @@ func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Re
 	r.pages = pages
 	return r, nil
 }
+
+// OnDemand registers a range without a charge and without looking at it: what is there counts when it is used, page by
+// page, with the rights that the mappings have then. Address 0 with Everything stands for the whole address space,
+// where IOVA and address are the same (an implicit region). It does not sleep. Mirrors ib_umem_odp_get.
+func OnDemand(space Space, addr, length, iova uint64) (*Region, error) {
+	if addr+length < addr || iova+length < iova {
+		return nil, fmt.Errorf("register %d bytes at %#x on demand: %w", length, addr, ErrRange)
+	}
+	return &Region{space: space, addr: addr, length: length, iova: iova, onDemand: true}, nil
+}
+
+// Everything is the length of an implicit region.
+const Everything = math.MaxUint64
+
+// OnDemand reports how the region was made.
+func (r *Region) OnDemand() bool { return r.onDemand }
+
+// Prefetch brings a range of the region into memory by reading it, so that the first use does not wait for that.
+// ErrFault where it is not mapped readable, or writable if write is set. It may sleep.
+func (r *Region) Prefetch(iova, length uint64, write bool) error {
+	if !r.Contains(iova, length) {
+		return ErrRange
+	}
+	if length == 0 {
+		return nil
+	}
+	addr := iova - r.iova + r.addr
+	if err := r.space.Check(addr, length, write); err != nil {
+		return err
+	}
+	buf := [][]byte{make([]byte, min(length, prefetchChunk))}
+	for length > 0 {
+		buf[0] = buf[0][:min(length, prefetchChunk)]
+		if err := r.space.ReadV(buf, addr); err != nil {
+			return err
+		}
+		addr += uint64(len(buf[0]))
+		length -= uint64(len(buf[0]))
+	}
+	return nil
+}
+
+const prefetchChunk = 64 << 10
 
 // Release gives the pages back to the account. The caller sees to it that no ReadV or WriteV is in flight; the
 // region must not be used afterwards. Mirrors ib_umem_release.

@@ -479,6 +479,57 @@ func TestRegion(t *testing.T) {
 	}
 }
 
+// A region on demand is charged to nobody, and looked at only when it is used.
+func TestOnDemand(t *testing.T) {
+	mem := make([]byte, 3*PageSize)
+	l := NewLocal()
+	addr, err := l.Add(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := OnDemand(l, addr-PageSize, 5*PageSize, 0x7000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := OnDemand(l, 0, Everything, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := uint64(0x7000) + PageSize
+	for _, test := range []struct {
+		name         string
+		r            *Region
+		iova, length uint64
+		want         error
+	}{
+		{"what is there", r, at, uint64(len(mem)), nil},
+		{"nothing", r, at, 0, nil},
+		{"before it", r, 0x7000, PageSize, ErrFault},
+		{"across its end", r, at + 2*PageSize, 2 * PageSize, ErrFault},
+		{"outside the region", r, at, 5 * PageSize, ErrRange},
+		{"by its address", all, addr + 5, 2 * PageSize, nil},
+		{"all memory", all, 0, Everything, ErrFault},
+		{"the last byte", all, Everything, 1, ErrRange},
+	} {
+		if err := test.r.Prefetch(test.iova, test.length, true); !errors.Is(err, test.want) {
+			t.Errorf("prefetch %s: %v, want %v", test.name, err, test.want)
+		}
+	}
+	if err := all.WriteV([][]byte{{1, 2, 3}}, addr+10); err != nil || mem[11] != 2 {
+		t.Errorf("write: %v, %v", err, mem[10:13])
+	}
+	if err := r.ReadV([][]byte{{0}}, 0x7000); !IsFault(err) {
+		t.Errorf("read what is not there: %v", err)
+	}
+	if r.Pages() != 0 || !r.OnDemand() || !all.OnDemand() {
+		t.Errorf("%d pages", r.Pages())
+	}
+	if _, err := OnDemand(l, 8, Everything, 8); !errors.Is(err, ErrRange) {
+		t.Errorf("a range that wraps around: %v", err)
+	}
+	r.Release()
+}
+
 func TestLockLimit(t *testing.T) {
 	c := startChild(t, "limited")
 	if got, err := LockLimit(c.PID()); err != nil || got != 3*PageSize {

@@ -76,6 +76,15 @@ func cmdExQueryDevice(c *call) error {
 		Base:             deviceResp(&attr),
 		ResponseLength:   replyLength[abi.ExQueryDeviceResp](c),
 		DeviceCapFlagsEx: abi.DeviceCapFlags(attr.DeviceCapFlags),
+		ODPCaps: abi.ODPCaps{
+			GeneralCaps: abi.ODPGeneralCaps(attr.ODP.General),
+			PerTransportCaps: abi.ODPPerTransportCaps{
+				RCODPCaps: abi.ODPTransportCaps(attr.ODP.RC),
+				UCODPCaps: abi.ODPTransportCaps(attr.ODP.UC),
+				UDODPCaps: abi.ODPTransportCaps(attr.ODP.UD),
+			},
+		},
+		XRCODPCaps: abi.ODPTransportCaps(attr.ODP.XRC),
 	})
 	return nil
 }

@@ -54,7 +54,7 @@ const (
 	// accessKnown are the rights that the ABI defines, whether the device has them or not.
 	accessKnown = abi.AccessFlushPersistent<<1 - 1 | abi.AccessOptionalRange
 	// accessUnsupported are those that no driver of this midlayer can have.
-	accessUnsupported = abi.AccessOnDemand | abi.AccessFlushGlobal | abi.AccessFlushPersistent
+	accessUnsupported = abi.AccessFlushGlobal | abi.AccessFlushPersistent
 )
 
 // checkAccess checks the rights of a registration; that remote writing needs local writing is the midlayer's to

@@ -61,7 +61,8 @@ func (k *keyGenerations) take(index uint32, seed uint8) uint8 {
 
 // RegMR implements ib.Driver.
 func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, _ *ib.Udata) (ib.DriverMR, error) {
-	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessHugeTLB | ib.AccessOptional
+	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessOnDemand | ib.AccessHugeTLB |
+		ib.AccessOptional
 	if access&^known != 0 {
 		return nil, fmt.Errorf("access flags %#x: %w", uint32(access&^known), syscall.EOPNOTSUPP)
 	}
@@ -82,6 +83,38 @@ func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, _ *ib.
 	}
 	obj.SetKeys(m.key, rkey)
 	return m, nil
+}
+
+// AdviseMR implements ib.MRAdviser. Advice is followed at once, whether or not that was asked for; what is to be
+// prefetched only where it is there already is there. (rxe_ib_advise_mr)
+func (d *Device) AdviseMR(in *ib.PD, advice ib.MRAdvice, _ ib.MRAdviceFlags, sgl []ib.SGE) error {
+	if advice > ib.AdvicePrefetchNoFault {
+		return fmt.Errorf("advice %d: %w", advice, syscall.EOPNOTSUPP)
+	}
+	for _, s := range sgl {
+		if err := d.prefetch(in.Driver().(*pd), advice, s); err != nil {
+			return fmt.Errorf("%d bytes at %#x by key %#x: %w", s.Length, s.Addr, s.LKey, err)
+		}
+	}
+	return nil
+}
+
+func (d *Device) prefetch(in *pd, advice ib.MRAdvice, s ib.SGE) error {
+	m := d.memory(in, s.LKey, 0)
+	if m == nil {
+		return fmt.Errorf("no such region: %w", syscall.EINVAL)
+	}
+	defer m.put()
+	write := advice == ib.AdvicePrefetchWrite
+	switch {
+	case !m.region.OnDemand():
+		return fmt.Errorf("not registered on demand: %w", syscall.EINVAL)
+	case write && !m.access.Writable():
+		return fmt.Errorf("not registered for writing: %w", syscall.EPERM)
+	case advice == ib.AdvicePrefetchNoFault && m.region.Contains(s.Addr, uint64(s.Length)):
+		return nil
+	}
+	return m.region.Prefetch(s.Addr, uint64(s.Length), write)
 }
 
 // Dereg implements ib.DriverMR.
