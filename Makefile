@@ -52,6 +52,10 @@ pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner'
 docs: ## make the tables of docs/verbs.md anew
 	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./uverbs
 
+.PHONY: interop
+interop: build ## run against the Linux kernel's Soft-RoCE, in QEMU; writes docs/interop.md
+	@scripts/interop docs/interop.md
+
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (default 1m)
 	@scripts/fuzz
