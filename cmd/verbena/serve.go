@@ -51,6 +51,7 @@ func (f *deviceFlags) args() []string {
 
 type serveCmd struct {
 	deviceFlags
+	nodeFlags
 	Idle         time.Duration `help:"End when no program has run for so long; 0: never." default:"0"`
 	Debug        bool          `help:"More messages."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
@@ -107,6 +108,13 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if opts.Links, err = s.specs(); err != nil {
 		return err
 	}
+	shared, err := s.node()
+	if err != nil {
+		return err
+	}
+	if shared != nil {
+		opts.Node = *shared
+	}
 	if s.Private {
 		return s.servePrivate(opts, ready)
 	}
@@ -114,7 +122,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
-	l, err := service.Listen(loc)
+	l, err := service.Listen(loc, shared)
 	if err != nil {
 		return err
 	}
