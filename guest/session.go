@@ -78,6 +78,9 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, erro
 			return fail(explainAccess())
 		}
 	}
+	if what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", listener.Fd())); err != nil || what != "anon_inode:seccomp notify" {
+		return fail(fmt.Errorf("the descriptor is no seccomp listener: %w", unix.EINVAL))
+	}
 	t := &Session{
 		sup:       s,
 		info:      info,
