@@ -45,18 +45,20 @@ type Config struct {
 
 // Device is a software RoCEv2 device with one port. It implements ib.Driver.
 type Device struct {
-	name      string
-	obj       *ib.Device
-	netdev    netdev.Interface
-	endpoints []*endpoint // in the order of Config.Addrs
-	gids      []ib.GIDEntry
-	guid      uint64
-	faults    *wire.Faults
-	fabric    *Fabric
-	clock     clock.Clock
-	direct    atomic.Bool // the Fabric may be used, as long as there are no faults
-	counters  counters
-	atomics   atomics
+	name       string
+	obj        *ib.Device
+	netdev     netdev.Interface
+	endpoints  []*endpoint // in the order of Config.Addrs
+	gids       []ib.GIDEntry
+	guid       uint64
+	faults     *wire.Faults
+	fabric     *Fabric
+	clock      clock.Clock
+	direct     atomic.Bool // the Fabric may be used, as long as there are no faults
+	counters   counters
+	violations violations
+	groups     groups
+	atomics    atomics
 
 	qps     table[QP] // by the low bits of the number
 	mrs     table[mr] // by key >> 8
@@ -195,6 +197,7 @@ const (
 	capPortActiveEvent = 1 << 10
 	capSysImageGUID    = 1 << 11
 	capRCRNRNakGen     = 1 << 12
+	capSRQResize       = 1 << 13
 	portCapCM          = 1 << 16 // enum ib_port_cap_flags
 	portWidth1X        = 1       // enum ib_port_width
 	portSpeedSDR       = 1       // enum ib_port_speed
@@ -218,25 +221,28 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQP:        maxQPSlot - minQPSlot,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
-			capSysImageGUID | capRCRNRNakGen,
-		MaxSendSGE:      maxSGE,
-		MaxRecvSGE:      maxSGE,
-		MaxSGERd:        maxSGE,
-		MaxCQ:           maxCQ,
-		MaxCQE:          maxCQE,
-		MaxMR:           maxMR,
-		MaxPD:           1 << 20,
-		MaxQPRdAtom:     maxRdAtomic,
-		MaxResRdAtom:    maxRdAtomic * (maxQPSlot - minQPSlot),
-		MaxQPInitRdAtom: maxRdAtomic,
-		AtomicCap:       ib.AtomicHCA,
-		MaxAH:           maxAH,
-		MaxSRQ:          maxSRQ,
-		MaxSRQWR:        maxSRQWR,
-		MaxSRQSGE:       maxSGE,
-		MaxPKeys:        1,
-		LocalCAAckDelay: ackDelayCode,
-		PhysPorts:       1,
+			capSysImageGUID | capRCRNRNakGen | capSRQResize,
+		MaxSendSGE:        maxSGE,
+		MaxRecvSGE:        maxSGE,
+		MaxSGERd:          maxSGE,
+		MaxCQ:             maxCQ,
+		MaxCQE:            maxCQE,
+		MaxMR:             maxMR,
+		MaxPD:             1 << 20,
+		MaxQPRdAtom:       maxRdAtomic,
+		MaxResRdAtom:      maxRdAtomic * (maxQPSlot - minQPSlot),
+		MaxQPInitRdAtom:   maxRdAtomic,
+		AtomicCap:         ib.AtomicHCA,
+		MaxAH:             maxAH,
+		MaxMcastGrp:       maxMcastGrp,
+		MaxMcastQPAttach:  maxMcastQPAttach,
+		MaxTotalMcastAtch: maxTotMcastQP,
+		MaxSRQ:            maxSRQ,
+		MaxSRQWR:          maxSRQWR,
+		MaxSRQSGE:         maxSGE,
+		MaxPKeys:          1,
+		LocalCAAckDelay:   ackDelayCode,
+		PhysPorts:         1,
 		// Memory is copied by the kernel, which brings in what is not there: nothing has to be pinned.
 		ODP: ib.ODPCaps{
 			General: ib.ODPSupport | ib.ODPImplicit,
@@ -253,19 +259,21 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 		return ib.PortAttr{}, fmt.Errorf("port %d: a device has port 1 only: %w", port, syscall.EINVAL)
 	}
 	a := ib.PortAttr{
-		State:        ib.PortActive,
-		PhysState:    portPhysLinkUp,
-		MaxMTU:       ib.MTU4096,
-		ActiveMTU:    d.activeMTU(),
-		GIDTableLen:  gidTableLen,
-		PKeyTableLen: 1,
-		CapFlags:     portCapCM,
-		MaxMsgSize:   maxMsgSize,
-		MaxVLNum:     1,
-		ActiveWidth:  portWidth1X,
-		ActiveSpeed:  portSpeedSDR,
-		Netdev:       d.netdev.Name,
-		LinkLayer:    ib.LinkEthernet,
+		State:          ib.PortActive,
+		PhysState:      portPhysLinkUp,
+		MaxMTU:         ib.MTU4096,
+		ActiveMTU:      d.activeMTU(),
+		GIDTableLen:    gidTableLen,
+		PKeyTableLen:   1,
+		CapFlags:       portCapCM,
+		MaxMsgSize:     maxMsgSize,
+		MaxVLNum:       1,
+		BadPKeyCounter: violationCount(&d.violations.pkey),
+		QKeyViolations: violationCount(&d.violations.qkey),
+		ActiveWidth:    portWidth1X,
+		ActiveSpeed:    portSpeedSDR,
+		Netdev:         d.netdev.Name,
+		LinkLayer:      ib.LinkEthernet,
 	}
 	switch {
 	case d.netdev.Up && d.netdev.Running:
