@@ -12,6 +12,7 @@ import (
 // completion without GRH, or a datagram to a multicast group, which is no address to send from. It may sleep.
 // (ib_init_ah_attr_from_wc)
 func (d *Device) AddressOfSender(port int, wc *WC, grh []byte) (AHAttr, error) {
+	defer d.sleeps("Device.AddressOfSender").leave()
 	fail := func(why string) (AHAttr, error) {
 		return AHAttr{}, fmt.Errorf("address of a datagram's sender on %s: %s: %w", d.name, why, syscall.EINVAL)
 	}
