@@ -101,8 +101,8 @@ func ptraceScope() string {
 	return strings.TrimSpace(string(b))
 }
 
-// NeedsHelper reports whether a supervisor of this user will need a Helper: then a launcher should adopt orphans.
-func NeedsHelper() bool { return ptraceScope() == "1" && os.Geteuid() != 0 }
+// Helped reports whether the session reaches its program by the Helper: then the launcher is to adopt orphans.
+func (t *Session) Helped() bool { return t.helper != nil }
 
 // directAccess reports whether this process may access another's memory itself; nil also if there is no such process.
 func directAccess(pid int) error {

@@ -69,7 +69,8 @@ type Attach struct {
 
 // Attached tells the launcher what it needs as the program's guardian.
 type Attached struct {
-	Dir string // where the queue files of the program's contexts are
+	Dir    string // where the queue files of the program's contexts are
+	Helped bool   `json:",omitempty"` // the service will ask for Help, and the launcher is to stay an ancestor
 }
 
 // Info describes the service.

@@ -332,7 +332,7 @@ func (s *Service) attach(c conn, a *Attach, listener *os.File) {
 	}
 	s.countProgram(1)
 	defer s.countProgram(-1)
-	if err := c.send(&Response{Attached: &Attached{Dir: session.Dir()}}, nil); err != nil {
+	if err := c.send(&Response{Attached: &Attached{Dir: session.Dir(), Helped: session.Helped()}}, nil); err != nil {
 		s.log.Warn("attach a program", "err", err)
 	}
 	select {
