@@ -170,6 +170,12 @@ func (p *pass) send(qp *QP, t *train) bool {
 		t.free()
 		return true
 	}
+	if !from.ready() { // as without a route (rxe_find_route)
+		p.spent += len(t.Buf) + trainCost
+		d.counters.add(cntSendErr, 1)
+		t.free()
+		return true
+	}
 	if peer := d.shortcut(t.Dst); peer != nil {
 		p.spent += len(t.Buf) + trainCost
 		d.counters.add(cntSentPkts, t.packets)
@@ -180,7 +186,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 		t.free()
 		return true
 	}
-	err := from.wire.Send(&t.Train)
+	err := from.send(&t.Train)
 	if err != nil && errors.Is(err, wire.ErrAgain) {
 		return false
 	}
