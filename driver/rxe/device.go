@@ -64,9 +64,10 @@ type Device struct {
 
 	qps     table[QP] // by the low bits of the number
 	mrs     table[mr] // by key >> 8
+	mws     table[mw] // likewise
 	ahs     table[ah]
-	srqs    table[srq] // by the low bits of the number
-	mrKeys  keyGenerations
+	srqs    table[srq]     // by the low bits of the number
+	keys    keyGenerations // of mrs and mws
 	qpKeys  keyGenerations
 	srqKeys keyGenerations
 
@@ -121,7 +122,8 @@ func New(cfg Config) (_ *Device, err error) {
 	d.contexts.m = map[ib.UserContext]*userContext{}
 	d.direct.Store(true)
 	d.qps.init(minQPSlot, maxQPSlot)
-	d.mrs.init(1, maxMR+1)
+	d.mrs.init(1, firstMW)
+	d.mws.init(firstMW, tableMax)
 	d.ahs.init(1, maxAH+1)
 	d.srqs.init(1, maxSRQ+1)
 	defer func() {
@@ -208,6 +210,11 @@ const (
 	capPortActiveEvent = 1 << 10
 	capSysImageGUID    = 1 << 11
 	capRCRNRNakGen     = 1 << 12
+	capMemWindow       = 1 << 17
+	capMemMgtExt       = 1 << 21
+	capMemWindow2B     = 1 << 24
+	capFlushGlobal     = 1 << 38
+	capAtomicWrite     = 1 << 40
 	portCapCM          = 1 << 16 // enum ib_port_cap_flags
 	portWidth1X        = 1       // enum ib_port_width
 	portSpeedSDR       = 1       // enum ib_port_speed
@@ -231,13 +238,15 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQP:        maxQPSlot - minQPSlot,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
-			capSysImageGUID | capRCRNRNakGen,
+			capSysImageGUID | capRCRNRNakGen | capMemWindow | capMemMgtExt | capMemWindow2B | capFlushGlobal |
+			capAtomicWrite,
 		MaxSendSGE:      maxSGE,
 		MaxRecvSGE:      maxSGE,
 		MaxSGERd:        maxSGE,
 		MaxCQ:           maxCQ,
 		MaxCQE:          maxCQE,
 		MaxMR:           maxMR,
+		MaxMW:           maxMW,
 		MaxPD:           1 << 20,
 		MaxQPRdAtom:     maxRdAtomic,
 		MaxResRdAtom:    maxRdAtomic * (maxQPSlot - minQPSlot),
