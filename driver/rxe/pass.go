@@ -1,6 +1,7 @@
 package rxe
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 	"sync"
@@ -202,7 +203,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 
 // tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
 func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
-	now, from := time.Now(), netip.AddrPortFrom(src, wire.Port)
+	now, from := time.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, wire.Port))
 	d.taps.Train(&wire.Tapped{Out: true, Unsealed: true}, now, from, &t.Train, 0)
 	peer.taps.Train(&wire.Tapped{Unsealed: true}, now, from, &t.Train, 0)
 }
