@@ -77,14 +77,26 @@ func runCell(t *testing.T, c cell, do func() error) {
 	if verbenaPeer.dead != nil || kernelPeer.dead != nil {
 		t.Fatal("a peer is gone")
 	}
+	if n := results.count()["FAIL"]; n > tooMany {
+		t.Fatalf("%d cells have failed: the rest would take long to fail, too", n)
+	}
 }
 
-// finish writes the results where $INTEROP_JSON and $INTEROP_DOC say.
-func (r *report) finish(l *lab) error {
+// tooMany failures end a run: many of them wait for something that does not come.
+const tooMany = 60
+
+// count is how many cells have which result.
+func (r *report) count() map[string]int {
 	count := map[string]int{}
 	for _, c := range r.cells {
 		count[c.Result]++
 	}
+	return count
+}
+
+// finish writes the results where $INTEROP_JSON and $INTEROP_DOC say.
+func (r *report) finish(l *lab) error {
+	count := r.count()
 	fmt.Printf("interop: %d cells: %d pass, %d pass with a note, %d not supported by one side, %d FAIL; guest booted in %.0f s, all in %.0f s\n",
 		len(r.cells), count["pass"], count["note"], count["none"], count["FAIL"], l.booted.Seconds(), time.Since(l.start).Seconds())
 	if name := os.Getenv("INTEROP_JSON"); name != "" {
