@@ -78,9 +78,7 @@ class Peer:
     # the device and the system around it
 
     def hello(self):
-        a = self._ctx.query_device()
-        return {'release': platform.release(), 'max_srq': a.max_srq, 'max_mw': a.max_mw, 'max_mcast': a.max_mcast_grp,
-                'max_sge': a.max_sge, 'caps': int(a.device_cap_flags), 'gids': list(self._gids().values())}
+        return {'release': platform.release(), 'caps': self._ctx.query_device_ex().device_cap_flags_ex}
 
     def _gids(self):
         t = self._ctx.query_gid_table(64)

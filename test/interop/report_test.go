@@ -144,8 +144,10 @@ var sections = []struct{ key, title, text string }{
 
 // document writes docs/interop.md.
 func (r *report) document(w *bufio.Writer, l *lab) {
-	var hello struct{ Release string }
-	kernelPeer.call(&hello, "hello", nil)
+	hello, err := kernelPeer.hello()
+	if err != nil {
+		hello.Release = "of unknown version"
+	}
 	fmt.Fprintf(w, "# Verbena and the Linux kernel's Soft-RoCE\n\n")
 	fmt.Fprintf(w, "Written by `make interop`; do not edit. It runs Verbena on one side and Debian's kernel, in QEMU, on the other, over a TAP\n"+
 		"device: see [test/interop](../test/interop/doc.go).\n\n")
