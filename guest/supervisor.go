@@ -132,6 +132,11 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 	return s, nil
 }
 
+// Refresh brings the files below /sys up to the devices, for programs that read them without naming their whole path: a
+// file that a program opens by its absolute path is brought up to date then. It is for changes of what a device says of
+// itself, such as its ports; that devices come and go is noticed anyway. It may sleep.
+func (s *Supervisor) Refresh() { s.update() }
+
 func (s *Supervisor) runDir() string { return filepath.Join(s.cfg.Dir, "run") }
 
 // update brings the tree up to the devices.

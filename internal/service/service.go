@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver/rxe"
+	"verbena/driver/rxe/wire/netdev"
 	"verbena/guest"
 	"verbena/ib"
 	"verbena/uverbs"
@@ -36,23 +37,27 @@ type Options struct {
 	// Idle ends Serve when no program has been attached for so long, and nobody has configured links or faults; 0:
 	// never.
 	Idle time.Duration
-	Log  *slog.Logger
+	// Interfaces are what the devices follow; nil: the interfaces of this network namespace.
+	Interfaces Interfaces
+	Log        *slog.Logger
 }
 
 // Service owns devices and supervises programs.
 type Service struct {
-	opts      Options
-	log       *slog.Logger
-	dir       *runDir
-	core      *ib.Core
-	fabric    *rxe.Fabric
-	made      atomic.Uint64 // devices, so that each has random numbers of its own
-	faultIDs  atomic.Int64
-	uverbs    *uverbs.Server
-	guests    *guest.Supervisor
-	stop      context.CancelFunc
-	ended     context.Context // done when the service is to stop
-	recorders sync.WaitGroup  // captures that go on
+	opts       Options
+	log        *slog.Logger
+	dir        *runDir
+	core       *ib.Core
+	fabric     *rxe.Fabric
+	made       atomic.Uint64 // devices, so that each has random numbers of its own
+	faultIDs   atomic.Int64
+	uverbs     *uverbs.Server
+	guests     *guest.Supervisor
+	stop       context.CancelFunc
+	ended      context.Context // done when the service is to stop
+	recorders  sync.WaitGroup  // captures that go on
+	interfaces Interfaces      // nil: nothing to follow
+	follower   sync.WaitGroup
 
 	mu         sync.Mutex // guards what follows; held while links come and go
 	links      []*link
@@ -75,6 +80,14 @@ func New(opts Options) (_ *Service, err error) {
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.programs.since = time.Now()
 	raiseDescriptorLimit()
+	if s.interfaces = opts.Interfaces; s.interfaces == nil {
+		// Before the devices are made, so that no change is missed.
+		if w, err := netdev.Watch(); err != nil {
+			s.log.Warn("devices will not follow their interfaces", "err", err)
+		} else {
+			s.interfaces = hostInterfaces{w}
+		}
+	}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -105,6 +118,9 @@ func New(opts Options) (_ *Service, err error) {
 		}
 	}
 	s.configured = false
+	if s.interfaces != nil {
+		s.follower.Go(func() { s.follow(s.interfaces) })
+	}
 	return s, nil
 }
 
@@ -123,6 +139,10 @@ func raiseDescriptorLimit() {
 func (s *Service) Close() {
 	s.stop()
 	s.recorders.Wait()
+	if s.interfaces != nil {
+		s.interfaces.Close()
+		s.follower.Wait()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(s.links) > 0 {
