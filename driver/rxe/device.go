@@ -61,13 +61,13 @@ type Device struct {
 	qps    table[QP] // by the low bits of the number
 	mrs    table[mr] // by key >> 8
 	ahs    table[ah]
-	mrKeys keyGenerations
-	qpKeys keyGenerations
+	mrKeys *keyGenerations // of the hardware, as is qpKeys
+	qpKeys *keyGenerations
 
-	rand struct {
-		sync.Mutex
-		*rand.Rand
-	}
+	hw         *Hardware
+	stopped    atomic.Bool // the hardware carries nothing out any more
+	failed     atomic.Bool // in the error state
+	breakpoint atomic.Pointer[breakpoint]
 
 	contexts struct {
 		sync.Mutex
@@ -85,9 +85,13 @@ type endpoint struct {
 	wire wire.Endpoint
 }
 
-// New makes a device, ready for ib.Core.Register, and binds its addresses. EADDRINUSE when one of them is taken,
-// by another program or by the kernel's own rxe. It may sleep.
-func New(cfg Config) (_ *Device, err error) {
+// New makes a device, ready for ib.Core.Register, on hardware of its own, and binds its addresses. EADDRINUSE when one
+// of them is taken, by another program or by the kernel's own rxe. It may sleep.
+func New(cfg Config) (*Device, error) { return NewHardware(cfg).probe() }
+
+// newDevice is called with hw.mu held.
+func newDevice(hw *Hardware) (_ *Device, err error) {
+	cfg := hw.cfg
 	fail := func(err error) (*Device, error) { return nil, fmt.Errorf("device %s: %w", cfg.Name, err) }
 	if len(cfg.Addrs) == 0 {
 		return fail(fmt.Errorf("no address: %w", syscall.EADDRNOTAVAIL))
@@ -106,20 +110,20 @@ func New(cfg Config) (_ *Device, err error) {
 		faults: cfg.Faults,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
+		mrKeys: &hw.numbers.mrKeys,
+		qpKeys: &hw.numbers.qpKeys,
 	}
 	if d.clock == nil {
 		d.clock = clock.System
 	}
 	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
-	d.rand.Rand = cfg.Rand
-	if cfg.Rand == nil {
-		d.rand.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
-	}
 	d.contexts.m = map[ib.UserContext]*userContext{}
 	d.direct.Store(true)
 	d.qps.init(minQPSlot, maxQPSlot)
 	d.mrs.init(1, maxMR+1)
 	d.ahs.init(1, maxAH+1)
+	d.qps.skip(hw.numbers.qps)
+	d.mrs.skip(hw.numbers.mrs)
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -135,6 +139,7 @@ func New(cfg Config) (_ *Device, err error) {
 	if err := d.fabric.join(d); err != nil {
 		return fail(err)
 	}
+	d.hw = hw
 	return d, nil
 }
 
@@ -162,17 +167,24 @@ func (d *Device) Close() error {
 		errs = append(errs, e.wire.Close())
 	}
 	d.workers.Wait()
+	if d.hw != nil {
+		d.hw.released(d)
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close device %s: %w", d.name, err)
 	}
 	return nil
 }
 
+// Hardware is what the device is a life of.
+func (d *Device) Hardware() *Hardware { return d.hw }
+
 // random may not sleep.
 func (d *Device) random() uint32 {
-	d.rand.Lock()
-	defer d.rand.Unlock()
-	return d.rand.Uint32()
+	r := &d.hw.numbers.rand
+	r.Lock()
+	defer r.Unlock()
+	return r.Uint32()
 }
 
 // Limits, as the kernel's rxe has them (rxe_param.h), where this driver does not have its own.

@@ -41,21 +41,27 @@ const (
 
 // keyGenerations gives the low eight bits of the next key with an index.
 type keyGenerations struct {
-	mu   sync.Mutex
-	next map[uint32]uint8
+	mu     sync.Mutex
+	chunks map[uint32]*[1 << chunkBits]uint16 // 256 and the last generation; 0: the index was never used
 }
 
 func (k *keyGenerations) take(index uint32, seed uint8) uint8 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.next == nil {
-		k.next = map[uint32]uint8{}
+	if k.chunks == nil {
+		k.chunks = map[uint32]*[1 << chunkBits]uint16{}
 	}
-	g, ok := k.next[index]
-	if !ok {
+	c := k.chunks[index>>chunkBits]
+	if c == nil {
+		c = new([1 << chunkBits]uint16)
+		k.chunks[index>>chunkBits] = c
+	}
+	last := &c[index&(1<<chunkBits-1)]
+	g := uint8(*last) + 1
+	if *last == 0 {
 		g = seed
 	}
-	k.next[index] = g + 1
+	*last = 256 | uint16(g)
 	return g
 }
 

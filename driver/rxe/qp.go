@@ -268,6 +268,10 @@ func (qp *QP) advance(p *pass) {
 	if qp.stranded && qp.state != ib.QPErr && qp.state != ib.QPReset {
 		qp.enterError()
 	}
+	if qp.dev.stopped.Load() && qp.state != ib.QPErr {
+		qp.egress.drop()
+		return
+	}
 	qp.answer(p)
 	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
 		qp.request(p)
@@ -328,6 +332,7 @@ func (qp *QP) enterError() {
 // EnterError implements ib.ErrorDriver: every queue pair goes to ERR, where work requests are flushed, those too that
 // are posted later. It may not sleep.
 func (d *Device) EnterError() {
+	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change
 	p := d.begin(false)
 	for qp := range d.qps.all() {
 		qp.mu.Lock()

@@ -46,6 +46,9 @@ func (p *pass) receive(d *Device, src, dst netip.Addr, packets [][]byte) {
 
 // receive handles packets for the queue pair, then does what has become possible.
 func (qp *QP) receive(p *pass, src, dst netip.Addr, packets [][]byte) {
+	if qp.dev.stopped.Load() {
+		return
+	}
 	qp.mu.Lock()
 	for _, b := range packets {
 		k := packet{src: src, dst: dst}

@@ -165,7 +165,7 @@ func (qp *QP) fetch(p *pass) bool {
 		qp.enterError()
 		return false
 	}
-	if !filled {
+	if !filled || qp.dev.stopAt() {
 		return false
 	}
 	w := r.flight.push()
