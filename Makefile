@@ -39,6 +39,15 @@ unit: ## unit tests with the race detector
 e2e: build ## the real programs, end to end
 	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -tags e2e ./test/e2e/...
 
+.PHONY: pyverbs
+pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)
+	@scripts/deps python3-pyverbs rdma-core ibverbs-providers
+	@$(BIN) run --private -- test/pyverbs/run $(ARGS) rxe0 1 1
+
+.PHONY: docs
+docs: ## make the tables of docs/verbs.md anew
+	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./uverbs
+
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (default 1m)
 	@scripts/fuzz

@@ -71,6 +71,17 @@ var commands = map[abi.Command]command{
 	abi.CmdDestroyQP:         sizes[abi.DestroyQP, abi.DestroyQPResp](cmdDestroyQP),
 	abi.CmdPostSend:          sizes[abi.PostSend, abi.PostSendResp](cmdPostSend),
 	abi.CmdPostRecv:          sizes[abi.PostRecv, abi.PostRecvResp](cmdPostRecv),
+	abi.CmdAttachMcast:       silent[abi.AttachMcast](cmdAttachMcast),
+	abi.CmdDetachMcast:       silent[abi.DetachMcast](cmdDetachMcast),
+	abi.CmdCreateSRQ:         withUdata[abi.CreateSRQ, abi.CreateSRQResp](cmdCreateSRQ),
+	abi.CmdCreateXSRQ:        withUdata[abi.CreateXSRQ, abi.CreateSRQResp](cmdCreateXSRQ),
+	abi.CmdModifySRQ:         {req: abi.SizeOf[abi.ModifySRQ](), udata: true, run: cmdModifySRQ},
+	abi.CmdQuerySRQ:          sizes[abi.QuerySRQ, abi.QuerySRQResp](cmdQuerySRQ),
+	abi.CmdDestroySRQ:        sizes[abi.DestroySRQ, abi.DestroySRQResp](cmdDestroySRQ),
+	abi.CmdPostSRQRecv:       sizes[abi.PostSRQRecv, abi.PostSRQRecvResp](cmdPostSRQRecv),
+	abi.CmdOpenXRCD:          withUdata[abi.OpenXRCD, abi.OpenXRCDResp](cmdOpenXRCD),
+	abi.CmdCloseXRCD:         silent[abi.CloseXRCD](cmdCloseXRCD),
+	abi.CmdOpenQP:            withUdata[abi.OpenQP, abi.CreateQPResp](cmdOpenQP),
 }
 
 // exCommands are those of the extended form. Their sizes end with the last member that was there from the start.

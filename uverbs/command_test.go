@@ -250,7 +250,7 @@ func TestCommandErrors(t *testing.T) {
 			{"rereg mr", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr}), 8, syscall.EOPNOTSUPP},
 			{"alloc mw", abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: pd}), 8, syscall.EOPNOTSUPP},
 			{"create srq", abi.CmdCreateSRQ, enc(abi.CreateSRQ{PDHandle: pd}), 16, syscall.EOPNOTSUPP},
-			{"open xrcd", abi.CmdOpenXRCD, enc(abi.OpenXRCD{}), 4, syscall.EOPNOTSUPP},
+			{"open xrcd", abi.CmdOpenXRCD, enc(abi.OpenXRCD{FD: ^uint32(0)}), 4, syscall.EOPNOTSUPP},
 			{"attach multicast", abi.CmdAttachMcast, enc(abi.AttachMcast{QPHandle: qp}), 0, syscall.EOPNOTSUPP},
 			{"no such command", abi.Command(200), enc(abi.DeallocPD{}), 0, syscall.EOPNOTSUPP},
 			{"create flow", abi.ExCmdCreateFlow, make([]byte, 24), 8, syscall.EOPNOTSUPP},
@@ -317,6 +317,11 @@ func TestCommandSizes(t *testing.T) {
 	})
 }
 
+// destroyCommands are the commands that take a handle away, and so tell it apart when there is none.
+var destroyCommands = []abi.Command{
+	abi.CmdDeallocPD, abi.CmdDestroyAH, abi.CmdDeregMR, abi.CmdDestroyCQ, abi.CmdDestroyQP, abi.CmdDestroySRQ, abi.CmdCloseXRCD,
+}
+
 // What every command but GET_CONTEXT says before there is a context, and after the file has been closed.
 func TestCommandsWithoutContext(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
@@ -334,7 +339,7 @@ func TestCommandsWithoutContext(t *testing.T) {
 				switch {
 				case closed:
 					want = syscall.EBADF
-				case n == abi.CmdDeallocPD, n == abi.CmdDestroyAH, n == abi.CmdDeregMR, n == abi.CmdDestroyCQ, n == abi.CmdDestroyQP:
+				case slices.Contains(destroyCommands, n):
 					want = syscall.ENOENT
 				}
 				_, _, err := p.send(rawCommand{number: uint32(n), core: make([]byte, cmd.req), room: cmd.resp})

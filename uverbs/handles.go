@@ -16,12 +16,14 @@ const (
 	kindQP kind = iota
 	kindAH
 	kindMR
+	kindSRQ
 	kindCQ
+	kindXRCD
 	kindPD
 	numKinds
 )
 
-func (k kind) String() string { return [...]string{"QP", "AH", "MR", "CQ", "PD"}[k] }
+func (k kind) String() string { return [...]string{"QP", "AH", "MR", "SRQ", "CQ", "XRCD", "PD"}[k] }
 
 // resource is what stands behind a handle: one of the types *qpObject, *ahObject and so on.
 type resource interface {

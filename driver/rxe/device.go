@@ -58,11 +58,13 @@ type Device struct {
 	counters  counters
 	atomics   atomics
 
-	qps    table[QP] // by the low bits of the number
-	mrs    table[mr] // by key >> 8
-	ahs    table[ah]
-	mrKeys *keyGenerations // of the hardware, as is qpKeys
-	qpKeys *keyGenerations
+	qps     table[QP] // by the low bits of the number
+	mrs     table[mr] // by key >> 8
+	ahs     table[ah]
+	srqs    table[srq]      // by the low bits of the number
+	mrKeys  *keyGenerations // of the hardware, as are the next two
+	qpKeys  *keyGenerations
+	srqKeys *keyGenerations
 
 	hw         *Hardware
 	stopped    atomic.Bool // the hardware carries nothing out any more
@@ -110,8 +112,10 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		faults: cfg.Faults,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
-		mrKeys: &hw.numbers.mrKeys,
-		qpKeys: &hw.numbers.qpKeys,
+
+		mrKeys:  &hw.numbers.mrKeys,
+		qpKeys:  &hw.numbers.qpKeys,
+		srqKeys: &hw.numbers.srqKeys,
 	}
 	if d.clock == nil {
 		d.clock = clock.System
@@ -122,8 +126,10 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	d.qps.init(minQPSlot, maxQPSlot)
 	d.mrs.init(1, maxMR+1)
 	d.ahs.init(1, maxAH+1)
+	d.srqs.init(1, maxSRQ+1)
 	d.qps.skip(hw.numbers.qps)
 	d.mrs.skip(hw.numbers.mrs)
+	d.srqs.skip(hw.numbers.srqs)
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -240,6 +246,9 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQPInitRdAtom: maxRdAtomic,
 		AtomicCap:       ib.AtomicHCA,
 		MaxAH:           maxAH,
+		MaxSRQ:          maxSRQ,
+		MaxSRQWR:        maxSRQWR,
+		MaxSRQSGE:       maxSGE,
 		MaxPKeys:        1,
 		LocalCAAckDelay: ackDelayCode,
 		PhysPorts:       1,

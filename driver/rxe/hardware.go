@@ -59,8 +59,8 @@ var _ slot.Hardware = (*Hardware)(nil)
 
 // numbers is where the next device begins to give out numbers.
 type numbers struct {
-	qps, mrs       uint32 // numbers used fresh by the devices so far
-	qpKeys, mrKeys keyGenerations
+	qps, mrs, srqs          uint32 // numbers used fresh by the devices so far
+	qpKeys, mrKeys, srqKeys keyGenerations
 
 	rand struct {
 		sync.Mutex
@@ -114,6 +114,7 @@ func (h *Hardware) released(d *Device) {
 	defer h.mu.Unlock()
 	h.numbers.qps += d.qps.used()
 	h.numbers.mrs += d.mrs.used()
+	h.numbers.srqs += d.srqs.used()
 	if h.dev == d {
 		h.dev = nil
 	}

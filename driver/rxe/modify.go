@@ -145,7 +145,7 @@ func (qp *QP) reset() {
 	qp.resp.reset()
 	qp.egress.drop()
 	qp.timer.unblock, qp.egress.blocked = noTime, false
-	qp.path, qp.drained = nil, false
+	qp.path, qp.drained, qp.toldLast = nil, false, false
 	sq, ok1 := qp.sq.producer()
 	rq, ok2 := qp.rq.producer()
 	if !ok1 || !ok2 || !qp.sq.setConsumer(sq) || !qp.rq.setConsumer(rq) {

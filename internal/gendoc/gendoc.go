@@ -1,0 +1,44 @@
+// Package gendoc keeps parts of documents that are made from code and data in step with them: a test calls [Check],
+// which fails when the part is stale, and rewrites it when the environment has UPDATE_DOCS.
+package gendoc
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// Check compares a part of a file with what it should be. In the file it stands between the lines
+//
+//	<!-- generated: NAME -->
+//	<!-- end: NAME -->
+func Check(t testing.TB, file, name, want string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fresh, err := replace(string(text), name, want)
+	switch {
+	case err != nil:
+		t.Fatalf("%s: %v", file, err)
+	case fresh == string(text):
+	case os.Getenv("UPDATE_DOCS") != "":
+		if err := os.WriteFile(file, []byte(fresh), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		t.Errorf("%s: the part %q is out of date: run `make docs`", file, name)
+	}
+}
+
+func replace(text, name, want string) (string, error) {
+	begin, end := fmt.Sprintf("<!-- generated: %s -->\n", name), fmt.Sprintf("<!-- end: %s -->\n", name)
+	before, rest, ok := strings.Cut(text, begin)
+	_, after, closed := strings.Cut(rest, end)
+	if !ok || !closed {
+		return "", fmt.Errorf("no part %q between %q and %q", name, strings.TrimSpace(begin), strings.TrimSpace(end))
+	}
+	return before + begin + "\n" + strings.TrimSpace(want) + "\n\n" + end + after, nil
+}

@@ -1,0 +1,19 @@
+package gendoc
+
+import "testing"
+
+func TestReplace(t *testing.T) {
+	const text = "one\n<!-- generated: a -->\nold\n<!-- end: a -->\ntwo\n"
+	const want = "one\n<!-- generated: a -->\n\nnew\n\n<!-- end: a -->\ntwo\n"
+	for range 2 {
+		got, err := replace(text, "a", "new\n")
+		if err != nil || got != want {
+			t.Errorf("got %q, %v", got, err)
+		}
+	}
+	for _, bad := range []string{"", "<!-- generated: a -->\n", "<!-- end: a -->\n<!-- generated: a -->\n"} {
+		if got, err := replace(bad, "a", "new"); err == nil {
+			t.Errorf("%q became %q", bad, got)
+		}
+	}
+}

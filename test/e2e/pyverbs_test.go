@@ -1,0 +1,51 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"verbena/test/pyverbs"
+)
+
+// TestPyverbs runs rdma-core's own tests. Every one passes, or has a reason not to that is written down.
+func TestPyverbs(t *testing.T) {
+	needProgram(t, "python3", "/usr/bin/python3")
+	need(t, exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil, "python3-pyverbs: scripts/deps installs it")
+	run, err := filepath.Abs("../pyverbs/run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorded, _, err := pyverbs.Verbena()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons, err := pyverbs.ReadReasons()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		t.Run(path.name, func(t *testing.T) {
+			w := startService(t, user{"user", uint32(os.Getuid())}, "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
+			cmd := w.cmd(w.deadline(240), "run", "--", run, "rxe0", "1", "1")
+			if cache, err := os.UserCacheDir(); err == nil {
+				cmd.Env = append(cmd.Env, "XDG_CACHE_HOME="+cache) // the tests may be there
+			}
+			out, runErr := cmd.Output()
+			got, err := pyverbs.Parse(bytes.NewReader(out))
+			if err != nil {
+				t.Fatalf("%v: %v\n%s", runErr, err, out)
+			}
+			for _, c := range pyverbs.Complaints(got, recorded, reasons) {
+				t.Error(c)
+			}
+			t.Logf("%d pass, %d were recorded", got.Count(pyverbs.OK), recorded.Count(pyverbs.OK))
+			w.emptyWithin(time.Second)
+		})
+	}
+}

@@ -1,0 +1,107 @@
+package pyverbs
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"verbena/internal/gendoc"
+)
+
+func must[T any](v T, err error) func(t *testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+const docs = "../../docs/verbs.md"
+
+// TestComparison makes the tables of docs/verbs.md.
+func TestComparison(t *testing.T) {
+	ours, on, err := Verbena()
+	kernel, kernelOn, kerr := Kernel()
+	if err != nil || kerr != nil {
+		t.Fatal(err, kerr)
+	}
+	reasons := must(ReadReasons())(t)
+	var b strings.Builder
+	fmt.Fprintf(&b, "| | ok | skipped | failed | errors |\n|---|---|---|---|---|\n")
+	for _, r := range []struct {
+		results Results
+		on      string
+	}{{ours, on}, {kernel, kernelOn}} {
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d |\n", r.on, r.results.Count(OK), r.results.Count(Skipped), r.results.Count(Failed), r.results.Count(Error))
+	}
+	gendoc.Check(t, docs, "totals", b.String())
+
+	b.Reset()
+	fmt.Fprintf(&b, "| test | Verbena | kernel's rxe | why not |\n|---|---|---|---|\n")
+	for _, name := range ours.Names() {
+		r, k := ours[name], kernel[name]
+		why := ""
+		if r.Outcome != OK {
+			if why = reasons.Why(r.Text); why == "" {
+				t.Errorf("%s: %s without a reason: %s", name, r.Outcome, r.Text)
+			}
+		}
+		if k.Outcome == "" {
+			t.Errorf("%s is not in kernel.txt", name)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.TrimPrefix(name, "tests."), mark(r), mark(k), why)
+	}
+	for _, name := range kernel.Names() {
+		if _, ok := ours[name]; !ok {
+			t.Errorf("%s is not in verbena.txt", name)
+		}
+	}
+	gendoc.Check(t, docs, "tests", b.String())
+	reasons.Why("There are no huge pages") // depends on the machine
+	for _, says := range reasons.Unused() {
+		t.Errorf("reasons.txt: no test says %q", says)
+	}
+	if ours.Count(OK) <= kernel.Count(OK) {
+		t.Errorf("%d tests pass, no more than on the kernel's rxe", ours.Count(OK))
+	}
+}
+
+func mark(r Result) string {
+	if r.Outcome == OK {
+		return "**ok**"
+	}
+	return r.Outcome
+}
+
+func TestComplaints(t *testing.T) {
+	reasons := Reasons{{says: noHugePages, why: "none"}}
+	recorded := Results{"tests.a": {OK, ""}, "tests.b": {OK, ""}, "tests.c": {Skipped, "whatever"}}
+	for _, test := range []struct {
+		name, a, b string
+		want       int
+	}{
+		{"as recorded", "ok", "ok", 0},
+		{"no huge pages here", "skipped There are no huge pages", "ok", 0},
+		{"skipped", "skipped for some reason", "ok", 1},
+		{"failed", "ok", "failed 1 != 2", 1},
+		{"error", "error killed by signal 11", "error", 2},
+	} {
+		got, err := Parse(strings.NewReader("noise\ntests.a " + test.a + "\ntests.b " + test.b + "\ntests.c ok\n1 ok, and so on\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := Complaints(got, recorded, reasons); len(c) != test.want {
+			t.Errorf("%s: %q", test.name, c)
+		}
+	}
+	if c := Complaints(Results{"tests.a": {OK, ""}, "tests.n": {Failed, ""}}, recorded, reasons); len(c) != 3 {
+		t.Errorf("two not run, a new one fails: %q", c)
+	}
+	for _, bad := range []string{"", "tests.a great\n", "tests.a\n"} {
+		if r, err := Parse(strings.NewReader(bad)); err == nil {
+			t.Errorf("%q: %v", bad, r)
+		}
+	}
+}
