@@ -39,6 +39,9 @@ type Config struct {
 	Rand *rand.Rand
 	// Clock is where timeouts come from; nil: clock.System.
 	Clock clock.Clock
+	// Probed, if not nil, is called with each device that is made of the hardware, before it is registered. It must not
+	// call methods of the Hardware.
+	Probed func(*Device)
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
 }
@@ -122,7 +125,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	}
 	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
 	d.contexts.m = map[ib.UserContext]*userContext{}
-	d.direct.Store(true)
+	d.direct.Store(!hw.travels.Load())
 	d.qps.init(minQPSlot, maxQPSlot)
 	d.mrs.init(1, maxMR+1)
 	d.ahs.init(1, maxAH+1)
@@ -146,6 +149,9 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		return fail(err)
 	}
 	d.hw = hw
+	if cfg.Probed != nil {
+		cfg.Probed(d)
+	}
 	return d, nil
 }
 

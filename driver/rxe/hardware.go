@@ -31,6 +31,7 @@ import (
 type Hardware struct {
 	cfg     Config
 	numbers numbers
+	travels atomic.Bool // devices do not use the Fabric
 
 	mu      sync.Mutex
 	state   HardwareState

@@ -79,6 +79,7 @@ type Slot struct {
 	status       Status
 	dev          Device             // registered; nil: none
 	cancel       context.CancelFunc // ends the wait of a recovery; nil: there is none
+	settled      chan struct{}      // closed at the end of the recovery; nil: there is none
 	registration func()             // of DuringRegistration; nil: not armed
 }
 
@@ -159,12 +160,13 @@ func (s *Slot) Reset(ctx context.Context) error {
 	defer cancel()
 	began := time.Now()
 	s.mu.Lock()
-	s.status.State, s.cancel = Recovering, cancel
+	s.status.State, s.cancel, s.settled = Recovering, cancel, make(chan struct{})
 	s.mu.Unlock()
 	err := s.recover(ctx, dev)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cancel = nil
+	close(s.settled)
+	s.cancel, s.settled = nil, nil
 	s.status.Err = err
 	if err != nil {
 		s.status.State = Empty
@@ -272,6 +274,23 @@ func (s *Slot) lose(dev Device, hit func()) error {
 	}
 	s.update(func(st *Status) { st.Resets++ })
 	return nil
+}
+
+// Settle waits until no reset is going on. It may sleep.
+func (s *Slot) Settle(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		changed := s.settled
+		s.mu.Unlock()
+		if changed == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the recovery of %s: %w", s.name, ctx.Err())
+		}
+	}
 }
 
 func (s *Slot) update(f func(*Status)) {
