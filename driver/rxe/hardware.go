@@ -4,10 +4,13 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
+	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib/slot"
 )
 
@@ -60,8 +63,8 @@ var _ slot.Hardware = (*Hardware)(nil)
 
 // numbers is where the next device begins to give out numbers.
 type numbers struct {
-	qps, mrs, srqs          uint32 // numbers used fresh by the devices so far
-	qpKeys, mrKeys, srqKeys keyGenerations
+	qps, mrs, mws, srqs   uint32 // numbers used fresh by the devices so far
+	qpKeys, keys, srqKeys keyGenerations
 
 	rand struct {
 		sync.Mutex
@@ -115,9 +118,20 @@ func (h *Hardware) released(d *Device) {
 	defer h.mu.Unlock()
 	h.numbers.qps += d.qps.used()
 	h.numbers.mrs += d.mrs.used()
+	h.numbers.mws += d.mws.used()
 	h.numbers.srqs += d.srqs.used()
 	if h.dev == d {
 		h.dev = nil
+	}
+}
+
+// follow notes what the interface is like, for the next device. It may sleep.
+func (h *Hardware) follow(ifi netdev.Interface, addrs []netip.Addr) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cfg.Netdev = ifi
+	if len(addrs) > 0 {
+		h.cfg.Addrs = slices.Clone(addrs)
 	}
 }
 

@@ -70,7 +70,9 @@ type link struct {
 	slot   *slot.Slot
 	dev    *rxe.Device // the latest; under Service.mu, once the link is known
 	faults *wire.Faults
-	host   *netdev.Interface
+	taps   *wire.Taps
+	host   *netdev.Interface // as last seen
+	addrs  []netip.Addr      // of the device; nil: all that the interface has
 }
 
 // openLink makes a device and registers it.
@@ -82,13 +84,24 @@ func (s *Service) openLink(spec LinkSpec) (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	return s.openLinkOn(spec, host, addrs)
+	return s.openLinkOn(spec, host, addrs, len(spec.Addrs) > 0)
 }
 
-func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []netip.Addr) (*link, error) {
+// openLinkOn makes a device on addresses of an interface: on these alone if they are fixed, else they will be followed by
+// whatever others the interface gets.
+func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []netip.Addr, fixed bool) (*link, error) {
+	for _, a := range addrs {
+		if o := s.owner(a); o != nil {
+			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
+				spec.Name, a, o.spec.Name, o.spec.Name, syscall.EADDRINUSE)
+		}
+	}
 	n := s.made.Add(1)
-	l := &link{spec: spec, host: host}
-	l.faults = wire.NewFaults(wire.UDP(wire.UDPOptions{}), rand.NewPCG(s.opts.Seed, 2*n))
+	l := &link{spec: spec, host: host, taps: &wire.Taps{}}
+	if fixed {
+		l.addrs = addrs
+	}
+	l.faults = wire.NewFaults(wire.UDP(wire.UDPOptions{Taps: l.taps}), rand.NewPCG(s.opts.Seed, 2*n))
 	l.faults.NumberBy(&s.faultIDs)
 	cfg := rxe.Config{
 		Name:    spec.Name,
@@ -96,6 +109,7 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 		Addrs:   addrs,
 		Network: l.faults,
 		Faults:  l.faults,
+		Taps:    l.taps,
 		Fabric:  s.fabric,
 		Rand:    rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
 		Logf:    func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
@@ -121,6 +135,8 @@ func (s *Service) probed(l *link, d *rxe.Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l.dev = d
+	host, addrs := l.now([]netdev.Interface{*l.host})
+	d.SetInterface(host, addrs) // which may have changed while there was no device
 }
 
 // resolve finds the interface and the addresses.
@@ -165,7 +181,7 @@ func (s *Service) openDefaultLink() (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	l, err := s.openLinkOn(spec, host, addrs)
+	l, err := s.openLinkOn(spec, host, addrs, false)
 	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 		// A link-local address may be unusable for a moment, while the kernel verifies that it is the only one.
 		s.log.Info("leaving out link-local addresses", "cause", err)
@@ -173,7 +189,7 @@ func (s *Service) openDefaultLink() (*link, error) {
 		if len(global) == 0 || len(global) == len(addrs) {
 			return nil, err
 		}
-		l, err = s.openLinkOn(spec, host, global)
+		l, err = s.openLinkOn(spec, host, global, false)
 	}
 	if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
 		return l, err
@@ -184,7 +200,7 @@ func (s *Service) openDefaultLink() (*link, error) {
 		if err != nil {
 			return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 		}
-		if l, err = s.openLinkOn(spec, host, []netip.Addr{a}); !errors.Is(err, syscall.EADDRINUSE) {
+		if l, err = s.openLinkOn(spec, host, []netip.Addr{a}, true); !errors.Is(err, syscall.EADDRINUSE) {
 			return l, err
 		}
 	}
@@ -204,8 +220,16 @@ func (s *Service) LinkAdd(spec LinkSpec) error {
 		return err
 	}
 	s.configured = true
-	s.links = append(s.links, l)
+	s.addLink(l)
 	return nil
+}
+
+// addLink makes the link known.
+func (s *Service) addLink(l *link) {
+	s.links = append(s.links, l)
+	for r := range s.recordings {
+		r.put(l)
+	}
 }
 
 // LinkDel takes a device away. Programs that have it open find it gone: their contexts become zombies.
@@ -222,6 +246,9 @@ func (s *Service) LinkDel(name string) error {
 }
 
 func (s *Service) dropLink(l *link) error {
+	for r := range s.recordings {
+		r.remove(l)
+	}
 	return l.slot.Close()
 }
 
