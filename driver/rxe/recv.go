@@ -56,6 +56,9 @@ func (p *pass) receive(d *Device, a *wire.Arrival) {
 
 // receive handles packets for the queue pair, then does what has become possible.
 func (qp *QP) receive(p *pass, a *wire.Arrival, packets [][]byte) {
+	if qp.dev.stopped.Load() {
+		return
+	}
 	qp.mu.Lock()
 	for _, b := range packets {
 		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
