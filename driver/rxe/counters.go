@@ -21,6 +21,18 @@ const (
 	cntLinkDowned
 	cntRDMASend
 	cntRDMARecv
+
+	// Why a packet was dropped without an answer; the kernel does not count these.
+	cntDropMalformed
+	cntDropNobody
+	cntDropService
+	cntDropPKey
+	cntDropState
+	cntDropSource
+	cntDropQKey
+	cntDropResponse
+	cntDropDuplicate
+	cntDropUnreliable
 	numCounters
 )
 
@@ -40,6 +52,16 @@ var counterNames = [numCounters]string{
 	cntLinkDowned:       "link_downed",
 	cntRDMASend:         "rdma_sends",
 	cntRDMARecv:         "rdma_recvs",
+	cntDropMalformed:    "drop_malformed",           // lengths, version, opcode
+	cntDropNobody:       "drop_unknown_qp",          // no queue pair has the number
+	cntDropService:      "drop_wrong_service",       // the opcode is of another service than the queue pair
+	cntDropPKey:         "drop_wrong_pkey",          //
+	cntDropState:        "drop_wrong_state",         // the queue pair does not receive
+	cntDropSource:       "drop_wrong_source",        // not an address of the connection
+	cntDropQKey:         "drop_wrong_qkey",          //
+	cntDropResponse:     "drop_stale_response",      // to nothing that is outstanding
+	cntDropDuplicate:    "drop_forgotten_duplicate", // of a READ or atomic of which nothing is known any more
+	cntDropUnreliable:   "drop_unreliable",          // a datagram, or a packet of a message on UC, that could not be taken
 }
 
 // counters are on cache lines of their own, so that threads that count different things do not disturb each
@@ -51,7 +73,8 @@ type counters [numCounters]struct {
 
 func (c *counters) add(i counter, n int) { c[i].n.Add(uint64(n)) }
 
-// Stats are a device's counters under the names that the kernel's rxe gives them in sysfs hw_counters.
+// Stats are a device's counters under the names that the kernel's rxe gives them in sysfs hw_counters, and drop_* for
+// what was dropped without an answer. What came with a wrong ICRC is in the statistics of its endpoint.
 func (d *Device) Stats() map[string]uint64 {
 	s := make(map[string]uint64, numCounters)
 	for i, name := range counterNames {

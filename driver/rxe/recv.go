@@ -29,6 +29,7 @@ func (p *pass) receive(d *Device, src, dst netip.Addr, packets [][]byte) {
 	d.counters.add(cntRcvdPkts, len(packets))
 	for len(packets) > 0 {
 		if len(packets[0]) < roce.BTHLen {
+			d.counters.add(cntDropMalformed, 1)
 			packets = packets[1:]
 			continue
 		}
@@ -39,6 +40,8 @@ func (p *pass) receive(d *Device, src, dst netip.Addr, packets [][]byte) {
 		}
 		if qp := d.qp(num); qp != nil {
 			qp.receive(p, src, dst, packets[:n])
+		} else {
+			d.counters.add(cntDropNobody, n)
 		}
 		packets = packets[n:]
 	}
@@ -49,7 +52,8 @@ func (qp *QP) receive(p *pass, src, dst netip.Addr, packets [][]byte) {
 	qp.mu.Lock()
 	for _, b := range packets {
 		k := packet{src: src, dst: dst}
-		if qp.gone || !k.parse(b) || !qp.accepts(&k) {
+		if why := qp.refuses(&k, b); why != accept {
+			qp.dev.counters.add(why, 1)
 			continue
 		}
 		if k.Flags&roce.FlagResponse != 0 {
@@ -89,23 +93,33 @@ func serviceOf(t ib.QPType) roce.Service {
 	return roce.RC
 }
 
-// accepts checks that a packet may be for this queue pair as it is now: service, state, partition, and the
-// addresses of a connection or the Q_Key. What fails is dropped. (hdr_check)
-func (qp *QP) accepts(k *packet) bool {
-	if k.Opcode.Service() != serviceOf(qp.typ) || k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull {
-		return false
+// accept is what refuses returns for a packet that is not to be dropped.
+const accept = numCounters
+
+// refuses checks that a packet is well-formed and may be for this queue pair as it is now: service, state, partition, and
+// the addresses of a connection or the Q_Key. What it returns says why the packet is to be dropped. (hdr_check)
+func (qp *QP) refuses(k *packet, b []byte) counter {
+	switch {
+	case !k.parse(b):
+		return cntDropMalformed
+	case k.Opcode.Service() != serviceOf(qp.typ):
+		return cntDropService
+	case k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull:
+		return cntDropPKey
 	}
 	ready := qp.state == ib.QPRTR || qp.state == ib.QPRTS || qp.state == ib.QPSQD || qp.state == ib.QPSQE
 	if k.Flags&roce.FlagResponse != 0 {
 		ready = qp.state == ib.QPRTS || qp.state == ib.QPSQD
 	}
-	if !ready {
-		return false
+	switch {
+	case !ready || qp.gone:
+		return cntDropState
+	case qp.typ == ib.QPTypeUD && k.DETH().QKey() != qp.attr.QKey:
+		return cntDropQKey
+	case qp.typ != ib.QPTypeUD && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
+		return cntDropSource
 	}
-	if qp.typ == ib.QPTypeUD {
-		return k.DETH().QKey() == qp.attr.QKey
-	}
-	return qp.path != nil && k.src == qp.path.dst && k.dst == qp.path.from.addr
+	return accept
 }
 
 // pkeyFull is the bit of a P_Key that tells full from limited members.
