@@ -16,7 +16,7 @@ demo: build ## an RDMA ping-pong in under a minute: unmodified programs, then th
 	@scripts/demo
 
 .PHONY: test
-test: deps lint unit cross e2e ## everything that a change must pass
+test: deps lint unit cross e2e interop-test ## everything that a change must pass
 
 .PHONY: deps
 deps: ## install what the tests need (Debian packages), as far as this user may
@@ -39,6 +39,10 @@ unit: ## unit tests with the race detector
 e2e: build ## the real programs, end to end
 	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -tags e2e ./test/e2e/...
 
+.PHONY: soak-kill
+soak-kill: build ## ROUNDS (default 10000) of programs that are killed at random moments; SEED repeats one
+	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestKillSoak$$' ./test/e2e
+
 .PHONY: pyverbs
 pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)
 	@scripts/deps python3-pyverbs rdma-core ibverbs-providers
@@ -47,6 +51,14 @@ pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner'
 .PHONY: docs
 docs: ## make the tables of docs/verbs.md anew
 	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./uverbs
+
+.PHONY: interop
+interop: build ## run against the Linux kernel's Soft-RoCE, in QEMU; writes docs/interop.md
+	@scripts/interop docs/interop.md
+
+.PHONY: interop-test
+interop-test: build
+	@scripts/interop
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (default 1m)

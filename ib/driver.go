@@ -18,9 +18,10 @@ import (
 // midlayer has checked what is device independent (that the objects belong to this device, that it is active)
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
-// What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver], [FastRegDriver],
-// [XRCDriver], [ErrorDriver], [UserContexter]; and, on the objects' side, [CQResizer], [CQModerator], [McastQP], [UserQP]. Without
-// them the midlayer answers EOPNOTSUPP; so do the methods themselves for types and opcodes that they do not know.
+// What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver],
+// [FastRegDriver], [XRCDriver], [ErrorDriver], [UserContexter]; and, on the objects' side, [ReregMR], [CQResizer],
+// [CQModerator], [McastQP], [UserQP]. Without them the midlayer answers EOPNOTSUPP; so do the methods themselves for
+// types and opcodes that they do not know.
 type Driver interface {
 	// QueryDevice reports the device's attributes and limits. It may sleep.
 	QueryDevice() (DeviceAttr, error)
@@ -131,7 +132,8 @@ type CQModerator interface {
 // McastQP is implemented by a DriverQP that can be in multicast groups. The midlayer has checked that the queue pair
 // is a datagram one and the address a multicast one. (attach_mcast, detach_mcast)
 type McastQP interface {
-	// AttachMcast may sleep. EINVAL if the queue pair is in the group already.
+	// AttachMcast may sleep. EINVAL if the queue pair is in the group already, EADDRNOTAVAIL if the device has no
+	// address of the group's family, ENOMEM if there are too many groups or members.
 	AttachMcast(gid GID, lid uint16) error
 	// DetachMcast may sleep. EINVAL if the queue pair is not in the group.
 	DetachMcast(gid GID, lid uint16) error

@@ -16,6 +16,7 @@ import (
 type runCmd struct {
 	deviceFlags
 	Private bool     `help:"Start a service for this program only, with devices of its own (see --link, --wire, --seed)."`
+	Capture string   `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE"`
 	Program []string `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --."`
 }
 
@@ -60,7 +61,18 @@ func (r *runCmd) Run(c *cli) error {
 		return err
 	}
 	defer client.Close()
-	return r.launch(client, path, argv)
+	if r.Capture == "" {
+		return r.launch(client, path, argv)
+	}
+	rec, err := startRecording(client, r.Capture, service.Capture{})
+	if err != nil {
+		return err
+	}
+	err = r.launch(client, path, argv)
+	if cerr := rec.finish(); cerr != nil {
+		fmt.Fprintln(os.Stderr, "verbena:", cerr)
+	}
+	return err
 }
 
 func (r *runCmd) connect(c *cli) (*service.Client, error) {
@@ -79,13 +91,19 @@ func (r *runCmd) connect(c *cli) (*service.Client, error) {
 
 func (r *runCmd) launch(client *service.Client, path string, argv []string) error {
 	var attached *service.Attached
+	var lost <-chan struct{}
 	prog, err := guest.Start(&guest.Launch{
 		Path:  path,
 		Args:  argv,
 		Env:   os.Environ(),
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+
+		AdoptOrphans: guest.NeedsHelper(),
 		Handover: func(listener *os.File) (err error) {
 			attached, err = client.Attach(service.Attach{PID: os.Getpid(), Args: argv}, listener)
+			if err == nil {
+				lost = client.Serve(guest.Ancestor{})
+			}
 			return err
 		},
 	})
@@ -105,7 +123,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		release = func() {}
 	}
 	defer release()
-	prog.Guard(client.Lost(), func() {
+	prog.Guard(lost, func() {
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
 		abandon(attached.Dir)
 	})

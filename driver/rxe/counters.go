@@ -30,6 +30,7 @@ const (
 	cntDropState
 	cntDropSource
 	cntDropQKey
+	cntDropEcho
 	cntDropResponse
 	cntDropDuplicate
 	cntDropUnreliable
@@ -59,6 +60,7 @@ var counterNames = [numCounters]string{
 	cntDropState:        "drop_wrong_state",         // the queue pair does not receive
 	cntDropSource:       "drop_wrong_source",        // not an address of the connection
 	cntDropQKey:         "drop_wrong_qkey",          //
+	cntDropEcho:         "drop_own_multicast",       // who sends to a group gets no copy
 	cntDropResponse:     "drop_stale_response",      // to nothing that is outstanding
 	cntDropDuplicate:    "drop_forgotten_duplicate", // of a READ or atomic of which nothing is known any more
 	cntDropUnreliable:   "drop_unreliable",          // a datagram, or a packet of a message on UC, that could not be taken
@@ -72,6 +74,10 @@ type counters [numCounters]struct {
 }
 
 func (c *counters) add(i counter, n int) { c[i].n.Add(uint64(n)) }
+
+// violations is what QueryPort reports of packets with a wrong key: 16 bits, which stay at their end.
+// (set_bad_pkey_cntr, set_qkey_viol_cntr)
+func (c *counters) violations(i counter) uint32 { return uint32(min(c[i].n.Load(), 0xffff)) }
 
 // Stats are a device's counters under the names that the kernel's rxe gives them in sysfs hw_counters, and drop_* for
 // what was dropped without an answer. What came with a wrong ICRC is in the statistics of its endpoint.

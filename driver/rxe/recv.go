@@ -14,18 +14,23 @@ type packet struct {
 	roce.Packet // Data ends before the ICRC
 	psn         roce.PSN
 	src, dst    netip.Addr
+	tos, ttl    uint8
 }
 
 // Receive implements wire.Receiver: packets that came from the network.
 func (e *endpoint) Receive(a *wire.Arrival) {
+	if !e.dev.at.Load().up() {
+		return // a port that is down gets nothing
+	}
 	p := e.dev.begin(true)
-	p.receive(e.dev, a.Src, a.Dst, a.Packets)
+	p.receive(e.dev, a)
 	p.end()
 }
 
 // receive hands packets to the queue pairs that they are for, each run of packets for one of them at once.
 // (rxe_rcv)
-func (p *pass) receive(d *Device, src, dst netip.Addr, packets [][]byte) {
+func (p *pass) receive(d *Device, a *wire.Arrival) {
+	packets, multicast := a.Packets, a.Dst.IsMulticast()
 	d.counters.add(cntRcvdPkts, len(packets))
 	for len(packets) > 0 {
 		if len(packets[0]) < roce.BTHLen {
@@ -38,9 +43,16 @@ func (p *pass) receive(d *Device, src, dst netip.Addr, packets [][]byte) {
 		for n < len(packets) && len(packets[n]) >= roce.BTHLen && roce.BTH(packets[n]).DestQPN() == num {
 			n++
 		}
-		if qp := d.qp(num); qp != nil {
-			qp.receive(p, src, dst, packets[:n])
-		} else {
+		switch qp := d.qp(num); {
+		case multicast:
+			if num == roce.QPNMulticast {
+				p.receiveGroup(d, a, packets[:n])
+			} else {
+				d.counters.add(cntDropNobody, n)
+			}
+		case qp != nil:
+			qp.receive(p, a, packets[:n])
+		default:
 			d.counters.add(cntDropNobody, n)
 		}
 		packets = packets[n:]
@@ -48,10 +60,10 @@ func (p *pass) receive(d *Device, src, dst netip.Addr, packets [][]byte) {
 }
 
 // receive handles packets for the queue pair, then does what has become possible.
-func (qp *QP) receive(p *pass, src, dst netip.Addr, packets [][]byte) {
+func (qp *QP) receive(p *pass, a *wire.Arrival, packets [][]byte) {
 	qp.mu.Lock()
 	for _, b := range packets {
-		k := packet{src: src, dst: dst}
+		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
 		if why := qp.refuses(&k, b); why != accept {
 			qp.dev.counters.add(why, 1)
 			continue
@@ -87,7 +99,7 @@ func serviceOf(t ib.QPType) roce.Service {
 	switch t {
 	case ib.QPTypeUC:
 		return roce.UC
-	case ib.QPTypeUD:
+	case ib.QPTypeUD, ib.QPTypeGSI:
 		return roce.UD
 	}
 	return roce.RC
@@ -114,10 +126,12 @@ func (qp *QP) refuses(k *packet, b []byte) counter {
 	switch {
 	case !ready || qp.gone:
 		return cntDropState
-	case qp.typ == ib.QPTypeUD && k.DETH().QKey() != qp.attr.QKey:
-		return cntDropQKey
-	case qp.typ != ib.QPTypeUD && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
+	case !qp.datagram() && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
 		return cntDropSource
+	case qp.datagram() && k.DETH().QKey() != qp.qkey():
+		return cntDropQKey
+	case qp.datagram() && qp.echo(k):
+		return cntDropEcho
 	}
 	return accept
 }
@@ -156,7 +170,7 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 		if kind == scatterSend {
 			in = qp.resp.wqe.pd
 		}
-		m := qp.dev.memory(in, key, right)
+		m := qp.memory(in, key, right)
 		if m == nil {
 			qp.unstorable(kind, psn)
 			return false

@@ -74,6 +74,7 @@ func users() []user {
 type world struct {
 	t      *testing.T
 	user   user
+	groups []uint32 // supplementary
 	netns  string
 	socket string
 	serve  *exec.Cmd
@@ -82,10 +83,10 @@ type world struct {
 
 var nextAddr atomic.Uint32
 
-// loopback returns an address that no other test has.
+// loopback returns an address that no other test has, nor, most likely, another run of the tests.
 func loopback() string {
 	n := nextAddr.Add(1)
-	return fmt.Sprintf("127.77.%d.%d", n/200, 1+n%200)
+	return fmt.Sprintf("127.%d.%d.%d", 10+os.Getpid()%200, n/200, 1+n%200)
 }
 
 // newWorld has no service yet.
@@ -167,7 +168,7 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.Env = append(os.Environ(), "VERBENA_SOCKET="+w.socket, "HOME=/nonexistent")
 	if w.netns == "" && w.user.uid != uint32(os.Getuid()) {
-		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid}}
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid, Groups: w.groups}}
 		c.Dir = "/"
 	}
 	// In a process group of its own, so that nothing of it outlives the test.
