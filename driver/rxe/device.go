@@ -51,21 +51,20 @@ type Config struct {
 
 // Device is a software RoCEv2 device with one port. It implements ib.Driver.
 type Device struct {
-	name       string
-	obj        *ib.Device
-	logf       func(format string, args ...any)
-	at         atomic.Pointer[addressing]
-	changes    addressChanges
-	guid       uint64
-	faults     *wire.Faults
-	taps       *wire.Taps
-	fabric     *Fabric
-	clock      clock.Clock
-	direct     atomic.Bool // the Fabric may be used, as long as there are no faults
-	counters   counters
-	violations violations
-	groups     groups
-	atomics    atomics
+	name     string
+	obj      *ib.Device
+	logf     func(format string, args ...any)
+	at       atomic.Pointer[addressing]
+	changes  addressChanges
+	guid     uint64
+	faults   *wire.Faults
+	taps     *wire.Taps
+	fabric   *Fabric
+	clock    clock.Clock
+	direct   atomic.Bool // the Fabric may be used, as long as there are no faults
+	counters counters
+	groups   groups
+	atomics  atomics
 
 	qps     table[QP] // by the low bits of the number
 	mrs     table[mr] // by key >> 8
@@ -313,8 +312,8 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 		CapFlags:       portCapCM,
 		MaxMsgSize:     maxMsgSize,
 		MaxVLNum:       1,
-		BadPKeyCounter: violationCount(&d.violations.pkey),
-		QKeyViolations: violationCount(&d.violations.qkey),
+		BadPKeyCounter: d.counters.violations(cntDropPKey),
+		QKeyViolations: d.counters.violations(cntDropQKey),
 		ActiveWidth:    portWidth1X,
 		ActiveSpeed:    portSpeedSDR,
 		Netdev:         at.netdev.Name,
