@@ -97,7 +97,7 @@ func (c *call) createCQ(req *abi.ExCreateCQ) (abi.CreateCQResp, error) {
 	if err := f.context(); err != nil {
 		return fail(err)
 	}
-	o := &cqObject{f: f, user: req.UserHandle, asyncEvents: f.events.objectsAsync()}
+	o := &cqObject{f: f, user: req.UserHandle, asyncEvents: c.asyncEvents()}
 	var completed func(*ib.CQ)
 	if req.CompChannel >= 0 {
 		dev, ino, err := c.caller.SameFile(int(req.CompChannel))

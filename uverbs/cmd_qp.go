@@ -131,7 +131,7 @@ func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) 
 	}
 	defer rcq.done()
 
-	o := &qpObject{f: f, uid: req.UserHandle, asyncEvents: f.events.objectsAsync()}
+	o := &qpObject{f: f, uid: req.UserHandle, asyncEvents: c.asyncEvents()}
 	o.QP, err = pd.res.CreateQP(ib.QPInitAttr{
 		SendCQ: scq.res.CQ,
 		RecvCQ: rcq.res.CQ,

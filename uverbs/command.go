@@ -117,6 +117,8 @@ type call struct {
 	// reader, if there is one, is the reading end of a new event file. The number that it gets in the program starts
 	// the response.
 	reader int
+	// async, if there is one, takes the asynchronous events of a new object instead of the context's first event file.
+	async *eventFile
 	// callbacks: callbacks have been held, and are to be run when no lock is held any more.
 	callbacks bool
 	failed    error  // the command failed, but has a response all the same
@@ -149,6 +151,14 @@ func (c *call) hold() {
 // created announces a new object with the response.
 func (c *call) created(o *object) {
 	c.commit, c.abort = o.publish, func() { c.f.abortObject(o) }
+}
+
+// asyncEvents is where the asynchronous events of a new object go; it may be nil.
+func (c *call) asyncEvents() *eventFile {
+	if c.async != nil {
+		return c.async
+	}
+	return c.f.events.objectsAsync()
 }
 
 // run takes the command through the midlayer. The caller sees to finish.

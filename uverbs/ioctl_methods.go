@@ -58,7 +58,13 @@ func invokeWrite(c *ioctlCall) error {
 
 // native runs a method that is not a command of the write form, and delivers what it has output.
 func (c *ioctlCall) native(run func() error) error {
-	if err := c.run(func(*call) error { return run() }); err != nil {
+	err := c.run(func(*call) error {
+		if err := c.checkHandles(); err != nil {
+			return err
+		}
+		return run()
+	})
+	if err != nil {
 		return err
 	}
 	return c.finish(c.deliver)
@@ -74,9 +80,7 @@ func infoHandles(c *ioctlCall) error {
 	if room == 0 || room%4 != 0 {
 		return fmt.Errorf("room of %d bytes for handles: %w", room, syscall.EINVAL)
 	}
-	k, ok := map[abi.ObjectID]kind{
-		abi.ObjectPD: kindPD, abi.ObjectCQ: kindCQ, abi.ObjectQP: kindQP, abi.ObjectMR: kindMR, abi.ObjectAH: kindAH,
-	}[abi.ObjectID(object)]
+	k, ok := objectKinds[abi.ObjectID(object)]
 	if !ok {
 		return fmt.Errorf("no objects of type %d: %w", object, syscall.EINVAL)
 	}
@@ -156,7 +160,7 @@ func (c *ioctlCall) outputContext(vectors, support abi.AttrID) {
 
 // queryGIDTable lists the valid GIDs of all ports. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_TABLE))
 func queryGIDTable(c *ioctlCall) error {
-	if err := c.noFlags(abi.AttrQueryGIDTableFlags); err != nil {
+	if _, err := c.flags(abi.AttrQueryGIDTableFlags, 0); err != nil {
 		return err
 	}
 	size, err := c.value(abi.AttrQueryGIDTableEntrySize, math.MaxUint16)
@@ -189,7 +193,7 @@ func queryGIDTable(c *ioctlCall) error {
 
 // queryGIDEntry reports one GID, ENODATA if the entry is empty. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_ENTRY))
 func queryGIDEntry(c *ioctlCall) error {
-	if err := c.noFlags(abi.AttrQueryGIDEntryFlags); err != nil {
+	if _, err := c.flags(abi.AttrQueryGIDEntryFlags, 0); err != nil {
 		return err
 	}
 	port, err := c.value(abi.AttrQueryGIDEntryPort, math.MaxUint32)
@@ -235,9 +239,7 @@ func asyncEventAlloc(c *ioctlCall) error {
 		return err
 	}
 	return c.finish(func() error {
-		i := c.place[abi.AttrAsyncEventAllocFDHandle]
-		c.raw[i].Data = uint64At(c.resp)
-		c.changed[i] = true
+		c.give(abi.AttrAsyncEventAllocFDHandle, uint64At(c.resp))
 		return c.deliver()
 	})
 }

@@ -35,7 +35,7 @@ func TestIoctlHeader(t *testing.T) {
 		{"another driver", func(h *abi.IoctlHdr) { h.DriverID = abi.DriverMLX5 }, syscall.EINVAL},
 		{"no such method", func(h *abi.IoctlHdr) { h.MethodID = 99 }, syscall.EPROTONOSUPPORT},
 		{"no such object", func(h *abi.IoctlHdr) { h.ObjectID = 99 }, syscall.EPROTONOSUPPORT},
-		{"a method that is left to INVOKE_WRITE", func(h *abi.IoctlHdr) { h.ObjectID, h.MethodID = abi.ObjectCQ, abi.MethodCQCreate }, syscall.EPROTONOSUPPORT},
+		{"a method of objects that there are none of", func(h *abi.IoctlHdr) { h.ObjectID, h.MethodID = abi.ObjectDM, abi.MethodDMAlloc }, syscall.EPROTONOSUPPORT},
 		{"a method of the driver", func(h *abi.IoctlHdr) { h.MethodID = abi.IDDriverNS }, syscall.EPROTONOSUPPORT},
 	} {
 		h := good
