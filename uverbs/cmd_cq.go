@@ -102,7 +102,7 @@ func (c *call) createCQ(req *abi.ExCreateCQ) (abi.CreateCQResp, error) {
 	if req.CompChannel >= 0 {
 		dev, ino, err := c.caller.SameFile(int(req.CompChannel))
 		if err != nil {
-			return fail(fmt.Errorf("completion channel %d: %w: %w", req.CompChannel, err, syscall.EBADF))
+			return fail(fmt.Errorf("completion channel %d: %w: %v", req.CompChannel, syscall.EBADF, err))
 		}
 		if o.channel, err = f.events.channel(dev, ino); err != nil {
 			return fail(fmt.Errorf("descriptor %d: %w", req.CompChannel, err))

@@ -153,7 +153,7 @@ func (c *ioctlCall) eventFile(id abi.AttrID) error {
 	}
 	dev, ino, err := c.caller.SameFile(int(fd))
 	if err != nil {
-		return fmt.Errorf("asynchronous event file %d: %w: %w", fd, err, syscall.EBADF)
+		return fmt.Errorf("asynchronous event file %d: %w: %v", fd, syscall.EBADF, err)
 	}
 	if c.async, err = c.f.events.asyncFile(dev, ino); err != nil {
 		return fmt.Errorf("descriptor %d: %w", fd, err)
