@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -224,10 +225,10 @@ func TestCheckCallchain(t *testing.T) {
 		{"a method that may sleep", func(b *bench) *func() { return &b.drv.onQuery }, func(b *bench) { b.dev.QueryDevice() }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			called := false
-			b, w := checkedBench(t, func(*CQ) { called = true }, nil)
+			var called atomic.Bool
+			b, w := checkedBench(t, func(*CQ) { called.Store(true) }, nil)
 			second(b.cq.ReqNotify(NotifyNextComp))
-			second(b.cq.ReqNotify(NotifyNextComp)) // post send completes once more
+			second(b.cq.ReqNotify(NotifyNextComp)) // post send completes once more, later and on another thread
 			*test.hook(b) = func() {
 				b.dev.HoldCallbacks()
 				b.cq.Completed()
@@ -235,7 +236,7 @@ func TestCheckCallchain(t *testing.T) {
 			}
 			test.call(b)
 			*test.hook(b) = nil
-			if !called {
+			if !called.Load() {
 				t.Error("handler was not called")
 			}
 			b.free(t)

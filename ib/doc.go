@@ -33,6 +33,8 @@
 //  6. A device is active, in error, or gone ([DeviceState]). In error nothing is created or modified (EIO), no new
 //     work request is carried out, and what is in flight completes with a flush error ([ErrorDriver]); destroying
 //     works.
+//  7. A consumer may keep what it offers to its own users, such as a disk, through a transient reset, and have it
+//     attached to the recovered device (package ib/attach).
 //
 // # Checked mode
 //

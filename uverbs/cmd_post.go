@@ -112,7 +112,7 @@ func cmdPostRecv(c *call) error {
 	if !ok {
 		return syscall.ENOSPC
 	}
-	list, err := parseWRs(c.in[abi.SizeOf[abi.PostRecv]():], req.WRCount, req.WQESize, req.SGECount, abi.SizeOf[abi.RecvWR]())
+	wrs, err := recvWRs(c.in[abi.SizeOf[abi.PostRecv]():], req.WRCount, req.WQESize, req.SGECount)
 	if err != nil {
 		return err
 	}
@@ -121,18 +121,27 @@ func cmdPostRecv(c *call) error {
 		return err
 	}
 	defer qp.done()
-	wrs := make([]ib.RecvWR, 0, req.WRCount)
-	for i := range int(req.WRCount) {
-		w, _ := abi.Decode[abi.RecvWR](list.wqe(i))
-		sges, err := list.sges(w.NumSGE)
-		if err != nil {
-			return fmt.Errorf("work request %d: %w", i, err)
-		}
-		wrs = append(wrs, ib.RecvWR{ID: w.WRID, SGList: sges})
-	}
 	c.hold()
 	n, err := qp.res.PostRecv(wrs...)
 	return c.posted(n, err)
+}
+
+// recvWRs are the receive work requests of a list, in the midlayer's form. (ib_uverbs_unmarshall_recv)
+func recvWRs(b []byte, count, size, sges uint32) ([]ib.RecvWR, error) {
+	list, err := parseWRs(b, count, size, sges, abi.SizeOf[abi.RecvWR]())
+	if err != nil {
+		return nil, err
+	}
+	wrs := make([]ib.RecvWR, 0, count)
+	for i := range int(count) {
+		w, _ := abi.Decode[abi.RecvWR](list.wqe(i))
+		sges, err := list.sges(w.NumSGE)
+		if err != nil {
+			return nil, fmt.Errorf("work request %d: %w", i, err)
+		}
+		wrs = append(wrs, ib.RecvWR{ID: w.WRID, SGList: sges})
+	}
+	return wrs, nil
 }
 
 // wrList is a list of work requests in a command: count of size bytes each, then the scatter/gather elements of all.

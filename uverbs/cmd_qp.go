@@ -16,7 +16,10 @@ type qpObject struct {
 	handle uint32
 	uid    uint64    // the program's handle of it, which its events tell
 	user   ib.UserQP // nil where no queue is shared with the program
-	port   atomic.Uint32
+	port   *atomic.Uint32
+	groups memberships
+	xrcd   *xrcdObject // of an XRC target
+	target *xrcTarget  // of an XRC target, which others may have open too
 
 	asyncEvents *eventFile // may be nil
 	async       eventSource
@@ -27,12 +30,17 @@ type qpObject struct {
 func (*qpObject) kind() kind { return kindQP }
 
 func (o *qpObject) destroy() error {
+	end := o.Destroy
+	if o.target != nil {
+		end = o.closeTarget
+	}
 	o.f.bells.remove(o)
-	if err := o.Destroy(); err != nil {
+	if err := end(); err != nil {
 		o.f.bells.add(o)
 		return err
 	}
 	o.reported = o.asyncEvents.retire(&o.async)
+	o.xrcd.unuse()
 	return nil
 }
 
@@ -84,21 +92,17 @@ func cmdExCreateQP(c *call) error {
 // qpCreateFlags are those that the write form defines.
 const qpCreateFlags = abi.QPCreateBlockMulticastLoopback | abi.QPCreateScatterFCS | abi.QPCreateCVLANStripping | abi.QPCreatePCIWriteEndPadding
 
-// checkQP checks what is asked for against what there can be: no shared receive queue, XRC domain or indirection
-// table exists, so that their handles are wrong. (create_qp)
+// checkQP checks what is asked for against what there can be: no indirection table exists, so that its handle is
+// wrong. (create_qp)
 func checkQP(req *abi.ExCreateQP) error {
 	switch req.QPType {
-	case abi.QPTRC, abi.QPTUC, abi.QPTUD, abi.QPTRawPacket, abi.QPTXRCIni, abi.QPTDriver:
-	case abi.QPTXRCTgt:
-		return fmt.Errorf("handle %d: no such XRC domain: %w", req.PDHandle, syscall.EINVAL)
+	case abi.QPTRC, abi.QPTUC, abi.QPTUD, abi.QPTRawPacket, abi.QPTXRCIni, abi.QPTXRCTgt, abi.QPTDriver:
 	default:
 		return fmt.Errorf("no queue pair of type %d: %w", req.QPType, syscall.EINVAL)
 	}
 	switch {
 	case req.CompMask&abi.CreateQPMaskIndTable != 0:
 		return fmt.Errorf("handle %d: no such indirection table: %w", req.RWQIndTblHandle, syscall.EINVAL)
-	case req.IsSRQ != 0 && req.QPType != abi.QPTXRCIni:
-		return fmt.Errorf("handle %d: no such shared receive queue: %w", req.SRQHandle, syscall.EINVAL)
 	case req.CreateFlags&^qpCreateFlags != 0:
 		return fmt.Errorf("unknown flags %#x: %w", uint32(req.CreateFlags), syscall.EINVAL)
 	case req.CreateFlags != 0:
@@ -115,6 +119,9 @@ func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) 
 	if err := checkQP(req); err != nil {
 		return resp, err
 	}
+	if req.QPType == abi.QPTXRCTgt {
+		return c.createTarget(req)
+	}
 	pd, err := lookup[*pdObject](f, req.PDHandle)
 	if err != nil {
 		return resp, fmt.Errorf("protection domain: %w", err)
@@ -125,16 +132,9 @@ func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) 
 		return resp, fmt.Errorf("send completion queue: %w", err)
 	}
 	defer scq.done()
-	rcq, err := lookup[*cqObject](f, req.RecvCQHandle)
-	if err != nil {
-		return resp, fmt.Errorf("receive completion queue: %w", err)
-	}
-	defer rcq.done()
-
-	o := &qpObject{f: f, uid: req.UserHandle, asyncEvents: c.asyncEvents()}
-	o.QP, err = pd.res.CreateQP(ib.QPInitAttr{
+	o := &qpObject{f: f, uid: req.UserHandle, port: new(atomic.Uint32), asyncEvents: c.asyncEvents()}
+	init := ib.QPInitAttr{
 		SendCQ: scq.res.CQ,
-		RecvCQ: rcq.res.CQ,
 		Cap: ib.QPCap{
 			MaxSendWR:     req.MaxSendWR,
 			MaxRecvWR:     req.MaxRecvWR,
@@ -145,8 +145,26 @@ func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) 
 		SigAll: req.SQSigAll != 0,
 		Type:   ib.QPType(req.QPType),
 		Event:  func(_ *ib.QP, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, abi.EventType(e)) },
-	}, &c.udata)
-	if err != nil {
+	}
+	if req.QPType == abi.QPTXRCIni { // it receives nothing
+		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
+	} else {
+		rcq, err := lookup[*cqObject](f, req.RecvCQHandle)
+		if err != nil {
+			return resp, fmt.Errorf("receive completion queue: %w", err)
+		}
+		defer rcq.done()
+		init.RecvCQ = rcq.res.CQ
+		if req.IsSRQ != 0 {
+			srq, err := lookup[*srqObject](f, req.SRQHandle)
+			if err != nil {
+				return resp, fmt.Errorf("shared receive queue: %w", err)
+			}
+			defer srq.done()
+			init.SRQ = srq.res.SRQ
+		}
+	}
+	if o.QP, err = pd.res.CreateQP(init, &c.udata); err != nil {
 		return resp, err
 	}
 	o.user, _ = o.Driver().(ib.UserQP)

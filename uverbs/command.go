@@ -71,18 +71,35 @@ var commands = map[abi.Command]command{
 	abi.CmdDestroyQP:         sizes[abi.DestroyQP, abi.DestroyQPResp](cmdDestroyQP),
 	abi.CmdPostSend:          sizes[abi.PostSend, abi.PostSendResp](cmdPostSend),
 	abi.CmdPostRecv:          sizes[abi.PostRecv, abi.PostRecvResp](cmdPostRecv),
+	abi.CmdAttachMcast:       silent[abi.AttachMcast](cmdAttachMcast),
+	abi.CmdDetachMcast:       silent[abi.DetachMcast](cmdDetachMcast),
+	abi.CmdCreateSRQ:         withUdata[abi.CreateSRQ, abi.CreateSRQResp](cmdCreateSRQ),
+	abi.CmdCreateXSRQ:        withUdata[abi.CreateXSRQ, abi.CreateSRQResp](cmdCreateXSRQ),
+	abi.CmdModifySRQ:         {req: abi.SizeOf[abi.ModifySRQ](), udata: true, run: cmdModifySRQ},
+	abi.CmdQuerySRQ:          sizes[abi.QuerySRQ, abi.QuerySRQResp](cmdQuerySRQ),
+	abi.CmdDestroySRQ:        sizes[abi.DestroySRQ, abi.DestroySRQResp](cmdDestroySRQ),
+	abi.CmdPostSRQRecv:       sizes[abi.PostSRQRecv, abi.PostSRQRecvResp](cmdPostSRQRecv),
+	abi.CmdOpenXRCD:          withUdata[abi.OpenXRCD, abi.OpenXRCDResp](cmdOpenXRCD),
+	abi.CmdCloseXRCD:         silent[abi.CloseXRCD](cmdCloseXRCD),
+	abi.CmdOpenQP:            withUdata[abi.OpenQP, abi.CreateQPResp](cmdOpenQP),
 }
 
-// exCommands are those of the extended form. Their sizes end with the last member that was there from the start.
+// exCommands are those of the extended form. As in the kernel, no length is too short for them: what is missing is zero.
 var exCommands = map[abi.ExCommand]command{
-	abi.ExCmdQueryDevice: {req: abi.SizeOf[abi.ExQueryDevice](), resp: abi.SizeOf[abi.QueryDeviceResp]() + 8, run: cmdExQueryDevice},
-	abi.ExCmdCreateCQ:    {req: abi.SizeOf[abi.ExCreateCQ](), resp: abi.SizeOf[abi.ExCreateCQResp](), run: cmdExCreateCQ},
-	abi.ExCmdCreateQP:    {req: exCreateQPLeast, resp: abi.SizeOf[abi.ExCreateQPResp](), run: cmdExCreateQP},
-	abi.ExCmdModifyQP:    {req: abi.SizeOf[abi.ModifyQP](), resp: abi.SizeOf[abi.ExModifyQPResp](), run: cmdExModifyQP},
+	abi.ExCmdQueryDevice: {run: cmdExQueryDevice},
+	abi.ExCmdCreateCQ:    {run: cmdExCreateCQ},
+	abi.ExCmdCreateQP:    {run: cmdExCreateQP},
+	abi.ExCmdModifyQP:    {run: cmdExModifyQP},
 }
 
-// exCreateQPLeast ends with CompMask; what follows it came later.
-const exCreateQPLeast = 56
+// beyondCommands reports whether a number is above those of all commands of its form. Of one that is not, but is no
+// command, the header is looked at first, in either form as that of a plain command. (uverbs_api.notsupp_method)
+func beyondCommands(number uint32) bool {
+	if number&abi.CmdFlagExtended != 0 {
+		return abi.ExCommand(number&abi.CmdCommandMask) > abi.ExCmdModifyQP
+	}
+	return abi.Command(number&abi.CmdCommandMask) > abi.CmdOpenQP
+}
 
 // findCommand returns the command of a number with its flags. (uapi_get_method)
 func findCommand(number uint32) (c command, name string, extended bool, err error) {
@@ -267,6 +284,9 @@ func (f *File) write(c Caller, b []byte) error {
 	hdr, _ := abi.Decode[abi.CmdHdr](b)
 	cmd, name, extended, err := findCommand(hdr.Command)
 	if err != nil {
+		if !beyondCommands(hdr.Command) && int(hdr.InWords)*4 != len(b) {
+			return fmt.Errorf("%s: header tells %d bytes of %d: %w", name, int(hdr.InWords)*4, len(b), syscall.EINVAL)
+		}
 		return err
 	}
 	k := &call{f: f, caller: c}

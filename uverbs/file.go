@@ -201,6 +201,9 @@ func (f *File) destroyNow(o *object) {
 		return
 	}
 	o.gone = true
+	if qp, ok := o.res.(*qpObject); ok {
+		qp.groups.leaveAll(qp.QP)
+	}
 	if err := o.res.destroy(); err != nil {
 		f.dev.srv.opts.Logf("%s: process %d (%s): cannot destroy %v with handle %d: %v",
 			f.dev.Name(), f.proc.PID(), f.proc.Name(), o.res.kind(), o.handle, err)

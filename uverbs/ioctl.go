@@ -27,7 +27,7 @@ const (
 	attrIn      attrType = iota // bytes from the caller, in the attribute itself where they fit (UVERBS_ATTR_PTR_IN)
 	attrOut                     // bytes for the caller (UVERBS_ATTR_PTR_OUT)
 	attrNew                     // a new object's handle, or descriptor, for the caller (UVERBS_ACCESS_NEW)
-	attrUse                     // the handle of an object of a kind (UVERBS_ATTR_IDR, UVERBS_ACCESS_READ)
+	attrUse                     // the handle of an object (UVERBS_ATTR_IDR, UVERBS_ACCESS_READ)
 	attrDestroy                 // the same, of one that is to be destroyed (UVERBS_ACCESS_DESTROY)
 	attrFile                    // a descriptor of the caller (UVERBS_ATTR_FD)
 )
@@ -40,7 +40,6 @@ type attrSpec struct {
 	most      int  // bytes that are known
 	growing   bool // the caller may know more than most: what it sends of it must be zero
 	mandatory bool
-	kind      kind // of attrUse
 }
 
 const anyLength = 1<<16 - 1
@@ -79,9 +78,7 @@ func structIn[T any](id abi.AttrID) attrSpec {
 
 func newHandle(id abi.AttrID) attrSpec { return attrSpec{id: id, typ: attrNew, mandatory: true} }
 
-func useHandle(id abi.AttrID, k kind) attrSpec {
-	return attrSpec{id: id, typ: attrUse, kind: k, mandatory: true}
-}
+func useHandle(id abi.AttrID) attrSpec { return attrSpec{id: id, typ: attrUse, mandatory: true} }
 
 func destroyHandle(id abi.AttrID) attrSpec {
 	return attrSpec{id: id, typ: attrDestroy, mandatory: true}
@@ -152,11 +149,10 @@ func init() { // not a composite literal: INVOKE_WRITE leads back to here
 // ioctlCall is one call of a method. (struct uverbs_attr_bundle)
 type ioctlCall struct {
 	call
-	method *method
-	addr   uint64 // of the attributes in the caller's memory
-	raw    []attribute
-	place  map[abi.AttrID]int // of the attributes that are there, in raw
-	outs   []output
+	addr  uint64 // of the attributes in the caller's memory
+	raw   []attribute
+	place map[abi.AttrID]int // of the attributes that are there, in raw
+	outs  []output
 	// changed attributes are written back to the caller.
 	changed []bool
 }
@@ -185,7 +181,7 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	if m == nil {
 		return fmt.Errorf("ioctl: method %d of object %d: %w", hdr.MethodID, hdr.ObjectID, syscall.EPROTONOSUPPORT)
 	}
-	k := &ioctlCall{call: call{f: f, caller: c, reader: -1}, method: m, addr: arg + ioctlHdrSize, raw: attrs, changed: make([]bool, len(attrs))}
+	k := &ioctlCall{call: call{f: f, caller: c, reader: -1}, addr: arg + ioctlHdrSize, raw: attrs, changed: make([]bool, len(attrs))}
 	if err := k.parse(m); err != nil {
 		return fmt.Errorf("%s: %w", m.name, err)
 	}

@@ -58,13 +58,7 @@ func invokeWrite(c *ioctlCall) error {
 
 // native runs a method that is not a command of the write form, and delivers what it has output.
 func (c *ioctlCall) native(run func() error) error {
-	err := c.run(func(*call) error {
-		if err := c.checkHandles(); err != nil {
-			return err
-		}
-		return run()
-	})
-	if err != nil {
+	if err := c.run(func(*call) error { return run() }); err != nil {
 		return err
 	}
 	return c.finish(c.deliver)
@@ -82,7 +76,7 @@ func infoHandles(c *ioctlCall) error {
 	}
 	k, ok := objectKinds[abi.ObjectID(object)]
 	if !ok {
-		return fmt.Errorf("no objects of type %d: %w", object, syscall.EINVAL)
+		return fmt.Errorf("no objects of type %d: %w", object, syscall.ENOENT)
 	}
 	return c.native(func() error {
 		var handles []byte

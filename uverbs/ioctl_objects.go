@@ -3,6 +3,7 @@ package uverbs
 import (
 	"fmt"
 	"math"
+	"slices"
 	"syscall"
 
 	"verbena/ib"
@@ -11,20 +12,23 @@ import (
 
 // objectKinds are the types of objects that there are, in the numbers of the ioctl form.
 var objectKinds = map[abi.ObjectID]kind{
-	abi.ObjectPD: kindPD,
-	abi.ObjectCQ: kindCQ,
-	abi.ObjectQP: kindQP,
-	abi.ObjectMR: kindMR,
-	abi.ObjectAH: kindAH,
+	abi.ObjectPD:   kindPD,
+	abi.ObjectCQ:   kindCQ,
+	abi.ObjectQP:   kindQP,
+	abi.ObjectSRQ:  kindSRQ,
+	abi.ObjectAH:   kindAH,
+	abi.ObjectMR:   kindMR,
+	abi.ObjectXRCD: kindXRCD,
 }
 
 // objectMethods are the methods that make objects, destroy them, or act on them. (uverbs_std_types_*.c)
 func objectMethods() map[methodID]*method {
 	udata := []attrSpec{bytesIn(abi.AttrUHWIn, 0), bytesOut(abi.AttrUHWOut, 0)}
 	return map[methodID]*method{
-		{abi.ObjectPD, abi.MethodPDDestroy}: destroyMethod("PD_DESTROY", abi.AttrDestroyPDHandle, kindPD),
-		{abi.ObjectAH, abi.MethodAHDestroy}: destroyMethod("AH_DESTROY", abi.AttrDestroyAHHandle, kindAH),
-		{abi.ObjectMR, abi.MethodMRDestroy}: destroyMethod("MR_DESTROY", abi.AttrDestroyMRHandle, kindMR),
+		{abi.ObjectPD, abi.MethodPDDestroy}:     destroyMethod("PD_DESTROY", abi.AttrDestroyPDHandle, kindPD),
+		{abi.ObjectAH, abi.MethodAHDestroy}:     destroyMethod("AH_DESTROY", abi.AttrDestroyAHHandle, kindAH),
+		{abi.ObjectMR, abi.MethodMRDestroy}:     destroyMethod("MR_DESTROY", abi.AttrDestroyMRHandle, kindMR),
+		{abi.ObjectXRCD, abi.MethodXRCDDestroy}: destroyMethod("XRCD_DESTROY", abi.AttrDestroyXRCDHandle, kindXRCD),
 
 		{abi.ObjectCQ, abi.MethodCQCreate}: {"CQ_CREATE", append([]attrSpec{
 			newHandle(abi.AttrCreateCQHandle), numberIn(abi.AttrCreateCQCQE, 4), numberIn(abi.AttrCreateCQUserHandle, 8),
@@ -36,8 +40,9 @@ func objectMethods() map[methodID]*method {
 		}, ioctlDestroyCQ},
 
 		{abi.ObjectQP, abi.MethodQPCreate}: {"QP_CREATE", append([]attrSpec{
-			newHandle(abi.AttrCreateQPHandle), useHandle(abi.AttrCreateQPPDHandle, kindPD).optional(),
-			useHandle(abi.AttrCreateQPSendCQHandle, kindCQ).optional(), useHandle(abi.AttrCreateQPRecvCQHandle, kindCQ).optional(),
+			newHandle(abi.AttrCreateQPHandle), useHandle(abi.AttrCreateQPXRCDHandle).optional(),
+			useHandle(abi.AttrCreateQPPDHandle).optional(), useHandle(abi.AttrCreateQPSRQHandle).optional(),
+			useHandle(abi.AttrCreateQPSendCQHandle).optional(), useHandle(abi.AttrCreateQPRecvCQHandle).optional(),
 			numberIn(abi.AttrCreateQPUserHandle, 8), structIn[abi.QPCap](abi.AttrCreateQPCap), constIn(abi.AttrCreateQPType),
 			flagsIn(abi.AttrCreateQPFlags), numberIn(abi.AttrCreateQPSourceQPN, 4).optional(), fileIn(abi.AttrCreateQPEventFD),
 			structOut[abi.QPCap](abi.AttrCreateQPRespCap), valueOut(abi.AttrCreateQPRespQPNum, 4).required(),
@@ -46,28 +51,35 @@ func objectMethods() map[methodID]*method {
 			destroyHandle(abi.AttrDestroyQPHandle), responseOut[abi.DestroyQPResp](abi.AttrDestroyQPResp),
 		}, ioctlDestroyQP},
 
-		{abi.ObjectMR, abi.MethodDMMRReg}: {"DM_MR_REG", []attrSpec{
-			newHandle(abi.AttrRegDMMRHandle), numberIn(abi.AttrRegDMMROffset, 8), numberIn(abi.AttrRegDMMRLength, 8),
-			useHandle(abi.AttrRegDMMRPDHandle, kindPD), flagsIn(abi.AttrRegDMMRAccessFlags),
-			valueOut(abi.AttrRegDMMRRespLKey, 4).required(), valueOut(abi.AttrRegDMMRRespRKey, 4).required(),
-		}, unsupported("memory of the device")},
+		{abi.ObjectSRQ, abi.MethodSRQCreate}: {"SRQ_CREATE", append([]attrSpec{
+			newHandle(abi.AttrCreateSRQHandle), useHandle(abi.AttrCreateSRQPDHandle), constIn(abi.AttrCreateSRQType),
+			numberIn(abi.AttrCreateSRQUserHandle, 8), numberIn(abi.AttrCreateSRQMaxWR, 4), numberIn(abi.AttrCreateSRQMaxSGE, 4),
+			numberIn(abi.AttrCreateSRQLimit, 4), useHandle(abi.AttrCreateSRQXRCDHandle).optional(),
+			useHandle(abi.AttrCreateSRQCQHandle).optional(), numberIn(abi.AttrCreateSRQMaxNumTags, 4).optional(),
+			fileIn(abi.AttrCreateSRQEventFD), valueOut(abi.AttrCreateSRQRespMaxWR, 4).required(),
+			valueOut(abi.AttrCreateSRQRespMaxSGE, 4).required(), valueOut(abi.AttrCreateSRQRespSRQNum, 4),
+		}, udata...), ioctlCreateSRQ},
+		{abi.ObjectSRQ, abi.MethodSRQDestroy}: {"SRQ_DESTROY", []attrSpec{
+			destroyHandle(abi.AttrDestroySRQHandle), responseOut[abi.DestroySRQResp](abi.AttrDestroySRQResp),
+		}, ioctlDestroySRQ},
+
 		{abi.ObjectMR, abi.MethodRegDMABufMR}: {"REG_DMABUF_MR", []attrSpec{
-			newHandle(abi.AttrRegDMABufMRHandle), useHandle(abi.AttrRegDMABufMRPDHandle, kindPD),
+			newHandle(abi.AttrRegDMABufMRHandle), useHandle(abi.AttrRegDMABufMRPDHandle),
 			numberIn(abi.AttrRegDMABufMROffset, 8), numberIn(abi.AttrRegDMABufMRLength, 8), numberIn(abi.AttrRegDMABufMRIOVA, 8),
 			numberIn(abi.AttrRegDMABufMRFD, 4), flagsIn(abi.AttrRegDMABufMRAccessFlags),
 			valueOut(abi.AttrRegDMABufMRRespLKey, 4).required(), valueOut(abi.AttrRegDMABufMRRespRKey, 4).required(),
-		}, unsupported("a dma-buf, whose memory belongs to a kernel driver")},
+		}, regDMABufMR},
 		{abi.ObjectMR, abi.MethodAdviseMR}: {"ADVISE_MR", []attrSpec{
-			useHandle(abi.AttrAdviseMRPDHandle, kindPD), constIn(abi.AttrAdviseMRAdvice), flagsIn(abi.AttrAdviseMRFlags).required(),
+			useHandle(abi.AttrAdviseMRPDHandle), constIn(abi.AttrAdviseMRAdvice), flagsIn(abi.AttrAdviseMRFlags).required(),
 			bytesIn(abi.AttrAdviseMRSGEList, abi.SizeOf[abi.SGE]()).required(),
 		}, adviseMR},
 		{abi.ObjectMR, abi.MethodQueryMR}: {"QUERY_MR", []attrSpec{
-			useHandle(abi.AttrQueryMRHandle, kindMR), valueOut(abi.AttrQueryMRRespLKey, 4).required(),
+			useHandle(abi.AttrQueryMRHandle), valueOut(abi.AttrQueryMRRespLKey, 4).required(),
 			valueOut(abi.AttrQueryMRRespRKey, 4).required(), valueOut(abi.AttrQueryMRRespLength, 8).required(),
 			valueOut(abi.AttrQueryMRRespIOVA, 8),
 		}, queryMR},
 		{abi.ObjectMR, abi.MethodRegMR}: {"REG_MR", []attrSpec{
-			newHandle(abi.AttrRegMRHandle), useHandle(abi.AttrRegMRPDHandle, kindPD), numberIn(abi.AttrRegMRIOVA, 8),
+			newHandle(abi.AttrRegMRHandle), useHandle(abi.AttrRegMRPDHandle), numberIn(abi.AttrRegMRIOVA, 8),
 			numberIn(abi.AttrRegMRAddr, 8).optional(), numberIn(abi.AttrRegMRLength, 8), flagsIn(abi.AttrRegMRAccessFlags).required(),
 			numberIn(abi.AttrRegMRFD, 4).optional(), numberIn(abi.AttrRegMRFDOffset, 8).optional(),
 			valueOut(abi.AttrRegMRRespLKey, 4).required(), valueOut(abi.AttrRegMRRespRKey, 4).required(),
@@ -77,36 +89,6 @@ func objectMethods() map[methodID]*method {
 
 // responseOut is a response of one length.
 func responseOut[T any](id abi.AttrID) attrSpec { return valueOut(id, abi.SizeOf[T]()).required() }
-
-// checkHandles checks the handles of objects that the call uses, and tells more exactly than commands do what is wrong
-// with one: ENOENT, EINVAL for another kind, EBUSY while it is being made or destroyed. Called with life held.
-// (uverbs_get_uobject_from_file)
-func (c *ioctlCall) checkHandles() error {
-	for i := range c.method.attrs {
-		s := &c.method.attrs[i]
-		a := c.has(s.id)
-		if a == nil || s.typ != attrUse {
-			continue
-		}
-		if c.f.state.Load() == contextZombie {
-			return errGone
-		}
-		handle, err := a.handle()
-		if err != nil {
-			return err
-		}
-		o := c.f.objects.find(handle)
-		switch {
-		case o == nil:
-			return fmt.Errorf("attribute %d: handle %d: no such object: %w", s.id, handle, syscall.ENOENT)
-		case o.res.kind() != s.kind:
-			return fmt.Errorf("attribute %d: handle %d is of a %v, not a %v: %w", s.id, handle, o.res.kind(), s.kind, syscall.EINVAL)
-		case o.users.Load() == exclusive:
-			return fmt.Errorf("attribute %d: %v with handle %d is in use by another thread: %w", s.id, s.kind, handle, syscall.EBUSY)
-		}
-	}
-	return nil
-}
 
 // handle is that of an object: a number of 32 bits in a field of 64.
 func (a *attribute) handle() (uint32, error) {
@@ -119,7 +101,7 @@ func (a *attribute) handle() (uint32, error) {
 	return uint32(a.Data), nil
 }
 
-// handleOf is the handle in an attribute that checkHandles has seen. ENOENT if it was not given.
+// handleOf is the handle in an attribute, ENOENT if it was not given.
 func (c *ioctlCall) handleOf(id abi.AttrID) (uint32, error) {
 	a := c.has(id)
 	if a == nil {
@@ -258,27 +240,43 @@ func ioctlCreateQP(c *ioctlCall) error {
 }
 
 // qpHandles fills in the objects that a new queue pair uses, which depend on its type.
-func (c *ioctlCall) qpHandles(req *abi.ExCreateQP) error {
-	type use struct {
-		id abi.AttrID
-		to *uint32
+func (c *ioctlCall) qpHandles(req *abi.ExCreateQP) (err error) {
+	given := func(ids ...abi.AttrID) bool {
+		return slices.ContainsFunc(ids, func(id abi.AttrID) bool { return c.has(id) != nil })
 	}
-	var uses []use
+	misfit := fmt.Errorf("an object that a queue pair of type %d does not use: %w", req.QPType, syscall.EINVAL)
 	switch req.QPType {
-	case abi.QPTRC, abi.QPTUC, abi.QPTUD, abi.QPTRawPacket, abi.QPTXRCIni, abi.QPTDriver:
-		uses = []use{{abi.AttrCreateQPPDHandle, &req.PDHandle}, {abi.AttrCreateQPSendCQHandle, &req.SendCQHandle}}
-		if req.QPType != abi.QPTXRCIni {
-			uses = append(uses, use{abi.AttrCreateQPRecvCQHandle, &req.RecvCQHandle})
+	case abi.QPTXRCTgt:
+		if given(abi.AttrCreateQPPDHandle, abi.AttrCreateQPSendCQHandle, abi.AttrCreateQPRecvCQHandle) {
+			return misfit
 		}
+		req.PDHandle, err = c.handleOf(abi.AttrCreateQPXRCDHandle)
+		return err
+	case abi.QPTXRCIni:
+		if given(abi.AttrCreateQPXRCDHandle, abi.AttrCreateQPSRQHandle) {
+			return misfit
+		}
+	case abi.QPTRC, abi.QPTUC, abi.QPTUD, abi.QPTRawPacket, abi.QPTDriver:
+		if given(abi.AttrCreateQPXRCDHandle) {
+			return misfit
+		}
+	default:
+		return nil // createQP says that there is no such type
 	}
-	for _, u := range uses {
-		handle, err := c.handleOf(u.id)
-		if err != nil {
+	if req.PDHandle, err = c.handleOf(abi.AttrCreateQPPDHandle); err != nil {
+		return err
+	}
+	if req.SendCQHandle, err = c.handleOf(abi.AttrCreateQPSendCQHandle); err != nil || req.QPType == abi.QPTXRCIni {
+		return err
+	}
+	if given(abi.AttrCreateQPSRQHandle) {
+		req.IsSRQ = 1
+		if req.SRQHandle, err = c.handleOf(abi.AttrCreateQPSRQHandle); err != nil {
 			return err
 		}
-		*u.to = handle
 	}
-	return nil
+	req.RecvCQHandle, err = c.handleOf(abi.AttrCreateQPRecvCQHandle)
+	return err
 }
 
 // qpFlags fills in the options of a new queue pair. (check_creation_flags)
@@ -301,6 +299,51 @@ func (c *ioctlCall) qpFlags(req *abi.ExCreateQP) error {
 		return fmt.Errorf("a source queue pair number: %w", syscall.EOPNOTSUPP)
 	}
 	return nil
+}
+
+// ioctlCreateSRQ makes a shared receive queue. (UVERBS_HANDLER(UVERBS_METHOD_SRQ_CREATE))
+func ioctlCreateSRQ(c *ioctlCall) error {
+	typ, err := c.value(abi.AttrCreateSRQType, math.MaxUint32)
+	if err != nil {
+		return err
+	}
+	return c.create(func() error {
+		req := abi.CreateXSRQ{
+			UserHandle: c.uint64(abi.AttrCreateSRQUserHandle),
+			SRQType:    abi.SRQType(typ),
+			MaxWR:      c.uint32(abi.AttrCreateSRQMaxWR),
+			MaxSGE:     c.uint32(abi.AttrCreateSRQMaxSGE),
+			SRQLimit:   c.uint32(abi.AttrCreateSRQLimit),
+		}
+		var err error
+		if req.PDHandle, err = c.handleOf(abi.AttrCreateSRQPDHandle); err != nil {
+			return err
+		}
+		if req.SRQType == abi.SRQTXRC || req.SRQType == abi.SRQTTM {
+			if req.CQHandle, err = c.handleOf(abi.AttrCreateSRQCQHandle); err != nil {
+				return err
+			}
+		}
+		if req.SRQType == abi.SRQTXRC {
+			if req.XRCDHandle, err = c.handleOf(abi.AttrCreateSRQXRCDHandle); err != nil {
+				return err
+			}
+		}
+		if err := c.eventFile(abi.AttrCreateSRQEventFD); err != nil {
+			return err
+		}
+		resp, err := c.createSRQ(&req)
+		if err != nil {
+			return err
+		}
+		c.give(abi.AttrCreateSRQHandle, uint64(resp.SRQHandle))
+		c.output(abi.AttrCreateSRQRespMaxWR, uint32Bytes(resp.MaxWR))
+		c.output(abi.AttrCreateSRQRespMaxSGE, uint32Bytes(resp.MaxSGE))
+		if req.SRQType == abi.SRQTXRC {
+			c.output(abi.AttrCreateSRQRespSRQNum, uint32Bytes(resp.SRQN))
+		}
+		return nil
+	})
 }
 
 // ioctlRegMR registers memory of the process, by its address. (UVERBS_HANDLER(UVERBS_METHOD_REG_MR))
@@ -393,11 +436,10 @@ func queryMR(c *ioctlCall) error {
 	})
 }
 
-// unsupported is a method whose arguments are looked at, but that no driver of the midlayer has.
-func unsupported(what string) func(*ioctlCall) error {
-	return func(c *ioctlCall) error {
-		return c.native(func() error { return fmt.Errorf("%s: %w", what, syscall.EOPNOTSUPP) })
-	}
+// regDMABufMR would register a dma-buf, but its memory belongs to a kernel driver.
+// (UVERBS_HANDLER(UVERBS_METHOD_REG_DMABUF_MR))
+func regDMABufMR(c *ioctlCall) error {
+	return fmt.Errorf("a dma-buf: %w", syscall.EOPNOTSUPP)
 }
 
 // destroyMethod destroys an object, of which there is nothing to report.
@@ -441,6 +483,19 @@ func ioctlDestroyQP(c *ioctlCall) error {
 		}
 		resp := abi.DestroyQPResp{EventsReported: res.(*qpObject).reported}
 		c.output(abi.AttrDestroyQPResp, abi.AppendTo(nil, &resp))
+		return nil
+	})
+}
+
+// ioctlDestroySRQ reports how many events of the queue have been read. (UVERBS_HANDLER(UVERBS_METHOD_SRQ_DESTROY))
+func ioctlDestroySRQ(c *ioctlCall) error {
+	return c.native(func() error {
+		res, err := c.destroy(abi.AttrDestroySRQHandle, kindSRQ)
+		if err != nil {
+			return err
+		}
+		resp := abi.DestroySRQResp{EventsReported: res.(*srqObject).reported}
+		c.output(abi.AttrDestroySRQResp, abi.AppendTo(nil, &resp))
 		return nil
 	})
 }

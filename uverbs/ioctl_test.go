@@ -301,6 +301,6 @@ func TestInfoHandles(t *testing.T) {
 	if total[0] != 1 {
 		t.Errorf("more than there is room for: %v", total)
 	}
-	wantErrno(t, "no such objects", info(abi.ObjectFlow, 16), syscall.EINVAL)
+	wantErrno(t, "no such objects", info(abi.ObjectFlow, 16), syscall.ENOENT)
 	wantErrno(t, "room for half a handle", info(abi.ObjectPD, 6), syscall.EINVAL)
 }

@@ -1,6 +1,14 @@
 package uverbs
 
-import "unsafe"
+import (
+	"sync/atomic"
+	"unsafe"
+)
 
 // addressOf is where b lies, which is outside of Go's heap.
 func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
+
+// storeWord is a program's store into a shared queue.
+func storeWord(q []byte, at int, v uint32) {
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&q[at])), v)
+}

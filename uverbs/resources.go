@@ -20,11 +20,13 @@ type ContextInfo struct {
 	PinnedPages uint64
 
 	// In order of creation.
-	PDs []PDInfo
-	MRs []MRInfo
-	CQs []CQInfo
-	QPs []QPInfo
-	AHs []AHInfo
+	PDs   []PDInfo
+	MRs   []MRInfo
+	CQs   []CQInfo
+	QPs   []QPInfo
+	AHs   []AHInfo
+	SRQs  []SRQInfo
+	XRCDs []XRCDInfo
 }
 
 // PDInfo is a protection domain.
@@ -56,6 +58,17 @@ type QPInfo struct {
 
 // AHInfo is an address handle.
 type AHInfo struct{ Handle uint32 }
+
+// SRQInfo is a shared receive queue.
+type SRQInfo struct {
+	Handle uint32
+	Num    uint32 // by which XRC senders name it
+	XRC    bool
+	MaxWR  uint32 // receives that there is room for
+}
+
+// XRCDInfo is an open XRC domain.
+type XRCDInfo struct{ Handle uint32 }
 
 // Resources tells what programs hold on the present devices, by device and process. It may sleep.
 func (s *Server) Resources() []ContextInfo {
@@ -108,6 +121,16 @@ func (f *File) Info() ContextInfo {
 			info.QPs = append(info.QPs, q)
 		case *ahObject:
 			info.AHs = append(info.AHs, AHInfo{o.handle})
+		case *srqObject:
+			q := SRQInfo{Handle: o.handle, Num: r.Num(), XRC: r.xrcd != nil, MaxWR: r.Init().Attr.MaxWR}
+			if !o.gone {
+				if a, err := r.Query(); err == nil {
+					q.MaxWR = a.MaxWR
+				}
+			}
+			info.SRQs = append(info.SRQs, q)
+		case *xrcdObject:
+			info.XRCDs = append(info.XRCDs, XRCDInfo{o.handle})
 		}
 	}
 	slices.Reverse(info.PDs)
@@ -115,5 +138,7 @@ func (f *File) Info() ContextInfo {
 	slices.Reverse(info.CQs)
 	slices.Reverse(info.QPs)
 	slices.Reverse(info.AHs)
+	slices.Reverse(info.SRQs)
+	slices.Reverse(info.XRCDs)
 	return info
 }

@@ -145,6 +145,8 @@ type Device struct {
 	mu    sync.Mutex
 	gone  bool // no new files
 	files map[*File]struct{}
+
+	xrc xrcDomains
 }
 
 // Name is the name of the device file, such as uverbs0.

@@ -27,10 +27,10 @@ type cli struct {
 		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process." default:"1"`
 	} `cmd:"" help:"What programs hold."`
 	Fault struct {
-		Add   faultAddCmd   `cmd:"" help:"Disturb what a device sends."`
+		Add   faultAddCmd   `cmd:"" help:"Disturb what a device sends or gets."`
 		Show  faultShowCmd  `cmd:"" help:"List the rules and what they have done." default:"1"`
-		Clear faultClearCmd `cmd:"" help:"Remove the rules."`
-	} `cmd:"" help:"Loss, delay, duplication, reordering and corruption on the wire."`
+		Clear faultClearCmd `cmd:"" help:"Remove a rule, or all."`
+	} `cmd:"" help:"Loss, delay, duplication, reordering and corruption on the wire; receivers that are not ready; dead peers."`
 }
 
 // exitFailure is the exit code for a failure of verbena's own, as env(1) and its like have it: the codes of the

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -89,30 +90,53 @@ func (s *resShowCmd) Run(c *cli) error {
 		r.Contexts = []service.ContextInfo{}
 	}
 	return output(s.JSON, r.Contexts, func(w io.Writer) {
-		fmt.Fprintln(w, "DEVICE\tPID\tPROCESS\tUID\tPD\tMR\tCQ\tQP\tPINNED")
+		fmt.Fprintln(w, "DEVICE\tPID\tPROCESS\tUID\tPD\tMR\tCQ\tQP\tSRQ\tPINNED")
 		for _, x := range r.Contexts {
-			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, x.Process, x.UID,
-				x.PDs, len(x.MRs), len(x.CQs), len(x.QPs), x.PinnedBytes/1024)
+			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, x.Process, x.UID,
+				x.PDs, len(x.MRs), len(x.CQs), len(x.QPs), len(x.SRQs), x.PinnedBytes/1024)
 		}
 	})
 }
 
 type faultAddCmd struct {
 	Dev       string        `required:"" help:"Device whose sending is disturbed." placeholder:"NAME"`
-	QP        uint32        `name:"qp" help:"Only packets to this queue pair number." placeholder:"N"`
+	QP        uint32        `name:"qp" help:"Only packets that this queue pair sends, or is to get." placeholder:"N"`
+	Peer      netip.Addr    `help:"Only packets to this address." placeholder:"IP"`
 	Drop      percent       `help:"Share of packets to drop, such as 1% or 0.01." placeholder:"P"`
 	Duplicate percent       `help:"Share of packets to send twice." placeholder:"P"`
 	Corrupt   percent       `help:"Share of packets to flip a bit in, after the ICRC was computed." placeholder:"P"`
 	Reorder   percent       `help:"Share of packets to hold back behind later ones." placeholder:"P"`
-	Delay     time.Duration `help:"Time to hold every packet." placeholder:"D"`
+	Delay     time.Duration `help:"Time to hold every packet, such as 50us." placeholder:"D"`
 	Jitter    time.Duration `help:"Up to so much more delay, at random." placeholder:"D"`
+	RNR       percent       `name:"rnr" help:"Share of messages for the device to answer by an RNR NAK, as if no receive were posted. In a rule of its own." placeholder:"P"`
+	Stop      bool          `help:"Let nothing pass any more, in either direction: the peer seems dead. In a rule of its own."`
+	Seed      uint64        `help:"Seed of the rule's decisions; default: by the seed of the service." placeholder:"N"`
+	Skip      uint64        `help:"Leave the first N packets alone." placeholder:"N"`
+	Limit     uint64        `help:"Act on the N packets after those only." placeholder:"N"`
+}
+
+func (f *faultAddCmd) Help() string {
+	return `Prints the rule's number, for "verbena fault clear". Which packets of those it sees a rule hits follows from its seed
+alone, so the same seed gives the same faults. Rules act in the order in which they were added. While a device has any, its
+packets take no shortcut within the service.
+
+Examples:
+  verbena fault add --dev rxe0 --drop 1% --reorder 2%
+  verbena fault add --dev rxe0 --drop 100% --skip 1000 --limit 1     the 1001st packet is lost
+  verbena fault add --dev rxe0 --qp 17 --rnr 10% --seed 42
+  verbena fault add --dev rxe0 --stop --peer 10.0.0.2                 that peer is dead`
 }
 
 func (f *faultAddCmd) Run(c *cli) error {
-	_, err := c.ask(&service.Request{Op: service.OpFaultAdd, Fault: &service.FaultRule{Dev: f.Dev, Rule: wire.Rule{
-		QP: f.QP, Drop: float64(f.Drop), Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt),
-		Reorder: float64(f.Reorder), Delay: f.Delay, Jitter: f.Jitter}}})
-	return err
+	r, err := c.ask(&service.Request{Op: service.OpFaultAdd, Fault: &service.FaultRule{Dev: f.Dev, Rule: wire.Rule{
+		QP: f.QP, Peer: f.Peer, Drop: float64(f.Drop), Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt),
+		Reorder: float64(f.Reorder), Delay: f.Delay, Jitter: f.Jitter, RNR: float64(f.RNR), Stop: f.Stop,
+		Seed: f.Seed, Skip: f.Skip, Limit: f.Limit}}})
+	if err != nil {
+		return err
+	}
+	fmt.Println(r.ID)
+	return nil
 }
 
 type faultShowCmd struct {
@@ -129,20 +153,21 @@ func (f *faultShowCmd) Run(c *cli) error {
 		r.Faults = []service.FaultRuleState{}
 	}
 	return output(f.JSON, r.Faults, func(w io.Writer) {
-		fmt.Fprintln(w, "DEVICE\tRULE\tSEEN\tDROPPED\tDUPLICATED\tCORRUPTED\tDELAYED\tREORDERED")
+		fmt.Fprintln(w, "ID\tDEVICE\tRULE\tSEEN\tHIT\tDROPPED\tDUPLICATED\tCORRUPTED\tDELAYED\tREORDERED\tRNR")
 		for _, x := range r.Faults {
-			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", x.Dev, x.Rule,
-				x.Seen, x.Dropped, x.Duplicated, x.Corrupted, x.Delayed, x.Reordered)
+			fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", x.ID, x.Dev, x.Rule,
+				x.Seen, x.Hit, x.Dropped, x.Duplicated, x.Corrupted, x.Delayed, x.Reordered, x.NotReady)
 		}
 	})
 }
 
 type faultClearCmd struct {
+	ID  int    `arg:"" optional:"" help:"Number of the rule, as fault show has it; default: all rules."`
 	Dev string `help:"Only this device." placeholder:"NAME"`
 }
 
 func (f *faultClearCmd) Run(c *cli) error {
-	_, err := c.ask(&service.Request{Op: service.OpFaultClear, Name: f.Dev})
+	_, err := c.ask(&service.Request{Op: service.OpFaultClear, Name: f.Dev, ID: f.ID})
 	return err
 }
 

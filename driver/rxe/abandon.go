@@ -131,12 +131,19 @@ func (d *directory) write(i int) {
 			Live: 1, QPN: qp.num, SQ: qp.sq.place(), RQ: qp.rq.place(),
 			SendCQ: qp.sendCQ.current().place(), RecvCQ: qp.recvCQ.current().place(),
 		}
+		if qp.srq != nil {
+			e.RQ = qp.srq.place() // its queue pairs share what is there
+		}
 	}
 	at := abi.SizeOf[dirHeader]() + i%dirPerPage*abi.SizeOf[dirEntry]()
 	writeShared(d.pages[i/dirPerPage].Mem, at, &e)
 }
 
+// place is where the ring is; one that is not shared with the user is nowhere.
 func (r *ring) place() dirRing {
+	if r == nil || !r.shared {
+		return dirRing{}
+	}
 	return dirRing{Offset: r.offset, Mask: r.mask, Shift: uint32(r.shift)}
 }
 

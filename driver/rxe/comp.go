@@ -201,7 +201,7 @@ func (qp *QP) timedOut() {
 // startTimeout begins to wait for an acknowledgement (IBA 9.7.6.1.3).
 func (qp *QP) startTimeout() {
 	if t := roce.AckTimeout(qp.attr.Timeout).Duration(); t != 0 {
-		qp.req.deadline = time.Now().Add(max(t, minTimeout))
+		qp.req.deadline = qp.dev.clock.Now().Add(max(t, minTimeout))
 	}
 }
 
@@ -221,7 +221,7 @@ func (qp *QP) notReady(wait time.Duration) {
 	}
 	r.rewind()
 	r.deadline = noTime
-	r.rnrUntil = time.Now().Add(wait)
+	r.rnrUntil = qp.dev.clock.Now().Add(wait)
 }
 
 // rnrForEver is the retry count that means no limit.

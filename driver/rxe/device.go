@@ -13,6 +13,7 @@ import (
 	"verbena/driver/rxe/wire"
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib"
+	"verbena/internal/clock"
 	"verbena/roce"
 	"verbena/uverbs/abi"
 )
@@ -28,11 +29,16 @@ type Config struct {
 	Addrs []netip.Addr
 	// Network carries packets to where the Fabric does not reach.
 	Network wire.Network
+	// Faults, if not nil, are the rules of which the device itself carries out RNR, and which keep it off the Fabric
+	// while there are any. Network leads through them.
+	Faults *wire.Faults
 	// Fabric, if not nil, is joined for as long as the device exists.
 	Fabric *Fabric
 	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
 	// lock of its own.
 	Rand *rand.Rand
+	// Clock is where timeouts come from; nil: clock.System.
+	Clock clock.Clock
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
 }
@@ -45,16 +51,20 @@ type Device struct {
 	endpoints []*endpoint // in the order of Config.Addrs
 	gids      []ib.GIDEntry
 	guid      uint64
+	faults    *wire.Faults
 	fabric    *Fabric
-	direct    atomic.Bool // the Fabric may be used
+	clock     clock.Clock
+	direct    atomic.Bool // the Fabric may be used, as long as there are no faults
 	counters  counters
 	atomics   atomics
 
-	qps    table[QP] // by the low bits of the number
-	mrs    table[mr] // by key >> 8
-	ahs    table[ah]
-	mrKeys keyGenerations
-	qpKeys keyGenerations
+	qps     table[QP] // by the low bits of the number
+	mrs     table[mr] // by key >> 8
+	ahs     table[ah]
+	srqs    table[srq] // by the low bits of the number
+	mrKeys  keyGenerations
+	qpKeys  keyGenerations
+	srqKeys keyGenerations
 
 	rand struct {
 		sync.Mutex
@@ -95,7 +105,12 @@ func New(cfg Config) (_ *Device, err error) {
 		netdev: cfg.Netdev,
 		guid:   binary.BigEndian.Uint64(id[:]),
 		gids:   makeGIDs(ib.GID(roce.LinkLocalGID(mac)), cfg.Addrs, cfg.Netdev.Name, cfg.Netdev.Index),
+		faults: cfg.Faults,
 		fabric: cfg.Fabric,
+		clock:  cfg.Clock,
+	}
+	if d.clock == nil {
+		d.clock = clock.System
 	}
 	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
 	d.rand.Rand = cfg.Rand
@@ -107,6 +122,7 @@ func New(cfg Config) (_ *Device, err error) {
 	d.qps.init(minQPSlot, maxQPSlot)
 	d.mrs.init(1, maxMR+1)
 	d.ahs.init(1, maxAH+1)
+	d.srqs.init(1, maxSRQ+1)
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -215,6 +231,9 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQPInitRdAtom: maxRdAtomic,
 		AtomicCap:       ib.AtomicHCA,
 		MaxAH:           maxAH,
+		MaxSRQ:          maxSRQ,
+		MaxSRQWR:        maxSRQWR,
+		MaxSRQSGE:       maxSGE,
 		MaxPKeys:        1,
 		LocalCAAckDelay: ackDelayCode,
 		PhysPorts:       1,

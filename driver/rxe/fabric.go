@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/roce"
 )
 
 // Fabric is a set of devices in one process that reach each other without the network: a packet from one to
@@ -84,15 +85,33 @@ func (f *Fabric) copyView(without *Device) *fabricView {
 
 // shortcut finds the device that a packet for dst can be handed to, nil if it has to travel.
 func (d *Device) shortcut(dst netip.Addr) *Device {
-	if !d.direct.Load() {
+	if !d.allowsShortcut() {
 		return nil
 	}
-	if peer := d.fabric.load().byAddr[dst]; peer != nil && peer.direct.Load() {
+	if peer := d.fabric.load().byAddr[dst]; peer != nil && peer.allowsShortcut() {
 		return peer
 	}
 	return nil
 }
 
+// allowsShortcut: fault rules work on packets on the wire.
+func (d *Device) allowsShortcut() bool { return d.direct.Load() && !d.faults.Active() }
+
 // SetShortcut tells whether packets to and from other devices of the Fabric may skip the network; they do so
-// where both devices allow it, which is how a device starts.
+// where both devices allow it, which is how a device starts, and neither has fault rules.
 func (d *Device) SetShortcut(on bool) { d.direct.Store(on) }
+
+// intrudes reports whether a train would reach a connection, on a device of the Fabric, whose other end is not the
+// queue pair that sends it. Packets do not tell who sends them, so that any program could send into the connections of
+// others, if it was not stopped here.
+func (d *Device) intrudes(qp *QP, t *train) bool {
+	if qp.typ == ib.QPTypeUD {
+		return false // the Q_Key guards those
+	}
+	peer := d.fabric.load().byAddr[t.Dst]
+	if peer == nil {
+		return false
+	}
+	to := peer.qp(roce.BTH(t.Buf).DestQPN())
+	return to != nil && to.typ != ib.QPTypeUD && to.peer.Load() != qp.num
+}

@@ -97,7 +97,10 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 			qp.attr.MaxDestRdAtomic = a.MaxDestRdAtomic
 			qp.resp.past, qp.resp.oldest = nil, 0
 		}},
-		{ib.QPAttrDestQPN, func() { qp.attr.DestQPN = a.DestQPN }},
+		{ib.QPAttrDestQPN, func() {
+			qp.attr.DestQPN = a.DestQPN
+			qp.peer.Store(a.DestQPN)
+		}},
 		{ib.QPAttrRQPSN, func() { qp.resp.psn = roce.MakePSN(a.RQPSN) }},
 		{ib.QPAttrSQPSN, func() { qp.req.begin(roce.MakePSN(a.SQPSN)) }},
 		{ib.QPAttrAltPath, func() {
@@ -139,7 +142,7 @@ func (qp *QP) reset() {
 	qp.resp.reset()
 	qp.egress.drop()
 	qp.timer.unblock, qp.egress.blocked = noTime, false
-	qp.path, qp.drained = nil, false
+	qp.path, qp.drained, qp.toldLast = nil, false, false
 	sq, ok1 := qp.sq.producer()
 	rq, ok2 := qp.rq.producer()
 	if !ok1 || !ok2 || !qp.sq.setConsumer(sq) || !qp.rq.setConsumer(rq) {

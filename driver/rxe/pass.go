@@ -144,7 +144,8 @@ func (p *pass) drainQP(qp *QP) {
 	}
 	qp.mu.Unlock()
 	for i, t := range p.batch {
-		if p.send(t) {
+		t.QP = qp.num
+		if p.send(qp, t) {
 			continue
 		}
 		qp.mu.Lock()
@@ -160,11 +161,15 @@ func (p *pass) drainQP(qp *QP) {
 	p.todo = append(p.todo, qp)
 }
 
-// send hands a train to the device that it is for, or to the network, and frees it. It reports false, and does
-// not free it, when the socket is full.
-func (p *pass) send(t *train) bool {
+// send hands a train of the queue pair to the device that it is for, or to the network, and frees it. It reports
+// false, and does not free it, when the socket is full.
+func (p *pass) send(qp *QP, t *train) bool {
 	from := t.path.from
 	d := from.dev
+	if d.intrudes(qp, t) {
+		t.free()
+		return true
+	}
 	if peer := d.shortcut(t.Dst); peer != nil {
 		p.spent += len(t.Buf) + trainCost
 		d.counters.add(cntSentPkts, t.packets)

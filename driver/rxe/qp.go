@@ -34,6 +34,7 @@ type QP struct {
 	sigAll bool
 	cap    ib.QPCap
 	sq, rq *ring
+	srq    *srq // where the receives come from instead of rq; may be nil
 
 	// posting serialises PostRecv, which does not need mu.
 	posting sync.Mutex
@@ -42,6 +43,8 @@ type QP struct {
 	sqNext atomic.Uint32
 	// stateNow is a copy of state for those who do not hold mu.
 	stateNow atomic.Uint32
+	// peer is a copy of attr.DestQPN for those who do not hold mu.
+	peer atomic.Uint32
 
 	// mu guards what follows. The lock of one queue pair is never taken under that of another. Below it are the
 	// locks of the completion queues.
@@ -61,6 +64,7 @@ type QP struct {
 	egress   egress
 	timer    timer
 	stranded bool // a ring's memory is gone
+	toldLast bool // that no more receives are taken from srq
 }
 
 // CreateQP implements ib.Driver.
@@ -87,6 +91,10 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 		dev: d, obj: obj, typ: init.Type, pd: obj.PD().Driver().(*pd), ctx: d.context(u),
 		sendCQ: init.SendCQ.Driver().(*cq), recvCQ: init.RecvCQ.Driver().(*cq), sigAll: init.SigAll,
 		pathMTU: roce.MTU256,
+	}
+	if init.SRQ != nil {
+		qp.srq = init.SRQ.Driver().(*srq)
+		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
 	}
 	qp.idle.L = &qp.mu
 	qp.req.reset()
@@ -133,11 +141,16 @@ func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
 	if qp.sq, err = newRing(ctx, int(c.MaxSendWR), abi.RXESendWQESize+int(data)); err != nil {
 		return fmt.Errorf("send %w", err)
 	}
-	if qp.rq, err = newRing(ctx, int(c.MaxRecvWR), abi.RXERecvWQESize+int(c.MaxRecvSGE)*16); err != nil {
+	c.MaxSendWR = uint32(qp.sq.capacity())
+	if qp.srq != nil {
+		qp.rq, err = newRing(nil, 0, 0) // nobody fills it
+	} else if qp.rq, err = newRing(ctx, int(c.MaxRecvWR), recvWQESize(c.MaxRecvSGE)); err == nil {
+		c.MaxRecvWR = uint32(qp.rq.capacity())
+	}
+	if err != nil {
 		qp.sq.free()
 		return fmt.Errorf("receive %w", err)
 	}
-	c.MaxSendWR, c.MaxRecvWR = uint32(qp.sq.capacity()), uint32(qp.rq.capacity())
 	qp.cap = *c
 	if ctx != nil {
 		u.Respond(abi.AppendTo(nil, &abi.RXECreateQPResp{RQMI: qp.rq.info(), SQMI: qp.sq.info()}))
@@ -156,7 +169,7 @@ func (qp *QP) sendSlot(p *pass) []byte {
 }
 
 func (qp *QP) recvSlot(p *pass) []byte {
-	return p.slot[:abi.RXERecvWQESize+int(qp.cap.MaxRecvSGE)*16]
+	return p.slot[:recvWQESize(qp.cap.MaxRecvSGE)]
 }
 
 // qp finds a queue pair by its number.
@@ -208,6 +221,9 @@ func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	if s := qp.State(); s == ib.QPReset {
 		return 0, fmt.Errorf("post receive to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
 	}
+	if qp.srq != nil {
+		return 0, fmt.Errorf("post receive to queue pair %d, which has a shared receive queue: %w", qp.num, syscall.EINVAL)
+	}
 	n, err = qp.postRecv(wrs)
 	if qp.State() == ib.QPErr {
 		qp.Doorbell()
@@ -216,26 +232,13 @@ func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 }
 
 func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
-	var slot [maxRecvWQESize]byte
 	qp.posting.Lock()
 	defer qp.posting.Unlock()
-	prod, ok := qp.rq.producer()
-	if !ok {
-		return 0, errRingGone
+	n, full, err := qp.rq.postRecv(wrs, qp.cap.MaxRecvSGE)
+	if full {
+		err = fmt.Errorf("receive queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
 	}
-	for ; n < len(wrs); n++ {
-		size, err := qp.encodeRecv(slot[:], &wrs[n])
-		if err != nil {
-			return n, err
-		}
-		if pushed, ok := qp.rq.push(prod, slot[:size]); !ok {
-			return n, errRingGone
-		} else if !pushed {
-			return n, fmt.Errorf("receive queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
-		}
-		prod = qp.rq.next(prod)
-	}
-	return n, nil
+	return n, err
 }
 
 // Doorbell implements ib.UserQP. It may not sleep.
@@ -373,6 +376,7 @@ func (qp *QP) flushRecv(p *pass) {
 	if qp.resp.wqe.taken {
 		qp.completeRecv(&abi.WC{Status: abi.WCWRFlushErr}, false)
 	}
+	qp.lastReached()
 	slot := qp.recvSlot(p)
 	for range qp.rq.mask {
 		if filled, ok := qp.rq.peek(qp.rqNext, slot); !ok {
@@ -381,7 +385,7 @@ func (qp *QP) flushRecv(p *pass) {
 		} else if !filled {
 			break
 		}
-		qp.decodeRecv(&qp.resp.wqe, slot)
+		decodeRecv(&qp.resp.wqe, slot, qp.cap.MaxRecvSGE)
 		qp.completeRecv(&abi.WC{Status: abi.WCWRFlushErr}, false)
 	}
 }

@@ -73,7 +73,7 @@ func (r *ring) free() {
 
 // info is what a user process needs to map the ring.
 func (r *ring) info() abi.MMInfo {
-	if r == nil {
+	if r == nil || !r.shared {
 		return abi.MMInfo{}
 	}
 	return abi.MMInfo{Offset: r.offset, Size: uint32(len(r.mem))}
@@ -147,6 +147,29 @@ func (r *ring) push(i uint32, src []byte) (pushed, ok bool) {
 	copy(r.slot(i), src)
 	atomic.StoreUint32(r.prod, next)
 	return true, true
+}
+
+// postRecv fills slots with receives of up to limit elements; full: the next one had no room. The caller is the only
+// producer.
+func (r *ring) postRecv(wrs []ib.RecvWR, limit uint32) (n int, full bool, err error) {
+	var slot [maxRecvWQESize]byte
+	prod, ok := r.producer()
+	if !ok {
+		return 0, false, errRingGone
+	}
+	for ; n < len(wrs); n++ {
+		size, err := encodeRecv(slot[:], &wrs[n], limit)
+		if err != nil {
+			return n, false, err
+		}
+		if pushed, ok := r.push(prod, slot[:size]); !ok {
+			return n, false, errRingGone
+		} else if !pushed {
+			return n, true, nil
+		}
+		prod = r.next(prod)
+	}
+	return n, false, nil
 }
 
 // survive ends an access to shared memory: a fault becomes ok = false. It must be deferred directly.

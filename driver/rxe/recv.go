@@ -138,7 +138,11 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 		if !qp.settle(p) {
 			return false
 		}
-		m := qp.dev.memory(qp.pd, key, right)
+		in := qp.pd
+		if kind == scatterSend {
+			in = qp.resp.wqe.pd
+		}
+		m := qp.dev.memory(in, key, right)
 		if m == nil {
 			qp.unstorable(kind, psn)
 			return false

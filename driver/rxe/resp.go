@@ -241,6 +241,9 @@ func (qp *QP) takeRecv(p *pass) verdict {
 	if r.wqe.taken {
 		return accepted
 	}
+	if qp.srq != nil {
+		return qp.takeShared(p, qp.srq)
+	}
 	slot := qp.recvSlot(p)
 	filled, ok := qp.rq.peek(qp.rqNext, slot)
 	if !ok {
@@ -250,7 +253,23 @@ func (qp *QP) takeRecv(p *pass) verdict {
 	if !filled {
 		return notReady
 	}
-	if status := qp.decodeRecv(&r.wqe, slot); status != abi.WCSuccess {
+	status := decodeRecv(&r.wqe, slot, qp.cap.MaxRecvSGE)
+	r.wqe.pd = qp.pd
+	if status != abi.WCSuccess {
+		qp.refuse(r.psn, roce.NAKRemoteOperationalError, status)
+		return refused
+	}
+	return accepted
+}
+
+// takeShared takes the receive out of a shared queue.
+func (qp *QP) takeShared(p *pass, s *srq) verdict {
+	r := &qp.resp
+	status, taken := s.take(&r.wqe, p.slot[:])
+	if !taken {
+		return notReady
+	}
+	if status != abi.WCSuccess {
 		qp.refuse(r.psn, roce.NAKRemoteOperationalError, status)
 		return refused
 	}
@@ -260,6 +279,9 @@ func (qp *QP) takeRecv(p *pass) verdict {
 func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 	r := &qp.resp
 	if starts {
+		if qp.typ == ib.QPTypeRC && qp.dev.faults.NotReady(qp.num, k.src) {
+			return notReady
+		}
 		if v := qp.takeRecv(p); v != accepted {
 			return v
 		}
@@ -310,6 +332,9 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 	}
 	takes := k.Flags&roce.FlagCompletesReceive != 0
 	if takes {
+		if qp.typ == ib.QPTypeRC && qp.dev.faults.NotReady(qp.num, k.src) {
+			return notReady
+		}
 		if v := qp.takeRecv(p); v != accepted {
 			return v
 		}
@@ -581,9 +606,11 @@ func (qp *QP) receiveDatagram(p *pass, k *packet) {
 // completeRecv completes the receive that was taken.
 func (qp *QP) completeRecv(wc *abi.WC, solicited bool) {
 	r := &qp.resp
-	qp.rqNext = qp.rq.next(qp.rqNext)
-	if !qp.rq.setConsumer(qp.rqNext) {
-		qp.ringGone()
+	if r.wqe.from == nil {
+		qp.rqNext = qp.rq.next(qp.rqNext)
+		if !qp.rq.setConsumer(qp.rqNext) {
+			qp.ringGone()
+		}
 	}
 	r.wqe.taken = false
 	if wc.Status == abi.WCSuccess {

@@ -4,12 +4,13 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/clock"
 )
 
 // timer is the one timer of a queue pair. Deadlines are only written down; the timer is set when it is not, or
 // would be late, and where it then fires early it is set again. So the data path does not touch it.
 type timer struct {
-	t       *time.Timer
+	t       clock.Timer
 	at      time.Time // when it fires; noTime: it is not set
 	unblock time.Time // the egress queue is to be tried again
 	reflush time.Time // the rings of a queue pair in error are to be looked at again
@@ -25,7 +26,7 @@ const reflushPeriod = 10 * time.Millisecond
 const minTimeout = 4 * time.Millisecond
 
 func (t *timer) init(qp *QP) {
-	t.t = time.AfterFunc(time.Hour, qp.expire)
+	t.t = qp.dev.clock.AfterFunc(time.Hour, qp.expire)
 	t.t.Stop()
 }
 
@@ -46,7 +47,7 @@ func (qp *QP) rearm() {
 	t := &qp.timer
 	if qp.state == ib.QPErr && qp.ctx != nil && !qp.stranded {
 		if t.reflush.IsZero() {
-			t.reflush = time.Now().Add(reflushPeriod)
+			t.reflush = qp.dev.clock.Now().Add(reflushPeriod)
 		}
 	} else {
 		t.reflush = noTime
@@ -56,13 +57,13 @@ func (qp *QP) rearm() {
 		return
 	}
 	t.at = at
-	t.t.Reset(time.Until(at))
+	t.t.Reset(at.Sub(qp.dev.clock.Now()))
 }
 
 // block has the egress queue wait a little. qp.mu is held.
 func (qp *QP) block() {
 	qp.egress.blocked = true
-	qp.timer.unblock = time.Now().Add(egressRetry)
+	qp.timer.unblock = qp.dev.clock.Now().Add(egressRetry)
 	if !qp.gone {
 		qp.rearm()
 	}
@@ -75,7 +76,7 @@ func (qp *QP) expire() {
 	if !qp.gone {
 		t := &qp.timer
 		t.at = noTime
-		now := time.Now()
+		now := qp.dev.clock.Now()
 		due := func(at *time.Time) bool {
 			if at.IsZero() || now.Before(*at) {
 				return false

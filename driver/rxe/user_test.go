@@ -122,6 +122,14 @@ type user struct {
 
 // newUser replaces the queue pair of node a by one of a program.
 func newUser(b *bench, cap ib.QPCap) *user {
+	b.t.Helper()
+	u := openUser(b, cap)
+	b.t.Cleanup(u.close)
+	return u
+}
+
+// openUser does so until close.
+func openUser(b *bench, cap ib.QPCap) *user {
 	t := b.t
 	t.Helper()
 	u := &user{program: newProgram(t), b: b}
@@ -146,7 +154,6 @@ func newUser(b *bench, cap ib.QPCap) *user {
 		t.Fatal("create qp: short response")
 	}
 	u.sq, u.rq = queue{u.mmap(resp.SQMI)}, queue{u.mmap(resp.RQMI)}
-	t.Cleanup(u.close)
 	connectQPs(t, dev, u.qp, b.b.dev, b.b.qp, conn{})
 	return u
 }

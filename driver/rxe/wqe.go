@@ -229,10 +229,13 @@ func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
 	return n, nil
 }
 
-// encodeRecv does the same for a receive.
-func (qp *QP) encodeRecv(b []byte, wr *ib.RecvWR) (int, error) {
-	if len(wr.SGList) > int(qp.cap.MaxRecvSGE) {
-		return 0, fmt.Errorf("%d scatter elements, at most %d: %w", len(wr.SGList), qp.cap.MaxRecvSGE, syscall.EINVAL)
+// recvWQESize is the length of a receive with that many elements.
+func recvWQESize(sges uint32) int { return abi.RXERecvWQESize + int(sges)*16 }
+
+// encodeRecv does the same for a receive in a queue that takes so many elements.
+func encodeRecv(b []byte, wr *ib.RecvWR, limit uint32) (int, error) {
+	if len(wr.SGList) > int(limit) {
+		return 0, fmt.Errorf("%d scatter elements, at most %d: %w", len(wr.SGList), limit, syscall.EINVAL)
 	}
 	h := abi.RXERecvWQE{WRID: wr.ID}
 	n := abi.RXERecvWQESGEOffset
@@ -257,13 +260,15 @@ type recvWQE struct {
 	length int
 	filled int // bytes that have come
 	taken  bool
+	pd     *pd  // of the memory
+	from   *srq // where it was taken, nil: from the queue pair's own queue
 }
 
-// decodeRecv takes the receive that lies in b, a private copy of its slot.
-func (qp *QP) decodeRecv(w *recvWQE, b []byte) (status abi.WCStatus) {
+// decodeRecv takes the receive that lies in b, a private copy of its slot in a queue that takes so many elements.
+func decodeRecv(w *recvWQE, b []byte, limit uint32) (status abi.WCStatus) {
 	h, _ := abi.Decode[abi.RXERecvWQE](b)
 	*w = recvWQE{id: h.WRID, sges: w.sges[:0], taken: true}
-	w.sges, w.length, status = decodeSGEs(w.sges, b[abi.RXERecvWQESGEOffset:], h.DMA.NumSGE, qp.cap.MaxRecvSGE)
+	w.sges, w.length, status = decodeSGEs(w.sges, b[abi.RXERecvWQESGEOffset:], h.DMA.NumSGE, limit)
 	return status
 }
 

@@ -19,32 +19,44 @@ type FaultRuleState struct {
 	wire.RuleState
 }
 
-// FaultAdd lets a rule take effect. While a device has rules, what it sends takes the full path.
-func (s *Service) FaultAdd(r FaultRule) error {
+// FaultAdd lets a rule take effect, and returns its ID, which no other rule of the service has. While a device has
+// rules, what it sends and gets takes the full path.
+func (s *Service) FaultAdd(r FaultRule) (id int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.find(r.Dev)
 	if l == nil {
-		return s.noLink(r.Dev)
+		return 0, s.noLink(r.Dev)
 	}
 	if err := l.faults.Add(r.Rule); err != nil {
-		return fmt.Errorf("fault add: %w: %w", err, syscall.EINVAL)
+		return 0, fmt.Errorf("fault add: %w: %w", err, syscall.EINVAL)
 	}
 	s.configured = true
-	l.setShortcut()
-	return nil
+	rules := l.faults.List()
+	return rules[len(rules)-1].ID, nil
 }
 
-// FaultClear removes the rules of one device, or of all if dev is empty.
-func (s *Service) FaultClear(dev string) error {
+// FaultClear removes the rules of one device, or of all if dev is empty: all of them, or the one with the ID if that is
+// not 0.
+func (s *Service) FaultClear(dev string, id int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	links, err := s.named(dev)
-	for _, l := range links {
-		l.faults.Clear()
-		l.setShortcut()
+	if err != nil {
+		return err
 	}
-	return err
+	for _, l := range links {
+		switch {
+		case id == 0:
+			l.faults.Clear()
+		case l.faults.Remove(id):
+			return nil
+		}
+	}
+	if id != 0 {
+		return fmt.Errorf("fault clear: there is no rule %d; verbena fault show lists them: %w", id, syscall.ENOENT)
+	}
+	return nil
 }
 
 // Faults lists the rules of one device, or of all if dev is empty, and what they have done.

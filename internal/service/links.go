@@ -86,11 +86,13 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 	n := s.made.Add(1)
 	l := &link{spec: spec, host: host}
 	l.faults = wire.NewFaults(wire.UDP(wire.UDPOptions{}), rand.NewPCG(s.opts.Seed, 2*n))
+	l.faults.NumberBy(&s.faultIDs)
 	cfg := rxe.Config{
 		Name:    spec.Name,
 		Netdev:  *host,
 		Addrs:   addrs,
 		Network: l.faults,
+		Faults:  l.faults,
 		Fabric:  s.fabric,
 		Rand:    rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
 		Logf:    func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
@@ -100,13 +102,8 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
 	l.dev = dev
-	l.setShortcut()
+	dev.SetShortcut(!spec.Wire)
 	return l, nil
-}
-
-// setShortcut: fault rules work on packets on the wire, so they bring the full path back.
-func (l *link) setShortcut() {
-	l.dev.SetShortcut(!l.spec.Wire && !l.faults.Active())
 }
 
 // resolve finds the interface and the addresses.

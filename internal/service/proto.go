@@ -28,6 +28,7 @@ type Request struct {
 	Name     string     `json:",omitempty"` // of a link
 	Attach   *Attach    `json:",omitempty"`
 	Fault    *FaultRule `json:",omitempty"`
+	ID       int        `json:",omitempty"` // of a fault rule
 }
 
 // Op names a request.
@@ -55,6 +56,7 @@ type Response struct {
 	Links    []LinkInfo       `json:",omitempty"`
 	Contexts []ContextInfo    `json:",omitempty"`
 	Faults   []FaultRuleState `json:",omitempty"`
+	ID       int              `json:",omitempty"` // of the fault rule that was added
 }
 
 // Attach describes the program that is about to start.

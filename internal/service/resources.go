@@ -15,12 +15,14 @@ type ContextInfo struct {
 	UID     int    `json:"uid"`
 	Zombie  bool   `json:"zombie,omitempty"` // its device is gone
 	// PinnedBytes are charged to the process, for all its contexts together.
-	PinnedBytes uint64   `json:"pinned_bytes"`
-	PDs         int      `json:"pds"`
-	AHs         int      `json:"ahs"`
-	MRs         []MRInfo `json:"mrs"`
-	CQs         []CQInfo `json:"cqs"`
-	QPs         []QPInfo `json:"qps"`
+	PinnedBytes uint64    `json:"pinned_bytes"`
+	PDs         int       `json:"pds"`
+	AHs         int       `json:"ahs"`
+	MRs         []MRInfo  `json:"mrs"`
+	CQs         []CQInfo  `json:"cqs"`
+	QPs         []QPInfo  `json:"qps"`
+	SRQs        []SRQInfo `json:"srqs"`
+	XRCDs       int       `json:"xrcds"`
 }
 
 // MRInfo is a memory region.
@@ -44,6 +46,13 @@ type QPInfo struct {
 	State string `json:"state"`
 }
 
+// SRQInfo is a shared receive queue.
+type SRQInfo struct {
+	Num   uint32 `json:"num"`
+	Type  string `json:"type"` // BASIC or XRC
+	MaxWR uint32 `json:"max_wr"`
+}
+
 // Resources lists what programs hold, by device and process.
 func (s *Service) Resources() []ContextInfo {
 	list := []ContextInfo{}
@@ -57,7 +66,7 @@ func contextInfo(c *uverbs.ContextInfo) ContextInfo {
 	r := ContextInfo{
 		Device: c.Device, File: c.File, PID: c.PID, Process: c.ProcessName, UID: c.UID, Zombie: c.Zombie,
 		PinnedBytes: c.PinnedPages * uint64(os.Getpagesize()), PDs: len(c.PDs), AHs: len(c.AHs),
-		MRs: []MRInfo{}, CQs: []CQInfo{}, QPs: []QPInfo{},
+		MRs: []MRInfo{}, CQs: []CQInfo{}, QPs: []QPInfo{}, SRQs: []SRQInfo{}, XRCDs: len(c.XRCDs),
 	}
 	for _, m := range c.MRs {
 		r.MRs = append(r.MRs, MRInfo{LKey: m.LKey, RKey: m.RKey, IOVA: m.IOVA, Length: m.Length})
@@ -67,6 +76,13 @@ func contextInfo(c *uverbs.ContextInfo) ContextInfo {
 	}
 	for _, q := range c.QPs {
 		r.QPs = append(r.QPs, QPInfo{Num: q.Num, Type: q.Type.String(), State: q.State.String()})
+	}
+	for _, q := range c.SRQs {
+		typ := "BASIC"
+		if q.XRC {
+			typ = "XRC"
+		}
+		r.SRQs = append(r.SRQs, SRQInfo{Num: q.Num, Type: typ, MaxWR: q.MaxWR})
 	}
 	return r
 }

@@ -37,16 +37,17 @@ type Options struct {
 
 // Service owns devices and supervises programs.
 type Service struct {
-	opts   Options
-	log    *slog.Logger
-	dir    *runDir
-	core   *ib.Core
-	fabric *rxe.Fabric
-	made   atomic.Uint64 // devices, so that each has random numbers of its own
-	uverbs *uverbs.Server
-	guests *guest.Supervisor
-	stop   context.CancelFunc
-	ended  context.Context // done when the service is to stop
+	opts     Options
+	log      *slog.Logger
+	dir      *runDir
+	core     *ib.Core
+	fabric   *rxe.Fabric
+	made     atomic.Uint64 // devices, so that each has random numbers of its own
+	faultIDs atomic.Int64
+	uverbs   *uverbs.Server
+	guests   *guest.Supervisor
+	stop     context.CancelFunc
+	ended    context.Context // done when the service is to stop
 
 	mu         sync.Mutex // guards what follows; held while links come and go
 	links      []*link
@@ -273,12 +274,13 @@ func (s *Service) answer(r *Request) (*Response, error) {
 		if r.Fault == nil {
 			break
 		}
-		return &Response{}, s.FaultAdd(*r.Fault)
+		id, err := s.FaultAdd(*r.Fault)
+		return &Response{ID: id}, err
 	case OpFaultShow:
 		f, err := s.Faults(r.Name)
 		return &Response{Faults: f}, err
 	case OpFaultClear:
-		return &Response{}, s.FaultClear(r.Name)
+		return &Response{}, s.FaultClear(r.Name, r.ID)
 	}
 	return nil, fmt.Errorf("malformed request %q: %w", r.Op, syscall.EINVAL)
 }

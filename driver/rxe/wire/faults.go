@@ -12,19 +12,36 @@ import (
 	"time"
 )
 
-// Faults is a network whose packets suffer on their way out what its rules say. Rules may come and go at any time;
-// without any, packets pass at full speed.
+// Faults is a network whose packets suffer on their way out what its rules say; only those with Stop act on what comes
+// in, too. Rules may come and go at any time; without any, packets pass at full speed.
 //
 // It is repeatable: of the n-th rule added to a Faults with a given seed, the decisions on the first, second and so on
 // packet that it sees are always the same.
 type Faults struct {
-	inner  Network
-	active atomic.Bool // there are rules
+	inner Network
+	kinds atomic.Uint32 // of the rules that there are: ruleKind, or-ed
 
 	mu    sync.Mutex
 	rules []*activeRule
-	last  int // ID given last
+	ids   *atomic.Int64 // given last
 	seeds rand.Source
+}
+
+// What a rule acts on.
+const (
+	actsOnSent uint32 = 1 << iota
+	actsOnReceived
+	actsOnReceives // the receives that a message needs: RNR
+)
+
+func (r *Rule) kinds() uint32 {
+	switch {
+	case r.RNR > 0:
+		return actsOnReceives
+	case r.Stop:
+		return actsOnSent | actsOnReceived
+	}
+	return actsOnSent
 }
 
 // NewFaults puts faults in front of a network, whose endpoints must be [RawEndpoint]s. The seeds of the rules are drawn
@@ -33,8 +50,12 @@ func NewFaults(inner Network, src rand.Source) *Faults {
 	if src == nil {
 		src = rand.NewPCG(rand.Uint64(), rand.Uint64())
 	}
-	return &Faults{inner: inner, seeds: src}
+	return &Faults{inner: inner, seeds: src, ids: new(atomic.Int64)}
 }
+
+// NumberBy has the IDs of rules counted by n, which several Faults may share so that no two rules of theirs have the same
+// ID. It comes before the first Add.
+func (f *Faults) NumberBy(n *atomic.Int64) { f.ids = n }
 
 // Add puts a rule in force. The error wraps [ErrRule].
 func (f *Faults) Add(r Rule) error {
@@ -44,13 +65,25 @@ func (f *Faults) Add(r Rule) error {
 	r.Peer = r.Peer.Unmap()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.last++
+	seed1, seed2 := f.seeds.Uint64(), f.seeds.Uint64() // drawn in any case: they do not shift those of other rules
+	if r.Seed != 0 {
+		seed1, seed2 = r.Seed, 0
+	}
 	f.rules = append(f.rules, &activeRule{
-		RuleState: RuleState{ID: f.last, Rule: r},
-		rand:      rand.New(rand.NewPCG(f.seeds.Uint64(), f.seeds.Uint64())),
+		RuleState: RuleState{ID: int(f.ids.Add(1)), Rule: r},
+		rand:      rand.New(rand.NewPCG(seed1, seed2)),
 	})
-	f.active.Store(true)
+	f.changed()
 	return nil
+}
+
+// changed is called with mu held.
+func (f *Faults) changed() {
+	var kinds uint32
+	for _, r := range f.rules {
+		kinds |= r.kinds()
+	}
+	f.kinds.Store(kinds)
 }
 
 // Remove ends the rule that List shows with this ID, and reports whether there was one. Packets that it holds up stay
@@ -60,7 +93,7 @@ func (f *Faults) Remove(id int) bool {
 	defer f.mu.Unlock()
 	n := len(f.rules)
 	f.rules = slices.DeleteFunc(f.rules, func(r *activeRule) bool { return r.ID == id })
-	f.active.Store(len(f.rules) > 0)
+	f.changed()
 	return len(f.rules) < n
 }
 
@@ -69,7 +102,7 @@ func (f *Faults) Clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rules = nil
-	f.active.Store(false)
+	f.changed()
 }
 
 // List returns the rules in force in the order in which they were added.
@@ -84,8 +117,36 @@ func (f *Faults) List() []RuleState {
 }
 
 // Active reports whether there are rules. It neither sleeps nor locks: a driver may ask before it takes a way that
-// leaves the network out.
-func (f *Faults) Active() bool { return f.active.Load() }
+// leaves the network out. A nil Faults has none.
+func (f *Faults) Active() bool { return f != nil && f.kinds.Load() != 0 }
+
+// NotReady reports whether a responder shall behave as if no receive were posted for a message that peer sends to its
+// queue pair qp: see [Rule].RNR. It may not sleep. A nil Faults has no rules.
+func (f *Faults) NotReady(qp uint32, peer netip.Addr) (rnr bool) {
+	if f == nil || f.kinds.Load()&actsOnReceives == 0 {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.rules {
+		if r.RNR > 0 && r.notReady(peer.Unmap(), qp) {
+			return true
+		}
+	}
+	return false
+}
+
+// stopped decides on a packet that has come from src.
+func (f *Faults) stopped(src netip.Addr, pkt []byte) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.rules {
+		if r.Stop && r.stop(src, 0, pkt) {
+			return true
+		}
+	}
+	return false
+}
 
 // judge decides on the packets of a train and reports whether anything happens to any.
 func (f *Faults) judge(t *Train, v []verdict) (any bool) {
@@ -93,9 +154,12 @@ func (f *Faults) judge(t *Train, v []verdict) (any bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.rules {
+		if r.kinds()&actsOnSent == 0 {
+			continue
+		}
 		for i := range v {
 			if !v[i].drop {
-				r.judge(dst, t.Packet(i), &v[i])
+				r.judge(dst, t.QP, t.Packet(i), &v[i])
 			}
 		}
 	}
@@ -104,7 +168,14 @@ func (f *Faults) judge(t *Train, v []verdict) (any bool) {
 
 // Listen is [Network.Listen].
 func (f *Faults) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
-	inner, err := f.inner.Listen(addr, r)
+	e := &faultEndpoint{
+		faults:   f,
+		receiver: r,
+		wake:     make(chan struct{}, 1),
+		stop:     make(chan struct{}),
+		done:     make(chan struct{}),
+	}
+	inner, err := f.inner.Listen(addr, e)
 	if err != nil {
 		return nil, err
 	}
@@ -114,13 +185,7 @@ func (f *Faults) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 			fmt.Errorf("listen on %v: faults cannot be put before a %T: it is no RawEndpoint", addr, inner),
 			inner.Close())
 	}
-	e := &faultEndpoint{
-		RawEndpoint: raw,
-		faults:      f,
-		wake:        make(chan struct{}, 1),
-		stop:        make(chan struct{}),
-		done:        make(chan struct{}),
-	}
+	e.RawEndpoint = raw
 	go e.run()
 	return e, nil
 }
@@ -129,6 +194,9 @@ func (f *Faults) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 type faultEndpoint struct {
 	RawEndpoint
 	faults *Faults
+
+	receiver Receiver
+	kept     Arrival // of the receive thread
 
 	wake chan struct{} // an earlier packet was put into the queue
 	stop chan struct{}
@@ -153,10 +221,7 @@ type heldPacket struct {
 	seq     uint64 // order of those that are due together
 	index   int    // in the queue, -1 when it is out
 	behind  int    // so many packets to the same address may go first
-	dst     netip.Addr
-	buf     []byte
-	tos     uint8
-	ttl     uint8
+	train   Train  // of this packet alone
 	corrupt bool
 	bit     uint32
 }
@@ -189,9 +254,26 @@ func (q *heldQueue) Pop() any {
 	return p
 }
 
+// Receive implements Receiver, between the endpoint behind and who listens.
+func (e *faultEndpoint) Receive(a *Arrival) {
+	if e.faults.kinds.Load()&actsOnReceived != 0 {
+		k := &e.kept
+		k.Src, k.Dst, k.Packets = a.Src, a.Dst, k.Packets[:0]
+		for _, p := range a.Packets {
+			if !e.faults.stopped(a.Src, p) {
+				k.Packets = append(k.Packets, p)
+			}
+		}
+		if a = k; len(a.Packets) == 0 {
+			return
+		}
+	}
+	e.receiver.Receive(a)
+}
+
 // Send is [Endpoint.Send].
 func (e *faultEndpoint) Send(t *Train) error {
-	if !e.faults.Active() && e.waiting.Load() == 0 || t.Validate() != nil {
+	if e.faults.kinds.Load()&actsOnSent == 0 && e.waiting.Load() == 0 || t.Validate() != nil {
 		return e.RawEndpoint.Send(t)
 	}
 	if e.closed.Load() {
@@ -255,9 +337,10 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 		}
 		for range copies {
 			p := &heldPacket{
-				index: -1, behind: v.behind, dst: t.Dst, buf: slices.Clone(t.Packet(i)), tos: t.TOS, ttl: t.TTL,
-				corrupt: v.corrupt, bit: v.bit,
+				index: -1, behind: v.behind, train: t.cut(i, i+1), corrupt: v.corrupt, bit: v.bit,
 			}
+			p.train.Buf = slices.Clone(p.train.Buf)
+			p.train.Size = len(p.train.Buf)
 			if v.delay > 0 || v.behind > 0 {
 				e.hold(p, v.delay+v.hold)
 				continue
@@ -300,7 +383,7 @@ func (e *faultEndpoint) overtake(dst netip.Addr) (gone []*heldPacket) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, p := range e.queue {
-		if p.behind > 0 && p.dst == dst {
+		if p.behind > 0 && p.train.Dst == dst {
 			if p.behind--; p.behind == 0 {
 				gone = append(gone, p)
 			}
@@ -322,13 +405,13 @@ func (e *faultEndpoint) transmitAll(list []*heldPacket) {
 
 // transmit sends a packet now.
 func (e *faultEndpoint) transmit(p *heldPacket) {
-	t := Train{Dst: p.dst, Buf: p.buf, Size: len(p.buf), TOS: p.tos, TTL: p.ttl}
+	t := &p.train
 	var err error
 	if !p.corrupt {
-		err = e.RawEndpoint.Send(&t)
-	} else if err = e.Seal(&t); err == nil {
-		flip(p.buf, p.bit)
-		err = e.SendRaw(&t)
+		err = e.RawEndpoint.Send(t)
+	} else if err = e.Seal(t); err == nil {
+		flip(t.Buf, p.bit)
+		err = e.SendRaw(t)
 	}
 	if err != nil {
 		e.lost.Add(1)

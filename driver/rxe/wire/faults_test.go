@@ -383,13 +383,15 @@ func TestRuleJSON(t *testing.T) {
 		{
 			wire.Rule{Peer: addrB, QP: 17, Skip: 3, Limit: 1, Delay: time.Millisecond, Jitter: 2},
 			`{"peer":"10.0.0.2","qp":17,"skip":3,"limit":1,"delay_ns":1000000,"jitter_ns":2}`,
-			"delay 1ms jitter 2ns to 10.0.0.2 to queue pair 17 after 3 for 1",
+			"delay 1ms jitter 2ns peer 10.0.0.2 queue pair 17 after 3 for 1",
 		},
 		{
 			wire.Rule{Reorder: 0.5, Behind: 2, Hold: time.Second, Corrupt: 1, Duplicate: 1},
 			`{"duplicate":1,"corrupt":1,"reorder":0.5,"behind":2,"hold_ns":1000000000}`,
 			"duplicate 1 corrupt 1 reorder 0.5 behind 2 hold 1s",
 		},
+		{wire.Rule{Stop: true, Peer: addrB}, `{"peer":"10.0.0.2","stop":true}`, "stop peer 10.0.0.2"},
+		{wire.Rule{RNR: 0.5, QP: 17, Seed: 9}, `{"qp":17,"seed":9,"rnr":0.5}`, "rnr 0.5 queue pair 17 seed 9"},
 	} {
 		b, err := json.Marshal(test.rule)
 		if err != nil || string(b) != test.json {
@@ -404,7 +406,7 @@ func TestRuleJSON(t *testing.T) {
 		}
 	}
 	b, err := json.Marshal(wire.RuleState{ID: 3, Rule: wire.Rule{Drop: 1}, Seen: 5, Hit: 4})
-	if want := `{"id":3,"drop":1,"seen":5,"hit":4,"dropped":0,"duplicated":0,"corrupted":0,"delayed":0,"reordered":0}`; err != nil || string(b) != want {
+	if want := `{"id":3,"drop":1,"seen":5,"hit":4,"dropped":0,"duplicated":0,"corrupted":0,"delayed":0,"reordered":0,"not_ready":0}`; err != nil || string(b) != want {
 		t.Errorf("state is %s (%v)", b, err)
 	}
 }
@@ -414,6 +416,7 @@ func TestRuleValidate(t *testing.T) {
 	for _, r := range []wire.Rule{
 		{}, {Drop: -0.1}, {Drop: 1.1}, {Corrupt: 2}, {Duplicate: -1}, {Reorder: 7}, {Drop: math.NaN()}, {Delay: -1}, {Drop: 1, Jitter: -1},
 		{Delay: time.Hour}, {Drop: 1, Hold: time.Hour}, {Drop: 1, QP: 1 << 24}, {Reorder: 1, Behind: -1}, {QP: 5}, {Hold: 3, Behind: 4},
+		{RNR: 1.5}, {RNR: -1}, {RNR: 1, Stop: true}, {RNR: 1, Drop: 0.1}, {Stop: true, Delay: 1}, {Seed: 3},
 	} {
 		if err := f.Add(r); !errors.Is(err, wire.ErrRule) {
 			t.Errorf("%+v: %v, want %v", r, err, wire.ErrRule)
@@ -538,5 +541,5 @@ func ExampleRule() {
 	fmt.Println(r)
 	// Output:
 	// {"qp":17,"skip":2,"limit":1,"drop":1}
-	// drop 1 to queue pair 17 after 2 for 1
+	// drop 1 queue pair 17 after 2 for 1
 }

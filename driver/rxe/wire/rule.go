@@ -15,16 +15,19 @@ import (
 var ErrRule = errors.New("bad fault rule")
 
 // Rule says what is to happen to some of the packets that a device sends. Probabilities are from 0 to 1. What a rule
-// does not mention does not happen; several things may happen to one packet. Rules decide in the order in which they
-// were added; what one has dropped the next do not see.
+// does not mention does not happen; several things may happen to one packet, but Stop and RNR stand alone in a rule.
+// Rules decide in the order in which they were added; what one has dropped the next do not see.
 type Rule struct {
-	// Which packets: those to this address (zero: all), to this queue pair there (0: all).
+	// Which packets: those to this address (zero: all), and those that this queue pair sends or is to get (0: all). A
+	// number that two devices use means either's.
 	Peer netip.Addr `json:"peer,omitzero"`
 	QP   uint32     `json:"qp,omitempty"`
 
 	// Of these, the first Skip are left alone, and the rule is over after the following Limit (0: never).
 	Skip  uint64 `json:"skip,omitempty"`
 	Limit uint64 `json:"limit,omitempty"`
+	// Seed is that of the rule's random numbers; 0: one that follows from the seed of the Faults.
+	Seed uint64 `json:"seed,omitempty"`
 
 	// Drop is the probability of loss.
 	Drop float64 `json:"drop,omitempty"`
@@ -41,6 +44,14 @@ type Rule struct {
 	Reorder float64       `json:"reorder,omitempty"`
 	Behind  int           `json:"behind,omitempty"`
 	Hold    time.Duration `json:"hold_ns,omitempty"`
+
+	// Stop drops every packet, those that arrive too: the peer seems dead, and this device to the peer. Peer is then
+	// the other end, whoever sends.
+	Stop bool `json:"stop,omitempty"`
+	// RNR is the probability that a message which needs a receive is answered as if none had been posted, by an RNR
+	// NAK. What the rule sees is not what is sent but the packets that come for reliable queue pairs of the device (QP)
+	// and take a receive; Peer is who sent them.
+	RNR float64 `json:"rnr,omitempty"`
 }
 
 const (
@@ -52,11 +63,11 @@ const (
 
 // Validate checks the values. Its error wraps [ErrRule].
 func (r *Rule) Validate() error {
-	var active bool
+	active := r.Stop
 	for _, p := range []struct {
 		name string
 		v    float64
-	}{{"drop", r.Drop}, {"duplicate", r.Duplicate}, {"corrupt", r.Corrupt}, {"reorder", r.Reorder}} {
+	}{{"drop", r.Drop}, {"duplicate", r.Duplicate}, {"corrupt", r.Corrupt}, {"reorder", r.Reorder}, {"rnr", r.RNR}} {
 		if !(p.v >= 0 && p.v <= 1) {
 			return fmt.Errorf("%w: %s %v is not a probability from 0 to 1", ErrRule, p.name, p.v)
 		}
@@ -70,18 +81,27 @@ func (r *Rule) Validate() error {
 			return fmt.Errorf("%w: %s %v is not from 0 to %v", ErrRule, d.name, d.v, maxFaultDelay)
 		}
 	}
+	rest := *r
+	rest.Stop, rest.RNR = false, 0
 	switch {
+	case r.Stop && r.RNR > 0, (r.Stop || r.RNR > 0) && rest.disturbs():
+		return fmt.Errorf("%w: stop and rnr go into rules of their own", ErrRule)
 	case r.QP > maxQPN:
 		return fmt.Errorf("%w: queue pair number %#x has more than 24 bits", ErrRule, r.QP)
 	case r.Behind < 0:
 		return fmt.Errorf("%w: cannot be behind %d packets", ErrRule, r.Behind)
-	case !active && r.Delay == 0 && r.Jitter == 0:
+	case !active && !rest.disturbs():
 		return fmt.Errorf("%w: it does nothing", ErrRule)
 	}
 	return nil
 }
 
-// String is the rule in words: "drop 0.01 to queue pair 17".
+// disturbs reports whether the rule does anything beside Stop and RNR.
+func (r *Rule) disturbs() bool {
+	return r.Drop > 0 || r.Duplicate > 0 || r.Corrupt > 0 || r.Reorder > 0 || r.Delay > 0 || r.Jitter > 0
+}
+
+// String is the rule in words: "drop 0.01 queue pair 17".
 func (r Rule) String() string {
 	var b strings.Builder
 	word := func(show bool, format string, args ...any) {
@@ -100,10 +120,13 @@ func (r Rule) String() string {
 	word(r.Reorder > 0, "reorder %v", r.Reorder)
 	word(r.Reorder > 0 && r.Behind > 0, "behind %d", r.Behind)
 	word(r.Reorder > 0 && r.Hold > 0, "hold %v", r.Hold)
-	word(r.Peer.IsValid(), "to %v", r.Peer)
-	word(r.QP != 0, "to queue pair %d", r.QP)
+	word(r.Stop, "stop")
+	word(r.RNR > 0, "rnr %v", r.RNR)
+	word(r.Peer.IsValid(), "peer %v", r.Peer)
+	word(r.QP != 0, "queue pair %d", r.QP)
 	word(r.Skip > 0, "after %d", r.Skip)
 	word(r.Limit > 0, "for %d", r.Limit)
+	word(r.Seed > 0, "seed %d", r.Seed)
 	return b.String()
 }
 
@@ -118,6 +141,7 @@ type RuleState struct {
 	Corrupted  uint64 `json:"corrupted"`
 	Delayed    uint64 `json:"delayed"`
 	Reordered  uint64 `json:"reordered"`
+	NotReady   uint64 `json:"not_ready"` // messages answered by an RNR NAK
 }
 
 // activeRule is a rule in force, with random numbers of its own: what happens to a packet depends only on the seed
@@ -145,13 +169,44 @@ func (r *Rule) concernsPeer(dst netip.Addr) bool {
 	return !r.Peer.IsValid() || r.Peer == dst || r.Peer == dst.WithZone("")
 }
 
-// judge adds the rule's decision on a packet to v.
-func (r *activeRule) judge(dst netip.Addr, pkt []byte, v *verdict) {
-	if !r.concernsPeer(dst) || r.QP != 0 && r.QP != roce.BTH(pkt).DestQPN() {
+// concerns reports whether the rule is about a packet between a queue pair here, which may be unknown (0), and peer.
+func (r *Rule) concerns(peer netip.Addr, qp uint32, pkt []byte) bool {
+	return r.concernsPeer(peer) && (r.QP == 0 || r.QP == qp || r.QP == roce.BTH(pkt).DestQPN())
+}
+
+// count takes note of a packet that the rule is about, and reports whether the rule is in force for it.
+func (r *activeRule) count() bool {
+	r.Seen++
+	return r.Seen > r.Skip && (r.Limit == 0 || r.Seen-r.Skip <= r.Limit)
+}
+
+// stop decides on a packet, in either direction, by a rule with Stop.
+func (r *activeRule) stop(peer netip.Addr, qp uint32, pkt []byte) bool {
+	if !r.concerns(peer, qp, pkt) || !r.count() {
+		return false
+	}
+	r.Hit++
+	r.Dropped++
+	return true
+}
+
+// notReady decides on a message by a rule with RNR.
+func (r *activeRule) notReady(peer netip.Addr, qp uint32) bool {
+	if !r.concernsPeer(peer) || r.QP != 0 && r.QP != qp || !r.count() || r.rand.Float64() >= r.RNR {
+		return false
+	}
+	r.Hit++
+	r.NotReady++
+	return true
+}
+
+// judge adds the rule's decision on a packet that qp sends to v.
+func (r *activeRule) judge(dst netip.Addr, qp uint32, pkt []byte, v *verdict) {
+	if r.Stop {
+		v.drop = r.stop(dst, qp, pkt)
 		return
 	}
-	r.Seen++
-	if r.Seen <= r.Skip || r.Limit != 0 && r.Seen-r.Skip > r.Limit {
+	if !r.concerns(dst, qp, pkt) || !r.count() {
 		return
 	}
 	// A fixed number of random numbers is drawn for each packet, so that a decision does not shift others.

@@ -65,7 +65,9 @@ func (t *Train) Packet(i int) []byte {
 // cut returns the packets from the i-th up to, not including, the j-th as a train of their own in the same buffer.
 func (t *Train) cut(i, j int) Train {
 	end := min(j*t.Size, len(t.Buf))
-	return Train{Dst: t.Dst, Buf: t.Buf[i*t.Size : end : end], Size: t.Size, TOS: t.TOS, TTL: t.TTL}
+	c := *t
+	c.Buf = t.Buf[i*t.Size : end : end]
+	return c
 }
 
 // seal fills in the ICRCs for identifications that start at 0 and go up by step.

@@ -30,6 +30,9 @@ type Train struct {
 	Size int
 	TOS  uint8 // DSCP and ECN, 0 usually
 	TTL  uint8 // 0: 64
+	// QP is the number of the queue pair that sends, 0 if there is none: fault rules and captures ask for it, which a
+	// packet does not tell.
+	QP uint32
 }
 
 // Endpoint is one local address.

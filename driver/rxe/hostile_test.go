@@ -1,0 +1,482 @@
+package rxe
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"verbena/driver/rxe/wire"
+	"verbena/driver/rxe/wire/netdev"
+	"verbena/driver/rxe/wire/stepnet"
+	"verbena/ib"
+	"verbena/internal/clock"
+	"verbena/roce"
+	"verbena/umem"
+)
+
+// hostile is a device under attack. Its queue pairs of all types are connected with addrC, where nobody is but the
+// test, which makes packets of its own and sees what is answered. Beside them a bystander exchanges messages with a
+// friend on another device, whatever happens. Everything runs on the test's thread, on virtual time.
+type hostile struct {
+	t     testing.TB
+	core  ib.Core
+	clock *clock.Virtual
+	net   *stepnet.Net
+
+	dev     *Device
+	pd      *ib.PD
+	foreign *ib.PD
+	cq      *ib.CQ
+	qps     [3]*victim // by service: rc, uc, ud
+	ah      *ib.AH
+	arena   []byte
+	regions [numRegions]*ib.MR
+	answers []roce.Packet // what the device sent to addrC since the last look
+
+	bystander, friend *node
+	runs              uint64 // of the bystander
+}
+
+// victim is a queue pair under attack, and what was posted to it.
+type victim struct {
+	*QP
+	obj        *ib.QP
+	nextID     uint64
+	sent, recv []uint64 // work requests without a completion, oldest first
+}
+
+const (
+	rc = iota
+	uc
+	ud
+)
+
+var addrC = netip.MustParseAddr("10.0.0.3")
+
+// The arena is memory of the device's consumer: regions of regionLen bytes, with guards between them that belong to
+// nothing.
+const (
+	regionOpen     = iota // every right
+	regionReadable        // remote READ
+	regionLocal           // no remote right: receives at its start, what a READ brings behind
+	regionForeign         // every right, in another protection domain
+	numRegions
+
+	regionLen  = 4096
+	guardLen   = 512
+	arenaIOVA  = 0x100000
+	arenaLen   = guardLen + numRegions*(regionLen+guardLen)
+	recvLen    = 300
+	maxRecvs   = 6
+	readAt     = maxRecvs * recvLen
+	readLen    = 600
+	hostileMTU = 256
+	hostilePSN = 0xfffffe // the wrap is near
+	peerQPN    = 0x123456
+	askedReads = 2 // max_dest_rd_atomic
+)
+
+func regionAt(i int) int            { return guardLen + i*(regionLen+guardLen) }
+func regionVA(i int) uint64         { return arenaIOVA + uint64(regionAt(i)) }
+func (h *hostile) key(i int) uint32 { return h.regions[i].LKey() } // rkey and lkey are one
+
+var regionAccess = [numRegions]ib.AccessFlags{
+	allAccess, ib.AccessLocalWrite | ib.AccessRemoteRead, ib.AccessLocalWrite, allAccess,
+}
+
+// secret fills what no packet of the attacker may bring to light: the guards and the foreign region.
+var secret = []byte{0xde, 0xad, 0x5e, 0xc2, 0xe7, 0x0b, 0xad, 0x1d}
+
+// pristine is the arena before anything has happened.
+var pristine = func() []byte {
+	b := bytes.Repeat(secret, arenaLen/len(secret))
+	for i := range regionForeign {
+		clear(b[regionAt(i):][:regionLen])
+	}
+	return b
+}()
+
+func newHostile(t testing.TB) *hostile {
+	t.Helper()
+	v := clock.NewVirtual(time.Unix(1<<30, 0))
+	h := &hostile{t: t, clock: v, net: stepnet.New(v), arena: slices.Clone(pristine)}
+	h.net.Route = h.route
+	h.dev = h.newDevice("rxe0", addrB)
+	peer := h.newDevice("rxe1", addrA)
+	var err error
+	h.pd, err = h.dev.IB().AllocPD(nil)
+	check(t, err)
+	h.foreign, err = h.dev.IB().AllocPD(nil)
+	check(t, err)
+	h.cq, err = h.dev.IB().CreateCQ(ib.CQAttr{Entries: 127}, nil, nil, nil)
+	check(t, err)
+	mem := umem.NewLocal()
+	base, err := mem.Add(h.arena)
+	check(t, err)
+	for i := range h.regions {
+		pd := h.pd
+		if i == regionForeign {
+			pd = h.foreign
+		}
+		h.regions[i], err = pd.RegMR(mem, nil, base+uint64(regionAt(i)), regionLen, regionVA(i), regionAccess[i], nil)
+		check(t, err)
+	}
+	h.ah, err = h.pd.CreateAH(attackerAV(), nil)
+	check(t, err)
+	for i, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
+		qp, err := h.pd.CreateQP(ib.QPInitAttr{
+			SendCQ: h.cq, RecvCQ: h.cq, Type: typ,
+			Cap: ib.QPCap{MaxSendWR: 7, MaxRecvWR: 7, MaxSendSGE: 2, MaxRecvSGE: 2, MaxInlineData: 32},
+		}, nil)
+		check(t, err)
+		h.qps[i] = &victim{QP: qp.Driver().(*QP), obj: qp}
+		h.connect(i)
+	}
+	h.bystander, h.friend = h.newBystander(h.dev), h.newBystander(peer)
+	connectQPs(t, h.dev, h.bystander.qp, peer, h.friend.qp, conn{mtu: ib.MTU256, psn: hostilePSN, timeout: 10})
+	return h
+}
+
+func (h *hostile) newDevice(name string, addr netip.Addr) *Device {
+	h.t.Helper()
+	d, err := New(Config{
+		Name: name, Addrs: []netip.Addr{addr}, Network: h.net, Clock: h.clock,
+		Rand:   rand.New(rand.NewPCG(3, uint64(addr.As4()[3]))),
+		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, addr.As4()[3]}, MTU: 9000, Up: true, Running: true},
+	})
+	check(h.t, err)
+	check(h.t, h.core.Register(d.IB()))
+	return d
+}
+
+// newBystander makes a queue pair that has nothing to do with those under attack but the device.
+func (h *hostile) newBystander(d *Device) *node {
+	h.t.Helper()
+	n := &node{t: h.t, dev: d, mem: umem.NewLocal(), buf: make([]byte, 2048)}
+	var err error
+	n.pd, err = d.IB().AllocPD(nil)
+	check(h.t, err)
+	n.cq, err = d.IB().CreateCQ(ib.CQAttr{Entries: 31}, nil, nil, nil)
+	check(h.t, err)
+	n.addr, err = n.mem.Add(n.buf)
+	check(h.t, err)
+	n.mr, err = n.pd.RegMR(n.mem, nil, n.addr, uint64(len(n.buf)), n.addr, allAccess, nil)
+	check(h.t, err)
+	n.qp = n.newQP(setup{typ: ib.QPTypeRC, cap: ib.QPCap{MaxSendWR: 7, MaxRecvWR: 7, MaxSendSGE: 1, MaxRecvSGE: 1}})
+	return n
+}
+
+func attackerAV() *ib.AHAttr {
+	return &ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: ib.GIDFromAddr(addrC), SGIDIndex: 1}}
+}
+
+// connect takes a queue pair under attack from RESET to RTS.
+func (h *hostile) connect(i int) {
+	h.t.Helper()
+	v := h.qps[i]
+	toInit(h.t, v.obj, conn{access: allAccess})
+	attr := ib.QPAttr{
+		State: ib.QPRTR, PathMTU: ib.MTU256, DestQPN: peerQPN, RQPSN: hostilePSN, MaxDestRdAtomic: askedReads,
+		MinRNRTimer: 1, AH: *attackerAV(),
+	}
+	mask := ib.QPAttrState
+	if i != ud {
+		mask |= ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
+	}
+	if i == rc {
+		mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
+	}
+	check(h.t, v.obj.Modify(attr, mask, nil))
+	toRTS(h.t, v.obj, conn{psn: hostilePSN, timeout: 10, retry: 2, rnrRetry: 2})
+	v.sent, v.recv = nil, nil
+}
+
+func (h *hostile) close() {
+	h.t.Helper()
+	for _, v := range h.qps {
+		check(h.t, v.obj.Destroy())
+	}
+	check(h.t, h.ah.Destroy())
+	for _, r := range h.regions {
+		check(h.t, r.Dereg())
+	}
+	check(h.t, h.cq.Destroy())
+	check(h.t, h.pd.Dealloc())
+	check(h.t, h.foreign.Dealloc())
+	for _, n := range []*node{h.bystander, h.friend} {
+		check(h.t, n.qp.Destroy())
+		check(h.t, n.mr.Dereg())
+		check(h.t, n.cq.Destroy())
+		check(h.t, n.pd.Dealloc())
+		check(h.t, h.core.Unregister(n.dev.IB()))
+		check(h.t, n.dev.Close())
+	}
+}
+
+// route keeps what is sent to the attacker, and checks that it is well-formed and tells no secrets.
+func (h *hostile) route(p *stepnet.Packet) {
+	if p.Dst != addrC {
+		p.Arrive(time.Microsecond)
+		return
+	}
+	k, err := roce.ParsePacket(p.Data)
+	if err != nil {
+		h.t.Errorf("the device sent %x: %v", p.Data, err)
+	}
+	if bytes.Contains(p.Data, secret) {
+		h.t.Errorf("the device sent what nobody may read: %v %x", k.Opcode, k.Payload)
+	}
+	h.answers = append(h.answers, k)
+}
+
+// craft is a packet of the attacker.
+type craft struct {
+	to       *QP    // whose number it carries; nil: num
+	num      uint32 //
+	src      netip.Addr
+	op       roce.Opcode
+	psn      int // relative to the PSN that the queue pair expects: of requests, or of the oldest response
+	n        int // bytes of payload, all of them the low byte of the PSN
+	ack      bool
+	se       bool
+	version  uint8
+	morePad  int // more, or with a negative number less, in the pad count than there is
+	pkey     uint16
+	va       uint64
+	rkey     uint32
+	length   uint32
+	a, b     uint64 // of atomics; a is also the result
+	syndrome roce.Syndrome
+	qkey     uint32
+	cut      int // bytes that are missing at the end
+	damaged  bool
+}
+
+// make lays the packet out.
+func (c *craft) make() []byte {
+	header := max(c.op.HeaderLen(), roce.BTHLen)
+	pad := roce.PadCount(c.n)
+	b := make([]byte, header+c.n+pad+roce.ICRCLen)
+	psn := roce.MakePSN(uint32(c.psn))
+	num := c.num
+	if c.to != nil {
+		num = c.to.num
+		c.to.mu.Lock()
+		if c.op.Has(roce.FlagResponse) {
+			psn = c.to.req.una.Add(c.psn)
+		} else {
+			psn = c.to.resp.psn.Add(c.psn)
+		}
+		c.to.mu.Unlock()
+	}
+	roce.BTH(b).Encode(&roce.BTHFields{
+		Opcode: c.op, PadCount: uint8(pad + c.morePad), PKey: c.pkey, DestQPN: num, PSN: psn, AckReq: c.ack, SolicitedEvent: c.se,
+	})
+	b[1] |= c.version
+	for i := range c.n {
+		b[header+i] = byte(psn)
+	}
+	k := roce.Packet{Opcode: c.op, Data: b}
+	if h := k.RETH(); h != nil {
+		h.Encode(c.va, c.rkey, c.length)
+	}
+	if h := k.AtomicETH(); h != nil {
+		h.Encode(c.va, c.rkey, c.a, c.b)
+	}
+	if h := k.AETH(); h != nil {
+		h.Encode(c.syndrome, 0)
+	}
+	if h := k.AtomicAckETH(); h != nil {
+		h.Encode(c.a)
+	}
+	if h := k.DETH(); h != nil {
+		h.Encode(c.qkey, 0x17)
+	}
+	if h := k.IETH(); h != nil {
+		h.Encode(c.rkey)
+	}
+	if h := k.ImmDt(); h != nil {
+		h.Encode(0x1b1b1b1b)
+	}
+	return b[:max(len(b)-c.cut, 0)]
+}
+
+// inject has a packet arrive at the device when the clock goes on.
+func (h *hostile) inject(list ...craft) {
+	for _, c := range list {
+		if c.pkey == 0 {
+			c.pkey = roce.DefaultPKey
+		}
+		if !c.src.IsValid() {
+			c.src = addrC
+		}
+		h.injectRaw(c.src, c.make(), c.damaged)
+	}
+}
+
+func (h *hostile) injectRaw(src netip.Addr, b []byte, damaged bool) {
+	if len(b) >= roce.BTHLen+wire.ICRCLen && len(b) < 1<<16-100 {
+		stepnet.Seal(src, addrB, b)
+		if damaged {
+			b[len(b)-1] ^= 1
+		}
+	}
+	h.net.Inject(src, addrB, b)
+}
+
+// run has what was injected arrive.
+func (h *hostile) run() { h.sleep(0) }
+
+// sleep lets time pass. So many things do not happen in it that they could not be counted.
+func (h *hostile) sleep(d time.Duration) {
+	end := h.clock.Now().Add(d)
+	for range 100_000 {
+		if at, ok := h.clock.Next(); !ok || at.After(end) {
+			h.clock.Sleep(end.Sub(h.clock.Now()))
+			return
+		}
+		h.clock.Step()
+	}
+	h.t.Fatalf("there is no end of events within %v", d)
+}
+
+// postRecv posts the receives that there is room for in the local region.
+func (h *hostile) postRecv(i int) {
+	v := h.qps[i]
+	if len(v.recv) == maxRecvs {
+		return
+	}
+	at := int(v.nextID%maxRecvs) * recvLen
+	wr := ib.RecvWR{ID: v.nextID, SGList: []ib.SGE{{Addr: regionVA(regionLocal) + uint64(at), Length: recvLen, LKey: h.key(regionLocal)}}}
+	if n, _ := v.obj.PostRecv(wr); n == 1 {
+		v.recv = append(v.recv, v.nextID)
+		v.nextID++
+	}
+}
+
+// postSend posts a work request; what it may change is in the local region.
+func (h *hostile) postSend(i int, op ib.WROpcode, length int) {
+	v := h.qps[i]
+	wr := ib.SendWR{
+		ID: v.nextID, Opcode: op, Flags: ib.SendSignaled, RemoteAddr: 0x8000, RKey: 0x777, AH: h.ah, RemoteQPN: peerQPN, RemoteQKey: testQKey,
+		SGList: []ib.SGE{{Addr: regionVA(regionLocal) + readAt, Length: uint32(min(length, readLen)), LKey: h.key(regionLocal)}},
+	}
+	if n, _ := v.obj.PostSend(wr); n == 1 {
+		v.sent = append(v.sent, v.nextID)
+		v.nextID++
+	}
+}
+
+// completions takes what has completed off the lists: the oldest first, each once.
+func (h *hostile) completions() (list []ib.WC) {
+	h.t.Helper()
+	var wc [16]ib.WC
+	for {
+		n, err := h.cq.Poll(wc[:])
+		check(h.t, err)
+		if n == 0 {
+			return list
+		}
+		for _, w := range wc[:n] {
+			list = append(list, w)
+			i := slices.IndexFunc(h.qps[:], func(v *victim) bool { return v.obj == w.QP })
+			if i < 0 {
+				h.t.Fatalf("completion of nobody: %+v", w)
+			}
+			v := h.qps[i]
+			if len(v.sent) > 0 && v.sent[0] == w.ID {
+				v.sent = v.sent[1:]
+			} else if len(v.recv) > 0 && v.recv[0] == w.ID {
+				v.recv = v.recv[1:]
+			} else {
+				h.t.Fatalf("queue pair %d: completion %d %v; outstanding are sends %d and receives %d", i, w.ID, w.Status, v.sent, v.recv)
+			}
+		}
+	}
+}
+
+// checkBounds checks what holds after each packet: legal states, nothing that grows without bound.
+func (h *hostile) checkBounds() {
+	h.t.Helper()
+	h.completions()
+	for i, v := range h.qps {
+		switch s := v.QP.State(); s {
+		case ib.QPRTS, ib.QPSQD, ib.QPErr, ib.QPReset:
+		case ib.QPSQE:
+			if i == rc {
+				h.t.Errorf("a reliable queue pair is in %v", s)
+			}
+		default:
+			h.t.Errorf("queue pair %d is in %v", i, s)
+		}
+		if i == rc && v.QP.State() == ib.QPRTS {
+			v.verify(h.t)
+		}
+		v.mu.Lock()
+		r := &v.resp
+		if len(r.replies) > askedReads || len(r.past) > askedReads || len(v.egress.queue) > 2*maxBacklog || len(v.req.flight.q) > 8 ||
+			v.egress.draining || r.wqe.filled > recvLen {
+			h.t.Errorf("queue pair %d: %d replies, %d past requests, %d trains, %d work requests, draining %t, %d bytes received",
+				i, len(r.replies), len(r.past), len(v.egress.queue), len(v.req.flight.q), v.egress.draining, r.wqe.filled)
+		}
+		v.mu.Unlock()
+	}
+	if s := h.bystander.qp.State(); s != ib.QPRTS {
+		h.t.Errorf("the bystander is in %v", s)
+	}
+}
+
+// checkMemory checks that nobody wrote where nobody may.
+func (h *hostile) checkMemory() {
+	h.t.Helper()
+	at := 0
+	clean := func(end int) {
+		for ; at < end; at++ {
+			if h.arena[at] != pristine[at] {
+				h.t.Fatalf("byte %d of the arena was written", at)
+			}
+		}
+	}
+	clean(regionAt(regionOpen))
+	at += regionLen
+	clean(regionAt(regionLocal))
+	at += readAt + readLen
+	clean(arenaLen)
+}
+
+// bystanderWorks has the bystander and its friend exchange messages, and compares the data.
+func (h *hostile) bystanderWorks() {
+	h.t.Helper()
+	h.runs++
+	for i, n := range []*node{h.bystander, h.friend} {
+		o := []*node{h.friend, h.bystander}[i]
+		fill(n.buf[:1024], h.runs*2+uint64(i))
+		o.recv(1, 1024, 512)
+		n.send(
+			ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: n.sge(0, 512)},
+			ib.SendWR{ID: 3, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: n.sge(512, 512), RemoteAddr: o.addr + 1536, RKey: o.mr.RKey()},
+		)
+		h.sleep(time.Millisecond)
+		for who, want := range map[*node][]uint64{n: {2, 3}, o: {1}} {
+			var wc [8]ib.WC
+			k, err := who.cq.Poll(wc[:])
+			check(h.t, err)
+			var got []uint64
+			for _, w := range wc[:k] {
+				if w.Status != ib.WCSuccess {
+					h.t.Fatalf("the bystander's exchange: %+v", w)
+				}
+				got = append(got, w.ID)
+			}
+			if !slices.Equal(got, want) {
+				h.t.Fatalf("the bystander's exchange completed %d, want %d", got, want)
+			}
+		}
+		if !bytes.Equal(n.buf[:1024], o.buf[1024:]) {
+			h.t.Fatal("the bystander's exchange: data differ")
+		}
+	}
+}

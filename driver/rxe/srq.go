@@ -1,0 +1,271 @@
+package rxe
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+const (
+	maxSRQ   = 1<<16 - 2 // numbers as those of queue pairs, without 0 and with room for a count above
+	maxSRQWR = maxQPWR
+)
+
+// srq is a shared receive queue: a ring from which queue pairs take receives, each for the message that it is about to
+// store. What a queue pair has taken is its own: it completes there, flushed if need be. What is left when a queue pair
+// goes to the error state stays for the others.
+type srq struct {
+	dev    *Device
+	obj    *ib.SRQ
+	num    uint32
+	pd     *pd // of the memory that the receives name, whatever the domain of the queue pair is
+	ctx    *userContext
+	maxSGE uint32
+	cq     *cq   // XRC: where the receives complete
+	xrcd   *xrcd // XRC: whose targets may take from it
+
+	posting sync.Mutex // one producer in this process at a time; before mu
+
+	mu       sync.Mutex // a leaf below the queue pairs' but for the midlayer's queue of callbacks
+	ring     *ring
+	head     uint32 // slot that is taken next
+	limit    uint32 // raises the event when fewer are left; 0: disarmed
+	stranded bool   // the ring's memory is gone
+	gone     bool   // destroyed
+}
+
+// CreateSRQ implements ib.SRQDriver. (rxe_create_srq)
+func (d *Device) CreateSRQ(obj *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.DriverSRQ, error) {
+	a := &init.Attr
+	if a.MaxWR > maxSRQWR || a.MaxSGE > maxSGE {
+		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, maxSRQWR, maxSGE, syscall.EINVAL)
+	}
+	s := &srq{dev: d, obj: obj, pd: obj.PD().Driver().(*pd), ctx: d.context(u), maxSGE: a.MaxSGE, limit: a.Limit}
+	if init.Type == ib.SRQXRC {
+		s.cq, s.xrcd = init.CQ.Driver().(*cq), init.XRCD.Driver().(*xrcd)
+	}
+	var ctx ib.UserContext
+	if s.ctx != nil {
+		ctx = s.ctx.UserContext
+		if len(u.Out) < abi.SizeOf[abi.RXECreateSRQResp]() {
+			return nil, fmt.Errorf("no room in the response for the place of the queue: %w", syscall.EINVAL)
+		}
+	}
+	var err error
+	if s.ring, err = s.newRing(ctx, a.MaxWR); err != nil {
+		return nil, err
+	}
+	slot, ok := d.srqs.reserve()
+	if !ok {
+		s.ring.free()
+		return nil, fmt.Errorf("%d shared receive queues exist: %w", maxSRQ, syscall.ENOMEM)
+	}
+	s.num = uint32(d.srqKeys.take(slot, uint8(d.random())))<<qpSlotBits | slot
+	a.MaxWR = uint32(s.ring.capacity())
+	obj.SetNum(s.num)
+	if s.ctx != nil {
+		u.Respond(abi.AppendTo(nil, &abi.RXECreateSRQResp{MI: s.ring.info(), SRQNum: s.num}))
+	}
+	d.srqs.set(slot, s)
+	return s, nil
+}
+
+func (s *srq) newRing(ctx ib.UserContext, entries uint32) (*ring, error) {
+	r, err := newRing(ctx, int(entries), recvWQESize(s.maxSGE))
+	if err != nil {
+		return nil, fmt.Errorf("shared receive %w", err)
+	}
+	return r, nil
+}
+
+// PostRecv implements ib.DriverSRQ. It may not sleep.
+func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
+	s.posting.Lock()
+	defer s.posting.Unlock()
+	if s.ring == nil {
+		return 0, errRingGone
+	}
+	n, full, err := s.ring.postRecv(wrs, s.maxSGE)
+	if full {
+		err = fmt.Errorf("shared receive queue %d is full: %w", s.num, syscall.ENOMEM)
+	}
+	return n, err
+}
+
+// take moves the oldest receive to w, by way of slot, a thread's room for it. It reports false when there is none.
+func (s *srq) take(w *recvWQE, slot []byte) (status abi.WCStatus, taken bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone || s.stranded {
+		return 0, false
+	}
+	slot = slot[:recvWQESize(s.maxSGE)]
+	filled, ok := s.ring.peek(s.head, slot)
+	if ok && filled {
+		s.head = s.ring.next(s.head)
+		ok = s.ring.setConsumer(s.head)
+	}
+	if !ok {
+		s.stranded = true
+		s.obj.Raise(ib.EventSRQErr)
+		return 0, false
+	}
+	if !filled {
+		return 0, false
+	}
+	status = decodeRecv(w, slot, s.maxSGE)
+	w.from, w.pd = s, s.pd
+	s.checkLimit()
+	return status, true
+}
+
+// checkLimit raises the event when fewer receives are left than the limit, once; mu is held.
+func (s *srq) checkLimit() {
+	if s.limit == 0 {
+		return
+	}
+	if n, ok := s.left(); ok && n < s.limit {
+		s.limit = 0
+		s.obj.Raise(ib.EventSRQLimitReached)
+	}
+}
+
+// left is how many receives are waiting; mu is held.
+func (s *srq) left() (uint32, bool) {
+	prod, ok := s.ring.producer()
+	return (prod - s.head) & s.ring.mask, ok
+}
+
+// Modify implements ib.DriverSRQ. A user who resizes tells where in its memory the place of the new ring goes.
+// (rxe_modify_srq)
+func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
+	resizes, limits := mask&ib.SRQAttrMaxWR != 0, mask&ib.SRQAttrLimit != 0
+	var r, old *ring
+	if resizes {
+		if attr.MaxWR == 0 || attr.MaxWR > maxSRQWR {
+			return fmt.Errorf("%d receives, at most %d: %w", attr.MaxWR, maxSRQWR, syscall.EINVAL)
+		}
+		var err error
+		if r, err = s.resized(attr.MaxWR, u); err != nil {
+			return err
+		}
+	}
+	s.posting.Lock()
+	defer s.posting.Unlock()
+	room := uint32(s.ring.capacity())
+	if r != nil {
+		room = uint32(r.capacity())
+	}
+	err := func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if limits && attr.Limit > room || !limits && s.limit > room {
+			return fmt.Errorf("a limit above the %d receives that there is room for: %w", room, syscall.EINVAL)
+		}
+		if r != nil {
+			if err := s.move(r); err != nil {
+				return err
+			}
+			old, s.ring = s.ring, r
+		}
+		if limits {
+			s.limit = attr.Limit
+			s.checkLimit()
+		}
+		return nil
+	}()
+	if err != nil {
+		r.free()
+		return err
+	}
+	if old != nil {
+		s.ctx.moved()
+		old.free()
+		attr.MaxWR = room
+	}
+	return nil
+}
+
+// resized makes a ring of another size, and tells the user where it is.
+func (s *srq) resized(entries uint32, u *ib.Udata) (*ring, error) {
+	if s.ctx == nil {
+		return s.newRing(nil, entries)
+	}
+	cmd, ok := abi.Decode[abi.RXEModifySRQCmd](u.In)
+	if !ok {
+		return nil, fmt.Errorf("no address for the place of the queue: %w", syscall.EINVAL)
+	}
+	r, err := s.newRing(s.ctx.UserContext, entries)
+	if err != nil {
+		return nil, err
+	}
+	info := r.info()
+	if err := s.ctx.Space().WriteV([][]byte{abi.AppendTo(nil, &info)}, cmd.MMapInfoAddr); err != nil {
+		r.free()
+		return nil, fmt.Errorf("tell the place of the queue: %w", err)
+	}
+	return r, nil
+}
+
+// move copies the receives that wait to an empty ring, which is going to be the queue's; both locks are held.
+func (s *srq) move(r *ring) error {
+	n, ok := s.left()
+	if !ok {
+		return errRingGone
+	}
+	if n > uint32(r.capacity()) {
+		return fmt.Errorf("%d receives are waiting: %w", n, syscall.EINVAL)
+	}
+	slot := make([]byte, recvWQESize(s.maxSGE))
+	for i := range n {
+		if _, ok := s.ring.peek((s.head+i)&s.ring.mask, slot); !ok {
+			return errRingGone
+		}
+		if _, ok := r.push(i, slot); !ok {
+			return errRingGone
+		}
+	}
+	s.head = 0
+	return nil
+}
+
+// Query implements ib.DriverSRQ.
+func (s *srq) Query() (ib.SRQAttr, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return ib.SRQAttr{MaxWR: uint32(s.ring.capacity()), MaxSGE: s.maxSGE, Limit: s.limit}, nil
+}
+
+// Destroy implements ib.DriverSRQ. A target queue pair that has taken one of its receives keeps that.
+func (s *srq) Destroy() error {
+	slot := s.num & (maxQPSlot - 1)
+	s.dev.srqs.set(slot, nil)
+	s.posting.Lock()
+	defer s.posting.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = true
+	s.ring.free()
+	s.ring = nil
+	s.dev.srqs.drop(slot)
+	return nil
+}
+
+// place is where the ring is now; of no queue, nowhere.
+func (s *srq) place() dirRing {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ring.place()
+}
+
+// lastReached tells the consumer of a queue pair with a shared receive queue, once, that it takes no more receives
+// from there. (IBA 11.6.3.2; flush_recv_queue)
+func (qp *QP) lastReached() {
+	if qp.srq != nil && !qp.toldLast {
+		qp.toldLast = true
+		qp.obj.Raise(ib.EventQPLastWQEReached)
+	}
+}

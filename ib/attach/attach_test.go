@@ -1,0 +1,363 @@
+package attach_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+	"verbena/ib/attach"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// disk is an upper-level protocol's object. A session of it is a protection domain.
+type disk struct {
+	t    *testing.T
+	core *ib.Core
+	a    *attach.Attachment[*ib.PD]
+	made time.Time
+
+	mu     sync.Mutex
+	log    []string // what was called, with the second
+	fail   error    // of Attach
+	slow   bool     // Attach takes until its context is done
+	failed func(error)
+}
+
+func newDisk(t *testing.T, core *ib.Core, cfg attach.Config[*ib.PD]) *disk {
+	t.Helper()
+	d := &disk{t: t, core: core, made: time.Now()}
+	cfg.Name, cfg.Attach, cfg.Detach, cfg.Lost = "disk0", d.attach, d.detach, d.lost
+	var err error
+	d.a, err = attach.New(core, cfg)
+	must(t, err)
+	return d
+}
+
+func (d *disk) note(format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.log = append(d.log, fmt.Sprintf("%v ", time.Since(d.made).Round(time.Second))+fmt.Sprintf(format, args...))
+}
+
+// calls are those since the last time.
+func (d *disk) calls() []string {
+	synctest.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	log := d.log
+	d.log = nil
+	return log
+}
+
+func (d *disk) want(calls ...string) {
+	d.t.Helper()
+	if got := d.calls(); !slices.Equal(got, calls) {
+		d.t.Errorf("calls %q, want %q", got, calls)
+	}
+}
+
+func (d *disk) wantState(s attach.State) {
+	d.t.Helper()
+	synctest.Wait()
+	if got := d.a.State(); got != s {
+		d.t.Errorf("state is %v, want %v", got, s)
+	}
+}
+
+func (d *disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*ib.PD, error) {
+	d.mu.Lock()
+	fail, slow := d.fail, d.slow
+	d.failed = failed
+	d.mu.Unlock()
+	if slow {
+		<-ctx.Done()
+		fail = context.Cause(ctx)
+	}
+	if fail != nil {
+		d.note("no %s", dev.Name())
+		return nil, fail
+	}
+	d.note("attach %s", dev.Name())
+	return dev.AllocPD(nil)
+}
+
+func (d *disk) detach(dev *ib.Device, pd *ib.PD) {
+	d.note("detach %s", dev.Name())
+	if err := pd.Dealloc(); err != nil {
+		d.t.Error(err)
+	}
+}
+
+func (d *disk) lost(cause error) {
+	if !errors.Is(cause, attach.ErrLost) {
+		d.t.Errorf("lost: %v", cause)
+	}
+	d.note("lost")
+}
+
+func plug(t *testing.T, core *ib.Core, name string) *ib.Device {
+	t.Helper()
+	d := loopback.New(name, nil).IB()
+	must(t, core.Register(d))
+	return d
+}
+
+// The object keeps through a reset: its users saw only delay.
+func TestTransientReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core := &ib.Core{}
+		d := newDisk(t, core, attach.Config[*ib.PD]{Device: attach.Identity{Name: "lo0"}, LossTimeout: 10 * time.Second})
+		dev := plug(t, core, "lo0")
+		d.want("0s attach lo0")
+		for i := range 3 {
+			dev.DispatchEvent(ib.EventDeviceFatal, 0)
+			dev.SetError()
+			must(t, core.Unregister(dev))
+			d.wantState(attach.Held)
+			began := time.Now()
+			back := make(chan *ib.Device, 1)
+			time.AfterFunc(3*time.Second, func() { back <- plug(t, core, "lo0") })
+			pd, err := d.a.Acquire(t.Context())
+			must(t, err)
+			dev = <-back
+			if pd.Device() != dev || time.Since(began) != 3*time.Second {
+				t.Errorf("on %p after %v, want %p after 3s", pd.Device(), time.Since(began), dev)
+			}
+			d.a.Release()
+			d.want(fmt.Sprintf("%ds detach lo0", 3*i), fmt.Sprintf("%ds attach lo0", 3*i+3))
+		}
+		d.a.Close()
+		d.wantState(attach.Closed)
+		d.want("9s detach lo0")
+		if _, err := d.a.Acquire(t.Context()); !errors.Is(err, attach.ErrClosed) {
+			t.Errorf("acquire: %v", err)
+		}
+		must(t, core.Unregister(dev))
+	})
+}
+
+// After LossTimeout the object is lost, once and for good.
+func TestLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core := &ib.Core{}
+		dev := plug(t, core, "lo0")
+		d := newDisk(t, core, attach.Config[*ib.PD]{LossTimeout: 10 * time.Second})
+		d.want("0s attach lo0")
+		time.Sleep(20 * time.Second) // being attached wears no patience out
+		must(t, core.Unregister(dev))
+		waits := make(chan error)
+		go func() {
+			_, err := d.a.Acquire(context.Background())
+			waits <- err
+		}()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := d.a.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("acquire while held: %v", err)
+		}
+		if err := <-waits; !errors.Is(err, attach.ErrLost) || !errors.Is(err, syscall.EIO) {
+			t.Errorf("acquire when lost: %v", err)
+		}
+		d.want("20s detach lo0", "30s lost")
+		dev = plug(t, core, "lo0")
+		d.wantState(attach.Lost)
+		if _, ok := d.a.TryAcquire(); ok {
+			t.Error("a session of what is lost")
+		}
+		must(t, core.Unregister(dev))
+		d.a.Close()
+		d.wantState(attach.Closed)
+		d.want()
+	})
+}
+
+// The time-out also ends an attempt that takes too long, and attempts that fail.
+func TestLossWhileAttaching(t *testing.T) {
+	for _, slow := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			core := &ib.Core{}
+			d := newDisk(t, core, attach.Config[*ib.PD]{LossTimeout: 2500 * time.Millisecond})
+			d.slow, d.fail = slow, syscall.ECONNREFUSED
+			dev := plug(t, core, "lo0")
+			time.Sleep(time.Minute)
+			if slow {
+				d.want("3s no lo0", "3s lost")
+			} else {
+				d.want("0s no lo0", "1s no lo0", "2s no lo0", "3s lost")
+			}
+			d.a.Close()
+			must(t, core.Unregister(dev))
+		})
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	guid := func(d *ib.Device) uint64 {
+		id, err := attach.Of(d)
+		must(t, err)
+		return id.NodeGUID
+	}
+	synctest.Test(t, func(t *testing.T) {
+		core := &ib.Core{}
+		a, b := plug(t, core, "a"), plug(t, core, "b")
+		for _, test := range []struct {
+			id   attach.Identity
+			want *ib.Device
+		}{
+			{attach.Identity{}, a},
+			{attach.Identity{Name: "b"}, b},
+			{attach.Identity{NodeGUID: guid(a)}, a},
+			{attach.Identity{Name: "b", NodeGUID: guid(b)}, b},
+			{attach.Identity{Name: "b", NodeGUID: guid(b) + 1}, nil},
+			{attach.Identity{Name: "c"}, nil},
+		} {
+			d := newDisk(t, core, attach.Config[*ib.PD]{Device: test.id})
+			synctest.Wait()
+			pd, ok := d.a.TryAcquire()
+			switch {
+			case ok != (test.want != nil):
+				t.Errorf("%v: attached: %v", test.id, ok)
+			case ok && pd.Device() != test.want:
+				t.Errorf("%v: attached to %s", test.id, pd.Device().Name())
+			}
+			if ok {
+				d.a.Release()
+			}
+			d.a.Close()
+		}
+		must(t, core.Unregister(a))
+		must(t, core.Unregister(b))
+	})
+}
+
+// A session that fails on a device that works is followed by another, not before RetryDelay.
+func TestSessionFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core := &ib.Core{}
+		dev := plug(t, core, "lo0")
+		d := newDisk(t, core, attach.Config[*ib.PD]{RetryDelay: 2 * time.Second})
+		d.want("0s attach lo0")
+		first := d.failed
+		first(syscall.ECONNRESET)
+		d.want("0s detach lo0")
+		time.Sleep(3 * time.Second)
+		d.want("2s attach lo0")
+		first(syscall.ECONNRESET) // of a session that has ended
+		d.want()
+		// The same hardware, registered anew, need not wait.
+		d.failed(syscall.ECONNRESET)
+		must(t, core.Unregister(dev))
+		dev = plug(t, core, "lo0")
+		d.want("3s detach lo0", "3s attach lo0")
+		d.a.Close()
+		must(t, core.Unregister(dev))
+	})
+}
+
+// On a device in error there is no session, and there are no attempts.
+func TestFatalEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core := &ib.Core{}
+		dev := plug(t, core, "lo0")
+		d := newDisk(t, core, attach.Config[*ib.PD]{})
+		d.want("0s attach lo0")
+		dev.SetError()
+		dev.DispatchEvent(ib.EventDeviceFatal, 0)
+		d.want("0s detach lo0")
+		time.Sleep(time.Minute)
+		d.want()
+		d.wantState(attach.Held)
+		must(t, core.Unregister(dev))
+		d.a.Close()
+	})
+}
+
+// Unregistering the device waits for the end of the session, and that for who uses it; an attempt is broken off.
+func TestUnregisterWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core := &ib.Core{}
+		dev := plug(t, core, "lo0")
+		d := newDisk(t, core, attach.Config[*ib.PD]{})
+		_, err := d.a.Acquire(t.Context())
+		must(t, err)
+		gone := make(chan error, 1)
+		go func() { gone <- core.Unregister(dev) }()
+		d.wantState(attach.Detaching)
+		select {
+		case err := <-gone:
+			t.Fatalf("unregistered while the session was in use: %v", err)
+		default:
+		}
+		d.a.Release()
+		must(t, <-gone)
+		d.want("0s attach lo0", "0s detach lo0")
+		d.mu.Lock()
+		d.slow = true
+		d.mu.Unlock()
+		dev = plug(t, core, "lo0")
+		time.Sleep(time.Second)
+		must(t, core.Unregister(dev))
+		d.want("1s no lo0")
+		d.wantState(attach.Held)
+		d.a.Close()
+	})
+}
+
+// Nothing is called from the callchain of who calls: neither Register, nor failed, nor Acquire, nor Release.
+func TestNoCallchain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core := &ib.Core{}
+		core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+		d := newDisk(t, core, attach.Config[*ib.PD]{RetryDelay: time.Millisecond})
+		// Attach and Detach need the lock that is held across the calls.
+		d.mu.Lock()
+		dev := plug(t, core, "lo0")
+		d.mu.Unlock()
+		_, err := d.a.Acquire(t.Context())
+		must(t, err)
+		d.mu.Lock()
+		d.failed(syscall.EIO)
+		if _, ok := d.a.TryAcquire(); ok {
+			d.a.Release()
+		}
+		d.a.Release()
+		d.mu.Unlock()
+		time.Sleep(time.Second)
+		d.want("0s attach lo0", "0s detach lo0", "0s attach lo0")
+		must(t, core.Unregister(dev))
+		d.a.Close()
+	})
+}
+
+func TestNewErrors(t *testing.T) {
+	for _, cfg := range []attach.Config[int]{
+		{},
+		{Attach: func(context.Context, *ib.Device, func(error)) (int, error) { return 0, nil }},
+		{
+			Attach: func(context.Context, *ib.Device, func(error)) (int, error) { return 0, nil },
+			Detach: func(*ib.Device, int) {}, LossTimeout: -1,
+		},
+	} {
+		if _, err := attach.New(&ib.Core{}, cfg); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("%+v: %v", cfg, err)
+		}
+	}
+}

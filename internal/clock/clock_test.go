@@ -1,0 +1,75 @@
+package clock_test
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/internal/clock"
+)
+
+var epoch = time.Unix(1_000_000, 0)
+
+// Both clocks call at the same times, in the same order.
+func TestClocksAgree(t *testing.T) {
+	play := func(c clock.Clock, sleep func(time.Duration)) (log []string) {
+		start := c.Now()
+		note := func(s string) func() {
+			return func() { log = append(log, s+" "+c.Now().Sub(start).String()) }
+		}
+		b := c.AfterFunc(20*time.Millisecond, note("b"))
+		a := c.AfterFunc(10*time.Millisecond, note("a"))
+		gone := c.AfterFunc(15*time.Millisecond, note("gone"))
+		sleep(5 * time.Millisecond)
+		if !gone.Stop() || gone.Stop() {
+			t.Error("stopped wrongly")
+		}
+		if !b.Reset(time.Millisecond) {
+			t.Error("b was not to come")
+		}
+		sleep(15 * time.Millisecond)
+		if b.Reset(time.Millisecond) || a.Stop() {
+			t.Error("what had been called was still to come")
+		}
+		sleep(time.Hour)
+		note("end")()
+		return log
+	}
+	want := []string{"b 6ms", "a 10ms", "b 21ms", "end 1h0m0.02s"}
+	v := clock.NewVirtual(epoch)
+	if got := play(v, v.Sleep); !slices.Equal(got, want) {
+		t.Errorf("virtual: %q, want %q", got, want)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		sleep := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
+		if got := play(clock.System, sleep); !slices.Equal(got, want) {
+			t.Errorf("system: %q, want %q", got, want)
+		}
+	})
+}
+
+// Calls that are due together come in the order in which they were asked for, those that a call asks for included.
+func TestOrderAtOneTime(t *testing.T) {
+	v := clock.NewVirtual(epoch)
+	var got []int
+	for i := range 10 {
+		v.AfterFunc(time.Second, func() {
+			got = append(got, i)
+			if i < 3 {
+				v.AfterFunc(-time.Second, func() { got = append(got, 10+i) })
+			}
+		})
+	}
+	for v.Step() {
+	}
+	if want := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if d := v.Now().Sub(epoch); d != time.Second {
+		t.Errorf("%v have passed", d)
+	}
+	if _, ok := v.Next(); ok || v.Step() {
+		t.Error("something is still to come")
+	}
+}

@@ -1,0 +1,292 @@
+package rblk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// What is written is read back, in sizes below, at and above what one request has room for.
+func TestReadWrite(t *testing.T) {
+	store := NewMemory(1 << 20)
+	d := newWorld(t, store).openDefault()
+	if d.Size() != 1<<20 {
+		t.Fatalf("size %d", d.Size())
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, c := range []struct{ off, n int }{
+		{0, 1}, {0, 512}, {511, 3}, {4096, 16 << 10}, {5000, 16<<10 + 1}, {0, 1 << 20}, {1<<20 - 1, 1}, {1 << 20, 0},
+	} {
+		data := pattern(rng, c.n)
+		if n, err := d.WriteAt(data, int64(c.off)); n != c.n || err != nil {
+			t.Fatalf("write %d at %d: %d, %v", c.n, c.off, n, err)
+		}
+		if !bytes.Equal(store.b[c.off:c.off+c.n], data) {
+			t.Fatalf("write %d at %d: the store has something else", c.n, c.off)
+		}
+		back := make([]byte, c.n)
+		if n, err := d.ReadAt(back, int64(c.off)); n != c.n || err != nil || !bytes.Equal(back, data) {
+			t.Fatalf("read %d at %d: %d, %v, right: %v", c.n, c.off, n, err, bytes.Equal(back, data))
+		}
+	}
+	if err := d.Sync(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) openDefault() *Disk { return w.open(w.config()) }
+
+// The ends of a disk are those of io.ReaderAt and io.WriterAt.
+func TestEnds(t *testing.T) {
+	d := newWorld(t, NewMemory(1000)).openDefault()
+	buf := make([]byte, 100)
+	for _, c := range []struct {
+		off  int64
+		n    int
+		err  error
+		what string
+	}{
+		{900, 100, nil, "up to the end"}, {950, 50, io.EOF, "over the end"}, {1000, 0, io.EOF, "at the end"},
+		{1001, 0, syscall.EINVAL, "after the end"}, {-1, 0, syscall.EINVAL, "before the beginning"},
+	} {
+		if n, err := d.ReadAt(buf, c.off); n != c.n || !errors.Is(err, c.err) {
+			t.Errorf("read %s: %d, %v", c.what, n, err)
+		}
+	}
+	for _, off := range []int64{901, 1001, -1} {
+		if n, err := d.WriteAt(buf, off); n != 0 || !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("write at %d: %d, %v", off, n, err)
+		}
+	}
+}
+
+// faulty is a store with errors.
+type faulty struct {
+	*Memory
+	err  atomic.Pointer[error]
+	gate chan struct{} // not nil: writes wait for it
+	in   atomic.Int32  // writes that are inside
+}
+
+func (f *faulty) fail(err error) { f.err.Store(&err) }
+
+func (f *faulty) WriteAt(p []byte, off int64) (int, error) {
+	f.in.Add(1)
+	defer f.in.Add(-1)
+	if f.gate != nil {
+		<-f.gate
+	}
+	if e := f.err.Load(); e != nil && *e != nil {
+		return 0, *e
+	}
+	return f.Memory.WriteAt(p, off)
+}
+
+// An error of the store is the caller's, and the disk goes on.
+func TestStoreErrors(t *testing.T) {
+	store := &faulty{Memory: NewMemory(4096)}
+	d := newWorld(t, store).openDefault()
+	for _, c := range []struct{ have, want error }{
+		{syscall.ENOSPC, syscall.ENOSPC}, {syscall.EROFS, syscall.EROFS}, {syscall.EIO, syscall.EIO},
+		{errors.New("worn out"), syscall.EIO}, {nil, nil},
+	} {
+		store.fail(c.have)
+		if _, err := d.WriteAt([]byte("x"), 0); !errors.Is(err, c.want) {
+			t.Errorf("store says %v, disk %v", c.have, err)
+		}
+	}
+	if s := d.Stats(); s.Sessions != 1 {
+		t.Errorf("%d sessions", s.Sessions)
+	}
+}
+
+func TestOpenRefused(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	cfg := w.config()
+	cfg.Export = "other"
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if _, err := Open(ctx, &w.init.core, cfg); err == nil || !strings.Contains(err.Error(), `no export "other"`) {
+		t.Errorf("open of an export that is not there: %v", err)
+	}
+	cfg = w.config()
+	cfg.Device = "rxe7"
+	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := Open(ctx, &w.init.core, cfg); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no RDMA device") {
+		t.Errorf("open without a device: %v", err)
+	}
+}
+
+// Requests wait while a device is away, and fail when it has been away for too long; then it works again.
+func TestPatience(t *testing.T) {
+	for _, side := range []string{"initiator", "target"} {
+		t.Run(side, func(t *testing.T) {
+			w := newWorld(t, NewMemory(4096))
+			cfg := w.config()
+			cfg.Patience = 300 * time.Millisecond
+			d := w.open(cfg)
+			h := w.init
+			if side == "target" {
+				h = w.targ
+			}
+			h.unplug()
+			if _, err := d.WriteAt([]byte("lost"), 0); !errors.Is(err, syscall.EIO) || !errors.Is(err, ErrLost) {
+				t.Errorf("write without a session: %v", err)
+			}
+			h.plug()
+			for {
+				if _, err := d.WriteAt([]byte("kept"), 0); err == nil {
+					break
+				} else if !errors.Is(err, ErrLost) {
+					t.Fatal(err)
+				}
+			}
+			var b [4]byte
+			if _, err := d.ReadAt(b[:], 0); err != nil || string(b[:]) != "kept" {
+				t.Errorf("read %q, %v", b, err)
+			}
+			if s := d.Stats(); s.Sessions != 2 || s.State != DiskAttached || s.Failed == 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// A write that the old session's target still works on is over before the next session begins: it cannot come after
+// what was written since.
+func TestOldSessionFirst(t *testing.T) {
+	store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
+	w := newWorld(t, store)
+	d := w.openDefault()
+	old := make(chan error, 1)
+	go func() {
+		_, err := d.WriteAt([]byte("old"), 0)
+		old <- err
+	}()
+	for store.in.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	w.init.unplug()
+	w.init.plug()
+	time.Sleep(50 * time.Millisecond)
+	if s := d.Stats(); s.Sessions != 1 {
+		t.Fatalf("a session was given while the store works for the old one")
+	}
+	close(store.gate)
+	if err := <-old; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.WriteAt([]byte("new"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if s := d.Stats(); s.Sessions != 2 || s.Replayed != 1 {
+		t.Errorf("%+v", s)
+	}
+	if got := string(store.b[:3]); got != "new" {
+		t.Errorf("the store has %q", got)
+	}
+}
+
+// soak reads and writes at random, and checks each read, while trouble goes on.
+func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
+	const block = 512
+	var total atomic.Int64
+	var wg sync.WaitGroup
+	per := d.Size() / int64(users) / block * block
+	for u := range users {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(u), 7))
+			base, have := int64(u)*per, make([]byte, per)
+			for {
+				select {
+				case <-stop:
+					back := make([]byte, per)
+					if _, err := d.ReadAt(back, base); err != nil || !bytes.Equal(back, have) {
+						t.Errorf("user %d: in the end: %v, right: %v", u, err, bytes.Equal(back, have))
+					}
+					return
+				default:
+				}
+				n := (1 + rng.Int64N(8)) * block * (1 + rng.Int64N(2)*7)
+				off := rng.Int64N((per-n)/block+1) * block
+				if rng.IntN(2) == 0 {
+					data := pattern(rng, int(n))
+					if _, err := d.WriteAt(data, base+off); err != nil {
+						t.Errorf("user %d: write: %v", u, err)
+						return
+					}
+					copy(have[off:], data)
+				} else {
+					back := make([]byte, n)
+					if _, err := d.ReadAt(back, base+off); err != nil {
+						t.Errorf("user %d: read: %v", u, err)
+						return
+					}
+					if !bytes.Equal(back, have[off:off+n]) {
+						t.Errorf("user %d: read of %d at %d: not what was written", u, n, base+off)
+						return
+					}
+				}
+				if total.Add(1)%64 == 0 {
+					if err := d.Sync(); err != nil {
+						t.Errorf("user %d: sync: %v", u, err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return total.Load()
+}
+
+// Across a hundred resets of either side at random moments, orderly and after a fatal error, nothing is lost or
+// corrupted, and the users see no error.
+func TestResets(t *testing.T) {
+	resets := 100
+	if testing.Short() {
+		resets = 10
+	}
+	w := newWorld(t, NewMemory(1<<20))
+	w.t = quietly{t}
+	d := w.openDefault()
+	stop := make(chan struct{})
+	done := make(chan int64)
+	go func() { done <- soak(t, d, 8, stop) }()
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range resets {
+		time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
+		for _, h := range []*host{w.init, w.targ} {
+			if rng.IntN(3) == 0 {
+				continue
+			}
+			if rng.IntN(2) == 0 {
+				h.fail()
+				time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond)
+			}
+			h.unplug()
+			time.Sleep(time.Duration(rng.IntN(5)) * time.Millisecond)
+			h.plug()
+		}
+	}
+	close(stop)
+	ios := <-done
+	s := d.Stats()
+	t.Logf("%d resets, %d reads and writes, %+v", resets, ios, s)
+	if s.Failed != 0 || s.Sessions < 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// quietly does not log.
+type quietly struct{ testing.TB }
+
+func (quietly) Logf(string, ...any) {}

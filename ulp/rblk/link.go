@@ -1,0 +1,192 @@
+package rblk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"verbena/ib"
+)
+
+// link is the initiator's side of a session.
+type link struct {
+	disk *Disk
+	ep   *endpoint
+	conn net.Conn
+	ctl  *memory // depth requests to send, then depth responses received
+
+	once sync.Once
+	lost chan struct{}
+	why  error // when lost is closed
+	eof  chan struct{}
+}
+
+// refusal is the target's answer to a login that it does not like.
+type refusal struct {
+	why   string
+	retry bool
+}
+
+func (r *refusal) Error() string { return "the target refuses: " + r.why }
+
+// loginTime bounds one attempt.
+const loginTime = 10 * time.Second
+
+// attach logs in on a device.
+func (d *Disk) attach(a *attachment) (_ *link, err error) {
+	ctx, cancel := context.WithTimeout(a.ctx, loginTime)
+	defer cancel()
+	l := &link{disk: d, lost: make(chan struct{}), eof: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			if l.ep != nil {
+				l.ep.close()
+			}
+			if l.conn != nil {
+				l.conn.Close()
+			}
+		}
+	}()
+	if l.conn, err = d.cfg.Dial(ctx); err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { l.conn.Close() }) // ends the reading below
+	defer stop()
+	if d.data == nil {
+		if d.data, err = newMemory(d.cfg.Depth*d.cfg.MaxIO, ib.AccessLocalWrite|ib.AccessRemoteWrite|ib.AccessRemoteRead); err != nil {
+			return nil, err
+		}
+	}
+	depth := d.cfg.Depth
+	if l.ctl, err = newMemory(depth*(requestLen+responseLen), ib.AccessLocalWrite); err != nil {
+		return nil, err
+	}
+	if l.ep, err = newEndpoint(a.dev, firstPSN(), 4*depth, depth, l.handle, func(e ib.EventType) { l.lose(fmt.Errorf("%v", e)) }, l.ctl, d.data); err != nil {
+		return nil, err
+	}
+	for slot := range depth {
+		if err = l.receive(slot); err != nil {
+			return nil, err
+		}
+	}
+	d.epoch++
+	if err = writeLine(l.conn, login{
+		Version: version, Initiator: d.name, Epoch: d.epoch, Export: d.cfg.Export, Depth: depth, MaxIO: d.cfg.MaxIO, QP: l.ep.addr,
+	}); err != nil {
+		return nil, err
+	}
+	var w welcome
+	if err = readLine(l.conn, &w); err != nil {
+		return nil, fmt.Errorf("login: %w", err)
+	}
+	if w.Refused != "" {
+		return nil, &refusal{w.Refused, w.Retry}
+	}
+	if err = d.prepare(&w); err != nil {
+		return nil, err
+	}
+	if err = l.ep.up(w.QP); err != nil {
+		return nil, err
+	}
+	if !stop() {
+		return nil, context.Cause(ctx)
+	}
+	go l.watch()
+	return l, nil
+}
+
+// watch reads the stream, on which nothing comes but its end.
+func (l *link) watch() {
+	defer close(l.eof)
+	var b [1]byte
+	_, err := l.conn.Read(b[:])
+	if err == nil {
+		err = errors.New("the target spoke out of turn")
+	}
+	l.lose(fmt.Errorf("the stream to the target: %w", err))
+}
+
+// lose declares the session lost. It does not sleep.
+func (l *link) lose(why error) {
+	l.once.Do(func() {
+		l.why = why
+		close(l.lost)
+	})
+}
+
+// wait returns when the session is lost, the device or the disk goes, or a request has had no response for too long.
+func (l *link) wait(ctx context.Context, oldest func() time.Time, hang time.Duration) {
+	tick := time.NewTicker(max(hang/4, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-l.lost:
+			return
+		case <-ctx.Done():
+			l.lose(errors.New("the device is going"))
+			return
+		case <-tick.C:
+			if t := oldest(); !t.IsZero() && time.Since(t) > hang {
+				l.lose(fmt.Errorf("no response for %v", hang))
+				return
+			}
+		}
+	}
+}
+
+func (l *link) reason() error {
+	<-l.lost
+	return l.why
+}
+
+// close leaves nothing of the session; when it returns nobody writes to the disk's memory any more.
+func (l *link) close() {
+	l.lose(net.ErrClosed)
+	l.ep.close()
+	l.conn.Close()
+	<-l.eof
+}
+
+func (l *link) responseAt(slot int) int { return l.disk.cfg.Depth*requestLen + slot*responseLen }
+
+func (l *link) receive(slot int) error {
+	return l.ep.recv(ib.RecvWR{ID: ofRecv | uint64(slot), SGList: []ib.SGE{{
+		Addr: l.ctl.addr + uint64(l.responseAt(slot)), Length: responseLen, LKey: l.ep.mrs[0].LKey(),
+	}}})
+}
+
+// post sends a request. It does not sleep.
+func (l *link) post(r request) error {
+	r.rkey = l.ep.mrs[1].RKey()
+	off := int(r.tag) * requestLen
+	r.put(l.ctl.bytes[off:])
+	return l.ep.send(ib.SendWR{
+		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled,
+		SGList: []ib.SGE{{Addr: l.ctl.addr + uint64(off), Length: requestLen, LKey: l.ep.mrs[0].LKey()}},
+	})
+}
+
+// handle is called with each completion, so it does not sleep.
+func (l *link) handle(wc *ib.WC) {
+	if wc.Status != ib.WCSuccess {
+		l.lose(fmt.Errorf("completion: %v", wc.Status))
+		return
+	}
+	if wc.ID&^0xffffffff != ofRecv {
+		return
+	}
+	slot := int(uint32(wc.ID))
+	a, err := parseResponse(l.ctl.bytes[l.responseAt(slot):][:min(wc.ByteLen, responseLen)], l.disk.depth)
+	if err == nil {
+		err = l.receive(slot)
+	}
+	if err == nil {
+		err = l.disk.answered(l, a)
+	}
+	if err != nil {
+		l.lose(err)
+	}
+}

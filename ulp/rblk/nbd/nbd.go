@@ -1,0 +1,336 @@
+// Package nbd serves a disk to local programs by the network block device protocol, usually on a Unix socket: nbdcopy,
+// nbdinfo, qemu-img, qemu, nbdkit's filters and the kernel's nbd driver are its clients. It is the fixed newstyle
+// negotiation with simple replies, as https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md describes them; of
+// the options, EXPORT_NAME, INFO, GO, LIST and ABORT.
+package nbd
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+)
+
+// Disk is what is served. Its methods are called by several goroutines at once.
+type Disk interface {
+	io.ReaderAt
+	io.WriterAt
+	Sync() error
+	Size() int64
+}
+
+// Server serves disks by name.
+type Server struct {
+	// Exports are the disks. A client that asks for the name "" gets the one there is, if there is one.
+	Exports map[string]Disk
+	// Logf is told why connections ended, unless it was the client's wish. nil: nobody.
+	Logf func(format string, args ...any)
+}
+
+const (
+	magicInit   = 0x4e42444d41474943 // NBDMAGIC
+	magicOption = 0x49484156454f5054 // IHAVEOPT
+	magicReply  = 0x0003e889045565a9
+	magicReq    = 0x25609513
+	magicAnswer = 0x67446698
+
+	flagFixed    = 1 << 0
+	flagNoZeroes = 1 << 1
+
+	optExportName = 1
+	optAbort      = 2
+	optList       = 3
+	optInfo       = 6
+	optGo         = 7
+
+	repAck        = 1
+	repServer     = 2
+	repInfo       = 3
+	repErrUnsup   = 1<<31 + 1
+	repErrInvalid = 1<<31 + 3
+	repErrUnknown = 1<<31 + 6
+
+	infoExport    = 0
+	infoBlockSize = 3
+
+	sendFlags  = 1<<0 | 1<<2 | 1<<3 | 1<<8 // has flags, flush, FUA, several connections
+	cmdRead    = 0
+	cmdWrite   = 1
+	cmdDisc    = 2
+	cmdFlush   = 3
+	cmdFlagFUA = 1 << 0
+
+	maxOption  = 4096
+	maxPayload = 32 << 20 // what clients may assume
+	inFlight   = 64       // requests of one connection
+)
+
+// Serve accepts connections until ctx ends, which also ends them. It owns l.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	defer l.Close()
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		conns.Go(func() {
+			defer c.Close()
+			defer context.AfterFunc(ctx, func() { c.Close() })()
+			if err := s.serve(c); err != nil && ctx.Err() == nil && s.Logf != nil {
+				s.Logf("nbd: %v", err)
+			}
+		})
+	}
+}
+
+// conn is one client.
+type conn struct {
+	r *bufio.Reader
+
+	mu sync.Mutex // replies are written whole
+	w  net.Conn
+}
+
+func newReader(r io.Reader) *bufio.Reader { return bufio.NewReaderSize(r, 64<<10) }
+
+func (c *conn) write(b ...[]byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	bufs := net.Buffers(slices.DeleteFunc(b, func(p []byte) bool { return len(p) == 0 }))
+	_, err := bufs.WriteTo(c.w)
+	return err
+}
+
+func u16(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
+func u32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }
+func u64(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
+
+func (s *Server) serve(nc net.Conn) error {
+	c := &conn{r: newReader(nc), w: nc}
+	disk, err := s.negotiate(c)
+	if err != nil || disk == nil {
+		return err
+	}
+	return c.transmit(disk)
+}
+
+// find is the disk of a name.
+func (s *Server) find(name string) Disk {
+	if name == "" && len(s.Exports) == 1 {
+		for _, d := range s.Exports {
+			return d
+		}
+	}
+	return s.Exports[name]
+}
+
+// negotiate returns the disk that the client has chosen, nil if it left.
+func (s *Server) negotiate(c *conn) (Disk, error) {
+	if err := c.write(u64(magicInit), u64(magicOption), u16(flagFixed|flagNoZeroes)); err != nil {
+		return nil, err
+	}
+	var flags [4]byte
+	if _, err := io.ReadFull(c.r, flags[:]); err != nil {
+		return nil, quiet(err)
+	}
+	clientFlags := binary.BigEndian.Uint32(flags[:])
+	if clientFlags&^(flagFixed|flagNoZeroes) != 0 {
+		return nil, fmt.Errorf("client flags %#x are not known", clientFlags)
+	}
+	for range 1000 { // a client needs three
+		var h [16]byte
+		if _, err := io.ReadFull(c.r, h[:]); err != nil {
+			return nil, quiet(err)
+		}
+		option, n := binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:])
+		if binary.BigEndian.Uint64(h[:]) != magicOption {
+			return nil, errors.New("an option does not begin with its magic number")
+		}
+		if n > maxOption {
+			return nil, fmt.Errorf("option %d of %d bytes", option, n)
+		}
+		data := make([]byte, n)
+		if _, err := io.ReadFull(c.r, data); err != nil {
+			return nil, err
+		}
+		reply := func(kind uint32, b []byte) error {
+			return c.write(u64(magicReply), u32(option), u32(kind), u32(uint32(len(b))), b)
+		}
+		var err error
+		switch option {
+		case optExportName:
+			d := s.find(string(data))
+			if d == nil {
+				return nil, fmt.Errorf("there is no export %.64q", data) // there is no reply for this
+			}
+			b := append(u64(uint64(d.Size())), u16(sendFlags)...)
+			if clientFlags&flagNoZeroes == 0 {
+				b = append(b, make([]byte, 124)...)
+			}
+			return d, c.write(b)
+		case optAbort:
+			return nil, reply(repAck, nil)
+		case optList:
+			if n != 0 {
+				err = reply(repErrInvalid, nil)
+				break
+			}
+			for name := range s.Exports {
+				if err = reply(repServer, append(u32(uint32(len(name))), name...)); err != nil {
+					return nil, err
+				}
+			}
+			err = reply(repAck, nil)
+		case optInfo, optGo:
+			name, ok := infoName(data)
+			if !ok {
+				err = reply(repErrInvalid, nil)
+				break
+			}
+			d := s.find(name)
+			if d == nil {
+				err = reply(repErrUnknown, []byte("there is no such export"))
+				break
+			}
+			info := append(append(u16(infoExport), u64(uint64(d.Size()))...), u16(sendFlags)...)
+			blocks := append(append(append(u16(infoBlockSize), u32(1)...), u32(4096)...), u32(maxPayload)...)
+			if err = errors.Join(reply(repInfo, info), reply(repInfo, blocks), reply(repAck, nil)); err == nil && option == optGo {
+				return d, nil
+			}
+		default:
+			err = reply(repErrUnsup, nil)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return nil, errors.New("the client does not come to an end with its options")
+}
+
+// infoName takes the name out of INFO's and GO's data: its length (4), it, the number of requests (2), and those (2 each).
+func infoName(b []byte) (string, bool) {
+	if len(b) < 6 {
+		return "", false
+	}
+	n := uint64(binary.BigEndian.Uint32(b))
+	if n > uint64(len(b)-6) {
+		return "", false
+	}
+	rest := b[4+n:]
+	return string(b[4 : 4+n]), len(rest) == 2+2*int(binary.BigEndian.Uint16(rest))
+}
+
+// quiet: a client that leaves between messages has done nothing wrong.
+func quiet(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
+		return nil
+	}
+	return err
+}
+
+// errno is what the protocol has of errors.
+func errno(err error) uint32 {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, syscall.EINVAL):
+		return uint32(syscall.EINVAL)
+	case errors.Is(err, syscall.ENOSPC):
+		return uint32(syscall.ENOSPC)
+	case errors.Is(err, syscall.EROFS):
+		return uint32(syscall.EPERM)
+	}
+	return uint32(syscall.EIO)
+}
+
+// transmit carries out requests, several at a time, until the client leaves; those that have begun are finished.
+func (c *conn) transmit(d Disk) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	slots := make(chan struct{}, inFlight)
+	pool := sync.Pool{New: func() any { return new([]byte) }}
+	for {
+		var h [28]byte
+		if _, err := io.ReadFull(c.r, h[:]); err != nil {
+			return quiet(err)
+		}
+		flags, kind := binary.BigEndian.Uint16(h[4:]), binary.BigEndian.Uint16(h[6:])
+		handle := [8]byte(h[8:16])
+		off, n := binary.BigEndian.Uint64(h[16:]), binary.BigEndian.Uint32(h[24:])
+		if binary.BigEndian.Uint32(h[:]) != magicReq {
+			return errors.New("a request does not begin with its magic number")
+		}
+		if kind == cmdDisc {
+			return nil
+		}
+		if (kind == cmdRead || kind == cmdWrite) && n > maxPayload {
+			return fmt.Errorf("request for %d bytes", n)
+		}
+		slots <- struct{}{}
+		buf := pool.Get().(*[]byte)
+		if kind == cmdRead || kind == cmdWrite {
+			if uint32(cap(*buf)) < n {
+				*buf = make([]byte, n)
+			}
+			*buf = (*buf)[:n]
+		}
+		if kind == cmdWrite {
+			if _, err := io.ReadFull(c.r, *buf); err != nil {
+				return err
+			}
+		}
+		running.Go(func() {
+			defer func() {
+				pool.Put(buf)
+				<-slots
+			}()
+			var data []byte
+			err := perform(d, kind, flags, off, n, *buf)
+			if err == nil && kind == cmdRead {
+				data = *buf
+			}
+			if c.write(u32(magicAnswer), u32(errno(err)), handle[:], data) != nil {
+				c.w.Close() // ends the reading too
+			}
+		})
+	}
+}
+
+// perform is one request.
+func perform(d Disk, kind, flags uint16, off uint64, n uint32, buf []byte) error {
+	if flags&^cmdFlagFUA != 0 {
+		return syscall.EINVAL
+	}
+	if size := uint64(d.Size()); (kind == cmdRead || kind == cmdWrite) && (off > size || uint64(n) > size-off) {
+		if kind == cmdWrite {
+			return syscall.ENOSPC
+		}
+		return syscall.EINVAL
+	}
+	switch kind {
+	case cmdRead:
+		_, err := d.ReadAt(buf, int64(off))
+		return err
+	case cmdWrite:
+		_, err := d.WriteAt(buf, int64(off))
+		if err == nil && flags&cmdFlagFUA != 0 {
+			err = d.Sync()
+		}
+		return err
+	case cmdFlush:
+		return d.Sync()
+	}
+	return syscall.EINVAL
+}

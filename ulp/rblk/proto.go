@@ -1,0 +1,198 @@
+package rblk
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// version is that of login, request and response together.
+const version = 1
+
+// login is what an initiator says first, one line of JSON.
+type login struct {
+	Version   int    `json:"rblk"`
+	Initiator string `json:"initiator"` // stays the same for the life of a Disk
+	Epoch     uint64 `json:"epoch"`     // higher in each login of an initiator
+	Export    string `json:"export"`
+	Depth     int    `json:"depth"`  // requests that may be outstanding
+	MaxIO     int    `json:"max_io"` // bytes of one request
+	QP        qpAddr `json:"qp"`
+}
+
+// welcome is the target's answer.
+type welcome struct {
+	Refused string `json:"refused,omitempty"` // why not
+	Retry   bool   `json:"retry,omitempty"`   // it may be different later
+	Size    int64  `json:"size"`              // bytes
+	Depth   int    `json:"depth"`
+	MaxIO   int    `json:"max_io"`
+	QP      qpAddr `json:"qp"`
+}
+
+// qpAddr is what the other side must know of a queue pair.
+type qpAddr struct {
+	GID ib.GID `json:"gid"`
+	QPN uint32 `json:"qpn"`
+	PSN uint32 `json:"psn"`
+	MTU ib.MTU `json:"mtu"`
+}
+
+const maxLine = 4096
+
+func writeLine(w io.Writer, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(b, '\n'))
+	return err
+}
+
+// readLine reads one line, and no more than that, of at most maxLine bytes.
+func readLine(r io.Reader, v any) error {
+	line, err := bufio.NewReaderSize(io.LimitReader(r, maxLine), maxLine).ReadSlice('\n')
+	if err != nil {
+		if errors.Is(err, io.EOF) && len(line) > 0 {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	}
+	return json.Unmarshal(line, v)
+}
+
+type op uint8
+
+const (
+	opRead op = 1 + iota
+	opWrite
+	opSync
+)
+
+func (o op) String() string {
+	switch o {
+	case opRead:
+		return "read"
+	case opWrite:
+		return "write"
+	case opSync:
+		return "sync"
+	}
+	return fmt.Sprintf("op(%d)", uint8(o))
+}
+
+// request is the initiator's message, requestLen bytes, big-endian:
+//
+//	0 op   1 zero   2 tag (2)   4 length (4)   8 offset (8)   16 address (8)   24 rkey (4)   28 zero (4)
+type request struct {
+	op     op
+	tag    uint16
+	length uint32
+	offset uint64
+	addr   uint64 // where the initiator has the data, or wants it
+	rkey   uint32
+}
+
+const requestLen = 32
+
+func (r request) put(b []byte) {
+	clear(b[:requestLen])
+	b[0] = byte(r.op)
+	binary.BigEndian.PutUint16(b[2:], r.tag)
+	binary.BigEndian.PutUint32(b[4:], r.length)
+	binary.BigEndian.PutUint64(b[8:], r.offset)
+	binary.BigEndian.PutUint64(b[16:], r.addr)
+	binary.BigEndian.PutUint32(b[24:], r.rkey)
+}
+
+// parseRequest checks form, and that tag and length are within what was agreed.
+func parseRequest(b []byte, depth, maxIO int) (request, error) {
+	if len(b) != requestLen {
+		return request{}, fmt.Errorf("request of %d bytes, not %d", len(b), requestLen)
+	}
+	r := request{
+		op: op(b[0]), tag: binary.BigEndian.Uint16(b[2:]), length: binary.BigEndian.Uint32(b[4:]),
+		offset: binary.BigEndian.Uint64(b[8:]), addr: binary.BigEndian.Uint64(b[16:]), rkey: binary.BigEndian.Uint32(b[24:]),
+	}
+	switch {
+	case r.op < opRead || r.op > opSync || b[1] != 0 || binary.BigEndian.Uint32(b[28:]) != 0:
+		return r, fmt.Errorf("request %v is not known", r.op)
+	case int(r.tag) >= depth:
+		return r, fmt.Errorf("request with tag %d of %d", r.tag, depth)
+	case uint64(r.length) > uint64(maxIO):
+		return r, fmt.Errorf("request for %d bytes, more than %d", r.length, maxIO)
+	case r.op == opSync && r.length != 0:
+		return r, errors.New("sync with a length")
+	}
+	return r, nil
+}
+
+// status is how a request ended, in a response.
+type status uint16
+
+const (
+	statusOK status = iota
+	statusIO
+	statusInvalid
+	statusNoSpace
+	statusReadOnly
+)
+
+var statusErrno = map[status]syscall.Errno{
+	statusIO: syscall.EIO, statusInvalid: syscall.EINVAL, statusNoSpace: syscall.ENOSPC, statusReadOnly: syscall.EROFS,
+}
+
+// statusOf is the status nearest to an error of a store.
+func statusOf(err error) status {
+	if err == nil {
+		return statusOK
+	}
+	for _, s := range []status{statusInvalid, statusNoSpace, statusReadOnly} {
+		if errors.Is(err, statusErrno[s]) {
+			return s
+		}
+	}
+	return statusIO
+}
+
+// err is nil for statusOK; an unknown status is an I/O error.
+func (s status) err() error {
+	if s == statusOK {
+		return nil
+	}
+	if e, ok := statusErrno[s]; ok {
+		return e
+	}
+	return syscall.EIO
+}
+
+// response is the target's message, responseLen bytes: tag (2), status (2), zero (4).
+type response struct {
+	tag    uint16
+	status status
+}
+
+const responseLen = 8
+
+func (r response) put(b []byte) {
+	clear(b[:responseLen])
+	binary.BigEndian.PutUint16(b, r.tag)
+	binary.BigEndian.PutUint16(b[2:], uint16(r.status))
+}
+
+func parseResponse(b []byte, depth int) (response, error) {
+	if len(b) != responseLen {
+		return response{}, fmt.Errorf("response of %d bytes, not %d", len(b), responseLen)
+	}
+	r := response{tag: binary.BigEndian.Uint16(b), status: status(binary.BigEndian.Uint16(b[2:]))}
+	if int(r.tag) >= depth || binary.BigEndian.Uint32(b[4:]) != 0 {
+		return r, fmt.Errorf("response with tag %d of %d", r.tag, depth)
+	}
+	return r, nil
+}

@@ -1,0 +1,89 @@
+package rblk
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestParseRequest(t *testing.T) {
+	good := request{op: opWrite, tag: 3, length: 4096, offset: 1 << 40, addr: 0xfedcba9876543210, rkey: 0x12345678}
+	for _, c := range []struct {
+		name  string
+		spoil func(b []byte) []byte
+		says  string
+	}{
+		{"as made", func(b []byte) []byte { return b }, ""},
+		{"too short", func(b []byte) []byte { return b[:31] }, "31 bytes"},
+		{"no operation", func(b []byte) []byte { b[0] = 0; return b }, "op(0) is not known"},
+		{"an operation to come", func(b []byte) []byte { b[0] = 4; return b }, "op(4) is not known"},
+		{"flags", func(b []byte) []byte { b[1] = 1; return b }, "not known"},
+		{"reserved bytes", func(b []byte) []byte { b[31] = 1; return b }, "not known"},
+		{"a tag that was not agreed", func(b []byte) []byte { b[3] = 4; return b }, "tag 4 of 4"},
+		{"too long", func(b []byte) []byte { b[4] = 1; return b }, "more than 4096"},
+		{"a sync of something", func(b []byte) []byte { b[0] = byte(opSync); return b }, "sync with a length"},
+	} {
+		b := make([]byte, requestLen)
+		good.put(b)
+		r, err := parseRequest(c.spoil(b), 4, 4096)
+		switch {
+		case c.says == "" && (err != nil || r != good):
+			t.Errorf("%s: %+v, %v", c.name, r, err)
+		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+func TestParseResponse(t *testing.T) {
+	b := make([]byte, responseLen)
+	want := response{tag: 7, status: statusNoSpace}
+	want.put(b)
+	if r, err := parseResponse(b, 8); r != want || err != nil {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if _, err := parseResponse(b, 7); err == nil {
+		t.Error("a tag that was not agreed")
+	}
+	if _, err := parseResponse(b[:7], 8); err == nil {
+		t.Error("too short")
+	}
+}
+
+func TestReadLine(t *testing.T) {
+	for _, c := range []struct{ name, in, says string }{
+		{"a login", `{"rblk":1,"initiator":"x","export":"d"}` + "\n", ""},
+		{"nothing", "", "EOF"},
+		{"half a line", `{"rblk":1`, "unexpected EOF"},
+		{"no JSON", "GET / HTTP/1.1\n", "invalid character"},
+		{"no end", strings.Repeat("x", 2*maxLine), "buffer full"},
+	} {
+		var l login
+		err := readLine(strings.NewReader(c.in), &l)
+		if c.says == "" && (err != nil || l.Version != 1) || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: %+v, %v", c.name, l, err)
+		}
+	}
+}
+
+// FuzzParse: whatever a peer sends, what is accepted is within what was agreed, and is what was sent.
+func FuzzParse(f *testing.F) {
+	b := make([]byte, requestLen)
+	request{op: opRead, tag: 1, length: 512, addr: 1, rkey: 2}.put(b)
+	f.Add(b)
+	response{tag: 1}.put(b)
+	f.Add(b[:responseLen])
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if r, err := parseRequest(in, 16, 4096); err == nil {
+			out := make([]byte, requestLen)
+			if r.put(out); string(out) != string(in) || r.tag >= 16 || r.length > 4096 {
+				t.Errorf("%x is taken for %+v", in, r)
+			}
+		}
+		if r, err := parseResponse(in, 16); err == nil {
+			out := make([]byte, responseLen)
+			if r.put(out); string(out) != string(in) || r.tag >= 16 {
+				t.Errorf("%x is taken for %+v", in, r)
+			}
+		}
+	})
+}

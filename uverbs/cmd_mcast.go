@@ -1,0 +1,91 @@
+package uverbs
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// membership is a multicast group that a queue pair is attached to. (struct ib_uverbs_mcast_entry)
+type membership struct {
+	gid ib.GID
+	lid uint16
+}
+
+// memberships are those of one queue pair. The zero value is empty.
+type memberships struct {
+	mu     sync.Mutex
+	groups map[membership]struct{}
+}
+
+// cmdAttachMcast attaches a datagram queue pair to a group; that it is in there already is no error.
+// (ib_uverbs_attach_mcast)
+func cmdAttachMcast(c *call) error {
+	req, err := request[abi.AttachMcast](c)
+	if err != nil {
+		return err
+	}
+	qp, err := lookup[*qpObject](c.f, req.QPHandle)
+	if err != nil {
+		return err
+	}
+	defer qp.done()
+	return qp.res.groups.attach(qp.res.QP, membership{req.GID, req.MLID})
+}
+
+// cmdDetachMcast ends that, EINVAL if it is not attached. (ib_uverbs_detach_mcast)
+func cmdDetachMcast(c *call) error {
+	req, err := request[abi.DetachMcast](c)
+	if err != nil {
+		return err
+	}
+	qp, err := lookup[*qpObject](c.f, req.QPHandle)
+	if err != nil {
+		return err
+	}
+	defer qp.done()
+	return qp.res.groups.detach(qp.res.QP, membership{req.GID, req.MLID})
+}
+
+func (m *memberships) attach(qp *ib.QP, g membership) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.groups[g]; ok {
+		return nil
+	}
+	if err := qp.AttachMcast(g.gid, g.lid); err != nil {
+		return err
+	}
+	if m.groups == nil {
+		m.groups = map[membership]struct{}{}
+	}
+	m.groups[g] = struct{}{}
+	return nil
+}
+
+func (m *memberships) detach(qp *ib.QP, g membership) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.groups[g]; !ok {
+		return fmt.Errorf("queue pair %d is not in group %v: %w", qp.Num(), g.gid, syscall.EINVAL)
+	}
+	if err := qp.DetachMcast(g.gid, g.lid); err != nil {
+		return err
+	}
+	delete(m.groups, g)
+	return nil
+}
+
+// leaveAll ends all memberships of a queue pair that cannot be left behind. (ib_uverbs_detach_umcast)
+func (m *memberships) leaveAll(qp *ib.QP) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for g := range m.groups {
+		if qp.DetachMcast(g.gid, g.lid) == nil {
+			delete(m.groups, g) // else destroying fails, and that is reported
+		}
+	}
+}

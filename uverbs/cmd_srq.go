@@ -1,0 +1,184 @@
+package uverbs
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// srqObject is a shared receive queue and its events. (struct ib_usrq_object)
+type srqObject struct {
+	*ib.SRQ
+	uid  uint64      // the program's handle of it, which its events tell
+	xrcd *xrcdObject // of an XRC queue
+
+	asyncEvents *eventFile // may be nil
+	async       eventSource
+
+	reported uint32 // once destroyed: events that the program has read
+}
+
+func (*srqObject) kind() kind { return kindSRQ }
+
+func (o *srqObject) destroy() error {
+	if err := o.Destroy(); err != nil {
+		return err
+	}
+	o.reported = o.asyncEvents.retire(&o.async)
+	o.xrcd.unuse()
+	return nil
+}
+
+// cmdCreateSRQ makes a basic queue. (ib_uverbs_create_srq)
+func cmdCreateSRQ(c *call) error {
+	req, err := request[abi.CreateSRQ](c)
+	if err != nil {
+		return err
+	}
+	resp, err := c.createSRQ(&abi.CreateXSRQ{
+		UserHandle: req.UserHandle,
+		SRQType:    abi.SRQTBasic,
+		PDHandle:   req.PDHandle,
+		MaxWR:      req.MaxWR,
+		MaxSGE:     req.MaxSGE,
+		SRQLimit:   req.SRQLimit,
+	})
+	if err != nil {
+		return err
+	}
+	reply(c, resp)
+	return nil
+}
+
+// cmdCreateXSRQ makes a queue of any type. (ib_uverbs_create_xsrq)
+func cmdCreateXSRQ(c *call) error {
+	req, err := request[abi.CreateXSRQ](c)
+	if err != nil {
+		return err
+	}
+	resp, err := c.createSRQ(&req)
+	if err != nil {
+		return err
+	}
+	reply(c, resp)
+	return nil
+}
+
+func (c *call) createSRQ(req *abi.CreateXSRQ) (resp abi.CreateSRQResp, err error) {
+	f := c.f
+	if err := f.context(); err != nil {
+		return resp, err
+	}
+	o := &srqObject{uid: req.UserHandle, asyncEvents: c.asyncEvents()}
+	init := ib.SRQInitAttr{
+		Type:  ib.SRQType(req.SRQType),
+		Attr:  ib.SRQAttr{MaxWR: req.MaxWR, MaxSGE: req.MaxSGE, Limit: req.SRQLimit},
+		Event: func(_ *ib.SRQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, abi.EventType(e)) },
+	}
+	switch req.SRQType {
+	case abi.SRQTBasic:
+	case abi.SRQTXRC:
+		x, err := lookup[*xrcdObject](f, req.XRCDHandle)
+		if err != nil {
+			return resp, fmt.Errorf("XRC domain: %w", err)
+		}
+		defer x.done()
+		cq, err := lookup[*cqObject](f, req.CQHandle)
+		if err != nil {
+			return resp, fmt.Errorf("completion queue: %w", err)
+		}
+		defer cq.done()
+		o.xrcd, init.XRCD, init.CQ = x.res, x.res.domain.XRCD, cq.res.CQ
+	case abi.SRQTTM:
+		return resp, fmt.Errorf("tag matching: %w", syscall.EOPNOTSUPP)
+	default:
+		return resp, fmt.Errorf("no shared receive queue of type %d: %w", req.SRQType, syscall.EINVAL)
+	}
+	pd, err := lookup[*pdObject](f, req.PDHandle)
+	if err != nil {
+		return resp, fmt.Errorf("protection domain: %w", err)
+	}
+	defer pd.done()
+	if o.SRQ, err = pd.res.CreateSRQ(init, &c.udata); err != nil {
+		return resp, err
+	}
+	o.xrcd.use()
+	obj := f.objects.add(o)
+	c.created(obj)
+	granted := o.Init().Attr
+	resp = abi.CreateSRQResp{SRQHandle: obj.handle, MaxWR: granted.MaxWR, MaxSGE: granted.MaxSGE}
+	if req.SRQType == abi.SRQTXRC {
+		resp.SRQN = o.Num()
+	}
+	return resp, nil
+}
+
+// cmdModifySRQ changes a queue's size or limit. (ib_uverbs_modify_srq)
+func cmdModifySRQ(c *call) error {
+	req, err := request[abi.ModifySRQ](c)
+	if err != nil {
+		return err
+	}
+	srq, err := lookup[*srqObject](c.f, req.SRQHandle)
+	if err != nil {
+		return err
+	}
+	defer srq.done()
+	c.hold()
+	return srq.res.Modify(ib.SRQAttr{MaxWR: req.MaxWR, Limit: req.SRQLimit}, ib.SRQAttrMask(req.AttrMask), &c.udata)
+}
+
+// cmdQuerySRQ reports the attributes of a queue. (ib_uverbs_query_srq)
+func cmdQuerySRQ(c *call) error {
+	req, err := request[abi.QuerySRQ](c)
+	if err != nil {
+		return err
+	}
+	srq, err := lookup[*srqObject](c.f, req.SRQHandle)
+	if err != nil {
+		return err
+	}
+	defer srq.done()
+	a, err := srq.res.Query()
+	if err != nil {
+		return err
+	}
+	reply(c, abi.QuerySRQResp{MaxWR: a.MaxWR, MaxSGE: a.MaxSGE, SRQLimit: a.Limit})
+	return nil
+}
+
+// cmdPostSRQRecv posts receive work requests to a queue. (ib_uverbs_post_srq_recv)
+func cmdPostSRQRecv(c *call) error {
+	req, ok := abi.Decode[abi.PostSRQRecv](c.in)
+	if !ok {
+		return syscall.ENOSPC
+	}
+	wrs, err := recvWRs(c.in[abi.SizeOf[abi.PostSRQRecv]():], req.WRCount, req.WQESize, req.SGECount)
+	if err != nil {
+		return err
+	}
+	srq, err := lookup[*srqObject](c.f, req.SRQHandle)
+	if err != nil {
+		return err
+	}
+	defer srq.done()
+	c.hold()
+	n, err := srq.res.PostRecv(wrs...)
+	return c.posted(n, err)
+}
+
+// cmdDestroySRQ frees a queue and reports how many of its events have been read. (ib_uverbs_destroy_srq)
+func cmdDestroySRQ(c *call) error {
+	req, err := request[abi.DestroySRQ](c)
+	if err != nil {
+		return err
+	}
+	res, err := c.f.destroyObject(req.SRQHandle, kindSRQ)
+	if err != nil {
+		return err
+	}
+	reply(c, abi.DestroySRQResp{EventsReported: res.(*srqObject).reported})
+	return nil
+}

@@ -1,0 +1,885 @@
+package uverbs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/driver/rxe"
+	"verbena/driver/rxe/wire/netdev"
+	"verbena/driver/rxe/wire/simnet"
+	"verbena/ib"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+// A fuzzer that knows the structure of commands: it lets a program lead whole sessions on a real rxe device, with
+// commands that are mostly right, then damages some of them, and scribbles into the queues that the device shares with
+// the program. Beside it lives a bystander, another process on the same device, of whose objects the program knows
+// every number. After each session nothing of the program may be left, and the bystander must have noticed nothing.
+
+// lockedSpace is a flatSpace outside the Go heap that the device, its timers and the program may use at once.
+type lockedSpace struct {
+	mu sync.Mutex
+	flatSpace
+}
+
+func newLockedSpace(t testing.TB, size int) *lockedSpace {
+	t.Helper()
+	mem, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	must(t, err)
+	return &lockedSpace{flatSpace: flatSpace{fuzzBase, mem}}
+}
+
+func (s *lockedSpace) ReadV(dst [][]byte, addr uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.flatSpace.ReadV(dst, addr)
+}
+
+func (s *lockedSpace) WriteV(src [][]byte, addr uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.flatSpace.WriteV(src, addr)
+}
+
+func (s *lockedSpace) put(addr uint64, b []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	copy(s.mem[addr-s.base:], b)
+}
+
+func (s *lockedSpace) get(addr uint64, n int) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return bytes.Clone(s.mem[addr-s.base:][:n])
+}
+
+// queueMemory is a Memory whose regions a program may write into.
+type queueMemory struct {
+	mu      sync.Mutex
+	regions [][]byte
+	bytes   int
+}
+
+// queueLimit is what one session may allocate, so that it stays quick.
+const queueLimit = 4 << 20
+
+func (m *queueMemory) Alloc(size int) (ib.Shared, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.bytes+size > queueLimit {
+		return ib.Shared{}, syscall.ENOMEM
+	}
+	b, err := unix.Mmap(-1, 0, (size+4095)&^4095, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return ib.Shared{}, err
+	}
+	m.bytes += size
+	m.regions = append(m.regions, b)
+	return ib.Shared{Mem: b, Offset: uint64(len(m.regions)) << 32, Free: func() {}}, nil
+}
+
+func (m *queueMemory) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, b := range m.regions {
+		if err := unix.Munmap(b); err != nil {
+			return err
+		}
+	}
+	m.regions = nil
+	return nil
+}
+
+// sessionProgram is a process that leads a session.
+type sessionProgram struct {
+	fuzzProgram
+	space *lockedSpace
+	mem   *queueMemory
+	file  *File
+
+	handles  [numPools][]uint32
+	qpns     []uint32
+	keys     []uint32
+	channels []int
+}
+
+func (p *sessionProgram) Space() umem.Space { return p.space }
+
+// The program's memory: where its data, its commands and their responses are.
+const (
+	sessionMemory   = 0x10000
+	sessionData     = fuzzBase
+	sessionCommand  = fuzzBase + 0x8000
+	sessionResponse = fuzzBase + 0xc000
+)
+
+// pool is a kind of number that commands name.
+type pool int
+
+const (
+	poolNone pool = iota
+	poolPD
+	poolMR
+	poolCQ
+	poolQP
+	poolAH
+	poolSRQ
+	poolMW
+	poolXRCD
+	poolChannel
+	numPools
+)
+
+// sessionCommandKind is a command that sessions are made of.
+type sessionCommandKind struct {
+	number   uint32
+	extended bool
+	req      any  // of the request's type
+	resp     int  // room for the core's response
+	makes    pool // what the response names
+	driver   int  // room for the driver's answer
+}
+
+var sessionCommands = []sessionCommandKind{
+	{number: uint32(abi.CmdGetContext), req: abi.GetContext{}, resp: abi.SizeOf[abi.GetContextResp]()},
+	{number: uint32(abi.CmdQueryDevice), req: abi.QueryDevice{}, resp: abi.SizeOf[abi.QueryDeviceResp]()},
+	{number: uint32(abi.CmdQueryPort), req: abi.QueryPort{}, resp: abi.SizeOf[abi.QueryPortResp]()},
+	{number: uint32(abi.CmdAllocPD), req: abi.AllocPD{}, resp: 4, makes: poolPD},
+	{number: uint32(abi.CmdDeallocPD), req: abi.DeallocPD{}},
+	{number: uint32(abi.CmdCreateAH), req: abi.CreateAH{}, resp: 4, makes: poolAH, driver: 4},
+	{number: uint32(abi.CmdDestroyAH), req: abi.DestroyAH{}},
+	{number: uint32(abi.CmdRegMR), req: abi.RegMR{}, resp: 12, makes: poolMR},
+	{number: uint32(abi.CmdReregMR), req: abi.ReregMR{}, resp: 8},
+	{number: uint32(abi.CmdDeregMR), req: abi.DeregMR{}},
+	{number: uint32(abi.CmdAllocMW), req: abi.AllocMW{}, resp: 8, makes: poolMW},
+	{number: uint32(abi.CmdDeallocMW), req: abi.DeallocMW{}},
+	{number: uint32(abi.CmdCreateCompChannel), req: abi.CreateCompChannel{}, resp: 4, makes: poolChannel},
+	{number: uint32(abi.CmdCreateCQ), req: abi.CreateCQ{}, resp: 8, makes: poolCQ, driver: 16},
+	{number: uint32(abi.CmdResizeCQ), req: abi.ResizeCQ{}, resp: 8, driver: 16},
+	{number: uint32(abi.CmdDestroyCQ), req: abi.DestroyCQ{}, resp: 8},
+	{number: uint32(abi.CmdPollCQ), req: abi.PollCQ{}, resp: 8 + 16*48},
+	{number: uint32(abi.CmdReqNotifyCQ), req: abi.ReqNotifyCQ{}},
+	{number: uint32(abi.CmdCreateQP), req: abi.CreateQP{}, resp: 32, makes: poolQP, driver: 32},
+	{number: uint32(abi.CmdQueryQP), req: abi.QueryQP{}, resp: abi.SizeOf[abi.QueryQPResp]()},
+	{number: uint32(abi.CmdModifyQP), req: abi.ModifyQP{}},
+	{number: uint32(abi.CmdDestroyQP), req: abi.DestroyQP{}, resp: 4},
+	{number: uint32(abi.CmdAttachMcast), req: abi.AttachMcast{}},
+	{number: uint32(abi.CmdDetachMcast), req: abi.DetachMcast{}},
+	{number: uint32(abi.CmdCreateSRQ), req: abi.CreateSRQ{}, resp: 16, makes: poolSRQ, driver: 20},
+	{number: uint32(abi.CmdModifySRQ), req: abi.ModifySRQ{}, driver: 16},
+	{number: uint32(abi.CmdQuerySRQ), req: abi.QuerySRQ{}, resp: 16},
+	{number: uint32(abi.CmdDestroySRQ), req: abi.DestroySRQ{}, resp: 4},
+	{number: uint32(abi.CmdOpenXRCD), req: abi.OpenXRCD{}, resp: 4, makes: poolXRCD},
+	{number: uint32(abi.CmdCloseXRCD), req: abi.CloseXRCD{}},
+	{number: uint32(abi.CmdCreateXSRQ), req: abi.CreateXSRQ{}, resp: 16, makes: poolSRQ, driver: 20},
+	{number: uint32(abi.CmdOpenQP), req: abi.OpenQP{}, resp: 32, makes: poolQP},
+	{number: uint32(abi.ExCmdQueryDevice), extended: true, req: abi.ExQueryDevice{}, resp: abi.SizeOf[abi.ExQueryDeviceResp]()},
+	{number: uint32(abi.ExCmdCreateCQ), extended: true, req: abi.ExCreateCQ{}, resp: 16, makes: poolCQ, driver: 16},
+	{number: uint32(abi.ExCmdCreateQP), extended: true, req: abi.ExCreateQP{}, resp: 40, makes: poolQP, driver: 32},
+	{number: uint32(abi.ExCmdModifyQP), extended: true, req: abi.ExModifyQP{}, resp: 8},
+	{number: uint32(abi.ExCmdModifyCQ), extended: true, req: abi.ExModifyCQ{}},
+}
+
+// sessionWorld is what all sessions of a process share.
+type sessionWorld struct {
+	dev   *ib.Device
+	srv   *Server
+	gid   ib.GID
+	other *bystander
+	base  string // dev.Objects() without a session
+	round int
+}
+
+func newSessionWorld(t testing.TB) *sessionWorld {
+	t.Helper()
+	addr := netip.MustParseAddr("10.0.0.1")
+	dev, err := rxe.New(rxe.Config{
+		Name: "rxe0", Addrs: []netip.Addr{addr}, Network: simnet.New(simnet.Config{}), Fabric: &rxe.Fabric{},
+		Rand:   rand.New(rand.NewPCG(1, 2)),
+		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, 1}, MTU: 9000, Up: true, Running: true},
+	})
+	must(t, err)
+	core := &ib.Core{}
+	must(t, core.Register(dev.IB()))
+	srv, err := NewServer(core, ServerOptions{CompVectors: 1})
+	must(t, err)
+	gid, err := dev.IB().QueryGID(1, 1)
+	must(t, err)
+	w := &sessionWorld{dev: dev.IB(), srv: srv, gid: gid.GID}
+	w.other = newBystander(t, w)
+	w.base = w.dev.Objects().String()
+	t.Cleanup(func() {
+		w.other.close()
+		if left := w.dev.Objects().String(); left != "" {
+			t.Errorf("left at the end: %s", left)
+		}
+		srv.Close()
+		must(t, core.Unregister(dev.IB()))
+		must(t, dev.Close())
+	})
+	return w
+}
+
+func (w *sessionWorld) open(t testing.TB) *sessionProgram {
+	t.Helper()
+	p := &sessionProgram{space: newLockedSpace(t, sessionMemory), mem: &queueMemory{}}
+	p.acct = umem.NewAccount(func() uint64 { return 64 << 12 })
+	var err error
+	p.file, err = w.srv.Open("uverbs0", p, p.mem)
+	must(t, err)
+	return p
+}
+
+func (p *sessionProgram) close(t testing.TB) {
+	t.Helper()
+	p.file.Close()
+	for _, fd := range p.fds {
+		unix.Close(fd)
+	}
+	if n := p.acct.Pages(); n != 0 {
+		t.Errorf("%d pages are left in the account", n)
+	}
+	must(t, unix.Munmap(p.space.mem))
+}
+
+// command sends a command as it is built and returns what the response's place holds.
+func (p *sessionProgram) command(number uint32, extended bool, core, driver []byte, room, driverRoom int) ([]byte, error) {
+	var b []byte
+	if extended {
+		core = append(core, make([]byte, -len(core)&7)...)
+		hdr := abi.CmdHdr{Command: number | abi.CmdFlagExtended, InWords: uint16(len(core) / 8), OutWords: uint16(room / 8)}
+		ex := abi.ExCmdHdr{Response: sessionResponse, ProviderInWords: uint16(len(driver) / 8), ProviderOutWords: uint16(driverRoom / 8)}
+		if room+driverRoom == 0 {
+			ex.Response = 0
+		}
+		b = abi.AppendTo(abi.AppendTo(nil, &hdr), &ex)
+	} else {
+		hdr := abi.CmdHdr{Command: number, InWords: uint16((8 + len(core) + len(driver)) / 4), OutWords: uint16((room + driverRoom) / 4)}
+		b = abi.AppendTo(nil, &hdr)
+	}
+	b = append(append(b, core...), driver...)
+	p.space.put(sessionCommand, b)
+	_, err := p.file.Write(p, sessionCommand, len(b))
+	return p.space.get(sessionResponse, room+driverRoom), err
+}
+
+// call sends a plain command that must succeed.
+func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd abi.Command, req Req, tail []byte, driverRoom int) Resp {
+	t.Helper()
+	core := append(abi.AppendTo(nil, &req), tail...)
+	if commands[cmd].answers {
+		putUint64(core, sessionResponse)
+	}
+	resp, err := p.command(uint32(cmd), false, core, nil, max(abi.SizeOf[Resp](), 8), driverRoom)
+	if err != nil {
+		t.Fatalf("%v: %v", cmd, err)
+	}
+	v, _ := abi.DecodePrefix[Resp](resp[:min(len(resp), abi.SizeOf[Resp]())])
+	return v
+}
+
+// bystander is a process with a connection from itself to itself, which must go on working.
+type bystander struct {
+	*sessionProgram
+	mr   abi.RegMRResp
+	cq   uint32
+	qps  [2]abi.CreateQPResp
+	info string
+	seen int
+}
+
+func newBystander(t testing.TB, w *sessionWorld) *bystander {
+	t.Helper()
+	o := &bystander{sessionProgram: w.open(t)}
+	p := o.sessionProgram
+	call1[abi.GetContextResp](t, p, abi.CmdGetContext, abi.GetContext{}, nil, 0)
+	pd := call1[abi.AllocPDResp](t, p, abi.CmdAllocPD, abi.AllocPD{}, nil, 0).PDHandle
+	o.mr = call1[abi.RegMRResp](t, p, abi.CmdRegMR, abi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000, PDHandle: pd,
+		AccessFlags: abi.AccessLocalWrite | abi.AccessRemoteWrite | abi.AccessRemoteRead | abi.AccessRemoteAtomic}, nil, 0)
+	o.cq = call1[abi.CreateCQResp](t, p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 16, CompChannel: -1}, nil, 16).CQHandle
+	for i := range o.qps {
+		o.qps[i] = call1[abi.CreateQPResp](t, p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: o.cq, RecvCQHandle: o.cq,
+			MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: abi.QPTRC}, nil, 32)
+	}
+	for i := range o.qps {
+		for _, m := range connection(o.qps[i].QPHandle, o.qps[1-i].QPN, w.gid) {
+			m.Timeout, m.RetryCnt = 18, 7 // one second: it must not fail by being slow
+			call1[none](t, p, abi.CmdModifyQP, m, nil, 0)
+		}
+	}
+	o.check(t)
+	o.info = fmt.Sprintf("%+v", o.file.Info())
+	return o
+}
+
+// connection is the way of a reliable queue pair from RESET to RTS.
+func connection(qp, dest uint32, gid ib.GID) []abi.ModifyQP {
+	const access = abi.AccessRemoteWrite | abi.AccessRemoteRead | abi.AccessRemoteAtomic
+	return []abi.ModifyQP{
+		{QPHandle: qp, QPState: abi.QPSInit, PortNum: 1, QPAccessFlags: access,
+			AttrMask: abi.QPAttrState | abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags},
+		{QPHandle: qp, QPState: abi.QPSRTR, PathMTU: abi.MTU1024, DestQPNum: dest, MaxDestRDAtomic: 1, MinRNRTimer: 1,
+			Dest: abi.QPDest{DGID: gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
+			AttrMask: abi.QPAttrState | abi.QPAttrAV | abi.QPAttrPathMTU | abi.QPAttrDestQPN | abi.QPAttrRQPSN |
+				abi.QPAttrMaxDestRDAtomic | abi.QPAttrMinRNRTimer},
+		{QPHandle: qp, QPState: abi.QPSRTS, Timeout: 8, RetryCnt: 1, RNRRetry: 1, MaxRDAtomic: 1,
+			AttrMask: abi.QPAttrState | abi.QPAttrSQPSN | abi.QPAttrTimeout | abi.QPAttrRetryCnt | abi.QPAttrRNRRetry | abi.QPAttrMaxQPRDAtomic},
+	}
+}
+
+// check sends a message from the bystander to itself, and looks whether it is still what it was.
+func (o *bystander) check(t testing.TB) {
+	t.Helper()
+	o.seen++
+	const size = 64
+	from, to := o.seen&1, 1-o.seen&1
+	mark := bytes.Repeat([]byte{byte(o.seen)}, size)
+	for i := range o.space.mem[:0x4000] {
+		o.space.mem[i] = byte(i * 7)
+	}
+	o.space.put(sessionData, mark)
+	want := o.space.get(sessionData, 0x4000)
+	copy(want[0x1000:], mark)
+	call1[abi.PostRecvResp](t, o.sessionProgram, abi.CmdPostRecv,
+		abi.PostRecv{QPHandle: o.qps[to].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(abi.SizeOf[abi.RecvWR]())},
+		concat(abi.RecvWR{WRID: uint64(o.seen), NumSGE: 1}, abi.SGE{Addr: sessionData + 0x1000, Length: size, LKey: o.mr.LKey}), 0)
+	call1[abi.PostSendResp](t, o.sessionProgram, abi.CmdPostSend,
+		abi.PostSend{QPHandle: o.qps[from].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(abi.SizeOf[abi.SendWR]())},
+		concat(abi.SendWR{WRID: uint64(o.seen), NumSGE: 1, Opcode: abi.WRSend, SendFlags: abi.SendSignaled},
+			abi.SGE{Addr: sessionData, Length: size, LKey: o.mr.LKey}), 0)
+	for got, deadline := 0, time.Now().Add(time.Minute); got < 2; {
+		core := abi.AppendTo(nil, &abi.PollCQ{Response: sessionResponse, CQHandle: o.cq, NE: 4})
+		resp, err := o.command(uint32(abi.CmdPollCQ), false, core, nil, 8+4*abi.SizeOf[abi.WC](), 0)
+		must(t, err)
+		n := int(binary.NativeEndian.Uint32(resp))
+		for i := range n {
+			wc, _ := abi.Decode[abi.WC](resp[8+i*abi.SizeOf[abi.WC]():])
+			if wc.Status != abi.WCSuccess || wc.WRID != uint64(o.seen) {
+				t.Fatalf("the bystander gets %+v, expects message %d", wc, o.seen)
+			}
+		}
+		got += n
+		if time.Now().After(deadline) {
+			t.Fatal("the bystander's message does not arrive")
+		}
+		if n == 0 {
+			runtime.Gosched()
+		}
+	}
+	if got := o.space.get(sessionData, 0x4000); !bytes.Equal(got, want) {
+		t.Fatal("the bystander's memory has changed")
+	}
+	if info := fmt.Sprintf("%+v", o.file.Info()); o.info != "" && info != o.info {
+		t.Fatalf("the bystander's objects were %s, are %s", o.info, info)
+	}
+}
+
+func (o *bystander) close() { o.file.Close(); unix.Munmap(o.space.mem); o.closeFDs() }
+
+func (p *fuzzProgram) closeFDs() {
+	for _, fd := range p.fds {
+		unix.Close(fd)
+	}
+}
+
+func concat[A, B any](a A, b B) []byte { return abi.AppendTo(abi.AppendTo(nil, &a), &b) }
+
+// script is the fuzzer's input: every decision of a session. At its end all decisions are 0.
+type script []byte
+
+func (s *script) byte() byte {
+	if len(*s) == 0 {
+		return 0
+	}
+	b := (*s)[0]
+	*s = (*s)[1:]
+	return b
+}
+
+func (s *script) below(n int) int {
+	if n <= 0 {
+		return 0
+	}
+	return int(s.byte()) % n
+}
+
+func (s *script) word() uint32 {
+	var b [4]byte
+	for i := range b {
+		b[i] = s.byte()
+	}
+	return binary.LittleEndian.Uint32(b[:])
+}
+
+// session leads a program by a script.
+type session struct {
+	t testing.TB
+	w *sessionWorld
+	p *sessionProgram
+	s *script
+}
+
+// number picks from a pool, mostly; the rest is the bystander's, or anything.
+func (x *session) number(from []uint32) uint32 {
+	switch c := x.s.byte(); {
+	case len(from) > 0 && c < 224:
+		return from[len(from)-1-int(c)%len(from)]
+	case c < 240:
+		o := x.w.other
+		return []uint32{o.qps[0].QPN, o.qps[1].QPN, o.mr.LKey, o.mr.RKey, o.qps[0].QPHandle, o.mr.MRHandle, o.cq}[x.s.below(7)]
+	case c < 252:
+		return uint32(x.s.byte())
+	}
+	return x.s.word()
+}
+
+// fill decides on every field of a request, by what its name says it is.
+func (x *session) fill(v reflect.Value) {
+	for i := range v.NumField() {
+		f, name := v.Field(i), v.Type().Field(i).Name
+		switch f.Kind() {
+		case reflect.Struct:
+			x.fill(f)
+		case reflect.Array:
+			if strings.HasSuffix(name, "GID") && x.s.byte() < 240 {
+				reflect.Copy(f, reflect.ValueOf(x.w.gid[:]))
+			}
+		case reflect.Int32:
+			f.SetInt(-1)
+			if n := len(x.p.channels); n > 0 && x.s.byte() < 160 {
+				f.SetInt(int64(x.p.channels[x.s.below(n)]))
+			}
+		case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+			v := uint64(x.field(name))
+			f.SetUint(v & (1<<(f.Type().Size()*8-1)<<1 - 1))
+		}
+	}
+}
+
+func (x *session) field(name string) uint64 {
+	if p, ok := poolsByField[name]; ok {
+		return uint64(x.number(x.p.handles[p]))
+	}
+	switch name {
+	case "Response":
+		return sessionResponse
+	case "Start", "HCAVA":
+		if v := uint64(x.s.byte()); v > 230 {
+			return sessionData + v<<6
+		}
+		return sessionData
+	case "Length":
+		if v := uint64(x.s.byte()); v > 200 {
+			return v << (x.s.byte() & 7)
+		}
+		return 0x4000
+	case "PortNum", "SGIDIndex", "IsGlobal":
+		if x.s.byte() < 250 {
+			return 1
+		}
+		return uint64(x.s.byte())
+	case "QPType":
+		return uint64([]abi.QPType{abi.QPTRC, abi.QPTRC, abi.QPTUC, abi.QPTUD, abi.QPTUD, abi.QPTXRCIni, abi.QPTXRCTgt, abi.QPTRawPacket}[x.s.below(8)])
+	case "MWType":
+		return uint64(1 + x.s.below(3))
+	case "QPState", "CurQPState", "SRQType", "PathMTU":
+		return uint64(x.s.below(8))
+	case "AccessFlags", "QPAccessFlags":
+		if v := uint64(x.s.byte()); v > 200 {
+			return v & 0x7f
+		}
+		return 0xf
+	case "DestQPNum", "QPN":
+		return uint64(x.number(x.p.qpns))
+	case "AttrMask", "Flags":
+		if x.s.byte() < 200 {
+			return uint64(x.s.byte() & 7)
+		}
+		return uint64(x.s.word())
+	case "CreateFlags", "IsSRQ", "CompVector":
+		return uint64(max(x.s.byte(), 224) - 224)
+	case "CompMask", "Reserved", "DLID", "FlowLabel", "MLID", "OFlags", "MaxNumTags":
+		return 0
+	}
+	return 1 + uint64(x.s.byte()&15) // counts, numbers of small range, handles of its own
+}
+
+var poolsByField = map[string]pool{
+	"PDHandle": poolPD, "MRHandle": poolMR, "CQHandle": poolCQ, "SendCQHandle": poolCQ, "RecvCQHandle": poolCQ,
+	"QPHandle": poolQP, "AHHandle": poolAH, "SRQHandle": poolSRQ, "MWHandle": poolMW, "XRCDHandle": poolXRCD,
+}
+
+// send sends a command of the table, damaged or not, in any of the three forms.
+func (x *session) send(i int, damages int) {
+	c := &sessionCommands[i]
+	req := reflect.New(reflect.TypeOf(c.req)).Elem()
+	x.fill(req)
+	core := encodeValue(req)
+	form := x.s.byte()
+	var driver []byte
+	if c.number == uint32(abi.CmdResizeCQ) || form&0x40 != 0 {
+		driver = make([]byte, 8)
+	}
+	for range damages {
+		x.damage(core)
+	}
+	if damages > 0 && form&0x80 != 0 {
+		core = append(core, make([]byte, 4*x.s.below(5))...)
+		core = core[:max(0, len(core)-4*x.s.below(5))]
+	}
+	driverRoom := c.driver
+	if c.extended {
+		driverRoom = (driverRoom + 7) &^ 7
+	}
+	var resp []byte
+	var err error
+	if form&3 == 3 {
+		resp, err = x.invoke(c.number, c.extended, core, driver, c.resp, driverRoom)
+	} else {
+		resp, err = x.p.command(c.number, c.extended, core, driver, c.resp, driverRoom)
+	}
+	x.errno(err)
+	if err == nil && c.makes != poolNone && len(resp) >= 4 {
+		x.made(c.makes, resp)
+	}
+}
+
+func (x *session) made(k pool, resp []byte) {
+	n := binary.NativeEndian.Uint32(resp)
+	p := x.p
+	p.handles[k] = append(p.handles[k], n)
+	switch {
+	case k == poolChannel:
+		p.channels = append(p.channels, int(n))
+	case k == poolQP:
+		p.qpns = append(p.qpns, binary.NativeEndian.Uint32(resp[4:]))
+	case k == poolMR || k == poolMW:
+		for b := resp[4:]; len(b) >= 4; b = b[4:] {
+			p.keys = append(p.keys, binary.NativeEndian.Uint32(b))
+		}
+	}
+}
+
+func encodeValue(v reflect.Value) []byte {
+	var b bytes.Buffer
+	_ = binary.Write(&b, binary.NativeEndian, v.Interface())
+	// The structures have no holes but at their ends, which binary leaves out.
+	return append(b.Bytes(), make([]byte, max(0, int(v.Type().Size())-b.Len()))...)
+}
+
+// damage changes a word of b.
+func (x *session) damage(b []byte) {
+	if len(b) < 4 {
+		return
+	}
+	at := x.s.below(len(b)/4) * 4
+	var v uint32
+	switch x.s.below(5) {
+	case 0:
+		v = x.s.word()
+	case 1:
+		v = 1 << (x.s.byte() & 31)
+	case 2:
+		v = ^uint32(0) - uint32(x.s.byte())
+	case 3:
+		v = x.number(slices.Concat(x.p.handles[:]...))
+	case 4:
+		v = binary.NativeEndian.Uint32(b[at:]) ^ 1<<(x.s.byte()&31)
+	}
+	binary.NativeEndian.PutUint32(b[at:], v)
+}
+
+// invoke is a command by INVOKE_WRITE.
+func (x *session) invoke(number uint32, extended bool, core, driver []byte, room, driverRoom int) ([]byte, error) {
+	if extended {
+		number |= abi.CmdFlagExtended
+	}
+	const in = sessionCommand + 0x1000
+	x.p.space.put(in, slices.Concat(core, driver))
+	attrs := []abi.Attr{{AttrID: abi.AttrWriteCmd, Len: 8, Flags: abi.AttrFMandatory, Data: uint64(number)}}
+	add := func(id abi.AttrID, n int, addr uint64, b []byte) {
+		if n == 0 {
+			return
+		}
+		a := abi.Attr{AttrID: id, Len: uint16(n), Flags: abi.AttrFMandatory, Data: addr}
+		if b != nil && n <= 8 {
+			a.Data = uint64At(append(slices.Clone(b), make([]byte, 8)...))
+		}
+		attrs = append(attrs, a)
+	}
+	add(abi.AttrCoreIn, len(core), in, core)
+	add(abi.AttrUHWIn, len(driver), in+uint64(len(core)), driver)
+	add(abi.AttrCoreOut, room, sessionResponse, nil)
+	add(abi.AttrUHWOut, driverRoom, sessionResponse+uint64(room), nil)
+	err := x.ioctl(abi.ObjectDevice, abi.MethodInvokeWrite, attrs)
+	return x.p.space.get(sessionResponse, room+driverRoom), err
+}
+
+func (x *session) ioctl(object abi.ObjectID, method abi.MethodID, attrs []abi.Attr) error {
+	hdr := abi.IoctlHdr{Length: uint16(ioctlHdrSize + attrSize*len(attrs)), ObjectID: object, MethodID: method,
+		NumAttrs: uint16(len(attrs)), DriverID: abi.DriverRXE}
+	b := abi.AppendTo(nil, &hdr)
+	for i := range attrs {
+		b = abi.AppendTo(b, &attrs[i])
+	}
+	x.p.space.put(sessionCommand, b)
+	return x.p.file.Ioctl(x.p, abi.VerbsIoctl, sessionCommand)
+}
+
+// method calls a method with attributes that are at home in it, more or less.
+func (x *session) method() {
+	ids := slices.SortedFunc(mapKeys(methods), func(a, b methodID) int {
+		return int(a.object)<<16 + int(a.method) - int(b.object)<<16 - int(b.method)
+	})
+	id := ids[x.s.below(len(ids))]
+	spec := methods[id].attrs
+	var attrs []abi.Attr
+	for i := range spec {
+		what := x.s.byte()
+		if what < 16 {
+			continue
+		}
+		a := abi.Attr{AttrID: spec[i].id, Flags: abi.AttrFlags(what & 1)}
+		n := uint16(spec[i].least)
+		switch what >> 1 % 8 {
+		case 0, 1, 2:
+			a.Len, a.Data = n, uint64(x.number(x.p.handles[x.s.below(int(numPools))]))
+		case 3, 4:
+			a.Len, a.Data = n, sessionResponse
+		case 5:
+			a.Len, a.Data = n+uint16(x.s.byte())<<2, sessionResponse
+		case 6:
+			a.Len, a.Data = n, uint64(x.s.byte()&3)
+		case 7:
+			a.Len, a.Data = uint16(x.s.byte()), sessionData
+		}
+		attrs = append(attrs, a)
+	}
+	if x.s.byte() > 240 && len(attrs) > 0 {
+		b := abi.AppendTo(nil, &attrs[0])
+		x.damage(b)
+		attrs[0], _ = abi.Decode[abi.Attr](b)
+	}
+	x.errno(x.ioctl(id.object, id.method, attrs))
+}
+
+func mapKeys[K comparable, V any](m map[K]V) func(func(K) bool) {
+	return func(yield func(K) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// connect takes a queue pair to a state where it can be sent to and from.
+func (x *session) connect() {
+	qp, dest := x.number(x.p.handles[poolQP]), x.number(x.p.qpns)
+	way := connection(qp, dest, x.w.gid)
+	if x.s.byte() < 128 {
+		way = slices.Insert(way, 0, abi.ModifyQP{QPHandle: qp, QPState: abi.QPSReset, AttrMask: abi.QPAttrState})
+	}
+	for _, m := range way {
+		m.RQPSN, m.SQPSN = uint32(x.s.byte()), uint32(x.s.byte())
+		_, err := x.p.command(uint32(abi.CmdModifyQP), false, abi.AppendTo(nil, &m), nil, 0, 0)
+		x.errno(err)
+	}
+}
+
+// post posts work requests by command.
+func (x *session) post() {
+	cmd := []abi.Command{abi.CmdPostSend, abi.CmdPostRecv, abi.CmdPostSRQRecv}[x.s.below(3)]
+	n := x.s.below(4)
+	handle := x.number(x.p.handles[poolQP])
+	size := abi.SizeOf[abi.SendWR]()
+	if cmd != abi.CmdPostSend {
+		size = abi.SizeOf[abi.RecvWR]()
+	}
+	if cmd == abi.CmdPostSRQRecv {
+		handle = x.number(x.p.handles[poolSRQ])
+	}
+	var wrs, sges []byte
+	for range n {
+		k := x.s.below(3)
+		if cmd == abi.CmdPostSend {
+			w := abi.SendWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k), Opcode: abi.WROpcode(x.s.below(16)), SendFlags: abi.SendFlags(x.s.byte() & 0x1f)}
+			r := w.Atomic()
+			r.RemoteAddr, r.RKey = sessionData+uint64(x.s.byte())<<3, x.number(x.p.keys)
+			if x.s.byte()&1 != 0 {
+				*w.UD() = abi.SendWRUD{AH: x.number(x.p.handles[poolAH]), RemoteQPN: x.number(x.p.qpns), RemoteQKey: uint32(x.s.byte())}
+			}
+			wrs = abi.AppendTo(wrs, &w)
+		} else {
+			wrs = abi.AppendTo(wrs, &abi.RecvWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k)})
+		}
+		for range k {
+			sges = abi.AppendTo(sges, &abi.SGE{Addr: sessionData + uint64(x.s.byte())<<6, Length: uint32(x.s.byte()), LKey: x.number(x.p.keys)})
+		}
+	}
+	req := abi.PostSend{Response: sessionResponse, QPHandle: handle, WRCount: uint32(n), SGECount: uint32(len(sges) / 16), WQESize: uint32(size)}
+	b := slices.Concat(abi.AppendTo(nil, &req), wrs, sges)
+	if x.s.byte() > 200 {
+		x.damage(b)
+	}
+	_, err := x.p.command(uint32(cmd), false, b, nil, 8, 0)
+	x.errno(err)
+}
+
+// scribble writes into a shared queue, which starts with indices, and then rings.
+func (x *session) scribble() {
+	m := x.p.mem
+	m.mu.Lock()
+	regions := m.regions
+	m.mu.Unlock()
+	if len(regions) == 0 {
+		return
+	}
+	q := regions[len(regions)-1-x.s.below(len(regions))]
+	for range 1 + x.s.below(6) {
+		at := 0
+		switch x.s.below(4) {
+		case 0:
+			at = abi.RXEQueueProducerOffset
+		case 1:
+			at = abi.RXEQueueConsumerOffset
+		default:
+			at = (abi.RXEQueueDataOffset + int(x.s.byte())*4 + x.s.below(3)*1024) % (len(q) - 4) &^ 3
+		}
+		v := uint32(x.s.byte())
+		if x.s.byte() > 200 {
+			v = x.number(x.p.keys)
+		}
+		storeWord(q, at, v)
+	}
+	x.doorbell()
+}
+
+func (x *session) doorbell() {
+	req := abi.PostSend{Response: sessionResponse, QPHandle: x.number(x.p.handles[poolQP])}
+	_, err := x.p.command(uint32(abi.CmdPostSend), false, abi.AppendTo(nil, &req), nil, 4, 0)
+	x.errno(err)
+}
+
+// errno: errors are what a program can be told.
+func (x *session) errno(err error) {
+	var errno syscall.Errno
+	if err != nil && !errors.As(err, &errno) {
+		x.t.Errorf("%v is no errno", err)
+	}
+}
+
+// run leads a session to its end.
+func (x *session) run() {
+	if x.s.byte() != 0xff { // or else the program must find the way itself
+		given := x.s
+		x.s = new(script)
+		for _, number := range []abi.Command{abi.CmdGetContext, abi.CmdAllocPD, abi.CmdRegMR, abi.CmdCreateCompChannel, abi.CmdCreateCQ,
+			abi.CmdCreateQP, abi.CmdCreateQP, abi.CmdCreateSRQ, abi.CmdCreateAH} {
+			x.send(slices.IndexFunc(sessionCommands, func(c sessionCommandKind) bool { return c.number == uint32(number) && !c.extended }), 0)
+		}
+		x.s = given
+	}
+	for steps := 0; len(*x.s) > 0 && steps < 200; steps++ {
+		switch x.s.below(16) {
+		case 0, 1, 2, 3, 4, 5:
+			x.send(x.s.below(len(sessionCommands)), 0)
+		case 6, 7:
+			x.send(x.s.below(len(sessionCommands)), 1+x.s.below(3))
+		case 8:
+			x.method()
+		case 9, 10:
+			x.connect()
+		case 11, 12:
+			x.post()
+		case 13:
+			x.scribble()
+		case 14:
+			x.doorbell()
+		case 15:
+			x.event()
+		}
+	}
+}
+
+// event reads an event file, or closes it.
+func (x *session) event() {
+	if len(x.p.fds) == 0 {
+		return
+	}
+	i := x.s.below(len(x.p.fds))
+	if fd := x.p.fds[i]; x.s.byte() < 200 {
+		must(x.t, unix.SetNonblock(fd, true))
+		unix.Read(fd, make([]byte, 8*int(1+x.s.byte()&7)))
+	} else {
+		unix.Close(fd)
+		x.p.fds = slices.Delete(x.p.fds, i, i+1)
+	}
+}
+
+// sessionHang is long beyond what any session takes.
+const sessionHang = 2 * time.Minute
+
+// FuzzSession leads a program by a script, beside a bystander. Nothing may crash, hang, or be left, and the bystander
+// notices nothing.
+func FuzzSession(f *testing.F) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 24 {
+		b := make([]byte, 600)
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		b[0] = 0
+		f.Add(b)
+	}
+	w := newSessionWorld(f)
+	goroutines, fds := runtime.NumGoroutine()+16, countFDs(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		watchdog := time.AfterFunc(sessionHang, func() {
+			buf := make([]byte, 1<<20)
+			panic(fmt.Sprintf("a session hangs:\n%s", buf[:runtime.Stack(buf, true)]))
+		})
+		defer watchdog.Stop()
+		p := w.open(t)
+		s := script(b)
+		x := &session{t: t, w: w, p: p, s: &s}
+		x.run()
+		p.file.Info()
+		p.close(t)
+		if left := w.dev.Objects().String(); left != w.base {
+			t.Errorf("left: %s, expected %s", left, w.base)
+		}
+		w.other.check(t)
+		if w.round++; w.round%256 == 0 {
+			for i := 0; runtime.NumGoroutine() > goroutines || countFDs(t) > fds; i++ {
+				if i == 1000 {
+					t.Fatalf("%d goroutines, %d descriptors; at the start %d and %d", runtime.NumGoroutine(), countFDs(t), goroutines-16, fds)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}
+	})
+}
+
+func countFDs(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(entries)
+}
