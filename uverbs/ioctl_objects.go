@@ -18,6 +18,7 @@ var objectKinds = map[abi.ObjectID]kind{
 	abi.ObjectSRQ:  kindSRQ,
 	abi.ObjectAH:   kindAH,
 	abi.ObjectMR:   kindMR,
+	abi.ObjectMW:   kindMW,
 	abi.ObjectXRCD: kindXRCD,
 }
 
@@ -28,6 +29,7 @@ func objectMethods() map[methodID]*method {
 		{abi.ObjectPD, abi.MethodPDDestroy}:     destroyMethod("PD_DESTROY", abi.AttrDestroyPDHandle, kindPD),
 		{abi.ObjectAH, abi.MethodAHDestroy}:     destroyMethod("AH_DESTROY", abi.AttrDestroyAHHandle, kindAH),
 		{abi.ObjectMR, abi.MethodMRDestroy}:     destroyMethod("MR_DESTROY", abi.AttrDestroyMRHandle, kindMR),
+		{abi.ObjectMW, abi.MethodMWDestroy}:     destroyMethod("MW_DESTROY", abi.AttrDestroyMWHandle, kindMW),
 		{abi.ObjectXRCD, abi.MethodXRCDDestroy}: destroyMethod("XRCD_DESTROY", abi.AttrDestroyXRCDHandle, kindXRCD),
 
 		{abi.ObjectCQ, abi.MethodCQCreate}: {"CQ_CREATE", append([]attrSpec{

@@ -32,6 +32,8 @@ type Config struct {
 	// Faults, if not nil, are the rules of which the device itself carries out RNR, and which keep it off the Fabric
 	// while there are any. Network leads through them.
 	Faults *wire.Faults
+	// Taps see what takes the shortcut through the Fabric; Network has its own. nil: nobody does.
+	Taps *wire.Taps
 	// Fabric, if not nil, is joined for as long as the device exists.
 	Fabric *Fabric
 	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
@@ -52,6 +54,7 @@ type Device struct {
 	gids      []ib.GIDEntry
 	guid      uint64
 	faults    *wire.Faults
+	taps      *wire.Taps
 	fabric    *Fabric
 	clock     clock.Clock
 	direct    atomic.Bool // the Fabric may be used, as long as there are no faults
@@ -60,9 +63,10 @@ type Device struct {
 
 	qps     table[QP] // by the low bits of the number
 	mrs     table[mr] // by key >> 8
+	mws     table[mw] // likewise
 	ahs     table[ah]
-	srqs    table[srq] // by the low bits of the number
-	mrKeys  keyGenerations
+	srqs    table[srq]     // by the low bits of the number
+	keys    keyGenerations // of mrs and mws
 	qpKeys  keyGenerations
 	srqKeys keyGenerations
 
@@ -106,6 +110,7 @@ func New(cfg Config) (_ *Device, err error) {
 		guid:   binary.BigEndian.Uint64(id[:]),
 		gids:   makeGIDs(ib.GID(roce.LinkLocalGID(mac)), cfg.Addrs, cfg.Netdev.Name, cfg.Netdev.Index),
 		faults: cfg.Faults,
+		taps:   cfg.Taps,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
 	}
@@ -120,7 +125,8 @@ func New(cfg Config) (_ *Device, err error) {
 	d.contexts.m = map[ib.UserContext]*userContext{}
 	d.direct.Store(true)
 	d.qps.init(minQPSlot, maxQPSlot)
-	d.mrs.init(1, maxMR+1)
+	d.mrs.init(1, firstMW)
+	d.mws.init(firstMW, tableMax)
 	d.ahs.init(1, maxAH+1)
 	d.srqs.init(1, maxSRQ+1)
 	defer func() {
@@ -195,6 +201,11 @@ const (
 	capPortActiveEvent = 1 << 10
 	capSysImageGUID    = 1 << 11
 	capRCRNRNakGen     = 1 << 12
+	capMemWindow       = 1 << 17
+	capMemMgtExt       = 1 << 21
+	capMemWindow2B     = 1 << 24
+	capFlushGlobal     = 1 << 38
+	capAtomicWrite     = 1 << 40
 	portCapCM          = 1 << 16 // enum ib_port_cap_flags
 	portWidth1X        = 1       // enum ib_port_width
 	portSpeedSDR       = 1       // enum ib_port_speed
@@ -218,13 +229,15 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQP:        maxQPSlot - minQPSlot,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
-			capSysImageGUID | capRCRNRNakGen,
+			capSysImageGUID | capRCRNRNakGen | capMemWindow | capMemMgtExt | capMemWindow2B | capFlushGlobal |
+			capAtomicWrite,
 		MaxSendSGE:      maxSGE,
 		MaxRecvSGE:      maxSGE,
 		MaxSGERd:        maxSGE,
 		MaxCQ:           maxCQ,
 		MaxCQE:          maxCQE,
 		MaxMR:           maxMR,
+		MaxMW:           maxMW,
 		MaxPD:           1 << 20,
 		MaxQPRdAtom:     maxRdAtomic,
 		MaxResRdAtom:    maxRdAtomic * (maxQPSlot - minQPSlot),
@@ -240,9 +253,10 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		// Memory is copied by the kernel, which brings in what is not there: nothing has to be pinned.
 		ODP: ib.ODPCaps{
 			General: ib.ODPSupport | ib.ODPImplicit,
-			RC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv,
-			UC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
-			UD:      ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
+			RC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv | ib.ODPFlush |
+				ib.ODPAtomicWrite,
+			UC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
+			UD: ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
 		},
 	}, nil
 }

@@ -35,6 +35,9 @@ type request struct {
 	rkey uint32
 	len  int // of the message
 	add  uint64
+
+	flush roce.FlushType
+	level roce.FlushLevel
 }
 
 // say has packets arrive together.
@@ -51,6 +54,9 @@ func (d *dialogue) say(list ...request) {
 		}
 		if h := k.RETH(); h != nil {
 			h.Encode(r.va, r.rkey, uint32(r.len))
+		}
+		if h := k.FETH(); h != nil {
+			h.Encode(r.flush, r.level)
 		}
 		if h := k.AtomicETH(); h != nil {
 			h.Encode(r.va, r.rkey, r.add, 0)
@@ -234,9 +240,9 @@ func TestResponder(t *testing.T) {
 			d.say(first(0), request{op: roce.RCRDMAWriteLast, psn: 1, n: 10})
 			d.hears("NAK Invalid Request 1")
 		}},
-		{"send with invalidate", conn{}, 1, func(d *dialogue) {
+		{"send with invalidate of a key that is none", conn{}, 1, func(d *dialogue) {
 			d.say(request{op: roce.RCSendOnlyWithInvalidate, n: 10})
-			d.hears("NAK Invalid Request 0")
+			d.hears("NAK Remote Access Error 0")
 		}},
 		{"write with more data than it said", conn{}, 1, func(d *dialogue) {
 			d.say(request{op: roce.RCRDMAWriteOnly, n: 12, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8})
