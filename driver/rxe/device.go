@@ -289,9 +289,10 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		// Memory is copied by the kernel, which brings in what is not there: nothing has to be pinned.
 		ODP: ib.ODPCaps{
 			General: ib.ODPSupport | ib.ODPImplicit,
-			RC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv,
-			UC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
-			UD:      ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
+			RC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv | ib.ODPFlush |
+				ib.ODPAtomicWrite,
+			UC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
+			UD: ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
 		},
 	}, nil
 }
