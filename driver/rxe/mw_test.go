@@ -493,7 +493,7 @@ func TestWindowRace(t *testing.T) {
 			}
 		})
 		written := 0
-		for range 300 {
+		for range 100 {
 			mw, err := b.b.pd.AllocMW(kind, nil)
 			check(t, err)
 			key.Store(b.b.bind(mw, mr, 0, 1, ib.AccessRemoteWrite))
@@ -519,8 +519,8 @@ func TestWindowRace(t *testing.T) {
 		}
 		stop.Store(true)
 		wg.Wait()
-		if written != 300 {
-			t.Errorf("type %d: %d of 300 windows were written through", kind, written)
+		if written != 100 {
+			t.Errorf("type %d: %d of 100 windows were written through", kind, written)
 		}
 	}
 }
