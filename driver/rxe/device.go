@@ -32,6 +32,8 @@ type Config struct {
 	// Faults, if not nil, are the rules of which the device itself carries out RNR, and which keep it off the Fabric
 	// while there are any. Network leads through them.
 	Faults *wire.Faults
+	// Taps see what takes the shortcut through the Fabric; Network has its own. nil: nobody does.
+	Taps *wire.Taps
 	// Fabric, if not nil, is joined for as long as the device exists.
 	Fabric *Fabric
 	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
@@ -52,6 +54,7 @@ type Device struct {
 	gids      []ib.GIDEntry
 	guid      uint64
 	faults    *wire.Faults
+	taps      *wire.Taps
 	fabric    *Fabric
 	clock     clock.Clock
 	direct    atomic.Bool // the Fabric may be used, as long as there are no faults
@@ -107,6 +110,7 @@ func New(cfg Config) (_ *Device, err error) {
 		guid:   binary.BigEndian.Uint64(id[:]),
 		gids:   makeGIDs(ib.GID(roce.LinkLocalGID(mac)), cfg.Addrs, cfg.Netdev.Name, cfg.Netdev.Index),
 		faults: cfg.Faults,
+		taps:   cfg.Taps,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
 	}

@@ -24,6 +24,15 @@
 // solved for ([verbena/roce.Flow.Verify]) and then judged: one that its sender is unlikely to have used is taken
 // for damage. IPv6 has none of this.
 //
+// # Source ports and groups
+//
+// Everything arrives at port 4791, but leaves from the port that the train names, since routers spread flows by it. A
+// plain socket sends from one port, so an endpoint has a socket for each port in use, up to a limit, opened by the first
+// train from there. A port that is taken costs nothing but entropy: the train leaves from 4791, and is counted.
+//
+// A multicast group ([Multicaster]) has a socket and a receive thread of its own in each endpoint that joined. What is
+// sent there comes back by the kernel's loop to all members on this host, the sender too.
+//
 // # Loss
 //
 // Like the network itself, an Endpoint promises nothing: the transport above recovers from loss. What an Endpoint

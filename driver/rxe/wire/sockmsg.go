@@ -91,18 +91,33 @@ func (c *controls) add(level, typ, size int, v uint32) {
 	c.n += cmsgSpace
 }
 
-// segmentSize finds the size into which UDP_GRO says that a received message is to be cut, or 0.
-func segmentSize(b []byte) int {
+// received is what control messages tell of a received message.
+type received struct {
+	size     int // into which it is to be cut (UDP_GRO); 0: not at all
+	tos, ttl uint8
+}
+
+// parseControls reads control messages.
+func parseControls(b []byte) received {
+	r := received{ttl: defaultTTL}
 	for len(b) >= cmsgHdr {
 		n := binary.NativeEndian.Uint64(b)
 		if n < cmsgHdr || n > uint64(len(b)) {
-			return 0
+			break
 		}
-		level, typ := binary.NativeEndian.Uint32(b[8:]), binary.NativeEndian.Uint32(b[12:])
-		if level == unix.SOL_UDP && typ == unix.UDP_GRO && n >= cmsgHdr+4 {
-			return max(0, int(int32(binary.NativeEndian.Uint32(b[cmsgHdr:]))))
+		v := b[cmsgHdr:n]
+		switch level, typ := binary.NativeEndian.Uint32(b[8:]), binary.NativeEndian.Uint32(b[12:]); {
+		case level == unix.SOL_IP && typ == unix.IP_TOS && len(v) >= 1:
+			r.tos = v[0] // the only one that is not an int
+		case len(v) < 4:
+		case level == unix.SOL_UDP && typ == unix.UDP_GRO:
+			r.size = max(0, int(int32(binary.NativeEndian.Uint32(v))))
+		case level == unix.SOL_IPV6 && typ == unix.IPV6_TCLASS:
+			r.tos = uint8(binary.NativeEndian.Uint32(v))
+		case level == unix.SOL_IP && typ == unix.IP_TTL, level == unix.SOL_IPV6 && typ == unix.IPV6_HOPLIMIT:
+			r.ttl = uint8(binary.NativeEndian.Uint32(v))
 		}
 		b = b[min((n+7)&^7, uint64(len(b))):]
 	}
-	return 0
+	return r
 }

@@ -16,8 +16,8 @@ func TestLayouts(t *testing.T) {
 	if cmsgHdr != unix.SizeofCmsghdr || cmsgSpace != unix.CmsgSpace(4) || cmsgSpace != unix.CmsgSpace(2) {
 		t.Errorf("cmsghdr has %d bytes and %d with a value; system has %d and %d", cmsgHdr, cmsgSpace, unix.SizeofCmsghdr, unix.CmsgSpace(4))
 	}
-	if recvControl < cmsgSpace {
-		t.Error("no room for a control message")
+	if recvControl < 3*cmsgSpace {
+		t.Error("no room for the control messages")
 	}
 }
 
@@ -44,35 +44,44 @@ func TestSockaddr(t *testing.T) {
 	}
 }
 
-func FuzzSegmentSize(f *testing.F) {
+func FuzzControls(f *testing.F) {
 	var c controls
-	c.add(unix.SOL_IP, unix.IP_TTL, 4, 64)
+	c.add(unix.SOL_IP, unix.IP_TTL, 4, 63)
 	c.add(unix.SOL_UDP, unix.UDP_GRO, 4, 1052)
-	if got := segmentSize(c.buf[:c.n]); got != 1052 {
-		f.Errorf("size is %d, want 1052", got)
+	c.add(unix.SOL_IP, unix.IP_TOS, 2, 0xb8)
+	if got := parseControls(c.buf[:c.n]); got != (received{size: 1052, tos: 0xb8, ttl: 63}) {
+		f.Errorf("read %+v", got)
 	}
 	f.Add(c.buf[:c.n])
 	f.Add(c.buf[:c.n-5])
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		got := segmentSize(b)
-		if got < 0 {
-			t.Fatalf("negative size %d", got)
+		got := parseControls(b)
+		if got.size < 0 {
+			t.Fatalf("negative size %d", got.size)
 		}
 		// The system's own parser agrees wherever it parses.
 		msgs, err := unix.ParseSocketControlMessage(b)
 		if err != nil {
 			return
 		}
-		want := 0
+		want := received{ttl: defaultTTL}
 		for _, m := range msgs {
-			if m.Header.Level == unix.SOL_UDP && m.Header.Type == unix.UDP_GRO && len(m.Data) >= 4 {
-				want = max(0, int(int32(binary.NativeEndian.Uint32(m.Data))))
-				break
+			word := func() uint32 { return binary.NativeEndian.Uint32(m.Data) }
+			switch h := m.Header; {
+			case h.Level == unix.SOL_IP && h.Type == unix.IP_TOS && len(m.Data) >= 1:
+				want.tos = m.Data[0]
+			case len(m.Data) < 4:
+			case h.Level == unix.SOL_UDP && h.Type == unix.UDP_GRO:
+				want.size = max(0, int(int32(word())))
+			case h.Level == unix.SOL_IP && h.Type == unix.IP_TTL, h.Level == unix.SOL_IPV6 && h.Type == unix.IPV6_HOPLIMIT:
+				want.ttl = uint8(word())
+			case h.Level == unix.SOL_IPV6 && h.Type == unix.IPV6_TCLASS:
+				want.tos = uint8(word())
 			}
 		}
 		if got != want {
-			t.Fatalf("size %d, the system's parser says %d", got, want)
+			t.Fatalf("read %+v, the system's parser says %+v", got, want)
 		}
 	})
 }

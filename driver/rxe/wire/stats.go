@@ -21,6 +21,9 @@ type Stats struct {
 	SendOther     uint64 `json:"send_other"`
 	// SendCutOff counts the packets at the end of a train of which the socket took only the beginning.
 	SendCutOff uint64 `json:"send_cut_off"`
+	// SourcePortFallbacks counts the destinations to which trains leave from Port, since the source port that they
+	// should have is taken, or too many are in use.
+	SourcePortFallbacks uint64 `json:"source_port_fallbacks"`
 
 	// ReceivedBatches counts the calls of the Receiver; packets and bytes are those that it got.
 	ReceivedBatches uint64 `json:"received_batches"`
@@ -44,7 +47,7 @@ type StatsReader interface {
 type sendCounters struct {
 	trains, packets, bytes, singly              atomic.Uint64
 	again, noRoute, tooLong, forbidden, invalid atomic.Uint64
-	other, cutOff                               atomic.Uint64
+	other, cutOff, portFallbacks                atomic.Uint64
 }
 
 // recvCounters are written by the receive thread alone.
@@ -65,10 +68,26 @@ func (s *Stats) read(tx *sendCounters, rx *recvCounters) {
 	s.SendInvalid = tx.invalid.Load()
 	s.SendOther = tx.other.Load()
 	s.SendCutOff = tx.cutOff.Load()
-	s.ReceivedBatches = rx.batches.Load()
-	s.ReceivedPackets = rx.packets.Load()
-	s.ReceivedBytes = rx.bytes.Load()
-	s.ICRCErrors = rx.icrc.Load()
-	s.Malformed = rx.malformed.Load()
-	s.ReceiveErrors = rx.errors.Load()
+	s.SourcePortFallbacks = tx.portFallbacks.Load()
+	s.received(rx)
+}
+
+// received adds what a receive thread has counted.
+func (s *Stats) received(rx *recvCounters) {
+	s.ReceivedBatches += rx.batches.Load()
+	s.ReceivedPackets += rx.packets.Load()
+	s.ReceivedBytes += rx.bytes.Load()
+	s.ICRCErrors += rx.icrc.Load()
+	s.Malformed += rx.malformed.Load()
+	s.ReceiveErrors += rx.errors.Load()
+}
+
+// add takes over what a receive thread that has ended counted.
+func (c *recvCounters) add(rx *recvCounters) {
+	c.batches.Add(rx.batches.Load())
+	c.packets.Add(rx.packets.Load())
+	c.bytes.Add(rx.bytes.Load())
+	c.icrc.Add(rx.icrc.Load())
+	c.malformed.Add(rx.malformed.Load())
+	c.errors.Add(rx.errors.Load())
 }

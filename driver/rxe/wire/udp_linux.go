@@ -35,6 +35,8 @@ type UDPOptions struct {
 	// what it takes to wake the other end of a ping-pong, and negative not at all. It learns to do without where it
 	// does not help.
 	Spin time.Duration
+	// Taps see what goes through the sockets, damaged packets included; nil: nobody does.
+	Taps *Taps
 }
 
 const (
@@ -63,6 +65,9 @@ type udp struct{ opts UDPOptions }
 type UDPEndpoint struct {
 	addr netip.Addr
 	fd   int
+	opts UDPOptions
+	to   Receiver
+	taps *Taps
 
 	// The interface that has addr, if known: its name, and its index in both forms.
 	ifname, ifnumber string
@@ -73,9 +78,12 @@ type UDPEndpoint struct {
 	closing atomic.Bool
 	drops   atomic.Uint64 // what the socket dropped, once it is closed
 
-	peers [peerSlots]atomic.Pointer[peer]
-	tx    sendCounters
-	_     [64]byte // the counters below are the receive thread's
+	peers  [peerSlots]atomic.Pointer[peer]
+	ports  sourcePorts
+	groups groups
+	left   recvCounters // what was received for groups that were left
+	tx     sendCounters
+	_      [64]byte // the counters below are the receive thread's
 
 	rx   recvCounters
 	done chan struct{} // closed when the receive thread is gone
@@ -87,6 +95,7 @@ func (n udp) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	e.to = r
 	rx := newReceiver(e, r, n.opts.Spin)
 	go func() {
 		defer close(e.done)
@@ -117,7 +126,7 @@ func openUDP(addr netip.Addr, opts UDPOptions) (*UDPEndpoint, error) {
 	case addr.IsLinkLocalUnicast() && addr.Is6() && addr.Zone() == "":
 		return nil, fmt.Errorf("listen on %v: a link-local address needs its interface, as in %v%%eth0: %w", addr, addr, unix.EADDRNOTAVAIL)
 	}
-	e := &UDPEndpoint{addr: addr, done: make(chan struct{})}
+	e := &UDPEndpoint{addr: addr, opts: opts, taps: opts.Taps, done: make(chan struct{})}
 	// An address may be usable without being listed on an interface, by a local route; then only link-local
 	// destinations are out of reach.
 	if ifi, err := netdev.ByAddr(addr); err == nil {
@@ -128,11 +137,11 @@ func openUDP(addr netip.Addr, opts UDPOptions) (*UDPEndpoint, error) {
 	} else if addr.Zone() != "" {
 		return nil, fmt.Errorf("listen on %v: %w", addr, err)
 	}
-	return e, e.open(opts)
+	return e, e.open()
 }
 
 // open makes the socket.
-func (e *UDPEndpoint) open(opts UDPOptions) error {
+func (e *UDPEndpoint) open() error {
 	family := unix.AF_INET6
 	if e.addr.Is4() {
 		family = unix.AF_INET
@@ -141,7 +150,7 @@ func (e *UDPEndpoint) open(opts UDPOptions) error {
 	if err != nil {
 		return fmt.Errorf("listen on %v: %w", e.addr, os.NewSyscallError("socket", err))
 	}
-	if err := e.bind(fd, opts); err != nil {
+	if err := e.bind(fd); err != nil {
 		unix.Close(fd)
 		return err
 	}
@@ -154,8 +163,8 @@ type sockopt struct {
 	level, opt, value int
 }
 
-// bind sets the socket's options and binds it.
-func (e *UDPEndpoint) bind(fd int, opts UDPOptions) error {
+// sendOptions sets the options that sending needs.
+func (e *UDPEndpoint) sendOptions(fd int) error {
 	required := []sockopt{
 		{"IP_MTU_DISCOVER", unix.SOL_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO},
 		{"IP_TTL", unix.SOL_IP, unix.IP_TTL, defaultTTL},
@@ -171,25 +180,47 @@ func (e *UDPEndpoint) bind(fd int, opts UDPOptions) error {
 	}
 	for _, o := range required {
 		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.value); err != nil {
-			return fmt.Errorf("listen on %v: set socket option %s: %w", e.addr, o.name, err)
+			return fmt.Errorf("set socket option %s: %w", o.name, err)
 		}
 	}
-	// Without receive offload packets come one by one, that is all.
-	_ = unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1)
-	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, opts.RecvBuffer)
-	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, opts.SendBuffer)
+	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, e.opts.SendBuffer)
+	e.multicastOptions(fd)
+	return nil
+}
 
-	var sa unix.Sockaddr
-	if e.addr.Is4() {
-		sa = &unix.SockaddrInet4{Port: Port, Addr: e.addr.As4()}
-	} else {
-		s6 := &unix.SockaddrInet6{Port: Port, Addr: e.addr.As16()}
-		if e.addr.IsLinkLocalUnicast() {
-			s6.ZoneId = e.ifindex
-		}
-		sa = s6
+// receiveOptions sets those that receiving can use. Without receive offload packets come one by one, and without the
+// others they seem to have the usual values.
+func receiveOptions(fd int, ip4 bool) {
+	_ = unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1)
+	if ip4 {
+		_ = unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_RECVTOS, 1)
+		_ = unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_RECVTTL, 1)
+		return
 	}
-	switch err := unix.Bind(fd, sa); {
+	_ = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_RECVTCLASS, 1)
+	_ = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_RECVHOPLIMIT, 1)
+}
+
+// socketAddress is an address for bind(2); a link-local one is on the interface.
+func socketAddress(a netip.Addr, port uint16, ifindex uint32) unix.Sockaddr {
+	if a.Is4() {
+		return &unix.SockaddrInet4{Port: int(port), Addr: a.As4()}
+	}
+	sa := &unix.SockaddrInet6{Port: int(port), Addr: a.As16()}
+	if a.IsLinkLocalUnicast() || a.IsLinkLocalMulticast() {
+		sa.ZoneId = ifindex
+	}
+	return sa
+}
+
+// bind sets the socket's options and binds it.
+func (e *UDPEndpoint) bind(fd int) error {
+	if err := e.sendOptions(fd); err != nil {
+		return fmt.Errorf("listen on %v: %w", e.addr, err)
+	}
+	receiveOptions(fd, e.addr.Is4())
+	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, e.opts.RecvBuffer)
+	switch err := unix.Bind(fd, socketAddress(e.addr, Port, e.ifindex)); {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EADDRINUSE):
@@ -218,6 +249,7 @@ func (e *UDPEndpoint) Addr() netip.Addr { return e.addr }
 func (e *UDPEndpoint) Stats() Stats {
 	var s Stats
 	s.read(&e.tx, &e.rx)
+	e.groupStats(&s)
 	s.Overflows = e.drops.Load()
 	if e.enter() {
 		s.Overflows = uint64(socketDrops(e.fd))
@@ -244,6 +276,7 @@ func (e *UDPEndpoint) Close() error {
 		<-e.done
 		return ErrClosed
 	}
+	groups := e.closeGroups()
 	e.users.Add(closed)
 	// Shutting down wakes the receive thread, though there is no connection that could be shut down: inet_shutdown
 	// of the kernel does so on purpose, and then says ENOTCONN.
@@ -253,7 +286,8 @@ func (e *UDPEndpoint) Close() error {
 		runtime.Gosched() // a few microseconds: nobody sleeps between enter and leave
 	}
 	e.drops.Store(uint64(socketDrops(e.fd)))
-	if err := unix.Close(e.fd); err != nil {
+	e.closePorts()
+	if err := errors.Join(unix.Close(e.fd), groups); err != nil {
 		return fmt.Errorf("close endpoint %v: %w", e.addr, err)
 	}
 	return nil
@@ -273,25 +307,36 @@ func (e *UDPEndpoint) enter() bool {
 
 func (e *UDPEndpoint) leave() { e.users.Add(-1) }
 
-// peer is a destination, never changed but for one flag.
+// peer is a destination from a source port, never changed but for one flag.
 type peer struct {
 	addr    netip.Addr
+	sport   uint16 // as asked for
+	fd      int
+	socket  *portSocket // that fd belongs to; nil: the endpoint's
 	flow    roce.Flow
 	sa      sockaddr
 	saLen   uint32
 	noSplit atomic.Bool // the kernel does not segment on this route
 }
 
+// from is the port that packets to the destination leave from.
+func (p *peer) from() uint16 {
+	if p.socket == nil {
+		return Port
+	}
+	return p.sport
+}
+
 // peerSlots is the size of the table of destinations, which is direct-mapped: two whose hashes collide throw each
 // other out, which costs an allocation.
 const peerSlots = 256
 
-// peer finds or makes the entry of a destination.
-func (e *UDPEndpoint) peer(dst netip.Addr) (*peer, error) {
+// peer finds or makes the entry of a destination, and enters its socket.
+func (e *UDPEndpoint) peer(dst netip.Addr, sport uint16) (*peer, error) {
 	dst = dst.Unmap()
 	b := dst.As16()
-	slot := &e.peers[hashAddr(&b)%peerSlots]
-	if p := slot.Load(); p != nil && p.addr == dst {
+	slot := &e.peers[source{b, sport}.hash()%peerSlots]
+	if p := slot.Load(); p != nil && p.addr == dst && p.sport == sport && p.enter() {
 		return p, nil
 	}
 	if dst.Is4() != e.addr.Is4() || dst.IsUnspecified() {
@@ -305,11 +350,26 @@ func (e *UDPEndpoint) peer(dst netip.Addr) (*peer, error) {
 		}
 		scope = e.ifindex
 	}
-	to := netip.AddrPortFrom(dst, Port)
-	p := &peer{addr: dst, flow: roce.NewFlow(netip.AddrPortFrom(e.addr, Port), to)}
+	from, to := netip.AddrPortFrom(e.addr, Port), netip.AddrPortFrom(dst, Port)
+	p := &peer{addr: dst, sport: sport, fd: e.fd}
+	if sport != 0 && sport != Port {
+		if s := e.sourcePort(sport); s != nil && s.enter() {
+			p.socket, p.fd, from = s, s.fd, netip.AddrPortFrom(e.addr, sport)
+		}
+	}
+	p.flow = roce.NewFlow(from, to)
 	p.sa, p.saLen = makeSockaddr(to, scope)
 	slot.Store(p)
 	return p, nil
+}
+
+// enter keeps the socket open until leave, unless it reports false.
+func (p *peer) enter() bool { return p.socket == nil || p.socket.enter() }
+
+func (p *peer) leave() {
+	if p.socket != nil {
+		p.socket.leave()
+	}
 }
 
 // sendError maps an error number of sendmsg(2) to an error, and counts it.

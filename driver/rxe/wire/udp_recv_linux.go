@@ -13,7 +13,7 @@ import (
 const (
 	recvMessages = 16      // messages taken from the kernel at once
 	recvBuffer   = 1 << 16 // bytes for one: the longest that receive offload makes
-	recvControl  = 64      // bytes for its control messages
+	recvControl  = 128     // bytes for its control messages
 	// recvPackets and recvBytes bound a batch for the Receiver: many small messages make one, but large ones are
 	// handed over while they are in the cache.
 	recvPackets = 256
@@ -176,7 +176,8 @@ func (r *receiver) message(i int, now time.Duration) {
 		r.e.rx.malformed.Add(1)
 		return
 	}
-	size := segmentSize(r.control[i][:min(m.hdr.Controllen, recvControl)])
+	c := parseControls(r.control[i][:min(m.hdr.Controllen, recvControl)])
+	size := c.size
 	if size == 0 {
 		size = len(b)
 	}
@@ -185,6 +186,7 @@ func (r *receiver) message(i int, now time.Duration) {
 	}
 	flow := r.flow(src)
 	host := r.host(&src.addr)
+	taps := r.e.taps.On()
 	for k := 0; len(b) > 0; k++ {
 		n := min(size, len(b))
 		pkt := b[:n:n]
@@ -194,17 +196,28 @@ func (r *receiver) message(i int, now time.Duration) {
 			continue
 		}
 		id, ok := flow.Verify(host.ident.guess(k), pkt)
+		if taps {
+			r.tap(src, id, pkt)
+		}
 		if !ok || r.e.addr.Is4() && !host.ident.accept(k, id, now) {
 			r.e.rx.icrc.Add(1)
 			continue
 		}
-		if host.ip != r.arrival.Src || len(r.arrival.Packets) == recvPackets {
+		if a := &r.arrival; host.ip != a.Src || c.tos != a.TOS || c.ttl != a.TTL || len(a.Packets) == recvPackets {
 			r.flush()
-			r.arrival.Src = host.ip
+			a.Src, a.TOS, a.TTL = host.ip, c.tos, c.ttl
 		}
 		r.arrival.Packets = append(r.arrival.Packets, pkt[:n-ICRCLen])
 		r.bytes += n
 	}
+}
+
+// tap shows a packet to the taps, a damaged one too.
+func (r *receiver) tap(src source, id uint16, pkt []byte) {
+	r.e.taps.Packet(&Tapped{
+		Time: time.Now(), Src: netip.AddrPortFrom(netip.AddrFrom16(src.addr).Unmap(), src.port),
+		Dst: netip.AddrPortFrom(r.e.addr, Port), ID: id, TTL: defaultTTL, Data: pkt,
+	})
 }
 
 // flush hands over what has gathered.

@@ -1,7 +1,9 @@
 package wire
 
 import (
+	"net/netip"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,14 +25,15 @@ func (e *UDPEndpoint) Send(t *Train) error {
 	if err != nil {
 		return err
 	}
-	defer e.leave()
+	defer e.sentTo(p)
 	n := t.NumPackets()
+	at := e.tapTime()
 	if n > 1 && !p.noSplit.Load() {
 		t.seal(p.flow, 1)
 		errno := e.sendOne(t, p, t.Size)
 		switch errno {
 		case 0:
-			e.sent(t, n)
+			e.sent(p, t, n, at, 1)
 			return nil
 		case unix.EIO, unix.EINVAL, unix.EMSGSIZE:
 			// Segmentation may be what is refused: for the device, the protocol, or as it is longer than the path
@@ -44,7 +47,7 @@ func (e *UDPEndpoint) Send(t *Train) error {
 		if errno := e.sendOne(t, p, 0); errno != 0 {
 			return e.sendError(errno)
 		}
-		e.sent(t, 1)
+		e.sent(p, t, 1, at, 0)
 		return nil
 	}
 	if err := e.sendEach(t, p); err != nil {
@@ -60,7 +63,7 @@ func (e *UDPEndpoint) Seal(t *Train) error {
 	if err != nil {
 		return err
 	}
-	defer e.leave()
+	defer e.sentTo(p)
 	t.seal(p.flow, 0)
 	return nil
 }
@@ -71,11 +74,11 @@ func (e *UDPEndpoint) SendRaw(t *Train) error {
 	if err != nil {
 		return err
 	}
-	defer e.leave()
+	defer e.sentTo(p)
 	return e.sendEach(t, p)
 }
 
-// prepare checks a train and finds its destination. Unless it fails, leave must be called.
+// prepare checks a train and finds its destination. Unless it fails, sentTo must be called.
 func (e *UDPEndpoint) prepare(t *Train) (*peer, error) {
 	if err := t.Validate(); err != nil {
 		e.tx.invalid.Add(1)
@@ -84,7 +87,7 @@ func (e *UDPEndpoint) prepare(t *Train) (*peer, error) {
 	if !e.enter() {
 		return nil, ErrClosed
 	}
-	p, err := e.peer(t.Dst)
+	p, err := e.peer(t.Dst, t.SPort)
 	if err != nil {
 		e.tx.noRoute.Add(1)
 		e.leave()
@@ -92,7 +95,26 @@ func (e *UDPEndpoint) prepare(t *Train) (*peer, error) {
 	return p, err
 }
 
-func (e *UDPEndpoint) sent(t *Train, packets int) {
+// sentTo ends what prepare began.
+func (e *UDPEndpoint) sentTo(p *peer) {
+	p.leave()
+	e.leave()
+}
+
+// tapTime is the time for taps of what is sent next. That they are told of it later, when it has been sent, leaves time
+// for an answer.
+func (e *UDPEndpoint) tapTime() (at time.Time) {
+	if e.taps.On() {
+		at = time.Now()
+	}
+	return at
+}
+
+// sent takes note of packets that were sent, with identifications that count up by step.
+func (e *UDPEndpoint) sent(p *peer, t *Train, packets int, at time.Time, step uint16) {
+	if !at.IsZero() {
+		e.taps.Train(&Tapped{Out: true}, at, netip.AddrPortFrom(e.addr, p.from()), t, step)
+	}
 	e.tx.trains.Add(1)
 	e.tx.packets.Add(uint64(packets))
 	e.tx.bytes.Add(uint64(len(t.Buf)))
@@ -113,7 +135,7 @@ func (e *UDPEndpoint) sendOne(t *Train, p *peer, segment int) syscall.Errno {
 	for {
 		// An interrupted call has sent nothing. An error that an earlier packet caused, such as an ICMP message,
 		// is reported once, in place of sending; Linux does it for connected sockets only.
-		if errno := sendmsg(e.fd, &h); errno != unix.EINTR && errno != unix.ECONNREFUSED {
+		if errno := sendmsg(p.fd, &h); errno != unix.EINTR && errno != unix.ECONNREFUSED {
 			return errno
 		}
 	}
@@ -146,6 +168,7 @@ func (e *UDPEndpoint) sendEach(t *Train, p *peer) error {
 	var iov [MaxTrainPackets]unix.Iovec
 	var v [MaxTrainPackets]mmsghdr
 	n := t.NumPackets()
+	at := e.tapTime()
 	for i := range n {
 		b := t.Packet(i)
 		iov[i] = unix.Iovec{Base: &b[0], Len: uint64(len(b))}
@@ -156,7 +179,7 @@ func (e *UDPEndpoint) sendEach(t *Train, p *peer) error {
 	}
 	done := 0
 	for done < n {
-		k, errno := sendmmsg(e.fd, v[done:n])
+		k, errno := sendmmsg(p.fd, v[done:n])
 		switch {
 		case errno == 0:
 			done += k
@@ -166,12 +189,12 @@ func (e *UDPEndpoint) sendEach(t *Train, p *peer) error {
 		default:
 			e.tx.cutOff.Add(uint64(n - done))
 			rest := t.cut(0, done)
-			e.sent(&rest, done)
+			e.sent(p, &rest, done, at, 0)
 			e.tx.singly.Add(1)
 			return nil
 		}
 	}
-	e.sent(t, n)
+	e.sent(p, t, n, at, 0)
 	e.tx.singly.Add(1)
 	return nil
 }

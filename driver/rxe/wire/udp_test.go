@@ -38,6 +38,8 @@ type collector struct {
 	more    sync.Cond
 	srcs    []netip.Addr
 	dsts    []netip.Addr
+	tos     []uint8
+	ttl     []uint8
 	packets [][]byte
 	batches []int
 }
@@ -55,6 +57,7 @@ func (c *collector) Receive(a *Arrival) {
 		c.packets = append(c.packets, bytes.Clone(p))
 		c.srcs = append(c.srcs, a.Src)
 		c.dsts = append(c.dsts, a.Dst)
+		c.tos, c.ttl = append(c.tos, a.TOS), append(c.ttl, a.TTL)
 	}
 	c.batches = append(c.batches, len(a.Packets))
 	c.more.Broadcast()
@@ -239,7 +242,7 @@ func TestUDPUnsegmented(t *testing.T) {
 		if s := stats(t, to); s.ICRCErrors != 0 {
 			t.Errorf("%d ICRC errors", s.ICRCErrors)
 		}
-		p, err := from.(*UDPEndpoint).peer(dst)
+		p, err := from.(*UDPEndpoint).peer(dst, 0)
 		if err != nil || !p.noSplit.Load() {
 			t.Errorf("that segmentation is refused is not remembered (%v)", err)
 		}
@@ -260,6 +263,12 @@ func TestUDPTypeOfService(t *testing.T) {
 			trains = append(trains, tr)
 		}
 		checkPackets(t, c.wait(25), trains...)
+		for i := range 25 {
+			tr := trains[i/5]
+			if c.tos[i] != tr.TOS || c.ttl[i] != max(tr.TTL, 1) && (tr.TTL != 0 || c.ttl[i] != defaultTTL) {
+				t.Errorf("packet %d: TOS %#x TTL %d, sent with %#x and %d", i, c.tos[i], c.ttl[i], tr.TOS, tr.TTL)
+			}
+		}
 	})
 }
 

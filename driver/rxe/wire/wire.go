@@ -30,6 +30,9 @@ type Train struct {
 	Size int
 	TOS  uint8 // DSCP and ECN, 0 usually
 	TTL  uint8 // 0: 64
+	// SPort is the UDP source port, by which routers spread flows; 0: Port. An endpoint that cannot have it sends from
+	// Port.
+	SPort uint16
 	// QP is the number of the queue pair that sends, 0 if there is none: fault rules and captures ask for it, which a
 	// packet does not tell.
 	QP uint32
@@ -51,7 +54,8 @@ type Endpoint interface {
 
 // Arrival is a batch of packets from one source that came back to back.
 type Arrival struct {
-	Src, Dst netip.Addr
+	Src, Dst netip.Addr // Dst is the endpoint's address, or a multicast group
+	TOS, TTL uint8      // of the IP headers
 	// Packets hold each packet from its BTH on, without the ICRC, which was right. They are valid until Receive
 	// returns.
 	Packets [][]byte
@@ -59,8 +63,8 @@ type Arrival struct {
 
 // Receiver takes what arrives.
 type Receiver interface {
-	// Receive processes a batch. It may not sleep. It is called from one thread per endpoint, so that packets of
-	// one source stay in order.
+	// Receive processes a batch. It may not sleep. It is called from one thread per endpoint, and one for each group
+	// that it has joined, so that packets from one source to one destination stay in order.
 	Receive(a *Arrival)
 }
 

@@ -75,6 +75,7 @@ type Packet struct {
 	Src, Dst netip.Addr
 	ID       uint16 // IPv4 identification
 	TOS, TTL uint8
+	SPort    uint16 // UDP source port
 	Data     []byte // from the BTH to the ICRC
 	Fate     Fate
 }
@@ -86,6 +87,7 @@ type Net struct {
 
 	mu        sync.Mutex
 	endpoints map[netip.Addr]*endpoint
+	groups    map[netip.Addr][]*endpoint // those that have joined
 	down      map[netip.Addr]bool
 	filter    func(*Packet) bool
 	packets   []*Packet
@@ -99,6 +101,7 @@ func New(cfg Config) *Net {
 	n := &Net{
 		cfg:       cfg,
 		endpoints: make(map[netip.Addr]*endpoint),
+		groups:    make(map[netip.Addr][]*endpoint),
 		down:      make(map[netip.Addr]bool),
 	}
 	n.faults = wire.NewFaults(bare{n}, cfg.Rand)
@@ -195,7 +198,10 @@ type inFlight struct {
 	pkt *Packet
 }
 
-var _ wire.RawEndpoint = (*endpoint)(nil)
+var (
+	_ wire.RawEndpoint = (*endpoint)(nil)
+	_ wire.Multicaster = (*endpoint)(nil)
+)
 
 func (e *endpoint) Addr() netip.Addr { return e.addr }
 
@@ -209,11 +215,17 @@ func (e *endpoint) Send(t *wire.Train) error {
 func (e *endpoint) Seal(t *wire.Train) error    { return e.seal(t, 0) }
 func (e *endpoint) SendRaw(t *wire.Train) error { return e.transmit(t, 0) }
 
-// flow is the one of packets from here to dst.
-func (e *endpoint) flow(dst netip.Addr) roce.Flow { return flow(e.addr, dst) }
+// flow is the one of packets between two addresses from a source port.
+func flow(src, dst netip.Addr, sport uint16) roce.Flow {
+	return roce.NewFlow(netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, wire.Port))
+}
 
-func flow(src, dst netip.Addr) roce.Flow {
-	return roce.NewFlow(netip.AddrPortFrom(src, wire.Port), netip.AddrPortFrom(dst, wire.Port))
+// sourcePort is the port that a train leaves from.
+func sourcePort(t *wire.Train) uint16 {
+	if t.SPort == 0 {
+		return wire.Port
+	}
+	return t.SPort
 }
 
 // seal fills in the ICRCs; step is from one identification to the next.
@@ -226,7 +238,7 @@ func (e *endpoint) seal(t *wire.Train, step uint16) error {
 		e.stats.noRoute.Add(1)
 		return wire.ErrNoRoute
 	}
-	f := e.flow(dst)
+	f := flow(e.addr, dst, sourcePort(t))
 	for i := range t.NumPackets() {
 		f.Seal(uint16(i)*step, t.Packet(i))
 	}
@@ -264,7 +276,7 @@ func (e *endpoint) transmit(t *wire.Train, step uint16) error {
 	}
 	for i := range t.NumPackets() {
 		p := &Packet{
-			Sent: now, Src: e.addr, Dst: t.Dst.Unmap(), ID: uint16(i) * step, TOS: t.TOS, TTL: ttl,
+			Sent: now, Src: e.addr, Dst: t.Dst.Unmap(), ID: uint16(i) * step, TOS: t.TOS, TTL: ttl, SPort: sourcePort(t),
 			Data: slices.Clone(t.Packet(i)), Fate: InFlight,
 		}
 		if p.Dst.Is6() {
@@ -284,6 +296,10 @@ func (e *endpoint) transmit(t *wire.Train, step uint16) error {
 // route sends a packet on its way, to arrive at a time. n.mu is held.
 func (n *Net) route(p *Packet, at time.Time) {
 	to := n.endpoints[p.Dst]
+	if p.Dst.IsMulticast() {
+		n.routeGroup(p, at)
+		return
+	}
 	switch {
 	case n.down[p.Src] || n.down[p.Dst]:
 		p.Fate = LostLink
@@ -292,14 +308,73 @@ func (n *Net) route(p *Packet, at time.Time) {
 	case to == nil:
 		p.Fate = LostNobody
 	default:
-		i := len(to.queue)
-		for i > 0 && to.queue[i-1].at.After(at) {
-			i--
+		to.enqueue(p, at)
+	}
+}
+
+// routeGroup sends a packet to everybody who has joined a group, the sender too. What the network remembers counts as
+// delivered when it has been sent; each member has a fate of its own.
+func (n *Net) routeGroup(p *Packet, at time.Time) {
+	members := n.groups[p.Dst]
+	switch {
+	case n.down[p.Src]:
+		p.Fate = LostLink
+	case n.filter != nil && !n.filter(p):
+		p.Fate = LostFilter
+	case len(members) == 0:
+		p.Fate = LostNobody
+	default:
+		for _, to := range members {
+			c := *p
+			to.enqueue(&c, at)
 		}
-		to.queue = slices.Insert(to.queue, i, inFlight{at, p})
-		if i == 0 {
-			to.rouse()
-		}
+		p.Fate = Delivered
+	}
+}
+
+// enqueue has a packet arrive at a time; net.mu is held.
+func (e *endpoint) enqueue(p *Packet, at time.Time) {
+	i := len(e.queue)
+	for i > 0 && e.queue[i-1].at.After(at) {
+		i--
+	}
+	e.queue = slices.Insert(e.queue, i, inFlight{at, p})
+	if i == 0 {
+		e.rouse()
+	}
+}
+
+// Join implements wire.Multicaster.
+func (e *endpoint) Join(group netip.Addr) error {
+	n, group := e.net, group.Unmap().WithZone("")
+	if !group.IsMulticast() || group.Is4() != e.addr.Is4() {
+		return fmt.Errorf("endpoint %v: join group %v: %w", e.addr, group, syscall.EINVAL)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if e.closed {
+		return wire.ErrClosed
+	}
+	if !slices.Contains(n.groups[group], e) {
+		n.groups[group] = append(n.groups[group], e)
+	}
+	return nil
+}
+
+// Leave implements wire.Multicaster.
+func (e *endpoint) Leave(group netip.Addr) error {
+	n, group := e.net, group.Unmap().WithZone("")
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.leave(e, group)
+	return nil
+}
+
+// leave is called with mu held.
+func (n *Net) leave(e *endpoint, group netip.Addr) {
+	n.groups[group] = slices.DeleteFunc(n.groups[group], func(o *endpoint) bool { return o == e })
+	if len(n.groups[group]) == 0 {
+		delete(n.groups, group)
 	}
 }
 
@@ -346,7 +421,7 @@ func (e *endpoint) arrivals() (*wire.Arrival, time.Duration) {
 	n, now := e.net, time.Now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	a := &wire.Arrival{Dst: e.addr}
+	a := &wire.Arrival{}
 	for len(e.queue) > 0 && len(a.Packets) < maxBatch && !e.closed {
 		head := e.queue[0]
 		if d := head.at.Sub(now); d > 0 {
@@ -356,20 +431,20 @@ func (e *endpoint) arrivals() (*wire.Arrival, time.Duration) {
 			return nil, d
 		}
 		p := head.pkt
-		if len(a.Packets) > 0 && p.Src != a.Src {
+		if len(a.Packets) > 0 && (p.Src != a.Src || p.Dst != a.Dst || p.TOS != a.TOS || p.TTL != a.TTL) {
 			break
 		}
 		e.queue = e.queue[1:]
-		f, end := flow(p.Src, p.Dst), len(p.Data)-wire.ICRCLen
+		f, end := flow(p.Src, p.Dst, p.SPort), len(p.Data)-wire.ICRCLen
 		switch {
-		case n.down[p.Src] || n.down[p.Dst]:
+		case n.down[p.Src] || n.down[e.addr]:
 			p.Fate = LostLink
 		case f.ICRC(p.ID, p.Data) != binary.LittleEndian.Uint32(p.Data[end:]):
 			e.stats.icrc.Add(1)
 			p.Fate = LostICRC
 		default:
 			p.Fate = Delivered
-			a.Src = p.Src
+			a.Src, a.Dst, a.TOS, a.TTL = p.Src, p.Dst, p.TOS, p.TTL
 			// A copy, as what was recorded is not the Receiver's to change.
 			a.Packets = append(a.Packets, slices.Clone(p.Data)[:end])
 			e.stats.packets.Add(1)
@@ -415,6 +490,9 @@ func (e *endpoint) Close() error {
 	}
 	e.queue = nil
 	delete(n.endpoints, e.addr)
+	for group := range n.groups {
+		n.leave(e, group)
+	}
 	n.mu.Unlock()
 	close(e.stop)
 	<-e.done
