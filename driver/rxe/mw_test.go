@@ -116,6 +116,10 @@ func TestWindowBind(t *testing.T) {
 		{"a key that is another window's", both, 0, func(b *bench, w *ib.BindMW) { w.RKey += 1 << 8 }, false},
 		{"zero based", []ib.MWType{ib.MWType2}, 0, func(b *bench, w *ib.BindMW) { w.Access |= ib.AccessZeroBased }, true},
 		{"zero based", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) { w.Access |= ib.AccessZeroBased }, false},
+		{"zero based, a byte too many", []ib.MWType{ib.MWType2}, 0, func(b *bench, w *ib.BindMW) {
+			w.Access |= ib.AccessZeroBased
+			w.Addr++
+		}, false},
 		{"no length", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) { w.Length, w.MR = 0, nil }, true},
 		{"no length", []ib.MWType{ib.MWType2}, 0, func(b *bench, w *ib.BindMW) { w.Length, w.MR = 0, nil }, false},
 		{"the key that it has", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) { w.RKey = w.MW.RKey() }, false},
@@ -344,6 +348,15 @@ func TestInvalidate(t *testing.T) {
 			w.key = w.b.bind(w.b.allocMW(nil, ib.MWType1), w.b.regMR(nil, bindable), 0, 100, remoteAccess)
 		}, false},
 		{"window that is not bound", func(w *world) { w.key = w.b.allocMW(nil, ib.MWType2).RKey() }, false},
+		{"window of type 2 of another queue pair", func(w *world) {
+			qp := w.b.qp
+			w.b.qp = w.b.newQP(setup{typ: ib.QPTypeUC, cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 1}})
+			toRTR(w.t, w.b.qp, w.a.dev, w.a.qp.Num(), conn{})
+			toRTS(w.t, w.b.qp, conn{})
+			w.key = w.b.bind(w.b.allocMW(nil, ib.MWType2), w.b.regMR(nil, bindable), 0, 100, remoteAccess)
+			check(w.t, w.b.qp.Destroy())
+			w.b.qp = qp
+		}, false},
 		{"window by an old key", func(w *world) {
 			w.key = w.b.bind(w.b.allocMW(nil, ib.MWType2), w.b.regMR(nil, bindable), 0, 100, remoteAccess) - 1
 		}, false},
