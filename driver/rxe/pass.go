@@ -1,6 +1,7 @@
 package rxe
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 	"sync"
@@ -29,6 +30,7 @@ type pass struct {
 	slot    [max(maxSendWQESize, maxRecvWQESize)]byte // a private copy of a work request
 	grh     [grhLen]byte
 	packets [][]byte
+	arrival wire.Arrival
 
 	holds   bool      // callbacks run at the end of this pass
 	holding []*Device // whose callbacks wait for it
@@ -142,9 +144,10 @@ func (p *pass) drainQP(qp *QP) {
 		qp.mu.Unlock()
 		return
 	}
+	sport := qp.sport
 	qp.mu.Unlock()
 	for i, t := range p.batch {
-		t.QP = qp.num
+		t.QP, t.SPort = qp.num, sport
 		if p.send(qp, t) {
 			continue
 		}
@@ -170,6 +173,12 @@ func (p *pass) send(qp *QP, t *train) bool {
 		t.free()
 		return true
 	}
+	if !from.ready() { // as without a route (rxe_find_route)
+		p.spent += len(t.Buf) + trainCost
+		d.counters.add(cntSendErr, 1)
+		t.free()
+		return true
+	}
 	if peer := d.shortcut(t.Dst); peer != nil {
 		p.spent += len(t.Buf) + trainCost
 		d.counters.add(cntSentPkts, t.packets)
@@ -180,7 +189,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 		t.free()
 		return true
 	}
-	err := from.wire.Send(&t.Train)
+	err := from.send(&t.Train)
 	if err != nil && errors.Is(err, wire.ErrAgain) {
 		return false
 	}
@@ -196,7 +205,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 
 // tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
 func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
-	now, from := time.Now(), netip.AddrPortFrom(src, wire.Port)
+	now, from := time.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, wire.Port))
 	d.taps.Train(&wire.Tapped{Out: true, Unsealed: true}, now, from, &t.Train, 0)
 	peer.taps.Train(&wire.Tapped{Unsealed: true}, now, from, &t.Train, 0)
 }
@@ -209,8 +218,15 @@ func (p *pass) deliver(d *Device, src netip.Addr, t *train) {
 		b := t.Packet(i)
 		p.packets = append(p.packets, b[:len(b)-wire.ICRCLen])
 	}
-	p.receive(d, src, t.Dst, p.packets)
+	p.arrival = wire.Arrival{Src: src, Dst: t.Dst, TOS: t.TOS, TTL: t.TTL, Packets: p.packets}
+	if p.arrival.TTL == 0 {
+		p.arrival.TTL = defaultTTL
+	}
+	p.receive(d, &p.arrival)
 }
+
+// defaultTTL is that of packets whose address vector does not say.
+const defaultTTL = 64
 
 // egressRetry is when to try again after the socket was full. It drains in well less than that.
 const egressRetry = 100 * time.Microsecond

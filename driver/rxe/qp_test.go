@@ -95,7 +95,7 @@ func TestPort(t *testing.T) {
 func TestNewErrors(t *testing.T) {
 	net := simnet.New(simnet.Config{})
 	fabric := &Fabric{}
-	good := Config{Name: "rxe0", Addrs: []netip.Addr{addrA, addrB}, Network: net, Fabric: fabric}
+	good := Config{Name: "rxe0", Addrs: []netip.Addr{addrA, addrB}, Network: net, Fabric: fabric, Netdev: netdev.Interface{Up: true, Running: true}}
 	for _, c := range []struct {
 		name string
 		cfg  func(*Config)
@@ -321,7 +321,7 @@ func TestStale(t *testing.T) {
 			buf := make([]byte, op.PacketLen(4))
 			k := roce.NewPacket(buf, &roce.BTHFields{Opcode: op, PKey: pkey, DestQPN: b.b.qp.Num()}, 4)
 			p := b.b.dev.begin(true)
-			p.receive(b.b.dev, src, dst, [][]byte{k.Data[:len(buf)-roce.ICRCLen]})
+			p.receive(b.b.dev, arrival(src, dst, k.Data[:len(buf)-roce.ICRCLen]))
 			p.end()
 			synctest.Wait()
 		}

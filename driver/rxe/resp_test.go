@@ -64,7 +64,7 @@ func (d *dialogue) say(list ...request) {
 		packets = append(packets, k.Data[:len(buf)-roce.ICRCLen])
 	}
 	p := d.b.dev.begin(true)
-	p.receive(d.b.dev, addrA, addrB, packets)
+	p.receive(d.b.dev, arrival(addrA, addrB, packets...))
 	p.end()
 	synctest.Wait()
 }
@@ -104,7 +104,7 @@ func TestRequester(t *testing.T) {
 		k := roce.NewPacket(buf, &roce.BTHFields{Opcode: roce.RCAcknowledge, PKey: roce.DefaultPKey, DestQPN: d.b.qp.Num(), PSN: psn}, 0)
 		k.AETH().Encode(s, 0)
 		p := d.b.dev.begin(true)
-		p.receive(d.b.dev, addrA, addrB, [][]byte{k.Data[:len(buf)-roce.ICRCLen]})
+		p.receive(d.b.dev, arrival(addrA, addrB, k.Data[:len(buf)-roce.ICRCLen]))
 		p.end()
 	}
 	window := func(d *dialogue, packets int) {
