@@ -142,7 +142,7 @@ func TestDatagramErrors(t *testing.T) {
 	})
 }
 
-// TestAddressHandleDomain: an address handle is for the queue pairs of its domain (IBA 10.2.5, 11.6.2).
+// TestAddressHandleDomain: an address handle is for the queue pairs of its domain (IBA 11.6.2).
 func TestAddressHandleDomain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUD})

@@ -86,7 +86,7 @@ func (b *bench) access(op ib.WROpcode, addr uint64, n int, key uint32) ib.WCStat
 	return b.a.status(wr)
 }
 
-// TestWindowBind: what the specification asks of a bind (IBA 10.6.7.2.1, C10-70 to C10-75, o10-36, o10-37). What is
+// TestWindowBind: what the specification asks of a bind (IBA 10.6.7.2, C10-70 to C10-75, o10-36, o10-37). What is
 // refused ends with a bind error, and changes nothing.
 func TestWindowBind(t *testing.T) {
 	both := []ib.MWType{ib.MWType1, ib.MWType2}
@@ -330,7 +330,7 @@ func TestWindowUsers(t *testing.T) {
 	}
 }
 
-// TestInvalidate: what LOCAL_INV and SEND with invalidate end, and what they must not (IBA 10.6.3.2, 10.6.7.2.2).
+// TestInvalidate: what LOCAL_INV and SEND with invalidate end, and what they must not (IBA 10.6.3, 10.6.7.2).
 func TestInvalidate(t *testing.T) {
 	type world struct {
 		*bench
