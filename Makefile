@@ -39,6 +39,10 @@ unit: ## unit tests with the race detector
 e2e: build ## the real programs, end to end
 	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -tags e2e ./test/e2e/...
 
+.PHONY: soak-kill
+soak-kill: build ## ROUNDS (default 10000) of programs that are killed at random moments; SEED repeats one
+	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestKillSoak$$' ./test/e2e
+
 .PHONY: pyverbs
 pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)
 	@scripts/deps python3-pyverbs rdma-core ibverbs-providers
@@ -47,6 +51,10 @@ pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner'
 .PHONY: docs
 docs: ## make the tables of docs/verbs.md anew
 	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./uverbs
+
+.PHONY: interop
+interop: build ## run against the Linux kernel's Soft-RoCE, in QEMU; writes docs/interop.md
+	@scripts/interop docs/interop.md
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (default 1m)

@@ -18,9 +18,10 @@ import (
 // midlayer has checked what is device independent (that the objects belong to this device, that it is active)
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
-// What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver], [FastRegDriver],
-// [XRCDriver], [ErrorDriver], [UserContexter]; and, on the objects' side, [CQResizer], [CQModerator], [McastQP], [UserQP]. Without
-// them the midlayer answers EOPNOTSUPP; so do the methods themselves for types and opcodes that they do not know.
+// What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver],
+// [FastRegDriver], [XRCDriver], [ErrorDriver], [UserContexter]; and, on the objects' side, [ReregMR], [CQResizer],
+// [CQModerator], [McastQP], [UserQP]. Without them the midlayer answers EOPNOTSUPP; so do the methods themselves for
+// types and opcodes that they do not know.
 type Driver interface {
 	// QueryDevice reports the device's attributes and limits. It may sleep.
 	QueryDevice() (DeviceAttr, error)

@@ -54,6 +54,11 @@ func (d fullDriver) AllocMR(mr *MR, maxPages int) (DriverMR, error) {
 	return &fakeFastMR{fakeMR: fakeMR{d.fakeDriver}}, d.err("alloc mr")
 }
 
+func (d fullDriver) RegMR(mr *MR, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
+	m, err := d.fakeDriver.RegMR(mr, r, access, u)
+	return &fakeReregMR{fakeMR: m.(fakeMR)}, err
+}
+
 func (d fullDriver) AllocXRCD(x *XRCD, u *Udata) (DriverXRCD, error) {
 	return fakePD{d.fakeDriver}, d.err("alloc xrcd")
 }
@@ -86,6 +91,22 @@ func (s fakeSRQ) Destroy() error                             { return s.d.destro
 type fakeMW struct{ d *fakeDriver }
 
 func (m fakeMW) Dealloc() error { return m.d.destroy("dealloc mw") }
+
+// fakeReregMR keeps what it was changed to.
+type fakeReregMR struct {
+	fakeMR
+	region *umem.Region
+	pd     *PD
+	access AccessFlags
+}
+
+func (m *fakeReregMR) Rereg(r *umem.Region, pd *PD, access AccessFlags, u *Udata) error {
+	if err := m.d.err("rereg"); err != nil {
+		return err
+	}
+	m.region, m.pd, m.access = r, pd, access
+	return nil
+}
 
 type fakeFastMR struct {
 	fakeMR

@@ -53,7 +53,7 @@ type MR struct {
 	lkey, rkey uint32
 
 	maxPages int        // of AllocMR
-	mapping  sync.Mutex // one Map at a time; guards region of such a region
+	mapping  sync.Mutex // one Map, Rereg or Dereg at a time
 }
 
 // RegMR registers length bytes at addr of space with the given rights, to be named by addresses from iova on.
@@ -69,8 +69,8 @@ func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uin
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	if access&(AccessRemoteWrite|AccessRemoteAtomic) != 0 && access&AccessLocalWrite == 0 {
-		return fail(fmt.Errorf("remote write or atomic access needs local write access: %w", syscall.EINVAL))
+	if err := access.check(); err != nil {
+		return fail(err)
 	}
 	if err := pd.get(d); err != nil {
 		return fail(err)
@@ -135,7 +135,7 @@ func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 // Driver is the driver's side.
 func (mr *MR) Driver() DriverMR { return mr.drv }
 
-// SetKeys is for the driver's RegMR and AllocMR: the keys by which work requests and peers name the region.
+// SetKeys is for the driver's RegMR, AllocMR and Rereg: the keys by which work requests and peers name the region.
 func (mr *MR) SetKeys(lkey, rkey uint32) { mr.lkey, mr.rkey = lkey, rkey }
 
 // PD is the domain that the region belongs to.

@@ -20,6 +20,9 @@ const (
 	AccessZeroBased    AccessFlags = 1 << 5
 	AccessOnDemand     AccessFlags = 1 << 6
 	AccessHugeTLB      AccessFlags = 1 << 7
+	// AccessFlushGlobal and AccessFlushPersistent let a peer FLUSH with these placements. (IBA A19)
+	AccessFlushGlobal     AccessFlags = 1 << 8
+	AccessFlushPersistent AccessFlags = 1 << 9
 	// AccessOptional is the range of flags that a driver may ignore (IBV_ACCESS_OPTIONAL_RANGE), among them
 	// relaxed ordering.
 	AccessOptional AccessFlags = 0x3ff00000
@@ -401,6 +404,8 @@ const (
 	WRLocalInv         WROpcode = 7
 	WRBindMW           WROpcode = 8
 	WRSendWithInv      WROpcode = 9
+	WRFlush            WROpcode = 14
+	WRAtomicWrite      WROpcode = 15
 	WRRegMR            WROpcode = 0x20 // not for user processes
 )
 
@@ -420,7 +425,8 @@ type SendWR struct {
 	Opcode WROpcode
 	Flags  SendFlags
 	SGList []SGE
-	// Inline is sent instead of SGList where Flags has SendInline; it is copied while posting.
+	// Inline is sent instead of SGList where Flags has SendInline, and always the 8 bytes of WRAtomicWrite; it is copied
+	// while posting.
 	Inline []byte
 	// Imm is immediate data in host byte order; InvalidateRKey shares its place on the wire.
 	Imm            uint32
@@ -439,6 +445,7 @@ type SendWR struct {
 	RemoteSRQN uint32   // QPTypeXRCInit
 	Bind       *BindMW  // WRBindMW
 	Reg        *FastReg // WRRegMR
+	Flush      Flush    // WRFlush
 }
 
 // RecvWR is a receive work request.
@@ -502,6 +509,8 @@ const (
 	WCFetchAdd        WCOpcode = 4
 	WCBindMW          WCOpcode = 5
 	WCLocalInv        WCOpcode = 6
+	WCFlush           WCOpcode = 8
+	WCAtomicWrite     WCOpcode = 9
 	WCRegMR           WCOpcode = 10
 	WCRecv            WCOpcode = 1 << 7
 	WCRecvRDMAWithImm WCOpcode = 1<<7 | 1

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -23,6 +22,7 @@ var ErrAccess = fmt.Errorf("may not access the process's memory (another user, n
 // which gets the same number is not touched. While it lives, so must its main thread, by whose id it is accessed.
 type Process struct {
 	pid    int
+	by     *procMem // not nil: another way in
 	pidfd  *os.File
 	conn   syscall.RawConn // of pidfd
 	dead   atomic.Bool     // exited, or closed
@@ -34,6 +34,18 @@ type Process struct {
 // The caller sees to it that the process that it means still exists, for example by holding its trapped system
 // call. It may sleep. ErrAccess if the kernel forbids it, ESRCH if there is no such process.
 func OpenProcess(pid int) (*Process, error) {
+	return openProcess(pid, nil)
+}
+
+// OpenProcessBy opens the memory of a process where the kernel denies it to OpenProcess, with the help of somebody
+// who may open /proc/PID/mem (proc_pid_mem(5)), such as an ancestor of the process under Yama. open returns that file,
+// and is called again after the process has executed another program. Page protections do not hold for the file, so
+// that each access looks up the mappings first; this takes some ten times as long. It may sleep.
+func OpenProcessBy(pid int, open func() (*os.File, error)) (*Process, error) {
+	return openProcess(pid, &procMem{pid: pid, open: open})
+}
+
+func openProcess(pid int, by *procMem) (*Process, error) {
 	fail := func(err error) (*Process, error) {
 		return nil, fmt.Errorf("open memory of process %d: %w", pid, err)
 	}
@@ -41,10 +53,18 @@ func OpenProcess(pid int) (*Process, error) {
 	if err != nil {
 		return fail(err)
 	}
-	p := &Process{pid: pid, pidfd: os.NewFile(uintptr(fd), "pidfd"), exited: make(chan struct{})}
+	p := &Process{pid: pid, by: by, pidfd: os.NewFile(uintptr(fd), "pidfd"), exited: make(chan struct{})}
 	if p.conn, err = p.pidfd.SyscallConn(); err != nil {
 		p.pidfd.Close()
 		return fail(err)
+	}
+	if by != nil {
+		if _, err := by.file(nil); err != nil {
+			p.pidfd.Close()
+			return fail(err)
+		}
+		go p.watch()
+		return p, nil
 	}
 	// The kernel checks the permission before the address, so that any address will do.
 	if err := p.ReadV([][]byte{make([]byte, 1)}, 0); errors.Is(err, ErrAccess) {
@@ -86,6 +106,7 @@ func (p *Process) MarkDead() {
 // Close ends the watch and every access from now on.
 func (p *Process) Close() error {
 	p.MarkDead()
+	p.by.close()
 	return p.pidfd.Close()
 }
 
@@ -103,6 +124,9 @@ const (
 var iovPool = sync.Pool{New: func() any { return new([iovMax]unix.Iovec) }}
 
 func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
+	if p.by != nil {
+		return p.moveByMem(bufs, addr, write)
+	}
 	if len(bufs) <= iovStack {
 		var iov [iovStack]unix.Iovec
 		return p.moveBy(iov[:], bufs, addr, write)
@@ -162,30 +186,13 @@ func (p *Process) transfer(iov []unix.Iovec, addr uint64, size int, write bool) 
 
 // Check implements Space, by /proc/PID/maps.
 func (p *Process) Check(addr, length uint64, write bool) error {
-	if length == 0 {
-		return nil
-	}
-	if addr+length < addr {
-		return ErrRange
-	}
 	if p.dead.Load() {
 		return ErrFault
 	}
-	f, err := os.Open("/proc/" + strconv.Itoa(p.pid) + "/maps")
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return ErrFault
-	case errors.Is(err, os.ErrPermission):
-		return ErrAccess
-	case err != nil:
-		return fmt.Errorf("read the mappings of process %d: %w", p.pid, err)
+	if err := CheckProcess(p.pid, addr, length, write); err != nil {
+		return err
 	}
-	defer f.Close()
-	covered, err := mapsCover(f, addr, addr+length, write)
-	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("read the mappings of process %d: %w", p.pid, err)
-	}
-	if !covered || !p.alive() {
+	if length > 0 && !p.alive() {
 		return ErrFault
 	}
 	return nil

@@ -128,6 +128,15 @@ func (r *Region) Release() {
 	}
 }
 
+// Check reports whether the memory is still mapped, and writable where write is set; errors as for Space.Check. It may
+// sleep.
+func (r *Region) Check(write bool) error {
+	if r.length == 0 {
+		return nil
+	}
+	return r.space.Check(r.addr, r.length, write)
+}
+
 // IOVA is the address by which work requests and peers name the first byte.
 func (r *Region) IOVA() uint64 { return r.iova }
 

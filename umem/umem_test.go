@@ -61,6 +61,9 @@ func child() {
 	}
 	fmt.Println(addressOf(mem))
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		if in.Text() == "exec" {
+			panic(syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
+		}
 		fmt.Printf("%x\n", mem[:PageSize])
 	}
 }
@@ -81,6 +84,26 @@ type childProcess struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
 	out   *bufio.Reader
+}
+
+// eachWay runs a test with the two ways into another process.
+func eachWay(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *childProcess)) {
+	t.Run("process_vm", func(t *testing.T) { f(t, startChild) })
+	t.Run("mem", func(t *testing.T) {
+		f(t, func(t *testing.T, mode string) *childProcess {
+			c := startChild(t, mode)
+			direct := c.Process
+			var err error
+			if c.Process, err = OpenProcessBy(c.cmd.Process.Pid, func() (*os.File, error) {
+				return os.OpenFile(fmt.Sprintf("/proc/%d/mem", c.cmd.Process.Pid), os.O_RDWR, 0)
+			}); err != nil {
+				t.Fatal(err)
+			}
+			direct.Close()
+			t.Cleanup(func() { c.Close() })
+			return c
+		})
+	})
 }
 
 // startChild runs this test binary as child and opens its memory.
@@ -139,8 +162,10 @@ func split(b []byte, n int) [][]byte {
 	return v
 }
 
-func TestProcessReadsAndWritesAnother(t *testing.T) {
-	c := startChild(t, "plain")
+func TestProcessReadsAndWritesAnother(t *testing.T) { eachWay(t, testProcessReadsAndWritesAnother) }
+
+func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, string) *childProcess) {
+	c := start(t, "plain")
 	// More buffers than one call takes, some of them empty.
 	for _, buffers := range []int{1, 2, iovStack, iovStack + 1, iovMax, iovMax + 1, 3000} {
 		got := make([]byte, PageSize)
@@ -165,8 +190,10 @@ func TestProcessReadsAndWritesAnother(t *testing.T) {
 	}
 }
 
-func TestProcessProtection(t *testing.T) {
-	c := startChild(t, "plain")
+func TestProcessProtection(t *testing.T) { eachWay(t, testProcessProtection) }
+
+func testProcessProtection(t *testing.T, start func(*testing.T, string) *childProcess) {
+	c := start(t, "plain")
 	page := func(n uint64) uint64 { return c.base + n*PageSize }
 	for _, test := range []struct {
 		name         string
@@ -205,7 +232,9 @@ func TestProcessProtection(t *testing.T) {
 	}
 }
 
-func TestProcessAfterExit(t *testing.T) {
+func TestProcessAfterExit(t *testing.T) { eachWay(t, testProcessAfterExit) }
+
+func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childProcess) {
 	for _, test := range []struct {
 		name string
 		end  func(c *childProcess)
@@ -216,7 +245,7 @@ func TestProcessAfterExit(t *testing.T) {
 		{"closed", func(c *childProcess) { c.Close() }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := startChild(t, "plain")
+			c := start(t, "plain")
 			test.end(c)
 			<-c.Exited()
 			if err := c.ReadV([][]byte{make([]byte, 8)}, c.base); !errors.Is(err, ErrFault) {
@@ -229,6 +258,50 @@ func TestProcessAfterExit(t *testing.T) {
 				t.Errorf("check: %v", err)
 			}
 		})
+	}
+}
+
+// TestProcMemFollowsExec: after the process has executed another program the file that was opened before leads nowhere,
+// and another is asked for.
+func TestProcMemFollowsExec(t *testing.T) {
+	c := startChild(t, "exec")
+	opened := 0
+	p, err := OpenProcessBy(c.cmd.Process.Pid, func() (*os.File, error) {
+		opened++
+		return os.OpenFile(fmt.Sprintf("/proc/%d/mem", c.cmd.Process.Pid), os.O_RDWR, 0)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	read := func() {
+		t.Helper()
+		got := make([]byte, PageSize)
+		if err := p.ReadV([][]byte{got}, c.base+PageSize); err != nil {
+			t.Fatal(err)
+		}
+		if want := pattern(int(PageSize)); got[0] != want {
+			t.Fatalf("byte is %#x, want %#x", got[0], want)
+		}
+	}
+	read()
+	fmt.Fprintln(c.stdin, "exec")
+	if _, err := fmt.Fscanln(c.out, &c.base); err != nil {
+		t.Fatal(err)
+	}
+	read()
+	if opened != 2 {
+		t.Errorf("the file was opened %d times", opened)
+	}
+}
+
+// TestProcMemIsNothingElse: a helper may be wrong, or lie.
+func TestProcMemIsNothingElse(t *testing.T) {
+	for _, path := range []string{"/proc/self/maps", "/dev/zero", os.DevNull, "/proc/self"} {
+		p, err := OpenProcessBy(os.Getpid(), func() (*os.File, error) { return os.Open(path) })
+		if !errors.Is(err, unix.EINVAL) {
+			t.Errorf("%s: %v, %v", path, p, err)
+		}
 	}
 }
 

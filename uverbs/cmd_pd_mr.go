@@ -50,12 +50,8 @@ type mrObject struct {
 func (*mrObject) kind() kind       { return kindMR }
 func (o *mrObject) destroy() error { return o.Dereg() }
 
-const (
-	// accessKnown are the rights that the ABI defines, whether the device has them or not.
-	accessKnown = abi.AccessFlushPersistent<<1 - 1 | abi.AccessOptionalRange
-	// accessUnsupported are those that no driver of this midlayer can have.
-	accessUnsupported = abi.AccessFlushGlobal | abi.AccessFlushPersistent
-)
+// accessKnown are the rights that the ABI defines, whether the device has them or not.
+const accessKnown = abi.AccessFlushPersistent<<1 - 1 | abi.AccessOptionalRange
 
 // checkAccess checks the rights of a registration; that remote writing needs local writing is the midlayer's to
 // check. (ib_check_mr_access)
@@ -63,8 +59,13 @@ func checkAccess(flags abi.AccessFlags) error {
 	if bad := flags &^ accessKnown; bad != 0 {
 		return fmt.Errorf("unknown access flags %#x: %w", uint32(bad), syscall.EINVAL)
 	}
-	if bad := flags & accessUnsupported; bad != 0 {
-		return fmt.Errorf("access flags %v: %w", bad, syscall.EOPNOTSUPP)
+	return nil
+}
+
+// checkOffset checks that memory lies in its page as its address does.
+func checkOffset(start, iova uint64) error {
+	if (start^iova)&(umem.PageSize-1) != 0 {
+		return fmt.Errorf("memory at %#x cannot be known as %#x, which lies differently in its page: %w", start, iova, syscall.EINVAL)
 	}
 	return nil
 }
@@ -75,8 +76,8 @@ func cmdRegMR(c *call) error {
 	if err != nil {
 		return err
 	}
-	if (req.Start^req.HCAVA)&(umem.PageSize-1) != 0 {
-		return fmt.Errorf("memory at %#x cannot be known as %#x, which lies differently in its page: %w", req.Start, req.HCAVA, syscall.EINVAL)
+	if err := checkOffset(req.Start, req.HCAVA); err != nil {
+		return err
 	}
 	if err := c.f.context(); err != nil {
 		return err

@@ -247,8 +247,19 @@ func TestCommandErrors(t *testing.T) {
 			{"post: small requests", abi.CmdPostSend, enc(abi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 55}), 4, syscall.EINVAL},
 			{"post receives to no qp", abi.CmdPostRecv, enc(abi.PostRecv{QPHandle: none}), 4, syscall.EINVAL},
 
-			{"rereg mr", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr}), 8, syscall.EOPNOTSUPP},
-			{"alloc mw", abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: pd}), 8, syscall.EOPNOTSUPP},
+			{"rereg mr: nothing", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr}), 8, syscall.EINVAL},
+			{"rereg mr: unknown change", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, Flags: 8}), 8, syscall.EOPNOTSUPP},
+			{"rereg mr: none", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: none, Flags: abi.ReregMRChangeAccess}), 8, syscall.ENOENT},
+			{"rereg mr: a pd", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: pd, Flags: abi.ReregMRChangeAccess}), 8, syscall.EINVAL},
+			{"rereg mr: no pd", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, PDHandle: none, Flags: abi.ReregMRChangePD}), 8, syscall.EINVAL},
+			{"rereg mr: remote write only", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, AccessFlags: abi.AccessRemoteWrite, Flags: abi.ReregMRChangeAccess}), 8, syscall.EINVAL},
+			{"rereg mr: unknown right", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, AccessFlags: 1 << 31, Flags: abi.ReregMRChangeAccess}), 8, syscall.EINVAL},
+			{"rereg mr: offset in the page differs", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, Start: addr, HCAVA: addr + 1, Length: 1, Flags: abi.ReregMRChangeTranslation}), 8, syscall.EINVAL},
+			{"rereg mr: not mapped", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, Start: 0x1000, HCAVA: 0x1000, Length: 1, Flags: abi.ReregMRChangeTranslation}), 8, syscall.EFAULT},
+			{"alloc mw: no pd", abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: none, MWType: abi.MWType1}), 8, syscall.EINVAL},
+			{"alloc mw: no such type", abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: pd, MWType: 3}), 8, syscall.EINVAL},
+			{"dealloc no mw", abi.CmdDeallocMW, enc(abi.DeallocMW{MWHandle: none}), 0, syscall.ENOENT},
+			{"dealloc a pd as mw", abi.CmdDeallocMW, enc(abi.DeallocMW{MWHandle: pd}), 0, syscall.EINVAL},
 			{"create srq", abi.CmdCreateSRQ, enc(abi.CreateSRQ{PDHandle: pd}), 16, syscall.EOPNOTSUPP},
 			{"open xrcd", abi.CmdOpenXRCD, enc(abi.OpenXRCD{FD: ^uint32(0)}), 4, syscall.EOPNOTSUPP},
 			{"attach multicast", abi.CmdAttachMcast, enc(abi.AttachMcast{QPHandle: qp}), 0, syscall.EOPNOTSUPP},
@@ -320,6 +331,7 @@ func TestCommandSizes(t *testing.T) {
 // destroyCommands are the commands that take a handle away, and so tell it apart when there is none.
 var destroyCommands = []abi.Command{
 	abi.CmdDeallocPD, abi.CmdDestroyAH, abi.CmdDeregMR, abi.CmdDestroyCQ, abi.CmdDestroyQP, abi.CmdDestroySRQ, abi.CmdCloseXRCD,
+	abi.CmdDeallocMW,
 }
 
 // What every command but GET_CONTEXT says before there is a context, and after the file has been closed.
@@ -545,4 +557,58 @@ func TestDevicesComeAndGo(t *testing.T) {
 	if len(w.srv.Devices()) != 3 {
 		t.Errorf("devices %v", names())
 	}
+}
+
+// Memory windows, and regions that change: handles, keys, pages, and the order in which what is left is destroyed.
+func TestWindowsAndReregistration(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.start(form)
+		pd, other := p.allocPD(), p.allocPD()
+		mr := p.regMR(pd)
+		var windows []abi.AllocMWResp
+		for _, kind := range []abi.MWType{abi.MWType1, abi.MWType2} {
+			mw, err := do[abi.AllocMWResp](p, abi.CmdAllocMW, abi.AllocMW{PDHandle: pd, MWType: kind})
+			must(t, err)
+			windows = append(windows, mw)
+		}
+		if windows[0].RKey != 2<<8 || windows[1].RKey != 3<<8 {
+			t.Errorf("windows %+v", windows)
+		}
+		info := p.f.Info().MWs
+		if len(info) != 2 || info[1] != (MWInfo{Handle: windows[1].MWHandle, PD: pd, RKey: 3 << 8, Type: ib.MWType2}) {
+			t.Errorf("listed as %+v", info)
+		}
+		must(t, silently(p, abi.CmdDeallocMW, abi.DeallocMW{MWHandle: windows[0].MWHandle}))
+
+		region := p.f.objects.find(mr.MRHandle).res.(*mrObject)
+		start := region.Region().Addr()
+		rereg := func(change abi.ReregMR) abi.ReregMRResp {
+			t.Helper()
+			change.MRHandle = mr.MRHandle
+			resp, err := do[abi.ReregMRResp](p, abi.CmdReregMR, change)
+			must(t, err)
+			return resp
+		}
+		all := abi.ReregMRChangeTranslation | abi.ReregMRChangePD | abi.ReregMRChangeAccess
+		got := rereg(abi.ReregMR{Flags: all, Start: start + 8, HCAVA: start + 8, Length: 100, PDHandle: other, AccessFlags: abi.AccessRemoteRead})
+		if got.LKey != 4 || got.RKey != 4<<8 || region.Region().Addr() != start+8 || region.Region().Len() != 100 ||
+			region.Access() != ib.AccessRemoteRead || region.pd != other || p.acct.Pages() != 1 {
+			t.Errorf("%+v, region %+v, access %v, pd %d, %d pages", got, region.Region(), region.Access(), region.pd, p.acct.Pages())
+		}
+		wantErrno(t, "dealloc the region's domain", silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: other}), syscall.EBUSY)
+		rereg(abi.ReregMR{Flags: abi.ReregMRChangePD, PDHandle: pd})
+		must(t, silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: other}))
+		w.drv.failing("rereg mr", syscall.EBUSY)
+		_, err := do[abi.ReregMRResp](p, abi.CmdReregMR, abi.ReregMR{MRHandle: mr.MRHandle, Flags: abi.ReregMRChangeTranslation, Start: start, HCAVA: start, Length: 1})
+		wantErrno(t, "a driver that refuses", err, syscall.EBUSY)
+		if region.Region().Addr() != start+8 || p.acct.Pages() != 1 {
+			t.Errorf("after a failure: %+v, %d pages", region.Region(), p.acct.Pages())
+		}
+		w.drv.takeLog()
+		p.f.Close()
+		if got := w.drv.takeLog(); !slices.Equal(got, []string{"MW", "MR", "PD"}) {
+			t.Errorf("destroyed %v", got)
+		}
+	})
 }

@@ -32,6 +32,8 @@ var (
 	_ UserABI          = (*fakeDriver)(nil)
 	_ ib.UserQP        = (*fakeQP)(nil)
 	_ ib.CQResizer     = (*fakeCQ)(nil)
+	_ ib.MWDriver      = (*fakeDriver)(nil)
+	_ ib.ReregMR       = fakeMR{}
 )
 
 const fakeCQMax = 1 << 10
@@ -139,7 +141,7 @@ func (d *fakeDriver) AllocPD(pd *ib.PD, u *ib.Udata) (ib.DriverPD, error) {
 func (d *fakeDriver) RegMR(mr *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
 	key := d.keys.Add(1)
 	mr.SetKeys(key, key<<8)
-	return fakeMR{&fakeObject{d, "MR"}}, d.enter("reg mr")
+	return fakeMR{&fakeObject{d, "MR"}, mr}, d.enter("reg mr")
 }
 
 func (d *fakeDriver) CreateAH(ah *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
@@ -186,9 +188,26 @@ type fakeObject struct {
 func (o *fakeObject) Dealloc() error { return o.d.destroyed(o.kind) }
 func (o *fakeObject) Destroy() error { return o.d.destroyed(o.kind) }
 
-type fakeMR struct{ *fakeObject }
+type fakeMR struct {
+	*fakeObject
+	mr *ib.MR
+}
 
 func (m fakeMR) Dereg() error { return m.Dealloc() }
+
+func (m fakeMR) Rereg(r *umem.Region, pd *ib.PD, access ib.AccessFlags, u *ib.Udata) error {
+	if err := m.d.enter("rereg mr"); err != nil {
+		return err
+	}
+	key := m.d.keys.Add(1)
+	m.mr.SetKeys(key, key<<8)
+	return nil
+}
+
+func (d *fakeDriver) AllocMW(mw *ib.MW, kind ib.MWType, u *ib.Udata) (ib.DriverMW, error) {
+	mw.SetRKey(d.keys.Add(1) << 8)
+	return &fakeObject{d, "MW"}, d.enter("alloc mw")
+}
 
 type fakeAH struct {
 	fakeObject

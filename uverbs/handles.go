@@ -15,6 +15,7 @@ type kind uint8
 const (
 	kindQP kind = iota
 	kindAH
+	kindMW
 	kindMR
 	kindSRQ
 	kindCQ
@@ -23,7 +24,9 @@ const (
 	numKinds
 )
 
-func (k kind) String() string { return [...]string{"QP", "AH", "MR", "SRQ", "CQ", "XRCD", "PD"}[k] }
+func (k kind) String() string {
+	return [...]string{"QP", "AH", "MW", "MR", "SRQ", "CQ", "XRCD", "PD"}[k]
+}
 
 // resource is what stands behind a handle: one of the types *qpObject, *ahObject and so on.
 type resource interface {

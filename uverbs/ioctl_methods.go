@@ -76,6 +76,7 @@ func infoHandles(c *ioctlCall) error {
 	}
 	k, ok := map[abi.ObjectID]kind{
 		abi.ObjectPD: kindPD, abi.ObjectCQ: kindCQ, abi.ObjectQP: kindQP, abi.ObjectMR: kindMR, abi.ObjectAH: kindAH,
+		abi.ObjectMW: kindMW,
 	}[abi.ObjectID(object)]
 	if !ok {
 		return fmt.Errorf("no objects of type %d: %w", object, syscall.EINVAL)

@@ -22,6 +22,7 @@ type ContextInfo struct {
 	// In order of creation.
 	PDs   []PDInfo
 	MRs   []MRInfo
+	MWs   []MWInfo
 	CQs   []CQInfo
 	QPs   []QPInfo
 	AHs   []AHInfo
@@ -39,6 +40,13 @@ type MRInfo struct {
 	IOVA       uint64
 	Length     uint64 // bytes
 	Pages      uint64 // charged
+}
+
+// MWInfo is a memory window.
+type MWInfo struct {
+	Handle, PD uint32
+	RKey       uint32
+	Type       ib.MWType
 }
 
 // CQInfo is a completion queue.
@@ -111,6 +119,8 @@ func (f *File) Info() ContextInfo {
 			m := MRInfo{Handle: o.handle, PD: r.pd, LKey: r.LKey(), RKey: r.RKey()}
 			m.IOVA, m.Length, m.Pages = r.Region().IOVA(), r.Region().Len(), r.Region().Pages()
 			info.MRs = append(info.MRs, m)
+		case *mwObject:
+			info.MWs = append(info.MWs, MWInfo{Handle: o.handle, PD: r.pd, RKey: r.RKey(), Type: r.Type()})
 		case *cqObject:
 			info.CQs = append(info.CQs, CQInfo{o.handle, r.Entries(), r.channel != nil})
 		case *qpObject:
@@ -135,6 +145,7 @@ func (f *File) Info() ContextInfo {
 	}
 	slices.Reverse(info.PDs)
 	slices.Reverse(info.MRs)
+	slices.Reverse(info.MWs)
 	slices.Reverse(info.CQs)
 	slices.Reverse(info.QPs)
 	slices.Reverse(info.AHs)

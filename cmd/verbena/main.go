@@ -15,10 +15,11 @@ import (
 type cli struct {
 	Socket string `help:"Control socket of the service; default: one per user and network namespace." placeholder:"PATH" env:"VERBENA_SOCKET"`
 
-	Run   runCmd   `cmd:"" help:"Run a program; it sees the service's devices below /dev/infiniband."`
-	Serve serveCmd `cmd:"" help:"Be the service, in the foreground."`
-	Stop  stopCmd  `cmd:"" help:"End the running service; programs that still use it get errors."`
-	Link  struct {
+	Run     runCmd     `cmd:"" help:"Run a program; it sees the service's devices below /dev/infiniband."`
+	Serve   serveCmd   `cmd:"" help:"Be the service, in the foreground."`
+	Stop    stopCmd    `cmd:"" help:"End the running service; programs that still use it get errors."`
+	Capture captureCmd `cmd:"" help:"Record packets in a pcapng file."`
+	Link    struct {
 		Add  linkAddCmd  `cmd:"" help:"Make a device."`
 		Del  linkDelCmd  `cmd:"" help:"Remove a device; programs that use it get errors."`
 		Show linkShowCmd `cmd:"" help:"List the devices with their GIDs." default:"1"`

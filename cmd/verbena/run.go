@@ -16,6 +16,7 @@ import (
 type runCmd struct {
 	deviceFlags
 	Private bool     `help:"Start a service for this program only, with devices of its own (see --link, --wire, --seed)."`
+	Capture string   `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE"`
 	Program []string `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --."`
 }
 
@@ -60,7 +61,18 @@ func (r *runCmd) Run(c *cli) error {
 		return err
 	}
 	defer client.Close()
-	return r.launch(client, path, argv)
+	if r.Capture == "" {
+		return r.launch(client, path, argv)
+	}
+	rec, err := startRecording(client, r.Capture, service.Capture{})
+	if err != nil {
+		return err
+	}
+	err = r.launch(client, path, argv)
+	if cerr := rec.finish(); cerr != nil {
+		fmt.Fprintln(os.Stderr, "verbena:", cerr)
+	}
+	return err
 }
 
 func (r *runCmd) connect(c *cli) (*service.Client, error) {

@@ -71,7 +71,7 @@ func (qp *QP) acknowledged(psn roce.PSN) bool {
 	bytes := 0
 	for r.una != psn && r.flight.len() > 0 {
 		w := r.flight.at(r.flight.head)
-		if w.kind == opRead || w.kind == opAtomic {
+		if w.kind.answered() {
 			break
 		}
 		from, to := r.una.Diff(w.first), min(psn.Diff(w.first), w.packets)
@@ -113,6 +113,10 @@ func (qp *QP) receiveRead(p *pass, k *packet) {
 	}
 	w := r.flight.at(r.flight.head)
 	pkt := k.psn.Diff(w.first)
+	if (w.kind == opFlush || w.kind == opAtomicWrite) && pkt == 0 {
+		qp.receiveDone(w, k)
+		return
+	}
 	if w.kind != opRead || pkt < 0 || pkt >= w.packets {
 		return
 	}
@@ -227,12 +231,17 @@ func (qp *QP) notReady(wait time.Duration) {
 // rnrForEver is the retry count that means no limit.
 const rnrForEver = 7
 
-// completeHead completes the oldest work request.
+// completeHead completes the oldest work request, and local ones that have been waiting for that.
 func (qp *QP) completeHead(status abi.WCStatus) {
 	f := &qp.req.flight
-	w := f.at(f.head)
-	f.head++
-	qp.completeSend(w, status)
+	for {
+		w := f.at(f.head)
+		f.head++
+		qp.completeSend(w, status)
+		if status != abi.WCSuccess || f.len() == 0 || !f.at(f.head).done {
+			return
+		}
+	}
 }
 
 // completeSend gives the slot of a work request back and posts its completion. Failures are reported also where

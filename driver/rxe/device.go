@@ -32,6 +32,8 @@ type Config struct {
 	// Faults, if not nil, are the rules of which the device itself carries out RNR, and which keep it off the Fabric
 	// while there are any. Network leads through them.
 	Faults *wire.Faults
+	// Taps see what takes the shortcut through the Fabric; Network has its own. nil: nobody does.
+	Taps *wire.Taps
 	// Fabric, if not nil, is joined for as long as the device exists.
 	Fabric *Fabric
 	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
@@ -52,6 +54,7 @@ type Device struct {
 	gids       []ib.GIDEntry
 	guid       uint64
 	faults     *wire.Faults
+	taps       *wire.Taps
 	fabric     *Fabric
 	clock      clock.Clock
 	direct     atomic.Bool // the Fabric may be used, as long as there are no faults
@@ -62,9 +65,10 @@ type Device struct {
 
 	qps     table[QP] // by the low bits of the number
 	mrs     table[mr] // by key >> 8
+	mws     table[mw] // likewise
 	ahs     table[ah]
-	srqs    table[srq] // by the low bits of the number
-	mrKeys  keyGenerations
+	srqs    table[srq]     // by the low bits of the number
+	keys    keyGenerations // of mrs and mws
 	qpKeys  keyGenerations
 	srqKeys keyGenerations
 
@@ -108,6 +112,7 @@ func New(cfg Config) (_ *Device, err error) {
 		guid:   binary.BigEndian.Uint64(id[:]),
 		gids:   makeGIDs(ib.GID(roce.LinkLocalGID(mac)), cfg.Addrs, cfg.Netdev.Name, cfg.Netdev.Index),
 		faults: cfg.Faults,
+		taps:   cfg.Taps,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
 	}
@@ -122,7 +127,8 @@ func New(cfg Config) (_ *Device, err error) {
 	d.contexts.m = map[ib.UserContext]*userContext{}
 	d.direct.Store(true)
 	d.qps.init(minQPSlot, maxQPSlot)
-	d.mrs.init(1, maxMR+1)
+	d.mrs.init(1, firstMW)
+	d.mws.init(firstMW, tableMax)
 	d.ahs.init(1, maxAH+1)
 	d.srqs.init(1, maxSRQ+1)
 	defer func() {
@@ -198,6 +204,11 @@ const (
 	capSysImageGUID    = 1 << 11
 	capRCRNRNakGen     = 1 << 12
 	capSRQResize       = 1 << 13
+	capMemWindow       = 1 << 17
+	capMemMgtExt       = 1 << 21
+	capMemWindow2B     = 1 << 24
+	capFlushGlobal     = 1 << 38
+	capAtomicWrite     = 1 << 40
 	portCapCM          = 1 << 16 // enum ib_port_cap_flags
 	portWidth1X        = 1       // enum ib_port_width
 	portSpeedSDR       = 1       // enum ib_port_speed
@@ -221,13 +232,15 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQP:        maxQPSlot - minQPSlot,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
-			capSysImageGUID | capRCRNRNakGen | capSRQResize,
+			capSysImageGUID | capRCRNRNakGen | capSRQResize | capMemWindow | capMemMgtExt | capMemWindow2B | capFlushGlobal |
+			capAtomicWrite,
 		MaxSendSGE:        maxSGE,
 		MaxRecvSGE:        maxSGE,
 		MaxSGERd:          maxSGE,
 		MaxCQ:             maxCQ,
 		MaxCQE:            maxCQE,
 		MaxMR:             maxMR,
+		MaxMW:             maxMW,
 		MaxPD:             1 << 20,
 		MaxQPRdAtom:       maxRdAtomic,
 		MaxResRdAtom:      maxRdAtomic * (maxQPSlot - minQPSlot),

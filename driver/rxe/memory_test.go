@@ -1,12 +1,14 @@
 package rxe
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"verbena/driver/rxe/wire"
 	"verbena/driver/rxe/wire/simnet"
@@ -17,13 +19,15 @@ import (
 // unsteady is memory that goes away, or that is slow.
 type unsteady struct {
 	*umem.Local
-	gone   atomic.Bool
-	blocks atomic.Bool
-	block  chan struct{} // an access that blocks waits for it
+	gone    atomic.Bool
+	blocks  atomic.Bool
+	blocked atomic.Bool   // an access does
+	block   chan struct{} // it waits for this
 }
 
 func (u *unsteady) access() error {
 	if u.blocks.Load() {
+		u.blocked.Store(true)
 		<-u.block
 	}
 	if u.gone.Load() {
@@ -109,33 +113,46 @@ func TestMemoryGone(t *testing.T) {
 	}
 }
 
-// TestDeregWaits: Dereg returns when no access is in flight any more.
-func TestDeregWaits(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		b := newBench(t, setup{shortcut: true})
-		b.connect(conn{})
-		u, mr := register(b.b)
-		u.blocks.Store(true)
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100), RemoteAddr: b.b.addr, RKey: mr.RKey()})
-		})
-		synctest.Wait()
-		var done atomic.Bool
-		wg.Go(func() {
-			if err := mr.Dereg(); err != nil {
-				t.Error(err)
+// TestRevocationWaits: whatever ends the rights of a key returns, or completes, when no access is in flight any more.
+// In real time: who waits for an access waits for a lock.
+func TestRevocationWaits(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		end  func(b *bench, mr *ib.MR) error
+	}{
+		{"dereg", func(_ *bench, mr *ib.MR) error { return mr.Dereg() }},
+		{"rereg", func(_ *bench, mr *ib.MR) error {
+			return errors.Join(mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite}, nil), mr.Dereg())
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, setup{shortcut: true})
+			b.connect(conn{})
+			u, mr := register(b.b)
+			u.blocks.Store(true)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100), RemoteAddr: b.b.addr, RKey: mr.RKey()})
+			})
+			for !u.blocked.Load() {
+				time.Sleep(time.Millisecond)
 			}
-			done.Store(true)
+			var done atomic.Bool
+			wg.Go(func() {
+				if err := c.end(b, mr); err != nil {
+					t.Error(err)
+				}
+				done.Store(true)
+			})
+			time.Sleep(20 * time.Millisecond)
+			if done.Load() {
+				t.Error("it has ended while the memory is being written")
+			}
+			close(u.block)
+			wg.Wait()
+			b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
 		})
-		synctest.Wait()
-		if done.Load() {
-			t.Error("Dereg has returned while the memory is being written")
-		}
-		close(u.block)
-		wg.Wait()
-		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
-	})
+	}
 }
 
 // slowNet is a network whose Send takes until it is let go.

@@ -21,68 +21,66 @@ func (d *Device) AllocPD(*ib.PD, *ib.Udata) (ib.DriverPD, error) { return &pd{de
 // Dealloc implements ib.DriverPD.
 func (*pd) Dealloc() error { return nil }
 
-// mr is a memory region. Local and remote key are one number: the index in the device's table, and eight bits
-// that differ each time the index is used again.
+// mr is a memory region. Local and remote key are one number: the index in the device's table, and eight bits that
+// differ each time the index is used again. In the states of the specification (IBA 10.6.3.1) it is valid when it has
+// a grant, and else free.
 type mr struct {
-	dev    *Device
-	pd     *pd
-	region *umem.Region
-	access ib.AccessFlags
-	key    uint32
+	dev   *Device
+	obj   *ib.MR
+	index uint32
+	fast  bool                  // made by AllocMR: work requests register it
+	grant atomic.Pointer[grant] // set under mu
 
-	users atomic.Int32  // accesses in flight, and 1 for being registered
-	idle  chan struct{} // closed when users has become 0
+	// mu may be held while accesses end, which never wait for it. That of a window comes before that of its region.
+	mu      sync.Mutex
+	pd      *pd
+	mapped  *umem.Region // fast: what the next WRRegMR registers
+	windows int          // bound to the region
+	gone    bool
 }
 
-const (
-	maxMR        = 1<<19 - 1 // RXE_MAX_MR
-	remoteAccess = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
-)
-
-// keyGenerations gives the low eight bits of the next key with an index.
-type keyGenerations struct {
-	mu   sync.Mutex
-	next map[uint32]uint8
-}
-
-func (k *keyGenerations) take(index uint32, seed uint8) uint8 {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.next == nil {
-		k.next = map[uint32]uint8{}
-	}
-	g, ok := k.next[index]
+// newMR makes a region that no key leads to yet, and the key that is to be the first.
+func (d *Device) newMR(obj *ib.MR) (m *mr, key uint32, err error) {
+	index, ok := d.mrs.reserve()
 	if !ok {
-		g = seed
+		return nil, 0, fmt.Errorf("%d memory regions exist: %w", maxMR, syscall.ENOMEM)
 	}
-	k.next[index] = g + 1
-	return g
+	m = &mr{dev: d, obj: obj, index: index, pd: obj.PD().Driver().(*pd)}
+	return m, index<<8 | uint32(d.keys.take(index, uint8(d.random()))), nil
+}
+
+// checkMRAccess refuses what the device does not do, persistence among it.
+func checkMRAccess(access ib.AccessFlags) error {
+	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessOnDemand | ib.AccessHugeTLB |
+		ib.AccessFlushGlobal | ib.AccessOptional
+	if access&^known != 0 {
+		return fmt.Errorf("access flags %#x: %w", uint32(access&^known), syscall.EOPNOTSUPP)
+	}
+	return nil
 }
 
 // RegMR implements ib.Driver.
 func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, _ *ib.Udata) (ib.DriverMR, error) {
-	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessOnDemand | ib.AccessHugeTLB |
-		ib.AccessOptional
-	if access&^known != 0 {
-		return nil, fmt.Errorf("access flags %#x: %w", uint32(access&^known), syscall.EOPNOTSUPP)
+	if err := checkMRAccess(access); err != nil {
+		return nil, err
 	}
-	index, ok := d.mrs.reserve()
-	if !ok {
-		return nil, fmt.Errorf("%d memory regions exist: %w", maxMR, syscall.ENOMEM)
+	m, key, err := d.newMR(obj)
+	if err != nil {
+		return nil, err
 	}
-	m := &mr{
-		dev: d, pd: obj.PD().Driver().(*pd), region: r, access: access,
-		key:  index<<8 | uint32(d.mrKeys.take(index, uint8(d.random()))),
-		idle: make(chan struct{}),
-	}
-	m.users.Store(1)
-	d.mrs.set(index, m)
-	rkey := m.key
-	if access&remoteAccess == 0 {
+	m.grant.Store(m.cover(key, r, access))
+	d.mrs.set(m.index, m)
+	m.setKeys(key, access)
+	return m, nil
+}
+
+// setKeys tells the consumer the keys. Without a remote right there is no key for peers.
+func (m *mr) setKeys(key uint32, access ib.AccessFlags) {
+	rkey := key
+	if access&(remoteAccess|ib.AccessFlushGlobal) == 0 {
 		rkey = 0
 	}
-	obj.SetKeys(m.key, rkey)
-	return m, nil
+	m.obj.SetKeys(key, rkey)
 }
 
 // AdviseMR implements ib.MRAdviser. Advice is followed at once, whether or not that was asked for; what is to be
@@ -100,7 +98,7 @@ func (d *Device) AdviseMR(in *ib.PD, advice ib.MRAdvice, _ ib.MRAdviceFlags, sgl
 }
 
 func (d *Device) prefetch(in *pd, advice ib.MRAdvice, s ib.SGE) error {
-	m := d.memory(in, s.LKey, 0)
+	m := d.memory(in, s.LKey, localRead)
 	if m == nil {
 		return fmt.Errorf("no such region: %w", syscall.EINVAL)
 	}
@@ -111,7 +109,7 @@ func (d *Device) prefetch(in *pd, advice ib.MRAdvice, s ib.SGE) error {
 		return fmt.Errorf("not registered on demand: %w", syscall.EINVAL)
 	case write && !m.access.Writable():
 		return fmt.Errorf("not registered for writing: %w", syscall.EPERM)
-	case advice == ib.AdvicePrefetchNoFault && m.region.Contains(s.Addr, uint64(s.Length)):
+	case advice == ib.AdvicePrefetchNoFault && m.contains(s.Addr, uint64(s.Length)):
 		return nil
 	}
 	return m.region.Prefetch(s.Addr, uint64(s.Length), write)
@@ -119,41 +117,54 @@ func (d *Device) prefetch(in *pd, advice ib.MRAdvice, s ib.SGE) error {
 
 // Dereg implements ib.DriverMR.
 func (m *mr) Dereg() error {
-	m.dev.mrs.set(m.key>>8, nil)
-	m.put()
-	<-m.idle
-	m.dev.mrs.drop(m.key >> 8)
+	if err := m.end(); err != nil {
+		return err
+	}
+	m.dev.mrs.drop(m.index)
 	return nil
 }
 
-// get begins an access, false if the region is going away.
-func (m *mr) get() bool {
-	for {
-		n := m.users.Load()
-		if n == 0 {
-			return false
-		}
-		if m.users.CompareAndSwap(n, n+1) {
-			return true
-		}
+// end takes the region out of use, unless there are windows on it.
+func (m *mr) end() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.windows > 0 {
+		return fmt.Errorf("%d memory windows are bound to the region: %w", m.windows, syscall.EBUSY)
+	}
+	m.gone = true
+	m.dev.mrs.set(m.index, nil)
+	m.replace(nil)
+	return nil
+}
+
+// replace puts another grant, or none, behind the key; m.mu is held.
+func (m *mr) replace(g *grant) {
+	if old := m.grant.Swap(g); old != nil {
+		m.dev.keys.used(old.key)
+		old.revoke()
 	}
 }
 
-// put ends an access.
-func (m *mr) put() {
-	if m.users.Add(-1) == 0 {
-		close(m.idle)
+// Rereg implements ib.ReregMR. The keys change with the translation, so that nobody reaches memory that he was not
+// told of. (rxe_rereg_user_mr, which changes no translation)
+func (m *mr) Rereg(r *umem.Region, p *ib.PD, access ib.AccessFlags, _ *ib.Udata) error {
+	if err := checkMRAccess(access); err != nil {
+		return err
 	}
-}
-
-// memory finds the region of a key in a domain with a right, and begins an access to it; nil if there is no such
-// region. No right, 0, is what reading by a local key needs. (lookup_mr)
-func (d *Device) memory(in *pd, key uint32, right ib.AccessFlags) *mr {
-	m := d.mrs.get(key >> 8)
-	if m == nil || m.key != key || m.pd != in || m.access&right != right || !m.get() {
-		return nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.windows > 0 {
+		return fmt.Errorf("%d memory windows are bound to the region: %w", m.windows, syscall.EBUSY)
 	}
-	return m
+	old := m.grant.Load()
+	key := old.key
+	if r != old.region {
+		key = m.index<<8 | uint32(m.dev.keys.take(m.index, 0))
+	}
+	m.pd = p.Driver().(*pd)
+	m.replace(m.cover(key, r, access))
+	m.setKeys(key, access)
+	return nil
 }
 
 // atomics makes the atomic operations of a device atomic among its queue pairs (ib.AtomicHCA). The memory belongs
@@ -165,22 +176,22 @@ type atomics struct {
 }
 
 // atomic does what a CmpSwap or FetchAdd asks for, and returns what the memory held before.
-func (m *mr) atomic(op roce.Opcode, h roce.AtomicETH) (old uint64, err error) {
-	a := &m.dev.atomics
+func (g *grant) atomic(op roce.Opcode, h roce.AtomicETH) (old uint64, err error) {
+	a := &g.mr.dev.atomics
 	a.Lock()
 	defer a.Unlock()
 	a.vec[0] = a.buf[:]
-	if err := m.region.ReadV(a.vec[:], h.VA()); err != nil {
+	if err := g.read(a.vec[:], h.VA(), atomicLen); err != nil {
 		return 0, err
 	}
 	old = binary.NativeEndian.Uint64(a.buf[:])
 	fresh := old + h.SwapAdd()
-	if op == roce.RCCmpSwap {
+	if op.Operation() == roce.CmpSwap {
 		if old != h.Compare() {
 			return old, nil
 		}
 		fresh = h.SwapAdd()
 	}
 	binary.NativeEndian.PutUint64(a.buf[:], fresh)
-	return old, m.region.WriteV(a.vec[:], h.VA())
+	return old, g.write(a.vec[:], h.VA(), atomicLen)
 }

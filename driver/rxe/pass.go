@@ -175,6 +175,9 @@ func (p *pass) send(qp *QP, t *train) bool {
 	if peer := d.shortcut(t.Dst); peer != nil {
 		p.spent += len(t.Buf) + trainCost
 		d.counters.add(cntSentPkts, t.packets)
+		if d.taps.On() || peer.taps.On() {
+			tapShortcut(d, peer, from.addr, t)
+		}
 		p.deliver(peer, from.addr, t)
 		t.free()
 		return true
@@ -191,6 +194,13 @@ func (p *pass) send(qp *QP, t *train) bool {
 	}
 	t.free()
 	return true
+}
+
+// tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
+func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
+	now, from := time.Now(), netip.AddrPortFrom(src, wire.Port)
+	d.taps.Train(&wire.Tapped{Out: true, Unsealed: true}, now, from, &t.Train, 0)
+	peer.taps.Train(&wire.Tapped{Unsealed: true}, now, from, &t.Train, 0)
 }
 
 // deliver has a device of the Fabric receive a train.

@@ -142,7 +142,7 @@ func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
 			return fmt.Errorf("no room in the response for the place of the queues: %w", syscall.EINVAL)
 		}
 	}
-	data := max(c.MaxSendSGE*16, c.MaxInlineData)
+	data := max(c.MaxSendSGE*16, c.MaxInlineData, atomicLen)
 	data = (data + 15) &^ 15
 	c.MaxSendSGE, c.MaxInlineData = data/16, data
 	if qp.sq, err = newRing(ctx, int(c.MaxSendWR), abi.RXESendWQESize+int(data)); err != nil {

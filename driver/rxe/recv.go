@@ -157,7 +157,7 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 		if kind == scatterSend {
 			in = qp.resp.wqe.pd
 		}
-		m := qp.dev.memory(in, key, right)
+		m := qp.memory(in, key, right)
 		if m == nil {
 			qp.unstorable(kind, psn)
 			return false

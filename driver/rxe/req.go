@@ -53,8 +53,8 @@ type requester struct {
 	window  int // bytes that may be unacknowledged
 	out     int // bytes between una and the place
 	unasked int // bytes since the last request for an acknowledgement
-	reads   int // RDMA READ and atomic requests between una and the place
-	ordered int // RDMA READ and atomic work requests in flight, which a fence waits for
+	reads   int // requests between una and the place that are answered (opKind.answered)
+	ordered int // work requests in flight that are answered, which a fence waits for
 
 	retries    uint8
 	rnrRetries uint8
@@ -133,6 +133,10 @@ func (qp *QP) request(p *pass) {
 			more = qp.sendRead(p, w)
 		case w.kind == opAtomic:
 			more = qp.sendAtomic(p, w)
+		case w.kind.local():
+			more = qp.doLocal(w)
+		case w.kind.answered():
+			more = qp.sendSingle(p, w)
 		default:
 			more = qp.sendMessage(p, w)
 		}
@@ -178,7 +182,7 @@ func (qp *QP) fetch(p *pass) bool {
 	w.first, r.pkt = r.next, 0
 	if w.status == abi.WCSuccess {
 		r.next = r.next.Add(w.packets)
-		if w.kind == opRead || w.kind == opAtomic {
+		if w.kind.answered() {
 			r.ordered++
 		}
 	} else {
@@ -210,6 +214,12 @@ func (w *sendWQE) operation(pkt int) roce.Operation {
 	op := messageOpcodes[kind][place]
 	if last && (w.opcode == abi.WRSendWithImm || w.opcode == abi.WRRDMAWriteWithImm) {
 		op++ // "with Immediate" follows its plain form
+	}
+	if last && w.opcode == abi.WRSendWithInv {
+		op = roce.SendLastWithInvalidate
+		if pkt == 0 {
+			op = roce.SendOnlyWithInvalidate
+		}
 	}
 	return op
 }
@@ -272,6 +282,9 @@ func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
 		}
 		if h := k.ImmDt(); h != nil {
 			copy(h, w.imm[:])
+		}
+		if h := k.IETH(); h != nil {
+			h.Encode(w.imm.InvalidateRKey())
 		}
 		r.pkt++
 		if w.flags&abi.SendInline != 0 {

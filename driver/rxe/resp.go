@@ -30,20 +30,21 @@ type responder struct {
 		syndrome roce.Syndrome
 		psn      roce.PSN
 	}
-	replies []reply // of RDMA READ and atomic requests, in progress
+	replies []reply // to requests that are answered, in progress
 	past    []past  // the last requests of these kinds, for the case that they come again
 	oldest  int     // in past, once it is full
 }
 
-// reply is a response to an RDMA READ request, or the rest of one, or to an atomic.
+// reply is a response to an RDMA READ request, or the rest of one, or to another request that is answered; a FLUSH and an
+// ATOMIC WRITE are answered like a READ of nothing.
 type reply struct {
 	psn    roce.PSN // of the next packet
 	first  bool     // nothing of it was made yet
 	addr   uint64
 	key    uint32
 	left   int // bytes
-	atomic bool
-	result uint64
+	kind   opKind
+	result uint64 // opAtomic
 	msn    uint32
 }
 
@@ -54,9 +55,36 @@ type past struct {
 	addr    uint64
 	key     uint32
 	length  int
-	atomic  bool
+	kind    opKind
 	result  uint64
 	msn     uint32
+}
+
+// reply is the response to all of it.
+func (x *past) reply() reply {
+	return reply{psn: x.psn, first: true, addr: x.addr, key: x.key, left: x.length, kind: x.kind, result: x.result, msn: x.msn}
+}
+
+// flagAnswered are the requests with a response of their own.
+const flagAnswered = roce.FlagRead | roce.FlagAtomic | roce.FlagAtomicWrite | roce.FlagFlush
+
+// kindOfRequest is what a packet asks for.
+func kindOfRequest(f roce.Flags) opKind {
+	switch {
+	case f&roce.FlagSend != 0:
+		return opSend
+	case f&roce.FlagWrite != 0:
+		return opWrite
+	case f&roce.FlagRead != 0:
+		return opRead
+	case f&roce.FlagAtomic != 0:
+		return opAtomic
+	case f&roce.FlagAtomicWrite != 0:
+		return opAtomicWrite
+	case f&roce.FlagFlush != 0:
+		return opFlush
+	}
+	return opNone
 }
 
 func (r *responder) reset() {
@@ -114,7 +142,7 @@ func (qp *QP) receiveReliable(p *pass, k *packet) {
 	switch qp.execute(p, k) {
 	case accepted:
 		r.silent = false
-		if k.BTH().AckReq() && k.Flags&(roce.FlagRead|roce.FlagAtomic) == 0 {
+		if k.BTH().AckReq() && k.Flags&flagAnswered == 0 {
 			qp.acknowledge(roce.ACKUnlimited, r.psn.Add(-1))
 		}
 	case notReady:
@@ -190,23 +218,13 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status abi.WCStatus) {
 // execute checks and does what the packet with the expected PSN asks for (IBA 9.7.4.1.2 and on).
 func (qp *QP) execute(p *pass, k *packet) verdict {
 	r := &qp.resp
-	op := opNone
-	switch {
-	case k.Flags&roce.FlagSend != 0:
-		op = opSend
-	case k.Flags&roce.FlagWrite != 0:
-		op = opWrite
-	case k.Flags&roce.FlagRead != 0:
-		op = opRead
-	case k.Flags&roce.FlagAtomic != 0:
-		op = opAtomic
-	}
+	op := kindOfRequest(k.Flags)
 	starts, ends := k.Flags&roce.FlagStarts != 0, k.Flags&roce.FlagEnds != 0
-	if op == opNone || k.Flags&roce.FlagIETH != 0 || starts != (r.op == opNone) || !starts && op != r.op {
+	if op == opNone || starts != (r.op == opNone) || !starts && op != r.op {
 		return invalid
 	}
 	switch n := len(k.Payload); {
-	case op == opRead || op == opAtomic:
+	case op.answered():
 	case !ends && n != qp.mtu, n > qp.mtu, !starts && n == 0:
 		return invalid
 	}
@@ -220,6 +238,10 @@ func (qp *QP) execute(p *pass, k *packet) verdict {
 		return qp.executeRead(k)
 	case opAtomic:
 		return qp.executeAtomic(p, k)
+	case opAtomicWrite:
+		return qp.executeAtomicWrite(p, k)
+	case opFlush:
+		return qp.executeFlush(p, k)
 	}
 	if v != accepted {
 		return v
@@ -301,6 +323,13 @@ func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 		return refused
 	}
 	wc := abi.WC{Opcode: abi.WCRecv, ByteLen: uint32(r.wqe.filled)}
+	if h := k.IETH(); h != nil {
+		if !qp.invalidate(h.RKey()) {
+			qp.refuse(k.psn, roce.NAKRemoteAccessError, abi.WCLocQPOpErr)
+			return refused
+		}
+		wc.Ex, wc.WCFlags = abi.NewImmRKey(h.RKey()), abi.WCFlags(abi.IBVWCWithInv)
+	}
 	if h := k.ImmDt(); h != nil {
 		copy(wc.Ex[:], h)
 		wc.WCFlags = abi.WCFlags(abi.IBVWCWithImm)
@@ -362,12 +391,12 @@ func (qp *QP) permits(key uint32, right ib.AccessFlags, addr uint64, length int)
 	if length == 0 {
 		return true
 	}
-	m := qp.dev.memory(qp.pd, key, right)
+	m := qp.memory(qp.pd, key, right)
 	if m == nil {
 		return false
 	}
 	defer m.put()
-	return m.region.Contains(addr, uint64(length))
+	return m.contains(addr, uint64(length))
 }
 
 func (qp *QP) executeRead(k *packet) verdict {
@@ -381,10 +410,10 @@ func (qp *QP) executeRead(k *packet) verdict {
 		return denied
 	}
 	r.msn++
-	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), addr: h.VA(), key: h.RKey(), length: length, msn: r.msn}
+	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), kind: opRead, addr: h.VA(), key: h.RKey(), length: length, msn: r.msn}
 	r.psn = r.psn.Add(x.packets)
 	qp.remember(&x)
-	r.replies = append(r.replies, reply{psn: k.psn, first: true, addr: x.addr, key: x.key, left: length, msn: x.msn})
+	r.replies = append(r.replies, x.reply())
 	return accepted
 }
 
@@ -397,7 +426,7 @@ func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	if !qp.settle(p) { // it finds what was written before
 		return refused
 	}
-	m := qp.dev.memory(qp.pd, h.RKey(), ib.AccessRemoteAtomic)
+	m := qp.memory(qp.pd, h.RKey(), ib.AccessRemoteAtomic)
 	if m == nil {
 		return denied
 	}
@@ -407,10 +436,10 @@ func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 		return denied
 	}
 	r.msn++
-	x := past{psn: k.psn, packets: 1, atomic: true, result: result, msn: r.msn}
+	x := past{psn: k.psn, packets: 1, kind: opAtomic, result: result, msn: r.msn}
 	r.psn = r.psn.Next()
 	qp.remember(&x)
-	r.replies = append(r.replies, reply{psn: k.psn, atomic: true, result: result, msn: x.msn})
+	r.replies = append(r.replies, x.reply())
 	return accepted
 }
 
@@ -431,7 +460,7 @@ func (qp *QP) remember(x *past) {
 // nothing is known is dropped.
 func (qp *QP) receiveDuplicate(k *packet) {
 	r := &qp.resp
-	if k.Flags&(roce.FlagRead|roce.FlagAtomic) == 0 {
+	if k.Flags&flagAnswered == 0 {
 		if !r.ack.due {
 			qp.acknowledge(roce.ACKUnlimited, r.psn.Add(-1))
 		}
@@ -440,11 +469,12 @@ func (qp *QP) receiveDuplicate(k *packet) {
 	for i := range r.past {
 		x := &r.past[i]
 		at := k.psn.Diff(x.psn)
-		if at < 0 || at >= x.packets || x.atomic != (k.Flags&roce.FlagAtomic != 0) {
+		if at < 0 || at >= x.packets || x.kind != kindOfRequest(k.Flags) {
 			continue
 		}
-		again := reply{psn: k.psn, first: true, addr: x.addr, key: x.key, atomic: x.atomic, result: x.result, msn: x.msn}
-		if !x.atomic {
+		again := x.reply()
+		again.psn = k.psn
+		if x.kind == opRead {
 			h, off := k.RETH(), at*qp.mtu
 			if h.RKey() != x.key || h.VA() != x.addr+uint64(off) || int(h.DMALen()) > x.length-off {
 				return
@@ -496,7 +526,7 @@ func (qp *QP) answer(p *pass) {
 // makeReply makes one part of a reply, as much as fits into the egress queue at once. It reports false where the
 // memory cannot be read; the queue pair is in error then.
 func (qp *QP) makeReply(p *pass, y *reply) bool {
-	if y.atomic {
+	if y.kind == opAtomic {
 		op := roce.RCAtomicAcknowledge
 		size := op.PacketLen(0)
 		p.build.start(&ackPool, qp.path, size)
@@ -565,12 +595,11 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 // gatherRemote has a place filled from the memory that a reply is about, if the peer may still read it.
 func (qp *QP) gatherRemote(p *pass, y *reply, dst []byte) bool {
 	g := &p.gather
-	if g.mr == nil {
-		m := qp.dev.memory(qp.pd, y.key, ib.AccessRemoteRead)
-		if m == nil {
+	if g.from == nil {
+		if g.from = qp.memory(qp.pd, y.key, ib.AccessRemoteRead); g.from == nil {
 			return false
 		}
-		g.mr, g.addr = m, y.addr
+		g.addr = y.addr
 	}
 	g.vec = append(g.vec, dst)
 	g.n += uint64(len(dst))

@@ -234,9 +234,9 @@ func TestResponder(t *testing.T) {
 			d.say(first(0), request{op: roce.RCRDMAWriteLast, psn: 1, n: 10})
 			d.hears("NAK Invalid Request 1")
 		}},
-		{"send with invalidate", conn{}, 1, func(d *dialogue) {
+		{"send with invalidate of a key that is none", conn{}, 1, func(d *dialogue) {
 			d.say(request{op: roce.RCSendOnlyWithInvalidate, n: 10})
-			d.hears("NAK Invalid Request 0")
+			d.hears("NAK Remote Access Error 0")
 		}},
 		{"write with more data than it said", conn{}, 1, func(d *dialogue) {
 			d.say(request{op: roce.RCRDMAWriteOnly, n: 12, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8})

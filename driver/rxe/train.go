@@ -136,7 +136,7 @@ func (b *builder) cut(n int) {
 // gather collects places in packets that are to be filled from consecutive addresses, so that they are read with
 // one call.
 type gather struct {
-	mr   *mr // with an access begun; nil when empty
+	from *grant // with an access begun; nil when empty
 	addr uint64
 	n    uint64
 	vec  [][]byte
@@ -144,11 +144,11 @@ type gather struct {
 
 // add has dst filled from addr of the region with the key. It reports false where that cannot be.
 func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
-	if g.mr != nil && (g.mr.key != key || g.addr+g.n != addr) && !g.flush() {
+	if g.from != nil && (g.from.key != key || g.addr+g.n != addr) && !g.flush() {
 		return false
 	}
-	if g.mr == nil {
-		if g.mr = qp.dev.memory(qp.pd, key, 0); g.mr == nil {
+	if g.from == nil {
+		if g.from = qp.memory(qp.pd, key, localRead); g.from == nil {
 			return false
 		}
 		g.addr = addr
@@ -160,18 +160,18 @@ func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
 
 // flush reads.
 func (g *gather) flush() (ok bool) {
-	if g.mr == nil {
+	if g.from == nil {
 		return true
 	}
-	ok = g.mr.region.ReadV(g.vec, g.addr) == nil
+	ok = g.from.read(g.vec, g.addr, g.n) == nil
 	g.reset()
 	return ok
 }
 
 func (g *gather) reset() {
-	if g.mr != nil {
-		g.mr.put()
-		g.mr = nil
+	if g.from != nil {
+		g.from.put()
+		g.from = nil
 	}
 	clear(g.vec)
 	g.vec, g.n = g.vec[:0], 0
@@ -208,7 +208,7 @@ const (
 // scatter collects payloads that are to be stored at consecutive addresses, so that they are written with one
 // call.
 type scatter struct {
-	mr   *mr // with an access begun; nil when empty
+	to   *grant // with an access begun; nil when empty
 	kind scatterKind
 	psn  roce.PSN // of the first packet
 	addr uint64
@@ -221,11 +221,11 @@ const maxScatter = 256
 
 // joins reports whether a payload can be stored together with what is collected.
 func (s *scatter) joins(kind scatterKind, key uint32, addr uint64) bool {
-	return s.mr != nil && s.kind == kind && s.mr.key == key && s.addr+s.n == addr && len(s.vec) < maxScatter
+	return s.to != nil && s.kind == kind && s.to.key == key && s.addr+s.n == addr && len(s.vec) < maxScatter
 }
 
-func (s *scatter) start(m *mr, kind scatterKind, psn roce.PSN, addr uint64) {
-	s.mr, s.kind, s.psn, s.addr = m, kind, psn, addr
+func (s *scatter) start(to *grant, kind scatterKind, psn roce.PSN, addr uint64) {
+	s.to, s.kind, s.psn, s.addr = to, kind, psn, addr
 }
 
 func (s *scatter) add(b []byte) {
@@ -235,12 +235,12 @@ func (s *scatter) add(b []byte) {
 
 // flush writes.
 func (s *scatter) flush() (ok bool) {
-	if s.mr == nil {
+	if s.to == nil {
 		return true
 	}
-	ok = s.mr.region.WriteV(s.vec, s.addr) == nil
-	s.mr.put()
-	s.mr = nil
+	ok = s.to.write(s.vec, s.addr, s.n) == nil
+	s.to.put()
+	s.to = nil
 	clear(s.vec)
 	s.vec, s.n = s.vec[:0], 0
 	return ok

@@ -18,7 +18,21 @@ const (
 	opWrite
 	opRead
 	opAtomic
+	opAtomicWrite
+	opFlush
+	opInvalidate // of this queue pair's own consumer; so the next two
+	opBind
+	opRegister
 )
+
+// answered tells that the peer answers with more than an acknowledgement.
+func (k opKind) answered() bool { return k >= opRead && k <= opFlush }
+
+// local tells that it makes no packets.
+func (k opKind) local() bool { return k >= opInvalidate }
+
+// wrRegMR is ib.WRRegMR, which no user process can ask for.
+const wrRegMR = abi.WROpcode(ib.WRRegMR)
 
 // opKinds are the work requests of the connected services; datagrams take only opSend. (rxe_wr_opcode_info)
 var opKinds = [...]opKind{
@@ -29,6 +43,12 @@ var opKinds = [...]opKind{
 	abi.WRRDMARead:          opRead,
 	abi.WRAtomicCmpAndSwp:   opAtomic,
 	abi.WRAtomicFetchAndAdd: opAtomic,
+	abi.WRLocalInv:          opInvalidate,
+	abi.WRBindMW:            opBind,
+	abi.WRSendWithInv:       opSend,
+	abi.WRFlush:             opFlush,
+	abi.WRAtomicWrite:       opAtomicWrite,
+	wrRegMR:                 opRegister,
 }
 
 // kindOf is opNone for what a queue pair of type t does not do.
@@ -39,8 +59,8 @@ func kindOf(t ib.QPType, op abi.WROpcode) opKind {
 	k := opKinds[op]
 	switch {
 	case t == ib.QPTypeRC,
-		t == ib.QPTypeUC && (k == opSend || k == opWrite),
-		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == opSend:
+		t == ib.QPTypeUC && (k == opSend && op != abi.WRSendWithInv || k == opWrite || k.local()),
+		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == opSend && op != abi.WRSendWithInv:
 		return k
 	}
 	return opNone
@@ -55,6 +75,12 @@ var wcOpcodes = [...]abi.WCOpcode{
 	abi.WRRDMARead:          abi.WCRDMARead,
 	abi.WRAtomicCmpAndSwp:   abi.WCCompSwap,
 	abi.WRAtomicFetchAndAdd: abi.WCFetchAdd,
+	abi.WRLocalInv:          abi.WCLocalInv,
+	abi.WRBindMW:            abi.WCBindMW,
+	abi.WRSendWithInv:       abi.WCSend,
+	abi.WRFlush:             abi.WCFlush,
+	abi.WRAtomicWrite:       abi.WCAtomicWrite,
+	wrRegMR:                 abi.WCOpcode(ib.WCRegMR),
 }
 
 // sendWQE is a send work request that the requester has taken out of the ring, checked, and given its PSNs.
@@ -65,6 +91,7 @@ type sendWQE struct {
 	kind   opKind
 	imm    abi.ImmData
 	status abi.WCStatus // not success: the request cannot be done, and will be completed with this
+	done   bool         // of local ones: carried out
 
 	length  int
 	first   roce.PSN
@@ -75,6 +102,12 @@ type sendWQE struct {
 	remote uint64
 	rkey   uint32
 	a, b   uint64 // of atomics: compare or add; swap
+	mw     abi.RXESendWRMW
+	flush  struct {
+		placement roce.FlushType
+		level     roce.FlushLevel
+		length    uint32
+	}
 
 	path      *path // of datagrams
 	qpn, qkey uint32
@@ -96,8 +129,16 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		kind: kindOf(qp.typ, h.WR.Opcode), packets: 1,
 		sges: w.sges[:0], inline: w.inline[:0],
 	}
-	if w.kind == opNone {
-		w.status = abi.WCLocQPOpErr
+	if w.kind == opNone || w.kind == opRegister && qp.ctx != nil {
+		w.kind, w.status = opNone, abi.WCLocQPOpErr
+		return
+	}
+	if w.kind.local() {
+		w.packets, w.rkey, w.mw = 0, h.WR.Ex.InvalidateRKey(), *h.WR.MW()
+		return
+	}
+	if w.kind == opFlush || w.kind == opAtomicWrite {
+		w.status = qp.decodeSingle(w, &h, data)
 		return
 	}
 	if w.flags&abi.SendInline != 0 && (w.kind == opSend || w.kind == opWrite) {
@@ -184,9 +225,13 @@ func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
 	switch wr.Opcode {
 	case ib.WRSendWithImm, ib.WRRDMAWriteWithImm:
 		h.WR.Ex = abi.ImmData(abi.NewBE32(wr.Imm))
+	case ib.WRSendWithInv, ib.WRLocalInv:
+		h.WR.Ex = abi.NewImmRKey(wr.InvalidateRKey)
 	}
 	inline := wr.Flags&ib.SendInline != 0
 	switch {
+	case kind.local(), kind == opFlush, kind == opAtomicWrite:
+		return qp.encodeMemory(b, wr, kind, &h)
 	case kind == opNone:
 		return 0, fmt.Errorf("work request opcode %d on a %v queue pair: %w", wr.Opcode, qp.typ, syscall.EINVAL)
 	case inline && kind != opSend && kind != opWrite:

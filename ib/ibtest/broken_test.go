@@ -728,13 +728,16 @@ func runWrong(t testing.TB, c check, w wrong) *recorder {
 	if w.opts != nil {
 		opts = w.opts(func() *wrongDriver { return d })
 	}
+	if w.break_ != nil {
+		opts = brokenOptions(opts...)
+	}
 	cfg := newConfig(func(t testing.TB) *ib.Device {
 		d = newWrong(t)
 		if w.break_ != nil {
 			w.break_(d)
 		}
 		return d.dev
-	}, brokenOptions(opts...))
+	}, opts)
 	return record(t, func(r *recorder) { c.runOn(r, cfg, true) })
 }
 

@@ -67,6 +67,7 @@ type link struct {
 	spec   LinkSpec
 	dev    *rxe.Device
 	faults *wire.Faults
+	taps   *wire.Taps
 	host   *netdev.Interface
 }
 
@@ -84,8 +85,8 @@ func (s *Service) openLink(spec LinkSpec) (*link, error) {
 
 func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []netip.Addr) (*link, error) {
 	n := s.made.Add(1)
-	l := &link{spec: spec, host: host}
-	l.faults = wire.NewFaults(wire.UDP(wire.UDPOptions{}), rand.NewPCG(s.opts.Seed, 2*n))
+	l := &link{spec: spec, host: host, taps: &wire.Taps{}}
+	l.faults = wire.NewFaults(wire.UDP(wire.UDPOptions{Taps: l.taps}), rand.NewPCG(s.opts.Seed, 2*n))
 	l.faults.NumberBy(&s.faultIDs)
 	cfg := rxe.Config{
 		Name:    spec.Name,
@@ -93,6 +94,7 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 		Addrs:   addrs,
 		Network: l.faults,
 		Faults:  l.faults,
+		Taps:    l.taps,
 		Fabric:  s.fabric,
 		Rand:    rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
 		Logf:    func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
@@ -180,6 +182,9 @@ func (s *Service) addLink(l *link) error {
 		return err
 	}
 	s.links = append(s.links, l)
+	for r := range s.recordings {
+		r.put(l)
+	}
 	return nil
 }
 
@@ -213,6 +218,9 @@ func (s *Service) LinkDel(name string) error {
 }
 
 func (s *Service) dropLink(l *link) error {
+	for r := range s.recordings {
+		r.remove(l)
+	}
 	return errors.Join(s.core.Unregister(l.dev.IB()), l.dev.Close())
 }
 

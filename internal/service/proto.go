@@ -15,7 +15,7 @@ import (
 
 // protocol is raised whenever a request or an answer changes its meaning: the service that a user has running may
 // be of another build than the command that talks to it.
-const protocol = 1
+const protocol = 2
 
 // maxMessage bounds one message, in bytes.
 const maxMessage = 64 << 20
@@ -29,6 +29,7 @@ type Request struct {
 	Attach   *Attach    `json:",omitempty"`
 	Fault    *FaultRule `json:",omitempty"`
 	ID       int        `json:",omitempty"` // of a fault rule
+	Capture  *Capture   `json:",omitempty"`
 }
 
 // Op names a request.
@@ -45,6 +46,7 @@ const (
 	OpFaultAdd   Op = "fault add"
 	OpFaultShow  Op = "fault show"
 	OpFaultClear Op = "fault clear"
+	OpCapture    Op = "capture" // with the descriptor of the socket that the file is sent to
 )
 
 // Response is the answer. Error is empty on success; Errno then is 0.

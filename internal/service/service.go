@@ -37,20 +37,22 @@ type Options struct {
 
 // Service owns devices and supervises programs.
 type Service struct {
-	opts     Options
-	log      *slog.Logger
-	dir      *runDir
-	core     *ib.Core
-	fabric   *rxe.Fabric
-	made     atomic.Uint64 // devices, so that each has random numbers of its own
-	faultIDs atomic.Int64
-	uverbs   *uverbs.Server
-	guests   *guest.Supervisor
-	stop     context.CancelFunc
-	ended    context.Context // done when the service is to stop
+	opts      Options
+	log       *slog.Logger
+	dir       *runDir
+	core      *ib.Core
+	fabric    *rxe.Fabric
+	made      atomic.Uint64 // devices, so that each has random numbers of its own
+	faultIDs  atomic.Int64
+	uverbs    *uverbs.Server
+	guests    *guest.Supervisor
+	stop      context.CancelFunc
+	ended     context.Context // done when the service is to stop
+	recorders sync.WaitGroup  // captures that go on
 
 	mu         sync.Mutex // guards what follows; held while links come and go
 	links      []*link
+	recordings map[*recording]struct{}
 	configured bool // links or faults were changed by hand, and would be lost by ending
 
 	programs struct {
@@ -62,7 +64,7 @@ type Service struct {
 
 // New makes the devices, and whatever programs need to see them.
 func New(opts Options) (_ *Service, err error) {
-	s := &Service{opts: opts, log: opts.Log, core: &ib.Core{}, fabric: &rxe.Fabric{}}
+	s := &Service{opts: opts, log: opts.Log, core: &ib.Core{}, fabric: &rxe.Fabric{}, recordings: map[*recording]struct{}{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -115,6 +117,7 @@ func raiseDescriptorLimit() {
 // Close ends every session and removes every device. Programs that still run find their device gone.
 func (s *Service) Close() {
 	s.stop()
+	s.recorders.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(s.links) > 0 {
@@ -232,10 +235,15 @@ func (s *Service) ServeConn(uc *net.UnixConn) {
 			s.attach(c, r.Attach, fd)
 			return
 		}
-		if fd != nil {
-			fd.Close()
+		var a *Response
+		if r.Op == OpCapture && r.Protocol == protocol && fd != nil && r.Capture != nil {
+			a, err = &Response{}, s.Capture(r.Capture, fd)
+		} else {
+			if fd != nil {
+				fd.Close()
+			}
+			a, err = s.answer(&r)
 		}
-		a, err := s.answer(&r)
 		if err != nil {
 			a = failure(err)
 		}

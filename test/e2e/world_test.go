@@ -82,10 +82,10 @@ type world struct {
 
 var nextAddr atomic.Uint32
 
-// loopback returns an address that no other test has.
+// loopback returns an address that no other test has, nor, most likely, another run of the tests.
 func loopback() string {
 	n := nextAddr.Add(1)
-	return fmt.Sprintf("127.77.%d.%d", n/200, 1+n%200)
+	return fmt.Sprintf("127.%d.%d.%d", 10+os.Getpid()%200, n/200, 1+n%200)
 }
 
 // newWorld has no service yet.

@@ -51,7 +51,6 @@ type initiator struct {
 	users int // under Target.mu: logins and sessions
 
 	mu      sync.Mutex // held through a login, which sleeps
-	epoch   uint64
 	session *session
 }
 

@@ -35,6 +35,8 @@ type UDPOptions struct {
 	// what it takes to wake the other end of a ping-pong, and negative not at all. It learns to do without where it
 	// does not help.
 	Spin time.Duration
+	// Taps see what goes through the sockets, damaged packets included; nil: nobody does.
+	Taps *Taps
 }
 
 const (
@@ -65,6 +67,7 @@ type UDPEndpoint struct {
 	fd   int
 	opts UDPOptions
 	to   Receiver
+	taps *Taps
 
 	// The interface that has addr, if known: its name, and its index in both forms.
 	ifname, ifnumber string
@@ -123,7 +126,7 @@ func openUDP(addr netip.Addr, opts UDPOptions) (*UDPEndpoint, error) {
 	case addr.IsLinkLocalUnicast() && addr.Is6() && addr.Zone() == "":
 		return nil, fmt.Errorf("listen on %v: a link-local address needs its interface, as in %v%%eth0: %w", addr, addr, unix.EADDRNOTAVAIL)
 	}
-	e := &UDPEndpoint{addr: addr, opts: opts, done: make(chan struct{})}
+	e := &UDPEndpoint{addr: addr, opts: opts, taps: opts.Taps, done: make(chan struct{})}
 	// An address may be usable without being listed on an interface, by a local route; then only link-local
 	// destinations are out of reach.
 	if ifi, err := netdev.ByAddr(addr); err == nil {
@@ -314,6 +317,14 @@ type peer struct {
 	sa      sockaddr
 	saLen   uint32
 	noSplit atomic.Bool // the kernel does not segment on this route
+}
+
+// from is the port that packets to the destination leave from.
+func (p *peer) from() uint16 {
+	if p.socket == nil {
+		return Port
+	}
+	return p.sport
 }
 
 // peerSlots is the size of the table of destinations, which is direct-mapped: two whose hashes collide throw each

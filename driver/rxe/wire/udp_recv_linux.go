@@ -186,6 +186,7 @@ func (r *receiver) message(i int, now time.Duration) {
 	}
 	flow := r.flow(src)
 	host := r.host(&src.addr)
+	taps := r.e.taps.On()
 	for k := 0; len(b) > 0; k++ {
 		n := min(size, len(b))
 		pkt := b[:n:n]
@@ -195,6 +196,9 @@ func (r *receiver) message(i int, now time.Duration) {
 			continue
 		}
 		id, ok := flow.Verify(host.ident.guess(k), pkt)
+		if taps {
+			r.tap(src, id, pkt)
+		}
 		if !ok || r.e.addr.Is4() && !host.ident.accept(k, id, now) {
 			r.e.rx.icrc.Add(1)
 			continue
@@ -206,6 +210,14 @@ func (r *receiver) message(i int, now time.Duration) {
 		r.arrival.Packets = append(r.arrival.Packets, pkt[:n-ICRCLen])
 		r.bytes += n
 	}
+}
+
+// tap shows a packet to the taps, a damaged one too.
+func (r *receiver) tap(src source, id uint16, pkt []byte) {
+	r.e.taps.Packet(&Tapped{
+		Time: time.Now(), Src: netip.AddrPortFrom(netip.AddrFrom16(src.addr).Unmap(), src.port),
+		Dst: netip.AddrPortFrom(r.e.addr, Port), ID: id, TTL: defaultTTL, Data: pkt,
+	})
 }
 
 // flush hands over what has gathered.

@@ -1,7 +1,9 @@
 package wire
 
 import (
+	"net/netip"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,12 +27,13 @@ func (e *UDPEndpoint) Send(t *Train) error {
 	}
 	defer e.sentTo(p)
 	n := t.NumPackets()
+	at := e.tapTime()
 	if n > 1 && !p.noSplit.Load() {
 		t.seal(p.flow, 1)
 		errno := e.sendOne(t, p, t.Size)
 		switch errno {
 		case 0:
-			e.sent(t, n)
+			e.sent(p, t, n, at, 1)
 			return nil
 		case unix.EIO, unix.EINVAL, unix.EMSGSIZE:
 			// Segmentation may be what is refused: for the device, the protocol, or as it is longer than the path
@@ -44,7 +47,7 @@ func (e *UDPEndpoint) Send(t *Train) error {
 		if errno := e.sendOne(t, p, 0); errno != 0 {
 			return e.sendError(errno)
 		}
-		e.sent(t, 1)
+		e.sent(p, t, 1, at, 0)
 		return nil
 	}
 	if err := e.sendEach(t, p); err != nil {
@@ -98,7 +101,20 @@ func (e *UDPEndpoint) sentTo(p *peer) {
 	e.leave()
 }
 
-func (e *UDPEndpoint) sent(t *Train, packets int) {
+// tapTime is the time for taps of what is sent next. That they are told of it later, when it has been sent, leaves time
+// for an answer.
+func (e *UDPEndpoint) tapTime() (at time.Time) {
+	if e.taps.On() {
+		at = time.Now()
+	}
+	return at
+}
+
+// sent takes note of packets that were sent, with identifications that count up by step.
+func (e *UDPEndpoint) sent(p *peer, t *Train, packets int, at time.Time, step uint16) {
+	if !at.IsZero() {
+		e.taps.Train(&Tapped{Out: true}, at, netip.AddrPortFrom(e.addr, p.from()), t, step)
+	}
 	e.tx.trains.Add(1)
 	e.tx.packets.Add(uint64(packets))
 	e.tx.bytes.Add(uint64(len(t.Buf)))
@@ -152,6 +168,7 @@ func (e *UDPEndpoint) sendEach(t *Train, p *peer) error {
 	var iov [MaxTrainPackets]unix.Iovec
 	var v [MaxTrainPackets]mmsghdr
 	n := t.NumPackets()
+	at := e.tapTime()
 	for i := range n {
 		b := t.Packet(i)
 		iov[i] = unix.Iovec{Base: &b[0], Len: uint64(len(b))}
@@ -172,12 +189,12 @@ func (e *UDPEndpoint) sendEach(t *Train, p *peer) error {
 		default:
 			e.tx.cutOff.Add(uint64(n - done))
 			rest := t.cut(0, done)
-			e.sent(&rest, done)
+			e.sent(p, &rest, done, at, 0)
 			e.tx.singly.Add(1)
 			return nil
 		}
 	}
-	e.sent(t, n)
+	e.sent(p, t, n, at, 0)
 	e.tx.singly.Add(1)
 	return nil
 }

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"verbena/internal/capture"
+	"verbena/internal/service"
+)
+
+type captureCmd struct {
+	Write    string        `short:"w" required:"" help:"File to write; - is the standard output." placeholder:"FILE"`
+	Dev      string        `help:"Only this device; default: all, those too that are added meanwhile." placeholder:"NAME"`
+	Filter   string        `help:"Only packets that match, such as qp=17 or opcode=read,dir=in; see below." placeholder:"F"`
+	Count    uint64        `help:"End after N packets." placeholder:"N"`
+	Duration time.Duration `help:"End after a time, such as 10s." placeholder:"D"`
+}
+
+func (c *captureCmd) Help() string {
+	return `Writes a pcapng file, for Wireshark, tshark or tcpdump, until Ctrl-C, --count or --duration. It needs no privilege. Packets
+that take the shortcut within the service are in it as they would be on the wire; a packet between two devices of the service
+is in it twice, as it leaves and as it arrives. What fault rules have dropped is not in it.
+
+` + capture.FilterHelp + `
+
+Examples:
+  verbena capture -w all.pcapng
+  verbena capture -w - --dev rxe0 --filter opcode=ack | tshark -r -`
+}
+
+func (c *captureCmd) Run(cl *cli) error {
+	if _, err := capture.ParseFilter(c.Filter); err != nil {
+		return err
+	}
+	client, err := cl.start()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	rec, err := startRecording(client, c.Write, service.Capture{Dev: c.Dev, Filter: c.Filter, Count: c.Count})
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	if c.Duration > 0 {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, c.Duration)
+		defer cancel()
+	}
+	select {
+	case <-ctx.Done():
+		stop() // a second signal kills
+	case <-rec.done:
+	}
+	return rec.finish()
+}
+
+// recordingFile is a capture on its way into a file.
+type recordingFile struct {
+	name   string
+	stream *service.CaptureStream
+	done   chan struct{}
+	err    error // once done is closed
+}
+
+// startRecording opens the file and starts the capture.
+func startRecording(client *service.Client, name string, c service.Capture) (*recordingFile, error) {
+	to := os.Stdout
+	if name != "-" {
+		f, err := os.Create(name)
+		if err != nil {
+			return nil, fmt.Errorf("capture: %w", err)
+		}
+		to = f
+	}
+	stream, err := client.Capture(c)
+	if err != nil {
+		to.Close()
+		return nil, err
+	}
+	r := &recordingFile{name: name, stream: stream, done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		_, err := io.Copy(to, stream)
+		stream.Close()
+		r.err = errors.Join(err, to.Close())
+	}()
+	return r, nil
+}
+
+// finish ends the capture, and tells what it came to.
+func (r *recordingFile) finish() error {
+	r.stream.Stop()
+	<-r.done
+	if errors.Is(r.err, syscall.EPIPE) {
+		return nil // whoever read the standard output has seen enough
+	}
+	if r.err != nil {
+		return fmt.Errorf("capture: %s: %w", r.name, r.err)
+	}
+	end := r.stream.End()
+	if end.Error != "" {
+		return errors.New(end.Error)
+	}
+	fmt.Fprintf(os.Stderr, "verbena: capture: %d packets", end.Packets)
+	if end.Dropped > 0 {
+		fmt.Fprintf(os.Stderr, ", %d more dropped: they came faster than they could be written", end.Dropped)
+	}
+	fmt.Fprintln(os.Stderr)
+	return nil
+}

@@ -1,0 +1,107 @@
+package rxe
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+// AllocMR implements ib.FastRegDriver. (rxe_alloc_mr)
+func (d *Device) AllocMR(obj *ib.MR, maxPages int) (ib.DriverMR, error) {
+	m, key, err := d.newMR(obj)
+	if err != nil {
+		return nil, err
+	}
+	m.fast = true
+	d.mrs.set(m.index, m)
+	obj.SetKeys(key, key)
+	return m, nil
+}
+
+// Map implements ib.FastMR.
+func (m *mr) Map(r *umem.Region) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case !m.fast:
+		return fmt.Errorf("the region was not made by AllocMR: %w", syscall.EINVAL)
+	case m.grant.Load() != nil:
+		return fmt.Errorf("the region is registered: %w", syscall.EBUSY)
+	}
+	m.mapped = r
+	return nil
+}
+
+// fastReg carries out a WRRegMR: the region must be free, of the queue pair's domain, and mapped; of the key only the low
+// bits are the consumer's (IBA 10.6.3.2). Its pass has no access in flight. (rxe_reg_fast_mr)
+func (qp *QP) fastReg(b *abi.RXESendWRMW) abi.WCStatus {
+	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+	access := ib.AccessFlags(b.Access)
+	m := qp.dev.mrs.get(b.MRLKey >> 8)
+	if m == nil || checkMRAccess(access) != nil || access&writes != 0 && access&ib.AccessLocalWrite == 0 {
+		return abi.WCLocQPOpErr
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.fast || m.gone || m.grant.Load() != nil || m.mapped == nil || m.pd != qp.pd || b.RKey>>8 != m.index {
+		return abi.WCLocQPOpErr
+	}
+	m.replace(m.cover(b.RKey, m.mapped, access))
+	return abi.WCSuccess
+}
+
+// invalidate makes a region of AllocMR free again; not while windows are bound to it. (rxe_invalidate_mr, which takes
+// any region)
+func (m *mr) invalidate(qp *QP, key uint32) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if g := m.grant.Load(); !m.fast || g == nil || g.key != key || g.pd != qp.pd || m.windows > 0 {
+		return false
+	}
+	m.replace(nil)
+	return true
+}
+
+// invalidate ends what a work request registered or bound: for a LOCAL_INV, or a SEND with invalidate of the peer. When
+// it returns no access by the key is in flight. Its pass has no access in flight.
+func (qp *QP) invalidate(key uint32) bool {
+	if m := qp.dev.mrs.get(key >> 8); m != nil {
+		return m.invalidate(qp, key)
+	}
+	w := qp.dev.mws.get(key >> 8)
+	return w != nil && w.invalidate(qp, key)
+}
+
+// doLocal carries out a work request that makes no packets. It reports whether the requester may go on. What it binds or
+// registers is there for the work requests behind it; an invalidation waits until those before it are complete, since
+// they may be sent again, and need their memory then. Once done it is not done again after a retry.
+func (qp *QP) doLocal(w *sendWQE) bool {
+	r := &qp.req
+	if !w.done {
+		switch w.kind {
+		case opInvalidate:
+			if r.at != r.flight.head {
+				return false
+			}
+			if !qp.invalidate(w.rkey) {
+				w.status = abi.WCLocQPOpErr
+			}
+		case opBind:
+			w.status = qp.bindMW(&w.mw)
+		case opRegister:
+			w.status = qp.fastReg(&w.mw)
+		}
+		if w.status != abi.WCSuccess {
+			return true // to end with that when its turn comes
+		}
+		w.done = true
+	}
+	r.at, r.pkt = r.at+1, 0
+	if r.at-1 == r.flight.head {
+		qp.completeHead(abi.WCSuccess)
+	}
+	return true
+}

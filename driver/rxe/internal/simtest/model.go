@@ -1,0 +1,454 @@
+package simtest
+
+import (
+	"bytes"
+	"net/netip"
+
+	"verbena/ib"
+)
+
+// completed holds a completion against the model, and reports whether it was solicited.
+func (w *world) completed(wc *ib.WC) (solicited bool) {
+	var e *end
+	for _, o := range w.ends {
+		if o.qp == wc.QP {
+			e = o
+		}
+	}
+	w.trace(wc.ID, uint64(wc.Status), uint64(wc.Opcode))
+	if e == nil {
+		w.failf("a completion of no queue pair: %+v", wc)
+	}
+	switch x := w.byID[wc.ID].(type) {
+	case *request:
+		w.note("qp %d: %v completes: %v", e.qp.Num(), x, wc.Status)
+		w.statuses[wc.Status]++
+		e.sendCompleted(x, wc)
+	case *receive:
+		w.note("qp %d: receive %d completes: %v, opcode %d, %d bytes", e.qp.Num(), x.n, wc.Status, wc.Opcode, wc.ByteLen)
+		return e.receiveCompleted(x, wc)
+	default:
+		w.failf("qp %d: a completion of nothing: %+v", e.qp.Num(), wc)
+	}
+	return false
+}
+
+var completionOf = map[ib.WROpcode]ib.WCOpcode{
+	ib.WRSend: ib.WCSend, ib.WRSendWithImm: ib.WCSend, ib.WRRDMAWrite: ib.WCRDMAWrite, ib.WRRDMAWriteWithImm: ib.WCRDMAWrite,
+	ib.WRRDMARead: ib.WCRDMARead, ib.WRAtomicCmpAndSwp: ib.WCCompSwap, ib.WRAtomicFetchAdd: ib.WCFetchAdd,
+}
+
+// sendCompleted checks the completion of a send work request.
+func (e *end) sendCompleted(q *request, wc *ib.WC) {
+	w := e.w
+	if q.n >= len(e.requests) || e.requests[q.n] != q || q.n < e.done || q.n >= e.posted {
+		w.failf("qp %d: %v completes with %v, of %d posted %d are complete", e.qp.Num(), q, wc.Status, e.posted, e.done)
+	}
+	// Those before it that have no completion have succeeded.
+	for ; e.done < q.n; e.done++ {
+		e.succeeded(e.requests[e.done], false)
+	}
+	e.done++
+	if wc.Status == ib.WCSuccess {
+		if wc.Opcode != completionOf[q.op] {
+			w.failf("qp %d: %v completes with opcode %d", e.qp.Num(), q, wc.Opcode)
+		}
+		e.succeeded(q, true)
+		return
+	}
+	q.ended, q.status = true, wc.Status
+	if w.final {
+		w.failf("qp %d: %v never completed", e.qp.Num(), q)
+	}
+	if !e.allows(q, wc.Status) {
+		w.failf("qp %d: %v fails with %v; failed %t, killed %t, a receive failed %t, state %v, peer's %v",
+			e.qp.Num(), q, wc.Status, e.failed, e.killed, e.refused, e.qp.State(), e.peer.qp.State())
+	}
+	want := ib.QPErr
+	if w.service != RC && !e.killed {
+		want = ib.QPSQE
+	}
+	if s := e.qp.State(); s != want {
+		w.failf("qp %d: %v failed with %v, and the queue pair is in %v", e.qp.Num(), q, wc.Status, s)
+	}
+	if wc.Status != ib.WCWRFlushErr {
+		e.failed = true
+		if w.service != RC {
+			w.clock.AfterFunc(w.profile.latency*20, e.recover)
+		}
+	}
+}
+
+// allows reports whether a request may fail in this way.
+func (e *end) allows(q *request, s ib.WCStatus) bool {
+	w := e.w
+	if s == ib.WCWRFlushErr {
+		e.flushed = true // why, another completion may tell
+		return true
+	}
+	switch {
+	case e.failed:
+		return false
+	case s == ib.WCLocProtErr:
+		return q.fault == badLocalKey
+	case w.service != RC:
+		return false
+	case s == ib.WCRetryExcErr:
+		return w.profile.budget < 0 && !w.profile.perfect() || e.peer.qp.State() == ib.QPErr
+	case s == ib.WCRNRRetryExcErr:
+		return e.peer.late && e.rnrRetry < 7 && q.completes()
+	case s == ib.WCRemAccessErr:
+		return q.fault == badKey || q.fault == badRange
+	case s == ib.WCRemInvReqErr:
+		return q.fault == shortReceive
+	case s == ib.WCRemOpErr:
+		return q.fault == badReceive
+	}
+	return false
+}
+
+// broken reports whether there is a reason for the queue pair to flush.
+func (e *end) broken() bool {
+	return e.w.final || e.failed || e.killed || e.refused || e.peer.wrong(badKey, badRange)
+}
+
+// wrong reports whether a request with such a fault may have been sent.
+func (e *end) wrong(faults ...fault) bool {
+	for _, q := range e.requests[:e.posted] {
+		for _, f := range faults {
+			if q.fault == f {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// succeeded checks that what a request was for has happened.
+func (e *end) succeeded(q *request, signaled bool) {
+	w := e.w
+	q.ended, q.success = true, true
+	switch {
+	case q.fault != sound:
+		w.failf("qp %d: %v succeeds", e.qp.Num(), q)
+	case e.failed:
+		w.failf("qp %d: %v succeeds after a failure", e.qp.Num(), q)
+	case signaled != (e.sigAll || q.flags&ib.SendSignaled != 0):
+		w.failf("qp %d: %v: completion %t, signalled all %t", e.qp.Num(), q, signaled, e.sigAll)
+	}
+	q.sent = e.successes
+	e.successes++
+	if w.service == RC {
+		e.effect(q)
+	}
+	if !q.atomic() && q.op != ib.WRRDMARead {
+		e.host.giveBack(q.local)
+	}
+}
+
+// effect checks the effect of a reliable request that has succeeded.
+func (e *end) effect(q *request) {
+	w := e.w
+	there := e.peer.host
+	switch {
+	case q.completes() && e.peer.arrived <= q.message:
+		w.failf("qp %d: %v succeeds, and was not received", e.qp.Num(), q)
+	case q.writes():
+		if got := there.mem(q.remote); !bytes.Equal(got, q.data) {
+			w.failf("qp %d: %v succeeds; in the peer's memory byte %d differs", e.qp.Num(), q, differs(got, q.data))
+		}
+		if !q.reread {
+			there.giveBack(q.remote)
+		}
+	case q.op == ib.WRRDMARead:
+		if got := e.host.mem(q.local); !bytes.Equal(got, q.data) {
+			w.failf("qp %d: %v succeeds; what it brought differs in byte %d", e.qp.Num(), q, differs(got, q.data))
+		}
+		e.host.giveBack(q.local)
+	case q.atomic():
+		e.atomicResult(q, e.host.word(q.local.at))
+		e.host.giveBack(q.local)
+	}
+}
+
+// atomicResult checks what an atomic found: the effects of all before it, and of no other.
+func (e *end) atomicResult(q *request, got uint64) {
+	if !q.word.shared {
+		if got != q.want {
+			e.w.failf("qp %d: %v found %#x, want %#x", e.qp.Num(), q, got, q.want)
+		}
+		return
+	}
+	for _, o := range e.requests {
+		if o.word == q.word && got>>o.bit&1 != 0 != (o.n < q.n) {
+			e.w.failf("qp %d: %v found %#x, and %v sets bit %d", e.qp.Num(), q, got, o, o.bit)
+		}
+	}
+}
+
+func differs(a, b []byte) int {
+	for i := range a {
+		if i >= len(b) || a[i] != b[i] {
+			return i
+		}
+	}
+	return len(a)
+}
+
+// receiveCompleted checks the completion of a receive, and reports whether the message was solicited.
+func (e *end) receiveCompleted(v *receive, wc *ib.WC) bool {
+	w := e.w
+	if v.n != e.taken || v.n >= e.offered || e.receives[v.n] != v {
+		w.failf("qp %d: receive %d completes, of %d posted %d are complete", e.qp.Num(), v.n, e.offered, e.taken)
+	}
+	e.taken++
+	v.ended = true
+	mem := e.host.mem(v.span)
+	if wc.Status != ib.WCSuccess {
+		e.receiveFailed(v, wc)
+		e.host.giveBack(v.span)
+		return false
+	}
+	if e.refused {
+		w.failf("qp %d: receive %d succeeds after a failure", e.qp.Num(), v.n)
+	}
+	q := e.message(wc, mem)
+	if q == nil {
+		w.failf("qp %d: receive %d has a message of %d bytes, opcode %d, immediate data %#x (%t) that nobody sent like that",
+			e.qp.Num(), v.n, wc.ByteLen, wc.Opcode, wc.Imm, wc.Flags&ib.WCWithImm != 0)
+	}
+	q.arrived++
+	if w.service == RC {
+		// What was written before the message is there.
+		for _, o := range e.peer.requests[:q.n] {
+			if o.writes() && !o.ended && !bytes.Equal(e.host.mem(o.remote), o.data) {
+				w.failf("qp %d: message %d arrives before %v", e.qp.Num(), q.message, o)
+			}
+		}
+	}
+	e.arrived++
+	e.host.giveBack(v.span)
+	return q.flags&ib.SendSolicited != 0
+}
+
+// message finds the request that a completion is of, nil if there is none that fits.
+func (e *end) message(wc *ib.WC, mem []byte) *request {
+	for _, q := range e.peer.requests[:e.peer.posted] {
+		// Reliable: the next one. Otherwise any, as long as the network explains it.
+		if q.completes() && (e.w.service != RC || q.message == e.arrived) && e.carries(q, wc, mem) && e.explained(q) {
+			return q
+		}
+	}
+	return nil
+}
+
+// carries reports whether a receive shows exactly what a request sends.
+func (e *end) carries(q *request, wc *ib.WC, mem []byte) bool {
+	flags := wc.Flags
+	if q.op == ib.WRRDMAWriteWithImm {
+		return wc.Opcode == ib.WCRecvRDMAWithImm && flags == ib.WCWithImm && wc.Imm == q.imm && int(wc.ByteLen) == len(q.data) &&
+			bytes.Equal(e.host.mem(q.remote), q.data)
+	}
+	if e.w.service == UD {
+		if len(mem) < grhLen || flags&ib.WCGRH == 0 || wc.SrcQP != e.peer.qp.Num() || !e.headerFits(mem[:grhLen]) {
+			return false
+		}
+		mem, flags = mem[grhLen:], flags&^ib.WCGRH
+		wc.ByteLen -= grhLen
+		defer func() { wc.ByteLen += grhLen }()
+	}
+	withImm := flags == ib.WCWithImm && wc.Imm == q.imm
+	return wc.Opcode == ib.WCRecv && (q.op == ib.WRSendWithImm && withImm || q.op == ib.WRSend && flags == 0) &&
+		int(wc.ByteLen) == len(q.data) && len(q.data) <= len(mem) && bytes.Equal(mem[:len(q.data)], q.data) && q.fault != badLocalKey
+}
+
+// headerFits checks the addresses in the header that precedes a datagram.
+func (e *end) headerFits(grh []byte) bool {
+	addr := func(h *host) netip.Addr {
+		g, err := h.dev.IB().QueryGID(1, 1)
+		e.w.check(err)
+		return g.GID.Addr()
+	}
+	src, dst := addr(e.peer.host), addr(e.host)
+	if src.Is4() {
+		s, d := src.As4(), dst.As4()
+		return grh[20] == 0x45 && bytes.Equal(grh[32:36], s[:]) && bytes.Equal(grh[36:40], d[:])
+	}
+	s, d := src.As16(), dst.As16()
+	return grh[0]>>4 == 6 && bytes.Equal(grh[8:24], s[:]) && bytes.Equal(grh[24:40], d[:])
+}
+
+// explained reports whether an unreliable message may arrive now, once more.
+func (e *end) explained(q *request) bool {
+	w := e.w
+	if w.service == RC {
+		return q.fault == sound
+	}
+	if w.profile.keepsOrder() {
+		for _, o := range e.peer.requests[q.n:] {
+			if o.arrived > 0 {
+				return false // it, or a later one, was there before
+			}
+		}
+	}
+	sent := q.sent
+	if !q.ended { // nothing before it has failed
+		sent = e.peer.successes + q.n - e.peer.done
+	}
+	return sent < len(e.peer.lasts) && q.arrived < w.copies[[2]uint32{e.qp.Num(), e.peer.lasts[sent]}]
+}
+
+// receiveFailed checks a receive that did not succeed.
+func (e *end) receiveFailed(v *receive, wc *ib.WC) {
+	w := e.w
+	legal := false
+	switch wc.Status {
+	case ib.WCWRFlushErr:
+		e.flushed, legal = true, e.qp.State() == ib.QPErr
+	case ib.WCLocLenErr:
+		legal = v.fault == shortReceive && e.arrived == v.n && e.peer.wrong(shortReceive) && !e.refused
+		e.refused = true
+	case ib.WCLocProtErr:
+		legal = v.fault == badReceive && e.arrived == v.n && e.peer.wrong(badReceive) && !e.refused
+		e.refused = true
+	}
+	if !legal {
+		w.failf("qp %d: receive %d of %v fails with %v in state %v; %d messages have arrived", e.qp.Num(), v.n, v.fault, wc.Status, e.qp.State(), e.arrived)
+	}
+}
+
+// quiet checks, when nothing is going to happen any more, that nothing waits.
+func (e *end) quiet() {
+	w := e.w
+	s := e.qp.State()
+	switch {
+	case s == ib.QPRTS:
+	case s == ib.QPErr && e.broken():
+	default:
+		w.failf("qp %d: ends in %v", e.qp.Num(), s)
+	}
+	if e.posted < len(e.requests) || e.offered < len(e.receives) {
+		w.failf("qp %d: %d of %d requests, %d of %d receives could be posted", e.qp.Num(), e.posted, len(e.requests), e.offered, len(e.receives))
+	}
+	if w.profile.perfect() && !e.late && !e.peer.late && !e.disturbed() && !e.peer.disturbed() {
+		if last := e.requests[len(e.requests)-1]; !last.success {
+			w.failf("qp %d: %v did not succeed on a perfect network", e.qp.Num(), last)
+		}
+		if e.arrived != e.peer.messages {
+			w.failf("qp %d: %d of %d messages arrived over a perfect network", e.qp.Num(), e.arrived, e.peer.messages)
+		}
+	}
+}
+
+// disturbed reports whether something was planned that keeps requests from succeeding.
+func (e *end) disturbed() bool {
+	if e.killed {
+		return true
+	}
+	for _, q := range e.requests {
+		if q.fault != sound {
+			return true
+		}
+	}
+	return false
+}
+
+// over checks, when the queue pair has flushed everything, what is left behind.
+func (e *end) over() {
+	w := e.w
+	for ; e.done < e.posted; e.done++ {
+		e.succeeded(e.requests[e.done], false)
+	}
+	if e.taken != len(e.receives) {
+		w.failf("qp %d: %d of %d receives have completed", e.qp.Num(), e.taken, len(e.receives))
+	}
+	e.mu.Lock()
+	drained := e.events[ib.EventSQDrained]
+	e.mu.Unlock()
+	if drained < e.drains || drained > e.drains+1 {
+		w.failf("qp %d: %d events say that the send queue is drained, it was %d times", e.qp.Num(), drained, e.drains)
+	}
+	for _, v := range e.receives {
+		e.keeps(e.host, v.span, "receive", v.n)
+	}
+	happened := -1 // the last request that has had an effect
+	for _, q := range e.requests {
+		if q.success && !q.atomic() && q.op != ib.WRRDMARead {
+			e.keeps(e.host, q.local, "memory sent by request", q.n)
+		}
+		if w.service == RC && e.happened(q) {
+			happened = q.n
+		}
+	}
+	for _, q := range e.requests[:happened+1] {
+		if !e.complete(q) {
+			w.failf("qp %d: %v has happened, and %v has not", e.qp.Num(), e.requests[happened], q)
+		}
+	}
+	for _, q := range e.requests {
+		e.overWrite(q)
+	}
+}
+
+// keeps checks that nobody wrote to memory since its consumer uses it for something else.
+func (e *end) keeps(h *host, s span, what string, n int) {
+	for i, b := range h.mem(s) {
+		if b != givenBack {
+			e.w.failf("qp %d: %s %d: byte %d was written after the completion", e.qp.Num(), what, n, i)
+		}
+	}
+}
+
+// overWrite checks what an RDMA WRITE left behind.
+func (e *end) overWrite(q *request) {
+	if !q.writes() {
+		return
+	}
+	mem := e.peer.host.mem(q.remote)
+	switch {
+	case q.success && e.w.service == RC && !q.reread:
+		e.keeps(e.peer.host, q.remote, "memory written by request", q.n)
+	case q.success && e.w.service == RC:
+		if !bytes.Equal(mem, q.data) {
+			e.w.failf("qp %d: %v: the peer's memory has changed since", e.qp.Num(), q)
+		}
+	case q.fault != sound || !q.posted:
+		if bytes.Equal(mem, q.data) && len(mem) > 8 {
+			e.w.failf("qp %d: %v was done", e.qp.Num(), q)
+		}
+	case e.w.service == UC && e.w.profile.perfect() && q.success && !(q.completes() && e.peer.late) && !bytes.Equal(mem, q.data):
+		e.w.failf("qp %d: %v did not arrive over a perfect network", e.qp.Num(), q)
+	}
+}
+
+// happened reports whether a reliable request certainly had an effect on the peer.
+func (e *end) happened(q *request) bool {
+	switch {
+	case q.success:
+		return true
+	case q.completes():
+		return e.peer.arrived > q.message
+	case q.op == ib.WRAtomicFetchAdd:
+		return e.peer.host.word(q.word.at)>>q.bit&1 != 0
+	case q.writes() && len(q.data) > 8:
+		return bytes.Equal(e.peer.host.mem(q.remote), q.data)
+	}
+	return false
+}
+
+// complete reports whether a request may have been executed whole.
+func (e *end) complete(q *request) bool {
+	switch {
+	case q.success:
+		return true
+	case q.fault != sound:
+		return false
+	case q.completes():
+		return e.peer.arrived > q.message
+	case q.op == ib.WRAtomicFetchAdd:
+		return e.peer.host.word(q.word.at)>>q.bit&1 != 0
+	case q.writes():
+		return bytes.Equal(e.peer.host.mem(q.remote), q.data)
+	}
+	return true
+}

@@ -1,0 +1,345 @@
+package simtest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"verbena/ib"
+)
+
+// profile is what the network does. Probabilities are per packet.
+type profile struct {
+	name                                           string
+	drop, duplicate, reorder, spike, corrupt, full float64
+	batch                                          float64 // that a packet arrives together with the one before
+	latency                                        time.Duration
+	budget                                         int // packets that may be lost at all; -1: any number
+	outages                                        []outage
+}
+
+// outage is a time in which the network carries nothing.
+type outage struct{ from, to time.Duration }
+
+// keepsOrder reports whether packets arrive in order, each at most once.
+func (p *profile) keepsOrder() bool { return p.duplicate == 0 && p.reorder == 0 && p.spike == 0 }
+
+// perfect reports whether every packet arrives.
+func (p *profile) perfect() bool {
+	return p.keepsOrder() && p.drop == 0 && p.corrupt == 0 && len(p.outages) == 0
+}
+
+// makeProfile chooses a network.
+func makeProfile(r *rand.Rand) profile {
+	p := profile{latency: time.Duration(1+r.IntN(50)) * time.Microsecond, batch: []float64{0, 0.3, 0.9}[r.IntN(3)], budget: -1}
+	some := func(most float64) float64 { return most * r.Float64() * r.Float64() }
+	switch kind := r.IntN(10); kind {
+	case 0:
+		p.name = "perfect"
+	case 1, 2:
+		p.name, p.drop, p.budget = "few losses", 0.2, 1+r.IntN(fewLosses)
+	case 3:
+		p.name, p.drop = "lossy", 0.005+some(0.2)
+	case 4:
+		p.name, p.duplicate = "duplicates", 0.05+some(0.5)
+	case 5:
+		p.name, p.reorder = "reorders", 0.02+some(0.3)
+	case 6:
+		p.name, p.corrupt = "damages", 0.01+some(0.1)
+	case 7:
+		p.name = "goes down"
+		for range 1 + r.IntN(3) {
+			from := time.Duration(r.IntN(4000)) * time.Microsecond
+			p.outages = append(p.outages, outage{from, from + time.Duration(r.IntN(20_000))*time.Microsecond})
+		}
+	default:
+		p.name, p.drop, p.duplicate, p.reorder, p.corrupt, p.spike = "everything", some(0.05), some(0.2), some(0.1), some(0.05), some(0.02)
+	}
+	if r.IntN(8) == 0 {
+		p.full = 0.1
+	}
+	return p
+}
+
+// fewLosses is a number of losses that retry count 7 bears, wherever they strike.
+const fewLosses = 7
+
+func (p *profile) String() string {
+	return fmt.Sprintf("%s (drop %.3f duplicate %.3f reorder %.3f spike %.3f corrupt %.3f full %.2f batch %.1f latency %v budget %d outages %v)",
+		p.name, p.drop, p.duplicate, p.reorder, p.spike, p.corrupt, p.full, p.batch, p.latency, p.budget, p.outages)
+}
+
+// fault is what is wrong with a work request.
+type fault uint8
+
+const (
+	sound        fault = iota
+	badKey             // of the remote memory
+	badRange           // of the remote memory
+	badLocalKey        // of its own memory
+	shortReceive       // the receive for the message is too short
+	badReceive         // the receive for the message has a wrong key
+)
+
+func (f fault) String() string {
+	return [...]string{"sound", "bad key", "bad range", "bad local key", "short receive", "bad receive"}[f]
+}
+
+// span is a range of a host's memory.
+type span struct{ at, n int }
+
+// request is a send work request and what became of it.
+type request struct {
+	n       int // place in the order of posting of its queue pair
+	id      uint64
+	op      ib.WROpcode
+	flags   ib.SendFlags
+	imm     uint32
+	fault   fault
+	local   span
+	remote  span
+	data    []byte // what it carries, or has to bring
+	reread  bool   // a later request reads what it wrote: the memory is not given back
+	split   int    // gather elements
+	message int    // place among those that complete a receive; -1: it does not
+
+	word                   *word // of atomics
+	bit                    uint  // that a fetch-and-add sets
+	compare, swap, want    uint64
+	posted, ended, success bool
+	status                 ib.WCStatus
+	sent                   int // place among those that have succeeded
+	arrived                int // how often
+}
+
+// completes reports whether it completes a receive.
+func (q *request) completes() bool {
+	return q.op == ib.WRSend || q.op == ib.WRSendWithImm || q.op == ib.WRRDMAWriteWithImm
+}
+
+func (q *request) writes() bool { return q.op == ib.WRRDMAWrite || q.op == ib.WRRDMAWriteWithImm }
+
+func (q *request) atomic() bool {
+	return q.op == ib.WRAtomicCmpAndSwp || q.op == ib.WRAtomicFetchAdd
+}
+
+func (q *request) String() string {
+	return fmt.Sprintf("request %d (opcode %d, %d bytes, flags %d, %v)", q.n, q.op, len(q.data), q.flags, q.fault)
+}
+
+// word is memory that atomics work on.
+type word struct {
+	at     int    // in the peer's memory
+	value  uint64 // of a word of one queue pair: after all requests so far
+	bits   uint   // that fetch-and-adds have been given
+	shared bool   // among the queue pairs
+}
+
+// receive is a receive work request.
+type receive struct {
+	n     int
+	id    uint64
+	span  span
+	fault fault
+	ended bool
+}
+
+// attributes are those of one queue pair.
+type attributes struct {
+	timeout, retry, rnrRetry, rnrTimer uint8
+	reads                              uint8
+	sendDepth, recvDepth               int
+	sigAll                             bool
+}
+
+func makeAttributes(r *rand.Rand, p *profile) attributes {
+	a := attributes{
+		timeout: uint8(8 + r.IntN(4)), retry: uint8(r.IntN(8)), rnrRetry: uint8(r.IntN(8)), rnrTimer: uint8(1 + r.IntN(14)),
+		reads: uint8(1 + r.IntN(4)), sendDepth: 1 << r.IntN(6), recvDepth: 1 << r.IntN(6), sigAll: r.IntN(3) == 0,
+	}
+	if r.IntN(3) > 0 || p.budget >= 0 {
+		a.retry = 7
+	}
+	if r.IntN(3) > 0 {
+		a.rnrRetry = 7
+	}
+	return a
+}
+
+// sizeOf chooses the length of a message.
+func sizeOf(r *rand.Rand, mtu int) int {
+	switch r.IntN(8) {
+	case 0:
+		return r.IntN(9)
+	case 1:
+		return max(0, mtu*(1+r.IntN(3))+r.IntN(3)-1)
+	case 2:
+		return r.IntN(20 * mtu)
+	case 3:
+		return mtu * r.IntN(4)
+	}
+	return r.IntN(3 * mtu)
+}
+
+// makeRequests chooses what one end is going to post; the memory is laid out on the way.
+func (e *end) makeRequests(n int) {
+	w, r := e.w, e.w.rng
+	var ops []ib.WROpcode
+	switch w.service {
+	case RC:
+		ops = []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead, ib.WRRDMARead,
+			ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRAtomicFetchAdd}
+	case UC:
+		ops = []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm}
+	case UD:
+		ops = []ib.WROpcode{ib.WRSend, ib.WRSendWithImm}
+	}
+	cas := &word{at: e.peer.host.alloc(8).at, value: r.Uint64()}
+	e.peer.host.put(cas.at, cas.value)
+	faa := e.newWord()
+	var reads []*request // of memory that nobody else uses, which may be written behind a fence
+	for i := range n {
+		q := &request{n: i, id: uint64(r.Uint32())<<16 | uint64(i)<<1, op: ops[r.IntN(len(ops))], imm: r.Uint32(), message: -1, split: 1 + r.IntN(3)}
+		if r.IntN(2) == 0 {
+			q.flags |= ib.SendSignaled
+		}
+		if r.IntN(4) == 0 {
+			q.flags |= ib.SendSolicited
+		}
+		if w.service == RC && r.IntN(8) == 0 {
+			q.flags |= ib.SendFence
+		}
+		size := sizeOf(r, e.mtu)
+		if w.service == UD {
+			size = min(size, e.mtu)
+		}
+		if q.completes() {
+			q.message = e.messages
+			e.messages++
+		}
+		if (q.op == ib.WRSend || q.writes()) && size <= maxInline && r.IntN(2) == 0 {
+			q.flags |= ib.SendInline
+		}
+		switch {
+		case q.atomic():
+			q.data = make([]byte, 8)
+			q.local = e.host.alloc(8)
+			q.word = faa
+			if q.op == ib.WRAtomicCmpAndSwp {
+				q.word, q.compare, q.swap, q.want = cas, cas.value, r.Uint64(), cas.value
+				if r.IntN(3) == 0 {
+					q.compare++
+				} else {
+					cas.value = q.swap
+				}
+			} else {
+				if r.IntN(2) == 0 && e.peer.host.shared.bits < 64 {
+					q.word = e.peer.host.shared
+				} else if faa.bits == 64 {
+					faa = e.newWord()
+					q.word = faa
+				}
+				q.bit, q.want = q.word.bits, q.word.value
+				q.word.bits++
+				q.word.value |= 1 << q.bit
+			}
+			q.remote = span{q.word.at, 8}
+		case q.op == ib.WRRDMARead:
+			q.local = e.host.alloc(size)
+			written := e.written()
+			if written != nil && r.IntN(3) == 0 {
+				q.remote, q.data, written.reread = written.remote, written.data, true
+				q.local = e.host.alloc(len(q.data))
+			} else {
+				q.remote, q.data = e.peer.host.alloc(size), w.bytes(size)
+				copy(e.peer.host.mem(q.remote), q.data)
+				reads = append(reads, q)
+			}
+		default:
+			q.local, q.data = e.host.alloc(size), w.bytes(size)
+			copy(e.host.mem(q.local), q.data)
+			if q.writes() {
+				if k := len(reads) - 1; k >= 0 && r.IntN(2) == 0 {
+					// Over what a READ before it reads: the fence keeps the two apart.
+					q.remote, q.flags = span{reads[k].remote.at, min(size, reads[k].remote.n)}, q.flags|ib.SendFence
+					q.local.n, q.data = q.remote.n, q.data[:q.remote.n]
+					reads = reads[:k]
+				} else {
+					q.remote = e.peer.host.alloc(size)
+				}
+			}
+		}
+		e.requests = append(e.requests, q)
+	}
+}
+
+// newWord makes a word for the fetch-and-adds of one queue pair.
+func (e *end) newWord() *word {
+	v := &word{at: e.peer.host.alloc(8).at}
+	e.peer.host.put(v.at, 0)
+	return v
+}
+
+// written finds a WRITE that a READ may check.
+func (e *end) written() *request {
+	for i := len(e.requests) - 1; i >= 0; i-- {
+		if q := e.requests[i]; q.writes() && q.remote.n > 0 {
+			return q
+		}
+	}
+	return nil
+}
+
+// breakOne makes one work request, or the receive of one, wrong.
+func (e *end) breakOne() {
+	r := e.w.rng
+	q := e.requests[r.IntN(len(e.requests))]
+	can := []fault{}
+	if q.local.n > 0 && q.flags&ib.SendInline == 0 && q.op != ib.WRRDMARead && !q.atomic() {
+		can = append(can, badLocalKey)
+	}
+	if e.w.service == RC {
+		if q.remote.n > 0 {
+			can = append(can, badKey, badRange)
+		}
+		if q.op != ib.WRRDMAWriteWithImm && q.completes() && len(q.data) > 0 {
+			can = append(can, shortReceive, badReceive)
+		}
+	}
+	if len(can) > 0 {
+		q.fault = can[r.IntN(len(can))]
+	}
+}
+
+// makeReceives chooses the receives for what the peer sends.
+func (e *end) makeReceives() {
+	most, head := 0, 0
+	if e.w.service == UD {
+		head = grhLen
+	}
+	var messages []*request
+	for _, q := range e.peer.requests {
+		if q.completes() {
+			messages = append(messages, q)
+			most = max(most, len(q.data))
+		}
+	}
+	for i := range len(messages) + e.w.rng.IntN(3) {
+		v := &receive{n: i, id: uint64(e.w.rng.Uint32())<<16 | uint64(i)<<1 | 1}
+		n := most
+		if e.w.service == RC && i < len(messages) {
+			q := messages[i]
+			n, v.fault = len(q.data)+e.w.rng.IntN(2), q.fault
+			switch q.fault {
+			case shortReceive:
+				n = e.w.rng.IntN(len(q.data))
+			case badReceive:
+				n = len(q.data)
+			default:
+				v.fault = sound
+			}
+		}
+		v.span = e.host.alloc(head + n)
+		e.receives = append(e.receives, v)
+	}
+}

@@ -1,0 +1,98 @@
+package simtest_test
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"testing"
+
+	"verbena/driver/rxe/internal/simtest"
+	"verbena/ib"
+)
+
+var (
+	seedFlag  = flag.Uint64("seed", 0, "play the schedule of this seed only, and print what happens with -v")
+	countFlag = flag.Int("schedules", 250, "number of schedules per service type")
+	firstFlag = flag.Uint64("first", 1, "seed of the first of them")
+)
+
+var services = []simtest.Service{simtest.RC, simtest.UC, simtest.UD}
+
+// TestSchedules plays schedules of each service.
+func TestSchedules(t *testing.T) {
+	for _, s := range services {
+		t.Run(s.String(), func(t *testing.T) {
+			t.Parallel()
+			if *seedFlag != 0 {
+				if _, err := simtest.Run(s, *seedFlag, os.Stdout); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			statuses, networks, stats := map[ib.WCStatus]int{}, map[string]int{}, map[string]uint64{}
+			packets, lost := 0, 0
+			for i := range *countFlag {
+				seed := *firstFlag + uint64(i)
+				rep, err := simtest.Run(s, seed, nil)
+				if err != nil {
+					t.Fatalf("%v\nplay it again: go test ./driver/rxe/internal/simtest -run 'TestSchedules/%v' -seed %d -v", err, s, seed)
+				}
+				networks[rep.Network]++
+				packets, lost = packets+rep.Packets, lost+rep.Lost
+				for k, n := range rep.Statuses {
+					statuses[k] += n
+				}
+				for k, n := range rep.Stats {
+					stats[k] += n
+				}
+			}
+			t.Logf("%d schedules, %d packets, %d of them lost", *countFlag, packets, lost)
+			t.Logf("networks: %v", networks)
+			for _, k := range slices.Sorted(maps.Keys(statuses)) {
+				t.Logf("%6d work requests: %v", statuses[k], k)
+			}
+			t.Logf("counters: %v", stats)
+			// A checker that nothing happens to checks nothing.
+			if *countFlag >= 100 {
+				for k, n := range map[string]uint64{"lost packets": uint64(lost), "successes": uint64(statuses[ib.WCSuccess]), "flushes": uint64(statuses[ib.WCWRFlushErr])} {
+					if n == 0 {
+						t.Errorf("no %s", k)
+					}
+				}
+				for _, k := range map[simtest.Service][]string{
+					simtest.RC: {"duplicate_request", "out_of_seq_request", "rcvd_rnr_err", "send_rnr_err", "rcvd_seq_err", "retry_exceeded_err", "retry_rnr_exceeded_err", "completer_retry_err"},
+				}[s] {
+					if stats[k] == 0 {
+						t.Errorf("%s is 0", k)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestReplay: one seed is one run.
+func TestReplay(t *testing.T) {
+	for _, s := range services {
+		traces := map[uint64]bool{}
+		for seed := uint64(1); seed < 30; seed++ {
+			a, err := simtest.Run(s, seed, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := simtest.Run(s, seed, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fmt.Sprint(a) != fmt.Sprint(b) {
+				t.Fatalf("%v seed %d played twice:\n%+v\n%+v", s, seed, a, b)
+			}
+			traces[a.Trace] = true
+		}
+		if len(traces) != 29 {
+			t.Errorf("%v: 29 seeds are %d different runs", s, len(traces))
+		}
+	}
+}

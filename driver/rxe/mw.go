@@ -1,0 +1,148 @@
+package rxe
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// mw is a memory window (IBA 10.6.7.2).
+//
+//	type 1:  unbound <--bind--> bound        A bind of no length unbinds. Any queue pair of the domain may bind it
+//	                  +---bind--> bound      again, and the peers of any may use it.
+//
+//	type 2B: free --bind--> bound --LOCAL_INV, SEND with invalidate--> free
+//	                                         Only the queue pair that bound it may invalidate it, and its peer use it.
+type mw struct {
+	dev   *Device
+	obj   *ib.MW
+	index uint32
+	kind  ib.MWType
+	pd    *pd
+	grant atomic.Pointer[grant] // nil: not bound; set under mu
+
+	mu   sync.Mutex // see mr.mu
+	key  uint32     // the last one
+	gone bool
+}
+
+// AllocMW implements ib.MWDriver.
+func (d *Device) AllocMW(obj *ib.MW, kind ib.MWType, _ *ib.Udata) (ib.DriverMW, error) {
+	index, ok := d.mws.reserve()
+	if !ok {
+		return nil, fmt.Errorf("%d memory windows exist: %w", maxMW, syscall.ENOMEM)
+	}
+	w := &mw{
+		dev: d, obj: obj, index: index, kind: kind, pd: obj.PD().Driver().(*pd),
+		key: index<<8 | uint32(d.keys.take(index, uint8(d.random()))),
+	}
+	obj.SetRKey(w.key)
+	d.mws.set(index, w)
+	return w, nil
+}
+
+// Dealloc implements ib.DriverMW.
+func (w *mw) Dealloc() error {
+	w.mu.Lock()
+	w.gone = true
+	w.dev.mws.set(w.index, nil)
+	w.replace(nil)
+	w.dev.keys.used(w.key)
+	w.mu.Unlock()
+	w.dev.mws.drop(w.index)
+	return nil
+}
+
+// replace puts another grant, or none, behind the key; w.mu is held. Only when nobody uses the old one any more does its
+// region count the window no longer.
+func (w *mw) replace(g *grant) {
+	old := w.grant.Swap(g)
+	if old == nil {
+		return
+	}
+	old.revoke()
+	old.mr.mu.Lock()
+	old.mr.windows--
+	old.mr.mu.Unlock()
+}
+
+// bindMW carries out a WRBindMW. Its pass has no access in flight.
+func (qp *QP) bindMW(b *abi.RXESendWRMW) abi.WCStatus {
+	w := qp.dev.mws.get(b.MWRKey >> 8)
+	if w == nil || !w.bind(qp, b) {
+		return abi.WCMWBindErr
+	}
+	return abi.WCSuccess
+}
+
+// bind checks and does it (IBA 10.6.7.2.1; C10-70 to C10-75, o10-36, o10-37). The low bits of the key are the
+// consumer's; only of type 1 must they differ from the present ones. (rxe_check_bind_mw, rxe_do_bind_mw)
+func (w *mw) bind(qp *QP, b *abi.RXESendWRMW) bool {
+	// The right to write locally means nothing for a window, but programs ask for it.
+	const known = remoteAccess | ib.AccessZeroBased | ib.AccessLocalWrite
+	access := ib.AccessFlags(b.Access)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.gone, w.pd != qp.pd, b.RKey>>8 != w.index, access&^known != 0:
+		return false
+	case w.kind == ib.MWType1 && (b.RKey == w.key || access&ib.AccessZeroBased != 0):
+		return false
+	case w.kind == ib.MWType2 && (b.Length == 0 || w.grant.Load() != nil):
+		return false
+	}
+	var g *grant
+	if b.Length > 0 {
+		if g = w.window(qp, b); g == nil {
+			return false
+		}
+	}
+	w.replace(g)
+	w.key = b.RKey
+	w.obj.SetRKey(b.RKey)
+	return true
+}
+
+// window makes the grant for a part of a region, nil if the region does not allow it; w.mu is held.
+func (w *mw) window(qp *QP, b *abi.RXESendWRMW) *grant {
+	m := qp.dev.mrs.get(b.MRLKey >> 8)
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+	access := ib.AccessFlags(b.Access)
+	of := m.grant.Load()
+	switch {
+	case m.gone, of == nil, of.key != b.MRLKey, of.pd != qp.pd,
+		of.access&ib.AccessMWBind == 0,
+		access&writes != 0 && of.access&ib.AccessLocalWrite == 0,
+		!of.contains(b.Addr, b.Length):
+		return nil
+	}
+	m.windows++
+	g := &grant{key: b.RKey, pd: w.pd, region: of.region, access: access & remoteAccess, first: b.Addr, length: b.Length, mr: m}
+	if access&ib.AccessZeroBased != 0 {
+		g.first, g.shift = 0, b.Addr
+	}
+	if w.kind == ib.MWType2 {
+		g.qp = qp
+	}
+	return g
+}
+
+// invalidate ends a bind of type 2B, by its queue pair's consumer or peer. (rxe_invalidate_mw)
+func (w *mw) invalidate(qp *QP, key uint32) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if g := w.grant.Load(); g == nil || g.key != key || g.qp != qp {
+		return false
+	}
+	w.replace(nil)
+	return true
+}

@@ -1,0 +1,54 @@
+package rxe
+
+import (
+	"slices"
+	"sync"
+	"testing"
+
+	"verbena/driver/rxe/wire"
+	"verbena/ib"
+	"verbena/roce"
+)
+
+type tapFunc func(p *wire.Tapped)
+
+func (f tapFunc) Packet(p *wire.Tapped) { f(p) }
+
+// What takes the shortcut is seen twice: as it leaves one device and as it gets to the other.
+func TestTapShortcut(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{shortcut: true})
+		defer b.close()
+		b.connect(conn{mtu: ib.MTU1024})
+		var mu sync.Mutex
+		seen := map[*node][]roce.Opcode{}
+		for _, n := range []*node{b.a, b.b} {
+			n.dev.taps = &wire.Taps{}
+			peer := b.a.qp.Num()
+			src := addrB
+			if n == b.a {
+				peer, src = b.b.qp.Num(), addrA
+			}
+			n.dev.taps.Add(tapFunc(func(p *wire.Tapped) {
+				mu.Lock()
+				defer mu.Unlock()
+				h := roce.BTH(p.Data)
+				if p.Time.IsZero() || !p.Unsealed || p.TTL != 64 || p.Out != (p.Src.Addr() == src) ||
+					p.Out && (p.QP != n.qp.Num() || h.DestQPN() != peer) || !p.Out && (p.QP != peer || h.DestQPN() != n.qp.Num()) {
+					t.Errorf("%s: a packet is told as %+v", n.dev.name, p)
+				}
+				seen[n] = append(seen[n], h.Opcode())
+			}))
+		}
+		transfer(b, ib.WRSend, 2500, 1)
+		want := []roce.Opcode{roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCAcknowledge}
+		for n, got := range seen {
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: seen %v, want %v", n.dev.name, got, want)
+			}
+		}
+		if len(seen) != 2 {
+			t.Errorf("%d devices saw packets", len(seen))
+		}
+	})
+}

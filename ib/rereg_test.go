@@ -1,0 +1,94 @@
+package ib
+
+import (
+	"syscall"
+	"testing"
+
+	"verbena/umem"
+)
+
+// readOnly is memory that may not be written.
+type readOnly struct{ *umem.Local }
+
+func (r readOnly) Check(addr, length uint64, write bool) error {
+	if write {
+		return umem.ErrFault
+	}
+	return r.Local.Check(addr, length, write)
+}
+
+// TestRereg: what the flags name changes, the rest goes to the driver as it was; counts and pages follow; a failure
+// changes nothing.
+func TestRereg(t *testing.T) {
+	b := newFullBench(t)
+	mem := umem.NewLocal()
+	addr, err := mem.Add(make([]byte, 4*umem.PageSize))
+	must(t, err)
+	acct := umem.NewAccount(func() uint64 { return umem.Unlimited })
+	other, err := b.dev.AllocPD(nil)
+	must(t, err)
+	mr, err := b.pd.RegMR(readOnly{mem}, acct, addr, 8, addr, AccessRemoteRead, nil)
+	must(t, err)
+	drv := mr.Driver().(*fakeReregMR)
+	before := acct.Pages()
+	for _, c := range []struct {
+		name  string
+		flags MRChangeFlags
+		to    MRChange
+		want  syscall.Errno
+	}{
+		{"no change", 0, MRChange{}, syscall.EINVAL},
+		{"unknown change", 8, MRChange{}, syscall.EINVAL},
+		{"no domain", MRChangePD, MRChange{}, syscall.EINVAL},
+		{"remote write alone", MRChangeAccess, MRChange{Access: AccessRemoteWrite}, syscall.EINVAL},
+		{"right to write memory that may not be written", MRChangeAccess, MRChange{Access: AccessLocalWrite}, syscall.EFAULT},
+		{"memory that is not there", MRChangeTranslation, MRChange{Space: mem, Account: acct, Addr: 1, Length: 8}, syscall.EFAULT},
+	} {
+		wantErr(t, c.name, mr.Rereg(c.flags, c.to, nil), c.want)
+	}
+	b.drv.fail = func(what string) error { return syscall.EBUSY }
+	wantErr(t, "a driver that refuses", mr.Rereg(MRChangeTranslation|MRChangePD,
+		MRChange{Space: mem, Account: acct, Addr: addr, Length: 8, PD: other}, nil), syscall.EBUSY)
+	b.drv.fail = nil
+	if drv.region != nil || mr.PD() != b.pd || mr.Access() != AccessRemoteRead || acct.Pages() != before {
+		t.Errorf("failures have changed the region: pd %v, access %v, %d pages", mr.PD() == b.pd, mr.Access(), acct.Pages())
+	}
+
+	must(t, mr.Rereg(MRChangePD, MRChange{PD: other}, nil))
+	if drv.pd != other || drv.region != mr.Region() || drv.access != AccessRemoteRead || mr.PD() != other {
+		t.Errorf("after a change of domain: %+v", drv)
+	}
+	wantErr(t, "the new domain", other.Dealloc(), syscall.EBUSY)
+	must(t, mr.Rereg(MRChangePD, MRChange{PD: other}, nil)) // which it has
+	long := 3 * umem.PageSize
+	must(t, mr.Rereg(MRChangeTranslation|MRChangeAccess, MRChange{
+		Space: mem, Account: acct, Addr: addr, Length: long, IOVA: 64, Access: AccessLocalWrite | AccessRemoteWrite,
+	}, nil))
+	if r := mr.Region(); drv.region != r || r.Len() != long || r.IOVA() != 64 || acct.Pages() != r.Pages() ||
+		mr.Access() != AccessLocalWrite|AccessRemoteWrite || drv.access != mr.Access() || drv.pd != other {
+		t.Errorf("after a change of memory and rights: %+v, %d pages charged", r, acct.Pages())
+	}
+	must(t, mr.Rereg(MRChangePD, MRChange{PD: b.pd}, nil))
+	must(t, other.Dealloc())
+	must(t, mr.Dereg())
+	if acct.Pages() != 0 {
+		t.Errorf("%d pages left", acct.Pages())
+	}
+
+	fast, err := b.pd.AllocMR(1)
+	must(t, err)
+	wantErr(t, "a region of AllocMR", fast.Rereg(MRChangeAccess, MRChange{}, nil), syscall.EINVAL)
+	must(t, fast.Dereg())
+}
+
+func TestReregMissing(t *testing.T) {
+	b := newBench(t, nil, nil, nil)
+	mem := umem.NewLocal()
+	addr, err := mem.Add(make([]byte, 8))
+	must(t, err)
+	mr, err := b.pd.RegMR(mem, nil, addr, 8, addr, 0, nil)
+	must(t, err)
+	wantErr(t, "a driver without", mr.Rereg(MRChangeAccess, MRChange{}, nil), syscall.EOPNOTSUPP)
+	must(t, mr.Dereg())
+	b.free(t)
+}

@@ -1,0 +1,320 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/service"
+)
+
+// A kill soak: programs start, make objects, and are killed at a random moment, they or their launcher or both. After
+// each round nothing of them may be left in the service. ROUNDS sets how many; SEED repeats one.
+
+func soakRounds() int {
+	if n, err := strconv.Atoi(os.Getenv("ROUNDS")); err == nil {
+		return n
+	}
+	return 100
+}
+
+// victim is a kind of program to be killed. Several commands are started one after the other.
+type victim struct {
+	name   string
+	weight int
+	life   time.Duration // the kill comes within it
+	argv   [][]string
+}
+
+type killSoak struct {
+	*world
+	t       *testing.T
+	client  *service.Client
+	dir     string // the service's own on /dev/shm
+	victims []victim
+	base    footprint
+	killed  map[string]int
+
+	contexts, objects int // that were there when the kill came
+}
+
+// footprint is what a service has when no program runs.
+type footprint struct {
+	descriptors []string
+	queueMaps   int
+	bytes       int64 // on /dev/shm
+	files       int
+}
+
+func TestKillSoak(t *testing.T) {
+	raw := buildRawverbs(t)
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+	s := &killSoak{world: w, t: t, killed: map[string]int{}}
+	var err error
+	if s.client, err = service.Dial(service.Location{Socket: w.socket}); err != nil {
+		t.Fatal(err)
+	}
+	defer s.client.Close()
+	// Whose launcher was killed is ours to reap.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+	s.dir = runDirOf(t, w.serve.Process.Pid)
+	s.victims = []victim{{"rawverbs", 90, 60 * time.Millisecond, [][]string{{raw, "hoard", "SEED"}}}}
+	add := func(pkg string, v victim) {
+		if _, err := exec.LookPath(v.argv[0][0]); err != nil {
+			t.Logf("%s is not there (apt-get install %s)", v.name, pkg)
+			return
+		}
+		s.victims = append(s.victims, v)
+	}
+	add("ibverbs-utils", victim{"ibv_rc_pingpong", 6, 300 * time.Millisecond, [][]string{
+		{"ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "100000000", "-p", "PORT"},
+		{"ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "100000000", "-p", "PORT", "127.0.0.1"}}})
+	add("perftest", victim{"ib_write_bw", 3, 600 * time.Millisecond, [][]string{
+		{"ib_write_bw", "-d", "rxe0", "-x", "1", "-D", "60", "-p", "PORT"},
+		{"ib_write_bw", "-d", "rxe0", "-x", "1", "-D", "60", "-p", "PORT", "127.0.0.1"}}})
+	if exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil {
+		add("python3-pyverbs", victim{"pyverbs", 1, 1500 * time.Millisecond, [][]string{{"/usr/bin/python3", "-c", pyverbsHoard}}})
+	}
+	seed := uint64(time.Now().UnixNano())
+	if n, err := strconv.ParseUint(os.Getenv("SEED"), 10, 64); err == nil {
+		seed = n
+	}
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 7))
+	began, rounds := time.Now(), soakRounds()
+	for i := range rounds {
+		if i == 5 { // what the service makes once and for all, it has made
+			s.base = s.footprint()
+		}
+		what := s.round(r)
+		s.empty(i, what)
+		if i%500 == 499 {
+			fmt.Printf("round %d of %d after %v: %v; service: %s\n", i+1, rounds, time.Since(began).Round(time.Second), s.killed, s.memory())
+		}
+	}
+	t.Logf("%d rounds in %v: %v; they had %d contexts with %d objects; nothing left; service: %s",
+		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.memory())
+	if s.objects == 0 {
+		t.Error("no victim has made anything")
+	}
+}
+
+const pyverbsHoard = `
+import pyverbs.device as d, pyverbs.pd as p, pyverbs.cq as c, pyverbs.mr as m, time
+from pyverbs.qp import QP, QPInitAttr, QPCap
+import pyverbs.enums as e
+keep = []
+ctx = d.Context(name='rxe0')
+while True:
+    pd = p.PD(ctx); ch = c.CompChannel(ctx); cq = c.CQ(ctx, 10, None, ch, 0)
+    keep += [pd, ch, cq, m.MR(pd, 65536, e.IBV_ACCESS_LOCAL_WRITE), QP(pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(max_send_wr=8, max_recv_wr=8)))]
+    time.sleep(0.01)
+`
+
+// buildRawverbs builds test/rawverbs.
+func buildRawverbs(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "verbena-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	os.Chmod(dir, 0o755)
+	path := filepath.Join(dir, "rawverbs")
+	c := exec.Command("go", "build", "-trimpath", "-o", path, "verbena/test/rawverbs")
+	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return path
+}
+
+// runDirOf finds the directory on /dev/shm that a service holds.
+func runDirOf(t *testing.T, pid int) string {
+	t.Helper()
+	for _, what := range descriptorsOf(pid) {
+		if strings.HasPrefix(what, "/dev/shm/verbena-") && strings.HasSuffix(what, "/lock") {
+			return filepath.Dir(what)
+		}
+	}
+	t.Fatal("the service has no directory on /dev/shm")
+	return ""
+}
+
+func descriptorsOf(pid int) (list []string) {
+	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	for _, e := range entries {
+		if what, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, e.Name())); err == nil {
+			list = append(list, what)
+		}
+	}
+	return list
+}
+
+func (s *killSoak) footprint() footprint {
+	pid := s.serve.Process.Pid
+	f := footprint{descriptors: descriptorsOf(pid)}
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	f.queueMaps = strings.Count(string(maps), "/dev/shm/")
+	err = filepath.WalkDir(s.dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			return err
+		}
+		f.files++
+		var st syscall.Stat_t
+		if syscall.Lstat(path, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFREG {
+			f.bytes += st.Blocks * 512
+		}
+		return nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return f
+}
+
+func (f *footprint) same(o *footprint) bool {
+	return len(f.descriptors) == len(o.descriptors) && f.queueMaps == o.queueMaps && f.bytes == o.bytes && f.files == o.files
+}
+
+// memory is what the service occupies, for people to see that it does not grow.
+func (s *killSoak) memory() string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.serve.Process.Pid))
+	var list []string
+	for line := range strings.Lines(string(b)) {
+		if strings.HasPrefix(line, "VmRSS:") || strings.HasPrefix(line, "Threads:") {
+			list = append(list, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
+// round starts a victim, and kills it.
+func (s *killSoak) round(r *rand.Rand) string {
+	total := 0
+	for _, v := range s.victims {
+		total += v.weight
+	}
+	n := r.IntN(total)
+	v := &s.victims[0]
+	for i := range s.victims {
+		if v = &s.victims[i]; n < v.weight {
+			break
+		}
+		n -= v.weight
+	}
+	port, seed := tcpPort(), r.Uint64()
+	var launchers []*exec.Cmd
+	for i, argv := range v.argv {
+		if i > 0 {
+			time.Sleep(time.Duration(r.IntN(100)) * time.Millisecond)
+		}
+		args := []string{"run", "--"}
+		for _, a := range argv {
+			args = append(args, strings.NewReplacer("PORT", port, "SEED", fmt.Sprint(seed)).Replace(a))
+		}
+		c := exec.Command(binary(s.t), args...)
+		c.Env = append(os.Environ(), "VERBENA_SOCKET="+s.socket)
+		c.Dir = "/"
+		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		if os.Getuid() == 0 {
+			c.SysProcAttr.Credential = &syscall.Credential{Uid: s.user.uid, Gid: s.user.uid}
+		}
+		if err := c.Start(); err != nil {
+			s.t.Fatal(err)
+		}
+		launchers = append(launchers, c)
+	}
+	time.Sleep(time.Duration(r.Int64N(int64(v.life))))
+	if res, err := s.client.Do(&service.Request{Op: service.OpResShow}); err == nil {
+		for _, c := range res.Contexts {
+			s.contexts++
+			s.objects += c.PDs + c.AHs + len(c.MRs) + len(c.CQs) + len(c.QPs)
+		}
+	}
+	how := [...]string{"program", "program", "program", "launcher", "all"}[r.IntN(5)]
+	for _, c := range launchers {
+		switch how {
+		case "program":
+			for _, pid := range childrenOf(c.Process.Pid) {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		case "launcher":
+			_ = c.Process.Kill()
+		}
+	}
+	if how != "all" {
+		time.Sleep(time.Duration(r.IntN(5)) * time.Millisecond)
+	}
+	for _, c := range launchers {
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // with what it has forked
+		_ = c.Wait()
+		for {
+			if _, err := unix.Wait4(-c.Process.Pid, nil, 0, nil); err != nil && err != unix.EINTR {
+				break
+			}
+		}
+	}
+	s.killed[v.name]++
+	return v.name + ", killed the " + how
+}
+
+func childrenOf(pid int) (list []int) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, f := range tasks {
+		b, _ := os.ReadFile(f)
+		for _, w := range strings.Fields(string(b)) {
+			list = append(list, atoi(w))
+		}
+	}
+	return list
+}
+
+// empty waits until nothing is left of a round.
+func (s *killSoak) empty(round int, what string) {
+	var contexts, programs int
+	var now footprint
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(2 * time.Millisecond) {
+		info, err := s.client.Do(&service.Request{Op: service.OpInfo})
+		if err != nil {
+			s.t.Fatalf("round %d (%s): %v", round, what, err)
+		}
+		res, err := s.client.Do(&service.Request{Op: service.OpResShow})
+		if err != nil {
+			s.t.Fatalf("round %d (%s): %v", round, what, err)
+		}
+		contexts, programs = len(res.Contexts), info.Info.Programs
+		if contexts == 0 && programs == 0 {
+			if now = s.footprint(); s.base.descriptors == nil || now.same(&s.base) {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("round %d (%s): left are %d contexts, %d programs, %d descriptors (%d before), %d mappings (%d), %d bytes in %d files (%d in %d)\n%v\n%v",
+				round, what, contexts, programs, len(now.descriptors), len(s.base.descriptors), now.queueMaps, s.base.queueMaps,
+				now.bytes, now.files, s.base.bytes, s.base.files, now.descriptors, s.base.descriptors)
+		}
+	}
+}

@@ -1,0 +1,138 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestBlockDevice: programs that know nothing of RDMA use a remote disk while the devices at both ends are reset all the
+// time. A file system is copied there and back, and fio writes at random and verifies; nobody sees an error.
+func TestBlockDevice(t *testing.T) {
+	needProgram(t, "libnbd-bin", "nbdcopy", "nbdinfo")
+	needProgram(t, "qemu-utils", "qemu-img")
+	needProgram(t, "fio", "fio")
+	needProgram(t, "e2fsprogs", "mkfs.ext4", "e2fsck")
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "rblk")
+	if out, err := exec.Command("go", "build", "-o", bin, "verbena/cmd/rblk").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	run := func(name string, args ...string) string {
+		t.Helper()
+		var out bytes.Buffer
+		c := exec.Command(name, args...)
+		c.Stdout, c.Stderr = &out, &out
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		late := time.AfterFunc(5*time.Minute, func() { c.Process.Kill() })
+		defer late.Stop()
+		if err := c.Wait(); err != nil {
+			t.Fatalf("%s %v: %v\n%s", name, args, err, out.String())
+		}
+		return out.String()
+	}
+	const size = 48 << 20
+	disk, source, back := filepath.Join(dir, "disk.img"), filepath.Join(dir, "source.img"), filepath.Join(dir, "back.img")
+	for _, f := range []string{disk, source} {
+		if err := os.WriteFile(f, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(f, size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run("mkfs.ext4", "-q", "-d", "/usr/include/linux", source)
+
+	target := start(t, regexp.MustCompile(`log in at (\S+)`), bin,
+		"target", "--quiet", "--addr", loopback(), "--listen", "127.0.0.1:0", "--reset-every", "80ms", "data="+disk)
+	socket := filepath.Join(dir, "nbd.sock")
+	initiator := start(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
+		"disk", "--quiet", "--addr", loopback(), "--target", target.ready, "--export", "data", "--nbd", socket, "--reset-every", "50ms", "--wait", "60s")
+	if initiator.ready != strconv.Itoa(size) {
+		t.Errorf("the disk has %s bytes", initiator.ready)
+	}
+	uri := "nbd+unix:///?socket=" + socket
+
+	run("nbdcopy", source, uri)
+	run("qemu-img", "convert", "-f", "raw", "-O", "raw", uri, back)
+	run("cmp", source, back)
+	run("cmp", source, disk)
+	run("e2fsck", "-fn", disk)
+	for seed := range 4 {
+		run("fio", "--name=random", "--ioengine=nbd", "--uri="+uri, "--rw=randrw", "--bsrange=512-64k", "--size=32m", "--iodepth=16",
+			"--verify=crc32c", "--verify_fatal=1", fmt.Sprint("--randseed=", 1+seed), "--output="+filepath.Join(dir, "fio.out"))
+	}
+
+	said := initiator.end(t)
+	t.Log(said)
+	m := regexp.MustCompile(`(\d+) resets, (\d+) sessions, (\d+) requests posted again, (\d+) failed`).FindStringSubmatch(said)
+	if m == nil {
+		t.Fatalf("the disk said at its end: %s", said)
+	}
+	if resets, _ := strconv.Atoi(m[1]); resets < 50 || m[4] != "0" {
+		t.Errorf("%s", m[0])
+	}
+	target.end(t)
+}
+
+// server is a program that says when it is ready.
+type server struct {
+	cmd   *exec.Cmd
+	ready string // what ready's first group matched
+	rest  chan string
+}
+
+func start(t *testing.T, ready *regexp.Regexp, name string, args ...string) *server {
+	t.Helper()
+	s := &server{cmd: exec.Command(name, args...), rest: make(chan string, 1)}
+	var errs bytes.Buffer
+	s.cmd.Stderr = &errs
+	out, err := s.cmd.StdoutPipe()
+	if err == nil {
+		err = s.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.cmd.Process.Kill()
+		s.cmd.Wait()
+	})
+	r := bufio.NewReader(out)
+	line, err := r.ReadString('\n')
+	m := ready.FindStringSubmatch(line)
+	if m == nil {
+		s.cmd.Wait()
+		t.Fatalf("%s %v: %q, %v\n%s", name, args, line, err, errs.String())
+	}
+	s.ready = m[1]
+	go func() {
+		b, _ := io.ReadAll(r)
+		s.rest <- string(b)
+	}()
+	return s
+}
+
+// end interrupts the program, and returns what it said since it was ready.
+func (s *server) end(t *testing.T) string {
+	t.Helper()
+	s.cmd.Process.Signal(syscall.SIGINT)
+	said := <-s.rest
+	if err := s.cmd.Wait(); err != nil {
+		t.Errorf("%s: %v", fmt.Sprint(s.cmd.Args), err)
+	}
+	return said
+}

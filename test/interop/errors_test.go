@@ -1,0 +1,296 @@
+//go:build interop
+
+package interop
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// failure is a row of what must fail: one work request, and what both sides then say.
+type failure struct {
+	name    string
+	service string
+	options linkOptions
+	// receive is the length of a receive that the responder posts before; -1: none.
+	receive int
+	wr      func(*link) args
+	// prepare, if any, runs before.
+	prepare func(*link) error
+	// requester is the status of the request's completion; responder that of the receive's, "" for none.
+	requester, responder string
+	// states of the queue pairs at the end.
+	reqState, respState string
+	// event that the responder's consumer gets, "" for none.
+	event string
+	// kernel is how the kernel departs from this, by its role.
+	kernel map[string]departure
+}
+
+// departure replaces some of a failure's expectations.
+type departure struct {
+	requester, responder, respState string // "" leaves it; "none" for no completion
+	noEvent                         bool
+	why                             string
+}
+
+// toBuffer aims a request at the responder's buffer.
+func toBuffer(op string, off, n int) func(*link) args {
+	return func(l *link) args {
+		return args{"op": op, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": l.resp.buf.RKey, "addr": l.resp.buf.Addr + uint64(off)}
+	}
+}
+
+// with changes a request.
+func with(f func(*link) args, change func(*link, args)) func(*link) args {
+	return func(l *link) args {
+		a := f(l)
+		change(l, a)
+		return a
+	}
+}
+
+func wrongKey(l *link, a args) { a["rkey"] = l.resp.buf.RKey ^ 0x5a5a5a00 }
+
+var (
+	small     = linkOptions{size: 8192}
+	noRights  = linkOptions{size: 8192, access: []string{"LOCAL_WRITE"}}
+	noRemote  = linkOptions{size: 8192, qpAccess: []string{"LOCAL_WRITE"}}
+	bufferLen = 8192 + guard + grhLen
+)
+
+// Events of a responder (IBA volume 1, 11.6.3.2).
+const (
+	accessEvent  = "QP_ACCESS_ERR"
+	requestEvent = "QP_REQ_ERR"
+)
+
+var failures = []failure{
+	{name: "RDMA WRITE, wrong R_Key", service: "RC", options: small, receive: -1, wr: with(toBuffer("WRITE", 0, 100), wrongKey),
+		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
+	{name: "RDMA WRITE, wrong R_Key, 3 packets", service: "RC", options: small, receive: -1, wr: with(toBuffer("WRITE", 0, 3000), wrongKey),
+		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
+	{name: "RDMA WRITE with immediate, wrong R_Key", service: "RC", options: small, receive: 64, wr: with(toBuffer("WRITE_IMM", 0, 100), wrongKey),
+		requester: "REM_ACCESS_ERR", responder: "WR_FLUSH_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
+	{name: "RDMA READ, wrong R_Key", service: "RC", options: small, receive: -1, wr: with(toBuffer("READ", 0, 100), wrongKey),
+		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
+	{name: "compare and swap, wrong R_Key", service: "RC", options: small, receive: -1, wr: with(toBuffer("CMP_SWAP", 0, 8), wrongKey),
+		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
+	{name: "RDMA WRITE beyond the region", service: "RC", options: small, receive: -1, wr: toBuffer("WRITE", bufferLen-50, 100),
+		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
+	{name: "RDMA READ beyond the region", service: "RC", options: small, receive: -1, wr: toBuffer("READ", bufferLen-50, 100),
+		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
+	{name: "RDMA WRITE to a region without the right", service: "RC", options: noRights, receive: -1, wr: toBuffer("WRITE", 0, 100),
+		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
+	{name: "RDMA READ of a region without the right", service: "RC", options: noRights, receive: -1, wr: toBuffer("READ", 0, 100),
+		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
+	{name: "fetch and add to a region without the right", service: "RC", options: noRights, receive: -1, wr: toBuffer("FETCH_ADD", 0, 8),
+		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
+	{name: "RDMA WRITE to a queue pair without the right", service: "RC", options: noRemote, receive: -1, wr: toBuffer("WRITE", 0, 100),
+		requester: "REM_INV_REQ_ERR", reqState: "ERR", respState: "ERR", event: requestEvent},
+	{name: "RDMA READ of a queue pair without the right", service: "RC", options: noRemote, receive: -1, wr: toBuffer("READ", 0, 100),
+		requester: "REM_INV_REQ_ERR", reqState: "ERR", respState: "ERR", event: requestEvent},
+	{name: "fetch and add to a queue pair without the right", service: "RC", options: noRemote, receive: -1, wr: toBuffer("FETCH_ADD", 0, 8),
+		requester: "REM_INV_REQ_ERR", reqState: "ERR", respState: "ERR", event: requestEvent},
+	{name: "compare and swap, address not aligned", service: "RC", options: small, receive: -1, wr: toBuffer("CMP_SWAP", 4, 8),
+		requester: "REM_INV_REQ_ERR", reqState: "ERR", respState: "ERR", event: requestEvent},
+	{name: "SEND longer than the receive", service: "RC", options: small, receive: 100, wr: toBuffer("SEND", 0, 101),
+		requester: "REM_INV_REQ_ERR", responder: "LOC_LEN_ERR", reqState: "ERR", respState: "ERR"},
+	{name: "SEND longer than the receive, 3 packets", service: "RC", options: small, receive: 1500, wr: toBuffer("SEND", 0, 3000),
+		requester: "REM_INV_REQ_ERR", responder: "LOC_LEN_ERR", reqState: "ERR", respState: "ERR"},
+	{name: "SEND to a receive with a wrong L_Key", service: "RC", options: small, receive: -1, prepare: badReceive, wr: toBuffer("SEND", 0, 64),
+		requester: "REM_OP_ERR", responder: "LOC_PROT_ERR", reqState: "ERR", respState: "ERR"},
+	{name: "SEND with a wrong L_Key", service: "RC", options: small, receive: 100,
+		wr:        with(toBuffer("SEND", 0, 64), func(l *link, a args) { a["sg"] = sgl{sge(l.req.buf, 0, 64, l.req.buf.LKey^0x5a5a5a00)} }),
+		requester: "LOC_PROT_ERR", reqState: "ERR", respState: "RTS"},
+	{name: "SEND without a receive, one RNR retry", service: "RC", options: linkOptions{size: 8192, rnrRetry: 1}, receive: -1, wr: toBuffer("SEND", 0, 64),
+		requester: "RNR_RETRY_EXC_ERR", reqState: "ERR", respState: "RTS"},
+	{name: "SEND to a queue pair that is not there", service: "RC", options: linkOptions{size: 8192, timeout: 14, retry: 2}, receive: -1,
+		prepare: destroyed, wr: toBuffer("SEND", 0, 64), requester: "RETRY_EXC_ERR", reqState: "ERR"},
+	{name: "SEND to a queue pair in RESET", service: "RC", options: linkOptions{size: 8192, timeout: 14, retry: 2, connected: "requester"},
+		receive: -1, wr: toBuffer("SEND", 0, 64), requester: "RETRY_EXC_ERR", reqState: "ERR", respState: "RESET"},
+	{name: "datagram longer than the receive", service: "UD", options: small, receive: grhLen + 99, wr: toBuffer("SEND", 0, 100),
+		requester: "SUCCESS", responder: "LOC_LEN_ERR", reqState: "RTS", respState: "ERR"},
+	{name: "datagram with a wrong Q_Key", service: "UD", options: small, receive: grhLen + 100,
+		wr:        with(toBuffer("SEND", 0, 100), func(l *link, a args) { a["wrong_qkey"] = true }),
+		requester: "SUCCESS", reqState: "RTS", respState: "RTS"},
+	{name: "SEND longer than the receive", service: "UC", options: small, receive: 100, wr: toBuffer("SEND", 0, 101),
+		requester: "SUCCESS", responder: "LOC_LEN_ERR", reqState: "RTS", respState: "ERR"},
+	{name: "RDMA WRITE, wrong R_Key", service: "UC", options: small, receive: -1, wr: with(toBuffer("WRITE", 0, 100), wrongKey),
+		requester: "SUCCESS", reqState: "RTS", respState: "ERR", event: accessEvent},
+}
+
+// badReceive posts a receive whose memory is not registered.
+func badReceive(l *link) error {
+	return l.resp.recv(l.recvTo(), 1, sge(l.resp.buf, 0, 100, l.resp.buf.LKey^0x5a5a5a00))
+}
+
+// destroyed closes the responder's queue pair.
+func destroyed(l *link) error { return l.resp.call(nil, "close", args{"ids": []int{l.resp.qp.ID}}) }
+
+// testErrors: what must fail, fails on both sides as the specification says.
+func testErrors(t *testing.T) {
+	for _, f := range failures {
+		for _, ip := range ipNames {
+			for _, r := range roles {
+				runCell(t, cell{Section: "errors", Operation: f.name, Service: f.service, Role: r.String(), IP: ip}, func() error {
+					l, err := newLink(r, f.service, ip, f.options)
+					if err != nil {
+						return err
+					}
+					return f.run(l)
+				})
+			}
+		}
+	}
+	for _, service := range rc {
+		for _, ip := range ipNames {
+			for _, r := range roles {
+				runCell(t, cell{Section: "errors", Operation: "SEND before its receive (RNR, then delivered)", Service: service, Role: r.String(), IP: ip},
+					func() error { return lateReceive(r, service, ip) })
+			}
+		}
+	}
+}
+
+// run posts the request, and another one behind it, and compares.
+func (f *failure) run(l *link) error {
+	expect, notes := f.expected(l)
+	if f.prepare != nil {
+		if err := f.prepare(l); err != nil {
+			return err
+		}
+	}
+	if f.receive >= 0 {
+		if err := l.resp.recv(l.recvTo(), 1, sge(l.resp.buf, 0, f.receive)); err != nil {
+			return err
+		}
+	}
+	wr := l.address(f.wr(l))
+	wr["wr_id"] = 1
+	if wr["wrong_qkey"] != nil {
+		delete(wr, "wrong_qkey")
+		wr["qkey"] = qkey + 1
+	}
+	if _, err := l.req.send(l.req.qp, wr); err != nil {
+		return err
+	}
+	if _, err := l.req.complete("request", l.req.qp.SendCQ, 1, expect.requester); err != nil {
+		return err
+	}
+	if expect.responder != "" {
+		if _, err := l.resp.complete("receive", l.resp.qp.RecvCQ, 1, expect.responder); err != nil {
+			return err
+		}
+	} else if f.receive >= 0 {
+		if got, err := l.resp.poll(l.resp.qp.RecvCQ, 1, lossy/10); err != nil || len(got) > 0 {
+			return fmt.Errorf("%s: the receive completed, and should not have: %v %v", l.resp.name, got, err)
+		}
+	}
+	if expect.reqState == "ERR" { // what is posted now is flushed
+		if _, err := l.req.send(l.req.qp, args{"op": "SEND", "wr_id": 2, "sg": sgl{sge(l.req.buf, 0, 8)}}); err != nil {
+			return err
+		}
+		if _, err := l.req.complete("request after the error", l.req.qp.SendCQ, 2, "WR_FLUSH_ERR"); err != nil {
+			return err
+		}
+	}
+	if err := l.req.wantState(l.req.qp, expect.reqState); err != nil {
+		return err
+	}
+	if expect.respState != "" {
+		if err := l.resp.wantState(l.resp.qp, expect.respState); err != nil {
+			return err
+		}
+	}
+	if f.event != "" {
+		n, err := l.resp.events(boolInt(expect.event != ""), f.event)
+		if err != nil {
+			return err
+		}
+		if n != boolInt(expect.event != "") {
+			return fmt.Errorf("%s: %d events %s, want %d", l.resp.name, n, f.event, boolInt(expect.event != ""))
+		}
+	}
+	if len(notes) > 0 {
+		return &deviation{strings.Join(notes, "; ")}
+	}
+	return nil
+}
+
+// expected is the failure with what the kernel makes of it.
+func (f *failure) expected(l *link) (failure, []string) {
+	e := *f
+	var notes []string
+	for _, p := range []struct {
+		name string
+		who  *end
+	}{{"requester", l.req}, {"responder", l.resp}} {
+		d, ok := f.kernel[p.name]
+		if !ok || p.who.name != "kernel" {
+			continue
+		}
+		notes = append(notes, d.why)
+		set(&e.requester, d.requester)
+		set(&e.responder, d.responder)
+		set(&e.respState, d.respState)
+		if d.noEvent {
+			e.event = ""
+		}
+	}
+	return e, notes
+}
+
+func set(s *string, to string) {
+	switch to {
+	case "":
+	case "none":
+		*s = ""
+	default:
+		*s = to
+	}
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// lateReceive posts the receive when the request has already been refused, and sees it delivered.
+func lateReceive(r role, service, ip string) error {
+	l, err := newLink(r, service, ip, linkOptions{size: 8192})
+	if err != nil {
+		return err
+	}
+	const size = 3000
+	if err := l.req.fill(l.req.buf, 0, size, 3); err != nil {
+		return err
+	}
+	for i := range 5 {
+		if err := l.resp.zero(l.resp.buf, 0, size); err != nil {
+			return err
+		}
+		if err := l.post(args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, size)}}); err != nil {
+			return err
+		}
+		if got, err := l.req.poll(l.req.qp.SendCQ, 1, lossy/50); err != nil || len(got) > 0 {
+			return fmt.Errorf("%s: the SEND completed before there was a receive: %v %v", l.req.name, got, err)
+		}
+		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, 0, size)); err != nil {
+			return err
+		}
+		if _, err := l.req.complete("SEND", l.req.qp.SendCQ, i, "SUCCESS"); err != nil {
+			return err
+		}
+		if _, err := l.resp.complete("receive", l.resp.qp.RecvCQ, i, "SUCCESS"); err != nil {
+			return err
+		}
+		if err := l.resp.check(l.resp.buf, 0, size, 3); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,287 @@
+//go:build interop
+
+package interop
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Addresses on the TAP device: ours, and the guest's (guest/stage2 has them, too).
+var (
+	ourIP   = map[string]string{"IPv4": "10.77.0.1", "IPv6": "fd77::1"}
+	guestIP = map[string]string{"IPv4": "10.77.0.2", "IPv6": "fd77::2"}
+	ipNames = []string{"IPv4", "IPv6"}
+)
+
+// inside says that this process is in the network namespace.
+const inside = "VERBENA_INTEROP_INSIDE"
+
+// bootTime bounds the boot of the guest, with its repetitions, on a slow and busy machine.
+const bootTime = 7 * time.Minute
+
+var (
+	verbenaPeer, kernelPeer *peer
+	theLab                  *lab
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if os.Getenv(inside) == "" {
+		os.Exit(enter())
+	}
+	l, err := newLab()
+	code := 1
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "interop:", err)
+	} else {
+		theLab = l
+		code = m.Run()
+		if err := results.finish(l); err != nil {
+			fmt.Fprintln(os.Stderr, "interop:", err)
+			code = 1
+		}
+	}
+	l.close(code != 0)
+	os.Exit(code)
+}
+
+// TestInterop is all of it, in the order of docs/interop.md: the capture is looked at before packets are damaged.
+func TestInterop(t *testing.T) {
+	t.Run("operations", testOperations)
+	t.Run("errors", testErrors)
+	t.Run("wire", testWire)
+	t.Run("programs", testPrograms)
+	t.Run("loss", testLoss)
+}
+
+// enter runs this test again in a network namespace of its own, which ends with it.
+func enter() int {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
+	if os.Getuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	err := cmd.Start()
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EINVAL) {
+		fmt.Printf("interop: SKIPPED, nothing was tested: a network namespace needs root, or unprivileged user namespaces: %v\n", err)
+		if os.Getenv("CI") == "true" {
+			return 1
+		}
+		return 0
+	}
+	if err == nil {
+		err = cmd.Wait()
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return max(1, exit.ExitCode())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "interop: run the test in a network namespace:", err)
+		return 1
+	}
+	return 0
+}
+
+// lab is the network, the service, the guest and the two peers.
+type lab struct {
+	dir      string
+	env      []string
+	verbena  string // the binary
+	programs []*program
+	start    time.Time
+	booted   time.Duration
+	pcap     string // what the guest's network card sends and receives
+}
+
+// program is a process that belongs to the lab.
+type program struct {
+	name string
+	cmd  *exec.Cmd
+	out  *syncBuffer
+	done chan struct{}
+}
+
+// syncBuffer is a bytes.Buffer that may be read while it is written.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// launch starts a program in a process group of its own.
+func (l *lab) launch(name string, argv ...string) (*program, error) {
+	p := &program{name: name, cmd: exec.Command(argv[0], argv[1:]...), out: &syncBuffer{}, done: make(chan struct{})}
+	p.cmd.Env = l.env
+	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	p.cmd.WaitDelay = 5 * time.Second
+	started := make(chan error)
+	go func() { // Pdeathsig looks at the thread
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.cmd.Wait()
+			close(p.done)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	l.programs = append(l.programs, p)
+	return p, nil
+}
+
+func (p *program) stop(sig syscall.Signal) {
+	select {
+	case <-p.done:
+		return
+	default:
+	}
+	p.cmd.Process.Signal(sig)
+	select {
+	case <-p.done:
+	case <-time.After(20 * time.Second):
+		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+		<-p.done
+	}
+}
+
+// run runs a command of the host to its end.
+func (l *lab) run(argv ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	c.Env = l.env
+	out, err := c.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, bytes.TrimSpace(out))
+	}
+	return string(out), nil
+}
+
+func newLab() (*lab, error) {
+	l := &lab{start: time.Now(), verbena: os.Getenv("VERBENA")}
+	var err error
+	if l.dir, err = os.MkdirTemp("", "verbena-interop-"); err != nil {
+		return l, err
+	}
+	if l.verbena == "" {
+		return l, errors.New("VERBENA must be the path of the binary: use make interop")
+	}
+	l.env = append(os.Environ(), "VERBENA_SOCKET="+filepath.Join(l.dir, "sock"), "PYTHONDONTWRITEBYTECODE=1")
+	l.pcap = filepath.Join(l.dir, "wire.pcap")
+	for _, c := range []string{
+		"link set lo up", "tuntap add tap0 mode tap", "link set tap0 mtu 4200 txqueuelen 10000", // MTU 4096, and a burst of 1 MB
+		"addr add 10.77.0.1/24 dev tap0", "addr add fd77::1/64 dev tap0 nodad", "link set tap0 up",
+	} {
+		if _, err := l.run(append([]string{"ip"}, strings.Fields(c)...)...); err != nil {
+			return l, fmt.Errorf("make the network: %w", err)
+		}
+	}
+	ln, err := net.Listen("tcp", net.JoinHostPort(ourIP["IPv4"], "0"))
+	if err != nil {
+		return l, fmt.Errorf("listen for the peers: %w", err)
+	}
+	defer ln.Close()
+	script, err := filepath.Abs("peer.py")
+	if err != nil {
+		return l, err
+	}
+	peerArgs := func(name string) []string { return []string{script, ln.Addr().String(), name, "rxe0"} }
+
+	guest, err := l.launch("guest", append([]string{"guest/boot", "-v", "-n", "tap0", "-p", l.pcap, "-t", "3000", "--"}, peerArgs("kernel")...)...)
+	if err != nil {
+		return l, err
+	}
+	if kernelPeer, err = accept(ln, guest, bootTime); err != nil {
+		return l, err
+	}
+	kernelPeer.ip, kernelPeer.lab = guestIP, l
+	l.booted = time.Since(l.start)
+
+	// Only now has the TAP device a carrier, and with it link-local addresses.
+	serve, err := l.launch("service", l.verbena, "serve", "--link", "rxe0=tap0", "--seed", "1")
+	if err != nil {
+		return l, err
+	}
+	if err := l.awaitSocket(serve); err != nil {
+		return l, err
+	}
+	host, err := l.launch("peer", append([]string{l.verbena, "run", "--"}, peerArgs("Verbena")...)...)
+	if err != nil {
+		return l, err
+	}
+	if verbenaPeer, err = accept(ln, host, time.Minute); err != nil {
+		return l, err
+	}
+	verbenaPeer.ip, verbenaPeer.lab = ourIP, l
+	return l, nil
+}
+
+func (l *lab) awaitSocket(serve *program) error {
+	for range 6000 {
+		if c, err := net.Dial("unix", filepath.Join(l.dir, "sock")); err == nil {
+			return c.Close()
+		}
+		select {
+		case <-serve.done:
+			return fmt.Errorf("the service ended: %s", serve.out)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return fmt.Errorf("the service is not ready: %s", serve.out)
+}
+
+func (l *lab) close(failed bool) {
+	for _, p := range []*peer{verbenaPeer, kernelPeer} {
+		if p != nil {
+			p.conn.Close() // the peer ends, and the guest with it
+		}
+	}
+	for i := len(l.programs) - 1; i >= 0; i-- {
+		p := l.programs[i]
+		wait := 10 * time.Second
+		if p.name == "service" {
+			wait = 0
+		}
+		select {
+		case <-p.done:
+		case <-time.After(wait):
+			p.stop(syscall.SIGTERM)
+		}
+		if out := p.out.String(); failed && out != "" {
+			lines := strings.Split(out, "\n")
+			fmt.Fprintf(os.Stderr, "--- output of %s, the last lines:\n%s\n", p.name, strings.Join(lines[max(0, len(lines)-30):], "\n"))
+		}
+	}
+	os.RemoveAll(l.dir)
+}

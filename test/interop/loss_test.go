@@ -1,0 +1,166 @@
+//go:build interop
+
+package interop
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// disturbance is what happens to packets: as a rule of Verbena for what it sends, and as one of netem for what the
+// kernel sends.
+type disturbance struct {
+	name  string
+	rule  []string // flags of `verbena fault add`
+	netem string
+}
+
+var disturbances = []disturbance{
+	{"2 % lost", []string{"--drop", "2%"}, "loss 2%"},
+	{"5 % doubled", []string{"--duplicate", "5%"}, "duplicate 5%"},
+	{"5 % reordered", []string{"--reorder", "5%"}, "delay 2ms reorder 95%"},
+	{"2 % damaged", []string{"--corrupt", "2%"}, "corrupt 2%"},
+	{"1 % lost, 1 % doubled, 1 % reordered", []string{"--drop", "1%", "--duplicate", "1%", "--reorder", "1%"}, "delay 1ms loss 1% duplicate 1% reorder 99%"},
+}
+
+// apply disturbs what one side sends, and returns what ends it.
+func (d disturbance) apply(by *peer) (undo func() error, err error) {
+	if by.name == "Verbena" {
+		l := by.lab
+		undo = func() error {
+			_, err := l.run(l.verbena, "fault", "clear", "--dev", "rxe0")
+			return err
+		}
+		_, err = l.run(append([]string{l.verbena, "fault", "add", "--dev", "rxe0"}, d.rule...)...)
+		return undo, err
+	}
+	// Only RoCEv2: the connection that drives the peers shall not suffer.
+	undo = func() error {
+		_, err := by.sh("tc qdisc del dev eth0 root")
+		return err
+	}
+	steps := []string{
+		"tc qdisc add dev eth0 root handle 1: prio bands 2 priomap 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+		"tc qdisc add dev eth0 parent 1:2 handle 2: netem limit 100000 " + d.netem,
+		"tc filter add dev eth0 parent 1: protocol ip prio 1 u32 match ip protocol 17 0xff match ip dport 4791 0xffff flowid 1:2",
+		"tc filter add dev eth0 parent 1: protocol ipv6 prio 2 u32 match ip6 protocol 17 0xff match ip6 dport 4791 0xffff flowid 1:2",
+	}
+	_, err = by.sh(strings.Join(steps, " && "))
+	return undo, err
+}
+
+// testLoss: RC delivers all of it, once and in order; what UC and UD deliver is right.
+func testLoss(t *testing.T) {
+	for _, by := range []*peer{verbenaPeer, kernelPeer} {
+		for _, d := range disturbances {
+			undo, err := d.apply(by)
+			if err != nil {
+				t.Errorf("disturb what %s sends: %v", by.name, err)
+				continue
+			}
+			for _, service := range allServices {
+				for _, ip := range ipNames {
+					for _, r := range roles {
+						if service != "RC" && r.req() != by {
+							continue // only requests matter
+						}
+						c := cell{Section: "loss", Operation: fmt.Sprintf("of what %s sends, %s", by.name, d.name), Service: service, Role: r.String(), IP: ip}
+						runCell(t, c, func() error {
+							l, err := newLink(r, service, ip, linkOptions{timeout: 14})
+							if err != nil {
+								return err
+							}
+							if service == "RC" {
+								return l.reliable()
+							}
+							return l.unreliable()
+						})
+					}
+				}
+			}
+			if err := undo(); err != nil {
+				t.Errorf("stop disturbing what %s sends: %v", by.name, err)
+			}
+		}
+	}
+}
+
+// reliable moves 64 KB messages of each operation, and adds to a counter, which shows whether atomics ran once.
+func (l *link) reliable() error {
+	const size = 65536
+	for _, op := range []string{"SEND", "WRITE", "READ", "WRITE_IMM"} {
+		for range 3 {
+			if err := l.transfer(op, size); err != nil {
+				return fmt.Errorf("%s: %w", op, err)
+			}
+		}
+	}
+	if err := l.resp.set64(l.resp.buf, 64, 0); err != nil {
+		return err
+	}
+	for i := range uint64(20) {
+		got, err := l.atomic("FETCH_ADD", args{"compare_add": uint64(1)})
+		if err != nil {
+			return err
+		}
+		if got != i {
+			return fmt.Errorf("%s: fetch and add number %d fetched %d", l.req.name, i, got)
+		}
+	}
+	if err := l.resp.want64("the counter", l.resp.buf, 64, 20); err != nil {
+		return err
+	}
+	return outstanding(l)
+}
+
+// unreliable sends numbered messages: each that arrives is whole, is one that was sent, and comes in order.
+func (l *link) unreliable() error {
+	const n = 40
+	size, at := 3000, l.headroom()
+	if l.service == "UD" {
+		size = 1000
+	}
+	for i := range n {
+		if err := l.req.fill(l.req.buf, i*size, size, 200+i); err != nil {
+			return err
+		}
+		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, i*(size+at), size+at)); err != nil {
+			return err
+		}
+	}
+	for i := range n {
+		if err := l.post(args{"op": "SEND_IMM", "wr_id": i, "imm": i, "sg": sgl{sge(l.req.buf, i*size, size)}}); err != nil {
+			return err
+		}
+	}
+	sent, err := l.req.poll(l.req.qp.SendCQ, n, patience)
+	if err != nil {
+		return err
+	}
+	if len(sent) != n {
+		return fmt.Errorf("%s: %d completions, want %d", l.req.name, len(sent), n)
+	}
+	got, err := l.resp.poll(l.resp.qp.RecvCQ, n, lossy/6)
+	if err != nil {
+		return err
+	}
+	last := -1
+	for i, c := range got {
+		number := int(ntohl(c.Imm))
+		if c.Status != "SUCCESS" || c.ID != i || c.Len != size+at || number < 0 || number >= n {
+			return fmt.Errorf("%s: receive %d completed as %+v", l.resp.name, i, c)
+		}
+		if l.service == "UC" && number <= last {
+			return fmt.Errorf("%s: message %d arrived after message %d", l.resp.name, number, last)
+		}
+		last = number
+		if err := l.resp.check(l.resp.buf, i*(size+at)+at, size, 200+number); err != nil {
+			return fmt.Errorf("message %d: %w", number, err)
+		}
+	}
+	if len(got) < n/4 {
+		return fmt.Errorf("%s: only %d of %d messages arrived", l.resp.name, len(got), n)
+	}
+	return nil
+}

@@ -1,0 +1,691 @@
+//go:build interop
+
+package interop
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// operation is a row of the matrix: a thing to do, and the services that have it.
+type operation struct {
+	name     string
+	services []string
+	options  linkOptions
+	do       func(*link) error
+}
+
+var (
+	connectedServices = []string{"RC", "UC"}
+	allServices       = []string{"RC", "UC", "UD"}
+	rc                = []string{"RC"}
+)
+
+// sizes of messages, at a path MTU of 1024: none, one byte, around a packet, several packets, 1 MB.
+var (
+	sizes   = []int{0, 1, 7, 1023, 1024, 1025, 4096, 65537, maxSize}
+	sizesUD = []int{0, 1, 7, 1023, 1024, 1025, 4096}
+)
+
+var operations = []operation{
+	{"SEND", allServices, linkOptions{}, transfer("SEND")},
+	{"SEND with immediate", allServices, linkOptions{}, transfer("SEND_IMM")},
+	{"SEND with invalidate", rc, linkOptions{}, sendInvalidate},
+	{"RDMA WRITE", connectedServices, linkOptions{}, transfer("WRITE")},
+	{"RDMA WRITE with immediate", connectedServices, linkOptions{}, transfer("WRITE_IMM")},
+	{"RDMA READ", rc, linkOptions{}, transfer("READ")},
+	{"compare and swap", rc, linkOptions{}, compareSwap},
+	{"fetch and add", rc, linkOptions{}, fetchAdd},
+	{"SEND, path MTU 256", connectedServices, linkOptions{mtu: 256}, transfer("SEND", 0, 1, 255, 256, 257, 16384)},
+	{"SEND, path MTU 4096", connectedServices, linkOptions{mtu: 4096}, transfer("SEND", 0, 1, 4095, 4096, 4097, maxSize)},
+	{"RDMA WRITE, path MTU 4096", rc, linkOptions{mtu: 4096}, transfer("WRITE", 0, 1, 4095, 4096, 4097, maxSize)},
+	{"RDMA READ, path MTU 256", rc, linkOptions{mtu: 256}, transfer("READ", 0, 1, 255, 256, 257, 16384)},
+	{"RDMA READ, path MTU 4096", rc, linkOptions{mtu: 4096}, transfer("READ", 0, 1, 4095, 4096, 4097, maxSize)},
+	{"SEND, inline", allServices, linkOptions{inline: 64}, inline},
+	{"SEND, gathered and scattered", allServices, linkOptions{sge: 4}, scattered},
+	{"SEND, many outstanding, unsignalled", rc, linkOptions{}, outstanding},
+	{"RDMA READ, several outstanding, then fenced SEND", rc, linkOptions{}, fenced},
+	{"SEND to a shared receive queue", allServices, linkOptions{srq: 32}, transfer("SEND", 0, 1, 1024, 4096)},
+	{"limit of a shared receive queue", rc, linkOptions{srq: 32}, sharedLimit},
+	{"GRH in front of the data", []string{"UD"}, linkOptions{tclass: 0x68, hopLimit: 33}, grh},
+	{"multicast", []string{"UD"}, linkOptions{}, multicast},
+	{"bind memory window type 1", rc, linkOptions{}, windowType1},
+	{"bind memory window type 2", rc, linkOptions{}, windowType2},
+	{"XRC SEND", []string{"XRC"}, linkOptions{}, nil},
+}
+
+// testOperations is the matrix: operation x service type x role x IP version.
+func testOperations(t *testing.T) {
+	for _, op := range operations {
+		for _, service := range op.services {
+			for _, ip := range ipNames {
+				for _, r := range roles {
+					runCell(t, cell{Section: "operations", Operation: op.name, Service: service, Role: r.String(), IP: ip}, func() error {
+						if service == "XRC" {
+							return domains(r)
+						}
+						l, err := newLink(r, service, ip, op.options)
+						if err != nil {
+							return err
+						}
+						return op.do(l)
+					})
+				}
+			}
+		}
+	}
+}
+
+// domains opens an XRC domain on both sides: that already fails on a device without XRC.
+func domains(r role) error {
+	for _, p := range []*peer{r.req(), r.resp()} {
+		if err := p.call(nil, "xrcd", nil); err != nil {
+			return err
+		}
+	}
+	return errors.New("both sides have XRC domains now, and this test has no transfer for them: write it")
+}
+
+// transfer moves messages of all sizes and checks completions, data, and that nothing else was written.
+func transfer(op string, some ...int) func(*link) error {
+	return func(l *link) error {
+		list := sizes
+		if l.service == "UD" {
+			list = sizesUD
+		}
+		if some != nil {
+			list = some
+		}
+		for _, size := range list {
+			if err := l.transfer(op, size); err != nil {
+				return failed(size, err)
+			}
+		}
+		return nil
+	}
+}
+
+func (l *link) transfer(op string, size int) error {
+	l.seed++
+	seed, at := l.seed, l.headroom()
+	from, to := l.req, l.resp
+	if op == "READ" {
+		from, to, at = l.resp, l.req, 0
+	}
+	if err := from.fill(from.buf, 0, size, seed); err != nil {
+		return err
+	}
+	if err := to.zero(to.buf, 0, size+guard+grhLen); err != nil {
+		return err
+	}
+	wr := args{"op": op, "wr_id": seed, "sg": sgl{sge(l.req.buf, 0, size)}, "rkey": l.resp.buf.RKey, "addr": l.resp.buf.Addr}
+	var imm *uint32
+	if op == "SEND_IMM" || op == "WRITE_IMM" {
+		v := uint32(0xc0ffee00 + seed)
+		imm, wr["imm"] = &v, v
+	}
+	consumes := op == "SEND" || op == "SEND_IMM" || op == "WRITE_IMM"
+	if consumes {
+		if err := l.resp.recv(l.recvTo(), seed, sge(l.resp.buf, 0, size+at)); err != nil {
+			return err
+		}
+	}
+	err := l.deliver(op, seed, size, wr, imm, consumes)
+	if err != nil {
+		return err
+	}
+	if err := to.check(to.buf, at, size, seed); err != nil {
+		return err
+	}
+	return to.untouched(to.buf, at+size, guard)
+}
+
+// deliver posts the work request and waits for both completions; of a service that may lose it, it posts it again.
+func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes bool) error {
+	for try := 1; ; try++ {
+		if err := l.post(wr); err != nil {
+			return err
+		}
+		if _, err := l.req.complete(op, l.req.qp.SendCQ, seed, "SUCCESS"); err != nil {
+			return err
+		}
+		wait := patience
+		if l.service != "RC" {
+			wait = lossy
+		}
+		if !consumes {
+			if l.service == "RC" {
+				return nil
+			}
+			err := l.resp.awaitData(l.resp.buf, size, seed, wait) // UC: only the memory tells
+			if err == nil || try == repeats {
+				return err
+			}
+			continue
+		}
+		got, err := l.resp.poll(l.resp.qp.RecvCQ, 1, wait)
+		switch {
+		case err != nil:
+			return err
+		case len(got) == 0 && (l.service == "RC" || try == repeats):
+			return fmt.Errorf("%s: no completion of the receive", l.resp.name)
+		case len(got) == 0:
+			continue
+		case got[0].Status != "SUCCESS" || got[0].ID != seed:
+			return fmt.Errorf("%s: the receive completed with %s, wr_id %d, want SUCCESS, %d", l.resp.name, got[0].Status, got[0].ID, seed)
+		}
+		want := "RECV"
+		if op == "WRITE_IMM" {
+			want = "RECV_RDMA_WITH_IMM"
+		}
+		return l.wantWC(got[0], want, size, imm)
+	}
+}
+
+// awaitData waits until the buffer holds what belongs to the seed.
+func (p *peer) awaitData(m mr, size, seed int, timeout time.Duration) error {
+	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
+		err := p.check(m, 0, size, seed)
+		if err == nil || p.dead != nil || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+// inline: the data are taken when the request is posted; the buffer may change at once.
+func inline(l *link) error {
+	at := l.headroom()
+	if err := l.req.fill(l.req.buf, 0, 64, 7); err != nil {
+		return err
+	}
+	if err := l.resp.recv(l.recvTo(), 1, sge(l.resp.buf, 0, 64+at)); err != nil {
+		return err
+	}
+	if err := l.deliver("SEND", 1, 64, args{"op": "SEND", "wr_id": 1, "flags": []string{"SIGNALED", "INLINE"},
+		"sg": sgl{sge(l.req.buf, 0, 64)}}, nil, true); err != nil {
+		return err
+	}
+	return l.resp.check(l.resp.buf, at, 64, 7)
+}
+
+// scattered sends from four places and receives at four others.
+func scattered(l *link) error {
+	at := l.headroom()
+	const size = 900
+	if err := l.req.fill(l.req.buf, 0, size, 8); err != nil {
+		return err
+	}
+	b := l.resp.buf
+	if err := l.resp.recv(l.recvTo(), 1, sge(b, 0, at+100), sge(b, 5000, 1), sge(b, 2000, 599), sge(b, 8000, 4096)); err != nil {
+		return err
+	}
+	a := l.req.buf
+	if err := l.deliver("SEND", 1, size, args{"op": "SEND", "wr_id": 1,
+		"sg": sgl{sge(a, 0, 1), sge(a, 1, 511), sge(a, 512, 88), sge(a, 600, 300)}}, nil, true); err != nil {
+		return err
+	}
+	var want, got []byte
+	for _, s := range []struct {
+		e      *end
+		off, n int
+		to     *[]byte
+	}{{l.req, 0, size, &want}, {l.resp, at, 100, &got}, {l.resp, 5000, 1, &got}, {l.resp, 2000, 599, &got}, {l.resp, 8000, 200, &got}} {
+		part, err := s.e.read(s.e.buf, s.off, s.n)
+		if err != nil {
+			return err
+		}
+		*s.to = append(*s.to, part...)
+	}
+	if !bytes.Equal(want, got) {
+		return errors.New("the data differ")
+	}
+	return nil
+}
+
+// read is a piece of a buffer.
+func (p *peer) read(m mr, off, n int) ([]byte, error) {
+	var s string
+	if err := p.call(&s, "read", args{"mr": m.ID, "off": off, "len": n}); err != nil {
+		return nil, err
+	}
+	return hex.DecodeString(s)
+}
+
+// outstanding: fifty messages at once, of which only the last gives a completion; all arrive, in order.
+func outstanding(l *link) error {
+	const n, size = 50, 3000
+	for i := range n {
+		if err := l.req.fill(l.req.buf, i*size, size, 100+i); err != nil {
+			return err
+		}
+		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, i*size, size)); err != nil {
+			return err
+		}
+	}
+	for i := range n {
+		flags := []string{}
+		if i == n-1 {
+			flags = []string{"SIGNALED"}
+		}
+		if err := l.post(args{"op": "SEND", "wr_id": i, "flags": flags, "sg": sgl{sge(l.req.buf, i*size, size)}}); err != nil {
+			return err
+		}
+	}
+	if _, err := l.req.complete("last SEND", l.req.qp.SendCQ, n-1, "SUCCESS"); err != nil {
+		return err
+	}
+	got, err := l.resp.poll(l.resp.qp.RecvCQ, n, patience)
+	if err != nil {
+		return err
+	}
+	if len(got) != n {
+		return fmt.Errorf("%s: %d completions of receives, want %d", l.resp.name, len(got), n)
+	}
+	for i, c := range got {
+		if c.Status != "SUCCESS" || c.ID != i || c.Len != size {
+			return fmt.Errorf("%s: receive %d completed as %+v", l.resp.name, i, c)
+		}
+		if err := l.resp.check(l.resp.buf, i*size, size, 100+i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fenced: READs fetch what a fenced SEND then sends back.
+func fenced(l *link) error {
+	const n, size = 8, 5000
+	if err := l.resp.fill(l.resp.buf, 0, n*size, 9); err != nil {
+		return err
+	}
+	if err := l.resp.recv(l.recvTo(), 99, sge(l.resp.buf, n*size, n*size)); err != nil {
+		return err
+	}
+	for i := range n {
+		if err := l.post(args{"op": "READ", "wr_id": i, "sg": sgl{sge(l.req.buf, i*size, size)}, "rkey": l.resp.buf.RKey,
+			"addr": l.resp.buf.Addr + uint64(i*size)}); err != nil {
+			return err
+		}
+	}
+	if err := l.post(args{"op": "SEND", "wr_id": n, "flags": []string{"SIGNALED", "FENCE"}, "sg": sgl{sge(l.req.buf, 0, n*size)}}); err != nil {
+		return err
+	}
+	got, err := l.req.poll(l.req.qp.SendCQ, n+1, patience)
+	if err != nil {
+		return err
+	}
+	for i, c := range got {
+		if c.Status != "SUCCESS" || c.ID != i {
+			return fmt.Errorf("%s: completion %d is %+v", l.req.name, i, c)
+		}
+	}
+	if len(got) != n+1 {
+		return fmt.Errorf("%s: %d completions, want %d", l.req.name, len(got), n+1)
+	}
+	if _, err := l.resp.complete("receive", l.resp.qp.RecvCQ, 99, "SUCCESS"); err != nil {
+		return err
+	}
+	return l.resp.check(l.resp.buf, n*size, n*size, 9)
+}
+
+// atomic runs one atomic operation and returns what it fetched.
+func (l *link) atomic(op string, a args) (uint64, error) {
+	a["op"], a["wr_id"], a["sg"] = op, 5, sgl{sge(l.req.buf, 8, 8)}
+	a["rkey"], a["addr"] = l.resp.buf.RKey, l.resp.buf.Addr+64
+	if err := l.post(a); err != nil {
+		return 0, err
+	}
+	c, err := l.req.complete(op, l.req.qp.SendCQ, 5, "SUCCESS")
+	if err != nil {
+		return 0, err
+	}
+	if want := map[string]string{"CMP_SWAP": "COMP_SWAP", "FETCH_ADD": "FETCH_ADD"}[op]; c.Op != want {
+		return 0, fmt.Errorf("%s: completed as %s, want %s", l.req.name, c.Op, want)
+	}
+	return l.req.get64(l.req.buf, 8)
+}
+
+func compareSwap(l *link) error {
+	const old, other, swap = 0x0123456789abcdef, 0x1111111111111111, 0xfedcba9876543210
+	for _, c := range []struct{ was, compare, want uint64 }{{old, old, swap}, {old, other, old}} {
+		if err := l.resp.set64(l.resp.buf, 64, c.was); err != nil {
+			return err
+		}
+		got, err := l.atomic("CMP_SWAP", args{"compare_add": c.compare, "swap": uint64(swap)})
+		if err != nil {
+			return err
+		}
+		if got != c.was {
+			return fmt.Errorf("%s: fetched %#x, want %#x", l.req.name, got, c.was)
+		}
+		if err := l.resp.want64("the value", l.resp.buf, 64, c.want); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func fetchAdd(l *link) error {
+	value := uint64(0xffffffffffffff00) // over the wrap
+	if err := l.resp.set64(l.resp.buf, 64, value); err != nil {
+		return err
+	}
+	for range 5 {
+		got, err := l.atomic("FETCH_ADD", args{"compare_add": uint64(0x101)})
+		if err != nil {
+			return err
+		}
+		if got != value {
+			return fmt.Errorf("%s: fetched %#x, want %#x", l.req.name, got, value)
+		}
+		value += 0x101
+	}
+	return l.resp.want64("the value", l.resp.buf, 64, value)
+}
+
+// sharedLimit: the event comes when the queue falls below its limit, once.
+func sharedLimit(l *link) error {
+	for i := range 6 {
+		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, 0, 64)); err != nil {
+			return err
+		}
+	}
+	if err := l.resp.call(nil, "srq_limit", args{"srq": l.resp.srq, "limit": 4}); err != nil {
+		return err
+	}
+	for i := range 5 {
+		if err := l.post(args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, 16)}}); err != nil {
+			return err
+		}
+		if _, err := l.req.complete("SEND", l.req.qp.SendCQ, i, "SUCCESS"); err != nil {
+			return err
+		}
+		if _, err := l.resp.complete("receive", l.resp.qp.RecvCQ, i, "SUCCESS"); err != nil {
+			return err
+		}
+		want := 0
+		if i >= 2 { // three left: fewer than four
+			want = 1
+		}
+		events, err := l.resp.events(want, "SRQ_LIMIT_REACHED")
+		if err != nil {
+			return err
+		}
+		if events != want {
+			return fmt.Errorf("%s: %d events SRQ_LIMIT_REACHED with %d receives left and a limit of 4, want %d", l.resp.name, events, 5-i, want)
+		}
+	}
+	return nil
+}
+
+// events waits for n asynchronous events of a kind and returns how many there were.
+func (p *peer) events(n int, kind string) (int, error) {
+	var all []string
+	wait := patience
+	if n == 0 {
+		wait = 50 * time.Millisecond
+	}
+	err := p.call(&all, "events", args{"n": n, "timeout": wait.Seconds()})
+	count := 0
+	for _, e := range all {
+		if e == kind {
+			count++
+		}
+	}
+	return count, err
+}
+
+// grh: the receiver of a datagram finds the IP header in the 40 bytes in front; an IPv4 header in the last 20 of them.
+func grh(l *link) error {
+	if err := l.transfer("SEND", 500); err != nil {
+		return err
+	}
+	h, err := l.resp.read(l.resp.buf, 0, grhLen)
+	if err != nil {
+		return err
+	}
+	var src, dst []byte
+	var hop, tclass byte
+	if netip.MustParseAddr(l.req.gid).Is4() {
+		src, dst, hop, tclass = h[20+12:20+16], h[20+16:], h[20+8], h[20+1]
+	} else {
+		src, dst, hop, tclass = h[8:24], h[24:], h[7], h[0]<<4|h[1]>>4
+	}
+	if s, d := netip.MustParseAddr(l.req.gid).AsSlice(), netip.MustParseAddr(l.resp.gid).AsSlice(); !bytes.Equal(src, s) || !bytes.Equal(dst, d) {
+		return fmt.Errorf("%s: addresses %x to %x, want %x to %x", l.resp.name, src, dst, s, d)
+	}
+	if hop != 33 || tclass != 0x68 {
+		return fmt.Errorf("%s: hop limit %d and traffic class %#x, want 33 and 0x68", l.resp.name, hop, tclass)
+	}
+	return nil
+}
+
+// Multicast groups, as IP addresses.
+var groups = map[bool]string{true: "239.77.0.9", false: "ff0e::7709"}
+
+func multicast(l *link) error {
+	group := groups[netip.MustParseAddr(l.req.gid).Is4()]
+	if err := l.resp.call(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": true}); err != nil {
+		return err
+	}
+	if l.resp.name == "kernel" { // of the IP group, its rxe does not become a member: programs do that, through rdma_cm
+		if err := l.resp.call(nil, "join", args{"group": group, "local": l.resp.gid}); err != nil {
+			return err
+		}
+	}
+	var h struct{ ID int }
+	if err := l.req.call(&h, "ah", args{"local": l.req.gid, "remote": group}); err != nil {
+		return err
+	}
+	const size = 777
+	for i, qpn := range []int{0xffffff, 0xffffff} {
+		if err := l.req.fill(l.req.buf, 0, size, 20+i); err != nil {
+			return err
+		}
+		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, 0, size+grhLen)); err != nil {
+			return err
+		}
+		var got []wc
+		for try := 0; len(got) == 0 && try < repeats; try++ {
+			if _, err := l.req.send(l.req.qp, args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, size)}, "ah": h.ID,
+				"qpn": qpn, "qkey": qkey}); err != nil {
+				return err
+			}
+			if _, err := l.req.complete("SEND", l.req.qp.SendCQ, i, "SUCCESS"); err != nil {
+				return err
+			}
+			var err error
+			if got, err = l.resp.poll(l.resp.qp.RecvCQ, 1, lossy); err != nil {
+				return err
+			}
+		}
+		if len(got) == 0 {
+			return fmt.Errorf("%s: nothing arrives at group %s", l.resp.name, group)
+		}
+		if err := l.wantWC(got[0], "RECV", size, nil); err != nil {
+			return err
+		}
+		if err := l.resp.check(l.resp.buf, grhLen, size, 20+i); err != nil {
+			return err
+		}
+	}
+	if err := l.resp.call(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": false}); err != nil {
+		return err
+	}
+	if err := l.resp.recv(l.recvTo(), 9, sge(l.resp.buf, 0, size+grhLen)); err != nil {
+		return err
+	}
+	if _, err := l.req.send(l.req.qp, args{"op": "SEND", "wr_id": 9, "sg": sgl{sge(l.req.buf, 0, size)}, "ah": h.ID,
+		"qpn": 0xffffff, "qkey": qkey}); err != nil {
+		return err
+	}
+	got, err := l.resp.poll(l.resp.qp.RecvCQ, 1, 300*time.Millisecond)
+	if err == nil && len(got) > 0 {
+		err = fmt.Errorf("%s: a datagram arrived after the queue pair had left the group", l.resp.name)
+	}
+	return err
+}
+
+// window is a memory window of the responder.
+type window struct {
+	ID   int
+	RKey uint32
+}
+
+// windowAt and windowLen are where the windows of the tests lie in the responder's buffer.
+const windowAt, windowLen = 4096, 8192
+
+func (l *link) window(kind int) (w window, err error) {
+	err = l.resp.call(&w, "mw", args{"type": kind})
+	return w, err
+}
+
+// bind1 binds a window of type 1 with ibv_bind_mw and returns its new key.
+func (l *link) bind1(w window, length int, access ...string) (uint32, error) {
+	if access == nil {
+		access = []string{}
+	}
+	var r struct{ RKey uint32 }
+	if err := l.resp.call(&r, "bind", args{"qp": l.resp.qp.ID, "mw": w.ID, "mr": l.resp.buf.ID, "off": windowAt, "length": length,
+		"access": access, "wr_id": 30}); err != nil {
+		return 0, err
+	}
+	_, err := l.resp.complete("bind", l.resp.qp.SendCQ, 30, "SUCCESS")
+	return r.RKey, err
+}
+
+// bind2 binds a window of type 2 with a work request and returns the key that it asked for.
+func (l *link) bind2(w window, access ...string) (uint32, error) {
+	key, err := l.resp.send(l.resp.qp, args{"op": "BIND_MW", "wr_id": 31, "mw": w.ID, "mr": l.resp.buf.ID, "off": windowAt,
+		"length": windowLen, "access": access})
+	if err != nil {
+		return 0, err
+	}
+	_, err = l.resp.complete("bind", l.resp.qp.SendCQ, 31, "SUCCESS")
+	return key, err
+}
+
+// access reads or writes through a key; the wanted status is one of those given.
+func (l *link) access(op string, key uint32, off, n int, status ...string) error {
+	if err := l.post(args{"op": op, "wr_id": 40, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": key, "addr": l.resp.buf.Addr + uint64(off)}); err != nil {
+		return err
+	}
+	what := fmt.Sprintf("%s of %d bytes at %d of a window from %d to %d", op, n, off, windowAt, windowAt+windowLen)
+	_, err := l.req.complete(what, l.req.qp.SendCQ, 40, status...)
+	return err
+}
+
+// usable writes and reads through a window and checks the data.
+func (l *link) usable(key uint32) error {
+	if err := l.req.fill(l.req.buf, 0, windowLen, 50); err != nil {
+		return err
+	}
+	if err := l.access("WRITE", key, windowAt, windowLen, "SUCCESS"); err != nil {
+		return err
+	}
+	if err := l.resp.check(l.resp.buf, windowAt, windowLen, 50); err != nil {
+		return err
+	}
+	if err := l.req.zero(l.req.buf, 0, windowLen); err != nil {
+		return err
+	}
+	if err := l.access("READ", key, windowAt, windowLen, "SUCCESS"); err != nil {
+		return err
+	}
+	return l.req.check(l.req.buf, 0, windowLen, 50)
+}
+
+func windowType1(l *link) error {
+	w, err := l.window(1)
+	if err != nil {
+		return err
+	}
+	first, err := l.bind1(w, windowLen, "REMOTE_WRITE", "REMOTE_READ")
+	if err != nil {
+		return err
+	}
+	if err := l.usable(first); err != nil {
+		return err
+	}
+	second, err := l.bind1(w, windowLen, "REMOTE_READ", "REMOTE_WRITE")
+	if err != nil {
+		return err
+	}
+	if first == second {
+		return fmt.Errorf("%s: binding again has not changed the R_Key %#x", l.resp.name, first)
+	}
+	if err := l.usable(second); err != nil {
+		return err
+	}
+	if _, err := l.bind1(w, 0); err != nil { // of length 0: invalid from now on
+		return err
+	}
+	return l.access("WRITE", second, windowAt, 16, "REM_ACCESS_ERR")
+}
+
+func windowType2(l *link) error {
+	w, err := l.window(2)
+	if err != nil {
+		return err
+	}
+	key, err := l.bind2(w, "REMOTE_WRITE", "REMOTE_READ")
+	if err != nil {
+		return err
+	}
+	if err := l.usable(key); err != nil {
+		return err
+	}
+	if _, err := l.resp.send(l.resp.qp, args{"op": "LOCAL_INV", "wr_id": 32, "rkey": key}); err != nil {
+		return err
+	}
+	if _, err := l.resp.complete("local invalidate", l.resp.qp.SendCQ, 32, "SUCCESS"); err != nil {
+		return err
+	}
+	return l.access("WRITE", key, windowAt, 16, "REM_ACCESS_ERR")
+}
+
+// sendInvalidate: the receiver's window is invalid once the message has arrived, and its completion says which.
+func sendInvalidate(l *link) error {
+	for _, size := range []int{1, 1024, 5000} {
+		w, err := l.window(2)
+		if err != nil {
+			return err
+		}
+		key, err := l.bind2(w, "REMOTE_WRITE", "REMOTE_READ")
+		if err != nil {
+			return err
+		}
+		if err := l.req.fill(l.req.buf, 0, size, 60); err != nil {
+			return err
+		}
+		if err := l.resp.recv(l.recvTo(), 1, sge(l.resp.buf, 0, size)); err != nil {
+			return err
+		}
+		if err := l.post(args{"op": "SEND_INV", "wr_id": 2, "sg": sgl{sge(l.req.buf, 0, size)}, "rkey": key}); err != nil {
+			return err
+		}
+		if _, err := l.req.complete("SEND_INV", l.req.qp.SendCQ, 2, "SUCCESS"); err != nil {
+			return err
+		}
+		c, err := l.resp.complete("receive", l.resp.qp.RecvCQ, 1, "SUCCESS")
+		if err != nil {
+			return err
+		}
+		if c.Flags&wcWithInv == 0 || c.Imm != key || c.Len != size {
+			return fmt.Errorf("%s: the receive has flags %#x, length %d and invalidated R_Key %#x, want %#x, %d and %#x", l.resp.name,
+				c.Flags, c.Len, c.Imm, wcWithInv, size, key)
+		}
+		if err := l.resp.check(l.resp.buf, 0, size, 60); err != nil {
+			return err
+		}
+		if size == 5000 {
+			return l.access("WRITE", key, windowAt, 16, "REM_ACCESS_ERR")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,307 @@
+//go:build interop
+
+package interop
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// peer is one side, see peer.py.
+type peer struct {
+	name string // "kernel" or "Verbena"
+	lab  *lab
+	ip   map[string]string // by "IPv4" and "IPv6"
+	conn net.Conn
+	in   *bufio.Reader
+	dead error
+}
+
+// accept waits for a peer to connect, as long as its program runs.
+func accept(ln net.Listener, of *program, timeout time.Duration) (*peer, error) {
+	type result struct {
+		c   net.Conn
+		err error
+	}
+	got := make(chan result, 1)
+	ln.(*net.TCPListener).SetDeadline(time.Now().Add(timeout))
+	go func() {
+		c, err := ln.Accept()
+		got <- result{c, err}
+	}()
+	select {
+	case <-of.done:
+		return nil, fmt.Errorf("%s ended before it connected:\n%s", of.name, of.out)
+	case r := <-got:
+		if r.err != nil {
+			return nil, fmt.Errorf("%s has not connected: %w\n%s", of.name, r.err, of.out)
+		}
+		p := &peer{conn: r.c, in: bufio.NewReader(r.c)}
+		var hello struct{ Name string }
+		line, err := p.in.ReadBytes('\n')
+		if err == nil {
+			err = json.Unmarshal(line, &hello)
+		}
+		p.name = hello.Name
+		return p, err
+	}
+}
+
+// args are the arguments of a method of class Peer.
+type args map[string]any
+
+// callError is what the peer's method failed with.
+type callError struct {
+	peer, method, text string
+	errno              syscall.Errno
+}
+
+func (e *callError) Error() string {
+	if e.errno != 0 {
+		return fmt.Sprintf("%s: %s: %v", e.peer, e.method, e.errno)
+	}
+	return fmt.Sprintf("%s: %s: %s", e.peer, e.method, e.text)
+}
+
+func (e *callError) Unwrap() error { return e.errno }
+
+// unsupported reports whether a side says that it does not have something.
+func unsupported(err error) bool {
+	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.EPROTONOSUPPORT)
+}
+
+// callTime bounds a call beyond the time that the method is asked to wait.
+const callTime = 2 * time.Minute
+
+// call runs a method and stores its result in out, unless nil.
+func (p *peer) call(out any, method string, a args) error {
+	if p.dead != nil {
+		return p.dead
+	}
+	if a == nil {
+		a = args{}
+	}
+	limit := callTime
+	if t, ok := a["timeout"].(float64); ok {
+		limit += time.Duration(t * float64(time.Second))
+	}
+	a["do"] = method
+	req, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	p.conn.SetDeadline(time.Now().Add(limit))
+	_, err = p.conn.Write(append(req, '\n'))
+	var line []byte
+	if err == nil {
+		line, err = p.in.ReadBytes('\n')
+	}
+	if err != nil {
+		p.dead = fmt.Errorf("%s: the peer is gone, at %s: %w", p.name, method, err)
+		return p.dead
+	}
+	var answer struct {
+		OK    json.RawMessage
+		Error string
+		Errno int
+	}
+	if err := json.Unmarshal(line, &answer); err != nil {
+		return fmt.Errorf("%s: %s: bad answer %q: %w", p.name, method, line, err)
+	}
+	if answer.Error != "" {
+		return &callError{p.name, method, answer.Error, syscall.Errno(answer.Errno)}
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(answer.OK, out)
+}
+
+// mr is a registered buffer.
+type mr struct {
+	ID         int
+	Addr       uint64
+	RKey, LKey uint32
+	Len        int
+}
+
+func (p *peer) mr(length int, access ...string) (m mr, err error) {
+	err = p.call(&m, "mr", args{"length": length, "access": access})
+	return m, err
+}
+
+func (p *peer) fill(m mr, off, n, seed int) error {
+	return p.call(nil, "fill", args{"mr": m.ID, "off": off, "len": n, "seed": seed})
+}
+
+func (p *peer) zero(m mr, off, n int) error {
+	return p.call(nil, "zero", args{"mr": m.ID, "off": off, "len": n})
+}
+
+// check compares with what fill writes.
+func (p *peer) check(m mr, off, n, seed int) error {
+	var diff *int
+	if err := p.call(&diff, "check", args{"mr": m.ID, "off": off, "len": n, "seed": seed}); err != nil {
+		return err
+	}
+	if diff != nil {
+		return fmt.Errorf("%s: data differ, the first of %d bytes at %d", p.name, n, *diff)
+	}
+	return nil
+}
+
+// untouched checks that zeros are still zeros.
+func (p *peer) untouched(m mr, off, n int) error {
+	var zero bool
+	if err := p.call(&zero, "is_zero", args{"mr": m.ID, "off": off, "len": n}); err != nil {
+		return err
+	}
+	if !zero {
+		return fmt.Errorf("%s: bytes %d to %d of the buffer were written, and should not have been", p.name, off, off+n)
+	}
+	return nil
+}
+
+func (p *peer) set64(m mr, off int, v uint64) error {
+	return p.call(nil, "set64", args{"mr": m.ID, "off": off, "value": v})
+}
+
+func (p *peer) get64(m mr, off int) (v uint64, err error) {
+	err = p.call(&v, "get64", args{"mr": m.ID, "off": off})
+	return v, err
+}
+
+// want64 checks a number in a buffer.
+func (p *peer) want64(what string, m mr, off int, want uint64) error {
+	got, err := p.get64(m, off)
+	if err == nil && got != want {
+		err = fmt.Errorf("%s: %s is %#x, want %#x", p.name, what, got, want)
+	}
+	return err
+}
+
+// sge is an element of a scatter/gather list; key 0 is the buffer's own L_Key.
+func sge(m mr, off, n int, key ...uint32) [4]int {
+	k := 0
+	if len(key) > 0 {
+		k = int(key[0])
+	}
+	return [4]int{m.ID, off, n, k}
+}
+
+type sgl = [][4]int
+
+// qp is a queue pair and its completion queues.
+type qp struct {
+	ID             int
+	QPN            uint32
+	SendCQ, RecvCQ int
+}
+
+func (q *qp) UnmarshalJSON(b []byte) error {
+	var v struct {
+		ID     int    `json:"id"`
+		QPN    uint32 `json:"qpn"`
+		SendCQ int    `json:"send_cq"`
+		RecvCQ int    `json:"recv_cq"`
+	}
+	err := json.Unmarshal(b, &v)
+	*q = qp(v)
+	return err
+}
+
+func (p *peer) state(q qp) (s string, err error) {
+	err = p.call(&s, "state", args{"qp": q.ID})
+	return s, err
+}
+
+// wantState waits for a state of a queue pair.
+func (p *peer) wantState(q qp, want string) error {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		s, err := p.state(q)
+		if err != nil || s == want {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: the queue pair is in state %s, want %s", p.name, s, want)
+		}
+	}
+}
+
+// recv posts a receive to a queue pair or a shared receive queue.
+func (p *peer) recv(to int, id int, sg ...[4]int) error {
+	return p.call(nil, "recv", args{"to": to, "wr_id": id, "sg": sgl(sg)})
+}
+
+// send posts a send work request; it returns the new key of a memory window.
+func (p *peer) send(q qp, a args) (rkey uint32, err error) {
+	var r struct{ RKey uint32 }
+	a["qp"] = q.ID
+	err = p.call(&r, "send", a)
+	return r.RKey, err
+}
+
+// Flags of completions (enum ibv_wc_flags).
+const (
+	wcGRH     = 1 << 0
+	wcWithImm = 1 << 1
+	wcWithInv = 1 << 3
+)
+
+// wc is a completion.
+type wc struct {
+	ID         int `json:"wr_id"`
+	Status, Op string
+	Len        int
+	QPN        uint32
+	SrcQP      uint32 `json:"src_qp"`
+	Flags      int
+	Imm        uint32
+}
+
+// poll waits for n completions.
+func (p *peer) poll(cq, n int, timeout time.Duration) (got []wc, err error) {
+	err = p.call(&got, "poll", args{"cq": cq, "n": n, "timeout": timeout.Seconds()})
+	return got, err
+}
+
+// patience is how long a completion that must come may take, on a slow machine.
+const patience = 30 * time.Second
+
+// complete waits for one completion and checks its status.
+func (p *peer) complete(what string, cq, id int, statuses ...string) (wc, error) {
+	got, err := p.poll(cq, 1, patience)
+	switch {
+	case err != nil:
+		return wc{}, err
+	case len(got) == 0:
+		return wc{}, fmt.Errorf("%s: no completion of the %s", p.name, what)
+	case !slices.Contains(statuses, got[0].Status):
+		return got[0], fmt.Errorf("%s: the %s completed with %s, want %s", p.name, what, got[0].Status, strings.Join(statuses, " or "))
+	case got[0].ID != id:
+		return got[0], fmt.Errorf("%s: the %s completed with wr_id %d, want %d", p.name, what, got[0].ID, id)
+	}
+	return got[0], nil
+}
+
+// sh runs a shell command on the peer's system.
+func (p *peer) sh(command string) (string, error) {
+	var r struct {
+		Status int
+		Out    string
+	}
+	if err := p.call(&r, "sh", args{"command": command}); err != nil {
+		return "", err
+	}
+	if r.Status != 0 {
+		return r.Out, fmt.Errorf("%s: %s: exit status %d: %s", p.name, command, r.Status, strings.TrimSpace(r.Out))
+	}
+	return r.Out, nil
+}

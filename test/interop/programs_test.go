@@ -1,0 +1,161 @@
+//go:build interop
+
+package interop
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// tool is a program that talks with itself: a server on the responder's side, a client on the requester's.
+type tool struct {
+	program string
+	service string
+	args    string // GID is the index of the GID
+}
+
+const (
+	pingpong = "-d rxe0 -g GID -c -n 100 -s 9000 -m 1024"
+	latency  = "-d rxe0 -x GID -F -n 100 -s 64"
+	bulk     = "-d rxe0 -x GID -F -n 50 -s 65536 -u 18"
+)
+
+var tools = []tool{
+	{"ibv_rc_pingpong", "RC", pingpong},
+	{"ibv_rc_pingpong", "RC", pingpong + " -e"},
+	{"ibv_uc_pingpong", "UC", pingpong},
+	{"ibv_ud_pingpong", "UD", "-d rxe0 -g GID -c -n 100 -s 1024"},
+	{"ibv_srq_pingpong", "RC", "-d rxe0 -g GID -c -n 100 -s 4096 -q 4"},
+	{"ib_send_lat", "RC", latency + " -c RC"},
+	{"ib_send_lat", "UC", latency + " -c UC"},
+	{"ib_send_lat", "UD", latency + " -c UD"},
+	{"ib_write_lat", "RC", latency + " -c RC"},
+	{"ib_write_lat", "UC", latency + " -c UC"},
+	{"ib_read_lat", "RC", latency + " -c RC"},
+	{"ib_atomic_lat", "RC", "-d rxe0 -x GID -F -n 100"},
+	{"ib_send_bw", "RC", bulk + " -c RC"},
+	{"ib_send_bw", "UC", "-d rxe0 -x GID -F -n 50 -s 4096 -c UC"},
+	{"ib_send_bw", "UD", "-d rxe0 -x GID -F -n 50 -s 1024 -c UD"},
+	{"ib_write_bw", "RC", bulk + " -c RC"},
+	{"ib_write_bw", "UC", "-d rxe0 -x GID -F -n 50 -s 4096 -c UC"},
+	{"ib_read_bw", "RC", bulk + " -c RC"},
+	{"ib_atomic_bw", "RC", "-d rxe0 -x GID -F -n 100 -A FETCH_AND_ADD"},
+	{"ib_atomic_bw", "RC", "-d rxe0 -x GID -F -n 100 -A CMP_AND_SWAP"},
+}
+
+// toolTime bounds a program.
+const toolTime = 60 * time.Second
+
+// testPrograms runs rdma-core's and perftest's programs between the two.
+func testPrograms(t *testing.T) {
+	port := 18800
+	for _, tl := range tools {
+		for _, ip := range ipNames {
+			for _, r := range roles {
+				c := cell{Section: "programs", Operation: "`" + tl.program + " " + strings.TrimSpace(options.ReplaceAllString(tl.args, "")) + "`",
+					Service: tl.service, Role: r.String(), IP: ip}
+				runCell(t, c, func() error {
+					var err error
+					for range 3 {
+						port++
+						err = tl.run(r, ip, port)
+						if err == nil || tl.service == "RC" { // the others may lose a packet, and the programs then wait for it
+							break
+						}
+					}
+					return err
+				})
+			}
+		}
+	}
+}
+
+// options of a program that say nothing to a reader of the table.
+var options = regexp.MustCompile(`-d rxe0 |-[gx] GID ?|-F ?`)
+
+func (tl tool) run(r role, ip string, port int) error {
+	argv := func(p *peer) ([]string, error) {
+		var index int
+		if err := p.call(&index, "gid_index", args{"gid": p.ip[ip]}); err != nil {
+			return nil, err
+		}
+		a := strings.Fields(strings.ReplaceAll(tl.args, "GID", fmt.Sprint(index)))
+		return append([]string{tl.program, "-p", fmt.Sprint(port)}, a...), nil
+	}
+	serverArgs, err := argv(r.resp())
+	if err != nil {
+		return err
+	}
+	clientArgs, err := argv(r.req())
+	if err != nil {
+		return err
+	}
+	server, err := r.resp().start(serverArgs)
+	if err != nil {
+		return err
+	}
+	var up bool
+	if err := r.resp().call(&up, "listening", args{"port": port, "timeout": 30.0}); err != nil || !up {
+		_, out, _ := server(0)
+		return fmt.Errorf("%s: the server does not listen: %v: %s", r.resp().name, err, lastLines(out))
+	}
+	client, err := r.req().start(append(clientArgs, r.resp().ip["IPv4"]))
+	if err != nil {
+		return err
+	}
+	cstat, cout, err := client(toolTime)
+	if err != nil {
+		return err
+	}
+	wait := toolTime
+	if cstat != 0 {
+		wait = time.Second
+	}
+	sstat, sout, err := server(wait)
+	if err != nil {
+		return err
+	}
+	if cstat != 0 || sstat != 0 {
+		return fmt.Errorf("%s: client: exit status %d: %s; %s: server: exit status %d: %s", r.req().name, cstat, lastLines(cout),
+			r.resp().name, sstat, lastLines(sout))
+	}
+	return nil
+}
+
+func lastLines(s string) string {
+	l := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(l[max(0, len(l)-3):], " | ")
+}
+
+// start starts a program on a peer's side; what it returns waits for the end.
+func (p *peer) start(argv []string) (end func(time.Duration) (int, string, error), err error) {
+	if p.name == "Verbena" { // a `verbena run` of its own
+		pr, err := p.lab.launch(argv[0], append([]string{p.lab.verbena, "run", "--"}, argv...)...)
+		if err != nil {
+			return nil, err
+		}
+		return func(timeout time.Duration) (int, string, error) {
+			select {
+			case <-pr.done:
+			case <-time.After(timeout):
+				pr.stop(9)
+			}
+			return pr.cmd.ProcessState.ExitCode(), pr.out.String(), nil
+		}, nil
+	}
+	var id int
+	if err := p.call(&id, "start", args{"argv": argv}); err != nil {
+		return nil, err
+	}
+	return func(timeout time.Duration) (int, string, error) {
+		var res struct {
+			Status int
+			Out    string
+		}
+		err := p.call(&res, "end", args{"id": id, "timeout": timeout.Seconds()})
+		return res.Status, res.Out, err
+	}, nil
+}

@@ -1,0 +1,240 @@
+//go:build interop
+
+package interop
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// cell is one place in the tables of docs/interop.md, and a line of JSON in the results.
+type cell struct {
+	Section   string  `json:"section"`
+	Operation string  `json:"operation"`
+	Service   string  `json:"service"`
+	Role      string  `json:"role"`
+	IP        string  `json:"ip"`
+	Result    string  `json:"result"` // pass, note (pass, but see the reason), none (a side does not have it), FAIL
+	Reason    string  `json:"reason,omitempty"`
+	Seconds   float64 `json:"seconds"`
+}
+
+// deviation is how the kernel departs from what the row says; the cell is a note then, not a failure. A cell that
+// returns none although one was expected has a wrong table, and fails.
+type deviation struct{ text string }
+
+func (d *deviation) Error() string { return d.text }
+
+// report collects the cells.
+type report struct {
+	cells []cell
+	facts []fact
+}
+
+// fact is a line of a table of figures: what was compared or counted, and what was found.
+type fact struct {
+	Section string   `json:"section"`
+	Columns []string `json:"columns"`
+}
+
+var results report
+
+// runCell runs a cell as a subtest, on peers that hold nothing, and records what came out.
+func runCell(t *testing.T, c cell, do func() error) {
+	t.Helper()
+	name := strings.ReplaceAll(strings.Join([]string{c.Operation, c.Service, c.IP, c.Role}, "/"), " ", "-")
+	t.Run(name, func(t *testing.T) {
+		start := time.Now()
+		for _, p := range []*peer{verbenaPeer, kernelPeer} {
+			if err := p.call(nil, "reset", nil); err != nil {
+				t.Errorf("before the cell: %v", err)
+			}
+		}
+		err := do()
+		c.Seconds = time.Since(start).Seconds()
+		dev, isDeviation := err.(*deviation)
+		switch {
+		case err == nil:
+			c.Result = "pass"
+		case isDeviation:
+			c.Result, c.Reason = "note", dev.text
+		case unsupported(err):
+			c.Result, c.Reason = "none", err.Error()
+			t.Logf("not supported: %v", err)
+		default:
+			c.Result, c.Reason = "FAIL", err.Error()
+			t.Error(err)
+		}
+		results.cells = append(results.cells, c)
+	})
+	if verbenaPeer.dead != nil || kernelPeer.dead != nil {
+		t.Fatal("a peer is gone")
+	}
+}
+
+// finish writes the results where $INTEROP_JSON and $INTEROP_DOC say.
+func (r *report) finish(l *lab) error {
+	count := map[string]int{}
+	for _, c := range r.cells {
+		count[c.Result]++
+	}
+	fmt.Printf("interop: %d cells: %d pass, %d pass with a note, %d not supported by one side, %d FAIL; guest booted in %.0f s, all in %.0f s\n",
+		len(r.cells), count["pass"], count["note"], count["none"], count["FAIL"], l.booted.Seconds(), time.Since(l.start).Seconds())
+	if name := os.Getenv("INTEROP_JSON"); name != "" {
+		if err := writeFile(name, func(w *bufio.Writer) {
+			enc := json.NewEncoder(w)
+			for _, c := range r.cells {
+				enc.Encode(c)
+			}
+			for _, f := range r.facts {
+				enc.Encode(f)
+			}
+		}); err != nil {
+			return err
+		}
+	}
+	if name := os.Getenv("INTEROP_DOC"); name != "" {
+		return writeFile(name, func(w *bufio.Writer) { r.document(w, l) })
+	}
+	return nil
+}
+
+func writeFile(name string, write func(*bufio.Writer)) error {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriter(f)
+	write(w)
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// sections of the document, in order.
+var sections = []struct{ key, title, text string }{
+	{"operations", "Operations", "Each cell moves messages of 0 bytes to 1 MB (64 KB and datagrams where the row says or the service demands it), " +
+		"and checks the completions on both sides, the data, and that nothing beside them was written."},
+	{"errors", "Errors", "What must fail, and how: the completion status at the requester, that at the responder where there is one, " +
+		"and the states of the queue pairs."},
+	{"loss", "Loss", "The same transfers while packets are lost, doubled, reordered or damaged: in Verbena by `verbena fault add`, in the " +
+		"kernel's side by `tc netem`. RC must deliver all, once and in order; of UC and UD, what arrives must be right."},
+	{"programs", "Programs", "The server runs on the responder's side, the client on the other; `ibv_*_pingpong` checks the data."},
+}
+
+// document writes docs/interop.md.
+func (r *report) document(w *bufio.Writer, l *lab) {
+	var hello struct{ Release string }
+	kernelPeer.call(&hello, "hello", nil)
+	fmt.Fprintf(w, "# Verbena and the Linux kernel's Soft-RoCE\n\n")
+	fmt.Fprintf(w, "Written by `make interop`; do not edit. It runs Verbena on one side and Debian's kernel, in QEMU, on the other, over a TAP\n"+
+		"device: see [test/interop](../test/interop/doc.go).\n\n")
+	fmt.Fprintf(w, "| | |\n|---|---|\n| date | %s |\n| kernel | Linux %s, `rdma_rxe` |\n| libraries | rdma-core %s, perftest %s, on both sides |\n"+
+		"| host | Linux %s, %s, %d CPUs; the guest without KVM |\n| duration | %.0f s, of them %.0f s for booting the guest |\n\n",
+		time.Now().UTC().Format("2006-01-02"), hello.Release, version("ibverbs-providers"), version("perftest"), hostRelease(),
+		runtime.GOARCH, runtime.NumCPU(), time.Since(l.start).Seconds(), l.booted.Seconds())
+	fmt.Fprintf(w, "A column \"A → B\" has A as the requester (client) and B as the responder (server). A cell is `pass`; or `pass` with a\n"+
+		"note, where the kernel departs from the specification or from the row's words; or `-`, where one side does not have it;\n"+
+		"or `FAIL`. The notes follow each table.\n")
+	for _, s := range sections {
+		if slices.ContainsFunc(r.cells, func(c cell) bool { return c.Section == s.key }) {
+			fmt.Fprintf(w, "\n## %s\n\n%s\n\n", s.title, s.text)
+			r.table(w, s.key)
+		}
+	}
+	r.figures(w)
+}
+
+// table writes the cells of a section: a line for each operation and service, a column for each role and IP version.
+func (r *report) table(w *bufio.Writer, section string) {
+	type line struct{ operation, service string }
+	var lines []line
+	at := map[line]map[string]cell{}
+	for _, c := range r.cells {
+		if c.Section != section {
+			continue
+		}
+		k := line{c.Operation, c.Service}
+		if at[k] == nil {
+			at[k] = map[string]cell{}
+			lines = append(lines, k)
+		}
+		at[k][c.Role+", "+c.IP] = c
+	}
+	var columns []string
+	for _, ro := range roles {
+		for _, ip := range ipNames {
+			columns = append(columns, ro.String()+", "+ip)
+		}
+	}
+	fmt.Fprintf(w, "| operation | service | %s |\n|---|---|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+	var notes []string
+	for _, k := range lines {
+		fmt.Fprintf(w, "| %s | %s |", k.operation, k.service)
+		for _, col := range columns {
+			c, ok := at[k][col]
+			text := ""
+			switch {
+			case !ok:
+			case c.Result == "none":
+				text = "-"
+			case c.Result == "note":
+				text = "pass"
+			default:
+				text = c.Result
+			}
+			if c.Reason != "" {
+				n := slices.Index(notes, c.Reason)
+				if n < 0 {
+					n, notes = len(notes), append(notes, c.Reason)
+				}
+				text += fmt.Sprintf(" (%d)", n+1)
+			}
+			fmt.Fprintf(w, " %s |", text)
+		}
+		fmt.Fprintln(w)
+	}
+	if len(notes) > 0 {
+		fmt.Fprintln(w)
+	}
+	for i, n := range notes {
+		fmt.Fprintf(w, "%d. %s\n", i+1, strings.ReplaceAll(n, "\n", " "))
+	}
+}
+
+// figures writes the facts.
+func (r *report) figures(w *bufio.Writer) {
+	last := ""
+	for _, f := range r.facts {
+		if f.Section != last {
+			last = f.Section
+			fmt.Fprintf(w, "\n## %s\n\n| %s |\n|%s\n", f.Section, strings.Join(f.Columns, " | "), strings.Repeat("---|", len(f.Columns)))
+			continue
+		}
+		fmt.Fprintf(w, "| %s |\n", strings.Join(f.Columns, " | "))
+	}
+}
+
+func version(pkg string) string {
+	v, err := theLab.run("dpkg-query", "-W", "-f=${Version}", pkg)
+	if err != nil {
+		return "of unknown version"
+	}
+	return v
+}
+
+func hostRelease() string {
+	b, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return "of unknown version"
+	}
+	return strings.TrimSpace(string(b))
+}

@@ -1,0 +1,262 @@
+//go:build interop
+
+package interop
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"verbena/internal/icrccheck"
+	"verbena/roce"
+)
+
+// frame is a RoCEv2 packet of the capture.
+type frame struct {
+	from         string // "kernel" or "Verbena"
+	ip, udp      []byte // from the header on
+	packet       roce.Packet
+	v4           bool
+	knownSources []uint32 // QPNs that talk to this packet's destination, by the links of the tests
+}
+
+// property is a row of the comparison: what both put into a field. Where both need not be the same, why says so.
+type property struct {
+	name string
+	of   func(*frame) (value string, applies bool)
+	why  string
+}
+
+// always makes a property of every packet.
+func always(f func(*frame) string) func(*frame) (string, bool) {
+	return func(p *frame) (string, bool) { return f(p), true }
+}
+
+// only makes a property of some packets.
+func only(which func(*frame) bool, f func(*frame) string) func(*frame) (string, bool) {
+	return func(p *frame) (string, bool) {
+		if !which(p) {
+			return "", false
+		}
+		return f(p), true
+	}
+}
+
+func v4(f *frame) bool { return f.v4 }
+func v6(f *frame) bool { return !f.v4 }
+
+func operationIn(list ...roce.Operation) func(*frame) bool {
+	return func(f *frame) bool {
+		return f.packet.Opcode.Service() == roce.RC && slices.Contains(list, f.packet.Opcode.Operation())
+	}
+}
+
+var (
+	isACK        = operationIn(roce.Acknowledge)
+	isAtomicACK  = operationIn(roce.AtomicAcknowledge)
+	isRead       = operationIn(roce.RDMAReadResponseFirst, roce.RDMAReadResponseLast, roce.RDMAReadResponseOnly)
+	endOfRequest = operationIn(roce.SendLast, roce.SendLastWithImmediate, roce.SendLastWithInvalidate, roce.SendOnly,
+		roce.SendOnlyWithImmediate, roce.SendOnlyWithInvalidate, roce.RDMAWriteLast, roce.RDMAWriteLastWithImmediate,
+		roce.RDMAWriteOnly, roce.RDMAWriteOnlyWithImmediate)
+)
+
+// flowKnown reports whether the tests made the connection of a packet.
+func flowKnown(f *frame) bool {
+	return f.packet.Opcode.Service() != roce.UD && len(f.knownSources) > 0
+}
+
+// answers makes a property of acknowledgements of a kind.
+func answers(which func(*frame) bool, kind func(roce.Syndrome) bool) func(*frame) (string, bool) {
+	return only(func(f *frame) bool { return which(f) && kind(f.packet.AETH().Syndrome()) },
+		func(f *frame) string { return fmt.Sprintf("%#02x", uint8(f.packet.AETH().Syndrome())) })
+}
+
+var properties = []property{
+	{"IPv4 time to live", only(v4, func(f *frame) string { return fmt.Sprint(f.ip[8]) }), ""},
+	{"IPv4 type of service", only(v4, func(f *frame) string { return fmt.Sprintf("%#02x", f.ip[1]) }), ""},
+	{"IPv4 flags", only(v4, func(f *frame) string {
+		return map[byte]string{0: "none", 2: "DF", 1: "MF"}[f.ip[6]>>5]
+	}), ""},
+	{"IPv4 identification", only(v4, func(f *frame) string {
+		if binary.BigEndian.Uint16(f.ip[4:]) < 64 {
+			return "from 0 in each batch"
+		}
+		return "counts up"
+	}), "free to choose where DF is set; the ICRC covers it"},
+	{"IPv6 hop limit", only(v6, func(f *frame) string { return fmt.Sprint(f.ip[7]) }), ""},
+	{"IPv6 traffic class", only(v6, func(f *frame) string { return fmt.Sprintf("%#02x", f.ip[0]<<4|f.ip[1]>>4) }), ""},
+	{"UDP checksum over IPv4", only(v4, checksum), "optional over IPv4 (RFC 768); segmentation offload fills it in"},
+	{"UDP checksum over IPv6", only(v6, checksum), "0 is allowed to tunnels only (RFC 6935)"},
+	{"UDP source port, RC and UC", only(flowKnown, func(f *frame) string {
+		for _, src := range f.knownSources {
+			if binary.BigEndian.Uint16(f.udp) == roce.SourcePortRC(src, f.packet.BTH().DestQPN()) {
+				return "by the QPNs, as Linux computes it"
+			}
+		}
+		return "other"
+	}), ""},
+	{"UDP source port, UD", only(func(f *frame) bool { return f.packet.DETH() != nil }, func(f *frame) string {
+		if binary.BigEndian.Uint16(f.udp) == roce.SourcePortUD(f.packet.DETH().SrcQPN()) {
+			return "by the QPN, as Linux computes it"
+		}
+		return "other"
+	}), ""},
+	{"BTH transport version", always(func(f *frame) string { return fmt.Sprint(f.packet.BTH().TVer()) }), ""},
+	{"BTH migration request", always(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().MigReq())) }), ""},
+	{"BTH P_Key", always(func(f *frame) string { return fmt.Sprintf("%#04x", f.packet.BTH().PKey()) }), ""},
+	{"BTH FECN, BECN", always(func(f *frame) string {
+		return fmt.Sprint(bit(f.packet.BTH().FECN()), ", ", bit(f.packet.BTH().BECN()))
+	}), ""},
+	{"BTH solicited event", always(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().SolicitedEvent())) }), ""},
+	{"BTH AckReq, last packet of a message", only(endOfRequest, func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().AckReq())) }), ""},
+	{"ACK syndrome", answers(isACK, roce.Syndrome.IsACK), ""},
+	{"NAK syndrome", answers(isACK, roce.Syndrome.IsNAK), "a sequence error (0x60) is a matter of chance"},
+	{"RNR NAK syndrome", answers(isACK, roce.Syndrome.IsRNR), ""},
+	{"READ response syndrome", answers(isRead, roce.Syndrome.IsACK), ""},
+	{"atomic acknowledge syndrome", answers(isAtomicACK, roce.Syndrome.IsACK), ""},
+	{"opcodes", always(func(f *frame) string { return f.packet.Opcode.String() }), ""},
+}
+
+func checksum(f *frame) string {
+	if binary.BigEndian.Uint16(f.udp[6:]) == 0 {
+		return "0"
+	}
+	return "filled in"
+}
+
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// flows remembers which queue pairs the tests have connected, by the destination's side and QPN.
+var flows = map[string]map[uint32][]uint32{"kernel": {}, "Verbena": {}}
+
+func remember(from, to *end) {
+	m := flows[to.name]
+	if !slices.Contains(m[to.qp.QPN], from.qp.QPN) {
+		m[to.qp.QPN] = append(m[to.qp.QPN], from.qp.QPN)
+	}
+}
+
+// testWire compares what the two have sent until now, and checks every ICRC.
+func testWire(t *testing.T) {
+	f, err := os.Open(theLab.pcap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	icrc, err := icrccheck.Check(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !icrc.OK() || icrc.Unchecked > 0 {
+		t.Errorf("%v, %d not checked; bad frames: %v", icrc, icrc.Unchecked, icrc.BadFrames)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	frames, err := readFrames(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[string]int{}
+	seen := make([]map[string]map[string]bool, len(properties))
+	for i := range seen {
+		seen[i] = map[string]map[string]bool{"kernel": {}, "Verbena": {}}
+	}
+	for p := range frames {
+		count[p.from]++
+		for i := range properties {
+			if v, ok := properties[i].of(p); ok {
+				seen[i][p.from][v] = true
+			}
+		}
+	}
+	results.facts = append(results.facts, fact{"The wire", []string{"field", "kernel", "Verbena", "remark"}},
+		fact{"The wire", []string{"packets", fmt.Sprint(count["kernel"]), fmt.Sprint(count["Verbena"]), "of the tables above"}},
+		fact{"The wire", []string{"ICRC", "", "", fmt.Sprintf("`icrccheck`: %v", icrc)}})
+	for i, p := range properties {
+		k, v := values(seen[i]["kernel"]), values(seen[i]["Verbena"])
+		remark := "same"
+		if k != v {
+			remark = p.why
+			if p.why == "" {
+				remark = "FAIL"
+				t.Errorf("%s: the kernel has %s, Verbena has %s", p.name, k, v)
+			}
+		}
+		results.facts = append(results.facts, fact{"The wire", []string{p.name, k, v, remark}})
+	}
+}
+
+func values(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), "; ") }
+
+// readFrames yields the RoCEv2 packets of a capture of Ethernet.
+func readFrames(r io.Reader) (func(yield func(*frame) bool), error) {
+	in, err := pcapgo.NewReader(r)
+	if err != nil {
+		return nil, fmt.Errorf("read the capture: %w", err)
+	}
+	return func(yield func(*frame) bool) {
+		for {
+			data, _, err := in.ReadPacketData()
+			if errors.Is(err, io.EOF) || err != nil { // the guest is still writing: the last one may be cut
+				return
+			}
+			if f, ok := parseFrame(data); ok && !yield(f) {
+				return
+			}
+		}
+	}, nil
+}
+
+func parseFrame(data []byte) (*frame, bool) {
+	const eth, ip4, ip6, udpLen, protoUDP = 14, 20, 40, 8, 17
+	if len(data) < eth+ip4 {
+		return nil, false
+	}
+	f := &frame{ip: data[eth:]}
+	var src netip.Addr
+	switch {
+	case data[eth] == 0x45 && f.ip[9] == protoUDP:
+		f.v4, src, f.udp = true, netip.AddrFrom4([4]byte(f.ip[12:16])), f.ip[ip4:]
+	case data[eth]>>4 == 6 && len(f.ip) >= ip6 && f.ip[6] == protoUDP:
+		src, f.udp = netip.AddrFrom16([16]byte(f.ip[8:24])), f.ip[ip6:]
+	default:
+		return nil, false
+	}
+	if len(f.udp) < udpLen || binary.BigEndian.Uint16(f.udp[2:]) != roce.UDPPort {
+		return nil, false
+	}
+	n := int(binary.BigEndian.Uint16(f.udp[4:]))
+	if n < udpLen || n > len(f.udp) {
+		return nil, false
+	}
+	var err error
+	if f.packet, err = roce.ParsePacket(f.udp[udpLen:n]); err != nil {
+		return nil, false
+	}
+	to := ""
+	for ip := range ourIP {
+		switch src.String() {
+		case ourIP[ip]:
+			f.from, to = "Verbena", "kernel"
+		case guestIP[ip]:
+			f.from, to = "kernel", "Verbena"
+		}
+	}
+	f.knownSources = flows[to][f.packet.BTH().DestQPN()]
+	return f, f.from != ""
+}

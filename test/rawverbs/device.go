@@ -1,0 +1,208 @@
+package main
+
+import (
+	"encoding/hex"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+
+	"verbena/uverbs/abi"
+)
+
+// device is an open device file.
+type device struct {
+	fd   int
+	mem  []byte // what commands, responses and data are in
+	next int
+	gid  [16]byte
+	maps [][]byte // the queues
+}
+
+const (
+	memSize  = 1 << 20
+	respSize = 4096 // the start of mem, where responses go
+	dataSize = 1 << 16
+)
+
+func open(name string) (*device, error) {
+	fd, err := syscall.Open("/dev/infiniband/"+name, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", name, err)
+	}
+	d := &device{fd: fd}
+	if d.mem, err = syscall.Mmap(-1, 0, memSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON); err != nil {
+		return nil, err
+	}
+	ibdev, err := os.ReadFile("/sys/class/infiniband_verbs/" + name + "/ibdev")
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile("/sys/class/infiniband/" + strings.TrimSpace(string(ibdev)) + "/ports/1/gids/1")
+	if err != nil {
+		return nil, err
+	}
+	b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimSpace(string(text)), ":", ""))
+	if err != nil || len(b) != 16 {
+		return nil, fmt.Errorf("GID %q: %v", text, err)
+	}
+	copy(d.gid[:], b)
+	return d, nil
+}
+
+// data is the part of mem that commands do not use.
+func (d *device) data() []byte { return d.mem[memSize-dataSize:] }
+
+// command writes a plain command, the rest of which is tail, and returns the response with the driver's part.
+func command[Resp, Req any](d *device, cmd abi.Command, req Req, tail []byte, driver int) (resp Resp, out []byte, err error) {
+	n := abi.SizeOf[Resp]()
+	core := abi.AppendTo(nil, &req)
+	if answers(cmd) {
+		copy(core, abi.AppendTo(nil, &response{addressOf(d.mem)}))
+	}
+	hdr := abi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(core) + len(tail)) / 4), OutWords: uint16((n + driver + 3) / 4)}
+	b := d.put(slices.Concat(abi.AppendTo(nil, &hdr), core, tail))
+	if _, err := syscall.Write(d.fd, b); err != nil {
+		return resp, nil, fmt.Errorf("%v: %w", cmd, err)
+	}
+	resp, _ = abi.Decode[Resp](d.mem)
+	return resp, slices.Clone(d.mem[n : n+driver]), nil
+}
+
+type response struct{ addr uint64 }
+
+// answers tells the commands that start with the address of the response.
+func answers(cmd abi.Command) bool {
+	switch cmd {
+	case abi.CmdDeallocPD, abi.CmdDestroyAH, abi.CmdDeregMR, abi.CmdDeallocMW, abi.CmdReqNotifyCQ, abi.CmdAttachMcast,
+		abi.CmdDetachMcast, abi.CmdModifySRQ, abi.CmdCloseXRCD, abi.CmdModifyQP:
+		return false
+	}
+	return true
+}
+
+// put copies a command to memory that stays where it is.
+func (d *device) put(b []byte) []byte {
+	if d.next += 4096; d.next < respSize || d.next+len(b) > memSize-dataSize {
+		d.next = respSize
+	}
+	return d.mem[d.next : d.next+copy(d.mem[d.next:], b)]
+}
+
+type none struct{}
+
+// silent is a command without a response.
+func silent[Req any](d *device, cmd abi.Command, req Req) error {
+	_, _, err := command[none](d, cmd, req, nil, 0)
+	return err
+}
+
+func (d *device) context() (abi.GetContextResp, error) {
+	r, _, err := command[abi.GetContextResp](d, abi.CmdGetContext, abi.GetContext{}, nil, 0)
+	return r, err
+}
+
+func (d *device) allocPD() (uint32, error) {
+	r, _, err := command[abi.AllocPDResp](d, abi.CmdAllocPD, abi.AllocPD{}, nil, 0)
+	return r.PDHandle, err
+}
+
+const access = abi.AccessLocalWrite | abi.AccessRemoteRead | abi.AccessRemoteWrite | abi.AccessRemoteAtomic
+
+func (d *device) regMR(pd uint32, b []byte) (abi.RegMRResp, error) {
+	r, _, err := command[abi.RegMRResp](d, abi.CmdRegMR,
+		abi.RegMR{Start: addressOf(b), HCAVA: addressOf(b), Length: uint64(len(b)), PDHandle: pd, AccessFlags: access}, nil, 0)
+	return r, err
+}
+
+func (d *device) createChannel() (int, error) {
+	r, _, err := command[abi.CreateCompChannelResp](d, abi.CmdCreateCompChannel, abi.CreateCompChannel{}, nil, 0)
+	return int(r.FD), err
+}
+
+// mapped maps a queue that the driver describes.
+func (d *device) mapped(b []byte) ([]byte, error) {
+	mi, _ := abi.Decode[abi.MMInfo](b)
+	if mi.Size == 0 {
+		return nil, nil
+	}
+	m, err := syscall.Mmap(d.fd, int64(mi.Offset), int(mi.Size), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err == nil {
+		d.maps = append(d.maps, m)
+	}
+	return m, err
+}
+
+// close ends the context: what is mapped would keep the file open.
+func (d *device) close() {
+	for _, m := range d.maps {
+		_ = syscall.Munmap(m)
+	}
+	_ = syscall.Munmap(d.mem)
+	_ = syscall.Close(d.fd)
+}
+
+func (d *device) createCQ(entries, channel int) (abi.CreateCQResp, error) {
+	r, driver, err := command[abi.CreateCQResp](d, abi.CmdCreateCQ, abi.CreateCQ{CQE: uint32(entries), CompChannel: int32(channel)}, nil, 16)
+	if err == nil {
+		_, err = d.mapped(driver)
+	}
+	return r, err
+}
+
+func (d *device) createQP(pd, cq uint32, t abi.QPType, depth int) (abi.CreateQPResp, error) {
+	r, driver, err := command[abi.CreateQPResp](d, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+		MaxSendWR: uint32(depth), MaxRecvWR: uint32(depth), MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
+	for i := 0; i < 2 && err == nil; i++ {
+		_, err = d.mapped(driver[16*i:])
+	}
+	return r, err
+}
+
+// connect takes a reliable queue pair to RTS, with another of the same device at its other end.
+func (d *device) connect(qp, peer uint32) error {
+	for _, m := range []abi.ModifyQP{
+		{QPState: abi.QPSInit, PortNum: 1, QPAccessFlags: access,
+			AttrMask: abi.QPAttrState | abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags},
+		{QPState: abi.QPSRTR, PathMTU: abi.MTU1024, DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 12,
+			Dest: abi.QPDest{DGID: d.gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
+			AttrMask: abi.QPAttrState | abi.QPAttrAV | abi.QPAttrPathMTU | abi.QPAttrDestQPN | abi.QPAttrRQPSN |
+				abi.QPAttrMaxDestRDAtomic | abi.QPAttrMinRNRTimer},
+		{QPState: abi.QPSRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRDAtomic: 1,
+			AttrMask: abi.QPAttrState | abi.QPAttrSQPSN | abi.QPAttrTimeout | abi.QPAttrRetryCnt | abi.QPAttrRNRRetry | abi.QPAttrMaxQPRDAtomic},
+	} {
+		m.QPHandle = qp
+		if err := silent(d, abi.CmdModifyQP, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *device) post(cmd abi.Command, qp uint32, wr []byte, sge abi.SGE) error {
+	req := abi.PostSend{QPHandle: qp, WRCount: 1, SGECount: 1, WQESize: uint32(len(wr))}
+	_, _, err := command[abi.PostSendResp](d, cmd, req, slices.Concat(wr, abi.AppendTo(nil, &sge)), 0)
+	return err
+}
+
+func (d *device) postSend(qp uint32, w abi.SendWR, sge abi.SGE) error {
+	w.NumSGE = 1
+	return d.post(abi.CmdPostSend, qp, abi.AppendTo(nil, &w), sge)
+}
+
+func (d *device) postRecv(qp uint32, sge abi.SGE) error {
+	return d.post(abi.CmdPostRecv, qp, abi.AppendTo(nil, &abi.RecvWR{NumSGE: 1}), sge)
+}
+
+// poll takes up to n completions.
+func (d *device) poll(cq uint32, n int) ([]abi.WC, error) {
+	size := abi.SizeOf[abi.WC]()
+	r, b, err := command[abi.PollCQResp](d, abi.CmdPollCQ, abi.PollCQ{CQHandle: cq, NE: uint32(n)}, nil, n*size)
+	var list []abi.WC
+	for i := 0; i < int(r.Count) && err == nil; i++ {
+		wc, _ := abi.Decode[abi.WC](b[i*size:])
+		list = append(list, wc)
+	}
+	return list, err
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"verbena/uverbs/abi"
+)
+
+// hoard makes objects, uses them, and destroys a few, until it is killed. Errors are to be expected: of a device that
+// goes away, or limits that are reached.
+func hoard(seed string) error {
+	n, err := strconv.ParseUint(seed, 10, 64)
+	if err != nil {
+		return err
+	}
+	r := rand.New(rand.NewPCG(n, 1))
+	child := os.Getenv("RAWVERBS_CHILD") != ""
+	if !child && r.IntN(8) == 0 {
+		// A child that has the first device file too, as after a fork.
+		d, err := open("uverbs0")
+		if err != nil {
+			return err
+		}
+		if _, err := d.context(); err == nil {
+			fds := []uintptr{0, 1, 2, uintptr(d.fd)}
+			_, _ = syscall.ForkExec("/proc/self/exe", []string{"rawverbs", "hoard", strconv.FormatUint(r.Uint64(), 10)},
+				&syscall.ProcAttr{Env: append(os.Environ(), "RAWVERBS_CHILD=1"), Files: fds})
+		}
+	}
+	for range r.IntN(3) {
+		t := rand.New(rand.NewPCG(n, r.Uint64()))
+		go hoardOne(t)
+	}
+	return hoardOne(r)
+}
+
+func hoardOne(r *rand.Rand) error {
+	for range 1 + r.IntN(3) {
+		p, err := newPair()
+		if err != nil {
+			return err
+		}
+		for range 20 {
+			p.more(r)
+		}
+		if r.IntN(3) == 0 {
+			p.close()
+		}
+	}
+	for {
+		if p, err := newPair(); err == nil {
+			for range 10 {
+				p.more(r)
+			}
+			p.close()
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// more does one thing.
+func (p *pair) more(r *rand.Rand) {
+	switch r.IntN(9) {
+	case 0:
+		if pd, err := p.allocPD(); err == nil && r.IntN(2) == 0 {
+			_ = silent(p.device, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: pd})
+		}
+	case 1:
+		n := 1 << (4 + r.IntN(13))
+		if mr, err := p.regMR(p.pd, p.data()[:n]); err == nil && r.IntN(3) == 0 {
+			_ = silent(p.device, abi.CmdDeregMR, abi.DeregMR{MRHandle: mr.MRHandle})
+		}
+	case 2, 3:
+		channel := -1
+		if r.IntN(2) == 0 {
+			channel, _ = p.createChannel()
+		}
+		if cq, err := p.createCQ(1<<r.IntN(12), channel); err == nil {
+			_ = silent(p.device, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: cq.CQHandle})
+		}
+	case 4, 5:
+		t := []abi.QPType{abi.QPTRC, abi.QPTUC, abi.QPTUD}[r.IntN(3)]
+		if qp, err := p.createQP(p.pd, p.cq, t, 1<<r.IntN(8)); err == nil && r.IntN(3) == 0 {
+			_, _, _ = command[abi.DestroyQPResp](p.device, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp.QPHandle}, nil, 0)
+		}
+	case 6:
+		_, _, _ = command[abi.CreateAHResp](p.device, abi.CmdCreateAH, abi.CreateAH{PDHandle: p.pd,
+			Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
+	case 7:
+		_ = p.exchange("hoard")
+	case 8: // a receive, and a send that nobody takes
+		_ = p.postRecv(p.qps[0].QPHandle, p.sge(0, 100))
+		_ = p.postSend(p.qps[1].QPHandle, abi.SendWR{Opcode: abi.WRRDMAWrite}, p.sge(0, 4096))
+	}
+}

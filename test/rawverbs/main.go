@@ -1,0 +1,121 @@
+// Command rawverbs is an RDMA program without libibverbs, and without a C library: it speaks the kernel's ABI by system
+// calls. The end-to-end tests run it where a program is needed that starts in a moment.
+//
+//	rawverbs transfer         one message between two queue pairs of its own; prints "ok"
+//	rawverbs hoard SEED       makes objects at random, in threads and child processes too, until it is killed
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"verbena/uverbs/abi"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "rawverbs:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	switch {
+	case len(args) == 1 && args[0] == "transfer":
+		if err := transfer(); err != nil {
+			return err
+		}
+		fmt.Println("ok")
+		return nil
+	case len(args) == 2 && args[0] == "hoard":
+		return hoard(args[1])
+	}
+	return errors.New("usage: rawverbs transfer | hoard SEED")
+}
+
+// pair is a connection of a program with itself.
+type pair struct {
+	*device
+	pd, cq uint32
+	mr     abi.RegMRResp
+	qps    [2]abi.CreateQPResp
+}
+
+func newPair() (*pair, error) {
+	d, err := open("uverbs0")
+	if err != nil {
+		return nil, err
+	}
+	p := &pair{device: d}
+	if _, err = d.context(); err != nil {
+		return nil, err
+	}
+	if p.pd, err = d.allocPD(); err != nil {
+		return nil, err
+	}
+	if p.mr, err = d.regMR(p.pd, d.data()); err != nil {
+		return nil, err
+	}
+	cq, err := d.createCQ(16, -1)
+	if err != nil {
+		return nil, err
+	}
+	p.cq = cq.CQHandle
+	for i := range p.qps {
+		if p.qps[i], err = d.createQP(p.pd, p.cq, abi.QPTRC, 8); err != nil {
+			return nil, err
+		}
+	}
+	for i := range p.qps {
+		if err := d.connect(p.qps[i].QPHandle, p.qps[1-i].QPN); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func (p *pair) sge(at, n int) abi.SGE {
+	return abi.SGE{Addr: addressOf(p.data()) + uint64(at), Length: uint32(n), LKey: p.mr.LKey}
+}
+
+// exchange sends a message from the first queue pair to the second.
+func (p *pair) exchange(text string) error {
+	to := p.data()[4096:][:len(text)]
+	clear(to)
+	copy(p.data(), text)
+	if err := p.postRecv(p.qps[1].QPHandle, p.sge(4096, len(text))); err != nil {
+		return err
+	}
+	if err := p.postSend(p.qps[0].QPHandle, abi.SendWR{Opcode: abi.WRSend, SendFlags: abi.SendSignaled}, p.sge(0, len(text))); err != nil {
+		return err
+	}
+	for got, deadline := 0, time.Now().Add(20*time.Second); got < 2; {
+		list, err := p.poll(p.cq, 4)
+		if err != nil {
+			return err
+		}
+		for _, wc := range list {
+			if wc.Status != abi.WCSuccess {
+				return fmt.Errorf("completion %+v", wc)
+			}
+		}
+		if got += len(list); time.Now().After(deadline) {
+			return errors.New("no completion")
+		}
+	}
+	if !bytes.Equal(to, []byte(text)) {
+		return fmt.Errorf("received %q", to)
+	}
+	return nil
+}
+
+func transfer() error {
+	p, err := newPair()
+	if err != nil {
+		return err
+	}
+	return p.exchange("a message of no importance")
+}

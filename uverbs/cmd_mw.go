@@ -1,0 +1,104 @@
+package uverbs
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+type mwObject struct {
+	*ib.MW
+	pd uint32 // handle
+}
+
+func (*mwObject) kind() kind       { return kindMW }
+func (o *mwObject) destroy() error { return o.Dealloc() }
+
+// cmdAllocMW makes a memory window; work requests bind it. (ib_uverbs_alloc_mw)
+func cmdAllocMW(c *call) error {
+	req, err := request[abi.AllocMW](c)
+	if err != nil {
+		return err
+	}
+	if err := c.f.context(); err != nil {
+		return err
+	}
+	pd, err := lookup[*pdObject](c.f, req.PDHandle)
+	if err != nil {
+		return err
+	}
+	defer pd.done()
+	mw, err := pd.res.AllocMW(ib.MWType(req.MWType), &c.udata)
+	if err != nil {
+		return err
+	}
+	o := c.f.objects.add(&mwObject{mw, req.PDHandle})
+	c.created(o)
+	reply(c, abi.AllocMWResp{MWHandle: o.handle, RKey: mw.RKey()})
+	return nil
+}
+
+// cmdDeallocMW frees a memory window. (ib_uverbs_dealloc_mw)
+func cmdDeallocMW(c *call) error {
+	req, err := request[abi.DeallocMW](c)
+	if err != nil {
+		return err
+	}
+	_, err = c.f.destroyObject(req.MWHandle, kindMW)
+	return err
+}
+
+// cmdReregMR changes a registration. (ib_uverbs_rereg_mr)
+func cmdReregMR(c *call) error {
+	req, err := request[abi.ReregMR](c)
+	if err != nil {
+		return err
+	}
+	if err := c.f.context(); err != nil {
+		return err
+	}
+	const known = abi.ReregMRChangeTranslation | abi.ReregMRChangePD | abi.ReregMRChangeAccess
+	switch {
+	case req.Flags == 0:
+		return fmt.Errorf("nothing is to be changed: %w", syscall.EINVAL)
+	case req.Flags&^known != 0:
+		return fmt.Errorf("unknown changes %#x: %w", uint32(req.Flags&^known), syscall.EOPNOTSUPP)
+	case req.Flags&abi.ReregMRChangeTranslation != 0:
+		if err := checkOffset(req.Start, req.HCAVA); err != nil {
+			return err
+		}
+	}
+	if req.Flags&abi.ReregMRChangeAccess != 0 {
+		if err := checkAccess(req.AccessFlags); err != nil {
+			return err
+		}
+	}
+	o, err := c.f.objects.take(req.MRHandle, kindMR)
+	if err != nil {
+		return err
+	}
+	defer o.publish()
+	mr := o.res.(*mrObject)
+	to := ib.MRChange{
+		Space: c.f.proc.Space(), Account: c.f.proc.Account(), Addr: req.Start, Length: req.Length, IOVA: req.HCAVA,
+		Access: ib.AccessFlags(req.AccessFlags),
+	}
+	if req.Flags&abi.ReregMRChangePD != 0 {
+		pd, err := lookup[*pdObject](c.f, req.PDHandle)
+		if err != nil {
+			return err
+		}
+		defer pd.done()
+		to.PD = pd.res.PD
+	}
+	if err := mr.Rereg(ib.MRChangeFlags(req.Flags), to, &c.udata); err != nil {
+		return err
+	}
+	if to.PD != nil {
+		mr.pd = req.PDHandle
+	}
+	reply(c, abi.ReregMRResp{LKey: mr.LKey(), RKey: mr.RKey()})
+	return nil
+}
