@@ -198,7 +198,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 
 // tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
 func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
-	now, from := time.Now(), netip.AddrPortFrom(src, wire.Port)
+	now, from := time.Now(), netip.AddrPortFrom(src, t.SPort)
 	d.taps.Train(&wire.Tapped{Out: true, Unsealed: true}, now, from, &t.Train, 0)
 	peer.taps.Train(&wire.Tapped{Unsealed: true}, now, from, &t.Train, 0)
 }
