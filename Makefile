@@ -16,7 +16,7 @@ demo: build ## an RDMA ping-pong in under a minute: unmodified programs, then th
 	@scripts/demo
 
 .PHONY: test
-test: deps lint unit cross e2e ## everything that a change must pass
+test: deps lint unit cross e2e interop-test ## everything that a change must pass
 
 .PHONY: deps
 deps: ## install what the tests need (Debian packages), as far as this user may
@@ -55,6 +55,10 @@ docs: ## make the tables of docs/verbs.md anew
 .PHONY: interop
 interop: build ## run against the Linux kernel's Soft-RoCE, in QEMU; writes docs/interop.md
 	@scripts/interop docs/interop.md
+
+.PHONY: interop-test
+interop-test: build
+	@scripts/interop
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (default 1m)

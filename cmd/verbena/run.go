@@ -91,13 +91,19 @@ func (r *runCmd) connect(c *cli) (*service.Client, error) {
 
 func (r *runCmd) launch(client *service.Client, path string, argv []string) error {
 	var attached *service.Attached
+	var lost <-chan struct{}
 	prog, err := guest.Start(&guest.Launch{
 		Path:  path,
 		Args:  argv,
 		Env:   os.Environ(),
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+
+		AdoptOrphans: guest.NeedsHelper(),
 		Handover: func(listener *os.File) (err error) {
 			attached, err = client.Attach(service.Attach{PID: os.Getpid(), Args: argv}, listener)
+			if err == nil {
+				lost = client.Serve(guest.Ancestor{})
+			}
 			return err
 		},
 	})
@@ -117,7 +123,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		release = func() {}
 	}
 	defer release()
-	prog.Guard(client.Lost(), func() {
+	prog.Guard(lost, func() {
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
 		abandon(attached.Dir)
 	})

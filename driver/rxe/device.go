@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -49,9 +50,9 @@ type Config struct {
 type Device struct {
 	name       string
 	obj        *ib.Device
-	netdev     netdev.Interface
-	endpoints  []*endpoint // in the order of Config.Addrs
-	gids       []ib.GIDEntry
+	logf       func(format string, args ...any)
+	at         atomic.Pointer[addressing]
+	changes    addressChanges
 	guid       uint64
 	faults     *wire.Faults
 	taps       *wire.Taps
@@ -86,13 +87,6 @@ type Device struct {
 	closed  atomic.Bool
 }
 
-// endpoint is one of the device's addresses. It is the Receiver of what arrives there.
-type endpoint struct {
-	dev  *Device
-	addr netip.Addr
-	wire wire.Endpoint
-}
-
 // New makes a device, ready for ib.Core.Register, and binds its addresses. EADDRINUSE when one of them is taken,
 // by another program or by the kernel's own rxe. It may sleep.
 func New(cfg Config) (_ *Device, err error) {
@@ -108,9 +102,8 @@ func New(cfg Config) (_ *Device, err error) {
 	id := roce.EUI64(mac)
 	d := &Device{
 		name:   cfg.Name,
-		netdev: cfg.Netdev,
+		logf:   cfg.Logf,
 		guid:   binary.BigEndian.Uint64(id[:]),
-		gids:   makeGIDs(ib.GID(roce.LinkLocalGID(mac)), cfg.Addrs, cfg.Netdev.Name, cfg.Netdev.Index),
 		faults: cfg.Faults,
 		taps:   cfg.Taps,
 		fabric: cfg.Fabric,
@@ -119,6 +112,10 @@ func New(cfg Config) (_ *Device, err error) {
 	if d.clock == nil {
 		d.clock = clock.System
 	}
+	if d.logf == nil {
+		d.logf = func(string, ...any) {}
+	}
+	d.changes.network, d.changes.ends, d.changes.warned = cfg.Network, map[netip.Addr]*endpoint{}, map[netip.Addr]string{}
 	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
 	d.rand.Rand = cfg.Rand
 	if cfg.Rand == nil {
@@ -136,13 +133,20 @@ func New(cfg Config) (_ *Device, err error) {
 			d.Close()
 		}
 	}()
+	d.at.Store(&addressing{netdev: cfg.Netdev}) // for what arrives from now on
+	at := &addressing{netdev: cfg.Netdev}
 	for _, a := range cfg.Addrs {
-		e := &endpoint{dev: d, addr: a}
-		if e.wire, err = cfg.Network.Listen(a, e); err != nil {
+		e, err := d.bind(a)
+		if err != nil {
 			return fail(err)
 		}
-		d.endpoints = append(d.endpoints, e)
+		if slices.Contains(at.endpoints, e) {
+			return fail(fmt.Errorf("address %v is named twice: %w", a, syscall.EADDRINUSE))
+		}
+		at.endpoints = append(at.endpoints, e)
 	}
+	at.setGIDs()
+	d.at.Store(at)
 	if err := d.fabric.join(d); err != nil {
 		return fail(err)
 	}
@@ -155,8 +159,10 @@ func (d *Device) IB() *ib.Device { return d.obj }
 // Endpoints are the device's places in the network, for statistics.
 func (d *Device) Endpoints() []wire.Endpoint {
 	var w []wire.Endpoint
-	for _, e := range d.endpoints {
-		w = append(w, e.wire)
+	for _, e := range d.at.Load().endpoints {
+		if b := e.wire.Load(); b != nil {
+			w = append(w, b.Endpoint)
+		}
 	}
 	return w
 }
@@ -169,9 +175,12 @@ func (d *Device) Close() error {
 	}
 	d.fabric.leave(d)
 	var errs []error
-	for _, e := range d.endpoints {
-		errs = append(errs, e.wire.Close())
+	d.changes.Lock()
+	d.changes.closed = true
+	for _, e := range d.changes.ends {
+		errs = append(errs, d.unbind(e))
 	}
+	d.changes.Unlock()
 	d.workers.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close device %s: %w", d.name, err)
@@ -232,8 +241,8 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQP:        maxQPSlot - minQPSlot,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
-			capSysImageGUID | capRCRNRNakGen | capSRQResize | capMemWindow | capMemMgtExt | capMemWindow2B | capFlushGlobal |
-			capAtomicWrite,
+			capSysImageGUID | capRCRNRNakGen | capMemWindow | capMemMgtExt | capMemWindow2B | capFlushGlobal |
+			capAtomicWrite | capSRQResize,
 		MaxSendSGE:        maxSGE,
 		MaxRecvSGE:        maxSGE,
 		MaxSGERd:          maxSGE,
@@ -271,6 +280,7 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 	if port != 1 {
 		return ib.PortAttr{}, fmt.Errorf("port %d: a device has port 1 only: %w", port, syscall.EINVAL)
 	}
+	at := d.at.Load()
 	a := ib.PortAttr{
 		State:          ib.PortActive,
 		PhysState:      portPhysLinkUp,
@@ -285,12 +295,12 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 		QKeyViolations: violationCount(&d.violations.qkey),
 		ActiveWidth:    portWidth1X,
 		ActiveSpeed:    portSpeedSDR,
-		Netdev:         d.netdev.Name,
+		Netdev:         at.netdev.Name,
 		LinkLayer:      ib.LinkEthernet,
 	}
 	switch {
-	case d.netdev.Up && d.netdev.Running:
-	case d.netdev.Up:
+	case at.up():
+	case at.netdev.Up:
 		a.State, a.PhysState = ib.PortDown, portPhysPolling
 	default:
 		a.State, a.PhysState = ib.PortDown, portPhysDisabled
@@ -300,7 +310,7 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 
 // activeMTU is the largest path MTU that fits the interface; 256 where none does, as in rxe_set_mtu.
 func (d *Device) activeMTU() ib.MTU {
-	return max(ib.MTU(roce.MTUFromLink(d.netdev.MTU)), ib.MTU256)
+	return max(ib.MTU(roce.MTUFromLink(d.at.Load().netdev.MTU)), ib.MTU256)
 }
 
 // userContext is what the driver keeps for an open device file.

@@ -44,17 +44,39 @@ func (f *Fabric) join(d *Device) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	v := f.copyView(nil)
-	for _, e := range d.endpoints {
+	for _, e := range d.at.Load().endpoints {
 		if o := v.byAddr[e.addr]; o != nil {
 			return fmt.Errorf("address %v belongs to device %s: %w", e.addr, o.name, syscall.EADDRINUSE)
 		}
-		v.byAddr[e.addr] = d
 	}
-	if _, taken := v.byGID[d.gids[0].GID]; !taken {
-		v.byGID[d.gids[0].GID] = d
-	}
+	v.add(d)
 	f.view.Store(v)
 	return nil
+}
+
+// add enters a device under what is not another's.
+func (v *fabricView) add(d *Device) {
+	at := d.at.Load()
+	for _, e := range at.endpoints {
+		if _, taken := v.byAddr[e.addr]; !taken {
+			v.byAddr[e.addr] = d
+		}
+	}
+	if _, taken := v.byGID[at.gids[0].GID]; !taken {
+		v.byGID[at.gids[0].GID] = d
+	}
+}
+
+// update makes a device known by its present addresses.
+func (f *Fabric) update(d *Device) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.copyView(d)
+	v.add(d)
+	f.view.Store(v)
 }
 
 // leave is the opposite of join.
@@ -88,7 +110,7 @@ func (d *Device) shortcut(dst netip.Addr) *Device {
 	if !d.allowsShortcut() {
 		return nil
 	}
-	if peer := d.fabric.load().byAddr[dst]; peer != nil && peer.allowsShortcut() {
+	if peer := d.fabric.load().byAddr[dst]; peer != nil && peer.allowsShortcut() && peer.at.Load().up() {
 		return peer
 	}
 	return nil

@@ -82,8 +82,8 @@ func (qp *QP) forgetPort() {
 	qp.mu.Lock()
 	port := qp.sport
 	qp.mu.Unlock()
-	for _, e := range qp.dev.endpoints {
-		wire.ForgetPort(e.wire, port)
+	for _, e := range qp.dev.Endpoints() {
+		wire.ForgetPort(e, port)
 	}
 }
 

@@ -95,7 +95,7 @@ func TestPort(t *testing.T) {
 func TestNewErrors(t *testing.T) {
 	net := simnet.New(simnet.Config{})
 	fabric := &Fabric{}
-	good := Config{Name: "rxe0", Addrs: []netip.Addr{addrA, addrB}, Network: net, Fabric: fabric}
+	good := Config{Name: "rxe0", Addrs: []netip.Addr{addrA, addrB}, Network: net, Fabric: fabric, Netdev: netdev.Interface{Up: true, Running: true}}
 	for _, c := range []struct {
 		name string
 		cfg  func(*Config)

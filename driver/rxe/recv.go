@@ -19,6 +19,9 @@ type packet struct {
 
 // Receive implements wire.Receiver: packets that came from the network.
 func (e *endpoint) Receive(a *wire.Arrival) {
+	if !e.dev.at.Load().up() {
+		return // a port that is down gets nothing
+	}
 	p := e.dev.begin(true)
 	p.receive(e.dev, a)
 	p.end()

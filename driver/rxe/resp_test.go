@@ -35,6 +35,9 @@ type request struct {
 	rkey uint32
 	len  int // of the message
 	add  uint64
+
+	flush roce.FlushType
+	level roce.FlushLevel
 }
 
 // say has packets arrive together.
@@ -51,6 +54,9 @@ func (d *dialogue) say(list ...request) {
 		}
 		if h := k.RETH(); h != nil {
 			h.Encode(r.va, r.rkey, uint32(r.len))
+		}
+		if h := k.FETH(); h != nil {
+			h.Encode(r.flush, r.level)
 		}
 		if h := k.AtomicETH(); h != nil {
 			h.Encode(r.va, r.rkey, r.add, 0)

@@ -68,7 +68,8 @@ type link struct {
 	dev    *rxe.Device
 	faults *wire.Faults
 	taps   *wire.Taps
-	host   *netdev.Interface
+	host   *netdev.Interface // as last seen
+	addrs  []netip.Addr      // of the device; nil: all that the interface has
 }
 
 // openLink makes a device, without registering it.
@@ -80,12 +81,23 @@ func (s *Service) openLink(spec LinkSpec) (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	return s.openLinkOn(spec, host, addrs)
+	return s.openLinkOn(spec, host, addrs, len(spec.Addrs) > 0)
 }
 
-func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []netip.Addr) (*link, error) {
+// openLinkOn makes a device on addresses of an interface: on these alone if they are fixed, else they will be followed by
+// whatever others the interface gets.
+func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []netip.Addr, fixed bool) (*link, error) {
+	for _, a := range addrs {
+		if o := s.owner(a); o != nil {
+			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
+				spec.Name, a, o.spec.Name, o.spec.Name, syscall.EADDRINUSE)
+		}
+	}
 	n := s.made.Add(1)
 	l := &link{spec: spec, host: host, taps: &wire.Taps{}}
+	if fixed {
+		l.addrs = addrs
+	}
 	l.faults = wire.NewFaults(wire.UDP(wire.UDPOptions{Taps: l.taps}), rand.NewPCG(s.opts.Seed, 2*n))
 	l.faults.NumberBy(&s.faultIDs)
 	cfg := rxe.Config{
@@ -150,7 +162,7 @@ func (s *Service) openDefaultLink() (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	l, err := s.openLinkOn(spec, host, addrs)
+	l, err := s.openLinkOn(spec, host, addrs, false)
 	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 		// A link-local address may be unusable for a moment, while the kernel verifies that it is the only one.
 		s.log.Info("leaving out link-local addresses", "cause", err)
@@ -158,7 +170,7 @@ func (s *Service) openDefaultLink() (*link, error) {
 		if len(global) == 0 || len(global) == len(addrs) {
 			return nil, err
 		}
-		l, err = s.openLinkOn(spec, host, global)
+		l, err = s.openLinkOn(spec, host, global, false)
 	}
 	if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
 		return l, err
@@ -169,7 +181,7 @@ func (s *Service) openDefaultLink() (*link, error) {
 		if err != nil {
 			return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 		}
-		if l, err = s.openLinkOn(spec, host, []netip.Addr{a}); !errors.Is(err, syscall.EADDRINUSE) {
+		if l, err = s.openLinkOn(spec, host, []netip.Addr{a}, true); !errors.Is(err, syscall.EADDRINUSE) {
 			return l, err
 		}
 	}
