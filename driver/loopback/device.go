@@ -116,6 +116,18 @@ func (d *Device) EnterError() {
 	}
 }
 
+// Disassociate implements ib.Disassociator. A driver that shares queues or doorbells with the process stops looking at
+// them here; this one shares nothing.
+func (d *Device) Disassociate(c ib.UserContext) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, q := range d.qps {
+		if q.user == c && q.state != ib.QPReset {
+			q.toError()
+		}
+	}
+}
+
 // pd has nothing to remember: what belongs to a domain knows the midlayer's object.
 type pd struct{}
 

@@ -12,6 +12,7 @@ import (
 type QP struct {
 	dev    *Device
 	obj    *ib.QP
+	user   ib.UserContext // nil: a consumer in this process
 	init   *ib.QPInitAttr
 	sendCQ completer // nil: an XRC target
 	recvCQ completer // nil: XRC
@@ -61,13 +62,13 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 	default:
 		return nil, fmt.Errorf("%v queue pair: %w", init.Type, syscall.EOPNOTSUPP)
 	}
-	if u != nil {
-		return nil, fmt.Errorf("queues are not shared with processes: %w", syscall.EOPNOTSUPP)
-	}
 	if c.MaxSendWR > maxWR || c.MaxRecvWR > maxWR || c.MaxSendSGE > maxSGE || c.MaxRecvSGE > maxSGE || c.MaxInlineData > maxInline {
 		return nil, fmt.Errorf("capacities %+v: %w", *c, syscall.EINVAL)
 	}
 	q := &QP{dev: d, obj: obj, init: init, sq: newRing[sendWQE](int(c.MaxSendWR))}
+	if u != nil {
+		q.user = u.Context // whose queues are here too: it posts by commands
+	}
 	if init.SendCQ != nil {
 		q.sendCQ = init.SendCQ.Driver().(completer)
 	}

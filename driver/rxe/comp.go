@@ -14,6 +14,7 @@ import (
 func (qp *QP) receiveResponse(p *pass, k *packet) {
 	r := &qp.req
 	if r.flight.len() == 0 || k.psn.Less(r.una) || !k.psn.Less(r.sent) {
+		qp.dev.counters.add(cntDropResponse, 1)
 		return // to something that is complete already, or that was never sent
 	}
 	switch {

@@ -34,6 +34,9 @@ func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ,
 	if attr.Entries > maxCQE {
 		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
 	}
+	if attr.Flags != 0 {
+		return nil, fmt.Errorf("flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
+	}
 	c := &cq{dev: d, obj: obj, ctx: d.context(u)}
 	r, err := newCQRing(c.ctx, attr.Entries, u)
 	if err != nil {

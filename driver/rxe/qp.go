@@ -66,6 +66,7 @@ type QP struct {
 	egress   egress
 	timer    timer
 	stranded bool // a ring's memory is gone
+	cut      bool // its context was disassociated: its rings are not looked at any more
 	toldLast bool // that no more receives are taken from srq
 }
 
@@ -281,12 +282,16 @@ func (qp *QP) Posted() bool {
 // advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send. qp.mu is
 // held. Every holder of mu that changed something calls it before unlocking.
 func (qp *QP) advance(p *pass) {
-	if qp.gone {
+	if qp.gone || qp.cut {
 		qp.egress.drop()
 		return
 	}
 	if qp.stranded && qp.state != ib.QPErr && qp.state != ib.QPReset {
 		qp.enterError()
+	}
+	if qp.dev.stopped.Load() && qp.state != ib.QPErr {
+		qp.egress.drop()
+		return
 	}
 	qp.answer(p)
 	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
@@ -349,6 +354,7 @@ func (qp *QP) enterError() {
 // EnterError implements ib.ErrorDriver: every queue pair goes to ERR, where work requests are flushed, those too that
 // are posted later. It may not sleep.
 func (d *Device) EnterError() {
+	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change
 	p := d.begin(false)
 	for qp := range d.qps.all() {
 		qp.mu.Lock()
@@ -356,6 +362,25 @@ func (d *Device) EnterError() {
 			qp.enterError()
 		}
 		qp.advance(p)
+		qp.mu.Unlock()
+	}
+	p.end()
+}
+
+// Disassociate implements ib.Disassociator: the context's queue pairs are flushed once more, and then left alone.
+func (d *Device) Disassociate(c ib.UserContext) {
+	p := d.begin(false)
+	for qp := range d.qps.all() {
+		if qp.ctx == nil || qp.ctx.UserContext != c {
+			continue
+		}
+		qp.mu.Lock()
+		if qp.state != ib.QPReset {
+			qp.enterError()
+		}
+		qp.advance(p)
+		qp.cut = true
+		qp.timer.stop()
 		qp.mu.Unlock()
 	}
 	p.end()

@@ -169,7 +169,7 @@ func (qp *QP) fetch(p *pass) bool {
 		qp.enterError()
 		return false
 	}
-	if !filled {
+	if !filled || qp.dev.stopAt() {
 		return false
 	}
 	w := r.flight.push()

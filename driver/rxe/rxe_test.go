@@ -113,8 +113,15 @@ func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node 
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, addr.As4()[3]}, MTU: 9000, Up: true, Running: true},
 	})
 	check(b.t, err)
+	return b.nodeOn(dev, s)
+}
+
+// nodeOn registers a device and makes the consumer.
+func (b *bench) nodeOn(dev *Device, s setup) *node {
+	b.t.Helper()
 	dev.SetShortcut(s.shortcut)
 	check(b.t, b.core.Register(dev.IB()))
+	var err error
 	n := &node{t: b.t, dev: dev, mem: umem.NewLocal(), buf: make([]byte, s.bufLen)}
 	n.pd, err = dev.IB().AllocPD(nil)
 	check(b.t, err)
