@@ -92,6 +92,9 @@ func (s *resShowCmd) Run(c *cli) error {
 	return output(s.JSON, r.Contexts, func(w io.Writer) {
 		fmt.Fprintln(w, "DEVICE\tPID\tPROCESS\tUID\tPD\tMR\tCQ\tQP\tSRQ\tPINNED")
 		for _, x := range r.Contexts {
+			if x.Zombie {
+				x.Device += " (gone)"
+			}
 			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, x.Process, x.UID,
 				x.PDs, len(x.MRs), len(x.CQs), len(x.QPs), len(x.SRQs), x.PinnedBytes/1024)
 		}

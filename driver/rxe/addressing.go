@@ -72,6 +72,7 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 	if c.closed {
 		return false
 	}
+	d.hw.follow(ifi, addrs)
 	old := d.at.Load()
 	now := &addressing{netdev: ifi, gids: slices.Clone(old.gids)}
 	for _, e := range old.endpoints {

@@ -21,6 +21,19 @@ const (
 	cntLinkDowned
 	cntRDMASend
 	cntRDMARecv
+
+	// Why a packet was dropped without an answer; the kernel does not count these.
+	cntDropMalformed
+	cntDropNobody
+	cntDropService
+	cntDropPKey
+	cntDropState
+	cntDropSource
+	cntDropQKey
+	cntDropEcho
+	cntDropResponse
+	cntDropDuplicate
+	cntDropUnreliable
 	numCounters
 )
 
@@ -40,6 +53,17 @@ var counterNames = [numCounters]string{
 	cntLinkDowned:       "link_downed",
 	cntRDMASend:         "rdma_sends",
 	cntRDMARecv:         "rdma_recvs",
+	cntDropMalformed:    "drop_malformed",           // lengths, version, opcode
+	cntDropNobody:       "drop_unknown_qp",          // no queue pair has the number
+	cntDropService:      "drop_wrong_service",       // the opcode is of another service than the queue pair
+	cntDropPKey:         "drop_wrong_pkey",          //
+	cntDropState:        "drop_wrong_state",         // the queue pair does not receive
+	cntDropSource:       "drop_wrong_source",        // not an address of the connection
+	cntDropQKey:         "drop_wrong_qkey",          //
+	cntDropEcho:         "drop_own_multicast",       // who sends to a group gets no copy
+	cntDropResponse:     "drop_stale_response",      // to nothing that is outstanding
+	cntDropDuplicate:    "drop_forgotten_duplicate", // of a READ or atomic of which nothing is known any more
+	cntDropUnreliable:   "drop_unreliable",          // a datagram, or a packet of a message on UC, that could not be taken
 }
 
 // counters are on cache lines of their own, so that threads that count different things do not disturb each
@@ -51,14 +75,12 @@ type counters [numCounters]struct {
 
 func (c *counters) add(i counter, n int) { c[i].n.Add(uint64(n)) }
 
-// violations are the port's counters of what came with a wrong key, as QueryPort reports them. (set_bad_pkey_cntr,
-// set_qkey_viol_cntr)
-type violations struct{ pkey, qkey atomic.Uint64 }
+// violations is what QueryPort reports of packets with a wrong key: 16 bits, which stay at their end.
+// (set_bad_pkey_cntr, set_qkey_viol_cntr)
+func (c *counters) violations(i counter) uint32 { return uint32(min(c[i].n.Load(), 0xffff)) }
 
-// violationCount is the value of such a counter, which has 16 bits and stays at its end.
-func violationCount(c *atomic.Uint64) uint32 { return uint32(min(c.Load(), 0xffff)) }
-
-// Stats are a device's counters under the names that the kernel's rxe gives them in sysfs hw_counters.
+// Stats are a device's counters under the names that the kernel's rxe gives them in sysfs hw_counters, and drop_* for
+// what was dropped without an answer. What came with a wrong ICRC is in the statistics of its endpoint.
 func (d *Device) Stats() map[string]uint64 {
 	s := make(map[string]uint64, numCounters)
 	for i, name := range counterNames {
