@@ -273,7 +273,7 @@ func (qp *QP) fail(status abi.WCStatus) {
 	}
 	switch {
 	case qp.state == ib.QPErr:
-	case qp.typ == ib.QPTypeRC:
+	case qp.reliable():
 		qp.enterError()
 	default:
 		qp.setState(ib.QPSQE)

@@ -115,8 +115,11 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 
 var errRingGone = fmt.Errorf("the process took the memory of its queue away: %w", syscall.EFAULT)
 
-// current is the ring, which only Resize replaces, under both locks.
+// current is the ring, nil of no queue, which only Resize replaces, under both locks.
 func (c *cq) current() *ring {
+	if c == nil {
+		return nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ring

@@ -58,6 +58,7 @@
 //	av.go       address vectors and handles                rxe_av.c
 //	gsi.go      general services
 //	mcast.go    multicast groups                           rxe_mcast.c
+//	xrc.go      extended reliable connections
 //	srq.go      shared receive queues                      rxe_srq.c
 //	table.go    numbers of objects                         rxe_pool.c
 //	qp.go       queue pairs                                rxe_qp.c

@@ -58,7 +58,7 @@ func (qp *QP) fastReg(b *abi.RXESendWRMW) abi.WCStatus {
 func (m *mr) invalidate(qp *QP, key uint32) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if g := m.grant.Load(); !m.fast || g == nil || g.key != key || g.pd != qp.pd || m.windows > 0 {
+	if g := m.grant.Load(); !m.fast || g == nil || g.key != key || g.pd != qp.domain() || m.windows > 0 {
 		return false
 	}
 	m.replace(nil)

@@ -190,7 +190,7 @@ func TestCreateQPErrors(t *testing.T) {
 			cap  ib.QPCap
 			errn syscall.Errno
 		}{
-			{"type", ib.QPTypeXRCInit, ib.QPCap{}, syscall.EOPNOTSUPP},
+			{"type", ib.QPTypeRaw, ib.QPCap{}, syscall.EOPNOTSUPP},
 			{"sends", ib.QPTypeRC, ib.QPCap{MaxSendWR: maxQPWR + 1}, syscall.EINVAL},
 			{"receives", ib.QPTypeRC, ib.QPCap{MaxRecvWR: maxQPWR + 1}, syscall.EINVAL},
 			{"gather", ib.QPTypeRC, ib.QPCap{MaxSendSGE: maxSGE + 1}, syscall.EINVAL},

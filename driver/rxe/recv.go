@@ -104,6 +104,8 @@ func serviceOf(t ib.QPType) roce.Service {
 		return roce.UC
 	case ib.QPTypeUD, ib.QPTypeGSI:
 		return roce.UD
+	case ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
+		return roce.XRC
 	}
 	return roce.RC
 }
@@ -122,8 +124,12 @@ func (qp *QP) refuses(k *packet, b []byte) counter {
 	case k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull:
 		return cntDropPKey
 	}
+	response := k.Flags&roce.FlagResponse != 0
+	if qp.typ == ib.QPTypeXRCInit && !response || qp.typ == ib.QPTypeXRCTgt && response {
+		return cntDropService
+	}
 	ready := qp.state == ib.QPRTR || qp.state == ib.QPRTS || qp.state == ib.QPSQD || qp.state == ib.QPSQE
-	if k.Flags&roce.FlagResponse != 0 {
+	if response {
 		ready = qp.state == ib.QPRTS || qp.state == ib.QPSQD
 	}
 	switch {
@@ -170,8 +176,11 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 			return false
 		}
 		in := qp.pd
-		if kind == scatterSend {
+		switch kind {
+		case scatterSend:
 			in = qp.resp.wqe.pd
+		case scatterWrite:
+			in = qp.domain()
 		}
 		m := qp.memory(in, key, right)
 		if m == nil {
