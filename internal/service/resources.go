@@ -18,6 +18,7 @@ type ContextInfo struct {
 	PinnedBytes uint64    `json:"pinned_bytes"`
 	PDs         int       `json:"pds"`
 	AHs         int       `json:"ahs"`
+	MWs         int       `json:"mws"`
 	MRs         []MRInfo  `json:"mrs"`
 	CQs         []CQInfo  `json:"cqs"`
 	QPs         []QPInfo  `json:"qps"`
@@ -65,7 +66,7 @@ func (s *Service) Resources() []ContextInfo {
 func contextInfo(c *uverbs.ContextInfo) ContextInfo {
 	r := ContextInfo{
 		Device: c.Device, File: c.File, PID: c.PID, Process: c.ProcessName, UID: c.UID, Zombie: c.Zombie,
-		PinnedBytes: c.PinnedPages * uint64(os.Getpagesize()), PDs: len(c.PDs), AHs: len(c.AHs),
+		PinnedBytes: c.PinnedPages * uint64(os.Getpagesize()), PDs: len(c.PDs), AHs: len(c.AHs), MWs: len(c.MWs),
 		MRs: []MRInfo{}, CQs: []CQInfo{}, QPs: []QPInfo{}, SRQs: []SRQInfo{}, XRCDs: len(c.XRCDs),
 	}
 	for _, m := range c.MRs {
