@@ -132,7 +132,8 @@ type CQModerator interface {
 // McastQP is implemented by a DriverQP that can be in multicast groups. The midlayer has checked that the queue pair
 // is a datagram one and the address a multicast one. (attach_mcast, detach_mcast)
 type McastQP interface {
-	// AttachMcast may sleep. EINVAL if the queue pair is in the group already.
+	// AttachMcast may sleep. EINVAL if the queue pair is in the group already, EADDRNOTAVAIL if the device has no
+	// address of the group's family, ENOMEM if there are too many groups or members.
 	AttachMcast(gid GID, lid uint16) error
 	// DetachMcast may sleep. EINVAL if the queue pair is not in the group.
 	DetachMcast(gid GID, lid uint16) error

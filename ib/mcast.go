@@ -47,8 +47,11 @@ func (qp *QP) mcast(gid GID) (McastQP, error) {
 	if !ok {
 		return nil, syscall.EOPNOTSUPP
 	}
-	if qp.init.Type != QPTypeUD || gid[0] != 0xff {
+	if qp.init.Type != QPTypeUD {
 		return nil, fmt.Errorf("%v queue pair: %w", qp.init.Type, syscall.EINVAL)
+	}
+	if !gid.Addr().IsMulticast() {
+		return nil, fmt.Errorf("no multicast address: %w", syscall.EINVAL)
 	}
 	return m, nil
 }

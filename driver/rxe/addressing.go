@@ -79,6 +79,7 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 			d.unbind(e)
 		}
 	}
+	var added []*endpoint
 	for _, a := range addrs {
 		e, err := d.bind(a)
 		if err != nil {
@@ -93,11 +94,15 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 		delete(c.warned, a)
 		if !slices.Contains(now.endpoints, e) {
 			now.endpoints = append(now.endpoints, e)
+			if !slices.Contains(old.endpoints, e) {
+				added = append(added, e)
+			}
 		}
 	}
 	entries := now.setGIDs()
 	d.at.Store(now)
 	d.fabric.update(d)
+	d.joinGroups(added)
 	if now.netdev.MTU != old.netdev.MTU {
 		d.setDatagramMTU()
 	}
@@ -200,7 +205,7 @@ func (a *addressing) setGIDs() (changed int) {
 func (d *Device) setDatagramMTU() {
 	mtu := d.activeMTU()
 	for qp := range d.qps.all() {
-		if qp.typ != ib.QPTypeUD {
+		if !qp.datagram() {
 			continue
 		}
 		qp.mu.Lock()

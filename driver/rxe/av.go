@@ -32,8 +32,6 @@ func (d *Device) resolve(a *ib.AHAttr) (*path, error) {
 		return nil, fmt.Errorf("address vector: source GID index %d is empty: %w", g.SGIDIndex, syscall.EINVAL)
 	case dgid.IsZero():
 		return nil, fmt.Errorf("address vector: no destination GID: %w", syscall.EINVAL)
-	case dgid.IsMulticast():
-		return nil, fmt.Errorf("address vector: destination %v: multicast: %w", dgid, syscall.EOPNOTSUPP)
 	}
 	p := &path{attr: *a, tos: g.TrafficClass, ttl: g.HopLimit}
 	p.dst = g.DGID.Addr()

@@ -51,6 +51,13 @@ type counters [numCounters]struct {
 
 func (c *counters) add(i counter, n int) { c[i].n.Add(uint64(n)) }
 
+// violations are the port's counters of what came with a wrong key, as QueryPort reports them. (set_bad_pkey_cntr,
+// set_qkey_viol_cntr)
+type violations struct{ pkey, qkey atomic.Uint64 }
+
+// violationCount is the value of such a counter, which has 16 bits and stays at its end.
+func violationCount(c *atomic.Uint64) uint32 { return uint32(min(c.Load(), 0xffff)) }
+
 // Stats are a device's counters under the names that the kernel's rxe gives them in sysfs hw_counters.
 func (d *Device) Stats() map[string]uint64 {
 	s := make(map[string]uint64, numCounters)

@@ -156,7 +156,7 @@ func TestAddressHandle(t *testing.T) {
 			{"no route", func(a *ib.AHAttr) { a.HasGRH = false }, syscall.EINVAL},
 			{"empty source", func(a *ib.AHAttr) { a.GRH.SGIDIndex = 9 }, syscall.EINVAL},
 			{"no destination", func(a *ib.AHAttr) { a.GRH.DGID = ib.GID{} }, syscall.EINVAL},
-			{"multicast", func(a *ib.AHAttr) { a.GRH.DGID = ib.GID{0xff, 2} }, syscall.EOPNOTSUPP},
+			{"group of another family", func(a *ib.AHAttr) { a.GRH.DGID = ib.GID{0xff, 2} }, syscall.ENETUNREACH},
 			{"another family", func(a *ib.AHAttr) { a.GRH.DGID = ib.GID{0x20, 1} }, syscall.ENETUNREACH},
 		} {
 			a := good

@@ -48,19 +48,21 @@ type Config struct {
 
 // Device is a software RoCEv2 device with one port. It implements ib.Driver.
 type Device struct {
-	name     string
-	obj      *ib.Device
-	logf     func(format string, args ...any)
-	at       atomic.Pointer[addressing]
-	changes  addressChanges
-	guid     uint64
-	faults   *wire.Faults
-	taps     *wire.Taps
-	fabric   *Fabric
-	clock    clock.Clock
-	direct   atomic.Bool // the Fabric may be used, as long as there are no faults
-	counters counters
-	atomics  atomics
+	name       string
+	obj        *ib.Device
+	logf       func(format string, args ...any)
+	at         atomic.Pointer[addressing]
+	changes    addressChanges
+	guid       uint64
+	faults     *wire.Faults
+	taps       *wire.Taps
+	fabric     *Fabric
+	clock      clock.Clock
+	direct     atomic.Bool // the Fabric may be used, as long as there are no faults
+	counters   counters
+	violations violations
+	groups     groups
+	atomics    atomics
 
 	qps     table[QP] // by the low bits of the number
 	mrs     table[mr] // by key >> 8
@@ -210,6 +212,7 @@ const (
 	capPortActiveEvent = 1 << 10
 	capSysImageGUID    = 1 << 11
 	capRCRNRNakGen     = 1 << 12
+	capSRQResize       = 1 << 13
 	capMemWindow       = 1 << 17
 	capMemMgtExt       = 1 << 21
 	capMemWindow2B     = 1 << 24
@@ -239,26 +242,29 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
 			capSysImageGUID | capRCRNRNakGen | capMemWindow | capMemMgtExt | capMemWindow2B | capFlushGlobal |
-			capAtomicWrite,
-		MaxSendSGE:      maxSGE,
-		MaxRecvSGE:      maxSGE,
-		MaxSGERd:        maxSGE,
-		MaxCQ:           maxCQ,
-		MaxCQE:          maxCQE,
-		MaxMR:           maxMR,
-		MaxMW:           maxMW,
-		MaxPD:           1 << 20,
-		MaxQPRdAtom:     maxRdAtomic,
-		MaxResRdAtom:    maxRdAtomic * (maxQPSlot - minQPSlot),
-		MaxQPInitRdAtom: maxRdAtomic,
-		AtomicCap:       ib.AtomicHCA,
-		MaxAH:           maxAH,
-		MaxSRQ:          maxSRQ,
-		MaxSRQWR:        maxSRQWR,
-		MaxSRQSGE:       maxSGE,
-		MaxPKeys:        1,
-		LocalCAAckDelay: ackDelayCode,
-		PhysPorts:       1,
+			capAtomicWrite | capSRQResize,
+		MaxSendSGE:        maxSGE,
+		MaxRecvSGE:        maxSGE,
+		MaxSGERd:          maxSGE,
+		MaxCQ:             maxCQ,
+		MaxCQE:            maxCQE,
+		MaxMR:             maxMR,
+		MaxMW:             maxMW,
+		MaxPD:             1 << 20,
+		MaxQPRdAtom:       maxRdAtomic,
+		MaxResRdAtom:      maxRdAtomic * (maxQPSlot - minQPSlot),
+		MaxQPInitRdAtom:   maxRdAtomic,
+		AtomicCap:         ib.AtomicHCA,
+		MaxAH:             maxAH,
+		MaxMcastGrp:       maxMcastGrp,
+		MaxMcastQPAttach:  maxMcastQPAttach,
+		MaxTotalMcastAtch: maxTotMcastQP,
+		MaxSRQ:            maxSRQ,
+		MaxSRQWR:          maxSRQWR,
+		MaxSRQSGE:         maxSGE,
+		MaxPKeys:          1,
+		LocalCAAckDelay:   ackDelayCode,
+		PhysPorts:         1,
 		// Memory is copied by the kernel, which brings in what is not there: nothing has to be pinned.
 		ODP: ib.ODPCaps{
 			General: ib.ODPSupport | ib.ODPImplicit,
@@ -276,19 +282,21 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 	}
 	at := d.at.Load()
 	a := ib.PortAttr{
-		State:        ib.PortActive,
-		PhysState:    portPhysLinkUp,
-		MaxMTU:       ib.MTU4096,
-		ActiveMTU:    d.activeMTU(),
-		GIDTableLen:  gidTableLen,
-		PKeyTableLen: 1,
-		CapFlags:     portCapCM,
-		MaxMsgSize:   maxMsgSize,
-		MaxVLNum:     1,
-		ActiveWidth:  portWidth1X,
-		ActiveSpeed:  portSpeedSDR,
-		Netdev:       at.netdev.Name,
-		LinkLayer:    ib.LinkEthernet,
+		State:          ib.PortActive,
+		PhysState:      portPhysLinkUp,
+		MaxMTU:         ib.MTU4096,
+		ActiveMTU:      d.activeMTU(),
+		GIDTableLen:    gidTableLen,
+		PKeyTableLen:   1,
+		CapFlags:       portCapCM,
+		MaxMsgSize:     maxMsgSize,
+		MaxVLNum:       1,
+		BadPKeyCounter: violationCount(&d.violations.pkey),
+		QKeyViolations: violationCount(&d.violations.qkey),
+		ActiveWidth:    portWidth1X,
+		ActiveSpeed:    portSpeedSDR,
+		Netdev:         at.netdev.Name,
+		LinkLayer:      ib.LinkEthernet,
 	}
 	switch {
 	case at.up():

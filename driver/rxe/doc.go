@@ -49,6 +49,8 @@
 //	cq.go       completion queues                          rxe_cq.c
 //	mr.go       domains, regions, keys, atomics            rxe_mr.c
 //	av.go       address vectors and handles                rxe_av.c
+//	gsi.go      general services
+//	mcast.go    multicast groups                           rxe_mcast.c
 //	srq.go      shared receive queues                      rxe_srq.c
 //	table.go    numbers of objects                         rxe_pool.c
 //	qp.go       queue pairs                                rxe_qp.c

@@ -127,7 +127,7 @@ func (d *Device) SetShortcut(on bool) { d.direct.Store(on) }
 // queue pair that sends it. Packets do not tell who sends them, so that any program could send into the connections of
 // others, if it was not stopped here.
 func (d *Device) intrudes(qp *QP, t *train) bool {
-	if qp.typ == ib.QPTypeUD {
+	if qp.datagram() {
 		return false // the Q_Key guards those
 	}
 	peer := d.fabric.load().byAddr[t.Dst]
@@ -135,5 +135,5 @@ func (d *Device) intrudes(qp *QP, t *train) bool {
 		return false
 	}
 	to := peer.qp(roce.BTH(t.Buf).DestQPN())
-	return to != nil && to.typ != ib.QPTypeUD && to.peer.Load() != qp.num
+	return to != nil && !to.datagram() && to.peer.Load() != qp.num
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"verbena/driver/rxe/wire"
 	"verbena/ib"
 	"verbena/roce"
 )
@@ -60,7 +61,32 @@ func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
 	qp.advance(p)
 	qp.mu.Unlock()
 	p.end()
+	if err == nil && mask&ib.QPAttrState != 0 && a.State == ib.QPReset {
+		qp.forgetPort()
+	}
 	return err
+}
+
+// choosePort gives a connection the UDP source port that Linux would; qp.mu is held. (rdma_get_udp_sport)
+func (qp *QP) choosePort() {
+	if label := qp.attr.AH.GRH.FlowLabel; label != 0 {
+		qp.sport = roce.SourcePortFlowLabel(label)
+	} else {
+		qp.sport = roce.SourcePortRC(qp.num, qp.attr.DestQPN)
+	}
+}
+
+// forgetPort says that the queue pair sends no more from its UDP source port. Should another one do so, the port is
+// found again.
+func (qp *QP) forgetPort() {
+	qp.mu.Lock()
+	port := qp.sport
+	qp.mu.Unlock()
+	for _, e := range qp.dev.at.Load().endpoints {
+		if w := e.wire.Load(); w != nil {
+			wire.ForgetPort(w.Endpoint, port)
+		}
+	}
 }
 
 // change makes the change; qp.mu is held. (rxe_qp_from_attr)
@@ -113,6 +139,9 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 		if mask&c.bit != 0 {
 			c.set()
 		}
+	}
+	if mask&(ib.QPAttrAV|ib.QPAttrDestQPN) != 0 && !qp.datagram() {
+		qp.choosePort()
 	}
 	if !moves {
 		return nil

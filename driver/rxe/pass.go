@@ -30,6 +30,7 @@ type pass struct {
 	slot    [max(maxSendWQESize, maxRecvWQESize)]byte // a private copy of a work request
 	grh     [grhLen]byte
 	packets [][]byte
+	arrival wire.Arrival
 
 	holds   bool      // callbacks run at the end of this pass
 	holding []*Device // whose callbacks wait for it
@@ -143,9 +144,10 @@ func (p *pass) drainQP(qp *QP) {
 		qp.mu.Unlock()
 		return
 	}
+	sport := qp.sport
 	qp.mu.Unlock()
 	for i, t := range p.batch {
-		t.QP = qp.num
+		t.QP, t.SPort = qp.num, sport
 		if p.send(qp, t) {
 			continue
 		}
@@ -216,8 +218,15 @@ func (p *pass) deliver(d *Device, src netip.Addr, t *train) {
 		b := t.Packet(i)
 		p.packets = append(p.packets, b[:len(b)-wire.ICRCLen])
 	}
-	p.receive(d, src, t.Dst, p.packets)
+	p.arrival = wire.Arrival{Src: src, Dst: t.Dst, TOS: t.TOS, TTL: t.TTL, Packets: p.packets}
+	if p.arrival.TTL == 0 {
+		p.arrival.TTL = defaultTTL
+	}
+	p.receive(d, &p.arrival)
 }
+
+// defaultTTL is that of packets whose address vector does not say.
+const defaultTTL = 64
 
 // egressRetry is when to try again after the socket was full. It drains in well less than that.
 const egressRetry = 100 * time.Microsecond

@@ -57,6 +57,7 @@ type QP struct {
 	path     *path
 	pathMTU  roce.MTU
 	mtu      int
+	sport    uint16 // UDP source port; 0 while the peer is not known
 	sqDone   uint32 // slot of the send ring that completes next
 	rqNext   uint32 // slot of the receive ring that is taken next
 	req      requester
@@ -71,6 +72,10 @@ type QP struct {
 func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
 	switch init.Type {
 	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD:
+	case ib.QPTypeGSI:
+		if err := d.checkGSI(init, u); err != nil {
+			return nil, err
+		}
 	default:
 		return nil, fmt.Errorf("queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
@@ -98,7 +103,7 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 	}
 	qp.idle.L = &qp.mu
 	qp.req.reset()
-	if qp.typ == ib.QPTypeUD {
+	if qp.datagram() {
 		qp.pathMTU = roce.MTU(d.activeMTU())
 	}
 	qp.mtu = qp.pathMTU.Bytes()
@@ -106,12 +111,14 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 	if err := qp.makeRings(c, u); err != nil {
 		return nil, err
 	}
-	slot, ok := d.qps.reserve()
-	if !ok {
+	if err := d.number(qp); err != nil {
 		qp.freeRings()
-		return nil, fmt.Errorf("%d queue pairs exist: %w", maxQPSlot-minQPSlot, syscall.ENOMEM)
+		return nil, err
 	}
-	qp.num = uint32(d.qpKeys.take(slot, uint8(d.random())))<<qpSlotBits | slot
+	slot := qp.num & (maxQPSlot - 1)
+	if qp.datagram() {
+		qp.sport = roce.SourcePortUD(qp.num)
+	}
 	if qp.ctx != nil {
 		if err := qp.ctx.dir.add(qp); err != nil {
 			d.qps.drop(slot)
@@ -307,6 +314,7 @@ func (qp *QP) Destroy() error {
 	if qp.ctx != nil {
 		qp.ctx.dir.remove(qp)
 	}
+	qp.forgetPort()
 	// Whoever finds the queue pair from now on, by a pointer that it still holds, finds it gone; PostRecv too is
 	// over.
 	qp.posting.Lock()

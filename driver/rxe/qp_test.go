@@ -321,7 +321,7 @@ func TestStale(t *testing.T) {
 			buf := make([]byte, op.PacketLen(4))
 			k := roce.NewPacket(buf, &roce.BTHFields{Opcode: op, PKey: pkey, DestQPN: b.b.qp.Num()}, 4)
 			p := b.b.dev.begin(true)
-			p.receive(b.b.dev, src, dst, [][]byte{k.Data[:len(buf)-roce.ICRCLen]})
+			p.receive(b.b.dev, arrival(src, dst, k.Data[:len(buf)-roce.ICRCLen]))
 			p.end()
 			synctest.Wait()
 		}

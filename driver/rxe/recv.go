@@ -14,6 +14,7 @@ type packet struct {
 	roce.Packet // Data ends before the ICRC
 	psn         roce.PSN
 	src, dst    netip.Addr
+	tos, ttl    uint8
 }
 
 // Receive implements wire.Receiver: packets that came from the network.
@@ -22,13 +23,14 @@ func (e *endpoint) Receive(a *wire.Arrival) {
 		return // a port that is down gets nothing
 	}
 	p := e.dev.begin(true)
-	p.receive(e.dev, a.Src, a.Dst, a.Packets)
+	p.receive(e.dev, a)
 	p.end()
 }
 
 // receive hands packets to the queue pairs that they are for, each run of packets for one of them at once.
 // (rxe_rcv)
-func (p *pass) receive(d *Device, src, dst netip.Addr, packets [][]byte) {
+func (p *pass) receive(d *Device, a *wire.Arrival) {
+	packets, multicast := a.Packets, a.Dst.IsMulticast()
 	d.counters.add(cntRcvdPkts, len(packets))
 	for len(packets) > 0 {
 		if len(packets[0]) < roce.BTHLen {
@@ -40,18 +42,23 @@ func (p *pass) receive(d *Device, src, dst netip.Addr, packets [][]byte) {
 		for n < len(packets) && len(packets[n]) >= roce.BTHLen && roce.BTH(packets[n]).DestQPN() == num {
 			n++
 		}
-		if qp := d.qp(num); qp != nil {
-			qp.receive(p, src, dst, packets[:n])
+		switch qp := d.qp(num); {
+		case multicast:
+			if num == roce.QPNMulticast {
+				p.receiveGroup(d, a, packets[:n])
+			}
+		case qp != nil:
+			qp.receive(p, a, packets[:n])
 		}
 		packets = packets[n:]
 	}
 }
 
 // receive handles packets for the queue pair, then does what has become possible.
-func (qp *QP) receive(p *pass, src, dst netip.Addr, packets [][]byte) {
+func (qp *QP) receive(p *pass, a *wire.Arrival, packets [][]byte) {
 	qp.mu.Lock()
 	for _, b := range packets {
-		k := packet{src: src, dst: dst}
+		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
 		if qp.gone || !k.parse(b) || !qp.accepts(&k) {
 			continue
 		}
@@ -86,7 +93,7 @@ func serviceOf(t ib.QPType) roce.Service {
 	switch t {
 	case ib.QPTypeUC:
 		return roce.UC
-	case ib.QPTypeUD:
+	case ib.QPTypeUD, ib.QPTypeGSI:
 		return roce.UD
 	}
 	return roce.RC
@@ -95,7 +102,11 @@ func serviceOf(t ib.QPType) roce.Service {
 // accepts checks that a packet may be for this queue pair as it is now: service, state, partition, and the
 // addresses of a connection or the Q_Key. What fails is dropped. (hdr_check)
 func (qp *QP) accepts(k *packet) bool {
-	if k.Opcode.Service() != serviceOf(qp.typ) || k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull {
+	if k.Opcode.Service() != serviceOf(qp.typ) {
+		return false
+	}
+	if k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull {
+		qp.dev.violations.pkey.Add(1)
 		return false
 	}
 	ready := qp.state == ib.QPRTR || qp.state == ib.QPRTS || qp.state == ib.QPSQD || qp.state == ib.QPSQE
@@ -105,8 +116,12 @@ func (qp *QP) accepts(k *packet) bool {
 	if !ready {
 		return false
 	}
-	if qp.typ == ib.QPTypeUD {
-		return k.DETH().QKey() == qp.attr.QKey
+	if qp.datagram() {
+		if k.DETH().QKey() != qp.qkey() {
+			qp.dev.violations.qkey.Add(1)
+			return false
+		}
+		return !qp.echo(k)
 	}
 	return qp.path != nil && k.src == qp.path.dst && k.dst == qp.path.from.addr
 }

@@ -127,7 +127,7 @@ func (qp *QP) request(p *pass) {
 		}
 		var more bool
 		switch {
-		case qp.typ == ib.QPTypeUD:
+		case qp.datagram():
 			more = qp.sendDatagram(p, w)
 		case w.kind == opRead:
 			more = qp.sendRead(p, w)

@@ -1,8 +1,6 @@
 package rxe
 
 import (
-	"encoding/binary"
-
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uverbs/abi"
@@ -108,7 +106,7 @@ func (qp *QP) receiveRequest(p *pass, k *packet) {
 		qp.receiveReliable(p, k)
 	case ib.QPTypeUC:
 		qp.receiveUnreliable(p, k)
-	case ib.QPTypeUD:
+	case ib.QPTypeUD, ib.QPTypeGSI:
 		qp.receiveDatagram(p, k)
 	}
 }
@@ -650,42 +648,13 @@ func (qp *QP) completeRecv(wc *abi.WC, solicited bool) {
 }
 
 // grhLen is the length of what precedes a datagram in its receive buffer.
-const grhLen = 40
+const grhLen = roce.GRHLen
 
-// grhOf makes the header as a receiver expects it: an IPv6 header, or 20 unused bytes and an IPv4 header
-// (IBA A17.4.5.2). It lies in the pass until it has been stored.
+// grhOf makes the header that a datagram came with. It lies in the pass until it has been stored.
 func grhOf(p *pass, k *packet) []byte {
-	b := p.grh[:]
-	clear(b)
-	udp := udpHeaderLen + len(k.Data) + roce.ICRCLen
-	if !k.src.Is4() {
-		b[0] = 6 << 4
-		binary.BigEndian.PutUint16(b[4:], uint16(udp))
-		b[6], b[7] = protocolUDP, 64
-		src, dst := k.src.As16(), k.dst.As16()
-		copy(b[8:], src[:])
-		copy(b[24:], dst[:])
-		return b
-	}
-	h := b[20:]
-	h[0] = 4<<4 | 5
-	binary.BigEndian.PutUint16(h[2:], uint16(len(h)+udp))
-	h[6] = 0x40 // don't fragment
-	h[8], h[9] = 64, protocolUDP
-	src, dst := k.src.As4(), k.dst.As4()
-	copy(h[12:], src[:])
-	copy(h[16:], dst[:])
-	sum := uint32(0)
-	for i := 0; i < len(h); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(h[i:]))
-	}
-	sum = sum&0xffff + sum>>16
-	sum = sum&0xffff + sum>>16
-	binary.BigEndian.PutUint16(h[10:], ^uint16(sum))
-	return b
+	roce.GRH(p.grh[:]).Encode(&roce.GRHFields{
+		TrafficClass: k.tos, HopLimit: k.ttl, PacketLen: len(k.Data) + roce.ICRCLen,
+		SGID: roce.GID(k.src.As16()), DGID: roce.GID(k.dst.As16()),
+	})
+	return p.grh[:]
 }
-
-const (
-	protocolUDP  = 17
-	udpHeaderLen = 8
-)

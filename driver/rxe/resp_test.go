@@ -35,6 +35,9 @@ type request struct {
 	rkey uint32
 	len  int // of the message
 	add  uint64
+
+	flush roce.FlushType
+	level roce.FlushLevel
 }
 
 // say has packets arrive together.
@@ -52,13 +55,16 @@ func (d *dialogue) say(list ...request) {
 		if h := k.RETH(); h != nil {
 			h.Encode(r.va, r.rkey, uint32(r.len))
 		}
+		if h := k.FETH(); h != nil {
+			h.Encode(r.flush, r.level)
+		}
 		if h := k.AtomicETH(); h != nil {
 			h.Encode(r.va, r.rkey, r.add, 0)
 		}
 		packets = append(packets, k.Data[:len(buf)-roce.ICRCLen])
 	}
 	p := d.b.dev.begin(true)
-	p.receive(d.b.dev, addrA, addrB, packets)
+	p.receive(d.b.dev, arrival(addrA, addrB, packets...))
 	p.end()
 	synctest.Wait()
 }
@@ -98,7 +104,7 @@ func TestRequester(t *testing.T) {
 		k := roce.NewPacket(buf, &roce.BTHFields{Opcode: roce.RCAcknowledge, PKey: roce.DefaultPKey, DestQPN: d.b.qp.Num(), PSN: psn}, 0)
 		k.AETH().Encode(s, 0)
 		p := d.b.dev.begin(true)
-		p.receive(d.b.dev, addrA, addrB, [][]byte{k.Data[:len(buf)-roce.ICRCLen]})
+		p.receive(d.b.dev, arrival(addrA, addrB, k.Data[:len(buf)-roce.ICRCLen]))
 		p.end()
 	}
 	window := func(d *dialogue, packets int) {

@@ -40,6 +40,11 @@ type node struct {
 	mu       sync.Mutex
 	notified int
 	events   []ib.EventType
+
+	// what tests have made besides, in the order in which it goes
+	mws []*ib.MW
+	mrs []*ib.MR
+	pds []*ib.PD
 }
 
 type setup struct {
@@ -152,6 +157,15 @@ func (n *node) raised() []ib.EventType {
 func (b *bench) close() {
 	for _, n := range []*node{b.a, b.b} {
 		check(b.t, n.qp.Destroy())
+		for _, w := range n.mws {
+			check(b.t, w.Dealloc())
+		}
+		for _, m := range n.mrs {
+			check(b.t, m.Dereg())
+		}
+		for _, p := range n.pds {
+			check(b.t, p.Dealloc())
+		}
 		check(b.t, n.mr.Dereg())
 		check(b.t, n.cq.Destroy())
 		check(b.t, n.pd.Dealloc())

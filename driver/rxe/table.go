@@ -2,6 +2,7 @@ package rxe
 
 import (
 	"iter"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -11,12 +12,13 @@ import (
 type table[T any] struct {
 	chunks [tableChunks]atomic.Pointer[tableChunk[T]]
 
-	mu    sync.Mutex
-	first uint32 // lowest number
-	limit uint32 // numbers are below this
-	fresh uint32 // numbers from here on were never used
-	freed []uint32
-	head  int // freed[:head] were given out again
+	mu      sync.Mutex
+	first   uint32 // lowest number
+	limit   uint32 // numbers are below this
+	fresh   uint32 // numbers from here on were never used
+	freed   []uint32
+	head    int      // freed[:head] were given out again
+	claimed []uint32 // below first
 }
 
 const (
@@ -49,10 +51,27 @@ func (t *table[T]) reserve() (uint32, bool) {
 	}
 	n := t.fresh
 	t.fresh++
+	t.grow(n)
+	return n, true
+}
+
+// claim takes a number below the lowest, false if it is taken. Lookups do not find it until it is set.
+func (t *table[T]) claim(n uint32) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if slices.Contains(t.claimed, n) {
+		return false
+	}
+	t.claimed = append(t.claimed, n)
+	t.grow(n)
+	return true
+}
+
+// grow makes room for a number; mu is held.
+func (t *table[T]) grow(n uint32) {
 	if c := &t.chunks[n>>chunkBits]; c.Load() == nil {
 		c.Store(new(tableChunk[T]))
 	}
-	return n, true
 }
 
 // set makes a reserved number refer to v.
@@ -78,7 +97,7 @@ func (t *table[T]) all() iter.Seq[*T] {
 	end := t.fresh
 	t.mu.Unlock()
 	return func(yield func(*T) bool) {
-		for n := t.first; n < end; n++ {
+		for n := range end {
 			if v := t.get(n); v != nil && !yield(v) {
 				return
 			}
@@ -91,5 +110,9 @@ func (t *table[T]) drop(n uint32) {
 	t.set(n, nil)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if n < t.first {
+		t.claimed = slices.DeleteFunc(t.claimed, func(c uint32) bool { return c == n })
+		return
+	}
 	t.freed = append(t.freed, n)
 }

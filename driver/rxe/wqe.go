@@ -60,7 +60,7 @@ func kindOf(t ib.QPType, op abi.WROpcode) opKind {
 	switch {
 	case t == ib.QPTypeRC,
 		t == ib.QPTypeUC && (k == opSend && op != abi.WRSendWithInv || k == opWrite || k.local()),
-		t == ib.QPTypeUD && k == opSend && op != abi.WRSendWithInv:
+		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == opSend && op != abi.WRSendWithInv:
 		return k
 	}
 	return opNone
@@ -171,7 +171,7 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		w.status = abi.WCLocQPOpErr
 		return
 	}
-	if qp.typ == ib.QPTypeUD {
+	if qp.datagram() {
 		w.status = qp.decodeUD(w, h.WR.UD())
 		return
 	}
@@ -190,8 +190,8 @@ func (qp *QP) decodeUD(w *sendWQE, u *abi.RXESendWRUD) abi.WCStatus {
 		return abi.WCLocLenErr
 	}
 	w.path, w.qpn, w.qkey = h.path.Load(), u.RemoteQPN&roce.PSNMask, u.RemoteQKey
-	if w.qkey>>31 != 0 {
-		w.qkey = qp.attr.QKey // a controlled key: the queue pair's own goes (IBA 10.2.5)
+	if w.qkey>>31 != 0 || qp.typ == ib.QPTypeGSI {
+		w.qkey = qp.qkey() // a controlled key: the queue pair's own goes (IBA 10.2.5)
 	}
 	return abi.WCSuccess
 }
@@ -242,7 +242,7 @@ func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
 		return 0, fmt.Errorf("%d gather elements, at most %d: %w", len(wr.SGList), qp.cap.MaxSendSGE, syscall.EINVAL)
 	}
 	switch {
-	case qp.typ == ib.QPTypeUD:
+	case qp.datagram():
 		if wr.AH == nil {
 			return 0, fmt.Errorf("datagram without address handle: %w", syscall.EINVAL)
 		}

@@ -1,6 +1,7 @@
 package rblk
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/attach"
 )
 
 // DiskConfig says which remote store a Disk is.
@@ -26,8 +28,8 @@ type DiskConfig struct {
 	// Depth and MaxIO are how many requests may be outstanding, and how many bytes one may have; longer ones are split.
 	// 0: 64, and 128 KiB. The target may grant less. The Disk takes Depth x MaxIO of memory.
 	Depth, MaxIO int
-	// Patience is how long requests are held when the session is lost, before they fail with EIO. 0: a minute; negative:
-	// for ever. The Disk goes on trying, and works again when a session is there.
+	// Patience is how long the disk is held when the session is lost, before it is lost itself and everything fails with
+	// EIO. 0: a minute; negative: for ever.
 	Patience time.Duration
 	// Hang is how long a request may have no response before the session is taken for lost. 0: 15 s.
 	Hang time.Duration
@@ -35,65 +37,32 @@ type DiskConfig struct {
 	Logf func(format string, args ...any)
 }
 
-// DiskState is where a Disk stands.
-//
-//	        session                loss               Patience has passed
-//	Held ------------> Attached ----------> Held ------------------------> Failed
-//	                       ^                 |                                |
-//	                       +-----------------+----------- session ------------+
-//
-// and Closed from everywhere, for good.
-type DiskState uint8
-
-const (
-	DiskHeld     DiskState = iota // no session: requests wait
-	DiskAttached                  // requests are carried out
-	DiskFailed                    // no session for too long: requests fail
-	DiskClosed
-)
-
-func (s DiskState) String() string {
-	return [...]string{"held", "attached", "failed", "closed"}[s]
-}
-
 // Disk is a store on a target (see Store, which it is). Its methods may sleep, are safe for concurrent use, and order
 // nothing among concurrent calls.
 type Disk struct {
-	cfg    DiskConfig
-	core   *ib.Core
-	client *ib.Client
-	name   string
+	cfg  DiskConfig
+	name string
+	att  *attach.Attachment[*link]
 
-	ctx    context.Context // until Close
-	cancel context.CancelFunc
-	runs   sync.WaitGroup
-	kick   chan struct{} // devices came or went
 	opened chan struct{} // closed at the first session, or when there will be none
 	free   chan uint16   // tags
 
+	// What follows is set by the first session.
 	size  int64
 	depth int
 	maxIO int
 	data  *memory // maxIO bytes for each tag; stays through resets
-	epoch uint64
+
+	epoch uint64 // of logins, which are one at a time
 
 	mu       sync.Mutex
-	state    DiskState
-	devices  []*attachment
-	link     *link  // in DiskAttached
-	requests []slot // by tag
-	seq      uint64
+	link     *link     // the session; nil: held
+	end      error     // why requests fail from now on
+	requests []slot    // by tag
+	seq      uint64    // of the next request
+	since    time.Time // the session was lost
 	stats    Stats
-	since    time.Time // of the present hold
-	refusal  error     // what keeps a session from coming, for messages
-}
-
-// attachment is a device that may be used, between the client's Add and the end of its Remove.
-type attachment struct {
-	dev     *ib.Device
-	leaving context.CancelFunc
-	ctx     context.Context
-	users   sync.WaitGroup // the Disk's link, or an attempt at it
+	refusal  error // what keeps the session from coming, for messages
 }
 
 // slot is a request that is outstanding.
@@ -107,15 +76,17 @@ type slot struct {
 
 // Stats tells what a Disk has been through.
 type Stats struct {
-	State    DiskState
+	State    attach.State
 	Sessions uint64        // that were established
 	Replayed uint64        // requests that were posted again
 	Failed   uint64        // requests that failed because Patience had passed
 	Held     time.Duration // in all, without a session after the first
 }
 
-// ErrLost: no session could be had for as long as Patience. It wraps EIO.
+// ErrLost: no session could be had for as long as DiskConfig.Patience. The disk is lost for good. It wraps EIO.
 var ErrLost = fmt.Errorf("the target cannot be reached: %w", syscall.EIO)
+
+var errNoDevice = errors.New("there is no RDMA device to use")
 
 // Open returns the disk when its first session is there, or says why ctx ended before.
 func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
@@ -134,141 +105,63 @@ func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 	if cfg.Logf == nil {
 		cfg.Logf = func(string, ...any) {}
 	}
-	d := &Disk{cfg: cfg, core: core, name: rand.Text(), kick: make(chan struct{}, 1), opened: make(chan struct{})}
-	d.ctx, d.cancel = context.WithCancel(context.Background())
-	d.client = &ib.Client{Name: "rblk-disk", Add: d.add, Remove: d.remove}
-	if err := core.RegisterClient(d.client); err != nil {
+	d := &Disk{cfg: cfg, name: rand.Text(), opened: make(chan struct{})}
+	var err error
+	d.att, err = attach.New(core, attach.Config[*link]{
+		Name: "rblk disk " + cfg.Export, Device: attach.Identity{Name: cfg.Device},
+		Attach: d.attach, Detach: func(_ *ib.Device, l *link) { d.hold(l) }, Lost: d.lost,
+		LossTimeout: max(cfg.Patience, 0), RetryDelay: 20 * time.Millisecond, Logf: cfg.Logf,
+	})
+	if err != nil {
 		return nil, err
 	}
-	d.runs.Go(d.run)
-	var err error
 	select {
 	case <-d.opened:
-		d.mu.Lock()
-		if d.state == DiskClosed {
-			err = d.refusal
-		}
-		d.mu.Unlock()
 	case <-ctx.Done():
-		d.mu.Lock()
-		err = errors.Join(ctx.Err(), d.refusal)
+		err = ctx.Err()
+	}
+	d.mu.Lock()
+	switch {
+	case err != nil:
+		err = fmt.Errorf("%w: %w", err, cmp.Or(d.refusal, errNoDevice))
+	case d.stats.Sessions == 0:
+		err = cmp.Or(d.end, d.refusal)
+	}
+	if err == nil {
 		d.mu.Unlock()
+		return d, nil
 	}
+	d.mu.Unlock()
+	d.Close()
+	return nil, fmt.Errorf("open %s: %w", cfg.Export, err)
+}
+
+// attach makes a session, and posts on it what is held.
+func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*link, error) {
+	l, err := d.login(ctx, dev, failed)
 	if err != nil {
-		d.Close()
-		return nil, fmt.Errorf("open %s: %w", cfg.Export, err)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if ctx.Err() == nil || d.refusal == nil { // else what was in the way before says more
+			d.refusal = err
+		}
+		var r *refusal
+		if errors.As(err, &r) && !r.retry && d.requests == nil {
+			d.ready() // it will never be there
+		}
+		return nil, err
 	}
-	return d, nil
+	d.resume(l)
+	return l, nil
 }
 
-func (d *Disk) add(dev *ib.Device) (any, error) {
-	if d.cfg.Device != "" && dev.Name() != d.cfg.Device {
-		return nil, nil
-	}
-	a := &attachment{dev: dev}
-	a.ctx, a.leaving = context.WithCancel(d.ctx)
-	d.mu.Lock()
-	d.devices = append(d.devices, a)
-	d.mu.Unlock()
-	d.poke()
-	return a, nil
-}
-
-// remove holds the requests, and returns when nothing of the disk is left on the device.
-func (d *Disk) remove(_ *ib.Device, data any) {
-	a, _ := data.(*attachment)
-	if a == nil {
-		return
-	}
-	d.mu.Lock()
-	d.devices = slices.DeleteFunc(d.devices, func(o *attachment) bool { return o == a })
-	d.mu.Unlock()
-	a.leaving()
-	a.users.Wait()
-}
-
-func (d *Disk) poke() {
+// ready lets Open return. It is called with mu held.
+func (d *Disk) ready() {
 	select {
-	case d.kick <- struct{}{}:
+	case <-d.opened:
 	default:
+		close(d.opened)
 	}
-}
-
-// pick returns a device that works, held until its users.Done.
-func (d *Disk) pick() *attachment {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, a := range d.devices {
-		if a.dev.State() == ib.DeviceActive {
-			a.users.Add(1)
-			return a
-		}
-	}
-	return nil
-}
-
-// run keeps a session up until the disk is closed.
-func (d *Disk) run() {
-	const soon, late = 10 * time.Millisecond, time.Second
-	wait := time.Duration(0)
-	patience := newAlarm(d.cfg.Patience)
-	defer patience.stop()
-	for d.ctx.Err() == nil {
-		if wait > 0 {
-			select {
-			case <-d.ctx.Done():
-			case <-d.kick:
-			case <-patience.c:
-				d.giveUp()
-			case <-time.After(wait):
-			}
-		}
-		wait = min(max(2*wait, soon), late)
-		a := d.pick()
-		if a == nil {
-			d.refused(errors.New("there is no RDMA device that works"))
-			continue
-		}
-		l, err := d.attach(a)
-		if err != nil {
-			a.users.Done()
-			d.refused(err)
-			var fatal *refusal
-			if errors.As(err, &fatal) && !fatal.retry && d.requests == nil {
-				d.stop(err) // it was never there
-				return
-			}
-			continue
-		}
-		patience.stop()
-		d.resume(l)
-		l.wait(a.ctx, d.oldest, d.cfg.Hang)
-		d.hold(l)
-		a.users.Done()
-		patience = newAlarm(d.cfg.Patience)
-		wait = 0
-	}
-	d.stop(net.ErrClosed)
-}
-
-// alarm is a timer that may never ring.
-type alarm struct {
-	c    <-chan time.Time
-	stop func() bool
-}
-
-func newAlarm(after time.Duration) alarm {
-	if after < 0 {
-		return alarm{nil, func() bool { return true }}
-	}
-	t := time.NewTimer(after)
-	return alarm{t.C, t.Stop}
-}
-
-func (d *Disk) refused(err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.refusal = err
 }
 
 // oldest is since when a request has been without a response; zero if there is none.
@@ -311,79 +204,61 @@ func (d *Disk) prepare(w *welcome) error {
 func (d *Disk) resume(l *link) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	first := d.stats.Sessions == 0
-	d.state, d.link, d.refusal = DiskAttached, l, nil
-	d.stats.Sessions++
-	if first {
-		close(d.opened)
-	} else {
+	if d.stats.Sessions > 0 {
 		d.stats.Held += time.Since(d.since)
 	}
+	d.stats.Sessions++
+	d.link, d.refusal = l, nil
+	d.ready()
 	var held []int
 	for tag := range d.requests {
 		if d.requests[tag].busy {
 			held = append(held, tag)
 		}
 	}
-	slices.SortFunc(held, func(a, b int) int { return int(int64(d.requests[a].seq - d.requests[b].seq)) })
+	slices.SortFunc(held, func(a, b int) int { return cmp.Compare(d.requests[a].seq, d.requests[b].seq) })
 	for _, tag := range held {
 		d.stats.Replayed++
 		d.post(tag)
 	}
-	d.cfg.Logf("rblk disk %s: session %d on %s, %d requests posted again", d.cfg.Export, d.stats.Sessions, l.ep.dev.Name(), len(held))
 }
 
 // hold takes the session down; what has no response waits for the next.
 func (d *Disk) hold(l *link) {
 	d.mu.Lock()
-	d.state, d.link = DiskHeld, nil
-	d.since = time.Now()
+	d.link, d.since = nil, time.Now()
 	d.mu.Unlock()
 	l.close() // after it nobody writes to the memory of requests
-	d.cfg.Logf("rblk disk %s: session lost: %v", d.cfg.Export, l.reason())
 }
 
-// giveUp fails what is held.
-func (d *Disk) giveUp() {
+// lost fails what is held, and what is to come.
+func (d *Disk) lost(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.state = DiskFailed
-	err := ErrLost
-	if d.refusal != nil {
-		err = fmt.Errorf("%w (%w)", ErrLost, d.refusal)
-	}
-	d.failAll(err)
+	d.finish(fmt.Errorf("%w (%w)", ErrLost, cmp.Or(d.refusal, cause)))
 }
 
-func (d *Disk) failAll(err error) {
+// finish is called with mu held, and without a session.
+func (d *Disk) finish(why error) {
+	if d.end == nil {
+		d.end = why
+	}
+	d.ready()
 	for tag := range d.requests {
 		if r := &d.requests[tag]; r.busy {
 			d.stats.Failed++
 			r.busy = false
-			r.result <- err
+			r.result <- d.end
 		}
 	}
 }
 
-// stop ends the disk.
-func (d *Disk) stop(why error) {
+// Close ends the session, and fails what is outstanding with net.ErrClosed. It must not be called from a callback.
+func (d *Disk) Close() error {
+	d.att.Close()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.state == DiskClosed {
-		return
-	}
-	d.state, d.refusal = DiskClosed, why
-	if d.stats.Sessions == 0 {
-		close(d.opened)
-	}
-	d.failAll(net.ErrClosed)
-}
-
-// Close ends the session, and fails what is outstanding. It must not be called from a callback.
-func (d *Disk) Close() error {
-	d.cancel()
-	d.runs.Wait()
-	d.core.UnregisterClient(d.client)
+	d.finish(net.ErrClosed)
 	return nil
 }
 
@@ -395,14 +270,14 @@ func (d *Disk) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := d.stats
-	s.State = d.state
-	if s.Sessions > 0 && s.State != DiskAttached && s.State != DiskClosed {
+	s.State = d.att.State()
+	if s.Sessions > 0 && d.link == nil {
 		s.Held += time.Since(d.since)
 	}
 	return s
 }
 
-// ReadAt is that of io.ReaderAt. It waits through a lost session, up to DiskConfig.Patience.
+// ReadAt is that of io.ReaderAt. It waits while there is no session, up to DiskConfig.Patience.
 func (d *Disk) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 || off > d.size {
 		return 0, fmt.Errorf("read at %d of %d: %w", off, d.size, syscall.EINVAL)
@@ -470,20 +345,16 @@ func (d *Disk) do(o op, p []byte, off int64) error {
 		copy(stage, p)
 	}
 	d.mu.Lock()
-	switch d.state {
-	case DiskClosed:
-		d.mu.Unlock()
-		return net.ErrClosed
-	case DiskFailed:
+	if d.end != nil {
+		defer d.mu.Unlock()
 		d.stats.Failed++
-		d.mu.Unlock()
-		return ErrLost
+		return d.end
 	}
 	r := &d.requests[tag]
 	r.busy, r.seq = true, d.seq
 	r.req = request{op: o, tag: tag, length: uint32(len(p)), offset: uint64(off), addr: d.data.addr + uint64(int(tag)*d.maxIO)}
 	d.seq++
-	if d.state == DiskAttached {
+	if d.link != nil {
 		d.post(int(tag))
 	}
 	d.mu.Unlock()
@@ -499,7 +370,7 @@ func (d *Disk) post(tag int) {
 	r := &d.requests[tag]
 	r.since = time.Now()
 	if err := d.link.post(r.req); err != nil {
-		d.link.lose(err)
+		d.link.failed(err)
 	}
 }
 

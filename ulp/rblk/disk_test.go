@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"verbena/ib/attach"
 )
 
 // What is written is read back, in sizes below, at and above what one request has room for.
@@ -121,12 +123,12 @@ func TestOpenRefused(t *testing.T) {
 	cfg.Device = "rxe7"
 	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := Open(ctx, &w.init.core, cfg); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no RDMA device") {
+	if _, err := Open(ctx, &w.init.core, cfg); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no RDMA device to use") {
 		t.Errorf("open without a device: %v", err)
 	}
 }
 
-// Requests wait while a device is away, and fail when it has been away for too long; then it works again.
+// Requests wait while a device is away, and fail when it has been away for too long.
 func TestPatience(t *testing.T) {
 	for _, side := range []string{"initiator", "target"} {
 		t.Run(side, func(t *testing.T) {
@@ -139,25 +141,41 @@ func TestPatience(t *testing.T) {
 				h = w.targ
 			}
 			h.unplug()
-			if _, err := d.WriteAt([]byte("lost"), 0); !errors.Is(err, syscall.EIO) || !errors.Is(err, ErrLost) {
-				t.Errorf("write without a session: %v", err)
-			}
-			h.plug()
-			for {
-				if _, err := d.WriteAt([]byte("kept"), 0); err == nil {
-					break
-				} else if !errors.Is(err, ErrLost) {
-					t.Fatal(err)
+			for _, when := range []string{"before", "after"} {
+				if _, err := d.WriteAt([]byte("lost"), 0); !errors.Is(err, syscall.EIO) || !errors.Is(err, ErrLost) {
+					t.Errorf("write %s the disk is lost: %v", when, err)
 				}
 			}
-			var b [4]byte
-			if _, err := d.ReadAt(b[:], 0); err != nil || string(b[:]) != "kept" {
-				t.Errorf("read %q, %v", b, err)
-			}
-			if s := d.Stats(); s.Sessions != 2 || s.State != DiskAttached || s.Failed == 0 {
+			h.plug()
+			if s := d.Stats(); s.Sessions != 1 || s.State != attach.Lost || s.Failed != 2 || s.Held == 0 {
 				t.Errorf("%+v", s)
 			}
+			b := make([]byte, 4)
+			if _, err := w.open(cfg).ReadAt(b, 0); err != nil || string(b) == "lost" {
+				t.Errorf("the same disk, opened again: %q, %v", b, err)
+			}
 		})
+	}
+}
+
+// A target that is there, but does not answer, is lost: its session ends, and the next one may do better.
+func TestHang(t *testing.T) {
+	store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
+	w := newWorld(t, store)
+	cfg := w.config()
+	cfg.Hang = 100 * time.Millisecond
+	d := w.open(cfg)
+	done := make(chan error, 1)
+	go func() {
+		_, err := d.WriteAt([]byte("late"), 0)
+		done <- err
+	}()
+	for d.Stats().State == attach.Attached {
+		time.Sleep(time.Millisecond)
+	}
+	close(store.gate)
+	if err := <-done; err != nil || string(store.b[:4]) != "late" {
+		t.Errorf("%v, %q", err, store.b[:4])
 	}
 }
 

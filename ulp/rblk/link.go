@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
+	"os"
 	"time"
 
 	"verbena/ib"
@@ -13,15 +13,12 @@ import (
 
 // link is the initiator's side of a session.
 type link struct {
-	disk *Disk
-	ep   *endpoint
-	conn net.Conn
-	ctl  *memory // depth requests to send, then depth responses received
-
-	once sync.Once
-	lost chan struct{}
-	why  error // when lost is closed
-	eof  chan struct{}
+	disk   *Disk
+	ep     *endpoint
+	conn   net.Conn
+	ctl    *memory     // depth requests to send, then depth responses received
+	failed func(error) // ends the session
+	watch  chan struct{}
 }
 
 // refusal is the target's answer to a login that it does not like.
@@ -35,11 +32,11 @@ func (r *refusal) Error() string { return "the target refuses: " + r.why }
 // loginTime bounds one attempt.
 const loginTime = 10 * time.Second
 
-// attach logs in on a device.
-func (d *Disk) attach(a *attachment) (_ *link, err error) {
-	ctx, cancel := context.WithTimeout(a.ctx, loginTime)
+// login makes a session on a device. It leaves nothing if it fails.
+func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_ *link, err error) {
+	ctx, cancel := context.WithTimeout(ctx, loginTime)
 	defer cancel()
-	l := &link{disk: d, lost: make(chan struct{}), eof: make(chan struct{})}
+	l := &link{disk: d, failed: failed, watch: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			if l.ep != nil {
@@ -64,7 +61,7 @@ func (d *Disk) attach(a *attachment) (_ *link, err error) {
 	if l.ctl, err = newMemory(depth*(requestLen+responseLen), ib.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	if l.ep, err = newEndpoint(a.dev, firstPSN(), 4*depth, depth, l.handle, func(e ib.EventType) { l.lose(fmt.Errorf("%v", e)) }, l.ctl, d.data); err != nil {
+	if l.ep, err = newEndpoint(dev, firstPSN(), 4*depth, depth, l.handle, func(e ib.EventType) { failed(fmt.Errorf("%v", e)) }, l.ctl, d.data); err != nil {
 		return nil, err
 	}
 	for slot := range depth {
@@ -94,60 +91,38 @@ func (d *Disk) attach(a *attachment) (_ *link, err error) {
 	if !stop() {
 		return nil, context.Cause(ctx)
 	}
-	go l.watch()
+	go l.guard()
 	return l, nil
 }
 
-// watch reads the stream, on which nothing comes but its end.
-func (l *link) watch() {
-	defer close(l.eof)
-	var b [1]byte
-	_, err := l.conn.Read(b[:])
-	if err == nil {
-		err = errors.New("the target spoke out of turn")
-	}
-	l.lose(fmt.Errorf("the stream to the target: %w", err))
-}
-
-// lose declares the session lost. It does not sleep.
-func (l *link) lose(why error) {
-	l.once.Do(func() {
-		l.why = why
-		close(l.lost)
-	})
-}
-
-// wait returns when the session is lost, the device or the disk goes, or a request has had no response for too long.
-func (l *link) wait(ctx context.Context, oldest func() time.Time, hang time.Duration) {
-	tick := time.NewTicker(max(hang/4, time.Millisecond))
-	defer tick.Stop()
+// guard reads the stream, on which nothing comes but its end, and looks after requests that hang.
+func (l *link) guard() {
+	defer close(l.watch)
+	hang := l.disk.cfg.Hang
 	for {
-		select {
-		case <-l.lost:
-			return
-		case <-ctx.Done():
-			l.lose(errors.New("the device is going"))
-			return
-		case <-tick.C:
-			if t := oldest(); !t.IsZero() && time.Since(t) > hang {
-				l.lose(fmt.Errorf("no response for %v", hang))
-				return
+		l.conn.SetReadDeadline(time.Now().Add(hang / 4))
+		_, err := l.conn.Read(make([]byte, 1))
+		switch {
+		case err == nil:
+			err = errors.New("the target spoke out of turn")
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if t := l.disk.oldest(); t.IsZero() || time.Since(t) < hang {
+				continue
 			}
+			err = fmt.Errorf("no response for %v", hang)
+		default:
+			err = fmt.Errorf("the stream to the target: %w", err)
 		}
+		l.failed(err)
+		return
 	}
-}
-
-func (l *link) reason() error {
-	<-l.lost
-	return l.why
 }
 
 // close leaves nothing of the session; when it returns nobody writes to the disk's memory any more.
 func (l *link) close() {
-	l.lose(net.ErrClosed)
 	l.ep.close()
 	l.conn.Close()
-	<-l.eof
+	<-l.watch
 }
 
 func (l *link) responseAt(slot int) int { return l.disk.cfg.Depth*requestLen + slot*responseLen }
@@ -172,7 +147,7 @@ func (l *link) post(r request) error {
 // handle is called with each completion, so it does not sleep.
 func (l *link) handle(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess {
-		l.lose(fmt.Errorf("completion: %v", wc.Status))
+		l.failed(fmt.Errorf("completion: %v", wc.Status))
 		return
 	}
 	if wc.ID&^0xffffffff != ofRecv {
@@ -187,6 +162,6 @@ func (l *link) handle(wc *ib.WC) {
 		err = l.disk.answered(l, a)
 	}
 	if err != nil {
-		l.lose(err)
+		l.failed(err)
 	}
 }

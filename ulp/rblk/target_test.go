@@ -20,7 +20,7 @@ func TestLoginRefused(t *testing.T) {
 		{`{"rblk":1,"initiator":"x","export":"disk","depth":1,"max_io":512,"qp":{"mtu":77}}`, "MTU 77"},
 		{`{"rblk":1,"initiator":"x","export":"disk","depth":1,"max_io":512,"qp":{"mtu":3}}`, "no destination"},
 	} {
-		c1, err := net.Dial("tcp", w.addr)
+		c1, err := net.Dial("tcp", w.addr.Load().(string))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +40,7 @@ func TestLoginTimeout(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	w.stop()
 	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, LoginTimeout: 50 * time.Millisecond})
-	c, err := net.Dial("tcp", w.addr)
+	c, err := net.Dial("tcp", w.addr.Load().(string))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -92,7 +93,7 @@ type world struct {
 	init      *host
 	targ      *host
 	target    *Target
-	addr      string
+	addr      atomic.Value // string
 	listening chan error
 }
 
@@ -114,7 +115,7 @@ func (w *world) serve(cfg TargetConfig) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.addr = l.Addr().String()
+	w.addr.Store(l.Addr().String())
 	w.listening = make(chan error, 1)
 	target, listening := w.target, w.listening
 	go func() { listening <- target.Serve(l) }()
@@ -132,7 +133,7 @@ func (w *world) config() DiskConfig {
 		Export: "disk", Depth: 16, MaxIO: 16 << 10, Logf: w.t.Logf,
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			var d net.Dialer
-			return d.DialContext(ctx, "tcp", w.addr)
+			return d.DialContext(ctx, "tcp", w.addr.Load().(string))
 		},
 	}
 }

@@ -1,0 +1,161 @@
+package rxe
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/driver/rxe/wire"
+	"verbena/ib"
+	"verbena/roce"
+)
+
+// Limits of multicast. The number of groups is less than the kernel's, since each costs a socket and a thread for each
+// address; the rest is RXE_MAX_MCAST_QP_ATTACH and RXE_MAX_TOT_MCAST_QP_ATTACH.
+const (
+	maxMcastGrp      = 256
+	maxMcastQPAttach = 56
+	maxTotMcastQP    = maxMcastGrp * maxMcastQPAttach
+)
+
+// groups are the multicast groups that queue pairs of the device are in. As long as a group has one, the device's
+// addresses of its family are members of it in the network, and what arrives there goes to all of them. What the device
+// sends to a group comes back by the network, the Fabric has no part in it.
+type groups struct {
+	mu   sync.Mutex // one change at a time; held also while addresses join and leave, which may sleep
+	view atomic.Pointer[map[netip.Addr][]*QP]
+}
+
+// load returns the present groups, not to be changed.
+func (g *groups) load() map[netip.Addr][]*QP {
+	if v := g.view.Load(); v != nil {
+		return *v
+	}
+	return nil
+}
+
+// set gives a group other members; mu is held.
+func (g *groups) set(group netip.Addr, qps []*QP) {
+	v := maps.Clone(g.load())
+	if v == nil {
+		v = map[netip.Addr][]*QP{}
+	}
+	if len(qps) == 0 {
+		delete(v, group)
+	} else {
+		v[group] = qps
+	}
+	g.view.Store(&v)
+}
+
+// AttachMcast implements ib.McastQP. (rxe_attach_mcast)
+func (qp *QP) AttachMcast(gid ib.GID, _ uint16) error {
+	d, group := qp.dev, gid.Addr()
+	g := &d.groups
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	v := g.load()
+	qps := v[group]
+	switch {
+	case slices.Contains(qps, qp):
+		return fmt.Errorf("it is in the group already: %w", syscall.EINVAL)
+	case len(qps) >= maxMcastQPAttach:
+		return fmt.Errorf("the group has %d queue pairs: %w", len(qps), syscall.ENOMEM)
+	case len(qps) == 0 && len(v) >= maxMcastGrp:
+		return fmt.Errorf("%d groups are in use: %w", len(v), syscall.ENOMEM)
+	}
+	if len(qps) == 0 {
+		if err := d.joinGroup(group); err != nil {
+			return err
+		}
+	}
+	g.set(group, append(slices.Clone(qps), qp))
+	return nil
+}
+
+// joinGroup has the device's addresses join a group in the network.
+func (d *Device) joinGroup(group netip.Addr) error {
+	joined := false
+	for _, e := range d.at.Load().endpoints {
+		w := e.wire.Load()
+		if w == nil || e.addr.Is4() != group.Is4() {
+			continue
+		}
+		if err := wire.Join(w.Endpoint, group); err != nil {
+			d.leaveGroup(group)
+			return err
+		}
+		joined = true
+	}
+	if !joined {
+		return fmt.Errorf("the device has no address of the group's family: %w", syscall.EADDRNOTAVAIL)
+	}
+	return nil
+}
+
+// joinGroups has addresses that are new to the device join the groups that there are.
+func (d *Device) joinGroups(added []*endpoint) {
+	if len(added) == 0 {
+		return
+	}
+	g := &d.groups
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for group := range g.load() {
+		for _, e := range added {
+			w := e.wire.Load()
+			if w == nil || e.addr.Is4() != group.Is4() {
+				continue
+			}
+			if err := wire.Join(w.Endpoint, group); err != nil {
+				d.logf("address %v gets nothing for group %v: %v", e.addr, group, err)
+			}
+		}
+	}
+}
+
+func (d *Device) leaveGroup(group netip.Addr) {
+	for _, e := range d.at.Load().endpoints {
+		if w := e.wire.Load(); w != nil && e.addr.Is4() == group.Is4() {
+			_ = wire.Leave(w.Endpoint, group) // what still arrives is for nobody
+		}
+	}
+}
+
+// DetachMcast implements ib.McastQP. (rxe_detach_mcast)
+func (qp *QP) DetachMcast(gid ib.GID, _ uint16) error {
+	d, group := qp.dev, gid.Addr()
+	g := &d.groups
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	qps := slices.Clone(g.load()[group])
+	i := slices.Index(qps, qp)
+	if i < 0 {
+		return fmt.Errorf("it is not in the group: %w", syscall.EINVAL)
+	}
+	qps = slices.Delete(qps, i, i+1)
+	g.set(group, qps)
+	if len(qps) == 0 {
+		d.leaveGroup(group)
+	}
+	return nil
+}
+
+// receiveGroup hands packets for a group to every queue pair in it. (rxe_rcv_mcast_pkt)
+func (p *pass) receiveGroup(d *Device, a *wire.Arrival, packets [][]byte) {
+	for _, qp := range d.groups.load()[a.Dst] {
+		qp.receive(p, a, packets)
+	}
+}
+
+// echo reports whether a packet for a group is the queue pair's own: who sends gets no copy.
+func (qp *QP) echo(k *packet) bool {
+	if !k.dst.IsMulticast() || k.Flags&roce.FlagDETH == 0 || k.DETH().SrcQPN() != qp.num {
+		return false
+	}
+	return slices.ContainsFunc(qp.dev.at.Load().endpoints, func(e *endpoint) bool { return e.addr == k.src })
+}

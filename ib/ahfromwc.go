@@ -1,0 +1,41 @@
+package ib
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/roce"
+)
+
+// AddressOfSender is where an answer to a datagram goes: to the address that it came from, from the one that it came to.
+// grh are the first 40 bytes of the receive buffer, wc is the completion, port the one that it came in by. EINVAL for a
+// completion without GRH, or a datagram to a multicast group, which is no address to send from. It may sleep.
+// (ib_init_ah_attr_from_wc)
+func (d *Device) AddressOfSender(port int, wc *WC, grh []byte) (AHAttr, error) {
+	defer d.sleeps("Device.AddressOfSender").leave()
+	fail := func(why string) (AHAttr, error) {
+		return AHAttr{}, fmt.Errorf("address of a datagram's sender on %s: %s: %w", d.name, why, syscall.EINVAL)
+	}
+	if wc.Flags&WCGRH == 0 || len(grh) < roce.GRHLen {
+		return fail("no global route header")
+	}
+	h := roce.GRH(grh[:roce.GRHLen])
+	if h.Version() == 0 {
+		return fail("the global route header is of no known version")
+	}
+	attr, err := d.QueryPort(port)
+	if err != nil {
+		return AHAttr{}, err
+	}
+	a := AHAttr{HasGRH: true, Port: uint8(port), DLID: wc.SLID, SL: wc.SL, GRH: GlobalRoute{
+		DGID: GID(h.SGID()), FlowLabel: h.FlowLabel(), TrafficClass: h.TrafficClass(), HopLimit: 0xff,
+	}}
+	own := GID(h.DGID())
+	for i := range min(attr.GIDTableLen, 1<<8) { // an address vector has 8 bits for the index
+		if e, err := d.QueryGID(port, i); err == nil && e.GID == own {
+			a.GRH.SGIDIndex = uint8(i)
+			return a, nil
+		}
+	}
+	return fail(fmt.Sprintf("%v is not in the GID table", own))
+}
