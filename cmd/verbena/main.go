@@ -27,6 +27,9 @@ type cli struct {
 	Res struct {
 		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process." default:"1"`
 	} `cmd:"" help:"What programs hold."`
+	Stat struct {
+		Show statShowCmd `cmd:"" help:"List the counters of devices." default:"withargs"`
+	} `cmd:"" help:"Counters: packets, errors, and the reasons for which packets were dropped."`
 	Fault struct {
 		Add   faultAddCmd   `cmd:"" help:"Disturb what a device sends or gets."`
 		Show  faultShowCmd  `cmd:"" help:"List the rules and what they have done." default:"1"`

@@ -14,7 +14,8 @@ import (
 func (qp *QP) receiveResponse(p *pass, k *packet) {
 	r := &qp.req
 	if r.flight.len() == 0 || k.psn.Less(r.una) || !k.psn.Less(r.sent) {
-		return // to something that is complete already, or that was never sent
+		qp.drop(cntStaleResp) // to something that is complete already, or that was never sent
+		return
 	}
 	switch {
 	case k.Flags&roce.FlagReadResponse != 0:

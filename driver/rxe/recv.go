@@ -20,7 +20,8 @@ type packet struct {
 // Receive implements wire.Receiver: packets that came from the network.
 func (e *endpoint) Receive(a *wire.Arrival) {
 	if !e.dev.at.Load().up() {
-		return // a port that is down gets nothing
+		e.dev.counters.add(cntPortDown, len(a.Packets)) // it gets nothing
+		return
 	}
 	p := e.dev.begin(true)
 	p.receive(e.dev, a)
@@ -34,6 +35,7 @@ func (p *pass) receive(d *Device, a *wire.Arrival) {
 	d.counters.add(cntRcvdPkts, len(packets))
 	for len(packets) > 0 {
 		if len(packets[0]) < roce.BTHLen {
+			d.counters.add(cntMalformed, 1)
 			packets = packets[1:]
 			continue
 		}
@@ -43,11 +45,11 @@ func (p *pass) receive(d *Device, a *wire.Arrival) {
 			n++
 		}
 		switch qp := d.qp(num); {
-		case multicast:
-			if num == roce.QPNMulticast {
-				p.receiveGroup(d, a, packets[:n])
-			}
-		case qp != nil:
+		case multicast && num == roce.QPNMulticast:
+			p.receiveGroup(d, a, packets[:n])
+		case multicast || qp == nil:
+			d.counters.add(cntNoQP, n)
+		default:
 			qp.receive(p, a, packets[:n])
 		}
 		packets = packets[n:]
@@ -59,7 +61,14 @@ func (qp *QP) receive(p *pass, a *wire.Arrival, packets [][]byte) {
 	qp.mu.Lock()
 	for _, b := range packets {
 		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
-		if qp.gone || !k.parse(b) || !qp.accepts(&k) {
+		switch {
+		case qp.gone:
+			qp.drop(cntNoQP)
+			continue
+		case !k.parse(b):
+			qp.drop(cntMalformed)
+			continue
+		case !qp.accepts(&k):
 			continue
 		}
 		if k.Flags&roce.FlagResponse != 0 {
@@ -100,30 +109,39 @@ func serviceOf(t ib.QPType) roce.Service {
 }
 
 // accepts checks that a packet may be for this queue pair as it is now: service, state, partition, and the
-// addresses of a connection or the Q_Key. What fails is dropped. (hdr_check)
+// addresses of a connection or the Q_Key. What fails is dropped and counted. (hdr_check)
 func (qp *QP) accepts(k *packet) bool {
 	if k.Opcode.Service() != serviceOf(qp.typ) {
-		return false
+		return qp.drop(cntService)
 	}
 	if k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull {
 		qp.dev.violations.pkey.Add(1)
-		return false
+		return qp.drop(cntPKey)
 	}
 	ready := qp.state == ib.QPRTR || qp.state == ib.QPRTS || qp.state == ib.QPSQD || qp.state == ib.QPSQE
 	if k.Flags&roce.FlagResponse != 0 {
 		ready = qp.state == ib.QPRTS || qp.state == ib.QPSQD
 	}
 	if !ready {
-		return false
+		return qp.drop(cntState)
 	}
 	if qp.datagram() {
 		if k.DETH().QKey() != qp.qkey() {
 			qp.dev.violations.qkey.Add(1)
-			return false
+			return qp.drop(cntQKey)
 		}
 		return !qp.echo(k)
 	}
-	return qp.path != nil && k.src == qp.path.dst && k.dst == qp.path.from.addr
+	if qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr {
+		return qp.drop(cntPeer)
+	}
+	return true
+}
+
+// drop counts a packet that is dropped, and returns false.
+func (qp *QP) drop(why counter) bool {
+	qp.dev.counters.add(why, 1)
+	return false
 }
 
 // pkeyFull is the bit of a P_Key that tells full from limited members.

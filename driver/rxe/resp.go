@@ -131,6 +131,8 @@ func (qp *QP) receiveReliable(p *pass, k *packet) {
 			qp.dev.counters.add(cntOutOfSeqReq, 1)
 			qp.acknowledge(roce.NAKPSNSequenceError, r.psn)
 			r.silent = true
+		} else {
+			qp.drop(cntGap)
 		}
 		return
 	case ahead < 0:
@@ -170,10 +172,20 @@ func (qp *QP) receiveUnreliable(p *pass, k *packet) {
 		r.psn = k.psn
 	}
 	if r.drop {
+		qp.drop(cntRest)
 		r.psn = k.psn.Next()
 		return
 	}
-	if qp.execute(p, k) != accepted && qp.state != ib.QPErr {
+	v := qp.execute(p, k)
+	switch v {
+	case notReady:
+		qp.drop(cntNoRecv)
+	case invalid:
+		qp.drop(cntInvalidReq)
+	case denied:
+		qp.drop(cntAccess)
+	}
+	if v != accepted && qp.state != ib.QPErr {
 		r.op, r.drop, r.psn = opNone, true, k.psn.Next()
 		r.wqe.filled = 0
 	}
@@ -191,9 +203,18 @@ func (qp *QP) acknowledge(s roce.Syndrome, psn roce.PSN) {
 func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status abi.WCStatus) {
 	r := &qp.resp
 	own := status == abi.WCLocProtErr || status == abi.WCLocQPOpErr
-	switch {
-	case qp.state == ib.QPErr:
+	if qp.state == ib.QPErr {
 		return
+	}
+	switch {
+	case status == abi.WCLocLenErr:
+		qp.drop(cntLength)
+	case s == roce.NAKInvalidRequest:
+		qp.drop(cntInvalidReq)
+	case s == roce.NAKRemoteAccessError:
+		qp.drop(cntAccess)
+	}
+	switch {
 	case qp.typ == ib.QPTypeRC:
 		qp.acknowledge(s, psn)
 	case !own:
@@ -477,7 +498,7 @@ func (qp *QP) receiveDuplicate(k *packet) {
 		if x.kind == opRead {
 			h, off := k.RETH(), at*qp.mtu
 			if h.RKey() != x.key || h.VA() != x.addr+uint64(off) || int(h.DMALen()) > x.length-off {
-				return
+				break
 			}
 			again.addr, again.left = h.VA(), int(h.DMALen())
 		}
@@ -493,6 +514,7 @@ func (qp *QP) receiveDuplicate(k *packet) {
 		}
 		return
 	}
+	qp.drop(cntUnknownDup)
 }
 
 // answer makes the replies and the acknowledgement that are due, as far as there is room. qp.mu is held.
@@ -610,9 +632,17 @@ func (qp *QP) gatherRemote(p *pass, y *reply, dst []byte) bool {
 func (qp *QP) receiveDatagram(p *pass, k *packet) {
 	r := &qp.resp
 	if len(k.Payload) > qp.mtu {
+		qp.drop(cntLength)
 		return
 	}
-	if v := qp.takeRecv(p); v != accepted || grhLen+len(k.Payload) > r.wqe.length {
+	switch v := qp.takeRecv(p); {
+	case v == notReady:
+		qp.drop(cntNoRecv)
+		return
+	case v != accepted:
+		return
+	case grhLen+len(k.Payload) > r.wqe.length:
+		qp.drop(cntLength)
 		return
 	}
 	if !qp.store(p, scatterSend, k.psn, r.wqe.sges, 0, grhOf(p, k)) ||

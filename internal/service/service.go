@@ -298,6 +298,9 @@ func (s *Service) answer(r *Request) (*Response, error) {
 		return &Response{Links: links}, err
 	case OpResShow:
 		return &Response{Contexts: s.Resources()}, nil
+	case OpStatShow:
+		stats, err := s.Stats(r.Name)
+		return &Response{Stats: stats}, err
 	case OpFaultAdd:
 		if r.Fault == nil {
 			break

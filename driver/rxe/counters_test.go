@@ -1,0 +1,151 @@
+package rxe
+
+import (
+	"encoding/binary"
+	"maps"
+	"slices"
+	"testing"
+
+	"verbena/driver/rxe/wire"
+	"verbena/ib"
+	"verbena/roce"
+)
+
+// TestDropCounters: each reason for which a packet is dropped counts, and nothing else does.
+func TestDropCounters(t *testing.T) {
+	key := func(d *dialogue) uint32 { return d.b.mr.RKey() }
+	for _, c := range []struct {
+		name string
+		typ  ib.QPType
+		op   roce.Opcode
+		n    int                           // bytes of payload
+		make func(d *dialogue, k []byte)   // changes the packet
+		prep func(d *dialogue)             // comes before it
+		send func(d *dialogue, pkt []byte) // instead of one arrival
+		want string
+	}{
+		{name: "rest of a BTH", op: roce.RCSendOnly, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:roce.BTHLen-4]) }, want: "rcvd_malformed_err"},
+		{name: "unknown opcode", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[0] = 0x1f }, want: "rcvd_malformed_err"},
+		{name: "odd length", op: roce.RCSendOnly, n: 8, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:len(pkt)-3]) }, want: "rcvd_malformed_err"},
+		{name: "unknown version", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[1] |= 3 }, want: "rcvd_malformed_err"},
+		{name: "no such queue pair", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[5] ^= 0x55 }, want: "rcvd_no_qp_err"},
+		{name: "another service", op: roce.UCSendOnly, want: "rcvd_service_err"},
+		{name: "another partition", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[2] = 0x12 }, want: "rcvd_pkey_err"},
+		{name: "wrong Q_Key", typ: ib.QPTypeUD, op: roce.UDSendOnly, want: "rcvd_qkey_err"},
+		{name: "not receiving", op: roce.RCSendOnly, prep: func(d *dialogue) {
+			check(d.t, d.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+		}, want: "rcvd_state_err"},
+		{name: "another host", op: roce.RCSendOnly, send: func(d *dialogue, pkt []byte) {
+			d.b.dev.at.Load().endpoints[0].arrive(addrB, addrB, pkt)
+		}, want: "rcvd_peer_err"},
+		{name: "port down", op: roce.RCSendOnly, prep: func(d *dialogue) {
+			i := d.b.dev.at.Load().netdev
+			i.Running = false
+			d.b.dev.SetInterface(i, ips(addrB.String()))
+		}, want: "rcvd_port_down_err"},
+		{name: "datagram without receive", typ: ib.QPTypeUD, op: roce.UDSendOnly, make: qkey, want: "rcvd_no_recv_err"},
+		{name: "UC without receive", typ: ib.QPTypeUC, op: roce.UCSendOnly, want: "rcvd_no_recv_err"},
+		{name: "datagram longer than its receive", typ: ib.QPTypeUD, op: roce.UDSendOnly, n: 64, make: qkey, prep: func(d *dialogue) { d.b.recv(1, 0, 50) }, want: "rcvd_length_err"},
+		{name: "message longer than its receive", op: roce.RCSendOnly, n: 64, prep: func(d *dialogue) { d.b.recv(1, 0, 50) }, want: "rcvd_length_err"},
+		{name: "rest of a message", typ: ib.QPTypeUC, op: roce.UCSendLast, n: 4, make: func(_ *dialogue, k []byte) { k[11] = 3 }, want: "rcvd_rest_err"},
+		{name: "behind a gap", op: roce.RCSendOnly, prep: func(d *dialogue) { d.say(request{op: roce.RCSendOnly, psn: 5}) },
+			make: func(_ *dialogue, k []byte) { k[11] = 6 }, want: "rcvd_after_gap_err"},
+		{name: "repeated, but never seen", op: roce.RCRDMAReadRequest, make: func(_ *dialogue, k []byte) { k[9], k[10], k[11] = 0xff, 0xff, 0xf0 }, want: "rcvd_unknown_dup_err"},
+		{name: "answer to nothing", op: roce.RCAcknowledge, want: "rcvd_stale_resp_err"},
+		{name: "middle without first", op: roce.RCSendMiddle, n: 1024, want: "rcvd_invalid_req_err"},
+		{name: "wrong key", op: roce.RCRDMAWriteOnly, n: 8, make: func(d *dialogue, k []byte) { reth(k, d.b.addr, key(d)^0x100, 8) }, want: "rcvd_access_err"},
+		{name: "wrong key on UC", typ: ib.QPTypeUC, op: roce.UCRDMAWriteOnly, n: 8, make: func(d *dialogue, k []byte) { reth(k, d.b.addr, key(d)^0x100, 8) }, want: "rcvd_access_err"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				if c.typ == 0 {
+					c.typ = ib.QPTypeRC
+				}
+				d := newDialogue(t, c.typ, conn{})
+				pkt := make([]byte, c.op.PacketLen(c.n))
+				roce.NewPacket(pkt, &roce.BTHFields{Opcode: c.op, PKey: roce.DefaultPKey, DestQPN: d.b.qp.Num()}, c.n)
+				pkt = pkt[:len(pkt)-roce.ICRCLen]
+				if c.make != nil {
+					c.make(d, pkt)
+				}
+				if c.prep != nil {
+					c.prep(d)
+				}
+				before := d.b.dev.Stats()
+				if c.send != nil {
+					c.send(d, pkt)
+				} else {
+					d.arrives(pkt)
+				}
+				after := d.b.dev.Stats()
+				// What is not about the packet itself.
+				for _, name := range []string{"rcvd_pkts", "sent_pkts", "duplicate_request"} {
+					delete(after, name)
+				}
+				for _, name := range slices.Sorted(maps.Keys(after)) {
+					want := uint64(0)
+					if name == c.want {
+						want = 1
+					}
+					if n := after[name] - before[name]; n != want {
+						t.Errorf("%s moved by %d, want %d", name, n, want)
+					}
+				}
+			})
+		})
+	}
+}
+
+func (d *dialogue) arrives(pkt []byte) {
+	d.b.dev.at.Load().endpoints[0].arrive(addrA, addrB, pkt)
+}
+
+func qkey(_ *dialogue, k []byte) { binary.BigEndian.PutUint32(k[roce.BTHLen:], testQKey) }
+
+func reth(k []byte, va uint64, rkey uint32, n int) {
+	binary.BigEndian.PutUint64(k[roce.BTHLen:], va)
+	binary.BigEndian.PutUint32(k[roce.BTHLen+8:], rkey)
+	binary.BigEndian.PutUint32(k[roce.BTHLen+12:], uint32(n))
+}
+
+// TestStatsNames: the kernel's counters are there by their names, and no two have the same.
+func TestStatsNames(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBench(t, setup{})
+		s := b.a.dev.Stats()
+		for _, name := range []string{
+			"sent_pkts", "rcvd_pkts", "duplicate_request", "out_of_seq_request", "rcvd_rnr_err", "send_rnr_err", "rcvd_seq_err",
+			"ack_deferred", "retry_exceeded_err", "retry_rnr_exceeded_err", "completer_retry_err", "send_err", "link_downed",
+			"rdma_sends", "rdma_recvs",
+		} {
+			if _, ok := s[name]; !ok {
+				t.Errorf("no counter %s", name)
+			}
+		}
+		if want := int(numCounters) + len(wireCounters); len(s) != want {
+			t.Errorf("%d counters have different names, of %d", len(s), want)
+		}
+	})
+}
+
+// TestStatsEndpoints: what an endpoint has counted is not lost with its address.
+func TestStatsEndpoints(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{})
+		defer b.close()
+		b.connect(conn{})
+		check(t, b.net.Faults().Add(wire.Rule{Corrupt: 1, Limit: 2}))
+		transfer(b, ib.WRSend, 5000, 1)
+		before := b.b.dev.Stats()
+		if before["rcvd_icrc_err"] != 2 {
+			t.Errorf("%d ICRC errors, want 2", before["rcvd_icrc_err"])
+		}
+		i := b.b.dev.at.Load().netdev
+		b.b.dev.SetInterface(i, nil)
+		gone := b.b.dev.Stats()
+		b.b.dev.SetInterface(i, ips(addrB.String()))
+		if back := b.b.dev.Stats(); !maps.Equal(before, gone) || !maps.Equal(before, back) {
+			t.Errorf("counters before, without the address, and after:\n%v\n%v\n%v", before, gone, back)
+		}
+	})
+}
