@@ -5,6 +5,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"io"
 	"regexp"
@@ -46,7 +47,7 @@ func (w *world) fault(flags ...string) int {
 func (w *world) pingpong(args ...string) (*pair, error) {
 	w.t.Helper()
 	args = append([]string{"-d", "rxe0", "-g", "1", "-c", "-l", "7"}, args...)
-	p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
+	p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: cmp.Or(w.patience, 120)}
 	err := p.run()
 	for n := 0; err != nil && p.leftTooEarly() && n < 3; n++ {
 		err = p.run()
