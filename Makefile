@@ -16,7 +16,7 @@ demo: build ## an RDMA ping-pong in under a minute: unmodified programs, then th
 	@scripts/demo
 
 .PHONY: test
-test: deps lint unit cross e2e ## everything that a change must pass
+test: deps lint unit cross e2e interop-test ## everything that a change must pass
 
 .PHONY: deps
 deps: ## install what the tests need (Debian packages), as far as this user may
@@ -56,9 +56,21 @@ docs: ## make the tables of docs/verbs.md anew
 interop: build ## run against the Linux kernel's Soft-RoCE, in QEMU; writes docs/interop.md
 	@scripts/interop docs/interop.md
 
+.PHONY: interop-test
+interop-test: build
+	@scripts/interop
+
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (default 1m)
 	@scripts/fuzz
+
+SOAK_RESETS ?= 10000
+SOAK_PLUGS ?= 10000
+
+.PHONY: soak-reset
+soak-reset: build ## resets, unplugs and plugs under load, race detector on; SOAK_RESETS, SOAK_PLUGS, SOAK_TIME bound it
+	SOAK_RESETS=$(SOAK_RESETS) SOAK_PLUGS=$(SOAK_PLUGS) CGO_ENABLED=1 nice -n 19 $(GO) test -race -count=1 -timeout 24h -v -run 'TestSoakReset' ./uverbs
+	SOAK_RESETS=50 SOAK_PLUGS=50 VERBENA=$(CURDIR)/$(BIN) nice -n 19 $(GO) test -tags e2e -count=1 -timeout 2h -v -run 'TestSoakReset' ./test/e2e
 
 .PHONY: bench
 bench: build ## the figures of docs/benchmarks.md, with the machine they were taken on

@@ -24,6 +24,8 @@ type SupervisorConfig struct {
 	Dir string
 	// Node is the owner and mode of the device files.
 	Node Node
+	// AskHelper has sessions access their programs by SessionInfo.Helper alone, as where Yama restricts this process.
+	AskHelper bool
 	// Logf gets one line for each thing that goes wrong without a caller to tell. May be nil.
 	Logf func(format string, args ...any)
 	// Trace, if not nil, gets one line for each system call that names a virtual path.

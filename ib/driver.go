@@ -19,9 +19,9 @@ import (
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
 // What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver],
-// [FastRegDriver], [XRCDriver], [ErrorDriver], [UserContexter]; and, on the objects' side, [ReregMR], [CQResizer],
-// [CQModerator], [McastQP], [UserQP]. Without them the midlayer answers EOPNOTSUPP; so do the methods themselves for
-// types and opcodes that they do not know.
+// [FastRegDriver], [XRCDriver], [ErrorDriver], [Disassociator], [UserContexter]; and, on the objects' side, [ReregMR],
+// [CQResizer], [CQModerator], [McastQP], [UserQP]. Without them the midlayer answers EOPNOTSUPP; so do the methods
+// themselves for types and opcodes that they do not know.
 type Driver interface {
 	// QueryDevice reports the device's attributes and limits. It may sleep.
 	QueryDevice() (DeviceAttr, error)
@@ -219,6 +219,16 @@ type UserContexter interface {
 	AllocUserContext(u *Udata) error
 	// DeallocUserContext is called when every object of the context is gone. It may sleep.
 	DeallocUserContext(c UserContext)
+}
+
+// Disassociator is implemented by a Driver that wants to hear that a user context is cut off from the device, because the
+// device goes, or its contexts are to be taken away. (ib_device_ops.disassociate_ucontext)
+type Disassociator interface {
+	// Disassociate completes everything that is outstanding on the context's queue pairs with a flush error. When it has
+	// returned, the driver takes nothing any more from the memory that it shares with the process, which stays mapped
+	// there: what the process writes, or rings, has no effect. Destroying the context's objects follows, in which all
+	// methods work as ever. It may sleep, but not wait for the process.
+	Disassociate(c UserContext)
 }
 
 // UserContext is the open device file in whose name an object is made. Package uverbs implements it.

@@ -213,7 +213,7 @@ func cmdOpenQP(c *call) error {
 
 // openTarget makes the object; xrcDomains.mu is held.
 func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) abi.CreateQPResp {
-	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.f.events.objectsAsync(), xrcd: x, target: t}
+	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.asyncEvents(), xrcd: x, target: t}
 	t.mu.Lock()
 	t.opened = append(t.opened, o)
 	t.mu.Unlock()

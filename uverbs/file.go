@@ -234,6 +234,11 @@ func (f *File) flush() {
 	if s := f.state.Load(); s != contextOpening && s != contextLive {
 		return
 	}
+	f.bells.silence() // what rings from now on is refused, and need not be completed
+	if d, ok := f.dev.ib.Driver().(ib.Disassociator); ok {
+		d.Disassociate(userContext{f})
+		return
+	}
 	for o := range f.objects.all() {
 		if qp, ok := o.res.(*qpObject); ok && !o.gone {
 			// A failure has the same cause, and the destruction that follows reports it.

@@ -94,6 +94,9 @@ func (s *resShowCmd) Run(c *cli) error {
 	return output(s.JSON, r.Contexts, func(w io.Writer) {
 		fmt.Fprintln(w, "DEVICE\tPID\tPROCESS\tUID\tPD\tMR\tCQ\tQP\tSRQ\tPINNED")
 		for _, x := range r.Contexts {
+			if x.Zombie {
+				x.Device += " (gone)"
+			}
 			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, x.Process, x.UID,
 				x.PDs, len(x.MRs), len(x.CQs), len(x.QPs), len(x.SRQs), x.PinnedBytes/1024)
 		}
@@ -107,8 +110,9 @@ type statShowCmd struct {
 }
 
 func (s *statShowCmd) Help() string {
-	return `The names are those of the files below /sys/class/infiniband/NAME/ports/1/hw_counters, which programs see. The first
-fifteen are the kernel's (rxe_hw_counters.c); rcvd_*_err and send_*_err tell the reasons for which packets were dropped.`
+	return `The names are those of the files below /sys/class/infiniband/NAME/ports/1/hw_counters, which programs see. Those
+that the kernel's rxe has too are named as there (rxe_hw_counters.c); drop_* tell why packets were dropped without an answer,
+and send_*_err why they could not leave.`
 }
 
 func (s *statShowCmd) Run(c *cli) error {

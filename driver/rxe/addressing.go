@@ -73,6 +73,7 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 	if c.closed {
 		return false
 	}
+	d.hw.follow(ifi, addrs)
 	old := d.at.Load()
 	now := &addressing{netdev: ifi, gids: slices.Clone(old.gids)}
 	for _, e := range old.endpoints {
@@ -80,7 +81,6 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 			d.unbind(e)
 		}
 	}
-	var added []*endpoint
 	for _, a := range addrs {
 		e, err := d.bind(a)
 		if err != nil {
@@ -95,15 +95,12 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 		delete(c.warned, a)
 		if !slices.Contains(now.endpoints, e) {
 			now.endpoints = append(now.endpoints, e)
-			if !slices.Contains(old.endpoints, e) {
-				added = append(added, e)
-			}
 		}
 	}
 	entries := now.setGIDs()
 	d.at.Store(now)
 	d.fabric.update(d)
-	d.joinGroups(added)
+	d.rejoinGroups()
 	if now.netdev.MTU != old.netdev.MTU {
 		d.setDatagramMTU()
 	}

@@ -26,23 +26,20 @@ const (
 	cntRDMASend
 	cntRDMARecv
 
-	// Ours: why a packet that came was dropped, or answered by an error.
-	cntMalformed
-	cntNoQP
-	cntService
-	cntPKey
-	cntQKey
-	cntState
-	cntPeer
-	cntPortDown
-	cntNoRecv
-	cntLength
-	cntRest
-	cntGap
-	cntUnknownDup
-	cntStaleResp
-	cntInvalidReq
-	cntAccess
+	// Why a packet was dropped without an answer; the kernel does not count these.
+	cntDropMalformed
+	cntDropNobody
+	cntDropService
+	cntDropPKey
+	cntDropState
+	cntDropSource
+	cntDropQKey
+	cntDropEcho
+	cntDropResponse
+	cntDropDuplicate
+	cntDropUnreliable
+	cntDropGap
+	cntDropPortDown
 	numCounters
 )
 
@@ -62,36 +59,19 @@ var counterNames = [numCounters]string{
 	cntLinkDowned:       "link_downed",
 	cntRDMASend:         "rdma_sends",
 	cntRDMARecv:         "rdma_recvs",
-
-	cntMalformed:  "rcvd_malformed_err",   // length, padding, version, or an unknown opcode
-	cntNoQP:       "rcvd_no_qp_err",       // for a queue pair that there is not
-	cntService:    "rcvd_service_err",     // opcode of another service than the queue pair's
-	cntPKey:       "rcvd_pkey_err",        // partition
-	cntQKey:       "rcvd_qkey_err",        // of a datagram
-	cntState:      "rcvd_state_err",       // for a queue pair that does not receive, or not this
-	cntPeer:       "rcvd_peer_err",        // for a connection, but not from its other end
-	cntPortDown:   "rcvd_port_down_err",   // while the port is down
-	cntNoRecv:     "rcvd_no_recv_err",     // unreliable, and no receive was posted
-	cntLength:     "rcvd_length_err",      // datagram longer than the MTU, or than the receive
-	cntRest:       "rcvd_rest_err",        // unreliable: the rest of a message of which a part was lost
-	cntGap:        "rcvd_after_gap_err",   // behind a lost packet that was asked for already
-	cntUnknownDup: "rcvd_unknown_dup_err", // a repeated RDMA READ or atomic that is not remembered
-	cntStaleResp:  "rcvd_stale_resp_err",  // answer to what is complete, or was never asked
-	cntInvalidReq: "rcvd_invalid_req_err", // request that the queue pair does not allow, or that makes no sense
-	cntAccess:     "rcvd_access_err",      // request for memory that its key does not give
-}
-
-// wireCounters are ours too: what the endpoints have dropped, and why they could not send.
-var wireCounters = map[string]func(s *wire.Stats) uint64{
-	"rcvd_icrc_err":      func(s *wire.Stats) uint64 { return s.ICRCErrors },
-	"rcvd_overflow_err":  func(s *wire.Stats) uint64 { return s.Overflows }, // no room in the socket
-	"rcvd_socket_err":    func(s *wire.Stats) uint64 { return s.ReceiveErrors },
-	"send_again":         func(s *wire.Stats) uint64 { return s.SendAgain }, // no room in the socket; tried again
-	"send_no_route_err":  func(s *wire.Stats) uint64 { return s.SendNoRoute },
-	"send_too_long_err":  func(s *wire.Stats) uint64 { return s.SendTooLong },
-	"send_forbidden_err": func(s *wire.Stats) uint64 { return s.SendForbidden },
-	"send_other_err":     func(s *wire.Stats) uint64 { return s.SendOther + s.SendInvalid },
-	"send_cut_off_err":   func(s *wire.Stats) uint64 { return s.SendCutOff }, // the end of a train
+	cntDropMalformed:    "drop_malformed",           // lengths, version, opcode
+	cntDropNobody:       "drop_unknown_qp",          // no queue pair has the number
+	cntDropService:      "drop_wrong_service",       // the opcode is of another service than the queue pair
+	cntDropPKey:         "drop_wrong_pkey",          //
+	cntDropState:        "drop_wrong_state",         // the queue pair does not receive
+	cntDropSource:       "drop_wrong_source",        // not an address of the connection
+	cntDropQKey:         "drop_wrong_qkey",          //
+	cntDropEcho:         "drop_own_multicast",       // who sends to a group gets no copy
+	cntDropResponse:     "drop_stale_response",      // to nothing that is outstanding
+	cntDropDuplicate:    "drop_forgotten_duplicate", // of a READ or atomic of which nothing is known any more
+	cntDropUnreliable:   "drop_unreliable",          // a datagram, or a packet of a message on UC, that could not be taken
+	cntDropGap:          "drop_after_gap",           // behind a lost packet that was asked for already
+	cntDropPortDown:     "drop_port_down",           // while the port is down
 }
 
 // counters are on cache lines of their own, so that threads that count different things do not disturb each
@@ -103,15 +83,25 @@ type counters [numCounters]struct {
 
 func (c *counters) add(i counter, n int) { c[i].n.Add(uint64(n)) }
 
-// violations are the port's counters of what came with a wrong key, as QueryPort reports them. (set_bad_pkey_cntr,
-// set_qkey_viol_cntr)
-type violations struct{ pkey, qkey atomic.Uint64 }
+// violations is what QueryPort reports of packets with a wrong key: 16 bits, which stay at their end.
+// (set_bad_pkey_cntr, set_qkey_viol_cntr)
+func (c *counters) violations(i counter) uint32 { return uint32(min(c[i].n.Load(), 0xffff)) }
 
-// violationCount is the value of such a counter, which has 16 bits and stays at its end.
-func violationCount(c *atomic.Uint64) uint32 { return uint32(min(c.Load(), 0xffff)) }
+// wireCounters are of what the endpoints drop, and of why they could not send.
+var wireCounters = map[string]func(s *wire.Stats) uint64{
+	"drop_icrc":          func(s *wire.Stats) uint64 { return s.ICRCErrors },
+	"drop_overflow":      func(s *wire.Stats) uint64 { return s.Overflows }, // no room in the socket
+	"recv_socket_err":    func(s *wire.Stats) uint64 { return s.ReceiveErrors },
+	"send_again":         func(s *wire.Stats) uint64 { return s.SendAgain }, // no room in the socket; tried again
+	"send_no_route_err":  func(s *wire.Stats) uint64 { return s.SendNoRoute },
+	"send_too_long_err":  func(s *wire.Stats) uint64 { return s.SendTooLong },
+	"send_forbidden_err": func(s *wire.Stats) uint64 { return s.SendForbidden },
+	"send_other_err":     func(s *wire.Stats) uint64 { return s.SendOther + s.SendInvalid },
+	"send_cut_off_err":   func(s *wire.Stats) uint64 { return s.SendCutOff }, // the end of a train
+}
 
-// Stats are a device's counters, by the names that files below ports/1/hw_counters have: those of the kernel's rxe, and
-// ours, which tell the reasons for which packets were dropped. It may sleep.
+// Stats are a device's counters, by the names that the files below ports/1/hw_counters have: those of the kernel's rxe,
+// and ours, drop_* for what was dropped without an answer. It may sleep.
 func (d *Device) Stats() map[string]uint64 {
 	s := make(map[string]uint64, int(numCounters)+len(wireCounters))
 	for i, name := range counterNames {
@@ -121,7 +111,7 @@ func (d *Device) Stats() map[string]uint64 {
 	for name, f := range wireCounters {
 		s[name] = f(&w)
 	}
-	s[counterNames[cntMalformed]] += w.Malformed
+	s[counterNames[cntDropMalformed]] += w.Malformed
 	return s
 }
 

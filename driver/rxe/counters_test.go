@@ -24,37 +24,34 @@ func TestDropCounters(t *testing.T) {
 		send func(d *dialogue, pkt []byte) // instead of one arrival
 		want string
 	}{
-		{name: "rest of a BTH", op: roce.RCSendOnly, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:roce.BTHLen-4]) }, want: "rcvd_malformed_err"},
-		{name: "unknown opcode", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[0] = 0x1f }, want: "rcvd_malformed_err"},
-		{name: "odd length", op: roce.RCSendOnly, n: 8, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:len(pkt)-3]) }, want: "rcvd_malformed_err"},
-		{name: "unknown version", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[1] |= 3 }, want: "rcvd_malformed_err"},
-		{name: "no such queue pair", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[5] ^= 0x55 }, want: "rcvd_no_qp_err"},
-		{name: "another service", op: roce.UCSendOnly, want: "rcvd_service_err"},
-		{name: "another partition", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[2] = 0x12 }, want: "rcvd_pkey_err"},
-		{name: "wrong Q_Key", typ: ib.QPTypeUD, op: roce.UDSendOnly, want: "rcvd_qkey_err"},
+		{name: "rest of a BTH", op: roce.RCSendOnly, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:roce.BTHLen-4]) }, want: "drop_malformed"},
+		{name: "unknown opcode", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[0] = 0x1f }, want: "drop_malformed"},
+		{name: "odd length", op: roce.RCSendOnly, n: 8, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:len(pkt)-3]) }, want: "drop_malformed"},
+		{name: "unknown version", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[1] |= 3 }, want: "drop_malformed"},
+		{name: "no such queue pair", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[5] ^= 0x55 }, want: "drop_unknown_qp"},
+		{name: "another service", op: roce.UCSendOnly, want: "drop_wrong_service"},
+		{name: "another partition", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[2] = 0x12 }, want: "drop_wrong_pkey"},
+		{name: "wrong Q_Key", typ: ib.QPTypeUD, op: roce.UDSendOnly, want: "drop_wrong_qkey"},
 		{name: "not receiving", op: roce.RCSendOnly, prep: func(d *dialogue) {
 			check(d.t, d.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
-		}, want: "rcvd_state_err"},
+		}, want: "drop_wrong_state"},
 		{name: "another host", op: roce.RCSendOnly, send: func(d *dialogue, pkt []byte) {
 			d.b.dev.at.Load().endpoints[0].arrive(addrB, addrB, pkt)
-		}, want: "rcvd_peer_err"},
+		}, want: "drop_wrong_source"},
 		{name: "port down", op: roce.RCSendOnly, prep: func(d *dialogue) {
 			i := d.b.dev.at.Load().netdev
 			i.Running = false
 			d.b.dev.SetInterface(i, ips(addrB.String()))
-		}, want: "rcvd_port_down_err"},
-		{name: "datagram without receive", typ: ib.QPTypeUD, op: roce.UDSendOnly, make: qkey, want: "rcvd_no_recv_err"},
-		{name: "UC without receive", typ: ib.QPTypeUC, op: roce.UCSendOnly, want: "rcvd_no_recv_err"},
-		{name: "datagram longer than its receive", typ: ib.QPTypeUD, op: roce.UDSendOnly, n: 64, make: qkey, prep: func(d *dialogue) { d.b.recv(1, 0, 50) }, want: "rcvd_length_err"},
-		{name: "message longer than its receive", op: roce.RCSendOnly, n: 64, prep: func(d *dialogue) { d.b.recv(1, 0, 50) }, want: "rcvd_length_err"},
-		{name: "rest of a message", typ: ib.QPTypeUC, op: roce.UCSendLast, n: 4, make: func(_ *dialogue, k []byte) { k[11] = 3 }, want: "rcvd_rest_err"},
+		}, want: "drop_port_down"},
+		{name: "datagram without receive", typ: ib.QPTypeUD, op: roce.UDSendOnly, make: qkey, want: "drop_unreliable"},
+		{name: "UC without receive", typ: ib.QPTypeUC, op: roce.UCSendOnly, want: "drop_unreliable"},
+		{name: "datagram longer than its receive", typ: ib.QPTypeUD, op: roce.UDSendOnly, n: 64, make: qkey, prep: func(d *dialogue) { d.b.recv(1, 0, 50) }, want: "drop_unreliable"},
+		{name: "rest of a message", typ: ib.QPTypeUC, op: roce.UCSendLast, n: 4, make: func(_ *dialogue, k []byte) { k[11] = 3 }, want: "drop_unreliable"},
 		{name: "behind a gap", op: roce.RCSendOnly, prep: func(d *dialogue) { d.say(request{op: roce.RCSendOnly, psn: 5}) },
-			make: func(_ *dialogue, k []byte) { k[11] = 6 }, want: "rcvd_after_gap_err"},
-		{name: "repeated, but never seen", op: roce.RCRDMAReadRequest, make: func(_ *dialogue, k []byte) { k[9], k[10], k[11] = 0xff, 0xff, 0xf0 }, want: "rcvd_unknown_dup_err"},
-		{name: "answer to nothing", op: roce.RCAcknowledge, want: "rcvd_stale_resp_err"},
-		{name: "middle without first", op: roce.RCSendMiddle, n: 1024, want: "rcvd_invalid_req_err"},
-		{name: "wrong key", op: roce.RCRDMAWriteOnly, n: 8, make: func(d *dialogue, k []byte) { reth(k, d.b.addr, key(d)^0x100, 8) }, want: "rcvd_access_err"},
-		{name: "wrong key on UC", typ: ib.QPTypeUC, op: roce.UCRDMAWriteOnly, n: 8, make: func(d *dialogue, k []byte) { reth(k, d.b.addr, key(d)^0x100, 8) }, want: "rcvd_access_err"},
+			make: func(_ *dialogue, k []byte) { k[11] = 6 }, want: "drop_after_gap"},
+		{name: "repeated, but never seen", op: roce.RCRDMAReadRequest, make: func(_ *dialogue, k []byte) { k[9], k[10], k[11] = 0xff, 0xff, 0xf0 }, want: "drop_forgotten_duplicate"},
+		{name: "answer to nothing", op: roce.RCAcknowledge, want: "drop_stale_response"},
+		{name: "wrong key on UC", typ: ib.QPTypeUC, op: roce.UCRDMAWriteOnly, n: 8, make: func(d *dialogue, k []byte) { reth(k, d.b.addr, key(d)^0x100, 8) }, want: "drop_unreliable"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -137,8 +134,8 @@ func TestStatsEndpoints(t *testing.T) {
 		check(t, b.net.Faults().Add(wire.Rule{Corrupt: 1, Limit: 2}))
 		transfer(b, ib.WRSend, 5000, 1)
 		before := b.b.dev.Stats()
-		if before["rcvd_icrc_err"] != 2 {
-			t.Errorf("%d ICRC errors, want 2", before["rcvd_icrc_err"])
+		if before["drop_icrc"] != 2 {
+			t.Errorf("%d ICRC errors, want 2", before["drop_icrc"])
 		}
 		i := b.b.dev.at.Load().netdev
 		b.b.dev.SetInterface(i, nil)

@@ -80,12 +80,11 @@ func (qp *QP) AttachMcast(gid ib.GID, _ uint16) error {
 // joinGroup has the device's addresses join a group in the network.
 func (d *Device) joinGroup(group netip.Addr) error {
 	joined := false
-	for _, e := range d.at.Load().endpoints {
-		w := e.wire.Load()
-		if w == nil || e.addr.Is4() != group.Is4() {
+	for _, e := range d.Endpoints() {
+		if e.Addr().Is4() != group.Is4() {
 			continue
 		}
-		if err := wire.Join(w.Endpoint, group); err != nil {
+		if err := wire.Join(e, group); err != nil {
 			d.leaveGroup(group)
 			return err
 		}
@@ -97,31 +96,27 @@ func (d *Device) joinGroup(group netip.Addr) error {
 	return nil
 }
 
-// joinGroups has addresses that are new to the device join the groups that there are.
-func (d *Device) joinGroups(added []*endpoint) {
-	if len(added) == 0 {
-		return
-	}
-	g := &d.groups
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for group := range g.load() {
-		for _, e := range added {
-			w := e.wire.Load()
-			if w == nil || e.addr.Is4() != group.Is4() {
-				continue
-			}
-			if err := wire.Join(w.Endpoint, group); err != nil {
-				d.logf("address %v gets nothing for group %v: %v", e.addr, group, err)
-			}
+func (d *Device) leaveGroup(group netip.Addr) {
+	for _, e := range d.Endpoints() {
+		if e.Addr().Is4() == group.Is4() {
+			_ = wire.Leave(e, group) // what still arrives is for nobody
 		}
 	}
 }
 
-func (d *Device) leaveGroup(group netip.Addr) {
-	for _, e := range d.at.Load().endpoints {
-		if w := e.wire.Load(); w != nil && e.addr.Is4() == group.Is4() {
-			_ = wire.Leave(w.Endpoint, group) // what still arrives is for nobody
+// rejoinGroups has addresses that have come join the groups that there are.
+func (d *Device) rejoinGroups() {
+	g := &d.groups
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for group := range g.load() {
+		for _, e := range d.Endpoints() {
+			if e.Addr().Is4() != group.Is4() {
+				continue
+			}
+			if err := wire.Join(e, group); err != nil {
+				d.logf("%v does not hear of multicast group %v: %v", e.Addr(), group, err)
+			}
 		}
 	}
 }

@@ -13,8 +13,9 @@ type responder struct {
 	silent bool     // psn was asked for by a NAK or RNR NAK: what comes after it is dropped without another
 	drop   bool     // UC: the rest of a message is dropped
 
-	op  opKind  // of the message that is being received; opNone between messages
-	wqe recvWQE // of the message, if it takes one; one that was not used in the end serves the next
+	named *srq    // XRC: the queue that the request is for
+	op    opKind  // of the message that is being received; opNone between messages
+	wqe   recvWQE // of the message, if it takes one; one that was not used in the end serves the next
 
 	write struct { // of an RDMA WRITE
 		addr   uint64
@@ -40,6 +41,7 @@ type responder struct {
 type reply struct {
 	psn    roce.PSN // of the next packet
 	first  bool     // nothing of it was made yet
+	in     *pd      // opRead: of the memory
 	addr   uint64
 	key    uint32
 	left   int // bytes
@@ -52,6 +54,7 @@ type reply struct {
 type past struct {
 	psn     roce.PSN
 	packets int
+	in      *pd
 	addr    uint64
 	key     uint32
 	length  int
@@ -62,7 +65,7 @@ type past struct {
 
 // reply is the response to all of it.
 func (x *past) reply() reply {
-	return reply{psn: x.psn, first: true, addr: x.addr, key: x.key, left: x.length, kind: x.kind, result: x.result, msn: x.msn}
+	return reply{psn: x.psn, first: true, in: x.in, addr: x.addr, key: x.key, left: x.length, kind: x.kind, result: x.result, msn: x.msn}
 }
 
 // flagAnswered are the requests with a response of their own.
@@ -102,7 +105,7 @@ func (r *responder) abort() {
 // receiveRequest handles a packet of the peer's requester. qp.mu is held. (rxe_responder)
 func (qp *QP) receiveRequest(p *pass, k *packet) {
 	switch qp.typ {
-	case ib.QPTypeRC:
+	case ib.QPTypeRC, ib.QPTypeXRCTgt:
 		qp.receiveReliable(p, k)
 	case ib.QPTypeUC:
 		qp.receiveUnreliable(p, k)
@@ -132,7 +135,7 @@ func (qp *QP) receiveReliable(p *pass, k *packet) {
 			qp.acknowledge(roce.NAKPSNSequenceError, r.psn)
 			r.silent = true
 		} else {
-			qp.drop(cntGap)
+			qp.dev.counters.add(cntDropGap, 1)
 		}
 		return
 	case ahead < 0:
@@ -172,22 +175,14 @@ func (qp *QP) receiveUnreliable(p *pass, k *packet) {
 		r.psn = k.psn
 	}
 	if r.drop {
-		qp.drop(cntRest)
 		r.psn = k.psn.Next()
+		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
-	v := qp.execute(p, k)
-	switch v {
-	case notReady:
-		qp.drop(cntNoRecv)
-	case invalid:
-		qp.drop(cntInvalidReq)
-	case denied:
-		qp.drop(cntAccess)
-	}
-	if v != accepted && qp.state != ib.QPErr {
+	if qp.execute(p, k) != accepted && qp.state != ib.QPErr {
 		r.op, r.drop, r.psn = opNone, true, k.psn.Next()
 		r.wqe.filled = 0
+		qp.dev.counters.add(cntDropUnreliable, 1)
 	}
 }
 
@@ -203,19 +198,10 @@ func (qp *QP) acknowledge(s roce.Syndrome, psn roce.PSN) {
 func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status abi.WCStatus) {
 	r := &qp.resp
 	own := status == abi.WCLocProtErr || status == abi.WCLocQPOpErr
-	if qp.state == ib.QPErr {
+	switch {
+	case qp.state == ib.QPErr:
 		return
-	}
-	switch {
-	case status == abi.WCLocLenErr:
-		qp.drop(cntLength)
-	case s == roce.NAKInvalidRequest:
-		qp.drop(cntInvalidReq)
-	case s == roce.NAKRemoteAccessError:
-		qp.drop(cntAccess)
-	}
-	switch {
-	case qp.typ == ib.QPTypeRC:
+	case qp.reliable():
 		qp.acknowledge(s, psn)
 	case !own:
 		r.op, r.drop = opNone, true
@@ -248,6 +234,11 @@ func (qp *QP) execute(p *pass, k *packet) verdict {
 	case op.answered():
 	case !ends && n != qp.mtu, n > qp.mtu, !starts && n == 0:
 		return invalid
+	}
+	if qp.typ == ib.QPTypeXRCTgt {
+		if v := qp.nameQueue(k); v != accepted {
+			return v
+		}
 	}
 	var v verdict
 	switch op {
@@ -282,7 +273,10 @@ func (qp *QP) takeRecv(p *pass) verdict {
 	if r.wqe.taken {
 		return accepted
 	}
-	if qp.srq != nil {
+	switch {
+	case qp.typ == ib.QPTypeXRCTgt:
+		return qp.takeShared(p, r.named)
+	case qp.srq != nil:
 		return qp.takeShared(p, qp.srq)
 	}
 	slot := qp.recvSlot(p)
@@ -320,7 +314,7 @@ func (qp *QP) takeShared(p *pass, s *srq) verdict {
 func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 	r := &qp.resp
 	if starts {
-		if qp.typ == ib.QPTypeRC && qp.dev.faults.NotReady(qp.num, k.src) {
+		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
 			return notReady
 		}
 		if v := qp.takeRecv(p); v != accepted {
@@ -380,7 +374,7 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 	}
 	takes := k.Flags&roce.FlagCompletesReceive != 0
 	if takes {
-		if qp.typ == ib.QPTypeRC && qp.dev.faults.NotReady(qp.num, k.src) {
+		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
 			return notReady
 		}
 		if v := qp.takeRecv(p); v != accepted {
@@ -412,7 +406,7 @@ func (qp *QP) permits(key uint32, right ib.AccessFlags, addr uint64, length int)
 	if length == 0 {
 		return true
 	}
-	m := qp.memory(qp.pd, key, right)
+	m := qp.memory(qp.domain(), key, right)
 	if m == nil {
 		return false
 	}
@@ -431,7 +425,8 @@ func (qp *QP) executeRead(k *packet) verdict {
 		return denied
 	}
 	r.msn++
-	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), kind: opRead, addr: h.VA(), key: h.RKey(), length: length, msn: r.msn}
+	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), kind: opRead, length: length, msn: r.msn}
+	x.in, x.addr, x.key = qp.domain(), h.VA(), h.RKey()
 	r.psn = r.psn.Add(x.packets)
 	qp.remember(&x)
 	r.replies = append(r.replies, x.reply())
@@ -447,7 +442,7 @@ func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	if !qp.settle(p) { // it finds what was written before
 		return refused
 	}
-	m := qp.memory(qp.pd, h.RKey(), ib.AccessRemoteAtomic)
+	m := qp.memory(qp.domain(), h.RKey(), ib.AccessRemoteAtomic)
 	if m == nil {
 		return denied
 	}
@@ -498,7 +493,7 @@ func (qp *QP) receiveDuplicate(k *packet) {
 		if x.kind == opRead {
 			h, off := k.RETH(), at*qp.mtu
 			if h.RKey() != x.key || h.VA() != x.addr+uint64(off) || int(h.DMALen()) > x.length-off {
-				break
+				return
 			}
 			again.addr, again.left = h.VA(), int(h.DMALen())
 		}
@@ -514,7 +509,7 @@ func (qp *QP) receiveDuplicate(k *packet) {
 		}
 		return
 	}
-	qp.drop(cntUnknownDup)
+	qp.dev.counters.add(cntDropDuplicate, 1)
 }
 
 // answer makes the replies and the acknowledgement that are due, as far as there is room. qp.mu is held.
@@ -535,7 +530,7 @@ func (qp *QP) answer(p *pass) {
 		return // what is due waits, and may be joined by more
 	}
 	r.ack.due = false
-	op := roce.RCAcknowledge
+	op := qp.opcode(roce.Acknowledge)
 	size := op.PacketLen(0)
 	p.build.start(&ackPool, qp.path, size)
 	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
@@ -549,7 +544,7 @@ func (qp *QP) answer(p *pass) {
 // memory cannot be read; the queue pair is in error then.
 func (qp *QP) makeReply(p *pass, y *reply) bool {
 	if y.kind == opAtomic {
-		op := roce.RCAtomicAcknowledge
+		op := qp.opcode(roce.AtomicAcknowledge)
 		size := op.PacketLen(0)
 		p.build.start(&ackPool, qp.path, size)
 		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
@@ -564,15 +559,16 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 	for done := false; !done; {
 		n := min(qp.mtu, y.left)
 		last := n == y.left
-		op := roce.RCRDMAReadResponseMiddle
+		what := roce.RDMAReadResponseMiddle
 		switch {
 		case y.first && last:
-			op = roce.RCRDMAReadResponseOnly
+			what = roce.RDMAReadResponseOnly
 		case y.first:
-			op = roce.RCRDMAReadResponseFirst
+			what = roce.RDMAReadResponseFirst
 		case last:
-			op = roce.RCRDMAReadResponseLast
+			what = roce.RDMAReadResponseLast
 		}
+		op := qp.opcode(what)
 		size := op.PacketLen(n)
 		if !p.build.fits(qp.path, size) {
 			if !p.gather.flush() {
@@ -618,7 +614,7 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 func (qp *QP) gatherRemote(p *pass, y *reply, dst []byte) bool {
 	g := &p.gather
 	if g.from == nil {
-		if g.from = qp.memory(qp.pd, y.key, ib.AccessRemoteRead); g.from == nil {
+		if g.from = qp.memory(y.in, y.key, ib.AccessRemoteRead); g.from == nil {
 			return false
 		}
 		g.addr = y.addr
@@ -631,18 +627,8 @@ func (qp *QP) gatherRemote(p *pass, y *reply, dst []byte) bool {
 // receiveDatagram handles a datagram (IBA 9.8.3): without a receive, or with one that is too small, it is lost.
 func (qp *QP) receiveDatagram(p *pass, k *packet) {
 	r := &qp.resp
-	if len(k.Payload) > qp.mtu {
-		qp.drop(cntLength)
-		return
-	}
-	switch v := qp.takeRecv(p); {
-	case v == notReady:
-		qp.drop(cntNoRecv)
-		return
-	case v != accepted:
-		return
-	case grhLen+len(k.Payload) > r.wqe.length:
-		qp.drop(cntLength)
+	if len(k.Payload) > qp.mtu || qp.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.length {
+		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
 	if !qp.store(p, scatterSend, k.psn, r.wqe.sges, 0, grhOf(p, k)) ||
@@ -674,7 +660,7 @@ func (qp *QP) completeRecv(wc *abi.WC, solicited bool) {
 		qp.dev.counters.add(cntRDMARecv, 1)
 	}
 	wc.WRID, wc.PortNum = r.wqe.id, 1
-	qp.complete(qp.recvCQ, wc, solicited)
+	qp.complete(qp.recvQueue(), wc, solicited)
 }
 
 // grhLen is the length of what precedes a datagram in its receive buffer.

@@ -154,7 +154,7 @@ func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 }
 
 // Attach hands over the listener of a program that is about to start. The connection then stands for the program
-// until Close, and Lost tells when the service has died.
+// until Close, and Serve tells when the service has died.
 func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
 	r, err := c.do(&Request{Op: OpAttach, Attach: &a}, listener)
 	if err != nil {
@@ -164,20 +164,4 @@ func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
 		return nil, errors.New("ask the service: malformed answer to attach")
 	}
 	return r.Attached, nil
-}
-
-// Lost returns a channel that is closed when the service has ended the connection, which after Attach means that
-// it died or was stopped. No request may follow.
-func (c *Client) Lost() <-chan struct{} {
-	lost := make(chan struct{})
-	go func() {
-		defer close(lost)
-		var b [1]byte
-		for {
-			if _, err := c.c.Read(b[:]); err != nil {
-				return
-			}
-		}
-	}()
-	return lost
 }

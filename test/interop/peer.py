@@ -66,7 +66,7 @@ class Peer:
         self._ctx = Context(name=device)
         self._device = device
         self._pd = PD(self._ctx)
-        self._objects, self._next, self._events = {}, 1, []
+        self._objects, self._next, self._events, self._groups = {}, 1, [], []
         context = pointer_in(self._ctx, CMD_FD + 4, lambda s: struct.unpack_from('i', s, CMD_FD)[0] == self._ctx.cmd_fd)
         self._async_fd = ctypes.c_int.from_address(context + CMD_FD + 4).value
 
@@ -78,9 +78,7 @@ class Peer:
     # the device and the system around it
 
     def hello(self):
-        a = self._ctx.query_device()
-        return {'release': platform.release(), 'max_srq': a.max_srq, 'max_mw': a.max_mw, 'max_mcast': a.max_mcast_grp,
-                'max_sge': a.max_sge, 'caps': int(a.device_cap_flags), 'gids': list(self._gids().values())}
+        return {'release': platform.release(), 'caps': self._ctx.query_device_ex().device_cap_flags_ex}
 
     def _gids(self):
         t = self._ctx.query_gid_table(64)
@@ -196,6 +194,9 @@ class Peer:
         call = lib.ibv_attach_mcast if join else lib.ibv_detach_mcast
         call.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint16]
         rc = call(self._ibv_qp(self._objects[qp]), ipaddress.ip_address(words(gid)).packed, 0)
+        group = (qp, gid)
+        if rc == 0 and join: self._groups.append(group)
+        elif rc == 0 and group in self._groups: self._groups.remove(group)
         if rc: raise OSError(rc, f'ibv_{"attach" if join else "detach"}_mcast: {os.strerror(rc)}')
 
     def join(self, group, local):
@@ -217,6 +218,7 @@ class Peer:
 
     def reset(self):
         """closes everything, the newest first"""
+        for q, gid in list(self._groups): self.multicast(q, gid, False)
         for i in sorted(self._objects, reverse=True):
             o = self._objects.pop(i)
             if isinstance(o, subprocess.Popen):

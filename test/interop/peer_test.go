@@ -124,6 +124,17 @@ func (p *peer) call(out any, method string, a args) error {
 	return json.Unmarshal(answer.OK, out)
 }
 
+// hello is what a peer says of its system and its device.
+type hello struct {
+	Release string
+	Caps    uint64 // device_cap_flags_ex
+}
+
+func (p *peer) hello() (h hello, err error) {
+	err = p.call(&h, "hello", nil)
+	return h, err
+}
+
 // mr is a registered buffer.
 type mr struct {
 	ID         int
@@ -250,9 +261,10 @@ func (p *peer) send(q qp, a args) (rkey uint32, err error) {
 
 // Flags of completions (enum ibv_wc_flags).
 const (
-	wcGRH     = 1 << 0
-	wcWithImm = 1 << 1
-	wcWithInv = 1 << 3
+	wcGRH        = 1 << 0
+	wcWithImm    = 1 << 1
+	wcIPChecksum = 1 << 2
+	wcWithInv    = 1 << 3
 )
 
 // wc is a completion.

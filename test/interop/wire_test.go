@@ -80,8 +80,10 @@ func answers(which func(*frame) bool, kind func(roce.Syndrome) bool) func(*frame
 		func(f *frame) string { return fmt.Sprintf("%#02x", uint8(f.packet.AETH().Syndrome())) })
 }
 
+const hopLimit = "the kernel puts the route's in place of the address vector's, which was 33 once"
+
 var properties = []property{
-	{"IPv4 time to live", only(v4, func(f *frame) string { return fmt.Sprint(f.ip[8]) }), ""},
+	{"IPv4 time to live", only(v4, func(f *frame) string { return fmt.Sprint(f.ip[8]) }), hopLimit},
 	{"IPv4 type of service", only(v4, func(f *frame) string { return fmt.Sprintf("%#02x", f.ip[1]) }), ""},
 	{"IPv4 flags", only(v4, func(f *frame) string {
 		return map[byte]string{0: "none", 2: "DF", 1: "MF"}[f.ip[6]>>5]
@@ -92,7 +94,7 @@ var properties = []property{
 		}
 		return "counts up"
 	}), "free to choose where DF is set; the ICRC covers it"},
-	{"IPv6 hop limit", only(v6, func(f *frame) string { return fmt.Sprint(f.ip[7]) }), ""},
+	{"IPv6 hop limit", only(v6, func(f *frame) string { return fmt.Sprint(f.ip[7]) }), hopLimit},
 	{"IPv6 traffic class", only(v6, func(f *frame) string { return fmt.Sprintf("%#02x", f.ip[0]<<4|f.ip[1]>>4) }), ""},
 	{"UDP checksum over IPv4", only(v4, checksum), "optional over IPv4 (RFC 768); segmentation offload fills it in"},
 	{"UDP checksum over IPv6", only(v6, checksum), "0 is allowed to tunnels only (RFC 6935)"},
@@ -123,7 +125,6 @@ var properties = []property{
 	{"RNR NAK syndrome", answers(isACK, roce.Syndrome.IsRNR), ""},
 	{"READ response syndrome", answers(isRead, roce.Syndrome.IsACK), ""},
 	{"atomic acknowledge syndrome", answers(isAtomicACK, roce.Syndrome.IsACK), ""},
-	{"opcodes", always(func(f *frame) string { return f.packet.Opcode.String() }), ""},
 }
 
 func checksum(f *frame) string {
@@ -172,12 +173,14 @@ func testWire(t *testing.T) {
 		t.Fatal(err)
 	}
 	count := map[string]int{}
+	opcodes := map[string]map[string]bool{"kernel": {}, "Verbena": {}}
 	seen := make([]map[string]map[string]bool, len(properties))
 	for i := range seen {
 		seen[i] = map[string]map[string]bool{"kernel": {}, "Verbena": {}}
 	}
 	for p := range frames {
 		count[p.from]++
+		opcodes[p.from][p.packet.Opcode.String()] = true
 		for i := range properties {
 			if v, ok := properties[i].of(p); ok {
 				seen[i][p.from][v] = true
@@ -199,6 +202,29 @@ func testWire(t *testing.T) {
 		}
 		results.facts = append(results.facts, fact{"The wire", []string{p.name, k, v, remark}})
 	}
+	compareOpcodes(t, opcodes["kernel"], opcodes["Verbena"])
+}
+
+// compareOpcodes wants both to have sent the same kinds of packets.
+func compareOpcodes(t *testing.T, kernel, verbena map[string]bool) {
+	var differ []string
+	for op := range kernel {
+		if !verbena[op] {
+			differ = append(differ, op+" only from the kernel")
+		}
+	}
+	for op := range verbena {
+		if !kernel[op] {
+			differ = append(differ, op+" only from Verbena")
+		}
+	}
+	slices.Sort(differ)
+	remark := "same"
+	if len(differ) > 0 {
+		remark = "FAIL: " + strings.Join(differ, ", ")
+		t.Errorf("opcodes: %s", strings.Join(differ, ", "))
+	}
+	results.facts = append(results.facts, fact{"The wire", []string{"opcodes", fmt.Sprint(len(kernel)), fmt.Sprint(len(verbena)), remark}})
 }
 
 func values(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), "; ") }
