@@ -137,6 +137,8 @@ func (qp *QP) receiveReliable(p *pass, k *packet) {
 			qp.dev.counters.add(cntOutOfSeqReq, 1)
 			qp.acknowledge(roce.NAKPSNSequenceError, r.psn)
 			r.silent = true
+		} else {
+			qp.dev.counters.add(cntDropGap, 1)
 		}
 		return
 	case ahead < 0:

@@ -87,3 +87,21 @@ func contextInfo(c *uverbs.ContextInfo) ContextInfo {
 	}
 	return r
 }
+
+// StatInfo are the counters of a device, by the names that programs see in its hw_counters.
+type StatInfo struct {
+	Dev      string            `json:"dev"`
+	Counters map[string]uint64 `json:"counters"`
+}
+
+// Stats reads the counters of one device, or of all if dev is empty.
+func (s *Service) Stats(dev string) ([]StatInfo, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	links, err := s.named(dev)
+	list := []StatInfo{}
+	for _, l := range links {
+		list = append(list, StatInfo{Dev: l.spec.Name, Counters: l.dev.Stats()})
+	}
+	return list, err
+}
