@@ -84,7 +84,7 @@ func cmdRegMR(c *call) error {
 	return nil
 }
 
-// regMR registers memory of the process that opened the file.
+// regMR registers memory of the caller.
 func (c *call) regMR(req *abi.RegMR) (resp abi.RegMRResp, err error) {
 	if err := checkOffset(req.Start, req.HCAVA); err != nil {
 		return resp, err
@@ -100,7 +100,7 @@ func (c *call) regMR(req *abi.RegMR) (resp abi.RegMRResp, err error) {
 		return resp, err
 	}
 	defer pd.done()
-	mr, err := pd.res.RegMR(c.f.proc.Space(), c.f.proc.Account(), req.Start, req.Length, req.HCAVA, ib.AccessFlags(req.AccessFlags), &c.udata)
+	mr, err := pd.res.RegMR(c.caller.Space(), c.caller.Account(), req.Start, req.Length, req.HCAVA, ib.AccessFlags(req.AccessFlags), &c.udata)
 	if err != nil {
 		return resp, err
 	}

@@ -184,7 +184,7 @@ func (c *call) asyncEvents() *eventFile {
 // run takes the command through the midlayer. The caller sees to finish.
 func (c *call) run(cmd func(*call) error) error {
 	c.reader = -1
-	c.udata.Context = userContext{c.f}
+	c.udata.Context, c.udata.Space = userContext{c.f}, c.caller.Space()
 	defer func() {
 		if c.callbacks {
 			c.f.dev.ib.RunCallbacks()
