@@ -72,6 +72,14 @@ interop-test: build
 fuzz: ## each fuzz target for FUZZTIME (default 1m)
 	@scripts/fuzz
 
+SOAK_RESETS ?= 10000
+SOAK_PLUGS ?= 10000
+
+.PHONY: soak-reset
+soak-reset: build ## resets, unplugs and plugs under load, race detector on; SOAK_RESETS, SOAK_PLUGS, SOAK_TIME bound it
+	SOAK_RESETS=$(SOAK_RESETS) SOAK_PLUGS=$(SOAK_PLUGS) CGO_ENABLED=1 nice -n 19 $(GO) test -race -count=1 -timeout 24h -v -run 'TestSoakReset' ./uverbs
+	SOAK_RESETS=50 SOAK_PLUGS=50 VERBENA=$(CURDIR)/$(BIN) nice -n 19 $(GO) test -tags e2e -count=1 -timeout 2h -v -run 'TestSoakReset' ./test/e2e
+
 .PHONY: bench
 bench: build ## the figures of docs/benchmarks.md, with the machine they were taken on
 	@scripts/bench

@@ -42,6 +42,9 @@ type Config struct {
 	Rand *rand.Rand
 	// Clock is where timeouts come from; nil: clock.System.
 	Clock clock.Clock
+	// Probed, if not nil, is called with each device that is made of the hardware, before it is registered. It must not
+	// call methods of the Hardware.
+	Probed func(*Device)
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
 }
@@ -67,15 +70,15 @@ type Device struct {
 	mrs     table[mr] // by key >> 8
 	mws     table[mw] // likewise
 	ahs     table[ah]
-	srqs    table[srq]     // by the low bits of the number
-	keys    keyGenerations // of mrs and mws
-	qpKeys  keyGenerations
-	srqKeys keyGenerations
+	srqs    table[srq]      // by the low bits of the number
+	keys    *keyGenerations // of mrs and mws; the hardware's, as are the next two
+	qpKeys  *keyGenerations
+	srqKeys *keyGenerations
 
-	rand struct {
-		sync.Mutex
-		*rand.Rand
-	}
+	hw         *Hardware
+	stopped    atomic.Bool // the hardware carries nothing out any more
+	failed     atomic.Bool // in the error state
+	breakpoint atomic.Pointer[breakpoint]
 
 	contexts struct {
 		sync.Mutex
@@ -86,9 +89,13 @@ type Device struct {
 	closed  atomic.Bool
 }
 
-// New makes a device, ready for ib.Core.Register, and binds its addresses. EADDRINUSE when one of them is taken,
-// by another program or by the kernel's own rxe. It may sleep.
-func New(cfg Config) (_ *Device, err error) {
+// New makes a device, ready for ib.Core.Register, on hardware of its own, and binds its addresses. EADDRINUSE when one
+// of them is taken, by another program or by the kernel's own rxe. It may sleep.
+func New(cfg Config) (*Device, error) { return NewHardware(cfg).probe() }
+
+// newDevice is called with hw.mu held.
+func newDevice(hw *Hardware) (_ *Device, err error) {
+	cfg := hw.cfg
 	fail := func(err error) (*Device, error) { return nil, fmt.Errorf("device %s: %w", cfg.Name, err) }
 	if len(cfg.Addrs) == 0 {
 		return fail(fmt.Errorf("no address: %w", syscall.EADDRNOTAVAIL))
@@ -107,6 +114,10 @@ func New(cfg Config) (_ *Device, err error) {
 		taps:   cfg.Taps,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
+
+		keys:    &hw.numbers.keys,
+		qpKeys:  &hw.numbers.qpKeys,
+		srqKeys: &hw.numbers.srqKeys,
 	}
 	if d.clock == nil {
 		d.clock = clock.System
@@ -116,17 +127,17 @@ func New(cfg Config) (_ *Device, err error) {
 	}
 	d.changes.network, d.changes.ends, d.changes.warned = cfg.Network, map[netip.Addr]*endpoint{}, map[netip.Addr]string{}
 	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
-	d.rand.Rand = cfg.Rand
-	if cfg.Rand == nil {
-		d.rand.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
-	}
 	d.contexts.m = map[ib.UserContext]*userContext{}
-	d.direct.Store(true)
+	d.direct.Store(!hw.travels.Load())
 	d.qps.init(minQPSlot, maxQPSlot)
 	d.mrs.init(1, firstMW)
 	d.mws.init(firstMW, tableMax)
 	d.ahs.init(1, maxAH+1)
 	d.srqs.init(1, maxSRQ+1)
+	d.qps.skip(hw.numbers.qps)
+	d.mrs.skip(hw.numbers.mrs)
+	d.mws.skip(hw.numbers.mws)
+	d.srqs.skip(hw.numbers.srqs)
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -148,6 +159,10 @@ func New(cfg Config) (_ *Device, err error) {
 	d.at.Store(at)
 	if err := d.fabric.join(d); err != nil {
 		return fail(err)
+	}
+	d.hw = hw
+	if cfg.Probed != nil {
+		cfg.Probed(d)
 	}
 	return d, nil
 }
@@ -181,17 +196,24 @@ func (d *Device) Close() error {
 	}
 	d.changes.Unlock()
 	d.workers.Wait()
+	if d.hw != nil {
+		d.hw.released(d)
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close device %s: %w", d.name, err)
 	}
 	return nil
 }
 
+// Hardware is what the device is a life of.
+func (d *Device) Hardware() *Hardware { return d.hw }
+
 // random may not sleep.
 func (d *Device) random() uint32 {
-	d.rand.Lock()
-	defer d.rand.Unlock()
-	return d.rand.Uint32()
+	r := &d.hw.numbers.rand
+	r.Lock()
+	defer r.Unlock()
+	return r.Uint32()
 }
 
 // Limits, as the kernel's rxe has them (rxe_param.h), where this driver does not have its own.
@@ -212,11 +234,6 @@ const (
 	capSysImageGUID    = 1 << 11
 	capRCRNRNakGen     = 1 << 12
 	capSRQResize       = 1 << 13
-	capMemWindow       = 1 << 17
-	capMemMgtExt       = 1 << 21
-	capMemWindow2B     = 1 << 24
-	capFlushGlobal     = 1 << 38
-	capAtomicWrite     = 1 << 40
 	portCapCM          = 1 << 16 // enum ib_port_cap_flags
 	portWidth1X        = 1       // enum ib_port_width
 	portSpeedSDR       = 1       // enum ib_port_speed
@@ -240,8 +257,8 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQP:        maxQPSlot - minQPSlot,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
-			capSysImageGUID | capRCRNRNakGen | capMemWindow | capMemMgtExt | capMemWindow2B | capFlushGlobal |
-			capAtomicWrite | capSRQResize,
+			capSysImageGUID | capRCRNRNakGen | capSRQResize | ib.DeviceCapMemWindow |
+			ib.DeviceCapMemWindowType2B | ib.DeviceCapMemExtensions | ib.DeviceCapFlushGlobal | ib.DeviceCapAtomicWrite,
 		MaxSendSGE:        maxSGE,
 		MaxRecvSGE:        maxSGE,
 		MaxSGERd:          maxSGE,
@@ -267,9 +284,10 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		// Memory is copied by the kernel, which brings in what is not there: nothing has to be pinned.
 		ODP: ib.ODPCaps{
 			General: ib.ODPSupport | ib.ODPImplicit,
-			RC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv,
-			UC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
-			UD:      ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
+			RC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv | ib.ODPFlush |
+				ib.ODPAtomicWrite,
+			UC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
+			UD: ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
 		},
 	}, nil
 }

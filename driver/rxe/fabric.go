@@ -120,8 +120,12 @@ func (d *Device) shortcut(dst netip.Addr) *Device {
 func (d *Device) allowsShortcut() bool { return d.direct.Load() && !d.faults.Active() }
 
 // SetShortcut tells whether packets to and from other devices of the Fabric may skip the network; they do so
-// where both devices allow it, which is how a device starts, and neither has fault rules.
-func (d *Device) SetShortcut(on bool) { d.direct.Store(on) }
+// where both devices allow it, which is how a device starts, and neither has fault rules. It holds for all devices of
+// the same hardware to come.
+func (d *Device) SetShortcut(on bool) {
+	d.hw.travels.Store(!on)
+	d.direct.Store(on)
+}
 
 // intrudes reports whether a train would reach a connection, on a device of the Fabric, whose other end is not the
 // queue pair that sends it. Packets do not tell who sends them, so that any program could send into the connections of

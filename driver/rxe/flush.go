@@ -14,9 +14,9 @@ import (
 // sendSingle sends one of them.
 func (qp *QP) sendSingle(p *pass, w *sendWQE) bool {
 	r := &qp.req
-	op, n := roce.RCFlush, 0
+	op, n := qp.opcode(roce.Flush), 0
 	if w.kind == opAtomicWrite {
-		op, n = roce.RCAtomicWrite, atomicLen
+		op, n = qp.opcode(roce.AtomicWrite), atomicLen
 	}
 	size := op.PacketLen(n)
 	cost := w.cost(qp.mtu, 0, 1)
@@ -26,6 +26,7 @@ func (qp *QP) sendSingle(p *pass, w *sendWQE) bool {
 	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
 		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: w.first, AckReq: true,
 	}, n)
+	w.name(&k)
 	if w.kind == opAtomicWrite {
 		k.RETH().Encode(w.remote, w.rkey, atomicLen)
 		copy(k.Payload, w.inline)
@@ -65,7 +66,7 @@ func (qp *QP) executeAtomicWrite(p *pass, k *packet) verdict {
 	if !qp.settle(p) {
 		return refused
 	}
-	g := qp.memory(qp.pd, h.RKey(), ib.AccessRemoteWrite)
+	g := qp.memory(qp.domain(), h.RKey(), ib.AccessRemoteWrite)
 	if g == nil {
 		return denied
 	}
@@ -103,7 +104,7 @@ func (qp *QP) executeFlush(p *pass, k *packet) verdict {
 		qp.attr.AccessFlags&need != need || !qp.admits() {
 		return invalid
 	}
-	g := qp.memory(qp.pd, h.RKey(), need)
+	g := qp.memory(qp.domain(), h.RKey(), need)
 	if g == nil {
 		return denied
 	}

@@ -20,7 +20,8 @@ type packet struct {
 // Receive implements wire.Receiver: packets that came from the network.
 func (e *endpoint) Receive(a *wire.Arrival) {
 	if !e.dev.at.Load().up() {
-		return // a port that is down gets nothing
+		e.dev.counters.add(cntDropPortDown, len(a.Packets)) // it gets nothing
+		return
 	}
 	p := e.dev.begin(true)
 	p.receive(e.dev, a)
@@ -61,6 +62,9 @@ func (p *pass) receive(d *Device, a *wire.Arrival) {
 
 // receive handles packets for the queue pair, then does what has become possible.
 func (qp *QP) receive(p *pass, a *wire.Arrival, packets [][]byte) {
+	if qp.dev.stopped.Load() {
+		return
+	}
 	qp.mu.Lock()
 	for _, b := range packets {
 		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
@@ -101,6 +105,8 @@ func serviceOf(t ib.QPType) roce.Service {
 		return roce.UC
 	case ib.QPTypeUD, ib.QPTypeGSI:
 		return roce.UD
+	case ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
+		return roce.XRC
 	}
 	return roce.RC
 }
@@ -119,8 +125,12 @@ func (qp *QP) refuses(k *packet, b []byte) counter {
 	case k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull:
 		return cntDropPKey
 	}
+	response := k.Flags&roce.FlagResponse != 0
+	if qp.typ == ib.QPTypeXRCInit && !response || qp.typ == ib.QPTypeXRCTgt && response {
+		return cntDropService
+	}
 	ready := qp.state == ib.QPRTR || qp.state == ib.QPRTS || qp.state == ib.QPSQD || qp.state == ib.QPSQE
-	if k.Flags&roce.FlagResponse != 0 {
+	if response {
 		ready = qp.state == ib.QPRTS || qp.state == ib.QPSQD
 	}
 	switch {
@@ -167,8 +177,11 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 			return false
 		}
 		in := qp.pd
-		if kind == scatterSend {
+		switch kind {
+		case scatterSend:
 			in = qp.resp.wqe.pd
+		case scatterWrite:
+			in = qp.domain()
 		}
 		m := qp.memory(in, key, right)
 		if m == nil {

@@ -15,8 +15,9 @@ type responder struct {
 	silent bool     // psn was asked for by a NAK or RNR NAK: what comes after it is dropped without another
 	drop   bool     // UC: the rest of a message is dropped
 
-	op  opKind  // of the message that is being received; opNone between messages
-	wqe recvWQE // of the message, if it takes one; one that was not used in the end serves the next
+	named *srq    // XRC: the queue that the request is for
+	op    opKind  // of the message that is being received; opNone between messages
+	wqe   recvWQE // of the message, if it takes one; one that was not used in the end serves the next
 
 	write struct { // of an RDMA WRITE
 		addr   uint64
@@ -42,6 +43,7 @@ type responder struct {
 type reply struct {
 	psn    roce.PSN // of the next packet
 	first  bool     // nothing of it was made yet
+	in     *pd      // opRead: of the memory
 	addr   uint64
 	key    uint32
 	left   int // bytes
@@ -55,6 +57,7 @@ type reply struct {
 type past struct {
 	psn     roce.PSN
 	packets int
+	in      *pd
 	addr    uint64
 	key     uint32
 	length  int
@@ -65,7 +68,7 @@ type past struct {
 
 // reply is the response to all of it.
 func (x *past) reply() reply {
-	return reply{psn: x.psn, first: true, addr: x.addr, key: x.key, left: x.length, kind: x.kind, result: x.result, msn: x.msn}
+	return reply{psn: x.psn, first: true, in: x.in, addr: x.addr, key: x.key, left: x.length, kind: x.kind, result: x.result, msn: x.msn}
 }
 
 // flagAnswered are the requests with a response of their own.
@@ -105,7 +108,7 @@ func (r *responder) abort() {
 // receiveRequest handles a packet of the peer's requester. qp.mu is held. (rxe_responder)
 func (qp *QP) receiveRequest(p *pass, k *packet) {
 	switch qp.typ {
-	case ib.QPTypeRC:
+	case ib.QPTypeRC, ib.QPTypeXRCTgt:
 		qp.receiveReliable(p, k)
 	case ib.QPTypeUC:
 		qp.receiveUnreliable(p, k)
@@ -134,6 +137,8 @@ func (qp *QP) receiveReliable(p *pass, k *packet) {
 			qp.dev.counters.add(cntOutOfSeqReq, 1)
 			qp.acknowledge(roce.NAKPSNSequenceError, r.psn)
 			r.silent = true
+		} else {
+			qp.dev.counters.add(cntDropGap, 1)
 		}
 		return
 	case ahead < 0:
@@ -199,7 +204,7 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status abi.WCStatus) {
 	switch {
 	case qp.state == ib.QPErr:
 		return
-	case qp.typ == ib.QPTypeRC:
+	case qp.reliable():
 		qp.acknowledge(s, psn)
 	case !own:
 		r.op, r.drop = opNone, true
@@ -232,6 +237,11 @@ func (qp *QP) execute(p *pass, k *packet) verdict {
 	case op.answered():
 	case !ends && n != qp.mtu, n > qp.mtu, !starts && n == 0:
 		return invalid
+	}
+	if qp.typ == ib.QPTypeXRCTgt {
+		if v := qp.nameQueue(k); v != accepted {
+			return v
+		}
 	}
 	var v verdict
 	switch op {
@@ -266,7 +276,10 @@ func (qp *QP) takeRecv(p *pass) verdict {
 	if r.wqe.taken {
 		return accepted
 	}
-	if qp.srq != nil {
+	switch {
+	case qp.typ == ib.QPTypeXRCTgt:
+		return qp.takeShared(p, r.named)
+	case qp.srq != nil:
 		return qp.takeShared(p, qp.srq)
 	}
 	slot := qp.recvSlot(p)
@@ -304,7 +317,7 @@ func (qp *QP) takeShared(p *pass, s *srq) verdict {
 func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 	r := &qp.resp
 	if starts {
-		if qp.typ == ib.QPTypeRC && qp.dev.faults.NotReady(qp.num, k.src) {
+		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
 			return notReady
 		}
 		if v := qp.takeRecv(p); v != accepted {
@@ -364,7 +377,7 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 	}
 	takes := k.Flags&roce.FlagCompletesReceive != 0
 	if takes {
-		if qp.typ == ib.QPTypeRC && qp.dev.faults.NotReady(qp.num, k.src) {
+		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
 			return notReady
 		}
 		if v := qp.takeRecv(p); v != accepted {
@@ -396,7 +409,7 @@ func (qp *QP) permits(key uint32, right ib.AccessFlags, addr uint64, length int)
 	if length == 0 {
 		return true
 	}
-	m := qp.memory(qp.pd, key, right)
+	m := qp.memory(qp.domain(), key, right)
 	if m == nil {
 		return false
 	}
@@ -415,7 +428,8 @@ func (qp *QP) executeRead(k *packet) verdict {
 		return denied
 	}
 	r.msn++
-	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), kind: opRead, addr: h.VA(), key: h.RKey(), length: length, msn: r.msn}
+	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), kind: opRead, length: length, msn: r.msn}
+	x.in, x.addr, x.key = qp.domain(), h.VA(), h.RKey()
 	r.psn = r.psn.Add(x.packets)
 	qp.remember(&x)
 	r.replies = append(r.replies, x.reply())
@@ -431,7 +445,7 @@ func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	if !qp.settle(p) { // it finds what was written before
 		return refused
 	}
-	m := qp.memory(qp.pd, h.RKey(), ib.AccessRemoteAtomic)
+	m := qp.memory(qp.domain(), h.RKey(), ib.AccessRemoteAtomic)
 	if m == nil {
 		return denied
 	}
@@ -533,7 +547,7 @@ func (qp *QP) answer(p *pass) {
 		return // what is due waits, and may be joined by more
 	}
 	r.ack.due = false
-	op := roce.RCAcknowledge
+	op := qp.opcode(roce.Acknowledge)
 	size := op.PacketLen(0)
 	p.build.start(&ackPool, qp.path, size)
 	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
@@ -547,7 +561,7 @@ func (qp *QP) answer(p *pass) {
 // memory cannot be read; the queue pair is in error then.
 func (qp *QP) makeReply(p *pass, y *reply) bool {
 	if y.kind == opAtomic {
-		op := roce.RCAtomicAcknowledge
+		op := qp.opcode(roce.AtomicAcknowledge)
 		size := op.PacketLen(0)
 		p.build.start(&ackPool, qp.path, size)
 		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
@@ -562,15 +576,16 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 	for done := false; !done; {
 		n := min(qp.mtu, y.left)
 		last := n == y.left
-		op := roce.RCRDMAReadResponseMiddle
+		what := roce.RDMAReadResponseMiddle
 		switch {
 		case y.first && last:
-			op = roce.RCRDMAReadResponseOnly
+			what = roce.RDMAReadResponseOnly
 		case y.first:
-			op = roce.RCRDMAReadResponseFirst
+			what = roce.RDMAReadResponseFirst
 		case last:
-			op = roce.RCRDMAReadResponseLast
+			what = roce.RDMAReadResponseLast
 		}
+		op := qp.opcode(what)
 		size := op.PacketLen(n)
 		if !p.build.fits(qp.path, size) {
 			if !p.gather.flush() {
@@ -616,7 +631,7 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 func (qp *QP) gatherRemote(p *pass, y *reply, dst []byte) bool {
 	g := &p.gather
 	if g.from == nil {
-		if g.from = qp.memory(qp.pd, y.key, ib.AccessRemoteRead); g.from == nil {
+		if g.from = qp.memory(y.in, y.key, ib.AccessRemoteRead); g.from == nil {
 			return false
 		}
 		g.addr = y.addr
@@ -662,7 +677,7 @@ func (qp *QP) completeRecv(wc *abi.WC, solicited bool) {
 		qp.dev.counters.add(cntRDMARecv, 1)
 	}
 	wc.WRID, wc.PortNum = r.wqe.id, 1
-	qp.complete(qp.recvCQ, wc, solicited)
+	qp.complete(qp.recvQueue(), wc, solicited)
 }
 
 // grhLen is the length of what precedes a datagram in its receive buffer.

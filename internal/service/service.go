@@ -105,12 +105,10 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	if opts.Links == nil {
 		l, err := s.openDefaultLink()
-		if err == nil {
-			err = s.addLink(l)
-		}
 		if err != nil {
 			return nil, err
 		}
+		s.addLink(l)
 	}
 	for _, spec := range opts.Links {
 		if err := s.LinkAdd(spec); err != nil {
@@ -326,6 +324,22 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 		return &Response{Links: links}, err
 	case OpResShow:
 		return &Response{Contexts: who.visible(s.Resources())}, nil
+	case OpDevReset:
+		if r.Reset == nil {
+			break
+		}
+		return &Response{}, s.DevReset(*r.Reset)
+	case OpDevUnplug:
+		return &Response{}, s.DevUnplug(r.Name)
+	case OpDevPlug:
+		return &Response{}, s.DevPlug(r.Name)
+	case OpDevHang:
+		return &Response{}, s.DevHang(r.Name)
+	case OpDevShow:
+		return &Response{Devs: s.Devs()}, nil
+	case OpStatShow:
+		stats, err := s.Stats(r.Name)
+		return &Response{Stats: stats}, err
 	case OpFaultAdd:
 		if r.Fault == nil {
 			break
@@ -352,7 +366,7 @@ func (s *Service) attach(c conn, a *Attach, listener *os.File) {
 	}
 	s.countProgram(1)
 	defer s.countProgram(-1)
-	if err := c.send(&Response{Attached: &Attached{Dir: session.Dir()}}, nil); err != nil {
+	if err := c.send(&Response{Attached: &Attached{Dir: session.Dir(), Helped: session.Helped()}}, nil); err != nil {
 		s.log.Warn("attach a program", "err", err)
 	}
 	select {
