@@ -80,9 +80,9 @@ func (c *call) createSRQ(req *abi.CreateXSRQ) (resp abi.CreateSRQResp, err error
 	switch req.SRQType {
 	case abi.SRQTBasic:
 	case abi.SRQTXRC:
-		x, err := lookup[*xrcdObject](f, req.XRCDHandle)
+		x, err := lookupXRCD(f, req.XRCDHandle)
 		if err != nil {
-			return resp, fmt.Errorf("XRC domain: %w", err)
+			return resp, err
 		}
 		defer x.done()
 		cq, err := lookup[*cqObject](f, req.CQHandle)

@@ -1,6 +1,7 @@
 package uverbs
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -95,6 +96,18 @@ func (o *xrcdObject) destroy() error {
 	return d.pd.Dealloc()
 }
 
+// lookupXRCD returns the domain of a handle; here the kernel says EINVAL where there is none.
+func lookupXRCD(f *File, handle uint32) (share[*xrcdObject], error) {
+	x, err := lookup[*xrcdObject](f, handle)
+	switch {
+	case errors.Is(err, syscall.ENOENT):
+		return x, fmt.Errorf("XRC domain with handle %d: no such object: %w", handle, syscall.EINVAL)
+	case err != nil:
+		return x, fmt.Errorf("XRC domain: %w", err)
+	}
+	return x, nil
+}
+
 // cmdOpenXRCD opens or makes an XRC domain. One that is named by a file is shared with whoever names the same file, for
 // as long as somebody has it open. (ib_uverbs_open_xrcd)
 func cmdOpenXRCD(c *call) error {
@@ -165,9 +178,9 @@ func cmdCloseXRCD(c *call) error {
 
 // createTarget makes an XRC target queue pair, in the domain whose handle is in the place of the protection domain's.
 func (c *call) createTarget(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) {
-	x, err := lookup[*xrcdObject](c.f, req.PDHandle)
+	x, err := lookupXRCD(c.f, req.PDHandle)
 	if err != nil {
-		return resp, fmt.Errorf("XRC domain: %w", err)
+		return resp, err
 	}
 	defer x.done()
 	domains, d := &c.f.dev.xrc, x.res.domain
@@ -195,9 +208,9 @@ func cmdOpenQP(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
 	}
-	x, err := lookup[*xrcdObject](c.f, req.PDHandle)
+	x, err := lookupXRCD(c.f, req.PDHandle)
 	if err != nil {
-		return fmt.Errorf("XRC domain: %w", err)
+		return err
 	}
 	defer x.done()
 	domains := &c.f.dev.xrc

@@ -198,7 +198,7 @@ func TestSRQCommands(t *testing.T) {
 			req  abi.CreateXSRQ
 			want syscall.Errno
 		}{
-			{"no such domain", abi.CreateXSRQ{PDHandle: 999, MaxWR: 1}, syscall.EINVAL},
+			{"no such domain", abi.CreateXSRQ{PDHandle: 999, MaxWR: 1}, syscall.ENOENT},
 			{"no such type", abi.CreateXSRQ{PDHandle: pd, MaxWR: 1, SRQType: 9}, syscall.EINVAL},
 			{"tag matching", abi.CreateXSRQ{PDHandle: pd, MaxWR: 1, SRQType: abi.SRQTTM}, syscall.EOPNOTSUPP},
 			{"XRC without domain", abi.CreateXSRQ{PDHandle: pd, MaxWR: 1, SRQType: abi.SRQTXRC, CQHandle: cq}, syscall.EINVAL},
@@ -336,7 +336,7 @@ func TestMulticastCommands(t *testing.T) {
 		must(t, attach(ud.QPHandle, group)) // is in it already
 		wantErrno(t, "no group", attach(ud.QPHandle, netip.MustParseAddr("10.0.0.1").As16()), syscall.EINVAL)
 		wantErrno(t, "a connected queue pair", attach(rc.QPHandle, group), syscall.EINVAL)
-		wantErrno(t, "no queue pair", attach(999, group), syscall.EINVAL)
+		wantErrno(t, "no queue pair", attach(999, group), syscall.ENOENT)
 		_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: ud.QPHandle})
 		wantErrno(t, "destroy a member", err, syscall.EBUSY)
 		must(t, detach(ud.QPHandle))
