@@ -75,7 +75,7 @@ func (qp *QP) acknowledged(psn roce.PSN) bool {
 		if w.kind.answered() {
 			break
 		}
-		from, to := r.una.Diff(w.first), min(psn.Diff(w.first), w.packets)
+		from, to := r.una.Since(w.first), min(psn.Since(w.first), w.packets)
 		bytes += w.cost(qp.mtu, from, to)
 		r.una = w.first.Add(to)
 		if to == w.packets {
@@ -113,12 +113,12 @@ func (qp *QP) receiveRead(p *pass, k *packet) {
 		return
 	}
 	w := r.flight.at(r.flight.head)
-	pkt := k.psn.Diff(w.first)
+	pkt := k.psn.Since(w.first)
 	if (w.kind == opFlush || w.kind == opAtomicWrite) && pkt == 0 {
 		qp.receiveDone(w, k)
 		return
 	}
-	if w.kind != opRead || pkt < 0 || pkt >= w.packets {
+	if w.kind != opRead || pkt >= w.packets {
 		return
 	}
 	off := pkt * qp.mtu

@@ -234,11 +234,6 @@ const (
 	capSysImageGUID    = 1 << 11
 	capRCRNRNakGen     = 1 << 12
 	capSRQResize       = 1 << 13
-	capMemWindow       = 1 << 17
-	capMemMgtExt       = 1 << 21
-	capMemWindow2B     = 1 << 24
-	capFlushGlobal     = 1 << 38
-	capAtomicWrite     = 1 << 40
 	portCapCM          = 1 << 16 // enum ib_port_cap_flags
 	portWidth1X        = 1       // enum ib_port_width
 	portSpeedSDR       = 1       // enum ib_port_speed
@@ -262,8 +257,8 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQP:        maxQPSlot - minQPSlot,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
-			capSysImageGUID | capRCRNRNakGen | capMemWindow | capMemMgtExt | capMemWindow2B | capFlushGlobal |
-			capAtomicWrite | capSRQResize,
+			capSysImageGUID | capRCRNRNakGen | capSRQResize | ib.DeviceCapMemWindow |
+			ib.DeviceCapMemWindowType2B | ib.DeviceCapMemExtensions | ib.DeviceCapFlushGlobal | ib.DeviceCapAtomicWrite,
 		MaxSendSGE:        maxSGE,
 		MaxRecvSGE:        maxSGE,
 		MaxSGERd:          maxSGE,

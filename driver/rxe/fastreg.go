@@ -36,7 +36,7 @@ func (m *mr) Map(r *umem.Region) error {
 }
 
 // fastReg carries out a WRRegMR: the region must be free, of the queue pair's domain, and mapped; of the key only the low
-// bits are the consumer's (IBA 10.6.3.2). Its pass has no access in flight. (rxe_reg_fast_mr)
+// bits are the consumer's (IBA 10.6.3). Its pass has no access in flight. (rxe_reg_fast_mr)
 func (qp *QP) fastReg(b *abi.RXESendWRMW) abi.WCStatus {
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	access := ib.AccessFlags(b.Access)

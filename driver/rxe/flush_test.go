@@ -85,7 +85,7 @@ func TestFlushOrder(t *testing.T) {
 	})
 }
 
-// TestAtomicWrite: 8 bytes at a multiple of 8, with the right to write (IBA A19.5).
+// TestAtomicWrite: 8 bytes at a multiple of 8, with the right to write (IBA A19).
 func TestAtomicWrite(t *testing.T) {
 	for _, c := range []struct {
 		name   string

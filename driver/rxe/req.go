@@ -96,7 +96,7 @@ func (r *requester) place() roce.PSN {
 func (r *requester) rewind() {
 	r.at, r.pkt = r.flight.head, 0
 	if r.at != r.flight.tail {
-		r.pkt = r.una.Diff(r.flight.at(r.at).first)
+		r.pkt = r.una.Since(r.flight.at(r.at).first)
 	}
 	r.out, r.unasked, r.reads = 0, 0, 0
 }

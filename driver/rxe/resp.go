@@ -174,11 +174,13 @@ func (qp *QP) receiveUnreliable(p *pass, k *packet) {
 	}
 	if r.drop {
 		r.psn = k.psn.Next()
+		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
 	if qp.execute(p, k) != accepted && qp.state != ib.QPErr {
 		r.op, r.drop, r.psn = opNone, true, k.psn.Next()
 		r.wqe.filled = 0
+		qp.dev.counters.add(cntDropUnreliable, 1)
 	}
 }
 
@@ -505,6 +507,7 @@ func (qp *QP) receiveDuplicate(k *packet) {
 		}
 		return
 	}
+	qp.dev.counters.add(cntDropDuplicate, 1)
 }
 
 // answer makes the replies and the acknowledgement that are due, as far as there is room. qp.mu is held.
@@ -622,10 +625,8 @@ func (qp *QP) gatherRemote(p *pass, y *reply, dst []byte) bool {
 // receiveDatagram handles a datagram (IBA 9.8.3): without a receive, or with one that is too small, it is lost.
 func (qp *QP) receiveDatagram(p *pass, k *packet) {
 	r := &qp.resp
-	if len(k.Payload) > qp.mtu {
-		return
-	}
-	if v := qp.takeRecv(p); v != accepted || grhLen+len(k.Payload) > r.wqe.length {
+	if len(k.Payload) > qp.mtu || qp.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.length {
+		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
 	if !qp.store(p, scatterSend, k.psn, r.wqe.sges, 0, grhOf(p, k)) ||
