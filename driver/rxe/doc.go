@@ -42,6 +42,7 @@
 // # Files
 //
 //	device.go   Device, its attributes, user contexts      rxe.c, rxe_verbs.c, rxe_param.h
+//	hardware.go the adapter, which resets, hangs and dies  (pci_driver)
 //	gid.go      GID and P_Key tables
 //	fabric.go   devices that reach each other in memory    (loopback in rxe_net.c)
 //	queue.go    rings                                      rxe_queue.h
