@@ -293,13 +293,16 @@ func shmDir(t testing.TB) string {
 	return dir
 }
 
+// askHelper has supervisors reach programs by the Helper alone.
+var askHelper bool
+
 func newWorld(t testing.TB, edit ...func(*SupervisorConfig)) *world {
 	t.Helper()
 	if err := Probe(); err != nil {
 		t.Skip(err)
 	}
 	w := &world{TB: t, srv: newFakeServer(), dir: shmDir(t)}
-	cfg := SupervisorConfig{Dir: w.dir, Logf: w.logs.logf}
+	cfg := SupervisorConfig{Dir: w.dir, AskHelper: askHelper, Logf: w.logs.logf}
 	for _, f := range edit {
 		f(&cfg)
 	}
@@ -394,14 +397,15 @@ func (w *world) tryStart(path string, env []string, args ...string) (*run, error
 	r := &run{output: &output{end: make(chan struct{})}}
 	go r.output.copyFrom(rd)
 	r.Program, err = Start(&Launch{
-		Path: path, Args: args, Env: append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...), Files: []*os.File{null, wr, wr},
+		AdoptOrphans: askHelper,
+		Path:         path, Args: args, Env: append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...), Files: []*os.File{null, wr, wr},
 		Handover: func(listener *os.File) error {
 			fd, err := unix.FcntlInt(listener.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 			if err != nil {
 				return err
 			}
 			l := os.NewFile(uintptr(fd), "listener")
-			if r.session, err = w.sup.Attach(l, SessionInfo{LauncherPID: os.Getpid(), Args: args}); err != nil {
+			if r.session, err = w.sup.Attach(l, SessionInfo{LauncherPID: os.Getpid(), Args: args, Helper: Ancestor{}}); err != nil {
 				l.Close()
 			}
 			return err

@@ -21,6 +21,9 @@ type Launch struct {
 	Dir string
 	// Files become its descriptors 0, 1, 2 and so on.
 	Files []*os.File
+	// AdoptOrphans keeps this process an ancestor of all that the program starts, while it runs: for a Helper. Handover
+	// may set it, when it has learnt whether there will be one (Session.Helped).
+	AdoptOrphans bool
 	// Handover gives the listener to the supervisor (Supervisor.Attach, in another process or in this one) and returns
 	// when that has taken it up: from then on it must answer. The file is this package's to close.
 	Handover func(listener *os.File) error
@@ -92,6 +95,11 @@ func Start(l *Launch) (_ *Program, err error) {
 	}
 	for _, f := range l.Files {
 		attr.Files = append(attr.Files, f.Fd())
+	}
+	if l.AdoptOrphans {
+		if err := p.adoptOrphans(); err != nil {
+			return nil, err
+		}
 	}
 	p.signals = catchSignals()
 	p.thread.do(func() { p.pid, err = forkExec(l, attr) })

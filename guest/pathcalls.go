@@ -74,7 +74,7 @@ func (w *worker) readPath(addr uint64) []byte {
 	const usual = 256
 	have := 0
 	for _, size := range [...]int{usual, len(w.path)} {
-		n, err := readMemory(int(w.n.tid), addr+uint64(have), w.path[have:size])
+		n, err := w.session.read(int(w.n.tid), addr+uint64(have), w.path[have:size])
 		if err != nil {
 			if err == unix.EPERM {
 				w.session.warn(func() error { return fmt.Errorf("thread %d: %w", w.n.tid, explainAccess()) })
@@ -99,7 +99,7 @@ func (w *worker) openat2(path string) verdict {
 	if w.n.args[3] < uint64(len(how)) {
 		return verdict{fate: letThrough} // the kernel says what is wrong
 	}
-	if n, err := readMemory(int(w.n.tid), w.n.args[2], how[:]); err != nil || n < len(how) {
+	if n, err := w.session.read(int(w.n.tid), w.n.args[2], how[:]); err != nil || n < len(how) {
 		return fails(syscall.EFAULT)
 	}
 	if resolve := binary.NativeEndian.Uint64(how[16:]); resolve&(unix.RESOLVE_BENEATH|unix.RESOLVE_IN_ROOT) != 0 {
@@ -234,7 +234,7 @@ func (w *worker) duplicate(c call) verdict {
 	if err != nil {
 		return fails(err)
 	}
-	copied, err := takeDescriptor(id.pid, int(fd))
+	copied, err := t.takeDescriptor(id.pid, int(fd))
 	if err != nil {
 		t.sup.cfg.Logf("guest: process %d (%s): duplicate descriptor %d of a device: %v", id.pid, id.name, fd, err)
 		return fails(err)
@@ -361,7 +361,7 @@ func (w *worker) putStat(real string, info fileInfo, buf uint64) verdict {
 		return fails(err)
 	}
 	info.apply(&st)
-	return fails(writeMemory(int(w.n.tid), buf, bytesOf(&st)))
+	return fails(w.write(buf, bytesOf(&st)))
 }
 
 func (w *worker) statx(path string) verdict {
@@ -378,7 +378,7 @@ func (w *worker) putStatx(real string, info fileInfo) verdict {
 		return fails(err)
 	}
 	info.applyx(&st)
-	return fails(writeMemory(int(w.n.tid), w.n.args[4], bytesOf(&st)))
+	return fails(w.write(w.n.args[4], bytesOf(&st)))
 }
 
 // statEmptyPath is a stat of the descriptor itself, or not.
@@ -426,7 +426,7 @@ func (w *worker) readlink(path string, buf, size uint64) verdict {
 		return fails(syscall.EINVAL)
 	}
 	target := []byte(e.link)[:min(uint64(len(e.link)), size)]
-	if err := writeMemory(int(w.n.tid), buf, target); err != nil {
+	if err := w.write(buf, target); err != nil {
 		return fails(err)
 	}
 	return verdict{val: int64(len(target))}

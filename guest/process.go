@@ -120,8 +120,8 @@ type process struct {
 }
 
 // newProcess opens the process's memory; its call is trapped, so that it exists.
-func newProcess(id *identity) (*process, error) {
-	space, err := umem.OpenProcess(id.pid)
+func (t *Session) newProcess(id *identity) (*process, error) {
+	space, err := t.openSpace(id.pid)
 	if err != nil {
 		return nil, err
 	}

@@ -24,6 +24,8 @@ type SessionInfo struct {
 	FirstFD uint32
 	// Args is the program's argument vector, for people to read.
 	Args []string
+	// Helper reaches the program where this process may not; nil: nobody does.
+	Helper Helper
 }
 
 // Session is one program with its descendants, under supervision.
@@ -32,6 +34,7 @@ type Session struct {
 	info     SessionInfo
 	dir      string
 	listener *os.File
+	helper   Helper // not nil: this process may not access the program's memory
 	fd       int    // of listener
 	firstFD  uint32 // the first number that a command file may get
 	done     chan struct{}
@@ -68,15 +71,22 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, erro
 	if err != nil {
 		return fail(err)
 	}
-	// What is denied for the launcher will be for the program. The kernel looks at the permission before the address.
-	if _, err := readMemory(info.LauncherPID, 0, make([]byte, 1)); err == unix.EPERM {
-		return fail(explainAccess())
+	// What is denied for the launcher will be for the program.
+	var helper Helper
+	if s.cfg.AskHelper || directAccess(info.LauncherPID) != nil {
+		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || ptraceScope() > "1" {
+			return fail(explainAccess())
+		}
+	}
+	if what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", listener.Fd())); err != nil || what != "anon_inode:seccomp notify" {
+		return fail(fmt.Errorf("the descriptor is no seccomp listener: %w", unix.EINVAL))
 	}
 	t := &Session{
 		sup:       s,
 		info:      info,
 		dir:       filepath.Join(s.runDir(), fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID)),
 		listener:  listener,
+		helper:    helper,
 		fd:        int(listener.Fd()),
 		firstFD:   info.FirstFD,
 		done:      make(chan struct{}),
@@ -149,9 +159,8 @@ func (t *Session) finish() {
 
 // explainAccess says why a program's memory cannot be reached, and what to do.
 func explainAccess() error {
-	b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
-	if scope := strings.TrimSpace(string(b)); err == nil && scope != "0" {
-		return fmt.Errorf("%w; kernel.yama.ptrace_scope is %s: set it to 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
+	if scope := ptraceScope(); scope != "0" {
+		return fmt.Errorf("%w; kernel.yama.ptrace_scope is %s: set it to 1 or 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
 			umem.ErrAccess, scope)
 	}
 	return fmt.Errorf("%w; run the service as the same user, or as root", umem.ErrAccess)
@@ -194,7 +203,7 @@ func (t *Session) process(id *identity) (*process, error) {
 			delete(t.processes, pid)
 		}
 	}
-	p, err := newProcess(id)
+	p, err := t.newProcess(id)
 	if err != nil {
 		return nil, err
 	}

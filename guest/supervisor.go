@@ -24,6 +24,8 @@ type SupervisorConfig struct {
 	Dir string
 	// Node is the owner and mode of the device files.
 	Node Node
+	// AskHelper has sessions access their programs by SessionInfo.Helper alone, as where Yama restricts this process.
+	AskHelper bool
 	// Logf gets one line for each thing that goes wrong without a caller to tell. May be nil.
 	Logf func(format string, args ...any)
 	// Trace, if not nil, gets one line for each system call that names a virtual path.
@@ -129,6 +131,11 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 	s.update()
 	return s, nil
 }
+
+// Refresh brings the files below /sys up to the devices, for programs that read them without naming their whole path: a
+// file that a program opens by its absolute path is brought up to date then. It is for changes of what a device says of
+// itself, such as its ports; that devices come and go is noticed anyway. It may sleep.
+func (s *Supervisor) Refresh() { s.update() }
 
 func (s *Supervisor) runDir() string { return filepath.Join(s.cfg.Dir, "run") }
 

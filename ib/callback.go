@@ -263,6 +263,9 @@ func (n *notifier) quiet() bool {
 func (cq *CQ) callHandler() (again bool) {
 	n := &cq.notify
 	n.state.Store(int32(notifyRunning))
+	if f := cq.dev.atHandler.Load(); f != nil && cq.dev.atHandler.CompareAndSwap(f, nil) {
+		(*f)()
+	}
 	switch {
 	case n.dead.Load():
 		n.missed.Store(true)

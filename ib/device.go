@@ -39,6 +39,7 @@ type Device struct {
 	callbacks callbacks
 	events    eventHandlers
 	objects   [numObjectKinds]atomic.Int64
+	atHandler atomic.Pointer[func()] // see AtHandler
 
 	// checked mode
 	check        atomic.Pointer[checker] // nil: off
@@ -86,6 +87,11 @@ func (d *Device) SetError() {
 	}
 	drv.EnterError()
 }
+
+// AtHandler has f called once, when the next completion handler of the device is about to run, by the thread that will
+// run it: so that a test can have something happen at that moment. f may not sleep. A second call replaces the first.
+// It may not sleep.
+func (d *Device) AtHandler(f func()) { d.atHandler.Store(&f) }
 
 // usable is nil when objects may be made and modified.
 func (d *Device) usable() error {

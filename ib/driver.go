@@ -19,9 +19,9 @@ import (
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
 // What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver],
-// [FastRegDriver], [XRCDriver], [ErrorDriver], [UserContexter]; and, on the objects' side, [ReregMR], [CQResizer],
-// [CQModerator], [McastQP], [UserQP]. Without them the midlayer answers EOPNOTSUPP; so do the methods themselves for
-// types and opcodes that they do not know.
+// [FastRegDriver], [XRCDriver], [ErrorDriver], [Disassociator], [UserContexter]; and, on the objects' side, [ReregMR],
+// [CQResizer], [CQModerator], [McastQP], [UserQP]. Without them the midlayer answers EOPNOTSUPP; so do the methods
+// themselves for types and opcodes that they do not know.
 type Driver interface {
 	// QueryDevice reports the device's attributes and limits. It may sleep.
 	QueryDevice() (DeviceAttr, error)
@@ -221,10 +221,18 @@ type UserContexter interface {
 	DeallocUserContext(c UserContext)
 }
 
+// Disassociator is implemented by a Driver that wants to hear that a user context is cut off from the device, because the
+// device goes, or its contexts are to be taken away. (ib_device_ops.disassociate_ucontext)
+type Disassociator interface {
+	// Disassociate completes everything that is outstanding on the context's queue pairs with a flush error. When it has
+	// returned, the driver takes nothing any more from the memory that it shares with the process, which stays mapped
+	// there: what the process writes, or rings, has no effect. Destroying the context's objects follows, in which all
+	// methods work as ever. It may sleep, but not wait for the process.
+	Disassociate(c UserContext)
+}
+
 // UserContext is the open device file in whose name an object is made. Package uverbs implements it.
 type UserContext interface {
-	// Space is the address space of the process that opened the file.
-	Space() umem.Space
 	// AllocShared returns zeroed memory of at least size bytes, a whole number of pages, that the user can map.
 	// The driver owns it until Shared.Free. It may sleep. ENOMEM when there is no room.
 	AllocShared(size int) (Shared, error)
@@ -248,6 +256,8 @@ type Udata struct {
 	Context UserContext
 	// In is what the user sent for the driver.
 	In []byte
+	// Space is where addresses in In point: the memory of the process that issued the command.
+	Space umem.Space
 	// Out is room for the driver's answer; it may be shorter than what the driver has to say. Respond fills it.
 	Out []byte
 	// N is the number of bytes of Out that the driver filled.

@@ -135,10 +135,13 @@ func (qp *QP) Modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	defer qp.sleeps("QP.Modify").leave()
 	qp.modify.Lock()
 	defer qp.modify.Unlock()
+	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)
 	fail := func(err error) error {
+		if e := qp.dev.usable(); e != nil && !toEnd {
+			err = e // whatever else is wrong may come of that
+		}
 		return fmt.Errorf("modify qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
-	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)
 	if err := qp.dev.usable(); err != nil && !toEnd {
 		return fail(err)
 	}

@@ -45,6 +45,13 @@ func (d *doorbells) remove(qp *qpObject) {
 	delete(d.byHandle, qp.handle)
 }
 
+// silence forgets all queue pairs: it returns when none is being rung, and none will be any more.
+func (d *doorbells) silence() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.list, d.byHandle = nil, nil
+}
+
 // ringPosted rings for each queue pair that has something posted, and reports whether there was one.
 func (f *File) ringPosted() (rang bool) {
 	d := &f.bells

@@ -78,10 +78,13 @@ type SRQInfo struct {
 // XRCDInfo is an open XRC domain.
 type XRCDInfo struct{ Handle uint32 }
 
-// Resources tells what programs hold on the present devices, by device and process. It may sleep.
+// Resources tells what programs hold, by device and process; zombies of devices that have gone come last. It may sleep.
 func (s *Server) Resources() []ContextInfo {
+	s.mu.Lock()
+	gone := slices.Clone(s.gone)
+	s.mu.Unlock()
 	var infos []ContextInfo
-	for _, d := range s.Devices() {
+	for _, d := range slices.Concat(s.Devices(), gone) {
 		files := d.openFiles()
 		slices.SortFunc(files, func(a, b *File) int { return cmp.Compare(a.proc.PID(), b.proc.PID()) })
 		for _, f := range files {

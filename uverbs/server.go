@@ -35,6 +35,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	devices  []*Device // by minor number; nil where one is free
+	gone     []*Device // that have left zombies
 	onChange []func()
 }
 
@@ -110,9 +111,22 @@ func (s *Server) remove(_ *ib.Device, data any) {
 	d := data.(*Device)
 	s.mu.Lock()
 	s.devices[d.minor] = nil
+	s.gone = append(s.gone, d)
 	s.mu.Unlock()
 	s.changed()
 	d.disassociate()
+	s.forget(d)
+}
+
+// forget drops a device that has gone when its last zombie has.
+func (s *Server) forget(d *Device) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gone && len(d.files) == 0 {
+		s.gone = slices.DeleteFunc(s.gone, func(o *Device) bool { return o == d })
+	}
 }
 
 // Open opens a device by its name, such as uverbs0, for a process. The File owns m. ENODEV if there is no such
@@ -176,8 +190,12 @@ func (d *Device) attach(f *File) bool {
 
 func (d *Device) detach(f *File) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	delete(d.files, f)
+	gone := d.gone
+	d.mu.Unlock()
+	if gone {
+		d.srv.forget(d)
+	}
 }
 
 // openFiles are the files that hold something on the device. One that is being closed is among them until it does

@@ -91,16 +91,23 @@ func (r *runCmd) connect(c *cli) (*service.Client, error) {
 
 func (r *runCmd) launch(client *service.Client, path string, argv []string) error {
 	var attached *service.Attached
-	prog, err := guest.Start(&guest.Launch{
+	var lost <-chan struct{}
+	launch := &guest.Launch{
 		Path:  path,
 		Args:  argv,
 		Env:   os.Environ(),
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
-		Handover: func(listener *os.File) (err error) {
-			attached, err = client.Attach(service.Attach{PID: os.Getpid(), Args: argv}, listener)
+	}
+	launch.Handover = func(listener *os.File) (err error) {
+		attached, err = client.Attach(service.Attach{PID: os.Getpid(), Args: argv}, listener)
+		if err != nil {
 			return err
-		},
-	})
+		}
+		launch.AdoptOrphans = attached.Helped
+		lost = client.Serve(guest.Ancestor{})
+		return nil
+	}
+	prog, err := guest.Start(launch)
 	var start *guest.ExecError
 	if errors.As(err, &start) {
 		fmt.Fprintf(os.Stderr, "verbena: run: %v\n", err)
@@ -117,7 +124,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		release = func() {}
 	}
 	defer release()
-	prog.Guard(client.Lost(), func() {
+	prog.Guard(lost, func() {
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
 		abandon(attached.Dir)
 	})

@@ -51,10 +51,12 @@ func (f *deviceFlags) args() []string {
 
 type serveCmd struct {
 	deviceFlags
-	Idle     time.Duration `help:"End when no program has run for so long; 0: never." default:"0"`
-	Debug    bool          `help:"More messages."`
-	OnDemand bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
-	Private  bool          `hidden:"" help:"Serve only descriptor 4, and end with it."`
+	nodeFlags
+	Idle         time.Duration `help:"End when no program has run for so long; 0: never." default:"0"`
+	Debug        bool          `help:"More messages."`
+	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
+	AskLaunchers bool          `hidden:"" help:"Reach programs through their launchers, as where Yama restricts ptrace."`
+	Private      bool          `hidden:"" help:"Serve only descriptor 4, and end with it."`
 }
 
 // idleOnDemand is how long a service that was started by `verbena run` outlives its last program.
@@ -91,7 +93,10 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		Wire: s.Wire,
 		Seed: s.Seed,
 		Idle: s.Idle,
-		Log:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
+
+		AskLaunchers: s.AskLaunchers,
+
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
 	if opts.Seed == 0 {
 		opts.Seed = uint64(time.Now().UnixNano())
@@ -103,6 +108,13 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if opts.Links, err = s.specs(); err != nil {
 		return err
 	}
+	shared, err := s.node()
+	if err != nil {
+		return err
+	}
+	if shared != nil {
+		opts.Node = *shared
+	}
 	if s.Private {
 		return s.servePrivate(opts, ready)
 	}
@@ -110,7 +122,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
-	l, err := service.Listen(loc)
+	l, err := service.Listen(loc, shared)
 	if err != nil {
 		return err
 	}

@@ -74,6 +74,8 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMcastGrp: 1 << 10, MaxMcastQPAttach: 1 << 10, MaxTotalMcastAtch: 1 << 20,
 		MaxSRQ: maxQP, MaxSRQWR: maxWR, MaxSRQSGE: maxSGE,
 		MaxPKeys: 1, PhysPorts: 1,
+		DeviceCapFlags: ib.DeviceCapMemWindow | ib.DeviceCapMemWindowType2B | ib.DeviceCapMemExtensions |
+			ib.DeviceCapFlushGlobal | ib.DeviceCapAtomicWrite,
 	}, nil
 }
 
@@ -111,6 +113,18 @@ func (d *Device) EnterError() {
 	d.dead = true
 	for _, q := range d.qps {
 		if q.state != ib.QPReset {
+			q.toError()
+		}
+	}
+}
+
+// Disassociate implements ib.Disassociator. A driver that shares queues or doorbells with the process stops looking at
+// them here; this one shares nothing.
+func (d *Device) Disassociate(c ib.UserContext) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, q := range d.qps {
+		if q.user == c && q.state != ib.QPReset {
 			q.toError()
 		}
 	}

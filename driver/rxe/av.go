@@ -22,13 +22,13 @@ type path struct {
 // resolve finds the path that an address vector describes. EINVAL for a source that is not in the GID table,
 // ENETUNREACH for a destination that no endpoint of the device leads to.
 func (d *Device) resolve(a *ib.AHAttr) (*path, error) {
-	g := &a.GRH
+	g, at := &a.GRH, d.at.Load()
 	switch dgid := roce.GID(g.DGID); {
 	case a.Port != 1:
 		return nil, fmt.Errorf("address vector: no port %d: %w", a.Port, syscall.EINVAL)
 	case !a.HasGRH:
 		return nil, fmt.Errorf("address vector: RoCE needs a global route: %w", syscall.EINVAL)
-	case int(g.SGIDIndex) >= len(d.gids):
+	case int(g.SGIDIndex) >= len(at.gids) || at.gids[g.SGIDIndex].GID.IsZero():
 		return nil, fmt.Errorf("address vector: source GID index %d is empty: %w", g.SGIDIndex, syscall.EINVAL)
 	case dgid.IsZero():
 		return nil, fmt.Errorf("address vector: no destination GID: %w", syscall.EINVAL)
@@ -40,18 +40,18 @@ func (d *Device) resolve(a *ib.AHAttr) (*path, error) {
 			p.dst = to.addr
 		}
 	} else if p.dst.Is6() && p.dst.IsLinkLocalUnicast() {
-		p.dst = p.dst.WithZone(d.netdev.Name)
+		p.dst = p.dst.WithZone(at.netdev.Name)
 	}
 	// The entry's own address, or, for a default GID that is no address of the interface, one that can reach
 	// the destination.
-	own := d.gids[g.SGIDIndex].GID
-	for _, e := range d.endpoints {
+	own := at.gids[g.SGIDIndex].GID
+	for _, e := range at.endpoints {
 		if ib.GIDFromAddr(e.addr) == own && e.addr.Is4() == p.dst.Is4() {
 			p.from = e
 			return p, nil
 		}
 	}
-	for _, e := range d.endpoints {
+	for _, e := range at.endpoints {
 		if g.SGIDIndex == 0 && e.addr.Is4() == p.dst.Is4() {
 			p.from = e
 			return p, nil
@@ -63,13 +63,13 @@ func (d *Device) resolve(a *ib.AHAttr) (*path, error) {
 // aliased finds the device whose default GID is g, where that is not an address that packets can be sent to.
 func (d *Device) aliased(g ib.GID) *Device {
 	peer := d.fabric.load().byGID[g]
-	if g == d.gids[0].GID {
+	if g == d.at.Load().gids[0].GID {
 		peer = d
 	}
 	if peer == nil {
 		return nil
 	}
-	for _, e := range peer.endpoints {
+	for _, e := range peer.at.Load().endpoints {
 		if ib.GIDFromAddr(e.addr) == g {
 			return nil
 		}
@@ -79,8 +79,8 @@ func (d *Device) aliased(g ib.GID) *Device {
 
 // meet chooses the endpoints by which two devices talk when no address was named: the first pair of one family.
 func meet(a, b *Device) (from, to *endpoint) {
-	for _, from = range a.endpoints {
-		for _, to = range b.endpoints {
+	for _, from = range a.at.Load().endpoints {
+		for _, to = range b.at.Load().endpoints {
 			if from.addr.Is4() == to.addr.Is4() {
 				return from, to
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -41,41 +42,43 @@ type Config struct {
 	Rand *rand.Rand
 	// Clock is where timeouts come from; nil: clock.System.
 	Clock clock.Clock
+	// Probed, if not nil, is called with each device that is made of the hardware, before it is registered. It must not
+	// call methods of the Hardware.
+	Probed func(*Device)
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
 }
 
 // Device is a software RoCEv2 device with one port. It implements ib.Driver.
 type Device struct {
-	name       string
-	obj        *ib.Device
-	netdev     netdev.Interface
-	endpoints  []*endpoint // in the order of Config.Addrs
-	gids       []ib.GIDEntry
-	guid       uint64
-	faults     *wire.Faults
-	taps       *wire.Taps
-	fabric     *Fabric
-	clock      clock.Clock
-	direct     atomic.Bool // the Fabric may be used, as long as there are no faults
-	counters   counters
-	violations violations
-	groups     groups
-	atomics    atomics
+	name     string
+	obj      *ib.Device
+	logf     func(format string, args ...any)
+	at       atomic.Pointer[addressing]
+	changes  addressChanges
+	guid     uint64
+	faults   *wire.Faults
+	taps     *wire.Taps
+	fabric   *Fabric
+	clock    clock.Clock
+	direct   atomic.Bool // the Fabric may be used, as long as there are no faults
+	counters counters
+	groups   groups
+	atomics  atomics
 
 	qps     table[QP] // by the low bits of the number
 	mrs     table[mr] // by key >> 8
 	mws     table[mw] // likewise
 	ahs     table[ah]
-	srqs    table[srq]     // by the low bits of the number
-	keys    keyGenerations // of mrs and mws
-	qpKeys  keyGenerations
-	srqKeys keyGenerations
+	srqs    table[srq]      // by the low bits of the number
+	keys    *keyGenerations // of mrs and mws; the hardware's, as are the next two
+	qpKeys  *keyGenerations
+	srqKeys *keyGenerations
 
-	rand struct {
-		sync.Mutex
-		*rand.Rand
-	}
+	hw         *Hardware
+	stopped    atomic.Bool // the hardware carries nothing out any more
+	failed     atomic.Bool // in the error state
+	breakpoint atomic.Pointer[breakpoint]
 
 	contexts struct {
 		sync.Mutex
@@ -86,16 +89,13 @@ type Device struct {
 	closed  atomic.Bool
 }
 
-// endpoint is one of the device's addresses. It is the Receiver of what arrives there.
-type endpoint struct {
-	dev  *Device
-	addr netip.Addr
-	wire wire.Endpoint
-}
+// New makes a device, ready for ib.Core.Register, on hardware of its own, and binds its addresses. EADDRINUSE when one
+// of them is taken, by another program or by the kernel's own rxe. It may sleep.
+func New(cfg Config) (*Device, error) { return NewHardware(cfg).probe() }
 
-// New makes a device, ready for ib.Core.Register, and binds its addresses. EADDRINUSE when one of them is taken,
-// by another program or by the kernel's own rxe. It may sleep.
-func New(cfg Config) (_ *Device, err error) {
+// newDevice is called with hw.mu held.
+func newDevice(hw *Hardware) (_ *Device, err error) {
+	cfg := hw.cfg
 	fail := func(err error) (*Device, error) { return nil, fmt.Errorf("device %s: %w", cfg.Name, err) }
 	if len(cfg.Addrs) == 0 {
 		return fail(fmt.Errorf("no address: %w", syscall.EADDRNOTAVAIL))
@@ -108,43 +108,61 @@ func New(cfg Config) (_ *Device, err error) {
 	id := roce.EUI64(mac)
 	d := &Device{
 		name:   cfg.Name,
-		netdev: cfg.Netdev,
+		logf:   cfg.Logf,
 		guid:   binary.BigEndian.Uint64(id[:]),
-		gids:   makeGIDs(ib.GID(roce.LinkLocalGID(mac)), cfg.Addrs, cfg.Netdev.Name, cfg.Netdev.Index),
 		faults: cfg.Faults,
 		taps:   cfg.Taps,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
+
+		keys:    &hw.numbers.keys,
+		qpKeys:  &hw.numbers.qpKeys,
+		srqKeys: &hw.numbers.srqKeys,
 	}
 	if d.clock == nil {
 		d.clock = clock.System
 	}
-	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
-	d.rand.Rand = cfg.Rand
-	if cfg.Rand == nil {
-		d.rand.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	if d.logf == nil {
+		d.logf = func(string, ...any) {}
 	}
+	d.changes.network, d.changes.ends, d.changes.warned = cfg.Network, map[netip.Addr]*endpoint{}, map[netip.Addr]string{}
+	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
 	d.contexts.m = map[ib.UserContext]*userContext{}
-	d.direct.Store(true)
+	d.direct.Store(!hw.travels.Load())
 	d.qps.init(minQPSlot, maxQPSlot)
 	d.mrs.init(1, firstMW)
 	d.mws.init(firstMW, tableMax)
 	d.ahs.init(1, maxAH+1)
 	d.srqs.init(1, maxSRQ+1)
+	d.qps.skip(hw.numbers.qps)
+	d.mrs.skip(hw.numbers.mrs)
+	d.mws.skip(hw.numbers.mws)
+	d.srqs.skip(hw.numbers.srqs)
 	defer func() {
 		if err != nil {
 			d.Close()
 		}
 	}()
+	d.at.Store(&addressing{netdev: cfg.Netdev}) // for what arrives from now on
+	at := &addressing{netdev: cfg.Netdev}
 	for _, a := range cfg.Addrs {
-		e := &endpoint{dev: d, addr: a}
-		if e.wire, err = cfg.Network.Listen(a, e); err != nil {
+		e, err := d.bind(a)
+		if err != nil {
 			return fail(err)
 		}
-		d.endpoints = append(d.endpoints, e)
+		if slices.Contains(at.endpoints, e) {
+			return fail(fmt.Errorf("address %v is named twice: %w", a, syscall.EADDRINUSE))
+		}
+		at.endpoints = append(at.endpoints, e)
 	}
+	at.setGIDs()
+	d.at.Store(at)
 	if err := d.fabric.join(d); err != nil {
 		return fail(err)
+	}
+	d.hw = hw
+	if cfg.Probed != nil {
+		cfg.Probed(d)
 	}
 	return d, nil
 }
@@ -155,8 +173,10 @@ func (d *Device) IB() *ib.Device { return d.obj }
 // Endpoints are the device's places in the network, for statistics.
 func (d *Device) Endpoints() []wire.Endpoint {
 	var w []wire.Endpoint
-	for _, e := range d.endpoints {
-		w = append(w, e.wire)
+	for _, e := range d.at.Load().endpoints {
+		if b := e.wire.Load(); b != nil {
+			w = append(w, b.Endpoint)
+		}
 	}
 	return w
 }
@@ -169,21 +189,31 @@ func (d *Device) Close() error {
 	}
 	d.fabric.leave(d)
 	var errs []error
-	for _, e := range d.endpoints {
-		errs = append(errs, e.wire.Close())
+	d.changes.Lock()
+	d.changes.closed = true
+	for _, e := range d.changes.ends {
+		errs = append(errs, d.unbind(e))
 	}
+	d.changes.Unlock()
 	d.workers.Wait()
+	if d.hw != nil {
+		d.hw.released(d)
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close device %s: %w", d.name, err)
 	}
 	return nil
 }
 
+// Hardware is what the device is a life of.
+func (d *Device) Hardware() *Hardware { return d.hw }
+
 // random may not sleep.
 func (d *Device) random() uint32 {
-	d.rand.Lock()
-	defer d.rand.Unlock()
-	return d.rand.Uint32()
+	r := &d.hw.numbers.rand
+	r.Lock()
+	defer r.Unlock()
+	return r.Uint32()
 }
 
 // Limits, as the kernel's rxe has them (rxe_param.h), where this driver does not have its own.
@@ -204,11 +234,6 @@ const (
 	capSysImageGUID    = 1 << 11
 	capRCRNRNakGen     = 1 << 12
 	capSRQResize       = 1 << 13
-	capMemWindow       = 1 << 17
-	capMemMgtExt       = 1 << 21
-	capMemWindow2B     = 1 << 24
-	capFlushGlobal     = 1 << 38
-	capAtomicWrite     = 1 << 40
 	portCapCM          = 1 << 16 // enum ib_port_cap_flags
 	portWidth1X        = 1       // enum ib_port_width
 	portSpeedSDR       = 1       // enum ib_port_speed
@@ -232,8 +257,8 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQP:        maxQPSlot - minQPSlot,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
-			capSysImageGUID | capRCRNRNakGen | capMemWindow | capMemMgtExt | capMemWindow2B | capFlushGlobal |
-			capAtomicWrite | capSRQResize,
+			capSysImageGUID | capRCRNRNakGen | capSRQResize | ib.DeviceCapMemWindow |
+			ib.DeviceCapMemWindowType2B | ib.DeviceCapMemExtensions | ib.DeviceCapFlushGlobal | ib.DeviceCapAtomicWrite,
 		MaxSendSGE:        maxSGE,
 		MaxRecvSGE:        maxSGE,
 		MaxSGERd:          maxSGE,
@@ -259,9 +284,10 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		// Memory is copied by the kernel, which brings in what is not there: nothing has to be pinned.
 		ODP: ib.ODPCaps{
 			General: ib.ODPSupport | ib.ODPImplicit,
-			RC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv,
-			UC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
-			UD:      ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
+			RC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv | ib.ODPFlush |
+				ib.ODPAtomicWrite,
+			UC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
+			UD: ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
 		},
 	}, nil
 }
@@ -271,6 +297,7 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 	if port != 1 {
 		return ib.PortAttr{}, fmt.Errorf("port %d: a device has port 1 only: %w", port, syscall.EINVAL)
 	}
+	at := d.at.Load()
 	a := ib.PortAttr{
 		State:          ib.PortActive,
 		PhysState:      portPhysLinkUp,
@@ -281,16 +308,16 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 		CapFlags:       portCapCM,
 		MaxMsgSize:     maxMsgSize,
 		MaxVLNum:       1,
-		BadPKeyCounter: violationCount(&d.violations.pkey),
-		QKeyViolations: violationCount(&d.violations.qkey),
+		BadPKeyCounter: d.counters.violations(cntDropPKey),
+		QKeyViolations: d.counters.violations(cntDropQKey),
 		ActiveWidth:    portWidth1X,
 		ActiveSpeed:    portSpeedSDR,
-		Netdev:         d.netdev.Name,
+		Netdev:         at.netdev.Name,
 		LinkLayer:      ib.LinkEthernet,
 	}
 	switch {
-	case d.netdev.Up && d.netdev.Running:
-	case d.netdev.Up:
+	case at.up():
+	case at.netdev.Up:
 		a.State, a.PhysState = ib.PortDown, portPhysPolling
 	default:
 		a.State, a.PhysState = ib.PortDown, portPhysDisabled
@@ -300,7 +327,7 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 
 // activeMTU is the largest path MTU that fits the interface; 256 where none does, as in rxe_set_mtu.
 func (d *Device) activeMTU() ib.MTU {
-	return max(ib.MTU(roce.MTUFromLink(d.netdev.MTU)), ib.MTU256)
+	return max(ib.MTU(roce.MTUFromLink(d.at.Load().netdev.MTU)), ib.MTU256)
 }
 
 // userContext is what the driver keeps for an open device file.

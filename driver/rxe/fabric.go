@@ -44,17 +44,39 @@ func (f *Fabric) join(d *Device) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	v := f.copyView(nil)
-	for _, e := range d.endpoints {
+	for _, e := range d.at.Load().endpoints {
 		if o := v.byAddr[e.addr]; o != nil {
 			return fmt.Errorf("address %v belongs to device %s: %w", e.addr, o.name, syscall.EADDRINUSE)
 		}
-		v.byAddr[e.addr] = d
 	}
-	if _, taken := v.byGID[d.gids[0].GID]; !taken {
-		v.byGID[d.gids[0].GID] = d
-	}
+	v.add(d)
 	f.view.Store(v)
 	return nil
+}
+
+// add enters a device under what is not another's.
+func (v *fabricView) add(d *Device) {
+	at := d.at.Load()
+	for _, e := range at.endpoints {
+		if _, taken := v.byAddr[e.addr]; !taken {
+			v.byAddr[e.addr] = d
+		}
+	}
+	if _, taken := v.byGID[at.gids[0].GID]; !taken {
+		v.byGID[at.gids[0].GID] = d
+	}
+}
+
+// update makes a device known by its present addresses.
+func (f *Fabric) update(d *Device) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.copyView(d)
+	v.add(d)
+	f.view.Store(v)
 }
 
 // leave is the opposite of join.
@@ -88,7 +110,7 @@ func (d *Device) shortcut(dst netip.Addr) *Device {
 	if !d.allowsShortcut() {
 		return nil
 	}
-	if peer := d.fabric.load().byAddr[dst]; peer != nil && peer.allowsShortcut() {
+	if peer := d.fabric.load().byAddr[dst]; peer != nil && peer.allowsShortcut() && peer.at.Load().up() {
 		return peer
 	}
 	return nil
@@ -98,8 +120,12 @@ func (d *Device) shortcut(dst netip.Addr) *Device {
 func (d *Device) allowsShortcut() bool { return d.direct.Load() && !d.faults.Active() }
 
 // SetShortcut tells whether packets to and from other devices of the Fabric may skip the network; they do so
-// where both devices allow it, which is how a device starts, and neither has fault rules.
-func (d *Device) SetShortcut(on bool) { d.direct.Store(on) }
+// where both devices allow it, which is how a device starts, and neither has fault rules. It holds for all devices of
+// the same hardware to come.
+func (d *Device) SetShortcut(on bool) {
+	d.hw.travels.Store(!on)
+	d.direct.Store(on)
+}
 
 // intrudes reports whether a train would reach a connection, on a device of the Fabric, whose other end is not the
 // queue pair that sends it. Packets do not tell who sends them, so that any program could send into the connections of

@@ -114,21 +114,32 @@ func (g *grant) write(src [][]byte, addr, n uint64) error {
 
 // keyGenerations gives the low eight bits of the next key with an index.
 type keyGenerations struct {
-	mu   sync.Mutex
-	next map[uint32]uint8
+	mu     sync.Mutex
+	chunks map[uint32]*[1 << chunkBits]uint16 // 256 and the last generation; 0: the index was never used
+}
+
+// last is the place of the last generation with an index; mu is held.
+func (k *keyGenerations) last(index uint32) *uint16 {
+	if k.chunks == nil {
+		k.chunks = map[uint32]*[1 << chunkBits]uint16{}
+	}
+	c := k.chunks[index>>chunkBits]
+	if c == nil {
+		c = new([1 << chunkBits]uint16)
+		k.chunks[index>>chunkBits] = c
+	}
+	return &c[index&(1<<chunkBits-1)]
 }
 
 func (k *keyGenerations) take(index uint32, seed uint8) uint8 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.next == nil {
-		k.next = map[uint32]uint8{}
-	}
-	g, ok := k.next[index]
-	if !ok {
+	last := k.last(index)
+	g := uint8(*last) + 1
+	if *last == 0 {
 		g = seed
 	}
-	k.next[index] = g + 1
+	*last = 256 | uint16(g)
 	return g
 }
 
@@ -136,5 +147,5 @@ func (k *keyGenerations) take(index uint32, seed uint8) uint8 {
 func (k *keyGenerations) used(key uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.next[key>>8] = uint8(key) + 1
+	*k.last(key >> 8) = 256 | uint16(uint8(key))
 }

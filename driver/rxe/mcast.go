@@ -80,11 +80,11 @@ func (qp *QP) AttachMcast(gid ib.GID, _ uint16) error {
 // joinGroup has the device's addresses join a group in the network.
 func (d *Device) joinGroup(group netip.Addr) error {
 	joined := false
-	for _, e := range d.endpoints {
-		if e.addr.Is4() != group.Is4() {
+	for _, e := range d.Endpoints() {
+		if e.Addr().Is4() != group.Is4() {
 			continue
 		}
-		if err := wire.Join(e.wire, group); err != nil {
+		if err := wire.Join(e, group); err != nil {
 			d.leaveGroup(group)
 			return err
 		}
@@ -97,9 +97,26 @@ func (d *Device) joinGroup(group netip.Addr) error {
 }
 
 func (d *Device) leaveGroup(group netip.Addr) {
-	for _, e := range d.endpoints {
-		if e.addr.Is4() == group.Is4() {
-			_ = wire.Leave(e.wire, group) // what still arrives is for nobody
+	for _, e := range d.Endpoints() {
+		if e.Addr().Is4() == group.Is4() {
+			_ = wire.Leave(e, group) // what still arrives is for nobody
+		}
+	}
+}
+
+// rejoinGroups has addresses that have come join the groups that there are.
+func (d *Device) rejoinGroups() {
+	g := &d.groups
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for group := range g.load() {
+		for _, e := range d.Endpoints() {
+			if e.Addr().Is4() != group.Is4() {
+				continue
+			}
+			if err := wire.Join(e, group); err != nil {
+				d.logf("%v does not hear of multicast group %v: %v", e.Addr(), group, err)
+			}
 		}
 	}
 }
@@ -135,5 +152,5 @@ func (qp *QP) echo(k *packet) bool {
 	if !k.dst.IsMulticast() || k.Flags&roce.FlagDETH == 0 || k.DETH().SrcQPN() != qp.num {
 		return false
 	}
-	return slices.ContainsFunc(qp.dev.endpoints, func(e *endpoint) bool { return e.addr == k.src })
+	return slices.ContainsFunc(qp.dev.at.Load().endpoints, func(e *endpoint) bool { return e.addr == k.src })
 }

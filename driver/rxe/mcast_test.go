@@ -115,6 +115,14 @@ func TestMulticast(t *testing.T) {
 		expect(1, 2, 3)
 		send(testQKey + 1)
 		expect()
+		// An address that goes and returns is in the groups again.
+		ifi := b.b.dev.at.Load().netdev
+		b.b.dev.SetInterface(ifi, nil)
+		send(testQKey)
+		expect(1)
+		b.b.dev.SetInterface(ifi, []netip.Addr{addrB})
+		send(testQKey)
+		expect(1, 2, 3)
 		check(t, parties[2].qp.DetachMcast(testGroup, 0))
 		send(testQKey)
 		expect(1, 3)
@@ -126,7 +134,7 @@ func TestMulticast(t *testing.T) {
 			buf := make([]byte, roce.UDSendOnly.PacketLen(0))
 			k := roce.NewPacket(buf, &roce.BTHFields{Opcode: roce.UDSendOnly, PKey: roce.DefaultPKey, DestQPN: x.num}, 0)
 			k.DETH().Encode(testQKey, 77)
-			b.b.dev.endpoints[0].arrive(addrA, x.dst, buf[:len(buf)-roce.ICRCLen])
+			b.b.dev.at.Load().endpoints[0].arrive(addrA, x.dst, buf[:len(buf)-roce.ICRCLen])
 		}
 		expect()
 		for _, i := range []int{0, 1, 3} {

@@ -82,14 +82,17 @@ func (qp *QP) forgetPort() {
 	qp.mu.Lock()
 	port := qp.sport
 	qp.mu.Unlock()
-	for _, e := range qp.dev.endpoints {
-		wire.ForgetPort(e.wire, port)
+	for _, e := range qp.dev.Endpoints() {
+		wire.ForgetPort(e, port)
 	}
 }
 
 // change makes the change; qp.mu is held. (rxe_qp_from_attr)
 func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	moves := mask&ib.QPAttrState != 0
+	if qp.dev.failed.Load() && (!moves || a.State != ib.QPErr && a.State != ib.QPReset) {
+		return fmt.Errorf("the device is in error: %w", syscall.EIO)
+	}
 	if moves && qp.state != a.CurState && a.State != ib.QPErr && a.State != ib.QPReset {
 		// It went to an error state meanwhile.
 		return fmt.Errorf("queue pair is in state %v: %w", qp.state, syscall.EINVAL)

@@ -1,6 +1,7 @@
 package rxe
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 	"sync"
@@ -172,6 +173,12 @@ func (p *pass) send(qp *QP, t *train) bool {
 		t.free()
 		return true
 	}
+	if !from.ready() { // as without a route (rxe_find_route)
+		p.spent += len(t.Buf) + trainCost
+		d.counters.add(cntSendErr, 1)
+		t.free()
+		return true
+	}
 	if peer := d.shortcut(t.Dst); peer != nil {
 		p.spent += len(t.Buf) + trainCost
 		d.counters.add(cntSentPkts, t.packets)
@@ -182,7 +189,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 		t.free()
 		return true
 	}
-	err := from.wire.Send(&t.Train)
+	err := from.send(&t.Train)
 	if err != nil && errors.Is(err, wire.ErrAgain) {
 		return false
 	}
@@ -198,7 +205,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 
 // tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
 func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
-	now, from := time.Now(), netip.AddrPortFrom(src, wire.Port)
+	now, from := time.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, wire.Port))
 	d.taps.Train(&wire.Tapped{Out: true, Unsealed: true}, now, from, &t.Train, 0)
 	peer.taps.Train(&wire.Tapped{Unsealed: true}, now, from, &t.Train, 0)
 }

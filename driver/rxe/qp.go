@@ -34,7 +34,8 @@ type QP struct {
 	sigAll bool
 	cap    ib.QPCap
 	sq, rq *ring
-	srq    *srq // where the receives come from instead of rq; may be nil
+	xrcd   *xrcd // of an XRC target
+	srq    *srq  // where the receives come from instead of rq; may be nil
 
 	// posting serialises PostRecv, which does not need mu.
 	posting sync.Mutex
@@ -65,13 +66,14 @@ type QP struct {
 	egress   egress
 	timer    timer
 	stranded bool // a ring's memory is gone
+	cut      bool // its context was disassociated: its rings are not looked at any more
 	toldLast bool // that no more receives are taken from srq
 }
 
 // CreateQP implements ib.Driver.
 func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
 	switch init.Type {
-	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD:
+	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
 	case ib.QPTypeGSI:
 		if err := d.checkGSI(init, u); err != nil {
 			return nil, err
@@ -94,11 +96,22 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 	}
 	qp := &QP{
 		dev: d, obj: obj, typ: init.Type, pd: obj.PD().Driver().(*pd), ctx: d.context(u),
-		sendCQ: init.SendCQ.Driver().(*cq), recvCQ: init.RecvCQ.Driver().(*cq), sigAll: init.SigAll,
-		pathMTU: roce.MTU256,
+		sigAll: init.SigAll, pathMTU: roce.MTU256,
+	}
+	if init.SendCQ != nil {
+		qp.sendCQ = init.SendCQ.Driver().(*cq)
+	}
+	if init.RecvCQ != nil {
+		qp.recvCQ = init.RecvCQ.Driver().(*cq)
 	}
 	if init.SRQ != nil {
 		qp.srq = init.SRQ.Driver().(*srq)
+	}
+	if init.Type == ib.QPTypeXRCTgt {
+		// It has nothing that a user shares, and may outlive the context that it was made in.
+		qp.xrcd, qp.ctx, *c = init.XRCD.Driver().(*xrcd), nil, ib.QPCap{}
+	}
+	if !qp.receives() {
 		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
 	}
 	qp.idle.L = &qp.mu
@@ -149,7 +162,7 @@ func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
 		return fmt.Errorf("send %w", err)
 	}
 	c.MaxSendWR = uint32(qp.sq.capacity())
-	if qp.srq != nil {
+	if !qp.receives() {
 		qp.rq, err = newRing(nil, 0, 0) // nobody fills it
 	} else if qp.rq, err = newRing(ctx, int(c.MaxRecvWR), recvWQESize(c.MaxRecvSGE)); err == nil {
 		c.MaxRecvWR = uint32(qp.rq.capacity())
@@ -228,8 +241,8 @@ func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	if s := qp.State(); s == ib.QPReset {
 		return 0, fmt.Errorf("post receive to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
 	}
-	if qp.srq != nil {
-		return 0, fmt.Errorf("post receive to queue pair %d, which has a shared receive queue: %w", qp.num, syscall.EINVAL)
+	if !qp.receives() {
+		return 0, fmt.Errorf("post receive to queue pair %d, which has no receive queue of its own: %w", qp.num, syscall.EINVAL)
 	}
 	n, err = qp.postRecv(wrs)
 	if qp.State() == ib.QPErr {
@@ -269,12 +282,16 @@ func (qp *QP) Posted() bool {
 // advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send. qp.mu is
 // held. Every holder of mu that changed something calls it before unlocking.
 func (qp *QP) advance(p *pass) {
-	if qp.gone {
+	if qp.gone || qp.cut {
 		qp.egress.drop()
 		return
 	}
 	if qp.stranded && qp.state != ib.QPErr && qp.state != ib.QPReset {
 		qp.enterError()
+	}
+	if qp.dev.stopped.Load() && qp.state != ib.QPErr {
+		qp.egress.drop()
+		return
 	}
 	qp.answer(p)
 	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
@@ -337,6 +354,7 @@ func (qp *QP) enterError() {
 // EnterError implements ib.ErrorDriver: every queue pair goes to ERR, where work requests are flushed, those too that
 // are posted later. It may not sleep.
 func (d *Device) EnterError() {
+	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change
 	p := d.begin(false)
 	for qp := range d.qps.all() {
 		qp.mu.Lock()
@@ -344,6 +362,25 @@ func (d *Device) EnterError() {
 			qp.enterError()
 		}
 		qp.advance(p)
+		qp.mu.Unlock()
+	}
+	p.end()
+}
+
+// Disassociate implements ib.Disassociator: the context's queue pairs are flushed once more, and then left alone.
+func (d *Device) Disassociate(c ib.UserContext) {
+	p := d.begin(false)
+	for qp := range d.qps.all() {
+		if qp.ctx == nil || qp.ctx.UserContext != c {
+			continue
+		}
+		qp.mu.Lock()
+		if qp.state != ib.QPReset {
+			qp.enterError()
+		}
+		qp.advance(p)
+		qp.cut = true
+		qp.timer.stop()
 		qp.mu.Unlock()
 	}
 	p.end()

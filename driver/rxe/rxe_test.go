@@ -113,8 +113,15 @@ func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node 
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, addr.As4()[3]}, MTU: 9000, Up: true, Running: true},
 	})
 	check(b.t, err)
+	return b.nodeOn(dev, s)
+}
+
+// nodeOn registers a device and makes the consumer.
+func (b *bench) nodeOn(dev *Device, s setup) *node {
+	b.t.Helper()
 	dev.SetShortcut(s.shortcut)
 	check(b.t, b.core.Register(dev.IB()))
+	var err error
 	n := &node{t: b.t, dev: dev, mem: umem.NewLocal(), buf: make([]byte, s.bufLen)}
 	n.pd, err = dev.IB().AllocPD(nil)
 	check(b.t, err)
@@ -252,7 +259,7 @@ func toRTR(t testing.TB, qp *ib.QP, peer *Device, num uint32, c conn) {
 	if qp.Type() != ib.QPTypeUD {
 		mask |= ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
 	}
-	if qp.Type() == ib.QPTypeRC {
+	if t := qp.Type(); t == ib.QPTypeRC || t == ib.QPTypeXRCTgt {
 		mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
 	}
 	check(t, qp.Modify(attr, mask, nil))
@@ -265,8 +272,11 @@ func toRTS(t testing.TB, qp *ib.QP, c conn) {
 		State: ib.QPRTS, SQPSN: c.psn, Timeout: c.timeout, RetryCnt: c.retry, RNRRetry: c.rnrRetry, MaxRdAtomic: uint8(c.rdAtomic),
 	}
 	mask := ib.QPAttrState | ib.QPAttrSQPSN
-	if qp.Type() == ib.QPTypeRC {
+	switch qp.Type() {
+	case ib.QPTypeRC, ib.QPTypeXRCInit:
 		mask |= ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrMaxRdAtomic
+	case ib.QPTypeXRCTgt:
+		mask |= ib.QPAttrTimeout
 	}
 	check(t, qp.Modify(attr, mask, nil))
 }

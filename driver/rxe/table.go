@@ -15,7 +15,8 @@ type table[T any] struct {
 	mu      sync.Mutex
 	first   uint32 // lowest number
 	limit   uint32 // numbers are below this
-	fresh   uint32 // numbers from here on were never used
+	start   uint32 // the number that is given out first, counted from first; they go up, and around
+	fresh   uint32 // how many were ever used
 	freed   []uint32
 	head    int      // freed[:head] were given out again
 	claimed []uint32 // below first
@@ -30,14 +31,27 @@ const (
 type tableChunk[T any] [1 << chunkBits]atomic.Pointer[T]
 
 // init sets the range of numbers, first to limit-1; limit is at most tableMax.
-func (t *table[T]) init(first, limit uint32) { t.first, t.fresh, t.limit = first, first, limit }
+func (t *table[T]) init(first, limit uint32) { t.first, t.limit = first, limit }
+
+// skip has the first n numbers given out last.
+func (t *table[T]) skip(n uint32) { t.start = n % (t.limit - t.first) }
+
+// nth is the number that is the n-th to be given out.
+func (t *table[T]) nth(n uint32) uint32 { return t.first + (t.start+n)%(t.limit-t.first) }
+
+// used is how many numbers were ever given out.
+func (t *table[T]) used() uint32 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.fresh
+}
 
 // reserve takes a number, false if there is none left. Lookups do not find it until it is set.
 func (t *table[T]) reserve() (uint32, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	// Reuse late: only when as many are free as a quarter of those ever used.
-	if free := len(t.freed) - t.head; t.fresh == t.limit && free > 0 || free > 64 && free > int(t.fresh-t.first)/4 {
+	if free := len(t.freed) - t.head; t.fresh == t.limit-t.first && free > 0 || free > 64 && free > int(t.fresh)/4 {
 		n := t.freed[t.head]
 		if t.head++; t.head == len(t.freed) {
 			t.freed, t.head = t.freed[:0], 0
@@ -46,10 +60,10 @@ func (t *table[T]) reserve() (uint32, bool) {
 		}
 		return n, true
 	}
-	if t.fresh == t.limit {
+	if t.fresh == t.limit-t.first {
 		return 0, false
 	}
-	n := t.fresh
+	n := t.nth(t.fresh)
 	t.fresh++
 	t.grow(n)
 	return n, true
@@ -97,8 +111,13 @@ func (t *table[T]) all() iter.Seq[*T] {
 	end := t.fresh
 	t.mu.Unlock()
 	return func(yield func(*T) bool) {
-		for n := range end {
+		for n := range t.first { // those that were claimed
 			if v := t.get(n); v != nil && !yield(v) {
+				return
+			}
+		}
+		for n := range end {
+			if v := t.get(t.nth(n)); v != nil && !yield(v) {
 				return
 			}
 		}

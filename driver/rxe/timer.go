@@ -73,7 +73,7 @@ func (qp *QP) block() {
 func (qp *QP) expire() {
 	p := qp.dev.begin(true)
 	qp.mu.Lock()
-	if !qp.gone {
+	if !qp.gone && !qp.cut && (!qp.dev.stopped.Load() || qp.state == ib.QPErr) {
 		t := &qp.timer
 		t.at = noTime
 		now := qp.dev.clock.Now()

@@ -74,7 +74,7 @@ func TestViolations(t *testing.T) {
 		}
 		buf := make([]byte, roce.UDSendOnly.PacketLen(0))
 		roce.NewPacket(buf, &roce.BTHFields{Opcode: roce.UDSendOnly, PKey: 0x1234, DestQPN: b.b.qp.Num()}, 0)
-		b.b.dev.endpoints[0].arrive(addrA, addrB, buf[:len(buf)-roce.ICRCLen])
+		b.b.dev.at.Load().endpoints[0].arrive(addrA, addrB, buf[:len(buf)-roce.ICRCLen])
 		time.Sleep(time.Millisecond)
 		a, err := b.b.dev.QueryPort(1)
 		check(t, err)

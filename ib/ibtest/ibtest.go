@@ -103,7 +103,7 @@ type check struct {
 // checks are all tests in the order of the contract's points.
 func checks() []check {
 	return slices.Concat(
-		noSleepChecks, reentrantChecks, callbackChecks, hotPlugChecks, deviceErrorChecks,
+		noSleepChecks, reentrantChecks, callbackChecks, hotPlugChecks, deviceErrorChecks, disassociateChecks,
 		errorChecks, queuePairChecks, dataChecks, objectChecks,
 	)
 }

@@ -12,6 +12,7 @@ import (
 	"verbena/driver/rxe"
 	"verbena/driver/rxe/wire"
 	"verbena/driver/rxe/wire/netdev"
+	"verbena/ib/slot"
 )
 
 // LinkSpec says what device to make.
@@ -65,13 +66,16 @@ type GIDInfo struct {
 // link is a device with what belongs to it.
 type link struct {
 	spec   LinkSpec
-	dev    *rxe.Device
+	hw     *rxe.Hardware
+	slot   *slot.Slot
+	dev    *rxe.Device // the latest; under Service.mu, once the link is known
 	faults *wire.Faults
 	taps   *wire.Taps
-	host   *netdev.Interface
+	host   *netdev.Interface // as last seen
+	addrs  []netip.Addr      // of the device; nil: all that the interface has
 }
 
-// openLink makes a device, without registering it.
+// openLink makes a device and registers it.
 func (s *Service) openLink(spec LinkSpec) (*link, error) {
 	if err := spec.check(); err != nil {
 		return nil, err
@@ -80,12 +84,23 @@ func (s *Service) openLink(spec LinkSpec) (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	return s.openLinkOn(spec, host, addrs)
+	return s.openLinkOn(spec, host, addrs, len(spec.Addrs) > 0)
 }
 
-func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []netip.Addr) (*link, error) {
+// openLinkOn makes a device on addresses of an interface: on these alone if they are fixed, else they will be followed by
+// whatever others the interface gets.
+func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []netip.Addr, fixed bool) (*link, error) {
+	for _, a := range addrs {
+		if o := s.owner(a); o != nil {
+			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
+				spec.Name, a, o.spec.Name, o.spec.Name, syscall.EADDRINUSE)
+		}
+	}
 	n := s.made.Add(1)
 	l := &link{spec: spec, host: host, taps: &wire.Taps{}}
+	if fixed {
+		l.addrs = addrs
+	}
 	l.faults = wire.NewFaults(wire.UDP(wire.UDPOptions{Taps: l.taps}), rand.NewPCG(s.opts.Seed, 2*n))
 	l.faults.NumberBy(&s.faultIDs)
 	cfg := rxe.Config{
@@ -99,13 +114,29 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 		Rand:    rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
 		Logf:    func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
-	dev, err := rxe.New(cfg)
-	if err != nil {
+	cfg.Probed = func(d *rxe.Device) {
+		d.SetShortcut(!spec.Wire)
+		if l.dev == nil {
+			l.dev = d
+			return
+		}
+		go s.probed(l, d)
+	}
+	l.hw = rxe.NewHardware(cfg)
+	l.slot = slot.New(s.core, spec.Name, l.hw, s.logf)
+	if err := l.slot.Plug(); err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	l.dev = dev
-	dev.SetShortcut(!spec.Wire)
 	return l, nil
+}
+
+// probed notes that a link has a new device, after a reset or a plug.
+func (s *Service) probed(l *link, d *rxe.Device) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l.dev = d
+	host, addrs := l.now([]netdev.Interface{*l.host})
+	d.SetInterface(host, addrs) // which may have changed while there was no device
 }
 
 // resolve finds the interface and the addresses.
@@ -150,7 +181,7 @@ func (s *Service) openDefaultLink() (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	l, err := s.openLinkOn(spec, host, addrs)
+	l, err := s.openLinkOn(spec, host, addrs, false)
 	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 		// A link-local address may be unusable for a moment, while the kernel verifies that it is the only one.
 		s.log.Info("leaving out link-local addresses", "cause", err)
@@ -158,7 +189,7 @@ func (s *Service) openDefaultLink() (*link, error) {
 		if len(global) == 0 || len(global) == len(addrs) {
 			return nil, err
 		}
-		l, err = s.openLinkOn(spec, host, global)
+		l, err = s.openLinkOn(spec, host, global, false)
 	}
 	if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
 		return l, err
@@ -169,23 +200,11 @@ func (s *Service) openDefaultLink() (*link, error) {
 		if err != nil {
 			return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 		}
-		if l, err = s.openLinkOn(spec, host, []netip.Addr{a}); !errors.Is(err, syscall.EADDRINUSE) {
+		if l, err = s.openLinkOn(spec, host, []netip.Addr{a}, true); !errors.Is(err, syscall.EADDRINUSE) {
 			return l, err
 		}
 	}
 	return l, err
-}
-
-func (s *Service) addLink(l *link) error {
-	if err := s.core.Register(l.dev.IB()); err != nil {
-		l.dev.Close()
-		return err
-	}
-	s.links = append(s.links, l)
-	for r := range s.recordings {
-		r.put(l)
-	}
-	return nil
 }
 
 // LinkAdd makes a device and shows it to programs.
@@ -201,7 +220,16 @@ func (s *Service) LinkAdd(spec LinkSpec) error {
 		return err
 	}
 	s.configured = true
-	return s.addLink(l)
+	s.addLink(l)
+	return nil
+}
+
+// addLink makes the link known.
+func (s *Service) addLink(l *link) {
+	s.links = append(s.links, l)
+	for r := range s.recordings {
+		r.put(l)
+	}
 }
 
 // LinkDel takes a device away. Programs that have it open find it gone: their contexts become zombies.
@@ -221,7 +249,7 @@ func (s *Service) dropLink(l *link) error {
 	for r := range s.recordings {
 		r.remove(l)
 	}
-	return errors.Join(s.core.Unregister(l.dev.IB()), l.dev.Close())
+	return l.slot.Close()
 }
 
 func (s *Service) find(name string) *link {
@@ -251,7 +279,12 @@ func (s *Service) Links() ([]LinkInfo, error) {
 	defer s.mu.Unlock()
 	list := []LinkInfo{}
 	for _, l := range s.links {
-		ibdev := l.dev.IB()
+		dev := l.hw.Device()
+		if dev == nil {
+			list = append(list, LinkInfo{Name: l.spec.Name, Netdev: l.host.Name, State: l.slot.Status().State.String(), Wire: l.spec.Wire})
+			continue
+		}
+		ibdev := dev.IB()
 		port, err := ibdev.QueryPort(1)
 		if err != nil {
 			return nil, err

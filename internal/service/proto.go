@@ -28,6 +28,7 @@ type Request struct {
 	Name     string     `json:",omitempty"` // of a link
 	Attach   *Attach    `json:",omitempty"`
 	Fault    *FaultRule `json:",omitempty"`
+	Reset    *DevReset  `json:",omitempty"`
 	ID       int        `json:",omitempty"` // of a fault rule
 	Capture  *Capture   `json:",omitempty"`
 }
@@ -43,9 +44,15 @@ const (
 	OpLinkDel    Op = "link del"
 	OpLinkShow   Op = "link show"
 	OpResShow    Op = "res show"
+	OpDevReset   Op = "dev reset"
+	OpDevUnplug  Op = "dev unplug"
+	OpDevPlug    Op = "dev plug"
+	OpDevHang    Op = "dev hang"
+	OpDevShow    Op = "dev show"
 	OpFaultAdd   Op = "fault add"
 	OpFaultShow  Op = "fault show"
 	OpFaultClear Op = "fault clear"
+	OpStatShow   Op = "stat show"
 	OpCapture    Op = "capture" // with the descriptor of the socket that the file is sent to
 )
 
@@ -57,8 +64,10 @@ type Response struct {
 	Attached *Attached        `json:",omitempty"`
 	Links    []LinkInfo       `json:",omitempty"`
 	Contexts []ContextInfo    `json:",omitempty"`
+	Devs     []DevInfo        `json:",omitempty"`
 	Faults   []FaultRuleState `json:",omitempty"`
 	ID       int              `json:",omitempty"` // of the fault rule that was added
+	Stats    []StatInfo       `json:",omitempty"`
 }
 
 // Attach describes the program that is about to start.
@@ -69,7 +78,8 @@ type Attach struct {
 
 // Attached tells the launcher what it needs as the program's guardian.
 type Attached struct {
-	Dir string // where the queue files of the program's contexts are
+	Dir    string // where the queue files of the program's contexts are
+	Helped bool   `json:",omitempty"` // the service will ask for Help, and the launcher is to stay an ancestor
 }
 
 // Info describes the service.

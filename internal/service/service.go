@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver/rxe"
+	"verbena/driver/rxe/wire/netdev"
 	"verbena/guest"
 	"verbena/ib"
 	"verbena/uverbs"
@@ -27,28 +28,36 @@ type Options struct {
 	Links []LinkSpec
 	// Wire sends every packet through a UDP socket, also between devices of this service.
 	Wire bool
+	// Node is the owner and mode of the device files; the zero value: root's, for everybody.
+	Node guest.Node
+	// AskLaunchers has the service reach programs through their launchers, as where Yama restricts it.
+	AskLaunchers bool
 	// Seed makes what is random repeatable.
 	Seed uint64
 	// Idle ends Serve when no program has been attached for so long, and nobody has configured links or faults; 0:
 	// never.
 	Idle time.Duration
-	Log  *slog.Logger
+	// Interfaces are what the devices follow; nil: the interfaces of this network namespace.
+	Interfaces Interfaces
+	Log        *slog.Logger
 }
 
 // Service owns devices and supervises programs.
 type Service struct {
-	opts      Options
-	log       *slog.Logger
-	dir       *runDir
-	core      *ib.Core
-	fabric    *rxe.Fabric
-	made      atomic.Uint64 // devices, so that each has random numbers of its own
-	faultIDs  atomic.Int64
-	uverbs    *uverbs.Server
-	guests    *guest.Supervisor
-	stop      context.CancelFunc
-	ended     context.Context // done when the service is to stop
-	recorders sync.WaitGroup  // captures that go on
+	opts       Options
+	log        *slog.Logger
+	dir        *runDir
+	core       *ib.Core
+	fabric     *rxe.Fabric
+	made       atomic.Uint64 // devices, so that each has random numbers of its own
+	faultIDs   atomic.Int64
+	uverbs     *uverbs.Server
+	guests     *guest.Supervisor
+	stop       context.CancelFunc
+	ended      context.Context // done when the service is to stop
+	recorders  sync.WaitGroup  // captures that go on
+	interfaces Interfaces      // nil: nothing to follow
+	follower   sync.WaitGroup
 
 	mu         sync.Mutex // guards what follows; held while links come and go
 	links      []*link
@@ -71,6 +80,14 @@ func New(opts Options) (_ *Service, err error) {
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.programs.since = time.Now()
 	raiseDescriptorLimit()
+	if s.interfaces = opts.Interfaces; s.interfaces == nil {
+		// Before the devices are made, so that no change is missed.
+		if w, err := netdev.Watch(); err != nil {
+			s.log.Warn("devices will not follow their interfaces", "err", err)
+		} else {
+			s.interfaces = hostInterfaces{w}
+		}
+	}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -82,17 +99,16 @@ func New(opts Options) (_ *Service, err error) {
 	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Logf: s.logf}); err != nil {
 		return nil, err
 	}
-	if s.guests, err = guest.NewSupervisor(guest.SupervisorConfig{Uverbs: s.uverbs, Dir: s.dir.path, Logf: s.logf}); err != nil {
+	if s.guests, err = guest.NewSupervisor(guest.SupervisorConfig{
+		Uverbs: s.uverbs, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Logf: s.logf}); err != nil {
 		return nil, err
 	}
 	if opts.Links == nil {
 		l, err := s.openDefaultLink()
-		if err == nil {
-			err = s.addLink(l)
-		}
 		if err != nil {
 			return nil, err
 		}
+		s.addLink(l)
 	}
 	for _, spec := range opts.Links {
 		if err := s.LinkAdd(spec); err != nil {
@@ -100,6 +116,9 @@ func New(opts Options) (_ *Service, err error) {
 		}
 	}
 	s.configured = false
+	if s.interfaces != nil {
+		s.follower.Go(func() { s.follow(s.interfaces) })
+	}
 	return s, nil
 }
 
@@ -118,6 +137,10 @@ func raiseDescriptorLimit() {
 func (s *Service) Close() {
 	s.stop()
 	s.recorders.Wait()
+	if s.interfaces != nil {
+		s.interfaces.Close()
+		s.follower.Wait()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(s.links) > 0 {
@@ -138,8 +161,9 @@ func (s *Service) Close() {
 	}
 }
 
-// Listen claims the location. EADDRINUSE where a service lives there already.
-func Listen(loc Location) (*net.UnixListener, error) {
+// Listen claims the location. Whoever may write to a file of shared's owner and mode may connect; nil: only this user,
+// and root. EADDRINUSE where a service lives there already.
+func Listen(loc Location, shared *guest.Node) (*net.UnixListener, error) {
 	if c, err := Dial(loc); err == nil {
 		c.Close()
 		return nil, fmt.Errorf("a service is running already at %s: %w", loc.Socket, syscall.EADDRINUSE)
@@ -152,6 +176,16 @@ func Listen(loc Location) (*net.UnixListener, error) {
 	unix.Umask(old)
 	if err != nil {
 		return nil, fmt.Errorf("listen on the control socket: %w", err)
+	}
+	if shared != nil {
+		err := os.Chown(loc.Socket, shared.UID, shared.GID)
+		if err == nil {
+			err = os.Chmod(loc.Socket, os.FileMode(shared.Mode&0o666))
+		}
+		if err != nil {
+			l.Close()
+			return nil, fmt.Errorf("give the control socket to those who may use the devices: %w", err)
+		}
 	}
 	return l, nil
 }
@@ -222,6 +256,11 @@ func (s *Service) countProgram(d int) {
 func (s *Service) ServeConn(uc *net.UnixConn) {
 	c := conn{uc}
 	defer c.Close()
+	who, err := peerOf(uc)
+	if err != nil {
+		s.log.Warn("client", "err", err)
+		return
+	}
 	for {
 		var r Request
 		fd, err := c.receive(&r)
@@ -232,17 +271,24 @@ func (s *Service) ServeConn(uc *net.UnixConn) {
 			return
 		}
 		if r.Op == OpAttach && r.Protocol == protocol && fd != nil && r.Attach != nil {
+			if who.pid != 0 {
+				r.Attach.PID = who.pid
+			}
 			s.attach(c, r.Attach, fd)
 			return
 		}
 		var a *Response
-		if r.Op == OpCapture && r.Protocol == protocol && fd != nil && r.Capture != nil {
+		if err = who.authorize(r.Op); err != nil {
+			if fd != nil {
+				fd.Close()
+			}
+		} else if r.Op == OpCapture && r.Protocol == protocol && fd != nil && r.Capture != nil {
 			a, err = &Response{}, s.Capture(r.Capture, fd)
 		} else {
 			if fd != nil {
 				fd.Close()
 			}
-			a, err = s.answer(&r)
+			a, err = s.answer(who, &r)
 		}
 		if err != nil {
 			a = failure(err)
@@ -256,7 +302,7 @@ func (s *Service) ServeConn(uc *net.UnixConn) {
 	}
 }
 
-func (s *Service) answer(r *Request) (*Response, error) {
+func (s *Service) answer(who peer, r *Request) (*Response, error) {
 	if r.Protocol != protocol {
 		return nil, fmt.Errorf("the running service speaks protocol %d, this command %d: they are of different versions; end the service with `verbena stop`, or kill process %d: %w",
 			protocol, r.Protocol, os.Getpid(), syscall.EPROTO)
@@ -277,7 +323,23 @@ func (s *Service) answer(r *Request) (*Response, error) {
 		links, err := s.Links()
 		return &Response{Links: links}, err
 	case OpResShow:
-		return &Response{Contexts: s.Resources()}, nil
+		return &Response{Contexts: who.visible(s.Resources())}, nil
+	case OpDevReset:
+		if r.Reset == nil {
+			break
+		}
+		return &Response{}, s.DevReset(*r.Reset)
+	case OpDevUnplug:
+		return &Response{}, s.DevUnplug(r.Name)
+	case OpDevPlug:
+		return &Response{}, s.DevPlug(r.Name)
+	case OpDevHang:
+		return &Response{}, s.DevHang(r.Name)
+	case OpDevShow:
+		return &Response{Devs: s.Devs()}, nil
+	case OpStatShow:
+		stats, err := s.Stats(r.Name)
+		return &Response{Stats: stats}, err
 	case OpFaultAdd:
 		if r.Fault == nil {
 			break
@@ -296,7 +358,7 @@ func (s *Service) answer(r *Request) (*Response, error) {
 // attach supervises a program until all its processes have ended. The connection only tells the launcher that
 // the service lives; a launcher that dies does not end its program.
 func (s *Service) attach(c conn, a *Attach, listener *os.File) {
-	session, err := s.guests.Attach(listener, guest.SessionInfo{LauncherPID: a.PID, Args: a.Args})
+	session, err := s.guests.Attach(listener, guest.SessionInfo{LauncherPID: a.PID, Args: a.Args, Helper: &launcher{c: c}})
 	if err != nil {
 		listener.Close()
 		c.send(failure(err), nil)
@@ -304,7 +366,7 @@ func (s *Service) attach(c conn, a *Attach, listener *os.File) {
 	}
 	s.countProgram(1)
 	defer s.countProgram(-1)
-	if err := c.send(&Response{Attached: &Attached{Dir: session.Dir()}}, nil); err != nil {
+	if err := c.send(&Response{Attached: &Attached{Dir: session.Dir(), Helped: session.Helped()}}, nil); err != nil {
 		s.log.Warn("attach a program", "err", err)
 	}
 	select {

@@ -48,14 +48,15 @@ type killSoak struct {
 	base    footprint
 	killed  map[string]int
 
-	contexts, objects int // that were there when the kill came
+	contexts, objects int           // that were there when the kill came
+	longest           time.Duration // until nothing was left
 }
 
 // footprint is what a service has when no program runs.
 type footprint struct {
-	descriptors []string
+	descriptors int
 	queueMaps   int
-	bytes       int64 // on /dev/shm
+	bytes       int64 // of queues, on /dev/shm
 	files       int
 }
 
@@ -108,8 +109,8 @@ func TestKillSoak(t *testing.T) {
 			fmt.Printf("round %d of %d after %v: %v; service: %s\n", i+1, rounds, time.Since(began).Round(time.Second), s.killed, s.memory())
 		}
 	}
-	t.Logf("%d rounds in %v: %v; they had %d contexts with %d objects; nothing left; service: %s",
-		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.memory())
+	t.Logf("%d rounds in %v: %v; they had %d contexts with %d objects; nothing left after at most %v; service: %s",
+		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.longest.Round(time.Millisecond), s.memory())
 	if s.objects == 0 {
 		t.Error("no victim has made anything")
 	}
@@ -169,13 +170,18 @@ func descriptorsOf(pid int) (list []string) {
 
 func (s *killSoak) footprint() footprint {
 	pid := s.serve.Process.Pid
-	f := footprint{descriptors: descriptorsOf(pid)}
+	var f footprint
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	f.descriptors = len(fds)
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	f.queueMaps = strings.Count(string(maps), "/dev/shm/")
-	err = filepath.WalkDir(s.dir, func(path string, e fs.DirEntry, err error) error {
+	err = filepath.WalkDir(filepath.Join(s.dir, "run"), func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil
@@ -193,10 +199,6 @@ func (s *killSoak) footprint() footprint {
 		s.t.Fatal(err)
 	}
 	return f
-}
-
-func (f *footprint) same(o *footprint) bool {
-	return len(f.descriptors) == len(o.descriptors) && f.queueMaps == o.queueMaps && f.bytes == o.bytes && f.files == o.files
 }
 
 // memory is what the service occupies, for people to see that it does not grow.
@@ -296,25 +298,28 @@ func childrenOf(pid int) (list []int) {
 func (s *killSoak) empty(round int, what string) {
 	var contexts, programs int
 	var now footprint
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(2 * time.Millisecond) {
+	began, wait := time.Now(), time.Millisecond
+	defer func() { s.longest = max(s.longest, time.Since(began)) }()
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(wait) {
+		wait = min(2*wait, 50*time.Millisecond)
 		info, err := s.client.Do(&service.Request{Op: service.OpInfo})
 		if err != nil {
 			s.t.Fatalf("round %d (%s): %v", round, what, err)
 		}
-		res, err := s.client.Do(&service.Request{Op: service.OpResShow})
-		if err != nil {
-			s.t.Fatalf("round %d (%s): %v", round, what, err)
-		}
-		contexts, programs = len(res.Contexts), info.Info.Programs
-		if contexts == 0 && programs == 0 {
-			if now = s.footprint(); s.base.descriptors == nil || now.same(&s.base) {
-				return
+		if programs = info.Info.Programs; programs == 0 {
+			res, err := s.client.Do(&service.Request{Op: service.OpResShow})
+			if err != nil {
+				s.t.Fatalf("round %d (%s): %v", round, what, err)
+			}
+			if contexts = len(res.Contexts); contexts == 0 {
+				if now = s.footprint(); s.base.descriptors == 0 || now == s.base {
+					return
+				}
 			}
 		}
 		if time.Now().After(deadline) {
-			s.t.Fatalf("round %d (%s): left are %d contexts, %d programs, %d descriptors (%d before), %d mappings (%d), %d bytes in %d files (%d in %d)\n%v\n%v",
-				round, what, contexts, programs, len(now.descriptors), len(s.base.descriptors), now.queueMaps, s.base.queueMaps,
-				now.bytes, now.files, s.base.bytes, s.base.files, now.descriptors, s.base.descriptors)
+			s.t.Fatalf("round %d (%s): left are %d contexts, %d programs, %+v; before: %+v\n%v",
+				round, what, contexts, programs, now, s.base, descriptorsOf(s.serve.Process.Pid))
 		}
 	}
 }

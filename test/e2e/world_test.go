@@ -74,10 +74,13 @@ func users() []user {
 type world struct {
 	t      *testing.T
 	user   user
+	groups []uint32 // supplementary
 	netns  string
 	socket string
 	serve  *exec.Cmd
 	log    *bytes.Buffer
+
+	patience int // seconds for a pair of ping-pongs; 0: enough
 }
 
 var nextAddr atomic.Uint32
@@ -167,7 +170,7 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.Env = append(os.Environ(), "VERBENA_SOCKET="+w.socket, "HOME=/nonexistent")
 	if w.netns == "" && w.user.uid != uint32(os.Getuid()) {
-		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid}}
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid, Groups: w.groups}}
 		c.Dir = "/"
 	}
 	// In a process group of its own, so that nothing of it outlives the test.

@@ -18,6 +18,8 @@ type device struct {
 	next int
 	gid  [16]byte
 	maps [][]byte // the queues
+
+	offsets []uint64 // of the queues
 }
 
 const (
@@ -129,7 +131,7 @@ func (d *device) mapped(b []byte) ([]byte, error) {
 	}
 	m, err := syscall.Mmap(d.fd, int64(mi.Offset), int(mi.Size), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
 	if err == nil {
-		d.maps = append(d.maps, m)
+		d.maps, d.offsets = append(d.maps, m), append(d.offsets, mi.Offset)
 	}
 	return m, err
 }

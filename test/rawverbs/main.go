@@ -2,6 +2,8 @@
 // calls. The end-to-end tests run it where a program is needed that starts in a moment.
 //
 //	rawverbs transfer         one message between two queue pairs of its own; prints "ok"
+//	rawverbs reveal           makes objects and prints their numbers; then a message for each line of input
+//	rawverbs intrude NUMBERS  tries everything on the objects with another program's numbers; prints what does not fail
 //	rawverbs hoard SEED       makes objects at random, in threads and child processes too, until it is killed
 package main
 
@@ -32,8 +34,12 @@ func run(args []string) error {
 		return nil
 	case len(args) == 2 && args[0] == "hoard":
 		return hoard(args[1])
+	case len(args) == 1 && args[0] == "reveal":
+		return reveal()
+	case len(args) == 2 && args[0] == "intrude":
+		return intrude(args[1])
 	}
-	return errors.New("usage: rawverbs transfer | hoard SEED")
+	return errors.New("usage: rawverbs transfer | hoard SEED | reveal | intrude NUMBERS")
 }
 
 // pair is a connection of a program with itself.

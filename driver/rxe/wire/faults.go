@@ -196,7 +196,6 @@ type faultEndpoint struct {
 	faults *Faults
 
 	receiver Receiver
-	kept     Arrival // of the receive thread
 
 	wake chan struct{} // an earlier packet was put into the queue
 	stop chan struct{}
@@ -257,14 +256,14 @@ func (q *heldQueue) Pop() any {
 // Receive implements Receiver, between the endpoint behind and who listens.
 func (e *faultEndpoint) Receive(a *Arrival) {
 	if e.faults.kinds.Load()&actsOnReceived != 0 {
-		k := &e.kept
-		k.Src, k.Dst, k.Packets = a.Src, a.Dst, k.Packets[:0]
+		kept := *a
+		kept.Packets = nil
 		for _, p := range a.Packets {
 			if !e.faults.stopped(a.Src, p) {
-				k.Packets = append(k.Packets, p)
+				kept.Packets = append(kept.Packets, p)
 			}
 		}
-		if a = k; len(a.Packets) == 0 {
+		if a = &kept; len(a.Packets) == 0 {
 			return
 		}
 	}

@@ -24,8 +24,7 @@ type Tapped struct {
 	// QP is the number of the queue pair that sends it, 0 where that is not known: a packet that came from another host
 	// does not tell.
 	QP uint32
-	// ID is the IPv4 identification; don't fragment is set. TOS and TTL are those that were asked for, and usual values
-	// for a packet that came in.
+	// ID is the IPv4 identification; do not fragment is set.
 	ID       uint16
 	TOS, TTL uint8
 	// Data is the packet from the BTH to the ICRC.

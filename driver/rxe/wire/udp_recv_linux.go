@@ -197,7 +197,7 @@ func (r *receiver) message(i int, now time.Duration) {
 		}
 		id, ok := flow.Verify(host.ident.guess(k), pkt)
 		if taps {
-			r.tap(src, id, pkt)
+			r.tap(src, &c, id, pkt)
 		}
 		if !ok || r.e.addr.Is4() && !host.ident.accept(k, id, now) {
 			r.e.rx.icrc.Add(1)
@@ -213,10 +213,10 @@ func (r *receiver) message(i int, now time.Duration) {
 }
 
 // tap shows a packet to the taps, a damaged one too.
-func (r *receiver) tap(src source, id uint16, pkt []byte) {
+func (r *receiver) tap(src source, c *received, id uint16, pkt []byte) {
 	r.e.taps.Packet(&Tapped{
 		Time: time.Now(), Src: netip.AddrPortFrom(netip.AddrFrom16(src.addr).Unmap(), src.port),
-		Dst: netip.AddrPortFrom(r.e.addr, Port), ID: id, TTL: defaultTTL, Data: pkt,
+		Dst: netip.AddrPortFrom(r.e.addr, Port), ID: id, TOS: c.tos, TTL: c.ttl, Data: pkt,
 	})
 }
 

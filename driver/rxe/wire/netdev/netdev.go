@@ -4,7 +4,7 @@
 // MTU comes from the interface's MTU, and its GID table lists the interface's addresses. A user names the interface,
 // or an address, or neither; [ByName], [ByAddr] and [FirstUsable] answer each.
 //
-// What they return is a picture of the moment. Where there is nothing to return the error wraps ENODEV, or
+// What they return is a picture of the moment; a [Watcher] tells when to take another. Where there is nothing to return the error wraps ENODEV, or
 // EADDRNOTAVAIL for an address, and lists what there is.
 package netdev
 
@@ -29,6 +29,15 @@ type Interface struct {
 	// Addrs are IPv4 addresses first, then those of IPv6, then link-local IPv6 with the interface's name as zone;
 	// each kind in the kernel's order.
 	Addrs []netip.Addr
+}
+
+// Has reports whether a is an address of the interface, whatever its zone; every address in 127.0.0.0/8 is one of a
+// loopback interface that is up.
+func (i *Interface) Has(a netip.Addr) bool {
+	a = a.Unmap()
+	return i.Loopback && i.Up && a.Is4() && a.IsLoopback() || slices.ContainsFunc(i.Addrs, func(b netip.Addr) bool {
+		return a.WithZone("") == b.WithZone("")
+	})
 }
 
 // usable reports whether RDMA makes sense on i.
@@ -164,9 +173,7 @@ func byAddr(list []Interface, a netip.Addr) (*Interface, error) {
 		if z := a.Zone(); z != "" && z != i.Name && z != fmt.Sprint(i.Index) {
 			continue
 		}
-		if i.Loopback && i.Up && a.Is4() && a.IsLoopback() || slices.ContainsFunc(i.Addrs, func(b netip.Addr) bool {
-			return a.WithZone("") == b.WithZone("")
-		}) {
+		if i.Has(a) {
 			found = append(found, i)
 		}
 	}

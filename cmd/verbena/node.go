@@ -1,0 +1,68 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"strconv"
+
+	"verbena/guest"
+)
+
+// nodeFlags say whose the device files are, as OWNER, GROUP and MODE of a udev rule do.
+type nodeFlags struct {
+	Owner string `help:"Owner of the device files and of the control socket; name or number." placeholder:"USER"`
+	Group string `help:"Their group." placeholder:"GROUP"`
+	Mode  string `help:"Their permission bits. Who may write to the device files may run programs on this service, also as another user if the service is root's. Default: 0660 with --group, 0600 with --owner; without any of the three, programs of this user only." placeholder:"OCTAL"`
+}
+
+// node is nil where the flags say nothing.
+func (f *nodeFlags) node() (*guest.Node, error) {
+	if f.Owner == "" && f.Group == "" && f.Mode == "" {
+		return nil, nil
+	}
+	n := &guest.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o600}
+	var err error
+	if f.Owner != "" {
+		if n.UID, err = lookupID("owner", f.Owner, func(s string) (string, error) {
+			u, err := user.Lookup(s)
+			if err != nil {
+				return "", err
+			}
+			return u.Uid, nil
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if f.Group != "" {
+		n.Mode = 0o660
+		if n.GID, err = lookupID("group", f.Group, func(s string) (string, error) {
+			g, err := user.LookupGroup(s)
+			if err != nil {
+				return "", err
+			}
+			return g.Gid, nil
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if f.Mode != "" {
+		mode, err := strconv.ParseUint(f.Mode, 8, 32)
+		if err != nil || mode&^0o666 != 0 || mode == 0 {
+			return nil, fmt.Errorf("--mode %s: permission bits are an octal number of at most 0666, such as 0660", f.Mode)
+		}
+		n.Mode = uint32(mode)
+	}
+	return n, nil
+}
+
+func lookupID(what, name string, byName func(string) (string, error)) (int, error) {
+	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
+		return int(n), nil
+	}
+	id, err := byName(name)
+	if err != nil {
+		return 0, fmt.Errorf("--%s %s: %w", what, name, err)
+	}
+	return strconv.Atoi(id)
+}

@@ -1,0 +1,216 @@
+package rxe
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/driver/rxe/wire"
+	"verbena/driver/rxe/wire/netdev"
+	"verbena/ib"
+	"verbena/roce"
+)
+
+// addressing is what a device has from its interface. It is replaced, not changed, so that the data path reads it without
+// a lock.
+type addressing struct {
+	netdev    netdev.Interface
+	gids      []ib.GIDEntry // the zero entry is empty
+	endpoints []*endpoint   // those bound, in the order of the interface's addresses
+}
+
+// up reports whether the port is active: the interface is up, and has a carrier.
+func (a *addressing) up() bool { return a.netdev.Up && a.netdev.Running }
+
+// addressChanges is what a change of the addressing needs.
+type addressChanges struct {
+	sync.Mutex
+	network wire.Network
+	closed  bool
+	// ends are the endpoints of all addresses that the device has ever had: paths refer to them, and work again when
+	// the address returns.
+	ends   map[netip.Addr]*endpoint
+	gone   wire.Stats            // of endpoints that were closed
+	warned map[netip.Addr]string // why an address is not used, as logged
+}
+
+// endpoint is one of the device's addresses. It is the Receiver of what arrives there.
+type endpoint struct {
+	dev  *Device
+	addr netip.Addr
+	wire atomic.Pointer[boundEndpoint] // nil while the address is not the device's
+}
+
+type boundEndpoint struct{ wire.Endpoint }
+
+// ready reports whether packets can leave: the address is there, and the port is active.
+func (e *endpoint) ready() bool { return e.wire.Load() != nil && e.dev.at.Load().up() }
+
+// send is wire.Endpoint.Send; without the address it says wire.ErrNoRoute.
+func (e *endpoint) send(t *wire.Train) error {
+	if w := e.wire.Load(); w != nil {
+		return w.Send(t)
+	}
+	return wire.ErrNoRoute
+}
+
+// SetInterface tells the device what its interface is like now, and which of its addresses the device is to use; an
+// interface that has gone is one that is down and has no address. The GID table follows as that of ib_core does
+// (core/roce_gid_mgmt.c, cache.c): the entry of an address that went is empty, the others stay where they are, and a new
+// address gets the first empty one. Queue pairs and address handles keep the addresses that they were given: while one is
+// not there, or the port is down, what they send is lost. Consumers hear EventPortErr and EventPortActive of the port,
+// and EventGIDChange of each entry that changed.
+//
+// An address that cannot be bound is left out, until the next call; Config.Logf tells why. SetInterface reports whether
+// anything changed. It may sleep, and must not be called from a callback.
+func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed bool) {
+	c := &d.changes
+	c.Lock()
+	defer c.Unlock()
+	if c.closed {
+		return false
+	}
+	d.hw.follow(ifi, addrs)
+	old := d.at.Load()
+	now := &addressing{netdev: ifi, gids: slices.Clone(old.gids)}
+	for _, e := range old.endpoints {
+		if !slices.Contains(addrs, e.addr) {
+			d.unbind(e)
+		}
+	}
+	for _, a := range addrs {
+		e, err := d.bind(a)
+		if err != nil {
+			// An IPv6 address is not available while the kernel verifies that it is the only one. When it is, that is
+			// another change.
+			if why := err.Error(); c.warned[a] != why && !errors.Is(err, syscall.EADDRNOTAVAIL) {
+				c.warned[a] = why
+				d.logf("address not used: %v", err)
+			}
+			continue
+		}
+		delete(c.warned, a)
+		if !slices.Contains(now.endpoints, e) {
+			now.endpoints = append(now.endpoints, e)
+		}
+	}
+	entries := now.setGIDs()
+	d.at.Store(now)
+	d.fabric.update(d)
+	d.rejoinGroups()
+	if now.netdev.MTU != old.netdev.MTU {
+		d.setDatagramMTU()
+	}
+	switch {
+	case old.up() && !now.up():
+		d.counters.add(cntLinkDowned, 1)
+		d.obj.DispatchEvent(ib.EventPortErr, 1)
+	case !old.up() && now.up():
+		d.obj.DispatchEvent(ib.EventPortActive, 1)
+	}
+	for range entries {
+		d.obj.DispatchEvent(ib.EventGIDChange, 1)
+	}
+	was, is := old.netdev, now.netdev
+	return entries > 0 || was.Up != is.Up || was.Running != is.Running || was.MTU != is.MTU || was.Name != is.Name
+}
+
+// bind claims an address. changes is locked.
+func (d *Device) bind(a netip.Addr) (*endpoint, error) {
+	e := d.changes.ends[a]
+	if e == nil {
+		e = &endpoint{dev: d, addr: a}
+	}
+	if e.wire.Load() != nil {
+		return e, nil
+	}
+	w, err := d.changes.network.Listen(a, e)
+	if err != nil {
+		return nil, err
+	}
+	e.wire.Store(&boundEndpoint{w})
+	d.changes.ends[a] = e
+	return e, nil
+}
+
+// unbind gives an address up. changes is locked.
+func (d *Device) unbind(e *endpoint) error {
+	w := e.wire.Swap(nil)
+	if w == nil {
+		return nil
+	}
+	err := w.Close()
+	d.changes.gone.Add(statsOf(w.Endpoint))
+	return err
+}
+
+// setGIDs brings the GID table up to the interface and the endpoints, and returns how many entries it changed. In a new
+// table the order is that of enum_all_gids_of_dev_cb: the default GID, which derives from the MAC address, then IPv4,
+// then IPv6.
+func (a *addressing) setGIDs() (changed int) {
+	var mac [6]byte
+	copy(mac[:], a.netdev.MAC)
+	def := ib.GID(roce.LinkLocalGID(mac))
+	set := func(i int, g ib.GID) {
+		e := ib.GIDEntry{GID: g, Type: ib.GIDTypeRoCEv2, Netdev: a.netdev.Name, IfIndex: a.netdev.Index}
+		if g.IsZero() {
+			e = ib.GIDEntry{}
+		}
+		if i == len(a.gids) {
+			a.gids = append(a.gids, ib.GIDEntry{})
+		}
+		if a.gids[i] != e {
+			a.gids[i] = e
+			changed++
+		}
+	}
+	set(0, def)
+	var want []ib.GID // default GID aside; its own address needs no other entry
+	for _, v4 := range []bool{true, false} {
+		for _, e := range a.endpoints {
+			if g := ib.GIDFromAddr(e.addr); e.addr.Is4() == v4 && g != def {
+				want = append(want, g)
+			}
+		}
+	}
+	has := map[ib.GID]bool{}
+	for i := 1; i < len(a.gids); i++ {
+		g := a.gids[i].GID
+		if !slices.Contains(want, g) {
+			g = ib.GID{}
+		}
+		set(i, g)
+		has[g] = true
+	}
+	free := 1
+	for _, g := range want {
+		if has[g] {
+			continue
+		}
+		for free < len(a.gids) && !a.gids[free].GID.IsZero() {
+			free++
+		}
+		if free == gidTableLen {
+			break
+		}
+		set(free, g)
+	}
+	return changed
+}
+
+// setDatagramMTU gives datagram queue pairs the port's MTU.
+func (d *Device) setDatagramMTU() {
+	mtu := d.activeMTU()
+	for qp := range d.qps.all() {
+		if !qp.datagram() {
+			continue
+		}
+		qp.mu.Lock()
+		qp.pathMTU, qp.mtu = roce.MTU(mtu), mtu.Bytes()
+		qp.attr.PathMTU = mtu
+		qp.mu.Unlock()
+	}
+}

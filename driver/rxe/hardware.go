@@ -1,0 +1,243 @@
+package rxe
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/driver/rxe/wire/netdev"
+	"verbena/ib/slot"
+)
+
+// Hardware is what stands for the adapter: it stays when a [Device], one life of it from probe to removal, ends by a
+// reset or an unplug, and it can be made to fail. It implements [slot.Hardware].
+//
+//	             Hang               Reset, Probe
+//	running --------------> hung ---------------------+
+//	   ^  |                                           |
+//	   |  +---Disconnect--> unreachable ---Return-----+
+//	   |  +---Die---------> dead, for good            |
+//	   +----------------------------------------------+
+//
+// From Hang, Disconnect, Die and Reset on the present device carries nothing out any more: no work request, no packet
+// that arrives, no timeout. What the driver does without the adapter goes on: it accepts work requests and commands,
+// and flushes in the error state. A device that was stopped stays so; only the next one works.
+//
+// The numbers that the adapter gives out, those of queue pairs and keys, go on from one device to the next, so that what
+// a peer or a program still knows of the old one means nothing to the new one: a queue pair's number comes back after
+// 16 million others, a key's index after 134 million.
+type Hardware struct {
+	cfg     Config
+	numbers numbers
+	travels atomic.Bool // devices do not use the Fabric
+
+	mu      sync.Mutex
+	state   HardwareState
+	changed chan struct{} // closed, and replaced, when the state changes
+	dev     *Device       // the present one, nil if there is none
+}
+
+// HardwareState is the state of a Hardware.
+type HardwareState uint8
+
+const (
+	HardwareRunning     HardwareState = iota
+	HardwareHung                      // it does not work, but can be reset
+	HardwareUnreachable               // it does not answer
+	HardwareDead                      // it will not answer again
+)
+
+func (s HardwareState) String() string {
+	if n := [...]string{"running", "hung", "unreachable", "dead"}; int(s) < len(n) {
+		return n[s]
+	}
+	return fmt.Sprintf("HardwareState(%d)", uint8(s))
+}
+
+var _ slot.Hardware = (*Hardware)(nil)
+
+// numbers is where the next device begins to give out numbers.
+type numbers struct {
+	qps, mrs, mws, srqs   uint32 // numbers used fresh by the devices so far
+	qpKeys, keys, srqKeys keyGenerations
+
+	rand struct {
+		sync.Mutex
+		*rand.Rand
+	}
+}
+
+// NewHardware makes an adapter that works. What cfg says is true of all its devices.
+func NewHardware(cfg Config) *Hardware {
+	h := &Hardware{cfg: cfg, changed: make(chan struct{})}
+	h.numbers.rand.Rand = cfg.Rand
+	if cfg.Rand == nil {
+		h.numbers.rand.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	}
+	return h
+}
+
+// Probe implements slot.Hardware: it makes a device, as New does. An adapter that was hung has been plugged in anew, and
+// works. It may sleep.
+func (h *Hardware) Probe() (slot.Device, error) {
+	d, err := h.probe()
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func (h *Hardware) probe() (*Device, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.state == HardwareHung {
+		h.state = HardwareRunning
+	}
+	if h.state != HardwareRunning {
+		return nil, fmt.Errorf("device %s: the adapter is %v: %w", h.cfg.Name, h.state, syscall.EIO)
+	}
+	if h.dev != nil {
+		return nil, fmt.Errorf("device %s: the adapter has a device already: %w", h.cfg.Name, syscall.EBUSY)
+	}
+	d, err := newDevice(h)
+	if err != nil {
+		return nil, err
+	}
+	h.dev = d
+	return d, nil
+}
+
+// released is called when the device gives the adapter back.
+func (h *Hardware) released(d *Device) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.numbers.qps += d.qps.used()
+	h.numbers.mrs += d.mrs.used()
+	h.numbers.mws += d.mws.used()
+	h.numbers.srqs += d.srqs.used()
+	if h.dev == d {
+		h.dev = nil
+	}
+}
+
+// follow notes what the interface is like, for the next device. It may sleep.
+func (h *Hardware) follow(ifi netdev.Interface, addrs []netip.Addr) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cfg.Netdev = ifi
+	if len(addrs) > 0 {
+		h.cfg.Addrs = slices.Clone(addrs)
+	}
+}
+
+// Device is the present device, nil if there is none.
+func (h *Hardware) Device() *Device {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.dev
+}
+
+// State is the present state. It may not sleep.
+func (h *Hardware) State() HardwareState {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.state
+}
+
+// set stops the present device, and changes the state unless the adapter is dead. It may not sleep.
+func (h *Hardware) set(s HardwareState) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.dev != nil {
+		h.dev.stopped.Store(true)
+	}
+	if h.state == HardwareDead {
+		return
+	}
+	h.state = s
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// Hang has the adapter stop working; nobody is told. It may not sleep.
+func (h *Hardware) Hang() { h.set(HardwareHung) }
+
+// Disconnect has the adapter not answer until Return. It may not sleep.
+func (h *Hardware) Disconnect() { h.set(HardwareUnreachable) }
+
+// Die has the adapter not answer for good. It may not sleep.
+func (h *Hardware) Die() { h.set(HardwareDead) }
+
+// Return ends what Disconnect began: the platform has reset the adapter, and it answers. Otherwise nothing happens. It
+// may not sleep.
+func (h *Hardware) Return() {
+	if h.State() == HardwareUnreachable {
+		h.set(HardwareRunning)
+	}
+}
+
+// Reset implements slot.Hardware: the present device stops, and the adapter works again. EIO when it does not answer. It
+// may sleep.
+func (h *Hardware) Reset(context.Context) error {
+	switch s := h.State(); s {
+	case HardwareUnreachable, HardwareDead:
+		return fmt.Errorf("reset %s: the adapter is %v: %w", h.cfg.Name, s, syscall.EIO)
+	}
+	h.set(HardwareRunning)
+	return nil
+}
+
+// Await implements slot.Hardware: it waits until the adapter answers. EIO when it is dead. It may sleep.
+func (h *Hardware) Await(ctx context.Context) error {
+	for {
+		h.mu.Lock()
+		state, changed := h.state, h.changed
+		h.mu.Unlock()
+		switch state {
+		case HardwareRunning, HardwareHung:
+			return nil
+		case HardwareDead:
+			return fmt.Errorf("wait for %s: the adapter is dead: %w", h.cfg.Name, syscall.EIO)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w", h.cfg.Name, context.Cause(ctx))
+		}
+	}
+}
+
+// AtWorkRequest implements slot.Stopper: the present device stops when it is about to carry out the n-th send work
+// request from now, and f is called, without sleeping, from where that cannot be told. It reports false when there is no
+// device. A second call replaces the first. It may not sleep.
+func (h *Hardware) AtWorkRequest(n uint64, f func()) bool {
+	d := h.Device()
+	if d == nil || n == 0 {
+		return false
+	}
+	b := &breakpoint{hit: f}
+	b.left.Store(n)
+	d.breakpoint.Store(b)
+	return true
+}
+
+// breakpoint is a work request at which the device stops.
+type breakpoint struct {
+	left atomic.Uint64
+	hit  func()
+}
+
+// stopAt counts a work request and reports whether the device has stopped in front of it.
+func (d *Device) stopAt() bool {
+	if b := d.breakpoint.Load(); b != nil && b.left.Add(^uint64(0)) == 0 {
+		d.breakpoint.Store(nil)
+		d.stopped.Store(true)
+		b.hit()
+	}
+	return d.stopped.Load()
+}

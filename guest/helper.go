@@ -1,0 +1,237 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/umem"
+)
+
+// Helper does for a Supervisor what the kernel lets only an ancestor of the program do, where Yama restricts ptrace
+// (/proc/sys/kernel/yama/ptrace_scope is 1): the process that called Start, or one that asks it. It is safe for
+// concurrent use, and its methods may sleep.
+type Helper interface {
+	// OpenMem opens /proc/TID/mem for reading and writing.
+	OpenMem(tid int) (*os.File, error)
+	// Descriptor duplicates a descriptor of a process, as pidfd_getfd(2) does.
+	Descriptor(pid, fd int) (*os.File, error)
+}
+
+// Ancestor is the Helper in the process that called Start. It serves the processes that have come from here, and no
+// others: whoever asks may be another user's service.
+type Ancestor struct{}
+
+// OpenMem implements Helper.
+func (Ancestor) OpenMem(tid int) (*os.File, error) {
+	if err := descends(tid); err != nil {
+		return nil, err
+	}
+	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR, 0)
+}
+
+// Descriptor implements Helper.
+func (Ancestor) Descriptor(pid, fd int) (*os.File, error) {
+	if err := descends(pid); err != nil {
+		return nil, err
+	}
+	n, err := takeDescriptor(pid, fd)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(n), "descriptor"), nil
+}
+
+// maxDescent bounds the way up from a process, which may change while it is walked.
+const maxDescent = 4096
+
+// descends reports an error unless a thread's process descends from this one.
+func descends(tid int) error {
+	at := tid
+	for range maxDescent {
+		pid, parent, err := parentOf(at)
+		if err != nil {
+			return err
+		}
+		if pid == os.Getpid() && at != tid {
+			return nil
+		}
+		if parent == 0 {
+			break
+		}
+		at = parent
+	}
+	return fmt.Errorf("process %d does not descend from this one: %w", tid, unix.EPERM)
+}
+
+// parentOf is the process of a thread, and that process's parent.
+func parentOf(tid int) (pid, parent int, err error) {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	if err != nil {
+		return 0, 0, fmt.Errorf("look up process %d: %w", tid, err)
+	}
+	for line := range strings.Lines(string(text)) {
+		key, value, _ := strings.Cut(line, ":")
+		switch key {
+		case "Tgid":
+			pid, err = strconv.Atoi(strings.TrimSpace(value))
+		case "PPid":
+			parent, err = strconv.Atoi(strings.TrimSpace(value))
+		}
+		if err != nil {
+			return 0, 0, fmt.Errorf("cannot make sense of the status of process %d: %w", tid, err)
+		}
+	}
+	return pid, parent, nil
+}
+
+// ptraceScope is how Yama restricts who may access another's memory: 0, not at all; 1, to ancestors; 2, to
+// CAP_SYS_PTRACE; 3, to nobody. (Documentation/admin-guide/LSM/Yama.rst)
+func ptraceScope() string {
+	b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	if err != nil {
+		return "0"
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// Helped reports whether the session reaches its program by the Helper: then the launcher is to adopt orphans.
+func (t *Session) Helped() bool { return t.helper != nil }
+
+// directAccess reports whether this process may access another's memory itself; nil also if there is no such process.
+func directAccess(pid int) error {
+	// The kernel looks at the permission before the address.
+	if _, err := readMemory(pid, 0, make([]byte, 1)); err == unix.EPERM {
+		return err
+	}
+	return nil
+}
+
+// read reads from the memory of a thread's process; n is less than len(b) where part of it is not mapped.
+func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
+	if t.helper == nil {
+		return readMemory(tid, addr, b)
+	}
+	f, err := t.openMem(tid)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	// Beyond what process_vm_readv gives, this reads pages without rights too: the program's own, for itself.
+	if n, err = f.ReadAt(b, int64(addr)); n == 0 && len(b) > 0 {
+		return 0, unix.EFAULT
+	}
+	return n, nil
+}
+
+// write stores an answer in the caller's memory. A thread that has been killed meanwhile may have left its number to
+// another user's, to whom a service of root's must not write. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
+func (w *worker) write(addr uint64, b []byte) error {
+	if err := stillTrapped(w.session.fd, w.n.id); err != nil {
+		return err
+	}
+	return w.session.write(int(w.n.tid), addr, b)
+}
+
+// write writes all of b to the memory of a thread's process, EFAULT if it cannot.
+func (t *Session) write(tid int, addr uint64, b []byte) error {
+	if t.helper == nil {
+		return writeMemory(tid, addr, b)
+	}
+	if err := umem.CheckProcess(tid, addr, uint64(len(b)), true); err != nil {
+		return err
+	}
+	f, err := t.openMem(tid)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(b, int64(addr)); err != nil {
+		return unix.EFAULT
+	}
+	return nil
+}
+
+func (t *Session) openMem(tid int) (*os.File, error) {
+	f, err := t.helper.OpenMem(tid)
+	if err == nil {
+		if err = umem.IsProcMem(f); err != nil {
+			f.Close()
+		}
+	}
+	if err != nil {
+		t.warn(func() error { return fmt.Errorf("memory of thread %d: %w", tid, err) })
+		return nil, err
+	}
+	return f, nil
+}
+
+// openSpace opens a process's memory.
+func (t *Session) openSpace(pid int) (*umem.Process, error) {
+	if t.helper == nil {
+		return umem.OpenProcess(pid)
+	}
+	return umem.OpenProcessBy(pid, func() (*os.File, error) { return t.helper.OpenMem(pid) })
+}
+
+// takeDescriptor duplicates a descriptor of a process into this one.
+func (t *Session) takeDescriptor(pid, fd int) (int, error) {
+	if t.helper == nil {
+		return takeDescriptor(pid, fd)
+	}
+	f, err := t.helper.Descriptor(pid, fd)
+	if err != nil {
+		return -1, err
+	}
+	defer f.Close()
+	var have, want unix.Stat_t
+	if err := errors.Join(unix.Fstat(int(f.Fd()), &have), unix.Stat(fdPath(uint32(pid), int32(fd)), &want)); err != nil {
+		return -1, err
+	}
+	if have.Dev != want.Dev || have.Ino != want.Ino {
+		return -1, fmt.Errorf("the launcher gave another descriptor than %d of process %d: %w", fd, pid, unix.EPERM)
+	}
+	return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+}
+
+// adoptOrphans has processes whose parent ends become children of this one, until release, so that it stays an
+// ancestor of all that the program starts, daemons included.
+func (p *Program) adoptOrphans() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become the parent of orphans: %w", err)
+	}
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD)
+	p.guards.Go(func() {
+		defer func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) }()
+		defer signal.Stop(ended)
+		for {
+			select {
+			case <-ended:
+				p.reapOrphans()
+			case <-p.over:
+				return
+			}
+		}
+	})
+	return nil
+}
+
+// reapOrphans takes leave of children other than the program, whose end Wait sees.
+func (p *Program) reapOrphans() {
+	lists, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, l := range lists {
+		b, _ := os.ReadFile(l)
+		for _, word := range strings.Fields(string(b)) {
+			if pid, err := strconv.Atoi(word); err == nil && pid != p.pid {
+				_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+			}
+		}
+	}
+}

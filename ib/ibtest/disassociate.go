@@ -1,0 +1,115 @@
+package ibtest
+
+import (
+	"errors"
+	"slices"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// Point 6: a user context that is cut off.
+
+var disassociateChecks = []check{
+	{
+		name: "Disassociate/Flush",
+		rule: "what is outstanding on a context's queue pairs is flushed when the context is cut off; others notice nothing",
+		test: testDisassociate,
+	},
+	{
+		name: "Disassociate/Harmless",
+		rule: "when Disassociate has returned, the queues that are shared with the process have no effect, whatever it writes there",
+		test: testDisassociated,
+	},
+}
+
+// process is the user context of a test.
+type process struct {
+	mem     *umem.Local
+	regions [][]byte
+}
+
+func (p *process) Space() umem.Space { return p.mem }
+
+func (p *process) AllocShared(size int) (ib.Shared, error) {
+	b := make([]byte, (size+4095)&^4095)
+	p.regions = append(p.regions, b)
+	return ib.Shared{Mem: b, Offset: uint64(len(p.regions)-1) << 32, Free: func() {}}, nil
+}
+
+// user makes a user context and a pair of queue pairs in its name.
+func (e *env) user() (ib.Disassociator, *process, *pair) {
+	e.Helper()
+	hook, ok := e.dev.Driver().(ib.Disassociator)
+	if !ok {
+		e.Skip("the driver has no ib.Disassociator")
+	}
+	c := &process{mem: e.mem}
+	udata := func() *ib.Udata { return &ib.Udata{Context: c, Out: make([]byte, 256)} }
+	if d, ok := e.dev.Driver().(ib.UserContexter); ok {
+		e.must("alloc user context", d.AllocUserContext(udata()))
+		own(e, c, func() error { d.DeallocUserContext(c); return nil })
+	}
+	p := &pair{e: e, pd: e.pd()}
+	for i := range p.qps {
+		cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 2 * queueLen}, nil, nil, udata())
+		e.need("completion queues of user contexts", err)
+		p.cqs[i] = own(e, cq, cq.Destroy)
+		p.buf[i] = e.buffer(p.pd, bufLen, allAccess)
+		init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
+			Cap: ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 4, MaxRecvSGE: 4}}
+		qp, err := p.pd.CreateQP(init, udata())
+		e.need("queue pairs of user contexts", err)
+		p.qps[i] = own(e, qp, qp.Destroy)
+	}
+	for i := range p.qps {
+		e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+	}
+	return hook, c, p
+}
+
+func testDisassociate(e *env) {
+	hook, c, p := e.user()
+	other := e.pair(pairConfig{kind: ib.QPTypeRC})
+	for i := range 3 {
+		p.recv(1, uint64(i), 0, 8)
+	}
+	other.recv(1, 9, 0, 8)
+	hook.Disassociate(c)
+	for i := range 3 {
+		e.waitOne(p.cqs[1], uint64(i), ib.WCWRFlushErr)
+	}
+	other.send(0, 8, 8)
+	e.waitOne(other.cqs[0], 8, ib.WCSuccess)
+	e.waitOne(other.cqs[1], 9, ib.WCSuccess)
+	e.destroyPair(p)
+}
+
+func testDisassociated(e *env) {
+	hook, c, p := e.user()
+	hook.Disassociate(c)
+	before := make([][]byte, len(c.regions))
+	for i, b := range c.regions {
+		for k := range b { // whatever it is
+			b[k] = byte(k*5 + i)
+		}
+		before[i] = slices.Clone(b)
+	}
+	for _, qp := range p.qps {
+		if u, ok := qp.Driver().(ib.UserQP); ok {
+			u.Doorbell()
+		}
+		var errno syscall.Errno
+		if _, _, err := qp.Query(^ib.QPAttrMask(0)); err != nil && !errors.As(err, &errno) {
+			e.Errorf("query: %v", err)
+		}
+	}
+	e.settle()
+	for i, b := range c.regions {
+		if !slices.Equal(b, before[i]) {
+			e.Errorf("the driver wrote into region %d that it shares with a process which is cut off", i)
+		}
+	}
+	e.destroyPair(p)
+}

@@ -1,0 +1,300 @@
+package slot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+)
+
+// Hardware is what is plugged in, as its driver sees it. All methods may sleep.
+type Hardware interface {
+	// Probe makes a device, ready to be registered. (pci_driver.probe)
+	Probe() (Device, error)
+	// Reset resets hardware that answers, and fails if it does not. (pci_error_handlers.slot_reset)
+	Reset(ctx context.Context) error
+	// Await returns when hardware that did not answer does so again, or with an error if it never will, or ctx is
+	// done. (pci_error_handlers.resume)
+	Await(ctx context.Context) error
+}
+
+// Device is one life of the hardware, from Probe to Close.
+type Device interface {
+	IB() *ib.Device
+	// Close gives the hardware back, after the device was unregistered. (pci_driver.remove)
+	Close() error
+}
+
+// Stopper is implemented by Hardware that can be stopped at a chosen work request, for tests.
+type Stopper interface {
+	// AtWorkRequest has the hardware stop in front of the n-th send work request from now, and call f, which does not
+	// sleep. It reports false when there is no device. It may not sleep.
+	AtWorkRequest(n uint64, f func()) bool
+}
+
+// State is where a slot stands; see the package comment.
+type State uint8
+
+const (
+	Empty State = iota // nothing is plugged in, or recovery has failed
+	Running
+	Recovering
+)
+
+func (s State) String() string {
+	if n := [...]string{"unplugged", "running", "recovering"}; int(s) < len(n) {
+		return n[s]
+	}
+	return fmt.Sprintf("State(%d)", uint8(s))
+}
+
+// Status describes a slot.
+type Status struct {
+	State  State
+	Resets int // completed
+	Plugs  int
+	// Recovery is how long the last completed reset took, from the fatal event until the new device was registered.
+	Recovery time.Duration
+	Armed    string // the moment that is waited for; empty: none
+	Err      error  // why the last recovery failed; nil after one that did not
+}
+
+// Slot is a place for hardware. All methods are safe for concurrent use; what changes the slot is done one after the
+// other.
+type Slot struct {
+	core *ib.Core
+	name string
+	hw   Hardware
+	logf func(format string, args ...any)
+
+	flow sync.Mutex // held while the device is being changed
+
+	armed sync.WaitGroup // resets that a moment has begun
+
+	mu           sync.Mutex
+	status       Status
+	dev          Device             // registered; nil: none
+	cancel       context.CancelFunc // ends the wait of a recovery; nil: there is none
+	settled      chan struct{}      // closed at the end of the recovery; nil: there is none
+	registration func()             // of DuringRegistration; nil: not armed
+}
+
+// New makes an empty slot for hw. logf, which may be nil, gets a line for each step that fails.
+func New(core *ib.Core, name string, hw Hardware, logf func(format string, args ...any)) *Slot {
+	if logf == nil {
+		logf = func(string, ...any) {}
+	}
+	return &Slot{core: core, name: name, hw: hw, logf: logf}
+}
+
+// Hardware is what the slot is for.
+func (s *Slot) Hardware() Hardware { return s.hw }
+
+// Status is the present status. It may not sleep.
+func (s *Slot) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+// Device is the device, nil while there is none. It may not sleep.
+func (s *Slot) Device() Device {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dev
+}
+
+// Plug makes a device of the hardware and registers it. EBUSY if there is one. It may sleep.
+func (s *Slot) Plug() error {
+	s.flow.Lock()
+	defer s.flow.Unlock()
+	if s.Device() != nil {
+		return fmt.Errorf("plug %s: it is plugged in: %w", s.name, syscall.EBUSY)
+	}
+	if err := s.bring(); err != nil {
+		return fmt.Errorf("plug %s: %w", s.name, err)
+	}
+	s.update(func(st *Status) { st.State, st.Err = Running, nil; st.Plugs++ })
+	return nil
+}
+
+// Unplug takes the device away without notice, as by pulling it out: what is outstanding is flushed, then the clients
+// hear of it. A recovery that waits for the hardware is given up. ENODEV if nothing is plugged in. It may sleep.
+func (s *Slot) Unplug() error {
+	s.mu.Lock()
+	waiting := s.cancel != nil
+	if waiting {
+		s.cancel()
+	}
+	s.mu.Unlock()
+	s.flow.Lock()
+	defer s.flow.Unlock()
+	dev := s.Device()
+	if dev == nil && waiting {
+		return nil
+	}
+	if dev == nil {
+		return fmt.Errorf("unplug %s: it is not plugged in: %w", s.name, syscall.ENODEV)
+	}
+	dev.IB().SetError()
+	err := s.take(dev)
+	s.update(func(st *Status) { st.State = Empty })
+	return err
+}
+
+// Reset takes the device through a reset; see the package comment. It returns when the recovered device is registered:
+// ctx bounds the wait for hardware that does not answer. When that fails the slot is empty, and the error says why. It
+// may sleep.
+func (s *Slot) Reset(ctx context.Context) error {
+	s.flow.Lock()
+	defer s.flow.Unlock()
+	dev := s.Device()
+	if dev == nil {
+		return fmt.Errorf("reset %s: it is not plugged in: %w", s.name, syscall.ENODEV)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	began := time.Now()
+	s.mu.Lock()
+	s.status.State, s.cancel, s.settled = Recovering, cancel, make(chan struct{})
+	s.mu.Unlock()
+	err := s.recover(ctx, dev)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.settled)
+	s.cancel, s.settled = nil, nil
+	s.status.Err = err
+	if err != nil {
+		s.status.State = Empty
+		return fmt.Errorf("reset %s: %w", s.name, err)
+	}
+	s.status.State, s.status.Recovery = Running, time.Since(began)
+	s.status.Resets++
+	return nil
+}
+
+func (s *Slot) recover(ctx context.Context, dev Device) error {
+	tellFatal(dev.IB())
+	unanswered := s.hw.Reset(ctx)
+	dev.IB().SetError()
+	if err := s.take(dev); err != nil {
+		s.logf("%v", err) // what a client has left behind is its own trouble
+	}
+	if unanswered != nil {
+		s.logf("reset %s: %v; waiting for the platform to reset it", s.name, unanswered)
+		if err := s.hw.Await(ctx); err != nil {
+			return err
+		}
+	}
+	return s.bring()
+}
+
+// tellFatal returns when the consumers have heard of the fatal event: events come to them in the order in which they
+// began to listen, and this one listens last.
+func tellFatal(d *ib.Device) {
+	told := make(chan struct{})
+	var once sync.Once
+	stop := d.OnEvent(func(e ib.Event) {
+		if e.Type == ib.EventDeviceFatal {
+			once.Do(func() { close(told) })
+		}
+	})
+	defer stop()
+	d.DispatchEvent(ib.EventDeviceFatal, 0)
+	<-told
+}
+
+// take takes the device out of the midlayer.
+func (s *Slot) take(dev Device) error {
+	err := errors.Join(s.core.Unregister(dev.IB()), dev.Close())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dev = nil
+	return err
+}
+
+// bring brings a new device into the midlayer, and again if it is to be lost while it is registered.
+func (s *Slot) bring() error {
+	for {
+		dev, err := s.hw.Probe()
+		if err != nil {
+			return err
+		}
+		hit := s.duringRegistration()
+		if hit == nil {
+			if err := s.core.Register(dev.IB()); err != nil {
+				return errors.Join(err, dev.Close())
+			}
+			s.mu.Lock()
+			s.dev = dev
+			s.mu.Unlock()
+			return nil
+		}
+		if err := s.lose(dev, hit); err != nil {
+			return err
+		}
+	}
+}
+
+// lose has the device fail while it is being registered: the last of its clients is in its Add when it enters the error
+// state, and Unregister is called before Register has returned.
+func (s *Slot) lose(dev Device, hit func()) error {
+	gone := make(chan error, 1)
+	cl := &ib.Client{Name: "slot " + s.name, Remove: func(*ib.Device, any) {}}
+	cl.Add = func(d *ib.Device) (any, error) {
+		if d == dev.IB() {
+			hit()
+			d.DispatchEvent(ib.EventDeviceFatal, 0)
+			d.SetError()
+			go func() { gone <- s.core.Unregister(d) }()
+		}
+		return nil, nil
+	}
+	if err := s.core.RegisterClient(cl); err != nil {
+		return errors.Join(err, dev.Close())
+	}
+	err := s.core.Register(dev.IB())
+	s.core.UnregisterClient(cl)
+	if err != nil {
+		return errors.Join(err, dev.Close())
+	}
+	if err := errors.Join(<-gone, dev.Close()); err != nil {
+		s.logf("%v", err)
+	}
+	ctx := context.Background()
+	if err := s.hw.Reset(ctx); err != nil {
+		s.logf("reset %s: %v; waiting for the platform to reset it", s.name, err)
+		if err := s.hw.Await(ctx); err != nil {
+			return err
+		}
+	}
+	s.update(func(st *Status) { st.Resets++ })
+	return nil
+}
+
+// Settle waits until no reset is going on. It may sleep.
+func (s *Slot) Settle(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		changed := s.settled
+		s.mu.Unlock()
+		if changed == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the recovery of %s: %w", s.name, ctx.Err())
+		}
+	}
+}
+
+func (s *Slot) update(f func(*Status)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(&s.status)
+}

@@ -1,0 +1,305 @@
+package slot_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+	"verbena/ib/slot"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hardware is a loopback device that can be out of reach.
+type hardware struct {
+	mu      sync.Mutex
+	log     []string
+	away    chan struct{} // closed when it is back; nil: it answers
+	dead    error         // of Await
+	noProbe error
+	hit     func() // of AtWorkRequest
+}
+
+func (h *hardware) note(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.log = append(h.log, fmt.Sprintf(format, args...))
+}
+
+func (h *hardware) take() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	log := h.log
+	h.log = nil
+	return log
+}
+
+type device struct {
+	*loopback.Device
+	h *hardware
+}
+
+func (d device) Close() error {
+	d.h.note("close")
+	return d.IB().Dealloc()
+}
+
+func (h *hardware) Probe() (slot.Device, error) {
+	h.note("probe")
+	if h.noProbe != nil {
+		return nil, h.noProbe
+	}
+	return device{loopback.New("lo0", nil), h}, nil
+}
+
+func (h *hardware) Reset(context.Context) error {
+	h.note("reset")
+	if h.away != nil {
+		return syscall.EIO
+	}
+	return nil
+}
+
+func (h *hardware) Await(ctx context.Context) error {
+	h.note("await")
+	select {
+	case <-h.away:
+		return h.dead
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (h *hardware) AtWorkRequest(n uint64, f func()) bool {
+	h.hit = f
+	return true
+}
+
+// witness is a client that notes what it sees of the device, in what state.
+func witness(t *testing.T, core *ib.Core, h *hardware) {
+	cl := &ib.Client{
+		Name: "witness",
+		Add: func(d *ib.Device) (any, error) {
+			h.note("add")
+			return d.OnEvent(func(e ib.Event) { h.note("%v", e.Type) }), nil
+		},
+		Remove: func(d *ib.Device, data any) {
+			h.note("remove, %v", d.State())
+			data.(func())()
+		},
+	}
+	must(t, core.RegisterClient(cl))
+	t.Cleanup(func() { core.UnregisterClient(cl) })
+}
+
+func newSlot(t *testing.T) (*ib.Core, *hardware, *slot.Slot) {
+	core, h := &ib.Core{}, &hardware{}
+	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	witness(t, core, h)
+	return core, h, slot.New(core, "lo0", h, t.Logf)
+}
+
+func (h *hardware) want(t *testing.T, what string, steps ...string) {
+	t.Helper()
+	if got := h.take(); !slices.Equal(got, steps) {
+		t.Errorf("%s: %q, want %q", what, got, steps)
+	}
+}
+
+// The steps of each change, in their order.
+func TestSteps(t *testing.T) {
+	_, h, s := newSlot(t)
+	must(t, s.Plug())
+	h.want(t, "plug", "probe", "add")
+	first := s.Device().IB()
+	must(t, s.Reset(t.Context()))
+	h.want(t, "reset", "device fatal error", "reset", "remove, in error", "close", "probe", "add")
+	if d := s.Device().IB(); d == first || d.State() != ib.DeviceActive || first.State() != ib.DeviceGone {
+		t.Errorf("old device %v, new one %v", first.State(), d.State())
+	}
+	if st := s.Status(); st.State != slot.Running || st.Resets != 1 || st.Recovery <= 0 || st.Err != nil {
+		t.Errorf("status %+v", st)
+	}
+	must(t, s.Unplug())
+	h.want(t, "unplug", "remove, in error", "close")
+	for _, f := range []func() error{s.Unplug, func() error { return s.Reset(t.Context()) }, func() error { return s.ResetAt(slot.InHandler, nil) }} {
+		if err := f(); !errors.Is(err, syscall.ENODEV) {
+			t.Errorf("on an empty slot: %v", err)
+		}
+	}
+	must(t, s.Plug())
+	if err := s.Plug(); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("plug twice: %v", err)
+	}
+	must(t, s.Close())
+}
+
+// Hardware that does not answer: consumers have their shutdown at once, and the wait is as long as it takes.
+func TestUnreachable(t *testing.T) {
+	for _, end := range []string{"back", "unplug", "patience", "dead", "no probe"} {
+		synctest.Test(t, func(t *testing.T) {
+			core, h := &ib.Core{}, &hardware{}
+			s := slot.New(core, "lo0", h, t.Logf)
+			must(t, s.Plug())
+			h.away = make(chan struct{})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			done := make(chan error, 1)
+			go func() { done <- s.Reset(ctx) }()
+			synctest.Wait()
+			h.want(t, "unreachable", "probe", "reset", "close", "await")
+			if st := s.Status(); st.State != slot.Recovering || len(core.Devices()) != 0 {
+				t.Errorf("status %+v, devices %v", st, core.Devices())
+			}
+			time.Sleep(59 * time.Minute)
+			switch end {
+			case "dead", "no probe":
+				if end == "dead" {
+					h.dead = syscall.EIO
+				} else {
+					h.noProbe = syscall.EIO
+				}
+				fallthrough
+			case "back":
+				close(h.away)
+			case "unplug":
+				must(t, s.Unplug())
+			}
+			err := <-done
+			st := s.Status()
+			if end == "back" {
+				if err != nil || st.State != slot.Running || st.Recovery != 59*time.Minute {
+					t.Errorf("%v, %+v", err, st)
+				}
+				must(t, s.Unplug())
+				return
+			}
+			want := map[string]error{"unplug": context.Canceled, "patience": context.DeadlineExceeded, "dead": syscall.EIO, "no probe": syscall.EIO}[end]
+			if !errors.Is(err, want) || st.State != slot.Empty || s.Device() != nil || !errors.Is(st.Err, want) {
+				t.Errorf("%s: %v, %+v", end, err, st)
+			}
+		})
+	}
+}
+
+// A reset hits at the moment that it was asked for.
+func TestMoments(t *testing.T) {
+	t.Run("registration", func(t *testing.T) {
+		core, h, s := newSlot(t)
+		must(t, s.Plug())
+		h.take()
+		with := 0
+		must(t, s.ResetAt(slot.DuringRegistration, func() { with++ }))
+		if a := s.Status().Armed; a != "registration" {
+			t.Errorf("armed: %q", a)
+		}
+		must(t, s.Reset(t.Context()))
+		st, log := s.Status(), h.take()
+		adds, removes := 0, 0
+		for _, l := range log {
+			if l == "add" {
+				adds++
+			}
+			if l == "remove, in error" {
+				removes++
+			}
+		}
+		if st.Resets != 2 || st.Armed != "" || with != 1 || adds != 2 || removes != 2 || len(core.Devices()) != 1 {
+			t.Errorf("%+v, with %d, log %q", st, with, log)
+		}
+		must(t, s.Close())
+	})
+	t.Run("handler", func(t *testing.T) {
+		core, _, s := newSlot(t)
+		must(t, s.Plug())
+		d := s.Device().IB()
+		var during ib.DeviceState
+		called := make(chan bool)
+		cq, err := d.CreateCQ(ib.CQAttr{Entries: 4}, func(*ib.CQ) {
+			during = d.State()
+			close(called)
+		}, nil, nil)
+		must(t, err)
+		cl := &ib.Client{Name: "owner", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(x *ib.Device, _ any) {
+			if x == d {
+				must(t, cq.Destroy())
+			}
+		}}
+		must(t, core.RegisterClient(cl))
+		_, err = cq.ReqNotify(ib.NotifyNextComp)
+		must(t, err)
+		must(t, s.ResetAt(slot.InHandler, nil))
+		cq.Completed()
+		<-called
+		if during != ib.DeviceError {
+			t.Errorf("in the handler the device is %v", during)
+		}
+		for s.Status().Resets == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		must(t, s.Close())
+		core.UnregisterClient(cl)
+	})
+	t.Run("work request", func(t *testing.T) {
+		_, h, s := newSlot(t)
+		must(t, s.Plug())
+		must(t, s.ResetAt(slot.AtWorkRequest(7), nil))
+		h.hit()
+		for s.Status().Resets == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		must(t, s.Close())
+	})
+	t.Run("none", func(t *testing.T) {
+		_, _, s := newSlot(t)
+		must(t, s.Plug())
+		if err := s.ResetAt(slot.Moment{}, nil); !errors.Is(err, syscall.EINVAL) {
+			t.Error(err)
+		}
+		must(t, s.Close())
+	})
+}
+
+// Resets, unplugs and plugs from many sides at once: one after the other, and nothing is left.
+func TestConcurrent(t *testing.T) {
+	core, _, s := newSlot(t)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for range 20 {
+				switch i % 4 {
+				case 0:
+					s.Plug()
+				case 1:
+					s.Unplug()
+				case 2:
+					s.Reset(t.Context())
+				case 3:
+					s.ResetAt(slot.DuringRegistration, nil)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	must(t, s.Close())
+	if d := core.Devices(); len(d) != 0 {
+		t.Errorf("left: %v", d)
+	}
+}

@@ -1,0 +1,192 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"verbena/driver/rxe"
+	"verbena/ib"
+	"verbena/ib/slot"
+)
+
+// DevReset asks for a reset of a device.
+type DevReset struct {
+	Name string `json:"name"`
+	// Unreachable: the hardware does not answer, until the platform has reset it after Outage; 0: until DevPlug.
+	Unreachable bool          `json:"unreachable,omitempty"`
+	Outage      time.Duration `json:"outage,omitempty"`
+	// AtWR, or At, is the moment of the reset; both zero: now.
+	AtWR uint64    `json:"at_wr,omitempty"` // before the device carries out the AtWR-th send work request from now
+	At   DevMoment `json:"at,omitempty"`
+}
+
+// DevMoment is a moment that a reset is to hit.
+type DevMoment string
+
+const (
+	// DevRegistration: the device is reset now, and once more while the recovered one is being registered.
+	DevRegistration DevMoment = "registration"
+	// DevCompletion: when a completion handler of the device next begins.
+	DevCompletion DevMoment = "completion"
+)
+
+// DevInfo describes a device, its hardware and its resets.
+type DevInfo struct {
+	Name     string `json:"name"`
+	State    string `json:"state"`    // of the slot: running, recovering, unplugged
+	Device   string `json:"device"`   // as consumers see it: active, in error, gone
+	Hardware string `json:"hardware"` // running, hung, unreachable
+	NodeGUID string `json:"node_guid,omitempty"`
+	Contexts int    `json:"contexts"` // user contexts that can work
+	Zombies  int    `json:"zombies"`  // user contexts of devices that were there before
+	Resets   int    `json:"resets"`
+	Plugs    int    `json:"plugs"`
+	// Recovery is how long the last reset took, from the fatal event until the device could be used again.
+	Recovery time.Duration `json:"recovery"`
+	Armed    string        `json:"armed,omitempty"` // the moment that a reset waits for
+	Error    string        `json:"error,omitempty"` // why the last recovery failed
+}
+
+// link finds a link that a program may rely on to stay as it is configured from now on.
+func (s *Service) devLink(name string) (*link, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.find(name)
+	if l == nil {
+		return nil, s.noLink(name)
+	}
+	s.configured = true
+	return l, nil
+}
+
+// DevReset takes a device through a reset, and returns when the recovered one can be used; with a moment, or hardware
+// that is unreachable without end, at once. User contexts of the device become zombies.
+func (s *Service) DevReset(r DevReset) error {
+	l, err := s.devLink(r.Name)
+	if err != nil {
+		return err
+	}
+	if r.Outage < 0 || r.AtWR != 0 && r.At != "" {
+		return fmt.Errorf("dev reset: one moment at most, and no negative time: %w", syscall.EINVAL)
+	}
+	away := func() {
+		if !r.Unreachable {
+			return
+		}
+		l.hw.Disconnect()
+		if r.Outage > 0 {
+			time.AfterFunc(r.Outage, l.hw.Return)
+		}
+	}
+	switch {
+	case r.AtWR != 0:
+		return l.slot.ResetAt(slot.AtWorkRequest(r.AtWR), away)
+	case r.At == DevCompletion:
+		return l.slot.ResetAt(slot.InHandler, away)
+	case r.At == DevRegistration:
+		if err := l.slot.ResetAt(slot.DuringRegistration, away); err != nil {
+			return err
+		}
+	case r.At != "":
+		return fmt.Errorf("dev reset: no moment %q: it is %s or %s: %w", r.At, DevRegistration, DevCompletion, syscall.EINVAL)
+	default:
+		if l.slot.Device() == nil {
+			return l.slot.Reset(s.ended) // says what is wrong
+		}
+		away()
+	}
+	if r.Unreachable && r.Outage == 0 {
+		go func() {
+			if err := l.slot.Reset(s.ended); err != nil {
+				s.log.Warn("dev reset", "err", err)
+			}
+		}()
+		return nil
+	}
+	return l.slot.Reset(s.ended)
+}
+
+// DevUnplug takes a device away as if it had been pulled out, until DevPlug.
+func (s *Service) DevUnplug(name string) error {
+	l, err := s.devLink(name)
+	if err != nil {
+		return err
+	}
+	return l.slot.Unplug()
+}
+
+// DevPlug plugs a device in again; where a reset waits for the hardware, that answers now, and DevPlug returns when the
+// device can be used.
+func (s *Service) DevPlug(name string) error {
+	l, err := s.devLink(name)
+	if err != nil {
+		return err
+	}
+	if l.hw.State() != rxe.HardwareUnreachable {
+		return l.slot.Plug()
+	}
+	before := l.slot.Status()
+	l.hw.Return()
+	if before.State == slot.Empty {
+		return l.slot.Plug()
+	}
+	ctx, cancel := context.WithTimeout(s.ended, plugTimeout)
+	defer cancel()
+	if err := l.slot.Settle(ctx); err != nil {
+		return fmt.Errorf("dev plug: %w", err)
+	}
+	return l.slot.Status().Err
+}
+
+// plugTimeout bounds the wait for a device whose hardware is back: for clients that are being shut down.
+const plugTimeout = 30 * time.Second
+
+// DevHang has a device stop: it takes work requests, and carries none out, until it is reset or plugged in anew.
+func (s *Service) DevHang(name string) error {
+	l, err := s.devLink(name)
+	if err != nil {
+		return err
+	}
+	if l.slot.Device() == nil {
+		return fmt.Errorf("dev hang %s: it is not plugged in: %w", name, syscall.ENODEV)
+	}
+	l.hw.Hang()
+	return nil
+}
+
+// Devs describes the devices.
+func (s *Service) Devs() []DevInfo {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	contexts, zombies := map[string]int{}, map[string]int{}
+	for _, c := range s.uverbs.Resources() {
+		if c.Zombie {
+			zombies[c.Device]++
+		} else {
+			contexts[c.Device]++
+		}
+	}
+	list := []DevInfo{}
+	for _, l := range s.links {
+		st := l.slot.Status()
+		name := l.spec.Name
+		info := DevInfo{
+			Name: name, State: st.State.String(), Device: ib.DeviceGone.String(), Hardware: l.hw.State().String(),
+			Contexts: contexts[name], Zombies: zombies[name], Resets: st.Resets, Plugs: st.Plugs,
+			Recovery: st.Recovery, Armed: st.Armed,
+		}
+		if st.Err != nil {
+			info.Error = st.Err.Error()
+		}
+		if d := l.slot.Device(); d != nil {
+			info.Device = d.IB().State().String()
+			if a, err := d.IB().QueryDevice(); err == nil {
+				info.NodeGUID = fmt.Sprintf("%016x", a.NodeGUID)
+			}
+		}
+		list = append(list, info)
+	}
+	return list
+}

@@ -1,0 +1,159 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"verbena/internal/service"
+)
+
+// sharedService is a service of root's that other users may use as the flags say.
+func sharedService(t *testing.T, args ...string) *world {
+	t.Helper()
+	needRoot(t)
+	w := startService(t, user{"root", 0}, "", append([]string{"--link", "rxe0=" + loopback()}, args...)...)
+	os.Chmod(w.socket[:strings.LastIndex(w.socket, "/")], 0o755)
+	return w
+}
+
+// as is the same service for another user.
+func (w *world) as(uid uint32, groups ...uint32) *world {
+	o := *w
+	o.user, o.groups = user{fmt.Sprint(uid), uid}, groups
+	return &o
+}
+
+// TestDevicePermissions: owner, group and mode are seen, and hold, on the device and on the control socket.
+func TestDevicePermissions(t *testing.T) {
+	w := sharedService(t, "--group", "12345", "--mode", "0660")
+	raw := buildRawverbs(t)
+	inside := w.as(1001, 12345)
+	if out := inside.out("run", "--", "stat", "-c", "%F %a %u:%g", "/dev/infiniband/uverbs0"); out != "character special file 660 0:12345\n" {
+		t.Errorf("stat: %q", out)
+	}
+	if out := inside.out("run", "--", raw, "transfer"); out != "ok\n" {
+		t.Errorf("in the group: %q", out)
+	}
+	b, err := w.as(1002).cmd(w.deadline(20), "run", "--", raw, "transfer").CombinedOutput()
+	if err == nil || !strings.Contains(string(b), "permission denied") {
+		t.Errorf("outside of the group: %v, %q", err, b)
+	}
+	// Who gets a descriptor of the socket past its permissions, or becomes another user later, meets the device's own.
+	b, err = w.cmd(w.deadline(20), "run", "--", "setpriv", "--reuid=1002", "--regid=1002", "--clear-groups", raw, "transfer").CombinedOutput()
+	if err == nil || !strings.Contains(string(b), "open uverbs0: permission denied") {
+		t.Errorf("a program that has become another user: %v, %q", err, b)
+	}
+	for _, args := range [][]string{{"stop"}, {"link", "add", "rxe9", "--addr", loopback()}, {"link", "del", "rxe0"},
+		{"fault", "add", "--dev", "rxe0", "--drop", "50%"}, {"fault", "clear"}} {
+		b, err := inside.cmd(w.deadline(20), args...).CombinedOutput()
+		if err == nil || !strings.Contains(string(b), "operation not permitted") {
+			t.Errorf("verbena %v as a user: %v, %q", args, err, b)
+		}
+	}
+	if out := inside.out("link", "show"); !strings.Contains(out, "rxe0") {
+		t.Errorf("link show as a user: %q", out)
+	}
+}
+
+// TestTwoUsers: what a program knows of another user's objects is of no use to it.
+func TestTwoUsers(t *testing.T) {
+	raw := buildRawverbs(t)
+	for _, args := range [][]string{nil, {"--wire"}} {
+		t.Run(strings.Join(append([]string{"serve"}, args...), ""), func(t *testing.T) {
+			w := sharedService(t, append([]string{"--mode", "0666"}, args...)...)
+			victim, attacker := w.as(1001), w.as(1002)
+			v := victim.cmd(w.deadline(120), "run", "--", raw, "reveal")
+			in, err := v.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			pipe, err := v.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			v.Stderr = os.Stderr
+			if err := v.Start(); err != nil {
+				t.Fatal(err)
+			}
+			out := bufio.NewScanner(pipe)
+			if !out.Scan() {
+				t.Fatalf("the victim says nothing: %v", v.Wait())
+			}
+			numbers := out.Text()
+			exchange := func(text string) {
+				t.Helper()
+				fmt.Fprintln(in, text)
+				if !out.Scan() || out.Text() != "ok" {
+					t.Fatalf("the victim: %q, %v", out.Text(), v.Wait())
+				}
+			}
+			exchange("before")
+			before := victim.resources()
+			b, err := attacker.cmd(w.deadline(100), "run", "--", raw, "intrude", numbers).CombinedOutput()
+			if err != nil || strings.Contains(string(b), "succeeded") || !strings.Contains(string(b), "tried ") {
+				t.Errorf("the intruder: %v\n%s", err, b)
+			}
+			t.Logf("%s", b)
+			exchange("again ") // as long as the first
+			if after := victim.resources(); fmt.Sprint(after) != fmt.Sprint(before) {
+				t.Errorf("the victim had %v, has %v", before, after)
+			}
+			if r := attacker.resources(); len(r) != 0 {
+				t.Errorf("the intruder sees %v", r)
+			}
+			if r := w.resources(); len(r) != 1 {
+				t.Errorf("root sees %v", r)
+			}
+			in.Close()
+			if err := v.Wait(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestOtherUserIsRefused: a service that is not root's serves its own user only, and says so.
+func TestOtherUserIsRefused(t *testing.T) {
+	needRoot(t)
+	w := startService(t, user{"nobody", 65534}, "", "--link", "rxe0="+loopback(), "--mode", "0666")
+	os.Chmod(w.socket[:strings.LastIndex(w.socket, "/")], 0o755)
+	b, err := w.as(1002).cmd(w.deadline(20), "run", "--", "true").CombinedOutput()
+	if err == nil || !strings.Contains(string(b), "run the service as the same user, or as root") {
+		t.Errorf("%v: %q", err, b)
+	}
+}
+
+// TestForgedAttach: the service believes the kernel, not the client, about who connects; and takes no descriptor for a
+// listener that is none.
+func TestForgedAttach(t *testing.T) {
+	w := sharedService(t, "--mode", "0666")
+	for _, what := range []string{"/dev/null", "/dev/zero"} {
+		f, err := os.Open(what)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := attachWith(w, f); err == nil || !strings.Contains(err.Error(), "listener") {
+			t.Errorf("%s: %v", what, err)
+		}
+		f.Close()
+	}
+	if out := w.out("run", "--", "echo", "works"); out != "works\n" {
+		t.Errorf("afterwards: %q", out)
+	}
+}
+
+// attachWith asks the service to supervise a program by a descriptor.
+func attachWith(w *world, f *os.File) error {
+	c, err := service.Dial(service.Location{Socket: w.socket})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer c.Close()
+	_, err = c.Attach(service.Attach{PID: 1}, f)
+	return err
+}

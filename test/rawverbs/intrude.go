@@ -1,0 +1,269 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"verbena/uverbs/abi"
+)
+
+// belongings are the numbers of one program's objects, for another to try.
+type belongings struct {
+	PID                int
+	PD, CQ, MR, AH     uint32
+	QPs                [2]uint32
+	QPNs               [2]uint32
+	LKey, RKey         uint32
+	Addr               uint64
+	FD, AsyncFD, Chan  int
+	Queues             []uint64 // offsets for mmap
+	ChannelCQ          uint32
+	QPNOfDatagrams     uint32
+	QueuePairDatagrams uint32
+}
+
+// reveal makes objects, prints their numbers, and exchanges a message whenever a line comes.
+func reveal() error {
+	p, err := newPair()
+	if err != nil {
+		return err
+	}
+	b := belongings{PID: os.Getpid(), PD: p.pd, CQ: p.cq, MR: p.mr.MRHandle, LKey: p.mr.LKey, RKey: p.mr.RKey,
+		Addr: addressOf(p.data()), FD: p.fd, Queues: p.offsets}
+	for i, qp := range p.qps {
+		b.QPs[i], b.QPNs[i] = qp.QPHandle, qp.QPN
+	}
+	if b.Chan, err = p.createChannel(); err != nil {
+		return err
+	}
+	cq, err := p.createCQ(4, b.Chan)
+	if err != nil {
+		return err
+	}
+	b.ChannelCQ = cq.CQHandle
+	qp, err := p.createQP(p.pd, p.cq, abi.QPTUD, 4)
+	if err != nil {
+		return err
+	}
+	b.QPNOfDatagrams, b.QueuePairDatagrams = qp.QPN, qp.QPHandle
+	ah, _, err := command[abi.CreateAHResp](p.device, abi.CmdCreateAH, abi.CreateAH{PDHandle: p.pd,
+		Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
+	if err != nil {
+		return err
+	}
+	b.AH = ah.AHHandle
+	line, err := json.Marshal(&b)
+	if err != nil {
+		return err
+	}
+	fmt.Println(string(line))
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		if err := p.exchange(in.Text()); err != nil {
+			return err
+		}
+		for i, c := range p.data() {
+			if c != 0 && (i >= len(in.Text()) && i < 4096 || i >= 4096+len(in.Text())) {
+				return fmt.Errorf("byte %d of the memory has changed to %#x", i, c)
+			}
+		}
+		fmt.Println("ok")
+	}
+	return nil
+}
+
+// intrude tries everything with the numbers of another program's objects, and prints what did not fail.
+func intrude(text string) error {
+	var b belongings
+	if err := json.Unmarshal([]byte(text), &b); err != nil {
+		return err
+	}
+	d, err := open("uverbs0")
+	if err != nil {
+		return err
+	}
+	if _, err := d.context(); err != nil {
+		return err
+	}
+	tried := 0
+	try := func(what string, err error) {
+		tried++
+		if err == nil {
+			fmt.Println("succeeded:", what)
+		}
+	}
+	// By handle, with a context that has nothing itself.
+	for _, h := range []uint32{b.PD, b.CQ, b.MR, b.AH, b.QPs[0], b.QPs[1], b.ChannelCQ, b.QueuePairDatagrams} {
+		name := func(s string) string { return fmt.Sprintf("%s of handle %d", s, h) }
+		try(name("DEALLOC_PD"), silent(d, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: h}))
+		try(name("DEREG_MR"), silent(d, abi.CmdDeregMR, abi.DeregMR{MRHandle: h}))
+		try(name("DEALLOC_MW"), silent(d, abi.CmdDeallocMW, abi.DeallocMW{MWHandle: h}))
+		try(name("DESTROY_AH"), silent(d, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: h}))
+		try(name("REQ_NOTIFY_CQ"), silent(d, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: h}))
+		try(name("CLOSE_XRCD"), silent(d, abi.CmdCloseXRCD, abi.CloseXRCD{XRCDHandle: h}))
+		try(name("MODIFY_QP"), silent(d, abi.CmdModifyQP, abi.ModifyQP{QPHandle: h, AttrMask: abi.QPAttrState, QPState: abi.QPSErr}))
+		try(name("MODIFY_SRQ"), silent(d, abi.CmdModifySRQ, abi.ModifySRQ{SRQHandle: h, AttrMask: abi.SRQAttrLimit}))
+		try(name("ATTACH_MCAST"), silent(d, abi.CmdAttachMcast, abi.AttachMcast{QPHandle: h, GID: [16]byte{0: 0xff, 1: 0x0e, 15: 1}}))
+		_, err := d.regMR(h, d.data())
+		try(name("REG_MR"), err)
+		_, _, err = command[abi.ReregMRResp](d, abi.CmdReregMR, abi.ReregMR{MRHandle: h, Flags: abi.ReregMRChangeAccess}, nil, 0)
+		try(name("REREG_MR"), err)
+		_, _, err = command[abi.AllocMWResp](d, abi.CmdAllocMW, abi.AllocMW{PDHandle: h, MWType: abi.MWType1}, nil, 0)
+		try(name("ALLOC_MW"), err)
+		_, _, err = command[abi.CreateAHResp](d, abi.CmdCreateAH, abi.CreateAH{PDHandle: h,
+			Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{DGID: d.gid, SGIDIndex: 1}}}, nil, 8)
+		try(name("CREATE_AH"), err)
+		_, _, err = command[abi.ResizeCQResp](d, abi.CmdResizeCQ, abi.ResizeCQ{CQHandle: h, CQE: 100}, nil, 16)
+		try(name("RESIZE_CQ"), err)
+		_, err = d.poll(h, 4)
+		try(name("POLL_CQ"), err)
+		_, _, err = command[abi.DestroyCQResp](d, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: h}, nil, 0)
+		try(name("DESTROY_CQ"), err)
+		_, _, err = command[abi.QueryQPResp](d, abi.CmdQueryQP, abi.QueryQP{QPHandle: h}, nil, 0)
+		try(name("QUERY_QP"), err)
+		_, _, err = command[abi.DestroyQPResp](d, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: h}, nil, 0)
+		try(name("DESTROY_QP"), err)
+		try(name("POST_SEND"), d.postSend(h, abi.SendWR{Opcode: abi.WRSend}, abi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
+		try(name("POST_RECV"), d.postRecv(h, abi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
+		_, _, err = command[abi.PostSendResp](d, abi.CmdPostSend, abi.PostSend{QPHandle: h}, nil, 0)
+		try(name("doorbell"), err)
+		_, _, err = command[abi.CreateSRQResp](d, abi.CmdCreateSRQ, abi.CreateSRQ{PDHandle: h, MaxWR: 1, MaxSGE: 1}, nil, 24)
+		try(name("CREATE_SRQ"), err)
+		_, _, err = command[abi.QuerySRQResp](d, abi.CmdQuerySRQ, abi.QuerySRQ{SRQHandle: h}, nil, 0)
+		try(name("QUERY_SRQ"), err)
+		_, _, err = command[abi.DestroySRQResp](d, abi.CmdDestroySRQ, abi.DestroySRQ{SRQHandle: h}, nil, 0)
+		try(name("DESTROY_SRQ"), err)
+	}
+	for _, n := range b.QPNs {
+		_, _, err := command[abi.CreateQPResp](d, abi.CmdOpenQP, abi.OpenQP{QPN: n, QPType: abi.QPTXRCTgt}, nil, 32)
+		try(fmt.Sprintf("OPEN_QP of number %d", n), err)
+	}
+	// By descriptor, whose numbers are this program's own or nothing.
+	for _, fd := range []int{b.Chan, b.FD + 1000} {
+		_, err := d.createCQ(4, fd)
+		try(fmt.Sprintf("CREATE_CQ with channel %d", fd), err)
+	}
+	for _, offset := range b.Queues {
+		if m, err := d.mapped(abi.AppendTo(nil, &abi.MMInfo{Offset: offset, Size: 4096})); err == nil {
+			// There is a file of this program's own at the offset, or nothing.
+			try(fmt.Sprintf("mmap at %#x, of something that is not nothing", offset), touch(m))
+		}
+	}
+	// Their memory and files, past the device.
+	if fd, err := syscall.Open(fmt.Sprintf("/proc/%d/fd/%d", b.PID, b.FD), syscall.O_RDWR, 0); err == nil {
+		try("open of their device through /proc", nil)
+		syscall.Close(fd)
+	}
+	_, err = os.ReadFile(fmt.Sprintf("/proc/%d/maps", b.PID))
+	try("maps of their process", err)
+	d.close()
+
+	if err := intrudeByKey(&b, try); err != nil {
+		return err
+	}
+	fmt.Printf("tried %d\n", tried)
+	return nil
+}
+
+// touch looks whether there is anything in a mapping, or anything behind it at all.
+func touch(m []byte) (err error) {
+	defer func() {
+		if recover() != nil {
+			err = errors.New("nothing behind it")
+		}
+	}()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	for _, c := range m {
+		if c != 0 {
+			return nil
+		}
+	}
+	return errors.New("nothing there")
+}
+
+// intrudeByKey uses the other's keys and queue pair numbers in work requests of its own, connected to itself and then
+// to the other.
+func intrudeByKey(b *belongings, try func(string, error)) error {
+	for _, key := range []uint32{b.LKey, b.RKey} {
+		for _, op := range []abi.WROpcode{abi.WRSend, abi.WRRDMAWrite, abi.WRRDMARead, abi.WRAtomicFetchAndAdd} {
+			for _, local := range []bool{true, false} {
+				p, err := newPair()
+				if err != nil {
+					return err
+				}
+				if err := p.postRecv(p.qps[1].QPHandle, p.sge(0, 64)); err != nil {
+					return err
+				}
+				sge := p.sge(0, 8)
+				w := abi.SendWR{Opcode: op, SendFlags: abi.SendSignaled}
+				r := w.RDMA()
+				r.RemoteAddr, r.RKey = addressOf(p.data()), p.mr.RKey
+				if op == abi.WRAtomicFetchAndAdd {
+					a := w.Atomic()
+					a.RemoteAddr, a.RKey = addressOf(p.data()), p.mr.RKey
+				}
+				if local {
+					sge = abi.SGE{Addr: b.Addr, Length: 8, LKey: key}
+				} else if op == abi.WRSend {
+					p.close()
+					continue
+				} else if op == abi.WRAtomicFetchAndAdd {
+					a := w.Atomic()
+					a.RemoteAddr, a.RKey = b.Addr, key
+				} else {
+					r.RemoteAddr, r.RKey = b.Addr, key
+				}
+				try(fmt.Sprintf("%v with key %#x, local %v", op, key, local), p.outcome(w, sge))
+				p.close()
+			}
+		}
+	}
+	for i, n := range b.QPNs {
+		p, err := newPair()
+		if err != nil {
+			return err
+		}
+		mine, err := p.createQP(p.pd, p.cq, abi.QPTRC, 4)
+		if err != nil {
+			return err
+		}
+		p.qps[0] = mine
+		if err := p.connect(mine.QPHandle, n); err != nil {
+			return err
+		}
+		w := abi.SendWR{Opcode: []abi.WROpcode{abi.WRSend, abi.WRRDMAWrite}[i], SendFlags: abi.SendSignaled}
+		r := w.RDMA()
+		r.RemoteAddr, r.RKey = b.Addr, b.RKey
+		try(fmt.Sprintf("%v to queue pair %d", w.Opcode, n), p.outcome(w, p.sge(0, 8)))
+		p.close()
+	}
+	return nil
+}
+
+// outcome posts a send work request and returns how it ended.
+func (p *pair) outcome(w abi.SendWR, sge abi.SGE) error {
+	if err := p.postSend(p.qps[0].QPHandle, w, sge); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		list, err := p.poll(p.cq, 4)
+		if err != nil {
+			return err
+		}
+		for _, wc := range list {
+			if wc.QPNum != p.qps[0].QPN {
+				continue
+			}
+			if wc.Status != abi.WCSuccess {
+				return fmt.Errorf("%v", wc.Status)
+			}
+			return nil
+		}
+	}
+	return errors.New("no completion")
+}

@@ -1,0 +1,165 @@
+package uverbs
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"verbena/uverbs/abi"
+)
+
+// hasHandle reports whether a request names an object.
+func hasHandle(t reflect.Type) bool {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if f.Type.Kind() == reflect.Struct && hasHandle(f.Type) || poolsByField[f.Name] != poolNone {
+			return true
+		}
+	}
+	return false
+}
+
+// TestOthersHandles: every command fails that names an object of another context, in whichever form it comes, and the
+// other context notices nothing. The intruder has no objects itself, or it would reach its own: handles are numbers of
+// one context.
+func TestOthersHandles(t *testing.T) {
+	w := newSessionWorld(t)
+	p := w.open(t)
+	defer p.close(t)
+	call1[abi.GetContextResp](t, p, abi.CmdGetContext, abi.GetContext{}, nil, 0)
+	info := w.other.file.Info()
+	var handles []uint32
+	for _, o := range info.PDs {
+		handles = append(handles, o.Handle)
+	}
+	for _, o := range info.MRs {
+		handles = append(handles, o.Handle)
+	}
+	for _, o := range info.CQs {
+		handles = append(handles, o.Handle)
+	}
+	for _, o := range info.QPs {
+		handles = append(handles, o.Handle)
+	}
+	if len(handles) != 5 {
+		t.Fatalf("the other context has %+v", info)
+	}
+	x := &session{t: t, w: w, p: p, s: new(script)}
+	tried := 0
+	for _, h := range handles {
+		for i := range p.handles {
+			p.handles[i] = []uint32{h}
+		}
+		p.qpns = []uint32{w.other.qps[0].QPN}
+		for i := range sessionCommands {
+			c := &sessionCommands[i]
+			if !hasHandle(reflect.TypeOf(c.req)) {
+				continue
+			}
+			for _, form := range []string{"write", "ioctl"} {
+				req := reflect.New(reflect.TypeOf(c.req)).Elem()
+				x.fill(req)
+				core, driverRoom := encodeValue(req), c.driver
+				if c.extended {
+					driverRoom = (driverRoom + 7) &^ 7
+				}
+				var err error
+				if form == "write" {
+					_, err = p.command(c.number, c.extended, core, nil, c.resp, driverRoom)
+				} else {
+					_, err = x.invoke(c.number, c.extended, core, nil, c.resp, driverRoom)
+				}
+				tried++
+				if err == nil {
+					t.Errorf("%s of %s with handle %d of another context succeeds", form, strings.TrimPrefix(fmt.Sprintf("%T", c.req), "abi."), h)
+				}
+			}
+		}
+		for id, m := range methods {
+			var attrs []abi.Attr
+			for _, s := range m.attrs {
+				attrs = append(attrs, abi.Attr{AttrID: s.id, Len: uint16(s.least), Data: uint64(h)})
+			}
+			x.errno(x.ioctl(id.object, id.method, attrs))
+			tried++
+		}
+		x.doorbell()
+		for _, cmd := range []abi.Command{abi.CmdPostSend, abi.CmdPostRecv, abi.CmdPostSRQRecv} {
+			core := abi.AppendTo(nil, &abi.PostSend{Response: sessionResponse, QPHandle: h})
+			if _, err := p.command(uint32(cmd), false, core, nil, 8, 0); err == nil {
+				t.Errorf("%v with handle %d of another context succeeds", cmd, h)
+			}
+		}
+	}
+	t.Logf("tried %d", tried)
+	w.other.check(t)
+	if now := p.file.Info(); len(now.PDs)+len(now.MRs)+len(now.CQs)+len(now.QPs)+len(now.AHs) != 0 {
+		t.Errorf("the intruder has got %+v", now)
+	}
+}
+
+// TestOthersKeys: a queue pair of one context cannot be made to use another's region, by any key that there is, nor to
+// reach into its connections.
+func TestOthersKeys(t *testing.T) {
+	w := newSessionWorld(t)
+	p := w.open(t)
+	defer p.close(t)
+	call1[abi.GetContextResp](t, p, abi.CmdGetContext, abi.GetContext{}, nil, 0)
+	pd := call1[abi.AllocPDResp](t, p, abi.CmdAllocPD, abi.AllocPD{}, nil, 0).PDHandle
+	own := call1[abi.RegMRResp](t, p, abi.CmdRegMR, abi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000, PDHandle: pd,
+		AccessFlags: abi.AccessLocalWrite | abi.AccessRemoteWrite | abi.AccessRemoteRead | abi.AccessRemoteAtomic}, nil, 0)
+	for _, c := range []struct {
+		name       string
+		op         abi.WROpcode
+		lkey, rkey uint32
+		peer       uint32 // 0: of its own
+		want       abi.WCStatus
+	}{
+		{"own keys", abi.WRRDMAWrite, own.LKey, own.RKey, 0, abi.WCSuccess},
+		{"their local key, to send from", abi.WRSend, w.other.mr.LKey, 0, 0, abi.WCLocProtErr},
+		{"their local key, to read to", abi.WRRDMARead, w.other.mr.LKey, own.RKey, 0, abi.WCLocProtErr},
+		{"their remote key, to write to", abi.WRRDMAWrite, own.LKey, w.other.mr.RKey, 0, abi.WCRemAccessErr},
+		{"their remote key, to read from", abi.WRRDMARead, own.LKey, w.other.mr.RKey, 0, abi.WCRemAccessErr},
+		{"their remote key, to add to", abi.WRAtomicFetchAndAdd, own.LKey, w.other.mr.RKey, 0, abi.WCRemAccessErr},
+		{"their connection, to send into", abi.WRSend, own.LKey, 0, w.other.qps[0].QPN, abi.WCRetryExcErr},
+		{"their connection, to write by", abi.WRRDMAWrite, own.LKey, w.other.mr.RKey, w.other.qps[1].QPN, abi.WCRetryExcErr},
+		{"their connection, to read by", abi.WRRDMARead, own.LKey, w.other.mr.RKey, w.other.qps[1].QPN, abi.WCRetryExcErr},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cq := call1[abi.CreateCQResp](t, p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 16, CompChannel: -1}, nil, 16).CQHandle
+			var qps [2]abi.CreateQPResp
+			for i := range qps {
+				qps[i] = call1[abi.CreateQPResp](t, p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+					MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: abi.QPTRC}, nil, 32)
+			}
+			for i := range qps {
+				peer := qps[1-i].QPN
+				if i == 0 && c.peer != 0 {
+					peer = c.peer
+				}
+				for _, m := range connection(qps[i].QPHandle, peer, w.gid) {
+					call1[none](t, p, abi.CmdModifyQP, m, nil, 0)
+				}
+			}
+			wr := abi.SendWR{WRID: 1, NumSGE: 1, Opcode: c.op, SendFlags: abi.SendSignaled}
+			if r := wr.RDMA(); c.op != abi.WRAtomicFetchAndAdd {
+				r.RemoteAddr, r.RKey = sessionData, c.rkey
+			} else {
+				a := wr.Atomic()
+				a.RemoteAddr, a.RKey, a.CompareAdd = sessionData, c.rkey, 1
+			}
+			call1[abi.PostSendResp](t, p, abi.CmdPostSend,
+				abi.PostSend{QPHandle: qps[0].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(abi.SizeOf[abi.SendWR]())},
+				concat(wr, abi.SGE{Addr: sessionData, Length: 8, LKey: c.lkey}), 0)
+			if got := p.awaitCompletion(t, cq, 1); got.Status != c.want {
+				t.Errorf("status %v, want %v", got.Status, c.want)
+			}
+			for i := range qps {
+				call1[abi.DestroyQPResp](t, p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qps[i].QPHandle}, nil, 0)
+			}
+			call1[abi.DestroyCQResp](t, p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq}, nil, 0)
+			w.other.check(t)
+		})
+	}
+}

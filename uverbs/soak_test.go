@@ -1,0 +1,742 @@
+package uverbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/driver/rxe"
+	"verbena/driver/rxe/wire/netdev"
+	"verbena/driver/rxe/wire/simnet"
+	"verbena/ib"
+	"verbena/ib/slot"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+// A device goes through resets, unplugs and plugs at every kind of moment, while ten processes and a consumer in this
+// process, with more than fifty queue pairs, keep it busy. Nobody may hang, nothing may be left, and every work request
+// is completed exactly once.
+
+const (
+	soakProcesses = 10
+	soakQPs       = 4 // of a process
+	soakKernelQPs = 12
+	soakDepth     = 8 // send work requests of a queue pair
+	soakMessage   = 256
+)
+
+// soakCycles is how many cycles of a kind to run: make soak-reset sets the variables.
+func soakCycles(name string, short int) int {
+	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
+		return n
+	}
+	return short
+}
+
+type soak struct {
+	t     testing.TB
+	core  *ib.Core
+	srv   *Server
+	slot  *slot.Slot
+	stop  atomic.Bool
+	lives atomic.Int64 // user contexts that came to work
+	dones atomic.Int64 // completions
+	flush atomic.Int64 // of them, flushed
+	wg    sync.WaitGroup
+}
+
+func newSoak(t testing.TB) *soak {
+	t.Helper()
+	s := &soak{t: t, core: &ib.Core{}}
+	hw := rxe.NewHardware(rxe.Config{
+		Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}), Fabric: &rxe.Fabric{},
+		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, 1}, MTU: 9000, Up: true, Running: true},
+	})
+	s.slot = slot.New(s.core, "rxe0", hw, func(f string, a ...any) {
+		if msg := fmt.Sprintf(f, a...); !strings.Contains(msg, "waiting for the platform") {
+			t.Error(msg)
+		}
+	})
+	var err error
+	s.srv, err = NewServer(s.core, ServerOptions{CompVectors: 1, Logf: t.Errorf})
+	must(t, err)
+	return s
+}
+
+// ledger counts what was posted and what was completed.
+type ledger struct {
+	s    *soak
+	who  string
+	mu   sync.Mutex
+	next uint64
+	open map[uint64]bool // whether the device must have taken it
+	seen map[uint64]bool // completed; kept for a while to find those that complete twice
+}
+
+func newLedger(s *soak, who string) *ledger {
+	return &ledger{s: s, who: who, open: map[uint64]bool{}, seen: map[uint64]bool{}}
+}
+
+func (l *ledger) post() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.next++
+	l.open[l.next] = false
+	return l.next
+}
+
+// drop says that the work request was not posted.
+func (l *ledger) drop(id uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, id)
+}
+
+// taken says that the device knows all that was posted.
+func (l *ledger) taken() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id := range l.open {
+		l.open[id] = true
+	}
+}
+
+func (l *ledger) done(id uint64, ok, flushed bool) {
+	l.s.dones.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, open := l.open[id]; !open {
+		l.s.t.Errorf("%s: work request %d completed, and it was done before: %v", l.who, id, l.seen[id])
+	}
+	delete(l.open, id)
+	l.seen[id] = true
+	if flushed {
+		l.s.flush.Add(1)
+	} else if !ok {
+		l.s.t.Errorf("%s: work request %d failed, and was not flushed", l.who, id)
+	}
+}
+
+func (l *ledger) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.open)
+}
+
+// settle checks that nothing is outstanding which the device has taken.
+func (l *ledger) settle() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, taken := range l.open {
+		if taken {
+			l.s.t.Errorf("%s: work request %d was never completed", l.who, id)
+		}
+	}
+}
+
+// soakProc is a user process; its program lives again and again.
+type soakProc struct {
+	*program
+	s      *soak
+	waits  bool // it sleeps in its completion channel, rather than poll
+	data   []byte
+	rnd    *rand.Rand
+	zombie []func()
+}
+
+func (s *soak) newProc(n int) *soakProc {
+	p := &program{acct: umem.NewAccount(nil), form: byWrite}
+	var err error
+	p.space, err = umem.OpenProcess(os.Getpid())
+	must(s.t, err)
+	p.arena, err = unix.Mmap(-1, 0, arenaSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	must(s.t, err)
+	x := &soakProc{program: p, s: s, waits: n%2 == 1, rnd: rand.New(rand.NewPCG(uint64(n), 1))}
+	x.data, err = unix.Mmap(-1, 0, 2*soakQPs*soakDepth*2*soakMessage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	must(s.t, err)
+	return x
+}
+
+func (p *soakProc) run() {
+	for !p.s.stop.Load() {
+		if !p.live() {
+			time.Sleep(100 * time.Microsecond)
+		}
+		// Zombies stay for a while beside the next life.
+		for len(p.zombie) > p.rnd.IntN(3) {
+			p.zombie[0]()
+			p.zombie = p.zombie[1:]
+		}
+	}
+	for _, f := range p.zombie {
+		f()
+	}
+	if n := p.acct.Pages(); n != 0 {
+		p.s.t.Errorf("%d pages are left in the account", n)
+	}
+	p.space.Close()
+	must(p.s.t, unix.Munmap(p.arena))
+	must(p.s.t, unix.Munmap(p.data))
+}
+
+// gone tells an error that a program gets because its device goes from all others.
+func (p *soakProc) gone(what string, err error) bool {
+	if err == nil {
+		return false
+	}
+	if !errors.Is(err, syscall.EIO) && !errors.Is(err, syscall.ENODEV) {
+		p.s.t.Errorf("%s: %v", what, err)
+	}
+	return true
+}
+
+// soakContext is one life.
+type soakContext struct {
+	*soakProc
+	f       *File
+	mem     *queueMemory
+	fds     []int
+	async   int
+	channel int
+	cq      uint32
+	cqRing  userRing
+	mr      abi.RegMRResp
+	qps     []soakQP
+	book    *ledger
+}
+
+type soakQP struct {
+	handle uint32
+	sq, rq userRing
+	out    int // sends outstanding
+}
+
+func (m *queueMemory) ring(mi abi.MMInfo) userRing {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return userRing{m.regions[mi.Offset>>32-1]}
+}
+
+// live leads one life; false if the device was not there.
+func (p *soakProc) live() bool {
+	x := &soakContext{soakProc: p, mem: &queueMemory{}, async: -1, book: newLedger(p.s, "a process")}
+	var err error
+	if x.f, err = p.s.srv.Open("uverbs0", p, x.mem); p.gone("open", err) {
+		return false
+	}
+	p.program.f = x.f
+	p.program.fds = nil
+	end := func() {
+		x.f.Close()
+		for _, fd := range x.fds {
+			unix.Close(fd)
+		}
+	}
+	ok := x.setup()
+	x.fds = p.program.fds
+	if !ok {
+		end()
+		return false
+	}
+	p.s.lives.Add(1)
+	for x.work() {
+	}
+	if p.s.stop.Load() && x.f.state.Load() == contextLive {
+		for _, q := range x.qps {
+			err := silently(p.program, abi.CmdModifyQP, abi.ModifyQP{QPHandle: q.handle, QPState: abi.QPSErr, AttrMask: abi.QPAttrState})
+			p.gone("modify to ERR", err)
+		}
+	} else {
+		x.fatal()
+	}
+	x.drain()
+	x.book.settle()
+	f, fds := x.f, x.fds
+	x.bury()
+	p.zombie = append(p.zombie, func() {
+		f.Close()
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	})
+	return true
+}
+
+// setup makes the objects and connects the queue pairs, each with its neighbour.
+func (x *soakContext) setup() bool {
+	p := x.program
+	ctx, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+	if x.gone("get context", err) {
+		return false
+	}
+	x.async = int(ctx.AsyncFD)
+	pd, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+	if x.gone("alloc pd", err) {
+		return false
+	}
+	addr := addressOf(x.data)
+	x.mr, err = do[abi.RegMRResp](p, abi.CmdRegMR, abi.RegMR{Start: addr, HCAVA: addr, Length: uint64(len(x.data)), PDHandle: pd.PDHandle, AccessFlags: abi.AccessLocalWrite})
+	if x.gone("reg mr", err) {
+		return false
+	}
+	ch, err := do[abi.CreateCompChannelResp](p, abi.CmdCreateCompChannel, abi.CreateCompChannel{})
+	if x.gone("create channel", err) {
+		return false
+	}
+	x.channel = int(ch.FD)
+	cq, out, err := doWith[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{CQE: soakQPs * soakDepth * 4, CompChannel: int32(x.channel)}, nil, 16)
+	if x.gone("create cq", err) {
+		return false
+	}
+	x.cq = cq.CQHandle
+	mi, _ := abi.Decode[abi.RXECreateCQResp](out)
+	x.cqRing = x.mem.ring(mi.MI)
+	var nums []uint32
+	for range soakQPs {
+		qp, out, err := doWith[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: x.cq, RecvCQHandle: x.cq,
+			MaxSendWR: soakDepth, MaxRecvWR: 2 * soakDepth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: abi.QPTRC}, nil, 32)
+		if x.gone("create qp", err) {
+			return false
+		}
+		mi, _ := abi.Decode[abi.RXECreateQPResp](out)
+		x.qps = append(x.qps, soakQP{handle: qp.QPHandle, sq: x.mem.ring(mi.SQMI), rq: x.mem.ring(mi.RQMI)})
+		nums = append(nums, qp.QPN)
+	}
+	gid := ib.GIDFromAddr(netip.MustParseAddr("10.0.0.1"))
+	for i := range x.qps {
+		for _, m := range connection(x.qps[i].handle, nums[i^1], gid) {
+			m.Timeout, m.RetryCnt, m.RNRRetry = 20, 7, 7 // four seconds: it must not fail by being slow
+			if x.gone("modify qp", silently(p, abi.CmdModifyQP, m)) {
+				return false
+			}
+		}
+		for range 2 * soakDepth {
+			x.recv(i)
+		}
+	}
+	return true
+}
+
+func (x *soakContext) sge(n int) abi.RXESGE {
+	return abi.RXESGE{Addr: addressOf(x.data) + uint64(n*soakMessage), Length: soakMessage, LKey: x.mr.LKey}
+}
+
+func (x *soakContext) recv(i int) {
+	id := x.book.post()
+	w := abi.RXERecvWQE{WRID: id<<8 | uint64(i)<<1 | 1}
+	w.DMA.NumSGE = 1
+	sge := x.sge(i)
+	if !x.qps[i].rq.post(abi.AppendTo(abi.AppendTo(nil, &w), &sge)) {
+		x.book.drop(id)
+	}
+}
+
+// work posts, rings and takes completions, until the device goes or the test stops.
+func (x *soakContext) work() bool {
+	if x.s.stop.Load() {
+		return false
+	}
+	for i := range x.qps {
+		q := &x.qps[i]
+		for q.out < soakDepth {
+			id := x.book.post()
+			w := abi.RXESendWQE{WR: abi.RXESendWR{WRID: id<<8 | uint64(i)<<1, Opcode: abi.WRSend, SendFlags: abi.SendSignaled}}
+			w.DMA.NumSGE, w.DMA.Length = 1, soakMessage
+			sge := x.sge(soakQPs + i)
+			if !q.sq.post(abi.AppendTo(abi.AppendTo(nil, &w), &sge)) {
+				x.book.drop(id)
+				break
+			}
+			q.out++
+		}
+		if x.gone("doorbell", x.program.ring(q.handle)) {
+			return false
+		}
+		x.book.taken()
+	}
+	if x.waits {
+		// What has come before the notification was asked for is polled below, once for each of them.
+		if x.gone("req notify", silently(x.program, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: x.cq})) {
+			return false
+		}
+		if !x.drain() {
+			return false
+		}
+		idle := true
+		for i := range x.qps {
+			idle = idle && x.qps[i].out == soakDepth
+		}
+		if idle {
+			var ev [compRecordSize]byte
+			n, err := unix.Read(x.channel, ev[:])
+			if err != nil || n == 0 {
+				return false // the end of the channel
+			}
+		}
+	}
+	runtime.Gosched()
+	return x.drain()
+}
+
+// drain takes the completions that are there, false if one of them was flushed.
+func (x *soakContext) drain() bool {
+	fine := true
+	for {
+		wc, ok := x.cqRing.poll()
+		if !ok {
+			return fine
+		}
+		i := int(wc.WRID >> 1 & 0x7f)
+		flushed := wc.Status == abi.WCWRFlushErr
+		x.book.done(wc.WRID>>8, wc.Status == abi.WCSuccess, flushed)
+		if flushed {
+			fine = false
+		}
+		if wc.WRID&1 == 0 {
+			x.qps[i].out--
+		} else if !flushed {
+			x.recv(i)
+		}
+	}
+}
+
+// fatal waits until the asynchronous events say that the device has gone, as a program would that has seen an error.
+func (x *soakContext) fatal() {
+	var last abi.AsyncEventDesc
+	var b [asyncRecordSize]byte
+	for {
+		n, err := unix.Read(x.async, b[:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			x.s.t.Errorf("asynchronous events: %v", err)
+			return
+		}
+		if n == 0 {
+			break
+		}
+		last, _ = abi.Decode[abi.AsyncEventDesc](b[:n])
+	}
+	if last.EventType != abi.EventDeviceFatal {
+		x.s.t.Errorf("the last event is %v", last.EventType)
+	}
+}
+
+// bury does what may be done with a zombie: nothing but destroy.
+func (x *soakContext) bury() {
+	if x.f.state.Load() != contextZombie {
+		return
+	}
+	if _, err := do[abi.AllocPDResp](x.program, abi.CmdAllocPD, abi.AllocPD{}); !errors.Is(err, syscall.EIO) {
+		x.s.t.Errorf("alloc pd of a zombie: %v", err)
+	}
+	for i, q := range x.qps {
+		if i%2 == 0 { // the rest is for the last close
+			if _, err := do[abi.DestroyQPResp](x.program, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: q.handle}); err != nil {
+				x.s.t.Errorf("destroy qp of a zombie: %v", err)
+			}
+		}
+	}
+	x.drain()
+	x.book.settle()
+}
+
+// soakKernel is a consumer in this process.
+type soakKernel struct {
+	s    *soak
+	pd   *ib.PD
+	cq   *ib.CQ
+	qps  []*ib.QP
+	mr   *ib.MR
+	addr uint64
+	book *ledger
+	room []atomic.Int32 // of send queues, by queue pair
+	stop atomic.Bool
+	over chan struct{}
+}
+
+func (s *soak) kernelClient() *ib.Client {
+	mem := umem.NewLocal()
+	addr, err := mem.Add(make([]byte, 2*soakMessage))
+	must(s.t, err)
+	return &ib.Client{
+		Name: "soak",
+		Add: func(d *ib.Device) (any, error) {
+			k := &soakKernel{s: s, addr: addr, book: newLedger(s, "the consumer in this process"), over: make(chan struct{}), room: make([]atomic.Int32, soakKernelQPs)}
+			if err := k.setup(d, mem); err != nil {
+				k.destroy()
+				return nil, err
+			}
+			go k.run()
+			return k, nil
+		},
+		Remove: func(d *ib.Device, data any) {
+			k := data.(*soakKernel)
+			k.stop.Store(true)
+			<-k.over
+			k.destroy()
+			k.book.taken()
+			k.book.settle()
+		},
+	}
+}
+
+func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
+	if k.pd, err = d.AllocPD(nil); err != nil {
+		return err
+	}
+	if k.cq, err = d.CreateCQ(ib.CQAttr{Entries: soakKernelQPs * 4 * soakDepth}, k.completed, nil, nil); err != nil {
+		return err
+	}
+	if k.mr, err = k.pd.RegMR(mem, nil, k.addr, 2*soakMessage, k.addr, ib.AccessLocalWrite, nil); err != nil {
+		return err
+	}
+	for range soakKernelQPs {
+		qp, err := k.pd.CreateQP(ib.QPInitAttr{SendCQ: k.cq, RecvCQ: k.cq, Type: ib.QPTypeRC,
+			Cap: ib.QPCap{MaxSendWR: soakDepth, MaxRecvWR: 2 * soakDepth, MaxSendSGE: 1, MaxRecvSGE: 1}}, nil)
+		if err != nil {
+			return err
+		}
+		k.qps = append(k.qps, qp)
+	}
+	gid, err := d.QueryGID(1, 1)
+	if err != nil {
+		return err
+	}
+	for i, qp := range k.qps {
+		for _, step := range []struct {
+			attr ib.QPAttr
+			mask ib.QPAttrMask
+		}{
+			{ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags},
+			{ib.QPAttr{State: ib.QPRTR, PathMTU: ib.MTU1024, DestQPN: k.qps[i^1].Num(), MinRNRTimer: 1,
+				AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1, HopLimit: 64}}},
+				ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer},
+			{ib.QPAttr{State: ib.QPRTS, Timeout: 20, RetryCnt: 7, RNRRetry: 7},
+				ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
+		} {
+			if err := qp.Modify(step.attr, step.mask|ib.QPAttrState, nil); err != nil {
+				return err
+			}
+		}
+		for range 2 * soakDepth {
+			k.recv(i)
+		}
+		k.room[i].Store(soakDepth)
+	}
+	_, err = k.cq.ReqNotify(ib.NotifyNextComp)
+	return err
+}
+
+func (k *soakKernel) sge() []ib.SGE {
+	return []ib.SGE{{Addr: k.addr, Length: soakMessage, LKey: k.mr.LKey()}}
+}
+
+func (k *soakKernel) recv(i int) {
+	id := k.book.post()
+	if n, _ := k.qps[i].PostRecv(ib.RecvWR{ID: id<<8 | uint64(i)<<1 | 1, SGList: k.sge()}); n == 0 {
+		k.book.drop(id)
+	}
+}
+
+func (k *soakKernel) run() {
+	defer close(k.over)
+	for !k.stop.Load() {
+		for i, qp := range k.qps {
+			for k.room[i].Add(-1) >= 0 {
+				id := k.book.post()
+				if n, _ := qp.PostSend(ib.SendWR{ID: id<<8 | uint64(i)<<1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: k.sge()}); n == 0 {
+					k.book.drop(id)
+					break
+				}
+			}
+			k.room[i].Add(1)
+		}
+		time.Sleep(50 * time.Microsecond)
+	}
+}
+
+// completed is the completion handler.
+func (k *soakKernel) completed(*ib.CQ) {
+	for again := true; again; {
+		k.drain()
+		again, _ = k.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+	}
+}
+
+func (k *soakKernel) drain() {
+	var wc [16]ib.WC
+	for {
+		n, _ := k.cq.Poll(wc[:])
+		if n == 0 {
+			return
+		}
+		for _, w := range wc[:n] {
+			i, flushed := int(w.ID>>1&0x7f), w.Status == ib.WCWRFlushErr
+			k.book.done(w.ID>>8, w.Status == ib.WCSuccess, flushed)
+			if w.ID&1 == 0 {
+				k.room[i].Add(1)
+			} else if !flushed && !k.stop.Load() {
+				k.recv(i)
+			}
+		}
+	}
+}
+
+func (k *soakKernel) destroy() {
+	for _, qp := range k.qps {
+		must(k.s.t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	}
+	// The handler may be about to post a receive: what a queue pair in ERR takes it flushes (ib_drain_qp).
+	for deadline := time.Now().Add(time.Minute); k.cq != nil && k.book.count() > 0 && time.Now().Before(deadline); {
+		k.drain()
+		runtime.Gosched()
+	}
+	for _, qp := range k.qps {
+		must(k.s.t, qp.Destroy())
+	}
+	if k.mr != nil {
+		must(k.s.t, k.mr.Dereg())
+	}
+	if k.cq != nil {
+		must(k.s.t, k.cq.Destroy())
+	}
+	if k.pd != nil {
+		must(k.s.t, k.pd.Dealloc())
+	}
+}
+
+// busy waits until the device has all its queue pairs, and each consumer something in flight.
+func (s *soak) busy() {
+	for n := int64(soakProcesses*soakQPs + soakKernelQPs); ; {
+		d := s.slot.Device()
+		if d != nil && d.IB().Objects().QP >= n {
+			break
+		}
+		time.Sleep(50 * time.Microsecond)
+	}
+	for began := s.dones.Load(); s.dones.Load() < began+100; {
+		time.Sleep(50 * time.Microsecond)
+	}
+}
+
+// cycle is one reset, or an unplug and a plug, at one of the moments.
+func (s *soak) cycle(n int, plug bool, rnd *rand.Rand) {
+	hw := s.slot.Hardware().(*rxe.Hardware)
+	settled := func(resets int) {
+		for s.slot.Status().Resets < resets {
+			time.Sleep(50 * time.Microsecond)
+		}
+	}
+	resets := s.slot.Status().Resets
+	switch {
+	case plug:
+		if n%5 == 1 {
+			hw.Hang()
+		}
+		must(s.t, s.slot.Unplug())
+		must(s.t, s.slot.Plug())
+	case n%6 == 1:
+		must(s.t, s.slot.ResetAt(slot.AtWorkRequest(1+rnd.Uint64N(50)), nil))
+		settled(resets + 1)
+	case n%6 == 2:
+		must(s.t, s.slot.ResetAt(slot.InHandler, nil))
+		settled(resets + 1)
+	case n%6 == 3:
+		must(s.t, s.slot.ResetAt(slot.DuringRegistration, nil))
+		must(s.t, s.slot.Reset(context.Background()))
+	case n%6 == 4:
+		hw.Disconnect()
+		time.AfterFunc(time.Duration(rnd.IntN(1000))*time.Microsecond, hw.Return)
+		must(s.t, s.slot.Reset(context.Background()))
+	case n%6 == 5:
+		hw.Hang()
+		fallthrough
+	default:
+		must(s.t, s.slot.Reset(context.Background()))
+	}
+}
+
+func TestSoakReset(t *testing.T) {
+	resets, plugs := soakCycles("SOAK_RESETS", 24), soakCycles("SOAK_PLUGS", 10)
+	checkDescriptors(t)
+	s := newSoak(t)
+	client := s.kernelClient()
+	must(t, s.core.RegisterClient(client))
+	must(t, s.slot.Plug())
+	for n := range soakProcesses {
+		p := s.newProc(n)
+		s.wg.Go(p.run)
+	}
+	rnd := rand.New(rand.NewPCG(uint64(resets), uint64(plugs)))
+	var recoveries []time.Duration
+	began := time.Now()
+	left := [2]int{resets, plugs}
+	limit, err := time.ParseDuration(os.Getenv("SOAK_TIME"))
+	if err != nil {
+		limit = 1 << 62
+	}
+	for n := 0; left[0]+left[1] > 0 && !t.Failed() && time.Since(began) < limit; n++ {
+		watchdog := time.AfterFunc(5*time.Minute, func() {
+			buf := make([]byte, 1<<22)
+			panic(fmt.Sprintf("cycle %d hangs:\n%s", n, buf[:runtime.Stack(buf, true)]))
+		})
+		s.busy()
+		time.Sleep(time.Duration(rnd.IntN(500)) * time.Microsecond)
+		kind := 0
+		if rnd.IntN(left[0]+left[1]) >= left[0] {
+			kind = 1
+		}
+		left[kind]--
+		s.cycle(left[kind], kind == 1, rnd)
+		if kind == 0 {
+			recoveries = append(recoveries, s.slot.Status().Recovery)
+		}
+		watchdog.Stop()
+		if (n+1)%500 == 0 {
+			t.Logf("%d cycles in %v: %d contexts lived, %d completions, %d of them flushed", n+1, time.Since(began).Round(time.Second), s.lives.Load(), s.dones.Load(), s.flush.Load())
+		}
+	}
+	if !t.Failed() {
+		s.busy()
+	}
+	s.stop.Store(true)
+	done := make(chan struct{})
+	go func() { s.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(time.Second):
+		// Those who sleep for a completion wake when the device goes.
+		must(t, s.slot.Unplug())
+		<-done
+	}
+	if err := s.slot.Close(); err != nil {
+		t.Error(err)
+	}
+	s.core.UnregisterClient(client)
+	if got := s.srv.Resources(); len(got) != 0 {
+		t.Errorf("left: %+v", got)
+	}
+	s.srv.Close()
+	slices.Sort(recoveries)
+	if n := len(recoveries); n > 0 {
+		t.Logf("%d resets, %d unplugs: %d contexts lived, %d completions, %d of them flushed; from the fatal event to a device: median %v, p99 %v, most %v",
+			resets-left[0], plugs-left[1], s.lives.Load(), s.dones.Load(), s.flush.Load(), recoveries[n/2], recoveries[n*99/100], recoveries[n-1])
+	}
+}
