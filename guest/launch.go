@@ -21,7 +21,8 @@ type Launch struct {
 	Dir string
 	// Files become its descriptors 0, 1, 2 and so on.
 	Files []*os.File
-	// AdoptOrphans keeps this process an ancestor of all that the program starts, while it runs: for a Helper.
+	// AdoptOrphans keeps this process an ancestor of all that the program starts, while it runs: for a Helper. Handover
+	// may set it, when it has learnt whether there will be one (Session.Helped).
 	AdoptOrphans bool
 	// Handover gives the listener to the supervisor (Supervisor.Attach, in another process or in this one) and returns
 	// when that has taken it up: from then on it must answer. The file is this package's to close.

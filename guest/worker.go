@@ -177,6 +177,15 @@ func (w *worker) Space() umem.Space {
 	return p.space
 }
 
+// Account is what the caller's registered pages are charged to. (uverbs.Caller)
+func (w *worker) Account() *umem.Account {
+	p, err := w.caller()
+	if err != nil {
+		return umem.NewAccount(func() uint64 { return 0 })
+	}
+	return p.account
+}
+
 // caller is the process of the present call, which is on a device file.
 func (w *worker) caller() (*process, error) {
 	if p := w.desc.process.Load(); p != nil && !p.exited() {

@@ -233,8 +233,6 @@ type Disassociator interface {
 
 // UserContext is the open device file in whose name an object is made. Package uverbs implements it.
 type UserContext interface {
-	// Space is the address space of the process that opened the file.
-	Space() umem.Space
 	// AllocShared returns zeroed memory of at least size bytes, a whole number of pages, that the user can map.
 	// The driver owns it until Shared.Free. It may sleep. ENOMEM when there is no room.
 	AllocShared(size int) (Shared, error)
@@ -258,6 +256,8 @@ type Udata struct {
 	Context UserContext
 	// In is what the user sent for the driver.
 	In []byte
+	// Space is where addresses in In point: the memory of the process that issued the command.
+	Space umem.Space
 	// Out is room for the driver's answer; it may be shorter than what the driver has to say. Respond fills it.
 	Out []byte
 	// N is the number of bytes of Out that the driver filled.

@@ -23,3 +23,14 @@ const (
 	FlushRange  FlushLevel = iota // Length bytes at RemoteAddr
 	FlushRegion                   // the whole region of RKey
 )
+
+// Bits of DeviceAttr.DeviceCapFlags that tell of what is here and in [MWDriver] and [FastRegDriver]. (enum
+// ib_device_cap_flags)
+const (
+	DeviceCapMemWindow       uint64 = 1 << 17
+	DeviceCapMemExtensions   uint64 = 1 << 21 // registration and invalidation by work requests
+	DeviceCapMemWindowType2B uint64 = 1 << 24
+	DeviceCapFlushGlobal     uint64 = 1 << 38
+	DeviceCapFlushPersistent uint64 = 1 << 39
+	DeviceCapAtomicWrite     uint64 = 1 << 40
+)

@@ -23,6 +23,11 @@ func (p PSN) Next() PSN { return (p + 1) & PSNMask }
 // if p comes after q. It is psn_compare of Linux's rxe, in units of packets.
 func (p PSN) Diff(q PSN) int { return int(int32((p-q)<<8) >> 8) }
 
+// Since returns how many PSNs p is after first, from 0 to 2^24-1: the place of a
+// packet in a message that starts with first, which may have 2^23 packets, more
+// than Diff can tell.
+func (p PSN) Since(first PSN) int { return int((p - first) & PSNMask) }
+
 // Less reports whether p comes before q.
 func (p PSN) Less(q PSN) bool { return int32((p-q)<<8) < 0 }
 

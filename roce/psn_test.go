@@ -53,6 +53,9 @@ func TestPSNOrder(t *testing.T) {
 		if got := c.p.Diff(c.q); got != c.diff {
 			t.Errorf("%#x.Diff(%#x) = %d, want %d", c.p, c.q, got, c.diff)
 		}
+		if got := c.p.Since(c.q); got != c.diff && got != c.diff+1<<24 {
+			t.Errorf("%#x.Since(%#x) = %d, want %d modulo 2^24", c.p, c.q, got, c.diff)
+		}
 		if got := c.p.Less(c.q); got != (c.diff < 0) {
 			t.Errorf("%#x.Less(%#x) = %t", c.p, c.q, got)
 		}

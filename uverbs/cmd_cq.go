@@ -97,12 +97,12 @@ func (c *call) createCQ(req *abi.ExCreateCQ) (abi.CreateCQResp, error) {
 	if err := f.context(); err != nil {
 		return fail(err)
 	}
-	o := &cqObject{f: f, user: req.UserHandle, asyncEvents: f.events.objectsAsync()}
+	o := &cqObject{f: f, user: req.UserHandle, asyncEvents: c.asyncEvents()}
 	var completed func(*ib.CQ)
 	if req.CompChannel >= 0 {
 		dev, ino, err := c.caller.SameFile(int(req.CompChannel))
 		if err != nil {
-			return fail(fmt.Errorf("completion channel %d: %w: %w", req.CompChannel, err, syscall.EBADF))
+			return fail(fmt.Errorf("completion channel %d: %w: %v", req.CompChannel, syscall.EBADF, err))
 		}
 		if o.channel, err = f.events.channel(dev, ino); err != nil {
 			return fail(fmt.Errorf("descriptor %d: %w", req.CompChannel, err))

@@ -82,7 +82,7 @@ func cmdReregMR(c *call) error {
 	defer o.publish()
 	mr := o.res.(*mrObject)
 	to := ib.MRChange{
-		Space: c.f.proc.Space(), Account: c.f.proc.Account(), Addr: req.Start, Length: req.Length, IOVA: req.HCAVA,
+		Space: c.caller.Space(), Account: c.caller.Account(), Addr: req.Start, Length: req.Length, IOVA: req.HCAVA,
 		Access: ib.AccessFlags(req.AccessFlags),
 	}
 	if req.Flags&abi.ReregMRChangePD != 0 {

@@ -70,34 +70,43 @@ func checkOffset(start, iova uint64) error {
 	return nil
 }
 
-// cmdRegMR registers memory of the process that opened the file. (ib_uverbs_reg_mr)
+// cmdRegMR registers memory. (ib_uverbs_reg_mr)
 func cmdRegMR(c *call) error {
 	req, err := request[abi.RegMR](c)
 	if err != nil {
 		return err
 	}
-	if err := checkOffset(req.Start, req.HCAVA); err != nil {
+	resp, err := c.regMR(&req)
+	if err != nil {
 		return err
+	}
+	reply(c, resp)
+	return nil
+}
+
+// regMR registers memory of the caller.
+func (c *call) regMR(req *abi.RegMR) (resp abi.RegMRResp, err error) {
+	if err := checkOffset(req.Start, req.HCAVA); err != nil {
+		return resp, err
 	}
 	if err := c.f.context(); err != nil {
-		return err
+		return resp, err
 	}
 	if err := checkAccess(req.AccessFlags); err != nil {
-		return err
+		return resp, err
 	}
 	pd, err := lookup[*pdObject](c.f, req.PDHandle)
 	if err != nil {
-		return err
+		return resp, err
 	}
 	defer pd.done()
-	mr, err := pd.res.RegMR(c.f.proc.Space(), c.f.proc.Account(), req.Start, req.Length, req.HCAVA, ib.AccessFlags(req.AccessFlags), &c.udata)
+	mr, err := pd.res.RegMR(c.caller.Space(), c.caller.Account(), req.Start, req.Length, req.HCAVA, ib.AccessFlags(req.AccessFlags), &c.udata)
 	if err != nil {
-		return err
+		return resp, err
 	}
 	o := c.f.objects.add(&mrObject{mr, req.PDHandle})
 	c.created(o)
-	reply(c, abi.RegMRResp{MRHandle: o.handle, LKey: mr.LKey(), RKey: mr.RKey()})
-	return nil
+	return abi.RegMRResp{MRHandle: o.handle, LKey: mr.LKey(), RKey: mr.RKey()}, nil
 }
 
 // cmdDeregMR ends a registration. (ib_uverbs_dereg_mr)

@@ -132,7 +132,7 @@ func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) 
 		return resp, fmt.Errorf("send completion queue: %w", err)
 	}
 	defer scq.done()
-	o := &qpObject{f: f, uid: req.UserHandle, port: new(atomic.Uint32), asyncEvents: f.events.objectsAsync()}
+	o := &qpObject{f: f, uid: req.UserHandle, port: new(atomic.Uint32), asyncEvents: c.asyncEvents()}
 	init := ib.QPInitAttr{
 		SendCQ: scq.res.CQ,
 		Cap: ib.QPCap{

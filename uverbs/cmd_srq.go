@@ -37,7 +37,7 @@ func cmdCreateSRQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.createSRQ(&abi.CreateXSRQ{
+	resp, err := c.createSRQ(&abi.CreateXSRQ{
 		UserHandle: req.UserHandle,
 		SRQType:    abi.SRQTBasic,
 		PDHandle:   req.PDHandle,
@@ -45,6 +45,11 @@ func cmdCreateSRQ(c *call) error {
 		MaxSGE:     req.MaxSGE,
 		SRQLimit:   req.SRQLimit,
 	})
+	if err != nil {
+		return err
+	}
+	reply(c, resp)
+	return nil
 }
 
 // cmdCreateXSRQ makes a queue of any type. (ib_uverbs_create_xsrq)
@@ -53,15 +58,20 @@ func cmdCreateXSRQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.createSRQ(&req)
-}
-
-func (c *call) createSRQ(req *abi.CreateXSRQ) error {
-	f := c.f
-	if err := f.context(); err != nil {
+	resp, err := c.createSRQ(&req)
+	if err != nil {
 		return err
 	}
-	o := &srqObject{uid: req.UserHandle, asyncEvents: f.events.objectsAsync()}
+	reply(c, resp)
+	return nil
+}
+
+func (c *call) createSRQ(req *abi.CreateXSRQ) (resp abi.CreateSRQResp, err error) {
+	f := c.f
+	if err := f.context(); err != nil {
+		return resp, err
+	}
+	o := &srqObject{uid: req.UserHandle, asyncEvents: c.asyncEvents()}
 	init := ib.SRQInitAttr{
 		Type:  ib.SRQType(req.SRQType),
 		Attr:  ib.SRQAttr{MaxWR: req.MaxWR, MaxSGE: req.MaxSGE, Limit: req.SRQLimit},
@@ -70,40 +80,39 @@ func (c *call) createSRQ(req *abi.CreateXSRQ) error {
 	switch req.SRQType {
 	case abi.SRQTBasic:
 	case abi.SRQTXRC:
-		x, err := lookup[*xrcdObject](f, req.XRCDHandle)
+		x, err := lookupDomain(c.f, req.XRCDHandle)
 		if err != nil {
-			return fmt.Errorf("XRC domain: %w", err)
+			return resp, err
 		}
 		defer x.done()
 		cq, err := lookup[*cqObject](f, req.CQHandle)
 		if err != nil {
-			return fmt.Errorf("completion queue: %w", err)
+			return resp, fmt.Errorf("completion queue: %w", err)
 		}
 		defer cq.done()
 		o.xrcd, init.XRCD, init.CQ = x.res, x.res.domain.XRCD, cq.res.CQ
 	case abi.SRQTTM:
-		return fmt.Errorf("tag matching: %w", syscall.EOPNOTSUPP)
+		return resp, fmt.Errorf("tag matching: %w", syscall.EOPNOTSUPP)
 	default:
-		return fmt.Errorf("no shared receive queue of type %d: %w", req.SRQType, syscall.EINVAL)
+		return resp, fmt.Errorf("no shared receive queue of type %d: %w", req.SRQType, syscall.EINVAL)
 	}
 	pd, err := lookup[*pdObject](f, req.PDHandle)
 	if err != nil {
-		return fmt.Errorf("protection domain: %w", err)
+		return resp, fmt.Errorf("protection domain: %w", err)
 	}
 	defer pd.done()
 	if o.SRQ, err = pd.res.CreateSRQ(init, &c.udata); err != nil {
-		return err
+		return resp, err
 	}
 	o.xrcd.use()
 	obj := f.objects.add(o)
 	c.created(obj)
 	granted := o.Init().Attr
-	resp := abi.CreateSRQResp{SRQHandle: obj.handle, MaxWR: granted.MaxWR, MaxSGE: granted.MaxSGE}
+	resp = abi.CreateSRQResp{SRQHandle: obj.handle, MaxWR: granted.MaxWR, MaxSGE: granted.MaxSGE}
 	if req.SRQType == abi.SRQTXRC {
 		resp.SRQN = o.Num()
 	}
-	reply(c, resp)
-	return nil
+	return resp, nil
 }
 
 // cmdModifySRQ changes a queue's size or limit. (ib_uverbs_modify_srq)

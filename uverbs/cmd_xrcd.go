@@ -1,6 +1,7 @@
 package uverbs
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -95,6 +96,15 @@ func (o *xrcdObject) destroy() error {
 	return d.pd.Dealloc()
 }
 
+// lookupDomain is lookup of an XRC domain, whose handle is EINVAL if it is wrong, as in the kernel's commands.
+func lookupDomain(f *File, handle uint32) (share[*xrcdObject], error) {
+	x, err := lookup[*xrcdObject](f, handle)
+	if err != nil && !errors.Is(err, syscall.EIO) {
+		err = fmt.Errorf("XRC domain: %v: %w", err, syscall.EINVAL)
+	}
+	return x, err
+}
+
 // cmdOpenXRCD opens or makes an XRC domain. One that is named by a file is shared with whoever names the same file, for
 // as long as somebody has it open. (ib_uverbs_open_xrcd)
 func cmdOpenXRCD(c *call) error {
@@ -165,9 +175,9 @@ func cmdCloseXRCD(c *call) error {
 
 // createTarget makes an XRC target queue pair, in the domain whose handle is in the place of the protection domain's.
 func (c *call) createTarget(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) {
-	x, err := lookup[*xrcdObject](c.f, req.PDHandle)
+	x, err := lookupDomain(c.f, req.PDHandle)
 	if err != nil {
-		return resp, fmt.Errorf("XRC domain: %w", err)
+		return resp, err
 	}
 	defer x.done()
 	domains, d := &c.f.dev.xrc, x.res.domain
@@ -195,9 +205,9 @@ func cmdOpenQP(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
 	}
-	x, err := lookup[*xrcdObject](c.f, req.PDHandle)
+	x, err := lookupDomain(c.f, req.PDHandle)
 	if err != nil {
-		return fmt.Errorf("XRC domain: %w", err)
+		return err
 	}
 	defer x.done()
 	domains := &c.f.dev.xrc
@@ -213,7 +223,7 @@ func cmdOpenQP(c *call) error {
 
 // openTarget makes the object; xrcDomains.mu is held.
 func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) abi.CreateQPResp {
-	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.f.events.objectsAsync(), xrcd: x, target: t}
+	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.asyncEvents(), xrcd: x, target: t}
 	t.mu.Lock()
 	t.opened = append(t.opened, o)
 	t.mu.Unlock()

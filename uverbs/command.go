@@ -87,16 +87,22 @@ var commands = map[abi.Command]command{
 	abi.CmdOpenQP:            withUdata[abi.OpenQP, abi.CreateQPResp](cmdOpenQP),
 }
 
-// exCommands are those of the extended form. Their sizes end with the last member that was there from the start.
+// exCommands are those of the extended form. As in the kernel, no length is too short for them: what is missing is zero.
 var exCommands = map[abi.ExCommand]command{
-	abi.ExCmdQueryDevice: {req: abi.SizeOf[abi.ExQueryDevice](), resp: abi.SizeOf[abi.QueryDeviceResp]() + 8, run: cmdExQueryDevice},
-	abi.ExCmdCreateCQ:    {req: abi.SizeOf[abi.ExCreateCQ](), resp: abi.SizeOf[abi.ExCreateCQResp](), run: cmdExCreateCQ},
-	abi.ExCmdCreateQP:    {req: exCreateQPLeast, resp: abi.SizeOf[abi.ExCreateQPResp](), run: cmdExCreateQP},
-	abi.ExCmdModifyQP:    {req: abi.SizeOf[abi.ModifyQP](), resp: abi.SizeOf[abi.ExModifyQPResp](), run: cmdExModifyQP},
+	abi.ExCmdQueryDevice: {run: cmdExQueryDevice},
+	abi.ExCmdCreateCQ:    {run: cmdExCreateCQ},
+	abi.ExCmdCreateQP:    {run: cmdExCreateQP},
+	abi.ExCmdModifyQP:    {run: cmdExModifyQP},
 }
 
-// exCreateQPLeast ends with CompMask; what follows it came later.
-const exCreateQPLeast = 56
+// beyondCommands reports whether a number is above those of all commands of its form. Of one that is not, but is no
+// command, the header is looked at first, in either form as that of a plain command. (uverbs_api.notsupp_method)
+func beyondCommands(number uint32) bool {
+	if number&abi.CmdFlagExtended != 0 {
+		return abi.ExCommand(number&abi.CmdCommandMask) > abi.ExCmdModifyQP
+	}
+	return abi.Command(number&abi.CmdCommandMask) > abi.CmdOpenQP
+}
 
 // findCommand returns the command of a number with its flags. (uapi_get_method)
 func findCommand(number uint32) (c command, name string, extended bool, err error) {
@@ -131,6 +137,8 @@ type call struct {
 	// reader, if there is one, is the reading end of a new event file. The number that it gets in the program starts
 	// the response.
 	reader int
+	// async, if there is one, takes the asynchronous events of a new object instead of the context's first event file.
+	async *eventFile
 	// callbacks: callbacks have been held, and are to be run when no lock is held any more.
 	callbacks bool
 	failed    error  // the command failed, but has a response all the same
@@ -165,10 +173,18 @@ func (c *call) created(o *object) {
 	c.commit, c.abort = o.publish, func() { c.f.abortObject(o) }
 }
 
+// asyncEvents is where the asynchronous events of a new object go; it may be nil.
+func (c *call) asyncEvents() *eventFile {
+	if c.async != nil {
+		return c.async
+	}
+	return c.f.events.objectsAsync()
+}
+
 // run takes the command through the midlayer. The caller sees to finish.
 func (c *call) run(cmd func(*call) error) error {
 	c.reader = -1
-	c.udata.Context = userContext{c.f}
+	c.udata.Context, c.udata.Space = userContext{c.f}, c.caller.Space()
 	defer func() {
 		if c.callbacks {
 			c.f.dev.ib.RunCallbacks()
@@ -271,6 +287,9 @@ func (f *File) write(c Caller, b []byte) error {
 	hdr, _ := abi.Decode[abi.CmdHdr](b)
 	cmd, name, extended, err := findCommand(hdr.Command)
 	if err != nil {
+		if !beyondCommands(hdr.Command) && int(hdr.InWords)*4 != len(b) {
+			return fmt.Errorf("%s: header tells %d bytes of %d: %w", name, int(hdr.InWords)*4, len(b), syscall.EINVAL)
+		}
 		return err
 	}
 	k := &call{f: f, caller: c}

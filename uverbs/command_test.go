@@ -137,7 +137,7 @@ func TestExtendedCommands(t *testing.T) {
 		}
 		// The flags and what follows came later than the command.
 		_, _, err = p.send(rawCommand{extended: true, number: uint32(abi.ExCmdCreateQP), room: 40,
-			core: abi.AppendTo(nil, &abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: abi.QPTRC})[:exCreateQPLeast]})
+			core: abi.AppendTo(nil, &abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: abi.QPTRC})[:56]})
 		must(t, err)
 		mod, _, err := doEx[abi.ExModifyQPResp](p, abi.ExCmdModifyQP, abi.ExModifyQP{Base: abi.ModifyQP{QPHandle: qp.Base.QPHandle, QPState: abi.QPSErr, AttrMask: abi.QPAttrState}}, 0)
 		must(t, err)
@@ -181,7 +181,7 @@ func TestCommandErrors(t *testing.T) {
 			{"dealloc a cq", abi.CmdDeallocPD, enc(abi.DeallocPD{PDHandle: cq}), 0, syscall.EINVAL},
 			{"dealloc a pd in use", abi.CmdDeallocPD, enc(abi.DeallocPD{PDHandle: pd}), 0, syscall.EBUSY},
 
-			{"mr: no pd", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: none}), 12, syscall.EINVAL},
+			{"mr: no pd", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: none}), 12, syscall.ENOENT},
 			{"mr: pd is a cq", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: cq}), 12, syscall.EINVAL},
 			{"mr: not mapped", abi.CmdRegMR, enc(abi.RegMR{Start: 0x1000, HCAVA: 0x1000, Length: 1, PDHandle: pd}), 12, syscall.EFAULT},
 			{"mr: read-only", abi.CmdRegMR, enc(abi.RegMR{Start: addressOf(read), HCAVA: addressOf(read), Length: 1, PDHandle: pd, AccessFlags: abi.AccessLocalWrite}), 12, syscall.EFAULT},
@@ -201,31 +201,31 @@ func TestCommandErrors(t *testing.T) {
 			{"cq: mask set", ex(abi.CmdCreateCQ), enc(abi.ExCreateCQ{CompChannel: -1, CQE: 1, CompMask: 1}), 16, syscall.EINVAL},
 			{"cq: reserved set", ex(abi.CmdCreateCQ), enc(abi.ExCreateCQ{CompChannel: -1, CQE: 1, Reserved: 1}), 16, syscall.EINVAL},
 			{"cq: flags of which the driver knows nothing", ex(abi.CmdCreateCQ), enc(abi.ExCreateCQ{CompChannel: -1, CQE: 1, Flags: 1}), 16, syscall.EOPNOTSUPP},
-			{"resize no cq", abi.CmdResizeCQ, enc(abi.ResizeCQ{CQHandle: none, CQE: 1}), 8, syscall.EINVAL},
+			{"resize no cq", abi.CmdResizeCQ, enc(abi.ResizeCQ{CQHandle: none, CQE: 1}), 8, syscall.ENOENT},
 			{"resize too large", abi.CmdResizeCQ, enc(abi.ResizeCQ{CQHandle: cq, CQE: fakeCQMax + 1}), 8, syscall.EINVAL},
-			{"poll no cq", abi.CmdPollCQ, enc(abi.PollCQ{CQHandle: none, NE: 1}), 56, syscall.EINVAL},
-			{"notify no cq", abi.CmdReqNotifyCQ, enc(abi.ReqNotifyCQ{CQHandle: none}), 0, syscall.EINVAL},
+			{"poll no cq", abi.CmdPollCQ, enc(abi.PollCQ{CQHandle: none, NE: 1}), 56, syscall.ENOENT},
+			{"notify no cq", abi.CmdReqNotifyCQ, enc(abi.ReqNotifyCQ{CQHandle: none}), 0, syscall.ENOENT},
 			{"notify a pd", abi.CmdReqNotifyCQ, enc(abi.ReqNotifyCQ{CQHandle: pd}), 0, syscall.EINVAL},
 			{"destroy no cq", abi.CmdDestroyCQ, enc(abi.DestroyCQ{CQHandle: none}), 8, syscall.ENOENT},
 			{"destroy a cq in use", abi.CmdDestroyCQ, enc(abi.DestroyCQ{CQHandle: cq}), 8, syscall.EBUSY},
 
-			{"qp: no pd", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: none, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC}), 32, syscall.EINVAL},
-			{"qp: no send cq", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: none, RecvCQHandle: cq, QPType: abi.QPTRC}), 32, syscall.EINVAL},
+			{"qp: no pd", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: none, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC}), 32, syscall.ENOENT},
+			{"qp: no send cq", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: none, RecvCQHandle: cq, QPType: abi.QPTRC}), 32, syscall.ENOENT},
 			{"qp: receive cq is a pd", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pd, QPType: abi.QPTRC}), 32, syscall.EINVAL},
 			{"qp: no such type", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: 7}), 32, syscall.EINVAL},
 			{"qp: type that the driver lacks", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRawPacket}), 32, syscall.EOPNOTSUPP},
 			{"qp: no xrc domain", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTXRCTgt}), 32, syscall.EINVAL},
-			{"qp: no srq", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, IsSRQ: 1}), 32, syscall.EINVAL},
+			{"qp: no srq", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, IsSRQ: 1}), 32, syscall.ENOENT},
 			{"qp: reserved set", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, Reserved: 1}), 40, syscall.EINVAL},
 			{"qp: unknown mask", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CompMask: 2}), 40, syscall.EINVAL},
 			{"qp: no indirection table", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CompMask: 1}), 40, syscall.EINVAL},
 			{"qp: unknown flags", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CreateFlags: 1 << 31}), 40, syscall.EINVAL},
 			{"qp: flags that nobody has", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CreateFlags: abi.QPCreateScatterFCS}), 40, syscall.EOPNOTSUPP},
-			{"query no qp", abi.CmdQueryQP, enc(abi.QueryQP{QPHandle: none}), 128, syscall.EINVAL},
+			{"query no qp", abi.CmdQueryQP, enc(abi.QueryQP{QPHandle: none}), 128, syscall.ENOENT},
 			{"destroy no qp", abi.CmdDestroyQP, enc(abi.DestroyQP{QPHandle: none}), 4, syscall.ENOENT},
 			{"destroy an mr as qp", abi.CmdDestroyQP, enc(abi.DestroyQP{QPHandle: mr}), 4, syscall.EINVAL},
 
-			{"modify no qp", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: none}), 0, syscall.EINVAL},
+			{"modify no qp", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: none}), 0, syscall.ENOENT},
 			{"modify: wrong transition", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, QPState: abi.QPSRTS, AttrMask: abi.QPAttrState}), 0, syscall.EINVAL},
 			{"modify: no such state", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, QPState: 7, AttrMask: abi.QPAttrState}), 0, syscall.EINVAL},
 			{"modify: no such current state", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, CurQPState: 7, AttrMask: abi.QPAttrCurState}), 0, syscall.EINVAL},
@@ -236,27 +236,27 @@ func TestCommandErrors(t *testing.T) {
 			{"modify: rate limit needs the extended form", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, AttrMask: abi.QPAttrRateLimit}), 0, syscall.EOPNOTSUPP},
 			{"modify, extended: unknown attribute", ex(abi.CmdModifyQP), enc(abi.ExModifyQP{Base: abi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}}), 8, syscall.EOPNOTSUPP},
 
-			{"ah: no pd", abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: none, Attr: abi.AHAttr{PortNum: 1}}), 4, syscall.EINVAL},
+			{"ah: no pd", abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: none, Attr: abi.AHAttr{PortNum: 1}}), 4, syscall.ENOENT},
 			{"ah: no port", abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: pd}), 4, syscall.EINVAL},
 			{"destroy no ah", abi.CmdDestroyAH, enc(abi.DestroyAH{AHHandle: none}), 0, syscall.ENOENT},
 			{"destroy a pd as ah", abi.CmdDestroyAH, enc(abi.DestroyAH{AHHandle: pd}), 0, syscall.EINVAL},
 
-			{"post to no qp", abi.CmdPostSend, enc(abi.PostSend{QPHandle: none}), 4, syscall.EINVAL},
+			{"post to no qp", abi.CmdPostSend, enc(abi.PostSend{QPHandle: none}), 4, syscall.ENOENT},
 			{"post: does not fit", abi.CmdPostSend, enc(abi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 56}), 4, syscall.ENOSPC},
 			{"post: elements do not fit", abi.CmdPostSend, enc(abi.PostSend{QPHandle: qp, SGECount: 1 << 31}), 4, syscall.ENOSPC},
 			{"post: small requests", abi.CmdPostSend, enc(abi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 55}), 4, syscall.EINVAL},
-			{"post receives to no qp", abi.CmdPostRecv, enc(abi.PostRecv{QPHandle: none}), 4, syscall.EINVAL},
+			{"post receives to no qp", abi.CmdPostRecv, enc(abi.PostRecv{QPHandle: none}), 4, syscall.ENOENT},
 
 			{"rereg mr: nothing", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr}), 8, syscall.EINVAL},
 			{"rereg mr: unknown change", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, Flags: 8}), 8, syscall.EOPNOTSUPP},
 			{"rereg mr: none", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: none, Flags: abi.ReregMRChangeAccess}), 8, syscall.ENOENT},
 			{"rereg mr: a pd", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: pd, Flags: abi.ReregMRChangeAccess}), 8, syscall.EINVAL},
-			{"rereg mr: no pd", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, PDHandle: none, Flags: abi.ReregMRChangePD}), 8, syscall.EINVAL},
+			{"rereg mr: no pd", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, PDHandle: none, Flags: abi.ReregMRChangePD}), 8, syscall.ENOENT},
 			{"rereg mr: remote write only", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, AccessFlags: abi.AccessRemoteWrite, Flags: abi.ReregMRChangeAccess}), 8, syscall.EINVAL},
 			{"rereg mr: unknown right", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, AccessFlags: 1 << 31, Flags: abi.ReregMRChangeAccess}), 8, syscall.EINVAL},
 			{"rereg mr: offset in the page differs", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, Start: addr, HCAVA: addr + 1, Length: 1, Flags: abi.ReregMRChangeTranslation}), 8, syscall.EINVAL},
 			{"rereg mr: not mapped", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, Start: 0x1000, HCAVA: 0x1000, Length: 1, Flags: abi.ReregMRChangeTranslation}), 8, syscall.EFAULT},
-			{"alloc mw: no pd", abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: none, MWType: abi.MWType1}), 8, syscall.EINVAL},
+			{"alloc mw: no pd", abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: none, MWType: abi.MWType1}), 8, syscall.ENOENT},
 			{"alloc mw: no such type", abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: pd, MWType: 3}), 8, syscall.EINVAL},
 			{"dealloc no mw", abi.CmdDeallocMW, enc(abi.DeallocMW{MWHandle: none}), 0, syscall.ENOENT},
 			{"dealloc a pd as mw", abi.CmdDeallocMW, enc(abi.DeallocMW{MWHandle: pd}), 0, syscall.EINVAL},
@@ -334,6 +334,12 @@ var destroyCommands = []abi.Command{
 	abi.CmdDeallocMW,
 }
 
+// handleFirst are commands that look for their object before anything else.
+var handleFirst = []abi.Command{
+	abi.CmdResizeCQ, abi.CmdPollCQ, abi.CmdReqNotifyCQ, abi.CmdQueryQP, abi.CmdModifyQP, abi.CmdPostSend, abi.CmdPostRecv,
+	abi.CmdAttachMcast, abi.CmdDetachMcast, abi.CmdModifySRQ, abi.CmdQuerySRQ, abi.CmdPostSRQRecv,
+}
+
 // What every command but GET_CONTEXT says before there is a context, and after the file has been closed.
 func TestCommandsWithoutContext(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
@@ -351,7 +357,7 @@ func TestCommandsWithoutContext(t *testing.T) {
 				switch {
 				case closed:
 					want = syscall.EBADF
-				case slices.Contains(destroyCommands, n):
+				case slices.Contains(destroyCommands, n), slices.Contains(handleFirst, n):
 					want = syscall.ENOENT
 				}
 				_, _, err := p.send(rawCommand{number: uint32(n), core: make([]byte, cmd.req), room: cmd.resp})
@@ -359,8 +365,11 @@ func TestCommandsWithoutContext(t *testing.T) {
 			}
 			for n, cmd := range exCommands {
 				want := syscall.EINVAL
-				if closed {
+				switch {
+				case closed:
 					want = syscall.EBADF
+				case n == abi.ExCmdModifyQP:
+					want = syscall.ENOENT
 				}
 				_, _, err := p.send(rawCommand{number: uint32(n), extended: true, core: make([]byte, (cmd.req+7)&^7), room: (cmd.resp + 7) &^ 7})
 				wantErrno(t, n.String(), err, want)

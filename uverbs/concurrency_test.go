@@ -185,7 +185,7 @@ func TestUseWhileDestroying(t *testing.T) {
 		wantErrno(t, "destroy while it is modified", destroy(), syscall.EBUSY)
 	})
 	during("destroy QP", destroy, func() {
-		wantErrno(t, "modify while it is destroyed", modify(), syscall.EINVAL)
+		wantErrno(t, "modify while it is destroyed", modify(), syscall.EBUSY)
 		wantErrno(t, "destroy while it is destroyed", destroy(), syscall.EBUSY)
 		wantErrno(t, "destroy the queue of one that is being destroyed", func() error {
 			_, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})

@@ -133,14 +133,14 @@ func TestCommandOfDoorbellSize(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
-	wantErrno(t, "doorbell of no queue pair", p.ring(qp+1), syscall.EINVAL)
+	wantErrno(t, "doorbell of no queue pair", p.ring(qp+1), syscall.ENOENT)
 	if p.f.byWrite.Load() {
 		t.Error("a wrong doorbell is taken for another command")
 	}
 	wantErrno(t, "garbage", p.write(make([]byte, doorbellSize)), syscall.EINVAL)
 	_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
 	must(t, err)
-	wantErrno(t, "doorbell of one that is gone", p.ring(qp), syscall.EINVAL)
+	wantErrno(t, "doorbell of one that is gone", p.ring(qp), syscall.ENOENT)
 	if p.fakeCQ(cq) == nil {
 		t.Error("no queue")
 	}

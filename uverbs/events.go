@@ -409,6 +409,18 @@ func (s *eventFiles) channel(dev, ino uint64) (*eventFile, error) {
 	return nil, fmt.Errorf("not a completion channel of this context: %w", syscall.EBADF)
 }
 
+// asyncFile finds an asynchronous event file by the identity of its pipe. EBADF if there is none.
+func (s *eventFiles) asyncFile(dev, ino uint64) (*eventFile, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.async {
+		if e.dev == dev && e.ino == ino {
+			return e, nil
+		}
+	}
+	return nil, fmt.Errorf("not an asynchronous event file of this context: %w", syscall.EBADF)
+}
+
 func (s *eventFiles) release(channel *eventFile) {
 	if channel == nil {
 		return

@@ -11,20 +11,23 @@ import (
 	"verbena/uverbs/abi"
 )
 
-// Process is who opened a file: regions are registered from its memory, and charged to it.
+// Process is who opened a file.
 type Process interface {
 	PID() int
 	Name() string
 	UID() int
-	Space() umem.Space
-	// Account is what registered pages are charged to; nil for nobody.
+	// Account is what pages that it registers are charged to; nil for nobody.
 	Account() *umem.Account
 }
 
-// Caller is who issues one command: usually the process that opened the file, but also a child that inherited it.
+// Caller is who issues one command: usually the process that opened the file, but also a child that inherited it, or
+// whoever was sent its descriptor. Regions are registered from its memory, and charged to it: to have a file of another's
+// opens no way into the other's memory.
 type Caller interface {
-	// Space is where the addresses in the command point.
+	// Space is where the addresses in the command point. Regions use it as long as they exist.
 	Space() umem.Space
+	// Account is what registered pages are charged to; nil for nobody.
+	Account() *umem.Account
 	// InstallFD duplicates a descriptor of the service into the caller and returns its number there. It may sleep.
 	InstallFD(fd int, cloexec bool) (int, error)
 	// SameFile identifies the file that the caller has under a descriptor, by device and inode number as fstat(2)
@@ -153,8 +156,6 @@ func (f *File) dealloc() {
 
 // userContext is the file as the driver sees it.
 type userContext struct{ f *File }
-
-func (c userContext) Space() umem.Space { return c.f.proc.Space() }
 
 // AllocShared implements ib.UserContext. What a zombie's queues hold stays until the last close: the program may still
 // have to find the last completions there.

@@ -166,22 +166,22 @@ type share[R resource] struct {
 	res R
 }
 
-// lookup returns the object of a handle for use until done is called. EIO in a zombie, else EINVAL for whatever
-// does not fit, as most kernels have it. (uobj_get_obj_read)
+// lookup returns the object of a handle for use until done is called. EIO in a zombie, ENOENT if there is none, EINVAL
+// if it is of another kind, EBUSY while somebody has it exclusively. (rdma_lookup_get_uobject, UVERBS_LOOKUP_READ)
 func lookup[R resource](f *File, handle uint32) (share[R], error) {
 	if f.state.Load() == contextZombie {
 		return share[R]{}, errGone
 	}
 	o := f.objects.find(handle)
 	if o == nil {
-		return share[R]{}, fmt.Errorf("handle %d: no such object: %w", handle, syscall.EINVAL)
+		return share[R]{}, fmt.Errorf("handle %d: no such object: %w", handle, syscall.ENOENT)
 	}
 	res, ok := o.res.(R)
 	if !ok {
 		return share[R]{}, fmt.Errorf("handle %d is of a %v: %w", handle, o.res.kind(), syscall.EINVAL)
 	}
 	if err := o.use(); err != nil {
-		return share[R]{}, fmt.Errorf("%v with handle %d is being made or destroyed: %w", res.kind(), handle, syscall.EINVAL)
+		return share[R]{}, fmt.Errorf("%v with handle %d is being made or destroyed: %w", res.kind(), handle, err)
 	}
 	return share[R]{o, res}, nil
 }

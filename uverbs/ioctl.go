@@ -1,7 +1,10 @@
 package uverbs
 
 import (
+	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 	"syscall"
 
 	"verbena/umem"
@@ -21,9 +24,12 @@ const (
 type attrType uint8
 
 const (
-	attrIn  attrType = iota // bytes from the caller, in the attribute itself where they fit (UVERBS_ATTR_PTR_IN)
-	attrOut                 // bytes for the caller (UVERBS_ATTR_PTR_OUT)
-	attrFD                  // a new file descriptor for the caller (UVERBS_ATTR_FD, UVERBS_ACCESS_NEW)
+	attrIn      attrType = iota // bytes from the caller, in the attribute itself where they fit (UVERBS_ATTR_PTR_IN)
+	attrOut                     // bytes for the caller (UVERBS_ATTR_PTR_OUT)
+	attrNew                     // a new object's handle, or descriptor, for the caller (UVERBS_ACCESS_NEW)
+	attrUse                     // the handle of an object (UVERBS_ATTR_IDR, UVERBS_ACCESS_READ)
+	attrDestroy                 // the same, of one that is to be destroyed (UVERBS_ACCESS_DESTROY)
+	attrFile                    // a descriptor of the caller (UVERBS_ATTR_FD)
 )
 
 // attrSpec describes an attribute of a method. (struct uverbs_attr_spec)
@@ -61,8 +67,32 @@ func bytesIn(id abi.AttrID, least int) attrSpec {
 	return attrSpec{id: id, typ: attrIn, least: least, most: anyLength}
 }
 
+func numberIn(id abi.AttrID, size int) attrSpec {
+	return attrSpec{id: id, typ: attrIn, least: size, most: size, mandatory: true}
+}
+
+func structIn[T any](id abi.AttrID) attrSpec {
+	n := abi.SizeOf[T]()
+	return attrSpec{id: id, typ: attrIn, least: n, most: n, growing: true, mandatory: true}
+}
+
+func newHandle(id abi.AttrID) attrSpec { return attrSpec{id: id, typ: attrNew, mandatory: true} }
+
+func useHandle(id abi.AttrID) attrSpec { return attrSpec{id: id, typ: attrUse, mandatory: true} }
+
+func destroyHandle(id abi.AttrID) attrSpec {
+	return attrSpec{id: id, typ: attrDestroy, mandatory: true}
+}
+
+func fileIn(id abi.AttrID) attrSpec { return attrSpec{id: id, typ: attrFile} }
+
 func (s attrSpec) required() attrSpec {
 	s.mandatory = true
+	return s
+}
+
+func (s attrSpec) optional() attrSpec {
+	s.mandatory = false
 	return s
 }
 
@@ -78,8 +108,8 @@ type methodID struct {
 	method abi.MethodID
 }
 
-// methods are those that are answered as such. For the rest libibverbs falls back to INVOKE_WRITE when it is told
-// EPROTONOSUPPORT.
+// methods are those that there are: of this file's context, and of its objects. The others belong to objects that no
+// driver of the midlayer has; the kernel says of them, too, that it does not know them (uapi_finalize_disable).
 var methods map[methodID]*method
 
 func init() { // not a composite literal: INVOKE_WRITE leads back to here
@@ -110,16 +140,17 @@ func init() { // not a composite literal: INVOKE_WRITE leads back to here
 			flagsIn(abi.AttrQueryGIDEntryFlags).required(), structOut[abi.GIDEntry](abi.AttrQueryGIDEntryRespEntry),
 		}, queryGIDEntry},
 		{abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc}: {"ASYNC_EVENT_ALLOC", []attrSpec{
-			{id: abi.AttrAsyncEventAllocFDHandle, typ: attrFD, mandatory: true},
+			newHandle(abi.AttrAsyncEventAllocFDHandle),
 		}, asyncEventAlloc},
 	}
+	maps.Copy(methods, objectMethods())
 }
 
 // ioctlCall is one call of a method. (struct uverbs_attr_bundle)
 type ioctlCall struct {
 	call
 	addr  uint64 // of the attributes in the caller's memory
-	raw   []abi.Attr
+	raw   []attribute
 	place map[abi.AttrID]int // of the attributes that are there, in raw
 	outs  []output
 	// changed attributes are written back to the caller.
@@ -161,7 +192,7 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 }
 
 // readIoctl reads the header and the attributes.
-func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr abi.IoctlHdr, attrs []abi.Attr, err error) {
+func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr abi.IoctlHdr, attrs []attribute, err error) {
 	// Up to the end of a page, what follows the header is there too.
 	n := ioctlPeek
 	if left := umem.PageSize - arg%umem.PageSize; left < uint64(n) {
@@ -185,9 +216,9 @@ func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr abi.IoctlH
 			return hdr, nil, err
 		}
 	}
-	attrs = make([]abi.Attr, hdr.NumAttrs)
+	attrs = make([]attribute, hdr.NumAttrs)
 	for i := range attrs {
-		attrs[i], _ = abi.Decode[abi.Attr](b[i*attrSize:])
+		attrs[i].Attr, _ = abi.Decode[abi.Attr](b[i*attrSize:])
 	}
 	return hdr, attrs, nil
 }
@@ -229,12 +260,18 @@ func (m *method) attr(id abi.AttrID) *attrSpec {
 	return nil
 }
 
-func (c *ioctlCall) check(a *abi.Attr, s *attrSpec) error {
+func (c *ioctlCall) check(a *attribute, s *attrSpec) error {
 	n := int(a.Len)
-	if s.typ == attrFD {
-		s = &attrSpec{} // no length
+	if s.typ == attrIn && s.growing && n > s.most {
+		b, err := c.bytes(a)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(b[s.most:], func(x byte) bool { return x != 0 }) {
+			return fmt.Errorf("it goes beyond what is known: %w", syscall.EOPNOTSUPP)
+		}
 	}
-	if n < s.least || n > s.most && !s.growing {
+	if n < s.least || n > s.most && !s.growing { // handles and descriptors have no length
 		return fmt.Errorf("length %d: %w", n, syscall.EINVAL)
 	}
 	if a.AttrData != (abi.AttrEnumData{}) {
@@ -244,7 +281,7 @@ func (c *ioctlCall) check(a *abi.Attr, s *attrSpec) error {
 }
 
 // has returns an attribute, nil if it was not given.
-func (c *ioctlCall) has(id abi.AttrID) *abi.Attr {
+func (c *ioctlCall) has(id abi.AttrID) *attribute {
 	if i, ok := c.place[id]; ok {
 		return &c.raw[i]
 	}
@@ -260,41 +297,73 @@ func (c *ioctlCall) value(id abi.AttrID, most uint64) (uint64, error) {
 	return v, nil
 }
 
-// noFlags checks flags of which none is defined. (uverbs_get_flags32)
-func (c *ioctlCall) noFlags(id abi.AttrID) error {
+// flags are those in an attribute, none if it was not given. EINVAL if one is not allowed. (uverbs_get_flags32)
+func (c *ioctlCall) flags(id abi.AttrID, allowed uint32) (uint32, error) {
 	a := c.has(id)
 	if a == nil {
-		return nil
-	}
-	var b [8]byte
-	putUint64(b[:], a.Data)
-	for i, x := range b[:min(len(b), int(a.Len))] {
-		if x != 0 {
-			return fmt.Errorf("attribute %d: flags %#x in byte %d: %w", id, x, i, syscall.EINVAL)
-		}
+		return 0, nil
 	}
 	if a.Len != 4 && a.Len != 8 {
-		return fmt.Errorf("attribute %d: flags of %d bytes: %w", id, a.Len, syscall.EINVAL)
+		return 0, fmt.Errorf("attribute %d: flags of %d bytes: %w", id, a.Len, syscall.EINVAL)
 	}
-	return nil
+	v := a.number()
+	if bad := v &^ uint64(allowed); bad != 0 {
+		return 0, fmt.Errorf("attribute %d: flags %#x: %w", id, bad, syscall.EINVAL)
+	}
+	return uint32(v), nil
 }
 
-// input is the bytes of an attribute, nil if it was not given. Up to 8 lie in the attribute itself.
+// uint32 and uint64 are the number in an attribute of that length, 0 if it was not given. (uverbs_copy_from)
+func (c *ioctlCall) uint32(id abi.AttrID) uint32 { return uint32(c.uint64(id)) }
+
+func (c *ioctlCall) uint64(id abi.AttrID) uint64 {
+	if a := c.has(id); a != nil {
+		return a.number()
+	}
+	return 0
+}
+
+// input is the bytes of an attribute, nil if it was not given.
 func (c *ioctlCall) input(id abi.AttrID) ([]byte, error) {
 	a := c.has(id)
 	if a == nil || a.Len == 0 {
 		return nil, nil
 	}
+	return c.bytes(a)
+}
+
+// bytes are those of an attribute. Up to 8 lie in the attribute itself.
+func (c *ioctlCall) bytes(a *attribute) ([]byte, error) {
 	if a.Len > maxCommand {
-		return nil, fmt.Errorf("attribute %d: %d bytes: %w", id, a.Len, syscall.EINVAL)
+		return nil, fmt.Errorf("attribute %d: %d bytes: %w", a.AttrID, a.Len, syscall.EINVAL)
 	}
 	b := make([]byte, max(8, a.Len))
 	if a.Len <= 8 {
 		putUint64(b, a.Data)
 	} else if err := c.caller.Space().ReadV([][]byte{b}, a.Data); err != nil {
-		return nil, fmt.Errorf("read attribute %d: %w", id, err)
+		return nil, fmt.Errorf("read attribute %d: %w", a.AttrID, err)
 	}
 	return b[:a.Len], nil
+}
+
+// attribute is one that was given.
+type attribute struct{ abi.Attr }
+
+// number is what lies in the attribute itself.
+func (a *attribute) number() uint64 {
+	if a.Len == 4 {
+		var b [8]byte
+		putUint64(b[:], a.Data)
+		return uint64(binary.NativeEndian.Uint32(b[:]))
+	}
+	return a.Data
+}
+
+// give has a new object's handle, or a descriptor, stored in the attribute itself when the call succeeds.
+func (c *ioctlCall) give(id abi.AttrID, v uint64) {
+	i := c.place[id]
+	c.raw[i].Data = v
+	c.changed[i] = true
 }
 
 // room is how long the buffer of an attribute is, 0 if it was not given.
@@ -340,7 +409,7 @@ func (c *ioctlCall) deliver() error {
 		first := i
 		var b []byte
 		for ; i < len(c.raw) && c.changed[i]; i++ {
-			b = abi.AppendTo(b, &c.raw[i])
+			b = abi.AppendTo(b, &c.raw[i].Attr)
 		}
 		c.outs = append(c.outs, output{c.addr + uint64(first*attrSize), [][]byte{b}})
 	}

@@ -74,12 +74,9 @@ func infoHandles(c *ioctlCall) error {
 	if room == 0 || room%4 != 0 {
 		return fmt.Errorf("room of %d bytes for handles: %w", room, syscall.EINVAL)
 	}
-	k, ok := map[abi.ObjectID]kind{
-		abi.ObjectPD: kindPD, abi.ObjectCQ: kindCQ, abi.ObjectQP: kindQP, abi.ObjectMR: kindMR, abi.ObjectAH: kindAH,
-		abi.ObjectMW: kindMW,
-	}[abi.ObjectID(object)]
+	k, ok := objectKinds[abi.ObjectID(object)]
 	if !ok {
-		return fmt.Errorf("no objects of type %d: %w", object, syscall.EINVAL)
+		return fmt.Errorf("no objects of type %d: %w", object, syscall.ENOENT)
 	}
 	return c.native(func() error {
 		var handles []byte
@@ -157,7 +154,7 @@ func (c *ioctlCall) outputContext(vectors, support abi.AttrID) {
 
 // queryGIDTable lists the valid GIDs of all ports. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_TABLE))
 func queryGIDTable(c *ioctlCall) error {
-	if err := c.noFlags(abi.AttrQueryGIDTableFlags); err != nil {
+	if _, err := c.flags(abi.AttrQueryGIDTableFlags, 0); err != nil {
 		return err
 	}
 	size, err := c.value(abi.AttrQueryGIDTableEntrySize, math.MaxUint16)
@@ -190,7 +187,7 @@ func queryGIDTable(c *ioctlCall) error {
 
 // queryGIDEntry reports one GID, ENODATA if the entry is empty. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_ENTRY))
 func queryGIDEntry(c *ioctlCall) error {
-	if err := c.noFlags(abi.AttrQueryGIDEntryFlags); err != nil {
+	if _, err := c.flags(abi.AttrQueryGIDEntryFlags, 0); err != nil {
 		return err
 	}
 	port, err := c.value(abi.AttrQueryGIDEntryPort, math.MaxUint32)
@@ -236,9 +233,7 @@ func asyncEventAlloc(c *ioctlCall) error {
 		return err
 	}
 	return c.finish(func() error {
-		i := c.place[abi.AttrAsyncEventAllocFDHandle]
-		c.raw[i].Data = uint64At(c.resp)
-		c.changed[i] = true
+		c.give(abi.AttrAsyncEventAllocFDHandle, uint64At(c.resp))
 		return c.deliver()
 	})
 }

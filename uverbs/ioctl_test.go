@@ -35,7 +35,7 @@ func TestIoctlHeader(t *testing.T) {
 		{"another driver", func(h *abi.IoctlHdr) { h.DriverID = abi.DriverMLX5 }, syscall.EINVAL},
 		{"no such method", func(h *abi.IoctlHdr) { h.MethodID = 99 }, syscall.EPROTONOSUPPORT},
 		{"no such object", func(h *abi.IoctlHdr) { h.ObjectID = 99 }, syscall.EPROTONOSUPPORT},
-		{"a method that is left to INVOKE_WRITE", func(h *abi.IoctlHdr) { h.ObjectID, h.MethodID = abi.ObjectCQ, abi.MethodCQCreate }, syscall.EPROTONOSUPPORT},
+		{"a method of objects that there are none of", func(h *abi.IoctlHdr) { h.ObjectID, h.MethodID = abi.ObjectDM, abi.MethodDMAlloc }, syscall.EPROTONOSUPPORT},
 		{"a method of the driver", func(h *abi.IoctlHdr) { h.MethodID = abi.IDDriverNS }, syscall.EPROTONOSUPPORT},
 	} {
 		h := good
@@ -301,6 +301,6 @@ func TestInfoHandles(t *testing.T) {
 	if total[0] != 1 {
 		t.Errorf("more than there is room for: %v", total)
 	}
-	wantErrno(t, "no such objects", info(abi.ObjectFlow, 16), syscall.EINVAL)
+	wantErrno(t, "no such objects", info(abi.ObjectFlow, 16), syscall.ENOENT)
 	wantErrno(t, "room for half a handle", info(abi.ObjectPD, 6), syscall.EINVAL)
 }

@@ -79,7 +79,6 @@ func TestPostSend(t *testing.T) {
 			qp   uint32
 			wr   abi.SendWR
 		}{
-			{"datagram to no address handle", ud, send},
 			{"write on a datagram queue pair", ud, write},
 			{"no such operation", rc, abi.SendWR{Opcode: 99}},
 			{"inline data", rc, abi.SendWR{Opcode: abi.WRSend, SendFlags: abi.SendInline}},
@@ -89,6 +88,8 @@ func TestPostSend(t *testing.T) {
 			_, err := post(p, abi.CmdPostSend, test.qp, []abi.SendWR{test.wr}, nil)
 			wantErrno(t, test.name, err, syscall.EINVAL)
 		}
+		_, err = post(p, abi.CmdPostSend, ud, []abi.SendWR{send}, nil)
+		wantErrno(t, "datagram to no address handle", err, syscall.ENOENT)
 	})
 }
 

@@ -34,8 +34,14 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	checkDescriptors(t)
-	w := &world{t: t, core: &ib.Core{}, drv: &fakeDriver{}}
-	w.dev = ib.NewDevice("rxe0", w.drv, t.Logf)
+	drv := &fakeDriver{}
+	return worldOf(t, ib.NewDevice("rxe0", drv, t.Logf), drv)
+}
+
+// worldOf is a server with a given device.
+func worldOf(t *testing.T, dev *ib.Device, drv *fakeDriver) *world {
+	t.Helper()
+	w := &world{t: t, core: &ib.Core{}, drv: drv, dev: dev}
 	must(t, w.core.Register(w.dev))
 	var err error
 	w.srv, err = NewServer(w.core, ServerOptions{CompVectors: 2, Logf: t.Logf})

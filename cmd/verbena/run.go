@@ -92,21 +92,22 @@ func (r *runCmd) connect(c *cli) (*service.Client, error) {
 func (r *runCmd) launch(client *service.Client, path string, argv []string) error {
 	var attached *service.Attached
 	var lost <-chan struct{}
-	prog, err := guest.Start(&guest.Launch{
+	launch := &guest.Launch{
 		Path:  path,
 		Args:  argv,
 		Env:   os.Environ(),
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
-
-		AdoptOrphans: guest.NeedsHelper(),
-		Handover: func(listener *os.File) (err error) {
-			attached, err = client.Attach(service.Attach{PID: os.Getpid(), Args: argv}, listener)
-			if err == nil {
-				lost = client.Serve(guest.Ancestor{})
-			}
+	}
+	launch.Handover = func(listener *os.File) (err error) {
+		attached, err = client.Attach(service.Attach{PID: os.Getpid(), Args: argv}, listener)
+		if err != nil {
 			return err
-		},
-	})
+		}
+		launch.AdoptOrphans = attached.Helped
+		lost = client.Serve(guest.Ancestor{})
+		return nil
+	}
+	prog, err := guest.Start(launch)
 	var start *guest.ExecError
 	if errors.As(err, &start) {
 		fmt.Fprintf(os.Stderr, "verbena: run: %v\n", err)

@@ -74,6 +74,8 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMcastGrp: 1 << 10, MaxMcastQPAttach: 1 << 10, MaxTotalMcastAtch: 1 << 20,
 		MaxSRQ: maxQP, MaxSRQWR: maxWR, MaxSRQSGE: maxSGE,
 		MaxPKeys: 1, PhysPorts: 1,
+		DeviceCapFlags: ib.DeviceCapMemWindow | ib.DeviceCapMemWindowType2B | ib.DeviceCapMemExtensions |
+			ib.DeviceCapFlushGlobal | ib.DeviceCapAtomicWrite,
 	}, nil
 }
 

@@ -58,8 +58,8 @@ func (k *key) cover(r *umem.Region, access ib.AccessFlags) {
 
 // RegMR implements ib.Driver.
 func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
-	if access&(ib.AccessZeroBased|ib.AccessOnDemand) != 0 {
-		return nil, fmt.Errorf("access flags %#x: %w", uint32(access), syscall.EOPNOTSUPP)
+	if err := checkAccess(access); err != nil {
+		return nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -67,6 +67,28 @@ func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.
 	k.cover(r, access)
 	obj.SetKeys(k.num, k.num)
 	return k, nil
+}
+
+func checkAccess(access ib.AccessFlags) error {
+	if access&(ib.AccessZeroBased|ib.AccessOnDemand|ib.AccessFlushPersistent) != 0 {
+		return fmt.Errorf("access flags %#x: %w", uint32(access), syscall.EOPNOTSUPP)
+	}
+	return nil
+}
+
+// Rereg implements ib.ReregMR. The keys stay.
+func (k *key) Rereg(r *umem.Region, pd *ib.PD, access ib.AccessFlags, u *ib.Udata) error {
+	if err := checkAccess(access); err != nil {
+		return err
+	}
+	k.dev.mu.Lock()
+	defer k.dev.mu.Unlock()
+	if k.bound > 0 {
+		return fmt.Errorf("%d windows are bound to the region: %w", k.bound, syscall.EBUSY)
+	}
+	k.pd = pd
+	k.cover(r, access)
+	return nil
 }
 
 // Dereg implements ib.DriverMR. Accesses are made under the lock, so none is in flight.

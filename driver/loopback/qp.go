@@ -145,6 +145,7 @@ func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	}
 	is(ib.QPAttrPort, a.Port != 1, "port")
 	is(ib.QPAttrPKeyIndex, a.PKeyIndex != 0, "P_Key index")
+	is(ib.QPAttrAccessFlags, a.AccessFlags&ib.AccessFlushPersistent != 0, "right to flush to persistent memory")
 	is(ib.QPAttrPathMTU, !a.PathMTU.Valid() || a.PathMTU > mtu, "path MTU")
 	is(ib.QPAttrDestQPN, a.DestQPN > 0xffffff, "destination")
 	is(ib.QPAttrRQPSN, a.RQPSN > 0xffffff, "receive PSN")
@@ -272,7 +273,7 @@ func (q *QP) take(wr *ib.SendWR) error {
 	w.wr = *wr
 	w.sges = append(w.sges[:0], wr.SGList...)
 	w.inline = w.inline[:0]
-	if wr.Flags&ib.SendInline != 0 {
+	if wr.Flags&ib.SendInline != 0 || wr.Opcode == ib.WRAtomicWrite {
 		w.inline = append(w.inline, wr.Inline...)
 	}
 	if wr.AH != nil {
@@ -298,6 +299,10 @@ func (q *QP) knows(wr *ib.SendWR) bool {
 		return q.init.Type != ib.QPTypeUD
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRSendWithInv:
 		return rc
+	case ib.WRFlush:
+		return rc
+	case ib.WRAtomicWrite:
+		return rc && len(wr.Inline) == 8 && wr.RemoteAddr%8 == 0
 	case ib.WRLocalInv:
 		return q.init.Type != ib.QPTypeUD
 	case ib.WRBindMW:

@@ -67,6 +67,7 @@ var opcodes = [...]ib.WCOpcode{
 	ib.WRRDMAWrite: ib.WCRDMAWrite, ib.WRRDMAWriteWithImm: ib.WCRDMAWrite, ib.WRRDMARead: ib.WCRDMARead,
 	ib.WRAtomicCmpAndSwp: ib.WCCompSwap, ib.WRAtomicFetchAdd: ib.WCFetchAdd,
 	ib.WRLocalInv: ib.WCLocalInv, ib.WRBindMW: ib.WCBindMW, ib.WRRegMR: ib.WCRegMR,
+	ib.WRFlush: ib.WCFlush, ib.WRAtomicWrite: ib.WCAtomicWrite,
 }
 
 // completeRecv ends the first receive work request of r, on q, with wc, of which it fills in the rest; mu is held.
@@ -101,10 +102,12 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 		return q.bindMW(w), 0, false
 	case ib.WRRegMR:
 		return q.fastReg(w), 0, false
+	case ib.WRFlush:
+		return q.flush(w), 0, false
 	}
 	src := &d.copier.src
 	switch {
-	case w.wr.Flags&ib.SendInline != 0:
+	case w.wr.Flags&ib.SendInline != 0, w.wr.Opcode == ib.WRAtomicWrite:
 		src.reset()
 		src.inline, src.n = w.inline, uint64(len(w.inline))
 	case w.wr.Opcode == ib.WRRDMARead, w.wr.Opcode == ib.WRAtomicCmpAndSwp, w.wr.Opcode == ib.WRAtomicFetchAdd:
@@ -122,9 +125,10 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	if peer == nil {
 		return q.unreliable(ib.WCRetryExcErr), 0, false
 	}
-	if w.wr.Opcode == ib.WRRDMAWrite || w.wr.Opcode == ib.WRRDMAWriteWithImm {
+	switch w.wr.Opcode {
+	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRAtomicWrite:
 		status, wait = q.write(w, peer)
-	} else {
+	default:
 		status, wait = q.send(w, peer)
 	}
 	return status, 0, wait

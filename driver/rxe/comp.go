@@ -14,6 +14,7 @@ import (
 func (qp *QP) receiveResponse(p *pass, k *packet) {
 	r := &qp.req
 	if r.flight.len() == 0 || k.psn.Less(r.una) || !k.psn.Less(r.sent) {
+		qp.dev.counters.add(cntDropResponse, 1)
 		return // to something that is complete already, or that was never sent
 	}
 	switch {
@@ -74,7 +75,7 @@ func (qp *QP) acknowledged(psn roce.PSN) bool {
 		if w.kind.answered() {
 			break
 		}
-		from, to := r.una.Diff(w.first), min(psn.Diff(w.first), w.packets)
+		from, to := r.una.Since(w.first), min(psn.Since(w.first), w.packets)
 		bytes += w.cost(qp.mtu, from, to)
 		r.una = w.first.Add(to)
 		if to == w.packets {
@@ -112,12 +113,12 @@ func (qp *QP) receiveRead(p *pass, k *packet) {
 		return
 	}
 	w := r.flight.at(r.flight.head)
-	pkt := k.psn.Diff(w.first)
+	pkt := k.psn.Since(w.first)
 	if (w.kind == opFlush || w.kind == opAtomicWrite) && pkt == 0 {
 		qp.receiveDone(w, k)
 		return
 	}
-	if w.kind != opRead || pkt < 0 || pkt >= w.packets {
+	if w.kind != opRead || pkt >= w.packets {
 		return
 	}
 	off := pkt * qp.mtu
@@ -272,7 +273,7 @@ func (qp *QP) fail(status abi.WCStatus) {
 	}
 	switch {
 	case qp.state == ib.QPErr:
-	case qp.typ == ib.QPTypeRC:
+	case qp.reliable():
 		qp.enterError()
 	default:
 		qp.setState(ib.QPSQE)

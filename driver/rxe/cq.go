@@ -34,6 +34,9 @@ func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ,
 	if attr.Entries > maxCQE {
 		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
 	}
+	if attr.Flags != 0 {
+		return nil, fmt.Errorf("flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
+	}
 	c := &cq{dev: d, obj: obj, ctx: d.context(u)}
 	r, err := newCQRing(c.ctx, attr.Entries, u)
 	if err != nil {
@@ -112,8 +115,11 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 
 var errRingGone = fmt.Errorf("the process took the memory of its queue away: %w", syscall.EFAULT)
 
-// current is the ring, which only Resize replaces, under both locks.
+// current is the ring, nil of no queue, which only Resize replaces, under both locks.
 func (c *cq) current() *ring {
+	if c == nil {
+		return nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ring

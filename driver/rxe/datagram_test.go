@@ -142,6 +142,23 @@ func TestDatagramErrors(t *testing.T) {
 	})
 }
 
+// TestAddressHandleDomain: an address handle is for the queue pairs of its domain (IBA 11.6.2).
+func TestAddressHandleDomain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUD})
+		b.connect(conn{})
+		mine := b.a.pd
+		b.a.pd = b.a.newPD()
+		ah := newAH(b.a, b.b.dev, 1)
+		b.a.pd = mine
+		b.b.recv(2, 0, 1000)
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: b.a.sge(0, 8), AH: ah, RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey})
+		b.a.expect(ib.WC{ID: 1, Status: ib.WCLocQPOpErr})
+		b.b.none()
+		check(t, ah.Destroy())
+	})
+}
+
 func TestAddressHandle(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUD})

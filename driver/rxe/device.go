@@ -51,21 +51,20 @@ type Config struct {
 
 // Device is a software RoCEv2 device with one port. It implements ib.Driver.
 type Device struct {
-	name       string
-	obj        *ib.Device
-	logf       func(format string, args ...any)
-	at         atomic.Pointer[addressing]
-	changes    addressChanges
-	guid       uint64
-	faults     *wire.Faults
-	taps       *wire.Taps
-	fabric     *Fabric
-	clock      clock.Clock
-	direct     atomic.Bool // the Fabric may be used, as long as there are no faults
-	counters   counters
-	violations violations
-	groups     groups
-	atomics    atomics
+	name     string
+	obj      *ib.Device
+	logf     func(format string, args ...any)
+	at       atomic.Pointer[addressing]
+	changes  addressChanges
+	guid     uint64
+	faults   *wire.Faults
+	taps     *wire.Taps
+	fabric   *Fabric
+	clock    clock.Clock
+	direct   atomic.Bool // the Fabric may be used, as long as there are no faults
+	counters counters
+	groups   groups
+	atomics  atomics
 
 	qps     table[QP] // by the low bits of the number
 	mrs     table[mr] // by key >> 8
@@ -235,11 +234,6 @@ const (
 	capSysImageGUID    = 1 << 11
 	capRCRNRNakGen     = 1 << 12
 	capSRQResize       = 1 << 13
-	capMemWindow       = 1 << 17
-	capMemMgtExt       = 1 << 21
-	capMemWindow2B     = 1 << 24
-	capFlushGlobal     = 1 << 38
-	capAtomicWrite     = 1 << 40
 	portCapCM          = 1 << 16 // enum ib_port_cap_flags
 	portWidth1X        = 1       // enum ib_port_width
 	portSpeedSDR       = 1       // enum ib_port_speed
@@ -263,8 +257,8 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQP:        maxQPSlot - minQPSlot,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
-			capSysImageGUID | capRCRNRNakGen | capMemWindow | capMemMgtExt | capMemWindow2B | capFlushGlobal |
-			capAtomicWrite | capSRQResize,
+			capSysImageGUID | capRCRNRNakGen | capSRQResize | ib.DeviceCapMemWindow |
+			ib.DeviceCapMemWindowType2B | ib.DeviceCapMemExtensions | ib.DeviceCapFlushGlobal | ib.DeviceCapAtomicWrite,
 		MaxSendSGE:        maxSGE,
 		MaxRecvSGE:        maxSGE,
 		MaxSGERd:          maxSGE,
@@ -290,9 +284,10 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		// Memory is copied by the kernel, which brings in what is not there: nothing has to be pinned.
 		ODP: ib.ODPCaps{
 			General: ib.ODPSupport | ib.ODPImplicit,
-			RC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv,
-			UC:      ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
-			UD:      ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
+			RC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPRead | ib.ODPAtomic | ib.ODPSRQRecv | ib.ODPFlush |
+				ib.ODPAtomicWrite,
+			UC: ib.ODPSend | ib.ODPRecv | ib.ODPWrite | ib.ODPSRQRecv,
+			UD: ib.ODPSend | ib.ODPRecv | ib.ODPSRQRecv,
 		},
 	}, nil
 }
@@ -313,8 +308,8 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 		CapFlags:       portCapCM,
 		MaxMsgSize:     maxMsgSize,
 		MaxVLNum:       1,
-		BadPKeyCounter: violationCount(&d.violations.pkey),
-		QKeyViolations: violationCount(&d.violations.qkey),
+		BadPKeyCounter: d.counters.violations(cntDropPKey),
+		QKeyViolations: d.counters.violations(cntDropQKey),
 		ActiveWidth:    portWidth1X,
 		ActiveSpeed:    portSpeedSDR,
 		Netdev:         at.netdev.Name,

@@ -32,6 +32,9 @@
 //
 // # Memory
 //
+// What a key stands for is a grant (key.go), which does not change; binding, registering, invalidating and the like put
+// another behind the key, and wait until nobody uses the old one.
+//
 // Every queue is a ring in the layout of struct rxe_queue_buf (queue.go): shared with a user process, or in
 // memory of this process for a consumer here, so that there is one path for both. Work requests are copied out of
 // a ring once, then checked (wqe.go). Of registered memory the engine holds no pointer; package umem copies in and
@@ -42,16 +45,22 @@
 // # Files
 //
 //	device.go   Device, its attributes, user contexts      rxe.c, rxe_verbs.c, rxe_param.h
-//	hardware.go the adapter, which resets, hangs and dies  (pci_driver)
+//	hardware.go    the adapter: resets, hangs, dies    (pci_driver)
+//	addressing.go  what follows the interface           core/roce_gid_mgmt.c, cache.c; rxe_net.c
 //	gid.go      GID and P_Key tables
 //	fabric.go   devices that reach each other in memory    (loopback in rxe_net.c)
 //	queue.go    rings                                      rxe_queue.h
 //	wqe.go      work requests in the rings                 struct rxe_send_wqe, rxe_recv_wqe
 //	cq.go       completion queues                          rxe_cq.c
-//	mr.go       domains, regions, keys, atomics            rxe_mr.c
+//	key.go      what keys stand for, and its end           lookup_mr, rxe_lookup_mw
+//	mr.go       domains, regions, atomics                  rxe_mr.c
+//	fastreg.go  regions of work requests, invalidation     rxe_mr.c
+//	mw.go       memory windows                             rxe_mw.c
+//	flush.go    FLUSH, ATOMIC WRITE                        in rxe_req.c, rxe_resp.c
 //	av.go       address vectors and handles                rxe_av.c
 //	gsi.go      general services
 //	mcast.go    multicast groups                           rxe_mcast.c
+//	xrc.go      extended reliable connections
 //	srq.go      shared receive queues                      rxe_srq.c
 //	table.go    numbers of objects                         rxe_pool.c
 //	qp.go       queue pairs                                rxe_qp.c

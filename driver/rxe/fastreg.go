@@ -36,7 +36,7 @@ func (m *mr) Map(r *umem.Region) error {
 }
 
 // fastReg carries out a WRRegMR: the region must be free, of the queue pair's domain, and mapped; of the key only the low
-// bits are the consumer's (IBA 10.6.3.2). Its pass has no access in flight. (rxe_reg_fast_mr)
+// bits are the consumer's (IBA 10.6.3). Its pass has no access in flight. (rxe_reg_fast_mr)
 func (qp *QP) fastReg(b *abi.RXESendWRMW) abi.WCStatus {
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	access := ib.AccessFlags(b.Access)
@@ -58,7 +58,7 @@ func (qp *QP) fastReg(b *abi.RXESendWRMW) abi.WCStatus {
 func (m *mr) invalidate(qp *QP, key uint32) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if g := m.grant.Load(); !m.fast || g == nil || g.key != key || g.pd != qp.pd || m.windows > 0 {
+	if g := m.grant.Load(); !m.fast || g == nil || g.key != key || g.pd != qp.domain() || m.windows > 0 {
 		return false
 	}
 	m.replace(nil)

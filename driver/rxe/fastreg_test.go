@@ -42,7 +42,7 @@ func (n *node) fastReg(mr *ib.MR) uint32 {
 	return mr.RKey()
 }
 
-// TestFastReg: what the specification asks of a fast registration (IBA 10.6.3.2), and the states of the region.
+// TestFastReg: what the specification asks of a fast registration (IBA 10.6.3), and the states of the region.
 func TestFastReg(t *testing.T) {
 	for _, c := range []struct {
 		name   string

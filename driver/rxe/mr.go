@@ -22,7 +22,7 @@ func (d *Device) AllocPD(*ib.PD, *ib.Udata) (ib.DriverPD, error) { return &pd{de
 func (*pd) Dealloc() error { return nil }
 
 // mr is a memory region. Local and remote key are one number: the index in the device's table, and eight bits that
-// differ each time the index is used again. In the states of the specification (IBA 10.6.3.1) it is valid when it has
+// differ each time the index is used again. In the states of the specification (IBA 10.6.3) it is valid when it has
 // a grant, and else free.
 type mr struct {
 	dev   *Device

@@ -79,7 +79,7 @@ func (qp *QP) bindMW(b *abi.RXESendWRMW) abi.WCStatus {
 	return abi.WCSuccess
 }
 
-// bind checks and does it (IBA 10.6.7.2.1; C10-70 to C10-75, o10-36, o10-37). The low bits of the key are the
+// bind checks and does it (IBA 10.6.7.2; C10-70 to C10-75, o10-36, o10-37). The low bits of the key are the
 // consumer's; only of type 1 must they differ from the present ones. (rxe_check_bind_mw, rxe_do_bind_mw)
 func (w *mw) bind(qp *QP, b *abi.RXESendWRMW) bool {
 	// The right to write locally means nothing for a window, but programs ask for it.

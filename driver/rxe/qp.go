@@ -34,7 +34,8 @@ type QP struct {
 	sigAll bool
 	cap    ib.QPCap
 	sq, rq *ring
-	srq    *srq // where the receives come from instead of rq; may be nil
+	xrcd   *xrcd // of an XRC target
+	srq    *srq  // where the receives come from instead of rq; may be nil
 
 	// posting serialises PostRecv, which does not need mu.
 	posting sync.Mutex
@@ -72,7 +73,7 @@ type QP struct {
 // CreateQP implements ib.Driver.
 func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
 	switch init.Type {
-	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD:
+	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
 	case ib.QPTypeGSI:
 		if err := d.checkGSI(init, u); err != nil {
 			return nil, err
@@ -95,11 +96,22 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 	}
 	qp := &QP{
 		dev: d, obj: obj, typ: init.Type, pd: obj.PD().Driver().(*pd), ctx: d.context(u),
-		sendCQ: init.SendCQ.Driver().(*cq), recvCQ: init.RecvCQ.Driver().(*cq), sigAll: init.SigAll,
-		pathMTU: roce.MTU256,
+		sigAll: init.SigAll, pathMTU: roce.MTU256,
+	}
+	if init.SendCQ != nil {
+		qp.sendCQ = init.SendCQ.Driver().(*cq)
+	}
+	if init.RecvCQ != nil {
+		qp.recvCQ = init.RecvCQ.Driver().(*cq)
 	}
 	if init.SRQ != nil {
 		qp.srq = init.SRQ.Driver().(*srq)
+	}
+	if init.Type == ib.QPTypeXRCTgt {
+		// It has nothing that a user shares, and may outlive the context that it was made in.
+		qp.xrcd, qp.ctx, *c = init.XRCD.Driver().(*xrcd), nil, ib.QPCap{}
+	}
+	if !qp.receives() {
 		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
 	}
 	qp.idle.L = &qp.mu
@@ -150,7 +162,7 @@ func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
 		return fmt.Errorf("send %w", err)
 	}
 	c.MaxSendWR = uint32(qp.sq.capacity())
-	if qp.srq != nil {
+	if !qp.receives() {
 		qp.rq, err = newRing(nil, 0, 0) // nobody fills it
 	} else if qp.rq, err = newRing(ctx, int(c.MaxRecvWR), recvWQESize(c.MaxRecvSGE)); err == nil {
 		c.MaxRecvWR = uint32(qp.rq.capacity())
@@ -229,8 +241,8 @@ func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	if s := qp.State(); s == ib.QPReset {
 		return 0, fmt.Errorf("post receive to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
 	}
-	if qp.srq != nil {
-		return 0, fmt.Errorf("post receive to queue pair %d, which has a shared receive queue: %w", qp.num, syscall.EINVAL)
+	if !qp.receives() {
+		return 0, fmt.Errorf("post receive to queue pair %d, which has no receive queue of its own: %w", qp.num, syscall.EINVAL)
 	}
 	n, err = qp.postRecv(wrs)
 	if qp.State() == ib.QPErr {

@@ -190,7 +190,7 @@ func TestCreateQPErrors(t *testing.T) {
 			cap  ib.QPCap
 			errn syscall.Errno
 		}{
-			{"type", ib.QPTypeXRCInit, ib.QPCap{}, syscall.EOPNOTSUPP},
+			{"type", ib.QPTypeRaw, ib.QPCap{}, syscall.EOPNOTSUPP},
 			{"sends", ib.QPTypeRC, ib.QPCap{MaxSendWR: maxQPWR + 1}, syscall.EINVAL},
 			{"receives", ib.QPTypeRC, ib.QPCap{MaxRecvWR: maxQPWR + 1}, syscall.EINVAL},
 			{"gather", ib.QPTypeRC, ib.QPCap{MaxSendSGE: maxSGE + 1}, syscall.EINVAL},
@@ -203,6 +203,9 @@ func TestCreateQPErrors(t *testing.T) {
 		}
 		if _, err := b.a.dev.IB().CreateCQ(ib.CQAttr{Entries: maxCQE + 1}, nil, nil, nil); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("completion queue: %v", err)
+		}
+		if _, err := b.a.dev.IB().CreateCQ(ib.CQAttr{Entries: 1, Flags: 1}, nil, nil, nil); !errors.Is(err, syscall.EOPNOTSUPP) {
+			t.Errorf("completion queue with timestamps: %v", err)
 		}
 		if _, err := b.a.pd.RegMR(b.a.mem, nil, b.a.addr, 1, b.a.addr, ib.AccessZeroBased, nil); !errors.Is(err, syscall.EOPNOTSUPP) {
 			t.Errorf("zero-based region: %v", err)

@@ -20,7 +20,8 @@ type packet struct {
 // Receive implements wire.Receiver: packets that came from the network.
 func (e *endpoint) Receive(a *wire.Arrival) {
 	if !e.dev.at.Load().up() {
-		return // a port that is down gets nothing
+		e.dev.counters.add(cntDropPortDown, len(a.Packets)) // it gets nothing
+		return
 	}
 	p := e.dev.begin(true)
 	p.receive(e.dev, a)
@@ -34,6 +35,7 @@ func (p *pass) receive(d *Device, a *wire.Arrival) {
 	d.counters.add(cntRcvdPkts, len(packets))
 	for len(packets) > 0 {
 		if len(packets[0]) < roce.BTHLen {
+			d.counters.add(cntDropMalformed, 1)
 			packets = packets[1:]
 			continue
 		}
@@ -46,9 +48,13 @@ func (p *pass) receive(d *Device, a *wire.Arrival) {
 		case multicast:
 			if num == roce.QPNMulticast {
 				p.receiveGroup(d, a, packets[:n])
+			} else {
+				d.counters.add(cntDropNobody, n)
 			}
 		case qp != nil:
 			qp.receive(p, a, packets[:n])
+		default:
+			d.counters.add(cntDropNobody, n)
 		}
 		packets = packets[n:]
 	}
@@ -62,7 +68,8 @@ func (qp *QP) receive(p *pass, a *wire.Arrival, packets [][]byte) {
 	qp.mu.Lock()
 	for _, b := range packets {
 		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
-		if qp.gone || !k.parse(b) || !qp.accepts(&k) {
+		if why := qp.refuses(&k, b); why != accept {
+			qp.dev.counters.add(why, 1)
 			continue
 		}
 		if k.Flags&roce.FlagResponse != 0 {
@@ -98,35 +105,45 @@ func serviceOf(t ib.QPType) roce.Service {
 		return roce.UC
 	case ib.QPTypeUD, ib.QPTypeGSI:
 		return roce.UD
+	case ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
+		return roce.XRC
 	}
 	return roce.RC
 }
 
-// accepts checks that a packet may be for this queue pair as it is now: service, state, partition, and the
-// addresses of a connection or the Q_Key. What fails is dropped. (hdr_check)
-func (qp *QP) accepts(k *packet) bool {
-	if k.Opcode.Service() != serviceOf(qp.typ) {
-		return false
+// accept is what refuses returns for a packet that is not to be dropped.
+const accept = numCounters
+
+// refuses checks that a packet is well-formed and may be for this queue pair as it is now: service, state, partition, and
+// the addresses of a connection or the Q_Key. What it returns says why the packet is to be dropped. (hdr_check)
+func (qp *QP) refuses(k *packet, b []byte) counter {
+	switch {
+	case !k.parse(b):
+		return cntDropMalformed
+	case k.Opcode.Service() != serviceOf(qp.typ):
+		return cntDropService
+	case k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull:
+		return cntDropPKey
 	}
-	if k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull {
-		qp.dev.violations.pkey.Add(1)
-		return false
+	response := k.Flags&roce.FlagResponse != 0
+	if qp.typ == ib.QPTypeXRCInit && !response || qp.typ == ib.QPTypeXRCTgt && response {
+		return cntDropService
 	}
 	ready := qp.state == ib.QPRTR || qp.state == ib.QPRTS || qp.state == ib.QPSQD || qp.state == ib.QPSQE
-	if k.Flags&roce.FlagResponse != 0 {
+	if response {
 		ready = qp.state == ib.QPRTS || qp.state == ib.QPSQD
 	}
-	if !ready {
-		return false
+	switch {
+	case !ready || qp.gone:
+		return cntDropState
+	case !qp.datagram() && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
+		return cntDropSource
+	case qp.datagram() && k.DETH().QKey() != qp.qkey():
+		return cntDropQKey
+	case qp.datagram() && qp.echo(k):
+		return cntDropEcho
 	}
-	if qp.datagram() {
-		if k.DETH().QKey() != qp.qkey() {
-			qp.dev.violations.qkey.Add(1)
-			return false
-		}
-		return !qp.echo(k)
-	}
-	return qp.path != nil && k.src == qp.path.dst && k.dst == qp.path.from.addr
+	return accept
 }
 
 // pkeyFull is the bit of a P_Key that tells full from limited members.
@@ -160,8 +177,11 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 			return false
 		}
 		in := qp.pd
-		if kind == scatterSend {
+		switch kind {
+		case scatterSend:
 			in = qp.resp.wqe.pd
+		case scatterWrite:
+			in = qp.domain()
 		}
 		m := qp.memory(in, key, right)
 		if m == nil {

@@ -96,7 +96,7 @@ func (r *requester) place() roce.PSN {
 func (r *requester) rewind() {
 	r.at, r.pkt = r.flight.head, 0
 	if r.at != r.flight.tail {
-		r.pkt = r.una.Diff(r.flight.at(r.at).first)
+		r.pkt = r.una.Since(r.flight.at(r.at).first)
 	}
 	r.out, r.unasked, r.reads = 0, 0, 0
 }
@@ -145,7 +145,7 @@ func (qp *QP) request(p *pass) {
 		}
 	}
 	p.build.finish(&qp.egress)
-	if qp.typ == ib.QPTypeRC && r.deadline.IsZero() && r.rnrUntil.IsZero() && r.una != r.place() {
+	if qp.reliable() && r.deadline.IsZero() && r.rnrUntil.IsZero() && r.una != r.place() {
 		qp.startTimeout()
 	}
 	if qp.state == ib.QPSQD && r.flight.len() == 0 && !qp.drained {
@@ -228,11 +228,7 @@ func (w *sendWQE) operation(pkt int) roce.Operation {
 // may go on with the next work request.
 func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
 	r := &qp.req
-	reliable := qp.typ == ib.QPTypeRC
-	service := roce.RC
-	if !reliable {
-		service = roce.UC
-	}
+	reliable := qp.reliable()
 	mark, start := 0, r.pkt // what has to be taken back when the memory cannot be read
 	if p.build.t != nil {
 		mark = p.build.t.packets
@@ -247,7 +243,7 @@ func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
 		off := r.pkt * qp.mtu
 		n := min(qp.mtu, w.length-off)
 		last := r.pkt == w.packets-1
-		op := service.Opcode(w.operation(r.pkt))
+		op := qp.opcode(w.operation(r.pkt))
 		if reliable && r.out > 0 && r.out+n+packetCost > r.window {
 			break
 		}
@@ -277,6 +273,7 @@ func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
 			}
 		}
 		k := roce.NewPacket(p.build.add(size), &f, n)
+		w.name(&k)
 		if h := k.RETH(); h != nil {
 			h.Encode(w.remote, w.rkey, uint32(w.length))
 		}
@@ -317,17 +314,25 @@ func (qp *QP) advanced(w *sendWQE) {
 		return
 	}
 	r.at, r.pkt = r.at+1, 0
-	if qp.typ != ib.QPTypeRC {
+	if !qp.reliable() {
 		// Nobody acknowledges: it is complete.
 		r.una = w.first.Add(w.packets)
 		qp.completeHead(abi.WCSuccess)
 	}
 }
 
+// name has a request of XRC name the queue that it is for.
+func (w *sendWQE) name(k *roce.Packet) {
+	if h := k.XRCETH(); h != nil {
+		h.Encode(w.srqn)
+	}
+}
+
 // sendRead sends RDMA READ requests.
 func (qp *QP) sendRead(p *pass, w *sendWQE) bool {
 	r := &qp.req
-	size := roce.RCRDMAReadRequest.PacketLen(0)
+	op := qp.opcode(roce.RDMAReadRequest)
+	size := op.PacketLen(0)
 	chunk := qp.chunkPackets()
 	for r.pkt < w.packets {
 		end := min((r.pkt/chunk+1)*chunk, w.packets)
@@ -337,9 +342,10 @@ func (qp *QP) sendRead(p *pass, w *sendWQE) bool {
 		}
 		off := r.pkt * qp.mtu
 		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
-			Opcode: roce.RCRDMAReadRequest, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN,
+			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN,
 			PSN: w.first.Add(r.pkt), AckReq: true,
 		}, 0)
+		w.name(&k)
 		k.RETH().Encode(w.remote+uint64(off), w.rkey, uint32(min(end*qp.mtu, w.length)-off))
 		r.reads++
 		r.out += cost
@@ -353,9 +359,9 @@ func (qp *QP) sendRead(p *pass, w *sendWQE) bool {
 // sendAtomic sends an atomic request.
 func (qp *QP) sendAtomic(p *pass, w *sendWQE) bool {
 	r := &qp.req
-	op, swapAdd, compare := roce.RCFetchAdd, w.a, uint64(0)
+	op, swapAdd, compare := qp.opcode(roce.FetchAdd), w.a, uint64(0)
 	if w.opcode == abi.WRAtomicCmpAndSwp {
-		op, swapAdd, compare = roce.RCCmpSwap, w.b, w.a
+		op, swapAdd, compare = qp.opcode(roce.CmpSwap), w.b, w.a
 	}
 	size := op.PacketLen(0)
 	cost := w.cost(qp.mtu, 0, 1)
@@ -365,6 +371,7 @@ func (qp *QP) sendAtomic(p *pass, w *sendWQE) bool {
 	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
 		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: w.first, AckReq: true,
 	}, 0)
+	w.name(&k)
 	k.AtomicETH().Encode(w.remote, w.rkey, swapAdd, compare)
 	r.reads++
 	r.out += cost

@@ -1,6 +1,8 @@
 package rxe
 
 import (
+	"slices"
+
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uverbs/abi"
@@ -13,8 +15,9 @@ type responder struct {
 	silent bool     // psn was asked for by a NAK or RNR NAK: what comes after it is dropped without another
 	drop   bool     // UC: the rest of a message is dropped
 
-	op  opKind  // of the message that is being received; opNone between messages
-	wqe recvWQE // of the message, if it takes one; one that was not used in the end serves the next
+	named *srq    // XRC: the queue that the request is for
+	op    opKind  // of the message that is being received; opNone between messages
+	wqe   recvWQE // of the message, if it takes one; one that was not used in the end serves the next
 
 	write struct { // of an RDMA WRITE
 		addr   uint64
@@ -40,18 +43,21 @@ type responder struct {
 type reply struct {
 	psn    roce.PSN // of the next packet
 	first  bool     // nothing of it was made yet
+	in     *pd      // opRead: of the memory
 	addr   uint64
 	key    uint32
 	left   int // bytes
 	kind   opKind
 	result uint64 // opAtomic
 	msn    uint32
+	repeat bool // of an answer that was given before
 }
 
 // past is a request that a requester may repeat (struct resp_res).
 type past struct {
 	psn     roce.PSN
 	packets int
+	in      *pd
 	addr    uint64
 	key     uint32
 	length  int
@@ -62,7 +68,7 @@ type past struct {
 
 // reply is the response to all of it.
 func (x *past) reply() reply {
-	return reply{psn: x.psn, first: true, addr: x.addr, key: x.key, left: x.length, kind: x.kind, result: x.result, msn: x.msn}
+	return reply{psn: x.psn, first: true, in: x.in, addr: x.addr, key: x.key, left: x.length, kind: x.kind, result: x.result, msn: x.msn}
 }
 
 // flagAnswered are the requests with a response of their own.
@@ -102,7 +108,7 @@ func (r *responder) abort() {
 // receiveRequest handles a packet of the peer's requester. qp.mu is held. (rxe_responder)
 func (qp *QP) receiveRequest(p *pass, k *packet) {
 	switch qp.typ {
-	case ib.QPTypeRC:
+	case ib.QPTypeRC, ib.QPTypeXRCTgt:
 		qp.receiveReliable(p, k)
 	case ib.QPTypeUC:
 		qp.receiveUnreliable(p, k)
@@ -131,6 +137,8 @@ func (qp *QP) receiveReliable(p *pass, k *packet) {
 			qp.dev.counters.add(cntOutOfSeqReq, 1)
 			qp.acknowledge(roce.NAKPSNSequenceError, r.psn)
 			r.silent = true
+		} else {
+			qp.dev.counters.add(cntDropGap, 1)
 		}
 		return
 	case ahead < 0:
@@ -171,11 +179,13 @@ func (qp *QP) receiveUnreliable(p *pass, k *packet) {
 	}
 	if r.drop {
 		r.psn = k.psn.Next()
+		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
 	if qp.execute(p, k) != accepted && qp.state != ib.QPErr {
 		r.op, r.drop, r.psn = opNone, true, k.psn.Next()
 		r.wqe.filled = 0
+		qp.dev.counters.add(cntDropUnreliable, 1)
 	}
 }
 
@@ -194,7 +204,7 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status abi.WCStatus) {
 	switch {
 	case qp.state == ib.QPErr:
 		return
-	case qp.typ == ib.QPTypeRC:
+	case qp.reliable():
 		qp.acknowledge(s, psn)
 	case !own:
 		r.op, r.drop = opNone, true
@@ -227,6 +237,11 @@ func (qp *QP) execute(p *pass, k *packet) verdict {
 	case op.answered():
 	case !ends && n != qp.mtu, n > qp.mtu, !starts && n == 0:
 		return invalid
+	}
+	if qp.typ == ib.QPTypeXRCTgt {
+		if v := qp.nameQueue(k); v != accepted {
+			return v
+		}
 	}
 	var v verdict
 	switch op {
@@ -261,7 +276,10 @@ func (qp *QP) takeRecv(p *pass) verdict {
 	if r.wqe.taken {
 		return accepted
 	}
-	if qp.srq != nil {
+	switch {
+	case qp.typ == ib.QPTypeXRCTgt:
+		return qp.takeShared(p, r.named)
+	case qp.srq != nil:
 		return qp.takeShared(p, qp.srq)
 	}
 	slot := qp.recvSlot(p)
@@ -299,7 +317,7 @@ func (qp *QP) takeShared(p *pass, s *srq) verdict {
 func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 	r := &qp.resp
 	if starts {
-		if qp.typ == ib.QPTypeRC && qp.dev.faults.NotReady(qp.num, k.src) {
+		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
 			return notReady
 		}
 		if v := qp.takeRecv(p); v != accepted {
@@ -359,7 +377,7 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 	}
 	takes := k.Flags&roce.FlagCompletesReceive != 0
 	if takes {
-		if qp.typ == ib.QPTypeRC && qp.dev.faults.NotReady(qp.num, k.src) {
+		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
 			return notReady
 		}
 		if v := qp.takeRecv(p); v != accepted {
@@ -391,7 +409,7 @@ func (qp *QP) permits(key uint32, right ib.AccessFlags, addr uint64, length int)
 	if length == 0 {
 		return true
 	}
-	m := qp.memory(qp.pd, key, right)
+	m := qp.memory(qp.domain(), key, right)
 	if m == nil {
 		return false
 	}
@@ -403,14 +421,15 @@ func (qp *QP) executeRead(k *packet) verdict {
 	r := &qp.resp
 	h := k.RETH()
 	length := int(h.DMALen())
-	if qp.attr.AccessFlags&ib.AccessRemoteRead == 0 || length > maxMsgSize || len(r.replies) >= int(qp.attr.MaxDestRdAtomic) {
+	if qp.attr.AccessFlags&ib.AccessRemoteRead == 0 || length > maxMsgSize || !qp.admits() {
 		return invalid
 	}
 	if !qp.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), length) {
 		return denied
 	}
 	r.msn++
-	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), kind: opRead, addr: h.VA(), key: h.RKey(), length: length, msn: r.msn}
+	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), kind: opRead, length: length, msn: r.msn}
+	x.in, x.addr, x.key = qp.domain(), h.VA(), h.RKey()
 	r.psn = r.psn.Add(x.packets)
 	qp.remember(&x)
 	r.replies = append(r.replies, x.reply())
@@ -420,13 +439,13 @@ func (qp *QP) executeRead(k *packet) verdict {
 func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	r := &qp.resp
 	h := k.AtomicETH()
-	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || len(r.replies) >= int(qp.attr.MaxDestRdAtomic) {
+	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || !qp.admits() {
 		return invalid
 	}
 	if !qp.settle(p) { // it finds what was written before
 		return refused
 	}
-	m := qp.memory(qp.pd, h.RKey(), ib.AccessRemoteAtomic)
+	m := qp.memory(qp.domain(), h.RKey(), ib.AccessRemoteAtomic)
 	if m == nil {
 		return denied
 	}
@@ -441,6 +460,20 @@ func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	qp.remember(&x)
 	r.replies = append(r.replies, x.reply())
 	return accepted
+}
+
+// admits reports whether one more request may be answered: as many are outstanding as was agreed on, at most. A repetition
+// that is still waiting does not count, for who asks for more has had the answer before it came to that.
+func (qp *QP) admits() bool {
+	r := &qp.resp
+	if len(r.replies) < int(qp.attr.MaxDestRdAtomic) {
+		return true
+	}
+	i := slices.IndexFunc(r.replies, func(y reply) bool { return y.repeat })
+	if i >= 0 {
+		r.replies = slices.Delete(r.replies, i, i+1)
+	}
+	return i >= 0
 }
 
 // remember keeps a request for as long as the requester may repeat it.
@@ -473,7 +506,7 @@ func (qp *QP) receiveDuplicate(k *packet) {
 			continue
 		}
 		again := x.reply()
-		again.psn = k.psn
+		again.psn, again.repeat = k.psn, true
 		if x.kind == opRead {
 			h, off := k.RETH(), at*qp.mtu
 			if h.RKey() != x.key || h.VA() != x.addr+uint64(off) || int(h.DMALen()) > x.length-off {
@@ -493,6 +526,7 @@ func (qp *QP) receiveDuplicate(k *packet) {
 		}
 		return
 	}
+	qp.dev.counters.add(cntDropDuplicate, 1)
 }
 
 // answer makes the replies and the acknowledgement that are due, as far as there is room. qp.mu is held.
@@ -513,7 +547,7 @@ func (qp *QP) answer(p *pass) {
 		return // what is due waits, and may be joined by more
 	}
 	r.ack.due = false
-	op := roce.RCAcknowledge
+	op := qp.opcode(roce.Acknowledge)
 	size := op.PacketLen(0)
 	p.build.start(&ackPool, qp.path, size)
 	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
@@ -527,7 +561,7 @@ func (qp *QP) answer(p *pass) {
 // memory cannot be read; the queue pair is in error then.
 func (qp *QP) makeReply(p *pass, y *reply) bool {
 	if y.kind == opAtomic {
-		op := roce.RCAtomicAcknowledge
+		op := qp.opcode(roce.AtomicAcknowledge)
 		size := op.PacketLen(0)
 		p.build.start(&ackPool, qp.path, size)
 		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
@@ -542,15 +576,16 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 	for done := false; !done; {
 		n := min(qp.mtu, y.left)
 		last := n == y.left
-		op := roce.RCRDMAReadResponseMiddle
+		what := roce.RDMAReadResponseMiddle
 		switch {
 		case y.first && last:
-			op = roce.RCRDMAReadResponseOnly
+			what = roce.RDMAReadResponseOnly
 		case y.first:
-			op = roce.RCRDMAReadResponseFirst
+			what = roce.RDMAReadResponseFirst
 		case last:
-			op = roce.RCRDMAReadResponseLast
+			what = roce.RDMAReadResponseLast
 		}
+		op := qp.opcode(what)
 		size := op.PacketLen(n)
 		if !p.build.fits(qp.path, size) {
 			if !p.gather.flush() {
@@ -596,7 +631,7 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 func (qp *QP) gatherRemote(p *pass, y *reply, dst []byte) bool {
 	g := &p.gather
 	if g.from == nil {
-		if g.from = qp.memory(qp.pd, y.key, ib.AccessRemoteRead); g.from == nil {
+		if g.from = qp.memory(y.in, y.key, ib.AccessRemoteRead); g.from == nil {
 			return false
 		}
 		g.addr = y.addr
@@ -609,10 +644,8 @@ func (qp *QP) gatherRemote(p *pass, y *reply, dst []byte) bool {
 // receiveDatagram handles a datagram (IBA 9.8.3): without a receive, or with one that is too small, it is lost.
 func (qp *QP) receiveDatagram(p *pass, k *packet) {
 	r := &qp.resp
-	if len(k.Payload) > qp.mtu {
-		return
-	}
-	if v := qp.takeRecv(p); v != accepted || grhLen+len(k.Payload) > r.wqe.length {
+	if len(k.Payload) > qp.mtu || qp.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.length {
+		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
 	if !qp.store(p, scatterSend, k.psn, r.wqe.sges, 0, grhOf(p, k)) ||
@@ -644,7 +677,7 @@ func (qp *QP) completeRecv(wc *abi.WC, solicited bool) {
 		qp.dev.counters.add(cntRDMARecv, 1)
 	}
 	wc.WRID, wc.PortNum = r.wqe.id, 1
-	qp.complete(qp.recvCQ, wc, solicited)
+	qp.complete(qp.recvQueue(), wc, solicited)
 }
 
 // grhLen is the length of what precedes a datagram in its receive buffer.

@@ -259,7 +259,7 @@ func toRTR(t testing.TB, qp *ib.QP, peer *Device, num uint32, c conn) {
 	if qp.Type() != ib.QPTypeUD {
 		mask |= ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
 	}
-	if qp.Type() == ib.QPTypeRC {
+	if t := qp.Type(); t == ib.QPTypeRC || t == ib.QPTypeXRCTgt {
 		mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
 	}
 	check(t, qp.Modify(attr, mask, nil))
@@ -272,8 +272,11 @@ func toRTS(t testing.TB, qp *ib.QP, c conn) {
 		State: ib.QPRTS, SQPSN: c.psn, Timeout: c.timeout, RetryCnt: c.retry, RNRRetry: c.rnrRetry, MaxRdAtomic: uint8(c.rdAtomic),
 	}
 	mask := ib.QPAttrState | ib.QPAttrSQPSN
-	if qp.Type() == ib.QPTypeRC {
+	switch qp.Type() {
+	case ib.QPTypeRC, ib.QPTypeXRCInit:
 		mask |= ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrMaxRdAtomic
+	case ib.QPTypeXRCTgt:
+		mask |= ib.QPAttrTimeout
 	}
 	check(t, qp.Modify(attr, mask, nil))
 }

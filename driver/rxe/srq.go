@@ -203,7 +203,7 @@ func (s *srq) resized(entries uint32, u *ib.Udata) (*ring, error) {
 		return nil, err
 	}
 	info := r.info()
-	if err := s.ctx.Space().WriteV([][]byte{abi.AppendTo(nil, &info)}, cmd.MMapInfoAddr); err != nil {
+	if err := u.Space.WriteV([][]byte{abi.AppendTo(nil, &info)}, cmd.MMapInfoAddr); err != nil {
 		r.free()
 		return nil, fmt.Errorf("tell the place of the queue: %w", err)
 	}

@@ -251,10 +251,9 @@ func TestSRQUser(t *testing.T) {
 	mem := umem.NewLocal()
 	placeAddr, err := mem.Add(place)
 	check(t, err)
-	ctx := spaced{p, mem}
-	check(t, b.b.dev.AllocUserContext(&ib.Udata{Context: ctx}))
-	defer b.b.dev.DeallocUserContext(ctx)
-	data := &ib.Udata{Context: ctx, Out: make([]byte, 64)}
+	check(t, b.b.dev.AllocUserContext(&ib.Udata{Context: p, Space: mem}))
+	defer b.b.dev.DeallocUserContext(p)
+	data := &ib.Udata{Context: p, Space: mem, Out: make([]byte, 64)}
 	var errs atomic.Int32
 	s, err := b.b.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 5, MaxSGE: 1}, Event: func(_ *ib.SRQ, e ib.EventType) {
 		if e == ib.EventSRQErr {
@@ -291,7 +290,7 @@ func TestSRQUser(t *testing.T) {
 		q.post(wqe(uint64(i)))
 	}
 	exchange(0)
-	data = &ib.Udata{Context: ctx, In: abi.AppendTo(nil, &abi.RXEModifySRQCmd{MMapInfoAddr: placeAddr})}
+	data = &ib.Udata{Context: p, Space: mem, In: abi.AppendTo(nil, &abi.RXEModifySRQCmd{MMapInfoAddr: placeAddr})}
 	check(t, s.Modify(ib.SRQAttr{MaxWR: 100}, ib.SRQAttrMaxWR, data))
 	mi, _ := abi.Decode[abi.MMInfo](place)
 	q = queue{p.mmap(mi)}
@@ -332,11 +331,3 @@ func TestSRQUser(t *testing.T) {
 		t.Errorf("%d error events of the queue", errs.Load())
 	}
 }
-
-// spaced is a program with memory of its own.
-type spaced struct {
-	*program
-	mem umem.Space
-}
-
-func (s spaced) Space() umem.Space { return s.mem }

@@ -15,7 +15,6 @@ import (
 	"unsafe"
 
 	"verbena/ib"
-	"verbena/umem"
 	"verbena/uverbs/abi"
 )
 
@@ -44,8 +43,6 @@ func newProgram(t testing.TB) *program {
 	})
 	return p
 }
-
-func (p *program) Space() umem.Space { panic("not asked for by the driver") }
 
 func (p *program) AllocShared(size int) (ib.Shared, error) {
 	p.mu.Lock()

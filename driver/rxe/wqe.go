@@ -58,7 +58,7 @@ func kindOf(t ib.QPType, op abi.WROpcode) opKind {
 	}
 	k := opKinds[op]
 	switch {
-	case t == ib.QPTypeRC,
+	case t == ib.QPTypeRC, t == ib.QPTypeXRCInit,
 		t == ib.QPTypeUC && (k == opSend && op != abi.WRSendWithInv || k == opWrite || k.local()),
 		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == opSend && op != abi.WRSendWithInv:
 		return k
@@ -109,7 +109,8 @@ type sendWQE struct {
 		length    uint32
 	}
 
-	path      *path // of datagrams
+	path      *path  // of datagrams
+	srqn      uint32 // XRC
 	qpn, qkey uint32
 }
 
@@ -125,7 +126,7 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 	h, _ := abi.Decode[abi.RXESendWQE](b)
 	data := b[abi.RXESendWQESGEOffset:]
 	*w = sendWQE{
-		id: h.WR.WRID, opcode: h.WR.Opcode, flags: h.WR.SendFlags, imm: h.WR.Ex,
+		id: h.WR.WRID, opcode: h.WR.Opcode, flags: h.WR.SendFlags, imm: h.WR.Ex, srqn: h.WR.Reserved,
 		kind: kindOf(qp.typ, h.WR.Opcode), packets: 1,
 		sges: w.sges[:0], inline: w.inline[:0],
 	}
@@ -221,6 +222,9 @@ func decodeSGEs(list []abi.RXESGE, b []byte, n, limit uint32) ([]abi.RXESGE, int
 // returns the number of bytes. EINVAL for what the queue pair cannot do.
 func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
 	h := abi.RXESendWQE{WR: abi.RXESendWR{WRID: wr.ID, Opcode: abi.WROpcode(wr.Opcode), SendFlags: abi.SendFlags(wr.Flags)}}
+	if qp.typ == ib.QPTypeXRCInit {
+		h.WR.Reserved = wr.RemoteSRQN // Linux's rxe has no XRC, and so no place of its own for it
+	}
 	kind := kindOf(qp.typ, h.WR.Opcode)
 	switch wr.Opcode {
 	case ib.WRSendWithImm, ib.WRRDMAWriteWithImm:

@@ -1,6 +1,18 @@
 package rxe
 
-import "verbena/ib"
+import (
+	"verbena/ib"
+	"verbena/roce"
+)
+
+// Extended reliable connections (IBA annex A14) are reliable ones whose requests name, in a header of their own, the
+// shared receive queue that they are for:
+//
+//	initiator  a send queue; responses only come in
+//	target     no queues at all: receives, completion queue and protection domain are those of the named queue, which
+//	           must be of the target's XRC domain
+//
+// All else is as with RC.
 
 // xrcd is an XRC domain. Its identity is all that matters.
 type xrcd struct{ dev *Device }
@@ -10,3 +22,51 @@ func (d *Device) AllocXRCD(*ib.XRCD, *ib.Udata) (ib.DriverXRCD, error) { return 
 
 // Dealloc implements ib.DriverXRCD.
 func (*xrcd) Dealloc() error { return nil }
+
+// reliable reports whether requests are acknowledged.
+func (qp *QP) reliable() bool {
+	return qp.typ == ib.QPTypeRC || qp.typ == ib.QPTypeXRCInit || qp.typ == ib.QPTypeXRCTgt
+}
+
+// opcode is that of an operation of the queue pair's service.
+func (qp *QP) opcode(op roce.Operation) roce.Opcode { return serviceOf(qp.typ).Opcode(op) }
+
+// receives reports whether the queue pair has a receive queue of its own.
+func (qp *QP) receives() bool {
+	return qp.srq == nil && qp.typ != ib.QPTypeXRCInit && qp.typ != ib.QPTypeXRCTgt
+}
+
+// domain is where keys in the peer's requests are looked up.
+func (qp *QP) domain() *pd {
+	if s := qp.resp.named; s != nil {
+		return s.pd
+	}
+	return qp.pd
+}
+
+// srq finds a shared receive queue by its number.
+func (d *Device) srq(num uint32) *srq {
+	if s := d.srqs.get(num & (maxQPSlot - 1)); s != nil && s.num == num {
+		return s
+	}
+	return nil
+}
+
+// nameQueue finds the queue that a request to a target names: the same throughout a message.
+func (qp *QP) nameQueue(k *packet) verdict {
+	r := &qp.resp
+	s := qp.dev.srq(k.XRCETH().SRQN())
+	if s == nil || s.xrcd == nil || s.xrcd != qp.xrcd || r.op != opNone && s != r.named {
+		return invalid
+	}
+	r.named = s
+	return accepted
+}
+
+// recvQueue is where the receive in progress completes.
+func (qp *QP) recvQueue() *cq {
+	if s := qp.resp.wqe.from; s != nil && s.cq != nil {
+		return s.cq
+	}
+	return qp.recvCQ
+}

@@ -53,6 +53,21 @@ var dataChecks = []check{
 		test: testAtomics,
 	},
 	{
+		name: "Data/AtomicWrite",
+		rule: "ATOMIC WRITE stores 8 bytes at a multiple of 8",
+		test: testAtomicWrite,
+	},
+	{
+		name: "Data/Flush",
+		rule: "FLUSH completes when what was written is there, and needs the right for its placement, of queue pair and region",
+		test: testFlush,
+	},
+	{
+		name: "Data/Rereg",
+		rule: "a region changes its memory, its rights and its domain without being deregistered",
+		test: testRereg,
+	},
+	{
 		name: "Data/AccessRights",
 		rule: "a key gives only the rights, the range and the domain that it was made with",
 		test: testAccessRights,

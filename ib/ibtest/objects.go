@@ -65,6 +65,16 @@ var objectChecks = []check{
 		test: testMWBoundRegion,
 	},
 	{
+		name: "MW/Rights",
+		rule: "a window gives the rights of its bind, to a range that may start from zero for type 2",
+		test: testMWRights,
+	},
+	{
+		name: "FastReg/Local",
+		rule: "what registers, uses and invalidates a region may be posted together, and each finds what the one before it did",
+		test: testFastRegLocal,
+	},
+	{
 		name: "FastReg/RegisterInvalidate",
 		rule: "a work request registers a region, with a new key each time, and another one invalidates it",
 		test: testFastReg,

@@ -52,6 +52,7 @@ const (
 	OpFaultAdd   Op = "fault add"
 	OpFaultShow  Op = "fault show"
 	OpFaultClear Op = "fault clear"
+	OpStatShow   Op = "stat show"
 	OpCapture    Op = "capture" // with the descriptor of the socket that the file is sent to
 )
 
@@ -66,6 +67,7 @@ type Response struct {
 	Devs     []DevInfo        `json:",omitempty"`
 	Faults   []FaultRuleState `json:",omitempty"`
 	ID       int              `json:",omitempty"` // of the fault rule that was added
+	Stats    []StatInfo       `json:",omitempty"`
 }
 
 // Attach describes the program that is about to start.
@@ -76,7 +78,8 @@ type Attach struct {
 
 // Attached tells the launcher what it needs as the program's guardian.
 type Attached struct {
-	Dir string // where the queue files of the program's contexts are
+	Dir    string // where the queue files of the program's contexts are
+	Helped bool   `json:",omitempty"` // the service will ask for Help, and the launcher is to stay an ancestor
 }
 
 // Info describes the service.

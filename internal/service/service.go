@@ -337,6 +337,9 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 		return &Response{}, s.DevHang(r.Name)
 	case OpDevShow:
 		return &Response{Devs: s.Devs()}, nil
+	case OpStatShow:
+		stats, err := s.Stats(r.Name)
+		return &Response{Stats: stats}, err
 	case OpFaultAdd:
 		if r.Fault == nil {
 			break
@@ -363,7 +366,7 @@ func (s *Service) attach(c conn, a *Attach, listener *os.File) {
 	}
 	s.countProgram(1)
 	defer s.countProgram(-1)
-	if err := c.send(&Response{Attached: &Attached{Dir: session.Dir()}}, nil); err != nil {
+	if err := c.send(&Response{Attached: &Attached{Dir: session.Dir(), Helped: session.Helped()}}, nil); err != nil {
 		s.log.Warn("attach a program", "err", err)
 	}
 	select {

@@ -29,6 +29,7 @@ var sizes = []int{64, 4096, 65536, 1048576}
 var (
 	verbena = flag.String("verbena", "bin/verbena", "the binary")
 	rounds  = flag.Int("rounds", 5, "times that each figure is taken; the median is printed")
+	starts  = flag.Bool("startup", false, "only how long programs take to start")
 	peer    = flag.String("tcp-peer", "", "be the server of the TCP exchange, at this address (used by bench itself)")
 )
 
@@ -82,6 +83,10 @@ func run() error {
 	fmt.Printf("Taken on %s with `make bench`; %s, kernel %s, %d cores, %s.\n\n", time.Now().UTC().Format(time.DateOnly),
 		cpu(), kernel(), runtime.NumCPU(), runtime.Version())
 	fmt.Printf("Medians of %d rounds, the columns of a row taken in turn.\n\n", *rounds)
+
+	if err := startUp(dir, paths[0].socket); err != nil || *starts {
+		return err
+	}
 
 	fmt.Println("Round trip of `ibv_rc_pingpong -m 4096`, in microseconds, server and client polling:")
 	fmt.Println()

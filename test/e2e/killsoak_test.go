@@ -48,7 +48,8 @@ type killSoak struct {
 	base    footprint
 	killed  map[string]int
 
-	contexts, objects int // that were there when the kill came
+	contexts, objects int           // that were there when the kill came
+	longest           time.Duration // until nothing was left
 }
 
 // footprint is what a service has when no program runs.
@@ -108,8 +109,8 @@ func TestKillSoak(t *testing.T) {
 			fmt.Printf("round %d of %d after %v: %v; service: %s\n", i+1, rounds, time.Since(began).Round(time.Second), s.killed, s.memory())
 		}
 	}
-	t.Logf("%d rounds in %v: %v; they had %d contexts with %d objects; nothing left; service: %s",
-		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.memory())
+	t.Logf("%d rounds in %v: %v; they had %d contexts with %d objects; nothing left after at most %v; service: %s",
+		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.longest.Round(time.Millisecond), s.memory())
 	if s.objects == 0 {
 		t.Error("no victim has made anything")
 	}
@@ -297,7 +298,8 @@ func childrenOf(pid int) (list []int) {
 func (s *killSoak) empty(round int, what string) {
 	var contexts, programs int
 	var now footprint
-	wait := time.Millisecond
+	began, wait := time.Now(), time.Millisecond
+	defer func() { s.longest = max(s.longest, time.Since(began)) }()
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(wait) {
 		wait = min(2*wait, 50*time.Millisecond)
 		info, err := s.client.Do(&service.Request{Op: service.OpInfo})

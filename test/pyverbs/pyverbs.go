@@ -145,7 +145,7 @@ func (rs Reasons) Unused() (unused []string) {
 var noHugePages = regexp.MustCompile(`^There are no huge pages`)
 
 // Complaints are what is wrong with results: a test that passed when it was recorded and does not, one that is not
-// there any more, or one that does not pass and has no reason.
+// there any more, one that fails, or one that is skipped and has no reason.
 func Complaints(got, recorded Results, reasons Reasons) (complaints []string) {
 	complain := func(format string, args ...any) { complaints = append(complaints, fmt.Sprintf(format, args...)) }
 	for _, name := range recorded.Names() {
@@ -159,6 +159,8 @@ func Complaints(got, recorded Results, reasons Reasons) (complaints []string) {
 		case r.Outcome == OK:
 		case recorded[name].Outcome == OK && !noHugePages.MatchString(r.Text):
 			complain("%s: %s, and passed when it was recorded: %s", name, r.Outcome, r.Text)
+		case r.Outcome != Skipped:
+			complain("%s: %s: %s", name, r.Outcome, r.Text)
 		case reasons.Why(r.Text) == "":
 			complain("%s: %s without a reason in reasons.txt: %s", name, r.Outcome, r.Text)
 		}

@@ -83,7 +83,7 @@ func TestTargetRestart(t *testing.T) {
 func TestExportChanged(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	cfg := w.config()
-	cfg.Patience = 100 * time.Millisecond
+	cfg.Patience = 3 * time.Second
 	d := w.open(cfg)
 	w.stop()
 	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(2048)}})

@@ -1,0 +1,127 @@
+package simtest_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var mutantsFlag = flag.Bool("mutants", false, "break the engine in every way of TestMutants (a minute or two)")
+
+// mutants are ways to break the engine, each of which the schedules must notice: in file, from becomes to.
+var mutants = []struct {
+	name           string
+	file, from, to string
+}{
+	{"duplicates are executed again", "resp.go",
+		"	case ahead < 0:", "	case ahead < -1<<22:"},
+	{"a duplicate atomic is executed again", "resp.go",
+		"		again := reply{", "		if x.atomic {\n\t\t\tm := qp.dev.memory(qp.pd, k.AtomicETH().RKey(), 0)\n\t\t\tm.atomic(k.Opcode, k.AtomicETH())\n\t\t\tm.put()\n\t\t}\n\t\tagain := reply{"},
+	{"a duplicate atomic is answered with something else", "resp.go",
+		"atomic: x.atomic, result: x.result, msn: x.msn}", "atomic: x.atomic, msn: x.msn}"},
+	{"one request is remembered, whatever was agreed on", "resp.go",
+		"	if len(r.past) < int(qp.attr.MaxDestRdAtomic) {", "	if len(r.past) < 1 {"},
+	{"a repeated READ starts at the beginning", "resp.go",
+		"again.addr, again.left = h.VA(),", "again.addr, again.left = x.addr,"},
+	{"an acknowledgement is one ahead", "resp.go",
+		"			qp.acknowledge(roce.ACKUnlimited, r.psn.Add(-1))\n		}\n	case notReady:", "			qp.acknowledge(roce.ACKUnlimited, r.psn)\n		}\n	case notReady:"},
+	{"what finds no receive is skipped", "resp.go",
+		"		qp.acknowledge(roce.RNRNAK(roce.RNRTimer(qp.attr.MinRNRTimer)), psn)", "		r.psn = r.psn.Next()\n\t\tqp.acknowledge(roce.RNRNAK(roce.RNRTimer(qp.attr.MinRNRTimer)), psn)"},
+	{"a gap is not noticed", "resp.go",
+		"	case ahead > 0:", "	case ahead > 1:"},
+	{"UC: a gap within a message is not noticed", "resp.go",
+		"	if k.psn != r.psn || starts {", "	if starts {"},
+	{"a message goes on where another was lost", "resp.go",
+		"	if op == opNone || ", "	if op == opNone || false && "},
+	{"data are acknowledged, and not stored", "recv.go",
+		"	s.add(data)\n", "	if kind != scatterWrite || len(data) < 100 {\n\t\ts.add(data)\n\t}\n"},
+	{"the header of a datagram has the wrong source", "resp.go",
+		"	copy(h[12:], src[:])", "	copy(h[12:], dst[:])"},
+	{"an RNR NAK counts as an acknowledgement", "comp.go",
+		"	case syndrome.IsACK():\n		upTo", "	case syndrome.IsACK(), syndrome.IsRNR():\n		upTo"},
+	{"an acknowledgement completes a READ", "comp.go",
+		"		if w.kind == opRead || w.kind == opAtomic {\n			break", "		if false {\n			break"},
+	{"old acknowledgements count", "comp.go",
+		"r.flight.len() == 0 || k.psn.Less(r.una) || ", "r.flight.len() == 0 || "},
+	{"a gap among the responses is not noticed", "comp.go",
+		"		qp.responseLost(k.psn)\n		return\n	}\n	w := r.flight.at(r.flight.head)\n	pkt", "	}\n	w := r.flight.at(r.flight.head)\n	pkt"},
+	{"nothing is sent again", "comp.go",
+		"	r.rewind()\n	r.deadline = noTime\n	qp.startTimeout()", "	r.deadline = noTime\n	qp.startTimeout()"},
+	{"there is no end of retries", "comp.go",
+		"	r.retries--\n", ""},
+	{"retries are counted twice", "comp.go",
+		"	r.retries--\n", "	r.retries -= min(r.retries, 4)\n"},
+	{"unsignalled work requests complete too", "comp.go",
+		"if !qp.sigAll && w.flags&abi.SendSignaled == 0 {", "if false {"},
+	{"a timeout is forgotten", "timer.go",
+		"		if due(&qp.req.deadline) {", "		if due(&qp.req.deadline) && false {"},
+	{"a fence is no obstacle", "req.go",
+		"	if w.flags&abi.SendFence != 0 && ", "	if false && "},
+	{"a PSN is left out", "req.go",
+		"		r.next = r.next.Add(w.packets)", "		r.next = r.next.Add(w.packets + w.packets/8)"},
+	{"nobody asks for an acknowledgement", "req.go",
+		"f.AckReq = last || ", "f.AckReq = "},
+	{"the immediate data are those of another", "req.go",
+		"			copy(h, w.imm[:])\n		}\n		r.pkt++", "			copy(h, w.imm[1:])\n		}\n		r.pkt++"},
+	{"something in flight is not flushed", "qp.go",
+		"	for qp.req.flight.len() > 0 {\n		qp.completeHead(abi.WCWRFlushErr)", "	for qp.req.flight.len() > 0 {\n		qp.req.flight.head++"},
+	{"solicited messages raise nothing", "cq.go",
+		"(solicited || wc.Status", "(wc.Status"},
+	{"PSNs are plain numbers", "../../roce/psn.go",
+		"{ return int32((p-q)<<8) < 0 }", "{ return p < q }"},
+}
+
+// TestMutants breaks the engine in one place at a time, and has the schedules notice.
+func TestMutants(t *testing.T) {
+	if !*mutantsFlag {
+		t.Skip("make mutants")
+	}
+	engine, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mutants {
+		t.Run(strings.ReplaceAll(m.name, " ", "-"), func(t *testing.T) {
+			file := filepath.Join(engine, m.file)
+			source, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := bytes.Count(source, []byte(m.from)); n != 1 {
+				t.Fatalf("%s has %d places of %q", m.file, n, m.from)
+			}
+			dir := t.TempDir()
+			broken := filepath.Join(dir, "broken.go")
+			if err := os.WriteFile(broken, bytes.Replace(source, []byte(m.from), []byte(m.to), 1), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			overlay, err := json.Marshal(map[string]map[string]string{"Replace": {file: broken}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			list := filepath.Join(dir, "overlay.json")
+			if err := os.WriteFile(list, overlay, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			bin := filepath.Join(dir, "mutant.test")
+			if out, err := exec.Command("go", "test", "-c", "-overlay", list, "-o", bin, ".").CombinedOutput(); err != nil {
+				t.Fatalf("build: %v\n%s", err, out)
+			}
+			out, err := exec.Command(bin, "-test.run", "TestSchedules", "-test.timeout", "5m", "-schedules", "300").CombinedOutput()
+			if err == nil {
+				t.Fatalf("300 schedules of each service did not notice")
+			}
+			for line := range strings.Lines(string(out)) {
+				if strings.Contains(line, " seed ") || strings.HasPrefix(line, "panic") {
+					t.Log(strings.TrimSpace(line))
+					break
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,328 @@
+package rxe
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/umem"
+)
+
+// stamped is memory of any size that takes no room: each buffer that is read out of it starts with its own place, which
+// is checked in what is stored into it. Both sides of a message name it by the same addresses.
+type stamped struct {
+	t       testing.TB
+	next    uint64 // where the next store is to begin
+	touched uint64 // bytes
+}
+
+func (s *stamped) Check(addr, length uint64, write bool) error { return nil }
+
+func (s *stamped) ReadV(dst [][]byte, addr uint64) error {
+	for _, b := range dst {
+		if len(b) >= 8 {
+			binary.NativeEndian.PutUint64(b, addr)
+		}
+		addr += uint64(len(b))
+	}
+	return nil
+}
+
+func (s *stamped) WriteV(src [][]byte, addr uint64) error {
+	for _, b := range src {
+		if len(b) >= 8 && binary.NativeEndian.Uint64(b) != addr {
+			s.t.Errorf("at %#x is what belongs to %#x", addr, binary.NativeEndian.Uint64(b))
+			return umem.ErrFault
+		}
+		if addr != s.next {
+			s.t.Errorf("stored at %#x, want %#x", addr, s.next)
+			return umem.ErrFault
+		}
+		addr += uint64(len(b))
+		s.next, s.touched = addr, s.touched+uint64(len(b))
+	}
+	return nil
+}
+
+// TestLongestMessage moves 2 GiB in one message, and refuses a byte more.
+func TestLongestMessage(t *testing.T) {
+	const size = maxMsgSize
+	for _, c := range []struct {
+		op  ib.WROpcode
+		mtu ib.MTU
+	}{{ib.WRRDMAWrite, ib.MTU4096}, {ib.WRSend, ib.MTU4096}, {ib.WRRDMARead, ib.MTU4096}, {ib.WRRDMAWrite, ib.MTU256}} {
+		if raceEnabled && c.mtu != ib.MTU4096 {
+			t.Log("8 million packets are too many for the race detector: TestLongestMessagePSNs has their numbers")
+			continue
+		}
+		op := c.op
+		b := newBench(t, setup{shortcut: true})
+		b.connect(conn{mtu: c.mtu, psn: 0xfffff0})
+		from, to := &stamped{t: t}, &stamped{t: t}
+		reg := func(n *node, s *stamped) *ib.MR {
+			mr, err := n.pd.RegMR(s, nil, 0, size+1, 0, allAccess, nil)
+			check(t, err)
+			n.mrs = append(n.mrs, mr)
+			return mr
+		}
+		mine, peers := from, to
+		if op == ib.WRRDMARead {
+			mine, peers = to, from
+		}
+		local, remote := reg(b.a, mine), reg(b.b, peers)
+		// In two elements, since one has a length of 32 bits with room to spare and the sum is what counts.
+		sgl := func(n uint32) []ib.SGE {
+			return []ib.SGE{{Addr: 0, Length: 1 << 30, LKey: local.LKey()}, {Addr: 1 << 30, Length: n - 1<<30, LKey: local.LKey()}}
+		}
+		wr := ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: sgl(size), RKey: remote.RKey()}
+		if op == ib.WRSend {
+			_, err := b.b.qp.PostRecv(ib.RecvWR{ID: 2, SGList: []ib.SGE{{Length: size, LKey: remote.LKey()}}})
+			check(t, err)
+		}
+		b.a.send(wr)
+		if wc := b.a.poll(1)[0]; wc.Status != ib.WCSuccess || wc.ByteLen != size {
+			t.Fatalf("opcode %d: %+v", op, wc)
+		}
+		if op == ib.WRSend {
+			if wc := b.b.poll(1)[0]; wc.Status != ib.WCSuccess || wc.ByteLen != size {
+				t.Fatalf("receive: %+v", wc)
+			}
+		}
+		if to.touched != size {
+			t.Errorf("opcode %d: %d bytes arrived", op, to.touched)
+		}
+		wr.SGList = sgl(size + 1)
+		b.a.send(wr)
+		b.a.expect(ib.WC{ID: 1, Status: ib.WCLocLenErr})
+	}
+}
+
+// TestLongestMessagePSNs: 2 GiB at the smallest path MTU are 2^23 packets, half of all PSNs. Wherever in such a message
+// an acknowledgement or a response comes, the requester knows what it is about.
+func TestLongestMessagePSNs(t *testing.T) {
+	const packets = maxMsgSize / 256
+	for _, first := range []roce.PSN{0, 1, 1 << 23, 0xffffff, 0x800001} {
+		for _, read := range []bool{false, true} {
+			for _, at := range []int{1, 2, packets/2 - 1, packets / 2, packets - 1, packets} {
+				t.Run(fmt.Sprintf("first %#x, read %v, %d of %d", first, read, at, packets), func(t *testing.T) {
+					b := newBench(t, setup{shortcut: true})
+					b.connect(conn{mtu: ib.MTU256, psn: uint32(first), timeout: 31})
+					space := &stamped{t: t}
+					mr, err := b.a.pd.RegMR(space, nil, 0, maxMsgSize, 0, allAccess, nil)
+					check(t, err)
+					b.a.mrs = append(b.a.mrs, mr)
+					// Nobody answers, so that all is in the test's hands.
+					check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+					wr := ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: []ib.SGE{{Length: maxMsgSize, LKey: mr.LKey()}}}
+					if read {
+						wr.Opcode = ib.WRRDMARead
+					}
+					b.a.send(wr)
+					qp := b.a.qp.Driver().(*QP)
+					qp.mu.Lock()
+					r := &qp.req
+					w := r.flight.at(r.flight.head)
+					if w.packets != packets || r.next != first.Add(packets) {
+						t.Fatalf("%d packets, next PSN %#x", w.packets, r.next)
+					}
+					// All but the last packets before the place have been acknowledged.
+					r.una, r.pkt = first.Add(at-1), at
+					r.sent = first.Add(at)
+					r.out, r.reads = w.cost(qp.mtu, at-1, at), 1
+					if at == packets {
+						r.at, r.pkt = r.at+1, 0
+					}
+					r.rewind()
+					if r.pkt != at-1 {
+						t.Errorf("goes back to packet %d, want %d", r.pkt, at-1)
+					}
+					if at == packets {
+						r.at, r.pkt = r.flight.tail, 0
+					} else {
+						r.pkt = at
+					}
+					r.out = w.cost(qp.mtu, at-1, at)
+					if read {
+						op := roce.RCRDMAReadResponseMiddle
+						if at == packets {
+							op = roce.RCRDMAReadResponseLast
+						} else if (at-1)%qp.chunkPackets() == 0 {
+							op = roce.RCRDMAReadResponseFirst
+						} else if at%qp.chunkPackets() == 0 {
+							op = roce.RCRDMAReadResponseLast
+						}
+						buf := make([]byte, op.PacketLen(256))
+						k := packet{Packet: roce.NewPacket(buf, &roce.BTHFields{Opcode: op, PSN: first.Add(at - 1)}, 256), psn: first.Add(at - 1)}
+						if h := k.AETH(); h != nil {
+							h.Encode(roce.ACKUnlimited, 0)
+						}
+						binary.NativeEndian.PutUint64(k.Payload, uint64(at-1)*256)
+						space.next = uint64(at-1) * 256
+						p := qp.dev.begin(false)
+						qp.receiveResponse(p, &k)
+						qp.settle(p)
+						p.release()
+					} else {
+						qp.acknowledged(first.Add(at))
+					}
+					if done := r.flight.len() == 0; done != (at == packets) {
+						t.Errorf("complete: %v", done)
+					}
+					if r.una != first.Add(at) || r.out != 0 {
+						t.Errorf("una %#x, want %#x; %d bytes out", r.una, first.Add(at), r.out)
+					}
+					qp.mu.Unlock()
+				})
+			}
+		}
+	}
+}
+
+// TestManyElements gathers from 32 places and scatters to 32 others, of all lengths, and refuses more.
+func TestManyElements(t *testing.T) {
+	eachNetwork(t, func(t *testing.T, s setup) {
+		for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
+			s.typ, s.bufLen = typ, maxSGE*(8<<10)
+			s.cap = ib.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE}
+			b := newBenchIn(t, s)
+			b.connect(conn{})
+			r := rand.New(rand.NewPCG(1, uint64(typ)))
+			for round := range 8 {
+				total, skip := 8000, 0
+				if typ == ib.QPTypeUD {
+					total, skip = 4096, grhLen
+				}
+				// lay cuts a number of bytes into 32 elements at places of the buffer that do not overlap, in no order.
+				lay := func(n *node, bytes int) (list []ib.SGE, at []int) {
+					cuts := []int{0, bytes}
+					for range maxSGE - 1 {
+						cuts = append(cuts, r.IntN(bytes+1))
+					}
+					slices.Sort(cuts)
+					for i, j := range r.Perm(maxSGE) {
+						off := j * (len(n.buf) / maxSGE)
+						list = append(list, ib.SGE{Addr: n.addr + uint64(off), Length: uint32(cuts[i+1] - cuts[i]), LKey: n.mr.LKey()})
+						at = append(at, off)
+					}
+					return list, at
+				}
+				src, srcAt := lay(b.a, total)
+				fill(b.a.buf, uint64(round))
+				var sent []byte
+				for i, e := range src {
+					sent = append(sent, b.a.buf[srcAt[i]:srcAt[i]+int(e.Length)]...)
+				}
+				dst, dstAt := lay(b.b, total+skip)
+				_, err := b.b.qp.PostRecv(ib.RecvWR{ID: 2, SGList: dst})
+				check(t, err)
+				wr := ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: src}
+				if typ == ib.QPTypeUD {
+					wr.AH, wr.RemoteQPN, wr.RemoteQKey = newAH(b.a, b.b.dev, 1), b.b.qp.Num(), testQKey
+				}
+				b.a.send(wr)
+				b.a.expect(ib.WC{ID: 1, Opcode: ib.WCSend})
+				wc := b.b.poll(1)[0]
+				if wc.Status != ib.WCSuccess || int(wc.ByteLen) != total+skip {
+					t.Fatalf("%v: %+v, want %d bytes", typ, wc, total+skip)
+				}
+				var got []byte
+				for i, e := range dst {
+					got = append(got, b.b.buf[dstAt[i]:dstAt[i]+int(e.Length)]...)
+				}
+				if !slices.Equal(got[skip:skip+total], sent) {
+					t.Fatalf("%v, round %d: data differ from byte %d on", typ, round, firstDifference(got[skip:skip+total], sent))
+				}
+				if wr.AH != nil {
+					check(t, wr.AH.Destroy())
+				}
+			}
+			for _, cap := range []ib.QPCap{{MaxSendSGE: maxSGE + 1}, {MaxRecvSGE: maxSGE + 1}, {MaxInlineData: maxInline + 1}} {
+				cap.MaxSendWR, cap.MaxRecvWR = 1, 1
+				if qp, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: typ, Cap: cap}, nil); !errors.Is(err, syscall.EINVAL) {
+					t.Errorf("capacities %+v: %v, %v", cap, qp, err)
+				}
+			}
+			if n, err := b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: make([]ib.SGE, maxSGE+1)}); n != 0 || !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("%d elements: %d taken, %v", maxSGE+1, n, err)
+			}
+			b.close()
+		}
+	})
+}
+
+// TestInlineLimits sends inline data of every length that a queue pair takes, and refuses more.
+func TestInlineLimits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for _, c := range []struct{ asked, sges uint32 }{{0, 0}, {1, 0}, {16, 1}, {17, 1}, {100, 4}, {maxInline, 1}, {0, maxSGE}} {
+			b := newBenchIn(t, setup{shortcut: true, cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: c.sges, MaxRecvSGE: 1, MaxInlineData: c.asked}})
+			b.connect(conn{mtu: ib.MTU256})
+			limit := b.a.qp.Init().Cap.MaxInlineData
+			if limit < c.asked || limit > maxInline {
+				t.Fatalf("asked for %d bytes inline, granted %d", c.asked, limit)
+			}
+			for n := uint32(0); n <= limit; n += max(1, limit/7) {
+				data := make([]byte, n)
+				fill(data, uint64(n))
+				b.b.recv(2, 0, int(n))
+				b.a.send(
+					ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendInline | ib.SendSignaled, Inline: data},
+					ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline | ib.SendSignaled, Inline: data, RemoteAddr: b.b.addr + 1000, RKey: b.b.mr.RKey()})
+				want := slices.Clone(data)
+				clear(data) // it was copied
+				b.a.expect(ib.WC{ID: 1, Opcode: ib.WCSend, ByteLen: n}, ib.WC{ID: 1, Opcode: ib.WCRDMAWrite, ByteLen: n})
+				b.b.expect(ib.WC{ID: 2, Opcode: ib.WCRecv, ByteLen: n})
+				if !slices.Equal(b.b.buf[:n], want) || !slices.Equal(b.b.buf[1000:1000+n], want) {
+					t.Errorf("%d bytes of %d: data differ", n, limit)
+				}
+			}
+			if k, err := b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte, limit+1)}); k != 0 || !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("%d bytes inline where %d are granted: %d taken, %v", limit+1, limit, k, err)
+			}
+			b.close()
+		}
+	})
+}
+
+// TestFenceAnswered: a fence waits for every kind of request that is answered, and for nothing else.
+func TestFenceAnswered(t *testing.T) {
+	for _, c := range []struct {
+		op    ib.WROpcode
+		waits bool
+	}{
+		{ib.WRRDMARead, true}, {ib.WRAtomicFetchAdd, true}, {ib.WRAtomicCmpAndSwp, true}, {ib.WRAtomicWrite, true}, {ib.WRFlush, true},
+		{ib.WRRDMAWrite, false}, {ib.WRSend, false},
+	} {
+		bubble(t, func(t *testing.T) {
+			b := newBench(t, setup{})
+			b.connect(conn{access: allAccess | ib.AccessFlushGlobal})
+			target := b.b.regMR(nil, allAccess|ib.AccessFlushGlobal)
+			b.b.recv(1, 0, 100)
+			b.net.SetLink(addrB, false)
+			wr := ib.SendWR{ID: 1, Opcode: c.op, RemoteAddr: b.b.addr, RKey: target.RKey(), SGList: b.a.sge(0, 8)}
+			switch c.op {
+			case ib.WRAtomicWrite:
+				wr.SGList, wr.Inline = nil, make([]byte, 8)
+			case ib.WRFlush:
+				wr.SGList, wr.Flush = nil, ib.Flush{Placement: ib.FlushGlobal, Length: 8}
+			}
+			b.a.send(wr, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendFence | ib.SendSignaled})
+			time.Sleep(time.Millisecond)
+			qp := b.a.qp.Driver().(*QP)
+			qp.mu.Lock()
+			waits := qp.req.flight.len() == 1
+			qp.mu.Unlock()
+			if waits != c.waits {
+				t.Errorf("opcode %d: the request behind it waits: %v", c.op, waits)
+			}
+			b.net.SetLink(addrB, true)
+			b.a.expect(ib.WC{ID: 2, Opcode: ib.WCRDMAWrite})
+		})
+	}
+}

@@ -1,0 +1,220 @@
+package ibtest
+
+import (
+	"bytes"
+	"errors"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Work requests about memory, and regions that change.
+
+// needCap skips the test unless the device says that it has an ability.
+func (e *env) needCap(ability string, bit uint64) {
+	e.Helper()
+	a, err := e.dev.QueryDevice()
+	e.must("query device", err)
+	if a.DeviceCapFlags&bit == 0 {
+		e.Skipf("the driver has no %s: bit %#x of DeviceCapFlags is not set", ability, bit)
+	}
+}
+
+// try posts a signaled work request, and returns how it ended.
+func (p *pair) try(wr ib.SendWR) ib.WCStatus {
+	p.e.Helper()
+	wr.ID, wr.Flags = 90, wr.Flags|ib.SendSignaled
+	p.post(0, wr)
+	return p.e.waitAny(p.cqs[0]).Status
+}
+
+// wantTry checks how a work request ends, and takes the pair up again when it failed.
+func (p *pair) wantTry(what string, wr ib.SendWR, want ib.WCStatus) {
+	p.e.Helper()
+	if got := p.try(wr); got != want {
+		p.e.Fatalf("%s: %q, want %q", what, got, want)
+	}
+	if want != ib.WCSuccess {
+		p.again()
+	}
+}
+
+func testAtomicWrite(e *env) {
+	e.needCap("ATOMIC WRITE", ib.DeviceCapAtomicWrite)
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	b := p.buf[1]
+	for i := range 3 {
+		data := make([]byte, 8)
+		fill(data, i)
+		p.wantTry("atomic write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: data, RemoteAddr: b.addr + 8*uint64(i), RKey: b.mr.RKey()}, ib.WCSuccess)
+		if !bytes.Equal(b.b[8*i:8*i+8], data) {
+			e.Errorf("the memory holds %x, want %x", b.b[8*i:8*i+8], data)
+		}
+	}
+	wr := ib.SendWR{ID: 1, Opcode: ib.WRAtomicWrite, Flags: ib.SendSignaled, Inline: make([]byte, 8), RemoteAddr: b.addr, RKey: b.mr.RKey()}
+	p.post(0, wr)
+	if wc := e.waitOne(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != ib.WCAtomicWrite {
+		e.Errorf("%+v", wc)
+	}
+	for _, bad := range []ib.SendWR{
+		{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 4), RemoteAddr: b.addr, RKey: b.mr.RKey()},
+		{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: b.addr + 4, RKey: b.mr.RKey()},
+	} {
+		_, err := p.qps[0].PostSend(bad)
+		e.wantErr("atomic write of the wrong length, or not aligned", err, syscall.EINVAL)
+	}
+	p.wantTry("behind the end", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: b.addr + bufLen, RKey: b.mr.RKey()}, ib.WCRemAccessErr)
+	readOnly := e.buffer(p.pd, 64, ib.AccessLocalWrite|ib.AccessRemoteRead|ib.AccessRemoteAtomic)
+	p.wantTry("without the right to write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: readOnly.addr, RKey: readOnly.mr.RKey()}, ib.WCRemAccessErr)
+}
+
+func testFlush(e *env) {
+	e.needCap("FLUSH", ib.DeviceCapFlushGlobal)
+	a, err := e.dev.QueryDevice()
+	e.must("query device", err)
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	allow := func(access ib.AccessFlags) {
+		e.must("modify", p.qps[1].Modify(ib.QPAttr{AccessFlags: access}, ib.QPAttrAccessFlags, nil))
+	}
+	b := e.buffer(p.pd, bufLen, allAccess|ib.AccessFlushGlobal)
+	flush := func(f ib.Flush) ib.SendWR {
+		return ib.SendWR{Opcode: ib.WRFlush, RemoteAddr: b.addr, RKey: b.mr.RKey(), Flush: f}
+	}
+	global := ib.Flush{Placement: ib.FlushGlobal, Length: bufLen}
+	allow(remote | ib.AccessFlushGlobal)
+	fill(p.buf[0].b, 1)
+	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, bufLen), RemoteAddr: b.addr, RKey: b.mr.RKey()})
+	wr := flush(global)
+	wr.ID, wr.Flags = 2, ib.SendSignaled
+	p.post(0, wr)
+	if wc := e.waitOne(p.cqs[0], 2, ib.WCSuccess); wc.Opcode != ib.WCFlush || !bytes.Equal(b.b, p.buf[0].b) {
+		e.Errorf("%+v; all data there: %v", wc, bytes.Equal(b.b, p.buf[0].b))
+	}
+	p.wantTry("the whole region", flush(ib.Flush{Placement: ib.FlushGlobal, Level: ib.FlushRegion}), ib.WCSuccess)
+	p.wantTry("more than the region", flush(ib.Flush{Placement: ib.FlushGlobal, Length: bufLen + 1}), ib.WCRemAccessErr)
+	p.wantTry("a queue pair without the right", flush(global), ib.WCRemInvReqErr)
+	allow(remote | ib.AccessFlushGlobal)
+	plain := e.buffer(p.pd, 64, allAccess)
+	p.wantTry("a region without the right", ib.SendWR{
+		Opcode: ib.WRFlush, RemoteAddr: plain.addr, RKey: plain.mr.RKey(), Flush: ib.Flush{Placement: ib.FlushGlobal, Length: 8},
+	}, ib.WCRemAccessErr)
+	if a.DeviceCapFlags&ib.DeviceCapFlushPersistent != 0 {
+		return
+	}
+	allow(remote | ib.AccessFlushGlobal)
+	p.wantTry("persistence that is not offered", flush(ib.Flush{Placement: ib.FlushPersistent, Length: 8}), ib.WCRemInvReqErr)
+	if _, err := p.pd.RegMR(e.mem, nil, b.addr, 8, b.addr, ib.AccessFlushPersistent, nil); err == nil {
+		e.Error("a region has the right for a placement that the device does not offer")
+	}
+}
+
+func testRereg(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
+	b := e.buffer(p.pd, 64, allAccess)
+	write := func(what string, addr uint64, key uint32, want ib.WCStatus) {
+		e.Helper()
+		p.wantTry(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: key}, want)
+	}
+	e.need("reregistration", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead}, nil))
+	write("without the right", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
+	e.must("give it back", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}, nil))
+	write("with the right", b.addr, b.mr.RKey(), ib.WCSuccess)
+	other := e.pd()
+	e.must("change the domain", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: other}, nil))
+	write("of another domain", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
+	e.wantErr("dealloc the region's new domain", other.Dealloc(), syscall.EBUSY)
+	e.must("change the domain back", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: p.pd}, nil))
+	fresh, addr := e.alloc(128)
+	e.must("change the memory", b.mr.Rereg(ib.MRChangeTranslation, ib.MRChange{Space: e.mem, Addr: addr, Length: 128, IOVA: addr}, nil))
+	fill(p.buf[0].b, 3)
+	clear(b.b)
+	write("to the new memory", addr+120, b.mr.RKey(), ib.WCSuccess)
+	if !bytes.Equal(fresh[120:], p.buf[0].b[:8]) || !allZero(b.b) {
+		e.Error("the data are not where they should be")
+	}
+	write("behind the end of the new memory", addr+121, b.mr.RKey(), ib.WCRemAccessErr)
+	if addr+128 <= b.addr || addr >= b.addr+64 {
+		write("to the old memory", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
+	}
+	if mw, err := p.pd.AllocMW(ib.MWType1, nil); err == nil {
+		own(e, mw, mw.Dealloc)
+		p.bind(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: addr, Length: 8, Access: ib.AccessRemoteWrite}, ib.WCSuccess)
+		e.wantErr("change a region with a window", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}, nil), syscall.EBUSY, syscall.EINVAL)
+		e.destroy(mw)
+	} else if !errors.Is(err, syscall.EOPNOTSUPP) {
+		e.Errorf("alloc mw: %v", err)
+	}
+}
+
+func testMWRights(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	b := p.buf[1]
+	const off, n = 256, 64
+	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
+		for _, access := range []ib.AccessFlags{
+			0, ib.AccessRemoteRead, ib.AccessRemoteWrite, ib.AccessRemoteAtomic, ib.AccessRemoteWrite | ib.AccessZeroBased,
+		} {
+			zero := access&ib.AccessZeroBased != 0
+			if zero && kind == ib.MWType1 {
+				continue
+			}
+			base := b.addr + off
+			if zero {
+				base = 0
+			}
+			for op, need := range map[ib.WROpcode]ib.AccessFlags{
+				ib.WRRDMARead: ib.AccessRemoteRead, ib.WRRDMAWrite: ib.AccessRemoteWrite, ib.WRAtomicFetchAdd: ib.AccessRemoteAtomic,
+			} {
+				for _, at := range []int{0, n - 8, n, -8} {
+					mw := e.mw(p.pd, kind)
+					p.bind(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr + off, Length: n, Access: access}, ib.WCSuccess)
+					want := ib.WCRemAccessErr
+					if access&need != 0 && at >= 0 && at < n {
+						want = ib.WCSuccess
+					}
+					wr := ib.SendWR{Opcode: op, SGList: p.buf[0].sgl(0, 8), RemoteAddr: base + uint64(at), RKey: mw.RKey()}
+					if got := p.try(wr); got != want {
+						e.Errorf("window of type %d with rights %#x, opcode %d at %d: %q, want %q", kind, access, op, at, got, want)
+					}
+					if want != ib.WCSuccess {
+						p.again()
+					}
+					e.destroy(mw)
+				}
+			}
+		}
+	}
+}
+
+func testFastRegLocal(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	mr, err := p.pd.AllocMR(2)
+	e.need("fast registration", err)
+	own(e, mr, mr.Dereg)
+	b, addr := e.alloc(256)
+	fill(b, 4)
+	const iova = 0x200000
+	e.must("map", mr.Map(e.mem, nil, addr, 256, iova))
+	mr.UpdateKey(9)
+	sgl := func(off int) []ib.SGE { return []ib.SGE{{Addr: iova + uint64(off), Length: 100, LKey: mr.LKey()}} }
+	n, err := p.qps[0].PostSend(
+		ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr, Key: mr.LKey(), Access: ib.AccessLocalWrite}},
+		ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: sgl(0), RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()},
+		ib.SendWR{ID: 3, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: sgl(128), RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()},
+		ib.SendWR{ID: 4, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled | ib.SendFence, InvalidateRKey: mr.LKey()},
+		ib.SendWR{ID: 5, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: sgl(0), RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()},
+	)
+	if n != 5 {
+		e.Fatalf("post: %d taken, %v", n, err)
+	}
+	for i, want := range []ib.WCOpcode{ib.WCRegMR, ib.WCRDMAWrite, ib.WCRDMARead, ib.WCLocalInv} {
+		if wc := e.waitOne(p.cqs[0], uint64(i+1), ib.WCSuccess); wc.Opcode != want {
+			e.Errorf("%+v", wc)
+		}
+	}
+	e.waitOne(p.cqs[0], 5, ib.WCLocProtErr)
+	if !bytes.Equal(b[:100], b[128:228]) {
+		e.Error("the data are not where they should be")
+	}
+}

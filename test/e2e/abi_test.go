@@ -1,0 +1,25 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"verbena/test/abi"
+)
+
+// TestABI asks the device file what test/abi/kernel.txt has the kernel's answers to.
+func TestABI(t *testing.T) {
+	needProgram(t, "python3", "/usr/bin/python3")
+	probe, err := filepath.Abs("../abi/probe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	for _, c := range abi.Complaints(abi.Parse(w.out("run", "--", probe))) {
+		t.Error(c)
+	}
+	w.emptyWithin(time.Second)
+}

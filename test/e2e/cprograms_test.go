@@ -1,0 +1,82 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// compile makes a program of testdata that uses libibverbs.
+func compile(t *testing.T, name string) string {
+	t.Helper()
+	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
+	dir, err := os.MkdirTemp("", "verbena-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	os.Chmod(dir, 0o755)
+	program := filepath.Join(dir, name)
+	if out, err := exec.Command("gcc", "-Wall", "-O1", "-o", program, "testdata/"+name+".c", "-libverbs").CombinedOutput(); err != nil {
+		t.Fatalf("compile %s: %v\n%s", name, err, out)
+	}
+	return program
+}
+
+// runC runs a program of testdata to its end, as each user and over both paths.
+func runC(t *testing.T, name string, args ...string) {
+	program := compile(t, name)
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			w := startService(t, u, "", "--link", "rxe0="+loopback())
+			out := w.out(append([]string{"run", "--", program}, args...)...)
+			if !strings.HasSuffix(out, "ok\n") {
+				t.Errorf("%s", out)
+			}
+			w.emptyWithin(5 * time.Second)
+		})
+	}
+}
+
+// TestEvents: blocking read, O_NONBLOCK, poll, select, epoll, several queues on a channel, fork, counts at destruction.
+func TestEvents(t *testing.T) { runC(t, "events") }
+
+// TestPinning: rights and limits of registrations, and memory that is unmapped behind them.
+func TestPinning(t *testing.T) { runC(t, "pinning") }
+
+// TestContexts: a thousand of them, closed or left to the service.
+func TestContexts(t *testing.T) {
+	t.Run("closed", func(t *testing.T) { runC(t, "contexts", "1000") })
+	t.Run("left", func(t *testing.T) { runC(t, "contexts", "1000", "left") })
+}
+
+// TestPinnedPages: `res show` tells what a program holds.
+func TestPinnedPages(t *testing.T) {
+	program := compile(t, "pinning")
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	cmd := w.cmd(w.deadline(60), "run", "--", program, "hold")
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var word string
+	if _, err := fmt.Fscan(stdout, &word); err != nil || word != "ready" {
+		t.Fatalf("%q, %v", word, err)
+	}
+	if out := w.out("res", "show"); !strings.Contains(out, "20 KiB") {
+		t.Errorf("five pages are not told of:\n%s", out)
+	}
+	syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	cmd.Wait()
+	w.emptyWithin(5 * time.Second)
+}

@@ -1,0 +1,122 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// buildC builds a program of testdata, static and with threads.
+func buildC(t *testing.T, name string) string {
+	t.Helper()
+	needProgram(t, "gcc libc6-dev linux-libc-dev", "gcc")
+	dir, err := os.MkdirTemp("", "verbena-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	os.Chmod(dir, 0o755)
+	path := filepath.Join(dir, name)
+	if out, err := exec.Command("gcc", "-Wall", "-Werror", "-O1", "-static", "-pthread", "-o", path, "testdata/"+name+".c").CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	return path
+}
+
+const python = "/usr/bin/python3"
+
+const pythonProcesses = `
+import multiprocessing as mp, subprocess, sys, threading
+import pyverbs.device as d
+def use(n):
+    with d.Context(name='rxe0') as c:
+        return c.query_device().phys_port_cnt
+if __name__ == '__main__':
+    use(0)
+    for how in ['fork', 'spawn', 'forkserver']:
+        with mp.get_context(how).Pool(3) as p:
+            assert p.map(use, range(6)) == [1] * 6, how
+        print('ok')
+    ts = [threading.Thread(target=use, args=(0,)) for _ in range(8)]
+    [t.start() for t in ts]; [t.join() for t in ts]
+    print('ok')
+`
+
+// TestProcesses runs what processes do around a device file, where the service reaches programs itself, and where it
+// asks their launchers.
+func TestProcesses(t *testing.T) {
+	c, raw := buildC(t, "process"), buildRawverbs(t)
+	script := filepath.Join(filepath.Dir(c), "processes.py")
+	if err := os.WriteFile(script, []byte(pythonProcesses), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range []struct {
+		name string
+		args []string
+	}{{"direct", nil}, {"by the launcher", []string{"--ask-launchers"}}} {
+		t.Run(mode.name, func(t *testing.T) {
+			w := startService(t, users()[len(users())-1], "", append([]string{"--link", "rxe0=" + loopback()}, mode.args...)...)
+			for _, p := range []struct {
+				name string
+				argv []string
+				oks  int
+			}{
+				{"static C program", []string{c, "plain"}, 1},
+				{"static Go program", []string{raw, "transfer"}, 1},
+				{"fork", []string{c, "fork"}, 2},
+				{"vfork and exec", []string{c, "vfork"}, 2},
+				{"posix_spawn", []string{c, "spawn"}, 4},
+				{"threads", []string{c, "threads"}, 1},
+				{"exec", []string{c, "exec"}, 1},
+				{"exec with the device open", []string{c, "exec-inherit"}, 1},
+				{"daemon", []string{"sh", "-c", c + " daemon; sleep 1"}, 1},
+				{"close_range", []string{c, "close-range"}, 1},
+				{"close of everything", []string{c, "close-all"}, 1},
+				{"shell", []string{"sh", "-c", c + " plain & " + raw + " transfer; wait; (" + c + " plain)"}, 3},
+				{"Python", []string{python, script}, 4},
+			} {
+				t.Run(p.name, func(t *testing.T) {
+					if p.argv[0] == python {
+						need(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil, "apt-get install python3-pyverbs")
+					}
+					if out := w.out(append([]string{"run", "--"}, p.argv...)...); strings.Count(out, "ok\n") != p.oks || out != strings.Repeat("ok\n", p.oks) {
+						t.Errorf("output %q, expected %d times ok", out, p.oks)
+					}
+				})
+			}
+			w.emptyWithin(20 * time.Second)
+		})
+	}
+}
+
+// TestContainers: what a container may take away from a program and its service, they do not need; and private services
+// come and go at one address.
+func TestContainers(t *testing.T) {
+	needRoot(t)
+	raw, addr := buildRawverbs(t), loopback()
+	nobody := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}
+	for _, c := range []struct {
+		name string
+		argv []string
+	}{
+		{"root without CAP_SYS_PTRACE", []string{"setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"}},
+		{"no capabilities", []string{"setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"}},
+		{"user namespace", append(nobody, "unshare", "--user", "--map-root-user")},
+		{"user and process namespace", append(nobody, "unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			need(t, exec.Command(c.argv[0], append(c.argv[1:], "true")...).Run() == nil, strings.Join(c.argv, " "))
+			for range 3 {
+				out, err := exec.Command(c.argv[0], append(c.argv[1:], binary(t), "run", "--private", "--link", "rxe0="+addr, "--", raw, "transfer")...).CombinedOutput()
+				if err != nil || string(out) != "ok\n" {
+					t.Errorf("%v: %q", err, out)
+				}
+			}
+		})
+	}
+}

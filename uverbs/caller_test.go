@@ -1,0 +1,84 @@
+package uverbs
+
+import (
+	"syscall"
+	"testing"
+
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+// guestCaller is a process that has got the descriptor of another's file.
+type guestCaller struct {
+	*program
+	space umem.Space
+	acct  *umem.Account
+}
+
+func (c *guestCaller) Space() umem.Space      { return c.space }
+func (c *guestCaller) Account() *umem.Account { return c.acct }
+
+// overlay is a program's memory with more of it somewhere else.
+type overlay struct {
+	umem.Space
+	more *umem.Local
+	at   uint64
+}
+
+func (o overlay) Check(addr, length uint64, write bool) error {
+	if addr == o.at {
+		return o.more.Check(addr, length, write)
+	}
+	return umem.ErrFault
+}
+
+func (o overlay) ReadV(dst [][]byte, addr uint64) error {
+	if addr == o.at {
+		return o.more.ReadV(dst, addr)
+	}
+	return o.Space.ReadV(dst, addr)
+}
+
+// Who registers memory through another's file registers its own, and pays for it.
+func TestRegionsAreTheCallers(t *testing.T) {
+	both(t, func(t *testing.T, form form) {
+		w := newWorld(t)
+		p := w.start(form)
+		pd := p.allocPD()
+		mine := make([]byte, 2*umem.PageSize)
+		more := umem.NewLocal()
+		addr, err := more.Add(mine)
+		must(t, err)
+		guest := &guestCaller{p, overlay{p.space, more, addr}, umem.NewAccount(func() uint64 { return 3 * umem.PageSize })}
+		reg := func(at, length uint64) error {
+			req := abi.RegMR{Start: at, HCAVA: at, Length: length, PDHandle: pd, AccessFlags: abi.AccessLocalWrite}
+			resp := p.alloc(16)
+			req.Response = addressOf(resp)
+			b := abi.AppendTo(nil, &req)
+			hdr := abi.CmdHdr{Command: uint32(abi.CmdRegMR), InWords: uint16((8 + len(b)) / 4), OutWords: 3}
+			b = p.store(append(abi.AppendTo(nil, &hdr), b...))
+			_, err := p.f.Write(guest, addressOf(b), len(b))
+			return err
+		}
+		must(t, reg(addr, 2*umem.PageSize))
+		if p.acct.Pages() != 0 || guest.acct.Pages() == 0 {
+			t.Errorf("%d pages are charged to the opener, %d to the caller", p.acct.Pages(), guest.acct.Pages())
+		}
+		wantErrno(t, "over the caller's limit", reg(addr, 2*umem.PageSize), syscall.ENOMEM)
+		opener := (addressOf(p.alloc(2*int(umem.PageSize))) + umem.PageSize - 1) &^ (umem.PageSize - 1)
+		guest.acct = umem.NewAccount(nil)
+		wantErrno(t, "memory of the opener", reg(opener, 1), syscall.EFAULT)
+		var mr *mrObject
+		for o := range p.f.objects.all() {
+			if m, ok := o.res.(*mrObject); ok {
+				mr = m
+			}
+		}
+		mine[0] = 77
+		var got [1]byte
+		must(t, mr.Region().ReadV([][]byte{got[:]}, addr))
+		if got[0] != 77 {
+			t.Errorf("the region reads %d", got[0])
+		}
+	})
+}

@@ -1,0 +1,87 @@
+package uverbs
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"verbena/internal/gendoc"
+	"verbena/uverbs/abi"
+
+	kernelabi "verbena/test/abi"
+)
+
+const verbsDoc = "../docs/verbs.md"
+
+// TestDocs makes the tables of commands and methods of docs/verbs.md. What the kernel's rxe has comes from the answers to
+// questions of which each is about one of them.
+func TestDocs(t *testing.T) {
+	const noCommand, noMethod = "EOPNOTSUPP", "EPROTONOSUPPORT"
+	kernel, version := kernelabi.Kernel()
+	yes := func(there bool, errno string) string {
+		if there {
+			return "**yes**"
+		}
+		return errno
+	}
+	ofKernel := func(question, errno string) string {
+		answer, asked := kernel[question]
+		if !asked {
+			t.Errorf("kernel.txt has no answer to %q", question)
+		}
+		if answer == noCommand { // a method may be known, and never work
+			errno = noCommand
+		}
+		return yes(answer != errno, errno)
+	}
+
+	var b strings.Builder
+	fmt.Fprintf(&b, "| command | Verbena | %s |\n|---|---|---|\n", version)
+	for n := abi.CmdGetContext; n <= abi.CmdOpenQP; n++ {
+		_, there := commands[n]
+		theirs := "**yes**" // the first: without it none would answer
+		if n != abi.CmdGetContext {
+			theirs = ofKernel(fmt.Sprintf("invoke command %d", n), noCommand)
+		}
+		fmt.Fprintf(&b, "| %v | %s | %s |\n", n, yes(there, noCommand), theirs)
+	}
+	for n := abi.ExCommand(0); n <= abi.ExCmdModifyCQ; n++ {
+		if strings.Contains(n.String(), "(") { // no such number
+			continue
+		}
+		_, there := exCommands[n]
+		fmt.Fprintf(&b, "| %v | %s | %s |\n", n, yes(there, noCommand), ofKernel(fmt.Sprintf("invoke extended command %d", n), noCommand))
+	}
+	gendoc.Check(t, verbsDoc, "commands", b.String())
+
+	b.Reset()
+	fmt.Fprintf(&b, "| object | method | Verbena | %s |\n|---|---|---|---|\n", version)
+	for o := abi.ObjectDevice; o <= abi.ObjectDMABuf; o++ {
+		for m := abi.MethodID(0); m < 9; m++ {
+			name := abi.MethodName(o, m)
+			if strings.Contains(name, " ") { // no such number
+				continue
+			}
+			method := methods[methodID{o, m}]
+			if method != nil && method.name != name {
+				t.Errorf("method %d of object %d is called %s, and %s in C", m, o, method.name, name)
+			}
+			theirs := "**yes**"
+			switch name {
+			case "GET_CONTEXT", "ASYNC_EVENT_ALLOC": // as above
+			case "ADVISE_MR":
+				theirs = ofKernel("MR: advise, not on demand", noMethod)
+			case "REG_DMABUF_MR":
+				theirs = ofKernel("MR: dma-buf", noMethod)
+			default:
+				theirs = ofKernel(fmt.Sprintf("method %d of object %d", m, o), noMethod)
+			}
+			ours := yes(method != nil, noMethod)
+			if name == "REG_DMABUF_MR" {
+				ours = noCommand
+			}
+			fmt.Fprintf(&b, "| %v | %s | %s | %s |\n", o, name, ours, theirs)
+		}
+	}
+	gendoc.Check(t, verbsDoc, "methods", b.String())
+}
