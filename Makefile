@@ -39,6 +39,11 @@ unit: ## unit tests with the race detector
 e2e: build ## the real programs, end to end
 	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -tags e2e ./test/e2e/...
 
+.PHONY: yama
+yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
+	@scripts/deps ibverbs-utils ibverbs-providers && test/interop/guest/build -q
+	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 15m -v -tags interop ./test/yama
+
 .PHONY: soak-kill
 soak-kill: build ## ROUNDS (default 10000) of programs that are killed at random moments; SEED repeats one
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestKillSoak$$' ./test/e2e

@@ -130,6 +130,15 @@ func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
 	return n, nil
 }
 
+// write stores an answer in the caller's memory. A thread that has been killed meanwhile may have left its number to
+// another user's, to whom a service of root's must not write. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
+func (w *worker) write(addr uint64, b []byte) error {
+	if err := stillTrapped(w.session.fd, w.n.id); err != nil {
+		return err
+	}
+	return w.session.write(int(w.n.tid), addr, b)
+}
+
 // write writes all of b to the memory of a thread's process, EFAULT if it cannot.
 func (t *Session) write(tid int, addr uint64, b []byte) error {
 	if t.helper == nil {

@@ -224,6 +224,9 @@ func (ah *AH) Modify(attr *AHAttr) error {
 	if err != nil {
 		return err
 	}
+	if err := ah.dev.usable(); err != nil {
+		return fmt.Errorf("modify ah on %s: %w", ah.dev.name, err)
+	}
 	return ah.drv.Modify(attr)
 }
 

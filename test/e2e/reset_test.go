@@ -181,7 +181,7 @@ func TestZombie(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			out := &lines{ch: make(chan string, 100)}
+			out := &lineFeed{ch: make(chan string, 100)}
 			c.Stdout, c.Stderr = out, out
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
@@ -232,13 +232,13 @@ func TestZombie(t *testing.T) {
 	}
 }
 
-// lines hands on what is written, line by line.
-type lines struct {
+// lineFeed hands on what is written, line by line.
+type lineFeed struct {
 	ch   chan string
 	rest string
 }
 
-func (l *lines) Write(b []byte) (int, error) {
+func (l *lineFeed) Write(b []byte) (int, error) {
 	l.rest += string(b)
 	for {
 		line, rest, ok := strings.Cut(l.rest, "\n")

@@ -1,0 +1,88 @@
+package uverbs
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/uverbs/abi"
+)
+
+// BenchmarkRecovery takes the time from a fatal event until the recovered device is registered, and open to programs,
+// with so many queue pairs of ten processes, each with a receive outstanding.
+func BenchmarkRecovery(b *testing.B) {
+	for _, qps := range []int{1, 100, 10000} {
+		b.Run(fmt.Sprintf("qps=%d", qps), func(b *testing.B) {
+			s := newSoak(b)
+			must(b, s.slot.Plug())
+			procs := make([]*soakProc, min(qps, 10))
+			for i := range procs {
+				procs[i] = s.newProc(i)
+			}
+			var times []time.Duration
+			for range b.N {
+				b.StopTimer()
+				for _, p := range procs {
+					var err error
+					p.program.f, err = s.srv.Open("uverbs0", p, &memory{})
+					must(b, err)
+					p.hold(b, qps/len(procs))
+				}
+				b.StartTimer()
+				must(b, s.slot.Reset(context.Background()))
+				b.StopTimer()
+				times = append(times, s.slot.Status().Recovery)
+				for _, p := range procs {
+					p.program.f.Close()
+					p.closeAll()
+				}
+				b.StartTimer()
+			}
+			b.StopTimer()
+			slices.Sort(times)
+			b.ReportMetric(float64(times[len(times)/2].Microseconds()), "µs/median")
+			b.ReportMetric(float64(times[len(times)*99/100].Microseconds()), "µs/p99")
+			b.ReportMetric(0, "ns/op")
+			s.stop.Store(true)
+			for _, p := range procs {
+				p.run() // frees what it has
+			}
+			must(b, s.slot.Close())
+			s.srv.Close()
+		})
+	}
+}
+
+// hold makes queue pairs, each with a receive outstanding.
+func (p *soakProc) hold(b *testing.B, qps int) {
+	_, err := do[abi.GetContextResp](p.program, abi.CmdGetContext, abi.GetContext{})
+	must(b, err)
+	pd, err := do[abi.AllocPDResp](p.program, abi.CmdAllocPD, abi.AllocPD{})
+	must(b, err)
+	cq, _, err := doWith[abi.CreateCQResp](p.program, abi.CmdCreateCQ, abi.CreateCQ{CQE: uint32(qps), CompChannel: -1}, nil, 16)
+	must(b, err)
+	for range qps {
+		qp, _, err := doWith[abi.CreateQPResp](p.program, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: cq.CQHandle,
+			RecvCQHandle: cq.CQHandle, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: abi.QPTRC}, nil, 32)
+		must(b, err)
+		must(b, silently(p.program, abi.CmdModifyQP, abi.ModifyQP{QPHandle: qp.QPHandle, QPState: abi.QPSInit, PortNum: 1,
+			AttrMask: abi.QPAttrState | abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags}))
+		resp := addressOf(p.program.alloc(8))
+		req := abi.PostRecv{Response: resp, QPHandle: qp.QPHandle, WRCount: 1, WQESize: uint32(abi.SizeOf[abi.RecvWR]())}
+		core := concat(req, abi.RecvWR{WRID: 1})
+		_, _, err = p.program.send(rawCommand{number: uint32(abi.CmdPostRecv), core: core, room: 4})
+		must(b, err)
+	}
+}
+
+// closeAll closes the program's descriptors.
+func (p *soakProc) closeAll() {
+	for _, fd := range p.program.fds {
+		unix.Close(fd)
+	}
+	p.program.fds = nil
+}

@@ -1,0 +1,598 @@
+package uverbs
+
+import (
+	"errors"
+	goflag "flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/driver/rxe"
+	"verbena/driver/rxe/wire/netdev"
+	"verbena/driver/rxe/wire/simnet"
+	"verbena/ib"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+var updateStates = goflag.Bool("update-states", false, "write docs/states.md anew")
+
+// What every user command and every midlayer method does in each state of its device, as Linux has it
+// (drivers/infiniband/core: uverbs_cmd.c, rdma_core.c, verbs.c) or, where Linux leaves it to drivers, as the contract of
+// package ib says; and what is seen here, on the rxe driver. docs/states.md is made of both.
+
+const (
+	works = syscall.Errno(0)
+	// flushes: it works, and the work request completes with a flush error.
+	flushes = syscall.Errno(1 << 16)
+	// never: there is nothing left to call it on.
+	never = syscall.Errno(1 << 17)
+)
+
+func outcome(e syscall.Errno) string {
+	switch e {
+	case works:
+		return "works"
+	case flushes:
+		return "flushed"
+	case never:
+		return "-"
+	}
+	return unix.ErrnoName(e)
+}
+
+func errnoOf(err error) syscall.Errno {
+	var e syscall.Errno
+	if err == nil || errors.As(err, &e) {
+		return e
+	}
+	return syscall.Errno(1 << 18)
+}
+
+// states is what a row says: active, error, zombie (of methods: none), gone.
+type states [4]syscall.Errno
+
+var (
+	makes    = states{works, syscall.EIO, syscall.EIO, never} // creates or modifies
+	asks     = states{works, works, syscall.EIO, never}       // queries, polls, arms
+	destroys = states{works, works, works, never}
+	posts    = states{works, flushes, syscall.EIO, never}
+)
+
+// stateProgram is a program with one of each object.
+type stateProgram struct {
+	*program
+	core  *ib.Core
+	dev   *ib.Device
+	leaky bool // consumers leave objects behind
+	srv   *Server
+	gid   ib.GID
+
+	pd, spare, cq, spareCQ, mr, mw, qp, ud, ah, srq, xrcd uint32
+
+	channel int
+	data    uint64
+}
+
+func newStateProgram(t *testing.T) *stateProgram {
+	t.Helper()
+	addr := netip.MustParseAddr("10.0.0.1")
+	dev, err := rxe.New(rxe.Config{
+		Name: "rxe0", Addrs: []netip.Addr{addr, netip.MustParseAddr("fd00::1")}, Network: simnet.New(simnet.Config{}), Rand: rand.New(rand.NewPCG(1, 2)),
+		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, 1}, MTU: 9000, Up: true, Running: true},
+	})
+	must(t, err)
+	x := &stateProgram{core: &ib.Core{}, dev: dev.IB(), gid: ib.GIDFromAddr(addr)}
+	must(t, x.core.Register(x.dev))
+	x.srv, err = NewServer(x.core, ServerOptions{CompVectors: 1, Logf: t.Logf})
+	must(t, err)
+	w := &world{t: t, core: x.core, dev: x.dev, srv: x.srv}
+	x.program = w.start(byWrite)
+	x.data = (addressOf(x.alloc(3*4096)) + 4095) &^ 4095
+	t.Cleanup(func() {
+		x.f.Close()
+		x.srv.Close()
+		if x.dev.State() != ib.DeviceGone {
+			if err := x.core.Unregister(x.dev); err != nil && !x.leaky {
+				t.Error(err)
+			}
+		}
+		must(t, dev.Close())
+	})
+	x.pd, x.channel = x.allocPD(), x.program.channel()
+	need := func(err error) { t.Helper(); must(t, err) }
+	cq, _, err := doWith[abi.CreateCQResp](x.program, abi.CmdCreateCQ, abi.CreateCQ{CQE: 10, CompChannel: int32(x.channel)}, nil, 16)
+	need(err)
+	x.cq = cq.CQHandle
+	cq, _, err = doWith[abi.CreateCQResp](x.program, abi.CmdCreateCQ, abi.CreateCQ{CQE: 10, CompChannel: -1}, nil, 16)
+	need(err)
+	x.spareCQ, x.spare = cq.CQHandle, x.allocPD()
+	mr, err := do[abi.RegMRResp](x.program, abi.CmdRegMR, x.regMR())
+	need(err)
+	x.mr = mr.MRHandle
+	mw, err := do[abi.AllocMWResp](x.program, abi.CmdAllocMW, abi.AllocMW{PDHandle: x.pd, MWType: 1})
+	need(err)
+	x.mw = mw.MWHandle
+	for _, q := range []struct {
+		to *uint32
+		t  abi.QPType
+	}{{&x.qp, abi.QPTRC}, {&x.ud, abi.QPTUD}} {
+		r, _, err := doWith[abi.CreateQPResp](x.program, abi.CmdCreateQP, x.newQP(q.t), nil, 32)
+		need(err)
+		*q.to = r.QPHandle
+	}
+	for _, m := range connection(x.qp, 17, x.gid) {
+		need(silently(x.program, abi.CmdModifyQP, m))
+	}
+	ah, _, err := doWith[abi.CreateAHResp](x.program, abi.CmdCreateAH, x.newAH(), nil, 8)
+	need(err)
+	x.ah = ah.AHHandle
+	srq, _, err := doWith[abi.CreateSRQResp](x.program, abi.CmdCreateSRQ, abi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1}, nil, 24)
+	need(err)
+	x.srq = srq.SRQHandle
+	xrcd, err := do[abi.OpenXRCDResp](x.program, abi.CmdOpenXRCD, abi.OpenXRCD{FD: ^uint32(0), OFlags: unix.O_CREAT})
+	need(err)
+	x.xrcd = xrcd.XRCDHandle
+	must(t, silently(x.program, abi.CmdAttachMcast, abi.AttachMcast{GID: group(7), QPHandle: x.ud}))
+	must(t, silently(x.program, abi.CmdDetachMcast, abi.DetachMcast{GID: group(7), QPHandle: x.ud}))
+	return x
+}
+
+// group is a multicast group.
+func group(n byte) [16]byte { return [16]byte{0: 0xff, 1: 0x0e, 15: n} }
+
+func (x *stateProgram) regMR() abi.RegMR {
+	return abi.RegMR{Start: x.data, HCAVA: x.data, Length: 4096, PDHandle: x.pd, AccessFlags: abi.AccessLocalWrite}
+}
+
+func (x *stateProgram) newQP(t abi.QPType) abi.CreateQP {
+	return abi.CreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}
+}
+
+func (x *stateProgram) newAH() abi.CreateAH {
+	return abi.CreateAH{PDHandle: x.pd, Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{DGID: x.gid, SGIDIndex: 1}}}
+}
+
+// to takes the device into a state.
+func (x *stateProgram) to(state int) {
+	switch state {
+	case 1:
+		x.dev.SetError()
+	case 2:
+		must(x.t, x.core.Unregister(x.dev))
+	}
+}
+
+// stateRow is a command and what it is to do.
+type stateRow struct {
+	name string
+	cmd  abi.Command // 0 and extended: by number
+	ex   abi.ExCommand
+	want states
+	run  func(x *stateProgram) error
+}
+
+func plain[Resp, Req any](cmd abi.Command, want states, req func(x *stateProgram) Req) stateRow {
+	return stateRow{name: cmd.String(), cmd: cmd, want: want, run: func(x *stateProgram) error {
+		driver := 0
+		if commands[cmd].udata {
+			driver = 32
+		}
+		_, _, err := doWith[Resp](x.program, cmd, req(x), nil, driver)
+		return err
+	}}
+}
+
+func silentRow[Req any](cmd abi.Command, want states, req func(x *stateProgram) Req) stateRow {
+	return stateRow{name: cmd.String(), cmd: cmd, want: want, run: func(x *stateProgram) error {
+		return silently(x.program, cmd, req(x))
+	}}
+}
+
+func extended[Resp, Req any](cmd abi.ExCommand, want states, req func(x *stateProgram) Req) stateRow {
+	return stateRow{name: cmd.String() + " (extended)", ex: cmd, want: want, run: func(x *stateProgram) error {
+		_, _, err := doEx[Resp](x.program, cmd, req(x), 32)
+		return err
+	}}
+}
+
+var stateRows = []stateRow{
+	{name: "open(2)", want: states{works, works, syscall.ENODEV, syscall.ENODEV}, run: func(x *stateProgram) error {
+		f, err := x.srv.Open("uverbs0", x.program, &memory{})
+		if err == nil {
+			f.Close()
+		}
+		return err
+	}},
+	{name: "GET_CONTEXT", cmd: abi.CmdGetContext, want: makes, run: func(x *stateProgram) error {
+		if x.f.state.Load() != contextLive {
+			_, err := do[abi.GetContextResp](x.program, abi.CmdGetContext, abi.GetContext{})
+			return err
+		}
+		f, err := x.srv.Open("uverbs0", x.program, &memory{})
+		if err != nil {
+			return err
+		}
+		old := x.f
+		x.f = f
+		_, err = do[abi.GetContextResp](x.program, abi.CmdGetContext, abi.GetContext{})
+		f.Close()
+		x.f = old
+		return err
+	}},
+	plain[abi.QueryDeviceResp](abi.CmdQueryDevice, asks, func(*stateProgram) abi.QueryDevice { return abi.QueryDevice{} }),
+	plain[abi.QueryPortResp](abi.CmdQueryPort, asks, func(*stateProgram) abi.QueryPort { return abi.QueryPort{PortNum: 1} }),
+	plain[abi.AllocPDResp](abi.CmdAllocPD, makes, func(*stateProgram) abi.AllocPD { return abi.AllocPD{} }),
+	{name: "DEALLOC_PD", cmd: abi.CmdDeallocPD, want: destroys, run: func(x *stateProgram) error {
+		return silently(x.program, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: x.spare})
+	}},
+	plain[abi.RegMRResp](abi.CmdRegMR, makes, (*stateProgram).regMR),
+	plain[abi.ReregMRResp](abi.CmdReregMR, makes, func(x *stateProgram) abi.ReregMR {
+		return abi.ReregMR{MRHandle: x.mr, Flags: abi.ReregMRChangeAccess, AccessFlags: abi.AccessLocalWrite | abi.AccessRemoteRead}
+	}),
+	silentRow(abi.CmdDeregMR, destroys, func(x *stateProgram) abi.DeregMR { return abi.DeregMR{MRHandle: x.mr} }),
+	plain[abi.AllocMWResp](abi.CmdAllocMW, makes, func(x *stateProgram) abi.AllocMW { return abi.AllocMW{PDHandle: x.pd, MWType: 1} }),
+	silentRow(abi.CmdDeallocMW, destroys, func(x *stateProgram) abi.DeallocMW { return abi.DeallocMW{MWHandle: x.mw} }),
+	plain[abi.CreateAHResp](abi.CmdCreateAH, makes, (*stateProgram).newAH),
+	silentRow(abi.CmdDestroyAH, destroys, func(x *stateProgram) abi.DestroyAH { return abi.DestroyAH{AHHandle: x.ah} }),
+	// A channel is a matter of the core alone, as long as there is a context.
+	plain[abi.CreateCompChannelResp](abi.CmdCreateCompChannel, asks, func(*stateProgram) abi.CreateCompChannel { return abi.CreateCompChannel{} }),
+	plain[abi.CreateCQResp](abi.CmdCreateCQ, makes, func(*stateProgram) abi.CreateCQ { return abi.CreateCQ{CQE: 4, CompChannel: -1} }),
+	plain[abi.ResizeCQResp](abi.CmdResizeCQ, makes, func(x *stateProgram) abi.ResizeCQ { return abi.ResizeCQ{CQHandle: x.cq, CQE: 20} }),
+	plain[abi.PollCQResp](abi.CmdPollCQ, asks, func(x *stateProgram) abi.PollCQ { return abi.PollCQ{CQHandle: x.cq, NE: 0} }),
+	silentRow(abi.CmdReqNotifyCQ, asks, func(x *stateProgram) abi.ReqNotifyCQ { return abi.ReqNotifyCQ{CQHandle: x.cq} }),
+	{name: "DESTROY_CQ", cmd: abi.CmdDestroyCQ, want: destroys, run: func(x *stateProgram) error {
+		_, err := do[abi.DestroyCQResp](x.program, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: x.spareCQ})
+		return err
+	}},
+	plain[abi.CreateQPResp](abi.CmdCreateQP, makes, func(x *stateProgram) abi.CreateQP { return x.newQP(abi.QPTRC) }),
+	plain[abi.QueryQPResp](abi.CmdQueryQP, asks, func(x *stateProgram) abi.QueryQP { return abi.QueryQP{QPHandle: x.qp} }),
+	silentRow(abi.CmdModifyQP, makes, func(x *stateProgram) abi.ModifyQP {
+		return abi.ModifyQP{QPHandle: x.qp, QPState: abi.QPSSQD, AttrMask: abi.QPAttrState}
+	}),
+	{name: "MODIFY_QP to ERR or RESET", cmd: abi.CmdModifyQP, want: asks, run: func(x *stateProgram) error {
+		return silently(x.program, abi.CmdModifyQP, abi.ModifyQP{QPHandle: x.qp, QPState: abi.QPSErr, AttrMask: abi.QPAttrState})
+	}},
+	plain[abi.DestroyQPResp](abi.CmdDestroyQP, destroys, func(x *stateProgram) abi.DestroyQP { return abi.DestroyQP{QPHandle: x.qp} }),
+	{name: "POST_SEND", cmd: abi.CmdPostSend, want: posts, run: func(x *stateProgram) error { return x.post(abi.CmdPostSend, x.qp) }},
+	{name: "POST_RECV", cmd: abi.CmdPostRecv, want: posts, run: func(x *stateProgram) error { return x.post(abi.CmdPostRecv, x.qp) }},
+	// What is in a shared receive queue belongs to no queue pair, and so is not flushed (IBA 10.2.9.3).
+	{name: "POST_SRQ_RECV", cmd: abi.CmdPostSRQRecv, want: asks, run: func(x *stateProgram) error { return x.post(abi.CmdPostSRQRecv, x.srq) }},
+	silentRow(abi.CmdAttachMcast, makes, func(x *stateProgram) abi.AttachMcast { return abi.AttachMcast{GID: group(7), QPHandle: x.ud} }),
+	{name: "DETACH_MCAST", cmd: abi.CmdDetachMcast, want: asks, run: func(x *stateProgram) error {
+		return silently(x.program, abi.CmdDetachMcast, abi.DetachMcast{GID: group(9), QPHandle: x.ud})
+	}},
+	plain[abi.CreateSRQResp](abi.CmdCreateSRQ, makes, func(x *stateProgram) abi.CreateSRQ { return abi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1} }),
+	plain[abi.CreateSRQResp](abi.CmdCreateXSRQ, makes, func(x *stateProgram) abi.CreateXSRQ {
+		return abi.CreateXSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1, SRQType: 1, XRCDHandle: x.xrcd, CQHandle: x.cq}
+	}),
+	silentRow(abi.CmdModifySRQ, makes, func(x *stateProgram) abi.ModifySRQ { return abi.ModifySRQ{SRQHandle: x.srq, AttrMask: 2, SRQLimit: 1} }),
+	plain[abi.QuerySRQResp](abi.CmdQuerySRQ, asks, func(x *stateProgram) abi.QuerySRQ { return abi.QuerySRQ{SRQHandle: x.srq} }),
+	plain[abi.DestroySRQResp](abi.CmdDestroySRQ, destroys, func(x *stateProgram) abi.DestroySRQ { return abi.DestroySRQ{SRQHandle: x.srq} }),
+	plain[abi.OpenXRCDResp](abi.CmdOpenXRCD, makes, func(*stateProgram) abi.OpenXRCD { return abi.OpenXRCD{FD: ^uint32(0), OFlags: unix.O_CREAT} }),
+	silentRow(abi.CmdCloseXRCD, destroys, func(x *stateProgram) abi.CloseXRCD { return abi.CloseXRCD{XRCDHandle: x.xrcd} }),
+	extended[abi.ExQueryDeviceResp](abi.ExCmdQueryDevice, asks, func(*stateProgram) abi.ExQueryDevice { return abi.ExQueryDevice{} }),
+	extended[abi.ExCreateCQResp](abi.ExCmdCreateCQ, makes, func(*stateProgram) abi.ExCreateCQ { return abi.ExCreateCQ{CQE: 4, CompChannel: -1} }),
+	extended[abi.ExCreateQPResp](abi.ExCmdCreateQP, makes, func(x *stateProgram) abi.ExCreateQP {
+		return abi.ExCreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, QPType: abi.QPTRC}
+	}),
+	extended[abi.ExModifyQPResp](abi.ExCmdModifyQP, makes, func(x *stateProgram) abi.ExModifyQP {
+		return abi.ExModifyQP{Base: abi.ModifyQP{QPHandle: x.qp, QPState: abi.QPSSQD, AttrMask: abi.QPAttrState}}
+	}),
+}
+
+// post posts a work request, and tells by an error of its own that it was flushed.
+func (x *stateProgram) post(cmd abi.Command, handle uint32) error {
+	size := abi.SizeOf[abi.RecvWR]()
+	wr := abi.AppendTo(nil, &abi.RecvWR{WRID: 77})
+	if cmd == abi.CmdPostSend {
+		size = abi.SizeOf[abi.SendWR]()
+		wr = abi.AppendTo(nil, &abi.SendWR{WRID: 77, Opcode: abi.WRSend, SendFlags: abi.SendSignaled})
+	}
+	core := append(abi.AppendTo(nil, &abi.PostSend{QPHandle: handle, WRCount: 1, WQESize: uint32(size)}), wr...)
+	if _, _, err := x.send(rawCommand{number: uint32(cmd), core: core, room: 8}); err != nil {
+		return err
+	}
+	var wc [4]ib.WC
+	cq := x.f.objects.find(x.cq).res.(*cqObject)
+	n, err := cq.Poll(wc[:])
+	for _, w := range wc[:n] {
+		if w.ID == 77 && w.Status == ib.WCWRFlushErr {
+			return flushes
+		}
+	}
+	return err
+}
+
+// A midlayer method, called by a consumer in this process. Its "zombie" column does not exist.
+type methodRow struct {
+	name string
+	want states
+	run  func(k *stateConsumer) error
+}
+
+type stateConsumer struct {
+	dev *ib.Device
+	mem *umem.Local
+	at  uint64
+	gid ib.GID
+
+	pd, spare   *ib.PD
+	cq, spareCQ *ib.CQ
+	qp, ud      *ib.QP
+	mr, fast    *ib.MR
+	odp         *ib.MR
+	ah          *ib.AH
+	srq         *ib.SRQ
+	mw          *ib.MW
+	xrcd        *ib.XRCD
+}
+
+var (
+	methodMakes    = states{works, syscall.EIO, never, never}
+	methodAsks     = states{works, works, never, never}
+	methodPosts    = states{works, flushes, never, never}
+	deviceMakes    = states{works, syscall.EIO, never, syscall.ENODEV}
+	deviceAsks     = states{works, works, never, works}
+	methodDestroys = methodAsks
+)
+
+var methodRows = []methodRow{
+	{"Device.QueryDevice", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.QueryDevice(); return err }},
+	{"Device.QueryPort", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.QueryPort(1); return err }},
+	{"Device.QueryGID", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.QueryGID(1, 0); return err }},
+	{"Device.QueryPKey", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.QueryPKey(1, 0); return err }},
+	{"Device.FindGID", deviceAsks, func(k *stateConsumer) error {
+		e, err := k.dev.QueryGID(1, 1)
+		if err == nil {
+			_, _, err = k.dev.FindGID(e.GID, e.Type)
+		}
+		return err
+	}},
+	{"Device.FindPKey", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.FindPKey(1, 0xffff); return err }},
+	{"Device.AllocPD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocPD(nil); return err }},
+	{"Device.CreateCQ", deviceMakes, func(k *stateConsumer) error {
+		_, err := k.dev.CreateCQ(ib.CQAttr{Entries: 4}, nil, nil, nil)
+		return err
+	}},
+	{"Device.AllocXRCD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocXRCD(nil); return err }},
+	{"PD.RegMR", methodMakes, func(k *stateConsumer) error {
+		_, err := k.pd.RegMR(k.mem, nil, k.at, 4096, k.at, ib.AccessLocalWrite, nil)
+		return err
+	}},
+	{"PD.AllocMR", methodMakes, func(k *stateConsumer) error { _, err := k.pd.AllocMR(4); return err }},
+	{"PD.AllocMW", methodMakes, func(k *stateConsumer) error { _, err := k.pd.AllocMW(ib.MWType1, nil); return err }},
+	{"PD.CreateAH", methodMakes, func(k *stateConsumer) error { _, err := k.pd.CreateAH(k.address(), nil); return err }},
+	{"PD.CreateQP", methodMakes, func(k *stateConsumer) error { _, err := k.pd.CreateQP(k.newQP(ib.QPTypeRC), nil); return err }},
+	{"PD.CreateSRQ", methodMakes, func(k *stateConsumer) error {
+		_, err := k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}, nil)
+		return err
+	}},
+	{"PD.Dealloc", methodDestroys, func(k *stateConsumer) error { return k.spare.Dealloc() }},
+	{"PD.AdviseMR", methodMakes, func(k *stateConsumer) error {
+		return k.pd.AdviseMR(ib.AdvicePrefetch, 0, []ib.SGE{{Addr: k.at, Length: 8, LKey: k.odp.LKey()}})
+	}},
+	{"MR.Rereg", methodMakes, func(k *stateConsumer) error {
+		return k.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead}, nil)
+	}},
+	{"MR.Dereg", methodDestroys, func(k *stateConsumer) error { return k.mr.Dereg() }},
+	{"MR.Map", methodMakes, func(k *stateConsumer) error { return k.fast.Map(k.mem, nil, k.at, 4096, k.at) }},
+	{"MW.Dealloc", methodDestroys, func(k *stateConsumer) error { return k.mw.Dealloc() }},
+	{"AH.Modify", methodMakes, func(k *stateConsumer) error { return k.ah.Modify(k.address()) }},
+	{"AH.Query", methodAsks, func(k *stateConsumer) error { _, err := k.ah.Query(); return err }},
+	{"AH.Destroy", methodDestroys, func(k *stateConsumer) error { return k.ah.Destroy() }},
+	{"CQ.Poll", methodAsks, func(k *stateConsumer) error { _, err := k.cq.Poll(make([]ib.WC, 1)); return err }},
+	{"CQ.ReqNotify", methodAsks, func(k *stateConsumer) error { _, err := k.cq.ReqNotify(ib.NotifyNextComp); return err }},
+	// The rxe driver, as the kernel's, cannot; where one can, this is a change like others.
+	{"CQ.Moderate", states{syscall.EOPNOTSUPP, syscall.EIO, never, never}, func(k *stateConsumer) error { return k.cq.Moderate(2, 0) }},
+	{"CQ.Resize", methodMakes, func(k *stateConsumer) error { return k.cq.Resize(20, nil) }},
+	{"CQ.Destroy", methodDestroys, func(k *stateConsumer) error { return k.spareCQ.Destroy() }},
+	{"QP.Modify", methodMakes, func(k *stateConsumer) error {
+		return k.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil)
+	}},
+	{"QP.Modify to ERR or RESET", methodAsks, func(k *stateConsumer) error {
+		return k.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil)
+	}},
+	{"QP.Query", methodAsks, func(k *stateConsumer) error { _, _, err := k.qp.Query(ib.QPAttrState); return err }},
+	{"QP.PostSend", methodPosts, func(k *stateConsumer) error {
+		ah := k.ah
+		_, err := k.ud.PostSend(ib.SendWR{ID: 77, Opcode: ib.WRSend, Flags: ib.SendSignaled, AH: ah, RemoteQPN: 1})
+		return k.flushed(err)
+	}},
+	{"QP.PostRecv", methodPosts, func(k *stateConsumer) error {
+		_, err := k.ud.PostRecv(ib.RecvWR{ID: 77})
+		return k.flushed(err)
+	}},
+	{"QP.State", methodAsks, func(k *stateConsumer) error { k.qp.State(); return nil }},
+	{"QP.AttachMcast", methodMakes, func(k *stateConsumer) error { return k.ud.AttachMcast(group(7), 0) }},
+	{"QP.DetachMcast", methodDestroys, func(k *stateConsumer) error { return k.ud.DetachMcast(group(9), 0) }},
+	{"QP.Destroy", methodDestroys, func(k *stateConsumer) error { return k.qp.Destroy() }},
+	{"SRQ.PostRecv", methodAsks, func(k *stateConsumer) error { _, err := k.srq.PostRecv(ib.RecvWR{}); return err }},
+	{"SRQ.Modify", methodMakes, func(k *stateConsumer) error { return k.srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit, nil) }},
+	{"SRQ.Query", methodAsks, func(k *stateConsumer) error { _, err := k.srq.Query(); return err }},
+	{"SRQ.Destroy", methodDestroys, func(k *stateConsumer) error { return k.srq.Destroy() }},
+	{"XRCD.Dealloc", methodDestroys, func(k *stateConsumer) error { return k.xrcd.Dealloc() }},
+}
+
+func (k *stateConsumer) address() *ib.AHAttr {
+	return &ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: k.gid, SGIDIndex: 1}}
+}
+
+func (k *stateConsumer) newQP(t ib.QPType) ib.QPInitAttr {
+	return ib.QPInitAttr{SendCQ: k.cq, RecvCQ: k.cq, Type: t, Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1}}
+}
+
+func (k *stateConsumer) flushed(err error) error {
+	if err != nil {
+		return err
+	}
+	var wc [4]ib.WC
+	n, err := k.cq.Poll(wc[:])
+	if slices.ContainsFunc(wc[:n], func(w ib.WC) bool { return w.ID == 77 && w.Status == ib.WCWRFlushErr }) {
+		return flushes
+	}
+	return err
+}
+
+// newStateConsumer makes one of each object; the end of the test does without them.
+func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
+	t.Helper()
+	k := &stateConsumer{dev: x.dev, mem: umem.NewLocal(), gid: x.gid}
+	var err error
+	take := func(e error) { t.Helper(); must(t, e) }
+	k.at, err = k.mem.Add(make([]byte, 4096))
+	take(err)
+	k.pd, err = k.dev.AllocPD(nil)
+	take(err)
+	k.spare, err = k.dev.AllocPD(nil)
+	take(err)
+	k.cq, err = k.dev.CreateCQ(ib.CQAttr{Entries: 16}, nil, nil, nil)
+	take(err)
+	k.spareCQ, err = k.dev.CreateCQ(ib.CQAttr{Entries: 16}, nil, nil, nil)
+	take(err)
+	k.qp, err = k.pd.CreateQP(k.newQP(ib.QPTypeRC), nil)
+	take(err)
+	k.ud, err = k.pd.CreateQP(k.newQP(ib.QPTypeUD), nil)
+	take(err)
+	take(k.ud.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrQKey, nil))
+	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTR}, ib.QPAttrState, nil))
+	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState|ib.QPAttrSQPSN, nil))
+	k.mr, err = k.pd.RegMR(k.mem, nil, k.at, 4096, k.at, ib.AccessLocalWrite, nil)
+	take(err)
+	k.odp, err = k.pd.RegMR(k.mem, nil, k.at, 4096, k.at, ib.AccessLocalWrite|ib.AccessOnDemand, nil)
+	take(err)
+	k.fast, err = k.pd.AllocMR(4)
+	take(err)
+	take(k.ud.AttachMcast(group(9), 0))
+	k.mw, err = k.pd.AllocMW(ib.MWType1, nil)
+	take(err)
+	k.ah, err = k.pd.CreateAH(k.address(), nil)
+	take(err)
+	k.srq, err = k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}, nil)
+	take(err)
+	k.xrcd, err = k.dev.AllocXRCD(nil)
+	take(err)
+	return k
+}
+
+const statesIntro = `# What works in which state of a device
+
+Every user command and every method of the midlayer, on a device that is active, that is in error (ib.Device.SetError: after
+the fatal event of a reset), for a zombie (a user context whose device has gone), and on a device that is gone. What is expected is
+written down in uverbs/states_test.go, from Linux's drivers/infiniband/core (uverbs_cmd.c, rdma_core.c, verbs.c) and, where Linux
+leaves it to drivers, from the contract of package ib; each entry was also seen, on the rxe driver, by the test that makes this page
+(` + "`go test ./uverbs -run TestStates -update-states`" + `).
+
+"flushed" is a work request that is taken and completes with IBV_WC_WR_FLUSH_ERR. "-" is what cannot be: a context of a device that has
+gone is a zombie, and a consumer in this process has destroyed its objects when its Remove returns. Destroying reports the
+event counts as ever.
+`
+
+// noState are the methods whose effect does not depend on the state of the device: what was given when an object was
+// made, what drivers call, and what the rxe driver, or this process, has no use for.
+var noState = map[string]bool{
+	"Access": true, "Device": true, "Driver": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
+	"Region": true, "Type": true, "Name": true, "State": true, "Objects": true, "Attached": true, "ClientData": true, "UpdateKey": true,
+	"SetKeys": true, "SetNum": true, "SetRKey": true, "SetEntries": true, "Raise": true, "Completed": true,
+	"HoldCallbacks": true, "RunCallbacks": true, "DispatchEvent": true, "OnEvent": true, "AtHandler": true, "SetError": true, "Device.Dealloc": true, "AddressOfSender": true,
+}
+
+// TestStates checks every entry of both tables, that no command is missing, and that docs/states.md tells what was seen.
+func TestStates(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(statesIntro)
+	header := func(title, what string) {
+		fmt.Fprintf(&b, "\n## %s\n\n| %s | active | error | zombie | gone |\n|---|---|---|---|---|\n", title, what)
+	}
+	check := func(name string, state int, want, got syscall.Errno) {
+		if got != want {
+			t.Errorf("%s in state %s: seen %s, expected %s", name, [...]string{"active", "error", "zombie", "gone"}[state], outcome(got), outcome(want))
+		}
+	}
+	line := func(name string, seen states) {
+		fmt.Fprintf(&b, "| %s |", name)
+		for _, e := range seen {
+			fmt.Fprintf(&b, " %s |", outcome(e))
+		}
+		b.WriteString("\n")
+	}
+	header("User commands", "command")
+	plainSeen, exSeen := map[abi.Command]bool{}, map[abi.ExCommand]bool{}
+	for _, row := range stateRows {
+		plainSeen[row.cmd], exSeen[row.ex] = true, true
+		seen := row.want
+		for state := range 4 {
+			if row.want[state] == never {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/%d", row.name, state), func(t *testing.T) {
+				x := newStateProgram(t)
+				if row.cmd == abi.CmdDetachMcast {
+					must(t, silently(x.program, abi.CmdAttachMcast, abi.AttachMcast{GID: group(9), QPHandle: x.ud}))
+				}
+				x.to(min(state, 2))
+				seen[state] = errnoOf(row.run(x))
+			})
+			check(row.name, state, row.want[state], seen[state])
+		}
+		line(row.name, seen)
+	}
+	for cmd := range commands {
+		if !plainSeen[cmd] && cmd != abi.CmdOpenQP { // needs a second process's target
+			t.Errorf("%v has no row in stateRows", cmd)
+		}
+	}
+	for cmd := range exCommands {
+		if !exSeen[cmd] {
+			t.Errorf("%v (extended) has no row in stateRows", cmd)
+		}
+	}
+	header("Methods of the midlayer", "method")
+	for _, row := range methodRows {
+		seen := row.want
+		for _, state := range []int{0, 1, 3} {
+			if row.want[state] == never {
+				continue
+			}
+			x := newStateProgram(t)
+			x.f.Close()
+			k := &stateConsumer{dev: x.dev}
+			if state != 3 {
+				k = newStateConsumer(t, x)
+				x.to(state)
+			} else {
+				x.to(2)
+			}
+			seen[state] = errnoOf(row.run(k))
+			check(row.name, state, row.want[state], seen[state])
+			x.leaky = true
+		}
+		line(row.name, seen)
+	}
+	for _, v := range []any{&ib.Device{}, &ib.PD{}, &ib.MR{}, &ib.MW{}, &ib.AH{}, &ib.CQ{}, &ib.QP{}, &ib.SRQ{}, &ib.XRCD{}} {
+		typ := reflect.TypeOf(v)
+		for i := range typ.NumMethod() {
+			name := typ.Elem().Name() + "." + typ.Method(i).Name
+			if !noState[typ.Method(i).Name] && !noState[name] && !slices.ContainsFunc(methodRows, func(r methodRow) bool { return r.name == name }) {
+				t.Errorf("%s has no row in methodRows", name)
+			}
+		}
+	}
+	const page = "../docs/states.md"
+	if *updateStates {
+		must(t, os.WriteFile(page, []byte(b.String()), 0o644))
+	}
+	have, err := os.ReadFile(page)
+	must(t, err)
+	if string(have) != b.String() {
+		t.Errorf("%s is out of date: run go test ./uverbs -run TestStates -update-states", page)
+	}
+}
