@@ -249,10 +249,13 @@ func testSRQConcurrent(e *env) {
 	for _, p := range ps {
 		turn <- p
 	}
+	// Whose message takes which receive is open, so each receive has a place of its own.
+	const threads = 6
+	places, next := e.buffer(pd, 8*threads*each, ib.AccessLocalWrite), atomic.Int64{}
 	w["message"] = func(*rand.Rand) error {
 		p := <-turn
 		defer func() { turn <- p }()
-		if n, err := srq.PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)}); n != 1 {
+		if n, err := srq.PostRecv(ib.RecvWR{SGList: places.sgl(8*int(next.Add(1)-1), 8)}); n != 1 {
 			return err
 		}
 		if n, err := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}); n != 1 {
@@ -265,7 +268,7 @@ func testSRQConcurrent(e *env) {
 	}
 	w["query"] = func(*rand.Rand) error { return second(srq.Query()) }
 	w["modify"] = func(*rand.Rand) error { return srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit, nil) }
-	w.run(e, 6, each)
+	w.run(e, threads, each)
 }
 
 func testResize(e *env) {
