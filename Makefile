@@ -39,9 +39,22 @@ unit: ## unit tests with the race detector
 e2e: build ## the real programs, end to end
 	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -tags e2e ./test/e2e/...
 
+.PHONY: yama
+yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
+	@scripts/deps ibverbs-utils ibverbs-providers && test/interop/guest/build -q
+	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 15m -v -tags interop ./test/yama
+
 .PHONY: soak-kill
 soak-kill: build ## ROUNDS (default 10000) of programs that are killed at random moments; SEED repeats one
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestKillSoak$$' ./test/e2e
+
+.PHONY: soak-transport
+soak-transport: ## SCHEDULES (default 10000) random schedules of each transport service on virtual time, from seed FIRST (1) on
+	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./driver/rxe/internal/simtest -schedules $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
+
+.PHONY: mutants
+mutants: ## break the transport engine on purpose, in one place at a time: the schedules must notice
+	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./driver/rxe/internal/simtest -mutants
 
 .PHONY: pyverbs
 pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)

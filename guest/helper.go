@@ -130,6 +130,15 @@ func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
 	return n, nil
 }
 
+// write stores an answer in the caller's memory. A thread that has been killed meanwhile may have left its number to
+// another user's, to whom a service of root's must not write. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
+func (w *worker) write(addr uint64, b []byte) error {
+	if err := stillTrapped(w.session.fd, w.n.id); err != nil {
+		return err
+	}
+	return w.session.write(int(w.n.tid), addr, b)
+}
+
 // write writes all of b to the memory of a thread's process, EFAULT if it cannot.
 func (t *Session) write(tid int, addr uint64, b []byte) error {
 	if t.helper == nil {
@@ -191,27 +200,36 @@ func (t *Session) takeDescriptor(pid, fd int) (int, error) {
 	return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 }
 
-// adoptOrphans has processes whose parent ends become children of this one, until release, so that it stays an
-// ancestor of all that the program starts, daemons included.
-func (p *Program) adoptOrphans() error {
+// orphanage adopts processes whose parent ends: they become children of this one, so that it stays an ancestor of all
+// that a program starts, daemons included.
+type orphanage struct{ ended chan os.Signal }
+
+// openOrphanage comes before the fork, so that no child is missed.
+func openOrphanage() (*orphanage, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("become the parent of orphans: %w", err)
+		return nil, fmt.Errorf("become the parent of orphans: %w", err)
 	}
-	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, unix.SIGCHLD)
-	p.guards.Go(func() {
-		defer func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) }()
-		defer signal.Stop(ended)
-		for {
-			select {
-			case <-ended:
-				p.reapOrphans()
-			case <-p.over:
-				return
-			}
+	o := &orphanage{make(chan os.Signal, 1)}
+	signal.Notify(o.ended, unix.SIGCHLD)
+	return o, nil
+}
+
+func (o *orphanage) close() {
+	signal.Stop(o.ended)
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+}
+
+// run comes after the fork, since it must know the program, which is not an orphan. It returns at p's release.
+func (o *orphanage) run(p *Program) {
+	defer o.close()
+	for {
+		select {
+		case <-o.ended:
+			p.reapOrphans()
+		case <-p.over:
+			return
 		}
-	})
-	return nil
+	}
 }
 
 // reapOrphans takes leave of children other than the program, whose end Wait sees.

@@ -96,8 +96,9 @@ func Start(l *Launch) (_ *Program, err error) {
 	for _, f := range l.Files {
 		attr.Files = append(attr.Files, f.Fd())
 	}
+	var orphans *orphanage
 	if l.AdoptOrphans {
-		if err := p.adoptOrphans(); err != nil {
+		if orphans, err = openOrphanage(); err != nil {
 			return nil, err
 		}
 	}
@@ -106,7 +107,13 @@ func Start(l *Launch) (_ *Program, err error) {
 	runtime.KeepAlive(l)
 	if err != nil {
 		p.signals.stop()
+		if orphans != nil {
+			orphans.close()
+		}
 		return nil, &ExecError{l.Path, err}
+	}
+	if orphans != nil {
+		p.guards.Go(func() { orphans.run(p) })
 	}
 	go p.signals.forward(p)
 	return p, nil

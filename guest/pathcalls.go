@@ -361,7 +361,7 @@ func (w *worker) putStat(real string, info fileInfo, buf uint64) verdict {
 		return fails(err)
 	}
 	info.apply(&st)
-	return fails(w.session.write(int(w.n.tid), buf, bytesOf(&st)))
+	return fails(w.write(buf, bytesOf(&st)))
 }
 
 func (w *worker) statx(path string) verdict {
@@ -378,7 +378,7 @@ func (w *worker) putStatx(real string, info fileInfo) verdict {
 		return fails(err)
 	}
 	info.applyx(&st)
-	return fails(w.session.write(int(w.n.tid), w.n.args[4], bytesOf(&st)))
+	return fails(w.write(w.n.args[4], bytesOf(&st)))
 }
 
 // statEmptyPath is a stat of the descriptor itself, or not.
@@ -426,7 +426,7 @@ func (w *worker) readlink(path string, buf, size uint64) verdict {
 		return fails(syscall.EINVAL)
 	}
 	target := []byte(e.link)[:min(uint64(len(e.link)), size)]
-	if err := w.session.write(int(w.n.tid), buf, target); err != nil {
+	if err := w.write(buf, target); err != nil {
 		return fails(err)
 	}
 	return verdict{val: int64(len(target))}

@@ -62,6 +62,12 @@ func send(listener int, r *response) error {
 	return err
 }
 
+// stillTrapped reports an error when the thread of a notification has gone.
+func stillTrapped(listener int, id uint64) error {
+	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
+	return err
+}
+
 // sendAddFD puts a duplicate of a.srcFD into the trapped process and returns its number there.
 func sendAddFD(listener int, a *addFD) (int, error) {
 	r, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(a))

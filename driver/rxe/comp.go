@@ -206,7 +206,12 @@ func (qp *QP) timedOut() {
 // startTimeout begins to wait for an acknowledgement (IBA 9.7.6.1.3).
 func (qp *QP) startTimeout() {
 	if t := roce.AckTimeout(qp.attr.Timeout).Duration(); t != 0 {
-		qp.req.deadline = qp.dev.clock.Now().Add(max(t, minTimeout))
+		r, now := &qp.req, qp.dev.clock.Now()
+		r.deadline = now.Add(max(t, minTimeout))
+		r.probe, r.probeWait = now.Add(probeAfter), probeAfter
+		if t < 2*probeAfter {
+			r.probe = noTime // the timeout is soon enough
+		}
 	}
 }
 

@@ -127,7 +127,7 @@ func (qp *QP) refuses(k *packet, b []byte) counter {
 	}
 	response := k.Flags&roce.FlagResponse != 0
 	if qp.typ == ib.QPTypeXRCInit && !response || qp.typ == ib.QPTypeXRCTgt && response {
-		return cntDropService
+		return cntDropService // each has one half of it
 	}
 	ready := qp.state == ib.QPRTR || qp.state == ib.QPRTS || qp.state == ib.QPSQD || qp.state == ib.QPSQE
 	if response {

@@ -63,8 +63,11 @@ type requester struct {
 
 	deadline time.Time // of the acknowledgement of una; noTime: nothing is outstanding
 	rnrUntil time.Time // nothing is sent before
-	flushed  sendWQE   // scratch
-	result   [atomicLen]byte
+
+	probe     time.Time // while there is a deadline: una is sent again
+	probeWait time.Duration
+	flushed   sendWQE // scratch
+	result    [atomicLen]byte
 }
 
 const (
@@ -296,6 +299,28 @@ func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
 	done := r.pkt == w.packets
 	qp.advanced(w)
 	return done
+}
+
+// sendProbe sends the packet of una again and asks for an acknowledgement, long before the timeout, which may be a second:
+// if it, or the NAK for it, was lost, that gets things going, and if an acknowledgement was, the responder repeats it, as for
+// any duplicate (IBA 9.7.5.1.1). It is no retry: nothing else is sent again, and the timeout runs on.
+func (qp *QP) sendProbe(p *pass) {
+	r := &qp.req
+	if r.deadline.IsZero() || !r.rnrUntil.IsZero() || r.una == r.place() || r.flight.len() == 0 || qp.egress.full() || qp.egress.blocked ||
+		qp.state != ib.QPRTS && qp.state != ib.QPSQD {
+		return
+	}
+	r.probeWait *= 2
+	r.probe = qp.dev.clock.Now().Add(r.probeWait)
+	w := r.flight.at(r.flight.head)
+	if w.kind != opSend && w.kind != opWrite || w.status != abi.WCSuccess {
+		return
+	}
+	at, pkt, out, unasked, window := r.at, r.pkt, r.out, r.unasked, r.window
+	r.at, r.pkt, r.out, r.window = r.flight.head, r.una.Diff(w.first), 0, 0 // room for one packet
+	qp.sendMessage(p, w)
+	p.build.finish(&qp.egress)
+	r.at, r.pkt, r.out, r.unasked, r.window = at, pkt, out, unasked, window
 }
 
 // unreadable has the work request end with a protection error when its turn comes.

@@ -25,6 +25,9 @@ const reflushPeriod = 10 * time.Millisecond
 // thread may have to wait for a processor it would only count delays as losses. The kernel's is a jiffy.
 const minTimeout = 4 * time.Millisecond
 
+// probeAfter is when the oldest packet is sent again for the first time; then each time after twice as long.
+const probeAfter = minTimeout
+
 func (t *timer) init(qp *QP) {
 	t.t = qp.dev.clock.AfterFunc(time.Hour, qp.expire)
 	t.t.Stop()
@@ -53,6 +56,9 @@ func (qp *QP) rearm() {
 		t.reflush = noTime
 	}
 	at := earliest(earliest(qp.req.deadline, qp.req.rnrUntil), earliest(t.unblock, t.reflush))
+	if !qp.req.deadline.IsZero() {
+		at = earliest(at, qp.req.probe)
+	}
 	if at.IsZero() || !t.at.IsZero() && !at.Before(t.at) {
 		return
 	}
@@ -91,6 +97,8 @@ func (qp *QP) expire() {
 		due(&qp.req.rnrUntil)
 		if due(&qp.req.deadline) {
 			qp.timedOut()
+		} else if due(&qp.req.probe) {
+			qp.sendProbe(p)
 		}
 		qp.advance(p)
 	}

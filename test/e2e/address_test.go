@@ -44,19 +44,19 @@ func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
 	return ns, ip
 }
 
-// lines collects what a program prints.
-type lines struct {
+// printed collects what a program prints.
+type printed struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 }
 
-func (l *lines) Write(b []byte) (int, error) {
+func (l *printed) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.Write(b)
 }
 
-func (l *lines) String() string {
+func (l *printed) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.String()
@@ -79,7 +79,7 @@ func TestAsyncWatch(t *testing.T) {
 	ns, ip := ownNet(t)
 	w := startService(t, users()[0], ns, "--link", "rxe0=veth0")
 	watch := w.cmd(w.deadline(120), "run", "--", "stdbuf", "-oL", "ibv_asyncwatch", "-d", "rxe0")
-	var out lines
+	var out printed
 	watch.Stdout, watch.Stderr = &out, &out
 	if err := watch.Start(); err != nil {
 		t.Fatal(err)
@@ -221,7 +221,7 @@ func TestSeveralDevices(t *testing.T) {
 	w := startService(t, users()[0], ns, "--link", "rxe0=10.66.0.1", "--link", "rxe1=fd66::1")
 	program := w.cmd(w.deadline(60), "run", "--", "sh", "-c", "ibv_devices; echo listed; read x; ibv_devices; ibv_rc_pingpong -d rxe2 -g 1 -p 18599 >/dev/null & "+
 		"for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; ibv_rc_pingpong -d rxe0 -g 1 -p 18599 127.0.0.1 >/dev/null 2>&1 && echo exchanged && break; done; wait")
-	var out lines
+	var out printed
 	program.Stdout, program.Stderr = &out, &out
 	in, err := program.StdinPipe()
 	if err != nil {

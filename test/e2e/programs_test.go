@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 	"strings"
 	"testing"
@@ -103,6 +104,55 @@ func TestPingpongGIDs(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// TestSharedQueues: programs that share receive queues, with datagrams too.
+func TestSharedQueues(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
+	needProgram(t, "perftest", "ib_send_bw", "ib_send_lat")
+	for _, u := range users() {
+		for _, path := range paths {
+			w := startService(t, u, "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
+			for _, c := range []string{
+				"ibv_srq_pingpong -d rxe0 -g 1 -n 500 -c",
+				"ibv_srq_pingpong -d rxe0 -g 1 -n 500 -c -e",
+				"ib_send_bw -d rxe0 -x 1 -F -n 500 --use-srq -q 4",
+				"ib_send_lat -d rxe0 -x 1 -F -n 500 --use-srq",
+				"ib_send_lat -d rxe0 -x 1 -F -n 500 -c UD", // not a stream of them: what is lost perftest waits for
+				"ib_send_lat -d rxe0 -x 1 -F -n 500 -c UD --use-srq",
+			} {
+				t.Run(u.name+"/"+path.name+"/"+c, func(t *testing.T) {
+					args := strings.Fields(c)
+					p := &pair{program: args[0], server: w, client: w, serverArgs: args[1:], clArgs: args[1:]}
+					if err := p.run(); err != nil {
+						t.Fatal(err)
+					}
+				})
+			}
+			w.emptyWithin(time.Second)
+		}
+	}
+}
+
+// TestMulticast: a ping-pong of datagrams by a group that both ends are in.
+func TestMulticast(t *testing.T) {
+	needProgram(t, "perftest", "ib_send_lat")
+	for _, u := range users() {
+		for _, path := range paths {
+			t.Run(u.name+"/"+path.name, func(t *testing.T) {
+				addr := loopback()
+				w := startService(t, u, "", append([]string{"--link", "rxe0=" + addr}, path.args...)...)
+				host := netip.MustParseAddr(addr).As4()
+				group := fmt.Sprintf("0:0:0:0:0:0:0:0:0:0:255:255:239:%d:%d:%d", host[1], host[2], host[3]) // nobody else's
+				args := []string{"-d", "rxe0", "-x", "1", "-F", "-n", "500", "-c", "UD", "-g", "-M", group}
+				p := &pair{program: "ib_send_lat", server: w, client: w, serverArgs: args, clArgs: args}
+				if err := p.run(); err != nil {
+					t.Fatal(err)
+				}
+				w.emptyWithin(time.Second)
+			})
 		}
 	}
 }

@@ -133,12 +133,17 @@ func (e *end) connect() {
 }
 
 func (e *end) destroy() error {
+	drained := func() int {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.events[ib.EventSQDrained]
+	}
+	waitFor(func() bool { return drained() >= e.drains })
+	if n := drained(); n < e.drains || n > e.drains+1 {
+		e.w.failf("qp %d: %d events say that the send queue is drained, it was %d times", e.qp.Num(), n, e.drains)
+	}
 	if err := e.qp.Destroy(); err != nil {
 		return err
-	}
-	// Now all events have been delivered.
-	if n := e.events[ib.EventSQDrained]; n < e.drains || n > e.drains+1 {
-		e.w.failf("qp %d: %d events say that the send queue is drained, it was %d times", e.qp.Num(), n, e.drains)
 	}
 	if e.ah != nil {
 		return e.ah.Destroy()
@@ -234,8 +239,10 @@ func (e *end) offer(upTo, tries int) {
 	for e.offered < min(upTo, len(e.receives)) {
 		v := e.receives[e.offered]
 		wr := ib.RecvWR{ID: v.id, SGList: e.sges(v.span, 1+v.n%2)}
-		if v.fault == badReceive {
-			wr.SGList[0].LKey ^= 1 << 10
+		for i := range wr.SGList {
+			if v.fault == badReceive {
+				wr.SGList[i].LKey ^= 1 << 10
+			}
 		}
 		if n, err := e.qp.PostRecv(wr); n == 0 {
 			if e.offered == e.taken {

@@ -2,7 +2,6 @@ package simtest
 
 import (
 	"bytes"
-	"net/netip"
 
 	"verbena/ib"
 )
@@ -264,12 +263,7 @@ func (e *end) carries(q *request, wc *ib.WC, mem []byte) bool {
 
 // headerFits checks the addresses in the header that precedes a datagram.
 func (e *end) headerFits(grh []byte) bool {
-	addr := func(h *host) netip.Addr {
-		g, err := h.dev.IB().QueryGID(1, 1)
-		e.w.check(err)
-		return g.GID.Addr()
-	}
-	src, dst := addr(e.peer.host), addr(e.host)
+	src, dst := e.peer.host.addr, e.host.addr
 	if src.Is4() {
 		s, d := src.As4(), dst.As4()
 		return grh[20] == 0x45 && bytes.Equal(grh[32:36], s[:]) && bytes.Equal(grh[36:40], d[:])
@@ -295,7 +289,7 @@ func (e *end) explained(q *request) bool {
 	if !q.ended { // nothing before it has failed
 		sent = e.peer.successes + q.n - e.peer.done
 	}
-	return sent < len(e.peer.lasts) && q.arrived < w.copies[[2]uint32{e.qp.Num(), e.peer.lasts[sent]}]
+	return sent < len(e.peer.lasts) && q.arrived < w.copies[copyKey{e.host.addr, e.qp.Num(), e.peer.lasts[sent]}]
 }
 
 // receiveFailed checks a receive that did not succeed.

@@ -37,7 +37,7 @@ func makeProfile(r *rand.Rand) profile {
 	case 0:
 		p.name = "perfect"
 	case 1, 2:
-		p.name, p.drop, p.budget = "few losses", 0.2, 1+r.IntN(fewLosses)
+		p.name, p.drop, p.budget = "few losses", []float64{0.05, 0.2, 0.9}[r.IntN(3)], 1+r.IntN(fewLosses)
 	case 3:
 		p.name, p.drop = "lossy", 0.005+some(0.2)
 	case 4:

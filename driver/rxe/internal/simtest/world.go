@@ -52,7 +52,7 @@ type Report struct {
 func Run(s Service, seed uint64, log io.Writer) (rep Report, err error) {
 	w := &world{
 		service: s, rng: rand.New(rand.NewPCG(seed, uint64(s))), log: log, hash: fnv.New64a(),
-		byID: map[uint64]any{}, copies: map[[2]uint32]int{}, statuses: map[ib.WCStatus]int{},
+		byID: map[uint64]any{}, copies: map[copyKey]int{}, statuses: map[ib.WCStatus]int{},
 	}
 	defer func() {
 		if r := recover(); r != nil {
@@ -111,18 +111,25 @@ type world struct {
 	hosts [2]*host
 	ends  []*end
 
-	byID     map[uint64]any    // *request or *receive
-	copies   map[[2]uint32]int // of a packet that the network delivers, by queue pair and PSN
+	byID     map[uint64]any  // *request or *receive
+	copies   map[copyKey]int // of a packet that the network delivers
 	last     map[netip.Addr]time.Duration
 	lost     int
 	statuses map[ib.WCStatus]int
 	final    bool // everything that was to happen has happened; the queue pairs are taken to ERR
 }
 
+// copyKey names a packet: to which host, queue pair, and with which PSN.
+type copyKey struct {
+	dst      netip.Addr
+	qpn, psn uint32
+}
+
 // host is a device with its consumer.
 type host struct {
 	w      *world
 	dev    *rxe.Device
+	addr   netip.Addr
 	pd     *ib.PD
 	sendCQ *watched
 	recvCQ *watched // may be the same
@@ -248,7 +255,7 @@ func (w *world) build() {
 }
 
 func (w *world) newHost(i int, addr netip.Addr) *host {
-	h := &host{w: w}
+	h := &host{w: w, addr: addr}
 	h.alloc(0)
 	h.shared = &word{at: h.alloc(8).at, shared: true}
 	var err error
@@ -293,7 +300,7 @@ func (w *world) route(p *stepnet.Packet) {
 	w.trace(uint64(bth.Opcode())<<56|uint64(bth.PSN())<<32|uint64(bth.DestQPN()), uint64(len(p.Data)))
 	if w.service != RC && bth.Opcode().Has(roce.FlagEnds) {
 		for _, e := range w.ends {
-			if e.peer.qp.Num() == bth.DestQPN() {
+			if e.peer.qp.Num() == bth.DestQPN() && e.peer.host.addr == p.Dst {
 				e.lasts = append(e.lasts, uint32(bth.PSN()))
 			}
 		}
@@ -325,7 +332,7 @@ func (w *world) route(p *stepnet.Packet) {
 			return
 		}
 	}
-	w.copies[[2]uint32{bth.DestQPN(), uint32(bth.PSN())}] += copies
+	w.copies[copyKey{p.Dst, bth.DestQPN(), uint32(bth.PSN())}] += copies
 	for range copies {
 		at := max(now+f.latency, w.last[p.Dst])
 		if r.Float64() >= f.batch {
@@ -388,11 +395,7 @@ func (q *watched) poll(w *world) {
 		}
 	}
 	// The thread that calls handlers may be another one; nothing else depends on when it does.
-	for i := 0; q.calls.Load() < q.expected && i < 200_000; i++ {
-		if runtime.Gosched(); i > 100_000 {
-			time.Sleep(100 * time.Microsecond)
-		}
-	}
+	waitFor(func() bool { return q.calls.Load() >= q.expected })
 	if n := q.calls.Load(); n != q.expected {
 		w.failf("the handler of a completion queue was called %d times instead of %d", n, q.expected)
 	}
@@ -402,6 +405,15 @@ func (q *watched) poll(w *world) {
 		w.check(err)
 		if missed {
 			w.failf("a completion queue that was just emptied is not empty")
+		}
+	}
+}
+
+// waitFor gives another thread, which delivers something that this one does not depend on, the time to do so.
+func waitFor(done func() bool) {
+	for i := 0; !done() && i < 200_000; i++ {
+		if runtime.Gosched(); i > 100_000 {
+			time.Sleep(100 * time.Microsecond)
 		}
 	}
 }
