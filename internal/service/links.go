@@ -135,8 +135,12 @@ func (s *Service) probed(l *link, d *rxe.Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l.dev = d
+	// The interface may have changed while there was no device.
 	host, addrs := l.now([]netdev.Interface{*l.host})
-	d.SetInterface(host, addrs) // which may have changed while there was no device
+	d.SetInterface(host, slices.DeleteFunc(addrs, func(a netip.Addr) bool {
+		o := s.owner(a)
+		return o != nil && o != l
+	}))
 }
 
 // resolve finds the interface and the addresses.
