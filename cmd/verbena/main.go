@@ -27,6 +27,9 @@ type cli struct {
 	Res struct {
 		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process." default:"1"`
 	} `cmd:"" help:"What programs hold."`
+	Stat struct {
+		Show statShowCmd `cmd:"" help:"List the counters of devices." default:"withargs"`
+	} `cmd:"" help:"Counters: packets, errors, and the reasons for which packets were dropped."`
 	Dev struct {
 		Reset  devResetCmd  `cmd:"" help:"Take a device through a reset: programs that use it get the fatal event and errors, new ones the recovered device."`
 		Unplug devUnplugCmd `cmd:"" help:"Take a device away as if it had been pulled out."`

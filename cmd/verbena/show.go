@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -97,6 +99,38 @@ func (s *resShowCmd) Run(c *cli) error {
 			}
 			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, x.Process, x.UID,
 				x.PDs, len(x.MRs), len(x.CQs), len(x.QPs), len(x.SRQs), x.PinnedBytes/1024)
+		}
+	})
+}
+
+type statShowCmd struct {
+	Dev  string `help:"Only this device." placeholder:"NAME"`
+	All  bool   `help:"Those too that are 0."`
+	JSON bool   `name:"json" help:"Print JSON, with all counters."`
+}
+
+func (s *statShowCmd) Help() string {
+	return `The names are those of the files below /sys/class/infiniband/NAME/ports/1/hw_counters, which programs see. Those
+that the kernel's rxe has too are named as there (rxe_hw_counters.c); drop_* tell why packets were dropped without an answer,
+and send_*_err why they could not leave.`
+}
+
+func (s *statShowCmd) Run(c *cli) error {
+	r, err := c.ask(&service.Request{Op: service.OpStatShow, Name: s.Dev})
+	if err != nil {
+		return err
+	}
+	if r.Stats == nil {
+		r.Stats = []service.StatInfo{}
+	}
+	return output(s.JSON, r.Stats, func(w io.Writer) {
+		fmt.Fprintln(w, "DEVICE\tCOUNTER\tVALUE")
+		for _, x := range r.Stats {
+			for _, name := range slices.Sorted(maps.Keys(x.Counters)) {
+				if n := x.Counters[name]; n > 0 || s.All {
+					fmt.Fprintf(w, "%s\t%s\t%d\n", x.Dev, name, n)
+				}
+			}
 		}
 	})
 }

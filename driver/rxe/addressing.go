@@ -33,6 +33,7 @@ type addressChanges struct {
 	// ends are the endpoints of all addresses that the device has ever had: paths refer to them, and work again when
 	// the address returns.
 	ends   map[netip.Addr]*endpoint
+	gone   wire.Stats            // of endpoints that were closed
 	warned map[netip.Addr]string // why an address is not used, as logged
 }
 
@@ -141,7 +142,9 @@ func (d *Device) unbind(e *endpoint) error {
 	if w == nil {
 		return nil
 	}
-	return w.Close()
+	err := w.Close()
+	d.changes.gone.Add(statsOf(w.Endpoint))
+	return err
 }
 
 // setGIDs brings the GID table up to the interface and the endpoints, and returns how many entries it changed. In a new

@@ -1,6 +1,10 @@
 package rxe
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"verbena/driver/rxe/wire"
+)
 
 // counter is one of the device's statistics, by the names of the kernel's hw_counters (rxe_hw_counters.c).
 type counter uint8
@@ -34,6 +38,8 @@ const (
 	cntDropResponse
 	cntDropDuplicate
 	cntDropUnreliable
+	cntDropGap
+	cntDropPortDown
 	numCounters
 )
 
@@ -64,6 +70,8 @@ var counterNames = [numCounters]string{
 	cntDropResponse:     "drop_stale_response",      // to nothing that is outstanding
 	cntDropDuplicate:    "drop_forgotten_duplicate", // of a READ or atomic of which nothing is known any more
 	cntDropUnreliable:   "drop_unreliable",          // a datagram, or a packet of a message on UC, that could not be taken
+	cntDropGap:          "drop_after_gap",           // behind a lost packet that was asked for already
+	cntDropPortDown:     "drop_port_down",           // while the port is down
 }
 
 // counters are on cache lines of their own, so that threads that count different things do not disturb each
@@ -79,12 +87,50 @@ func (c *counters) add(i counter, n int) { c[i].n.Add(uint64(n)) }
 // (set_bad_pkey_cntr, set_qkey_viol_cntr)
 func (c *counters) violations(i counter) uint32 { return uint32(min(c[i].n.Load(), 0xffff)) }
 
-// Stats are a device's counters under the names that the kernel's rxe gives them in sysfs hw_counters, and drop_* for
-// what was dropped without an answer. What came with a wrong ICRC is in the statistics of its endpoint.
+// wireCounters are of what the endpoints drop, and of why they could not send.
+var wireCounters = map[string]func(s *wire.Stats) uint64{
+	"drop_icrc":          func(s *wire.Stats) uint64 { return s.ICRCErrors },
+	"drop_overflow":      func(s *wire.Stats) uint64 { return s.Overflows }, // no room in the socket
+	"recv_socket_err":    func(s *wire.Stats) uint64 { return s.ReceiveErrors },
+	"send_again":         func(s *wire.Stats) uint64 { return s.SendAgain }, // no room in the socket; tried again
+	"send_no_route_err":  func(s *wire.Stats) uint64 { return s.SendNoRoute },
+	"send_too_long_err":  func(s *wire.Stats) uint64 { return s.SendTooLong },
+	"send_forbidden_err": func(s *wire.Stats) uint64 { return s.SendForbidden },
+	"send_other_err":     func(s *wire.Stats) uint64 { return s.SendOther + s.SendInvalid },
+	"send_cut_off_err":   func(s *wire.Stats) uint64 { return s.SendCutOff }, // the end of a train
+}
+
+// Stats are a device's counters, by the names that the files below ports/1/hw_counters have: those of the kernel's rxe,
+// and ours, drop_* for what was dropped without an answer. It may sleep.
 func (d *Device) Stats() map[string]uint64 {
-	s := make(map[string]uint64, numCounters)
+	s := make(map[string]uint64, int(numCounters)+len(wireCounters))
 	for i, name := range counterNames {
 		s[name] = d.counters[i].n.Load()
 	}
+	w := d.wireStats()
+	for name, f := range wireCounters {
+		s[name] = f(&w)
+	}
+	s[counterNames[cntDropMalformed]] += w.Malformed
 	return s
+}
+
+// wireStats sums up the endpoints, those too that are gone. It may sleep.
+func (d *Device) wireStats() wire.Stats {
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	sum := d.changes.gone
+	for _, e := range d.changes.ends {
+		if w := e.wire.Load(); w != nil {
+			sum.Add(statsOf(w.Endpoint))
+		}
+	}
+	return sum
+}
+
+func statsOf(e wire.Endpoint) wire.Stats {
+	if r, ok := e.(wire.StatsReader); ok {
+		return r.Stats()
+	}
+	return wire.Stats{}
 }

@@ -45,6 +45,7 @@
 // # Files
 //
 //	device.go   Device, its attributes, user contexts      rxe.c, rxe_verbs.c, rxe_param.h
+//	addressing.go  what follows the interface           core/roce_gid_mgmt.c, cache.c; rxe_net.c
 //	gid.go      GID and P_Key tables
 //	fabric.go   devices that reach each other in memory    (loopback in rxe_net.c)
 //	queue.go    rings                                      rxe_queue.h

@@ -58,10 +58,9 @@ func (qp *QP) receiveDone(w *sendWQE, k *packet) {
 
 // executeAtomicWrite stores 8 bytes at once, after all that came before.
 func (qp *QP) executeAtomicWrite(p *pass, k *packet) verdict {
-	r := &qp.resp
 	h := k.RETH()
 	if qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 || h.DMALen() != atomicLen || len(k.Payload) != atomicLen ||
-		h.VA()%atomicLen != 0 || len(r.replies) >= int(qp.attr.MaxDestRdAtomic) {
+		h.VA()%atomicLen != 0 || !qp.admits() {
 		return invalid
 	}
 	if !qp.settle(p) {
@@ -93,7 +92,6 @@ func (g *grant) atomicWrite(addr uint64, b []byte) error {
 // executeFlush sees to it that what came before is in memory, where all processors see it (IBA A19.4). Memory that keeps
 // it without power is not offered: no region and no queue pair can have the right for that placement.
 func (qp *QP) executeFlush(p *pass, k *packet) verdict {
-	r := &qp.resp
 	f, h := k.FETH(), k.RETH()
 	need := ib.AccessFlags(0)
 	if f.Type()&roce.FlushGlobal != 0 {
@@ -103,7 +101,7 @@ func (qp *QP) executeFlush(p *pass, k *packet) verdict {
 		need |= ib.AccessFlushPersistent
 	}
 	if need == 0 || f.Type()&^(roce.FlushGlobal|roce.FlushPersistent) != 0 || f.Level() > roce.FlushMR ||
-		qp.attr.AccessFlags&need != need || len(r.replies) >= int(qp.attr.MaxDestRdAtomic) {
+		qp.attr.AccessFlags&need != need || !qp.admits() {
 		return invalid
 	}
 	g := qp.memory(qp.domain(), h.RKey(), need)

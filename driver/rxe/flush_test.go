@@ -233,3 +233,30 @@ func TestSingleRequests(t *testing.T) {
 		})
 	}
 }
+
+// TestXRCMemory: what an extended reliable connection does to memory, it does in the domain of the queue that it names.
+func TestXRCMemory(t *testing.T) {
+	eachNetwork(t, func(t *testing.T, s setup) {
+		x := newXRC(t, s, conn{access: allAccess | ib.AccessFlushGlobal})
+		defer x.done()
+		mr, err := x.pd[0].RegMR(x.b.mem, nil, x.b.addr, uint64(len(x.b.buf)), x.b.addr, allAccess|ib.AccessFlushGlobal, nil)
+		check(t, err)
+		defer func() { check(t, mr.Dereg()) }()
+		for _, c := range []struct {
+			wr   ib.SendWR
+			want ib.WCOpcode
+		}{
+			{ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: []byte("12345678"), RemoteAddr: x.b.addr, RKey: mr.RKey()}, ib.WCAtomicWrite},
+			{ib.SendWR{Opcode: ib.WRFlush, RemoteAddr: x.b.addr, RKey: mr.RKey(), Flush: ib.Flush{Placement: ib.FlushGlobal, Length: 8}}, ib.WCFlush},
+		} {
+			x.post(0, c.wr)
+			x.a.expect(ib.WC{Opcode: c.want})
+			x.post(1, c.wr) // whose domain has no such key
+			x.a.expect(ib.WC{Status: ib.WCRemAccessErr})
+			x.up(conn{access: allAccess | ib.AccessFlushGlobal})
+		}
+		if string(x.b.buf[:8]) != "12345678" {
+			t.Errorf("memory holds %q", x.b.buf[:8])
+		}
+	})
+}

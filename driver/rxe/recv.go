@@ -20,7 +20,8 @@ type packet struct {
 // Receive implements wire.Receiver: packets that came from the network.
 func (e *endpoint) Receive(a *wire.Arrival) {
 	if !e.dev.at.Load().up() {
-		return // a port that is down gets nothing
+		e.dev.counters.add(cntDropPortDown, len(a.Packets)) // it gets nothing
+		return
 	}
 	p := e.dev.begin(true)
 	p.receive(e.dev, a)

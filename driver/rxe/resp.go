@@ -1,6 +1,8 @@
 package rxe
 
 import (
+	"slices"
+
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uverbs/abi"
@@ -48,6 +50,7 @@ type reply struct {
 	kind   opKind
 	result uint64 // opAtomic
 	msn    uint32
+	repeat bool // of an answer that was given before
 }
 
 // past is a request that a requester may repeat (struct resp_res).
@@ -134,6 +137,8 @@ func (qp *QP) receiveReliable(p *pass, k *packet) {
 			qp.dev.counters.add(cntOutOfSeqReq, 1)
 			qp.acknowledge(roce.NAKPSNSequenceError, r.psn)
 			r.silent = true
+		} else {
+			qp.dev.counters.add(cntDropGap, 1)
 		}
 		return
 	case ahead < 0:
@@ -416,7 +421,7 @@ func (qp *QP) executeRead(k *packet) verdict {
 	r := &qp.resp
 	h := k.RETH()
 	length := int(h.DMALen())
-	if qp.attr.AccessFlags&ib.AccessRemoteRead == 0 || length > maxMsgSize || len(r.replies) >= int(qp.attr.MaxDestRdAtomic) {
+	if qp.attr.AccessFlags&ib.AccessRemoteRead == 0 || length > maxMsgSize || !qp.admits() {
 		return invalid
 	}
 	if !qp.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), length) {
@@ -434,7 +439,7 @@ func (qp *QP) executeRead(k *packet) verdict {
 func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	r := &qp.resp
 	h := k.AtomicETH()
-	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || len(r.replies) >= int(qp.attr.MaxDestRdAtomic) {
+	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || !qp.admits() {
 		return invalid
 	}
 	if !qp.settle(p) { // it finds what was written before
@@ -455,6 +460,20 @@ func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	qp.remember(&x)
 	r.replies = append(r.replies, x.reply())
 	return accepted
+}
+
+// admits reports whether one more request may be answered: as many are outstanding as was agreed on, at most. A repetition
+// that is still waiting does not count, for who asks for more has had the answer before it came to that.
+func (qp *QP) admits() bool {
+	r := &qp.resp
+	if len(r.replies) < int(qp.attr.MaxDestRdAtomic) {
+		return true
+	}
+	i := slices.IndexFunc(r.replies, func(y reply) bool { return y.repeat })
+	if i >= 0 {
+		r.replies = slices.Delete(r.replies, i, i+1)
+	}
+	return i >= 0
 }
 
 // remember keeps a request for as long as the requester may repeat it.
@@ -487,7 +506,7 @@ func (qp *QP) receiveDuplicate(k *packet) {
 			continue
 		}
 		again := x.reply()
-		again.psn = k.psn
+		again.psn, again.repeat = k.psn, true
 		if x.kind == opRead {
 			h, off := k.RETH(), at*qp.mtu
 			if h.RKey() != x.key || h.VA() != x.addr+uint64(off) || int(h.DMALen()) > x.length-off {

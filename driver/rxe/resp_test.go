@@ -299,6 +299,26 @@ func TestResponder(t *testing.T) {
 				d.t.Errorf("the counter is %d", d.b.buf[0])
 			}
 		}},
+		{"a repeated read whose answer is still waiting makes room for the next", conn{destRdAtomic: 1}, 0, func(d *dialogue) {
+			read := request{op: roce.RCRDMAReadRequest, va: d.b.addr, rkey: d.b.mr.RKey(), len: 4}
+			d.say(read)
+			d.hears("RDMA READ response Only 0 (4)")
+			block := func(on bool) {
+				qp := d.b.qp.Driver().(*QP)
+				qp.mu.Lock()
+				qp.egress.blocked = on
+				qp.mu.Unlock()
+			}
+			block(true)
+			d.say(read)
+			// Meanwhile the first answer has arrived: the requester goes on.
+			next := read
+			next.psn = 1
+			d.say(next)
+			block(false)
+			d.b.qp.Driver().(*QP).Doorbell()
+			d.hears("RDMA READ response Only 1 (4)")
+		}},
 		{"an old read of which nothing is known is dropped", conn{destRdAtomic: 1}, 0, func(d *dialogue) {
 			read := request{op: roce.RCRDMAReadRequest, va: d.b.addr, rkey: d.b.mr.RKey(), len: 4}
 			d.say(read)

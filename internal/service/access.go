@@ -37,7 +37,7 @@ func (p peer) manages() bool { return p.uid == 0 || p.uid == os.Geteuid() }
 
 // public are the requests of users who may use the devices, but not manage the service: those that neither change
 // anything for others nor tell of them.
-var public = map[Op]bool{OpAttach: true, OpInfo: true, OpLinkShow: true, OpResShow: true}
+var public = map[Op]bool{OpAttach: true, OpInfo: true, OpLinkShow: true, OpResShow: true, OpStatShow: true}
 
 func (p peer) authorize(op Op) error {
 	if p.manages() || public[op] {

@@ -21,7 +21,8 @@ var ErrNotRunning = errors.New("no service is running")
 
 // Client is a connection to a service. One request at a time.
 type Client struct {
-	c conn
+	c     conn
+	ended <-chan struct{} // closed when a private service has; nil: it is somebody's
 }
 
 // Dial connects to the service at loc, ErrNotRunning if there is none. A service of another user is accepted
@@ -34,7 +35,7 @@ func Dial(loc Location) (*Client, error) {
 		}
 		return nil, fmt.Errorf("connect to the service: %w", err)
 	}
-	return &Client{conn{c}}, nil
+	return &Client{c: conn{c}}, nil
 }
 
 // Start connects to the service at loc, and starts one first if there is none: self is the path of the verbena
@@ -58,7 +59,7 @@ func Start(loc Location, self string, args ...string) (*Client, error) {
 	}
 	defer logFile.Close()
 	args = append([]string{"serve", "--socket", loc.Socket, "--on-demand"}, args...)
-	if err := spawn(self, args, logFile, nil); err != nil {
+	if _, err := spawn(self, args, logFile, nil); err != nil {
 		return nil, err
 	}
 	return Dial(loc)
@@ -73,14 +74,15 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	ours, theirs := os.NewFile(uintptr(fds[0]), "control"), os.NewFile(uintptr(fds[1]), "control")
 	defer ours.Close()
 	defer theirs.Close()
-	if err := spawn(self, append([]string{"serve", "--private"}, args...), log, theirs); err != nil {
+	ended, err := spawn(self, append([]string{"serve", "--private"}, args...), log, theirs)
+	if err != nil {
 		return nil, err
 	}
 	c, err := net.FileConn(ours)
 	if err != nil {
 		return nil, fmt.Errorf("start a private service: %w", err)
 	}
-	return &Client{conn{c.(*net.UnixConn)}}, nil
+	return &Client{c: conn{c.(*net.UnixConn)}, ended: ended}, nil
 }
 
 // ReadyFD is the number of the descriptor on which a spawned service reports: "ready", or what went wrong, on one
@@ -93,11 +95,11 @@ const (
 // startTimeout bounds the wait for a service that was started; it takes some ten milliseconds.
 const startTimeout = 20 * time.Second
 
-// spawn starts self in a session of its own and waits until it reports.
-func spawn(self string, args []string, log, control *os.File) error {
+// spawn starts self in a session of its own and waits until it reports. ended is closed when it ends.
+func spawn(self string, args []string, log, control *os.File) (ended <-chan struct{}, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return fmt.Errorf("start a service: %w", err)
+		return nil, fmt.Errorf("start a service: %w", err)
 	}
 	defer r.Close()
 	cmd := exec.Command(self, args...)
@@ -112,24 +114,38 @@ func spawn(self string, args []string, log, control *os.File) error {
 	err = cmd.Start()
 	w.Close()
 	if err != nil {
-		return fmt.Errorf("start a service: %w", err)
+		return nil, fmt.Errorf("start a service: %w", err)
 	}
-	go cmd.Wait() // reaps it, should it end before this process
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		_ = cmd.Wait() // it has reported what went wrong, or is killed
+	}()
 	r.SetReadDeadline(time.Now().Add(startTimeout))
 	line, err := bufio.NewReader(r).ReadString('\n')
 	switch line = strings.TrimSpace(line); {
 	case line == "ready":
-		return nil
+		return over, nil
 	case line != "":
-		return errors.New(line)
+		return nil, errors.New(line)
 	case err == io.EOF:
-		return fmt.Errorf("start a service: it ended before it was ready; its messages are in %s", log.Name())
+		return nil, fmt.Errorf("start a service: it ended before it was ready; its messages are in %s", log.Name())
 	}
-	return fmt.Errorf("start a service: not ready after %v; its messages are in %s", startTimeout, log.Name())
+	return nil, fmt.Errorf("start a service: not ready after %v; its messages are in %s", startTimeout, log.Name())
 }
 
-// Close ends the connection.
-func (c *Client) Close() error { return c.c.Close() }
+// Close ends the connection. A private service, whose addresses the next may want, is given a moment to end; it goes on
+// while something lives that the program has left running.
+func (c *Client) Close() error {
+	err := c.c.Close()
+	if c.ended != nil {
+		select {
+		case <-c.ended:
+		case <-time.After(time.Second):
+		}
+	}
+	return err
+}
 
 // Do sends a request and waits for the answer. An error that the service reports wraps its errno.
 func (c *Client) Do(r *Request) (*Response, error) { return c.do(r, nil) }

@@ -52,6 +52,7 @@ const (
 	OpFaultAdd   Op = "fault add"
 	OpFaultShow  Op = "fault show"
 	OpFaultClear Op = "fault clear"
+	OpStatShow   Op = "stat show"
 	OpCapture    Op = "capture" // with the descriptor of the socket that the file is sent to
 )
 
@@ -66,6 +67,7 @@ type Response struct {
 	Devs     []DevInfo        `json:",omitempty"`
 	Faults   []FaultRuleState `json:",omitempty"`
 	ID       int              `json:",omitempty"` // of the fault rule that was added
+	Stats    []StatInfo       `json:",omitempty"`
 }
 
 // Attach describes the program that is about to start.

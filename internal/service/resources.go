@@ -18,6 +18,7 @@ type ContextInfo struct {
 	PinnedBytes uint64    `json:"pinned_bytes"`
 	PDs         int       `json:"pds"`
 	AHs         int       `json:"ahs"`
+	MWs         int       `json:"mws"`
 	MRs         []MRInfo  `json:"mrs"`
 	CQs         []CQInfo  `json:"cqs"`
 	QPs         []QPInfo  `json:"qps"`
@@ -65,7 +66,7 @@ func (s *Service) Resources() []ContextInfo {
 func contextInfo(c *uverbs.ContextInfo) ContextInfo {
 	r := ContextInfo{
 		Device: c.Device, File: c.File, PID: c.PID, Process: c.ProcessName, UID: c.UID, Zombie: c.Zombie,
-		PinnedBytes: c.PinnedPages * uint64(os.Getpagesize()), PDs: len(c.PDs), AHs: len(c.AHs),
+		PinnedBytes: c.PinnedPages * uint64(os.Getpagesize()), PDs: len(c.PDs), AHs: len(c.AHs), MWs: len(c.MWs),
 		MRs: []MRInfo{}, CQs: []CQInfo{}, QPs: []QPInfo{}, SRQs: []SRQInfo{}, XRCDs: len(c.XRCDs),
 	}
 	for _, m := range c.MRs {
@@ -85,4 +86,22 @@ func contextInfo(c *uverbs.ContextInfo) ContextInfo {
 		r.SRQs = append(r.SRQs, SRQInfo{Num: q.Num, Type: typ, MaxWR: q.MaxWR})
 	}
 	return r
+}
+
+// StatInfo are the counters of a device, by the names that programs see in its hw_counters.
+type StatInfo struct {
+	Dev      string            `json:"dev"`
+	Counters map[string]uint64 `json:"counters"`
+}
+
+// Stats reads the counters of one device, or of all if dev is empty.
+func (s *Service) Stats(dev string) ([]StatInfo, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	links, err := s.named(dev)
+	list := []StatInfo{}
+	for _, l := range links {
+		list = append(list, StatInfo{Dev: l.spec.Name, Counters: l.dev.Stats()})
+	}
+	return list, err
 }

@@ -337,6 +337,9 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 		return &Response{}, s.DevHang(r.Name)
 	case OpDevShow:
 		return &Response{Devs: s.Devs()}, nil
+	case OpStatShow:
+		stats, err := s.Stats(r.Name)
+		return &Response{Stats: stats}, err
 	case OpFaultAdd:
 		if r.Fault == nil {
 			break

@@ -93,3 +93,30 @@ func TestProcesses(t *testing.T) {
 		})
 	}
 }
+
+// TestContainers: what a container may take away from a program and its service, they do not need; and private services
+// come and go at one address.
+func TestContainers(t *testing.T) {
+	needRoot(t)
+	raw, addr := buildRawverbs(t), loopback()
+	nobody := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}
+	for _, c := range []struct {
+		name string
+		argv []string
+	}{
+		{"root without CAP_SYS_PTRACE", []string{"setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"}},
+		{"no capabilities", []string{"setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"}},
+		{"user namespace", append(nobody, "unshare", "--user", "--map-root-user")},
+		{"user and process namespace", append(nobody, "unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			need(t, exec.Command(c.argv[0], append(c.argv[1:], "true")...).Run() == nil, strings.Join(c.argv, " "))
+			for range 3 {
+				out, err := exec.Command(c.argv[0], append(c.argv[1:], binary(t), "run", "--private", "--link", "rxe0="+addr, "--", raw, "transfer")...).CombinedOutput()
+				if err != nil || string(out) != "ok\n" {
+					t.Errorf("%v: %q", err, out)
+				}
+			}
+		})
+	}
+}

@@ -79,6 +79,8 @@ type world struct {
 	socket string
 	serve  *exec.Cmd
 	log    *bytes.Buffer
+
+	patience int // seconds for a pair of ping-pongs; 0: enough
 }
 
 var nextAddr atomic.Uint32

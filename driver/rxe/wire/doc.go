@@ -13,7 +13,9 @@
 //	UDP         the host's network, through unprivileged UDP sockets
 //	simnet.Net  a network in memory, for tests in virtual time (package simnet)
 //
-// Package netdev, beside them, finds the host's interfaces and their addresses.
+// Package netdev, beside them, finds the host's interfaces and their addresses, and watches them.
+//
+// [Taps] show what passes to whoever makes a capture of it.
 //
 // # The IPv4 identification
 //

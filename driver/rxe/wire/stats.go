@@ -38,6 +38,29 @@ type Stats struct {
 	ReceiveErrors uint64 `json:"receive_errors"`
 }
 
+// Add adds another endpoint's.
+func (s *Stats) Add(o Stats) {
+	s.SentTrains += o.SentTrains
+	s.SentPackets += o.SentPackets
+	s.SentBytes += o.SentBytes
+	s.SentSingly += o.SentSingly
+	s.SendAgain += o.SendAgain
+	s.SendNoRoute += o.SendNoRoute
+	s.SendTooLong += o.SendTooLong
+	s.SendForbidden += o.SendForbidden
+	s.SendInvalid += o.SendInvalid
+	s.SendOther += o.SendOther
+	s.SendCutOff += o.SendCutOff
+	s.SourcePortFallbacks += o.SourcePortFallbacks
+	s.ReceivedBatches += o.ReceivedBatches
+	s.ReceivedPackets += o.ReceivedPackets
+	s.ReceivedBytes += o.ReceivedBytes
+	s.ICRCErrors += o.ICRCErrors
+	s.Malformed += o.Malformed
+	s.Overflows += o.Overflows
+	s.ReceiveErrors += o.ReceiveErrors
+}
+
 // StatsReader is implemented by every Endpoint of this module.
 type StatsReader interface {
 	Stats() Stats

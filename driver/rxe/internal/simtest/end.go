@@ -136,6 +136,10 @@ func (e *end) destroy() error {
 	if err := e.qp.Destroy(); err != nil {
 		return err
 	}
+	// Now all events have been delivered.
+	if n := e.events[ib.EventSQDrained]; n < e.drains || n > e.drains+1 {
+		e.w.failf("qp %d: %d events say that the send queue is drained, it was %d times", e.qp.Num(), n, e.drains)
+	}
 	if e.ah != nil {
 		return e.ah.Destroy()
 	}

@@ -217,6 +217,9 @@ func (e *end) makeRequests(n int) {
 			q.message = e.messages
 			e.messages++
 		}
+		if w.service != RC && size < 8 && q.op == ib.WRSend {
+			q.flags &^= ib.SendSolicited // which of several alike arrived nobody can tell
+		}
 		if (q.op == ib.WRSend || q.writes()) && size <= maxInline && r.IntN(2) == 0 {
 			q.flags |= ib.SendInline
 		}

@@ -1,0 +1,270 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// ownNet makes a network namespace with an interface veth0, 10.66.0.1 and fd66::1, whose other end nobody uses, and
+// returns its name and a function that runs `ip` there.
+func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
+	t.Helper()
+	needRoot(t)
+	needProgram(t, "iproute2", "ip")
+	ns = fmt.Sprintf("verbena-n%d", os.Getpid())
+	ip = func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command("ip", append([]string{"-n", ns}, args...)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v\n%s", args, err, out)
+		}
+	}
+	if out, err := exec.Command("ip", "netns", "add", ns).CombinedOutput(); err != nil {
+		t.Fatalf("ip netns add: %v\n%s", err, out)
+	}
+	t.Cleanup(func() { exec.Command("ip", "netns", "del", ns).Run() })
+	ip("link", "set", "lo", "up")
+	ip("link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
+	ip("link", "set", "veth0", "addrgenmode", "none") // a link-local address would come a second late
+	ip("addr", "add", "10.66.0.1/32", "dev", "veth0")
+	ip("addr", "add", "fd66::1/128", "dev", "veth0", "nodad")
+	ip("link", "set", "veth1", "up")
+	ip("link", "set", "veth0", "mtu", "4200", "up")
+	return ns, ip
+}
+
+// lines collects what a program prints.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// eventually waits for something to become true.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it does not come to pass that %s", what)
+		}
+	}
+}
+
+// TestAsyncWatch: an unmodified program is told of what happens to the interface, step by step, and sees the table of GIDs,
+// the port and its MTU follow.
+func TestAsyncWatch(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_asyncwatch", "ibv_devinfo")
+	ns, ip := ownNet(t)
+	w := startService(t, users()[0], ns, "--link", "rxe0=veth0")
+	watch := w.cmd(w.deadline(120), "run", "--", "stdbuf", "-oL", "ibv_asyncwatch", "-d", "rxe0")
+	var out lines
+	watch.Stdout, watch.Stderr = &out, &out
+	if err := watch.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "ibv_asyncwatch watches", func() bool { return strings.Contains(out.String(), "async event FD") })
+	seen := 0
+	event := regexp.MustCompile(`event_type (IBV_EVENT_\w+) \(\d+\), port 1`)
+	step := func(want []string, gids []string, state string, mtu int, args ...string) {
+		t.Helper()
+		ip(args...)
+		var got []string
+		eventually(t, fmt.Sprintf("ip %v makes %v, not %v", args, want, got), func() bool {
+			got = nil
+			for _, m := range event.FindAllStringSubmatch(out.String(), -1)[seen:] {
+				got = append(got, m[1])
+			}
+			return len(got) >= len(want)
+		})
+		if !slices.Equal(got, want) {
+			t.Errorf("ip %v makes %v, want %v", args, got, want)
+		}
+		seen += len(got)
+		info := w.out("run", "--", "ibv_devinfo", "-v", "-d", "rxe0")
+		table := map[string]string{}
+		for _, m := range regexp.MustCompile(`GID\[\s*(\d+)\]:\s+(\S+), RoCE v2`).FindAllStringSubmatch(info, -1) {
+			table[m[1]] = m[2]
+		}
+		for i, g := range gids {
+			if table[fmt.Sprint(i+1)] != g {
+				t.Errorf("after ip %v: GID %d is %q, want %q", args, i+1, table[fmt.Sprint(i+1)], g)
+			}
+		}
+		if want := 1 + len(gids) - count(gids, ""); len(table) != want {
+			t.Errorf("after ip %v: GIDs %v, want %d", args, table, want)
+		}
+		for _, re := range []string{`state:\s+` + state + ` `, fmt.Sprintf(`active_mtu:\s+%d `, mtu)} {
+			if !regexp.MustCompile(re).MatchString(info) {
+				t.Errorf("after ip %v: ibv_devinfo does not print %s:\n%s", args, re, info)
+			}
+		}
+		attr := w.out("run", "--", "sh", "-c", "cat /sys/class/infiniband/rxe0/ports/1/state; cat /sys/class/infiniband/rxe0/ports/1/gids/2; "+
+			"cat /sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/2 2>&1 || true")
+		if (len(gids) < 2 || gids[1] == "") != strings.Contains(attr, "0000:0000:0000:0000:0000:0000:0000:0000") ||
+			!strings.Contains(attr, strings.TrimPrefix(state, "PORT_")) {
+			t.Errorf("after ip %v: files %s", args, attr)
+		}
+	}
+	const gid, perr, active = "IBV_EVENT_GID_CHANGE", "IBV_EVENT_PORT_ERR", "IBV_EVENT_PORT_ACTIVE"
+	v4 := func(n int) string { return fmt.Sprintf("::ffff:10.66.0.%d", n) }
+	step([]string{gid}, []string{v4(1), "fd66::1", v4(2)}, "PORT_ACTIVE", 4096, "addr", "add", "10.66.0.2/32", "dev", "veth0")
+	step([]string{gid}, []string{"", "fd66::1", v4(2)}, "PORT_ACTIVE", 4096, "addr", "del", "10.66.0.1/32", "dev", "veth0")
+	step([]string{gid}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 4096, "addr", "add", "fd66::2/128", "dev", "veth0", "nodad")
+	step(nil, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth0", "mtu", "1500")
+	step([]string{perr}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_DOWN", 1024, "link", "set", "veth1", "down")
+	step([]string{active}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth1", "up")
+	// Linux takes IPv6 addresses away from an interface that goes down.
+	step([]string{perr, gid, gid}, []string{"", "", v4(2)}, "PORT_DOWN", 1024, "link", "set", "veth0", "down")
+	step([]string{active}, []string{"", "", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth0", "up")
+	step([]string{gid}, []string{v4(1), "", v4(2)}, "PORT_ACTIVE", 1024, "addr", "add", "10.66.0.1/32", "dev", "veth0")
+	step([]string{perr, gid, gid}, nil, "PORT_DOWN", 1024, "link", "del", "veth0")
+	watch.Process.Signal(syscall.SIGTERM)
+	watch.Wait()
+}
+
+func count(list []string, s string) (n int) {
+	for _, x := range list {
+		if x == s {
+			n++
+		}
+	}
+	return n
+}
+
+// TestAddressLost: a connection survives that its address goes for a moment, and ends when it stays away; the next one
+// works again when it has come back.
+func TestAddressLost(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	ns, ip := ownNet(t)
+	w := startService(t, users()[0], ns, "--link", "rxe0=veth0")
+	stats := func(name string) int {
+		var s []struct{ Counters map[string]int }
+		if err := json.Unmarshal([]byte(w.out("stat", "show", "--dev", "rxe0", "--json")), &s); err != nil {
+			t.Fatal(err)
+		}
+		return s[0].Counters[name]
+	}
+	run := func(iterations string, meanwhile func()) (*pair, error) {
+		done := make(chan struct{})
+		before := stats("rcvd_pkts")
+		go func() {
+			defer close(done)
+			eventually(t, "packets arrive", func() bool { return stats("rcvd_pkts") > before+1000 })
+			meanwhile()
+		}()
+		p, err := w.pingpong("-n", iterations)
+		<-done
+		return p, err
+	}
+	add := func() { ip("addr", "add", "10.66.0.1/32", "dev", "veth0") }
+	del := func() { ip("addr", "del", "10.66.0.1/32", "dev", "veth0") }
+	for _, c := range []struct{ lose, back func() }{
+		{del, add},
+		{func() { ip("link", "set", "veth1", "down") }, func() { ip("link", "set", "veth1", "up") }},
+	} {
+		if _, err := run("20000", func() {
+			c.lose()
+			errs := stats("send_err")
+			eventually(t, "sends fail", func() bool { return stats("send_err") > errs })
+			c.back()
+		}); err != nil {
+			t.Errorf("away for a moment: %v", err)
+		}
+		// The end that is waiting for a message waits for ever.
+		w.patience = 15
+		p, err := run("10000000", c.lose)
+		w.patience = 0
+		if err == nil || !strings.Contains(p.serverOut+p.clientOut, "transport retry counter exceeded") {
+			t.Errorf("away for good: %v\n%s%s", err, p.serverOut, p.clientOut)
+		}
+		c.back()
+		eventually(t, "the device is as before", func() bool {
+			out := w.out("link", "show")
+			return strings.Contains(out, "ACTIVE") && strings.Contains(out, "1: 0000:0000:0000:0000:0000:ffff:0a42:0001")
+		})
+		if _, err := w.pingpong("-n", "100"); err != nil {
+			t.Errorf("back: %v", err)
+		}
+	}
+	if n := stats("link_downed"); n != 2 {
+		t.Errorf("link_downed is %d", n)
+	}
+}
+
+// TestSeveralDevices: devices for one address each of an interface, also one that is added while a program runs.
+func TestSeveralDevices(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
+	ns, ip := ownNet(t)
+	ip("addr", "add", "10.66.0.2/32", "dev", "veth0")
+	w := startService(t, users()[0], ns, "--link", "rxe0=10.66.0.1", "--link", "rxe1=fd66::1")
+	program := w.cmd(w.deadline(60), "run", "--", "sh", "-c", "ibv_devices; echo listed; read x; ibv_devices; ibv_rc_pingpong -d rxe2 -g 1 -p 18599 >/dev/null & "+
+		"for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; ibv_rc_pingpong -d rxe0 -g 1 -p 18599 127.0.0.1 >/dev/null 2>&1 && echo exchanged && break; done; wait")
+	var out lines
+	program.Stdout, program.Stderr = &out, &out
+	in, err := program.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := program.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the program has listed the devices", func() bool { return strings.Contains(out.String(), "listed") })
+	w.out("link", "add", "rxe2", "--addr", "10.66.0.2")
+	fmt.Fprintln(in, "go on")
+	if err := program.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, &out)
+	}
+	before, after, _ := strings.Cut(out.String(), "listed")
+	for dev, had := range map[string]bool{"rxe0": true, "rxe1": true, "rxe2": false} {
+		if strings.Contains(before, dev) != had || !strings.Contains(after, dev) {
+			t.Errorf("device %s:\n%s", dev, &out)
+		}
+	}
+	if !strings.Contains(after, "exchanged") {
+		t.Errorf("the new device does not work:\n%s", &out)
+	}
+	// A device takes no notice of other addresses of its interface, and only one can have an address.
+	ip("addr", "add", "10.66.0.3/32", "dev", "veth0")
+	if b, err := w.cmd(w.deadline(20), "link", "add", "rxe3", "--addr", "10.66.0.2").CombinedOutput(); err == nil || !strings.Contains(string(b), "link rxe2") {
+		t.Errorf("an address for two devices: %v: %s", err, b)
+	}
+	w.out("link", "add", "rxe3", "--addr", "10.66.0.3")
+	var links []struct {
+		Name string
+		GIDs []struct{ Addr string }
+	}
+	if err := json.Unmarshal([]byte(w.out("link", "show", "--json")), &links); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"rxe0": "10.66.0.1", "rxe1": "fd66::1", "rxe2": "10.66.0.2", "rxe3": "10.66.0.3"}
+	for _, l := range links {
+		if len(l.GIDs) != 2 || l.GIDs[1].Addr != want[l.Name] {
+			t.Errorf("link %s has %v", l.Name, l.GIDs)
+		}
+	}
+	if len(links) != 4 {
+		t.Errorf("links %v", links)
+	}
+}

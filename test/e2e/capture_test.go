@@ -1,0 +1,233 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// checkCapture has tshark and icrccheck look at a file, and returns what tshark says of each packet: interface, direction
+// (1 in, 2 out), source, opcode.
+func checkCapture(t *testing.T, file string) (packets [][]string) {
+	t.Helper()
+	// tshark guesses at the payload of a SEND; see TestTwoServices.
+	tshark := func(args ...string) string {
+		var errors bytes.Buffer
+		c := exec.Command("tshark", append([]string{"-r", file, "--disable-protocol", "rpcordma"}, args...)...)
+		c.Stderr = &errors
+		out, err := c.Output()
+		if err != nil {
+			t.Fatalf("tshark: %v\n%s", err, errors.String())
+		}
+		return string(out)
+	}
+	if bad := tshark("-Y", "_ws.malformed || !infiniband", "-c", "5"); bad != "" {
+		t.Errorf("tshark cannot decode:\n%s", bad)
+	}
+	out := tshark("-T", "fields", "-e", "frame.interface_name", "-e", "frame.packet_flags_direction", "-e", "ip.src", "-e", "infiniband.bth.opcode")
+	for l := range strings.Lines(out) {
+		packets = append(packets, strings.Fields(l))
+	}
+	check, err := exec.Command("go", "run", "verbena/cmd/icrccheck", file).CombinedOutput()
+	if want := fmt.Sprintf("icrc good %d bad 0", len(packets)); err != nil || !strings.Contains(string(check), want) {
+		t.Errorf("icrccheck: %v: %s; want %s", err, check, want)
+	}
+	return packets
+}
+
+// tally counts packets by interface and direction.
+func tally(packets [][]string) map[string]int {
+	n := map[string]int{}
+	for _, p := range packets {
+		n[p[0]+" "+strings.TrimLeft(strings.TrimPrefix(p[1], "0x"), "0")]++
+	}
+	return n
+}
+
+// TestCapture: what a pair of programs exchanges is in the file, by both paths, also for users who may not capture on the
+// host's interfaces.
+func TestCapture(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_ud_pingpong")
+	needProgram(t, "tshark", "tshark")
+	for _, u := range users() {
+		for _, path := range paths {
+			t.Run(u.name+"/"+path.name, func(t *testing.T) {
+				a, b := loopback(), loopback()
+				w := startService(t, u, "", append([]string{"--link", "rxe0=" + a, "--link", "rxe1=" + b}, path.args...)...)
+				file := filepath.Join(filepath.Dir(w.socket), "all.pcapng")
+				capture := w.cmd(w.deadline(120), "capture", "-w", file)
+				var said bytes.Buffer
+				capture.Stderr = &said
+				if err := capture.Start(); err != nil {
+					t.Fatal(err)
+				}
+				w.awaitFile(file)
+				for _, program := range []string{"ibv_rc_pingpong", "ibv_ud_pingpong"} {
+					args := []string{"-g", "1", "-s", "2000", "-n", "50"}
+					p := &pair{program: program, server: w, client: w, serverArgs: append(args, "-d", "rxe0"), clArgs: append(args, "-d", "rxe1")}
+					if err := p.run(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				capture.Process.Signal(syscall.SIGINT)
+				if err := capture.Wait(); err != nil {
+					t.Errorf("capture: %v: %s", err, said.String())
+				}
+				packets := checkCapture(t, file)
+				n := tally(packets)
+				if len(n) != 4 || n["rxe0 2"] != n["rxe1 1"] || n["rxe1 2"] != n["rxe0 1"] || n["rxe0 2"] < 200 || n["rxe1 2"] < 200 {
+					t.Errorf("packets by interface and direction: %v", n)
+				}
+				for _, p := range packets {
+					if own := map[string]string{"rxe0": a, "rxe1": b}[p[0]]; (own == p[2]) != strings.HasSuffix(p[1], "2") {
+						t.Fatalf("from %s on %s, direction %s", p[2], p[0], p[1])
+					}
+				}
+				if !strings.Contains(said.String(), fmt.Sprintf("%d packets\n", len(packets))) {
+					t.Errorf("%d packets; capture says: %s", len(packets), said.String())
+				}
+			})
+		}
+	}
+}
+
+// awaitFile waits until a capture has begun: its file has a header.
+func (w *world) awaitFile(file string) {
+	w.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if st, err := os.Stat(file); err == nil && st.Size() > 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			w.t.Fatal("the capture does not begin")
+		}
+	}
+}
+
+// TestCaptureFaults: with rules the full path is back, and what is damaged is in the file as it is on the wire.
+func TestCaptureFaults(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	w.fault("--corrupt", "100%", "--skip", "20", "--limit", "3")
+	file := filepath.Join(filepath.Dir(w.socket), "bad.pcapng")
+	capture := w.cmd(w.deadline(60), "capture", "-w", file, "--filter", "dir=out")
+	if err := capture.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.awaitFile(file)
+	if _, err := w.pingpong("-n", "50"); err != nil {
+		t.Fatal(err)
+	}
+	capture.Process.Signal(syscall.SIGINT)
+	capture.Wait()
+	out, _ := exec.Command("go", "run", "verbena/cmd/icrccheck", file).CombinedOutput()
+	if !regexp.MustCompile(`icrc good [1-9]\d* bad 3`).Match(out) {
+		t.Errorf("icrccheck: %s", out)
+	}
+}
+
+// TestRunCapture: run --capture records while the program runs, in the user's service or a private one.
+func TestRunCapture(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	needProgram(t, "tshark", "tshark")
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			addr := loopback()
+			shell := fmt.Sprintf("ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p %[1]s >/dev/null & for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; "+
+				"ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p %[1]s 127.0.0.1 && break; done; wait; exit 7", tcpPort())
+			w := startService(t, u, "", "--link", "rxe0="+addr)
+			for _, service := range []string{"shared", "private"} {
+				file := filepath.Join(filepath.Dir(w.socket), service+".pcapng")
+				args := []string{"run", "--capture", file}
+				if service == "private" {
+					args = append(args, "--private", "--link", "rxe0="+loopback())
+				}
+				out, err := w.cmd(w.deadline(60), append(args, "--", "sh", "-c", shell)...).CombinedOutput()
+				if exitCode(err) != 7 {
+					t.Errorf("%s: %v\n%s", service, err, out)
+				}
+				packets := checkCapture(t, file)
+				if n := tally(packets); len(n) != 2 || n["rxe0 1"] != n["rxe0 2"] || n["rxe0 1"] < 40 {
+					t.Errorf("%s: packets by interface and direction: %v", service, n)
+				}
+				if !strings.Contains(string(out), fmt.Sprintf("verbena: capture: %d packets\n", len(packets))) {
+					t.Errorf("%s: %d packets; run says: %s", service, len(packets), out)
+				}
+			}
+		})
+	}
+}
+
+// TestCaptureEnds: filters, --count, --duration, and a pipe.
+func TestCaptureEnds(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	needProgram(t, "tshark", "tshark")
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	file := filepath.Join(filepath.Dir(w.socket), "some.pcapng")
+	capture := w.cmd(w.deadline(60), "capture", "-w", file, "--dev", "rxe0", "--filter", "opcode=ack,dir=in", "--count", "10")
+	if err := capture.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.awaitFile(file)
+	live := w.cmd(w.deadline(60), "capture", "-w", "-", "--count", "3")
+	pipe, err := live.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tshark := exec.Command("tshark", "-l", "-r", "-")
+	tshark.Stdin = pipe
+	var seen bytes.Buffer
+	tshark.Stdout = &seen
+	if err := live.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := tshark.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond) // for the second capture to begin; whichever it is, more packets follow
+	if _, err := w.pingpong("-n", "200"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.pingpong("-n", "200"); err != nil {
+		t.Fatal(err)
+	}
+	if err := capture.Wait(); err != nil {
+		t.Errorf("capture --count: %v", err)
+	}
+	if err := tshark.Wait(); err != nil {
+		t.Errorf("tshark: %v", err)
+	}
+	if err := live.Wait(); err != nil {
+		t.Errorf("capture -w -: %v", err)
+	}
+	if n := strings.Count(seen.String(), "RRoCE"); n != 3 {
+		t.Errorf("through the pipe came %d packets:\n%s", n, seen.String())
+	}
+	packets := checkCapture(t, file)
+	for _, p := range packets {
+		if op := p[3]; op != "17" && op != "0x11" {
+			t.Errorf("the filter let pass %v", p)
+		}
+	}
+	if n := tally(packets); len(packets) != 10 || n["rxe0 1"] != 10 {
+		t.Errorf("%d packets: %v", len(packets), n)
+	}
+	if out := w.out("capture", "-w", file, "--duration", "300ms"); !strings.Contains(out, "0 packets") {
+		t.Errorf("--duration: %s", out)
+	}
+	for _, bad := range [][]string{{"--filter", "qp=x"}, {"--dev", "rxe9"}} {
+		out, err := w.cmd(w.deadline(20), append([]string{"capture", "-w", filepath.Join(filepath.Dir(w.socket), "x")}, bad...)...).CombinedOutput()
+		if exitCode(err) != 125 || !strings.HasPrefix(string(out), "verbena: ") {
+			t.Errorf("%v: %v, %s", bad, err, out)
+		}
+	}
+}

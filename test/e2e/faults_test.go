@@ -1,0 +1,171 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// ruleState is a line of `fault show --json`.
+type ruleState struct {
+	ID                                        int
+	Dev                                       string
+	Seen, Hit, Dropped, Duplicated, Corrupted int
+	Delayed, Reordered                        int
+	NotReady                                  int `json:"not_ready"`
+}
+
+func (w *world) faults() (list []ruleState) {
+	w.t.Helper()
+	if err := json.Unmarshal([]byte(w.out("fault", "show", "--json")), &list); err != nil {
+		w.t.Fatal(err)
+	}
+	return list
+}
+
+// fault adds a rule to rxe0 and returns its number.
+func (w *world) fault(flags ...string) int {
+	w.t.Helper()
+	out := w.out(append([]string{"fault", "add", "--dev", "rxe0"}, flags...)...)
+	id, err := strconv.Atoi(strings.TrimSpace(out))
+	if err != nil {
+		w.t.Fatalf("fault add prints %q", out)
+	}
+	return id
+}
+
+// pingpong runs a pair of ibv_rc_pingpong that checks its data, over rxe0.
+func (w *world) pingpong(args ...string) (*pair, error) {
+	w.t.Helper()
+	args = append([]string{"-d", "rxe0", "-g", "1", "-c", "-l", "7"}, args...)
+	p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: cmp.Or(w.patience, 120)}
+	err := p.run()
+	for n := 0; err != nil && p.leftTooEarly() && n < 3; n++ {
+		err = p.run()
+	}
+	return p, err
+}
+
+// TestFaultFlags: each flag does what it says, in a service that would take the shortcut, and programs get by.
+func TestFaultFlags(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	addr := loopback()
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+addr)
+	for _, c := range []struct {
+		flags []string
+		did   func(r ruleState) bool
+	}{
+		{[]string{"--drop", "1%"}, func(r ruleState) bool { return r.Dropped > 0 }},
+		{[]string{"--drop", "0.5", "--limit", "10"}, func(r ruleState) bool { return r.Dropped > 0 && r.Dropped < 10 }},
+		{[]string{"--drop", "100%", "--skip", "50", "--limit", "3"}, func(r ruleState) bool { return r.Dropped == 3 && r.Seen > 53 }},
+		{[]string{"--delay", "200us"}, func(r ruleState) bool { return r.Delayed == r.Seen && r.Seen > 0 }},
+		{[]string{"--jitter", "300us"}, func(r ruleState) bool { return r.Delayed > 0 }},
+		{[]string{"--duplicate", "5%"}, func(r ruleState) bool { return r.Duplicated > 0 }},
+		{[]string{"--reorder", "2%"}, func(r ruleState) bool { return r.Reordered > 0 }},
+		{[]string{"--corrupt", "1%"}, func(r ruleState) bool { return r.Corrupted > 0 }},
+		{[]string{"--rnr", "20%"}, func(r ruleState) bool { return r.NotReady > 0 && r.NotReady < r.Seen }},
+		{[]string{"--peer", addr, "--drop", "1%"}, func(r ruleState) bool { return r.Seen > 0 }},
+		{[]string{"--peer", "192.0.2.1", "--stop"}, func(r ruleState) bool { return r.Seen == 0 }},
+		{[]string{"--qp", "0xfffffe", "--drop", "100%"}, func(r ruleState) bool { return r.Seen == 0 }},
+	} {
+		t.Run(strings.Join(c.flags, " "), func(t *testing.T) {
+			w := *w
+			w.t = t
+			id := w.fault(c.flags...)
+			if _, err := w.pingpong("-s", "65536", "-n", "20"); err != nil {
+				t.Fatal(err)
+			}
+			r := w.faults()
+			if len(r) != 1 || r[0].ID != id || r[0].Dev != "rxe0" || !c.did(r[0]) {
+				t.Errorf("the rule says %+v", r)
+			}
+			w.out("fault", "clear", strconv.Itoa(id))
+			if r := w.faults(); len(r) != 0 {
+				t.Errorf("left: %+v", r)
+			}
+		})
+	}
+}
+
+// TestFaultStop: behind --stop the peer seems dead.
+func TestFaultStop(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	w.fault("--stop", "--skip", "500")
+	p, err := w.pingpong("-s", "4096", "-n", "10000")
+	if err == nil || !strings.Contains(p.serverOut+p.clientOut, "transport retry counter exceeded") {
+		t.Errorf("%v\n%s%s", err, p.serverOut, p.clientOut)
+	}
+	w.out("fault", "clear")
+	if _, err := w.pingpong("-n", "100"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFaultSeed: the same seed hits the same packets.
+func TestFaultSeed(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	dropped := func(seed string) int {
+		w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+		w.fault("--drop", "20%", "--limit", "200", "--seed", seed)
+		if _, err := w.pingpong("-s", "16384", "-n", "100"); err != nil {
+			t.Fatal(err)
+		}
+		r := w.faults()[0]
+		if r.Seen < 200 {
+			t.Fatalf("the rule has seen %d packets only", r.Seen)
+		}
+		return r.Dropped
+	}
+	a, b := dropped("42"), dropped("42")
+	if a != b || a == 0 {
+		t.Errorf("of 200 packets %d were dropped, and %d the second time", a, b)
+	}
+}
+
+// TestFaultQP: a rule about one queue pair leaves the others alone.
+func TestFaultQP(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	port := tcpPort()
+	args := []string{"run", "--", "stdbuf", "-oL", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", port}
+	server := w.cmd(w.deadline(60), args...)
+	out, err := server.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serverErr bytes.Buffer
+	server.Stderr = &serverErr
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	first, err := lines.ReadString('\n')
+	m := regexp.MustCompile(`local address:.*QPN (0x[0-9a-f]+)`).FindStringSubmatch(first)
+	if m == nil {
+		t.Fatalf("the server prints %q, %v", first, err)
+	}
+	w.fault("--qp", m[1], "--drop", "100%")
+	if _, err := w.pingpong("-n", "100"); err != nil {
+		t.Errorf("other queue pairs: %v", err)
+	}
+	b, err := w.cmd(w.deadline(60), append(args, "127.0.0.1")...).CombinedOutput()
+	server.Process.Signal(syscall.SIGTERM) // it waits for a message
+	io.Copy(io.Discard, lines)
+	server.Wait()
+	if err == nil || !strings.Contains(string(b), "transport retry counter exceeded") {
+		t.Errorf("the queue pair: %v\n%s%s", err, b, serverErr.String())
+	}
+	if r := w.faults()[0]; r.Dropped == 0 {
+		t.Errorf("the rule says %+v", r)
+	}
+}

@@ -1,0 +1,320 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// devs is what `dev show --json` prints, of the first device.
+func (w *world) dev() (d struct {
+	State    string
+	Contexts int
+	Zombies  int
+	Resets   int
+}) {
+	w.t.Helper()
+	var list []json.RawMessage
+	if err := json.Unmarshal([]byte(w.out("dev", "show", "--json")), &list); err != nil || len(list) == 0 {
+		w.t.Fatalf("dev show: %v, %d devices", err, len(list))
+	}
+	if err := json.Unmarshal(list[0], &d); err != nil {
+		w.t.Fatal(err)
+	}
+	return d
+}
+
+// shmClean fails the test when the service keeps queues of programs that have ended.
+func shmClean(t *testing.T, pid int) {
+	t.Helper()
+	dirs, err := filepath.Glob("/dev/shm/verbena-*-*/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range dirs {
+		if strings.HasSuffix(filepath.Dir(f), "-"+strconv.Itoa(pid)) {
+			t.Errorf("left on /dev/shm: %s", f)
+		}
+	}
+}
+
+// TestResetPrograms: programs that were not made for it end with an error when their device is reset or pulled out,
+// within seconds, and nothing of them is left; the next ones work.
+func TestResetPrograms(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_asyncwatch")
+	needProgram(t, "perftest", "ib_send_bw")
+	u := users()[len(users())-1]
+	programs := []struct {
+		name  string
+		args  []string
+		waits bool // for completions, in a channel
+	}{
+		{"ibv_rc_pingpong", []string{"-d", "rxe0", "-g", "1", "-n", "100000000"}, false},
+		{"ibv_rc_pingpong", []string{"-d", "rxe0", "-g", "1", "-n", "100000000", "-e"}, true},
+		{"ib_send_bw", []string{"-d", "rxe0", "-x", "1", "-F", "-D", "50"}, false},
+		{"ib_send_bw", []string{"-d", "rxe0", "-x", "1", "-F", "-n", "5000000", "-e"}, true}, // -D does not go with -e
+	}
+	for i, fail := range []struct {
+		do    [][]string
+		after []string // brings the device back
+		waits bool     // only with programs that wait for completions
+	}{
+		{do: [][]string{{"reset", "rxe0"}}},
+		{do: [][]string{{"reset", "rxe0", "--unreachable=300ms"}}},
+		{do: [][]string{{"reset", "rxe0", "--unreachable"}}, after: []string{"plug", "rxe0"}},
+		{do: [][]string{{"unplug", "rxe0"}}, after: []string{"plug", "rxe0"}},
+		{do: [][]string{{"hang", "rxe0"}, {"reset", "rxe0"}}},
+		{do: [][]string{{"reset", "rxe0", "--at-wr", "100"}}},
+		{do: [][]string{{"reset", "rxe0", "--at", "registration"}}},
+		{do: [][]string{{"reset", "rxe0", "--at", "completion"}}, waits: true},
+	} {
+		for k, p := range programs {
+			if fail.waits && !p.waits || !full && (i+k)%2 == 1 && i > 0 {
+				continue
+			}
+			t.Run(strings.Join(fail.do[0], " ")+"/"+p.name+strings.Join(p.args[len(p.args)-1:], ""), func(t *testing.T) {
+				w := startService(t, u, "", "--link", "rxe0="+loopback())
+				server, client := startPair(t, w, p.name, p.args)
+				watch := w.cmd(w.deadline(60), "run", "--", "ibv_asyncwatch", "-d", "rxe0")
+				var seen bytes.Buffer
+				watch.Stdout, watch.Stderr = &seen, &seen
+				if err := watch.Start(); err != nil {
+					t.Fatal(err)
+				}
+				for deadline := time.Now().Add(20 * time.Second); w.dev().Contexts < 3 && time.Now().Before(deadline); {
+					time.Sleep(20 * time.Millisecond)
+				}
+				for _, args := range fail.do {
+					w.out(append([]string{"dev"}, args...)...)
+				}
+				for name, c := range map[string]*exec.Cmd{"server": server, "client": client, "ibv_asyncwatch": watch} {
+					if code := waitWithin(t, name, c, 30*time.Second); code == 0 || code >= 125 {
+						t.Errorf("%s: exit code %d\n%v%v", name, code, c.Stdout, c.Stderr)
+					}
+				}
+				if !strings.Contains(seen.String(), "IBV_EVENT_DEVICE_FATAL") {
+					t.Errorf("ibv_asyncwatch saw no fatal event:\n%s", seen.String())
+				}
+				if fail.after != nil {
+					w.out(append([]string{"dev"}, fail.after...)...)
+				}
+				w.emptyWithin(5 * time.Second)
+				shmClean(t, w.serve.Process.Pid)
+				for deadline := time.Now().Add(20 * time.Second); w.dev().State != "running" && time.Now().Before(deadline); {
+					time.Sleep(20 * time.Millisecond)
+				}
+				args := []string{"-d", "rxe0", "-g", "1", "-c"}
+				again := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
+				if err := again.run(); err != nil {
+					t.Errorf("on the recovered device: %v", err)
+				}
+			})
+		}
+	}
+}
+
+const zombieScript = `
+import sys, errno
+from pyverbs.device import Context
+from pyverbs.pd import PD
+from pyverbs.cq import CQ, CompChannel
+from pyverbs.qp import QP, QPCap, QPInitAttr, QPAttr
+from pyverbs.mr import MR
+from pyverbs.pyverbs_error import PyverbsRDMAError
+import pyverbs.enums as e
+
+ctx = Context(name='rxe0')
+pd = PD(ctx)
+channel = CompChannel(ctx)
+cq = CQ(ctx, 10, None, channel)
+mr = MR(pd, 4096, e.IBV_ACCESS_LOCAL_WRITE)
+qp = QP(pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(max_send_wr=4, max_recv_wr=4)))
+print('ready', flush=True)
+sys.stdin.readline()              # the device has been reset
+
+event = ctx.get_async_event()
+print('event', event.event_type == e.IBV_EVENT_DEVICE_FATAL)
+event.ack()
+
+def refused(what, f):
+    try:
+        f()
+        print(what, 'worked')
+    except PyverbsRDMAError as x:
+        print(what, errno.errorcode.get(x.error_code, x.error_code))
+
+refused('query_device', ctx.query_device)
+refused('alloc_pd', lambda: PD(ctx))
+refused('reg_mr', lambda: MR(pd, 4096, e.IBV_ACCESS_LOCAL_WRITE))
+refused('create_cq', lambda: CQ(ctx, 10))
+refused('query_qp', lambda: qp.query(e.IBV_QP_STATE))
+print('zombie', flush=True)
+sys.stdin.readline()              # another process works on the recovered device
+
+new = Context(name='rxe0')        # and so may this one, beside its zombie
+print('new', new.query_device().phys_port_cnt)
+new.close()
+for o in qp, mr, cq, channel, pd, ctx:
+    o.close()
+print('closed', flush=True)
+sys.stdin.readline()
+`
+
+// TestZombie: a process holds what is left of the old device while others, and it too, work on the recovered one.
+func TestZombie(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	const python = "/usr/bin/python3"
+	need(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil, "python3-pyverbs: scripts/deps installs it")
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			w := startService(t, u, "", "--link", "rxe0="+loopback())
+			c := w.cmd(w.deadline(60), "run", "--", python, "-c", zombieScript)
+			in, err := c.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out := &lineFeed{ch: make(chan string, 100)}
+			c.Stdout, c.Stderr = out, out
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			until := func(last string) (got []string) {
+				t.Helper()
+				for {
+					select {
+					case l := <-out.ch:
+						if l == last {
+							return got
+						}
+						got = append(got, l)
+					case <-time.After(30 * time.Second):
+						t.Fatalf("the program does not come to %q: %q", last, got)
+					}
+				}
+			}
+			until("ready")
+			w.out("dev", "reset", "rxe0")
+			in.Write([]byte("\n"))
+			want := []string{"event True", "query_device EIO", "alloc_pd EIO", "reg_mr EIO", "create_cq EIO", "query_qp EIO"}
+			if got := until("zombie"); strings.Join(got, ",") != strings.Join(want, ",") {
+				t.Errorf("the zombie: %q, want %q", got, want)
+			}
+			if d := w.dev(); d.Zombies != 1 || d.Contexts != 0 || d.Resets != 1 {
+				t.Errorf("dev show: %+v", d)
+			}
+			if r := w.resources(); len(r) != 1 || r[0]["zombie"] != true {
+				t.Errorf("res show: %v", r)
+			}
+			args := []string{"-d", "rxe0", "-g", "1", "-c"}
+			other := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
+			if err := other.run(); err != nil {
+				t.Errorf("beside the zombie: %v", err)
+			}
+			in.Write([]byte("\n"))
+			if got := until("closed"); strings.Join(got, ",") != "new 1" {
+				t.Errorf("at the end: %q", got)
+			}
+			w.emptyWithin(5 * time.Second)
+			shmClean(t, w.serve.Process.Pid)
+			in.Write([]byte("\n"))
+			if code := waitWithin(t, "the program", c, 20*time.Second); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+		})
+	}
+}
+
+// lineFeed hands on what is written, line by line.
+type lineFeed struct {
+	ch   chan string
+	rest string
+}
+
+func (l *lineFeed) Write(b []byte) (int, error) {
+	l.rest += string(b)
+	for {
+		line, rest, ok := strings.Cut(l.rest, "\n")
+		if !ok {
+			return len(b), nil
+		}
+		l.rest = rest
+		select {
+		case l.ch <- line:
+		default:
+		}
+	}
+}
+
+// TestSoakReset resets and unplugs the device under ten real processes, again and again: each must end, with an error,
+// and be followed by the next. make soak-reset sets how often.
+func TestSoakReset(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	count := func(name string) int {
+		if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
+			return n
+		}
+		return 1
+	}
+	resets, plugs := count("SOAK_RESETS"), count("SOAK_PLUGS")
+	const pairs = 5
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	for n := range resets + plugs {
+		var all []*exec.Cmd
+		for i := range pairs {
+			port := tcpPort()
+			args := []string{"run", "--", "ibv_rc_pingpong", "-p", port, "-d", "rxe0", "-g", "1", "-n", "100000000"}
+			if i%2 == 1 {
+				args = append(args, "-e")
+			}
+			server := w.cmd(w.deadline(120), args...)
+			if err := server.Start(); err != nil {
+				t.Fatal(err)
+			}
+			(&pair{server: w, port: port}).awaitListening(make(chan error, 1))
+			client := w.cmd(w.deadline(120), append(args, "127.0.0.1")...)
+			if err := client.Start(); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, server, client)
+		}
+		for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+			n := 0
+			for _, r := range w.resources() {
+				if connected(r) {
+					n++
+				}
+			}
+			if n == 2*pairs {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("only %d programs run", n)
+			}
+		}
+		if n%2 == 0 && n/2 < resets || n >= 2*plugs {
+			w.out("dev", "reset", "rxe0")
+		} else {
+			w.out("dev", "unplug", "rxe0")
+			w.out("dev", "plug", "rxe0")
+		}
+		for i, c := range all {
+			if code := waitWithin(t, "program "+strconv.Itoa(i), c, 30*time.Second); code == 0 {
+				t.Errorf("cycle %d: program %d ended well", n, i)
+			}
+		}
+		w.emptyWithin(5 * time.Second)
+		if t.Failed() {
+			return
+		}
+	}
+	shmClean(t, w.serve.Process.Pid)
+	t.Logf("%d resets, %d unplugs under %d processes", resets, plugs, 2*pairs)
+}
