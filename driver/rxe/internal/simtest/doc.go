@@ -9,8 +9,8 @@
 // posted; what the consumers do meanwhile (drain a send queue, take a queue pair to ERR); and what the network does: it
 // loses, repeats, reorders, delays and damages packets, refuses to take them, and goes down for a while.
 //
-// All of it happens on one thread, on a [clock.Virtual] and a [stepnet.Net]. So one seed is one run, to the last packet:
-// [Report.Trace] is the same each time, and a failure is looked into by playing its seed again:
+// All of it happens on one thread, callbacks included, on a [clock.Virtual] and a [stepnet.Net]. So one seed is one run,
+// to the last packet: [Report.Trace] is the same each time, and a failure is looked into by playing its seed again:
 //
 //	go test ./driver/rxe/internal/simtest -run 'TestSchedules/RC' -seed 1234 -v
 //

@@ -1,7 +1,6 @@
 package simtest
 
 import (
-	"sync"
 	"time"
 
 	"verbena/ib"
@@ -36,9 +35,7 @@ type end struct {
 	successes int
 	lasts     []uint32 // UC, UD: PSNs of the last packets of all messages sent
 	drains    int      // times that the send queue was drained, and an event is due
-
-	mu     sync.Mutex
-	events map[ib.EventType]int
+	events    map[ib.EventType]int
 }
 
 // newPair plans two queue pairs that are connected, or for datagrams know each other.
@@ -71,12 +68,8 @@ func (e *end) create() {
 	var err error
 	e.qp, err = e.host.pd.CreateQP(ib.QPInitAttr{
 		SendCQ: e.host.sendCQ.cq, RecvCQ: e.host.recvCQ.cq, Type: e.w.service.qpType(), SigAll: e.sigAll,
-		Cap: ib.QPCap{MaxSendWR: uint32(e.sendDepth), MaxRecvWR: uint32(e.recvDepth), MaxSendSGE: 4, MaxRecvSGE: 2, MaxInlineData: maxInline},
-		Event: func(_ *ib.QP, t ib.EventType) {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			e.events[t]++
-		},
+		Cap:   ib.QPCap{MaxSendWR: uint32(e.sendDepth), MaxRecvWR: uint32(e.recvDepth), MaxSendSGE: 4, MaxRecvSGE: 2, MaxInlineData: maxInline},
+		Event: func(_ *ib.QP, t ib.EventType) { e.events[t]++ },
 	}, nil)
 	e.w.check(err)
 	for _, q := range e.requests {
@@ -133,13 +126,7 @@ func (e *end) connect() {
 }
 
 func (e *end) destroy() error {
-	drained := func() int {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		return e.events[ib.EventSQDrained]
-	}
-	waitFor(func() bool { return drained() >= e.drains })
-	if n := drained(); n < e.drains || n > e.drains+1 {
+	if n := e.events[ib.EventSQDrained]; n < e.drains || n > e.drains+1 {
 		e.w.failf("qp %d: %d events say that the send queue is drained, it was %d times", e.qp.Num(), n, e.drains)
 	}
 	if err := e.qp.Destroy(); err != nil {
