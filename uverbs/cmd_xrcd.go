@@ -115,6 +115,9 @@ func cmdOpenXRCD(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
 	}
+	if err := c.f.dev.usable(); err != nil { // the midlayer is not asked about a domain that is there
+		return err
+	}
 	var file fileID
 	if int32(req.FD) != -1 {
 		if file.dev, file.ino, err = c.caller.SameFile(int(int32(req.FD))); err != nil {
@@ -210,6 +213,9 @@ func cmdOpenQP(c *call) error {
 		return err
 	}
 	defer x.done()
+	if err := c.f.dev.usable(); err != nil { // nor about a target
+		return err
+	}
 	domains := &c.f.dev.xrc
 	domains.mu.Lock()
 	defer domains.mu.Unlock()

@@ -119,8 +119,8 @@ func (f *File) openContext(u *ib.Udata) error {
 	default:
 		return fmt.Errorf("the file has a context already: %w", syscall.EINVAL)
 	}
-	if f.dev.ib.State() == ib.DeviceError {
-		return fmt.Errorf("the device is in error: %w", syscall.EIO)
+	if err := f.dev.usable(); err != nil {
+		return err
 	}
 	if d, ok := f.dev.ib.Driver().(ib.UserContexter); ok {
 		if err := d.AllocUserContext(u); err != nil {

@@ -64,7 +64,8 @@ func (c *ioctlCall) native(run func() error) error {
 	return c.finish(c.deliver)
 }
 
-// infoHandles lists the handles of the objects of a type. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
+// infoHandles lists the handles of the objects of a type: none in a zombie, whose objects have been destroyed although
+// their handles can still be. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
 func infoHandles(c *ioctlCall) error {
 	object, err := c.value(abi.AttrInfoObjectID, math.MaxUint16)
 	if err != nil {
@@ -82,7 +83,7 @@ func infoHandles(c *ioctlCall) error {
 		var handles []byte
 		var n uint32
 		for o := range c.f.objects.all() {
-			if o.res.kind() != k || o.users.Load() == exclusive {
+			if o.res.kind() != k || o.users.Load() == exclusive || c.f.state.Load() == contextZombie {
 				continue
 			}
 			if len(handles) == room {

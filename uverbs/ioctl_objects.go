@@ -359,6 +359,9 @@ func ioctlRegMR(c *ioctlCall) error {
 		return err
 	}
 	return c.native(func() error {
+		if err := c.f.context(); err != nil {
+			return err
+		}
 		if byFD {
 			return fmt.Errorf("a dma-buf: %w", syscall.EOPNOTSUPP)
 		}
@@ -441,7 +444,12 @@ func queryMR(c *ioctlCall) error {
 // regDMABufMR would register a dma-buf, but its memory belongs to a kernel driver.
 // (UVERBS_HANDLER(UVERBS_METHOD_REG_DMABUF_MR))
 func regDMABufMR(c *ioctlCall) error {
-	return fmt.Errorf("a dma-buf: %w", syscall.EOPNOTSUPP)
+	return c.native(func() error {
+		if err := c.f.context(); err != nil {
+			return err
+		}
+		return fmt.Errorf("a dma-buf: %w", syscall.EOPNOTSUPP)
+	})
 }
 
 // destroyMethod destroys an object, of which there is nothing to report.

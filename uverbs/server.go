@@ -178,6 +178,14 @@ func (d *Device) ABIVersion() int { return abi.ABIVersion }
 // DriverABI is the version of the driver's private data, which sysfs shows as uverbsN/abi_version.
 func (d *Device) DriverABI() int { return d.abiVersion }
 
+// usable is nil unless the device is in error, when nothing is made: it is for what the midlayer is not asked about.
+func (d *Device) usable() error {
+	if d.ib.State() == ib.DeviceError {
+		return fmt.Errorf("the device is in error: %w", syscall.EIO)
+	}
+	return nil
+}
+
 func (d *Device) attach(f *File) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -76,10 +76,12 @@ type stateProgram struct {
 	srv   *Server
 	gid   ib.GID
 
-	pd, spare, cq, spareCQ, mr, mw, qp, ud, ah, srq, xrcd uint32
+	pd, spare, cq, spareCQ, mr, mw, qp, ud, ah, srq, xrcd, spareXRCD uint32
 
-	channel int
-	data    uint64
+	target   uint32 // number of an XRC target queue pair, in xrcd
+	onDemand uint32 // key of a region that is registered on demand
+	channel  int
+	data     uint64
 }
 
 func newStateProgram(t *testing.T) *stateProgram {
@@ -138,9 +140,15 @@ func newStateProgram(t *testing.T) *stateProgram {
 	srq, _, err := doWith[abi.CreateSRQResp](x.program, abi.CmdCreateSRQ, abi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1}, nil, 24)
 	need(err)
 	x.srq = srq.SRQHandle
-	xrcd, err := do[abi.OpenXRCDResp](x.program, abi.CmdOpenXRCD, abi.OpenXRCD{FD: ^uint32(0), OFlags: unix.O_CREAT})
+	x.xrcd, x.spareXRCD = x.openXRCDomain(), x.openXRCDomain()
+	tgt, _, err := doWith[abi.CreateQPResp](x.program, abi.CmdCreateQP, abi.CreateQP{PDHandle: x.xrcd, QPType: abi.QPTXRCTgt}, nil, 32)
 	need(err)
-	x.xrcd = xrcd.XRCDHandle
+	x.target = tgt.QPN
+	odp := x.regMR()
+	odp.AccessFlags |= abi.AccessOnDemand
+	mr, err = do[abi.RegMRResp](x.program, abi.CmdRegMR, odp)
+	need(err)
+	x.onDemand = mr.LKey
 	must(t, silently(x.program, abi.CmdAttachMcast, abi.AttachMcast{GID: group(7), QPHandle: x.ud}))
 	must(t, silently(x.program, abi.CmdDetachMcast, abi.DetachMcast{GID: group(7), QPHandle: x.ud}))
 	return x
@@ -217,16 +225,10 @@ var stateRows = []stateRow{
 			_, err := do[abi.GetContextResp](x.program, abi.CmdGetContext, abi.GetContext{})
 			return err
 		}
-		f, err := x.srv.Open("uverbs0", x.program, &memory{})
-		if err != nil {
+		return x.onFreshFile(func() error {
+			_, err := do[abi.GetContextResp](x.program, abi.CmdGetContext, abi.GetContext{})
 			return err
-		}
-		old := x.f
-		x.f = f
-		_, err = do[abi.GetContextResp](x.program, abi.CmdGetContext, abi.GetContext{})
-		f.Close()
-		x.f = old
-		return err
+		})
 	}},
 	plain[abi.QueryDeviceResp](abi.CmdQueryDevice, asks, func(*stateProgram) abi.QueryDevice { return abi.QueryDevice{} }),
 	plain[abi.QueryPortResp](abi.CmdQueryPort, asks, func(*stateProgram) abi.QueryPort { return abi.QueryPort{PortNum: 1} }),
@@ -278,7 +280,10 @@ var stateRows = []stateRow{
 	plain[abi.QuerySRQResp](abi.CmdQuerySRQ, asks, func(x *stateProgram) abi.QuerySRQ { return abi.QuerySRQ{SRQHandle: x.srq} }),
 	plain[abi.DestroySRQResp](abi.CmdDestroySRQ, destroys, func(x *stateProgram) abi.DestroySRQ { return abi.DestroySRQ{SRQHandle: x.srq} }),
 	plain[abi.OpenXRCDResp](abi.CmdOpenXRCD, makes, func(*stateProgram) abi.OpenXRCD { return abi.OpenXRCD{FD: ^uint32(0), OFlags: unix.O_CREAT} }),
-	silentRow(abi.CmdCloseXRCD, destroys, func(x *stateProgram) abi.CloseXRCD { return abi.CloseXRCD{XRCDHandle: x.xrcd} }),
+	silentRow(abi.CmdCloseXRCD, destroys, func(x *stateProgram) abi.CloseXRCD { return abi.CloseXRCD{XRCDHandle: x.spareXRCD} }),
+	plain[abi.CreateQPResp](abi.CmdOpenQP, makes, func(x *stateProgram) abi.OpenQP {
+		return abi.OpenQP{PDHandle: x.xrcd, QPN: x.target, QPType: abi.QPTXRCTgt}
+	}),
 	extended[abi.ExQueryDeviceResp](abi.ExCmdQueryDevice, asks, func(*stateProgram) abi.ExQueryDevice { return abi.ExQueryDevice{} }),
 	extended[abi.ExCreateCQResp](abi.ExCmdCreateCQ, makes, func(*stateProgram) abi.ExCreateCQ { return abi.ExCreateCQ{CQE: 4, CompChannel: -1} }),
 	extended[abi.ExCreateQPResp](abi.ExCmdCreateQP, makes, func(x *stateProgram) abi.ExCreateQP {
@@ -485,10 +490,11 @@ func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
 
 const statesIntro = `# What works in which state of a device
 
-Every user command and every method of the midlayer, on a device that is active, that is in error (ib.Device.SetError: after
-the fatal event of a reset), for a zombie (a user context whose device has gone), and on a device that is gone. What is expected is
-written down in uverbs/states_test.go, from Linux's drivers/infiniband/core (uverbs_cmd.c, rdma_core.c, verbs.c) and, where Linux
-leaves it to drivers, from the contract of package ib; each entry was also seen, on the rxe driver, by the test that makes this page
+Every user command, in the write form and as a method of RDMA_VERBS_IOCTL, and every method of the midlayer, on a device that is
+active, that is in error (ib.Device.SetError: after the fatal event of a reset), for a zombie (a user context whose device has
+gone), and on a device that is gone. What is expected is written down in uverbs/states_test.go and states_methods_test.go, from
+Linux's drivers/infiniband/core (uverbs_cmd.c, uverbs_ioctl.c, uverbs_std_types*.c, rdma_core.c, verbs.c) and, where Linux leaves
+it to drivers, from the contract of package ib; each entry was also seen, on the rxe driver, by the test that makes this page
 (` + "`go test ./uverbs -run TestStates -update-states`" + `).
 
 "flushed" is a work request that is taken and completes with IBV_WC_WR_FLUSH_ERR. "-" is what cannot be: a context of a device that has
@@ -505,7 +511,7 @@ var noState = map[string]bool{
 	"HoldCallbacks": true, "RunCallbacks": true, "DispatchEvent": true, "OnEvent": true, "AtHandler": true, "SetError": true, "Device.Dealloc": true, "AddressOfSender": true,
 }
 
-// TestStates checks every entry of both tables, that no command is missing, and that docs/states.md tells what was seen.
+// TestStates checks every entry of the tables, that no command or method is missing, and that docs/states.md tells what was seen.
 func TestStates(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(statesIntro)
@@ -546,13 +552,33 @@ func TestStates(t *testing.T) {
 		line(row.name, seen)
 	}
 	for cmd := range commands {
-		if !plainSeen[cmd] && cmd != abi.CmdOpenQP { // needs a second process's target
+		if !plainSeen[cmd] {
 			t.Errorf("%v has no row in stateRows", cmd)
 		}
 	}
 	for cmd := range exCommands {
 		if !exSeen[cmd] {
 			t.Errorf("%v (extended) has no row in stateRows", cmd)
+		}
+	}
+	header("Methods of RDMA_VERBS_IOCTL", "method")
+	methodSeen := map[methodID]bool{{abi.ObjectDevice, abi.MethodInvokeWrite}: true} // it is the command that it invokes
+	for _, row := range ioctlRows {
+		methodSeen[methodID{row.object, row.method}] = true
+		seen := row.want
+		for state := range 3 {
+			t.Run(fmt.Sprintf("%s/%d", row.name(), state), func(t *testing.T) {
+				x := newStateProgram(t)
+				x.to(state)
+				seen[state] = errnoOf(row.run(x))
+			})
+			check(row.name(), state, row.want[state], seen[state])
+		}
+		line(row.name(), seen)
+	}
+	for id, m := range methods {
+		if !methodSeen[id] {
+			t.Errorf("%s has no row in ioctlRows", m.name)
 		}
 	}
 	header("Methods of the midlayer", "method")
