@@ -1,18 +1,19 @@
 package simtest
 
 import (
-	"sync"
 	"time"
 
 	"verbena/ib"
 )
 
-// end is one queue pair with its consumer.
+// end is one queue pair with its consumer; with XRC, an initiator and a target.
 type end struct {
 	w    *world
 	host *host
 	peer *end
-	qp   *ib.QP
+	qp   *ib.QP // which sends
+	rqp  *ib.QP // which receives: the same but with XRC
+	in   *inbox
 	ah   *ib.AH
 	mtu  int
 	path ib.MTU
@@ -23,10 +24,8 @@ type end struct {
 	messages int // among them
 	posted   int // requests[:posted]
 	done     int // requests[:done] are complete
-	late     bool
-	receives []*receive
-	offered  int // receives[:offered] are posted
-	taken    int // receives[:taken] are complete
+	leases   []*lease
+	last     int // receive that has completed
 	arrived  int // messages of the peer's that have been received
 
 	failed    bool // a work request of its own has failed
@@ -36,9 +35,7 @@ type end struct {
 	successes int
 	lasts     []uint32 // UC, UD: PSNs of the last packets of all messages sent
 	drains    int      // times that the send queue was drained, and an event is due
-
-	mu     sync.Mutex
-	events map[ib.EventType]int
+	events    map[ib.EventType]int
 }
 
 // newPair plans two queue pairs that are connected, or for datagrams know each other.
@@ -54,12 +51,15 @@ func (w *world) newPair() {
 	}
 	var pair [2]*end
 	for i := range pair {
-		e := &end{w: w, host: w.hosts[i], path: path, mtu: mtu, psn: r.Uint32() & 0xffffff, events: map[ib.EventType]int{}}
+		e := &end{w: w, host: w.hosts[i], path: path, mtu: mtu, psn: r.Uint32() & 0xffffff, last: -1, events: map[ib.EventType]int{}}
 		if r.IntN(2) == 0 {
 			e.psn = 0xffffff - uint32(r.IntN(20))
 		}
 		e.attributes = makeAttributes(r, &w.profile)
-		e.late = r.IntN(3) == 0
+		if e.in = e.host.shares; e.in == nil {
+			e.in = w.newInbox(e.host)
+		}
+		e.in.ends = append(e.in.ends, e)
 		pair[i] = e
 	}
 	pair[0].peer, pair[1].peer = pair[1], pair[0]
@@ -68,82 +68,121 @@ func (w *world) newPair() {
 
 // create makes the queue pair.
 func (e *end) create() {
+	w := e.w
+	init := ib.QPInitAttr{
+		SendCQ: e.host.sendCQ.cq, RecvCQ: e.host.recvCQ.cq, SRQ: e.in.srq, SigAll: e.sigAll,
+		Type:  map[Service]ib.QPType{RC: ib.QPTypeRC, UC: ib.QPTypeUC, UD: ib.QPTypeUD, XRC: ib.QPTypeXRCInit}[w.service],
+		Cap:   ib.QPCap{MaxSendWR: uint32(e.sendDepth), MaxSendSGE: 4, MaxInlineData: maxInline},
+		Event: func(_ *ib.QP, t ib.EventType) { e.events[t]++ },
+	}
+	if e.in.srq == nil {
+		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = uint32(e.in.depth), 2
+	}
+	if w.service == XRC {
+		init.RecvCQ, init.SRQ = nil, nil
+	}
 	var err error
-	e.qp, err = e.host.pd.CreateQP(ib.QPInitAttr{
-		SendCQ: e.host.sendCQ.cq, RecvCQ: e.host.recvCQ.cq, Type: e.w.service.qpType(), SigAll: e.sigAll,
-		Cap: ib.QPCap{MaxSendWR: uint32(e.sendDepth), MaxRecvWR: uint32(e.recvDepth), MaxSendSGE: 4, MaxRecvSGE: 2, MaxInlineData: maxInline},
-		Event: func(_ *ib.QP, t ib.EventType) {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			e.events[t]++
-		},
-	}, nil)
-	e.w.check(err)
+	e.qp, err = e.host.pd.CreateQP(init, nil)
+	w.check(err)
+	e.rqp = e.qp
+	if w.service == XRC {
+		e.rqp, err = e.host.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: e.host.xrcd}, nil)
+		w.check(err)
+	} else if e.in.srq == nil {
+		e.in.depth = int(e.qp.Init().Cap.MaxRecvWR)
+		e.in.late = e.in.late || len(e.in.receives) > e.in.depth
+	}
 	for _, q := range e.requests {
-		e.w.byID[q.id] = q
-	}
-	for _, v := range e.receives {
-		e.w.byID[v.id] = v
-	}
-	if len(e.receives) > int(e.qp.Init().Cap.MaxRecvWR) {
-		e.late = true
+		w.byID[q.id] = q
 	}
 }
 
 // connect takes the queue pair to RTS.
 func (e *end) connect() {
-	w := e.w
-	const access = ib.AccessLocalWrite | ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+	if e.w.service == UD {
+		av := e.toPeer()
+		var err error
+		e.ah, err = e.host.pd.CreateAH(&av, nil)
+		e.w.check(err)
+	}
+	e.connectQP(e.qp, e.peer.rqp)
+	if e.rqp != e.qp {
+		e.connectQP(e.rqp, e.peer.qp)
+	}
+}
+
+// toPeer is the way to the peer's host.
+func (e *end) toPeer() ib.AHAttr {
+	gid, err := e.peer.host.dev.IB().QueryGID(1, 1)
+	e.w.check(err)
+	return ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1}}
+}
+
+func (e *end) connectQP(qp, peer *ib.QP) {
+	w, t := e.w, qp.Type()
+	requests, responds := t == ib.QPTypeRC || t == ib.QPTypeXRCInit, t == ib.QPTypeRC || t == ib.QPTypeXRCTgt
+
 	mask := ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort
-	if w.service == UD {
+	if t == ib.QPTypeUD {
 		mask |= ib.QPAttrQKey
 	} else {
 		mask |= ib.QPAttrAccessFlags
 	}
-	w.check(e.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: access, QKey: qkey}, mask, nil))
+	w.check(qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: hostAccess &^ ib.AccessMWBind, QKey: qkey}, mask, nil))
 
-	gid, err := e.peer.host.dev.IB().QueryGID(1, 1)
-	w.check(err)
-	av := ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1}}
-	attr := ib.QPAttr{
-		State: ib.QPRTR, PathMTU: e.path, DestQPN: e.peer.qp.Num(), RQPSN: e.peer.psn, MaxDestRdAtomic: e.peer.reads,
-		MinRNRTimer: e.rnrTimer, AH: av,
-	}
 	mask = ib.QPAttrState
-	switch w.service {
-	case UD:
-		e.ah, err = e.host.pd.CreateAH(&av, nil)
-		w.check(err)
-	case RC:
-		mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
-		fallthrough
-	default:
+	if t != ib.QPTypeUD {
 		mask |= ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
 	}
-	w.check(e.qp.Modify(attr, mask, nil))
+	if responds {
+		mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
+	}
+	w.check(qp.Modify(ib.QPAttr{
+		State: ib.QPRTR, PathMTU: e.path, DestQPN: peer.Num(), RQPSN: e.peer.psn, MaxDestRdAtomic: e.peer.reads,
+		MinRNRTimer: e.rnrTimer, AH: e.toPeer(),
+	}, mask, nil))
 
-	attr = ib.QPAttr{
-		State: ib.QPRTS, SQPSN: e.psn, Timeout: e.timeout, RetryCnt: e.retry, RNRRetry: e.rnrRetry, MaxRdAtomic: e.reads,
-	}
 	mask = ib.QPAttrState | ib.QPAttrSQPSN
-	if w.service == RC {
-		mask |= ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrMaxRdAtomic
+	if requests {
+		mask |= ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrMaxRdAtomic
 	}
-	w.check(e.qp.Modify(attr, mask, nil))
+	if requests || responds {
+		mask |= ib.QPAttrTimeout
+	}
+	w.check(qp.Modify(ib.QPAttr{
+		State: ib.QPRTS, SQPSN: e.psn, Timeout: e.timeout, RetryCnt: e.retry, RNRRetry: e.rnrRetry, MaxRdAtomic: e.reads,
+	}, mask, nil))
+}
+
+func (e *end) toErr() {
+	for _, qp := range e.qps() {
+		e.w.check(qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	}
+}
+
+func (e *end) qps() []*ib.QP {
+	if e.rqp == e.qp {
+		return []*ib.QP{e.qp}
+	}
+	return []*ib.QP{e.qp, e.rqp}
 }
 
 func (e *end) destroy() error {
-	drained := func() int {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		return e.events[ib.EventSQDrained]
-	}
-	waitFor(func() bool { return drained() >= e.drains })
-	if n := drained(); n < e.drains || n > e.drains+1 {
+	if n := e.events[ib.EventSQDrained]; n < e.drains || n > e.drains+1 {
 		e.w.failf("qp %d: %d events say that the send queue is drained, it was %d times", e.qp.Num(), n, e.drains)
 	}
-	if err := e.qp.Destroy(); err != nil {
-		return err
+	if n := e.events[ib.EventQPLastWQEReached]; e.in.srq != nil && e.rqp == e.qp && n != 1 {
+		e.w.failf("qp %d: %d events say that it takes nothing more from the shared receive queue", e.qp.Num(), n)
+	}
+	for _, qp := range e.qps() {
+		if err := qp.Destroy(); err != nil {
+			return err
+		}
+	}
+	for _, l := range e.leases {
+		if err := l.free(); err != nil {
+			return err
+		}
 	}
 	if e.ah != nil {
 		return e.ah.Destroy()
@@ -163,19 +202,7 @@ func (e *end) schedule() {
 		w.clock.AfterFunc(at, func() { e.post(upTo) })
 		at += in(pace)
 	}
-	when := time.Duration(0)
-	for n := 0; n < len(e.receives); {
-		n = len(e.receives)
-		if e.late {
-			n = min(len(e.receives), e.offered+1+r.IntN(8))
-			when += in(3 * time.Millisecond)
-		}
-		upTo := n
-		e.offered = n // counts here what is planned
-		w.clock.AfterFunc(when, func() { e.offer(upTo, 0) })
-	}
-	e.offered = 0
-	if w.service == RC && r.IntN(12) == 0 {
+	if w.service.reliable() && r.IntN(12) == 0 {
 		w.clock.AfterFunc(time.Millisecond+in(3*time.Millisecond), e.kill)
 	}
 	if r.IntN(8) == 0 {
@@ -187,7 +214,7 @@ func (e *end) schedule() {
 func (e *end) kill() {
 	e.w.note("qp %d is taken to ERR", e.qp.Num())
 	e.killed = true
-	e.w.check(e.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	e.toErr()
 }
 
 // drain stops the send queue, and starts it again when what was begun has ended.
@@ -233,41 +260,13 @@ func (e *end) post(upTo int) {
 	}
 }
 
-// offer posts receives, as far as there is room. Where nothing has made room for long, nothing will: those that are left
-// are not needed.
-func (e *end) offer(upTo, tries int) {
-	for e.offered < min(upTo, len(e.receives)) {
-		v := e.receives[e.offered]
-		wr := ib.RecvWR{ID: v.id, SGList: e.sges(v.span, 1+v.n%2)}
-		for i := range wr.SGList {
-			if v.fault == badReceive {
-				wr.SGList[i].LKey ^= 1 << 10
-			}
-		}
-		if n, err := e.qp.PostRecv(wr); n == 0 {
-			if e.offered == e.taken {
-				e.w.failf("qp %d: no room in an empty receive queue: %v", e.qp.Num(), err)
-			}
-			if tries == 100 {
-				e.receives = e.receives[:e.offered]
-				return
-			}
-			e.w.clock.AfterFunc(50*time.Microsecond<<min(tries, 8), func() { e.offer(upTo, tries+1) })
-			return
-		}
-		e.w.note("qp %d: receive %d of %d bytes", e.qp.Num(), v.n, v.span.n)
-		e.offered++
-		tries = 0
-	}
-}
-
 // sges describes memory of the host in n pieces.
-func (e *end) sges(s span, n int) (list []ib.SGE) {
+func (h *host) sges(s span, n int) (list []ib.SGE) {
 	at := uint64(iova + s.at)
 	left := s.n
 	for i := n; i > 0; i-- {
 		k := left / i
-		list = append(list, ib.SGE{Addr: at, Length: uint32(k), LKey: e.host.mr.LKey()})
+		list = append(list, ib.SGE{Addr: at, Length: uint32(k), LKey: h.mr.LKey()})
 		at, left = at+uint64(k), left-k
 	}
 	return list
@@ -277,12 +276,23 @@ func (e *end) sges(s span, n int) (list []ib.SGE) {
 func (e *end) encode(q *request) ib.SendWR {
 	wr := ib.SendWR{
 		ID: q.id, Opcode: q.op, Flags: q.flags, Imm: q.imm, RemoteAddr: uint64(iova + q.remote.at), RKey: e.peer.host.mr.RKey(),
-		AH: e.ah, RemoteQPN: e.peer.qp.Num(), RemoteQKey: qkey,
+		AH: e.ah, RemoteQPN: e.peer.rqp.Num(), RemoteQKey: qkey,
 	}
-	if q.flags&ib.SendInline != 0 {
+	if e.w.service == XRC {
+		wr.RemoteSRQN = e.peer.in.srq.Num()
+	}
+	switch {
+	case q.op == ib.WRSendWithInv:
+		wr.InvalidateRKey = q.lease.key
+	case q.op == ib.WRFlush:
+		wr.Flush = ib.Flush{Placement: ib.FlushGlobal, Level: q.level, Length: uint32(q.remote.n)}
+	case q.lease != nil:
+		wr.RKey = q.lease.key
+	}
+	if q.flags&ib.SendInline != 0 || q.op == ib.WRAtomicWrite {
 		wr.Inline = q.data
-	} else {
-		wr.SGList = e.sges(q.local, q.split)
+	} else if q.op != ib.WRFlush {
+		wr.SGList = e.host.sges(q.local, q.split)
 	}
 	if q.op == ib.WRAtomicCmpAndSwp {
 		wr.CompareAdd, wr.Swap = q.compare, q.swap
@@ -292,6 +302,8 @@ func (e *end) encode(q *request) ib.SendWR {
 	switch q.fault {
 	case badKey:
 		wr.RKey ^= 1 << 9
+	case spentKey:
+		wr.RemoteAddr = uint64(iova + q.lease.span.at)
 	case badRange:
 		wr.RemoteAddr += 1 << 40
 	case badLocalKey:

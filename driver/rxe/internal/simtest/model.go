@@ -10,7 +10,7 @@ import (
 func (w *world) completed(wc *ib.WC) (solicited bool) {
 	var e *end
 	for _, o := range w.ends {
-		if o.qp == wc.QP {
+		if o.qp == wc.QP || o.rqp == wc.QP {
 			e = o
 		}
 	}
@@ -35,6 +35,7 @@ func (w *world) completed(wc *ib.WC) (solicited bool) {
 var completionOf = map[ib.WROpcode]ib.WCOpcode{
 	ib.WRSend: ib.WCSend, ib.WRSendWithImm: ib.WCSend, ib.WRRDMAWrite: ib.WCRDMAWrite, ib.WRRDMAWriteWithImm: ib.WCRDMAWrite,
 	ib.WRRDMARead: ib.WCRDMARead, ib.WRAtomicCmpAndSwp: ib.WCCompSwap, ib.WRAtomicFetchAdd: ib.WCFetchAdd,
+	ib.WRSendWithInv: ib.WCSend, ib.WRAtomicWrite: ib.WCAtomicWrite, ib.WRFlush: ib.WCFlush,
 }
 
 // sendCompleted checks the completion of a send work request.
@@ -64,7 +65,7 @@ func (e *end) sendCompleted(q *request, wc *ib.WC) {
 			e.qp.Num(), q, wc.Status, e.failed, e.killed, e.refused, e.qp.State(), e.peer.qp.State())
 	}
 	want := ib.QPErr
-	if w.service != RC && !e.killed {
+	if !w.service.reliable() && !e.killed {
 		want = ib.QPSQE
 	}
 	if s := e.qp.State(); s != want {
@@ -72,7 +73,7 @@ func (e *end) sendCompleted(q *request, wc *ib.WC) {
 	}
 	if wc.Status != ib.WCWRFlushErr {
 		e.failed = true
-		if w.service != RC {
+		if !w.service.reliable() {
 			w.clock.AfterFunc(w.profile.latency*20, e.recover)
 		}
 	}
@@ -90,14 +91,14 @@ func (e *end) allows(q *request, s ib.WCStatus) bool {
 		return false
 	case s == ib.WCLocProtErr:
 		return q.fault == badLocalKey
-	case w.service != RC:
+	case !w.service.reliable():
 		return false
 	case s == ib.WCRetryExcErr:
-		return w.profile.budget < 0 && !w.profile.perfect() || e.peer.qp.State() == ib.QPErr
+		return w.profile.budget < 0 && !w.profile.perfect() || e.peer.rqp.State() == ib.QPErr
 	case s == ib.WCRNRRetryExcErr:
-		return e.peer.late && e.rnrRetry < 7 && q.completes()
+		return e.peer.in.late && e.rnrRetry < 7 && q.completes()
 	case s == ib.WCRemAccessErr:
-		return q.fault == badKey || q.fault == badRange
+		return q.fault == badKey || q.fault == badRange || q.fault == spentKey
 	case s == ib.WCRemInvReqErr:
 		return q.fault == shortReceive
 	case s == ib.WCRemOpErr:
@@ -108,7 +109,7 @@ func (e *end) allows(q *request, s ib.WCStatus) bool {
 
 // broken reports whether there is a reason for the queue pair to flush.
 func (e *end) broken() bool {
-	return e.w.final || e.failed || e.killed || e.refused || e.peer.wrong(badKey, badRange)
+	return e.w.final || e.failed || e.killed || e.refused || e.peer.wrong(badKey, badRange, spentKey)
 }
 
 // wrong reports whether a request with such a fault may have been sent.
@@ -137,7 +138,7 @@ func (e *end) succeeded(q *request, signaled bool) {
 	}
 	q.sent = e.successes
 	e.successes++
-	if w.service == RC {
+	if w.service.reliable() {
 		e.effect(q)
 	}
 	if !q.atomic() && q.op != ib.WRRDMARead {
@@ -152,15 +153,15 @@ func (e *end) effect(q *request) {
 	switch {
 	case q.completes() && e.peer.arrived <= q.message:
 		w.failf("qp %d: %v succeeds, and was not received", e.qp.Num(), q)
-	case q.writes():
-		if got := there.mem(q.remote); !bytes.Equal(got, q.data) {
+	case q.writes() && !q.seen:
+		if got := there.at(q.remote); !bytes.Equal(got, q.data) {
 			w.failf("qp %d: %v succeeds; in the peer's memory byte %d differs", e.qp.Num(), q, differs(got, q.data))
 		}
 		if !q.reread {
 			there.giveBack(q.remote)
 		}
 	case q.op == ib.WRRDMARead:
-		if got := e.host.mem(q.local); !bytes.Equal(got, q.data) {
+		if got := e.host.at(q.local); !bytes.Equal(got, q.data) {
 			w.failf("qp %d: %v succeeds; what it brought differs in byte %d", e.qp.Num(), q, differs(got, q.data))
 		}
 		e.host.giveBack(q.local)
@@ -197,12 +198,8 @@ func differs(a, b []byte) int {
 // receiveCompleted checks the completion of a receive, and reports whether the message was solicited.
 func (e *end) receiveCompleted(v *receive, wc *ib.WC) bool {
 	w := e.w
-	if v.n != e.taken || v.n >= e.offered || e.receives[v.n] != v {
-		w.failf("qp %d: receive %d completes, of %d posted %d are complete", e.qp.Num(), v.n, e.offered, e.taken)
-	}
-	e.taken++
-	v.ended = true
-	mem := e.host.mem(v.span)
+	e.in.completed(e, v)
+	mem := e.host.at(v.span)
 	if wc.Status != ib.WCSuccess {
 		e.receiveFailed(v, wc)
 		e.host.giveBack(v.span)
@@ -217,13 +214,16 @@ func (e *end) receiveCompleted(v *receive, wc *ib.WC) bool {
 			e.qp.Num(), v.n, wc.ByteLen, wc.Opcode, wc.Imm, wc.Flags&ib.WCWithImm != 0)
 	}
 	q.arrived++
-	if w.service == RC {
+	if w.service.reliable() {
 		// What was written before the message is there.
 		for _, o := range e.peer.requests[:q.n] {
-			if o.writes() && !o.ended && !bytes.Equal(e.host.mem(o.remote), o.data) {
+			if o.writes() && !o.ended && !o.seen && !bytes.Equal(e.host.at(o.remote), o.data) {
 				w.failf("qp %d: message %d arrives before %v", e.qp.Num(), q.message, o)
 			}
 		}
+	}
+	if q.op == ib.WRSendWithInv {
+		e.takeBack(q)
 	}
 	e.arrived++
 	e.host.giveBack(v.span)
@@ -234,7 +234,7 @@ func (e *end) receiveCompleted(v *receive, wc *ib.WC) bool {
 func (e *end) message(wc *ib.WC, mem []byte) *request {
 	for _, q := range e.peer.requests[:e.peer.posted] {
 		// Reliable: the next one. Otherwise any, as long as the network explains it.
-		if q.completes() && (e.w.service != RC || q.message == e.arrived) && e.carries(q, wc, mem) && e.explained(q) {
+		if q.completes() && (!e.w.service.reliable() || q.message == e.arrived) && e.carries(q, wc, mem) && e.explained(q) {
 			return q
 		}
 	}
@@ -246,7 +246,7 @@ func (e *end) carries(q *request, wc *ib.WC, mem []byte) bool {
 	flags := wc.Flags
 	if q.op == ib.WRRDMAWriteWithImm {
 		return wc.Opcode == ib.WCRecvRDMAWithImm && flags == ib.WCWithImm && wc.Imm == q.imm && int(wc.ByteLen) == len(q.data) &&
-			bytes.Equal(e.host.mem(q.remote), q.data)
+			bytes.Equal(e.host.at(q.remote), q.data)
 	}
 	if e.w.service == UD {
 		if len(mem) < grhLen || flags&ib.WCGRH == 0 || wc.SrcQP != e.peer.qp.Num() || !e.headerFits(mem[:grhLen]) {
@@ -256,8 +256,14 @@ func (e *end) carries(q *request, wc *ib.WC, mem []byte) bool {
 		wc.ByteLen -= grhLen
 		defer func() { wc.ByteLen += grhLen }()
 	}
-	withImm := flags == ib.WCWithImm && wc.Imm == q.imm
-	return wc.Opcode == ib.WCRecv && (q.op == ib.WRSendWithImm && withImm || q.op == ib.WRSend && flags == 0) &&
+	fits := flags == 0
+	switch q.op {
+	case ib.WRSendWithImm:
+		fits = flags == ib.WCWithImm && wc.Imm == q.imm
+	case ib.WRSendWithInv:
+		fits = flags == ib.WCWithInvalidate && wc.InvalidateRKey == q.lease.key
+	}
+	return wc.Opcode == ib.WCRecv && fits &&
 		int(wc.ByteLen) == len(q.data) && len(q.data) <= len(mem) && bytes.Equal(mem[:len(q.data)], q.data) && q.fault != badLocalKey
 }
 
@@ -275,7 +281,7 @@ func (e *end) headerFits(grh []byte) bool {
 // explained reports whether an unreliable message may arrive now, once more.
 func (e *end) explained(q *request) bool {
 	w := e.w
-	if w.service == RC {
+	if w.service.reliable() {
 		return q.fault == sound
 	}
 	if w.profile.keepsOrder() {
@@ -289,7 +295,7 @@ func (e *end) explained(q *request) bool {
 	if !q.ended { // nothing before it has failed
 		sent = e.peer.successes + q.n - e.peer.done
 	}
-	return sent < len(e.peer.lasts) && q.arrived < w.copies[copyKey{e.host.addr, e.qp.Num(), e.peer.lasts[sent]}]
+	return sent < len(e.peer.lasts) && q.arrived < w.copies[copyKey{e.host.addr, e.rqp.Num(), e.peer.lasts[sent]}]
 }
 
 // receiveFailed checks a receive that did not succeed.
@@ -298,7 +304,7 @@ func (e *end) receiveFailed(v *receive, wc *ib.WC) {
 	legal := false
 	switch wc.Status {
 	case ib.WCWRFlushErr:
-		e.flushed, legal = true, e.qp.State() == ib.QPErr
+		e.flushed, legal = true, e.rqp.State() == ib.QPErr
 	case ib.WCLocLenErr:
 		legal = v.fault == shortReceive && e.arrived == v.n && e.peer.wrong(shortReceive) && !e.refused
 		e.refused = true
@@ -314,17 +320,18 @@ func (e *end) receiveFailed(v *receive, wc *ib.WC) {
 // quiet checks, when nothing is going to happen any more, that nothing waits.
 func (e *end) quiet() {
 	w := e.w
-	s := e.qp.State()
-	switch {
-	case s == ib.QPRTS:
-	case s == ib.QPErr && e.broken():
-	default:
-		w.failf("qp %d: ends in %v", e.qp.Num(), s)
+	for _, qp := range e.qps() {
+		switch s := qp.State(); {
+		case s == ib.QPRTS:
+		case s == ib.QPErr && e.broken():
+		default:
+			w.failf("qp %d: ends in %v", qp.Num(), s)
+		}
 	}
-	if e.posted < len(e.requests) || e.offered < len(e.receives) {
-		w.failf("qp %d: %d of %d requests, %d of %d receives could be posted", e.qp.Num(), e.posted, len(e.requests), e.offered, len(e.receives))
+	if in := e.in; e.posted < len(e.requests) || in.offered < len(in.receives) {
+		w.failf("qp %d: %d of %d requests, %d of %d receives could be posted", e.qp.Num(), e.posted, len(e.requests), in.offered, len(in.receives))
 	}
-	if w.profile.perfect() && !e.late && !e.peer.late && !e.disturbed() && !e.peer.disturbed() {
+	if w.profile.perfect() && !e.in.late && !e.peer.in.late && !e.disturbed() && !e.peer.disturbed() {
 		if last := e.requests[len(e.requests)-1]; !last.success {
 			w.failf("qp %d: %v did not succeed on a perfect network", e.qp.Num(), last)
 		}
@@ -353,18 +360,17 @@ func (e *end) over() {
 	for ; e.done < e.posted; e.done++ {
 		e.succeeded(e.requests[e.done], false)
 	}
-	if e.taken != len(e.receives) {
-		w.failf("qp %d: %d of %d receives have completed", e.qp.Num(), e.taken, len(e.receives))
-	}
-	for _, v := range e.receives {
-		e.keeps(e.host, v.span, "receive", v.n)
+	for _, l := range e.leases {
+		if l.over {
+			e.keeps(e.peer.host, l.span, "memory that was taken back by request", l.spent.n)
+		}
 	}
 	happened := -1 // the last request that has had an effect
 	for _, q := range e.requests {
 		if q.success && !q.atomic() && q.op != ib.WRRDMARead {
 			e.keeps(e.host, q.local, "memory sent by request", q.n)
 		}
-		if w.service == RC && e.happened(q) {
+		if w.service.reliable() && e.happened(q) {
 			happened = q.n
 		}
 	}
@@ -380,7 +386,7 @@ func (e *end) over() {
 
 // keeps checks that nobody wrote to memory since its consumer uses it for something else.
 func (e *end) keeps(h *host, s span, what string, n int) {
-	for i, b := range h.mem(s) {
+	for i, b := range h.at(s) {
 		if b != givenBack {
 			e.w.failf("qp %d: %s %d: byte %d was written after the completion", e.qp.Num(), what, n, i)
 		}
@@ -392,11 +398,11 @@ func (e *end) overWrite(q *request) {
 	if !q.writes() {
 		return
 	}
-	mem := e.peer.host.mem(q.remote)
+	mem := e.peer.host.at(q.remote)
 	switch {
-	case q.success && e.w.service == RC && !q.reread:
+	case q.seen, q.success && e.w.service.reliable() && !q.reread:
 		e.keeps(e.peer.host, q.remote, "memory written by request", q.n)
-	case q.success && e.w.service == RC:
+	case q.success && e.w.service.reliable():
 		if !bytes.Equal(mem, q.data) {
 			e.w.failf("qp %d: %v: the peer's memory has changed since", e.qp.Num(), q)
 		}
@@ -404,7 +410,7 @@ func (e *end) overWrite(q *request) {
 		if bytes.Equal(mem, q.data) && len(mem) > 8 {
 			e.w.failf("qp %d: %v was done", e.qp.Num(), q)
 		}
-	case e.w.service == UC && e.w.profile.perfect() && q.success && !(q.completes() && e.peer.late) && !bytes.Equal(mem, q.data):
+	case e.w.service == UC && e.w.profile.perfect() && q.success && !(q.completes() && e.peer.in.late) && !bytes.Equal(mem, q.data):
 		e.w.failf("qp %d: %v did not arrive over a perfect network", e.qp.Num(), q)
 	}
 }
@@ -412,14 +418,14 @@ func (e *end) overWrite(q *request) {
 // happened reports whether a reliable request certainly had an effect on the peer.
 func (e *end) happened(q *request) bool {
 	switch {
-	case q.success:
+	case q.success, q.seen:
 		return true
 	case q.completes():
 		return e.peer.arrived > q.message
 	case q.op == ib.WRAtomicFetchAdd:
 		return e.peer.host.word(q.word.at)>>q.bit&1 != 0
 	case q.writes() && len(q.data) > 8:
-		return bytes.Equal(e.peer.host.mem(q.remote), q.data)
+		return bytes.Equal(e.peer.host.at(q.remote), q.data)
 	}
 	return false
 }
@@ -427,7 +433,7 @@ func (e *end) happened(q *request) bool {
 // complete reports whether a request may have been executed whole.
 func (e *end) complete(q *request) bool {
 	switch {
-	case q.success:
+	case q.success, q.seen:
 		return true
 	case q.fault != sound:
 		return false
@@ -436,7 +442,7 @@ func (e *end) complete(q *request) bool {
 	case q.op == ib.WRAtomicFetchAdd:
 		return e.peer.host.word(q.word.at)>>q.bit&1 != 0
 	case q.writes():
-		return bytes.Equal(e.peer.host.mem(q.remote), q.data)
+		return bytes.Equal(e.peer.host.at(q.remote), q.data)
 	}
 	return true
 }

@@ -79,10 +79,11 @@ const (
 	badLocalKey        // of its own memory
 	shortReceive       // the receive for the message is too short
 	badReceive         // the receive for the message has a wrong key
+	spentKey           // of remote memory; a message before it has taken it back
 )
 
 func (f fault) String() string {
-	return [...]string{"sound", "bad key", "bad range", "bad local key", "short receive", "bad receive"}[f]
+	return [...]string{"sound", "bad key", "bad range", "bad local key", "short receive", "bad receive", "spent key"}[f]
 }
 
 // span is a range of a host's memory.
@@ -102,22 +103,27 @@ type request struct {
 	reread  bool   // a later request reads what it wrote: the memory is not given back
 	split   int    // gather elements
 	message int    // place among those that complete a receive; -1: it does not
+	lease   *lease // whose key it uses, or takes back
+	level   ib.FlushLevel
 
 	word                   *word // of atomics
 	bit                    uint  // that a fetch-and-add sets
 	compare, swap, want    uint64
 	posted, ended, success bool
 	status                 ib.WCStatus
-	sent                   int // place among those that have succeeded
-	arrived                int // how often
+	sent                   int  // place among those that have succeeded
+	arrived                int  // how often
+	seen                   bool // what it wrote is known to have been there, and is not any more
 }
 
 // completes reports whether it completes a receive.
 func (q *request) completes() bool {
-	return q.op == ib.WRSend || q.op == ib.WRSendWithImm || q.op == ib.WRRDMAWriteWithImm
+	return q.op == ib.WRSend || q.op == ib.WRSendWithImm || q.op == ib.WRSendWithInv || q.op == ib.WRRDMAWriteWithImm
 }
 
-func (q *request) writes() bool { return q.op == ib.WRRDMAWrite || q.op == ib.WRRDMAWriteWithImm }
+func (q *request) writes() bool {
+	return q.op == ib.WRRDMAWrite || q.op == ib.WRRDMAWriteWithImm || q.op == ib.WRAtomicWrite
+}
 
 func (q *request) atomic() bool {
 	return q.op == ib.WRAtomicCmpAndSwp || q.op == ib.WRAtomicFetchAdd
@@ -186,9 +192,10 @@ func (e *end) makeRequests(n int) {
 	w, r := e.w, e.w.rng
 	var ops []ib.WROpcode
 	switch w.service {
-	case RC:
-		ops = []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead, ib.WRRDMARead,
-			ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRAtomicFetchAdd}
+	case RC, XRC:
+		ops = []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRSendWithInv, ib.WRRDMAWrite, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead,
+			ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRAtomicFetchAdd, ib.WRAtomicWrite, ib.WRFlush}
+		e.makeLeases()
 	case UC:
 		ops = []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm}
 	case UD:
@@ -206,8 +213,16 @@ func (e *end) makeRequests(n int) {
 		if r.IntN(4) == 0 {
 			q.flags |= ib.SendSolicited
 		}
-		if w.service == RC && r.IntN(8) == 0 {
+		if w.service.reliable() && r.IntN(8) == 0 {
 			q.flags |= ib.SendFence
+		}
+		l := e.lease()
+		if q.op == ib.WRSendWithInv {
+			if l == nil {
+				q.op = ib.WRSend
+			} else {
+				q.lease, l.spent = l, q
+			}
 		}
 		size := sizeOf(r, e.mtu)
 		if w.service == UD {
@@ -217,10 +232,10 @@ func (e *end) makeRequests(n int) {
 			q.message = e.messages
 			e.messages++
 		}
-		if w.service != RC && size < 8 && q.op == ib.WRSend {
+		if !w.service.reliable() && size < 8 && q.op == ib.WRSend {
 			q.flags &^= ib.SendSolicited // which of several alike arrived nobody can tell
 		}
-		if (q.op == ib.WRSend || q.writes()) && size <= maxInline && r.IntN(2) == 0 {
+		if (q.op == ib.WRSend || q.op == ib.WRSendWithInv || q.op == ib.WRRDMAWrite || q.op == ib.WRRDMAWriteWithImm) && size <= maxInline && r.IntN(2) == 0 {
 			q.flags |= ib.SendInline
 		}
 		switch {
@@ -255,14 +270,28 @@ func (e *end) makeRequests(n int) {
 				q.local = e.host.alloc(len(q.data))
 			} else {
 				q.remote, q.data = e.peer.host.alloc(size), w.bytes(size)
-				copy(e.peer.host.mem(q.remote), q.data)
+				copy(e.peer.host.at(q.remote), q.data)
 				reads = append(reads, q)
 			}
+		case q.op == ib.WRAtomicWrite:
+			q.data, q.remote = w.bytes(8), e.peer.host.alloc(8)
+		case q.op == ib.WRFlush:
+			q.level = ib.FlushLevel(r.IntN(2))
+			if written := e.written(); written != nil {
+				q.remote = written.remote
+			} else {
+				q.remote = e.peer.host.alloc(8)
+			}
 		default:
+			if q.writes() && l != nil && size <= l.room() && r.IntN(2) == 0 {
+				q.lease = l
+			}
 			q.local, q.data = e.host.alloc(size), w.bytes(size)
-			copy(e.host.mem(q.local), q.data)
+			copy(e.host.at(q.local), q.data)
 			if q.writes() {
-				if k := len(reads) - 1; k >= 0 && r.IntN(2) == 0 {
+				if q.lease != nil {
+					q.remote = l.take(size)
+				} else if k := len(reads) - 1; k >= 0 && r.IntN(2) == 0 {
 					// Over what a READ before it reads: the fence keeps the two apart.
 					q.remote, q.flags = span{reads[k].remote.at, min(size, reads[k].remote.n)}, q.flags|ib.SendFence
 					q.local.n, q.data = q.remote.n, q.data[:q.remote.n]
@@ -286,7 +315,7 @@ func (e *end) newWord() *word {
 // written finds a WRITE that a READ may check.
 func (e *end) written() *request {
 	for i := len(e.requests) - 1; i >= 0; i-- {
-		if q := e.requests[i]; q.writes() && q.remote.n > 0 {
+		if q := e.requests[i]; q.writes() && q.remote.n > 0 && q.lease == nil {
 			return q
 		}
 	}
@@ -301,48 +330,25 @@ func (e *end) breakOne() {
 	if q.local.n > 0 && q.flags&ib.SendInline == 0 && q.op != ib.WRRDMARead && !q.atomic() {
 		can = append(can, badLocalKey)
 	}
-	if e.w.service == RC {
+	spent := e.spent(q)
+	if e.w.service.reliable() {
 		if q.remote.n > 0 {
-			can = append(can, badKey, badRange)
+			can = append(can, badKey)
+			if q.op != ib.WRFlush || q.level == ib.FlushRange {
+				can = append(can, badRange)
+			}
+			if spent != nil && q.op != ib.WRFlush {
+				can = append(can, spentKey, spentKey)
+			}
 		}
-		if q.op != ib.WRRDMAWriteWithImm && q.completes() && len(q.data) > 0 {
+		if q.op != ib.WRRDMAWriteWithImm && q.completes() && len(q.data) > 0 && e.peer.in != e.peer.host.shares {
 			can = append(can, shortReceive, badReceive)
 		}
 	}
 	if len(can) > 0 {
 		q.fault = can[r.IntN(len(can))]
 	}
-}
-
-// makeReceives chooses the receives for what the peer sends.
-func (e *end) makeReceives() {
-	most, head := 0, 0
-	if e.w.service == UD {
-		head = grhLen
-	}
-	var messages []*request
-	for _, q := range e.peer.requests {
-		if q.completes() {
-			messages = append(messages, q)
-			most = max(most, len(q.data))
-		}
-	}
-	for i := range len(messages) + e.w.rng.IntN(3) {
-		v := &receive{n: i, id: uint64(e.w.rng.Uint32())<<16 | uint64(i)<<1 | 1}
-		n := most
-		if e.w.service == RC && i < len(messages) {
-			q := messages[i]
-			n, v.fault = len(q.data)+e.w.rng.IntN(2), q.fault
-			switch q.fault {
-			case shortReceive:
-				n = e.w.rng.IntN(len(q.data))
-			case badReceive:
-				n = len(q.data)
-			default:
-				v.fault = sound
-			}
-		}
-		v.span = e.host.alloc(head + n)
-		e.receives = append(e.receives, v)
+	if q.fault == spentKey {
+		q.lease = spent
 	}
 }

@@ -18,7 +18,7 @@ var (
 	firstFlag = flag.Uint64("first", 1, "seed of the first of them")
 )
 
-var services = []simtest.Service{simtest.RC, simtest.UC, simtest.UD}
+var services = []simtest.Service{simtest.RC, simtest.UC, simtest.UD, simtest.XRC}
 
 // TestSchedules plays schedules of each service.
 func TestSchedules(t *testing.T) {

@@ -8,9 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/netip"
-	"runtime"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"verbena/driver/rxe"
@@ -30,11 +28,12 @@ const (
 	RC Service = iota
 	UC
 	UD
+	XRC
 )
 
-func (s Service) String() string { return [...]string{"RC", "UC", "UD"}[s] }
+func (s Service) String() string { return [...]string{"RC", "UC", "UD", "XRC"}[s] }
 
-func (s Service) qpType() ib.QPType { return [...]ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD}[s] }
+func (s Service) reliable() bool { return s == RC || s == XRC }
 
 // Report is what a schedule came to.
 type Report struct {
@@ -110,6 +109,7 @@ type world struct {
 	net   *stepnet.Net
 	hosts [2]*host
 	ends  []*end
+	boxes []*inbox
 
 	byID     map[uint64]any  // *request or *receive
 	copies   map[copyKey]int // of a packet that the network delivers
@@ -131,11 +131,15 @@ type host struct {
 	dev    *rxe.Device
 	addr   netip.Addr
 	pd     *ib.PD
+	xrcd   *ib.XRCD // XRC
+	shares *inbox   // of several ends; nil: each has its own
 	sendCQ *watched
 	recvCQ *watched // may be the same
 	arena  []byte
 	used   []bool // which bytes of arena belong to a work request
 	shared *word  // for the fetch-and-adds of all queue pairs
+	mem    *umem.Local
+	base   uint64 // of arena in mem
 	mr     *ib.MR
 }
 
@@ -143,8 +147,8 @@ type host struct {
 type watched struct {
 	cq       *ib.CQ
 	armed    ib.NotifyFlags
-	expected int64
-	calls    atomic.Int64
+	expected int
+	calls    int
 }
 
 const (
@@ -167,14 +171,14 @@ func (h *host) alloc(n int) span {
 	return span{at, n}
 }
 
-func (h *host) mem(s span) []byte { return h.arena[s.at : s.at+s.n] }
+func (h *host) at(s span) []byte { return h.arena[s.at : s.at+s.n] }
 
 func (h *host) put(at int, v uint64) { binary.NativeEndian.PutUint64(h.arena[at:], v) }
 
 func (h *host) word(at int) uint64 { return binary.NativeEndian.Uint64(h.arena[at:]) }
 
 // giveBack has the consumer use memory for something else.
-func (h *host) giveBack(s span) { fillWith(h.mem(s), givenBack) }
+func (h *host) giveBack(s span) { fillWith(h.at(s), givenBack) }
 
 func fillWith(b []byte, v byte) {
 	for i := range b {
@@ -237,12 +241,17 @@ func (w *world) build() {
 			e.breakOne()
 		}
 	}
+	for _, in := range w.boxes {
+		in.makeReceives()
+	}
 	for _, e := range w.ends {
-		e.makeReceives()
 		e.requests[len(e.requests)-1].flags |= ib.SendSignaled
 	}
 	for _, h := range w.hosts {
 		h.register()
+	}
+	for _, in := range w.boxes {
+		in.create()
 	}
 	for _, e := range w.ends {
 		e.create()
@@ -250,6 +259,12 @@ func (w *world) build() {
 	for _, e := range w.ends {
 		e.connect()
 		e.schedule()
+	}
+	for _, e := range w.ends {
+		e.lend()
+	}
+	for _, in := range w.boxes {
+		in.schedule()
 	}
 	w.note("network %s", &w.profile)
 }
@@ -268,6 +283,13 @@ func (w *world) newHost(i int, addr netip.Addr) *host {
 	w.check(w.core.Register(h.dev.IB()))
 	h.pd, err = h.dev.IB().AllocPD(nil)
 	w.check(err)
+	if w.service == XRC {
+		h.xrcd, err = h.dev.IB().AllocXRCD(nil)
+		w.check(err)
+	}
+	if w.rng.IntN(3) == 0 {
+		h.shares = w.newInbox(h)
+	}
 	h.sendCQ = h.newCQ()
 	if h.recvCQ = h.sendCQ; w.rng.IntN(2) == 0 {
 		h.recvCQ = h.newCQ()
@@ -279,17 +301,20 @@ func (w *world) newHost(i int, addr netip.Addr) *host {
 func (h *host) newCQ() *watched {
 	q := &watched{}
 	var err error
-	q.cq, err = h.dev.IB().CreateCQ(ib.CQAttr{Entries: 1000}, func(*ib.CQ) { q.calls.Add(1) }, nil, nil)
+	q.cq, err = h.dev.IB().CreateCQ(ib.CQAttr{Entries: 1000}, func(*ib.CQ) { q.calls++ }, nil, nil)
 	h.w.check(err)
 	return q
 }
 
+// hostAccess are the rights to a host's memory.
+const hostAccess = ib.AccessLocalWrite | ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessFlushGlobal | ib.AccessMWBind
+
 func (h *host) register() {
-	mem := umem.NewLocal()
-	base, err := mem.Add(h.arena)
+	h.mem = umem.NewLocal()
+	var err error
+	h.base, err = h.mem.Add(h.arena)
 	h.w.check(err)
-	const access = ib.AccessLocalWrite | ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
-	h.mr, err = h.pd.RegMR(mem, nil, base, uint64(len(h.arena)), iova, access, nil)
+	h.mr, err = h.pd.RegMR(h.mem, nil, h.base, uint64(len(h.arena)), iova, hostAccess, nil)
 	h.w.check(err)
 }
 
@@ -298,9 +323,9 @@ func (w *world) route(p *stepnet.Packet) {
 	r, f := w.rng, &w.profile
 	bth := roce.BTH(p.Data)
 	w.trace(uint64(bth.Opcode())<<56|uint64(bth.PSN())<<32|uint64(bth.DestQPN()), uint64(len(p.Data)))
-	if w.service != RC && bth.Opcode().Has(roce.FlagEnds) {
+	if !w.service.reliable() && bth.Opcode().Has(roce.FlagEnds) {
 		for _, e := range w.ends {
-			if e.peer.qp.Num() == bth.DestQPN() && e.peer.host.addr == p.Dst {
+			if e.peer.rqp.Num() == bth.DestQPN() && e.peer.host.addr == p.Dst {
 				e.lasts = append(e.lasts, uint32(bth.PSN()))
 			}
 		}
@@ -352,9 +377,23 @@ func (w *world) route(p *stepnet.Packet) {
 // mostSteps bounds a schedule: more is a livelock.
 const mostSteps = 500_000
 
+// alone does something, and has the callbacks that come due in it run on this thread before it returns: what a worker of
+// the midlayer runs, runs when the machine has the time.
+func (w *world) alone(f func()) {
+	for _, h := range w.hosts {
+		h.dev.IB().HoldCallbacks()
+	}
+	f()
+	for _, h := range w.hosts {
+		h.dev.IB().RunCallbacks()
+	}
+}
+
 // play lets everything happen that is going to.
 func (w *world) play() {
-	for step := 0; w.clock.Step(); step++ {
+	more := true
+	for step := 0; more; step++ {
+		w.alone(func() { more = w.clock.Step() })
 		w.poll()
 		if step == mostSteps {
 			w.failf("there is no end of events")
@@ -394,9 +433,7 @@ func (q *watched) poll(w *world) {
 			break
 		}
 	}
-	// The thread that calls handlers may be another one; nothing else depends on when it does.
-	waitFor(func() bool { return q.calls.Load() >= q.expected })
-	if n := q.calls.Load(); n != q.expected {
+	if n := q.calls; n != q.expected {
 		w.failf("the handler of a completion queue was called %d times instead of %d", n, q.expected)
 	}
 	if q.armed == 0 && w.rng.IntN(4) == 0 {
@@ -405,15 +442,6 @@ func (q *watched) poll(w *world) {
 		w.check(err)
 		if missed {
 			w.failf("a completion queue that was just emptied is not empty")
-		}
-	}
-}
-
-// waitFor gives another thread, which delivers something that this one does not depend on, the time to do so.
-func waitFor(done func() bool) {
-	for i := 0; !done() && i < 200_000; i++ {
-		if runtime.Gosched(); i > 100_000 {
-			time.Sleep(100 * time.Microsecond)
 		}
 	}
 }
@@ -435,12 +463,15 @@ func (w *world) finish() {
 	}
 	w.final = true
 	for _, e := range w.ends {
-		w.check(e.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+		w.alone(e.toErr)
 		w.poll()
 	}
 	w.play()
 	for _, e := range w.ends {
 		e.over()
+	}
+	for _, in := range w.boxes {
+		in.over()
 	}
 	for _, h := range w.hosts {
 		for i, b := range h.arena {
@@ -452,7 +483,15 @@ func (w *world) finish() {
 	for _, e := range w.ends {
 		w.check(e.destroy())
 	}
+	for _, in := range w.boxes {
+		if in.srq != nil {
+			w.check(in.srq.Destroy())
+		}
+	}
 	for _, h := range w.hosts {
+		if h.xrcd != nil {
+			w.check(h.xrcd.Dealloc())
+		}
 		w.check(h.mr.Dereg())
 		w.check(h.sendCQ.cq.Destroy())
 		if h.recvCQ != h.sendCQ {
