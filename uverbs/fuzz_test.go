@@ -126,14 +126,24 @@ func FuzzCommand(f *testing.F) {
 	for n, cmd := range exCommands {
 		seed(append(session[:len(session):len(session)], extended(n, make([]byte, (cmd.req+7)&^7)))...)
 	}
-	for id := range methods {
-		hdr := abi.IoctlHdr{Length: 24 + 2*16, ObjectID: id.object, MethodID: id.method, NumAttrs: 2, DriverID: abi.DriverRXE}
+	for id, m := range methods {
+		hdr := abi.IoctlHdr{Length: uint16(24 + len(m.attrs)*16), ObjectID: id.object, MethodID: id.method, NumAttrs: uint16(len(m.attrs)), DriverID: abi.DriverRXE}
 		b := abi.AppendTo(nil, &hdr)
-		for i := range 2 {
-			a := abi.Attr{AttrID: abi.AttrID(i), Len: 8, Data: fuzzBase + 0x4000}
+		for _, s := range m.attrs {
+			a := abi.Attr{AttrID: s.id, Len: uint16(s.least), Data: fuzzBase + 0x4000}
+			switch {
+			case s.typ == attrUse, s.typ == attrDestroy, s.typ == attrIn && s.most <= 8:
+				a.Data = 2
+			case s.typ == attrOut && s.least == 0:
+				a.Len = 64
+			}
 			b = abi.AppendTo(b, &a)
 		}
-		f.Add(append([]byte{1, byte(len(b)), 0}, b...))
+		var script []byte
+		for _, c := range session {
+			script = append(append(script, 0, byte(len(c)), byte(len(c)>>8)), c...)
+		}
+		f.Add(append(append(script, 1, byte(len(b)), byte(len(b)>>8)), b...))
 	}
 
 	core, drv := &ib.Core{}, &fakeDriver{gids: make([]ib.GIDEntry, 3)}

@@ -2,6 +2,7 @@ package clock_test
 
 import (
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,8 +16,13 @@ var epoch = time.Unix(1_000_000, 0)
 func TestClocksAgree(t *testing.T) {
 	play := func(c clock.Clock, sleep func(time.Duration)) (log []string) {
 		start := c.Now()
+		var mu sync.Mutex // the system's calls come on threads of their own
 		note := func(s string) func() {
-			return func() { log = append(log, s+" "+c.Now().Sub(start).String()) }
+			return func() {
+				mu.Lock()
+				defer mu.Unlock()
+				log = append(log, s+" "+c.Now().Sub(start).String())
+			}
 		}
 		b := c.AfterFunc(20*time.Millisecond, note("b"))
 		a := c.AfterFunc(10*time.Millisecond, note("a"))
