@@ -194,9 +194,7 @@ func (p *pair) inline() {
 		SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
 		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: 32},
 	})
-	for _, q := range p.qps {
-		e.must("modify to RESET", q.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
-	}
+	e.reset(p.qps[:]...)
 	e.up(qp, p.qps[1].Num(), ib.QPRTS)
 	e.up(p.qps[1], qp.Num(), ib.QPRTS)
 	data := []byte("inline data are copied")

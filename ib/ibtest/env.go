@@ -27,6 +27,7 @@ type env struct {
 	port       ib.PortAttr
 	gid        ib.GID
 	gidIndex   int
+	psn        uint32 // of both directions of the next connections
 
 	objects []object // that exist, in the order in which they were made
 
@@ -40,7 +41,7 @@ type object struct {
 }
 
 func newEnv(t testing.TB, cfg config, checked bool) *env {
-	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal()}
+	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), psn: 0x123456}
 	if checked {
 		e.core.Check(ib.CheckConfig{Report: func(v ib.Violation) {
 			e.mu.Lock()
@@ -264,14 +265,13 @@ const (
 	remote = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 
 	qkey = 0x11223344
-	psn  = 0x123456
 )
 
 // attr are good values for all attributes of a queue pair to or of another one.
 func (e *env) attr(state ib.QPState, dest uint32) ib.QPAttr {
 	return ib.QPAttr{
 		State: state, Port: 1, QKey: qkey, AccessFlags: remote, AH: e.address(), PathMTU: e.port.ActiveMTU, DestQPN: dest,
-		RQPSN: psn, SQPSN: psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+		RQPSN: e.psn, SQPSN: e.psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
 	}
 }
 
@@ -281,6 +281,16 @@ func (e *env) address() ib.AHAttr {
 		GRH:    ib.GlobalRoute{DGID: e.gid, SGIDIndex: uint8(e.gidIndex), HopLimit: 64},
 		HasGRH: true, Port: 1,
 	}
+}
+
+// reset takes queue pairs to RESET. What is connected after it has other packet numbers, so that nothing late from the
+// connections before is taken for theirs.
+func (e *env) reset(qps ...*ib.QP) {
+	e.Helper()
+	for _, qp := range qps {
+		e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+	}
+	e.psn = (e.psn + 0x10001) & 0xffffff
 }
 
 // up takes a queue pair to a state, INIT, RTR or RTS, to exchange messages with dest.

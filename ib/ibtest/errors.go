@@ -206,9 +206,7 @@ func testResetDrops(e *env) {
 	for i := range 5 {
 		p.recv(1, uint64(100+i), 0, 8)
 	}
-	for i := range p.qps {
-		e.must("modify to RESET", p.qps[i].Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
-	}
+	e.reset(p.qps[:]...)
 	for i := range p.qps {
 		if s := p.qps[i].State(); s != ib.QPReset {
 			e.Errorf("state is %v", s)

@@ -367,9 +367,7 @@ func (p *pair) write(addr uint64, rkey uint32) ib.WCStatus {
 // again takes a pair that has failed up once more.
 func (p *pair) again() {
 	p.e.Helper()
-	for i := range p.qps {
-		p.e.must("modify to RESET", p.qps[i].Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
-	}
+	p.e.reset(p.qps[:]...)
 	for i := range p.qps {
 		p.e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 		for { // what was flushed

@@ -149,7 +149,7 @@ func TestBadInput(t *testing.T) {
 		{"no such address", w, []string{"link", "add", "rxe1", "--addr", "203.0.113.9"}, "203.0.113.9"},
 		{"not an address", w, []string{"link", "add", "rxe1", "--addr", "nowhere"}, "nowhere"},
 		{"no such interface", w, []string{"link", "add", "rxe1", "--netdev", "nope0"}, "nope0"},
-		{"port in use", w, []string{"link", "add", "rxe1", "--addr", addr}, "4791"},
+		{"address in use", w, []string{"link", "add", "rxe1", "--addr", addr}, "address of link rxe0"},
 		{"name taken", w, []string{"link", "add", "rxe0", "--addr", loopback()}, "exists"},
 		{"bad name", w, []string{"link", "add", "mlx5_0", "--addr", loopback()}, "rxe"},
 		{"delete what is not there", w, []string{"link", "del", "rxe9"}, "there are: rxe0"},
