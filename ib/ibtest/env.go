@@ -271,7 +271,7 @@ const (
 func (e *env) attr(state ib.QPState, dest uint32) ib.QPAttr {
 	return ib.QPAttr{
 		State: state, Port: 1, QKey: qkey, AccessFlags: remote, AH: e.address(), PathMTU: e.port.ActiveMTU, DestQPN: dest,
-		RQPSN: e.psn, SQPSN: e.psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+		RQPSN: e.psn, SQPSN: e.psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: 18, RetryCnt: 7, RNRRetry: 7,
 	}
 }
 
