@@ -36,8 +36,9 @@
 //
 // When the device goes, every object on it is destroyed at once, queue pairs first, protection domains last. What is
 // left is a zombie: the asynchronous event file delivers IBV_EVENT_DEVICE_FATAL, waiting readers of completion
-// channels see the end of the file, destroying a handle succeeds and reports its event counts, everything else is
-// EIO. Close, at the last close of the file, frees what is left in any state.
+// channels see the end of the file (the kernel's: EIO, which a pipe cannot say), destroying a handle succeeds and
+// reports its event counts, everything else is EIO. Close, at the last close of the file, frees what is left in any
+// state.
 //
 // # Errors
 //

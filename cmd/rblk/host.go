@@ -5,76 +5,52 @@ import (
 	"log"
 	"math/rand/v2"
 	"net/netip"
-	"sync"
 	"time"
 
 	"verbena/driver/rxe"
 	"verbena/driver/rxe/wire"
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib"
+	"verbena/ib/slot"
 )
 
-// host is a midlayer with one software device, which can be reset.
+// host is a midlayer with one slot, whose adapter can be made to fail.
 type host struct {
 	core ib.Core
-	addr netip.Addr
-
-	mu  sync.Mutex
-	dev *rxe.Device // nil: none
+	hw   *rxe.Hardware
+	slot *slot.Slot
 }
 
 func newHost(addr netip.Addr) (*host, error) {
-	h := &host{addr: addr}
-	return h, h.plug()
-}
-
-func (h *host) plug() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	dev, err := netdev.ByAddr(h.addr)
+	dev, err := netdev.ByAddr(addr)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	d, err := rxe.New(rxe.Config{
-		Name: "rxe0", Netdev: *dev, Addrs: []netip.Addr{h.addr}, Network: wire.UDP(wire.UDPOptions{}), Fabric: &rxe.Fabric{},
+	h := &host{hw: rxe.NewHardware(rxe.Config{
+		Name: "rxe0", Netdev: *dev, Addrs: []netip.Addr{addr}, Network: wire.UDP(wire.UDPOptions{}), Fabric: &rxe.Fabric{},
 		Logf: log.Printf,
-	})
-	if err != nil {
-		return err
-	}
-	if err := h.core.Register(d.IB()); err != nil {
-		d.Close()
-		return err
-	}
-	h.dev = d
-	return nil
+	})}
+	h.slot = slot.New(&h.core, "rxe0", h.hw, nil)
+	return h, h.slot.Plug()
 }
 
-func (h *host) unplug() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.dev == nil {
-		return
-	}
-	if err := h.core.Unregister(h.dev.IB()); err != nil {
+func (h *host) close() {
+	if err := h.slot.Close(); err != nil {
 		log.Print(err)
 	}
-	h.dev.Close()
-	h.dev = nil
 }
 
-func (h *host) close() { h.unplug() }
-
-// reset is a fatal error, followed by the model's flow: error state, the clients' shutdown, and a recovered device.
+// reset is one of a healthy device, of one that hangs, or of one that does not answer for a moment.
 func (h *host) reset() error {
-	h.mu.Lock()
-	if d := h.dev; d != nil {
-		d.IB().SetError()
-		d.IB().DispatchEvent(ib.EventDeviceFatal, 0)
+	switch rand.N(3) {
+	case 1:
+		h.hw.Hang()
+		time.Sleep(rand.N(10 * time.Millisecond))
+	case 2:
+		h.hw.Disconnect()
+		time.AfterFunc(rand.N(10*time.Millisecond), h.hw.Return)
 	}
-	h.mu.Unlock()
-	h.unplug()
-	return h.plug()
+	return h.slot.Reset(context.Background())
 }
 
 // resetting resets the device at random moments, if every is positive, until stop is called, which tells how often.

@@ -38,6 +38,9 @@ type wrongDriver struct {
 	dereg      func(m ib.DriverMR) error
 	srqPost    func(s *wrongSRQ, wrs []ib.RecvWR) (int, error)
 	enterError func()
+
+	disassociate func(c ib.UserContext)
+	doorbell     func(shared []byte) // with it, a user's queue pair shares memory with its process
 }
 
 type wrongQP struct {
@@ -117,7 +120,11 @@ func (d *wrongDriver) CreateQP(qp *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.
 	if d.createdQP != nil {
 		d.createdQP(qp, init)
 	}
-	return &wrongQP{QP: inner.(*loopback.QP), d: d, obj: qp}, nil
+	q := &wrongQP{QP: inner.(*loopback.QP), d: d, obj: qp}
+	if d.doorbell != nil && u != nil && u.Context != nil {
+		return newSharedQP(q, u.Context)
+	}
+	return q, nil
 }
 
 func (d *wrongDriver) CreateSRQ(srq *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.DriverSRQ, error) {
@@ -232,7 +239,7 @@ type wrong struct {
 	says   string // what is part of what it says
 }
 
-var wrongDrivers = []wrong{
+var wrongDrivers = append([]wrong{
 	{
 		defect: "calls the completion handler from post send",
 		break_: func(d *wrongDriver) {
@@ -716,7 +723,7 @@ var wrongDrivers = []wrong{
 		},
 		by: "SRQ/Limit", says: "limit events",
 	},
-}
+}, wrongDisassociators...)
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
 func brokenOptions(o ...Option) []Option { return append([]Option{Patience(time.Second)}, o...) }

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,75 +15,84 @@ import (
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	ibslot "verbena/ib/slot"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// host is a core with one device that can be taken away and brought back.
+// host is a core with one slot, whose adapter can fail in every way.
 type host struct {
 	t    testing.TB
 	core ib.Core
-	make func() (*ib.Device, func())
-
-	mu   sync.Mutex
-	dev  *ib.Device
-	free func()
+	cfg  rxe.Config
+	hw   *rxe.Hardware
+	slot *ibslot.Slot
 }
 
 // newHost is a host with a software device at addr on a network. Checked mode watches the protocol as a consumer.
 func newHost(t testing.TB, network *simnet.Net, addr string) *host {
-	h := &host{t: t}
+	h := &host{t: t, cfg: rxe.Config{
+		Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Network: network, Fabric: &rxe.Fabric{},
+		Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
+	}}
 	h.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
-	ip := netip.MustParseAddr(addr)
-	h.make = func() (*ib.Device, func()) {
-		d, err := rxe.New(rxe.Config{
-			Name: "rxe0", Addrs: []netip.Addr{ip}, Network: network, Fabric: &rxe.Fabric{},
-			Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return d.IB(), func() { d.Close() }
-	}
-	h.plug()
-	t.Cleanup(h.unplug)
+	h.insert()
+	t.Cleanup(h.remove)
 	return h
 }
 
-func (h *host) plug() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.dev != nil {
-		return
-	}
-	h.dev, h.free = h.make()
-	if err := h.core.Register(h.dev); err != nil {
+// insert puts a new adapter into a new slot.
+func (h *host) insert() {
+	h.hw = rxe.NewHardware(h.cfg)
+	h.slot = ibslot.New(&h.core, h.cfg.Name, h.hw, nil)
+	h.plug()
+}
+
+// remove also waits for resets on their way.
+func (h *host) remove() { h.must(h.slot.Close()) }
+
+func (h *host) plug() { h.must(h.slot.Plug()) }
+
+func (h *host) unplug() { h.must(h.slot.Unplug()) }
+
+func (h *host) must(err error) {
+	h.t.Helper()
+	if err != nil {
 		h.t.Error(err)
 	}
 }
 
-// unplug is an orderly reset's first half, unless the device fails first.
-func (h *host) unplug() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.dev == nil {
-		return
-	}
-	if err := h.core.Unregister(h.dev); err != nil {
-		h.t.Error(err)
-	}
-	h.free()
-	h.dev = nil
-}
-
-// fail is the device's fatal error.
-func (h *host) fail() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.dev != nil {
-		h.dev.SetError()
-		h.dev.DispatchEvent(ib.EventDeviceFatal, 0)
-	}
+// breakdowns are the ways in which a device fails and comes back, after a pause where there is one.
+var breakdowns = map[string]func(h *host, pause time.Duration){
+	"reset": func(h *host, _ time.Duration) { h.must(h.slot.Reset(context.Background())) },
+	"hang": func(h *host, pause time.Duration) {
+		h.hw.Hang()
+		time.Sleep(pause)
+		h.must(h.slot.Reset(context.Background()))
+	},
+	"unreachable": func(h *host, pause time.Duration) {
+		h.hw.Disconnect()
+		time.AfterFunc(pause, h.hw.Return)
+		h.must(h.slot.Reset(context.Background()))
+	},
+	"at a work request": func(h *host, pause time.Duration) {
+		h.must(h.slot.ResetAt(ibslot.AtWorkRequest(1+uint64(pause/time.Millisecond)), nil))
+	},
+	"in a completion handler": func(h *host, _ time.Duration) { h.must(h.slot.ResetAt(ibslot.InHandler, nil)) },
+	"unplug": func(h *host, pause time.Duration) {
+		h.unplug()
+		time.Sleep(pause)
+		h.plug()
+	},
+	"death": func(h *host, pause time.Duration) {
+		h.hw.Die()
+		if err := h.slot.Reset(context.Background()); err == nil {
+			h.t.Error("a dead adapter was reset")
+		}
+		h.remove()
+		time.Sleep(pause)
+		h.insert()
+	},
 }
 
 // world is a target and what a disk needs to reach it.

@@ -1,0 +1,107 @@
+package ibtest
+
+import (
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Disassociate implements ib.Disassociator.
+func (d *wrongDriver) Disassociate(c ib.UserContext) {
+	if d.disassociate != nil {
+		d.disassociate(c)
+		return
+	}
+	d.Device.Disassociate(c)
+}
+
+// sharedQP is a queue pair whose send queue is shared with the process: one page, of which it looks at nothing.
+type sharedQP struct {
+	*wrongQP
+	shared ib.Shared
+}
+
+func newSharedQP(q *wrongQP, c ib.UserContext) (ib.DriverQP, error) {
+	s, err := c.AllocShared(4096)
+	return &sharedQP{q, s}, err
+}
+
+func (q *sharedQP) Doorbell()    { q.d.doorbell(q.shared.Mem) }
+func (q *sharedQP) Posted() bool { return true }
+
+func (q *sharedQP) Destroy() error {
+	q.shared.Free()
+	return q.wrongQP.Destroy()
+}
+
+// wrongDisassociators do not keep what ib.Disassociator promises.
+var wrongDisassociators = []wrong{
+	{
+		defect: "has a disassociate hook that does nothing",
+		break_: func(d *wrongDriver) { d.disassociate = func(ib.UserContext) {} },
+		by:     "Disassociate/Flush", says: "waited",
+	},
+	{
+		defect: "cuts off every context when one is to be",
+		break_: func(d *wrongDriver) { d.disassociate = func(ib.UserContext) { d.Device.EnterError() } },
+		by:     "Disassociate/Flush", says: "completion of work request 8 with \"work request flushed\"",
+	},
+	{
+		defect: "waits in its disassociate hook until the process has destroyed everything",
+		break_: func(d *wrongDriver) {
+			d.disassociate = func(ib.UserContext) {
+				ended := make(chan struct{})
+				if r, ok := d.t.(*recorder); ok {
+					defer r.whenFailed(func() { close(ended) })()
+				}
+				<-ended
+			}
+		},
+		by: "Disassociate/Flush", says: "Disassociate has not returned",
+	},
+	{
+		defect: "flushes once more, in poll, what its disassociate hook has flushed",
+		break_: func(d *wrongDriver) {
+			var cut, again atomic.Bool
+			d.disassociate = func(c ib.UserContext) {
+				d.Device.Disassociate(c)
+				cut.Store(true)
+			}
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				n, err := c.CQ.Poll(wc)
+				switch {
+				case n > 0 && wc[n-1].Status == ib.WCWRFlushErr:
+					c.last = wc[n-1]
+				case n == 0 && c.last.QP != nil && cut.Load() && !again.Swap(true):
+					wc[0] = c.last
+					return 1, nil
+				}
+				return n, err
+			}
+		},
+		by: "Disassociate/Flush", says: "has completed twice",
+	},
+	{
+		defect: "refuses to destroy what belongs to a context that is cut off",
+		break_: func(d *wrongDriver) {
+			var refuse atomic.Bool
+			d.disassociate = func(c ib.UserContext) {
+				d.Device.Disassociate(c)
+				refuse.Store(true)
+			}
+			d.destroyQP = func(q *wrongQP) error {
+				if refuse.Swap(false) {
+					return syscall.EIO
+				}
+				return q.QP.Destroy()
+			}
+		},
+		by: "Disassociate/Flush", says: "destroy *ib.QP",
+	},
+	{
+		defect: "goes on taking work requests from the memory of a process that is cut off, and moves the queue's index there",
+		break_: func(d *wrongDriver) { d.doorbell = func(shared []byte) { shared[128]++ } },
+		by:     "Disassociate/Harmless", says: "the driver wrote into region 0",
+	},
+}
