@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"verbena/ib"
 )
@@ -154,7 +153,7 @@ func testOneHandler(e *env) {
 // spin polls until n completions have come, from any goroutine.
 func (e *env) spin(cq *ib.CQ, n int) error {
 	wc := make([]ib.WC, n)
-	for end := time.Now().Add(e.cfg.patience); ; pause() {
+	for p := e.patience(); ; {
 		k, err := cq.Poll(wc[:n])
 		if err != nil {
 			return fmt.Errorf("poll: %w", err)
@@ -167,7 +166,7 @@ func (e *env) spin(cq *ib.CQ, n int) error {
 		if n -= k; n == 0 {
 			return nil
 		}
-		if time.Now().After(end) {
+		if p.over() {
 			return fmt.Errorf("waited %v in vain for %d completions", e.cfg.patience, n)
 		}
 	}

@@ -159,14 +159,31 @@ func (e *env) tryDestroy(x any) error {
 	return err
 }
 
+// patience is how long something is waited for: a time, and as many turns as a machine that is not overloaded has at
+// least in that time, so that an overloaded one is not taken for a driver that does nothing.
+type patience struct {
+	end   time.Time
+	turns int
+}
+
+func (e *env) patience() *patience {
+	return &patience{time.Now().Add(e.cfg.patience), int(e.cfg.patience / time.Millisecond)}
+}
+
+// over lets others run for a little while, and reports whether it was the last time.
+func (p *patience) over() bool {
+	pause()
+	p.turns--
+	return p.turns < 0 && time.Now().After(p.end)
+}
+
 // eventually waits until cond holds.
 func (e *env) eventually(what string, cond func() bool) {
 	e.Helper()
-	for end := time.Now().Add(e.cfg.patience); !cond(); {
-		if time.Now().After(end) {
+	for p := e.patience(); !cond(); {
+		if p.over() {
 			e.Fatalf("waited %v in vain: %s", e.cfg.patience, what)
 		}
-		pause()
 	}
 }
 
