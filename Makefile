@@ -37,7 +37,7 @@ unit: ## unit tests with the race detector
 
 .PHONY: e2e
 e2e: build ## the real programs, end to end
-	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -tags e2e ./test/e2e/...
+	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 18m -tags e2e ./test/e2e/...
 
 .PHONY: yama
 yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
