@@ -41,6 +41,9 @@ func FuzzReceive(f *testing.F) {
 				check(t, v.obj.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
 			}
 			h.completions()
+			if v.srq != nil {
+				v.recv = nil // for others, if there were any
+			}
 			if len(v.sent)+len(v.recv) > 0 {
 				t.Errorf("queue pair %d: no completion of sends %d and receives %d", i, v.sent, v.recv)
 			}
@@ -72,6 +75,11 @@ const (
 	stepArrive
 )
 
+var fuzzOps = []ib.WROpcode{
+	ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRSend, ib.WRSendWithImm, ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd,
+	ib.WRLocalInv, ib.WRSendWithInv, ib.WRFlush, ib.WRAtomicWrite,
+}
+
 // step carries out one step.
 func (s *fuzzInput) step(h *hostile) {
 	what := s.byte()
@@ -84,6 +92,9 @@ func (s *fuzzInput) step(h *hostile) {
 		if what&15 == 1 {
 			c.to, c.num, c.src = nil, h.bystander.qp.Num(), addrC // not the friend's address
 		}
+		if what&15 == 2 {
+			c.to, c.num, c.dst = nil, roce.QPNMulticast, testGroup.Addr()
+		}
 		h.inject(c)
 	case stepRaw:
 		n := min(int(s.byte()), len(s.b))
@@ -93,14 +104,14 @@ func (s *fuzzInput) step(h *hostile) {
 			fixed := binary.BigEndian.Uint32(b[4:])&0xff000000 | v.num
 			binary.BigEndian.PutUint32(b[4:], fixed)
 		}
-		h.injectRaw(addrC, b, what&0x80 != 0)
+		h.injectRaw(addrC, addrB, b, what&0x80 != 0)
 	case stepTime:
 		h.sleep(time.Microsecond << (s.byte() % 22))
 	case stepRecv:
 		h.postRecv(i)
 	case stepSend:
 		op := s.byte()
-		h.postSend(i, ib.WROpcode(op%7), int(s.byte())*4)
+		h.postSend(i, fuzzOps[int(op)%len(fuzzOps)], int(s.byte())*4)
 	case stepModify:
 		s.modify(h, i)
 	case stepArrive:
@@ -129,11 +140,16 @@ func (s *fuzzInput) craft(h *hostile) craft {
 	case 3:
 		c.length = uint32(size) << 24
 	}
-	switch region := int(key>>3&7) % (numRegions + 1); region {
-	case numRegions:
+	switch which := int(key >> 3 & 7); which {
+	case 4:
 		c.rkey, c.va = 0x12345600, regionVA(0)
+	case 5:
+		c.rkey, c.va = h.spent, regionVA(regionSpent)
+	case 6, 7:
+		l := &h.lent[which-6]
+		c.rkey, c.va = l.key, arenaIOVA+uint64(l.at)
 	default:
-		c.rkey, c.va = h.key(region), regionVA(region)
+		c.rkey, c.va = h.key(which), regionVA(which)
 	}
 	if key&0x80 != 0 {
 		c.rkey ^= 1
@@ -141,6 +157,7 @@ func (s *fuzzInput) craft(h *hostile) craft {
 	c.va += uint64(int64(int8(s.byte())) << 5)
 	extra := s.byte()
 	c.syndrome, c.qkey, c.a, c.b = roce.Syndrome(extra), testQKey, uint64(extra), 0
+	c.flush, c.level, c.srqn = roce.FlushType(extra&3^1), roce.FlushLevel(extra>>4), h.srqs[1].Num()
 	if flags&0x10 != 0 {
 		c.qkey++
 	}
@@ -157,6 +174,8 @@ func (s *fuzzInput) craft(h *hostile) craft {
 		c.se = true
 	case 6:
 		c.va |= 1
+	case 7:
+		c.srqn = h.srqs[0].Num() + uint32(extra)
 	}
 	return c
 }
@@ -225,6 +244,28 @@ func fuzzSeeds() [][]byte {
 		packet(uc, roce.UCSendOnlyWithImmediate, 6, 7, 0, 0), arrive)
 	add(packet(uc, roce.UCRDMAWriteFirst, 0, full, long(open), 2), packet(uc, roce.UCRDMAWriteLast, 1, full, 0, 0), packet(uc, roce.UCRDMAWriteOnly, 1, 9, foreign, 0), arrive, send(uc, ib.WRRDMAWrite, 200))
 	add(packet(ud, roce.UDSendOnly, 0, 40, 0, 0), recv(ud), packet(ud, roce.UDSendOnlyWithImmediate, 77, full, 0, 0), arrive, send(ud, ib.WRSend, 60), send(ud, ib.WRSendWithImm, 60))
+	group := func(op roce.Opcode, n byte) []byte { return append([]byte{2}, packet(ud, op, 0, n, 0, 0)[1:]...) }
+	add(group(roce.UDSendOnly, 40), group(roce.UDSendOnlyWithImmediate, full), group(roce.RCSendOnly, 8), arrive)
+	for _, qp := range []int{xrc, rcShared} {
+		op := func(o roce.Operation) roce.Opcode {
+			if qp == xrc {
+				return roce.XRC.Opcode(o)
+			}
+			return roce.RC.Opcode(o)
+		}
+		add(packet(qp, op(roce.SendFirst), 0, full, 0, 0), packet(qp, op(roce.SendLast), 1, 7, 0, 0), packet(qp, op(roce.SendOnlyWithImmediate), 2, 7, 0, 0), arrive,
+			recv(qp), packet(qp, op(roce.SendFirst), 0, full, 0, 0), arrive, modify(qp, 0), modify(qp, 3), packet(qp, op(roce.SendOnly), 0, 9, 0, 0), arrive)
+		add(packet(qp, op(roce.RDMAWriteFirst), 0, full, long(open), 2), packet(qp, op(roce.RDMAWriteLast), 1, full, 0, 0), packet(qp, op(roce.RDMAReadRequest), 2, 0, long(readable), 3),
+			packet(qp, op(roce.FetchAdd), 5, 0, open, 0, 0, 5), packet(qp, op(roce.AtomicWrite), 6, 8, open, 0), packet(qp, op(roce.Flush), 7, 0, open, 0), arrive)
+	}
+	spent, window, fast := byte(5<<3|1), byte(6<<3|1), byte(7<<3|1)
+	for _, key := range []byte{window, fast} {
+		add(packet(rc, roce.RCRDMAWriteOnly, 0, 40, key, 0), packet(rc, roce.RCSendOnlyWithInvalidate, 1, 9, key, 0), arrive, packet(rc, roce.RCRDMAWriteOnly, 0, 40, key, 0), arrive)
+		add(packet(rc, roce.RCRDMAReadRequest, 0, 0, key, 40), send(rc, 7, key&1), arrive, packet(rcShared, roce.RCSendOnlyWithInvalidate, 0, 9, key, 0), packet(xrc, roce.XRC.Opcode(roce.SendOnlyWithInvalidate), 0, 9, key, 0), arrive)
+		add(send(rc, 7, key>>3&1), arrive, packet(rc, roce.RCRDMAWriteOnly, 0, 40, key, 0), arrive)
+	}
+	add(packet(rc, roce.RCRDMAWriteOnly, 0, 40, spent, 0), packet(rc, roce.RCRDMAReadRequest, 0, 0, spent, 40), arrive)
+	add(send(rc, 9, 20), send(rc, 10, 2), ack(0, roce.RCRDMAReadResponseOnly, roce.ACKUnlimited, 0), arrive, send(rcShared, 8, 20), ack(1, roce.RCRDMAReadResponseOnly, roce.ACKUnlimited, 0), arrive)
 	add(packet(ud, roce.RCSendOnly, 0, 40, 0, 0), packet(rc, roce.UDSendOnly, 0, 40, 0, 0), packet(uc, roce.RCSendOnly, 0, 40, 0, 0), packet(rc, roce.CNP, 0, 0, 0, 0), arrive)
 	raw := (&craft{op: roce.RCRDMAWriteOnly, pkey: roce.DefaultPKey, n: 8, va: regionVA(regionOpen), length: 8}).make()
 	add([]byte{stepRaw, byte(len(raw))}, raw, arrive)

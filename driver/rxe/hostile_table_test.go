@@ -360,7 +360,7 @@ func TestTruncated(t *testing.T) {
 		whole := len(c.make())
 		for n := range whole {
 			b := c.make()[:n]
-			h.injectRaw(addrC, b, false)
+			h.injectRaw(addrC, addrB, b, false)
 		}
 		h.run()
 		h.checkBounds()

@@ -30,10 +30,16 @@ type hostile struct {
 	pd      *ib.PD
 	foreign *ib.PD
 	cq      *ib.CQ
-	qps     [3]*victim // by service: rc, uc, ud
+	xrcd    *ib.XRCD
+	srqs    [2]*ib.SRQ // of rcShared and xrc
+	qps     [5]*victim // rc and so on
 	ah      *ib.AH
 	arena   []byte
 	regions [numRegions]*ib.MR
+	window  *ib.MW
+	fast    *ib.MR
+	lent    [2]lent       // by the window and the fast registration, while they last
+	spent   uint32        // a key that has been invalidated
 	answers []roce.Packet // what the device sent to addrC since the last look
 
 	bystander, friend *node
@@ -44,15 +50,26 @@ type hostile struct {
 type victim struct {
 	*QP
 	obj        *ib.QP
+	srq        *ib.SRQ // nil: its receives are its own
 	nextID     uint64
-	sent, recv []uint64 // work requests without a completion, oldest first
+	sent, recv []uint64          // work requests without a completion, oldest first
+	inv        map[uint64]uint32 // key that a LOCAL_INV among them invalidates
 }
 
 const (
 	rc = iota
 	uc
-	ud
+	ud // in testGroup
+	xrc
+	rcShared // RC, with a shared receive queue
 )
+
+// lent is memory that a work request has made a key for, and a message or a work request may take back.
+type lent struct {
+	key    uint32
+	at     int
+	closed []byte // what was in it when it was taken back; nil: it was not
+}
 
 var addrC = netip.MustParseAddr("10.0.0.3")
 
@@ -63,9 +80,12 @@ const (
 	regionReadable        // remote READ
 	regionLocal           // no remote right: receives at its start, what a READ brings behind
 	regionForeign         // every right, in another protection domain
+	regionSpent           // no remote right, but of a window which has been invalidated
+	regionLent            // no remote right, but of a window to one half and a fast registration of the other
 	numRegions
 
 	regionLen  = 4096
+	lentLen    = regionLen / 2
 	guardLen   = 512
 	arenaIOVA  = 0x100000
 	arenaLen   = guardLen + numRegions*(regionLen+guardLen)
@@ -84,16 +104,17 @@ func regionVA(i int) uint64         { return arenaIOVA + uint64(regionAt(i)) }
 func (h *hostile) key(i int) uint32 { return h.regions[i].LKey() } // rkey and lkey are one
 
 var regionAccess = [numRegions]ib.AccessFlags{
-	allAccess, ib.AccessLocalWrite | ib.AccessRemoteRead, ib.AccessLocalWrite, allAccess,
+	allAccess | ib.AccessFlushGlobal, ib.AccessLocalWrite | ib.AccessRemoteRead, ib.AccessLocalWrite, allAccess,
+	ib.AccessLocalWrite | ib.AccessMWBind, ib.AccessLocalWrite | ib.AccessMWBind,
 }
 
-// secret fills what no packet of the attacker may bring to light: the guards and the foreign region.
+// secret fills what no packet of the attacker may bring to light: the guards, the foreign region and the spent one.
 var secret = []byte{0xde, 0xad, 0x5e, 0xc2, 0xe7, 0x0b, 0xad, 0x1d}
 
 // pristine is the arena before anything has happened.
 var pristine = func() []byte {
 	b := bytes.Repeat(secret, arenaLen/len(secret))
-	for i := range regionForeign {
+	for _, i := range []int{regionOpen, regionReadable, regionLocal, regionLent} {
 		clear(b[regionAt(i):][:regionLen])
 	}
 	return b
@@ -126,18 +147,93 @@ func newHostile(t testing.TB) *hostile {
 	}
 	h.ah, err = h.pd.CreateAH(attackerAV(), nil)
 	check(t, err)
-	for i, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
-		qp, err := h.pd.CreateQP(ib.QPInitAttr{
-			SendCQ: h.cq, RecvCQ: h.cq, Type: typ,
-			Cap: ib.QPCap{MaxSendWR: 7, MaxRecvWR: 7, MaxSendSGE: 2, MaxRecvSGE: 2, MaxInlineData: 32},
-		}, nil)
-		check(t, err)
-		h.qps[i] = &victim{QP: qp.Driver().(*QP), obj: qp}
-		h.connect(i)
-	}
+	h.newVictims()
+	check(t, h.qps[ud].obj.AttachMcast(testGroup, 0))
+	h.lend(mem, base)
 	h.bystander, h.friend = h.newBystander(h.dev), h.newBystander(peer)
 	connectQPs(t, h.dev, h.bystander.qp, peer, h.friend.qp, conn{mtu: ib.MTU256, psn: hostilePSN, timeout: 10})
 	return h
+}
+
+func (h *hostile) newVictims() {
+	h.t.Helper()
+	var err error
+	h.xrcd, err = h.dev.IB().AllocXRCD(nil)
+	check(h.t, err)
+	for i, init := range []ib.SRQInitAttr{{}, {Type: ib.SRQXRC, XRCD: h.xrcd, CQ: h.cq}} {
+		init.Attr = ib.SRQAttr{MaxWR: 7, MaxSGE: 2}
+		h.srqs[i], err = h.pd.CreateSRQ(init, nil)
+		check(h.t, err)
+	}
+	for i, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCTgt, ib.QPTypeRC} {
+		v := &victim{inv: map[uint64]uint32{}}
+		init := ib.QPInitAttr{
+			SendCQ: h.cq, RecvCQ: h.cq, Type: typ,
+			Cap: ib.QPCap{MaxSendWR: 7, MaxRecvWR: 7, MaxSendSGE: 2, MaxRecvSGE: 2, MaxInlineData: 32},
+		}
+		switch i {
+		case rcShared:
+			v.srq, init.SRQ, init.Cap.MaxRecvWR = h.srqs[0], h.srqs[0], 0
+		case xrc:
+			v.srq, init = h.srqs[1], ib.QPInitAttr{Type: typ, XRCD: h.xrcd}
+		}
+		v.obj, err = h.pd.CreateQP(init, nil)
+		check(h.t, err)
+		v.QP = v.obj.Driver().(*QP)
+		h.qps[i] = v
+		h.connect(i)
+	}
+}
+
+// lend makes the keys that come and go.
+func (h *hostile) lend(mem *umem.Local, base uint64) {
+	h.t.Helper()
+	do := func(wr ib.SendWR) {
+		wr.Flags = ib.SendSignaled
+		_, err := h.qps[rc].obj.PostSend(wr)
+		check(h.t, err)
+		var wc [2]ib.WC
+		if n, err := h.cq.Poll(wc[:]); n != 1 || err != nil || wc[0].Status != ib.WCSuccess {
+			h.t.Fatalf("work request %d for a key: %d completions, %v, %v", wr.Opcode, n, wc[0].Status, err)
+		}
+	}
+	var err error
+	h.window, err = h.pd.AllocMW(ib.MWType2, nil)
+	check(h.t, err)
+	bind := func(region, n int) uint32 {
+		key := ib.IncRKey(h.window.RKey())
+		do(ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{
+			MW: h.window, MR: h.regions[region], RKey: key, Addr: regionVA(region), Length: uint64(n), Access: allAccess,
+		}})
+		return key
+	}
+	h.spent = bind(regionSpent, regionLen)
+	do(ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: h.spent})
+	h.lent[0] = lent{key: bind(regionLent, lentLen), at: regionAt(regionLent)}
+
+	h.fast, err = h.pd.AllocMR(3)
+	check(h.t, err)
+	at := regionAt(regionLent) + lentLen
+	check(h.t, h.fast.Map(mem, nil, base+uint64(at), lentLen, arenaIOVA+uint64(at)))
+	do(ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: h.fast, Key: h.fast.RKey(), Access: allAccess}})
+	h.lent[1] = lent{key: h.fast.RKey(), at: at}
+}
+
+// takenBack notes that a key is spent: what is in its memory now has to stay.
+func (h *hostile) takenBack(key uint32) {
+	h.t.Helper()
+	for i := range h.lent {
+		l := &h.lent[i]
+		if l.key != key {
+			continue
+		}
+		if l.closed != nil {
+			h.t.Errorf("key %#x has been taken back twice", key)
+		}
+		l.closed = slices.Clone(h.arena[l.at:][:lentLen])
+		return
+	}
+	h.t.Errorf("key %#x has been taken back, which nobody could", key)
 }
 
 func (h *hostile) newDevice(name string, addr netip.Addr) *Device {
@@ -177,7 +273,7 @@ func attackerAV() *ib.AHAttr {
 func (h *hostile) connect(i int) {
 	h.t.Helper()
 	v := h.qps[i]
-	toInit(h.t, v.obj, conn{access: allAccess})
+	toInit(h.t, v.obj, conn{access: allAccess | ib.AccessFlushGlobal})
 	attr := ib.QPAttr{
 		State: ib.QPRTR, PathMTU: ib.MTU256, DestQPN: peerQPN, RQPSN: hostilePSN, MaxDestRdAtomic: askedReads,
 		MinRNRTimer: 1, AH: *attackerAV(),
@@ -186,20 +282,30 @@ func (h *hostile) connect(i int) {
 	if i != ud {
 		mask |= ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
 	}
-	if i == rc {
+	if v.reliable() {
 		mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
 	}
 	check(h.t, v.obj.Modify(attr, mask, nil))
 	toRTS(h.t, v.obj, conn{psn: hostilePSN, timeout: 10, retry: 2, rnrRetry: 2})
-	v.sent, v.recv = nil, nil
+	v.sent = nil
+	if v.srq == nil {
+		v.recv = nil
+	}
 }
 
 func (h *hostile) close() {
 	h.t.Helper()
+	check(h.t, h.qps[ud].obj.DetachMcast(testGroup, 0))
 	for _, v := range h.qps {
 		check(h.t, v.obj.Destroy())
 	}
+	for _, s := range h.srqs {
+		check(h.t, s.Destroy())
+	}
+	check(h.t, h.xrcd.Dealloc())
 	check(h.t, h.ah.Destroy())
+	check(h.t, h.window.Dealloc())
+	check(h.t, h.fast.Dereg())
 	for _, r := range h.regions {
 		check(h.t, r.Dereg())
 	}
@@ -236,7 +342,7 @@ func (h *hostile) route(p *stepnet.Packet) {
 type craft struct {
 	to       *QP    // whose number it carries; nil: num
 	num      uint32 //
-	src      netip.Addr
+	src, dst netip.Addr
 	op       roce.Opcode
 	psn      int // relative to the PSN that the queue pair expects: of requests, or of the oldest response
 	n        int // bytes of payload, all of them the low byte of the PSN
@@ -251,6 +357,9 @@ type craft struct {
 	a, b     uint64 // of atomics; a is also the result
 	syndrome roce.Syndrome
 	qkey     uint32
+	srqn     uint32
+	flush    roce.FlushType
+	level    roce.FlushLevel
 	cut      int // bytes that are missing at the end
 	damaged  bool
 }
@@ -295,6 +404,12 @@ func (c *craft) make() []byte {
 	if h := k.DETH(); h != nil {
 		h.Encode(c.qkey, 0x17)
 	}
+	if h := k.XRCETH(); h != nil {
+		h.Encode(c.srqn)
+	}
+	if h := k.FETH(); h != nil {
+		h.Encode(c.flush, c.level)
+	}
 	if h := k.IETH(); h != nil {
 		h.Encode(c.rkey)
 	}
@@ -313,18 +428,21 @@ func (h *hostile) inject(list ...craft) {
 		if !c.src.IsValid() {
 			c.src = addrC
 		}
-		h.injectRaw(c.src, c.make(), c.damaged)
+		if !c.dst.IsValid() {
+			c.dst = addrB
+		}
+		h.injectRaw(c.src, c.dst, c.make(), c.damaged)
 	}
 }
 
-func (h *hostile) injectRaw(src netip.Addr, b []byte, damaged bool) {
+func (h *hostile) injectRaw(src, dst netip.Addr, b []byte, damaged bool) {
 	if len(b) >= roce.BTHLen+wire.ICRCLen && len(b) < 1<<16-100 {
-		stepnet.Seal(src, addrB, b)
+		stepnet.Seal(src, dst, b)
 		if damaged {
 			b[len(b)-1] ^= 1
 		}
 	}
-	h.net.Inject(src, addrB, b)
+	h.net.Inject(src, dst, b)
 }
 
 // run has what was injected arrive.
@@ -351,7 +469,11 @@ func (h *hostile) postRecv(i int) {
 	}
 	at := int(v.nextID%maxRecvs) * recvLen
 	wr := ib.RecvWR{ID: v.nextID, SGList: []ib.SGE{{Addr: regionVA(regionLocal) + uint64(at), Length: recvLen, LKey: h.key(regionLocal)}}}
-	if n, _ := v.obj.PostRecv(wr); n == 1 {
+	post := v.obj.PostRecv
+	if v.srq != nil {
+		post = v.srq.PostRecv
+	}
+	if n, _ := post(wr); n == 1 {
 		v.recv = append(v.recv, v.nextID)
 		v.nextID++
 	}
@@ -364,7 +486,20 @@ func (h *hostile) postSend(i int, op ib.WROpcode, length int) {
 		ID: v.nextID, Opcode: op, Flags: ib.SendSignaled, RemoteAddr: 0x8000, RKey: 0x777, AH: h.ah, RemoteQPN: peerQPN, RemoteQKey: testQKey,
 		SGList: []ib.SGE{{Addr: regionVA(regionLocal) + readAt, Length: uint32(min(length, readLen)), LKey: h.key(regionLocal)}},
 	}
+	switch op {
+	case ib.WRSendWithInv:
+		wr.InvalidateRKey = 0x777
+	case ib.WRLocalInv:
+		wr.SGList, wr.InvalidateRKey = nil, h.lent[length/4%2].key
+	case ib.WRAtomicWrite:
+		wr.SGList, wr.Inline = nil, make([]byte, 8)
+	case ib.WRFlush:
+		wr.SGList, wr.Flush = nil, ib.Flush{Placement: ib.FlushGlobal, Length: uint32(length)}
+	}
 	if n, _ := v.obj.PostSend(wr); n == 1 {
+		if op == ib.WRLocalInv {
+			v.inv[v.nextID] = wr.InvalidateRKey
+		}
 		v.sent = append(v.sent, v.nextID)
 		v.nextID++
 	}
@@ -389,8 +524,14 @@ func (h *hostile) completions() (list []ib.WC) {
 			v := h.qps[i]
 			if len(v.sent) > 0 && v.sent[0] == w.ID {
 				v.sent = v.sent[1:]
-			} else if len(v.recv) > 0 && v.recv[0] == w.ID {
-				v.recv = v.recv[1:]
+				if key, ok := v.inv[w.ID]; ok && w.Status == ib.WCSuccess {
+					h.takenBack(key)
+				}
+			} else if n := slices.Index(v.recv, w.ID); n == 0 || n > 0 && v.srq != nil { // RESET forgets one that was taken
+				v.recv = v.recv[n+1:]
+				if w.Status == ib.WCSuccess && w.Flags&ib.WCWithInvalidate != 0 {
+					h.takenBack(w.InvalidateRKey)
+				}
 			} else {
 				h.t.Fatalf("queue pair %d: completion %d %v; outstanding are sends %d and receives %d", i, w.ID, w.Status, v.sent, v.recv)
 			}
@@ -406,13 +547,13 @@ func (h *hostile) checkBounds() {
 		switch s := v.QP.State(); s {
 		case ib.QPRTS, ib.QPSQD, ib.QPErr, ib.QPReset:
 		case ib.QPSQE:
-			if i == rc {
+			if v.reliable() {
 				h.t.Errorf("a reliable queue pair is in %v", s)
 			}
 		default:
 			h.t.Errorf("queue pair %d is in %v", i, s)
 		}
-		if i == rc && v.QP.State() == ib.QPRTS {
+		if v.reliable() && v.QP.State() == ib.QPRTS {
 			v.verify(h.t)
 		}
 		v.mu.Lock()
@@ -444,7 +585,14 @@ func (h *hostile) checkMemory() {
 	at += regionLen
 	clean(regionAt(regionLocal))
 	at += readAt + readLen
+	clean(regionAt(regionLent))
+	at += regionLen
 	clean(arenaLen)
+	for _, l := range h.lent {
+		if l.closed != nil && !bytes.Equal(l.closed, h.arena[l.at:][:lentLen]) {
+			h.t.Fatalf("memory was written after its key %#x had been taken back", l.key)
+		}
+	}
 }
 
 // bystanderWorks has the bystander and its friend exchange messages, and compares the data.

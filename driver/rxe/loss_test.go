@@ -189,7 +189,7 @@ func (qp *QP) verify(t testing.TB) {
 	out, reads, ordered := 0, 0, 0
 	for n := r.flight.head; n != r.flight.tail; n++ {
 		w := r.flight.at(n)
-		if (w.kind == opRead || w.kind == opAtomic) && w.packets > 0 { // 0: it cannot be done
+		if w.kind.answered() && w.packets > 0 { // 0: it cannot be done
 			ordered++
 		}
 		from, to := max(r.una.Diff(w.first), 0), min(place.Diff(w.first), w.packets)
@@ -197,10 +197,10 @@ func (qp *QP) verify(t testing.TB) {
 			continue
 		}
 		out += w.cost(qp.mtu, from, to)
-		switch w.kind {
-		case opRead:
+		switch {
+		case w.kind == opRead:
 			reads += (to-1)/qp.chunkPackets() - from/qp.chunkPackets() + 1
-		case opAtomic:
+		case w.kind.answered():
 			reads++
 		}
 	}

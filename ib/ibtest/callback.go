@@ -351,9 +351,18 @@ func testQueuesInParallel(e *env) {
 		_, err := cq.ReqNotify(ib.NotifyNextComp)
 		e.must("request notify", err)
 	}
-	p.recv(0, 1, 0, 8)
-	p.send(1, 1, 8) // completes on both sides
+	// Flushed receives: a message's completions would come one after the other from the network, on one thread perhaps.
+	var threads sync.WaitGroup
+	for i, qp := range p.qps {
+		p.recv(i, 1, 0, 8)
+		threads.Go(func() {
+			if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil); err != nil {
+				e.Errorf("modify to ERR: %v", err)
+			}
+		})
+	}
 	e.eventually("the second handler while the first runs", func() bool { return done.Load() == 2 })
+	threads.Wait()
 }
 
 func testNoneAfterDestroy(e *env) {

@@ -28,6 +28,7 @@ import (
 type Net struct {
 	clock     *clock.Virtual
 	endpoints map[netip.Addr]*endpoint
+	groups    map[netip.Addr][]*endpoint // in the order of joining
 
 	// Route says what becomes of a packet; nil: it arrives at once. It may change Data, whose ICRC is in place.
 	Route func(p *Packet)
@@ -40,7 +41,7 @@ type Net struct {
 
 // New makes a network on which nobody is yet.
 func New(c *clock.Virtual) *Net {
-	return &Net{clock: c, endpoints: map[netip.Addr]*endpoint{}}
+	return &Net{clock: c, endpoints: map[netip.Addr]*endpoint{}, groups: map[netip.Addr][]*endpoint{}}
 }
 
 // Packet is a packet that was just sent.
@@ -52,20 +53,29 @@ type Packet struct {
 }
 
 // Arrive has a copy of the packet arrive after d. A packet that is let arrive twice is duplicated, one that is never is
-// lost. Packets from one source that arrive at one time arrive as one batch.
+// lost. Packets from one source to one
+// destination that arrive at one time arrive as one batch.
 func (p *Packet) Arrive(d time.Duration) {
 	n := p.net
-	to := n.endpoints[p.Dst]
-	if to == nil {
+	if p.Dst.IsMulticast() {
+		for _, e := range n.groups[p.Dst] {
+			p.arriveAt(e, d)
+		}
+	} else if e := n.endpoints[p.Dst]; e != nil {
+		p.arriveAt(e, d)
+	} else {
 		n.LostNobody++
-		return
 	}
+}
+
+func (p *Packet) arriveAt(to *endpoint, d time.Duration) {
+	n := p.net
 	at := n.clock.Now().Add(d)
 	i := len(to.queue)
 	for i > 0 && to.queue[i-1].at.After(at) {
 		i--
 	}
-	v := arrival{at: at, src: p.Src}
+	v := arrival{at: at, src: p.Src, dst: p.Dst}
 	if end := len(p.Data) - wire.ICRCLen; end >= roce.BTHLen {
 		f := flow(p.Src, p.Dst)
 		v.data = slices.Clone(p.Data[:end])
@@ -104,7 +114,8 @@ func flow(src, dst netip.Addr) roce.Flow {
 type arrival struct {
 	at     time.Time
 	src    netip.Addr
-	data   []byte // without the ICRC; nil: there was no room for one
+	dst    netip.Addr // of the endpoint, or a group
+	data   []byte     // without the ICRC; nil: there was no room for one
 	intact bool
 }
 
@@ -153,8 +164,8 @@ func (e *endpoint) Send(t *wire.Train) error {
 func (e *endpoint) deliver() {
 	now := e.net.clock.Now()
 	for len(e.queue) > 0 && !e.queue[0].at.After(now) && !e.closed {
-		a := &wire.Arrival{Src: e.queue[0].src, Dst: e.addr}
-		for len(e.queue) > 0 && !e.queue[0].at.After(now) && e.queue[0].src == a.Src {
+		a := &wire.Arrival{Src: e.queue[0].src, Dst: e.queue[0].dst}
+		for len(e.queue) > 0 && !e.queue[0].at.After(now) && e.queue[0].src == a.Src && e.queue[0].dst == a.Dst {
 			if e.queue[0].intact {
 				a.Packets = append(a.Packets, e.queue[0].data)
 				e.net.Delivered++
@@ -169,8 +180,26 @@ func (e *endpoint) deliver() {
 	}
 }
 
+// Join implements wire.Multicaster. What a member sends to its group arrives at itself, too.
+func (e *endpoint) Join(group netip.Addr) error {
+	if g := e.net.groups; !slices.Contains(g[group], e) {
+		g[group] = append(g[group], e)
+	}
+	return nil
+}
+
+// Leave implements wire.Multicaster.
+func (e *endpoint) Leave(group netip.Addr) error {
+	g := e.net.groups
+	g[group] = slices.DeleteFunc(g[group], func(o *endpoint) bool { return o == e })
+	return nil
+}
+
 // Close implements wire.Endpoint.
 func (e *endpoint) Close() error {
+	for group := range e.net.groups {
+		_ = e.Leave(group)
+	}
 	e.closed = true
 	delete(e.net.endpoints, e.addr)
 	return nil
