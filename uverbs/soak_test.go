@@ -473,7 +473,7 @@ type soakKernel struct {
 
 func (s *soak) kernelClient() *ib.Client {
 	mem := umem.NewLocal()
-	addr, err := mem.Add(make([]byte, 2*soakMessage))
+	addr, err := mem.Add(make([]byte, (1+soakKernelQPs)*soakMessage))
 	must(s.t, err)
 	return &ib.Client{
 		Name: "soak",
@@ -504,7 +504,7 @@ func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
 	if k.cq, err = d.CreateCQ(ib.CQAttr{Entries: soakKernelQPs * 4 * soakDepth}, k.completed, nil, nil); err != nil {
 		return err
 	}
-	if k.mr, err = k.pd.RegMR(mem, nil, k.addr, 2*soakMessage, k.addr, ib.AccessLocalWrite, nil); err != nil {
+	if k.mr, err = k.pd.RegMR(mem, nil, k.addr, (1+soakKernelQPs)*soakMessage, k.addr, ib.AccessLocalWrite, nil); err != nil {
 		return err
 	}
 	for range soakKernelQPs {
@@ -544,13 +544,15 @@ func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
 	return err
 }
 
-func (k *soakKernel) sge() []ib.SGE {
-	return []ib.SGE{{Addr: k.addr, Length: soakMessage, LKey: k.mr.LKey()}}
+// sge is one message's place: the first is what all send, and each queue pair receives into another one, since different
+// queue pairs read and write at the same time.
+func (k *soakKernel) sge(place int) []ib.SGE {
+	return []ib.SGE{{Addr: k.addr + uint64(place)*soakMessage, Length: soakMessage, LKey: k.mr.LKey()}}
 }
 
 func (k *soakKernel) recv(i int) {
 	id := k.book.post()
-	if n, _ := k.qps[i].PostRecv(ib.RecvWR{ID: id<<8 | uint64(i)<<1 | 1, SGList: k.sge()}); n == 0 {
+	if n, _ := k.qps[i].PostRecv(ib.RecvWR{ID: id<<8 | uint64(i)<<1 | 1, SGList: k.sge(1 + i)}); n == 0 {
 		k.book.drop(id)
 	}
 }
@@ -561,7 +563,7 @@ func (k *soakKernel) run() {
 		for i, qp := range k.qps {
 			for k.room[i].Add(-1) >= 0 {
 				id := k.book.post()
-				if n, _ := qp.PostSend(ib.SendWR{ID: id<<8 | uint64(i)<<1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: k.sge()}); n == 0 {
+				if n, _ := qp.PostSend(ib.SendWR{ID: id<<8 | uint64(i)<<1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: k.sge(0)}); n == 0 {
 					k.book.drop(id)
 					break
 				}
