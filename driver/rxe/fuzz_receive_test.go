@@ -191,7 +191,6 @@ func (s *fuzzInput) modify(h *hostile, i int) {
 	check(h.t, v.obj.Modify(ib.QPAttr{State: to}, ib.QPAttrState, nil))
 	h.completions()
 	if to == ib.QPReset {
-		v.sent, v.recv = nil, nil
 		h.connect(i)
 	}
 }

@@ -107,3 +107,38 @@ func TestInject(t *testing.T) {
 		t.Errorf("%v, %d with a wrong ICRC", got.batches, n.LostICRC)
 	}
 }
+
+// TestMulticast: what is sent to a group arrives at those who are in it, with its address.
+func TestMulticast(t *testing.T) {
+	group := netip.MustParseAddr("239.1.2.3")
+	v := clock.NewVirtual(time.Unix(0, 0))
+	n := stepnet.New(v)
+	var got []netip.Addr
+	e, err := n.Listen(addrB, receiver(func(a *wire.Arrival) { got = append(got, a.Dst) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkt := make([]byte, roce.BTHLen+wire.ICRCLen)
+	stepnet.Seal(addrA, group, pkt)
+	inject := func() {
+		n.Inject(addrA, group, pkt)
+		for v.Step() {
+		}
+	}
+	inject()
+	if err := errors.Join(wire.Join(e, group), wire.Join(e, group)); err != nil {
+		t.Fatal(err)
+	}
+	inject()
+	if err := wire.Leave(e, group); err != nil {
+		t.Fatal(err)
+	}
+	inject()
+	if !slices.Equal(got, []netip.Addr{group}) {
+		t.Errorf("what arrived was for %v", got)
+	}
+}
+
+type receiver func(*wire.Arrival)
+
+func (f receiver) Receive(a *wire.Arrival) { f(a) }
