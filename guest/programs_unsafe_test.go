@@ -46,6 +46,9 @@ func TestMain(m *testing.M) {
 		programs[name](os.Args[1:])
 		return
 	}
+	if signal.Ignored(syscall.SIGHUP) { // below nohup(1): what the tests start is to heed it all the same
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	}
 	goleak.VerifyTestMain(m)
 }
 
