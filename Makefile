@@ -80,6 +80,16 @@ fuzz: ## each fuzz target for FUZZTIME (default 1m)
 SOAK_RESETS ?= 10000
 SOAK_PLUGS ?= 10000
 
+RUNS ?= 200
+CONCURRENCY = (Reentrant|Callback|HotPlug|SRQ|NoSleep|DeviceError)
+.PHONY: soak-contract
+soak-contract: ## the midlayer's contract: concurrency tests RUNS (default 200) times with the race detector, all of it 5 x RUNS times without
+	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h ./ib
+	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h -run 'TestContract/$(CONCURRENCY)' ./driver/loopback
+	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h -run 'TestContract/^(shortcut|wire)$$/$(CONCURRENCY)|TestConcurrent|TestDestroyUnderLoad' ./driver/rxe
+	$(GO) test -count=$$((5 * $(RUNS))) -timeout 24h -run TestContract ./driver/loopback
+	$(GO) test -count=$$((5 * $(RUNS) / 2)) -timeout 24h -run 'TestContract/^(shortcut|wire)$$' ./driver/rxe
+
 .PHONY: soak-reset
 soak-reset: build ## resets, unplugs and plugs under load, race detector on; SOAK_RESETS, SOAK_PLUGS, SOAK_TIME bound it
 	SOAK_RESETS=$(SOAK_RESETS) SOAK_PLUGS=$(SOAK_PLUGS) CGO_ENABLED=1 nice -n 19 $(GO) test -race -count=1 -timeout 24h -v -run 'TestSoakReset' ./uverbs
