@@ -330,10 +330,11 @@ func testSolicited(e *env) {
 
 // testQueuesInParallel has the first handler wait, awake, until the other runs.
 func testQueuesInParallel(e *env) {
-	var second, gaveUp atomic.Bool
+	var first, second, gaveUp atomic.Bool
 	var done atomic.Int32
 	handlers := [2]func(*ib.CQ){
 		func(*ib.CQ) {
+			first.Store(true)
 			for !second.Load() && !gaveUp.Load() {
 				runtime.Gosched()
 			}
@@ -353,14 +354,17 @@ func testQueuesInParallel(e *env) {
 	}
 	// Flushed receives: a message's completions would come one after the other from the network, on one thread perhaps.
 	var threads sync.WaitGroup
-	for i, qp := range p.qps {
+	flush := func(i int) {
 		p.recv(i, 1, 0, 8)
 		threads.Go(func() {
-			if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil); err != nil {
+			if err := p.qps[i].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil); err != nil {
 				e.Errorf("modify to ERR: %v", err)
 			}
 		})
 	}
+	flush(0)
+	e.eventually("the first handler", first.Load)
+	flush(1)
 	e.eventually("the second handler while the first runs", func() bool { return done.Load() == 2 })
 	threads.Wait()
 }
