@@ -139,5 +139,9 @@ func (d *Device) intrudes(qp *QP, t *train) bool {
 		return false
 	}
 	to := peer.qp(roce.BTH(t.Buf).DestQPN())
-	return to != nil && !to.datagram() && to.peer.Load() != qp.num
+	if to == nil || to.datagram() || to.peer.Load() == qp.num {
+		return false
+	}
+	peer.counters.add(cntDropSource, t.packets)
+	return true
 }

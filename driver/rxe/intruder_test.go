@@ -33,6 +33,9 @@ func TestIntruder(t *testing.T) {
 			if !bytes.Equal(b.b.buf, before) {
 				t.Error("the intruder has written")
 			}
+			if n := b.b.dev.Stats()["drop_wrong_source"]; n == 0 {
+				t.Error("what was stopped is not counted where it would have arrived")
+			}
 			// The connection has not lost its place.
 			b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: b.a.sge(200, 60), Flags: ib.SendSignaled})
 			b.a.expect(ib.WC{ID: 2, Opcode: ib.WCSend})

@@ -205,7 +205,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 
 // tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
 func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
-	now, from := time.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, wire.Port))
+	now, from := d.clock.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, wire.Port))
 	d.taps.Train(&wire.Tapped{Out: true, Unsealed: true}, now, from, &t.Train, 0)
 	peer.taps.Train(&wire.Tapped{Unsealed: true}, now, from, &t.Train, 0)
 }
