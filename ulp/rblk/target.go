@@ -24,6 +24,8 @@ type TargetConfig struct {
 	Depth, MaxIO int
 	// Workers is how many requests of one session use the store at once. 0: 8.
 	Workers int
+	// Sessions is how many may exist, logins under way among them. 0: 64.
+	Sessions int
 	// LoginTimeout bounds how long an initiator may take to log in. 0: 5 s.
 	LoginTimeout time.Duration
 	// Logf is told of sessions that come and go. nil: nobody.
@@ -64,6 +66,7 @@ func NewTarget(core *ib.Core, cfg TargetConfig) (*Target, error) {
 	def(&cfg.Depth, 64)
 	def(&cfg.MaxIO, 128<<10)
 	def(&cfg.Workers, 8)
+	def(&cfg.Sessions, 64)
 	if cfg.LoginTimeout <= 0 {
 		cfg.LoginTimeout = 5 * time.Second
 	}
@@ -146,6 +149,12 @@ func (t *Target) Serve(l net.Listener) error {
 			t.mu.Unlock()
 			c.Close()
 			return nil
+		}
+		if len(t.conns) >= t.cfg.Sessions {
+			t.mu.Unlock()
+			t.cfg.Logf("rblk target: login from %v: there are %d sessions already", c.RemoteAddr(), t.cfg.Sessions)
+			c.Close()
+			continue
 		}
 		t.conns[c] = nil
 		t.logins.Add(1)

@@ -91,3 +91,23 @@ func TestExportChanged(t *testing.T) {
 		t.Errorf("write to a disk that is another: %v", err)
 	}
 }
+
+// Those who come when there are as many sessions as may be are sent away; the others notice nothing.
+func TestTooManySessions(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	w.stop()
+	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Sessions: 1})
+	d := w.openDefault()
+	c, err := net.Dial("tcp", w.addr.Load().(string))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetReadDeadline(time.Now().Add(4 * time.Second)) // sooner than a login times out
+	if _, err := c.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
+		t.Errorf("a second one is not sent away: %v", err)
+	}
+	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
+		t.Error(err)
+	}
+}
