@@ -35,6 +35,7 @@ var programs = map[string]func(args []string){
 	"service":   programService,
 	"gone":      programGone,
 	"opens":     programOpens,
+	"reopens":   programReopens,
 	"stats":     programStats,
 	"pingpong":  programPingPong,
 	"launcher":  programLauncher,
@@ -376,6 +377,18 @@ func programOpens(args []string) {
 		}
 		unix.Close(fd)
 	}
+}
+
+// programReopens opens a directory as often as it is told, and looks at what it got.
+func programReopens(args []string) {
+	for i := range must(strconv.Atoi(args[0])) {
+		fd := must(unix.Open(ibDir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))
+		var st unix.Stat_t
+		must(0, unix.Fstat(fd, &st))
+		check(st.Mode&unix.S_IFMT == unix.S_IFDIR, "open number %d gave descriptor %d, of mode %#o", i, fd, st.Mode)
+		must(0, unix.Close(fd))
+	}
+	fmt.Println("ok")
 }
 
 // programService supervises the program whose listener is descriptor 3, until it is killed.

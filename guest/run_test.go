@@ -75,6 +75,32 @@ P/gids/8: open: no such file or directory
 	}
 }
 
+// TestSignalsToService: what a program opens is what it gets, while the threads that answer are sent signals, as Go's
+// runtime does.
+func TestSignalsToService(t *testing.T) {
+	w := newWorld(t)
+	r := w.startSelf("reopens", "5000")
+	for ended := false; !ended; {
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range tasks {
+			if tid, err := strconv.Atoi(e.Name()); err == nil {
+				_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG) // it may have ended
+			}
+		}
+		select {
+		case <-r.output.end:
+			ended = true
+		default:
+		}
+	}
+	if code, out := w.finish(r); code != 0 || out != "ok\n" {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+}
+
 func TestPython(t *testing.T) {
 	w := newWorld(t)
 	out := w.mustRun("python3", "-c", `

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"fmt"
 	"os"
 	"os/signal"
 	"sync"
@@ -79,4 +80,24 @@ func inForeground() bool {
 	defer tty.Close()
 	pgrp, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
 	return err == nil && pgrp == unix.Getpgrp()
+}
+
+// blockSignals keeps signals from the calling thread, for good. The kernel loses a descriptor that is just being given
+// as a call's answer when the thread that gives it gets a signal (kernel/seccomp.c, seccomp_notify_addfd): the call then
+// returns 0, which is somebody else's descriptor. Go's runtime sends signals whenever it wants a goroutine to pause
+// (SIGURG); it manages without. What the thread does itself still comes to it, and so does SIGPROF, for those who
+// profile a service.
+func blockSignals() error {
+	var set unix.Sigset_t
+	for i := range set.Val {
+		set.Val[i] = ^set.Val[i]
+	}
+	bits := 1024 / len(set.Val) // of a word
+	for _, sig := range [...]unix.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGSYS, unix.SIGPROF} {
+		set.Val[(int(sig)-1)/bits] &^= 1 << ((int(sig) - 1) % bits)
+	}
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &set, nil); err != nil {
+		return fmt.Errorf("block signals: %w", err)
+	}
+	return nil
 }

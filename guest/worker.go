@@ -43,10 +43,13 @@ func newWorker(t *Session) *worker {
 	return &worker{session: t, source: newSource(t.listener, t.sup.stop)}
 }
 
-// run ends when no process of the session is left, or the Supervisor closes.
+// run ends when no process of the session is left, or the Supervisor closes. Its thread ends with it, as nothing else
+// could run on it.
 func (w *worker) run() {
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	if err := blockSignals(); err != nil {
+		w.session.sup.cfg.Logf("guest: %v", err)
+	}
 	sched.Prompt()
 	// A program can take pages away that it shares with us (ftruncate): an error for it, not our end.
 	debug.SetPanicOnFault(true)
