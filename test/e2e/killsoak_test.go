@@ -101,16 +101,16 @@ func TestKillSoak(t *testing.T) {
 	began, rounds := time.Now(), soakRounds()
 	for i := range rounds {
 		if i == 5 { // what the service makes once and for all, it has made
-			s.base = s.footprint()
+			s.base = footprintOf(s.t, s.serve.Process.Pid, s.dir)
 		}
 		what := s.round(r)
 		s.empty(i, what)
 		if i%500 == 499 {
-			fmt.Printf("round %d of %d after %v: %v; service: %s\n", i+1, rounds, time.Since(began).Round(time.Second), s.killed, s.memory())
+			fmt.Printf("round %d of %d after %v: %v; service: %s\n", i+1, rounds, time.Since(began).Round(time.Second), s.killed, memoryOf(w.serve.Process.Pid))
 		}
 	}
 	t.Logf("%d rounds in %v: %v; they had %d contexts with %d objects; nothing left after at most %v; service: %s",
-		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.longest.Round(time.Millisecond), s.memory())
+		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.longest.Round(time.Millisecond), memoryOf(w.serve.Process.Pid))
 	if s.objects == 0 {
 		t.Error("no victim has made anything")
 	}
@@ -168,20 +168,21 @@ func descriptorsOf(pid int) (list []string) {
 	return list
 }
 
-func (s *killSoak) footprint() footprint {
-	pid := s.serve.Process.Pid
+// footprintOf looks at a service, and at its directory on /dev/shm.
+func footprintOf(t *testing.T, pid int, dir string) footprint {
+	t.Helper()
 	var f footprint
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
 	f.descriptors = len(fds)
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
 	f.queueMaps = strings.Count(string(maps), "/dev/shm/")
-	err = filepath.WalkDir(filepath.Join(s.dir, "run"), func(path string, e fs.DirEntry, err error) error {
+	err = filepath.WalkDir(filepath.Join(dir, "run"), func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil
@@ -196,14 +197,14 @@ func (s *killSoak) footprint() footprint {
 		return nil
 	})
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return f
 }
 
-// memory is what the service occupies, for people to see that it does not grow.
-func (s *killSoak) memory() string {
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.serve.Process.Pid))
+// memoryOf is what a process occupies, for people to see that it does not grow.
+func memoryOf(pid int) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	var list []string
 	for line := range strings.Lines(string(b)) {
 		if strings.HasPrefix(line, "VmRSS:") || strings.HasPrefix(line, "Threads:") {
@@ -312,7 +313,7 @@ func (s *killSoak) empty(round int, what string) {
 				s.t.Fatalf("round %d (%s): %v", round, what, err)
 			}
 			if contexts = len(res.Contexts); contexts == 0 {
-				if now = s.footprint(); s.base.descriptors == 0 || now == s.base {
+				if now = footprintOf(s.t, s.serve.Process.Pid, s.dir); s.base.descriptors == 0 || now == s.base {
 					return
 				}
 			}
