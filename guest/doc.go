@@ -38,10 +38,10 @@
 // # What does not work
 //
 // A program that reaches a device by a relative path, by io_uring or as a 32-bit program does not find it; chdir to a
-// virtual directory fails; listings of /sys/class and /dev lack the virtual entries. One supervisor per program is all
-// that the kernel allows (ErrNested). Without CAP_SYS_ADMIN the program runs with no_new_privs: setuid programs have no
-// effect in it. That a program has closed a device's descriptor is seen a moment later: a call on the number until then
-// still finds the device.
+// virtual directory fails, and so does O_PATH of a device or a link; listings of /sys/class and /dev lack the virtual
+// entries. One supervisor per program is all that the kernel allows (ErrNested). Without CAP_SYS_ADMIN the program runs
+// with no_new_privs: setuid programs have no effect in it. That a program has closed a device's descriptor is seen a
+// moment later: a call on the number until then still finds the device.
 //
 // The service must be allowed to access the program's memory: same user, or CAP_SYS_PTRACE (umem.ErrAccess from Attach).
 // Where Yama allows that to ancestors only (ptrace_scope 1), the launcher is asked to open /proc/PID/mem (helper.go). It

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -125,9 +126,20 @@ func (w *worker) open(path string, flags uint64) verdict {
 		return fails(syscall.ENOTDIR)
 	case e.node != nil && !onlyPath:
 		return w.openDevice(e.node, flags)
-	case onlyPath:
-	case e.dir && (mode != unix.O_RDONLY || flags&unix.O_CREAT != 0):
+	case onlyPath && (e.node != nil || e.link != ""):
+		return fails(syscall.EOPNOTSUPP)
+	case onlyPath && e.read != nil:
+		w.begin(callOpen)
+		if err := tree.make(path, e); err != nil {
+			return fails(err)
+		}
+	case e.dir && !onlyPath && (mode != unix.O_RDONLY || flags&unix.O_CREAT != 0):
 		return fails(syscall.EISDIR)
+	case e.dir && (path == ibDir || strings.HasPrefix(path, ibDir+"/")):
+		w.begin(callOpen)
+		if err := tree.complete(); err != nil {
+			return fails(err)
+		}
 	case e.read != nil && (mode != unix.O_RDONLY || flags&unix.O_TRUNC != 0):
 		return fails(syscall.EACCES)
 	case e.read != nil:
@@ -138,7 +150,8 @@ func (w *worker) open(path string, flags uint64) verdict {
 			return fails(err)
 		}
 	}
-	fd, err := unix.Open(tree.real(path), int(flags&(unix.O_PATH|unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_NONBLOCK))|unix.O_CLOEXEC, 0)
+	// Never with O_PATH: the kernel does not hand such descriptors on. One that can be read does what they do.
+	fd, err := unix.Open(tree.real(path), int(flags&(unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_NONBLOCK))|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fails(err)
 	}
@@ -352,6 +365,9 @@ func (w *worker) stat(path string, flags, buf uint64) verdict {
 	if e == nil {
 		return fails(errNone)
 	}
+	if err := w.session.sup.tree.make(path, e); err != nil {
+		return fails(err)
+	}
 	return w.putStat(w.session.sup.tree.real(path), w.session.sup.info(e), buf)
 }
 
@@ -368,6 +384,9 @@ func (w *worker) statx(path string) verdict {
 	path, e := w.lookupFor(path, w.n.args[2])
 	if e == nil {
 		return fails(errNone)
+	}
+	if err := w.session.sup.tree.make(path, e); err != nil {
+		return fails(err)
 	}
 	return w.putStatx(w.session.sup.tree.real(path), w.session.sup.info(e))
 }

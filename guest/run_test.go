@@ -60,6 +60,28 @@ func TestProgramSees(t *testing.T) {
 	}
 }
 
+// TestProgramLooks: the files of a GID table are made when a program looks, in whatever way.
+func TestProgramLooks(t *testing.T) {
+	const gids = "/sys/class/infiniband/rxe0/ports/1/gids"
+	for _, tt := range []struct{ script, want string }{
+		{"stat -c %F " + gids + "/3", "regular file\n"},
+		{"test -r " + gids + "/3; echo $?", "0\n"},
+		{"cat " + gids + "/3", "0000:0000:0000:0000:0000:ffff:7f00:0001\n"},
+		{"python3 -c 'import os; print(os.fstat(os.open(\"" + gids + "/3\", os.O_PATH)).st_size)'", "40\n"},
+		{"python3 -c 'import os; print(open(\"3\", opener=lambda p, f: os.open(p, f, dir_fd=os.open(\"" + gids + "\", os.O_RDONLY))).read())'",
+			"0000:0000:0000:0000:0000:ffff:7f00:0001\n\n"},
+		{"python3 -c 'import os; os.open(\"/dev/infiniband/uverbs0\", os.O_PATH)' 2>&1 | tail -1", "OSError: [Errno 95] Operation not supported: '/dev/infiniband/uverbs0'\n"},
+		{"python3 -c 'import os; d = os.open(\"" + gids + "\", os.O_PATH); print(open(\"7\", opener=lambda p, f: os.open(p, f, dir_fd=d)).read())'", noGID + "\n"},
+		{"ls " + gids + " | wc -l", "8\n"},
+		{"find /sys/class/infiniband/ -name 3 | sort", strings.ReplaceAll("P/gid_attrs/ndevs/3\nP/gid_attrs/types/3\nP/gids/3\n", "P", filepath.Dir(gids))},
+	} {
+		w := newWorld(t) // nobody has looked before
+		if code, out := w.sh("exec 2>&1; " + tt.script); out != tt.want {
+			t.Errorf("%s\n got %q (exit code %d)\nwant %q", tt.script, out, code, tt.want)
+		}
+	}
+}
+
 func TestProgramOpens(t *testing.T) {
 	w := newWorld(t)
 	port := "/sys/class/infiniband/rxe0/ports/1/"

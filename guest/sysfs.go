@@ -125,13 +125,13 @@ func (d *device) describePort(t entries, dir string, port int) {
 	}
 	gid := func(path string, text func(g *ib.GIDEntry) (string, error)) {
 		for i := range p.GIDTableLen {
-			t.file(fmt.Sprintf("%s/%s/%d", dir, path, i), func() (string, error) {
+			t.at(fmt.Sprintf("%s/%s/%d", dir, path, i), &entry{deferred: true, read: func() (string, error) {
 				g, err := d.ib.QueryGID(port, i)
 				if err != nil {
 					return "", err
 				}
 				return text(&g)
-			})
+			}})
 		}
 	}
 	gid("gids", func(g *ib.GIDEntry) (string, error) { return g.GID.String() + "\n", nil })

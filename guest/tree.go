@@ -18,8 +18,10 @@ type entry struct {
 	dir bool
 	// read makes the content of a file. An error means that reading it fails.
 	read func() (string, error)
-	link string // target of a symbolic link, relative
-	node *node
+	// deferred: the file is made when a program first looks at it, or at the directories above; see tree.complete.
+	deferred bool
+	link     string // target of a symbolic link, relative
+	node     *node
 	// id, of a directory, changes when what it stands for is another thing of the same name. (rdma-core takes the
 	// directory's time stamps for that.)
 	id any
@@ -71,6 +73,9 @@ func (t entries) resolve(path string, nofollow bool) (string, *entry) {
 type tree struct {
 	root    string
 	current atomic.Pointer[entries]
+
+	// completed: deferred files are made like others from now on.
+	completed atomic.Bool
 
 	mu    sync.Mutex
 	shown map[string]string // content of the files there are
@@ -153,11 +158,9 @@ func (t *tree) update(describe func() entries) error {
 		var err error
 		switch {
 		case w.read != nil:
-			content, rerr := w.read()
-			if rerr != nil {
-				content = nothing
+			if _, there := t.shown[path]; there || !w.deferred || t.completed.Load() {
+				err = t.show(path, w.content())
 			}
-			err = t.show(path, content)
 		case kept[path] != nil:
 		case w.dir:
 			err = makeDir(t.real(path))
@@ -175,6 +178,50 @@ func (t *tree) update(describe func() entries) error {
 	return nil
 }
 
+// content is what the file of an entry shows, nothing if reading it fails.
+func (e *entry) content() string {
+	s, err := e.read()
+	if err != nil {
+		return nothing
+	}
+	return s
+}
+
+// complete makes the deferred files, since a program is about to have a directory open, from which it reaches them
+// without being trapped. Most programs never do, and to make the thousands of files of a GID table would be most of what
+// it takes to start a service or to reset a device. It stays so: the program may keep the directory. It may sleep.
+func (t *tree) complete() error {
+	if t.completed.Load() {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var errs []error
+	for path, e := range *t.current.Load() {
+		if _, there := t.shown[path]; e.deferred && !there {
+			errs = append(errs, t.show(path, e.content()))
+		}
+	}
+	t.completed.Store(true)
+	return errors.Join(errs...)
+}
+
+// make makes the file of an entry if it is deferred, for a program that looks at it but does not read it. It may sleep.
+func (t *tree) make(path string, e *entry) error {
+	if !e.deferred || t.completed.Load() {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if (*t.current.Load())[path] != e {
+		return errNone // it has gone meanwhile
+	}
+	if _, there := t.shown[path]; there {
+		return nil
+	}
+	return t.show(path, e.content())
+}
+
 // refresh brings the file of an entry up to date. The error of reading the entry comes first.
 func (t *tree) refresh(path string, e *entry) error {
 	content, err := e.read()
@@ -184,7 +231,7 @@ func (t *tree) refresh(path string, e *entry) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if (*t.current.Load())[path] != e {
-		return os.ErrNotExist // it has gone meanwhile
+		return errNone // it has gone meanwhile
 	}
 	return t.show(path, content)
 }

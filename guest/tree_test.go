@@ -185,10 +185,56 @@ func TestTreeLookup(t *testing.T) {
 		if !isVirtual(path) && !slices.Contains([]string{"/dev", "/dev/char", "/sys", "/sys/class", "/sys/dev", "/sys/dev/char"}, path) {
 			t.Errorf("%s is not virtual", path)
 		}
-		if _, err := os.Lstat(tr.real(path)); err != nil {
+		if _, err := os.Lstat(tr.real(path)); (err == nil) == entry.deferred {
 			t.Errorf("%v: %v", entry, err)
 		}
 	}
+}
+
+func TestTreeDefers(t *testing.T) {
+	describe := func(content string, id any) entries {
+		e := make(entries)
+		e.at("/d", &entry{dir: true, id: id})
+		e.text("/d/now", content)
+		for _, name := range []string{"/d/x", "/d/y"} {
+			e.at(name, &entry{deferred: true, read: func() (string, error) { return content, nil }})
+		}
+		e.at("/d/bad", &entry{deferred: true, read: func() (string, error) { return "", errEmpty }})
+		return e
+	}
+	tr := newTestTree(t)
+	have := func(what string, want map[string]string) {
+		t.Helper()
+		want["/d"] = "dir"
+		if got := tr.list(t); !maps.Equal(got, want) {
+			t.Errorf("%s: have %q, want %q", what, got, want)
+		}
+	}
+	one := describe("1", 1)
+	tr.mustUpdate(t, one)
+	have("at first", map[string]string{"/d/now": "1"})
+	for _, path := range []string{"/d/x", "/d/bad"} {
+		if err := tr.make(path, one[path]); err != nil {
+			t.Error(err)
+		}
+	}
+	have("when two have been looked at", map[string]string{"/d/now": "1", "/d/x": "1", "/d/bad": ""})
+	two := describe("2", 1)
+	tr.mustUpdate(t, two)
+	have("when they have changed", map[string]string{"/d/now": "2", "/d/x": "2", "/d/bad": ""})
+	if err := tr.make("/d/y", one["/d/y"]); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("what is no more: %v", err)
+	}
+	tr.mustUpdate(t, describe("3", 2))
+	have("in another directory", map[string]string{"/d/now": "3"})
+	for range 2 {
+		if err := tr.complete(); err != nil {
+			t.Error(err)
+		}
+		have("when the directory has been opened", map[string]string{"/d/now": "3", "/d/x": "3", "/d/y": "3", "/d/bad": ""})
+	}
+	tr.mustUpdate(t, describe("4", 3))
+	have("in another directory, later", map[string]string{"/d/now": "4", "/d/x": "4", "/d/y": "4", "/d/bad": ""})
 }
 
 func TestIsVirtual(t *testing.T) {
