@@ -92,8 +92,11 @@ soak-contract: ## the midlayer's contract: concurrency tests RUNS (default 200) 
 
 .PHONY: soak-reset
 soak-reset: build ## resets, unplugs and plugs under load, race detector on; SOAK_RESETS, SOAK_PLUGS, SOAK_TIME bound it
-	SOAK_RESETS=$(SOAK_RESETS) SOAK_PLUGS=$(SOAK_PLUGS) CGO_ENABLED=1 nice -n 19 $(GO) test -race -count=1 -timeout 24h -v -run 'TestSoakReset' ./uverbs
-	SOAK_RESETS=50 SOAK_PLUGS=50 VERBENA=$(CURDIR)/$(BIN) nice -n 19 $(GO) test -tags e2e -count=1 -timeout 2h -v -run 'TestSoakReset' ./test/e2e
+	CGO_ENABLED=1 $(GO) build -race -trimpath -o $(BIN).race ./cmd/verbena
+	SOAK_RESETS=$(SOAK_RESETS) SOAK_PLUGS=$(SOAK_PLUGS) CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 24h -v -run TestSoakReset ./uverbs
+	SOAK_RESETS=$(SOAK_RESETS) SOAK_PLUGS=$(SOAK_PLUGS) VERBENA=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -timeout 24h -v -run TestEndure ./test/e2e
+	SOAK_RESETS=$(SOAK_RESETS) SOAK_PLUGS=$(SOAK_PLUGS) VERBENA=$(CURDIR)/$(BIN).race $(GO) test -tags e2e -count=1 -timeout 24h -v -run TestEndure ./test/e2e
+	SOAK_RESETS=50 SOAK_PLUGS=50 VERBENA=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -timeout 2h -v -run TestSoakReset ./test/e2e
 
 .PHONY: bench
 bench: build ## the figures of docs/benchmarks.md, with the machine they were taken on

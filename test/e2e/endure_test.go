@@ -197,7 +197,7 @@ func TestEndure(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Fatalf("process %d does not end", i)
 		}
-		if err := e.cmd.Wait(); err != nil || !e.ended {
+		if err := e.cmd.Wait(); err != nil || !e.ended || e.errs.Len() > 0 {
 			t.Errorf("process %d: %v: %s", i, err, e.errs.String())
 		}
 		for k := range totals {

@@ -135,6 +135,9 @@ func (w *world) start(args ...string) {
 			cmd.Process.Signal(syscall.SIGQUIT)
 			<-done
 		}
+		if strings.Contains(w.log.String(), "WARNING: DATA RACE") { // of a binary that was built with -race
+			t.Error("the service has data races")
+		}
 		if t.Failed() || testing.Verbose() && w.log.Len() > 0 {
 			t.Logf("service:\n%s", tail(w.log.String(), 200))
 		}
