@@ -186,7 +186,7 @@ func (h *Hardware) Return() {
 func (h *Hardware) Reset(context.Context) error {
 	switch s := h.State(); s {
 	case HardwareUnreachable, HardwareDead:
-		return fmt.Errorf("reset %s: the adapter is %v: %w", h.cfg.Name, s, syscall.EIO)
+		return fmt.Errorf("the adapter is %v: %w", s, syscall.EIO) // the slot says whose it is
 	}
 	h.set(HardwareRunning)
 	return nil
