@@ -50,48 +50,21 @@ func (e *endurer) sessions() int {
 	return e.ups
 }
 
-// TestEndure resets, and unplugs and plugs, a device at all the moments there are, under ten processes with sixty queue
-// pairs, half of which sleep in completion channels. The processes live through it all, and each counts its work
-// requests. make soak-reset sets how often.
-func TestEndure(t *testing.T) {
-	const processes, qps = 10, 6
-	count := func(name string, short int) int {
-		if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
-			return n
-		}
-		return short
-	}
-	resets, plugs := count("SOAK_RESETS", 60), count("SOAK_PLUGS", 20)
-	program := compile(t, "endure")
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
-	client, err := service.Dial(service.Location{Socket: w.socket})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	do := func(r *service.Request) *service.Response {
-		t.Helper()
-		resp, err := client.Do(r)
-		if err != nil {
-			t.Fatalf("%s: %v", r.Op, err)
-		}
-		return resp
-	}
-	reset := func(r service.DevReset) {
-		t.Helper()
-		r.Name = "rxe0"
-		do(&service.Request{Op: service.OpDevReset, Reset: &r})
-	}
-	show := func() service.DevInfo { return do(&service.Request{Op: service.OpDevShow}).Devs[0] }
-	w.out("run", "--", "true") // what the service makes once and for all, it then has made
-	pid := w.serve.Process.Pid
-	dir := runDirOf(t, pid)
-	w.emptyWithin(5 * time.Second)
-	before := footprintOf(t, pid, dir)
+// endurers are several of them, on one device of a service.
+type endurers struct {
+	t      *testing.T
+	w      *world
+	client *service.Client
+	all    []*endurer
+}
 
-	var all []*endurer
-	for i := range processes {
-		e := &endurer{over: make(chan struct{}), cmd: w.cmd(t.Context(), "run", "--", program, strconv.Itoa(qps), []string{"poll", "wait"}[i%2])}
+// startEndurers starts n processes with so many queue pairs each; modes are their ways to wait, in turns.
+func startEndurers(t *testing.T, w *world, client *service.Client, n, qps int, modes ...string) *endurers {
+	t.Helper()
+	program := compile(t, "endure")
+	s := &endurers{t: t, w: w, client: client}
+	for i := range n {
+		e := &endurer{over: make(chan struct{}), cmd: w.cmd(t.Context(), "run", "--", program, strconv.Itoa(qps), modes[i%len(modes)])}
 		e.cmd.Stderr = &e.errs
 		out, err := e.cmd.StdoutPipe()
 		if err != nil {
@@ -101,37 +74,137 @@ func TestEndure(t *testing.T) {
 			t.Fatal(err)
 		}
 		go e.read(bufio.NewScanner(out))
-		all = append(all, e)
+		s.all = append(s.all, e)
 	}
-	// up waits until each process has come to work since it had so many sessions.
-	up := func(since []int) {
-		t.Helper()
-		deadline := time.Now().Add(2 * time.Minute)
-		for i, e := range all {
-			for e.sessions() <= since[i] {
-				select {
-				case <-e.over:
-					t.Fatalf("process %d ended: %s", i, e.errs.String())
-				case <-time.After(200 * time.Microsecond):
-				}
-				if time.Now().After(deadline) {
-					syscall.Kill(pid, syscall.SIGQUIT)
-					t.Fatalf("process %d does not come back: %+v, %v", i, show(), w.resources())
-				}
+	s.up(make([]int, n))
+	return s
+}
+
+// up waits until each process has come to work since it had so many sessions.
+func (s *endurers) up(since []int) {
+	s.t.Helper()
+	deadline := time.Now().Add(2 * time.Minute)
+	for i, e := range s.all {
+		for e.sessions() <= since[i] {
+			select {
+			case <-e.over:
+				s.t.Fatalf("process %d ended: %s", i, e.errs.String())
+			case <-time.After(200 * time.Microsecond):
+			}
+			if time.Now().After(deadline) {
+				s.w.serve.Process.Signal(syscall.SIGQUIT)
+				s.t.Fatalf("process %d does not come back: %+v, %v", i, s.show(), s.w.resources())
 			}
 		}
 	}
-	sessions := func() (n []int) {
-		for _, e := range all {
-			n = append(n, e.sessions())
+}
+
+func (s *endurers) sessions() (n []int) {
+	for _, e := range s.all {
+		n = append(n, e.sessions())
+	}
+	return n
+}
+
+func (s *endurers) do(r *service.Request) *service.Response {
+	s.t.Helper()
+	resp, err := s.client.Do(r)
+	if err != nil {
+		s.t.Fatalf("%s: %v", r.Op, err)
+	}
+	return resp
+}
+
+func (s *endurers) show() service.DevInfo {
+	s.t.Helper()
+	return s.do(&service.Request{Op: service.OpDevShow}).Devs[0]
+}
+
+// reset returns when the device has been reset, with the time that it took.
+func (s *endurers) reset(r service.DevReset) time.Duration {
+	s.t.Helper()
+	before := s.show().Resets
+	r.Name = "rxe0"
+	s.do(&service.Request{Op: service.OpDevReset, Reset: &r})
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Microsecond) {
+		d := s.show()
+		if d.Resets > before && d.State == "running" {
+			return d.Recovery
 		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("the device does not come back: %+v", d)
+		}
+	}
+}
+
+func (s *endurers) queuePairs() (n int) {
+	s.t.Helper()
+	for _, c := range s.do(&service.Request{Op: service.OpResShow}).Contexts {
+		n += len(c.QPs)
+	}
+	return n
+}
+
+// end ends the processes, and returns the sum of their sessions, completions, and of those that were flushed.
+func (s *endurers) end() (totals [3]int) {
+	s.t.Helper()
+	for i, e := range s.all {
+		for deadline, over := time.Now().Add(time.Minute), false; !over; {
+			// To the program: the launcher hands it on. Again and again, as it may be about to sleep.
+			_ = e.cmd.Process.Signal(syscall.SIGTERM)
+			select {
+			case <-e.over:
+				over = true
+			case <-time.After(100 * time.Millisecond):
+				if time.Now().After(deadline) {
+					s.t.Fatalf("process %d does not end", i)
+				}
+			}
+		}
+		if err := e.cmd.Wait(); err != nil || !e.ended || e.errs.Len() > 0 {
+			s.t.Errorf("process %d: %v: %s", i, err, e.errs.String())
+		}
+		for k := range totals {
+			totals[k] += e.totals[k]
+		}
+	}
+	s.w.emptyWithin(5 * time.Second)
+	return totals
+}
+
+// envInt is the number in an environment variable, or another one.
+func envInt(name string, otherwise int) int {
+	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
 		return n
 	}
-	up(make([]int, processes))
-	var objects int
-	for _, c := range do(&service.Request{Op: service.OpResShow}).Contexts {
-		objects += len(c.QPs)
+	return otherwise
+}
+
+func dial(t *testing.T, w *world) *service.Client {
+	t.Helper()
+	client, err := service.Dial(service.Location{Socket: w.socket})
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// TestEndure resets, and unplugs and plugs, a device at all the moments there are, under ten processes with sixty queue
+// pairs, half of which sleep in completion channels. The processes live through it all, and each counts its work
+// requests. make soak-reset sets how often.
+func TestEndure(t *testing.T) {
+	const processes, qps = 10, 6
+	resets, plugs := envInt("SOAK_RESETS", 60), envInt("SOAK_PLUGS", 20)
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+	w.out("run", "--", "true") // what the service makes once and for all, it then has made
+	w.emptyWithin(5 * time.Second)
+	client := dial(t, w)
+	pid := w.serve.Process.Pid
+	dir := runDirOf(t, pid)
+	before := footprintOf(t, pid, dir)
+	s := startEndurers(t, w, client, processes, qps, "poll", "wait")
+	objects := s.queuePairs()
 	if objects < processes*qps {
 		t.Errorf("under load are %d queue pairs", objects)
 	}
@@ -145,66 +218,38 @@ func TestEndure(t *testing.T) {
 		limit = 1 << 62
 	}
 	for n := 0; left[0]+left[1] > 0 && time.Since(began) < limit; n++ {
-		since := sessions()
+		since := s.sessions()
 		if rnd.IntN(left[0]+left[1]) >= left[0] {
 			left[1]--
 			if left[1]%5 == 1 {
-				do(&service.Request{Op: service.OpDevHang, Name: "rxe0"})
+				s.do(&service.Request{Op: service.OpDevHang, Name: "rxe0"})
 			}
-			do(&service.Request{Op: service.OpDevUnplug, Name: "rxe0"})
-			do(&service.Request{Op: service.OpDevPlug, Name: "rxe0"})
+			s.do(&service.Request{Op: service.OpDevUnplug, Name: "rxe0"})
+			s.do(&service.Request{Op: service.OpDevPlug, Name: "rxe0"})
 		} else {
 			left[0]--
-			done := show().Resets
+			var how service.DevReset
 			switch left[0] % 6 {
 			case 1:
-				reset(service.DevReset{AtWR: 1 + rnd.Uint64N(50)})
+				how.AtWR = 1 + rnd.Uint64N(50)
 			case 2:
-				reset(service.DevReset{At: service.DevCompletion})
+				how.At = service.DevCompletion
 			case 3:
-				reset(service.DevReset{At: service.DevRegistration})
+				how.At = service.DevRegistration
 			case 4:
-				reset(service.DevReset{Unreachable: true, Outage: time.Duration(1 + rnd.IntN(1_000_000))})
+				how.Unreachable, how.Outage = true, time.Duration(1+rnd.IntN(1_000_000))
 			case 5:
-				do(&service.Request{Op: service.OpDevHang, Name: "rxe0"})
-				fallthrough
-			default:
-				reset(service.DevReset{})
+				s.do(&service.Request{Op: service.OpDevHang, Name: "rxe0"})
 			}
-			d := show()
-			for deadline := time.Now().Add(time.Minute); d.Resets == done || d.State != "running"; d = show() {
-				if time.Now().After(deadline) {
-					t.Fatalf("the device does not come back: %+v", d)
-				}
-				time.Sleep(200 * time.Microsecond)
-			}
-			recoveries = append(recoveries, d.Recovery)
+			recoveries = append(recoveries, s.reset(how))
 		}
-		up(since)
+		s.up(since)
 		if (n+1)%500 == 0 {
 			fmt.Printf("%d cycles in %v; service: %s\n", n+1, time.Since(began).Round(time.Second), memoryOf(pid))
 		}
 	}
 
-	var totals [3]int
-	for i, e := range all {
-		// To the program: the launcher hands it on.
-		if err := e.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Error(err)
-		}
-		select {
-		case <-e.over:
-		case <-time.After(time.Minute):
-			t.Fatalf("process %d does not end", i)
-		}
-		if err := e.cmd.Wait(); err != nil || !e.ended || e.errs.Len() > 0 {
-			t.Errorf("process %d: %v: %s", i, err, e.errs.String())
-		}
-		for k := range totals {
-			totals[k] += e.totals[k]
-		}
-	}
-	w.emptyWithin(5 * time.Second)
+	totals := s.end()
 	// The launchers' connections end a moment after them.
 	after := footprintOf(t, pid, dir)
 	for deadline := time.Now().Add(10 * time.Second); after != before && time.Now().Before(deadline); after = footprintOf(t, pid, dir) {
@@ -219,5 +264,36 @@ func TestEndure(t *testing.T) {
 			"from the fatal event to a device: median %v, p99 %v, most %v; service: %s",
 			resets-left[0], plugs-left[1], time.Since(began).Round(time.Second), processes, objects, totals[0], totals[1], totals[2],
 			recoveries[n/2], recoveries[n*99/100], recoveries[n-1], memoryOf(pid))
+	}
+}
+
+// TestRecoveryTimes resets a device whose queue pairs, in real processes, have a receive outstanding each, and tells how
+// long that takes. RECOVERIES sets how often, and adds the case of ten thousand.
+func TestRecoveryTimes(t *testing.T) {
+	resets := envInt("RECOVERIES", 5)
+	for _, qps := range []int{1, 100, 10000} {
+		if qps == 10000 && os.Getenv("RECOVERIES") == "" {
+			continue
+		}
+		t.Run(strconv.Itoa(qps), func(t *testing.T) {
+			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+			n := min(qps, 10)
+			s := startEndurers(t, w, dial(t, w), n, qps/n, "idle")
+			if got := s.queuePairs(); got != qps {
+				t.Errorf("there are %d queue pairs", got)
+			}
+			var times []time.Duration
+			for range resets {
+				since := s.sessions()
+				times = append(times, s.reset(service.DevReset{}))
+				s.up(since)
+			}
+			if totals := s.end(); totals[2] < qps*resets {
+				t.Errorf("%d receives were flushed", totals[2])
+			}
+			slices.Sort(times)
+			t.Logf("from the fatal event to a device, with %d queue pairs of %d processes, %d times: median %v, p99 %v", qps, n, resets,
+				times[len(times)/2], times[len(times)*99/100])
+		})
 	}
 }

@@ -1,18 +1,19 @@
 // A program that goes on when its device is reset or pulled out, and holds it to account: every work request that the
 // device took completes exactly once, the last event is the fatal one, a zombie does nothing but go.
 //
-//	endure QPS poll|wait
+//	endure QPS poll|wait|idle
 //
-// It prints "up" when a session has come to work, and "ended" with figures on SIGTERM.
+// It keeps its queue pairs busy, and polls for completions or sleeps until they come; or it only has a receive
+// outstanding in each, and sleeps until its device goes. It prints "up" when a session has come to work, and "ended" with figures on SIGTERM.
 #include "verbs.h"
 #include <signal.h>
 #include <stdbool.h>
 
-enum { DEPTH = 8, SIZE = 256, MAX_QPS = 64, ZOMBIES = 2, WARM = 50 };
+enum { DEPTH = 8, SIZE = 256, MAX_QPS = 1000, ZOMBIES = 2, WARM = 50 };
 
 // A work request's number says which it is: the place in its queue, and which use of that place.
 struct place {
-	uint64_t use;
+	uint32_t use;
 	enum { FREE, POSTED, TAKEN } state; // POSTED: the device may not know of it
 };
 
@@ -28,7 +29,8 @@ struct session {
 	bool flushed;
 };
 
-static int qps, waits;
+static int qps;
+static bool waits, idles;
 static char data[2 * MAX_QPS][SIZE];
 static long sessions, completions, flushes;
 static volatile sig_atomic_t stop;
@@ -68,17 +70,17 @@ static bool gone(const char *call)
 
 static struct place *place_of(struct session *s, uint64_t id)
 {
-	unsigned q = id >> 8 & 0xff, n = id >> 1 & 0x7f;
+	unsigned q = id >> 16 & 0xffff, n = id >> 1 & 0x7f;
 	return id & 1 ? &s->recv[q][n] : &s->send[q][n];
 }
 
 static uint64_t take(struct session *s, int q, int n, int is_recv)
 {
-	uint64_t id = (uint64_t)q << 8 | n << 1 | is_recv;
+	uint64_t id = (uint64_t)q << 16 | n << 1 | is_recv;
 	struct place *p = place_of(s, id);
 	CHECK(p->state == FREE);
 	p->state = POSTED;
-	return ++p->use << 16 | id;
+	return (uint64_t)++p->use << 32 | id;
 }
 
 // post_recv posts the receive of a place; a failure means that the device has gone.
@@ -122,7 +124,7 @@ static bool poll_all(struct session *s)
 	while ((got = ibv_poll_cq(s->cq, 32, wc)) > 0)
 		for (int i = 0; i < got; i++) {
 			struct place *p = place_of(s, wc[i].wr_id);
-			if (p->state == FREE || p->use != wc[i].wr_id >> 16) {
+			if (p->state == FREE || p->use != wc[i].wr_id >> 32) {
 				fprintf(stderr, "endure: work request %#lx completed twice\n", (unsigned long)wc[i].wr_id);
 				exit(1);
 			}
@@ -136,7 +138,7 @@ static bool poll_all(struct session *s)
 				fprintf(stderr, "endure: work request %#lx failed: %s\n", (unsigned long)wc[i].wr_id, ibv_wc_status_str(wc[i].status));
 				exit(1);
 			} else if (wc[i].wr_id & 1 && !s->flushed) {
-				post_recv(s, wc[i].wr_id >> 8 & 0xff, wc[i].wr_id >> 1 & 0x7f);
+				post_recv(s, wc[i].wr_id >> 16 & 0xffff, wc[i].wr_id >> 1 & 0x7f);
 			}
 		}
 	CHECK(got == 0);
@@ -180,9 +182,9 @@ static bool begin(struct session *s)
 	for (int q = 0; q < qps; q++)
 		TRY(s->qp[q] = ibv_create_qp(s->pd, &init));
 	for (int q = 0; q < qps; q++) {
-		if (!connect_to(s, s->qp[q], s->qp[q ^ 1]))
+		if (!connect_to(s, s->qp[q], s->qp[(q ^ 1) < qps ? q ^ 1 : q]))
 			return false;
-		for (int n = 0; n < 2 * DEPTH; n++)
+		for (int n = 0; n < (idles ? 1 : 2 * DEPTH); n++)
 			post_recv(s, q, n);
 	}
 	return true;
@@ -210,6 +212,23 @@ static bool work(struct session *s)
 		}
 	}
 	return poll_all(s);
+}
+
+// idle sleeps until there is an event; false when it is the fatal one.
+static bool idle(struct session *s)
+{
+	struct ibv_async_event event;
+	errno = 0;
+	if (ibv_get_async_event(s->ctx, &event))
+		return errno == EINTR;
+	ibv_ack_async_event(&event);
+	return event.event_type != IBV_EVENT_DEVICE_FATAL;
+}
+
+static void up(void)
+{
+	puts("up");
+	fflush(stdout);
 }
 
 // outstanding is how many work requests the device took that have not completed.
@@ -266,8 +285,9 @@ static bool drain(struct session *s)
 
 int main(int argc, char **argv)
 {
-	CHECK(argc == 3 && (qps = atoi(argv[1])) >= 2 && qps % 2 == 0 && qps <= MAX_QPS);
+	CHECK(argc == 3 && (qps = atoi(argv[1])) >= 1 && qps <= MAX_QPS);
 	waits = !strcmp(argv[2], "wait");
+	idles = !strcmp(argv[2], "idle");
 	struct sigaction sa = {.sa_handler = on_signal}; // and what sleeps is interrupted
 	CHECK(!sigaction(SIGTERM, &sa, NULL));
 	struct session *zombies[ZOMBIES] = {0};
@@ -280,12 +300,16 @@ int main(int argc, char **argv)
 			continue;
 		}
 		sessions++;
-		bool up = false;
-		while (!stop && work(s))
-			if (!up && s->completions >= WARM) {
-				up = true;
-				puts("up");
-				fflush(stdout);
+		if (idles) {
+			up();
+			taken(s); // a reset comes after that
+			while (!stop && idle(s))
+				;
+		}
+		for (bool warm = false; !stop && !idles && work(s);)
+			if (!warm && s->completions >= WARM) {
+				warm = true;
+				up();
 			}
 		if (!stop || !drain(s)) {
 			fatal(s);
