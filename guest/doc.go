@@ -48,6 +48,9 @@
 // stays an ancestor of what the program starts as long as it lives, which is as long as the program does; processes
 // that go on after that reach what they have open, and find no more devices.
 //
-// Linux 5.9 is the minimum. From 5.19 on signals do not interrupt trapped calls, and from 6.6 on answers come several
-// times as fast.
+// A signal whose handler was installed without SA_RESTART can interrupt a trapped call with EINTR, where the kernel would
+// not sleep at all: before Linux 5.19 at any time, and since then until the service has received the call, which is a
+// moment unless the machine is busy; what is interrupted there has not been carried out.
+//
+// Linux 5.9 is the minimum. From 6.6 on answers come several times as fast.
 package guest

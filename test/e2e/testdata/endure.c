@@ -68,6 +68,14 @@ static bool gone(const char *call)
 		}                          \
 	} while (0)
 
+// DONE checks a call that returns the error, again and again if a signal interrupts it.
+#define DONE(want, what)                                 \
+	do {                                             \
+		while ((errno = (what)) == EINTR)        \
+			;                                \
+		CHECK(errno == (want));                  \
+	} while (0)
+
 static struct place *place_of(struct session *s, uint64_t id)
 {
 	unsigned q = id >> 16 & 0xffff, n = id >> 1 & 0x7f;
@@ -255,21 +263,26 @@ static void fatal(struct session *s)
 		}
 	} while (errno == EINTR);
 	CHECK(last == IBV_EVENT_DEVICE_FATAL);
-	errno = 0;
-	CHECK(!ibv_alloc_pd(s->ctx) && errno == EIO);
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
-	CHECK(ibv_modify_qp(s->qp[0], &a, IBV_QP_STATE) == EIO);
+	DONE(EIO, ibv_alloc_pd(s->ctx) ? 0 : errno);
+	DONE(EIO, ibv_modify_qp(s->qp[0], &a, IBV_QP_STATE));
 }
 
 static void end(struct session *s)
 {
 	for (int q = 0; q < qps; q++)
-		CHECK(!s->qp[q] || !ibv_destroy_qp(s->qp[q]));
-	CHECK(!s->mr || !ibv_dereg_mr(s->mr));
-	CHECK(!s->cq || !ibv_destroy_cq(s->cq));
-	CHECK(!s->channel || !ibv_destroy_comp_channel(s->channel));
-	CHECK(!s->pd || !ibv_dealloc_pd(s->pd));
-	CHECK(!s->ctx || !ibv_close_device(s->ctx));
+		if (s->qp[q])
+			DONE(0, ibv_destroy_qp(s->qp[q]));
+	if (s->mr)
+		DONE(0, ibv_dereg_mr(s->mr));
+	if (s->cq)
+		DONE(0, ibv_destroy_cq(s->cq));
+	if (s->channel)
+		DONE(0, ibv_destroy_comp_channel(s->channel));
+	if (s->pd)
+		DONE(0, ibv_dealloc_pd(s->pd));
+	if (s->ctx)
+		DONE(0, ibv_close_device(s->ctx) ? errno : 0);
 	free(s);
 }
 
@@ -277,8 +290,12 @@ static void end(struct session *s)
 static bool drain(struct session *s)
 {
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
-	for (int q = 0; q < qps; q++)
-		MODIFY(ibv_modify_qp(s->qp[q], &a, IBV_QP_STATE));
+	for (int q = 0; q < qps; q++) {
+		int err;
+		while ((err = ibv_modify_qp(s->qp[q], &a, IBV_QP_STATE)) == EINTR)
+			;
+		MODIFY(err);
+	}
 	taken(s);
 	return true;
 }
