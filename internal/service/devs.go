@@ -93,6 +93,9 @@ func (s *Service) DevReset(r DevReset) error {
 		return fmt.Errorf("dev reset: no moment %q: it is %s or %s: %w", r.At, DevRegistration, DevCompletion, syscall.EINVAL)
 	default:
 		if l.slot.Device() == nil {
+			if l.hw.State() == rxe.HardwareUnreachable {
+				return fmt.Errorf("dev reset %s: the hardware does not answer; 'verbena dev plug %s' ends that: %w", r.Name, r.Name, syscall.EBUSY)
+			}
 			return l.slot.Reset(s.ended) // says what is wrong
 		}
 		away()
