@@ -80,6 +80,24 @@ func TestHardwareStops(t *testing.T) {
 	}
 }
 
+// Nothing leaves hardware that has stopped, also not what waited for the socket, when the driver flushes.
+func TestHardwareSendsNothing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{net: simnet.Config{Bandwidth: 1 << 20, SendBuffer: 1 << 17}, bufLen: 1 << 18})
+		b.connect(conn{})
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 1<<18), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
+		b.a.dev.Hardware().Disconnect()
+		sent := b.a.dev.counters[cntSentPkts].n.Load()
+		b.a.dev.IB().SetError()
+		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr})
+		time.Sleep(time.Second)
+		if n := b.a.dev.counters[cntSentPkts].n.Load(); n != sent || sent == 0 {
+			t.Errorf("%d packets were sent before, %d after", sent, n-sent)
+		}
+		b.close()
+	})
+}
+
 // The states of the adapter, and who is refused in which.
 func TestHardwareStates(t *testing.T) {
 	bubble(t, func(t *testing.T) {
