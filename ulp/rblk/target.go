@@ -305,7 +305,13 @@ func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
 		return nil, fmt.Errorf("%w: device %s is going", errLater, dev.Name())
 	}
 	s.start()
-	return s, writeLine(c, welcome{Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO, QP: s.ep.addr})
+	c.SetDeadline(time.Now().Add(t.cfg.LoginTimeout)) // anew: the old session may have taken long to end
+	if err := writeLine(c, welcome{Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO, QP: s.ep.addr}); err != nil {
+		s.end(err)
+		in.session = nil
+		return nil, err
+	}
+	return s, nil
 }
 
 func (t *Target) device() (*ib.Device, error) {
