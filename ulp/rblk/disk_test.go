@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -210,6 +211,52 @@ func TestOldSessionFirst(t *testing.T) {
 	}
 	if s := d.Stats(); s.Sessions != 2 || s.Replayed != 1 {
 		t.Errorf("%+v", s)
+	}
+	if got := string(store.b[:3]); got != "new" {
+		t.Errorf("the store has %q", got)
+	}
+}
+
+// slowFirst is a store whose first write waits for gate.
+type slowFirst struct {
+	*Memory
+	began chan struct{} // of capacity 1
+	gate  chan struct{}
+}
+
+func (s *slowFirst) WriteAt(p []byte, off int64) (int, error) {
+	select {
+	case s.began <- struct{}{}:
+		<-s.gate
+	default:
+	}
+	return s.Memory.WriteAt(p, off)
+}
+
+// Neither can a write of an initiator that has gone come after what the next one has written.
+func TestDeadInitiatorFirst(t *testing.T) {
+	store := &slowFirst{Memory: NewMemory(4096), began: make(chan struct{}, 1), gate: make(chan struct{})}
+	w := newWorld(t, store)
+	dead := w.openDefault()
+	old := make(chan error, 1)
+	go func() {
+		_, err := dead.WriteAt([]byte("old"), 0)
+		old <- err
+	}()
+	for len(store.began) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	dead.Close()
+	if err := <-old; !errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond) // the target notices
+	time.AfterFunc(50*time.Millisecond, func() { close(store.gate) })
+	if _, err := w.openDefault().WriteAt([]byte("new"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for w.target.Sessions() != 1 {
+		time.Sleep(time.Millisecond)
 	}
 	if got := string(store.b[:3]); got != "new" {
 		t.Errorf("the store has %q", got)

@@ -22,6 +22,8 @@ type session struct {
 	depth int
 	maxIO int
 
+	export string
+
 	ctl    *memory // depth+1 requests received, then depth responses to send
 	data   *memory // maxIO bytes for each tag
 	places []place
@@ -29,7 +31,8 @@ type session struct {
 	work    chan uint16 // tags for the workers; room for all
 	workers sync.WaitGroup
 	nwork   int
-	ending  atomic.Bool // workers leave alone what they have not begun
+	ending  atomic.Bool   // workers leave alone what they have not begun
+	over    chan struct{} // closed when it has ended
 
 	mu  sync.Mutex
 	why error // the first reason to end
@@ -50,7 +53,7 @@ const (
 
 func newSession(cfg *TargetConfig, dev *ib.Device, store Store, c net.Conn, l *login) (*session, error) {
 	s := &session{
-		store: store, conn: c, epoch: l.Epoch, nwork: cfg.Workers,
+		store: store, conn: c, epoch: l.Epoch, nwork: cfg.Workers, export: l.Export, over: make(chan struct{}),
 		depth: min(cfg.Depth, l.Depth), maxIO: min(cfg.MaxIO, l.MaxIO),
 	}
 	s.places, s.work = make([]place, s.depth), make(chan uint16, s.depth)
@@ -111,6 +114,7 @@ func (s *session) end(why error) {
 	s.ep.close() // no handler runs after it, so nobody sends to work
 	close(s.work)
 	s.workers.Wait()
+	close(s.over)
 }
 
 func (s *session) request(slot int) []byte { return s.ctl.bytes[slot*requestLen:][:requestLen] }

@@ -261,7 +261,8 @@ func (t *Target) release(in *initiator) {
 	}
 }
 
-// login ends the initiator's old session, and makes a new one.
+// login ends the initiator's old session, and makes a new one. It waits for nobody else's login: those that are under way
+// have ended their old session before they wait.
 func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
 	store := t.cfg.Exports[l.Export]
 	switch {
@@ -283,6 +284,7 @@ func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
 		old.end(errors.New("the initiator has logged in again"))
 		in.session = nil
 	}
+	t.settle(l.Export)
 	dev, err := t.device()
 	if err != nil {
 		return nil, err
@@ -312,6 +314,22 @@ func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// settle waits until the store has finished what sessions had begun that are ending. Without it a write of an initiator
+// that has died could come after what the next one writes.
+func (t *Target) settle(export string) {
+	t.mu.Lock()
+	var ending []*session
+	for _, s := range t.conns {
+		if s != nil && s.export == export && s.reason() != nil {
+			ending = append(ending, s)
+		}
+	}
+	t.mu.Unlock()
+	for _, s := range ending {
+		<-s.over
+	}
 }
 
 func (t *Target) device() (*ib.Device, error) {
