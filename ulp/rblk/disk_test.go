@@ -113,6 +113,30 @@ func TestStoreErrors(t *testing.T) {
 	}
 }
 
+// syncFails is a store whose first Sync fails. The next one knows nothing of it, as with fsync.
+type syncFails struct {
+	*Memory
+	failed atomic.Bool
+}
+
+func (s *syncFails) Sync() error {
+	if s.failed.Swap(true) {
+		return nil
+	}
+	return syscall.EIO
+}
+
+// That something which was written is lost everybody hears who asks.
+func TestSyncFails(t *testing.T) {
+	w := newWorld(t, &syncFails{Memory: NewMemory(4096)})
+	a, b := w.openDefault(), w.openDefault()
+	for i, d := range []*Disk{a, b, a} {
+		if err := d.Sync(); !errors.Is(err, syscall.EIO) {
+			t.Errorf("sync %d: %v", i, err)
+		}
+	}
+}
+
 func TestOpenRefused(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	cfg := w.config()

@@ -16,13 +16,11 @@ import (
 //	  +------------- (read, sync) ------------------^
 type session struct {
 	ep    *endpoint
-	store Store
+	store *export
 	conn  net.Conn
 	epoch uint64
 	depth int
 	maxIO int
-
-	export string
 
 	ctl    *memory // depth+1 requests received, then depth responses to send
 	data   *memory // maxIO bytes for each tag
@@ -51,9 +49,9 @@ const (
 	ofReply
 )
 
-func newSession(cfg *TargetConfig, dev *ib.Device, store Store, c net.Conn, l *login) (*session, error) {
+func newSession(cfg *TargetConfig, dev *ib.Device, store *export, c net.Conn, l *login) (*session, error) {
 	s := &session{
-		store: store, conn: c, epoch: l.Epoch, nwork: cfg.Workers, export: l.Export, over: make(chan struct{}),
+		store: store, conn: c, epoch: l.Epoch, nwork: cfg.Workers, over: make(chan struct{}),
 		depth: min(cfg.Depth, l.Depth), maxIO: min(cfg.MaxIO, l.MaxIO),
 	}
 	s.places, s.work = make([]place, s.depth), make(chan uint16, s.depth)
