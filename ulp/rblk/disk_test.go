@@ -73,6 +73,24 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// atEnd is a store that says io.EOF with the last byte, as an io.ReaderAt may.
+type atEnd struct{ *Memory }
+
+func (s atEnd) ReadAt(p []byte, off int64) (int, error) {
+	n, err := s.Memory.ReadAt(p, off)
+	if off+int64(n) == s.Size() {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func TestEOFWithLastByte(t *testing.T) {
+	d := newWorld(t, atEnd{NewMemory(4096)}).openDefault()
+	if n, err := d.ReadAt(make([]byte, 512), 4096-512); n != 512 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
 // faulty is a store with errors.
 type faulty struct {
 	*Memory

@@ -186,7 +186,8 @@ func (s *session) serve() {
 		var err error
 		switch data := s.piece(tag, r.length); r.op {
 		case opRead:
-			if _, err = s.store.ReadAt(data, int64(r.offset)); err == nil {
+			var n int
+			if n, err = s.store.ReadAt(data, int64(r.offset)); n == len(data) { // and perhaps io.EOF
 				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.pieceSGL(tag, r.length), RemoteAddr: r.addr, RKey: r.rkey})
 				if err != nil {
 					s.lose(err)
