@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib/attach"
 )
 
@@ -200,6 +201,28 @@ func TestPatience(t *testing.T) {
 				t.Errorf("the same disk, opened again: %q, %v", b, err)
 			}
 		})
+	}
+}
+
+// Where TCP gets through, but RDMA does not, sessions come and fail again. That is no progress: patience ends.
+func TestPatienceWithoutPath(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	cfg := w.config()
+	cfg.Patience = 2 * time.Second
+	d := w.open(cfg)
+	w.init.cfg.Network.(*simnet.Net).SetFilter(func(*simnet.Packet) bool { return false })
+	done := make(chan error, 1)
+	go func() {
+		_, err := d.WriteAt([]byte("lost"), 0)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if !errors.Is(err, ErrLost) || d.Stats().Sessions < 2 {
+			t.Errorf("%v, %+v", err, d.Stats())
+		}
+	case <-time.After(time.Minute):
+		t.Errorf("the write waits: %+v", d.Stats())
 	}
 }
 
