@@ -7,7 +7,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
 	"verbena/driver/rxe"
 	"verbena/driver/rxe/wire"
@@ -73,6 +75,10 @@ type link struct {
 	taps   *wire.Taps
 	host   *netdev.Interface // as last seen
 	addrs  []netip.Addr      // of the device; nil: all that the interface has
+	outage struct {
+		sync.Mutex
+		end *time.Timer // of the last that has one
+	}
 }
 
 // openLink makes a device and registers it.

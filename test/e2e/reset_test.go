@@ -192,6 +192,24 @@ func TestOutOfReach(t *testing.T) {
 			t.Errorf("plugged in again: %+v", d)
 		}
 	}
+	// An outage that was ended by hand does not end the next one.
+	short := w.cmd(w.deadline(20), "dev", "reset", "rxe0", "--unreachable=500ms")
+	if err := short.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for w.dev().State != "recovering" {
+		time.Sleep(time.Millisecond)
+	}
+	w.out("dev", "plug", "rxe0")
+	if err := short.Wait(); err != nil {
+		t.Error(err)
+	}
+	w.out("dev", "reset", "rxe0", "--unreachable")
+	time.Sleep(600 * time.Millisecond)
+	if d := w.dev(); d.State != "recovering" {
+		t.Errorf("after the time of an earlier outage: %+v", d)
+	}
+	w.out("dev", "plug", "rxe0")
 	w.out("dev", "reset", "rxe0", "--unreachable", "--at=registration")
 	w.out("link", "del", "rxe0")
 }
