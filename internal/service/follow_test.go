@@ -165,3 +165,25 @@ func TestFollow(t *testing.T) {
 		t.Error("two links have one address")
 	}
 }
+
+// The news of a device come after those of the next one, where resets follow each other closely.
+func TestProbedLate(t *testing.T) {
+	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	l := s.links[0]
+	first := l.hw.Device()
+	if err := l.slot.Reset(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	second := l.hw.Device()
+	s.probed(l, second)
+	s.probed(l, first)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.dev != second {
+		t.Error("the service follows the interface with a device that has gone")
+	}
+}

@@ -140,6 +140,9 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 func (s *Service) probed(l *link, d *rxe.Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if now := l.hw.Device(); now != nil && now != d {
+		return // there is a later one already
+	}
 	l.dev = d
 	// The interface may have changed while there was no device.
 	host, addrs := l.now([]netdev.Interface{*l.host})
