@@ -107,6 +107,8 @@ func (c *diskCmd) Run(ctx context.Context) error {
 		return err
 	}
 	defer d.Close()
+	// At the end nobody waits for requests that the target does not answer.
+	defer context.AfterFunc(ctx, func() { d.Close() })()
 	l, err := net.Listen("unix", c.NBD)
 	if err != nil {
 		return err
