@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"net"
@@ -107,7 +108,12 @@ func (c *diskCmd) Run(ctx context.Context) error {
 		return err
 	}
 	defer d.Close()
+	// At the end nobody waits for requests that the target does not answer.
+	defer context.AfterFunc(ctx, func() { d.Close() })()
 	l, err := net.Listen("unix", c.NBD)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%w: another disk is there, or one that was killed has left the socket behind: then remove it", err)
+	}
 	if err != nil {
 		return err
 	}

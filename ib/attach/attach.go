@@ -88,7 +88,8 @@ type Config[S any] struct {
 	Device Identity
 	// Attach makes a session on d. It may sleep, but not beyond ctx, which is done when the session could not be used
 	// any more: the device goes, the time-out has passed, Close was called. After an error it has left nothing on the
-	// device, and is tried again after RetryDelay.
+	// device, and is tried again after RetryDelay. LossTimeout begins anew with each session: so with requests that wait,
+	// return one only when it has carried the first of them, or what fails each time at once is never given up.
 	//
 	// The session reports by failed that it is of no use although the device is there: a completion with an error, a
 	// peer that does not answer. It may be called from any context, a completion handler included, by whatever still

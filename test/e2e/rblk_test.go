@@ -88,6 +88,51 @@ func TestBlockDevice(t *testing.T) {
 	target.end(t)
 }
 
+// TestBlockDeviceKill: what was flushed is there after the target was killed and started again, to the disk that was kept
+// as to others. A disk whose target is gone for good, and that waits for ever, still ends when it is told to.
+func TestBlockDeviceKill(t *testing.T) {
+	needProgram(t, "qemu-utils", "qemu-io")
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "rblk")
+	if out, err := exec.Command("go", "build", "-o", bin, "verbena/cmd/rblk").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	file, socket := filepath.Join(dir, "disk.img"), filepath.Join(dir, "nbd.sock")
+	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	addr := loopback()
+	target := func(listen string) *server {
+		return start(t, regexp.MustCompile(`log in at (\S+)`), bin, "target", "--quiet", "--addr", addr, "--listen", listen, "data="+file)
+	}
+	io := func(command string) *exec.Cmd {
+		return exec.Command("qemu-io", "-f", "raw", "-c", command, "nbd+unix:///?socket="+socket)
+	}
+	first := target("127.0.0.1:0")
+	disk := start(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
+		"disk", "--quiet", "--addr", loopback(), "--target", first.ready, "--export", "data", "--nbd", socket, "--wait", "60s", "--patience=-1s")
+	if out, err := io("write -f -P 7 5000 100000").CombinedOutput(); err != nil {
+		t.Fatalf("write: %v\n%s", err, out)
+	}
+	first.kill()
+	second := target(first.ready)
+	if out, err := io("read -P 7 5000 100000").CombinedOutput(); err != nil || bytes.Contains(out, []byte("failed")) {
+		t.Errorf("read from the target that was started again: %v\n%s", err, out)
+	}
+	second.kill()
+	held := io("write -P 8 0 4096")
+	if err := held.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(500 * time.Millisecond) // it has sent its request
+	late := time.AfterFunc(time.Minute, func() { disk.cmd.Process.Kill() })
+	defer late.Stop()
+	t.Log(disk.end(t))
+	if err := held.Wait(); err == nil {
+		t.Error("a write to a disk that has ended succeeded")
+	}
+}
+
 // server is a program that says when it is ready.
 type server struct {
 	cmd   *exec.Cmd
@@ -124,6 +169,12 @@ func start(t *testing.T, ready *regexp.Regexp, name string, args ...string) *ser
 		s.rest <- string(b)
 	}()
 	return s
+}
+
+// kill ends the program without a word.
+func (s *server) kill() {
+	s.cmd.Process.Kill()
+	s.cmd.Wait()
 }
 
 // end interrupts the program, and returns what it said since it was ready.

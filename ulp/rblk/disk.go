@@ -48,6 +48,7 @@ type Disk struct {
 	free   chan uint16   // tags
 
 	// What follows is set by the first session.
+	store string // its ID
 	size  int64
 	depth int
 	maxIO int
@@ -198,6 +199,9 @@ func (d *Disk) oldest() time.Time {
 // prepare makes what stays, at the first session.
 func (d *Disk) prepare(w *welcome) error {
 	if d.requests != nil {
+		if w.Store != d.store {
+			return fmt.Errorf("the export has changed: it is not what was written to (%q), but another (%q)", d.store, w.Store)
+		}
 		if w.Size != d.size || w.Depth < d.depth || w.MaxIO < d.maxIO {
 			return fmt.Errorf("the export has changed: %d bytes, depth %d, requests of %d; it had %d, %d, %d",
 				w.Size, w.Depth, w.MaxIO, d.size, d.depth, d.maxIO)
@@ -209,7 +213,7 @@ func (d *Disk) prepare(w *welcome) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.size, d.depth, d.maxIO = w.Size, w.Depth, w.MaxIO
+	d.store, d.size, d.depth, d.maxIO = w.Store, w.Size, w.Depth, w.MaxIO
 	d.requests, d.free = make([]slot, d.depth), make(chan uint16, d.depth)
 	for i := range d.requests {
 		d.requests[i].result = make(chan error, 1)

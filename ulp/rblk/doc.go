@@ -28,5 +28,7 @@
 // their order on the next session. One of them may have been carried out before. That does not show, because a read or a
 // write of a fixed range may be repeated, as long as nobody who has been told that it is done has written there since. So
 // the target, before it welcomes an initiator again, ends the old session and waits until the store has finished what that
-// session had begun. What it began before then precedes every repetition; after it, nothing old comes.
+// session had begun. What it began before then precedes every repetition; after it, nothing old comes. The same wait
+// keeps a write of an initiator that has died from coming after what the next one writes. Requests that are under way
+// at once have no order among them, and somebody who reads a place while it is being written can see it change back.
 package rblk

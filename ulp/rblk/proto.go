@@ -30,6 +30,7 @@ type login struct {
 type welcome struct {
 	Refused string `json:"refused,omitempty"` // why not
 	Retry   bool   `json:"retry,omitempty"`   // it may be different later
+	Store   string `json:"store,omitempty"`   // Identifier
 	Size    int64  `json:"size"`              // bytes
 	Depth   int    `json:"depth"`
 	MaxIO   int    `json:"max_io"`

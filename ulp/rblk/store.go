@@ -1,11 +1,14 @@
 package rblk
 
 import (
+	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Store is what a target exports: bytes at fixed places. Its methods may sleep, and are called by several goroutines
@@ -18,6 +21,21 @@ type Store interface {
 	Sync() error
 	// Size is in bytes, and does not change.
 	Size() int64
+}
+
+// Identifier is a Store that can be told from others. A Disk stays with the one it began with: one of the same name and
+// size that has not what was written is none.
+type Identifier interface {
+	// ID is the same as long as what was written is there, also after a restart; "" if that cannot be told. At most 256
+	// bytes.
+	ID() string
+}
+
+func idOf(s Store) string {
+	if i, ok := s.(Identifier); ok {
+		return i.ID()
+	}
+	return ""
 }
 
 // export is a Store whose Sync fails for good when it has failed once: whoever asks next, be it another initiator, or
@@ -42,6 +60,7 @@ func (e *export) Sync() error {
 type file struct {
 	*os.File
 	size int64
+	id   string
 }
 
 // OpenFile returns the store in a file or block device that exists. Its Close is the caller's, when no target exports
@@ -64,19 +83,36 @@ func OpenFile(path string) (interface {
 		f.Close()
 		return nil, err
 	}
-	return &file{f, size}, nil
+	return &file{f, size, fileID(f)}, nil
+}
+
+// fileID tells a file from one that has taken its place, perhaps with its inode number. A block device has none.
+func fileID(f *os.File) string {
+	const need = unix.STATX_TYPE | unix.STATX_INO | unix.STATX_BTIME
+	var st unix.Statx_t
+	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, need, &st)
+	if err != nil || st.Mask&need != need || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return ""
+	}
+	return fmt.Sprintf("inode %d of %d.%09d", st.Ino, st.Btime.Sec, st.Btime.Nsec)
 }
 
 func (f *file) Size() int64 { return f.size }
 
+func (f *file) ID() string { return f.id }
+
 // Memory is a Store in memory.
 type Memory struct {
+	id string
 	mu sync.RWMutex
 	b  []byte
 }
 
 // NewMemory returns a store of n zero bytes.
-func NewMemory(n int64) *Memory { return &Memory{b: make([]byte, n)} }
+func NewMemory(n int64) *Memory { return &Memory{id: rand.Text(), b: make([]byte, n)} }
+
+// ID is another one for each memory.
+func (m *Memory) ID() string { return m.id }
 
 // ReadAt is that of io.ReaderAt.
 func (m *Memory) ReadAt(p []byte, off int64) (int, error) {

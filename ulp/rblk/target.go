@@ -312,7 +312,7 @@ func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
 	}
 	s.start()
 	c.SetDeadline(time.Now().Add(t.cfg.LoginTimeout)) // anew: the old session may have taken long to end
-	if err := writeLine(c, welcome{Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO, QP: s.ep.addr}); err != nil {
+	if err := writeLine(c, welcome{Store: idOf(store.Store), Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO, QP: s.ep.addr}); err != nil {
 		s.end(err)
 		in.session = nil
 		return nil, err

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -82,16 +84,55 @@ func TestTargetRestart(t *testing.T) {
 	}
 }
 
-// An export that comes back smaller is another disk: requests fail in the end rather than hit the wrong thing.
+// An export that comes back as another is another disk: requests fail in the end rather than hit the wrong thing.
 func TestExportChanged(t *testing.T) {
-	w := newWorld(t, NewMemory(4096))
-	cfg := w.config()
-	cfg.Patience = 3 * time.Second
-	d := w.open(cfg)
-	w.stop()
-	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(2048)}})
-	if _, err := d.WriteAt([]byte("x"), 0); err == nil || !strings.Contains(err.Error(), "the export has changed") {
-		t.Errorf("write to a disk that is another: %v", err)
+	for _, size := range []int64{2048, 4096} {
+		w := newWorld(t, NewMemory(4096))
+		cfg := w.config()
+		cfg.Patience = 3 * time.Second
+		d := w.open(cfg)
+		w.stop()
+		w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(size)}})
+		if _, err := d.WriteAt([]byte("x"), 0); err == nil || !strings.Contains(err.Error(), "the export has changed") {
+			t.Errorf("write to a disk that is another, of %d bytes: %v", size, err)
+		}
+	}
+}
+
+// A file is known again when it is opened again, but not one that has taken its place.
+func TestFileIdentity(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk.img")
+	open := func() string {
+		f, err := OpenFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.WriteAt([]byte("x"), 100); err != nil {
+			t.Fatal(err)
+		}
+		return idOf(f)
+	}
+	create := func() {
+		if err := os.WriteFile(path, make([]byte, 512), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create()
+	id := open()
+	if id == "" {
+		t.Skip("this file system does not say when a file was made")
+	}
+	if again := open(); again != id {
+		t.Errorf("%q, opened again: %q", id, again)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond) // file systems' clocks are coarse
+	create()
+	if other := open(); other == id {
+		t.Errorf("another file is %q too", other)
 	}
 }
 

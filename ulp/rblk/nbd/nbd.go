@@ -15,6 +15,9 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
+
+	"golang.org/x/sync/semaphore"
 )
 
 // Disk is what is served. Its methods are called by several goroutines at once.
@@ -68,15 +71,25 @@ const (
 
 	maxOption  = 4096
 	maxPayload = 32 << 20 // what clients may assume
-	inFlight   = 64       // requests of one connection
+	maxPooled  = 256 << 10
+
+	// What clients can make the server hold. They may leave replies unread for as long as they like.
+	maxConns = 32
+	inFlight = 64         // requests of one connection
+	inMemory = maxPayload // bytes of their data
 )
 
-// Serve accepts connections until ctx ends, which also ends them. It owns l.
+// handshake is how long a client may take to choose a disk.
+const handshake = 10 * time.Second
+
+// Serve accepts connections until ctx ends, which also ends them. It owns l. Of more than 32 at a time the last ones are
+// closed at once; each takes up to 48 MiB.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	defer l.Close()
 	var conns sync.WaitGroup
 	defer conns.Wait()
+	free := make(chan struct{}, maxConns)
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -85,7 +98,17 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			}
 			return err
 		}
+		select {
+		case free <- struct{}{}:
+		default:
+			c.Close()
+			if s.Logf != nil {
+				s.Logf("nbd: a client was sent away: there are %d connections already", maxConns)
+			}
+			continue
+		}
 		conns.Go(func() {
+			defer func() { <-free }()
 			defer c.Close()
 			defer context.AfterFunc(ctx, func() { c.Close() })()
 			if err := s.serve(c); err != nil && ctx.Err() == nil && s.Logf != nil {
@@ -119,10 +142,12 @@ func u64(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
 
 func (s *Server) serve(nc net.Conn) error {
 	c := &conn{r: newReader(nc), w: nc}
+	nc.SetDeadline(time.Now().Add(handshake))
 	disk, err := s.negotiate(c)
 	if err != nil || disk == nil {
 		return err
 	}
+	nc.SetDeadline(time.Time{})
 	return c.transmit(disk)
 }
 
@@ -260,6 +285,7 @@ func (c *conn) transmit(d Disk) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	slots := make(chan struct{}, inFlight)
+	memory := semaphore.NewWeighted(inMemory)
 	pool := sync.Pool{New: func() any { return new([]byte) }}
 	for {
 		var h [28]byte
@@ -278,14 +304,17 @@ func (c *conn) transmit(d Disk) error {
 		if (kind == cmdRead || kind == cmdWrite) && n > maxPayload {
 			return fmt.Errorf("request for %d bytes", n)
 		}
-		slots <- struct{}{}
-		buf := pool.Get().(*[]byte)
+		held := int64(0)
 		if kind == cmdRead || kind == cmdWrite {
-			if uint32(cap(*buf)) < n {
-				*buf = make([]byte, n)
-			}
-			*buf = (*buf)[:n]
+			held = int64(n)
 		}
+		slots <- struct{}{}
+		memory.Acquire(context.Background(), held) // returned by replies that are written, or fail to be
+		buf := pool.Get().(*[]byte)
+		if int64(cap(*buf)) < held {
+			*buf = make([]byte, held)
+		}
+		*buf = (*buf)[:held]
 		if kind == cmdWrite {
 			if _, err := io.ReadFull(c.r, *buf); err != nil {
 				return err
@@ -293,7 +322,10 @@ func (c *conn) transmit(d Disk) error {
 		}
 		running.Go(func() {
 			defer func() {
-				pool.Put(buf)
+				if cap(*buf) <= maxPooled {
+					pool.Put(buf)
+				}
+				memory.Release(held)
 				<-slots
 			}()
 			var data []byte

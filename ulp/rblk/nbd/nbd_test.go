@@ -8,8 +8,10 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -304,6 +306,101 @@ func TestServe(t *testing.T) {
 		t.Error(err)
 	}
 	c.ended()
+}
+
+// large is a disk that counts what is read.
+type large struct {
+	ram
+	reads atomic.Int32
+}
+
+func (l *large) ReadAt(p []byte, off int64) (int, error) {
+	l.reads.Add(1)
+	return len(p), nil
+}
+
+func (l *large) Size() int64 { return 1 << 30 }
+
+// A client that does not read its replies makes the server hold no more than was said.
+func TestSlowReader(t *testing.T) {
+	d := &large{}
+	c := dial(t, &Server{Exports: map[string]Disk{"": d}})
+	c.greet(3)
+	c.goTo("", 1<<30)
+	const requests, size = 8, maxPayload / 2
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		for i := range uint64(requests) {
+			c.request(0, cmdRead, i, i*size, size, nil)
+		}
+	}()
+	for d.reads.Load() < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond)
+	if n := d.reads.Load(); n != 2 {
+		t.Errorf("%d replies of %d bytes wait", n, size)
+	}
+	if _, err := io.CopyN(io.Discard, c, requests*(16+size)); err != nil {
+		t.Error(err)
+	}
+	<-sent
+}
+
+// A client that says nothing is sent away, unless it has chosen a disk.
+func TestHandshakeTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{Exports: map[string]Disk{"": &ram{b: make([]byte, 512)}}}
+		c := dial(t, s)
+		c.SetDeadline(time.Time{})
+		c.greet(3)
+		c.goTo("", 512)
+		silent := dial(t, s)
+		silent.SetDeadline(time.Time{})
+		silent.greet(3)
+		time.Sleep(time.Hour)
+		silent.ended()
+		c.request(0, cmdFlush, 1, 0, 0, nil)
+		c.answer(1, 0, nil)
+	})
+}
+
+// There are only so many connections; when one ends another may come.
+func TestTooManyConnections(t *testing.T) {
+	l, err := net.Listen("unix", t.TempDir()+"/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	s := &Server{Exports: map[string]Disk{"": &ram{b: make([]byte, 512)}}}
+	go func() { done <- s.Serve(ctx, l) }()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	connect := func() *client {
+		nc, err := net.Dial("unix", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { nc.Close() })
+		nc.SetDeadline(time.Now().Add(20 * time.Second))
+		return &client{t, nc}
+	}
+	first := connect()
+	first.greet(3)
+	for range maxConns - 1 {
+		connect().greet(3)
+	}
+	connect().ended()
+	first.Close()
+	for again := true; again; {
+		c := connect()
+		_, err := c.Read(make([]byte, 1))
+		again = err != nil
+	}
 }
 
 // FuzzServe: whatever a client sends, the server neither fails nor goes outside of the disk, and lets go in the end.
