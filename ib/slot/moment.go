@@ -3,6 +3,8 @@ package slot
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"syscall"
 )
 
@@ -26,24 +28,41 @@ var (
 
 func (m Moment) String() string { return m.what }
 
+// sameKind reports whether m and o replace each other.
+func (m Moment) sameKind(o Moment) bool { return m == o || m.n > 0 && o.n > 0 }
+
+// ofDevice reports whether the moment is one of the present device, and never comes once that is gone.
+func (m Moment) ofDevice() bool { return m != DuringRegistration }
+
+// arming is a moment that is waited for.
+type arming struct {
+	Moment
+	hit func()
+}
+
 // ResetAt has a reset hit at a moment, once. Right at the moment with is called, which may not sleep and may be nil: it
 // makes the hardware unreachable, say. Then the device does nothing more, and the reset goes on in the background, with
 // no bound on the wait for the hardware. An earlier ResetAt that is still waiting is replaced if it is for the same kind
-// of moment. EOPNOTSUPP from hardware that cannot be stopped at a work request, ENODEV if nothing is plugged in. It may
-// not sleep.
+// of moment; Disarm takes all back. A moment of the device is forgotten when that is reset or unplugged before it comes.
+// EOPNOTSUPP from hardware that cannot be stopped at a work request, ENODEV if nothing is plugged in. It may not sleep.
 func (s *Slot) ResetAt(m Moment, with func()) error {
-	dev := s.Device()
-	if dev == nil {
-		return fmt.Errorf("reset %s at %v: it is not plugged in: %w", s.name, m, syscall.ENODEV)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	absent := fmt.Errorf("reset %s at %v: it is not plugged in: %w", s.name, m, syscall.ENODEV)
+	if s.dev == nil {
+		return absent
 	}
-	hit := func() {
-		s.update(func(st *Status) { st.Armed = "" })
+	a := &arming{Moment: m}
+	a.hit = func() {
+		s.mu.Lock()
+		s.waiting = slices.DeleteFunc(s.waiting, func(o *arming) bool { return o == a })
+		s.mu.Unlock()
 		if with != nil {
 			with()
 		}
 	}
 	later := func() {
-		hit()
+		a.hit()
 		s.armed.Add(1)
 		go func() {
 			defer s.armed.Done()
@@ -52,46 +71,81 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 			}
 		}()
 	}
-	s.update(func(st *Status) { st.Armed = m.String() })
+	s.forgetLocked(m.sameKind)
+	s.waiting = append(s.waiting, a)
+	fail := func(err error) error {
+		s.forgetLocked(m.sameKind)
+		return err
+	}
 	switch {
 	case m.n > 0:
 		hw, ok := s.hw.(Stopper)
-		if ok && !hw.AtWorkRequest(m.n, later) {
-			return fmt.Errorf("reset %s at %v: it is not plugged in: %w", s.name, m, syscall.ENODEV)
-		}
 		if !ok {
-			return fmt.Errorf("reset %s at %v: its hardware cannot be stopped there: %w", s.name, m, syscall.EOPNOTSUPP)
+			return fail(fmt.Errorf("reset %s at %v: its hardware cannot be stopped there: %w", s.name, m, syscall.EOPNOTSUPP))
+		}
+		if !hw.AtWorkRequest(m.n, later) {
+			return fail(absent)
 		}
 	case m == InHandler:
-		ibdev := dev.IB()
+		ibdev := s.dev.IB()
 		ibdev.AtHandler(func() {
 			ibdev.SetError()
 			later()
 		})
 	case m == DuringRegistration:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.registration = hit
 	default:
-		return fmt.Errorf("reset %s: no such moment: %w", s.name, syscall.EINVAL)
+		return fail(fmt.Errorf("reset %s: no such moment: %w", s.name, syscall.EINVAL))
 	}
 	return nil
+}
+
+// Disarm takes back every ResetAt whose moment has not come. It may not sleep.
+func (s *Slot) Disarm() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range s.waiting {
+		switch hw, ok := s.hw.(Stopper); {
+		case s.dev == nil:
+		case a.n > 0 && ok:
+			hw.AtWorkRequest(0, nil)
+		case a.Moment == InHandler:
+			s.dev.IB().AtHandler(nil)
+		}
+	}
+	s.waiting = nil
+}
+
+// armedLocked lists the moments that are waited for.
+func (s *Slot) armedLocked() string {
+	var names []string
+	for _, a := range s.waiting {
+		names = append(names, a.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+// forgetLocked strikes the moments of which drop is true off the list.
+func (s *Slot) forgetLocked(drop func(Moment) bool) {
+	s.waiting = slices.DeleteFunc(s.waiting, func(a *arming) bool { return drop(a.Moment) })
 }
 
 // duringRegistration is what the coming registration is to be hit with, nil for nothing.
 func (s *Slot) duringRegistration() func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := s.registration
-	s.registration = nil
-	return f
+	for _, a := range s.waiting {
+		if a.Moment == DuringRegistration {
+			return a.hit
+		}
+	}
+	return nil
 }
 
 // Close unplugs the device, if there is one, and waits for resets that ResetAt has begun. It may sleep.
 func (s *Slot) Close() error {
 	for {
 		s.mu.Lock()
-		s.registration = nil
+		s.waiting = nil
 		busy := s.dev != nil || s.cancel != nil
 		s.mu.Unlock()
 		if !busy {

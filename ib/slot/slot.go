@@ -32,7 +32,7 @@ type Device interface {
 // Stopper is implemented by Hardware that can be stopped at a chosen work request, for tests.
 type Stopper interface {
 	// AtWorkRequest has the hardware stop in front of the n-th send work request from now, and call f, which does not
-	// sleep. It reports false when there is no device. It may not sleep.
+	// sleep. It reports false when there is no device. A second call replaces the first; n 0: nowhere. It may not sleep.
 	AtWorkRequest(n uint64, f func()) bool
 }
 
@@ -59,7 +59,7 @@ type Status struct {
 	Plugs  int
 	// Recovery is how long the last completed reset took, from the fatal event until the new device was registered.
 	Recovery time.Duration
-	Armed    string // the moment that is waited for; empty: none
+	Armed    string // the moments that are waited for, separated by commas; empty: none
 	Err      error  // why the last recovery failed; nil after one that did not
 }
 
@@ -75,12 +75,12 @@ type Slot struct {
 
 	armed sync.WaitGroup // resets that a moment has begun
 
-	mu           sync.Mutex
-	status       Status
-	dev          Device             // registered; nil: none
-	cancel       context.CancelFunc // ends the wait of a recovery; nil: there is none
-	settled      chan struct{}      // closed at the end of the recovery; nil: there is none
-	registration func()             // of DuringRegistration; nil: not armed
+	mu      sync.Mutex
+	status  Status
+	dev     Device             // registered; nil: none
+	cancel  context.CancelFunc // ends the wait of a recovery; nil: there is none
+	settled chan struct{}      // closed at the end of the recovery; nil: there is none
+	waiting []*arming          // moments that have not come, at most one of a kind
 }
 
 // New makes an empty slot for hw. logf, which may be nil, gets a line for each step that fails.
@@ -98,7 +98,9 @@ func (s *Slot) Hardware() Hardware { return s.hw }
 func (s *Slot) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.status
+	st := s.status
+	st.Armed = s.armedLocked()
+	return st
 }
 
 // Device is the device, nil while there is none. It may not sleep.
@@ -214,6 +216,7 @@ func (s *Slot) take(dev Device) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dev = nil
+	s.forgetLocked(func(m Moment) bool { return m.ofDevice() }) // they are not moments of the next one
 	return err
 }
 
