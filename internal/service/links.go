@@ -68,6 +68,7 @@ type link struct {
 	spec   LinkSpec
 	hw     *rxe.Hardware
 	slot   *slot.Slot
+	outage outage
 	dev    *rxe.Device // the latest; under Service.mu, once the link is known
 	faults *wire.Faults
 	taps   *wire.Taps
@@ -274,7 +275,7 @@ func (s *Service) noLink(name string) error {
 		}
 		names = strings.Join(n, ", ")
 	}
-	return fmt.Errorf("no link named %q (there are: %s): %w", name, names, syscall.ENODEV)
+	return fmt.Errorf("no device named %q (there are: %s): %w", name, names, syscall.ENODEV)
 }
 
 // Links describes the devices.
