@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
 )
 
@@ -153,6 +154,26 @@ func TestAtWorkRequest(t *testing.T) {
 			}
 			b.close()
 		}
+	})
+}
+
+// One that waits at a fence counts once, however often it is looked at.
+func TestAtWorkRequestBehindFence(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{net: simnet.Config{Latency: 5 * time.Microsecond}})
+		b.connect(conn{})
+		if !b.a.dev.Hardware().AtWorkRequest(3, func() {}) {
+			t.Fatal("refused")
+		}
+		for i, op := range []ib.WROpcode{ib.WRRDMARead, ib.WRRDMAWrite, ib.WRRDMAWrite} {
+			b.a.send(ib.SendWR{ID: uint64(i), Opcode: op, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled | ib.SendFence})
+		}
+		time.Sleep(time.Second)
+		b.a.expect(ib.WC{ID: 0, Status: ib.WCSuccess, Opcode: ib.WCRDMARead, ByteLen: 8})
+		b.a.dev.IB().SetError()
+		// The second was carried out, but the device did not hear that any more.
+		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
+		b.close()
 	})
 }
 

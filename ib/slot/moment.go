@@ -2,99 +2,94 @@ package slot
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"syscall"
 )
 
 // Moment is a moment at which a reset is to hit, so that a test need not hope for it.
 type Moment struct {
+	kind momentKind
 	what string
 	n    uint64
 }
 
+type momentKind uint8
+
+const (
+	never momentKind = iota
+	atWorkRequest
+	inHandler
+	duringRegistration
+	numMoments
+)
+
 // AtWorkRequest is when the hardware is about to carry out the n-th send work request from now: that one, and all that
 // come after it, are flushed.
-func AtWorkRequest(n uint64) Moment { return Moment{fmt.Sprintf("work request %d", n), n} }
+func AtWorkRequest(n uint64) Moment {
+	return Moment{atWorkRequest, fmt.Sprintf("work request %d", n), n}
+}
 
 var (
 	// DuringRegistration is while the device's next registration is not complete: the clients have it, and Register
 	// has not returned.
-	DuringRegistration = Moment{what: "registration"}
+	DuringRegistration = Moment{kind: duringRegistration, what: "registration"}
 	// InHandler is when the next completion handler of the device begins.
-	InHandler = Moment{what: "completion handler"}
+	InHandler = Moment{kind: inHandler, what: "completion handler"}
 )
 
 func (m Moment) String() string { return m.what }
 
-// sameKind reports whether m and o replace each other.
-func (m Moment) sameKind(o Moment) bool { return m == o || m.n > 0 && o.n > 0 }
-
-// ofDevice reports whether the moment is one of the present device, and never comes once that is gone.
-func (m Moment) ofDevice() bool { return m != DuringRegistration }
-
-// arming is a moment that is waited for.
-type arming struct {
-	Moment
-	hit func()
-}
-
 // ResetAt has a reset hit at a moment, once. Right at the moment with is called, which may not sleep and may be nil: it
 // makes the hardware unreachable, say. Then the device does nothing more, and the reset goes on in the background, with
 // no bound on the wait for the hardware. An earlier ResetAt that is still waiting is replaced if it is for the same kind
-// of moment; Disarm takes all back. A moment of the device is forgotten when that is reset or unplugged before it comes.
-// EOPNOTSUPP from hardware that cannot be stopped at a work request, ENODEV if nothing is plugged in. It may not sleep.
+// of moment; one for a moment of the device is forgotten when that goes. EOPNOTSUPP from hardware that cannot be stopped
+// at a work request, ENODEV if nothing is plugged in. It may not sleep.
 func (s *Slot) ResetAt(m Moment, with func()) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	absent := fmt.Errorf("reset %s at %v: it is not plugged in: %w", s.name, m, syscall.ENODEV)
-	if s.dev == nil {
-		return absent
+	dev := s.Device()
+	if dev == nil {
+		return fmt.Errorf("reset %s at %v: it is not plugged in: %w", s.name, m, syscall.ENODEV)
 	}
-	a := &arming{Moment: m}
-	a.hit = func() {
-		s.mu.Lock()
-		s.waiting = slices.DeleteFunc(s.waiting, func(o *arming) bool { return o == a })
-		s.mu.Unlock()
+	hit := func() {
+		s.arm(m.kind, "")
 		if with != nil {
 			with()
 		}
 	}
 	later := func() {
-		a.hit()
-		s.armed.Add(1)
-		go func() {
-			defer s.armed.Done()
-			if err := s.Reset(context.Background()); err != nil {
+		hit()
+		stopped := s.Device()
+		s.begun.Go(func() {
+			if err := s.reset(context.Background(), stopped); err != nil {
 				s.logf("%v", err)
 			}
-		}()
+		})
 	}
-	s.forgetLocked(m.sameKind)
-	s.waiting = append(s.waiting, a)
-	fail := func(err error) error {
-		s.forgetLocked(m.sameKind)
-		return err
-	}
-	switch {
-	case m.n > 0:
-		hw, ok := s.hw.(Stopper)
-		if !ok {
-			return fail(fmt.Errorf("reset %s at %v: its hardware cannot be stopped there: %w", s.name, m, syscall.EOPNOTSUPP))
+	s.arm(m.kind, m.what)
+	var err error
+	switch m.kind {
+	case atWorkRequest:
+		if hw, ok := s.hw.(Stopper); !ok {
+			err = fmt.Errorf("its hardware cannot be stopped there: %w", syscall.EOPNOTSUPP)
+		} else if !hw.AtWorkRequest(m.n, later) {
+			err = fmt.Errorf("it is not plugged in: %w", syscall.ENODEV)
 		}
-		if !hw.AtWorkRequest(m.n, later) {
-			return fail(absent)
-		}
-	case m == InHandler:
-		ibdev := s.dev.IB()
+	case inHandler:
+		ibdev := dev.IB()
 		ibdev.AtHandler(func() {
 			ibdev.SetError()
 			later()
 		})
-	case m == DuringRegistration:
+	case duringRegistration:
+		s.mu.Lock()
+		s.registration = hit
+		s.mu.Unlock()
 	default:
-		return fail(fmt.Errorf("reset %s: no such moment: %w", s.name, syscall.EINVAL))
+		err = fmt.Errorf("no such moment: %w", syscall.EINVAL)
+	}
+	if err != nil {
+		s.arm(m.kind, "")
+		return fmt.Errorf("reset %s at %v: %w", s.name, m, err)
 	}
 	return nil
 }
@@ -103,58 +98,47 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 func (s *Slot) Disarm() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, a := range s.waiting {
-		switch hw, ok := s.hw.(Stopper); {
-		case s.dev == nil:
-		case a.n > 0 && ok:
+	if s.dev != nil {
+		if hw, ok := s.hw.(Stopper); ok {
 			hw.AtWorkRequest(0, nil)
-		case a.Moment == InHandler:
-			s.dev.IB().AtHandler(nil)
 		}
+		s.dev.IB().AtHandler(nil)
 	}
-	s.waiting = nil
+	s.registration = nil
+	clear(s.armed[:])
 }
 
-// armedLocked lists the moments that are waited for.
-func (s *Slot) armedLocked() string {
-	var names []string
-	for _, a := range s.waiting {
-		names = append(names, a.String())
-	}
-	return strings.Join(names, ", ")
-}
-
-// forgetLocked strikes the moments of which drop is true off the list.
-func (s *Slot) forgetLocked(drop func(Moment) bool) {
-	s.waiting = slices.DeleteFunc(s.waiting, func(a *arming) bool { return drop(a.Moment) })
+// arm notes that a moment is waited for, or with "" that none of its kind is.
+func (s *Slot) arm(k momentKind, what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.armed[k] = what
 }
 
 // duringRegistration is what the coming registration is to be hit with, nil for nothing.
 func (s *Slot) duringRegistration() func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, a := range s.waiting {
-		if a.Moment == DuringRegistration {
-			return a.hit
-		}
-	}
-	return nil
+	f := s.registration
+	s.registration = nil
+	return f
 }
 
 // Close unplugs the device, if there is one, and waits for resets that ResetAt has begun. It may sleep.
-func (s *Slot) Close() error {
-	for {
-		s.mu.Lock()
-		s.waiting = nil
-		busy := s.dev != nil || s.cancel != nil
-		s.mu.Unlock()
-		if !busy {
-			break
-		}
-		if err := s.Unplug(); err != nil {
-			return err
+func (s *Slot) Close() (err error) {
+	for s.occupied() {
+		if e := s.Unplug(); !errors.Is(e, syscall.ENODEV) { // somebody else did, or it was given up
+			err = errors.Join(err, e)
 		}
 	}
-	s.armed.Wait()
-	return nil
+	s.begun.Wait()
+	return err
+}
+
+// occupied reports whether there is a device, or soon may be; nothing hits the coming registration any more.
+func (s *Slot) occupied() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.registration, s.armed[duringRegistration] = nil, ""
+	return s.dev != nil || s.cancel != nil
 }

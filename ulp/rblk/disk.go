@@ -29,7 +29,7 @@ type DiskConfig struct {
 	// 0: 64, and 128 KiB. The target may grant less. The Disk takes Depth x MaxIO of memory.
 	Depth, MaxIO int
 	// Patience is how long the disk is held when the session is lost, before it is lost itself and everything fails with
-	// EIO. 0: a minute; negative: for ever.
+	// EIO. A session on which nothing gets through does not count. 0: a minute; negative: for ever.
 	Patience time.Duration
 	// Hang is how long a request may have no response before the session is taken for lost. 0: 15 s.
 	Hang time.Duration
@@ -136,7 +136,7 @@ func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 	return nil, fmt.Errorf("open %s: %w", cfg.Export, err)
 }
 
-// attach makes a session, and posts on it what is held.
+// attach makes a session, posts on it what is held, and returns when that gets through.
 func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*link, error) {
 	l, err := d.login(ctx, dev, failed)
 	if err != nil {
@@ -151,8 +151,26 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 		}
 		return nil, err
 	}
-	d.resume(l)
-	return l, nil
+	oldest := d.resume(l)
+	if oldest < 0 {
+		return l, nil
+	}
+	// That a session was agreed upon says nothing of the RDMA path: a request must get through, the oldest one, or
+	// Patience would begin anew with each session.
+	select {
+	case <-l.proved:
+		return l, nil
+	case <-ctx.Done():
+	}
+	d.hold(l)
+	err = context.Cause(ctx)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if errors.Is(err, attach.ErrLost) {
+		err = errors.New("sessions were agreed upon, but no request has got through: is the way for RDMA, UDP port 4791, open?")
+	}
+	d.refusal = err
+	return nil, err
 }
 
 // ready lets Open return. It is called with mu held.
@@ -200,8 +218,9 @@ func (d *Disk) prepare(w *welcome) error {
 	return nil
 }
 
-// resume posts what was held, in its order, and opens the gate.
-func (d *Disk) resume(l *link) {
+// resume posts what was held, in its order, and opens the gate. The response to the oldest proves the link; oldest is -1
+// if nothing was held.
+func (d *Disk) resume(l *link) (oldest int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.stats.Sessions > 0 {
@@ -217,10 +236,15 @@ func (d *Disk) resume(l *link) {
 		}
 	}
 	slices.SortFunc(held, func(a, b int) int { return cmp.Compare(d.requests[a].seq, d.requests[b].seq) })
+	l.oldest = -1
+	if len(held) > 0 {
+		l.oldest = held[0]
+	}
 	for _, tag := range held {
 		d.stats.Replayed++
 		d.post(tag)
 	}
+	return l.oldest
 }
 
 // hold takes the session down; what has no response waits for the next.
@@ -387,5 +411,9 @@ func (d *Disk) answered(l *link, a response) error {
 	}
 	r.busy = false
 	r.result <- a.status.err()
+	if l.oldest == int(a.tag) {
+		l.oldest = -1
+		close(l.proved)
+	}
 	return nil
 }

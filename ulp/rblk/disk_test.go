@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib/attach"
 )
 
@@ -72,6 +74,24 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// atEnd is a store that says io.EOF with the last byte, as an io.ReaderAt may.
+type atEnd struct{ *Memory }
+
+func (s atEnd) ReadAt(p []byte, off int64) (int, error) {
+	n, err := s.Memory.ReadAt(p, off)
+	if off+int64(n) == s.Size() {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func TestEOFWithLastByte(t *testing.T) {
+	d := newWorld(t, atEnd{NewMemory(4096)}).openDefault()
+	if n, err := d.ReadAt(make([]byte, 512), 4096-512); n != 512 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
 // faulty is a store with errors.
 type faulty struct {
 	*Memory
@@ -109,6 +129,30 @@ func TestStoreErrors(t *testing.T) {
 	}
 	if s := d.Stats(); s.Sessions != 1 {
 		t.Errorf("%d sessions", s.Sessions)
+	}
+}
+
+// syncFails is a store whose first Sync fails. The next one knows nothing of it, as with fsync.
+type syncFails struct {
+	*Memory
+	failed atomic.Bool
+}
+
+func (s *syncFails) Sync() error {
+	if s.failed.Swap(true) {
+		return nil
+	}
+	return syscall.EIO
+}
+
+// That something which was written is lost everybody hears who asks.
+func TestSyncFails(t *testing.T) {
+	w := newWorld(t, &syncFails{Memory: NewMemory(4096)})
+	a, b := w.openDefault(), w.openDefault()
+	for i, d := range []*Disk{a, b, a} {
+		if err := d.Sync(); !errors.Is(err, syscall.EIO) {
+			t.Errorf("sync %d: %v", i, err)
+		}
 	}
 }
 
@@ -157,6 +201,28 @@ func TestPatience(t *testing.T) {
 				t.Errorf("the same disk, opened again: %q, %v", b, err)
 			}
 		})
+	}
+}
+
+// Where TCP gets through, but RDMA does not, sessions come and fail again. That is no progress: patience ends.
+func TestPatienceWithoutPath(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	cfg := w.config()
+	cfg.Patience = 2 * time.Second
+	d := w.open(cfg)
+	w.init.cfg.Network.(*simnet.Net).SetFilter(func(*simnet.Packet) bool { return false })
+	done := make(chan error, 1)
+	go func() {
+		_, err := d.WriteAt([]byte("lost"), 0)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if !errors.Is(err, ErrLost) || d.Stats().Sessions < 2 {
+			t.Errorf("%v, %+v", err, d.Stats())
+		}
+	case <-time.After(time.Minute):
+		t.Errorf("the write waits: %+v", d.Stats())
 	}
 }
 
@@ -210,6 +276,52 @@ func TestOldSessionFirst(t *testing.T) {
 	}
 	if s := d.Stats(); s.Sessions != 2 || s.Replayed != 1 {
 		t.Errorf("%+v", s)
+	}
+	if got := string(store.b[:3]); got != "new" {
+		t.Errorf("the store has %q", got)
+	}
+}
+
+// slowFirst is a store whose first write waits for gate.
+type slowFirst struct {
+	*Memory
+	began chan struct{} // of capacity 1
+	gate  chan struct{}
+}
+
+func (s *slowFirst) WriteAt(p []byte, off int64) (int, error) {
+	select {
+	case s.began <- struct{}{}:
+		<-s.gate
+	default:
+	}
+	return s.Memory.WriteAt(p, off)
+}
+
+// Neither can a write of an initiator that has gone come after what the next one has written.
+func TestDeadInitiatorFirst(t *testing.T) {
+	store := &slowFirst{Memory: NewMemory(4096), began: make(chan struct{}, 1), gate: make(chan struct{})}
+	w := newWorld(t, store)
+	dead := w.openDefault()
+	old := make(chan error, 1)
+	go func() {
+		_, err := dead.WriteAt([]byte("old"), 0)
+		old <- err
+	}()
+	for len(store.began) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	dead.Close()
+	if err := <-old; !errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond) // the target notices
+	time.AfterFunc(50*time.Millisecond, func() { close(store.gate) })
+	if _, err := w.openDefault().WriteAt([]byte("new"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for w.target.Sessions() != 1 {
+		time.Sleep(time.Millisecond)
 	}
 	if got := string(store.b[:3]); got != "new" {
 		t.Errorf("the store has %q", got)

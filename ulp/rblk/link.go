@@ -19,6 +19,9 @@ type link struct {
 	ctl    *memory     // depth requests to send, then depth responses received
 	failed func(error) // ends the session
 	watch  chan struct{}
+
+	oldest int           // under Disk.mu: the tag of the request whose response proves the link; -1: none
+	proved chan struct{} // closed by it
 }
 
 // refusal is the target's answer to a login that it does not like.
@@ -36,7 +39,7 @@ const loginTime = 10 * time.Second
 func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_ *link, err error) {
 	ctx, cancel := context.WithTimeout(ctx, loginTime)
 	defer cancel()
-	l := &link{disk: d, failed: failed, watch: make(chan struct{})}
+	l := &link{disk: d, failed: failed, watch: make(chan struct{}), proved: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			if l.ep != nil {

@@ -16,7 +16,7 @@ import (
 //	  +------------- (read, sync) ------------------^
 type session struct {
 	ep    *endpoint
-	store Store
+	store *export
 	conn  net.Conn
 	epoch uint64
 	depth int
@@ -29,7 +29,8 @@ type session struct {
 	work    chan uint16 // tags for the workers; room for all
 	workers sync.WaitGroup
 	nwork   int
-	ending  atomic.Bool // workers leave alone what they have not begun
+	ending  atomic.Bool   // workers leave alone what they have not begun
+	over    chan struct{} // closed when it has ended
 
 	mu  sync.Mutex
 	why error // the first reason to end
@@ -48,9 +49,9 @@ const (
 	ofReply
 )
 
-func newSession(cfg *TargetConfig, dev *ib.Device, store Store, c net.Conn, l *login) (*session, error) {
+func newSession(cfg *TargetConfig, dev *ib.Device, store *export, c net.Conn, l *login) (*session, error) {
 	s := &session{
-		store: store, conn: c, epoch: l.Epoch, nwork: cfg.Workers,
+		store: store, conn: c, epoch: l.Epoch, nwork: cfg.Workers, over: make(chan struct{}),
 		depth: min(cfg.Depth, l.Depth), maxIO: min(cfg.MaxIO, l.MaxIO),
 	}
 	s.places, s.work = make([]place, s.depth), make(chan uint16, s.depth)
@@ -111,6 +112,7 @@ func (s *session) end(why error) {
 	s.ep.close() // no handler runs after it, so nobody sends to work
 	close(s.work)
 	s.workers.Wait()
+	close(s.over)
 }
 
 func (s *session) request(slot int) []byte { return s.ctl.bytes[slot*requestLen:][:requestLen] }
@@ -184,7 +186,8 @@ func (s *session) serve() {
 		var err error
 		switch data := s.piece(tag, r.length); r.op {
 		case opRead:
-			if _, err = s.store.ReadAt(data, int64(r.offset)); err == nil {
+			var n int
+			if n, err = s.store.ReadAt(data, int64(r.offset)); n == len(data) { // and perhaps io.EOF
 				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.pieceSGL(tag, r.length), RemoteAddr: r.addr, RKey: r.rkey})
 				if err != nil {
 					s.lose(err)

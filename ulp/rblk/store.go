@@ -13,10 +13,29 @@ import (
 type Store interface {
 	io.ReaderAt
 	io.WriterAt
-	// Sync returns when all that was written before is safe.
+	// Sync returns when all that was written before is safe. A target takes its error for final, and calls it no more:
+	// what fsync(2) has failed to write it forgets, and the next one succeeds.
 	Sync() error
 	// Size is in bytes, and does not change.
 	Size() int64
+}
+
+// export is a Store whose Sync fails for good when it has failed once: whoever asks next, be it another initiator, or
+// the same one again because the response was lost in a reset, must not hear that all is well.
+type export struct {
+	Store
+
+	mu     sync.Mutex // held through Sync, so that one at the same time learns of it too
+	failed error
+}
+
+func (e *export) Sync() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.failed == nil {
+		e.failed = e.Store.Sync()
+	}
+	return e.failed
 }
 
 // file is a Store in a file or a block device.

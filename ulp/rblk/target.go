@@ -35,9 +35,10 @@ type TargetConfig struct {
 // Target serves stores to initiators. It is a client of the midlayer: sessions on a device that is unregistered end,
 // as in any orderly shutdown, and initiators log in again when it, or another one, is there.
 type Target struct {
-	cfg    TargetConfig
-	core   *ib.Core
-	client *ib.Client
+	cfg     TargetConfig
+	exports map[string]*export
+	core    *ib.Core
+	client  *ib.Client
 
 	mu         sync.Mutex
 	closed     bool
@@ -74,7 +75,10 @@ func NewTarget(core *ib.Core, cfg TargetConfig) (*Target, error) {
 		cfg.Logf = func(string, ...any) {}
 	}
 	t := &Target{
-		cfg: cfg, core: core, initiators: map[string]*initiator{}, listeners: map[net.Listener]bool{}, conns: map[net.Conn]*session{},
+		cfg: cfg, exports: map[string]*export{}, core: core, initiators: map[string]*initiator{}, listeners: map[net.Listener]bool{}, conns: map[net.Conn]*session{},
+	}
+	for name, store := range cfg.Exports {
+		t.exports[name] = &export{Store: store}
 	}
 	t.client = &ib.Client{Name: "rblk-target", Add: t.add, Remove: t.remove}
 	return t, core.RegisterClient(t.client)
@@ -261,9 +265,10 @@ func (t *Target) release(in *initiator) {
 	}
 }
 
-// login ends the initiator's old session, and makes a new one.
+// login ends the initiator's old session, and makes a new one. It waits for nobody else's login: those that are under way
+// have ended their old session before they wait.
 func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
-	store := t.cfg.Exports[l.Export]
+	store := t.exports[l.Export]
 	switch {
 	case l.Version != version:
 		return nil, fmt.Errorf("this target speaks version %d, not %d", version, l.Version)
@@ -283,6 +288,7 @@ func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
 		old.end(errors.New("the initiator has logged in again"))
 		in.session = nil
 	}
+	t.settle(store)
 	dev, err := t.device()
 	if err != nil {
 		return nil, err
@@ -305,7 +311,29 @@ func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
 		return nil, fmt.Errorf("%w: device %s is going", errLater, dev.Name())
 	}
 	s.start()
-	return s, writeLine(c, welcome{Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO, QP: s.ep.addr})
+	c.SetDeadline(time.Now().Add(t.cfg.LoginTimeout)) // anew: the old session may have taken long to end
+	if err := writeLine(c, welcome{Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO, QP: s.ep.addr}); err != nil {
+		s.end(err)
+		in.session = nil
+		return nil, err
+	}
+	return s, nil
+}
+
+// settle waits until the store has finished what sessions had begun that are ending. Without it a write of an initiator
+// that has died could come after what the next one writes.
+func (t *Target) settle(store *export) {
+	t.mu.Lock()
+	var ending []*session
+	for _, s := range t.conns {
+		if s != nil && s.store == store && s.reason() != nil {
+			ending = append(ending, s)
+		}
+	}
+	t.mu.Unlock()
+	for _, s := range ending {
+		<-s.over
+	}
 }
 
 func (t *Target) device() (*ib.Device, error) {

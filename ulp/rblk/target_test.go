@@ -3,9 +3,12 @@ package rblk
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
+
+	"verbena/ib"
 )
 
 // A login that cannot be is refused with a reason, and the target goes on.
@@ -109,5 +112,50 @@ func TestTooManySessions(t *testing.T) {
 	}
 	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
 		t.Error(err)
+	}
+}
+
+// A login that had to wait for the end of the old session, for longer than logins may take, is welcomed all the same. If
+// the initiator has gone by then, nothing is left of it.
+func TestLoginWaits(t *testing.T) {
+	for _, stays := range []bool{true, false} {
+		t.Run(fmt.Sprintf("stays %v", stays), func(t *testing.T) {
+			store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
+			w := newWorld(t, store)
+			w.stop()
+			w.serve(TargetConfig{Exports: map[string]Store{"disk": store}, LoginTimeout: 50 * time.Millisecond, Logf: t.Logf})
+			d := w.openDefault()
+			go d.WriteAt([]byte("old"), 0)
+			for store.in.Load() == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			d.Close()
+			c, err := net.Dial("tcp", w.addr.Load().(string))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err := writeLine(c, login{
+				Version: version, Initiator: d.name, Epoch: 100, Export: "disk", Depth: 1, MaxIO: 512,
+				QP: qpAddr{GID: ib.GID(netip.MustParseAddr("10.0.0.1").As16()), QPN: 17, MTU: ib.MTU1024},
+			}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+			if !stays {
+				c.(*net.TCPConn).SetLinger(0) // a reset, so that writing to it fails
+				c.Close()
+			}
+			close(store.gate)
+			var got welcome
+			c.SetDeadline(time.Now().Add(20 * time.Second))
+			if err := readLine(c, &got); stays && (err != nil || got.Refused != "") {
+				t.Errorf("%+v, %v", got, err)
+			}
+			c.Close()
+			for w.target.Sessions() != 0 {
+				time.Sleep(time.Millisecond)
+			}
+		})
 	}
 }

@@ -321,8 +321,10 @@ func perform(d Disk, kind, flags uint16, off uint64, n uint32, buf []byte) error
 	}
 	switch kind {
 	case cmdRead:
-		_, err := d.ReadAt(buf, int64(off))
-		return err
+		if got, err := d.ReadAt(buf, int64(off)); got < len(buf) {
+			return err
+		}
+		return nil // also with io.EOF at the end
 	case cmdWrite:
 		_, err := d.WriteAt(buf, int64(off))
 		if err == nil && flags&cmdFlagFUA != 0 {

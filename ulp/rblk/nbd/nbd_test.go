@@ -28,7 +28,14 @@ type ram struct {
 func (r *ram) ReadAt(p []byte, off int64) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return copy(p, r.b[off:]), r.err
+	if r.err != nil {
+		return 0, r.err
+	}
+	n := copy(p, r.b[off:])
+	if off+int64(n) == r.Size() {
+		return n, io.EOF // as an io.ReaderAt may
+	}
+	return n, nil
 }
 
 func (r *ram) WriteAt(p []byte, off int64) (int, error) {
@@ -216,6 +223,8 @@ func TestTransmission(t *testing.T) {
 	}
 	c.request(0, cmdRead, 3, 100, 512, nil)
 	c.answer(3, 0, data)
+	c.request(0, cmdRead, 3, 8192-8, 8, nil)
+	c.answer(3, 0, make([]byte, 8))
 	c.request(0, cmdFlush, 4, 0, 0, nil)
 	c.answer(4, 0, nil)
 	if d.syncs != 2 {
