@@ -89,9 +89,15 @@ func (d *Device) SetError() {
 }
 
 // AtHandler has f called once, when the next completion handler of the device is about to run, by the thread that will
-// run it: so that a test can have something happen at that moment. f may not sleep. A second call replaces the first.
-// It may not sleep.
-func (d *Device) AtHandler(f func()) { d.atHandler.Store(&f) }
+// run it: so that a test can have something happen at that moment. f may not sleep. A second call replaces the first;
+// with nil nothing happens. It may not sleep.
+func (d *Device) AtHandler(f func()) {
+	if f == nil {
+		d.atHandler.Store(nil)
+		return
+	}
+	d.atHandler.Store(&f)
+}
 
 // usable is nil when objects may be made and modified.
 func (d *Device) usable() error {

@@ -17,7 +17,7 @@ import (
 type captureCmd struct {
 	Write    string        `short:"w" required:"" help:"File to write; - is the standard output." placeholder:"FILE"`
 	Dev      string        `help:"Only this device; default: all, those too that are added meanwhile." placeholder:"NAME"`
-	Filter   string        `help:"Only packets that match, such as qp=17 or opcode=read,dir=in; see below." placeholder:"F"`
+	Filter   string        `help:"Only packets that match, such as qp=17 or opcode=read,dir=in; see above." placeholder:"F"`
 	Count    uint64        `help:"End after N packets." placeholder:"N"`
 	Duration time.Duration `help:"End after a time, such as 10s." placeholder:"D"`
 }

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -22,7 +25,8 @@ func (*outage) IsBool() bool { return true }
 // Decode implements kong.MapperValue.
 func (o *outage) Decode(ctx *kong.DecodeContext) error {
 	o.set = true
-	if ctx.Scan.Peek().Type != kong.FlagValueToken {
+	// Without a "=" it is meant for the flag if it looks like a time: devices' names begin with rxe.
+	if t := ctx.Scan.Peek(); t.Type != kong.FlagValueToken && !strings.ContainsAny(firstOf(t.String()), "0123456789.") {
 		return nil
 	}
 	var text string
@@ -37,16 +41,59 @@ func (o *outage) Decode(ctx *kong.DecodeContext) error {
 	return nil
 }
 
+func firstOf(s string) string { return s[:min(1, len(s))] }
+
+// ordinal is a number that counts from 1.
+type ordinal uint64
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (n *ordinal) UnmarshalText(b []byte) error {
+	v, err := strconv.ParseUint(string(b), 10, 64)
+	if err != nil || v == 0 {
+		return fmt.Errorf("%q is not a number from 1 on", b)
+	}
+	*n = ordinal(v)
+	return nil
+}
+
+// moment is one of service.DevMoment.
+type moment service.DevMoment
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *moment) UnmarshalText(b []byte) error {
+	switch v := service.DevMoment(b); v {
+	case service.DevRegistration, service.DevCompletion:
+		*m = moment(v)
+		return nil
+	}
+	return fmt.Errorf("no moment %q: it is %s or %s", b, service.DevRegistration, service.DevCompletion)
+}
+
 type devResetCmd struct {
-	Name        string `arg:"" help:"Name of the device."`
-	Unreachable outage `help:"The hardware does not answer for so long; without a duration, until 'dev plug'." placeholder:"DURATION"`
-	AtWR        uint64 `name:"at-wr" help:"Not now, but just before the device carries out its N-th send work request from now." placeholder:"N"`
-	At          string `help:"Not now, but when the next completion handler begins (completion); or now, and again while the recovered device is being registered (registration)." enum:",registration,completion" default:"" placeholder:"MOMENT"`
+	Name        string  `arg:"" help:"Name of the device."`
+	Unreachable outage  `help:"The hardware does not answer for so long (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION"`
+	AtWR        ordinal `name:"at-wr" help:"Not now, but just before the device carries out its N-th send work request from now." placeholder:"N" xor:"moment"`
+	At          moment  `help:"Not now, but when the next completion handler begins (completion); or now, and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment"`
+	Cancel      bool    `help:"No reset, also none that waits for --at-wr or --at." xor:"moment"`
+}
+
+func (d *devResetCmd) Help() string {
+	return `Returns when the device can be used again; with --at-wr, --at completion, or --unreachable without a duration, at once.
+A reset that waits for its moment is shown by 'dev show', below RESET AT, until it comes, --cancel takes it back, or
+the device is reset or unplugged. Interrupting the command does not end a reset that has begun.
+
+Examples:
+  verbena dev reset rxe0
+  verbena dev reset rxe0 --unreachable=2s
+  verbena dev reset rxe0 --at-wr 1000`
 }
 
 func (d *devResetCmd) Run(c *cli) error {
+	if d.Cancel && d.Unreachable.set {
+		return errors.New("dev reset: --cancel makes no reset: leave out --unreachable")
+	}
 	_, err := c.ask(&service.Request{Op: service.OpDevReset, Reset: &service.DevReset{
-		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, AtWR: d.AtWR, At: service.DevMoment(d.At)}})
+		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, AtWR: uint64(d.AtWR), At: service.DevMoment(d.At), Cancel: d.Cancel}})
 	return err
 }
 

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/alecthomas/kong"
 
@@ -22,10 +24,10 @@ type cli struct {
 	Link    struct {
 		Add  linkAddCmd  `cmd:"" help:"Make a device."`
 		Del  linkDelCmd  `cmd:"" help:"Remove a device; programs that use it get errors."`
-		Show linkShowCmd `cmd:"" help:"List the devices with their GIDs." default:"1"`
+		Show linkShowCmd `cmd:"" help:"List the devices with their GIDs." default:"withargs"`
 	} `cmd:"" help:"Devices."`
 	Res struct {
-		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process." default:"1"`
+		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process." default:"withargs"`
 	} `cmd:"" help:"What programs hold."`
 	Stat struct {
 		Show statShowCmd `cmd:"" help:"List the counters of devices." default:"withargs"`
@@ -33,13 +35,13 @@ type cli struct {
 	Dev struct {
 		Reset  devResetCmd  `cmd:"" help:"Take a device through a reset: programs that use it get the fatal event and errors, new ones the recovered device."`
 		Unplug devUnplugCmd `cmd:"" help:"Take a device away as if it had been pulled out."`
-		Plug   devPlugCmd   `cmd:"" help:"Plug a device in again, or have unreachable hardware answer."`
+		Plug   devPlugCmd   `cmd:"" help:"Plug in a device that was unplugged, or have unreachable hardware answer."`
 		Hang   devHangCmd   `cmd:"" help:"Have a device stop working without a word, until a reset."`
-		Show   devShowCmd   `cmd:"" help:"List the devices with their states and resets." default:"1"`
+		Show   devShowCmd   `cmd:"" help:"List the devices with their states and resets." default:"withargs"`
 	} `cmd:"" help:"Reset, unplug and hang devices."`
 	Fault struct {
 		Add   faultAddCmd   `cmd:"" help:"Disturb what a device sends or gets."`
-		Show  faultShowCmd  `cmd:"" help:"List the rules and what they have done." default:"1"`
+		Show  faultShowCmd  `cmd:"" help:"List the rules and what they have done." default:"withargs"`
 		Clear faultClearCmd `cmd:"" help:"Remove a rule, or all."`
 	} `cmd:"" help:"Loss, delay, duplication, reordering and corruption on the wire; receivers that are not ready; dead peers."`
 }
@@ -50,16 +52,9 @@ const exitFailure = 125
 
 func main() {
 	var c cli
-	parser, err := kong.New(&c,
-		kong.Name("verbena"),
-		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
+	k, err := newParser(&c).Parse(os.Args[1:])
 	if err != nil {
-		panic(err)
-	}
-	k, err := parser.Parse(os.Args[1:])
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "verbena: %v; see verbena --help\n", err)
+		fmt.Fprintln(os.Stderr, "verbena:", misuse(err))
 		os.Exit(exitFailure)
 	}
 	if err := k.Run(&c); err != nil {
@@ -70,6 +65,36 @@ func main() {
 		fmt.Fprintln(os.Stderr, "verbena:", err)
 		os.Exit(exitFailure)
 	}
+}
+
+func newParser(c *cli) *kong.Kong {
+	return kong.Must(c,
+		kong.Name("verbena"),
+		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
+}
+
+// misuse says what is wrong with a command line, of which command, and where to look.
+func misuse(err error) string {
+	text := strings.NewReplacer(
+		` but got "EOL" (<EOL>)`, "",
+		"expected value value", "its value is missing",
+		`expected "<name>"`, "the NAME of a device is missing",
+	).Replace(err.Error())
+	var p *kong.ParseError
+	command := ""
+	if errors.As(err, &p) {
+		for _, x := range p.Context.Path {
+			// A default that nobody has typed is not what was meant.
+			if x.Command != nil && slices.Contains(p.Context.Args, x.Command.Name) {
+				command = x.Command.Path()
+			}
+		}
+	}
+	if command == "" {
+		return fmt.Sprintf("%s; see verbena --help", text)
+	}
+	return fmt.Sprintf("%s: %s; see verbena %[1]s --help", command, text)
 }
 
 // exitCode is an error that has been reported, or needs no report; verbena exits with it.

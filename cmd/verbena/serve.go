@@ -52,7 +52,7 @@ func (f *deviceFlags) args() []string {
 type serveCmd struct {
 	deviceFlags
 	nodeFlags
-	Idle         time.Duration `help:"End when no program has run for so long; 0: never." default:"0"`
+	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION"`
 	Debug        bool          `help:"More messages."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
 	AskLaunchers bool          `hidden:"" help:"Reach programs through their launchers, as where Yama restricts ptrace."`
@@ -71,6 +71,9 @@ func (s *serveCmd) Run(c *cli) error {
 	})
 	if err != nil && spawned {
 		report(err.Error())
+		if s.Private { // whose messages go where the client's do
+			return exitCode(exitFailure)
+		}
 	}
 	return err
 }

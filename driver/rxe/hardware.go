@@ -214,11 +214,15 @@ func (h *Hardware) Await(ctx context.Context) error {
 
 // AtWorkRequest implements slot.Stopper: the present device stops when it is about to carry out the n-th send work
 // request from now, and f is called, without sleeping, from where that cannot be told. It reports false when there is no
-// device. A second call replaces the first. It may not sleep.
+// device. A second call replaces the first; n 0: nowhere. It may not sleep.
 func (h *Hardware) AtWorkRequest(n uint64, f func()) bool {
 	d := h.Device()
-	if d == nil || n == 0 {
+	if d == nil {
 		return false
+	}
+	if n == 0 {
+		d.breakpoint.Store(nil)
+		return true
 	}
 	b := &breakpoint{hit: f}
 	b.left.Store(n)

@@ -152,6 +152,8 @@ func TestAtWorkRequest(t *testing.T) {
 				b.a.buf[i] = 1
 			}
 			hit := 0
+			b.a.dev.Hardware().AtWorkRequest(1, func() { t.Error("stopped where it was no more to") })
+			b.a.dev.Hardware().AtWorkRequest(0, nil)
 			if !b.a.dev.Hardware().AtWorkRequest(uint64(n), func() { hit++ }) {
 				t.Fatal("refused")
 			}

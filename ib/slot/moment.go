@@ -94,6 +94,20 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 	return nil
 }
 
+// Disarm takes back every ResetAt whose moment has not come. It may not sleep.
+func (s *Slot) Disarm() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dev != nil {
+		if hw, ok := s.hw.(Stopper); ok {
+			hw.AtWorkRequest(0, nil)
+		}
+		s.dev.IB().AtHandler(nil)
+	}
+	s.registration = nil
+	clear(s.armed[:])
+}
+
 // arm notes that a moment is waited for, or with "" that none of its kind is.
 func (s *Slot) arm(k momentKind, what string) {
 	s.mu.Lock()

@@ -34,7 +34,7 @@ type Device interface {
 // Stopper is implemented by Hardware that can be stopped at a chosen work request, for tests.
 type Stopper interface {
 	// AtWorkRequest has the hardware stop in front of the n-th send work request from now, and call f, which does not
-	// sleep. It reports false when there is no device. It may not sleep.
+	// sleep. It reports false when there is no device. With n 0 it stops nowhere. It may not sleep.
 	AtWorkRequest(n uint64, f func()) bool
 }
 

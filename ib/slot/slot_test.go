@@ -91,7 +91,7 @@ func (h *hardware) Await(ctx context.Context) error {
 	}
 }
 
-func (h *hardware) AtWorkRequest(n uint64, f func()) bool {
+func (h *hardware) AtWorkRequest(_ uint64, f func()) bool {
 	h.hit = f
 	return true
 }
@@ -269,6 +269,40 @@ func TestMoments(t *testing.T) {
 		for s.Status().Resets == 0 {
 			time.Sleep(time.Millisecond)
 		}
+		must(t, s.Close())
+	})
+	t.Run("several", func(t *testing.T) {
+		_, h, s := newSlot(t)
+		must(t, s.Plug())
+		armed := func(want string) {
+			t.Helper()
+			if a := s.Status().Armed; a != want {
+				t.Errorf("armed: %q, want %q", a, want)
+			}
+		}
+		arm := func() {
+			t.Helper()
+			for _, m := range []slot.Moment{slot.AtWorkRequest(7), slot.InHandler, slot.DuringRegistration, slot.AtWorkRequest(9)} {
+				must(t, s.ResetAt(m, nil))
+			}
+			armed("work request 9, completion handler, registration")
+		}
+		arm()
+		s.Disarm()
+		armed("")
+		if h.hit != nil {
+			t.Error("the hardware still stops")
+		}
+		must(t, s.Reset(t.Context()))
+		if n := s.Status().Resets; n != 1 {
+			t.Errorf("%d resets, one of them at a moment that was taken back", n)
+		}
+		arm()
+		must(t, s.Unplug())
+		armed("registration") // which is still to come; the others went with the device
+		must(t, s.Plug())
+		armed("")
+		s.Disarm()
 		must(t, s.Close())
 	})
 	t.Run("none", func(t *testing.T) {

@@ -37,7 +37,7 @@ func (p peer) manages() bool { return p.uid == 0 || p.uid == os.Geteuid() }
 
 // public are the requests of users who may use the devices, but not manage the service: those that neither change
 // anything for others nor tell of them.
-var public = map[Op]bool{OpAttach: true, OpInfo: true, OpLinkShow: true, OpResShow: true, OpStatShow: true}
+var public = map[Op]bool{OpAttach: true, OpInfo: true, OpLinkShow: true, OpResShow: true, OpStatShow: true, OpDevShow: true}
 
 func (p peer) authorize(op Op) error {
 	if p.manages() || public[op] {
@@ -47,14 +47,14 @@ func (p peer) authorize(op Op) error {
 		op, p.uid, os.Geteuid(), syscall.EPERM)
 }
 
+// sees reports whether the peer may know of what a user's programs have: its own.
+func (p peer) sees(uid int) bool { return p.manages() || uid == p.uid }
+
 // visible are the contexts that the peer may know of: its own. Their keys and numbers are nobody else's business.
 func (p peer) visible(all []ContextInfo) []ContextInfo {
-	if p.manages() {
-		return all
-	}
 	own := []ContextInfo{}
 	for _, c := range all {
-		if c.UID == p.uid {
+		if p.sees(c.UID) {
 			own = append(own, c)
 		}
 	}

@@ -25,13 +25,24 @@ type Client struct {
 	ended <-chan struct{} // closed when a private service has; nil: it is somebody's
 }
 
+// maxSocketPath is how long a socket's path may be: sizeof(sockaddr_un.sun_path), less the NUL.
+const maxSocketPath = 107
+
 // Dial connects to the service at loc, ErrNotRunning if there is none. A service of another user is accepted
 // only if that is root, or if the socket's permissions let this user in on purpose (they did, if Dial succeeds).
 func Dial(loc Location) (*Client, error) {
+	if n := len(loc.Socket); n > maxSocketPath {
+		return nil, fmt.Errorf("the control socket's path has %d bytes, and a Unix socket's at most %d; set VERBENA_SOCKET to a shorter one: %w",
+			n, maxSocketPath, syscall.ENAMETOOLONG)
+	}
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("%w (at %s)", ErrNotRunning, loc.Socket)
+			return nil, fmt.Errorf("%w at %s; `verbena run` and `verbena serve` start one", ErrNotRunning, loc.Socket)
+		}
+		if errors.Is(err, syscall.EACCES) {
+			return nil, fmt.Errorf("the service at %s is another user's, who lets others in by --group or --mode of `verbena serve`; VERBENA_SOCKET names another: %w",
+				loc.Socket, syscall.EACCES)
 		}
 		return nil, fmt.Errorf("connect to the service: %w", err)
 	}

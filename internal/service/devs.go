@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"fmt"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,6 +21,8 @@ type DevReset struct {
 	// AtWR, or At, is the moment of the reset; both zero: now.
 	AtWR uint64    `json:"at_wr,omitempty"` // before the device carries out the AtWR-th send work request from now
 	At   DevMoment `json:"at,omitempty"`
+	// Cancel: no reset; moments of earlier requests that have not come are forgotten.
+	Cancel bool `json:"cancel,omitempty"`
 }
 
 // DevMoment is a moment that a reset is to hit.
@@ -44,8 +47,8 @@ type DevInfo struct {
 	Resets   int    `json:"resets"`
 	Plugs    int    `json:"plugs"`
 	// Recovery is how long the last reset took, from the fatal event until the device could be used again.
-	Recovery time.Duration `json:"recovery"`
-	Armed    string        `json:"armed,omitempty"` // the moment that a reset waits for
+	Recovery time.Duration `json:"recovery_ns"`
+	Armed    string        `json:"armed,omitempty"` // the moments that a reset waits for
 	Error    string        `json:"error,omitempty"` // why the last recovery failed
 }
 
@@ -62,20 +65,31 @@ func (s *Service) devLink(name string) (*link, error) {
 }
 
 // DevReset takes a device through a reset, and returns when the recovered one can be used; with a moment, or hardware
-// that is unreachable without end, at once. User contexts of the device become zombies.
+// that is unreachable without end, at once. User contexts of the device become zombies. EBUSY while the hardware does not
+// answer.
 func (s *Service) DevReset(r DevReset) error {
 	l, err := s.devLink(r.Name)
 	if err != nil {
 		return err
 	}
 	if r.Outage < 0 || r.AtWR != 0 && r.At != "" {
-		return fmt.Errorf("dev reset: one moment at most, and no negative time: %w", syscall.EINVAL)
+		return fmt.Errorf("dev reset %s: one moment at most, and no negative time: %w", r.Name, syscall.EINVAL)
+	}
+	if r.Cancel {
+		l.slot.Disarm()
+		return nil
+	}
+	if l.slot.Status().State == slot.Recovering && l.hw.State() == rxe.HardwareUnreachable {
+		return fmt.Errorf("dev reset %s: a reset waits for its hardware, which does not answer; `verbena dev plug %s` has it answer: %w",
+			r.Name, r.Name, syscall.EBUSY)
+	}
+	if err := l.plugged("dev reset"); err != nil {
+		return err
 	}
 	away := func() {
-		if !r.Unreachable {
-			return
+		if r.Unreachable {
+			l.outage.begin(l.hw, r.Outage)
 		}
-		l.disconnect(r.Outage)
 	}
 	switch {
 	case r.AtWR != 0:
@@ -87,14 +101,8 @@ func (s *Service) DevReset(r DevReset) error {
 			return err
 		}
 	case r.At != "":
-		return fmt.Errorf("dev reset: no moment %q: it is %s or %s: %w", r.At, DevRegistration, DevCompletion, syscall.EINVAL)
+		return fmt.Errorf("dev reset %s: no moment %q: it is %s or %s: %w", r.Name, r.At, DevRegistration, DevCompletion, syscall.EINVAL)
 	default:
-		if l.slot.Device() == nil {
-			if l.hw.State() == rxe.HardwareUnreachable {
-				return fmt.Errorf("dev reset %s: the hardware does not answer; 'verbena dev plug %s' ends that: %w", r.Name, r.Name, syscall.EBUSY)
-			}
-			return l.slot.Reset(s.ended) // says what is wrong
-		}
 		away()
 	}
 	if r.Unreachable && r.Outage == 0 {
@@ -108,16 +116,43 @@ func (s *Service) DevReset(r DevReset) error {
 	return l.slot.Reset(s.ended)
 }
 
-// disconnect has the hardware not answer for a time, 0: without end. It may not sleep.
-func (l *link) disconnect(outage time.Duration) {
-	l.outage.Lock()
-	defer l.outage.Unlock()
-	if l.outage.end != nil {
-		l.outage.end.Stop() // that one was over before its time
+// plugged is nil if there is a device, or will be when what is going on is over.
+func (l *link) plugged(doing string) error {
+	if l.slot.Device() != nil || l.slot.Status().State == slot.Recovering {
+		return nil
 	}
-	l.hw.Disconnect()
-	if l.outage.end = nil; outage > 0 {
-		l.outage.end = time.AfterFunc(outage, l.hw.Return)
+	return fmt.Errorf("%s %s: it is not plugged in; `verbena dev plug %s` plugs it in: %w", doing, l.spec.Name, l.spec.Name, syscall.ENODEV)
+}
+
+// outage is the time for which hardware does not answer.
+type outage struct {
+	mu  sync.Mutex
+	end *time.Timer // nil: none, or without end
+}
+
+// begin has the hardware not answer for d; 0: until somebody has it return. An earlier outage no longer ends this one.
+func (o *outage) begin(hw *rxe.Hardware, d time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.stopLocked()
+	hw.Disconnect()
+	if d > 0 {
+		o.end = time.AfterFunc(d, hw.Return)
+	}
+}
+
+// over has the hardware answer.
+func (o *outage) over(hw *rxe.Hardware) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.stopLocked()
+	hw.Return()
+}
+
+func (o *outage) stopLocked() {
+	if o.end != nil {
+		o.end.Stop()
+		o.end = nil
 	}
 }
 
@@ -125,6 +160,9 @@ func (l *link) disconnect(outage time.Duration) {
 func (s *Service) DevUnplug(name string) error {
 	l, err := s.devLink(name)
 	if err != nil {
+		return err
+	}
+	if err := l.plugged("dev unplug"); err != nil {
 		return err
 	}
 	return l.slot.Unplug()
@@ -138,10 +176,16 @@ func (s *Service) DevPlug(name string) error {
 		return err
 	}
 	if l.hw.State() != rxe.HardwareUnreachable {
-		return l.slot.Plug()
+		if l.slot.Device() == nil {
+			return l.slot.Plug()
+		}
+		if l.hw.State() == rxe.HardwareHung {
+			return fmt.Errorf("dev plug %s: it is plugged in, and hangs; `verbena dev reset %s` has it work again: %w", name, name, syscall.EBUSY)
+		}
+		return fmt.Errorf("dev plug %s: it is plugged in already: %w", name, syscall.EBUSY)
 	}
 	before := l.slot.Status()
-	l.hw.Return()
+	l.outage.over(l.hw)
 	if before.State == slot.Empty {
 		return l.slot.Plug()
 	}
@@ -162,19 +206,25 @@ func (s *Service) DevHang(name string) error {
 	if err != nil {
 		return err
 	}
-	if l.slot.Device() == nil {
-		return fmt.Errorf("dev hang %s: it is not plugged in: %w", name, syscall.ENODEV)
+	if err := l.plugged("dev hang"); err != nil {
+		return err
+	}
+	if l.slot.Device() == nil || l.hw.State() == rxe.HardwareUnreachable {
+		return fmt.Errorf("dev hang %s: a reset of it is going on: %w", name, syscall.EBUSY)
 	}
 	l.hw.Hang()
 	return nil
 }
 
-// Devs describes the devices.
-func (s *Service) Devs() []DevInfo {
+// Devs describes the devices, and counts the contexts of those users that sees is true of.
+func (s *Service) Devs(sees func(uid int) bool) []DevInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	contexts, zombies := map[string]int{}, map[string]int{}
 	for _, c := range s.uverbs.Resources() {
+		if !sees(c.UID) {
+			continue
+		}
 		if c.Zombie {
 			zombies[c.Device]++
 		} else {

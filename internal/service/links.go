@@ -70,15 +70,12 @@ type link struct {
 	spec   LinkSpec
 	hw     *rxe.Hardware
 	slot   *slot.Slot
+	outage outage
 	dev    *rxe.Device // the latest; under Service.mu, once the link is known
 	faults *wire.Faults
 	taps   *wire.Taps
 	host   *netdev.Interface // as last seen
 	addrs  []netip.Addr      // of the device; nil: all that the interface has
-	outage struct {
-		sync.Mutex
-		end *time.Timer // of the last that has one
-	}
 }
 
 // openLink makes a device and registers it.
@@ -283,7 +280,7 @@ func (s *Service) noLink(name string) error {
 		}
 		names = strings.Join(n, ", ")
 	}
-	return fmt.Errorf("no link named %q (there are: %s): %w", name, names, syscall.ENODEV)
+	return fmt.Errorf("no device named %q (there are: %s): %w", name, names, syscall.ENODEV)
 }
 
 // Links describes the devices.

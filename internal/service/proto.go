@@ -15,7 +15,7 @@ import (
 
 // protocol is raised whenever a request or an answer changes its meaning: the service that a user has running may
 // be of another build than the command that talks to it.
-const protocol = 2
+const protocol = 3
 
 // maxMessage bounds one message, in bytes.
 const maxMessage = 64 << 20

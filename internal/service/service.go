@@ -303,7 +303,7 @@ func (s *Service) ServeConn(uc *net.UnixConn) {
 }
 
 func (s *Service) answer(who peer, r *Request) (*Response, error) {
-	if r.Protocol != protocol {
+	if r.Protocol != protocol && r.Op != OpStop { // which has always been the same, and is the way out
 		return nil, fmt.Errorf("the running service speaks protocol %d, this command %d: they are of different versions; end the service with `verbena stop`, or kill process %d: %w",
 			protocol, r.Protocol, os.Getpid(), syscall.EPROTO)
 	}
@@ -336,7 +336,7 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 	case OpDevHang:
 		return &Response{}, s.DevHang(r.Name)
 	case OpDevShow:
-		return &Response{Devs: s.Devs()}, nil
+		return &Response{Devs: s.Devs(who.sees)}, nil
 	case OpStatShow:
 		stats, err := s.Stats(r.Name)
 		return &Response{Stats: stats}, err

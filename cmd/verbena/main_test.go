@@ -1,0 +1,68 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"verbena/internal/service"
+)
+
+// What is typed, and how it is understood.
+func TestDevResetFlags(t *testing.T) {
+	for line, want := range map[string]devResetCmd{
+		"rxe0":                         {},
+		"rxe0 --unreachable":           {Unreachable: outage{set: true}},
+		"--unreachable rxe0":           {Unreachable: outage{set: true}},
+		"rxe0 --unreachable=2s":        {Unreachable: outage{true, 2 * time.Second}},
+		"rxe0 --unreachable 300ms":     {Unreachable: outage{true, 300 * time.Millisecond}},
+		"--unreachable .5s rxe0":       {Unreachable: outage{true, 500 * time.Millisecond}},
+		"rxe0 --unreachable --at-wr=3": {Unreachable: outage{set: true}, AtWR: 3},
+		"rxe0 --at completion":         {At: moment(service.DevCompletion)},
+		"rxe0 --at=registration":       {At: moment(service.DevRegistration)},
+		"rxe0 --cancel":                {Cancel: true},
+	} {
+		var c cli
+		if _, err := newParser(&c).Parse(append([]string{"dev", "reset"}, strings.Fields(line)...)); err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
+		if want.Name = "rxe0"; c.Dev.Reset != want {
+			t.Errorf("%s: %+v, want %+v", line, c.Dev.Reset, want)
+		}
+	}
+}
+
+// A wrong command line is answered by what is wrong, and the help of the command that was meant.
+func TestMisuse(t *testing.T) {
+	for line, want := range map[string]string{
+		"dev reset":                                `dev reset: the NAME of a device is missing; see verbena dev reset --help`,
+		"dev reset rxe0 --at-wr 0":                 `dev reset: --at-wr: "0" is not a number from 1 on; see verbena dev reset --help`,
+		"dev reset rxe0 --at-wr":                   `dev reset: --at-wr: its value is missing; see verbena dev reset --help`,
+		"dev reset rxe0 --at noon":                 `dev reset: --at: no moment "noon": it is registration or completion; see verbena dev reset --help`,
+		"dev reset rxe0 --at completion --at-wr 3": `dev reset: --at-wr and --at can't be used together; see verbena dev reset --help`,
+		"dev reset rxe0 --unreachable=5":           `dev reset: --unreachable: "5" is not a duration: write 5s or 300ms; see verbena dev reset --help`,
+		"dev reset rxe0 --unreachable 0s":          `dev reset: --unreachable: "0s" is not a duration: write 5s or 300ms; see verbena dev reset --help`,
+		"dev rest rxe0":                            `dev: unexpected argument rest; see verbena dev --help`,
+		"fault add --drop 200%":                    `fault add: --drop: "200%" is not a share between 0 and 100%; see verbena fault add --help`,
+		"nonsense":                                 `unexpected argument nonsense; see verbena --help`,
+	} {
+		var c cli
+		_, err := newParser(&c).Parse(strings.Fields(line))
+		if err == nil {
+			t.Errorf("%s: accepted", line)
+		} else if got := misuse(err); got != want {
+			t.Errorf("%s:\n%s, want\n%s", line, got, want)
+		}
+	}
+}
+
+// A group of commands alone lists, with the flags of its show command.
+func TestShowByDefault(t *testing.T) {
+	for _, group := range []string{"dev", "link", "res", "stat", "fault"} {
+		var c cli
+		k, err := newParser(&c).Parse([]string{group, "--json"})
+		if err != nil || k.Command() != group+" show" {
+			t.Errorf("%s --json: %v", group, err)
+		}
+	}
+}

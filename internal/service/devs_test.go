@@ -1,0 +1,147 @@
+package service
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/ib/slot"
+)
+
+// What people do wrong with a device that is to fail is refused, with what to do instead.
+func TestDevMistakes(t *testing.T) {
+	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
+	reset := func(r DevReset) error {
+		r.Name = "rxe0"
+		_, err := c.Do(&Request{Op: OpDevReset, Reset: &r})
+		return err
+	}
+	do := func(op Op) error {
+		_, err := c.Do(&Request{Op: op, Name: "rxe0"})
+		return err
+	}
+	steps := []struct {
+		what string
+		do   func() error
+		want syscall.Errno
+		says string
+	}{
+		{"reset of none", func() error { return s.DevReset(DevReset{Name: "rxe9"}) }, syscall.ENODEV, "there are: rxe0"},
+		{"two moments", func() error { return reset(DevReset{AtWR: 1, At: DevCompletion}) }, syscall.EINVAL, "one moment"},
+		{"no such moment", func() error { return reset(DevReset{At: "noon"}) }, syscall.EINVAL, "registration or completion"},
+		{"second plug", func() error { return do(OpDevPlug) }, syscall.EBUSY, "plugged in already"},
+		{"hang", func() error { return do(OpDevHang) }, 0, ""},
+		{"plug of a device that hangs", func() error { return do(OpDevPlug) }, syscall.EBUSY, "`verbena dev reset rxe0`"},
+		{"its reset", func() error { return reset(DevReset{}) }, 0, ""},
+		{"unplug", func() error { return do(OpDevUnplug) }, 0, ""},
+		{"second unplug", func() error { return do(OpDevUnplug) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
+		{"reset without a device", func() error { return reset(DevReset{}) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
+		{"a moment without a device", func() error { return reset(DevReset{AtWR: 3}) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
+		{"hang without a device", func() error { return do(OpDevHang) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
+		{"plug", func() error { return do(OpDevPlug) }, 0, ""},
+		{"a device that is out of reach", func() error { return reset(DevReset{Unreachable: true}) }, 0, ""},
+		{"which the service knows", func() error {
+			for s.Devs(peer{}.sees)[0].State != slot.Recovering.String() {
+				time.Sleep(time.Millisecond)
+			}
+			return nil
+		}, 0, ""},
+		{"a second reset", func() error { return reset(DevReset{}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
+		{"one at a moment", func() error { return reset(DevReset{At: DevCompletion}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
+		{"its end", func() error { return do(OpDevPlug) }, 0, ""},
+		{"a reset afterwards", func() error { return reset(DevReset{}) }, 0, ""},
+	}
+	for _, x := range steps {
+		err := x.do()
+		if x.want == 0 && err != nil || x.want != 0 && (!errors.Is(err, x.want) || !strings.Contains(err.Error(), x.says)) {
+			t.Errorf("%s: %v, want %v and %q", x.what, err, x.want, x.says)
+		}
+	}
+}
+
+// An outage that was ended early does not end the next one.
+func TestOutageEndsOnce(t *testing.T) {
+	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}})
+	hw := s.links[0].hw
+	const short = 50 * time.Millisecond
+	s.links[0].outage.begin(hw, short)
+	s.links[0].outage.over(hw)
+	if _, err := c.Do(&Request{Op: OpDevReset, Reset: &DevReset{Name: "rxe0", Unreachable: true}}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * short)
+	if d := s.Devs(peer{}.sees)[0]; d.Hardware != "unreachable" {
+		t.Errorf("it has come back by itself: %+v", d)
+	}
+	if _, err := c.Do(&Request{Op: OpDevPlug, Name: "rxe0"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Moments that a reset waits for are shown and can be taken back.
+func TestDevCancel(t *testing.T) {
+	_, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.5"}})
+	armed := func() string {
+		t.Helper()
+		r, err := c.Do(&Request{Op: OpDevShow})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Devs[0].Armed
+	}
+	for _, r := range []DevReset{{AtWR: 7}, {At: DevCompletion}} {
+		r.Name = "rxe0"
+		if _, err := c.Do(&Request{Op: OpDevReset, Reset: &r}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a := armed(); a != "work request 7, completion handler" {
+		t.Errorf("armed: %q", a)
+	}
+	if _, err := c.Do(&Request{Op: OpDevReset, Reset: &DevReset{Name: "rxe0", Cancel: true}}); err != nil {
+		t.Fatal(err)
+	}
+	if a := armed(); a != "" {
+		t.Errorf("armed: %q", a)
+	}
+}
+
+// A user whom the service is not sees the devices, and of contexts its own alone.
+func TestDevShowOfOthers(t *testing.T) {
+	other := peer{uid: 4242}
+	for _, op := range []Op{OpDevShow, OpLinkShow} {
+		if err := other.authorize(op); err != nil {
+			t.Errorf("%s: %v", op, err)
+		}
+	}
+	for _, op := range []Op{OpDevReset, OpDevPlug, OpDevUnplug, OpDevHang, OpStop} {
+		if err := other.authorize(op); !errors.Is(err, syscall.EPERM) {
+			t.Errorf("%s: %v", op, err)
+		}
+	}
+	if !other.sees(4242) || other.sees(0) {
+		t.Error("it sees what others have, or not what it has")
+	}
+}
+
+// A command of another version can end the service, and nothing else.
+func TestOtherVersion(t *testing.T) {
+	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.6"}})
+	for _, op := range []Op{OpDevShow, OpDevReset, OpInfo} {
+		if _, err := s.answer(peer{}, &Request{Protocol: protocol + 1, Op: op}); !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), "`verbena stop`") {
+			t.Errorf("%s: %v", op, err)
+		}
+	}
+	if _, err := s.answer(peer{}, &Request{Protocol: protocol + 1, Op: OpStop}); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+}
+
+func TestSocketPath(t *testing.T) {
+	_, err := Dial(Location{Socket: "/tmp/" + strings.Repeat("x", 200)})
+	if !errors.Is(err, syscall.ENAMETOOLONG) || !strings.Contains(err.Error(), "VERBENA_SOCKET") {
+		t.Error(err)
+	}
+}
