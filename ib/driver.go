@@ -87,7 +87,8 @@ type DriverQP interface {
 	// PostRecv does the same for the receive queue. It may not sleep. (post_recv)
 	PostRecv(wrs []RecvWR) (n int, err error)
 	// Modify changes the attributes named by mask. The midlayer has checked that the mask suits the QP type and
-	// the transition from attr.CurState to attr.State; the driver checks values. It may sleep. (modify_qp)
+	// the transition from attr.CurState to attr.State; the driver checks values. Where the queue pair has gone to ERR
+	// since, it may still be taken to ERR or RESET; all else is EINVAL. It may sleep. (modify_qp)
 	Modify(attr *QPAttr, mask QPAttrMask, u *Udata) error
 	// State is the present state. It may not sleep.
 	State() QPState

@@ -116,7 +116,8 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	d := q.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if q.state != attr.CurState {
+	ends := mask&ib.QPAttrState != 0 && (attr.State == ib.QPErr || attr.State == ib.QPReset)
+	if q.state != attr.CurState && !ends { // it went to ERR meanwhile
 		return fmt.Errorf("state is %v, not %v: %w", q.state, attr.CurState, syscall.EINVAL)
 	}
 	copyAttr(&q.attr, attr, mask)

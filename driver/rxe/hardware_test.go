@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
 )
 
@@ -77,6 +78,24 @@ func TestHardwareStops(t *testing.T) {
 			b.close()
 		})
 	}
+}
+
+// Nothing leaves hardware that has stopped, also not what waited for the socket, when the driver flushes.
+func TestHardwareSendsNothing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{net: simnet.Config{Bandwidth: 1 << 20, SendBuffer: 1 << 17}, bufLen: 1 << 18})
+		b.connect(conn{})
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 1<<18), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
+		b.a.dev.Hardware().Disconnect()
+		sent := b.a.dev.counters[cntSentPkts].n.Load()
+		b.a.dev.IB().SetError()
+		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr})
+		time.Sleep(time.Second)
+		if n := b.a.dev.counters[cntSentPkts].n.Load(); n != sent || sent == 0 {
+			t.Errorf("%d packets were sent before, %d after", sent, n-sent)
+		}
+		b.close()
+	})
 }
 
 // The states of the adapter, and who is refused in which.
@@ -151,6 +170,26 @@ func TestAtWorkRequest(t *testing.T) {
 			}
 			b.close()
 		}
+	})
+}
+
+// One that waits at a fence counts once, however often it is looked at.
+func TestAtWorkRequestBehindFence(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{net: simnet.Config{Latency: 5 * time.Microsecond}})
+		b.connect(conn{})
+		if !b.a.dev.Hardware().AtWorkRequest(3, func() {}) {
+			t.Fatal("refused")
+		}
+		for i, op := range []ib.WROpcode{ib.WRRDMARead, ib.WRRDMAWrite, ib.WRRDMAWrite} {
+			b.a.send(ib.SendWR{ID: uint64(i), Opcode: op, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled | ib.SendFence})
+		}
+		time.Sleep(time.Second)
+		b.a.expect(ib.WC{ID: 0, Status: ib.WCSuccess, Opcode: ib.WCRDMARead, ByteLen: 8})
+		b.a.dev.IB().SetError()
+		// The second was carried out, but the device did not hear that any more.
+		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
+		b.close()
 	})
 }
 

@@ -289,11 +289,14 @@ func (qp *QP) advance(p *pass) {
 	if qp.stranded && qp.state != ib.QPErr && qp.state != ib.QPReset {
 		qp.enterError()
 	}
-	if qp.dev.stopped.Load() && qp.state != ib.QPErr {
+	if qp.dev.stopped.Load() {
 		qp.egress.drop()
-		return
+		if qp.state != ib.QPErr {
+			return
+		}
+	} else {
+		qp.answer(p)
 	}
-	qp.answer(p)
 	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
 		qp.request(p)
 	}

@@ -172,12 +172,12 @@ func (qp *QP) fetch(p *pass) bool {
 		qp.enterError()
 		return false
 	}
-	if !filled || qp.dev.stopAt() {
+	if !filled {
 		return false
 	}
 	w := r.flight.push()
 	qp.decodeSend(w, slot)
-	if w.flags&abi.SendFence != 0 && r.ordered > 0 {
+	if w.flags&abi.SendFence != 0 && r.ordered > 0 || qp.dev.stopAt() {
 		r.flight.tail-- // again when what it waits for is complete
 		return false
 	}

@@ -79,9 +79,9 @@ func (qp *QP) block() {
 func (qp *QP) expire() {
 	p := qp.dev.begin(true)
 	qp.mu.Lock()
+	t := &qp.timer
+	t.at = noTime
 	if !qp.gone && !qp.cut && (!qp.dev.stopped.Load() || qp.state == ib.QPErr) {
-		t := &qp.timer
-		t.at = noTime
 		now := qp.dev.clock.Now()
 		due := func(at *time.Time) bool {
 			if at.IsZero() || now.Before(*at) {

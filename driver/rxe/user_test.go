@@ -14,6 +14,7 @@ import (
 	"time"
 	"unsafe"
 
+	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
 	"verbena/uverbs/abi"
 )
@@ -283,6 +284,25 @@ func TestUserError(t *testing.T) {
 	u.rq.post(u.recvWQE(2))
 	u.sq.post(u.wqe(3, abi.WRSend, 0))
 	u.expect(abi.WC{WRID: 3, Status: abi.WCWRFlushErr}, abi.WC{WRID: 2, Status: abi.WCWRFlushErr})
+}
+
+// TestUserErrorOfHungDevice: so it is when a timeout has passed while the hardware did nothing.
+func TestUserErrorOfHungDevice(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{net: simnet.Config{Latency: 5 * time.Microsecond}})
+		u := openUser(b, userCap)
+		b.net.SetLink(addrB, false)
+		u.sq.post(u.wqe(1, abi.WRRDMAWrite, 0))
+		u.doorbell()
+		b.a.dev.Hardware().Hang()
+		time.Sleep(time.Minute)
+		check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+		u.expect(abi.WC{WRID: 1, Status: abi.WCWRFlushErr})
+		u.rq.post(u.recvWQE(2))
+		u.expect(abi.WC{WRID: 2, Status: abi.WCWRFlushErr})
+		u.close()
+		b.close()
+	})
 }
 
 // TestUserAbuse writes into the rings what no library would.

@@ -75,7 +75,8 @@ func (q *qp) Modify(a *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	defer d.kick() // there may be something to send, or a peer that has to give up
-	if q.state != a.CurState {
+	ends := has(ib.QPAttrState) && (a.State == ib.QPErr || a.State == ib.QPReset)
+	if q.state != a.CurState && !ends { // it went to ERR meanwhile
 		return fmt.Errorf("state is %v, not %v: %w", q.state, a.CurState, syscall.EINVAL)
 	}
 	for bit, take := range map[ib.QPAttrMask]func(){

@@ -1,6 +1,7 @@
 package ibtest
 
 import (
+	"fmt"
 	"syscall"
 
 	"verbena/ib"
@@ -30,8 +31,14 @@ var deviceErrorChecks = []check{
 		test: func(e *env) {
 			p := e.pair(pairConfig{kind: ib.QPTypeRC})
 			p.recv(1, 1, 0, 8)
+			was := p.qps[0].State()
 			e.dev.SetError()
 			e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+			// As of a Modify that the midlayer had checked before.
+			for _, end := range []ib.QPState{ib.QPErr, ib.QPReset} {
+				e.must(fmt.Sprintf("modify to %v what is in error meanwhile", end),
+					p.qps[1].Driver().Modify(&ib.QPAttr{CurState: was, State: end}, ib.QPAttrState, nil))
+			}
 			e.destroyPair(p)
 		},
 	},

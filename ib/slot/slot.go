@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -59,8 +61,8 @@ type Status struct {
 	Plugs  int
 	// Recovery is how long the last completed reset took, from the fatal event until the new device was registered.
 	Recovery time.Duration
-	Armed    string // the moment that is waited for; empty: none
-	Err      error  // why the last recovery failed; nil after one that did not
+	Armed    string // the moments that are waited for; empty: none
+	Err      error  // why the last recovery or plug failed; nil after one that did not
 }
 
 // Slot is a place for hardware. All methods are safe for concurrent use; what changes the slot is done one after the
@@ -71,15 +73,17 @@ type Slot struct {
 	hw   Hardware
 	logf func(format string, args ...any)
 
-	flow sync.Mutex // held while the device is being changed
+	flow chan struct{} // full while the device is being changed
 
-	armed sync.WaitGroup // resets that a moment has begun
+	begun sync.WaitGroup // resets that a moment has begun
 
 	mu           sync.Mutex
 	status       Status
+	armed        [numMoments]string // the moments that are waited for
 	dev          Device             // registered; nil: none
-	cancel       context.CancelFunc // ends the wait of a recovery; nil: there is none
-	settled      chan struct{}      // closed at the end of the recovery; nil: there is none
+	cancel       context.CancelFunc // ends the wait of a plug or a recovery; nil: there is none
+	settled      chan struct{}      // closed at the end of that; nil: there is none
+	unplugs      int                // that have been called
 	registration func()             // of DuringRegistration; nil: not armed
 }
 
@@ -88,7 +92,7 @@ func New(core *ib.Core, name string, hw Hardware, logf func(format string, args 
 	if logf == nil {
 		logf = func(string, ...any) {}
 	}
-	return &Slot{core: core, name: name, hw: hw, logf: logf}
+	return &Slot{core: core, name: name, hw: hw, logf: logf, flow: make(chan struct{}, 1)}
 }
 
 // Hardware is what the slot is for.
@@ -98,7 +102,9 @@ func (s *Slot) Hardware() Hardware { return s.hw }
 func (s *Slot) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.status
+	st := s.status
+	st.Armed = strings.Join(slices.DeleteFunc(slices.Clone(s.armed[:]), func(m string) bool { return m == "" }), ", ")
+	return st
 }
 
 // Device is the device, nil while there is none. It may not sleep.
@@ -108,17 +114,29 @@ func (s *Slot) Device() Device {
 	return s.dev
 }
 
+// lock begins a change of the device, unless ctx is done before it is its turn.
+func (s *Slot) lock(ctx context.Context) error {
+	select {
+	case s.flow <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *Slot) unlock() { <-s.flow }
+
 // Plug makes a device of the hardware and registers it. EBUSY if there is one. It may sleep.
 func (s *Slot) Plug() error {
-	s.flow.Lock()
-	defer s.flow.Unlock()
+	_ = s.lock(context.Background())
+	defer s.unlock()
 	if s.Device() != nil {
 		return fmt.Errorf("plug %s: it is plugged in: %w", s.name, syscall.EBUSY)
 	}
-	if err := s.bring(); err != nil {
+	err := s.change(context.Background(), s.bring, func(st *Status) { st.Plugs++ })
+	if err != nil {
 		return fmt.Errorf("plug %s: %w", s.name, err)
 	}
-	s.update(func(st *Status) { st.State, st.Err = Running, nil; st.Plugs++ })
 	return nil
 }
 
@@ -126,18 +144,23 @@ func (s *Slot) Plug() error {
 // hear of it. A recovery that waits for the hardware is given up. ENODEV if nothing is plugged in. It may sleep.
 func (s *Slot) Unplug() error {
 	s.mu.Lock()
-	waiting := s.cancel != nil
-	if waiting {
+	present := s.dev != nil || s.cancel != nil
+	if s.cancel != nil {
 		s.cancel()
 	}
+	s.unplugs++
 	s.mu.Unlock()
-	s.flow.Lock()
-	defer s.flow.Unlock()
-	dev := s.Device()
-	if dev == nil && waiting {
+	_ = s.lock(context.Background())
+	defer s.unlock()
+	s.mu.Lock()
+	s.unplugs--
+	dev := s.dev
+	s.mu.Unlock()
+	switch {
+	case dev != nil:
+	case present: // what was there has been given up
 		return nil
-	}
-	if dev == nil {
+	default:
 		return fmt.Errorf("unplug %s: it is not plugged in: %w", s.name, syscall.ENODEV)
 	}
 	dev.IB().SetError()
@@ -147,22 +170,46 @@ func (s *Slot) Unplug() error {
 }
 
 // Reset takes the device through a reset; see the package comment. It returns when the recovered device is registered:
-// ctx bounds the wait for hardware that does not answer. When that fails the slot is empty, and the error says why. It
-// may sleep.
-func (s *Slot) Reset(ctx context.Context) error {
-	s.flow.Lock()
-	defer s.flow.Unlock()
+// ctx bounds the wait for its turn, and for hardware that does not answer. When that fails the slot is empty, and the
+// error says why. It may sleep.
+func (s *Slot) Reset(ctx context.Context) error { return s.reset(ctx, nil) }
+
+// reset resets a certain device, if it is still there, or with nil the one that is.
+func (s *Slot) reset(ctx context.Context, certain Device) error {
+	if err := s.lock(ctx); err != nil {
+		return fmt.Errorf("reset %s: wait for another change: %w", s.name, err)
+	}
+	defer s.unlock()
 	dev := s.Device()
+	if certain != nil && dev != certain {
+		return nil
+	}
 	if dev == nil {
 		return fmt.Errorf("reset %s: it is not plugged in: %w", s.name, syscall.ENODEV)
 	}
+	began := time.Now()
+	s.update(func(st *Status) { st.State = Recovering })
+	err := s.change(ctx, func(ctx context.Context) error { return s.recover(ctx, dev) }, func(st *Status) {
+		st.Resets++
+		st.Recovery = time.Since(began)
+	})
+	if err != nil {
+		return fmt.Errorf("reset %s: %w", s.name, err)
+	}
+	return nil
+}
+
+// change has f bring a device. An Unplug ends the wait for hardware that does not answer, also one that was called before.
+func (s *Slot) change(ctx context.Context, f func(context.Context) error, done func(*Status)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	began := time.Now()
 	s.mu.Lock()
-	s.status.State, s.cancel, s.settled = Recovering, cancel, make(chan struct{})
+	s.cancel, s.settled = cancel, make(chan struct{})
+	if s.unplugs > 0 {
+		cancel()
+	}
 	s.mu.Unlock()
-	err := s.recover(ctx, dev)
+	err := f(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.settled)
@@ -170,10 +217,10 @@ func (s *Slot) Reset(ctx context.Context) error {
 	s.status.Err = err
 	if err != nil {
 		s.status.State = Empty
-		return fmt.Errorf("reset %s: %w", s.name, err)
+		return err
 	}
-	s.status.State, s.status.Recovery = Running, time.Since(began)
-	s.status.Resets++
+	s.status.State = Running
+	done(&s.status)
 	return nil
 }
 
@@ -184,13 +231,20 @@ func (s *Slot) recover(ctx context.Context, dev Device) error {
 	if err := s.take(dev); err != nil {
 		s.logf("%v", err) // what a client has left behind is its own trouble
 	}
-	if unanswered != nil {
-		s.logf("reset %s: %v; waiting for the platform to reset it", s.name, unanswered)
-		if err := s.hw.Await(ctx); err != nil {
-			return err
-		}
+	if err := s.await(ctx, unanswered); err != nil {
+		return err
 	}
-	return s.bring()
+	return s.bring(ctx)
+}
+
+// await waits for hardware that has not answered its reset, if there was an error.
+func (s *Slot) await(ctx context.Context, unanswered error) error {
+	if unanswered == nil {
+		return nil
+	}
+	s.logf("reset %s: %v; waiting for the platform to reset it", s.name, unanswered)
+	s.update(func(st *Status) { st.State = Recovering })
+	return s.hw.Await(ctx)
 }
 
 // tellFatal returns when the consumers have heard of the fatal event: events come to them in the order in which they
@@ -214,11 +268,12 @@ func (s *Slot) take(dev Device) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dev = nil
+	s.armed[atWorkRequest], s.armed[inHandler] = "", "" // of that device
 	return err
 }
 
 // bring brings a new device into the midlayer, and again if it is to be lost while it is registered.
-func (s *Slot) bring() error {
+func (s *Slot) bring(ctx context.Context) error {
 	for {
 		dev, err := s.hw.Probe()
 		if err != nil {
@@ -234,7 +289,7 @@ func (s *Slot) bring() error {
 			s.mu.Unlock()
 			return nil
 		}
-		if err := s.lose(dev, hit); err != nil {
+		if err := s.lose(ctx, dev, hit); err != nil {
 			return err
 		}
 	}
@@ -242,7 +297,7 @@ func (s *Slot) bring() error {
 
 // lose has the device fail while it is being registered: the last of its clients is in its Add when it enters the error
 // state, and Unregister is called before Register has returned.
-func (s *Slot) lose(dev Device, hit func()) error {
+func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
 	gone := make(chan error, 1)
 	cl := &ib.Client{Name: "slot " + s.name, Remove: func(*ib.Device, any) {}}
 	cl.Add = func(d *ib.Device) (any, error) {
@@ -265,18 +320,14 @@ func (s *Slot) lose(dev Device, hit func()) error {
 	if err := errors.Join(<-gone, dev.Close()); err != nil {
 		s.logf("%v", err)
 	}
-	ctx := context.Background()
-	if err := s.hw.Reset(ctx); err != nil {
-		s.logf("reset %s: %v; waiting for the platform to reset it", s.name, err)
-		if err := s.hw.Await(ctx); err != nil {
-			return err
-		}
+	if err := s.await(ctx, s.hw.Reset(ctx)); err != nil {
+		return err
 	}
 	s.update(func(st *Status) { st.Resets++ })
 	return nil
 }
 
-// Settle waits until no reset is going on. It may sleep.
+// Settle waits until no plug or reset is going on. It may sleep.
 func (s *Slot) Settle(ctx context.Context) error {
 	for {
 		s.mu.Lock()

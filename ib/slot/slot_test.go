@@ -35,6 +35,7 @@ type hardware struct {
 	dead    error         // of Await
 	noProbe error
 	hit     func() // of AtWorkRequest
+	onReset func()
 }
 
 func (h *hardware) note(format string, args ...any) {
@@ -71,6 +72,9 @@ func (h *hardware) Probe() (slot.Device, error) {
 
 func (h *hardware) Reset(context.Context) error {
 	h.note("reset")
+	if h.onReset != nil {
+		h.onReset()
+	}
 	if h.away != nil {
 		return syscall.EIO
 	}
@@ -275,6 +279,96 @@ func TestMoments(t *testing.T) {
 		}
 		must(t, s.Close())
 	})
+}
+
+// Hardware that is lost while it is being registered, and does not come back: it can be pulled out.
+func TestUnreachableDuringRegistration(t *testing.T) {
+	for _, by := range []string{"reset", "plug", "close", "patience"} {
+		synctest.Test(t, func(t *testing.T) {
+			core, h := &ib.Core{}, &hardware{}
+			s := slot.New(core, "lo0", h, t.Logf)
+			must(t, s.Plug())
+			must(t, s.ResetAt(slot.DuringRegistration, func() { h.away = make(chan struct{}) }))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			bring := func() error { return s.Reset(ctx) }
+			if by == "plug" {
+				must(t, s.Unplug())
+				bring = s.Plug
+			}
+			done := make(chan error, 1)
+			go func() { done <- bring() }()
+			synctest.Wait()
+			if st := s.Status(); st.State != slot.Recovering || len(core.Devices()) != 0 {
+				t.Errorf("%s: status %+v, devices %v", by, st, core.Devices())
+			}
+			want := context.Canceled
+			switch by {
+			case "close":
+				must(t, s.Close())
+			case "patience":
+				want = context.DeadlineExceeded
+			default:
+				must(t, s.Unplug())
+			}
+			if err := <-done; !errors.Is(err, want) || s.Status().State != slot.Empty || s.Device() != nil {
+				t.Errorf("%s: %v, %+v", by, err, s.Status())
+			}
+			must(t, s.Close())
+		})
+	}
+}
+
+// A reset waits for its turn no longer than its context.
+func TestResetInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &hardware{}
+		s := slot.New(&ib.Core{}, "lo0", h, t.Logf)
+		must(t, s.Plug())
+		h.away = make(chan struct{})
+		done := make(chan error, 1)
+		go func() { done <- s.Reset(t.Context()) }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := s.Reset(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the second reset: %v", err)
+		}
+		close(h.away)
+		must(t, <-done)
+		must(t, s.Close())
+	})
+}
+
+// A moment that does not come before its device goes is not waited for any more; one that does resets that device, and
+// not the next.
+func TestMomentOfAnotherDevice(t *testing.T) {
+	_, h, s := newSlot(t)
+	must(t, s.Plug())
+	must(t, s.ResetAt(slot.AtWorkRequest(7), nil))
+	must(t, s.ResetAt(slot.InHandler, nil))
+	if a := s.Status().Armed; a != "work request 7, completion handler" {
+		t.Errorf("armed: %q", a)
+	}
+	must(t, s.Reset(t.Context()))
+	if a := s.Status().Armed; a != "" {
+		t.Errorf("armed for a device that has gone: %q", a)
+	}
+	must(t, s.ResetAt(slot.AtWorkRequest(7), nil))
+	h.onReset = h.hit // by hand, and by the moment
+	must(t, s.Reset(t.Context()))
+	h.onReset = nil
+	must(t, s.Reset(t.Context()))
+	must(t, s.Close())
+	if n := s.Status().Resets; n != 3 {
+		t.Errorf("%d resets", n)
+	}
+	s = slot.New(&ib.Core{}, "lo0", struct{ slot.Hardware }{h}, nil)
+	must(t, s.Plug())
+	if err := s.ResetAt(slot.AtWorkRequest(7), nil); !errors.Is(err, syscall.EOPNOTSUPP) || s.Status().Armed != "" {
+		t.Errorf("hardware that cannot: %v, armed %q", err, s.Status().Armed)
+	}
+	must(t, s.Close())
 }
 
 // Resets, unplugs and plugs from many sides at once: one after the other, and nothing is left.

@@ -75,10 +75,7 @@ func (s *Service) DevReset(r DevReset) error {
 		if !r.Unreachable {
 			return
 		}
-		l.hw.Disconnect()
-		if r.Outage > 0 {
-			time.AfterFunc(r.Outage, l.hw.Return)
-		}
+		l.disconnect(r.Outage)
 	}
 	switch {
 	case r.AtWR != 0:
@@ -93,6 +90,9 @@ func (s *Service) DevReset(r DevReset) error {
 		return fmt.Errorf("dev reset: no moment %q: it is %s or %s: %w", r.At, DevRegistration, DevCompletion, syscall.EINVAL)
 	default:
 		if l.slot.Device() == nil {
+			if l.hw.State() == rxe.HardwareUnreachable {
+				return fmt.Errorf("dev reset %s: the hardware does not answer; 'verbena dev plug %s' ends that: %w", r.Name, r.Name, syscall.EBUSY)
+			}
 			return l.slot.Reset(s.ended) // says what is wrong
 		}
 		away()
@@ -106,6 +106,19 @@ func (s *Service) DevReset(r DevReset) error {
 		return nil
 	}
 	return l.slot.Reset(s.ended)
+}
+
+// disconnect has the hardware not answer for a time, 0: without end. It may not sleep.
+func (l *link) disconnect(outage time.Duration) {
+	l.outage.Lock()
+	defer l.outage.Unlock()
+	if l.outage.end != nil {
+		l.outage.end.Stop() // that one was over before its time
+	}
+	l.hw.Disconnect()
+	if l.outage.end = nil; outage > 0 {
+		l.outage.end = time.AfterFunc(outage, l.hw.Return)
+	}
 }
 
 // DevUnplug takes a device away as if it had been pulled out, until DevPlug.

@@ -134,15 +134,21 @@ func TestFollow(t *testing.T) {
 			t.Errorf("one more event, %v", <-events)
 		}
 	}
-	file := func(name, want string) {
+	file := func(name, want string) { // of what programs see
 		t.Helper()
 		b, err := os.ReadFile(s.dir.path + "/tree/sys/class/infiniband/rxe0/ports/1/" + name)
 		if err != nil || string(b) != want {
 			t.Errorf("%s is %q (%v), want %q", name, b, err, want)
 		}
 	}
-	const gid2 = "0000:0000:0000:0000:0000:ffff:7f5b:0702\n"
-	file("gids/2", gid2)
+	gid2 := func(want string) {
+		t.Helper()
+		g, err := s.links[0].dev.IB().QueryGID(1, 2)
+		if err != nil || g.GID != ib.GIDFromAddr(netip.MustParseAddr(want)) {
+			t.Errorf("the GID is %v (%v), want %v", g, err, want)
+		}
+	}
+	gid2("127.91.7.2")
 	file("state", "4: ACTIVE\n")
 	step(lo)
 
@@ -151,17 +157,37 @@ func TestFollow(t *testing.T) {
 	down.Addrs = addrs("127.91.7.1") // the one that is not implied by the loopback interface's being up
 	step(down, ib.EventPortErr, ib.EventGIDChange)
 	file("state", "1: DOWN\n")
-	file("gids/2", "0000:0000:0000:0000:0000:0000:0000:0000\n")
-	file("gid_attrs/types/2", "")
+	gid2("::")
 	if links, err := s.Links(); err != nil || links[0].State != "DOWN" || len(links[0].GIDs) != 2 || len(links[1].GIDs) != 1 {
 		t.Errorf("link show: %+v, %v", links, err)
 	}
 	step(lo, ib.EventPortActive, ib.EventGIDChange)
 	file("state", "4: ACTIVE\n")
-	file("gids/2", gid2)
-	file("gid_attrs/types/2", "RoCE v2\n")
+	gid2("127.91.7.2")
 
 	if err := s.LinkAdd(LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}}); err == nil {
 		t.Error("two links have one address")
+	}
+}
+
+// The news of a device come after those of the next one, where resets follow each other closely.
+func TestProbedLate(t *testing.T) {
+	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	l := s.links[0]
+	first := l.hw.Device()
+	if err := l.slot.Reset(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	second := l.hw.Device()
+	s.probed(l, second)
+	s.probed(l, first)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.dev != second {
+		t.Error("the service follows the interface with a device that has gone")
 	}
 }

@@ -7,7 +7,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
 	"verbena/driver/rxe"
 	"verbena/driver/rxe/wire"
@@ -73,6 +75,10 @@ type link struct {
 	taps   *wire.Taps
 	host   *netdev.Interface // as last seen
 	addrs  []netip.Addr      // of the device; nil: all that the interface has
+	outage struct {
+		sync.Mutex
+		end *time.Timer // of the last that has one
+	}
 }
 
 // openLink makes a device and registers it.
@@ -134,6 +140,9 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 func (s *Service) probed(l *link, d *rxe.Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if now := l.hw.Device(); now != nil && now != d {
+		return // there is a later one already
+	}
 	l.dev = d
 	// The interface may have changed while there was no device.
 	host, addrs := l.now([]netdev.Interface{*l.host})

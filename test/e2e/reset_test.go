@@ -17,6 +17,7 @@ import (
 // devs is what `dev show --json` prints, of the first device.
 func (w *world) dev() (d struct {
 	State    string
+	Device   string
 	Contexts int
 	Zombies  int
 	Resets   int
@@ -167,6 +168,51 @@ for o in qp, mr, cq, channel, pd, ctx:
 print('closed', flush=True)
 sys.stdin.readline()
 `
+
+// TestOutOfReach: while the hardware does not answer, also when that began during a registration, each command ends at once:
+// it says what is wrong, or does it.
+func TestOutOfReach(t *testing.T) {
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	refused := func(why string, args ...string) {
+		t.Helper()
+		if out, err := w.cmd(w.deadline(20), args...).CombinedOutput(); err == nil || !strings.Contains(string(out), why) {
+			t.Errorf("verbena %v: %v: %s", args, err, out)
+		}
+	}
+	for _, at := range [][]string{nil, {"--at=registration"}} {
+		w.out(append([]string{"dev", "reset", "rxe0", "--unreachable"}, at...)...)
+		for w.dev().Device != "gone" || w.dev().State != "recovering" {
+			time.Sleep(time.Millisecond)
+		}
+		refused("verbena dev plug rxe0", "dev", "reset", "rxe0")
+		w.out("dev", "unplug", "rxe0")
+		refused("not plugged in", "dev", "unplug", "rxe0")
+		w.out("dev", "plug", "rxe0")
+		if d := w.dev(); d.State != "running" {
+			t.Errorf("plugged in again: %+v", d)
+		}
+	}
+	// An outage that was ended by hand does not end the next one.
+	short := w.cmd(w.deadline(20), "dev", "reset", "rxe0", "--unreachable=500ms")
+	if err := short.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for w.dev().State != "recovering" {
+		time.Sleep(time.Millisecond)
+	}
+	w.out("dev", "plug", "rxe0")
+	if err := short.Wait(); err != nil {
+		t.Error(err)
+	}
+	w.out("dev", "reset", "rxe0", "--unreachable")
+	time.Sleep(600 * time.Millisecond)
+	if d := w.dev(); d.State != "recovering" {
+		t.Errorf("after the time of an earlier outage: %+v", d)
+	}
+	w.out("dev", "plug", "rxe0")
+	w.out("dev", "reset", "rxe0", "--unreachable", "--at=registration")
+	w.out("link", "del", "rxe0")
+}
 
 // TestZombie: a process holds what is left of the old device while others, and it too, work on the recovered one.
 func TestZombie(t *testing.T) {
