@@ -14,6 +14,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -124,6 +125,8 @@ type conn struct {
 
 	mu sync.Mutex // replies are written whole
 	w  net.Conn
+
+	gone atomic.Bool // nobody reads replies any more
 }
 
 func newReader(r io.Reader) *bufio.Reader { return bufio.NewReaderSize(r, 64<<10) }
@@ -287,7 +290,7 @@ func (c *conn) transmit(d Disk) error {
 	slots := make(chan struct{}, inFlight)
 	memory := semaphore.NewWeighted(inMemory)
 	pool := sync.Pool{New: func() any { return new([]byte) }}
-	for {
+	for !c.gone.Load() { // requests that were read ahead may be many
 		var h [28]byte
 		if _, err := io.ReadFull(c.r, h[:]); err != nil {
 			return quiet(err)
@@ -334,10 +337,12 @@ func (c *conn) transmit(d Disk) error {
 				data = *buf
 			}
 			if c.write(u32(magicAnswer), u32(errno(err)), handle[:], data) != nil {
+				c.gone.Store(true)
 				c.w.Close() // ends the reading too
 			}
 		})
 	}
+	return nil
 }
 
 // perform is one request.

@@ -348,6 +348,26 @@ func TestSlowReader(t *testing.T) {
 	<-sent
 }
 
+// What a client had asked for is not read for nobody when it has gone.
+func TestClientGone(t *testing.T) {
+	d := &large{}
+	ours, theirs := net.Pipe()
+	done := make(chan error, 1)
+	go func() { done <- (&conn{r: newReader(theirs), w: theirs}).transmit(d) }()
+	const requests = 1000
+	one := bytes.Join([][]byte{u32(magicReq), u16(0), u16(cmdRead), u64(1), u64(0), u32(maxPayload)}, nil)
+	if _, err := ours.Write(bytes.Repeat(one, requests)); err != nil {
+		t.Fatal(err)
+	}
+	ours.Close()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if n := d.reads.Load(); n > requests/10 {
+		t.Errorf("%d reads for a client that has gone", n)
+	}
+}
+
 // A client that says nothing is sent away, unless it has chosen a disk.
 func TestHandshakeTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
