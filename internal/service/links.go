@@ -7,9 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
-	"time"
 
 	"verbena/driver/rxe"
 	"verbena/driver/rxe/wire"
