@@ -52,5 +52,6 @@
 //	table.mu      the handles
 //	eventFiles.mu the event files; then eventFile.mu, one of them
 //
-// No lock is held while the program's memory is accessed, which may take as long as the program likes.
+// No lock is held while the program's memory is accessed, which may take as long as the program likes; only a driver that
+// writes there itself (rxe, when an SRQ is resized) does so below File.life.
 package uverbs

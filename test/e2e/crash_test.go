@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,7 +21,8 @@ func startLoaded(t *testing.T, w *world, extra ...string) (server, client *exec.
 	return startPair(t, w, "ibv_rc_pingpong", append([]string{"-d", "rxe0", "-g", "1", "-n", "100000000"}, extra...))
 }
 
-// startPair starts server and client of a program and returns when both have a connected queue pair.
+// startPair starts server and client of a program and returns when both have a connected queue pair and messages come and
+// go: a receive that is posted only after the device has gone is nobody's to flush.
 func startPair(t *testing.T, w *world, program string, args []string) (server, client *exec.Cmd) {
 	t.Helper()
 	port := tcpPort()
@@ -36,16 +38,29 @@ func startPair(t *testing.T, w *world, program string, args []string) (server, c
 	if err := client.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if r := w.resources(); len(r) == 2 && connected(r[0]) && connected(r[1]) {
+	before := w.packets()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if r := w.resources(); len(r) == 2 && connected(r[0]) && connected(r[1]) && w.packets() > before+100 {
 			break
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("the pair does not run: %s%s%s%s", server.Stdout, server.Stderr, client.Stdout, client.Stderr)
 		}
 	}
-	time.Sleep(200 * time.Millisecond)
 	return server, client
+}
+
+// packets is how many have arrived at the devices.
+func (w *world) packets() (n int) {
+	w.t.Helper()
+	var list []struct{ Counters map[string]int }
+	if err := json.Unmarshal([]byte(w.out("stat", "show", "--json")), &list); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, d := range list {
+		n += d.Counters["rcvd_pkts"]
+	}
+	return n
 }
 
 func connected(r map[string]any) bool {
