@@ -70,20 +70,18 @@ type recordingFile struct {
 	err    error // once done is closed
 }
 
-// startRecording opens the file and starts the capture.
+// startRecording starts the capture and opens the file, which a capture that is refused leaves as it was.
 func startRecording(client *service.Client, name string, c service.Capture) (*recordingFile, error) {
-	to := os.Stdout
-	if name != "-" {
-		f, err := os.Create(name)
-		if err != nil {
-			return nil, fmt.Errorf("capture: %w", err)
-		}
-		to = f
-	}
 	stream, err := client.Capture(c)
 	if err != nil {
-		to.Close()
 		return nil, err
+	}
+	to := os.Stdout
+	if name != "-" {
+		if to, err = os.Create(name); err != nil {
+			stream.Close()
+			return nil, fmt.Errorf("capture: %w", err)
+		}
 	}
 	r := &recordingFile{name: name, stream: stream, done: make(chan struct{})}
 	go func() {

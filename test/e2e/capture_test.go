@@ -230,4 +230,7 @@ func TestCaptureEnds(t *testing.T) {
 			t.Errorf("%v: %v, %s", bad, err, out)
 		}
 	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(w.socket), "x")); !os.IsNotExist(err) {
+		t.Errorf("a capture that was refused has touched its file: %v", err)
+	}
 }
