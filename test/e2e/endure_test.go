@@ -50,6 +50,12 @@ func (e *endurer) sessions() int {
 	return e.ups
 }
 
+func (e *endurer) hasEnded() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.ended
+}
+
 // endurers are several of them, on one device of a service.
 type endurers struct {
 	t      *testing.T
@@ -148,10 +154,15 @@ func (s *endurers) queuePairs() (n int) {
 // end ends the processes, and returns the sum of their sessions, completions, and of those that were flushed.
 func (s *endurers) end() (totals [3]int) {
 	s.t.Helper()
+	for _, e := range s.all {
+		_ = e.cmd.Process.Signal(syscall.SIGTERM)
+	}
 	for i, e := range s.all {
 		for deadline, over := time.Now().Add(time.Minute), false; !over; {
 			// To the program: the launcher hands it on. Again and again, as it may be about to sleep.
-			_ = e.cmd.Process.Signal(syscall.SIGTERM)
+			if !e.hasEnded() {
+				_ = e.cmd.Process.Signal(syscall.SIGTERM)
+			}
 			select {
 			case <-e.over:
 				over = true
@@ -200,9 +211,12 @@ func TestEndure(t *testing.T) {
 	w.out("run", "--", "true") // what the service makes once and for all, it then has made
 	w.emptyWithin(5 * time.Second)
 	client := dial(t, w)
+	if _, err := client.Do(&service.Request{Op: service.OpInfo}); err != nil { // it has accepted the connection
+		t.Fatal(err)
+	}
 	pid := w.serve.Process.Pid
 	dir := runDirOf(t, pid)
-	before := footprintOf(t, pid, dir)
+	before, had := footprintOf(t, pid, dir), descriptorsOf(pid)
 	s := startEndurers(t, w, client, processes, qps, "poll", "wait")
 	objects := s.queuePairs()
 	if objects < processes*qps {
@@ -256,7 +270,7 @@ func TestEndure(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if after != before {
-		t.Errorf("the service has %+v, and had %+v:\n%q", after, before, descriptorsOf(pid))
+		t.Errorf("the service has %+v, and had %+v:\n%q\n%q", after, before, descriptorsOf(pid), had)
 	}
 	slices.Sort(recoveries)
 	if n := len(recoveries); n > 0 {
