@@ -244,7 +244,8 @@ func testUnregisterUnderTraffic(e *env) {
 	var p *pair
 	var stop atomic.Bool
 	var sent atomic.Int32
-	var using sync.Mutex // the queue pair, by the handler
+	var removing, handled atomic.Bool // handled: a handler has polled since removing
+	var using sync.Mutex              // the queue pair, by the handler
 	var wg sync.WaitGroup
 	e.client(&ib.Client{
 		Name: "busy",
@@ -253,7 +254,11 @@ func testUnregisterUnderTraffic(e *env) {
 			p = e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
 				var wc [8]ib.WC
 				for {
+					during := removing.Load()
 					n, _ := cq.Poll(wc[:])
+					if during {
+						handled.Store(true)
+					}
 					using.Lock()
 					for range n {
 						if !stop.Load() {
@@ -289,6 +294,13 @@ func testUnregisterUnderTraffic(e *env) {
 			return nil, nil
 		},
 		Remove: func(d *ib.Device, _ any) {
+			removing.Store(true)
+			for p := e.patience(); !handled.Load(); {
+				if p.over() {
+					e.Errorf("waited %v in vain: a completion handler that polls while Unregister waits for Remove", e.cfg.patience)
+					break
+				}
+			}
 			using.Lock()
 			stop.Store(true)
 			using.Unlock()
