@@ -726,7 +726,7 @@ var wrongDrivers = append([]wrong{
 }, wrongDisassociators...)
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
-func brokenOptions(o ...Option) []Option { return append([]Option{Patience(time.Second)}, o...) }
+func brokenOptions(o ...Option) []Option { return append([]Option{Patience(3 * time.Second)}, o...) }
 
 // runWrong runs a check on a driver.
 func runWrong(t testing.TB, c check, w wrong) *recorder {
