@@ -202,8 +202,9 @@ func (t *tree) complete() error {
 			errs = append(errs, t.show(path, e.content()))
 		}
 	}
-	t.completed.Store(true)
-	return errors.Join(errs...)
+	err := errors.Join(errs...)
+	t.completed.Store(err == nil)
+	return err
 }
 
 // make makes the file of an entry if it is deferred, for a program that looks at it but does not read it. It may sleep.

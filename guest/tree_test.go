@@ -227,6 +227,16 @@ func TestTreeDefers(t *testing.T) {
 	}
 	tr.mustUpdate(t, describe("3", 2))
 	have("in another directory", map[string]string{"/d/now": "3"})
+	// As on a file system that is full: an error, and later it works.
+	if err := os.Rename(tr.real("/d"), tr.real("/away")); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.complete(); err == nil {
+		t.Error("files were made in a directory that is not there")
+	}
+	if err := os.Rename(tr.real("/away"), tr.real("/d")); err != nil {
+		t.Fatal(err)
+	}
 	for range 2 {
 		if err := tr.complete(); err != nil {
 			t.Error(err)
