@@ -165,11 +165,14 @@ func (t *Session) openMem(tid int) (*os.File, error) {
 			f.Close()
 		}
 	}
-	if err != nil {
-		t.warn(func() error { return fmt.Errorf("memory of thread %d: %w", tid, err) })
-		return nil, err
+	switch {
+	case err == nil:
+		return f, nil
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT):
+		return nil, unix.ESRCH // killed in its call, as by another thread's exec
 	}
-	return f, nil
+	t.warn(func() error { return fmt.Errorf("memory of thread %d: %w", tid, err) })
+	return nil, err
 }
 
 // openSpace opens a process's memory.

@@ -3,6 +3,7 @@ package guest
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -55,5 +56,32 @@ func TestAncestorServesItsOwn(t *testing.T) {
 		} else if pid < 1<<22 && !errors.Is(err, unix.EPERM) {
 			t.Errorf("process %d: %v", pid, err)
 		}
+	}
+}
+
+// TestEndedThread: a thread that another one's exec has ended in its call is nothing to report; that the helper refuses
+// is.
+func TestEndedThread(t *testing.T) {
+	c := exec.Command("/bin/true")
+	if err := c.Run(); err != nil {
+		t.Fatal(err)
+	}
+	ended := c.Process.Pid
+	var logs logBook
+	s := &Session{sup: &Supervisor{cfg: SupervisorConfig{Logf: logs.logf}}, helper: Ancestor{}}
+	if _, err := s.read(ended, 1<<20, make([]byte, 1)); err != unix.ESRCH {
+		t.Errorf("read: %v", err)
+	}
+	if err := s.write(ended, 1<<20, []byte("x")); err == nil {
+		t.Error("writes to what has ended")
+	}
+	if l := logs.take(); len(l) > 0 {
+		t.Errorf("logged: %q", l)
+	}
+	if _, err := s.read(os.Getppid(), 1<<20, make([]byte, 1)); !errors.Is(err, unix.EPERM) {
+		t.Errorf("read of what is no descendant: %v", err)
+	}
+	if l := logs.take(); len(l) != 1 {
+		t.Errorf("logged: %q", l)
 	}
 }
