@@ -106,7 +106,8 @@ type Config[S any] struct {
 	// RetryDelay is how long the next attempt on the same device waits after a session, or an attempt, has failed; 0:
 	// a second.
 	RetryDelay time.Duration
-	// Logf gets a line when a session begins and ends. May be nil.
+	// Logf gets a line when a session begins and ends, and when an attempt fails for another reason than the one before.
+	// May be nil.
 	Logf func(format string, args ...any)
 }
 
@@ -117,6 +118,7 @@ type Attachment[S any] struct {
 	core   *ib.Core
 	client ib.Client
 	ended  chan struct{} // closed when work has returned
+	logged string        // why the last attempt failed; work's own
 
 	mu      sync.Mutex
 	state   State
@@ -378,6 +380,7 @@ func (a *Attachment[S]) try(x *session[S], patience context.Context) bool {
 			x.s = s
 			a.set(Attached)
 			a.mu.Unlock()
+			a.logged = ""
 			a.cfg.Logf("%s: attached to %s", a.cfg.Name, x.dev.Name())
 			return true
 		}
@@ -386,7 +389,10 @@ func (a *Attachment[S]) try(x *session[S], patience context.Context) bool {
 		a.cfg.Detach(x.dev, s)
 	}
 	inTime()
-	a.cfg.Logf("%s: attach to %s: %v", a.cfg.Name, x.dev.Name(), err)
+	if why := fmt.Sprintf("attach to %s: %v", x.dev.Name(), err); why != a.logged {
+		a.logged = why
+		a.cfg.Logf("%s: %s", a.cfg.Name, why)
+	}
 	a.forget(x, err)
 	return false
 }

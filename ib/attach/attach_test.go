@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -269,6 +270,33 @@ func TestSessionFails(t *testing.T) {
 		d.want("3s detach lo0", "3s attach lo0")
 		d.a.Close()
 		must(t, core.Unregister(dev))
+	})
+}
+
+// What keeps an attachment from its device for long is said once.
+func TestRepeatedFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core := &ib.Core{}
+		dev := plug(t, core, "lo0")
+		var said []string
+		var fail atomic.Value
+		fail.Store(errors.New("no route"))
+		a, err := attach.New(core, attach.Config[int]{
+			Name:   "disk",
+			Attach: func(context.Context, *ib.Device, func(error)) (int, error) { return 0, fail.Load().(error) },
+			Detach: func(*ib.Device, int) {},
+			Logf:   func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) },
+		})
+		must(t, err)
+		time.Sleep(time.Minute)
+		fail.Store(errors.New("refused"))
+		time.Sleep(time.Minute)
+		a.Close()
+		must(t, core.Unregister(dev))
+		want := []string{"disk: attach to lo0: no route", "disk: attach to lo0: refused"}
+		if !slices.Equal(said, want) {
+			t.Errorf("logged %q", said)
+		}
 	})
 }
 
