@@ -49,6 +49,7 @@ type Disk struct {
 
 	// What follows is set by the first session.
 	store string // its ID
+	cache string // its Cache
 	size  int64
 	depth int
 	maxIO int
@@ -62,6 +63,8 @@ type Disk struct {
 	requests []slot    // by tag
 	seq      uint64    // of the next request
 	since    time.Time // the session was lost
+	written  uint64    // writes that have returned
+	synced   uint64    // as many of them are safe
 	stats    Stats
 	refusal  error // what keeps the session from coming, for messages
 }
@@ -72,6 +75,7 @@ type slot struct {
 	req    request
 	seq    uint64
 	since  time.Time // posted, on this session
+	covers uint64    // of a sync: Disk.written when it was asked for
 	result chan error
 }
 
@@ -86,6 +90,10 @@ type Stats struct {
 
 // ErrLost: no session could be had for as long as DiskConfig.Patience. The disk is lost for good. It wraps EIO.
 var ErrLost = fmt.Errorf("the target cannot be reached: %w", syscall.EIO)
+
+// ErrUnsynced: the target's host has crashed, and with it went writes that had returned and were not synced. The disk is
+// lost for good, since what it has is not what was written. It wraps EIO.
+var ErrUnsynced = fmt.Errorf("the target's host was started anew, and writes that were not synced are lost: %w", syscall.EIO)
 
 var errNoDevice = errors.New("there is no RDMA device to use")
 
@@ -139,10 +147,17 @@ func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 
 // attach makes a session, posts on it what is held, and returns when that gets through.
 func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*link, error) {
+	if err := d.ended(); err != nil {
+		<-ctx.Done() // there is nothing to attach any more
+		return nil, err
+	}
 	l, err := d.login(ctx, dev, failed)
 	if err != nil {
 		d.mu.Lock()
 		defer d.mu.Unlock()
+		if errors.Is(err, ErrUnsynced) {
+			d.finish(err)
+		}
 		if ctx.Err() == nil || d.refusal == nil { // else what was in the way before says more
 			d.refusal = err
 		}
@@ -183,6 +198,12 @@ func (d *Disk) ready() {
 	}
 }
 
+func (d *Disk) ended() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.end
+}
+
 // oldest is since when a request has been without a response; zero if there is none.
 func (d *Disk) oldest() time.Time {
 	d.mu.Lock()
@@ -206,6 +227,12 @@ func (d *Disk) prepare(w *welcome) error {
 			return fmt.Errorf("the export has changed: %d bytes, depth %d, requests of %d; it had %d, %d, %d",
 				w.Size, w.Depth, w.MaxIO, d.size, d.depth, d.maxIO)
 		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if w.Cache != d.cache && d.written != d.synced {
+			return ErrUnsynced
+		}
+		d.cache = w.Cache
 		return nil
 	}
 	if w.Size < 0 || w.Depth < 1 || w.Depth > d.cfg.Depth || w.MaxIO < 1 || w.MaxIO > d.cfg.MaxIO {
@@ -213,7 +240,7 @@ func (d *Disk) prepare(w *welcome) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.store, d.size, d.depth, d.maxIO = w.Store, w.Size, w.Depth, w.MaxIO
+	d.store, d.cache, d.size, d.depth, d.maxIO = w.Store, w.Cache, w.Size, w.Depth, w.MaxIO
 	d.requests, d.free = make([]slot, d.depth), make(chan uint16, d.depth)
 	for i := range d.requests {
 		d.requests[i].result = make(chan error, 1)
@@ -330,7 +357,8 @@ func (d *Disk) WriteAt(p []byte, off int64) (int, error) {
 	return d.split(opWrite, p, off)
 }
 
-// Sync returns when everything that was written before it was called is safe at the target.
+// Sync returns when everything that was written before it was called is safe at the target. What was not made safe and
+// is lost with the target's host ends the disk: ErrUnsynced.
 func (d *Disk) Sync() error { return d.do(opSync, nil, 0) }
 
 // split carries out a long operation in pieces, all at once as far as tags allow.
@@ -379,7 +407,7 @@ func (d *Disk) do(o op, p []byte, off int64) error {
 		return d.end
 	}
 	r := &d.requests[tag]
-	r.busy, r.seq = true, d.seq
+	r.busy, r.seq, r.covers = true, d.seq, d.written
 	r.req = request{op: o, tag: tag, length: uint32(len(p)), offset: uint64(off), addr: d.data.addr + uint64(int(tag)*d.maxIO)}
 	d.seq++
 	if d.link != nil {
@@ -414,6 +442,13 @@ func (d *Disk) answered(l *link, a response) error {
 		return fmt.Errorf("response for tag %d, which is free", a.tag)
 	}
 	r.busy = false
+	switch {
+	case a.status != statusOK:
+	case r.req.op == opWrite:
+		d.written++
+	case r.req.op == opSync:
+		d.synced = max(d.synced, r.covers)
+	}
 	r.result <- a.status.err()
 	if l.oldest == int(a.tag) {
 		l.oldest = -1

@@ -31,6 +31,7 @@ type welcome struct {
 	Refused string `json:"refused,omitempty"` // why not
 	Retry   bool   `json:"retry,omitempty"`   // it may be different later
 	Store   string `json:"store,omitempty"`   // Identifier
+	Cache   string `json:"cache,omitempty"`   // Cacher
 	Size    int64  `json:"size"`              // bytes
 	Depth   int    `json:"depth"`
 	MaxIO   int    `json:"max_io"`

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -29,6 +30,20 @@ type Identifier interface {
 	// ID is the same as long as what was written is there, also after a restart; "" if that cannot be told. At most 256
 	// bytes.
 	ID() string
+}
+
+// Cacher is a Store that may lose what was not synced while the target is away.
+type Cacher interface {
+	// Cache is the same as long as what was written and not synced is there, also after a restart; "" if that cannot be
+	// told. At most 256 bytes.
+	Cache() string
+}
+
+func cacheOf(s Store) string {
+	if c, ok := s.(Cacher); ok {
+		return c.Cache()
+	}
+	return ""
 }
 
 func idOf(s Store) string {
@@ -100,6 +115,15 @@ func fileID(f *os.File) string {
 func (f *file) Size() int64 { return f.size }
 
 func (f *file) ID() string { return f.id }
+
+// Cache is the life of the kernel, which has the pages that were not written back. (random(4), boot_id)
+func (f *file) Cache() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
 
 // Memory is a Store in memory.
 type Memory struct {

@@ -312,7 +312,10 @@ func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
 	}
 	s.start()
 	c.SetDeadline(time.Now().Add(t.cfg.LoginTimeout)) // anew: the old session may have taken long to end
-	if err := writeLine(c, welcome{Store: idOf(store.Store), Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO, QP: s.ep.addr}); err != nil {
+	hello := welcome{
+		Store: idOf(store.Store), Cache: cacheOf(store.Store), Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO, QP: s.ep.addr,
+	}
+	if err := writeLine(c, hello); err != nil {
 		s.end(err)
 		in.session = nil
 		return nil, err

@@ -1,12 +1,16 @@
 package rblk
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -97,6 +101,72 @@ func TestExportChanged(t *testing.T) {
 			t.Errorf("write to a disk that is another, of %d bytes: %v", size, err)
 		}
 	}
+}
+
+// crashing is a store whose host crashes, and leaves of it what was synced.
+type crashing struct {
+	*Memory
+	mu   sync.Mutex
+	safe []byte
+	boot string
+}
+
+func (c *crashing) Cache() string { return c.boot }
+
+func (c *crashing) Sync() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.safe = bytes.Clone(c.b)
+	return nil
+}
+
+// A disk goes on after its target's host has crashed if nothing of it was lost, and otherwise ends rather than show
+// what was there before.
+func TestTargetCrash(t *testing.T) {
+	write := func(d *Disk, s string) error { _, err := d.WriteAt([]byte(s), 8); return err }
+	for _, c := range []struct {
+		name   string
+		before func(d *Disk) error
+		after  string // "": ended
+	}{
+		{"nothing written", func(*Disk) error { return nil }, "\x00\x00\x00"},
+		{"synced", func(d *Disk) error { return errors.Join(write(d, "one"), d.Sync()) }, "one"},
+		{"not synced", func(d *Disk) error { return write(d, "one") }, ""},
+		{"written after the sync", func(d *Disk) error { return errors.Join(write(d, "one"), d.Sync(), write(d, "two")) }, ""},
+		{"refused", func(d *Disk) error { _, err := d.WriteAt([]byte("x"), 4096); return expect(err, syscall.ENOSPC) }, "\x00\x00\x00"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			store := &crashing{Memory: NewMemory(4096), safe: make([]byte, 4096), boot: "first"}
+			w := newWorld(t, store)
+			cfg := w.config()
+			cfg.Patience = -1
+			d := w.open(cfg)
+			if err := c.before(d); err != nil {
+				t.Fatal(err)
+			}
+			w.stop()
+			store.b, store.boot = store.safe, "second"
+			w.serve(TargetConfig{Exports: map[string]Store{"disk": store}})
+			var got [3]byte
+			_, err := d.ReadAt(got[:], 8)
+			switch {
+			case c.after != "" && (err != nil || string(got[:]) != c.after):
+				t.Errorf("after the crash: %q, %v; want %q", got, err, c.after)
+			case c.after == "" && (!errors.Is(err, ErrUnsynced) || !errors.Is(err, syscall.EIO)):
+				t.Errorf("after the crash: %q, %v", got, err)
+			case c.after == "" && (!errors.Is(write(d, "new"), ErrUnsynced) || !errors.Is(d.Sync(), ErrUnsynced)):
+				t.Error("the disk is used again")
+			}
+		})
+	}
+}
+
+// expect is nil if err is want.
+func expect(err, want error) error {
+	if errors.Is(err, want) {
+		return nil
+	}
+	return fmt.Errorf("%v, want %v", err, want)
 }
 
 // A file is known again when it is opened again, but not one that has taken its place.
