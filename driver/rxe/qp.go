@@ -282,7 +282,10 @@ func (qp *QP) Posted() bool {
 // advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send. qp.mu is
 // held. Every holder of mu that changed something calls it before unlocking.
 func (qp *QP) advance(p *pass) {
-	if qp.gone || qp.cut {
+	if qp.gone {
+		return // what it has to send still goes out: Destroy waits for that
+	}
+	if qp.cut {
 		qp.egress.drop()
 		return
 	}
@@ -320,7 +323,8 @@ func (qp *QP) setState(s ib.QPState) {
 // State implements ib.DriverQP. It may not sleep.
 func (qp *QP) State() ib.QPState { return ib.QPState(qp.stateNow.Load()) }
 
-// Destroy implements ib.DriverQP.
+// Destroy implements ib.DriverQP. What waits in the egress queue is sent first, the acknowledgement above all of what the
+// consumer has just seen complete.
 func (qp *QP) Destroy() error {
 	qp.dev.qps.set(qp.num&(maxQPSlot-1), nil)
 	qp.mu.Lock()
