@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/internal/sched"
 	"verbena/roce"
 	"verbena/uverbs/abi"
 )
@@ -49,7 +50,7 @@ type QP struct {
 
 	// mu guards what follows. The lock of one queue pair is never taken under that of another. Below it are the
 	// locks of the completion queues.
-	mu       sync.Mutex
+	mu       sched.Mutex
 	idle     sync.Cond // on mu: egress.draining has become false
 	gone     bool      // destroyed
 	state    ib.QPState

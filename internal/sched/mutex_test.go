@@ -1,0 +1,33 @@
+package sched
+
+import (
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestMutex: one at a time, and those who have looked in vain for long get it too.
+func TestMutex(t *testing.T) {
+	var m Mutex
+	var wg sync.WaitGroup
+	n := 0
+	for range 8 {
+		wg.Go(func() {
+			for i := range 200 {
+				m.Lock()
+				n++
+				if i%100 == 0 {
+					time.Sleep(time.Millisecond)
+				}
+				m.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if n != 1600 {
+		t.Errorf("counted to %d", n)
+	}
+	if !m.TryLock() || m.TryLock() {
+		t.Error("TryLock")
+	}
+}
