@@ -283,23 +283,20 @@ func (qp *QP) Posted() bool {
 // advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send. qp.mu is
 // held. Every holder of mu that changed something calls it before unlocking.
 func (qp *QP) advance(p *pass) {
-	if qp.gone {
-		return // what it has to send still goes out: Destroy waits for that
-	}
-	if qp.cut {
+	stopped := qp.dev.stopped.Load()
+	if stopped || qp.cut {
 		qp.egress.drop()
-		return
+	}
+	if qp.gone || qp.cut {
+		return // what one that is gone had to send still goes out: Destroy waits for that
 	}
 	if qp.stranded && qp.state != ib.QPErr && qp.state != ib.QPReset {
 		qp.enterError()
 	}
-	if qp.dev.stopped.Load() {
-		qp.egress.drop()
-		if qp.state != ib.QPErr {
-			return
-		}
-	} else {
+	if !stopped {
 		qp.answer(p)
+	} else if qp.state != ib.QPErr {
+		return
 	}
 	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
 		qp.request(p)

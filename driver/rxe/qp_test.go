@@ -314,31 +314,43 @@ func TestSocketFull(t *testing.T) {
 }
 
 // TestLastAnswer: what a queue pair has accepted it acknowledges, also when its consumer destroys it as soon as it sees the
-// receive complete, before the answer has left. Otherwise the peer would see its last request fail.
+// receive complete, before the answer has left: otherwise the peer would see its last request fail. Hardware that has
+// stopped meanwhile sends nothing.
 func TestLastAnswer(t *testing.T) {
-	b := newBench(t, setup{shortcut: true})
-	b.connect(conn{timeout: 8, retry: 1})
-	qp := b.b.dev.qp(b.b.qp.Num())
-	qp.mu.Lock()
-	qp.egress.draining = true // a pass has not got so far yet
-	qp.mu.Unlock()
-	b.b.recv(1, 0, 100)
-	b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: b.a.sge(0, 60), Flags: ib.SendSignaled})
-	b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 60})
-	destroyed := make(chan error)
-	go func() { destroyed <- b.b.qp.Destroy() }()
-	for gone := false; !gone; {
-		time.Sleep(time.Millisecond)
+	for _, c := range []struct {
+		hang bool
+		want ib.WC
+	}{
+		{false, ib.WC{ID: 2, Opcode: ib.WCSend}},
+		{true, ib.WC{ID: 2, Status: ib.WCRetryExcErr}},
+	} {
+		b := newBench(t, setup{shortcut: true})
+		b.connect(conn{timeout: 8, retry: 1})
+		qp := b.b.dev.qp(b.b.qp.Num())
 		qp.mu.Lock()
-		gone = qp.gone
+		qp.egress.draining = true // a pass has not got so far yet
 		qp.mu.Unlock()
+		b.b.recv(1, 0, 100)
+		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: b.a.sge(0, 60), Flags: ib.SendSignaled})
+		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 60})
+		if c.hang {
+			b.b.dev.Hardware().Hang()
+		}
+		destroyed := make(chan error)
+		go func() { destroyed <- b.b.qp.Destroy() }()
+		for gone := false; !gone; {
+			time.Sleep(time.Millisecond)
+			qp.mu.Lock()
+			gone = qp.gone
+			qp.mu.Unlock()
+		}
+		p := b.b.dev.begin(true)
+		p.todo = append(p.todo, qp)
+		p.end()
+		check(t, <-destroyed)
+		b.a.expect(c.want)
+		b.b.qp = b.b.newQP(setup{typ: ib.QPTypeRC}) // for close
 	}
-	p := b.b.dev.begin(true)
-	p.todo = append(p.todo, qp)
-	p.end()
-	check(t, <-destroyed)
-	b.a.expect(ib.WC{ID: 2, Opcode: ib.WCSend})
-	b.b.qp = b.b.newQP(setup{typ: ib.QPTypeRC}) // for close
 }
 
 // TestStale: packets from an address that is not the peer's, of another partition, or for a queue pair that is
