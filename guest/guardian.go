@@ -37,7 +37,7 @@ func (p *Program) guard(abandon func()) {
 		return // out of descriptors: the program fares as without a guard
 	}
 	defer stop.Close()
-	g := &guardian{source: newSource(p.listener, stop), tid: uint32(p.thread.tid)}
+	g := &guardian{source: newSource(p.listener, stop, new(intake)), tid: uint32(p.thread.tid)}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)

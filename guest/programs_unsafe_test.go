@@ -28,6 +28,7 @@ var programs = map[string]func(args []string){
 	"lastclose": programLastClose,
 	"nested":    programNested,
 	"threads":   programThreads,
+	"turns":     programTurns,
 	"signals":   programSignals,
 	"stray":     programStray,
 	"doorbells": programDoorbells,
@@ -271,6 +272,41 @@ func programThreads(args []string) {
 	}
 	wg.Wait()
 	fmt.Println("ok")
+}
+
+// programTurns rings doorbells by four threads, then by one, twice; after each the test looks.
+func programTurns([]string) {
+	fd := openDevice()
+	rings := 0
+	look := func() {
+		op := fakeOp{op: opWait}
+		check(operate(fd, &op) == 0, "wait")
+	}
+	for range 2 {
+		var stop atomic.Bool
+		var wg sync.WaitGroup
+		var rung atomic.Int64
+		for range 4 {
+			wg.Go(func() {
+				for !stop.Load() {
+					_, err := doorbell(fd)
+					check(err == nil, "doorbell: %v", err)
+					rung.Add(1)
+				}
+			})
+		}
+		look()
+		stop.Store(true)
+		wg.Wait()
+		rings += int(rung.Load())
+		for range 2 * mixtureLimit {
+			_, err := doorbell(fd)
+			check(err == nil, "doorbell: %v", err)
+			rings++
+		}
+		look()
+	}
+	fmt.Println(rings)
 }
 
 func programSignals([]string) {

@@ -43,6 +43,7 @@ type Session struct {
 	sync    atomic.Bool // and it is on
 
 	turn    turn
+	intake  intake
 	workers sync.WaitGroup
 	cache   [cacheSize]atomic.Pointer[descriptor]
 

@@ -121,6 +121,22 @@ func TestOneThreadDoesNotStallAnother(t *testing.T) {
 	}
 }
 
+// TestTurns: while several threads call, two workers receive, and one when they have stopped; no call is lost.
+func TestTurns(t *testing.T) {
+	w := newWorld(t)
+	r := w.startSelf("turns")
+	f := w.srv.opened(t, 1)
+	for i, want := range []int32{sharedTurns, 1, sharedTurns, 1} {
+		eventually(t, "the program's wait", func() bool { return f.waiting.Load() > int64(i) })
+		eventually(t, fmt.Sprintf("%d turns", want), func() bool { return r.session.turn.turns.Load() == want })
+		f.gate <- struct{}{}
+	}
+	code, out := w.finish(r)
+	if want := fmt.Sprintln(f.rung.Load()); code != 0 || out != want {
+		t.Errorf("exit code %d, %q rings, %s of them arrived", code, out, want)
+	}
+}
+
 func TestDevicesComeAndGo(t *testing.T) {
 	w := newWorld(t)
 	list := func() string { return w.mustRun("sh", "-c", "echo /sys/class/infiniband/* /dev/infiniband/*") }

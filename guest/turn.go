@@ -1,42 +1,46 @@
 package guest
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// turn is the right of one of a session's threads to receive. Two that waited for the same notification would both be
-// woken by each. So one receives and answers, and receives again; only if its answer may take long, while somebody
+// turn is the right of a session's threads to receive. Each notification wakes all that wait for one. So as a rule one
+// thread has the right: it receives and answers, and receives again; only if its answer may take long, while somebody
 // else may be calling, it lets another thread go on. That one has to be woken, which takes as long as to answer a few
 // calls; so:
 //
-//   - As long as only one thread calls, its calls are answered without passing the turn, but if one takes longer
-//     than patience, the turn is passed by a watchdog.
-//   - While several threads of the program call, the turn is passed before each call that may take long: any but a
-//     doorbell, and doorbells too if they have taken longer than worthPassing lately.
+//   - As long as only one thread of the program calls, its calls are answered without passing the turn, but if one takes
+//     longer than patience, the turn is passed by a watchdog.
+//   - While several call, two workers have a turn: the calls of programs that talk to each other come in pairs. A turn is
+//     passed before each call that may take long (any but a doorbell, and doorbells too if they have taken longer than
+//     worthPassing lately) unless another worker is there to receive.
 //
 // A worker's way:
 //
-//	waiting --take--> holder, idle <--begin, end--> holder, busy
-//	   ^                                             |      |
-//	   |                                        pass |      | claimed by the watchdog, which passes
-//	   +------------------ end --------- busy without the turn
+//	waiting --take--> idle, has a turn <--begin, end--> busy, has a turn
+//	   ^                    |                              |      |
+//	   | surplus            |                         pass |      | claimed by the watchdog, which passes
+//	   +--------------------+----------------- end ------- busy without a turn
 type turn struct {
-	free    uint32       // futex word; 1: nobody has the turn
-	waiting atomic.Int32 // workers in take
-	workers atomic.Int32
-	start   func() // starts another worker
+	free      uint32       // futex word: turns that nobody has
+	turns     atomic.Int32 // that there are
+	waiting   atomic.Int32 // workers in take
+	receiving atomic.Int32 // workers that wait for a call
+	workers   atomic.Int32
+	start     func() // starts another worker
 
-	watching atomic.Bool // the watchdog's timer runs
-
-	// Who calls; written by the holder.
+	// Who calls, as those who receive see it.
 	lastCaller atomic.Uint32
 	mixture    atomic.Int32 // of callers, lately
 	doorbell   atomic.Int64 // the processor time that one took lately, in nanoseconds
 
-	holder atomic.Pointer[worker]
+	watching atomic.Bool // the watchdog's timer runs
+	mu       sync.Mutex
+	all      map[*worker]bool
 }
 
 const (
@@ -47,6 +51,8 @@ const (
 	mixtureLimit = 16 * changeCounts
 	// mixed is when a program counts as one that calls from several threads: not for one stray call among others.
 	mixed = 2 * changeCounts
+	// sharedTurns is how many turns there are while several threads call.
+	sharedTurns = 2
 	// maxWorkers bounds how many calls of one session are answered at a time.
 	maxWorkers = 16
 )
@@ -60,32 +66,50 @@ const (
 	claimed
 )
 
-// init makes the turn free and starts the first worker.
+// init makes a turn and starts the first worker.
 func (t *turn) init(start func()) {
 	t.free = 1
+	t.turns.Store(1)
+	t.all = map[*worker]bool{}
 	t.start = start
 	t.workers.Add(1)
 	start()
 }
 
-// take waits for the turn.
-func (t *turn) take(w *worker) {
-	t.waiting.Add(1)
-	for !atomic.CompareAndSwapUint32(&t.free, 1, 0) {
-		futexWait(&t.free, 0)
-	}
-	t.waiting.Add(-1)
-	t.holder.Store(w)
+// join and leave are for the watchdog.
+func (t *turn) join(w *worker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.all[w] = true
 }
 
-// release gives the turn to whoever waits or will wait.
+func (t *turn) leave(w *worker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.all, w)
+}
+
+// take waits for a turn.
+func (t *turn) take() {
+	t.waiting.Add(1)
+	for {
+		n := atomic.LoadUint32(&t.free)
+		if n == 0 {
+			futexWait(&t.free, 0)
+		} else if atomic.CompareAndSwapUint32(&t.free, n, n-1) {
+			break
+		}
+	}
+	t.waiting.Add(-1)
+}
+
+// release gives a turn to whoever waits or will wait.
 func (t *turn) release() {
-	t.holder.Store(nil)
-	atomic.StoreUint32(&t.free, 1)
+	atomic.AddUint32(&t.free, 1)
 	futexWake(&t.free, 1)
 }
 
-// pass releases the turn and sees to it that somebody takes it, as far as there may be more workers.
+// pass releases a turn and sees to it that somebody takes it, as far as there may be more workers.
 func (t *turn) pass() {
 	if t.waiting.Load() == 0 {
 		if t.workers.Add(1) <= maxWorkers {
@@ -97,7 +121,19 @@ func (t *turn) pass() {
 	t.release()
 }
 
-// note takes down who calls.
+// adapt makes another turn when several threads have begun to call.
+func (t *turn) adapt() {
+	if t.shared() && t.turns.CompareAndSwap(1, sharedTurns) {
+		t.pass()
+	}
+}
+
+// surplus takes a turn away when they have stopped; another worker is there to receive.
+func (t *turn) surplus() bool {
+	return t.turns.Load() > 1 && !t.shared() && t.receiving.Load() > 0 && t.turns.CompareAndSwap(sharedTurns, 1)
+}
+
+// note takes down who calls. Several workers may do so at once, and miss some.
 func (t *turn) note(tid uint32) {
 	m := t.mixture.Load()
 	switch {
@@ -112,23 +148,25 @@ func (t *turn) note(tid uint32) {
 // shared reports whether several threads of the program call.
 func (t *turn) shared() bool { return t.mixture.Load() > mixed }
 
-// begin is called by the holder before a call is answered that may take long. end must follow.
+// begin is called before a call is answered that may take long, by a worker with a turn. end must follow.
 func (w *worker) begin(c call) {
 	t := &w.session.turn
-	if !t.shared() {
-		if c != callWrite {
-			w.began.Store(time.Now().UnixNano())
-			w.busy.Store(busy)
-			t.watch()
-		}
-		return
-	}
+	shared := t.shared()
 	if c == callWrite {
+		if !shared {
+			return
+		}
 		w.timed = true
 		w.used = threadTime()
 		if t.doorbell.Load() < int64(worthPassing) {
 			return
 		}
+	}
+	if !shared || t.receiving.Load() > 0 {
+		w.began.Store(time.Now().UnixNano())
+		w.busy.Store(busy)
+		t.watch()
+		return
 	}
 	w.hasTurn = false
 	t.pass()
@@ -162,16 +200,23 @@ func (t *turn) watch() {
 	}
 }
 
-// bark passes the turn if its holder has been busy for too long.
+// bark passes the turns of those who have been busy for too long.
 func (t *turn) bark() {
 	t.watching.Store(false)
-	w := t.holder.Load()
-	if w == nil || w.busy.Load() != busy {
-		return
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now, again := time.Now().UnixNano(), false
+	for w := range t.all {
+		if w.busy.Load() != busy {
+			continue
+		}
+		if now-w.began.Load() < int64(patience) {
+			again = true
+		} else if w.busy.CompareAndSwap(busy, claimed) {
+			t.pass()
+		}
 	}
-	if time.Now().UnixNano()-w.began.Load() < int64(patience) {
+	if again {
 		t.watch()
-	} else if w.busy.CompareAndSwap(busy, claimed) {
-		t.pass()
 	}
 }

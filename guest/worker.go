@@ -40,7 +40,7 @@ type worker struct {
 var _ uverbs.Caller = (*worker)(nil)
 
 func newWorker(t *Session) *worker {
-	return &worker{session: t, source: newSource(t.listener, t.sup.stop)}
+	return &worker{session: t, source: newSource(t.listener, t.sup.stop, &t.intake)}
 }
 
 // run ends when no process of the session is left, or the Supervisor closes. Its thread ends with it, as nothing else
@@ -54,8 +54,10 @@ func (w *worker) run() {
 	// A program can take pages away that it shares with us (ftruncate): an error for it, not our end.
 	debug.SetPanicOnFault(true)
 	t := &w.session.turn
+	t.join(w)
+	defer t.leave(w)
 	for {
-		t.take(w)
+		t.take()
 		w.hasTurn = true
 		for w.hasTurn {
 			if !w.receive() {
@@ -63,17 +65,22 @@ func (w *worker) run() {
 				return
 			}
 			w.answer()
+			w.hasTurn = w.hasTurn && !t.surplus()
 		}
 	}
 }
 
 // receive waits for the next call, false at the end.
 func (w *worker) receive() bool {
-	if !w.source.next(&w.n) {
+	t := w.session
+	t.turn.receiving.Add(1)
+	ok := w.source.next(&w.n)
+	t.turn.receiving.Add(-1)
+	if !ok {
 		return false
 	}
-	t := w.session
 	t.turn.note(w.n.tid)
+	t.turn.adapt()
 	// The kernel's way to wake, SYNC_WAKE_UP, puts the thread that is woken on the processor of the one that wakes it:
 	// several times as fast for a caller and a worker that take turns. Several callers it draws to one processor, where
 	// those that poll a completion queue keep the others from running.
