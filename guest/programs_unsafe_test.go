@@ -276,6 +276,7 @@ func programThreads(args []string) {
 
 // programTurns rings doorbells by four threads, then by one, twice; after each the test looks.
 func programTurns([]string) {
+	runtime.LockOSThread() // one caller is one thread
 	fd := openDevice()
 	rings := 0
 	look := func() {
