@@ -187,9 +187,7 @@ func TestNoDescriptorIsLeftOver(t *testing.T) {
 			t.Fatalf("exit code %d: %s", code, out)
 		}
 	}
-	if after := openDescriptors(t); after > before {
-		t.Errorf("%d descriptors before, %d after", before, after)
-	}
+	eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= before })
 }
 
 func TestExitCodes(t *testing.T) {
