@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -237,6 +238,32 @@ func TestSupervisorCloses(t *testing.T) {
 	if _, err := w.sup.Attach(nil, SessionInfo{LauncherPID: os.Getpid()}); err == nil {
 		t.Error("Attach after Close")
 	}
+}
+
+// TestReceive: who has seen a call that another took does not sleep until the next one.
+func TestReceive(t *testing.T) {
+	w := newWorld(t)
+	r := w.startSelf("hold")
+	w.printed(r, "open")
+	fd, err := unix.FcntlInt(uintptr(r.session.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener := os.NewFile(uintptr(fd), "listener")
+	defer listener.Close()
+	s := newSource(listener, w.sup.stop, &r.session.intake)
+	got := make(chan bool)
+	go func() { got <- s.receive(r.session.intake.taken.Load()-1, new(notification)) }()
+	select {
+	case ok := <-got:
+		if ok {
+			t.Error("received what was not there")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("sleeps")
+	}
+	r.Signal(unix.SIGKILL)
+	w.finish(r)
 }
 
 func TestGuardian(t *testing.T) {
