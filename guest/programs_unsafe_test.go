@@ -274,36 +274,42 @@ func programThreads(args []string) {
 	fmt.Println("ok")
 }
 
-// programTurns rings doorbells by four threads, then by one, twice; after each the test looks.
+// programTurns rings doorbells by two threads, in turn, then by one, and all that twice; after each the test looks.
 func programTurns([]string) {
 	runtime.LockOSThread() // one caller is one thread
 	fd := openDevice()
 	rings := 0
+	ring := func() {
+		_, err := doorbell(fd)
+		check(err == nil, "doorbell: %v", err)
+		rings++
+	}
 	look := func() {
 		op := fakeOp{op: opWait}
 		check(operate(fd, &op) == 0, "wait")
 	}
 	for range 2 {
-		var stop atomic.Bool
 		var wg sync.WaitGroup
-		var rung atomic.Int64
-		for range 4 {
+		pass := [2]chan bool{make(chan bool, 1), make(chan bool)}
+		for i := range pass {
 			wg.Go(func() {
-				for !stop.Load() {
-					_, err := doorbell(fd)
-					check(err == nil, "doorbell: %v", err)
-					rung.Add(1)
+				runtime.LockOSThread()
+				for range 2 * mixed {
+					<-pass[i]
+					ring()
+					if i == 1 {
+						pass[0] <- true
+					} else {
+						pass[1] <- true
+					}
 				}
 			})
 		}
-		look()
-		stop.Store(true)
+		pass[0] <- true
 		wg.Wait()
-		rings += int(rung.Load())
+		look()
 		for range 2 * mixtureLimit {
-			_, err := doorbell(fd)
-			check(err == nil, "doorbell: %v", err)
-			rings++
+			ring()
 		}
 		look()
 	}

@@ -127,6 +127,10 @@ func TestTurns(t *testing.T) {
 	w := newWorld(t)
 	r := w.startSelf("turns")
 	f := w.srv.opened(t, 1)
+	defer func() { // if it gives up
+		r.Signal(unix.SIGKILL)
+		close(f.gate)
+	}()
 	for i, want := range []int32{sharedTurns, 1, sharedTurns, 1} {
 		eventually(t, "the program's wait", func() bool { return f.waiting.Load() > int64(i) })
 		eventually(t, fmt.Sprintf("%d turns", want), func() bool { return r.session.turn.turns.Load() == want })

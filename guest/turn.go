@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/sched"
 )
 
 // turn is the right of a session's threads to receive. Each notification wakes all that wait for one. So as a rule one
@@ -30,6 +32,7 @@ type turn struct {
 	turns     atomic.Int32 // that there are
 	waiting   atomic.Int32 // workers in take
 	receiving atomic.Int32 // workers that wait for a call
+	passing   sched.Mutex
 	workers   atomic.Int32
 	start     func() // starts another worker
 
@@ -96,11 +99,15 @@ func (t *turn) take() {
 		n := atomic.LoadUint32(&t.free)
 		if n == 0 {
 			futexWait(&t.free, 0)
-		} else if atomic.CompareAndSwapUint32(&t.free, n, n-1) {
-			break
+			continue
 		}
+		// First it waits no more: pass may start a worker too many, but not rely on one that has what it wants.
+		t.waiting.Add(-1)
+		if atomic.CompareAndSwapUint32(&t.free, n, n-1) {
+			return
+		}
+		t.waiting.Add(1)
 	}
-	t.waiting.Add(-1)
 }
 
 // release gives a turn to whoever waits or will wait.
@@ -111,7 +118,9 @@ func (t *turn) release() {
 
 // pass releases a turn and sees to it that somebody takes it, as far as there may be more workers.
 func (t *turn) pass() {
-	if t.waiting.Load() == 0 {
+	t.passing.Lock()
+	defer t.passing.Unlock()
+	if t.waiting.Load() <= int32(atomic.LoadUint32(&t.free)) {
 		if t.workers.Add(1) <= maxWorkers {
 			t.start()
 		} else {
