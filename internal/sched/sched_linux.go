@@ -1,4 +1,5 @@
-// Package sched tells the kernel's scheduler what the threads of the data path are like.
+// Package sched is about the threads of the data path: what the kernel's scheduler is told of them, and how they wait for
+// each other.
 package sched
 
 import (
