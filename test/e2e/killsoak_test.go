@@ -69,6 +69,9 @@ func TestKillSoak(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.client.Close()
+	if _, err := s.client.Do(&service.Request{Op: service.OpInfo}); err != nil { // it listens before it has all that it needs
+		t.Fatal(err)
+	}
 	// Whose launcher was killed is ours to reap.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
