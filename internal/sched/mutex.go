@@ -12,7 +12,7 @@ import (
 type Mutex struct{ mu sync.Mutex }
 
 const (
-	// looks times pauses is somewhat more than a critical section lasts, some 30 us. It is counted, not timed, since
+	// looks times pauses is somewhat more than a critical section lasts, some 20 us. It is counted, not timed, since
 	// time may be virtual.
 	looks  = 400
 	pauses = 200
@@ -36,9 +36,6 @@ func (m *Mutex) Lock() {
 	}
 	m.mu.Lock()
 }
-
-// TryLock locks m if it is unlocked, and reports whether it has.
-func (m *Mutex) TryLock() bool { return m.mu.TryLock() }
 
 // Unlock unlocks m.
 func (m *Mutex) Unlock() { m.mu.Unlock() }
