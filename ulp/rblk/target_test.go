@@ -106,9 +106,10 @@ func TestExportChanged(t *testing.T) {
 // crashing is a store whose host crashes, and leaves of it what was synced.
 type crashing struct {
 	*Memory
-	mu   sync.Mutex
-	safe []byte
-	boot string
+	mu     sync.Mutex
+	safe   []byte
+	boot   string
+	during func() // each Sync, when it has seen what is there
 }
 
 func (c *crashing) Cache() string { return c.boot }
@@ -117,6 +118,9 @@ func (c *crashing) Sync() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.safe = bytes.Clone(c.b)
+	if c.during != nil {
+		c.during()
+	}
 	return nil
 }
 
@@ -126,14 +130,22 @@ func TestTargetCrash(t *testing.T) {
 	write := func(d *Disk, s string) error { _, err := d.WriteAt([]byte(s), 8); return err }
 	for _, c := range []struct {
 		name   string
-		before func(d *Disk) error
+		before func(d *Disk, s *crashing) error
 		after  string // "": ended
 	}{
-		{"nothing written", func(*Disk) error { return nil }, "\x00\x00\x00"},
-		{"synced", func(d *Disk) error { return errors.Join(write(d, "one"), d.Sync()) }, "one"},
-		{"not synced", func(d *Disk) error { return write(d, "one") }, ""},
-		{"written after the sync", func(d *Disk) error { return errors.Join(write(d, "one"), d.Sync(), write(d, "two")) }, ""},
-		{"refused", func(d *Disk) error { _, err := d.WriteAt([]byte("x"), 4096); return expect(err, syscall.ENOSPC) }, "\x00\x00\x00"},
+		{"nothing written", func(*Disk, *crashing) error { return nil }, "\x00\x00\x00"},
+		{"synced", func(d *Disk, _ *crashing) error { return errors.Join(write(d, "one"), d.Sync()) }, "one"},
+		{"not synced", func(d *Disk, _ *crashing) error { return write(d, "one") }, ""},
+		{"written after the sync", func(d *Disk, _ *crashing) error { return errors.Join(write(d, "one"), d.Sync(), write(d, "two")) }, ""},
+		{"written during the sync", func(d *Disk, s *crashing) error {
+			var err error
+			s.during = func() { err = write(d, "two") }
+			return errors.Join(write(d, "one"), d.Sync(), err)
+		}, ""},
+		{"refused", func(d *Disk, _ *crashing) error {
+			_, err := d.WriteAt([]byte("x"), 4096)
+			return expect(err, syscall.ENOSPC)
+		}, "\x00\x00\x00"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			store := &crashing{Memory: NewMemory(4096), safe: make([]byte, 4096), boot: "first"}
@@ -141,7 +153,7 @@ func TestTargetCrash(t *testing.T) {
 			cfg := w.config()
 			cfg.Patience = -1
 			d := w.open(cfg)
-			if err := c.before(d); err != nil {
+			if err := c.before(d, store); err != nil {
 				t.Fatal(err)
 			}
 			w.stop()
