@@ -1,0 +1,231 @@
+package quota
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// Kind is a kind of resource that a service counts.
+type Kind uint8
+
+// The kinds, in the order in which they are shown.
+const (
+	Sessions    Kind = iota // programs under supervision
+	Workers                 // threads that answer the calls of programs
+	Connections             // of the control socket
+	Contexts                // open device files
+	PDs
+	MRs
+	MWs
+	AHs
+	CQs
+	QPs
+	SRQs
+	XRCDs
+	Multicast   // memberships of queue pairs in multicast groups
+	Descriptors // of the service: completion channels, event files, queue files
+	RingBytes   // shared memory of queues, in bytes
+	Mappings    // of shared memory into the service
+	NumKinds
+)
+
+var kinds = [NumKinds]struct {
+	name  string
+	errno syscall.Errno // of a refusal
+}{
+	Sessions:    {"sessions", syscall.EAGAIN},
+	Workers:     {"workers", syscall.EAGAIN},
+	Connections: {"connections", syscall.EAGAIN},
+	Contexts:    {"contexts", syscall.ENOMEM},
+	PDs:         {"pds", syscall.ENOMEM},
+	MRs:         {"mrs", syscall.ENOMEM},
+	MWs:         {"mws", syscall.ENOMEM},
+	AHs:         {"ahs", syscall.ENOMEM},
+	CQs:         {"cqs", syscall.ENOMEM},
+	QPs:         {"qps", syscall.ENOMEM},
+	SRQs:        {"srqs", syscall.ENOMEM},
+	XRCDs:       {"xrcds", syscall.ENOMEM},
+	Multicast:   {"multicast", syscall.ENOMEM},
+	Descriptors: {"descriptors", syscall.EMFILE},
+	RingBytes:   {"ring-bytes", syscall.ENOMEM},
+	Mappings:    {"mappings", syscall.ENOMEM},
+}
+
+// String returns the name by which a kind is configured and shown, such as "qps".
+func (k Kind) String() string {
+	if k < NumKinds {
+		return kinds[k].name
+	}
+	return fmt.Sprintf("kind %d", uint8(k))
+}
+
+// ParseKind returns the kind of a name. The error lists the names there are and wraps EINVAL.
+func ParseKind(name string) (Kind, error) {
+	var names []string
+	for k := range NumKinds {
+		if k.String() == name {
+			return k, nil
+		}
+		names = append(names, k.String())
+	}
+	return 0, fmt.Errorf("no limit %q; there are %s: %w", name, strings.Join(names, ", "), syscall.EINVAL)
+}
+
+// Limit bounds one kind of resource.
+type Limit struct {
+	PerUser uint64 // what one user may hold; 0: no bound
+	Total   uint64 // what all users may hold together; 0: no bound
+}
+
+// Limits bounds every kind. The zero value bounds nothing.
+type Limits [NumKinds]Limit
+
+// A user who holds more than 1/smallShare of the per-user limit does not get any of the last 1/reserveShare of the
+// total: it stays for users who hold little.
+const (
+	reserveShare = 4
+	smallShare   = 4
+)
+
+// Error is a refusal. It wraps the errno that a program sees: ENOMEM for objects, EMFILE for descriptors, EAGAIN for
+// sessions, workers and connections.
+type Error struct {
+	Kind   Kind
+	UID    int
+	Asked  uint64
+	Held   uint64 // by the user or, if Shared, by all users
+	Limit  uint64
+	Shared bool // the limit of all users together is reached
+}
+
+func (e *Error) Error() string {
+	if e.Shared {
+		return fmt.Sprintf("all users hold %d %v, user %d asks for %d more, and the service's limit is %d (verbena serve --limit %[2]v=PER-USER/TOTAL): %v",
+			e.Held, e.Kind, e.UID, e.Asked, e.Limit, e.Unwrap())
+	}
+	return fmt.Sprintf("user %d holds %d %v, asks for %d more, and the limit is %d (verbena serve --limit %[3]v=PER-USER/TOTAL): %v",
+		e.UID, e.Held, e.Kind, e.Asked, e.Limit, e.Unwrap())
+}
+
+// Unwrap returns the errno.
+func (e *Error) Unwrap() error { return kinds[e.Kind].errno }
+
+// Ledger counts what users hold. It is safe for concurrent use, and no method of it sleeps.
+type Ledger struct {
+	limits Limits
+
+	mu    sync.Mutex
+	total [NumKinds]uint64
+	users map[int]*User // all that were asked for
+}
+
+// New returns a ledger in which no user holds anything.
+func New(limits Limits) *Ledger {
+	return &Ledger{limits: limits, users: map[int]*User{}}
+}
+
+// User is what one user id holds. The nil User counts nothing and refuses nothing.
+type User struct {
+	ledger *Ledger
+	uid    int
+	held   [NumKinds]uint64 // under ledger.mu
+}
+
+// User returns the account of a user id, which is one and the same as long as the ledger exists. The nil Ledger has the
+// nil User.
+func (l *Ledger) User(uid int) *User {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	u := l.users[uid]
+	if u == nil {
+		u = &User{ledger: l, uid: uid}
+		l.users[uid] = u
+	}
+	return u
+}
+
+// UID returns the user id, -1 of the nil User.
+func (u *User) UID() int {
+	if u == nil {
+		return -1
+	}
+	return u.uid
+}
+
+// Take charges n of a kind to the user, or returns an *Error and charges nothing.
+func (u *User) Take(k Kind, n uint64) error {
+	if u == nil || n == 0 {
+		return nil
+	}
+	l := u.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	held, total, limit := u.held[k], l.total[k], l.limits[k]
+	if p := limit.PerUser; p != 0 && (n > p || held > p-n) {
+		return &Error{Kind: k, UID: u.uid, Asked: n, Held: held, Limit: p}
+	}
+	if t := limit.Total; t != 0 {
+		if p := limit.PerUser; p == 0 || held+n > p/smallShare {
+			t -= t / reserveShare
+		}
+		if n > t || total > t-n {
+			return &Error{Kind: k, UID: u.uid, Asked: n, Held: total, Limit: t, Shared: true}
+		}
+	}
+	u.held[k] += n
+	l.total[k] += n
+	return nil
+}
+
+// Give ends a charge of Take.
+func (u *User) Give(k Kind, n uint64) {
+	if u == nil || n == 0 {
+		return
+	}
+	l := u.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if u.held[k] < n {
+		panic(fmt.Sprintf("quota: user %d gives back %d %v and holds %d", u.uid, n, k, u.held[k]))
+	}
+	u.held[k] -= n
+	l.total[k] -= n
+}
+
+// Held returns how much of a kind the user holds.
+func (u *User) Held(k Kind) uint64 {
+	if u == nil {
+		return 0
+	}
+	u.ledger.mu.Lock()
+	defer u.ledger.mu.Unlock()
+	return u.held[k]
+}
+
+// Usage is what one user holds, or all users together.
+type Usage struct {
+	UID  int // -1: all users
+	Held [NumKinds]uint64
+}
+
+// Usage lists what each user holds that holds anything, by user id, and what all hold together.
+func (l *Ledger) Usage() (users []Usage, total Usage) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for uid, u := range l.users {
+		if u.held != ([NumKinds]uint64{}) {
+			users = append(users, Usage{UID: uid, Held: u.held})
+		}
+	}
+	slices.SortFunc(users, func(a, b Usage) int { return a.UID - b.UID })
+	return users, Usage{UID: -1, Held: l.total}
+}
+
+// Limits returns the limits of the ledger.
+func (l *Ledger) Limits() Limits { return l.limits }
