@@ -33,11 +33,15 @@ cross: ## compile for the other architecture
 
 .PHONY: unit
 unit: ## unit tests with the race detector
-	CGO_ENABLED=1 $(GO) test -race -timeout 8m ./...
+	CGO_ENABLED=1 $(GO) test -race -json -timeout 8m ./... | $(GO) run ./test/verdict
 
 .PHONY: e2e
 e2e: build ## the real programs, end to end
-	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 18m -tags e2e ./test/e2e/...
+	VERBENA=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout 18m -tags e2e ./test/e2e/... | $(GO) run ./test/verdict
+
+.PHONY: attack
+attack: build ## the attacks of one user on others and on the service, with their full counts
+	VERBENA=$(CURDIR)/$(BIN) ATTACK_FULL=1 $(GO) test -json -count=1 -timeout 3h -tags e2e -run '^TestAttack' ./test/e2e | $(GO) run ./test/verdict -v
 
 .PHONY: yama
 yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
