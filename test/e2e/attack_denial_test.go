@@ -158,9 +158,22 @@ func (s *siege) stuck(t *testing.T, fs *stallFS, attack ...string) *dialogue {
 // testStall has every user's calls, and root's commands, end in time while memory does not answer.
 func testStall(t *testing.T, serve []string, attack ...string) {
 	s := besiege(t, serve...)
-	fs := newStallFS(t, attacker, fuseRead)
-	a := s.stuck(t, fs, attack...)
-	t.Logf("%q", a.said)
+	var a *dialogue
+	if attack[0] == "stall-userfault" {
+		device := filepath.Join(filepath.Dir(s.socket), "userfaultfd")
+		var st unix.Stat_t
+		err := unix.Stat("/dev/userfaultfd", &st) // since Linux 6.1
+		need(t, err == nil, fmt.Sprintf("/dev/userfaultfd: %v", err))
+		if err := unix.Mknod(device, unix.S_IFCHR|0o666, int(st.Rdev)); err != nil {
+			t.Fatal(err)
+		}
+		os.Chmod(device, 0o666)
+		a = s.attack(attacker, attack[0], device, attack[1])
+		a.expect("posted")
+		time.Sleep(200 * time.Millisecond)
+	} else {
+		a = s.stuck(t, newStallFS(t, attacker, fuseRead), attack...)
+	}
 	for _, step := range []func(){
 		s.unharmed,
 		func() { s.quick(5*time.Second, "res", "show") },
@@ -198,6 +211,7 @@ func TestAttackStall(t *testing.T) {
 		for _, op := range []string{"write", "read", "atomic"} {
 			t.Run(path+"/"+op, func(t *testing.T) { testStall(t, serve, "stall-region", op) })
 		}
+		t.Run(path+"/userfaultfd", func(t *testing.T) { testStall(t, serve, "stall-userfault", "write") })
 	}
 }
 

@@ -44,7 +44,7 @@ var builtAttack = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	os.Chmod(dir, 0o755)
-	sources := []string{"main", "privilege", "denial", "games", "socket"}
+	sources := []string{"main", "privilege", "denial", "games", "socket", "misc"}
 	args := []string{"-Wall", "-Wno-unused-result", "-O1", "-o", filepath.Join(dir, "attack")}
 	for _, s := range sources {
 		args = append(args, "testdata/attack/"+s+".c")

@@ -237,12 +237,13 @@ int descriptors(int argc, char **argv)
 	report("swap by dup2", dup2(open("/dev/null", O_RDWR), fd));
 	struct ib_uverbs_query_port_resp resp;
 	struct ib_uverbs_query_port req = {.response = (uintptr_t)&resp, .port_num = 1};
-	errno = 0;
+	memset(&resp, 0, sizeof resp);
 	report("command to /dev/null", raw_command(fd, IB_USER_VERBS_CMD_QUERY_PORT, &req, sizeof req, sizeof resp));
+	if (resp.state)
+		say("command to /dev/null: success, and it answers");
 	if (third >= 0)
 		report("command to the duplicate", raw_command(third, IB_USER_VERBS_CMD_QUERY_PORT, &req, sizeof req, sizeof resp));
 	report("close_range", syscall(SYS_close_range, 100, ~0u, 0));
-	errno = 0;
 	report("command to what is closed", raw_command(fd, IB_USER_VERBS_CMD_QUERY_PORT, &req, sizeof req, sizeof resp));
 	say("done");
 	_exit(0);
@@ -264,11 +265,22 @@ int tree_writes(int argc, char **argv)
 		report("mknod", mknodat(d, "evilnode", S_IFIFO | 0666, 0));
 		report("unlink", unlinkat(d, i ? "abi_version" : "rxe0", 0));
 		report("rmdir", unlinkat(d, "rxe0", AT_REMOVEDIR));
-		report("rename", renameat(d, "rxe0", d, "rxe9"));
+		if (argc > 0)
+			report("rename", renameat(d, "rxe0", d, "rxe9"));
 		report("chmod", fchmod(d, 0777));
 		report("tmpfile", openat(d, ".", O_TMPFILE | O_RDWR, 0666));
 		report("creat above", openat(d, "../evil", O_CREAT | O_RDWR, 0666));
 	}
+	int d = open("/sys/class/infiniband/rxe0", O_RDONLY | O_DIRECTORY);
+	if (d < 0)
+		d = open("/sys/class/infiniband_verbs", O_RDONLY | O_DIRECTORY);
+	char text[16] = "";
+	unlinkat(d, "node_type", 0);
+	report("plant a link", symlinkat("/etc/passwd", d, "node_type"));
+	int f = open("/sys/class/infiniband/rxe0/node_type", O_RDONLY);
+	if (f >= 0)
+		read(f, text, sizeof text - 1);
+	say("planted: %s", f < 0 ? strerror(errno) : text);
 	report("open a file to write", open("/sys/class/infiniband/rxe0/node_desc", O_WRONLY));
 	report("create by path", open("/dev/infiniband/evil", O_CREAT | O_RDWR, 0666));
 	report("unlink by path", unlink("/dev/infiniband/uverbs0"));

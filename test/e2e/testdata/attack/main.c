@@ -15,6 +15,8 @@ static const struct {
 	{"descriptors", descriptors}, {"tree-writes", tree_writes}, {"remap", remap}, {"stall-close", stall_close},
 	{"hidden-execs", hidden_execs}, {"stall-stat", stall_stat}, {"impostor", impostor}, {"connections", connections},
 	{"unfinished", unfinished}, {"garbage", garbage}, {"attach", attach},
+	{"stall-userfault", stall_userfault}, {"names", names}, {"own-answers", own_answers}, {"thread-user", thread_user},
+	{"flip-paths", flip_paths}, {"limits", limits},
 };
 
 int main(int argc, char **argv)
