@@ -152,7 +152,7 @@ enum ibv_wc_status move(struct loop *l, enum ibv_wr_opcode op, char *at, unsigne
 {
 	enum ibv_wc_status s;
 	post(l, op, at, length, remote, rkey);
-	return finish(l, 3, &s) ? s : -1;
+	return finish(l, 30, &s) ? s : -1;
 }
 
 // put_command stores a plain write(2) command, and returns its size.
