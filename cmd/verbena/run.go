@@ -98,7 +98,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 	}
 	launch.Handover = func(listener *os.File) (err error) {
-		attached, err = client.Attach(service.Attach{PID: os.Getpid(), Args: argv}, listener)
+		attached, err = client.Attach(service.Attach{Args: argv}, listener)
 		if err != nil {
 			return err
 		}

@@ -41,6 +41,22 @@ func TestTrusts(t *testing.T) {
 	}
 }
 
+// notOnMain calls f on a thread that ends with it, and is not the first of the process.
+func notOnMain(f func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() != os.Getpid() {
+		f()
+		return
+	}
+	defer runtime.UnlockOSThread()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		notOnMain(f)
+	}()
+	<-done
+}
+
 // Dial asks the kernel whose the service is, before it sends anything.
 func TestDialForeignService(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -59,8 +75,7 @@ func TestDialForeignService(t *testing.T) {
 	const uid = 65533
 	got := make(chan int, 1)
 	listening := make(chan *net.UnixListener)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine, since its user is another
+	go notOnMain(func() { // whose user is the one that /proc shows
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uid, ^uintptr(0)); e != 0 {
 			t.Error(e)
 		}
@@ -69,7 +84,7 @@ func TestDialForeignService(t *testing.T) {
 			t.Error(err)
 		}
 		listening <- l
-	}()
+	})
 	l := <-listening
 	if l == nil {
 		t.FailNow()

@@ -177,11 +177,15 @@ func (c *Client) Do(r *Request) (*Response, error) { return c.do(r, nil) }
 
 func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 	r.Protocol = protocol
-	if err := c.c.send(r, fd); err != nil {
-		return nil, fmt.Errorf("ask the service: %w", err)
+	sent := c.c.send(r, fd)
+	if sent != nil && !errors.Is(sent, syscall.EPIPE) {
+		return nil, fmt.Errorf("ask the service: %w", sent)
 	}
-	var a Response
+	var a Response // there may be one all the same: why the connection was closed
 	f, err := c.c.receive(&a)
+	if err == nil && sent != nil && a.Error == "" {
+		err = sent
+	}
 	if err != nil {
 		return nil, fmt.Errorf("ask the service: it ended the connection: %w", err)
 	}
@@ -194,9 +198,22 @@ func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 	return &a, nil
 }
 
+// Stop ends the service, and returns when it has ended; ETIMEDOUT if it has not within the time that it states.
+func (c *Client) Stop() error {
+	if _, err := c.Do(&Request{Op: OpStop}); err != nil {
+		return err
+	}
+	c.c.SetReadDeadline(time.Now().Add(CloseTimeout + 2*time.Second))
+	if _, err := c.c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("the service has not ended within %v; kill it: %w", CloseTimeout, syscall.ETIMEDOUT)
+	}
+	return nil
+}
+
 // Attach hands over the listener of a program that is about to start. The connection then stands for the program
 // until Close, and Serve tells when the service has died.
 func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
+	a.Args = cutArgs(a.Args)
 	r, err := c.do(&Request{Op: OpAttach, Attach: &a}, listener)
 	if err != nil {
 		return nil, err

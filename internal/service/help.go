@@ -48,7 +48,7 @@ func (l *launcher) ask(h *Help) (*os.File, error) {
 		return fail(err)
 	}
 	var r Response
-	f, err := l.c.receive(&r)
+	f, err := l.c.receiveWithin(&r, maxRequest, 0, 0)
 	switch {
 	case err != nil:
 		return fail(err)
