@@ -35,12 +35,9 @@ func (m *Mutex) Lock() {
 // nap is how long LockUnless sleeps between two tries.
 const nap = 20 * time.Microsecond
 
-// LockUnless locks m, unless stop is true or becomes so before m is free. It reports whether m is locked.
+// LockUnless locks m, unless that would take longer than until stop is true. It reports whether m is locked.
 func (m *Mutex) LockUnless(stop *atomic.Bool) bool {
-	switch {
-	case stop.Load():
-		return false
-	case m.mu.TryLock(), m.look(stop):
+	if m.mu.TryLock() || m.look(stop) {
 		return true
 	}
 	// A mutex cannot be waited for and left again, so this polls. It is in the kernel meanwhile, not in the Go scheduler:
@@ -72,6 +69,9 @@ func (m *Mutex) look(stop *atomic.Bool) bool {
 	}
 	return false
 }
+
+// TryLock locks m if it is free, and reports whether it was.
+func (m *Mutex) TryLock() bool { return m.mu.TryLock() }
 
 // Unlock unlocks m.
 func (m *Mutex) Unlock() { m.mu.Unlock() }

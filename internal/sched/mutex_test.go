@@ -49,11 +49,10 @@ func TestLockUnless(t *testing.T) {
 		t.Fatal("LockUnless of a locked mutex: got true, want false")
 	}
 	m.Unlock()
-	if m.LockUnless(&stop) {
-		t.Error("LockUnless with stop set: got true, want false")
+	if !m.LockUnless(&stop) {
+		t.Error("LockUnless of a free mutex with stop set: got false, want true")
 	}
 	stop.Store(false)
-	m.Lock()
 	go func() { got <- m.LockUnless(&stop) }()
 	time.Sleep(5 * time.Millisecond)
 	m.Unlock()
