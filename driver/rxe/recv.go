@@ -33,7 +33,7 @@ func (e *endpoint) Receive(a *wire.Arrival) {
 func (p *pass) receive(d *Device, a *wire.Arrival) {
 	packets, multicast := a.Packets, a.Dst.IsMulticast()
 	d.counters.add(cntRcvdPkts, len(packets))
-	for len(packets) > 0 {
+	for len(packets) > 0 && !a.Dropped() {
 		if len(packets[0]) < roce.BTHLen {
 			d.counters.add(cntDropMalformed, 1)
 			packets = packets[1:]
