@@ -20,6 +20,11 @@ import (
 type SessionInfo struct {
 	// LauncherPID is the process that called Start.
 	LauncherPID int
+	// UID is the user who handed the program over, as the kernel knows him: what the session takes is charged to him.
+	UID int
+	// Pidfd refers to the process LauncherPID, so that the number is known to be still its own; nil: the number is all
+	// that is known. It is the caller's to close, after the session has ended.
+	Pidfd *os.File
 	// FirstFD is what FirstFD returned there; 0: it is found out from the launcher's limits.
 	FirstFD uint32
 	// Args is the program's argument vector, for people to read.

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/quota"
 	"verbena/uverbs"
 )
 
@@ -24,6 +25,8 @@ type SupervisorConfig struct {
 	Dir string
 	// Node is the owner and mode of the device files.
 	Node Node
+	// Quota counts what the users of sessions hold, and refuses what is too much; nil counts nothing.
+	Quota *quota.Ledger
 	// AskHelper has sessions access their programs by SessionInfo.Helper alone, as where Yama restricts this process.
 	AskHelper bool
 	// Logf gets one line for each thing that goes wrong without a caller to tell. May be nil.

@@ -129,9 +129,9 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
+	defer l.Release()
 	svc, err := service.New(opts)
 	if err != nil {
-		l.Close()
 		return err
 	}
 	defer svc.Close()

@@ -42,6 +42,9 @@ type Options struct {
 	Log        *slog.Logger
 }
 
+// CloseTimeout bounds Close.
+const CloseTimeout = 10 * time.Second
+
 // Service owns devices and supervises programs.
 type Service struct {
 	opts       Options
@@ -161,37 +164,8 @@ func (s *Service) Close() {
 	}
 }
 
-// Listen claims the location. Whoever may write to a file of shared's owner and mode may connect; nil: only this user,
-// and root. EADDRINUSE where a service lives there already.
-func Listen(loc Location, shared *guest.Node) (*net.UnixListener, error) {
-	if c, err := Dial(loc); err == nil {
-		c.Close()
-		return nil, fmt.Errorf("a service is running already at %s: %w", loc.Socket, syscall.EADDRINUSE)
-	} else if !errors.Is(err, ErrNotRunning) {
-		return nil, err
-	}
-	os.Remove(loc.Socket)
-	old := unix.Umask(0o177)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: loc.Socket, Net: "unix"})
-	unix.Umask(old)
-	if err != nil {
-		return nil, fmt.Errorf("listen on the control socket: %w", err)
-	}
-	if shared != nil {
-		err := os.Chown(loc.Socket, shared.UID, shared.GID)
-		if err == nil {
-			err = os.Chmod(loc.Socket, os.FileMode(shared.Mode&0o666))
-		}
-		if err != nil {
-			l.Close()
-			return nil, fmt.Errorf("give the control socket to those who may use the devices: %w", err)
-		}
-	}
-	return l, nil
-}
-
 // Serve answers clients of l until Stop, a client's request to stop, or idleness. It closes l.
-func (s *Service) Serve(l *net.UnixListener) error {
+func (s *Service) Serve(l *Listener) error {
 	go func() {
 		s.waitUntilOver()
 		s.stop()
@@ -352,7 +326,7 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 	case OpFaultClear:
 		return &Response{}, s.FaultClear(r.Name, r.ID)
 	}
-	return nil, fmt.Errorf("malformed request %q: %w", r.Op, syscall.EINVAL)
+	return nil, fmt.Errorf("malformed request %q: %w", clip(string(r.Op)), syscall.EINVAL)
 }
 
 // attach supervises a program until all its processes have ended. The connection only tells the launcher that
