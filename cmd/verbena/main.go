@@ -15,7 +15,8 @@ import (
 )
 
 type cli struct {
-	Socket string `help:"Control socket of the service; default: one per user and network namespace." placeholder:"PATH" env:"VERBENA_SOCKET"`
+	Socket  string `help:"Control socket of the service; default: one per user and network namespace." placeholder:"PATH" env:"VERBENA_SOCKET"`
+	Service string `name:"service-user" help:"Trust a service of this user too. It reaches all memory and files of your programs; root's and your own are trusted anyway." placeholder:"USER"`
 
 	Run     runCmd     `cmd:"" help:"Run a program; it sees the service's devices below /dev/infiniband."`
 	Serve   serveCmd   `cmd:"" help:"Be the service, in the foreground."`
@@ -103,10 +104,21 @@ type exitCode int
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 func (c *cli) location() (service.Location, error) {
-	if c.Socket != "" {
-		return service.Location{Socket: c.Socket}, nil
+	loc := service.Location{Socket: c.Socket}
+	var err error
+	if c.Socket == "" {
+		if loc, err = service.DefaultLocation(); err != nil {
+			return loc, err
+		}
 	}
-	return service.DefaultLocation()
+	if c.Service != "" {
+		uid, err := lookupUser("service-user", c.Service)
+		if err != nil {
+			return loc, err
+		}
+		loc.ServiceUser = &uid
+	}
+	return loc, nil
 }
 
 // ask sends one request to the running service.

@@ -24,13 +24,7 @@ func (f *nodeFlags) node() (*guest.Node, error) {
 	n := &guest.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o600}
 	var err error
 	if f.Owner != "" {
-		if n.UID, err = lookupID("owner", f.Owner, func(s string) (string, error) {
-			u, err := user.Lookup(s)
-			if err != nil {
-				return "", err
-			}
-			return u.Uid, nil
-		}); err != nil {
+		if n.UID, err = lookupUser("owner", f.Owner); err != nil {
 			return nil, err
 		}
 	}
@@ -54,6 +48,17 @@ func (f *nodeFlags) node() (*guest.Node, error) {
 		n.Mode = uint32(mode)
 	}
 	return n, nil
+}
+
+// lookupUser finds a user by name or number; flag is for the error.
+func lookupUser(flag, name string) (int, error) {
+	return lookupID(flag, name, func(s string) (string, error) {
+		u, err := user.Lookup(s)
+		if err != nil {
+			return "", err
+		}
+		return u.Uid, nil
+	})
 }
 
 func lookupID(what, name string, byName func(string) (string, error)) (int, error) {

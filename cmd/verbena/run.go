@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 
 	"verbena/driver/rxe"
@@ -99,12 +98,13 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 	}
 	launch.Handover = func(listener *os.File) (err error) {
-		attached, err = client.Attach(service.Attach{PID: os.Getpid(), Args: argv}, listener)
+		attached, err = client.Attach(service.Attach{Args: argv}, listener)
 		if err != nil {
 			return err
 		}
 		launch.AdoptOrphans = attached.Helped
 		lost = client.Serve(guest.Ancestor{})
+		launch.Lost = lost
 		return nil
 	}
 	prog, err := guest.Start(launch)
@@ -119,24 +119,30 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 	if err != nil {
 		return err
 	}
-	release, err := service.HoldRunDir(filepath.Dir(filepath.Dir(attached.Dir)))
-	if err != nil {
-		release = func() {}
+	dir, err := client.OpenSessionDir(attached)
+	if err == nil {
+		defer dir.Close()
+		defer dir.Hold()()
 	}
-	defer release()
 	prog.Guard(lost, func() {
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
-		abandon(attached.Dir)
+		if err == nil {
+			err = abandon(dir)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "verbena: complete what the program waits for:", err)
+		}
 	})
 	return exitCode(prog.Wait())
 }
 
 // abandon completes, with a flush error, what the program still waits for.
-func abandon(dir string) {
-	files, _ := filepath.Glob(filepath.Join(dir, "*"))
+func abandon(dir *service.SessionDir) error {
+	files, err := dir.Queues()
+	errs := []error{err}
 	for _, f := range files {
-		if err := rxe.Abandon(f); err != nil {
-			fmt.Fprintln(os.Stderr, "verbena:", err)
-		}
+		errs = append(errs, rxe.Abandon(f))
+		f.Close()
 	}
+	return errors.Join(errs...)
 }

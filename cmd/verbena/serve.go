@@ -129,12 +129,12 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
+	defer l.Release()
 	svc, err := service.New(opts)
 	if err != nil {
-		l.Close()
 		return err
 	}
-	defer svc.Close()
+	defer end(svc, opts.Log, l.Release)
 	stopOnSignal(svc)
 	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
 	ready()
@@ -158,7 +158,7 @@ func (s *serveCmd) servePrivate(opts service.Options, ready func()) error {
 	if err != nil {
 		return err
 	}
-	defer svc.Close()
+	defer end(svc, opts.Log, func() {})
 	stopOnSignal(svc)
 	ready()
 	done := make(chan struct{})
@@ -171,6 +171,16 @@ func (s *serveCmd) servePrivate(opts service.Options, ready func()) error {
 	case <-svc.Ended():
 	}
 	return nil
+}
+
+// end ends a service, by force where a program's memory keeps it from ending.
+func end(svc *service.Service, log *slog.Logger, release func()) {
+	if err := svc.Close(); err != nil {
+		log.Error("ending by force", "err", err)
+		svc.Abandon()
+		release()
+		os.Exit(exitFailure)
+	}
 }
 
 // stopOnSignal: the terminal's signals end the service in order. A service that a client started is in a session
@@ -188,6 +198,14 @@ func stopOnSignal(svc *service.Service) {
 type stopCmd struct{}
 
 func (stopCmd) Run(c *cli) error {
-	_, err := c.ask(&service.Request{Op: service.OpStop})
-	return err
+	loc, err := c.location()
+	if err != nil {
+		return err
+	}
+	client, err := service.Dial(loc)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return client.Stop()
 }

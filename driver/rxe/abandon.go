@@ -162,27 +162,23 @@ func readShared[T any](mem []byte, at int) (v T, ok bool) {
 // ErrNotQueues: the file does not hold the queues of a program.
 var ErrNotQueues = errors.New("not a file of rxe queues")
 
-// Abandon completes, with a flush error, every work request that is outstanding in the queues of the file at
-// path, as far as there is room in the completion queues: a program that polls gets errors, instead of waiting
-// for ever. It is for when the service that owned the queues has died, and must not be called while it lives.
-// The program may still run; nothing in the file is believed.
-func Abandon(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return fmt.Errorf("abandon queues: %w", err)
-	}
-	defer f.Close()
+// Abandon completes, with a flush error, every work request that is outstanding in the queues of a file, as far as there is
+// room in the completion queues: a program that polls gets errors, instead of waiting for ever. It is for when the service
+// that owned the queues has died, and must not be called while it lives. The caller has opened the file for reading and
+// writing, has seen to it that it is the program's, and closes it. The program may still run; nothing in the file is
+// believed. ErrNotQueues if it holds something else.
+func Abandon(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil {
 		return fmt.Errorf("abandon queues: %w", err)
 	}
 	if !fi.Mode().IsRegular() {
-		return fmt.Errorf("abandon queues: %s: %w", path, ErrNotQueues)
+		return fmt.Errorf("abandon queues: %s: %w", f.Name(), ErrNotQueues)
 	}
 	a := abandoned{file: f, size: fi.Size()}
 	defer a.close()
 	if err := a.run(); err != nil {
-		return fmt.Errorf("abandon queues: %s: %w", path, err)
+		return fmt.Errorf("abandon queues: %s: %w", f.Name(), err)
 	}
 	return nil
 }

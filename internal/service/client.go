@@ -22,18 +22,15 @@ var ErrNotRunning = errors.New("no service is running")
 // Client is a connection to a service. One request at a time.
 type Client struct {
 	c     conn
+	uid   int             // of the service
 	ended <-chan struct{} // closed when a private service has; nil: it is somebody's
 }
 
-// maxSocketPath is how long a socket's path may be: sizeof(sockaddr_un.sun_path), less the NUL.
-const maxSocketPath = 107
-
-// Dial connects to the service at loc, ErrNotRunning if there is none. A service of another user is accepted
-// only if that is root, or if the socket's permissions let this user in on purpose (they did, if Dial succeeds).
+// Dial connects to the service at loc, ErrNotRunning if there is none. It trusts root's service, this user's own and that
+// of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any other.
 func Dial(loc Location) (*Client, error) {
-	if n := len(loc.Socket); n > maxSocketPath {
-		return nil, fmt.Errorf("the control socket's path has %d bytes, and a Unix socket's at most %d; set VERBENA_SOCKET to a shorter one: %w",
-			n, maxSocketPath, syscall.ENAMETOOLONG)
+	if err := loc.check(); err != nil {
+		return nil, err
 	}
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
 	if err != nil {
@@ -46,7 +43,24 @@ func Dial(loc Location) (*Client, error) {
 		}
 		return nil, fmt.Errorf("connect to the service: %w", err)
 	}
-	return &Client{c: conn{c}}, nil
+	who, err := peerOf(c)
+	if err == nil {
+		err = loc.trusts(who.uid)
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return &Client{c: conn{c}, uid: who.uid}, nil
+}
+
+// trusts reports an error unless programs may be given to a service of a user.
+func (l Location) trusts(uid int) error {
+	if uid == 0 || own(uid) || l.ServiceUser != nil && uid == *l.ServiceUser {
+		return nil
+	}
+	return fmt.Errorf("the service at %s is user %d's, and would reach all memory and files of your programs: it has to be root's, your own, or of the user whom --service-user names: %w",
+		l.Socket, uid, syscall.EPERM)
 }
 
 // Start connects to the service at loc, and starts one first if there is none: self is the path of the verbena
@@ -55,8 +69,8 @@ func Start(loc Location, self string, args ...string) (*Client, error) {
 	if c, err := Dial(loc); !errors.Is(err, ErrNotRunning) {
 		return c, err
 	}
-	// The lock is for the starters: the second of two that come together finds the first one's service.
-	lock, err := flock(loc.lock(), unix.LOCK_EX)
+	// The second of two that come together finds the first one's service.
+	lock, err := flock(loc.starting(), unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
@@ -64,7 +78,7 @@ func Start(loc Location, self string, args ...string) (*Client, error) {
 	if c, err := Dial(loc); !errors.Is(err, ErrNotRunning) {
 		return c, err
 	}
-	logFile, err := os.OpenFile(loc.Log(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	logFile, err := openLog(loc.Log())
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
@@ -93,7 +107,7 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a private service: %w", err)
 	}
-	return &Client{c: conn{c.(*net.UnixConn)}, ended: ended}, nil
+	return &Client{c: conn{c.(*net.UnixConn)}, uid: os.Geteuid(), ended: ended}, nil
 }
 
 // ReadyFD is the number of the descriptor on which a spawned service reports: "ready", or what went wrong, on one
@@ -163,11 +177,15 @@ func (c *Client) Do(r *Request) (*Response, error) { return c.do(r, nil) }
 
 func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 	r.Protocol = protocol
-	if err := c.c.send(r, fd); err != nil {
-		return nil, fmt.Errorf("ask the service: %w", err)
+	sent := c.c.send(r, fd)
+	if sent != nil && !errors.Is(sent, syscall.EPIPE) {
+		return nil, fmt.Errorf("ask the service: %w", sent)
 	}
-	var a Response
+	var a Response // there may be one all the same: why the connection was closed
 	f, err := c.c.receive(&a)
+	if err == nil && sent != nil && a.Error == "" {
+		err = sent
+	}
 	if err != nil {
 		return nil, fmt.Errorf("ask the service: it ended the connection: %w", err)
 	}
@@ -180,9 +198,22 @@ func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 	return &a, nil
 }
 
+// Stop ends the service, and returns when it has ended; ETIMEDOUT if it has not within the time that it states.
+func (c *Client) Stop() error {
+	if _, err := c.Do(&Request{Op: OpStop}); err != nil {
+		return err
+	}
+	c.c.SetReadDeadline(time.Now().Add(CloseTimeout + 2*time.Second))
+	if _, err := c.c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("the service has not ended within %v; kill it: %w", CloseTimeout, syscall.ETIMEDOUT)
+	}
+	return nil
+}
+
 // Attach hands over the listener of a program that is about to start. The connection then stands for the program
 // until Close, and Serve tells when the service has died.
 func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
+	a.Args = cutArgs(a.Args)
 	r, err := c.do(&Request{Op: OpAttach, Attach: &a}, listener)
 	if err != nil {
 		return nil, err

@@ -193,7 +193,7 @@ func envInt(name string, otherwise int) int {
 
 func dial(t *testing.T, w *world) *service.Client {
 	t.Helper()
-	client, err := service.Dial(service.Location{Socket: w.socket})
+	client, err := service.Dial(w.location())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -65,7 +65,7 @@ func TestKillSoak(t *testing.T) {
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 	s := &killSoak{world: w, t: t, killed: map[string]int{}}
 	var err error
-	if s.client, err = service.Dial(service.Location{Socket: w.socket}); err != nil {
+	if s.client, err = service.Dial(w.location()); err != nil {
 		t.Fatal(err)
 	}
 	defer s.client.Close()

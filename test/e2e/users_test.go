@@ -117,14 +117,18 @@ func TestTwoUsers(t *testing.T) {
 	}
 }
 
-// TestOtherUserIsRefused: a service that is not root's serves its own user only, and says so.
+// TestOtherUserIsRefused: a service that is not root's serves its own user only, whether the other one trusts it or not.
 func TestOtherUserIsRefused(t *testing.T) {
 	needRoot(t)
 	w := startService(t, user{"nobody", 65534}, "", "--link", "rxe0="+loopback(), "--mode", "0666")
 	os.Chmod(w.socket[:strings.LastIndex(w.socket, "/")], 0o755)
 	b, err := w.as(1002).cmd(w.deadline(20), "run", "--", "true").CombinedOutput()
-	if err == nil || !strings.Contains(string(b), "run the service as the same user, or as root") {
+	if err == nil || !strings.Contains(string(b), "--service-user") {
 		t.Errorf("%v: %q", err, b)
+	}
+	b, err = w.as(1002).cmd(w.deadline(20), "--service-user", "nobody", "run", "--", "true").CombinedOutput()
+	if err == nil || !strings.Contains(string(b), "run the service as the same user, or as root") {
+		t.Errorf("with --service-user: %v: %q", err, b)
 	}
 }
 
@@ -149,11 +153,11 @@ func TestForgedAttach(t *testing.T) {
 
 // attachWith asks the service to supervise a program by a descriptor.
 func attachWith(w *world, f *os.File) error {
-	c, err := service.Dial(service.Location{Socket: w.socket})
+	c, err := service.Dial(w.location())
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer c.Close()
-	_, err = c.Attach(service.Attach{PID: 1}, f)
+	_, err = c.Attach(service.Attach{}, f)
 	return err
 }

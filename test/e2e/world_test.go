@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"verbena/internal/service"
 )
 
 // full: the matrix with its full counts.
@@ -112,6 +114,12 @@ func startService(t *testing.T, u user, netns string, args ...string) *world {
 	w := newWorld(t, u, netns)
 	w.start(args...)
 	return w
+}
+
+// location is the service, for a client in this process, which may be another user.
+func (w *world) location() service.Location {
+	uid := int(w.user.uid)
+	return service.Location{Socket: w.socket, ServiceUser: &uid}
 }
 
 func (w *world) start(args ...string) {

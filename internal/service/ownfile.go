@@ -1,0 +1,122 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// openOwn opens a file of this user's for writing, and makes it with mode 0600 if there is none. It may lie in a
+// directory that others can write to, such as /tmp: a symbolic link, another user's file, one with a second name and
+// whatever is no ordinary file is refused, and left as it is. The error wraps EPERM then.
+func openOwn(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("%s is a symbolic link, and will not be followed: %w", path, syscall.EPERM)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := ordinary(f); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// ordinary reports an error unless the file is an ordinary one of this user's, with one name.
+func ordinary(f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return &fs.PathError{Op: "fstat", Path: f.Name(), Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Nlink > 1 {
+		return fmt.Errorf("%s is not an ordinary file of user %d with one name (its owner is %d): remove it, or choose another path: %w",
+			f.Name(), os.Geteuid(), st.Uid, syscall.EPERM)
+	}
+	return nil
+}
+
+// openLog opens an empty log file.
+func openLog(path string) (*os.File, error) {
+	f, err := openOwn(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Truncate(0); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// flock takes an advisory lock on a file that it makes if need be; how is unix.LOCK_EX or LOCK_SH, with LOCK_NB to
+// not wait: then the error is EWOULDBLOCK if somebody else has it. The lock is on the file that has the path when flock
+// returns.
+func flock(path string, how int) (*os.File, error) {
+	const attempts = 100 // each one lost to somebody who has replaced the file meanwhile
+	for range attempts {
+		f, err := openOwn(path)
+		if errors.Is(err, syscall.EPERM) && gone(path) {
+			continue // its last name has just been removed
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := lockFile(f, how); err != nil {
+			f.Close()
+			return nil, err
+		}
+		if named(f, path) {
+			return f, nil
+		}
+		f.Close()
+	}
+	return nil, &fs.PathError{Op: "lock", Path: path, Err: unix.EBUSY}
+}
+
+func lockFile(f *os.File, how int) error {
+	if err := ignoringEINTR(func() error { return unix.Flock(int(f.Fd()), how) }); err != nil {
+		return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+	}
+	return nil
+}
+
+func gone(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// named reports whether a path leads to the open file.
+func named(f *os.File, path string) bool {
+	have, err1 := f.Stat()
+	want, err2 := os.Lstat(path)
+	return err1 == nil && err2 == nil && os.SameFile(have, want)
+}
+
+func ignoringEINTR(f func() error) error {
+	for {
+		if err := f(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// openDirectory opens a directory to name what is in it: whoever renames the directory meanwhile changes nothing.
+func openDirectory(path string) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// procPath is a path of what a descriptor of this process refers to.
+func procPath(f *os.File, name string) string {
+	return filepath.Join(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), name)
+}
