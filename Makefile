@@ -61,8 +61,9 @@ soak-transport: ## SCHEDULES (default 10000) random schedules of each transport 
 	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./driver/rxe/internal/simtest -schedules $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
 
 .PHONY: mutants
-mutants: ## break the transport engine on purpose, in one place at a time: the schedules must notice
+mutants: ## break the code on purpose, in one place at a time: the transport's schedules, and unit tests, must notice
 	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./driver/rxe/internal/simtest -mutants
+	$(GO) run ./test/mutants
 
 .PHONY: pyverbs
 pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)
