@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/guest"
 	"verbena/ib"
+	"verbena/internal/privilege"
 	"verbena/internal/quota"
 	"verbena/uverbs"
 )
@@ -121,6 +123,14 @@ func New(opts Options) (_ *Service, err error) {
 	if s.guests, err = guest.NewSupervisor(guest.SupervisorConfig{
 		Uverbs: s.uverbs, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Logf: s.logf}); err != nil {
 		return nil, err
+	}
+	if opts.Confine {
+		// The supervisor has made what it needs a privilege for, and no thread blocks signals yet.
+		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {
+			s.log.Warn("capabilities are kept, since this binary has cgo", "err", err)
+		} else if err != nil {
+			return nil, err
+		}
 	}
 	if opts.Links == nil {
 		l, err := s.openDefaultLink()
