@@ -37,6 +37,7 @@ func (s *Service) Serve(l *Listener) error {
 		l.Close()
 	}()
 	var spare spare
+	var logged time.Time // that there are no descriptors
 	defer spare.release()
 	for {
 		spare.fill()
@@ -51,7 +52,10 @@ func (s *Service) Serve(l *Listener) error {
 		switch {
 		case errors.Is(err, syscall.ECONNABORTED):
 		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-			s.log.Warn("accept a client", "err", err)
+			if now := time.Now(); now.Sub(logged) >= time.Minute {
+				logged = now
+				s.log.Warn("only managers are served", "err", err)
+			}
 			s.acceptWithSpare(l, &spare)
 		default:
 			return fmt.Errorf("accept clients: %w", err)
@@ -115,6 +119,10 @@ func (s *Service) admit(c *net.UnixConn) {
 		c.Close()
 		return
 	}
+	s.admitPeer(c, who)
+}
+
+func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	user := s.quota.User(who.uid)
 	if err := user.Take(quota.Connections, 1); err != nil {
 		if !who.manages() {

@@ -66,7 +66,7 @@ type Service struct {
 	interfaces Interfaces      // nil: nothing to follow
 	follower   sync.WaitGroup
 
-	requestTimeout time.Duration
+	requestTimeout, closeTimeout time.Duration
 
 	adding sync.Mutex // one link is made at a time
 
@@ -88,7 +88,7 @@ type Service struct {
 // New makes the devices, and whatever programs need to see them.
 func New(opts Options) (_ *Service, err error) {
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
-		recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout}
+		recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout}
 	s.programs.attached = map[conn]struct{}{}
 	if opts.Log != nil {
 		s.log = limitLog(opts.Log)
@@ -164,13 +164,13 @@ func (s *Service) Close() error {
 		defer close(done)
 		s.close(func(step string) { doing.Store(&step) })
 	}()
-	timer := time.NewTimer(CloseTimeout)
+	timer := time.NewTimer(s.closeTimeout)
 	defer timer.Stop()
 	select {
 	case <-done:
 		return nil
 	case <-timer.C:
-		return fmt.Errorf("end the service: %s: not done after %v, since a program's memory does not answer: %w", *doing.Load(), CloseTimeout, syscall.ETIMEDOUT)
+		return fmt.Errorf("end the service: %s: not done after %v, since a program's memory does not answer: %w", *doing.Load(), s.closeTimeout, syscall.ETIMEDOUT)
 	}
 }
 
