@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -396,6 +398,9 @@ func (w *world) tryStart(path string, env []string, args ...string) (*run, error
 	defer wr.Close()
 	r := &run{output: &output{end: make(chan struct{})}}
 	go r.output.copyFrom(rd)
+	// The supervisor is in this process, and could not answer if a collection of garbage waited for the fork.
+	runtime.GC()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	r.Program, err = Start(&Launch{
 		AdoptOrphans: askHelper,
 		Path:         path, Args: args, Env: append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...), Files: []*os.File{null, wr, wr},

@@ -12,6 +12,9 @@ import (
 // HoldCallbacks or a worker goroutine. Workers exist only while there is work. A further one is started only
 // when a callback takes so long that another has waited for helpDelay: callbacks are short, and waking a thread for
 // each would cost more than it gains.
+//
+// A thread that holds callbacks may be stopped in the memory of a program that does not answer. When for lateDelay nothing
+// that is due has been run, the holds that there are count no more.
 type callbacks struct {
 	mu      sync.Mutex
 	idle    sync.Cond      // on mu; a callback has returned
@@ -23,9 +26,18 @@ type callbacks struct {
 	running int
 	help    *time.Timer // starts a worker; nil: never needed yet
 	helping bool        // it is set
+
+	stale   int         // of the holds, those that are not relied on
+	begun   uint64      // callbacks that were started
+	late    *time.Timer // looks for holds that have become stale; nil: never needed yet
+	looking bool        // it is set
+	looked  uint64      // begun when it was set
 }
 
-const helpDelay = 100 * time.Microsecond
+const (
+	helpDelay = 100 * time.Microsecond
+	lateDelay = 10 * time.Millisecond
+)
 
 // callback is one asynchronous event that is due: of a completion queue (cq), of a queue pair (qp), of a shared
 // receive queue (srq), or of the device (on).
@@ -84,11 +96,12 @@ func (c *callbacks) ready() bool { return c.due.len() > 0 || c.events.len() > 0 
 
 // unlockAndServe gives up mu, and sees to it that someone will run what is due.
 func (c *callbacks) unlockAndServe() {
-	start := c.ready() && c.holds+c.workers == 0
+	start := c.ready() && c.helpers() == 0
 	if start {
 		c.workers++
 	} else {
 		c.callHelp()
+		c.expect()
 	}
 	c.mu.Unlock()
 	if start {
@@ -96,9 +109,35 @@ func (c *callbacks) unlockAndServe() {
 	}
 }
 
+// helpers is called with mu held: the threads that run callbacks, or will soon.
+func (c *callbacks) helpers() int { return c.holds - c.stale + c.workers }
+
+// expect is called with mu held: what is due is to be begun within lateDelay.
+func (c *callbacks) expect() {
+	if c.looking || !c.ready() || c.workers > 0 {
+		return
+	}
+	c.looking, c.looked = true, c.begun
+	if c.late == nil {
+		c.late = time.AfterFunc(lateDelay, c.isLate)
+	} else {
+		c.late.Reset(lateDelay)
+	}
+}
+
+// isLate starts a worker when nothing has been begun since expect.
+func (c *callbacks) isLate() {
+	c.mu.Lock()
+	c.looking = false
+	if c.ready() && c.begun == c.looked {
+		c.stale = c.holds
+	}
+	c.unlockAndServe()
+}
+
 // short is called with mu held: something is due, and everyone who could run it is busy with another callback.
 func (c *callbacks) short() bool {
-	return c.ready() && c.running >= c.holds+c.workers && c.workers < max(2, runtime.GOMAXPROCS(0))
+	return c.ready() && c.running >= c.helpers() && c.workers < max(2, runtime.GOMAXPROCS(0))
 }
 
 // callHelp is called with mu held.
@@ -140,6 +179,7 @@ func (c *callbacks) work() {
 // runOne is called with mu held and something ready, and returns with mu held.
 func (c *callbacks) runOne() {
 	c.running++
+	c.begun++
 	if c.events.len() > 0 && !c.inEvent {
 		cb := c.events.pop()
 		c.inEvent = true
@@ -182,7 +222,8 @@ const runBatch = 256
 
 // HoldCallbacks announces that the calling thread will soon call RunCallbacks: until then callbacks that come due
 // wait for it instead of waking a worker, which saves a thread switch on the path from a doorbell or a packet to a
-// completion handler. The caller must not sleep in between. It may not be called from a consumer's callback or from
+// completion handler. The caller must not sleep in between; callbacks that have waited for it for 10 ms are run by a worker
+// all the same. It may not be called from a consumer's callback or from
 // a driver's method. It may not sleep itself.
 func (d *Device) HoldCallbacks() {
 	if k := d.check.Load(); k != nil {
@@ -206,6 +247,7 @@ func (d *Device) RunCallbacks() {
 		c.runOne()
 	}
 	c.holds--
+	c.stale = min(c.stale, c.holds)
 	c.unlockAndServe()
 }
 

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -386,6 +387,40 @@ func TestRunCallbacksIsBounded(t *testing.T) {
 		if calls != events {
 			t.Errorf("%d calls, want %d", calls, events)
 		}
+		b.free(t)
+	})
+}
+
+// A thread that holds callbacks and is then stopped delays them once, for a moment; callbacks that come later do not wait
+// for it.
+func TestCallbacksDoNotWaitForAStoppedHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		b := newBench(t, func(*CQ) { calls++ }, nil, nil)
+		b.dev.HoldCallbacks() // and does not come back
+		began := time.Now()
+		b.cq.Completed()
+		time.Sleep(2 * lateDelay)
+		synctest.Wait()
+		if calls != 1 {
+			t.Fatalf("got %d calls %v after the completion, want 1", calls, time.Since(began))
+		}
+		b.cq.Completed()
+		synctest.Wait()
+		if calls != 2 {
+			t.Fatalf("got %d calls, want 2: the second completion waits for the holder too", calls)
+		}
+		b.dev.HoldCallbacks() // another thread, which does come back
+		b.cq.Completed()
+		synctest.Wait()
+		if calls != 2 {
+			t.Errorf("got %d calls, want 2: the callback did not wait for a thread that holds it", calls)
+		}
+		b.dev.RunCallbacks()
+		if calls != 3 {
+			t.Errorf("got %d calls, want 3", calls)
+		}
+		b.dev.RunCallbacks() // it comes back after all
 		b.free(t)
 	})
 }

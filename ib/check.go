@@ -272,6 +272,7 @@ type objectCheck struct {
 	made  []uintptr
 
 	destroyed atomic.Pointer[[]uintptr] // where, once it is
+	abandoned atomic.Bool               // may be used after Unregister, to end
 	// of a CQ
 	requests atomic.Int64 // by ReqNotify, less the answers
 	raised   atomic.Pointer[[]uintptr]

@@ -69,7 +69,7 @@ func (o *object) atomically(what string) (*frame, error) {
 func (oc *objectCheck) enter(f *frame) (*frame, error) {
 	f.obj, f.dev = oc, oc.dev
 	err := oc.checkDestroyed(f.what)
-	if err == nil {
+	if err == nil && !oc.abandoned.Load() {
 		err = oc.dev.checkGone(oc.k, f.what)
 	}
 	if oc.k.enter(f) {
@@ -104,6 +104,13 @@ func (oc *objectCheck) born() {
 func (oc *objectCheck) died() {
 	at := callers(2)
 	oc.destroyed.Store(&at)
+	oc.k.mu.Lock()
+	defer oc.k.mu.Unlock()
+	delete(oc.k.live, oc)
+}
+
+func (oc *objectCheck) abandon() {
+	oc.abandoned.Store(true)
 	oc.k.mu.Lock()
 	defer oc.k.mu.Unlock()
 	delete(oc.k.live, oc)

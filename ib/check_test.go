@@ -599,3 +599,30 @@ func FuzzParseGoroutines(f *testing.F) {
 		}
 	})
 }
+
+// An abandoned object is not reported when the device goes, and can be destroyed afterwards.
+func TestAbandon(t *testing.T) {
+	var found []Violation
+	core := &Core{}
+	core.Check(CheckConfig{Report: func(v Violation) { found = append(found, v) }})
+	b := newBenchOn(t, core, nil, nil, nil)
+	b.qp.Abandon()
+	b.cq.Abandon()
+	b.qp.Abandon() // once is enough
+	if got, want := b.dev.Objects(), (ObjectCounts{PD: 1}); got != want {
+		t.Errorf("Objects after Abandon: got %+v, want %+v", got, want)
+	}
+	b.pd.Abandon()
+	if err := core.Unregister(b.dev); err != nil {
+		t.Errorf("Unregister with abandoned objects: got %v, want nil", err)
+	}
+	must(t, b.qp.Destroy())
+	must(t, b.cq.Destroy())
+	must(t, b.pd.Dealloc())
+	if got, want := b.dev.Objects(), (ObjectCounts{}); got != want {
+		t.Errorf("Objects after the end: got %+v, want %+v", got, want)
+	}
+	if len(found) > 0 {
+		t.Errorf("got violations %v, want none", found)
+	}
+}

@@ -272,10 +272,11 @@ func (o ObjectCounts) String() string {
 
 // object is what all objects of a device share: the device and the use count.
 type object struct {
-	dev   *Device
-	kind  objectKind
-	uses  atomic.Int32 // objects that refer to this one; destroyed: -1
-	check *objectCheck // nil: not in checked mode
+	dev     *Device
+	kind    objectKind
+	uses    atomic.Int32 // objects that refer to this one; destroyed: -1
+	counted atomic.Bool  // in dev.objects
+	check   *objectCheck // nil: not in checked mode
 }
 
 const destroyed = -1
@@ -297,6 +298,7 @@ func (o *object) bind(d *Device, kind objectKind, of *object) {
 
 // born comes when the object has been made.
 func (o *object) born() {
+	o.counted.Store(true)
 	o.dev.objects[o.kind].Add(1)
 	if o.check != nil {
 		o.check.born()
@@ -333,9 +335,24 @@ func (o *object) kill(destroy func() error) error {
 		o.uses.Store(0)
 		return err
 	}
-	o.dev.objects[o.kind].Add(-1)
+	if o.counted.Swap(false) {
+		o.dev.objects[o.kind].Add(-1)
+	}
 	if o.check != nil {
 		o.check.died()
 	}
 	return nil
+}
+
+// Abandon is for a consumer that cannot destroy the object before its Remove returns, because a call on it is stopped in the
+// memory of a process that does not answer. The object counts no longer as one of the device's, and Unregister does not
+// report it. The consumer still destroys it when the call has returned, which may be after the device has gone: the driver
+// keeps what that takes. It may not sleep.
+func (o *object) Abandon() {
+	if o.counted.Swap(false) {
+		o.dev.objects[o.kind].Add(-1)
+	}
+	if o.check != nil {
+		o.check.abandon()
+	}
 }

@@ -20,18 +20,20 @@ type fileID struct{ dev, ino uint64 }
 // xrcDomains are the XRC domains of a device that programs share, by the files that name them.
 // (ib_uverbs_device.xrcd_tree)
 type xrcDomains struct {
-	mu     sync.Mutex // held also while a domain or a target is made or destroyed, which may sleep
+	mu     sync.Mutex // held also while a domain is made or destroyed
 	shared map[fileID]*xrcDomain
 }
 
-// xrcDomain is an XRC domain as one or more programs have it open. Guarded by xrcDomains.mu.
+// xrcDomain is an XRC domain as one or more programs have it open.
 type xrcDomain struct {
 	*ib.XRCD
 	// pd is what the targets are made in. Nothing is checked against it: what a packet may reach is decided by the
 	// domain of the receive queue that it names.
-	pd      *ib.PD
-	file    fileID // zero: nobody else finds it
-	opened  int
+	pd     *ib.PD
+	file   fileID // zero: nobody else finds it
+	opened int    // under xrcDomains.mu
+
+	mu      sync.Mutex            // held also while a target is made or destroyed, which may wait for a program of the domain
 	targets map[uint32]*xrcTarget // by number
 }
 
@@ -94,6 +96,12 @@ func (o *xrcdObject) destroy() error {
 		delete(x.shared, d.file)
 	}
 	return d.pd.Dealloc()
+}
+
+// Abandon implements resource.
+func (o *xrcdObject) Abandon() {
+	o.domain.XRCD.Abandon()
+	o.domain.pd.Abandon()
 }
 
 // lookupDomain is lookup of an XRC domain, whose handle is EINVAL if it is wrong, as in the kernel's commands.
@@ -183,9 +191,9 @@ func (c *call) createTarget(req *abi.ExCreateQP) (resp abi.CreateQPResp, err err
 		return resp, err
 	}
 	defer x.done()
-	domains, d := &c.f.dev.xrc, x.res.domain
-	domains.mu.Lock()
-	defer domains.mu.Unlock()
+	d := x.res.domain
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	t := &xrcTarget{port: new(atomic.Uint32)}
 	t.QP, err = d.pd.CreateQP(ib.QPInitAttr{
 		Type:  ib.QPTypeXRCTgt,
@@ -216,10 +224,10 @@ func cmdOpenQP(c *call) error {
 	if err := c.f.dev.usable(); err != nil { // nor about a target
 		return err
 	}
-	domains := &c.f.dev.xrc
-	domains.mu.Lock()
-	defer domains.mu.Unlock()
-	t := x.res.domain.targets[req.QPN]
+	d := x.res.domain
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := d.targets[req.QPN]
 	if t == nil || req.QPType != abi.QPTXRCTgt {
 		return fmt.Errorf("queue pair %d: no such XRC target in the domain: %w", req.QPN, syscall.EINVAL)
 	}
@@ -227,7 +235,7 @@ func cmdOpenQP(c *call) error {
 	return nil
 }
 
-// openTarget makes the object; xrcDomains.mu is held.
+// openTarget makes the object; the domain's mu is held.
 func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) abi.CreateQPResp {
 	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.asyncEvents(), xrcd: x, target: t}
 	t.mu.Lock()
@@ -242,9 +250,9 @@ func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) abi.CreateQP
 
 // closeTarget closes a target, and destroys it if nobody else has it open. (__ib_destroy_shared_qp)
 func (o *qpObject) closeTarget() error {
-	domains, t := &o.f.dev.xrc, o.target
-	domains.mu.Lock()
-	defer domains.mu.Unlock()
+	d, t := o.xrcd.domain, o.target
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	t.mu.Lock()
 	last := len(t.opened) == 1
 	if !last {
@@ -257,6 +265,6 @@ func (o *qpObject) closeTarget() error {
 	if err := t.Destroy(); err != nil {
 		return err
 	}
-	delete(o.xrcd.domain.targets, t.Num())
+	delete(d.targets, t.Num())
 	return nil
 }

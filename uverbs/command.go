@@ -190,7 +190,9 @@ func (c *call) run(cmd func(*call) error) error {
 			c.f.dev.ib.RunCallbacks()
 		}
 	}()
-	c.f.life.RLock()
+	if err := c.f.enter(); err != nil {
+		return err
+	}
 	defer c.f.life.RUnlock()
 	if c.f.state.Load() == contextClosed {
 		return errClosed

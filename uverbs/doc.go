@@ -40,14 +40,21 @@
 // reports its event counts, everything else is EIO. Close, at the last close of the file, frees what is left in any
 // state.
 //
+// A call of the program, or a packet for it, may be stopped in its memory (a page of a FUSE file, or of userfaultfd) for as
+// long as it likes. The end of its context then takes as long, but nobody waits for that longer than ServerOptions.Grace:
+// its objects are abandoned (ib.QP.Abandon and its like), the device goes without them, and they are destroyed when the
+// call returns. The program sees a zombie from the first moment on.
+//
 // # Errors
 //
 // Errors wrap the syscall.Errno that the program is to see.
 //
 // # Locks, outermost first
 //
+//	File.ends     held while the end of the context begins
 //	File.life     read by a command while it is in the midlayer, written to end the context
 //	File.open     one GET_CONTEXT at a time
+//	xrcDomain.mu, xrcDomains.mu  XRC domains, which programs share
 //	doorbells.mu  read by the doorbell, written when queue pairs come and go
 //	table.mu      the handles
 //	eventFiles.mu the event files; then eventFile.mu, one of them

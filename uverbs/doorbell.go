@@ -1,7 +1,6 @@
 package uverbs
 
 import (
-	"slices"
 	"sync"
 
 	"verbena/ib"
@@ -30,6 +29,7 @@ func (d *doorbells) add(qp *qpObject) {
 	if d.byHandle == nil {
 		d.byHandle = map[uint32]*qpObject{}
 	}
+	qp.bell = len(d.list)
 	d.list = append(d.list, qp)
 	d.byHandle[qp.handle] = qp
 }
@@ -41,8 +41,15 @@ func (d *doorbells) remove(qp *qpObject) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.list = slices.DeleteFunc(d.list, func(q *qpObject) bool { return q == qp })
+	if d.byHandle[qp.handle] != qp {
+		return
+	}
 	delete(d.byHandle, qp.handle)
+	last := len(d.list) - 1
+	d.list[qp.bell] = d.list[last]
+	d.list[qp.bell].bell = qp.bell
+	d.list[last] = nil
+	d.list = d.list[:last]
 }
 
 // silence forgets all queue pairs: it returns when none is being rung, and none will be any more.
@@ -60,7 +67,9 @@ func (f *File) ringPosted() (rang bool) {
 			f.dev.ib.RunCallbacks()
 		}
 	}()
-	d.mu.RLock()
+	if f.state.Load() != contextLive || !d.mu.TryRLock() {
+		return false // the command itself is refused, or may wait
+	}
 	defer d.mu.RUnlock()
 	if len(d.list) > maxScan {
 		return false
@@ -91,7 +100,9 @@ func (f *File) ringHandle(b []byte) (rang bool) {
 			f.dev.ib.RunCallbacks()
 		}
 	}()
-	f.bells.mu.RLock()
+	if f.state.Load() != contextLive || !f.bells.mu.TryRLock() {
+		return false
+	}
 	defer f.bells.mu.RUnlock()
 	qp := f.bells.byHandle[req.QPHandle]
 	if qp == nil || qp.State() < ib.QPRTS {

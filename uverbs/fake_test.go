@@ -282,6 +282,7 @@ const fakeQPRoom = 3
 func (q *fakeQP) Posted() bool { return q.posted.Load() > 0 }
 
 func (q *fakeQP) Doorbell() {
+	_ = q.d.enter("doorbell")
 	q.rung.Add(1)
 	q.posted.Store(0)
 }

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"verbena/ib"
 	"verbena/umem"
@@ -47,6 +48,8 @@ type Memory interface {
 //	contextFresh -> contextOpening -> contextLive -> contextZombie -> contextClosed
 //	     ^                |
 //	     +-- no answer ---+            (from any state: contextZombie, contextClosed)
+//
+// The last two begin with the end of the context (ending), not after it.
 type contextState = int32
 
 const (
@@ -72,9 +75,11 @@ type File struct {
 
 	// life is held for reading while a command is in the midlayer, and for writing to end the context.
 	life  sync.RWMutex
-	state atomic.Int32 // contextState
-	open  sync.Mutex   // serialises GET_CONTEXT
-	stop  func()       // ends the device's events; while there is a context
+	state atomic.Int32           // contextState
+	end   atomic.Pointer[ending] // not nil: the context is being ended, or has been
+	ends  sync.Mutex             // held while a thread decides to end the context
+	open  sync.Mutex             // serialises GET_CONTEXT
+	stop  func()                 // ends the device's events; nil: there is no context in the driver; under open or life
 
 	objects table
 	events  eventFiles
@@ -128,7 +133,10 @@ func (f *File) openContext(u *ib.Udata) error {
 		}
 	}
 	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.device(e.Port, abi.EventType(e.Type)) })
-	f.state.Store(contextOpening)
+	if !f.state.CompareAndSwap(contextFresh, contextOpening) {
+		f.dealloc() // the device has gone meanwhile
+		return errGone
+	}
 	return nil
 }
 
@@ -136,19 +144,24 @@ func (f *File) openContext(u *ib.Udata) error {
 func (f *File) commitContext() { f.state.CompareAndSwap(contextOpening, contextLive) }
 
 func (f *File) abortContext() {
-	f.life.RLock()
+	if f.enter() != nil {
+		return // who ends the context ends it in the driver too
+	}
 	defer f.life.RUnlock()
 	f.open.Lock()
 	defer f.open.Unlock()
-	if f.state.Load() == contextOpening {
+	if f.state.CompareAndSwap(contextOpening, contextFresh) {
 		f.dealloc()
-		f.state.Store(contextFresh)
 	}
 }
 
-// dealloc ends the context in the driver. Its objects are gone.
+// dealloc ends the context in the driver, if there is one. Its objects are gone.
 func (f *File) dealloc() {
+	if f.stop == nil {
+		return
+	}
 	f.stop()
+	f.stop = nil
 	if d, ok := f.dev.ib.Driver().(ib.UserContexter); ok {
 		d.DeallocUserContext(userContext{f})
 	}
@@ -175,7 +188,9 @@ func (c userContext) AllocShared(size int) (ib.Shared, error) {
 
 // abortObject destroys an object that could not be announced.
 func (f *File) abortObject(o *object) {
-	f.life.RLock()
+	if f.enter() != nil {
+		return // who ends the context destroys it
+	}
 	defer f.life.RUnlock()
 	f.destroyNow(o)
 	f.objects.remove(o)
@@ -209,15 +224,14 @@ func (f *File) destroyNow(o *object) {
 		qp.groups.leaveAll(qp.QP)
 	}
 	if err := o.res.destroy(); err != nil {
-		f.dev.srv.opts.Logf("%s: process %d (%s): cannot destroy %v with handle %d: %v",
-			f.dev.Name(), f.proc.PID(), f.proc.Name(), o.res.kind(), o.handle, err)
+		f.logf("cannot destroy %v with handle %d: %v", o.res.kind(), o.handle, err)
 	}
 }
 
 // leave takes everything off the device, in the order of dependency. Called with life held for writing.
 // (uverbs_destroy_ufile_hw)
 func (f *File) leave() {
-	if s := f.state.Load(); s != contextOpening && s != contextLive {
+	if f.stop == nil {
 		return
 	}
 	var objects [numKinds][]*object
@@ -225,17 +239,53 @@ func (f *File) leave() {
 		objects[o.res.kind()] = append(objects[o.res.kind()], o)
 	}
 	for _, ofKind := range objects {
-		for _, o := range ofKind {
-			f.destroyNow(o)
-		}
+		f.destroyEach(ofKind)
 	}
 	f.dealloc()
+}
+
+// destroyPatience is how long destroying one object may take before the next is not kept waiting.
+const destroyPatience = 20 * time.Millisecond
+
+// destroyEach destroys objects in their order, and waits until all are destroyed. One that takes long, since a call on it is
+// stopped in the memory of a process, is overtaken by the next.
+func (f *File) destroyEach(objects []*object) {
+	if len(objects) == 0 {
+		return
+	}
+	var next atomic.Int64
+	destroyed := make(chan struct{}, len(objects))
+	work := func() {
+		for {
+			i := next.Add(1) - 1
+			if i >= int64(len(objects)) {
+				return
+			}
+			f.destroyNow(objects[i])
+			destroyed <- struct{}{}
+		}
+	}
+	go work()
+	t := time.NewTicker(destroyPatience)
+	defer t.Stop()
+	for n, last := 0, int64(0); n < len(objects); {
+		select {
+		case <-destroyed:
+			n++
+		case <-t.C:
+			at := next.Load()
+			if at == last && at < int64(len(objects)) {
+				go work()
+			}
+			last = at
+		}
+	}
 }
 
 // flush completes what the program waits for with a flush error: it may poll its queues, which stay mapped, and make
 // no call that would tell it that the device has gone. Called with life held for writing.
 func (f *File) flush() {
-	if s := f.state.Load(); s != contextOpening && s != contextLive {
+	if f.stop == nil {
 		return
 	}
 	f.bells.silence() // what rings from now on is refused, and need not be completed
@@ -251,34 +301,119 @@ func (f *File) flush() {
 	}
 }
 
-// disassociate ends the context because the device goes.
-func (f *File) disassociate() {
-	f.life.Lock()
-	defer f.life.Unlock()
-	if f.state.Load() == contextClosed {
-		return
+// ending is the end of a context: of its objects, or of the file.
+type ending struct {
+	f      *File
+	done   chan struct{} // closed when nothing of it is on the device
+	gaveUp chan struct{} // closed when that has taken too long to wait for
+	once   sync.Once     // closes gaveUp
+}
+
+// enter begins a command: life is held for reading when it returns nil. While the context is being ended it waits for that;
+// EIO when it takes too long.
+func (f *File) enter() error {
+	if f.life.TryRLock() {
+		return nil
 	}
-	f.flush()
-	f.parting.Store(true)
-	f.leave()
+	if e := f.end.Load(); e != nil {
+		select {
+		case <-e.done:
+		case <-e.gaveUp:
+			return errGone
+		}
+	}
+	f.life.RLock()
+	return nil
+}
+
+// begin has a goroutine end the context, by f with life held for writing.
+func (f *File) begin(end func()) *ending {
+	e := &ending{f: f, done: make(chan struct{}), gaveUp: make(chan struct{})}
+	f.end.Store(e) // before the commands have to wait for life
+	go func() {
+		defer close(e.done)
+		f.life.Lock()
+		defer f.life.Unlock()
+		end()
+	}()
+	return e
+}
+
+// wait waits until the end has come, or else until expired, and reports which of them.
+func (e *ending) wait(expired <-chan struct{}) bool {
+	select {
+	case <-e.done:
+		return true
+	default:
+	}
+	select {
+	case <-e.done:
+		return true
+	case <-expired:
+		e.once.Do(func() { close(e.gaveUp) })
+		return false
+	}
+}
+
+// expiry returns a channel that is closed when the grace for calls that are stopped is over, unless stop is called before.
+func (s *Server) expiry() (expired <-chan struct{}, stop func() bool) {
+	c := make(chan struct{})
+	return c, time.AfterFunc(s.opts.Grace, func() { close(c) }).Stop
+}
+
+// disassociate begins to end the context because the device goes, unless Close has begun to.
+func (f *File) disassociate() *ending {
+	f.ends.Lock()
+	defer f.ends.Unlock()
+	if f.state.Load() == contextClosed {
+		return f.end.Load()
+	}
 	f.state.Store(contextZombie)
+	return f.begin(func() {
+		f.flush()
+		f.parting.Store(true)
+		f.leave()
+		f.events.end()
+	})
+}
+
+// abandon leaves a context behind whose end takes too long: its objects count no more as the device's, and its program hears
+// what others hear. They are destroyed when the calls on them return.
+func (f *File) abandon() {
+	n := 0
+	for o := range f.objects.all() {
+		o.res.Abandon()
+		n++
+	}
+	f.logf("left behind with %d objects: a call of it has been stopped in the memory of a process for %v", n, f.dev.srv.opts.Grace)
 	f.events.end()
 }
 
+func (f *File) logf(format string, args ...any) {
+	f.dev.srv.opts.Logf("%s: process %d (%s): %s", f.dev.Name(), f.proc.PID(), f.proc.Name(), fmt.Sprintf(format, args...))
+}
+
 // Close is the last close of the file: it waits for the commands that are in the midlayer, destroys everything, and
-// closes the Memory. It may sleep. (ib_uverbs_close)
+// closes the Memory. What is stopped in the memory of a process it waits for no longer than ServerOptions.Grace; the rest
+// follows when the process answers, or has ended. It may sleep. (ib_uverbs_close)
 func (f *File) Close() {
-	f.life.Lock()
-	if f.state.Load() == contextClosed {
-		f.life.Unlock()
+	f.ends.Lock()
+	if f.state.Swap(contextClosed) == contextClosed {
+		f.ends.Unlock()
 		return
 	}
-	f.leave()
-	f.state.Store(contextClosed)
-	f.life.Unlock()
-	f.dev.detach(f)
-	f.events.close()
-	if err := f.mem.Close(); err != nil {
-		f.dev.srv.opts.Logf("%s: process %d (%s): close shared memory: %v", f.dev.Name(), f.proc.PID(), f.proc.Name(), err)
+	e := f.begin(func() {
+		f.leave()
+		f.dev.detach(f)
+		f.events.close()
+		if err := f.mem.Close(); err != nil {
+			f.logf("close shared memory: %v", err)
+		}
+	})
+	f.ends.Unlock()
+	expired, stop := f.dev.srv.expiry()
+	defer stop()
+	if !e.wait(expired) {
+		f.logf("closed, but a call of it has been stopped in the memory of a process for %v", f.dev.srv.opts.Grace)
 	}
 }

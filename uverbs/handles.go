@@ -33,6 +33,8 @@ type resource interface {
 	kind() kind
 	// destroy frees it in the midlayer. It may sleep.
 	destroy() error
+	// Abandon takes it out of the device's account: it is destroyed after the device has gone. It may not sleep.
+	Abandon()
 }
 
 // object is an entry of a context's table. (struct ib_uobject)

@@ -32,19 +32,27 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
+	return newWorldWith(t, ServerOptions{CompVectors: 2, Logf: t.Logf})
+}
+
+func newWorldWith(t *testing.T, opts ServerOptions) *world {
 	t.Helper()
 	checkDescriptors(t)
 	drv := &fakeDriver{}
-	return worldOf(t, ib.NewDevice("rxe0", drv, t.Logf), drv)
+	return worldWith(t, ib.NewDevice("rxe0", drv, t.Logf), drv, opts)
 }
 
 // worldOf is a server with a given device.
 func worldOf(t *testing.T, dev *ib.Device, drv *fakeDriver) *world {
+	return worldWith(t, dev, drv, ServerOptions{CompVectors: 2, Logf: t.Logf})
+}
+
+func worldWith(t *testing.T, dev *ib.Device, drv *fakeDriver, opts ServerOptions) *world {
 	t.Helper()
 	w := &world{t: t, core: &ib.Core{}, drv: drv, dev: dev}
 	must(t, w.core.Register(w.dev))
 	var err error
-	w.srv, err = NewServer(w.core, ServerOptions{CompVectors: 2, Logf: t.Logf})
+	w.srv, err = NewServer(w.core, opts)
 	must(t, err)
 	t.Cleanup(func() {
 		w.srv.Close()

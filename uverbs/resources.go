@@ -16,6 +16,8 @@ type ContextInfo struct {
 	UID         int
 	// Zombie: the device has gone; the objects are handles only.
 	Zombie bool
+	// Busy: the context is being ended, and what it holds cannot be told.
+	Busy bool
 	// PinnedPages are what the process's account holds, for all its files together.
 	PinnedPages uint64
 
@@ -94,10 +96,9 @@ func (s *Server) Resources() []ContextInfo {
 	return infos
 }
 
-// Info tells what the file holds; what is being made or destroyed is left out. It may sleep.
+// Info tells what the file holds; what is being made or destroyed is left out. It may sleep, but does not wait for the
+// process.
 func (f *File) Info() ContextInfo {
-	f.life.RLock()
-	defer f.life.RUnlock()
 	state := f.state.Load()
 	info := ContextInfo{
 		Device:      f.dev.ib.Name(),
@@ -108,6 +109,11 @@ func (f *File) Info() ContextInfo {
 		Zombie:      state == contextZombie,
 		PinnedPages: f.proc.Account().Pages(),
 	}
+	if !f.life.TryRLock() {
+		info.Busy = true
+		return info
+	}
+	defer f.life.RUnlock()
 	if state == contextClosed {
 		return info
 	}

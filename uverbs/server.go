@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"verbena/ib"
 	"verbena/uverbs/abi"
@@ -25,7 +26,12 @@ type ServerOptions struct {
 	CompVectors int
 	// Logf gets the rare messages about things that no caller can be told of, one line each. May be nil.
 	Logf func(format string, args ...any)
+	// Grace is how long the removal of a device, and the close of a file, wait for calls that are stopped in the memory of
+	// a process which does not answer; 0 stands for 2 s.
+	Grace time.Duration
 }
+
+const defaultGrace = 2 * time.Second
 
 // Server gives user programs access to the devices of a Core.
 type Server struct {
@@ -46,6 +52,9 @@ func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
 	}
 	if opts.Logf == nil {
 		opts.Logf = func(string, ...any) {}
+	}
+	if opts.Grace <= 0 {
+		opts.Grace = defaultGrace
 	}
 	s := &Server{core: core, opts: opts}
 	s.client = ib.Client{Name: "uverbs", Add: s.add, Remove: s.remove}
@@ -218,13 +227,24 @@ func (d *Device) openFiles() []*File {
 	return files
 }
 
-// disassociate makes zombies of the contexts. When it returns, nothing of theirs is on the device.
-// (ib_uverbs_free_hw_resources)
+// disassociate makes zombies of the contexts. When it returns, nothing of theirs is on the device, but for those that are
+// stopped in the memory of a process which does not answer: all of them together get the grace, and are then abandoned. The
+// others do not wait for them. (ib_uverbs_free_hw_resources)
 func (d *Device) disassociate() {
 	d.mu.Lock()
 	d.gone = true
 	d.mu.Unlock()
+	var ends []*ending
 	for _, f := range d.openFiles() {
-		f.disassociate()
+		if e := f.disassociate(); e != nil {
+			ends = append(ends, e)
+		}
+	}
+	expired, stop := d.srv.expiry()
+	defer stop()
+	for _, e := range ends {
+		if !e.wait(expired) {
+			e.f.abandon()
+		}
 	}
 }

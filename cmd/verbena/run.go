@@ -107,6 +107,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		}
 		launch.AdoptOrphans = attached.Helped
 		lost = client.Serve(guest.Ancestor{})
+		launch.Lost = lost
 		return nil
 	}
 	prog, err := guest.Start(launch)

@@ -204,13 +204,15 @@ func (a *addressing) setGIDs() (changed int) {
 // setDatagramMTU gives datagram queue pairs the port's MTU.
 func (d *Device) setDatagramMTU() {
 	mtu := d.activeMTU()
+	p := d.begin(false)
+	defer p.end()
 	for qp := range d.qps.all() {
 		if !qp.datagram() {
 			continue
 		}
-		qp.mu.Lock()
-		qp.pathMTU, qp.mtu = roce.MTU(mtu), mtu.Bytes()
-		qp.attr.PathMTU = mtu
-		qp.mu.Unlock()
+		p.soon(qp, func(*pass) {
+			qp.pathMTU, qp.mtu = roce.MTU(mtu), mtu.Bytes()
+			qp.attr.PathMTU = mtu
+		})
 	}
 }

@@ -40,6 +40,7 @@ const (
 	cntDropUnreliable
 	cntDropGap
 	cntDropPortDown
+	cntDropStalled
 	numCounters
 )
 
@@ -72,6 +73,7 @@ var counterNames = [numCounters]string{
 	cntDropUnreliable:   "drop_unreliable",          // a datagram, or a packet of a message on UC, that could not be taken
 	cntDropGap:          "drop_after_gap",           // behind a lost packet that was asked for already
 	cntDropPortDown:     "drop_port_down",           // while the port is down
+	cntDropStalled:      "drop_stalled",             // the program's memory does not answer, and too much waits for it
 }
 
 // counters are on cache lines of their own, so that threads that count different things do not disturb each

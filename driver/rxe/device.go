@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"verbena/driver/rxe/wire"
 	"verbena/driver/rxe/wire/netdev"
@@ -85,8 +86,10 @@ type Device struct {
 		m map[ib.UserContext]*userContext
 	}
 
-	workers sync.WaitGroup // passes that a goroutine of the device finishes
-	closed  atomic.Bool
+	passes   sync.Pool // of *pass
+	watchdog watchdog
+	workers  crew // passes that a goroutine of the device finishes
+	closed   atomic.Bool
 }
 
 // New makes a device, ready for ib.Core.Register, on hardware of its own, and binds its addresses. EADDRINUSE when one
@@ -119,6 +122,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		qpKeys:  &hw.numbers.qpKeys,
 		srqKeys: &hw.numbers.srqKeys,
 	}
+	d.passes.New = d.newPass
 	if d.clock == nil {
 		d.clock = clock.System
 	}
@@ -181,7 +185,11 @@ func (d *Device) Endpoints() []wire.Endpoint {
 	return w
 }
 
-// Close frees the addresses. The device must not be registered, or be unregistered already. It may sleep, and
+// closeGrace is how long Close waits for threads that are stopped in the memory of a program.
+const closeGrace = 100 * time.Millisecond
+
+// Close frees the addresses. It does not wait for threads that are stopped in the memory of a process which does not answer:
+// they end when it does. The device must not be registered, or be unregistered already. It may sleep, and
 // must not be called from a callback.
 func (d *Device) Close() error {
 	if d.closed.Swap(true) {
@@ -195,7 +203,9 @@ func (d *Device) Close() error {
 		errs = append(errs, d.unbind(e))
 	}
 	d.changes.Unlock()
-	d.workers.Wait()
+	if n := d.workers.wait(closeGrace); n > 0 {
+		d.logf("close device %s: %d threads are stopped in the memory of a process that does not answer", d.name, n)
+	}
 	if d.hw != nil {
 		d.hw.released(d)
 	}
@@ -333,7 +343,9 @@ func (d *Device) activeMTU() ib.MTU {
 // userContext is what the driver keeps for an open device file.
 type userContext struct {
 	ib.UserContext
-	dir directory
+	dir     directory
+	atomics atomics
+	lane    lane
 }
 
 // AllocUserContext implements ib.UserContexter.

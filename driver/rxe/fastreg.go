@@ -11,7 +11,7 @@ import (
 
 // AllocMR implements ib.FastRegDriver. (rxe_alloc_mr)
 func (d *Device) AllocMR(obj *ib.MR, maxPages int) (ib.DriverMR, error) {
-	m, key, err := d.newMR(obj)
+	m, key, err := d.newMR(obj, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -78,14 +78,15 @@ func (qp *QP) invalidate(key uint32) bool {
 // doLocal carries out a work request that makes no packets. It reports whether the requester may go on. What it binds or
 // registers is there for the work requests behind it; an invalidation waits until those before it are complete, since
 // they may be sent again, and need their memory then. Once done it is not done again after a retry.
-func (qp *QP) doLocal(w *sendWQE) bool {
+func (qp *QP) doLocal(p *pass, w *sendWQE) bool {
 	r := &qp.req
 	if !w.done {
+		if w.kind == opInvalidate && r.at != r.flight.head {
+			return false
+		}
+		p.enter(qp) // these wait for copies
 		switch w.kind {
 		case opInvalidate:
-			if r.at != r.flight.head {
-				return false
-			}
 			if !qp.invalidate(w.rkey) {
 				w.status = abi.WCLocQPOpErr
 			}
@@ -94,6 +95,7 @@ func (qp *QP) doLocal(w *sendWQE) bool {
 		case opRegister:
 			w.status = qp.fastReg(&w.mw)
 		}
+		p.leave()
 		if w.status != abi.WCSuccess {
 			return true // to end with that when its turn comes
 		}

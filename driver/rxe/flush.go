@@ -70,7 +70,9 @@ func (qp *QP) executeAtomicWrite(p *pass, k *packet) verdict {
 	if g == nil {
 		return denied
 	}
+	p.enter(qp)
 	err := g.atomicWrite(h.VA(), k.Payload)
+	p.leave()
 	g.put()
 	if err != nil {
 		return denied
@@ -81,7 +83,7 @@ func (qp *QP) executeAtomicWrite(p *pass, k *packet) verdict {
 
 // atomicWrite stores 8 bytes, also as far as the atomic operations see.
 func (g *grant) atomicWrite(addr uint64, b []byte) error {
-	a := &g.mr.dev.atomics
+	a := g.mr.atomics
 	a.Lock()
 	defer a.Unlock()
 	copy(a.buf[:], b)

@@ -143,6 +143,9 @@ func (qp *QP) DetachMcast(gid ib.GID, _ uint16) error {
 // receiveGroup hands packets for a group to every queue pair in it. (rxe_rcv_mcast_pkt)
 func (p *pass) receiveGroup(d *Device, a *wire.Arrival, packets [][]byte) {
 	for _, qp := range d.groups.load()[a.Dst] {
+		if a.Dropped() {
+			return
+		}
 		qp.receive(p, a, packets)
 	}
 }

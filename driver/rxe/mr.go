@@ -28,8 +28,10 @@ type mr struct {
 	dev   *Device
 	obj   *ib.MR
 	index uint32
-	fast  bool                  // made by AllocMR: work requests register it
-	grant atomic.Pointer[grant] // set under mu
+	fast  bool // made by AllocMR: work requests register it
+	// atomics is the lock of the program's atomic operations.
+	atomics *atomics
+	grant   atomic.Pointer[grant] // set under mu
 
 	// mu may be held while accesses end, which never wait for it. That of a window comes before that of its region.
 	mu      sync.Mutex
@@ -40,12 +42,15 @@ type mr struct {
 }
 
 // newMR makes a region that no key leads to yet, and the key that is to be the first.
-func (d *Device) newMR(obj *ib.MR) (m *mr, key uint32, err error) {
+func (d *Device) newMR(obj *ib.MR, u *ib.Udata) (m *mr, key uint32, err error) {
 	index, ok := d.mrs.reserve()
 	if !ok {
 		return nil, 0, fmt.Errorf("%d memory regions exist: %w", maxMR, syscall.ENOMEM)
 	}
-	m = &mr{dev: d, obj: obj, index: index, pd: obj.PD().Driver().(*pd)}
+	m = &mr{dev: d, obj: obj, index: index, pd: obj.PD().Driver().(*pd), atomics: &d.atomics}
+	if c := d.context(u); c != nil {
+		m.atomics = &c.atomics
+	}
 	return m, index<<8 | uint32(d.keys.take(index, uint8(d.random()))), nil
 }
 
@@ -60,11 +65,11 @@ func checkMRAccess(access ib.AccessFlags) error {
 }
 
 // RegMR implements ib.Driver.
-func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, _ *ib.Udata) (ib.DriverMR, error) {
+func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
 	if err := checkMRAccess(access); err != nil {
 		return nil, err
 	}
-	m, key, err := d.newMR(obj)
+	m, key, err := d.newMR(obj, u)
 	if err != nil {
 		return nil, err
 	}
@@ -167,8 +172,11 @@ func (m *mr) Rereg(r *umem.Region, p *ib.PD, access ib.AccessFlags, _ *ib.Udata)
 	return nil
 }
 
-// atomics makes the atomic operations of a device atomic among its queue pairs (ib.AtomicHCA). The memory belongs
-// to another process, which may change it at the same time; the lock does not help against that.
+// atomics makes the atomic operations on the memory of a program atomic among the device's queue pairs (ib.AtomicHCA),
+// whichever of its regions they name. Each user context has one, and the consumers in this process have one together: the
+// memory of a program may not answer, and stops no other's. So operations on memory that two programs share, and both have
+// registered, are not atomic with regard to one another. The process may change the memory at the same time; the lock does
+// not help against that.
 type atomics struct {
 	sync.Mutex
 	buf [atomicLen]byte
@@ -177,7 +185,7 @@ type atomics struct {
 
 // atomic does what a CmpSwap or FetchAdd asks for, and returns what the memory held before.
 func (g *grant) atomic(op roce.Opcode, h roce.AtomicETH) (old uint64, err error) {
-	a := &g.mr.dev.atomics
+	a := g.mr.atomics
 	a.Lock()
 	defer a.Unlock()
 	a.vec[0] = a.buf[:]

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"verbena/driver/rxe/wire"
@@ -34,6 +35,13 @@ type pass struct {
 
 	holds   bool      // callbacks run at the end of this pass
 	holding []*Device // whose callbacks wait for it
+
+	// Where it is stopped; see stall.go.
+	copies atomic.Uint32 // odd while it is in a copy
+	at     *QP           // whose program's memory that is
+	lane   *lane         // that it belongs to
+	theft  sync.Mutex    // held while the watchdog takes todo
+	seen   uint32        // copies at the watchdog's last look; under watchdog.mu
 }
 
 const (
@@ -44,13 +52,19 @@ const (
 	trainCost = 4 << 10
 )
 
-var passPool = sync.Pool{New: func() any { return new(pass) }}
+// newPass makes a pass for the device's pool.
+func (d *Device) newPass() any {
+	p := &pass{dev: d}
+	p.gather.p = p
+	d.watchdog.add(p)
+	return p
+}
 
 // begin starts a pass. With callbacks it runs the completion handlers that come due at its end, on this thread,
 // which therefore must not be in a consumer's call.
 func (d *Device) begin(callbacks bool) *pass {
-	p := passPool.Get().(*pass)
-	p.dev, p.holds = d, callbacks
+	p := d.passes.Get().(*pass)
+	p.holds = callbacks
 	p.hold(d)
 	return p
 }
@@ -84,14 +98,11 @@ func (p *pass) end() {
 		p.release()
 		return
 	}
-	d := p.dev
-	d.workers.Add(1)
 	holds := p.holds
 	p.runCallbacks()
-	go func() {
-		defer d.workers.Done()
+	p.dev.workers.start(func() {
 		for p.holds = true; ; {
-			p.hold(d)
+			p.hold(p.dev)
 			finished := p.drain(passBudget)
 			p.runCallbacks()
 			if finished {
@@ -100,13 +111,13 @@ func (p *pass) end() {
 		}
 		p.holds = holds
 		p.release()
-	}()
+	})
 }
 
 func (p *pass) release() {
 	clear(p.todo)
-	p.todo, p.done, p.spent, p.dev = p.todo[:0], 0, 0, nil
-	passPool.Put(p)
+	p.todo, p.done, p.spent, p.at, p.lane = p.todo[:0], 0, 0, nil, nil
+	p.dev.passes.Put(p)
 }
 
 // owe makes the pass drain the queue pair's egress queue, unless somebody does it already. qp.mu is held.
@@ -135,7 +146,10 @@ func (p *pass) drain(budget int) bool {
 }
 
 func (p *pass) drainQP(qp *QP) {
-	qp.mu.Lock()
+	if !p.lock(qp) {
+		qp.lane.add(job{qp: qp})
+		return
+	}
 	qp.advance(p)
 	p.batch = qp.egress.take(p.batch[:0])
 	if len(p.batch) == 0 {
@@ -151,7 +165,14 @@ func (p *pass) drainQP(qp *QP) {
 		if p.send(qp, t) {
 			continue
 		}
-		qp.mu.Lock()
+		if !p.lock(qp) {
+			for _, t := range p.batch[i:] {
+				t.free() // as lost
+			}
+			clear(p.batch)
+			qp.lane.add(job{qp: qp})
+			return
+		}
 		qp.egress.putBack(p.batch[i:])
 		qp.egress.draining = false
 		qp.idle.Broadcast()

@@ -38,6 +38,8 @@ type QP struct {
 	xrcd   *xrcd // of an XRC target
 	srq    *srq  // where the receives come from instead of rq; may be nil
 
+	lane *lane // of the program; of a consumer in this process and of an XRC target, its own
+
 	// posting serialises PostRecv, which does not need mu.
 	posting sync.Mutex
 
@@ -114,6 +116,9 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 	}
 	if !qp.receives() {
 		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
+	}
+	if qp.lane = new(lane); qp.ctx != nil {
+		qp.lane = &qp.ctx.lane
 	}
 	qp.idle.L = &qp.mu
 	qp.req.reset()
@@ -362,12 +367,12 @@ func (d *Device) EnterError() {
 	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change
 	p := d.begin(false)
 	for qp := range d.qps.all() {
-		qp.mu.Lock()
-		if qp.state != ib.QPReset {
-			qp.enterError()
-		}
-		qp.advance(p)
-		qp.mu.Unlock()
+		p.soon(qp, func(p *pass) {
+			if qp.state != ib.QPReset {
+				qp.enterError()
+			}
+			qp.advance(p)
+		})
 	}
 	p.end()
 }
@@ -379,14 +384,14 @@ func (d *Device) Disassociate(c ib.UserContext) {
 		if qp.ctx == nil || qp.ctx.UserContext != c {
 			continue
 		}
-		qp.mu.Lock()
-		if qp.state != ib.QPReset {
-			qp.enterError()
-		}
-		qp.advance(p)
-		qp.cut = true
-		qp.timer.stop()
-		qp.mu.Unlock()
+		p.soon(qp, func(p *pass) {
+			if qp.state != ib.QPReset {
+				qp.enterError()
+			}
+			qp.advance(p)
+			qp.cut = true
+			qp.timer.stop()
+		})
 	}
 	p.end()
 }

@@ -33,7 +33,7 @@ func (e *endpoint) Receive(a *wire.Arrival) {
 func (p *pass) receive(d *Device, a *wire.Arrival) {
 	packets, multicast := a.Packets, a.Dst.IsMulticast()
 	d.counters.add(cntRcvdPkts, len(packets))
-	for len(packets) > 0 {
+	for len(packets) > 0 && !a.Dropped() {
 		if len(packets[0]) < roce.BTHLen {
 			d.counters.add(cntDropMalformed, 1)
 			packets = packets[1:]
@@ -65,7 +65,10 @@ func (qp *QP) receive(p *pass, a *wire.Arrival, packets [][]byte) {
 	if qp.dev.stopped.Load() {
 		return
 	}
-	qp.mu.Lock()
+	if !p.lock(qp) {
+		qp.receiveLater(a, packets)
+		return
+	}
 	for _, b := range packets {
 		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
 		if why := qp.refuses(&k, b); why != accept {
@@ -198,8 +201,14 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 // it go away.
 func (qp *QP) settle(p *pass) bool {
 	s := &p.scatter
+	if s.to == nil {
+		return true
+	}
 	kind, psn := s.kind, s.psn
-	if s.flush() {
+	p.enter(qp)
+	ok := s.flush()
+	p.leave()
+	if ok {
 		return true
 	}
 	qp.unstorable(kind, psn)

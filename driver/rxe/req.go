@@ -137,7 +137,7 @@ func (qp *QP) request(p *pass) {
 		case w.kind == opAtomic:
 			more = qp.sendAtomic(p, w)
 		case w.kind.local():
-			more = qp.doLocal(w)
+			more = qp.doLocal(p, w)
 		case w.kind.answered():
 			more = qp.sendSingle(p, w)
 		default:
@@ -252,7 +252,7 @@ func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
 		}
 		size := op.PacketLen(n)
 		if !p.build.fits(qp.path, size) {
-			if !p.gather.flush() {
+			if !p.gather.flush(qp) {
 				return undo()
 			}
 			p.build.finish(&qp.egress)
@@ -293,7 +293,7 @@ func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
 			return undo()
 		}
 	}
-	if !p.gather.flush() {
+	if !p.gather.flush(qp) {
 		return undo()
 	}
 	done := r.pkt == w.packets
@@ -443,7 +443,7 @@ func (qp *QP) sendDatagram(p *pass, w *sendWQE) bool {
 	}
 	if w.flags&abi.SendInline != 0 {
 		copy(k.Payload, w.inline)
-	} else if !p.gather.fill(qp, w.sges, 0, k.Payload) || !p.gather.flush() {
+	} else if !p.gather.fill(qp, w.sges, 0, k.Payload) || !p.gather.flush(qp) {
 		p.build.cut(mark)
 		p.gather.reset()
 		return qp.unreadable(w)

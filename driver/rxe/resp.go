@@ -342,7 +342,10 @@ func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 	}
 	wc := abi.WC{Opcode: abi.WCRecv, ByteLen: uint32(r.wqe.filled)}
 	if h := k.IETH(); h != nil {
-		if !qp.invalidate(h.RKey()) {
+		p.enter(qp)
+		ended := qp.invalidate(h.RKey())
+		p.leave()
+		if !ended {
 			qp.refuse(k.psn, roce.NAKRemoteAccessError, abi.WCLocQPOpErr)
 			return refused
 		}
@@ -449,7 +452,9 @@ func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	if m == nil {
 		return denied
 	}
+	p.enter(qp)
 	result, err := m.atomic(k.Opcode, h)
+	p.leave()
 	m.put()
 	if err != nil {
 		return denied
@@ -588,7 +593,7 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 		op := qp.opcode(what)
 		size := op.PacketLen(n)
 		if !p.build.fits(qp.path, size) {
-			if !p.gather.flush() {
+			if !p.gather.flush(qp) {
 				break
 			}
 			p.build.finish(&qp.egress)
@@ -612,7 +617,7 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 		y.left -= n
 		done = last
 	}
-	if p.gather.flush() && y.left == 0 {
+	if p.gather.flush(qp) && y.left == 0 {
 		p.build.finish(&qp.egress)
 		return true
 	}

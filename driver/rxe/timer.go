@@ -77,8 +77,8 @@ func (qp *QP) block() {
 
 // expire runs when the timer fires.
 func (qp *QP) expire() {
+	qp.mu.Lock() // first: this may take long, if the program is slow
 	p := qp.dev.begin(true)
-	qp.mu.Lock()
 	t := &qp.timer
 	t.at = noTime
 	if !qp.gone && !qp.cut && (!qp.dev.stopped.Load() || qp.state == ib.QPErr) {

@@ -136,6 +136,7 @@ func (b *builder) cut(n int) {
 // gather collects places in packets that are to be filled from consecutive addresses, so that they are read with
 // one call.
 type gather struct {
+	p    *pass
 	from *grant // with an access begun; nil when empty
 	addr uint64
 	n    uint64
@@ -144,7 +145,7 @@ type gather struct {
 
 // add has dst filled from addr of the region with the key. It reports false where that cannot be.
 func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
-	if g.from != nil && (g.from.key != key || g.addr+g.n != addr) && !g.flush() {
+	if g.from != nil && (g.from.key != key || g.addr+g.n != addr) && !g.flush(qp) {
 		return false
 	}
 	if g.from == nil {
@@ -158,12 +159,14 @@ func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
 	return true
 }
 
-// flush reads.
-func (g *gather) flush() (ok bool) {
+// flush reads, for a queue pair.
+func (g *gather) flush(qp *QP) (ok bool) {
 	if g.from == nil {
 		return true
 	}
+	g.p.enter(qp)
 	ok = g.from.read(g.vec, g.addr, g.n) == nil
+	g.p.leave()
 	g.reset()
 	return ok
 }
@@ -233,11 +236,8 @@ func (s *scatter) add(b []byte) {
 	s.n += uint64(len(b))
 }
 
-// flush writes.
+// flush writes what was collected, which is not nothing.
 func (s *scatter) flush() (ok bool) {
-	if s.to == nil {
-		return true
-	}
 	ok = s.to.write(s.vec, s.addr, s.n) == nil
 	s.to.put()
 	s.to = nil

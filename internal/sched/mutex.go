@@ -3,6 +3,10 @@ package sched
 import (
 	"runtime"
 	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Mutex is a sync.Mutex for the data path, where critical sections last for some microseconds, the time of copying a
@@ -22,20 +26,52 @@ var alone = runtime.NumCPU() == 1
 
 // Lock locks m.
 func (m *Mutex) Lock() {
-	if m.mu.TryLock() {
+	if m.mu.TryLock() || m.look(nil) {
 		return
-	}
-	if !alone {
-		for range looks {
-			for range pauses {
-			}
-			if m.mu.TryLock() {
-				return
-			}
-		}
 	}
 	m.mu.Lock()
 }
+
+// nap is how long LockUnless sleeps between two tries.
+const nap = 20 * time.Microsecond
+
+// LockUnless locks m, unless that would take longer than until stop is true. It reports whether m is locked.
+func (m *Mutex) LockUnless(stop *atomic.Bool) bool {
+	if m.mu.TryLock() || m.look(stop) {
+		return true
+	}
+	// A mutex cannot be waited for and left again, so this polls. It is in the kernel meanwhile, not in the Go scheduler:
+	// see Mutex.
+	ts := unix.NsecToTimespec(nap.Nanoseconds())
+	for !stop.Load() {
+		_ = unix.Nanosleep(&ts, nil)
+		if m.mu.TryLock() {
+			return true
+		}
+	}
+	return false
+}
+
+// look tries for a while, or until stop, which may be nil, is true.
+func (m *Mutex) look(stop *atomic.Bool) bool {
+	if alone {
+		return false
+	}
+	for range looks {
+		for range pauses {
+		}
+		if m.mu.TryLock() {
+			return true
+		}
+		if stop != nil && stop.Load() {
+			return false
+		}
+	}
+	return false
+}
+
+// TryLock locks m if it is free, and reports whether it was.
+func (m *Mutex) TryLock() bool { return m.mu.TryLock() }
 
 // Unlock unlocks m.
 func (m *Mutex) Unlock() { m.mu.Unlock() }

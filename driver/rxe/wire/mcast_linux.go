@@ -5,12 +5,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 	"sync"
 
 	"golang.org/x/sys/unix"
-
-	"verbena/internal/sched"
 )
 
 // groups are the multicast groups of an endpoint. Each has a socket and a receive thread of its own: a socket that is
@@ -41,14 +38,7 @@ func (e *UDPEndpoint) Join(group netip.Addr) error {
 	if g.fd, err = e.groupSocket(group); err != nil {
 		return fail(err)
 	}
-	rx := newReceiver(g, e.to, -1)
-	go func() {
-		defer close(g.done)
-		runtime.LockOSThread()
-		sched.Prompt()
-		defer runtime.UnlockOSThread()
-		rx.run()
-	}()
+	newReceiver(g, e.to, -1).start()
 	if e.groups.m == nil {
 		e.groups.m = map[netip.Addr]*UDPEndpoint{}
 	}

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver/rxe/wire/netdev"
-	"verbena/internal/sched"
 	"verbena/roce"
 )
 
@@ -85,8 +84,10 @@ type UDPEndpoint struct {
 	tx     sendCounters
 	_      [64]byte // the counters below are the receive thread's
 
-	rx   recvCounters
-	done chan struct{} // closed when the receive thread is gone
+	rx       recvCounters
+	receiver atomic.Pointer[receiver] // the receive thread
+	watching atomic.Bool              // a timer looks whether it is stopped in Receive
+	done     chan struct{}            // closed when it is gone
 }
 
 // Listen is [Network.Listen].
@@ -96,14 +97,7 @@ func (n udp) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 		return nil, err
 	}
 	e.to = r
-	rx := newReceiver(e, r, n.opts.Spin)
-	go func() {
-		defer close(e.done)
-		runtime.LockOSThread()
-		sched.Prompt()
-		defer runtime.UnlockOSThread()
-		rx.run()
-	}()
+	newReceiver(e, r, n.opts.Spin).start()
 	return e, nil
 }
 

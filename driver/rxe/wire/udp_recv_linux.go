@@ -2,11 +2,14 @@ package wire
 
 import (
 	"net/netip"
+	"runtime"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/sched"
 	"verbena/roce"
 )
 
@@ -20,12 +23,23 @@ const (
 	recvBytes   = recvBuffer
 )
 
-// receiver is the receive thread of an endpoint. Nothing in it is shared.
+// receiver is the receive thread of an endpoint. Nothing in it is shared but what is atomic.
+//
+//	receiving --Receive--> inside --returns--> receiving
+//	                         |
+//	                         | after stopTime: another takes its place
+//	                         v
+//	                        late --returns--> ended
 type receiver struct {
 	e    *UDPEndpoint
 	to   Receiver
 	idle idleness
 	base time.Time // of all durations here
+
+	calls atomic.Uint64 // of Receive, begun and ended: odd inside
+	late  atomic.Bool   // another receives; for the Receiver
+	ended bool          // the same; for the thread
+	seen  uint64        // calls when the timer last looked; the timer's
 
 	msgs    [recvMessages]mmsghdr
 	iovs    [recvMessages]unix.Iovec
@@ -67,7 +81,7 @@ func newReceiver(e *UDPEndpoint, to Receiver, spin time.Duration) *receiver {
 		base: time.Now(),
 		bufs: make([]byte, recvMessages*recvBuffer),
 	}
-	r.arrival = Arrival{Dst: e.addr, Packets: make([][]byte, 0, recvPackets)}
+	r.arrival = Arrival{Dst: e.addr, Packets: make([][]byte, 0, recvPackets), Late: &r.late}
 	for i := range r.msgs {
 		r.iovs[i] = unix.Iovec{Base: &r.bufs[i*recvBuffer], Len: recvBuffer}
 		r.msgs[i].hdr = unix.Msghdr{Name: &r.names[i][0], Iov: &r.iovs[i], Iovlen: 1, Control: &r.control[i][0]}
@@ -83,7 +97,55 @@ func (r *receiver) rearm(i int) {
 	r.msgs[i].hdr.Flags = 0
 }
 
-// run receives until the endpoint is closed.
+// stopTime is how long a call of Receive may take, and up to twice that, before another thread takes over.
+const stopTime = 10 * time.Millisecond
+
+// start makes r the endpoint's receive thread.
+func (r *receiver) start() {
+	e := r.e
+	e.receiver.Store(r)
+	go func() {
+		runtime.LockOSThread()
+		sched.Prompt()
+		defer runtime.UnlockOSThread()
+		r.run()
+		if !r.ended {
+			close(e.done)
+		}
+	}()
+}
+
+// watch has the endpoint's timer run while packets arrive.
+func (e *UDPEndpoint) watch() {
+	if e.watching.CompareAndSwap(false, true) {
+		time.AfterFunc(stopTime, e.look)
+	}
+}
+
+// look replaces the receive thread if it is in the same call of Receive as at the last look. A thread that has been replaced
+// ends when the call returns; until then it costs its stack and buffers. That there are not too many is the business of
+// whoever stops them.
+func (e *UDPEndpoint) look() {
+	r := e.receiver.Load()
+	n := r.calls.Load()
+	switch {
+	case n != r.seen:
+		r.seen = n
+	case n&1 != 0:
+		if r.calls.CompareAndSwap(n, n+2) {
+			r.late.Store(true)
+			newReceiver(e, r.to, r.idle.most).start()
+		}
+	default:
+		e.watching.Store(false)
+		if r.calls.Load() == n || !e.watching.CompareAndSwap(false, true) {
+			return
+		}
+	}
+	time.AfterFunc(stopTime, e.look)
+}
+
+// run receives until the endpoint is closed, or another thread does.
 func (r *receiver) run() {
 	for {
 		n, errno := r.wait()
@@ -107,6 +169,9 @@ func (r *receiver) run() {
 			r.rearm(i)
 		}
 		r.flush()
+		if r.ended {
+			return
+		}
 	}
 }
 
@@ -223,13 +288,19 @@ func (r *receiver) tap(src source, c *received, id uint16, pkt []byte) {
 // flush hands over what has gathered.
 func (r *receiver) flush() {
 	n := len(r.arrival.Packets)
-	if n == 0 {
+	if n == 0 || r.ended {
 		return
 	}
 	r.e.rx.batches.Add(1)
 	r.e.rx.packets.Add(uint64(n))
 	r.e.rx.bytes.Add(uint64(r.bytes))
+	if !r.e.watching.Load() {
+		r.e.watch()
+	}
+	calls := r.calls.Load() + 1
+	r.calls.Store(calls)
 	r.to.Receive(&r.arrival)
+	r.ended = !r.calls.CompareAndSwap(calls, calls+1)
 	r.arrival.Dst = r.e.addr
 	r.arrival.Packets = r.arrival.Packets[:0]
 	r.bytes = 0

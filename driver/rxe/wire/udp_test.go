@@ -551,3 +551,85 @@ func TestUDPAllocs(t *testing.T) {
 		t.Errorf("%d ICRC errors", s.ICRCErrors)
 	}
 }
+
+// TestReceiverThatDoesNotReturn: a call of Receive that does not return costs its own batch; what comes later is received by
+// another thread, and Close does not wait for it.
+func TestReceiverThatDoesNotReturn(t *testing.T) {
+	families(t, func(t *testing.T, src, dst netip.Addr) {
+		c := newCollector()
+		hold, stopped := make(chan struct{}), make(chan *Arrival, 10)
+		var stop atomic.Bool
+		stop.Store(true)
+		var wg sync.WaitGroup
+		from, to := pair(t, UDP(UDPOptions{}), src, dst, receiverFunc(func(a *Arrival) {
+			if stop.Swap(false) {
+				wg.Add(1)
+				defer wg.Done()
+				stopped <- a
+				<-hold
+				if !a.Dropped() {
+					t.Error("Arrival.Dropped after another thread has taken over: got false, want true")
+				}
+				return
+			}
+			c.Receive(a)
+		}))
+		release := sync.OnceFunc(func() { close(hold) })
+		defer release()
+		send := func(psn uint32) *Train {
+			tr := makeTrain(dst, 3, 100, 100, psn)
+			if err := from.Send(tr); err != nil {
+				t.Fatal(err)
+			}
+			return tr
+		}
+		send(1)
+		if a := <-stopped; a.Dropped() {
+			t.Error("Arrival.Dropped at once: got true, want false")
+		}
+		want := []*Train{send(10), send(20)}
+		checkPackets(t, c.wait(6), want...)
+		stop.Store(true) // and again
+		send(30)
+		<-stopped
+		want = append(want, send(40))
+		checkPackets(t, c.wait(9), want...)
+		closed := make(chan error)
+		go func() { closed <- to.Close() }()
+		select {
+		case err := <-closed:
+			if err != nil {
+				t.Errorf("Close: %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("Close has not returned after 20 s")
+		}
+		release()
+		wg.Wait()
+		checkPackets(t, c.wait(9), want...)
+	})
+}
+
+// TestCloseDuringReceive: Close ends also when it comes while a call of Receive has only begun not to return.
+func TestCloseDuringReceive(t *testing.T) {
+	hold, stopped := make(chan struct{}), make(chan struct{})
+	defer close(hold)
+	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), receiverFunc(func(*Arrival) {
+		close(stopped)
+		<-hold
+	}))
+	if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, 1)); err != nil {
+		t.Fatal(err)
+	}
+	<-stopped
+	closed := make(chan error)
+	go func() { closed <- to.Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("Close has not returned after 20 s")
+	}
+}

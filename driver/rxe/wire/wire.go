@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"net/netip"
+	"sync/atomic"
 )
 
 // Port is the UDP port of RoCEv2.
@@ -47,8 +48,8 @@ type Endpoint interface {
 	// cannot be delivered (no route, too long for the link); it is counted and needs no handling beyond that,
 	// since the transport recovers from loss.
 	Send(t *Train) error
-	// Close stops the receive thread, waits for it, and frees the address. It may sleep, and must not be called
-	// from the Receiver.
+	// Close stops the receive thread, waits for it, and frees the address. It does not wait for a call of Receive that
+	// has not returned for long. It may sleep, and must not be called from the Receiver.
 	Close() error
 }
 
@@ -59,12 +60,19 @@ type Arrival struct {
 	// Packets hold each packet from its BTH on, without the ICRC, which was right. They are valid until Receive
 	// returns.
 	Packets [][]byte
+	// Late, which may be nil, becomes true when Receive has taken so long that another thread receives in the place of its
+	// own. What is left of the batch is to be dropped: newer packets may have overtaken it.
+	Late *atomic.Bool
 }
+
+// Dropped reports whether what is left of the batch is to be dropped.
+func (a *Arrival) Dropped() bool { return a.Late != nil && a.Late.Load() }
 
 // Receiver takes what arrives.
 type Receiver interface {
-	// Receive processes a batch. It may not sleep. It is called from one thread per endpoint, and one for each group
-	// that it has joined, so that packets from one source to one destination stay in order.
+	// Receive processes a batch. It may not sleep, but for the memory of a process that does not answer: an endpoint does
+	// without the thread then. It is called from one thread per endpoint, and one for each group that it has joined, so
+	// that packets from one source to one destination stay in order.
 	Receive(a *Arrival)
 }
 

@@ -1,0 +1,364 @@
+package rxe
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// silentSpace is memory that does not answer between hush and answer.
+type silentSpace struct {
+	*umem.Local
+	silent  atomic.Pointer[chan struct{}]
+	waiting atomic.Int32
+}
+
+func (s *silentSpace) wait() {
+	if c := s.silent.Load(); c != nil {
+		s.waiting.Add(1)
+		<-*c
+		s.waiting.Add(-1)
+	}
+}
+
+func (s *silentSpace) ReadV(dst [][]byte, addr uint64) error {
+	s.wait()
+	return s.Local.ReadV(dst, addr)
+}
+
+func (s *silentSpace) WriteV(src [][]byte, addr uint64) error {
+	s.wait()
+	return s.Local.WriteV(src, addr)
+}
+
+func (s *silentSpace) hush() {
+	c := make(chan struct{})
+	s.silent.Store(&c)
+}
+
+func (s *silentSpace) answer() {
+	if c := s.silent.Swap(nil); c != nil {
+		close(*c)
+	}
+}
+
+// silentProgram is a program on device b of a bench whose memory can be made not to answer, and queue pairs of device a's
+// consumer that are connected to its queue pairs.
+type silentProgram struct {
+	*program
+	b     *bench
+	space silentSpace
+	buf   []byte
+	addr  uint64
+	pd    *ib.PD
+	cq    *ib.CQ // of the peers
+	own   *ib.CQ // of the program
+	mr    *ib.MR
+	qps   [2]*ib.QP
+	peers [2]*ib.QP
+}
+
+func newSilentProgram(b *bench, typ ib.QPType) *silentProgram {
+	t := b.t
+	t.Helper()
+	x := &silentProgram{program: newProgram(t), b: b, buf: make([]byte, 1<<16)}
+	x.space.Local = umem.NewLocal()
+	dev := b.b.dev
+	data := func() *ib.Udata { return &ib.Udata{Context: x.program, Out: make([]byte, 64)} }
+	check(t, dev.AllocUserContext(data()))
+	var err error
+	x.pd, err = dev.IB().AllocPD(data())
+	check(t, err)
+	x.own, err = dev.IB().CreateCQ(ib.CQAttr{Entries: 50}, nil, nil, data())
+	check(t, err)
+	x.cq, err = b.a.dev.IB().CreateCQ(ib.CQAttr{Entries: 50}, nil, nil, nil)
+	check(t, err)
+	x.addr, err = x.space.Add(x.buf)
+	check(t, err)
+	x.mr, err = x.pd.RegMR(&x.space, nil, x.addr, uint64(len(x.buf)), x.addr, allAccess, data())
+	check(t, err)
+	for i := range x.qps {
+		x.qps[i], err = x.pd.CreateQP(ib.QPInitAttr{SendCQ: x.own, RecvCQ: x.own, Cap: userCap, Type: typ}, data())
+		check(t, err)
+		x.peers[i], err = b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: x.cq, RecvCQ: x.cq, Cap: userCap, Type: typ}, nil)
+		check(t, err)
+		connectQPs(t, b.a.dev, x.peers[i], dev, x.qps[i], conn{timeout: 18})
+	}
+	t.Cleanup(func() {
+		x.space.answer()
+		for i := range x.qps {
+			check(t, x.peers[i].Destroy())
+			check(t, x.qps[i].Destroy())
+		}
+		check(t, x.mr.Dereg())
+		check(t, x.own.Destroy())
+		check(t, x.cq.Destroy())
+		check(t, x.pd.Dealloc())
+		dev.DeallocUserContext(x.program)
+	})
+	return x
+}
+
+// recv posts a receive to a queue pair of the program.
+func (x *silentProgram) recv(i, length int) {
+	x.b.t.Helper()
+	_, err := x.qps[i].PostRecv(ib.RecvWR{ID: 7, SGList: []ib.SGE{{Addr: x.addr + uint64(i)<<12, Length: uint32(length), LKey: x.mr.LKey()}}})
+	check(x.b.t, err)
+}
+
+// awaitSlow waits until the device knows that a thread is stopped.
+func (x *silentProgram) awaitSlow() {
+	x.b.t.Helper()
+	eventually(x.b.t, "the program is slow", x.qps[0].Driver().(*QP).lane.slow.Load)
+}
+
+// within fails the test where f takes longer than a bound that is no measurement: it tells a wait from a hang.
+func within(t testing.TB, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s has not returned after 20 s", what)
+	}
+}
+
+func eventually(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("after 20 s not yet: %s", what)
+		}
+	}
+}
+
+// neighbours exchanges messages between the bench's own queue pairs.
+func (b *bench) neighbours(n int) {
+	b.t.Helper()
+	for range n {
+		b.b.recv(1, 0, 64)
+		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64)})
+		for _, wc := range append(b.a.poll(1), b.b.poll(1)...) {
+			if wc.Status != ib.WCSuccess {
+				b.t.Fatalf("neighbour's work request %d: %v", wc.ID, wc.Status)
+			}
+		}
+	}
+}
+
+// TestSilentMemory: memory that does not answer stops the thread that came for it and the queue pairs of its program, but
+// neither what other queue pairs send and receive, by the wire and the shortcut, nor the device's way into the error state.
+func TestSilentMemory(t *testing.T) {
+	for _, net := range []struct {
+		name string
+		s    func() setup
+	}{{"shortcut", func() setup { return setup{shortcut: true} }}, {"wire", loopback}} {
+		for name, wr := range map[string]ib.SendWR{
+			"write":  {Opcode: ib.WRRDMAWrite},
+			"read":   {Opcode: ib.WRRDMARead},
+			"send":   {Opcode: ib.WRSend},
+			"atomic": {Opcode: ib.WRAtomicFetchAdd, CompareAdd: 1},
+		} {
+			t.Run(net.name+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t, net.s())
+				b.connect(conn{})
+				x := newSilentProgram(b, ib.QPTypeRC)
+				b.neighbours(1)
+				x.recv(0, 64)
+				x.recv(1, 64)
+				x.space.hush()
+				wr.ID, wr.Flags, wr.SGList = 3, ib.SendSignaled, b.a.sge(64, 8)
+				wr.RemoteAddr, wr.RKey = x.addr, x.mr.RKey()
+				var returned atomic.Bool
+				go func() {
+					_, _ = x.peers[0].PostSend(wr)
+					returned.Store(true)
+				}()
+				eventually(t, "a copy waits", func() bool { return x.space.waiting.Load() > 0 })
+				within(t, "the neighbours' traffic", func() { b.neighbours(200) })
+				x.awaitSlow()
+				wr := wr
+				wr.RemoteAddr += 1 << 12
+				wr.SGList = b.a.sge(128, 8)
+				// The other queue pair of the program, and the first again: whoever sends goes on.
+				within(t, "PostSend to the program", func() {
+					for range 3 {
+						_, err := x.peers[1].PostSend(wr)
+						check(t, err)
+					}
+				})
+				within(t, "the neighbours' traffic", func() { b.neighbours(200) })
+				if net.name == "wire" && !returned.Load() {
+					t.Error("PostSend of the peer waits for the memory on the other side of the wire")
+				}
+				if n := b.b.dev.Stats()["drop_stalled"]; n > 0 {
+					t.Errorf("got %d packets dropped, want 0: there is room for so few", n)
+				}
+				b.b.recv(9, 0, 64)
+				within(t, "SetError", b.b.dev.IB().SetError)
+				if wc := b.b.poll(1)[0]; wc.ID != 9 || wc.Status != ib.WCWRFlushErr {
+					t.Errorf("after SetError: got %+v, want work request 9 flushed", wc)
+				}
+				within(t, "Disassociate", func() { b.b.dev.Disassociate(x.program) })
+				x.space.answer()
+				eventually(t, "the program's queue pair is in error", func() bool { return x.qps[0].State() == ib.QPErr })
+			})
+		}
+	}
+}
+
+// TestSilentMemoryAnswers: when the memory answers at last, what was sent arrives, in order and once.
+func TestSilentMemoryAnswers(t *testing.T) {
+	for _, net := range []struct {
+		name string
+		s    func() setup
+	}{{"shortcut", func() setup { return setup{shortcut: true} }}, {"wire", loopback}} {
+		t.Run(net.name, func(t *testing.T) {
+			b := newBench(t, net.s())
+			b.connect(conn{})
+			x := newSilentProgram(b, ib.QPTypeRC)
+			for range 9 {
+				x.recv(0, 64)
+			}
+			x.space.hush()
+			send := func(id int) {
+				_, err := x.peers[0].PostSend(ib.SendWR{ID: uint64(id), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(64, 8+id)})
+				check(t, err)
+			}
+			posted := make(chan struct{})
+			go func() {
+				defer close(posted)
+				send(0)
+			}()
+			x.awaitSlow()
+			for id := 1; id < 9; id++ {
+				send(id)
+			}
+			x.space.answer()
+			<-posted
+			for id := range 9 {
+				n := node{t: t, dev: b.a.dev, cq: x.cq}
+				if wc := n.poll(1)[0]; wc.ID != uint64(id) || wc.Status != ib.WCSuccess {
+					t.Fatalf("completion: got work request %d, %v, want %d, success", wc.ID, wc.Status, id)
+				}
+				n = node{t: t, dev: b.b.dev, cq: x.own}
+				if wc := n.poll(1)[0]; wc.Status != ib.WCSuccess || wc.ByteLen != uint32(8+id) {
+					t.Fatalf("receive: got %d bytes, %v, want %d, success", wc.ByteLen, wc.Status, 8+id)
+				}
+			}
+			if !x.qps[0].Driver().(*QP).lane.slow.Load() {
+				t.Error("the program is not slow at once after its memory has answered, want a penalty")
+			}
+		})
+	}
+}
+
+// TestWorkOfAStoppedPass: what a pass has to send for others, when it is stopped in the memory of a program, is sent.
+func TestWorkOfAStoppedPass(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	b.connect(conn{})
+	x := newSilentProgram(b, ib.QPTypeRC)
+	x.space.hush()
+	b.b.recv(1, 0, 64)
+	// The thread is to send something for the neighbour's queue pair, but meets the silent program first.
+	q, silent := b.a.qp.Driver().(*QP), x.qps[0].Driver().(*QP)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		p := q.dev.begin(false)
+		q.mu.Lock()
+		_, err := q.postSend(p, []ib.SendWR{{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64)}})
+		q.advance(p)
+		q.mu.Unlock()
+		silent.mu.Lock()
+		p.enter(silent)
+		x.space.wait()
+		p.leave()
+		silent.mu.Unlock()
+		p.end()
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	b.b.poll(1)
+	b.a.poll(1)
+	select {
+	case <-stopped:
+		t.Error("the pass was not stopped")
+	default:
+	}
+	b.neighbours(10)
+	x.space.answer()
+	<-stopped
+}
+
+// TestLaneIsBounded: what waits for a program that does not answer is bounded, and the rest is counted.
+func TestLaneIsBounded(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	b.connect(conn{})
+	x := newSilentProgram(b, ib.QPTypeUC)
+	x.space.hush()
+	wr := ib.SendWR{ID: 3, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 1<<15), RemoteAddr: x.addr, RKey: x.mr.RKey()}
+	first := make(chan struct{})
+	go func(wr ib.SendWR) {
+		defer close(first)
+		wr.RemoteAddr += 1 << 15
+		_, _ = x.peers[0].PostSend(wr)
+	}(wr)
+	x.awaitSlow()
+	within(t, "PostSend to the program", func() {
+		for range 200 {
+			_, err := x.peers[1].PostSend(wr)
+			check(t, err)
+		}
+	})
+	l := x.qps[1].Driver().(*QP).lane
+	l.mu.Lock()
+	bytes, jobs := l.bytes, len(l.jobs)
+	l.mu.Unlock()
+	if bytes > maxLaneBytes || jobs > maxLaneJobs || bytes == 0 {
+		t.Errorf("the lane holds %d bytes in %d jobs, want at most %d in %d, and something", bytes, jobs, maxLaneBytes, maxLaneJobs)
+	}
+	if n := b.b.dev.Stats()["drop_stalled"]; n == 0 {
+		t.Error("drop_stalled: got 0, want what did not fit")
+	}
+	x.space.answer()
+	<-first
+}
+
+// TestLaneRecovers: a program whose memory answers again is served without its lane after the penalty.
+func TestLaneRecovers(t *testing.T) {
+	var l lane
+	l.stall()
+	l.stall()
+	if !l.slow.Load() || l.recovered() {
+		t.Fatal("a program with a stopped pass is not slow")
+	}
+	l.resume()
+	l.resume()
+	if l.penalty != 2*minPenalty {
+		t.Errorf("penalty after two stalls: got %v, want %v", l.penalty, 2*minPenalty)
+	}
+	if l.recovered() {
+		t.Error("a program recovers before its penalty is over")
+	}
+	l.until = time.Now()
+	if !l.recovered() || l.slow.Load() {
+		t.Error("a program does not recover when its penalty is over")
+	}
+	for range 20 {
+		l.stall()
+		l.resume()
+	}
+	if l.penalty != maxPenalty {
+		t.Errorf("penalty after many stalls: got %v, want %v", l.penalty, maxPenalty)
+	}
+}

@@ -1,0 +1,205 @@
+package uverbs
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/uverbs/abi"
+)
+
+// within fails the test where f takes longer than a bound that is no measurement: it tells a wait from a hang.
+func within(t testing.TB, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s has not returned after 20 s", what)
+	}
+}
+
+// logged collects messages.
+type logged struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *logged) logf(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprintf(format, args...))
+}
+
+func (l *logged) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.lines {
+		if strings.Contains(s, text) {
+			return true
+		}
+	}
+	return false
+}
+
+// stuckCalls are calls that the tests stop in the driver, as a copy from or to memory that does not answer stops them.
+var stuckCalls = []struct {
+	method string
+	run    func(p *program, pd, cq, qp uint32) error
+}{
+	{"create qp", func(p *program, pd, cq, _ uint32) error {
+		_, err := do[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC})
+		return err
+	}},
+	{"doorbell", func(p *program, _, _, qp uint32) error { return p.ring(qp) }},
+	{"destroy QP", func(p *program, _, _, qp uint32) error {
+		_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+		return err
+	}},
+}
+
+// TestStuckCallDoesNotKeepTheDevice: a call that does not return keeps neither the device from going, nor other contexts
+// waiting. Its own context is a zombie at once, is named in the log, and ends when the call returns.
+func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
+	for _, test := range stuckCalls {
+		t.Run(test.method, func(t *testing.T) {
+			var log logged
+			w := newWorldWith(t, ServerOptions{CompVectors: 2, Logf: log.logf, Grace: 100 * time.Millisecond})
+			var violations []ib.Violation
+			w.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { violations = append(violations, v) }, Patience: time.Minute})
+			p, other := w.start(byWrite), w.start(byWrite)
+			pd, cq := p.allocPD(), p.createCQ(-1, 0)
+			qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+			p.fakeQP(qp).ready()
+			other.allocPD()
+			entered, release := w.drv.hold(test.method)
+			var once sync.Once
+			defer once.Do(release)
+			returned := make(chan error, 1)
+			go func() { returned <- test.run(p, pd, cq, qp) }()
+			<-entered
+			within(t, "Info", func() { p.f.Info() })
+			within(t, "Unregister", func() {
+				if err := w.core.Unregister(w.dev); err != nil {
+					t.Errorf("Unregister: got %v, want nil: what is left is not the device's", err)
+				}
+			})
+			if i := other.f.Info(); !i.Zombie || i.Busy || len(i.PDs) != 1 {
+				t.Errorf("the other context: got %+v, want a zombie with a handle", i)
+			}
+			if i := p.f.Info(); !i.Zombie || !i.Busy {
+				t.Errorf("the context of the call: got %+v, want a busy zombie", i)
+			}
+			within(t, "a command", func() {
+				_, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+				wantErrno(t, "alloc pd after the removal", err, syscall.EIO)
+			})
+			within(t, "a doorbell", func() { wantErrno(t, "doorbell after the removal", p.ring(qp), syscall.EIO) })
+			if !log.has(fmt.Sprintf("process %d (test): left behind", p.PID())) {
+				t.Errorf("the log does not name the process: %q", log.lines)
+			}
+			within(t, "Resources", func() { w.srv.Resources() })
+			within(t, "Close", p.f.Close)
+			if n := p.mem.closed.Load(); n != 0 {
+				t.Errorf("the memory of the queues was closed %d times while a call was on it", n)
+			}
+			once.Do(release)
+			<-returned
+			within(t, "the end of the context", func() { <-p.f.end.Load().done })
+			if got := w.dev.Objects(); got != (ib.ObjectCounts{}) {
+				t.Errorf("left: %v", got)
+			}
+			if len(violations) > 0 {
+				t.Errorf("violations: %v", violations)
+			}
+		})
+	}
+}
+
+// TestStuckCallDoesNotKeepTheFile: the close of a file does not wait for it either; the device goes on, and its removal
+// later finds the file.
+func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
+	for _, goes := range []bool{false, true} {
+		t.Run(fmt.Sprint(goes), func(t *testing.T) {
+			var log logged
+			w := newWorldWith(t, ServerOptions{CompVectors: 2, Logf: log.logf, Grace: 100 * time.Millisecond})
+			p, other := w.start(byWrite), w.start(byWrite)
+			pd, cq := p.allocPD(), p.createCQ(-1, 0)
+			for range 3 {
+				p.createQP(pd, cq, 0, abi.QPTRC)
+			}
+			w.drv.takeLog()
+			entered, release := w.drv.hold("destroy QP")
+			var once sync.Once
+			defer once.Do(release)
+			quit := make(chan struct{})
+			defer close(quit)
+			go func() {
+				for { // all of them are stopped
+					select {
+					case <-entered:
+					case <-quit:
+						return
+					}
+				}
+			}()
+			within(t, "Close", p.f.Close)
+			if !log.has("closed, but") {
+				t.Errorf("the log does not say so: %q", log.lines)
+			}
+			other.allocPD()
+			if goes {
+				within(t, "Unregister", func() { must(t, w.core.Unregister(w.dev)) })
+			}
+			once.Do(release)
+			within(t, "the end of the context", func() { <-p.f.end.Load().done })
+			if n := len(w.drv.takeLog()); n < 5 {
+				t.Errorf("got %d objects destroyed, want 3 QPs, a CQ and a PD", n)
+			}
+		})
+	}
+}
+
+// TestDestroyEach: an object that takes long to destroy does not keep those after it waiting.
+func TestDestroyEach(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(byWrite)
+	gate := make(chan struct{})
+	var mu sync.Mutex
+	var order []uint32
+	var objects []*object
+	for i := range uint32(20) {
+		o := &object{handle: i}
+		o.res = destroyFunc(func() error {
+			if i == 3 {
+				<-gate
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if order = append(order, i); len(order) == 19 {
+				close(gate)
+			}
+			return errors.New("it stays")
+		})
+		objects = append(objects, o)
+	}
+	within(t, "destroyEach", func() { p.f.destroyEach(objects) })
+	if len(order) != 20 || order[19] != 3 {
+		t.Errorf("destroyed in the order %v, want all, and 3 last", order)
+	}
+}
+
+type destroyFunc func() error
+
+func (destroyFunc) kind() kind       { return kindPD }
+func (f destroyFunc) destroy() error { return f() }
+func (destroyFunc) Abandon()         {}
