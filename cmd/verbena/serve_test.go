@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -141,11 +142,27 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Errorf("link add: %v\n%s", err, out)
 	}
 	check("after a program")
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", cmd.Process.Pid))
+	if err != nil || len(fds) < 5 {
+		t.Fatalf("%d descriptors, %v", len(fds), err)
+	}
+	for _, f := range fds {
+		m := regexp.MustCompile(`(?m)^flags:\s+([0-7]+)$`).FindSubmatch(first(os.ReadFile(f)))
+		to, _ := os.Readlink(strings.Replace(f, "fdinfo", "fd", 1))
+		if n, _ := strconv.Atoi(filepath.Base(f)); m == nil || n <= 2 || to == first(os.Readlink("/proc/self/fd/"+filepath.Base(f))) {
+			continue // it was closed meanwhile, or inherited
+		}
+		if flags, err := strconv.ParseUint(string(m[1]), 8, 64); err != nil || flags&syscall.O_CLOEXEC == 0 {
+			t.Errorf("descriptor %s, %s, would be inherited", filepath.Base(f), to)
+		}
+	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", cmd.Process.Pid))
 	if err != nil || !regexp.MustCompile(`Max core file size +0 +0 `).Match(b) {
 		t.Errorf("it may dump core: %v\n%s", err, b)
 	}
 }
+
+func first[T any](v T, _ error) T { return v }
 
 // A second service at a location says so, and its end leaves the first one's socket.
 func TestServeTwice(t *testing.T) {
