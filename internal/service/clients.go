@@ -339,8 +339,7 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 		return
 	}
 	defer process.Close()
-	session, err := s.guests.Attach(listener, guest.SessionInfo{
-		LauncherPID: who.pid, UID: who.uid, Pidfd: process, Args: cutArgs(a.Args), Helper: &launcher{c: c}})
+	session, err := s.guests.Attach(listener, who.session(a, process, &launcher{c: c}))
 	if err != nil {
 		listener.Close()
 		_ = s.reply(c, failure(err))
@@ -351,6 +350,12 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
 	}
 	<-session.Done()
+}
+
+// session describes a program that the peer hands over: by what the kernel says of the peer, and its own words only for
+// what people read.
+func (p peer) session(a *Attach, process *os.File, h guest.Helper) guest.SessionInfo {
+	return guest.SessionInfo{LauncherPID: p.pid, UID: p.uid, Pidfd: process, Args: cutArgs(a.Args), Helper: h}
 }
 
 // cutArgs leaves so much of an argument vector as is fit for messages.

@@ -210,6 +210,14 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 	}
 }
 
+// What is known of a session is what the kernel says.
+func TestSessionInfo(t *testing.T) {
+	got := peer{pid: 17, uid: 1001}.session(&Attach{Args: []string{strings.Repeat("x", 2*maxArgs)}}, os.Stdin, &launcher{})
+	if got.LauncherPID != 17 || got.UID != 1001 || got.Pidfd != os.Stdin || got.Helper == nil || len(got.Args) != 1 || len(got.Args[0]) > maxArgs+3 {
+		t.Errorf("got %+v", got)
+	}
+}
+
 // A user sees the contexts and the holdings that are his.
 func TestVisible(t *testing.T) {
 	all := []ContextInfo{{UID: 1001, PID: 1}, {UID: 1002, PID: 2}, {UID: 0, PID: 3}}
