@@ -138,7 +138,8 @@ func TestLeastPrivilege(t *testing.T) {
 	if out, err := verbena(t, "--socket", loc.Socket, "run", "--", "true").CombinedOutput(); err != nil {
 		t.Errorf("run: %v\n%s", err, out)
 	}
-	if out, err := verbena(t, "--socket", loc.Socket, "link", "add", "rxe1", "--addr", "127.91.10.2").CombinedOutput(); err != nil {
+	if out, err := verbena(t, "--socket", loc.Socket,
+		"link", "add", "rxe1", "--addr", "127.91.10.2").CombinedOutput(); err != nil {
 		t.Errorf("link add: %v\n%s", err, out)
 	}
 	check("after a program")
@@ -149,7 +150,8 @@ func TestLeastPrivilege(t *testing.T) {
 	for _, f := range fds {
 		m := regexp.MustCompile(`(?m)^flags:\s+([0-7]+)$`).FindSubmatch(first(os.ReadFile(f)))
 		to, _ := os.Readlink(strings.Replace(f, "fdinfo", "fd", 1))
-		if n, _ := strconv.Atoi(filepath.Base(f)); m == nil || n <= 2 || to == first(os.Readlink("/proc/self/fd/"+filepath.Base(f))) {
+		if n, _ := strconv.Atoi(filepath.Base(f)); m == nil || n <= 2 ||
+			to == first(os.Readlink("/proc/self/fd/"+filepath.Base(f))) {
 			continue // it was closed meanwhile, or inherited
 		}
 		if flags, err := strconv.ParseUint(string(m[1]), 8, 64); err != nil || flags&syscall.O_CLOEXEC == 0 {
@@ -222,11 +224,13 @@ func TestRunCaptureFullDisk(t *testing.T) {
 	for program, want := range map[string]int{"true": exitFailure, "false": 1} {
 		cmd := verbena(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", "/dev/full", "--", program)
 		out, err := cmd.CombinedOutput()
-		if code := cmd.ProcessState.ExitCode(); code != want || !strings.Contains(string(out), "/dev/full: ") || !strings.Contains(string(out), "no space left") {
+		if code := cmd.ProcessState.ExitCode(); code != want || !strings.Contains(string(out), "/dev/full: ") ||
+			!strings.Contains(string(out), "no space left") {
 			t.Errorf("%s: exit code %d (%v), want %d\n%s", program, code, err, want, out)
 		}
 	}
-	cmd := verbena(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", filepath.Join(t.TempDir(), "x.pcapng"), "--", "true")
+	file := filepath.Join(t.TempDir(), "x.pcapng")
+	cmd := verbena(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", file, "--", "true")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("a file that can be written: %v\n%s", err, out)
 	}
@@ -236,15 +240,18 @@ func TestRunCaptureFullDisk(t *testing.T) {
 func TestLimits(t *testing.T) {
 	_, loc := serving(t, "--link", "rxe0=127.91.10.7", "--mode", "0600", "--limit", "qps=7/70", "--limit", "ring-bytes=1M")
 	out, err := verbena(t, "--socket", loc.Socket, "res", "show", "--users", "--json").CombinedOutput()
-	if err != nil || !regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 70\b`).Match(out) || !regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 7\b`).Match(out) {
+	if err != nil || !regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 70\b`).Match(out) ||
+		!regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 7\b`).Match(out) {
 		t.Errorf("got %v\n%s", err, out)
 	}
 	out, err = verbena(t, "--socket", loc.Socket, "res", "show").CombinedOutput()
-	if err != nil || !regexp.MustCompile(`(?m)^\d+ +connections +1 +\d+$`).Match(out) || !regexp.MustCompile(`(?m)^all +connections +1 +\d+$`).Match(out) {
+	if err != nil || !regexp.MustCompile(`(?m)^\d+ +connections +1 +\d+$`).Match(out) ||
+		!regexp.MustCompile(`(?m)^all +connections +1 +\d+$`).Match(out) {
 		t.Errorf("got %v\n%s", err, out)
 	}
 	for _, bad := range []string{"qps", "things=1", "qps=2/1"} {
-		if out, err := verbena(t, "--socket", loc.Socket+"2", "serve", "--limit", bad).CombinedOutput(); err == nil || !strings.Contains(string(out), "limit \""+bad) {
+		if out, err := verbena(t, "--socket", loc.Socket+"2", "serve", "--limit", bad).CombinedOutput(); err == nil ||
+			!strings.Contains(string(out), "limit \""+bad) {
 			t.Errorf("%s: got %v, %s", bad, err, out)
 		}
 	}

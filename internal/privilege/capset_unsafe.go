@@ -16,7 +16,8 @@ func setCapabilities(caps uint64) error {
 		half := uint32(caps >> (32 * i))
 		data[i] = unix.CapUserData{Effective: half, Permitted: half}
 	}
-	_, _, e := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0)
+	_, _, e := syscall.AllThreadsSyscall(unix.SYS_CAPSET,
+		uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0)
 	if e != 0 {
 		return e
 	}

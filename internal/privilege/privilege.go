@@ -21,8 +21,10 @@ type Capability struct {
 // Kept are the capabilities that a service of root's keeps. SECURITY.md and the systemd unit list the same.
 var Kept = []Capability{
 	{unix.CAP_CHOWN, "CAP_CHOWN", "gives queue files to the users of programs"},
-	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE", "opens queue files, and what is below the /proc/PID of programs, of other users"},
-	{unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE", "reads and writes registered memory, and takes descriptors that programs name"},
+	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE",
+		"opens queue files, and what is below the /proc/PID of programs, of other users"},
+	{unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE",
+		"reads and writes registered memory, and takes descriptors that programs name"},
 	{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE", "raises a program's RLIMIT_NOFILE while a device file gets its number"},
 	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "makes socket buffers larger than net.core.rmem_max"},
 	{unix.CAP_LEASE, "CAP_LEASE", "asks by a lease whether another user's queue file is still open"},
@@ -35,8 +37,8 @@ var AtStart = []Capability{
 }
 
 // Confine gives up, for good and on all threads: every capability but those of keep, of which it keeps what the process
-// has; the privileges that executing a program could give (no_new_privs); core dumps, which would hold other users' bytes;
-// and, for root, access of other processes without CAP_SYS_PTRACE to /proc/self. The umask is 077 from then on.
+// has; the privileges that executing a program could give (no_new_privs); core dumps, which would hold other users'
+// bytes; and, for root, access of other processes without CAP_SYS_PTRACE to /proc/self. The umask is 077 from then on.
 //
 // In a binary with cgo, such as one with the race detector, Go cannot change all threads: the error wraps ENOTSUP, and
 // capabilities are as before. It is to be called before any thread blocks signals.
@@ -111,7 +113,8 @@ func Read(who string) (s Sets, err error) {
 		if i < 0 {
 			continue
 		}
-		if _, err := fmt.Sscanf(value, "%x", []*uint64{&s.Inheritable, &s.Permitted, &s.Effective, &s.Bounding, &s.Ambient}[i]); err != nil {
+		into := []*uint64{&s.Inheritable, &s.Permitted, &s.Effective, &s.Bounding, &s.Ambient}[i]
+		if _, err := fmt.Sscanf(value, "%x", into); err != nil {
 			return s, fmt.Errorf("read capabilities: %q: %w", line, err)
 		}
 		found++

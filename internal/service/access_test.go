@@ -198,7 +198,8 @@ func TestPeerProcess(t *testing.T) {
 		t.Error("the descriptor would be inherited")
 	}
 	f.Close()
-	if f, err := (peer{uid: who.uid}).process(ends[0]); !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "pid namespace") {
+	if f, err := (peer{uid: who.uid}).process(ends[0]); !errors.Is(err, syscall.EPERM) ||
+		!strings.Contains(err.Error(), "pid namespace") {
 		t.Errorf("a process that is not seen: got %v, %v, want EPERM", f, err)
 	}
 	// As before Linux 6.5.

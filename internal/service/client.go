@@ -26,8 +26,9 @@ type Client struct {
 	ended <-chan struct{} // closed when a private service has; nil: it is somebody's
 }
 
-// Dial connects to the service at loc, ErrNotRunning if there is none. It trusts root's service, this user's own and that
-// of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any other.
+// Dial connects to the service at loc, ErrNotRunning if there is none. It trusts root's service, this user's own and
+// that of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any
+// other.
 func Dial(loc Location) (*Client, error) {
 	if err := loc.check(); err != nil {
 		return nil, err

@@ -148,12 +148,14 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 	s.serve(conn{c}, who, 0)
 }
 
-// serve answers a client until it closes the connection. Its first request has to come within the time, if that is not 0.
+// serve answers a client until it closes the connection. Its first request has to come within the time, if that is not
+// 0.
 func (s *Service) serve(c conn, who peer, within time.Duration) {
 	defer c.Close()
 	defer func() {
 		if p := recover(); p != nil {
-			s.log.Error("a request made the service panic; the connection is closed", uidKey, who.uid, "panic", p, "stack", string(debug.Stack()))
+			s.log.Error("a request made the service panic; the connection is closed",
+				uidKey, who.uid, "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
 	for {
@@ -217,7 +219,8 @@ func (s *Service) request(who peer, r *Request, fd *os.File) (*Response, error) 
 	return s.bounded(r, func() (*Response, error) { return s.answer(who, r) })
 }
 
-// bounded returns what f does, or ETIMEDOUT after requestTimeout: f, which a program's memory may hold up, then goes on.
+// bounded returns what f does, or ETIMEDOUT after requestTimeout: f, which a program's memory may hold up, then goes
+// on.
 func (s *Service) bounded(r *Request, f func() (*Response, error)) (*Response, error) {
 	type result struct {
 		a   *Response

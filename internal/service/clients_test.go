@@ -50,7 +50,9 @@ func closes(t *testing.T, c *net.UnixConn, what string) []byte {
 func TestSilentClients(t *testing.T) {
 	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.10"}})
 	const within = 100 * time.Millisecond
-	for what, b := range map[string][]byte{"nothing": nil, "half a length": {1, 0}, "half a message": {100, 0, 0, 0, '{'}} {
+	for what, b := range map[string][]byte{
+		"nothing": nil, "half a length": {1, 0}, "half a message": {100, 0, 0, 0, '{'},
+	} {
 		ends := connected(t)
 		go s.serve(conn{ends[0]}, peer{uid: 4242}, within)
 		if _, err := ends[1].Write(b); err != nil {
@@ -140,7 +142,8 @@ func descriptors(t *testing.T, to string) (n int) {
 	return n
 }
 
-// However many descriptors come with a message, none is left, whether the request wants one, is malformed or is refused.
+// However many descriptors come with a message, none is left, whether the request wants one, is malformed or is
+// refused.
 func TestDescriptorsDoNotLeak(t *testing.T) {
 	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.12"}})
 	path := filepath.Join(t.TempDir(), "passed")
@@ -191,8 +194,11 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	request := message(t, map[string]any{"Protocol": protocol, "Op": OpAttach, "Attach": map[string]any{"PID": 1, "UID": 0, "Args": []string{"x"}}})
-	for pid, want := range map[int]string{os.Getpid(): fmt.Sprintf("attach process %d:", os.Getpid()), 0: "pid namespace"} {
+	request := message(t, map[string]any{"Protocol": protocol, "Op": OpAttach,
+		"Attach": map[string]any{"PID": 1, "UID": 0, "Args": []string{"x"}}})
+	for pid, want := range map[int]string{
+		os.Getpid(): fmt.Sprintf("attach process %d:", os.Getpid()), 0: "pid namespace",
+	} {
 		ends := connected(t)
 		who, err := peerOf(ends[0])
 		if err != nil {
@@ -213,7 +219,8 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 // What is known of a session is what the kernel says.
 func TestSessionInfo(t *testing.T) {
 	got := peer{pid: 17, uid: 1001}.session(&Attach{Args: []string{strings.Repeat("x", 2*maxArgs)}}, os.Stdin, &launcher{})
-	if got.LauncherPID != 17 || got.UID != 1001 || got.Pidfd != os.Stdin || got.Helper == nil || len(got.Args) != 1 || len(got.Args[0]) > maxArgs+3 {
+	if got.LauncherPID != 17 || got.UID != 1001 || got.Pidfd != os.Stdin || got.Helper == nil ||
+		len(got.Args) != 1 || len(got.Args[0]) > maxArgs+3 {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -236,10 +243,12 @@ func TestVisible(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := s.Users(peer{uid: 1001}.sees); len(got) != 1 || got[0].UID != 1001 || got[0].Holds[quota.QPs] != (UsageInfo{"qps", 2, 5}) {
+	if got := s.Users(peer{uid: 1001}.sees); len(got) != 1 || got[0].UID != 1001 ||
+		got[0].Holds[quota.QPs] != (UsageInfo{"qps", 2, 5}) {
 		t.Errorf("user 1001: got %+v", got)
 	}
-	if got := s.Users(peer{uid: 0}.sees); len(got) != 3 || got[2].UID != -1 || got[2].Holds[quota.QPs] != (UsageInfo{"qps", 4, 9}) {
+	if got := s.Users(peer{uid: 0}.sees); len(got) != 3 || got[2].UID != -1 ||
+		got[2].Holds[quota.QPs] != (UsageInfo{"qps", 4, 9}) {
 		t.Errorf("root: got %+v", got)
 	}
 }
@@ -270,7 +279,8 @@ func TestConnectionsPerUser(t *testing.T) {
 		}
 		first = append(first, c)
 	}
-	if err := ask(connect(4242)); !errors.Is(err, syscall.EAGAIN) || !strings.Contains(err.Error(), "--limit connections=") {
+	if err := ask(connect(4242)); !errors.Is(err, syscall.EAGAIN) ||
+		!strings.Contains(err.Error(), "--limit connections=") {
 		t.Errorf("one too many: got %v, want EAGAIN", err)
 	}
 	if err := ask(connect(4243)); err != nil {
@@ -317,7 +327,8 @@ func TestRequestsPerUser(t *testing.T) {
 // Nothing that a client sends comes back, or is logged, at any length.
 func TestNothingUnboundedIsEchoed(t *testing.T) {
 	var log logText
-	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.15"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	s, err := New(Options{
+		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.15"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +340,8 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 	}
 	defer f.Close()
 	for _, r := range []*Request{
-		{Op: Op(long)}, {Op: OpStatShow, Name: long}, {Op: OpAttach, Attach: &Attach{Args: []string{long, long[:1000]}}}, {Op: OpLinkDel, Name: long},
+		{Op: Op(long)}, {Op: OpStatShow, Name: long}, {Op: OpLinkDel, Name: long},
+		{Op: OpAttach, Attach: &Attach{Args: []string{long, long[:1000]}}},
 	} {
 		for _, uid := range []int{4242, 0} {
 			ends := connected(t)
@@ -351,7 +363,8 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 	if n := len(log.String()); n == 0 || n > 4000 {
 		t.Errorf("%d bytes were logged", n)
 	}
-	if got := strings.Join(cutArgs([]string{"a", long, "b"}), " "); len(got) > maxArgs+10 || !strings.HasPrefix(got, "a yyy") || !strings.HasSuffix(got, "y...") {
+	if got := strings.Join(cutArgs([]string{"a", long, "b"}), " "); len(got) > maxArgs+10 ||
+		!strings.HasPrefix(got, "a yyy") || !strings.HasSuffix(got, "y...") {
 		t.Errorf("arguments: %d bytes", len(got))
 	}
 	if got := cutArgs([]string{"a", "b"}); len(got) != 2 {
@@ -387,7 +400,8 @@ func TestPanicOfARequest(t *testing.T) {
 // A device that does not go, since a program's memory does not answer, holds up neither the other requests nor the end.
 func TestStuckDevice(t *testing.T) {
 	f := fakeNothing{make(chan struct{})}
-	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.17"}}, {Name: "rxe1", Addrs: []string{"127.91.8.18"}}}, Interfaces: f})
+	s, err := New(Options{Interfaces: f,
+		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.17"}}, {Name: "rxe1", Addrs: []string{"127.91.8.18"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,14 +433,20 @@ func TestStuckDevice(t *testing.T) {
 	if err := do(&Request{Op: OpDevReset, Reset: &DevReset{Name: "rxe0"}}); !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("the reset: got %v, want ETIMEDOUT", err)
 	}
-	for _, r := range []*Request{{Op: OpLinkShow}, {Op: OpDevShow}, {Op: OpStatShow}, {Op: OpResShow}, {Op: OpFaultShow}, {Op: OpInfo},
-		{Op: OpDevReset, Reset: &DevReset{Name: "rxe1"}}, {Op: OpLinkAdd, Link: &LinkSpec{Name: "rxe2", Addrs: []string{"127.91.8.19"}}}} {
+	for _, r := range []*Request{
+		{Op: OpLinkShow}, {Op: OpDevShow}, {Op: OpStatShow}, {Op: OpResShow}, {Op: OpFaultShow}, {Op: OpInfo},
+		{Op: OpDevReset, Reset: &DevReset{Name: "rxe1"}},
+		{Op: OpLinkAdd, Link: &LinkSpec{Name: "rxe2", Addrs: []string{"127.91.8.19"}}},
+	} {
 		if err := do(r); err != nil {
 			t.Errorf("%s: %v", r.Op, err)
 		}
 	}
 	if err := do(&Request{Op: OpLinkDel, Name: "rxe0"}); !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("its removal: got %v, want ETIMEDOUT", err)
+	}
+	if err := do(&Request{Op: OpLinkShow}); err != nil {
+		t.Errorf("link show meanwhile: %v", err)
 	}
 	began := time.Now()
 	ended := s.Close()
@@ -480,7 +500,8 @@ func (f fakeNothing) Close() error                     { close(f.closed); return
 // Without descriptors, a manager is served, and neither is the processor burnt nor the log filled.
 func TestNoDescriptors(t *testing.T) {
 	var log logText
-	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.21"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	s, err := New(Options{
+		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.21"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

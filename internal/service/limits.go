@@ -107,7 +107,8 @@ func ParseLimit(text string, into *quota.Limits) error {
 		}
 	}
 	if limit.Total != 0 && (limit.PerUser > limit.Total || limit.PerUser == 0) {
-		return fail(fmt.Errorf("one user may not have more than all users together, %d: write %s=%s/TOTAL: %w", limit.Total, name, perUser, syscall.EINVAL))
+		return fail(fmt.Errorf("one user may not have more than all users together, %d: write %s=%s/TOTAL: %w",
+			limit.Total, name, perUser, syscall.EINVAL))
 	}
 	into[kind] = limit
 	return nil

@@ -314,7 +314,8 @@ func (s *Service) Links() ([]LinkInfo, error) {
 		netdev := l.host.Name
 		s.mu.Unlock()
 		if dev == nil {
-			list = append(list, LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(), Wire: l.spec.Wire})
+			list = append(list, LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(),
+				Wire: l.spec.Wire})
 			continue
 		}
 		ibdev := dev.IB()
@@ -322,7 +323,8 @@ func (s *Service) Links() ([]LinkInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		info := LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(), Wire: l.spec.Wire}
+		info := LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
+			Wire: l.spec.Wire}
 		for _, d := range s.uverbs.Devices() {
 			if d.IB() == ibdev {
 				info.Uverbs = d.Name()

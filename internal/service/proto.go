@@ -141,8 +141,8 @@ func (c conn) send(v any, fd *os.File) error {
 // receive reads one message into v, and returns the descriptor that came with it, nil if there was none.
 func (c conn) receive(v any) (*os.File, error) { return c.receiveWithin(v, maxMessage, 0, 0) }
 
-// receiveWithin reads one message of at most so many bytes. It waits so long for all of it, and for what follows its first
-// bytes; 0 stands for no limit. With either, no deadline is left on the connection.
+// receiveWithin reads one message of at most so many bytes. It waits so long for all of it, and for what follows its
+// first bytes; 0 stands for no limit. With either, no deadline is left on the connection.
 func (c conn) receiveWithin(v any, most uint32, all, rest time.Duration) (*os.File, error) {
 	if all > 0 {
 		c.SetReadDeadline(time.Now().Add(all))

@@ -17,9 +17,11 @@ import (
 
 // removing are the functions of the standard library and of x/sys/unix that take a file away, or its content.
 var removing = map[string][]string{
-	"os":      {"Remove", "RemoveAll", "Rename", "Truncate", "Create", "OpenRoot", "WriteFile", "O_TRUNC"},
-	"unix":    {"Unlink", "Unlinkat", "Rmdir", "Rename", "Renameat", "Renameat2", "Truncate", "Ftruncate", "Creat", "O_TRUNC", "Fallocate"},
-	"syscall": {"Unlink", "Unlinkat", "Rmdir", "Rename", "Renameat", "Truncate", "Ftruncate", "Creat", "O_TRUNC", "Fallocate"},
+	"os": {"Remove", "RemoveAll", "Rename", "Truncate", "Create", "OpenRoot", "WriteFile", "O_TRUNC"},
+	"unix": {"Unlink", "Unlinkat", "Rmdir", "Rename", "Renameat", "Renameat2", "Truncate",
+		"Ftruncate", "Creat", "O_TRUNC", "Fallocate"},
+	"syscall": {"Unlink", "Unlinkat", "Rmdir", "Rename", "Renameat", "Truncate", "Ftruncate",
+		"Creat", "O_TRUNC", "Fallocate"},
 }
 
 // methods that do the same, of os.File and os.Root.
@@ -69,8 +71,8 @@ func removals(t *testing.T, root, path string) (found []string) {
 	return found
 }
 
-// Every place in the repository that may take a file away, or its content, has an entry with its guard in SECURITY.md, and
-// every entry has a place.
+// Every place in the repository that may take a file away, or its content, has an entry with its guard in SECURITY.md,
+// and every entry has a place.
 func TestRemovalsAreDocumented(t *testing.T) {
 	root := filepath.Join("..", "..")
 	page, err := os.ReadFile(filepath.Join(root, "SECURITY.md"))

@@ -170,7 +170,8 @@ func (s *Service) Close() error {
 	case <-done:
 		return nil
 	case <-timer.C:
-		return fmt.Errorf("end the service: %s: not done after %v, since a program's memory does not answer: %w", *doing.Load(), s.closeTimeout, syscall.ETIMEDOUT)
+		return fmt.Errorf("end the service: %s: not done after %v, since a program's memory does not answer: %w",
+			*doing.Load(), s.closeTimeout, syscall.ETIMEDOUT)
 	}
 }
 
@@ -213,8 +214,8 @@ func (s *Service) close(step func(string)) {
 	}
 }
 
-// Abandon leaves programs to their launchers and removes what the service has on /dev/shm, for when Close has failed and
-// the process is about to end.
+// Abandon leaves programs to their launchers and removes what the service has on /dev/shm, for when Close has failed
+// and the process is about to end.
 func (s *Service) Abandon() {
 	s.programs.Lock()
 	for c := range s.programs.attached {
