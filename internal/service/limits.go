@@ -71,7 +71,7 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	l[quota.RingBytes] = quota.Limit{PerUser: m.shm / users, Total: m.shm / 4 * 3}
 	if !shared {
 		for k := range l {
-			l[k].PerUser = l[k].Total
+			l[k] = quota.Limit{PerUser: l[k].Total} // and no reserve for others
 		}
 		return l
 	}

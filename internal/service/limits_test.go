@@ -63,13 +63,14 @@ func TestDefaultLimits(t *testing.T) {
 // In one's own service one user may have all that there is.
 func TestOwnLimits(t *testing.T) {
 	l := machine{descriptors: 20000, mappings: 65530, shm: 1 << 30}.limits(false)
-	for k := range quota.NumKinds {
-		if l[k].PerUser != l[k].Total {
-			t.Errorf("%v: one user may have %d of %d", k, l[k].PerUser, l[k].Total)
-		}
-	}
-	if l[quota.QPs].Total != 0 || l[quota.RingBytes].Total == 0 || l[quota.Workers].Total == 0 {
+	if l[quota.QPs].PerUser != 0 || l[quota.RingBytes].PerUser == 0 || l[quota.Workers].PerUser == 0 {
 		t.Errorf("got %+v", l)
+	}
+	user := quota.New(l).User(1001)
+	for k := range quota.NumKinds {
+		if err := user.Take(k, l[k].PerUser); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
