@@ -11,6 +11,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"verbena/driver/rxe/wire"
 	"verbena/internal/service"
@@ -26,6 +27,16 @@ func output(asJSON bool, v any, text func(w io.Writer)) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
 	text(w)
 	return w.Flush()
+}
+
+// printable replaces what would do something to a terminal in a name that a user has chosen.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
 }
 
 type linkAddCmd struct {
@@ -128,7 +139,7 @@ func (s *resShowCmd) Run(c *cli) error {
 			if x.Zombie {
 				x.Device += " (gone)"
 			}
-			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, x.Process, x.UID,
+			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, printable(x.Process), x.UID,
 				x.PDs, len(x.MRs), len(x.CQs), len(x.QPs), len(x.SRQs), x.PinnedBytes/1024)
 		}
 	})

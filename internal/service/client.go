@@ -52,7 +52,7 @@ func Dial(loc Location) (*Client, error) {
 		c.Close()
 		return nil, err
 	}
-	return &Client{c: conn{c}, uid: who.uid}, nil
+	return &Client{c: conn{UnixConn: c}, uid: who.uid}, nil
 }
 
 // trusts reports an error unless programs may be given to a service of a user.
@@ -108,7 +108,7 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a private service: %w", err)
 	}
-	return &Client{c: conn{c.(*net.UnixConn)}, uid: os.Geteuid(), ended: ended}, nil
+	return &Client{c: conn{UnixConn: c.(*net.UnixConn)}, uid: os.Geteuid(), ended: ended}, nil
 }
 
 // ReadyFD is the number of the descriptor on which a spawned service reports: "ready", or what went wrong, on one

@@ -108,7 +108,7 @@ func (s *Service) acceptWithSpare(l *Listener, p *spare) {
 func refuse(c *net.UnixConn, err error) {
 	defer c.Close()
 	c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // it fits into the socket's buffer
-	_ = conn{c}.send(failure(err), nil)
+	_ = conn{UnixConn: c}.send(failure(err), nil)
 }
 
 // admit serves a client, as far as its user may have another connection.
@@ -133,7 +133,7 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	}
 	go func() {
 		defer user.Give(quota.Connections, 1)
-		s.serve(conn{c}, who, firstMessage)
+		s.serve(conn{UnixConn: c, closing: s.requests.closing(who.uid)}, who, firstMessage)
 	}()
 }
 
@@ -145,7 +145,7 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 		c.Close()
 		return
 	}
-	s.serve(conn{c}, who, 0)
+	s.serve(conn{UnixConn: c}, who, 0)
 }
 
 // serve answers a client until it closes the connection. Its first request has to come within the time, if that is not
@@ -172,7 +172,7 @@ func (s *Service) serve(c conn, who peer, within time.Duration) {
 			s.attach(c, who, r.Attach, fd)
 			return
 		}
-		a, err := s.request(who, &r, fd)
+		a, err := s.request(c, who, &r, fd)
 		if err != nil {
 			a = failure(err)
 		}
@@ -193,19 +193,15 @@ func (s *Service) reply(c conn, a *Response) error {
 }
 
 // request answers what is not the attachment of a program. It closes fd.
-func (s *Service) request(who peer, r *Request, fd *os.File) (*Response, error) {
+func (s *Service) request(c conn, who peer, r *Request, fd *os.File) (*Response, error) {
 	if err := who.authorize(r.Op); err != nil {
-		if fd != nil {
-			fd.Close()
-		}
+		c.closing.close(fd)
 		return nil, err
 	}
 	if r.Op == OpCapture && r.Protocol == protocol && fd != nil && r.Capture != nil {
 		return &Response{}, s.Capture(r.Capture, fd)
 	}
-	if fd != nil {
-		fd.Close()
-	}
+	c.closing.close(fd)
 	if !who.manages() {
 		done, err := s.requests.begin(who.uid)
 		if err != nil {
@@ -253,10 +249,26 @@ func (s *Service) bounded(r *Request, f func() (*Response, error)) (*Response, e
 	}
 }
 
-// requestCount counts the requests of users that are being answered.
+// requestCount counts the requests of users that are being answered, and bounds how many descriptors are being closed.
 type requestCount struct {
-	mu    sync.Mutex
-	users map[int]int
+	mu       sync.Mutex
+	users    map[int]int
+	closings map[int]closing // of all users that have connected
+}
+
+// closing returns what bounds a user's descriptors.
+func (q *requestCount) closing(uid int) closing {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closings == nil {
+		q.closings = map[int]closing{}
+	}
+	c := q.closings[uid]
+	if c == nil {
+		c = make(closing, maxClosing)
+		q.closings[uid] = c
+	}
+	return c
 }
 
 // begin counts one more, until done; EBUSY if the user has too many.
@@ -337,15 +349,15 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 	process, err := who.process(c.UnixConn)
 	if err != nil {
-		listener.Close()
 		_ = s.reply(c, failure(fmt.Errorf("attach a program: %w", err)))
+		c.closing.close(listener)
 		return
 	}
 	defer process.Close()
 	session, err := s.guests.Attach(listener, who.session(a, process, &launcher{c: c}))
 	if err != nil {
-		listener.Close()
 		_ = s.reply(c, failure(err))
+		c.closing.close(listener)
 		return
 	}
 	defer s.attached(c)()

@@ -54,15 +54,15 @@ func TestSilentClients(t *testing.T) {
 		"nothing": nil, "half a length": {1, 0}, "half a message": {100, 0, 0, 0, '{'},
 	} {
 		ends := connected(t)
-		go s.serve(conn{ends[0]}, peer{uid: 4242}, within)
+		go s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
 		if _, err := ends[1].Write(b); err != nil {
 			t.Fatal(err)
 		}
 		closes(t, ends[1], what)
 	}
 	ends := connected(t)
-	go s.serve(conn{ends[0]}, peer{uid: 4242}, within)
-	c := &Client{c: conn{ends[1]}}
+	go s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
+	c := &Client{c: conn{UnixConn: ends[1]}}
 	for range 2 {
 		if _, err := c.Do(&Request{Op: OpInfo}); err != nil {
 			t.Fatal(err)
@@ -73,7 +73,7 @@ func TestSilentClients(t *testing.T) {
 	ends = connected(t)
 	got := make(chan error, 1)
 	go func() {
-		_, err := conn{ends[0]}.receiveWithin(new(Request), maxRequest, 0, within)
+		_, err := conn{UnixConn: ends[0]}.receiveWithin(new(Request), maxRequest, 0, within)
 		got <- err
 	}()
 	time.Sleep(2 * within)
@@ -101,19 +101,19 @@ func TestMessageBounds(t *testing.T) {
 	}
 	ends := connected(t)
 	go s.ServeConn(ends[0])
-	c := &Client{c: conn{ends[1]}}
+	c := &Client{c: conn{UnixConn: ends[1]}}
 	if _, err := c.Do(&Request{Op: OpInfo, Name: strings.Repeat("x", maxRequest-200)}); err != nil {
 		t.Errorf("a large request: %v", err)
 	}
 	ends = connected(t)
-	go conn{ends[0]}.send(&Response{Error: strings.Repeat("x", 4*maxRequest)}, nil)
+	go conn{UnixConn: ends[0]}.send(&Response{Error: strings.Repeat("x", 4*maxRequest)}, nil)
 	var a Response
-	if _, err := (conn{ends[1]}).receive(&a); err != nil || len(a.Error) != 4*maxRequest {
+	if _, err := (conn{UnixConn: ends[1]}).receive(&a); err != nil || len(a.Error) != 4*maxRequest {
 		t.Errorf("a large answer: %d bytes, %v", len(a.Error), err)
 	}
 	ends = connected(t)
 	go ends[0].Write(binary.LittleEndian.AppendUint32(nil, maxMessage+1))
-	if _, err := (conn{ends[1]}).receive(&a); err == nil || !strings.Contains(err.Error(), "longer than") {
+	if _, err := (conn{UnixConn: ends[1]}).receive(&a); err == nil || !strings.Contains(err.Error(), "longer than") {
 		t.Errorf("an endless answer: %v", err)
 	}
 	// A launcher's answers are received as requests are.
@@ -122,7 +122,7 @@ func TestMessageBounds(t *testing.T) {
 		io.ReadFull(ends[1], make([]byte, 4))
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, maxRequest+1))
 	}()
-	if _, err := (&launcher{c: conn{ends[0]}}).OpenMem(1); err == nil || !strings.Contains(err.Error(), "longer than") {
+	if _, err := (&launcher{c: conn{UnixConn: ends[0]}}).OpenMem(1); err == nil || !strings.Contains(err.Error(), "longer than") {
 		t.Errorf("a launcher's endless answer: %v", err)
 	}
 }
@@ -167,7 +167,7 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 			served := make(chan struct{})
 			go func() {
 				defer close(served)
-				s.serve(conn{ends[0]}, peer{uid: 4242, pid: os.Getpid()}, patience)
+				s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242, pid: os.Getpid()}, patience)
 			}()
 			fds := make([]int, n)
 			for i := range fds {
@@ -205,12 +205,12 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 		who.pid = pid
-		go s.serve(conn{ends[0]}, who, patience)
+		go s.serve(conn{UnixConn: ends[0]}, who, patience)
 		if _, _, err := ends[1].WriteMsgUnix(request, unix.UnixRights(int(f.Fd())), nil); err != nil {
 			t.Fatal(err)
 		}
 		var a Response
-		if _, err := (conn{ends[1]}).receive(&a); err != nil || !strings.Contains(a.Error, want) {
+		if _, err := (conn{UnixConn: ends[1]}).receive(&a); err != nil || !strings.Contains(a.Error, want) {
 			t.Errorf("process %d: got %q, %v, want %q", pid, a.Error, err, want)
 		}
 	}
@@ -265,7 +265,7 @@ func TestConnectionsPerUser(t *testing.T) {
 	connect := func(uid int) *Client {
 		ends := connected(t)
 		s.admitPeer(ends[0], peer{uid: uid})
-		return &Client{c: conn{ends[1]}}
+		return &Client{c: conn{UnixConn: ends[1]}}
 	}
 	ask := func(c *Client) error {
 		_, err := c.Do(&Request{Op: OpInfo})
@@ -345,19 +345,19 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 	} {
 		for _, uid := range []int{4242, 0} {
 			ends := connected(t)
-			go s.serve(conn{ends[0]}, peer{uid: uid, pid: os.Getpid()}, patience)
+			go s.serve(conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, patience)
 			r.Protocol = protocol
-			if err := (conn{ends[1]}).send(r, f); err != nil {
+			if err := (conn{UnixConn: ends[1]}).send(r, f); err != nil {
 				t.Fatal(err)
 			}
 			var a Response
-			if _, err := (conn{ends[1]}).receive(&a); err != nil || a.Error == "" || len(a.Error) > 1000 {
+			if _, err := (conn{UnixConn: ends[1]}).receive(&a); err != nil || a.Error == "" || len(a.Error) > 1000 {
 				t.Errorf("%.20s: got an error of %d bytes, %v", r.Op, len(a.Error), err)
 			}
 		}
 	}
 	ends := connected(t)
-	go s.serve(conn{ends[0]}, peer{uid: 4242}, patience)
+	go s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242}, patience)
 	ends[1].Write(message(t, map[string]any{"ID": json.Number(strings.Repeat("9", maxRequest/2))}))
 	closes(t, ends[1], "a malformed message")
 	if n := len(log.String()); n == 0 || n > 4000 {
@@ -378,7 +378,7 @@ func TestPanicOfARequest(t *testing.T) {
 	broken := &Service{log: s.log, requestTimeout: patience}
 	ends := connected(t)
 	go broken.ServeConn(ends[0])
-	b := &Client{c: conn{ends[1]}}
+	b := &Client{c: conn{UnixConn: ends[1]}}
 	for range 2 {
 		if _, err := b.Do(&Request{Op: OpResShow}); !errors.Is(err, syscall.EIO) {
 			t.Errorf("got %v, want EIO", err)
@@ -420,7 +420,7 @@ func TestStuckDevice(t *testing.T) {
 	}
 	ends := connected(t)
 	go s.ServeConn(ends[0])
-	c := &Client{c: conn{ends[1]}}
+	c := &Client{c: conn{UnixConn: ends[1]}}
 	do := func(r *Request) error {
 		t.Helper()
 		began := time.Now()
@@ -480,7 +480,7 @@ func TestStuckEnd(t *testing.T) {
 		t.Errorf("got %v, want ETIMEDOUT", err)
 	}
 	ends := connected(t)
-	s.attached(conn{ends[0]})
+	s.attached(conn{UnixConn: ends[0]})
 	s.Abandon()
 	closes(t, ends[1], "a launcher")
 	if _, err := os.Stat(s.dir.path); !errors.Is(err, os.ErrNotExist) {
@@ -576,5 +576,42 @@ func TestNoDescriptors(t *testing.T) {
 	}
 	if n := strings.Count(log.String(), "\n"); n > 3 {
 		t.Errorf("%d lines were logged:\n%s", n, log.String())
+	}
+}
+
+// Descriptors whose closing does not end hold up few threads, and nobody but their user.
+func TestClosing(t *testing.T) {
+	var q requestCount
+	c := q.closing(4242)
+	for range maxClosing {
+		c <- struct{}{} // one that does not end
+	}
+	if q.closing(4242) != c || q.closing(4243) == c {
+		t.Error("the bound is not each user's own")
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		c.close(w)
+	}()
+	select {
+	case <-closed:
+		t.Error("one more is being closed")
+	case <-time.After(soon):
+	}
+	<-c
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		t.Error("it is not closed when another one is")
+	}
+	closing(nil).close(r)
+	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("without a bound: got %v, want ErrClosed", err)
 	}
 }
