@@ -52,6 +52,7 @@ type Supervisor struct {
 
 	sessionCount atomic.Uint64
 	fileCount    atomic.Uint64
+	looks        atomic.Int64 // for last closes
 
 	mu       sync.Mutex
 	closed   bool
