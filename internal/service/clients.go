@@ -37,6 +37,7 @@ func (s *Service) Serve(l *Listener) error {
 		l.Close()
 	}()
 	var spare spare
+	var logged time.Time // that there are no descriptors
 	defer spare.release()
 	for {
 		spare.fill()
@@ -51,7 +52,10 @@ func (s *Service) Serve(l *Listener) error {
 		switch {
 		case errors.Is(err, syscall.ECONNABORTED):
 		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-			s.log.Warn("accept a client", "err", err)
+			if now := time.Now(); now.Sub(logged) >= time.Minute {
+				logged = now
+				s.log.Warn("only managers are served", "err", err)
+			}
 			s.acceptWithSpare(l, &spare)
 		default:
 			return fmt.Errorf("accept clients: %w", err)
@@ -115,6 +119,10 @@ func (s *Service) admit(c *net.UnixConn) {
 		c.Close()
 		return
 	}
+	s.admitPeer(c, who)
+}
+
+func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	user := s.quota.User(who.uid)
 	if err := user.Take(quota.Connections, 1); err != nil {
 		if !who.manages() {
@@ -331,8 +339,7 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 		return
 	}
 	defer process.Close()
-	session, err := s.guests.Attach(listener, guest.SessionInfo{
-		LauncherPID: who.pid, UID: who.uid, Pidfd: process, Args: cutArgs(a.Args), Helper: &launcher{c: c}})
+	session, err := s.guests.Attach(listener, who.session(a, process, &launcher{c: c}))
 	if err != nil {
 		listener.Close()
 		_ = s.reply(c, failure(err))
@@ -343,6 +350,12 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
 	}
 	<-session.Done()
+}
+
+// session describes a program that the peer hands over: by what the kernel says of the peer, and its own words only for
+// what people read.
+func (p peer) session(a *Attach, process *os.File, h guest.Helper) guest.SessionInfo {
+	return guest.SessionInfo{LauncherPID: p.pid, UID: p.uid, Pidfd: process, Args: cutArgs(a.Args), Helper: h}
 }
 
 // cutArgs leaves so much of an argument vector as is fit for messages.
