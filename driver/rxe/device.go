@@ -136,8 +136,8 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	d.qps.init(minQPSlot, maxQPSlot)
 	d.mrs.init(1, firstMW)
 	d.mws.init(firstMW, tableMax)
-	d.ahs.init(1, maxAH+1)
-	d.srqs.init(1, maxSRQ+1)
+	d.ahs.init(1, tableMax)
+	d.srqs.init(1, maxQPSlot)
 	d.qps.skip(hw.numbers.qps)
 	d.mrs.skip(hw.numbers.mrs)
 	d.mws.skip(hw.numbers.mws)
@@ -264,7 +264,7 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMRSize:    ^uint64(0),
 		PageSizeCap:  0xfffff000,
 		VendorID:     vendorID,
-		MaxQP:        maxQPSlot - minQPSlot,
+		MaxQP:        maxQP,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
 			capSysImageGUID | capRCRNRNakGen | capSRQResize | ib.DeviceCapMemWindow |
@@ -278,7 +278,7 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMW:             maxMW,
 		MaxPD:             1 << 20,
 		MaxQPRdAtom:       maxRdAtomic,
-		MaxResRdAtom:      maxRdAtomic * (maxQPSlot - minQPSlot),
+		MaxResRdAtom:      maxRdAtomic * maxQP,
 		MaxQPInitRdAtom:   maxRdAtomic,
 		AtomicCap:         ib.AtomicHCA,
 		MaxAH:             maxAH,

@@ -15,10 +15,18 @@ import (
 // A queue pair number is a slot of the device's table in its low bits, and above them a count that goes up each
 // time the slot is used again, so that packets meant for a queue pair of the past do not reach its successor.
 const (
-	qpSlotBits = 16
+	qpSlotBits = 17
 	minQPSlot  = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
 	maxQPSlot  = 1 << qpSlotBits
+	// maxQP is what the device says there can be, as the kernel's. There is room for more, so that users who have all of
+	// theirs leave some for others.
+	maxQP = 1<<16 - minQPSlot
 )
+
+// numberOf is the number of a slot that is used with a generation.
+func numberOf(generation uint8, slot uint32) uint32 {
+	return (uint32(generation)<<qpSlotBits | slot) & roce.PSNMask
+}
 
 // QP is a queue pair: the requester takes send work requests out of the send ring and turns them into packets
 // (req.go), the completer takes the answers and makes completions (comp.go), the responder takes the peer's
@@ -30,6 +38,7 @@ type QP struct {
 	typ    ib.QPType
 	pd     *pd
 	ctx    *userContext // nil for a consumer in this process
+	listed int          // place in its directory; under directory.mu
 	sendCQ *cq
 	recvCQ *cq
 	sigAll bool
