@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/quota"
 	"verbena/umem"
 )
 
@@ -117,6 +118,7 @@ type process struct {
 	id      *identity
 	space   *umem.Process
 	account *umem.Account
+	user    *quota.User // whom device files are charged to; nil for nobody
 }
 
 // newProcess opens the process's memory; its call is trapped, so that it exists.
@@ -128,6 +130,7 @@ func (t *Session) newProcess(id *identity) (*process, error) {
 	return &process{id: id, space: space, account: umem.NewProcessAccount(id.pid)}, nil
 }
 
+func (p *process) User() *quota.User      { return p.user }
 func (p *process) PID() int               { return p.id.pid }
 func (p *process) Name() string           { return p.id.name }
 func (p *process) UID() int               { return p.id.uids.effective }
