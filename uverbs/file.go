@@ -421,6 +421,10 @@ func (f *File) abandon() {
 	f.events.end()
 }
 
+// Fail is for a caller that has recovered from a panic of one of the file's methods: what the device's locks and tables are
+// like is not known, and it is reset. It may not sleep.
+func (f *File) Fail(why error) { f.dev.ib.Fail(why) }
+
 func (f *File) logf(format string, args ...any) {
 	f.dev.srv.opts.Logf("%s: process %d (%s): %s", f.dev.Name(), f.proc.PID(), f.proc.Name(), fmt.Sprintf(format, args...))
 }

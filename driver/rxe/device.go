@@ -46,6 +46,8 @@ type Config struct {
 	// Probed, if not nil, is called with each device that is made of the hardware, before it is registered. It must not
 	// call methods of the Hardware.
 	Probed func(*Device)
+	// Recover has a panic of the engine reset the device, rather than end the process.
+	Recover bool
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
 }
@@ -79,6 +81,8 @@ type Device struct {
 	hw         *Hardware
 	stopped    atomic.Bool // the hardware carries nothing out any more
 	failed     atomic.Bool // in the error state
+	broken     atomic.Bool // a panic may have left locks behind; see panic.go
+	recovers   bool
 	breakpoint atomic.Pointer[breakpoint]
 
 	contexts struct {
@@ -117,6 +121,8 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		taps:   cfg.Taps,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
+
+		recovers: cfg.Recover,
 
 		keys:    &hw.numbers.keys,
 		qpKeys:  &hw.numbers.qpKeys,

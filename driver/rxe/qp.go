@@ -218,7 +218,12 @@ func (d *Device) qp(num uint32) *QP {
 // PostSend implements ib.DriverQP. It may not sleep.
 func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	p := qp.dev.begin(false)
-	qp.mu.Lock()
+	defer p.caughtAs(&err)
+	if !qp.lockOwn() {
+		p.end()
+		return 0, errBroken
+	}
+	p.last = qp
 	if qp.state < ib.QPRTS {
 		err = fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, qp.state, syscall.EINVAL)
 	}
@@ -279,11 +284,20 @@ func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
 // Doorbell implements ib.UserQP. It may not sleep.
 func (qp *QP) Doorbell() {
 	p := qp.dev.begin(false)
-	qp.mu.Lock()
-	qp.advance(p)
-	qp.mu.Unlock()
+	defer p.caught()
+	if qp.lockOwn() {
+		p.last = qp
+		qp.advance(p)
+		qp.mu.Unlock()
+	}
 	p.end()
 }
+
+// lockOwn locks the queue pair for its own consumer, who waits as long as it takes: false if the device has failed, and may
+// have left the lock behind.
+func (qp *QP) lockOwn() bool { return qp.mu.LockUnless(&qp.dev.broken) }
+
+var errBroken = fmt.Errorf("the device has failed: %w", syscall.EIO)
 
 // Posted implements ib.UserQP. It may not sleep.
 func (qp *QP) Posted() bool {
@@ -339,10 +353,12 @@ func (qp *QP) State() ib.QPState { return ib.QPState(qp.stateNow.Load()) }
 // consumer has just seen complete.
 func (qp *QP) Destroy() error {
 	qp.dev.qps.set(qp.num&(maxQPSlot-1), nil)
-	qp.mu.Lock()
+	if !qp.lockOwn() {
+		return nil // what it has stays, and dies with the device
+	}
 	qp.gone = true
 	qp.timer.stop()
-	for qp.egress.draining {
+	for qp.egress.draining && !qp.dev.broken.Load() {
 		qp.idle.Wait()
 	}
 	qp.egress.drop()
