@@ -168,6 +168,7 @@ type fakeFile struct {
 	closed   chan struct{}
 	gate     chan struct{} // opWait takes from it, opGo puts into it
 	page     atomic.Pointer[umem.Region]
+	failed   atomic.Int64
 }
 
 // fakeOp is what the argument of an ioctl points at: three words.
@@ -259,6 +260,8 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 	binary.NativeEndian.PutUint64(b, out)
 	return c.Space().WriteV([][]byte{b[:8]}, arg+16)
 }
+
+func (f *fakeFile) Fail(why error) { f.failed.Add(1) }
 
 func (f *fakeFile) Close() {
 	f.mem.Close()

@@ -138,13 +138,17 @@ func (w *worker) answer() {
 	}
 }
 
-// handle makes the answer. A panic is an error of the call, and the service goes on.
+// handle makes the answer. A panic is an error of the call, and the service goes on; the device, which may be left with
+// locks held, is taken through a fatal event.
 func (w *worker) handle() (v verdict) {
 	w.known, w.desc = known{}, nil
 	defer func() {
 		if r := recover(); r != nil {
 			w.session.sup.cfg.Logf("guest: panic in %v of thread %d: %v\n%s", callOf(&w.n), w.n.tid, r, debug.Stack())
 			v = fails(syscall.EIO)
+			if d := w.desc; d != nil {
+				d.file.file.Fail(fmt.Errorf("panic in a command of process %d: %v", w.n.tid, r))
+			}
 		}
 		w.end()
 	}()
