@@ -52,6 +52,7 @@ type Supervisor struct {
 
 	sessionCount atomic.Uint64
 	fileCount    atomic.Uint64
+	looks        atomic.Int64 // for last closes
 
 	mu       sync.Mutex
 	closed   bool
@@ -72,6 +73,7 @@ type server interface {
 type commandFile interface {
 	Write(c uverbs.Caller, addr uint64, n int) (int, error)
 	Ioctl(c uverbs.Caller, request uint32, arg uint64) error
+	Fail(why error)
 	Close()
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/quota"
 	"verbena/uverbs/abi"
 )
 
@@ -192,6 +193,7 @@ func TestDestroyEach(t *testing.T) {
 		})
 		objects = append(objects, o)
 	}
+	must(t, p.f.user.Take(quota.PDs, 20))
 	within(t, "destroyEach", func() { p.f.destroyEach(objects) })
 	if len(order) != 20 || order[19] != 3 {
 		t.Errorf("destroyed in the order %v, want all, and 3 last", order)

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	maxSRQ   = 1<<16 - 2 // numbers as those of queue pairs, without 0 and with room for a count above
+	maxSRQ   = 1<<16 - 2 // what the device says there can be; the numbers are as those of queue pairs, but without 0
 	maxSRQWR = maxQPWR
 )
 
@@ -61,9 +61,9 @@ func (d *Device) CreateSRQ(obj *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.D
 	slot, ok := d.srqs.reserve()
 	if !ok {
 		s.ring.free()
-		return nil, fmt.Errorf("%d shared receive queues exist: %w", maxSRQ, syscall.ENOMEM)
+		return nil, fmt.Errorf("%d shared receive queues exist: %w", maxQPSlot-1, syscall.ENOMEM)
 	}
-	s.num = uint32(d.srqKeys.take(slot, uint8(d.random())))<<qpSlotBits | slot
+	s.num = numberOf(d.srqKeys.take(slot, uint8(d.random())), slot)
 	a.MaxWR = uint32(s.ring.capacity())
 	obj.SetNum(s.num)
 	if s.ctx != nil {

@@ -112,6 +112,7 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 	l.faults = wire.NewFaults(wire.UDP(wire.UDPOptions{Taps: l.taps}), rand.NewPCG(s.opts.Seed, 2*n))
 	l.faults.NumberBy(&s.faultIDs)
 	cfg := rxe.Config{
+		Recover: true,
 		Name:    spec.Name,
 		Netdev:  *host,
 		Addrs:   addrs,
