@@ -33,11 +33,15 @@ cross: ## compile for the other architecture
 
 .PHONY: unit
 unit: ## unit tests with the race detector
-	CGO_ENABLED=1 $(GO) test -race -timeout 8m ./...
+	CGO_ENABLED=1 $(GO) test -race -json -timeout 8m ./... | $(GO) run ./test/verdict
 
 .PHONY: e2e
 e2e: build ## the real programs, end to end
-	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 18m -tags e2e ./test/e2e/...
+	VERBENA=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout 18m -tags e2e ./test/e2e/... | $(GO) run ./test/verdict
+
+.PHONY: attack
+attack: build ## the attacks of one user on others and on the service, with their full counts
+	VERBENA=$(CURDIR)/$(BIN) ATTACK_FULL=1 $(GO) test -json -count=1 -timeout 3h -tags e2e -run '^TestAttack' ./test/e2e | $(GO) run ./test/verdict -v
 
 .PHONY: yama
 yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
@@ -47,6 +51,10 @@ yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
 .PHONY: soak-kill
 soak-kill: build ## ROUNDS (default 10000) of programs that are killed at random moments; SEED repeats one
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestKillSoak$$' ./test/e2e
+
+.PHONY: soak-users
+soak-users: build ## ROUNDS (default 1000) of programs or launchers of two users that are stopped or killed at random moments
+	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),1000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestSoakUsers$$' ./test/e2e
 
 .PHONY: soak-transport
 soak-transport: ## SCHEDULES (default 10000) random schedules of each transport service on virtual time, from seed FIRST (1) on

@@ -3,6 +3,7 @@ package guest
 import (
 	"math"
 	"runtime"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -29,6 +30,10 @@ const (
 	callOpenat2
 	callSocket // refused by the filter
 	callDup
+	callDup2
+	callDup3
+	callExecve
+	callExecveat
 	callOpen // and the other old forms, without a directory
 	callStat
 	callLstat
@@ -44,6 +49,7 @@ const (
 	always    condition = iota
 	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL
 	ifHigh              // argument 0 is a descriptor of the command files' range
+	ifToHigh            // argument 1 is one
 	ifCwd               // argument 0 is AT_FDCWD: the path may be absolute
 	ifCwdHigh           // either
 	ifNetlink           // arguments 0 and 2 ask for a NETLINK_RDMA socket
@@ -69,6 +75,10 @@ var calls = [numCalls]struct {
 	callOpenat2:    {"openat2", ifCwd},
 	callSocket:     {"socket", ifNetlink},
 	callDup:        {"dup", ifHigh},
+	callDup2:       {"dup2", ifToHigh},
+	callDup3:       {"dup3", ifToHigh},
+	callExecve:     {"execve", always},
+	callExecveat:   {"execveat", always},
 	callOpen:       {"open", always},
 	callStat:       {"stat", always},
 	callLstat:      {"lstat", always},
@@ -82,6 +92,15 @@ func (c call) String() string { return calls[c].name }
 type architecture struct {
 	audit   uint32           // AUDIT_ARCH_*
 	numbers [numCalls]number // of the calls that it has
+	// Programs of this architecture can also make calls of others, and of those to execute a program is trapped.
+	execs  []uint32 // other numbers for it, in the same table
+	compat compat
+}
+
+// compat is the system call table of 32-bit programs.
+type compat struct {
+	audit uint32
+	execs []uint32
 }
 
 type number struct {
@@ -104,22 +123,29 @@ var architectures = map[string]*architecture{
 			callIoctl:      no(16),
 			callAccess:     no(21),
 			callDup:        no(32),
+			callDup2:       no(33),
 			callSocket:     no(41),
+			callExecve:     no(59),
 			callFcntl:      no(72),
 			callReadlink:   no(89),
 			callOpenat:     no(257),
 			callNewfstatat: no(262),
 			callReadlinkat: no(267),
 			callFaccessat:  no(269),
+			callDup3:       no(292),
+			callExecveat:   no(322),
 			callStatx:      no(332),
 			callOpenat2:    no(437),
 			callFaccessat2: no(439),
 		},
+		execs:  []uint32{x32 + 520, x32 + 545},
+		compat: compat{unix.AUDIT_ARCH_I386, []uint32{11, 358}},
 	},
 	"arm64": {
 		audit: unix.AUDIT_ARCH_AARCH64,
 		numbers: [numCalls]number{
 			callDup:        no(23),
+			callDup3:       no(24),
 			callFcntl:      no(25),
 			callIoctl:      no(29),
 			callFaccessat:  no(48),
@@ -129,12 +155,18 @@ var architectures = map[string]*architecture{
 			callNewfstatat: no(79),
 			callFstat:      no(80),
 			callSocket:     no(198),
+			callExecve:     no(221),
+			callExecveat:   no(281),
 			callStatx:      no(291),
 			callOpenat2:    no(437),
 			callFaccessat2: no(439),
 		},
+		compat: compat{unix.AUDIT_ARCH_ARM, []uint32{11, 387}},
 	},
 }
+
+// x32 is added to the numbers of calls with 32-bit pointers. (__X32_SYSCALL_BIT)
+const x32 = 0x40000000
 
 // byNumber finds the call of a system call number of this architecture.
 var byNumber = func() (t [512]call) {
@@ -148,9 +180,25 @@ var byNumber = func() (t [512]call) {
 	return t
 }()
 
-func callOf(nr int32) call {
-	if uint32(nr) < uint32(len(byNumber)) {
-		return byNumber[nr]
+// native is this architecture; the zero one where programs cannot be supervised.
+var native = func() architecture {
+	if a := architectures[runtime.GOARCH]; a != nil {
+		return *a
+	}
+	return architecture{}
+}()
+
+// callOf finds the call of a notification. Beyond the table is only what executes a program.
+func callOf(n *notification) call {
+	switch {
+	case n.arch != native.audit:
+		if n.arch == native.compat.audit && slices.Contains(native.compat.execs, uint32(n.nr)) {
+			return callExecve
+		}
+	case uint32(n.nr) < uint32(len(byNumber)):
+		return byNumber[n.nr]
+	case slices.Contains(native.execs, uint32(n.nr)):
+		return callExecve
 	}
 	return callOther
 }
@@ -174,11 +222,12 @@ const (
 )
 
 // filter makes the filter for command files at firstFD and above. Programs of another architecture (32-bit) are let
-// through, and find no device.
+// through, but for what executes a program, and find no device.
 //
-//	arch is not this one   -> allow
-//	nr is not of a call    -> allow
-//	the condition's block  -> trap (or refuse) if it holds, else allow
+//	arch is of 32-bit programs -> trap if nr executes a program, else allow
+//	arch is another one        -> allow
+//	nr is not of a call        -> allow
+//	the condition's block      -> trap (or refuse) if it holds, else allow
 func (a *architecture) filter(firstFD uint32) []unix.SockFilter {
 	const (
 		ld   = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
@@ -203,6 +252,7 @@ func (a *architecture) filter(firstFD uint32) []unix.SockFilter {
 		always:    {give(trap)},
 		ifVerbs:   {arg(1), is(jeq, abi.VerbsIoctl, 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
 		ifHigh:    append([]unix.SockFilter{arg(0)}, high...),
+		ifToHigh:  append([]unix.SockFilter{arg(1)}, high...),
 		ifCwd:     {arg(0), is(jeq, uint32(cwd), 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
 		ifCwdHigh: append([]unix.SockFilter{arg(0), is(jeq, uint32(cwd), 1), give(trap)}, high...),
 		ifNetlink: {
@@ -211,21 +261,33 @@ func (a *architecture) filter(firstFD uint32) []unix.SockFilter {
 			give(unix.SECCOMP_RET_ALLOW),
 		},
 	}
-	var table []call
+	type row struct {
+		nr   uint32
+		trap condition
+	}
+	var table []row
 	for c, n := range a.numbers {
 		if n.ok {
-			table = append(table, call(c))
+			table = append(table, row{n.nr, calls[c].trap})
 		}
 	}
-	prog := []unix.SockFilter{load(offArch), is(jeq, a.audit, uint8(1+len(table))), load(offNr)}
+	for _, nr := range a.execs {
+		table = append(table, row{nr, always})
+	}
+	prog := []unix.SockFilter{load(offArch), is(jeq, a.compat.audit, uint8(3+len(a.compat.execs))), load(offNr)}
+	for i, nr := range a.compat.execs {
+		prog = append(prog, unix.SockFilter{Code: jeq, K: nr, Jt: uint8(len(a.compat.execs) - i)})
+	}
+	prog = append(prog, give(unix.SECCOMP_RET_ALLOW), give(trap),
+		is(jeq, a.audit, uint8(1+len(table))), load(offNr))
 	var start [numConditions]int
 	at := len(prog) + len(table) + 1
 	for c, b := range blocks {
 		start[c] = at
 		at += len(b)
 	}
-	for _, c := range table {
-		prog = append(prog, unix.SockFilter{Code: jeq, K: a.numbers[c].nr, Jt: uint8(start[calls[c].trap] - len(prog) - 1)})
+	for _, r := range table {
+		prog = append(prog, unix.SockFilter{Code: jeq, K: r.nr, Jt: uint8(start[r.trap] - len(prog) - 1)})
 	}
 	prog = append(prog, give(unix.SECCOMP_RET_ALLOW))
 	for _, b := range blocks {

@@ -10,7 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -81,6 +81,13 @@ func TestFilterVerdicts(t *testing.T) {
 		{callFstat, []uint64{1<<64 - 1}, allow},
 		{callDup, []uint64{3}, allow},
 		{callDup, []uint64{first}, trap},
+		{callDup2, []uint64{first, 3}, allow},
+		{callDup2, []uint64{3, first}, trap},
+		{callDup3, []uint64{first, first - 1, 0}, allow},
+		{callDup3, []uint64{3, first + 7, unix.O_CLOEXEC}, trap},
+		{callDup3, []uint64{3, 1<<64 - 1, 0}, allow},
+		{callExecve, nil, trap},
+		{callExecveat, []uint64{3}, trap},
 		{callFcntl, []uint64{3, unix.F_DUPFD_CLOEXEC}, allow},
 		{callFcntl, []uint64{first, unix.F_DUPFD_CLOEXEC}, trap},
 		{callOpenat, []uint64{cwd}, trap},
@@ -129,8 +136,27 @@ func TestFilterVerdicts(t *testing.T) {
 			if got := verdictOf(t, filter, a.audit, n.nr, tt.args...); got != tt.want {
 				t.Errorf("%s: %v%x: verdict %#x, want %#x", name, tt.call, tt.args, got, tt.want)
 			}
-			if got := verdictOf(t, filter, unix.AUDIT_ARCH_I386, n.nr, tt.args...); got != allow {
-				t.Errorf("%s: %v of a 32-bit program: verdict %#x", name, tt.call, got)
+			for _, audit := range []uint32{a.compat.audit, unix.AUDIT_ARCH_PPC} {
+				if got := verdictOf(t, filter, audit, n.nr, tt.args...); got != allow {
+					t.Errorf("%s: %v of architecture %#x: verdict %#x", name, tt.call, audit, got)
+				}
+			}
+		}
+		// Whatever executes a program is trapped, also by the numbers of 32-bit programs.
+		for nr := range uint32(600) {
+			want := allow
+			if slices.Contains(a.compat.execs, nr) {
+				want = trap
+			}
+			if got := verdictOf(t, filter, a.compat.audit, nr); got != want {
+				t.Errorf("%s: system call %d of a 32-bit program: verdict %#x, want %#x", name, nr, got, want)
+			}
+			want = allow
+			if slices.Contains(a.execs, x32+nr) {
+				want = trap
+			}
+			if got := verdictOf(t, filter, a.audit, x32+nr); got != want {
+				t.Errorf("%s: system call %d with 32-bit pointers: verdict %#x, want %#x", name, nr, got, want)
 			}
 		}
 		trapped := make(map[uint32]bool)
@@ -163,14 +189,24 @@ func TestSystemCallNumbers(t *testing.T) {
 			}
 		}
 	}
-	for c, n := range architectures[runtime.GOARCH].numbers {
-		if n.ok && callOf(int32(n.nr)) != call(c) {
-			t.Errorf("number %d: %v, want %v", n.nr, callOf(int32(n.nr)), call(c))
+	for c, n := range native.numbers {
+		if got := callOf(&notification{arch: native.audit, nr: int32(n.nr)}); n.ok && got != call(c) {
+			t.Errorf("number %d: %v, want %v", n.nr, got, call(c))
 		}
 	}
 	for _, nr := range []int32{-1, math.MinInt32, 600, math.MaxInt32} {
-		if callOf(nr) != callOther {
-			t.Errorf("number %d: %v", nr, callOf(nr))
+		if got := callOf(&notification{arch: native.audit, nr: nr}); got != callOther {
+			t.Errorf("number %d: %v", nr, got)
+		}
+	}
+	for _, nr := range native.compat.execs {
+		if got := callOf(&notification{arch: native.compat.audit, nr: int32(nr)}); got != callExecve {
+			t.Errorf("number %d of a 32-bit program: %v", nr, got)
+		}
+	}
+	for _, nr := range native.execs {
+		if got := callOf(&notification{arch: native.audit, nr: int32(nr)}); got != callExecve {
+			t.Errorf("number %#x: %v", nr, got)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,34 @@ func (p *Program) Guard(lost <-chan struct{}, abandon func()) {
 		case <-p.over:
 		}
 	}()
+}
+
+// attend lets the program's calls through if its supervisor dies before there is a guard, until the function that it
+// returns is called.
+func (p *Program) attend(lost <-chan struct{}) (end func()) {
+	over := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		select {
+		case <-over:
+			return
+		case <-lost:
+		}
+		stop, stopper, err := os.Pipe()
+		if err != nil {
+			return
+		}
+		defer stop.Close()
+		done.Go(func() {
+			<-over
+			stopper.Close()
+		})
+		(&guardian{source: newSource(p.listener, stop, new(intake))}).serve()
+	})
+	return func() {
+		close(over)
+		done.Wait()
+	}
 }
 
 func (p *Program) guard(abandon func()) {
@@ -110,7 +139,7 @@ func (g *guardian) serve() {
 
 // isVerbs reports whether the call is on a device file.
 func (g *guardian) isVerbs(n *notification) bool {
-	switch callOf(n.nr) {
+	switch callOf(n) {
 	case callIoctl:
 		return true
 	case callWrite:

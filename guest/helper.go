@@ -20,8 +20,6 @@ import (
 type Helper interface {
 	// OpenMem opens /proc/TID/mem for reading and writing.
 	OpenMem(tid int) (*os.File, error)
-	// Descriptor duplicates a descriptor of a process, as pidfd_getfd(2) does.
-	Descriptor(pid, fd int) (*os.File, error)
 }
 
 // Ancestor is the Helper in the process that called Start. It serves the processes that have come from here, and no
@@ -34,18 +32,6 @@ func (Ancestor) OpenMem(tid int) (*os.File, error) {
 		return nil, err
 	}
 	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR, 0)
-}
-
-// Descriptor implements Helper.
-func (Ancestor) Descriptor(pid, fd int) (*os.File, error) {
-	if err := descends(pid); err != nil {
-		return nil, err
-	}
-	n, err := takeDescriptor(pid, fd)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(n), "descriptor"), nil
 }
 
 // maxDescent bounds the way up from a process, which may change while it is walked.
@@ -130,34 +116,6 @@ func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
 	return n, nil
 }
 
-// write stores an answer in the caller's memory. A thread that has been killed meanwhile may have left its number to
-// another user's, to whom a service of root's must not write. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
-func (w *worker) write(addr uint64, b []byte) error {
-	if err := stillTrapped(w.session.fd, w.n.id); err != nil {
-		return err
-	}
-	return w.session.write(int(w.n.tid), addr, b)
-}
-
-// write writes all of b to the memory of a thread's process, EFAULT if it cannot.
-func (t *Session) write(tid int, addr uint64, b []byte) error {
-	if t.helper == nil {
-		return writeMemory(tid, addr, b)
-	}
-	if err := umem.CheckProcess(tid, addr, uint64(len(b)), true); err != nil {
-		return err
-	}
-	f, err := t.openMem(tid)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if _, err := f.WriteAt(b, int64(addr)); err != nil {
-		return unix.EFAULT
-	}
-	return nil
-}
-
 func (t *Session) openMem(tid int) (*os.File, error) {
 	f, err := t.helper.OpenMem(tid)
 	if err == nil {
@@ -173,34 +131,6 @@ func (t *Session) openMem(tid int) (*os.File, error) {
 	}
 	t.warn(func() error { return fmt.Errorf("memory of thread %d: %w", tid, err) })
 	return nil, err
-}
-
-// openSpace opens a process's memory.
-func (t *Session) openSpace(pid int) (*umem.Process, error) {
-	if t.helper == nil {
-		return umem.OpenProcess(pid)
-	}
-	return umem.OpenProcessBy(pid, func() (*os.File, error) { return t.helper.OpenMem(pid) })
-}
-
-// takeDescriptor duplicates a descriptor of a process into this one.
-func (t *Session) takeDescriptor(pid, fd int) (int, error) {
-	if t.helper == nil {
-		return takeDescriptor(pid, fd)
-	}
-	f, err := t.helper.Descriptor(pid, fd)
-	if err != nil {
-		return -1, err
-	}
-	defer f.Close()
-	var have, want unix.Stat_t
-	if err := errors.Join(unix.Fstat(int(f.Fd()), &have), unix.Stat(fdPath(uint32(pid), int32(fd)), &want)); err != nil {
-		return -1, err
-	}
-	if have.Dev != want.Dev || have.Ino != want.Ino {
-		return -1, fmt.Errorf("the launcher gave another descriptor than %d of process %d: %w", fd, pid, unix.EPERM)
-	}
-	return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 }
 
 // orphanage adopts processes whose parent ends: they become children of this one, so that it stays an ancestor of all

@@ -27,6 +27,9 @@ type Launch struct {
 	// Handover gives the listener to the supervisor (Supervisor.Attach, in another process or in this one) and returns
 	// when that has taken it up: from then on it must answer. The file is this package's to close.
 	Handover func(listener *os.File) error
+	// Lost, which Handover may set, is closed when the supervisor has died: then the program starts without one. (From
+	// then on, see Program.Guard.)
+	Lost <-chan struct{}
 }
 
 // ExecError says that the program could not be executed; it wraps an errno.
@@ -58,6 +61,9 @@ type Program struct {
 // limits, ignored SIGHUP and SIGINT. Until Wait returns, signals that reach this process alone are passed on to the
 // program: SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT, except those that the
 // terminal has sent to the whole process group.
+//
+// The supervisor should be in another process: the last step, exec, waits for its answer, and while it does this process
+// cannot collect garbage, which would stop it.
 //
 // The caller must Wait. Errors: ErrNested, ErrUnsupported, what Handover says, *ExecError. It may sleep.
 func Start(l *Launch) (_ *Program, err error) {
@@ -103,7 +109,9 @@ func Start(l *Launch) (_ *Program, err error) {
 		}
 	}
 	p.signals = catchSignals()
+	attended := p.attend(l.Lost)
 	p.thread.do(func() { p.pid, err = forkExec(l, attr) })
+	attended()
 	runtime.KeepAlive(l)
 	if err != nil {
 		p.signals.stop()

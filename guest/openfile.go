@@ -3,12 +3,13 @@ package guest
 import (
 	"fmt"
 	"os"
-	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/quota"
 	"verbena/internal/shm"
 )
 
@@ -26,8 +27,17 @@ type openFile struct {
 	node    node
 	file    commandFile
 	memory  *shm.File
+	user    *quota.User
 	inode   inode
 	watch   int32
+	// readOnly: opened with O_RDONLY, so that write(2) fails.
+	readOnly bool
+
+	look struct { // for the last close
+		sync.Mutex
+		timer *time.Timer   // of the pending look; nil: there is none
+		next  time.Duration // after which it comes
+	}
 
 	calls atomic.Int64 // calls that are being answered; with closing added once close was called
 	ended chan struct{}
@@ -36,32 +46,43 @@ type openFile struct {
 const closing = 1 << 62
 
 // newOpenFile opens a device for a process, and returns with it the description for the program, which is to be
-// closed here when the program has it. Whatever then ends the description closes the file.
-func newOpenFile(t *Session, n *node, p *process) (_ *openFile, description *os.File, err error) {
+// closed here when the program has it; how is the access mode of that. Whatever then ends the description closes the file.
+func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	s := t.sup
-	path := filepath.Join(t.dir, fmt.Sprintf("%s.%d%s", n.device, s.fileCount.Add(1), queueSuffix))
-	f := &openFile{sup: s, session: t, node: *n, ended: make(chan struct{})}
-	if f.memory, err = shm.Create(path); err != nil {
+	f := &openFile{
+		sup: s, session: t, node: *n, user: p.user, readOnly: how&unix.O_ACCMODE == unix.O_RDONLY, ended: make(chan struct{}),
+	}
+	// The supervisor's description, and the watch.
+	if err := f.user.Take(quota.Descriptors, fileDescriptors); err != nil {
 		return nil, nil, err
 	}
-	if os.Geteuid() == 0 {
-		// The guardian, another process of the user, must reach the queues.
-		err = os.Chown(path, p.id.uids.fs, -1)
-	}
-	if err == nil {
-		description, err = f.memory.OpenForProgram()
-	}
-	if err == nil {
-		f.file, err = s.server.open(n.device, p, f.memory)
-	}
-	if err != nil {
+	fail := func(err error) (*openFile, *os.File, error) {
 		if description != nil {
 			description.Close()
 		}
-		f.memory.Close()
+		if f.memory != nil {
+			f.memory.Close()
+		}
+		f.user.Give(quota.Descriptors, fileDescriptors)
 		return nil, nil, err
 	}
-	if err := f.register(description, path); err != nil {
+	name := fmt.Sprintf("%s.%d%s", n.device, s.fileCount.Add(1), queueSuffix)
+	if f.memory, err = shm.Create(t.dir, name, p.user); err != nil {
+		return fail(err)
+	}
+	if description, err = f.memory.OpenForProgram(how); err != nil {
+		return fail(err)
+	}
+	if os.Geteuid() == 0 {
+		// The guardian, another process of the user, must reach the queues.
+		if err := f.memory.Chown(p.id.uids.fs); err != nil {
+			return fail(err)
+		}
+	}
+	if f.file, err = s.server.open(n.device, p, f.memory); err != nil {
+		return fail(err)
+	}
+	if err := f.register(); err != nil {
 		description.Close()
 		f.close()
 		return nil, nil, err
@@ -69,21 +90,24 @@ func newOpenFile(t *Session, n *node, p *process) (_ *openFile, description *os.
 	return f, description, nil
 }
 
-func (f *openFile) register(description *os.File, path string) error {
+// fileDescriptors is what an open device file costs the service: the description of the queue file, and a watch.
+const fileDescriptors = 2
+
+func (f *openFile) register() error {
 	var st unix.Stat_t
-	if err := unix.Fstat(int(description.Fd()), &st); err != nil {
-		return &os.PathError{Op: "fstat", Path: path, Err: err}
+	if err := f.memory.Stat(&st); err != nil {
+		return fmt.Errorf("open %s: %w", f.node.device, err)
 	}
-	f.inode = inode{uint64(st.Dev), st.Ino}
+	f.inode = inode{st.Dev, st.Ino}
 	s := f.sup
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return fmt.Errorf("open %s: the service is ending: %w", f.node.device, unix.ENODEV)
 	}
-	wd, err := unix.InotifyAddWatch(s.notifyFD, path, unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE)
+	wd, err := f.memory.Watch(s.notifyFD, unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE)
 	if err != nil {
-		return fmt.Errorf("watch %s: %w; see /proc/sys/fs/inotify/max_user_watches", path, err)
+		return fmt.Errorf("watch %s: %w; see /proc/sys/fs/inotify/max_user_watches", f.memory.Path(), err)
 	}
 	f.watch = int32(wd)
 	s.watches[f.watch] = f
@@ -136,15 +160,29 @@ const (
 	lastLook  = 5 * time.Second
 )
 
-// closeUnlessInUse is called when a descriptor of the queue file was closed. That may have been one made from the
-// program's descriptor, by way of /proc/self/fd; then there will be another close.
-func (f *openFile) closeUnlessInUse(look time.Duration) {
-	switch {
-	case f.closed():
-	case !f.memory.InUse():
+// closedOne looks whether the file is still in use, when a descriptor of the queue file was closed. That may have been one
+// made from the program's descriptor, by way of /proc/self/fd; then there will be another close. However many closes there
+// are, one look is pending at a time.
+func (f *openFile) closedOne() {
+	f.look.Lock()
+	defer f.look.Unlock()
+	f.look.next = firstLook
+	if f.look.timer == nil {
+		f.look.timer = time.AfterFunc(firstLook, f.lookAgain)
+	}
+}
+
+func (f *openFile) lookAgain() {
+	f.sup.looks.Add(1)
+	inUse := !f.closed() && f.memory.InUse()
+	if !inUse {
 		f.close()
-	case look <= lastLook:
-		time.AfterFunc(look, func() { f.closeUnlessInUse(4 * look) })
+	}
+	f.look.Lock()
+	defer f.look.Unlock()
+	f.look.timer = nil
+	if f.look.next *= 4; inUse && f.look.next <= lastLook {
+		f.look.timer = time.AfterFunc(f.look.next, f.lookAgain)
 	}
 }
 
@@ -160,6 +198,7 @@ func (f *openFile) end() {
 	if err := f.memory.Close(); err != nil { // usually the file has closed it
 		s.cfg.Logf("guest: %v", err)
 	}
+	f.user.Give(quota.Descriptors, fileDescriptors)
 	// Until here the session's end waits for it.
 	s.mu.Lock()
 	if s.files[f.inode] == f {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -24,6 +23,7 @@ func (w *worker) pathCall(c call) verdict {
 	case callOther:
 		return through
 	}
+	w.session.execs.over(w.n.tid)
 	raw := w.readPath(a[at])
 	if !mayBeVirtual(raw) {
 		if len(raw) == 0 && (c == callNewfstatat || c == callStatx) {
@@ -31,9 +31,22 @@ func (w *worker) pathCall(c call) verdict {
 		}
 		return through
 	}
-	path := filepath.Clean(string(raw))
-	if !isVirtual(path) {
+	path, ok := w.clean(raw)
+	if !ok || !isVirtual(path) {
 		return through
+	}
+	var how [openHowSize]byte
+	if c == callOpenat2 {
+		if a[3] < openHowSize {
+			return through // the kernel says what is wrong
+		}
+		if n, err := w.session.read(int(w.n.tid), a[2], how[:]); err != nil || n < len(how) {
+			return fails(syscall.EFAULT)
+		}
+	}
+	// What was read is the caller's, if it is still there.
+	if err := w.prove(); err != nil {
+		return fails(err)
 	}
 	arg := func(i int) uint64 { return uint64(uint32(a[i])) } // an int: the upper half of the register is no part of it
 	var v verdict
@@ -43,7 +56,7 @@ func (w *worker) pathCall(c call) verdict {
 	case callOpenat:
 		v = w.open(path, arg(2))
 	case callOpenat2:
-		v = w.openat2(path)
+		v = w.openat2(path, &how)
 	case callStat:
 		v = w.stat(path, 0, a[1])
 	case callLstat:
@@ -95,31 +108,110 @@ func (w *worker) readPath(addr uint64) []byte {
 // errNone: the path is virtual, but there is nothing.
 var errNone error = syscall.ENOENT
 
-func (w *worker) openat2(path string) verdict {
-	var how [24]byte // struct open_how, first version
-	if w.n.args[3] < uint64(len(how)) {
-		return verdict{fate: letThrough} // the kernel says what is wrong
-	}
-	if n, err := w.session.read(int(w.n.tid), w.n.args[2], how[:]); err != nil || n < len(how) {
-		return fails(syscall.EFAULT)
-	}
+// openHowSize is that of struct open_how, first version.
+const openHowSize = 24
+
+func (w *worker) openat2(path string, how *[openHowSize]byte) verdict {
 	if resolve := binary.NativeEndian.Uint64(how[16:]); resolve&(unix.RESOLVE_BENEATH|unix.RESOLVE_IN_ROOT) != 0 {
 		return verdict{fate: letThrough} // the path is not absolute after all, or forbidden
 	}
 	return w.open(path, binary.NativeEndian.Uint64(how[:]))
 }
 
+// clean makes a path absolute without ".", ".." and empty components, as the kernel would. It reports false where that is
+// better left to the kernel: for ".." after something of the file system that is not a plain directory. A path whose last
+// component has to be a directory is left with a slash at its end.
+func (w *worker) clean(raw []byte) (path string, ok bool) {
+	var parts []string
+	last := ""
+	for part := range strings.SplitSeq(string(raw), "/") {
+		last = part
+		switch part {
+		case "", ".":
+		case "..":
+			if parts, ok = w.parent(parts); !ok {
+				return "", false
+			}
+		default:
+			parts = append(parts, part)
+		}
+	}
+	path = "/" + strings.Join(parts, "/")
+	if (last == "" || last == "." || last == "..") && len(parts) > 0 {
+		path += "/"
+	}
+	return path, true
+}
+
+// parent takes the last of the components away, which must be a directory. After a link to one the way up is another.
+func (w *worker) parent(parts []string) ([]string, bool) {
+	if len(parts) == 0 {
+		return parts, true
+	}
+	dir := "/" + strings.Join(parts, "/")
+	if !isVirtual(dir) {
+		if !w.isDirectory(dir) {
+			return nil, false
+		}
+		return parts[:len(parts)-1], true
+	}
+	dir, e := w.session.sup.tree.lookup(dir, false)
+	if e == nil || !e.dir {
+		return nil, false
+	}
+	parts = strings.Split(dir[1:], "/")
+	return parts[:len(parts)-1], true
+}
+
+// isDirectory reports whether a path is a directory to the caller, with no link on the way.
+func (w *worker) isDirectory(path string) bool {
+	w.begin(callOpen) // its file system may be a program of the user's
+	th, err := w.look()
+	if err != nil {
+		return false
+	}
+	defer th.close()
+	root, err := unix.Openat(th.dir, "root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(root)
+	fd, err := unix.Openat2(root, path[1:], &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return false
+	}
+	unix.Close(fd)
+	return true
+}
+
+// find returns the entry of a clean path, and the path after links; the last component is not followed if nofollow. The
+// error is that of the call if there is none, or if it should be a directory and is not.
+func (w *worker) find(path string, nofollow bool) (string, *entry, error) {
+	plain, slash := strings.CutSuffix(path, "/")
+	path, e := w.session.sup.tree.lookup(plain, nofollow && !slash)
+	switch {
+	case e == nil:
+		return path, nil, errNone
+	case slash && !e.dir:
+		return path, nil, syscall.ENOTDIR
+	}
+	return path, e, nil
+}
+
 func (w *worker) open(path string, flags uint64) verdict {
 	tree := w.session.sup.tree
-	path, e := tree.lookup(path, flags&unix.O_NOFOLLOW != 0)
+	path, e, err := w.find(path, flags&unix.O_NOFOLLOW != 0)
 	creates := flags&(unix.O_CREAT|unix.O_EXCL) == unix.O_CREAT|unix.O_EXCL
 	mode := flags & unix.O_ACCMODE
 	onlyPath := flags&unix.O_PATH != 0
 	switch {
-	case e == nil && flags&unix.O_CREAT != 0 && !onlyPath:
+	case err == errNone && flags&unix.O_CREAT != 0 && !onlyPath:
 		return fails(syscall.EACCES)
-	case e == nil:
-		return fails(errNone)
+	case err != nil:
+		return fails(err)
 	case creates && !onlyPath:
 		return fails(syscall.EEXIST)
 	case !e.dir && flags&unix.O_DIRECTORY != 0:
@@ -150,8 +242,23 @@ func (w *worker) open(path string, flags uint64) verdict {
 			return fails(err)
 		}
 	}
+	if e.dir && tree.mount == nil {
+		// From a directory there is a way up, to the root directory of this process.
+		th, err := w.look()
+		if err != nil {
+			return fails(err)
+		}
+		elsewhere := th.elsewhere()
+		th.close()
+		if elsewhere {
+			w.session.warn(func() error {
+				return fmt.Errorf("%s is not shown to a program with a root directory or mounts of its own: that takes a service with CAP_SYS_ADMIN", path)
+			})
+			return fails(syscall.EACCES)
+		}
+	}
 	// Never with O_PATH: the kernel does not hand such descriptors on. One that can be read does what they do.
-	fd, err := unix.Open(tree.real(path), int(flags&(unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_NONBLOCK))|unix.O_CLOEXEC, 0)
+	fd, err := tree.open(path, int(flags&(unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_NONBLOCK)))
 	if err != nil {
 		return fails(err)
 	}
@@ -189,29 +296,39 @@ func (w *worker) installAnswer(fd int, flags uint64) verdict {
 
 // openDevice opens a device file.
 func (w *worker) openDevice(n *node, flags uint64) verdict {
-	id, err := identify(int(w.n.tid))
+	w.begin(callOpen)
+	th, err := w.look()
 	if err != nil {
 		return fails(err)
 	}
+	defer th.close()
+	id := th.id
 	rights := [...]uint32{unix.O_RDONLY: mayRead, unix.O_WRONLY: mayWrite, unix.O_RDWR: mayRead | mayWrite, 3: mayRead | mayWrite}
 	t := w.session
 	if !t.sup.cfg.Node.allows(id, id.uids.fs, id.gids.fs, rights[flags&unix.O_ACCMODE]) {
 		return fails(syscall.EACCES)
 	}
-	w.begin(callOpen)
-	p, err := t.process(id)
+	p, _, err := w.process(th)
 	if err != nil {
-		t.warn(func() error { return err })
+		if !errors.Is(err, errGone) {
+			t.warn(func() error { return err })
+		}
 		return fails(err)
 	}
-	f, description, err := newOpenFile(t, n, p)
+	o := &opener{process: p, id: id, user: t.sup.cfg.Quota.User(id.uids.real)}
+	how := int(flags & unix.O_ACCMODE)
+	if how == unix.O_ACCMODE { // neither: for ioctl(2) alone
+		how = unix.O_RDONLY
+	}
+	w.pause("open")
+	f, description, err := newOpenFile(t, n, o, how)
 	if err != nil {
 		if e := errno(err); e != syscall.ENODEV {
 			t.sup.cfg.Logf("guest: process %d (%s): open %s: %v", id.pid, id.name, n.device, err)
 		}
 		return fails(err)
 	}
-	number, err := w.installCommandFile(id.pid, int(description.Fd()), t.firstFD, flags)
+	number, err := w.installCommandFile(th, p, int(description.Fd()), t.firstFD, flags)
 	description.Close()
 	if err != nil {
 		f.close()
@@ -221,7 +338,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 }
 
 // duplicate is dup(2), or fcntl(2) with F_DUPFD, of a device file: the new number, too, has to be one that the filter
-// traps. What is duplicated to a number of the program's own choice, or sent over a socket, answers ioctl(2) only.
+// traps. What is duplicated to a low number of the program's own choice, or sent over a socket, answers ioctl(2) only.
 func (w *worker) duplicate(c call) verdict {
 	through := verdict{fate: letThrough}
 	t := w.session
@@ -239,82 +356,171 @@ func (w *worker) duplicate(c call) verdict {
 		}
 	}
 	fd := int32(w.n.args[0])
-	if t.descriptor(w.n.tid, fd) == nil {
+	d := w.descriptor(fd)
+	if d == nil {
 		return through
 	}
 	w.begin(callOpen)
-	id, err := identify(int(w.n.tid))
+	th, err := w.look()
 	if err != nil {
 		return fails(err)
 	}
-	copied, err := t.takeDescriptor(id.pid, int(fd))
+	defer th.close()
+	p, _, err := w.process(th)
 	if err != nil {
-		t.sup.cfg.Logf("guest: process %d (%s): duplicate descriptor %d of a device: %v", id.pid, id.name, fd, err)
+		return fails(err)
+	}
+	copied, err := w.copyDevice(th, p, fd, d.file)
+	if err != nil {
+		t.sup.cfg.Logf("guest: process %d (%s): duplicate descriptor %d of a device: %v", p.pid, p.name, fd, err)
 		return fails(err)
 	}
 	defer unix.Close(copied)
-	number, err := w.installCommandFile(id.pid, copied, uint32(from), flags)
+	number, err := w.installCommandFile(th, p, copied, uint32(from), flags)
 	if err != nil {
 		return fails(err)
 	}
 	return verdict{val: int64(number)}
 }
 
-// takeDescriptor duplicates a descriptor of another process into this one.
-func takeDescriptor(pid, fd int) (int, error) {
-	pidfd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return -1, fmt.Errorf("pidfd_open: %w", err)
+// copyDevice returns a descriptor of what the caller has open under a number, which is a device file.
+func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (copied int, err error) {
+	if err := p.conn.Control(func(pidfd uintptr) { copied, err = unix.PidfdGetfd(int(pidfd), int(fd), 0) }); err != nil {
+		return -1, err
 	}
-	defer unix.Close(pidfd)
-	copied, err := unix.PidfdGetfd(pidfd, fd, 0)
 	if err != nil {
-		return -1, fmt.Errorf("pidfd_getfd: %w", err)
+		// Where that is not allowed (Yama, Docker), or its main thread has ended, another description does as well. A link to
+		// anything else is not opened: that could have effects.
+		link := fmt.Sprintf("fd/%d", fd)
+		var st unix.Statx_t
+		if err := unix.Statx(th.dir, link, unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st); err != nil {
+			return -1, errGone
+		}
+		if (inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}) != f.inode {
+			return -1, syscall.EBADF
+		}
+		how := unix.O_RDWR
+		if f.readOnly {
+			how = unix.O_RDONLY
+		}
+		if copied, err = unix.Openat(th.dir, link, how|unix.O_CLOEXEC, 0); err != nil {
+			return -1, fmt.Errorf("duplicate descriptor %d of process %d: %w", fd, p.pid, err)
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(copied, &st); err != nil || (inode{st.Dev, st.Ino}) != f.inode {
+		unix.Close(copied)
+		return -1, syscall.EBADF
 	}
 	return copied, nil
 }
 
+// duplicateTo is dup2(2) or dup3(2) to a number of those that device files get. Those are given out here, so that two
+// threads of a program do not get the same.
+func (w *worker) duplicateTo(c call) verdict {
+	through := verdict{fate: letThrough}
+	from, to := int32(w.n.args[0]), int32(w.n.args[1])
+	flags := uint32(0)
+	if c == callDup3 {
+		flags = uint32(w.n.args[2])
+	}
+	if from == to || flags&^unix.O_CLOEXEC != 0 {
+		return through // the kernel says what is wrong
+	}
+	w.begin(callOpen)
+	th, err := w.look()
+	if err != nil {
+		return fails(err)
+	}
+	defer th.close()
+	pidfd, err := unix.PidfdOpen(th.id.pid, 0)
+	if err != nil {
+		return fails(errGone)
+	}
+	defer unix.Close(pidfd)
+	if err := w.prove(); err != nil {
+		return fails(err)
+	}
+	copied, err := unix.PidfdGetfd(pidfd, int(from), 0)
+	if err != nil {
+		return through // it has none, or that is not allowed (Yama)
+	}
+	defer unix.Close(copied)
+	t := w.session
+	t.opening.Lock()
+	defer t.opening.Unlock()
+	t.forget(to)
+	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, srcFD: uint32(copied), newFD: uint32(to), newFlags: flags}
+	n, err := sendAddFD(t.fd, &a)
+	if err != nil {
+		return fails(err)
+	}
+	return verdict{val: int64(n)}
+}
+
 // installCommandFile gives the program a duplicate of a descriptor, at a number that the filter traps: from, or the
 // next that is free.
-func (w *worker) installCommandFile(pid, fd int, from uint32, flags uint64) (int, error) {
+func (w *worker) installCommandFile(th *procThread, p *process, fd int, from uint32, flags uint64) (int, error) {
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
 	number := from
 	for {
 		var st unix.Stat_t
-		if unix.Lstat(fdPath(w.n.tid, int32(number)), &st) != nil {
+		if unix.Fstatat(th.dir, fmt.Sprintf("fd/%d", number), &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
 			break
 		}
 		number++
 	}
 	// The number has to be below the soft limit while it is installed, not afterwards.
-	var limit unix.Rlimit
-	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err == nil && limit.Cur <= uint64(number) {
-		raised := unix.Rlimit{Cur: uint64(number) + 1, Max: limit.Max}
-		if raised.Cur > raised.Max {
-			return -1, syscall.EMFILE
-		}
-		if unix.Prlimit(pid, unix.RLIMIT_NOFILE, &raised, nil) == nil {
-			defer func() {
-				var now unix.Rlimit
-				if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &now) == nil && now == raised {
-					_ = unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil)
-				}
-			}()
-		}
+	restore, err := w.raiseLimit(p, uint64(number)+1)
+	if err != nil {
+		return -1, err
 	}
+	defer restore()
 	t.forget(int32(number))
 	a := addFD{
 		id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD,
 		srcFD: uint32(fd), newFD: number, newFlags: uint32(flags & unix.O_CLOEXEC),
 	}
-	_, err := sendAddFD(t.fd, &a)
-	if err == unix.EBADF {
-		t.sup.cfg.Logf("guest: process %d: the limit of open files is below %d and may not be raised from here", pid, number+1)
+	w.pause("addfd")
+	if _, err = sendAddFD(t.fd, &a); err == unix.EBADF {
+		t.sup.cfg.Logf("guest: process %d: the limit of open files (ulimit -n) is below %d and may not be raised from here", p.pid, number+1)
 		err = syscall.EMFILE
 	}
 	return int(number), err
+}
+
+// raiseLimit lets the process have as many descriptors, until restore is called. EMFILE if its hard limit is below that.
+func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error) {
+	restore = func() {}
+	w.pause("limit")
+	var limit unix.Rlimit
+	// prlimit(2) knows processes by number only: a number that is the process's right before the call.
+	if !p.alive() {
+		return restore, errGone
+	}
+	if err := unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil || limit.Cur >= least {
+		return restore, nil
+	}
+	raised := unix.Rlimit{Cur: least, Max: limit.Max}
+	if raised.Cur > raised.Max {
+		w.session.sup.cfg.Logf("guest: process %d: a device file needs descriptor %d, and the hard limit of open files (ulimit -Hn) is %d",
+			p.pid, least-1, limit.Max)
+		return restore, syscall.EMFILE
+	}
+	if !p.alive() {
+		return restore, errGone
+	}
+	if unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, &raised, nil) != nil {
+		return restore, nil
+	}
+	return func() {
+		var now unix.Rlimit
+		if p.alive() && unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, nil, &now) == nil && now == raised && p.alive() {
+			_ = unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, &limit, nil)
+		}
+	}, nil
 }
 
 // fileInfo is what the stat family shows of an entry beyond what its file in the tree has.
@@ -355,25 +561,37 @@ func (i fileInfo) applyx(st *unix.Statx_t) {
 	}
 }
 
-// lookupFor finds the entry for a call with AT_ flags.
-func (w *worker) lookupFor(path string, flags uint64) (string, *entry) {
-	return w.session.sup.tree.lookup(path, flags&unix.AT_SYMLINK_NOFOLLOW != 0)
+// findFor finds the entry for a call with AT_ flags.
+func (w *worker) findFor(path string, flags uint64) (string, *entry, error) {
+	return w.find(path, flags&unix.AT_SYMLINK_NOFOLLOW != 0)
 }
 
 func (w *worker) stat(path string, flags, buf uint64) verdict {
-	path, e := w.lookupFor(path, flags)
-	if e == nil {
-		return fails(errNone)
-	}
-	if err := w.session.sup.tree.make(path, e); err != nil {
+	fd, info, err := w.openInfo(path, flags)
+	if err != nil {
 		return fails(err)
 	}
-	return w.putStat(w.session.sup.tree.real(path), w.session.sup.info(e), buf)
+	defer unix.Close(fd)
+	return w.putStat(fd, info, buf)
 }
 
-func (w *worker) putStat(real string, info fileInfo, buf uint64) verdict {
+// openInfo opens what a stat of a virtual path is about, with O_PATH.
+func (w *worker) openInfo(path string, flags uint64) (fd int, info fileInfo, err error) {
+	s := w.session.sup
+	path, e, err := w.findFor(path, flags)
+	if err != nil {
+		return -1, info, err
+	}
+	if err := s.tree.make(path, e); err != nil {
+		return -1, info, err
+	}
+	fd, err = s.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW)
+	return fd, s.info(e), err
+}
+
+func (w *worker) putStat(fd int, info fileInfo, buf uint64) verdict {
 	var st unix.Stat_t
-	if err := unix.Lstat(real, &st); err != nil {
+	if err := unix.Fstat(fd, &st); err != nil {
 		return fails(err)
 	}
 	info.apply(&st)
@@ -381,19 +599,17 @@ func (w *worker) putStat(real string, info fileInfo, buf uint64) verdict {
 }
 
 func (w *worker) statx(path string) verdict {
-	path, e := w.lookupFor(path, w.n.args[2])
-	if e == nil {
-		return fails(errNone)
-	}
-	if err := w.session.sup.tree.make(path, e); err != nil {
+	fd, info, err := w.openInfo(path, w.n.args[2])
+	if err != nil {
 		return fails(err)
 	}
-	return w.putStatx(w.session.sup.tree.real(path), w.session.sup.info(e))
+	defer unix.Close(fd)
+	return w.putStatx(fd, info)
 }
 
-func (w *worker) putStatx(real string, info fileInfo) verdict {
+func (w *worker) putStatx(fd int, info fileInfo) verdict {
 	var st unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, real, unix.AT_SYMLINK_NOFOLLOW, int(uint32(w.n.args[3])), &st); err != nil {
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, int(uint32(w.n.args[3])), &st); err != nil {
 		return fails(err)
 	}
 	info.applyx(&st)
@@ -409,38 +625,50 @@ func (w *worker) statEmptyPath(c call) verdict {
 	if flags&unix.AT_EMPTY_PATH == 0 {
 		return verdict{fate: letThrough}
 	}
-	d := w.session.descriptor(w.n.tid, int32(w.n.args[0]))
+	d := w.descriptor(int32(w.n.args[0]))
 	if d == nil {
 		return verdict{fate: letThrough}
 	}
-	real, info := w.session.sup.deviceInfo(d.file)
-	if c == callStatx {
-		return w.putStatx(real, info)
-	}
-	return w.putStat(real, info, w.n.args[2])
+	return w.withDeviceInfo(d.file, func(fd int, info fileInfo) verdict {
+		if c == callStatx {
+			return w.putStatx(fd, info)
+		}
+		return w.putStat(fd, info, w.n.args[2])
+	})
 }
 
 // statDevice is fstat of an open device file.
 func (w *worker) statDevice(f *openFile) verdict {
-	real, info := w.session.sup.deviceInfo(f)
-	return w.putStat(real, info, w.n.args[1])
+	return w.withDeviceInfo(f, func(fd int, info fileInfo) verdict { return w.putStat(fd, info, w.n.args[1]) })
 }
 
-// deviceInfo is what an open device file looks like: as its node does, also when that has gone.
-func (s *Supervisor) deviceInfo(f *openFile) (real string, info fileInfo) {
-	path := devDir + "/" + f.node.device
-	real = f.memory.Path()
+// withDeviceInfo answers with what an open device file looks like: as its node does, also when that has gone.
+func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) verdict) verdict {
+	s := w.session.sup
+	path, info := devDir+"/"+f.node.device, s.nodeInfo(f.node.minor)
 	if _, e := s.tree.lookup(path, false); e != nil && e.node != nil && *e.node == f.node {
-		real = s.tree.real(path)
+		if fd, err := s.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW); err == nil {
+			defer unix.Close(fd)
+			return answer(fd, info)
+		}
 	}
-	return real, s.nodeInfo(f.node.minor)
+	// The file is not to be held while the program's memory is written.
+	own := -1
+	if err := f.memory.WithFD(func(fd int) (err error) {
+		own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	}); err != nil {
+		return fails(syscall.EIO)
+	}
+	defer unix.Close(own)
+	return answer(own, info)
 }
 
 func (w *worker) readlink(path string, buf, size uint64) verdict {
-	_, e := w.session.sup.tree.lookup(path, true)
+	_, e, err := w.find(path, true)
 	switch {
-	case e == nil:
-		return fails(errNone)
+	case err != nil:
+		return fails(err)
 	case e.link == "" || int32(size) <= 0:
 		return fails(syscall.EINVAL)
 	}
@@ -452,17 +680,19 @@ func (w *worker) readlink(path string, buf, size uint64) verdict {
 }
 
 func (w *worker) access(path string, rights, flags uint64) verdict {
-	_, e := w.lookupFor(path, flags)
-	if e == nil {
-		return fails(errNone)
+	_, e, err := w.findFor(path, flags)
+	if err != nil {
+		return fails(err)
 	}
 	if rights&^(mayRead|mayWrite|mayExecute) != 0 {
 		return fails(syscall.EINVAL)
 	}
-	id, err := identify(int(w.n.tid))
+	th, err := w.look()
 	if err != nil {
 		return fails(err)
 	}
+	defer th.close()
+	id := th.id
 	uid, gid := id.uids.real, id.gids.real
 	if flags&unix.AT_EACCESS != 0 {
 		uid, gid = id.uids.effective, id.gids.effective

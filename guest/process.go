@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -20,18 +21,24 @@ type identity struct {
 	name           string
 	uids, gids     ids
 	groups         []int
-	fileCapability bool // CAP_DAC_OVERRIDE
+	fileCapability bool // CAP_DAC_OVERRIDE, in this process's user namespace
 }
 
 // ids are the real, effective, saved and file system id.
 type ids struct{ real, effective, saved, fs int }
 
+// identify reads who a thread is by its number, which the caller sees to that it is still the thread's.
 func identify(tid int) (*identity, error) {
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	dir, err := openProc(tid)
 	if err != nil {
 		return nil, fmt.Errorf("look up process %d: %w", tid, err)
 	}
-	return parseStatus(text)
+	defer unix.Close(dir)
+	id, err := identifyAt(dir)
+	if err != nil {
+		return nil, fmt.Errorf("look up process %d: %w", tid, err)
+	}
+	return id, nil
 }
 
 func parseStatus(text []byte) (*identity, error) {
@@ -105,7 +112,7 @@ func (n Node) allows(id *identity, uid, gid int, rights uint32) bool {
 	switch {
 	case id.fileCapability:
 		return rights&mayExecute == 0 || mode&0o111 != 0
-	case uid == n.UID:
+	case uid == n.UID && !isOverflow(uid):
 		mode >>= 6
 	case gid == n.GID, slices.Contains(id.groups, n.GID):
 		mode >>= 3
@@ -113,36 +120,38 @@ func (n Node) allows(id *identity, uid, gid int, rights uint32) bool {
 	return rights&^mode == 0
 }
 
-// process is a process that issues commands, or opened a device file. (uverbs.Process)
-type process struct {
-	id      *identity
-	space   *umem.Process
-	account *umem.Account
-	user    *quota.User // whom device files are charged to; nil for nobody
-}
-
-// newProcess opens the process's memory; its call is trapped, so that it exists.
-func (t *Session) newProcess(id *identity) (*process, error) {
-	space, err := t.openSpace(id.pid)
+// overflowUID is what users are seen as who have no number in this user namespace: any of them, or all; -1 where each
+// has one. (user_namespaces(7), "Unmapped user and group IDs")
+var overflowUID = sync.OnceValue(func() int {
+	m, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil || slices.Equal(strings.Fields(string(m)), []string{"0", "0", "4294967295"}) {
+		return -1
+	}
+	b, err := os.ReadFile("/proc/sys/kernel/overflowuid")
 	if err != nil {
-		return nil, err
+		return 65534
 	}
-	return &process{id: id, space: space, account: umem.NewProcessAccount(id.pid)}, nil
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 65534
+	}
+	return n
+})
+
+// isOverflow reports whether a user id may be that of users who are somebody else.
+func isOverflow(uid int) bool { return uid == overflowUID() }
+
+// opener is a process as it opens a device file. (uverbs.Process)
+type opener struct {
+	*process
+	id   *identity
+	user *quota.User
 }
 
-func (p *process) User() *quota.User      { return p.user }
-func (p *process) PID() int               { return p.id.pid }
-func (p *process) Name() string           { return p.id.name }
-func (p *process) UID() int               { return p.id.uids.effective }
-func (p *process) Space() umem.Space      { return p.space }
-func (p *process) Account() *umem.Account { return p.account }
+func (o *opener) PID() int               { return o.id.pid }
+func (o *opener) Name() string           { return o.id.name }
+func (o *opener) UID() int               { return o.id.uids.effective }
+func (o *opener) Account() *umem.Account { return o.acct }
 
-// exited reports whether the process has gone, so that its number may be another's.
-func (p *process) exited() bool {
-	select {
-	case <-p.space.Exited():
-		return true
-	default:
-		return false
-	}
-}
+// User is whom objects are charged to: the real user, whatever a set-uid program has made of him.
+func (o *opener) User() *quota.User { return o.user }

@@ -38,7 +38,18 @@ func TestProgramSees(t *testing.T) {
 		{`ls /sys/class/infiniband/rxe0/ports/1/gids | wc -l`, "8\n"},
 		{`cd / && find /sys/class/infiniband/rxe0/ports/1 -name state`, "/sys/class/infiniband/rxe0/ports/1/state\n"},
 		{`stat -c '%F %t:%T %a %u:%g' /dev/infiniband/uverbs0`, "character special file e7:c0 666 0:0\n"},
-		{`stat -c '%F %t:%T' /dev//infiniband/./x/../uverbs0`, "character special file e7:c0\n"},
+		{`stat -c '%F %t:%T' /dev//infiniband/./../infiniband/uverbs0`, "character special file e7:c0\n"},
+		{`stat -c '%F' /proc/../dev/infiniband/uverbs0`, "character special file\n"},
+		{`test -e /dev/infiniband/x/../uverbs0; echo $?`, "1\n"},
+		{`test -e /dev/infiniband/uverbs0/../uverbs0; echo $?`, "1\n"},
+		{`test -e /nonexistent/../dev/infiniband/uverbs0; echo $?`, "1\n"},
+		{`test -e /etc/hostname/../../dev/infiniband/uverbs0; echo $?`, "1\n"},
+		{`cat /dev/infiniband/uverbs0/ 2>&1`, "cat: /dev/infiniband/uverbs0/: Not a directory\n"},
+		{`cat /sys/class/infiniband/rxe0/node_type/. 2>&1`, "cat: /sys/class/infiniband/rxe0/node_type/.: Not a directory\n"},
+		{`stat -c %F /dev/char/231:192/ 2>&1`, "stat: cannot statx '/dev/char/231:192/': Not a directory\n"},
+		{`stat -c %F /dev/infiniband/ /sys/dev/char/231:192/ /sys/dev/char/231:192/../rxe0 2>&1`,
+			"directory\ndirectory\nstat: cannot statx '/sys/dev/char/231:192/../rxe0': No such file or directory\n"},
+		{`cat /sys/dev/char/231:192/../uverbs0/ibdev`, "rxe0\n"},
 		{`stat -c '%F %N' /dev/char/231:192`, "symbolic link '/dev/char/231:192' -> '../infiniband/uverbs0'\n"},
 		{`stat -L -c '%F %t:%T' /dev/char/231:192`, "character special file e7:c0\n"},
 		{`cat /sys/dev/char/231:192/ibdev`, "rxe0\n"},
@@ -151,6 +162,9 @@ func TestCommands(t *testing.T) {
 	f := w.srv.files[0]
 	if f.uid != os.Geteuid() || f.name != "exe" {
 		t.Errorf("opened by user %d, name %q", f.uid, f.name)
+	}
+	if n := f.failed.Load(); n != 1 {
+		t.Errorf("the device failed %d times, want once, for the panic", n)
 	}
 	if n := f.rung.Load(); n != 7 {
 		t.Errorf("%d doorbells, want 7", n)

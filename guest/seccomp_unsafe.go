@@ -2,6 +2,7 @@ package guest
 
 import (
 	"runtime"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -125,9 +126,11 @@ func writeMemory(tid int, addr uint64, b []byte) error {
 	return err
 }
 
-// futexWait sleeps until the word is woken, if it holds value.
-func futexWait(word *uint32, value uint32) {
-	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitPrivate, uintptr(value), 0, 0, 0)
+// futexWait sleeps until the word is woken, if it holds value; false when the time is over.
+func futexWait(word *uint32, value uint32, timeout time.Duration) bool {
+	ts := unix.NsecToTimespec(int64(timeout))
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitPrivate, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
+	return errno != unix.ETIMEDOUT
 }
 
 // futexWake wakes up to n of those who sleep on the word.

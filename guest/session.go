@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/quota"
 	"verbena/umem"
 )
 
@@ -37,7 +38,9 @@ type SessionInfo struct {
 type Session struct {
 	sup      *Supervisor
 	info     SessionInfo
-	dir      string
+	dir      *os.File // of the queue files; this process's user's
+	user     *quota.User
+	copies   *umem.Copies
 	listener *os.File
 	helper   Helper // not nil: this process may not access the program's memory
 	fd       int    // of listener
@@ -53,18 +56,19 @@ type Session struct {
 	cache   [cacheSize]atomic.Pointer[descriptor]
 
 	opening sync.Mutex // serialises the choice of descriptor numbers
+	execs   execs
 
 	mu        sync.Mutex
-	processes map[int]*process
+	processes map[int]*process // by number
 
 	warned atomic.Bool
 }
 
 // Attach takes up a program, by the listener that Launch.Handover got, possibly in another process; it is the
 // session's from then on, unless there is an error. When Attach returns, calls are being answered. It may sleep.
-func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, error) {
-	fail := func(err error) (*Session, error) {
-		return nil, fmt.Errorf("attach process %d: %w", info.LauncherPID, err)
+func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, err error) {
+	fail := func(cause error) (*Session, error) {
+		return nil, fmt.Errorf("attach process %d: %w", info.LauncherPID, cause)
 	}
 	if info.FirstFD == 0 {
 		limit, err := hardLimitOf(info.LauncherPID)
@@ -80,7 +84,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, erro
 	// What is denied for the launcher will be for the program.
 	var helper Helper
 	if s.cfg.AskHelper || directAccess(info.LauncherPID) != nil {
-		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || ptraceScope() > "1" {
+		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || isOverflow(id.uids.effective) || ptraceScope() > "1" {
 			return fail(explainAccess())
 		}
 	}
@@ -90,7 +94,8 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, erro
 	t := &Session{
 		sup:       s,
 		info:      info,
-		dir:       filepath.Join(s.runDir(), fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID)),
+		user:      s.cfg.Quota.User(info.UID),
+		copies:    s.copiesOf(info.UID),
 		listener:  listener,
 		helper:    helper,
 		fd:        int(listener.Fd()),
@@ -98,34 +103,99 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, erro
 		done:      make(chan struct{}),
 		processes: make(map[int]*process),
 	}
-	if err := os.Mkdir(t.dir, 0o700); err != nil {
+	if info.Pidfd != nil && !runs(info.Pidfd) { // the number may be another's by now
+		return fail(fmt.Errorf("the launcher has ended: %w", unix.ESRCH))
+	}
+	if err := t.charge(); err != nil {
 		return fail(err)
 	}
-	if os.Geteuid() == 0 {
-		if err := os.Chown(t.dir, id.uids.fs, -1); err != nil {
-			os.Remove(t.dir)
-			return fail(err)
+	defer func() {
+		if err != nil {
+			t.discharge()
 		}
+	}()
+	path := filepath.Join(s.runDir(), fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID))
+	if err := makeDir(path); err != nil {
+		return fail(err)
 	}
+	defer func() {
+		if err != nil {
+			os.Remove(path)
+		}
+	}()
+	if t.dir, err = openDirectory(path); err != nil {
+		return fail(err)
+	}
+	defer func() {
+		if err != nil {
+			t.dir.Close()
+		}
+	}()
 	switch err := setSyncWakeUp(t.fd, true); {
 	case err == nil:
 		t.canSync = true
 		t.sync.Store(true)
 	case !errors.Is(err, unix.EINVAL):
-		os.Remove(t.dir)
 		return fail(fmt.Errorf("the descriptor is no seccomp listener: %w", err))
 	}
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		os.Remove(t.dir)
 		return fail(fmt.Errorf("the service is ending: %w", unix.ENODEV))
 	}
 	s.sessions[t] = struct{}{}
 	s.mu.Unlock()
-	t.turn.init(func() { t.workers.Go(newWorker(t).run) })
+	t.turn.init(func() { t.workers.Go(newWorker(t).run) }, t.user)
 	go t.finish()
 	return t, nil
+}
+
+// sessionDescriptors is what a session costs the service: the listener and its directory.
+const sessionDescriptors = 2
+
+// charge counts the session, with its first worker, and discharge ends that.
+func (t *Session) charge() error {
+	for i, c := range sessionCharges {
+		if err := t.user.Take(c.kind, c.n); err != nil {
+			for _, c := range sessionCharges[:i] {
+				t.user.Give(c.kind, c.n)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Session) discharge() {
+	for _, c := range sessionCharges {
+		t.user.Give(c.kind, c.n)
+	}
+}
+
+var sessionCharges = [...]struct {
+	kind quota.Kind
+	n    uint64
+}{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, sessionDescriptors}}
+
+// runs reports whether the process of a pidfd exists.
+func runs(pidfd *os.File) bool {
+	conn, err := pidfd.SyscallConn()
+	return err == nil && (&process{conn: conn}).alive()
+}
+
+// maxCopies bounds how many threads can be held up by the memory of one user's programs.
+const maxCopies = 64
+
+// copiesOf is the bound that a user's programs have in common.
+func (s *Supervisor) copiesOf(uid int) *umem.Copies {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.copies[uid]
+	if c == nil {
+		c = umem.NewCopies(maxCopies)
+		s.copies[uid] = c
+	}
+	return c
 }
 
 // Done is closed when no process of the session is left, or the Supervisor was closed, and everything that the
@@ -133,7 +203,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (*Session, erro
 func (t *Session) Done() <-chan struct{} { return t.done }
 
 // Dir is where the queue files of the session's open device files are, and nothing else.
-func (t *Session) Dir() string { return t.dir }
+func (t *Session) Dir() string { return t.dir.Name() }
 
 // syncWakeUp turns the kernel's way to wake on or off. Several workers may differ; that costs time, nothing else.
 func (t *Session) syncWakeUp(on bool) {
@@ -146,15 +216,19 @@ func (t *Session) syncWakeUp(on bool) {
 // finish waits for the end and cleans up.
 func (t *Session) finish() {
 	t.workers.Wait()
+	t.turn.ended()
 	s := t.sup
 	s.closeFiles(func(f *openFile) bool { return f.session == t })
 	t.mu.Lock()
 	for _, p := range t.processes {
-		p.space.Close()
+		p.closeLocked()
 	}
+	clear(t.processes)
 	t.mu.Unlock()
 	t.listener.Close()
-	if err := os.Remove(t.dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+	t.dir.Close()
+	t.discharge()
+	if err := os.Remove(t.dir.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		s.cfg.Logf("guest: session of %q: %v", t.info.Args, err)
 	}
 	s.mu.Lock()
@@ -194,27 +268,6 @@ func hardLimitOf(pid int) (uint64, error) {
 		return strconv.ParseUint(v[1], 10, 64)
 	}
 	return 0, fmt.Errorf("read the limit of open files: cannot make sense of %s", f.Name())
-}
-
-// process returns the process with a thread's identity, and opens it if need be.
-func (t *Session) process(id *identity) (*process, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if p := t.processes[id.pid]; p != nil && !p.exited() {
-		return p, nil
-	}
-	for pid, p := range t.processes {
-		if p.exited() {
-			p.space.Close()
-			delete(t.processes, pid)
-		}
-	}
-	p, err := t.newProcess(id)
-	if err != nil {
-		return nil, err
-	}
-	t.processes[id.pid] = p
-	return p, nil
 }
 
 // warn logs what goes wrong for the program as a whole, once.

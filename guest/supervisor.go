@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/quota"
+	"verbena/umem"
 	"verbena/uverbs"
 )
 
@@ -21,7 +22,7 @@ type SupervisorConfig struct {
 	Uverbs *uverbs.Server
 	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes it
 	// searchable for others, and in it makes what they need to reach: the tree of /dev and /sys that programs see, and
-	// the queue files.
+	// the queue files. Each directory stays this user's.
 	Dir string
 	// Node is the owner and mode of the device files.
 	Node Node
@@ -33,6 +34,9 @@ type SupervisorConfig struct {
 	Logf func(format string, args ...any)
 	// Trace, if not nil, gets one line for each system call that names a virtual path.
 	Trace func(format string, args ...any)
+
+	// pause, if not nil, is called at named points with the thread of the call that is being answered; for tests.
+	pause func(point string, tid uint32)
 }
 
 // Supervisor answers the trapped system calls of programs. It is safe for concurrent use.
@@ -48,12 +52,14 @@ type Supervisor struct {
 
 	sessionCount atomic.Uint64
 	fileCount    atomic.Uint64
+	looks        atomic.Int64 // for last closes
 
 	mu       sync.Mutex
 	closed   bool
 	sessions map[*Session]struct{}
 	files    map[inode]*openFile // open device files, by the queue file that the program has
 	watches  map[int32]*openFile // the same by inotify watch
+	copies   map[int]*umem.Copies
 }
 
 // server is a uverbs.Server, or a double of one.
@@ -67,6 +73,7 @@ type server interface {
 type commandFile interface {
 	Write(c uverbs.Caller, addr uint64, n int) (int, error)
 	Ioctl(c uverbs.Caller, request uint32, arg uint64) error
+	Fail(why error)
 	Close()
 }
 
@@ -110,19 +117,23 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 		sessions: make(map[*Session]struct{}),
 		files:    make(map[inode]*openFile),
 		watches:  make(map[int32]*openFile),
+		copies:   make(map[int]*umem.Copies),
 	}
 	var err error
 	if s.tree, err = newTree(filepath.Join(cfg.Dir, "tree")); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(os.Chmod(cfg.Dir, 0o711), os.Mkdir(s.runDir(), 0o711), os.Chmod(s.runDir(), 0o711)); err != nil {
+		s.tree.close()
 		return nil, fmt.Errorf("make the directory of sessions: %w", err)
 	}
 	if s.stop, s.stopper, err = os.Pipe(); err != nil {
+		s.tree.close()
 		return nil, fmt.Errorf("make a pipe: %w", err)
 	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
+		s.tree.close()
 		s.stop.Close()
 		s.stopper.Close()
 		return nil, fmt.Errorf("watch for closed device files: inotify: %w; see /proc/sys/fs/inotify/max_user_instances", err)
@@ -177,6 +188,7 @@ func (s *Supervisor) Close() {
 	s.notify.Close()
 	s.reader.Wait()
 	s.stop.Close()
+	s.tree.close()
 }
 
 // inotifyEvent is the size of struct inotify_event without the name, which a watch on a file does not report.
@@ -205,7 +217,7 @@ func (s *Supervisor) watchCloses() {
 				f := s.watches[wd]
 				s.mu.Unlock()
 				if f != nil {
-					f.closeUnlessInUse(firstLook)
+					f.closedOne()
 				}
 			}
 		}

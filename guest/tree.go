@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 )
 
 // entry is what a virtual path is: exactly one of a directory, a file, a link or a device node.
@@ -72,6 +74,8 @@ func (t entries) resolve(path string, nofollow bool) (string, *entry) {
 // a file or directory in it, everything goes on natively. Device nodes are placeholders there that nobody can open.
 type tree struct {
 	root    string
+	dir     *os.File // root
+	mount   *os.File // root as a mount of its own, which may only be read; nil: the kernel does not let this process
 	current atomic.Pointer[entries]
 
 	// completed: deferred files are made like others from now on.
@@ -97,10 +101,56 @@ func newTree(root string) (*tree, error) {
 		makeDir(t.common("")),
 		makeFile(t.common("nogid"), noGID, 0o444),
 		makeFile(t.common("nothing"), nothing, 0o444))
+	if err == nil {
+		t.dir, err = openDirectory(root)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make the tree of virtual files: %w", err)
 	}
+	t.mount = detachedMount(t.dir)
 	return t, nil
+}
+
+func (t *tree) close() {
+	t.dir.Close()
+	if t.mount != nil {
+		t.mount.Close()
+	}
+}
+
+func openDirectory(path string) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// detachedMount returns a directory as a mount that is nowhere in the file system, so that there is no way up from it,
+// and that may only be read; nil where this process may not mount (open_tree(2); CAP_SYS_ADMIN).
+func detachedMount(dir *os.File) *os.File {
+	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return nil
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		unix.Close(fd)
+		return nil
+	}
+	return os.NewFile(uintptr(fd), dir.Name())
+}
+
+// open opens the file of a virtual path after links, whatever programs that may write to the tree, which are this user's,
+// have put in its place.
+func (t *tree) open(path string, how int) (int, error) {
+	dir := t.dir
+	if t.mount != nil {
+		dir = t.mount
+	}
+	return unix.Openat2(int(dir.Fd()), strings.TrimPrefix(path, "/"), &unix.OpenHow{
+		Flags: uint64(how | unix.O_CLOEXEC), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
 }
 
 // makeDir makes a directory that everybody may read, whatever the umask.

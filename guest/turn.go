@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/quota"
 	"verbena/internal/sched"
 )
 
@@ -16,7 +17,7 @@ import (
 // calls; so:
 //
 //   - As long as only one thread of the program calls, its calls are answered without passing the turn, but if one takes
-//     longer than patience, the turn is passed by a watchdog.
+//     longer than once or twice patience, the turn is passed by a watchdog, which runs while there are calls.
 //   - While several call, two workers have a turn: the calls of programs that talk to each other come in pairs. A turn is
 //     passed before each call that may take long (any but a doorbell, and doorbells too if they have taken longer than
 //     worthPassing lately) unless another worker is there to receive.
@@ -24,9 +25,10 @@ import (
 // A worker's way:
 //
 //	waiting --take--> idle, has a turn <--begin, end--> busy, has a turn
-//	   ^                    |                              |      |
-//	   | surplus            |                         pass |      | claimed by the watchdog, which passes
-//	   +--------------------+----------------- end ------- busy without a turn
+//	|  ^                    |                              |      |
+//	|  | surplus            |                         pass |      | claimed by the watchdog, which passes
+//	|  +--------------------+----------------- end ------- busy without a turn
+//	+--workerIdle--> ended
 type turn struct {
 	free      uint32       // futex word: turns that nobody has
 	turns     atomic.Int32 // that there are
@@ -34,7 +36,8 @@ type turn struct {
 	receiving atomic.Int32 // workers that wait for a call
 	passing   sched.Mutex
 	workers   atomic.Int32
-	start     func() // starts another worker
+	start     func()      // starts another worker
+	user      *quota.User // to whom workers are charged, but the first
 
 	// Who calls, as those who receive see it.
 	lastCaller atomic.Uint32
@@ -58,6 +61,8 @@ const (
 	sharedTurns = 2
 	// maxWorkers bounds how many calls of one session are answered at a time.
 	maxWorkers = 16
+	// workerIdle is how long a worker waits for a turn before it ends.
+	workerIdle = time.Second
 )
 
 // busyState tells the watchdog whether it may pass a worker's turn; see turn.
@@ -70,7 +75,8 @@ const (
 )
 
 // init makes a turn and starts the first worker.
-func (t *turn) init(start func()) {
+func (t *turn) init(start func(), user *quota.User) {
+	t.user = user
 	t.free = 1
 	t.turns.Store(1)
 	t.all = map[*worker]bool{}
@@ -92,22 +98,37 @@ func (t *turn) leave(w *worker) {
 	delete(t.all, w)
 }
 
-// take waits for a turn.
-func (t *turn) take() {
+// take waits for a turn. It returns false where there is none for so long that the worker is not needed.
+func (t *turn) take() bool {
 	t.waiting.Add(1)
 	for {
 		n := atomic.LoadUint32(&t.free)
 		if n == 0 {
-			futexWait(&t.free, 0)
+			if !futexWait(&t.free, 0, workerIdle) && t.retire() {
+				return false
+			}
 			continue
 		}
 		// First it waits no more: pass may start a worker too many, but not rely on one that has what it wants.
 		t.waiting.Add(-1)
 		if atomic.CompareAndSwapUint32(&t.free, n, n-1) {
-			return
+			return true
 		}
 		t.waiting.Add(1)
 	}
+}
+
+// retire takes a waiting worker out, unless there is a turn that pass relies on it to take.
+func (t *turn) retire() bool {
+	t.passing.Lock()
+	defer t.passing.Unlock()
+	if atomic.LoadUint32(&t.free) > 0 {
+		return false
+	}
+	t.waiting.Add(-1)
+	t.workers.Add(-1)
+	t.user.Give(quota.Workers, 1)
+	return true
 }
 
 // release gives a turn to whoever waits or will wait.
@@ -120,14 +141,18 @@ func (t *turn) release() {
 func (t *turn) pass() {
 	t.passing.Lock()
 	defer t.passing.Unlock()
-	if t.waiting.Load() <= int32(atomic.LoadUint32(&t.free)) {
-		if t.workers.Add(1) <= maxWorkers {
-			t.start()
-		} else {
-			t.workers.Add(-1)
-		}
+	if t.waiting.Load() <= int32(atomic.LoadUint32(&t.free)) && t.workers.Load() < maxWorkers && t.user.Take(quota.Workers, 1) == nil {
+		t.workers.Add(1)
+		t.start()
 	}
 	t.release()
+}
+
+// ended gives back what the workers of a session are charged that have not retired, but the first. No worker is left.
+func (t *turn) ended() {
+	if n := t.workers.Swap(0); n > 1 {
+		t.user.Give(quota.Workers, uint64(n-1))
+	}
 }
 
 // adapt makes another turn when several threads have begun to call.
@@ -161,18 +186,17 @@ func (t *turn) shared() bool { return t.mixture.Load() > mixed }
 func (w *worker) begin(c call) {
 	t := &w.session.turn
 	shared := t.shared()
+	pass := shared && t.receiving.Load() == 0
 	if c == callWrite {
-		if !shared {
-			return
+		if shared {
+			w.timed = true
+			w.used = threadTime()
 		}
-		w.timed = true
-		w.used = threadTime()
-		if t.doorbell.Load() < int64(worthPassing) {
-			return
-		}
+		// Most are doorbells.
+		pass = pass && t.doorbell.Load() >= int64(worthPassing)
 	}
-	if !shared || t.receiving.Load() > 0 {
-		w.began.Store(time.Now().UnixNano())
+	if !pass {
+		w.calls.Add(1)
 		w.busy.Store(busy)
 		t.watch()
 		return
@@ -204,22 +228,26 @@ func threadTime() int64 {
 
 // watch starts the watchdog, if it is not running.
 func (t *turn) watch() {
-	if t.watching.CompareAndSwap(false, true) {
+	if !t.watching.Load() && t.watching.CompareAndSwap(false, true) {
 		time.AfterFunc(patience, t.bark)
 	}
 }
 
-// bark passes the turns of those who have been busy for too long.
+// bark passes the turns of those who have been busy with the same call since it barked last.
 func (t *turn) bark() {
 	t.watching.Store(false)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now, again := time.Now().UnixNano(), false
+	again := false
 	for w := range t.all {
+		n := w.calls.Load()
+		seen := w.seen
+		w.seen = n
 		if w.busy.Load() != busy {
+			again = again || n != seen
 			continue
 		}
-		if now-w.began.Load() < int64(patience) {
+		if n != seen {
 			again = true
 		} else if w.busy.CompareAndSwap(busy, claimed) {
 			t.pass()

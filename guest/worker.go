@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,13 +27,15 @@ type worker struct {
 	hasTurn bool
 
 	// The present call.
-	n    notification
-	desc *descriptor // what argument 0 is, for calls on a device file
-	path [unix.PathMax]byte
+	n     notification
+	desc  *descriptor // what argument 0 is, for calls on a device file
+	known known       // who calls
+	path  [unix.PathMax]byte
 
 	// For the watchdog; see turn.
 	busy  atomic.Uint32 // busyState
-	began atomic.Int64  // in nanoseconds
+	calls atomic.Uint64 // that were begun
+	seen  uint64        // of these, by the watchdog; under turn.mu
 	timed bool
 	used  int64 // the thread's processor time before, if timed
 }
@@ -56,8 +59,7 @@ func (w *worker) run() {
 	t := &w.session.turn
 	t.join(w)
 	defer t.leave(w)
-	for {
-		t.take()
+	for t.take() {
 		w.hasTurn = true
 		for w.hasTurn {
 			if !w.receive() {
@@ -132,26 +134,35 @@ func (w *worker) answer() {
 	}
 	// ENOENT: the thread was killed. Descriptors that it was given have gone with it, and their last close is seen.
 	if err := send(w.session.fd, &r); err != nil && err != unix.ENOENT {
-		w.session.sup.cfg.Logf("guest: answer %v of thread %d: %v", callOf(w.n.nr), w.n.tid, err)
+		w.session.sup.cfg.Logf("guest: answer %v of thread %d: %v", callOf(&w.n), w.n.tid, err)
 	}
 }
 
-// handle makes the answer. A panic is an error of the call, and the service goes on.
+// handle makes the answer. A panic is an error of the call, and the service goes on; the device, which may be left with
+// locks held, is taken through a fatal event.
 func (w *worker) handle() (v verdict) {
+	w.known, w.desc = known{}, nil
 	defer func() {
 		if r := recover(); r != nil {
-			w.session.sup.cfg.Logf("guest: panic in %v of thread %d: %v\n%s", callOf(w.n.nr), w.n.tid, r, debug.Stack())
+			w.session.sup.cfg.Logf("guest: panic in %v of thread %d: %v\n%s", callOf(&w.n), w.n.tid, r, debug.Stack())
 			v = fails(syscall.EIO)
+			if d := w.desc; d != nil {
+				d.file.file.Fail(fmt.Errorf("panic in a command of process %d: %v", w.n.tid, r))
+			}
 		}
 		w.end()
 	}()
-	c := callOf(w.n.nr)
+	c := callOf(&w.n)
 	switch c {
+	case callExecve, callExecveat:
+		return w.execute()
 	case callDup, callFcntl:
 		return w.duplicate(c)
+	case callDup2, callDup3:
+		return w.duplicateTo(c)
 	case callWrite, callIoctl, callFstat:
 		fd := int32(w.n.args[0])
-		w.desc = w.session.descriptor(w.n.tid, fd)
+		w.desc = w.descriptor(fd)
 		if w.desc == nil {
 			return verdict{fate: letThrough}
 		}
@@ -170,48 +181,40 @@ func (w *worker) handle() (v verdict) {
 // command is a call on an open device file that was entered.
 func (w *worker) command(c call, f *openFile) verdict {
 	defer f.leave()
-	w.begin(c)
-	if c == callIoctl {
-		return fails(f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2]))
+	if c == callWrite && f.readOnly {
+		return fails(syscall.EBADF)
 	}
-	n, err := f.file.Write(w, w.n.args[1], int(min(w.n.args[2], math.MaxInt32)))
-	return verdict{val: int64(n), err: err}
+	w.begin(c)
+	var v verdict
+	if c == callIoctl {
+		v.err = f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2])
+	} else {
+		var n int
+		n, v.err = f.file.Write(w, w.n.args[1], int(min(w.n.args[2], math.MaxInt32)))
+		v.val = int64(n)
+	}
+	if w.known.stale { // nothing was read or done
+		v = verdict{fate: letThrough}
+	}
+	return v
 }
 
 // Space is where the addresses of the present call point. (uverbs.Caller)
 func (w *worker) Space() umem.Space {
-	p, err := w.caller()
+	_, s, err := w.caller()
 	if err != nil {
 		return nowhere{err}
 	}
-	return p.space
+	return s.Exact()
 }
 
 // Account is what the caller's registered pages are charged to. (uverbs.Caller)
 func (w *worker) Account() *umem.Account {
-	p, err := w.caller()
+	p, _, err := w.caller()
 	if err != nil {
-		return umem.NewAccount(func() uint64 { return 0 })
+		return umem.NewLimitedAccount(func() (uint64, error) { return 0, err })
 	}
-	return p.account
-}
-
-// caller is the process of the present call, which is on a device file.
-func (w *worker) caller() (*process, error) {
-	if p := w.desc.process.Load(); p != nil && !p.exited() {
-		return p, nil
-	}
-	id, err := identify(int(w.n.tid))
-	if err != nil {
-		return nil, err
-	}
-	p, err := w.session.process(id)
-	if err != nil {
-		w.session.warn(func() error { return err })
-		return nil, err
-	}
-	w.desc.process.Store(p)
-	return p, nil
+	return p.acct
 }
 
 // InstallFD duplicates a descriptor of the service into the caller. (uverbs.Caller)
@@ -230,6 +233,9 @@ func (w *worker) InstallFD(fd int, cloexec bool) (int, error) {
 // SameFile identifies what the caller has under a descriptor. (uverbs.Caller)
 func (w *worker) SameFile(fd int) (dev, ino uint64, err error) {
 	i, err := inodeOf(w.n.tid, int32(fd))
+	if err == nil {
+		err = w.prove()
+	}
 	return i.dev, i.ino, err
 }
 
@@ -241,35 +247,44 @@ func (n nowhere) Check(uint64, uint64, bool) error    { return n.fault() }
 func (n nowhere) ReadV(dst [][]byte, _ uint64) error  { return n.fault() }
 func (n nowhere) WriteV(src [][]byte, _ uint64) error { return n.fault() }
 
-// descriptor is a device file as one thread has it. Looking it up takes longer than most calls, so it is remembered.
-// While the file is open the number is taken to mean the same file; that it is closed, and the choice of a number for
-// a new file, end it.
+// descriptor is a device file as one thread has it. Looking it up takes longer than most calls, so it is remembered for a
+// while, for doorbells: for anything else it is looked up again (findCaller).
 type descriptor struct {
 	tid     uint32
 	fd      int32
 	file    *openFile
+	until   time.Time
 	process atomic.Pointer[process] // whose thread it is, once known
 }
 
-const cacheSize = 64
+const (
+	cacheSize = 64
+	// remembered is less than it takes to use up the numbers of threads, so that a thread of the same number is the same.
+	remembered = 500 * time.Millisecond
+)
 
 func slot(tid uint32, fd int32) uint32 { return (tid*31 + uint32(fd)) % cacheSize }
 
-// descriptor finds the device file that a thread has under a number, nil if that is something else.
-func (t *Session) descriptor(tid uint32, fd int32) *descriptor {
+// descriptor finds the device file that the caller has under a number, nil if that is something else.
+func (w *worker) descriptor(fd int32) *descriptor {
+	t, tid := w.session, w.n.tid
 	at := &t.cache[slot(tid, fd)]
-	if d := at.Load(); d != nil && d.tid == tid && d.fd == fd && !d.file.closed() {
-		return d
+	old := at.Load()
+	if old != nil && old.tid == tid && old.fd == fd && !old.file.closed() && time.Now().Before(old.until) {
+		return old
 	}
 	i, err := inodeOf(tid, fd)
 	if err != nil {
 		return nil
 	}
 	f := t.sup.file(i)
-	if f == nil {
+	if f == nil || w.prove() != nil {
 		return nil
 	}
-	d := &descriptor{tid: tid, fd: fd, file: f}
+	d := &descriptor{tid: tid, fd: fd, file: f, until: time.Now().Add(remembered)}
+	if old != nil && old.tid == tid {
+		d.process.Store(old.process.Load()) // which is looked at before it is used
+	}
 	at.Store(d)
 	return d
 }
@@ -287,10 +302,12 @@ func fdPath(tid uint32, fd int32) string {
 	return "/proc/" + strconv.Itoa(int(tid)) + "/fd/" + strconv.Itoa(int(fd))
 }
 
+// inodeOf identifies the file that a thread has under a number, without asking the file system for what it does not know
+// at once: that may be a program of the user's.
 func inodeOf(tid uint32, fd int32) (inode, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(fdPath(tid, fd), &st); err != nil {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, fdPath(tid, fd), unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st); err != nil {
 		return inode{}, fmt.Errorf("look up descriptor %d of thread %d: %w", fd, tid, err)
 	}
-	return inode{uint64(st.Dev), st.Ino}, nil
+	return inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}, nil
 }

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +24,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 	s := &Session{sup: &Supervisor{}, firstFD: 1000}
 	w := &worker{session: s}
 	tid := uint32(os.Getpid())
-	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{file: file}})
+	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{file: file}, until: time.Now().Add(time.Hour)})
 	numbers := architectures[runtime.GOARCH].numbers
 	path := []byte("/etc/hostname\x00")
 	for _, tt := range []struct {
@@ -34,6 +36,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 		{"path", notification{nr: int32(numbers[callOpenat].nr), args: [6]uint64{0, uint64(uintptr(unsafe.Pointer(&path[0])))}}, letThrough},
 	} {
 		w.n = tt.n
+		w.n.arch = native.audit
 		w.n.tid = tid
 		if n := testing.AllocsPerRun(100, func() {
 			s.turn.note(tid)
@@ -125,15 +128,11 @@ func TestQueueFilesBelongToTheUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := s.process(id)
+	f, description, err := newOpenFile(s, &node{device: "uverbs0"}, &opener{process: &process{}, id: id}, unix.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, description, err := newOpenFile(s, &node{device: "uverbs0"}, p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// From the service's directory down, the user can reach it, and nobody else.
+	// From the service's directory down, the user can reach it, and nobody else; but not change what is there.
 	cat := exec.Command("/bin/cat", f.memory.Path())
 	cat.SysProcAttr = c.SysProcAttr
 	if out, err := cat.CombinedOutput(); err != nil {
@@ -143,6 +142,18 @@ func TestQueueFilesBelongToTheUser(t *testing.T) {
 	cat.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65533, Gid: 65533}}
 	if err := cat.Run(); err == nil {
 		t.Error("another user can read it")
+	}
+	for _, name := range []string{"other", filepath.Base(f.memory.Path())} {
+		touch := exec.Command("/bin/sh", "-c", "rm -f "+name+"; : >"+name+".new || mv "+name+" moved || ln -s /etc/passwd link")
+		touch.Dir = s.Dir()
+		touch.SysProcAttr = c.SysProcAttr
+		if err := touch.Run(); err == nil {
+			t.Errorf("the user can change the session's directory")
+		}
+	}
+	left, err := os.ReadDir(s.Dir())
+	if err != nil || len(left) != 1 || left[0].Name() != filepath.Base(f.memory.Path()) {
+		t.Errorf("in the session's directory: %v, %v", left, err)
 	}
 	description.Close() // the last one
 	w.await("the last close", f.ended)

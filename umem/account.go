@@ -11,7 +11,7 @@ const Unlimited = math.MaxUint64
 // Account counts the pages that registrations hold, usually those of one process, against a limit. The nil
 // Account counts nothing. Mirrors mm->pinned_vm against RLIMIT_MEMLOCK.
 type Account struct {
-	limit func() uint64 // bytes
+	limit func() (uint64, error) // bytes; nil: Unlimited
 
 	mu    sync.Mutex
 	pages uint64
@@ -19,7 +19,15 @@ type Account struct {
 
 // NewAccount returns an account whose limit, in bytes, is asked for at each charge, because a process may change
 // its own. A nil limit is Unlimited.
-func NewAccount(limit func() uint64) *Account { return &Account{limit: limit} }
+func NewAccount(limit func() uint64) *Account {
+	if limit == nil {
+		return &Account{}
+	}
+	return &Account{limit: func() (uint64, error) { return limit(), nil }}
+}
+
+// NewLimitedAccount does the same with a limit that may be unknown: then nothing is charged, and limit's error returned.
+func NewLimitedAccount(limit func() (uint64, error)) *Account { return &Account{limit: limit} }
 
 // Pages is the number of pages held now.
 func (a *Account) Pages() uint64 {
@@ -37,7 +45,13 @@ func (a *Account) charge(pages uint64) error {
 	}
 	limit := uint64(Unlimited)
 	if a.limit != nil {
-		limit = a.limit()
+		var err error
+		if limit, err = a.limit(); err != nil {
+			return err
+		}
+	}
+	if limit == 0 {
+		return ErrNoLock
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

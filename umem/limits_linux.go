@@ -11,20 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewProcessAccount returns an account with the limit of a process: its soft RLIMIT_MEMLOCK at the time of each
-// charge, or none while it has CAP_IPC_LOCK. When the process is gone, nothing can be charged.
-func NewProcessAccount(pid int) *Account {
-	return NewAccount(func() uint64 {
-		limit, err := LockLimit(pid)
-		if err != nil {
-			return 0
-		}
-		return limit
-	})
+// LockLimit is how many bytes the process may lock now: its soft RLIMIT_MEMLOCK, or Unlimited while it has CAP_IPC_LOCK
+// in this process's user namespace. ErrLimit when the process is gone. It may sleep.
+func (p *Process) LockLimit() (uint64, error) {
+	limit, err := LockLimit(p.pid)
+	if err != nil || !p.Alive() { // the number may be another's by now
+		return 0, ErrLimit
+	}
+	return limit, nil
 }
 
-// LockLimit is how many bytes a process may lock: its soft RLIMIT_MEMLOCK, Unlimited with CAP_IPC_LOCK. It reads
-// the limit by prlimit(2) or, for a process of another user, from /proc. It may sleep.
+// LockLimit is how many bytes a process may lock: its soft RLIMIT_MEMLOCK, Unlimited with CAP_IPC_LOCK. A capability in
+// another user namespace than this process's does not count, since whoever makes a namespace has all of them there. It
+// reads the limit by prlimit(2) or, for a process of another user, from /proc. It may sleep.
 func LockLimit(pid int) (uint64, error) {
 	limit, err := lockLimit(pid)
 	if err != nil {
@@ -42,7 +41,7 @@ func lockLimit(pid int) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("capabilities %q: %w", caps, err)
 	}
-	if mask&(1<<unix.CAP_IPC_LOCK) != 0 {
+	if mask&(1<<unix.CAP_IPC_LOCK) != 0 && inOwnUserNamespace(pid) {
 		return Unlimited, nil
 	}
 	var rlim unix.Rlimit
@@ -57,6 +56,14 @@ func lockLimit(pid int) (uint64, error) {
 		return Unlimited, nil
 	}
 	return rlim.Cur, nil
+}
+
+// inOwnUserNamespace reports whether a process is in this one's user namespace, which /proc tells those who may look
+// into the process.
+func inOwnUserNamespace(pid int) bool {
+	var own, its unix.Stat_t
+	return unix.Stat("/proc/self/ns/user", &own) == nil &&
+		unix.Stat("/proc/"+strconv.Itoa(pid)+"/ns/user", &its) == nil && own.Dev == its.Dev && own.Ino == its.Ino
 }
 
 // lockLimitFromProc reads what prlimit would not tell: any user may read the file.

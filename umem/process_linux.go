@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,61 +16,120 @@ import (
 // CAP_SYS_PTRACE, and a Yama ptrace_scope that allows it (ptrace(2), "Ptrace access mode checking").
 var ErrAccess = fmt.Errorf("may not access the process's memory (another user, not dumpable, or kernel.yama.ptrace_scope): %w", unix.EPERM)
 
-// Process is the memory of another process, by process_vm_readv(2) and process_vm_writev(2). Page protections
-// hold as for the process itself. It is safe for concurrent use.
+// ErrExec: an access that had begun did not end within the time that Bind waits.
+var ErrExec = fmt.Errorf("an access to the process's memory does not end: %w", unix.EAGAIN)
+
+// Process is the address space that a process had when it was opened. It is safe for concurrent use.
 //
-// The process is watched through a pidfd: once it has exited, every access is ErrFault, so that another process
-// which gets the same number is not touched. While it lives, so must its main thread, by whose id it is accessed.
+// The kernel's fast way into another process, process_vm_readv(2), goes by the number of a process, and so reaches
+// whatever that executes later. The slower one, /proc/PID/mem (proc_pid_mem(5)), belongs to one address space. A Process
+// begins with the fast way; Bind, called before the process executes another program, ends it:
+//
+//	direct --Bind--> binding --last access by number ended--> bound
+//	   |                                                        |
+//	   +------------------- the process has exited, or Close ---+--> dead
+//
+// In bound, an access finds the address space that was there when the Process was made, or, if no process has that any
+// more, ErrFault. Where the fast way is not open (Yama, or the main thread has ended) the Process is bound from the
+// start.
+//
+// The process is watched through a pidfd: once it has exited every access is ErrFault.
 type Process struct {
 	pid    int
-	by     *procMem // not nil: another way in
 	pidfd  *os.File
 	conn   syscall.RawConn // of pidfd
-	dead   atomic.Bool     // exited, or closed
+	files  *Files
+	copies *Copies
+
+	direct  atomic.Int64  // accesses by number that have begun, and binding once there are to be no more
+	drained chan struct{} // closed when binding was set and the last of them has ended
+	drain   sync.Once     // closes drained
+
+	dead   atomic.Bool // exited, or closed
 	exited chan struct{}
 	once   sync.Once // closes exited
 }
 
-// OpenProcess opens the memory of a process by its process id (a thread group leader's, not another thread's).
-// The caller sees to it that the process that it means still exists, for example by holding its trapped system
-// call. It may sleep. ErrAccess if the kernel forbids it, ESRCH if there is no such process.
+const binding = 1 << 62
+
+// ProcessConfig says what a Process is made of. The files are the Process's from then on, also after an error.
+type ProcessConfig struct {
+	PID   int      // its thread group's id
+	Pidfd *os.File // pidfd_open(2) of it, non-blocking
+	// Mem and Maps are /proc/TID/mem and /proc/TID/maps of one of its threads, opened while the address space was the one
+	// that is meant. Mem may come from another process, which may do what this one may not.
+	Mem, Maps *os.File
+	// Bound starts without the fast way.
+	Bound bool
+	// Copies bounds the accesses that go on at a time; nil: nothing does.
+	Copies *Copies
+}
+
+// OpenProcess opens the present memory of a process by its process id (a thread group leader's, not another thread's).
+// The caller sees to it that the process that it means still exists and executes nothing meanwhile, for example by
+// holding its trapped system call. It may sleep. ErrAccess if the kernel forbids it, ESRCH if there is no such process.
 func OpenProcess(pid int) (*Process, error) {
-	return openProcess(pid, nil)
-}
-
-// OpenProcessBy opens the memory of a process where the kernel denies it to OpenProcess, with the help of somebody
-// who may open /proc/PID/mem (proc_pid_mem(5)), such as an ancestor of the process under Yama. open returns that file,
-// and is called again after the process has executed another program. Page protections do not hold for the file, so
-// that each access looks up the mappings first; this takes some ten times as long. It may sleep.
-func OpenProcessBy(pid int, open func() (*os.File, error)) (*Process, error) {
-	return openProcess(pid, &procMem{pid: pid, open: open})
-}
-
-func openProcess(pid int, by *procMem) (*Process, error) {
+	cfg := ProcessConfig{PID: pid}
 	fail := func(err error) (*Process, error) {
+		cfg.close()
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			err = unix.ESRCH
+		case errors.Is(err, os.ErrPermission):
+			err = ErrAccess
+		}
 		return nil, fmt.Errorf("open memory of process %d: %w", pid, err)
 	}
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return fail(err)
 	}
-	p := &Process{pid: pid, by: by, pidfd: os.NewFile(uintptr(fd), "pidfd"), exited: make(chan struct{})}
-	if p.conn, err = p.pidfd.SyscallConn(); err != nil {
-		p.pidfd.Close()
+	cfg.Pidfd = os.NewFile(uintptr(fd), "pidfd")
+	if cfg.Mem, err = os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0); err != nil {
 		return fail(err)
 	}
-	if by != nil {
-		if _, err := by.file(nil); err != nil {
-			p.pidfd.Close()
-			return fail(err)
+	if cfg.Maps, err = os.Open(fmt.Sprintf("/proc/%d/maps", pid)); err != nil {
+		return fail(err)
+	}
+	return NewProcess(cfg)
+}
+
+func (c *ProcessConfig) close() {
+	for _, f := range [...]*os.File{c.Pidfd, c.Mem, c.Maps} {
+		if f != nil {
+			f.Close()
 		}
-		go p.watch()
-		return p, nil
 	}
-	// The kernel checks the permission before the address, so that any address will do.
-	if err := p.ReadV([][]byte{make([]byte, 1)}, 0); errors.Is(err, ErrAccess) {
-		p.pidfd.Close()
-		return fail(err)
+}
+
+// NewProcess makes a Process of what has been opened already. It may sleep. EINVAL if Mem is no /proc/PID/mem.
+func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
+	defer func() {
+		if err != nil {
+			cfg.close()
+			err = fmt.Errorf("open memory of process %d: %w", cfg.PID, err)
+		}
+	}()
+	files, err := NewFiles(cfg.Mem, cfg.Maps)
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{
+		pid: cfg.PID, pidfd: cfg.Pidfd, files: files, copies: cfg.Copies,
+		drained: make(chan struct{}), exited: make(chan struct{}),
+	}
+	if p.conn, err = p.pidfd.SyscallConn(); err != nil {
+		return nil, err
+	}
+	if !cfg.Bound {
+		// The kernel looks at the permission before the address, so that any address will do.
+		var b [1]byte
+		_, err := p.vm([]unix.Iovec{{Base: &b[0], Len: 1}}, 0, 1, false)
+		cfg.Bound = err == unix.EPERM || err == unix.ESRCH
+	}
+	if cfg.Bound {
+		p.direct.Store(binding)
+		p.drain.Do(func() { close(p.drained) })
 	}
 	go p.watch()
 	return p, nil
@@ -94,6 +154,16 @@ func (p *Process) PID() int { return p.pid }
 // Exited is closed when the process has exited, or is to be treated so (MarkDead, Close).
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
+// Alive asks the kernel whether the process exists: if so, its id has been its own until now.
+func (p *Process) Alive() bool {
+	alive := false
+	err := p.conn.Control(func(fd uintptr) { alive = !exited(int(fd)) })
+	return err == nil && alive && !p.dead.Load()
+}
+
+// Pidfd calls f with the pidfd of the process, which is open until f returns.
+func (p *Process) Pidfd(f func(fd int)) error { return p.conn.Control(func(fd uintptr) { f(int(fd)) }) }
+
 // MarkDead ends every access from now on, for an owner that learns of the process's end earlier than the pidfd
 // tells.
 func (p *Process) MarkDead() {
@@ -106,8 +176,55 @@ func (p *Process) MarkDead() {
 // Close ends the watch and every access from now on.
 func (p *Process) Close() error {
 	p.MarkDead()
-	p.by.close()
+	p.files.Close()
 	return p.pidfd.Close()
+}
+
+// Bind keeps the Process to its address space from now on, whatever the process executes next. It returns when no access
+// by the process's number is left, ErrExec if that takes longer than patience: then the process must not be let execute
+// anything. It may be called again.
+func (p *Process) Bind(patience time.Duration) error {
+	for {
+		n := p.direct.Load()
+		if n >= binding {
+			break
+		}
+		// An access of its own sees to it that there is a last one.
+		if p.direct.CompareAndSwap(n, n+1+binding) {
+			p.leave()
+			break
+		}
+	}
+	timeout := time.NewTimer(patience)
+	defer timeout.Stop()
+	select {
+	case <-p.drained:
+		return nil
+	case <-timeout.C:
+		return fmt.Errorf("process %d: %w", p.pid, ErrExec)
+	}
+}
+
+// Bound reports whether accesses go by the address space alone.
+func (p *Process) Bound() bool { return p.direct.Load() >= binding }
+
+// Left reports whether the address space has gone: no process has it any more. It is false, too, where that cannot be
+// found out.
+func (p *Process) Left() bool { return p.dead.Load() || p.files.gone() }
+
+// enter begins an access by number, false if there are to be no more. leave ends it.
+func (p *Process) enter() bool {
+	if p.direct.Add(1) > binding {
+		p.leave()
+		return false
+	}
+	return true
+}
+
+func (p *Process) leave() {
+	if p.direct.Add(-1) == binding {
+		p.drain.Do(func() { close(p.drained) })
+	}
 }
 
 // ReadV implements Space.
@@ -124,9 +241,31 @@ const (
 var iovPool = sync.Pool{New: func() any { return new([iovMax]unix.Iovec) }}
 
 func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
-	if p.by != nil {
-		return p.moveByMem(bufs, addr, write)
+	if p.dead.Load() {
+		return ErrFault
 	}
+	if err := p.copies.begin(); err != nil {
+		return err
+	}
+	defer p.copies.end()
+	if !p.enter() {
+		return p.files.move(bufs, addr, write)
+	}
+	err := p.moveDirect(bufs, addr, write)
+	p.leave()
+	if err == unix.ESRCH && p.Alive() { // its main thread has ended
+		if err := p.Bind(0); err != nil && !errors.Is(err, ErrExec) {
+			return err
+		}
+		return p.files.move(bufs, addr, write)
+	}
+	if err == unix.ESRCH {
+		return ErrFault
+	}
+	return err
+}
+
+func (p *Process) moveDirect(bufs [][]byte, addr uint64, write bool) error {
 	if len(bufs) <= iovStack {
 		var iov [iovStack]unix.Iovec
 		return p.moveBy(iov[:], bufs, addr, write)
@@ -162,21 +301,13 @@ func (p *Process) moveBy(iov []unix.Iovec, bufs [][]byte, addr uint64, write boo
 	return nil
 }
 
-func (p *Process) transfer(iov []unix.Iovec, addr uint64, size int, write bool) (err error) {
-	if p.dead.Load() {
-		return ErrFault
-	}
-	remote := [1]unix.RemoteIovec{{Base: uintptr(addr), Len: size}}
-	var n int
-	if write {
-		n, err = unix.ProcessVMWritev(p.pid, iov, remote[:], 0)
-	} else {
-		n, err = unix.ProcessVMReadv(p.pid, iov, remote[:], 0)
-	}
+// transfer returns ESRCH as it is.
+func (p *Process) transfer(iov []unix.Iovec, addr uint64, size int, write bool) error {
+	n, err := p.vm(iov, addr, size, write)
 	switch {
 	case err == nil && n == size:
 		return nil
-	case err == nil, err == unix.EFAULT, err == unix.ESRCH: // nil: part of the range is not there
+	case err == nil, err == unix.EFAULT: // nil: part of the range is not there
 		return ErrFault
 	case err == unix.EPERM:
 		return ErrAccess
@@ -184,23 +315,46 @@ func (p *Process) transfer(iov []unix.Iovec, addr uint64, size int, write bool) 
 	return err
 }
 
-// Check implements Space, by /proc/PID/maps.
+func (p *Process) vm(iov []unix.Iovec, addr uint64, size int, write bool) (int, error) {
+	remote := [1]unix.RemoteIovec{{Base: uintptr(addr), Len: size}}
+	if write {
+		return unix.ProcessVMWritev(p.pid, iov, remote[:], 0)
+	}
+	return unix.ProcessVMReadv(p.pid, iov, remote[:], 0)
+}
+
+// Check implements Space, by the mappings of the address space.
 func (p *Process) Check(addr, length uint64, write bool) error {
 	if p.dead.Load() {
 		return ErrFault
 	}
-	if err := CheckProcess(p.pid, addr, length, write); err != nil {
+	if err := p.copies.begin(); err != nil { // the process may hold up those who look at its mappings, too
 		return err
 	}
-	if length > 0 && !p.alive() {
-		return ErrFault
-	}
-	return nil
+	defer p.copies.end()
+	return p.files.Check(addr, length, write)
 }
 
-// alive asks the pidfd: what was opened by number until now was then opened of this process.
-func (p *Process) alive() bool {
-	alive := false
-	err := p.conn.Control(func(fd uintptr) { alive = !exited(int(fd)) })
-	return err == nil && alive && !p.dead.Load()
+// Exact returns the same memory for use within one call: its accesses go by the address space from the start. Regions
+// that are made of it are of the Process.
+func (p *Process) Exact() Space { return exact{p} }
+
+type exact struct{ p *Process }
+
+func (e exact) Check(addr, length uint64, write bool) error { return e.p.Check(addr, length, write) }
+func (e exact) ReadV(dst [][]byte, addr uint64) error       { return e.move(dst, addr, false) }
+func (e exact) WriteV(src [][]byte, addr uint64) error      { return e.move(src, addr, true) }
+
+func (e exact) move(bufs [][]byte, addr uint64, write bool) error {
+	if e.p.dead.Load() {
+		return ErrFault
+	}
+	if err := e.p.copies.begin(); err != nil {
+		return err
+	}
+	defer e.p.copies.end()
+	return e.p.files.move(bufs, addr, write)
 }
+
+// Lasting implements lasting.
+func (e exact) Lasting() Space { return e.p }

@@ -15,6 +15,8 @@ var (
 	ErrFault = fmt.Errorf("memory is not mapped with the rights asked for: %w", syscall.EFAULT)
 	// ErrLimit: the pages would exceed the account's limit (RLIMIT_MEMLOCK).
 	ErrLimit = fmt.Errorf("locked memory limit (RLIMIT_MEMLOCK, ulimit -l) exceeded: %w", syscall.ENOMEM)
+	// ErrNoLock: the account may lock nothing (RLIMIT_MEMLOCK is 0), and so not register memory. (can_do_mlock)
+	ErrNoLock = fmt.Errorf("locking memory is not permitted: the limit (RLIMIT_MEMLOCK, ulimit -l) is 0: %w", syscall.EPERM)
 	// ErrRange: the range wraps around or lies outside the region.
 	ErrRange = fmt.Errorf("address range outside the registered memory: %w", syscall.EINVAL)
 )
@@ -38,6 +40,16 @@ type Space interface {
 	WriteV(src [][]byte, addr uint64) error
 }
 
+// lasting is implemented by a Space that is for one call only. Regions, which outlive the call, are of what it names.
+type lasting interface{ Lasting() Space }
+
+func lastingOf(s Space) Space {
+	if l, ok := s.(lasting); ok {
+		return l.Lasting()
+	}
+	return s
+}
+
 // Region is one registration of a contiguous range of a Space. It is immutable and safe for concurrent use;
 // Release ends it.
 type Region struct {
@@ -59,6 +71,7 @@ func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Re
 	if addr+length < addr || iova+length < iova || addr+length+PageSize < addr+length {
 		return nil, fmt.Errorf("register %d bytes at %#x: %w", length, addr, ErrRange)
 	}
+	space = lastingOf(space)
 	r := &Region{space: space, acct: acct, addr: addr, length: length, iova: iova}
 	if length == 0 {
 		return r, nil
@@ -83,7 +96,7 @@ func OnDemand(space Space, addr, length, iova uint64) (*Region, error) {
 	if addr+length < addr || iova+length < iova {
 		return nil, fmt.Errorf("register %d bytes at %#x on demand: %w", length, addr, ErrRange)
 	}
-	return &Region{space: space, addr: addr, length: length, iova: iova, onDemand: true}, nil
+	return &Region{space: lastingOf(space), addr: addr, length: length, iova: iova, onDemand: true}, nil
 }
 
 // Everything is the length of an implicit region.

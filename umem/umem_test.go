@@ -9,11 +9,16 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -64,8 +69,28 @@ func child() {
 		if in.Text() == "exec" {
 			panic(syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
 		}
+		if os.Getenv("UMEM_TEST_CHILD") == "mainexit" {
+			endMainThread()
+		}
 		fmt.Printf("%x\n", mem[:PageSize])
 	}
+}
+
+// endMainThread ends the thread that it is called on, which is the main one, and goes on by another.
+func endMainThread() {
+	go func() {
+		runtime.LockOSThread()
+		for { // until the main thread is a zombie
+			b, err := os.ReadFile("/proc/self/stat")
+			if err == nil && bytes.Contains(b, []byte(") Z ")) {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		fmt.Println("main has ended")
+		time.Sleep(time.Hour)
+	}()
+	_, _, _ = syscall.Syscall(unix.SYS_EXIT, 0, 0, 0) // so that the runtime takes the processor back
 }
 
 func pattern(i int) byte { return byte(i*7 + i>>12) }
@@ -93,17 +118,41 @@ func eachWay(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *
 		f(t, func(t *testing.T, mode string) *childProcess {
 			c := startChild(t, mode)
 			direct := c.Process
-			var err error
-			if c.Process, err = OpenProcessBy(c.cmd.Process.Pid, func() (*os.File, error) {
-				return os.OpenFile(fmt.Sprintf("/proc/%d/mem", c.cmd.Process.Pid), os.O_RDWR, 0)
-			}); err != nil {
-				t.Fatal(err)
-			}
+			c.Process = openBound(t, c.cmd.Process.Pid)
 			direct.Close()
 			t.Cleanup(func() { c.Close() })
 			return c
 		})
 	})
+}
+
+// openBound opens the memory of a process by its files alone.
+func openBound(t *testing.T, pid int) *Process {
+	t.Helper()
+	p, err := NewProcess(configOf(t, pid, fmt.Sprintf("/proc/%d/mem", pid)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func configOf(t *testing.T, pid int, mem string) ProcessConfig {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := os.OpenFile(mem, os.O_RDWR, 0)
+	if err != nil {
+		if m, err = os.Open(mem); err != nil {
+			t.Fatal(err)
+		}
+	}
+	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ProcessConfig{PID: pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: m, Maps: maps, Bound: true}
 }
 
 // startChild runs this test binary as child and opens its memory.
@@ -261,48 +310,239 @@ func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childPro
 	}
 }
 
-// TestProcMemFollowsExec: after the process has executed another program the file that was opened before leads nowhere,
-// and another is asked for.
-func TestProcMemFollowsExec(t *testing.T) {
-	c := startChild(t, "exec")
-	opened := 0
-	p, err := OpenProcessBy(c.cmd.Process.Pid, func() (*os.File, error) {
-		opened++
-		return os.OpenFile(fmt.Sprintf("/proc/%d/mem", c.cmd.Process.Pid), os.O_RDWR, 0)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	read := func() {
-		t.Helper()
-		got := make([]byte, PageSize)
-		if err := p.ReadV([][]byte{got}, c.base+PageSize); err != nil {
+// TestExecEndsTheAddressSpace: what was opened, or registered, before an exec that Bind came before never leads to the
+// program that comes after it.
+func TestExecEndsTheAddressSpace(t *testing.T) {
+	eachWay(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
+		c := start(t, "exec")
+		old, base := c.Process, c.base
+		region, err := Get(old, nil, base, 2*PageSize, base, true)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if want := pattern(int(PageSize)); got[0] != want {
-			t.Fatalf("byte is %#x, want %#x", got[0], want)
+		everything, err := OnDemand(old, 0, Everything, 0)
+		if err != nil {
+			t.Fatal(err)
 		}
+		if err := old.Bind(time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if old.Left() {
+			t.Error("the address space has gone before the exec")
+		}
+		if err := region.WriteV([][]byte{{1, 2}}, base); err != nil {
+			t.Errorf("bound, before the exec: %v", err)
+		}
+		fmt.Fprintln(c.stdin, "exec")
+		if _, err := fmt.Fscanln(c.out, &c.base); err != nil {
+			t.Fatal(err)
+		}
+		if !old.Left() {
+			t.Error("the address space has not gone with the exec")
+		}
+		next, err := OpenProcess(c.cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer next.Close()
+		got := make([]byte, 8)
+		if err := next.ReadV([][]byte{got}, c.base); err != nil {
+			t.Fatalf("the new program's memory, by a new Process: %v", err)
+		}
+		for name, r := range map[string]*Region{"a region": region, "all memory": everything} {
+			for _, at := range []uint64{base, c.base} {
+				if !r.Contains(at, 8) {
+					continue
+				}
+				if err := r.ReadV([][]byte{got}, at); !errors.Is(err, ErrFault) {
+					t.Errorf("%s reads the new program at %#x: %v", name, at, err)
+				}
+				if err := r.WriteV([][]byte{got}, at); !errors.Is(err, ErrFault) {
+					t.Errorf("%s writes to the new program at %#x: %v", name, at, err)
+				}
+				if err := r.Check(false); !errors.Is(err, ErrFault) {
+					t.Errorf("%s is checked at %#x: %v", name, at, err)
+				}
+			}
+		}
+		if _, err := Get(old, nil, c.base, 8, c.base, false); !errors.Is(err, ErrFault) {
+			t.Errorf("a registration by the old address space: %v", err)
+		}
+	})
+}
+
+// TestExactIsTheAddressSpace: what a call uses is bound from the start, but a region made of it is not.
+func TestExactIsTheAddressSpace(t *testing.T) {
+	c := startChild(t, "exec")
+	e := c.Exact()
+	got := make([]byte, 4)
+	if err := e.ReadV([][]byte{got}, c.base+PageSize); err != nil || got[0] != pattern(int(PageSize)) {
+		t.Fatalf("read %x, %v", got, err)
 	}
-	read()
+	if err := e.WriteV([][]byte{{9}}, c.base+2*PageSize); !errors.Is(err, ErrFault) {
+		t.Errorf("write to a page that may only be read: %v", err)
+	}
+	if err := errors.Join(e.Check(c.base, PageSize, true), e.WriteV([][]byte{{9}}, c.base)); err != nil {
+		t.Error(err)
+	}
+	r, err := Get(e, nil, c.base, PageSize, c.base, true)
+	if err != nil || r.space != Space(c.Process) {
+		t.Errorf("a region is of %v, %v", r.space, err)
+	}
 	fmt.Fprintln(c.stdin, "exec")
 	if _, err := fmt.Fscanln(c.out, &c.base); err != nil {
 		t.Fatal(err)
 	}
-	read()
-	if opened != 2 {
-		t.Errorf("the file was opened %d times", opened)
+	for _, err := range []error{e.ReadV([][]byte{got}, c.base), e.WriteV([][]byte{got}, c.base), e.Check(c.base, 1, false)} {
+		if !errors.Is(err, ErrFault) {
+			t.Errorf("after the exec: %v", err)
+		}
+	}
+}
+
+// TestBindWaits: not for ever, for an access by number that may not have begun in the kernel.
+func TestBindWaits(t *testing.T) {
+	c := startChild(t, "plain")
+	if !c.enter() {
+		t.Fatal("bound from the start")
+	}
+	if err := c.Bind(10 * time.Millisecond); !errors.Is(err, ErrExec) || !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("with an access that goes on: %v", err)
+	}
+	if c.enter() {
+		t.Error("an access by number begins after Bind")
+	}
+	got := make([]byte, 1)
+	if err := c.ReadV([][]byte{got}, c.base+1); err != nil || got[0] != pattern(1) {
+		t.Errorf("meanwhile: %x, %v", got, err)
+	}
+	bound := make(chan error)
+	go func() { bound <- c.Bind(time.Minute) }()
+	c.leave()
+	if err := <-bound; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMainThreadHasEnded: the process is reached as long as one of its threads lives.
+func TestMainThreadHasEnded(t *testing.T) {
+	c := startChild(t, "mainexit")
+	fmt.Fprintln(c.stdin, "go on")
+	if line, err := c.out.ReadString('\n'); err != nil || line != "main has ended\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	got := make([]byte, 2)
+	if err := c.ReadV([][]byte{got}, c.base); err != nil || got[1] != pattern(1) {
+		t.Errorf("read: %x, %v", got, err)
+	}
+	if err := errors.Join(c.WriteV([][]byte{got}, c.base), c.Check(c.base, 2, true)); err != nil {
+		t.Error(err)
+	}
+	if !c.Alive() {
+		t.Error("not alive")
 	}
 }
 
 // TestProcMemIsNothingElse: a helper may be wrong, or lie.
 func TestProcMemIsNothingElse(t *testing.T) {
-	for _, path := range []string{"/proc/self/maps", "/dev/zero", os.DevNull, "/proc/self"} {
-		p, err := OpenProcessBy(os.Getpid(), func() (*os.File, error) { return os.Open(path) })
+	own := filepath.Join(t.TempDir(), "proc", "1")
+	if err := os.MkdirAll(own, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	own = filepath.Join(own, "mem")
+	if err := os.WriteFile(own, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/proc/self/maps", "/proc/version", "/dev/zero", os.DevNull, "/proc/self", own} {
+		p, err := NewProcess(configOf(t, os.Getpid(), path))
 		if !errors.Is(err, unix.EINVAL) {
 			t.Errorf("%s: %v, %v", path, p, err)
 		}
 	}
+}
+
+// TestMappingsWithoutQuery: before Linux 6.11 the list of mappings is read.
+func TestMappingsWithoutQuery(t *testing.T) {
+	c := startChild(t, "plain")
+	for _, noQuery := range []bool{false, true} {
+		c.files.noQuery.Store(noQuery)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 20 {
+					if err := c.Check(c.base, 2*PageSize, true); err != nil {
+						t.Error(err)
+					}
+					if err := c.Check(c.base, 3*PageSize, true); !errors.Is(err, ErrFault) {
+						t.Error(err)
+					}
+					if err := c.Check(c.base, 4*PageSize, false); !errors.Is(err, ErrFault) {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// TestCopies: accesses that do not end keep further ones from beginning, but only those of the same user.
+func TestCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, other := NewCopies(2), NewCopies(2)
+		for range 2 {
+			if err := c.begin(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		start := time.Now()
+		if err := c.begin(); !errors.Is(err, ErrStuck) || !errors.Is(err, syscall.EFAULT) {
+			t.Errorf("beyond the limit: %v", err)
+		}
+		if d := time.Since(start); d < copiesPatience || d > 2*copiesPatience {
+			t.Errorf("refused after %v", d)
+		}
+		start = time.Now()
+		if err := c.begin(); !errors.Is(err, ErrStuck) {
+			t.Errorf("once stuck: %v", err)
+		}
+		if d := time.Since(start); d != 0 {
+			t.Errorf("refused after %v, want at once", d)
+		}
+		if err := other.begin(); err != nil {
+			t.Errorf("another user: %v", err)
+		}
+		c.end()
+		if err := c.begin(); err != nil {
+			t.Errorf("after one has ended: %v", err)
+		}
+		got := make(chan error)
+		go func() { got <- c.begin() }()
+		time.Sleep(10 * copiesLook)
+		c.end()
+		if err := <-got; err != nil {
+			t.Errorf("room within patience: %v", err)
+		}
+		var refused atomic.Int64
+		var wg sync.WaitGroup
+		for range 3 * maxCopiesWaiting {
+			wg.Go(func() {
+				if c.begin() != nil {
+					refused.Add(1)
+				}
+			})
+		}
+		synctest.Wait()
+		if n := refused.Load(); n != 2*maxCopiesWaiting {
+			t.Errorf("%d refused at once, want %d: few may wait", n, 2*maxCopiesWaiting)
+		}
+		wg.Wait()
+		c.end()
+		c.end()
+		if n := c.Going(); n != 0 {
+			t.Errorf("%d go on", n)
+		}
+	})
 }
 
 func TestOpenProcessThatIsNotThere(t *testing.T) {
@@ -605,13 +845,13 @@ func TestOnDemand(t *testing.T) {
 
 func TestLockLimit(t *testing.T) {
 	c := startChild(t, "limited")
-	if got, err := LockLimit(c.PID()); err != nil || got != 3*PageSize {
+	if got, err := c.LockLimit(); err != nil || got != 3*PageSize {
 		t.Errorf("LockLimit = %d, %v, want %d", got, err, 3*PageSize)
 	}
 	if got, err := lockLimitFromProc(c.PID()); err != nil || got != 3*PageSize {
 		t.Errorf("from /proc: %d, %v, want %d", got, err, 3*PageSize)
 	}
-	acct := NewProcessAccount(c.PID())
+	acct := NewLimitedAccount(c.LockLimit)
 	r, err := Get(c, acct, c.base, 2*PageSize, c.base, true)
 	if err != nil {
 		t.Fatal(err)

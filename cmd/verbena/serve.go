@@ -52,11 +52,23 @@ func (f *deviceFlags) args() []string {
 type serveCmd struct {
 	deviceFlags
 	nodeFlags
+	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none"`
 	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION"`
 	Debug        bool          `help:"More messages."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
 	AskLaunchers bool          `hidden:"" help:"Reach programs through their launchers, as where Yama restricts ptrace."`
 	Private      bool          `hidden:"" help:"Serve only descriptor 4, and end with it."`
+}
+
+func (s *serveCmd) Help() string {
+	return `Kinds of --limit, which can be repeated, are sessions, workers, connections, contexts, pds, mrs, mws, ahs, cqs, qps, srqs, xrcds,
+multicast, descriptors, ring-bytes and mappings. Numbers may end in K, M, G or T; 0 is no limit. "verbena res show" prints
+what each user holds, with the limits. The service ends within 10 seconds of SIGTERM, SIGINT or "verbena stop"; a second
+signal kills it.
+
+Examples:
+  verbena serve --socket /run/verbena/sock --group rdma --mode 0660
+  verbena serve --socket /run/verbena/sock --mode 0666 --limit qps=2000/50000 --limit ring-bytes=1G`
 }
 
 // idleOnDemand is how long a service that was started by `verbena run` outlives its last program.
@@ -98,6 +110,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		Idle: s.Idle,
 
 		AskLaunchers: s.AskLaunchers,
+		Confine:      true,
 
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
@@ -115,6 +128,13 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
+	limits := service.DefaultLimits(shared != nil)
+	for _, text := range s.Limit {
+		if err := service.ParseLimit(text, &limits); err != nil {
+			return err
+		}
+	}
+	opts.Limits = &limits
 	if shared != nil {
 		opts.Node = *shared
 	}
@@ -134,7 +154,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
-	defer svc.Close()
+	defer end(svc, opts.Log, l.Release)
 	stopOnSignal(svc)
 	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
 	ready()
@@ -158,7 +178,7 @@ func (s *serveCmd) servePrivate(opts service.Options, ready func()) error {
 	if err != nil {
 		return err
 	}
-	defer svc.Close()
+	defer end(svc, opts.Log, func() {})
 	stopOnSignal(svc)
 	ready()
 	done := make(chan struct{})
@@ -171,6 +191,16 @@ func (s *serveCmd) servePrivate(opts service.Options, ready func()) error {
 	case <-svc.Ended():
 	}
 	return nil
+}
+
+// end ends a service, by force where a program's memory keeps it from ending.
+func end(svc *service.Service, log *slog.Logger, release func()) {
+	if err := svc.Close(); err != nil {
+		log.Error("ending by force", "err", err)
+		svc.Abandon()
+		release()
+		os.Exit(exitFailure)
+	}
 }
 
 // stopOnSignal: the terminal's signals end the service in order. A service that a client started is in a session
@@ -188,6 +218,14 @@ func stopOnSignal(svc *service.Service) {
 type stopCmd struct{}
 
 func (stopCmd) Run(c *cli) error {
-	_, err := c.ask(&service.Request{Op: service.OpStop})
-	return err
+	loc, err := c.location()
+	if err != nil {
+		return err
+	}
+	client, err := service.Dial(loc)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return client.Stop()
 }

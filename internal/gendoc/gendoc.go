@@ -24,6 +24,8 @@ func Check(t testing.TB, file, name, want string) {
 	case err != nil:
 		t.Fatalf("%s: %v", file, err)
 	case fresh == string(text):
+	case os.Getenv("UPDATE_DOCS") != "" && os.Getenv("CI") == "true":
+		t.Fatalf("%s: UPDATE_DOCS with CI=true would hide that the part %q is out of date", file, name)
 	case os.Getenv("UPDATE_DOCS") != "":
 		if err := os.WriteFile(file, []byte(fresh), 0o644); err != nil {
 			t.Fatal(err)

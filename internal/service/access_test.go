@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,6 +42,22 @@ func TestTrusts(t *testing.T) {
 	}
 }
 
+// notOnMain calls f on a thread that ends with it, and is not the first of the process.
+func notOnMain(f func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() != os.Getpid() {
+		f()
+		return
+	}
+	defer runtime.UnlockOSThread()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		notOnMain(f)
+	}()
+	<-done
+}
+
 // Dial asks the kernel whose the service is, before it sends anything.
 func TestDialForeignService(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -59,8 +76,7 @@ func TestDialForeignService(t *testing.T) {
 	const uid = 65533
 	got := make(chan int, 1)
 	listening := make(chan *net.UnixListener)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine, since its user is another
+	go notOnMain(func() { // whose user is the one that /proc shows
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uid, ^uintptr(0)); e != 0 {
 			t.Error(e)
 		}
@@ -69,7 +85,7 @@ func TestDialForeignService(t *testing.T) {
 			t.Error(err)
 		}
 		listening <- l
-	}()
+	})
 	l := <-listening
 	if l == nil {
 		t.FailNow()
@@ -90,16 +106,19 @@ func TestDialForeignService(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Dial(loc); !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "--service-user") {
+	c, err := Dial(loc)
+	if !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "--service-user") {
 		t.Errorf("got %v, want EPERM", err)
+	}
+	if err == nil {
+		c.Close()
 	}
 	if n := <-got; n != 0 {
 		t.Error("something was sent")
 	}
 	named := uid
 	loc.ServiceUser = &named
-	c, err := Dial(loc)
-	if err != nil {
+	if c, err = Dial(loc); err != nil {
 		t.Fatal(err)
 	}
 	c.Close()
@@ -142,7 +161,7 @@ func TestOverflowUserIsNeverOwn(t *testing.T) {
 	}
 }
 
-// connected are the two ends of a connection.
+// connected are the two ends of a connection, which is closed if the test waits for something in vain.
 func connected(t *testing.T) [2]*net.UnixConn {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -158,7 +177,8 @@ func connected(t *testing.T) [2]*net.UnixConn {
 			t.Fatal(err)
 		}
 		ends[i] = c.(*net.UnixConn)
-		t.Cleanup(func() { c.Close() })
+		timer := time.AfterFunc(2*patience, func() { c.Close() })
+		t.Cleanup(func() { timer.Stop(); c.Close() })
 	}
 	return ends
 }
@@ -178,7 +198,8 @@ func TestPeerProcess(t *testing.T) {
 		t.Error("the descriptor would be inherited")
 	}
 	f.Close()
-	if f, err := (peer{uid: who.uid}).process(ends[0]); !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "pid namespace") {
+	if f, err := (peer{uid: who.uid}).process(ends[0]); !errors.Is(err, syscall.EPERM) ||
+		!strings.Contains(err.Error(), "pid namespace") {
 		t.Errorf("a process that is not seen: got %v, %v, want EPERM", f, err)
 	}
 	// As before Linux 6.5.

@@ -24,7 +24,7 @@ func served(t *testing.T, links ...LinkSpec) (*Service, *Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.Close)
+	t.Cleanup(func() { s.Close() })
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func served(t *testing.T, links ...LinkSpec) (*Service, *Client) {
 		ends[i] = c.(*net.UnixConn)
 	}
 	go s.ServeConn(ends[0])
-	c := &Client{c: conn{ends[1]}}
+	c := &Client{c: conn{UnixConn: ends[1]}}
 	t.Cleanup(func() { c.Close() })
 	return s, c
 }

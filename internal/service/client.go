@@ -26,8 +26,9 @@ type Client struct {
 	ended <-chan struct{} // closed when a private service has; nil: it is somebody's
 }
 
-// Dial connects to the service at loc, ErrNotRunning if there is none. It trusts root's service, this user's own and that
-// of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any other.
+// Dial connects to the service at loc, ErrNotRunning if there is none. It trusts root's service, this user's own and
+// that of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any
+// other.
 func Dial(loc Location) (*Client, error) {
 	if err := loc.check(); err != nil {
 		return nil, err
@@ -51,7 +52,7 @@ func Dial(loc Location) (*Client, error) {
 		c.Close()
 		return nil, err
 	}
-	return &Client{c: conn{c}, uid: who.uid}, nil
+	return &Client{c: conn{UnixConn: c}, uid: who.uid}, nil
 }
 
 // trusts reports an error unless programs may be given to a service of a user.
@@ -107,7 +108,7 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a private service: %w", err)
 	}
-	return &Client{c: conn{c.(*net.UnixConn)}, uid: os.Geteuid(), ended: ended}, nil
+	return &Client{c: conn{UnixConn: c.(*net.UnixConn)}, uid: os.Geteuid(), ended: ended}, nil
 }
 
 // ReadyFD is the number of the descriptor on which a spawned service reports: "ready", or what went wrong, on one
@@ -177,11 +178,15 @@ func (c *Client) Do(r *Request) (*Response, error) { return c.do(r, nil) }
 
 func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 	r.Protocol = protocol
-	if err := c.c.send(r, fd); err != nil {
-		return nil, fmt.Errorf("ask the service: %w", err)
+	sent := c.c.send(r, fd)
+	if sent != nil && !errors.Is(sent, syscall.EPIPE) {
+		return nil, fmt.Errorf("ask the service: %w", sent)
 	}
-	var a Response
+	var a Response // there may be one all the same: why the connection was closed
 	f, err := c.c.receive(&a)
+	if err == nil && sent != nil && a.Error == "" {
+		err = sent
+	}
 	if err != nil {
 		return nil, fmt.Errorf("ask the service: it ended the connection: %w", err)
 	}
@@ -194,9 +199,22 @@ func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 	return &a, nil
 }
 
+// Stop ends the service, and returns when it has ended; ETIMEDOUT if it has not within the time that it states.
+func (c *Client) Stop() error {
+	if _, err := c.Do(&Request{Op: OpStop}); err != nil {
+		return err
+	}
+	c.c.SetReadDeadline(time.Now().Add(CloseTimeout + 2*time.Second))
+	if _, err := c.c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("the service has not ended within %v; kill it: %w", CloseTimeout, syscall.ETIMEDOUT)
+	}
+	return nil
+}
+
 // Attach hands over the listener of a program that is about to start. The connection then stands for the program
 // until Close, and Serve tells when the service has died.
 func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
+	a.Args = cutArgs(a.Args)
 	r, err := c.do(&Request{Op: OpAttach, Attach: &a}, listener)
 	if err != nil {
 		return nil, err

@@ -189,16 +189,13 @@ func (s *Service) DevPlug(name string) error {
 	if before.State == slot.Empty {
 		return l.slot.Plug()
 	}
-	ctx, cancel := context.WithTimeout(s.ended, plugTimeout)
+	ctx, cancel := context.WithTimeout(s.ended, s.requestTimeout)
 	defer cancel()
 	if err := l.slot.Settle(ctx); err != nil {
 		return fmt.Errorf("dev plug: %w", err)
 	}
 	return l.slot.Status().Err
 }
-
-// plugTimeout bounds the wait for a device whose hardware is back: for clients that are being shut down.
-const plugTimeout = 30 * time.Second
 
 // DevHang has a device stop: it takes work requests, and carries none out, until it is reset or plugged in anew.
 func (s *Service) DevHang(name string) error {
@@ -218,8 +215,6 @@ func (s *Service) DevHang(name string) error {
 
 // Devs describes the devices, and counts the contexts of those users that sees is true of.
 func (s *Service) Devs(sees func(uid int) bool) []DevInfo {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	contexts, zombies := map[string]int{}, map[string]int{}
 	for _, c := range s.uverbs.Resources() {
 		if !sees(c.UID) {
@@ -232,7 +227,7 @@ func (s *Service) Devs(sees func(uid int) bool) []DevInfo {
 		}
 	}
 	list := []DevInfo{}
-	for _, l := range s.links {
+	for _, l := range s.all() {
 		st := l.slot.Status()
 		name := l.spec.Name
 		info := DevInfo{

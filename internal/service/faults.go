@@ -2,6 +2,7 @@ package service
 
 import (
 	"fmt"
+	"slices"
 	"syscall"
 
 	"verbena/driver/rxe/wire"
@@ -39,8 +40,6 @@ func (s *Service) FaultAdd(r FaultRule) (id int, err error) {
 // FaultClear removes the rules of one device, or of all if dev is empty: all of them, or the one with the ID if that is
 // not 0.
 func (s *Service) FaultClear(dev string, id int) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	links, err := s.named(dev)
 	if err != nil {
 		return err
@@ -61,8 +60,6 @@ func (s *Service) FaultClear(dev string, id int) error {
 
 // Faults lists the rules of one device, or of all if dev is empty, and what they have done.
 func (s *Service) Faults(dev string) ([]FaultRuleState, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	links, err := s.named(dev)
 	list := []FaultRuleState{}
 	for _, l := range links {
@@ -75,8 +72,10 @@ func (s *Service) Faults(dev string) ([]FaultRuleState, error) {
 
 // named is the link of that name, or all links if the name is empty.
 func (s *Service) named(dev string) ([]*link, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if dev == "" {
-		return s.links, nil
+		return slices.Clone(s.links), nil
 	}
 	l := s.find(dev)
 	if l == nil {

@@ -3,6 +3,7 @@ package service
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"verbena/driver/rxe/wire/netdev"
 )
@@ -37,27 +38,55 @@ func (s *Service) follow(from Interfaces) {
 
 // refresh brings the devices up to the interfaces.
 func (s *Service) refresh(from Interfaces) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	list, err := from.All()
 	if err != nil {
 		s.log.Warn("devices are not brought up to their interfaces", "err", err)
 		return
 	}
-	changed := false
-	for _, l := range s.links {
-		host, addrs := l.now(list)
-		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
-			o := s.owner(a)
-			return o != nil && o != l
-		})
-		if l.dev.SetInterface(host, addrs) {
-			changed = true
-			s.log.Info("the interface has changed", "dev", l.spec.Name, "netdev", host.Name, "up", host.Up && host.Running, "addrs", addrs)
+	for _, l := range s.all() { // in order, so that an address may go from one to another
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			l.news.Store(&list)
+			s.bringUp(l)
+		}()
+		timer := time.NewTimer(followPatience)
+		select {
+		case <-done:
+		case <-timer.C: // what it receives is for a program whose memory does not answer
+			s.log.Warn("a device is not brought up to its interface yet", "dev", l.spec.Name)
 		}
-		l.host = &host
+		timer.Stop()
 	}
-	if changed {
+}
+
+// followPatience bounds the time for which one device keeps the next from following its interface.
+const followPatience = 2 * time.Second
+
+// bringUp brings a device up to its news, or leaves it to the call that is at it.
+func (s *Service) bringUp(l *link) {
+	for l.news.Load() != nil && l.following.TryLock() {
+		if news := l.news.Swap(nil); news != nil {
+			s.setInterface(l, *news)
+		}
+		l.following.Unlock()
+	}
+}
+
+// setInterface tells the device of its interface; l.following is held.
+func (s *Service) setInterface(l *link, list []netdev.Interface) {
+	s.mu.Lock()
+	host, addrs := l.now(list)
+	dev := l.dev
+	l.host = &host
+	s.mu.Unlock()
+	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
+		o := s.owner(a)
+		return o != nil && o != l
+	})
+	if dev.SetInterface(host, addrs) {
+		s.log.Info("the interface has changed", "dev", l.spec.Name, "netdev", host.Name,
+			"up", host.Up && host.Running, "addrs", addrs)
 		s.guests.Refresh()
 	}
 }
@@ -82,6 +111,8 @@ func (l *link) now(list []netdev.Interface) (netdev.Interface, []netip.Addr) {
 
 // owner is the link that uses an address, nil if none does.
 func (s *Service) owner(a netip.Addr) *link {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, l := range s.links {
 		for _, e := range l.dev.Endpoints() {
 			if e.Addr() == a {

@@ -16,8 +16,6 @@ import (
 // the service, and the answer is a Response with the descriptor.
 type Help struct {
 	MemOf int `json:",omitempty"` // thread whose /proc/TID/mem is wanted
-	PID   int `json:",omitempty"` // or process of which
-	FD    int `json:",omitempty"` // this descriptor is
 }
 
 // helpTimeout bounds the wait for a launcher, which may be stopped. It answers in well under a millisecond.
@@ -31,8 +29,6 @@ type launcher struct {
 }
 
 func (l *launcher) OpenMem(tid int) (*os.File, error) { return l.ask(&Help{MemOf: tid}) }
-
-func (l *launcher) Descriptor(pid, fd int) (*os.File, error) { return l.ask(&Help{PID: pid, FD: fd}) }
 
 func (l *launcher) ask(h *Help) (*os.File, error) {
 	l.mu.Lock()
@@ -52,7 +48,7 @@ func (l *launcher) ask(h *Help) (*os.File, error) {
 		return fail(err)
 	}
 	var r Response
-	f, err := l.c.receive(&r)
+	f, err := l.c.receiveWithin(&r, maxRequest, 0, 0)
 	switch {
 	case err != nil:
 		return fail(err)
@@ -93,8 +89,6 @@ func (c *Client) help(h guest.Helper, r *Help) error {
 	switch {
 	case r.MemOf != 0:
 		f, err = h.OpenMem(r.MemOf)
-	case r.PID != 0:
-		f, err = h.Descriptor(r.PID, r.FD)
 	default:
 		err = fmt.Errorf("malformed request: %w", unix.EINVAL)
 	}

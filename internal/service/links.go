@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/driver/rxe"
@@ -69,11 +71,16 @@ type link struct {
 	hw     *rxe.Hardware
 	slot   *slot.Slot
 	outage outage
-	dev    *rxe.Device // the latest; under Service.mu, once the link is known
 	faults *wire.Faults
 	taps   *wire.Taps
-	host   *netdev.Interface // as last seen
-	addrs  []netip.Addr      // of the device; nil: all that the interface has
+	addrs  []netip.Addr // of the device; nil: all that the interface has
+
+	following sync.Mutex                         // one change of interface at a time
+	news      atomic.Pointer[[]netdev.Interface] // that it has not been brought up to
+
+	// Under Service.mu, once the link is known.
+	dev  *rxe.Device       // the latest
+	host *netdev.Interface // as last seen
 }
 
 // openLink makes a device and registers it.
@@ -135,17 +142,16 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 // probed notes that a link has a new device, after a reset or a plug.
 func (s *Service) probed(l *link, d *rxe.Device) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if now := l.hw.Device(); now != nil && now != d {
+		s.mu.Unlock()
 		return // there is a later one already
 	}
 	l.dev = d
+	list := []netdev.Interface{*l.host}
+	s.mu.Unlock()
 	// The interface may have changed while there was no device.
-	host, addrs := l.now([]netdev.Interface{*l.host})
-	d.SetInterface(host, slices.DeleteFunc(addrs, func(a netip.Addr) bool {
-		o := s.owner(a)
-		return o != nil && o != l
-	}))
+	l.news.CompareAndSwap(nil, &list)
+	s.bringUp(l)
 }
 
 // resolve finds the interface and the addresses.
@@ -218,23 +224,31 @@ func (s *Service) openDefaultLink() (*link, error) {
 
 // LinkAdd makes a device and shows it to programs.
 func (s *Service) LinkAdd(spec LinkSpec) error {
+	s.adding.Lock()
+	defer s.adding.Unlock()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.find(spec.Name) != nil {
+	exists := s.find(spec.Name) != nil
+	s.mu.Unlock()
+	if exists {
 		return fmt.Errorf("link %s exists already: %w", spec.Name, syscall.EEXIST)
+	}
+	if s.ended.Err() != nil {
+		return fmt.Errorf("link %s: the service ends: %w", clip(spec.Name), syscall.ESHUTDOWN)
 	}
 	spec.Wire = spec.Wire || s.opts.Wire
 	l, err := s.openLink(spec)
 	if err != nil {
 		return err
 	}
-	s.configured = true
 	s.addLink(l)
 	return nil
 }
 
 // addLink makes the link known.
 func (s *Service) addLink(l *link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.configured = true
 	s.links = append(s.links, l)
 	for r := range s.recordings {
 		r.put(l)
@@ -244,23 +258,33 @@ func (s *Service) addLink(l *link) {
 // LinkDel takes a device away. Programs that have it open find it gone: their contexts become zombies.
 func (s *Service) LinkDel(name string) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	l := s.find(name)
 	if l == nil {
+		defer s.mu.Unlock()
 		return s.noLink(name)
 	}
 	s.configured = true
-	s.links = slices.DeleteFunc(s.links, func(o *link) bool { return o == l })
-	return s.dropLink(l)
-}
-
-func (s *Service) dropLink(l *link) error {
-	for r := range s.recordings {
-		r.remove(l)
-	}
+	s.forgetLink(l)
+	s.mu.Unlock()
 	return l.slot.Close()
 }
 
+// forgetLink makes the link unknown; s.mu is held.
+func (s *Service) forgetLink(l *link) {
+	s.links = slices.DeleteFunc(slices.Clone(s.links), func(o *link) bool { return o == l })
+	for r := range s.recordings {
+		r.remove(l)
+	}
+}
+
+// all are the links at the moment.
+func (s *Service) all() []*link {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.links)
+}
+
+// find returns the link of a name, nil if there is none; s.mu is held.
 func (s *Service) find(name string) *link {
 	for _, l := range s.links {
 		if l.spec.Name == name {
@@ -279,18 +303,20 @@ func (s *Service) noLink(name string) error {
 		}
 		names = strings.Join(n, ", ")
 	}
-	return fmt.Errorf("no device named %q (there are: %s): %w", name, names, syscall.ENODEV)
+	return fmt.Errorf("no device named %q (there are: %s): %w", clip(name), names, syscall.ENODEV)
 }
 
 // Links describes the devices.
 func (s *Service) Links() ([]LinkInfo, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	list := []LinkInfo{}
-	for _, l := range s.links {
+	for _, l := range s.all() {
 		dev := l.hw.Device()
+		s.mu.Lock()
+		netdev := l.host.Name
+		s.mu.Unlock()
 		if dev == nil {
-			list = append(list, LinkInfo{Name: l.spec.Name, Netdev: l.host.Name, State: l.slot.Status().State.String(), Wire: l.spec.Wire})
+			list = append(list, LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(),
+				Wire: l.spec.Wire})
 			continue
 		}
 		ibdev := dev.IB()
@@ -298,7 +324,8 @@ func (s *Service) Links() ([]LinkInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		info := LinkInfo{Name: l.spec.Name, Netdev: l.host.Name, State: port.State.String(), MTU: port.ActiveMTU.Bytes(), Wire: l.spec.Wire}
+		info := LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
+			Wire: l.spec.Wire}
 		for _, d := range s.uverbs.Devices() {
 			if d.IB() == ibdev {
 				info.Uverbs = d.Name()

@@ -9,16 +9,20 @@ import (
 	"net"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // protocol is raised whenever a request or an answer changes its meaning: the service that a user has running may
 // be of another build than the command that talks to it.
-const protocol = 3
+const protocol = 4
 
-// maxMessage bounds one message, in bytes.
-const maxMessage = 64 << 20
+// maxMessage bounds an answer of the service, in bytes; maxRequest whatever the service receives.
+const (
+	maxMessage = 64 << 20
+	maxRequest = 64 << 10
+)
 
 // Request is what a client asks; Op tells which of the other fields count.
 type Request struct {
@@ -64,6 +68,7 @@ type Response struct {
 	Attached *Attached        `json:",omitempty"`
 	Links    []LinkInfo       `json:",omitempty"`
 	Contexts []ContextInfo    `json:",omitempty"`
+	Users    []UserInfo       `json:",omitempty"`
 	Devs     []DevInfo        `json:",omitempty"`
 	Faults   []FaultRuleState `json:",omitempty"`
 	ID       int              `json:",omitempty"` // of the fault rule that was added
@@ -72,8 +77,7 @@ type Response struct {
 
 // Attach describes the program that is about to start.
 type Attach struct {
-	PID  int // of the launcher
-	Args []string
+	Args []string // of the program, for people to read; cut if they are long
 }
 
 // Attached tells the launcher what it needs as the program's guardian.
@@ -112,6 +116,25 @@ func failure(err error) *Response {
 // conn carries messages: four bytes of length, then JSON. A descriptor travels with the first byte of a message.
 type conn struct {
 	*net.UnixConn
+	closing closing
+}
+
+// closing bounds how many descriptors that one user has sent are being closed at a time, since that may take as long as
+// the user likes: a FUSE server has a say (flush). nil bounds nothing.
+type closing chan struct{}
+
+// maxClosing is the bound.
+const maxClosing = 4
+
+func (c closing) close(f *os.File) {
+	if f == nil {
+		return
+	}
+	if c != nil {
+		c <- struct{}{}
+		defer func() { <-c }()
+	}
+	f.Close()
 }
 
 func (c conn) send(v any, fd *os.File) error {
@@ -135,21 +158,31 @@ func (c conn) send(v any, fd *os.File) error {
 }
 
 // receive reads one message into v, and returns the descriptor that came with it, nil if there was none.
-func (c conn) receive(v any) (*os.File, error) {
+func (c conn) receive(v any) (*os.File, error) { return c.receiveWithin(v, maxMessage, 0, 0) }
+
+// receiveWithin reads one message of at most so many bytes. It waits so long for all of it, and for what follows its
+// first bytes; 0 stands for no limit. With either, no deadline is left on the connection.
+func (c conn) receiveWithin(v any, most uint32, all, rest time.Duration) (*os.File, error) {
+	if all > 0 {
+		c.SetReadDeadline(time.Now().Add(all))
+		defer c.SetReadDeadline(time.Time{})
+	}
 	var head [4]byte
 	oob := make([]byte, unix.CmsgSpace(4*4))
 	n, oobn, _, _, err := c.ReadMsgUnix(head[:], oob)
 	if err != nil {
 		return nil, err
 	}
-	fd, err := descriptor(oob[:oobn])
+	fd, err := c.descriptor(oob[:oobn])
 	if err != nil {
 		return nil, err
 	}
+	if rest > 0 && all == 0 {
+		c.SetReadDeadline(time.Now().Add(rest))
+		defer c.SetReadDeadline(time.Time{})
+	}
 	fail := func(err error) (*os.File, error) {
-		if fd != nil {
-			fd.Close()
-		}
+		c.closing.close(fd)
 		return nil, err
 	}
 	if n == 0 {
@@ -159,8 +192,8 @@ func (c conn) receive(v any) (*os.File, error) {
 		return fail(err)
 	}
 	size := binary.LittleEndian.Uint32(head[:])
-	if size > maxMessage {
-		return fail(fmt.Errorf("message of %d bytes is too long", size))
+	if size > most {
+		return fail(fmt.Errorf("message of %d bytes is longer than %d", size, most))
 	}
 	body, err := io.ReadAll(io.LimitReader(c, int64(size)))
 	if err != nil {
@@ -170,13 +203,13 @@ func (c conn) receive(v any) (*os.File, error) {
 		return fail(io.ErrUnexpectedEOF)
 	}
 	if err := json.Unmarshal(body, v); err != nil {
-		return fail(fmt.Errorf("malformed message: %w", err))
+		return fail(fmt.Errorf("malformed message: %s", clip(err.Error())))
 	}
 	return fd, nil
 }
 
 // descriptor takes the one descriptor out of control messages, and closes any more that a peer may have sent.
-func descriptor(oob []byte) (*os.File, error) {
+func (c conn) descriptor(oob []byte) (*os.File, error) {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
 		return nil, fmt.Errorf("malformed control message: %w", err)
@@ -188,12 +221,13 @@ func descriptor(oob []byte) (*os.File, error) {
 			continue
 		}
 		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			f := os.NewFile(uintptr(fd), "passed descriptor")
 			if file != nil {
-				unix.Close(fd)
+				c.closing.close(f)
 				continue
 			}
-			unix.CloseOnExec(fd)
-			file = os.NewFile(uintptr(fd), "passed descriptor")
+			file = f
 		}
 	}
 	return file, nil

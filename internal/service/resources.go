@@ -96,12 +96,13 @@ type StatInfo struct {
 
 // Stats reads the counters of one device, or of all if dev is empty.
 func (s *Service) Stats(dev string) ([]StatInfo, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	links, err := s.named(dev)
 	list := []StatInfo{}
 	for _, l := range links {
-		list = append(list, StatInfo{Dev: l.spec.Name, Counters: l.dev.Stats()})
+		s.mu.Lock()
+		d := l.dev
+		s.mu.Unlock()
+		list = append(list, StatInfo{Dev: l.spec.Name, Counters: d.Stats()})
 	}
 	return list, err
 }

@@ -4,21 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"verbena/driver/rxe"
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/guest"
 	"verbena/ib"
+	"verbena/internal/privilege"
+	"verbena/internal/quota"
 	"verbena/uverbs"
 )
 
@@ -37,6 +34,11 @@ type Options struct {
 	// Idle ends Serve when no program has been attached for so long, and nobody has configured links or faults; 0:
 	// never.
 	Idle time.Duration
+	// Limits are what users may hold; nil: DefaultLimits of a service that is not shared.
+	Limits *quota.Limits
+	// Confine gives up for good what a service needs no longer once it has begun; see package privilege. It is the whole
+	// process's, so that it is not for programs that do something else as well.
+	Confine bool
 	// Interfaces are what the devices follow; nil: the interfaces of this network namespace.
 	Interfaces Interfaces
 	Log        *slog.Logger
@@ -56,33 +58,49 @@ type Service struct {
 	faultIDs   atomic.Int64
 	uverbs     *uverbs.Server
 	guests     *guest.Supervisor
+	quota      *quota.Ledger
+	requests   requestCount
 	stop       context.CancelFunc
 	ended      context.Context // done when the service is to stop
 	recorders  sync.WaitGroup  // captures that go on
 	interfaces Interfaces      // nil: nothing to follow
 	follower   sync.WaitGroup
 
-	mu         sync.Mutex // guards what follows; held while links come and go
+	requestTimeout, closeTimeout time.Duration
+
+	adding sync.Mutex // one link is made at a time
+
+	// mu is held across nothing that a program, whose memory may not answer, can hold up: no reset, removal or change of
+	// addresses of a device, and no look at contexts.
+	mu         sync.Mutex
 	links      []*link
 	recordings map[*recording]struct{}
 	configured bool // links or faults were changed by hand, and would be lost by ending
 
 	programs struct {
 		sync.Mutex
-		n     int
-		since time.Time // of n being 0
+		n        int
+		since    time.Time // of n being 0
+		attached map[conn]struct{}
 	}
 }
 
 // New makes the devices, and whatever programs need to see them.
 func New(opts Options) (_ *Service, err error) {
-	s := &Service{opts: opts, log: opts.Log, core: &ib.Core{}, fabric: &rxe.Fabric{}, recordings: map[*recording]struct{}{}}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
+	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
+		recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout}
+	s.programs.attached = map[conn]struct{}{}
+	if opts.Log != nil {
+		s.log = limitLog(opts.Log)
 	}
+	limits := DefaultLimits(false)
+	if opts.Limits != nil {
+		limits = *opts.Limits
+	}
+	s.quota = quota.New(limits)
+	raiseThreadLimit()
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.programs.since = time.Now()
-	raiseDescriptorLimit()
 	if s.interfaces = opts.Interfaces; s.interfaces == nil {
 		// Before the devices are made, so that no change is missed.
 		if w, err := netdev.Watch(); err != nil {
@@ -103,8 +121,16 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	if s.guests, err = guest.NewSupervisor(guest.SupervisorConfig{
-		Uverbs: s.uverbs, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Logf: s.logf}); err != nil {
+		Uverbs: s.uverbs, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Logf: s.logf}); err != nil {
 		return nil, err
+	}
+	if opts.Confine {
+		// The supervisor has made what it needs a privilege for, and no thread blocks signals yet.
+		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {
+			s.log.Warn("capabilities are kept, since this binary has cgo", "err", err)
+		} else if err != nil {
+			return nil, err
+		}
 	}
 	if opts.Links == nil {
 		l, err := s.openDefaultLink()
@@ -127,35 +153,59 @@ func New(opts Options) (_ *Service, err error) {
 
 func (s *Service) logf(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...)) }
 
-// raiseDescriptorLimit: each context, channel and program of the service costs descriptors.
-func raiseDescriptorLimit() {
-	var l unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) == nil && l.Cur < l.Max {
-		l.Cur = l.Max
-		unix.Setrlimit(unix.RLIMIT_NOFILE, &l)
+// Close ends every session and removes every device. Programs that still run find their device gone. It returns within
+// CloseTimeout; an error, which wraps ETIMEDOUT, names what has not ended by then, because a program's memory does not
+// answer: then Abandon and the end of the process are left.
+func (s *Service) Close() error {
+	s.stop()
+	var doing atomic.Pointer[string]
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.close(func(step string) { doing.Store(&step) })
+	}()
+	timer := time.NewTimer(s.closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("end the service: %s: not done after %v, since a program's memory does not answer: %w",
+			*doing.Load(), s.closeTimeout, syscall.ETIMEDOUT)
 	}
 }
 
-// Close ends every session and removes every device. Programs that still run find their device gone.
-func (s *Service) Close() {
-	s.stop()
+func (s *Service) close(step func(string)) {
+	step("captures")
 	s.recorders.Wait()
 	if s.interfaces != nil {
+		step("following the interfaces")
 		s.interfaces.Close()
 		s.follower.Wait()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for len(s.links) > 0 {
-		l := s.links[len(s.links)-1]
-		s.links = s.links[:len(s.links)-1]
-		if err := s.dropLink(l); err != nil {
+	step("making a device")
+	s.adding.Lock()
+	defer s.adding.Unlock()
+	for {
+		s.mu.Lock()
+		n := len(s.links)
+		if n == 0 {
+			s.mu.Unlock()
+			break
+		}
+		l := s.links[n-1]
+		s.forgetLink(l)
+		s.mu.Unlock()
+		step("device " + l.spec.Name)
+		if err := l.slot.Close(); err != nil {
 			s.log.Warn("device removed", "err", err)
 		}
 	}
+	step("programs")
 	if s.guests != nil {
 		s.guests.Close()
 	}
+	step("device files")
 	if s.uverbs != nil {
 		s.uverbs.Close()
 	}
@@ -164,29 +214,20 @@ func (s *Service) Close() {
 	}
 }
 
-// Serve answers clients of l until Stop, a client's request to stop, or idleness. It closes l.
-func (s *Service) Serve(l *Listener) error {
-	go func() {
-		s.waitUntilOver()
-		s.stop()
-		l.Close()
-	}()
-	for {
-		c, err := l.AcceptUnix()
-		if err != nil {
-			if s.ended.Err() != nil {
-				return nil
-			}
-			if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ECONNABORTED) {
-				s.log.Warn("accept a client", "err", err)
-				time.Sleep(50 * time.Millisecond)
-				continue
-			}
-			return fmt.Errorf("accept clients: %w", err)
-		}
-		go s.ServeConn(c)
+// Abandon leaves programs to their launchers and removes what the service has on /dev/shm, for when Close has failed
+// and the process is about to end.
+func (s *Service) Abandon() {
+	s.programs.Lock()
+	for c := range s.programs.attached {
+		c.Close()
 	}
+	s.programs.Unlock()
+	time.Sleep(abandonTime)
+	s.dir.remove()
 }
+
+// abandonTime is for launchers to complete what programs wait for; see SessionDir.
+const abandonTime = 500 * time.Millisecond
 
 // Stop makes Serve return.
 func (s *Service) Stop() { s.stop() }
@@ -219,132 +260,23 @@ func (s *Service) waitUntilOver() {
 	}
 }
 
+// attached notes that a connection stands for a program, until done.
+func (s *Service) attached(c conn) (done func()) {
+	s.countProgram(1)
+	s.programs.Lock()
+	defer s.programs.Unlock()
+	s.programs.attached[c] = struct{}{}
+	return func() {
+		s.programs.Lock()
+		delete(s.programs.attached, c)
+		s.programs.Unlock()
+		s.countProgram(-1)
+	}
+}
+
 func (s *Service) countProgram(d int) {
 	s.programs.Lock()
 	defer s.programs.Unlock()
 	s.programs.n += d
 	s.programs.since = time.Now()
-}
-
-// ServeConn answers one client until it closes the connection.
-func (s *Service) ServeConn(uc *net.UnixConn) {
-	c := conn{uc}
-	defer c.Close()
-	who, err := peerOf(uc)
-	if err != nil {
-		s.log.Warn("client", "err", err)
-		return
-	}
-	for {
-		var r Request
-		fd, err := c.receive(&r)
-		if err != nil {
-			if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
-				s.log.Warn("client", "err", err)
-			}
-			return
-		}
-		if r.Op == OpAttach && r.Protocol == protocol && fd != nil && r.Attach != nil {
-			if who.pid != 0 {
-				r.Attach.PID = who.pid
-			}
-			s.attach(c, r.Attach, fd)
-			return
-		}
-		var a *Response
-		if err = who.authorize(r.Op); err != nil {
-			if fd != nil {
-				fd.Close()
-			}
-		} else if r.Op == OpCapture && r.Protocol == protocol && fd != nil && r.Capture != nil {
-			a, err = &Response{}, s.Capture(r.Capture, fd)
-		} else {
-			if fd != nil {
-				fd.Close()
-			}
-			a, err = s.answer(who, &r)
-		}
-		if err != nil {
-			a = failure(err)
-		}
-		if err := c.send(a, nil); err != nil {
-			return
-		}
-		if r.Op == OpStop && err == nil {
-			s.stop()
-		}
-	}
-}
-
-func (s *Service) answer(who peer, r *Request) (*Response, error) {
-	if r.Protocol != protocol && r.Op != OpStop { // which has always been the same, and is the way out
-		return nil, fmt.Errorf("the running service speaks protocol %d, this command %d: they are of different versions; end the service with `verbena stop`, or kill process %d: %w",
-			protocol, r.Protocol, os.Getpid(), syscall.EPROTO)
-	}
-	switch r.Op {
-	case OpInfo, OpStop:
-		s.programs.Lock()
-		defer s.programs.Unlock()
-		return &Response{Info: &Info{PID: os.Getpid(), Programs: s.programs.n}}, nil
-	case OpLinkAdd:
-		if r.Link == nil {
-			break
-		}
-		return &Response{}, s.LinkAdd(*r.Link)
-	case OpLinkDel:
-		return &Response{}, s.LinkDel(r.Name)
-	case OpLinkShow:
-		links, err := s.Links()
-		return &Response{Links: links}, err
-	case OpResShow:
-		return &Response{Contexts: who.visible(s.Resources())}, nil
-	case OpDevReset:
-		if r.Reset == nil {
-			break
-		}
-		return &Response{}, s.DevReset(*r.Reset)
-	case OpDevUnplug:
-		return &Response{}, s.DevUnplug(r.Name)
-	case OpDevPlug:
-		return &Response{}, s.DevPlug(r.Name)
-	case OpDevHang:
-		return &Response{}, s.DevHang(r.Name)
-	case OpDevShow:
-		return &Response{Devs: s.Devs(who.sees)}, nil
-	case OpStatShow:
-		stats, err := s.Stats(r.Name)
-		return &Response{Stats: stats}, err
-	case OpFaultAdd:
-		if r.Fault == nil {
-			break
-		}
-		id, err := s.FaultAdd(*r.Fault)
-		return &Response{ID: id}, err
-	case OpFaultShow:
-		f, err := s.Faults(r.Name)
-		return &Response{Faults: f}, err
-	case OpFaultClear:
-		return &Response{}, s.FaultClear(r.Name, r.ID)
-	}
-	return nil, fmt.Errorf("malformed request %q: %w", clip(string(r.Op)), syscall.EINVAL)
-}
-
-// attach supervises a program until all its processes have ended. The connection only tells the launcher that
-// the service lives; a launcher that dies does not end its program.
-func (s *Service) attach(c conn, a *Attach, listener *os.File) {
-	session, err := s.guests.Attach(listener, guest.SessionInfo{LauncherPID: a.PID, Args: a.Args, Helper: &launcher{c: c}})
-	if err != nil {
-		listener.Close()
-		c.send(failure(err), nil)
-		return
-	}
-	s.countProgram(1)
-	defer s.countProgram(-1)
-	if err := c.send(&Response{Attached: &Attached{Dir: session.Dir(), Helped: session.Helped()}}, nil); err != nil {
-		s.log.Warn("attach a program", "err", err)
-	}
-	select {
-	case <-session.Done():
-	case <-s.ended.Done():
-	}
 }

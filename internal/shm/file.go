@@ -12,34 +12,104 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/internal/quota"
 )
 
 // File is a sparse file whose regions are mapped by the service and by a program. It is safe for concurrent use.
 type File struct {
-	path string
+	dir  *os.File // where it is; the caller's
+	name string
+	path string      // for people, and for whoever looks after the program
+	user *quota.User // to whom regions and mappings are charged
 
 	mu      sync.Mutex
 	file    *os.File // nil: closed
 	next    int64    // offset of the next region
-	regions map[int64][]byte
+	regions map[int64]region
+	chunk   *chunk // where regions are taken from
 }
+
+// region is a part of a chunk that is in use.
+type region struct {
+	chunk *chunk
+	mem   []byte
+}
+
+// chunk is a mapping of a part of the file, of which regions are cut: a mapping of its own for each would soon exceed
+// what a process may have (vm.max_map_count). It is unmapped when it has no region and is not cut any more.
+type chunk struct {
+	start int64 // offset in the file
+	mem   []byte
+	used  int // regions
+}
+
+// A file's first chunk is of smallChunk bytes, and each further one twice as long, up to largeChunk; a longer region has
+// a chunk of its own. What is not reserved of a chunk takes addresses, and no memory.
+const (
+	smallChunk = 4 << 20
+	largeChunk = 1 << 30
+)
 
 var pageSize = int64(os.Getpagesize())
 
-// Create makes the file, which must not exist, with mode 0600, and opens it.
-func Create(path string) (*File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+// Create makes a file in a directory, which nobody else may write to and which outlives the File, with mode 0600, and
+// opens it. EEXIST if there is one of that name. Regions and their mappings are charged to user.
+func Create(dir *os.File, name string, user *quota.User) (*File, error) {
+	f := &File{dir: dir, name: name, path: filepath.Join(dir.Name(), name), user: user, regions: map[int64]region{}}
+	var fd int
+	err := ignoringEINTR(func() (err error) {
+		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		return err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("create shared memory: %w", err)
+		return nil, fmt.Errorf("create shared memory: %w", &os.PathError{Op: "open", Path: f.path, Err: err})
 	}
-	return &File{path: path, file: f, regions: make(map[int64][]byte)}, nil
+	f.file = os.NewFile(uintptr(fd), f.path)
+	return f, nil
 }
 
 // Path is where the file is.
 func (f *File) Path() string { return f.path }
 
+// Chown makes the file a user's.
+func (f *File) Chown(uid int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.file == nil {
+		return os.ErrClosed
+	}
+	return f.file.Chown(uid, -1)
+}
+
+// Stat is fstat(2) of the file.
+func (f *File) Stat(st *unix.Stat_t) error {
+	return f.WithFD(func(fd int) error { return unix.Fstat(fd, st) })
+}
+
+// Watch adds an inotify watch for the file itself, whatever has its name.
+func (f *File) Watch(inotify int, mask uint32) (wd int, err error) {
+	err = f.WithFD(func(fd int) (err error) {
+		wd, err = unix.InotifyAddWatch(inotify, selfFD(fd), mask)
+		return err
+	})
+	return wd, err
+}
+
+func selfFD(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
+
+// WithFD calls use with the service's descriptor, which is open until use returns; os.ErrClosed after Close.
+func (f *File) WithFD(use func(fd int) error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.file == nil {
+		return os.ErrClosed
+	}
+	return use(int(f.file.Fd()))
+}
+
 // Alloc returns a new region of at least size bytes, zeroed and rounded up to whole pages. The first region of a
-// file is at offset 0. The error wraps ENOMEM when the file system is full. It may sleep.
+// file is at offset 0. The error wraps ENOMEM when the file system is full, or the user has as much as he may. It may
+// sleep.
 //
 // Shared.Free may be called more than once; Close frees what is left.
 func (f *File) Alloc(size int) (ib.Shared, error) {
@@ -54,40 +124,103 @@ func (f *File) Alloc(size int) (ib.Shared, error) {
 	if f.file == nil {
 		return fail(os.ErrClosed)
 	}
-	if int64(size) > math.MaxInt64-pageSize-f.next {
+	if int64(size) > math.MaxInt64-largeChunk-f.next {
 		return fail(syscall.ENOMEM)
 	}
-	off := f.next
 	length := (int64(size) + pageSize - 1) &^ (pageSize - 1)
-	fd := int(f.file.Fd())
-	if err := ignoringEINTR(func() error { return unix.Fallocate(fd, 0, off, length) }); err != nil {
-		// What fallocate has reserved before it failed is to be given back.
-		f.punch(off, length)
-		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EFBIG) {
-			return fail(fmt.Errorf("%s is full (df %[1]s): %w", filepath.Dir(f.path), syscall.ENOMEM))
-		}
-		return fail(&os.PathError{Op: "fallocate", Path: f.path, Err: err})
+	if err := f.user.Take(quota.RingBytes, uint64(length)); err != nil {
+		return fail(err)
 	}
-	mem, err := unix.Mmap(fd, off, int(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	mem, err := f.allocLocked(length)
 	if err != nil {
-		f.punch(off, length)
-		return fail(&os.PathError{Op: "mmap", Path: f.path, Err: err})
+		f.user.Give(quota.RingBytes, uint64(length))
+		return fail(err)
 	}
-	f.next = off + length
-	f.regions[off] = mem
+	off := f.next
+	f.next += length
+	f.chunk.used++
+	f.regions[off] = region{f.chunk, mem}
 	return ib.Shared{Mem: mem, Offset: uint64(off), Free: func() { f.free(off) }}, nil
+}
+
+// allocLocked reserves the next bytes of the file, and returns them as they are mapped.
+func (f *File) allocLocked(length int64) ([]byte, error) {
+	if err := f.reserve(f.next, length); err != nil {
+		return nil, err
+	}
+	if c := f.chunk; c == nil || f.next+length > c.start+int64(len(c.mem)) {
+		if err := f.newChunk(length); err != nil {
+			f.punch(f.next, length)
+			return nil, err
+		}
+	}
+	at := f.next - f.chunk.start
+	return f.chunk.mem[at : at+length : at+length], nil
+}
+
+func (f *File) reserve(off, length int64) error {
+	fd := int(f.file.Fd())
+	err := ignoringEINTR(func() error { return unix.Fallocate(fd, 0, off, length) })
+	if err == nil {
+		return nil
+	}
+	// What fallocate has reserved before it failed is to be given back.
+	f.punch(off, length)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EFBIG) {
+		return fmt.Errorf("%s is full (df %[1]s): %w", f.dir.Name(), syscall.ENOMEM)
+	}
+	return &os.PathError{Op: "fallocate", Path: f.path, Err: err}
+}
+
+// newChunk maps the file from next on.
+func (f *File) newChunk(length int64) error {
+	size := int64(smallChunk)
+	if old := f.chunk; old != nil {
+		size = min(2*int64(len(old.mem)), largeChunk)
+	}
+	size = max(size, length)
+	if err := f.user.Take(quota.Mappings, 1); err != nil {
+		return err
+	}
+	mem, err := unix.Mmap(int(f.file.Fd()), f.next, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		f.user.Give(quota.Mappings, 1)
+		if err == unix.ENOMEM {
+			err = fmt.Errorf("%w: see ulimit -v of the service and vm.max_map_count", err)
+		}
+		return &os.PathError{Op: "mmap", Path: f.path, Err: err}
+	}
+	old := f.chunk
+	f.chunk = &chunk{start: f.next, mem: mem}
+	f.dropUnused(old)
+	return nil
+}
+
+// dropUnused unmaps a chunk that serves nothing any more.
+func (f *File) dropUnused(c *chunk) {
+	if c == nil || c == f.chunk || c.used > 0 {
+		return
+	}
+	_ = unix.Munmap(c.mem)
+	f.user.Give(quota.Mappings, 1)
 }
 
 func (f *File) free(off int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	mem, ok := f.regions[off]
+	r, ok := f.regions[off]
 	if !ok {
 		return
 	}
+	f.forget(off, r)
+	f.punch(off, int64(len(r.mem)))
+}
+
+func (f *File) forget(off int64, r region) {
 	delete(f.regions, off)
-	f.punch(off, int64(len(mem)))
-	_ = unix.Munmap(mem)
+	f.user.Give(quota.RingBytes, uint64(len(r.mem)))
+	r.chunk.used--
+	f.dropUnused(r.chunk)
 }
 
 // punch gives pages back; the file keeps its size. Failing that, they are held until Close, which harms nobody.
@@ -106,34 +239,41 @@ func ignoringEINTR(f func() error) error {
 }
 
 // OpenForProgram opens a second description of the file, for the caller to hand to the program and then to close
-// here. Its position is where no write(2) succeeds, so that a program which writes to its descriptor without
-// anybody looking cannot write into a region by accident.
-func (f *File) OpenForProgram() (*os.File, error) {
-	p, err := os.OpenFile(f.path, os.O_RDWR, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open shared memory: %w", err)
+// here; how is the access mode, unix.O_RDONLY, O_WRONLY or O_RDWR. Its position is where no write(2) succeeds, so that a
+// program which writes to its descriptor without anybody looking cannot write into a region by accident.
+func (f *File) OpenForProgram(how int) (*os.File, error) {
+	var p *os.File
+	err := f.WithFD(func(fd int) (err error) {
+		p, err = os.OpenFile(selfFD(fd), how&unix.O_ACCMODE, 0)
+		return err
+	})
+	if err == nil {
+		if _, err = p.Seek(math.MaxInt64, 0); err != nil {
+			p.Close()
+		}
 	}
-	if _, err := p.Seek(math.MaxInt64, 0); err != nil {
-		p.Close()
+	if err != nil {
 		return nil, fmt.Errorf("open shared memory: %w", err)
 	}
 	return p, nil
 }
 
 // InUse reports whether anybody but this File has the file open or mapped. Once it is false it stays so, as far as
-// those are concerned who can reach the file only through a descriptor that they have.
+// those are concerned who can reach the file only through a descriptor that they have. It is true where that cannot be
+// found out: for a file of another user that takes CAP_LEASE.
 func (f *File) InUse() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.file == nil {
-		return false
-	}
+	return f.file != nil && f.inUseLocked()
+}
+
+func (f *File) inUseLocked() bool {
 	// The kernel grants a write lease only to the sole opener (fcntl(2), "Leases").
-	fd := int(f.file.Fd())
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-		return errors.Is(err, syscall.EAGAIN)
+	fd := f.file.Fd()
+	if _, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		return true
 	}
-	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
+	_, _ = unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_UNLCK)
 	return false
 }
 
@@ -145,14 +285,21 @@ func (f *File) Close() error {
 	if f.file == nil {
 		return nil
 	}
-	for off, mem := range f.regions {
-		_ = unix.Munmap(mem)
-		delete(f.regions, off)
+	for off, r := range f.regions {
+		f.forget(off, r)
+	}
+	if last := f.chunk; last != nil {
+		f.chunk = nil
+		f.dropUnused(last)
+	}
+	if !f.inUseLocked() {
+		// Its owner may have given it another name, which would keep the memory.
+		_ = ignoringEINTR(func() error { return unix.Ftruncate(int(f.file.Fd()), 0) })
 	}
 	err := f.file.Close()
 	f.file = nil
-	if rerr := os.Remove(f.path); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
-		err = errors.Join(err, rerr)
+	if rerr := unix.Unlinkat(int(f.dir.Fd()), f.name, 0); rerr != nil && rerr != unix.ENOENT {
+		err = errors.Join(err, &os.PathError{Op: "remove", Path: f.path, Err: rerr})
 	}
 	if err != nil {
 		return fmt.Errorf("close shared memory: %w", err)

@@ -11,16 +11,29 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/internal/quota"
 )
 
 func create(t *testing.T) *File {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "verbena-shm-test-")
+	return createFor(t, nil)
+}
+
+func createFor(t *testing.T, user *quota.User) *File {
+	t.Helper()
+	path, err := os.MkdirTemp("/dev/shm", "verbena-shm-test-")
 	if err != nil {
 		t.Skipf("no /dev/shm: %v", err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	f, err := Create(filepath.Join(dir, "queues"))
+	t.Cleanup(func() { os.RemoveAll(path) })
+	dir, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	f, err := Create(dir, "queues", user)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +43,7 @@ func create(t *testing.T) *File {
 
 func openForProgram(t *testing.T, f *File) *os.File {
 	t.Helper()
-	p, err := f.OpenForProgram()
+	p, err := f.OpenForProgram(unix.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +185,7 @@ func TestInUseUntilLastDescriptorAndMapping(t *testing.T) {
 	if f.InUse() {
 		t.Error("in use because of the service's own mapping")
 	}
-	p, err := f.OpenForProgram()
+	p, err := f.OpenForProgram(unix.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +212,7 @@ func TestCloseRemovesThePath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Create(f.Path()); !errors.Is(err, os.ErrExist) {
+	if _, err := Create(f.dir, f.name, nil); !errors.Is(err, os.ErrExist) {
 		t.Errorf("Create of an existing path: %v", err)
 	}
 	if err := f.Close(); err != nil {
@@ -242,5 +255,195 @@ func TestConcurrentAllocAndFree(t *testing.T) {
 	wg.Wait()
 	if got := blocks(t, f); got != 0 {
 		t.Errorf("%d pages left", got)
+	}
+}
+
+// TestNameIsNotTheFile: whatever the owner of the file puts in the place of its name is not touched.
+func TestNameIsNotTheFile(t *testing.T) {
+	f := create(t)
+	victim := filepath.Join(t.TempDir(), "victim")
+	if err := os.WriteFile(victim, []byte("keep"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	aside := f.Path() + ".aside"
+	if err := errors.Join(os.Rename(f.Path(), aside), os.Symlink(victim, f.Path())); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(victim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := f.Chown(65534); err != nil {
+			t.Fatal(err)
+		}
+	}
+	in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(in)
+	if _, err := f.Watch(in, unix.IN_CLOSE_WRITE); err != nil {
+		t.Fatal(err)
+	}
+	p, err := f.OpenForProgram(unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a, b, moved unix.Stat_t
+	if err := errors.Join(unix.Fstat(int(p.Fd()), &a), f.Stat(&b), unix.Stat(aside, &moved)); err != nil {
+		t.Fatal(err)
+	}
+	if a.Ino != moved.Ino || b.Ino != moved.Ino {
+		t.Error("the program got another file")
+	}
+	if os.Geteuid() == 0 && moved.Uid != 65534 {
+		t.Errorf("the file is user %d's", moved.Uid)
+	}
+	p.Close()
+	if n, err := unix.Read(in, make([]byte, 256)); err != nil || n == 0 {
+		t.Errorf("the close was not seen: %d, %v", n, err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	after, err := os.Stat(victim)
+	if err != nil || !os.SameFile(before, after) || after.Size() != 4 ||
+		after.Sys().(*syscall.Stat_t).Uid != before.Sys().(*syscall.Stat_t).Uid {
+		t.Errorf("the other file: %v, %v", after, err)
+	}
+}
+
+// TestAnotherNameKeepsNoMemory: the owner can link the file elsewhere.
+func TestAnotherNameKeepsNoMemory(t *testing.T) {
+	f := create(t)
+	if _, err := f.Alloc(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	link := f.Path() + ".link"
+	if err := os.Link(f.Path(), link); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(link, &st); err != nil || st.Blocks != 0 {
+		t.Errorf("%d blocks left, %v", st.Blocks, err)
+	}
+}
+
+func TestOpenForReadingOnly(t *testing.T) {
+	f := create(t)
+	r, err := f.Alloc(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := f.OpenForProgram(unix.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := unix.Mmap(int(p.Fd()), 0, len(r.Mem), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != unix.EACCES {
+		t.Errorf("mapped writable: %v", err)
+	}
+	if _, err := unix.Write(int(p.Fd()), []byte("x")); err != unix.EBADF {
+		t.Errorf("written: %v", err)
+	}
+}
+
+// mappings counts this process's mappings of the file.
+func mappings(t *testing.T, f *File) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(b), f.Path())
+}
+
+// TestManyRegionsFewMappings: and each region and mapping is charged while it exists.
+func TestManyRegionsFewMappings(t *testing.T) {
+	ledger := quota.New(quota.Limits{})
+	user := ledger.User(1)
+	f := createFor(t, user)
+	var regions []ib.Shared
+	for i := range 10000 {
+		r, err := f.Alloc(2 * int(pageSize))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Mem[0], r.Mem[len(r.Mem)-1] = byte(i), byte(i)
+		regions = append(regions, r)
+	}
+	big, err := f.Alloc(3 * largeChunk / 2 / 1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range regions {
+		if len(r.Mem) != 2*int(pageSize) || cap(r.Mem) != len(r.Mem) || r.Mem[0] != byte(i) || r.Mem[len(r.Mem)-1] != byte(i) {
+			t.Fatalf("region %d has %d bytes, %d", i, len(r.Mem), r.Mem[0])
+		}
+	}
+	n := mappings(t, f)
+	if n > 8 || user.Held(quota.Mappings) != uint64(n) {
+		t.Errorf("%d mappings, %d charged", n, user.Held(quota.Mappings))
+	}
+	if got, want := user.Held(quota.RingBytes), uint64(len(regions)*2*int(pageSize)+len(big.Mem)); got != want {
+		t.Errorf("%d bytes charged, want %d", got, want)
+	}
+	for _, r := range regions {
+		r.Free()
+		r.Free()
+	}
+	big.Free()
+	if n := mappings(t, f); n != 1 || user.Held(quota.Mappings) != 1 || user.Held(quota.RingBytes) != 0 {
+		t.Errorf("%d mappings, %d and %d bytes charged with no region left", n, user.Held(quota.Mappings), user.Held(quota.RingBytes))
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := user.Held(quota.Mappings); n != 0 {
+		t.Errorf("%d mappings charged after Close", n)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	var l quota.Limits
+	l[quota.RingBytes].PerUser = 4 * uint64(pageSize)
+	ledger := quota.New(l)
+	f := createFor(t, ledger.User(1))
+	r, err := f.Alloc(3 * int(pageSize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Alloc(2 * int(pageSize)); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("beyond the limit of bytes: %v", err)
+	}
+	if got := blocks(t, f); got != 3 {
+		t.Errorf("%d pages reserved, want 3", got)
+	}
+	r.Free()
+	if _, err := f.Alloc(4 * int(pageSize)); err != nil {
+		t.Errorf("after Free: %v", err)
+	}
+	l[quota.Mappings].PerUser = 1
+	ledger = quota.New(l)
+	f = createFor(t, ledger.User(1))
+	if _, err := f.Alloc(1); err != nil {
+		t.Fatal(err)
+	}
+	other := createFor(t, ledger.User(1))
+	if _, err := other.Alloc(1); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("beyond the limit of mappings: %v", err)
+	}
+	if got := blocks(t, other); got != 0 || ledger.User(1).Held(quota.RingBytes) != uint64(pageSize) {
+		t.Errorf("%d pages left, %d bytes charged", got, ledger.User(1).Held(quota.RingBytes))
+	}
+	if err := errors.Join(f.Close(), other.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if n := ledger.User(1).Held(quota.RingBytes); n != 0 {
+		t.Errorf("%d bytes charged after Close", n)
 	}
 }

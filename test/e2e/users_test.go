@@ -158,6 +158,6 @@ func attachWith(w *world, f *os.File) error {
 		w.t.Fatal(err)
 	}
 	defer c.Close()
-	_, err = c.Attach(service.Attach{PID: 1}, f)
+	_, err = c.Attach(service.Attach{}, f)
 	return err
 }

@@ -147,7 +147,7 @@ func (w *world) start(args ...string) {
 			t.Error("the service has data races")
 		}
 		if t.Failed() || testing.Verbose() && w.log.Len() > 0 {
-			t.Logf("service:\n%s", tail(w.log.String(), 200))
+			t.Logf("service:\n%s", tail(w.log.String(), 40))
 		}
 	})
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {

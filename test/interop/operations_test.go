@@ -185,6 +185,7 @@ func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes
 			if err == nil || try == repeats {
 				return err
 			}
+			l.noteRepeat(op)
 			continue
 		}
 		got, err := l.resp.poll(l.resp.qp.RecvCQ, 1, wait)
@@ -194,6 +195,7 @@ func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes
 		case len(got) == 0 && (l.service == "RC" || try == repeats):
 			return fmt.Errorf("%s: no completion of the receive", l.resp.name)
 		case len(got) == 0:
+			l.noteRepeat(op)
 			continue
 		case got[0].Status != "SUCCESS" || got[0].ID != seed:
 			return fmt.Errorf("%s: the receive completed with %s, wr_id %d, want SUCCESS, %d", l.resp.name, got[0].Status, got[0].ID, seed)
@@ -518,6 +520,9 @@ func multicast(l *link) error {
 		}
 		var got []wc
 		for try := 0; len(got) == 0 && try < repeats; try++ {
+			if try > 0 {
+				l.noteRepeat("multicast SEND")
+			}
 			if _, err := l.req.send(l.req.qp, args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, size)}, "ah": h.ID,
 				"qpn": qpn, "qkey": qkey}); err != nil {
 				return err

@@ -4,6 +4,7 @@
 //	rawverbs transfer         one message between two queue pairs of its own; prints "ok"
 //	rawverbs reveal           makes objects and prints their numbers; then a message for each line of input
 //	rawverbs intrude NUMBERS  tries everything on the objects with another program's numbers; prints what does not fail
+//	rawverbs fill KIND N      makes N objects of a kind, or of "all", fewer if it is refused; a message for each line of input
 //	rawverbs hoard SEED       makes objects at random, in threads and child processes too, until it is killed
 package main
 
@@ -34,12 +35,14 @@ func run(args []string) error {
 		return nil
 	case len(args) == 2 && args[0] == "hoard":
 		return hoard(args[1])
+	case len(args) == 3 && args[0] == "fill":
+		return fill(args[1], args[2])
 	case len(args) == 1 && args[0] == "reveal":
 		return reveal()
 	case len(args) == 2 && args[0] == "intrude":
 		return intrude(args[1])
 	}
-	return errors.New("usage: rawverbs transfer | hoard SEED | reveal | intrude NUMBERS")
+	return errors.New("usage: rawverbs transfer | fill KIND N | hoard SEED | reveal | intrude NUMBERS")
 }
 
 // pair is a connection of a program with itself.
@@ -48,6 +51,9 @@ type pair struct {
 	pd, cq uint32
 	mr     abi.RegMRResp
 	qps    [2]abi.CreateQPResp
+
+	groups    uint32 // multicast groups joined
+	datagrams uint32 // the queue pair that has, if any
 }
 
 func newPair() (*pair, error) {

@@ -1,0 +1,106 @@
+package guest
+
+import (
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/umem"
+)
+
+// Programs execute other programs, and what they have registered must not lead to those. So that is trapped, and before
+// the kernel goes on with it each address space that the process has is bound (umem.Process.Bind). Whether it succeeds is
+// not known here: a thread of the process that calls while another one's exec goes on gets an address space that is bound
+// from the start; and that an exec is over is known when its thread calls again.
+
+// execPatience is how long an exec waits for accesses to the process's memory that go on; then it fails with EAGAIN.
+const execPatience = time.Second
+
+// execute is execve(2) or execveat(2).
+func (w *worker) execute() verdict {
+	w.begin(callExecve)
+	for _, s := range w.session.executes(w.n.tid) {
+		if err := s.Bind(execPatience); err != nil {
+			w.session.sup.cfg.Logf("guest: thread %d cannot execute another program: %v", w.n.tid, err)
+			return fails(err)
+		}
+	}
+	w.pause("exec")
+	return verdict{fate: letThrough}
+}
+
+// executes takes down that a thread is about to execute a program, and returns the address spaces of its process.
+func (t *Session) executes(tid uint32) (spaces []*umem.Process) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.execs.add(tid)
+	for _, p := range t.processes {
+		if !p.has(tid) {
+			continue
+		}
+		kept := p.former[:0]
+		for _, s := range p.former {
+			if s.Left() {
+				p.closeSpace(s)
+			} else {
+				kept = append(kept, s)
+			}
+		}
+		clear(p.former[len(kept):])
+		p.former = kept
+		if p.space != nil {
+			p.former = append(p.former, p.space)
+			p.space = nil
+		}
+		spaces = append(spaces, p.former...)
+	}
+	return spaces
+}
+
+// execs are the threads that may be executing a program. It is safe for concurrent use.
+type execs struct {
+	mu   sync.Mutex
+	tids map[uint32]struct{}
+	look int // how many there are when those that have ended are looked for
+}
+
+const firstExecLook = 64
+
+func (e *execs) add(tid uint32) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.tids == nil {
+		e.tids = map[uint32]struct{}{}
+	}
+	if len(e.tids) >= max(e.look, firstExecLook) {
+		for t := range e.tids {
+			var st unix.Stat_t
+			if unix.Stat("/proc/"+strconv.Itoa(int(t)), &st) == unix.ENOENT {
+				delete(e.tids, t)
+			}
+		}
+		e.look = 2 * len(e.tids)
+	}
+	e.tids[tid] = struct{}{}
+}
+
+// over takes down that a thread is executing nothing, since it calls.
+func (e *execs) over(tid uint32) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.tids, tid)
+}
+
+// pending reports whether a thread of the process other than the one that calls may be executing a program.
+func (e *execs) pending(caller uint32, p *process) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for t := range e.tids {
+		if t != caller && p.has(t) {
+			return true
+		}
+	}
+	return false
+}

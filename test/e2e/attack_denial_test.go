@@ -1,0 +1,453 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bounds on a service of root's, whatever its users do. They are far above what it needs and far below what ends it: the
+// Go runtime's limit of 10000 threads, vm.max_map_count (65530) and the usual hard limit of descriptors.
+const (
+	maxThreads     = 1500
+	maxMappings    = 49152
+	maxDescriptors = 16384
+)
+
+// bounded fails if the service has more of anything than it may.
+func (s *siege) bounded(before load, rss int) {
+	s.t.Helper()
+	l := s.load()
+	s.t.Logf("the service had %+v, has %+v", before, l)
+	if l.threads > maxThreads || l.mappings > maxMappings || l.descriptors > maxDescriptors || l.rss > before.rss+rss {
+		s.t.Errorf("the service has %+v; want at most %d threads, %d mappings, %d descriptors and %d MiB more than before, %d MiB",
+			l, maxThreads, maxMappings, maxDescriptors, rss, before.rss)
+	}
+}
+
+// TestAttackThreads: a user's sessions, each with calls that do not end, are refused before they hold the service up. (B1)
+func TestAttackThreads(t *testing.T) {
+	s := besiege(t)
+	before := s.load()
+	fs := newStallFS(t, attacker, fuseRead)
+	a := s.outside(attacker, "sessions", s.socket, s.attachMessage(1), fmt.Sprint(many(110, 680)), "16", fs.page())
+	t.Log(a.until("attached", 30*time.Second))
+	s.bounded(before, 500)
+	s.unharmed()
+	s.lives()
+	// All of it ends with the attacker.
+	fs.abort()
+	a.kill()
+	for deadline := time.Now().Add(5 * time.Second); s.load().threads > before.threads+50; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Errorf("the service had %d threads, and has %d when the attacker has ended", before.threads, s.load().threads)
+			break
+		}
+	}
+	s.lives()
+}
+
+// TestAttackManyQueuePairs: with two users at their limits a third one still gets ten thousand queue pairs. (B2)
+func TestAttackManyQueuePairs(t *testing.T) {
+	raw := buildRawverbs(t)
+	s := besiege(t)
+	before := s.load()
+	for _, uid := range []uint32{attacker, stranger} {
+		a := talk(t, s.as(uid).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", "33000"))
+		t.Log(a.until("has", 60*time.Second))
+	}
+	third := talk(t, s.as(1001).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", "10000"))
+	if line := third.until("has", 60*time.Second); line != "has qps=10000" {
+		t.Errorf("the third user %s: %q", line, third.said)
+	}
+	s.bounded(before, 2000)
+	third.say("a message")
+	third.expect("ok")
+	s.unharmed()
+	s.lives()
+}
+
+// TestAttackRandomObjects: one user takes of everything until it is refused, and another works as before. (B2, B5)
+func TestAttackRandomObjects(t *testing.T) {
+	raw := buildRawverbs(t)
+	s := besiege(t)
+	before := s.load()
+	a := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all", fmt.Sprint(many(20000, 1000000))))
+	t.Log(a.until("has", 60*time.Second))
+	t.Logf("%q", a.said)
+	s.bounded(before, 1500)
+	b := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "2000"))
+	if line := b.until("has", 30*time.Second); len(b.said) != 1 {
+		t.Errorf("another user %s, but %q", line, b.said)
+	}
+	b.say("a message")
+	b.expect("ok")
+	s.unharmed()
+	s.lives()
+}
+
+// TestAttackTables: what one user takes of a kind leaves some for others. (B5)
+func TestAttackTables(t *testing.T) {
+	raw := buildRawverbs(t)
+	s := besiege(t)
+	before := s.load()
+	for _, c := range []struct {
+		kind      string
+		all, some int
+	}{
+		{"ahs", 33000, 100}, {"multicast", 300, 10}, {"srqs", 33000, 100}, {"channels", 4000, 100}, {"contexts", 1000, 20},
+		{"pds", 40000, 100}, {"mws", 33000, 100}, {"cqs", 33000, 100},
+	} {
+		t.Run(c.kind, func(t *testing.T) {
+			s.world.t, s.t = t, t
+			a := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", raw, "fill", c.kind, fmt.Sprint(c.all)))
+			t.Log(a.until("has", 40*time.Second), a.said[0])
+			b := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", c.kind, fmt.Sprint(c.some)))
+			if line := b.until("has", 20*time.Second); len(b.said) != 1 {
+				t.Errorf("another user %s: %q", line, b.said)
+			}
+			s.bounded(before, 1500)
+		})
+	}
+	s.world.t, s.t = t, t
+	s.unharmed()
+}
+
+// TestAttackRingMemory: queues are shared memory, of which one user gets a part. (B5)
+func TestAttackRingMemory(t *testing.T) {
+	raw := buildRawverbs(t)
+	s := besiege(t)
+	var fs unix.Statfs_t
+	if err := unix.Statfs("/dev/shm", &fs); err != nil {
+		t.Fatal(err)
+	}
+	used := func() uint64 {
+		var now unix.Statfs_t
+		if err := unix.Statfs("/dev/shm", &now); err != nil {
+			t.Fatal(err)
+		}
+		return (fs.Bfree - min(now.Bfree, fs.Bfree)) * uint64(fs.Bsize)
+	}
+	bound := min(fs.Blocks*uint64(fs.Bsize)/2, 1<<30)
+	a := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", "sh", "-c", "ulimit -l 64; exec "+raw+" fill big-qps 150"))
+	line := a.rest(20 * time.Second)
+	if u := used(); u > bound {
+		t.Errorf("one user has %d MiB of shared memory, more than %d MiB: %q", u>>20, bound>>20, line)
+	}
+	s.unharmed()
+}
+
+// stuck starts an attack that has the service wait for memory that does not answer.
+func (s *siege) stuck(t *testing.T, fs *stallFS, attack ...string) *dialogue {
+	t.Helper()
+	a := s.attack(attacker, append([]string{attack[0], fs.page()}, attack[1:]...)...)
+	a.expect("posted")
+	time.Sleep(200 * time.Millisecond)
+	return a
+}
+
+// testStall has every user's calls, and root's commands, end in time while memory does not answer.
+func testStall(t *testing.T, serve []string, attack ...string) {
+	s := besiege(t, serve...)
+	var a *dialogue
+	if attack[0] == "stall-userfault" {
+		device := filepath.Join(filepath.Dir(s.socket), "userfaultfd")
+		var st unix.Stat_t
+		err := unix.Stat("/dev/userfaultfd", &st) // since Linux 6.1
+		need(t, err == nil, fmt.Sprintf("/dev/userfaultfd: %v", err))
+		if err := unix.Mknod(device, unix.S_IFCHR|0o666, int(st.Rdev)); err != nil {
+			t.Fatal(err)
+		}
+		os.Chmod(device, 0o666)
+		a = s.attack(attacker, attack[0], device, attack[1])
+		a.expect("posted")
+		time.Sleep(200 * time.Millisecond)
+	} else {
+		a = s.stuck(t, newStallFS(t, attacker, fuseRead), attack...)
+	}
+	for _, step := range []func(){
+		s.unharmed,
+		func() { s.quick(5*time.Second, "res", "show") },
+		func() { s.quick(5*time.Second, "dev", "show") },
+		a.kill,
+		s.unharmed,
+		func() { s.quick(5*time.Second, "res", "show") },
+		func() { s.quick(10*time.Second, "dev", "reset", "rxe0") },
+		s.lives,
+	} {
+		if step(); t.Failed() { // what follows would only take its time
+			return
+		}
+	}
+	began := time.Now()
+	s.quick(15*time.Second, "stop")
+	for s.serve.Process.Signal(syscall.Signal(0)) == nil && time.Since(began) < 20*time.Second {
+		if b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.serve.Process.Pid)); strings.Contains(string(b), ") Z ") {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("the service took %v to stop", took)
+	}
+}
+
+// TestAttackStall: registered memory that does not answer stops its own program and no other, over both paths. (B3)
+func TestAttackStall(t *testing.T) {
+	for _, path := range []string{"shortcut", "wire"} {
+		var serve []string
+		if path == "wire" {
+			serve = []string{"--wire"}
+		}
+		for _, op := range []string{"write", "read", "atomic"} {
+			t.Run(path+"/"+op, func(t *testing.T) { testStall(t, serve, "stall-region", op) })
+		}
+		t.Run(path+"/userfaultfd", func(t *testing.T) { testStall(t, serve, "stall-userfault", "write") })
+	}
+}
+
+// TestAttackRemap: memory that is replaced behind its registration, while a peer writes there.
+func TestAttackRemap(t *testing.T) {
+	for _, path := range []string{"shortcut", "wire"} {
+		var serve []string
+		if path == "wire" {
+			serve = []string{"--wire"}
+		}
+		t.Run(path, func(t *testing.T) { testStall(t, serve, "remap") })
+	}
+}
+
+// TestAttackIdleConnections: connections that say nothing are limited, and end. (B4)
+func TestAttackIdleConnections(t *testing.T) {
+	s := besiege(t)
+	few := unix.Rlimit{Cur: 2048, Max: 2048}
+	if err := unix.Prlimit(s.serve.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
+		t.Fatal(err)
+	}
+	a := s.outside(attacker, "connections", s.socket, "3000")
+	t.Log(a.expect("connected"))
+	s.lives()
+	s.unharmed()
+	if l := s.load(); l.descriptors > 1500 {
+		t.Errorf("the service has %d descriptors", l.descriptors)
+	}
+}
+
+// TestAttackLongMessages: messages of strangers are short. (B4)
+func TestAttackLongMessages(t *testing.T) {
+	s := besiege(t)
+	before := s.load()
+	a := s.outside(attacker, "unfinished", s.socket, "6", fmt.Sprint(64<<20))
+	t.Log(a.until("sent", 60*time.Second))
+	s.bounded(before, 100)
+	s.unharmed()
+	s.lives()
+}
+
+// TestAttackGarbage: messages that are none neither end the service nor fill its log. (B4)
+func TestAttackGarbage(t *testing.T) {
+	s := besiege(t)
+	before := s.load()
+	for _, text := range []string{strings.Repeat("x", 900_000), strings.Repeat(`\u0000`, 100_000)} {
+		if out := s.outside(attacker, "attach", s.socket, `{"Protocol":3,"Op":"`+text[:100_000]+`"}`).rest(5 * time.Second); len(fmt.Sprint(out)) > 10_000 {
+			t.Errorf("an answer of %d bytes to nonsense", len(fmt.Sprint(out)))
+		}
+	}
+	a := s.outside(attacker, "garbage", s.socket, fmt.Sprint(many(2, 30)))
+	t.Log(a.until("connections", 60*time.Second))
+	s.unharmed()
+	s.lives()
+	s.bounded(before, 150)
+	if n := strings.Count(s.log.String(), "\n"); n > 300 {
+		t.Errorf("the log has %d lines of %d bytes", n, s.log.Len())
+	}
+	if n := s.load().descriptors; n > before.descriptors+100 {
+		t.Errorf("the service had %d descriptors, has %d", before.descriptors, n)
+	}
+}
+
+// TestAttackCloseStorm: a file that is opened again and closed, as fast as a program can, costs the service little. (B6)
+func TestAttackCloseStorm(t *testing.T) {
+	s := besiege(t)
+	before := s.load()
+	began := time.Now()
+	out := s.attack(attacker, "close-storm", "2").rest(20 * time.Second)
+	took, after := time.Since(began), s.load()
+	t.Logf("%q; the service used %v of %v", out, after.cpu-before.cpu, took)
+	if used := after.cpu - before.cpu; used > took/2 {
+		t.Errorf("the service has used %v of processor time in %v", used, took)
+	}
+	s.bounded(before, 40)
+	if out[len(out)-1] != "query: success" {
+		t.Errorf("the device afterwards: %q", out)
+	}
+	s.unharmed()
+}
+
+// TestAttackStalledDescriptors: descriptors whose close(2) or stat(2) does not end. (B7)
+func TestAttackStalledDescriptors(t *testing.T) {
+	t.Run("close", func(t *testing.T) {
+		s := besiege(t)
+		before := s.load()
+		fs := newStallFS(t, attacker, fuseFlush)
+		for _, message := range []string{`{"Protocol":3,"Op":"info"}`, s.attachMessage(1)} {
+			t.Log(s.outside(attacker, "stall-close", s.socket, message, fmt.Sprint(many(200, 2000)), fs.page()).until("sent", 60*time.Second))
+		}
+		time.Sleep(500 * time.Millisecond)
+		s.lives()
+		s.unharmed()
+		if l := s.load(); l.threads > before.threads+100 {
+			t.Errorf("the service had %d threads, has %d", before.threads, l.threads)
+		}
+	})
+	t.Run("stat", func(t *testing.T) {
+		s := besiege(t)
+		before := s.load()
+		fs := newStallFS(t, attacker, fuseGetattr)
+		a := s.attack(attacker, "stall-stat", fs.page(), fmt.Sprint(firstCommandFile()), "30")
+		if _, ok := a.line(5 * time.Second); !ok {
+			t.Error("the attacker's own calls wait for ever")
+		}
+		s.lives()
+		s.unharmed()
+		if l := s.load(); l.threads > before.threads+100 {
+			t.Errorf("the service had %d threads, has %d", before.threads, l.threads)
+		}
+	})
+}
+
+// firstCommandFile is the first number of a device file's descriptor here.
+func firstCommandFile() int {
+	var l unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &l)
+	if l.Max >= 2*16384 {
+		return 16384
+	}
+	return int(l.Max / 4 * 3)
+}
+
+// TestAttackSlowCommand: one thread's command does not hold up another's calls. (C1)
+func TestAttackSlowCommand(t *testing.T) {
+	s := besiege(t)
+	fs := newStallFS(t, attacker, fuseRead)
+	a := s.attack(attacker, "slow-open", fs.page())
+	fs.await("read")
+	time.AfterFunc(2*time.Second, func() { fs.release(nil) })
+	for _, what := range []string{"open took", "command took"} {
+		line := a.expect(what)
+		if ms := atoi(strings.Fields(line)[2]); ms > 200 {
+			t.Errorf("while a command does not end, another's %s ms", line)
+		}
+	}
+	s.unharmed()
+}
+
+// TestAttackMainThreadEnds: a program whose main thread has ended has RDMA like any other. (C2)
+func TestAttackMainThreadEnds(t *testing.T) {
+	s := besiege(t)
+	out := strings.Join(s.attack(attacker, "main-exit").rest(10*time.Second), "\n")
+	if out != "open: success\nwrite: text" {
+		t.Errorf("%s", out)
+	}
+}
+
+// TestAttackFullDisk: a capture to a disk that is full is a failure. (C4)
+func TestAttackFullDisk(t *testing.T) {
+	needRoot(t)
+	raw := buildRawverbs(t)
+	w := sharedService(t)
+	dir, err := os.MkdirTemp("", "verbena-full-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(dir)
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=8k"); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	for i, argv := range [][]string{{"true"}, {raw, "transfer"}, {raw, "fill", "pds", "10"}} {
+		out, err := w.cmd(w.deadline(20), append([]string{"run", "--capture", filepath.Join(dir, fmt.Sprint("x", i)), "--"}, argv...)...).CombinedOutput()
+		if i == 0 && err != nil {
+			t.Errorf("with room for what there is: %v: %s", err, out)
+		}
+	}
+	filler := filepath.Join(dir, "filler")
+	os.WriteFile(filler, make([]byte, 16<<10), 0o600)
+	out, err := w.cmd(w.deadline(20), "run", "--capture", filepath.Join(dir, "full"), "--", raw, "transfer").CombinedOutput()
+	if exitCode(err) != 125 || !strings.Contains(string(out), "no space left") {
+		t.Errorf("exit code %d, want 125: %s", exitCode(err), out)
+	}
+	out, err = w.cmd(w.deadline(20), "run", "--capture", "/dev/full", "--", raw, "transfer").CombinedOutput()
+	if exitCode(err) != 125 {
+		t.Errorf("/dev/full: exit code %d, want 125: %s", exitCode(err), out)
+	}
+}
+
+// TestAttackNumberRace: a descriptor that a program makes while it opens a device stays what it is. (C6)
+func TestAttackNumberRace(t *testing.T) {
+	s := besiege(t)
+	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()), fmt.Sprint(many(4000, 50000))).rest(30 * time.Second)
+	if len(out) != 1 || !strings.HasPrefix(out[0], "opened ") || out[0] == "opened 0" {
+		t.Errorf("%.1000q", out)
+	}
+	s.unharmed()
+}
+
+// TestAttackForeignPID: a client that the kernel gives no number for, of another PID namespace, is not whom it says. (C7)
+func TestAttackForeignPID(t *testing.T) {
+	needRoot(t)
+	program := attackProgram(t, "attack")
+	w := newWorld(t, user{"root", 0}, "")
+	os.Chmod(filepath.Dir(w.socket), 0o755)
+	serve := exec.Command("unshare", "--pid", "--fork", "--mount-proc", binary(t), "serve", "--socket", w.socket, "--mode", "0666", "--link", "rxe0="+loopback())
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		for _, pid := range childrenOf(serve.Process.Pid) {
+			syscall.Kill(pid, syscall.SIGTERM)
+		}
+		_ = serve.Wait()
+	}()
+	for deadline := time.Now().Add(10 * time.Second); w.cmd(w.deadline(5), "link", "show").Run() != nil; {
+		if time.Now().After(deadline) {
+			t.Fatal("the service does not come up")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	s := &siege{world: w, t: t, program: program}
+	if out := s.outside(attacker, "attach", w.socket, s.attachMessage(1)).expect("answer"); !strings.Contains(out, "Error") {
+		t.Errorf("a client that says it is process 1: %s", out)
+	}
+}
+
+// TestAttackPaths: other names of the device are as good as the kernel would have them. (C8)
+func TestAttackPaths(t *testing.T) {
+	s := besiege(t)
+	for path, want := range map[string]string{
+		"/dev/infiniband/uverbs0":                    "success",
+		"//dev///infiniband/./uverbs0":               "success",
+		"/dev/infiniband/uverbs0/":                   "Not a directory",
+		"/dev/infiniband/uverbs0/.":                  "Not a directory",
+		"/dev/infiniband/uverbs0/..":                 "Not a directory",
+		"/dev/infiniband/uverbs0/../uverbs0":         "Not a directory",
+		"/nonexistent/../dev/infiniband/uverbs0":     "No such file or directory",
+		"/etc/hostname/../../dev/infiniband/uverbs0": "Not a directory",
+		"/dev/infiniband/nonexistent/../uverbs0":     "No such file or directory",
+		"/dev/infiniband/../infiniband/uverbs0":      "success",
+		"/dev/infiniband/uverbs0\x01":                "No such file or directory",
+	} {
+		if out := s.attack(attacker, "paths", path).rest(5 * time.Second); len(out) != 1 || out[0] != path+": "+want {
+			t.Errorf("open: got %.200q, want %q", out, want)
+		}
+	}
+}

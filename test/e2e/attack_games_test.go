@@ -1,0 +1,273 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestAttackDescriptors: what no library does with a device's descriptor harms nobody, and the device goes with the last
+// one.
+func TestAttackDescriptors(t *testing.T) {
+	s := besiege(t)
+	out := s.attack(attacker, "descriptors").rest(15 * time.Second)
+	t.Logf("%q", out)
+	if len(out) == 0 || out[len(out)-1] != "done" {
+		t.Errorf("the attacker did not get to its end: %q", out)
+	}
+	// What would have put something into the service's directories, or changed them.
+	for _, must := range []string{"create beside", "move the directory away", "rename the directory", "replace the directory",
+		"remove the directory", "hard link to the queue file"} {
+		if slices.Contains(out, must+": success") {
+			t.Errorf("%s succeeds", must)
+		}
+	}
+	for _, line := range []string{"command to /dev/null: success, and it answers", "command to what is closed: success"} {
+		if slices.Contains(out, line) {
+			t.Errorf("%s", line)
+		}
+	}
+	for _, must := range []string{"dup2", "dup3", "F_DUPFD", "command to the duplicate", "query in the child", "pidfd_getfd"} {
+		if !slices.Contains(out, must+": success") {
+			t.Errorf("%s does not succeed", must)
+		}
+	}
+	s.unharmed()
+	s.onlyNeighbour()
+	s.lives()
+}
+
+// onlyNeighbour waits until no program but the neighbour's holds anything.
+func (s *siege) onlyNeighbour() {
+	s.t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if len(s.resources()) == 1 {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Errorf("there are still %v", s.resources())
+			return
+		}
+	}
+}
+
+// TestAttackTree: nobody changes the /dev and /sys that programs of another user's service see. In one's own, whose files
+// are one's own, the service at least follows no link that is put there.
+func TestAttackTree(t *testing.T) {
+	needRoot(t)
+	program := attackProgram(t, "attack")
+	for _, who := range []struct {
+		name    string
+		service user
+	}{{"another user", user{"root", 0}}, {"own service", user{"nobody", attacker}}} {
+		t.Run(who.name, func(t *testing.T) {
+			w := startService(t, who.service, "", "--link", "rxe0="+loopback(), "--mode", "0666")
+			os.Chmod(filepath.Dir(w.socket), 0o755)
+			dir := runDirOf(t, w.serve.Process.Pid)
+			before := treeOf(t, dir)
+			args := []string{"run", "--", program, "tree-writes"}
+			if who.service.uid != attacker {
+				args = append(args, "rename")
+			}
+			out := w.as(attacker).out(args...)
+			if strings.Contains(out, "planted: root:") {
+				t.Error("a link that a program has put into the tree is followed")
+			}
+			if who.service.uid == attacker {
+				return
+			}
+			after := treeOf(t, dir)
+			for line := range strings.Lines(before) {
+				if !strings.Contains(after, line) {
+					t.Errorf("the tree has no %s any more", line)
+				}
+			}
+			for line := range strings.Lines(after) {
+				if strings.Contains(line, "evil") || strings.Contains(line, "rxe9") {
+					t.Errorf("the tree has %s", line)
+				}
+			}
+			for line := range strings.Lines(out) {
+				if strings.HasSuffix(line, ": success\n") {
+					t.Errorf("%s", line)
+				}
+			}
+		})
+	}
+}
+
+// treeOf lists what is below a directory, with modes and targets.
+func treeOf(t *testing.T, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.Walk(filepath.Join(dir, "tree"), func(path string, i os.FileInfo, err error) error {
+		if err != nil || strings.Contains(path, "/.common/") {
+			return err
+		}
+		target, _ := os.Readlink(path)
+		fmt.Fprintln(&b, strings.TrimPrefix(path, dir), i.Mode(), target)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestAttackForkStorm: processes that come and go by the thousand while commands are under way.
+func TestAttackForkStorm(t *testing.T) {
+	s := besiege(t)
+	before := s.load()
+	script := fmt.Sprintf("for i in $(seq %d); do %s paths /dev/infiniband/uverbs0 >/dev/null & :; [ $((i %% 16)) = 0 ] && wait; done; wait; echo done",
+		many(200, 5000), s.program)
+	out := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", "sh", "-c", script)).rest(60 * time.Second)
+	if !slices.Equal(out, []string{"done"}) {
+		t.Errorf("%.1000q", out)
+	}
+	s.unharmed()
+	s.onlyNeighbour()
+	s.bounded(before, 100)
+	if l := s.load(); l.descriptors > before.descriptors+20 || l.threads > before.threads+20 {
+		t.Errorf("the service had %+v, has %+v", before, l)
+	}
+}
+
+// TestAttackSetuid: a set-uid program under a user's session has no privilege, or is not the user's to reach.
+func TestAttackSetuid(t *testing.T) {
+	s := besiege(t)
+	suid := setuidCopy(t, s.program)
+	out := s.as(attacker).out("run", "--", suid, "victim", "0.1")
+	if !strings.Contains(out, "unharmed") || strings.Contains(out, "user 0") {
+		t.Errorf("a set-uid program under a user's launcher: %s", out)
+	}
+}
+
+// TestAttackStoppedProgram: a program that is stopped, or a launcher, holds up nobody else.
+func TestAttackStoppedProgram(t *testing.T) {
+	raw := buildRawverbs(t)
+	s := besiege(t)
+	for _, what := range []string{"program", "launcher", "both"} {
+		t.Run(what, func(t *testing.T) {
+			a := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "200"))
+			a.until("has", 20*time.Second)
+			pids := map[string][]int{"program": {programOf(t, a.cmd)}, "launcher": {a.cmd.Process.Pid}, "both": {programOf(t, a.cmd), a.cmd.Process.Pid}}[what]
+			for _, pid := range pids {
+				syscall.Kill(pid, syscall.SIGSTOP)
+			}
+			s.unharmed()
+			s.lives()
+			s.quick(5*time.Second, "res", "show")
+			for _, pid := range pids {
+				syscall.Kill(pid, syscall.SIGCONT)
+			}
+			a.say("a message")
+			a.expect("ok")
+		})
+	}
+}
+
+// TestAttackNames: the name of a process, which is the user's choice, does nothing to the terminal of who lists it.
+func TestAttackNames(t *testing.T) {
+	s := besiege(t)
+	a := s.attack(attacker, "names")
+	a.expect("ready")
+	for _, args := range [][]string{{"res", "show"}, {"dev", "show"}, {"stat", "show"}, {"link", "show"}} {
+		if out := s.out(args...); strings.ContainsFunc(out, func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f }) {
+			t.Errorf("verbena %v: %q", args, out)
+		}
+	}
+	a.kill()
+	s.onlyNeighbour()
+	if strings.ContainsFunc(s.log.String(), func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f }) {
+		t.Errorf("the log: %q", s.log)
+	}
+}
+
+// TestAttackOwnAnswers: a program that answers its notifications itself, by a listener that it hands over twice.
+func TestAttackOwnAnswers(t *testing.T) {
+	s := besiege(t)
+	before := s.load()
+	out := s.outside(attacker, "own-answers", s.socket, s.attachMessage(1), fmt.Sprint(many(2000, 100000))).rest(30 * time.Second)
+	t.Logf("%q", out)
+	if len(out) == 0 || out[len(out)-1] != "done" {
+		t.Errorf("%q", out)
+	}
+	s.unharmed()
+	s.onlyNeighbour()
+	s.lives()
+	s.bounded(before, 50)
+	if l := s.load(); l.descriptors > before.descriptors+20 {
+		t.Errorf("the service had %+v, has %+v", before, l)
+	}
+}
+
+// TestAttackThreadUser: each thread has the rights of its own user, as for a real device file.
+func TestAttackThreadUser(t *testing.T) {
+	program := attackProgram(t, "attack")
+	w := sharedService(t, "--mode", "0660")
+	want := "open as another user: Permission denied\naccess as another user: Permission denied\nopen as root: success\n"
+	if out := w.out("run", "--", program, "thread-user"); out != want {
+		t.Errorf("got %q, want %q", out, want)
+	}
+}
+
+// TestAttackFlippedPaths: a path that changes while the supervisor looks at it opens nothing that it would not have opened.
+func TestAttackFlippedPaths(t *testing.T) {
+	s := besiege(t)
+	out := s.attack(attacker, "flip-paths", fmt.Sprint(many(20000, 2000000))).rest(60 * time.Second)
+	if !slices.Equal(out, []string{"done"}) {
+		t.Errorf("%q", out)
+	}
+	s.unharmed()
+	s.onlyNeighbour()
+}
+
+// TestAttackLimits: the program's own limit of descriptors is what it set.
+func TestAttackLimits(t *testing.T) {
+	program := attackProgram(t, "attack")
+	// For programs of other users the service would need CAP_SYS_RESOURCE, which containers do not have.
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+	if out := w.out("run", "--", program, "limits"); out != "done\n" {
+		t.Errorf("%.500q", out)
+	}
+}
+
+// TestAttackSquatting: another user who makes the directory of one's control socket first gets nothing but a clear error.
+func TestAttackSquatting(t *testing.T) {
+	needRoot(t)
+	const user = 64123 // nobody's
+	dir := fmt.Sprintf("/tmp/verbena-%d", user)
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		t.Skip(err)
+	}
+	defer os.RemoveAll(dir)
+	os.Chown(dir, attacker, attacker)
+	s := &siege{world: newWorld(t, users()[0], ""), t: t, program: attackProgram(t, "attack")}
+	c := s.plain(user, binary(t), "run", "--", "true")
+	c.Env = []string{"PATH=" + os.Getenv("PATH")}
+	out, err := c.CombinedOutput()
+	if exitCode(err) != 125 || !strings.Contains(string(out), dir) || !strings.Contains(string(out), "VERBENA_SOCKET") {
+		t.Errorf("exit code %d, want 125: %s", exitCode(err), out)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("there is %v", left)
+	}
+}
+
+// TestAttackChildNamespace: a program in a PID namespace of its own is served, and is known by the service's numbers.
+func TestAttackChildNamespace(t *testing.T) {
+	s := besiege(t)
+	out, err := s.cmd(s.deadline(20), "run", "--", "unshare", "--pid", "--fork", "--mount-proc", "setpriv", fmt.Sprint("--reuid=", attacker),
+		fmt.Sprint("--regid=", attacker), "--clear-groups", s.program, "hidden-execs", "vfork", "none").CombinedOutput()
+	if err != nil || string(out) != "write: success: still written\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+	s.unharmed()
+}

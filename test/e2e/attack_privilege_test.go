@@ -1,0 +1,373 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestAttackQueueFileSwap: a queue file that is replaced by a link while the service makes it leads nowhere. (A1)
+func TestAttackQueueFileSwap(t *testing.T) {
+	s := besiege(t)
+	victim := filepath.Join("/dev/shm", filepath.Base(t.TempDir())+"-victim")
+	content := []byte("root's own")
+	if err := os.WriteFile(victim, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(victim)
+	out := s.attack(attacker, "swap", victim, fmt.Sprint(many(100, 2000))).rest(20 * time.Second)
+	t.Logf("%q", out)
+	var st syscall.Stat_t
+	if err := syscall.Lstat(victim, &st); err != nil || st.Uid != 0 || st.Mode&0o777 != 0o600 {
+		t.Errorf("the file of root's: %v, owner %d, mode %o", err, st.Uid, st.Mode)
+	}
+	if b, err := os.ReadFile(victim); err != nil || !bytes.Equal(b, content) {
+		t.Errorf("the file of root's holds %q, %v", b, err)
+	}
+	if !strings.Contains(strings.Join(out, "\n"), "done") || strings.Contains(strings.Join(out, "\n"), "root's own") {
+		t.Errorf("the attacker: %q", out)
+	}
+	s.unharmed()
+}
+
+// TestAttackPIDReuse: a caller that is killed in its call, and whose number another process gets: nothing of the call
+// happens to that one. (A2)
+func TestAttackPIDReuse(t *testing.T) {
+	s := besiege(t)
+	fs := newStallFS(t, attacker, fuseRead)
+	p := s.attack(attacker, "stall-command", fs.page())
+	var pid int
+	var text string
+	if n, err := fmt.Sscan(p.expect(""), &pid, &text); n != 2 {
+		t.Fatal(err)
+	}
+	command, err := hex.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs.await("read")
+	pid = programOf(t, p.cmd)
+	syscall.Kill(pid, syscall.SIGKILL)
+	other := talk(t, s.plain(0, s.program, "reuse", fmt.Sprint(pid), fmt.Sprint(attacker)))
+	other.expect(fmt.Sprint("number ", pid))
+	fs.release(command)
+	time.Sleep(300 * time.Millisecond)
+	other.say("have you changed?")
+	if line := other.expect("changed"); line != "changed 0" {
+		t.Errorf("the process that got the caller's number was written to: %q bytes", line)
+	}
+	if out := s.out("res", "show"); strings.Contains(out, fmt.Sprintf(" %d ", pid)) {
+		t.Errorf("it has something registered:\n%s", out)
+	}
+	s.unharmed()
+}
+
+// setuidCopy makes a set-uid copy of the attack programs.
+func setuidCopy(t *testing.T, program string) string {
+	t.Helper()
+	b, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(filepath.Dir(program), "setuid")
+	if err := os.WriteFile(path, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, os.ModeSetuid|0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(path) })
+	return path
+}
+
+// TestAttackExec: what a program has registered is not the next program's memory. (A3)
+func TestAttackExec(t *testing.T) {
+	for _, wire := range []string{"shortcut", "wire"} {
+		var args []string
+		if wire == "wire" {
+			args = []string{"--wire"}
+		}
+		for _, how := range []string{"pinned", "on-demand"} {
+			t.Run(wire+"/"+how, func(t *testing.T) {
+				s := besiege(t, args...)
+				suid := setuidCopy(t, s.program)
+				// A program of root's that drops its privileges may still execute a set-uid program.
+				c := s.cmd(s.deadline(30), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
+					"--clear-groups", s.program, "exec-region", how, suid, "victim", "1")
+				out := strings.Join(talk(t, c).rest(10*time.Second), "\n")
+				if !strings.Contains(out, "victim of user 0: unharmed") || strings.Contains(out, "read: success") ||
+					strings.Contains(out, "write: success") || !strings.Contains(out, "write: ") {
+					t.Errorf("%s", out)
+				}
+				s.unharmed()
+			})
+		}
+	}
+}
+
+// TestAttackHiddenExec: an exec by a rare way ends registrations as well, and one that fails, or is a child's, does not.
+func TestAttackHiddenExec(t *testing.T) {
+	s := besiege(t)
+	for _, how := range []string{"execveat", "magic link", "i386", "x32"} {
+		t.Run(how, func(t *testing.T) {
+			out := strings.Join(s.attack(attacker, "hidden-execs", how, s.program, "victim", "0.5").rest(10*time.Second), "\n")
+			if none := strings.Contains(out, "exec by "+how); !none && (!strings.Contains(out, "victim of user 65534: unharmed") ||
+				strings.Contains(out, "write: success")) {
+				t.Errorf("%s", out)
+			}
+		})
+	}
+	for _, how := range []string{"failed", "vfork"} {
+		t.Run(how, func(t *testing.T) {
+			out := strings.Join(s.attack(attacker, "hidden-execs", how, "none").rest(10*time.Second), "\n")
+			if out != "write: success: still written" {
+				t.Errorf("%s", out)
+			}
+		})
+	}
+	s.unharmed()
+}
+
+// TestAttackExecRaces: programs that execute another while a thread registers memory and writes there.
+func TestAttackExecRaces(t *testing.T) {
+	s := besiege(t)
+	out := s.attack(attacker, "exec-races", fmt.Sprint(many(100, 10000)), s.program, "victim", "0.01").rest(time.Duration(many(30, 1800)) * time.Second)
+	harmed, unharmed := 0, 0
+	for _, l := range out {
+		if strings.Contains(l, "has been changed") {
+			harmed++
+		} else if strings.Contains(l, "unharmed") {
+			unharmed++
+		}
+	}
+	if harmed > 0 || unharmed < many(80, 9000) || out[len(out)-1] != "done" {
+		t.Errorf("%d programs were changed, %d were not: %.2000q", harmed, unharmed, out)
+	}
+	s.unharmed()
+}
+
+// TestAttackImpostor: a launcher hands its program to root's service or its own user's, and to nobody else's, and
+// removes no directory but that of a service. (A4)
+func TestAttackImpostor(t *testing.T) {
+	needRoot(t)
+	program := attackProgram(t, "attack")
+	for _, victim := range []uint32{neighbor, 0} {
+		t.Run(fmt.Sprint("user ", victim), func(t *testing.T) {
+			w := newWorld(t, user{"attacker", attacker}, "")
+			os.Chmod(filepath.Dir(w.socket), 0o755)
+			home, err := os.MkdirTemp("", "verbena-home-")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(home)
+			os.WriteFile(filepath.Join(home, "precious"), nil, 0o644)
+			os.MkdirAll(filepath.Join(home, "a", "b"), 0o755)
+			os.Chown(home, int(victim), int(victim))
+			s := &siege{world: w, t: t, program: program}
+			impostor := s.outside(attacker, "impostor", w.socket, home)
+			impostor.expect("listening")
+			out, err := w.as(victim).cmd(w.deadline(10), "run", "--", "true").CombinedOutput()
+			if exitCode(err) != 125 || !strings.Contains(string(out), "65534") {
+				t.Errorf("run: exit code %d, want 125; %q should name the user whose service it is", exitCode(err), out)
+			}
+			if said := impostor.rest(100 * time.Millisecond); strings.Contains(fmt.Sprint(said), "with its listener") {
+				t.Errorf("the impostor is the supervisor: %q", said)
+			}
+			if _, err := os.Stat(filepath.Join(home, "precious")); err != nil {
+				t.Errorf("the user's directory: %v", err)
+			}
+		})
+	}
+}
+
+// TestAttackEscape: a program in a chroot or in a mount namespace of its own reaches no file outside. (A5)
+func TestAttackEscape(t *testing.T) {
+	s := besiege(t)
+	jail, err := os.MkdirTemp("", "verbena-jail-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(jail)
+	os.Chmod(jail, 0o755)
+	b, err := os.ReadFile(attackProgram(t, "escape"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(jail, "escape"), b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{"tmp", "proc", "old"} {
+		os.Mkdir(filepath.Join(jail, d), 0o755)
+	}
+	outside := filepath.Join(filepath.Dir(jail), "verbena-outside-"+filepath.Base(jail))
+	if err := os.WriteFile(outside, []byte("of the outside"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(outside)
+	ids := []string{"setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker), "--clear-groups"}
+	for _, c := range []struct {
+		name string
+		argv []string
+	}{
+		{"chroot", []string{"chroot", fmt.Sprintf("--userspec=%d:%d", attacker, attacker), jail, "/escape", outside}},
+		{"chroot of root's", []string{"chroot", jail, "/escape", outside}},
+		{"container", []string{"unshare", "-m", "sh", "-c", "mount --bind " + jail + " " + jail + " && cd " + jail +
+			" && pivot_root . old && exec /escape " + outside}},
+		{"user namespace", append(ids, "unshare", "-Urm", "--root="+jail, "/escape", outside)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out, err := s.cmd(s.deadline(10), append([]string{"run", "--"}, c.argv...)...).CombinedOutput()
+			text := string(out)
+			if err != nil || !strings.Contains(text, "in the jail: ") || strings.Contains(text, "opened of the outside") ||
+				strings.Contains(text, "by openat2: opened") || strings.Contains(text, "by fchdir: opened") {
+				t.Errorf("%v\n%s", err, text)
+			}
+		})
+	}
+	s.unharmed()
+}
+
+// TestAttackUserNamespace: capabilities of a user namespace that anybody may make are none here. (A6)
+func TestAttackUserNamespace(t *testing.T) {
+	ids := []string{"run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker), "--clear-groups"}
+	b, _ := os.ReadFile("/proc/sys/user/max_user_namespaces")
+	need(t, strings.TrimSpace(string(b)) != "0", "user namespaces")
+	t.Run("permissions", func(t *testing.T) {
+		program := attackProgram(t, "attack")
+		w := sharedService(t, "--group", "12345", "--mode", "0660")
+		for _, in := range [][]string{nil, {"unshare", "-U"}, {"unshare", "-Ur"}, {"unshare", "-Ur", "unshare", "-Ur"}} {
+			out := w.out(append(append(append([]string{}, ids...), in...), program, "user-namespace", "open")...)
+			if strings.Contains(out, "success") {
+				t.Errorf("%v: %s", in, out)
+			}
+		}
+	})
+	t.Run("locked memory", func(t *testing.T) {
+		program := attackProgram(t, "attack")
+		w := sharedService(t, "--mode", "0666")
+		for _, limit := range []string{"64", "0"} {
+			for _, in := range []string{"", "unshare -Ur "} {
+				script := "ulimit -l " + limit + "; exec " + in + program + " user-namespace pin 268435456"
+				if out := w.out(append(ids, "sh", "-c", script)...); strings.Contains(out, "success") {
+					t.Errorf("ulimit -l %s, %q: %s", limit, in, out)
+				}
+			}
+		}
+		// And with a limit of 0 nothing at all, EPERM as the kernel has it.
+		script := "ulimit -l 0; exec " + program + " user-namespace pin 1"
+		if out := w.out(append(ids, "sh", "-c", script)...); !strings.HasSuffix(out, "pin: Operation not permitted\n") {
+			t.Errorf("ulimit -l 0, 1 byte: %s", out)
+		}
+	})
+}
+
+// TestAttackReadOnly: a device file that is opened for reading takes no command by write(2). (A7)
+func TestAttackReadOnly(t *testing.T) {
+	program := attackProgram(t, "attack")
+	w := sharedService(t, "--mode", "0644")
+	out := w.out("run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker), "--clear-groups",
+		program, "read-only")
+	if !strings.Contains(out, "open for both: Permission denied") || strings.Contains(out, "write: success") ||
+		strings.Contains(out, "flags: not") {
+		t.Errorf("%s", out)
+	}
+}
+
+// TestAttackTwoServices: of two services that start on one socket one lives, and its path stays. (C3)
+func TestAttackTwoServices(t *testing.T) {
+	needRoot(t)
+	for range many(60, 1000) {
+		w := newWorld(t, user{"root", 0}, "")
+		var cmds [2]*exec.Cmd
+		var ended [2]chan error
+		for i := range cmds {
+			cmds[i] = w.cmd(w.deadline(30), "serve", "--link", "rxe0="+loopback())
+			if err := cmds[i].Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended[i] = make(chan error, 1)
+			go func() { ended[i] <- cmds[i].Wait() }()
+		}
+		lost := -1
+		select {
+		case <-ended[0]:
+			lost = 0
+		case <-ended[1]:
+			lost = 1
+		case <-time.After(2 * time.Second):
+			t.Error("two services live at one socket")
+			// Each end leaves the other's path alone.
+			cmds[0].Process.Signal(syscall.SIGTERM)
+			<-ended[0]
+			lost = 0
+		}
+		deadline := time.Now().Add(5 * time.Second)
+		for {
+			b, err := w.cmd(w.deadline(5), "link", "show").CombinedOutput()
+			if err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Errorf("the one that lives is not reached: %s", b)
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		cmds[1-lost].Process.Signal(syscall.SIGTERM)
+		<-ended[1-lost]
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// TestAttackForeignSocketPath: what is no socket is neither removed nor replaced, and a socket that answers is not either.
+func TestAttackForeignSocketPath(t *testing.T) {
+	needRoot(t)
+	w := newWorld(t, user{"root", 0}, "")
+	for _, c := range []struct {
+		name string
+		make func(string) error
+	}{
+		{"file", func(p string) error { return os.WriteFile(p, []byte("precious"), 0o600) }},
+		{"empty file", func(p string) error { return os.WriteFile(p, nil, 0o600) }},
+		{"directory", func(p string) error { return os.Mkdir(p, 0o700) }},
+		{"link", func(p string) error { return os.Symlink("/etc/hostname", p) }},
+		{"dangling link", func(p string) error { return os.Symlink("/nonexistent/x", p) }},
+		{"pipe", func(p string) error { return syscall.Mkfifo(p, 0o600) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, args := range [][]string{{"serve", "--link", "rxe0=" + loopback()}, {"run", "--", "true"}, {"link", "show"}, {"stop"}} {
+				os.Remove(w.socket)
+				if err := c.make(w.socket); err != nil {
+					t.Fatal(err)
+				}
+				before, err := os.Lstat(w.socket)
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.t = t
+				out, err := w.cmd(w.deadline(2), args...).CombinedOutput()
+				after, lerr := os.Lstat(w.socket)
+				if args[0] == "run" && err == nil {
+					_ = w.cmd(w.deadline(5), "stop").Run() // the service that it has started
+				}
+				if lerr != nil || !os.SameFile(before, after) {
+					t.Errorf("verbena %v has replaced it: %v", args[0], lerr)
+				}
+				if exitCode(err) != 125 {
+					t.Errorf("verbena %v: exit code %d, want 125: %s", args[0], exitCode(err), out)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,302 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Attacks on a service of root's that several users share: the programs of testdata/attack, run as a user without
+// privilege, while another user, the neighbour, moves data. Each test states what the attacker must not get, and that the
+// neighbour goes on. Tests that are listed in test/pending.txt are known to fail; see test/verdict.
+const (
+	attacker = 65534
+	neighbor = 65533
+	stranger = 65532
+)
+
+// hard has the attacks run with their full counts.
+var hard = os.Getenv("ATTACK_FULL") != ""
+
+// many is a count: the short one, or with ATTACK_FULL the full one.
+func many(short, full int) int {
+	if hard {
+		return full
+	}
+	return short
+}
+
+var builtAttack = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "verbena-attack-")
+	if err != nil {
+		return "", err
+	}
+	os.Chmod(dir, 0o755)
+	sources := []string{"main", "privilege", "denial", "games", "socket", "misc"}
+	args := []string{"-Wall", "-Wno-unused-result", "-O1", "-o", filepath.Join(dir, "attack")}
+	for _, s := range sources {
+		args = append(args, "testdata/attack/"+s+".c")
+	}
+	for _, args := range [][]string{append(args, "-libverbs", "-pthread"),
+		{"-Wall", "-Wno-unused-result", "-O1", "-static", "-o", filepath.Join(dir, "escape"), "testdata/attack/escape.c"}} {
+		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+			return dir, fmt.Errorf("gcc: %w\n%s", err, out)
+		}
+	}
+	return dir, nil
+})
+
+// attackProgram returns the path of the attack programs, or of another file beside them.
+func attackProgram(t *testing.T, name string) string {
+	t.Helper()
+	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
+	dir, err := builtAttack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, name)
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, _ := builtAttack(); dir != "" && strings.HasPrefix(filepath.Base(dir), "verbena-attack-") {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// siege is a shared service under attack.
+type siege struct {
+	*world
+	t         *testing.T
+	program   string
+	neighbour *dialogue
+}
+
+// besiege starts a shared service, with a neighbour at work on it.
+func besiege(t *testing.T, args ...string) *siege {
+	t.Helper()
+	s := &siege{t: t, program: attackProgram(t, "attack"), world: sharedService(t, append([]string{"--mode", "0666"}, args...)...)}
+	s.neighbour = talk(t, s.as(neighbor).cmd(s.deadline(120), "run", "--", s.program, "neighbour", "atomics"))
+	s.neighbour.expect("ready")
+	return s
+}
+
+// attack starts an attack program under the service.
+func (s *siege) attack(uid uint32, args ...string) *dialogue {
+	s.t.Helper()
+	return talk(s.t, s.as(uid).cmd(s.deadline(120), append([]string{"run", "--", s.program}, args...)...))
+}
+
+// outside starts an attack program without the service.
+func (s *siege) outside(uid uint32, args ...string) *dialogue {
+	s.t.Helper()
+	return talk(s.t, s.plain(uid, s.program, args...))
+}
+
+func (s *siege) plain(uid uint32, program string, args ...string) *exec.Cmd {
+	c := exec.CommandContext(s.deadline(120), program, args...)
+	c.Env = append(os.Environ(), "VERBENA_SOCKET="+s.socket, "HOME=/nonexistent")
+	c.Dir = "/"
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	c.WaitDelay = 5 * time.Second
+	s.t.Cleanup(func() {
+		if c.Process != nil {
+			syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
+		}
+	})
+	return c
+}
+
+// unharmed has the neighbour work for a while, and fails unless it gets on: no operation takes a second.
+func (s *siege) unharmed() {
+	s.t.Helper()
+	s.neighbour.say("how is it?")
+	if _, ok := s.neighbour.line(3 * time.Second); !ok {
+		s.t.Errorf("the neighbour is stuck")
+		return
+	}
+	time.Sleep(300 * time.Millisecond)
+	s.neighbour.say("and now?")
+	line, ok := s.neighbour.line(3 * time.Second)
+	var count, longest int
+	if n, _ := fmt.Sscan(line, &count, &longest); !ok || n != 2 || count < 10 || longest > 1000 {
+		s.t.Errorf("the neighbour says %q; want some hundred operations and at most 1000 ms for each", line)
+	}
+}
+
+// quick runs a command of root's, which must end in time.
+func (s *siege) quick(within time.Duration, args ...string) string {
+	s.t.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	b, err := s.cmd(ctx, args...).CombinedOutput()
+	if err != nil {
+		s.t.Errorf("verbena %s: %v after %v: %s", strings.Join(args, " "), err, time.Since(began).Round(time.Millisecond), b)
+	}
+	return string(b)
+}
+
+// lives fails unless the service answers, also to a user whom it has not seen yet.
+func (s *siege) lives() {
+	s.t.Helper()
+	s.quick(5*time.Second, "link", "show")
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	b, err := s.as(stranger).cmd(ctx, "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
+	if err != nil || !strings.Contains(string(b), "uverbs0: success") {
+		s.t.Errorf("another user's program: %v %q", err, b)
+	}
+}
+
+// service is what the kernel says of the service's process.
+type load struct {
+	threads, descriptors, mappings int
+	rss                            int           // MiB
+	cpu                            time.Duration // so far
+}
+
+func (s *siege) load() (l load) {
+	s.t.Helper()
+	pid := s.serve.Process.Pid
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		s.t.Fatalf("the service has ended: %v\n%s", err, tail(s.log.String(), 30))
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		switch f[0] {
+		case "Threads:":
+			l.threads = atoi(f[1])
+		case "VmRSS:":
+			l.rss = atoi(f[1]) >> 10
+		}
+	}
+	fds, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	l.descriptors = len(fds)
+	b, _ = os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	l.mappings = strings.Count(string(b), "\n")
+	b, _ = os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if i := strings.LastIndexByte(string(b), ')'); i > 0 {
+		f := strings.Fields(string(b[i+1:]))
+		l.cpu = time.Duration(atoi(f[11])+atoi(f[12])) * 10 * time.Millisecond
+	}
+	return l
+}
+
+// attachMessage is a request to supervise a program, in the protocol that the service speaks.
+func (s *siege) attachMessage(pid int) string {
+	s.t.Helper()
+	b, _ := os.ReadFile("../../internal/service/proto.go")
+	m := regexp.MustCompile(`(?m)^const protocol = (\d+)`).FindSubmatch(b)
+	if m == nil {
+		s.t.Fatal("internal/service/proto.go does not say which protocol it is")
+	}
+	return fmt.Sprintf(`{"Protocol":%s,"Op":"attach","Attach":{"PID":%d,"Args":["x"]}}`, m[1], pid)
+}
+
+// dialogue is a program that talks to the test, line by line.
+type dialogue struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	lines chan string
+	said  []string
+}
+
+func talk(t *testing.T, c *exec.Cmd) *dialogue {
+	t.Helper()
+	d := &dialogue{t: t, cmd: c, lines: make(chan string, 10000)}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Stdout, c.Stderr = w, w
+	if d.in, err = c.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	err = c.Start()
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer r.Close()
+		defer close(d.lines)
+		for s := bufio.NewScanner(r); s.Scan(); {
+			d.lines <- s.Text()
+		}
+	}()
+	t.Cleanup(func() {
+		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
+		d.in.Close()
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			_ = c.Wait()
+		}()
+		select {
+		case <-over:
+		case <-time.After(time.Second): // it may wait for a file that does not answer before the file system is aborted
+		}
+	})
+	return d
+}
+
+func (d *dialogue) say(line string) { fmt.Fprintln(d.in, line) }
+
+// line returns the next line, false if there is none in time.
+func (d *dialogue) line(within time.Duration) (string, bool) {
+	select {
+	case l, ok := <-d.lines:
+		if ok {
+			d.said = append(d.said, l)
+		}
+		return l, ok
+	case <-time.After(within):
+		return "", false
+	}
+}
+
+// until returns the line that begins so; a program that ends or falls silent first fails the test.
+func (d *dialogue) until(prefix string, within time.Duration) string {
+	d.t.Helper()
+	for deadline := time.Now().Add(within); ; {
+		l, ok := d.line(time.Until(deadline))
+		if strings.HasPrefix(l, prefix) && ok {
+			return l
+		}
+		if !ok {
+			d.t.Fatalf("no %q in %v; the program has said %q", prefix, within, d.said)
+		}
+	}
+}
+
+func (d *dialogue) expect(prefix string) string {
+	d.t.Helper()
+	return d.until(prefix, 10*time.Second)
+}
+
+// rest returns all that the program says until it ends, or until the time is over.
+func (d *dialogue) rest(within time.Duration) []string {
+	for deadline := time.Now().Add(within); ; {
+		if _, ok := d.line(time.Until(deadline)); !ok {
+			return d.said
+		}
+	}
+}
+
+func (d *dialogue) kill() { syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL) }

@@ -1,0 +1,217 @@
+//go:build e2e
+
+package e2e
+
+import (
+	wire "encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// stallFS is a file system of a user's own that answers when the test wants it to: the kernel's FUSE protocol
+// (linux/fuse.h), mounted with the options that fusermount3(1) sets. Its one file is named "page".
+type stallFS struct {
+	t    *testing.T
+	dir  string
+	fd   int
+	once sync.Once
+
+	// arrived gets the name of each held request as it comes.
+	arrived chan string
+
+	mu      sync.Mutex
+	holds   map[uint32]bool // operations that wait for release
+	content []byte
+	free    chan struct{} // closed by release
+}
+
+// Operations and sizes of linux/fuse.h.
+const (
+	fuseLookup      = 1
+	fuseForget      = 2
+	fuseGetattr     = 3
+	fuseOpen        = 14
+	fuseRead        = 15
+	fuseWrite       = 16
+	fuseRelease     = 18
+	fuseFlush       = 25
+	fuseInit        = 26
+	fuseInterrupt   = 36
+	fuseBatchForget = 42
+
+	fuseInHeader = 40
+	fuseOutSize  = 16
+	fuseRoot     = 1
+	fuseFile     = 2
+)
+
+var fuseNames = map[uint32]string{fuseGetattr: "getattr", fuseRead: "read", fuseWrite: "write", fuseFlush: "flush"}
+
+// newStallFS mounts the file system for a user. hold are the operations that get no answer before release.
+func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
+	t.Helper()
+	needRoot(t)
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	need(t, err == nil, fmt.Sprintf("/dev/fuse: %v", err))
+	dir, err := os.MkdirTemp("", "verbena-fuse-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	os.Chown(dir, int(uid), int(uid))
+	f := &stallFS{t: t, dir: dir, fd: fd, arrived: make(chan string, 4096), holds: map[uint32]bool{}, content: make([]byte, 1<<20), free: make(chan struct{})}
+	for _, op := range hold {
+		f.holds[op] = true
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", fd, uid, uid)
+	if err := unix.Mount("verbena-test", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		unix.Close(fd)
+		os.Remove(dir)
+		need(t, false, fmt.Sprintf("mount a FUSE file system: %v", err))
+	}
+	t.Cleanup(f.abort)
+	go f.serve()
+	return f
+}
+
+// abort fails every request, those that wait included, and ends the file system.
+func (f *stallFS) abort() {
+	f.once.Do(func() {
+		f.release(nil)
+		_ = unix.Unmount(f.dir, unix.MNT_FORCE)
+		_ = unix.Unmount(f.dir, unix.MNT_DETACH)
+		os.Remove(f.dir)
+	})
+}
+
+func (f *stallFS) page() string { return filepath.Join(f.dir, "page") }
+
+// release answers what waits, and everything from then on; content is what the file begins with.
+func (f *stallFS) release(content []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	copy(f.content, content)
+	if len(f.holds) > 0 {
+		f.holds = nil
+		close(f.free)
+	}
+}
+
+// await returns when a held request of that name has come.
+func (f *stallFS) await(name string) {
+	f.t.Helper()
+	for timeout := time.After(10 * time.Second); ; {
+		select {
+		case got := <-f.arrived:
+			if got == name {
+				return
+			}
+		case <-timeout:
+			f.t.Fatalf("no %s of the file has come", name)
+		}
+	}
+}
+
+func (f *stallFS) serve() {
+	defer unix.Close(f.fd)
+	for {
+		buf := make([]byte, 1<<17+4096)
+		n, err := unix.Read(f.fd, buf)
+		switch {
+		case err == unix.EINTR || err == unix.ENOENT || err == unix.EAGAIN:
+			continue
+		case err != nil: // ENODEV: unmounted
+			return
+		}
+		op := wire.NativeEndian.Uint32(buf[4:])
+		f.mu.Lock()
+		held := f.holds[op]
+		f.mu.Unlock()
+		if !held {
+			f.answer(op, buf[:n])
+			continue
+		}
+		select {
+		case f.arrived <- fuseNames[op]:
+		default:
+		}
+		go func() {
+			<-f.free
+			f.answer(op, buf[:n])
+		}()
+	}
+}
+
+func (f *stallFS) answer(op uint32, in []byte) {
+	body := make([]byte, fuseOutSize)
+	var errno syscall.Errno
+	u32 := func(v ...uint32) {
+		for _, x := range v {
+			body = wire.NativeEndian.AppendUint32(body, x)
+		}
+	}
+	u64 := func(v ...uint64) {
+		for _, x := range v {
+			body = wire.NativeEndian.AppendUint64(body, x)
+		}
+	}
+	attr := func(node uint64) { // struct fuse_attr
+		mode, size := uint32(unix.S_IFREG|0o666), uint64(len(f.content))
+		if node == fuseRoot {
+			mode, size = unix.S_IFDIR|0o755, 0
+		}
+		u64(node, size, 0, 0, 0, 0)
+		u32(0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+	}
+	node := wire.NativeEndian.Uint64(in[16:])
+	arg := in[fuseInHeader:]
+	switch op {
+	case fuseForget, fuseBatchForget, fuseInterrupt:
+		return
+	case fuseInit:
+		u32(7, 31, 1<<17, 0)
+		body = append(body, 0, 0, 0, 0) // max_background, congestion_threshold
+		u32(1<<17, 1)
+		body = append(body, make([]byte, 36)...)
+	case fuseLookup:
+		if string(arg[:len(arg)-1]) != "page" {
+			errno = syscall.ENOENT
+			break
+		}
+		u64(fuseFile, 0, 3600, 0) // the name is good for an hour, attributes are asked for each time
+		u32(0, 0)
+		attr(fuseFile)
+	case fuseGetattr:
+		u64(0)
+		u32(0, 0)
+		attr(node)
+	case fuseOpen:
+		u64(0)
+		u32(2, 0) // FOPEN_KEEP_CACHE
+	case fuseRead:
+		offset, size := wire.NativeEndian.Uint64(arg[8:]), uint64(wire.NativeEndian.Uint32(arg[16:]))
+		f.mu.Lock()
+		if offset < uint64(len(f.content)) {
+			body = append(body, f.content[offset:min(offset+size, uint64(len(f.content)))]...)
+		}
+		f.mu.Unlock()
+	case fuseWrite:
+		u32(wire.NativeEndian.Uint32(arg[16:]), 0)
+	case fuseRelease, fuseFlush:
+	default:
+		errno = syscall.ENOSYS
+	}
+	if errno != 0 {
+		body = body[:fuseOutSize]
+	}
+	wire.NativeEndian.PutUint32(body, uint32(len(body)))
+	wire.NativeEndian.PutUint32(body[4:], uint32(-int32(errno)))
+	copy(body[8:16], in[8:16])
+	_, _ = unix.Write(f.fd, body) // ENOENT: nobody waits for it any more
+}

@@ -1,0 +1,269 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// roundsOf is how many rounds a soak has: ROUNDS, or the short count.
+func roundsOf(short int) int {
+	if n, err := strconv.Atoi(os.Getenv("ROUNDS")); err == nil {
+		return n
+	}
+	return short
+}
+
+// TestSoakUsers: programs of two users, or their launchers, are stopped and killed at random moments. In every round the
+// neighbour goes on, and after it nothing is left of them. SEED repeats a soak.
+func TestSoakUsers(t *testing.T) {
+	raw := buildRawverbs(t)
+	s := besiege(t)
+	// Whose launcher was killed is ours to reap.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+	seed := uint64(time.Now().UnixNano())
+	if n, err := strconv.ParseUint(os.Getenv("SEED"), 10, 64); err == nil {
+		seed = n
+	}
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	dir := runDirOf(t, s.serve.Process.Pid)
+	var base footprint
+	var threads int
+	done := map[string]int{}
+	longest := time.Duration(0)
+	for i := range roundsOf(20) {
+		if i == 5 { // what the service makes once and for all, it has made
+			base, threads = restingFootprintOf(t, s.serve.Process.Pid, dir), s.load().threads
+		}
+		what := s.killRound(r, raw)
+		done[what]++
+		began := time.Now()
+		s.unharmed()
+		s.onlyNeighbour()
+		for wait := time.Millisecond; base.descriptors > 0; wait = min(2*wait, 50*time.Millisecond) {
+			now := footprintOf(t, s.serve.Process.Pid, dir)
+			if !now.exceeds(base) && s.load().threads <= threads+32 {
+				break
+			}
+			if time.Since(began) > 15*time.Second {
+				t.Fatalf("round %d (%s): left are %+v and %d threads; before: %+v and %d\n%q", i, what, now, s.load().threads, base, threads,
+					descriptorsOf(s.serve.Process.Pid))
+			}
+			time.Sleep(wait)
+		}
+		longest = max(longest, time.Since(began))
+		if t.Failed() {
+			t.Fatalf("round %d: %s", i, what)
+		}
+		if i%100 == 99 {
+			fmt.Printf("round %d: %v; service: %+v\n", i+1, done, s.load())
+		}
+	}
+	t.Logf("%v; nothing left after at most %v; service: %+v", done, longest.Round(time.Millisecond), s.load())
+}
+
+// killRound starts programs of one or both users, and ends them.
+func (s *siege) killRound(r *rand.Rand, raw string) string {
+	var launchers []*exec.Cmd
+	for _, uid := range [][]uint32{{attacker}, {stranger}, {attacker, stranger}}[r.IntN(3)] {
+		c := s.plain(uid, binary(s.t), "run", "--", raw, "hoard", fmt.Sprint(r.Uint64()))
+		if err := c.Start(); err != nil {
+			s.t.Fatal(err)
+		}
+		launchers = append(launchers, c)
+	}
+	time.Sleep(time.Duration(r.Int64N(int64(120 * time.Millisecond))))
+	how := [...]string{"program killed", "launcher killed", "both killed", "program stopped, then killed", "launcher stopped, then killed",
+		"program stopped, launcher killed", "terminated"}[r.IntN(7)]
+	for _, c := range launchers {
+		programs, launcher := childrenOf(c.Process.Pid), c.Process.Pid
+		signal := func(pids []int, sig syscall.Signal) {
+			for _, pid := range pids {
+				_ = syscall.Kill(pid, sig)
+			}
+		}
+		pause := func() { time.Sleep(time.Duration(r.Int64N(int64(30 * time.Millisecond)))) }
+		switch how {
+		case "program killed":
+			signal(programs, syscall.SIGKILL)
+		case "launcher killed":
+			signal([]int{launcher}, syscall.SIGKILL)
+		case "program stopped, then killed":
+			signal(programs, syscall.SIGSTOP)
+			pause()
+			signal(programs, syscall.SIGKILL)
+		case "launcher stopped, then killed":
+			signal([]int{launcher}, syscall.SIGSTOP)
+			pause()
+			signal([]int{launcher}, syscall.SIGKILL)
+		case "program stopped, launcher killed":
+			signal(programs, syscall.SIGSTOP)
+			signal([]int{launcher}, syscall.SIGKILL)
+			pause()
+		case "terminated":
+			signal([]int{launcher}, syscall.SIGTERM)
+		}
+		pause()
+	}
+	for _, c := range launchers {
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // with what it has forked
+		_ = c.Wait()
+		for {
+			if _, err := unix.Wait4(-c.Process.Pid, nil, 0, nil); err != nil && err != unix.EINTR {
+				break
+			}
+		}
+	}
+	return how
+}
+
+// TestServiceKilled: each program gets an error within two seconds, whatever it waits for.
+func TestServiceKilled(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	raw := buildRawverbs(t)
+	s := besiege(t)
+	idle := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
+	idle.until("has", 20*time.Second)
+	server := s.as(stranger).cmd(s.deadline(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "100000000", "-e", "-p", tcpPort())
+	waiting := talk(t, server) // for a client that does not come
+	time.Sleep(300 * time.Millisecond)
+	began := time.Now()
+	if err := s.serve.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	// One that polls its completion queue, and one that goes on to its next call.
+	if said := strings.Join(s.neighbour.rest(2*time.Second), "\n"); !strings.Contains(said, "failed") && !strings.Contains(said, "Input/output error") {
+		t.Errorf("a program that polls has no error: %s", said)
+	}
+	idle.say("a message")
+	idle.until("rawverbs:", 2*time.Second)
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("the programs' errors have taken %v", took)
+	}
+	syscall.Kill(server.Process.Pid, syscall.SIGTERM)
+	waiting.rest(2 * time.Second)
+}
+
+// TestServiceStopped: while the service is stopped, calls and commands wait, and go on with it.
+func TestServiceStopped(t *testing.T) {
+	raw := buildRawverbs(t)
+	s := besiege(t)
+	a := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
+	a.until("has", 20*time.Second)
+	pid := s.serve.Process.Pid
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stopped := true
+	defer func() {
+		if stopped {
+			syscall.Kill(pid, syscall.SIGCONT)
+		}
+	}()
+	a.say("a message")
+	newcomer := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0"))
+	command := talk(t, s.cmd(s.deadline(60), "link", "show"))
+	if line, ok := a.line(time.Duration(many(2, 10)) * time.Second); ok {
+		t.Errorf("a program of a stopped service says %q", line)
+	}
+	syscall.Kill(pid, syscall.SIGCONT)
+	stopped = false
+	a.until("ok", 5*time.Second)
+	newcomer.until("/dev/infiniband/uverbs0: success", 5*time.Second)
+	command.until("rxe0", 5*time.Second)
+	s.neighbour.say("how is it?")
+	s.neighbour.until("", 5*time.Second)
+	s.unharmed()
+}
+
+// TestLimitsAreNamed: a limit that is reached is named, in the error of the command or in the service's log.
+func TestLimitsAreNamed(t *testing.T) {
+	raw := buildRawverbs(t)
+	t.Run("descriptors of the service", func(t *testing.T) {
+		s := besiege(t)
+		few := unix.Rlimit{Cur: uint64(s.load().descriptors) + 12, Max: 2048}
+		if err := unix.Prlimit(s.serve.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
+			t.Fatal(err)
+		}
+		out, err := s.as(attacker).cmd(s.deadline(20), "run", "--", raw, "fill", "contexts", "50").CombinedOutput()
+		said := strings.ToLower(string(out) + s.log.String())
+		if !strings.Contains(said, "too many open files") {
+			t.Errorf("%v: %s\n%s", err, out, tail(s.log.String(), 5))
+		}
+		s.unharmed()
+		few = unix.Rlimit{Cur: 2048, Max: 2048}
+		if err := unix.Prlimit(s.serve.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
+			t.Fatal(err)
+		}
+		s.lives()
+	})
+	t.Run("room on /dev/shm", func(t *testing.T) {
+		needRoot(t)
+		w := newWorld(t, users()[0], "")
+		script := `mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() + ` -- ` + raw + ` fill big-qps 3`
+		c := exec.CommandContext(w.deadline(20), "unshare", "-m", "sh", "-c", script, binary(t))
+		out, _ := c.CombinedOutput()
+		if said := string(out); !strings.Contains(said, "big-qps refused after") || !strings.Contains(said, "/dev/shm") {
+			t.Errorf("%s", out)
+		}
+	})
+	t.Run("no room on /dev/shm", func(t *testing.T) {
+		needRoot(t)
+		w := newWorld(t, users()[0], "")
+		script := `mount -t tmpfs -o nr_inodes=2 tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() + ` -- true`
+		c := exec.CommandContext(w.deadline(20), "unshare", "-m", "sh", "-c", script, binary(t))
+		out, err := c.CombinedOutput()
+		if exitCode(err) != 125 || !strings.Contains(string(out), "/dev/shm") || !strings.Contains(string(out), "no space left") {
+			t.Errorf("exit code %d, want 125: %s", exitCode(err), out)
+		}
+	})
+	t.Run("locked memory", func(t *testing.T) {
+		s := besiege(t)
+		script := "ulimit -l 64; exec " + s.program + " user-namespace pin 1048576"
+		out, _ := s.as(attacker).cmd(s.deadline(20), "run", "--", "sh", "-c", script).CombinedOutput()
+		if !strings.Contains(string(out), "pin: Cannot allocate memory") {
+			t.Errorf("%s", out)
+		}
+		if said := s.log.String(); !strings.Contains(said, "RLIMIT_MEMLOCK") {
+			t.Errorf("the log does not name the limit: %s", said)
+		}
+	})
+	t.Run("address space of the program", func(t *testing.T) {
+		s := besiege(t)
+		// What the program may not map is its own error; the service and others see nothing of it.
+		script := "ulimit -v 20000; exec " + s.program + " neighbour"
+		out, err := s.as(attacker).cmd(s.deadline(5), "run", "--", "sh", "-c", script+" </dev/null").CombinedOutput()
+		t.Logf("%v: %s", err, out)
+		s.unharmed()
+		s.onlyNeighbour()
+	})
+	t.Run("disk", func(t *testing.T) {
+		needRoot(t)
+		s := besiege(t)
+		dir := t.TempDir()
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4k"); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Unmount(dir, unix.MNT_DETACH)
+		out, err := s.cmd(s.deadline(20), "run", "--capture", filepath.Join(dir, "x"), "--", raw, "fill", "all", "50").CombinedOutput()
+		if !strings.Contains(string(out), "no space left") || !strings.Contains(string(out), dir) {
+			t.Errorf("%v: %s", err, out)
+		}
+		s.unharmed()
+	})
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"verbena/uverbs/abi"
+)
+
+// maker makes one more object of a kind.
+type maker struct {
+	kind string
+	make func(*pair) error
+}
+
+var makers = []maker{
+	{"contexts", func(p *pair) error {
+		d, err := open("uverbs0")
+		if err == nil {
+			if _, err = d.context(); err != nil {
+				d.close()
+			}
+		}
+		if err == nil { // what commands are in is of no use to it
+			err = syscall.Munmap(d.mem)
+		}
+		return err
+	}},
+	{"pds", func(p *pair) error {
+		_, err := p.allocPD()
+		return err
+	}},
+	{"mrs", func(p *pair) error {
+		_, err := p.regMR(p.pd, p.data()[:8])
+		return err
+	}},
+	{"mws", func(p *pair) error {
+		_, _, err := command[abi.AllocMWResp](p.device, abi.CmdAllocMW, abi.AllocMW{PDHandle: p.pd, MWType: abi.MWType1}, nil, 0)
+		return err
+	}},
+	{"ahs", func(p *pair) error {
+		_, _, err := command[abi.CreateAHResp](p.device, abi.CmdCreateAH, abi.CreateAH{PDHandle: p.pd,
+			Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
+		return err
+	}},
+	{"cqs", func(p *pair) error {
+		_, _, err := command[abi.CreateCQResp](p.device, abi.CmdCreateCQ, abi.CreateCQ{CQE: 1, CompChannel: -1}, nil, 16)
+		return err
+	}},
+	{"qps", func(p *pair) error { return p.queuePair(abi.QPTRC, 1) }},
+	{"big-qps", func(p *pair) error { return p.queuePair(abi.QPTRC, 1<<14) }},
+	{"srqs", func(p *pair) error {
+		_, _, err := command[abi.CreateSRQResp](p.device, abi.CmdCreateSRQ, abi.CreateSRQ{PDHandle: p.pd, MaxWR: 1, MaxSGE: 1}, nil, 24)
+		return err
+	}},
+	{"channels", func(p *pair) error {
+		_, err := p.createChannel()
+		return err
+	}},
+	{"multicast", func(p *pair) error {
+		p.groups++
+		gid := [16]byte{0: 0xff, 1: 0x0e, 10: 0xff, 11: 0xff, 12: 239, 13: 77, 14: byte(p.groups >> 8), 15: byte(p.groups)} // 239.77.N.N
+		if p.datagrams == 0 {
+			r, _, err := command[abi.CreateQPResp](p.device, abi.CmdCreateQP, abi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq,
+				RecvCQHandle: p.cq, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: abi.QPTUD}, nil, 32)
+			if err != nil {
+				return err
+			}
+			p.datagrams = r.QPHandle
+		}
+		return silent(p.device, abi.CmdAttachMcast, abi.AttachMcast{QPHandle: p.datagrams, GID: gid})
+	}},
+}
+
+// queuePair makes one whose queues it does not map.
+func (p *pair) queuePair(t abi.QPType, depth uint32) error {
+	_, _, err := command[abi.CreateQPResp](p.device, abi.CmdCreateQP, abi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq, RecvCQHandle: p.cq,
+		MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
+	return err
+}
+
+// fill makes objects of a kind until it is refused one or has the number; "all" has objects of every kind made in random
+// order until each kind is refused. It prints what it has, and keeps it until its input ends.
+func fill(kind, number string) error {
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		return err
+	}
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err == nil {
+		l.Cur = l.Max
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &l)
+	}
+	p, err := newPair()
+	if err != nil {
+		return err
+	}
+	left := slices.Clone(makers)
+	if kind != "all" {
+		if left = slices.DeleteFunc(left, func(m maker) bool { return m.kind != kind }); len(left) == 0 {
+			return fmt.Errorf("no kind %q", kind)
+		}
+	}
+	have := map[string]int{}
+	r := rand.New(rand.NewPCG(1, uint64(n)))
+	for made := 0; made < n && len(left) > 0; {
+		i := r.IntN(len(left))
+		m := left[i]
+		if err := m.make(p); err != nil {
+			fmt.Printf("%s refused after %d: %v\n", m.kind, have[m.kind], err)
+			left = slices.Delete(left, i, i+1)
+			continue
+		}
+		have[m.kind]++
+		made++
+	}
+	var list []string
+	for _, m := range makers {
+		if have[m.kind] > 0 {
+			list = append(list, fmt.Sprintf("%s=%d", m.kind, have[m.kind]))
+		}
+	}
+	fmt.Println("has", strings.Join(list, " "))
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		if err := p.exchange(in.Text()); err != nil {
+			return err
+		}
+		fmt.Println("ok")
+	}
+	return nil
+}
