@@ -187,6 +187,7 @@ func (t *Session) lockLimit(p *process) (uint64, error) {
 // known is what has been found out about the present call.
 type known struct {
 	done  bool
+	stale bool // the descriptor is not the device's any more, as it was remembered to be
 	proc  *process
 	space *umem.Process
 	err   error
@@ -207,6 +208,7 @@ func (w *worker) findCaller() (*process, *umem.Process, error) {
 	if d := w.desc; d != nil {
 		// What is remembered of a descriptor is good enough for a doorbell, and for nothing else.
 		if i, err := inodeOf(w.n.tid, d.fd); err != nil || i != d.file.inode {
+			w.known.stale = true
 			return nil, nil, errGone
 		}
 		if p := d.process.Load(); p != nil && p.has(w.n.tid) {
@@ -345,6 +347,9 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, err error) {
 			return mem, maps, nil
 		}
 		mem.Close()
+	}
+	if gone := w.prove(); gone != nil {
+		return nil, nil, gone
 	}
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
 		err = explainAccess()

@@ -167,6 +167,8 @@ type fakeFile struct {
 	waiting  atomic.Int64 // in opWait
 	closed   chan struct{}
 	gate     chan struct{} // opWait takes from it, opGo puts into it
+	page     atomic.Pointer[umem.Region]
+	failed   atomic.Int64
 }
 
 // fakeOp is what the argument of an ioctl points at: three words.
@@ -181,9 +183,17 @@ const (
 	opGo
 	opSameFile // out = inode number of descriptor in
 	opUnset    // no errno
+	opRegister // registers the page at in
+	opLoad     // out = first word of the page that was registered
+	opStore    // stores in into that word
 )
 
 func (f *fakeFile) Write(c uverbs.Caller, addr uint64, n int) (int, error) {
+	if n > 32 { // a command, which waits
+		f.waiting.Add(1)
+		<-f.gate
+		return n, nil
+	}
 	binary.NativeEndian.PutUint32(f.region.Mem[8:], uint32(f.rung.Add(1)))
 	return n, nil
 }
@@ -228,10 +238,30 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 		out = ino
 	case opUnset:
 		return errors.New("no errno in it")
+	case opRegister:
+		r, err := umem.Get(c.Space(), c.Account(), in, umem.PageSize, in, true)
+		if err != nil {
+			return err
+		}
+		f.page.Store(r)
+	case opLoad:
+		var word [8]byte
+		r := f.page.Load()
+		if err := r.ReadV([][]byte{word[:]}, r.IOVA()); err != nil {
+			return err
+		}
+		out = binary.NativeEndian.Uint64(word[:])
+	case opStore:
+		r := f.page.Load()
+		if err := r.WriteV([][]byte{binary.NativeEndian.AppendUint64(nil, in)}, r.IOVA()); err != nil {
+			return err
+		}
 	}
 	binary.NativeEndian.PutUint64(b, out)
 	return c.Space().WriteV([][]byte{b[:8]}, arg+16)
 }
+
+func (f *fakeFile) Fail(why error) { f.failed.Add(1) }
 
 func (f *fakeFile) Close() {
 	f.mem.Close()
@@ -391,6 +421,21 @@ func (w *world) tryStart(path string, env []string, args ...string) (*run, error
 		w.Fatal(err)
 	}
 	defer null.Close()
+	return w.tryStartWith(null, path, env, args...)
+}
+
+// startWith starts this test binary as a program that reads from in.
+func (w *world) startWith(in *os.File, env []string, args ...string) *run {
+	w.Helper()
+	r, err := w.tryStartWith(in, args[0], env, args...)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return r
+}
+
+func (w *world) tryStartWith(in *os.File, path string, env []string, args ...string) (*run, error) {
+	w.Helper()
 	rd, wr, err := os.Pipe()
 	if err != nil {
 		w.Fatal(err)
@@ -403,7 +448,7 @@ func (w *world) tryStart(path string, env []string, args ...string) (*run, error
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	r.Program, err = Start(&Launch{
 		AdoptOrphans: askHelper,
-		Path:         path, Args: args, Env: append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...), Files: []*os.File{null, wr, wr},
+		Path:         path, Args: args, Env: append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...), Files: []*os.File{in, wr, wr},
 		Handover: func(listener *os.File) error {
 			fd, err := unix.FcntlInt(listener.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 			if err != nil {

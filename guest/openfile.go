@@ -173,6 +173,7 @@ func (f *openFile) closedOne() {
 }
 
 func (f *openFile) lookAgain() {
+	f.sup.looks.Add(1)
 	inUse := !f.closed() && f.memory.InUse()
 	if !inUse {
 		f.close()

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -463,6 +464,7 @@ func programStats(args []string) {
 
 // programLauncher is a launcher, and its supervisor, of the program "signals".
 func programLauncher(args []string) {
+	debug.SetGCPercent(-1) // see tryStart
 	dir := must(os.MkdirTemp("/dev/shm", "verbena-guest-test-"))
 	s := must(newSupervisor(SupervisorConfig{Dir: dir}, newFakeServer()))
 	p := must(Start(&Launch{

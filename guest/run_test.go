@@ -163,6 +163,9 @@ func TestCommands(t *testing.T) {
 	if f.uid != os.Geteuid() || f.name != "exe" {
 		t.Errorf("opened by user %d, name %q", f.uid, f.name)
 	}
+	if n := f.failed.Load(); n != 1 {
+		t.Errorf("the device failed %d times, want once, for the panic", n)
+	}
 	if n := f.rung.Load(); n != 7 {
 		t.Errorf("%d doorbells, want 7", n)
 	}

@@ -138,13 +138,17 @@ func (w *worker) answer() {
 	}
 }
 
-// handle makes the answer. A panic is an error of the call, and the service goes on.
+// handle makes the answer. A panic is an error of the call, and the service goes on; the device, which may be left with
+// locks held, is taken through a fatal event.
 func (w *worker) handle() (v verdict) {
 	w.known, w.desc = known{}, nil
 	defer func() {
 		if r := recover(); r != nil {
 			w.session.sup.cfg.Logf("guest: panic in %v of thread %d: %v\n%s", callOf(&w.n), w.n.tid, r, debug.Stack())
 			v = fails(syscall.EIO)
+			if d := w.desc; d != nil {
+				d.file.file.Fail(fmt.Errorf("panic in a command of process %d: %v", w.n.tid, r))
+			}
 		}
 		w.end()
 	}()
@@ -181,11 +185,18 @@ func (w *worker) command(c call, f *openFile) verdict {
 		return fails(syscall.EBADF)
 	}
 	w.begin(c)
+	var v verdict
 	if c == callIoctl {
-		return fails(f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2]))
+		v.err = f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2])
+	} else {
+		var n int
+		n, v.err = f.file.Write(w, w.n.args[1], int(min(w.n.args[2], math.MaxInt32)))
+		v.val = int64(n)
 	}
-	n, err := f.file.Write(w, w.n.args[1], int(min(w.n.args[2], math.MaxInt32)))
-	return verdict{val: int64(n), err: err}
+	if w.known.stale { // nothing was read or done
+		v = verdict{fate: letThrough}
+	}
+	return v
 }
 
 // Space is where the addresses of the present call point. (uverbs.Caller)

@@ -41,6 +41,9 @@ type Device struct {
 	objects   [numObjectKinds]atomic.Int64
 	atHandler atomic.Pointer[func()] // see AtHandler
 
+	broken    atomic.Bool // by Fail
+	onFailure atomic.Pointer[func(error)]
+
 	// checked mode
 	check        atomic.Pointer[checker] // nil: off
 	registered   []uintptr
@@ -87,6 +90,27 @@ func (d *Device) SetError() {
 	}
 	drv.EnterError()
 }
+
+// Fail says that the device must not be relied on any more, such as after a panic that has left its state unknown: its owner,
+// if it has one that listens (OnFailure), takes it through a reset, and else it enters the error state. Only the first call
+// counts. It may not sleep and may be called from any context.
+func (d *Device) Fail(why error) {
+	if d.broken.Swap(true) {
+		return
+	}
+	d.logf("device %s has failed: %v", d.name, why)
+	go func() {
+		if f := d.onFailure.Load(); f != nil {
+			(*f)(why)
+			return
+		}
+		d.DispatchEvent(EventDeviceFatal, 0)
+		d.SetError()
+	}()
+}
+
+// OnFailure has f called when Fail is, by a goroutine of its own. It is for the owner of the device, before it is registered.
+func (d *Device) OnFailure(f func(why error)) { d.onFailure.Store(&f) }
 
 // AtHandler has f called once, when the next completion handler of the device is about to run, by the thread that will
 // run it: so that a test can have something happen at that moment. f may not sleep. A second call replaces the first;

@@ -47,7 +47,11 @@ func cmdCreateAH(c *call) error {
 			TrafficClass: req.Attr.GRH.TrafficClass,
 		}
 	}
-	ah, err := pd.res.CreateAH(&attr, &c.udata)
+	var ah *ib.AH
+	err = c.f.charged(kindAH, func() (err error) {
+		ah, err = pd.res.CreateAH(&attr, &c.udata)
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -111,8 +111,11 @@ func (c *call) createCQ(req *abi.ExCreateCQ) (abi.CreateCQResp, error) {
 	}
 	failed := func(_ *ib.CQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.user, abi.EventType(e)) }
 	attr := ib.CQAttr{Entries: int(req.CQE), CompVector: int(req.CompVector), Flags: uint32(req.Flags)}
-	var err error
-	if o.CQ, err = f.dev.ib.CreateCQ(attr, completed, failed, &c.udata); err != nil {
+	err := f.charged(kindCQ, func() (err error) {
+		o.CQ, err = f.dev.ib.CreateCQ(attr, completed, failed, &c.udata)
+		return err
+	})
+	if err != nil {
 		f.events.release(o.channel)
 		return fail(err)
 	}

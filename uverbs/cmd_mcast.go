@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/internal/quota"
 	"verbena/uverbs/abi"
 )
 
@@ -33,7 +34,7 @@ func cmdAttachMcast(c *call) error {
 		return err
 	}
 	defer qp.done()
-	return qp.res.groups.attach(qp.res.QP, membership{req.GID, req.MLID})
+	return qp.res.groups.attach(qp.res.QP, c.f.user, membership{req.GID, req.MLID})
 }
 
 // cmdDetachMcast ends that, EINVAL if it is not attached. (ib_uverbs_detach_mcast)
@@ -47,16 +48,20 @@ func cmdDetachMcast(c *call) error {
 		return err
 	}
 	defer qp.done()
-	return qp.res.groups.detach(qp.res.QP, membership{req.GID, req.MLID})
+	return qp.res.groups.detach(qp.res.QP, c.f.user, membership{req.GID, req.MLID})
 }
 
-func (m *memberships) attach(qp *ib.QP, g membership) error {
+func (m *memberships) attach(qp *ib.QP, user *quota.User, g membership) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, ok := m.groups[g]; ok {
 		return nil
 	}
+	if err := user.Take(quota.Multicast, 1); err != nil {
+		return err
+	}
 	if err := qp.AttachMcast(g.gid, g.lid); err != nil {
+		user.Give(quota.Multicast, 1)
 		return err
 	}
 	if m.groups == nil {
@@ -66,7 +71,7 @@ func (m *memberships) attach(qp *ib.QP, g membership) error {
 	return nil
 }
 
-func (m *memberships) detach(qp *ib.QP, g membership) error {
+func (m *memberships) detach(qp *ib.QP, user *quota.User, g membership) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, ok := m.groups[g]; !ok {
@@ -76,16 +81,17 @@ func (m *memberships) detach(qp *ib.QP, g membership) error {
 		return err
 	}
 	delete(m.groups, g)
+	user.Give(quota.Multicast, 1)
 	return nil
 }
 
 // leaveAll ends all memberships of a queue pair that cannot be left behind. (ib_uverbs_detach_umcast)
-func (m *memberships) leaveAll(qp *ib.QP) {
+func (m *memberships) leaveAll(qp *ib.QP, user *quota.User) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for g := range m.groups {
-		if qp.DetachMcast(g.gid, g.lid) == nil {
-			delete(m.groups, g) // else destroying fails, and that is reported
-		}
+		_ = qp.DetachMcast(g.gid, g.lid) // if it fails so does destroying, and that is reported
+		delete(m.groups, g)
+		user.Give(quota.Multicast, 1)
 	}
 }

@@ -30,7 +30,11 @@ func cmdAllocMW(c *call) error {
 		return err
 	}
 	defer pd.done()
-	mw, err := pd.res.AllocMW(ib.MWType(req.MWType), &c.udata)
+	var mw *ib.MW
+	err = c.f.charged(kindMW, func() (err error) {
+		mw, err = pd.res.AllocMW(ib.MWType(req.MWType), &c.udata)
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,11 @@ func cmdAllocPD(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
 	}
-	pd, err := c.f.dev.ib.AllocPD(&c.udata)
+	var pd *ib.PD
+	err := c.f.charged(kindPD, func() (err error) {
+		pd, err = c.f.dev.ib.AllocPD(&c.udata)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -100,7 +104,11 @@ func (c *call) regMR(req *abi.RegMR) (resp abi.RegMRResp, err error) {
 		return resp, err
 	}
 	defer pd.done()
-	mr, err := pd.res.RegMR(c.caller.Space(), c.caller.Account(), req.Start, req.Length, req.HCAVA, ib.AccessFlags(req.AccessFlags), &c.udata)
+	var mr *ib.MR
+	err = c.f.charged(kindMR, func() (err error) {
+		mr, err = pd.res.RegMR(c.caller.Space(), c.caller.Account(), req.Start, req.Length, req.HCAVA, ib.AccessFlags(req.AccessFlags), &c.udata)
+		return err
+	})
 	if err != nil {
 		return resp, err
 	}

@@ -165,7 +165,11 @@ func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) 
 			init.SRQ = srq.res.SRQ
 		}
 	}
-	if o.QP, err = pd.res.CreateQP(init, &c.udata); err != nil {
+	err = f.charged(kindQP, func() (err error) {
+		o.QP, err = pd.res.CreateQP(init, &c.udata)
+		return err
+	})
+	if err != nil {
 		return resp, err
 	}
 	o.user, _ = o.Driver().(ib.UserQP)

@@ -101,7 +101,11 @@ func (c *call) createSRQ(req *abi.CreateXSRQ) (resp abi.CreateSRQResp, err error
 		return resp, fmt.Errorf("protection domain: %w", err)
 	}
 	defer pd.done()
-	if o.SRQ, err = pd.res.CreateSRQ(init, &c.udata); err != nil {
+	err = f.charged(kindSRQ, func() (err error) {
+		o.SRQ, err = pd.res.CreateSRQ(init, &c.udata)
+		return err
+	})
+	if err != nil {
 		return resp, err
 	}
 	o.xrcd.use()

@@ -132,7 +132,11 @@ func cmdOpenXRCD(c *call) error {
 			return fmt.Errorf("descriptor %d: %w: %w", int32(req.FD), err, syscall.EBADF)
 		}
 	}
-	domain, err := c.f.dev.xrc.open(c.f.dev.ib, file, req.OFlags, &c.udata)
+	var domain *xrcDomain
+	err = c.f.charged(kindXRCD, func() (err error) {
+		domain, err = c.f.dev.xrc.open(c.f.dev.ib, file, req.OFlags, &c.udata)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -195,11 +199,14 @@ func (c *call) createTarget(req *abi.ExCreateQP) (resp abi.CreateQPResp, err err
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	t := &xrcTarget{port: new(atomic.Uint32)}
-	t.QP, err = d.pd.CreateQP(ib.QPInitAttr{
-		Type:  ib.QPTypeXRCTgt,
-		XRCD:  d.XRCD,
-		Event: func(_ *ib.QP, e ib.EventType) { t.event(e) },
-	}, &c.udata)
+	err = c.f.charged(kindQP, func() (err error) {
+		t.QP, err = d.pd.CreateQP(ib.QPInitAttr{
+			Type:  ib.QPTypeXRCTgt,
+			XRCD:  d.XRCD,
+			Event: func(_ *ib.QP, e ib.EventType) { t.event(e) },
+		}, &c.udata)
+		return err
+	})
 	if err != nil {
 		return resp, err
 	}
@@ -231,8 +238,10 @@ func cmdOpenQP(c *call) error {
 	if t == nil || req.QPType != abi.QPTXRCTgt {
 		return fmt.Errorf("queue pair %d: no such XRC target in the domain: %w", req.QPN, syscall.EINVAL)
 	}
-	reply(c, c.openTarget(x.res, t, req.UserHandle))
-	return nil
+	return c.f.charged(kindQP, func() error {
+		reply(c, c.openTarget(x.res, t, req.UserHandle))
+		return nil
+	})
 }
 
 // openTarget makes the object; the domain's mu is held.

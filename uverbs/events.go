@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/quota"
 	"verbena/uverbs/abi"
 )
 
@@ -34,6 +35,7 @@ type eventFile struct {
 	pipe     *os.File
 	fd       int // of pipe, used while state is not closed
 	cqs      int // completion queues that refer to the channel; under eventFiles.mu
+	user     *quota.User
 
 	mu     sync.Mutex
 	state  eventFileState
@@ -69,8 +71,19 @@ const (
 	asyncRecordSize = 16 // struct ib_uverbs_async_event_desc
 )
 
+// pipeEnds is what an event file is charged for: the reading end is the service's until the program has it.
+const pipeEnds = 2
+
 // newEventFile makes a pipe. The caller hands its reading end, which waits as the program expects, to the program.
-func newEventFile(size int) (e *eventFile, reader int, err error) {
+func newEventFile(size int, user *quota.User) (e *eventFile, reader int, err error) {
+	if err := user.Take(quota.Descriptors, pipeEnds); err != nil {
+		return nil, -1, err
+	}
+	defer func() {
+		if err != nil {
+			user.Give(quota.Descriptors, pipeEnds)
+		}
+	}()
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return nil, -1, fmt.Errorf("make a pipe for events: %w", err)
@@ -86,8 +99,14 @@ func newEventFile(size int) (e *eventFile, reader int, err error) {
 	}
 	return &eventFile{
 		dev: st.Dev, ino: st.Ino, size: size, pipe: os.NewFile(uintptr(p[1]), "events"), fd: p[1],
-		records: make([]record, 0, 32),
+		records: make([]record, 0, 32), user: user,
 	}, p[0], nil
+}
+
+// closePipe ends the file; state has become eventsClosed just now.
+func (e *eventFile) closePipe() {
+	e.pipe.Close()
+	e.user.Give(quota.Descriptors, pipeEnds)
 }
 
 // completed raises a completion event. It may not sleep, and does not allocate once the file is warm.
@@ -208,7 +227,7 @@ func (e *eventFile) flushLater() {
 	}
 	e.mu.Unlock()
 	if last {
-		e.pipe.Close()
+		e.closePipe()
 	}
 }
 
@@ -300,7 +319,7 @@ func (e *eventFile) end(fatal bool) {
 	}
 	e.mu.Unlock()
 	if done {
-		e.pipe.Close()
+		e.closePipe()
 	}
 }
 
@@ -311,7 +330,7 @@ func (e *eventFile) close() {
 	e.state = eventsClosed
 	e.mu.Unlock()
 	if !closed {
-		e.pipe.Close()
+		e.closePipe()
 	}
 }
 
@@ -329,6 +348,7 @@ func (e *eventFile) deserted() bool {
 
 // eventFiles are those of one context.
 type eventFiles struct {
+	user     *quota.User
 	mu       sync.Mutex
 	closed   bool
 	channels []*eventFile
@@ -341,7 +361,7 @@ var errClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
 // newChannel makes a completion channel, and closes those that neither the program nor a completion queue has any
 // more, so that their number is bounded by the program's descriptors.
 func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
-	if e, reader, err = newEventFile(compRecordSize); err != nil {
+	if e, reader, err = newEventFile(compRecordSize, s.user); err != nil {
 		return nil, -1, err
 	}
 	s.mu.Lock()
@@ -352,7 +372,7 @@ func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 
 // newAsync makes an asynchronous event file.
 func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
-	if e, reader, err = newEventFile(asyncRecordSize); err != nil {
+	if e, reader, err = newEventFile(asyncRecordSize, s.user); err != nil {
 		return nil, -1, err
 	}
 	s.mu.Lock()

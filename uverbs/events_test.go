@@ -400,7 +400,7 @@ func TestEventFilesAfterClose(t *testing.T) {
 		t.Error("it is used all the same")
 	}
 
-	e, reader, err := newEventFile(compRecordSize)
+	e, reader, err := newEventFile(compRecordSize, nil)
 	must(t, err)
 	unix.Close(reader)
 	e.close()

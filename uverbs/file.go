@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/quota"
 	"verbena/umem"
 	"verbena/uverbs/abi"
 )
@@ -17,6 +18,8 @@ type Process interface {
 	PID() int
 	Name() string
 	UID() int
+	// User is whom what the file holds is charged to; nil for nobody.
+	User() *quota.User
 	// Account is what pages that it registers are charged to; nil for nobody.
 	Account() *umem.Account
 }
@@ -71,6 +74,7 @@ var (
 type File struct {
 	dev  *Device
 	proc Process
+	user *quota.User
 	mem  Memory
 
 	// life is held for reading while a command is in the midlayer, and for writing to end the context.
@@ -92,7 +96,35 @@ type File struct {
 	byWrite atomic.Bool // commands other than doorbells come by write
 }
 
-func newFile(d *Device, p Process, m Memory) *File { return &File{dev: d, proc: p, mem: m} }
+func newFile(d *Device, p Process, m Memory) *File {
+	f := &File{dev: d, proc: p, user: p.User(), mem: m}
+	f.events.user = f.user
+	return f
+}
+
+// quotaKinds are how objects are charged.
+var quotaKinds = [numKinds]quota.Kind{
+	kindQP: quota.QPs, kindAH: quota.AHs, kindMW: quota.MWs, kindMR: quota.MRs, kindSRQ: quota.SRQs, kindCQ: quota.CQs,
+	kindXRCD: quota.XRCDs, kindPD: quota.PDs,
+}
+
+// charged makes an object that is charged to the user until it is destroyed.
+func (f *File) charged(k kind, create func() error) error {
+	if err := f.user.Take(quotaKinds[k], 1); err != nil {
+		return err
+	}
+	err := create()
+	if err != nil {
+		f.user.Give(quotaKinds[k], 1)
+	}
+	return err
+}
+
+// isGone notes that an object has been destroyed.
+func (f *File) isGone(o *object) {
+	o.gone = true
+	f.user.Give(quotaKinds[o.res.kind()], 1)
+}
 
 // Device is the device that the file was opened on.
 func (f *File) Device() *Device { return f.dev }
@@ -208,7 +240,7 @@ func (f *File) destroyObject(handle uint32, k kind) (resource, error) {
 			o.publish()
 			return nil, err
 		}
-		o.gone = true
+		f.isGone(o)
 	}
 	f.objects.remove(o)
 	return o.res, nil
@@ -219,10 +251,10 @@ func (f *File) destroyNow(o *object) {
 	if o.gone {
 		return
 	}
-	o.gone = true
 	if qp, ok := o.res.(*qpObject); ok {
-		qp.groups.leaveAll(qp.QP)
+		qp.groups.leaveAll(qp.QP, f.user)
 	}
+	defer f.isGone(o)
 	if err := o.res.destroy(); err != nil {
 		f.logf("cannot destroy %v with handle %d: %v", o.res.kind(), o.handle, err)
 	}
@@ -389,6 +421,10 @@ func (f *File) abandon() {
 	f.events.end()
 }
 
+// Fail is for a caller that has recovered from a panic of one of the file's methods: what the device's locks and tables are
+// like is not known, and it is reset. It may not sleep.
+func (f *File) Fail(why error) { f.dev.ib.Fail(why) }
+
 func (f *File) logf(format string, args ...any) {
 	f.dev.srv.opts.Logf("%s: process %d (%s): %s", f.dev.Name(), f.proc.PID(), f.proc.Name(), fmt.Sprintf(format, args...))
 }
@@ -405,6 +441,7 @@ func (f *File) Close() {
 	e := f.begin(func() {
 		f.leave()
 		f.dev.detach(f)
+		f.user.Give(quota.Contexts, 1)
 		f.events.close()
 		if err := f.mem.Close(); err != nil {
 			f.logf("close shared memory: %v", err)

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/internal/quota"
 	"verbena/umem"
 	"verbena/uverbs/abi"
 )
@@ -62,10 +63,12 @@ func (s *flatSpace) WriteV(src [][]byte, addr uint64) error {
 type fuzzProgram struct {
 	space *flatSpace
 	acct  *umem.Account
+	user  *quota.User
 	fds   []int
 }
 
 func (p *fuzzProgram) PID() int               { return 1 }
+func (p *fuzzProgram) User() *quota.User      { return p.user }
 func (p *fuzzProgram) Name() string           { return "fuzz" }
 func (p *fuzzProgram) UID() int               { return 0 }
 func (p *fuzzProgram) Space() umem.Space      { return p.space }
@@ -154,7 +157,8 @@ func FuzzCommand(f *testing.F) {
 	defer srv.Close()
 
 	f.Fuzz(func(t *testing.T, script []byte) {
-		p := &fuzzProgram{space: &flatSpace{fuzzBase, make([]byte, 0x8000)}, acct: umem.NewAccount(nil)}
+		ledger := quota.New(quota.Limits{})
+		p := &fuzzProgram{space: &flatSpace{fuzzBase, make([]byte, 0x8000)}, acct: umem.NewAccount(nil), user: ledger.User(1)}
 		file, err := srv.Open("uverbs0", p, &memory{})
 		must(t, err)
 		for len(script) >= 3 {
@@ -182,6 +186,7 @@ func FuzzCommand(f *testing.F) {
 		if left := dev.Objects().String(); left != "" || p.acct.Pages() != 0 || drv.contexts != 0 {
 			t.Errorf("left: %s, %d pages, %d contexts", left, p.acct.Pages(), drv.contexts)
 		}
+		notCharged(t, ledger)
 		drv.takeLog()
 	})
 }

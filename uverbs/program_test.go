@@ -6,6 +6,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"verbena/internal/leaktest"
 
 	"verbena/ib"
+	"verbena/internal/quota"
 	"verbena/umem"
 	"verbena/uverbs/abi"
 )
@@ -29,6 +31,8 @@ type world struct {
 	drv  *fakeDriver
 	dev  *ib.Device
 	srv  *Server
+
+	ledger *quota.Ledger
 }
 
 func newWorld(t *testing.T) *world {
@@ -49,7 +53,7 @@ func worldOf(t *testing.T, dev *ib.Device, drv *fakeDriver) *world {
 
 func worldWith(t *testing.T, dev *ib.Device, drv *fakeDriver, opts ServerOptions) *world {
 	t.Helper()
-	w := &world{t: t, core: &ib.Core{}, drv: drv, dev: dev}
+	w := &world{t: t, core: &ib.Core{}, drv: drv, dev: dev, ledger: quota.New(quota.Limits{})}
 	must(t, w.core.Register(w.dev))
 	var err error
 	w.srv, err = NewServer(w.core, opts)
@@ -64,8 +68,24 @@ func worldWith(t *testing.T, dev *ib.Device, drv *fakeDriver, opts ServerOptions
 		if w.drv.contexts != 0 {
 			t.Errorf("%d contexts left in the driver", w.drv.contexts)
 		}
+		notCharged(t, w.ledger)
 	})
 	return w
+}
+
+// notCharged checks that nobody holds anything. What a user gives back twice makes the ledger panic.
+func notCharged(t testing.TB, l *quota.Ledger) {
+	t.Helper()
+	var s []string
+	_, all := l.Usage()
+	for k, n := range all.Held {
+		if n != 0 {
+			s = append(s, fmt.Sprintf("%d %v", n, quota.Kind(k)))
+		}
+	}
+	if s != nil {
+		t.Errorf("charged at the end: %s", strings.Join(s, ", "))
+	}
 }
 
 // checkDescriptors fails the test if it ends with other descriptors than it began with.
@@ -197,9 +217,15 @@ func (w *world) start(form form) *program {
 	return p
 }
 
-func (p *program) PID() int               { return os.Getpid() }
-func (p *program) Name() string           { return "test" }
-func (p *program) UID() int               { return os.Getuid() }
+func (p *program) PID() int     { return os.Getpid() }
+func (p *program) Name() string { return "test" }
+func (p *program) UID() int     { return os.Getuid() }
+func (p *program) User() *quota.User {
+	if p.w == nil {
+		return nil
+	}
+	return p.w.ledger.User(os.Getuid())
+}
 func (p *program) Space() umem.Space      { return p.space }
 func (p *program) Account() *umem.Account { return p.acct }
 

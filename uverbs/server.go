@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/quota"
 	"verbena/uverbs/abi"
 )
 
@@ -139,14 +140,18 @@ func (s *Server) forget(d *Device) {
 }
 
 // Open opens a device by its name, such as uverbs0, for a process. The File owns m. ENODEV if there is no such
-// device. (ib_uverbs_open)
+// device, what quota.Error says if the user has too many open. (ib_uverbs_open)
 func (s *Server) Open(name string, p Process, m Memory) (*File, error) {
 	for _, d := range s.Devices() {
 		if d.Name() != name {
 			continue
 		}
 		f := newFile(d, p, m)
+		if err := f.user.Take(quota.Contexts, 1); err != nil {
+			return nil, fmt.Errorf("open %s: %w", name, err)
+		}
 		if !d.attach(f) {
+			f.user.Give(quota.Contexts, 1)
 			break
 		}
 		return f, nil

@@ -23,6 +23,7 @@ import (
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/internal/quota"
 	"verbena/umem"
 	"verbena/uverbs/abi"
 )
@@ -109,9 +110,10 @@ func (m *queueMemory) Close() error {
 // sessionProgram is a process that leads a session.
 type sessionProgram struct {
 	fuzzProgram
-	space *lockedSpace
-	mem   *queueMemory
-	file  *File
+	space  *lockedSpace
+	mem    *queueMemory
+	file   *File
+	ledger *quota.Ledger
 
 	handles  [numPools][]uint32
 	qpns     []uint32
@@ -240,6 +242,8 @@ func (w *sessionWorld) open(t testing.TB) *sessionProgram {
 	t.Helper()
 	p := &sessionProgram{space: newLockedSpace(t, sessionMemory), mem: &queueMemory{}}
 	p.acct = umem.NewAccount(func() uint64 { return 64 << 12 })
+	p.ledger = quota.New(quota.Limits{})
+	p.user = p.ledger.User(1)
 	var err error
 	p.file, err = w.srv.Open("uverbs0", p, p.mem)
 	must(t, err)
@@ -255,6 +259,7 @@ func (p *sessionProgram) close(t testing.TB) {
 	if n := p.acct.Pages(); n != 0 {
 		t.Errorf("%d pages are left in the account", n)
 	}
+	notCharged(t, p.ledger)
 	must(t, unix.Munmap(p.space.mem))
 }
 

@@ -508,7 +508,7 @@ var noState = map[string]bool{
 	"Access": true, "Device": true, "Driver": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
 	"Region": true, "Type": true, "Name": true, "State": true, "Objects": true, "Attached": true, "ClientData": true, "UpdateKey": true,
 	"SetKeys": true, "SetNum": true, "SetRKey": true, "SetEntries": true, "Raise": true, "Completed": true,
-	"HoldCallbacks": true, "RunCallbacks": true, "DispatchEvent": true, "OnEvent": true, "AtHandler": true, "SetError": true, "Abandon": true, "Device.Dealloc": true, "AddressOfSender": true,
+	"HoldCallbacks": true, "RunCallbacks": true, "DispatchEvent": true, "OnEvent": true, "AtHandler": true, "SetError": true, "Abandon": true, "Fail": true, "OnFailure": true, "Device.Dealloc": true, "AddressOfSender": true,
 }
 
 // TestStates checks every entry of the tables, that no command or method is missing, and that docs/states.md tells what was seen.

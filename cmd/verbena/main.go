@@ -19,8 +19,8 @@ type cli struct {
 	Service string `name:"service-user" help:"Trust a service of this user too. It reaches all memory and files of your programs; root's and your own are trusted anyway." placeholder:"USER"`
 
 	Run     runCmd     `cmd:"" help:"Run a program; it sees the service's devices below /dev/infiniband."`
-	Serve   serveCmd   `cmd:"" help:"Be the service, in the foreground."`
-	Stop    stopCmd    `cmd:"" help:"End the running service; programs that still use it get errors."`
+	Serve   serveCmd   `cmd:"" help:"Run the service in the foreground."`
+	Stop    stopCmd    `cmd:"" help:"End the running service, and wait for that; programs that still use it get errors."`
 	Capture captureCmd `cmd:"" help:"Record packets in a pcapng file."`
 	Link    struct {
 		Add  linkAddCmd  `cmd:"" help:"Make a device."`
@@ -28,7 +28,7 @@ type cli struct {
 		Show linkShowCmd `cmd:"" help:"List the devices with their GIDs." default:"withargs"`
 	} `cmd:"" help:"Devices."`
 	Res struct {
-		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process." default:"withargs"`
+		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process, and what users hold." default:"withargs"`
 	} `cmd:"" help:"What programs hold."`
 	Stat struct {
 		Show statShowCmd `cmd:"" help:"List the counters of devices." default:"withargs"`
@@ -36,8 +36,8 @@ type cli struct {
 	Dev struct {
 		Reset  devResetCmd  `cmd:"" help:"Take a device through a reset: programs that use it get the fatal event and errors, new ones the recovered device."`
 		Unplug devUnplugCmd `cmd:"" help:"Take a device away as if it had been pulled out."`
-		Plug   devPlugCmd   `cmd:"" help:"Plug in a device that was unplugged, or have unreachable hardware answer."`
-		Hang   devHangCmd   `cmd:"" help:"Have a device stop working without a word, until a reset."`
+		Plug   devPlugCmd   `cmd:"" help:"Plug in a device that was unplugged, or make unreachable hardware answer."`
+		Hang   devHangCmd   `cmd:"" help:"Make a device stop working without notice, until a reset."`
 		Show   devShowCmd   `cmd:"" help:"List the devices with their states and resets." default:"withargs"`
 	} `cmd:"" help:"Reset, unplug and hang devices."`
 	Fault struct {

@@ -32,6 +32,13 @@ func TestDevResetFlags(t *testing.T) {
 	}
 }
 
+// A name does nothing to the terminal.
+func TestPrintable(t *testing.T) {
+	if got := printable("a\x1b[2J\r\nb\x7f\u202e\tü "); got != "a?[2J??b???ü " {
+		t.Errorf("got %q", got)
+	}
+}
+
 // A wrong command line is answered by what is wrong, and the help of the command that was meant.
 func TestMisuse(t *testing.T) {
 	for line, want := range map[string]string{

@@ -28,7 +28,7 @@ const (
 func (r *runCmd) Help() string {
 	return `The program runs as it is, with this terminal, environment, directory and user. It uses the user's running
 service, or starts one that ends when it has been idle. Exit code: the program's; 128 + N if signal N ended it;
-125 for a failure of verbena's own; 126 if the program cannot be run; 127 if it is not found.`
+125 for a failure of verbena's own, such as a --capture file that could not be written; 126 if the program cannot be run; 127 if it is not found.`
 }
 
 func (r *runCmd) Run(c *cli) error {
@@ -70,6 +70,9 @@ func (r *runCmd) Run(c *cli) error {
 	err = r.launch(client, path, argv)
 	if cerr := rec.finish(); cerr != nil {
 		fmt.Fprintln(os.Stderr, "verbena:", cerr)
+		if err == exitCode(0) {
+			return exitCode(exitFailure)
+		}
 	}
 	return err
 }

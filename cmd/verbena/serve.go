@@ -52,11 +52,23 @@ func (f *deviceFlags) args() []string {
 type serveCmd struct {
 	deviceFlags
 	nodeFlags
+	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none"`
 	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION"`
 	Debug        bool          `help:"More messages."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
 	AskLaunchers bool          `hidden:"" help:"Reach programs through their launchers, as where Yama restricts ptrace."`
 	Private      bool          `hidden:"" help:"Serve only descriptor 4, and end with it."`
+}
+
+func (s *serveCmd) Help() string {
+	return `Kinds of --limit, which can be repeated, are sessions, workers, connections, contexts, pds, mrs, mws, ahs, cqs, qps, srqs, xrcds,
+multicast, descriptors, ring-bytes and mappings. Numbers may end in K, M, G or T; 0 is no limit. "verbena res show" prints
+what each user holds, with the limits. The service ends within 10 seconds of SIGTERM, SIGINT or "verbena stop"; a second
+signal kills it.
+
+Examples:
+  verbena serve --socket /run/verbena/sock --group rdma --mode 0660
+  verbena serve --socket /run/verbena/sock --mode 0666 --limit qps=2000/50000 --limit ring-bytes=1G`
 }
 
 // idleOnDemand is how long a service that was started by `verbena run` outlives its last program.
@@ -98,6 +110,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		Idle: s.Idle,
 
 		AskLaunchers: s.AskLaunchers,
+		Confine:      true,
 
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
@@ -115,6 +128,13 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
+	limits := service.DefaultLimits(shared != nil)
+	for _, text := range s.Limit {
+		if err := service.ParseLimit(text, &limits); err != nil {
+			return err
+		}
+	}
+	opts.Limits = &limits
 	if shared != nil {
 		opts.Node = *shared
 	}

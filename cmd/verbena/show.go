@@ -11,6 +11,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"verbena/driver/rxe/wire"
 	"verbena/internal/service"
@@ -26,6 +27,16 @@ func output(asJSON bool, v any, text func(w io.Writer)) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
 	text(w)
 	return w.Flush()
+}
+
+// printable replaces what would do something to a terminal in a name that a user has chosen.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
 }
 
 type linkAddCmd struct {
@@ -80,7 +91,14 @@ func (l *linkShowCmd) Run(c *cli) error {
 }
 
 type resShowCmd struct {
-	JSON bool `name:"json" help:"Print JSON."`
+	Users bool `help:"Print only what each user holds, with the limits."`
+	JSON  bool `name:"json" help:"Print JSON: the contexts, or with --users the users."`
+}
+
+func (s *resShowCmd) Help() string {
+	return `Prints the open device files with what is in them, then what each user holds of each kind, with the limit; "all" is what
+all users hold together. Users see what is theirs; root and the service's user see everything. The limits are those of
+"verbena serve --limit".`
 }
 
 func (s *resShowCmd) Run(c *cli) error {
@@ -91,16 +109,45 @@ func (s *resShowCmd) Run(c *cli) error {
 	if r.Contexts == nil {
 		r.Contexts = []service.ContextInfo{}
 	}
-	return output(s.JSON, r.Contexts, func(w io.Writer) {
+	if r.Users == nil {
+		r.Users = []service.UserInfo{}
+	}
+	users := func(w io.Writer) {
+		fmt.Fprintln(w, "USER\tKIND\tHELD\tLIMIT")
+		for _, u := range r.Users {
+			name := fmt.Sprint(u.UID)
+			if u.UID < 0 {
+				name = "all"
+			}
+			for _, h := range u.Holds {
+				limit := "-"
+				if h.Limit > 0 {
+					limit = fmt.Sprint(h.Limit)
+				}
+				if h.Held > 0 {
+					fmt.Fprintf(w, "%s\t%s\t%d\t%s\n", name, h.Kind, h.Held, limit)
+				}
+			}
+		}
+	}
+	if s.Users {
+		return output(s.JSON, r.Users, users)
+	}
+	err = output(s.JSON, r.Contexts, func(w io.Writer) {
 		fmt.Fprintln(w, "DEVICE\tPID\tPROCESS\tUID\tPD\tMR\tCQ\tQP\tSRQ\tPINNED")
 		for _, x := range r.Contexts {
 			if x.Zombie {
 				x.Device += " (gone)"
 			}
-			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, x.Process, x.UID,
+			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, printable(x.Process), x.UID,
 				x.PDs, len(x.MRs), len(x.CQs), len(x.QPs), len(x.SRQs), x.PinnedBytes/1024)
 		}
 	})
+	if err != nil || s.JSON {
+		return err
+	}
+	fmt.Println()
+	return output(false, nil, users)
 }
 
 type statShowCmd struct {

@@ -21,6 +21,7 @@ type directory struct {
 	ctx     ib.UserContext
 	pages   []ib.Shared
 	entries []*QP // by place; nil is free
+	free    []int // places
 }
 
 // dirHeader starts a page of the directory, dirEntry follows up to its end.
@@ -74,6 +75,9 @@ func (d *directory) grow() error {
 	writeShared(s.Mem, 0, &dirHeader{Magic: dirMagic})
 	d.pages = append(d.pages, s)
 	d.entries = append(d.entries, make([]*QP, dirPerPage)...)
+	for i := range dirPerPage {
+		d.free = append(d.free, len(d.entries)-1-i) // the first place is taken first
+	}
 	return nil
 }
 
@@ -81,33 +85,25 @@ func (d *directory) grow() error {
 func (d *directory) add(qp *QP) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	at := -1
-	for i, o := range d.entries {
-		if o == nil {
-			at = i
-			break
-		}
-	}
-	if at < 0 {
-		at = len(d.entries)
+	if len(d.free) == 0 {
 		if err := d.grow(); err != nil {
 			return fmt.Errorf("directory of queue pairs: %w", err)
 		}
 	}
-	d.entries[at] = qp
-	d.write(at)
+	last := len(d.free) - 1
+	qp.listed = d.free[last]
+	d.free = d.free[:last]
+	d.entries[qp.listed] = qp
+	d.write(qp.listed)
 	return nil
 }
 
 func (d *directory) remove(qp *QP) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for i, o := range d.entries {
-		if o == qp {
-			d.entries[i] = nil
-			d.write(i)
-		}
-	}
+	d.entries[qp.listed] = nil
+	d.write(qp.listed)
+	d.free = append(d.free, qp.listed)
 }
 
 // refresh writes all entries again: a completion queue has a new place.

@@ -97,7 +97,7 @@ type ah struct {
 	path atomic.Pointer[path]
 }
 
-// maxAH is RXE_MAX_AH.
+// maxAH is RXE_MAX_AH, which the device says there can be. There is room for more, as with queue pairs.
 const maxAH = 1<<15 - 1
 
 // CreateAH implements ib.AHDriver. It may not sleep.
@@ -108,7 +108,7 @@ func (d *Device) CreateAH(obj *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH
 	}
 	n, ok := d.ahs.reserve()
 	if !ok {
-		return nil, fmt.Errorf("%d address handles exist: %w", maxAH, syscall.ENOMEM)
+		return nil, fmt.Errorf("%d address handles exist: %w", tableMax-1, syscall.ENOMEM)
 	}
 	h := &ah{dev: d, pd: obj.PD().Driver().(*pd), num: n}
 	h.path.Store(p)

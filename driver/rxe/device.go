@@ -46,6 +46,8 @@ type Config struct {
 	// Probed, if not nil, is called with each device that is made of the hardware, before it is registered. It must not
 	// call methods of the Hardware.
 	Probed func(*Device)
+	// Recover has a panic of the engine reset the device, rather than end the process.
+	Recover bool
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
 }
@@ -79,6 +81,8 @@ type Device struct {
 	hw         *Hardware
 	stopped    atomic.Bool // the hardware carries nothing out any more
 	failed     atomic.Bool // in the error state
+	broken     atomic.Bool // a panic may have left locks behind; see panic.go
+	recovers   bool
 	breakpoint atomic.Pointer[breakpoint]
 
 	contexts struct {
@@ -118,6 +122,8 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
 
+		recovers: cfg.Recover,
+
 		keys:    &hw.numbers.keys,
 		qpKeys:  &hw.numbers.qpKeys,
 		srqKeys: &hw.numbers.srqKeys,
@@ -136,8 +142,8 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	d.qps.init(minQPSlot, maxQPSlot)
 	d.mrs.init(1, firstMW)
 	d.mws.init(firstMW, tableMax)
-	d.ahs.init(1, maxAH+1)
-	d.srqs.init(1, maxSRQ+1)
+	d.ahs.init(1, tableMax)
+	d.srqs.init(1, maxQPSlot)
 	d.qps.skip(hw.numbers.qps)
 	d.mrs.skip(hw.numbers.mrs)
 	d.mws.skip(hw.numbers.mws)
@@ -264,7 +270,7 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMRSize:    ^uint64(0),
 		PageSizeCap:  0xfffff000,
 		VendorID:     vendorID,
-		MaxQP:        maxQPSlot - minQPSlot,
+		MaxQP:        maxQP,
 		MaxQPWR:      maxQPWR,
 		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
 			capSysImageGUID | capRCRNRNakGen | capSRQResize | ib.DeviceCapMemWindow |
@@ -278,7 +284,7 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMW:             maxMW,
 		MaxPD:             1 << 20,
 		MaxQPRdAtom:       maxRdAtomic,
-		MaxResRdAtom:      maxRdAtomic * (maxQPSlot - minQPSlot),
+		MaxResRdAtom:      maxRdAtomic * maxQP,
 		MaxQPInitRdAtom:   maxRdAtomic,
 		AtomicCap:         ib.AtomicHCA,
 		MaxAH:             maxAH,

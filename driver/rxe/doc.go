@@ -72,6 +72,8 @@
 //	train.go    packets that leave; copying of payload     rxe_net.c
 //	pass.go     one run of the engine                      rxe_task.c
 //	timer.go    timeouts
+//	stall.go    memory that does not answer
+//	panic.go    the end of a device that cannot be relied on
 //	counters.go statistics                                 rxe_hw_counters.c
 //	abandon.go  the end of programs without a service
 package rxe

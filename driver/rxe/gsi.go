@@ -49,6 +49,6 @@ func (d *Device) number(qp *QP) error {
 	if !ok {
 		return fmt.Errorf("%d queue pairs exist: %w", maxQPSlot-minQPSlot, syscall.ENOMEM)
 	}
-	qp.num = uint32(d.qpKeys.take(slot, uint8(d.random())))<<qpSlotBits | slot
+	qp.num = numberOf(d.qpKeys.take(slot, uint8(d.random())), slot)
 	return nil
 }

@@ -89,7 +89,11 @@ func (g *grant) put() { g.inUse.RUnlock() }
 // revoke returns when no access is in flight, and lets no other begin. The caller has taken the grant from behind its
 // key, and its pass has no access of its own in flight. An access is a critical section of a lock like any other, so this
 // may be called where one may not sleep.
-func (g *grant) revoke() { g.inUse.Lock() }
+func (g *grant) revoke() {
+	if !g.inUse.TryLock() && !g.mr.dev.broken.Load() {
+		g.inUse.Lock()
+	}
+}
 
 // contains reports whether a range is within the grant's.
 func (g *grant) contains(addr, n uint64) bool {

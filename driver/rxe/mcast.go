@@ -17,8 +17,10 @@ import (
 // Limits of multicast. The number of groups is less than the kernel's, since each costs a socket and a thread for each
 // address; the rest is RXE_MAX_MCAST_QP_ATTACH and RXE_MAX_TOT_MCAST_QP_ATTACH.
 const (
-	maxMcastGrp      = 256
-	maxMcastQPAttach = 56
+	maxMcastGrp      = 256  // what the device says there can be
+	maxGroups        = 1024 // what there can be
+	maxMcastQPAttach = 56   // the same
+	maxMembers       = 1024
 	maxTotMcastQP    = maxMcastGrp * maxMcastQPAttach
 )
 
@@ -63,9 +65,9 @@ func (qp *QP) AttachMcast(gid ib.GID, _ uint16) error {
 	switch {
 	case slices.Contains(qps, qp):
 		return fmt.Errorf("it is in the group already: %w", syscall.EINVAL)
-	case len(qps) >= maxMcastQPAttach:
+	case len(qps) >= maxMembers:
 		return fmt.Errorf("the group has %d queue pairs: %w", len(qps), syscall.ENOMEM)
-	case len(qps) == 0 && len(v) >= maxMcastGrp:
+	case len(qps) == 0 && len(v) >= maxGroups:
 		return fmt.Errorf("%d groups are in use: %w", len(v), syscall.ENOMEM)
 	}
 	if len(qps) == 0 {

@@ -164,17 +164,17 @@ func TestMulticastLimits(t *testing.T) {
 		group := func(i int) ib.GID {
 			return ib.GIDFromAddr(netip.AddrFrom4([4]byte{239, 0, byte(i >> 8), byte(i)}))
 		}
-		for i := range maxMcastGrp {
+		for i := range maxGroups {
 			check(t, x.qp.AttachMcast(group(i), 0))
 		}
-		if err := x.qp.AttachMcast(group(maxMcastGrp), 0); !errors.Is(err, syscall.ENOMEM) {
+		if err := x.qp.AttachMcast(group(maxGroups), 0); !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("one group too many: %v", err)
 		}
-		for i := range maxMcastGrp {
+		for i := range maxGroups {
 			check(t, x.qp.DetachMcast(group(i), 0))
 		}
 		var members []*ib.QP
-		for range maxMcastQPAttach {
+		for range maxMembers {
 			qp := b.a.newQP(setup{typ: ib.QPTypeUD})
 			check(t, qp.AttachMcast(testGroup, 0))
 			members = append(members, qp)

@@ -44,20 +44,24 @@ func (qp *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 }
 
 // Modify implements ib.DriverQP. The midlayer sees to it that there is one Modify of a queue pair at a time.
-func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
+func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) {
 	if err := qp.checkAttr(a, mask); err != nil {
 		return err
 	}
 	var to *path
 	if mask&ib.QPAttrAV != 0 {
-		var err error
 		if to, err = qp.dev.resolve(&a.AH); err != nil {
 			return err
 		}
 	}
 	p := qp.dev.begin(false)
-	qp.mu.Lock()
-	err := qp.change(a, mask, to)
+	if !qp.lockOwn() {
+		p.end()
+		return errBroken
+	}
+	p.last = qp
+	defer p.caughtAs(&err)
+	err = qp.change(a, mask, to)
 	qp.advance(p)
 	qp.mu.Unlock()
 	p.end()
@@ -79,7 +83,9 @@ func (qp *QP) choosePort() {
 // forgetPort says that the queue pair sends no more from its UDP source port. Should another one do so, the port is
 // found again.
 func (qp *QP) forgetPort() {
-	qp.mu.Lock()
+	if !qp.lockOwn() {
+		return
+	}
 	port := qp.sport
 	qp.mu.Unlock()
 	for _, e := range qp.dev.Endpoints() {
@@ -186,7 +192,9 @@ func (qp *QP) reset() {
 
 // Query implements ib.DriverQP. (rxe_qp_to_attr)
 func (qp *QP) Query(ib.QPAttrMask) (ib.QPAttr, error) {
-	qp.mu.Lock()
+	if !qp.lockOwn() {
+		return ib.QPAttr{}, errBroken
+	}
 	defer qp.mu.Unlock()
 	a := qp.attr
 	a.State, a.CurState = qp.state, qp.state

@@ -39,6 +39,7 @@ type pass struct {
 	// Where it is stopped; see stall.go.
 	copies atomic.Uint32 // odd while it is in a copy
 	at     *QP           // whose program's memory that is
+	last   *QP           // that it has locked
 	lane   *lane         // that it belongs to
 	theft  sync.Mutex    // held while the watchdog takes todo
 	seen   uint32        // copies at the watchdog's last look; under watchdog.mu
@@ -101,6 +102,7 @@ func (p *pass) end() {
 	holds := p.holds
 	p.runCallbacks()
 	p.dev.workers.start(func() {
+		defer p.caught()
 		for p.holds = true; ; {
 			p.hold(p.dev)
 			finished := p.drain(passBudget)
@@ -116,7 +118,7 @@ func (p *pass) end() {
 
 func (p *pass) release() {
 	clear(p.todo)
-	p.todo, p.done, p.spent, p.at, p.lane = p.todo[:0], 0, 0, nil, nil
+	p.todo, p.done, p.spent, p.at, p.last, p.lane = p.todo[:0], 0, 0, nil, nil, nil
 	p.dev.passes.Put(p)
 }
 

@@ -15,10 +15,18 @@ import (
 // A queue pair number is a slot of the device's table in its low bits, and above them a count that goes up each
 // time the slot is used again, so that packets meant for a queue pair of the past do not reach its successor.
 const (
-	qpSlotBits = 16
+	qpSlotBits = 17
 	minQPSlot  = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
 	maxQPSlot  = 1 << qpSlotBits
+	// maxQP is what the device says there can be, as the kernel's. There is room for more, so that users who have all of
+	// theirs leave some for others.
+	maxQP = 1<<16 - minQPSlot
 )
+
+// numberOf is the number of a slot that is used with a generation.
+func numberOf(generation uint8, slot uint32) uint32 {
+	return (uint32(generation)<<qpSlotBits | slot) & roce.PSNMask
+}
 
 // QP is a queue pair: the requester takes send work requests out of the send ring and turns them into packets
 // (req.go), the completer takes the answers and makes completions (comp.go), the responder takes the peer's
@@ -30,6 +38,7 @@ type QP struct {
 	typ    ib.QPType
 	pd     *pd
 	ctx    *userContext // nil for a consumer in this process
+	listed int          // place in its directory; under directory.mu
 	sendCQ *cq
 	recvCQ *cq
 	sigAll bool
@@ -209,7 +218,12 @@ func (d *Device) qp(num uint32) *QP {
 // PostSend implements ib.DriverQP. It may not sleep.
 func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	p := qp.dev.begin(false)
-	qp.mu.Lock()
+	defer p.caughtAs(&err)
+	if !qp.lockOwn() {
+		p.end()
+		return 0, errBroken
+	}
+	p.last = qp
 	if qp.state < ib.QPRTS {
 		err = fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, qp.state, syscall.EINVAL)
 	}
@@ -270,11 +284,20 @@ func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
 // Doorbell implements ib.UserQP. It may not sleep.
 func (qp *QP) Doorbell() {
 	p := qp.dev.begin(false)
-	qp.mu.Lock()
-	qp.advance(p)
-	qp.mu.Unlock()
+	defer p.caught()
+	if qp.lockOwn() {
+		p.last = qp
+		qp.advance(p)
+		qp.mu.Unlock()
+	}
 	p.end()
 }
+
+// lockOwn locks the queue pair for its own consumer, who waits as long as it takes: false if the device has failed, and may
+// have left the lock behind.
+func (qp *QP) lockOwn() bool { return qp.mu.LockUnless(&qp.dev.broken) }
+
+var errBroken = fmt.Errorf("the device has failed: %w", syscall.EIO)
 
 // Posted implements ib.UserQP. It may not sleep.
 func (qp *QP) Posted() bool {
@@ -330,10 +353,12 @@ func (qp *QP) State() ib.QPState { return ib.QPState(qp.stateNow.Load()) }
 // consumer has just seen complete.
 func (qp *QP) Destroy() error {
 	qp.dev.qps.set(qp.num&(maxQPSlot-1), nil)
-	qp.mu.Lock()
+	if !qp.lockOwn() {
+		return nil // what it has stays, and dies with the device
+	}
 	qp.gone = true
 	qp.timer.stop()
-	for qp.egress.draining {
+	for qp.egress.draining && !qp.dev.broken.Load() {
 		qp.idle.Wait()
 	}
 	qp.egress.drop()

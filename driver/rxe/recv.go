@@ -24,6 +24,7 @@ func (e *endpoint) Receive(a *wire.Arrival) {
 		return
 	}
 	p := e.dev.begin(true)
+	defer p.caught()
 	p.receive(e.dev, a)
 	p.end()
 }

@@ -326,3 +326,48 @@ func TestFenceAnswered(t *testing.T) {
 		})
 	}
 }
+
+// TestRoomForManyUsers: a device holds more queue pairs than it says there can be, so that users at their limits leave room
+// for others, and making one does not take longer because there are many.
+func TestRoomForManyUsers(t *testing.T) {
+	const n = 70_000
+	b := newBench(t, setup{})
+	p := newProgram(t)
+	dev := b.a.dev
+	check(t, dev.AllocUserContext(&ib.Udata{Context: p}))
+	defer dev.DeallocUserContext(p)
+	init := ib.QPInitAttr{
+		SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
+	}
+	attr, err := dev.QueryDevice()
+	check(t, err)
+	if attr.MaxQP >= n {
+		t.Fatalf("MaxQP: got %d, want less than the %d of this test", attr.MaxQP, n)
+	}
+	numbers := map[uint32]bool{}
+	qps := make([]*ib.QP, 0, n)
+	var took [2]time.Duration // of 1000, among few and among many
+	for i := range n {
+		began := time.Now()
+		u := (*ib.Udata)(nil)
+		if i%10 == 0 {
+			u = &ib.Udata{Context: p, Out: make([]byte, 64)} // its pages are many
+		}
+		qp, err := b.a.pd.CreateQP(init, u)
+		check(t, err)
+		qps = append(qps, qp)
+		if numbers[qp.Num()] || qp.Num() > roce.PSNMask {
+			t.Fatalf("number %d of queue pair %d is taken, or too large", qp.Num(), i)
+		}
+		numbers[qp.Num()] = true
+		if i < 1000 {
+			took[0] += time.Since(began)
+		} else if i >= n-1000 {
+			took[1] += time.Since(began)
+		}
+	}
+	t.Logf("1000 queue pairs take %v among few, %v among many", took[0], took[1])
+	for _, qp := range qps {
+		check(t, qp.Destroy())
+	}
+}

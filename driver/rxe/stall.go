@@ -83,8 +83,11 @@ func (l *lane) recovered() bool {
 	return true
 }
 
-// add queues a job. It reports false where there is no room for packets.
+// add queues a job. It reports false where there is no room for packets. What is for a device that has failed is dropped.
 func (l *lane) add(j job) bool {
+	if j.qp.dev.broken.Load() {
+		return true
+	}
 	n := 0
 	for _, b := range j.arrival.Packets {
 		n += len(b)
@@ -125,14 +128,16 @@ func (l *lane) run() {
 func (j *job) run(l *lane) {
 	qp := j.qp
 	p := qp.dev.begin(false)
-	p.lane = l
+	defer p.caught()
+	p.lane, p.last = l, qp
 	switch {
 	case len(j.arrival.Packets) > 0:
 		qp.receive(p, &j.arrival, j.arrival.Packets)
 	case j.do != nil:
-		qp.mu.Lock()
-		j.do(p)
-		qp.mu.Unlock()
+		if p.lock(qp) {
+			j.do(p)
+			qp.mu.Unlock()
+		}
 	default:
 		p.todo = append(p.todo, qp)
 	}
@@ -143,15 +148,20 @@ func (j *job) run(l *lane) {
 func (p *pass) lock(qp *QP) bool {
 	l := qp.lane
 	if l == p.lane {
-		qp.mu.Lock()
-		return true
+		if !qp.lockOwn() {
+			return false
+		}
+	} else if l.slow.Load() && !l.recovered() || !qp.mu.LockUnless(&l.slow) {
+		return false
 	}
-	return (!l.slow.Load() || l.recovered()) && qp.mu.LockUnless(&l.slow)
+	p.last = qp
+	return true
 }
 
 // soon does something under the lock of a queue pair: now, or if the program is slow when it can be.
 func (p *pass) soon(qp *QP, f func(p *pass)) {
-	if qp.mu.TryLock() || p.lock(qp) {
+	if qp.mu.TryLock() || p.lock(qp) || qp.dev.broken.Load() && qp.lockOwn() {
+		p.last = qp
 		f(p)
 		qp.mu.Unlock()
 		return
@@ -300,7 +310,10 @@ func (d *Device) takeOver(p *pass) {
 	q.todo = append(q.todo, p.todo[p.done:]...)
 	clear(p.todo[p.done:])
 	p.todo = p.todo[:p.done]
-	d.workers.start(func() { q.end() })
+	d.workers.start(func() {
+		defer q.caught()
+		q.end()
+	})
 }
 
 // crew counts the goroutines that the device has started.

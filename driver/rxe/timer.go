@@ -77,8 +77,12 @@ func (qp *QP) block() {
 
 // expire runs when the timer fires.
 func (qp *QP) expire() {
-	qp.mu.Lock() // first: this may take long, if the program is slow
+	if !qp.lockOwn() { // first: this may take long, if the program is slow
+		return
+	}
 	p := qp.dev.begin(true)
+	p.last = qp
+	defer p.caught()
 	t := &qp.timer
 	t.at = noTime
 	if !qp.gone && !qp.cut && (!qp.dev.stopped.Load() || qp.state == ib.QPErr) {

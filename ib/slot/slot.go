@@ -279,6 +279,7 @@ func (s *Slot) bring(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		dev.IB().OnFailure(func(error) { s.failed(dev) })
 		hit := s.duringRegistration()
 		if hit == nil {
 			if err := s.core.Register(dev.IB()); err != nil {
@@ -293,6 +294,15 @@ func (s *Slot) bring(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// failed takes a device that has failed through a reset.
+func (s *Slot) failed(dev Device) {
+	s.begun.Go(func() {
+		if err := s.reset(context.Background(), dev); err != nil {
+			s.logf("%v", err)
+		}
+	})
 }
 
 // lose has the device fail while it is being registered: the last of its clients is in its Add when it enters the error

@@ -32,8 +32,11 @@ func (m *Mutex) Lock() {
 	m.mu.Lock()
 }
 
-// nap is how long LockUnless sleeps between two tries.
-const nap = 20 * time.Microsecond
+// LockUnless sleeps between two tries, first for firstNap and each time twice as long, up to lastNap.
+const (
+	firstNap = 20 * time.Microsecond
+	lastNap  = 2 * time.Millisecond
+)
 
 // LockUnless locks m, unless that would take longer than until stop is true. It reports whether m is locked.
 func (m *Mutex) LockUnless(stop *atomic.Bool) bool {
@@ -42,8 +45,8 @@ func (m *Mutex) LockUnless(stop *atomic.Bool) bool {
 	}
 	// A mutex cannot be waited for and left again, so this polls. It is in the kernel meanwhile, not in the Go scheduler:
 	// see Mutex.
-	ts := unix.NsecToTimespec(nap.Nanoseconds())
-	for !stop.Load() {
+	for nap := firstNap; !stop.Load(); nap = min(2*nap, lastNap) {
+		ts := unix.NsecToTimespec(nap.Nanoseconds())
 		_ = unix.Nanosleep(&ts, nil)
 		if m.mu.TryLock() {
 			return true

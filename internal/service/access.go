@@ -96,8 +96,8 @@ func exited(pidfd int) bool {
 	return err == nil && n > 0
 }
 
-// own reports whether a user id is this process's own. The number that stands for all ids that a user namespace does not
-// know never is: it may be anybody's.
+// own reports whether a user id is this process's own. The number that stands for all ids that a user namespace does
+// not know never is: it may be anybody's.
 func own(uid int) bool { return uid == os.Geteuid() && !ids().anonymous(uid) }
 
 // idMap is what user ids mean here.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -105,16 +106,19 @@ func TestDialForeignService(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Dial(loc); !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "--service-user") {
+	c, err := Dial(loc)
+	if !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "--service-user") {
 		t.Errorf("got %v, want EPERM", err)
+	}
+	if err == nil {
+		c.Close()
 	}
 	if n := <-got; n != 0 {
 		t.Error("something was sent")
 	}
 	named := uid
 	loc.ServiceUser = &named
-	c, err := Dial(loc)
-	if err != nil {
+	if c, err = Dial(loc); err != nil {
 		t.Fatal(err)
 	}
 	c.Close()
@@ -157,7 +161,7 @@ func TestOverflowUserIsNeverOwn(t *testing.T) {
 	}
 }
 
-// connected are the two ends of a connection.
+// connected are the two ends of a connection, which is closed if the test waits for something in vain.
 func connected(t *testing.T) [2]*net.UnixConn {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -173,7 +177,8 @@ func connected(t *testing.T) [2]*net.UnixConn {
 			t.Fatal(err)
 		}
 		ends[i] = c.(*net.UnixConn)
-		t.Cleanup(func() { c.Close() })
+		timer := time.AfterFunc(2*patience, func() { c.Close() })
+		t.Cleanup(func() { timer.Stop(); c.Close() })
 	}
 	return ends
 }
@@ -193,7 +198,8 @@ func TestPeerProcess(t *testing.T) {
 		t.Error("the descriptor would be inherited")
 	}
 	f.Close()
-	if f, err := (peer{uid: who.uid}).process(ends[0]); !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "pid namespace") {
+	if f, err := (peer{uid: who.uid}).process(ends[0]); !errors.Is(err, syscall.EPERM) ||
+		!strings.Contains(err.Error(), "pid namespace") {
 		t.Errorf("a process that is not seen: got %v, %v, want EPERM", f, err)
 	}
 	// As before Linux 6.5.

@@ -98,7 +98,7 @@ func (s *Service) Capture(c *Capture, socket *os.File) error {
 	s.countProgram(1)
 	s.recorders.Go(func() {
 		defer s.countProgram(-1)
-		s.record(r, conn{uc})
+		s.record(r, conn{UnixConn: uc})
 	})
 	return nil
 }
@@ -180,7 +180,7 @@ func (c *Client) Capture(r Capture) (*CaptureStream, error) {
 		nc.Close()
 		return nil, err
 	}
-	return &CaptureStream{c: conn{nc.(*net.UnixConn)}}, nil
+	return &CaptureStream{c: conn{UnixConn: nc.(*net.UnixConn)}}, nil
 }
 
 // Read reads the file, up to io.EOF.

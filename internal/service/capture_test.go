@@ -40,7 +40,7 @@ func served(t *testing.T, links ...LinkSpec) (*Service, *Client) {
 		ends[i] = c.(*net.UnixConn)
 	}
 	go s.ServeConn(ends[0])
-	c := &Client{c: conn{ends[1]}}
+	c := &Client{c: conn{UnixConn: ends[1]}}
 	t.Cleanup(func() { c.Close() })
 	return s, c
 }

@@ -26,8 +26,9 @@ type Client struct {
 	ended <-chan struct{} // closed when a private service has; nil: it is somebody's
 }
 
-// Dial connects to the service at loc, ErrNotRunning if there is none. It trusts root's service, this user's own and that
-// of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any other.
+// Dial connects to the service at loc, ErrNotRunning if there is none. It trusts root's service, this user's own and
+// that of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any
+// other.
 func Dial(loc Location) (*Client, error) {
 	if err := loc.check(); err != nil {
 		return nil, err
@@ -51,7 +52,7 @@ func Dial(loc Location) (*Client, error) {
 		c.Close()
 		return nil, err
 	}
-	return &Client{c: conn{c}, uid: who.uid}, nil
+	return &Client{c: conn{UnixConn: c}, uid: who.uid}, nil
 }
 
 // trusts reports an error unless programs may be given to a service of a user.
@@ -107,7 +108,7 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a private service: %w", err)
 	}
-	return &Client{c: conn{c.(*net.UnixConn)}, uid: os.Geteuid(), ended: ended}, nil
+	return &Client{c: conn{UnixConn: c.(*net.UnixConn)}, uid: os.Geteuid(), ended: ended}, nil
 }
 
 // ReadyFD is the number of the descriptor on which a spawned service reports: "ready", or what went wrong, on one

@@ -37,6 +37,7 @@ func (s *Service) Serve(l *Listener) error {
 		l.Close()
 	}()
 	var spare spare
+	var logged time.Time // that there are no descriptors
 	defer spare.release()
 	for {
 		spare.fill()
@@ -51,7 +52,10 @@ func (s *Service) Serve(l *Listener) error {
 		switch {
 		case errors.Is(err, syscall.ECONNABORTED):
 		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-			s.log.Warn("accept a client", "err", err)
+			if now := time.Now(); now.Sub(logged) >= time.Minute {
+				logged = now
+				s.log.Warn("only managers are served", "err", err)
+			}
 			s.acceptWithSpare(l, &spare)
 		default:
 			return fmt.Errorf("accept clients: %w", err)
@@ -104,7 +108,7 @@ func (s *Service) acceptWithSpare(l *Listener, p *spare) {
 func refuse(c *net.UnixConn, err error) {
 	defer c.Close()
 	c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // it fits into the socket's buffer
-	_ = conn{c}.send(failure(err), nil)
+	_ = conn{UnixConn: c}.send(failure(err), nil)
 }
 
 // admit serves a client, as far as its user may have another connection.
@@ -115,6 +119,10 @@ func (s *Service) admit(c *net.UnixConn) {
 		c.Close()
 		return
 	}
+	s.admitPeer(c, who)
+}
+
+func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	user := s.quota.User(who.uid)
 	if err := user.Take(quota.Connections, 1); err != nil {
 		if !who.manages() {
@@ -125,7 +133,7 @@ func (s *Service) admit(c *net.UnixConn) {
 	}
 	go func() {
 		defer user.Give(quota.Connections, 1)
-		s.serve(conn{c}, who, firstMessage)
+		s.serve(conn{UnixConn: c, closing: s.requests.closing(who.uid)}, who, firstMessage)
 	}()
 }
 
@@ -137,15 +145,18 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 		c.Close()
 		return
 	}
-	s.serve(conn{c}, who, 0)
+	s.serve(conn{UnixConn: c}, who, 0)
 }
 
-// serve answers a client until it closes the connection. Its first request has to come within the time, if that is not 0.
+// serve answers a client until it closes the connection. Its first request has to come within the time, if that is not
+// 0.
 func (s *Service) serve(c conn, who peer, within time.Duration) {
 	defer c.Close()
+	defer s.connected(c)()
 	defer func() {
 		if p := recover(); p != nil {
-			s.log.Error("a request made the service panic; the connection is closed", uidKey, who.uid, "panic", p, "stack", string(debug.Stack()))
+			s.log.Error("a request made the service panic; the connection is closed",
+				uidKey, who.uid, "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
 	for {
@@ -162,7 +173,7 @@ func (s *Service) serve(c conn, who peer, within time.Duration) {
 			s.attach(c, who, r.Attach, fd)
 			return
 		}
-		a, err := s.request(who, &r, fd)
+		a, err := s.request(c, who, &r, fd)
 		if err != nil {
 			a = failure(err)
 		}
@@ -175,6 +186,31 @@ func (s *Service) serve(c conn, who peer, within time.Duration) {
 	}
 }
 
+// connected notes a connection, until done.
+func (s *Service) connected(c conn) (done func()) {
+	s.connections.Lock()
+	defer s.connections.Unlock()
+	if s.connections.all == nil {
+		s.connections.all = map[*net.UnixConn]struct{}{}
+	}
+	s.connections.all[c.UnixConn] = struct{}{}
+	return func() {
+		s.connections.Lock()
+		defer s.connections.Unlock()
+		delete(s.connections.all, c.UnixConn)
+	}
+}
+
+// disconnect closes every connection. The kernel does so only when the process has ended, which a thread that waits for a
+// program's memory can hold up.
+func (s *Service) disconnect() {
+	s.connections.Lock()
+	defer s.connections.Unlock()
+	for c := range s.connections.all {
+		c.Close()
+	}
+}
+
 // reply sends an answer to a client, which may not read it.
 func (s *Service) reply(c conn, a *Response) error {
 	c.SetWriteDeadline(time.Now().Add(restOfMessage))
@@ -183,19 +219,15 @@ func (s *Service) reply(c conn, a *Response) error {
 }
 
 // request answers what is not the attachment of a program. It closes fd.
-func (s *Service) request(who peer, r *Request, fd *os.File) (*Response, error) {
+func (s *Service) request(c conn, who peer, r *Request, fd *os.File) (*Response, error) {
 	if err := who.authorize(r.Op); err != nil {
-		if fd != nil {
-			fd.Close()
-		}
+		c.closing.close(fd)
 		return nil, err
 	}
 	if r.Op == OpCapture && r.Protocol == protocol && fd != nil && r.Capture != nil {
 		return &Response{}, s.Capture(r.Capture, fd)
 	}
-	if fd != nil {
-		fd.Close()
-	}
+	c.closing.close(fd)
 	if !who.manages() {
 		done, err := s.requests.begin(who.uid)
 		if err != nil {
@@ -209,7 +241,8 @@ func (s *Service) request(who peer, r *Request, fd *os.File) (*Response, error) 
 	return s.bounded(r, func() (*Response, error) { return s.answer(who, r) })
 }
 
-// bounded returns what f does, or ETIMEDOUT after requestTimeout: f, which a program's memory may hold up, then goes on.
+// bounded returns what f does, or ETIMEDOUT after requestTimeout: f, which a program's memory may hold up, then goes
+// on.
 func (s *Service) bounded(r *Request, f func() (*Response, error)) (*Response, error) {
 	type result struct {
 		a   *Response
@@ -242,10 +275,26 @@ func (s *Service) bounded(r *Request, f func() (*Response, error)) (*Response, e
 	}
 }
 
-// requestCount counts the requests of users that are being answered.
+// requestCount counts the requests of users that are being answered, and bounds how many descriptors are being closed.
 type requestCount struct {
-	mu    sync.Mutex
-	users map[int]int
+	mu       sync.Mutex
+	users    map[int]int
+	closings map[int]closing // of all users that have connected
+}
+
+// closing returns what bounds a user's descriptors.
+func (q *requestCount) closing(uid int) closing {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closings == nil {
+		q.closings = map[int]closing{}
+	}
+	c := q.closings[uid]
+	if c == nil {
+		c = make(closing, maxClosing)
+		q.closings[uid] = c
+	}
+	return c
 }
 
 // begin counts one more, until done; EBUSY if the user has too many.
@@ -326,16 +375,15 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 	process, err := who.process(c.UnixConn)
 	if err != nil {
-		listener.Close()
 		_ = s.reply(c, failure(fmt.Errorf("attach a program: %w", err)))
+		c.closing.close(listener)
 		return
 	}
 	defer process.Close()
-	session, err := s.guests.Attach(listener, guest.SessionInfo{
-		LauncherPID: who.pid, UID: who.uid, Pidfd: process, Args: cutArgs(a.Args), Helper: &launcher{c: c}})
+	session, err := s.guests.Attach(listener, who.session(a, process, &launcher{c: c}))
 	if err != nil {
-		listener.Close()
 		_ = s.reply(c, failure(err))
+		c.closing.close(listener)
 		return
 	}
 	defer s.attached(c)()
@@ -343,6 +391,12 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
 	}
 	<-session.Done()
+}
+
+// session describes a program that the peer hands over: by what the kernel says of the peer, and its own words only for
+// what people read.
+func (p peer) session(a *Attach, process *os.File, h guest.Helper) guest.SessionInfo {
+	return guest.SessionInfo{LauncherPID: p.pid, UID: p.uid, Pidfd: process, Args: cutArgs(a.Args), Helper: h}
 }
 
 // cutArgs leaves so much of an argument vector as is fit for messages.

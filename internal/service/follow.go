@@ -85,7 +85,8 @@ func (s *Service) setInterface(l *link, list []netdev.Interface) {
 		return o != nil && o != l
 	})
 	if dev.SetInterface(host, addrs) {
-		s.log.Info("the interface has changed", "dev", l.spec.Name, "netdev", host.Name, "up", host.Up && host.Running, "addrs", addrs)
+		s.log.Info("the interface has changed", "dev", l.spec.Name, "netdev", host.Name,
+			"up", host.Up && host.Running, "addrs", addrs)
 		s.guests.Refresh()
 	}
 }

@@ -71,7 +71,7 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	l[quota.RingBytes] = quota.Limit{PerUser: m.shm / users, Total: m.shm / 4 * 3}
 	if !shared {
 		for k := range l {
-			l[k].PerUser = l[k].Total
+			l[k] = quota.Limit{PerUser: l[k].Total} // and no reserve for others
 		}
 		return l
 	}
@@ -107,7 +107,8 @@ func ParseLimit(text string, into *quota.Limits) error {
 		}
 	}
 	if limit.Total != 0 && (limit.PerUser > limit.Total || limit.PerUser == 0) {
-		return fail(fmt.Errorf("one user may not have more than all users together, %d: write %s=%s/TOTAL: %w", limit.Total, name, perUser, syscall.EINVAL))
+		return fail(fmt.Errorf("one user may not have more than all users together, %d: write %s=%s/TOTAL: %w",
+			limit.Total, name, perUser, syscall.EINVAL))
 	}
 	into[kind] = limit
 	return nil

@@ -30,7 +30,8 @@ func TestDefaultLimits(t *testing.T) {
 			}
 		}
 		third := ledger.User(2)
-		needs := map[quota.Kind]uint64{quota.QPs: 10000, quota.CQs: 20000, quota.MRs: 20000, quota.PDs: 1000, quota.SRQs: 1000,
+		needs := map[quota.Kind]uint64{quota.QPs: 10000, quota.CQs: 20000, quota.MRs: 20000, quota.PDs: 1000,
+			quota.SRQs:     1000,
 			quota.Contexts: 1, quota.Sessions: 1, quota.Connections: 1, quota.Workers: 16, quota.Descriptors: 16, quota.Mappings: 1000}
 		if m.shm >= 1<<30 {
 			needs[quota.RingBytes] = 10000 * 4 * 4096 // two queues, and two completion queues
@@ -62,20 +63,22 @@ func TestDefaultLimits(t *testing.T) {
 // In one's own service one user may have all that there is.
 func TestOwnLimits(t *testing.T) {
 	l := machine{descriptors: 20000, mappings: 65530, shm: 1 << 30}.limits(false)
-	for k := range quota.NumKinds {
-		if l[k].PerUser != l[k].Total {
-			t.Errorf("%v: one user may have %d of %d", k, l[k].PerUser, l[k].Total)
-		}
-	}
-	if l[quota.QPs].Total != 0 || l[quota.RingBytes].Total == 0 || l[quota.Workers].Total == 0 {
+	if l[quota.QPs].PerUser != 0 || l[quota.RingBytes].PerUser == 0 || l[quota.Workers].PerUser == 0 {
 		t.Errorf("got %+v", l)
+	}
+	user := quota.New(l).User(1001)
+	for k := range quota.NumKinds {
+		if err := user.Take(k, l[k].PerUser); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
 func TestParseLimit(t *testing.T) {
 	defaults := quota.Limits{quota.QPs: {PerUser: 10, Total: 40}}
 	for text, want := range map[string]quota.Limit{
-		"qps=5": {PerUser: 5, Total: 40}, "qps=40": {PerUser: 40, Total: 40}, "qps=50/60": {PerUser: 50, Total: 60}, "qps=0/0": {}, "qps=7/0": {PerUser: 7},
+		"qps=5": {PerUser: 5, Total: 40}, "qps=40": {PerUser: 40, Total: 40}, "qps=50/60": {PerUser: 50, Total: 60},
+		"qps=0/0": {}, "qps=7/0": {PerUser: 7},
 		"qps=1K/2M": {PerUser: 1 << 10, Total: 2 << 20},
 	} {
 		l := defaults
@@ -87,7 +90,8 @@ func TestParseLimit(t *testing.T) {
 	if err := ParseLimit("ring-bytes=16G", &l); err != nil || l[quota.RingBytes] != (quota.Limit{PerUser: 16 << 30}) {
 		t.Errorf("got %+v, %v", l[quota.RingBytes], err)
 	}
-	for _, text := range []string{"", "qps", "qps=", "qps=x", "qps=-1", "qps=1/", "qps=41", "qps=0", "qps=5/4", "things=4", "qps=99999999999999999999", "qps=99999999999T", "qps=K"} {
+	for _, text := range []string{"", "qps", "qps=", "qps=x", "qps=-1", "qps=1/", "qps=41",
+		"qps=0", "qps=5/4", "things=4", "qps=99999999999999999999", "qps=99999999999T", "qps=K"} {
 		l := defaults
 		if err := ParseLimit(text, &l); !errors.Is(err, syscall.EINVAL) || l != defaults {
 			t.Errorf("%q: got %v, want EINVAL", text, err)

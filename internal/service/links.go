@@ -112,6 +112,7 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 	l.faults = wire.NewFaults(wire.UDP(wire.UDPOptions{Taps: l.taps}), rand.NewPCG(s.opts.Seed, 2*n))
 	l.faults.NumberBy(&s.faultIDs)
 	cfg := rxe.Config{
+		Recover: true,
 		Name:    spec.Name,
 		Netdev:  *host,
 		Addrs:   addrs,
@@ -314,7 +315,8 @@ func (s *Service) Links() ([]LinkInfo, error) {
 		netdev := l.host.Name
 		s.mu.Unlock()
 		if dev == nil {
-			list = append(list, LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(), Wire: l.spec.Wire})
+			list = append(list, LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(),
+				Wire: l.spec.Wire})
 			continue
 		}
 		ibdev := dev.IB()
@@ -322,7 +324,8 @@ func (s *Service) Links() ([]LinkInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		info := LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(), Wire: l.spec.Wire}
+		info := LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
+			Wire: l.spec.Wire}
 		for _, d := range s.uverbs.Devices() {
 			if d.IB() == ibdev {
 				info.Uverbs = d.Name()

@@ -127,7 +127,8 @@ func (l *Listener) clear(loc Location) error {
 		return fmt.Errorf("%s is in use by another program: it is left as it is: %w", loc.Socket, syscall.EADDRINUSE)
 	}
 	if err := unix.Unlinkat(int(l.dir.Fd()), l.name, 0); err != nil {
-		return fmt.Errorf("remove the control socket of a service that has ended: %w", &fs.PathError{Op: "unlink", Path: loc.Socket, Err: err})
+		return fmt.Errorf("remove the control socket of a service that has ended: %w",
+			&fs.PathError{Op: "unlink", Path: loc.Socket, Err: err})
 	}
 	return nil
 }
@@ -175,8 +176,8 @@ func (l *Listener) bind(shared *guest.Node) error {
 	return nil
 }
 
-// Close removes the socket, if the path still leads to it, and ends Accept. The location stays claimed. It may be called
-// again.
+// Close removes the socket, if the path still leads to it, and ends Accept. The location stays claimed. It may be
+// called again.
 func (l *Listener) Close() (err error) {
 	l.once.Do(func() {
 		l.unlink()
@@ -187,7 +188,8 @@ func (l *Listener) Close() (err error) {
 
 func (l *Listener) unlink() {
 	var have, made unix.Stat_t
-	if unix.Fstatat(int(l.dir.Fd()), l.name, &have, unix.AT_SYMLINK_NOFOLLOW) == nil && unix.Fstat(int(l.socket.Fd()), &made) == nil &&
+	if unix.Fstatat(int(l.dir.Fd()), l.name, &have, unix.AT_SYMLINK_NOFOLLOW) == nil &&
+		unix.Fstat(int(l.socket.Fd()), &made) == nil &&
 		have.Dev == made.Dev && have.Ino == made.Ino {
 		_ = unix.Unlinkat(int(l.dir.Fd()), l.name, 0)
 	}

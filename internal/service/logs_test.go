@@ -56,7 +56,8 @@ func TestLogLimit(t *testing.T) {
 		}
 		time.Sleep(2 * reportSuppressed)
 		synctest.Wait()
-		if want := fmt.Sprintf("lines=%d", 10000-userLogLimit.burst); countLines(&b, want) != 1 || countLines(&b, "suppressed") != 1 {
+		if want := fmt.Sprintf("lines=%d", 10000-userLogLimit.burst); countLines(&b, want) != 1 ||
+			countLines(&b, "suppressed") != 1 {
 			t.Errorf("%q is not there once:\n%s", want, b.String())
 		}
 		l.Warn("again", "uid", 1001)

@@ -116,6 +116,25 @@ func failure(err error) *Response {
 // conn carries messages: four bytes of length, then JSON. A descriptor travels with the first byte of a message.
 type conn struct {
 	*net.UnixConn
+	closing closing
+}
+
+// closing bounds how many descriptors that one user has sent are being closed at a time, since that may take as long as
+// the user likes: a FUSE server has a say (flush). nil bounds nothing.
+type closing chan struct{}
+
+// maxClosing is the bound.
+const maxClosing = 4
+
+func (c closing) close(f *os.File) {
+	if f == nil {
+		return
+	}
+	if c != nil {
+		c <- struct{}{}
+		defer func() { <-c }()
+	}
+	f.Close()
 }
 
 func (c conn) send(v any, fd *os.File) error {
@@ -141,8 +160,8 @@ func (c conn) send(v any, fd *os.File) error {
 // receive reads one message into v, and returns the descriptor that came with it, nil if there was none.
 func (c conn) receive(v any) (*os.File, error) { return c.receiveWithin(v, maxMessage, 0, 0) }
 
-// receiveWithin reads one message of at most so many bytes. It waits so long for all of it, and for what follows its first
-// bytes; 0 stands for no limit. With either, no deadline is left on the connection.
+// receiveWithin reads one message of at most so many bytes. It waits so long for all of it, and for what follows its
+// first bytes; 0 stands for no limit. With either, no deadline is left on the connection.
 func (c conn) receiveWithin(v any, most uint32, all, rest time.Duration) (*os.File, error) {
 	if all > 0 {
 		c.SetReadDeadline(time.Now().Add(all))
@@ -154,7 +173,7 @@ func (c conn) receiveWithin(v any, most uint32, all, rest time.Duration) (*os.Fi
 	if err != nil {
 		return nil, err
 	}
-	fd, err := descriptor(oob[:oobn])
+	fd, err := c.descriptor(oob[:oobn])
 	if err != nil {
 		return nil, err
 	}
@@ -163,9 +182,7 @@ func (c conn) receiveWithin(v any, most uint32, all, rest time.Duration) (*os.Fi
 		defer c.SetReadDeadline(time.Time{})
 	}
 	fail := func(err error) (*os.File, error) {
-		if fd != nil {
-			fd.Close()
-		}
+		c.closing.close(fd)
 		return nil, err
 	}
 	if n == 0 {
@@ -192,7 +209,7 @@ func (c conn) receiveWithin(v any, most uint32, all, rest time.Duration) (*os.Fi
 }
 
 // descriptor takes the one descriptor out of control messages, and closes any more that a peer may have sent.
-func descriptor(oob []byte) (*os.File, error) {
+func (c conn) descriptor(oob []byte) (*os.File, error) {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
 		return nil, fmt.Errorf("malformed control message: %w", err)
@@ -204,12 +221,13 @@ func descriptor(oob []byte) (*os.File, error) {
 			continue
 		}
 		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			f := os.NewFile(uintptr(fd), "passed descriptor")
 			if file != nil {
-				unix.Close(fd)
+				c.closing.close(f)
 				continue
 			}
-			unix.CloseOnExec(fd)
-			file = os.NewFile(uintptr(fd), "passed descriptor")
+			file = f
 		}
 	}
 	return file, nil

@@ -115,9 +115,11 @@ func (c *Client) OpenSessionDir(a *Attached) (*SessionDir, error) {
 
 func openSessionDir(path string, uid int) (_ *SessionDir, err error) {
 	names := strings.Split(strings.TrimPrefix(path, shmRoot+"/"), "/")
-	if !strings.HasPrefix(path, shmRoot+"/") || filepath.Clean(path) != path || len(names) != 3 ||
-		!runDirNames.MatchString(names[0]) || !strings.HasPrefix(names[0], runDirPrefix(uid)) || names[1] != "run" || !sessionDirNames.MatchString(names[2]) {
-		return nil, fmt.Errorf("the service of user %d names the directory %.200q, which is none of a session: %w", uid, path, syscall.EPERM)
+	if !strings.HasPrefix(path, shmRoot+"/") || len(names) != 3 ||
+		!runDirNames.MatchString(names[0]) || !strings.HasPrefix(names[0], runDirPrefix(uid)) || names[1] != "run" ||
+		!sessionDirNames.MatchString(names[2]) {
+		return nil, fmt.Errorf("the service of user %d names the directory %.200q, which is none of a session: %w",
+			uid, path, syscall.EPERM)
 	}
 	d := &SessionDir{uid: uid}
 	if d.service, err = openBelow(nil, filepath.Join(shmRoot, names[0]), uid); err != nil {

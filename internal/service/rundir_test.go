@@ -78,7 +78,8 @@ func TestRemoveIfUnheld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"", ".", "..", home, up, link, link + "/.", runDirPrefix(os.Geteuid()) + "1/../" + link} {
+	for _, name := range []string{"", ".", "..",
+		home, up, link, link + "/.", runDirPrefix(os.Geteuid()) + "1/../" + link} {
 		removeIfUnheld(name)
 	}
 	if _, err := os.Stat(filepath.Join(home, "dear")); err != nil {
@@ -125,11 +126,13 @@ func TestOpenSessionDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, path := range map[string]string{
-		"home": filepath.Join(home, "run", "1-2"), "nothing": "", "the root": "/", "not clean": filepath.Dir(session) + "/../run/1-2",
+		"home": filepath.Join(home, "run",
+			"1-2"), "nothing": "", "the root": "/", "not clean": filepath.Dir(session) + "/../run/1-2",
 		"a slash": session + "/", "too deep": session + "/x", "not deep enough": filepath.Dir(session), "a link": link,
 		"writable for all": open, "up": shmRoot + "/../run/1-2", "of another name": shmRoot + "/verbena/run/1-2",
 	} {
-		if o, err := openSessionDir(path, uid); !errors.Is(err, syscall.EPERM) && !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.ELOOP) {
+		if o, err := openSessionDir(path, uid); !errors.Is(err, syscall.EPERM) && !errors.Is(err, syscall.ENOTDIR) &&
+			!errors.Is(err, syscall.ELOOP) {
 			t.Errorf("%s: got %v, %v, want EPERM", what, o, err)
 		}
 	}
@@ -176,7 +179,8 @@ func TestQueues(t *testing.T) {
 	victim := filepath.Join(t.TempDir(), "victim")
 	queue := filepath.Join(session, "uverbs0.1.queues")
 	if err := errors.Join(os.WriteFile(victim, nil, 0o600), os.WriteFile(queue, nil, 0o600),
-		os.Symlink(victim, filepath.Join(session, "uverbs0.2.queues")), syscall.Mkfifo(filepath.Join(session, "uverbs0.3.queues"), 0o600)); err != nil {
+		os.Symlink(victim, filepath.Join(session, "uverbs0.2.queues")), syscall.Mkfifo(filepath.Join(session,
+			"uverbs0.3.queues"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	files, err := dir.Queues()
@@ -201,7 +205,8 @@ func TestQueues(t *testing.T) {
 	}
 }
 
-// Root, in its own service, completes the queues of a program that has become another user; in another's, its own alone.
+// Root, in its own service, completes the queues of a program that has become another user; in another's, its own
+// alone.
 func TestQueuesOfOthers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

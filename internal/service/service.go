@@ -2,8 +2,10 @@ package service
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -13,6 +15,7 @@ import (
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/guest"
 	"verbena/ib"
+	"verbena/internal/privilege"
 	"verbena/internal/quota"
 	"verbena/uverbs"
 )
@@ -64,7 +67,7 @@ type Service struct {
 	interfaces Interfaces      // nil: nothing to follow
 	follower   sync.WaitGroup
 
-	requestTimeout time.Duration
+	requestTimeout, closeTimeout time.Duration
 
 	adding sync.Mutex // one link is made at a time
 
@@ -81,12 +84,17 @@ type Service struct {
 		since    time.Time // of n being 0
 		attached map[conn]struct{}
 	}
+
+	connections struct {
+		sync.Mutex
+		all map[*net.UnixConn]struct{}
+	}
 }
 
 // New makes the devices, and whatever programs need to see them.
 func New(opts Options) (_ *Service, err error) {
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
-		recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout}
+		recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout}
 	s.programs.attached = map[conn]struct{}{}
 	if opts.Log != nil {
 		s.log = limitLog(opts.Log)
@@ -122,6 +130,14 @@ func New(opts Options) (_ *Service, err error) {
 		Uverbs: s.uverbs, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Logf: s.logf}); err != nil {
 		return nil, err
 	}
+	if opts.Confine {
+		// The supervisor has made what it needs a privilege for, and no thread blocks signals yet.
+		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {
+			s.log.Warn("capabilities are kept, since this binary has cgo", "err", err)
+		} else if err != nil {
+			return nil, err
+		}
+	}
 	if opts.Links == nil {
 		l, err := s.openDefaultLink()
 		if err != nil {
@@ -154,13 +170,14 @@ func (s *Service) Close() error {
 		defer close(done)
 		s.close(func(step string) { doing.Store(&step) })
 	}()
-	timer := time.NewTimer(CloseTimeout)
+	timer := time.NewTimer(s.closeTimeout)
 	defer timer.Stop()
 	select {
 	case <-done:
 		return nil
 	case <-timer.C:
-		return fmt.Errorf("end the service: %s: not done after %v, since a program's memory does not answer: %w", *doing.Load(), CloseTimeout, syscall.ETIMEDOUT)
+		return fmt.Errorf("end the service: %s: not done after %v, since a program's memory does not answer: %w",
+			*doing.Load(), s.closeTimeout, syscall.ETIMEDOUT)
 	}
 }
 
@@ -201,10 +218,11 @@ func (s *Service) close(step func(string)) {
 	if s.dir != nil {
 		s.dir.close()
 	}
+	s.disconnect()
 }
 
-// Abandon leaves programs to their launchers and removes what the service has on /dev/shm, for when Close has failed and
-// the process is about to end.
+// Abandon leaves programs to their launchers and removes what the service has on /dev/shm, for when Close has failed
+// and the process is about to end.
 func (s *Service) Abandon() {
 	s.programs.Lock()
 	for c := range s.programs.attached {
@@ -213,6 +231,7 @@ func (s *Service) Abandon() {
 	s.programs.Unlock()
 	time.Sleep(abandonTime)
 	s.dir.remove()
+	s.disconnect()
 }
 
 // abandonTime is for launchers to complete what programs wait for; see SessionDir.

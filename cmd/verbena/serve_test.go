@@ -1,0 +1,326 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/privilege"
+	"verbena/internal/service"
+)
+
+// built is where command has put it.
+var built string
+
+// command builds verbena, without cgo as it is used.
+var command = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "verbena-test-")
+	if err != nil {
+		return "", err
+	}
+	built = dir
+	path := filepath.Join(dir, "verbena")
+	build := exec.Command("go", "build", "-o", path, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if built != "" {
+		os.RemoveAll(built)
+	}
+	os.Exit(code)
+}
+
+// verbena is a command line that ends within some time.
+func verbena(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	path, err := command()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), path, args...)
+	cmd.WaitDelay = time.Second
+	return cmd
+}
+
+// serving starts a service and returns its process and its location.
+func serving(t *testing.T, args ...string) (*exec.Cmd, service.Location) {
+	t.Helper()
+	loc := service.Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	cmd := verbena(t, append([]string{"--socket", loc.Socket, "serve"}, args...)...)
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("service:\n%s", log.String())
+		}
+	})
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if c, err := service.Dial(loc); err == nil {
+			_, err := c.Do(&service.Request{Op: service.OpInfo}) // it listens before it has all that it needs
+			c.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return cmd, loc
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the service is not ready\n%s", log.String())
+		}
+	}
+}
+
+// statuses are the status files of a process's threads.
+func statuses(t *testing.T, pid int) (who []string) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("no threads: %v", err)
+	}
+	for _, task := range tasks {
+		who = append(who, strings.TrimPrefix(task, "/proc/"))
+	}
+	return who
+}
+
+// A service of root's has the capabilities that are listed, and no others, on any thread and for good.
+func TestLeastPrivilege(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	own, err := privilege.Read("self")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own.Permitted&(1<<unix.CAP_SYS_PTRACE) == 0 {
+		t.Skip("needs CAP_SYS_PTRACE")
+	}
+	var want uint64
+	for _, c := range privilege.Kept {
+		want |= 1 << c.Number
+	}
+	want &= own.Bounding
+	cmd, loc := serving(t, "--link", "rxe0=127.91.10.1", "--mode", "0666")
+	check := func(when string) {
+		for _, who := range statuses(t, cmd.Process.Pid) {
+			got, err := privilege.Read(who)
+			if errors.Is(err, os.ErrNotExist) {
+				continue // a thread that has ended
+			}
+			if err != nil || got != (privilege.Sets{Permitted: want, Effective: want, Bounding: want}) {
+				t.Errorf("%s, thread %s: got %x, %v, want %x", when, who, got, err, want)
+			}
+			b, _ := os.ReadFile("/proc/" + who + "/status")
+			if len(b) > 0 && !bytes.Contains(b, []byte("NoNewPrivs:\t1\n")) {
+				t.Errorf("%s, thread %s may gain privileges", when, who)
+			}
+		}
+	}
+	check("at the start")
+	if out, err := verbena(t, "--socket", loc.Socket, "run", "--", "true").CombinedOutput(); err != nil {
+		t.Errorf("run: %v\n%s", err, out)
+	}
+	if out, err := verbena(t, "--socket", loc.Socket,
+		"link", "add", "rxe1", "--addr", "127.91.10.2").CombinedOutput(); err != nil {
+		t.Errorf("link add: %v\n%s", err, out)
+	}
+	check("after a program")
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", cmd.Process.Pid))
+	if err != nil || len(fds) < 5 {
+		t.Fatalf("%d descriptors, %v", len(fds), err)
+	}
+	for _, f := range fds {
+		m := regexp.MustCompile(`(?m)^flags:\s+([0-7]+)$`).FindSubmatch(first(os.ReadFile(f)))
+		to, _ := os.Readlink(strings.Replace(f, "fdinfo", "fd", 1))
+		if n, _ := strconv.Atoi(filepath.Base(f)); m == nil || n <= 2 ||
+			to == first(os.Readlink("/proc/self/fd/"+filepath.Base(f))) {
+			continue // it was closed meanwhile, or inherited
+		}
+		if flags, err := strconv.ParseUint(string(m[1]), 8, 64); err != nil || flags&syscall.O_CLOEXEC == 0 {
+			t.Errorf("descriptor %s, %s, would be inherited", filepath.Base(f), to)
+		}
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", cmd.Process.Pid))
+	if err != nil || !regexp.MustCompile(`Max core file size +0 +0 `).Match(b) {
+		t.Errorf("it may dump core: %v\n%s", err, b)
+	}
+}
+
+func first[T any](v T, _ error) T { return v }
+
+// A second service at a location says so, and its end leaves the first one's socket.
+func TestServeTwice(t *testing.T) {
+	_, loc := serving(t, "--link", "rxe0=127.91.10.3")
+	out, err := verbena(t, "--socket", loc.Socket, "serve", "--link", "rxe0=127.91.10.4").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "running already") {
+		t.Errorf("got %v, %s", err, out)
+	}
+	if out, err := verbena(t, "--socket", loc.Socket, "link", "show").CombinedOutput(); err != nil {
+		t.Errorf("the first one: %v\n%s", err, out)
+	}
+}
+
+// Neither serve nor run replaces a file that has the socket's path.
+func TestSocketPathIsAFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "letter")
+	if err := os.WriteFile(path, []byte("dear"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"serve"}, {"run", "--", "true"}, {"link", "add", "rxe9"}} {
+		out, err := verbena(t, append([]string{"--socket", path}, args...)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "no socket") {
+			t.Errorf("%v: got %v, %s", args, err, out)
+		}
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "dear" {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+// "stop" returns when the service has ended, and nothing of it is left.
+func TestStop(t *testing.T) {
+	cmd, loc := serving(t, "--link", "rxe0=127.91.10.5")
+	if out, err := verbena(t, "--socket", loc.Socket, "stop").CombinedOutput(); err != nil {
+		t.Fatalf("stop: %v\n%s", err, out)
+	}
+	if _, err := os.Lstat(loc.Socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket: got %v, want ErrNotExist", err)
+	}
+	var status syscall.WaitStatus
+	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		pid, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WNOHANG, nil)
+		if pid != 0 || err != nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("stop has returned, and the service is still there")
+		}
+	}
+	if status.ExitStatus() != 0 {
+		t.Errorf("exit status %d", status.ExitStatus())
+	}
+}
+
+// A capture that cannot be written is a failure of the run; the program's own failure is the more important one.
+func TestRunCaptureFullDisk(t *testing.T) {
+	for program, want := range map[string]int{"true": exitFailure, "false": 1} {
+		cmd := verbena(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", "/dev/full", "--", program)
+		out, err := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != want || !strings.Contains(string(out), "/dev/full: ") ||
+			!strings.Contains(string(out), "no space left") {
+			t.Errorf("%s: exit code %d (%v), want %d\n%s", program, code, err, want, out)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "x.pcapng")
+	cmd := verbena(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", file, "--", "true")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("a file that can be written: %v\n%s", err, out)
+	}
+}
+
+// Limits are taken from the command line, and are seen.
+func TestLimits(t *testing.T) {
+	_, loc := serving(t, "--link", "rxe0=127.91.10.7", "--mode", "0600", "--limit", "qps=7/70", "--limit", "ring-bytes=1M")
+	out, err := verbena(t, "--socket", loc.Socket, "res", "show", "--users", "--json").CombinedOutput()
+	if err != nil || !regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 70\b`).Match(out) ||
+		!regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 7\b`).Match(out) {
+		t.Errorf("got %v\n%s", err, out)
+	}
+	out, err = verbena(t, "--socket", loc.Socket, "res", "show").CombinedOutput()
+	if err != nil || !regexp.MustCompile(`(?m)^\d+ +connections +1 +\d+$`).Match(out) ||
+		!regexp.MustCompile(`(?m)^all +connections +1 +\d+$`).Match(out) {
+		t.Errorf("got %v\n%s", err, out)
+	}
+	for _, bad := range []string{"qps", "things=1", "qps=2/1"} {
+		if out, err := verbena(t, "--socket", loc.Socket+"2", "serve", "--limit", bad).CombinedOutput(); err == nil ||
+			!strings.Contains(string(out), "limit \""+bad) {
+			t.Errorf("%s: got %v, %s", bad, err, out)
+		}
+	}
+}
+
+func names(list ...privilege.Capability) (n []string) {
+	for _, c := range list {
+		n = append(n, c.Name)
+	}
+	slices.Sort(n)
+	return n
+}
+
+// The systemd unit and SECURITY.md list the capabilities that the code does.
+func TestCapabilitiesAreDocumented(t *testing.T) {
+	all := names(append(slices.Clone(privilege.Kept), privilege.AtStart...)...)
+	unit, err := os.ReadFile("../../dist/verbena.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`).FindSubmatch(unit)
+	if m == nil {
+		t.Fatal("the unit has no CapabilityBoundingSet")
+	}
+	got := strings.Fields(string(m[1]))
+	slices.Sort(got)
+	if !slices.Equal(got, all) {
+		t.Errorf("dist/verbena.service: got %v, want %v", got, all)
+	}
+	page, err := os.ReadFile("../../SECURITY.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range append(slices.Clone(privilege.Kept), privilege.AtStart...) {
+		if line := fmt.Sprintf("| `%s` | %s |", c.Name, c.Reason); !bytes.Contains(page, []byte(line)) {
+			t.Errorf("SECURITY.md lacks the line\n%s", line)
+		}
+	}
+	if n := len(regexp.MustCompile("(?m)^\\| `CAP_").FindAll(page, -1)); n != len(all) {
+		t.Errorf("SECURITY.md lists %d capabilities, want %d", n, len(all))
+	}
+}
+
+// The unit is one that systemd takes.
+func TestUnit(t *testing.T) {
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("needs systemd-analyze")
+	}
+	b, err := os.ReadFile("../../dist/verbena.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := command()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit := filepath.Join(t.TempDir(), "verbena.service")
+	b = bytes.Replace(b, []byte("/usr/local/bin/verbena"), []byte(path), 1)
+	if err := os.WriteFile(unit, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(analyze, "verify", "--man=no", unit).CombinedOutput()
+	if err != nil || strings.Contains(string(out), "verbena.service:") {
+		t.Errorf("got %v\n%s", err, out)
+	}
+}

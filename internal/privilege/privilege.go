@@ -1,0 +1,132 @@
+package privilege
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Capability is one that a service of root's keeps.
+type Capability struct {
+	Number int
+	Name   string // as in capabilities(7)
+	Reason string
+}
+
+// Kept are the capabilities that a service of root's keeps. SECURITY.md and the systemd unit list the same.
+var Kept = []Capability{
+	{unix.CAP_CHOWN, "CAP_CHOWN", "gives queue files to the users of programs"},
+	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE",
+		"opens queue files, and what is below the /proc/PID of programs, of other users"},
+	{unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE",
+		"reads and writes registered memory, and takes descriptors that programs name"},
+	{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE", "raises a program's RLIMIT_NOFILE while a device file gets its number"},
+	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "makes socket buffers larger than net.core.rmem_max"},
+	{unix.CAP_LEASE, "CAP_LEASE", "asks by a lease whether another user's queue file is still open"},
+}
+
+// AtStart are the capabilities that a service of root's gives up when it has begun.
+var AtStart = []Capability{
+	{unix.CAP_SETPCAP, "CAP_SETPCAP", "gives up the others for good"},
+	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "makes the detached mount that programs in other mount namespaces see"},
+}
+
+// Confine gives up, for good and on all threads: every capability but those of keep, of which it keeps what the process
+// has; the privileges that executing a program could give (no_new_privs); core dumps, which would hold other users'
+// bytes; and, for root, access of other processes without CAP_SYS_PTRACE to /proc/self. The umask is 077 from then on.
+//
+// A process without CAP_SYS_PTRACE keeps what it has: the kernel lets it access only processes with no more capabilities
+// than its own (cap_ptrace_access_check). So it is with root's in a container.
+//
+// In a binary with cgo, such as one with the race detector, Go cannot change all threads: the error wraps ENOTSUP, and
+// capabilities are as before. It is to be called before any thread blocks signals.
+func Confine(keep []Capability) error {
+	unix.Umask(0o077)
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("turn off core dumps: %w", err)
+	}
+	if os.Geteuid() == 0 {
+		// Of the whole process; another user's would be root's then, who could not use it himself.
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+			return fmt.Errorf("keep other processes out of /proc/self: %w", err)
+		}
+	}
+	var mask uint64
+	for _, c := range keep {
+		mask |= 1 << c.Number
+	}
+	if err := dropCapabilities(mask); err != nil {
+		return fmt.Errorf("give up capabilities: %w", err)
+	}
+	return nil
+}
+
+func dropCapabilities(keep uint64) error {
+	if err := onAllThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); err != nil {
+		return err
+	}
+	have, err := Read("self")
+	if err != nil {
+		return err
+	}
+	if have.Permitted&(1<<unix.CAP_SYS_PTRACE) == 0 {
+		return nil
+	}
+	if have.Effective&(1<<unix.CAP_SETPCAP) != 0 {
+		for c := range uintptr(64) {
+			if keep&(1<<c) != 0 || have.Bounding&(1<<c) == 0 {
+				continue
+			}
+			if err := onAllThreads(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0); err != nil {
+				return err
+			}
+		}
+	}
+	err = onAllThreads(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0)
+	if err != nil && !errors.Is(err, unix.EINVAL) { // before Linux 4.3
+		return err
+	}
+	return setCapabilities(have.Permitted & keep)
+}
+
+// onAllThreads makes a system call with up to three arguments on every thread.
+func onAllThreads(nr, a, b, c uintptr) error {
+	_, _, e := syscall.AllThreadsSyscall6(nr, a, b, c, 0, 0, 0)
+	if e != 0 {
+		return e
+	}
+	return nil
+}
+
+// Sets are the capabilities of a thread, one bit each.
+type Sets struct{ Inheritable, Permitted, Effective, Bounding, Ambient uint64 }
+
+// Read reads the capabilities of a process or thread, by its directory in /proc, such as "self" or "12/task/13".
+func Read(who string) (s Sets, err error) {
+	b, err := os.ReadFile("/proc/" + who + "/status")
+	if err != nil {
+		return s, fmt.Errorf("read capabilities: %w", err)
+	}
+	found := 0
+	for line := range strings.Lines(string(b)) {
+		key, value, _ := strings.Cut(line, ":")
+		i := slices.Index([]string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"}, key)
+		if i < 0 {
+			continue
+		}
+		into := []*uint64{&s.Inheritable, &s.Permitted, &s.Effective, &s.Bounding, &s.Ambient}[i]
+		if _, err := fmt.Sscanf(value, "%x", into); err != nil {
+			return s, fmt.Errorf("read capabilities: %q: %w", line, err)
+		}
+		found++
+	}
+	if found != 5 {
+		return s, fmt.Errorf("read capabilities: /proc/%s/status has %d sets, want 5: %w", who, found, syscall.EINVAL)
+	}
+	return s, nil
+}

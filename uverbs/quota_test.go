@@ -1,0 +1,230 @@
+package uverbs
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/internal/quota"
+	"verbena/umem"
+	"verbena/uverbs/abi"
+)
+
+// TestQuota: each kind of object is charged to the user who opened the file, refused over the limit with the errno of the
+// kind, and given back by destroying it.
+func TestQuota(t *testing.T) {
+	w := newWorld(t)
+	limits := quota.Limits{}
+	for k := range quota.NumKinds {
+		limits[k].PerUser = 3
+	}
+	limits[quota.Descriptors].PerUser = 3 * pipeEnds
+	w.ledger = quota.New(limits)
+	p := w.start(byWrite)
+	u := p.User()
+	pd, cq := p.allocPD(), p.createCQ(-1, 0)
+	for _, k := range []struct {
+		kind    quota.Kind
+		each    uint64
+		held    int // before
+		errno   syscall.Errno
+		make    func() (uint32, error)
+		destroy func(uint32) error
+	}{
+		{quota.PDs, 1, 1, syscall.ENOMEM,
+			func() (uint32, error) {
+				r, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+				return r.PDHandle, err
+			},
+			func(h uint32) error { return silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: h}) }},
+		{quota.CQs, 1, 1, syscall.ENOMEM,
+			func() (uint32, error) {
+				r, err := do[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 10, CompChannel: -1})
+				return r.CQHandle, err
+			},
+			func(h uint32) error {
+				_, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: h})
+				return err
+			}},
+		{quota.QPs, 1, 0, syscall.ENOMEM,
+			func() (uint32, error) {
+				r, err := do[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTUD})
+				return r.QPHandle, err
+			},
+			func(h uint32) error {
+				_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: h})
+				return err
+			}},
+		{quota.AHs, 1, 0, syscall.ENOMEM,
+			func() (uint32, error) {
+				r, err := do[abi.CreateAHResp](p, abi.CmdCreateAH, abi.CreateAH{PDHandle: pd, Attr: abi.AHAttr{PortNum: 1}})
+				return r.AHHandle, err
+			},
+			func(h uint32) error { return silently(p, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: h}) }},
+		{quota.MWs, 1, 0, syscall.ENOMEM,
+			func() (uint32, error) {
+				r, err := do[abi.AllocMWResp](p, abi.CmdAllocMW, abi.AllocMW{PDHandle: pd, MWType: abi.MWType1})
+				return r.MWHandle, err
+			},
+			func(h uint32) error { return silently(p, abi.CmdDeallocMW, abi.DeallocMW{MWHandle: h}) }},
+		{quota.MRs, 1, 0, syscall.ENOMEM,
+			func() (uint32, error) {
+				addr := (addressOf(p.alloc(8192)) + 4095) &^ 4095
+				r, err := do[abi.RegMRResp](p, abi.CmdRegMR, abi.RegMR{Start: addr, HCAVA: addr, Length: 4096, PDHandle: pd})
+				return r.MRHandle, err
+			},
+			func(h uint32) error { return silently(p, abi.CmdDeregMR, abi.DeregMR{MRHandle: h}) }},
+		{quota.Descriptors, pipeEnds, 1, syscall.EMFILE,
+			func() (uint32, error) {
+				r, err := do[abi.CreateCompChannelResp](p, abi.CmdCreateCompChannel, abi.CreateCompChannel{})
+				return r.FD, err
+			},
+			nil},
+	} {
+		t.Run(k.kind.String(), func(t *testing.T) {
+			var made []uint32
+			for i := k.held; i < 3; i++ {
+				h, err := k.make()
+				must(t, err)
+				made = append(made, h)
+			}
+			if got := u.Held(k.kind); got != 3*k.each {
+				t.Errorf("Held: got %d, want %d", got, 3*k.each)
+			}
+			_, err := k.make()
+			var refusal *quota.Error
+			wantErrno(t, "over the limit", err, k.errno)
+			if !errors.As(err, &refusal) || refusal.Kind != k.kind {
+				t.Errorf("over the limit: got %v, want a quota.Error of %v", err, k.kind)
+			}
+			if k.destroy == nil {
+				return
+			}
+			for _, h := range made {
+				must(t, k.destroy(h))
+			}
+			if got := u.Held(k.kind); got != uint64(k.held) {
+				t.Errorf("Held at the end: got %d, want %d", got, k.held)
+			}
+		})
+	}
+	var files []*File
+	for range 2 {
+		files = append(files, w.open(byWrite).f)
+	}
+	if _, err := w.srv.Open("uverbs0", p, &memory{}); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("open over the limit: got %v, want ENOMEM", err)
+	}
+	files[0].Close()
+	w.open(byWrite)
+}
+
+// TestQuotaBalances: after any sequence of commands, some of which fail in the driver, at the delivery of the response, or
+// at a limit, and after the removal of the device in the middle of it, nothing is charged and nothing was given back twice.
+func TestQuotaBalances(t *testing.T) {
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { balance(t, r) })
+	}
+}
+
+func balance(t *testing.T, r *rand.Rand) {
+	core, drv := &ib.Core{}, &fakeDriver{gids: make([]ib.GIDEntry, 3)}
+	dev := ib.NewDevice("rxe0", drv, nil)
+	must(t, core.Register(dev))
+	srv, err := NewServer(core, ServerOptions{CompVectors: 1})
+	must(t, err)
+	defer srv.Close()
+	limits := quota.Limits{}
+	for k := range quota.NumKinds {
+		limits[k] = quota.Limit{PerUser: 1 + r.Uint64N(8), Total: 1 + r.Uint64N(12)}
+	}
+	limits[quota.Contexts] = quota.Limit{}
+	limits[quota.Descriptors] = quota.Limit{PerUser: 8}
+	ledger := quota.New(limits)
+	var programs []*fuzzProgram
+	var files []*File
+	for uid := range 2 {
+		p := &fuzzProgram{space: &flatSpace{fuzzBase, make([]byte, 0x8000)}, acct: umem.NewAccount(nil), user: ledger.User(uid)}
+		f, err := srv.Open("uverbs0", p, &memory{})
+		must(t, err)
+		programs, files = append(programs, p), append(files, f)
+	}
+	failing := false // what cannot be destroyed is left behind, so that it must not be aborted
+	send := func(i int, cmd abi.Command, body []byte) {
+		c := commands[cmd]
+		body = append(body, make([]byte, 16)...)
+		if c.answers {
+			at := uint64(fuzzBase + 0x4000)
+			if r.IntN(8) == 0 && !failing {
+				at = 8 // nothing is there
+			}
+			putUint64(body, at)
+		}
+		hdr := abi.CmdHdr{Command: uint32(cmd), InWords: uint16(2 + len(body)/4), OutWords: 64}
+		b := append(abi.AppendTo(nil, &hdr), body...)
+		copy(programs[i].space.mem, b)
+		_, _ = files[i].Write(programs[i], fuzzBase, len(b))
+	}
+	handle := func() uint32 { return 1 + r.Uint32N(12) }
+	methods := []string{"alloc pd", "create qp", "create cq", "destroy QP", "destroy CQ", "destroy PD", "reg mr"}
+	removal := r.IntN(400)
+	for n := range 300 {
+		for _, m := range methods {
+			drv.failing(m, nil)
+		}
+		if n == removal {
+			must(t, core.Unregister(dev))
+		}
+		if failing = r.IntN(10) == 0; failing {
+			drv.failing(methods[r.IntN(len(methods))], syscall.EIO)
+		}
+		i := r.IntN(2)
+		switch r.IntN(16) {
+		case 0, 1:
+			send(i, abi.CmdGetContext, make([]byte, 8))
+		case 2, 3:
+			send(i, abi.CmdAllocPD, make([]byte, 8))
+		case 4:
+			send(i, abi.CmdCreateCQ, enc(abi.CreateCQ{CQE: 5, CompChannel: -1}))
+		case 5, 6:
+			send(i, abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: handle(), SendCQHandle: handle(), RecvCQHandle: handle(), QPType: abi.QPTRC}))
+		case 7:
+			send(i, abi.CmdRegMR, enc(abi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: handle()}))
+		case 8:
+			send(i, abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: handle(), Attr: abi.AHAttr{PortNum: 1}}))
+		case 9:
+			send(i, abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: handle(), MWType: abi.MWType1}))
+		case 10:
+			send(i, abi.CmdCreateCompChannel, make([]byte, 8))
+		case 11:
+			send(i, abi.CmdDestroyQP, enc(abi.DestroyQP{QPHandle: handle()}))
+		case 12:
+			send(i, abi.CmdDestroyCQ, enc(abi.DestroyCQ{CQHandle: handle()}))
+		case 13:
+			send(i, abi.CmdDeregMR, enc(abi.DeregMR{MRHandle: handle()}))
+		case 14:
+			send(i, abi.CmdDestroyAH, enc(abi.DestroyAH{AHHandle: handle()}))
+		case 15:
+			send(i, abi.CmdDeallocPD, enc(abi.DeallocPD{PDHandle: handle()}))
+		}
+	}
+	for _, m := range methods {
+		drv.failing(m, nil)
+	}
+	for i, f := range files {
+		f.Close()
+		for _, fd := range programs[i].fds {
+			unix.Close(fd)
+		}
+	}
+	notCharged(t, ledger)
+	if removal >= 300 {
+		must(t, core.Unregister(dev))
+	}
+}
