@@ -70,13 +70,13 @@ var mutants = []mutant{
 
 	// umem
 	{"a process that has ended is alive", "umem/process_linux.go",
-		"return err == nil && alive && !p.dead.Load()\n}", "return err == nil\n}"},
+		"return err == nil && alive && !p.dead.Load()\n}", "return err == nil && (alive || !alive)\n}"},
 	{"an access after the end of fast ones is fast", "umem/process_linux.go",
 		"if p.direct.Add(1) > binding {", "if p.direct.Add(1) < 0 {"},
 	{"the end of fast accesses does not wait", "umem/process_linux.go",
 		"	select {\n	case <-p.drained:\n		return nil", "	select {\n	default:\n		return nil\n	case <-p.drained:\n		return nil"},
 	{"a part is the whole", "umem/process_linux.go",
-		"case err == nil && n == size:", "case err == nil:"},
+		"case err == nil && n == size:", "case err == nil && n <= size:"},
 	{"accesses are not limited", "umem/process_linux.go",
 		"	if err := p.copies.begin(); err != nil {\n		return err\n	}\n	defer p.copies.end()\n	if !p.enter() {", "	if !p.enter() {"},
 	{"capabilities of any user namespace count", "umem/limits_linux.go",
