@@ -276,7 +276,7 @@ type Stored struct {
 }
 
 // Store stores data in the memory of the process; at most once, last. That may take as long as the process likes, so a
-// caller with Defer does it later.
+// caller with Defer does it later, and Store does not sleep; else it may.
 func (u *Udata) Store(s Stored) error {
 	if u.Defer != nil {
 		u.Defer(s)
