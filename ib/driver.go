@@ -263,30 +263,18 @@ type Udata struct {
 	Out []byte
 	// N is the number of bytes of Out that the driver filled.
 	N int
-	// Defer, which may be nil, takes what Store is to do when the method has returned, and the caller holds no lock.
+	// Defer takes what is to be stored in the memory of the process when the method has returned, and the caller holds no
+	// lock: that may take as long as the process likes. A method calls it at most once, last. Where it is nil the method
+	// does it itself.
 	Defer func(Stored)
 }
 
-// Stored is something that a driver has stored in the memory of the process.
+// Stored is what a driver has to store in the memory of the process.
 type Stored struct {
 	Addr uint64
 	Data []byte
 	Done func() error // called when it has been stored; the error is the method's
 	Drop func()       // called when it could not be
-}
-
-// Store stores data in the memory of the process; at most once, last. That may take as long as the process likes, so a
-// caller with Defer does it later.
-func (u *Udata) Store(s Stored) error {
-	if u.Defer != nil {
-		u.Defer(s)
-		return nil
-	}
-	if err := u.Space.WriteV([][]byte{s.Data}, s.Addr); err != nil {
-		s.Drop()
-		return err
-	}
-	return s.Done()
 }
 
 // Respond copies as much of b into Out as fits. (ib_copy_to_udata)

@@ -168,13 +168,18 @@ func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 		return err
 	}
 	info, a := r.info(), *attr
-	err = u.Store(ib.Stored{
+	place := ib.Stored{
 		Addr: cmd.MMapInfoAddr, Data: abi.AppendTo(nil, &info), Done: func() error { return s.modify(r, &a, mask) }, Drop: r.free,
-	})
-	if err != nil {
+	}
+	if u.Defer != nil {
+		u.Defer(place)
+		return nil
+	}
+	if err := u.Space.WriteV([][]byte{place.Data}, place.Addr); err != nil {
+		r.free()
 		return fmt.Errorf("tell the place of the queue: %w", err)
 	}
-	return nil
+	return place.Done()
 }
 
 // fits reports whether modify would succeed now.
