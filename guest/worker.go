@@ -253,7 +253,7 @@ type descriptor struct {
 	tid     uint32
 	fd      int32
 	file    *openFile
-	until   time.Duration // since base
+	until   time.Duration           // since base
 	process atomic.Pointer[process] // whose thread it is, once known
 }
 
