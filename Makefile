@@ -60,9 +60,14 @@ soak-users: build ## ROUNDS (default 1000) of programs or launchers of two users
 soak-transport: ## SCHEDULES (default 10000) random schedules of each transport service on virtual time, from seed FIRST (1) on
 	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./driver/rxe/internal/simtest -schedules $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
 
+.PHONY: flood
+flood: ## what a neighbour has while another process floods the device with packets, for some seconds
+	$(GO) test -count=1 -timeout 5m -v -run '^TestFlood$$' ./driver/rxe -flood
+
 .PHONY: mutants
-mutants: ## break the transport engine on purpose, in one place at a time: the schedules must notice
+mutants: ## break the code on purpose, in one place at a time: the transport's schedules, and unit tests, must notice
 	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./driver/rxe/internal/simtest -mutants
+	$(GO) run ./test/mutants
 
 .PHONY: pyverbs
 pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)

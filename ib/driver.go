@@ -263,6 +263,18 @@ type Udata struct {
 	Out []byte
 	// N is the number of bytes of Out that the driver filled.
 	N int
+	// Defer takes what is to be stored in the memory of the process when the method has returned, and the caller holds no
+	// lock: that may take as long as the process likes. A method calls it at most once, last. Where it is nil the method
+	// does it itself.
+	Defer func(Stored)
+}
+
+// Stored is what a driver has to store in the memory of the process.
+type Stored struct {
+	Addr uint64
+	Data []byte
+	Done func() error // called when it has been stored; the error is the method's
+	Drop func()       // called when it could not be
 }
 
 // Respond copies as much of b into Out as fits. (ib_copy_to_udata)

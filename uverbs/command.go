@@ -141,9 +141,10 @@ type call struct {
 	async *eventFile
 	// callbacks: callbacks have been held, and are to be run when no lock is held any more.
 	callbacks bool
-	failed    error  // the command failed, but has a response all the same
-	commit    func() // after the response has been delivered; may be nil
-	abort     func() // when it could not be; may be nil
+	failed    error      // the command failed, but has a response all the same
+	stored    *ib.Stored // by the driver
+	commit    func()     // after the response has been delivered; may be nil
+	abort     func()     // when it could not be; may be nil
 }
 
 // request decodes the core's request. What is missing at its end is zero; what is unknown must be.
@@ -185,6 +186,7 @@ func (c *call) asyncEvents() *eventFile {
 func (c *call) run(cmd func(*call) error) error {
 	c.reader = -1
 	c.udata.Context, c.udata.Space = userContext{c.f}, c.caller.Space()
+	c.udata.Defer = func(s ib.Stored) { c.stored = &s }
 	defer func() {
 		if c.callbacks {
 			c.f.dev.ib.RunCallbacks()
@@ -203,6 +205,9 @@ func (c *call) run(cmd func(*call) error) error {
 // finish delivers the response of a command that went well: what was made is announced, or unmade if that fails.
 func (c *call) finish(deliver func() error) error {
 	err := c.install()
+	if err == nil && c.stored != nil {
+		err = c.store()
+	}
 	if err == nil {
 		err = deliver()
 	}
@@ -213,6 +218,25 @@ func (c *call) finish(deliver func() error) error {
 		c.commit()
 	}
 	return err
+}
+
+// store stores what the driver has for the program, and lets it go on.
+func (c *call) store() error {
+	failed := c.caller.Space().WriteV([][]byte{c.stored.Data}, c.stored.Addr)
+	if err := c.f.enter(); err != nil {
+		return err
+	}
+	defer c.f.life.RUnlock()
+	switch err := c.f.context(); {
+	case c.f.state.Load() == contextClosed: // and what the driver had made with it
+		return err
+	case failed == nil && err == nil:
+		return c.stored.Done()
+	case failed == nil:
+		failed = err
+	}
+	c.stored.Drop()
+	return failed
 }
 
 // install gives the program the reading end of a new event file.

@@ -59,6 +59,6 @@
 //	table.mu      the handles
 //	eventFiles.mu the event files; then eventFile.mu, one of them
 //
-// No lock is held while the program's memory is accessed, which may take as long as the program likes; only a driver that
-// writes there itself (rxe, when an SRQ is resized) does so below File.life.
+// No lock is held while a command accesses the memory of the program, which may take as long as it likes. What the driver
+// copies for work requests of POST_SEND, and for advice, is copied below File.life.
 package uverbs

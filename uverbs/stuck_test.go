@@ -205,3 +205,52 @@ type destroyFunc func() error
 func (destroyFunc) kind() kind       { return kindPD }
 func (f destroyFunc) destroy() error { return f() }
 func (destroyFunc) Abandon()         {}
+
+// TestNoLockAcrossStore: the place of a resized queue is stored in the program's memory while no lock is held, so that a
+// program whose memory does not answer keeps nobody waiting. The device may go meanwhile, or the file be closed.
+func TestNoLockAcrossStore(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		do   func(w *world, p *program)
+		want syscall.Errno
+	}{
+		{"nothing", func(*world, *program) {}, 0},
+		{"removal", func(w *world, p *program) { must(t, w.core.Unregister(w.dev)) }, syscall.EIO},
+		{"close", func(w *world, p *program) { p.f.Close() }, syscall.EBADF},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newRXEWorld(t)
+			p := w.start(byWrite)
+			srq, _ := p.createSRQ(p.allocPD(), abi.CreateXSRQ{SRQType: abi.SRQTBasic})
+			stored := 0
+			c := &slowCaller{program: p, before: func(what string) {
+				if what != "stores the response" {
+					return
+				}
+				stored++
+				if !p.f.life.TryLock() {
+					t.Error("File.life is held")
+				} else {
+					p.f.life.Unlock()
+				}
+				within(t, test.name, func() { test.do(w, p) })
+			}}
+			place := p.alloc(abi.SizeOf[abi.MMInfo]())
+			req := abi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: abi.SRQAttrMaxWR, MaxWR: 100}
+			body := append(enc(req), enc(abi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)})...)
+			hdr := abi.CmdHdr{Command: uint32(abi.CmdModifySRQ), InWords: uint16(2 + len(body)/4)}
+			cmd := p.store(append(abi.AppendTo(nil, &hdr), body...))
+			_, err := p.f.Write(c, addressOf(cmd), len(cmd))
+			wantErrno(t, "resize", err, test.want)
+			if stored != 1 {
+				t.Errorf("stored %d times, want once", stored)
+			}
+			if test.want == 0 {
+				resp, err := do[abi.QuerySRQResp](p, abi.CmdQuerySRQ, abi.QuerySRQ{SRQHandle: srq.SRQHandle})
+				if err != nil || resp.MaxWR < 100 {
+					t.Errorf("query: got %+v, %v, want room for 100", resp, err)
+				}
+			}
+		})
+	}
+}

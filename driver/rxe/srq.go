@@ -139,44 +139,83 @@ func (s *srq) left() (uint32, bool) {
 	return (prod - s.head) & s.ring.mask, ok
 }
 
-// Modify implements ib.DriverSRQ. A user who resizes tells where in its memory the place of the new ring goes.
-// (rxe_modify_srq)
+// Modify implements ib.DriverSRQ. A user who resizes tells where in its memory the place of the new ring goes; that is stored
+// first, and then the ring is used. (rxe_modify_srq)
 func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
-	resizes, limits := mask&ib.SRQAttrMaxWR != 0, mask&ib.SRQAttrLimit != 0
-	var r, old *ring
-	if resizes {
-		if attr.MaxWR == 0 || attr.MaxWR > maxSRQWR {
-			return fmt.Errorf("%d receives, at most %d: %w", attr.MaxWR, maxSRQWR, syscall.EINVAL)
-		}
-		var err error
-		if r, err = s.resized(attr.MaxWR, u); err != nil {
+	if mask&ib.SRQAttrMaxWR == 0 {
+		return s.modify(nil, attr, mask)
+	}
+	if attr.MaxWR == 0 || attr.MaxWR > maxSRQWR {
+		return fmt.Errorf("%d receives, at most %d: %w", attr.MaxWR, maxSRQWR, syscall.EINVAL)
+	}
+	if s.ctx == nil {
+		r, err := s.newRing(nil, attr.MaxWR)
+		if err != nil {
 			return err
 		}
+		return s.modify(r, attr, mask)
 	}
-	s.posting.Lock()
-	defer s.posting.Unlock()
+	cmd, ok := abi.Decode[abi.RXEModifySRQCmd](u.In)
+	if !ok {
+		return fmt.Errorf("no address for the place of the queue: %w", syscall.EINVAL)
+	}
+	r, err := s.newRing(s.ctx.UserContext, attr.MaxWR)
+	if err != nil {
+		return err
+	}
+	if err := s.fits(r, attr, mask); err != nil {
+		r.free()
+		return err
+	}
+	info, a := r.info(), *attr
+	place := ib.Stored{
+		Addr: cmd.MMapInfoAddr, Data: abi.AppendTo(nil, &info), Done: func() error { return s.modify(r, &a, mask) }, Drop: r.free,
+	}
+	if u.Defer != nil {
+		u.Defer(place)
+		return nil
+	}
+	if err := u.Space.WriteV([][]byte{place.Data}, place.Addr); err != nil {
+		r.free()
+		return fmt.Errorf("tell the place of the queue: %w", err)
+	}
+	return place.Done()
+}
+
+// fits reports whether modify would succeed now.
+func (s *srq) fits(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.check(r, attr, mask)
+}
+
+// check is called with mu held. r is the new ring, nil if it stays.
+func (s *srq) check(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
+	if s.gone {
+		return fmt.Errorf("shared receive queue %d was destroyed: %w", s.num, syscall.EINVAL)
+	}
 	room := uint32(s.ring.capacity())
 	if r != nil {
 		room = uint32(r.capacity())
+		n, ok := s.left()
+		if !ok {
+			return errRingGone
+		}
+		if n > room {
+			return fmt.Errorf("%d receives are waiting: %w", n, syscall.EINVAL)
+		}
 	}
-	err := func() error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if limits && attr.Limit > room || !limits && s.limit > room {
-			return fmt.Errorf("a limit above the %d receives that there is room for: %w", room, syscall.EINVAL)
-		}
-		if r != nil {
-			if err := s.move(r); err != nil {
-				return err
-			}
-			old, s.ring = s.ring, r
-		}
-		if limits {
-			s.limit = attr.Limit
-			s.checkLimit()
-		}
-		return nil
-	}()
+	if limits := mask&ib.SRQAttrLimit != 0; limits && attr.Limit > room || !limits && s.limit > room {
+		return fmt.Errorf("a limit above the %d receives that there is room for: %w", room, syscall.EINVAL)
+	}
+	return nil
+}
+
+// modify makes the change; r is the new ring, nil if it stays.
+func (s *srq) modify(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
+	s.posting.Lock()
+	defer s.posting.Unlock()
+	old, err := s.change(r, attr, mask)
 	if err != nil {
 		r.free()
 		return err
@@ -184,30 +223,28 @@ func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 	if old != nil {
 		s.ctx.moved()
 		old.free()
-		attr.MaxWR = room
 	}
 	return nil
 }
 
-// resized makes a ring of another size, and tells the user where it is.
-func (s *srq) resized(entries uint32, u *ib.Udata) (*ring, error) {
-	if s.ctx == nil {
-		return s.newRing(nil, entries)
-	}
-	cmd, ok := abi.Decode[abi.RXEModifySRQCmd](u.In)
-	if !ok {
-		return nil, fmt.Errorf("no address for the place of the queue: %w", syscall.EINVAL)
-	}
-	r, err := s.newRing(s.ctx.UserContext, entries)
-	if err != nil {
+// change is called with posting locked, and returns the ring that is used no more.
+func (s *srq) change(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) (old *ring, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.check(r, attr, mask); err != nil {
 		return nil, err
 	}
-	info := r.info()
-	if err := u.Space.WriteV([][]byte{abi.AppendTo(nil, &info)}, cmd.MMapInfoAddr); err != nil {
-		r.free()
-		return nil, fmt.Errorf("tell the place of the queue: %w", err)
+	if r != nil {
+		if err := s.move(r); err != nil {
+			return nil, err
+		}
+		old, s.ring = s.ring, r
 	}
-	return r, nil
+	if mask&ib.SRQAttrLimit != 0 {
+		s.limit = attr.Limit
+		s.checkLimit()
+	}
+	return old, nil
 }
 
 // move copies the receives that wait to an empty ring, which is going to be the queue's; both locks are held.
@@ -216,9 +253,7 @@ func (s *srq) move(r *ring) error {
 	if !ok {
 		return errRingGone
 	}
-	if n > uint32(r.capacity()) {
-		return fmt.Errorf("%d receives are waiting: %w", n, syscall.EINVAL)
-	}
+	n = min(n, uint32(r.capacity())) // the program writes the index it comes from
 	slot := make([]byte, recvWQESize(s.maxSGE))
 	for i := range n {
 		if _, ok := s.ring.peek((s.head+i)&s.ring.mask, slot); !ok {

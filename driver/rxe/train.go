@@ -21,7 +21,9 @@ const ackTrain = 128
 
 var trainPool, ackPool sync.Pool
 
-func init() {
+func init() { initTrains() }
+
+func initTrains() {
 	trainPool.New = func() any { return newTrain(&trainPool, wire.MaxTrain) }
 	ackPool.New = func() any { return newTrain(&ackPool, ackTrain) }
 }
