@@ -71,6 +71,26 @@ func TestAttackPIDReuse(t *testing.T) {
 	s.unharmed()
 }
 
+// TestAttackRecycledPID: what a process has registered ends with it, before its number is another's.
+func TestAttackRecycledPID(t *testing.T) {
+	for _, path := range []string{"shortcut", "wire"} {
+		t.Run(path, func(t *testing.T) {
+			var serve []string
+			if path == "wire" {
+				serve = []string{"--wire"}
+			}
+			s := besiege(t, serve...)
+			rounds := many(40, 5000)
+			var used, changed int
+			line := talk(t, s.cmd(s.deadline(120), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).until("used", 100*time.Second)
+			if n, err := fmt.Sscanf(line, "used %d, changed %d", &used, &changed); n != 2 || used < rounds/2 || changed > 0 {
+				t.Errorf("of %d processes: %q, %v", rounds, line, err)
+			}
+			s.unharmed()
+		})
+	}
+}
+
 // setuidCopy makes a set-uid copy of the attack programs.
 func setuidCopy(t *testing.T, program string) string {
 	t.Helper()

@@ -16,7 +16,7 @@ static const struct {
 	{"hidden-execs", hidden_execs}, {"stall-stat", stall_stat}, {"impostor", impostor}, {"connections", connections},
 	{"unfinished", unfinished}, {"garbage", garbage}, {"attach", attach},
 	{"stall-userfault", stall_userfault}, {"names", names}, {"own-answers", own_answers}, {"thread-user", thread_user},
-	{"flip-paths", flip_paths}, {"limits", limits},
+	{"flip-paths", flip_paths}, {"limits", limits}, {"recycle", recycle},
 };
 
 int main(int argc, char **argv)

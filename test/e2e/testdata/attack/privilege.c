@@ -233,3 +233,85 @@ int read_only(int argc, char **argv)
 	say("flags: %s", (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY ? "read only" : "not read only");
 	return 0;
 }
+
+static struct loop writers;
+static volatile uint32_t key;
+static volatile int written;
+
+// write_always writes to the region that has the key, by queue pairs that are made anew when a write has failed.
+static void *write_always(void *unused)
+{
+	for (;;) {
+		uint32_t k = key;
+		int depth = k ? 12 : 0, bad = 0;
+		for (int i = 0; i < depth; i++)
+			post(&writers, IBV_WR_RDMA_WRITE, writers.buf, 64, SECRET_AT, k);
+		for (int i = 0; i < depth; i++) {
+			enum ibv_wc_status s;
+			bad += !finish(&writers, 10, &s) || s;
+		}
+		if (bad) {
+			key = 0;
+			renew(&writers);
+		} else if (k)
+			written++;
+	}
+}
+
+// spin keeps the processors busy, so that the supervisor learns late of what has happened.
+static void *spin(void *unused)
+{
+	for (;;)
+		;
+}
+
+// recycle ROUNDS: as root, which can choose the numbers of processes, as others can by making many: a process registers
+// memory, ends while it is written to, and another one gets its number at once.
+int recycle(int argc, char **argv)
+{
+	CHECK(argc == 1);
+	writers = make_loop();
+	memset(writers.buf, 'x', PAGE);
+	volatile uint32_t *shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pthread_t t;
+	CHECK(!pthread_create(&t, NULL, write_always, NULL));
+	for (int i = 0; i < 3; i++)
+		CHECK(!pthread_create(&t, NULL, spin, NULL));
+	memset(map_at(SECRET_AT, PAGE), 0x55, PAGE); // of those to come, which have a copy
+	int changed = 0, used = 0;
+	for (int i = 0; i < atoi(argv[0]); i++) {
+		*shared = 0;
+		pid_t p = fork();
+		if (!p) {
+			struct ibv_mr *mr = ibv_reg_mr(writers.pd, SECRET_AT, PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+			CHECK(mr);
+			*shared = mr->rkey;
+			pause();
+		}
+		double end = now() + 2;
+		while (!*shared && now() < end)
+			sched_yield();
+		written = 0;
+		key = *shared;
+		while (written < 3 && now() < end)
+			sched_yield();
+		used += written >= 3;
+		struct clone_args args = {.exit_signal = SIGCHLD, .set_tid = (uintptr_t)&p, .set_tid_size = 1};
+		kill(p, SIGKILL);
+		CHECK(waitpid(p, NULL, 0) == p);
+		long v = syscall(SYS_clone3, &args, sizeof args);
+		if (!v) {
+			int bad = 0;
+			for (end = now() + 0.005; now() < end && !bad;)
+				bad = *(volatile char *)SECRET_AT != 0x55;
+			_exit(bad);
+		}
+		int status;
+		CHECK(v > 0 && waitpid(v, &status, 0) == v);
+		changed += WIFEXITED(status) && WEXITSTATUS(status);
+		for (end = now() + 1; key && now() < end;)
+			sched_yield();
+	}
+	say("used %d, changed %d", used, changed);
+	_exit(0);
+}
