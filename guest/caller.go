@@ -32,6 +32,14 @@ func (w *worker) prove() error {
 	return nil
 }
 
+// goneOr is errGone if the caller has gone, which explains the error, else that.
+func (w *worker) goneOr(err error) error {
+	if gone := w.prove(); gone != nil {
+		return gone
+	}
+	return err
+}
+
 // pause lets a test interfere at a named point.
 func (w *worker) pause(point string) {
 	if f := w.session.sup.cfg.pause; f != nil {
@@ -49,15 +57,16 @@ type procThread struct {
 func (w *worker) look() (*procThread, error) {
 	w.pause("look")
 	dir, err := openProc(int(w.n.tid))
-	if err != nil {
+	switch {
+	case err == unix.ENOENT, err == unix.ESRCH:
 		return nil, errGone
+	case err != nil:
+		return nil, fmt.Errorf("look up thread %d: %w", w.n.tid, err)
 	}
 	t := &procThread{dir: dir}
-	if t.id, err = identifyAt(dir); err != nil {
-		err = fmt.Errorf("%w: %w", errGone, err)
-	}
-	if perr := w.prove(); perr != nil {
-		err = perr
+	t.id, err = identifyAt(dir)
+	if gone := w.prove(); gone != nil {
+		err = gone
 	}
 	if err != nil {
 		t.close()
@@ -281,7 +290,7 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	}
 	fd, err := unix.PidfdOpen(th.id.pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return fail(errGone)
+		return fail(w.goneOr(err))
 	}
 	p := &process{pid: th.id.pid, name: th.id.name, pidfd: os.NewFile(uintptr(fd), "pidfd"), user: t.user}
 	p.acct = umem.NewLimitedAccount(func() (uint64, error) { return t.lockLimit(p) })
@@ -319,7 +328,7 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 	if err != nil {
 		mem.Close()
 		maps.Close()
-		return nil, errGone
+		return nil, w.goneOr(err)
 	}
 	s, err := umem.NewProcess(umem.ProcessConfig{
 		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.copies,
@@ -348,8 +357,8 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, err error) {
 		}
 		mem.Close()
 	}
-	if gone := w.prove(); gone != nil {
-		return nil, nil, gone
+	if err = w.goneOr(err); err == errGone {
+		return nil, nil, err
 	}
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
 		err = explainAccess()

@@ -45,11 +45,11 @@
 //
 // # What does not work
 //
-// A program that reaches a device by a relative path, by io_uring or as a 32-bit program does not find it, nor, by "..", after
-// a link in the file system; chdir to a virtual directory fails, and so does O_PATH of a device or a link; listings of /sys/class and /dev lack the virtual
-// entries. One supervisor per program is all that the kernel allows (ErrNested). Without CAP_SYS_ADMIN the program runs
-// with no_new_privs: setuid programs have no effect in it. That a program has closed a device's descriptor, and
-// has another file under the number, is seen a moment later for a write(2) of the doorbell's 32 bytes.
+// A program that reaches a device by a relative path, by io_uring or as a 32-bit program does not find it, nor by ".." after
+// a link in the file system; chdir to a virtual directory fails, and so does O_PATH of a device or a link; listings of
+// /sys/class and /dev lack the virtual entries. One supervisor per program is all that the kernel allows (ErrNested). Without CAP_SYS_ADMIN the program runs
+// with no_new_privs: setuid programs have no effect in it. That a program has closed a device's descriptor, and has another
+// file under the number, is seen a moment later for a write(2) of the doorbell's 32 bytes.
 //
 // The service must be allowed to access the program's memory: same user, or CAP_SYS_PTRACE (umem.ErrAccess from Attach).
 // Where Yama allows that to ancestors only (ptrace_scope 1), the launcher is asked to open /proc/PID/mem (helper.go). It

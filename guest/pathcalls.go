@@ -409,7 +409,7 @@ func (w *worker) duplicate(c call) verdict {
 func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	pidfd, err := unix.PidfdOpen(th.id.pid, 0)
 	if err != nil {
-		return -1, errGone
+		return -1, w.goneOr(err)
 	}
 	defer unix.Close(pidfd)
 	if err := w.prove(); err != nil {

@@ -62,6 +62,7 @@ type Session struct {
 	processes map[int]*process // by number
 
 	warned atomic.Bool
+	limits sync.Map // the errnos that were logged
 }
 
 // Attach takes up a program, by the listener that Launch.Handover got, possibly in another process; it is the
@@ -268,6 +269,19 @@ func hardLimitOf(pid int) (uint64, error) {
 		return strconv.ParseUint(v[1], 10, 64)
 	}
 	return 0, fmt.Errorf("read the limit of open files: cannot make sense of %s", f.Name())
+}
+
+// warnOfLimit logs what a program has run into, once for each errno: the errno alone does not say which limit it was.
+func (t *Session) warnOfLimit(err error) {
+	e := errno(err)
+	switch e {
+	case unix.ENOMEM, unix.EMFILE, unix.ENFILE:
+	default:
+		return
+	}
+	if _, said := t.limits.LoadOrStore(e, true); !said {
+		t.sup.cfg.Logf("guest: session of %q: %v", t.info.Args, err)
+	}
 }
 
 // warn logs what goes wrong for the program as a whole, once.

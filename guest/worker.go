@@ -194,7 +194,10 @@ func (w *worker) command(c call, f *openFile) verdict {
 		v.val = int64(n)
 	}
 	if w.known.stale { // nothing was read or done
-		v = verdict{fate: letThrough}
+		return verdict{fate: letThrough}
+	}
+	if v.err != nil {
+		w.session.warnOfLimit(v.err)
 	}
 	return v
 }
@@ -253,7 +256,7 @@ type descriptor struct {
 	tid     uint32
 	fd      int32
 	file    *openFile
-	until   time.Duration // since base
+	until   time.Duration           // since base
 	process atomic.Pointer[process] // whose thread it is, once known
 }
 

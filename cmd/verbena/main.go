@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -50,6 +51,10 @@ type cli struct {
 // exitFailure is the exit code for a failure of verbena's own, as env(1) and its like have it: the codes of the
 // program under `run` pass through.
 const exitFailure = 125
+
+// The first thread is main's own. While a thread of a service waits for a FUSE server it cannot be killed, and the process
+// stays; if that is the first one, it does not even look as if it had ended.
+func init() { runtime.LockOSThread() }
 
 func main() {
 	var c cli

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -193,13 +194,47 @@ func (s *serveCmd) servePrivate(opts service.Options, ready func()) error {
 	return nil
 }
 
-// end ends a service, by force where a program's memory keeps it from ending.
+// end ends a service, by force where a program's memory keeps it from ending. The process has to end after that.
 func end(svc *service.Service, log *slog.Logger, release func()) {
-	if err := svc.Close(); err != nil {
+	err := svc.Close()
+	if err != nil {
 		log.Error("ending by force", "err", err)
 		svc.Abandon()
-		release()
+	}
+	release()
+	closeAll()
+	if err != nil {
 		os.Exit(exitFailure)
+	}
+}
+
+// closeAll closes the descriptors of the process but the standard ones and those that the Go runtime waits on. A thread that waits for a FUSE server, for a copy that nobody needs any
+// more, cannot be killed, and would keep all of them open: clients would not hear of the end, nor could another service
+// have the devices' addresses.
+func closeAll() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		closeSome(func(to string) bool { return strings.HasPrefix(to, "socket:") })
+		closeSome(func(to string) bool { return !strings.HasPrefix(to, "anon_inode:[event") }) // eventpoll, eventfd
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Second): // one of them is such a server's, too
+	}
+}
+
+// closeSome closes the descriptors that lead to what is meant.
+func closeSome(meant func(to string) bool) {
+	entries, _ := os.ReadDir("/proc/self/fd")
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || fd <= 2 {
+			continue
+		}
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && meant(to) {
+			_ = unix.Close(fd)
+		}
 	}
 }
 

@@ -115,7 +115,8 @@ func (e *Error) Unwrap() error { return kinds[e.Kind].errno }
 
 // Ledger counts what users hold. It is safe for concurrent use, and no method of it sleeps.
 type Ledger struct {
-	limits Limits
+	limits  Limits
+	refused func(*Error) // may be nil
 
 	mu    sync.Mutex
 	total [NumKinds]uint64
@@ -126,6 +127,9 @@ type Ledger struct {
 func New(limits Limits) *Ledger {
 	return &Ledger{limits: limits, users: map[int]*User{}}
 }
+
+// OnRefusal sets a function that is called for each refusal. It must not sleep, and is set before the ledger is used.
+func (l *Ledger) OnRefusal(f func(*Error)) { l.refused = f }
 
 // User is what one user id holds. The nil User counts nothing and refuses nothing.
 type User struct {
@@ -163,6 +167,16 @@ func (u *User) Take(k Kind, n uint64) error {
 	if u == nil || n == 0 {
 		return nil
 	}
+	if err := u.take(k, n); err != nil {
+		if u.ledger.refused != nil {
+			u.ledger.refused(err)
+		}
+		return err
+	}
+	return nil
+}
+
+func (u *User) take(k Kind, n uint64) *Error {
 	l := u.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()

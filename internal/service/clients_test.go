@@ -20,6 +20,7 @@ import (
 
 	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib"
+	"verbena/ib/slot"
 	"verbena/internal/quota"
 )
 
@@ -255,9 +256,11 @@ func TestVisible(t *testing.T) {
 
 // A user has so many connections, and is told so at the next; a manager gets in; ended ones count no more.
 func TestConnectionsPerUser(t *testing.T) {
+	var log logText
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 3, Total: 100}
-	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.14"}}}, Limits: &limits})
+	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.14"}}}, Limits: &limits,
+		Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,6 +285,11 @@ func TestConnectionsPerUser(t *testing.T) {
 	if err := ask(connect(4242)); !errors.Is(err, syscall.EAGAIN) ||
 		!strings.Contains(err.Error(), "--limit connections=") {
 		t.Errorf("one too many: got %v, want EAGAIN", err)
+	}
+	for deadline := time.Now().Add(patience); countLines(&log, "user 4242 holds 3 connections") == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the log does not name the limit:\n%s", log.String())
+		}
 	}
 	if err := ask(connect(4243)); err != nil {
 		t.Errorf("another user: %v", err)
@@ -405,7 +413,7 @@ func TestStuckDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.requestTimeout, s.closeTimeout = 300*time.Millisecond, time.Second
+	s.closeTimeout = patience
 	stuck := make(chan struct{})
 	if err := s.core.RegisterClient(&ib.Client{
 		Name: "stuck",
@@ -425,14 +433,21 @@ func TestStuckDevice(t *testing.T) {
 		t.Helper()
 		began := time.Now()
 		_, err := c.Do(r)
-		if d := time.Since(began); d > 5*time.Second {
+		if d := time.Since(began); d > patience {
 			t.Errorf("%s took %v", r.Op, d)
 		}
 		return err
 	}
-	if err := do(&Request{Op: OpDevReset, Reset: &DevReset{Name: "rxe0"}}); !errors.Is(err, syscall.ETIMEDOUT) {
-		t.Errorf("the reset: got %v, want ETIMEDOUT", err)
+	until := func(what string, is func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal(what)
+			}
+		}
 	}
+	go s.DevReset(DevReset{Name: "rxe0"})
+	until("the reset has not begun", func() bool { return s.Devs(peer{}.sees)[0].State == slot.Recovering.String() })
 	for _, r := range []*Request{
 		{Op: OpLinkShow}, {Op: OpDevShow}, {Op: OpStatShow}, {Op: OpResShow}, {Op: OpFaultShow}, {Op: OpInfo},
 		{Op: OpDevReset, Reset: &DevReset{Name: "rxe1"}},
@@ -442,15 +457,19 @@ func TestStuckDevice(t *testing.T) {
 			t.Errorf("%s: %v", r.Op, err)
 		}
 	}
-	if err := do(&Request{Op: OpLinkDel, Name: "rxe0"}); !errors.Is(err, syscall.ETIMEDOUT) {
-		t.Errorf("its removal: got %v, want ETIMEDOUT", err)
-	}
+	go s.LinkDel("rxe0")
+	until("the removal has not begun", func() bool {
+		if err := do(&Request{Op: OpLinkShow}); err != nil {
+			t.Fatal(err)
+		}
+		return s.all()[0].spec.Name != "rxe0"
+	})
 	if err := do(&Request{Op: OpLinkShow}); err != nil {
 		t.Errorf("link show meanwhile: %v", err)
 	}
 	began := time.Now()
 	ended := s.Close()
-	if d := time.Since(began); d > 5*time.Second {
+	if d := time.Since(began); d > 2*patience {
 		t.Errorf("the end took %v", d)
 	}
 	// The removal is still under way; the service does not know that device any more, and the rest has ended.
@@ -458,6 +477,27 @@ func TestStuckDevice(t *testing.T) {
 		t.Errorf("the end: %v", ended)
 	}
 	close(stuck)
+}
+
+// A request that does not end is answered after a time, and counted until it does.
+func TestBounded(t *testing.T) {
+	s := &Service{log: slog.New(slog.DiscardHandler), requestTimeout: 20 * time.Millisecond}
+	stuck := make(chan struct{})
+	ended := make(chan struct{})
+	_, err := s.bounded(&Request{Op: OpResShow}, func() (*Response, error) {
+		defer close(ended)
+		<-stuck
+		return nil, nil
+	})
+	if !errors.Is(err, syscall.ETIMEDOUT) {
+		t.Errorf("got %v, want ETIMEDOUT", err)
+	}
+	close(stuck)
+	<-ended
+	s.requestTimeout = patience
+	if a, err := s.bounded(&Request{}, func() (*Response, error) { return &Response{ID: 7}, nil }); err != nil || a.ID != 7 {
+		t.Errorf("got %+v, %v", a, err)
+	}
 }
 
 // An end that is held up says by what, and what is left on /dev/shm is removed by force.

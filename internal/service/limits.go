@@ -49,6 +49,9 @@ func thisMachine() machine {
 // quota package begins, which is for users who hold little.
 const users = 4
 
+// maxRingBytes bounds the queues of one user of a shared service, however large shmRoot is: it is memory.
+const maxRingBytes = 1000 << 20
+
 // maxThreads is beyond all threads that the limits allow, so that the runtime does not end the service.
 const maxThreads = 30000
 
@@ -68,7 +71,7 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	l[quota.Descriptors] = quota.Limit{PerUser: fds / 2 / users, Total: fds / 2}
 	l[quota.Workers] = quota.Limit{PerUser: 512, Total: 2048}
 	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / users, Total: m.mappings / 2}
-	l[quota.RingBytes] = quota.Limit{PerUser: m.shm / users, Total: m.shm / 4 * 3}
+	l[quota.RingBytes] = quota.Limit{PerUser: min(m.shm/users, maxRingBytes), Total: m.shm / 4 * 3}
 	if !shared {
 		for k := range l {
 			l[k] = quota.Limit{PerUser: l[k].Total} // and no reserve for others
@@ -129,6 +132,33 @@ func parseAmount(text string) (uint64, error) {
 }
 
 func raiseThreadLimit() { debug.SetMaxThreads(maxThreads) }
+
+// refusals logs what is refused to users, by a goroutine of its own.
+type refusals chan *quota.Error
+
+// add notes a refusal. It does not sleep: when there are many, some are not logged.
+func (r refusals) add(e *quota.Error) {
+	select {
+	case r <- e:
+	default:
+	}
+}
+
+// logRefusals logs refusals until the service ends.
+func (s *Service) logRefusals(r refusals) {
+	for {
+		select {
+		case <-s.ended.Done():
+			return
+		case e := <-r:
+			args := []any{uidKey, e.UID, "err", e}
+			if e.Kind == quota.RingBytes {
+				args = append(args, "where", shmRoot)
+			}
+			s.log.Warn("a limit is reached", args...)
+		}
+	}
+}
 
 // UserInfo is what one user holds, or all users together.
 type UserInfo struct {

@@ -104,9 +104,12 @@ func New(opts Options) (_ *Service, err error) {
 		limits = *opts.Limits
 	}
 	s.quota = quota.New(limits)
+	refused := make(refusals, 16)
+	s.quota.OnRefusal(refused.add)
 	raiseThreadLimit()
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.programs.since = time.Now()
+	go s.logRefusals(refused)
 	if s.interfaces = opts.Interfaces; s.interfaces == nil {
 		// Before the devices are made, so that no change is missed.
 		if w, err := netdev.Watch(); err != nil {
