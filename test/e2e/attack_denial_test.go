@@ -85,7 +85,7 @@ func TestAttackRandomObjects(t *testing.T) {
 	t.Log(a.until("has", 60*time.Second))
 	t.Logf("%q", a.said)
 	s.bounded(before, 1500)
-	b := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "2000"))
+	b := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "500"))
 	if line := b.until("has", 30*time.Second); len(b.said) != 1 {
 		t.Errorf("another user %s, but %q", line, b.said)
 	}

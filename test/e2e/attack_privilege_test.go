@@ -80,7 +80,7 @@ func TestAttackRecycledPID(t *testing.T) {
 				serve = []string{"--wire"}
 			}
 			s := besiege(t, serve...)
-			rounds := many(40, 5000)
+			rounds := many(120, 5000)
 			var used, changed int
 			line := talk(t, s.cmd(s.deadline(120), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).until("used", 100*time.Second)
 			if n, err := fmt.Sscanf(line, "used %d, changed %d", &used, &changed); n != 2 || used < rounds/2 || changed > 0 {

@@ -175,6 +175,17 @@ func TestServiceStopped(t *testing.T) {
 			syscall.Kill(pid, syscall.SIGCONT)
 		}
 	}()
+	for { // each of its threads
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(b), "State:\tT") {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond)
 	a.say("a message")
 	newcomer := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0"))
 	command := talk(t, s.cmd(s.deadline(60), "link", "show"))

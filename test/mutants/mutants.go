@@ -90,7 +90,7 @@ var mutants = []mutant{
 
 	// service
 	{"surplus descriptors are kept", "internal/service/proto.go",
-		"				unix.Close(fd)\n				continue", "				continue"},
+		"				c.closing.close(f)\n				continue", "				continue"},
 	{"messages have no bound", "internal/service/proto.go",
 		"if size > most {", "if size > maxMessage {"},
 	{"a directory that others can write to is trusted", "internal/service/listen.go",
