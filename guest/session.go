@@ -271,12 +271,13 @@ func hardLimitOf(pid int) (uint64, error) {
 	return 0, fmt.Errorf("read the limit of open files: cannot make sense of %s", f.Name())
 }
 
-// warnOfLimit logs what a program has run into, once for each errno: the errno alone does not say which limit it was.
+// warnOfLimit logs what a program has run into, once for each errno: the errno alone does not say which limit it was. A
+// refusal of the ledger's is logged by that.
 func (t *Session) warnOfLimit(err error) {
 	e := errno(err)
-	switch e {
-	case unix.ENOMEM, unix.EMFILE, unix.ENFILE:
-	default:
+	var refusal *quota.Error
+	switch {
+	case e != unix.ENOMEM && e != unix.EMFILE && e != unix.ENFILE, errors.As(err, &refusal):
 		return
 	}
 	if _, said := t.limits.LoadOrStore(e, true); !said {
