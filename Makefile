@@ -65,8 +65,9 @@ flood: ## what a neighbour has while another process floods the device with pack
 	$(GO) test -count=1 -timeout 5m -v -run '^TestFlood$$' ./driver/rxe -flood
 
 .PHONY: mutants
-mutants: ## break the transport engine on purpose, in one place at a time: the schedules must notice
+mutants: ## break the code on purpose, in one place at a time: the transport's schedules, and unit tests, must notice
 	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./driver/rxe/internal/simtest -mutants
+	$(GO) run ./test/mutants
 
 .PHONY: pyverbs
 pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)

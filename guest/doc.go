@@ -23,6 +23,14 @@
 // What it gets for a device file is a descriptor of a queue file (package shm), so that mmap(2) is native as well.
 // The last close is not trapped either: inotify reports it, however it comes about.
 //
+// # Whom it believes
+//
+// The Supervisor may be root's, and its programs those of users who trust neither one another nor it. A thread or a process
+// is found by number, and then, before anything is done for it, proven to be the one that is trapped; only what stays its own
+// is used: a pidfd, and files that were opened below its directory in /proc (caller.go). Registered memory is an address
+// space's, and does not follow exec, which is therefore trapped (exec.go). Queue files are the user's, and so is whatever has
+// their names next: they are used by descriptor. What a user takes is charged to him (package quota).
+//
 // # Threads
 //
 // A call is answered by the thread that received it (worker.go), because to wake another takes several times as long;
@@ -37,11 +45,11 @@
 //
 // # What does not work
 //
-// A program that reaches a device by a relative path, by io_uring or as a 32-bit program does not find it; chdir to a
-// virtual directory fails, and so does O_PATH of a device or a link; listings of /sys/class and /dev lack the virtual
-// entries. One supervisor per program is all that the kernel allows (ErrNested). Without CAP_SYS_ADMIN the program runs
-// with no_new_privs: setuid programs have no effect in it. That a program has closed a device's descriptor is seen a
-// moment later: a call on the number until then still finds the device.
+// A program that reaches a device by a relative path, by io_uring or as a 32-bit program does not find it, nor by ".." after
+// a link in the file system; chdir to a virtual directory fails, and so does O_PATH of a device or a link; listings of
+// /sys/class and /dev lack the virtual entries. One supervisor per program is all that the kernel allows (ErrNested). Without CAP_SYS_ADMIN the program runs
+// with no_new_privs: setuid programs have no effect in it. That a program has closed a device's descriptor, and has another
+// file under the number, is seen a moment later for a write(2) of the doorbell's 32 bytes.
 //
 // The service must be allowed to access the program's memory: same user, or CAP_SYS_PTRACE (umem.ErrAccess from Attach).
 // Where Yama allows that to ancestors only (ptrace_scope 1), the launcher is asked to open /proc/PID/mem (helper.go). It

@@ -50,6 +50,7 @@ const (
 	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL
 	ifHigh              // argument 0 is a descriptor of the command files' range
 	ifToHigh            // argument 1 is one
+	ifDup               // argument 0 is one, or arguments 1 and 2 ask for a duplicate that is one
 	ifCwd               // argument 0 is AT_FDCWD: the path may be absolute
 	ifCwdHigh           // either
 	ifNetlink           // arguments 0 and 2 ask for a NETLINK_RDMA socket
@@ -68,7 +69,7 @@ var calls = [numCalls]struct {
 	callNewfstatat: {"newfstatat", ifCwdHigh},
 	callFstat:      {"fstat", ifHigh},
 	callStatx:      {"statx", ifCwdHigh},
-	callFcntl:      {"fcntl", ifHigh},
+	callFcntl:      {"fcntl", ifDup},
 	callReadlinkat: {"readlinkat", ifCwd},
 	callFaccessat:  {"faccessat", ifCwd},
 	callFaccessat2: {"faccessat2", ifCwd},
@@ -249,10 +250,15 @@ func (a *architecture) filter(firstFD uint32) []unix.SockFilter {
 		give(unix.SECCOMP_RET_ALLOW),
 	}
 	blocks := [numConditions][]unix.SockFilter{
-		always:    {give(trap)},
-		ifVerbs:   {arg(1), is(jeq, abi.VerbsIoctl, 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
-		ifHigh:    append([]unix.SockFilter{arg(0)}, high...),
-		ifToHigh:  append([]unix.SockFilter{arg(1)}, high...),
+		always:   {give(trap)},
+		ifVerbs:  {arg(1), is(jeq, abi.VerbsIoctl, 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
+		ifHigh:   append([]unix.SockFilter{arg(0)}, high...),
+		ifToHigh: append([]unix.SockFilter{arg(1)}, high...),
+		ifDup: append([]unix.SockFilter{
+			arg(0), is(jge, firstFD, 2), {Code: jge, K: math.MaxInt32 + 1, Jt: 1}, give(trap),
+			arg(1), {Code: jeq, K: unix.F_DUPFD, Jt: 1}, is(jeq, unix.F_DUPFD_CLOEXEC, 5),
+			arg(2),
+		}, high...),
 		ifCwd:     {arg(0), is(jeq, uint32(cwd), 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
 		ifCwdHigh: append([]unix.SockFilter{arg(0), is(jeq, uint32(cwd), 1), give(trap)}, high...),
 		ifNetlink: {

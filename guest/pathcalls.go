@@ -31,9 +31,12 @@ func (w *worker) pathCall(c call) verdict {
 		}
 		return through
 	}
-	path, ok := w.clean(raw)
-	if !ok || !isVirtual(path) {
+	path, err := w.clean(raw)
+	switch {
+	case err == errKernel, err == nil && !isVirtual(path):
 		return through
+	case err != nil:
+		return fails(err)
 	}
 	var how [openHowSize]byte
 	if c == callOpenat2 {
@@ -118,10 +121,13 @@ func (w *worker) openat2(path string, how *[openHowSize]byte) verdict {
 	return w.open(path, binary.NativeEndian.Uint64(how[:]))
 }
 
-// clean makes a path absolute without ".", ".." and empty components, as the kernel would. It reports false where that is
-// better left to the kernel: for ".." after something of the file system that is not a plain directory. A path whose last
-// component has to be a directory is left with a slash at its end.
-func (w *worker) clean(raw []byte) (path string, ok bool) {
+// errKernel: the kernel is to say what is wrong.
+var errKernel = errors.New("the path is not virtual")
+
+// clean makes a path absolute without ".", ".." and empty components, as the kernel would. The error is that of the call
+// where ".." comes after something virtual that is no directory, and errKernel where it comes after something of the file
+// system that is not a plain directory. A path whose last component has to be a directory is left with a slash at its end.
+func (w *worker) clean(raw []byte) (path string, err error) {
 	var parts []string
 	last := ""
 	for part := range strings.SplitSeq(string(raw), "/") {
@@ -129,8 +135,8 @@ func (w *worker) clean(raw []byte) (path string, ok bool) {
 		switch part {
 		case "", ".":
 		case "..":
-			if parts, ok = w.parent(parts); !ok {
-				return "", false
+			if parts, err = w.parent(parts); err != nil {
+				return "", err
 			}
 		default:
 			parts = append(parts, part)
@@ -140,27 +146,30 @@ func (w *worker) clean(raw []byte) (path string, ok bool) {
 	if (last == "" || last == "." || last == "..") && len(parts) > 0 {
 		path += "/"
 	}
-	return path, true
+	return path, nil
 }
 
 // parent takes the last of the components away, which must be a directory. After a link to one the way up is another.
-func (w *worker) parent(parts []string) ([]string, bool) {
+func (w *worker) parent(parts []string) ([]string, error) {
 	if len(parts) == 0 {
-		return parts, true
+		return parts, nil
 	}
 	dir := "/" + strings.Join(parts, "/")
 	if !isVirtual(dir) {
 		if !w.isDirectory(dir) {
-			return nil, false
+			return nil, errKernel
 		}
-		return parts[:len(parts)-1], true
+		return parts[:len(parts)-1], nil
 	}
 	dir, e := w.session.sup.tree.lookup(dir, false)
-	if e == nil || !e.dir {
-		return nil, false
+	switch {
+	case e == nil:
+		return nil, errNone
+	case !e.dir:
+		return nil, syscall.ENOTDIR
 	}
 	parts = strings.Split(dir[1:], "/")
-	return parts[:len(parts)-1], true
+	return parts[:len(parts)-1], nil
 }
 
 // isDirectory reports whether a path is a directory to the caller, with no link on the way.
@@ -339,10 +348,11 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 
 // duplicate is dup(2), or fcntl(2) with F_DUPFD, of a device file: the new number, too, has to be one that the filter
 // traps. What is duplicated to a low number of the program's own choice, or sent over a socket, answers ioctl(2) only.
+// Another file is duplicated here if it is to get a number of those that device files get: see duplicateTo.
 func (w *worker) duplicate(c call) verdict {
 	through := verdict{fate: letThrough}
 	t := w.session
-	from, flags := uint64(t.firstFD), uint64(0)
+	least, flags := uint32(0), uint64(0)
 	if c == callFcntl {
 		switch uint32(w.n.args[1]) {
 		case unix.F_DUPFD_CLOEXEC:
@@ -351,13 +361,13 @@ func (w *worker) duplicate(c call) verdict {
 		default:
 			return through
 		}
-		if from = max(from, w.n.args[2]); from >= math.MaxInt32 {
+		if least = uint32(w.n.args[2]); least >= math.MaxInt32 {
 			return through
 		}
 	}
 	fd := int32(w.n.args[0])
 	d := w.descriptor(fd)
-	if d == nil {
+	if d == nil && least < t.firstFD {
 		return through
 	}
 	w.begin(callOpen)
@@ -366,6 +376,18 @@ func (w *worker) duplicate(c call) verdict {
 		return fails(err)
 	}
 	defer th.close()
+	if d == nil {
+		copied, err := w.copyFile(th, fd)
+		if err != nil {
+			return through // the kernel says what is wrong; or that is not allowed (Yama)
+		}
+		defer unix.Close(copied)
+		number, err := w.installAbove(th, copied, least, flags)
+		if err == unix.EBADF { // the limit of open files
+			return through
+		}
+		return verdict{val: int64(number), err: err}
+	}
 	p, _, err := w.process(th)
 	if err != nil {
 		return fails(err)
@@ -376,11 +398,24 @@ func (w *worker) duplicate(c call) verdict {
 		return fails(err)
 	}
 	defer unix.Close(copied)
-	number, err := w.installCommandFile(th, p, copied, uint32(from), flags)
+	number, err := w.installCommandFile(th, p, copied, max(least, t.firstFD), flags)
 	if err != nil {
 		return fails(err)
 	}
 	return verdict{val: int64(number)}
+}
+
+// copyFile returns a descriptor of whatever the caller has open under a number.
+func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
+	pidfd, err := unix.PidfdOpen(th.id.pid, 0)
+	if err != nil {
+		return -1, errGone
+	}
+	defer unix.Close(pidfd)
+	if err := w.prove(); err != nil {
+		return -1, err
+	}
+	return unix.PidfdGetfd(pidfd, int(fd), 0)
 }
 
 // copyDevice returns a descriptor of what the caller has open under a number, which is a device file.
@@ -433,62 +468,65 @@ func (w *worker) duplicateTo(c call) verdict {
 		return fails(err)
 	}
 	defer th.close()
-	pidfd, err := unix.PidfdOpen(th.id.pid, 0)
-	if err != nil {
-		return fails(errGone)
-	}
-	defer unix.Close(pidfd)
-	if err := w.prove(); err != nil {
-		return fails(err)
-	}
-	copied, err := unix.PidfdGetfd(pidfd, int(from), 0)
+	copied, err := w.copyFile(th, from)
 	if err != nil {
 		return through // it has none, or that is not allowed (Yama)
 	}
 	defer unix.Close(copied)
-	t := w.session
-	t.opening.Lock()
-	defer t.opening.Unlock()
-	t.forget(to)
-	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, srcFD: uint32(copied), newFD: uint32(to), newFlags: flags}
-	n, err := sendAddFD(t.fd, &a)
-	if err != nil {
-		return fails(err)
-	}
-	return verdict{val: int64(n)}
+	w.session.opening.Lock()
+	defer w.session.opening.Unlock()
+	return verdict{val: int64(to), err: w.installLocked(copied, uint32(to), uint64(flags))}
 }
 
-// installCommandFile gives the program a duplicate of a descriptor, at a number that the filter traps: from, or the
-// next that is free.
+// installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps:
+// from, or the next that is free.
 func (w *worker) installCommandFile(th *procThread, p *process, fd int, from uint32, flags uint64) (int, error) {
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
-	number := from
-	for {
-		var st unix.Stat_t
-		if unix.Fstatat(th.dir, fmt.Sprintf("fd/%d", number), &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
-			break
-		}
-		number++
-	}
+	number := nextFree(th, from)
 	// The number has to be below the soft limit while it is installed, not afterwards.
 	restore, err := w.raiseLimit(p, uint64(number)+1)
 	if err != nil {
 		return -1, err
 	}
 	defer restore()
-	t.forget(int32(number))
-	a := addFD{
-		id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD,
-		srcFD: uint32(fd), newFD: number, newFlags: uint32(flags & unix.O_CLOEXEC),
-	}
-	w.pause("addfd")
-	if _, err = sendAddFD(t.fd, &a); err == unix.EBADF {
+	if err = w.installLocked(fd, number, flags); err == unix.EBADF {
 		t.sup.cfg.Logf("guest: process %d: the limit of open files (ulimit -n) is below %d and may not be raised from here", p.pid, number+1)
 		err = syscall.EMFILE
 	}
 	return int(number), err
+}
+
+// installAbove does the same with any file, where the limit is the program's.
+func (w *worker) installAbove(th *procThread, fd int, from uint32, flags uint64) (int, error) {
+	w.session.opening.Lock()
+	defer w.session.opening.Unlock()
+	number := nextFree(th, from)
+	return int(number), w.installLocked(fd, number, flags)
+}
+
+// nextFree finds a number that the thread has nothing under.
+func nextFree(th *procThread, from uint32) uint32 {
+	for {
+		var st unix.Stat_t
+		if unix.Fstatat(th.dir, fmt.Sprintf("fd/%d", from), &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			return from
+		}
+		from++
+	}
+}
+
+// installLocked puts a duplicate of a descriptor at a number. Session.opening is held.
+func (w *worker) installLocked(fd int, number uint32, flags uint64) error {
+	t := w.session
+	t.forget(int32(number))
+	w.pause("addfd")
+	_, err := sendAddFD(t.fd, &addFD{
+		id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD,
+		srcFD: uint32(fd), newFD: number, newFlags: uint32(flags & unix.O_CLOEXEC),
+	})
+	return err
 }
 
 // raiseLimit lets the process have as many descriptors, until restore is called. EMFILE if its hard limit is below that.

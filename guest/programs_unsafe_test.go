@@ -15,8 +15,8 @@ import (
 	"time"
 	"unsafe"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+	"verbena/internal/leaktest"
 
 	"verbena/uverbs/abi"
 )
@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	if signal.Ignored(syscall.SIGHUP) { // below nohup(1): what the tests start is to heed it all the same
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }
 
 const deviceFile = "/dev/infiniband/uverbs0"

@@ -218,7 +218,7 @@ func (t *Session) finish() {
 	t.workers.Wait()
 	t.turn.ended()
 	s := t.sup
-	s.closeFiles(func(f *openFile) bool { return f.session == t })
+	s.closeFiles(nil, func(f *openFile) bool { return f.session == t })
 	t.mu.Lock()
 	for _, p := range t.processes {
 		p.closeLocked()

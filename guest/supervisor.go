@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -166,8 +168,12 @@ func (s *Supervisor) update() {
 	}
 }
 
+// closePatience is how long Close waits for calls that do not end, since the memory that they are in does not answer.
+const closePatience = 2 * time.Second
+
 // Close ends every session: open device files are closed, and programs that still run are left to their guardians.
-// It may sleep.
+// It may sleep, but does not wait for ever: a session with a call that does not end within some seconds is left behind, and
+// logged.
 func (s *Supervisor) Close() {
 	s.mu.Lock()
 	if s.closed {
@@ -181,61 +187,93 @@ func (s *Supervisor) Close() {
 	}
 	s.mu.Unlock()
 	s.stopper.Close()
+	patience, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	late := patience.Done()
 	for _, t := range sessions {
-		<-t.done
+		select {
+		case <-t.done:
+		case <-late:
+			select {
+			case <-t.done:
+			default:
+				s.cfg.Logf("guest: session of %q: left behind: a call of it does not end", t.info.Args)
+			}
+		}
 	}
-	s.closeFiles(func(*openFile) bool { return true })
+	s.closeFiles(late, func(*openFile) bool { return true })
 	s.notify.Close()
 	s.reader.Wait()
 	s.stop.Close()
 	s.tree.close()
 }
 
-// inotifyEvent is the size of struct inotify_event without the name, which a watch on a file does not report.
-const inotifyEvent = unix.SizeofInotifyEvent
+const (
+	// inotifyEvent is the size of struct inotify_event without the name, which a watch on a file does not report.
+	inotifyEvent = unix.SizeofInotifyEvent
+	// inotifyPause is between two looks at what has been closed: the same event coming again and again is one.
+	inotifyPause = time.Millisecond
+)
 
 // watchCloses ends device files whose last descriptor has gone, by whatever way: close, exit, exec or a kill.
 func (s *Supervisor) watchCloses() {
-	var buf [64 * inotifyEvent]byte
-	for {
-		n, err := s.notify.Read(buf[:])
+	buf := make([]byte, 4096*inotifyEvent)
+	for ; ; time.Sleep(inotifyPause) {
+		n, err := s.notify.Read(buf)
 		if err != nil {
 			if !errors.Is(err, os.ErrClosed) {
 				s.cfg.Logf("guest: watch for closed device files: %v", err)
 			}
 			return
 		}
+		closed := map[*openFile]struct{}{}
 		for b := buf[:n]; len(b) >= inotifyEvent; {
 			wd := int32(binary.NativeEndian.Uint32(b))
 			mask := binary.NativeEndian.Uint32(b[4:])
 			b = b[inotifyEvent+int(binary.NativeEndian.Uint32(b[12:])):]
 			switch {
 			case mask&unix.IN_Q_OVERFLOW != 0:
-				go s.closeFiles(func(f *openFile) bool { return !f.memory.InUse() })
+				s.lookAtAll()
 			case mask&(unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE) != 0:
 				s.mu.Lock()
 				f := s.watches[wd]
 				s.mu.Unlock()
 				if f != nil {
-					f.closedOne()
+					closed[f] = struct{}{}
 				}
 			}
+		}
+		for f := range closed {
+			f.closedOne()
 		}
 	}
 }
 
-// closeFiles closes those open device files that meet the condition, and waits for that.
-func (s *Supervisor) closeFiles(which func(*openFile) bool) {
+// lookAtAll looks at each file as if a descriptor of it had been closed.
+func (s *Supervisor) lookAtAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.files {
+		f.closedOne()
+	}
+}
+
+// closeFiles closes those open device files that meet the condition, and waits for that until late is closed, if it is
+// not nil.
+func (s *Supervisor) closeFiles(late <-chan struct{}, which func(*openFile) bool) {
 	s.mu.Lock()
 	var files []*openFile
 	for _, f := range s.files {
-		files = append(files, f)
+		if which(f) {
+			files = append(files, f)
+		}
 	}
 	s.mu.Unlock()
 	for _, f := range files {
-		if which(f) {
-			f.close()
-			<-f.ended
+		f.close()
+		select {
+		case <-f.ended:
+		case <-late:
 		}
 	}
 }

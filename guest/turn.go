@@ -17,7 +17,8 @@ import (
 // calls; so:
 //
 //   - As long as only one thread of the program calls, its calls are answered without passing the turn, but if one takes
-//     longer than once or twice patience, the turn is passed by a watchdog, which runs while there are calls.
+//     longer than once or twice patience (doorbellPatience for a doorbell), the turn is passed by a watchdog, which runs
+//     while there are calls.
 //   - While several call, two workers have a turn: the calls of programs that talk to each other come in pairs. A turn is
 //     passed before each call that may take long (any but a doorbell, and doorbells too if they have taken longer than
 //     worthPassing lately) unless another worker is there to receive.
@@ -44,14 +45,15 @@ type turn struct {
 	mixture    atomic.Int32 // of callers, lately
 	doorbell   atomic.Int64 // the processor time that one took lately, in nanoseconds
 
-	watching atomic.Bool // the watchdog's timer runs
+	watching [2]atomic.Bool // the watchdog's timers run: for doorbells, and for other calls
 	mu       sync.Mutex
 	all      map[*worker]bool
 }
 
 const (
-	patience     = 5 * time.Millisecond
-	worthPassing = 20 * time.Microsecond
+	patience         = 5 * time.Millisecond
+	doorbellPatience = 25 * time.Millisecond
+	worthPassing     = 20 * time.Microsecond
 	// Each change of callers counts for so many calls of one caller, up to a limit.
 	changeCounts = 64
 	mixtureLimit = 16 * changeCounts
@@ -198,7 +200,7 @@ func (w *worker) begin(c call) {
 	if !pass {
 		w.calls.Add(1)
 		w.busy.Store(busy)
-		t.watch()
+		t.watch(c == callWrite && w.n.args[2] == doorbellSize)
 		return
 	}
 	w.hasTurn = false
@@ -226,16 +228,24 @@ func threadTime() int64 {
 	return ts.Nano()
 }
 
-// watch starts the watchdog, if it is not running.
-func (t *turn) watch() {
-	if !t.watching.Load() && t.watching.CompareAndSwap(false, true) {
-		time.AfterFunc(patience, t.bark)
+// doorbellSize is that of nearly every write(2) on a device file.
+const doorbellSize = 32
+
+// watch starts the watchdog, if it is not running. While there are nothing but doorbells it comes seldom: a timer takes
+// a processor from the program.
+func (t *turn) watch(doorbell bool) {
+	i, after := 0, doorbellPatience
+	if !doorbell {
+		i, after = 1, patience
+	}
+	if !t.watching[i].Load() && t.watching[i].CompareAndSwap(false, true) {
+		time.AfterFunc(after, func() { t.bark(i) })
 	}
 }
 
 // bark passes the turns of those who have been busy with the same call since it barked last.
-func (t *turn) bark() {
-	t.watching.Store(false)
+func (t *turn) bark(i int) {
+	t.watching[i].Store(false)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	again := false
@@ -254,6 +264,6 @@ func (t *turn) bark() {
 		}
 	}
 	if again {
-		t.watch()
+		t.watch(i == 0)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+	"verbena/internal/leaktest"
 
 	"verbena/ib"
 	"verbena/internal/quota"
@@ -22,7 +22,7 @@ import (
 	"verbena/uverbs/abi"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // world is a server with one device.
 type world struct {

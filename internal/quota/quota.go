@@ -103,10 +103,10 @@ type Error struct {
 
 func (e *Error) Error() string {
 	if e.Shared {
-		return fmt.Sprintf("all users hold %d %v, user %d asks for %d more, and the service's limit is %d (verbena serve --limit %[2]v=PER-USER/TOTAL): %v",
+		return fmt.Sprintf("all users hold %d %v, user %d asks for %d more, and the service's limit is %d (verbena serve --limit %[2]v=PER-USER/TOTAL): %[6]v",
 			e.Held, e.Kind, e.UID, e.Asked, e.Limit, e.Unwrap())
 	}
-	return fmt.Sprintf("user %d holds %d %v, asks for %d more, and the limit is %d (verbena serve --limit %[3]v=PER-USER/TOTAL): %v",
+	return fmt.Sprintf("user %d holds %d %v, asks for %d more, and the limit is %d (verbena serve --limit %[3]v=PER-USER/TOTAL): %[6]v",
 		e.UID, e.Held, e.Kind, e.Asked, e.Limit, e.Unwrap())
 }
 

@@ -224,7 +224,11 @@ func TestPeerProcess(t *testing.T) {
 	if !exited(fd) {
 		t.Error("a process that has ended is taken for alive")
 	}
-	if _, err := (peer{pid: os.Getpid(), uid: 65533}).openProcess(); os.Geteuid() != 0 && !errors.Is(err, syscall.EPERM) {
+	fd, err = (peer{pid: os.Getpid(), uid: 65533}).openProcess()
+	if os.Geteuid() != 0 && !errors.Is(err, syscall.EPERM) {
 		t.Errorf("another user's: got %v, want EPERM", err)
+	}
+	if err == nil {
+		unix.Close(fd)
 	}
 }

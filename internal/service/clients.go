@@ -152,6 +152,7 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 // 0.
 func (s *Service) serve(c conn, who peer, within time.Duration) {
 	defer c.Close()
+	defer s.connected(c)()
 	defer func() {
 		if p := recover(); p != nil {
 			s.log.Error("a request made the service panic; the connection is closed",
@@ -182,6 +183,31 @@ func (s *Service) serve(c conn, who peer, within time.Duration) {
 		if r.Op == OpStop && err == nil {
 			s.stop()
 		}
+	}
+}
+
+// connected notes a connection, until done.
+func (s *Service) connected(c conn) (done func()) {
+	s.connections.Lock()
+	defer s.connections.Unlock()
+	if s.connections.all == nil {
+		s.connections.all = map[*net.UnixConn]struct{}{}
+	}
+	s.connections.all[c.UnixConn] = struct{}{}
+	return func() {
+		s.connections.Lock()
+		defer s.connections.Unlock()
+		delete(s.connections.all, c.UnixConn)
+	}
+}
+
+// disconnect closes every connection. The kernel does so only when the process has ended, which a thread that waits for a
+// program's memory can hold up.
+func (s *Service) disconnect() {
+	s.connections.Lock()
+	defer s.connections.Unlock()
+	for c := range s.connections.all {
+		c.Close()
 	}
 }
 

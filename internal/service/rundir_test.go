@@ -197,8 +197,11 @@ func TestQueues(t *testing.T) {
 	if err := errors.Join(os.Rename(session, session+"0"), os.Mkdir(session, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	if files, _ := dir.Queues(); len(files) != 1 {
+	if files, _ = dir.Queues(); len(files) != 1 {
 		t.Errorf("after a swap: got %v", files)
+	}
+	for _, f := range files {
+		f.Close()
 	}
 }
 

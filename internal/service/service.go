@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -82,6 +83,11 @@ type Service struct {
 		n        int
 		since    time.Time // of n being 0
 		attached map[conn]struct{}
+	}
+
+	connections struct {
+		sync.Mutex
+		all map[*net.UnixConn]struct{}
 	}
 }
 
@@ -212,6 +218,7 @@ func (s *Service) close(step func(string)) {
 	if s.dir != nil {
 		s.dir.close()
 	}
+	s.disconnect()
 }
 
 // Abandon leaves programs to their launchers and removes what the service has on /dev/shm, for when Close has failed
@@ -224,6 +231,7 @@ func (s *Service) Abandon() {
 	s.programs.Unlock()
 	time.Sleep(abandonTime)
 	s.dir.remove()
+	s.disconnect()
 }
 
 // abandonTime is for launchers to complete what programs wait for; see SessionDir.

@@ -215,11 +215,13 @@ type dialogue struct {
 	in    io.WriteCloser
 	lines chan string
 	said  []string
+	over  chan struct{} // closed when it has ended
+	end   error         // how, then
 }
 
 func talk(t *testing.T, c *exec.Cmd) *dialogue {
 	t.Helper()
-	d := &dialogue{t: t, cmd: c, lines: make(chan string, 10000)}
+	d := &dialogue{t: t, cmd: c, lines: make(chan string, 10000), over: make(chan struct{})}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -234,6 +236,10 @@ func talk(t *testing.T, c *exec.Cmd) *dialogue {
 		t.Fatal(err)
 	}
 	go func() {
+		defer close(d.over)
+		d.end = c.Wait()
+	}()
+	go func() {
 		defer r.Close()
 		defer close(d.lines)
 		for s := bufio.NewScanner(r); s.Scan(); {
@@ -243,13 +249,8 @@ func talk(t *testing.T, c *exec.Cmd) *dialogue {
 	t.Cleanup(func() {
 		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 		d.in.Close()
-		over := make(chan struct{})
-		go func() {
-			defer close(over)
-			_ = c.Wait()
-		}()
 		select {
-		case <-over:
+		case <-d.over:
 		case <-time.After(time.Second): // it may wait for a file that does not answer before the file system is aborted
 		}
 	})
@@ -280,7 +281,12 @@ func (d *dialogue) until(prefix string, within time.Duration) string {
 			return l
 		}
 		if !ok {
-			d.t.Fatalf("no %q in %v; the program has said %q", prefix, within, d.said)
+			select {
+			case <-d.over:
+				d.t.Fatalf("no %q: the program has ended: %v; it has said %q", prefix, d.end, d.said)
+			case <-time.After(10 * time.Millisecond):
+				d.t.Fatalf("no %q in %v; the program has said %q", prefix, within, d.said)
+			}
 		}
 	}
 }

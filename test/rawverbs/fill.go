@@ -63,19 +63,6 @@ var makers = []maker{
 		_, err := p.createChannel()
 		return err
 	}},
-	{"multicast", func(p *pair) error {
-		p.groups++
-		gid := [16]byte{0: 0xff, 1: 0x0e, 10: 0xff, 11: 0xff, 12: 239, 13: 77, 14: byte(p.groups >> 8), 15: byte(p.groups)} // 239.77.N.N
-		if p.datagrams == 0 {
-			r, _, err := command[abi.CreateQPResp](p.device, abi.CmdCreateQP, abi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq,
-				RecvCQHandle: p.cq, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: abi.QPTUD}, nil, 32)
-			if err != nil {
-				return err
-			}
-			p.datagrams = r.QPHandle
-		}
-		return silent(p.device, abi.CmdAttachMcast, abi.AttachMcast{QPHandle: p.datagrams, GID: gid})
-	}},
 }
 
 // queuePair makes one whose queues it does not map.

@@ -51,9 +51,6 @@ type pair struct {
 	pd, cq uint32
 	mr     abi.RegMRResp
 	qps    [2]abi.CreateQPResp
-
-	groups    uint32 // multicast groups joined
-	datagrams uint32 // the queue pair that has, if any
 }
 
 func newPair() (*pair, error) {

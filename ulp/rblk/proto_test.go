@@ -20,6 +20,7 @@ func TestParseRequest(t *testing.T) {
 		{"reserved bytes", func(b []byte) []byte { b[31] = 1; return b }, "not known"},
 		{"a tag that was not agreed", func(b []byte) []byte { b[3] = 4; return b }, "tag 4 of 4"},
 		{"too long", func(b []byte) []byte { b[4] = 1; return b }, "more than 4096"},
+		{"one byte too long", func(b []byte) []byte { b[7] = 1; return b }, "4097 bytes, more than 4096"},
 		{"a sync of something", func(b []byte) []byte { b[0] = byte(opSync); return b }, "sync with a length"},
 	} {
 		b := make([]byte, requestLen)
@@ -46,6 +47,15 @@ func TestParseResponse(t *testing.T) {
 	}
 	if _, err := parseResponse(b[:7], 8); err == nil {
 		t.Error("too short")
+	}
+}
+
+func TestStatus(t *testing.T) {
+	for s := statusOK; s < 100; s++ {
+		err := s.err()
+		if got := statusOf(err); s <= statusReadOnly && got != s || s > statusReadOnly && got != statusIO {
+			t.Errorf("status %d: got %v, which is status %d", s, err, got)
+		}
 	}
 }
 

@@ -282,3 +282,29 @@ func TestLoginWaits(t *testing.T) {
 		})
 	}
 }
+
+// A login with the epoch of a session that exists, or an older one, is a late one, and ends nothing.
+func TestLateLogin(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	d := w.openDefault()
+	epoch := d.epoch // it logs in no more, as long as its path works
+	for _, late := range []uint64{epoch, epoch - 1} {
+		c, err := net.Dial("tcp", w.addr.Load().(string))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(c, `{"rblk":1,"initiator":%q,"epoch":%d,"export":"disk","depth":1,"max_io":512}`+"\n", d.name, late)
+		c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		var got welcome
+		if err := readLine(c, &got); err != nil || !strings.Contains(got.Refused, "has passed") {
+			t.Errorf("epoch %d after %d: got %+v, %v", late, epoch, got, err)
+		}
+		c.Close()
+	}
+	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
+		t.Error(err)
+	}
+	if s := d.Stats(); s.Sessions != 1 {
+		t.Errorf("sessions: got %d, want 1", s.Sessions)
+	}
+}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"verbena/internal/leaktest"
 
 	"verbena/driver/rxe"
 	"verbena/driver/rxe/wire/netdev"
@@ -18,7 +18,7 @@ import (
 	ibslot "verbena/ib/slot"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // host is a core with one slot, whose adapter can fail in every way.
 type host struct {

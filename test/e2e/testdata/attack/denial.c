@@ -207,8 +207,14 @@ static const char *message;
 static int callers, attached, refused;
 static pthread_mutex_t count = PTHREAD_MUTEX_INITIALIZER;
 
+// What the kernel does for the supervisor while a call is stalled may keep the program's own threads from changing their
+// mappings: all threads are made before.
+static volatile int begin;
+
 static void *call_stalled(void *device)
 {
+	while (!begin)
+		usleep(1000);
 	for (int i = 0; i < 8; i++) // several threads that call
 		syscall(SYS_open, "/dev/infiniband/none", O_RDONLY);
 	ioctl(*(int *)device, VERBS_IOCTL, stalled_page);
@@ -254,6 +260,7 @@ int sessions(int argc, char **argv)
 	stalled_page = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0);
 	CHECK(stalled_page != MAP_FAILED);
 	int want = atoi(argv[2]);
+	say("beginning");
 	for (int i = 0; i < want; i++) {
 		pthread_t t;
 		pthread_attr_t a;
@@ -270,7 +277,9 @@ int sessions(int argc, char **argv)
 	}
 	for (double end = now() + 5; now() < end && attached + refused < want && refused < 20;)
 		usleep(10000);
-	usleep(300000);
+	usleep(100000);
+	begin = 1;
+	usleep(400000);
 	say("attached %d, refused %d", attached, refused);
 	await_line();
 	exit(0);

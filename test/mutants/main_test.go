@@ -1,0 +1,44 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestPlaces: every mutant has its place in the code. A change that moves one is to move it here.
+func TestPlaces(t *testing.T) {
+	const root = "../.."
+	names := map[string]bool{}
+	for i := range mutants {
+		m := &mutants[i]
+		source, err := os.ReadFile(filepath.Join(root, m.file))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if _, err := m.apply(string(source)); err != nil {
+			t.Errorf("%s: %v", m.name, err)
+		}
+		if key := m.file + m.name; names[key] {
+			t.Errorf("two mutants %s", key)
+		} else {
+			names[key] = true
+		}
+	}
+	if len(mutants) < 40 {
+		t.Errorf("%d mutants, want at least 40", len(mutants))
+	}
+}
+
+func TestApply(t *testing.T) {
+	m := mutant{file: "x.go", from: "a < b", to: "a <= b"}
+	if got, err := m.apply("if a < b {"); err != nil || got != "if a <= b {" {
+		t.Errorf("apply: got %q, %v", got, err)
+	}
+	for _, source := range []string{"", "if a < b || a < b {"} {
+		if got, err := m.apply(source); err == nil {
+			t.Errorf("apply to %q: got %q, want an error", source, got)
+		}
+	}
+}
