@@ -1,0 +1,101 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/test/trace"
+)
+
+// TestTrace runs programs from their beginning to their end under a service that strace watches, and has package trace judge
+// each of its threads.
+func TestTrace(t *testing.T) {
+	needRoot(t)
+	needProgram(t, "strace", "strace")
+	program, raw := attackProgram(t, "attack"), buildRawverbs(t)
+	w := newWorld(t, user{"root", 0}, "")
+	os.Chmod(filepath.Dir(w.socket), 0o755)
+	dir := t.TempDir()
+	const calls = "trace=%file,%process,ioctl,ppoll,prlimit64,process_vm_readv,process_vm_writev,kill,tkill,tgkill,pidfd_open," +
+		"pidfd_getfd,inotify_add_watch,openat,openat2,unlinkat,statx,newfstatat,readlinkat"
+	c := exec.Command("strace", "-ff", "-s", "256", "-o", filepath.Join(dir, "thread"), "-e", calls, "-e", "signal=none",
+		binary(t), "serve", "--socket", w.socket, "--mode", "0666", "--wire", "--link", "rxe0="+loopback())
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		_ = c.Wait()
+	}()
+	t.Cleanup(func() {
+		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
+		<-over
+	})
+	for deadline := time.Now().Add(10 * time.Second); w.cmd(w.deadline(5), "link", "show").Run() != nil; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the service does not come up")
+		}
+	}
+	user := w.as(attacker)
+	for _, argv := range [][]string{{raw, "transfer"}, {program, "hidden-execs", "vfork", "none"}, {program, "hidden-execs", "failed", "none"},
+		{program, "exec-region", "pinned", program, "victim", "0.2"}, {program, "main-exit"}, {program, "descriptors"}, {program, "limits"},
+		{"cat", "/sys/class/infiniband/rxe0/node_guid"}, {"ls", "-l", "/sys/class/infiniband/rxe0", "/dev/infiniband"},
+		{program, "paths", "/dev/infiniband/uverbs0", "/etc/hostname"}} {
+		if out, err := user.cmd(w.deadline(20), append([]string{"run", "--"}, argv...)...).CombinedOutput(); err != nil {
+			t.Logf("%v: %v: %s", argv, err, out)
+		}
+	}
+	w.out("stop")
+	select {
+	case <-over:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the service does not end")
+	}
+	files, _ := filepath.Glob(filepath.Join(dir, "thread.*"))
+	slices.SortFunc(files, func(a, b string) int { return atoi(filepath.Ext(a)[1:]) - atoi(filepath.Ext(b)[1:]) })
+	if len(files) < 5 {
+		t.Fatalf("a service of %d threads", len(files))
+	}
+	// The first thread of the process is the one that has executed it.
+	self := 0
+	found := map[trace.Rule][]trace.Violation{}
+	proofs := 0
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tid, _ := strconv.Atoi(filepath.Ext(f)[1:]); self == 0 {
+			self = tid
+		}
+		proofs += strings.Count(string(b), "SECCOMP_IOCTL_NOTIF_ID_VALID")
+		for _, v := range trace.Check(self, strings.Split(string(b), "\n")) {
+			found[v.Rule] = append(found[v.Rule], v)
+		}
+	}
+	if proofs < 20 {
+		t.Fatalf("the trace has %d proofs only", proofs)
+	}
+	for _, rule := range []trace.Rule{trace.Paths, trace.Numbers, trace.Changes, trace.Memory} {
+		t.Run(string(rule), func(t *testing.T) {
+			list := found[rule]
+			for _, v := range list[:min(len(list), 12)] {
+				t.Errorf("%.300v", v)
+			}
+			if len(list) > 12 {
+				t.Errorf("and %d more", len(list)-12)
+			}
+		})
+	}
+}

@@ -1,0 +1,157 @@
+// Package trace judges what a service does to find its callers and their files, by the system calls that strace(1) has seen
+// each of its threads make.
+//
+// The rules. A call is what a thread does from the receipt of a notification (SECCOMP_IOCTL_NOTIF_RECV) to its answer
+// (NOTIF_SEND, or NOTIF_ADDFD that sends). A proof is a successful NOTIF_ID_VALID in a call: what was found by number before
+// it is the caller's own. So is what was found by the number of a process whose pidfd says afterwards that it lives: a poll
+// that does not wait, as nothing else is polled.
+//
+//   - Paths: a queue file is named twice in its life, relative to a directory that is open: when it is made (O_CREAT,
+//     O_EXCL and O_NOFOLLOW), and when its name is removed (unlinkat). No other system call names one, and none names
+//     anything below a session's directory by an absolute path.
+//   - Numbers: what looks a process up by its number (pidfd_open, openat, stat, statx or readlink below /proc/NUMBER,
+//     process_vm_readv, prlimit64 that sets nothing, signal 0) is followed by a proof before the call is answered with a
+//     result or a descriptor is installed. A call that is answered by "continue" needs none, since nothing comes of it.
+//   - Changes: what changes a process by its number (process_vm_writev, prlimit64 that sets a limit, a signal) comes after a
+//     proof in the same call.
+//   - Memory: outside of calls no process is accessed by its number. Nothing could prove there whose it is.
+package trace
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Rule is one of the rules above.
+type Rule string
+
+// The rules.
+const (
+	Paths   Rule = "paths"
+	Numbers Rule = "numbers"
+	Changes Rule = "changes"
+	Memory  Rule = "memory"
+)
+
+// Violation is a system call that a rule forbids.
+type Violation struct {
+	Rule Rule
+	Line string
+}
+
+func (v Violation) String() string { return fmt.Sprintf("%s: %s", v.Rule, v.Line) }
+
+var (
+	pidfdLives  = regexp.MustCompile(`^\[\{fd=[0-9]+, events=POLLIN\}\], 1, \{tv_sec=0, tv_nsec=0\}.* = 0 \(Timeout\)$`)
+	syscallName = regexp.MustCompile(`^([a-z0-9_]+)\((.*)$`)
+	queueFile   = regexp.MustCompile(`"[^"]*\.queues(\.[^"/]*)?"`)
+	sessionPath = regexp.MustCompile(`"/dev/shm/verbena-[0-9]+-[0-9]+/run/[^"/]+/[^"]*"`)
+	procPath    = regexp.MustCompile(`^AT_FDCWD, "/proc/([0-9]+)[/"]|^"/proc/([0-9]+)[/"]`)
+	number      = regexp.MustCompile(`^([0-9]+)`)
+)
+
+// Check returns what one thread of process self has done against the rules; lines are those of strace -ff.
+func Check(self int, lines []string) (bad []Violation) {
+	var inCall, proven bool
+	var unproven []string // looked up since the last proof
+	add := func(r Rule, line string) { bad = append(bad, Violation{r, line}) }
+	answered := func(result bool) {
+		if result {
+			for _, l := range unproven {
+				add(Numbers, l)
+			}
+		}
+		unproven = nil
+	}
+	for _, line := range lines {
+		m := syscallName.FindStringSubmatch(line)
+		if m == nil { // signals, exits
+			continue
+		}
+		name, args := m[1], m[2]
+		ok := !strings.Contains(args, ") = -1 ") && !strings.Contains(args, ")  = -1 ")
+		switch {
+		case name == "ioctl" && strings.Contains(args, "SECCOMP_IOCTL_NOTIF_RECV"):
+			inCall, proven, unproven = ok, false, nil
+			continue
+		case name == "ioctl" && strings.Contains(args, "SECCOMP_IOCTL_NOTIF_ID_VALID"):
+			if ok {
+				proven, unproven = true, nil
+			}
+			continue
+		case name == "ppoll" && pidfdLives.MatchString(args):
+			unproven = nil
+			continue
+		case name == "ioctl" && strings.Contains(args, "SECCOMP_IOCTL_NOTIF_SEND"):
+			// An error says no more than that there is nothing.
+			answered(!strings.Contains(args, "FLAG_CONTINUE") && strings.Contains(args, "error=0"))
+			inCall, proven = false, false
+			continue
+		case name == "ioctl" && strings.Contains(args, "SECCOMP_IOCTL_NOTIF_ADDFD"):
+			answered(true)
+			if strings.Contains(args, "ADDFD_FLAG_SEND") {
+				inCall, proven = false, false
+			}
+			continue
+		}
+		if !strings.HasPrefix(name, "process_vm_") && (queueFile.MatchString(args) && !namesQueueFile(name, args) || sessionPath.MatchString(args)) {
+			add(Paths, line)
+		}
+		switch target, change := aims(name, args); {
+		case target == 0, target == self, !ok: // what has failed has found and changed nothing
+		case !inCall:
+			if strings.HasPrefix(name, "process_vm_") || change {
+				add(Memory, line)
+			}
+		case change && !proven:
+			add(Changes, line)
+		case !change:
+			unproven = append(unproven, line)
+		}
+	}
+	return bad
+}
+
+// namesQueueFile reports whether a call that names a queue file is one of the two that may.
+func namesQueueFile(name, args string) bool {
+	if !number.MatchString(args) { // relative to an open directory
+		return false
+	}
+	switch name {
+	case "openat":
+		return strings.Contains(args, "O_CREAT|O_EXCL|O_NOFOLLOW")
+	case "unlinkat":
+		return true
+	}
+	return false
+}
+
+// aims returns the process that a system call names by its number, 0 if it names none, and whether it changes it.
+func aims(name, args string) (pid int, change bool) {
+	first := func() int {
+		n, _ := strconv.Atoi(number.FindString(args))
+		return n
+	}
+	fields := strings.Split(args, ", ")
+	switch name {
+	case "pidfd_open", "process_vm_readv":
+		return first(), false
+	case "process_vm_writev":
+		return first(), true
+	case "prlimit64":
+		return first(), len(fields) > 2 && fields[2] != "NULL"
+	case "kill", "tkill":
+		return first(), len(fields) > 1 && !strings.HasPrefix(fields[1], "0)")
+	case "tgkill":
+		return first(), len(fields) > 2 && !strings.HasPrefix(fields[2], "0)")
+	}
+	if m := procPath.FindStringSubmatch(args); m != nil && slices.Contains([]string{"openat", "open", "newfstatat", "stat", "lstat",
+		"statx", "readlinkat", "readlink", "openat2", "faccessat", "faccessat2", "access"}, name) {
+		n, _ := strconv.Atoi(m[1] + m[2])
+		return n, false
+	}
+	return 0, false
+}
