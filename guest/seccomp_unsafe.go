@@ -114,18 +114,6 @@ func readMemory(tid int, addr uint64, b []byte) (int, error) {
 	return unix.ProcessVMReadv(tid, local[:], remote[:], 0)
 }
 
-// writeMemory writes all of b to the memory of a thread's process, EFAULT if it cannot.
-func writeMemory(tid int, addr uint64, b []byte) error {
-	local := [1]unix.Iovec{{Base: unsafe.SliceData(b)}}
-	local[0].SetLen(len(b))
-	remote := [1]unix.RemoteIovec{{Base: uintptr(addr), Len: len(b)}}
-	n, err := unix.ProcessVMWritev(tid, local[:], remote[:], 0)
-	if err == nil && n < len(b) {
-		err = unix.EFAULT
-	}
-	return err
-}
-
 // futexWait sleeps until the word is woken, if it holds value; false when the time is over.
 func futexWait(word *uint32, value uint32, timeout time.Duration) bool {
 	ts := unix.NsecToTimespec(int64(timeout))

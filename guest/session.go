@@ -184,8 +184,12 @@ func runs(pidfd *os.File) bool {
 	return err == nil && (&process{conn: conn}).alive()
 }
 
-// maxCopies bounds how many threads can be held up by the memory of one user's programs.
-const maxCopies = 64
+// maxCopies bounds how many threads can be held up by the memory of one user's programs, maxAllCopies by that of all users'
+// beyond the first few of each.
+const (
+	maxCopies    = 64
+	maxAllCopies = 2048
+)
 
 // copiesOf is the bound that a user's programs have in common.
 func (s *Supervisor) copiesOf(uid int) *umem.Copies {
@@ -193,7 +197,7 @@ func (s *Supervisor) copiesOf(uid int) *umem.Copies {
 	defer s.mu.Unlock()
 	c := s.copies[uid]
 	if c == nil {
-		c = umem.NewCopies(maxCopies)
+		c = umem.NewCopies(maxCopies, s.allCopies)
 		s.copies[uid] = c
 	}
 	return c
@@ -271,12 +275,13 @@ func hardLimitOf(pid int) (uint64, error) {
 	return 0, fmt.Errorf("read the limit of open files: cannot make sense of %s", f.Name())
 }
 
-// warnOfLimit logs what a program has run into, once for each errno: the errno alone does not say which limit it was.
+// warnOfLimit logs what a program has run into, once for each errno: the errno alone does not say which limit it was. A
+// refusal of the ledger's is logged by that.
 func (t *Session) warnOfLimit(err error) {
 	e := errno(err)
-	switch e {
-	case unix.ENOMEM, unix.EMFILE, unix.ENFILE:
-	default:
+	var refusal *quota.Error
+	switch {
+	case e != unix.ENOMEM && e != unix.EMFILE && e != unix.ENFILE, errors.As(err, &refusal):
 		return
 	}
 	if _, said := t.limits.LoadOrStore(e, true); !said {

@@ -55,6 +55,7 @@ type Supervisor struct {
 	sessionCount atomic.Uint64
 	fileCount    atomic.Uint64
 	looks        atomic.Int64 // for last closes
+	allCopies    *umem.Copies
 
 	mu       sync.Mutex
 	closed   bool
@@ -120,6 +121,8 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 		files:    make(map[inode]*openFile),
 		watches:  make(map[int32]*openFile),
 		copies:   make(map[int]*umem.Copies),
+
+		allCopies: umem.NewCopies(maxAllCopies, nil),
 	}
 	var err error
 	if s.tree, err = newTree(filepath.Join(cfg.Dir, "tree")); err != nil {

@@ -15,6 +15,7 @@ var ErrStuck = fmt.Errorf("too many accesses to memory of this user do not end: 
 // for memory that does not answer. The nil Copies bounds nothing. It is safe for concurrent use.
 type Copies struct {
 	most  int64
+	all   *Copies // of all users together; nil: not bounded
 	going atomic.Int64
 	// stuck: as many as may had been going on for patience. Until one of them ends, others are refused at once.
 	stuck   atomic.Bool
@@ -26,10 +27,14 @@ const (
 	copiesLook     = time.Millisecond
 	// maxCopiesWaiting bounds those that wait to begin: beyond it they are refused.
 	maxCopiesWaiting = 16
+	// ownCopies is how many of a user's accesses are not counted with those of all users, so that what is usual costs less,
+	// and users who hold nothing up can go on.
+	ownCopies = 8
 )
 
-// NewCopies returns the bound of one user, who has at most so many accesses at a time.
-func NewCopies(most int) *Copies { return &Copies{most: int64(most)} }
+// NewCopies returns the bound of one user, who has at most so many accesses at a time; all, which may be nil, is the bound
+// of all users together, for those of each user beyond the first few.
+func NewCopies(most int, all *Copies) *Copies { return &Copies{most: int64(most), all: all} }
 
 // Going is how many accesses go on now.
 func (c *Copies) Going() int {
@@ -41,10 +46,10 @@ func (c *Copies) Going() int {
 
 // begin comes before an access, and end after it. ErrStuck if there is no room; that there is, it may have to wait for.
 func (c *Copies) begin() error {
-	if c == nil || c.going.Add(1) <= c.most {
+	if c == nil || c.up() {
 		return nil
 	}
-	c.going.Add(-1)
+	c.down()
 	return c.wait()
 }
 
@@ -52,9 +57,25 @@ func (c *Copies) end() {
 	if c == nil {
 		return
 	}
-	c.going.Add(-1)
+	c.down()
 	if c.stuck.Load() {
 		c.stuck.Store(false)
+	}
+}
+
+// up counts one more, and reports whether there is room for it; down counts one less, whether there was or not.
+func (c *Copies) up() bool {
+	n := c.going.Add(1)
+	room := n <= c.most
+	if n > ownCopies && c.all != nil {
+		room = c.all.going.Add(1) <= c.all.most && room
+	}
+	return room
+}
+
+func (c *Copies) down() {
+	if c.going.Add(-1) >= ownCopies && c.all != nil {
+		c.all.going.Add(-1)
 	}
 }
 
@@ -64,10 +85,10 @@ func (c *Copies) wait() error {
 		return ErrStuck
 	}
 	for start := time.Now(); !c.stuck.Load(); time.Sleep(copiesLook) {
-		if c.going.Add(1) <= c.most {
+		if c.up() {
 			return nil
 		}
-		c.going.Add(-1)
+		c.down()
 		if time.Since(start) > copiesPatience {
 			c.stuck.Store(true)
 		}

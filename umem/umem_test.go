@@ -489,7 +489,7 @@ func TestMappingsWithoutQuery(t *testing.T) {
 // TestCopies: accesses that do not end keep further ones from beginning, but only those of the same user.
 func TestCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, other := NewCopies(2), NewCopies(2)
+		c, other := NewCopies(2, nil), NewCopies(2, nil)
 		for range 2 {
 			if err := c.begin(); err != nil {
 				t.Fatal(err)
@@ -541,6 +541,43 @@ func TestCopies(t *testing.T) {
 		c.end()
 		if n := c.Going(); n != 0 {
 			t.Errorf("%d go on", n)
+		}
+	})
+}
+
+// TestCopiesOfAllUsers: many users together hold up no more threads than a few, and each goes on with a few.
+func TestCopiesOfAllUsers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := NewCopies(5, nil)
+		first, second := NewCopies(64, all), NewCopies(64, all)
+		for i := range ownCopies + 5 {
+			if err := first.begin(); err != nil {
+				t.Fatalf("access %d of the first user: %v", i, err)
+			}
+		}
+		if err := first.begin(); !errors.Is(err, ErrStuck) {
+			t.Errorf("one more: %v", err)
+		}
+		for i := range ownCopies {
+			if err := second.begin(); err != nil {
+				t.Errorf("access %d of the second user: %v", i, err)
+			}
+		}
+		if err := second.begin(); !errors.Is(err, ErrStuck) {
+			t.Errorf("one more of the second user: %v", err)
+		}
+		first.end()
+		if err := second.begin(); err != nil {
+			t.Errorf("when one of the first user's has ended: %v", err)
+		}
+		for range ownCopies + 4 {
+			first.end()
+		}
+		for range ownCopies + 1 {
+			second.end()
+		}
+		if first.Going() != 0 || second.Going() != 0 || all.Going() != 0 {
+			t.Errorf("%d, %d and %d go on", first.Going(), second.Going(), all.Going())
 		}
 	})
 }

@@ -139,7 +139,7 @@ func eventually(t testing.TB, what string, f func() bool) {
 	}
 }
 
-// neighbours exchanges messages between the bench's own queue pairs.
+// neighbours exchanges messages between the bench's own queue pairs, and then has an atomic operation done.
 func (b *bench) neighbours(n int) {
 	b.t.Helper()
 	for range n {
@@ -150,6 +150,10 @@ func (b *bench) neighbours(n int) {
 				b.t.Fatalf("neighbour's work request %d: %v", wc.ID, wc.Status)
 			}
 		}
+	}
+	b.a.send(ib.SendWR{ID: 3, Opcode: ib.WRAtomicFetchAdd, Flags: ib.SendSignaled, SGList: b.a.sge(128, 8), RemoteAddr: b.b.addr + 1<<12, RKey: b.b.mr.RKey()})
+	if wc := b.a.poll(1)[0]; wc.Status != ib.WCSuccess {
+		b.t.Fatalf("neighbour's atomic operation: %v", wc.Status)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -230,5 +231,41 @@ func TestPeerProcess(t *testing.T) {
 	}
 	if err == nil {
 		unix.Close(fd)
+	}
+}
+
+// A client that has ended is not taken for the process that has its number now.
+func TestPeerProcessEnded(t *testing.T) {
+	const env = "SERVICE_TEST_CONNECT"
+	if path := os.Getenv(env); path != "" {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		return
+	}
+	path := filepath.Join(t.TempDir(), "sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	child := exec.Command(os.Args[0], "-test.run=^TestPeerProcessEnded$")
+	child.Env = append(os.Environ(), env+"="+path)
+	if out, err := child.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	c, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	who, err := peerOf(c)
+	if err != nil || who.pid != child.Process.Pid {
+		t.Fatalf("got %+v, %v", who, err)
+	}
+	if f, err := who.process(c); err == nil {
+		t.Errorf("got %v, want an error", f)
 	}
 }
