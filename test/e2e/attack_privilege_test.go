@@ -73,6 +73,9 @@ func TestAttackPIDReuse(t *testing.T) {
 
 // TestAttackRecycledPID: what a process has registered ends with it, before its number is another's.
 func TestAttackRecycledPID(t *testing.T) {
+	if !hard {
+		t.Skip("one round in a hundred shows it: make attack; TestTrace/memory tells the same at once")
+	}
 	for _, path := range []string{"shortcut", "wire"} {
 		t.Run(path, func(t *testing.T) {
 			var serve []string
@@ -80,9 +83,9 @@ func TestAttackRecycledPID(t *testing.T) {
 				serve = []string{"--wire"}
 			}
 			s := besiege(t, serve...)
-			rounds := many(120, 5000)
+			const rounds = 2000
 			var used, changed int
-			line := talk(t, s.cmd(s.deadline(120), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).until("used", 100*time.Second)
+			line := talk(t, s.cmd(s.deadline(320), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).until("used", 300*time.Second)
 			if n, err := fmt.Sscanf(line, "used %d, changed %d", &used, &changed); n != 2 || used < rounds/2 || changed > 0 {
 				t.Errorf("of %d processes: %q, %v", rounds, line, err)
 			}
