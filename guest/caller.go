@@ -332,6 +332,7 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 	}
 	s, err := umem.NewProcess(umem.ProcessConfig{
 		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.copies,
+		Trusting: !accessesOthers(),
 	})
 	if err != nil {
 		return nil, err

@@ -155,3 +155,18 @@ func (o *opener) Account() *umem.Account { return o.acct }
 
 // User is whom objects are charged to: the real user, whatever a set-uid program has made of him.
 func (o *opener) User() *quota.User { return o.user }
+
+// accessesOthers reports whether this process may access the memory of other users' processes.
+var accessesOthers = sync.OnceValue(func() bool {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil || os.Geteuid() == 0 {
+		return true
+	}
+	for line := range bytes.Lines(status) {
+		if rest, ok := bytes.CutPrefix(line, []byte("CapEff:")); ok {
+			caps, err := strconv.ParseUint(string(bytes.TrimSpace(rest)), 16, 64)
+			return err != nil || caps&(1<<unix.CAP_SYS_PTRACE) != 0
+		}
+	}
+	return true
+})

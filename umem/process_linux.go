@@ -21,25 +21,31 @@ var ErrExec = fmt.Errorf("an access to the process's memory does not end: %w", u
 
 // Process is the address space that a process had when it was opened. It is safe for concurrent use.
 //
-// The kernel's fast way into another process, process_vm_readv(2), goes by the number of a process, and so reaches
-// whatever that executes later. The slower one, /proc/PID/mem (proc_pid_mem(5)), belongs to one address space. A Process
-// begins with the fast way; Bind, called before the process executes another program, ends it:
+// There are two ways into another process. One goes by the number of the process, process_vm_readv(2), and so reaches
+// whatever that executes later, and, when it has ended, whatever gets its number. The other, /proc/PID/mem
+// (proc_pid_mem(5)), belongs to one address space; it is faster up to some kilobytes, and takes up to twice as long for
+// more. A Process goes by number where that is much faster and does no harm: to read much, since what was read is thrown
+// away if the process has ended meanwhile, and to write much if it may be taken to be the same user's whatever it is
+// (ProcessConfig.Trusting). Bind, called before the process executes another program, ends that:
 //
 //	direct --Bind--> binding --last access by number ended--> bound
 //	   |                                                        |
 //	   +------------------- the process has exited, or Close ---+--> dead
 //
 // In bound, an access finds the address space that was there when the Process was made, or, if no process has that any
-// more, ErrFault. Where the fast way is not open (Yama, or the main thread has ended) the Process is bound from the
-// start.
+// more, ErrFault. Where the kernel does not allow access by number (Yama, or the main thread has ended) the Process is
+// bound from the start.
 //
 // The process is watched through a pidfd: once it has exited every access is ErrFault.
 type Process struct {
-	pid    int
-	pidfd  *os.File
-	conn   syscall.RawConn // of pidfd
-	files  *Files
-	copies *Copies
+	pid     int
+	pidfd   *os.File
+	conn    syscall.RawConn // of pidfd
+	pidfdFD int
+	files   *Files
+	copies  *Copies
+
+	trusting bool
 
 	direct  atomic.Int64  // accesses by number that have begun, and binding once there are to be no more
 	drained chan struct{} // closed when binding was set and the last of them has ended
@@ -59,8 +65,11 @@ type ProcessConfig struct {
 	// Mem and Maps are /proc/TID/mem and /proc/TID/maps of one of its threads, opened while the address space was the one
 	// that is meant. Mem may come from another process, which may do what this one may not.
 	Mem, Maps *os.File
-	// Bound starts without the fast way.
+	// Bound starts without access by number.
 	Bound bool
+	// Trusting allows writing by number: whatever process has it next is one that this process may write to in any case.
+	// It is not for a process that may access those of other users.
+	Trusting bool
 	// Copies bounds the accesses that go on at a time; nil: nothing does.
 	Copies *Copies
 }
@@ -115,10 +124,13 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 		return nil, err
 	}
 	p := &Process{
-		pid: cfg.PID, pidfd: cfg.Pidfd, files: files, copies: cfg.Copies,
+		pid: cfg.PID, pidfd: cfg.Pidfd, files: files, copies: cfg.Copies, trusting: cfg.Trusting,
 		drained: make(chan struct{}), exited: make(chan struct{}),
 	}
 	if p.conn, err = p.pidfd.SyscallConn(); err != nil {
+		return nil, err
+	}
+	if err := p.conn.Control(func(fd uintptr) { p.pidfdFD = int(fd) }); err != nil {
 		return nil, err
 	}
 	if !cfg.Bound {
@@ -156,9 +168,8 @@ func (p *Process) Exited() <-chan struct{} { return p.exited }
 
 // Alive asks the kernel whether the process exists: if so, its id has been its own until now.
 func (p *Process) Alive() bool {
-	alive := false
-	err := p.conn.Control(func(fd uintptr) { alive = !exited(int(fd)) })
-	return err == nil && alive && !p.dead.Load()
+	alive := !exited(p.pidfdFD)
+	return alive && !p.dead.Load() // which comes before the pidfd is closed
 }
 
 // Pidfd calls f with the pidfd of the process, which is open until f returns.
@@ -228,10 +239,13 @@ func (p *Process) leave() {
 }
 
 // ReadV implements Space.
-func (p *Process) ReadV(dst [][]byte, addr uint64) error { return p.move(dst, addr, false) }
+func (p *Process) ReadV(dst [][]byte, addr uint64) error { return p.move(dst, addr, false, true) }
+
+// readPinned implements pinned.
+func (p *Process) readPinned(dst [][]byte, addr uint64) error { return p.move(dst, addr, false, false) }
 
 // WriteV implements Space.
-func (p *Process) WriteV(src [][]byte, addr uint64) error { return p.move(src, addr, true) }
+func (p *Process) WriteV(src [][]byte, addr uint64) error { return p.move(src, addr, true, true) }
 
 const (
 	iovMax   = 1024 // IOV_MAX, the kernel's limit for one call
@@ -240,7 +254,10 @@ const (
 
 var iovPool = sync.Pool{New: func() any { return new([iovMax]unix.Iovec) }}
 
-func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
+// small is up to how many bytes the file is as fast as the number. It is variable for tests.
+var small uint64 = 8 << 10
+
+func (p *Process) move(bufs [][]byte, addr uint64, write, check bool) error {
 	if p.dead.Load() {
 		return ErrFault
 	}
@@ -248,37 +265,38 @@ func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 		return err
 	}
 	defer p.copies.end()
-	if !p.enter() {
-		return p.files.move(bufs, addr, write)
+	if total(bufs) <= small || write && !p.trusting || !p.enter() {
+		return p.files.move(bufs, addr, write, check)
 	}
-	err := p.moveDirect(bufs, addr, write)
+	err := moveVectors(p, nil, bufs, addr, write)
 	p.leave()
-	if err == unix.ESRCH && p.Alive() { // its main thread has ended
+	switch {
+	case err == unix.ESRCH && p.Alive(): // its main thread has ended
 		if err := p.Bind(0); err != nil && !errors.Is(err, ErrExec) {
 			return err
 		}
-		return p.files.move(bufs, addr, write)
-	}
-	if err == unix.ESRCH {
+		return p.files.move(bufs, addr, write, check)
+	case err == unix.ESRCH, err == nil && !write && !p.Alive(): // what was read may be another's
 		return ErrFault
 	}
 	return err
 }
 
-func (p *Process) moveDirect(bufs [][]byte, addr uint64, write bool) error {
+// moveVectors moves all of bufs, by the number of a process or by files.
+func moveVectors(p *Process, s *Files, bufs [][]byte, addr uint64, write bool) error {
 	if len(bufs) <= iovStack {
 		var iov [iovStack]unix.Iovec
-		return p.moveBy(iov[:], bufs, addr, write)
+		return moveBy(p, s, iov[:], bufs, addr, write)
 	}
 	iov := iovPool.Get().(*[iovMax]unix.Iovec)
-	err := p.moveBy(iov[:], bufs, addr, write)
+	err := moveBy(p, s, iov[:], bufs, addr, write)
 	clear(iov[:min(len(bufs), iovMax)])
 	iovPool.Put(iov)
 	return err
 }
 
 // moveBy makes as many calls as bufs needs with at most len(iov) buffers each.
-func (p *Process) moveBy(iov []unix.Iovec, bufs [][]byte, addr uint64, write bool) error {
+func moveBy(p *Process, s *Files, iov []unix.Iovec, bufs [][]byte, addr uint64, write bool) (err error) {
 	for len(bufs) > 0 {
 		n, size := 0, 0
 		for len(bufs) > 0 && n < len(iov) {
@@ -293,7 +311,12 @@ func (p *Process) moveBy(iov []unix.Iovec, bufs [][]byte, addr uint64, write boo
 		if n == 0 {
 			break
 		}
-		if err := p.transfer(iov[:n], addr, size, write); err != nil {
+		if s != nil {
+			err = s.transfer(iov[:n], addr, size, write)
+		} else {
+			err = p.transfer(iov[:n], addr, size, write)
+		}
+		if err != nil {
 			return err
 		}
 		addr += uint64(size)
@@ -353,7 +376,7 @@ func (e exact) move(bufs [][]byte, addr uint64, write bool) error {
 		return err
 	}
 	defer e.p.copies.end()
-	return e.p.files.move(bufs, addr, write)
+	return e.p.files.move(bufs, addr, write, true)
 }
 
 // Lasting implements lasting.

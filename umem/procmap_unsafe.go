@@ -1,7 +1,6 @@
 package umem
 
 import (
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -38,22 +37,31 @@ var _ = [1]struct{}{}[unsafe.Sizeof(procmapQuery{})-104]
 
 // queryMapping finds the mapping that covers an address, by a file /proc/PID/maps. ENOENT if there is none, ESRCH if the
 // address space has gone, ENOTTY before Linux 6.11.
-func queryMapping(maps syscall.RawConn, addr uint64) (m mapping, err error) {
+func queryMapping(maps int, addr uint64) (m mapping, err error) {
 	q := procmapQuery{addr: addr}
 	q.size = uint64(unsafe.Sizeof(q))
-	var errno syscall.Errno
-	if err := maps.Control(func(fd uintptr) {
-		for {
-			_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, procmapQueryRequest, uintptr(unsafe.Pointer(&q)))
-			if errno != unix.EINTR {
-				break
-			}
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(maps), procmapQueryRequest, uintptr(unsafe.Pointer(&q)))
+		switch errno {
+		case 0:
+			return mapping{start: q.vmaStart, end: q.vmaEnd, read: q.vmaFlags&vmaReadable != 0, write: q.vmaFlags&vmaWritable != 0}, nil
+		case unix.EINTR:
+		default:
+			return m, errno
 		}
-	}); err != nil {
-		return m, err
 	}
+}
+
+// vectorAt is preadv(2) or pwritev(2), without a limit of its own to how many buffers there are.
+func vectorAt(fd int, iov []unix.Iovec, off uint64, write bool) (int, error) {
+	nr := uintptr(unix.SYS_PREADV)
+	if write {
+		nr = unix.SYS_PWRITEV
+	}
+	// The offset is in one argument where a word has 64 bits.
+	n, _, errno := unix.Syscall6(nr, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(iov))), uintptr(len(iov)), uintptr(off), 0, 0)
 	if errno != 0 {
-		return m, errno
+		return 0, errno
 	}
-	return mapping{start: q.vmaStart, end: q.vmaEnd, read: q.vmaFlags&vmaReadable != 0, write: q.vmaFlags&vmaWritable != 0}, nil
+	return int(n), nil
 }

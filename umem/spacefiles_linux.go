@@ -8,7 +8,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,11 +16,50 @@ import (
 // Files is an address space by its files in /proc, which stay its own whatever the process does. It is a Space, and safe
 // for concurrent use.
 type Files struct {
-	mem, maps *os.File
-	conn      syscall.RawConn // of maps
+	mem, maps     *os.File
+	memFD, mapsFD int
+	// users are those that use the descriptors now, and one more until Close; none closes them.
+	users  atomic.Int64
+	closed atomic.Bool
 
 	noQuery atomic.Bool // the kernel cannot be asked for one mapping (before Linux 6.11)
 	reading sync.Mutex  // held while maps is read from its start
+
+	// A mapping that was found writable, for the next accesses: to ask the kernel takes a third of what a short access does.
+	writable struct {
+		sync.Mutex // of those that store
+		start, end atomic.Uint64
+		until      atomic.Int64 // since clockBase; 0: being stored
+	}
+}
+
+// mappingLasts is how long a mapping is taken to be writable that was. It is no longer than an access could have been under
+// way.
+const mappingLasts = time.Millisecond
+
+var clockBase = time.Now()
+
+// wasWritable reports whether all of the range was found writable a moment ago.
+func (s *Files) wasWritable(addr, end uint64) bool {
+	w := &s.writable
+	until := w.until.Load()
+	if until == 0 || int64(time.Since(clockBase)) >= until {
+		return false
+	}
+	covered := w.start.Load() <= addr && end <= w.end.Load()
+	return covered && w.until.Load() == until
+}
+
+func (s *Files) noteWritable(m mapping) {
+	w := &s.writable
+	if !w.TryLock() {
+		return
+	}
+	defer w.Unlock()
+	w.until.Store(0)
+	w.start.Store(m.start)
+	w.end.Store(m.end)
+	w.until.Store(int64(time.Since(clockBase) + mappingLasts))
 }
 
 // NewFiles makes Files of /proc/TID/mem and /proc/TID/maps of one thread, opened while the address space was the one that
@@ -29,24 +68,43 @@ func NewFiles(mem, maps *os.File) (*Files, error) {
 	if err := IsProcMem(mem); err != nil {
 		return nil, err
 	}
-	conn, err := maps.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	return &Files{mem: mem, maps: maps, conn: conn}, nil
+	s := &Files{mem: mem, maps: maps, memFD: int(mem.Fd()), mapsFD: int(maps.Fd())}
+	s.users.Store(1)
+	return s, nil
 }
 
-// Close closes the files.
+// Close ends every access from now on. The files are closed when the last one that goes on has ended.
 func (s *Files) Close() {
-	s.mem.Close()
-	s.maps.Close()
+	if !s.closed.Swap(true) {
+		s.leave()
+	}
+}
+
+// enter begins a use of the descriptors, false if they are closed. leave ends it.
+func (s *Files) enter() bool {
+	for {
+		n := s.users.Load()
+		if n == 0 || s.closed.Load() {
+			return false
+		}
+		if s.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (s *Files) leave() {
+	if s.users.Add(-1) == 0 {
+		s.mem.Close()
+		s.maps.Close()
+	}
 }
 
 // ReadV implements Space.
-func (s *Files) ReadV(dst [][]byte, addr uint64) error { return s.move(dst, addr, false) }
+func (s *Files) ReadV(dst [][]byte, addr uint64) error { return s.move(dst, addr, false, true) }
 
 // WriteV implements Space.
-func (s *Files) WriteV(src [][]byte, addr uint64) error { return s.move(src, addr, true) }
+func (s *Files) WriteV(src [][]byte, addr uint64) error { return s.move(src, addr, true, true) }
 
 // Check implements Space.
 func (s *Files) Check(addr, length uint64, write bool) error {
@@ -56,15 +114,23 @@ func (s *Files) Check(addr, length uint64, write bool) error {
 	if addr+length < addr {
 		return ErrRange
 	}
+	if !s.enter() {
+		return ErrFault
+	}
+	defer s.leave()
 	return s.check(addr, addr+length, write)
 }
 
 // gone reports whether no process has the address space any more: then the file is empty. At address 0 there is
 // otherwise an error, or memory.
 func (s *Files) gone() bool {
+	if !s.enter() {
+		return true
+	}
+	defer s.leave()
 	var b [1]byte
-	n, err := s.mem.ReadAt(b[:], 0)
-	return n == 0 && errors.Is(err, io.EOF)
+	n, err := unix.Pread(s.memFD, b[:], 0)
+	return n == 0 && err == nil
 }
 
 // IsProcMem reports an error unless f is some /proc/PID/mem: another file might block whoever reads it, or be changed.
@@ -90,41 +156,36 @@ func isMemPath(name string) bool {
 	return n == 1 && err == nil && name == fmt.Sprintf("/proc/%d/mem", pid)
 }
 
-// move reads or writes. Writing by the file ignores the protection of pages, so the mappings are looked up first; if the
-// process changes them just then, it is with its own memory that it does so.
-func (s *Files) move(bufs [][]byte, addr uint64, write bool) error {
+// move reads or writes. Access by the file ignores the protection of pages, so the mappings are looked up before writing,
+// lest a peer changes the program's code where a buffer was; if the process changes them just then, it is with its own
+// memory that it does so. Without check they are not.
+func (s *Files) move(bufs [][]byte, addr uint64, write, check bool) error {
 	size := total(bufs)
 	if size == 0 {
 		return nil
 	}
-	if addr+size < addr || addr+size > math.MaxInt64 {
+	if addr+size < addr || addr+size > math.MaxInt64 || !s.enter() {
 		return ErrFault
 	}
-	if err := s.check(addr, addr+size, write); err != nil {
-		return err
-	}
-	for _, b := range bufs {
-		if len(b) == 0 {
-			continue
-		}
-		var n int
-		var err error
-		if write {
-			n, err = s.mem.WriteAt(b, int64(addr))
-		} else {
-			n, err = s.mem.ReadAt(b, int64(addr))
-		}
-		switch {
-		case n == len(b):
-		case err == nil, errors.Is(err, io.EOF), errors.Is(err, io.ErrShortWrite), errors.Is(err, io.ErrUnexpectedEOF),
-			errors.Is(err, unix.EIO), errors.Is(err, unix.EFAULT), errors.Is(err, os.ErrClosed):
-			return ErrFault
-		default:
+	defer s.leave()
+	if check && !(write && s.wasWritable(addr, addr+size)) {
+		if err := s.check(addr, addr+size, write); err != nil {
 			return err
 		}
-		addr += uint64(n)
 	}
-	return nil
+	return moveVectors(nil, s, bufs, addr, write)
+}
+
+// transfer moves what one call can. The file is empty once the address space has gone.
+func (s *Files) transfer(iov []unix.Iovec, addr uint64, size int, write bool) error {
+	n, err := vectorAt(s.memFD, iov, addr, write)
+	switch {
+	case err == nil && n == size:
+		return nil
+	case err == nil, err == unix.EIO, err == unix.EFAULT:
+		return ErrFault
+	}
+	return err
 }
 
 // check reports whether [addr, end) is mapped readable, and writable where write is set: nil or ErrFault, or why that
@@ -132,7 +193,7 @@ func (s *Files) move(bufs [][]byte, addr uint64, write bool) error {
 func (s *Files) check(addr, end uint64, write bool) error {
 	covered, err := s.covers(addr, end, write)
 	switch {
-	case errors.Is(err, unix.ESRCH), errors.Is(err, os.ErrClosed): // the address space has gone
+	case errors.Is(err, unix.ESRCH): // the address space has gone
 		return ErrFault
 	case err != nil:
 		return fmt.Errorf("read the mappings of a process: %w", err)
@@ -144,7 +205,7 @@ func (s *Files) check(addr, end uint64, write bool) error {
 
 func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 	for !s.noQuery.Load() && addr < end {
-		m, err := queryMapping(s.conn, addr)
+		m, err := queryMapping(s.mapsFD, addr)
 		switch {
 		case err == unix.ENOTTY, err == unix.EINVAL:
 			s.noQuery.Store(true)
@@ -156,6 +217,9 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 		}
 		if !m.read || write && !m.write {
 			return false, nil
+		}
+		if m.write {
+			s.noteWritable(m)
 		}
 		addr = m.end
 	}

@@ -113,7 +113,16 @@ type childProcess struct {
 
 // eachWay runs a test with the two ways into another process.
 func eachWay(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *childProcess)) {
-	t.Run("process_vm", func(t *testing.T) { f(t, startChild) })
+	t.Run("process_vm", func(t *testing.T) {
+		defer func(n uint64) { small = n }(small)
+		small = 0
+		f(t, func(t *testing.T, mode string) *childProcess {
+			c := startChild(t, mode)
+			c.trusting = true
+			return c
+		})
+	})
+	t.Run("untrusting", func(t *testing.T) { f(t, startChild) })
 	t.Run("mem", func(t *testing.T) {
 		f(t, func(t *testing.T, mode string) *childProcess {
 			c := startChild(t, mode)
@@ -371,6 +380,42 @@ func TestExecEndsTheAddressSpace(t *testing.T) {
 	})
 }
 
+// TestNumberIsAnothers: the process has ended, another one has its number, and nothing has told yet.
+func TestNumberIsAnothers(t *testing.T) {
+	for _, least := range []uint64{0, small} {
+		t.Run(fmt.Sprintf("by file up to %d bytes", least), func(t *testing.T) {
+			defer func(n uint64) { small = n }(small)
+			small = least
+			gone, other := startChild(t, "plain"), startChild(t, "plain")
+			gone.kill()
+			p, err := NewProcess(func() ProcessConfig {
+				cfg := configOf(t, other.PID(), fmt.Sprintf("/proc/%d/mem", other.PID()))
+				cfg.Bound = false
+				return cfg
+			}())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			// From here on it is of the one that has gone, but for the number.
+			p.once.Do(func() {})
+			p.files, p.pidfdFD = gone.files, gone.pidfdFD
+			want := other.firstPage(t)
+			got := make([]byte, 8)
+			if err := p.ReadV([][]byte{got}, other.base); !errors.Is(err, ErrFault) {
+				t.Errorf("read %x: %v", got, err)
+			}
+			if err := p.WriteV([][]byte{[]byte("written!")}, other.base); !errors.Is(err, ErrFault) {
+				t.Errorf("write: %v", err)
+			}
+			if !bytes.Equal(other.firstPage(t), want) {
+				t.Error("the other process was written to")
+			}
+			p.once = sync.Once{}
+		})
+	}
+}
+
 // TestExactIsTheAddressSpace: what a call uses is bound from the start, but a region made of it is not.
 func TestExactIsTheAddressSpace(t *testing.T) {
 	c := startChild(t, "exec")
@@ -594,6 +639,8 @@ func TestOpenProcessThatIsNotThere(t *testing.T) {
 
 // A process of another user is out of reach, and the error says why.
 func TestProcessOfAnotherUser(t *testing.T) {
+	defer func(n uint64) { small = n }(small)
+	small = 0
 	if os.Getuid() != 0 {
 		t.Skip("needs root to run a process as another user")
 	}
@@ -630,10 +677,11 @@ func TestProcessDataPathDoesNotAllocate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	mem := make([]byte, 4096)
-	few, many := split(make([]byte, 4096), 3), split(make([]byte, 4096), 40)
+	p.trusting = true // so that it goes by number, too
+	mem := make([]byte, 8*small)
+	few, many, large := split(make([]byte, 4096), 3), split(make([]byte, 4096), 40), split(make([]byte, 8*small), 16)
 	if n := testing.AllocsPerRun(100, func() {
-		for _, v := range [][][]byte{few, many} {
+		for _, v := range [][][]byte{few, many, large} {
 			if err := errors.Join(p.ReadV(v, addressOf(mem)), p.WriteV(v, addressOf(mem))); err != nil {
 				t.Fatal(err)
 			}
