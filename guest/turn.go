@@ -184,8 +184,11 @@ func (t *turn) note(tid uint32) {
 // shared reports whether several threads of the program call.
 func (t *turn) shared() bool { return t.mixture.Load() > mixed }
 
-// begin is called before a call is answered that may take long, by a worker with a turn. end must follow.
+// begin is called before what may take long of an answer, as often as there is such. end must follow.
 func (w *worker) begin(c call) {
+	if !w.hasTurn || w.busy.Load() != idle {
+		return // passed already, or watched: to pass it again would make another turn
+	}
 	t := &w.session.turn
 	shared := t.shared()
 	pass := shared && t.receiving.Load() == 0

@@ -22,7 +22,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 	file := &fakeFile{}
 	file.region.Mem = make([]byte, 16)
 	s := &Session{sup: &Supervisor{}, firstFD: 1000}
-	w := &worker{session: s}
+	w := &worker{session: s, hasTurn: true}
 	tid := uint32(os.Getpid())
 	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{file: file}, until: time.Since(base) + time.Hour})
 	numbers := architectures[runtime.GOARCH].numbers
