@@ -86,11 +86,14 @@ func (e *execs) add(tid uint32) {
 	e.tids[tid] = struct{}{}
 }
 
-// over takes down that a thread is executing nothing, since it calls.
-func (e *execs) over(tid uint32) {
+// over takes down that the thread of a worker's call is executing nothing, since it calls: unless it has gone, and the
+// number is another thread's, which may be executing something.
+func (e *execs) over(w *worker) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.tids, tid)
+	if _, there := e.tids[w.n.tid]; there && w.prove() == nil {
+		delete(e.tids, w.n.tid)
+	}
 }
 
 // pending reports whether a thread of the process other than the one that calls may be executing a program.

@@ -23,7 +23,7 @@ func (w *worker) pathCall(c call) verdict {
 	case callOther:
 		return through
 	}
-	w.session.execs.over(w.n.tid)
+	w.session.execs.over(w)
 	raw := w.readPath(a[at])
 	if !mayBeVirtual(raw) {
 		if len(raw) == 0 && (c == callNewfstatat || c == callStatx) {

@@ -708,3 +708,27 @@ func TestOneLookAtATime(t *testing.T) {
 		t.Errorf("%d looks in the time of %d", n, most)
 	}
 }
+
+// TestExecOfANumber: a call whose thread has gone says nothing of the thread that has its number now.
+func TestExecOfANumber(t *testing.T) {
+	const tid = 1 << 30
+	w := &worker{session: &Session{sup: &Supervisor{}, fd: -1}, hasTurn: true, n: notification{tid: tid}}
+	execs := &w.session.execs
+	execs.add(tid)
+	w.pathCall(callOpen)
+	if _, there := execs.tids[tid]; !there {
+		t.Error("another thread's exec is held to be over")
+	}
+	world := newWorld(t)
+	r := world.start(nil, "sh", "-c", "test -e /dev/infiniband/x; echo ready; exec sleep 1000")
+	world.printed(r, "ready")
+	eventually(t, "the program to have opened files", func() bool {
+		execs := &r.session.execs
+		execs.mu.Lock()
+		defer execs.mu.Unlock()
+		_, there := execs.tids[uint32(r.PID())]
+		return !there
+	})
+	r.Signal(unix.SIGKILL)
+	world.finish(r)
+}
