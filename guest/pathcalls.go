@@ -184,16 +184,34 @@ func (w *worker) isDirectory(path string) bool {
 	if err != nil {
 		return false
 	}
-	defer unix.Close(root)
-	fd, err := unix.Openat2(root, path[1:], &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
-	})
-	if err != nil {
+	at := root
+	defer func() { unix.Close(at) }()
+	for name := range strings.SplitSeq(path[1:], "/") {
+		// It is looked up with this process's rights, and the caller is not to learn more than by his own.
+		if !th.maySearch(at) {
+			return false
+		}
+		next, err := unix.Openat2(at, name, &unix.OpenHow{
+			Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if err != nil {
+			return false
+		}
+		unix.Close(at)
+		at = next
+	}
+	return th.maySearch(at)
+}
+
+// maySearch reports whether the mode of a directory lets the thread look up names in it.
+func (t *procThread) maySearch(dir int) bool {
+	var st unix.Statx_t
+	const what = unix.STATX_MODE | unix.STATX_UID | unix.STATX_GID
+	if unix.Statx(dir, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, what, &st) != nil {
 		return false
 	}
-	unix.Close(fd)
-	return true
+	return Node{UID: int(st.Uid), GID: int(st.Gid), Mode: uint32(st.Mode)}.allows(t.id, t.id.uids.fs, t.id.gids.fs, mayExecute)
 }
 
 // find returns the entry of a clean path, and the path after links; the last component is not followed if nofollow. The

@@ -732,3 +732,30 @@ func TestExecOfANumber(t *testing.T) {
 	r.Signal(unix.SIGKILL)
 	world.finish(r)
 }
+
+// TestWayUpThroughWhatIsNotTheCallers: nothing is found out about a directory that the caller may not look into.
+func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
+	if unix.Geteuid() != 0 {
+		t.Skip("needs root for a directory that is not the caller's")
+	}
+	w := newWorld(t)
+	dir := shmDir(t) // of mode 0700
+	if err := unix.Mkdir(dir+"/secret", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	up := strings.Repeat("/..", strings.Count(dir, "/")+1)
+	for _, name := range []string{"/secret", "/none"} {
+		for _, caller := range []struct{ setpriv, want string }{
+			{"setpriv --reuid=65534 --regid=65534 --clear-groups ", "no\n"},
+			{"", map[string]string{"/secret": "yes\n", "/none": "no\n"}[name]},
+		} {
+			script := caller.setpriv + "test -e " + dir + name + up + "/dev/infiniband/uverbs0 && echo yes || echo no"
+			if _, out := w.sh(script); out != caller.want {
+				t.Errorf("%s: %q, want %q", script, out, caller.want)
+			}
+		}
+	}
+	if out := w.mustRun("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "stat", "-c", "%F", "/proc/../dev/infiniband/uverbs0"); !strings.HasPrefix(out, "character") {
+		t.Errorf("by way of a directory of everybody's: %q", out)
+	}
+}
