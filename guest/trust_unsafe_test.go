@@ -145,15 +145,17 @@ func programVictim([]string) {
 // next number is the next process's unless another program is faster.
 const victimScript = `
 exec 3<&0
-for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+i=0
+while [ $i -lt 300 ]; do
+	i=$((i + 1))
 	echo $(($1 - 1)) >/proc/sys/kernel/ns_last_pid || exit 9
-	"$0" <&3 &
+	( read me rest </proc/self/stat; [ "$me" = "$1" ] && exec "$0" <&3 ) &
 	if [ $! = $1 ]; then wait $!; exit; fi
-	kill -9 $!; wait $! 2>/dev/null
+	wait $!
 done
 exit 8`
 
-// replace runs a victim of the number, and returns what asks it for its state.
+// replace runs a victim of the number, and returns what asks it for its state; nil if something else has the number.
 func replace(t *testing.T, pid int) (ask func() string) {
 	t.Helper()
 	c := exec.Command("/bin/sh", "-c", victimScript, mustSelf(t), strconv.Itoa(pid))
@@ -174,8 +176,8 @@ func replace(t *testing.T, pid int) (ask func() string) {
 	for {
 		line, err := said.ReadString('\n')
 		if err != nil {
-			t.Errorf("no process got number %d: %v", pid, c.Wait())
-			return func() string { return "same true\n" }
+			t.Logf("no process got number %d: %v", pid, c.Wait())
+			return nil
 		}
 		if line == fmt.Sprintf("ready %d\n", pid) {
 			break
@@ -197,19 +199,27 @@ func TestCallerIsReplaced(t *testing.T) {
 	}
 	for _, step := range stepNames {
 		t.Run(step, func(t *testing.T) {
-			points := replaced(t, step, -1)
+			points, _ := replaced(t, step, -1)
 			if len(points) == 0 && step != "access" {
 				t.Error("no point at which to pause")
 			}
 			for i, point := range points {
-				t.Run(fmt.Sprint(i, " ", point), func(t *testing.T) { replaced(t, step, i) })
+				t.Run(fmt.Sprint(i, " ", point), func(t *testing.T) {
+					for range 10 {
+						if _, ok := replaced(t, step, i); ok {
+							return
+						}
+					}
+					t.Error("the caller's number was another's each time")
+				})
 			}
 		})
 	}
 }
 
 // replaced takes one step and replaces the caller at the at-th point, -1: at none; it returns the points that there were.
-func replaced(t *testing.T, step string, at int) (points []string) {
+// ok is false if the caller's number could not be had.
+func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 	var mu sync.Mutex
 	var pid uint32
 	reached, goOn := make(chan struct{}), make(chan struct{})
@@ -244,7 +254,7 @@ func replaced(t *testing.T, step string, at int) (points []string) {
 		if code, said := w.finish(r); code != 0 {
 			t.Fatalf("exit code %d: %s", code, said)
 		}
-		return points
+		return points, true
 	}
 	w.await("the point", reached)
 	r.Signal(unix.SIGKILL)
@@ -252,6 +262,10 @@ func replaced(t *testing.T, step string, at int) (points []string) {
 	ask := replace(t, r.PID())
 	close(goOn)
 	w.await("the end of the session", r.session.Done())
+	if ask == nil {
+		w.logs.take()
+		return points, false
+	}
 	if got := ask(); got != "same true\n" {
 		t.Errorf("the victim says %q", got)
 	}
@@ -271,7 +285,7 @@ func replaced(t *testing.T, step string, at int) (points []string) {
 			t.Errorf("logged: %s", l)
 		}
 	}
-	return points
+	return points, true
 }
 
 const verbsIoctl = 0xc0181b01
