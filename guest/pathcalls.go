@@ -423,8 +423,12 @@ func (w *worker) duplicate(c call) verdict {
 	return verdict{val: int64(number)}
 }
 
-// copyFile returns a descriptor of whatever the caller has open under a number.
+// copyFile returns a descriptor of whatever the caller has open under a number; EPERM for a thread that does not share its
+// descriptors with the main thread, whose alone can be had.
 func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
+	if !sharesFiles(th.id.pid, int(w.n.tid)) {
+		return -1, unix.EPERM
+	}
 	pidfd, err := unix.PidfdOpen(th.id.pid, 0)
 	if err != nil {
 		return -1, w.goneOr(err)
@@ -436,14 +440,27 @@ func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	return unix.PidfdGetfd(pidfd, int(fd), 0)
 }
 
+// sharesFiles reports whether two threads have the same table of descriptors; true where the kernel does not tell.
+func sharesFiles(a, b int) bool {
+	if a == b {
+		return true
+	}
+	const files = 2 // KCMP_FILES
+	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), files, 0, 0, 0)
+	return errno != 0 || r == 0
+}
+
 // copyDevice returns a descriptor of what the caller has open under a number, which is a device file.
 func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (copied int, err error) {
 	if err := p.conn.Control(func(pidfd uintptr) { copied, err = unix.PidfdGetfd(int(pidfd), int(fd), 0) }); err != nil {
 		return -1, err
 	}
-	if err != nil {
-		// Where that is not allowed (Yama, Docker), or its main thread has ended, another description does as well. A link to
-		// anything else is not opened: that could have effects.
+	if err != nil || !isFile(copied, f.inode) {
+		if err == nil {
+			unix.Close(copied)
+		}
+		// Where that is not allowed (Yama, Docker), or its main thread has ended, or has descriptors of its own, another
+		// description does as well. A link to anything else is not opened: that could have effects.
 		link := fmt.Sprintf("fd/%d", fd)
 		var st unix.Statx_t
 		if err := unix.Statx(th.dir, link, unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st); err != nil {
@@ -460,12 +477,17 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 			return -1, fmt.Errorf("duplicate descriptor %d of process %d: %w", fd, p.pid, err)
 		}
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(copied, &st); err != nil || (inode{st.Dev, st.Ino}) != f.inode {
+	if !isFile(copied, f.inode) {
 		unix.Close(copied)
 		return -1, syscall.EBADF
 	}
 	return copied, nil
+}
+
+// isFile reports whether a descriptor is of a file.
+func isFile(fd int, file inode) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && (inode{st.Dev, st.Ino}) == file
 }
 
 // duplicateTo is dup2(2) or dup3(2) to a number of those that device files get. Those are given out here, so that two
@@ -493,7 +515,12 @@ func (w *worker) duplicateTo(c call) verdict {
 	defer unix.Close(copied)
 	w.session.opening.Lock()
 	defer w.session.opening.Unlock()
-	return verdict{val: int64(to), err: w.installLocked(copied, uint32(to), uint64(flags))}
+	if err := w.installLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
+		return through // the limit of open files; or one with O_PATH, which is not handed on
+	} else if err != nil {
+		return fails(err)
+	}
+	return verdict{val: int64(to)}
 }
 
 // installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps:

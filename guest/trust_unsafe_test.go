@@ -35,6 +35,7 @@ func init() {
 		"readonly": programReadOnly,
 		"mainexit": programMainExit,
 		"dup2":     programDup2,
+		"ownfiles": programOwnFiles,
 		"slow":     programSlow,
 		"parallel": programParallel,
 		"churn":    programChurn,
@@ -771,5 +772,45 @@ func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
 	}
 	if out := w.mustRun("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "stat", "-c", "%F", "/proc/../dev/infiniband/uverbs0"); !strings.HasPrefix(out, "character") {
 		t.Errorf("by way of a directory of everybody's: %q", out)
+	}
+}
+
+// programOwnFiles duplicates descriptors in a thread with a table of its own, and one that is for a path alone.
+func programOwnFiles([]string) {
+	device := openDevice()
+	low := must(unix.Open("/proc/self/comm", unix.O_RDONLY|unix.O_CLOEXEC, 0))
+	var want, st unix.Stat_t
+	path := must(unix.Open("/etc", unix.O_PATH|unix.O_CLOEXEC, 0))
+	must(0, unix.Fstat(path, &want))
+	must(0, unix.Dup3(path, device+1, unix.O_CLOEXEC))
+	must(0, unix.Fstat(device+1, &st))
+	check(st.Ino == want.Ino, "the path is another file")
+	unshared, replaced, done := make(chan bool), make(chan bool), make(chan bool)
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		must(0, unix.Unshare(unix.CLONE_FILES))
+		null := must(unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0))
+		must(0, unix.Dup3(null, low, unix.O_CLOEXEC))
+		close(unshared)
+		<-replaced
+		must(0, unix.Dup3(low, device+2, unix.O_CLOEXEC))
+		must(0, unix.Fstat(device+2, &st))
+		check(st.Mode&unix.S_IFMT == unix.S_IFCHR, "the thread was given the main thread's file")
+		fd := must(unix.Dup(device))
+		op := fakeOp{op: opIncrement, in: 1}
+		check(operate(fd, &op) == 0, "the duplicate of the thread's device is none")
+	}()
+	<-unshared
+	must(0, unix.Dup3(path, device, unix.O_CLOEXEC)) // of the main thread's table
+	close(replaced)
+	<-done
+	fmt.Println("ok")
+}
+
+func TestDuplicatesOfAThreadsOwn(t *testing.T) {
+	w := newWorld(t)
+	if out := w.mustRunSelf("ownfiles"); out != "ok" {
+		t.Errorf("printed %q", out)
 	}
 }
