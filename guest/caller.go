@@ -148,9 +148,14 @@ const (
 func (p *process) alive() bool {
 	alive := false
 	err := p.conn.Control(func(fd uintptr) {
-		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(pfd, 0)
-		alive = err == nil && n == 0
+		pfd := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		for {
+			n, err := unix.Poll(pfd[:], 0)
+			if err != unix.EINTR { // a signal that is not blocked, outside of workers
+				alive = err == nil && n == 0
+				return
+			}
+		}
 	})
 	return err == nil && alive
 }
