@@ -786,9 +786,9 @@ func programOwnFiles([]string) {
 	must(0, unix.Fstat(device+1, &st))
 	check(st.Ino == want.Ino, "the path is another file")
 	unshared, replaced, done := make(chan bool), make(chan bool), make(chan bool)
-	go func() {
+	th := newThread() // never the main thread
+	go th.do(func() {
 		defer close(done)
-		runtime.LockOSThread()
 		must(0, unix.Unshare(unix.CLONE_FILES))
 		null := must(unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0))
 		must(0, unix.Dup3(null, low, unix.O_CLOEXEC))
@@ -800,7 +800,7 @@ func programOwnFiles([]string) {
 		fd := must(unix.Dup(device))
 		op := fakeOp{op: opIncrement, in: 1}
 		check(operate(fd, &op) == 0, "the duplicate of the thread's device is none")
-	}()
+	})
 	<-unshared
 	must(0, unix.Dup3(path, device, unix.O_CLOEXEC)) // of the main thread's table
 	close(replaced)
