@@ -286,18 +286,19 @@ func (t *Session) reapLocked() {
 
 func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	t := w.session
-	if err := t.user.Take(quota.Descriptors, processDescriptors); err != nil {
+	user := t.sup.cfg.Quota.User(th.id.uids.real)
+	if err := user.Take(quota.Descriptors, processDescriptors); err != nil {
 		return nil, err
 	}
 	fail := func(err error) (*process, error) {
-		t.user.Give(quota.Descriptors, processDescriptors)
+		user.Give(quota.Descriptors, processDescriptors)
 		return nil, fmt.Errorf("open process %d: %w", th.id.pid, err)
 	}
 	fd, err := unix.PidfdOpen(th.id.pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return fail(w.goneOr(err))
 	}
-	p := &process{pid: th.id.pid, name: th.id.name, pidfd: os.NewFile(uintptr(fd), "pidfd"), user: t.user}
+	p := &process{pid: th.id.pid, name: th.id.name, pidfd: os.NewFile(uintptr(fd), "pidfd"), user: user}
 	p.acct = umem.NewLimitedAccount(func() (uint64, error) { return t.lockLimit(p) })
 	w.pause("pidfd")
 	if p.conn, err = p.pidfd.SyscallConn(); err == nil {
@@ -336,7 +337,7 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 		return nil, w.goneOr(err)
 	}
 	s, err := umem.NewProcess(umem.ProcessConfig{
-		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.copies,
+		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.copiesOf(th.id.uids.real),
 		Trusting: !accessesOthers(),
 	})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +33,9 @@ func (p *Program) Guard(lost <-chan struct{}, abandon func()) {
 	}()
 }
 
+// attendTime is how long a call is waited for that the dead supervisor may have received.
+const attendTime = time.Second
+
 // attend lets the program's calls through if its supervisor dies before there is a guard, until the function that it
 // returns is called.
 func (p *Program) attend(lost <-chan struct{}) (end func()) {
@@ -48,11 +52,19 @@ func (p *Program) attend(lost <-chan struct{}) (end func()) {
 			return
 		}
 		defer stop.Close()
+		var late atomic.Bool
 		done.Go(func() {
-			<-over
-			stopper.Close()
+			defer stopper.Close()
+			select {
+			case <-over:
+			case <-time.After(attendTime):
+				late.Store(true)
+			}
 		})
 		(&guardian{source: newSource(p.listener, stop, new(intake))}).serve()
+		if late.Load() { // the supervisor had received the call, and nothing else ends it
+			p.listener.Close()
+		}
 	})
 	return func() {
 		close(over)

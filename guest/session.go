@@ -40,7 +40,6 @@ type Session struct {
 	info     SessionInfo
 	dir      *os.File // of the queue files; this process's user's
 	user     *quota.User
-	copies   *umem.Copies
 	listener *os.File
 	helper   Helper // not nil: this process may not access the program's memory
 	fd       int    // of listener
@@ -96,7 +95,6 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		sup:       s,
 		info:      info,
 		user:      s.cfg.Quota.User(info.UID),
-		copies:    s.copiesOf(info.UID),
 		listener:  listener,
 		helper:    helper,
 		fd:        int(listener.Fd()),

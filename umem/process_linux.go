@@ -276,7 +276,7 @@ func (p *Process) move(bufs [][]byte, addr uint64, write, check bool) error {
 			return err
 		}
 		return p.files.move(bufs, addr, write, check)
-	case err == unix.ESRCH, err == nil && !write && !p.Alive(): // what was read may be another's
+	case err == unix.ESRCH, err == nil && !write && !p.trusting && (!p.Alive() || p.files.gone()): // it may be another's
 		return ErrFault
 	}
 	return err

@@ -58,16 +58,24 @@ func child() {
 	}
 	protect(2, unix.PROT_READ)
 	protect(3, unix.PROT_NONE)
-	if os.Getenv("UMEM_TEST_CHILD") == "limited" {
+	switch mode := os.Getenv("UMEM_TEST_CHILD"); mode {
+	case "limited", "namespace":
 		if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 3 * PageSize, Max: 3 * PageSize}); err != nil {
 			panic(err)
 		}
-		dropCapabilities()
+		if mode == "limited" {
+			dropCapabilities()
+		}
 	}
 	fmt.Println(addressOf(mem))
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		if in.Text() == "exec" {
 			panic(syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
+		}
+		if in.Text() == "protect" {
+			protect(0, unix.PROT_READ)
+			fmt.Println("protected")
+			continue
 		}
 		if os.Getenv("UMEM_TEST_CHILD") == "mainexit" {
 			endMainThread()
@@ -170,6 +178,10 @@ func startChild(t *testing.T, mode string) *childProcess {
 	c := &childProcess{cmd: exec.Command("/proc/self/exe")}
 	c.cmd.Env = append(os.Environ(), "UMEM_TEST_CHILD="+mode, "GOMAXPROCS=1")
 	c.cmd.Stderr = os.Stderr
+	if mode == "namespace" {
+		ids := []syscall.SysProcIDMap{{Size: 1}}
+		c.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
+	}
 	var err error
 	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
@@ -411,8 +423,56 @@ func TestNumberIsAnothers(t *testing.T) {
 			if !bytes.Equal(other.firstPage(t), want) {
 				t.Error("the other process was written to")
 			}
+			if limit, err := p.LockLimit(); !errors.Is(err, ErrLimit) {
+				t.Errorf("limit %d, %v", limit, err)
+			}
 			p.once = sync.Once{}
 		})
+	}
+}
+
+// TestAccessesAreBounded: whichever way they go.
+func TestAccessesAreBounded(t *testing.T) {
+	eachWay(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
+		c := start(t, "plain")
+		c.copies = NewCopies(1, nil)
+		b := [][]byte{make([]byte, 8)}
+		if err := errors.Join(c.ReadV(b, c.base), c.WriteV(b, c.base), c.Check(c.base, 8, true), c.Exact().ReadV(b, c.base)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.copies.begin(); err != nil { // another, which does not end
+			t.Fatal(err)
+		}
+		c.copies.stuck.Store(true)
+		for name, err := range map[string]error{
+			"read": c.ReadV(b, c.base), "write": c.WriteV(b, c.base), "check": c.Check(c.base, 8, true),
+			"read within a call": c.Exact().ReadV(b, c.base),
+		} {
+			if !errors.Is(err, ErrStuck) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		c.copies.end()
+		if n := c.copies.Going(); n != 0 {
+			t.Errorf("%d go on", n)
+		}
+	})
+}
+
+// TestProtectionIsSeenSoon: that memory may not be written any more, if not at once.
+func TestProtectionIsSeenSoon(t *testing.T) {
+	c := startChild(t, "protect")
+	page := [][]byte{make([]byte, PageSize)}
+	if err := c.WriteV(page, c.base); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(c.stdin, "protect")
+	if line, err := c.out.ReadString('\n'); err != nil || line != "protected\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	time.Sleep(2 * mappingLasts)
+	if err := c.WriteV(page, c.base); !errors.Is(err, ErrFault) {
+		t.Errorf("write: %v", err)
 	}
 }
 
@@ -951,6 +1011,17 @@ func TestLockLimit(t *testing.T) {
 	}
 	if _, err := LockLimit(c.PID()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("after exit: %v", err)
+	}
+}
+
+// TestLockLimitInNamespace: whoever makes a user namespace has all capabilities there.
+func TestLockLimitInNamespace(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root for CAP_IPC_LOCK")
+	}
+	c := startChild(t, "namespace")
+	if got, err := c.LockLimit(); err != nil || got != 3*PageSize {
+		t.Errorf("LockLimit = %d, %v, want %d", got, err, 3*PageSize)
 	}
 }
 
