@@ -34,6 +34,7 @@ cross: ## compile for the other architecture
 .PHONY: unit
 unit: ## unit tests with the race detector
 	CGO_ENABLED=1 $(GO) test -race -json -timeout 8m ./... | $(GO) run ./test/verdict
+	$(GO) test -run '^TestDataPathAllocates$$' ./driver/rxe
 
 .PHONY: e2e
 e2e: build ## the real programs, end to end
