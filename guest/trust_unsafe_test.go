@@ -39,6 +39,8 @@ func init() {
 		"slow":     programSlow,
 		"parallel": programParallel,
 		"churn":    programChurn,
+		"closed":   programClosed,
+		"twice":    programTwice,
 	} {
 		programs[name] = f
 	}
@@ -812,5 +814,82 @@ func TestDuplicatesOfAThreadsOwn(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("ownfiles"); out != "ok" {
 		t.Errorf("printed %q", out)
+	}
+}
+
+// programClosed uses the number of a descriptor that it has closed, while another one keeps the file open.
+func programClosed([]string) {
+	fd := openDevice()
+	other := must(unix.Dup(fd))
+	op := fakeOp{op: opIncrement, in: 1}
+	check(operate(fd, &op) == 0, "ioctl")
+	unix.Close(fd)
+	e := operate(fd, &op)
+	check(e == unix.EBADF, "ioctl of what is closed: %v", e)
+	check(operate(other, &op) == 0, "ioctl of the other")
+	fmt.Println("ok")
+}
+
+// TestClosedNumber: that a number is remembered to be the device's is good for doorbells alone.
+func TestClosedNumber(t *testing.T) {
+	w := newWorld(t)
+	if out := w.mustRunSelf("closed"); out != "ok" {
+		t.Errorf("printed %q", out)
+	}
+}
+
+// programTwice issues a command, and on a line of input another one.
+func programTwice([]string) {
+	runtime.LockOSThread()
+	fd := openDevice()
+	for i := range uint64(2) {
+		op := fakeOp{op: opIncrement, in: i}
+		check(operate(fd, &op) == 0 && op.out == i+1, "ioctl %d", i)
+		fmt.Println("command", i)
+		bufio.NewReader(os.Stdin).ReadString('\n')
+	}
+}
+
+// TestRememberedProcess: the process that a thread's number belonged to is not taken for that which has it now.
+func TestRememberedProcess(t *testing.T) {
+	w := newWorld(t)
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	r := w.startWith(in, []string{programEnv + "=twice"}, "/proc/self/exe")
+	in.Close()
+	w.printed(r, "command 0")
+	own, err := umem.OpenProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pidfd := os.NewFile(uintptr(fd), "pidfd")
+	defer pidfd.Close()
+	another := &process{pid: os.Getpid(), pidfd: pidfd, space: own}
+	if another.conn, err = pidfd.SyscallConn(); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for i := range r.session.cache {
+		if d := r.session.cache[i].Load(); d != nil {
+			d.process.Store(another)
+			n++
+		}
+	}
+	if n == 0 {
+		t.Error("nothing is remembered")
+	}
+	io.WriteString(out, "\n")
+	w.printed(r, "command 1")
+	io.WriteString(out, "\n")
+	if code, said := w.finish(r); code != 0 {
+		t.Errorf("exit code %d: %s", code, said)
 	}
 }
