@@ -838,9 +838,13 @@ func TestClosedNumber(t *testing.T) {
 	}
 }
 
-// programTwice issues a command, and on a line of input another one.
-func programTwice([]string) {
+// programTwice issues a command, and on a line of input another one; with an argument it waits for a line before.
+func programTwice(args []string) {
 	runtime.LockOSThread()
+	if len(args) > 0 {
+		fmt.Println("ready")
+		bufio.NewReader(os.Stdin).ReadString('\n')
+	}
 	fd := openDevice()
 	for i := range uint64(2) {
 		op := fakeOp{op: opIncrement, in: i}
@@ -888,6 +892,51 @@ func TestRememberedProcess(t *testing.T) {
 	}
 	io.WriteString(out, "\n")
 	w.printed(r, "command 1")
+	io.WriteString(out, "\n")
+	if code, said := w.finish(r); code != 0 {
+		t.Errorf("exit code %d: %s", code, said)
+	}
+}
+
+// TestEndedProcess: what is known of a process that has ended is not taken for one that has its number.
+func TestEndedProcess(t *testing.T) {
+	w := newWorld(t)
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	r := w.startWith(in, []string{programEnv + "=twice"}, "/proc/self/exe", "late")
+	in.Close()
+	w.printed(r, "ready")
+	c := exec.Command("/bin/cat")
+	if _, err := c.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	space, err := umem.OpenProcess(c.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(c.Process.Pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := &process{pid: r.PID(), pidfd: os.NewFile(uintptr(fd), "pidfd"), space: space}
+	if ended.conn, err = ended.pidfd.SyscallConn(); err != nil {
+		t.Fatal(err)
+	}
+	c.Process.Kill()
+	c.Wait()
+	r.session.mu.Lock()
+	r.session.processes[r.PID()] = ended
+	r.session.mu.Unlock()
+	for _, want := range []string{"command 0", "command 1"} {
+		io.WriteString(out, "\n")
+		w.printed(r, want)
+	}
 	io.WriteString(out, "\n")
 	if code, said := w.finish(r); code != 0 {
 		t.Errorf("exit code %d: %s", code, said)
