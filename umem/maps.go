@@ -16,8 +16,9 @@ const mapsLine = 4096
 var mapsReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, mapsLine) }}
 
 // mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is in order of address, until it knows
-// whether [addr, end) is mapped readable, and writable where write is set, without a gap.
-func mapsCover(r io.Reader, addr, end uint64, write bool) (bool, error) {
+// whether [addr, end) is mapped readable, and writable where write is set, without a gap: then span is all that it is part
+// of, as far as it was read.
+func mapsCover(r io.Reader, addr, end uint64, write bool) (span mapping, covered bool, err error) {
 	br := mapsReaders.Get().(*bufio.Reader)
 	br.Reset(r)
 	defer func() {
@@ -27,14 +28,14 @@ func mapsCover(r io.Reader, addr, end uint64, write bool) (bool, error) {
 	for {
 		line, err := br.ReadSlice('\n')
 		if err == io.EOF && len(line) == 0 {
-			return false, nil
+			return span, false, nil
 		}
 		if err != nil && err != io.EOF && !errors.Is(err, bufio.ErrBufferFull) {
-			return false, err
+			return span, false, err
 		}
 		m, ok := parseMapping(line)
 		if !ok {
-			return false, fmt.Errorf("cannot make sense of mapping %q", bytes.TrimSpace(line))
+			return span, false, fmt.Errorf("cannot make sense of mapping %q", bytes.TrimSpace(line))
 		}
 		for errors.Is(err, bufio.ErrBufferFull) {
 			_, err = br.ReadSlice('\n')
@@ -43,10 +44,14 @@ func mapsCover(r io.Reader, addr, end uint64, write bool) (bool, error) {
 			continue
 		}
 		if m.start > addr || !m.read || write && !m.write {
-			return false, nil
+			return span, false, nil
 		}
+		if span.end == 0 {
+			span = m
+		}
+		span.end = m.end
 		if addr = m.end; addr >= end {
-			return true, nil
+			return span, true, nil
 		}
 	}
 }

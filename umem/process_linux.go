@@ -239,13 +239,10 @@ func (p *Process) leave() {
 }
 
 // ReadV implements Space.
-func (p *Process) ReadV(dst [][]byte, addr uint64) error { return p.move(dst, addr, false, true) }
-
-// readPinned implements pinned.
-func (p *Process) readPinned(dst [][]byte, addr uint64) error { return p.move(dst, addr, false, false) }
+func (p *Process) ReadV(dst [][]byte, addr uint64) error { return p.move(dst, addr, false) }
 
 // WriteV implements Space.
-func (p *Process) WriteV(src [][]byte, addr uint64) error { return p.move(src, addr, true, true) }
+func (p *Process) WriteV(src [][]byte, addr uint64) error { return p.move(src, addr, true) }
 
 const (
 	iovMax   = 1024 // IOV_MAX, the kernel's limit for one call
@@ -254,10 +251,10 @@ const (
 
 var iovPool = sync.Pool{New: func() any { return new([iovMax]unix.Iovec) }}
 
-// small is up to how many bytes the file is as fast as the number. It is variable for tests.
+// small is up to how many bytes the file is as fast as the number, if the kernel can be asked for one mapping. It is variable for tests.
 var small uint64 = 8 << 10
 
-func (p *Process) move(bufs [][]byte, addr uint64, write, check bool) error {
+func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 	if p.dead.Load() {
 		return ErrFault
 	}
@@ -265,8 +262,9 @@ func (p *Process) move(bufs [][]byte, addr uint64, write, check bool) error {
 		return err
 	}
 	defer p.copies.end()
-	if total(bufs) <= small || write && !p.trusting || !p.enter() {
-		return p.files.move(bufs, addr, write, check)
+	byNumber := p.trusting || !write
+	if total(bufs) <= small && !p.files.noQuery.Load() || !byNumber || !p.enter() {
+		return p.files.move(bufs, addr, write)
 	}
 	err := moveVectors(p, nil, bufs, addr, write)
 	p.leave()
@@ -275,7 +273,7 @@ func (p *Process) move(bufs [][]byte, addr uint64, write, check bool) error {
 		if err := p.Bind(0); err != nil && !errors.Is(err, ErrExec) {
 			return err
 		}
-		return p.files.move(bufs, addr, write, check)
+		return p.files.move(bufs, addr, write)
 	case err == unix.ESRCH, err == nil && !write && !p.trusting && (!p.Alive() || p.files.gone()): // it may be another's
 		return ErrFault
 	}
@@ -376,7 +374,7 @@ func (e exact) move(bufs [][]byte, addr uint64, write bool) error {
 		return err
 	}
 	defer e.p.copies.end()
-	return e.p.files.move(bufs, addr, write, true)
+	return e.p.files.move(bufs, addr, write)
 }
 
 // Lasting implements lasting.

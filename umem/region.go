@@ -50,17 +50,10 @@ func lastingOf(s Space) Space {
 	return s
 }
 
-// pinned is implemented by a Space for which it costs something to look at the mappings. For a range that was looked at
-// when it was registered that is left out before reading, as the device would read the page that was pinned.
-type pinned interface {
-	readPinned(dst [][]byte, addr uint64) error
-}
-
 // Region is one registration of a contiguous range of a Space. It is immutable and safe for concurrent use;
 // Release ends it.
 type Region struct {
 	space  Space
-	pinned pinned // space, if it is one, and the region not on demand
 	acct   *Account
 	addr   uint64
 	length uint64
@@ -93,7 +86,6 @@ func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Re
 		return nil, fmt.Errorf("register %d bytes at %#x: %w", length, addr, err)
 	}
 	r.pages = pages
-	r.pinned, _ = space.(pinned)
 	return r, nil
 }
 
@@ -185,9 +177,6 @@ func (r *Region) Contains(iova, length uint64) bool {
 func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 	if !r.Contains(iova, total(dst)) {
 		return ErrRange
-	}
-	if r.pinned != nil {
-		return r.pinned.readPinned(dst, iova-r.iova+r.addr)
 	}
 	return r.space.ReadV(dst, iova-r.iova+r.addr)
 }

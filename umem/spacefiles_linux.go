@@ -25,41 +25,47 @@ type Files struct {
 	noQuery atomic.Bool // the kernel cannot be asked for one mapping (before Linux 6.11)
 	reading sync.Mutex  // held while maps is read from its start
 
-	// A mapping that was found writable, for the next accesses: to ask the kernel takes a third of what a short access does.
-	writable struct {
-		sync.Mutex // of those that store
-		start, end atomic.Uint64
-		until      atomic.Int64 // since clockBase; 0: being stored
-	}
+	// The mappings that were last found to be read and written, for the next accesses: to ask the kernel takes a third of
+	// what a short access does.
+	forReading, forWriting recentMapping
 }
 
-// mappingLasts is how long a mapping is taken to be writable that was. It is no longer than an access could have been under
-// way.
-const mappingLasts = time.Millisecond
+// recentMapping is a mapping that was found to allow an access, and is taken to do so for a moment. The zero value is none.
+type recentMapping struct {
+	mu         sync.Mutex // of those that store
+	start, end atomic.Uint64
+	until      atomic.Int64 // since clockBase; 0: being stored
+}
+
+// mappingLasts is how long a mapping is taken to be as it was. A peer's access that was under way when the program changed
+// it could have come as late. To read the list of mappings takes longer than to ask for one.
+const (
+	mappingLasts = 100 * time.Microsecond
+	listLasts    = time.Millisecond
+)
 
 var clockBase = time.Now()
 
-// wasWritable reports whether all of the range was found writable a moment ago.
-func (s *Files) wasWritable(addr, end uint64) bool {
-	w := &s.writable
-	until := w.until.Load()
+// covers reports whether all of the range was found a moment ago.
+func (r *recentMapping) covers(addr, end uint64) bool {
+	until := r.until.Load()
 	if until == 0 || int64(time.Since(clockBase)) >= until {
 		return false
 	}
-	covered := w.start.Load() <= addr && end <= w.end.Load()
-	return covered && w.until.Load() == until
+	covered := r.start.Load() <= addr && end <= r.end.Load()
+	return covered && r.until.Load() == until
 }
 
-func (s *Files) noteWritable(m mapping) {
-	w := &s.writable
-	if !w.TryLock() {
+// note stores a mapping that is to be taken to be there until so long after clockBase.
+func (r *recentMapping) note(m mapping, until time.Duration) {
+	if !r.mu.TryLock() {
 		return
 	}
-	defer w.Unlock()
-	w.until.Store(0)
-	w.start.Store(m.start)
-	w.end.Store(m.end)
-	w.until.Store(int64(time.Since(clockBase) + mappingLasts))
+	defer r.mu.Unlock()
+	r.until.Store(0)
+	r.start.Store(m.start)
+	r.end.Store(m.end)
+	r.until.Store(int64(until))
 }
 
 // NewFiles makes Files of /proc/TID/mem and /proc/TID/maps of one thread, opened while the address space was the one that
@@ -101,10 +107,10 @@ func (s *Files) leave() {
 }
 
 // ReadV implements Space.
-func (s *Files) ReadV(dst [][]byte, addr uint64) error { return s.move(dst, addr, false, true) }
+func (s *Files) ReadV(dst [][]byte, addr uint64) error { return s.move(dst, addr, false) }
 
 // WriteV implements Space.
-func (s *Files) WriteV(src [][]byte, addr uint64) error { return s.move(src, addr, true, true) }
+func (s *Files) WriteV(src [][]byte, addr uint64) error { return s.move(src, addr, true) }
 
 // Check implements Space.
 func (s *Files) Check(addr, length uint64, write bool) error {
@@ -156,10 +162,9 @@ func isMemPath(name string) bool {
 	return n == 1 && err == nil && name == fmt.Sprintf("/proc/%d/mem", pid)
 }
 
-// move reads or writes. Access by the file ignores the protection of pages, so the mappings are looked up before writing,
-// lest a peer changes the program's code where a buffer was; if the process changes them just then, it is with its own
-// memory that it does so. Without check they are not.
-func (s *Files) move(bufs [][]byte, addr uint64, write, check bool) error {
+// move reads or writes. Access by the file ignores the protection of pages, so the mappings are looked up first; if the
+// process changes them just then, it is with its own memory that it does so.
+func (s *Files) move(bufs [][]byte, addr uint64, write bool) error {
 	size := total(bufs)
 	if size == 0 {
 		return nil
@@ -168,12 +173,19 @@ func (s *Files) move(bufs [][]byte, addr uint64, write, check bool) error {
 		return ErrFault
 	}
 	defer s.leave()
-	if check && !(write && s.wasWritable(addr, addr+size)) {
+	if !s.recent(write).covers(addr, addr+size) {
 		if err := s.check(addr, addr+size, write); err != nil {
 			return err
 		}
 	}
 	return moveVectors(nil, s, bufs, addr, write)
+}
+
+func (s *Files) recent(write bool) *recentMapping {
+	if write {
+		return &s.forWriting
+	}
+	return &s.forReading
 }
 
 // transfer moves what one call can. The file is empty once the address space has gone.
@@ -205,6 +217,7 @@ func (s *Files) check(addr, end uint64, write bool) error {
 
 func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 	for !s.noQuery.Load() && addr < end {
+		since := time.Since(clockBase)
 		m, err := queryMapping(s.mapsFD, addr)
 		switch {
 		case err == unix.ENOTTY, err == unix.EINVAL:
@@ -218,9 +231,7 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 		if !m.read || write && !m.write {
 			return false, nil
 		}
-		if m.write {
-			s.noteWritable(m)
-		}
+		s.recent(write).note(m, since+mappingLasts)
 		addr = m.end
 	}
 	if addr >= end {
@@ -228,5 +239,10 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 	}
 	s.reading.Lock()
 	defer s.reading.Unlock()
-	return mapsCover(io.NewSectionReader(s.maps, 0, math.MaxInt64), addr, end, write)
+	since := time.Since(clockBase)
+	span, covered, err := mapsCover(io.NewSectionReader(s.maps, 0, math.MaxInt64), addr, end, write)
+	if covered {
+		s.recent(write).note(span, since+listLasts)
+	}
+	return covered, err
 }

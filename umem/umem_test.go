@@ -784,7 +784,7 @@ ffffffffff600000-ffffffffff601000 r-xp 00000000 00:00 0 [vsyscall]
 		{0xffffffffff601000, 0xffffffffff601001, false, false},
 	} {
 		for write, want := range map[bool]bool{false: test.read, true: test.write} {
-			got, err := mapsCover(strings.NewReader(fmt.Sprintf(maps, long)), test.addr, test.end, write)
+			_, got, err := mapsCover(strings.NewReader(fmt.Sprintf(maps, long)), test.addr, test.end, write)
 			if err != nil || got != want {
 				t.Errorf("%#x-%#x write=%v: %v, %v, want %v", test.addr, test.end, write, got, err, want)
 			}
@@ -792,7 +792,7 @@ ffffffffff600000-ffffffffff601000 r-xp 00000000 00:00 0 [vsyscall]
 	}
 	for _, bad := range []string{"hello\n", "1000\n", "1000-\n", "-2000 rw-p\n", "1000-2000 rw\n", "2000-1000 rw-p\n",
 		"11111111111111111-2 rw-p\n", "1000-2000 rw-p 0 0:0 0\n\n"} {
-		if got, err := mapsCover(strings.NewReader(bad), 0x1000, 0x3000, false); err == nil {
+		if _, got, err := mapsCover(strings.NewReader(bad), 0x1000, 0x3000, false); err == nil {
 			t.Errorf("%q: %v, want an error", bad, got)
 		}
 	}
