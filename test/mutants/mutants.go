@@ -76,7 +76,7 @@ var mutants = []mutant{
 	{"a part is the whole", "umem/process_linux.go",
 		"case err == nil && n == size:", "case err == nil && n <= size:"},
 	{"accesses are not limited", "umem/process_linux.go",
-		"	if err := p.copies.begin(); err != nil {\n		return err\n	}\n	defer p.copies.end()\n	if total(bufs)", "	if total(bufs)"},
+		"	if err := p.copies.begin(); err != nil {\n		return err\n	}\n	defer p.copies.end()\n	byNumber", "	byNumber"},
 	{"all users' accesses are not limited", "umem/copies.go",
 		"room = c.all.going.Add(1) <= c.all.most && room", "c.all.going.Add(1)"},
 	{"much is written by number", "umem/process_linux.go",
