@@ -14,16 +14,16 @@ import (
 	"verbena/umem"
 )
 
-// A trapped thread can be killed at any moment, and its number, or that of its process, be another's a moment later. So
-// numbers are only a way to find things, and whoever has found something asks afterwards whether the thread is still
-// trapped (prove): if so, it has been all the time, and what was found is its own. What is found so and stays the
-// process's own whatever happens next, a pidfd, a directory or a file in /proc, can then be used.
+// A trapped thread can be killed at any moment, and its number, or that of its process, belong to another a moment
+// later. A number only finds things: afterwards the worker asks whether the thread is still trapped (prove). If so, it
+// has been trapped all the time, and the number was its own. Only objects that stay the process's own are then used: a
+// pidfd, a directory or a file in /proc.
 
 // errGone: the thread of the call has been killed. Nothing is done for it any more, and it gets no answer.
 var errGone = fmt.Errorf("the caller has gone: %w", syscall.EFAULT)
 
-// prove returns nil if the thread of the present call is still trapped, and with it all that was found by its number
-// until now is its own; else errGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
+// prove returns nil if the thread of the present call is still trapped, so that everything found by its number until
+// now is its own; else errGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
 func (w *worker) prove() error {
 	w.pause("prove")
 	if stillTrapped(w.session.fd, w.n.id) != nil {
@@ -47,13 +47,13 @@ func (w *worker) pause(point string) {
 	}
 }
 
-// thread is the trapped thread by its directory in /proc, which is nobody else's later.
+// procThread is the trapped thread by its directory in /proc, which never becomes another thread's.
 type procThread struct {
 	dir int // O_PATH
 	id  *identity
 }
 
-// look opens the caller's directory, and reads who the caller is. The caller of look closes it.
+// look opens the caller's directory and reads its identity. The result must be closed.
 func (w *worker) look() (*procThread, error) {
 	w.pause("look")
 	dir, err := openProc(int(w.n.tid))
@@ -96,7 +96,7 @@ func identifyAt(dir int) (*identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Whoever makes a user namespace has all capabilities there, and none here.
+	// The creator of a user namespace has all capabilities in it, and none here.
 	if id.fileCapability && !sameFileAt(dir, "ns/user", "/proc/self/ns/user") {
 		id.fileCapability = false
 	}
@@ -138,7 +138,7 @@ type process struct {
 	former []*umem.Process // before that, which some process may still have
 }
 
-// What a process costs the service, and each address space of it: a pidfd; another one and two files.
+// Descriptors of the service that a process takes (a pidfd), and each of its address spaces (a pidfd and two files).
 const (
 	processDescriptors = 1
 	spaceDescriptors   = 3
@@ -220,7 +220,7 @@ func (w *worker) caller() (*process, *umem.Process, error) {
 
 func (w *worker) findCaller() (*process, *umem.Process, error) {
 	if d := w.desc; d != nil {
-		// What is remembered of a descriptor is good enough for a doorbell, and for nothing else.
+		// A remembered descriptor is good enough for a doorbell, and for nothing else.
 		if i, err := inodeOf(w.n.tid, d.fd); err != nil || i != d.file.inode {
 			w.known.stale = true
 			return nil, nil, errGone

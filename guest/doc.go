@@ -23,13 +23,13 @@
 // What it gets for a device file is a descriptor of a queue file (package shm), so that mmap(2) is native as well.
 // The last close is not trapped either: inotify reports it, however it comes about.
 //
-// # Whom it believes
+// # Trust
 //
-// The Supervisor may be root's, and its programs those of users who trust neither one another nor it. A thread or a process
-// is found by number, and then, before anything is done for it, proven to be the one that is trapped; only what stays its own
-// is used: a pidfd, and files that were opened below its directory in /proc (caller.go). Registered memory is an address
-// space's, and does not follow exec, which is therefore trapped (exec.go). Queue files are the user's, and so is whatever has
-// their names next: they are used by descriptor. What a user takes is charged to him (package quota).
+// The Supervisor may run as root for users who do not trust one another. A thread or a process is found by number, and
+// then proven to be the trapped one before anything is done for it; only objects that stay its own are used: a pidfd,
+// and files opened below its directory in /proc (caller.go). Registered memory belongs to an address space and does not
+// follow exec, which is therefore trapped (exec.go). A queue file belongs to the user, who can rename and replace it:
+// it is used by descriptor. Resources are charged to the user (package quota).
 //
 // # Threads
 //
@@ -45,20 +45,21 @@
 //
 // # What does not work
 //
-// A program that reaches a device by a relative path, by io_uring or as a 32-bit program does not find it, nor by ".." after
-// a link in the file system; chdir to a virtual directory fails, and so does O_PATH of a device or a link; listings of
-// /sys/class and /dev lack the virtual entries. One supervisor per program is all that the kernel allows (ErrNested). Without CAP_SYS_ADMIN the program runs
-// with no_new_privs: setuid programs have no effect in it. That a program has closed a device's descriptor, and has another
-// file under the number, is seen a moment later for a write(2) of the doorbell's 32 bytes.
+// A program that reaches a device by a relative path, by io_uring or as a 32-bit program does not find it, nor by ".."
+// after a link in the file system; chdir to a virtual directory fails, and so does O_PATH of a device or a link;
+// listings of /sys/class and /dev lack the virtual entries. One supervisor per program is all that the kernel allows
+// (ErrNested). Without CAP_SYS_ADMIN the program runs with no_new_privs: setuid programs have no effect in it. That a
+// program has closed a device's descriptor, and has another file under the number, is seen a moment later for a
+// write(2) of the doorbell's 32 bytes.
 //
-// The service must be allowed to access the program's memory: same user, or CAP_SYS_PTRACE (umem.ErrAccess from Attach).
-// Where Yama allows that to ancestors only (ptrace_scope 1), the launcher is asked to open /proc/PID/mem (helper.go). It
-// stays an ancestor of what the program starts as long as it lives, which is as long as the program does; processes
-// that go on after that reach what they have open, and find no more devices.
+// The service must be allowed to access the program's memory: same user, or CAP_SYS_PTRACE (umem.ErrAccess from
+// Attach). Where Yama allows that to ancestors only (ptrace_scope 1), the launcher is asked to open /proc/PID/mem
+// (helper.go). It stays an ancestor of what the program starts as long as it lives, which is as long as the program
+// does; processes that go on after that reach what they have open, and find no more devices.
 //
-// A signal whose handler was installed without SA_RESTART can interrupt a trapped call with EINTR, where the kernel would
-// not sleep at all: before Linux 5.19 at any time, and since then until the service has received the call, which is a
-// moment unless the machine is busy; what is interrupted there has not been carried out.
+// A signal whose handler was installed without SA_RESTART can interrupt a trapped call with EINTR, where the kernel
+// would not sleep at all: before Linux 5.19 at any time, and since then until the service has received the call, which
+// is a moment unless the machine is busy; what is interrupted there has not been carried out.
 //
 // Linux 5.9 is the minimum. From 6.6 on answers come several times as fast.
 package guest

@@ -10,10 +10,10 @@ import (
 	"verbena/umem"
 )
 
-// Programs execute other programs, and what they have registered must not lead to those. So that is trapped, and before
-// the kernel goes on with it each address space that the process has is bound (umem.Process.Bind). Whether it succeeds is
-// not known here: a thread of the process that calls while another one's exec goes on gets an address space that is bound
-// from the start; and that an exec is over is known when its thread calls again.
+// A registration must not lead to the program that a process executes next. Exec is trapped, and before the kernel goes
+// on with it each address space of the process is bound (umem.Process.Bind). Whether it succeeds is not known here: a
+// thread of the process that calls while another thread's exec goes on gets an address space that is bound from the
+// start, and an exec is over when its thread calls again.
 
 // execPatience is how long an exec waits for accesses to the process's memory that go on; then it fails with EAGAIN.
 const execPatience = time.Second
@@ -31,7 +31,7 @@ func (w *worker) execute() verdict {
 	return verdict{fate: letThrough}
 }
 
-// executes takes down that a thread is about to execute a program, and returns the address spaces of its process.
+// executes notes that a thread is about to execute a program, and returns the address spaces of its process.
 func (t *Session) executes(tid uint32) (spaces []*umem.Process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -62,8 +62,8 @@ type Program struct {
 // program: SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT, except those that the
 // terminal has sent to the whole process group.
 //
-// The supervisor should be in another process: the last step, exec, waits for its answer, and while it does this process
-// cannot collect garbage, which would stop it.
+// The supervisor should be in another process: the last step, exec, waits for its answer, and while it does this
+// process cannot collect garbage, which would stop it.
 //
 // The caller must Wait. Errors: ErrNested, ErrUnsupported, what Handover says, *ExecError. It may sleep.
 func Start(l *Launch) (_ *Program, err error) {

@@ -45,8 +45,8 @@ type openFile struct {
 
 const closing = 1 << 62
 
-// newOpenFile opens a device for a process, and returns with it the description for the program, which is to be
-// closed here when the program has it; how is the access mode of that. Whatever then ends the description closes the file.
+// newOpenFile opens a device for a process, and returns with it the description for the program, which is to be closed
+// here when the program has it; how is the access mode of that. Whatever then ends the description closes the file.
 func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	s := t.sup
 	f := &openFile{
@@ -160,9 +160,9 @@ const (
 	lastLook  = 5 * time.Second
 )
 
-// closedOne looks whether the file is still in use, when a descriptor of the queue file was closed. That may have been one
-// made from the program's descriptor, by way of /proc/self/fd; then there will be another close. However many closes there
-// are, one look is pending at a time.
+// closedOne looks whether the file is still in use, when a descriptor of the queue file was closed. That may have been
+// one made from the program's descriptor, by way of /proc/self/fd; then there will be another close. However many
+// closes there are, one look is pending at a time.
 func (f *openFile) closedOne() {
 	f.look.Lock()
 	defer f.look.Unlock()

@@ -47,7 +47,7 @@ func (w *worker) pathCall(c call) verdict {
 			return fails(syscall.EFAULT)
 		}
 	}
-	// What was read is the caller's, if it is still there.
+	// The memory that was read is the caller's, if the caller is still there.
 	if err := w.prove(); err != nil {
 		return fails(err)
 	}
@@ -124,9 +124,10 @@ func (w *worker) openat2(path string, how *[openHowSize]byte) verdict {
 // errKernel: the kernel is to say what is wrong.
 var errKernel = errors.New("the path is not virtual")
 
-// clean makes a path absolute without ".", ".." and empty components, as the kernel would. The error is that of the call
-// where ".." comes after something virtual that is no directory, and errKernel where it comes after something of the file
-// system that is not a plain directory. A path whose last component has to be a directory is left with a slash at its end.
+// clean makes a path absolute without ".", ".." and empty components, as the kernel would. The error is that of the
+// call where ".." comes after something virtual that is no directory, and errKernel where it comes after something of
+// the file system that is not a plain directory. A path whose last component has to be a directory is left with a slash
+// at its end.
 func (w *worker) clean(raw []byte) (path string, err error) {
 	var parts []string
 	last := ""
@@ -365,7 +366,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 }
 
 // duplicate is dup(2), or fcntl(2) with F_DUPFD, of a device file: the new number, too, has to be one that the filter
-// traps. What is duplicated to a low number of the program's own choice, or sent over a socket, answers ioctl(2) only.
+// traps. A duplicate at a low number of the program's own choice, or one sent over a socket, answers ioctl(2) only.
 // Another file is duplicated here if it is to get a number of those that device files get: see duplicateTo.
 func (w *worker) duplicate(c call) verdict {
 	through := verdict{fate: letThrough}
@@ -423,8 +424,8 @@ func (w *worker) duplicate(c call) verdict {
 	return verdict{val: int64(number)}
 }
 
-// copyFile returns a descriptor of whatever the caller has open under a number; EPERM for a thread that does not share its
-// descriptors with the main thread, whose alone can be had.
+// copyFile returns a descriptor of whatever the caller has open under a number; EPERM for a thread that does not share
+// its descriptors with the main thread, whose alone can be had.
 func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	if !sharesFiles(th.id.pid, int(w.n.tid)) {
 		return -1, unix.EPERM
@@ -459,8 +460,8 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 		if err == nil {
 			unix.Close(copied)
 		}
-		// Where that is not allowed (Yama, Docker), or its main thread has ended, or has descriptors of its own, another
-		// description does as well. A link to anything else is not opened: that could have effects.
+		// Where that is not allowed (Yama, Docker), or its main thread has ended, or has descriptors of its own,
+		// another description does as well. A link to anything else is not opened: that could have effects.
 		link := fmt.Sprintf("fd/%d", fd)
 		var st unix.Statx_t
 		if err := unix.Statx(th.dir, link, unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st); err != nil {
@@ -574,7 +575,8 @@ func (w *worker) installLocked(fd int, number uint32, flags uint64) error {
 	return err
 }
 
-// raiseLimit lets the process have as many descriptors, until restore is called. EMFILE if its hard limit is below that.
+// raiseLimit lets the process have as many descriptors, until restore is called. EMFILE if its hard limit is below
+// that.
 func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error) {
 	restore = func() {}
 	w.pause("limit")

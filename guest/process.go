@@ -120,8 +120,8 @@ func (n Node) allows(id *identity, uid, gid int, rights uint32) bool {
 	return rights&^mode == 0
 }
 
-// overflowUID is what users are seen as who have no number in this user namespace: any of them, or all; -1 where each
-// has one. (user_namespaces(7), "Unmapped user and group IDs")
+// overflowUID is the user id that stands for all users without one in this user namespace, -1 where each has one.
+// (user_namespaces(7), "Unmapped user and group IDs")
 var overflowUID = sync.OnceValue(func() int {
 	m, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil || slices.Equal(strings.Fields(string(m)), []string{"0", "0", "4294967295"}) {
@@ -138,7 +138,7 @@ var overflowUID = sync.OnceValue(func() int {
 	return n
 })
 
-// isOverflow reports whether a user id may be that of users who are somebody else.
+// isOverflow reports whether a user id may stand for any of several users.
 func isOverflow(uid int) bool { return uid == overflowUID() }
 
 // opener is a process as it opens a device file. (uverbs.Process)
@@ -153,7 +153,7 @@ func (o *opener) Name() string           { return o.id.name }
 func (o *opener) UID() int               { return o.id.uids.effective }
 func (o *opener) Account() *umem.Account { return o.acct }
 
-// User is whom objects are charged to: the real user, whatever a set-uid program has made of him.
+// User is charged for objects: the real user, not the effective one of a set-uid program.
 func (o *opener) User() *quota.User { return o.user }
 
 // accessesOthers reports whether this process may access the memory of other users' processes.

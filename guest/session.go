@@ -182,8 +182,8 @@ func runs(pidfd *os.File) bool {
 	return err == nil && (&process{conn: conn}).alive()
 }
 
-// maxCopies bounds how many threads can be held up by the memory of one user's programs, maxAllCopies by that of all users'
-// beyond the first few of each.
+// maxCopies bounds how many threads can be held up by the memory of one user's programs, maxAllCopies by that of all
+// users' beyond the first few of each.
 const (
 	maxCopies    = 64
 	maxAllCopies = 2048

@@ -83,9 +83,9 @@ func inForeground() bool {
 }
 
 // blockSignals keeps signals from the calling thread, for good. The kernel loses a descriptor that is just being given
-// as a call's answer when the thread that gives it gets a signal (kernel/seccomp.c, seccomp_notify_addfd): the call then
-// returns 0, which is somebody else's descriptor. Go's runtime sends signals whenever it wants a goroutine to pause
-// (SIGURG); it manages without. What the thread does itself still comes to it, and so does SIGPROF, for those who
+// as a call's answer when the thread that gives it gets a signal (kernel/seccomp.c, seccomp_notify_addfd): the call
+// then returns 0, which is somebody else's descriptor. Go's runtime sends signals whenever it wants a goroutine to
+// pause (SIGURG); it manages without. What the thread does itself still comes to it, and so does SIGPROF, for those who
 // profile a service.
 func blockSignals() error {
 	var set unix.Sigset_t

@@ -174,9 +174,9 @@ func (s *Supervisor) update() {
 // closePatience is how long Close waits for calls that do not end, since the memory that they are in does not answer.
 const closePatience = 2 * time.Second
 
-// Close ends every session: open device files are closed, and programs that still run are left to their guardians.
-// It may sleep, but does not wait for ever: a session with a call that does not end within some seconds is left behind, and
-// logged.
+// Close ends every session: open device files are closed, and programs that still run are left to their guardians. It
+// may sleep, but does not wait for ever: a session with a call that does not end within some seconds is left behind,
+// and logged.
 func (s *Supervisor) Close() {
 	s.mu.Lock()
 	if s.closed {

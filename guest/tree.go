@@ -141,8 +141,8 @@ func detachedMount(dir *os.File) *os.File {
 	return os.NewFile(uintptr(fd), dir.Name())
 }
 
-// open opens the file of a virtual path after links, whatever programs that may write to the tree, which are this user's,
-// have put in its place.
+// open opens the file of a virtual path after links, whatever programs that may write to the tree, which are this
+// user's, have put in its place.
 func (t *tree) open(path string, how int) (int, error) {
 	dir := t.dir
 	if t.mount != nil {
@@ -238,8 +238,8 @@ func (e *entry) content() string {
 }
 
 // complete makes the deferred files, since a program is about to have a directory open, from which it reaches them
-// without being trapped. Most programs never do, and to make the thousands of files of a GID table would be most of what
-// it takes to start a service or to reset a device. It stays so: the program may keep the directory. It may sleep.
+// without being trapped. Most programs never do, and to make the thousands of files of a GID table would be most of
+// what it takes to start a service or to reset a device. It stays so: the program may keep the directory. It may sleep.
 func (t *tree) complete() error {
 	if t.completed.Load() {
 		return nil

@@ -144,8 +144,8 @@ func programVictim([]string) {
 	fmt.Print("same ", state() == before, "\n")
 }
 
-// victimScript starts a victim that has a process number which has just become free. A shell has one thread, so that the
-// next number is the next process's unless another program is faster.
+// victimScript starts a victim that has a process number which has just become free. A shell has one thread, so that
+// the next number is the next process's unless another program is faster.
 const victimScript = `
 exec 3<&0
 i=0
@@ -194,8 +194,8 @@ func replace(t *testing.T, pid int) (ask func() string) {
 	}
 }
 
-// TestCallerIsReplaced kills the caller at each point where the supervisor can be told to pause, in each call, and gives its
-// number to another process, which must stay as it was.
+// TestCallerIsReplaced kills the caller at each point where the supervisor can be told to pause, in each call, and
+// gives its number to another process, which must stay as it was.
 func TestCallerIsReplaced(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to choose the number of a process")
@@ -220,8 +220,8 @@ func TestCallerIsReplaced(t *testing.T) {
 	}
 }
 
-// replaced takes one step and replaces the caller at the at-th point, -1: at none; it returns the points that there were.
-// ok is false if the caller's number could not be had.
+// replaced takes one step and replaces the caller at the at-th point, -1: at none; it returns the points that there
+// were. ok is false if the caller's number could not be had.
 func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 	var mu sync.Mutex
 	var pid uint32

@@ -250,8 +250,8 @@ func (n nowhere) Check(uint64, uint64, bool) error    { return n.fault() }
 func (n nowhere) ReadV(dst [][]byte, _ uint64) error  { return n.fault() }
 func (n nowhere) WriteV(src [][]byte, _ uint64) error { return n.fault() }
 
-// descriptor is a device file as one thread has it. Looking it up takes longer than most calls, so it is remembered for a
-// while, for doorbells: for anything else it is looked up again (findCaller).
+// descriptor is a device file as one thread has it. Looking it up takes longer than most calls, so it is remembered for
+// a while, for doorbells: for anything else it is looked up again (findCaller).
 type descriptor struct {
 	tid     uint32
 	fd      int32
@@ -262,7 +262,8 @@ type descriptor struct {
 
 const (
 	cacheSize = 64
-	// remembered is less than it takes to use up the numbers of threads, so that a thread of the same number is the same.
+	// remembered is less than it takes to use up the numbers of threads, so that a thread of the same number is the
+	// same.
 	remembered = 500 * time.Millisecond
 )
 
@@ -308,8 +309,8 @@ func fdPath(tid uint32, fd int32) string {
 	return "/proc/" + strconv.Itoa(int(tid)) + "/fd/" + strconv.Itoa(int(fd))
 }
 
-// inodeOf identifies the file that a thread has under a number, without asking the file system for what it does not know
-// at once: that may be a program of the user's.
+// inodeOf identifies the file that a thread has under a number, without asking the file system for what it does not
+// know at once: that may be a program of the user's.
 func inodeOf(tid uint32, fd int32) (inode, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, fdPath(tid, fd), unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st); err != nil {

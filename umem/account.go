@@ -26,7 +26,8 @@ func NewAccount(limit func() uint64) *Account {
 	return &Account{limit: func() (uint64, error) { return limit(), nil }}
 }
 
-// NewLimitedAccount does the same with a limit that may be unknown: then nothing is charged, and limit's error returned.
+// NewLimitedAccount does the same with a limit that may be unknown: then nothing is charged, and limit's error
+// returned.
 func NewLimitedAccount(limit func() (uint64, error)) *Account { return &Account{limit: limit} }
 
 // Pages is the number of pages held now.

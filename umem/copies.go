@@ -11,8 +11,8 @@ import (
 // file of a FUSE server that hangs, holds up whoever touches it.
 var ErrStuck = fmt.Errorf("too many accesses to memory of this user do not end: %w", syscall.EFAULT)
 
-// Copies bounds how many accesses to the memory of one user's processes go on at a time, and so how many threads can wait
-// for memory that does not answer. The nil Copies bounds nothing. It is safe for concurrent use.
+// Copies bounds how many accesses to the memory of one user's processes go on at a time, and so how many threads can
+// wait for memory that does not answer. The nil Copies bounds nothing. It is safe for concurrent use.
 type Copies struct {
 	most  int64
 	all   *Copies // of all users together; nil: not bounded
@@ -27,13 +27,13 @@ const (
 	copiesLook     = time.Millisecond
 	// maxCopiesWaiting bounds those that wait to begin: beyond it they are refused.
 	maxCopiesWaiting = 16
-	// ownCopies is how many of a user's accesses are not counted with those of all users, so that what is usual costs less,
-	// and users who hold nothing up can go on.
+	// ownCopies is how many of a user's accesses are not counted with those of all users, so that what is usual costs
+	// less, and users who hold nothing up can go on.
 	ownCopies = 8
 )
 
-// NewCopies returns the bound of one user, who has at most so many accesses at a time; all, which may be nil, is the bound
-// of all users together, for those of each user beyond the first few.
+// NewCopies returns the bound of one user, who has at most so many accesses at a time; all, which may be nil, is the
+// bound of all users together, for those of each user beyond the first few.
 func NewCopies(most int, all *Copies) *Copies { return &Copies{most: int64(most), all: all} }
 
 // Going is how many accesses go on now.

@@ -15,9 +15,9 @@ const mapsLine = 4096
 
 var mapsReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, mapsLine) }}
 
-// mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is in order of address, until it knows
-// whether [addr, end) is mapped readable, and writable where write is set, without a gap: then span is all that it is part
-// of, as far as it was read.
+// mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is in order of address, until it knows whether
+// [addr, end) is mapped readable, and writable where write is set, without a gap: then span is all that it is part of,
+// as far as it was read.
 func mapsCover(r io.Reader, addr, end uint64, write bool) (span mapping, covered bool, err error) {
 	br := mapsReaders.Get().(*bufio.Reader)
 	br.Reset(r)

@@ -24,9 +24,9 @@ var ErrExec = fmt.Errorf("an access to the process's memory does not end: %w", u
 // There are two ways into another process. One goes by the number of the process, process_vm_readv(2), and so reaches
 // whatever that executes later, and, when it has ended, whatever gets its number. The other, /proc/PID/mem
 // (proc_pid_mem(5)), belongs to one address space; it is faster up to some kilobytes, and takes up to twice as long for
-// more. A Process goes by number where that is much faster and does no harm: to read much, since what was read is thrown
-// away if the process has ended meanwhile, and to write much if it may be taken to be the same user's whatever it is
-// (ProcessConfig.Trusting). Bind, called before the process executes another program, ends that:
+// more. A Process goes by number where that is much faster and does no harm: to read much, since what was read is
+// thrown away if the process has ended meanwhile, and to write much if it may be taken to be the same user's whatever
+// it is (ProcessConfig.Trusting). Bind, called before the process executes another program, ends that:
 //
 //	direct --Bind--> binding --last access by number ended--> bound
 //	   |                                                        |
@@ -62,13 +62,13 @@ const binding = 1 << 62
 type ProcessConfig struct {
 	PID   int      // its thread group's id
 	Pidfd *os.File // pidfd_open(2) of it, non-blocking
-	// Mem and Maps are /proc/TID/mem and /proc/TID/maps of one of its threads, opened while the address space was the one
-	// that is meant. Mem may come from another process, which may do what this one may not.
+	// Mem and Maps are /proc/TID/mem and /proc/TID/maps of one of its threads, opened while the address space was the
+	// one that is meant. Mem may come from another process, which may do what this one may not.
 	Mem, Maps *os.File
 	// Bound starts without access by number.
 	Bound bool
-	// Trusting allows writing by number: whatever process has it next is one that this process may write to in any case.
-	// It is not for a process that may access those of other users.
+	// Trusting allows writing by number: whatever process has it next is one that this process may write to in any
+	// case. It is not for a process that may access those of other users.
 	Trusting bool
 	// Copies bounds the accesses that go on at a time; nil: nothing does.
 	Copies *Copies
@@ -191,9 +191,9 @@ func (p *Process) Close() error {
 	return p.pidfd.Close()
 }
 
-// Bind keeps the Process to its address space from now on, whatever the process executes next. It returns when no access
-// by the process's number is left, ErrExec if that takes longer than patience: then the process must not be let execute
-// anything. It may be called again.
+// Bind keeps the Process to its address space from now on, whatever the process executes next. It returns when no
+// access by the process's number is left, ErrExec if that takes longer than patience: then the process must not be let
+// execute anything. It may be called again.
 func (p *Process) Bind(patience time.Duration) error {
 	for {
 		n := p.direct.Load()
@@ -251,7 +251,8 @@ const (
 
 var iovPool = sync.Pool{New: func() any { return new([iovMax]unix.Iovec) }}
 
-// small is up to how many bytes the file is as fast as the number, if the kernel can be asked for one mapping. It is variable for tests.
+// small is up to how many bytes the file is as fast as the number, if the kernel can be asked for one mapping. It is
+// variable for tests.
 var small uint64 = 8 << 10
 
 func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {

@@ -35,8 +35,8 @@ const (
 // The layout is the kernel's.
 var _ = [1]struct{}{}[unsafe.Sizeof(procmapQuery{})-104]
 
-// queryMapping finds the mapping that covers an address, by a file /proc/PID/maps. ENOENT if there is none, ESRCH if the
-// address space has gone, ENOTTY before Linux 6.11.
+// queryMapping finds the mapping that covers an address, by a file /proc/PID/maps. ENOENT if there is none, ESRCH if
+// the address space has gone, ENOTTY before Linux 6.11.
 func queryMapping(maps int, addr uint64) (m mapping, err error) {
 	q := procmapQuery{addr: addr}
 	q.size = uint64(unsafe.Sizeof(q))

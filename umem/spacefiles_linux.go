@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files is an address space by its files in /proc, which stay its own whatever the process does. It is a Space, and safe
-// for concurrent use.
+// Files is an address space by its files in /proc, which stay its own whatever the process does. It is a Space, and
+// safe for concurrent use.
 type Files struct {
 	mem, maps     *os.File
 	memFD, mapsFD int
@@ -25,20 +25,21 @@ type Files struct {
 	noQuery atomic.Bool // the kernel cannot be asked for one mapping (before Linux 6.11)
 	reading sync.Mutex  // held while maps is read from its start
 
-	// The mappings that were last found to be read and written, for the next accesses: to ask the kernel takes a third of
-	// what a short access does.
+	// The mappings that were last found to be read and written, for the next accesses: to ask the kernel takes a third
+	// of what a short access does.
 	forReading, forWriting recentMapping
 }
 
-// recentMapping is a mapping that was found to allow an access, and is taken to do so for a moment. The zero value is none.
+// recentMapping is a mapping that was found to allow an access, and is taken to do so for a moment. The zero value is
+// none.
 type recentMapping struct {
 	mu         sync.Mutex // of those that store
 	start, end atomic.Uint64
 	until      atomic.Int64 // since clockBase; 0: being stored
 }
 
-// mappingLasts is how long a mapping is taken to be as it was. A peer's access that was under way when the program changed
-// it could have come as late. To read the list of mappings takes longer than to ask for one.
+// mappingLasts is how long a mapping is taken to be as it was. A peer's access that was under way when the program
+// changed it could have come as late. To read the list of mappings takes longer than to ask for one.
 const (
 	mappingLasts = 100 * time.Microsecond
 	listLasts    = time.Millisecond
@@ -68,8 +69,8 @@ func (r *recentMapping) note(m mapping, until time.Duration) {
 	r.until.Store(int64(until))
 }
 
-// NewFiles makes Files of /proc/TID/mem and /proc/TID/maps of one thread, opened while the address space was the one that
-// is meant. The files are the Files' from then on, unless there is an error: EINVAL if mem is no such file.
+// NewFiles makes Files of /proc/TID/mem and /proc/TID/maps of one thread, opened while the address space was the one
+// that is meant. The files are the Files' from then on, unless there is an error: EINVAL if mem is no such file.
 func NewFiles(mem, maps *os.File) (*Files, error) {
 	if err := IsProcMem(mem); err != nil {
 		return nil, err

@@ -7,9 +7,9 @@
 // as zeros. Offsets are never used twice: a stale mapping can see nothing new. Here the file is mapped in few large
 // pieces, and pages and pieces are charged to the user.
 //
-// The service keeps one description of the file, for mapping, and uses its path for nothing but to remove it: the file is
-// the user's, and so may be whatever has its name. The program gets another description ([File.OpenForProgram]), which
-// the service does not keep: so inotify's IN_CLOSE ([File.Watch]) fires when the program's last descriptor and mapping of
-// it have gone, and [File.InUse] tells for certain. The path stays until [File.Close], for whoever has to look after the
-// program when the service has died.
+// The service keeps one description of the file, for mapping, and uses its path for nothing but to remove it: the file
+// is the user's, and so may be whatever has its name. The program gets another description ([File.OpenForProgram]),
+// which the service does not keep: so inotify's IN_CLOSE ([File.Watch]) fires when the program's last descriptor and
+// mapping of it have gone, and [File.InUse] tells for certain. The path stays until [File.Close], for whoever has to
+// look after the program when the service has died.
 package shm

@@ -43,8 +43,8 @@ type chunk struct {
 	used  int // regions
 }
 
-// A file's first chunk is of smallChunk bytes, and each further one twice as long, up to largeChunk; a longer region has
-// a chunk of its own. What is not reserved of a chunk takes addresses, and no memory.
+// A file's first chunk is of smallChunk bytes, and each further one twice as long, up to largeChunk; a longer region
+// has a chunk of its own. The part of a chunk that is not reserved takes addresses, and no memory.
 const (
 	smallChunk = 4 << 20
 	largeChunk = 1 << 30
@@ -52,8 +52,8 @@ const (
 
 var pageSize = int64(os.Getpagesize())
 
-// Create makes a file in a directory, which nobody else may write to and which outlives the File, with mode 0600, and
-// opens it. EEXIST if there is one of that name. Regions and their mappings are charged to user.
+// Create makes a file with mode 0600 and opens it. The directory must not be writable for others, and outlive the File.
+// EEXIST if there is one of that name. Regions and their mappings are charged to user.
 func Create(dir *os.File, name string, user *quota.User) (*File, error) {
 	f := &File{dir: dir, name: name, path: filepath.Join(dir.Name(), name), user: user, regions: map[int64]region{}}
 	var fd int
@@ -108,7 +108,7 @@ func (f *File) WithFD(use func(fd int) error) error {
 }
 
 // Alloc returns a new region of at least size bytes, zeroed and rounded up to whole pages. The first region of a
-// file is at offset 0. The error wraps ENOMEM when the file system is full, or the user has as much as he may. It may
+// file is at offset 0. The error wraps ENOMEM when the file system is full or the user's limit is reached. It may
 // sleep.
 //
 // Shared.Free may be called more than once; Close frees what is left.
@@ -238,8 +238,8 @@ func ignoringEINTR(f func() error) error {
 	}
 }
 
-// OpenForProgram opens a second description of the file, for the caller to hand to the program and then to close
-// here; how is the access mode, unix.O_RDONLY, O_WRONLY or O_RDWR. Its position is where no write(2) succeeds, so that a
+// OpenForProgram opens a second description of the file, for the caller to hand to the program and then to close here;
+// how is the access mode, unix.O_RDONLY, O_WRONLY or O_RDWR. Its position is where no write(2) succeeds, so that a
 // program which writes to its descriptor without anybody looking cannot write into a region by accident.
 func (f *File) OpenForProgram(how int) (*os.File, error) {
 	var p *os.File
