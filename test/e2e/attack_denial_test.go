@@ -207,6 +207,10 @@ func TestAttackStall(t *testing.T) {
 			serve = []string{"--wire"}
 		}
 		for _, op := range []string{"write", "read", "atomic"} {
+			// An atomic operation is a read and a write; `make attack` takes all.
+			if op == "atomic" && path == "wire" && many(0, 1) == 0 || op == "read" && path == "shortcut" && many(0, 1) == 0 {
+				continue
+			}
 			t.Run(path+"/"+op, func(t *testing.T) { testStall(t, serve, "stall-region", op) })
 		}
 		t.Run(path+"/userfaultfd", func(t *testing.T) { testStall(t, serve, "stall-userfault", "write") })
@@ -393,7 +397,7 @@ func TestAttackFullDisk(t *testing.T) {
 // TestAttackNumberRace: a descriptor that a program makes while it opens a device stays what it is. (C6)
 func TestAttackNumberRace(t *testing.T) {
 	s := besiege(t)
-	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()), fmt.Sprint(many(4000, 50000))).rest(30 * time.Second)
+	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()), fmt.Sprint(many(1500, 50000))).rest(30 * time.Second)
 	if len(out) != 1 || !strings.HasPrefix(out[0], "opened ") || out[0] == "opened 0" {
 		t.Errorf("%.1000q", out)
 	}

@@ -46,7 +46,7 @@ func TestSoakUsers(t *testing.T) {
 	var threads int
 	done := map[string]int{}
 	longest := time.Duration(0)
-	for i := range roundsOf(20) {
+	for i := range roundsOf(12) {
 		if i == 5 { // what the service makes once and for all, it has made
 			base, threads = restingFootprintOf(t, s.serve.Process.Pid, dir), s.load().threads
 		}
