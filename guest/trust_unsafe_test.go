@@ -819,6 +819,7 @@ func TestDuplicatesOfAThreadsOwn(t *testing.T) {
 
 // programClosed uses the number of a descriptor that it has closed, while another one keeps the file open.
 func programClosed([]string) {
+	runtime.LockOSThread() // the number is remembered with its thread
 	fd := openDevice()
 	other := must(unix.Dup(fd))
 	op := fakeOp{op: opIncrement, in: 1}
