@@ -133,6 +133,22 @@ func TestFilterVerdicts(t *testing.T) {
 			t.Errorf("%v is not tested", c)
 		}
 	}
+	// By the system call tables of the kernel: execve and execveat of each architecture that a program can switch to.
+	for _, tt := range []struct {
+		name  string
+		audit uint32
+		nr    uint32
+	}{
+		{"amd64", unix.AUDIT_ARCH_X86_64, 59}, {"amd64", unix.AUDIT_ARCH_X86_64, 322},
+		{"amd64", unix.AUDIT_ARCH_X86_64, 1<<30 + 520}, {"amd64", unix.AUDIT_ARCH_X86_64, 1<<30 + 545},
+		{"amd64", unix.AUDIT_ARCH_I386, 11}, {"amd64", unix.AUDIT_ARCH_I386, 358},
+		{"arm64", unix.AUDIT_ARCH_AARCH64, 221}, {"arm64", unix.AUDIT_ARCH_AARCH64, 281},
+		{"arm64", unix.AUDIT_ARCH_ARM, 11}, {"arm64", unix.AUDIT_ARCH_ARM, 387},
+	} {
+		if got := verdictOf(t, architectures[tt.name].filter(first), tt.audit, tt.nr); got != trap {
+			t.Errorf("%s: number %#x of architecture %#x executes a program: verdict %#x", tt.name, tt.nr, tt.audit, got)
+		}
+	}
 	for name, a := range architectures {
 		filter := a.filter(first)
 		for _, tt := range tests {
