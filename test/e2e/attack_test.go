@@ -89,7 +89,7 @@ type siege struct {
 func besiege(t *testing.T, args ...string) *siege {
 	t.Helper()
 	s := &siege{t: t, program: attackProgram(t, "attack"), world: sharedService(t, append([]string{"--mode", "0666"}, args...)...)}
-	s.neighbour = talk(t, s.as(neighbor).cmd(s.deadline(120), "run", "--", s.program, "neighbour", "atomics"))
+	s.neighbour = talk(t, s.as(neighbor).cmd(s.deadline(12*3600), "run", "--", s.program, "neighbour", "atomics"))
 	s.neighbour.expect("ready")
 	return s
 }
