@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"verbena/driver/rxe/wire"
@@ -53,6 +54,10 @@ func TestLoss(t *testing.T) {
 					r := rand.New(rand.NewPCG(seed, 2))
 					for range 4 {
 						stream(b, r, 48, seed)
+						// A READ request that was late is executed again after its data has arrived: not while the next
+						// stream fills that memory.
+						time.Sleep(time.Second)
+						synctest.Wait()
 					}
 					signs += b.a.dev.counters[c.sign].n.Load() + b.b.dev.counters[c.sign].n.Load()
 					b.close()
