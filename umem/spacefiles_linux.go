@@ -38,12 +38,10 @@ type recentMapping struct {
 	until      atomic.Int64 // since clockBase; 0: being stored
 }
 
-// mappingLasts is how long a mapping is taken to be as it was. A peer's access that was under way when the program
-// changed it could have come as late. To read the list of mappings takes longer than to ask for one.
-const (
-	mappingLasts = 100 * time.Microsecond
-	listLasts    = time.Millisecond
-)
+// mappingLasts is how long a mapping is taken to be as it was, so that a doorbell costs no further system call. A device
+// goes on writing to the pages of a region whatever the program does to its mappings; what is changed here is seen after
+// this time, and what is unmapped at once.
+const mappingLasts = 10 * time.Millisecond
 
 var clockBase = time.Now()
 
@@ -243,7 +241,7 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 	since := time.Since(clockBase)
 	span, covered, err := mapsCover(io.NewSectionReader(s.maps, 0, math.MaxInt64), addr, end, write)
 	if covered {
-		s.recent(write).note(span, since+listLasts)
+		s.recent(write).note(span, since+mappingLasts)
 	}
 	return covered, err
 }
