@@ -23,7 +23,7 @@ deps: ## install what the tests need (Debian packages), as far as this user may
 	@scripts/deps
 
 .PHONY: lint
-lint: ## gofmt, vet, staticcheck
+lint: ## gofmt, vet, staticcheck, the rules of imports
 	@scripts/lint
 
 .PHONY: cross

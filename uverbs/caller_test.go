@@ -4,8 +4,8 @@ import (
 	"syscall"
 	"testing"
 
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // guestCaller is a process that has got the descriptor of another's file.
@@ -51,12 +51,12 @@ func TestRegionsAreTheCallers(t *testing.T) {
 		must(t, err)
 		guest := &guestCaller{p, overlay{p.space, more, addr}, umem.NewAccount(func() uint64 { return 3 * umem.PageSize })}
 		reg := func(at, length uint64) error {
-			req := abi.RegMR{Start: at, HCAVA: at, Length: length, PDHandle: pd, AccessFlags: abi.AccessLocalWrite}
+			req := uapi.RegMR{Start: at, HCAVA: at, Length: length, PDHandle: pd, AccessFlags: uapi.AccessLocalWrite}
 			resp := p.alloc(16)
 			req.Response = addressOf(resp)
-			b := abi.AppendTo(nil, &req)
-			hdr := abi.CmdHdr{Command: uint32(abi.CmdRegMR), InWords: uint16((8 + len(b)) / 4), OutWords: 3}
-			b = p.store(append(abi.AppendTo(nil, &hdr), b...))
+			b := uapi.AppendTo(nil, &req)
+			hdr := uapi.CmdHdr{Command: uint32(uapi.CmdRegMR), InWords: uint16((8 + len(b)) / 4), OutWords: 3}
+			b = p.store(append(uapi.AppendTo(nil, &hdr), b...))
 			_, err := p.f.Write(guest, addressOf(b), len(b))
 			return err
 		}

@@ -5,7 +5,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 type ahObject struct{ *ib.AH }
@@ -15,7 +15,7 @@ func (o *ahObject) destroy() error { return o.Destroy() }
 
 // cmdCreateAH makes an address handle. (ib_uverbs_create_ah)
 func cmdCreateAH(c *call) error {
-	req, err := request[abi.CreateAH](c)
+	req, err := request[uapi.CreateAH](c)
 	if err != nil {
 		return err
 	}
@@ -57,13 +57,13 @@ func cmdCreateAH(c *call) error {
 	}
 	o := c.f.objects.add(&ahObject{ah})
 	c.created(o)
-	reply(c, abi.CreateAHResp{AHHandle: o.handle})
+	reply(c, uapi.CreateAHResp{AHHandle: o.handle})
 	return nil
 }
 
 // cmdDestroyAH frees an address handle. (ib_uverbs_destroy_ah)
 func cmdDestroyAH(c *call) error {
-	req, err := request[abi.DestroyAH](c)
+	req, err := request[uapi.DestroyAH](c)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // cqObject is a completion queue and its events. (struct ib_ucq_object)
@@ -36,7 +36,7 @@ func (o *cqObject) destroy() error {
 
 // cmdCreateCompChannel makes a completion channel. (ib_uverbs_create_comp_channel)
 func cmdCreateCompChannel(c *call) error {
-	if _, err := request[abi.CreateCompChannel](c); err != nil {
+	if _, err := request[uapi.CreateCompChannel](c); err != nil {
 		return err
 	}
 	if err := c.f.context(); err != nil {
@@ -48,17 +48,17 @@ func cmdCreateCompChannel(c *call) error {
 	}
 	c.reader = reader
 	c.abort = func() { c.f.events.discard(e) }
-	reply(c, abi.CreateCompChannelResp{})
+	reply(c, uapi.CreateCompChannelResp{})
 	return nil
 }
 
 // cmdCreateCQ makes a completion queue. (ib_uverbs_create_cq)
 func cmdCreateCQ(c *call) error {
-	req, err := request[abi.CreateCQ](c)
+	req, err := request[uapi.CreateCQ](c)
 	if err != nil {
 		return err
 	}
-	resp, err := c.createCQ(&abi.ExCreateCQ{
+	resp, err := c.createCQ(&uapi.ExCreateCQ{
 		UserHandle:  req.UserHandle,
 		CQE:         req.CQE,
 		CompVector:  req.CompVector,
@@ -73,7 +73,7 @@ func cmdCreateCQ(c *call) error {
 
 // cmdExCreateCQ makes a completion queue with options. (ib_uverbs_ex_create_cq)
 func cmdExCreateCQ(c *call) error {
-	req, err := request[abi.ExCreateCQ](c)
+	req, err := request[uapi.ExCreateCQ](c)
 	if err != nil {
 		return err
 	}
@@ -84,12 +84,12 @@ func cmdExCreateCQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, abi.ExCreateCQResp{Base: resp, ResponseLength: replyLength[abi.ExCreateCQResp](c)})
+	reply(c, uapi.ExCreateCQResp{Base: resp, ResponseLength: replyLength[uapi.ExCreateCQResp](c)})
 	return nil
 }
 
-func (c *call) createCQ(req *abi.ExCreateCQ) (abi.CreateCQResp, error) {
-	fail := func(err error) (abi.CreateCQResp, error) { return abi.CreateCQResp{}, err }
+func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
+	fail := func(err error) (uapi.CreateCQResp, error) { return uapi.CreateCQResp{}, err }
 	f := c.f
 	if req.CompVector >= uint32(f.dev.srv.opts.CompVectors) {
 		return fail(fmt.Errorf("no completion vector %d: %w", req.CompVector, syscall.EINVAL))
@@ -109,7 +109,7 @@ func (c *call) createCQ(req *abi.ExCreateCQ) (abi.CreateCQResp, error) {
 		}
 		completed = func(*ib.CQ) { o.channel.completed(&o.comp, o.user) }
 	}
-	failed := func(_ *ib.CQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.user, abi.EventType(e)) }
+	failed := func(_ *ib.CQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.user, uapi.EventType(e)) }
 	attr := ib.CQAttr{Entries: int(req.CQE), CompVector: int(req.CompVector), Flags: uint32(req.Flags)}
 	err := f.charged(kindCQ, func() (err error) {
 		o.CQ, err = f.dev.ib.CreateCQ(attr, completed, failed, &c.udata)
@@ -121,12 +121,12 @@ func (c *call) createCQ(req *abi.ExCreateCQ) (abi.CreateCQResp, error) {
 	}
 	obj := f.objects.add(o)
 	c.created(obj)
-	return abi.CreateCQResp{CQHandle: obj.handle, CQE: uint32(o.Entries())}, nil
+	return uapi.CreateCQResp{CQHandle: obj.handle, CQE: uint32(o.Entries())}, nil
 }
 
 // cmdResizeCQ changes the size of a completion queue. (ib_uverbs_resize_cq)
 func cmdResizeCQ(c *call) error {
-	req, err := request[abi.ResizeCQ](c)
+	req, err := request[uapi.ResizeCQ](c)
 	if err != nil {
 		return err
 	}
@@ -138,13 +138,13 @@ func cmdResizeCQ(c *call) error {
 	if err := cq.res.Resize(int(req.CQE), &c.udata); err != nil {
 		return err
 	}
-	reply(c, abi.ResizeCQResp{CQE: uint32(cq.res.Entries())})
+	reply(c, uapi.ResizeCQResp{CQE: uint32(cq.res.Entries())})
 	return nil
 }
 
 // cmdPollCQ takes completions from a queue, no more than the caller has room for. (ib_uverbs_poll_cq)
 func cmdPollCQ(c *call) error {
-	req, err := request[abi.PollCQ](c)
+	req, err := request[uapi.PollCQ](c)
 	if err != nil {
 		return err
 	}
@@ -153,9 +153,9 @@ func cmdPollCQ(c *call) error {
 		return err
 	}
 	defer cq.done()
-	most := min(int64(req.NE), int64(c.room-abi.SizeOf[abi.PollCQResp]())/int64(abi.SizeOf[abi.WC]()))
+	most := min(int64(req.NE), int64(c.room-uapi.SizeOf[uapi.PollCQResp]())/int64(uapi.SizeOf[uapi.WC]()))
 	var wc [16]ib.WC
-	var resp abi.PollCQResp
+	var resp uapi.PollCQResp
 	reply(c, resp)
 	for int64(resp.Count) < most {
 		n, err := cq.res.Poll(wc[:min(int64(len(wc)), most-int64(resp.Count))])
@@ -167,25 +167,25 @@ func cmdPollCQ(c *call) error {
 		}
 		for i := range wc[:n] {
 			w := userWC(&wc[i])
-			c.resp = abi.AppendTo(c.resp, &w)
+			c.resp = uapi.AppendTo(c.resp, &w)
 		}
 		resp.Count += uint32(n)
 	}
-	abi.Encode(c.resp, &resp)
+	uapi.Encode(c.resp, &resp)
 	c.exact = true
 	return nil
 }
 
 // userWC is a completion in the user's form. (copy_wc_to_user)
-func userWC(w *ib.WC) abi.WC {
-	r := abi.WC{
+func userWC(w *ib.WC) uapi.WC {
+	r := uapi.WC{
 		WRID:      w.ID,
-		Status:    abi.WCStatus(w.Status),
-		Opcode:    abi.WCOpcode(w.Opcode),
+		Status:    uapi.WCStatus(w.Status),
+		Opcode:    uapi.WCOpcode(w.Opcode),
 		VendorErr: w.VendorErr,
 		ByteLen:   w.ByteLen,
 		SrcQP:     w.SrcQP,
-		WCFlags:   abi.WCFlags(w.Flags),
+		WCFlags:   uapi.WCFlags(w.Flags),
 		PKeyIndex: w.PKeyIndex,
 		SLID:      w.SLID,
 		SL:        w.SL,
@@ -196,16 +196,16 @@ func userWC(w *ib.WC) abi.WC {
 	}
 	switch {
 	case w.Flags&ib.WCWithInvalidate != 0:
-		r.Ex = abi.NewImmRKey(w.InvalidateRKey)
+		r.Ex = uapi.NewImmRKey(w.InvalidateRKey)
 	case w.Flags&ib.WCWithImm != 0:
-		r.Ex = abi.ImmData(abi.NewBE32(w.Imm))
+		r.Ex = uapi.ImmData(uapi.NewBE32(w.Imm))
 	}
 	return r
 }
 
 // cmdReqNotifyCQ arms a queue for one event. (ib_uverbs_req_notify_cq)
 func cmdReqNotifyCQ(c *call) error {
-	req, err := request[abi.ReqNotifyCQ](c)
+	req, err := request[uapi.ReqNotifyCQ](c)
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func cmdReqNotifyCQ(c *call) error {
 
 // cmdDestroyCQ frees a queue and reports how many of its events have been read. (ib_uverbs_destroy_cq)
 func cmdDestroyCQ(c *call) error {
-	req, err := request[abi.DestroyCQ](c)
+	req, err := request[uapi.DestroyCQ](c)
 	if err != nil {
 		return err
 	}
@@ -234,6 +234,6 @@ func cmdDestroyCQ(c *call) error {
 		return err
 	}
 	cq := res.(*cqObject)
-	reply(c, abi.DestroyCQResp{CompEventsReported: cq.compReported, AsyncEventsReported: cq.asyncReported})
+	reply(c, uapi.DestroyCQResp{CompEventsReported: cq.compReported, AsyncEventsReported: cq.asyncReported})
 	return nil
 }

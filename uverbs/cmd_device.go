@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 func putUint32(b []byte, v uint32) { binary.NativeEndian.PutUint32(b, v) }
@@ -18,7 +18,7 @@ func uint64At(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
 
 // cmdGetContext makes the context and its first asynchronous event file. (ib_uverbs_get_context)
 func cmdGetContext(c *call) error {
-	if _, err := request[abi.GetContext](c); err != nil {
+	if _, err := request[uapi.GetContext](c); err != nil {
 		return err
 	}
 	e, reader, err := c.f.events.newAsync()
@@ -31,7 +31,7 @@ func cmdGetContext(c *call) error {
 		return err
 	}
 	c.reader = reader
-	reply(c, abi.GetContextResp{NumCompVectors: uint32(c.f.dev.srv.opts.CompVectors)})
+	reply(c, uapi.GetContextResp{NumCompVectors: uint32(c.f.dev.srv.opts.CompVectors)})
 	c.commit = c.f.commitContext
 	c.abort = func() {
 		c.f.events.discard(e)
@@ -45,7 +45,7 @@ func cmdQueryDevice(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
 	}
-	if _, err := request[abi.QueryDevice](c); err != nil {
+	if _, err := request[uapi.QueryDevice](c); err != nil {
 		return err
 	}
 	attr, err := c.f.dev.ib.QueryDevice()
@@ -61,7 +61,7 @@ func cmdExQueryDevice(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
 	}
-	req, err := request[abi.ExQueryDevice](c)
+	req, err := request[uapi.ExQueryDevice](c)
 	if err != nil {
 		return err
 	}
@@ -72,29 +72,29 @@ func cmdExQueryDevice(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, abi.ExQueryDeviceResp{
+	reply(c, uapi.ExQueryDeviceResp{
 		Base:             deviceResp(&attr),
-		ResponseLength:   replyLength[abi.ExQueryDeviceResp](c),
-		DeviceCapFlagsEx: abi.DeviceCapFlags(attr.DeviceCapFlags),
-		ODPCaps: abi.ODPCaps{
-			GeneralCaps: abi.ODPGeneralCaps(attr.ODP.General),
-			PerTransportCaps: abi.ODPPerTransportCaps{
-				RCODPCaps: abi.ODPTransportCaps(attr.ODP.RC),
-				UCODPCaps: abi.ODPTransportCaps(attr.ODP.UC),
-				UDODPCaps: abi.ODPTransportCaps(attr.ODP.UD),
+		ResponseLength:   replyLength[uapi.ExQueryDeviceResp](c),
+		DeviceCapFlagsEx: uapi.DeviceCapFlags(attr.DeviceCapFlags),
+		ODPCaps: uapi.ODPCaps{
+			GeneralCaps: uapi.ODPGeneralCaps(attr.ODP.General),
+			PerTransportCaps: uapi.ODPPerTransportCaps{
+				RCODPCaps: uapi.ODPTransportCaps(attr.ODP.RC),
+				UCODPCaps: uapi.ODPTransportCaps(attr.ODP.UC),
+				UDODPCaps: uapi.ODPTransportCaps(attr.ODP.UD),
 			},
 		},
-		XRCODPCaps: abi.ODPTransportCaps(attr.ODP.XRC),
+		XRCODPCaps: uapi.ODPTransportCaps(attr.ODP.XRC),
 	})
 	return nil
 }
 
 // deviceResp is the device's attributes in the user's form. (copy_query_dev_fields)
-func deviceResp(a *ib.DeviceAttr) abi.QueryDeviceResp {
-	return abi.QueryDeviceResp{
+func deviceResp(a *ib.DeviceAttr) uapi.QueryDeviceResp {
+	return uapi.QueryDeviceResp{
 		FWVer:                 a.FWVer,
-		NodeGUID:              abi.NewBE64(a.NodeGUID),
-		SysImageGUID:          abi.NewBE64(a.SysImageGUID),
+		NodeGUID:              uapi.NewBE64(a.NodeGUID),
+		SysImageGUID:          uapi.NewBE64(a.SysImageGUID),
 		MaxMRSize:             a.MaxMRSize,
 		PageSizeCap:           a.PageSizeCap,
 		VendorID:              a.VendorID,
@@ -114,7 +114,7 @@ func deviceResp(a *ib.DeviceAttr) abi.QueryDeviceResp {
 		MaxResRDAtom:          uint32(a.MaxResRdAtom),
 		MaxQPInitRDAtom:       uint32(a.MaxQPInitRdAtom),
 		MaxEEInitRDAtom:       uint32(a.MaxEEInitRdAtom),
-		AtomicCap:             abi.AtomicCap(a.AtomicCap),
+		AtomicCap:             uapi.AtomicCap(a.AtomicCap),
 		MaxEE:                 uint32(a.MaxEE),
 		MaxRDD:                uint32(a.MaxRDD),
 		MaxMW:                 uint32(a.MaxMW),
@@ -141,7 +141,7 @@ func cmdQueryPort(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
 	}
-	req, err := request[abi.QueryPort](c)
+	req, err := request[uapi.QueryPort](c)
 	if err != nil {
 		return err
 	}
@@ -154,16 +154,16 @@ func cmdQueryPort(c *call) error {
 }
 
 // portResp is a port's state in the user's form. (copy_port_attr_to_resp)
-func (d *Device) portResp(port int) (abi.QueryPortResp, error) {
+func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
 	if !d.validPort(port) {
-		return abi.QueryPortResp{}, fmt.Errorf("no port %d: %w", port, syscall.EINVAL)
+		return uapi.QueryPortResp{}, fmt.Errorf("no port %d: %w", port, syscall.EINVAL)
 	}
 	a, err := d.ib.QueryPort(port)
 	if err != nil {
-		return abi.QueryPortResp{}, err
+		return uapi.QueryPortResp{}, err
 	}
-	resp := abi.QueryPortResp{
-		PortCapFlags:  abi.PortCapFlags(a.CapFlags),
+	resp := uapi.QueryPortResp{
+		PortCapFlags:  uapi.PortCapFlags(a.CapFlags),
 		MaxMsgSz:      a.MaxMsgSize,
 		BadPKeyCntr:   a.BadPKeyCounter,
 		QKeyViolCntr:  a.QKeyViolations,
@@ -171,47 +171,47 @@ func (d *Device) portResp(port int) (abi.QueryPortResp, error) {
 		PKeyTblLen:    uint16(a.PKeyTableLen),
 		LID:           a.LID,
 		SMLID:         a.SMLID,
-		State:         abi.PortState(a.State),
-		MaxMTU:        abi.MTU(a.MaxMTU),
-		ActiveMTU:     abi.MTU(a.ActiveMTU),
+		State:         uapi.PortState(a.State),
+		MaxMTU:        uapi.MTU(a.MaxMTU),
+		ActiveMTU:     uapi.MTU(a.ActiveMTU),
 		LMC:           a.LMC,
 		MaxVLNum:      a.MaxVLNum,
 		SMSL:          a.SMSL,
 		SubnetTimeout: a.SubnetTimeout,
 		InitTypeReply: a.InitTypeReply,
-		ActiveWidth:   abi.PortWidth(a.ActiveWidth),
-		ActiveSpeed:   abi.PortSpeed(min(a.ActiveSpeed, 255)),
-		PhysState:     abi.PortPhysState(a.PhysState),
-		LinkLayer:     abi.LinkLayer(a.LinkLayer),
+		ActiveWidth:   uapi.PortWidth(a.ActiveWidth),
+		ActiveSpeed:   uapi.PortSpeed(min(a.ActiveSpeed, 255)),
+		PhysState:     uapi.PortPhysState(a.PhysState),
+		LinkLayer:     uapi.LinkLayer(a.LinkLayer),
 	}
 	if a.LinkLayer == ib.LinkEthernet { // RoCE: GIDs are IP addresses, and every address has one
-		resp.PortCapFlags |= abi.PCFIPBasedGIDs
-		resp.Flags |= abi.QPFGRHRequired
+		resp.PortCapFlags |= uapi.PCFIPBasedGIDs
+		resp.Flags |= uapi.QPFGRHRequired
 	}
 	return resp, nil
 }
 
 // gidEntry is one entry of a GID table in the user's form. ENODATA if it is empty.
-func (d *Device) gidEntry(port, index int) (abi.GIDEntry, error) {
+func (d *Device) gidEntry(port, index int) (uapi.GIDEntry, error) {
 	e, err := d.ib.QueryGID(port, index)
 	if err != nil {
-		return abi.GIDEntry{}, err
+		return uapi.GIDEntry{}, err
 	}
 	if e.GID.IsZero() {
-		return abi.GIDEntry{}, fmt.Errorf("port %d has no GID %d: %w", port, index, syscall.ENODATA)
+		return uapi.GIDEntry{}, fmt.Errorf("port %d has no GID %d: %w", port, index, syscall.ENODATA)
 	}
-	return abi.GIDEntry{
+	return uapi.GIDEntry{
 		GID:           e.GID,
 		GIDIndex:      uint32(index),
 		PortNum:       uint32(port),
-		GIDType:       abi.GIDType(e.Type),
+		GIDType:       uapi.GIDType(e.Type),
 		NetdevIfindex: uint32(e.IfIndex),
 	}, nil
 }
 
 // gidTable are the valid entries of all ports, EINVAL if there are more than most. (rdma_query_gid_table)
-func (d *Device) gidTable(most int) ([]abi.GIDEntry, error) {
-	var entries []abi.GIDEntry
+func (d *Device) gidTable(most int) ([]uapi.GIDEntry, error) {
+	var entries []uapi.GIDEntry
 	for port := 1; port <= d.ports; port++ {
 		attr, err := d.ib.QueryPort(port)
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // membership is a multicast group that a queue pair is attached to. (struct ib_uverbs_mcast_entry)
@@ -25,7 +25,7 @@ type memberships struct {
 // cmdAttachMcast attaches a datagram queue pair to a group; that it is in there already is no error.
 // (ib_uverbs_attach_mcast)
 func cmdAttachMcast(c *call) error {
-	req, err := request[abi.AttachMcast](c)
+	req, err := request[uapi.AttachMcast](c)
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func cmdAttachMcast(c *call) error {
 
 // cmdDetachMcast ends that, EINVAL if it is not attached. (ib_uverbs_detach_mcast)
 func cmdDetachMcast(c *call) error {
-	req, err := request[abi.DetachMcast](c)
+	req, err := request[uapi.DetachMcast](c)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 type mwObject struct {
@@ -18,7 +18,7 @@ func (o *mwObject) destroy() error { return o.Dealloc() }
 
 // cmdAllocMW makes a memory window; work requests bind it. (ib_uverbs_alloc_mw)
 func cmdAllocMW(c *call) error {
-	req, err := request[abi.AllocMW](c)
+	req, err := request[uapi.AllocMW](c)
 	if err != nil {
 		return err
 	}
@@ -40,13 +40,13 @@ func cmdAllocMW(c *call) error {
 	}
 	o := c.f.objects.add(&mwObject{mw, req.PDHandle})
 	c.created(o)
-	reply(c, abi.AllocMWResp{MWHandle: o.handle, RKey: mw.RKey()})
+	reply(c, uapi.AllocMWResp{MWHandle: o.handle, RKey: mw.RKey()})
 	return nil
 }
 
 // cmdDeallocMW frees a memory window. (ib_uverbs_dealloc_mw)
 func cmdDeallocMW(c *call) error {
-	req, err := request[abi.DeallocMW](c)
+	req, err := request[uapi.DeallocMW](c)
 	if err != nil {
 		return err
 	}
@@ -56,25 +56,25 @@ func cmdDeallocMW(c *call) error {
 
 // cmdReregMR changes a registration. (ib_uverbs_rereg_mr)
 func cmdReregMR(c *call) error {
-	req, err := request[abi.ReregMR](c)
+	req, err := request[uapi.ReregMR](c)
 	if err != nil {
 		return err
 	}
 	if err := c.f.context(); err != nil {
 		return err
 	}
-	const known = abi.ReregMRChangeTranslation | abi.ReregMRChangePD | abi.ReregMRChangeAccess
+	const known = uapi.ReregMRChangeTranslation | uapi.ReregMRChangePD | uapi.ReregMRChangeAccess
 	switch {
 	case req.Flags == 0:
 		return fmt.Errorf("nothing is to be changed: %w", syscall.EINVAL)
 	case req.Flags&^known != 0:
 		return fmt.Errorf("unknown changes %#x: %w", uint32(req.Flags&^known), syscall.EOPNOTSUPP)
-	case req.Flags&abi.ReregMRChangeTranslation != 0:
+	case req.Flags&uapi.ReregMRChangeTranslation != 0:
 		if err := checkOffset(req.Start, req.HCAVA); err != nil {
 			return err
 		}
 	}
-	if req.Flags&abi.ReregMRChangeAccess != 0 {
+	if req.Flags&uapi.ReregMRChangeAccess != 0 {
 		if err := checkAccess(req.AccessFlags); err != nil {
 			return err
 		}
@@ -89,7 +89,7 @@ func cmdReregMR(c *call) error {
 		Space: c.caller.Space(), Account: c.caller.Account(), Addr: req.Start, Length: req.Length, IOVA: req.HCAVA,
 		Access: ib.AccessFlags(req.AccessFlags),
 	}
-	if req.Flags&abi.ReregMRChangePD != 0 {
+	if req.Flags&uapi.ReregMRChangePD != 0 {
 		pd, err := lookup[*pdObject](c.f, req.PDHandle)
 		if err != nil {
 			return err
@@ -103,6 +103,6 @@ func cmdReregMR(c *call) error {
 	if to.PD != nil {
 		mr.pd = req.PDHandle
 	}
-	reply(c, abi.ReregMRResp{LKey: mr.LKey(), RKey: mr.RKey()})
+	reply(c, uapi.ReregMRResp{LKey: mr.LKey(), RKey: mr.RKey()})
 	return nil
 }

@@ -5,8 +5,8 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 type pdObject struct{ *ib.PD }
@@ -16,7 +16,7 @@ func (o *pdObject) destroy() error { return o.Dealloc() }
 
 // cmdAllocPD makes a protection domain. (ib_uverbs_alloc_pd)
 func cmdAllocPD(c *call) error {
-	if _, err := request[abi.AllocPD](c); err != nil {
+	if _, err := request[uapi.AllocPD](c); err != nil {
 		return err
 	}
 	if err := c.f.context(); err != nil {
@@ -32,13 +32,13 @@ func cmdAllocPD(c *call) error {
 	}
 	o := c.f.objects.add(&pdObject{pd})
 	c.created(o)
-	reply(c, abi.AllocPDResp{PDHandle: o.handle})
+	reply(c, uapi.AllocPDResp{PDHandle: o.handle})
 	return nil
 }
 
 // cmdDeallocPD frees a protection domain. (ib_uverbs_dealloc_pd)
 func cmdDeallocPD(c *call) error {
-	req, err := request[abi.DeallocPD](c)
+	req, err := request[uapi.DeallocPD](c)
 	if err != nil {
 		return err
 	}
@@ -55,11 +55,11 @@ func (*mrObject) kind() kind       { return kindMR }
 func (o *mrObject) destroy() error { return o.Dereg() }
 
 // accessKnown are the rights that the ABI defines, whether the device has them or not.
-const accessKnown = abi.AccessFlushPersistent<<1 - 1 | abi.AccessOptionalRange
+const accessKnown = uapi.AccessFlushPersistent<<1 - 1 | uapi.AccessOptionalRange
 
 // checkAccess checks the rights of a registration; that remote writing needs local writing is the midlayer's to
 // check. (ib_check_mr_access)
-func checkAccess(flags abi.AccessFlags) error {
+func checkAccess(flags uapi.AccessFlags) error {
 	if bad := flags &^ accessKnown; bad != 0 {
 		return fmt.Errorf("unknown access flags %#x: %w", uint32(bad), syscall.EINVAL)
 	}
@@ -76,7 +76,7 @@ func checkOffset(start, iova uint64) error {
 
 // cmdRegMR registers memory. (ib_uverbs_reg_mr)
 func cmdRegMR(c *call) error {
-	req, err := request[abi.RegMR](c)
+	req, err := request[uapi.RegMR](c)
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func cmdRegMR(c *call) error {
 }
 
 // regMR registers memory of the caller.
-func (c *call) regMR(req *abi.RegMR) (resp abi.RegMRResp, err error) {
+func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 	if err := checkOffset(req.Start, req.HCAVA); err != nil {
 		return resp, err
 	}
@@ -114,12 +114,12 @@ func (c *call) regMR(req *abi.RegMR) (resp abi.RegMRResp, err error) {
 	}
 	o := c.f.objects.add(&mrObject{mr, req.PDHandle})
 	c.created(o)
-	return abi.RegMRResp{MRHandle: o.handle, LKey: mr.LKey(), RKey: mr.RKey()}, nil
+	return uapi.RegMRResp{MRHandle: o.handle, LKey: mr.LKey(), RKey: mr.RKey()}, nil
 }
 
 // cmdDeregMR ends a registration. (ib_uverbs_dereg_mr)
 func cmdDeregMR(c *call) error {
-	req, err := request[abi.DeregMR](c)
+	req, err := request[uapi.DeregMR](c)
 	if err != nil {
 		return err
 	}

@@ -6,17 +6,17 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // cmdPostSend posts send work requests. Without any it is the doorbell of a queue that the program shares with the
 // driver; then the response, which says nothing, is not written. (ib_uverbs_post_send)
 func cmdPostSend(c *call) error {
-	req, ok := abi.Decode[abi.PostSend](c.in)
+	req, ok := uapi.Decode[uapi.PostSend](c.in)
 	if !ok {
 		return syscall.ENOSPC
 	}
-	list, err := parseWRs(c.in[abi.SizeOf[abi.PostSend]():], req.WRCount, req.WQESize, req.SGECount, abi.SizeOf[abi.SendWR]())
+	list, err := parseWRs(c.in[uapi.SizeOf[uapi.PostSend]():], req.WRCount, req.WQESize, req.SGECount, uapi.SizeOf[uapi.SendWR]())
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func cmdPostSend(c *call) error {
 
 	wrs := make([]ib.SendWR, 0, req.WRCount)
 	for i := range int(req.WRCount) {
-		w, _ := abi.Decode[abi.SendWR](list.wqe(i))
+		w, _ := uapi.Decode[uapi.SendWR](list.wqe(i))
 		wr, ah, err := c.sendWR(&w, qp.res.Type())
 		if err != nil {
 			return fmt.Errorf("work request %d: %w", i, err)
@@ -58,7 +58,7 @@ func cmdPostSend(c *call) error {
 
 // posted answers a list of work requests of which n were taken: that one was refused is told beside the error.
 func (c *call) posted(n int, err error) error {
-	var resp abi.PostSendResp // that of the receive queue is the same
+	var resp uapi.PostSendResp // that of the receive queue is the same
 	if err != nil {
 		resp.BadWR = uint32(n) + 1
 	}
@@ -68,23 +68,23 @@ func (c *call) posted(n int, err error) error {
 }
 
 // sendWR is a work request in the midlayer's form, and the address handle that it uses.
-func (c *call) sendWR(w *abi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObject], err error) {
+func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObject], err error) {
 	wr = ib.SendWR{ID: w.WRID, Opcode: ib.WROpcode(w.Opcode), Flags: ib.SendFlags(w.SendFlags)}
 	invalid := func(format string, args ...any) (ib.SendWR, share[*ahObject], error) {
 		return wr, ah, fmt.Errorf(format+": %w", append(args, syscall.EINVAL)...)
 	}
-	if w.SendFlags&abi.SendInline != 0 {
+	if w.SendFlags&uapi.SendInline != 0 {
 		return invalid("inline data needs a shared queue")
 	}
 	switch w.Opcode {
-	case abi.WRSendWithImm, abi.WRRDMAWriteWithImm:
+	case uapi.WRSendWithImm, uapi.WRRDMAWriteWithImm:
 		wr.Imm = w.Ex.Imm().Uint32()
-	case abi.WRSendWithInv:
+	case uapi.WRSendWithInv:
 		wr.InvalidateRKey = w.Ex.InvalidateRKey()
 	}
 	switch {
 	case t == ib.QPTypeUD:
-		if w.Opcode != abi.WRSend && w.Opcode != abi.WRSendWithImm {
+		if w.Opcode != uapi.WRSend && w.Opcode != uapi.WRSendWithImm {
 			return invalid("%v on a datagram queue pair", w.Opcode)
 		}
 		ud := w.UD()
@@ -93,11 +93,11 @@ func (c *call) sendWR(w *abi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObj
 		}
 		wr.AH, wr.RemoteQPN, wr.RemoteQKey = ah.res.AH, ud.RemoteQPN, ud.RemoteQKey
 		return wr, ah, nil
-	case w.Opcode == abi.WRSend, w.Opcode == abi.WRSendWithImm, w.Opcode == abi.WRSendWithInv:
-	case w.Opcode == abi.WRRDMAWrite, w.Opcode == abi.WRRDMAWriteWithImm, w.Opcode == abi.WRRDMARead:
+	case w.Opcode == uapi.WRSend, w.Opcode == uapi.WRSendWithImm, w.Opcode == uapi.WRSendWithInv:
+	case w.Opcode == uapi.WRRDMAWrite, w.Opcode == uapi.WRRDMAWriteWithImm, w.Opcode == uapi.WRRDMARead:
 		rdma := w.RDMA()
 		wr.RemoteAddr, wr.RKey = rdma.RemoteAddr, rdma.RKey
-	case w.Opcode == abi.WRAtomicCmpAndSwp, w.Opcode == abi.WRAtomicFetchAndAdd:
+	case w.Opcode == uapi.WRAtomicCmpAndSwp, w.Opcode == uapi.WRAtomicFetchAndAdd:
 		atomic := w.Atomic()
 		wr.RemoteAddr, wr.RKey, wr.CompareAdd, wr.Swap = atomic.RemoteAddr, atomic.RKey, atomic.CompareAdd, atomic.Swap
 	default:
@@ -108,11 +108,11 @@ func (c *call) sendWR(w *abi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObj
 
 // cmdPostRecv posts receive work requests. (ib_uverbs_post_recv)
 func cmdPostRecv(c *call) error {
-	req, ok := abi.Decode[abi.PostRecv](c.in)
+	req, ok := uapi.Decode[uapi.PostRecv](c.in)
 	if !ok {
 		return syscall.ENOSPC
 	}
-	wrs, err := recvWRs(c.in[abi.SizeOf[abi.PostRecv]():], req.WRCount, req.WQESize, req.SGECount)
+	wrs, err := recvWRs(c.in[uapi.SizeOf[uapi.PostRecv]():], req.WRCount, req.WQESize, req.SGECount)
 	if err != nil {
 		return err
 	}
@@ -128,13 +128,13 @@ func cmdPostRecv(c *call) error {
 
 // recvWRs are the receive work requests of a list, in the midlayer's form. (ib_uverbs_unmarshall_recv)
 func recvWRs(b []byte, count, size, sges uint32) ([]ib.RecvWR, error) {
-	list, err := parseWRs(b, count, size, sges, abi.SizeOf[abi.RecvWR]())
+	list, err := parseWRs(b, count, size, sges, uapi.SizeOf[uapi.RecvWR]())
 	if err != nil {
 		return nil, err
 	}
 	wrs := make([]ib.RecvWR, 0, count)
 	for i := range int(count) {
-		w, _ := abi.Decode[abi.RecvWR](list.wqe(i))
+		w, _ := uapi.Decode[uapi.RecvWR](list.wqe(i))
 		sges, err := list.sges(w.NumSGE)
 		if err != nil {
 			return nil, fmt.Errorf("work request %d: %w", i, err)
@@ -156,7 +156,7 @@ func parseWRs(b []byte, count, size, sges uint32, least int) (*wrList, error) {
 	if count > 0 && size < uint32(least) {
 		return nil, fmt.Errorf("work requests of %d bytes, need %d: %w", size, least, syscall.EINVAL)
 	}
-	sgeSize := abi.SizeOf[abi.SGE]()
+	sgeSize := uapi.SizeOf[uapi.SGE]()
 	wqeBytes, sgeBytes := uint64(count)*uint64(size), uint64(sges)*uint64(sgeSize)
 	if wqeBytes > uint64(len(b)) || sgeBytes > uint64(len(b))-wqeBytes {
 		return nil, fmt.Errorf("%d work requests with %d elements do not fit: %w", count, sges, syscall.ENOSPC)
@@ -164,7 +164,7 @@ func parseWRs(b []byte, count, size, sges uint32, least int) (*wrList, error) {
 	l := &wrList{wqes: b[:wqeBytes], size: int(size)}
 	b = b[wqeBytes:]
 	for range sges {
-		s, _ := abi.Decode[abi.SGE](b)
+		s, _ := uapi.Decode[uapi.SGE](b)
 		l.sge = append(l.sge, ib.SGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
 		b = b[sgeSize:]
 	}

@@ -6,7 +6,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // qpObject is a queue pair and its events. (struct ib_uqp_object)
@@ -47,11 +47,11 @@ func (o *qpObject) destroy() error {
 
 // cmdCreateQP makes a queue pair. (ib_uverbs_create_qp)
 func cmdCreateQP(c *call) error {
-	req, err := request[abi.CreateQP](c)
+	req, err := request[uapi.CreateQP](c)
 	if err != nil {
 		return err
 	}
-	resp, err := c.createQP(&abi.ExCreateQP{
+	resp, err := c.createQP(&uapi.ExCreateQP{
 		UserHandle:    req.UserHandle,
 		PDHandle:      req.PDHandle,
 		SendCQHandle:  req.SendCQHandle,
@@ -75,34 +75,34 @@ func cmdCreateQP(c *call) error {
 
 // cmdExCreateQP makes a queue pair with options. (ib_uverbs_ex_create_qp)
 func cmdExCreateQP(c *call) error {
-	req, err := request[abi.ExCreateQP](c)
+	req, err := request[uapi.ExCreateQP](c)
 	if err != nil {
 		return err
 	}
-	if req.CompMask&^abi.CreateQPSupCompMask != 0 || req.Reserved != 0 {
+	if req.CompMask&^uapi.CreateQPSupCompMask != 0 || req.Reserved != 0 {
 		return fmt.Errorf("unknown or reserved fields are set: %w", syscall.EINVAL)
 	}
 	resp, err := c.createQP(&req)
 	if err != nil {
 		return err
 	}
-	reply(c, abi.ExCreateQPResp{Base: resp, ResponseLength: replyLength[abi.ExCreateQPResp](c)})
+	reply(c, uapi.ExCreateQPResp{Base: resp, ResponseLength: replyLength[uapi.ExCreateQPResp](c)})
 	return nil
 }
 
 // qpCreateFlags are those that the write form defines.
-const qpCreateFlags = abi.QPCreateBlockMulticastLoopback | abi.QPCreateScatterFCS | abi.QPCreateCVLANStripping | abi.QPCreatePCIWriteEndPadding
+const qpCreateFlags = uapi.QPCreateBlockMulticastLoopback | uapi.QPCreateScatterFCS | uapi.QPCreateCVLANStripping | uapi.QPCreatePCIWriteEndPadding
 
 // checkQP checks what is asked for against what there can be: no indirection table exists, so that its handle is
 // wrong. (create_qp)
-func checkQP(req *abi.ExCreateQP) error {
+func checkQP(req *uapi.ExCreateQP) error {
 	switch req.QPType {
-	case abi.QPTRC, abi.QPTUC, abi.QPTUD, abi.QPTRawPacket, abi.QPTXRCIni, abi.QPTXRCTgt, abi.QPTDriver:
+	case uapi.QPTRC, uapi.QPTUC, uapi.QPTUD, uapi.QPTRawPacket, uapi.QPTXRCIni, uapi.QPTXRCTgt, uapi.QPTDriver:
 	default:
 		return fmt.Errorf("no queue pair of type %d: %w", req.QPType, syscall.EINVAL)
 	}
 	switch {
-	case req.CompMask&abi.CreateQPMaskIndTable != 0:
+	case req.CompMask&uapi.CreateQPMaskIndTable != 0:
 		return fmt.Errorf("handle %d: no such indirection table: %w", req.RWQIndTblHandle, syscall.EINVAL)
 	case req.CreateFlags&^qpCreateFlags != 0:
 		return fmt.Errorf("unknown flags %#x: %w", uint32(req.CreateFlags), syscall.EINVAL)
@@ -112,7 +112,7 @@ func checkQP(req *abi.ExCreateQP) error {
 	return nil
 }
 
-func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) {
+func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error) {
 	f := c.f
 	if err := f.context(); err != nil {
 		return resp, err
@@ -120,7 +120,7 @@ func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) 
 	if err := checkQP(req); err != nil {
 		return resp, err
 	}
-	if req.QPType == abi.QPTXRCTgt {
+	if req.QPType == uapi.QPTXRCTgt {
 		return c.createTarget(req)
 	}
 	pd, err := lookup[*pdObject](f, req.PDHandle)
@@ -145,9 +145,9 @@ func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) 
 		},
 		SigAll: req.SQSigAll != 0,
 		Type:   ib.QPType(req.QPType),
-		Event:  func(_ *ib.QP, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, abi.EventType(e)) },
+		Event:  func(_ *ib.QP, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, uapi.EventType(e)) },
 	}
-	if req.QPType == abi.QPTXRCIni { // it receives nothing
+	if req.QPType == uapi.QPTXRCIni { // it receives nothing
 		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
 	} else {
 		rcq, err := lookup[*cqObject](f, req.RecvCQHandle)
@@ -178,7 +178,7 @@ func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) 
 	f.bells.add(o)
 	c.created(obj)
 	granted := o.Init().Cap
-	return abi.CreateQPResp{
+	return uapi.CreateQPResp{
 		QPHandle:      obj.handle,
 		QPN:           o.Num(),
 		MaxSendWR:     granted.MaxSendWR,
@@ -191,7 +191,7 @@ func (c *call) createQP(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) 
 
 // cmdQueryQP reports the attributes of a queue pair. (ib_uverbs_query_qp)
 func cmdQueryQP(c *call) error {
-	req, err := request[abi.QueryQP](c)
+	req, err := request[uapi.QueryQP](c)
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func cmdQueryQP(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, abi.QueryQPResp{
+	reply(c, uapi.QueryQPResp{
 		Dest:            userDest(&a.AH),
 		AltDest:         userDest(&a.AltAH),
 		MaxSendWR:       init.Cap.MaxSendWR,
@@ -216,13 +216,13 @@ func cmdQueryQP(c *call) error {
 		RQPSN:           a.RQPSN,
 		SQPSN:           a.SQPSN,
 		DestQPNum:       a.DestQPN,
-		QPAccessFlags:   abi.AccessFlags(a.AccessFlags),
+		QPAccessFlags:   uapi.AccessFlags(a.AccessFlags),
 		PKeyIndex:       a.PKeyIndex,
 		AltPKeyIndex:    a.AltPKeyIndex,
-		QPState:         abi.QPState(a.State),
-		CurQPState:      abi.QPState(a.CurState),
-		PathMTU:         abi.MTU(a.PathMTU),
-		PathMigState:    abi.MigState(a.PathMigState),
+		QPState:         uapi.QPState(a.State),
+		CurQPState:      uapi.QPState(a.CurState),
+		PathMTU:         uapi.MTU(a.PathMTU),
+		PathMigState:    uapi.MigState(a.PathMigState),
 		SQDraining:      flag(a.SQDraining),
 		MaxRDAtomic:     a.MaxRdAtomic,
 		MaxDestRDAtomic: a.MaxDestRdAtomic,
@@ -246,12 +246,12 @@ func flag(b bool) uint8 {
 }
 
 // userDest is an address in the user's form. (copy_ah_attr_to_uverbs)
-func userDest(a *ib.AHAttr) abi.QPDest {
-	d := abi.QPDest{
+func userDest(a *ib.AHAttr) uapi.QPDest {
+	d := uapi.QPDest{
 		DLID:        a.DLID,
 		SL:          a.SL,
 		SrcPathBits: a.SrcPathBits,
-		StaticRate:  abi.Rate(a.StaticRate),
+		StaticRate:  uapi.Rate(a.StaticRate),
 		IsGlobal:    flag(a.HasGRH),
 		PortNum:     a.Port,
 	}
@@ -266,7 +266,7 @@ func userDest(a *ib.AHAttr) abi.QPDest {
 }
 
 // destAttr is the other way round. (copy_ah_attr_from_uverbs)
-func destAttr(d *abi.QPDest) ib.AHAttr {
+func destAttr(d *uapi.QPDest) ib.AHAttr {
 	a := ib.AHAttr{DLID: d.DLID, SL: d.SL, SrcPathBits: d.SrcPathBits, StaticRate: uint8(d.StaticRate), Port: d.PortNum}
 	if d.IsGlobal != 0 {
 		a.HasGRH = true
@@ -283,33 +283,33 @@ func destAttr(d *abi.QPDest) ib.AHAttr {
 
 // Attributes that MODIFY_QP and its extended form take (IB_QP_ATTR_STANDARD_BITS).
 const (
-	modifyStandard = abi.QPAttrDestQPN<<1 - 1
-	modifyExtended = modifyStandard | abi.QPAttrRateLimit
+	modifyStandard = uapi.QPAttrDestQPN<<1 - 1
+	modifyExtended = modifyStandard | uapi.QPAttrRateLimit
 )
 
 // cmdModifyQP changes a queue pair. (ib_uverbs_modify_qp)
 func cmdModifyQP(c *call) error {
-	req, err := request[abi.ModifyQP](c)
+	req, err := request[uapi.ModifyQP](c)
 	if err != nil {
 		return err
 	}
-	return c.modifyQP(&abi.ExModifyQP{Base: req}, modifyStandard)
+	return c.modifyQP(&uapi.ExModifyQP{Base: req}, modifyStandard)
 }
 
 // cmdExModifyQP changes a queue pair, its rate limit included. (ib_uverbs_ex_modify_qp)
 func cmdExModifyQP(c *call) error {
-	req, err := request[abi.ExModifyQP](c)
+	req, err := request[uapi.ExModifyQP](c)
 	if err != nil {
 		return err
 	}
 	if err := c.modifyQP(&req, modifyExtended); err != nil {
 		return err
 	}
-	reply(c, abi.ExModifyQPResp{ResponseLength: replyLength[abi.ExModifyQPResp](c)})
+	reply(c, uapi.ExModifyQPResp{ResponseLength: replyLength[uapi.ExModifyQPResp](c)})
 	return nil
 }
 
-func (c *call) modifyQP(req *abi.ExModifyQP, known abi.QPAttrMask) error {
+func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 	r := &req.Base
 	if bad := r.AttrMask &^ known; bad != 0 {
 		return fmt.Errorf("unknown attributes %#x: %w", uint32(bad), syscall.EOPNOTSUPP)
@@ -351,7 +351,7 @@ func (c *call) modifyQP(req *abi.ExModifyQP, known abi.QPAttrMask) error {
 	if err := qp.res.Modify(attr, ib.QPAttrMask(r.AttrMask), &c.udata); err != nil {
 		return err
 	}
-	if r.AttrMask&abi.QPAttrPort != 0 {
+	if r.AttrMask&uapi.QPAttrPort != 0 {
 		qp.res.port.Store(uint32(r.PortNum))
 	}
 	return nil
@@ -359,29 +359,29 @@ func (c *call) modifyQP(req *abi.ExModifyQP, known abi.QPAttrMask) error {
 
 // checkModify checks states and ports; port is the one that the queue pair has. On the way to RTR, where the port
 // cannot be given, the address must name it; in SQD a new address brings its port with it. (modify_qp)
-func (d *Device) checkModify(r *abi.ModifyQP, port uint8) error {
-	has := func(bit abi.QPAttrMask) bool { return r.AttrMask&bit != 0 }
+func (d *Device) checkModify(r *uapi.ModifyQP, port uint8) error {
+	has := func(bit uapi.QPAttrMask) bool { return r.AttrMask&bit != 0 }
 	badPort := func(what string, p uint8) error {
 		return fmt.Errorf("%s names port %d: %w", what, p, syscall.EINVAL)
 	}
-	if has(abi.QPAttrPort) && !d.validPort(int(r.PortNum)) {
+	if has(uapi.QPAttrPort) && !d.validPort(int(r.PortNum)) {
 		return badPort("attribute", r.PortNum)
 	}
-	if has(abi.QPAttrAV) {
+	if has(uapi.QPAttrAV) {
 		p := r.Dest.PortNum
-		toRTR := has(abi.QPAttrState) && r.QPState == abi.QPSRTR
+		toRTR := has(uapi.QPAttrState) && r.QPState == uapi.QPSRTR
 		switch {
-		case !d.validPort(int(p)), toRTR && p != port, !toRTR && has(abi.QPAttrPort) && p != r.PortNum:
+		case !d.validPort(int(p)), toRTR && p != port, !toRTR && has(uapi.QPAttrPort) && p != r.PortNum:
 			return badPort("address", p)
 		case !toRTR:
-			r.AttrMask |= abi.QPAttrPort
+			r.AttrMask |= uapi.QPAttrPort
 			r.PortNum = p
 		}
 	}
-	if has(abi.QPAttrAltPath) && (!d.validPort(int(r.AltPortNum)) || r.AltDest.PortNum != r.AltPortNum) {
+	if has(uapi.QPAttrAltPath) && (!d.validPort(int(r.AltPortNum)) || r.AltDest.PortNum != r.AltPortNum) {
 		return badPort("alternate path", r.AltPortNum)
 	}
-	if has(abi.QPAttrCurState) && r.CurQPState > abi.QPSErr || has(abi.QPAttrState) && r.QPState > abi.QPSErr {
+	if has(uapi.QPAttrCurState) && r.CurQPState > uapi.QPSErr || has(uapi.QPAttrState) && r.QPState > uapi.QPSErr {
 		return fmt.Errorf("no such state: %w", syscall.EINVAL)
 	}
 	return nil
@@ -389,7 +389,7 @@ func (d *Device) checkModify(r *abi.ModifyQP, port uint8) error {
 
 // cmdDestroyQP frees a queue pair and reports how many of its events have been read. (ib_uverbs_destroy_qp)
 func cmdDestroyQP(c *call) error {
-	req, err := request[abi.DestroyQP](c)
+	req, err := request[uapi.DestroyQP](c)
 	if err != nil {
 		return err
 	}
@@ -397,6 +397,6 @@ func cmdDestroyQP(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, abi.DestroyQPResp{EventsReported: res.(*qpObject).reported})
+	reply(c, uapi.DestroyQPResp{EventsReported: res.(*qpObject).reported})
 	return nil
 }

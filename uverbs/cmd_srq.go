@@ -5,7 +5,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // srqObject is a shared receive queue and its events. (struct ib_usrq_object)
@@ -33,13 +33,13 @@ func (o *srqObject) destroy() error {
 
 // cmdCreateSRQ makes a basic queue. (ib_uverbs_create_srq)
 func cmdCreateSRQ(c *call) error {
-	req, err := request[abi.CreateSRQ](c)
+	req, err := request[uapi.CreateSRQ](c)
 	if err != nil {
 		return err
 	}
-	resp, err := c.createSRQ(&abi.CreateXSRQ{
+	resp, err := c.createSRQ(&uapi.CreateXSRQ{
 		UserHandle: req.UserHandle,
-		SRQType:    abi.SRQTBasic,
+		SRQType:    uapi.SRQTBasic,
 		PDHandle:   req.PDHandle,
 		MaxWR:      req.MaxWR,
 		MaxSGE:     req.MaxSGE,
@@ -54,7 +54,7 @@ func cmdCreateSRQ(c *call) error {
 
 // cmdCreateXSRQ makes a queue of any type. (ib_uverbs_create_xsrq)
 func cmdCreateXSRQ(c *call) error {
-	req, err := request[abi.CreateXSRQ](c)
+	req, err := request[uapi.CreateXSRQ](c)
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func cmdCreateXSRQ(c *call) error {
 	return nil
 }
 
-func (c *call) createSRQ(req *abi.CreateXSRQ) (resp abi.CreateSRQResp, err error) {
+func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err error) {
 	f := c.f
 	if err := f.context(); err != nil {
 		return resp, err
@@ -75,11 +75,11 @@ func (c *call) createSRQ(req *abi.CreateXSRQ) (resp abi.CreateSRQResp, err error
 	init := ib.SRQInitAttr{
 		Type:  ib.SRQType(req.SRQType),
 		Attr:  ib.SRQAttr{MaxWR: req.MaxWR, MaxSGE: req.MaxSGE, Limit: req.SRQLimit},
-		Event: func(_ *ib.SRQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, abi.EventType(e)) },
+		Event: func(_ *ib.SRQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, uapi.EventType(e)) },
 	}
 	switch req.SRQType {
-	case abi.SRQTBasic:
-	case abi.SRQTXRC:
+	case uapi.SRQTBasic:
+	case uapi.SRQTXRC:
 		x, err := lookupDomain(c.f, req.XRCDHandle)
 		if err != nil {
 			return resp, err
@@ -91,7 +91,7 @@ func (c *call) createSRQ(req *abi.CreateXSRQ) (resp abi.CreateSRQResp, err error
 		}
 		defer cq.done()
 		o.xrcd, init.XRCD, init.CQ = x.res, x.res.domain.XRCD, cq.res.CQ
-	case abi.SRQTTM:
+	case uapi.SRQTTM:
 		return resp, fmt.Errorf("tag matching: %w", syscall.EOPNOTSUPP)
 	default:
 		return resp, fmt.Errorf("no shared receive queue of type %d: %w", req.SRQType, syscall.EINVAL)
@@ -112,8 +112,8 @@ func (c *call) createSRQ(req *abi.CreateXSRQ) (resp abi.CreateSRQResp, err error
 	obj := f.objects.add(o)
 	c.created(obj)
 	granted := o.Init().Attr
-	resp = abi.CreateSRQResp{SRQHandle: obj.handle, MaxWR: granted.MaxWR, MaxSGE: granted.MaxSGE}
-	if req.SRQType == abi.SRQTXRC {
+	resp = uapi.CreateSRQResp{SRQHandle: obj.handle, MaxWR: granted.MaxWR, MaxSGE: granted.MaxSGE}
+	if req.SRQType == uapi.SRQTXRC {
 		resp.SRQN = o.Num()
 	}
 	return resp, nil
@@ -121,7 +121,7 @@ func (c *call) createSRQ(req *abi.CreateXSRQ) (resp abi.CreateSRQResp, err error
 
 // cmdModifySRQ changes a queue's size or limit. (ib_uverbs_modify_srq)
 func cmdModifySRQ(c *call) error {
-	req, err := request[abi.ModifySRQ](c)
+	req, err := request[uapi.ModifySRQ](c)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func cmdModifySRQ(c *call) error {
 
 // cmdQuerySRQ reports the attributes of a queue. (ib_uverbs_query_srq)
 func cmdQuerySRQ(c *call) error {
-	req, err := request[abi.QuerySRQ](c)
+	req, err := request[uapi.QuerySRQ](c)
 	if err != nil {
 		return err
 	}
@@ -149,17 +149,17 @@ func cmdQuerySRQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, abi.QuerySRQResp{MaxWR: a.MaxWR, MaxSGE: a.MaxSGE, SRQLimit: a.Limit})
+	reply(c, uapi.QuerySRQResp{MaxWR: a.MaxWR, MaxSGE: a.MaxSGE, SRQLimit: a.Limit})
 	return nil
 }
 
 // cmdPostSRQRecv posts receive work requests to a queue. (ib_uverbs_post_srq_recv)
 func cmdPostSRQRecv(c *call) error {
-	req, ok := abi.Decode[abi.PostSRQRecv](c.in)
+	req, ok := uapi.Decode[uapi.PostSRQRecv](c.in)
 	if !ok {
 		return syscall.ENOSPC
 	}
-	wrs, err := recvWRs(c.in[abi.SizeOf[abi.PostSRQRecv]():], req.WRCount, req.WQESize, req.SGECount)
+	wrs, err := recvWRs(c.in[uapi.SizeOf[uapi.PostSRQRecv]():], req.WRCount, req.WQESize, req.SGECount)
 	if err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func cmdPostSRQRecv(c *call) error {
 
 // cmdDestroySRQ frees a queue and reports how many of its events have been read. (ib_uverbs_destroy_srq)
 func cmdDestroySRQ(c *call) error {
-	req, err := request[abi.DestroySRQ](c)
+	req, err := request[uapi.DestroySRQ](c)
 	if err != nil {
 		return err
 	}
@@ -183,6 +183,6 @@ func cmdDestroySRQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, abi.DestroySRQResp{EventsReported: res.(*srqObject).reported})
+	reply(c, uapi.DestroySRQResp{EventsReported: res.(*srqObject).reported})
 	return nil
 }

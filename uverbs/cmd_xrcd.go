@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // fileID names a file of the program's.
@@ -51,7 +51,7 @@ func (t *xrcTarget) event(e ib.EventType) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, o := range t.opened {
-		o.asyncEvents.async(&o.async, o.uid, abi.EventType(e))
+		o.asyncEvents.async(&o.async, o.uid, uapi.EventType(e))
 	}
 }
 
@@ -116,7 +116,7 @@ func lookupDomain(f *File, handle uint32) (share[*xrcdObject], error) {
 // cmdOpenXRCD opens or makes an XRC domain. One that is named by a file is shared with whoever names the same file, for
 // as long as somebody has it open. (ib_uverbs_open_xrcd)
 func cmdOpenXRCD(c *call) error {
-	req, err := request[abi.OpenXRCD](c)
+	req, err := request[uapi.OpenXRCD](c)
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func cmdOpenXRCD(c *call) error {
 	}
 	obj := c.f.objects.add(&xrcdObject{f: c.f, domain: domain})
 	c.created(obj)
-	reply(c, abi.OpenXRCDResp{XRCDHandle: obj.handle})
+	reply(c, uapi.OpenXRCDResp{XRCDHandle: obj.handle})
 	return nil
 }
 
@@ -180,7 +180,7 @@ func (x *xrcDomains) open(dev *ib.Device, file fileID, flags uint32, u *ib.Udata
 
 // cmdCloseXRCD closes a domain, EBUSY while the program has something in it. (ib_uverbs_close_xrcd)
 func cmdCloseXRCD(c *call) error {
-	req, err := request[abi.CloseXRCD](c)
+	req, err := request[uapi.CloseXRCD](c)
 	if err != nil {
 		return err
 	}
@@ -189,7 +189,7 @@ func cmdCloseXRCD(c *call) error {
 }
 
 // createTarget makes an XRC target queue pair, in the domain whose handle is in the place of the protection domain's.
-func (c *call) createTarget(req *abi.ExCreateQP) (resp abi.CreateQPResp, err error) {
+func (c *call) createTarget(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error) {
 	x, err := lookupDomain(c.f, req.PDHandle)
 	if err != nil {
 		return resp, err
@@ -216,7 +216,7 @@ func (c *call) createTarget(req *abi.ExCreateQP) (resp abi.CreateQPResp, err err
 
 // cmdOpenQP opens an XRC target queue pair by its number. (ib_uverbs_open_qp)
 func cmdOpenQP(c *call) error {
-	req, err := request[abi.OpenQP](c)
+	req, err := request[uapi.OpenQP](c)
 	if err != nil {
 		return err
 	}
@@ -235,7 +235,7 @@ func cmdOpenQP(c *call) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	t := d.targets[req.QPN]
-	if t == nil || req.QPType != abi.QPTXRCTgt {
+	if t == nil || req.QPType != uapi.QPTXRCTgt {
 		return fmt.Errorf("queue pair %d: no such XRC target in the domain: %w", req.QPN, syscall.EINVAL)
 	}
 	return c.f.charged(kindQP, func() error {
@@ -245,7 +245,7 @@ func cmdOpenQP(c *call) error {
 }
 
 // openTarget makes the object; the domain's mu is held.
-func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) abi.CreateQPResp {
+func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQPResp {
 	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.asyncEvents(), xrcd: x, target: t}
 	t.mu.Lock()
 	t.opened = append(t.opened, o)
@@ -254,7 +254,7 @@ func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) abi.CreateQP
 	obj := c.f.objects.add(o)
 	o.handle = obj.handle
 	c.created(obj)
-	return abi.CreateQPResp{QPHandle: obj.handle, QPN: t.Num()}
+	return uapi.CreateQPResp{QPHandle: obj.handle, QPN: t.Num()}
 }
 
 // closeTarget closes a target, and destroys it if nobody else has it open. (__ib_destroy_shared_qp)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 const (
@@ -34,7 +34,7 @@ type command struct {
 }
 
 func sizes[Req, Resp any](run func(*call) error) command {
-	return command{req: abi.SizeOf[Req](), resp: abi.SizeOf[Resp](), answers: true, run: run}
+	return command{req: uapi.SizeOf[Req](), resp: uapi.SizeOf[Resp](), answers: true, run: run}
 }
 
 func withUdata[Req, Resp any](run func(*call) error) command {
@@ -44,79 +44,79 @@ func withUdata[Req, Resp any](run func(*call) error) command {
 }
 
 func silent[Req any](run func(*call) error) command {
-	return command{req: abi.SizeOf[Req](), run: run}
+	return command{req: uapi.SizeOf[Req](), run: run}
 }
 
 // commands are those of the plain form. What is not here needs objects that the midlayer does not have: the kernel
 // answers EOPNOTSUPP when the driver lacks the method, or there is no such command.
-var commands = map[abi.Command]command{
-	abi.CmdGetContext:        withUdata[abi.GetContext, abi.GetContextResp](cmdGetContext),
-	abi.CmdQueryDevice:       sizes[abi.QueryDevice, abi.QueryDeviceResp](cmdQueryDevice),
-	abi.CmdQueryPort:         sizes[abi.QueryPort, abi.QueryPortResp](cmdQueryPort),
-	abi.CmdAllocPD:           withUdata[abi.AllocPD, abi.AllocPDResp](cmdAllocPD),
-	abi.CmdDeallocPD:         silent[abi.DeallocPD](cmdDeallocPD),
-	abi.CmdCreateAH:          withUdata[abi.CreateAH, abi.CreateAHResp](cmdCreateAH),
-	abi.CmdDestroyAH:         silent[abi.DestroyAH](cmdDestroyAH),
-	abi.CmdRegMR:             withUdata[abi.RegMR, abi.RegMRResp](cmdRegMR),
-	abi.CmdDeregMR:           silent[abi.DeregMR](cmdDeregMR),
-	abi.CmdReregMR:           withUdata[abi.ReregMR, abi.ReregMRResp](cmdReregMR),
-	abi.CmdAllocMW:           withUdata[abi.AllocMW, abi.AllocMWResp](cmdAllocMW),
-	abi.CmdDeallocMW:         silent[abi.DeallocMW](cmdDeallocMW),
-	abi.CmdCreateCompChannel: sizes[abi.CreateCompChannel, abi.CreateCompChannelResp](cmdCreateCompChannel),
-	abi.CmdCreateCQ:          withUdata[abi.CreateCQ, abi.CreateCQResp](cmdCreateCQ),
-	abi.CmdResizeCQ:          withUdata[abi.ResizeCQ, abi.ResizeCQResp](cmdResizeCQ),
-	abi.CmdDestroyCQ:         sizes[abi.DestroyCQ, abi.DestroyCQResp](cmdDestroyCQ),
-	abi.CmdPollCQ:            sizes[abi.PollCQ, abi.PollCQResp](cmdPollCQ),
-	abi.CmdReqNotifyCQ:       silent[abi.ReqNotifyCQ](cmdReqNotifyCQ),
-	abi.CmdCreateQP:          withUdata[abi.CreateQP, abi.CreateQPResp](cmdCreateQP),
-	abi.CmdQueryQP:           sizes[abi.QueryQP, abi.QueryQPResp](cmdQueryQP),
-	abi.CmdModifyQP:          silent[abi.ModifyQP](cmdModifyQP),
-	abi.CmdDestroyQP:         sizes[abi.DestroyQP, abi.DestroyQPResp](cmdDestroyQP),
-	abi.CmdPostSend:          sizes[abi.PostSend, abi.PostSendResp](cmdPostSend),
-	abi.CmdPostRecv:          sizes[abi.PostRecv, abi.PostRecvResp](cmdPostRecv),
-	abi.CmdAttachMcast:       silent[abi.AttachMcast](cmdAttachMcast),
-	abi.CmdDetachMcast:       silent[abi.DetachMcast](cmdDetachMcast),
-	abi.CmdCreateSRQ:         withUdata[abi.CreateSRQ, abi.CreateSRQResp](cmdCreateSRQ),
-	abi.CmdCreateXSRQ:        withUdata[abi.CreateXSRQ, abi.CreateSRQResp](cmdCreateXSRQ),
-	abi.CmdModifySRQ:         {req: abi.SizeOf[abi.ModifySRQ](), udata: true, run: cmdModifySRQ},
-	abi.CmdQuerySRQ:          sizes[abi.QuerySRQ, abi.QuerySRQResp](cmdQuerySRQ),
-	abi.CmdDestroySRQ:        sizes[abi.DestroySRQ, abi.DestroySRQResp](cmdDestroySRQ),
-	abi.CmdPostSRQRecv:       sizes[abi.PostSRQRecv, abi.PostSRQRecvResp](cmdPostSRQRecv),
-	abi.CmdOpenXRCD:          withUdata[abi.OpenXRCD, abi.OpenXRCDResp](cmdOpenXRCD),
-	abi.CmdCloseXRCD:         silent[abi.CloseXRCD](cmdCloseXRCD),
-	abi.CmdOpenQP:            withUdata[abi.OpenQP, abi.CreateQPResp](cmdOpenQP),
+var commands = map[uapi.Command]command{
+	uapi.CmdGetContext:        withUdata[uapi.GetContext, uapi.GetContextResp](cmdGetContext),
+	uapi.CmdQueryDevice:       sizes[uapi.QueryDevice, uapi.QueryDeviceResp](cmdQueryDevice),
+	uapi.CmdQueryPort:         sizes[uapi.QueryPort, uapi.QueryPortResp](cmdQueryPort),
+	uapi.CmdAllocPD:           withUdata[uapi.AllocPD, uapi.AllocPDResp](cmdAllocPD),
+	uapi.CmdDeallocPD:         silent[uapi.DeallocPD](cmdDeallocPD),
+	uapi.CmdCreateAH:          withUdata[uapi.CreateAH, uapi.CreateAHResp](cmdCreateAH),
+	uapi.CmdDestroyAH:         silent[uapi.DestroyAH](cmdDestroyAH),
+	uapi.CmdRegMR:             withUdata[uapi.RegMR, uapi.RegMRResp](cmdRegMR),
+	uapi.CmdDeregMR:           silent[uapi.DeregMR](cmdDeregMR),
+	uapi.CmdReregMR:           withUdata[uapi.ReregMR, uapi.ReregMRResp](cmdReregMR),
+	uapi.CmdAllocMW:           withUdata[uapi.AllocMW, uapi.AllocMWResp](cmdAllocMW),
+	uapi.CmdDeallocMW:         silent[uapi.DeallocMW](cmdDeallocMW),
+	uapi.CmdCreateCompChannel: sizes[uapi.CreateCompChannel, uapi.CreateCompChannelResp](cmdCreateCompChannel),
+	uapi.CmdCreateCQ:          withUdata[uapi.CreateCQ, uapi.CreateCQResp](cmdCreateCQ),
+	uapi.CmdResizeCQ:          withUdata[uapi.ResizeCQ, uapi.ResizeCQResp](cmdResizeCQ),
+	uapi.CmdDestroyCQ:         sizes[uapi.DestroyCQ, uapi.DestroyCQResp](cmdDestroyCQ),
+	uapi.CmdPollCQ:            sizes[uapi.PollCQ, uapi.PollCQResp](cmdPollCQ),
+	uapi.CmdReqNotifyCQ:       silent[uapi.ReqNotifyCQ](cmdReqNotifyCQ),
+	uapi.CmdCreateQP:          withUdata[uapi.CreateQP, uapi.CreateQPResp](cmdCreateQP),
+	uapi.CmdQueryQP:           sizes[uapi.QueryQP, uapi.QueryQPResp](cmdQueryQP),
+	uapi.CmdModifyQP:          silent[uapi.ModifyQP](cmdModifyQP),
+	uapi.CmdDestroyQP:         sizes[uapi.DestroyQP, uapi.DestroyQPResp](cmdDestroyQP),
+	uapi.CmdPostSend:          sizes[uapi.PostSend, uapi.PostSendResp](cmdPostSend),
+	uapi.CmdPostRecv:          sizes[uapi.PostRecv, uapi.PostRecvResp](cmdPostRecv),
+	uapi.CmdAttachMcast:       silent[uapi.AttachMcast](cmdAttachMcast),
+	uapi.CmdDetachMcast:       silent[uapi.DetachMcast](cmdDetachMcast),
+	uapi.CmdCreateSRQ:         withUdata[uapi.CreateSRQ, uapi.CreateSRQResp](cmdCreateSRQ),
+	uapi.CmdCreateXSRQ:        withUdata[uapi.CreateXSRQ, uapi.CreateSRQResp](cmdCreateXSRQ),
+	uapi.CmdModifySRQ:         {req: uapi.SizeOf[uapi.ModifySRQ](), udata: true, run: cmdModifySRQ},
+	uapi.CmdQuerySRQ:          sizes[uapi.QuerySRQ, uapi.QuerySRQResp](cmdQuerySRQ),
+	uapi.CmdDestroySRQ:        sizes[uapi.DestroySRQ, uapi.DestroySRQResp](cmdDestroySRQ),
+	uapi.CmdPostSRQRecv:       sizes[uapi.PostSRQRecv, uapi.PostSRQRecvResp](cmdPostSRQRecv),
+	uapi.CmdOpenXRCD:          withUdata[uapi.OpenXRCD, uapi.OpenXRCDResp](cmdOpenXRCD),
+	uapi.CmdCloseXRCD:         silent[uapi.CloseXRCD](cmdCloseXRCD),
+	uapi.CmdOpenQP:            withUdata[uapi.OpenQP, uapi.CreateQPResp](cmdOpenQP),
 }
 
 // exCommands are those of the extended form. As in the kernel, no length is too short for them: what is missing is zero.
-var exCommands = map[abi.ExCommand]command{
-	abi.ExCmdQueryDevice: {run: cmdExQueryDevice},
-	abi.ExCmdCreateCQ:    {run: cmdExCreateCQ},
-	abi.ExCmdCreateQP:    {run: cmdExCreateQP},
-	abi.ExCmdModifyQP:    {run: cmdExModifyQP},
+var exCommands = map[uapi.ExCommand]command{
+	uapi.ExCmdQueryDevice: {run: cmdExQueryDevice},
+	uapi.ExCmdCreateCQ:    {run: cmdExCreateCQ},
+	uapi.ExCmdCreateQP:    {run: cmdExCreateQP},
+	uapi.ExCmdModifyQP:    {run: cmdExModifyQP},
 }
 
 // beyondCommands reports whether a number is above those of all commands of its form. Of one that is not, but is no
 // command, the header is looked at first, in either form as that of a plain command. (uverbs_api.notsupp_method)
 func beyondCommands(number uint32) bool {
-	if number&abi.CmdFlagExtended != 0 {
-		return abi.ExCommand(number&abi.CmdCommandMask) > abi.ExCmdModifyQP
+	if number&uapi.CmdFlagExtended != 0 {
+		return uapi.ExCommand(number&uapi.CmdCommandMask) > uapi.ExCmdModifyQP
 	}
-	return abi.Command(number&abi.CmdCommandMask) > abi.CmdOpenQP
+	return uapi.Command(number&uapi.CmdCommandMask) > uapi.CmdOpenQP
 }
 
 // findCommand returns the command of a number with its flags. (uapi_get_method)
 func findCommand(number uint32) (c command, name string, extended bool, err error) {
-	extended = number&abi.CmdFlagExtended != 0
-	if number&^(abi.CmdCommandMask|abi.CmdFlagExtended) != 0 {
+	extended = number&uapi.CmdFlagExtended != 0
+	if number&^(uapi.CmdCommandMask|uapi.CmdFlagExtended) != 0 {
 		return c, "", extended, fmt.Errorf("command %#x: unknown flags: %w", number, syscall.EINVAL)
 	}
 	var ok bool
-	if n := abi.Command(number & abi.CmdCommandMask); !extended {
+	if n := uapi.Command(number & uapi.CmdCommandMask); !extended {
 		name = n.String()
 		c, ok = commands[n]
 	} else {
-		name = abi.ExCommand(n).String()
-		c, ok = exCommands[abi.ExCommand(n)]
+		name = uapi.ExCommand(n).String()
+		c, ok = exCommands[uapi.ExCommand(n)]
 	}
 	if !ok {
 		err = fmt.Errorf("%s: %w", name, syscall.EOPNOTSUPP)
@@ -150,7 +150,7 @@ type call struct {
 // request decodes the core's request. What is missing at its end is zero; what is unknown must be.
 // (uverbs_request)
 func request[T any](c *call) (T, error) {
-	v, excess := abi.DecodePrefix[T](c.in)
+	v, excess := uapi.DecodePrefix[T](c.in)
 	if excess {
 		return v, fmt.Errorf("the command goes beyond what is known: %w", syscall.EOPNOTSUPP)
 	}
@@ -158,10 +158,10 @@ func request[T any](c *call) (T, error) {
 }
 
 // reply sets the core's response. (uverbs_response)
-func reply[T any](c *call, v T) { c.resp = abi.AppendTo(c.resp[:0], &v) }
+func reply[T any](c *call, v T) { c.resp = uapi.AppendTo(c.resp[:0], &v) }
 
 // replyLength is the value of a response's ResponseLength. (uverbs_response_length)
-func replyLength[T any](c *call) uint32 { return uint32(min(c.room, abi.SizeOf[T]())) }
+func replyLength[T any](c *call) uint32 { return uint32(min(c.room, uapi.SizeOf[T]())) }
 
 // hold has the callbacks that come due run by this thread, soon.
 func (c *call) hold() {
@@ -310,7 +310,7 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 
 // write runs the command in b.
 func (f *File) write(c Caller, b []byte) error {
-	hdr, _ := abi.Decode[abi.CmdHdr](b)
+	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	cmd, name, extended, err := findCommand(hdr.Command)
 	if err != nil {
 		if !beyondCommands(hdr.Command) && int(hdr.InWords)*4 != len(b) {
@@ -349,7 +349,7 @@ func (f *File) write(c Caller, b []byte) error {
 }
 
 // parsePlain checks the header of a plain command and takes it apart. (verify_hdr)
-func (c *call) parsePlain(hdr abi.CmdHdr, cmd command, b []byte) (response, driverResponse uint64, err error) {
+func (c *call) parsePlain(hdr uapi.CmdHdr, cmd command, b []byte) (response, driverResponse uint64, err error) {
 	if int(hdr.InWords)*4 != len(b) {
 		return 0, 0, fmt.Errorf("header tells %d bytes of %d: %w", int(hdr.InWords)*4, len(b), syscall.EINVAL)
 	}
@@ -377,8 +377,8 @@ func (c *call) parsePlain(hdr abi.CmdHdr, cmd command, b []byte) (response, driv
 }
 
 // parseExtended does the same with an extended command.
-func (c *call) parseExtended(hdr abi.CmdHdr, cmd command, b []byte) (response, driverResponse uint64, err error) {
-	ex, ok := abi.Decode[abi.ExCmdHdr](b[cmdHdrSize:])
+func (c *call) parseExtended(hdr uapi.CmdHdr, cmd command, b []byte) (response, driverResponse uint64, err error) {
+	ex, ok := uapi.Decode[uapi.ExCmdHdr](b[cmdHdrSize:])
 	if !ok {
 		return 0, 0, fmt.Errorf("extended command of %d bytes: %w", len(b), syscall.EINVAL)
 	}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // both runs a test with commands by write and by ioctl.
@@ -25,19 +25,19 @@ func TestSession(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)
 		p := w.open(form)
-		ctx, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+		ctx, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 		must(t, err)
 		if ctx.NumCompVectors != 2 {
 			t.Errorf("%d completion vectors", ctx.NumCompVectors)
 		}
-		dev, err := do[abi.QueryDeviceResp](p, abi.CmdQueryDevice, abi.QueryDevice{})
+		dev, err := do[uapi.QueryDeviceResp](p, uapi.CmdQueryDevice, uapi.QueryDevice{})
 		must(t, err)
-		if dev.NodeGUID != (abi.BE64{1, 2, 3, 4, 5, 6, 7, 8}) || dev.MaxSGE != 30 || dev.DeviceCapFlags != 2 || dev.PhysPortCnt != 1 {
+		if dev.NodeGUID != (uapi.BE64{1, 2, 3, 4, 5, 6, 7, 8}) || dev.MaxSGE != 30 || dev.DeviceCapFlags != 2 || dev.PhysPortCnt != 1 {
 			t.Errorf("device: %+v", dev)
 		}
-		port, err := do[abi.QueryPortResp](p, abi.CmdQueryPort, abi.QueryPort{PortNum: 1})
+		port, err := do[uapi.QueryPortResp](p, uapi.CmdQueryPort, uapi.QueryPort{PortNum: 1})
 		must(t, err)
-		if port.State != abi.PortActive || port.PortCapFlags != abi.PCFCMSup|abi.PCFIPBasedGIDs || port.Flags != abi.QPFGRHRequired || port.LinkLayer != abi.LinkLayerEthernet {
+		if port.State != uapi.PortActive || port.PortCapFlags != uapi.PCFCMSup|uapi.PCFIPBasedGIDs || port.Flags != uapi.QPFGRHRequired || port.LinkLayer != uapi.LinkLayerEthernet {
 			t.Errorf("port: %+v", port)
 		}
 
@@ -46,53 +46,53 @@ func TestSession(t *testing.T) {
 		if mr.LKey != 1 || mr.RKey != 1<<8 || p.acct.Pages() != 1 {
 			t.Errorf("mr: %+v, %d pages", mr, p.acct.Pages())
 		}
-		cqResp, mminfo, err := doWith[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 100, CompChannel: -1}, []byte("to the driver..."), 16)
+		cqResp, mminfo, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 100, CompChannel: -1}, []byte("to the driver..."), 16)
 		must(t, err)
 		if cqResp.CQE != 101 || !bytes.Equal(mminfo, fakeCQResponse) || string(w.drv.udataIn) != "to the driver..." {
 			t.Errorf("cq: %+v, driver says %q and got %q", cqResp, mminfo, w.drv.udataIn)
 		}
 		cq := cqResp.CQHandle
-		qpResp, mminfo, err := doWith[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{
+		qpResp, mminfo, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{
 			UserHandle: 77, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, MaxRecvWR: 6, MaxSendSGE: 1, MaxRecvSGE: 2,
-			MaxInlineData: 64, SQSigAll: 1, QPType: abi.QPTRC,
+			MaxInlineData: 64, SQSigAll: 1, QPType: uapi.QPTRC,
 		}, nil, 32)
 		must(t, err)
-		want := abi.CreateQPResp{QPHandle: qpResp.QPHandle, QPN: 17, MaxSendWR: 6, MaxRecvWR: 6, MaxSendSGE: 1, MaxRecvSGE: 2, MaxInlineData: 64}
+		want := uapi.CreateQPResp{QPHandle: qpResp.QPHandle, QPN: 17, MaxSendWR: 6, MaxRecvWR: 6, MaxSendSGE: 1, MaxRecvSGE: 2, MaxInlineData: 64}
 		if qpResp != want || !bytes.Equal(mminfo, fakeQPResponse) {
 			t.Errorf("qp: %+v, want %+v; driver says %q", qpResp, want, mminfo)
 		}
 		qp := qpResp.QPHandle
 
-		must(t, silently(p, abi.CmdModifyQP, abi.ModifyQP{QPHandle: qp, QPState: abi.QPSInit, PortNum: 1, PKeyIndex: 3, QPAccessFlags: abi.AccessRemoteRead,
-			AttrMask: abi.QPAttrState | abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags}))
-		dest := abi.QPDest{DGID: [16]uint8{15: 9}, SGIDIndex: 1, HopLimit: 64, TrafficClass: 2, FlowLabel: 3, IsGlobal: 1, PortNum: 1, SL: 4, StaticRate: 5}
-		toRTR := abi.ModifyQP{QPHandle: qp, QPState: abi.QPSRTR, Dest: dest, PathMTU: abi.MTU1024, DestQPNum: 99, RQPSN: 7, MaxDestRDAtomic: 1, MinRNRTimer: 12,
-			AttrMask: abi.QPAttrState | abi.QPAttrAV | abi.QPAttrPathMTU | abi.QPAttrDestQPN | abi.QPAttrRQPSN | abi.QPAttrMaxDestRDAtomic | abi.QPAttrMinRNRTimer}
-		must(t, silently(p, abi.CmdModifyQP, toRTR))
-		query, err := do[abi.QueryQPResp](p, abi.CmdQueryQP, abi.QueryQP{QPHandle: qp, AttrMask: abi.QPAttrState})
+		must(t, silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, PKeyIndex: 3, QPAccessFlags: uapi.AccessRemoteRead,
+			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags}))
+		dest := uapi.QPDest{DGID: [16]uint8{15: 9}, SGIDIndex: 1, HopLimit: 64, TrafficClass: 2, FlowLabel: 3, IsGlobal: 1, PortNum: 1, SL: 4, StaticRate: 5}
+		toRTR := uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTR, Dest: dest, PathMTU: uapi.MTU1024, DestQPNum: 99, RQPSN: 7, MaxDestRDAtomic: 1, MinRNRTimer: 12,
+			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN | uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer}
+		must(t, silently(p, uapi.CmdModifyQP, toRTR))
+		query, err := do[uapi.QueryQPResp](p, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: qp, AttrMask: uapi.QPAttrState})
 		must(t, err)
-		if query.QPState != abi.QPSRTR || query.Dest != dest || query.DestQPNum != 99 || query.MaxSendWR != 6 || query.SQSigAll != 1 {
+		if query.QPState != uapi.QPSRTR || query.Dest != dest || query.DestQPNum != 99 || query.MaxSendWR != 6 || query.SQSigAll != 1 {
 			t.Errorf("query: %+v", query)
 		}
 
-		ah, ahNum, err := doWith[abi.CreateAHResp](p, abi.CmdCreateAH, abi.CreateAH{PDHandle: pd, Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{HopLimit: 3}}}, nil, 8)
+		ah, ahNum, err := doWith[uapi.CreateAHResp](p, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{HopLimit: 3}}}, nil, 8)
 		must(t, err)
 		if !bytes.Equal(ahNum[:4], []byte{7, 0, 0, 0}) {
 			t.Errorf("driver says %x of the address handle", ahNum)
 		}
-		resized, mminfo, err := doWith[abi.ResizeCQResp](p, abi.CmdResizeCQ, abi.ResizeCQ{CQHandle: cq, CQE: 50}, nil, 16)
+		resized, mminfo, err := doWith[uapi.ResizeCQResp](p, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: cq, CQE: 50}, nil, 16)
 		must(t, err)
 		if resized.CQE != 51 || !bytes.Equal(mminfo, fakeCQResponse) {
 			t.Errorf("resize: %+v, driver says %q", resized, mminfo)
 		}
 
-		must(t, silently(p, abi.CmdDestroyAH, abi.DestroyAH(ah)))
-		_, err = do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH(ah)))
+		_, err = do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		must(t, err)
-		_, err = do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})
+		_, err = do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 		must(t, err)
-		must(t, silently(p, abi.CmdDeregMR, abi.DeregMR{MRHandle: mr.MRHandle}))
-		must(t, silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: pd}))
+		must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
+		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
 		if got := w.drv.takeLog(); !slices.Equal(got, []string{"AH", "QP", "CQ", "MR", "PD"}) {
 			t.Errorf("destroyed %v", got)
 		}
@@ -106,40 +106,40 @@ func TestExtendedCommands(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)
 		p := w.start(form)
-		dev, _, err := doEx[abi.ExQueryDeviceResp](p, abi.ExCmdQueryDevice, abi.ExQueryDevice{}, 0)
+		dev, _, err := doEx[uapi.ExQueryDeviceResp](p, uapi.ExCmdQueryDevice, uapi.ExQueryDevice{}, 0)
 		must(t, err)
 		if dev.ResponseLength != 304 || dev.Base.VendorID != 0xffffff || dev.DeviceCapFlagsEx != 0x1_0000_0002 {
 			t.Errorf("device: %+v", dev)
 		}
 		// An older library has less room, and is told how much of it is valid.
-		short, _, err := p.send(rawCommand{extended: true, number: uint32(abi.ExCmdQueryDevice), core: make([]byte, 8), room: 208})
+		short, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 8), room: 208})
 		must(t, err)
-		if length, _ := abi.DecodePrefix[abi.ExQueryDeviceResp](short); length.ResponseLength != 208 || length.DeviceCapFlagsEx != 0 {
+		if length, _ := uapi.DecodePrefix[uapi.ExQueryDeviceResp](short); length.ResponseLength != 208 || length.DeviceCapFlagsEx != 0 {
 			t.Errorf("device, short: %+v", length)
 		}
 		// A newer one has more, which is cleared.
-		long, _, err := p.send(rawCommand{extended: true, number: uint32(abi.ExCmdQueryDevice), core: make([]byte, 16), room: 320})
+		long, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 16), room: 320})
 		must(t, err)
-		if length, _ := abi.Decode[abi.ExQueryDeviceResp](long); length.ResponseLength != 304 || !bytes.Equal(long[304:], make([]byte, 16)) {
+		if length, _ := uapi.Decode[uapi.ExQueryDeviceResp](long); length.ResponseLength != 304 || !bytes.Equal(long[304:], make([]byte, 16)) {
 			t.Errorf("device, long: %d, ends with %x", length.ResponseLength, long[304:])
 		}
 
-		cq, mminfo, err := doEx[abi.ExCreateCQResp](p, abi.ExCmdCreateCQ, abi.ExCreateCQ{CQE: 10, CompChannel: -1, UserHandle: 5}, 16)
+		cq, mminfo, err := doEx[uapi.ExCreateCQResp](p, uapi.ExCmdCreateCQ, uapi.ExCreateCQ{CQE: 10, CompChannel: -1, UserHandle: 5}, 16)
 		must(t, err)
 		if cq.ResponseLength != 16 || cq.Base.CQE != 11 || !bytes.Equal(mminfo, fakeCQResponse) {
 			t.Errorf("cq: %+v, driver says %q", cq, mminfo)
 		}
 		pd := p.allocPD()
-		qp, _, err := doEx[abi.ExCreateQPResp](p, abi.ExCmdCreateQP, abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: abi.QPTUD}, 32)
+		qp, _, err := doEx[uapi.ExCreateQPResp](p, uapi.ExCmdCreateQP, uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: uapi.QPTUD}, 32)
 		must(t, err)
 		if qp.ResponseLength != 40 || qp.Base.QPN == 0 {
 			t.Errorf("qp: %+v", qp)
 		}
 		// The flags and what follows came later than the command.
-		_, _, err = p.send(rawCommand{extended: true, number: uint32(abi.ExCmdCreateQP), room: 40,
-			core: abi.AppendTo(nil, &abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: abi.QPTRC})[:56]})
+		_, _, err = p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdCreateQP), room: 40,
+			core: uapi.AppendTo(nil, &uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: uapi.QPTRC})[:56]})
 		must(t, err)
-		mod, _, err := doEx[abi.ExModifyQPResp](p, abi.ExCmdModifyQP, abi.ExModifyQP{Base: abi.ModifyQP{QPHandle: qp.Base.QPHandle, QPState: abi.QPSErr, AttrMask: abi.QPAttrState}}, 0)
+		mod, _, err := doEx[uapi.ExModifyQPResp](p, uapi.ExCmdModifyQP, uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp.Base.QPHandle, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState}}, 0)
 		must(t, err)
 		if mod.ResponseLength != 8 {
 			t.Errorf("modify: %+v", mod)
@@ -154,7 +154,7 @@ func TestCommandErrors(t *testing.T) {
 		p := w.start(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)
 		mr := p.regMR(pd).MRHandle
-		qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+		qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 		ah := p.createAH(pd)
 		const none = 12345
 		addr := addressOf(p.alloc(4096))
@@ -162,8 +162,8 @@ func TestCommandErrors(t *testing.T) {
 		must(t, err)
 		defer unix.Munmap(read)
 
-		type ex = abi.ExCommand
-		initMask := abi.QPAttrState | abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags
+		type ex = uapi.ExCommand
+		initMask := uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags
 		for _, test := range []struct {
 			name string
 			cmd  any
@@ -171,108 +171,108 @@ func TestCommandErrors(t *testing.T) {
 			room int
 			want syscall.Errno
 		}{
-			{"second context", abi.CmdGetContext, enc(abi.GetContext{}), 8, syscall.EINVAL},
-			{"port 0", abi.CmdQueryPort, enc(abi.QueryPort{PortNum: 0}), 40, syscall.EINVAL},
-			{"port 2", abi.CmdQueryPort, enc(abi.QueryPort{PortNum: 2}), 40, syscall.EINVAL},
-			{"query device, reserved set", ex(abi.CmdQueryDevice), enc(abi.ExQueryDevice{Reserved: 1}), 304, syscall.EINVAL},
-			{"query device, mask set", ex(abi.CmdQueryDevice), enc(abi.ExQueryDevice{CompMask: 1}), 304, syscall.EINVAL},
+			{"second context", uapi.CmdGetContext, enc(uapi.GetContext{}), 8, syscall.EINVAL},
+			{"port 0", uapi.CmdQueryPort, enc(uapi.QueryPort{PortNum: 0}), 40, syscall.EINVAL},
+			{"port 2", uapi.CmdQueryPort, enc(uapi.QueryPort{PortNum: 2}), 40, syscall.EINVAL},
+			{"query device, reserved set", ex(uapi.CmdQueryDevice), enc(uapi.ExQueryDevice{Reserved: 1}), 304, syscall.EINVAL},
+			{"query device, mask set", ex(uapi.CmdQueryDevice), enc(uapi.ExQueryDevice{CompMask: 1}), 304, syscall.EINVAL},
 
-			{"dealloc no pd", abi.CmdDeallocPD, enc(abi.DeallocPD{PDHandle: none}), 0, syscall.ENOENT},
-			{"dealloc a cq", abi.CmdDeallocPD, enc(abi.DeallocPD{PDHandle: cq}), 0, syscall.EINVAL},
-			{"dealloc a pd in use", abi.CmdDeallocPD, enc(abi.DeallocPD{PDHandle: pd}), 0, syscall.EBUSY},
+			{"dealloc no pd", uapi.CmdDeallocPD, enc(uapi.DeallocPD{PDHandle: none}), 0, syscall.ENOENT},
+			{"dealloc a cq", uapi.CmdDeallocPD, enc(uapi.DeallocPD{PDHandle: cq}), 0, syscall.EINVAL},
+			{"dealloc a pd in use", uapi.CmdDeallocPD, enc(uapi.DeallocPD{PDHandle: pd}), 0, syscall.EBUSY},
 
-			{"mr: no pd", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: none}), 12, syscall.ENOENT},
-			{"mr: pd is a cq", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: cq}), 12, syscall.EINVAL},
-			{"mr: not mapped", abi.CmdRegMR, enc(abi.RegMR{Start: 0x1000, HCAVA: 0x1000, Length: 1, PDHandle: pd}), 12, syscall.EFAULT},
-			{"mr: read-only", abi.CmdRegMR, enc(abi.RegMR{Start: addressOf(read), HCAVA: addressOf(read), Length: 1, PDHandle: pd, AccessFlags: abi.AccessLocalWrite}), 12, syscall.EFAULT},
-			{"mr: offset in the page differs", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr + 1, Length: 1, PDHandle: pd}), 12, syscall.EINVAL},
-			{"mr: wraps", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1<<64 - 1, PDHandle: pd}), 12, syscall.EINVAL},
-			{"mr: remote write only", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: abi.AccessRemoteWrite}), 12, syscall.EINVAL},
-			{"mr: unknown right", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: 1 << 31}), 12, syscall.EINVAL},
-			{"mr: on demand", abi.CmdRegMR, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: abi.AccessOnDemand}), 12, syscall.EOPNOTSUPP},
-			{"dereg no mr", abi.CmdDeregMR, enc(abi.DeregMR{MRHandle: none}), 0, syscall.ENOENT},
-			{"dereg a qp", abi.CmdDeregMR, enc(abi.DeregMR{MRHandle: qp}), 0, syscall.EINVAL},
+			{"mr: no pd", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: none}), 12, syscall.ENOENT},
+			{"mr: pd is a cq", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: cq}), 12, syscall.EINVAL},
+			{"mr: not mapped", uapi.CmdRegMR, enc(uapi.RegMR{Start: 0x1000, HCAVA: 0x1000, Length: 1, PDHandle: pd}), 12, syscall.EFAULT},
+			{"mr: read-only", uapi.CmdRegMR, enc(uapi.RegMR{Start: addressOf(read), HCAVA: addressOf(read), Length: 1, PDHandle: pd, AccessFlags: uapi.AccessLocalWrite}), 12, syscall.EFAULT},
+			{"mr: offset in the page differs", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr + 1, Length: 1, PDHandle: pd}), 12, syscall.EINVAL},
+			{"mr: wraps", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1<<64 - 1, PDHandle: pd}), 12, syscall.EINVAL},
+			{"mr: remote write only", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: uapi.AccessRemoteWrite}), 12, syscall.EINVAL},
+			{"mr: unknown right", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: 1 << 31}), 12, syscall.EINVAL},
+			{"mr: on demand", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: uapi.AccessOnDemand}), 12, syscall.EOPNOTSUPP},
+			{"dereg no mr", uapi.CmdDeregMR, enc(uapi.DeregMR{MRHandle: none}), 0, syscall.ENOENT},
+			{"dereg a qp", uapi.CmdDeregMR, enc(uapi.DeregMR{MRHandle: qp}), 0, syscall.EINVAL},
 
-			{"cq: no entries", abi.CmdCreateCQ, enc(abi.CreateCQ{CompChannel: -1}), 8, syscall.EINVAL},
-			{"cq: too large", abi.CmdCreateCQ, enc(abi.CreateCQ{CompChannel: -1, CQE: fakeCQMax + 1}), 8, syscall.EINVAL},
-			{"cq: no such vector", abi.CmdCreateCQ, enc(abi.CreateCQ{CompChannel: -1, CQE: 1, CompVector: 2}), 8, syscall.EINVAL},
-			{"cq: channel is no descriptor", abi.CmdCreateCQ, enc(abi.CreateCQ{CompChannel: 9999, CQE: 1}), 8, syscall.EBADF},
-			{"cq: channel is another file", abi.CmdCreateCQ, enc(abi.CreateCQ{CompChannel: int32(p.async), CQE: 1}), 8, syscall.EBADF},
-			{"cq: mask set", ex(abi.CmdCreateCQ), enc(abi.ExCreateCQ{CompChannel: -1, CQE: 1, CompMask: 1}), 16, syscall.EINVAL},
-			{"cq: reserved set", ex(abi.CmdCreateCQ), enc(abi.ExCreateCQ{CompChannel: -1, CQE: 1, Reserved: 1}), 16, syscall.EINVAL},
-			{"cq: flags of which the driver knows nothing", ex(abi.CmdCreateCQ), enc(abi.ExCreateCQ{CompChannel: -1, CQE: 1, Flags: 1}), 16, syscall.EOPNOTSUPP},
-			{"resize no cq", abi.CmdResizeCQ, enc(abi.ResizeCQ{CQHandle: none, CQE: 1}), 8, syscall.ENOENT},
-			{"resize too large", abi.CmdResizeCQ, enc(abi.ResizeCQ{CQHandle: cq, CQE: fakeCQMax + 1}), 8, syscall.EINVAL},
-			{"poll no cq", abi.CmdPollCQ, enc(abi.PollCQ{CQHandle: none, NE: 1}), 56, syscall.ENOENT},
-			{"notify no cq", abi.CmdReqNotifyCQ, enc(abi.ReqNotifyCQ{CQHandle: none}), 0, syscall.ENOENT},
-			{"notify a pd", abi.CmdReqNotifyCQ, enc(abi.ReqNotifyCQ{CQHandle: pd}), 0, syscall.EINVAL},
-			{"destroy no cq", abi.CmdDestroyCQ, enc(abi.DestroyCQ{CQHandle: none}), 8, syscall.ENOENT},
-			{"destroy a cq in use", abi.CmdDestroyCQ, enc(abi.DestroyCQ{CQHandle: cq}), 8, syscall.EBUSY},
+			{"cq: no entries", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1}), 8, syscall.EINVAL},
+			{"cq: too large", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1, CQE: fakeCQMax + 1}), 8, syscall.EINVAL},
+			{"cq: no such vector", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1, CQE: 1, CompVector: 2}), 8, syscall.EINVAL},
+			{"cq: channel is no descriptor", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: 9999, CQE: 1}), 8, syscall.EBADF},
+			{"cq: channel is another file", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: int32(p.async), CQE: 1}), 8, syscall.EBADF},
+			{"cq: mask set", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, CompMask: 1}), 16, syscall.EINVAL},
+			{"cq: reserved set", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Reserved: 1}), 16, syscall.EINVAL},
+			{"cq: flags of which the driver knows nothing", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Flags: 1}), 16, syscall.EOPNOTSUPP},
+			{"resize no cq", uapi.CmdResizeCQ, enc(uapi.ResizeCQ{CQHandle: none, CQE: 1}), 8, syscall.ENOENT},
+			{"resize too large", uapi.CmdResizeCQ, enc(uapi.ResizeCQ{CQHandle: cq, CQE: fakeCQMax + 1}), 8, syscall.EINVAL},
+			{"poll no cq", uapi.CmdPollCQ, enc(uapi.PollCQ{CQHandle: none, NE: 1}), 56, syscall.ENOENT},
+			{"notify no cq", uapi.CmdReqNotifyCQ, enc(uapi.ReqNotifyCQ{CQHandle: none}), 0, syscall.ENOENT},
+			{"notify a pd", uapi.CmdReqNotifyCQ, enc(uapi.ReqNotifyCQ{CQHandle: pd}), 0, syscall.EINVAL},
+			{"destroy no cq", uapi.CmdDestroyCQ, enc(uapi.DestroyCQ{CQHandle: none}), 8, syscall.ENOENT},
+			{"destroy a cq in use", uapi.CmdDestroyCQ, enc(uapi.DestroyCQ{CQHandle: cq}), 8, syscall.EBUSY},
 
-			{"qp: no pd", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: none, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC}), 32, syscall.ENOENT},
-			{"qp: no send cq", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: none, RecvCQHandle: cq, QPType: abi.QPTRC}), 32, syscall.ENOENT},
-			{"qp: receive cq is a pd", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pd, QPType: abi.QPTRC}), 32, syscall.EINVAL},
-			{"qp: no such type", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: 7}), 32, syscall.EINVAL},
-			{"qp: type that the driver lacks", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRawPacket}), 32, syscall.EOPNOTSUPP},
-			{"qp: no xrc domain", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTXRCTgt}), 32, syscall.EINVAL},
-			{"qp: no srq", abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, IsSRQ: 1}), 32, syscall.ENOENT},
-			{"qp: reserved set", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, Reserved: 1}), 40, syscall.EINVAL},
-			{"qp: unknown mask", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CompMask: 2}), 40, syscall.EINVAL},
-			{"qp: no indirection table", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CompMask: 1}), 40, syscall.EINVAL},
-			{"qp: unknown flags", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CreateFlags: 1 << 31}), 40, syscall.EINVAL},
-			{"qp: flags that nobody has", ex(abi.CmdCreateQP), enc(abi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, CreateFlags: abi.QPCreateScatterFCS}), 40, syscall.EOPNOTSUPP},
-			{"query no qp", abi.CmdQueryQP, enc(abi.QueryQP{QPHandle: none}), 128, syscall.ENOENT},
-			{"destroy no qp", abi.CmdDestroyQP, enc(abi.DestroyQP{QPHandle: none}), 4, syscall.ENOENT},
-			{"destroy an mr as qp", abi.CmdDestroyQP, enc(abi.DestroyQP{QPHandle: mr}), 4, syscall.EINVAL},
+			{"qp: no pd", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: none, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC}), 32, syscall.ENOENT},
+			{"qp: no send cq", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: none, RecvCQHandle: cq, QPType: uapi.QPTRC}), 32, syscall.ENOENT},
+			{"qp: receive cq is a pd", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pd, QPType: uapi.QPTRC}), 32, syscall.EINVAL},
+			{"qp: no such type", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: 7}), 32, syscall.EINVAL},
+			{"qp: type that the driver lacks", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRawPacket}), 32, syscall.EOPNOTSUPP},
+			{"qp: no xrc domain", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTXRCTgt}), 32, syscall.EINVAL},
+			{"qp: no srq", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, IsSRQ: 1}), 32, syscall.ENOENT},
+			{"qp: reserved set", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, Reserved: 1}), 40, syscall.EINVAL},
+			{"qp: unknown mask", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CompMask: 2}), 40, syscall.EINVAL},
+			{"qp: no indirection table", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CompMask: 1}), 40, syscall.EINVAL},
+			{"qp: unknown flags", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CreateFlags: 1 << 31}), 40, syscall.EINVAL},
+			{"qp: flags that nobody has", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CreateFlags: uapi.QPCreateScatterFCS}), 40, syscall.EOPNOTSUPP},
+			{"query no qp", uapi.CmdQueryQP, enc(uapi.QueryQP{QPHandle: none}), 128, syscall.ENOENT},
+			{"destroy no qp", uapi.CmdDestroyQP, enc(uapi.DestroyQP{QPHandle: none}), 4, syscall.ENOENT},
+			{"destroy an mr as qp", uapi.CmdDestroyQP, enc(uapi.DestroyQP{QPHandle: mr}), 4, syscall.EINVAL},
 
-			{"modify no qp", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: none}), 0, syscall.ENOENT},
-			{"modify: wrong transition", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, QPState: abi.QPSRTS, AttrMask: abi.QPAttrState}), 0, syscall.EINVAL},
-			{"modify: no such state", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, QPState: 7, AttrMask: abi.QPAttrState}), 0, syscall.EINVAL},
-			{"modify: no such current state", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, CurQPState: 7, AttrMask: abi.QPAttrCurState}), 0, syscall.EINVAL},
-			{"modify: no such port", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, QPState: abi.QPSInit, PortNum: 2, AttrMask: initMask}), 0, syscall.EINVAL},
-			{"modify: no such port in the address", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, Dest: abi.QPDest{PortNum: 2}, AttrMask: abi.QPAttrAV}), 0, syscall.EINVAL},
-			{"modify: ports differ in the alternate path", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, AltPortNum: 1, AttrMask: abi.QPAttrAltPath}), 0, syscall.EINVAL},
-			{"modify: unknown attribute", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}), 0, syscall.EOPNOTSUPP},
-			{"modify: rate limit needs the extended form", abi.CmdModifyQP, enc(abi.ModifyQP{QPHandle: qp, AttrMask: abi.QPAttrRateLimit}), 0, syscall.EOPNOTSUPP},
-			{"modify, extended: unknown attribute", ex(abi.CmdModifyQP), enc(abi.ExModifyQP{Base: abi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}}), 8, syscall.EOPNOTSUPP},
+			{"modify no qp", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: none}), 0, syscall.ENOENT},
+			{"modify: wrong transition", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTS, AttrMask: uapi.QPAttrState}), 0, syscall.EINVAL},
+			{"modify: no such state", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: 7, AttrMask: uapi.QPAttrState}), 0, syscall.EINVAL},
+			{"modify: no such current state", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, CurQPState: 7, AttrMask: uapi.QPAttrCurState}), 0, syscall.EINVAL},
+			{"modify: no such port", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 2, AttrMask: initMask}), 0, syscall.EINVAL},
+			{"modify: no such port in the address", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, Dest: uapi.QPDest{PortNum: 2}, AttrMask: uapi.QPAttrAV}), 0, syscall.EINVAL},
+			{"modify: ports differ in the alternate path", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, AltPortNum: 1, AttrMask: uapi.QPAttrAltPath}), 0, syscall.EINVAL},
+			{"modify: unknown attribute", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}), 0, syscall.EOPNOTSUPP},
+			{"modify: rate limit needs the extended form", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, AttrMask: uapi.QPAttrRateLimit}), 0, syscall.EOPNOTSUPP},
+			{"modify, extended: unknown attribute", ex(uapi.CmdModifyQP), enc(uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}}), 8, syscall.EOPNOTSUPP},
 
-			{"ah: no pd", abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: none, Attr: abi.AHAttr{PortNum: 1}}), 4, syscall.ENOENT},
-			{"ah: no port", abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: pd}), 4, syscall.EINVAL},
-			{"destroy no ah", abi.CmdDestroyAH, enc(abi.DestroyAH{AHHandle: none}), 0, syscall.ENOENT},
-			{"destroy a pd as ah", abi.CmdDestroyAH, enc(abi.DestroyAH{AHHandle: pd}), 0, syscall.EINVAL},
+			{"ah: no pd", uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: none, Attr: uapi.AHAttr{PortNum: 1}}), 4, syscall.ENOENT},
+			{"ah: no port", uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: pd}), 4, syscall.EINVAL},
+			{"destroy no ah", uapi.CmdDestroyAH, enc(uapi.DestroyAH{AHHandle: none}), 0, syscall.ENOENT},
+			{"destroy a pd as ah", uapi.CmdDestroyAH, enc(uapi.DestroyAH{AHHandle: pd}), 0, syscall.EINVAL},
 
-			{"post to no qp", abi.CmdPostSend, enc(abi.PostSend{QPHandle: none}), 4, syscall.ENOENT},
-			{"post: does not fit", abi.CmdPostSend, enc(abi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 56}), 4, syscall.ENOSPC},
-			{"post: elements do not fit", abi.CmdPostSend, enc(abi.PostSend{QPHandle: qp, SGECount: 1 << 31}), 4, syscall.ENOSPC},
-			{"post: small requests", abi.CmdPostSend, enc(abi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 55}), 4, syscall.EINVAL},
-			{"post receives to no qp", abi.CmdPostRecv, enc(abi.PostRecv{QPHandle: none}), 4, syscall.ENOENT},
+			{"post to no qp", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: none}), 4, syscall.ENOENT},
+			{"post: does not fit", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 56}), 4, syscall.ENOSPC},
+			{"post: elements do not fit", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, SGECount: 1 << 31}), 4, syscall.ENOSPC},
+			{"post: small requests", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 55}), 4, syscall.EINVAL},
+			{"post receives to no qp", uapi.CmdPostRecv, enc(uapi.PostRecv{QPHandle: none}), 4, syscall.ENOENT},
 
-			{"rereg mr: nothing", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr}), 8, syscall.EINVAL},
-			{"rereg mr: unknown change", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, Flags: 8}), 8, syscall.EOPNOTSUPP},
-			{"rereg mr: none", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: none, Flags: abi.ReregMRChangeAccess}), 8, syscall.ENOENT},
-			{"rereg mr: a pd", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: pd, Flags: abi.ReregMRChangeAccess}), 8, syscall.EINVAL},
-			{"rereg mr: no pd", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, PDHandle: none, Flags: abi.ReregMRChangePD}), 8, syscall.ENOENT},
-			{"rereg mr: remote write only", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, AccessFlags: abi.AccessRemoteWrite, Flags: abi.ReregMRChangeAccess}), 8, syscall.EINVAL},
-			{"rereg mr: unknown right", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, AccessFlags: 1 << 31, Flags: abi.ReregMRChangeAccess}), 8, syscall.EINVAL},
-			{"rereg mr: offset in the page differs", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, Start: addr, HCAVA: addr + 1, Length: 1, Flags: abi.ReregMRChangeTranslation}), 8, syscall.EINVAL},
-			{"rereg mr: not mapped", abi.CmdReregMR, enc(abi.ReregMR{MRHandle: mr, Start: 0x1000, HCAVA: 0x1000, Length: 1, Flags: abi.ReregMRChangeTranslation}), 8, syscall.EFAULT},
-			{"alloc mw: no pd", abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: none, MWType: abi.MWType1}), 8, syscall.ENOENT},
-			{"alloc mw: no such type", abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: pd, MWType: 3}), 8, syscall.EINVAL},
-			{"dealloc no mw", abi.CmdDeallocMW, enc(abi.DeallocMW{MWHandle: none}), 0, syscall.ENOENT},
-			{"dealloc a pd as mw", abi.CmdDeallocMW, enc(abi.DeallocMW{MWHandle: pd}), 0, syscall.EINVAL},
-			{"create srq", abi.CmdCreateSRQ, enc(abi.CreateSRQ{PDHandle: pd}), 16, syscall.EOPNOTSUPP},
-			{"open xrcd", abi.CmdOpenXRCD, enc(abi.OpenXRCD{FD: ^uint32(0)}), 4, syscall.EOPNOTSUPP},
-			{"attach multicast", abi.CmdAttachMcast, enc(abi.AttachMcast{QPHandle: qp}), 0, syscall.EOPNOTSUPP},
-			{"no such command", abi.Command(200), enc(abi.DeallocPD{}), 0, syscall.EOPNOTSUPP},
-			{"create flow", abi.ExCmdCreateFlow, make([]byte, 24), 8, syscall.EOPNOTSUPP},
-			{"modify cq", abi.ExCmdModifyCQ, enc(abi.ExModifyCQ{CQHandle: cq}), 0, syscall.EOPNOTSUPP},
-			{"no such extended command", abi.ExCommand(200), make([]byte, 8), 0, syscall.EOPNOTSUPP},
+			{"rereg mr: nothing", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr}), 8, syscall.EINVAL},
+			{"rereg mr: unknown change", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, Flags: 8}), 8, syscall.EOPNOTSUPP},
+			{"rereg mr: none", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: none, Flags: uapi.ReregMRChangeAccess}), 8, syscall.ENOENT},
+			{"rereg mr: a pd", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: pd, Flags: uapi.ReregMRChangeAccess}), 8, syscall.EINVAL},
+			{"rereg mr: no pd", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, PDHandle: none, Flags: uapi.ReregMRChangePD}), 8, syscall.ENOENT},
+			{"rereg mr: remote write only", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, AccessFlags: uapi.AccessRemoteWrite, Flags: uapi.ReregMRChangeAccess}), 8, syscall.EINVAL},
+			{"rereg mr: unknown right", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, AccessFlags: 1 << 31, Flags: uapi.ReregMRChangeAccess}), 8, syscall.EINVAL},
+			{"rereg mr: offset in the page differs", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, Start: addr, HCAVA: addr + 1, Length: 1, Flags: uapi.ReregMRChangeTranslation}), 8, syscall.EINVAL},
+			{"rereg mr: not mapped", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, Start: 0x1000, HCAVA: 0x1000, Length: 1, Flags: uapi.ReregMRChangeTranslation}), 8, syscall.EFAULT},
+			{"alloc mw: no pd", uapi.CmdAllocMW, enc(uapi.AllocMW{PDHandle: none, MWType: uapi.MWType1}), 8, syscall.ENOENT},
+			{"alloc mw: no such type", uapi.CmdAllocMW, enc(uapi.AllocMW{PDHandle: pd, MWType: 3}), 8, syscall.EINVAL},
+			{"dealloc no mw", uapi.CmdDeallocMW, enc(uapi.DeallocMW{MWHandle: none}), 0, syscall.ENOENT},
+			{"dealloc a pd as mw", uapi.CmdDeallocMW, enc(uapi.DeallocMW{MWHandle: pd}), 0, syscall.EINVAL},
+			{"create srq", uapi.CmdCreateSRQ, enc(uapi.CreateSRQ{PDHandle: pd}), 16, syscall.EOPNOTSUPP},
+			{"open xrcd", uapi.CmdOpenXRCD, enc(uapi.OpenXRCD{FD: ^uint32(0)}), 4, syscall.EOPNOTSUPP},
+			{"attach multicast", uapi.CmdAttachMcast, enc(uapi.AttachMcast{QPHandle: qp}), 0, syscall.EOPNOTSUPP},
+			{"no such command", uapi.Command(200), enc(uapi.DeallocPD{}), 0, syscall.EOPNOTSUPP},
+			{"create flow", uapi.ExCmdCreateFlow, make([]byte, 24), 8, syscall.EOPNOTSUPP},
+			{"modify cq", uapi.ExCmdModifyCQ, enc(uapi.ExModifyCQ{CQHandle: cq}), 0, syscall.EOPNOTSUPP},
+			{"no such extended command", uapi.ExCommand(200), make([]byte, 8), 0, syscall.EOPNOTSUPP},
 		} {
 			c := rawCommand{core: test.req, room: test.room}
 			switch n := test.cmd.(type) {
-			case abi.Command:
+			case uapi.Command:
 				c.number = uint32(n)
-			case abi.ExCommand:
+			case uapi.ExCommand:
 				c.number, c.extended = uint32(n), true
 			}
 			_, _, err := p.send(c)
@@ -287,7 +287,7 @@ func TestCommandErrors(t *testing.T) {
 	})
 }
 
-func enc[T any](v T) []byte { return abi.AppendTo(nil, &v) }
+func enc[T any](v T) []byte { return uapi.AppendTo(nil, &v) }
 
 // Sizes that do not fit, for every command there is.
 func TestCommandSizes(t *testing.T) {
@@ -329,15 +329,15 @@ func TestCommandSizes(t *testing.T) {
 }
 
 // destroyCommands are the commands that take a handle away, and so tell it apart when there is none.
-var destroyCommands = []abi.Command{
-	abi.CmdDeallocPD, abi.CmdDestroyAH, abi.CmdDeregMR, abi.CmdDestroyCQ, abi.CmdDestroyQP, abi.CmdDestroySRQ, abi.CmdCloseXRCD,
-	abi.CmdDeallocMW,
+var destroyCommands = []uapi.Command{
+	uapi.CmdDeallocPD, uapi.CmdDestroyAH, uapi.CmdDeregMR, uapi.CmdDestroyCQ, uapi.CmdDestroyQP, uapi.CmdDestroySRQ, uapi.CmdCloseXRCD,
+	uapi.CmdDeallocMW,
 }
 
 // handleFirst are commands that look for their object before anything else.
-var handleFirst = []abi.Command{
-	abi.CmdResizeCQ, abi.CmdPollCQ, abi.CmdReqNotifyCQ, abi.CmdQueryQP, abi.CmdModifyQP, abi.CmdPostSend, abi.CmdPostRecv,
-	abi.CmdAttachMcast, abi.CmdDetachMcast, abi.CmdModifySRQ, abi.CmdQuerySRQ, abi.CmdPostSRQRecv,
+var handleFirst = []uapi.Command{
+	uapi.CmdResizeCQ, uapi.CmdPollCQ, uapi.CmdReqNotifyCQ, uapi.CmdQueryQP, uapi.CmdModifyQP, uapi.CmdPostSend, uapi.CmdPostRecv,
+	uapi.CmdAttachMcast, uapi.CmdDetachMcast, uapi.CmdModifySRQ, uapi.CmdQuerySRQ, uapi.CmdPostSRQRecv,
 }
 
 // What every command but GET_CONTEXT says before there is a context, and after the file has been closed.
@@ -350,7 +350,7 @@ func TestCommandsWithoutContext(t *testing.T) {
 				p.f.Close()
 			}
 			for n, cmd := range commands {
-				if n == abi.CmdGetContext && !closed {
+				if n == uapi.CmdGetContext && !closed {
 					continue
 				}
 				want := syscall.EINVAL
@@ -368,7 +368,7 @@ func TestCommandsWithoutContext(t *testing.T) {
 				switch {
 				case closed:
 					want = syscall.EBADF
-				case n == abi.ExCmdModifyQP:
+				case n == uapi.ExCmdModifyQP:
 					want = syscall.ENOENT
 				}
 				_, _, err := p.send(rawCommand{number: uint32(n), extended: true, core: make([]byte, (cmd.req+7)&^7), room: (cmd.resp + 7) &^ 7})
@@ -384,18 +384,18 @@ func TestWriteHeaders(t *testing.T) {
 	p := w.start(byWrite)
 	resp := addressOf(p.alloc(4096))
 	plain := func(command uint32, in, out uint16, body int) []byte {
-		hdr := abi.CmdHdr{Command: command, InWords: in, OutWords: out}
-		b := append(abi.AppendTo(nil, &hdr), make([]byte, body)...)
+		hdr := uapi.CmdHdr{Command: command, InWords: in, OutWords: out}
+		b := append(uapi.AppendTo(nil, &hdr), make([]byte, body)...)
 		if body >= 8 {
 			putUint64(b[8:], resp)
 		}
 		return b
 	}
-	extended := func(command uint32, in, out uint16, ex abi.ExCmdHdr, body int) []byte {
-		hdr := abi.CmdHdr{Command: command | abi.CmdFlagExtended, InWords: in, OutWords: out}
-		return append(abi.AppendTo(abi.AppendTo(nil, &hdr), &ex), make([]byte, body)...)
+	extended := func(command uint32, in, out uint16, ex uapi.ExCmdHdr, body int) []byte {
+		hdr := uapi.CmdHdr{Command: command | uapi.CmdFlagExtended, InWords: in, OutWords: out}
+		return append(uapi.AppendTo(uapi.AppendTo(nil, &hdr), &ex), make([]byte, body)...)
 	}
-	queryDevice, allocPD := uint32(abi.CmdQueryDevice), uint32(abi.CmdAllocPD)
+	queryDevice, allocPD := uint32(uapi.CmdQueryDevice), uint32(uapi.CmdAllocPD)
 	for _, test := range []struct {
 		name string
 		cmd  []byte
@@ -409,16 +409,16 @@ func TestWriteHeaders(t *testing.T) {
 		{"more words than bytes", plain(allocPD, 5, 1, 8), syscall.EINVAL},
 		{"odd number of bytes", plain(allocPD, 4, 1, 9), syscall.EINVAL},
 		{"flags that nobody knows", plain(allocPD|1<<30, 4, 1, 8), syscall.EINVAL},
-		{"flags that nobody knows, extended", extended(queryDevice|1<<8, 1, 38, abi.ExCmdHdr{Response: resp}, 8), syscall.EINVAL},
-		{"extended, fine", extended(queryDevice, 1, 38, abi.ExCmdHdr{Response: resp}, 8), 0},
-		{"extended, half a header", extended(queryDevice, 1, 38, abi.ExCmdHdr{}, 0)[:20], syscall.EINVAL},
-		{"extended, fewer words than bytes", extended(queryDevice, 1, 38, abi.ExCmdHdr{Response: resp}, 16), syscall.EINVAL},
-		{"extended, more words than bytes", extended(queryDevice, 1, 38, abi.ExCmdHdr{Response: resp, ProviderInWords: 1}, 8), syscall.EINVAL},
-		{"extended, reserved set", extended(queryDevice, 1, 38, abi.ExCmdHdr{Response: resp, CmdHdrReserved: 1}, 8), syscall.EINVAL},
-		{"extended, response without room", extended(queryDevice, 1, 0, abi.ExCmdHdr{Response: resp}, 8), syscall.EINVAL},
-		{"extended, room without response", extended(queryDevice, 1, 38, abi.ExCmdHdr{}, 8), syscall.EINVAL},
-		{"extended, driver's room without response", extended(queryDevice, 1, 0, abi.ExCmdHdr{ProviderOutWords: 1}, 8), syscall.EINVAL},
-		{"extended, no response wanted", extended(queryDevice, 1, 0, abi.ExCmdHdr{}, 8), 0},
+		{"flags that nobody knows, extended", extended(queryDevice|1<<8, 1, 38, uapi.ExCmdHdr{Response: resp}, 8), syscall.EINVAL},
+		{"extended, fine", extended(queryDevice, 1, 38, uapi.ExCmdHdr{Response: resp}, 8), 0},
+		{"extended, half a header", extended(queryDevice, 1, 38, uapi.ExCmdHdr{}, 0)[:20], syscall.EINVAL},
+		{"extended, fewer words than bytes", extended(queryDevice, 1, 38, uapi.ExCmdHdr{Response: resp}, 16), syscall.EINVAL},
+		{"extended, more words than bytes", extended(queryDevice, 1, 38, uapi.ExCmdHdr{Response: resp, ProviderInWords: 1}, 8), syscall.EINVAL},
+		{"extended, reserved set", extended(queryDevice, 1, 38, uapi.ExCmdHdr{Response: resp, CmdHdrReserved: 1}, 8), syscall.EINVAL},
+		{"extended, response without room", extended(queryDevice, 1, 0, uapi.ExCmdHdr{Response: resp}, 8), syscall.EINVAL},
+		{"extended, room without response", extended(queryDevice, 1, 38, uapi.ExCmdHdr{}, 8), syscall.EINVAL},
+		{"extended, driver's room without response", extended(queryDevice, 1, 0, uapi.ExCmdHdr{ProviderOutWords: 1}, 8), syscall.EINVAL},
+		{"extended, no response wanted", extended(queryDevice, 1, 0, uapi.ExCmdHdr{}, 8), 0},
 	} {
 		wantErrno(t, test.name, p.write(test.cmd), test.want)
 	}
@@ -438,23 +438,23 @@ func TestResponseFaults(t *testing.T) {
 	counts := w.dev.Objects()
 	w.drv.takeLog()
 	const nowhere = 0x1000
-	send := func(cmd abi.Command, out int, req []byte) error {
-		hdr := abi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(req)) / 4), OutWords: uint16(out / 4)}
+	send := func(cmd uapi.Command, out int, req []byte) error {
+		hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(req)) / 4), OutWords: uint16(out / 4)}
 		putUint64(req, nowhere)
-		return p.write(append(abi.AppendTo(nil, &hdr), req...))
+		return p.write(append(uapi.AppendTo(nil, &hdr), req...))
 	}
 	for _, test := range []struct {
-		cmd  abi.Command
+		cmd  uapi.Command
 		out  int
 		req  []byte
 		want []string
 	}{
-		{abi.CmdAllocPD, 4, enc(abi.AllocPD{}), []string{"PD"}},
-		{abi.CmdRegMR, 12, enc(abi.RegMR{Start: addr, HCAVA: addr, Length: 10, PDHandle: pd}), []string{"MR"}},
-		{abi.CmdCreateCQ, 8, enc(abi.CreateCQ{CQE: 1, CompChannel: -1}), []string{"CQ"}},
-		{abi.CmdCreateQP, 32, enc(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC}), []string{"QP"}},
-		{abi.CmdCreateAH, 4, enc(abi.CreateAH{PDHandle: pd, Attr: abi.AHAttr{PortNum: 1}}), []string{"AH"}},
-		{abi.CmdCreateCompChannel, 4, enc(abi.AllocPD{}), nil},
+		{uapi.CmdAllocPD, 4, enc(uapi.AllocPD{}), []string{"PD"}},
+		{uapi.CmdRegMR, 12, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 10, PDHandle: pd}), []string{"MR"}},
+		{uapi.CmdCreateCQ, 8, enc(uapi.CreateCQ{CQE: 1, CompChannel: -1}), []string{"CQ"}},
+		{uapi.CmdCreateQP, 32, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC}), []string{"QP"}},
+		{uapi.CmdCreateAH, 4, enc(uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1}}), []string{"AH"}},
+		{uapi.CmdCreateCompChannel, 4, enc(uapi.AllocPD{}), nil},
 	} {
 		wantErrno(t, test.cmd.String(), send(test.cmd, test.out, test.req), syscall.EFAULT)
 		if got := w.drv.takeLog(); !slices.Equal(got, test.want) {
@@ -466,12 +466,12 @@ func TestResponseFaults(t *testing.T) {
 	}
 
 	fresh := w.open(byWrite)
-	hdr := abi.CmdHdr{Command: uint32(abi.CmdGetContext), InWords: 4, OutWords: 2}
-	wantErrno(t, "GET_CONTEXT", fresh.write(append(abi.AppendTo(nil, &hdr), 0, 16, 0, 0, 0, 0, 0, 0)), syscall.EFAULT)
+	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdGetContext), InWords: 4, OutWords: 2}
+	wantErrno(t, "GET_CONTEXT", fresh.write(append(uapi.AppendTo(nil, &hdr), 0, 16, 0, 0, 0, 0, 0, 0)), syscall.EFAULT)
 	if w.drv.contexts != 1 {
 		t.Errorf("%d contexts in the driver, want the first only", w.drv.contexts)
 	}
-	if _, err := do[abi.GetContextResp](fresh, abi.CmdGetContext, abi.GetContext{}); err != nil {
+	if _, err := do[uapi.GetContextResp](fresh, uapi.CmdGetContext, uapi.GetContext{}); err != nil {
 		t.Errorf("GET_CONTEXT again: %v", err)
 	}
 }
@@ -481,14 +481,14 @@ func TestHandles(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.start(byWrite), w.start(byIoctl)
 	first := a.allocPD()
-	must(t, silently(a, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: first}))
+	must(t, silently(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}))
 	second := a.allocPD()
 	if second == first || first == 0 {
 		t.Errorf("handles %d and %d", first, second)
 	}
-	wantErrno(t, "stale handle", silently(a, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: first}), syscall.ENOENT)
+	wantErrno(t, "stale handle", silently(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}), syscall.ENOENT)
 	b.allocPD()
-	wantErrno(t, "handle of another context", silently(b, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: second}), syscall.ENOENT)
+	wantErrno(t, "handle of another context", silently(b, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: second}), syscall.ENOENT)
 
 	var tab table
 	tab.last = 1<<31 - 2
@@ -575,9 +575,9 @@ func TestWindowsAndReregistration(t *testing.T) {
 		p := w.start(form)
 		pd, other := p.allocPD(), p.allocPD()
 		mr := p.regMR(pd)
-		var windows []abi.AllocMWResp
-		for _, kind := range []abi.MWType{abi.MWType1, abi.MWType2} {
-			mw, err := do[abi.AllocMWResp](p, abi.CmdAllocMW, abi.AllocMW{PDHandle: pd, MWType: kind})
+		var windows []uapi.AllocMWResp
+		for _, kind := range []uapi.MWType{uapi.MWType1, uapi.MWType2} {
+			mw, err := do[uapi.AllocMWResp](p, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: pd, MWType: kind})
 			must(t, err)
 			windows = append(windows, mw)
 		}
@@ -588,28 +588,28 @@ func TestWindowsAndReregistration(t *testing.T) {
 		if len(info) != 2 || info[1] != (MWInfo{Handle: windows[1].MWHandle, PD: pd, RKey: 3 << 8, Type: ib.MWType2}) {
 			t.Errorf("listed as %+v", info)
 		}
-		must(t, silently(p, abi.CmdDeallocMW, abi.DeallocMW{MWHandle: windows[0].MWHandle}))
+		must(t, silently(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: windows[0].MWHandle}))
 
 		region := p.f.objects.find(mr.MRHandle).res.(*mrObject)
 		start := region.Region().Addr()
-		rereg := func(change abi.ReregMR) abi.ReregMRResp {
+		rereg := func(change uapi.ReregMR) uapi.ReregMRResp {
 			t.Helper()
 			change.MRHandle = mr.MRHandle
-			resp, err := do[abi.ReregMRResp](p, abi.CmdReregMR, change)
+			resp, err := do[uapi.ReregMRResp](p, uapi.CmdReregMR, change)
 			must(t, err)
 			return resp
 		}
-		all := abi.ReregMRChangeTranslation | abi.ReregMRChangePD | abi.ReregMRChangeAccess
-		got := rereg(abi.ReregMR{Flags: all, Start: start + 8, HCAVA: start + 8, Length: 100, PDHandle: other, AccessFlags: abi.AccessRemoteRead})
+		all := uapi.ReregMRChangeTranslation | uapi.ReregMRChangePD | uapi.ReregMRChangeAccess
+		got := rereg(uapi.ReregMR{Flags: all, Start: start + 8, HCAVA: start + 8, Length: 100, PDHandle: other, AccessFlags: uapi.AccessRemoteRead})
 		if got.LKey != 4 || got.RKey != 4<<8 || region.Region().Addr() != start+8 || region.Region().Len() != 100 ||
 			region.Access() != ib.AccessRemoteRead || region.pd != other || p.acct.Pages() != 1 {
 			t.Errorf("%+v, region %+v, access %v, pd %d, %d pages", got, region.Region(), region.Access(), region.pd, p.acct.Pages())
 		}
-		wantErrno(t, "dealloc the region's domain", silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: other}), syscall.EBUSY)
-		rereg(abi.ReregMR{Flags: abi.ReregMRChangePD, PDHandle: pd})
-		must(t, silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: other}))
+		wantErrno(t, "dealloc the region's domain", silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}), syscall.EBUSY)
+		rereg(uapi.ReregMR{Flags: uapi.ReregMRChangePD, PDHandle: pd})
+		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}))
 		w.drv.failing("rereg mr", syscall.EBUSY)
-		_, err := do[abi.ReregMRResp](p, abi.CmdReregMR, abi.ReregMR{MRHandle: mr.MRHandle, Flags: abi.ReregMRChangeTranslation, Start: start, HCAVA: start, Length: 1})
+		_, err := do[uapi.ReregMRResp](p, uapi.CmdReregMR, uapi.ReregMR{MRHandle: mr.MRHandle, Flags: uapi.ReregMRChangeTranslation, Start: start, HCAVA: start, Length: 1})
 		wantErrno(t, "a driver that refuses", err, syscall.EBUSY)
 		if region.Region().Addr() != start+8 || p.acct.Pages() != 1 {
 			t.Errorf("after a failure: %+v, %d pages", region.Region(), p.acct.Pages())

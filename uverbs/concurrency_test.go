@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // Threads of a program make, use and destroy the same objects at the same time, others open and close, and at the end
@@ -47,47 +47,47 @@ func TestConcurrency(t *testing.T) {
 				pd, cq, qp := pick(r, kindPD), pick(r, kindCQ), pick(r, kindQP)
 				switch r.IntN(12) {
 				case 0:
-					resp, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+					resp, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 					if err == nil {
 						put(kindPD, resp.PDHandle)
 					}
 					return err
 				case 1:
-					resp, err := do[abi.CreateCompChannelResp](p, abi.CmdCreateCompChannel, abi.CreateCompChannel{})
+					resp, err := do[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
 					if err != nil {
 						return err
 					}
-					cq, err := do[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 1, CompChannel: int32(resp.FD)})
+					cq, err := do[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 1, CompChannel: int32(resp.FD)})
 					if err == nil {
 						put(kindCQ, cq.CQHandle)
 					}
 					p.close(int(resp.FD))
 					return err
 				case 2:
-					resp, err := do[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pick(r, kindCQ), QPType: abi.QPTRC})
+					resp, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pick(r, kindCQ), QPType: uapi.QPTRC})
 					if err == nil {
 						put(kindQP, resp.QPHandle)
 					}
 					return err
 				case 3:
-					return silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: pd})
+					return silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
 				case 4:
-					_, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})
+					_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 					return err
 				case 5:
-					_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+					_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 					return err
 				case 6:
 					return p.ring(qp)
 				case 7:
-					return silently(p, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: cq})
+					return silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})
 				case 8:
-					_, err := do[abi.ResizeCQResp](p, abi.CmdResizeCQ, abi.ResizeCQ{CQHandle: cq, CQE: 1 + r.Uint32N(9)})
+					_, err := do[uapi.ResizeCQResp](p, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: cq, CQE: 1 + r.Uint32N(9)})
 					return err
 				case 9:
 					w.srv.Resources()
 				case 10:
-					return silently(p, abi.CmdModifyQP, abi.ModifyQP{QPHandle: qp, QPState: abi.QPSErr, AttrMask: abi.QPAttrState})
+					return silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
 				case 11:
 					if o := p.f.objects.find(cq); o != nil {
 						o.res.(*cqObject).Driver().(*fakeCQ).complete(ib.WC{})
@@ -123,10 +123,10 @@ func TestConcurrency(t *testing.T) {
 							t.Error(err)
 							return
 						}
-						if _, err := do[abi.GetContextResp](q, abi.CmdGetContext, abi.GetContext{}); !harmless(err) {
+						if _, err := do[uapi.GetContextResp](q, uapi.CmdGetContext, uapi.GetContext{}); !harmless(err) {
 							t.Error(err)
 						}
-						if _, err := do[abi.AllocPDResp](q, abi.CmdAllocPD, abi.AllocPD{}); !harmless(err) {
+						if _, err := do[uapi.AllocPDResp](q, uapi.CmdAllocPD, uapi.AllocPD{}); !harmless(err) {
 							t.Error(err)
 						}
 						f.Close()
@@ -163,12 +163,12 @@ func TestUseWhileDestroying(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
-	qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+	qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 	modify := func() error {
-		return silently(p, abi.CmdModifyQP, abi.ModifyQP{QPHandle: qp, QPState: abi.QPSErr, AttrMask: abi.QPAttrState})
+		return silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
 	}
 	destroy := func() error {
-		_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+		_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		return err
 	}
 	during := func(method string, first func() error, then func()) {
@@ -188,7 +188,7 @@ func TestUseWhileDestroying(t *testing.T) {
 		wantErrno(t, "modify while it is destroyed", modify(), syscall.EBUSY)
 		wantErrno(t, "destroy while it is destroyed", destroy(), syscall.EBUSY)
 		wantErrno(t, "destroy the queue of one that is being destroyed", func() error {
-			_, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})
+			_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 			return err
 		}(), syscall.EBUSY)
 		if got := p.f.Info(); len(got.QPs) != 0 {
@@ -199,10 +199,10 @@ func TestUseWhileDestroying(t *testing.T) {
 
 	// A driver that refuses leaves the object as it was.
 	w.drv.failing("destroy CQ", syscall.EAGAIN)
-	_, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})
+	_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 	wantErrno(t, "driver refuses", err, syscall.EAGAIN)
 	w.drv.failing("destroy CQ", nil)
-	qp = p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+	qp = p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 	w.drv.failing("destroy QP", syscall.EAGAIN)
 	wantErrno(t, "driver refuses", destroy(), syscall.EAGAIN)
 	w.drv.failing("destroy QP", nil)
@@ -223,8 +223,8 @@ func TestGetContextTwiceAtOnce(t *testing.T) {
 			<-release
 		}
 	}}
-	hdr := abi.CmdHdr{Command: uint32(abi.CmdGetContext), InWords: 4, OutWords: 2}
-	cmd := append(abi.AppendTo(nil, &hdr), make([]byte, 8)...)
+	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdGetContext), InWords: 4, OutWords: 2}
+	cmd := append(uapi.AppendTo(nil, &hdr), make([]byte, 8)...)
 	putUint64(cmd[8:], addressOf(p.alloc(8)))
 	cmd = p.store(cmd)
 	done := make(chan error)
@@ -233,9 +233,9 @@ func TestGetContextTwiceAtOnce(t *testing.T) {
 		done <- err
 	}()
 	<-waiting
-	_, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+	_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	wantErrno(t, "second", err, syscall.EINVAL)
-	_, err = do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+	_, err = do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 	wantErrno(t, "alloc pd", err, syscall.EINVAL)
 	close(release)
 	must(t, <-done)

@@ -3,7 +3,7 @@
 //
 // A [Server] is a client of the midlayer: for each of its devices there is a [Device], whose name and minor number
 // a program finds in sysfs. To open that is to make a [File], the user's context. The program sends commands to it
-// in the Linux user ABI (package uverbs/abi), in one of three ways:
+// in the Linux user ABI (package uapi), in one of three ways:
 //
 //	write(2), plain       header, command, driver's data; the command says where the response goes
 //	write(2), extended    the same with separate lengths for the core's and the driver's parts

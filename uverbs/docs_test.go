@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"verbena/internal/gendoc"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 
 	kernelabi "verbena/test/abi"
 )
@@ -37,15 +37,15 @@ func TestDocs(t *testing.T) {
 
 	var b strings.Builder
 	fmt.Fprintf(&b, "| command | Verbena | %s |\n|---|---|---|\n", version)
-	for n := abi.CmdGetContext; n <= abi.CmdOpenQP; n++ {
+	for n := uapi.CmdGetContext; n <= uapi.CmdOpenQP; n++ {
 		_, there := commands[n]
 		theirs := "**yes**" // the first: without it none would answer
-		if n != abi.CmdGetContext {
+		if n != uapi.CmdGetContext {
 			theirs = ofKernel(fmt.Sprintf("invoke command %d", n), noCommand)
 		}
 		fmt.Fprintf(&b, "| %v | %s | %s |\n", n, yes(there, noCommand), theirs)
 	}
-	for n := abi.ExCommand(0); n <= abi.ExCmdModifyCQ; n++ {
+	for n := uapi.ExCommand(0); n <= uapi.ExCmdModifyCQ; n++ {
 		if strings.Contains(n.String(), "(") { // no such number
 			continue
 		}
@@ -56,9 +56,9 @@ func TestDocs(t *testing.T) {
 
 	b.Reset()
 	fmt.Fprintf(&b, "| object | method | Verbena | %s |\n|---|---|---|---|\n", version)
-	for o := abi.ObjectDevice; o <= abi.ObjectDMABuf; o++ {
-		for m := abi.MethodID(0); m < 9; m++ {
-			name := abi.MethodName(o, m)
+	for o := uapi.ObjectDevice; o <= uapi.ObjectDMABuf; o++ {
+		for m := uapi.MethodID(0); m < 9; m++ {
+			name := uapi.MethodName(o, m)
 			if strings.Contains(name, " ") { // no such number
 				continue
 			}

@@ -4,7 +4,7 @@ import (
 	"sync"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // doorbells are the queue pairs of a context whose send queues are shared with the program: it posts into them
@@ -90,8 +90,8 @@ func (f *File) ringPosted() (rang bool) {
 // ringHandle rings as the doorbell command in b says. It reports false when b is anything else, or wrong, or the
 // queue pair cannot send.
 func (f *File) ringHandle(b []byte) (rang bool) {
-	hdr, _ := abi.Decode[abi.CmdHdr](b)
-	req, ok := abi.Decode[abi.PostSend](b[cmdHdrSize:])
+	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
+	req, ok := uapi.Decode[uapi.PostSend](b[cmdHdrSize:])
 	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 {
 		return false
 	}
@@ -115,6 +115,6 @@ func (f *File) ringHandle(b []byte) (rang bool) {
 }
 
 // isDoorbell tells the command that announces send work requests in a shared queue: POST_SEND of none.
-func isDoorbell(hdr abi.CmdHdr) bool {
-	return abi.Command(hdr.Command) == abi.CmdPostSend && hdr.InWords*4 == doorbellSize && hdr.OutWords > 0
+func isDoorbell(hdr uapi.CmdHdr) bool {
+	return uapi.Command(hdr.Command) == uapi.CmdPostSend && hdr.InWords*4 == doorbellSize && hdr.OutWords > 0
 }

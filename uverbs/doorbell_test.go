@@ -6,8 +6,8 @@ import (
 	"syscall"
 	"testing"
 
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // slowCaller is the program seen through a caller that a test watches.
@@ -45,9 +45,9 @@ func (s watchedSpace) WriteV(src [][]byte, addr uint64) error {
 
 // doorbell is the command that the rxe provider writes.
 func doorbell(qp uint32) []byte {
-	hdr := abi.CmdHdr{Command: uint32(abi.CmdPostSend), InWords: 8, OutWords: 1}
-	req := abi.PostSend{QPHandle: qp, WQESize: 128}
-	return abi.AppendTo(abi.AppendTo(nil, &hdr), &req)
+	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdPostSend), InWords: 8, OutWords: 1}
+	req := uapi.PostSend{QPHandle: qp, WQESize: 128}
+	return uapi.AppendTo(uapi.AppendTo(nil, &hdr), &req)
 }
 
 func (p *program) ring(qp uint32) error { return p.write(doorbell(qp)) }
@@ -56,7 +56,7 @@ func (p *program) ring(qp uint32) error { return p.write(doorbell(qp)) }
 func TestDoorbellTooEarly(t *testing.T) {
 	for _, form := range []form{byIoctl, byWrite} {
 		p := newWorld(t).start(form)
-		handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, abi.QPTRC).QPHandle
+		handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 		if err := p.ring(handle); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("ringing for a queue pair in RESET: %v, want EINVAL", err)
 		}
@@ -89,7 +89,7 @@ func TestDoorbell(t *testing.T) {
 			var qps []*fakeQP
 			var handle uint32
 			for range test.qps {
-				handle = p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+				handle = p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 				qps = append(qps, p.fakeQP(handle).ready())
 			}
 			last := qps[len(qps)-1]
@@ -132,13 +132,13 @@ func TestDoorbell(t *testing.T) {
 func TestCommandOfDoorbellSize(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
-	qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+	qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 	wantErrno(t, "doorbell of no queue pair", p.ring(qp+1), syscall.ENOENT)
 	if p.f.byWrite.Load() {
 		t.Error("a wrong doorbell is taken for another command")
 	}
 	wantErrno(t, "garbage", p.write(make([]byte, doorbellSize)), syscall.EINVAL)
-	_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+	_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 	must(t, err)
 	wantErrno(t, "doorbell of one that is gone", p.ring(qp), syscall.ENOENT)
 	if p.fakeCQ(cq) == nil {
@@ -153,7 +153,7 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 	}{{"not read", byIoctl}, {"read", byWrite}} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newWorld(t).start(test.form)
-			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, abi.QPTRC).QPHandle
+			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 			qp, cmd := p.fakeQP(handle).ready(), p.store(doorbell(handle))
 			addr := addressOf(cmd)
 			if n := testing.AllocsPerRun(200, func() {
@@ -177,7 +177,7 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
-	steady := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+	steady := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 	steadyQP := p.fakeQP(steady).ready()
 	cmd := addressOf(p.store(doorbell(steady)))
 	stop := make(chan struct{})
@@ -196,10 +196,10 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 		}
 	})
 	for range 300 {
-		qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+		qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 		fake := p.fakeQP(qp).ready()
 		fake.posted.Store(1)
-		if _, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp}); err != nil {
+		if _, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp}); err != nil {
 			t.Fatal(err)
 		}
 		rung := fake.rung.Load()

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/quota"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // eventFile is the service's end of a completion channel or of an asynchronous event file
@@ -112,23 +112,23 @@ func (e *eventFile) closePipe() {
 // completed raises a completion event. It may not sleep, and does not allocate once the file is warm.
 func (e *eventFile) completed(src *eventSource, userHandle uint64) {
 	r := record{src: src}
-	desc := abi.CompEventDesc{CQHandle: userHandle}
-	abi.Encode(r.data[:], &desc)
+	desc := uapi.CompEventDesc{CQHandle: userHandle}
+	uapi.Encode(r.data[:], &desc)
 	e.raise(r)
 }
 
 // async raises an asynchronous event; element is the user's handle of the object, or a port. It may not sleep. The
 // file may be nil: then nobody listens.
-func (e *eventFile) async(src *eventSource, element uint64, t abi.EventType) {
+func (e *eventFile) async(src *eventSource, element uint64, t uapi.EventType) {
 	if e != nil {
 		e.raise(asyncRecord(src, element, t))
 	}
 }
 
-func asyncRecord(src *eventSource, element uint64, t abi.EventType) record {
+func asyncRecord(src *eventSource, element uint64, t uapi.EventType) record {
 	r := record{src: src}
-	desc := abi.AsyncEventDesc{Element: element, EventType: t}
-	abi.Encode(r.data[:], &desc)
+	desc := uapi.AsyncEventDesc{Element: element, EventType: t}
+	uapi.Encode(r.data[:], &desc)
 	return r
 }
 
@@ -310,7 +310,7 @@ func (e *eventFile) end(fatal bool) {
 	e.drop(func(r record) bool { return r.src != &e.device })
 	e.state = eventsEnding
 	if fatal {
-		e.add(asyncRecord(&e.device, 0, abi.EventDeviceFatal))
+		e.add(asyncRecord(&e.device, 0, uapi.EventDeviceFatal))
 	}
 	e.flush()
 	done := !e.flushing
@@ -463,7 +463,7 @@ func (s *eventFiles) objectsAsync() *eventFile {
 }
 
 // device raises an event of the device on every asynchronous event file. It may not sleep.
-func (s *eventFiles) device(port int, t abi.EventType) {
+func (s *eventFiles) device(port int, t uapi.EventType) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.async {

@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // notify arms a queue and completes something on it.
 func (p *program) notify(cq uint32) {
 	p.t.Helper()
-	must(p.t, silently(p, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: cq}))
+	must(p.t, silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
 	p.w.now(func() { p.fakeCQ(cq).complete(ib.WC{}) })
 }
 
-func (p *program) destroyCQ(cq uint32) abi.DestroyCQResp {
+func (p *program) destroyCQ(cq uint32) uapi.DestroyCQResp {
 	p.t.Helper()
-	resp, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq})
+	resp, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 	must(p.t, err)
 	return resp
 }
@@ -233,7 +233,7 @@ func TestAsyncEvents(t *testing.T) {
 		w := newWorld(t)
 		p := w.start(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 100)
-		qp := p.createQP(pd, cq, 200, abi.QPTRC).QPHandle
+		qp := p.createQP(pd, cq, 200, uapi.QPTRC).QPHandle
 		w.now(func() {
 			p.fakeQP(qp).qp.Raise(ib.EventCommEst)
 			w.dev.DispatchEvent(ib.EventPortErr, 1)
@@ -246,12 +246,12 @@ func TestAsyncEvents(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+		r, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		must(t, err)
 		if r.EventsReported != 1 {
 			t.Errorf("qp: %d reported", r.EventsReported)
 		}
-		want := []string{fmt.Sprintf("%v:100", abi.EventCQErr)}
+		want := []string{fmt.Sprintf("%v:100", uapi.EventCQErr)}
 		if got, end := p.asyncEvents(p.async); end || !slices.Equal(got, want) {
 			t.Errorf("left: %v, end %v, want %v", got, end, want)
 		}
@@ -265,12 +265,12 @@ func TestAsyncEvents(t *testing.T) {
 func TestAsyncFiles(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byIoctl)
-	_, err := p.ioctl(abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc, abi.Attr{})
+	_, err := p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{})
 	wantErrno(t, "no context yet", err, syscall.EINVAL)
-	_, err = p.ioctl(abi.ObjectDevice, abi.MethodGetContext)
+	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
 	must(t, err)
 	alloc := func() int {
-		attrs, err := p.ioctl(abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc, abi.Attr{AttrID: 99}, abi.Attr{})
+		attrs, err := p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{AttrID: 99}, uapi.Attr{})
 		must(t, err)
 		return int(int64(attrs[1].Data))
 	}
@@ -283,8 +283,8 @@ func TestAsyncFiles(t *testing.T) {
 		p.fakeCQ(after).cq.Raise(ib.EventCQErr)
 		w.dev.DispatchEvent(ib.EventPortActive, 1)
 	})
-	port := fmt.Sprintf("%v:1", abi.EventPortActive)
-	if got, _ := p.asyncEvents(first); !slices.Equal(got, []string{fmt.Sprintf("%v:2", abi.EventCQErr), port}) {
+	port := fmt.Sprintf("%v:1", uapi.EventPortActive)
+	if got, _ := p.asyncEvents(first); !slices.Equal(got, []string{fmt.Sprintf("%v:2", uapi.EventCQErr), port}) {
 		t.Errorf("first: %v", got)
 	}
 	if got, _ := p.asyncEvents(second); !slices.Equal(got, []string{port}) {
@@ -333,7 +333,7 @@ func TestDestroyAccountingUnderLoad(t *testing.T) {
 			producers.Go(func() {
 				for range 5 {
 					for _, h := range []uint32{other, cq} {
-						if err := silently(p, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: h}); err != nil {
+						if err := silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: h}); err != nil {
 							t.Error(err)
 						}
 						p.fakeCQ(h).complete(ib.WC{})

@@ -7,8 +7,8 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // fakeDriver is a driver whose objects do only what the tests look at.
@@ -92,7 +92,7 @@ func (d *fakeDriver) takeLog() []string {
 	return log
 }
 
-func (d *fakeDriver) UserABI() (uint32, uint32) { return uint32(abi.DriverRXE), 2 }
+func (d *fakeDriver) UserABI() (uint32, uint32) { return uint32(uapi.DriverRXE), 2 }
 
 func (d *fakeDriver) AllocUserContext(u *ib.Udata) error {
 	if err := d.enter("alloc context"); err != nil {
@@ -121,7 +121,7 @@ func (d *fakeDriver) QueryDevice() (ib.DeviceAttr, error) {
 func (d *fakeDriver) QueryPort(port int) (ib.PortAttr, error) {
 	return ib.PortAttr{
 		State: ib.PortActive, MaxMTU: ib.MTU4096, ActiveMTU: ib.MTU1024, GIDTableLen: len(d.gids), PKeyTableLen: 1,
-		CapFlags: uint32(abi.PCFCMSup), MaxMsgSize: 1 << 23, ActiveWidth: 1, ActiveSpeed: 1, PhysState: 5, LinkLayer: ib.LinkEthernet,
+		CapFlags: uint32(uapi.PCFCMSup), MaxMsgSize: 1 << 23, ActiveWidth: 1, ActiveSpeed: 1, PhysState: 5, LinkLayer: ib.LinkEthernet,
 	}, d.enter("query port")
 }
 

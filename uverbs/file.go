@@ -9,8 +9,8 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // Process is who opened a file.
@@ -164,7 +164,7 @@ func (f *File) openContext(u *ib.Udata) error {
 			return err
 		}
 	}
-	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.device(e.Port, abi.EventType(e.Type)) })
+	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.device(e.Port, uapi.EventType(e.Type)) })
 	if !f.state.CompareAndSwap(contextFresh, contextOpening) {
 		f.dealloc() // the device has gone meanwhile
 		return errGone

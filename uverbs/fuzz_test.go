@@ -9,8 +9,8 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // flatSpace is a program's memory: bytes from base on.
@@ -101,26 +101,26 @@ func FuzzCommand(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	plain := func(cmd abi.Command, body []byte, driver int) []byte {
+	plain := func(cmd uapi.Command, body []byte, driver int) []byte {
 		body = append(body, make([]byte, driver)...)
 		if commands[cmd].answers {
 			putUint64(body, fuzzBase+0x4000)
 		}
-		hdr := abi.CmdHdr{Command: uint32(cmd), InWords: uint16(2 + len(body)/4), OutWords: 64}
-		return append(abi.AppendTo(nil, &hdr), body...)
+		hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16(2 + len(body)/4), OutWords: 64}
+		return append(uapi.AppendTo(nil, &hdr), body...)
 	}
-	extended := func(cmd abi.ExCommand, body []byte) []byte {
-		hdr := abi.CmdHdr{Command: uint32(cmd) | abi.CmdFlagExtended, InWords: uint16(len(body) / 8), OutWords: 64}
-		ex := abi.ExCmdHdr{Response: fuzzBase + 0x4000}
-		return append(abi.AppendTo(abi.AppendTo(nil, &hdr), &ex), body...)
+	extended := func(cmd uapi.ExCommand, body []byte) []byte {
+		hdr := uapi.CmdHdr{Command: uint32(cmd) | uapi.CmdFlagExtended, InWords: uint16(len(body) / 8), OutWords: 64}
+		ex := uapi.ExCmdHdr{Response: fuzzBase + 0x4000}
+		return append(uapi.AppendTo(uapi.AppendTo(nil, &hdr), &ex), body...)
 	}
 	session := [][]byte{
-		plain(abi.CmdGetContext, make([]byte, 8), 0),
-		plain(abi.CmdAllocPD, make([]byte, 8), 0),
-		plain(abi.CmdCreateCQ, enc(abi.CreateCQ{CQE: 5, CompChannel: -1}), 8),
-		plain(abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: 1, SendCQHandle: 2, RecvCQHandle: 2, QPType: abi.QPTRC}), 0),
-		plain(abi.CmdRegMR, enc(abi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: 1}), 0),
-		plain(abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: 1, Attr: abi.AHAttr{PortNum: 1}}), 0),
+		plain(uapi.CmdGetContext, make([]byte, 8), 0),
+		plain(uapi.CmdAllocPD, make([]byte, 8), 0),
+		plain(uapi.CmdCreateCQ, enc(uapi.CreateCQ{CQE: 5, CompChannel: -1}), 8),
+		plain(uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: 1, SendCQHandle: 2, RecvCQHandle: 2, QPType: uapi.QPTRC}), 0),
+		plain(uapi.CmdRegMR, enc(uapi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: 1}), 0),
+		plain(uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: 1, Attr: uapi.AHAttr{PortNum: 1}}), 0),
 	}
 	seed(session...)
 	for n, cmd := range commands {
@@ -130,17 +130,17 @@ func FuzzCommand(f *testing.F) {
 		seed(append(session[:len(session):len(session)], extended(n, make([]byte, (cmd.req+7)&^7)))...)
 	}
 	for id, m := range methods {
-		hdr := abi.IoctlHdr{Length: uint16(24 + len(m.attrs)*16), ObjectID: id.object, MethodID: id.method, NumAttrs: uint16(len(m.attrs)), DriverID: abi.DriverRXE}
-		b := abi.AppendTo(nil, &hdr)
+		hdr := uapi.IoctlHdr{Length: uint16(24 + len(m.attrs)*16), ObjectID: id.object, MethodID: id.method, NumAttrs: uint16(len(m.attrs)), DriverID: uapi.DriverRXE}
+		b := uapi.AppendTo(nil, &hdr)
 		for _, s := range m.attrs {
-			a := abi.Attr{AttrID: s.id, Len: uint16(s.least), Data: fuzzBase + 0x4000}
+			a := uapi.Attr{AttrID: s.id, Len: uint16(s.least), Data: fuzzBase + 0x4000}
 			switch {
 			case s.typ == attrUse, s.typ == attrDestroy, s.typ == attrIn && s.most <= 8:
 				a.Data = 2
 			case s.typ == attrOut && s.least == 0:
 				a.Len = 64
 			}
-			b = abi.AppendTo(b, &a)
+			b = uapi.AppendTo(b, &a)
 		}
 		var script []byte
 		for _, c := range session {
@@ -171,7 +171,7 @@ func FuzzCommand(f *testing.F) {
 			case 0:
 				_, err = file.Write(p, fuzzBase, n)
 			case 1:
-				err = file.Ioctl(p, abi.VerbsIoctl, fuzzBase)
+				err = file.Ioctl(p, uapi.VerbsIoctl, fuzzBase)
 			}
 			var errno syscall.Errno
 			if err != nil && !errors.As(err, &errno) {

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"syscall"
 
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 const (
@@ -34,7 +34,7 @@ const (
 
 // attrSpec describes an attribute of a method. (struct uverbs_attr_spec)
 type attrSpec struct {
-	id        abi.AttrID
+	id        uapi.AttrID
 	typ       attrType
 	least     int
 	most      int  // bytes that are known
@@ -44,47 +44,47 @@ type attrSpec struct {
 
 const anyLength = 1<<16 - 1
 
-func constIn(id abi.AttrID) attrSpec {
+func constIn(id uapi.AttrID) attrSpec {
 	return attrSpec{id: id, typ: attrIn, least: 8, most: 8, mandatory: true}
 }
 
-func flagsIn(id abi.AttrID) attrSpec { return attrSpec{id: id, typ: attrIn, least: 4, most: 8} }
+func flagsIn(id uapi.AttrID) attrSpec { return attrSpec{id: id, typ: attrIn, least: 4, most: 8} }
 
-func structOut[T any](id abi.AttrID) attrSpec {
-	n := abi.SizeOf[T]()
+func structOut[T any](id uapi.AttrID) attrSpec {
+	n := uapi.SizeOf[T]()
 	return attrSpec{id: id, typ: attrOut, least: n, most: n, growing: true, mandatory: true}
 }
 
-func valueOut(id abi.AttrID, size int) attrSpec {
+func valueOut(id uapi.AttrID, size int) attrSpec {
 	return attrSpec{id: id, typ: attrOut, least: size, most: size}
 }
 
-func bytesOut(id abi.AttrID, least int) attrSpec {
+func bytesOut(id uapi.AttrID, least int) attrSpec {
 	return attrSpec{id: id, typ: attrOut, least: least, most: anyLength}
 }
 
-func bytesIn(id abi.AttrID, least int) attrSpec {
+func bytesIn(id uapi.AttrID, least int) attrSpec {
 	return attrSpec{id: id, typ: attrIn, least: least, most: anyLength}
 }
 
-func numberIn(id abi.AttrID, size int) attrSpec {
+func numberIn(id uapi.AttrID, size int) attrSpec {
 	return attrSpec{id: id, typ: attrIn, least: size, most: size, mandatory: true}
 }
 
-func structIn[T any](id abi.AttrID) attrSpec {
-	n := abi.SizeOf[T]()
+func structIn[T any](id uapi.AttrID) attrSpec {
+	n := uapi.SizeOf[T]()
 	return attrSpec{id: id, typ: attrIn, least: n, most: n, growing: true, mandatory: true}
 }
 
-func newHandle(id abi.AttrID) attrSpec { return attrSpec{id: id, typ: attrNew, mandatory: true} }
+func newHandle(id uapi.AttrID) attrSpec { return attrSpec{id: id, typ: attrNew, mandatory: true} }
 
-func useHandle(id abi.AttrID) attrSpec { return attrSpec{id: id, typ: attrUse, mandatory: true} }
+func useHandle(id uapi.AttrID) attrSpec { return attrSpec{id: id, typ: attrUse, mandatory: true} }
 
-func destroyHandle(id abi.AttrID) attrSpec {
+func destroyHandle(id uapi.AttrID) attrSpec {
 	return attrSpec{id: id, typ: attrDestroy, mandatory: true}
 }
 
-func fileIn(id abi.AttrID) attrSpec { return attrSpec{id: id, typ: attrFile} }
+func fileIn(id uapi.AttrID) attrSpec { return attrSpec{id: id, typ: attrFile} }
 
 func (s attrSpec) required() attrSpec {
 	s.mandatory = true
@@ -104,8 +104,8 @@ type method struct {
 }
 
 type methodID struct {
-	object abi.ObjectID
-	method abi.MethodID
+	object uapi.ObjectID
+	method uapi.MethodID
 }
 
 // methods are those that there are: of this file's context, and of its objects. The others belong to objects that no
@@ -114,33 +114,33 @@ var methods map[methodID]*method
 
 func init() { // not a composite literal: INVOKE_WRITE leads back to here
 	methods = map[methodID]*method{
-		{abi.ObjectDevice, abi.MethodInvokeWrite}: {"INVOKE_WRITE", []attrSpec{
-			constIn(abi.AttrWriteCmd), bytesIn(abi.AttrCoreIn, 4), bytesOut(abi.AttrCoreOut, 0),
-			bytesIn(abi.AttrUHWIn, 0), bytesOut(abi.AttrUHWOut, 0),
+		{uapi.ObjectDevice, uapi.MethodInvokeWrite}: {"INVOKE_WRITE", []attrSpec{
+			constIn(uapi.AttrWriteCmd), bytesIn(uapi.AttrCoreIn, 4), bytesOut(uapi.AttrCoreOut, 0),
+			bytesIn(uapi.AttrUHWIn, 0), bytesOut(uapi.AttrUHWOut, 0),
 		}, invokeWrite},
-		{abi.ObjectDevice, abi.MethodInfoHandles}: {"INFO_HANDLES", []attrSpec{
-			constIn(abi.AttrInfoObjectID), valueOut(abi.AttrInfoTotalHandles, 4), bytesOut(abi.AttrInfoHandlesList, 4),
+		{uapi.ObjectDevice, uapi.MethodInfoHandles}: {"INFO_HANDLES", []attrSpec{
+			constIn(uapi.AttrInfoObjectID), valueOut(uapi.AttrInfoTotalHandles, 4), bytesOut(uapi.AttrInfoHandlesList, 4),
 		}, infoHandles},
-		{abi.ObjectDevice, abi.MethodQueryPort}: {"QUERY_PORT", []attrSpec{
-			constIn(abi.AttrQueryPortPortNum), structOut[abi.QueryPortRespEx](abi.AttrQueryPortResp),
+		{uapi.ObjectDevice, uapi.MethodQueryPort}: {"QUERY_PORT", []attrSpec{
+			constIn(uapi.AttrQueryPortPortNum), structOut[uapi.QueryPortRespEx](uapi.AttrQueryPortResp),
 		}, queryPort},
-		{abi.ObjectDevice, abi.MethodGetContext}: {"GET_CONTEXT", []attrSpec{
-			valueOut(abi.AttrGetContextNumCompVectors, 4), valueOut(abi.AttrGetContextCoreSupport, 8),
-			bytesIn(abi.AttrUHWIn, 0), bytesOut(abi.AttrUHWOut, 0),
+		{uapi.ObjectDevice, uapi.MethodGetContext}: {"GET_CONTEXT", []attrSpec{
+			valueOut(uapi.AttrGetContextNumCompVectors, 4), valueOut(uapi.AttrGetContextCoreSupport, 8),
+			bytesIn(uapi.AttrUHWIn, 0), bytesOut(uapi.AttrUHWOut, 0),
 		}, getContext},
-		{abi.ObjectDevice, abi.MethodQueryContext}: {"QUERY_CONTEXT", []attrSpec{
-			valueOut(abi.AttrQueryContextNumCompVectors, 4), valueOut(abi.AttrQueryContextCoreSupport, 8),
+		{uapi.ObjectDevice, uapi.MethodQueryContext}: {"QUERY_CONTEXT", []attrSpec{
+			valueOut(uapi.AttrQueryContextNumCompVectors, 4), valueOut(uapi.AttrQueryContextCoreSupport, 8),
 		}, queryContext},
-		{abi.ObjectDevice, abi.MethodQueryGIDTable}: {"QUERY_GID_TABLE", []attrSpec{
-			constIn(abi.AttrQueryGIDTableEntrySize), flagsIn(abi.AttrQueryGIDTableFlags),
-			bytesOut(abi.AttrQueryGIDTableRespEntries, 0).required(), valueOut(abi.AttrQueryGIDTableRespNumEntries, 8).required(),
+		{uapi.ObjectDevice, uapi.MethodQueryGIDTable}: {"QUERY_GID_TABLE", []attrSpec{
+			constIn(uapi.AttrQueryGIDTableEntrySize), flagsIn(uapi.AttrQueryGIDTableFlags),
+			bytesOut(uapi.AttrQueryGIDTableRespEntries, 0).required(), valueOut(uapi.AttrQueryGIDTableRespNumEntries, 8).required(),
 		}, queryGIDTable},
-		{abi.ObjectDevice, abi.MethodQueryGIDEntry}: {"QUERY_GID_ENTRY", []attrSpec{
-			constIn(abi.AttrQueryGIDEntryPort), constIn(abi.AttrQueryGIDEntryGIDIndex),
-			flagsIn(abi.AttrQueryGIDEntryFlags).required(), structOut[abi.GIDEntry](abi.AttrQueryGIDEntryRespEntry),
+		{uapi.ObjectDevice, uapi.MethodQueryGIDEntry}: {"QUERY_GID_ENTRY", []attrSpec{
+			constIn(uapi.AttrQueryGIDEntryPort), constIn(uapi.AttrQueryGIDEntryGIDIndex),
+			flagsIn(uapi.AttrQueryGIDEntryFlags).required(), structOut[uapi.GIDEntry](uapi.AttrQueryGIDEntryRespEntry),
 		}, queryGIDEntry},
-		{abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc}: {"ASYNC_EVENT_ALLOC", []attrSpec{
-			newHandle(abi.AttrAsyncEventAllocFDHandle),
+		{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc}: {"ASYNC_EVENT_ALLOC", []attrSpec{
+			newHandle(uapi.AttrAsyncEventAllocFDHandle),
 		}, asyncEventAlloc},
 	}
 	maps.Copy(methods, objectMethods())
@@ -151,7 +151,7 @@ type ioctlCall struct {
 	call
 	addr  uint64 // of the attributes in the caller's memory
 	raw   []attribute
-	place map[abi.AttrID]int // of the attributes that are there, in raw
+	place map[uapi.AttrID]int // of the attributes that are there, in raw
 	outs  []output
 	// changed attributes are written back to the caller.
 	changed []bool
@@ -161,7 +161,7 @@ type ioctlCall struct {
 // RDMA_VERBS_IOCTL; EPROTONOSUPPORT if the method, or a mandatory attribute, is not known. Errors wrap a
 // syscall.Errno. It may sleep. (ib_uverbs_ioctl)
 func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
-	if request != abi.VerbsIoctl {
+	if request != uapi.VerbsIoctl {
 		return fmt.Errorf("ioctl %#x: %w", request, syscall.ENOTTY)
 	}
 	if !f.byIoctl.Load() {
@@ -192,7 +192,7 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 }
 
 // readIoctl reads the header and the attributes.
-func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr abi.IoctlHdr, attrs []attribute, err error) {
+func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr uapi.IoctlHdr, attrs []attribute, err error) {
 	// Up to the end of a page, what follows the header is there too.
 	n := ioctlPeek
 	if left := umem.PageSize - arg%umem.PageSize; left < uint64(n) {
@@ -202,7 +202,7 @@ func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr abi.IoctlH
 	if err != nil {
 		return hdr, nil, err
 	}
-	hdr, _ = abi.Decode[abi.IoctlHdr](b)
+	hdr, _ = uapi.Decode[uapi.IoctlHdr](b)
 	length := int(hdr.Length)
 	if length > maxIoctl || length != ioctlHdrSize+int(hdr.NumAttrs)*attrSize {
 		return hdr, nil, fmt.Errorf("length %d with %d attributes: %w", length, hdr.NumAttrs, syscall.EINVAL)
@@ -218,19 +218,19 @@ func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr abi.IoctlH
 	}
 	attrs = make([]attribute, hdr.NumAttrs)
 	for i := range attrs {
-		attrs[i].Attr, _ = abi.Decode[abi.Attr](b[i*attrSize:])
+		attrs[i].Attr, _ = uapi.Decode[uapi.Attr](b[i*attrSize:])
 	}
 	return hdr, attrs, nil
 }
 
 // parse checks the attributes against the method. (uverbs_set_attr, uverbs_process_attr)
 func (c *ioctlCall) parse(m *method) error {
-	c.place = make(map[abi.AttrID]int, len(c.raw))
+	c.place = make(map[uapi.AttrID]int, len(c.raw))
 	for i := range c.raw {
 		a := &c.raw[i]
 		spec := m.attr(a.AttrID)
 		if spec == nil {
-			if a.Flags&abi.AttrFMandatory != 0 {
+			if a.Flags&uapi.AttrFMandatory != 0 {
 				return fmt.Errorf("attribute %d: %w", a.AttrID, syscall.EPROTONOSUPPORT)
 			}
 			continue
@@ -251,7 +251,7 @@ func (c *ioctlCall) parse(m *method) error {
 	return nil
 }
 
-func (m *method) attr(id abi.AttrID) *attrSpec {
+func (m *method) attr(id uapi.AttrID) *attrSpec {
 	for i := range m.attrs {
 		if m.attrs[i].id == id {
 			return &m.attrs[i]
@@ -274,14 +274,14 @@ func (c *ioctlCall) check(a *attribute, s *attrSpec) error {
 	if n < s.least || n > s.most && !s.growing { // handles and descriptors have no length
 		return fmt.Errorf("length %d: %w", n, syscall.EINVAL)
 	}
-	if a.AttrData != (abi.AttrEnumData{}) {
+	if a.AttrData != (uapi.AttrEnumData{}) {
 		return fmt.Errorf("reserved fields are not zero: %w", syscall.EINVAL)
 	}
 	return nil
 }
 
 // has returns an attribute, nil if it was not given.
-func (c *ioctlCall) has(id abi.AttrID) *attribute {
+func (c *ioctlCall) has(id uapi.AttrID) *attribute {
 	if i, ok := c.place[id]; ok {
 		return &c.raw[i]
 	}
@@ -289,7 +289,7 @@ func (c *ioctlCall) has(id abi.AttrID) *attribute {
 }
 
 // value is a number in an attribute, EINVAL if it is more than most. (uverbs_get_const)
-func (c *ioctlCall) value(id abi.AttrID, most uint64) (uint64, error) {
+func (c *ioctlCall) value(id uapi.AttrID, most uint64) (uint64, error) {
 	v := c.has(id).Data
 	if v > most {
 		return 0, fmt.Errorf("attribute %d: %#x: %w", id, v, syscall.EINVAL)
@@ -298,7 +298,7 @@ func (c *ioctlCall) value(id abi.AttrID, most uint64) (uint64, error) {
 }
 
 // flags are those in an attribute, none if it was not given. EINVAL if one is not allowed. (uverbs_get_flags32)
-func (c *ioctlCall) flags(id abi.AttrID, allowed uint32) (uint32, error) {
+func (c *ioctlCall) flags(id uapi.AttrID, allowed uint32) (uint32, error) {
 	a := c.has(id)
 	if a == nil {
 		return 0, nil
@@ -314,9 +314,9 @@ func (c *ioctlCall) flags(id abi.AttrID, allowed uint32) (uint32, error) {
 }
 
 // uint32 and uint64 are the number in an attribute of that length, 0 if it was not given. (uverbs_copy_from)
-func (c *ioctlCall) uint32(id abi.AttrID) uint32 { return uint32(c.uint64(id)) }
+func (c *ioctlCall) uint32(id uapi.AttrID) uint32 { return uint32(c.uint64(id)) }
 
-func (c *ioctlCall) uint64(id abi.AttrID) uint64 {
+func (c *ioctlCall) uint64(id uapi.AttrID) uint64 {
 	if a := c.has(id); a != nil {
 		return a.number()
 	}
@@ -324,7 +324,7 @@ func (c *ioctlCall) uint64(id abi.AttrID) uint64 {
 }
 
 // input is the bytes of an attribute, nil if it was not given.
-func (c *ioctlCall) input(id abi.AttrID) ([]byte, error) {
+func (c *ioctlCall) input(id uapi.AttrID) ([]byte, error) {
 	a := c.has(id)
 	if a == nil || a.Len == 0 {
 		return nil, nil
@@ -347,7 +347,7 @@ func (c *ioctlCall) bytes(a *attribute) ([]byte, error) {
 }
 
 // attribute is one that was given.
-type attribute struct{ abi.Attr }
+type attribute struct{ uapi.Attr }
 
 // number is what lies in the attribute itself.
 func (a *attribute) number() uint64 {
@@ -360,14 +360,14 @@ func (a *attribute) number() uint64 {
 }
 
 // give has a new object's handle, or a descriptor, stored in the attribute itself when the call succeeds.
-func (c *ioctlCall) give(id abi.AttrID, v uint64) {
+func (c *ioctlCall) give(id uapi.AttrID, v uint64) {
 	i := c.place[id]
 	c.raw[i].Data = v
 	c.changed[i] = true
 }
 
 // room is how long the buffer of an attribute is, 0 if it was not given.
-func (c *ioctlCall) room(id abi.AttrID) int {
+func (c *ioctlCall) room(id uapi.AttrID) int {
 	if a := c.has(id); a != nil {
 		return int(a.Len)
 	}
@@ -376,7 +376,7 @@ func (c *ioctlCall) room(id abi.AttrID) int {
 
 // output stores bytes in the buffer of an attribute, as much of them as there is room for, when the call succeeds,
 // and marks it as valid. What was not given is not stored. (uverbs_copy_to)
-func (c *ioctlCall) output(id abi.AttrID, bufs ...[]byte) {
+func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
 	i, ok := c.place[id]
 	if !ok {
 		return
@@ -387,12 +387,12 @@ func (c *ioctlCall) output(id abi.AttrID, bufs ...[]byte) {
 		room -= len(bufs[k])
 	}
 	c.outs = append(c.outs, output{c.raw[i].Data, bufs})
-	c.raw[i].Flags |= abi.AttrFValidOutput
+	c.raw[i].Flags |= uapi.AttrFValidOutput
 	c.changed[i] = true
 }
 
 // outputStruct does so with a structure, and clears the rest of the buffer. (uverbs_copy_to_struct_or_zero)
-func (c *ioctlCall) outputStruct(id abi.AttrID, b []byte) {
+func (c *ioctlCall) outputStruct(id uapi.AttrID, b []byte) {
 	bufs := [][]byte{b}
 	for rest := c.room(id) - len(b); rest > 0; rest -= len(zeros) {
 		bufs = append(bufs, zeros[:min(rest, len(zeros))])
@@ -409,7 +409,7 @@ func (c *ioctlCall) deliver() error {
 		first := i
 		var b []byte
 		for ; i < len(c.raw) && c.changed[i]; i++ {
-			b = abi.AppendTo(b, &c.raw[i].Attr)
+			b = uapi.AppendTo(b, &c.raw[i].Attr)
 		}
 		c.outs = append(c.outs, output{c.addr + uint64(first*attrSize), [][]byte{b}})
 	}

@@ -6,7 +6,7 @@ import (
 	"math"
 	"syscall"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 func putUint64(b []byte, v uint64) { binary.NativeEndian.PutUint64(b, v) }
@@ -18,7 +18,7 @@ func uint64Bytes(v uint64) []byte { return binary.NativeEndian.AppendUint64(nil,
 // invokeWrite runs a command of the write form, whose parts are in attributes.
 // (UVERBS_HANDLER(UVERBS_METHOD_INVOKE_WRITE))
 func invokeWrite(c *ioctlCall) error {
-	number, err := c.value(abi.AttrWriteCmd, math.MaxUint32)
+	number, err := c.value(uapi.AttrWriteCmd, math.MaxUint32)
 	if err != nil {
 		return err
 	}
@@ -26,14 +26,14 @@ func invokeWrite(c *ioctlCall) error {
 	if err != nil {
 		return err
 	}
-	if c.in, err = c.input(abi.AttrCoreIn); err != nil {
+	if c.in, err = c.input(uapi.AttrCoreIn); err != nil {
 		return err
 	}
-	if c.udata.In, err = c.input(abi.AttrUHWIn); err != nil {
+	if c.udata.In, err = c.input(uapi.AttrUHWIn); err != nil {
 		return err
 	}
-	c.call.room = c.room(abi.AttrCoreOut)
-	c.driverRoom(c.room(abi.AttrUHWOut))
+	c.call.room = c.room(uapi.AttrCoreOut)
+	c.driverRoom(c.room(uapi.AttrUHWOut))
 	if len(c.in) < cmd.req || c.call.room < cmd.resp {
 		return fmt.Errorf("%s: request of %d bytes, room of %d, needs %d and %d: %w", name, len(c.in), c.call.room, cmd.req, cmd.resp, syscall.ENOSPC)
 	}
@@ -42,9 +42,9 @@ func invokeWrite(c *ioctlCall) error {
 	}
 	err = c.finish(func() error {
 		if c.resp != nil {
-			c.output(abi.AttrCoreOut, c.buffers()...)
+			c.output(uapi.AttrCoreOut, c.buffers()...)
 		}
-		c.output(abi.AttrUHWOut, c.udata.Out[:c.udata.N])
+		c.output(uapi.AttrUHWOut, c.udata.Out[:c.udata.N])
 		return c.deliver()
 	})
 	if err == nil {
@@ -67,15 +67,15 @@ func (c *ioctlCall) native(run func() error) error {
 // infoHandles lists the handles of the objects of a type: none in a zombie, whose objects have been destroyed although
 // their handles can still be. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
 func infoHandles(c *ioctlCall) error {
-	object, err := c.value(abi.AttrInfoObjectID, math.MaxUint16)
+	object, err := c.value(uapi.AttrInfoObjectID, math.MaxUint16)
 	if err != nil {
 		return err
 	}
-	room := c.room(abi.AttrInfoHandlesList)
+	room := c.room(uapi.AttrInfoHandlesList)
 	if room == 0 || room%4 != 0 {
 		return fmt.Errorf("room of %d bytes for handles: %w", room, syscall.EINVAL)
 	}
-	k, ok := objectKinds[abi.ObjectID(object)]
+	k, ok := objectKinds[uapi.ObjectID(object)]
 	if !ok {
 		return fmt.Errorf("no objects of type %d: %w", object, syscall.ENOENT)
 	}
@@ -92,15 +92,15 @@ func infoHandles(c *ioctlCall) error {
 			handles = binary.NativeEndian.AppendUint32(handles, o.handle)
 			n++
 		}
-		c.output(abi.AttrInfoHandlesList, handles)
-		c.output(abi.AttrInfoTotalHandles, uint32Bytes(n))
+		c.output(uapi.AttrInfoHandlesList, handles)
+		c.output(uapi.AttrInfoTotalHandles, uint32Bytes(n))
 		return nil
 	})
 }
 
 // queryPort reports a port's state. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_PORT))
 func queryPort(c *ioctlCall) error {
-	port, err := c.value(abi.AttrQueryPortPortNum, math.MaxUint8)
+	port, err := c.value(uapi.AttrQueryPortPortNum, math.MaxUint8)
 	if err != nil {
 		return err
 	}
@@ -112,8 +112,8 @@ func queryPort(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		resp := abi.QueryPortRespEx{LegacyResp: legacy}
-		c.outputStruct(abi.AttrQueryPortResp, abi.AppendTo(nil, &resp))
+		resp := uapi.QueryPortRespEx{LegacyResp: legacy}
+		c.outputStruct(uapi.AttrQueryPortResp, uapi.AppendTo(nil, &resp))
 		return nil
 	})
 }
@@ -121,17 +121,17 @@ func queryPort(c *ioctlCall) error {
 // getContext makes the context, without an asynchronous event file.
 // (UVERBS_HANDLER(UVERBS_METHOD_GET_CONTEXT))
 func getContext(c *ioctlCall) (err error) {
-	if c.udata.In, err = c.input(abi.AttrUHWIn); err != nil {
+	if c.udata.In, err = c.input(uapi.AttrUHWIn); err != nil {
 		return err
 	}
-	c.driverRoom(c.room(abi.AttrUHWOut))
+	c.driverRoom(c.room(uapi.AttrUHWOut))
 	return c.native(func() error {
 		if err := c.f.openContext(&c.udata); err != nil {
 			return err
 		}
 		c.commit, c.abort = c.f.commitContext, c.f.abortContext
-		c.outputContext(abi.AttrGetContextNumCompVectors, abi.AttrGetContextCoreSupport)
-		c.output(abi.AttrUHWOut, c.udata.Out[:c.udata.N])
+		c.outputContext(uapi.AttrGetContextNumCompVectors, uapi.AttrGetContextCoreSupport)
+		c.output(uapi.AttrUHWOut, c.udata.Out[:c.udata.N])
 		return nil
 	})
 }
@@ -143,26 +143,26 @@ func queryContext(c *ioctlCall) error {
 		if err := c.f.context(); err != nil {
 			return err
 		}
-		c.outputContext(abi.AttrQueryContextNumCompVectors, abi.AttrQueryContextCoreSupport)
+		c.outputContext(uapi.AttrQueryContextNumCompVectors, uapi.AttrQueryContextCoreSupport)
 		return nil
 	})
 }
 
-func (c *ioctlCall) outputContext(vectors, support abi.AttrID) {
+func (c *ioctlCall) outputContext(vectors, support uapi.AttrID) {
 	c.output(vectors, uint32Bytes(uint32(c.f.dev.srv.opts.CompVectors)))
-	c.output(support, uint64Bytes(uint64(abi.CoreSupportOptionalMRAccess)))
+	c.output(support, uint64Bytes(uint64(uapi.CoreSupportOptionalMRAccess)))
 }
 
 // queryGIDTable lists the valid GIDs of all ports. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_TABLE))
 func queryGIDTable(c *ioctlCall) error {
-	if _, err := c.flags(abi.AttrQueryGIDTableFlags, 0); err != nil {
+	if _, err := c.flags(uapi.AttrQueryGIDTableFlags, 0); err != nil {
 		return err
 	}
-	size, err := c.value(abi.AttrQueryGIDTableEntrySize, math.MaxUint16)
+	size, err := c.value(uapi.AttrQueryGIDTableEntrySize, math.MaxUint16)
 	if err != nil {
 		return err
 	}
-	room := c.room(abi.AttrQueryGIDTableRespEntries)
+	room := c.room(uapi.AttrQueryGIDTableRespEntries)
 	if size == 0 || room == 0 || room%int(size) != 0 {
 		return fmt.Errorf("room of %d bytes for entries of %d: %w", room, size, syscall.EINVAL)
 	}
@@ -176,26 +176,26 @@ func queryGIDTable(c *ioctlCall) error {
 		}
 		var b []byte
 		for i := range entries {
-			e := abi.AppendTo(nil, &entries[i])
+			e := uapi.AppendTo(nil, &entries[i])
 			e = append(e, make([]byte, max(0, int(size)-len(e)))...)
 			b = append(b, e[:size]...)
 		}
-		c.output(abi.AttrQueryGIDTableRespEntries, b)
-		c.output(abi.AttrQueryGIDTableRespNumEntries, uint64Bytes(uint64(len(entries))))
+		c.output(uapi.AttrQueryGIDTableRespEntries, b)
+		c.output(uapi.AttrQueryGIDTableRespNumEntries, uint64Bytes(uint64(len(entries))))
 		return nil
 	})
 }
 
 // queryGIDEntry reports one GID, ENODATA if the entry is empty. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_ENTRY))
 func queryGIDEntry(c *ioctlCall) error {
-	if _, err := c.flags(abi.AttrQueryGIDEntryFlags, 0); err != nil {
+	if _, err := c.flags(uapi.AttrQueryGIDEntryFlags, 0); err != nil {
 		return err
 	}
-	port, err := c.value(abi.AttrQueryGIDEntryPort, math.MaxUint32)
+	port, err := c.value(uapi.AttrQueryGIDEntryPort, math.MaxUint32)
 	if err != nil {
 		return err
 	}
-	index, err := c.value(abi.AttrQueryGIDEntryGIDIndex, math.MaxUint32)
+	index, err := c.value(uapi.AttrQueryGIDEntryGIDIndex, math.MaxUint32)
 	if err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func queryGIDEntry(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		c.outputStruct(abi.AttrQueryGIDEntryRespEntry, abi.AppendTo(nil, &e))
+		c.outputStruct(uapi.AttrQueryGIDEntryRespEntry, uapi.AppendTo(nil, &e))
 		return nil
 	})
 }
@@ -234,7 +234,7 @@ func asyncEventAlloc(c *ioctlCall) error {
 		return err
 	}
 	return c.finish(func() error {
-		c.give(abi.AttrAsyncEventAllocFDHandle, uint64At(c.resp))
+		c.give(uapi.AttrAsyncEventAllocFDHandle, uint64At(c.resp))
 		return c.deliver()
 	})
 }

@@ -7,90 +7,90 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // objectKinds are the types of objects that there are, in the numbers of the ioctl form.
-var objectKinds = map[abi.ObjectID]kind{
-	abi.ObjectPD:   kindPD,
-	abi.ObjectCQ:   kindCQ,
-	abi.ObjectQP:   kindQP,
-	abi.ObjectSRQ:  kindSRQ,
-	abi.ObjectAH:   kindAH,
-	abi.ObjectMR:   kindMR,
-	abi.ObjectMW:   kindMW,
-	abi.ObjectXRCD: kindXRCD,
+var objectKinds = map[uapi.ObjectID]kind{
+	uapi.ObjectPD:   kindPD,
+	uapi.ObjectCQ:   kindCQ,
+	uapi.ObjectQP:   kindQP,
+	uapi.ObjectSRQ:  kindSRQ,
+	uapi.ObjectAH:   kindAH,
+	uapi.ObjectMR:   kindMR,
+	uapi.ObjectMW:   kindMW,
+	uapi.ObjectXRCD: kindXRCD,
 }
 
 // objectMethods are the methods that make objects, destroy them, or act on them. (uverbs_std_types_*.c)
 func objectMethods() map[methodID]*method {
-	udata := []attrSpec{bytesIn(abi.AttrUHWIn, 0), bytesOut(abi.AttrUHWOut, 0)}
+	udata := []attrSpec{bytesIn(uapi.AttrUHWIn, 0), bytesOut(uapi.AttrUHWOut, 0)}
 	return map[methodID]*method{
-		{abi.ObjectPD, abi.MethodPDDestroy}:     destroyMethod("PD_DESTROY", abi.AttrDestroyPDHandle, kindPD),
-		{abi.ObjectAH, abi.MethodAHDestroy}:     destroyMethod("AH_DESTROY", abi.AttrDestroyAHHandle, kindAH),
-		{abi.ObjectMR, abi.MethodMRDestroy}:     destroyMethod("MR_DESTROY", abi.AttrDestroyMRHandle, kindMR),
-		{abi.ObjectMW, abi.MethodMWDestroy}:     destroyMethod("MW_DESTROY", abi.AttrDestroyMWHandle, kindMW),
-		{abi.ObjectXRCD, abi.MethodXRCDDestroy}: destroyMethod("XRCD_DESTROY", abi.AttrDestroyXRCDHandle, kindXRCD),
+		{uapi.ObjectPD, uapi.MethodPDDestroy}:     destroyMethod("PD_DESTROY", uapi.AttrDestroyPDHandle, kindPD),
+		{uapi.ObjectAH, uapi.MethodAHDestroy}:     destroyMethod("AH_DESTROY", uapi.AttrDestroyAHHandle, kindAH),
+		{uapi.ObjectMR, uapi.MethodMRDestroy}:     destroyMethod("MR_DESTROY", uapi.AttrDestroyMRHandle, kindMR),
+		{uapi.ObjectMW, uapi.MethodMWDestroy}:     destroyMethod("MW_DESTROY", uapi.AttrDestroyMWHandle, kindMW),
+		{uapi.ObjectXRCD, uapi.MethodXRCDDestroy}: destroyMethod("XRCD_DESTROY", uapi.AttrDestroyXRCDHandle, kindXRCD),
 
-		{abi.ObjectCQ, abi.MethodCQCreate}: {"CQ_CREATE", append([]attrSpec{
-			newHandle(abi.AttrCreateCQHandle), numberIn(abi.AttrCreateCQCQE, 4), numberIn(abi.AttrCreateCQUserHandle, 8),
-			fileIn(abi.AttrCreateCQCompChannel), numberIn(abi.AttrCreateCQCompVector, 4), flagsIn(abi.AttrCreateCQFlags),
-			valueOut(abi.AttrCreateCQRespCQE, 4).required(), fileIn(abi.AttrCreateCQEventFD),
+		{uapi.ObjectCQ, uapi.MethodCQCreate}: {"CQ_CREATE", append([]attrSpec{
+			newHandle(uapi.AttrCreateCQHandle), numberIn(uapi.AttrCreateCQCQE, 4), numberIn(uapi.AttrCreateCQUserHandle, 8),
+			fileIn(uapi.AttrCreateCQCompChannel), numberIn(uapi.AttrCreateCQCompVector, 4), flagsIn(uapi.AttrCreateCQFlags),
+			valueOut(uapi.AttrCreateCQRespCQE, 4).required(), fileIn(uapi.AttrCreateCQEventFD),
 		}, udata...), ioctlCreateCQ},
-		{abi.ObjectCQ, abi.MethodCQDestroy}: {"CQ_DESTROY", []attrSpec{
-			destroyHandle(abi.AttrDestroyCQHandle), responseOut[abi.DestroyCQResp](abi.AttrDestroyCQResp),
+		{uapi.ObjectCQ, uapi.MethodCQDestroy}: {"CQ_DESTROY", []attrSpec{
+			destroyHandle(uapi.AttrDestroyCQHandle), responseOut[uapi.DestroyCQResp](uapi.AttrDestroyCQResp),
 		}, ioctlDestroyCQ},
 
-		{abi.ObjectQP, abi.MethodQPCreate}: {"QP_CREATE", append([]attrSpec{
-			newHandle(abi.AttrCreateQPHandle), useHandle(abi.AttrCreateQPXRCDHandle).optional(),
-			useHandle(abi.AttrCreateQPPDHandle).optional(), useHandle(abi.AttrCreateQPSRQHandle).optional(),
-			useHandle(abi.AttrCreateQPSendCQHandle).optional(), useHandle(abi.AttrCreateQPRecvCQHandle).optional(),
-			numberIn(abi.AttrCreateQPUserHandle, 8), structIn[abi.QPCap](abi.AttrCreateQPCap), constIn(abi.AttrCreateQPType),
-			flagsIn(abi.AttrCreateQPFlags), numberIn(abi.AttrCreateQPSourceQPN, 4).optional(), fileIn(abi.AttrCreateQPEventFD),
-			structOut[abi.QPCap](abi.AttrCreateQPRespCap), valueOut(abi.AttrCreateQPRespQPNum, 4).required(),
+		{uapi.ObjectQP, uapi.MethodQPCreate}: {"QP_CREATE", append([]attrSpec{
+			newHandle(uapi.AttrCreateQPHandle), useHandle(uapi.AttrCreateQPXRCDHandle).optional(),
+			useHandle(uapi.AttrCreateQPPDHandle).optional(), useHandle(uapi.AttrCreateQPSRQHandle).optional(),
+			useHandle(uapi.AttrCreateQPSendCQHandle).optional(), useHandle(uapi.AttrCreateQPRecvCQHandle).optional(),
+			numberIn(uapi.AttrCreateQPUserHandle, 8), structIn[uapi.QPCap](uapi.AttrCreateQPCap), constIn(uapi.AttrCreateQPType),
+			flagsIn(uapi.AttrCreateQPFlags), numberIn(uapi.AttrCreateQPSourceQPN, 4).optional(), fileIn(uapi.AttrCreateQPEventFD),
+			structOut[uapi.QPCap](uapi.AttrCreateQPRespCap), valueOut(uapi.AttrCreateQPRespQPNum, 4).required(),
 		}, udata...), ioctlCreateQP},
-		{abi.ObjectQP, abi.MethodQPDestroy}: {"QP_DESTROY", []attrSpec{
-			destroyHandle(abi.AttrDestroyQPHandle), responseOut[abi.DestroyQPResp](abi.AttrDestroyQPResp),
+		{uapi.ObjectQP, uapi.MethodQPDestroy}: {"QP_DESTROY", []attrSpec{
+			destroyHandle(uapi.AttrDestroyQPHandle), responseOut[uapi.DestroyQPResp](uapi.AttrDestroyQPResp),
 		}, ioctlDestroyQP},
 
-		{abi.ObjectSRQ, abi.MethodSRQCreate}: {"SRQ_CREATE", append([]attrSpec{
-			newHandle(abi.AttrCreateSRQHandle), useHandle(abi.AttrCreateSRQPDHandle), constIn(abi.AttrCreateSRQType),
-			numberIn(abi.AttrCreateSRQUserHandle, 8), numberIn(abi.AttrCreateSRQMaxWR, 4), numberIn(abi.AttrCreateSRQMaxSGE, 4),
-			numberIn(abi.AttrCreateSRQLimit, 4), useHandle(abi.AttrCreateSRQXRCDHandle).optional(),
-			useHandle(abi.AttrCreateSRQCQHandle).optional(), numberIn(abi.AttrCreateSRQMaxNumTags, 4).optional(),
-			fileIn(abi.AttrCreateSRQEventFD), valueOut(abi.AttrCreateSRQRespMaxWR, 4).required(),
-			valueOut(abi.AttrCreateSRQRespMaxSGE, 4).required(), valueOut(abi.AttrCreateSRQRespSRQNum, 4),
+		{uapi.ObjectSRQ, uapi.MethodSRQCreate}: {"SRQ_CREATE", append([]attrSpec{
+			newHandle(uapi.AttrCreateSRQHandle), useHandle(uapi.AttrCreateSRQPDHandle), constIn(uapi.AttrCreateSRQType),
+			numberIn(uapi.AttrCreateSRQUserHandle, 8), numberIn(uapi.AttrCreateSRQMaxWR, 4), numberIn(uapi.AttrCreateSRQMaxSGE, 4),
+			numberIn(uapi.AttrCreateSRQLimit, 4), useHandle(uapi.AttrCreateSRQXRCDHandle).optional(),
+			useHandle(uapi.AttrCreateSRQCQHandle).optional(), numberIn(uapi.AttrCreateSRQMaxNumTags, 4).optional(),
+			fileIn(uapi.AttrCreateSRQEventFD), valueOut(uapi.AttrCreateSRQRespMaxWR, 4).required(),
+			valueOut(uapi.AttrCreateSRQRespMaxSGE, 4).required(), valueOut(uapi.AttrCreateSRQRespSRQNum, 4),
 		}, udata...), ioctlCreateSRQ},
-		{abi.ObjectSRQ, abi.MethodSRQDestroy}: {"SRQ_DESTROY", []attrSpec{
-			destroyHandle(abi.AttrDestroySRQHandle), responseOut[abi.DestroySRQResp](abi.AttrDestroySRQResp),
+		{uapi.ObjectSRQ, uapi.MethodSRQDestroy}: {"SRQ_DESTROY", []attrSpec{
+			destroyHandle(uapi.AttrDestroySRQHandle), responseOut[uapi.DestroySRQResp](uapi.AttrDestroySRQResp),
 		}, ioctlDestroySRQ},
 
-		{abi.ObjectMR, abi.MethodRegDMABufMR}: {"REG_DMABUF_MR", []attrSpec{
-			newHandle(abi.AttrRegDMABufMRHandle), useHandle(abi.AttrRegDMABufMRPDHandle),
-			numberIn(abi.AttrRegDMABufMROffset, 8), numberIn(abi.AttrRegDMABufMRLength, 8), numberIn(abi.AttrRegDMABufMRIOVA, 8),
-			numberIn(abi.AttrRegDMABufMRFD, 4), flagsIn(abi.AttrRegDMABufMRAccessFlags),
-			valueOut(abi.AttrRegDMABufMRRespLKey, 4).required(), valueOut(abi.AttrRegDMABufMRRespRKey, 4).required(),
+		{uapi.ObjectMR, uapi.MethodRegDMABufMR}: {"REG_DMABUF_MR", []attrSpec{
+			newHandle(uapi.AttrRegDMABufMRHandle), useHandle(uapi.AttrRegDMABufMRPDHandle),
+			numberIn(uapi.AttrRegDMABufMROffset, 8), numberIn(uapi.AttrRegDMABufMRLength, 8), numberIn(uapi.AttrRegDMABufMRIOVA, 8),
+			numberIn(uapi.AttrRegDMABufMRFD, 4), flagsIn(uapi.AttrRegDMABufMRAccessFlags),
+			valueOut(uapi.AttrRegDMABufMRRespLKey, 4).required(), valueOut(uapi.AttrRegDMABufMRRespRKey, 4).required(),
 		}, regDMABufMR},
-		{abi.ObjectMR, abi.MethodAdviseMR}: {"ADVISE_MR", []attrSpec{
-			useHandle(abi.AttrAdviseMRPDHandle), constIn(abi.AttrAdviseMRAdvice), flagsIn(abi.AttrAdviseMRFlags).required(),
-			bytesIn(abi.AttrAdviseMRSGEList, abi.SizeOf[abi.SGE]()).required(),
+		{uapi.ObjectMR, uapi.MethodAdviseMR}: {"ADVISE_MR", []attrSpec{
+			useHandle(uapi.AttrAdviseMRPDHandle), constIn(uapi.AttrAdviseMRAdvice), flagsIn(uapi.AttrAdviseMRFlags).required(),
+			bytesIn(uapi.AttrAdviseMRSGEList, uapi.SizeOf[uapi.SGE]()).required(),
 		}, adviseMR},
-		{abi.ObjectMR, abi.MethodQueryMR}: {"QUERY_MR", []attrSpec{
-			useHandle(abi.AttrQueryMRHandle), valueOut(abi.AttrQueryMRRespLKey, 4).required(),
-			valueOut(abi.AttrQueryMRRespRKey, 4).required(), valueOut(abi.AttrQueryMRRespLength, 8).required(),
-			valueOut(abi.AttrQueryMRRespIOVA, 8),
+		{uapi.ObjectMR, uapi.MethodQueryMR}: {"QUERY_MR", []attrSpec{
+			useHandle(uapi.AttrQueryMRHandle), valueOut(uapi.AttrQueryMRRespLKey, 4).required(),
+			valueOut(uapi.AttrQueryMRRespRKey, 4).required(), valueOut(uapi.AttrQueryMRRespLength, 8).required(),
+			valueOut(uapi.AttrQueryMRRespIOVA, 8),
 		}, queryMR},
-		{abi.ObjectMR, abi.MethodRegMR}: {"REG_MR", []attrSpec{
-			newHandle(abi.AttrRegMRHandle), useHandle(abi.AttrRegMRPDHandle), numberIn(abi.AttrRegMRIOVA, 8),
-			numberIn(abi.AttrRegMRAddr, 8).optional(), numberIn(abi.AttrRegMRLength, 8), flagsIn(abi.AttrRegMRAccessFlags).required(),
-			numberIn(abi.AttrRegMRFD, 4).optional(), numberIn(abi.AttrRegMRFDOffset, 8).optional(),
-			valueOut(abi.AttrRegMRRespLKey, 4).required(), valueOut(abi.AttrRegMRRespRKey, 4).required(),
+		{uapi.ObjectMR, uapi.MethodRegMR}: {"REG_MR", []attrSpec{
+			newHandle(uapi.AttrRegMRHandle), useHandle(uapi.AttrRegMRPDHandle), numberIn(uapi.AttrRegMRIOVA, 8),
+			numberIn(uapi.AttrRegMRAddr, 8).optional(), numberIn(uapi.AttrRegMRLength, 8), flagsIn(uapi.AttrRegMRAccessFlags).required(),
+			numberIn(uapi.AttrRegMRFD, 4).optional(), numberIn(uapi.AttrRegMRFDOffset, 8).optional(),
+			valueOut(uapi.AttrRegMRRespLKey, 4).required(), valueOut(uapi.AttrRegMRRespRKey, 4).required(),
 		}, ioctlRegMR},
 	}
 }
 
 // responseOut is a response of one length.
-func responseOut[T any](id abi.AttrID) attrSpec { return valueOut(id, abi.SizeOf[T]()).required() }
+func responseOut[T any](id uapi.AttrID) attrSpec { return valueOut(id, uapi.SizeOf[T]()).required() }
 
 // handle is that of an object: a number of 32 bits in a field of 64.
 func (a *attribute) handle() (uint32, error) {
@@ -104,7 +104,7 @@ func (a *attribute) handle() (uint32, error) {
 }
 
 // handleOf is the handle in an attribute, ENOENT if it was not given.
-func (c *ioctlCall) handleOf(id abi.AttrID) (uint32, error) {
+func (c *ioctlCall) handleOf(id uapi.AttrID) (uint32, error) {
 	a := c.has(id)
 	if a == nil {
 		return 0, fmt.Errorf("attribute %d is missing: %w", id, syscall.ENOENT)
@@ -113,7 +113,7 @@ func (c *ioctlCall) handleOf(id abi.AttrID) (uint32, error) {
 }
 
 // file is the descriptor in an attribute, -1 if it was not given.
-func (c *ioctlCall) file(id abi.AttrID) (int32, error) {
+func (c *ioctlCall) file(id uapi.AttrID) (int32, error) {
 	a := c.has(id)
 	if a == nil {
 		return -1, nil
@@ -130,7 +130,7 @@ func (c *ioctlCall) file(id abi.AttrID) (int32, error) {
 
 // eventFile notes the asynchronous event file that a new object is to use instead of the context's first.
 // (ib_uverbs_get_async_event)
-func (c *ioctlCall) eventFile(id abi.AttrID) error {
+func (c *ioctlCall) eventFile(id uapi.AttrID) error {
 	fd, err := c.file(id)
 	if err != nil || fd < 0 {
 		return err
@@ -147,57 +147,57 @@ func (c *ioctlCall) eventFile(id abi.AttrID) error {
 
 // create runs a method that makes an object, whose driver's data are attributes.
 func (c *ioctlCall) create(run func() error) (err error) {
-	if c.udata.In, err = c.input(abi.AttrUHWIn); err != nil {
+	if c.udata.In, err = c.input(uapi.AttrUHWIn); err != nil {
 		return err
 	}
-	c.driverRoom(c.room(abi.AttrUHWOut))
+	c.driverRoom(c.room(uapi.AttrUHWOut))
 	return c.native(func() error {
 		if err := run(); err != nil {
 			return err
 		}
-		c.output(abi.AttrUHWOut, c.udata.Out[:c.udata.N])
+		c.output(uapi.AttrUHWOut, c.udata.Out[:c.udata.N])
 		return nil
 	})
 }
 
 // ioctlCreateCQ makes a completion queue. (UVERBS_HANDLER(UVERBS_METHOD_CQ_CREATE))
 func ioctlCreateCQ(c *ioctlCall) error {
-	flags, err := c.flags(abi.AttrCreateCQFlags, uint32(abi.CQFlagsTimestampCompletion|abi.CQFlagsIgnoreOverrun))
+	flags, err := c.flags(uapi.AttrCreateCQFlags, uint32(uapi.CQFlagsTimestampCompletion|uapi.CQFlagsIgnoreOverrun))
 	if err != nil {
 		return err
 	}
-	channel, err := c.file(abi.AttrCreateCQCompChannel)
+	channel, err := c.file(uapi.AttrCreateCQCompChannel)
 	if err != nil {
 		return err
 	}
 	return c.create(func() error {
-		if err := c.eventFile(abi.AttrCreateCQEventFD); err != nil {
+		if err := c.eventFile(uapi.AttrCreateCQEventFD); err != nil {
 			return err
 		}
-		resp, err := c.createCQ(&abi.ExCreateCQ{
-			UserHandle:  c.uint64(abi.AttrCreateCQUserHandle),
-			CQE:         c.uint32(abi.AttrCreateCQCQE),
-			CompVector:  c.uint32(abi.AttrCreateCQCompVector),
+		resp, err := c.createCQ(&uapi.ExCreateCQ{
+			UserHandle:  c.uint64(uapi.AttrCreateCQUserHandle),
+			CQE:         c.uint32(uapi.AttrCreateCQCQE),
+			CompVector:  c.uint32(uapi.AttrCreateCQCompVector),
 			CompChannel: channel,
-			Flags:       abi.CQFlags(flags),
+			Flags:       uapi.CQFlags(flags),
 		})
 		if err != nil {
 			return err
 		}
-		c.give(abi.AttrCreateCQHandle, uint64(resp.CQHandle))
-		c.output(abi.AttrCreateCQRespCQE, uint32Bytes(resp.CQE))
+		c.give(uapi.AttrCreateCQHandle, uint64(resp.CQHandle))
+		c.output(uapi.AttrCreateCQRespCQE, uint32Bytes(resp.CQE))
 		return nil
 	})
 }
 
 // ioctlCreateQP makes a queue pair. (UVERBS_HANDLER(UVERBS_METHOD_QP_CREATE))
 func ioctlCreateQP(c *ioctlCall) error {
-	b, err := c.input(abi.AttrCreateQPCap)
+	b, err := c.input(uapi.AttrCreateQPCap)
 	if err != nil {
 		return err
 	}
-	limits, _ := abi.DecodePrefix[abi.QPCap](b)
-	typ, err := c.value(abi.AttrCreateQPType, math.MaxUint32)
+	limits, _ := uapi.DecodePrefix[uapi.QPCap](b)
+	typ, err := c.value(uapi.AttrCreateQPType, math.MaxUint32)
 	if err != nil {
 		return err
 	}
@@ -205,14 +205,14 @@ func ioctlCreateQP(c *ioctlCall) error {
 		return fmt.Errorf("no queue pair of type %d: %w", typ, syscall.EINVAL)
 	}
 	return c.create(func() error {
-		req := abi.ExCreateQP{
-			UserHandle:    c.uint64(abi.AttrCreateQPUserHandle),
+		req := uapi.ExCreateQP{
+			UserHandle:    c.uint64(uapi.AttrCreateQPUserHandle),
 			MaxSendWR:     limits.MaxSendWR,
 			MaxRecvWR:     limits.MaxRecvWR,
 			MaxSendSGE:    limits.MaxSendSGE,
 			MaxRecvSGE:    limits.MaxRecvSGE,
 			MaxInlineData: limits.MaxInlineData,
-			QPType:        abi.QPType(typ),
+			QPType:        uapi.QPType(typ),
 		}
 		if err := c.qpHandles(&req); err != nil {
 			return err
@@ -220,84 +220,84 @@ func ioctlCreateQP(c *ioctlCall) error {
 		if err := c.qpFlags(&req); err != nil {
 			return err
 		}
-		if err := c.eventFile(abi.AttrCreateQPEventFD); err != nil {
+		if err := c.eventFile(uapi.AttrCreateQPEventFD); err != nil {
 			return err
 		}
 		resp, err := c.createQP(&req)
 		if err != nil {
 			return err
 		}
-		c.give(abi.AttrCreateQPHandle, uint64(resp.QPHandle))
-		granted := abi.QPCap{
+		c.give(uapi.AttrCreateQPHandle, uint64(resp.QPHandle))
+		granted := uapi.QPCap{
 			MaxSendWR:     resp.MaxSendWR,
 			MaxRecvWR:     resp.MaxRecvWR,
 			MaxSendSGE:    resp.MaxSendSGE,
 			MaxRecvSGE:    resp.MaxRecvSGE,
 			MaxInlineData: resp.MaxInlineData,
 		}
-		c.outputStruct(abi.AttrCreateQPRespCap, abi.AppendTo(nil, &granted))
-		c.output(abi.AttrCreateQPRespQPNum, uint32Bytes(resp.QPN))
+		c.outputStruct(uapi.AttrCreateQPRespCap, uapi.AppendTo(nil, &granted))
+		c.output(uapi.AttrCreateQPRespQPNum, uint32Bytes(resp.QPN))
 		return nil
 	})
 }
 
 // qpHandles fills in the objects that a new queue pair uses, which depend on its type.
-func (c *ioctlCall) qpHandles(req *abi.ExCreateQP) (err error) {
-	given := func(ids ...abi.AttrID) bool {
-		return slices.ContainsFunc(ids, func(id abi.AttrID) bool { return c.has(id) != nil })
+func (c *ioctlCall) qpHandles(req *uapi.ExCreateQP) (err error) {
+	given := func(ids ...uapi.AttrID) bool {
+		return slices.ContainsFunc(ids, func(id uapi.AttrID) bool { return c.has(id) != nil })
 	}
 	misfit := fmt.Errorf("an object that a queue pair of type %d does not use: %w", req.QPType, syscall.EINVAL)
 	switch req.QPType {
-	case abi.QPTXRCTgt:
-		if given(abi.AttrCreateQPPDHandle, abi.AttrCreateQPSendCQHandle, abi.AttrCreateQPRecvCQHandle) {
+	case uapi.QPTXRCTgt:
+		if given(uapi.AttrCreateQPPDHandle, uapi.AttrCreateQPSendCQHandle, uapi.AttrCreateQPRecvCQHandle) {
 			return misfit
 		}
-		req.PDHandle, err = c.handleOf(abi.AttrCreateQPXRCDHandle)
+		req.PDHandle, err = c.handleOf(uapi.AttrCreateQPXRCDHandle)
 		return err
-	case abi.QPTXRCIni:
-		if given(abi.AttrCreateQPXRCDHandle, abi.AttrCreateQPSRQHandle) {
+	case uapi.QPTXRCIni:
+		if given(uapi.AttrCreateQPXRCDHandle, uapi.AttrCreateQPSRQHandle) {
 			return misfit
 		}
-	case abi.QPTRC, abi.QPTUC, abi.QPTUD, abi.QPTRawPacket, abi.QPTDriver:
-		if given(abi.AttrCreateQPXRCDHandle) {
+	case uapi.QPTRC, uapi.QPTUC, uapi.QPTUD, uapi.QPTRawPacket, uapi.QPTDriver:
+		if given(uapi.AttrCreateQPXRCDHandle) {
 			return misfit
 		}
 	default:
 		return nil // createQP says that there is no such type
 	}
-	if req.PDHandle, err = c.handleOf(abi.AttrCreateQPPDHandle); err != nil {
+	if req.PDHandle, err = c.handleOf(uapi.AttrCreateQPPDHandle); err != nil {
 		return err
 	}
-	if req.SendCQHandle, err = c.handleOf(abi.AttrCreateQPSendCQHandle); err != nil || req.QPType == abi.QPTXRCIni {
+	if req.SendCQHandle, err = c.handleOf(uapi.AttrCreateQPSendCQHandle); err != nil || req.QPType == uapi.QPTXRCIni {
 		return err
 	}
-	if given(abi.AttrCreateQPSRQHandle) {
+	if given(uapi.AttrCreateQPSRQHandle) {
 		req.IsSRQ = 1
-		if req.SRQHandle, err = c.handleOf(abi.AttrCreateQPSRQHandle); err != nil {
+		if req.SRQHandle, err = c.handleOf(uapi.AttrCreateQPSRQHandle); err != nil {
 			return err
 		}
 	}
-	req.RecvCQHandle, err = c.handleOf(abi.AttrCreateQPRecvCQHandle)
+	req.RecvCQHandle, err = c.handleOf(uapi.AttrCreateQPRecvCQHandle)
 	return err
 }
 
 // qpFlags fills in the options of a new queue pair. (check_creation_flags)
-func (c *ioctlCall) qpFlags(req *abi.ExCreateQP) error {
-	v, err := c.flags(abi.AttrCreateQPFlags, uint32(qpCreateFlags|abi.QPCreateSQSigAll))
+func (c *ioctlCall) qpFlags(req *uapi.ExCreateQP) error {
+	v, err := c.flags(uapi.AttrCreateQPFlags, uint32(qpCreateFlags|uapi.QPCreateSQSigAll))
 	if err != nil {
 		return err
 	}
-	flags := abi.QPCreateFlags(v)
-	req.SQSigAll = flag(flags&abi.QPCreateSQSigAll != 0)
-	req.CreateFlags = flags &^ abi.QPCreateSQSigAll
-	raw := req.QPType == abi.QPTRawPacket
+	flags := uapi.QPCreateFlags(v)
+	req.SQSigAll = flag(flags&uapi.QPCreateSQSigAll != 0)
+	req.CreateFlags = flags &^ uapi.QPCreateSQSigAll
+	raw := req.QPType == uapi.QPTRawPacket
 	switch {
-	case req.CreateFlags == 0, req.QPType == abi.QPTDriver:
-	case !raw && req.QPType != abi.QPTUD,
-		!raw && req.CreateFlags&(abi.QPCreateScatterFCS|abi.QPCreateCVLANStripping) != 0:
+	case req.CreateFlags == 0, req.QPType == uapi.QPTDriver:
+	case !raw && req.QPType != uapi.QPTUD,
+		!raw && req.CreateFlags&(uapi.QPCreateScatterFCS|uapi.QPCreateCVLANStripping) != 0:
 		return fmt.Errorf("flags %#x for type %d: %w", uint32(flags), req.QPType, syscall.EINVAL)
 	}
-	if c.has(abi.AttrCreateQPSourceQPN) != nil {
+	if c.has(uapi.AttrCreateQPSourceQPN) != nil {
 		return fmt.Errorf("a source queue pair number: %w", syscall.EOPNOTSUPP)
 	}
 	return nil
@@ -305,44 +305,44 @@ func (c *ioctlCall) qpFlags(req *abi.ExCreateQP) error {
 
 // ioctlCreateSRQ makes a shared receive queue. (UVERBS_HANDLER(UVERBS_METHOD_SRQ_CREATE))
 func ioctlCreateSRQ(c *ioctlCall) error {
-	typ, err := c.value(abi.AttrCreateSRQType, math.MaxUint32)
+	typ, err := c.value(uapi.AttrCreateSRQType, math.MaxUint32)
 	if err != nil {
 		return err
 	}
 	return c.create(func() error {
-		req := abi.CreateXSRQ{
-			UserHandle: c.uint64(abi.AttrCreateSRQUserHandle),
-			SRQType:    abi.SRQType(typ),
-			MaxWR:      c.uint32(abi.AttrCreateSRQMaxWR),
-			MaxSGE:     c.uint32(abi.AttrCreateSRQMaxSGE),
-			SRQLimit:   c.uint32(abi.AttrCreateSRQLimit),
+		req := uapi.CreateXSRQ{
+			UserHandle: c.uint64(uapi.AttrCreateSRQUserHandle),
+			SRQType:    uapi.SRQType(typ),
+			MaxWR:      c.uint32(uapi.AttrCreateSRQMaxWR),
+			MaxSGE:     c.uint32(uapi.AttrCreateSRQMaxSGE),
+			SRQLimit:   c.uint32(uapi.AttrCreateSRQLimit),
 		}
 		var err error
-		if req.PDHandle, err = c.handleOf(abi.AttrCreateSRQPDHandle); err != nil {
+		if req.PDHandle, err = c.handleOf(uapi.AttrCreateSRQPDHandle); err != nil {
 			return err
 		}
-		if req.SRQType == abi.SRQTXRC || req.SRQType == abi.SRQTTM {
-			if req.CQHandle, err = c.handleOf(abi.AttrCreateSRQCQHandle); err != nil {
+		if req.SRQType == uapi.SRQTXRC || req.SRQType == uapi.SRQTTM {
+			if req.CQHandle, err = c.handleOf(uapi.AttrCreateSRQCQHandle); err != nil {
 				return err
 			}
 		}
-		if req.SRQType == abi.SRQTXRC {
-			if req.XRCDHandle, err = c.handleOf(abi.AttrCreateSRQXRCDHandle); err != nil {
+		if req.SRQType == uapi.SRQTXRC {
+			if req.XRCDHandle, err = c.handleOf(uapi.AttrCreateSRQXRCDHandle); err != nil {
 				return err
 			}
 		}
-		if err := c.eventFile(abi.AttrCreateSRQEventFD); err != nil {
+		if err := c.eventFile(uapi.AttrCreateSRQEventFD); err != nil {
 			return err
 		}
 		resp, err := c.createSRQ(&req)
 		if err != nil {
 			return err
 		}
-		c.give(abi.AttrCreateSRQHandle, uint64(resp.SRQHandle))
-		c.output(abi.AttrCreateSRQRespMaxWR, uint32Bytes(resp.MaxWR))
-		c.output(abi.AttrCreateSRQRespMaxSGE, uint32Bytes(resp.MaxSGE))
-		if req.SRQType == abi.SRQTXRC {
-			c.output(abi.AttrCreateSRQRespSRQNum, uint32Bytes(resp.SRQN))
+		c.give(uapi.AttrCreateSRQHandle, uint64(resp.SRQHandle))
+		c.output(uapi.AttrCreateSRQRespMaxWR, uint32Bytes(resp.MaxWR))
+		c.output(uapi.AttrCreateSRQRespMaxSGE, uint32Bytes(resp.MaxSGE))
+		if req.SRQType == uapi.SRQTXRC {
+			c.output(uapi.AttrCreateSRQRespSRQNum, uint32Bytes(resp.SRQN))
 		}
 		return nil
 	})
@@ -350,11 +350,11 @@ func ioctlCreateSRQ(c *ioctlCall) error {
 
 // ioctlRegMR registers memory of the process, by its address. (UVERBS_HANDLER(UVERBS_METHOD_REG_MR))
 func ioctlRegMR(c *ioctlCall) error {
-	byAddr, byFD := c.has(abi.AttrRegMRAddr) != nil, c.has(abi.AttrRegMRFD) != nil
-	if byFD != (c.has(abi.AttrRegMRFDOffset) != nil) || byFD == byAddr {
+	byAddr, byFD := c.has(uapi.AttrRegMRAddr) != nil, c.has(uapi.AttrRegMRFD) != nil
+	if byFD != (c.has(uapi.AttrRegMRFDOffset) != nil) || byFD == byAddr {
 		return fmt.Errorf("neither an address nor a descriptor with an offset: %w", syscall.EINVAL)
 	}
-	access, err := c.flags(abi.AttrRegMRAccessFlags, uint32(accessKnown))
+	access, err := c.flags(uapi.AttrRegMRAccessFlags, uint32(accessKnown))
 	if err != nil {
 		return err
 	}
@@ -365,49 +365,49 @@ func ioctlRegMR(c *ioctlCall) error {
 		if byFD {
 			return fmt.Errorf("a dma-buf: %w", syscall.EOPNOTSUPP)
 		}
-		pd, err := c.handleOf(abi.AttrRegMRPDHandle)
+		pd, err := c.handleOf(uapi.AttrRegMRPDHandle)
 		if err != nil {
 			return err
 		}
-		resp, err := c.regMR(&abi.RegMR{
-			Start: c.uint64(abi.AttrRegMRAddr), Length: c.uint64(abi.AttrRegMRLength), HCAVA: c.uint64(abi.AttrRegMRIOVA),
-			PDHandle: pd, AccessFlags: abi.AccessFlags(access),
+		resp, err := c.regMR(&uapi.RegMR{
+			Start: c.uint64(uapi.AttrRegMRAddr), Length: c.uint64(uapi.AttrRegMRLength), HCAVA: c.uint64(uapi.AttrRegMRIOVA),
+			PDHandle: pd, AccessFlags: uapi.AccessFlags(access),
 		})
 		if err != nil {
 			return err
 		}
-		c.give(abi.AttrRegMRHandle, uint64(resp.MRHandle))
-		c.output(abi.AttrRegMRRespLKey, uint32Bytes(resp.LKey))
-		c.output(abi.AttrRegMRRespRKey, uint32Bytes(resp.RKey))
+		c.give(uapi.AttrRegMRHandle, uint64(resp.MRHandle))
+		c.output(uapi.AttrRegMRRespLKey, uint32Bytes(resp.LKey))
+		c.output(uapi.AttrRegMRRespRKey, uint32Bytes(resp.RKey))
 		return nil
 	})
 }
 
 // adviseMR tells what is soon to be done with memory. (UVERBS_HANDLER(UVERBS_METHOD_ADVISE_MR))
 func adviseMR(c *ioctlCall) error {
-	advice, err := c.value(abi.AttrAdviseMRAdvice, math.MaxUint32)
+	advice, err := c.value(uapi.AttrAdviseMRAdvice, math.MaxUint32)
 	if err != nil {
 		return err
 	}
-	flags, err := c.flags(abi.AttrAdviseMRFlags, uint32(ib.AdviceFlush))
+	flags, err := c.flags(uapi.AttrAdviseMRFlags, uint32(ib.AdviceFlush))
 	if err != nil {
 		return err
 	}
-	b, err := c.input(abi.AttrAdviseMRSGEList)
+	b, err := c.input(uapi.AttrAdviseMRSGEList)
 	if err != nil {
 		return err
 	}
-	size := abi.SizeOf[abi.SGE]()
+	size := uapi.SizeOf[uapi.SGE]()
 	if len(b)%size != 0 {
 		return fmt.Errorf("list of %d bytes: %w", len(b), syscall.EINVAL)
 	}
 	var sgl []ib.SGE
 	for ; len(b) > 0; b = b[size:] {
-		s, _ := abi.Decode[abi.SGE](b)
+		s, _ := uapi.Decode[uapi.SGE](b)
 		sgl = append(sgl, ib.SGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
 	}
 	return c.native(func() error {
-		handle, err := c.handleOf(abi.AttrAdviseMRPDHandle)
+		handle, err := c.handleOf(uapi.AttrAdviseMRPDHandle)
 		if err != nil {
 			return err
 		}
@@ -424,7 +424,7 @@ func adviseMR(c *ioctlCall) error {
 // (UVERBS_HANDLER(UVERBS_METHOD_QUERY_MR))
 func queryMR(c *ioctlCall) error {
 	return c.native(func() error {
-		handle, err := c.handleOf(abi.AttrQueryMRHandle)
+		handle, err := c.handleOf(uapi.AttrQueryMRHandle)
 		if err != nil {
 			return err
 		}
@@ -433,10 +433,10 @@ func queryMR(c *ioctlCall) error {
 			return err
 		}
 		defer mr.done()
-		c.output(abi.AttrQueryMRRespLKey, uint32Bytes(mr.res.LKey()))
-		c.output(abi.AttrQueryMRRespRKey, uint32Bytes(mr.res.RKey()))
-		c.output(abi.AttrQueryMRRespLength, uint64Bytes(mr.res.Region().Len()))
-		c.output(abi.AttrQueryMRRespIOVA, uint64Bytes(mr.res.Region().IOVA()))
+		c.output(uapi.AttrQueryMRRespLKey, uint32Bytes(mr.res.LKey()))
+		c.output(uapi.AttrQueryMRRespRKey, uint32Bytes(mr.res.RKey()))
+		c.output(uapi.AttrQueryMRRespLength, uint64Bytes(mr.res.Region().Len()))
+		c.output(uapi.AttrQueryMRRespIOVA, uint64Bytes(mr.res.Region().IOVA()))
 		return nil
 	})
 }
@@ -453,7 +453,7 @@ func regDMABufMR(c *ioctlCall) error {
 }
 
 // destroyMethod destroys an object, of which there is nothing to report.
-func destroyMethod(name string, id abi.AttrID, k kind) *method {
+func destroyMethod(name string, id uapi.AttrID, k kind) *method {
 	return &method{name, []attrSpec{destroyHandle(id)}, func(c *ioctlCall) error {
 		return c.native(func() error {
 			_, err := c.destroy(id, k)
@@ -462,7 +462,7 @@ func destroyMethod(name string, id abi.AttrID, k kind) *method {
 	}}
 }
 
-func (c *ioctlCall) destroy(id abi.AttrID, k kind) (resource, error) {
+func (c *ioctlCall) destroy(id uapi.AttrID, k kind) (resource, error) {
 	handle, err := c.handleOf(id)
 	if err != nil {
 		return nil, err
@@ -473,13 +473,13 @@ func (c *ioctlCall) destroy(id abi.AttrID, k kind) (resource, error) {
 // ioctlDestroyCQ reports how many events of the queue have been read. (UVERBS_HANDLER(UVERBS_METHOD_CQ_DESTROY))
 func ioctlDestroyCQ(c *ioctlCall) error {
 	return c.native(func() error {
-		res, err := c.destroy(abi.AttrDestroyCQHandle, kindCQ)
+		res, err := c.destroy(uapi.AttrDestroyCQHandle, kindCQ)
 		if err != nil {
 			return err
 		}
 		cq := res.(*cqObject)
-		resp := abi.DestroyCQResp{CompEventsReported: cq.compReported, AsyncEventsReported: cq.asyncReported}
-		c.output(abi.AttrDestroyCQResp, abi.AppendTo(nil, &resp))
+		resp := uapi.DestroyCQResp{CompEventsReported: cq.compReported, AsyncEventsReported: cq.asyncReported}
+		c.output(uapi.AttrDestroyCQResp, uapi.AppendTo(nil, &resp))
 		return nil
 	})
 }
@@ -487,12 +487,12 @@ func ioctlDestroyCQ(c *ioctlCall) error {
 // ioctlDestroyQP reports how many events of the queue pair have been read. (UVERBS_HANDLER(UVERBS_METHOD_QP_DESTROY))
 func ioctlDestroyQP(c *ioctlCall) error {
 	return c.native(func() error {
-		res, err := c.destroy(abi.AttrDestroyQPHandle, kindQP)
+		res, err := c.destroy(uapi.AttrDestroyQPHandle, kindQP)
 		if err != nil {
 			return err
 		}
-		resp := abi.DestroyQPResp{EventsReported: res.(*qpObject).reported}
-		c.output(abi.AttrDestroyQPResp, abi.AppendTo(nil, &resp))
+		resp := uapi.DestroyQPResp{EventsReported: res.(*qpObject).reported}
+		c.output(uapi.AttrDestroyQPResp, uapi.AppendTo(nil, &resp))
 		return nil
 	})
 }
@@ -500,12 +500,12 @@ func ioctlDestroyQP(c *ioctlCall) error {
 // ioctlDestroySRQ reports how many events of the queue have been read. (UVERBS_HANDLER(UVERBS_METHOD_SRQ_DESTROY))
 func ioctlDestroySRQ(c *ioctlCall) error {
 	return c.native(func() error {
-		res, err := c.destroy(abi.AttrDestroySRQHandle, kindSRQ)
+		res, err := c.destroy(uapi.AttrDestroySRQHandle, kindSRQ)
 		if err != nil {
 			return err
 		}
-		resp := abi.DestroySRQResp{EventsReported: res.(*srqObject).reported}
-		c.output(abi.AttrDestroySRQResp, abi.AppendTo(nil, &resp))
+		resp := uapi.DestroySRQResp{EventsReported: res.(*srqObject).reported}
+		c.output(uapi.AttrDestroySRQResp, uapi.AppendTo(nil, &resp))
 		return nil
 	})
 }

@@ -9,34 +9,34 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
-func outAttr(id abi.AttrID, b []byte) abi.Attr {
-	return abi.Attr{AttrID: id, Len: uint16(len(b)), Flags: abi.AttrFMandatory, Data: addressOf(b)}
+func outAttr(id uapi.AttrID, b []byte) uapi.Attr {
+	return uapi.Attr{AttrID: id, Len: uint16(len(b)), Flags: uapi.AttrFMandatory, Data: addressOf(b)}
 }
 
 func TestIoctlHeader(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
-	good := abi.IoctlHdr{Length: ioctlHdrSize, ObjectID: abi.ObjectDevice, MethodID: abi.MethodQueryContext, DriverID: abi.DriverRXE}
+	good := uapi.IoctlHdr{Length: ioctlHdrSize, ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodQueryContext, DriverID: uapi.DriverRXE}
 	for _, test := range []struct {
 		name   string
-		change func(h *abi.IoctlHdr)
+		change func(h *uapi.IoctlHdr)
 		want   syscall.Errno
 	}{
-		{"fine", func(*abi.IoctlHdr) {}, 0},
-		{"length without the attributes", func(h *abi.IoctlHdr) { h.NumAttrs = 1 }, syscall.EINVAL},
-		{"length without attributes", func(h *abi.IoctlHdr) { h.Length += 16 }, syscall.EINVAL},
-		{"no length", func(h *abi.IoctlHdr) { h.Length = 0 }, syscall.EINVAL},
-		{"more than a page", func(h *abi.IoctlHdr) { h.NumAttrs = 255; h.Length = 24 + 255*16 }, syscall.EINVAL},
-		{"reserved 1", func(h *abi.IoctlHdr) { h.Reserved1 = 1 }, syscall.EPROTONOSUPPORT},
-		{"reserved 2", func(h *abi.IoctlHdr) { h.Reserved2 = 1 }, syscall.EPROTONOSUPPORT},
-		{"another driver", func(h *abi.IoctlHdr) { h.DriverID = abi.DriverMLX5 }, syscall.EINVAL},
-		{"no such method", func(h *abi.IoctlHdr) { h.MethodID = 99 }, syscall.EPROTONOSUPPORT},
-		{"no such object", func(h *abi.IoctlHdr) { h.ObjectID = 99 }, syscall.EPROTONOSUPPORT},
-		{"a method of objects that there are none of", func(h *abi.IoctlHdr) { h.ObjectID, h.MethodID = abi.ObjectDM, abi.MethodDMAlloc }, syscall.EPROTONOSUPPORT},
-		{"a method of the driver", func(h *abi.IoctlHdr) { h.MethodID = abi.IDDriverNS }, syscall.EPROTONOSUPPORT},
+		{"fine", func(*uapi.IoctlHdr) {}, 0},
+		{"length without the attributes", func(h *uapi.IoctlHdr) { h.NumAttrs = 1 }, syscall.EINVAL},
+		{"length without attributes", func(h *uapi.IoctlHdr) { h.Length += 16 }, syscall.EINVAL},
+		{"no length", func(h *uapi.IoctlHdr) { h.Length = 0 }, syscall.EINVAL},
+		{"more than a page", func(h *uapi.IoctlHdr) { h.NumAttrs = 255; h.Length = 24 + 255*16 }, syscall.EINVAL},
+		{"reserved 1", func(h *uapi.IoctlHdr) { h.Reserved1 = 1 }, syscall.EPROTONOSUPPORT},
+		{"reserved 2", func(h *uapi.IoctlHdr) { h.Reserved2 = 1 }, syscall.EPROTONOSUPPORT},
+		{"another driver", func(h *uapi.IoctlHdr) { h.DriverID = uapi.DriverMLX5 }, syscall.EINVAL},
+		{"no such method", func(h *uapi.IoctlHdr) { h.MethodID = 99 }, syscall.EPROTONOSUPPORT},
+		{"no such object", func(h *uapi.IoctlHdr) { h.ObjectID = 99 }, syscall.EPROTONOSUPPORT},
+		{"a method of objects that there are none of", func(h *uapi.IoctlHdr) { h.ObjectID, h.MethodID = uapi.ObjectDM, uapi.MethodDMAlloc }, syscall.EPROTONOSUPPORT},
+		{"a method of the driver", func(h *uapi.IoctlHdr) { h.MethodID = uapi.IDDriverNS }, syscall.EPROTONOSUPPORT},
 	} {
 		h := good
 		test.change(&h)
@@ -44,7 +44,7 @@ func TestIoctlHeader(t *testing.T) {
 		wantErrno(t, test.name, err, test.want)
 	}
 	wantErrno(t, "another request", p.f.Ioctl(p, 0x5401, 0), syscall.ENOTTY)
-	wantErrno(t, "not mapped", p.f.Ioctl(p, abi.VerbsIoctl, 8), syscall.EFAULT)
+	wantErrno(t, "not mapped", p.f.Ioctl(p, uapi.VerbsIoctl, 8), syscall.EFAULT)
 }
 
 // The argument may end where the mapping ends, and may be long.
@@ -56,20 +56,20 @@ func TestIoctlAtTheEndOfMemory(t *testing.T) {
 	defer unix.Munmap(mem)
 	must(t, unix.Mprotect(mem[4096:], unix.PROT_NONE))
 	for _, attrs := range []int{0, 1, 2, 8, 9, 40, 200} {
-		hdr := abi.IoctlHdr{Length: uint16(ioctlHdrSize + attrs*attrSize), ObjectID: abi.ObjectDevice, MethodID: abi.MethodQueryContext, NumAttrs: uint16(attrs), DriverID: abi.DriverRXE}
-		b := abi.AppendTo(nil, &hdr)
+		hdr := uapi.IoctlHdr{Length: uint16(ioctlHdrSize + attrs*attrSize), ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodQueryContext, NumAttrs: uint16(attrs), DriverID: uapi.DriverRXE}
+		b := uapi.AppendTo(nil, &hdr)
 		for range attrs {
-			a := abi.Attr{AttrID: 0xfff} // not known, and not mandatory
-			b = abi.AppendTo(b, &a)
+			a := uapi.Attr{AttrID: 0xfff} // not known, and not mandatory
+			b = uapi.AppendTo(b, &a)
 		}
 		at := mem[4096-len(b) : 4096]
 		copy(at, b)
-		if err := p.f.Ioctl(p, abi.VerbsIoctl, addressOf(at)); err != nil {
+		if err := p.f.Ioctl(p, uapi.VerbsIoctl, addressOf(at)); err != nil {
 			t.Errorf("%d attributes at the end: %v", attrs, err)
 		}
 		cut := mem[4096-len(b)+8 : 4096]
 		copy(cut, b)
-		wantErrno(t, "the end is cut off", p.f.Ioctl(p, abi.VerbsIoctl, addressOf(cut)), syscall.EFAULT)
+		wantErrno(t, "the end is cut off", p.f.Ioctl(p, uapi.VerbsIoctl, addressOf(cut)), syscall.EFAULT)
 		clear(mem[:4096])
 	}
 }
@@ -78,37 +78,37 @@ func TestIoctlAttributes(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
 	room := p.alloc(64)
-	port := inline(abi.AttrQueryPortPortNum, 8, 1)
-	resp := outAttr(abi.AttrQueryPortResp, room[:48])
+	port := inline(uapi.AttrQueryPortPortNum, 8, 1)
+	resp := outAttr(uapi.AttrQueryPortResp, room[:48])
 	for _, test := range []struct {
 		name  string
-		attrs []abi.Attr
+		attrs []uapi.Attr
 		want  syscall.Errno
 	}{
-		{"fine", []abi.Attr{port, resp}, 0},
-		{"in any order", []abi.Attr{resp, port}, 0},
-		{"mandatory one is missing", []abi.Attr{port}, syscall.EINVAL},
-		{"twice", []abi.Attr{port, port, resp}, syscall.EINVAL},
-		{"unknown", []abi.Attr{port, resp, {AttrID: 77}}, 0},
-		{"unknown and mandatory", []abi.Attr{port, resp, {AttrID: 77, Flags: abi.AttrFMandatory}}, syscall.EPROTONOSUPPORT},
-		{"number of 4 bytes", []abi.Attr{inline(abi.AttrQueryPortPortNum, 4, 1), resp}, syscall.EINVAL},
-		{"number of 16 bytes", []abi.Attr{inline(abi.AttrQueryPortPortNum, 16, 1), resp}, syscall.EINVAL},
-		{"number that is too large", []abi.Attr{inline(abi.AttrQueryPortPortNum, 8, 257), resp}, syscall.EINVAL},
-		{"reserved set", []abi.Attr{{AttrID: abi.AttrQueryPortPortNum, Len: 8, Data: 1, AttrData: abi.AttrEnumData{Reserved: 1}}, resp}, syscall.EINVAL},
-		{"element of what is no enumeration", []abi.Attr{{AttrID: abi.AttrQueryPortPortNum, Len: 8, Data: 1, AttrData: abi.AttrEnumData{ElemID: 1}}, resp}, syscall.EINVAL},
-		{"little room", []abi.Attr{port, outAttr(abi.AttrQueryPortResp, room[:40])}, syscall.EINVAL},
-		{"more room than is needed", []abi.Attr{port, outAttr(abi.AttrQueryPortResp, room[:64])}, 0},
-		{"room that is not mapped", []abi.Attr{port, {AttrID: abi.AttrQueryPortResp, Len: 48, Data: 0x1000}}, syscall.EFAULT},
-		{"no such port", []abi.Attr{inline(abi.AttrQueryPortPortNum, 8, 2), resp}, syscall.EINVAL},
+		{"fine", []uapi.Attr{port, resp}, 0},
+		{"in any order", []uapi.Attr{resp, port}, 0},
+		{"mandatory one is missing", []uapi.Attr{port}, syscall.EINVAL},
+		{"twice", []uapi.Attr{port, port, resp}, syscall.EINVAL},
+		{"unknown", []uapi.Attr{port, resp, {AttrID: 77}}, 0},
+		{"unknown and mandatory", []uapi.Attr{port, resp, {AttrID: 77, Flags: uapi.AttrFMandatory}}, syscall.EPROTONOSUPPORT},
+		{"number of 4 bytes", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 4, 1), resp}, syscall.EINVAL},
+		{"number of 16 bytes", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 16, 1), resp}, syscall.EINVAL},
+		{"number that is too large", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 257), resp}, syscall.EINVAL},
+		{"reserved set", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1, AttrData: uapi.AttrEnumData{Reserved: 1}}, resp}, syscall.EINVAL},
+		{"element of what is no enumeration", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1, AttrData: uapi.AttrEnumData{ElemID: 1}}, resp}, syscall.EINVAL},
+		{"little room", []uapi.Attr{port, outAttr(uapi.AttrQueryPortResp, room[:40])}, syscall.EINVAL},
+		{"more room than is needed", []uapi.Attr{port, outAttr(uapi.AttrQueryPortResp, room[:64])}, 0},
+		{"room that is not mapped", []uapi.Attr{port, {AttrID: uapi.AttrQueryPortResp, Len: 48, Data: 0x1000}}, syscall.EFAULT},
+		{"no such port", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 2), resp}, syscall.EINVAL},
 	} {
 		for i := range room {
 			room[i] = 0xee
 		}
-		after, err := p.ioctl(abi.ObjectDevice, abi.MethodQueryPort, test.attrs...)
+		after, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryPort, test.attrs...)
 		wantErrno(t, test.name, err, test.want)
 		for i, a := range after {
-			valid := a.Flags&abi.AttrFValidOutput != 0
-			if want := test.want == 0 && a.AttrID == abi.AttrQueryPortResp; valid != want {
+			valid := a.Flags&uapi.AttrFValidOutput != 0
+			if want := test.want == 0 && a.AttrID == uapi.AttrQueryPortResp; valid != want {
 				t.Errorf("%s: attribute %d is valid output: %v", test.name, i, valid)
 			}
 			if a.Data != test.attrs[i].Data || a.Len != test.attrs[i].Len {
@@ -116,8 +116,8 @@ func TestIoctlAttributes(t *testing.T) {
 			}
 		}
 		if test.want == 0 {
-			r, _ := abi.Decode[abi.QueryPortRespEx](room)
-			if r.LegacyResp.State != abi.PortActive {
+			r, _ := uapi.Decode[uapi.QueryPortRespEx](room)
+			if r.LegacyResp.State != uapi.PortActive {
 				t.Errorf("%s: %+v", test.name, r)
 			}
 		}
@@ -125,7 +125,7 @@ func TestIoctlAttributes(t *testing.T) {
 	if !bytes.Equal(room, bytes.Repeat([]byte{0xee}, 64)) {
 		t.Errorf("a call that failed wrote %x", room)
 	}
-	_, err := p.ioctl(abi.ObjectDevice, abi.MethodQueryPort, port, outAttr(abi.AttrQueryPortResp, room[:64]))
+	_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryPort, port, outAttr(uapi.AttrQueryPortResp, room[:64]))
 	must(t, err)
 	if !bytes.Equal(room[48:], make([]byte, 16)) {
 		t.Errorf("what is beyond the answer is not cleared: %x", room[48:])
@@ -135,30 +135,30 @@ func TestIoctlAttributes(t *testing.T) {
 func TestInvokeWriteAttributes(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
-	number := inline(abi.AttrWriteCmd, 8, uint64(abi.CmdAllocPD))
+	number := inline(uapi.AttrWriteCmd, 8, uint64(uapi.CmdAllocPD))
 	resp := p.alloc(16)
-	core := abi.Attr{AttrID: abi.AttrCoreIn, Len: 8} // in the attribute itself
+	core := uapi.Attr{AttrID: uapi.AttrCoreIn, Len: 8} // in the attribute itself
 	for _, test := range []struct {
 		name  string
-		attrs []abi.Attr
+		attrs []uapi.Attr
 		want  syscall.Errno
 	}{
 		{"nothing", nil, syscall.EINVAL},
-		{"the C library's probe", []abi.Attr{inline(abi.AttrWriteCmd, 8, uint64(abi.CmdQueryDevice))}, syscall.ENOSPC},
-		{"fine", []abi.Attr{number, core, outAttr(abi.AttrCoreOut, resp[:4])}, 0},
-		{"no request", []abi.Attr{number, outAttr(abi.AttrCoreOut, resp[:4])}, syscall.ENOSPC},
-		{"no room", []abi.Attr{number, core}, syscall.ENOSPC},
-		{"request of 3 bytes", []abi.Attr{number, {AttrID: abi.AttrCoreIn, Len: 3}, outAttr(abi.AttrCoreOut, resp[:4])}, syscall.EINVAL},
-		{"request that is not mapped", []abi.Attr{number, {AttrID: abi.AttrCoreIn, Len: 16, Data: 0x1000}, outAttr(abi.AttrCoreOut, resp[:4])}, syscall.EFAULT},
-		{"driver's data that is not mapped", []abi.Attr{number, core, outAttr(abi.AttrCoreOut, resp[:4]), {AttrID: abi.AttrUHWIn, Len: 16, Data: 0x1000}}, syscall.EFAULT},
-		{"very long request", []abi.Attr{number, {AttrID: abi.AttrCoreIn, Len: maxCommand + 8, Data: addressOf(p.arena)}, outAttr(abi.AttrCoreOut, resp[:4])}, syscall.EINVAL},
-		{"no such command", []abi.Attr{inline(abi.AttrWriteCmd, 8, 255)}, syscall.EOPNOTSUPP},
-		{"flags", []abi.Attr{inline(abi.AttrWriteCmd, 8, 1<<30)}, syscall.EINVAL},
-		{"command beyond 32 bits", []abi.Attr{inline(abi.AttrWriteCmd, 8, 1<<32)}, syscall.EINVAL},
-		{"response that is not mapped", []abi.Attr{number, core, {AttrID: abi.AttrCoreOut, Len: 4, Data: 0x1000}}, syscall.EFAULT},
+		{"the C library's probe", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, uint64(uapi.CmdQueryDevice))}, syscall.ENOSPC},
+		{"fine", []uapi.Attr{number, core, outAttr(uapi.AttrCoreOut, resp[:4])}, 0},
+		{"no request", []uapi.Attr{number, outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.ENOSPC},
+		{"no room", []uapi.Attr{number, core}, syscall.ENOSPC},
+		{"request of 3 bytes", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: 3}, outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.EINVAL},
+		{"request that is not mapped", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: 16, Data: 0x1000}, outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.EFAULT},
+		{"driver's data that is not mapped", []uapi.Attr{number, core, outAttr(uapi.AttrCoreOut, resp[:4]), {AttrID: uapi.AttrUHWIn, Len: 16, Data: 0x1000}}, syscall.EFAULT},
+		{"very long request", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: maxCommand + 8, Data: addressOf(p.arena)}, outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.EINVAL},
+		{"no such command", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, 255)}, syscall.EOPNOTSUPP},
+		{"flags", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, 1<<30)}, syscall.EINVAL},
+		{"command beyond 32 bits", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, 1<<32)}, syscall.EINVAL},
+		{"response that is not mapped", []uapi.Attr{number, core, {AttrID: uapi.AttrCoreOut, Len: 4, Data: 0x1000}}, syscall.EFAULT},
 	} {
 		before := w.dev.Objects().PD
-		_, err := p.ioctl(abi.ObjectDevice, abi.MethodInvokeWrite, test.attrs...)
+		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, test.attrs...)
 		wantErrno(t, test.name, err, test.want)
 		if made := w.dev.Objects().PD - before; (made == 1) != (test.want == 0) {
 			t.Errorf("%s: %d PDs made", test.name, made)
@@ -171,37 +171,37 @@ func TestNativeContext(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byIoctl)
 	vectors, support := p.alloc(4)[:4], p.alloc(8)[:8]
-	_, err := p.ioctl(abi.ObjectDevice, abi.MethodQueryContext)
+	_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryContext)
 	wantErrno(t, "query before get", err, syscall.EINVAL)
-	_, err = p.ioctl(abi.ObjectDevice, abi.MethodGetContext, abi.Attr{AttrID: abi.AttrGetContextCoreSupport, Len: 8, Data: 0x1000})
+	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext, uapi.Attr{AttrID: uapi.AttrGetContextCoreSupport, Len: 8, Data: 0x1000})
 	wantErrno(t, "answer faults", err, syscall.EFAULT)
 	if w.drv.contexts != 0 {
 		t.Errorf("%d contexts in the driver", w.drv.contexts)
 	}
 	w.drv.failing("alloc context", syscall.ENOMEM)
-	_, err = p.ioctl(abi.ObjectDevice, abi.MethodGetContext)
+	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
 	wantErrno(t, "driver refuses", err, syscall.ENOMEM)
 	w.drv.failing("alloc context", nil)
-	_, err = p.ioctl(abi.ObjectDevice, abi.MethodGetContext, outAttr(abi.AttrGetContextNumCompVectors, vectors), outAttr(abi.AttrGetContextCoreSupport, support))
+	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext, outAttr(uapi.AttrGetContextNumCompVectors, vectors), outAttr(uapi.AttrGetContextCoreSupport, support))
 	must(t, err)
-	if v, s := uint64At(append(slices.Clone(vectors), 0, 0, 0, 0)), uint64At(support); v != 2 || s != uint64(abi.CoreSupportOptionalMRAccess) {
+	if v, s := uint64At(append(slices.Clone(vectors), 0, 0, 0, 0)), uint64At(support); v != 2 || s != uint64(uapi.CoreSupportOptionalMRAccess) {
 		t.Errorf("%d vectors, support %#x", v, s)
 	}
-	_, err = p.ioctl(abi.ObjectDevice, abi.MethodGetContext)
+	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
 	wantErrno(t, "twice", err, syscall.EINVAL)
 	clear(vectors)
-	_, err = p.ioctl(abi.ObjectDevice, abi.MethodQueryContext, outAttr(abi.AttrQueryContextNumCompVectors, vectors))
+	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodQueryContext, outAttr(uapi.AttrQueryContextNumCompVectors, vectors))
 	must(t, err)
 	if vectors[0] != 2 {
 		t.Errorf("%v vectors", vectors)
 	}
-	attrs, err := p.ioctl(abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc, abi.Attr{Flags: abi.AttrFMandatory})
+	attrs, err := p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{Flags: uapi.AttrFMandatory})
 	must(t, err)
 	w.now(func() { w.dev.DispatchEvent(ib.EventPortActive, 1) })
 	if events, _ := p.asyncEvents(int(int64(attrs[0].Data))); len(events) != 1 {
 		t.Errorf("events %v", events)
 	}
-	_, err = p.ioctl(abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc, abi.Attr{Len: 4})
+	_, err = p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{Len: 4})
 	wantErrno(t, "a descriptor has no length", err, syscall.EINVAL)
 	p.allocPD()
 }
@@ -211,22 +211,22 @@ func TestQueryGIDs(t *testing.T) {
 	link, v4 := ib.GID{0: 0xfe, 1: 0x80, 15: 1}, ib.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1}
 	w.drv.gids = []ib.GIDEntry{{GID: link, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}, {}, {GID: v4, Type: ib.GIDTypeRoCEv2, IfIndex: 7}, {}}
 	p := w.start(byIoctl)
-	want := []abi.GIDEntry{
-		{GID: link, GIDIndex: 0, PortNum: 1, GIDType: abi.GIDTypeRoCEV2, NetdevIfindex: 1},
-		{GID: v4, GIDIndex: 2, PortNum: 1, GIDType: abi.GIDTypeRoCEV2, NetdevIfindex: 7},
+	want := []uapi.GIDEntry{
+		{GID: link, GIDIndex: 0, PortNum: 1, GIDType: uapi.GIDTypeRoCEV2, NetdevIfindex: 1},
+		{GID: v4, GIDIndex: 2, PortNum: 1, GIDType: uapi.GIDTypeRoCEV2, NetdevIfindex: 7},
 	}
-	size := abi.SizeOf[abi.GIDEntry]()
+	size := uapi.SizeOf[uapi.GIDEntry]()
 	count := p.alloc(8)[:8]
-	table := func(entrySize, room int) ([]abi.GIDEntry, []byte, error) {
+	table := func(entrySize, room int) ([]uapi.GIDEntry, []byte, error) {
 		b := p.alloc(room + 1)[:room]
 		for i := range b {
 			b[i] = 0xee
 		}
-		_, err := p.ioctl(abi.ObjectDevice, abi.MethodQueryGIDTable, inline(abi.AttrQueryGIDTableEntrySize, 8, uint64(entrySize)),
-			inline(abi.AttrQueryGIDTableFlags, 4, 0), outAttr(abi.AttrQueryGIDTableRespEntries, b), outAttr(abi.AttrQueryGIDTableRespNumEntries, count))
-		var entries []abi.GIDEntry
+		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryGIDTable, inline(uapi.AttrQueryGIDTableEntrySize, 8, uint64(entrySize)),
+			inline(uapi.AttrQueryGIDTableFlags, 4, 0), outAttr(uapi.AttrQueryGIDTableRespEntries, b), outAttr(uapi.AttrQueryGIDTableRespNumEntries, count))
+		var entries []uapi.GIDEntry
 		for i := 0; err == nil && i < int(uint64At(count)); i++ {
-			e, _ := abi.DecodePrefix[abi.GIDEntry](b[i*entrySize : min((i+1)*entrySize, i*entrySize+size)])
+			e, _ := uapi.DecodePrefix[uapi.GIDEntry](b[i*entrySize : min((i+1)*entrySize, i*entrySize+size)])
 			entries = append(entries, e)
 		}
 		return entries, b, err
@@ -261,12 +261,12 @@ func TestQueryGIDs(t *testing.T) {
 
 	resp := p.alloc(size)[:size]
 	entry := func(port, index uint64, flags uint64) error {
-		_, err := p.ioctl(abi.ObjectDevice, abi.MethodQueryGIDEntry, inline(abi.AttrQueryGIDEntryPort, 8, port),
-			inline(abi.AttrQueryGIDEntryGIDIndex, 8, index), inline(abi.AttrQueryGIDEntryFlags, 4, flags), outAttr(abi.AttrQueryGIDEntryRespEntry, resp))
+		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryGIDEntry, inline(uapi.AttrQueryGIDEntryPort, 8, port),
+			inline(uapi.AttrQueryGIDEntryGIDIndex, 8, index), inline(uapi.AttrQueryGIDEntryFlags, 4, flags), outAttr(uapi.AttrQueryGIDEntryRespEntry, resp))
 		return err
 	}
 	must(t, entry(1, 2, 0))
-	if got, _ := abi.Decode[abi.GIDEntry](resp); got != want[1] {
+	if got, _ := uapi.Decode[uapi.GIDEntry](resp); got != want[1] {
 		t.Errorf("entry 2: %+v", got)
 	}
 	wantErrno(t, "empty entry", entry(1, 1, 0), syscall.ENODATA)
@@ -283,24 +283,24 @@ func TestInfoHandles(t *testing.T) {
 	p := w.start(byIoctl)
 	a, cq, b := p.allocPD(), p.createCQ(-1, 0), p.allocPD()
 	list, total := p.alloc(16)[:16], p.alloc(4)[:4]
-	info := func(object abi.ObjectID, room int) error {
+	info := func(object uapi.ObjectID, room int) error {
 		clear(list)
-		_, err := p.ioctl(abi.ObjectDevice, abi.MethodInfoHandles, inline(abi.AttrInfoObjectID, 8, uint64(object)),
-			outAttr(abi.AttrInfoHandlesList, list[:room]), outAttr(abi.AttrInfoTotalHandles, total))
+		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodInfoHandles, inline(uapi.AttrInfoObjectID, 8, uint64(object)),
+			outAttr(uapi.AttrInfoHandlesList, list[:room]), outAttr(uapi.AttrInfoTotalHandles, total))
 		return err
 	}
-	must(t, info(abi.ObjectPD, 16))
+	must(t, info(uapi.ObjectPD, 16))
 	if !bytes.Equal(list, slices.Concat(uint32Bytes(b), uint32Bytes(a), make([]byte, 8))) || total[0] != 2 {
 		t.Errorf("PDs: %v, total %v", list, total)
 	}
-	must(t, info(abi.ObjectCQ, 4))
+	must(t, info(uapi.ObjectCQ, 4))
 	if !bytes.Equal(list[:4], uint32Bytes(cq)) || total[0] != 1 {
 		t.Errorf("CQs: %v, total %v", list, total)
 	}
-	must(t, info(abi.ObjectPD, 4))
+	must(t, info(uapi.ObjectPD, 4))
 	if total[0] != 1 {
 		t.Errorf("more than there is room for: %v", total)
 	}
-	wantErrno(t, "no such objects", info(abi.ObjectFlow, 16), syscall.ENOENT)
-	wantErrno(t, "room for half a handle", info(abi.ObjectPD, 6), syscall.EINVAL)
+	wantErrno(t, "no such objects", info(uapi.ObjectFlow, 16), syscall.ENOENT)
+	wantErrno(t, "room for half a handle", info(uapi.ObjectPD, 6), syscall.EINVAL)
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // hasHandle reports whether a request names an object.
@@ -27,7 +27,7 @@ func TestOthersHandles(t *testing.T) {
 	w := newSessionWorld(t)
 	p := w.open(t)
 	defer p.close(t)
-	call1[abi.GetContextResp](t, p, abi.CmdGetContext, abi.GetContext{}, nil, 0)
+	call1[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
 	info := w.other.file.Info()
 	var handles []uint32
 	for _, o := range info.PDs {
@@ -77,16 +77,16 @@ func TestOthersHandles(t *testing.T) {
 			}
 		}
 		for id, m := range methods {
-			var attrs []abi.Attr
+			var attrs []uapi.Attr
 			for _, s := range m.attrs {
-				attrs = append(attrs, abi.Attr{AttrID: s.id, Len: uint16(s.least), Data: uint64(h)})
+				attrs = append(attrs, uapi.Attr{AttrID: s.id, Len: uint16(s.least), Data: uint64(h)})
 			}
 			x.errno(x.ioctl(id.object, id.method, attrs))
 			tried++
 		}
 		x.doorbell()
-		for _, cmd := range []abi.Command{abi.CmdPostSend, abi.CmdPostRecv, abi.CmdPostSRQRecv} {
-			core := abi.AppendTo(nil, &abi.PostSend{Response: sessionResponse, QPHandle: h})
+		for _, cmd := range []uapi.Command{uapi.CmdPostSend, uapi.CmdPostRecv, uapi.CmdPostSRQRecv} {
+			core := uapi.AppendTo(nil, &uapi.PostSend{Response: sessionResponse, QPHandle: h})
 			if _, err := p.command(uint32(cmd), false, core, nil, 8, 0); err == nil {
 				t.Errorf("%v with handle %d of another context succeeds", cmd, h)
 			}
@@ -105,33 +105,33 @@ func TestOthersKeys(t *testing.T) {
 	w := newSessionWorld(t)
 	p := w.open(t)
 	defer p.close(t)
-	call1[abi.GetContextResp](t, p, abi.CmdGetContext, abi.GetContext{}, nil, 0)
-	pd := call1[abi.AllocPDResp](t, p, abi.CmdAllocPD, abi.AllocPD{}, nil, 0).PDHandle
-	own := call1[abi.RegMRResp](t, p, abi.CmdRegMR, abi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000, PDHandle: pd,
-		AccessFlags: abi.AccessLocalWrite | abi.AccessRemoteWrite | abi.AccessRemoteRead | abi.AccessRemoteAtomic}, nil, 0)
+	call1[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
+	pd := call1[uapi.AllocPDResp](t, p, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0).PDHandle
+	own := call1[uapi.RegMRResp](t, p, uapi.CmdRegMR, uapi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000, PDHandle: pd,
+		AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic}, nil, 0)
 	for _, c := range []struct {
 		name       string
-		op         abi.WROpcode
+		op         uapi.WROpcode
 		lkey, rkey uint32
 		peer       uint32 // 0: of its own
-		want       abi.WCStatus
+		want       uapi.WCStatus
 	}{
-		{"own keys", abi.WRRDMAWrite, own.LKey, own.RKey, 0, abi.WCSuccess},
-		{"their local key, to send from", abi.WRSend, w.other.mr.LKey, 0, 0, abi.WCLocProtErr},
-		{"their local key, to read to", abi.WRRDMARead, w.other.mr.LKey, own.RKey, 0, abi.WCLocProtErr},
-		{"their remote key, to write to", abi.WRRDMAWrite, own.LKey, w.other.mr.RKey, 0, abi.WCRemAccessErr},
-		{"their remote key, to read from", abi.WRRDMARead, own.LKey, w.other.mr.RKey, 0, abi.WCRemAccessErr},
-		{"their remote key, to add to", abi.WRAtomicFetchAndAdd, own.LKey, w.other.mr.RKey, 0, abi.WCRemAccessErr},
-		{"their connection, to send into", abi.WRSend, own.LKey, 0, w.other.qps[0].QPN, abi.WCRetryExcErr},
-		{"their connection, to write by", abi.WRRDMAWrite, own.LKey, w.other.mr.RKey, w.other.qps[1].QPN, abi.WCRetryExcErr},
-		{"their connection, to read by", abi.WRRDMARead, own.LKey, w.other.mr.RKey, w.other.qps[1].QPN, abi.WCRetryExcErr},
+		{"own keys", uapi.WRRDMAWrite, own.LKey, own.RKey, 0, uapi.WCSuccess},
+		{"their local key, to send from", uapi.WRSend, w.other.mr.LKey, 0, 0, uapi.WCLocProtErr},
+		{"their local key, to read to", uapi.WRRDMARead, w.other.mr.LKey, own.RKey, 0, uapi.WCLocProtErr},
+		{"their remote key, to write to", uapi.WRRDMAWrite, own.LKey, w.other.mr.RKey, 0, uapi.WCRemAccessErr},
+		{"their remote key, to read from", uapi.WRRDMARead, own.LKey, w.other.mr.RKey, 0, uapi.WCRemAccessErr},
+		{"their remote key, to add to", uapi.WRAtomicFetchAndAdd, own.LKey, w.other.mr.RKey, 0, uapi.WCRemAccessErr},
+		{"their connection, to send into", uapi.WRSend, own.LKey, 0, w.other.qps[0].QPN, uapi.WCRetryExcErr},
+		{"their connection, to write by", uapi.WRRDMAWrite, own.LKey, w.other.mr.RKey, w.other.qps[1].QPN, uapi.WCRetryExcErr},
+		{"their connection, to read by", uapi.WRRDMARead, own.LKey, w.other.mr.RKey, w.other.qps[1].QPN, uapi.WCRetryExcErr},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cq := call1[abi.CreateCQResp](t, p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 16, CompChannel: -1}, nil, 16).CQHandle
-			var qps [2]abi.CreateQPResp
+			cq := call1[uapi.CreateCQResp](t, p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 16, CompChannel: -1}, nil, 16).CQHandle
+			var qps [2]uapi.CreateQPResp
 			for i := range qps {
-				qps[i] = call1[abi.CreateQPResp](t, p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
-					MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: abi.QPTRC}, nil, 32)
+				qps[i] = call1[uapi.CreateQPResp](t, p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+					MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 			}
 			for i := range qps {
 				peer := qps[1-i].QPN
@@ -139,26 +139,26 @@ func TestOthersKeys(t *testing.T) {
 					peer = c.peer
 				}
 				for _, m := range connection(qps[i].QPHandle, peer, w.gid) {
-					call1[none](t, p, abi.CmdModifyQP, m, nil, 0)
+					call1[none](t, p, uapi.CmdModifyQP, m, nil, 0)
 				}
 			}
-			wr := abi.SendWR{WRID: 1, NumSGE: 1, Opcode: c.op, SendFlags: abi.SendSignaled}
-			if r := wr.RDMA(); c.op != abi.WRAtomicFetchAndAdd {
+			wr := uapi.SendWR{WRID: 1, NumSGE: 1, Opcode: c.op, SendFlags: uapi.SendSignaled}
+			if r := wr.RDMA(); c.op != uapi.WRAtomicFetchAndAdd {
 				r.RemoteAddr, r.RKey = sessionData, c.rkey
 			} else {
 				a := wr.Atomic()
 				a.RemoteAddr, a.RKey, a.CompareAdd = sessionData, c.rkey, 1
 			}
-			call1[abi.PostSendResp](t, p, abi.CmdPostSend,
-				abi.PostSend{QPHandle: qps[0].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(abi.SizeOf[abi.SendWR]())},
-				concat(wr, abi.SGE{Addr: sessionData, Length: 8, LKey: c.lkey}), 0)
+			call1[uapi.PostSendResp](t, p, uapi.CmdPostSend,
+				uapi.PostSend{QPHandle: qps[0].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(uapi.SizeOf[uapi.SendWR]())},
+				concat(wr, uapi.SGE{Addr: sessionData, Length: 8, LKey: c.lkey}), 0)
 			if got := p.awaitCompletion(t, cq, 1); got.Status != c.want {
 				t.Errorf("status %v, want %v", got.Status, c.want)
 			}
 			for i := range qps {
-				call1[abi.DestroyQPResp](t, p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qps[i].QPHandle}, nil, 0)
+				call1[uapi.DestroyQPResp](t, p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qps[i].QPHandle}, nil, 0)
 			}
-			call1[abi.DestroyCQResp](t, p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: cq}, nil, 0)
+			call1[uapi.DestroyCQResp](t, p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq}, nil, 0)
 			w.other.check(t)
 		})
 	}

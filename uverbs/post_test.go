@@ -6,21 +6,21 @@ import (
 	"testing"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // post sends work requests with the elements of all behind them, and returns which one was refused.
-func post[WR any](p *program, cmd abi.Command, qp uint32, wrs []WR, sges []abi.SGE) (uint32, error) {
-	req := abi.PostSend{QPHandle: qp, WRCount: uint32(len(wrs)), SGECount: uint32(len(sges)), WQESize: uint32(abi.SizeOf[WR]())}
+func post[WR any](p *program, cmd uapi.Command, qp uint32, wrs []WR, sges []uapi.SGE) (uint32, error) {
+	req := uapi.PostSend{QPHandle: qp, WRCount: uint32(len(wrs)), SGECount: uint32(len(sges)), WQESize: uint32(uapi.SizeOf[WR]())}
 	b := enc(req)
 	for i := range wrs {
-		b = abi.AppendTo(b, &wrs[i])
+		b = uapi.AppendTo(b, &wrs[i])
 	}
 	for i := range sges {
-		b = abi.AppendTo(b, &sges[i])
+		b = uapi.AppendTo(b, &sges[i])
 	}
 	resp, _, err := p.send(rawCommand{number: uint32(cmd), core: b, room: 4})
-	r, _ := abi.Decode[abi.PostSendResp](resp)
+	r, _ := uapi.Decode[uapi.PostSendResp](resp)
 	return r.BadWR, err
 }
 
@@ -29,14 +29,14 @@ func TestPostSend(t *testing.T) {
 		w := newWorld(t)
 		p := w.start(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)
-		rc := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
-		write := abi.SendWR{WRID: 1, NumSGE: 2, Opcode: abi.WRRDMAWriteWithImm, SendFlags: abi.SendSignaled, Ex: abi.ImmData{1, 2, 3, 4}}
-		*write.RDMA() = abi.SendWRRDMA{RemoteAddr: 0x1000, RKey: 7}
-		atomic := abi.SendWR{WRID: 2, NumSGE: 1, Opcode: abi.WRAtomicCmpAndSwp}
-		*atomic.Atomic() = abi.SendWRAtomic{RemoteAddr: 0x2000, CompareAdd: 5, Swap: 6, RKey: 8}
-		inv := abi.SendWR{WRID: 3, Opcode: abi.WRSendWithInv, Ex: abi.NewImmRKey(9)}
-		sges := []abi.SGE{{Addr: 1, Length: 2, LKey: 3}, {Addr: 4, Length: 5, LKey: 6}, {Addr: 7, Length: 8, LKey: 9}}
-		bad, err := post(p, abi.CmdPostSend, rc, []abi.SendWR{write, atomic, inv}, sges)
+		rc := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
+		write := uapi.SendWR{WRID: 1, NumSGE: 2, Opcode: uapi.WRRDMAWriteWithImm, SendFlags: uapi.SendSignaled, Ex: uapi.ImmData{1, 2, 3, 4}}
+		*write.RDMA() = uapi.SendWRRDMA{RemoteAddr: 0x1000, RKey: 7}
+		atomic := uapi.SendWR{WRID: 2, NumSGE: 1, Opcode: uapi.WRAtomicCmpAndSwp}
+		*atomic.Atomic() = uapi.SendWRAtomic{RemoteAddr: 0x2000, CompareAdd: 5, Swap: 6, RKey: 8}
+		inv := uapi.SendWR{WRID: 3, Opcode: uapi.WRSendWithInv, Ex: uapi.NewImmRKey(9)}
+		sges := []uapi.SGE{{Addr: 1, Length: 2, LKey: 3}, {Addr: 4, Length: 5, LKey: 6}, {Addr: 7, Length: 8, LKey: 9}}
+		bad, err := post(p, uapi.CmdPostSend, rc, []uapi.SendWR{write, atomic, inv}, sges)
 		if err != nil || bad != 0 {
 			t.Fatalf("refused %d: %v", bad, err)
 		}
@@ -56,39 +56,39 @@ func TestPostSend(t *testing.T) {
 		}
 
 		// The queue is full now.
-		bad, err = post(p, abi.CmdPostSend, rc, []abi.SendWR{inv, inv}, nil)
+		bad, err = post(p, uapi.CmdPostSend, rc, []uapi.SendWR{inv, inv}, nil)
 		wantErrno(t, "full queue", err, syscall.ENOMEM)
 		if bad != 1 {
 			t.Errorf("full queue: request %d was refused", bad)
 		}
 
-		ud := p.createQP(pd, cq, 0, abi.QPTUD).QPHandle
+		ud := p.createQP(pd, cq, 0, uapi.QPTUD).QPHandle
 		ah := p.createAH(pd)
-		send := abi.SendWR{Opcode: abi.WRSend}
-		*send.UD() = abi.SendWRUD{AH: ah, RemoteQPN: 0x11, RemoteQKey: 0x22}
-		if bad, err := post(p, abi.CmdPostSend, ud, []abi.SendWR{send}, nil); err != nil || bad != 0 {
+		send := uapi.SendWR{Opcode: uapi.WRSend}
+		*send.UD() = uapi.SendWRUD{AH: ah, RemoteQPN: 0x11, RemoteQKey: 0x22}
+		if bad, err := post(p, uapi.CmdPostSend, ud, []uapi.SendWR{send}, nil); err != nil || bad != 0 {
 			t.Fatalf("refused %d: %v", bad, err)
 		}
 		if g := p.fakeQP(ud).sent[0]; g.AH == nil || g.RemoteQPN != 0x11 || g.RemoteQKey != 0x22 {
 			t.Errorf("datagram: %+v", g)
 		}
-		must(t, silently(p, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: ah})) // is not in use any more
+		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah})) // is not in use any more
 
 		for _, test := range []struct {
 			name string
 			qp   uint32
-			wr   abi.SendWR
+			wr   uapi.SendWR
 		}{
 			{"write on a datagram queue pair", ud, write},
-			{"no such operation", rc, abi.SendWR{Opcode: 99}},
-			{"inline data", rc, abi.SendWR{Opcode: abi.WRSend, SendFlags: abi.SendInline}},
-			{"elements that are not there", rc, abi.SendWR{Opcode: abi.WRSend, NumSGE: 1}},
-			{"very many elements", rc, abi.SendWR{Opcode: abi.WRSend, NumSGE: 1<<32 - 1}},
+			{"no such operation", rc, uapi.SendWR{Opcode: 99}},
+			{"inline data", rc, uapi.SendWR{Opcode: uapi.WRSend, SendFlags: uapi.SendInline}},
+			{"elements that are not there", rc, uapi.SendWR{Opcode: uapi.WRSend, NumSGE: 1}},
+			{"very many elements", rc, uapi.SendWR{Opcode: uapi.WRSend, NumSGE: 1<<32 - 1}},
 		} {
-			_, err := post(p, abi.CmdPostSend, test.qp, []abi.SendWR{test.wr}, nil)
+			_, err := post(p, uapi.CmdPostSend, test.qp, []uapi.SendWR{test.wr}, nil)
 			wantErrno(t, test.name, err, syscall.EINVAL)
 		}
-		_, err = post(p, abi.CmdPostSend, ud, []abi.SendWR{send}, nil)
+		_, err = post(p, uapi.CmdPostSend, ud, []uapi.SendWR{send}, nil)
 		wantErrno(t, "datagram to no address handle", err, syscall.ENOENT)
 	})
 }
@@ -96,15 +96,15 @@ func TestPostSend(t *testing.T) {
 func TestPostRecv(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		p := newWorld(t).start(form)
-		qp := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, abi.QPTRC).QPHandle
-		wrs := []abi.RecvWR{{WRID: 1, NumSGE: 1}, {WRID: 2}, {WRID: 3}, {WRID: 4}}
-		bad, err := post(p, abi.CmdPostRecv, qp, wrs, []abi.SGE{{Addr: 10, Length: 20, LKey: 30}})
+		qp := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
+		wrs := []uapi.RecvWR{{WRID: 1, NumSGE: 1}, {WRID: 2}, {WRID: 3}, {WRID: 4}}
+		bad, err := post(p, uapi.CmdPostRecv, qp, wrs, []uapi.SGE{{Addr: 10, Length: 20, LKey: 30}})
 		wantErrno(t, "one too many", err, syscall.ENOMEM)
 		got := p.fakeQP(qp).recv
 		if bad != 4 || len(got) != 3 || got[0].ID != 1 || got[0].SGList[0] != (ib.SGE{Addr: 10, Length: 20, LKey: 30}) || got[2].ID != 3 {
 			t.Errorf("refused %d of %+v", bad, got)
 		}
-		_, err = post(p, abi.CmdPostRecv, qp, []abi.RecvWR{{NumSGE: 2}}, []abi.SGE{{}})
+		_, err = post(p, uapi.CmdPostRecv, qp, []uapi.RecvWR{{NumSGE: 2}}, []uapi.SGE{{}})
 		wantErrno(t, "elements that are not there", err, syscall.EINVAL)
 	})
 }
@@ -114,7 +114,7 @@ func TestPollCQ(t *testing.T) {
 		w := newWorld(t)
 		p := w.start(form)
 		cq := p.createCQ(-1, 0)
-		qp := p.createQP(p.allocPD(), cq, 0, abi.QPTRC)
+		qp := p.createQP(p.allocPD(), cq, 0, uapi.QPTRC)
 		fake := p.fakeCQ(cq)
 		const waiting = 40
 		for i := range uint64(waiting) {
@@ -127,21 +127,21 @@ func TestPollCQ(t *testing.T) {
 			}
 			fake.complete(wc)
 		}
-		poll := func(ne uint32, room int) (got []abi.WC) {
+		poll := func(ne uint32, room int) (got []uapi.WC) {
 			t.Helper()
-			size := abi.SizeOf[abi.WC]()
-			resp, _, err := p.send(rawCommand{number: uint32(abi.CmdPollCQ), core: enc(abi.PollCQ{CQHandle: cq, NE: ne}), room: 8 + room*size})
+			size := uapi.SizeOf[uapi.WC]()
+			resp, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: ne}), room: 8 + room*size})
 			must(t, err)
-			head, _ := abi.Decode[abi.PollCQResp](resp)
+			head, _ := uapi.Decode[uapi.PollCQResp](resp)
 			for i := range int(head.Count) {
-				wc, _ := abi.Decode[abi.WC](resp[8+i*size:])
+				wc, _ := uapi.Decode[uapi.WC](resp[8+i*size:])
 				got = append(got, wc)
 			}
 			return got
 		}
 		got := poll(2, 10)
-		if len(got) != 2 || got[0].Ex != (abi.ImmData{1, 2, 3, 4}) || got[1].Ex.InvalidateRKey() != 0x55 || got[0].Status != abi.WCRetryExcErr ||
-			got[0].Opcode != abi.WCRecv || got[0].QPNum != qp.QPN || got[0].SrcQP != 7 || got[0].ByteLen != 5 || got[0].PortNum != 1 {
+		if len(got) != 2 || got[0].Ex != (uapi.ImmData{1, 2, 3, 4}) || got[1].Ex.InvalidateRKey() != 0x55 || got[0].Status != uapi.WCRetryExcErr ||
+			got[0].Opcode != uapi.WCRecv || got[0].QPNum != qp.QPN || got[0].SrcQP != 7 || got[0].ByteLen != 5 || got[0].PortNum != 1 {
 			t.Errorf("got %+v", got)
 		}
 		// Never more than there is room for, whatever is asked.
@@ -158,7 +158,7 @@ func TestPollCQ(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 		w.drv.failing("poll cq", syscall.EIO)
-		_, _, err := p.send(rawCommand{number: uint32(abi.CmdPollCQ), core: enc(abi.PollCQ{CQHandle: cq, NE: 1}), room: 56})
+		_, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: 1}), room: 56})
 		wantErrno(t, "driver fails", err, syscall.EIO)
 	})
 }
@@ -167,20 +167,20 @@ func TestPollCQ(t *testing.T) {
 func TestModifyPorts(t *testing.T) {
 	for _, test := range []struct {
 		name      string
-		req       abi.ModifyQP
+		req       uapi.ModifyQP
 		port      uint8
-		wantMask  abi.QPAttrMask
+		wantMask  uapi.QPAttrMask
 		wantPort  uint8
 		wantError bool
 	}{
-		{"to RTR, the same port", abi.ModifyQP{AttrMask: abi.QPAttrState | abi.QPAttrAV, QPState: abi.QPSRTR, Dest: abi.QPDest{PortNum: 2}}, 2, abi.QPAttrState | abi.QPAttrAV, 0, false},
-		{"to RTR, another port", abi.ModifyQP{AttrMask: abi.QPAttrState | abi.QPAttrAV, QPState: abi.QPSRTR, Dest: abi.QPDest{PortNum: 1}}, 2, 0, 0, true},
-		{"in SQD", abi.ModifyQP{AttrMask: abi.QPAttrAV, Dest: abi.QPDest{PortNum: 1}}, 2, abi.QPAttrAV | abi.QPAttrPort, 1, false},
-		{"in SQD, with the port", abi.ModifyQP{AttrMask: abi.QPAttrAV | abi.QPAttrPort, PortNum: 1, Dest: abi.QPDest{PortNum: 1}}, 2, abi.QPAttrAV | abi.QPAttrPort, 1, false},
-		{"in SQD, with another port", abi.ModifyQP{AttrMask: abi.QPAttrAV | abi.QPAttrPort, PortNum: 2, Dest: abi.QPDest{PortNum: 1}}, 2, 0, 0, true},
-		{"alternate path", abi.ModifyQP{AttrMask: abi.QPAttrAltPath, AltPortNum: 2, AltDest: abi.QPDest{PortNum: 2}}, 1, abi.QPAttrAltPath, 0, false},
-		{"alternate path, another port", abi.ModifyQP{AttrMask: abi.QPAttrAltPath, AltPortNum: 2, AltDest: abi.QPDest{PortNum: 1}}, 1, 0, 0, true},
-		{"alternate path, no such port", abi.ModifyQP{AttrMask: abi.QPAttrAltPath, AltPortNum: 3, AltDest: abi.QPDest{PortNum: 3}}, 1, 0, 0, true},
+		{"to RTR, the same port", uapi.ModifyQP{AttrMask: uapi.QPAttrState | uapi.QPAttrAV, QPState: uapi.QPSRTR, Dest: uapi.QPDest{PortNum: 2}}, 2, uapi.QPAttrState | uapi.QPAttrAV, 0, false},
+		{"to RTR, another port", uapi.ModifyQP{AttrMask: uapi.QPAttrState | uapi.QPAttrAV, QPState: uapi.QPSRTR, Dest: uapi.QPDest{PortNum: 1}}, 2, 0, 0, true},
+		{"in SQD", uapi.ModifyQP{AttrMask: uapi.QPAttrAV, Dest: uapi.QPDest{PortNum: 1}}, 2, uapi.QPAttrAV | uapi.QPAttrPort, 1, false},
+		{"in SQD, with the port", uapi.ModifyQP{AttrMask: uapi.QPAttrAV | uapi.QPAttrPort, PortNum: 1, Dest: uapi.QPDest{PortNum: 1}}, 2, uapi.QPAttrAV | uapi.QPAttrPort, 1, false},
+		{"in SQD, with another port", uapi.ModifyQP{AttrMask: uapi.QPAttrAV | uapi.QPAttrPort, PortNum: 2, Dest: uapi.QPDest{PortNum: 1}}, 2, 0, 0, true},
+		{"alternate path", uapi.ModifyQP{AttrMask: uapi.QPAttrAltPath, AltPortNum: 2, AltDest: uapi.QPDest{PortNum: 2}}, 1, uapi.QPAttrAltPath, 0, false},
+		{"alternate path, another port", uapi.ModifyQP{AttrMask: uapi.QPAttrAltPath, AltPortNum: 2, AltDest: uapi.QPDest{PortNum: 1}}, 1, 0, 0, true},
+		{"alternate path, no such port", uapi.ModifyQP{AttrMask: uapi.QPAttrAltPath, AltPortNum: 3, AltDest: uapi.QPDest{PortNum: 3}}, 1, 0, 0, true},
 	} {
 		d := &Device{ports: 2}
 		err := d.checkModify(&test.req, test.port)

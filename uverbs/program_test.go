@@ -18,8 +18,8 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -211,7 +211,7 @@ func (w *world) open(form form) *program {
 func (w *world) start(form form) *program {
 	w.t.Helper()
 	p := w.open(form)
-	resp, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+	resp, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	must(w.t, err)
 	p.async = int(resp.AsyncFD)
 	return p
@@ -305,48 +305,48 @@ func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
 	case p.form == byIoctl:
 		number := uint64(c.number)
 		if c.extended {
-			number |= abi.CmdFlagExtended
+			number |= uapi.CmdFlagExtended
 		}
 		in := p.store(core)
-		attrs := []abi.Attr{inline(abi.AttrWriteCmd, 8, number)}
+		attrs := []uapi.Attr{inline(uapi.AttrWriteCmd, 8, number)}
 		if len(core) > 0 {
-			attrs = append(attrs, input(abi.AttrCoreIn, in))
+			attrs = append(attrs, input(uapi.AttrCoreIn, in))
 		}
 		if c.room > 0 {
-			attrs = append(attrs, abi.Attr{AttrID: abi.AttrCoreOut, Len: uint16(c.room), Data: addressOf(resp)})
+			attrs = append(attrs, uapi.Attr{AttrID: uapi.AttrCoreOut, Len: uint16(c.room), Data: addressOf(resp)})
 		}
 		if len(c.driver) > 0 {
-			attrs = append(attrs, input(abi.AttrUHWIn, p.store(c.driver)))
+			attrs = append(attrs, input(uapi.AttrUHWIn, p.store(c.driver)))
 		}
 		if c.driverOut > 0 {
-			attrs = append(attrs, abi.Attr{AttrID: abi.AttrUHWOut, Len: uint16(c.driverOut), Data: addressOf(driver)})
+			attrs = append(attrs, uapi.Attr{AttrID: uapi.AttrUHWOut, Len: uint16(c.driverOut), Data: addressOf(driver)})
 		}
-		_, err = p.ioctl(abi.ObjectDevice, abi.MethodInvokeWrite, attrs...)
+		_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, attrs...)
 	case c.extended:
-		hdr := abi.CmdHdr{Command: c.number | abi.CmdFlagExtended, InWords: uint16(len(core) / 8), OutWords: uint16(c.room / 8)}
-		ex := abi.ExCmdHdr{Response: addressOf(out), ProviderInWords: uint16(len(c.driver) / 8), ProviderOutWords: uint16(c.driverOut / 8)}
+		hdr := uapi.CmdHdr{Command: c.number | uapi.CmdFlagExtended, InWords: uint16(len(core) / 8), OutWords: uint16(c.room / 8)}
+		ex := uapi.ExCmdHdr{Response: addressOf(out), ProviderInWords: uint16(len(c.driver) / 8), ProviderOutWords: uint16(c.driverOut / 8)}
 		if len(out) == 0 {
 			ex.Response = 0
 		}
-		b := abi.AppendTo(abi.AppendTo(nil, &hdr), &ex)
+		b := uapi.AppendTo(uapi.AppendTo(nil, &hdr), &ex)
 		err = p.write(slices.Concat(b, core, c.driver))
 	default:
-		if commands[abi.Command(c.number)].answers && len(core) >= 8 {
+		if commands[uapi.Command(c.number)].answers && len(core) >= 8 {
 			putUint64(core, addressOf(out))
 		}
-		hdr := abi.CmdHdr{Command: c.number, InWords: uint16((8 + len(core) + len(c.driver)) / 4), OutWords: uint16(len(out) / 4)}
-		err = p.write(slices.Concat(abi.AppendTo(nil, &hdr), core, c.driver))
+		hdr := uapi.CmdHdr{Command: c.number, InWords: uint16((8 + len(core) + len(c.driver)) / 4), OutWords: uint16(len(out) / 4)}
+		err = p.write(slices.Concat(uapi.AppendTo(nil, &hdr), core, c.driver))
 	}
 	return resp, driver, err
 }
 
 // inline is an attribute that holds its data, input one that points to it if it is too long for that.
-func inline(id abi.AttrID, n int, v uint64) abi.Attr {
-	return abi.Attr{AttrID: id, Len: uint16(n), Flags: abi.AttrFMandatory, Data: v}
+func inline(id uapi.AttrID, n int, v uint64) uapi.Attr {
+	return uapi.Attr{AttrID: id, Len: uint16(n), Flags: uapi.AttrFMandatory, Data: v}
 }
 
-func input(id abi.AttrID, b []byte) abi.Attr {
-	a := abi.Attr{AttrID: id, Len: uint16(len(b)), Flags: abi.AttrFMandatory, Data: addressOf(b)}
+func input(id uapi.AttrID, b []byte) uapi.Attr {
+	a := uapi.Attr{AttrID: id, Len: uint16(len(b)), Flags: uapi.AttrFMandatory, Data: addressOf(b)}
 	if len(b) <= 8 {
 		a.Data = uint64At(append(slices.Clone(b), make([]byte, 8)...))
 	}
@@ -354,46 +354,46 @@ func input(id abi.AttrID, b []byte) abi.Attr {
 }
 
 // ioctl calls a method and returns the attributes as they are afterwards.
-func (p *program) ioctl(object abi.ObjectID, method abi.MethodID, attrs ...abi.Attr) ([]abi.Attr, error) {
-	hdr := abi.IoctlHdr{
+func (p *program) ioctl(object uapi.ObjectID, method uapi.MethodID, attrs ...uapi.Attr) ([]uapi.Attr, error) {
+	hdr := uapi.IoctlHdr{
 		Length:   uint16(ioctlHdrSize + attrSize*len(attrs)),
 		ObjectID: object,
 		MethodID: method,
 		NumAttrs: uint16(len(attrs)),
-		DriverID: abi.DriverRXE,
+		DriverID: uapi.DriverRXE,
 	}
 	return p.ioctlRaw(hdr, attrs)
 }
 
-func (p *program) ioctlRaw(hdr abi.IoctlHdr, attrs []abi.Attr) ([]abi.Attr, error) {
-	b := abi.AppendTo(nil, &hdr)
+func (p *program) ioctlRaw(hdr uapi.IoctlHdr, attrs []uapi.Attr) ([]uapi.Attr, error) {
+	b := uapi.AppendTo(nil, &hdr)
 	for i := range attrs {
-		b = abi.AppendTo(b, &attrs[i])
+		b = uapi.AppendTo(b, &attrs[i])
 	}
 	b = p.store(b)
-	err := p.f.Ioctl(p, abi.VerbsIoctl, addressOf(b))
-	after := make([]abi.Attr, len(attrs))
+	err := p.f.Ioctl(p, uapi.VerbsIoctl, addressOf(b))
+	after := make([]uapi.Attr, len(attrs))
 	for i := range after {
-		after[i], _ = abi.Decode[abi.Attr](b[ioctlHdrSize+i*attrSize:])
+		after[i], _ = uapi.Decode[uapi.Attr](b[ioctlHdrSize+i*attrSize:])
 	}
 	return after, err
 }
 
 // do sends a plain command and returns its response.
-func do[Resp, Req any](p *program, cmd abi.Command, req Req) (Resp, error) {
+func do[Resp, Req any](p *program, cmd uapi.Command, req Req) (Resp, error) {
 	resp, _, err := doWith[Resp](p, cmd, req, nil, 0)
 	return resp, err
 }
 
 // doWith does so with data for the driver and room for its answer.
-func doWith[Resp, Req any](p *program, cmd abi.Command, req Req, driver []byte, driverOut int) (resp Resp, out []byte, err error) {
+func doWith[Resp, Req any](p *program, cmd uapi.Command, req Req, driver []byte, driverOut int) (resp Resp, out []byte, err error) {
 	room := 0
 	if commands[cmd].answers {
 		room = reflectSize(resp)
 	}
-	b, out, err := p.send(rawCommand{number: uint32(cmd), core: abi.AppendTo(nil, &req), driver: driver, room: room, driverOut: driverOut})
+	b, out, err := p.send(rawCommand{number: uint32(cmd), core: uapi.AppendTo(nil, &req), driver: driver, room: room, driverOut: driverOut})
 	if err == nil && room > 0 {
-		resp, _ = abi.Decode[Resp](b)
+		resp, _ = uapi.Decode[Resp](b)
 	}
 	return resp, out, err
 }
@@ -401,10 +401,10 @@ func doWith[Resp, Req any](p *program, cmd abi.Command, req Req, driver []byte, 
 func reflectSize(v any) int { return int(reflect.TypeOf(v).Size()) }
 
 // doEx sends an extended command.
-func doEx[Resp, Req any](p *program, cmd abi.ExCommand, req Req, driverOut int) (resp Resp, out []byte, err error) {
-	b, out, err := p.send(rawCommand{extended: true, number: uint32(cmd), core: abi.AppendTo(nil, &req), room: reflectSize(resp), driverOut: driverOut})
+func doEx[Resp, Req any](p *program, cmd uapi.ExCommand, req Req, driverOut int) (resp Resp, out []byte, err error) {
+	b, out, err := p.send(rawCommand{extended: true, number: uint32(cmd), core: uapi.AppendTo(nil, &req), room: reflectSize(resp), driverOut: driverOut})
 	if err == nil {
-		resp, _ = abi.Decode[Resp](b)
+		resp, _ = uapi.Decode[Resp](b)
 	}
 	return resp, out, err
 }
@@ -412,7 +412,7 @@ func doEx[Resp, Req any](p *program, cmd abi.ExCommand, req Req, driverOut int) 
 // silently is a command without a response.
 type none struct{}
 
-func silently[Req any](p *program, cmd abi.Command, req Req) error {
+func silently[Req any](p *program, cmd uapi.Command, req Req) error {
 	_, err := do[none](p, cmd, req)
 	return err
 }
@@ -421,15 +421,15 @@ func silently[Req any](p *program, cmd abi.Command, req Req) error {
 
 func (p *program) allocPD() uint32 {
 	p.t.Helper()
-	resp, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+	resp, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 	must(p.t, err)
 	return resp.PDHandle
 }
 
-func (p *program) regMR(pd uint32) abi.RegMRResp {
+func (p *program) regMR(pd uint32) uapi.RegMRResp {
 	p.t.Helper()
 	addr := (addressOf(p.alloc(8192)) + 4095) &^ 4095
-	resp, err := do[abi.RegMRResp](p, abi.CmdRegMR, abi.RegMR{Start: addr, HCAVA: addr, Length: 4096, PDHandle: pd, AccessFlags: abi.AccessLocalWrite})
+	resp, err := do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 4096, PDHandle: pd, AccessFlags: uapi.AccessLocalWrite})
 	must(p.t, err)
 	return resp
 }
@@ -437,7 +437,7 @@ func (p *program) regMR(pd uint32) abi.RegMRResp {
 // channel makes a completion channel and returns its descriptor.
 func (p *program) channel() int {
 	p.t.Helper()
-	resp, err := do[abi.CreateCompChannelResp](p, abi.CmdCreateCompChannel, abi.CreateCompChannel{})
+	resp, err := do[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
 	must(p.t, err)
 	return int(resp.FD)
 }
@@ -445,21 +445,21 @@ func (p *program) channel() int {
 // createCQ makes a queue; channel is -1 for none, user the program's own handle.
 func (p *program) createCQ(channel int, user uint64) uint32 {
 	p.t.Helper()
-	resp, err := do[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{UserHandle: user, CQE: 10, CompChannel: int32(channel)})
+	resp, err := do[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{UserHandle: user, CQE: 10, CompChannel: int32(channel)})
 	must(p.t, err)
 	return resp.CQHandle
 }
 
-func (p *program) createQP(pd, cq uint32, user uint64, t abi.QPType) abi.CreateQPResp {
+func (p *program) createQP(pd, cq uint32, user uint64, t uapi.QPType) uapi.CreateQPResp {
 	p.t.Helper()
-	resp, err := do[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{UserHandle: user, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, QPType: t})
+	resp, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{UserHandle: user, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, QPType: t})
 	must(p.t, err)
 	return resp
 }
 
 func (p *program) createAH(pd uint32) uint32 {
 	p.t.Helper()
-	resp, err := do[abi.CreateAHResp](p, abi.CmdCreateAH, abi.CreateAH{PDHandle: pd, Attr: abi.AHAttr{PortNum: 1}})
+	resp, err := do[uapi.CreateAHResp](p, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1}})
 	must(p.t, err)
 	return resp.AHHandle
 }
@@ -497,7 +497,7 @@ func (p *program) completions(channel int) (users []uint64, end bool) {
 	p.t.Helper()
 	records, end := p.readEvents(channel, compRecordSize)
 	for _, r := range records {
-		d, ok := abi.Decode[abi.CompEventDesc](r)
+		d, ok := uapi.Decode[uapi.CompEventDesc](r)
 		if !ok {
 			p.t.Fatalf("event of %d bytes", len(r))
 		}
@@ -511,7 +511,7 @@ func (p *program) asyncEvents(fd int) (events []string, end bool) {
 	p.t.Helper()
 	records, end := p.readEvents(fd, asyncRecordSize)
 	for _, r := range records {
-		d, ok := abi.Decode[abi.AsyncEventDesc](r)
+		d, ok := uapi.Decode[uapi.AsyncEventDesc](r)
 		if !ok {
 			p.t.Fatalf("event of %d bytes", len(r))
 		}

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver/rxe"
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/uapi"
 )
 
 // newRXEWorld is a server with a device that really has queues.
@@ -36,12 +36,12 @@ func newRXEWorld(t *testing.T) *world {
 }
 
 // createSRQ makes a shared receive queue and returns what the driver said, too.
-func (p *program) createSRQ(pd uint32, req abi.CreateXSRQ) (abi.CreateSRQResp, abi.RXECreateSRQResp) {
+func (p *program) createSRQ(pd uint32, req uapi.CreateXSRQ) (uapi.CreateSRQResp, uapi.RXECreateSRQResp) {
 	p.t.Helper()
 	req.PDHandle, req.MaxWR, req.MaxSGE = pd, 8, 1
-	resp, out, err := doWith[abi.CreateSRQResp](p, abi.CmdCreateXSRQ, req, nil, abi.SizeOf[abi.RXECreateSRQResp]())
+	resp, out, err := doWith[uapi.CreateSRQResp](p, uapi.CmdCreateXSRQ, req, nil, uapi.SizeOf[uapi.RXECreateSRQResp]())
 	must(p.t, err)
-	drv, ok := abi.Decode[abi.RXECreateSRQResp](out)
+	drv, ok := uapi.Decode[uapi.RXECreateSRQResp](out)
 	if !ok || resp.MaxWR < 8 || resp.MaxSGE < 1 || drv.MI.Size == 0 {
 		p.t.Fatalf("%+v, the driver says %+v", resp, drv)
 	}
@@ -50,61 +50,61 @@ func (p *program) createSRQ(pd uint32, req abi.CreateXSRQ) (abi.CreateSRQResp, a
 
 func (p *program) rxeCQ() uint32 {
 	p.t.Helper()
-	resp, _, err := doWith[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 20, CompChannel: -1}, nil, 16)
+	resp, _, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 20, CompChannel: -1}, nil, 16)
 	must(p.t, err)
 	return resp.CQHandle
 }
 
-func (p *program) rxeQP(req abi.CreateQP) abi.CreateQPResp {
+func (p *program) rxeQP(req uapi.CreateQP) uapi.CreateQPResp {
 	p.t.Helper()
 	req.MaxSendWR, req.MaxSendSGE = 4, 1
-	resp, _, err := doWith[abi.CreateQPResp](p, abi.CmdCreateQP, req, nil, 32)
+	resp, _, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, req, nil, 32)
 	must(p.t, err)
 	return resp
 }
 
 // connect brings a queue pair up, towards another of the same device.
-func (p *program) connect(handle, peer uint32, t abi.QPType) {
+func (p *program) connect(handle, peer uint32, t uapi.QPType) {
 	p.t.Helper()
 	gid, err := p.w.dev.QueryGID(1, 1)
 	must(p.t, err)
-	modify := func(m abi.ModifyQP) {
+	modify := func(m uapi.ModifyQP) {
 		p.t.Helper()
 		m.QPHandle = handle
-		m.AttrMask |= abi.QPAttrState
-		must(p.t, silently(p, abi.CmdModifyQP, m))
+		m.AttrMask |= uapi.QPAttrState
+		must(p.t, silently(p, uapi.CmdModifyQP, m))
 	}
-	modify(abi.ModifyQP{QPState: abi.QPSInit, PortNum: 1, AttrMask: abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags})
-	rtr := abi.ModifyQP{
-		QPState: abi.QPSRTR, PathMTU: abi.MTU1024, DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 1,
-		Dest:     abi.QPDest{DGID: gid.GID, SGIDIndex: 1, IsGlobal: 1, PortNum: 1},
-		AttrMask: abi.QPAttrAV | abi.QPAttrPathMTU | abi.QPAttrDestQPN | abi.QPAttrRQPSN,
+	modify(uapi.ModifyQP{QPState: uapi.QPSInit, PortNum: 1, AttrMask: uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags})
+	rtr := uapi.ModifyQP{
+		QPState: uapi.QPSRTR, PathMTU: uapi.MTU1024, DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 1,
+		Dest:     uapi.QPDest{DGID: gid.GID, SGIDIndex: 1, IsGlobal: 1, PortNum: 1},
+		AttrMask: uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN,
 	}
-	rts := abi.ModifyQP{QPState: abi.QPSRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRDAtomic: 1, AttrMask: abi.QPAttrSQPSN | abi.QPAttrTimeout}
-	if t != abi.QPTXRCIni {
-		rtr.AttrMask |= abi.QPAttrMaxDestRDAtomic | abi.QPAttrMinRNRTimer
+	rts := uapi.ModifyQP{QPState: uapi.QPSRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRDAtomic: 1, AttrMask: uapi.QPAttrSQPSN | uapi.QPAttrTimeout}
+	if t != uapi.QPTXRCIni {
+		rtr.AttrMask |= uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer
 	}
-	if t != abi.QPTXRCTgt {
-		rts.AttrMask |= abi.QPAttrRetryCnt | abi.QPAttrRNRRetry | abi.QPAttrMaxQPRDAtomic
+	if t != uapi.QPTXRCTgt {
+		rts.AttrMask |= uapi.QPAttrRetryCnt | uapi.QPAttrRNRRetry | uapi.QPAttrMaxQPRDAtomic
 	}
 	modify(rtr)
 	modify(rts)
 }
 
 // waitWC waits for a completion.
-func (p *program) waitWC(cq uint32) abi.WC {
+func (p *program) waitWC(cq uint32) uapi.WC {
 	p.t.Helper()
 	for range 5000 {
-		b, _, err := p.send(rawCommand{number: uint32(abi.CmdPollCQ), core: enc(abi.PollCQ{CQHandle: cq, NE: 1}), room: 8 + 48})
+		b, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: 1}), room: 8 + 48})
 		must(p.t, err)
-		if r, _ := abi.Decode[abi.PollCQResp](b); r.Count == 1 {
-			wc, _ := abi.Decode[abi.WC](b[8:])
+		if r, _ := uapi.Decode[uapi.PollCQResp](b); r.Count == 1 {
+			wc, _ := uapi.Decode[uapi.WC](b[8:])
 			return wc
 		}
 		time.Sleep(time.Millisecond)
 	}
 	p.t.Fatal("no completion")
-	return abi.WC{}
+	return uapi.WC{}
 }
 
 // expectEvents waits for asynchronous events.
@@ -129,65 +129,65 @@ func TestSRQCommands(t *testing.T) {
 		pd, cq := p.allocPD(), p.rxeCQ()
 		mr := p.regMR(pd)
 		addr := p.f.objects.find(mr.MRHandle).res.(*mrObject).Region().IOVA()
-		srq, drv := p.createSRQ(pd, abi.CreateXSRQ{UserHandle: 77})
+		srq, drv := p.createSRQ(pd, uapi.CreateXSRQ{UserHandle: 77})
 		if srq.SRQN != 0 {
 			t.Errorf("a basic queue has number %d", srq.SRQN)
 		}
-		var qps [2]abi.CreateQPResp
+		var qps [2]uapi.CreateQPResp
 		for i := range qps {
-			qps[i] = p.rxeQP(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC, IsSRQ: 1, SRQHandle: srq.SRQHandle})
+			qps[i] = p.rxeQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, IsSRQ: 1, SRQHandle: srq.SRQHandle})
 		}
 		for i := range qps {
-			p.connect(qps[i].QPHandle, qps[1-i].QPN, abi.QPTRC)
+			p.connect(qps[i].QPHandle, qps[1-i].QPN, uapi.QPTRC)
 		}
 		wantErrno(t, "destroy in use", func() error {
-			_, err := do[abi.DestroySRQResp](p, abi.CmdDestroySRQ, abi.DestroySRQ{SRQHandle: srq.SRQHandle})
+			_, err := do[uapi.DestroySRQResp](p, uapi.CmdDestroySRQ, uapi.DestroySRQ{SRQHandle: srq.SRQHandle})
 			return err
 		}(), syscall.EBUSY)
 
-		sge := []abi.SGE{{Addr: addr, Length: 64, LKey: mr.LKey}}
+		sge := []uapi.SGE{{Addr: addr, Length: 64, LKey: mr.LKey}}
 		for i := range 3 {
-			bad, err := post(p, abi.CmdPostSRQRecv, srq.SRQHandle, []abi.RecvWR{{WRID: uint64(i), NumSGE: 1}}, sge)
+			bad, err := post(p, uapi.CmdPostSRQRecv, srq.SRQHandle, []uapi.RecvWR{{WRID: uint64(i), NumSGE: 1}}, sge)
 			if err != nil || bad != 0 {
 				t.Fatalf("refused %d: %v", bad, err)
 			}
 		}
-		must(t, silently(p, abi.CmdModifySRQ, abi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: abi.SRQAttrLimit, SRQLimit: 2}))
-		q, err := do[abi.QuerySRQResp](p, abi.CmdQuerySRQ, abi.QuerySRQ{SRQHandle: srq.SRQHandle})
+		must(t, silently(p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrLimit, SRQLimit: 2}))
+		q, err := do[uapi.QuerySRQResp](p, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: srq.SRQHandle})
 		must(t, err)
 		if q.SRQLimit != 2 || q.MaxWR != srq.MaxWR || q.MaxSGE != srq.MaxSGE {
 			t.Errorf("query: %+v", q)
 		}
 		for i := range 2 { // from either, to the same queue
-			wr := abi.SendWR{WRID: 10, NumSGE: 1, Opcode: abi.WRSend}
-			if bad, err := post(p, abi.CmdPostSend, qps[i].QPHandle, []abi.SendWR{wr}, sge); err != nil || bad != 0 {
+			wr := uapi.SendWR{WRID: 10, NumSGE: 1, Opcode: uapi.WRSend}
+			if bad, err := post(p, uapi.CmdPostSend, qps[i].QPHandle, []uapi.SendWR{wr}, sge); err != nil || bad != 0 {
 				t.Fatalf("refused %d: %v", bad, err)
 			}
-			if wc := p.waitWC(cq); wc.Status != abi.WCSuccess || wc.WRID != uint64(i) || wc.QPNum != qps[1-i].QPN {
+			if wc := p.waitWC(cq); wc.Status != uapi.WCSuccess || wc.WRID != uint64(i) || wc.QPNum != qps[1-i].QPN {
 				t.Errorf("message %d: %+v", i, wc)
 			}
 		}
-		p.expectEvents(fmt.Sprintf("%v:77", abi.EventSRQLimitReached))
+		p.expectEvents(fmt.Sprintf("%v:77", uapi.EventSRQLimitReached))
 
 		// Another size: the driver tells where.
 		place := p.alloc(16)[:16]
-		_, _, err = doWith[none](p, abi.CmdModifySRQ, abi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: abi.SRQAttrMaxWR, MaxWR: 100},
-			enc(abi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)}), 0)
+		_, _, err = doWith[none](p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 100},
+			enc(uapi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)}), 0)
 		must(t, err)
-		if mi, _ := abi.Decode[abi.MMInfo](place); mi.Size <= drv.MI.Size {
+		if mi, _ := uapi.Decode[uapi.MMInfo](place); mi.Size <= drv.MI.Size {
 			t.Errorf("the new queue is at %+v, the old one was at %+v", mi, drv.MI)
 		}
-		wantErrno(t, "resize without telling where", silently(p, abi.CmdModifySRQ,
-			abi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: abi.SRQAttrMaxWR, MaxWR: 50}), syscall.EINVAL)
+		wantErrno(t, "resize without telling where", silently(p, uapi.CmdModifySRQ,
+			uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 50}), syscall.EINVAL)
 		info := p.f.Info()
 		if len(info.SRQs) != 1 || info.SRQs[0].MaxWR < 100 || info.SRQs[0].XRC {
 			t.Errorf("resources: %+v", info.SRQs)
 		}
 		for i := range qps {
-			_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qps[i].QPHandle})
+			_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qps[i].QPHandle})
 			must(t, err)
 		}
-		r, err := do[abi.DestroySRQResp](p, abi.CmdDestroySRQ, abi.DestroySRQ{SRQHandle: srq.SRQHandle})
+		r, err := do[uapi.DestroySRQResp](p, uapi.CmdDestroySRQ, uapi.DestroySRQ{SRQHandle: srq.SRQHandle})
 		must(t, err)
 		if r.EventsReported != 1 {
 			t.Errorf("%d events reported", r.EventsReported)
@@ -195,16 +195,16 @@ func TestSRQCommands(t *testing.T) {
 
 		for _, bad := range []struct {
 			name string
-			req  abi.CreateXSRQ
+			req  uapi.CreateXSRQ
 			want syscall.Errno
 		}{
-			{"no such domain", abi.CreateXSRQ{PDHandle: 999, MaxWR: 1}, syscall.ENOENT},
-			{"no such type", abi.CreateXSRQ{PDHandle: pd, MaxWR: 1, SRQType: 9}, syscall.EINVAL},
-			{"tag matching", abi.CreateXSRQ{PDHandle: pd, MaxWR: 1, SRQType: abi.SRQTTM}, syscall.EOPNOTSUPP},
-			{"XRC without domain", abi.CreateXSRQ{PDHandle: pd, MaxWR: 1, SRQType: abi.SRQTXRC, CQHandle: cq}, syscall.EINVAL},
-			{"no room", abi.CreateXSRQ{PDHandle: pd}, syscall.EINVAL},
+			{"no such domain", uapi.CreateXSRQ{PDHandle: 999, MaxWR: 1}, syscall.ENOENT},
+			{"no such type", uapi.CreateXSRQ{PDHandle: pd, MaxWR: 1, SRQType: 9}, syscall.EINVAL},
+			{"tag matching", uapi.CreateXSRQ{PDHandle: pd, MaxWR: 1, SRQType: uapi.SRQTTM}, syscall.EOPNOTSUPP},
+			{"XRC without domain", uapi.CreateXSRQ{PDHandle: pd, MaxWR: 1, SRQType: uapi.SRQTXRC, CQHandle: cq}, syscall.EINVAL},
+			{"no room", uapi.CreateXSRQ{PDHandle: pd}, syscall.EINVAL},
 		} {
-			_, _, err := doWith[abi.CreateSRQResp](p, abi.CmdCreateXSRQ, bad.req, nil, 32)
+			_, _, err := doWith[uapi.CreateSRQResp](p, uapi.CmdCreateXSRQ, bad.req, nil, 32)
 			wantErrno(t, bad.name, err, bad.want)
 		}
 	})
@@ -212,7 +212,7 @@ func TestSRQCommands(t *testing.T) {
 
 // openXRCD opens the XRC domain of a descriptor; -1 for one of its own.
 func (p *program) openXRCD(fd, flags int) (uint32, error) {
-	r, err := do[abi.OpenXRCDResp](p, abi.CmdOpenXRCD, abi.OpenXRCD{FD: uint32(fd), OFlags: uint32(flags)})
+	r, err := do[uapi.OpenXRCDResp](p, uapi.CmdOpenXRCD, uapi.OpenXRCD{FD: uint32(fd), OFlags: uint32(flags)})
 	return r.XRCDHandle, err
 }
 
@@ -241,15 +241,15 @@ func TestXRCCommands(t *testing.T) {
 		own, err := b.openXRCD(-1, 0)
 		must(t, err)
 
-		tgt, err := do[abi.CreateQPResp](a, abi.CmdCreateQP, abi.CreateQP{PDHandle: xa, QPType: abi.QPTXRCTgt, UserHandle: 5})
+		tgt, err := do[uapi.CreateQPResp](a, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: xa, QPType: uapi.QPTXRCTgt, UserHandle: 5})
 		must(t, err)
-		_, err = do[abi.CreateQPResp](a, abi.CmdCreateQP, abi.CreateQP{PDHandle: 999, QPType: abi.QPTXRCTgt})
+		_, err = do[uapi.CreateQPResp](a, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: 999, QPType: uapi.QPTXRCTgt})
 		wantErrno(t, "a target in no domain", err, syscall.EINVAL)
-		open := abi.OpenQP{PDHandle: own, QPN: tgt.QPN, QPType: abi.QPTXRCTgt, UserHandle: 6}
-		_, err = do[abi.CreateQPResp](b, abi.CmdOpenQP, open)
+		open := uapi.OpenQP{PDHandle: own, QPN: tgt.QPN, QPType: uapi.QPTXRCTgt, UserHandle: 6}
+		_, err = do[uapi.CreateQPResp](b, uapi.CmdOpenQP, open)
 		wantErrno(t, "a target of another domain", err, syscall.EINVAL)
 		open.PDHandle = xb
-		opened, err := do[abi.CreateQPResp](b, abi.CmdOpenQP, open)
+		opened, err := do[uapi.CreateQPResp](b, uapi.CmdOpenQP, open)
 		must(t, err)
 		if opened.QPN != tgt.QPN {
 			t.Errorf("opened %d, want %d", opened.QPN, tgt.QPN)
@@ -257,18 +257,18 @@ func TestXRCCommands(t *testing.T) {
 
 		pda, pdb, cqa, cqb := a.allocPD(), b.allocPD(), a.rxeCQ(), b.rxeCQ()
 		mra, mrb := a.regMR(pda), b.regMR(pdb)
-		ini := a.rxeQP(abi.CreateQP{PDHandle: pda, SendCQHandle: cqa, QPType: abi.QPTXRCIni})
-		a.connect(ini.QPHandle, tgt.QPN, abi.QPTXRCIni)
-		b.connect(opened.QPHandle, ini.QPN, abi.QPTXRCTgt) // also he who has opened it may
+		ini := a.rxeQP(uapi.CreateQP{PDHandle: pda, SendCQHandle: cqa, QPType: uapi.QPTXRCIni})
+		a.connect(ini.QPHandle, tgt.QPN, uapi.QPTXRCIni)
+		b.connect(opened.QPHandle, ini.QPN, uapi.QPTXRCTgt) // also he who has opened it may
 		// A send that names no queue, since commands have no place for its number: the target goes to error, and both
 		// who have it open hear of it.
-		srq, drv := b.createSRQ(pdb, abi.CreateXSRQ{SRQType: abi.SRQTXRC, XRCDHandle: xb, CQHandle: cqb})
+		srq, drv := b.createSRQ(pdb, uapi.CreateXSRQ{SRQType: uapi.SRQTXRC, XRCDHandle: xb, CQHandle: cqb})
 		if srq.SRQN == 0 || srq.SRQN != drv.SRQNum {
 			t.Errorf("numbers %d and %d", srq.SRQN, drv.SRQNum)
 		}
-		wantErrno(t, "close a domain in use", silently(b, abi.CmdCloseXRCD, abi.CloseXRCD{XRCDHandle: xb}), syscall.EBUSY)
+		wantErrno(t, "close a domain in use", silently(b, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xb}), syscall.EBUSY)
 		region := b.f.objects.find(mrb.MRHandle).res.(*mrObject).Region()
-		post(b, abi.CmdPostSRQRecv, srq.SRQHandle, []abi.RecvWR{{WRID: 3, NumSGE: 1}}, []abi.SGE{{Addr: region.IOVA(), Length: 64, LKey: mrb.LKey}})
+		post(b, uapi.CmdPostSRQRecv, srq.SRQHandle, []uapi.RecvWR{{WRID: 3, NumSGE: 1}}, []uapi.SGE{{Addr: region.IOVA(), Length: 64, LKey: mrb.LKey}})
 		src := a.f.objects.find(mra.MRHandle).res.(*mrObject).Region()
 		send := func(srqn uint32) {
 			t.Helper()
@@ -279,28 +279,28 @@ func TestXRCCommands(t *testing.T) {
 			must(t, err)
 		}
 		send(srq.SRQN)
-		if wc := a.waitWC(cqa); wc.Status != abi.WCSuccess {
+		if wc := a.waitWC(cqa); wc.Status != uapi.WCSuccess {
 			t.Errorf("send: %+v", wc)
 		}
-		if wc := b.waitWC(cqb); wc.Status != abi.WCSuccess || wc.WRID != 3 || wc.ByteLen != 20 || wc.QPNum != tgt.QPN {
+		if wc := b.waitWC(cqb); wc.Status != uapi.WCSuccess || wc.WRID != 3 || wc.ByteLen != 20 || wc.QPNum != tgt.QPN {
 			t.Errorf("receive: %+v", wc)
 		}
 		send(0)
-		if wc := a.waitWC(cqa); wc.Status != abi.WCRemInvReqErr {
+		if wc := a.waitWC(cqa); wc.Status != uapi.WCRemInvReqErr {
 			t.Errorf("send to no queue: %+v", wc)
 		}
 		for i, p := range []*program{a, b} {
-			p.expectEvents(fmt.Sprintf("%v:%d", abi.EventQPReqErr, 5+i))
+			p.expectEvents(fmt.Sprintf("%v:%d", uapi.EventQPReqErr, 5+i))
 		}
 		// The target is there until the last has closed it.
-		r, err := do[abi.DestroyQPResp](a, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: tgt.QPHandle})
+		r, err := do[uapi.DestroyQPResp](a, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: tgt.QPHandle})
 		must(t, err)
 		if r.EventsReported != 1 {
 			t.Errorf("%d events reported", r.EventsReported)
 		}
-		_, err = do[abi.QueryQPResp](b, abi.CmdQueryQP, abi.QueryQP{QPHandle: opened.QPHandle, AttrMask: abi.QPAttrState})
+		_, err = do[uapi.QueryQPResp](b, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: opened.QPHandle, AttrMask: uapi.QPAttrState})
 		must(t, err)
-		must(t, silently(a, abi.CmdCloseXRCD, abi.CloseXRCD{XRCDHandle: xa}))
+		must(t, silently(a, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xa}))
 		info := b.f.Info()
 		if len(info.XRCDs) != 2 || len(info.SRQs) != 1 || !info.SRQs[0].XRC {
 			t.Errorf("resources: %+v", info)
@@ -322,14 +322,14 @@ func TestMulticastCommands(t *testing.T) {
 		w := newRXEWorld(t)
 		p := w.start(form)
 		pd, cq := p.allocPD(), p.rxeCQ()
-		ud := p.rxeQP(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTUD})
-		rc := p.rxeQP(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC})
+		ud := p.rxeQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTUD})
+		rc := p.rxeQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 		group := netip.MustParseAddr("239.5.6.7").As16()
 		attach := func(qp uint32, gid [16]byte) error {
-			return silently(p, abi.CmdAttachMcast, abi.AttachMcast{GID: gid, QPHandle: qp})
+			return silently(p, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp})
 		}
 		detach := func(qp uint32) error {
-			return silently(p, abi.CmdDetachMcast, abi.DetachMcast{GID: group, QPHandle: qp})
+			return silently(p, uapi.CmdDetachMcast, uapi.DetachMcast{GID: group, QPHandle: qp})
 		}
 		wantErrno(t, "detach before", detach(ud.QPHandle), syscall.EINVAL)
 		must(t, attach(ud.QPHandle, group))
@@ -337,7 +337,7 @@ func TestMulticastCommands(t *testing.T) {
 		wantErrno(t, "no group", attach(ud.QPHandle, netip.MustParseAddr("10.0.0.1").As16()), syscall.EINVAL)
 		wantErrno(t, "a connected queue pair", attach(rc.QPHandle, group), syscall.EINVAL)
 		wantErrno(t, "no queue pair", attach(999, group), syscall.ENOENT)
-		_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: ud.QPHandle})
+		_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: ud.QPHandle})
 		wantErrno(t, "destroy a member", err, syscall.EBUSY)
 		must(t, detach(ud.QPHandle))
 		wantErrno(t, "detach twice", detach(ud.QPHandle), syscall.EINVAL)

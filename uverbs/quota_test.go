@@ -11,8 +11,8 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // TestQuota: each kind of object is charged to the user who opened the file, refused over the limit with the errno of the
@@ -38,50 +38,50 @@ func TestQuota(t *testing.T) {
 	}{
 		{quota.PDs, 1, 1, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+				r, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 				return r.PDHandle, err
 			},
-			func(h uint32) error { return silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: h}) }},
+			func(h uint32) error { return silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: h}) }},
 		{quota.CQs, 1, 1, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 10, CompChannel: -1})
+				r, err := do[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 10, CompChannel: -1})
 				return r.CQHandle, err
 			},
 			func(h uint32) error {
-				_, err := do[abi.DestroyCQResp](p, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: h})
+				_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: h})
 				return err
 			}},
 		{quota.QPs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTUD})
+				r, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTUD})
 				return r.QPHandle, err
 			},
 			func(h uint32) error {
-				_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: h})
+				_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: h})
 				return err
 			}},
 		{quota.AHs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[abi.CreateAHResp](p, abi.CmdCreateAH, abi.CreateAH{PDHandle: pd, Attr: abi.AHAttr{PortNum: 1}})
+				r, err := do[uapi.CreateAHResp](p, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1}})
 				return r.AHHandle, err
 			},
-			func(h uint32) error { return silently(p, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: h}) }},
+			func(h uint32) error { return silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: h}) }},
 		{quota.MWs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[abi.AllocMWResp](p, abi.CmdAllocMW, abi.AllocMW{PDHandle: pd, MWType: abi.MWType1})
+				r, err := do[uapi.AllocMWResp](p, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: pd, MWType: uapi.MWType1})
 				return r.MWHandle, err
 			},
-			func(h uint32) error { return silently(p, abi.CmdDeallocMW, abi.DeallocMW{MWHandle: h}) }},
+			func(h uint32) error { return silently(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: h}) }},
 		{quota.MRs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
 				addr := (addressOf(p.alloc(8192)) + 4095) &^ 4095
-				r, err := do[abi.RegMRResp](p, abi.CmdRegMR, abi.RegMR{Start: addr, HCAVA: addr, Length: 4096, PDHandle: pd})
+				r, err := do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 4096, PDHandle: pd})
 				return r.MRHandle, err
 			},
-			func(h uint32) error { return silently(p, abi.CmdDeregMR, abi.DeregMR{MRHandle: h}) }},
+			func(h uint32) error { return silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: h}) }},
 		{quota.Descriptors, pipeEnds, 1, syscall.EMFILE,
 			func() (uint32, error) {
-				r, err := do[abi.CreateCompChannelResp](p, abi.CmdCreateCompChannel, abi.CreateCompChannel{})
+				r, err := do[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
 				return r.FD, err
 			},
 			nil},
@@ -156,7 +156,7 @@ func balance(t *testing.T, r *rand.Rand) {
 		programs, files = append(programs, p), append(files, f)
 	}
 	failing := false // what cannot be destroyed is left behind, so that it must not be aborted
-	send := func(i int, cmd abi.Command, body []byte) {
+	send := func(i int, cmd uapi.Command, body []byte) {
 		c := commands[cmd]
 		body = append(body, make([]byte, 16)...)
 		if c.answers {
@@ -166,8 +166,8 @@ func balance(t *testing.T, r *rand.Rand) {
 			}
 			putUint64(body, at)
 		}
-		hdr := abi.CmdHdr{Command: uint32(cmd), InWords: uint16(2 + len(body)/4), OutWords: 64}
-		b := append(abi.AppendTo(nil, &hdr), body...)
+		hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16(2 + len(body)/4), OutWords: 64}
+		b := append(uapi.AppendTo(nil, &hdr), body...)
 		copy(programs[i].space.mem, b)
 		_, _ = files[i].Write(programs[i], fuzzBase, len(b))
 	}
@@ -187,31 +187,31 @@ func balance(t *testing.T, r *rand.Rand) {
 		i := r.IntN(2)
 		switch r.IntN(16) {
 		case 0, 1:
-			send(i, abi.CmdGetContext, make([]byte, 8))
+			send(i, uapi.CmdGetContext, make([]byte, 8))
 		case 2, 3:
-			send(i, abi.CmdAllocPD, make([]byte, 8))
+			send(i, uapi.CmdAllocPD, make([]byte, 8))
 		case 4:
-			send(i, abi.CmdCreateCQ, enc(abi.CreateCQ{CQE: 5, CompChannel: -1}))
+			send(i, uapi.CmdCreateCQ, enc(uapi.CreateCQ{CQE: 5, CompChannel: -1}))
 		case 5, 6:
-			send(i, abi.CmdCreateQP, enc(abi.CreateQP{PDHandle: handle(), SendCQHandle: handle(), RecvCQHandle: handle(), QPType: abi.QPTRC}))
+			send(i, uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: handle(), SendCQHandle: handle(), RecvCQHandle: handle(), QPType: uapi.QPTRC}))
 		case 7:
-			send(i, abi.CmdRegMR, enc(abi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: handle()}))
+			send(i, uapi.CmdRegMR, enc(uapi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: handle()}))
 		case 8:
-			send(i, abi.CmdCreateAH, enc(abi.CreateAH{PDHandle: handle(), Attr: abi.AHAttr{PortNum: 1}}))
+			send(i, uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: handle(), Attr: uapi.AHAttr{PortNum: 1}}))
 		case 9:
-			send(i, abi.CmdAllocMW, enc(abi.AllocMW{PDHandle: handle(), MWType: abi.MWType1}))
+			send(i, uapi.CmdAllocMW, enc(uapi.AllocMW{PDHandle: handle(), MWType: uapi.MWType1}))
 		case 10:
-			send(i, abi.CmdCreateCompChannel, make([]byte, 8))
+			send(i, uapi.CmdCreateCompChannel, make([]byte, 8))
 		case 11:
-			send(i, abi.CmdDestroyQP, enc(abi.DestroyQP{QPHandle: handle()}))
+			send(i, uapi.CmdDestroyQP, enc(uapi.DestroyQP{QPHandle: handle()}))
 		case 12:
-			send(i, abi.CmdDestroyCQ, enc(abi.DestroyCQ{CQHandle: handle()}))
+			send(i, uapi.CmdDestroyCQ, enc(uapi.DestroyCQ{CQHandle: handle()}))
 		case 13:
-			send(i, abi.CmdDeregMR, enc(abi.DeregMR{MRHandle: handle()}))
+			send(i, uapi.CmdDeregMR, enc(uapi.DeregMR{MRHandle: handle()}))
 		case 14:
-			send(i, abi.CmdDestroyAH, enc(abi.DestroyAH{AHHandle: handle()}))
+			send(i, uapi.CmdDestroyAH, enc(uapi.DestroyAH{AHHandle: handle()}))
 		case 15:
-			send(i, abi.CmdDeallocPD, enc(abi.DeallocPD{PDHandle: handle()}))
+			send(i, uapi.CmdDeallocPD, enc(uapi.DeallocPD{PDHandle: handle()}))
 		}
 	}
 	for _, m := range methods {

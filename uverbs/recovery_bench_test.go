@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // BenchmarkRecovery takes the time from a fatal event until the recovered device is registered, and open to programs,
@@ -59,22 +59,22 @@ func BenchmarkRecovery(b *testing.B) {
 
 // hold makes queue pairs, each with a receive outstanding.
 func (p *soakProc) hold(b *testing.B, qps int) {
-	_, err := do[abi.GetContextResp](p.program, abi.CmdGetContext, abi.GetContext{})
+	_, err := do[uapi.GetContextResp](p.program, uapi.CmdGetContext, uapi.GetContext{})
 	must(b, err)
-	pd, err := do[abi.AllocPDResp](p.program, abi.CmdAllocPD, abi.AllocPD{})
+	pd, err := do[uapi.AllocPDResp](p.program, uapi.CmdAllocPD, uapi.AllocPD{})
 	must(b, err)
-	cq, _, err := doWith[abi.CreateCQResp](p.program, abi.CmdCreateCQ, abi.CreateCQ{CQE: uint32(qps), CompChannel: -1}, nil, 16)
+	cq, _, err := doWith[uapi.CreateCQResp](p.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: uint32(qps), CompChannel: -1}, nil, 16)
 	must(b, err)
 	for range qps {
-		qp, _, err := doWith[abi.CreateQPResp](p.program, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: cq.CQHandle,
-			RecvCQHandle: cq.CQHandle, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: abi.QPTRC}, nil, 32)
+		qp, _, err := doWith[uapi.CreateQPResp](p.program, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: cq.CQHandle,
+			RecvCQHandle: cq.CQHandle, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 		must(b, err)
-		must(b, silently(p.program, abi.CmdModifyQP, abi.ModifyQP{QPHandle: qp.QPHandle, QPState: abi.QPSInit, PortNum: 1,
-			AttrMask: abi.QPAttrState | abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags}))
+		must(b, silently(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSInit, PortNum: 1,
+			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags}))
 		resp := addressOf(p.program.alloc(8))
-		req := abi.PostRecv{Response: resp, QPHandle: qp.QPHandle, WRCount: 1, WQESize: uint32(abi.SizeOf[abi.RecvWR]())}
-		core := concat(req, abi.RecvWR{WRID: 1})
-		_, _, err = p.program.send(rawCommand{number: uint32(abi.CmdPostRecv), core: core, room: 4})
+		req := uapi.PostRecv{Response: resp, QPHandle: qp.QPHandle, WRCount: 1, WQESize: uint32(uapi.SizeOf[uapi.RecvWR]())}
+		core := concat(req, uapi.RecvWR{WRID: 1})
+		_, _, err = p.program.send(rawCommand{number: uint32(uapi.CmdPostRecv), core: core, room: 4})
 		must(b, err)
 	}
 }

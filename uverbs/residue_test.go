@@ -5,7 +5,7 @@ import (
 	"runtime"
 	"testing"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // TestNoResidue: a response, and what fills the room after it, does not depend on what was in the buffer that the command was
@@ -17,7 +17,7 @@ func TestNoResidue(t *testing.T) {
 		w := newWorld(t)
 		p := w.start(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)
-		qp := p.createQP(pd, cq, 0, abi.QPTRC)
+		qp := p.createQP(pd, cq, 0, uapi.QPTRC)
 		run := func(with byte) (all [][]byte) {
 			commandBuffers.New = func() any {
 				b := new(commandBuffer)
@@ -27,12 +27,12 @@ func TestNoResidue(t *testing.T) {
 				return b
 			}
 			for _, c := range []rawCommand{
-				{number: uint32(abi.CmdQueryDevice), core: enc(abi.QueryDevice{}), room: 512},
-				{number: uint32(abi.CmdQueryPort), core: enc(abi.QueryPort{PortNum: 1}), room: 512},
-				{number: uint32(abi.CmdQueryQP), core: enc(abi.QueryQP{QPHandle: qp.QPHandle, AttrMask: 1}), room: 512},
-				{number: uint32(abi.CmdPollCQ), core: enc(abi.PollCQ{CQHandle: cq, NE: 4}), room: 512},
-				{number: uint32(abi.CmdResizeCQ), core: enc(abi.ResizeCQ{CQHandle: cq, CQE: 20}), room: 8, driverOut: 64},
-				{extended: true, number: uint32(abi.ExCmdQueryDevice), core: enc(abi.ExQueryDevice{}), room: 512, driverOut: 64},
+				{number: uint32(uapi.CmdQueryDevice), core: enc(uapi.QueryDevice{}), room: 512},
+				{number: uint32(uapi.CmdQueryPort), core: enc(uapi.QueryPort{PortNum: 1}), room: 512},
+				{number: uint32(uapi.CmdQueryQP), core: enc(uapi.QueryQP{QPHandle: qp.QPHandle, AttrMask: 1}), room: 512},
+				{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: 4}), room: 512},
+				{number: uint32(uapi.CmdResizeCQ), core: enc(uapi.ResizeCQ{CQHandle: cq, CQE: 20}), room: 8, driverOut: 64},
+				{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: enc(uapi.ExQueryDevice{}), room: 512, driverOut: 64},
 			} {
 				runtime.GC()
 				runtime.GC() // the pools are empty

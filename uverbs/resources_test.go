@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"verbena/ib"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 func TestResources(t *testing.T) {
@@ -18,9 +18,9 @@ func TestResources(t *testing.T) {
 	pd := p.allocPD()
 	mr := p.regMR(pd)
 	cq, other := p.createCQ(p.channel(), 0), p.createCQ(-1, 0)
-	qp := p.createQP(pd, cq, 0, abi.QPTUD)
+	qp := p.createQP(pd, cq, 0, uapi.QPTUD)
 	ah := p.createAH(pd)
-	must(t, silently(p, abi.CmdModifyQP, abi.ModifyQP{QPHandle: qp.QPHandle, QPState: abi.QPSErr, AttrMask: abi.QPAttrState}))
+	must(t, silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState}))
 
 	addr := p.f.objects.find(mr.MRHandle).res.(*mrObject).Region().Addr()
 	want := ContextInfo{
@@ -57,10 +57,10 @@ func TestRegistrationLimit(t *testing.T) {
 	second := p.regMR(pd)
 	addr := addressOf(p.alloc(16))
 	reg := func() error {
-		_, err := do[abi.RegMRResp](p, abi.CmdRegMR, abi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd})
+		_, err := do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd})
 		return err
 	}
 	wantErrno(t, "over the limit", reg(), syscall.ENOMEM)
-	must(t, silently(p, abi.CmdDeregMR, abi.DeregMR{MRHandle: second.MRHandle}))
+	must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: second.MRHandle}))
 	must(t, reg())
 }

@@ -10,7 +10,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // UserABI is implemented by an [ib.Driver] that has a counterpart in user space. A driver without it has ABI version
@@ -102,7 +102,7 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 	d := &Device{srv: s, ib: dev, ports: attr.PhysPorts, abiVersion: 1, files: map[*File]struct{}{}}
 	if u, ok := dev.Driver().(UserABI); ok {
 		id, version := u.UserABI()
-		d.driverID, d.abiVersion, d.checkDriver = abi.DriverID(id), int(version), true
+		d.driverID, d.abiVersion, d.checkDriver = uapi.DriverID(id), int(version), true
 	}
 	s.mu.Lock()
 	if d.minor = slices.Index(s.devices, nil); d.minor < 0 {
@@ -166,7 +166,7 @@ type Device struct {
 	minor       int
 	name        string
 	ports       int
-	driverID    abi.DriverID
+	driverID    uapi.DriverID
 	checkDriver bool // the driver has a number that ioctls must name
 	abiVersion  int
 
@@ -187,7 +187,7 @@ func (d *Device) Minor() int { return d.minor }
 func (d *Device) IB() *ib.Device { return d.ib }
 
 // ABIVersion is the version of the commands, which sysfs shows as infiniband_verbs/abi_version.
-func (d *Device) ABIVersion() int { return abi.ABIVersion }
+func (d *Device) ABIVersion() int { return uapi.ABIVersion }
 
 // DriverABI is the version of the driver's private data, which sysfs shows as uverbsN/abi_version.
 func (d *Device) DriverABI() int { return d.abiVersion }

@@ -20,12 +20,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver/rxe"
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
 	"verbena/internal/quota"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // A fuzzer that knows the structure of commands: it lets a program lead whole sessions on a real rxe device, with
@@ -159,43 +159,43 @@ type sessionCommandKind struct {
 }
 
 var sessionCommands = []sessionCommandKind{
-	{number: uint32(abi.CmdGetContext), req: abi.GetContext{}, resp: abi.SizeOf[abi.GetContextResp]()},
-	{number: uint32(abi.CmdQueryDevice), req: abi.QueryDevice{}, resp: abi.SizeOf[abi.QueryDeviceResp]()},
-	{number: uint32(abi.CmdQueryPort), req: abi.QueryPort{}, resp: abi.SizeOf[abi.QueryPortResp]()},
-	{number: uint32(abi.CmdAllocPD), req: abi.AllocPD{}, resp: 4, makes: poolPD},
-	{number: uint32(abi.CmdDeallocPD), req: abi.DeallocPD{}},
-	{number: uint32(abi.CmdCreateAH), req: abi.CreateAH{}, resp: 4, makes: poolAH, driver: 4},
-	{number: uint32(abi.CmdDestroyAH), req: abi.DestroyAH{}},
-	{number: uint32(abi.CmdRegMR), req: abi.RegMR{}, resp: 12, makes: poolMR},
-	{number: uint32(abi.CmdReregMR), req: abi.ReregMR{}, resp: 8},
-	{number: uint32(abi.CmdDeregMR), req: abi.DeregMR{}},
-	{number: uint32(abi.CmdAllocMW), req: abi.AllocMW{}, resp: 8, makes: poolMW},
-	{number: uint32(abi.CmdDeallocMW), req: abi.DeallocMW{}},
-	{number: uint32(abi.CmdCreateCompChannel), req: abi.CreateCompChannel{}, resp: 4, makes: poolChannel},
-	{number: uint32(abi.CmdCreateCQ), req: abi.CreateCQ{}, resp: 8, makes: poolCQ, driver: 16},
-	{number: uint32(abi.CmdResizeCQ), req: abi.ResizeCQ{}, resp: 8, driver: 16},
-	{number: uint32(abi.CmdDestroyCQ), req: abi.DestroyCQ{}, resp: 8},
-	{number: uint32(abi.CmdPollCQ), req: abi.PollCQ{}, resp: 8 + 16*48},
-	{number: uint32(abi.CmdReqNotifyCQ), req: abi.ReqNotifyCQ{}},
-	{number: uint32(abi.CmdCreateQP), req: abi.CreateQP{}, resp: 32, makes: poolQP, driver: 32},
-	{number: uint32(abi.CmdQueryQP), req: abi.QueryQP{}, resp: abi.SizeOf[abi.QueryQPResp]()},
-	{number: uint32(abi.CmdModifyQP), req: abi.ModifyQP{}},
-	{number: uint32(abi.CmdDestroyQP), req: abi.DestroyQP{}, resp: 4},
-	{number: uint32(abi.CmdAttachMcast), req: abi.AttachMcast{}},
-	{number: uint32(abi.CmdDetachMcast), req: abi.DetachMcast{}},
-	{number: uint32(abi.CmdCreateSRQ), req: abi.CreateSRQ{}, resp: 16, makes: poolSRQ, driver: 20},
-	{number: uint32(abi.CmdModifySRQ), req: abi.ModifySRQ{}, driver: 16},
-	{number: uint32(abi.CmdQuerySRQ), req: abi.QuerySRQ{}, resp: 16},
-	{number: uint32(abi.CmdDestroySRQ), req: abi.DestroySRQ{}, resp: 4},
-	{number: uint32(abi.CmdOpenXRCD), req: abi.OpenXRCD{}, resp: 4, makes: poolXRCD},
-	{number: uint32(abi.CmdCloseXRCD), req: abi.CloseXRCD{}},
-	{number: uint32(abi.CmdCreateXSRQ), req: abi.CreateXSRQ{}, resp: 16, makes: poolSRQ, driver: 20},
-	{number: uint32(abi.CmdOpenQP), req: abi.OpenQP{}, resp: 32, makes: poolQP},
-	{number: uint32(abi.ExCmdQueryDevice), extended: true, req: abi.ExQueryDevice{}, resp: abi.SizeOf[abi.ExQueryDeviceResp]()},
-	{number: uint32(abi.ExCmdCreateCQ), extended: true, req: abi.ExCreateCQ{}, resp: 16, makes: poolCQ, driver: 16},
-	{number: uint32(abi.ExCmdCreateQP), extended: true, req: abi.ExCreateQP{}, resp: 40, makes: poolQP, driver: 32},
-	{number: uint32(abi.ExCmdModifyQP), extended: true, req: abi.ExModifyQP{}, resp: 8},
-	{number: uint32(abi.ExCmdModifyCQ), extended: true, req: abi.ExModifyCQ{}},
+	{number: uint32(uapi.CmdGetContext), req: uapi.GetContext{}, resp: uapi.SizeOf[uapi.GetContextResp]()},
+	{number: uint32(uapi.CmdQueryDevice), req: uapi.QueryDevice{}, resp: uapi.SizeOf[uapi.QueryDeviceResp]()},
+	{number: uint32(uapi.CmdQueryPort), req: uapi.QueryPort{}, resp: uapi.SizeOf[uapi.QueryPortResp]()},
+	{number: uint32(uapi.CmdAllocPD), req: uapi.AllocPD{}, resp: 4, makes: poolPD},
+	{number: uint32(uapi.CmdDeallocPD), req: uapi.DeallocPD{}},
+	{number: uint32(uapi.CmdCreateAH), req: uapi.CreateAH{}, resp: 4, makes: poolAH, driver: 4},
+	{number: uint32(uapi.CmdDestroyAH), req: uapi.DestroyAH{}},
+	{number: uint32(uapi.CmdRegMR), req: uapi.RegMR{}, resp: 12, makes: poolMR},
+	{number: uint32(uapi.CmdReregMR), req: uapi.ReregMR{}, resp: 8},
+	{number: uint32(uapi.CmdDeregMR), req: uapi.DeregMR{}},
+	{number: uint32(uapi.CmdAllocMW), req: uapi.AllocMW{}, resp: 8, makes: poolMW},
+	{number: uint32(uapi.CmdDeallocMW), req: uapi.DeallocMW{}},
+	{number: uint32(uapi.CmdCreateCompChannel), req: uapi.CreateCompChannel{}, resp: 4, makes: poolChannel},
+	{number: uint32(uapi.CmdCreateCQ), req: uapi.CreateCQ{}, resp: 8, makes: poolCQ, driver: 16},
+	{number: uint32(uapi.CmdResizeCQ), req: uapi.ResizeCQ{}, resp: 8, driver: 16},
+	{number: uint32(uapi.CmdDestroyCQ), req: uapi.DestroyCQ{}, resp: 8},
+	{number: uint32(uapi.CmdPollCQ), req: uapi.PollCQ{}, resp: 8 + 16*48},
+	{number: uint32(uapi.CmdReqNotifyCQ), req: uapi.ReqNotifyCQ{}},
+	{number: uint32(uapi.CmdCreateQP), req: uapi.CreateQP{}, resp: 32, makes: poolQP, driver: 32},
+	{number: uint32(uapi.CmdQueryQP), req: uapi.QueryQP{}, resp: uapi.SizeOf[uapi.QueryQPResp]()},
+	{number: uint32(uapi.CmdModifyQP), req: uapi.ModifyQP{}},
+	{number: uint32(uapi.CmdDestroyQP), req: uapi.DestroyQP{}, resp: 4},
+	{number: uint32(uapi.CmdAttachMcast), req: uapi.AttachMcast{}},
+	{number: uint32(uapi.CmdDetachMcast), req: uapi.DetachMcast{}},
+	{number: uint32(uapi.CmdCreateSRQ), req: uapi.CreateSRQ{}, resp: 16, makes: poolSRQ, driver: 20},
+	{number: uint32(uapi.CmdModifySRQ), req: uapi.ModifySRQ{}, driver: 16},
+	{number: uint32(uapi.CmdQuerySRQ), req: uapi.QuerySRQ{}, resp: 16},
+	{number: uint32(uapi.CmdDestroySRQ), req: uapi.DestroySRQ{}, resp: 4},
+	{number: uint32(uapi.CmdOpenXRCD), req: uapi.OpenXRCD{}, resp: 4, makes: poolXRCD},
+	{number: uint32(uapi.CmdCloseXRCD), req: uapi.CloseXRCD{}},
+	{number: uint32(uapi.CmdCreateXSRQ), req: uapi.CreateXSRQ{}, resp: 16, makes: poolSRQ, driver: 20},
+	{number: uint32(uapi.CmdOpenQP), req: uapi.OpenQP{}, resp: 32, makes: poolQP},
+	{number: uint32(uapi.ExCmdQueryDevice), extended: true, req: uapi.ExQueryDevice{}, resp: uapi.SizeOf[uapi.ExQueryDeviceResp]()},
+	{number: uint32(uapi.ExCmdCreateCQ), extended: true, req: uapi.ExCreateCQ{}, resp: 16, makes: poolCQ, driver: 16},
+	{number: uint32(uapi.ExCmdCreateQP), extended: true, req: uapi.ExCreateQP{}, resp: 40, makes: poolQP, driver: 32},
+	{number: uint32(uapi.ExCmdModifyQP), extended: true, req: uapi.ExModifyQP{}, resp: 8},
+	{number: uint32(uapi.ExCmdModifyCQ), extended: true, req: uapi.ExModifyCQ{}},
 }
 
 // sessionWorld is what all sessions of a process share.
@@ -268,15 +268,15 @@ func (p *sessionProgram) command(number uint32, extended bool, core, driver []by
 	var b []byte
 	if extended {
 		core = append(core, make([]byte, -len(core)&7)...)
-		hdr := abi.CmdHdr{Command: number | abi.CmdFlagExtended, InWords: uint16(len(core) / 8), OutWords: uint16(room / 8)}
-		ex := abi.ExCmdHdr{Response: sessionResponse, ProviderInWords: uint16(len(driver) / 8), ProviderOutWords: uint16(driverRoom / 8)}
+		hdr := uapi.CmdHdr{Command: number | uapi.CmdFlagExtended, InWords: uint16(len(core) / 8), OutWords: uint16(room / 8)}
+		ex := uapi.ExCmdHdr{Response: sessionResponse, ProviderInWords: uint16(len(driver) / 8), ProviderOutWords: uint16(driverRoom / 8)}
 		if room+driverRoom == 0 {
 			ex.Response = 0
 		}
-		b = abi.AppendTo(abi.AppendTo(nil, &hdr), &ex)
+		b = uapi.AppendTo(uapi.AppendTo(nil, &hdr), &ex)
 	} else {
-		hdr := abi.CmdHdr{Command: number, InWords: uint16((8 + len(core) + len(driver)) / 4), OutWords: uint16((room + driverRoom) / 4)}
-		b = abi.AppendTo(nil, &hdr)
+		hdr := uapi.CmdHdr{Command: number, InWords: uint16((8 + len(core) + len(driver)) / 4), OutWords: uint16((room + driverRoom) / 4)}
+		b = uapi.AppendTo(nil, &hdr)
 	}
 	b = append(append(b, core...), driver...)
 	p.space.put(sessionCommand, b)
@@ -285,26 +285,26 @@ func (p *sessionProgram) command(number uint32, extended bool, core, driver []by
 }
 
 // call sends a plain command that must succeed.
-func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd abi.Command, req Req, tail []byte, driverRoom int) Resp {
+func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd uapi.Command, req Req, tail []byte, driverRoom int) Resp {
 	t.Helper()
-	core := append(abi.AppendTo(nil, &req), tail...)
+	core := append(uapi.AppendTo(nil, &req), tail...)
 	if commands[cmd].answers {
 		putUint64(core, sessionResponse)
 	}
-	resp, err := p.command(uint32(cmd), false, core, nil, max(abi.SizeOf[Resp](), 8), driverRoom)
+	resp, err := p.command(uint32(cmd), false, core, nil, max(uapi.SizeOf[Resp](), 8), driverRoom)
 	if err != nil {
 		t.Fatalf("%v: %v", cmd, err)
 	}
-	v, _ := abi.DecodePrefix[Resp](resp[:min(len(resp), abi.SizeOf[Resp]())])
+	v, _ := uapi.DecodePrefix[Resp](resp[:min(len(resp), uapi.SizeOf[Resp]())])
 	return v
 }
 
 // bystander is a process with a connection from itself to itself, which must go on working.
 type bystander struct {
 	*sessionProgram
-	mr   abi.RegMRResp
+	mr   uapi.RegMRResp
 	cq   uint32
-	qps  [2]abi.CreateQPResp
+	qps  [2]uapi.CreateQPResp
 	info string
 	seen int
 }
@@ -313,19 +313,19 @@ func newBystander(t testing.TB, w *sessionWorld) *bystander {
 	t.Helper()
 	o := &bystander{sessionProgram: w.open(t)}
 	p := o.sessionProgram
-	call1[abi.GetContextResp](t, p, abi.CmdGetContext, abi.GetContext{}, nil, 0)
-	pd := call1[abi.AllocPDResp](t, p, abi.CmdAllocPD, abi.AllocPD{}, nil, 0).PDHandle
-	o.mr = call1[abi.RegMRResp](t, p, abi.CmdRegMR, abi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000, PDHandle: pd,
-		AccessFlags: abi.AccessLocalWrite | abi.AccessRemoteWrite | abi.AccessRemoteRead | abi.AccessRemoteAtomic}, nil, 0)
-	o.cq = call1[abi.CreateCQResp](t, p, abi.CmdCreateCQ, abi.CreateCQ{CQE: 16, CompChannel: -1}, nil, 16).CQHandle
+	call1[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
+	pd := call1[uapi.AllocPDResp](t, p, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0).PDHandle
+	o.mr = call1[uapi.RegMRResp](t, p, uapi.CmdRegMR, uapi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000, PDHandle: pd,
+		AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic}, nil, 0)
+	o.cq = call1[uapi.CreateCQResp](t, p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 16, CompChannel: -1}, nil, 16).CQHandle
 	for i := range o.qps {
-		o.qps[i] = call1[abi.CreateQPResp](t, p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: o.cq, RecvCQHandle: o.cq,
-			MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: abi.QPTRC}, nil, 32)
+		o.qps[i] = call1[uapi.CreateQPResp](t, p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: o.cq, RecvCQHandle: o.cq,
+			MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 	}
 	for i := range o.qps {
 		for _, m := range connection(o.qps[i].QPHandle, o.qps[1-i].QPN, w.gid) {
 			m.Timeout, m.RetryCnt = 18, 7 // one second: it must not fail by being slow
-			call1[none](t, p, abi.CmdModifyQP, m, nil, 0)
+			call1[none](t, p, uapi.CmdModifyQP, m, nil, 0)
 		}
 	}
 	o.check(t)
@@ -334,17 +334,17 @@ func newBystander(t testing.TB, w *sessionWorld) *bystander {
 }
 
 // connection is the way of a reliable queue pair from RESET to RTS.
-func connection(qp, dest uint32, gid ib.GID) []abi.ModifyQP {
-	const access = abi.AccessRemoteWrite | abi.AccessRemoteRead | abi.AccessRemoteAtomic
-	return []abi.ModifyQP{
-		{QPHandle: qp, QPState: abi.QPSInit, PortNum: 1, QPAccessFlags: access,
-			AttrMask: abi.QPAttrState | abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags},
-		{QPHandle: qp, QPState: abi.QPSRTR, PathMTU: abi.MTU1024, DestQPNum: dest, MaxDestRDAtomic: 1, MinRNRTimer: 1,
-			Dest: abi.QPDest{DGID: gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
-			AttrMask: abi.QPAttrState | abi.QPAttrAV | abi.QPAttrPathMTU | abi.QPAttrDestQPN | abi.QPAttrRQPSN |
-				abi.QPAttrMaxDestRDAtomic | abi.QPAttrMinRNRTimer},
-		{QPHandle: qp, QPState: abi.QPSRTS, Timeout: 8, RetryCnt: 1, RNRRetry: 1, MaxRDAtomic: 1,
-			AttrMask: abi.QPAttrState | abi.QPAttrSQPSN | abi.QPAttrTimeout | abi.QPAttrRetryCnt | abi.QPAttrRNRRetry | abi.QPAttrMaxQPRDAtomic},
+func connection(qp, dest uint32, gid ib.GID) []uapi.ModifyQP {
+	const access = uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic
+	return []uapi.ModifyQP{
+		{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, QPAccessFlags: access,
+			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags},
+		{QPHandle: qp, QPState: uapi.QPSRTR, PathMTU: uapi.MTU1024, DestQPNum: dest, MaxDestRDAtomic: 1, MinRNRTimer: 1,
+			Dest: uapi.QPDest{DGID: gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
+			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN |
+				uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer},
+		{QPHandle: qp, QPState: uapi.QPSRTS, Timeout: 8, RetryCnt: 1, RNRRetry: 1, MaxRDAtomic: 1,
+			AttrMask: uapi.QPAttrState | uapi.QPAttrSQPSN | uapi.QPAttrTimeout | uapi.QPAttrRetryCnt | uapi.QPAttrRNRRetry | uapi.QPAttrMaxQPRDAtomic},
 	}
 }
 
@@ -361,15 +361,15 @@ func (o *bystander) check(t testing.TB) {
 	o.space.put(sessionData, mark)
 	want := o.space.get(sessionData, 0x4000)
 	copy(want[0x1000:], mark)
-	call1[abi.PostRecvResp](t, o.sessionProgram, abi.CmdPostRecv,
-		abi.PostRecv{QPHandle: o.qps[to].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(abi.SizeOf[abi.RecvWR]())},
-		concat(abi.RecvWR{WRID: uint64(o.seen), NumSGE: 1}, abi.SGE{Addr: sessionData + 0x1000, Length: size, LKey: o.mr.LKey}), 0)
-	call1[abi.PostSendResp](t, o.sessionProgram, abi.CmdPostSend,
-		abi.PostSend{QPHandle: o.qps[from].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(abi.SizeOf[abi.SendWR]())},
-		concat(abi.SendWR{WRID: uint64(o.seen), NumSGE: 1, Opcode: abi.WRSend, SendFlags: abi.SendSignaled},
-			abi.SGE{Addr: sessionData, Length: size, LKey: o.mr.LKey}), 0)
+	call1[uapi.PostRecvResp](t, o.sessionProgram, uapi.CmdPostRecv,
+		uapi.PostRecv{QPHandle: o.qps[to].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(uapi.SizeOf[uapi.RecvWR]())},
+		concat(uapi.RecvWR{WRID: uint64(o.seen), NumSGE: 1}, uapi.SGE{Addr: sessionData + 0x1000, Length: size, LKey: o.mr.LKey}), 0)
+	call1[uapi.PostSendResp](t, o.sessionProgram, uapi.CmdPostSend,
+		uapi.PostSend{QPHandle: o.qps[from].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(uapi.SizeOf[uapi.SendWR]())},
+		concat(uapi.SendWR{WRID: uint64(o.seen), NumSGE: 1, Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled},
+			uapi.SGE{Addr: sessionData, Length: size, LKey: o.mr.LKey}), 0)
 	for range 2 {
-		if wc := o.awaitCompletion(t, o.cq, uint64(o.seen)); wc.Status != abi.WCSuccess {
+		if wc := o.awaitCompletion(t, o.cq, uint64(o.seen)); wc.Status != uapi.WCSuccess {
 			t.Fatalf("the bystander gets %+v of message %d", wc, o.seen)
 		}
 	}
@@ -382,24 +382,24 @@ func (o *bystander) check(t testing.TB) {
 }
 
 // awaitCompletion takes one completion, which must be of a work request of this id.
-func (p *sessionProgram) awaitCompletion(t testing.TB, cq uint32, id uint64) abi.WC {
+func (p *sessionProgram) awaitCompletion(t testing.TB, cq uint32, id uint64) uapi.WC {
 	t.Helper()
-	size := abi.SizeOf[abi.WC]()
+	size := uapi.SizeOf[uapi.WC]()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); runtime.Gosched() {
-		core := abi.AppendTo(nil, &abi.PollCQ{Response: sessionResponse, CQHandle: cq, NE: 1})
-		resp, err := p.command(uint32(abi.CmdPollCQ), false, core, nil, 8+size, 0)
+		core := uapi.AppendTo(nil, &uapi.PollCQ{Response: sessionResponse, CQHandle: cq, NE: 1})
+		resp, err := p.command(uint32(uapi.CmdPollCQ), false, core, nil, 8+size, 0)
 		must(t, err)
 		if binary.NativeEndian.Uint32(resp) == 0 {
 			continue
 		}
-		wc, _ := abi.Decode[abi.WC](resp[8:])
+		wc, _ := uapi.Decode[uapi.WC](resp[8:])
 		if wc.WRID != id {
 			t.Fatalf("completion %+v, expected of work request %d", wc, id)
 		}
 		return wc
 	}
 	t.Fatalf("work request %d does not complete", id)
-	return abi.WC{}
+	return uapi.WC{}
 }
 
 func (o *bystander) close() { o.file.Close(); unix.Munmap(o.space.mem); o.closeFDs() }
@@ -410,7 +410,7 @@ func (p *fuzzProgram) closeFDs() {
 	}
 }
 
-func concat[A, B any](a A, b B) []byte { return abi.AppendTo(abi.AppendTo(nil, &a), &b) }
+func concat[A, B any](a A, b B) []byte { return uapi.AppendTo(uapi.AppendTo(nil, &a), &b) }
 
 // script is the fuzzer's input: every decision of a session. At its end all decisions are 0.
 type script []byte
@@ -507,7 +507,7 @@ func (x *session) field(name string) uint64 {
 		}
 		return uint64(x.s.byte())
 	case "QPType":
-		return uint64([]abi.QPType{abi.QPTRC, abi.QPTRC, abi.QPTUC, abi.QPTUD, abi.QPTUD, abi.QPTXRCIni, abi.QPTXRCTgt, abi.QPTRawPacket}[x.s.below(8)])
+		return uint64([]uapi.QPType{uapi.QPTRC, uapi.QPTRC, uapi.QPTUC, uapi.QPTUD, uapi.QPTUD, uapi.QPTXRCIni, uapi.QPTXRCTgt, uapi.QPTRawPacket}[x.s.below(8)])
 	case "MWType":
 		return uint64(1 + x.s.below(3))
 	case "QPState", "CurQPState", "SRQType", "PathMTU":
@@ -545,7 +545,7 @@ func (x *session) send(i int, damages int) {
 	core := encodeValue(req)
 	form := x.s.byte()
 	var driver []byte
-	if c.number == uint32(abi.CmdResizeCQ) || form&0x40 != 0 {
+	if c.number == uint32(uapi.CmdResizeCQ) || form&0x40 != 0 {
 		driver = make([]byte, 8)
 	}
 	for range damages {
@@ -620,38 +620,38 @@ func (x *session) damage(b []byte) {
 // invoke is a command by INVOKE_WRITE.
 func (x *session) invoke(number uint32, extended bool, core, driver []byte, room, driverRoom int) ([]byte, error) {
 	if extended {
-		number |= abi.CmdFlagExtended
+		number |= uapi.CmdFlagExtended
 	}
 	const in = sessionCommand + 0x1000
 	x.p.space.put(in, slices.Concat(core, driver))
-	attrs := []abi.Attr{{AttrID: abi.AttrWriteCmd, Len: 8, Flags: abi.AttrFMandatory, Data: uint64(number)}}
-	add := func(id abi.AttrID, n int, addr uint64, b []byte) {
+	attrs := []uapi.Attr{{AttrID: uapi.AttrWriteCmd, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(number)}}
+	add := func(id uapi.AttrID, n int, addr uint64, b []byte) {
 		if n == 0 {
 			return
 		}
-		a := abi.Attr{AttrID: id, Len: uint16(n), Flags: abi.AttrFMandatory, Data: addr}
+		a := uapi.Attr{AttrID: id, Len: uint16(n), Flags: uapi.AttrFMandatory, Data: addr}
 		if b != nil && n <= 8 {
 			a.Data = uint64At(append(slices.Clone(b), make([]byte, 8)...))
 		}
 		attrs = append(attrs, a)
 	}
-	add(abi.AttrCoreIn, len(core), in, core)
-	add(abi.AttrUHWIn, len(driver), in+uint64(len(core)), driver)
-	add(abi.AttrCoreOut, room, sessionResponse, nil)
-	add(abi.AttrUHWOut, driverRoom, sessionResponse+uint64(room), nil)
-	err := x.ioctl(abi.ObjectDevice, abi.MethodInvokeWrite, attrs)
+	add(uapi.AttrCoreIn, len(core), in, core)
+	add(uapi.AttrUHWIn, len(driver), in+uint64(len(core)), driver)
+	add(uapi.AttrCoreOut, room, sessionResponse, nil)
+	add(uapi.AttrUHWOut, driverRoom, sessionResponse+uint64(room), nil)
+	err := x.ioctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, attrs)
 	return x.p.space.get(sessionResponse, room+driverRoom), err
 }
 
-func (x *session) ioctl(object abi.ObjectID, method abi.MethodID, attrs []abi.Attr) error {
-	hdr := abi.IoctlHdr{Length: uint16(ioctlHdrSize + attrSize*len(attrs)), ObjectID: object, MethodID: method,
-		NumAttrs: uint16(len(attrs)), DriverID: abi.DriverRXE}
-	b := abi.AppendTo(nil, &hdr)
+func (x *session) ioctl(object uapi.ObjectID, method uapi.MethodID, attrs []uapi.Attr) error {
+	hdr := uapi.IoctlHdr{Length: uint16(ioctlHdrSize + attrSize*len(attrs)), ObjectID: object, MethodID: method,
+		NumAttrs: uint16(len(attrs)), DriverID: uapi.DriverRXE}
+	b := uapi.AppendTo(nil, &hdr)
 	for i := range attrs {
-		b = abi.AppendTo(b, &attrs[i])
+		b = uapi.AppendTo(b, &attrs[i])
 	}
 	x.p.space.put(sessionCommand, b)
-	return x.p.file.Ioctl(x.p, abi.VerbsIoctl, sessionCommand)
+	return x.p.file.Ioctl(x.p, uapi.VerbsIoctl, sessionCommand)
 }
 
 // method calls a method with attributes that are at home in it, more or less.
@@ -661,13 +661,13 @@ func (x *session) method() {
 	})
 	id := ids[x.s.below(len(ids))]
 	spec := methods[id].attrs
-	var attrs []abi.Attr
+	var attrs []uapi.Attr
 	for i := range spec {
 		what := x.s.byte()
 		if what < 16 {
 			continue
 		}
-		a := abi.Attr{AttrID: spec[i].id, Flags: abi.AttrFlags(what & 1)}
+		a := uapi.Attr{AttrID: spec[i].id, Flags: uapi.AttrFlags(what & 1)}
 		n := uint16(spec[i].least)
 		switch what >> 1 % 8 {
 		case 0, 1, 2:
@@ -684,9 +684,9 @@ func (x *session) method() {
 		attrs = append(attrs, a)
 	}
 	if x.s.byte() > 240 && len(attrs) > 0 {
-		b := abi.AppendTo(nil, &attrs[0])
+		b := uapi.AppendTo(nil, &attrs[0])
 		x.damage(b)
-		attrs[0], _ = abi.Decode[abi.Attr](b)
+		attrs[0], _ = uapi.Decode[uapi.Attr](b)
 	}
 	x.errno(x.ioctl(id.object, id.method, attrs))
 }
@@ -706,47 +706,47 @@ func (x *session) connect() {
 	qp, dest := x.number(x.p.handles[poolQP]), x.number(x.p.qpns)
 	way := connection(qp, dest, x.w.gid)
 	if x.s.byte() < 128 {
-		way = slices.Insert(way, 0, abi.ModifyQP{QPHandle: qp, QPState: abi.QPSReset, AttrMask: abi.QPAttrState})
+		way = slices.Insert(way, 0, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSReset, AttrMask: uapi.QPAttrState})
 	}
 	for _, m := range way {
 		m.RQPSN, m.SQPSN = uint32(x.s.byte()), uint32(x.s.byte())
-		_, err := x.p.command(uint32(abi.CmdModifyQP), false, abi.AppendTo(nil, &m), nil, 0, 0)
+		_, err := x.p.command(uint32(uapi.CmdModifyQP), false, uapi.AppendTo(nil, &m), nil, 0, 0)
 		x.errno(err)
 	}
 }
 
 // post posts work requests by command.
 func (x *session) post() {
-	cmd := []abi.Command{abi.CmdPostSend, abi.CmdPostRecv, abi.CmdPostSRQRecv}[x.s.below(3)]
+	cmd := []uapi.Command{uapi.CmdPostSend, uapi.CmdPostRecv, uapi.CmdPostSRQRecv}[x.s.below(3)]
 	n := x.s.below(4)
 	handle := x.number(x.p.handles[poolQP])
-	size := abi.SizeOf[abi.SendWR]()
-	if cmd != abi.CmdPostSend {
-		size = abi.SizeOf[abi.RecvWR]()
+	size := uapi.SizeOf[uapi.SendWR]()
+	if cmd != uapi.CmdPostSend {
+		size = uapi.SizeOf[uapi.RecvWR]()
 	}
-	if cmd == abi.CmdPostSRQRecv {
+	if cmd == uapi.CmdPostSRQRecv {
 		handle = x.number(x.p.handles[poolSRQ])
 	}
 	var wrs, sges []byte
 	for range n {
 		k := x.s.below(3)
-		if cmd == abi.CmdPostSend {
-			w := abi.SendWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k), Opcode: abi.WROpcode(x.s.below(16)), SendFlags: abi.SendFlags(x.s.byte() & 0x1f)}
+		if cmd == uapi.CmdPostSend {
+			w := uapi.SendWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k), Opcode: uapi.WROpcode(x.s.below(16)), SendFlags: uapi.SendFlags(x.s.byte() & 0x1f)}
 			r := w.Atomic()
 			r.RemoteAddr, r.RKey = sessionData+uint64(x.s.byte())<<3, x.number(x.p.keys)
 			if x.s.byte()&1 != 0 {
-				*w.UD() = abi.SendWRUD{AH: x.number(x.p.handles[poolAH]), RemoteQPN: x.number(x.p.qpns), RemoteQKey: uint32(x.s.byte())}
+				*w.UD() = uapi.SendWRUD{AH: x.number(x.p.handles[poolAH]), RemoteQPN: x.number(x.p.qpns), RemoteQKey: uint32(x.s.byte())}
 			}
-			wrs = abi.AppendTo(wrs, &w)
+			wrs = uapi.AppendTo(wrs, &w)
 		} else {
-			wrs = abi.AppendTo(wrs, &abi.RecvWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k)})
+			wrs = uapi.AppendTo(wrs, &uapi.RecvWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k)})
 		}
 		for range k {
-			sges = abi.AppendTo(sges, &abi.SGE{Addr: sessionData + uint64(x.s.byte())<<6, Length: uint32(x.s.byte()), LKey: x.number(x.p.keys)})
+			sges = uapi.AppendTo(sges, &uapi.SGE{Addr: sessionData + uint64(x.s.byte())<<6, Length: uint32(x.s.byte()), LKey: x.number(x.p.keys)})
 		}
 	}
-	req := abi.PostSend{Response: sessionResponse, QPHandle: handle, WRCount: uint32(n), SGECount: uint32(len(sges) / 16), WQESize: uint32(size)}
-	b := slices.Concat(abi.AppendTo(nil, &req), wrs, sges)
+	req := uapi.PostSend{Response: sessionResponse, QPHandle: handle, WRCount: uint32(n), SGECount: uint32(len(sges) / 16), WQESize: uint32(size)}
+	b := slices.Concat(uapi.AppendTo(nil, &req), wrs, sges)
 	if x.s.byte() > 200 {
 		x.damage(b)
 	}
@@ -768,11 +768,11 @@ func (x *session) scribble() {
 		at := 0
 		switch x.s.below(4) {
 		case 0:
-			at = abi.RXEQueueProducerOffset
+			at = uapi.RXEQueueProducerOffset
 		case 1:
-			at = abi.RXEQueueConsumerOffset
+			at = uapi.RXEQueueConsumerOffset
 		default:
-			at = (abi.RXEQueueDataOffset + int(x.s.byte())*4 + x.s.below(3)*1024) % (len(q) - 4) &^ 3
+			at = (uapi.RXEQueueDataOffset + int(x.s.byte())*4 + x.s.below(3)*1024) % (len(q) - 4) &^ 3
 		}
 		v := uint32(x.s.byte())
 		if x.s.byte() > 200 {
@@ -784,8 +784,8 @@ func (x *session) scribble() {
 }
 
 func (x *session) doorbell() {
-	req := abi.PostSend{Response: sessionResponse, QPHandle: x.number(x.p.handles[poolQP])}
-	_, err := x.p.command(uint32(abi.CmdPostSend), false, abi.AppendTo(nil, &req), nil, 4, 0)
+	req := uapi.PostSend{Response: sessionResponse, QPHandle: x.number(x.p.handles[poolQP])}
+	_, err := x.p.command(uint32(uapi.CmdPostSend), false, uapi.AppendTo(nil, &req), nil, 4, 0)
 	x.errno(err)
 }
 
@@ -802,8 +802,8 @@ func (x *session) run() {
 	if x.s.byte() != 0xff { // or else the program must find the way itself
 		given := x.s
 		x.s = new(script)
-		for _, number := range []abi.Command{abi.CmdGetContext, abi.CmdAllocPD, abi.CmdRegMR, abi.CmdCreateCompChannel, abi.CmdCreateCQ,
-			abi.CmdCreateQP, abi.CmdCreateQP, abi.CmdCreateSRQ, abi.CmdCreateAH} {
+		for _, number := range []uapi.Command{uapi.CmdGetContext, uapi.CmdAllocPD, uapi.CmdRegMR, uapi.CmdCreateCompChannel, uapi.CmdCreateCQ,
+			uapi.CmdCreateQP, uapi.CmdCreateQP, uapi.CmdCreateSRQ, uapi.CmdCreateAH} {
 			x.send(slices.IndexFunc(sessionCommands, func(c sessionCommandKind) bool { return c.number == uint32(number) && !c.extended }), 0)
 		}
 		x.s = given

@@ -20,12 +20,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver/rxe"
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
 	"verbena/ib/slot"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // A device goes through resets, unplugs and plugs at every kind of moment, while ten processes and a consumer in this
@@ -215,7 +215,7 @@ type soakContext struct {
 	channel int
 	cq      uint32
 	cqRing  userRing
-	mr      abi.RegMRResp
+	mr      uapi.RegMRResp
 	qps     []soakQP
 	book    *ledger
 }
@@ -226,7 +226,7 @@ type soakQP struct {
 	out    int // sends outstanding
 }
 
-func (m *queueMemory) ring(mi abi.MMInfo) userRing {
+func (m *queueMemory) ring(mi uapi.MMInfo) userRing {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return userRing{m.regions[mi.Offset>>32-1]}
@@ -258,7 +258,7 @@ func (p *soakProc) live() bool {
 	}
 	if p.s.stop.Load() && x.f.state.Load() == contextLive {
 		for _, q := range x.qps {
-			err := silently(p.program, abi.CmdModifyQP, abi.ModifyQP{QPHandle: q.handle, QPState: abi.QPSErr, AttrMask: abi.QPAttrState})
+			err := silently(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: q.handle, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
 			p.gone("modify to ERR", err)
 		}
 	} else {
@@ -280,40 +280,40 @@ func (p *soakProc) live() bool {
 // setup makes the objects and connects the queue pairs, each with its neighbour.
 func (x *soakContext) setup() bool {
 	p := x.program
-	ctx, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+	ctx, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	if x.gone("get context", err) {
 		return false
 	}
 	x.async = int(ctx.AsyncFD)
-	pd, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+	pd, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 	if x.gone("alloc pd", err) {
 		return false
 	}
 	addr := addressOf(x.data)
-	x.mr, err = do[abi.RegMRResp](p, abi.CmdRegMR, abi.RegMR{Start: addr, HCAVA: addr, Length: uint64(len(x.data)), PDHandle: pd.PDHandle, AccessFlags: abi.AccessLocalWrite})
+	x.mr, err = do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: uint64(len(x.data)), PDHandle: pd.PDHandle, AccessFlags: uapi.AccessLocalWrite})
 	if x.gone("reg mr", err) {
 		return false
 	}
-	ch, err := do[abi.CreateCompChannelResp](p, abi.CmdCreateCompChannel, abi.CreateCompChannel{})
+	ch, err := do[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
 	if x.gone("create channel", err) {
 		return false
 	}
 	x.channel = int(ch.FD)
-	cq, out, err := doWith[abi.CreateCQResp](p, abi.CmdCreateCQ, abi.CreateCQ{CQE: soakQPs * soakDepth * 4, CompChannel: int32(x.channel)}, nil, 16)
+	cq, out, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: soakQPs * soakDepth * 4, CompChannel: int32(x.channel)}, nil, 16)
 	if x.gone("create cq", err) {
 		return false
 	}
 	x.cq = cq.CQHandle
-	mi, _ := abi.Decode[abi.RXECreateCQResp](out)
+	mi, _ := uapi.Decode[uapi.RXECreateCQResp](out)
 	x.cqRing = x.mem.ring(mi.MI)
 	var nums []uint32
 	for range soakQPs {
-		qp, out, err := doWith[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: x.cq, RecvCQHandle: x.cq,
-			MaxSendWR: soakDepth, MaxRecvWR: 2 * soakDepth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: abi.QPTRC}, nil, 32)
+		qp, out, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: x.cq, RecvCQHandle: x.cq,
+			MaxSendWR: soakDepth, MaxRecvWR: 2 * soakDepth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 		if x.gone("create qp", err) {
 			return false
 		}
-		mi, _ := abi.Decode[abi.RXECreateQPResp](out)
+		mi, _ := uapi.Decode[uapi.RXECreateQPResp](out)
 		x.qps = append(x.qps, soakQP{handle: qp.QPHandle, sq: x.mem.ring(mi.SQMI), rq: x.mem.ring(mi.RQMI)})
 		nums = append(nums, qp.QPN)
 	}
@@ -321,7 +321,7 @@ func (x *soakContext) setup() bool {
 	for i := range x.qps {
 		for _, m := range connection(x.qps[i].handle, nums[i^1], gid) {
 			m.Timeout, m.RetryCnt, m.RNRRetry = 20, 7, 7 // four seconds: it must not fail by being slow
-			if x.gone("modify qp", silently(p, abi.CmdModifyQP, m)) {
+			if x.gone("modify qp", silently(p, uapi.CmdModifyQP, m)) {
 				return false
 			}
 		}
@@ -332,16 +332,16 @@ func (x *soakContext) setup() bool {
 	return true
 }
 
-func (x *soakContext) sge(n int) abi.RXESGE {
-	return abi.RXESGE{Addr: addressOf(x.data) + uint64(n*soakMessage), Length: soakMessage, LKey: x.mr.LKey}
+func (x *soakContext) sge(n int) uapi.RXESGE {
+	return uapi.RXESGE{Addr: addressOf(x.data) + uint64(n*soakMessage), Length: soakMessage, LKey: x.mr.LKey}
 }
 
 func (x *soakContext) recv(i int) {
 	id := x.book.post()
-	w := abi.RXERecvWQE{WRID: id<<8 | uint64(i)<<1 | 1}
+	w := uapi.RXERecvWQE{WRID: id<<8 | uint64(i)<<1 | 1}
 	w.DMA.NumSGE = 1
 	sge := x.sge(i)
-	if !x.qps[i].rq.post(abi.AppendTo(abi.AppendTo(nil, &w), &sge)) {
+	if !x.qps[i].rq.post(uapi.AppendTo(uapi.AppendTo(nil, &w), &sge)) {
 		x.book.drop(id)
 	}
 }
@@ -355,10 +355,10 @@ func (x *soakContext) work() bool {
 		q := &x.qps[i]
 		for q.out < soakDepth {
 			id := x.book.post()
-			w := abi.RXESendWQE{WR: abi.RXESendWR{WRID: id<<8 | uint64(i)<<1, Opcode: abi.WRSend, SendFlags: abi.SendSignaled}}
+			w := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: id<<8 | uint64(i)<<1, Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled}}
 			w.DMA.NumSGE, w.DMA.Length = 1, soakMessage
 			sge := x.sge(soakQPs + i)
-			if !q.sq.post(abi.AppendTo(abi.AppendTo(nil, &w), &sge)) {
+			if !q.sq.post(uapi.AppendTo(uapi.AppendTo(nil, &w), &sge)) {
 				x.book.drop(id)
 				break
 			}
@@ -371,7 +371,7 @@ func (x *soakContext) work() bool {
 	}
 	if x.waits {
 		// What has come before the notification was asked for is polled below, once for each of them.
-		if x.gone("req notify", silently(x.program, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: x.cq})) {
+		if x.gone("req notify", silently(x.program, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: x.cq})) {
 			return false
 		}
 		if !x.drain() {
@@ -402,8 +402,8 @@ func (x *soakContext) drain() bool {
 			return fine
 		}
 		i := int(wc.WRID >> 1 & 0x7f)
-		flushed := wc.Status == abi.WCWRFlushErr
-		x.book.done(wc.WRID>>8, wc.Status == abi.WCSuccess, flushed)
+		flushed := wc.Status == uapi.WCWRFlushErr
+		x.book.done(wc.WRID>>8, wc.Status == uapi.WCSuccess, flushed)
 		if flushed {
 			fine = false
 		}
@@ -417,7 +417,7 @@ func (x *soakContext) drain() bool {
 
 // fatal waits until the asynchronous events say that the device has gone, as a program would that has seen an error.
 func (x *soakContext) fatal() {
-	var last abi.AsyncEventDesc
+	var last uapi.AsyncEventDesc
 	var b [asyncRecordSize]byte
 	for {
 		n, err := unix.Read(x.async, b[:])
@@ -431,9 +431,9 @@ func (x *soakContext) fatal() {
 		if n == 0 {
 			break
 		}
-		last, _ = abi.Decode[abi.AsyncEventDesc](b[:n])
+		last, _ = uapi.Decode[uapi.AsyncEventDesc](b[:n])
 	}
-	if last.EventType != abi.EventDeviceFatal {
+	if last.EventType != uapi.EventDeviceFatal {
 		x.s.t.Errorf("the last event is %v", last.EventType)
 	}
 }
@@ -443,12 +443,12 @@ func (x *soakContext) bury() {
 	if x.f.state.Load() != contextZombie {
 		return
 	}
-	if _, err := do[abi.AllocPDResp](x.program, abi.CmdAllocPD, abi.AllocPD{}); !errors.Is(err, syscall.EIO) {
+	if _, err := do[uapi.AllocPDResp](x.program, uapi.CmdAllocPD, uapi.AllocPD{}); !errors.Is(err, syscall.EIO) {
 		x.s.t.Errorf("alloc pd of a zombie: %v", err)
 	}
 	for i, q := range x.qps {
 		if i%2 == 0 { // the rest is for the last close
-			if _, err := do[abi.DestroyQPResp](x.program, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: q.handle}); err != nil {
+			if _, err := do[uapi.DestroyQPResp](x.program, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: q.handle}); err != nil {
 				x.s.t.Errorf("destroy qp of a zombie: %v", err)
 			}
 		}

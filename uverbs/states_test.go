@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver/rxe"
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 var updateStates = goflag.Bool("update-states", false, "write docs/states.md anew")
@@ -111,62 +111,62 @@ func newStateProgram(t *testing.T) *stateProgram {
 	})
 	x.pd, x.channel = x.allocPD(), x.program.channel()
 	need := func(err error) { t.Helper(); must(t, err) }
-	cq, _, err := doWith[abi.CreateCQResp](x.program, abi.CmdCreateCQ, abi.CreateCQ{CQE: 10, CompChannel: int32(x.channel)}, nil, 16)
+	cq, _, err := doWith[uapi.CreateCQResp](x.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 10, CompChannel: int32(x.channel)}, nil, 16)
 	need(err)
 	x.cq = cq.CQHandle
-	cq, _, err = doWith[abi.CreateCQResp](x.program, abi.CmdCreateCQ, abi.CreateCQ{CQE: 10, CompChannel: -1}, nil, 16)
+	cq, _, err = doWith[uapi.CreateCQResp](x.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 10, CompChannel: -1}, nil, 16)
 	need(err)
 	x.spareCQ, x.spare = cq.CQHandle, x.allocPD()
-	mr, err := do[abi.RegMRResp](x.program, abi.CmdRegMR, x.regMR())
+	mr, err := do[uapi.RegMRResp](x.program, uapi.CmdRegMR, x.regMR())
 	need(err)
 	x.mr = mr.MRHandle
-	mw, err := do[abi.AllocMWResp](x.program, abi.CmdAllocMW, abi.AllocMW{PDHandle: x.pd, MWType: 1})
+	mw, err := do[uapi.AllocMWResp](x.program, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: x.pd, MWType: 1})
 	need(err)
 	x.mw = mw.MWHandle
 	for _, q := range []struct {
 		to *uint32
-		t  abi.QPType
-	}{{&x.qp, abi.QPTRC}, {&x.ud, abi.QPTUD}} {
-		r, _, err := doWith[abi.CreateQPResp](x.program, abi.CmdCreateQP, x.newQP(q.t), nil, 32)
+		t  uapi.QPType
+	}{{&x.qp, uapi.QPTRC}, {&x.ud, uapi.QPTUD}} {
+		r, _, err := doWith[uapi.CreateQPResp](x.program, uapi.CmdCreateQP, x.newQP(q.t), nil, 32)
 		need(err)
 		*q.to = r.QPHandle
 	}
 	for _, m := range connection(x.qp, 17, x.gid) {
-		need(silently(x.program, abi.CmdModifyQP, m))
+		need(silently(x.program, uapi.CmdModifyQP, m))
 	}
-	ah, _, err := doWith[abi.CreateAHResp](x.program, abi.CmdCreateAH, x.newAH(), nil, 8)
+	ah, _, err := doWith[uapi.CreateAHResp](x.program, uapi.CmdCreateAH, x.newAH(), nil, 8)
 	need(err)
 	x.ah = ah.AHHandle
-	srq, _, err := doWith[abi.CreateSRQResp](x.program, abi.CmdCreateSRQ, abi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1}, nil, 24)
+	srq, _, err := doWith[uapi.CreateSRQResp](x.program, uapi.CmdCreateSRQ, uapi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1}, nil, 24)
 	need(err)
 	x.srq = srq.SRQHandle
 	x.xrcd, x.spareXRCD = x.openXRCDomain(), x.openXRCDomain()
-	tgt, _, err := doWith[abi.CreateQPResp](x.program, abi.CmdCreateQP, abi.CreateQP{PDHandle: x.xrcd, QPType: abi.QPTXRCTgt}, nil, 32)
+	tgt, _, err := doWith[uapi.CreateQPResp](x.program, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: x.xrcd, QPType: uapi.QPTXRCTgt}, nil, 32)
 	need(err)
 	x.target = tgt.QPN
 	odp := x.regMR()
-	odp.AccessFlags |= abi.AccessOnDemand
-	mr, err = do[abi.RegMRResp](x.program, abi.CmdRegMR, odp)
+	odp.AccessFlags |= uapi.AccessOnDemand
+	mr, err = do[uapi.RegMRResp](x.program, uapi.CmdRegMR, odp)
 	need(err)
 	x.onDemand = mr.LKey
-	must(t, silently(x.program, abi.CmdAttachMcast, abi.AttachMcast{GID: group(7), QPHandle: x.ud}))
-	must(t, silently(x.program, abi.CmdDetachMcast, abi.DetachMcast{GID: group(7), QPHandle: x.ud}))
+	must(t, silently(x.program, uapi.CmdAttachMcast, uapi.AttachMcast{GID: group(7), QPHandle: x.ud}))
+	must(t, silently(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: group(7), QPHandle: x.ud}))
 	return x
 }
 
 // group is a multicast group.
 func group(n byte) [16]byte { return [16]byte{0: 0xff, 1: 0x0e, 15: n} }
 
-func (x *stateProgram) regMR() abi.RegMR {
-	return abi.RegMR{Start: x.data, HCAVA: x.data, Length: 4096, PDHandle: x.pd, AccessFlags: abi.AccessLocalWrite}
+func (x *stateProgram) regMR() uapi.RegMR {
+	return uapi.RegMR{Start: x.data, HCAVA: x.data, Length: 4096, PDHandle: x.pd, AccessFlags: uapi.AccessLocalWrite}
 }
 
-func (x *stateProgram) newQP(t abi.QPType) abi.CreateQP {
-	return abi.CreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}
+func (x *stateProgram) newQP(t uapi.QPType) uapi.CreateQP {
+	return uapi.CreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}
 }
 
-func (x *stateProgram) newAH() abi.CreateAH {
-	return abi.CreateAH{PDHandle: x.pd, Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{DGID: x.gid, SGIDIndex: 1}}}
+func (x *stateProgram) newAH() uapi.CreateAH {
+	return uapi.CreateAH{PDHandle: x.pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: x.gid, SGIDIndex: 1}}}
 }
 
 // to takes the device into a state.
@@ -182,13 +182,13 @@ func (x *stateProgram) to(state int) {
 // stateRow is a command and what it is to do.
 type stateRow struct {
 	name string
-	cmd  abi.Command // 0 and extended: by number
-	ex   abi.ExCommand
+	cmd  uapi.Command // 0 and extended: by number
+	ex   uapi.ExCommand
 	want states
 	run  func(x *stateProgram) error
 }
 
-func plain[Resp, Req any](cmd abi.Command, want states, req func(x *stateProgram) Req) stateRow {
+func plain[Resp, Req any](cmd uapi.Command, want states, req func(x *stateProgram) Req) stateRow {
 	return stateRow{name: cmd.String(), cmd: cmd, want: want, run: func(x *stateProgram) error {
 		driver := 0
 		if commands[cmd].udata {
@@ -199,13 +199,13 @@ func plain[Resp, Req any](cmd abi.Command, want states, req func(x *stateProgram
 	}}
 }
 
-func silentRow[Req any](cmd abi.Command, want states, req func(x *stateProgram) Req) stateRow {
+func silentRow[Req any](cmd uapi.Command, want states, req func(x *stateProgram) Req) stateRow {
 	return stateRow{name: cmd.String(), cmd: cmd, want: want, run: func(x *stateProgram) error {
 		return silently(x.program, cmd, req(x))
 	}}
 }
 
-func extended[Resp, Req any](cmd abi.ExCommand, want states, req func(x *stateProgram) Req) stateRow {
+func extended[Resp, Req any](cmd uapi.ExCommand, want states, req func(x *stateProgram) Req) stateRow {
 	return stateRow{name: cmd.String() + " (extended)", ex: cmd, want: want, run: func(x *stateProgram) error {
 		_, _, err := doEx[Resp](x.program, cmd, req(x), 32)
 		return err
@@ -220,89 +220,91 @@ var stateRows = []stateRow{
 		}
 		return err
 	}},
-	{name: "GET_CONTEXT", cmd: abi.CmdGetContext, want: makes, run: func(x *stateProgram) error {
+	{name: "GET_CONTEXT", cmd: uapi.CmdGetContext, want: makes, run: func(x *stateProgram) error {
 		if x.f.state.Load() != contextLive {
-			_, err := do[abi.GetContextResp](x.program, abi.CmdGetContext, abi.GetContext{})
+			_, err := do[uapi.GetContextResp](x.program, uapi.CmdGetContext, uapi.GetContext{})
 			return err
 		}
 		return x.onFreshFile(func() error {
-			_, err := do[abi.GetContextResp](x.program, abi.CmdGetContext, abi.GetContext{})
+			_, err := do[uapi.GetContextResp](x.program, uapi.CmdGetContext, uapi.GetContext{})
 			return err
 		})
 	}},
-	plain[abi.QueryDeviceResp](abi.CmdQueryDevice, asks, func(*stateProgram) abi.QueryDevice { return abi.QueryDevice{} }),
-	plain[abi.QueryPortResp](abi.CmdQueryPort, asks, func(*stateProgram) abi.QueryPort { return abi.QueryPort{PortNum: 1} }),
-	plain[abi.AllocPDResp](abi.CmdAllocPD, makes, func(*stateProgram) abi.AllocPD { return abi.AllocPD{} }),
-	{name: "DEALLOC_PD", cmd: abi.CmdDeallocPD, want: destroys, run: func(x *stateProgram) error {
-		return silently(x.program, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: x.spare})
+	plain[uapi.QueryDeviceResp](uapi.CmdQueryDevice, asks, func(*stateProgram) uapi.QueryDevice { return uapi.QueryDevice{} }),
+	plain[uapi.QueryPortResp](uapi.CmdQueryPort, asks, func(*stateProgram) uapi.QueryPort { return uapi.QueryPort{PortNum: 1} }),
+	plain[uapi.AllocPDResp](uapi.CmdAllocPD, makes, func(*stateProgram) uapi.AllocPD { return uapi.AllocPD{} }),
+	{name: "DEALLOC_PD", cmd: uapi.CmdDeallocPD, want: destroys, run: func(x *stateProgram) error {
+		return silently(x.program, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: x.spare})
 	}},
-	plain[abi.RegMRResp](abi.CmdRegMR, makes, (*stateProgram).regMR),
-	plain[abi.ReregMRResp](abi.CmdReregMR, makes, func(x *stateProgram) abi.ReregMR {
-		return abi.ReregMR{MRHandle: x.mr, Flags: abi.ReregMRChangeAccess, AccessFlags: abi.AccessLocalWrite | abi.AccessRemoteRead}
+	plain[uapi.RegMRResp](uapi.CmdRegMR, makes, (*stateProgram).regMR),
+	plain[uapi.ReregMRResp](uapi.CmdReregMR, makes, func(x *stateProgram) uapi.ReregMR {
+		return uapi.ReregMR{MRHandle: x.mr, Flags: uapi.ReregMRChangeAccess, AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteRead}
 	}),
-	silentRow(abi.CmdDeregMR, destroys, func(x *stateProgram) abi.DeregMR { return abi.DeregMR{MRHandle: x.mr} }),
-	plain[abi.AllocMWResp](abi.CmdAllocMW, makes, func(x *stateProgram) abi.AllocMW { return abi.AllocMW{PDHandle: x.pd, MWType: 1} }),
-	silentRow(abi.CmdDeallocMW, destroys, func(x *stateProgram) abi.DeallocMW { return abi.DeallocMW{MWHandle: x.mw} }),
-	plain[abi.CreateAHResp](abi.CmdCreateAH, makes, (*stateProgram).newAH),
-	silentRow(abi.CmdDestroyAH, destroys, func(x *stateProgram) abi.DestroyAH { return abi.DestroyAH{AHHandle: x.ah} }),
+	silentRow(uapi.CmdDeregMR, destroys, func(x *stateProgram) uapi.DeregMR { return uapi.DeregMR{MRHandle: x.mr} }),
+	plain[uapi.AllocMWResp](uapi.CmdAllocMW, makes, func(x *stateProgram) uapi.AllocMW { return uapi.AllocMW{PDHandle: x.pd, MWType: 1} }),
+	silentRow(uapi.CmdDeallocMW, destroys, func(x *stateProgram) uapi.DeallocMW { return uapi.DeallocMW{MWHandle: x.mw} }),
+	plain[uapi.CreateAHResp](uapi.CmdCreateAH, makes, (*stateProgram).newAH),
+	silentRow(uapi.CmdDestroyAH, destroys, func(x *stateProgram) uapi.DestroyAH { return uapi.DestroyAH{AHHandle: x.ah} }),
 	// A channel is a matter of the core alone, as long as there is a context.
-	plain[abi.CreateCompChannelResp](abi.CmdCreateCompChannel, asks, func(*stateProgram) abi.CreateCompChannel { return abi.CreateCompChannel{} }),
-	plain[abi.CreateCQResp](abi.CmdCreateCQ, makes, func(*stateProgram) abi.CreateCQ { return abi.CreateCQ{CQE: 4, CompChannel: -1} }),
-	plain[abi.ResizeCQResp](abi.CmdResizeCQ, makes, func(x *stateProgram) abi.ResizeCQ { return abi.ResizeCQ{CQHandle: x.cq, CQE: 20} }),
-	plain[abi.PollCQResp](abi.CmdPollCQ, asks, func(x *stateProgram) abi.PollCQ { return abi.PollCQ{CQHandle: x.cq, NE: 0} }),
-	silentRow(abi.CmdReqNotifyCQ, asks, func(x *stateProgram) abi.ReqNotifyCQ { return abi.ReqNotifyCQ{CQHandle: x.cq} }),
-	{name: "DESTROY_CQ", cmd: abi.CmdDestroyCQ, want: destroys, run: func(x *stateProgram) error {
-		_, err := do[abi.DestroyCQResp](x.program, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: x.spareCQ})
+	plain[uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel, asks, func(*stateProgram) uapi.CreateCompChannel { return uapi.CreateCompChannel{} }),
+	plain[uapi.CreateCQResp](uapi.CmdCreateCQ, makes, func(*stateProgram) uapi.CreateCQ { return uapi.CreateCQ{CQE: 4, CompChannel: -1} }),
+	plain[uapi.ResizeCQResp](uapi.CmdResizeCQ, makes, func(x *stateProgram) uapi.ResizeCQ { return uapi.ResizeCQ{CQHandle: x.cq, CQE: 20} }),
+	plain[uapi.PollCQResp](uapi.CmdPollCQ, asks, func(x *stateProgram) uapi.PollCQ { return uapi.PollCQ{CQHandle: x.cq, NE: 0} }),
+	silentRow(uapi.CmdReqNotifyCQ, asks, func(x *stateProgram) uapi.ReqNotifyCQ { return uapi.ReqNotifyCQ{CQHandle: x.cq} }),
+	{name: "DESTROY_CQ", cmd: uapi.CmdDestroyCQ, want: destroys, run: func(x *stateProgram) error {
+		_, err := do[uapi.DestroyCQResp](x.program, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: x.spareCQ})
 		return err
 	}},
-	plain[abi.CreateQPResp](abi.CmdCreateQP, makes, func(x *stateProgram) abi.CreateQP { return x.newQP(abi.QPTRC) }),
-	plain[abi.QueryQPResp](abi.CmdQueryQP, asks, func(x *stateProgram) abi.QueryQP { return abi.QueryQP{QPHandle: x.qp} }),
-	silentRow(abi.CmdModifyQP, makes, func(x *stateProgram) abi.ModifyQP {
-		return abi.ModifyQP{QPHandle: x.qp, QPState: abi.QPSSQD, AttrMask: abi.QPAttrState}
+	plain[uapi.CreateQPResp](uapi.CmdCreateQP, makes, func(x *stateProgram) uapi.CreateQP { return x.newQP(uapi.QPTRC) }),
+	plain[uapi.QueryQPResp](uapi.CmdQueryQP, asks, func(x *stateProgram) uapi.QueryQP { return uapi.QueryQP{QPHandle: x.qp} }),
+	silentRow(uapi.CmdModifyQP, makes, func(x *stateProgram) uapi.ModifyQP {
+		return uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSSQD, AttrMask: uapi.QPAttrState}
 	}),
-	{name: "MODIFY_QP to ERR or RESET", cmd: abi.CmdModifyQP, want: asks, run: func(x *stateProgram) error {
-		return silently(x.program, abi.CmdModifyQP, abi.ModifyQP{QPHandle: x.qp, QPState: abi.QPSErr, AttrMask: abi.QPAttrState})
+	{name: "MODIFY_QP to ERR or RESET", cmd: uapi.CmdModifyQP, want: asks, run: func(x *stateProgram) error {
+		return silently(x.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
 	}},
-	plain[abi.DestroyQPResp](abi.CmdDestroyQP, destroys, func(x *stateProgram) abi.DestroyQP { return abi.DestroyQP{QPHandle: x.qp} }),
-	{name: "POST_SEND", cmd: abi.CmdPostSend, want: posts, run: func(x *stateProgram) error { return x.post(abi.CmdPostSend, x.qp) }},
-	{name: "POST_RECV", cmd: abi.CmdPostRecv, want: posts, run: func(x *stateProgram) error { return x.post(abi.CmdPostRecv, x.qp) }},
+	plain[uapi.DestroyQPResp](uapi.CmdDestroyQP, destroys, func(x *stateProgram) uapi.DestroyQP { return uapi.DestroyQP{QPHandle: x.qp} }),
+	{name: "POST_SEND", cmd: uapi.CmdPostSend, want: posts, run: func(x *stateProgram) error { return x.post(uapi.CmdPostSend, x.qp) }},
+	{name: "POST_RECV", cmd: uapi.CmdPostRecv, want: posts, run: func(x *stateProgram) error { return x.post(uapi.CmdPostRecv, x.qp) }},
 	// What is in a shared receive queue belongs to no queue pair, and so is not flushed (IBA 10.2.9.3).
-	{name: "POST_SRQ_RECV", cmd: abi.CmdPostSRQRecv, want: asks, run: func(x *stateProgram) error { return x.post(abi.CmdPostSRQRecv, x.srq) }},
-	silentRow(abi.CmdAttachMcast, makes, func(x *stateProgram) abi.AttachMcast { return abi.AttachMcast{GID: group(7), QPHandle: x.ud} }),
-	{name: "DETACH_MCAST", cmd: abi.CmdDetachMcast, want: asks, run: func(x *stateProgram) error {
-		return silently(x.program, abi.CmdDetachMcast, abi.DetachMcast{GID: group(9), QPHandle: x.ud})
+	{name: "POST_SRQ_RECV", cmd: uapi.CmdPostSRQRecv, want: asks, run: func(x *stateProgram) error { return x.post(uapi.CmdPostSRQRecv, x.srq) }},
+	silentRow(uapi.CmdAttachMcast, makes, func(x *stateProgram) uapi.AttachMcast { return uapi.AttachMcast{GID: group(7), QPHandle: x.ud} }),
+	{name: "DETACH_MCAST", cmd: uapi.CmdDetachMcast, want: asks, run: func(x *stateProgram) error {
+		return silently(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: group(9), QPHandle: x.ud})
 	}},
-	plain[abi.CreateSRQResp](abi.CmdCreateSRQ, makes, func(x *stateProgram) abi.CreateSRQ { return abi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1} }),
-	plain[abi.CreateSRQResp](abi.CmdCreateXSRQ, makes, func(x *stateProgram) abi.CreateXSRQ {
-		return abi.CreateXSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1, SRQType: 1, XRCDHandle: x.xrcd, CQHandle: x.cq}
+	plain[uapi.CreateSRQResp](uapi.CmdCreateSRQ, makes, func(x *stateProgram) uapi.CreateSRQ { return uapi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1} }),
+	plain[uapi.CreateSRQResp](uapi.CmdCreateXSRQ, makes, func(x *stateProgram) uapi.CreateXSRQ {
+		return uapi.CreateXSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1, SRQType: 1, XRCDHandle: x.xrcd, CQHandle: x.cq}
 	}),
-	silentRow(abi.CmdModifySRQ, makes, func(x *stateProgram) abi.ModifySRQ { return abi.ModifySRQ{SRQHandle: x.srq, AttrMask: 2, SRQLimit: 1} }),
-	plain[abi.QuerySRQResp](abi.CmdQuerySRQ, asks, func(x *stateProgram) abi.QuerySRQ { return abi.QuerySRQ{SRQHandle: x.srq} }),
-	plain[abi.DestroySRQResp](abi.CmdDestroySRQ, destroys, func(x *stateProgram) abi.DestroySRQ { return abi.DestroySRQ{SRQHandle: x.srq} }),
-	plain[abi.OpenXRCDResp](abi.CmdOpenXRCD, makes, func(*stateProgram) abi.OpenXRCD { return abi.OpenXRCD{FD: ^uint32(0), OFlags: unix.O_CREAT} }),
-	silentRow(abi.CmdCloseXRCD, destroys, func(x *stateProgram) abi.CloseXRCD { return abi.CloseXRCD{XRCDHandle: x.spareXRCD} }),
-	plain[abi.CreateQPResp](abi.CmdOpenQP, makes, func(x *stateProgram) abi.OpenQP {
-		return abi.OpenQP{PDHandle: x.xrcd, QPN: x.target, QPType: abi.QPTXRCTgt}
+	silentRow(uapi.CmdModifySRQ, makes, func(x *stateProgram) uapi.ModifySRQ {
+		return uapi.ModifySRQ{SRQHandle: x.srq, AttrMask: 2, SRQLimit: 1}
 	}),
-	extended[abi.ExQueryDeviceResp](abi.ExCmdQueryDevice, asks, func(*stateProgram) abi.ExQueryDevice { return abi.ExQueryDevice{} }),
-	extended[abi.ExCreateCQResp](abi.ExCmdCreateCQ, makes, func(*stateProgram) abi.ExCreateCQ { return abi.ExCreateCQ{CQE: 4, CompChannel: -1} }),
-	extended[abi.ExCreateQPResp](abi.ExCmdCreateQP, makes, func(x *stateProgram) abi.ExCreateQP {
-		return abi.ExCreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, QPType: abi.QPTRC}
+	plain[uapi.QuerySRQResp](uapi.CmdQuerySRQ, asks, func(x *stateProgram) uapi.QuerySRQ { return uapi.QuerySRQ{SRQHandle: x.srq} }),
+	plain[uapi.DestroySRQResp](uapi.CmdDestroySRQ, destroys, func(x *stateProgram) uapi.DestroySRQ { return uapi.DestroySRQ{SRQHandle: x.srq} }),
+	plain[uapi.OpenXRCDResp](uapi.CmdOpenXRCD, makes, func(*stateProgram) uapi.OpenXRCD { return uapi.OpenXRCD{FD: ^uint32(0), OFlags: unix.O_CREAT} }),
+	silentRow(uapi.CmdCloseXRCD, destroys, func(x *stateProgram) uapi.CloseXRCD { return uapi.CloseXRCD{XRCDHandle: x.spareXRCD} }),
+	plain[uapi.CreateQPResp](uapi.CmdOpenQP, makes, func(x *stateProgram) uapi.OpenQP {
+		return uapi.OpenQP{PDHandle: x.xrcd, QPN: x.target, QPType: uapi.QPTXRCTgt}
 	}),
-	extended[abi.ExModifyQPResp](abi.ExCmdModifyQP, makes, func(x *stateProgram) abi.ExModifyQP {
-		return abi.ExModifyQP{Base: abi.ModifyQP{QPHandle: x.qp, QPState: abi.QPSSQD, AttrMask: abi.QPAttrState}}
+	extended[uapi.ExQueryDeviceResp](uapi.ExCmdQueryDevice, asks, func(*stateProgram) uapi.ExQueryDevice { return uapi.ExQueryDevice{} }),
+	extended[uapi.ExCreateCQResp](uapi.ExCmdCreateCQ, makes, func(*stateProgram) uapi.ExCreateCQ { return uapi.ExCreateCQ{CQE: 4, CompChannel: -1} }),
+	extended[uapi.ExCreateQPResp](uapi.ExCmdCreateQP, makes, func(x *stateProgram) uapi.ExCreateQP {
+		return uapi.ExCreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, QPType: uapi.QPTRC}
+	}),
+	extended[uapi.ExModifyQPResp](uapi.ExCmdModifyQP, makes, func(x *stateProgram) uapi.ExModifyQP {
+		return uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSSQD, AttrMask: uapi.QPAttrState}}
 	}),
 }
 
 // post posts a work request, and tells by an error of its own that it was flushed.
-func (x *stateProgram) post(cmd abi.Command, handle uint32) error {
-	size := abi.SizeOf[abi.RecvWR]()
-	wr := abi.AppendTo(nil, &abi.RecvWR{WRID: 77})
-	if cmd == abi.CmdPostSend {
-		size = abi.SizeOf[abi.SendWR]()
-		wr = abi.AppendTo(nil, &abi.SendWR{WRID: 77, Opcode: abi.WRSend, SendFlags: abi.SendSignaled})
+func (x *stateProgram) post(cmd uapi.Command, handle uint32) error {
+	size := uapi.SizeOf[uapi.RecvWR]()
+	wr := uapi.AppendTo(nil, &uapi.RecvWR{WRID: 77})
+	if cmd == uapi.CmdPostSend {
+		size = uapi.SizeOf[uapi.SendWR]()
+		wr = uapi.AppendTo(nil, &uapi.SendWR{WRID: 77, Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled})
 	}
-	core := append(abi.AppendTo(nil, &abi.PostSend{QPHandle: handle, WRCount: 1, WQESize: uint32(size)}), wr...)
+	core := append(uapi.AppendTo(nil, &uapi.PostSend{QPHandle: handle, WRCount: 1, WQESize: uint32(size)}), wr...)
 	if _, _, err := x.send(rawCommand{number: uint32(cmd), core: core, room: 8}); err != nil {
 		return err
 	}
@@ -531,7 +533,7 @@ func TestStates(t *testing.T) {
 		b.WriteString("\n")
 	}
 	header("User commands", "command")
-	plainSeen, exSeen := map[abi.Command]bool{}, map[abi.ExCommand]bool{}
+	plainSeen, exSeen := map[uapi.Command]bool{}, map[uapi.ExCommand]bool{}
 	for _, row := range stateRows {
 		plainSeen[row.cmd], exSeen[row.ex] = true, true
 		seen := row.want
@@ -541,8 +543,8 @@ func TestStates(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s/%d", row.name, state), func(t *testing.T) {
 				x := newStateProgram(t)
-				if row.cmd == abi.CmdDetachMcast {
-					must(t, silently(x.program, abi.CmdAttachMcast, abi.AttachMcast{GID: group(9), QPHandle: x.ud}))
+				if row.cmd == uapi.CmdDetachMcast {
+					must(t, silently(x.program, uapi.CmdAttachMcast, uapi.AttachMcast{GID: group(9), QPHandle: x.ud}))
 				}
 				x.to(min(state, 2))
 				seen[state] = errnoOf(row.run(x))
@@ -562,7 +564,7 @@ func TestStates(t *testing.T) {
 		}
 	}
 	header("Methods of RDMA_VERBS_IOCTL", "method")
-	methodSeen := map[methodID]bool{{abi.ObjectDevice, abi.MethodInvokeWrite}: true} // it is the command that it invokes
+	methodSeen := map[methodID]bool{{uapi.ObjectDevice, uapi.MethodInvokeWrite}: true} // it is the command that it invokes
 	for _, row := range ioctlRows {
 		methodSeen[methodID{row.object, row.method}] = true
 		seen := row.want

@@ -11,7 +11,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // within fails the test where f takes longer than a bound that is no measurement: it tells a wait from a hang.
@@ -58,12 +58,12 @@ var stuckCalls = []struct {
 	run    func(p *program, pd, cq, qp uint32) error
 }{
 	{"create qp", func(p *program, pd, cq, _ uint32) error {
-		_, err := do[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC})
+		_, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 		return err
 	}},
 	{"doorbell", func(p *program, _, _, qp uint32) error { return p.ring(qp) }},
 	{"destroy QP", func(p *program, _, _, qp uint32) error {
-		_, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+		_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		return err
 	}},
 }
@@ -79,7 +79,7 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 			w.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { violations = append(violations, v) }, Patience: time.Minute})
 			p, other := w.start(byWrite), w.start(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
-			qp := p.createQP(pd, cq, 0, abi.QPTRC).QPHandle
+			qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 			p.fakeQP(qp).ready()
 			other.allocPD()
 			entered, release := w.drv.hold(test.method)
@@ -101,7 +101,7 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 				t.Errorf("the context of the call: got %+v, want a busy zombie", i)
 			}
 			within(t, "a command", func() {
-				_, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+				_, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 				wantErrno(t, "alloc pd after the removal", err, syscall.EIO)
 			})
 			within(t, "a doorbell", func() { wantErrno(t, "doorbell after the removal", p.ring(qp), syscall.EIO) })
@@ -136,7 +136,7 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 			p, other := w.start(byWrite), w.start(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			for range 3 {
-				p.createQP(pd, cq, 0, abi.QPTRC)
+				p.createQP(pd, cq, 0, uapi.QPTRC)
 			}
 			w.drv.takeLog()
 			entered, release := w.drv.hold("destroy QP")
@@ -221,7 +221,7 @@ func TestNoLockAcrossStore(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			w := newRXEWorld(t)
 			p := w.start(byWrite)
-			srq, _ := p.createSRQ(p.allocPD(), abi.CreateXSRQ{SRQType: abi.SRQTBasic})
+			srq, _ := p.createSRQ(p.allocPD(), uapi.CreateXSRQ{SRQType: uapi.SRQTBasic})
 			stored := 0
 			c := &slowCaller{program: p, before: func(what string) {
 				if what != "stores the response" {
@@ -235,18 +235,18 @@ func TestNoLockAcrossStore(t *testing.T) {
 				}
 				within(t, test.name, func() { test.do(w, p) })
 			}}
-			place := p.alloc(abi.SizeOf[abi.MMInfo]())
-			req := abi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: abi.SRQAttrMaxWR, MaxWR: 100}
-			body := append(enc(req), enc(abi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)})...)
-			hdr := abi.CmdHdr{Command: uint32(abi.CmdModifySRQ), InWords: uint16(2 + len(body)/4)}
-			cmd := p.store(append(abi.AppendTo(nil, &hdr), body...))
+			place := p.alloc(uapi.SizeOf[uapi.MMInfo]())
+			req := uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 100}
+			body := append(enc(req), enc(uapi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)})...)
+			hdr := uapi.CmdHdr{Command: uint32(uapi.CmdModifySRQ), InWords: uint16(2 + len(body)/4)}
+			cmd := p.store(append(uapi.AppendTo(nil, &hdr), body...))
 			_, err := p.f.Write(c, addressOf(cmd), len(cmd))
 			wantErrno(t, "resize", err, test.want)
 			if stored != 1 {
 				t.Errorf("stored %d times, want once", stored)
 			}
 			if test.want == 0 {
-				resp, err := do[abi.QuerySRQResp](p, abi.CmdQuerySRQ, abi.QuerySRQ{SRQHandle: srq.SRQHandle})
+				resp, err := do[uapi.QuerySRQResp](p, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: srq.SRQHandle})
 				if err != nil || resp.MaxWR < 100 {
 					t.Errorf("query: got %+v, %v, want room for 100", resp, err)
 				}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // The device goes while a program has it open.
@@ -25,8 +25,8 @@ func TestDeviceRemoval(t *testing.T) {
 		ch := p.channel()
 		cq, silent := p.createCQ(ch, 1), p.createCQ(-1, 2)
 		mr := p.regMR(pd)
-		qp := p.createQP(pd, cq, 3, abi.QPTRC).QPHandle
-		qp2 := p.createQP(pd, silent, 4, abi.QPTUD).QPHandle
+		qp := p.createQP(pd, cq, 3, uapi.QPTRC).QPHandle
+		qp2 := p.createQP(pd, silent, 4, uapi.QPTUD).QPHandle
 		ah := p.createAH(pd)
 		p.notify(cq)
 		if got, _ := p.completions(ch); len(got) != 1 {
@@ -51,7 +51,7 @@ func TestDeviceRemoval(t *testing.T) {
 		if got, end := p.completions(ch); !end || len(got) != 0 {
 			t.Errorf("completion channel: %v, end %v", got, end)
 		}
-		want := []string{fmt.Sprintf("%v:1", abi.EventPortErr), fmt.Sprintf("%v:0", abi.EventDeviceFatal)}
+		want := []string{fmt.Sprintf("%v:1", uapi.EventPortErr), fmt.Sprintf("%v:0", uapi.EventDeviceFatal)}
 		if got, end := p.asyncEvents(p.async); !end || !slices.Equal(got, want) {
 			t.Errorf("asynchronous events: %v, end %v, want %v", got, end, want)
 		}
@@ -63,28 +63,28 @@ func TestDeviceRemoval(t *testing.T) {
 			_, _, err := p.send(rawCommand{number: uint32(n), core: make([]byte, cmd.req), room: cmd.resp})
 			wantErrno(t, n.String(), err, syscall.EIO)
 		}
-		_, err := do[abi.QueryQPResp](p, abi.CmdQueryQP, abi.QueryQP{QPHandle: qp})
+		_, err := do[uapi.QueryQPResp](p, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: qp})
 		wantErrno(t, "query a queue pair of old", err, syscall.EIO)
 		wantErrno(t, "ring the doorbell", p.ring(qp), syscall.EIO)
-		_, err = p.ioctl(abi.ObjectDevice, abi.MethodQueryContext)
+		_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodQueryContext)
 		wantErrno(t, "query context", err, syscall.EIO)
-		_, err = p.ioctl(abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc, abi.Attr{})
+		_, err = p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{})
 		wantErrno(t, "another asynchronous event file", err, syscall.EIO)
 
 		// Destroying works, in any order, once.
-		must(t, silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: pd}))
+		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
 		if r := p.destroyCQ(cq); r.CompEventsReported != 1 {
 			t.Errorf("cq: %+v", r)
 		}
-		r, err := do[abi.DestroyQPResp](p, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp})
+		r, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		must(t, err)
 		if r.EventsReported != 0 {
 			t.Errorf("qp: %+v", r)
 		}
-		must(t, silently(p, abi.CmdDeregMR, abi.DeregMR{MRHandle: mr.MRHandle}))
-		must(t, silently(p, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: ah}))
-		wantErrno(t, "destroy twice", silently(p, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: ah}), syscall.ENOENT)
-		wantErrno(t, "destroy as another kind", silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: qp2}), syscall.EINVAL)
+		must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
+		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
+		wantErrno(t, "destroy twice", silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}), syscall.ENOENT)
+		wantErrno(t, "destroy as another kind", silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: qp2}), syscall.EINVAL)
 		if got := w.drv.takeLog(); len(got) != 0 {
 			t.Errorf("the driver was asked to destroy %v", got)
 		}
@@ -100,7 +100,7 @@ func TestRemovalBeforeContext(t *testing.T) {
 	if d.attach(&File{}) {
 		t.Error("a file was added to the device that has gone")
 	}
-	_, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+	_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	wantErrno(t, "GET_CONTEXT", err, syscall.EIO)
 	_, err = w.srv.Open("uverbs0", p, &memory{})
 	wantErrno(t, "open", err, syscall.ENODEV)
@@ -145,7 +145,7 @@ func TestRemovalWithFullAsyncFile(t *testing.T) {
 		w.now(func() { w.dev.DispatchEvent(ib.EventPortActive, i) })
 	}
 	must(t, w.core.Unregister(w.dev))
-	var last abi.AsyncEventDesc
+	var last uapi.AsyncEventDesc
 	buf := make([]byte, asyncRecordSize)
 	n := 0
 	for ; ; n++ {
@@ -154,9 +154,9 @@ func TestRemovalWithFullAsyncFile(t *testing.T) {
 		if got == 0 {
 			break
 		}
-		last, _ = abi.Decode[abi.AsyncEventDesc](buf)
+		last, _ = uapi.Decode[uapi.AsyncEventDesc](buf)
 	}
-	if n < 1000 || last.EventType != abi.EventDeviceFatal {
+	if n < 1000 || last.EventType != uapi.EventDeviceFatal {
 		t.Errorf("%d events, the last is %v", n, last.EventType)
 	}
 }
@@ -168,15 +168,15 @@ func TestRemovalDuringCommand(t *testing.T) {
 		run    func(p *program, pd, cq uint32) error
 	}{
 		{"alloc pd", func(p *program, pd, cq uint32) error {
-			_, err := do[abi.AllocPDResp](p, abi.CmdAllocPD, abi.AllocPD{})
+			_, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 			return err
 		}},
 		{"create qp", func(p *program, pd, cq uint32) error {
-			_, err := do[abi.CreateQPResp](p, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: abi.QPTRC})
+			_, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 			return err
 		}},
 		{"destroy PD", func(p *program, pd, cq uint32) error {
-			return silently(p, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: pd})
+			return silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
 		}},
 	} {
 		for _, end := range []string{"removal", "close"} {
@@ -224,21 +224,21 @@ func TestRemovalDuringCommand(t *testing.T) {
 func TestRemovalDuringAnswer(t *testing.T) {
 	for _, test := range []struct {
 		what    string
-		cmd     abi.Command
+		cmd     uapi.Command
 		install error
 	}{
-		{"installs a descriptor", abi.CmdCreateCompChannel, nil},
-		{"installs a descriptor", abi.CmdCreateCompChannel, syscall.EMFILE},
-		{"stores the response", abi.CmdAllocPD, nil},
-		{"installs a descriptor", abi.CmdGetContext, nil},
-		{"installs a descriptor", abi.CmdGetContext, syscall.EMFILE},
-		{"stores the response", abi.CmdGetContext, nil},
+		{"installs a descriptor", uapi.CmdCreateCompChannel, nil},
+		{"installs a descriptor", uapi.CmdCreateCompChannel, syscall.EMFILE},
+		{"stores the response", uapi.CmdAllocPD, nil},
+		{"installs a descriptor", uapi.CmdGetContext, nil},
+		{"installs a descriptor", uapi.CmdGetContext, syscall.EMFILE},
+		{"stores the response", uapi.CmdGetContext, nil},
 	} {
 		t.Run(fmt.Sprint(test.cmd, test.what, test.install), func(t *testing.T) {
 			w := newWorld(t)
 			p := w.open(byWrite)
-			if test.cmd != abi.CmdGetContext {
-				_, err := do[abi.GetContextResp](p, abi.CmdGetContext, abi.GetContext{})
+			if test.cmd != uapi.CmdGetContext {
+				_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 				must(t, err)
 			}
 			waiting, release := make(chan struct{}), make(chan struct{})
@@ -248,8 +248,8 @@ func TestRemovalDuringAnswer(t *testing.T) {
 					<-release
 				}
 			}}
-			hdr := abi.CmdHdr{Command: uint32(test.cmd), InWords: 4, OutWords: 2}
-			cmd := append(abi.AppendTo(nil, &hdr), make([]byte, 8)...)
+			hdr := uapi.CmdHdr{Command: uint32(test.cmd), InWords: 4, OutWords: 2}
+			cmd := append(uapi.AppendTo(nil, &hdr), make([]byte, 8)...)
 			putUint64(cmd[8:], addressOf(p.alloc(8)))
 			cmd = p.store(cmd)
 			done := make(chan error)
@@ -282,7 +282,7 @@ func TestClose(t *testing.T) {
 		cq := p.createCQ(p.channel(), 0)
 		p.createAH(pd)
 		p.regMR(pd)
-		p.createQP(pd, cq, 0, abi.QPTRC)
+		p.createQP(pd, cq, 0, uapi.QPTRC)
 	}
 	p.f.Close()
 	p.f.Close()

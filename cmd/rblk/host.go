@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"verbena/driver/rxe"
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib"
 	"verbena/ib/slot"
+	"verbena/link"
+	"verbena/netdev"
 )
 
 // host is a midlayer with one slot, whose adapter can be made to fail.
@@ -27,7 +27,7 @@ func newHost(addr netip.Addr) (*host, error) {
 		return nil, err
 	}
 	h := &host{hw: rxe.NewHardware(rxe.Config{
-		Name: "rxe0", Netdev: *dev, Addrs: []netip.Addr{addr}, Network: wire.UDP(wire.UDPOptions{}), Fabric: &rxe.Fabric{},
+		Name: "rxe0", Netdev: *dev, Addrs: []netip.Addr{addr}, Network: link.UDP(link.UDPOptions{}), Fabric: &rxe.Fabric{},
 		Logf: log.Printf,
 	})}
 	h.slot = slot.New(&h.core, "rxe0", h.hw, nil)

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"verbena/internal/capture"
-	"verbena/internal/service"
+	"verbena/capture"
+	"verbena/service"
 )
 
 type captureCmd struct {
@@ -31,7 +31,8 @@ is in it twice, as it leaves and as it arrives. What fault rules have dropped is
 
 Examples:
   verbena capture -w all.pcapng
-  verbena capture -w - --dev rxe0 --filter opcode=ack | tshark -r -`
+  verbena capture -w - --dev rxe0 --filter opcode=ack | tshark -r -
+  verbena capture verify all.pcapng`
 }
 
 func (c *captureCmd) Run(cl *cli) error {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"verbena/internal/service"
+	"verbena/service"
 )
 
 // outage is the value of --unreachable[=DURATION].

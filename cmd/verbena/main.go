@@ -12,18 +12,21 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"verbena/internal/service"
+	"verbena/service"
 )
 
 type cli struct {
 	Socket  string `help:"Control socket of the service; default: one per user and network namespace." placeholder:"PATH" env:"VERBENA_SOCKET"`
 	Service string `name:"service-user" help:"Trust a service of this user too. It reaches all memory and files of your programs; root's and your own are trusted anyway." placeholder:"USER"`
 
-	Run     runCmd     `cmd:"" help:"Run a program; it sees the service's devices below /dev/infiniband."`
-	Serve   serveCmd   `cmd:"" help:"Run the service in the foreground."`
-	Stop    stopCmd    `cmd:"" help:"End the running service, and wait for that; programs that still use it get errors."`
-	Capture captureCmd `cmd:"" help:"Record packets in a pcapng file."`
-	Link    struct {
+	Run     runCmd   `cmd:"" help:"Run a program; it sees the service's devices below /dev/infiniband."`
+	Serve   serveCmd `cmd:"" help:"Run the service in the foreground."`
+	Stop    stopCmd  `cmd:"" help:"End the running service, and wait for that; programs that still use it get errors."`
+	Capture struct {
+		Record captureCmd `cmd:"" help:"Record packets in a pcapng file." default:"withargs"`
+		Verify verifyCmd  `cmd:"" help:"Check the ICRC of every RoCEv2 packet in capture files."`
+	} `cmd:"" help:"Record packets in a pcapng file, or check those of one."`
+	Link struct {
 		Add  linkAddCmd  `cmd:"" help:"Make a device."`
 		Del  linkDelCmd  `cmd:"" help:"Remove a device; programs that use it get errors."`
 		Show linkShowCmd `cmd:"" help:"List the devices with their GIDs." default:"withargs"`

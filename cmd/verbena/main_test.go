@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"verbena/internal/service"
+	"verbena/service"
 )
 
 // What is typed, and how it is understood.

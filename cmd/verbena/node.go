@@ -6,7 +6,7 @@ import (
 	"os/user"
 	"strconv"
 
-	"verbena/guest"
+	"verbena/supervisor"
 )
 
 // nodeFlags say whose the device files are, as OWNER, GROUP and MODE of a udev rule do.
@@ -17,11 +17,11 @@ type nodeFlags struct {
 }
 
 // node is nil where the flags say nothing.
-func (f *nodeFlags) node() (*guest.Node, error) {
+func (f *nodeFlags) node() (*supervisor.Node, error) {
 	if f.Owner == "" && f.Group == "" && f.Mode == "" {
 		return nil, nil
 	}
-	n := &guest.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o600}
+	n := &supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o600}
 	var err error
 	if f.Owner != "" {
 		if n.UID, err = lookupUser("owner", f.Owner); err != nil {

@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"verbena/driver/rxe"
-	"verbena/guest"
-	"verbena/internal/service"
+	"verbena/service"
+	"verbena/supervisor"
 )
 
 type runCmd struct {
@@ -52,7 +52,7 @@ func (r *runCmd) Run(c *cli) error {
 		}
 		return exitCode(exitCannotRun)
 	}
-	if err := guest.Probe(); err != nil {
+	if err := supervisor.Probe(); err != nil {
 		return err
 	}
 	client, err := r.connect(c)
@@ -94,7 +94,7 @@ func (r *runCmd) connect(c *cli) (*service.Client, error) {
 func (r *runCmd) launch(client *service.Client, path string, argv []string) error {
 	var attached *service.Attached
 	var lost <-chan struct{}
-	launch := &guest.Launch{
+	launch := &supervisor.Launch{
 		Path:  path,
 		Args:  argv,
 		Env:   os.Environ(),
@@ -106,12 +106,12 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 			return err
 		}
 		launch.AdoptOrphans = attached.Helped
-		lost = client.Serve(guest.Ancestor{})
+		lost = client.Serve(supervisor.Ancestor{})
 		launch.Lost = lost
 		return nil
 	}
-	prog, err := guest.Start(launch)
-	var start *guest.ExecError
+	prog, err := supervisor.Start(launch)
+	var start *supervisor.ExecError
 	if errors.As(err, &start) {
 		fmt.Fprintf(os.Stderr, "verbena: run: %v\n", err)
 		if errors.Is(err, os.ErrNotExist) {

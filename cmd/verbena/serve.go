@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/sched"
-	"verbena/internal/service"
+	"verbena/service"
 )
 
 type deviceFlags struct {

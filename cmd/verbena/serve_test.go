@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/privilege"
-	"verbena/internal/service"
+	"verbena/service"
 )
 
 // built is where command has put it.

@@ -13,8 +13,8 @@ import (
 	"time"
 	"unicode"
 
-	"verbena/driver/rxe/wire"
-	"verbena/internal/service"
+	"verbena/link"
+	"verbena/service"
 )
 
 // output prints v as JSON, or as text.
@@ -212,7 +212,7 @@ Examples:
 }
 
 func (f *faultAddCmd) Run(c *cli) error {
-	r, err := c.ask(&service.Request{Op: service.OpFaultAdd, Fault: &service.FaultRule{Dev: f.Dev, Rule: wire.Rule{
+	r, err := c.ask(&service.Request{Op: service.OpFaultAdd, Fault: &service.FaultRule{Dev: f.Dev, Rule: link.Rule{
 		QP: f.QP, Peer: f.Peer, Drop: float64(f.Drop), Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt),
 		Reorder: float64(f.Reorder), Delay: f.Delay, Jitter: f.Jitter, RNR: float64(f.RNR), Stop: f.Stop,
 		Seed: f.Seed, Skip: f.Skip, Limit: f.Limit}}})

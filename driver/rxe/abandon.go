@@ -10,7 +10,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // directory lists, in memory that is shared with a user process, where the rings of its queue pairs are, for
@@ -131,7 +131,7 @@ func (d *directory) write(i int) {
 			e.RQ = qp.srq.place() // its queue pairs share what is there
 		}
 	}
-	at := abi.SizeOf[dirHeader]() + i%dirPerPage*abi.SizeOf[dirEntry]()
+	at := uapi.SizeOf[dirHeader]() + i%dirPerPage*uapi.SizeOf[dirEntry]()
 	writeShared(d.pages[i/dirPerPage].Mem, at, &e)
 }
 
@@ -146,13 +146,13 @@ func (r *ring) place() dirRing {
 // writeShared and readShared survive that the memory is taken away; what is lost then nobody can miss.
 func writeShared[T any](mem []byte, at int, v *T) (ok bool) {
 	defer survive(debug.SetPanicOnFault(true), &ok)
-	abi.Encode(mem[at:], v)
+	uapi.Encode(mem[at:], v)
 	return true
 }
 
 func readShared[T any](mem []byte, at int) (v T, ok bool) {
 	defer survive(debug.SetPanicOnFault(true), &ok)
-	return abi.Decode[T](mem[at:])
+	return uapi.Decode[T](mem[at:])
 }
 
 // ErrNotQueues: the file does not hold the queues of a program.
@@ -204,7 +204,7 @@ func (a *abandoned) run() error {
 			return ErrNotQueues
 		}
 		for i := range dirPerPage {
-			e, ok := readShared[dirEntry](mem, abi.SizeOf[dirHeader]()+i*abi.SizeOf[dirEntry]())
+			e, ok := readShared[dirEntry](mem, uapi.SizeOf[dirHeader]()+i*uapi.SizeOf[dirEntry]())
 			if ok && e.Live == 1 {
 				a.flush(&e)
 			}
@@ -218,10 +218,10 @@ func (a *abandoned) run() error {
 func (a *abandoned) flush(e *dirEntry) {
 	for _, q := range []struct {
 		work, completions dirRing
-		opcode            abi.WCOpcode
+		opcode            uapi.WCOpcode
 	}{
-		{e.SQ, e.SendCQ, abi.WCSend},
-		{e.RQ, e.RecvCQ, abi.WCRecv},
+		{e.SQ, e.SendCQ, uapi.WCSend},
+		{e.RQ, e.RecvCQ, uapi.WCRecv},
 	} {
 		work, err1 := a.ring(q.work)
 		cq, err2 := a.ring(q.completions)
@@ -239,8 +239,8 @@ func (a *abandoned) flush(e *dirEntry) {
 				break
 			}
 			wr := binary.NativeEndian.Uint64(id[:])
-			slot := make([]byte, abi.RXECQESize)
-			abi.Encode(slot, &abi.WC{WRID: wr, Status: abi.WCWRFlushErr, Opcode: q.opcode, QPNum: e.QPN})
+			slot := make([]byte, uapi.RXECQESize)
+			uapi.Encode(slot, &uapi.WC{WRID: wr, Status: uapi.WCWRFlushErr, Opcode: q.opcode, QPNum: e.QPN})
 			if pushed, ok := cq.push(prod, slot); !pushed || !ok {
 				break
 			}
@@ -257,7 +257,7 @@ func (a *abandoned) ring(at dirRing) (*ring, error) {
 		return nil, ErrNotQueues
 	}
 	r := &ring{shift: uint8(at.Shift), mask: at.Mask, shared: true, offset: at.Offset}
-	mem, err := a.mmap(at.Offset, abi.RXEQueueDataOffset+int(slots)<<at.Shift)
+	mem, err := a.mmap(at.Offset, uapi.RXEQueueDataOffset+int(slots)<<at.Shift)
 	if err != nil {
 		return nil, err
 	}

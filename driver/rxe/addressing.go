@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib"
+	"verbena/link"
+	"verbena/netdev"
 	"verbena/roce"
 )
 
@@ -28,12 +28,12 @@ func (a *addressing) up() bool { return a.netdev.Up && a.netdev.Running }
 // addressChanges is what a change of the addressing needs.
 type addressChanges struct {
 	sync.Mutex
-	network wire.Network
+	network link.Network
 	closed  bool
 	// ends are the endpoints of all addresses that the device has ever had: paths refer to them, and work again when
 	// the address returns.
 	ends   map[netip.Addr]*endpoint
-	gone   wire.Stats            // of endpoints that were closed
+	gone   link.Stats            // of endpoints that were closed
 	warned map[netip.Addr]string // why an address is not used, as logged
 }
 
@@ -44,17 +44,17 @@ type endpoint struct {
 	wire atomic.Pointer[boundEndpoint] // nil while the address is not the device's
 }
 
-type boundEndpoint struct{ wire.Endpoint }
+type boundEndpoint struct{ link.Endpoint }
 
 // ready reports whether packets can leave: the address is there, and the port is active.
 func (e *endpoint) ready() bool { return e.wire.Load() != nil && e.dev.at.Load().up() }
 
-// send is wire.Endpoint.Send; without the address it says wire.ErrNoRoute.
-func (e *endpoint) send(t *wire.Train) error {
+// send is link.Endpoint.Send; without the address it says link.ErrNoRoute.
+func (e *endpoint) send(t *link.Train) error {
 	if w := e.wire.Load(); w != nil {
 		return w.Send(t)
 	}
-	return wire.ErrNoRoute
+	return link.ErrNoRoute
 }
 
 // SetInterface tells the device what its interface is like now, and which of its addresses the device is to use; an

@@ -14,9 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link/simnet"
+	"verbena/netdev"
 )
 
 func ips(list ...string) (a []netip.Addr) {

@@ -8,7 +8,7 @@ import (
 
 	"verbena/ib"
 	"verbena/roce"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // path is a resolved address vector: from which endpoint, to which address. It does not change.
@@ -114,7 +114,7 @@ func (d *Device) CreateAH(obj *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH
 	h.path.Store(p)
 	d.ahs.set(n, h)
 	if u != nil {
-		u.Respond(abi.AppendTo(nil, &abi.RXECreateAHResp{AHNum: n}))
+		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateAHResp{AHNum: n}))
 	}
 	return h, nil
 }

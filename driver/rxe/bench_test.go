@@ -7,8 +7,8 @@ import (
 	"runtime"
 	"testing"
 
-	"verbena/driver/rxe/wire"
 	"verbena/ib"
+	"verbena/link"
 )
 
 // pingPong is a message from a to b over the shortcut: post, deliver, poll on both sides.
@@ -63,7 +63,7 @@ func BenchmarkSendUDP(b *testing.B) { benchmarkSend(b, loopback()) }
 func loopback() setup {
 	r := rand.Uint32()
 	at := func(last byte) netip.Addr { return netip.AddrFrom4([4]byte{127, byte(r>>8)&0x7f + 64, byte(r), last}) }
-	return setup{network: wire.UDP(wire.UDPOptions{}), addrs: [2]netip.Addr{at(1), at(2)}}
+	return setup{network: link.UDP(link.UDPOptions{}), addrs: [2]netip.Addr{at(1), at(2)}}
 }
 
 // BenchmarkStreamUDP: writes of 64 KB, 32 of them outstanding, through the host's loopback interface.

@@ -6,7 +6,7 @@ import (
 
 	"verbena/ib"
 	"verbena/roce"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // receiveResponse handles an acknowledgement or an RDMA READ response for a work request of this queue pair.
@@ -57,11 +57,11 @@ func (qp *QP) receiveAck(k *packet) {
 			qp.retry()
 		}
 	case syndrome == roce.NAKInvalidRequest:
-		qp.fail(abi.WCRemInvReqErr)
+		qp.fail(uapi.WCRemInvReqErr)
 	case syndrome == roce.NAKRemoteAccessError:
-		qp.fail(abi.WCRemAccessErr)
+		qp.fail(uapi.WCRemAccessErr)
 	default:
-		qp.fail(abi.WCRemOpErr)
+		qp.fail(uapi.WCRemOpErr)
 	}
 }
 
@@ -79,7 +79,7 @@ func (qp *QP) acknowledged(psn roce.PSN) bool {
 		bytes += w.cost(qp.mtu, from, to)
 		r.una = w.first.Add(to)
 		if to == w.packets {
-			qp.completeHead(abi.WCSuccess)
+			qp.completeHead(uapi.WCSuccess)
 		}
 	}
 	if bytes > 0 {
@@ -123,7 +123,7 @@ func (qp *QP) receiveRead(p *pass, k *packet) {
 	}
 	off := pkt * qp.mtu
 	if aeth := k.AETH(); aeth != nil && !aeth.Syndrome().IsACK() || len(k.Payload) != min(qp.mtu, w.length-off) {
-		qp.fail(abi.WCBadRespErr)
+		qp.fail(uapi.WCBadRespErr)
 		return
 	}
 	if !qp.store(p, scatterRead, k.psn, w.sges, off, k.Payload) {
@@ -139,7 +139,7 @@ func (qp *QP) receiveRead(p *pass, k *packet) {
 			return
 		}
 		r.ordered--
-		qp.completeHead(abi.WCSuccess)
+		qp.completeHead(uapi.WCSuccess)
 	}
 	qp.progressed(bytes)
 }
@@ -164,7 +164,7 @@ func (qp *QP) receiveAtomic(p *pass, k *packet) {
 	r.reads--
 	r.ordered--
 	r.una = k.psn.Next()
-	qp.completeHead(abi.WCSuccess)
+	qp.completeHead(uapi.WCSuccess)
 	qp.progressed(bytes)
 }
 
@@ -184,7 +184,7 @@ func (qp *QP) retry() {
 	qp.dev.counters.add(cntCompRetry, 1)
 	if r.retries == 0 {
 		qp.dev.counters.add(cntRetryExceeded, 1)
-		qp.fail(abi.WCRetryExcErr)
+		qp.fail(uapi.WCRetryExcErr)
 		return
 	}
 	r.retries--
@@ -224,7 +224,7 @@ func (qp *QP) notReady(wait time.Duration) {
 	if qp.attr.RNRRetry != rnrForEver {
 		if r.rnrRetries == 0 {
 			qp.dev.counters.add(cntRNRRetryExceeded, 1)
-			qp.fail(abi.WCRNRRetryExcErr)
+			qp.fail(uapi.WCRNRRetryExcErr)
 			return
 		}
 		r.rnrRetries--
@@ -238,13 +238,13 @@ func (qp *QP) notReady(wait time.Duration) {
 const rnrForEver = 7
 
 // completeHead completes the oldest work request, and local ones that have been waiting for that.
-func (qp *QP) completeHead(status abi.WCStatus) {
+func (qp *QP) completeHead(status uapi.WCStatus) {
 	f := &qp.req.flight
 	for {
 		w := f.at(f.head)
 		f.head++
 		qp.completeSend(w, status)
-		if status != abi.WCSuccess || f.len() == 0 || !f.at(f.head).done {
+		if status != uapi.WCSuccess || f.len() == 0 || !f.at(f.head).done {
 			return
 		}
 	}
@@ -252,18 +252,18 @@ func (qp *QP) completeHead(status abi.WCStatus) {
 
 // completeSend gives the slot of a work request back and posts its completion. Failures are reported also where
 // success would not be (IBA 10.7.3.1).
-func (qp *QP) completeSend(w *sendWQE, status abi.WCStatus) {
+func (qp *QP) completeSend(w *sendWQE, status uapi.WCStatus) {
 	qp.sqDone = qp.sq.next(qp.sqDone)
 	if !qp.sq.setConsumer(qp.sqDone) {
 		qp.ringGone()
 	}
-	if status == abi.WCSuccess {
+	if status == uapi.WCSuccess {
 		qp.dev.counters.add(cntRDMASend, 1)
-		if !qp.sigAll && w.flags&abi.SendSignaled == 0 {
+		if !qp.sigAll && w.flags&uapi.SendSignaled == 0 {
 			return
 		}
 	}
-	wc := abi.WC{WRID: w.id, Status: status, ByteLen: uint32(w.length)}
+	wc := uapi.WC{WRID: w.id, Status: status, ByteLen: uint32(w.length)}
 	if int(w.opcode) < len(wcOpcodes) {
 		wc.Opcode = wcOpcodes[w.opcode]
 	}
@@ -272,7 +272,7 @@ func (qp *QP) completeSend(w *sendWQE, status abi.WCStatus) {
 
 // fail completes the oldest work request with an error; the queue pair, or for the unconnected and unreliable
 // services its send queue, goes to the error state.
-func (qp *QP) fail(status abi.WCStatus) {
+func (qp *QP) fail(status uapi.WCStatus) {
 	if qp.req.flight.len() > 0 {
 		qp.completeHead(status)
 	}

@@ -9,8 +9,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link/simnet"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -5,10 +5,10 @@ import (
 	"runtime"
 	"testing"
 
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
 	"verbena/ib/ibtest"
+	"verbena/link/simnet"
+	"verbena/netdev"
 )
 
 // TestContract: the driver keeps the midlayer's contract, on both ways that its packets take, alone and while neighbours

@@ -3,7 +3,7 @@ package rxe
 import (
 	"sync/atomic"
 
-	"verbena/driver/rxe/wire"
+	"verbena/link"
 )
 
 // counter is one of the device's statistics, by the names of the kernel's hw_counters (rxe_hw_counters.c).
@@ -90,16 +90,16 @@ func (c *counters) add(i counter, n int) { c[i].n.Add(uint64(n)) }
 func (c *counters) violations(i counter) uint32 { return uint32(min(c[i].n.Load(), 0xffff)) }
 
 // wireCounters are of what the endpoints drop, and of why they could not send.
-var wireCounters = map[string]func(s *wire.Stats) uint64{
-	"drop_icrc":          func(s *wire.Stats) uint64 { return s.ICRCErrors },
-	"drop_overflow":      func(s *wire.Stats) uint64 { return s.Overflows }, // no room in the socket
-	"recv_socket_err":    func(s *wire.Stats) uint64 { return s.ReceiveErrors },
-	"send_again":         func(s *wire.Stats) uint64 { return s.SendAgain }, // no room in the socket; tried again
-	"send_no_route_err":  func(s *wire.Stats) uint64 { return s.SendNoRoute },
-	"send_too_long_err":  func(s *wire.Stats) uint64 { return s.SendTooLong },
-	"send_forbidden_err": func(s *wire.Stats) uint64 { return s.SendForbidden },
-	"send_other_err":     func(s *wire.Stats) uint64 { return s.SendOther + s.SendInvalid },
-	"send_cut_off_err":   func(s *wire.Stats) uint64 { return s.SendCutOff }, // the end of a train
+var wireCounters = map[string]func(s *link.Stats) uint64{
+	"drop_icrc":          func(s *link.Stats) uint64 { return s.ICRCErrors },
+	"drop_overflow":      func(s *link.Stats) uint64 { return s.Overflows }, // no room in the socket
+	"recv_socket_err":    func(s *link.Stats) uint64 { return s.ReceiveErrors },
+	"send_again":         func(s *link.Stats) uint64 { return s.SendAgain }, // no room in the socket; tried again
+	"send_no_route_err":  func(s *link.Stats) uint64 { return s.SendNoRoute },
+	"send_too_long_err":  func(s *link.Stats) uint64 { return s.SendTooLong },
+	"send_forbidden_err": func(s *link.Stats) uint64 { return s.SendForbidden },
+	"send_other_err":     func(s *link.Stats) uint64 { return s.SendOther + s.SendInvalid },
+	"send_cut_off_err":   func(s *link.Stats) uint64 { return s.SendCutOff }, // the end of a train
 }
 
 // Stats are a device's counters, by the names that the files below ports/1/hw_counters have: those of the kernel's rxe,
@@ -118,7 +118,7 @@ func (d *Device) Stats() map[string]uint64 {
 }
 
 // wireStats sums up the endpoints, those too that are gone. It may sleep.
-func (d *Device) wireStats() wire.Stats {
+func (d *Device) wireStats() link.Stats {
 	d.changes.Lock()
 	defer d.changes.Unlock()
 	sum := d.changes.gone
@@ -130,9 +130,9 @@ func (d *Device) wireStats() wire.Stats {
 	return sum
 }
 
-func statsOf(e wire.Endpoint) wire.Stats {
-	if r, ok := e.(wire.StatsReader); ok {
+func statsOf(e link.Endpoint) link.Stats {
+	if r, ok := e.(link.StatsReader); ok {
 		return r.Stats()
 	}
-	return wire.Stats{}
+	return link.Stats{}
 }

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
-	"verbena/driver/rxe/wire"
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
 )
 
@@ -131,7 +131,7 @@ func TestStatsEndpoints(t *testing.T) {
 		b := newBenchIn(t, setup{})
 		defer b.close()
 		b.connect(conn{})
-		check(t, b.net.Faults().Add(wire.Rule{Corrupt: 1, Limit: 2}))
+		check(t, b.net.Faults().Add(link.Rule{Corrupt: 1, Limit: 2}))
 		transfer(b, ib.WRSend, 5000, 1)
 		before := b.b.dev.Stats()
 		if before["drop_icrc"] != 2 {

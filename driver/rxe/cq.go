@@ -6,7 +6,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 const (
@@ -50,23 +50,23 @@ func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ,
 // newCQRing makes the ring and tells the user where it is.
 func newCQRing(ctx *userContext, entries int, u *ib.Udata) (*ring, error) {
 	if ctx == nil {
-		return newRing(nil, entries, abi.RXECQESize)
+		return newRing(nil, entries, uapi.RXECQESize)
 	}
-	if len(u.Out) < abi.SizeOf[abi.RXECreateCQResp]() {
+	if len(u.Out) < uapi.SizeOf[uapi.RXECreateCQResp]() {
 		return nil, fmt.Errorf("no room in the response for the place of the queue: %w", syscall.EINVAL)
 	}
-	r, err := newRing(ctx.UserContext, entries, abi.RXECQESize)
+	r, err := newRing(ctx.UserContext, entries, uapi.RXECQESize)
 	if err == nil {
-		u.Respond(abi.AppendTo(nil, &abi.RXECreateCQResp{MI: r.info()}))
+		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateCQResp{MI: r.info()}))
 	}
 	return r, err
 }
 
 // post adds a completion, and wakes who waits for it. It reports false when the queue is full, or gone: then the
 // queue is in error, as is soon every queue pair that posts to it. (rxe_cq_post)
-func (c *cq) post(wc *abi.WC, solicited bool) bool {
-	var slot [abi.RXECQESize]byte
-	abi.Encode(slot[:], wc)
+func (c *cq) post(wc *uapi.WC, solicited bool) bool {
+	var slot [uapi.RXECQESize]byte
+	uapi.Encode(slot[:], wc)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lost {
@@ -78,7 +78,7 @@ func (c *cq) post(wc *abi.WC, solicited bool) bool {
 		return false
 	}
 	c.prod = c.ring.next(c.prod)
-	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != abi.WCSuccess) {
+	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != uapi.WCSuccess) {
 		c.armed = 0
 		c.obj.Completed()
 	}
@@ -95,7 +95,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		return 0, errRingGone
 	}
 	for ; n < len(wc); n++ {
-		var slot [abi.RXECQESize]byte
+		var slot [uapi.RXECQESize]byte
 		filled, ok := r.peek(cons, slot[:])
 		if !ok {
 			return n, errRingGone
@@ -103,7 +103,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		if !filled {
 			break
 		}
-		w, _ := abi.Decode[abi.WC](slot[:])
+		w, _ := uapi.Decode[uapi.WC](slot[:])
 		c.decode(&wc[n], &w)
 		cons = r.next(cons)
 	}
@@ -126,20 +126,20 @@ func (c *cq) current() *ring {
 }
 
 // decode is the opposite of what the engine fills in.
-func (c *cq) decode(to *ib.WC, w *abi.WC) {
+func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 	*to = ib.WC{
 		ID: w.WRID, Status: ib.WCStatus(w.Status), Opcode: ib.WCOpcode(w.Opcode), VendorErr: w.VendorErr,
 		ByteLen: w.ByteLen, SrcQP: w.SrcQP, PKeyIndex: w.PKeyIndex, SLID: w.SLID, SL: w.SL, Port: w.PortNum,
 	}
-	flags := abi.IBVWCFlags(w.WCFlags)
-	if flags&abi.IBVWCGRH != 0 {
+	flags := uapi.IBVWCFlags(w.WCFlags)
+	if flags&uapi.IBVWCGRH != 0 {
 		to.Flags |= ib.WCGRH
 	}
-	if flags&abi.IBVWCWithImm != 0 {
+	if flags&uapi.IBVWCWithImm != 0 {
 		to.Flags |= ib.WCWithImm
 		to.Imm = w.Ex.Imm().Uint32()
 	}
-	if flags&abi.IBVWCWithInv != 0 {
+	if flags&uapi.IBVWCWithInv != 0 {
 		to.Flags |= ib.WCWithInvalidate
 		to.InvalidateRKey = w.Ex.InvalidateRKey()
 	}
@@ -201,7 +201,7 @@ func (c *cq) replace(r *ring) (old *ring, err error) {
 	}
 	n := uint32(0)
 	for ; cons != c.prod; cons = c.ring.next(cons) {
-		var slot [abi.RXECQESize]byte
+		var slot [uapi.RXECQESize]byte
 		if _, ok := c.ring.peek(cons, slot[:]); !ok {
 			return nil, errRingGone
 		}

@@ -9,8 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"verbena/driver/rxe/wire"
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
 )
 
@@ -220,7 +220,7 @@ func TestUnreliableLoss(t *testing.T) {
 		}
 		for i, skip := range []uint64{0, 2, 4} { // the first, a middle, the last packet
 			b.net.Faults().Clear()
-			check(t, b.net.Faults().Add(wire.Rule{Skip: skip, Limit: 1, Drop: 1}))
+			check(t, b.net.Faults().Add(link.Rule{Skip: skip, Limit: 1, Drop: 1}))
 			fill(b.a.buf[:5000], uint64(i))
 			lost := ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5000)}
 			good := lost

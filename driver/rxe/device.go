@@ -12,12 +12,12 @@ import (
 	"syscall"
 	"time"
 
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib"
 	"verbena/internal/clock"
+	"verbena/link"
+	"verbena/netdev"
 	"verbena/roce"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // Config says what a device is made of.
@@ -30,12 +30,12 @@ type Config struct {
 	// Addrs are the addresses to use, at least one, usually those of Netdev; link-local ones with their zone.
 	Addrs []netip.Addr
 	// Network carries packets to where the Fabric does not reach.
-	Network wire.Network
+	Network link.Network
 	// Faults, if not nil, are the rules of which the device itself carries out RNR, and which keep it off the Fabric
 	// while there are any. Network leads through them.
-	Faults *wire.Faults
+	Faults *link.Faults
 	// Taps see what takes the shortcut through the Fabric; Network has its own. nil: nobody does.
-	Taps *wire.Taps
+	Taps *link.Taps
 	// Fabric, if not nil, is joined for as long as the device exists.
 	Fabric *Fabric
 	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
@@ -60,8 +60,8 @@ type Device struct {
 	at       atomic.Pointer[addressing]
 	changes  addressChanges
 	guid     uint64
-	faults   *wire.Faults
-	taps     *wire.Taps
+	faults   *link.Faults
+	taps     *link.Taps
 	fabric   *Fabric
 	clock    clock.Clock
 	direct   atomic.Bool // the Fabric may be used, as long as there are no faults
@@ -181,8 +181,8 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 func (d *Device) IB() *ib.Device { return d.obj }
 
 // Endpoints are the device's places in the network, for statistics.
-func (d *Device) Endpoints() []wire.Endpoint {
-	var w []wire.Endpoint
+func (d *Device) Endpoints() []link.Endpoint {
+	var w []link.Endpoint
 	for _, e := range d.at.Load().endpoints {
 		if b := e.wire.Load(); b != nil {
 			w = append(w, b.Endpoint)
@@ -260,7 +260,7 @@ const (
 
 // UserABI is the driver's number and the version of its private data in the user ABI (RDMA_DRIVER_RXE,
 // RXE_UVERBS_ABI_VERSION): those of the kernel's rxe, whose provider in libibverbs works with this driver.
-func (d *Device) UserABI() (driverID, version uint32) { return uint32(abi.DriverRXE), 2 }
+func (d *Device) UserABI() (driverID, version uint32) { return uint32(uapi.DriverRXE), 2 }
 
 // QueryDevice implements ib.Driver.
 func (d *Device) QueryDevice() (ib.DeviceAttr, error) {

@@ -5,8 +5,8 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // AllocMR implements ib.FastRegDriver. (rxe_alloc_mr)
@@ -37,20 +37,20 @@ func (m *mr) Map(r *umem.Region) error {
 
 // fastReg carries out a WRRegMR: the region must be free, of the queue pair's domain, and mapped; of the key only the low
 // bits are the consumer's (IBA 10.6.3). Its pass has no access in flight. (rxe_reg_fast_mr)
-func (qp *QP) fastReg(b *abi.RXESendWRMW) abi.WCStatus {
+func (qp *QP) fastReg(b *uapi.RXESendWRMW) uapi.WCStatus {
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	access := ib.AccessFlags(b.Access)
 	m := qp.dev.mrs.get(b.MRLKey >> 8)
 	if m == nil || checkMRAccess(access) != nil || access&writes != 0 && access&ib.AccessLocalWrite == 0 {
-		return abi.WCLocQPOpErr
+		return uapi.WCLocQPOpErr
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.fast || m.gone || m.grant.Load() != nil || m.mapped == nil || m.pd != qp.pd || b.RKey>>8 != m.index {
-		return abi.WCLocQPOpErr
+		return uapi.WCLocQPOpErr
 	}
 	m.replace(m.cover(b.RKey, m.mapped, access))
-	return abi.WCSuccess
+	return uapi.WCSuccess
 }
 
 // invalidate makes a region of AllocMR free again; not while windows are bound to it. (rxe_invalidate_mr, which takes
@@ -88,7 +88,7 @@ func (qp *QP) doLocal(p *pass, w *sendWQE) bool {
 		switch w.kind {
 		case opInvalidate:
 			if !qp.invalidate(w.rkey) {
-				w.status = abi.WCLocQPOpErr
+				w.status = uapi.WCLocQPOpErr
 			}
 		case opBind:
 			w.status = qp.bindMW(&w.mw)
@@ -96,14 +96,14 @@ func (qp *QP) doLocal(p *pass, w *sendWQE) bool {
 			w.status = qp.fastReg(&w.mw)
 		}
 		p.leave()
-		if w.status != abi.WCSuccess {
+		if w.status != uapi.WCSuccess {
 			return true // to end with that when its turn comes
 		}
 		w.done = true
 	}
 	r.at, r.pkt = r.at+1, 0
 	if r.at-1 == r.flight.head {
-		qp.completeHead(abi.WCSuccess)
+		qp.completeHead(uapi.WCSuccess)
 	}
 	return true
 }

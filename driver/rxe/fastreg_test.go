@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link"
+	"verbena/link/simnet"
 	"verbena/umem"
 )
 
@@ -139,7 +139,7 @@ func TestLocalUnderLoss(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			t.Logf("seed %d", seed)
 			b := newBench(t, setup{net: simnet.Config{Latency: 20 * time.Microsecond, Rand: rand.NewPCG(seed, 1)}})
-			check(t, b.net.Faults().Add(wire.Rule{Drop: 0.05, Duplicate: 0.1, Reorder: 0.05, Behind: 2}))
+			check(t, b.net.Faults().Add(link.Rule{Drop: 0.05, Duplicate: 0.1, Reorder: 0.05, Behind: 2}))
 			b.connect(conn{timeout: 8, access: allAccess | ib.AccessFlushGlobal})
 			mr, target := b.b.allocMR(nil), b.a.regMR(nil, allAccess|ib.AccessFlushGlobal)
 			mw := b.b.allocMW(nil, ib.MWType2)

@@ -5,18 +5,18 @@ import (
 	"testing"
 	"time"
 
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link"
+	"verbena/link/simnet"
 )
 
 // faulty is a bench whose devices may take the shortcut, and the fault rules of both.
-func faulty(t *testing.T) (*bench, *wire.Faults) {
-	f := wire.NewFaults(simnet.New(simnet.Config{Latency: 5 * time.Microsecond}), nil)
+func faulty(t *testing.T) (*bench, *link.Faults) {
+	f := link.NewFaults(simnet.New(simnet.Config{Latency: 5 * time.Microsecond}), nil)
 	return newBenchIn(t, setup{shortcut: true, network: f, addrs: [2]netip.Addr{addrA, addrB}}), f
 }
 
-func (b *bench) rule(f *wire.Faults, r wire.Rule) {
+func (b *bench) rule(f *link.Faults, r link.Rule) {
 	b.t.Helper()
 	f.Clear()
 	check(b.t, f.Add(r))
@@ -30,12 +30,12 @@ func TestFaultsEndShortcut(t *testing.T) {
 		b.connect(conn{})
 		wired := func() uint64 {
 			transfer(b, ib.WRSend, 100, 1)
-			return b.a.dev.Endpoints()[0].(wire.StatsReader).Stats().SentPackets
+			return b.a.dev.Endpoints()[0].(link.StatsReader).Stats().SentPackets
 		}
 		if n := wired(); n != 0 {
 			t.Errorf("%d packets through the network without a rule", n)
 		}
-		b.rule(f, wire.Rule{Drop: 1, Limit: 1})
+		b.rule(f, link.Rule{Drop: 1, Limit: 1})
 		if wired(); f.List()[0].Dropped != 1 {
 			t.Errorf("the rule says %+v", f.List()[0])
 		}
@@ -54,7 +54,7 @@ func TestFaultsRNR(t *testing.T) {
 		b, f := faulty(t)
 		defer b.close()
 		b.connect(conn{rnrRetry: 7})
-		b.rule(f, wire.Rule{RNR: 1, QP: b.b.qp.Num(), Peer: addrA, Limit: 20})
+		b.rule(f, link.Rule{RNR: 1, QP: b.b.qp.Num(), Peer: addrA, Limit: 20})
 		for _, op := range []ib.WROpcode{ib.WRRDMAWrite, ib.WRRDMARead} {
 			transfer(b, op, 3000, 1)
 		}
@@ -72,7 +72,7 @@ func TestFaultsRNR(t *testing.T) {
 		b, f := faulty(t)
 		defer b.close()
 		b.connect(conn{rnrRetry: 3})
-		b.rule(f, wire.Rule{RNR: 1})
+		b.rule(f, link.Rule{RNR: 1})
 		b.b.recv(1, 0, 100)
 		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100)})
 		b.a.expect(ib.WC{ID: 2, Status: ib.WCRNRRetryExcErr})
@@ -81,11 +81,11 @@ func TestFaultsRNR(t *testing.T) {
 		}
 	})
 	bubble(t, func(t *testing.T) {
-		f := wire.NewFaults(simnet.New(simnet.Config{}), nil)
+		f := link.NewFaults(simnet.New(simnet.Config{}), nil)
 		b := newBenchIn(t, setup{typ: ib.QPTypeUC, network: f, addrs: [2]netip.Addr{addrA, addrB}})
 		defer b.close()
 		b.connect(conn{})
-		b.rule(f, wire.Rule{RNR: 1})
+		b.rule(f, link.Rule{RNR: 1})
 		transfer(b, ib.WRSend, 100, 1) // nobody could be told
 	})
 }
@@ -97,7 +97,7 @@ func TestFaultsStop(t *testing.T) {
 		defer b.close()
 		b.connect(conn{timeout: 10, retry: 2})
 		transfer(b, ib.WRSend, 100, 1)
-		b.rule(f, wire.Rule{Stop: true})
+		b.rule(f, link.Rule{Stop: true})
 		b.b.recv(1, 0, 100)
 		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100)})
 		b.a.expect(ib.WC{ID: 2, Status: ib.WCRetryExcErr})

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/driver/rxe/wire"
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
 )
 
@@ -54,9 +54,9 @@ func TestFlood(t *testing.T) {
 		var before, after runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&before)
-		closed := b.rate(plan(wire.Port + 1))
+		closed := b.rate(plan(link.Port + 1))
 		dropped := b.b.dev.Stats()
-		open := b.rate(plan(wire.Port))
+		open := b.rate(plan(link.Port))
 		runtime.GC()
 		runtime.ReadMemStats(&after)
 		now := b.b.dev.Stats()
@@ -130,7 +130,7 @@ func flood(t *testing.T, plan string) {
 		buf := make([]byte, op.PacketLen(8))
 		roce.NewPacket(buf, &roce.BTHFields{Opcode: op, PKey: roce.DefaultPKey, DestQPN: uint32(num)}, 8)
 		if kind != "garbage" {
-			flow := roce.NewFlow(netip.AddrPortFrom(src, uint16(name.(*unix.SockaddrInet4).Port)), netip.AddrPortFrom(to, wire.Port))
+			flow := roce.NewFlow(netip.AddrPortFrom(src, uint16(name.(*unix.SockaddrInet4).Port)), netip.AddrPortFrom(to, link.Port))
 			flow.Seal(0, buf)
 		} else {
 			binary.BigEndian.PutUint32(buf[len(buf)-4:], rand.Uint32())

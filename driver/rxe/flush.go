@@ -6,7 +6,7 @@ import (
 
 	"verbena/ib"
 	"verbena/roce"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // FLUSH and ATOMIC WRITE (IBA annex A19): one packet each, answered by an RDMA READ response of no length.
@@ -45,14 +45,14 @@ func (qp *QP) sendSingle(p *pass, w *sendWQE) bool {
 func (qp *QP) receiveDone(w *sendWQE, k *packet) {
 	r := &qp.req
 	if k.Opcode.Operation() != roce.RDMAReadResponseOnly || !k.AETH().Syndrome().IsACK() || len(k.Payload) != 0 {
-		qp.fail(abi.WCBadRespErr)
+		qp.fail(uapi.WCBadRespErr)
 		return
 	}
 	bytes := w.cost(qp.mtu, 0, 1)
 	r.reads--
 	r.ordered--
 	r.una = k.psn.Next()
-	qp.completeHead(abi.WCSuccess)
+	qp.completeHead(uapi.WCSuccess)
 	qp.progressed(bytes)
 }
 
@@ -133,38 +133,38 @@ func (qp *QP) answered(k *packet, kind opKind) {
 }
 
 // decodeSingle takes what is particular of the work request. The data of an ATOMIC WRITE are always inline.
-func (qp *QP) decodeSingle(w *sendWQE, h *abi.RXESendWQE, data []byte) abi.WCStatus {
-	w.flags &^= abi.SendInline
+func (qp *QP) decodeSingle(w *sendWQE, h *uapi.RXESendWQE, data []byte) uapi.WCStatus {
+	w.flags &^= uapi.SendInline
 	switch {
 	case qp.attr.MaxRdAtomic == 0:
-		return abi.WCLocQPOpErr
+		return uapi.WCLocQPOpErr
 	case w.kind == opFlush:
 		f := h.WR.Flush()
 		w.remote, w.rkey = f.RemoteAddr, f.RKey
 		w.flush.placement, w.flush.level, w.flush.length = roce.FlushType(f.Type), roce.FlushLevel(f.Level), f.Length
-		if bad := f.Type &^ (abi.FlushGlobal | abi.FlushPersistent); bad != 0 || f.Type == 0 || f.Level > abi.FlushMR {
-			return abi.WCLocQPOpErr
+		if bad := f.Type &^ (uapi.FlushGlobal | uapi.FlushPersistent); bad != 0 || f.Type == 0 || f.Level > uapi.FlushMR {
+			return uapi.WCLocQPOpErr
 		}
-		return abi.WCSuccess
+		return uapi.WCSuccess
 	case h.DMA.Length != atomicLen || len(data) < atomicLen:
-		return abi.WCLocLenErr
+		return uapi.WCLocLenErr
 	}
 	a := h.WR.RDMA()
 	w.remote, w.rkey = a.RemoteAddr, a.RKey
 	if w.remote%atomicLen != 0 {
-		return abi.WCLocQPOpErr
+		return uapi.WCLocQPOpErr
 	}
 	w.length = atomicLen
 	w.inline = append(w.inline, data[:atomicLen]...)
-	return abi.WCSuccess
+	return uapi.WCSuccess
 }
 
 // encodeMemory is encodeSend for the work requests about memory, windows and regions.
-func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *abi.RXESendWQE) (int, error) {
+func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *uapi.RXESendWQE) (int, error) {
 	invalid := func(format string, args ...any) (int, error) {
 		return 0, fmt.Errorf(format+": %w", append(args, syscall.EINVAL)...)
 	}
-	n := abi.RXESendWQESGEOffset
+	n := uapi.RXESendWQESGEOffset
 	switch kind {
 	case opBind:
 		if wr.Bind == nil || wr.Bind.MW == nil || wr.Bind.MR == nil && wr.Bind.Length != 0 {
@@ -173,9 +173,9 @@ func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *abi.RXESendW
 		if w, ok := wr.Bind.MW.Driver().(*mw); !ok || w.dev != qp.dev {
 			return invalid("window of another device")
 		}
-		*h.WR.MW() = abi.RXESendWRMW{
+		*h.WR.MW() = uapi.RXESendWRMW{
 			Addr: wr.Bind.Addr, Length: wr.Bind.Length, MWRKey: wr.Bind.MW.RKey(), RKey: wr.Bind.RKey,
-			Access: abi.AccessFlags(wr.Bind.Access),
+			Access: uapi.AccessFlags(wr.Bind.Access),
 		}
 		if wr.Bind.MR != nil {
 			h.WR.MW().MRLKey = wr.Bind.MR.LKey()
@@ -187,20 +187,20 @@ func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *abi.RXESendW
 		if m, ok := wr.Reg.MR.Driver().(*mr); !ok || m.dev != qp.dev {
 			return invalid("region of another device")
 		}
-		*h.WR.MW() = abi.RXESendWRMW{MRLKey: wr.Reg.MR.LKey(), RKey: wr.Reg.Key, Access: abi.AccessFlags(wr.Reg.Access)}
+		*h.WR.MW() = uapi.RXESendWRMW{MRLKey: wr.Reg.MR.LKey(), RKey: wr.Reg.Key, Access: uapi.AccessFlags(wr.Reg.Access)}
 	case opFlush:
-		*h.WR.Flush() = abi.RXESendWRFlush{
+		*h.WR.Flush() = uapi.RXESendWRFlush{
 			RemoteAddr: wr.RemoteAddr, RKey: wr.RKey, Length: wr.Flush.Length,
-			Type: abi.FlushPlacement(wr.Flush.Placement), Level: abi.FlushSelectivity(wr.Flush.Level),
+			Type: uapi.FlushPlacement(wr.Flush.Placement), Level: uapi.FlushSelectivity(wr.Flush.Level),
 		}
 	case opAtomicWrite:
 		if len(wr.Inline) != atomicLen || wr.RemoteAddr%atomicLen != 0 {
 			return invalid("atomic write of %d bytes at %#x, must be 8 at a multiple of 8", len(wr.Inline), wr.RemoteAddr)
 		}
-		*h.WR.RDMA() = abi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
+		*h.WR.RDMA() = uapi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
 		h.DMA.Length = atomicLen
 		n += copy(b[n:], wr.Inline)
 	}
-	abi.Encode(b, h)
+	uapi.Encode(b, h)
 	return n, nil
 }

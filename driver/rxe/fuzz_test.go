@@ -4,15 +4,15 @@ import (
 	"bytes"
 	"testing"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // FuzzSendRing puts any work request into a send ring.
 func FuzzSendRing(f *testing.F) {
-	for op := range abi.WROpcode(16) {
-		h := abi.RXESendWQE{WR: abi.RXESendWR{Opcode: op}}
+	for op := range uapi.WROpcode(16) {
+		h := uapi.RXESendWQE{WR: uapi.RXESendWR{Opcode: op}}
 		h.DMA.Length, h.DMA.NumSGE = 8, 1
-		f.Add(abi.AppendTo(abi.AppendTo(nil, &h), &abi.RXESGE{Addr: 1, Length: 8, LKey: 0x100}))
+		f.Add(uapi.AppendTo(uapi.AppendTo(nil, &h), &uapi.RXESGE{Addr: 1, Length: 8, LKey: 0x100}))
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {
 		b := newBenchIn(t, setup{shortcut: true, bufLen: 4096})
@@ -20,7 +20,7 @@ func FuzzSendRing(f *testing.F) {
 		b.connect(conn{})
 		b.b.recv(1, 0, 4096)
 		qp := b.a.qp.Driver().(*QP)
-		slot := make([]byte, abi.RXESendWQESize+int(qp.cap.MaxInlineData))
+		slot := make([]byte, uapi.RXESendWQESize+int(qp.cap.MaxInlineData))
 		copy(slot, in)
 		if pushed, _ := qp.sq.push(0, slot); !pushed {
 			t.Fatal("send ring is full")
@@ -28,8 +28,8 @@ func FuzzSendRing(f *testing.F) {
 		before := bytes.Clone(b.b.buf)
 		qp.Doorbell()
 		// It ended, well or not, or it waits for a response.
-		if op := abi.WROpcode(slot[12]); op != abi.WRSend && op != abi.WRSendWithImm && slot[13]|slot[14]|slot[15] == 0 {
-			if h, _ := abi.Decode[abi.RXESendWQE](slot); h.WR.RDMA().RKey != b.b.mr.RKey() && h.WR.Atomic().RKey != b.b.mr.RKey() && !bytes.Equal(before, b.b.buf) {
+		if op := uapi.WROpcode(slot[12]); op != uapi.WRSend && op != uapi.WRSendWithImm && slot[13]|slot[14]|slot[15] == 0 {
+			if h, _ := uapi.Decode[uapi.RXESendWQE](slot); h.WR.RDMA().RKey != b.b.mr.RKey() && h.WR.Atomic().RKey != b.b.mr.RKey() && !bytes.Equal(before, b.b.buf) {
 				t.Error("the peer's memory was written without its key")
 			}
 		}

@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib/slot"
+	"verbena/netdev"
 )
 
 // Hardware is what stands for the adapter: it stays when a [Device], one life of it from probe to removal, ends by a

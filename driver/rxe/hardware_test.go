@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link/simnet"
 )
 
 // free takes the node's objects off the device.

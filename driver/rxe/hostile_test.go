@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/stepnet"
 	"verbena/ib"
 	"verbena/internal/clock"
+	"verbena/link"
+	"verbena/link/stepnet"
+	"verbena/netdev"
 	"verbena/roce"
 	"verbena/umem"
 )
@@ -436,7 +436,7 @@ func (h *hostile) inject(list ...craft) {
 }
 
 func (h *hostile) injectRaw(src, dst netip.Addr, b []byte, damaged bool) {
-	if len(b) >= roce.BTHLen+wire.ICRCLen && len(b) < 1<<16-100 {
+	if len(b) >= roce.BTHLen+link.ICRCLen && len(b) < 1<<16-100 {
 		stepnet.Seal(src, dst, b)
 		if damaged {
 			b[len(b)-1] ^= 1

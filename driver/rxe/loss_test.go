@@ -8,9 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link"
+	"verbena/link/simnet"
 )
 
 // seeds returns the seeds of the random tests: fixed ones, and one that is new each time.
@@ -27,14 +27,14 @@ func seeds(n int) []uint64 {
 func TestLoss(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		rule wire.Rule
+		rule link.Rule
 		sign counter // counted by one of the devices if the rule did something
 	}{
-		{"drop", wire.Rule{Drop: 0.02}, cntCompRetry},
-		{"duplicate", wire.Rule{Duplicate: 0.2}, cntDupReq},
-		{"reorder", wire.Rule{Reorder: 0.02, Behind: 3}, cntRcvSeqErr},
-		{"jitter", wire.Rule{Jitter: 4 * time.Microsecond}, cntOutOfSeqReq},
-		{"all", wire.Rule{Drop: 0.01, Duplicate: 0.05, Corrupt: 0.005, Reorder: 0.01, Behind: 2}, cntCompRetry},
+		{"drop", link.Rule{Drop: 0.02}, cntCompRetry},
+		{"duplicate", link.Rule{Duplicate: 0.2}, cntDupReq},
+		{"reorder", link.Rule{Reorder: 0.02, Behind: 3}, cntRcvSeqErr},
+		{"jitter", link.Rule{Jitter: 4 * time.Microsecond}, cntOutOfSeqReq},
+		{"all", link.Rule{Drop: 0.01, Duplicate: 0.05, Corrupt: 0.005, Reorder: 0.01, Behind: 2}, cntCompRetry},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			signs := uint64(0)

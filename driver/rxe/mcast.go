@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"verbena/driver/rxe/wire"
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
 )
 
@@ -86,7 +86,7 @@ func (d *Device) joinGroup(group netip.Addr) error {
 		if e.Addr().Is4() != group.Is4() {
 			continue
 		}
-		if err := wire.Join(e, group); err != nil {
+		if err := link.Join(e, group); err != nil {
 			d.leaveGroup(group)
 			return err
 		}
@@ -101,7 +101,7 @@ func (d *Device) joinGroup(group netip.Addr) error {
 func (d *Device) leaveGroup(group netip.Addr) {
 	for _, e := range d.Endpoints() {
 		if e.Addr().Is4() == group.Is4() {
-			_ = wire.Leave(e, group) // what still arrives is for nobody
+			_ = link.Leave(e, group) // what still arrives is for nobody
 		}
 	}
 }
@@ -116,7 +116,7 @@ func (d *Device) rejoinGroups() {
 			if e.Addr().Is4() != group.Is4() {
 				continue
 			}
-			if err := wire.Join(e, group); err != nil {
+			if err := link.Join(e, group); err != nil {
 				d.logf("%v does not hear of multicast group %v: %v", e.Addr(), group, err)
 			}
 		}
@@ -143,7 +143,7 @@ func (qp *QP) DetachMcast(gid ib.GID, _ uint16) error {
 }
 
 // receiveGroup hands packets for a group to every queue pair in it. (rxe_rcv_mcast_pkt)
-func (p *pass) receiveGroup(d *Device, a *wire.Arrival, packets [][]byte) {
+func (p *pass) receiveGroup(d *Device, a *link.Arrival, packets [][]byte) {
 	for _, qp := range d.groups.load()[a.Dst] {
 		if a.Dropped() {
 			return

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"verbena/driver/rxe/wire"
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
 )
 
@@ -195,6 +195,6 @@ func TestMulticastLimits(t *testing.T) {
 }
 
 // arrival is packets as they come from the network.
-func arrival(src, dst netip.Addr, packets ...[]byte) *wire.Arrival {
-	return &wire.Arrival{Src: src, Dst: dst, TTL: 64, Packets: packets}
+func arrival(src, dst netip.Addr, packets ...[]byte) *link.Arrival {
+	return &link.Arrival{Src: src, Dst: dst, TTL: 64, Packets: packets}
 }

@@ -10,9 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link"
+	"verbena/link/simnet"
 	"verbena/umem"
 )
 
@@ -163,16 +163,16 @@ type slowNet struct {
 }
 
 type slowEndpoint struct {
-	wire.Endpoint
+	link.Endpoint
 	net *slowNet
 }
 
-func (n *slowNet) Listen(a netip.Addr, r wire.Receiver) (wire.Endpoint, error) {
+func (n *slowNet) Listen(a netip.Addr, r link.Receiver) (link.Endpoint, error) {
 	e, err := n.Net.Listen(a, r)
 	return slowEndpoint{e, n}, err
 }
 
-func (e slowEndpoint) Send(t *wire.Train) error {
+func (e slowEndpoint) Send(t *link.Train) error {
 	if e.net.slow.Load() {
 		<-e.net.gate
 	}

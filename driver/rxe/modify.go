@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"syscall"
 
-	"verbena/driver/rxe/wire"
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
 )
 
@@ -89,7 +89,7 @@ func (qp *QP) forgetPort() {
 	port := qp.sport
 	qp.mu.Unlock()
 	for _, e := range qp.dev.Endpoints() {
-		wire.ForgetPort(e, port)
+		link.ForgetPort(e, port)
 	}
 }
 

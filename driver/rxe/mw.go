@@ -7,7 +7,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // mw is a memory window (IBA 10.6.7.2).
@@ -71,17 +71,17 @@ func (w *mw) replace(g *grant) {
 }
 
 // bindMW carries out a WRBindMW. Its pass has no access in flight.
-func (qp *QP) bindMW(b *abi.RXESendWRMW) abi.WCStatus {
+func (qp *QP) bindMW(b *uapi.RXESendWRMW) uapi.WCStatus {
 	w := qp.dev.mws.get(b.MWRKey >> 8)
 	if w == nil || !w.bind(qp, b) {
-		return abi.WCMWBindErr
+		return uapi.WCMWBindErr
 	}
-	return abi.WCSuccess
+	return uapi.WCSuccess
 }
 
 // bind checks and does it (IBA 10.6.7.2; C10-70 to C10-75, o10-36, o10-37). The low bits of the key are the
 // consumer's; only of type 1 must they differ from the present ones. (rxe_check_bind_mw, rxe_do_bind_mw)
-func (w *mw) bind(qp *QP, b *abi.RXESendWRMW) bool {
+func (w *mw) bind(qp *QP, b *uapi.RXESendWRMW) bool {
 	// The right to write locally means nothing for a window, but programs ask for it.
 	const known = remoteAccess | ib.AccessZeroBased | ib.AccessLocalWrite
 	access := ib.AccessFlags(b.Access)
@@ -108,7 +108,7 @@ func (w *mw) bind(qp *QP, b *abi.RXESendWRMW) bool {
 }
 
 // window makes the grant for a part of a region, nil if the region does not allow it; w.mu is held.
-func (w *mw) window(qp *QP, b *abi.RXESendWRMW) *grant {
+func (w *mw) window(qp *QP, b *uapi.RXESendWRMW) *grant {
 	m := qp.dev.mrs.get(b.MRLKey >> 8)
 	if m == nil {
 		return nil

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
 	"verbena/ib/slot"
+	"verbena/link/simnet"
+	"verbena/netdev"
 	"verbena/umem"
 )
 

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"verbena/driver/rxe/wire"
+	"verbena/link"
 )
 
 // pass is one run of the engine to completion, on the thread that had a reason for it: a doorbell, packets that
@@ -31,7 +31,7 @@ type pass struct {
 	slot    [max(maxSendWQESize, maxRecvWQESize)]byte // a private copy of a work request
 	grh     [grhLen]byte
 	packets [][]byte
-	arrival wire.Arrival
+	arrival link.Arrival
 
 	holds   bool      // callbacks run at the end of this pass
 	holding []*Device // whose callbacks wait for it
@@ -213,7 +213,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 		return true
 	}
 	err := from.send(&t.Train)
-	if err != nil && errors.Is(err, wire.ErrAgain) {
+	if err != nil && errors.Is(err, link.ErrAgain) {
 		return false
 	}
 	p.spent += len(t.Buf) + trainCost
@@ -228,9 +228,9 @@ func (p *pass) send(qp *QP, t *train) bool {
 
 // tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
 func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
-	now, from := d.clock.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, wire.Port))
-	d.taps.Train(&wire.Tapped{Out: true, Unsealed: true}, now, from, &t.Train, 0)
-	peer.taps.Train(&wire.Tapped{Unsealed: true}, now, from, &t.Train, 0)
+	now, from := d.clock.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, link.Port))
+	d.taps.Train(&link.Tapped{Out: true, Unsealed: true}, now, from, &t.Train, 0)
+	peer.taps.Train(&link.Tapped{Unsealed: true}, now, from, &t.Train, 0)
 }
 
 // deliver has a device of the Fabric receive a train.
@@ -239,9 +239,9 @@ func (p *pass) deliver(d *Device, src netip.Addr, t *train) {
 	p.packets = p.packets[:0]
 	for i := range t.packets {
 		b := t.Packet(i)
-		p.packets = append(p.packets, b[:len(b)-wire.ICRCLen])
+		p.packets = append(p.packets, b[:len(b)-link.ICRCLen])
 	}
-	p.arrival = wire.Arrival{Src: src, Dst: t.Dst, TOS: t.TOS, TTL: t.TTL, Packets: p.packets}
+	p.arrival = link.Arrival{Src: src, Dst: t.Dst, TOS: t.TOS, TTL: t.TTL, Packets: p.packets}
 	if p.arrival.TTL == 0 {
 		p.arrival.TTL = defaultTTL
 	}

@@ -9,7 +9,7 @@ import (
 	"verbena/ib"
 	"verbena/internal/sched"
 	"verbena/roce"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // A queue pair number is a slot of the device's table in its low bits, and above them a count that goes up each
@@ -166,14 +166,14 @@ func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
 	var ctx ib.UserContext
 	if qp.ctx != nil {
 		ctx = qp.ctx.UserContext
-		if len(u.Out) < abi.SizeOf[abi.RXECreateQPResp]() {
+		if len(u.Out) < uapi.SizeOf[uapi.RXECreateQPResp]() {
 			return fmt.Errorf("no room in the response for the place of the queues: %w", syscall.EINVAL)
 		}
 	}
 	data := max(c.MaxSendSGE*16, c.MaxInlineData, atomicLen)
 	data = (data + 15) &^ 15
 	c.MaxSendSGE, c.MaxInlineData = data/16, data
-	if qp.sq, err = newRing(ctx, int(c.MaxSendWR), abi.RXESendWQESize+int(data)); err != nil {
+	if qp.sq, err = newRing(ctx, int(c.MaxSendWR), uapi.RXESendWQESize+int(data)); err != nil {
 		return fmt.Errorf("send %w", err)
 	}
 	c.MaxSendWR = uint32(qp.sq.capacity())
@@ -188,7 +188,7 @@ func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
 	}
 	qp.cap = *c
 	if ctx != nil {
-		u.Respond(abi.AppendTo(nil, &abi.RXECreateQPResp{RQMI: qp.rq.info(), SQMI: qp.sq.info()}))
+		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateQPResp{RQMI: qp.rq.info(), SQMI: qp.sq.info()}))
 	}
 	return nil
 }
@@ -200,7 +200,7 @@ func (qp *QP) freeRings() {
 
 // sendSlot and recvSlot are the pass's room for a copy of a work request, as long as the queue pair's can be.
 func (qp *QP) sendSlot(p *pass) []byte {
-	return p.slot[:abi.RXESendWQESize+int(qp.cap.MaxInlineData)]
+	return p.slot[:uapi.RXESendWQESize+int(qp.cap.MaxInlineData)]
 }
 
 func (qp *QP) recvSlot(p *pass) []byte {
@@ -423,7 +423,7 @@ func (d *Device) Disassociate(c ib.UserContext) {
 
 // complete posts a completion to one of the queue pair's completion queues. Where it is lost, the queue pair goes
 // to the error state.
-func (qp *QP) complete(c *cq, wc *abi.WC, solicited bool) {
+func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
 	wc.QPNum = qp.num
 	if !c.post(wc, solicited) && qp.state != ib.QPErr {
 		qp.enterError()
@@ -434,7 +434,7 @@ func (qp *QP) complete(c *cq, wc *abi.WC, solicited bool) {
 // against a user who goes on posting. (rxe_drain_resp_pkts)
 func (qp *QP) flushSend(p *pass) {
 	for qp.req.flight.len() > 0 {
-		qp.completeHead(abi.WCWRFlushErr)
+		qp.completeHead(uapi.WCWRFlushErr)
 	}
 	qp.req.rewind()
 	slot := qp.sendSlot(p)
@@ -447,14 +447,14 @@ func (qp *QP) flushSend(p *pass) {
 		}
 		qp.decodeSend(&qp.req.flushed, slot)
 		qp.sqNext.Store(qp.sq.next(qp.sqDone))
-		qp.completeSend(&qp.req.flushed, abi.WCWRFlushErr)
+		qp.completeSend(&qp.req.flushed, uapi.WCWRFlushErr)
 	}
 }
 
 // flushRecv does the same with the receive queue. (rxe_drain_req_pkts)
 func (qp *QP) flushRecv(p *pass) {
 	if qp.resp.wqe.taken {
-		qp.completeRecv(&abi.WC{Status: abi.WCWRFlushErr}, false)
+		qp.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
 	}
 	qp.lastReached()
 	slot := qp.recvSlot(p)
@@ -466,6 +466,6 @@ func (qp *QP) flushRecv(p *pass) {
 			break
 		}
 		decodeRecv(&qp.resp.wqe, slot, qp.cap.MaxRecvSGE)
-		qp.completeRecv(&abi.WC{Status: abi.WCWRFlushErr}, false)
+		qp.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
 	}
 }

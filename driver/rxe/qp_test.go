@@ -9,10 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link"
+	"verbena/link/simnet"
+	"verbena/netdev"
 	"verbena/roce"
 )
 
@@ -302,7 +302,7 @@ func TestSocketFull(t *testing.T) {
 		}
 		full := uint64(0)
 		for _, d := range []*Device{b.a.dev, b.b.dev} {
-			full += d.Endpoints()[0].(wire.StatsReader).Stats().SendAgain
+			full += d.Endpoints()[0].(link.StatsReader).Stats().SendAgain
 			if n := d.Stats()["completer_retry_err"]; n != 0 {
 				t.Errorf("%d retries", n)
 			}

@@ -8,7 +8,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // ring is a queue of fixed-size slots with one producer and one consumer, in the layout of struct rxe_queue_buf:
@@ -42,7 +42,7 @@ const (
 func newRing(ctx ib.UserContext, entries, size int) (*ring, error) {
 	shift := uint8(bits.Len(uint(max(size, minSlot) - 1)))
 	slots := 1 << bits.Len(uint(max(entries, 1)))
-	n := abi.RXEQueueDataOffset + slots<<shift
+	n := uapi.RXEQueueDataOffset + slots<<shift
 	if n > maxRing {
 		return nil, fmt.Errorf("queue of %d entries of %d bytes: %w", entries, size, syscall.ENOMEM)
 	}
@@ -72,11 +72,11 @@ func (r *ring) free() {
 }
 
 // info is what a user process needs to map the ring.
-func (r *ring) info() abi.MMInfo {
+func (r *ring) info() uapi.MMInfo {
 	if r == nil || !r.shared {
-		return abi.MMInfo{}
+		return uapi.MMInfo{}
 	}
-	return abi.MMInfo{Offset: r.offset, Size: uint32(len(r.mem))}
+	return uapi.MMInfo{Offset: r.offset, Size: uint32(len(r.mem))}
 }
 
 // capacity is the number of elements that fit.
@@ -85,7 +85,7 @@ func (r *ring) capacity() int { return int(r.mask) }
 func (r *ring) next(i uint32) uint32 { return (i + 1) & r.mask }
 
 func (r *ring) slot(i uint32) []byte {
-	at := abi.RXEQueueDataOffset + int(i&r.mask)<<r.shift
+	at := uapi.RXEQueueDataOffset + int(i&r.mask)<<r.shift
 	return r.mem[at : at+1<<r.shift]
 }
 
@@ -94,7 +94,7 @@ func (r *ring) format() (ok bool) {
 	if r.shared {
 		defer survive(debug.SetPanicOnFault(true), &ok)
 	}
-	abi.Encode(r.mem, &abi.RXEQueueBuf{Log2ElemSize: uint32(r.shift), IndexMask: r.mask})
+	uapi.Encode(r.mem, &uapi.RXEQueueBuf{Log2ElemSize: uint32(r.shift), IndexMask: r.mask})
 	return true
 }
 

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // queueWorld is two devices with a connection between them that is to be left in peace.
@@ -153,7 +153,7 @@ func (s *scripted) step() {
 		for range s.byte() % 4 {
 			list = append(list, s.sge())
 		}
-		w := s.wqe(uint64(s.byte()), abi.WROpcode(s.byte()%18), abi.SendFlags(s.byte()&0x1f), list...)
+		w := s.wqe(uint64(s.byte()), uapi.WROpcode(s.byte()%18), uapi.SendFlags(s.byte()&0x1f), list...)
 		for range s.byte() % 4 {
 			binary.NativeEndian.PutUint32(w[int(s.byte())%(len(w)/4)*4:], s.value())
 		}
@@ -167,9 +167,9 @@ func (s *scripted) step() {
 		}
 		s.rq.post(w)
 	case 3: // indices
-		atomic.StoreUint32(ring.word(abi.RXEQueueProducerOffset), s.value())
+		atomic.StoreUint32(ring.word(uapi.RXEQueueProducerOffset), s.value())
 	case 4:
-		atomic.StoreUint32(ring.word(abi.RXEQueueConsumerOffset), s.value())
+		atomic.StoreUint32(ring.word(uapi.RXEQueueConsumerOffset), s.value())
 	case 5: // anything anywhere, the geometry included
 		at := (int(s.byte())<<8 | int(s.byte())) % (len(ring.mem) / 4) * 4
 		atomic.StoreUint32(ring.word(at), s.value())

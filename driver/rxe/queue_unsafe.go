@@ -3,11 +3,11 @@ package rxe
 import (
 	"unsafe"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // attach finds the indices in the ring's memory, which is at least a header long and aligned for them.
 func (r *ring) attach() {
-	r.prod = (*uint32)(unsafe.Pointer(&r.mem[abi.RXEQueueProducerOffset]))
-	r.cons = (*uint32)(unsafe.Pointer(&r.mem[abi.RXEQueueConsumerOffset]))
+	r.prod = (*uint32)(unsafe.Pointer(&r.mem[uapi.RXEQueueProducerOffset]))
+	r.cons = (*uint32)(unsafe.Pointer(&r.mem[uapi.RXEQueueConsumerOffset]))
 }

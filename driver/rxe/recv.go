@@ -3,10 +3,10 @@ package rxe
 import (
 	"net/netip"
 
-	"verbena/driver/rxe/wire"
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // packet is a packet that has arrived.
@@ -17,8 +17,8 @@ type packet struct {
 	tos, ttl    uint8
 }
 
-// Receive implements wire.Receiver: packets that came from the network.
-func (e *endpoint) Receive(a *wire.Arrival) {
+// Receive implements link.Receiver: packets that came from the network.
+func (e *endpoint) Receive(a *link.Arrival) {
 	if !e.dev.at.Load().up() {
 		e.dev.counters.add(cntDropPortDown, len(a.Packets)) // it gets nothing
 		return
@@ -31,7 +31,7 @@ func (e *endpoint) Receive(a *wire.Arrival) {
 
 // receive hands packets to the queue pairs that they are for, each run of packets for one of them at once.
 // (rxe_rcv)
-func (p *pass) receive(d *Device, a *wire.Arrival) {
+func (p *pass) receive(d *Device, a *link.Arrival) {
 	packets, multicast := a.Packets, a.Dst.IsMulticast()
 	d.counters.add(cntRcvdPkts, len(packets))
 	for len(packets) > 0 && !a.Dropped() {
@@ -62,7 +62,7 @@ func (p *pass) receive(d *Device, a *wire.Arrival) {
 }
 
 // receive handles packets for the queue pair, then does what has become possible.
-func (qp *QP) receive(p *pass, a *wire.Arrival, packets [][]byte) {
+func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 	if qp.dev.stopped.Load() {
 		return
 	}
@@ -155,7 +155,7 @@ const pkeyFull = 0x8000
 
 // store has data written into the memory of a list of elements, from the off-th byte on, together with what
 // follows it if possible. On failure it reports false, and the queue pair has been told.
-func (qp *QP) store(p *pass, kind scatterKind, psn roce.PSN, list []abi.RXESGE, off int, data []byte) bool {
+func (qp *QP) store(p *pass, kind scatterKind, psn roce.PSN, list []uapi.RXESGE, off int, data []byte) bool {
 	i, at := sgeAt(list, off)
 	for len(data) > 0 {
 		if i >= len(list) {
@@ -220,10 +220,10 @@ func (qp *QP) settle(p *pass) bool {
 func (qp *QP) unstorable(kind scatterKind, psn roce.PSN) {
 	switch kind {
 	case scatterSend:
-		qp.refuse(psn, roce.NAKRemoteOperationalError, abi.WCLocProtErr)
+		qp.refuse(psn, roce.NAKRemoteOperationalError, uapi.WCLocProtErr)
 	case scatterWrite:
-		qp.refuse(psn, roce.NAKRemoteAccessError, abi.WCRemAccessErr)
+		qp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	case scatterRead:
-		qp.fail(abi.WCLocProtErr)
+		qp.fail(uapi.WCLocProtErr)
 	}
 }

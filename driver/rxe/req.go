@@ -5,7 +5,7 @@ import (
 
 	"verbena/ib"
 	"verbena/roce"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // flight holds the send work requests that the requester has taken and that are not complete, oldest first. Each
@@ -121,7 +121,7 @@ func (qp *QP) request(p *pass) {
 			break
 		}
 		w := r.flight.at(r.at)
-		if w.status != abi.WCSuccess {
+		if w.status != uapi.WCSuccess {
 			// It completes when everything before it has.
 			if r.at == r.flight.head {
 				qp.fail(w.status)
@@ -177,13 +177,13 @@ func (qp *QP) fetch(p *pass) bool {
 	}
 	w := r.flight.push()
 	qp.decodeSend(w, slot)
-	if w.flags&abi.SendFence != 0 && r.ordered > 0 || qp.dev.stopAt() {
+	if w.flags&uapi.SendFence != 0 && r.ordered > 0 || qp.dev.stopAt() {
 		r.flight.tail-- // again when what it waits for is complete
 		return false
 	}
 	qp.sqNext.Store(qp.sq.next(next))
 	w.first, r.pkt = r.next, 0
-	if w.status == abi.WCSuccess {
+	if w.status == uapi.WCSuccess {
 		r.next = r.next.Add(w.packets)
 		if w.kind.answered() {
 			r.ordered++
@@ -215,10 +215,10 @@ func (w *sendWQE) operation(pkt int) roce.Operation {
 		kind = 1
 	}
 	op := messageOpcodes[kind][place]
-	if last && (w.opcode == abi.WRSendWithImm || w.opcode == abi.WRRDMAWriteWithImm) {
+	if last && (w.opcode == uapi.WRSendWithImm || w.opcode == uapi.WRRDMAWriteWithImm) {
 		op++ // "with Immediate" follows its plain form
 	}
-	if last && w.opcode == abi.WRSendWithInv {
+	if last && w.opcode == uapi.WRSendWithInv {
 		op = roce.SendLastWithInvalidate
 		if pkt == 0 {
 			op = roce.SendOnlyWithInvalidate
@@ -264,7 +264,7 @@ func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
 		}
 		f := roce.BTHFields{
 			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: w.first.Add(r.pkt),
-			SolicitedEvent: last && w.flags&abi.SendSolicited != 0,
+			SolicitedEvent: last && w.flags&uapi.SendSolicited != 0,
 		}
 		if reliable {
 			r.out += n + packetCost
@@ -287,7 +287,7 @@ func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
 			h.Encode(w.imm.InvalidateRKey())
 		}
 		r.pkt++
-		if w.flags&abi.SendInline != 0 {
+		if w.flags&uapi.SendInline != 0 {
 			copy(k.Payload, w.inline[off:])
 		} else if !p.gather.fill(qp, w.sges, off, k.Payload) {
 			return undo()
@@ -313,7 +313,7 @@ func (qp *QP) sendProbe(p *pass) {
 	r.probeWait *= 2
 	r.probe = qp.dev.clock.Now().Add(r.probeWait)
 	w := r.flight.at(r.flight.head)
-	if w.kind != opSend && w.kind != opWrite || w.status != abi.WCSuccess {
+	if w.kind != opSend && w.kind != opWrite || w.status != uapi.WCSuccess {
 		return
 	}
 	at, pkt, out, unasked, window := r.at, r.pkt, r.out, r.unasked, r.window
@@ -325,7 +325,7 @@ func (qp *QP) sendProbe(p *pass) {
 
 // unreadable has the work request end with a protection error when its turn comes.
 func (qp *QP) unreadable(w *sendWQE) bool {
-	w.status = abi.WCLocProtErr
+	w.status = uapi.WCLocProtErr
 	return true
 }
 
@@ -342,7 +342,7 @@ func (qp *QP) advanced(w *sendWQE) {
 	if !qp.reliable() {
 		// Nobody acknowledges: it is complete.
 		r.una = w.first.Add(w.packets)
-		qp.completeHead(abi.WCSuccess)
+		qp.completeHead(uapi.WCSuccess)
 	}
 }
 
@@ -385,7 +385,7 @@ func (qp *QP) sendRead(p *pass, w *sendWQE) bool {
 func (qp *QP) sendAtomic(p *pass, w *sendWQE) bool {
 	r := &qp.req
 	op, swapAdd, compare := qp.opcode(roce.FetchAdd), w.a, uint64(0)
-	if w.opcode == abi.WRAtomicCmpAndSwp {
+	if w.opcode == uapi.WRAtomicCmpAndSwp {
 		op, swapAdd, compare = qp.opcode(roce.CmpSwap), w.b, w.a
 	}
 	size := op.PacketLen(0)
@@ -421,7 +421,7 @@ func (qp *QP) room(p *pass, size int) bool {
 // sendDatagram sends a datagram.
 func (qp *QP) sendDatagram(p *pass, w *sendWQE) bool {
 	op := roce.UDSendOnly
-	if w.opcode == abi.WRSendWithImm {
+	if w.opcode == uapi.WRSendWithImm {
 		op = roce.UDSendOnlyWithImmediate
 	}
 	size := op.PacketLen(w.length)
@@ -435,13 +435,13 @@ func (qp *QP) sendDatagram(p *pass, w *sendWQE) bool {
 	mark := p.build.t.packets
 	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
 		Opcode: op, PKey: roce.DefaultPKey, DestQPN: w.qpn, PSN: w.first,
-		SolicitedEvent: w.flags&abi.SendSolicited != 0,
+		SolicitedEvent: w.flags&uapi.SendSolicited != 0,
 	}, w.length)
 	k.DETH().Encode(w.qkey, qp.num)
 	if h := k.ImmDt(); h != nil {
 		copy(h, w.imm[:])
 	}
-	if w.flags&abi.SendInline != 0 {
+	if w.flags&uapi.SendInline != 0 {
 		copy(k.Payload, w.inline)
 	} else if !p.gather.fill(qp, w.sges, 0, k.Payload) || !p.gather.flush(qp) {
 		p.build.cut(mark)

@@ -7,9 +7,9 @@ import (
 	"sync"
 	"testing"
 
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link"
+	"verbena/link/simnet"
 	"verbena/roce"
 )
 
@@ -29,7 +29,7 @@ func poison(t *testing.T, with byte, devs ...*Device) {
 			return t
 		}
 	}
-	trainPool.New, ackPool.New = poisoned(&trainPool, wire.MaxTrain), poisoned(&ackPool, ackTrain)
+	trainPool.New, ackPool.New = poisoned(&trainPool, link.MaxTrain), poisoned(&ackPool, ackTrain)
 	t.Cleanup(initTrains)
 	for _, d := range devs {
 		d.passes.New = func() any {
@@ -145,7 +145,7 @@ func testNoResidue(t *testing.T, shortcut bool) {
 				if k, err := roce.ParsePacket(b); err == nil && k.AETH() != nil {
 					clear(k.AETH()[1:])
 				}
-				clear(b[len(b)-wire.ICRCLen:])
+				clear(b[len(b)-link.ICRCLen:])
 				s.packets = append(s.packets, b)
 			}
 			all = append(all, s)

@@ -5,7 +5,7 @@ import (
 
 	"verbena/ib"
 	"verbena/roce"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // responder is the state of the receiving side of a queue pair.
@@ -158,9 +158,9 @@ func (qp *QP) receiveReliable(p *pass, k *packet) {
 		qp.acknowledge(roce.RNRNAK(roce.RNRTimer(qp.attr.MinRNRTimer)), psn)
 		r.silent = true
 	case invalid:
-		qp.refuse(psn, roce.NAKInvalidRequest, abi.WCRemInvReqErr)
+		qp.refuse(psn, roce.NAKInvalidRequest, uapi.WCRemInvReqErr)
 	case denied:
-		qp.refuse(psn, roce.NAKRemoteAccessError, abi.WCRemAccessErr)
+		qp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	}
 }
 
@@ -198,9 +198,9 @@ func (qp *QP) acknowledge(s roce.Syndrome, psn roce.PSN) {
 // refuse ends the queue pair for what the peer, or the receive, has wrong, as status says: the receive in progress
 // completes with it, or else the consumer is told by an event. A peer that waits for an answer gets a NAK. On an
 // unreliable connection what the peer has wrong costs the message only (classes A, C and D of IBA 9.9.3).
-func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status abi.WCStatus) {
+func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	r := &qp.resp
-	own := status == abi.WCLocProtErr || status == abi.WCLocQPOpErr
+	own := status == uapi.WCLocProtErr || status == uapi.WCLocQPOpErr
 	switch {
 	case qp.state == ib.QPErr:
 		return
@@ -211,8 +211,8 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status abi.WCStatus) {
 		return
 	}
 	switch {
-	case r.wqe.taken && (own || status == abi.WCLocLenErr || r.op == opSend):
-		qp.completeRecv(&abi.WC{Status: status}, false)
+	case r.wqe.taken && (own || status == uapi.WCLocLenErr || r.op == opSend):
+		qp.completeRecv(&uapi.WC{Status: status}, false)
 	case s == roce.NAKRemoteAccessError:
 		qp.obj.Raise(ib.EventQPAccessErr)
 	case s == roce.NAKInvalidRequest:
@@ -293,7 +293,7 @@ func (qp *QP) takeRecv(p *pass) verdict {
 	}
 	status := decodeRecv(&r.wqe, slot, qp.cap.MaxRecvSGE)
 	r.wqe.pd = qp.pd
-	if status != abi.WCSuccess {
+	if status != uapi.WCSuccess {
 		qp.refuse(r.psn, roce.NAKRemoteOperationalError, status)
 		return refused
 	}
@@ -307,7 +307,7 @@ func (qp *QP) takeShared(p *pass, s *srq) verdict {
 	if !taken {
 		return notReady
 	}
-	if status != abi.WCSuccess {
+	if status != uapi.WCSuccess {
 		qp.refuse(r.psn, roce.NAKRemoteOperationalError, status)
 		return refused
 	}
@@ -326,7 +326,7 @@ func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 	}
 	if r.wqe.filled+len(k.Payload) > r.wqe.length {
 		if qp.settle(p) {
-			qp.refuse(k.psn, roce.NAKInvalidRequest, abi.WCLocLenErr)
+			qp.refuse(k.psn, roce.NAKInvalidRequest, uapi.WCLocLenErr)
 		}
 		return refused
 	}
@@ -340,20 +340,20 @@ func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 	if !qp.settle(p) {
 		return refused
 	}
-	wc := abi.WC{Opcode: abi.WCRecv, ByteLen: uint32(r.wqe.filled)}
+	wc := uapi.WC{Opcode: uapi.WCRecv, ByteLen: uint32(r.wqe.filled)}
 	if h := k.IETH(); h != nil {
 		p.enter(qp)
 		ended := qp.invalidate(h.RKey())
 		p.leave()
 		if !ended {
-			qp.refuse(k.psn, roce.NAKRemoteAccessError, abi.WCLocQPOpErr)
+			qp.refuse(k.psn, roce.NAKRemoteAccessError, uapi.WCLocQPOpErr)
 			return refused
 		}
-		wc.Ex, wc.WCFlags = abi.NewImmRKey(h.RKey()), abi.WCFlags(abi.IBVWCWithInv)
+		wc.Ex, wc.WCFlags = uapi.NewImmRKey(h.RKey()), uapi.WCFlags(uapi.IBVWCWithInv)
 	}
 	if h := k.ImmDt(); h != nil {
 		copy(wc.Ex[:], h)
-		wc.WCFlags = abi.WCFlags(abi.IBVWCWithImm)
+		wc.WCFlags = uapi.WCFlags(uapi.IBVWCWithImm)
 	}
 	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
 	return accepted
@@ -399,8 +399,8 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 	if !qp.settle(p) {
 		return refused
 	}
-	wc := abi.WC{
-		Opcode: abi.WCRecvRDMAWithImm, ByteLen: uint32(w.length), WCFlags: abi.WCFlags(abi.IBVWCWithImm),
+	wc := uapi.WC{
+		Opcode: uapi.WCRecvRDMAWithImm, ByteLen: uint32(w.length), WCFlags: uapi.WCFlags(uapi.IBVWCWithImm),
 	}
 	copy(wc.Ex[:], k.ImmDt())
 	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
@@ -628,7 +628,7 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 	if qp.state == ib.QPErr {
 		qp.acknowledge(roce.NAKRemoteAccessError, psn) // comes before the one that is due
 	}
-	qp.refuse(psn, roce.NAKRemoteAccessError, abi.WCRemAccessErr)
+	qp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	return false
 }
 
@@ -657,19 +657,19 @@ func (qp *QP) receiveDatagram(p *pass, k *packet) {
 		!qp.store(p, scatterSend, k.psn, r.wqe.sges, grhLen, k.Payload) || !qp.settle(p) {
 		return
 	}
-	wc := abi.WC{
-		Opcode: abi.WCRecv, ByteLen: uint32(grhLen + len(k.Payload)), SrcQP: k.DETH().SrcQPN(),
-		WCFlags: abi.WCFlags(abi.IBVWCGRH),
+	wc := uapi.WC{
+		Opcode: uapi.WCRecv, ByteLen: uint32(grhLen + len(k.Payload)), SrcQP: k.DETH().SrcQPN(),
+		WCFlags: uapi.WCFlags(uapi.IBVWCGRH),
 	}
 	if h := k.ImmDt(); h != nil {
 		copy(wc.Ex[:], h)
-		wc.WCFlags |= abi.WCFlags(abi.IBVWCWithImm)
+		wc.WCFlags |= uapi.WCFlags(uapi.IBVWCWithImm)
 	}
 	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
 }
 
 // completeRecv completes the receive that was taken.
-func (qp *QP) completeRecv(wc *abi.WC, solicited bool) {
+func (qp *QP) completeRecv(wc *uapi.WC, solicited bool) {
 	r := &qp.resp
 	if r.wqe.from == nil {
 		qp.rqNext = qp.rq.next(qp.rqNext)
@@ -678,7 +678,7 @@ func (qp *QP) completeRecv(wc *abi.WC, solicited bool) {
 		}
 	}
 	r.wqe.taken = false
-	if wc.Status == abi.WCSuccess {
+	if wc.Status == uapi.WCSuccess {
 		qp.dev.counters.add(cntRDMARecv, 1)
 	}
 	wc.WRID, wc.PortNum = r.wqe.id, 1

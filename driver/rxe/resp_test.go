@@ -7,8 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link/simnet"
 	"verbena/roce"
 )
 

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link/simnet"
 	"verbena/roce"
 )
 

@@ -10,10 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link"
+	"verbena/link/simnet"
+	"verbena/netdev"
 	"verbena/umem"
 )
 
@@ -50,7 +50,7 @@ type node struct {
 type setup struct {
 	shortcut bool
 	net      simnet.Config
-	network  wire.Network // instead of a simnet, with its own addresses
+	network  link.Network // instead of a simnet, with its own addresses
 	fabric   *Fabric      // instead of a new one
 	addrs    [2]netip.Addr
 	typ      ib.QPType
@@ -107,7 +107,7 @@ func check(t testing.TB, err error) {
 
 func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node {
 	b.t.Helper()
-	faults, _ := s.network.(*wire.Faults)
+	faults, _ := s.network.(*link.Faults)
 	dev, err := New(Config{
 		Name: name, Addrs: []netip.Addr{addr}, Network: s.network, Faults: faults, Fabric: f, Rand: rand.New(rand.NewPCG(1, uint64(addr.As4()[3]))),
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, addr.As4()[3]}, MTU: 9000, Up: true, Running: true},

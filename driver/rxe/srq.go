@@ -6,7 +6,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 const (
@@ -50,7 +50,7 @@ func (d *Device) CreateSRQ(obj *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.D
 	var ctx ib.UserContext
 	if s.ctx != nil {
 		ctx = s.ctx.UserContext
-		if len(u.Out) < abi.SizeOf[abi.RXECreateSRQResp]() {
+		if len(u.Out) < uapi.SizeOf[uapi.RXECreateSRQResp]() {
 			return nil, fmt.Errorf("no room in the response for the place of the queue: %w", syscall.EINVAL)
 		}
 	}
@@ -67,7 +67,7 @@ func (d *Device) CreateSRQ(obj *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.D
 	a.MaxWR = uint32(s.ring.capacity())
 	obj.SetNum(s.num)
 	if s.ctx != nil {
-		u.Respond(abi.AppendTo(nil, &abi.RXECreateSRQResp{MI: s.ring.info(), SRQNum: s.num}))
+		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateSRQResp{MI: s.ring.info(), SRQNum: s.num}))
 	}
 	d.srqs.set(slot, s)
 	return s, nil
@@ -96,7 +96,7 @@ func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 }
 
 // take moves the oldest receive to w, by way of slot, a thread's room for it. It reports false when there is none.
-func (s *srq) take(w *recvWQE, slot []byte) (status abi.WCStatus, taken bool) {
+func (s *srq) take(w *recvWQE, slot []byte) (status uapi.WCStatus, taken bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone || s.stranded {
@@ -155,7 +155,7 @@ func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 		}
 		return s.modify(r, attr, mask)
 	}
-	cmd, ok := abi.Decode[abi.RXEModifySRQCmd](u.In)
+	cmd, ok := uapi.Decode[uapi.RXEModifySRQCmd](u.In)
 	if !ok {
 		return fmt.Errorf("no address for the place of the queue: %w", syscall.EINVAL)
 	}
@@ -169,7 +169,7 @@ func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 	}
 	info, a := r.info(), *attr
 	place := ib.Stored{
-		Addr: cmd.MMapInfoAddr, Data: abi.AppendTo(nil, &info), Done: func() error { return s.modify(r, &a, mask) }, Drop: r.free,
+		Addr: cmd.MMapInfoAddr, Data: uapi.AppendTo(nil, &info), Done: func() error { return s.modify(r, &a, mask) }, Drop: r.free,
 	}
 	if u.Defer != nil {
 		u.Defer(place)

@@ -10,11 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
+	"verbena/link/simnet"
 	"verbena/roce"
+	"verbena/uapi"
 	"verbena/umem"
-	"verbena/uverbs/abi"
 )
 
 // shared is a shared receive queue on node b with queue pairs of b connected to as many of a.
@@ -261,7 +261,7 @@ func TestSRQUser(t *testing.T) {
 		}
 	}}, data)
 	check(t, err)
-	resp, ok := abi.Decode[abi.RXECreateSRQResp](data.Out[:data.N])
+	resp, ok := uapi.Decode[uapi.RXECreateSRQResp](data.Out[:data.N])
 	if !ok || resp.SRQNum != s.Num() {
 		t.Fatalf("response %+v", resp)
 	}
@@ -290,9 +290,9 @@ func TestSRQUser(t *testing.T) {
 		q.post(wqe(uint64(i)))
 	}
 	exchange(0)
-	data = &ib.Udata{Context: p, Space: mem, In: abi.AppendTo(nil, &abi.RXEModifySRQCmd{MMapInfoAddr: placeAddr})}
+	data = &ib.Udata{Context: p, Space: mem, In: uapi.AppendTo(nil, &uapi.RXEModifySRQCmd{MMapInfoAddr: placeAddr})}
 	check(t, s.Modify(ib.SRQAttr{MaxWR: 100}, ib.SRQAttrMaxWR, data))
-	mi, _ := abi.Decode[abi.MMInfo](place)
+	mi, _ := uapi.Decode[uapi.MMInfo](place)
 	q = queue{p.mmap(mi)}
 	if q.mask() < 100 {
 		t.Fatalf("the new queue has a mask of %d", q.mask())
@@ -301,14 +301,14 @@ func TestSRQUser(t *testing.T) {
 	for i := range 6 {
 		exchange(uint64(1 + i))
 	}
-	data.In = abi.AppendTo(nil, &abi.RXEModifySRQCmd{MMapInfoAddr: 8})
+	data.In = uapi.AppendTo(nil, &uapi.RXEModifySRQCmd{MMapInfoAddr: 8})
 	if err := s.Modify(ib.SRQAttr{MaxWR: 10}, ib.SRQAttrMaxWR, data); !errors.Is(err, syscall.EFAULT) {
 		t.Errorf("the place of the queue at a wild address: %v", err)
 	}
 	// Indices that lie, and more elements than a receive has: an error for who posted it, and no crash.
-	atomic.StoreUint32(q.word(abi.RXEQueueConsumerOffset), 0xfffffff0)
+	atomic.StoreUint32(q.word(uapi.RXEQueueConsumerOffset), 0xfffffff0)
 	bad := wqe(7)
-	bad[abi.RXERecvWQEDMAOffset+12] = 200
+	bad[uapi.RXERecvWQEDMAOffset+12] = 200
 	q.post(bad)
 	x.send(0, 0, 100)
 	if wc := b.b.poll(1)[0]; wc.Status != ib.WCLocQPOpErr {

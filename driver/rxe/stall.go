@@ -6,8 +6,8 @@ import (
 	"time"
 	"weak"
 
-	"verbena/driver/rxe/wire"
 	"verbena/internal/clock"
+	"verbena/link"
 )
 
 // Memory that does not answer. A copy into or out of a program's memory may take for ever: a page may be that of a FUSE
@@ -18,7 +18,7 @@ import (
 //     or longer, gives what else they have to do to a goroutine, and marks the program as slow.
 //   - Nobody waits for a lock of a slow program's queue pair: packets for it, and its turn to send, go to its lane, a queue
 //     that a goroutine works off. What does not fit is lost, as in a network that is too slow.
-//   - The network's receive thread that is stopped in a copy is replaced by another (package wire).
+//   - The network's receive thread that is stopped in a copy is replaced by another (package link).
 //
 // A program that is slow costs each thread that meets it one stall of up to 2*stallTick. After that it is let alone until
 // nothing of it has been stopped for a time that doubles with each stall.
@@ -52,7 +52,7 @@ type lane struct {
 // job is something to be done with a queue pair when it can be locked.
 type job struct {
 	qp      *QP
-	arrival wire.Arrival  // packets to receive; none: there is something else to do
+	arrival link.Arrival  // packets to receive; none: there is something else to do
 	do      func(p *pass) // under the lock; nil: send what is in the egress queue, whose drainer the job is
 }
 
@@ -170,12 +170,12 @@ func (p *pass) soon(qp *QP, f func(p *pass)) {
 }
 
 // receiveLater has packets received by the lane. They are copied.
-func (qp *QP) receiveLater(a *wire.Arrival, packets [][]byte) {
+func (qp *QP) receiveLater(a *link.Arrival, packets [][]byte) {
 	n := 0
 	for _, b := range packets {
 		n += len(b)
 	}
-	j := job{qp: qp, arrival: wire.Arrival{Src: a.Src, Dst: a.Dst, TOS: a.TOS, TTL: a.TTL}}
+	j := job{qp: qp, arrival: link.Arrival{Src: a.Src, Dst: a.Dst, TOS: a.TOS, TTL: a.TTL}}
 	if n <= maxLaneBytes {
 		buf := make([]byte, 0, n)
 		for _, b := range packets {

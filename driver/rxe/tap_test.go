@@ -5,14 +5,14 @@ import (
 	"sync"
 	"testing"
 
-	"verbena/driver/rxe/wire"
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
 )
 
-type tapFunc func(p *wire.Tapped)
+type tapFunc func(p *link.Tapped)
 
-func (f tapFunc) Packet(p *wire.Tapped) { f(p) }
+func (f tapFunc) Packet(p *link.Tapped) { f(p) }
 
 // What takes the shortcut is seen twice: as it leaves one device and as it gets to the other.
 func TestTapShortcut(t *testing.T) {
@@ -23,13 +23,13 @@ func TestTapShortcut(t *testing.T) {
 		var mu sync.Mutex
 		seen := map[*node][]roce.Opcode{}
 		for _, n := range []*node{b.a, b.b} {
-			n.dev.taps = &wire.Taps{}
+			n.dev.taps = &link.Taps{}
 			peer := b.a.qp.Num()
 			src := addrB
 			if n == b.a {
 				peer, src = b.b.qp.Num(), addrA
 			}
-			n.dev.taps.Add(tapFunc(func(p *wire.Tapped) {
+			n.dev.taps.Add(tapFunc(func(p *link.Tapped) {
 				mu.Lock()
 				defer mu.Unlock()
 				h := roce.BTH(p.Data)

@@ -3,14 +3,14 @@ package rxe
 import (
 	"sync"
 
-	"verbena/driver/rxe/wire"
+	"verbena/link"
 	"verbena/roce"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
-// train is a wire.Train in a pooled buffer, on its way through the egress queue of a queue pair.
+// train is a link.Train in a pooled buffer, on its way through the egress queue of a queue pair.
 type train struct {
-	wire.Train
+	link.Train
 	path    *path
 	packets int
 	pool    *sync.Pool
@@ -24,7 +24,7 @@ var trainPool, ackPool sync.Pool
 func init() { initTrains() }
 
 func initTrains() {
-	trainPool.New = func() any { return newTrain(&trainPool, wire.MaxTrain) }
+	trainPool.New = func() any { return newTrain(&trainPool, link.MaxTrain) }
 	ackPool.New = func() any { return newTrain(&ackPool, ackTrain) }
 }
 
@@ -95,7 +95,7 @@ type builder struct {
 // fits reports whether a packet of size bytes can join the open train.
 func (b *builder) fits(p *path, size int) bool {
 	return b.t != nil && !b.closed && b.t.path == p && size <= b.t.Size &&
-		len(b.t.Buf)+size <= cap(b.t.Buf) && b.t.packets < wire.MaxTrainPackets
+		len(b.t.Buf)+size <= cap(b.t.Buf) && b.t.packets < link.MaxTrainPackets
 }
 
 // add returns the place of a packet of size bytes in the open train, which it fits.
@@ -183,7 +183,7 @@ func (g *gather) reset() {
 }
 
 // fill has buf filled with the bytes from off on of a list of elements.
-func (g *gather) fill(qp *QP, list []abi.RXESGE, off int, buf []byte) bool {
+func (g *gather) fill(qp *QP, list []uapi.RXESGE, off int, buf []byte) bool {
 	i, at := sgeAt(list, off)
 	for len(buf) > 0 {
 		if i >= len(list) {

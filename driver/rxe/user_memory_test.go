@@ -5,16 +5,16 @@ import (
 	"testing"
 
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // post rings the doorbell for a work request without elements, laid out by the library of rxe, and returns how it ends.
-func (u *user) post(op abi.WROpcode, data []byte, set func(wr *abi.RXESendWR)) abi.WC {
+func (u *user) post(op uapi.WROpcode, data []byte, set func(wr *uapi.RXESendWR)) uapi.WC {
 	u.t.Helper()
-	h := abi.RXESendWQE{WR: abi.RXESendWR{WRID: 9, Opcode: op, SendFlags: abi.SendSignaled}}
+	h := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: 9, Opcode: op, SendFlags: uapi.SendSignaled}}
 	h.DMA.Length = uint32(len(data))
 	set(&h.WR)
-	if !u.sq.post(append(abi.AppendTo(nil, &h), data...)) {
+	if !u.sq.post(append(uapi.AppendTo(nil, &h), data...)) {
 		u.t.Fatal("send queue is full")
 	}
 	u.doorbell()
@@ -43,44 +43,44 @@ func TestUserMemoryOperations(t *testing.T) {
 			toRTS(t, b.b.qp, toPeer)
 			mr, target := b.a.regMR(nil, bindable), b.b.regMR(nil, allAccess|ib.AccessFlushGlobal)
 			mw := b.a.allocMW(nil, ib.MWType2)
-			good := func(op abi.WROpcode, want abi.WCOpcode, data []byte, set func(wr *abi.RXESendWR)) {
+			good := func(op uapi.WROpcode, want uapi.WCOpcode, data []byte, set func(wr *uapi.RXESendWR)) {
 				t.Helper()
-				if wc := u.post(op, data, set); wc.Status != abi.WCSuccess || wc.Opcode != want || int(wc.ByteLen) != len(data) {
+				if wc := u.post(op, data, set); wc.Status != uapi.WCSuccess || wc.Opcode != want || int(wc.ByteLen) != len(data) {
 					t.Fatalf("%v: %+v", op, wc)
 				}
 			}
 			key := mw.RKey() ^ 0x55
-			bind := func(wr *abi.RXESendWR) {
-				*wr.MW() = abi.RXESendWRMW{
-					Addr: b.a.addr, Length: 64, MRLKey: mr.LKey(), MWRKey: mw.RKey(), RKey: key, Access: abi.AccessRemoteWrite,
+			bind := func(wr *uapi.RXESendWR) {
+				*wr.MW() = uapi.RXESendWRMW{
+					Addr: b.a.addr, Length: 64, MRLKey: mr.LKey(), MWRKey: mw.RKey(), RKey: key, Access: uapi.AccessRemoteWrite,
 				}
 			}
-			good(abi.WRBindMW, abi.WCBindMW, nil, bind)
+			good(uapi.WRBindMW, uapi.WCBindMW, nil, bind)
 			write := func() ib.WCStatus {
 				return b.b.status(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.b.sge(0, 8), RemoteAddr: b.a.addr, RKey: key})
 			}
 			if s := write(); s != ib.WCSuccess {
 				t.Errorf("write by the key as it was posted: %v", s)
 			}
-			good(abi.WRLocalInv, abi.WCLocalInv, nil, func(wr *abi.RXESendWR) { wr.Ex = abi.NewImmRKey(key) })
+			good(uapi.WRLocalInv, uapi.WCLocalInv, nil, func(wr *uapi.RXESendWR) { wr.Ex = uapi.NewImmRKey(key) })
 			// A library that does not keep the key names the window by the one that it had first.
 			key = key&^0xff | uint32(uint8(key)+1)
-			good(abi.WRBindMW, abi.WCBindMW, nil, bind)
+			good(uapi.WRBindMW, uapi.WCBindMW, nil, bind)
 			if s := write(); s != ib.WCSuccess {
 				t.Errorf("write by the second key: %v", s)
 			}
 			data := binary.NativeEndian.AppendUint64(nil, 0x0102030405060708)
-			good(abi.WRAtomicWrite, abi.WCAtomicWrite, data, func(wr *abi.RXESendWR) {
-				*wr.RDMA() = abi.RXESendWRRDMA{RemoteAddr: b.b.addr + 16, RKey: target.RKey()}
+			good(uapi.WRAtomicWrite, uapi.WCAtomicWrite, data, func(wr *uapi.RXESendWR) {
+				*wr.RDMA() = uapi.RXESendWRRDMA{RemoteAddr: b.b.addr + 16, RKey: target.RKey()}
 			})
 			if got := binary.NativeEndian.Uint64(b.b.buf[16:]); got != 0x0102030405060708 {
 				t.Errorf("atomic write has stored %#x", got)
 			}
-			good(abi.WRFlush, abi.WCFlush, nil, func(wr *abi.RXESendWR) {
-				*wr.Flush() = abi.RXESendWRFlush{RemoteAddr: b.b.addr, Length: 64, RKey: target.RKey(), Type: abi.FlushGlobal}
+			good(uapi.WRFlush, uapi.WCFlush, nil, func(wr *uapi.RXESendWR) {
+				*wr.Flush() = uapi.RXESendWRFlush{RemoteAddr: b.b.addr, Length: 64, RKey: target.RKey(), Type: uapi.FlushGlobal}
 			})
 			// What only a consumer of this process may ask for.
-			if wc := u.post(wrRegMR, nil, bind); wc.Status != abi.WCLocQPOpErr {
+			if wc := u.post(wrRegMR, nil, bind); wc.Status != uapi.WCLocQPOpErr {
 				t.Errorf("fast registration: %v", wc.Status)
 			}
 		})
@@ -91,31 +91,31 @@ func TestUserMemoryOperations(t *testing.T) {
 func TestUserMemoryErrors(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		op   abi.WROpcode
+		op   uapi.WROpcode
 		data []byte
-		set  func(b *bench, wr *abi.RXESendWR)
-		want abi.WCStatus
+		set  func(b *bench, wr *uapi.RXESendWR)
+		want uapi.WCStatus
 	}{
-		{"atomic write of 4 bytes", abi.WRAtomicWrite, make([]byte, 4), func(b *bench, wr *abi.RXESendWR) {}, abi.WCLocLenErr},
-		{"atomic write of 16 bytes", abi.WRAtomicWrite, make([]byte, 16), func(b *bench, wr *abi.RXESendWR) {}, abi.WCLocLenErr},
-		{"misaligned atomic write", abi.WRAtomicWrite, make([]byte, 8), func(b *bench, wr *abi.RXESendWR) { wr.RDMA().RemoteAddr = 4 }, abi.WCLocQPOpErr},
-		{"flush to nowhere", abi.WRFlush, nil, func(b *bench, wr *abi.RXESendWR) {}, abi.WCLocQPOpErr},
-		{"flush of no level", abi.WRFlush, nil, func(b *bench, wr *abi.RXESendWR) { wr.Flush().Type, wr.Flush().Level = 1, 200 }, abi.WCLocQPOpErr},
-		{"bind of no window", abi.WRBindMW, nil, func(b *bench, wr *abi.RXESendWR) {}, abi.WCMWBindErr},
-		{"bind of a region", abi.WRBindMW, nil, func(b *bench, wr *abi.RXESendWR) {
-			*wr.MW() = abi.RXESendWRMW{MWRKey: b.a.mr.RKey(), RKey: b.a.mr.RKey(), MRLKey: b.a.mr.LKey()}
-		}, abi.WCMWBindErr},
-		{"window on a window", abi.WRBindMW, nil, func(b *bench, wr *abi.RXESendWR) {
+		{"atomic write of 4 bytes", uapi.WRAtomicWrite, make([]byte, 4), func(b *bench, wr *uapi.RXESendWR) {}, uapi.WCLocLenErr},
+		{"atomic write of 16 bytes", uapi.WRAtomicWrite, make([]byte, 16), func(b *bench, wr *uapi.RXESendWR) {}, uapi.WCLocLenErr},
+		{"misaligned atomic write", uapi.WRAtomicWrite, make([]byte, 8), func(b *bench, wr *uapi.RXESendWR) { wr.RDMA().RemoteAddr = 4 }, uapi.WCLocQPOpErr},
+		{"flush to nowhere", uapi.WRFlush, nil, func(b *bench, wr *uapi.RXESendWR) {}, uapi.WCLocQPOpErr},
+		{"flush of no level", uapi.WRFlush, nil, func(b *bench, wr *uapi.RXESendWR) { wr.Flush().Type, wr.Flush().Level = 1, 200 }, uapi.WCLocQPOpErr},
+		{"bind of no window", uapi.WRBindMW, nil, func(b *bench, wr *uapi.RXESendWR) {}, uapi.WCMWBindErr},
+		{"bind of a region", uapi.WRBindMW, nil, func(b *bench, wr *uapi.RXESendWR) {
+			*wr.MW() = uapi.RXESendWRMW{MWRKey: b.a.mr.RKey(), RKey: b.a.mr.RKey(), MRLKey: b.a.mr.LKey()}
+		}, uapi.WCMWBindErr},
+		{"window on a window", uapi.WRBindMW, nil, func(b *bench, wr *uapi.RXESendWR) {
 			mw := b.a.allocMW(nil, ib.MWType1)
-			*wr.MW() = abi.RXESendWRMW{MWRKey: mw.RKey(), RKey: ib.IncRKey(mw.RKey()), MRLKey: mw.RKey(), Length: 1}
-		}, abi.WCMWBindErr},
-		{"invalidation of no key", abi.WRLocalInv, nil, func(b *bench, wr *abi.RXESendWR) { wr.Ex = abi.NewImmRKey(^uint32(0)) }, abi.WCLocQPOpErr},
-		{"read with invalidate", abi.WRRDMAReadWithInv, nil, func(b *bench, wr *abi.RXESendWR) {}, abi.WCLocQPOpErr},
+			*wr.MW() = uapi.RXESendWRMW{MWRKey: mw.RKey(), RKey: ib.IncRKey(mw.RKey()), MRLKey: mw.RKey(), Length: 1}
+		}, uapi.WCMWBindErr},
+		{"invalidation of no key", uapi.WRLocalInv, nil, func(b *bench, wr *uapi.RXESendWR) { wr.Ex = uapi.NewImmRKey(^uint32(0)) }, uapi.WCLocQPOpErr},
+		{"read with invalidate", uapi.WRRDMAReadWithInv, nil, func(b *bench, wr *uapi.RXESendWR) {}, uapi.WCLocQPOpErr},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, setup{shortcut: true})
 			u := newUser(b, userCap)
-			if wc := u.post(c.op, c.data, func(wr *abi.RXESendWR) { c.set(b, wr) }); wc.Status != c.want {
+			if wc := u.post(c.op, c.data, func(wr *uapi.RXESendWR) { c.set(b, wr) }); wc.Status != c.want {
 				t.Errorf("%v, want %v", wc.Status, c.want)
 			}
 		})

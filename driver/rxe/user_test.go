@@ -15,9 +15,9 @@ import (
 	"time"
 	"unsafe"
 
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
-	"verbena/uverbs/abi"
+	"verbena/link/simnet"
+	"verbena/uapi"
 )
 
 // program is a user process as the driver sees it, and at the same time the process: a file that both map.
@@ -61,7 +61,7 @@ func (p *program) AllocShared(size int) (ib.Shared, error) {
 }
 
 // mmap maps what a response describes, like the library.
-func (p *program) mmap(mi abi.MMInfo) []byte {
+func (p *program) mmap(mi uapi.MMInfo) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mmapLocked(mi.Offset, int(mi.Size))
@@ -84,28 +84,28 @@ func (q queue) word(at int) *uint32 { return (*uint32)(unsafe.Pointer(&q.mem[at]
 func (q queue) shift() uint32 { return *q.word(0) }
 func (q queue) mask() uint32  { return *q.word(4) }
 func (q queue) slot(i uint32) []byte {
-	return q.mem[abi.RXEQueueDataOffset+int((i&q.mask())<<q.shift()):][:1<<q.shift()]
+	return q.mem[uapi.RXEQueueDataOffset+int((i&q.mask())<<q.shift()):][:1<<q.shift()]
 }
 
 // post fills the next slot, false if the queue is full.
 func (q queue) post(wqe []byte) bool {
-	prod, cons := *q.word(abi.RXEQueueProducerOffset), atomic.LoadUint32(q.word(abi.RXEQueueConsumerOffset))
+	prod, cons := *q.word(uapi.RXEQueueProducerOffset), atomic.LoadUint32(q.word(uapi.RXEQueueConsumerOffset))
 	if cons == (prod+1)&q.mask() {
 		return false
 	}
 	copy(q.slot(prod), wqe)
-	atomic.StoreUint32(q.word(abi.RXEQueueProducerOffset), (prod+1)&q.mask())
+	atomic.StoreUint32(q.word(uapi.RXEQueueProducerOffset), (prod+1)&q.mask())
 	return true
 }
 
 // poll takes the next completion.
-func (q queue) poll() (abi.WC, bool) {
-	cons := *q.word(abi.RXEQueueConsumerOffset)
-	if atomic.LoadUint32(q.word(abi.RXEQueueProducerOffset)) == cons {
-		return abi.WC{}, false
+func (q queue) poll() (uapi.WC, bool) {
+	cons := *q.word(uapi.RXEQueueConsumerOffset)
+	if atomic.LoadUint32(q.word(uapi.RXEQueueProducerOffset)) == cons {
+		return uapi.WC{}, false
 	}
-	wc, _ := abi.Decode[abi.WC](q.slot(cons))
-	atomic.StoreUint32(q.word(abi.RXEQueueConsumerOffset), (cons+1)&q.mask())
+	wc, _ := uapi.Decode[uapi.WC](q.slot(cons))
+	atomic.StoreUint32(q.word(uapi.RXEQueueConsumerOffset), (cons+1)&q.mask())
 	return wc, true
 }
 
@@ -138,7 +138,7 @@ func openUser(b *bench, cap ib.QPCap) *user {
 	var err error
 	u.cq, err = dev.IB().CreateCQ(ib.CQAttr{Entries: 50}, nil, func(_ *ib.CQ, e ib.EventType) { b.a.event(e) }, data)
 	check(t, err)
-	cresp, ok := abi.Decode[abi.RXECreateCQResp](data.Out[:data.N])
+	cresp, ok := uapi.Decode[uapi.RXECreateCQResp](data.Out[:data.N])
 	if !ok {
 		t.Fatal("create cq: short response")
 	}
@@ -148,7 +148,7 @@ func openUser(b *bench, cap ib.QPCap) *user {
 		SendCQ: u.cq, RecvCQ: u.cq, Cap: cap, Type: ib.QPTypeRC, Event: func(_ *ib.QP, e ib.EventType) { b.a.event(e) },
 	}, data)
 	check(t, err)
-	resp, ok := abi.Decode[abi.RXECreateQPResp](data.Out[:data.N])
+	resp, ok := uapi.Decode[uapi.RXECreateQPResp](data.Out[:data.N])
 	if !ok {
 		t.Fatal("create qp: short response")
 	}
@@ -166,36 +166,36 @@ func (u *user) close() {
 func (u *user) doorbell() { u.qp.Driver().(ib.UserQP).Doorbell() }
 
 // wqe is a send work request as the library lays it out.
-func (u *user) wqe(id uint64, op abi.WROpcode, flags abi.SendFlags, list ...ib.SGE) []byte {
-	h := abi.RXESendWQE{WR: abi.RXESendWR{WRID: id, Opcode: op, SendFlags: flags}}
-	if op != abi.WRSend && op != abi.WRSendWithImm {
-		*h.WR.RDMA() = abi.RXESendWRRDMA{RemoteAddr: u.b.b.addr, RKey: u.b.b.mr.RKey()}
+func (u *user) wqe(id uint64, op uapi.WROpcode, flags uapi.SendFlags, list ...ib.SGE) []byte {
+	h := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: id, Opcode: op, SendFlags: flags}}
+	if op != uapi.WRSend && op != uapi.WRSendWithImm {
+		*h.WR.RDMA() = uapi.RXESendWRRDMA{RemoteAddr: u.b.b.addr, RKey: u.b.b.mr.RKey()}
 	}
 	h.DMA.NumSGE = uint32(len(list))
 	for _, s := range list {
 		h.DMA.Length += s.Length
 	}
-	b := abi.AppendTo(nil, &h)
+	b := uapi.AppendTo(nil, &h)
 	for _, s := range list {
-		b = abi.AppendTo(b, &abi.RXESGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
+		b = uapi.AppendTo(b, &uapi.RXESGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
 	}
 	return b
 }
 
 func (u *user) recvWQE(id uint64, list ...ib.SGE) []byte {
-	h := abi.RXERecvWQE{WRID: id}
+	h := uapi.RXERecvWQE{WRID: id}
 	h.DMA.NumSGE = uint32(len(list))
-	b := abi.AppendTo(nil, &h)
+	b := uapi.AppendTo(nil, &h)
 	for _, s := range list {
-		b = abi.AppendTo(b, &abi.RXESGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
+		b = uapi.AppendTo(b, &uapi.RXESGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
 	}
 	return b
 }
 
-func (u *user) expect(want ...abi.WC) {
+func (u *user) expect(want ...uapi.WC) {
 	u.t.Helper()
 	for i, w := range want {
-		var wc abi.WC
+		var wc uapi.WC
 		for deadline := time.Now().Add(10 * time.Second); ; {
 			var ok bool
 			if wc, ok = u.cqueue.poll(); ok {
@@ -209,7 +209,7 @@ func (u *user) expect(want ...abi.WC) {
 		if wc.WRID != w.WRID || wc.Status != w.Status || wc.QPNum != u.qp.Num() {
 			u.t.Fatalf("completion %d is %+v, want %+v", i, wc, w)
 		}
-		if w.Status == abi.WCSuccess && (wc.Opcode != w.Opcode || wc.ByteLen != w.ByteLen) {
+		if w.Status == uapi.WCSuccess && (wc.Opcode != w.Opcode || wc.ByteLen != w.ByteLen) {
 			u.t.Fatalf("completion %d is %+v, want %+v", i, wc, w)
 		}
 	}
@@ -228,11 +228,11 @@ func TestUserQueues(t *testing.T) {
 		least int // bytes per slot
 		slots int
 	}{
-		{"send", u.sq, abi.RXESendWQESize + int(init.MaxInlineData), int(init.MaxSendWR) + 1},
-		{"receive", u.rq, abi.RXERecvWQESize + 16*int(init.MaxRecvSGE), int(init.MaxRecvWR) + 1},
-		{"completion", u.cqueue, abi.SizeOf[abi.WC](), u.cq.Entries() + 1},
+		{"send", u.sq, uapi.RXESendWQESize + int(init.MaxInlineData), int(init.MaxSendWR) + 1},
+		{"receive", u.rq, uapi.RXERecvWQESize + 16*int(init.MaxRecvSGE), int(init.MaxRecvWR) + 1},
+		{"completion", u.cqueue, uapi.SizeOf[uapi.WC](), u.cq.Entries() + 1},
 	} {
-		if 1<<c.q.shift() < c.least || int(c.q.mask())+1 != c.slots || len(c.q.mem) != abi.RXEQueueDataOffset+c.slots<<c.q.shift() {
+		if 1<<c.q.shift() < c.least || int(c.q.mask())+1 != c.slots || len(c.q.mem) != uapi.RXEQueueDataOffset+c.slots<<c.q.shift() {
 			t.Errorf("%s queue: %d bytes, 2^%d a slot, mask %#x", c.name, len(c.q.mem), c.q.shift(), c.q.mask())
 		}
 	}
@@ -245,7 +245,7 @@ func TestUserQueues(t *testing.T) {
 	for i := range 40 { // around the rings several times
 		u.rq.post(u.recvWQE(uint64(100+i), b.a.sge(0, 1000)...))
 		b.b.recv(1, 0, 1000)
-		u.sq.post(u.wqe(uint64(i), abi.WRSend, abi.SendSignaled, b.a.sge(i, 700)...))
+		u.sq.post(u.wqe(uint64(i), uapi.WRSend, uapi.SendSignaled, b.a.sge(i, 700)...))
 		if !u.qp.Driver().(ib.UserQP).Posted() {
 			t.Fatal("Posted does not see it")
 		}
@@ -253,13 +253,13 @@ func TestUserQueues(t *testing.T) {
 		if u.qp.Driver().(ib.UserQP).Posted() {
 			t.Fatal("Posted sees what was processed")
 		}
-		u.expect(abi.WC{WRID: uint64(i), Opcode: abi.WCSend, ByteLen: 700})
+		u.expect(uapi.WC{WRID: uint64(i), Opcode: uapi.WCSend, ByteLen: 700})
 		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 700})
 		if !bytes.Equal(b.b.buf[:700], b.a.buf[i:i+700]) {
 			t.Fatal("data differ")
 		}
 		b.b.send(ib.SendWR{Opcode: ib.WRSend, SGList: b.b.sge(0, 500)})
-		u.expect(abi.WC{WRID: uint64(100 + i), Opcode: abi.WCRecv, ByteLen: 500})
+		u.expect(uapi.WC{WRID: uint64(100 + i), Opcode: uapi.WCRecv, ByteLen: 500})
 	}
 	// The last acknowledgement may be on its way out: whoever sends it looks at the send queue again.
 	q := u.qp.Driver().(*QP)
@@ -269,15 +269,15 @@ func TestUserQueues(t *testing.T) {
 		q.mu.Unlock()
 	}
 	for n := uint32(0); n < init.MaxSendWR; n++ {
-		if !u.sq.post(u.wqe(0, abi.WRRDMAWrite, 0)) {
+		if !u.sq.post(u.wqe(0, uapi.WRRDMAWrite, 0)) {
 			t.Fatalf("send queue is full with %d", n)
 		}
 	}
-	if u.sq.post(u.wqe(0, abi.WRRDMAWrite, 0)) {
+	if u.sq.post(u.wqe(0, uapi.WRRDMAWrite, 0)) {
 		t.Fatal("send queue takes more than was granted")
 	}
 	u.doorbell()
-	if !u.sq.post(u.wqe(0, abi.WRRDMAWrite, 0)) {
+	if !u.sq.post(u.wqe(0, uapi.WRRDMAWrite, 0)) {
 		t.Fatal("send queue is not empty afterwards")
 	}
 }
@@ -288,10 +288,10 @@ func TestUserError(t *testing.T) {
 	u := newUser(b, userCap)
 	u.rq.post(u.recvWQE(1))
 	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
-	u.expect(abi.WC{WRID: 1, Status: abi.WCWRFlushErr})
+	u.expect(uapi.WC{WRID: 1, Status: uapi.WCWRFlushErr})
 	u.rq.post(u.recvWQE(2))
-	u.sq.post(u.wqe(3, abi.WRSend, 0))
-	u.expect(abi.WC{WRID: 3, Status: abi.WCWRFlushErr}, abi.WC{WRID: 2, Status: abi.WCWRFlushErr})
+	u.sq.post(u.wqe(3, uapi.WRSend, 0))
+	u.expect(uapi.WC{WRID: 3, Status: uapi.WCWRFlushErr}, uapi.WC{WRID: 2, Status: uapi.WCWRFlushErr})
 }
 
 // TestUserErrorOfHungDevice: so it is when a timeout has passed while the hardware did nothing.
@@ -300,14 +300,14 @@ func TestUserErrorOfHungDevice(t *testing.T) {
 		b := newBenchIn(t, setup{net: simnet.Config{Latency: 5 * time.Microsecond}})
 		u := openUser(b, userCap)
 		b.net.SetLink(addrB, false)
-		u.sq.post(u.wqe(1, abi.WRRDMAWrite, 0))
+		u.sq.post(u.wqe(1, uapi.WRRDMAWrite, 0))
 		u.doorbell()
 		b.a.dev.Hardware().Hang()
 		time.Sleep(time.Minute)
 		check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
-		u.expect(abi.WC{WRID: 1, Status: abi.WCWRFlushErr})
+		u.expect(uapi.WC{WRID: 1, Status: uapi.WCWRFlushErr})
 		u.rq.post(u.recvWQE(2))
-		u.expect(abi.WC{WRID: 2, Status: abi.WCWRFlushErr})
+		u.expect(uapi.WC{WRID: 2, Status: uapi.WCWRFlushErr})
 		u.close()
 		b.close()
 	})
@@ -320,54 +320,54 @@ func TestUserAbuse(t *testing.T) {
 		return b
 	}
 	const (
-		numSGE = abi.RXESendWQEDMAOffset + 12
-		length = abi.RXESendWQEDMAOffset
+		numSGE = uapi.RXESendWQEDMAOffset + 12
+		length = uapi.RXESendWQEDMAOffset
 		opcode = 12
 	)
 	for _, c := range []struct {
 		name   string
 		abuse  func(u *user)
-		status abi.WCStatus // of work request 1; success: nothing at all may come
+		status uapi.WCStatus // of work request 1; success: nothing at all may come
 	}{
-		{"num_sge", func(u *user) { u.sq.post(put(u.wqe(1, abi.WRSend, 0), numSGE, 1<<31)) }, abi.WCLocQPOpErr},
+		{"num_sge", func(u *user) { u.sq.post(put(u.wqe(1, uapi.WRSend, 0), numSGE, 1<<31)) }, uapi.WCLocQPOpErr},
 		{"num_sge one too many", func(u *user) {
-			u.sq.post(put(u.wqe(1, abi.WRSend, 0), numSGE, u.qp.Init().Cap.MaxSendSGE+1))
-		}, abi.WCLocQPOpErr},
-		{"inline length", func(u *user) { u.sq.post(put(u.wqe(1, abi.WRSend, abi.SendInline), length, 1<<30)) }, abi.WCLocLenErr},
+			u.sq.post(put(u.wqe(1, uapi.WRSend, 0), numSGE, u.qp.Init().Cap.MaxSendSGE+1))
+		}, uapi.WCLocQPOpErr},
+		{"inline length", func(u *user) { u.sq.post(put(u.wqe(1, uapi.WRSend, uapi.SendInline), length, 1<<30)) }, uapi.WCLocLenErr},
 		{"inline read", func(u *user) {
-			u.sq.post(put(u.wqe(1, abi.WRRDMARead, abi.SendInline, ib.SGE{Addr: 1, Length: 1 << 20, LKey: 1}), length, 8))
-		}, abi.WCLocProtErr},
-		{"opcode", func(u *user) { u.sq.post(put(u.wqe(1, abi.WRSend, 0), opcode, 0x7fffffff)) }, abi.WCLocQPOpErr},
-		{"local invalidate", func(u *user) { u.sq.post(u.wqe(1, abi.WRLocalInv, 0)) }, abi.WCLocQPOpErr},
+			u.sq.post(put(u.wqe(1, uapi.WRRDMARead, uapi.SendInline, ib.SGE{Addr: 1, Length: 1 << 20, LKey: 1}), length, 8))
+		}, uapi.WCLocProtErr},
+		{"opcode", func(u *user) { u.sq.post(put(u.wqe(1, uapi.WRSend, 0), opcode, 0x7fffffff)) }, uapi.WCLocQPOpErr},
+		{"local invalidate", func(u *user) { u.sq.post(u.wqe(1, uapi.WRLocalInv, 0)) }, uapi.WCLocQPOpErr},
 		{"lengths that overflow", func(u *user) {
 			s := u.b.a.sge(0, 0)[0]
 			s.Length = 0xffffffff
-			u.sq.post(u.wqe(1, abi.WRSend, 0, s, s))
-		}, abi.WCLocLenErr},
-		{"lkey", func(u *user) { u.sq.post(u.wqe(1, abi.WRSend, 0, ib.SGE{Addr: 1, Length: 1, LKey: 0xffffffff})) }, abi.WCLocProtErr},
-		{"short atomic", func(u *user) { u.sq.post(u.wqe(1, abi.WRAtomicFetchAndAdd, 0, u.b.a.sge(0, 4)...)) }, abi.WCLocQPOpErr},
+			u.sq.post(u.wqe(1, uapi.WRSend, 0, s, s))
+		}, uapi.WCLocLenErr},
+		{"lkey", func(u *user) { u.sq.post(u.wqe(1, uapi.WRSend, 0, ib.SGE{Addr: 1, Length: 1, LKey: 0xffffffff})) }, uapi.WCLocProtErr},
+		{"short atomic", func(u *user) { u.sq.post(u.wqe(1, uapi.WRAtomicFetchAndAdd, 0, u.b.a.sge(0, 4)...)) }, uapi.WCLocQPOpErr},
 		{"receive num_sge", func(u *user) {
-			u.rq.post(put(u.recvWQE(1), abi.RXERecvWQEDMAOffset+12, 1<<31))
+			u.rq.post(put(u.recvWQE(1), uapi.RXERecvWQEDMAOffset+12, 1<<31))
 			u.b.b.send(ib.SendWR{Opcode: ib.WRSend})
-		}, abi.WCLocQPOpErr},
+		}, uapi.WCLocQPOpErr},
 		{"producer index out of range", func(u *user) {
-			atomic.StoreUint32(u.sq.word(abi.RXEQueueProducerOffset), 0x80000000)
-		}, abi.WCSuccess},
+			atomic.StoreUint32(u.sq.word(uapi.RXEQueueProducerOffset), 0x80000000)
+		}, uapi.WCSuccess},
 		{"geometry", func(u *user) {
 			*u.sq.word(0), *u.sq.word(4), *u.cqueue.word(0), *u.cqueue.word(4) = 31, 0xffffffff, 31, 0xffffffff
-		}, abi.WCSuccess},
+		}, uapi.WCSuccess},
 		{"consumer index", func(u *user) {
-			atomic.StoreUint32(u.sq.word(abi.RXEQueueConsumerOffset), 0xfffffff0)
-			atomic.StoreUint32(u.rq.word(abi.RXEQueueConsumerOffset), 0xfffffff0)
-		}, abi.WCSuccess},
+			atomic.StoreUint32(u.sq.word(uapi.RXEQueueConsumerOffset), 0xfffffff0)
+			atomic.StoreUint32(u.rq.word(uapi.RXEQueueConsumerOffset), 0xfffffff0)
+		}, uapi.WCSuccess},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, setup{shortcut: true})
 			u := newUser(b, userCap)
 			c.abuse(u)
 			u.doorbell()
-			if c.status != abi.WCSuccess {
-				u.expect(abi.WC{WRID: 1, Status: c.status})
+			if c.status != uapi.WCSuccess {
+				u.expect(uapi.WC{WRID: 1, Status: c.status})
 				if s := u.qp.State(); s != ib.QPErr {
 					t.Errorf("state is %v", s)
 				}
@@ -407,9 +407,9 @@ func TestUserScribbles(t *testing.T) {
 			q := []queue{u.sq, u.rq, u.cqueue}[r.IntN(3)]
 			switch r.IntN(3) {
 			case 0:
-				atomic.StoreUint32(q.word(abi.RXEQueueProducerOffset), r.Uint32())
+				atomic.StoreUint32(q.word(uapi.RXEQueueProducerOffset), r.Uint32())
 			case 1:
-				atomic.StoreUint32(q.word(abi.RXEQueueConsumerOffset), r.Uint32())
+				atomic.StoreUint32(q.word(uapi.RXEQueueConsumerOffset), r.Uint32())
 			default:
 				binary.NativeEndian.PutUint32(q.mem[r.IntN(len(q.mem)-4):], r.Uint32()>>r.IntN(32))
 			}
@@ -468,12 +468,12 @@ func TestAbandon(t *testing.T) {
 	b.net.SetLink(addrB, false)
 	want := map[uint64]bool{}
 	for i := range 6 {
-		u.sq.post(u.wqe(uint64(i), abi.WRRDMAWrite, 0))
+		u.sq.post(u.wqe(uint64(i), uapi.WRRDMAWrite, 0))
 		u.rq.post(u.recvWQE(uint64(10 + i)))
 		want[uint64(i)], want[uint64(10+i)] = true, true
 	}
 	u.doorbell()
-	u.sq.post(u.wqe(7, abi.WRRDMAWrite, 0)) // without a doorbell
+	u.sq.post(u.wqe(7, uapi.WRRDMAWrite, 0)) // without a doorbell
 	want[7] = true
 	check(t, abandonPath(u.path))
 	for len(want) > 0 {
@@ -481,7 +481,7 @@ func TestAbandon(t *testing.T) {
 		if !ok {
 			t.Fatalf("no completion of %v", want)
 		}
-		if wc.Status != abi.WCWRFlushErr || !want[wc.WRID] || wc.QPNum != u.qp.Num() {
+		if wc.Status != uapi.WCWRFlushErr || !want[wc.WRID] || wc.QPNum != u.qp.Num() {
 			t.Fatalf("completion %+v", wc)
 		}
 		delete(want, wc.WRID)
@@ -515,7 +515,7 @@ func TestAbandonManyAndResized(t *testing.T) {
 	last := more[len(more)-1].Driver().(*QP)
 	data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 	check(t, u.cq.Resize(300, data))
-	resp, _ := abi.Decode[abi.RXEResizeCQResp](data.Out[:data.N])
+	resp, _ := uapi.Decode[uapi.RXEResizeCQResp](data.Out[:data.N])
 	u.cqueue = queue{u.mmap(resp.MI)}
 	rq := queue{u.mmap(last.rq.info())}
 	rq.post(u.recvWQE(77))

@@ -6,7 +6,7 @@ import (
 
 	"verbena/ib"
 	"verbena/roce"
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // opKind is what the engine does for a work request.
@@ -32,77 +32,77 @@ func (k opKind) answered() bool { return k >= opRead && k <= opFlush }
 func (k opKind) local() bool { return k >= opInvalidate }
 
 // wrRegMR is ib.WRRegMR, which no user process can ask for.
-const wrRegMR = abi.WROpcode(ib.WRRegMR)
+const wrRegMR = uapi.WROpcode(ib.WRRegMR)
 
 // opKinds are the work requests of the connected services; datagrams take only opSend. (rxe_wr_opcode_info)
 var opKinds = [...]opKind{
-	abi.WRRDMAWrite:         opWrite,
-	abi.WRRDMAWriteWithImm:  opWrite,
-	abi.WRSend:              opSend,
-	abi.WRSendWithImm:       opSend,
-	abi.WRRDMARead:          opRead,
-	abi.WRAtomicCmpAndSwp:   opAtomic,
-	abi.WRAtomicFetchAndAdd: opAtomic,
-	abi.WRLocalInv:          opInvalidate,
-	abi.WRBindMW:            opBind,
-	abi.WRSendWithInv:       opSend,
-	abi.WRFlush:             opFlush,
-	abi.WRAtomicWrite:       opAtomicWrite,
-	wrRegMR:                 opRegister,
+	uapi.WRRDMAWrite:         opWrite,
+	uapi.WRRDMAWriteWithImm:  opWrite,
+	uapi.WRSend:              opSend,
+	uapi.WRSendWithImm:       opSend,
+	uapi.WRRDMARead:          opRead,
+	uapi.WRAtomicCmpAndSwp:   opAtomic,
+	uapi.WRAtomicFetchAndAdd: opAtomic,
+	uapi.WRLocalInv:          opInvalidate,
+	uapi.WRBindMW:            opBind,
+	uapi.WRSendWithInv:       opSend,
+	uapi.WRFlush:             opFlush,
+	uapi.WRAtomicWrite:       opAtomicWrite,
+	wrRegMR:                  opRegister,
 }
 
 // kindOf is opNone for what a queue pair of type t does not do.
-func kindOf(t ib.QPType, op abi.WROpcode) opKind {
+func kindOf(t ib.QPType, op uapi.WROpcode) opKind {
 	if int(op) >= len(opKinds) {
 		return opNone
 	}
 	k := opKinds[op]
 	switch {
 	case t == ib.QPTypeRC, t == ib.QPTypeXRCInit,
-		t == ib.QPTypeUC && (k == opSend && op != abi.WRSendWithInv || k == opWrite || k.local()),
-		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == opSend && op != abi.WRSendWithInv:
+		t == ib.QPTypeUC && (k == opSend && op != uapi.WRSendWithInv || k == opWrite || k.local()),
+		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == opSend && op != uapi.WRSendWithInv:
 		return k
 	}
 	return opNone
 }
 
 // wcOpcodes are the completions of the work requests (wr_to_wc_opcode).
-var wcOpcodes = [...]abi.WCOpcode{
-	abi.WRRDMAWrite:         abi.WCRDMAWrite,
-	abi.WRRDMAWriteWithImm:  abi.WCRDMAWrite,
-	abi.WRSend:              abi.WCSend,
-	abi.WRSendWithImm:       abi.WCSend,
-	abi.WRRDMARead:          abi.WCRDMARead,
-	abi.WRAtomicCmpAndSwp:   abi.WCCompSwap,
-	abi.WRAtomicFetchAndAdd: abi.WCFetchAdd,
-	abi.WRLocalInv:          abi.WCLocalInv,
-	abi.WRBindMW:            abi.WCBindMW,
-	abi.WRSendWithInv:       abi.WCSend,
-	abi.WRFlush:             abi.WCFlush,
-	abi.WRAtomicWrite:       abi.WCAtomicWrite,
-	wrRegMR:                 abi.WCOpcode(ib.WCRegMR),
+var wcOpcodes = [...]uapi.WCOpcode{
+	uapi.WRRDMAWrite:         uapi.WCRDMAWrite,
+	uapi.WRRDMAWriteWithImm:  uapi.WCRDMAWrite,
+	uapi.WRSend:              uapi.WCSend,
+	uapi.WRSendWithImm:       uapi.WCSend,
+	uapi.WRRDMARead:          uapi.WCRDMARead,
+	uapi.WRAtomicCmpAndSwp:   uapi.WCCompSwap,
+	uapi.WRAtomicFetchAndAdd: uapi.WCFetchAdd,
+	uapi.WRLocalInv:          uapi.WCLocalInv,
+	uapi.WRBindMW:            uapi.WCBindMW,
+	uapi.WRSendWithInv:       uapi.WCSend,
+	uapi.WRFlush:             uapi.WCFlush,
+	uapi.WRAtomicWrite:       uapi.WCAtomicWrite,
+	wrRegMR:                  uapi.WCOpcode(ib.WCRegMR),
 }
 
 // sendWQE is a send work request that the requester has taken out of the ring, checked, and given its PSNs.
 type sendWQE struct {
 	id     uint64
-	opcode abi.WROpcode
-	flags  abi.SendFlags
+	opcode uapi.WROpcode
+	flags  uapi.SendFlags
 	kind   opKind
-	imm    abi.ImmData
-	status abi.WCStatus // not success: the request cannot be done, and will be completed with this
-	done   bool         // of local ones: carried out
+	imm    uapi.ImmData
+	status uapi.WCStatus // not success: the request cannot be done, and will be completed with this
+	done   bool          // of local ones: carried out
 
 	length  int
 	first   roce.PSN
 	packets int // PSNs that it takes
-	sges    []abi.RXESGE
+	sges    []uapi.RXESGE
 	inline  []byte
 
 	remote uint64
 	rkey   uint32
 	a, b   uint64 // of atomics: compare or add; swap
-	mw     abi.RXESendWRMW
+	mw     uapi.RXESendWRMW
 	flush  struct {
 		placement roce.FlushType
 		level     roce.FlushLevel
@@ -116,22 +116,22 @@ type sendWQE struct {
 
 const (
 	atomicLen      = 8
-	maxSendWQESize = abi.RXESendWQESize + maxInline
-	maxRecvWQESize = abi.RXERecvWQESize + maxSGE*16
+	maxSendWQESize = uapi.RXESendWQESize + maxInline
+	maxRecvWQESize = uapi.RXERecvWQESize + maxSGE*16
 )
 
 // decodeSend takes the work request that lies in b, a private copy of its slot. What is wrong with it goes into
 // w.status. (validate_send_wr, for what a user process wrote past its library)
 func (qp *QP) decodeSend(w *sendWQE, b []byte) {
-	h, _ := abi.Decode[abi.RXESendWQE](b)
-	data := b[abi.RXESendWQESGEOffset:]
+	h, _ := uapi.Decode[uapi.RXESendWQE](b)
+	data := b[uapi.RXESendWQESGEOffset:]
 	*w = sendWQE{
 		id: h.WR.WRID, opcode: h.WR.Opcode, flags: h.WR.SendFlags, imm: h.WR.Ex, srqn: h.WR.Reserved,
 		kind: kindOf(qp.typ, h.WR.Opcode), packets: 1,
 		sges: w.sges[:0], inline: w.inline[:0],
 	}
 	if w.kind == opNone || w.kind == opRegister && qp.ctx != nil {
-		w.kind, w.status = opNone, abi.WCLocQPOpErr
+		w.kind, w.status = opNone, uapi.WCLocQPOpErr
 		return
 	}
 	if w.kind.local() {
@@ -142,15 +142,15 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		w.status = qp.decodeSingle(w, &h, data)
 		return
 	}
-	if w.flags&abi.SendInline != 0 && (w.kind == opSend || w.kind == opWrite) {
+	if w.flags&uapi.SendInline != 0 && (w.kind == opSend || w.kind == opWrite) {
 		if h.DMA.Length > qp.cap.MaxInlineData {
-			w.status = abi.WCLocLenErr
+			w.status = uapi.WCLocLenErr
 			return
 		}
 		w.length = int(h.DMA.Length)
 		w.inline = append(w.inline, data[:w.length]...)
 	} else {
-		w.flags &^= abi.SendInline
+		w.flags &^= uapi.SendInline
 		if w.sges, w.length, w.status = decodeSGEs(w.sges, data, h.DMA.NumSGE, qp.cap.MaxSendSGE); w.status != 0 {
 			return
 		}
@@ -163,13 +163,13 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		a := h.WR.Atomic()
 		w.remote, w.rkey, w.a, w.b = a.RemoteAddr, a.RKey, a.CompareAdd, a.Swap
 		if w.length < atomicLen || w.remote%atomicLen != 0 {
-			w.status = abi.WCLocQPOpErr
+			w.status = uapi.WCLocQPOpErr
 			return
 		}
 		w.length = atomicLen
 	}
 	if (w.kind == opRead || w.kind == opAtomic) && qp.attr.MaxRdAtomic == 0 {
-		w.status = abi.WCLocQPOpErr
+		w.status = uapi.WCLocQPOpErr
 		return
 	}
 	if qp.datagram() {
@@ -182,30 +182,30 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 }
 
 // decodeUD finds the way of a datagram.
-func (qp *QP) decodeUD(w *sendWQE, u *abi.RXESendWRUD) abi.WCStatus {
+func (qp *QP) decodeUD(w *sendWQE, u *uapi.RXESendWRUD) uapi.WCStatus {
 	h := qp.dev.ahs.get(u.AHNum)
 	if h == nil || h.pd != qp.pd {
-		return abi.WCLocQPOpErr
+		return uapi.WCLocQPOpErr
 	}
 	if w.length > qp.mtu {
-		return abi.WCLocLenErr
+		return uapi.WCLocLenErr
 	}
 	w.path, w.qpn, w.qkey = h.path.Load(), u.RemoteQPN&roce.PSNMask, u.RemoteQKey
 	if w.qkey>>31 != 0 || qp.typ == ib.QPTypeGSI {
 		w.qkey = qp.qkey() // a controlled key: the queue pair's own goes (IBA 10.2.5)
 	}
-	return abi.WCSuccess
+	return uapi.WCSuccess
 }
 
 // decodeSGEs appends n elements that lie in b to list and sums their lengths.
-func decodeSGEs(list []abi.RXESGE, b []byte, n, limit uint32) ([]abi.RXESGE, int, abi.WCStatus) {
+func decodeSGEs(list []uapi.RXESGE, b []byte, n, limit uint32) ([]uapi.RXESGE, int, uapi.WCStatus) {
 	if n > limit {
-		return list, 0, abi.WCLocQPOpErr
+		return list, 0, uapi.WCLocQPOpErr
 	}
 	sum := uint64(0)
 	for range n {
-		s, _ := abi.Decode[abi.RXESGE](b)
-		b = b[abi.SizeOf[abi.RXESGE]():]
+		s, _ := uapi.Decode[uapi.RXESGE](b)
+		b = b[uapi.SizeOf[uapi.RXESGE]():]
 		if s.Length == 0 {
 			continue
 		}
@@ -213,24 +213,24 @@ func decodeSGEs(list []abi.RXESGE, b []byte, n, limit uint32) ([]abi.RXESGE, int
 		list = append(list, s)
 	}
 	if sum > maxMsgSize {
-		return list, 0, abi.WCLocLenErr
+		return list, 0, uapi.WCLocLenErr
 	}
-	return list, int(sum), abi.WCSuccess
+	return list, int(sum), uapi.WCSuccess
 }
 
 // encodeSend writes a work request of a consumer in this process to b, as a library would into a slot, and
 // returns the number of bytes. EINVAL for what the queue pair cannot do.
 func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
-	h := abi.RXESendWQE{WR: abi.RXESendWR{WRID: wr.ID, Opcode: abi.WROpcode(wr.Opcode), SendFlags: abi.SendFlags(wr.Flags)}}
+	h := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: wr.ID, Opcode: uapi.WROpcode(wr.Opcode), SendFlags: uapi.SendFlags(wr.Flags)}}
 	if qp.typ == ib.QPTypeXRCInit {
 		h.WR.Reserved = wr.RemoteSRQN // Linux's rxe has no XRC, and so no place of its own for it
 	}
 	kind := kindOf(qp.typ, h.WR.Opcode)
 	switch wr.Opcode {
 	case ib.WRSendWithImm, ib.WRRDMAWriteWithImm:
-		h.WR.Ex = abi.ImmData(abi.NewBE32(wr.Imm))
+		h.WR.Ex = uapi.ImmData(uapi.NewBE32(wr.Imm))
 	case ib.WRSendWithInv, ib.WRLocalInv:
-		h.WR.Ex = abi.NewImmRKey(wr.InvalidateRKey)
+		h.WR.Ex = uapi.NewImmRKey(wr.InvalidateRKey)
 	}
 	inline := wr.Flags&ib.SendInline != 0
 	switch {
@@ -254,18 +254,18 @@ func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
 		if !ok {
 			return 0, fmt.Errorf("address handle of another driver: %w", syscall.EINVAL)
 		}
-		*h.WR.UD() = abi.RXESendWRUD{RemoteQPN: wr.RemoteQPN, RemoteQKey: wr.RemoteQKey, AHNum: to.num}
+		*h.WR.UD() = uapi.RXESendWRUD{RemoteQPN: wr.RemoteQPN, RemoteQKey: wr.RemoteQKey, AHNum: to.num}
 	case kind == opWrite, kind == opRead:
-		*h.WR.RDMA() = abi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
+		*h.WR.RDMA() = uapi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
 		h.IOVA = wr.RemoteAddr
 	case kind == opAtomic:
 		if wr.RemoteAddr%atomicLen != 0 {
 			return 0, fmt.Errorf("atomic at %#x, not a multiple of 8: %w", wr.RemoteAddr, syscall.EINVAL)
 		}
-		*h.WR.Atomic() = abi.RXESendWRAtomic{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey, CompareAdd: wr.CompareAdd, Swap: wr.Swap}
+		*h.WR.Atomic() = uapi.RXESendWRAtomic{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey, CompareAdd: wr.CompareAdd, Swap: wr.Swap}
 		h.IOVA = wr.RemoteAddr
 	}
-	n := abi.RXESendWQESGEOffset
+	n := uapi.RXESendWQESGEOffset
 	if inline {
 		h.DMA.Length = uint32(len(wr.Inline))
 		n += copy(b[n:], wr.Inline)
@@ -274,29 +274,29 @@ func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
 		h.DMA.NumSGE = uint32(len(wr.SGList))
 	}
 	h.DMA.Resid = h.DMA.Length
-	abi.Encode(b, &h)
+	uapi.Encode(b, &h)
 	return n, nil
 }
 
 // recvWQESize is the length of a receive with that many elements.
-func recvWQESize(sges uint32) int { return abi.RXERecvWQESize + int(sges)*16 }
+func recvWQESize(sges uint32) int { return uapi.RXERecvWQESize + int(sges)*16 }
 
 // encodeRecv does the same for a receive in a queue that takes so many elements.
 func encodeRecv(b []byte, wr *ib.RecvWR, limit uint32) (int, error) {
 	if len(wr.SGList) > int(limit) {
 		return 0, fmt.Errorf("%d scatter elements, at most %d: %w", len(wr.SGList), limit, syscall.EINVAL)
 	}
-	h := abi.RXERecvWQE{WRID: wr.ID}
-	n := abi.RXERecvWQESGEOffset
+	h := uapi.RXERecvWQE{WRID: wr.ID}
+	n := uapi.RXERecvWQESGEOffset
 	n, h.DMA.Length = encodeSGEs(b, n, wr.SGList)
 	h.DMA.Resid, h.DMA.NumSGE = h.DMA.Length, uint32(len(wr.SGList))
-	abi.Encode(b, &h)
+	uapi.Encode(b, &h)
 	return n, nil
 }
 
 func encodeSGEs(b []byte, at int, list []ib.SGE) (end int, length uint32) {
 	for _, s := range list {
-		at += abi.Encode(b[at:], &abi.RXESGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
+		at += uapi.Encode(b[at:], &uapi.RXESGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
 		length += s.Length
 	}
 	return at, length
@@ -305,7 +305,7 @@ func encodeSGEs(b []byte, at int, list []ib.SGE) (end int, length uint32) {
 // recvWQE is a receive work request that the responder has taken out of the ring and checked.
 type recvWQE struct {
 	id     uint64
-	sges   []abi.RXESGE
+	sges   []uapi.RXESGE
 	length int
 	filled int // bytes that have come
 	taken  bool
@@ -314,15 +314,15 @@ type recvWQE struct {
 }
 
 // decodeRecv takes the receive that lies in b, a private copy of its slot in a queue that takes so many elements.
-func decodeRecv(w *recvWQE, b []byte, limit uint32) (status abi.WCStatus) {
-	h, _ := abi.Decode[abi.RXERecvWQE](b)
+func decodeRecv(w *recvWQE, b []byte, limit uint32) (status uapi.WCStatus) {
+	h, _ := uapi.Decode[uapi.RXERecvWQE](b)
 	*w = recvWQE{id: h.WRID, sges: w.sges[:0], taken: true}
-	w.sges, w.length, status = decodeSGEs(w.sges, b[abi.RXERecvWQESGEOffset:], h.DMA.NumSGE, limit)
+	w.sges, w.length, status = decodeSGEs(w.sges, b[uapi.RXERecvWQESGEOffset:], h.DMA.NumSGE, limit)
 	return status
 }
 
 // sgeAt finds the element that holds byte n of a list, and the offset in it. Past the end: len(list), 0.
-func sgeAt(list []abi.RXESGE, n int) (i, off int) {
+func sgeAt(list []uapi.RXESGE, n int) (i, off int) {
 	for i = range list {
 		if n < int(list[i].Length) {
 			return i, n

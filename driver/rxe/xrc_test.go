@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"verbena/driver/rxe/wire"
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
 )
 
@@ -86,7 +86,7 @@ func TestXRC(t *testing.T) {
 		x := newXRC(t, s, conn{mtu: ib.MTU1024, psn: 0xfffffd})
 		defer x.done()
 		if !s.shortcut {
-			check(t, x.net.Faults().Add(wire.Rule{Drop: 0.05, Duplicate: 0.05}))
+			check(t, x.net.Faults().Add(link.Rule{Drop: 0.05, Duplicate: 0.05}))
 		}
 		fill(x.a.buf, 1)
 		const at = 20000 // of b's memory, for RDMA
@@ -191,7 +191,7 @@ func TestXRCQueueGone(t *testing.T) {
 		_, err = srq.PostRecv(ib.RecvWR{ID: 9, SGList: []ib.SGE{{Addr: x.b.addr, Length: 1000, LKey: x.mr[0].LKey()}}})
 		check(t, err)
 		// The rest of the message comes when the queue has gone.
-		check(t, x.net.Faults().Add(wire.Rule{Skip: 1, Delay: time.Millisecond}))
+		check(t, x.net.Faults().Add(link.Rule{Skip: 1, Delay: time.Millisecond}))
 		_, err = x.ini.PostSend(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.a.sge(0, 600), RemoteSRQN: srq.Num()})
 		check(t, err)
 		time.Sleep(100 * time.Microsecond)

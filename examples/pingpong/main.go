@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"verbena/driver/rxe"
-	"verbena/driver/rxe/wire"
-	"verbena/driver/rxe/wire/netdev"
 	"verbena/ib"
+	"verbena/link"
+	"verbena/netdev"
 	"verbena/umem"
 )
 
@@ -56,7 +56,7 @@ func exchange(addr string, size, n int, overWire bool) (time.Duration, error) {
 		Name:    "rxe0",
 		Netdev:  *host,
 		Addrs:   []netip.Addr{ip},
-		Network: wire.UDP(wire.UDPOptions{}),
+		Network: link.UDP(link.UDPOptions{}),
 		Fabric:  &rxe.Fabric{},
 	})
 	if err != nil {

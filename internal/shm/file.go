@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/ib"
 	"verbena/internal/quota"
 )
 
@@ -27,6 +26,17 @@ type File struct {
 	next    int64    // offset of the next region
 	regions map[int64]region
 	chunk   *chunk // where regions are taken from
+}
+
+// Shared is a region of the file as the service sees it. A program may write anything into it at any time, and may even
+// take its pages away: an access to Mem may be a memory fault.
+type Shared struct {
+	// Mem is the service's mapping. It must not be used after Free.
+	Mem []byte
+	// Offset is the region's offset in the file, in bytes.
+	Offset uint64
+	// Free returns the region. A program's mappings of it stay valid.
+	Free func()
 }
 
 // region is a part of a chunk that is in use.
@@ -112,9 +122,9 @@ func (f *File) WithFD(use func(fd int) error) error {
 // sleep.
 //
 // Shared.Free may be called more than once; Close frees what is left.
-func (f *File) Alloc(size int) (ib.Shared, error) {
-	fail := func(err error) (ib.Shared, error) {
-		return ib.Shared{}, fmt.Errorf("allocate %d bytes of shared memory: %w", size, err)
+func (f *File) Alloc(size int) (Shared, error) {
+	fail := func(err error) (Shared, error) {
+		return Shared{}, fmt.Errorf("allocate %d bytes of shared memory: %w", size, err)
 	}
 	if size <= 0 {
 		return fail(syscall.EINVAL)
@@ -140,7 +150,7 @@ func (f *File) Alloc(size int) (ib.Shared, error) {
 	f.next += length
 	f.chunk.used++
 	f.regions[off] = region{f.chunk, mem}
-	return ib.Shared{Mem: mem, Offset: uint64(off), Free: func() { f.free(off) }}, nil
+	return Shared{Mem: mem, Offset: uint64(off), Free: func() { f.free(off) }}, nil
 }
 
 // allocLocked reserves the next bytes of the file, and returns them as they are mapped.

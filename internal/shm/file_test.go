@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/ib"
 	"verbena/internal/quota"
 )
 
@@ -367,7 +366,7 @@ func TestManyRegionsFewMappings(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	user := ledger.User(1)
 	f := createFor(t, user)
-	var regions []ib.Shared
+	var regions []Shared
 	for i := range 10000 {
 		r, err := f.Alloc(2 * int(pageSize))
 		if err != nil {

@@ -200,10 +200,10 @@ func (s *siege) load() (l load) {
 // attachMessage is a request to supervise a program, in the protocol that the service speaks.
 func (s *siege) attachMessage(pid int) string {
 	s.t.Helper()
-	b, _ := os.ReadFile("../../internal/service/proto.go")
+	b, _ := os.ReadFile("../../service/proto.go")
 	m := regexp.MustCompile(`(?m)^const protocol = (\d+)`).FindSubmatch(b)
 	if m == nil {
-		s.t.Fatal("internal/service/proto.go does not say which protocol it is")
+		s.t.Fatal("service/proto.go does not say which protocol it is")
 	}
 	return fmt.Sprintf(`{"Protocol":%s,"Op":"attach","Attach":{"PID":%d,"Args":["x"]}}`, m[1], pid)
 }

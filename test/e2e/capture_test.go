@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// checkCapture has tshark and icrccheck look at a file, and returns what tshark says of each packet: interface, direction
+// checkCapture has tshark and `capture verify` look at a file, and returns what tshark says of each packet: interface, direction
 // (1 in, 2 out), source, opcode.
 func checkCapture(t *testing.T, file string) (packets [][]string) {
 	t.Helper()
@@ -37,9 +37,9 @@ func checkCapture(t *testing.T, file string) (packets [][]string) {
 	for l := range strings.Lines(out) {
 		packets = append(packets, strings.Fields(l))
 	}
-	check, err := exec.Command("go", "run", "verbena/cmd/icrccheck", file).CombinedOutput()
+	check, err := exec.Command(binary(t), "capture", "verify", file).CombinedOutput()
 	if want := fmt.Sprintf("icrc good %d bad 0", len(packets)); err != nil || !strings.Contains(string(check), want) {
-		t.Errorf("icrccheck: %v: %s; want %s", err, check, want)
+		t.Errorf("capture verify: %v: %s; want %s", err, check, want)
 	}
 	return packets
 }
@@ -129,9 +129,9 @@ func TestCaptureFaults(t *testing.T) {
 	}
 	capture.Process.Signal(syscall.SIGINT)
 	capture.Wait()
-	out, _ := exec.Command("go", "run", "verbena/cmd/icrccheck", file).CombinedOutput()
+	out, _ := exec.Command(binary(t), "capture", "verify", file).CombinedOutput()
 	if !regexp.MustCompile(`icrc good [1-9]\d* bad 3`).Match(out) {
-		t.Errorf("icrccheck: %s", out)
+		t.Errorf("capture verify: %s", out)
 	}
 }
 

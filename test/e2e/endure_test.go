@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"verbena/internal/service"
+	"verbena/service"
 )
 
 // endurer is a process of testdata/endure.c, which goes on when its device is reset.

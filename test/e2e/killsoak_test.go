@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/internal/service"
+	"verbena/service"
 )
 
 // A kill soak: programs start, make objects, and are killed at a random moment, they or their launcher or both. After

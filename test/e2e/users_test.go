@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"verbena/internal/service"
+	"verbena/service"
 )
 
 // sharedService is a service of root's that other users may use as the flags say.

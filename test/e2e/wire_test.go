@@ -178,9 +178,9 @@ func TestTwoServices(t *testing.T) {
 	if err != nil || len(bad) > 0 {
 		t.Errorf("tshark cannot decode: %v\n%s", err, bad)
 	}
-	check, err := exec.Command("go", "run", "verbena/cmd/icrccheck", file).CombinedOutput()
+	check, err := exec.Command(binary(t), "capture", "verify", file).CombinedOutput()
 	if err != nil {
-		t.Errorf("icrccheck: %v\n%s", err, check)
+		t.Errorf("capture verify: %v\n%s", err, check)
 	}
 	t.Logf("%s", check)
 }

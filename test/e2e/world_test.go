@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"verbena/internal/service"
+	"verbena/service"
 )
 
 // full: the matrix with its full counts.

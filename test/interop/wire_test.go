@@ -16,7 +16,7 @@ import (
 
 	"github.com/gopacket/gopacket/pcapgo"
 
-	"verbena/internal/icrccheck"
+	"verbena/capture"
 	"verbena/roce"
 )
 
@@ -158,7 +158,7 @@ func testWire(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	icrc, err := icrccheck.Check(f)
+	icrc, err := capture.Verify(f)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func testWire(t *testing.T) {
 	}
 	results.facts = append(results.facts, fact{"The wire", []string{"field", "kernel", "Verbena", "remark"}},
 		fact{"The wire", []string{"packets", fmt.Sprint(count["kernel"]), fmt.Sprint(count["Verbena"]), "of the tables above"}},
-		fact{"The wire", []string{"ICRC", "", "", fmt.Sprintf("`icrccheck`: %v", icrc)}})
+		fact{"The wire", []string{"ICRC", "", "", fmt.Sprintf("`capture verify`: %v", icrc)}})
 	for i, p := range properties {
 		k, v := values(seen[i]["kernel"]), values(seen[i]["Verbena"])
 		remark := "same"

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"syscall"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // device is an open device file.
@@ -57,28 +57,28 @@ func open(name string) (*device, error) {
 func (d *device) data() []byte { return d.mem[memSize-dataSize:] }
 
 // command writes a plain command, the rest of which is tail, and returns the response with the driver's part.
-func command[Resp, Req any](d *device, cmd abi.Command, req Req, tail []byte, driver int) (resp Resp, out []byte, err error) {
-	n := abi.SizeOf[Resp]()
-	core := abi.AppendTo(nil, &req)
+func command[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []byte, driver int) (resp Resp, out []byte, err error) {
+	n := uapi.SizeOf[Resp]()
+	core := uapi.AppendTo(nil, &req)
 	if answers(cmd) {
-		copy(core, abi.AppendTo(nil, &response{addressOf(d.mem)}))
+		copy(core, uapi.AppendTo(nil, &response{addressOf(d.mem)}))
 	}
-	hdr := abi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(core) + len(tail)) / 4), OutWords: uint16((n + driver + 3) / 4)}
-	b := d.put(slices.Concat(abi.AppendTo(nil, &hdr), core, tail))
+	hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(core) + len(tail)) / 4), OutWords: uint16((n + driver + 3) / 4)}
+	b := d.put(slices.Concat(uapi.AppendTo(nil, &hdr), core, tail))
 	if _, err := syscall.Write(d.fd, b); err != nil {
 		return resp, nil, fmt.Errorf("%v: %w", cmd, err)
 	}
-	resp, _ = abi.Decode[Resp](d.mem)
+	resp, _ = uapi.Decode[Resp](d.mem)
 	return resp, slices.Clone(d.mem[n : n+driver]), nil
 }
 
 type response struct{ addr uint64 }
 
 // answers tells the commands that start with the address of the response.
-func answers(cmd abi.Command) bool {
+func answers(cmd uapi.Command) bool {
 	switch cmd {
-	case abi.CmdDeallocPD, abi.CmdDestroyAH, abi.CmdDeregMR, abi.CmdDeallocMW, abi.CmdReqNotifyCQ, abi.CmdAttachMcast,
-		abi.CmdDetachMcast, abi.CmdModifySRQ, abi.CmdCloseXRCD, abi.CmdModifyQP:
+	case uapi.CmdDeallocPD, uapi.CmdDestroyAH, uapi.CmdDeregMR, uapi.CmdDeallocMW, uapi.CmdReqNotifyCQ, uapi.CmdAttachMcast,
+		uapi.CmdDetachMcast, uapi.CmdModifySRQ, uapi.CmdCloseXRCD, uapi.CmdModifyQP:
 		return false
 	}
 	return true
@@ -95,37 +95,37 @@ func (d *device) put(b []byte) []byte {
 type none struct{}
 
 // silent is a command without a response.
-func silent[Req any](d *device, cmd abi.Command, req Req) error {
+func silent[Req any](d *device, cmd uapi.Command, req Req) error {
 	_, _, err := command[none](d, cmd, req, nil, 0)
 	return err
 }
 
-func (d *device) context() (abi.GetContextResp, error) {
-	r, _, err := command[abi.GetContextResp](d, abi.CmdGetContext, abi.GetContext{}, nil, 0)
+func (d *device) context() (uapi.GetContextResp, error) {
+	r, _, err := command[uapi.GetContextResp](d, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
 	return r, err
 }
 
 func (d *device) allocPD() (uint32, error) {
-	r, _, err := command[abi.AllocPDResp](d, abi.CmdAllocPD, abi.AllocPD{}, nil, 0)
+	r, _, err := command[uapi.AllocPDResp](d, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0)
 	return r.PDHandle, err
 }
 
-const access = abi.AccessLocalWrite | abi.AccessRemoteRead | abi.AccessRemoteWrite | abi.AccessRemoteAtomic
+const access = uapi.AccessLocalWrite | uapi.AccessRemoteRead | uapi.AccessRemoteWrite | uapi.AccessRemoteAtomic
 
-func (d *device) regMR(pd uint32, b []byte) (abi.RegMRResp, error) {
-	r, _, err := command[abi.RegMRResp](d, abi.CmdRegMR,
-		abi.RegMR{Start: addressOf(b), HCAVA: addressOf(b), Length: uint64(len(b)), PDHandle: pd, AccessFlags: access}, nil, 0)
+func (d *device) regMR(pd uint32, b []byte) (uapi.RegMRResp, error) {
+	r, _, err := command[uapi.RegMRResp](d, uapi.CmdRegMR,
+		uapi.RegMR{Start: addressOf(b), HCAVA: addressOf(b), Length: uint64(len(b)), PDHandle: pd, AccessFlags: access}, nil, 0)
 	return r, err
 }
 
 func (d *device) createChannel() (int, error) {
-	r, _, err := command[abi.CreateCompChannelResp](d, abi.CmdCreateCompChannel, abi.CreateCompChannel{}, nil, 0)
+	r, _, err := command[uapi.CreateCompChannelResp](d, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{}, nil, 0)
 	return int(r.FD), err
 }
 
 // mapped maps a queue that the driver describes.
 func (d *device) mapped(b []byte) ([]byte, error) {
-	mi, _ := abi.Decode[abi.MMInfo](b)
+	mi, _ := uapi.Decode[uapi.MMInfo](b)
 	if mi.Size == 0 {
 		return nil, nil
 	}
@@ -145,16 +145,16 @@ func (d *device) close() {
 	_ = syscall.Close(d.fd)
 }
 
-func (d *device) createCQ(entries, channel int) (abi.CreateCQResp, error) {
-	r, driver, err := command[abi.CreateCQResp](d, abi.CmdCreateCQ, abi.CreateCQ{CQE: uint32(entries), CompChannel: int32(channel)}, nil, 16)
+func (d *device) createCQ(entries, channel int) (uapi.CreateCQResp, error) {
+	r, driver, err := command[uapi.CreateCQResp](d, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: uint32(entries), CompChannel: int32(channel)}, nil, 16)
 	if err == nil {
 		_, err = d.mapped(driver)
 	}
 	return r, err
 }
 
-func (d *device) createQP(pd, cq uint32, t abi.QPType, depth int) (abi.CreateQPResp, error) {
-	r, driver, err := command[abi.CreateQPResp](d, abi.CmdCreateQP, abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+func (d *device) createQP(pd, cq uint32, t uapi.QPType, depth int) (uapi.CreateQPResp, error) {
+	r, driver, err := command[uapi.CreateQPResp](d, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
 		MaxSendWR: uint32(depth), MaxRecvWR: uint32(depth), MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
 	for i := 0; i < 2 && err == nil; i++ {
 		_, err = d.mapped(driver[16*i:])
@@ -164,46 +164,46 @@ func (d *device) createQP(pd, cq uint32, t abi.QPType, depth int) (abi.CreateQPR
 
 // connect takes a reliable queue pair to RTS, with another of the same device at its other end.
 func (d *device) connect(qp, peer uint32) error {
-	for _, m := range []abi.ModifyQP{
-		{QPState: abi.QPSInit, PortNum: 1, QPAccessFlags: access,
-			AttrMask: abi.QPAttrState | abi.QPAttrPort | abi.QPAttrPKeyIndex | abi.QPAttrAccessFlags},
-		{QPState: abi.QPSRTR, PathMTU: abi.MTU1024, DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 12,
-			Dest: abi.QPDest{DGID: d.gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
-			AttrMask: abi.QPAttrState | abi.QPAttrAV | abi.QPAttrPathMTU | abi.QPAttrDestQPN | abi.QPAttrRQPSN |
-				abi.QPAttrMaxDestRDAtomic | abi.QPAttrMinRNRTimer},
-		{QPState: abi.QPSRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRDAtomic: 1,
-			AttrMask: abi.QPAttrState | abi.QPAttrSQPSN | abi.QPAttrTimeout | abi.QPAttrRetryCnt | abi.QPAttrRNRRetry | abi.QPAttrMaxQPRDAtomic},
+	for _, m := range []uapi.ModifyQP{
+		{QPState: uapi.QPSInit, PortNum: 1, QPAccessFlags: access,
+			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags},
+		{QPState: uapi.QPSRTR, PathMTU: uapi.MTU1024, DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 12,
+			Dest: uapi.QPDest{DGID: d.gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
+			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN |
+				uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer},
+		{QPState: uapi.QPSRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRDAtomic: 1,
+			AttrMask: uapi.QPAttrState | uapi.QPAttrSQPSN | uapi.QPAttrTimeout | uapi.QPAttrRetryCnt | uapi.QPAttrRNRRetry | uapi.QPAttrMaxQPRDAtomic},
 	} {
 		m.QPHandle = qp
-		if err := silent(d, abi.CmdModifyQP, m); err != nil {
+		if err := silent(d, uapi.CmdModifyQP, m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (d *device) post(cmd abi.Command, qp uint32, wr []byte, sge abi.SGE) error {
-	req := abi.PostSend{QPHandle: qp, WRCount: 1, SGECount: 1, WQESize: uint32(len(wr))}
-	_, _, err := command[abi.PostSendResp](d, cmd, req, slices.Concat(wr, abi.AppendTo(nil, &sge)), 0)
+func (d *device) post(cmd uapi.Command, qp uint32, wr []byte, sge uapi.SGE) error {
+	req := uapi.PostSend{QPHandle: qp, WRCount: 1, SGECount: 1, WQESize: uint32(len(wr))}
+	_, _, err := command[uapi.PostSendResp](d, cmd, req, slices.Concat(wr, uapi.AppendTo(nil, &sge)), 0)
 	return err
 }
 
-func (d *device) postSend(qp uint32, w abi.SendWR, sge abi.SGE) error {
+func (d *device) postSend(qp uint32, w uapi.SendWR, sge uapi.SGE) error {
 	w.NumSGE = 1
-	return d.post(abi.CmdPostSend, qp, abi.AppendTo(nil, &w), sge)
+	return d.post(uapi.CmdPostSend, qp, uapi.AppendTo(nil, &w), sge)
 }
 
-func (d *device) postRecv(qp uint32, sge abi.SGE) error {
-	return d.post(abi.CmdPostRecv, qp, abi.AppendTo(nil, &abi.RecvWR{NumSGE: 1}), sge)
+func (d *device) postRecv(qp uint32, sge uapi.SGE) error {
+	return d.post(uapi.CmdPostRecv, qp, uapi.AppendTo(nil, &uapi.RecvWR{NumSGE: 1}), sge)
 }
 
 // poll takes up to n completions.
-func (d *device) poll(cq uint32, n int) ([]abi.WC, error) {
-	size := abi.SizeOf[abi.WC]()
-	r, b, err := command[abi.PollCQResp](d, abi.CmdPollCQ, abi.PollCQ{CQHandle: cq, NE: uint32(n)}, nil, n*size)
-	var list []abi.WC
+func (d *device) poll(cq uint32, n int) ([]uapi.WC, error) {
+	size := uapi.SizeOf[uapi.WC]()
+	r, b, err := command[uapi.PollCQResp](d, uapi.CmdPollCQ, uapi.PollCQ{CQHandle: cq, NE: uint32(n)}, nil, n*size)
+	var list []uapi.WC
 	for i := 0; i < int(r.Count) && err == nil; i++ {
-		wc, _ := abi.Decode[abi.WC](b[i*size:])
+		wc, _ := uapi.Decode[uapi.WC](b[i*size:])
 		list = append(list, wc)
 	}
 	return list, err

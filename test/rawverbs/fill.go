@@ -10,7 +10,7 @@ import (
 	"strings"
 	"syscall"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // maker makes one more object of a kind.
@@ -41,22 +41,22 @@ var makers = []maker{
 		return err
 	}},
 	{"mws", func(p *pair) error {
-		_, _, err := command[abi.AllocMWResp](p.device, abi.CmdAllocMW, abi.AllocMW{PDHandle: p.pd, MWType: abi.MWType1}, nil, 0)
+		_, _, err := command[uapi.AllocMWResp](p.device, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: p.pd, MWType: uapi.MWType1}, nil, 0)
 		return err
 	}},
 	{"ahs", func(p *pair) error {
-		_, _, err := command[abi.CreateAHResp](p.device, abi.CmdCreateAH, abi.CreateAH{PDHandle: p.pd,
-			Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
+		_, _, err := command[uapi.CreateAHResp](p.device, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: p.pd,
+			Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
 		return err
 	}},
 	{"cqs", func(p *pair) error {
-		_, _, err := command[abi.CreateCQResp](p.device, abi.CmdCreateCQ, abi.CreateCQ{CQE: 1, CompChannel: -1}, nil, 16)
+		_, _, err := command[uapi.CreateCQResp](p.device, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 1, CompChannel: -1}, nil, 16)
 		return err
 	}},
-	{"qps", func(p *pair) error { return p.queuePair(abi.QPTRC, 1) }},
-	{"big-qps", func(p *pair) error { return p.queuePair(abi.QPTRC, 1<<14) }},
+	{"qps", func(p *pair) error { return p.queuePair(uapi.QPTRC, 1) }},
+	{"big-qps", func(p *pair) error { return p.queuePair(uapi.QPTRC, 1<<14) }},
 	{"srqs", func(p *pair) error {
-		_, _, err := command[abi.CreateSRQResp](p.device, abi.CmdCreateSRQ, abi.CreateSRQ{PDHandle: p.pd, MaxWR: 1, MaxSGE: 1}, nil, 24)
+		_, _, err := command[uapi.CreateSRQResp](p.device, uapi.CmdCreateSRQ, uapi.CreateSRQ{PDHandle: p.pd, MaxWR: 1, MaxSGE: 1}, nil, 24)
 		return err
 	}},
 	{"channels", func(p *pair) error {
@@ -66,8 +66,8 @@ var makers = []maker{
 }
 
 // queuePair makes one whose queues it does not map.
-func (p *pair) queuePair(t abi.QPType, depth uint32) error {
-	_, _, err := command[abi.CreateQPResp](p.device, abi.CmdCreateQP, abi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq, RecvCQHandle: p.cq,
+func (p *pair) queuePair(t uapi.QPType, depth uint32) error {
+	_, _, err := command[uapi.CreateQPResp](p.device, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq, RecvCQHandle: p.cq,
 		MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
 	return err
 }

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // hoard makes objects, uses them, and destroys a few, until it is killed. Errors are to be expected: of a device that
@@ -67,12 +67,12 @@ func (p *pair) more(r *rand.Rand) {
 	switch r.IntN(9) {
 	case 0:
 		if pd, err := p.allocPD(); err == nil && r.IntN(2) == 0 {
-			_ = silent(p.device, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: pd})
+			_ = silent(p.device, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
 		}
 	case 1:
 		n := 1 << (4 + r.IntN(13))
 		if mr, err := p.regMR(p.pd, p.data()[:n]); err == nil && r.IntN(3) == 0 {
-			_ = silent(p.device, abi.CmdDeregMR, abi.DeregMR{MRHandle: mr.MRHandle})
+			_ = silent(p.device, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle})
 		}
 	case 2, 3:
 		channel := -1
@@ -80,20 +80,20 @@ func (p *pair) more(r *rand.Rand) {
 			channel, _ = p.createChannel()
 		}
 		if cq, err := p.createCQ(1<<r.IntN(12), channel); err == nil {
-			_ = silent(p.device, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: cq.CQHandle})
+			_ = silent(p.device, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq.CQHandle})
 		}
 	case 4, 5:
-		t := []abi.QPType{abi.QPTRC, abi.QPTUC, abi.QPTUD}[r.IntN(3)]
+		t := []uapi.QPType{uapi.QPTRC, uapi.QPTUC, uapi.QPTUD}[r.IntN(3)]
 		if qp, err := p.createQP(p.pd, p.cq, t, 1<<r.IntN(8)); err == nil && r.IntN(3) == 0 {
-			_, _, _ = command[abi.DestroyQPResp](p.device, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: qp.QPHandle}, nil, 0)
+			_, _, _ = command[uapi.DestroyQPResp](p.device, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp.QPHandle}, nil, 0)
 		}
 	case 6:
-		_, _, _ = command[abi.CreateAHResp](p.device, abi.CmdCreateAH, abi.CreateAH{PDHandle: p.pd,
-			Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
+		_, _, _ = command[uapi.CreateAHResp](p.device, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: p.pd,
+			Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
 	case 7:
 		_ = p.exchange("hoard")
 	case 8: // a receive, and a send that nobody takes
 		_ = p.postRecv(p.qps[0].QPHandle, p.sge(0, 100))
-		_ = p.postSend(p.qps[1].QPHandle, abi.SendWR{Opcode: abi.WRRDMAWrite}, p.sge(0, 4096))
+		_ = p.postSend(p.qps[1].QPHandle, uapi.SendWR{Opcode: uapi.WRRDMAWrite}, p.sge(0, 4096))
 	}
 }

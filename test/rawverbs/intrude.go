@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 // belongings are the numbers of one program's objects, for another to try.
@@ -47,13 +47,13 @@ func reveal() error {
 		return err
 	}
 	b.ChannelCQ = cq.CQHandle
-	qp, err := p.createQP(p.pd, p.cq, abi.QPTUD, 4)
+	qp, err := p.createQP(p.pd, p.cq, uapi.QPTUD, 4)
 	if err != nil {
 		return err
 	}
 	b.QPNOfDatagrams, b.QueuePairDatagrams = qp.QPN, qp.QPHandle
-	ah, _, err := command[abi.CreateAHResp](p.device, abi.CmdCreateAH, abi.CreateAH{PDHandle: p.pd,
-		Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
+	ah, _, err := command[uapi.CreateAHResp](p.device, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: p.pd,
+		Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
 	if err != nil {
 		return err
 	}
@@ -100,47 +100,47 @@ func intrude(text string) error {
 	// By handle, with a context that has nothing itself.
 	for _, h := range []uint32{b.PD, b.CQ, b.MR, b.AH, b.QPs[0], b.QPs[1], b.ChannelCQ, b.QueuePairDatagrams} {
 		name := func(s string) string { return fmt.Sprintf("%s of handle %d", s, h) }
-		try(name("DEALLOC_PD"), silent(d, abi.CmdDeallocPD, abi.DeallocPD{PDHandle: h}))
-		try(name("DEREG_MR"), silent(d, abi.CmdDeregMR, abi.DeregMR{MRHandle: h}))
-		try(name("DEALLOC_MW"), silent(d, abi.CmdDeallocMW, abi.DeallocMW{MWHandle: h}))
-		try(name("DESTROY_AH"), silent(d, abi.CmdDestroyAH, abi.DestroyAH{AHHandle: h}))
-		try(name("REQ_NOTIFY_CQ"), silent(d, abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQHandle: h}))
-		try(name("CLOSE_XRCD"), silent(d, abi.CmdCloseXRCD, abi.CloseXRCD{XRCDHandle: h}))
-		try(name("MODIFY_QP"), silent(d, abi.CmdModifyQP, abi.ModifyQP{QPHandle: h, AttrMask: abi.QPAttrState, QPState: abi.QPSErr}))
-		try(name("MODIFY_SRQ"), silent(d, abi.CmdModifySRQ, abi.ModifySRQ{SRQHandle: h, AttrMask: abi.SRQAttrLimit}))
-		try(name("ATTACH_MCAST"), silent(d, abi.CmdAttachMcast, abi.AttachMcast{QPHandle: h, GID: [16]byte{0: 0xff, 1: 0x0e, 15: 1}}))
+		try(name("DEALLOC_PD"), silent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: h}))
+		try(name("DEREG_MR"), silent(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: h}))
+		try(name("DEALLOC_MW"), silent(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: h}))
+		try(name("DESTROY_AH"), silent(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: h}))
+		try(name("REQ_NOTIFY_CQ"), silent(d, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: h}))
+		try(name("CLOSE_XRCD"), silent(d, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: h}))
+		try(name("MODIFY_QP"), silent(d, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: h, AttrMask: uapi.QPAttrState, QPState: uapi.QPSErr}))
+		try(name("MODIFY_SRQ"), silent(d, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: h, AttrMask: uapi.SRQAttrLimit}))
+		try(name("ATTACH_MCAST"), silent(d, uapi.CmdAttachMcast, uapi.AttachMcast{QPHandle: h, GID: [16]byte{0: 0xff, 1: 0x0e, 15: 1}}))
 		_, err := d.regMR(h, d.data())
 		try(name("REG_MR"), err)
-		_, _, err = command[abi.ReregMRResp](d, abi.CmdReregMR, abi.ReregMR{MRHandle: h, Flags: abi.ReregMRChangeAccess}, nil, 0)
+		_, _, err = command[uapi.ReregMRResp](d, uapi.CmdReregMR, uapi.ReregMR{MRHandle: h, Flags: uapi.ReregMRChangeAccess}, nil, 0)
 		try(name("REREG_MR"), err)
-		_, _, err = command[abi.AllocMWResp](d, abi.CmdAllocMW, abi.AllocMW{PDHandle: h, MWType: abi.MWType1}, nil, 0)
+		_, _, err = command[uapi.AllocMWResp](d, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: h, MWType: uapi.MWType1}, nil, 0)
 		try(name("ALLOC_MW"), err)
-		_, _, err = command[abi.CreateAHResp](d, abi.CmdCreateAH, abi.CreateAH{PDHandle: h,
-			Attr: abi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: abi.GlobalRoute{DGID: d.gid, SGIDIndex: 1}}}, nil, 8)
+		_, _, err = command[uapi.CreateAHResp](d, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: h,
+			Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: d.gid, SGIDIndex: 1}}}, nil, 8)
 		try(name("CREATE_AH"), err)
-		_, _, err = command[abi.ResizeCQResp](d, abi.CmdResizeCQ, abi.ResizeCQ{CQHandle: h, CQE: 100}, nil, 16)
+		_, _, err = command[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: h, CQE: 100}, nil, 16)
 		try(name("RESIZE_CQ"), err)
 		_, err = d.poll(h, 4)
 		try(name("POLL_CQ"), err)
-		_, _, err = command[abi.DestroyCQResp](d, abi.CmdDestroyCQ, abi.DestroyCQ{CQHandle: h}, nil, 0)
+		_, _, err = command[uapi.DestroyCQResp](d, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: h}, nil, 0)
 		try(name("DESTROY_CQ"), err)
-		_, _, err = command[abi.QueryQPResp](d, abi.CmdQueryQP, abi.QueryQP{QPHandle: h}, nil, 0)
+		_, _, err = command[uapi.QueryQPResp](d, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: h}, nil, 0)
 		try(name("QUERY_QP"), err)
-		_, _, err = command[abi.DestroyQPResp](d, abi.CmdDestroyQP, abi.DestroyQP{QPHandle: h}, nil, 0)
+		_, _, err = command[uapi.DestroyQPResp](d, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: h}, nil, 0)
 		try(name("DESTROY_QP"), err)
-		try(name("POST_SEND"), d.postSend(h, abi.SendWR{Opcode: abi.WRSend}, abi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
-		try(name("POST_RECV"), d.postRecv(h, abi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
-		_, _, err = command[abi.PostSendResp](d, abi.CmdPostSend, abi.PostSend{QPHandle: h}, nil, 0)
+		try(name("POST_SEND"), d.postSend(h, uapi.SendWR{Opcode: uapi.WRSend}, uapi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
+		try(name("POST_RECV"), d.postRecv(h, uapi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
+		_, _, err = command[uapi.PostSendResp](d, uapi.CmdPostSend, uapi.PostSend{QPHandle: h}, nil, 0)
 		try(name("doorbell"), err)
-		_, _, err = command[abi.CreateSRQResp](d, abi.CmdCreateSRQ, abi.CreateSRQ{PDHandle: h, MaxWR: 1, MaxSGE: 1}, nil, 24)
+		_, _, err = command[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, uapi.CreateSRQ{PDHandle: h, MaxWR: 1, MaxSGE: 1}, nil, 24)
 		try(name("CREATE_SRQ"), err)
-		_, _, err = command[abi.QuerySRQResp](d, abi.CmdQuerySRQ, abi.QuerySRQ{SRQHandle: h}, nil, 0)
+		_, _, err = command[uapi.QuerySRQResp](d, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: h}, nil, 0)
 		try(name("QUERY_SRQ"), err)
-		_, _, err = command[abi.DestroySRQResp](d, abi.CmdDestroySRQ, abi.DestroySRQ{SRQHandle: h}, nil, 0)
+		_, _, err = command[uapi.DestroySRQResp](d, uapi.CmdDestroySRQ, uapi.DestroySRQ{SRQHandle: h}, nil, 0)
 		try(name("DESTROY_SRQ"), err)
 	}
 	for _, n := range b.QPNs {
-		_, _, err := command[abi.CreateQPResp](d, abi.CmdOpenQP, abi.OpenQP{QPN: n, QPType: abi.QPTXRCTgt}, nil, 32)
+		_, _, err := command[uapi.CreateQPResp](d, uapi.CmdOpenQP, uapi.OpenQP{QPN: n, QPType: uapi.QPTXRCTgt}, nil, 32)
 		try(fmt.Sprintf("OPEN_QP of number %d", n), err)
 	}
 	// By descriptor, whose numbers are this program's own or nothing.
@@ -149,7 +149,7 @@ func intrude(text string) error {
 		try(fmt.Sprintf("CREATE_CQ with channel %d", fd), err)
 	}
 	for _, offset := range b.Queues {
-		if m, err := d.mapped(abi.AppendTo(nil, &abi.MMInfo{Offset: offset, Size: 4096})); err == nil {
+		if m, err := d.mapped(uapi.AppendTo(nil, &uapi.MMInfo{Offset: offset, Size: 4096})); err == nil {
 			// There is a file of this program's own at the offset, or nothing.
 			try(fmt.Sprintf("mmap at %#x, of something that is not nothing", offset), touch(m))
 		}
@@ -190,7 +190,7 @@ func touch(m []byte) (err error) {
 // to the other.
 func intrudeByKey(b *belongings, try func(string, error)) error {
 	for _, key := range []uint32{b.LKey, b.RKey} {
-		for _, op := range []abi.WROpcode{abi.WRSend, abi.WRRDMAWrite, abi.WRRDMARead, abi.WRAtomicFetchAndAdd} {
+		for _, op := range []uapi.WROpcode{uapi.WRSend, uapi.WRRDMAWrite, uapi.WRRDMARead, uapi.WRAtomicFetchAndAdd} {
 			for _, local := range []bool{true, false} {
 				p, err := newPair()
 				if err != nil {
@@ -200,19 +200,19 @@ func intrudeByKey(b *belongings, try func(string, error)) error {
 					return err
 				}
 				sge := p.sge(0, 8)
-				w := abi.SendWR{Opcode: op, SendFlags: abi.SendSignaled}
+				w := uapi.SendWR{Opcode: op, SendFlags: uapi.SendSignaled}
 				r := w.RDMA()
 				r.RemoteAddr, r.RKey = addressOf(p.data()), p.mr.RKey
-				if op == abi.WRAtomicFetchAndAdd {
+				if op == uapi.WRAtomicFetchAndAdd {
 					a := w.Atomic()
 					a.RemoteAddr, a.RKey = addressOf(p.data()), p.mr.RKey
 				}
 				if local {
-					sge = abi.SGE{Addr: b.Addr, Length: 8, LKey: key}
-				} else if op == abi.WRSend {
+					sge = uapi.SGE{Addr: b.Addr, Length: 8, LKey: key}
+				} else if op == uapi.WRSend {
 					p.close()
 					continue
-				} else if op == abi.WRAtomicFetchAndAdd {
+				} else if op == uapi.WRAtomicFetchAndAdd {
 					a := w.Atomic()
 					a.RemoteAddr, a.RKey = b.Addr, key
 				} else {
@@ -228,7 +228,7 @@ func intrudeByKey(b *belongings, try func(string, error)) error {
 		if err != nil {
 			return err
 		}
-		mine, err := p.createQP(p.pd, p.cq, abi.QPTRC, 4)
+		mine, err := p.createQP(p.pd, p.cq, uapi.QPTRC, 4)
 		if err != nil {
 			return err
 		}
@@ -236,7 +236,7 @@ func intrudeByKey(b *belongings, try func(string, error)) error {
 		if err := p.connect(mine.QPHandle, n); err != nil {
 			return err
 		}
-		w := abi.SendWR{Opcode: []abi.WROpcode{abi.WRSend, abi.WRRDMAWrite}[i], SendFlags: abi.SendSignaled}
+		w := uapi.SendWR{Opcode: []uapi.WROpcode{uapi.WRSend, uapi.WRRDMAWrite}[i], SendFlags: uapi.SendSignaled}
 		r := w.RDMA()
 		r.RemoteAddr, r.RKey = b.Addr, b.RKey
 		try(fmt.Sprintf("%v to queue pair %d", w.Opcode, n), p.outcome(w, p.sge(0, 8)))
@@ -246,7 +246,7 @@ func intrudeByKey(b *belongings, try func(string, error)) error {
 }
 
 // outcome posts a send work request and returns how it ended.
-func (p *pair) outcome(w abi.SendWR, sge abi.SGE) error {
+func (p *pair) outcome(w uapi.SendWR, sge uapi.SGE) error {
 	if err := p.postSend(p.qps[0].QPHandle, w, sge); err != nil {
 		return err
 	}
@@ -259,7 +259,7 @@ func (p *pair) outcome(w abi.SendWR, sge abi.SGE) error {
 			if wc.QPNum != p.qps[0].QPN {
 				continue
 			}
-			if wc.Status != abi.WCSuccess {
+			if wc.Status != uapi.WCSuccess {
 				return fmt.Errorf("%v", wc.Status)
 			}
 			return nil

@@ -15,7 +15,7 @@ import (
 	"os"
 	"time"
 
-	"verbena/uverbs/abi"
+	"verbena/uapi"
 )
 
 func main() {
@@ -49,8 +49,8 @@ func run(args []string) error {
 type pair struct {
 	*device
 	pd, cq uint32
-	mr     abi.RegMRResp
-	qps    [2]abi.CreateQPResp
+	mr     uapi.RegMRResp
+	qps    [2]uapi.CreateQPResp
 }
 
 func newPair() (*pair, error) {
@@ -74,7 +74,7 @@ func newPair() (*pair, error) {
 	}
 	p.cq = cq.CQHandle
 	for i := range p.qps {
-		if p.qps[i], err = d.createQP(p.pd, p.cq, abi.QPTRC, 8); err != nil {
+		if p.qps[i], err = d.createQP(p.pd, p.cq, uapi.QPTRC, 8); err != nil {
 			return nil, err
 		}
 	}
@@ -86,8 +86,8 @@ func newPair() (*pair, error) {
 	return p, nil
 }
 
-func (p *pair) sge(at, n int) abi.SGE {
-	return abi.SGE{Addr: addressOf(p.data()) + uint64(at), Length: uint32(n), LKey: p.mr.LKey}
+func (p *pair) sge(at, n int) uapi.SGE {
+	return uapi.SGE{Addr: addressOf(p.data()) + uint64(at), Length: uint32(n), LKey: p.mr.LKey}
 }
 
 // exchange sends a message from the first queue pair to the second.
@@ -98,7 +98,7 @@ func (p *pair) exchange(text string) error {
 	if err := p.postRecv(p.qps[1].QPHandle, p.sge(4096, len(text))); err != nil {
 		return err
 	}
-	if err := p.postSend(p.qps[0].QPHandle, abi.SendWR{Opcode: abi.WRSend, SendFlags: abi.SendSignaled}, p.sge(0, len(text))); err != nil {
+	if err := p.postSend(p.qps[0].QPHandle, uapi.SendWR{Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled}, p.sge(0, len(text))); err != nil {
 		return err
 	}
 	for got, deadline := 0, time.Now().Add(20*time.Second); got < 2; {
@@ -107,7 +107,7 @@ func (p *pair) exchange(text string) error {
 			return err
 		}
 		for _, wc := range list {
-			if wc.Status != abi.WCSuccess {
+			if wc.Status != uapi.WCSuccess {
 				return fmt.Errorf("completion %+v", wc)
 			}
 		}

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib/attach"
+	"verbena/link/simnet"
 )
 
 // What is written is read back, in sizes below, at and above what one request has room for.

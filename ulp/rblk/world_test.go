@@ -12,10 +12,10 @@ import (
 	"verbena/internal/leaktest"
 
 	"verbena/driver/rxe"
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/simnet"
 	"verbena/ib"
 	ibslot "verbena/ib/slot"
+	"verbena/link/simnet"
+	"verbena/netdev"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"verbena/driver/rxe"
-	"verbena/driver/rxe/wire/netdev"
-	"verbena/driver/rxe/wire/stepnet"
 	"verbena/ib"
 	"verbena/internal/clock"
+	"verbena/link/stepnet"
+	"verbena/netdev"
 	"verbena/roce"
 	"verbena/umem"
 )

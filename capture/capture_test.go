@@ -1,0 +1,395 @@
+package capture
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"verbena/link"
+	"verbena/roce"
+)
+
+// tapped makes a packet from a to b, unsealed.
+func tapped(a, b string, op roce.Opcode, qp uint32, payload int) *link.Tapped {
+	data := make([]byte, op.PacketLen(payload))
+	k := roce.NewPacket(data, &roce.BTHFields{Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp, PSN: 5}, payload)
+	if h := k.DETH(); h != nil {
+		h.Encode(1, 99)
+	}
+	for i := range k.Payload {
+		k.Payload[i] = byte(i * 7)
+	}
+	return &link.Tapped{
+		Time: time.Now(), Out: true, Src: netip.AddrPortFrom(netip.MustParseAddr(a), link.Port),
+		Dst: netip.AddrPortFrom(netip.MustParseAddr(b), link.Port), TTL: 64, Data: data, Unsealed: true,
+	}
+}
+
+// A frame has the ICRC and the checksums that it would have on the wire.
+func TestFrame(t *testing.T) {
+	for _, ips := range [][2]string{{"10.0.0.1", "10.0.0.2"}, {"fd00::1", "fd00::2"}, {"fe80::1%eth0", "fe80::2%eth0"}} {
+		for _, size := range []int{0, 1, 3, 64, 1023, 4096} {
+			p := tapped(ips[0], ips[1], roce.RCSendOnly, 17, size)
+			p.ID, p.TOS, p.TTL = 7, 0xb8, 12
+			f := appendFrame([]byte("before"), p)[len("before"):]
+			if ok, is := roce.CheckIP(f); !ok || !is {
+				t.Errorf("%v, %d bytes: RoCE %v, ICRC right %v", ips, size, is, ok)
+			}
+			// A sealed packet is left as it is, a damaged one too.
+			sealed := *p
+			sealed.Unsealed = false
+			sealed.Data = slices.Clone(f[len(f)-len(p.Data):])
+			if g := appendFrame(nil, &sealed); !bytes.Equal(f, g) {
+				t.Errorf("%v, %d bytes: sealed before it differs", ips, size)
+			}
+			sealed.Data[12] ^= 1
+			if ok, _ := roce.CheckIP(appendFrame(nil, &sealed)); ok {
+				t.Errorf("%v, %d bytes: damage is hidden", ips, size)
+			}
+			packet := gopacket.NewPacket(f, layers.LinkTypeRaw, gopacket.Default)
+			udp, ok := packet.Layer(layers.LayerTypeUDP).(*layers.UDP)
+			if !ok || udp.DstPort != link.Port || int(udp.Length) != 8+len(p.Data) {
+				t.Fatalf("%v, %d bytes: decoded as %v", ips, size, packet)
+			}
+			if err := udp.SetNetworkLayerForChecksum(packet.NetworkLayer()); err != nil {
+				t.Fatal(err)
+			}
+			if err, bad := packet.VerifyChecksums(); err != nil || len(bad) > 0 {
+				t.Errorf("%v, %d bytes: wrong checksums: %v, %v", ips, size, bad, err)
+			}
+			switch ip := packet.NetworkLayer().(type) {
+			case *layers.IPv4:
+				if ip.Id != 7 || ip.TOS != 0xb8 || ip.TTL != 12 || ip.Flags != layers.IPv4DontFragment {
+					t.Errorf("header %+v", ip)
+				}
+			case *layers.IPv6:
+				if ip.TrafficClass != 0xb8 || ip.HopLimit != 12 {
+					t.Errorf("header %+v", ip)
+				}
+			}
+		}
+	}
+}
+
+// A UDP checksum that comes out as 0 is sent as its other form.
+func TestFrameChecksumZero(t *testing.T) {
+	p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64)
+	f := appendFrame(nil, p)
+	udp := f[20:]
+	p.Data, p.Unsealed = udp[8:], false
+	// Adding to one word what the checksum is makes the sum ones.
+	word := p.Data[20:]
+	binary.BigEndian.PutUint16(word, fold(uint32(binary.BigEndian.Uint16(word))+uint32(binary.BigEndian.Uint16(udp[6:]))))
+	if f := appendFrame(nil, p); binary.BigEndian.Uint16(f[26:]) != 0xffff {
+		t.Errorf("the checksum is %#x", f[26:28])
+	}
+}
+
+func TestFilter(t *testing.T) {
+	out := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 8)
+	out.QP = 18
+	in := tapped("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 18, 0)
+	in.Out = false
+	ud := tapped("fe80::1%eth0", "fd00::2", roce.UDSendOnlyWithImmediate, 20, 8)
+	read := tapped("10.0.0.1", "10.0.0.3", roce.RCRDMAReadResponseMiddle, 30, 8)
+	all := []*link.Tapped{out, in, ud, read}
+	for _, c := range []struct {
+		text string
+		want []*link.Tapped
+	}{
+		{"", all},
+		{"qp=17", []*link.Tapped{out}},
+		{"qp=18", []*link.Tapped{out, in}}, // sent by it, and for it
+		{"qp=0x63", []*link.Tapped{ud}},    // the datagram tells its sender
+		{"qp=17,qp=30", []*link.Tapped{out, read}},
+		{"src=10.0.0.1", []*link.Tapped{out, read}},
+		{"src=fe80::1", []*link.Tapped{ud}},
+		{"dst=10.0.0.1", []*link.Tapped{in}},
+		{"dst=::ffff:10.0.0.1", []*link.Tapped{in}},
+		{"host=10.0.0.2", []*link.Tapped{out, in}},
+		{"src=10.0.0.1,dst=10.0.0.3", []*link.Tapped{read}},
+		{"dir=in", []*link.Tapped{in}},
+		{"dir=out", []*link.Tapped{out, ud, read}},
+		{"dir=out,dir=in", all},
+		{"opcode=send", []*link.Tapped{out, ud}},
+		{"opcode=UD_SEND", []*link.Tapped{ud}},
+		{"opcode=rdma read", []*link.Tapped{read}},
+		{"opcode=17", []*link.Tapped{in}},
+		{" OpCode = acknowledge , QP=18", []*link.Tapped{in}},
+		{"opcode=read,qp=17", nil},
+	} {
+		f, err := ParseFilter(c.text)
+		if err != nil {
+			t.Errorf("%q: %v", c.text, err)
+			continue
+		}
+		var got []*link.Tapped
+		for _, p := range all {
+			if f.Match(p) {
+				got = append(got, p)
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%q selects %d packets, want %d", c.text, len(got), len(c.want))
+		}
+	}
+	for _, text := range []string{"qp", "qp=", "qp=x", "qp=16777216", "qp=-1", "port=3", "src=host", "dir=up", "opcode=jump", "opcode=256", ",", "qp=1,"} {
+		if _, err := ParseFilter(text); !errors.Is(err, ErrFilter) {
+			t.Errorf("%q: %v, want %v", text, err, ErrFilter)
+		}
+	}
+}
+
+func FuzzFilter(f *testing.F) {
+	f.Add("qp=17,opcode=read", []byte{4, 0, 255, 255, 0, 0, 0, 17, 0, 0, 0, 0})
+	f.Add("dir=in,host=::1", []byte{100})
+	f.Fuzz(func(t *testing.T, text string, data []byte) {
+		filter, err := ParseFilter(text)
+		if err != nil {
+			if !errors.Is(err, ErrFilter) {
+				t.Errorf("error %v", err)
+			}
+			return
+		}
+		p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 0)
+		p.Data = data
+		filter.Match(p)
+	})
+}
+
+// read takes a file apart.
+func read(t *testing.T, b []byte) (frames [][]byte, infos []gopacket.CaptureInfo, ng *pcapgo.NgReader) {
+	t.Helper()
+	ng, err := pcapgo.NewNgReader(bytes.NewReader(b), pcapgo.NgReaderOptions{WantMixedLinkType: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		data, ci, err := ng.ReadPacketData()
+		if errors.Is(err, io.EOF) {
+			return frames, infos, ng
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		frames, infos = append(frames, data), append(infos, ci)
+	}
+}
+
+// directions are those of the packets in a file, as epb_flags has them: 1 in, 2 out.
+func directions(b []byte) (d []uint32) {
+	for len(b) >= 12 {
+		n := binary.LittleEndian.Uint32(b[4:])
+		if binary.LittleEndian.Uint32(b) == 6 {
+			opt := b[28+binary.LittleEndian.Uint32(b[20:]):]
+			if binary.LittleEndian.Uint16(opt) == 2 {
+				d = append(d, binary.LittleEndian.Uint32(opt[4:])&3)
+			}
+		}
+		b = b[n:]
+	}
+	return d
+}
+
+func TestRecorder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var file bytes.Buffer
+		filter, err := ParseFilter("qp=17")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := New(&file, Options{Filter: filter})
+		a := r.Interface("rxe0", "eth0")
+		start := time.Now()
+		p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)
+		q := tapped("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 17, 0)
+		q.Out, q.Time = false, start.Add(3*time.Nanosecond)
+		a.Packet(q) // the answer is seen first
+		a.Packet(p)
+		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 18, 100))
+		clear(p.Data) // it was copied
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if len(directions(file.Bytes())) != 2 {
+			t.Error("packets are not written while the recording goes on")
+		}
+		b := r.Interface("rxe1", "")
+		b.Packet(tapped("fd00::1", "fd00::2", roce.RCSendOnly, 17, 100))
+		sum, err := r.Close()
+		if err != nil || sum != (Summary{Packets: 3}) {
+			t.Errorf("the sum is %+v, error %v", sum, err)
+		}
+		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)) // too late
+		if again, err := r.Close(); again != sum || err != nil {
+			t.Errorf("closed again: %+v, %v", again, err)
+		}
+
+		_, infos, ng := read(t, file.Bytes())
+		if len(infos) != 3 || infos[0].InterfaceIndex != 0 || infos[2].InterfaceIndex != 1 ||
+			!infos[0].Timestamp.Equal(start) || !infos[1].Timestamp.Equal(start.Add(3)) {
+			t.Errorf("packets %+v", infos)
+		}
+		if d := directions(file.Bytes()); !slices.Equal(d, []uint32{2, 1, 2}) {
+			t.Errorf("directions %v", d)
+		}
+		for i, want := range []struct {
+			name string
+			seen uint64
+		}{{"rxe0", 2}, {"rxe1", 1}} {
+			f, err := ng.Interface(i)
+			if err != nil || f.Name != want.name || f.LinkType != layers.LinkTypeRaw || f.Statistics.PacketsReceived != want.seen || f.Statistics.PacketsDropped != 0 {
+				t.Errorf("interface %d is %+v, error %v", i, f, err)
+			}
+		}
+		check, err := Verify(&file)
+		if err != nil || check.Good != 3 || check.Bad != 0 {
+			t.Errorf("ICRCs: %v, %v", check, err)
+		}
+	})
+}
+
+func TestRecorderCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var file bytes.Buffer
+		r := New(&file, Options{Count: 5})
+		tap := r.Interface("rxe0", "")
+		for range 9 {
+			tap.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100))
+		}
+		select {
+		case <-r.Done():
+		case <-time.After(time.Minute):
+			t.Error("the recording goes on after its count")
+		}
+		if sum, err := r.Close(); err != nil || sum != (Summary{Packets: 5}) {
+			t.Errorf("the sum is %+v, error %v", sum, err)
+		}
+		if frames, _, _ := read(t, file.Bytes()); len(frames) != 5 {
+			t.Errorf("%d packets in the file", len(frames))
+		}
+	})
+}
+
+// A packet that is seen late is put where its time is, and packets that wait for that keep their bytes while the buffers
+// are used again.
+func TestRecorderReorders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var file bytes.Buffer
+		r := New(&file, Options{})
+		tap := r.Interface("rxe0", "")
+		start := time.Now()
+		for i, late := range []time.Duration{500, 150, 400, 350} { // milliseconds
+			p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, uint32(20+i), 100)
+			p.Time = start.Add(late * time.Millisecond)
+			tap.Packet(p)
+			time.Sleep(flushPeriod)
+		}
+		if sum, err := r.Close(); err != nil || sum != (Summary{Packets: 4}) {
+			t.Errorf("Close: got %+v, %v", sum, err)
+		}
+		frames, infos, _ := read(t, file.Bytes())
+		var qps []uint32
+		for i, f := range frames {
+			qps = append(qps, roce.BTH(f[ip4Len+udpLen:]).DestQPN())
+			if i > 0 && infos[i].Timestamp.Before(infos[i-1].Timestamp) {
+				t.Errorf("packet %d is of %v, and the one before it of %v", i, infos[i].Timestamp, infos[i-1].Timestamp)
+			}
+		}
+		if !slices.Equal(qps, []uint32{21, 23, 22, 20}) {
+			t.Errorf("queue pairs: got %v, want 21, 23, 22, 20", qps)
+		}
+		if check, err := Verify(&file); err != nil || check.Good != 4 || check.Bad != 0 {
+			t.Errorf("ICRCs: got %v, %v", check, err)
+		}
+	})
+}
+
+// stuck is a writer that stands still until it is let go.
+type stuck struct {
+	bytes.Buffer
+	let chan struct{}
+}
+
+func (s *stuck) Write(b []byte) (int, error) {
+	<-s.let
+	return s.Buffer.Write(b)
+}
+
+// A writer that stands still holds up nobody; what it costs is counted.
+func TestRecorderStuckWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &stuck{let: make(chan struct{})}
+		r := New(w, Options{Buffer: 100 << 10})
+		tap := r.Interface("rxe0", "")
+		const packets, fit = 1000, (100 << 10) / (1000 + recordCost)
+		for range packets {
+			tap.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
+			time.Sleep(time.Millisecond)
+		}
+		close(w.let)
+		sum, err := r.Close()
+		// One buffer is with the writer when it gets stuck, and another one fills up.
+		if err != nil || sum.Packets+sum.Dropped != packets || sum.Packets < fit || sum.Packets > 2*fit {
+			t.Errorf("the sum is %+v, error %v", sum, err)
+		}
+		frames, _, ng := read(t, w.Bytes())
+		if f, _ := ng.Interface(0); uint64(len(frames)) != sum.Packets || f.Statistics.PacketsReceived != packets || f.Statistics.PacketsDropped != sum.Dropped {
+			t.Errorf("%d packets in the file, statistics %+v", len(frames), f.Statistics)
+		}
+	})
+}
+
+type broken struct{}
+
+var errBroken = errors.New("no space left")
+
+func (broken) Write([]byte) (int, error) { return 0, errBroken }
+
+func TestRecorderBrokenWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := New(broken{}, Options{})
+		tap := r.Interface("rxe0", "")
+		tap.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
+		<-r.Done()
+		if _, err := r.Close(); !errors.Is(err, errBroken) || !strings.Contains(err.Error(), "write the capture") {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// Many threads at once: every packet is in the file or counted.
+func TestRecorderConcurrent(t *testing.T) {
+	var file bytes.Buffer
+	r := New(&file, Options{})
+	var wg sync.WaitGroup
+	const threads, each = 4, 2000
+	for range threads {
+		tap := r.Interface("rxe0", "")
+		wg.Go(func() {
+			for range each {
+				tap.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64))
+			}
+		})
+	}
+	wg.Wait()
+	sum, err := r.Close()
+	if err != nil || sum.Packets+sum.Dropped != threads*each {
+		t.Errorf("the sum is %+v, error %v", sum, err)
+	}
+	_, infos, _ := read(t, file.Bytes())
+	if uint64(len(infos)) != sum.Packets || sum.Dropped != 0 {
+		t.Errorf("%d packets in the file, sum %+v", len(infos), sum)
+	}
+}

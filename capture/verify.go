@@ -1,0 +1,230 @@
+package capture
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"verbena/roce"
+)
+
+// Verification is the result of Verify.
+type Verification struct {
+	Good, Bad int
+	// Unchecked packets are RoCEv2 that is not in the capture as a whole: it was cut short, or IP fragmented it.
+	Unchecked int
+	BadFrames []int // numbers of the first bad frames, from 1, as Wireshark counts
+}
+
+// maxBadFrames is how many bad frames a Verification names.
+const maxBadFrames = 10
+
+// OK reports whether there was a good packet and no bad one.
+func (r Verification) OK() bool { return r.Good > 0 && r.Bad == 0 }
+
+// String is the summary in one line.
+func (r Verification) String() string { return fmt.Sprintf("icrc good %d bad %d", r.Good, r.Bad) }
+
+// Add adds the counts of another capture.
+func (r *Verification) Add(o Verification) {
+	r.Good += o.Good
+	r.Bad += o.Bad
+	r.Unchecked += o.Unchecked
+}
+
+// ErrLinkType: the capture is from a kind of link that is not known here.
+var ErrLinkType = errors.New("link type not supported")
+
+// Verify checks the ICRC of every RoCEv2 packet of a capture, which Wireshark does not: of pcap and pcapng files (also
+// compressed with gzip), of Ethernet with or without VLAN tags, of raw IP, and of Linux's cooked captures.
+//
+// A capture on the sending host, or on loopback, shows batches before segmentation as one long packet each; Verify takes
+// them apart as the kernel or the device would. A capture that ends within a frame, as of a program that was stopped, is
+// good until there.
+func Verify(r io.Reader) (Verification, error) {
+	var res Verification
+	next, err := frames(r)
+	if err != nil {
+		return res, fmt.Errorf("read capture: %w", err)
+	}
+	for n := 1; ; n++ {
+		link, whole, data, err := next()
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return res, nil
+		case err != nil:
+			return res, fmt.Errorf("read capture: frame %d: %w", n, err)
+		}
+		ip, err := network(link, data)
+		if err != nil {
+			return res, fmt.Errorf("read capture: frame %d: %w", n, err)
+		}
+		res.count(n, ip, len(data) < whole)
+	}
+}
+
+// frames returns a function that reads frame after frame: link type, length before the capture cut it, content.
+func frames(r io.Reader) (func() (layers.LinkType, int, []byte, error), error) {
+	const ngMagic = 0x0a0d0d0a // a palindrome: of either byte order
+	b := bufio.NewReader(r)
+	magic, err := b.Peek(4)
+	if err != nil {
+		return nil, errors.New("neither pcap nor pcapng: no header")
+	}
+	if magic[0] == 0x1f && magic[1] == 0x8b {
+		z, err := gzip.NewReader(b)
+		if err != nil {
+			return nil, err
+		}
+		return frames(z)
+	}
+	if binary.BigEndian.Uint32(magic) == ngMagic {
+		ng, err := pcapgo.NewNgReader(b, pcapgo.NgReaderOptions{WantMixedLinkType: true, SkipUnknownVersion: true})
+		if err != nil {
+			return nil, err
+		}
+		return func() (layers.LinkType, int, []byte, error) {
+			data, ci, err := ng.ZeroCopyReadPacketData()
+			return ngLink(ci), ci.Length, data, err
+		}, nil
+	}
+	p, err := pcapgo.NewReader(b)
+	if err != nil {
+		return nil, err
+	}
+	return func() (layers.LinkType, int, []byte, error) {
+		data, ci, err := p.ZeroCopyReadPacketData()
+		return p.LinkType(), ci.Length, data, err
+	}, nil
+}
+
+func ngLink(ci gopacket.CaptureInfo) layers.LinkType {
+	if len(ci.AncillaryData) > 0 {
+		if link, ok := ci.AncillaryData[0].(layers.LinkType); ok {
+			return link
+		}
+	}
+	return layers.LinkTypeNull
+}
+
+// Link types of raw IP on systems that do not use LINKTYPE_RAW.
+const (
+	linkRawBSD     layers.LinkType = 12
+	linkRawOpenBSD layers.LinkType = 14
+)
+
+// network finds the IP packet in a frame; nil if there is none.
+func network(link layers.LinkType, frame []byte) ([]byte, error) {
+	var typeAt, start int // where the EtherType and the packet are
+	switch link {
+	case layers.LinkTypeRaw, layers.LinkTypeIPv4, layers.LinkTypeIPv6, linkRawBSD, linkRawOpenBSD:
+		return frame, nil
+	case layers.LinkTypeEthernet:
+		typeAt, start = 12, 14
+	case layers.LinkTypeLinuxSLL:
+		typeAt, start = 14, 16
+	case layers.LinkTypeLinuxSLL2:
+		typeAt, start = 0, 20
+	default:
+		return nil, fmt.Errorf("%w: %v (%d)", ErrLinkType, link, uint16(link))
+	}
+	for len(frame) >= start {
+		switch layers.EthernetType(binary.BigEndian.Uint16(frame[typeAt:])) {
+		case layers.EthernetTypeIPv4, layers.EthernetTypeIPv6:
+			return frame[start:], nil
+		case layers.EthernetTypeDot1Q, layers.EthernetTypeQinQ:
+			typeAt, start = start+2, start+4
+		default:
+			return nil, nil
+		}
+	}
+	return nil, nil
+}
+
+// count checks a packet, which the capture may have cut short.
+func (r *Verification) count(frame int, ip []byte, cut bool) {
+	ok, isRoCE := roce.CheckIP(ip)
+	switch {
+	case ok:
+		r.Good++
+		return
+	case !isRoCE:
+		if firstFragment(ip) {
+			r.Unchecked++
+		}
+		return
+	case cut:
+		r.Unchecked++
+		return
+	}
+	good, bad := segments(ip)
+	r.Good += good
+	r.Bad += bad
+	if bad > 0 && len(r.BadFrames) < maxBadFrames {
+		r.BadFrames = append(r.BadFrames, frame)
+	}
+}
+
+// segments takes a packet for a batch that is still to be segmented, and checks the packets in it. If it is none there is
+// one bad packet.
+func segments(ip []byte) (good, bad int) {
+	const ip4, ip6, udp, shortest = 20, 40, 8, roce.BTHLen + roce.ICRCLen
+	var src, dst netip.Addr
+	var id uint16
+	switch {
+	case ip[0] == 0x45 && ip[6]&0x40 != 0: // don't fragment, which Flow presumes
+		id = binary.BigEndian.Uint16(ip[4:])
+		src, dst = netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:]))
+		ip = ip[ip4:]
+	case ip[0]>>4 == 6:
+		src, dst = netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:]))
+		ip = ip[ip6:]
+	default:
+		return 0, 1
+	}
+	flow := roce.NewFlow(netip.AddrPortFrom(src, binary.BigEndian.Uint16(ip)), netip.AddrPortFrom(dst, roce.UDPPort))
+	end := int(binary.BigEndian.Uint16(ip[4:]))
+	if end < udp || end > len(ip) {
+		return 0, 1
+	}
+	data := ip[udp:end]
+	check := func(id uint16, p []byte) bool {
+		return len(p) >= shortest && len(p) <= flow.MaxPacket() &&
+			flow.ICRC(id, p) == binary.LittleEndian.Uint32(p[len(p)-roce.ICRCLen:])
+	}
+	// The capture does not tell the size, but only the right one makes the first packet right.
+	for size := shortest; size < len(data); size += 4 {
+		if !check(id, data[:size]) {
+			continue
+		}
+		for ; len(data) > 0; id++ {
+			n := min(size, len(data))
+			if check(id, data[:n]) {
+				good++
+			} else {
+				bad++
+			}
+			data = data[n:]
+		}
+		return good, bad
+	}
+	return 0, 1
+}
+
+// firstFragment reports whether p is the first fragment of a RoCEv2 packet over IPv4, the one with the UDP header.
+func firstFragment(p []byte) bool {
+	const moreFragments, offset = 0x2000, 0x1fff
+	if len(p) < 28 || p[0]>>4 != 4 || p[9] != 17 || binary.BigEndian.Uint16(p[6:])&(moreFragments|offset) != moreFragments {
+		return false
+	}
+	n := int(p[0]&0xf) * 4
+	return n >= 20 && len(p) >= n+8 && binary.BigEndian.Uint16(p[n+2:]) == roce.UDPPort
+}

@@ -1,0 +1,324 @@
+package capture
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"verbena/roce"
+)
+
+// known are IP packets that Linux's rxe sent, all good.
+func known(t testing.TB) [][]byte {
+	t.Helper()
+	f, err := os.Open("../roce/testdata/rxe-6.1.hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var list [][]byte
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if line := s.Text(); !strings.HasPrefix(line, "#") && line != "" {
+			b, err := hex.DecodeString(line)
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, b)
+		}
+	}
+	if len(list) < 4 {
+		t.Fatalf("only %d known packets", len(list))
+	}
+	return list
+}
+
+func ofVersion(t testing.TB, v byte) []byte {
+	t.Helper()
+	list := known(t)
+	i := slices.IndexFunc(list, func(p []byte) bool { return p[0]>>4 == v })
+	if i < 0 {
+		t.Fatalf("no known packet of IPv%d", v)
+	}
+	return list[i]
+}
+
+// damaged returns p with its last payload bit before the ICRC flipped.
+func damaged(p []byte) []byte {
+	p = bytes.Clone(p)
+	p[len(p)-5] ^= 1
+	return p
+}
+
+// changed returns a copy of p that f has changed.
+func changed(p []byte, f func([]byte)) []byte {
+	p = bytes.Clone(p)
+	f(p)
+	return p
+}
+
+func etherType(p []byte) uint16 {
+	if p[0]>>4 == 6 {
+		return 0x86dd
+	}
+	return 0x0800
+}
+
+// framed puts an IP packet in a frame of a link type, with VLAN tags if it is Ethernet.
+func framed(l layers.LinkType, p []byte, tags ...uint16) []byte {
+	var b []byte
+	switch l {
+	case layers.LinkTypeEthernet:
+		b = make([]byte, 12)
+		for _, t := range tags {
+			b = binary.BigEndian.AppendUint16(b, t)
+			b = append(b, 0, 5)
+		}
+		b = binary.BigEndian.AppendUint16(b, etherType(p))
+	case layers.LinkTypeLinuxSLL:
+		b = binary.BigEndian.AppendUint16(make([]byte, 14), etherType(p))
+	case layers.LinkTypeLinuxSLL2:
+		b = append(binary.BigEndian.AppendUint16(nil, etherType(p)), make([]byte, 18)...)
+	}
+	return append(b, p...)
+}
+
+// file makes a capture file; cut frames are longer by so much than what was captured.
+func file(t testing.TB, ng bool, l layers.LinkType, cut int, frames ...[]byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	var write func(gopacket.CaptureInfo, []byte) error
+	flush := func() error { return nil }
+	if ng {
+		w, err := pcapgo.NewNgWriter(&b, l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write, flush = w.WritePacket, w.Flush
+	} else {
+		w := pcapgo.NewWriter(&b)
+		if err := w.WriteFileHeader(1<<16, l); err != nil {
+			t.Fatal(err)
+		}
+		write = w.WritePacket
+	}
+	for _, f := range frames {
+		if err := write(gopacket.CaptureInfo{CaptureLength: len(f), Length: len(f) + cut}, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := flush(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+const batchLen = 7
+
+// segmented is a batch of packets of 200 bytes, the last of 40, that is still to be segmented. If bad is not 0
+// the one of that index is damaged, or the last.
+func segmented(version byte, bad int) []byte {
+	data := make([]byte, (batchLen-1)*200+40)
+	n := uint16(8 + len(data))
+	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	ip := []byte{0x45, 0, 0, 0, 0xff, 0xfe, 0x40, 0, 64, 17, 0, 0}
+	binary.BigEndian.PutUint16(ip[2:], 20+n)
+	id := uint16(0xfffe)
+	if version == 6 {
+		src, dst, id = netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2"), 0
+		ip = []byte{0x60, 0, 0, 0, 0, 0, 17, 64}
+		binary.BigEndian.PutUint16(ip[4:], n)
+	}
+	ip = append(append(ip, src.AsSlice()...), dst.AsSlice()...)
+	ip = append(ip, 0x12, 0xb7, 0x12, 0xb7, byte(n>>8), byte(n), 0, 0)
+	flow := roce.NewFlow(netip.AddrPortFrom(src, 4791), netip.AddrPortFrom(dst, 4791))
+	for i := range batchLen {
+		p := data[i*200 : min(i*200+200, len(data))]
+		for k := range p {
+			p[k] = byte(i*31 + k)
+		}
+		flow.Seal(id+uint16(i), p)
+		if bad > 0 && i == min(bad, batchLen-1) {
+			p[20] ^= 8
+		}
+	}
+	return append(ip, data...)
+}
+
+func TestVerify(t *testing.T) {
+	v4, v6 := ofVersion(t, 4), ofVersion(t, 6)
+	const eth = layers.LinkTypeEthernet
+	tcp := changed(v4, func(p []byte) { p[9] = 6 })
+	dns := changed(v4, func(p []byte) { p[22], p[23] = 0, 53 })
+	firstFrag := changed(v4, func(p []byte) { p[6] = 0x20 })
+	lastFrag := changed(v4, func(p []byte) { p[6], p[7] = 0, 100 })
+	arp := append(append(make([]byte, 12), 8, 6), make([]byte, 28)...)
+	for _, test := range []struct {
+		name   string
+		link   layers.LinkType
+		cut    int
+		frames [][]byte
+		want   Verification
+	}{
+		{"Ethernet", eth, 0, [][]byte{framed(eth, v4), framed(eth, v6)}, Verification{Good: 2}},
+		{"Ethernet with a VLAN tag", eth, 0, [][]byte{framed(eth, v4, 0x8100), framed(eth, v6, 0x8100)}, Verification{Good: 2}},
+		{"Ethernet with two VLAN tags", eth, 0, [][]byte{framed(eth, v4, 0x88a8, 0x8100)}, Verification{Good: 1}},
+		{"Ethernet with padding", eth, 0, [][]byte{append(framed(eth, v4), 0, 0, 0, 0, 0)}, Verification{Good: 1}},
+		{"raw", layers.LinkTypeRaw, 0, [][]byte{v4, v6}, Verification{Good: 2}},
+		{"raw IPv4", layers.LinkTypeIPv4, 0, [][]byte{v4}, Verification{Good: 1}},
+		{"raw IPv6", layers.LinkTypeIPv6, 0, [][]byte{v6}, Verification{Good: 1}},
+		{"raw of BSD", 12, 0, [][]byte{v4}, Verification{Good: 1}},
+		{"cooked", layers.LinkTypeLinuxSLL, 0, [][]byte{framed(113, v4), framed(113, v6)}, Verification{Good: 2}},
+		{"cooked 2", layers.LinkTypeLinuxSLL2, 0, [][]byte{framed(276, v4), framed(276, v6)}, Verification{Good: 2}},
+		{"all known", layers.LinkTypeRaw, 0, known(t), Verification{Good: len(known(t))}},
+		{
+			"bad ones", layers.LinkTypeRaw, 0, [][]byte{v4, damaged(v4), v6, damaged(v6)},
+			Verification{Good: 2, Bad: 2, BadFrames: []int{2, 4}},
+		},
+		{
+			"many bad ones", layers.LinkTypeRaw, 0, slices.Repeat([][]byte{damaged(v4)}, 12),
+			Verification{Bad: 12, BadFrames: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
+		},
+		{"not RoCEv2", layers.LinkTypeRaw, 0, [][]byte{tcp, dns, {}, {0x45}, v4[:27]}, Verification{}},
+		{"not IP", eth, 0, [][]byte{arp, {}, arp[:13]}, Verification{}},
+		{"cut short by the capture", layers.LinkTypeRaw, 10, [][]byte{v4[:len(v4)-10], v6[:len(v6)-10]}, Verification{Unchecked: 2}},
+		{"cut after the packet", layers.LinkTypeRaw, 10, [][]byte{v4}, Verification{Good: 1}},
+		{"cut short by nobody", layers.LinkTypeRaw, 0, [][]byte{v4[:len(v4)-10]}, Verification{Bad: 1, BadFrames: []int{1}}},
+		{"fragments", layers.LinkTypeRaw, 0, [][]byte{firstFrag, lastFrag}, Verification{Unchecked: 1}},
+		{"before segmentation", layers.LinkTypeRaw, 0, [][]byte{segmented(4, 0), v4, segmented(6, 0)}, Verification{Good: 2*batchLen + 1}},
+		{
+			"before segmentation, with bad ones", layers.LinkTypeRaw, 0, [][]byte{segmented(4, 1), segmented(6, 2), segmented(4, batchLen)},
+			Verification{Good: 3 * (batchLen - 1), Bad: 3, BadFrames: []int{1, 2, 3}},
+		},
+		{"before segmentation, cut", layers.LinkTypeRaw, 50, [][]byte{segmented(4, 0)[:900]}, Verification{Unchecked: 1}},
+		{"empty", eth, 0, nil, Verification{}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, ng := range []bool{false, true} {
+				b := file(t, ng, test.link, test.cut, test.frames...)
+				var zipped bytes.Buffer
+				z := gzip.NewWriter(&zipped)
+				z.Write(b)
+				z.Close()
+				for form, b := range map[string][]byte{"plain": b, "gzip": zipped.Bytes()} {
+					got, err := Verify(bytes.NewReader(b))
+					if err != nil {
+						t.Fatalf("pcapng %v, %s: %v", ng, form, err)
+					}
+					if got.Good != test.want.Good || got.Bad != test.want.Bad || got.Unchecked != test.want.Unchecked ||
+						!slices.Equal(got.BadFrames, test.want.BadFrames) {
+						t.Errorf("pcapng %v, %s: got %+v, want %+v", ng, form, got, test.want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A pcapng file may have several interfaces of different kinds.
+func TestVerifyMixedLinkTypes(t *testing.T) {
+	var b bytes.Buffer
+	w, err := pcapgo.NewNgWriter(&b, layers.LinkTypeEthernet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := w.AddInterface(pcapgo.NgInterface{LinkType: layers.LinkTypeRaw})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v4, v6 := ofVersion(t, 4), ofVersion(t, 6)
+	for _, x := range []struct {
+		on    int
+		frame []byte
+	}{{0, framed(layers.LinkTypeEthernet, v4)}, {raw, v6}, {raw, damaged(v4)}, {0, framed(layers.LinkTypeEthernet, v6)}} {
+		ci := gopacket.CaptureInfo{CaptureLength: len(x.frame), Length: len(x.frame), InterfaceIndex: x.on}
+		if err := w.WritePacket(ci, x.frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Verify(&b)
+	if err != nil || got.Good != 3 || got.Bad != 1 || !slices.Equal(got.BadFrames, []int{3}) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+// What a stopped program leaves is good until there.
+func TestVerifyCutFile(t *testing.T) {
+	v4 := ofVersion(t, 4)
+	for _, ng := range []bool{false, true} {
+		b := file(t, ng, layers.LinkTypeRaw, 0, v4, v4, v4)
+		for _, n := range []int{1, len(v4) / 2, len(v4)} {
+			got, err := Verify(bytes.NewReader(b[:len(b)-n]))
+			if err != nil || got.Good != 2 || got.Bad != 0 {
+				t.Errorf("pcapng %v, without the last %d bytes: %+v, %v", ng, n, got, err)
+			}
+		}
+	}
+}
+
+func TestVerifyErrors(t *testing.T) {
+	for name, b := range map[string][]byte{
+		"empty":     {},
+		"text":      []byte("certainly not a capture of anything"),
+		"header":    file(t, false, layers.LinkTypeRaw, 0)[:20],
+		"ng header": file(t, true, layers.LinkTypeRaw, 0)[:20],
+		"gzip":      {0x1f, 0x8b, 0, 0, 0},
+	} {
+		if got, err := Verify(bytes.NewReader(b)); err == nil {
+			t.Errorf("%s: no error, %+v", name, got)
+		}
+	}
+	v4 := ofVersion(t, 4)
+	if _, err := Verify(bytes.NewReader(file(t, false, layers.LinkTypePPP, 0, v4))); !errors.Is(err, ErrLinkType) {
+		t.Errorf("link type PPP: %v, want %v", err, ErrLinkType)
+	}
+}
+
+func TestVerification(t *testing.T) {
+	for _, test := range []struct {
+		r    Verification
+		ok   bool
+		text string
+	}{
+		{Verification{}, false, "icrc good 0 bad 0"},
+		{Verification{Good: 3}, true, "icrc good 3 bad 0"},
+		{Verification{Good: 3, Bad: 1}, false, "icrc good 3 bad 1"},
+		{Verification{Unchecked: 3}, false, "icrc good 0 bad 0"},
+	} {
+		if test.r.OK() != test.ok || test.r.String() != test.text {
+			t.Errorf("%+v: OK %v, %q", test.r, test.r.OK(), test.r)
+		}
+	}
+	sum := Verification{Good: 1, Bad: 2, Unchecked: 3}
+	sum.Add(Verification{Good: 10, Bad: 20, Unchecked: 30})
+	if sum.Good != 11 || sum.Bad != 22 || sum.Unchecked != 33 {
+		t.Errorf("sum is %+v", sum)
+	}
+}
+
+func FuzzVerify(f *testing.F) {
+	v4, v6 := ofVersion(f, 4), ofVersion(f, 6)
+	f.Add(file(f, false, layers.LinkTypeRaw, 0, v4, v6))
+	f.Add(file(f, true, layers.LinkTypeEthernet, 3, framed(layers.LinkTypeEthernet, v4, 0x8100), framed(layers.LinkTypeEthernet, v6)))
+	f.Add(file(f, true, layers.LinkTypeLinuxSLL2, 0, framed(276, v4)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		res, err := Verify(bytes.NewReader(b))
+		if res.Good < 0 || res.Bad < len(res.BadFrames) || len(res.BadFrames) > maxBadFrames {
+			t.Errorf("result %+v, %v", res, err)
+		}
+	})
+}

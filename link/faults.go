@@ -1,0 +1,485 @@
+package link
+
+import (
+	"container/heap"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Faults is a network whose packets suffer on their way out what its rules say; only those with Stop act on what comes
+// in, too. Rules may come and go at any time; without any, packets pass at full speed.
+//
+// It is repeatable: of the n-th rule added to a Faults with a given seed, the decisions on the first, second and so on
+// packet that it sees are always the same.
+type Faults struct {
+	inner Network
+	kinds atomic.Uint32 // of the rules that there are: ruleKind, or-ed
+
+	mu    sync.Mutex
+	rules []*activeRule
+	ids   *atomic.Int64 // given last
+	seeds rand.Source
+}
+
+// What a rule acts on.
+const (
+	actsOnSent uint32 = 1 << iota
+	actsOnReceived
+	actsOnReceives // the receives that a message needs: RNR
+)
+
+func (r *Rule) kinds() uint32 {
+	switch {
+	case r.RNR > 0:
+		return actsOnReceives
+	case r.Stop:
+		return actsOnSent | actsOnReceived
+	}
+	return actsOnSent
+}
+
+// NewFaults puts faults in front of a network, whose endpoints must be [RawEndpoint]s. The seeds of the rules are drawn
+// from src, which is not to be used for anything else; nil gives each run other faults.
+func NewFaults(inner Network, src rand.Source) *Faults {
+	if src == nil {
+		src = rand.NewPCG(rand.Uint64(), rand.Uint64())
+	}
+	return &Faults{inner: inner, seeds: src, ids: new(atomic.Int64)}
+}
+
+// NumberBy has the IDs of rules counted by n, which several Faults may share so that no two rules of theirs have the same
+// ID. It comes before the first Add.
+func (f *Faults) NumberBy(n *atomic.Int64) { f.ids = n }
+
+// Add puts a rule in force. The error wraps [ErrRule].
+func (f *Faults) Add(r Rule) error {
+	if err := r.Validate(); err != nil {
+		return err
+	}
+	r.Peer = r.Peer.Unmap()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	seed1, seed2 := f.seeds.Uint64(), f.seeds.Uint64() // drawn in any case: they do not shift those of other rules
+	if r.Seed != 0 {
+		seed1, seed2 = r.Seed, 0
+	}
+	f.rules = append(f.rules, &activeRule{
+		RuleState: RuleState{ID: int(f.ids.Add(1)), Rule: r},
+		rand:      rand.New(rand.NewPCG(seed1, seed2)),
+	})
+	f.changed()
+	return nil
+}
+
+// changed is called with mu held.
+func (f *Faults) changed() {
+	var kinds uint32
+	for _, r := range f.rules {
+		kinds |= r.kinds()
+	}
+	f.kinds.Store(kinds)
+}
+
+// Remove ends the rule that List shows with this ID, and reports whether there was one. Packets that it holds up stay
+// so until their time.
+func (f *Faults) Remove(id int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := len(f.rules)
+	f.rules = slices.DeleteFunc(f.rules, func(r *activeRule) bool { return r.ID == id })
+	f.changed()
+	return len(f.rules) < n
+}
+
+// Clear ends all rules.
+func (f *Faults) Clear() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rules = nil
+	f.changed()
+}
+
+// List returns the rules in force in the order in which they were added.
+func (f *Faults) List() []RuleState {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	list := make([]RuleState, len(f.rules))
+	for i, r := range f.rules {
+		list[i] = r.RuleState
+	}
+	return list
+}
+
+// Active reports whether there are rules. It neither sleeps nor locks: a driver may ask before it takes a way that
+// leaves the network out. A nil Faults has none.
+func (f *Faults) Active() bool { return f != nil && f.kinds.Load() != 0 }
+
+// NotReady reports whether a responder shall behave as if no receive were posted for a message that peer sends to its
+// queue pair qp: see [Rule].RNR. It may not sleep. A nil Faults has no rules.
+func (f *Faults) NotReady(qp uint32, peer netip.Addr) (rnr bool) {
+	if f == nil || f.kinds.Load()&actsOnReceives == 0 {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.rules {
+		if r.RNR > 0 && r.notReady(peer.Unmap(), qp) {
+			return true
+		}
+	}
+	return false
+}
+
+// stopped decides on a packet that has come from src.
+func (f *Faults) stopped(src netip.Addr, pkt []byte) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.rules {
+		if r.Stop && r.stop(src, 0, pkt) {
+			return true
+		}
+	}
+	return false
+}
+
+// judge decides on the packets of a train and reports whether anything happens to any.
+func (f *Faults) judge(t *Train, v []verdict) (any bool) {
+	dst := t.Dst.Unmap()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.rules {
+		if r.kinds()&actsOnSent == 0 {
+			continue
+		}
+		for i := range v {
+			if !v[i].drop {
+				r.judge(dst, t.QP, t.Packet(i), &v[i])
+			}
+		}
+	}
+	return slices.ContainsFunc(v, func(v verdict) bool { return !v.clean() })
+}
+
+// Listen is [Network.Listen].
+func (f *Faults) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
+	e := &faultEndpoint{
+		faults:   f,
+		receiver: r,
+		wake:     make(chan struct{}, 1),
+		stop:     make(chan struct{}),
+		done:     make(chan struct{}),
+	}
+	inner, err := f.inner.Listen(addr, e)
+	if err != nil {
+		return nil, err
+	}
+	raw, ok := inner.(RawEndpoint)
+	if !ok {
+		return nil, errors.Join(
+			fmt.Errorf("listen on %v: faults cannot be put before a %T: it is no RawEndpoint", addr, inner),
+			inner.Close())
+	}
+	e.RawEndpoint = raw
+	go e.run()
+	return e, nil
+}
+
+// faultEndpoint is an endpoint with faults in front of it.
+type faultEndpoint struct {
+	RawEndpoint
+	faults *Faults
+
+	receiver Receiver
+
+	wake chan struct{} // an earlier packet was put into the queue
+	stop chan struct{}
+	done chan struct{} // closed when run has returned
+
+	lost    atomic.Uint64 // for want of room
+	waiting atomic.Int64  // number of packets in queue with behind > 0; written under mu
+
+	closed atomic.Bool // written under mu
+
+	mu    sync.Mutex
+	queue heldQueue
+	seq   uint64
+}
+
+// maxHeld bounds the number of packets that an endpoint holds up; more are lost.
+const maxHeld = 1 << 16
+
+// heldPacket is a copy of a packet that is to be sent later.
+type heldPacket struct {
+	due     time.Time
+	seq     uint64 // order of those that are due together
+	index   int    // in the queue, -1 when it is out
+	behind  int    // so many packets to the same address may go first
+	train   Train  // of this packet alone
+	corrupt bool
+	bit     uint32
+}
+
+// heldQueue is a heap of packets by the time at which they are due.
+type heldQueue []*heldPacket
+
+func (q heldQueue) Len() int { return len(q) }
+func (q heldQueue) Less(i, j int) bool {
+	if !q[i].due.Equal(q[j].due) {
+		return q[i].due.Before(q[j].due)
+	}
+	return q[i].seq < q[j].seq
+}
+func (q heldQueue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+func (q *heldQueue) Push(x any) {
+	p := x.(*heldPacket)
+	p.index = len(*q)
+	*q = append(*q, p)
+}
+func (q *heldQueue) Pop() any {
+	last := len(*q) - 1
+	p := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	p.index = -1
+	return p
+}
+
+// Receive implements Receiver, between the endpoint behind and who listens.
+func (e *faultEndpoint) Receive(a *Arrival) {
+	if e.faults.kinds.Load()&actsOnReceived != 0 {
+		kept := *a
+		kept.Packets = nil
+		for _, p := range a.Packets {
+			if !e.faults.stopped(a.Src, p) {
+				kept.Packets = append(kept.Packets, p)
+			}
+		}
+		if a = &kept; len(a.Packets) == 0 {
+			return
+		}
+	}
+	e.receiver.Receive(a)
+}
+
+// Send is [Endpoint.Send].
+func (e *faultEndpoint) Send(t *Train) error {
+	if e.faults.kinds.Load()&actsOnSent == 0 && e.waiting.Load() == 0 || t.Validate() != nil {
+		return e.RawEndpoint.Send(t)
+	}
+	if e.closed.Load() {
+		return ErrClosed
+	}
+	var verdicts [MaxTrainPackets]verdict
+	v := verdicts[:t.NumPackets()]
+	if !e.faults.judge(t, v) && e.waiting.Load() == 0 {
+		return e.RawEndpoint.Send(t)
+	}
+	return e.sendFaulty(t, v)
+}
+
+// sendFaulty sends what the verdicts leave of a train: runs of packets that nothing happens to still go together.
+func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
+	var first error
+	acted := false // something was sent, lost or kept: the train cannot be given back with ErrAgain any more
+	start := 0     // of the current run
+	send := func(end int) bool {
+		if start < end {
+			run := t.cut(start, end)
+			err := e.RawEndpoint.Send(&run)
+			switch {
+			case errors.Is(err, ErrAgain) && !acted:
+				first = err
+				return false
+			case err != nil:
+				e.lost.Add(uint64(end - start))
+				if first == nil && !errors.Is(err, ErrAgain) {
+					first = err
+				}
+			}
+		}
+		acted = true
+		start = end
+		return true
+	}
+	for i := range verdicts {
+		v := &verdicts[i]
+		if v.clean() {
+			if gone := e.overtake(t.Dst); len(gone) > 0 {
+				if !send(i + 1) {
+					// They had been let go by what was not sent after all; sending them now is no fault.
+					e.transmitAll(gone)
+					return first
+				}
+				e.transmitAll(gone)
+			}
+			continue
+		}
+		if !send(i) {
+			return first
+		}
+		start = i + 1
+		if v.drop {
+			continue
+		}
+		copies := 1
+		if v.duplicate {
+			copies = 2
+		}
+		for range copies {
+			p := &heldPacket{
+				index: -1, behind: v.behind, train: t.cut(i, i+1), corrupt: v.corrupt, bit: v.bit,
+			}
+			p.train.Buf = slices.Clone(p.train.Buf)
+			p.train.Size = len(p.train.Buf)
+			if v.delay > 0 || v.behind > 0 {
+				e.hold(p, v.delay+v.hold)
+				continue
+			}
+			e.transmit(p)
+			e.transmitAll(e.overtake(t.Dst))
+		}
+	}
+	send(len(verdicts))
+	return first
+}
+
+// hold keeps a packet for a time, or until others have overtaken it.
+func (e *faultEndpoint) hold(p *heldPacket, d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed.Load() || len(e.queue) >= maxHeld {
+		e.lost.Add(1)
+		return
+	}
+	p.due, p.seq = time.Now().Add(d), e.seq
+	e.seq++
+	heap.Push(&e.queue, p)
+	if p.behind > 0 {
+		e.waiting.Add(1)
+	}
+	if p.index == 0 {
+		select {
+		case e.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// overtake takes note of a packet to dst that is sent, and returns those that have now been overtaken by enough.
+func (e *faultEndpoint) overtake(dst netip.Addr) (gone []*heldPacket) {
+	if e.waiting.Load() == 0 {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, p := range e.queue {
+		if p.behind > 0 && p.train.Dst == dst {
+			if p.behind--; p.behind == 0 {
+				gone = append(gone, p)
+			}
+		}
+	}
+	for _, p := range gone {
+		heap.Remove(&e.queue, p.index)
+		e.waiting.Add(-1)
+	}
+	slices.SortFunc(gone, func(a, b *heldPacket) int { return int(a.seq) - int(b.seq) })
+	return gone
+}
+
+func (e *faultEndpoint) transmitAll(list []*heldPacket) {
+	for _, p := range list {
+		e.transmit(p)
+	}
+}
+
+// transmit sends a packet now.
+func (e *faultEndpoint) transmit(p *heldPacket) {
+	t := &p.train
+	var err error
+	if !p.corrupt {
+		err = e.RawEndpoint.Send(t)
+	} else if err = e.Seal(t); err == nil {
+		flip(t.Buf, p.bit)
+		err = e.SendRaw(t)
+	}
+	if err != nil {
+		e.lost.Add(1)
+	}
+}
+
+// run sends packets when they are due.
+func (e *faultEndpoint) run() {
+	defer close(e.done)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	timer.Stop() // an idle endpoint sets no timer, also for the sake of virtual time
+	for {
+		select {
+		case <-e.stop:
+			return
+		case <-e.wake:
+		case <-timer.C:
+		}
+		for {
+			p, next := e.pop()
+			if p == nil {
+				if next > 0 {
+					timer.Reset(next)
+				}
+				break
+			}
+			e.transmit(p)
+		}
+	}
+}
+
+// pop takes the first packet out of the queue if it is due, else it tells how long there is to wait for it, or 0 if
+// there is none.
+func (e *faultEndpoint) pop() (*heldPacket, time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.queue) == 0 {
+		return nil, 0
+	}
+	if d := time.Until(e.queue[0].due); d > 0 {
+		return nil, d
+	}
+	p := heap.Pop(&e.queue).(*heldPacket)
+	if p.behind > 0 {
+		e.waiting.Add(-1)
+	}
+	return p, 0
+}
+
+// Stats returns the counters of the endpoint behind; what faults lost for want of room is in SendCutOff.
+func (e *faultEndpoint) Stats() Stats {
+	var s Stats
+	if r, ok := e.RawEndpoint.(StatsReader); ok {
+		s = r.Stats()
+	}
+	s.SendCutOff += e.lost.Load()
+	return s
+}
+
+// Close is [Endpoint.Close]. Packets that are held up are dropped.
+func (e *faultEndpoint) Close() error {
+	e.mu.Lock()
+	if !e.closed.Swap(true) {
+		e.queue = nil
+		e.waiting.Store(0)
+		close(e.stop)
+	}
+	e.mu.Unlock()
+	<-e.done
+	return e.RawEndpoint.Close()
+}

@@ -1,0 +1,204 @@
+package link_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"verbena/link"
+	"verbena/link/simnet"
+)
+
+// A rule is about a queue pair whether that sends or receives.
+func TestFaultsSender(t *testing.T) {
+	bubble(t, simnet.Config{}, func(t *testing.T, n *simnet.Net, a link.Endpoint, b *sink) {
+		add(t, n.Faults(), link.Rule{Drop: 1, QP: 17})
+		for i, qp := range []uint32{17, 18, 0} {
+			tr := train(addrB, 30, 10*i, 2)
+			tr.QP = qp
+			send(t, a, tr)
+		}
+		synctest.Wait()
+		if got, want := b.psns(), []int{10, 11, 20, 21}; !slices.Equal(got, want) {
+			t.Errorf("arrived: %v, want %v", got, want)
+		}
+	})
+}
+
+// Behind a Stop nothing passes, whoever sends.
+func TestFaultsStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := simnet.New(simnet.Config{})
+		f := link.NewFaults(n, nil) // A's only
+		at := map[netip.Addr]*sink{}
+		ends := map[netip.Addr]link.Endpoint{}
+		for _, x := range []struct {
+			addr netip.Addr
+			net  link.Network
+		}{{addrA, f}, {addrB, n}, {addrC, n}} {
+			at[x.addr] = &sink{}
+			e, err := x.net.Listen(x.addr, at[x.addr])
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			ends[x.addr] = e
+		}
+		exchange := func(psn int) {
+			t.Helper()
+			for _, p := range []netip.Addr{addrB, addrC} {
+				send(t, ends[addrA], train(p, 17, psn, 2))
+				send(t, ends[p], train(addrA, 17, psn, 2))
+			}
+			synctest.Wait()
+		}
+		exchange(0)
+		add(t, f, link.Rule{Stop: true, Peer: addrB, Skip: 1}) // which is the first that A sends
+		exchange(10)
+		if s := f.List()[0]; s.Seen != 4 || s.Hit != 3 || s.Dropped != 3 {
+			t.Errorf("the rule says %+v", s)
+		}
+		f.Clear()
+		exchange(20)
+		for a, want := range map[netip.Addr][]int{
+			addrA: {0, 1, 0, 1, 10, 11, 20, 21, 20, 21},
+			addrB: {0, 1, 10, 20, 21},
+			addrC: {0, 1, 10, 11, 20, 21},
+		} {
+			if got := at[a].psns(); !slices.Equal(got, want) {
+				t.Errorf("at %v arrived %v, want %v", a, got, want)
+			}
+		}
+	})
+}
+
+func TestFaultsNotReady(t *testing.T) {
+	var none *link.Faults
+	if none.NotReady(1, addrA) || none.Active() {
+		t.Error("no Faults, but a fault")
+	}
+	f := link.NewFaults(simnet.New(simnet.Config{}), nil)
+	ask := func(qp uint32, peer netip.Addr, n int) (got []bool) {
+		for range n {
+			got = append(got, f.NotReady(qp, peer))
+		}
+		return got
+	}
+	add(t, f, link.Rule{Drop: 1})
+	if slices.Contains(ask(1, addrA, 10), true) {
+		t.Error("a rule about sending refuses receives")
+	}
+	add(t, f, link.Rule{RNR: 1, QP: 1, Peer: addrA, Skip: 1, Limit: 2})
+	for _, other := range [][]bool{ask(2, addrA, 3), ask(1, addrB, 3)} {
+		if slices.Contains(other, true) {
+			t.Error("the rule acts on what it is not about")
+		}
+	}
+	if got := ask(1, addrA, 5); !slices.Equal(got, []bool{false, true, true, false, false}) {
+		t.Errorf("skip 1, limit 2: %v", got)
+	}
+	if s := f.List()[1]; s.Seen != 5 || s.Hit != 2 || s.NotReady != 2 {
+		t.Errorf("the rule says %+v", s)
+	}
+	share := func(seed uint64) (n int, got []bool) {
+		f.Clear()
+		add(t, f, link.Rule{RNR: 0.25, Seed: seed})
+		for _, yes := range ask(5, addrA, 1000) {
+			if got = append(got, yes); yes {
+				n++
+			}
+		}
+		return n, got
+	}
+	n, first := share(7)
+	if n < 200 || n > 300 {
+		t.Errorf("of 1000 messages %d are refused", n)
+	}
+	if _, again := share(7); !slices.Equal(first, again) {
+		t.Error("the same seed, other decisions")
+	}
+	if _, other := share(8); slices.Equal(first, other) {
+		t.Error("another seed, the same decisions")
+	}
+}
+
+// A seed of its own makes a rule independent of what was added before, and does not change the others.
+func TestFaultsSeed(t *testing.T) {
+	lose := func(seed uint64, before ...link.Rule) []int {
+		got, _ := fates(t, seed, 10, append(before, link.Rule{Drop: 0.5, Seed: 42})...)
+		return got
+	}
+	none := link.Rule{Duplicate: 1, QP: 9999}
+	if a, b := lose(1), lose(2, none, none); !reflect.DeepEqual(a, b) {
+		t.Errorf("the same seed, other decisions: %v, %v", a, b)
+	}
+	second := func(first link.Rule) []int {
+		got, _ := fates(t, 3, 10, first, link.Rule{Drop: 0.5})
+		return got
+	}
+	seeded := none
+	seeded.Seed = 5
+	if a, b := second(none), second(seeded); !reflect.DeepEqual(a, b) {
+		t.Errorf("the first rule's seed changes the second: %v, %v", a, b)
+	}
+}
+
+func TestFaultsNumberBy(t *testing.T) {
+	var n atomic.Int64
+	net := simnet.New(simnet.Config{})
+	a, b := link.NewFaults(net, nil), link.NewFaults(net, nil)
+	a.NumberBy(&n)
+	b.NumberBy(&n)
+	for _, f := range []*link.Faults{a, b, a} {
+		add(t, f, link.Rule{Drop: 1})
+	}
+	if x, y := a.List(), b.List(); x[0].ID != 1 || y[0].ID != 2 || x[1].ID != 3 {
+		t.Errorf("rules %v and %v", x, y)
+	}
+	if a.Remove(2) || !b.Remove(2) {
+		t.Error("a rule of the other one was removed")
+	}
+}
+
+// Faults go between a device and its network: for a test in virtual time that is a simnet.Net, for the real one
+// link.UDP(link.UDPOptions{}). Given to rxe.Config as both Network and Faults they act on all that the device does.
+func ExampleFaults() {
+	network := simnet.New(simnet.Config{})
+	faults := link.NewFaults(network, rand.NewPCG(1, 2)) // always the same faults
+
+	to := &sink{}
+	a, err := faults.Listen(netip.MustParseAddr("10.0.0.1"), &sink{})
+	if err != nil {
+		panic(err)
+	}
+	b, err := network.Listen(netip.MustParseAddr("10.0.0.2"), to)
+	if err != nil {
+		panic(err)
+	}
+
+	// The third packet is lost.
+	if err := faults.Add(link.Rule{Drop: 1, Skip: 2, Limit: 1}); err != nil {
+		panic(err)
+	}
+	if err := a.Send(train(b.Addr(), 17, 0, 5)); err != nil {
+		panic(err)
+	}
+	for len(to.psns()) < 4 {
+		runtime.Gosched()
+	}
+	fmt.Println("arrived:", to.psns())
+	for _, r := range faults.List() {
+		fmt.Printf("rule %d, %v: saw %d, dropped %d\n", r.ID, r.Rule, r.Seen, r.Dropped)
+	}
+	a.Close()
+	b.Close()
+	// Output:
+	// arrived: [0 1 3 4]
+	// rule 1, drop 1 after 2 for 1: saw 5, dropped 1
+}

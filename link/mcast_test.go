@@ -1,0 +1,138 @@
+package link
+
+import (
+	"errors"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var testGroups atomic.Uint32
+
+// newGroup returns a group that no other test uses.
+func newGroup(ip4 bool) netip.Addr {
+	n := byte(testGroups.Add(1))
+	host := loopback().As4()
+	if ip4 {
+		return netip.AddrFrom4([4]byte{239, host[1], host[2], n})
+	}
+	return netip.AddrFrom16([16]byte{0: 0xff, 1: 0x0e, 12: 0x42, 13: host[1], 14: host[2], 15: n})
+}
+
+// first tells how the first packet came.
+func (c *collector) first() (src, dst netip.Addr, tos, ttl uint8) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.srcs[0], c.dsts[0], c.tos[0], c.ttl[0]
+}
+
+// waitFor returns the packets once there are n, and fails if that takes too long.
+func (c *collector) waitFor(t *testing.T, n int) [][]byte {
+	t.Helper()
+	for range 2000 {
+		if c.count() >= n {
+			return c.wait(n)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Fatalf("%d packets arrived, want %d", c.count(), n)
+	return nil
+}
+
+// TestUDPMulticast: what is sent to a group arrives once at every endpoint that has joined, the sender too, and nowhere
+// else. Linux has no multicast over IPv6 on the loopback interface; TestWireMulticast has it.
+func TestUDPMulticast(t *testing.T) {
+	src, dst, group := loopback(), loopback(), newGroup(true)
+	own, other := newCollector(), newCollector()
+	n := NewFaults(UDP(UDPOptions{}), nil)
+	ends := []Endpoint{listen(t, n, src, own), listen(t, n, dst, other)}
+	tr := makeTrain(group, 5, 300, 300, 0)
+	tr.TOS, tr.TTL, tr.SPort = 0x20, 5, 0xc123
+	send := func() {
+		t.Helper()
+		if err := ends[0].Send(tr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send() // nobody is there
+	for _, e := range ends {
+		for range 2 {
+			if err := Join(e, group); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, g := range []netip.Addr{newGroup(false), src} {
+			if err := Join(e, g); !errors.Is(err, unix.EINVAL) {
+				t.Errorf("join %v: %v", g, err)
+			}
+		}
+	}
+	send()
+	for i, c := range []*collector{own, other} {
+		checkPackets(t, c.waitFor(t, 5), tr)
+		if from, to, tos, ttl := c.first(); from != src || to != group || tos != 0x20 || ttl != 5 {
+			t.Errorf("endpoint %d: from %v to %v, TOS %#x, TTL %d", i, from, to, tos, ttl)
+		}
+	}
+	count := func(when string) {
+		t.Helper()
+		if s := stats(t, ends[0]); s.ReceivedPackets != 5 || s.ICRCErrors != 0 || own.count() != 5 {
+			t.Errorf("%s: %d packets, counted %+v", when, own.count(), s)
+		}
+	}
+	count("in the group")
+	if err := Leave(ends[0], group); err != nil {
+		t.Fatal(err)
+	}
+	send()
+	other.waitFor(t, 10)
+	count("after leaving")
+	if err := ends[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := Join(ends[1], group); !errors.Is(err, ErrClosed) {
+		t.Errorf("join by an endpoint that is closed: %v", err)
+	}
+}
+
+// TestWireMulticast: groups of both families over an interface, to and from somebody else.
+func TestWireMulticast(t *testing.T) {
+	if !netns(t) {
+		return
+	}
+	w := newTUN(t)
+	for _, x := range []struct{ addr, group, peer string }{
+		{"10.9.0.1", "239.1.2.3", "10.9.0.7"},
+		{"fd09::1", "ff0e::1234", "fd09::7"},
+		{"fe80::9%tun0", "ff02::77", "fe80::7"},
+	} {
+		group, peer := netip.MustParseAddr(x.group), netip.MustParseAddr(x.peer)
+		c := newCollector()
+		e := listen(t, UDP(UDPOptions{}), netip.MustParseAddr(x.addr), c)
+		if err := Join(e, group); err != nil {
+			t.Fatal(err)
+		}
+		tr := makeTrain(group, 1, 300, 300, 0)
+		tr.TTL, tr.SPort = 9, 0xd001
+		if err := e.Send(tr); err != nil {
+			t.Fatalf("%s: %v", x.group, err)
+		}
+		p := w.read()
+		for p.dst.Port() != Port {
+			p = w.read()
+		}
+		if p.dst.Addr() != group || p.src != netip.AddrPortFrom(e.Addr().WithZone(""), 0xd001) || p.ttl != 9 {
+			t.Errorf("%s: from %v to %v, TTL %d", x.group, p.src, p.dst, p.ttl)
+		}
+		checkPackets(t, c.waitFor(t, 1), tr) // it was looped back
+		in := makeTrain(group, 1, 200, 200, 7)
+		w.write(netip.AddrPortFrom(peer, 0xc456), netip.AddrPortFrom(group, Port), 0, in.Buf)
+		checkPackets(t, c.waitFor(t, 2), tr, in)
+		if got := c.sources()[1].WithZone(""); got != peer {
+			t.Errorf("%s: from %v", x.group, got)
+		}
+	}
+}

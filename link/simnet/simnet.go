@@ -1,0 +1,500 @@
+// Package simnet is a RoCEv2 network in memory, for tests of what stands on package link.
+//
+//	n := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+//	a, err := n.Listen(netip.MustParseAddr("10.0.0.1"), receiverA)
+//	b, err := n.Listen(netip.MustParseAddr("10.0.0.2"), receiverB)
+//
+// All endpoints are on one link. Time passes by package time only and everything that waits is durably blocked, so in
+// a bubble of testing/synctest a network is as exact as it is fast. Beside that it behaves like UDP: it computes ICRCs
+// for the same IPv4 identifications, checks them where packets arrive, loses what nobody listens for, hands packets over
+// in batches on a goroutine of the endpoint, and answers with the same errors. What it does not forgive is a
+// [link.Train] that breaks the rules: it panics.
+//
+// The rules of [Net.Faults] lose, repeat, damage, delay and reorder packets by chance; [Net.SetFilter] does it by
+// design; [Net.SetLink] pulls the cable. [Net.Packets] shows what was on the wire.
+package simnet
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"verbena/link"
+	"verbena/roce"
+)
+
+// Config describes a network. The zero value has no latency, no limits and no faults.
+type Config struct {
+	// Latency is the time from when a packet has left until it arrives.
+	Latency time.Duration
+	// Bandwidth is that of each endpoint's way out, in bytes per second; 0: no limit. Only what link.Train.Buf holds is
+	// counted.
+	Bandwidth int64
+	// SendBuffer is how many bytes may wait for the bandwidth before Send says link.ErrAgain; 0: no limit.
+	SendBuffer int
+	// MaxPacket is the longest packet from the BTH to the ICRC in bytes; longer ones get link.ErrTooLong. 0: no limit.
+	MaxPacket int
+	// Rand seeds Faults; nil: PCG(1, 2).
+	Rand rand.Source
+	// Record makes the network remember all packets for Packets.
+	Record bool
+}
+
+// Fate is what became of a packet.
+type Fate uint8
+
+// The fates.
+const (
+	Delivered   Fate = iota // it was handed to the Receiver
+	InFlight                // it is on its way
+	LostFilter              // the filter did not pass it
+	LostLink                // the link of one end was down
+	LostNobody              // no endpoint has the address
+	LostICRC                // its ICRC was wrong
+	LostClosing             // the endpoint was closed before it was handed over
+)
+
+func (f Fate) String() string {
+	names := [...]string{"delivered", "in flight", "lost by filter", "lost by link", "lost, nobody there",
+		"lost by ICRC", "lost by closing"}
+	if int(f) < len(names) {
+		return names[f]
+	}
+	return fmt.Sprintf("Fate(%d)", uint8(f))
+}
+
+// Packet is a packet on the wire.
+type Packet struct {
+	Sent     time.Time
+	Src, Dst netip.Addr
+	ID       uint16 // IPv4 identification
+	TOS, TTL uint8
+	SPort    uint16 // UDP source port
+	Data     []byte // from the BTH to the ICRC
+	Fate     Fate
+}
+
+// Net is a network. It needs no closing; its endpoints do.
+type Net struct {
+	cfg    Config
+	faults *link.Faults
+
+	mu        sync.Mutex
+	endpoints map[netip.Addr]*endpoint
+	groups    map[netip.Addr][]*endpoint // those that have joined
+	down      map[netip.Addr]bool
+	filter    func(*Packet) bool
+	packets   []*Packet
+}
+
+// New makes a network.
+func New(cfg Config) *Net {
+	if cfg.Rand == nil {
+		cfg.Rand = rand.NewPCG(1, 2)
+	}
+	n := &Net{
+		cfg:       cfg,
+		endpoints: make(map[netip.Addr]*endpoint),
+		groups:    make(map[netip.Addr][]*endpoint),
+		down:      make(map[netip.Addr]bool),
+	}
+	n.faults = link.NewFaults(bare{n}, cfg.Rand)
+	return n
+}
+
+// Faults are in front of all endpoints. To have other faults at one, let it listen on a [link.NewFaults] of its own in
+// front of the network.
+func (n *Net) Faults() *link.Faults { return n.faults }
+
+// SetFilter has f look at each packet before it goes on its way; where it returns false the packet is lost. It is not
+// called by two at a time, and may change the Data, but must not use the network. nil passes all.
+func (n *Net) SetFilter(f func(*Packet) bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.filter = f
+}
+
+// SetLink connects or disconnects an address. Without a connection what is sent, or on its way there, is lost.
+func (n *Net) SetLink(addr netip.Addr, up bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if up {
+		delete(n.down, addr.Unmap())
+	} else {
+		n.down[addr.Unmap()] = true
+	}
+}
+
+// Packets returns the packets so far in the order in which they were sent, if Config.Record is set.
+func (n *Net) Packets() []Packet {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	list := make([]Packet, len(n.packets))
+	for i, p := range n.packets {
+		list[i] = *p
+	}
+	return list
+}
+
+// Listen is [link.Network.Listen]. Any address will do.
+func (n *Net) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, error) {
+	return n.faults.Listen(addr, r)
+}
+
+// bare is the network without faults.
+type bare struct{ net *Net }
+
+func (b bare) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, error) {
+	n, addr := b.net, addr.Unmap()
+	if !addr.IsValid() || addr.IsUnspecified() || addr.IsMulticast() {
+		return nil, fmt.Errorf("listen on %v: %w", addr, syscall.EADDRNOTAVAIL)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.endpoints[addr] != nil {
+		return nil, fmt.Errorf("listen on %v: %w", addr, syscall.EADDRINUSE)
+	}
+	e := &endpoint{
+		net: n, addr: addr, receiver: r,
+		wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	n.endpoints[addr] = e
+	go e.run()
+	return e, nil
+}
+
+// endpoint is an address with somebody behind it.
+type endpoint struct {
+	net      *Net
+	addr     netip.Addr
+	receiver link.Receiver
+	stats    counters
+
+	wake chan struct{} // the head of queue has changed
+	stop chan struct{}
+	done chan struct{} // closed when run has returned
+
+	// Guarded by net.mu.
+	closed bool
+	free   time.Time  // when the way out has sent all that waits
+	queue  []inFlight // by time of arrival
+}
+
+type counters struct {
+	sentTrains, sentPackets, sentBytes atomic.Uint64
+	again, noRoute, tooLong            atomic.Uint64
+	batches, packets, bytes            atomic.Uint64
+	icrc                               atomic.Uint64
+}
+
+type inFlight struct {
+	at  time.Time
+	pkt *Packet
+}
+
+var (
+	_ link.RawEndpoint = (*endpoint)(nil)
+	_ link.Multicaster = (*endpoint)(nil)
+)
+
+func (e *endpoint) Addr() netip.Addr { return e.addr }
+
+func (e *endpoint) Send(t *link.Train) error {
+	if err := e.seal(t, 1); err != nil {
+		return err
+	}
+	return e.transmit(t, 1)
+}
+
+func (e *endpoint) Seal(t *link.Train) error    { return e.seal(t, 0) }
+func (e *endpoint) SendRaw(t *link.Train) error { return e.transmit(t, 0) }
+
+// flow is the one of packets between two addresses from a source port.
+func flow(src, dst netip.Addr, sport uint16) roce.Flow {
+	return roce.NewFlow(netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, link.Port))
+}
+
+// sourcePort is the port that a train leaves from.
+func sourcePort(t *link.Train) uint16 {
+	if t.SPort == 0 {
+		return link.Port
+	}
+	return t.SPort
+}
+
+// seal fills in the ICRCs; step is from one identification to the next.
+func (e *endpoint) seal(t *link.Train, step uint16) error {
+	if err := t.Validate(); err != nil {
+		panic(fmt.Sprintf("simnet: send from %v to %v: %v", e.addr, t.Dst, err))
+	}
+	dst := t.Dst.Unmap()
+	if dst.Is4() != e.addr.Is4() {
+		e.stats.noRoute.Add(1)
+		return link.ErrNoRoute
+	}
+	f := flow(e.addr, dst, sourcePort(t))
+	for i := range t.NumPackets() {
+		f.Seal(uint16(i)*step, t.Packet(i))
+	}
+	return nil
+}
+
+// transmit puts a sealed train on the wire.
+func (e *endpoint) transmit(t *link.Train, step uint16) error {
+	n, now := e.net, time.Now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case e.closed:
+		return link.ErrClosed
+	case n.cfg.MaxPacket > 0 && min(t.Size, len(t.Buf)) > n.cfg.MaxPacket:
+		e.stats.tooLong.Add(1)
+		return link.ErrTooLong
+	}
+	if e.free.Before(now) {
+		e.free = now
+	}
+	if n.cfg.Bandwidth > 0 && n.cfg.SendBuffer > 0 {
+		waiting := int64(e.free.Sub(now)) * n.cfg.Bandwidth / int64(time.Second)
+		if waiting+int64(len(t.Buf)) > int64(n.cfg.SendBuffer) {
+			e.stats.again.Add(1)
+			return link.ErrAgain
+		}
+	}
+	e.stats.sentTrains.Add(1)
+	e.stats.sentBytes.Add(uint64(len(t.Buf)))
+	e.stats.sentPackets.Add(uint64(t.NumPackets()))
+	ttl := t.TTL
+	if ttl == 0 {
+		ttl = 64
+	}
+	for i := range t.NumPackets() {
+		p := &Packet{
+			Sent: now, Src: e.addr, Dst: t.Dst.Unmap(), ID: uint16(i) * step, TOS: t.TOS, TTL: ttl, SPort: sourcePort(t),
+			Data: slices.Clone(t.Packet(i)), Fate: InFlight,
+		}
+		if p.Dst.Is6() {
+			p.ID = 0
+		}
+		if n.cfg.Record {
+			n.packets = append(n.packets, p)
+		}
+		if n.cfg.Bandwidth > 0 {
+			e.free = e.free.Add(time.Duration(int64(len(p.Data)) * int64(time.Second) / n.cfg.Bandwidth))
+		}
+		n.route(p, e.free.Add(n.cfg.Latency))
+	}
+	return nil
+}
+
+// route sends a packet on its way, to arrive at a time. n.mu is held.
+func (n *Net) route(p *Packet, at time.Time) {
+	to := n.endpoints[p.Dst]
+	if p.Dst.IsMulticast() {
+		n.routeGroup(p, at)
+		return
+	}
+	switch {
+	case n.down[p.Src] || n.down[p.Dst]:
+		p.Fate = LostLink
+	case n.filter != nil && !n.filter(p):
+		p.Fate = LostFilter
+	case to == nil:
+		p.Fate = LostNobody
+	default:
+		to.enqueue(p, at)
+	}
+}
+
+// routeGroup sends a packet to everybody who has joined a group, the sender too. What the network remembers counts as
+// delivered when it has been sent; each member has a fate of its own.
+func (n *Net) routeGroup(p *Packet, at time.Time) {
+	members := n.groups[p.Dst]
+	switch {
+	case n.down[p.Src]:
+		p.Fate = LostLink
+	case n.filter != nil && !n.filter(p):
+		p.Fate = LostFilter
+	case len(members) == 0:
+		p.Fate = LostNobody
+	default:
+		for _, to := range members {
+			c := *p
+			to.enqueue(&c, at)
+		}
+		p.Fate = Delivered
+	}
+}
+
+// enqueue has a packet arrive at a time; net.mu is held.
+func (e *endpoint) enqueue(p *Packet, at time.Time) {
+	i := len(e.queue)
+	for i > 0 && e.queue[i-1].at.After(at) {
+		i--
+	}
+	e.queue = slices.Insert(e.queue, i, inFlight{at, p})
+	if i == 0 {
+		e.rouse()
+	}
+}
+
+// Join implements link.Multicaster.
+func (e *endpoint) Join(group netip.Addr) error {
+	n, group := e.net, group.Unmap().WithZone("")
+	if !group.IsMulticast() || group.Is4() != e.addr.Is4() {
+		return fmt.Errorf("endpoint %v: join group %v: %w", e.addr, group, syscall.EINVAL)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if e.closed {
+		return link.ErrClosed
+	}
+	if !slices.Contains(n.groups[group], e) {
+		n.groups[group] = append(n.groups[group], e)
+	}
+	return nil
+}
+
+// Leave implements link.Multicaster.
+func (e *endpoint) Leave(group netip.Addr) error {
+	n, group := e.net, group.Unmap().WithZone("")
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.leave(e, group)
+	return nil
+}
+
+// leave is called with mu held.
+func (n *Net) leave(e *endpoint, group netip.Addr) {
+	n.groups[group] = slices.DeleteFunc(n.groups[group], func(o *endpoint) bool { return o == e })
+	if len(n.groups[group]) == 0 {
+		delete(n.groups, group)
+	}
+}
+
+// rouse has run look at the queue.
+func (e *endpoint) rouse() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run hands over packets when they arrive.
+func (e *endpoint) run() {
+	defer close(e.done)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	timer.Stop() // where nothing is under way virtual time must be able to stand still
+	for {
+		select {
+		case <-e.stop:
+			return
+		case <-e.wake:
+		case <-timer.C:
+		}
+		for {
+			a, next := e.arrivals()
+			if a == nil {
+				if next > 0 {
+					timer.Reset(next)
+				}
+				break
+			}
+			e.receiver.Receive(a)
+		}
+	}
+}
+
+// maxBatch is the largest number of packets in an Arrival.
+const maxBatch = 64
+
+// arrivals takes the packets that have arrived and are from one source out of the queue. If there are none it tells how
+// long there is to wait for the next, or 0 if nothing is under way.
+func (e *endpoint) arrivals() (*link.Arrival, time.Duration) {
+	n, now := e.net, time.Now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	a := &link.Arrival{}
+	for len(e.queue) > 0 && len(a.Packets) < maxBatch && !e.closed {
+		head := e.queue[0]
+		if d := head.at.Sub(now); d > 0 {
+			if len(a.Packets) > 0 {
+				break
+			}
+			return nil, d
+		}
+		p := head.pkt
+		if len(a.Packets) > 0 && (p.Src != a.Src || p.Dst != a.Dst || p.TOS != a.TOS || p.TTL != a.TTL) {
+			break
+		}
+		e.queue = e.queue[1:]
+		f, end := flow(p.Src, p.Dst, p.SPort), len(p.Data)-link.ICRCLen
+		switch {
+		case n.down[p.Src] || n.down[e.addr]:
+			p.Fate = LostLink
+		case f.ICRC(p.ID, p.Data) != binary.LittleEndian.Uint32(p.Data[end:]):
+			e.stats.icrc.Add(1)
+			p.Fate = LostICRC
+		default:
+			p.Fate = Delivered
+			a.Src, a.Dst, a.TOS, a.TTL = p.Src, p.Dst, p.TOS, p.TTL
+			// A copy, as what was recorded is not the Receiver's to change.
+			a.Packets = append(a.Packets, slices.Clone(p.Data)[:end])
+			e.stats.packets.Add(1)
+			e.stats.bytes.Add(uint64(len(p.Data)))
+		}
+	}
+	if len(a.Packets) == 0 {
+		return nil, 0
+	}
+	e.stats.batches.Add(1)
+	return a, 0
+}
+
+// Stats implements link.StatsReader.
+func (e *endpoint) Stats() link.Stats {
+	c := &e.stats
+	return link.Stats{
+		SentTrains:      c.sentTrains.Load(),
+		SentPackets:     c.sentPackets.Load(),
+		SentBytes:       c.sentBytes.Load(),
+		SendAgain:       c.again.Load(),
+		SendNoRoute:     c.noRoute.Load(),
+		SendTooLong:     c.tooLong.Load(),
+		ReceivedBatches: c.batches.Load(),
+		ReceivedPackets: c.packets.Load(),
+		ReceivedBytes:   c.bytes.Load(),
+		ICRCErrors:      c.icrc.Load(),
+	}
+}
+
+// Close is [link.Endpoint.Close]. What was under way to the endpoint is lost.
+func (e *endpoint) Close() error {
+	n := e.net
+	n.mu.Lock()
+	if e.closed {
+		n.mu.Unlock()
+		<-e.done
+		return link.ErrClosed
+	}
+	e.closed = true
+	for _, q := range e.queue {
+		q.pkt.Fate = LostClosing
+	}
+	e.queue = nil
+	delete(n.endpoints, e.addr)
+	for group := range n.groups {
+		n.leave(e, group)
+	}
+	n.mu.Unlock()
+	close(e.stop)
+	<-e.done
+	return nil
+}

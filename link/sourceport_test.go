@@ -1,0 +1,110 @@
+package link
+
+import (
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// spy is a plain socket in the place of an endpoint, which sees source ports.
+func spy(t *testing.T, addr netip.Addr) (next func() (n int, port int)) {
+	t.Helper()
+	family := unix.AF_INET6
+	if addr.Is4() {
+		family = unix.AF_INET
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(fd, socketAddress(addr, Port, 0))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	tv := unix.Timeval{Sec: 5}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		t.Fatal(err)
+	}
+	return func() (int, int) {
+		t.Helper()
+		n, from, err := unix.Recvfrom(fd, make([]byte, 1<<16), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sa, ok := from.(*unix.SockaddrInet4); ok {
+			return n, sa.Port
+		}
+		return n, from.(*unix.SockaddrInet6).Port
+	}
+}
+
+// TestSourcePort: a train leaves from the port that it asks for, and from Port where that is somebody else's.
+func TestSourcePort(t *testing.T) {
+	src, dst := loopback(), loopback()
+	from := listen(t, NewFaults(UDP(UDPOptions{}), nil), src, receiverFunc(func(*Arrival) {}))
+	next := spy(t, dst)
+	send := func(port uint16, want int) {
+		t.Helper()
+		tr := makeTrain(dst, 1, 100, 100, 0)
+		tr.SPort = port
+		if err := from.Send(tr); err != nil {
+			t.Fatal(err)
+		}
+		if _, got := next(); got != want {
+			t.Errorf("a train for port %#x leaves from %#x, want %#x", port, got, want)
+		}
+	}
+	taken, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(taken, socketAddress(src, 0xc777, 0))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(taken)
+	for range 2 {
+		send(0, Port)
+		send(0xc001, 0xc001)
+		send(0xffff, 0xffff)
+		send(0xc777, Port)
+	}
+	if s := stats(t, from); s.SourcePortFallbacks != 1 {
+		t.Errorf("%d fallbacks counted, want 1", s.SourcePortFallbacks)
+	}
+	ForgetPort(from, 0xc001)
+	probe, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(probe, socketAddress(src, 0xc001, 0))
+	}
+	if err != nil {
+		t.Errorf("a port that was forgotten is still in use: %v", err)
+	}
+	unix.Close(probe)
+	send(0xc001, 0xc001) // and opened again
+	for i := range maxSourcePorts {
+		send(uint16(0xd000+i), map[bool]int{true: 0xd000 + i, false: Port}[i < maxSourcePorts-2])
+	}
+}
+
+// TestSourcePortReceived: the ICRC is that of the port that a packet came from.
+func TestSourcePortReceived(t *testing.T) {
+	families(t, func(t *testing.T, src, dst netip.Addr) {
+		c := newCollector()
+		from, to := pair(t, UDP(UDPOptions{}), src, dst, c)
+		var trains []*Train
+		for i := range 20 {
+			tr := makeTrain(dst, 10, 300, 200, uint32(10*i))
+			tr.SPort = uint16(0xe000 + i%4)
+			if err := from.Send(tr); err != nil {
+				t.Fatal(err)
+			}
+			trains = append(trains, tr)
+			c.wait(10 * (i + 1)) // only what comes from one port is in order
+		}
+		checkPackets(t, c.wait(200), trains...)
+		if s := stats(t, to); s.ICRCErrors != 0 {
+			t.Errorf("%d ICRC errors", s.ICRCErrors)
+		}
+	})
+}

@@ -1,0 +1,206 @@
+// Package stepnet is a RoCEv2 network in memory that moves when a [clock.Virtual] is stepped: everything, what the
+// receivers do included, happens on the thread that steps, so that a run can be repeated exactly. It is for checkers and
+// fuzzing; simnet, whose endpoints have goroutines as those of the real network, is for everything else.
+//
+//	c := clock.NewVirtual(time.Unix(0, 0))
+//	n := stepnet.New(c)
+//	n.Route = func(p *stepnet.Packet) { p.Arrive(10 * time.Microsecond) }
+//	for c.Step() {
+//	}
+//
+// What becomes of a packet is the choice of [Net.Route]. ICRCs are made and checked as on the real network.
+package stepnet
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+
+	"verbena/internal/clock"
+	"verbena/link"
+	"verbena/roce"
+)
+
+// Net is a network. Its methods and those of its endpoints are for the thread that steps the clock.
+type Net struct {
+	clock     *clock.Virtual
+	endpoints map[netip.Addr]*endpoint
+	groups    map[netip.Addr][]*endpoint // in the order of joining
+
+	// Route says what becomes of a packet; nil: it arrives at once. It may change Data, whose ICRC is in place.
+	Route func(p *Packet)
+	// Full, if not nil, makes a Send say link.ErrAgain where it returns true.
+	Full func(from netip.Addr) bool
+
+	// Sent, Delivered, LostICRC (those too short for one, too) and LostNobody count packets; a packet that was duplicated counts for each copy.
+	Sent, Delivered, LostICRC, LostNobody int
+}
+
+// New makes a network on which nobody is yet.
+func New(c *clock.Virtual) *Net {
+	return &Net{clock: c, endpoints: map[netip.Addr]*endpoint{}, groups: map[netip.Addr][]*endpoint{}}
+}
+
+// Packet is a packet that was just sent.
+type Packet struct {
+	Src, Dst netip.Addr
+	ID       uint16 // IPv4 identification
+	Data     []byte // from the BTH to the ICRC
+	net      *Net
+}
+
+// Arrive has a copy of the packet arrive after d. A packet that is let arrive twice is duplicated, one that is never is
+// lost. Packets from one source to one
+// destination that arrive at one time arrive as one batch.
+func (p *Packet) Arrive(d time.Duration) {
+	n := p.net
+	if p.Dst.IsMulticast() {
+		for _, e := range n.groups[p.Dst] {
+			p.arriveAt(e, d)
+		}
+	} else if e := n.endpoints[p.Dst]; e != nil {
+		p.arriveAt(e, d)
+	} else {
+		n.LostNobody++
+	}
+}
+
+func (p *Packet) arriveAt(to *endpoint, d time.Duration) {
+	n := p.net
+	at := n.clock.Now().Add(d)
+	i := len(to.queue)
+	for i > 0 && to.queue[i-1].at.After(at) {
+		i--
+	}
+	v := arrival{at: at, src: p.Src, dst: p.Dst}
+	if end := len(p.Data) - link.ICRCLen; end >= roce.BTHLen {
+		f := flow(p.Src, p.Dst)
+		v.data = slices.Clone(p.Data[:end])
+		v.intact = f.ICRC(p.ID, p.Data) == binary.LittleEndian.Uint32(p.Data[end:])
+	}
+	to.queue = slices.Insert(to.queue, i, v)
+	n.clock.AfterFunc(d, to.deliver)
+}
+
+// Listen implements link.Network. Any address will do.
+func (n *Net) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, error) {
+	if n.endpoints[addr] != nil {
+		return nil, fmt.Errorf("listen on %v: %w", addr, syscall.EADDRINUSE)
+	}
+	e := &endpoint{net: n, addr: addr, receiver: r}
+	n.endpoints[addr] = e
+	return e, nil
+}
+
+// Inject has a packet arrive now that nobody here has sent: data from the BTH to the ICRC, as it is.
+func (n *Net) Inject(src, dst netip.Addr, data []byte) {
+	p := Packet{Src: src, Dst: dst, Data: data, net: n}
+	p.Arrive(0)
+}
+
+// Seal computes the ICRC of a packet for Inject.
+func Seal(src, dst netip.Addr, data []byte) {
+	f := flow(src, dst)
+	f.Seal(0, data)
+}
+
+func flow(src, dst netip.Addr) roce.Flow {
+	return roce.NewFlow(netip.AddrPortFrom(src, link.Port), netip.AddrPortFrom(dst, link.Port))
+}
+
+type arrival struct {
+	at     time.Time
+	src    netip.Addr
+	dst    netip.Addr // of the endpoint, or a group
+	data   []byte     // without the ICRC; nil: there was no room for one
+	intact bool
+}
+
+type endpoint struct {
+	net      *Net
+	addr     netip.Addr
+	receiver link.Receiver
+	closed   bool
+	queue    []arrival // by time
+}
+
+func (e *endpoint) Addr() netip.Addr { return e.addr }
+
+// Send implements link.Endpoint. A train that breaks the rules is a panic.
+func (e *endpoint) Send(t *link.Train) error {
+	if err := t.Validate(); err != nil {
+		panic(fmt.Sprintf("stepnet: send from %v to %v: %v", e.addr, t.Dst, err))
+	}
+	n := e.net
+	switch {
+	case e.closed:
+		return link.ErrClosed
+	case t.Dst.Is4() != e.addr.Is4():
+		return link.ErrNoRoute
+	case n.Full != nil && n.Full(e.addr):
+		return link.ErrAgain
+	}
+	f := flow(e.addr, t.Dst)
+	for i := range t.NumPackets() {
+		p := Packet{Src: e.addr, Dst: t.Dst, Data: slices.Clone(t.Packet(i)), net: n}
+		if p.Dst.Is4() {
+			p.ID = uint16(i)
+		}
+		f.Seal(p.ID, p.Data)
+		n.Sent++
+		if n.Route == nil {
+			p.Arrive(0)
+		} else {
+			n.Route(&p)
+		}
+	}
+	return nil
+}
+
+// deliver hands over what has arrived.
+func (e *endpoint) deliver() {
+	now := e.net.clock.Now()
+	for len(e.queue) > 0 && !e.queue[0].at.After(now) && !e.closed {
+		a := &link.Arrival{Src: e.queue[0].src, Dst: e.queue[0].dst}
+		for len(e.queue) > 0 && !e.queue[0].at.After(now) && e.queue[0].src == a.Src && e.queue[0].dst == a.Dst {
+			if e.queue[0].intact {
+				a.Packets = append(a.Packets, e.queue[0].data)
+				e.net.Delivered++
+			} else {
+				e.net.LostICRC++
+			}
+			e.queue = e.queue[1:]
+		}
+		if len(a.Packets) > 0 {
+			e.receiver.Receive(a)
+		}
+	}
+}
+
+// Join implements link.Multicaster. What a member sends to its group arrives at itself, too.
+func (e *endpoint) Join(group netip.Addr) error {
+	if g := e.net.groups; !slices.Contains(g[group], e) {
+		g[group] = append(g[group], e)
+	}
+	return nil
+}
+
+// Leave implements link.Multicaster.
+func (e *endpoint) Leave(group netip.Addr) error {
+	g := e.net.groups
+	g[group] = slices.DeleteFunc(g[group], func(o *endpoint) bool { return o == e })
+	return nil
+}
+
+// Close implements link.Endpoint.
+func (e *endpoint) Close() error {
+	for group := range e.net.groups {
+		_ = e.Leave(group)
+	}
+	e.closed = true
+	delete(e.net.endpoints, e.addr)
+	return nil
+}

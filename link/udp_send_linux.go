@@ -1,0 +1,200 @@
+package link
+
+import (
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// RawEndpoint is an Endpoint that sends packets as they are. It lets [Faults] damage a packet after its ICRC was
+// computed.
+type RawEndpoint interface {
+	Endpoint
+	// Seal fills in the ICRCs of a valid train for SendRaw.
+	Seal(t *Train) error
+	// SendRaw sends the packets of a train one by one, whatever is in the place of their ICRCs. Its promises and
+	// errors are otherwise those of Send.
+	SendRaw(t *Train) error
+}
+
+// Send is [Endpoint.Send].
+func (e *UDPEndpoint) Send(t *Train) error {
+	p, err := e.prepare(t)
+	if err != nil {
+		return err
+	}
+	defer e.sentTo(p)
+	n := t.NumPackets()
+	at := e.tapTime()
+	if n > 1 && !p.noSplit.Load() {
+		t.seal(p.flow, 1)
+		errno := e.sendOne(t, p, t.Size)
+		switch errno {
+		case 0:
+			e.sent(p, t, n, at, 1)
+			return nil
+		case unix.EIO, unix.EINVAL, unix.EMSGSIZE:
+			// Segmentation may be what is refused: for the device, the protocol, or as it is longer than the path
+			// takes, which then goes for the packets too.
+		default:
+			return e.sendError(errno)
+		}
+	}
+	t.seal(p.flow, 0)
+	if n == 1 {
+		if errno := e.sendOne(t, p, 0); errno != 0 {
+			return e.sendError(errno)
+		}
+		e.sent(p, t, 1, at, 0)
+		return nil
+	}
+	if err := e.sendEach(t, p); err != nil {
+		return err
+	}
+	p.noSplit.Store(true)
+	return nil
+}
+
+// Seal is [RawEndpoint.Seal].
+func (e *UDPEndpoint) Seal(t *Train) error {
+	p, err := e.prepare(t)
+	if err != nil {
+		return err
+	}
+	defer e.sentTo(p)
+	t.seal(p.flow, 0)
+	return nil
+}
+
+// SendRaw is [RawEndpoint.SendRaw].
+func (e *UDPEndpoint) SendRaw(t *Train) error {
+	p, err := e.prepare(t)
+	if err != nil {
+		return err
+	}
+	defer e.sentTo(p)
+	return e.sendEach(t, p)
+}
+
+// prepare checks a train and finds its destination. Unless it fails, sentTo must be called.
+func (e *UDPEndpoint) prepare(t *Train) (*peer, error) {
+	if err := t.Validate(); err != nil {
+		e.tx.invalid.Add(1)
+		return nil, err
+	}
+	if !e.enter() {
+		return nil, ErrClosed
+	}
+	p, err := e.peer(t.Dst, t.SPort)
+	if err != nil {
+		e.tx.noRoute.Add(1)
+		e.leave()
+	}
+	return p, err
+}
+
+// sentTo ends what prepare began.
+func (e *UDPEndpoint) sentTo(p *peer) {
+	p.leave()
+	e.leave()
+}
+
+// tapTime is the time for taps of what is sent next. That they are told of it later, when it has been sent, leaves time
+// for an answer.
+func (e *UDPEndpoint) tapTime() (at time.Time) {
+	if e.taps.On() {
+		at = time.Now()
+	}
+	return at
+}
+
+// sent takes note of packets that were sent, with identifications that count up by step.
+func (e *UDPEndpoint) sent(p *peer, t *Train, packets int, at time.Time, step uint16) {
+	if !at.IsZero() {
+		e.taps.Train(&Tapped{Out: true}, at, netip.AddrPortFrom(e.addr, p.from()), t, step)
+	}
+	e.tx.trains.Add(1)
+	e.tx.packets.Add(uint64(packets))
+	e.tx.bytes.Add(uint64(len(t.Buf)))
+}
+
+// sendOne sends the train in one call, cut by the kernel into packets of segment bytes unless that is 0.
+func (e *UDPEndpoint) sendOne(t *Train, p *peer, segment int) syscall.Errno {
+	var c controls
+	e.addControls(&c, t)
+	if segment != 0 {
+		c.add(unix.SOL_UDP, unix.UDP_SEGMENT, 2, uint32(segment))
+	}
+	iov := unix.Iovec{Base: &t.Buf[0], Len: uint64(len(t.Buf))}
+	h := unix.Msghdr{Name: &p.sa[0], Namelen: p.saLen, Iov: &iov, Iovlen: 1}
+	if c.n > 0 {
+		h.Control, h.Controllen = &c.buf[0], uint64(c.n)
+	}
+	for {
+		// An interrupted call has sent nothing. An error that an earlier packet caused, such as an ICMP message,
+		// is reported once, in place of sending; Linux does it for connected sockets only.
+		if errno := sendmsg(p.fd, &h); errno != unix.EINTR && errno != unix.ECONNREFUSED {
+			return errno
+		}
+	}
+}
+
+// addControls adds what differs from the socket's defaults.
+func (e *UDPEndpoint) addControls(c *controls, t *Train) {
+	if e.addr.Is4() {
+		if t.TOS != 0 {
+			c.add(unix.SOL_IP, unix.IP_TOS, 4, uint32(t.TOS))
+		}
+		if t.TTL != 0 && t.TTL != defaultTTL {
+			c.add(unix.SOL_IP, unix.IP_TTL, 4, uint32(t.TTL))
+		}
+		return
+	}
+	if t.TOS != 0 {
+		c.add(unix.SOL_IPV6, unix.IPV6_TCLASS, 4, uint32(t.TOS))
+	}
+	if t.TTL != 0 && t.TTL != defaultTTL {
+		c.add(unix.SOL_IPV6, unix.IPV6_HOPLIMIT, 4, uint32(t.TTL))
+	}
+}
+
+// sendEach sends the packets of the train, whose ICRCs are filled in, as separate messages. If the socket takes
+// only the first few the train counts as sent, and the rest as lost.
+func (e *UDPEndpoint) sendEach(t *Train, p *peer) error {
+	var c controls
+	e.addControls(&c, t)
+	var iov [MaxTrainPackets]unix.Iovec
+	var v [MaxTrainPackets]mmsghdr
+	n := t.NumPackets()
+	at := e.tapTime()
+	for i := range n {
+		b := t.Packet(i)
+		iov[i] = unix.Iovec{Base: &b[0], Len: uint64(len(b))}
+		v[i].hdr = unix.Msghdr{Name: &p.sa[0], Namelen: p.saLen, Iov: &iov[i], Iovlen: 1}
+		if c.n > 0 {
+			v[i].hdr.Control, v[i].hdr.Controllen = &c.buf[0], uint64(c.n)
+		}
+	}
+	done := 0
+	for done < n {
+		k, errno := sendmmsg(p.fd, v[done:n])
+		switch {
+		case errno == 0:
+			done += k
+		case errno == unix.EINTR || errno == unix.ECONNREFUSED:
+		case done == 0:
+			return e.sendError(errno)
+		default:
+			e.tx.cutOff.Add(uint64(n - done))
+			rest := t.cut(0, done)
+			e.sent(p, &rest, done, at, 0)
+			e.tx.singly.Add(1)
+			return nil
+		}
+	}
+	e.sent(p, t, n, at, 0)
+	e.tx.singly.Add(1)
+	return nil
+}

@@ -1,0 +1,68 @@
+package link
+
+import (
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// mmsghdr mirrors struct mmsghdr of sendmmsg(2) on 64-bit machines.
+type mmsghdr struct {
+	hdr unix.Msghdr
+	len uint32
+	_   uint32
+}
+
+// The calls below go around Go's network poller: they run on the caller's thread. The raw ones, which do not
+// tell the scheduler that the thread may block, are only made with MSG_DONTWAIT.
+
+// sendmsg is sendmsg(2) with MSG_DONTWAIT.
+func sendmsg(fd int, h *unix.Msghdr) syscall.Errno {
+	_, _, e := syscall.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(h)), unix.MSG_DONTWAIT)
+	return e
+}
+
+// sendmmsg is sendmmsg(2) with MSG_DONTWAIT. If n > 0 messages were sent there is no error.
+func sendmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
+	r, _, e := syscall.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
+		uintptr(len(v)), unix.MSG_DONTWAIT, 0, 0)
+	if e != 0 {
+		return 0, e
+	}
+	return int(r), 0
+}
+
+// tryRecvmmsg is recvmmsg(2) with MSG_DONTWAIT.
+func tryRecvmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
+	r, _, e := syscall.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
+		uintptr(len(v)), unix.MSG_DONTWAIT, 0, 0)
+	if e != 0 {
+		return 0, e
+	}
+	return int(r), 0
+}
+
+// recvmmsg is recvmmsg(2); it sleeps until there is at least one message or the socket is shut down.
+func recvmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
+	r, _, e := syscall.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
+		uintptr(len(v)), unix.MSG_WAITFORONE, 0, 0)
+	if e != 0 {
+		return 0, e
+	}
+	return int(r), 0
+}
+
+// socketDrops is the number of packets that the receive buffer of a socket had no room for (SO_MEMINFO of
+// socket(7), SK_MEMINFO_DROPS of linux/sock_diag.h), or 0 where the kernel does not tell.
+func socketDrops(fd int) uint32 {
+	const drops = 8
+	var info [drops + 1]uint32
+	n := uint32(unsafe.Sizeof(info))
+	_, _, e := syscall.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&n)), 0)
+	if e != 0 || n < uint32(unsafe.Sizeof(info)) {
+		return 0
+	}
+	return info[drops]
+}

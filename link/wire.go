@@ -1,0 +1,83 @@
+package link
+
+import (
+	"errors"
+	"net/netip"
+	"sync/atomic"
+)
+
+// Port is the UDP port of RoCEv2.
+const Port = 4791
+
+// ErrAgain: the socket has no room now; nothing of the train was sent. Try again a little later.
+var ErrAgain = errors.New("socket buffer is full")
+
+// ICRCLen is the room for the ICRC at the end of each packet, in bytes.
+const ICRCLen = 4
+
+// MaxTrain is the largest Train.Buf, in bytes, and MaxTrainPackets the largest number of packets in it: limits of
+// the kernel's UDP segmentation offload with room for the headers.
+const (
+	MaxTrain        = 65000
+	MaxTrainPackets = 64
+)
+
+// Train is a run of packets to one destination.
+type Train struct {
+	Dst netip.Addr // with zone if link-local
+	// Buf holds the packets back to back, each from its BTH through ICRCLen bytes of room for the ICRC. All but
+	// the last are Size bytes long; the last is at most that.
+	Buf  []byte
+	Size int
+	TOS  uint8 // DSCP and ECN, 0 usually
+	TTL  uint8 // 0: 64
+	// SPort is the UDP source port, by which routers spread flows; 0: Port. An endpoint that cannot have it sends from
+	// Port.
+	SPort uint16
+	// QP is the number of the queue pair that sends, 0 if there is none: fault rules and captures ask for it, which a
+	// packet does not tell.
+	QP uint32
+}
+
+// Endpoint is one local address.
+type Endpoint interface {
+	// Addr is the local address, with zone if link-local.
+	Addr() netip.Addr
+	// Send fills in the ICRCs and sends the train. It may not sleep and does not keep the buffer. It is safe for
+	// concurrent use; trains of one caller leave in order. An error other than ErrAgain says that the train
+	// cannot be delivered (no route, too long for the link); it is counted and needs no handling beyond that,
+	// since the transport recovers from loss.
+	Send(t *Train) error
+	// Close stops the receive thread, waits for it, and frees the address. It does not wait for a call of Receive that
+	// has not returned for long. It may sleep, and must not be called from the Receiver.
+	Close() error
+}
+
+// Arrival is a batch of packets from one source that came back to back.
+type Arrival struct {
+	Src, Dst netip.Addr // Dst is the endpoint's address, or a multicast group
+	TOS, TTL uint8      // of the IP headers
+	// Packets hold each packet from its BTH on, without the ICRC, which was right. They are valid until Receive
+	// returns.
+	Packets [][]byte
+	// Late, which may be nil, becomes true when Receive has taken so long that another thread receives in the place of its
+	// own. What is left of the batch is to be dropped: newer packets may have overtaken it.
+	Late *atomic.Bool
+}
+
+// Dropped reports whether what is left of the batch is to be dropped.
+func (a *Arrival) Dropped() bool { return a.Late != nil && a.Late.Load() }
+
+// Receiver takes what arrives.
+type Receiver interface {
+	// Receive processes a batch. It may not sleep, but for the memory of a process that does not answer: an endpoint does
+	// without the thread then. It is called from one thread per endpoint, and one for each group that it has joined, so
+	// that packets from one source to one destination stay in order.
+	Receive(a *Arrival)
+}
+
+// Network opens endpoints.
+type Network interface {
+	// Listen claims port 4791 of a local address and starts to receive. It may sleep.
+	Listen(addr netip.Addr, r Receiver) (Endpoint, error)
+}

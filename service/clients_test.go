@@ -1,0 +1,657 @@
+package service
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/ib/slot"
+	"verbena/internal/quota"
+	"verbena/netdev"
+)
+
+const patience = 10 * time.Second
+
+// message is a message as it is sent.
+func message(t *testing.T, v any) []byte {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...)
+}
+
+// closes reports an error unless the other end closes the connection, and returns what it has sent before.
+func closes(t *testing.T, c *net.UnixConn, what string) []byte {
+	t.Helper()
+	c.SetReadDeadline(time.Now().Add(patience))
+	b, err := io.ReadAll(c)
+	if err != nil && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%s: the connection stays open: %v", what, err)
+	}
+	return b
+}
+
+// A client that sends nothing, or not all, is disconnected; one that has been answered may stay.
+func TestSilentClients(t *testing.T) {
+	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.10"}})
+	const within = 100 * time.Millisecond
+	for what, b := range map[string][]byte{
+		"nothing": nil, "half a length": {1, 0}, "half a message": {100, 0, 0, 0, '{'},
+	} {
+		ends := connected(t)
+		go s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
+		if _, err := ends[1].Write(b); err != nil {
+			t.Fatal(err)
+		}
+		closes(t, ends[1], what)
+	}
+	ends := connected(t)
+	go s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
+	c := &Client{c: conn{UnixConn: ends[1]}}
+	for range 2 {
+		if _, err := c.Do(&Request{Op: OpInfo}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * within)
+	}
+	// A later message has to be finished as well.
+	ends = connected(t)
+	got := make(chan error, 1)
+	go func() {
+		_, err := conn{UnixConn: ends[0]}.receiveWithin(new(Request), maxRequest, 0, within)
+		got <- err
+	}()
+	time.Sleep(2 * within)
+	ends[1].Write([]byte{100, 0})
+	select {
+	case err := <-got:
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("got %v, want ErrDeadlineExceeded", err)
+		}
+	case <-time.After(patience):
+		t.Error("it waits for the end of a message")
+	}
+}
+
+// A request is bounded, whoever sends it, before anything is read of it; an answer has a larger bound.
+func TestMessageBounds(t *testing.T) {
+	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.11"}})
+	for _, size := range []uint32{maxRequest + 1, 12 << 20, 1<<32 - 1} {
+		ends := connected(t)
+		go s.ServeConn(ends[0])
+		ends[1].Write(binary.LittleEndian.AppendUint32(nil, size))
+		if b := closes(t, ends[1], fmt.Sprint(size)); len(b) != 0 {
+			t.Errorf("%d bytes: an answer, %q", size, b)
+		}
+	}
+	ends := connected(t)
+	go s.ServeConn(ends[0])
+	c := &Client{c: conn{UnixConn: ends[1]}}
+	if _, err := c.Do(&Request{Op: OpInfo, Name: strings.Repeat("x", maxRequest-200)}); err != nil {
+		t.Errorf("a large request: %v", err)
+	}
+	ends = connected(t)
+	go conn{UnixConn: ends[0]}.send(&Response{Error: strings.Repeat("x", 4*maxRequest)}, nil)
+	var a Response
+	if _, err := (conn{UnixConn: ends[1]}).receive(&a); err != nil || len(a.Error) != 4*maxRequest {
+		t.Errorf("a large answer: %d bytes, %v", len(a.Error), err)
+	}
+	ends = connected(t)
+	go ends[0].Write(binary.LittleEndian.AppendUint32(nil, maxMessage+1))
+	if _, err := (conn{UnixConn: ends[1]}).receive(&a); err == nil || !strings.Contains(err.Error(), "longer than") {
+		t.Errorf("an endless answer: %v", err)
+	}
+	// A launcher's answers are received as requests are.
+	ends = connected(t)
+	go func() {
+		io.ReadFull(ends[1], make([]byte, 4))
+		ends[1].Write(binary.LittleEndian.AppendUint32(nil, maxRequest+1))
+	}()
+	if _, err := (&launcher{c: conn{UnixConn: ends[0]}}).OpenMem(1); err == nil || !strings.Contains(err.Error(), "longer than") {
+		t.Errorf("a launcher's endless answer: %v", err)
+	}
+}
+
+// descriptors are those of this process that lead to a file.
+func descriptors(t *testing.T, to string) (n int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if l, _ := os.Readlink("/proc/self/fd/" + e.Name()); l == to {
+			n++
+		}
+	}
+	return n
+}
+
+// However many descriptors come with a message, none is left, whether the request wants one, is malformed or is
+// refused.
+func TestDescriptorsDoNotLeak(t *testing.T) {
+	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.12"}})
+	path := filepath.Join(t.TempDir(), "passed")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	fd := int(f.Fd())
+	for what, b := range map[string][]byte{
+		"info":      message(t, &Request{Op: OpInfo, Protocol: protocol}),
+		"attach":    message(t, &Request{Op: OpAttach, Protocol: protocol, Attach: &Attach{}}),
+		"capture":   message(t, &Request{Op: OpCapture, Protocol: protocol, Capture: &Capture{}}),
+		"refused":   message(t, &Request{Op: OpLinkDel, Protocol: protocol}),
+		"malformed": {2, 0, 0, 0, '{', '{'},
+		"too long":  {255, 255, 255, 255},
+		"cut":       {9, 0, 0, 0, 1},
+	} {
+		for _, n := range []int{1, 2, 4, 5, 100} {
+			ends := connected(t)
+			served := make(chan struct{})
+			go func() {
+				defer close(served)
+				s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242, pid: os.Getpid()}, patience)
+			}()
+			fds := make([]int, n)
+			for i := range fds {
+				fds[i] = fd
+			}
+			if _, _, err := ends[1].WriteMsgUnix(b, unix.UnixRights(fds...), nil); err != nil {
+				t.Fatal(err)
+			}
+			ends[1].CloseWrite()
+			closes(t, ends[1], what)
+			<-served
+			if got := descriptors(t, path); got != 1 {
+				t.Fatalf("%s with %d descriptors: %d are left", what, n, got-1)
+			}
+		}
+	}
+}
+
+// The process that a program is attached for is the one that the kernel names, whatever the client says.
+func TestAttachBelievesTheKernel(t *testing.T) {
+	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.13"}})
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	request := message(t, map[string]any{"Protocol": protocol, "Op": OpAttach,
+		"Attach": map[string]any{"PID": 1, "UID": 0, "Args": []string{"x"}}})
+	for pid, want := range map[int]string{
+		os.Getpid(): fmt.Sprintf("attach process %d:", os.Getpid()), 0: "pid namespace",
+	} {
+		ends := connected(t)
+		who, err := peerOf(ends[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		who.pid = pid
+		go s.serve(conn{UnixConn: ends[0]}, who, patience)
+		if _, _, err := ends[1].WriteMsgUnix(request, unix.UnixRights(int(f.Fd())), nil); err != nil {
+			t.Fatal(err)
+		}
+		var a Response
+		if _, err := (conn{UnixConn: ends[1]}).receive(&a); err != nil || !strings.Contains(a.Error, want) {
+			t.Errorf("process %d: got %q, %v, want %q", pid, a.Error, err, want)
+		}
+	}
+}
+
+// What is known of a session is what the kernel says.
+func TestSessionInfo(t *testing.T) {
+	got := peer{pid: 17, uid: 1001}.session(&Attach{Args: []string{strings.Repeat("x", 2*maxArgs)}}, os.Stdin, &launcher{})
+	if got.LauncherPID != 17 || got.UID != 1001 || got.Pidfd != os.Stdin || got.Helper == nil ||
+		len(got.Args) != 1 || len(got.Args[0]) > maxArgs+3 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// A user sees the contexts and the holdings that are his.
+func TestVisible(t *testing.T) {
+	all := []ContextInfo{{UID: 1001, PID: 1}, {UID: 1002, PID: 2}, {UID: 0, PID: 3}}
+	if got := (peer{uid: 1001}).visible(all); len(got) != 1 || got[0].PID != 1 {
+		t.Errorf("user 1001: got %+v", got)
+	}
+	if got := (peer{uid: 1003}).visible(all); len(got) != 0 {
+		t.Errorf("user 1003: got %+v", got)
+	}
+	if got := (peer{uid: 0}).visible(all); len(got) != 3 {
+		t.Errorf("root: got %+v", got)
+	}
+	s := &Service{quota: quota.New(quota.Limits{quota.QPs: {PerUser: 5, Total: 9}})}
+	for _, uid := range []int{1001, 1002} {
+		if err := s.quota.User(uid).Take(quota.QPs, 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := s.Users(peer{uid: 1001}.sees); len(got) != 1 || got[0].UID != 1001 ||
+		got[0].Holds[quota.QPs] != (UsageInfo{"qps", 2, 5}) {
+		t.Errorf("user 1001: got %+v", got)
+	}
+	if got := s.Users(peer{uid: 0}.sees); len(got) != 3 || got[2].UID != -1 ||
+		got[2].Holds[quota.QPs] != (UsageInfo{"qps", 4, 9}) {
+		t.Errorf("root: got %+v", got)
+	}
+}
+
+// A user has so many connections, and is told so at the next; a manager gets in; ended ones count no more.
+func TestConnectionsPerUser(t *testing.T) {
+	var log logText
+	limits := DefaultLimits(true)
+	limits[quota.Connections] = quota.Limit{PerUser: 3, Total: 100}
+	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.14"}}}, Limits: &limits,
+		Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	connect := func(uid int) *Client {
+		ends := connected(t)
+		s.admitPeer(ends[0], peer{uid: uid})
+		return &Client{c: conn{UnixConn: ends[1]}}
+	}
+	ask := func(c *Client) error {
+		_, err := c.Do(&Request{Op: OpInfo})
+		return err
+	}
+	var first []*Client
+	for range 3 {
+		c := connect(4242)
+		if err := ask(c); err != nil {
+			t.Fatal(err)
+		}
+		first = append(first, c)
+	}
+	if err := ask(connect(4242)); !errors.Is(err, syscall.EAGAIN) ||
+		!strings.Contains(err.Error(), "--limit connections=") {
+		t.Errorf("one too many: got %v, want EAGAIN", err)
+	}
+	for deadline := time.Now().Add(patience); countLines(&log, "user 4242 holds 3 connections") == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the log does not name the limit:\n%s", log.String())
+		}
+	}
+	if err := ask(connect(4243)); err != nil {
+		t.Errorf("another user: %v", err)
+	}
+	for range 5 {
+		if err := ask(connect(0)); err != nil {
+			t.Errorf("root: %v", err)
+		}
+	}
+	first[0].Close()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if err := ask(connect(4242)); err == nil {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("after the end of one: %v", err)
+		}
+	}
+}
+
+// Requests of one user that are not done keep neither others' waiting, nor more of his own.
+func TestRequestsPerUser(t *testing.T) {
+	var q requestCount
+	var done []func()
+	for range maxRequests {
+		d, err := q.begin(4242)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done = append(done, d)
+	}
+	if _, err := q.begin(4242); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("one too many: got %v, want EBUSY", err)
+	}
+	if _, err := q.begin(4243); err != nil {
+		t.Error(err)
+	}
+	done[0]()
+	if _, err := q.begin(4242); err != nil {
+		t.Errorf("after one was done: %v", err)
+	}
+}
+
+// Nothing that a client sends comes back, or is logged, at any length.
+func TestNothingUnboundedIsEchoed(t *testing.T) {
+	var log logText
+	s, err := New(Options{
+		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.15"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	long := strings.Repeat("y", maxRequest/2)
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, r := range []*Request{
+		{Op: Op(long)}, {Op: OpStatShow, Name: long}, {Op: OpLinkDel, Name: long},
+		{Op: OpAttach, Attach: &Attach{Args: []string{long, long[:1000]}}},
+	} {
+		for _, uid := range []int{4242, 0} {
+			ends := connected(t)
+			go s.serve(conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, patience)
+			r.Protocol = protocol
+			if err := (conn{UnixConn: ends[1]}).send(r, f); err != nil {
+				t.Fatal(err)
+			}
+			var a Response
+			if _, err := (conn{UnixConn: ends[1]}).receive(&a); err != nil || a.Error == "" || len(a.Error) > 1000 {
+				t.Errorf("%.20s: got an error of %d bytes, %v", r.Op, len(a.Error), err)
+			}
+		}
+	}
+	ends := connected(t)
+	go s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242}, patience)
+	ends[1].Write(message(t, map[string]any{"ID": json.Number(strings.Repeat("9", maxRequest/2))}))
+	closes(t, ends[1], "a malformed message")
+	if n := len(log.String()); n == 0 || n > 4000 {
+		t.Errorf("%d bytes were logged", n)
+	}
+	if got := strings.Join(cutArgs([]string{"a", long, "b"}), " "); len(got) > maxArgs+10 ||
+		!strings.HasPrefix(got, "a yyy") || !strings.HasSuffix(got, "y...") {
+		t.Errorf("arguments: %d bytes", len(got))
+	}
+	if got := cutArgs([]string{"a", "b"}); len(got) != 2 {
+		t.Errorf("arguments: got %q", got)
+	}
+}
+
+// A panic on behalf of one client is its error, and the end of nothing else.
+func TestPanicOfARequest(t *testing.T) {
+	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
+	broken := &Service{log: s.log, requestTimeout: patience}
+	ends := connected(t)
+	go broken.ServeConn(ends[0])
+	b := &Client{c: conn{UnixConn: ends[1]}}
+	for range 2 {
+		if _, err := b.Do(&Request{Op: OpResShow}); !errors.Is(err, syscall.EIO) {
+			t.Errorf("got %v, want EIO", err)
+		}
+	}
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := b.Attach(Attach{}, f); err == nil {
+		t.Error("attached to nothing")
+	}
+	if _, err := c.Do(&Request{Op: OpInfo}); err != nil {
+		t.Errorf("another client: %v", err)
+	}
+}
+
+// A device that does not go, since a program's memory does not answer, holds up neither the other requests nor the end.
+func TestStuckDevice(t *testing.T) {
+	f := fakeNothing{make(chan struct{})}
+	s, err := New(Options{Interfaces: f,
+		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.17"}}, {Name: "rxe1", Addrs: []string{"127.91.8.18"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.closeTimeout = patience
+	stuck := make(chan struct{})
+	if err := s.core.RegisterClient(&ib.Client{
+		Name: "stuck",
+		Add:  func(*ib.Device) (any, error) { return nil, nil },
+		Remove: func(d *ib.Device, _ any) {
+			if d.Name() == "rxe0" {
+				<-stuck
+			}
+		},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ends := connected(t)
+	go s.ServeConn(ends[0])
+	c := &Client{c: conn{UnixConn: ends[1]}}
+	do := func(r *Request) error {
+		t.Helper()
+		began := time.Now()
+		_, err := c.Do(r)
+		if d := time.Since(began); d > patience {
+			t.Errorf("%s took %v", r.Op, d)
+		}
+		return err
+	}
+	until := func(what string, is func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal(what)
+			}
+		}
+	}
+	go s.DevReset(DevReset{Name: "rxe0"})
+	until("the reset has not begun", func() bool { return s.Devs(peer{}.sees)[0].State == slot.Recovering.String() })
+	for _, r := range []*Request{
+		{Op: OpLinkShow}, {Op: OpDevShow}, {Op: OpStatShow}, {Op: OpResShow}, {Op: OpFaultShow}, {Op: OpInfo},
+		{Op: OpDevReset, Reset: &DevReset{Name: "rxe1"}},
+		{Op: OpLinkAdd, Link: &LinkSpec{Name: "rxe2", Addrs: []string{"127.91.8.19"}}},
+	} {
+		if err := do(r); err != nil {
+			t.Errorf("%s: %v", r.Op, err)
+		}
+	}
+	go s.LinkDel("rxe0")
+	until("the removal has not begun", func() bool {
+		if err := do(&Request{Op: OpLinkShow}); err != nil {
+			t.Fatal(err)
+		}
+		return s.all()[0].spec.Name != "rxe0"
+	})
+	if err := do(&Request{Op: OpLinkShow}); err != nil {
+		t.Errorf("link show meanwhile: %v", err)
+	}
+	began := time.Now()
+	ended := s.Close()
+	if d := time.Since(began); d > 2*patience {
+		t.Errorf("the end took %v", d)
+	}
+	// The removal is still under way; the service does not know that device any more, and the rest has ended.
+	if ended != nil && !errors.Is(ended, syscall.ETIMEDOUT) {
+		t.Errorf("the end: %v", ended)
+	}
+	close(stuck)
+}
+
+// A request that does not end is answered after a time, and counted until it does.
+func TestBounded(t *testing.T) {
+	s := &Service{log: slog.New(slog.DiscardHandler), requestTimeout: 20 * time.Millisecond}
+	stuck := make(chan struct{})
+	ended := make(chan struct{})
+	_, err := s.bounded(&Request{Op: OpResShow}, func() (*Response, error) {
+		defer close(ended)
+		<-stuck
+		return nil, nil
+	})
+	if !errors.Is(err, syscall.ETIMEDOUT) {
+		t.Errorf("got %v, want ETIMEDOUT", err)
+	}
+	close(stuck)
+	<-ended
+	s.requestTimeout = patience
+	if a, err := s.bounded(&Request{}, func() (*Response, error) { return &Response{ID: 7}, nil }); err != nil || a.ID != 7 {
+		t.Errorf("got %+v, %v", a, err)
+	}
+}
+
+// An end that is held up says by what, and what is left on /dev/shm is removed by force.
+func TestStuckEnd(t *testing.T) {
+	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.20"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.closeTimeout = 200 * time.Millisecond
+	stuck := make(chan struct{})
+	gone := make(chan struct{})
+	if err := s.core.RegisterClient(&ib.Client{
+		Name:   "stuck",
+		Add:    func(*ib.Device) (any, error) { return nil, nil },
+		Remove: func(*ib.Device, any) { <-stuck; close(gone) },
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), "device rxe0") {
+		t.Errorf("got %v, want ETIMEDOUT", err)
+	}
+	ends := connected(t)
+	s.attached(conn{UnixConn: ends[0]})
+	s.Abandon()
+	closes(t, ends[1], "a launcher")
+	if _, err := os.Stat(s.dir.path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory: got %v, want ErrNotExist", err)
+	}
+	close(stuck)
+	<-gone
+}
+
+// fakeNothing are interfaces that never change.
+type fakeNothing struct{ closed chan struct{} }
+
+func (f fakeNothing) All() ([]netdev.Interface, error) { return nil, errors.New("none") }
+func (f fakeNothing) Wait() error                      { <-f.closed; return os.ErrClosed }
+func (f fakeNothing) Close() error                     { close(f.closed); return nil }
+
+// Without descriptors, a manager is served, and neither is the processor burnt nor the log filled.
+func TestNoDescriptors(t *testing.T) {
+	var log logText
+	s, err := New(Options{
+		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.21"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	l, err := Listen(loc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	go s.Serve(l)
+	warm, err := Dial(loc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := warm.Do(&Request{Op: OpInfo}); err != nil {
+		t.Fatal(err)
+	}
+	warm.Close()
+	// The client's descriptor comes before the others are taken.
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	low := unix.Rlimit{Cur: 300, Max: old.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &old)
+	var taken []int
+	defer func() {
+		for _, fd := range taken {
+			unix.Close(fd)
+		}
+	}()
+	fill := func() {
+		for {
+			f, err := unix.Open(os.DevNull, unix.O_CLOEXEC, 0)
+			if err != nil {
+				return
+			}
+			taken = append(taken, f)
+		}
+	}
+	fill()
+	used := func() time.Duration {
+		var r unix.Rusage
+		unix.Getrusage(unix.RUSAGE_SELF, &r)
+		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	}
+	before := used()
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: loc.Socket}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Write(fd, message(t, &Request{Protocol: protocol, Op: OpLinkShow})); err != nil {
+		t.Fatal(err)
+	}
+	unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
+	b := make([]byte, 4096)
+	n, err := unix.Read(fd, b)
+	if err != nil || !bytes.Contains(b[:max(n, 0)], []byte("rxe0")) {
+		t.Errorf("a manager: got %q, %v", b[:max(n, 0)], err)
+	}
+	time.Sleep(500 * time.Millisecond)
+	if d := used() - before; d > 300*time.Millisecond {
+		t.Errorf("it has used %v of the processor", d)
+	}
+	if n := strings.Count(log.String(), "\n"); n > 3 {
+		t.Errorf("%d lines were logged:\n%s", n, log.String())
+	}
+}
+
+// Descriptors whose closing does not end hold up few threads, and nobody but their user.
+func TestClosing(t *testing.T) {
+	var q requestCount
+	c := q.closing(4242)
+	for range maxClosing {
+		c <- struct{}{} // one that does not end
+	}
+	if q.closing(4242) != c || q.closing(4243) == c {
+		t.Error("the bound is not each user's own")
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		c.close(w)
+	}()
+	select {
+	case <-closed:
+		t.Error("one more is being closed")
+	case <-time.After(soon):
+	}
+	<-c
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		t.Error("it is not closed when another one is")
+	}
+	closing(nil).close(r)
+	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("without a bound: got %v, want ErrClosed", err)
+	}
+}

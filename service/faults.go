@@ -1,0 +1,85 @@
+package service
+
+import (
+	"fmt"
+	"slices"
+	"syscall"
+
+	"verbena/link"
+)
+
+// FaultRule disturbs what a device sends.
+type FaultRule struct {
+	Dev string `json:"dev"`
+	link.Rule
+}
+
+// FaultRuleState is a rule and what it has done.
+type FaultRuleState struct {
+	Dev string `json:"dev"`
+	link.RuleState
+}
+
+// FaultAdd lets a rule take effect, and returns its ID, which no other rule of the service has. While a device has
+// rules, what it sends and gets takes the full path.
+func (s *Service) FaultAdd(r FaultRule) (id int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.find(r.Dev)
+	if l == nil {
+		return 0, s.noLink(r.Dev)
+	}
+	if err := l.faults.Add(r.Rule); err != nil {
+		return 0, fmt.Errorf("fault add: %w: %w", err, syscall.EINVAL)
+	}
+	s.configured = true
+	rules := l.faults.List()
+	return rules[len(rules)-1].ID, nil
+}
+
+// FaultClear removes the rules of one device, or of all if dev is empty: all of them, or the one with the ID if that is
+// not 0.
+func (s *Service) FaultClear(dev string, id int) error {
+	links, err := s.named(dev)
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		switch {
+		case id == 0:
+			l.faults.Clear()
+		case l.faults.Remove(id):
+			return nil
+		}
+	}
+	if id != 0 {
+		return fmt.Errorf("fault clear: there is no rule %d; verbena fault show lists them: %w", id, syscall.ENOENT)
+	}
+	return nil
+}
+
+// Faults lists the rules of one device, or of all if dev is empty, and what they have done.
+func (s *Service) Faults(dev string) ([]FaultRuleState, error) {
+	links, err := s.named(dev)
+	list := []FaultRuleState{}
+	for _, l := range links {
+		for _, r := range l.faults.List() {
+			list = append(list, FaultRuleState{Dev: l.spec.Name, RuleState: r})
+		}
+	}
+	return list, err
+}
+
+// named is the link of that name, or all links if the name is empty.
+func (s *Service) named(dev string) ([]*rxeLink, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if dev == "" {
+		return slices.Clone(s.links), nil
+	}
+	l := s.find(dev)
+	if l == nil {
+		return nil, s.noLink(dev)
+	}
+	return []*rxeLink{l}, nil
+}

@@ -1,0 +1,193 @@
+package service
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/netdev"
+)
+
+func addrs(list ...string) (a []netip.Addr) {
+	for _, s := range list {
+		a = append(a, netip.MustParseAddr(s))
+	}
+	return a
+}
+
+// What a link makes of the list of interfaces.
+func TestLinkNow(t *testing.T) {
+	eth := netdev.Interface{Name: "eth0", Index: 2, MTU: 1500, Up: true, Running: true, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1},
+		Addrs: addrs("10.0.0.1", "10.0.0.2", "fe80::1%eth0")}
+	lo := netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true, Loopback: true, Addrs: addrs("127.0.0.1")}
+	with := func(i netdev.Interface, f func(i *netdev.Interface)) netdev.Interface {
+		f(&i)
+		return i
+	}
+	for _, c := range []struct {
+		name  string
+		host  netdev.Interface
+		fixed []netip.Addr
+		list  []netdev.Interface
+		want  []netip.Addr
+		up    bool
+		index int
+	}{
+		{"all", eth, nil, []netdev.Interface{lo, eth}, eth.Addrs, true, 2},
+		{"fixed", eth, addrs("fe80::1%eth0", "10.0.0.2"), []netdev.Interface{lo, eth}, addrs("fe80::1%eth0", "10.0.0.2"), true, 2},
+		{"fixed, one gone", eth, addrs("10.0.0.9", "10.0.0.2"), []netdev.Interface{lo, eth}, addrs("10.0.0.2"), true, 2},
+		{"down", eth, nil, []netdev.Interface{lo, with(eth, func(i *netdev.Interface) { i.Up, i.Running, i.Addrs = false, false, addrs("10.0.0.1") })},
+			addrs("10.0.0.1"), false, 2},
+		{"gone", eth, nil, []netdev.Interface{lo}, nil, false, 2},
+		{"gone, fixed", eth, addrs("10.0.0.1"), nil, nil, false, 2},
+		{"made again", eth, nil, []netdev.Interface{lo, with(eth, func(i *netdev.Interface) { i.Index = 7 })}, eth.Addrs, true, 7},
+		{"renamed", eth, nil, []netdev.Interface{with(eth, func(i *netdev.Interface) { i.Name = "lan0" })}, eth.Addrs, true, 2},
+		{"any loopback address", lo, addrs("127.5.5.5"), []netdev.Interface{lo, eth}, addrs("127.5.5.5"), true, 1},
+	} {
+		l := &rxeLink{host: &c.host, addrs: c.fixed}
+		host, got := l.now(c.list)
+		if !slices.Equal(got, c.want) || host.Index != c.index || (host.Up && host.Running) != c.up || host.MAC.String() != c.host.MAC.String() {
+			t.Errorf("%s: %+v with %v, want %v", c.name, host, got, c.want)
+		}
+	}
+}
+
+// fakeInterfaces change when the test says so.
+type fakeInterfaces struct {
+	list    []netdev.Interface // not changed while the service may look
+	changes chan []netdev.Interface
+	closed  chan struct{}
+	waiting chan struct{} // the service has looked at everything
+}
+
+func (f *fakeInterfaces) All() ([]netdev.Interface, error) { return f.list, nil }
+
+func (f *fakeInterfaces) Wait() error {
+	select {
+	case f.waiting <- struct{}{}:
+	case <-f.closed:
+		return os.ErrClosed
+	}
+	select {
+	case f.list = <-f.changes:
+		return nil
+	case <-f.closed:
+		return os.ErrClosed
+	}
+}
+
+func (f *fakeInterfaces) Close() error {
+	close(f.closed)
+	return nil
+}
+
+// A service's devices follow the interfaces: port, GID table, and the files that programs see.
+func TestFollow(t *testing.T) {
+	all, err := netdev.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(i netdev.Interface) bool { return i.Loopback })
+	if i < 0 {
+		t.Skip("no loopback interface")
+	}
+	lo := all[i]
+	f := &fakeInterfaces{list: all, changes: make(chan []netdev.Interface), closed: make(chan struct{}), waiting: make(chan struct{})}
+	s, err := New(Options{
+		Links:      []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.1", "127.91.7.2"}}, {Name: "rxe1", Addrs: []string{"127.91.7.3"}}},
+		Interfaces: f,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	wait := func() {
+		t.Helper()
+		select {
+		case <-f.waiting:
+		case <-time.After(20 * time.Second):
+			t.Fatal("the service does not look at the interfaces")
+		}
+	}
+	wait()
+	events := make(chan ib.EventType, 100)
+	s.links[0].dev.IB().OnEvent(func(e ib.Event) { events <- e.Type })
+	step := func(i netdev.Interface, want ...ib.EventType) {
+		t.Helper()
+		f.changes <- []netdev.Interface{i}
+		wait()
+		for _, w := range want {
+			select {
+			case e := <-events:
+				if e != w {
+					t.Errorf("event %v, want %v", e, w)
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatalf("no event %v", w)
+			}
+		}
+		if len(events) > 0 {
+			t.Errorf("one more event, %v", <-events)
+		}
+	}
+	file := func(name, want string) { // of what programs see
+		t.Helper()
+		b, err := os.ReadFile(s.dir.path + "/tree/sys/class/infiniband/rxe0/ports/1/" + name)
+		if err != nil || string(b) != want {
+			t.Errorf("%s is %q (%v), want %q", name, b, err, want)
+		}
+	}
+	gid2 := func(want string) {
+		t.Helper()
+		g, err := s.links[0].dev.IB().QueryGID(1, 2)
+		if err != nil || g.GID != ib.GIDFromAddr(netip.MustParseAddr(want)) {
+			t.Errorf("the GID is %v (%v), want %v", g, err, want)
+		}
+	}
+	gid2("127.91.7.2")
+	file("state", "4: ACTIVE\n")
+	step(lo)
+
+	down := lo
+	down.Up, down.Running = false, false
+	down.Addrs = addrs("127.91.7.1") // the one that is not implied by the loopback interface's being up
+	step(down, ib.EventPortErr, ib.EventGIDChange)
+	file("state", "1: DOWN\n")
+	gid2("::")
+	if links, err := s.Links(); err != nil || links[0].State != "DOWN" || len(links[0].GIDs) != 2 || len(links[1].GIDs) != 1 {
+		t.Errorf("link show: %+v, %v", links, err)
+	}
+	step(lo, ib.EventPortActive, ib.EventGIDChange)
+	file("state", "4: ACTIVE\n")
+	gid2("127.91.7.2")
+
+	if err := s.LinkAdd(LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}}); err == nil {
+		t.Error("two links have one address")
+	}
+}
+
+// The news of a device come after those of the next one, where resets follow each other closely.
+func TestProbedLate(t *testing.T) {
+	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	l := s.links[0]
+	first := l.hw.Device()
+	if err := l.slot.Reset(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	second := l.hw.Device()
+	s.probed(l, second)
+	s.probed(l, first)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.dev != second {
+		t.Error("the service follows the interface with a device that has gone")
+	}
+}

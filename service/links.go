@@ -1,0 +1,346 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/driver/rxe"
+	"verbena/ib/slot"
+	"verbena/link"
+	"verbena/netdev"
+)
+
+// LinkSpec says what device to make.
+type LinkSpec struct {
+	Name string `json:"name"`
+	// Addrs are the device's addresses in the order of its GID table, all of one interface; empty: all addresses of
+	// Netdev, and if that is empty too, of the host's first usable interface.
+	Addrs  []string `json:"addrs,omitempty"`
+	Netdev string   `json:"netdev,omitempty"`
+	// Wire makes every packet take the UDP path, also between devices of one service.
+	Wire bool `json:"wire,omitempty"`
+}
+
+// ParseLinkSpec reads NAME=ADDR[,ADDR...] or NAME=NETDEV, or NAME alone.
+func ParseLinkSpec(s string) (LinkSpec, error) {
+	name, rest, _ := strings.Cut(s, "=")
+	l := LinkSpec{Name: name}
+	if _, err := netip.ParseAddr(strings.Split(rest, ",")[0]); err == nil {
+		l.Addrs = strings.Split(rest, ",")
+	} else {
+		l.Netdev = rest
+	}
+	return l, l.check()
+}
+
+func (l *LinkSpec) check() error {
+	if len(l.Name) > 63 || !strings.HasPrefix(l.Name, "rxe") || strings.ContainsAny(l.Name, "/ \t\n") {
+		return fmt.Errorf("device name %q: must be rxe followed by up to 60 characters, such as rxe1: libibverbs finds the driver by that name: %w", l.Name, syscall.EINVAL)
+	}
+	return nil
+}
+
+// LinkInfo describes a device.
+type LinkInfo struct {
+	Name   string    `json:"name"`
+	Uverbs string    `json:"uverbs"` // its device file's name
+	Netdev string    `json:"netdev"`
+	State  string    `json:"state"`
+	MTU    int       `json:"mtu"` // active path MTU, bytes
+	GIDs   []GIDInfo `json:"gids"`
+	Wire   bool      `json:"wire"` // no shortcut between devices of this service
+}
+
+// GIDInfo is a GID and the address that it stands for.
+type GIDInfo struct {
+	Index int    `json:"index"`
+	GID   string `json:"gid"`
+	Addr  string `json:"addr"`
+}
+
+// rxeLink is a device with what belongs to it.
+type rxeLink struct {
+	spec   LinkSpec
+	hw     *rxe.Hardware
+	slot   *slot.Slot
+	outage outage
+	faults *link.Faults
+	taps   *link.Taps
+	addrs  []netip.Addr // of the device; nil: all that the interface has
+
+	following sync.Mutex                         // one change of interface at a time
+	news      atomic.Pointer[[]netdev.Interface] // that it has not been brought up to
+
+	// Under Service.mu, once the link is known.
+	dev  *rxe.Device       // the latest
+	host *netdev.Interface // as last seen
+}
+
+// openLink makes a device and registers it.
+func (s *Service) openLink(spec LinkSpec) (*rxeLink, error) {
+	if err := spec.check(); err != nil {
+		return nil, err
+	}
+	host, addrs, err := spec.resolve()
+	if err != nil {
+		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
+	}
+	return s.openLinkOn(spec, host, addrs, len(spec.Addrs) > 0)
+}
+
+// openLinkOn makes a device on addresses of an interface: on these alone if they are fixed, else they will be followed by
+// whatever others the interface gets.
+func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []netip.Addr, fixed bool) (*rxeLink, error) {
+	for _, a := range addrs {
+		if o := s.owner(a); o != nil {
+			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
+				spec.Name, a, o.spec.Name, o.spec.Name, syscall.EADDRINUSE)
+		}
+	}
+	n := s.made.Add(1)
+	l := &rxeLink{spec: spec, host: host, taps: &link.Taps{}}
+	if fixed {
+		l.addrs = addrs
+	}
+	l.faults = link.NewFaults(link.UDP(link.UDPOptions{Taps: l.taps}), rand.NewPCG(s.opts.Seed, 2*n))
+	l.faults.NumberBy(&s.faultIDs)
+	cfg := rxe.Config{
+		Recover: true,
+		Name:    spec.Name,
+		Netdev:  *host,
+		Addrs:   addrs,
+		Network: l.faults,
+		Faults:  l.faults,
+		Taps:    l.taps,
+		Fabric:  s.fabric,
+		Rand:    rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
+		Logf:    func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
+	}
+	cfg.Probed = func(d *rxe.Device) {
+		d.SetShortcut(!spec.Wire)
+		if l.dev == nil {
+			l.dev = d
+			return
+		}
+		go s.probed(l, d)
+	}
+	l.hw = rxe.NewHardware(cfg)
+	l.slot = slot.New(s.core, spec.Name, l.hw, s.logf)
+	if err := l.slot.Plug(); err != nil {
+		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
+	}
+	return l, nil
+}
+
+// probed notes that a link has a new device, after a reset or a plug.
+func (s *Service) probed(l *rxeLink, d *rxe.Device) {
+	s.mu.Lock()
+	if now := l.hw.Device(); now != nil && now != d {
+		s.mu.Unlock()
+		return // there is a later one already
+	}
+	l.dev = d
+	list := []netdev.Interface{*l.host}
+	s.mu.Unlock()
+	// The interface may have changed while there was no device.
+	l.news.CompareAndSwap(nil, &list)
+	s.bringUp(l)
+}
+
+// resolve finds the interface and the addresses.
+func (l *LinkSpec) resolve() (host *netdev.Interface, addrs []netip.Addr, err error) {
+	if len(l.Addrs) == 0 {
+		if l.Netdev != "" {
+			host, err = netdev.ByName(l.Netdev)
+		} else {
+			host, err = netdev.FirstUsable()
+		}
+		if err != nil {
+			return host, nil, err
+		}
+		if len(host.Addrs) == 0 {
+			return host, nil, fmt.Errorf("interface %s has no address: %w", host.Name, syscall.EADDRNOTAVAIL)
+		}
+		return host, host.Addrs, nil
+	}
+	for _, text := range l.Addrs {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return host, nil, fmt.Errorf("address %q: %w: %w", text, err, syscall.EINVAL)
+		}
+		h, err := netdev.ByAddr(a)
+		if err != nil {
+			return host, nil, err
+		}
+		if len(addrs) > 0 && h.Index != host.Index {
+			return host, nil, fmt.Errorf("%s is an address of %s, %s of %s: a device has one interface: %w", l.Addrs[0], host.Name, text, h.Name, syscall.EINVAL)
+		}
+		host, addrs = h, append(addrs, a)
+	}
+	return host, addrs, nil
+}
+
+// openDefaultLink makes rxe0 on the host's first usable interface. Where another service, or the kernel's
+// rdma_rxe, has port 4791 there, it takes the first loopback address on which the port is free, so that services
+// of several users, and private ones, can live side by side and reach each other.
+func (s *Service) openDefaultLink() (*rxeLink, error) {
+	spec := LinkSpec{Name: "rxe0", Wire: s.opts.Wire}
+	host, addrs, err := spec.resolve()
+	if err != nil {
+		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
+	}
+	l, err := s.openLinkOn(spec, host, addrs, false)
+	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+		// A link-local address may be unusable for a moment, while the kernel verifies that it is the only one.
+		s.log.Info("leaving out link-local addresses", "cause", err)
+		global := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.IsLinkLocalUnicast)
+		if len(global) == 0 || len(global) == len(addrs) {
+			return nil, err
+		}
+		l, err = s.openLinkOn(spec, host, global, false)
+	}
+	if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
+		return l, err
+	}
+	s.log.Info("another RDMA service has the host's address; using a loopback address", "cause", err)
+	for a := netip.AddrFrom4([4]byte{127, 0, 0, 1}); a != netip.AddrFrom4([4]byte{127, 0, 0, 255}); a = a.Next() {
+		host, err = netdev.ByAddr(a)
+		if err != nil {
+			return nil, fmt.Errorf("link %s: %w", spec.Name, err)
+		}
+		if l, err = s.openLinkOn(spec, host, []netip.Addr{a}, true); !errors.Is(err, syscall.EADDRINUSE) {
+			return l, err
+		}
+	}
+	return l, err
+}
+
+// LinkAdd makes a device and shows it to programs.
+func (s *Service) LinkAdd(spec LinkSpec) error {
+	s.adding.Lock()
+	defer s.adding.Unlock()
+	s.mu.Lock()
+	exists := s.find(spec.Name) != nil
+	s.mu.Unlock()
+	if exists {
+		return fmt.Errorf("link %s exists already: %w", spec.Name, syscall.EEXIST)
+	}
+	if s.ended.Err() != nil {
+		return fmt.Errorf("link %s: the service ends: %w", clip(spec.Name), syscall.ESHUTDOWN)
+	}
+	spec.Wire = spec.Wire || s.opts.Wire
+	l, err := s.openLink(spec)
+	if err != nil {
+		return err
+	}
+	s.addLink(l)
+	return nil
+}
+
+// addLink makes the link known.
+func (s *Service) addLink(l *rxeLink) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.configured = true
+	s.links = append(s.links, l)
+	for r := range s.recordings {
+		r.put(l)
+	}
+}
+
+// LinkDel takes a device away. Programs that have it open find it gone: their contexts become zombies.
+func (s *Service) LinkDel(name string) error {
+	s.mu.Lock()
+	l := s.find(name)
+	if l == nil {
+		defer s.mu.Unlock()
+		return s.noLink(name)
+	}
+	s.configured = true
+	s.forgetLink(l)
+	s.mu.Unlock()
+	return l.slot.Close()
+}
+
+// forgetLink makes the link unknown; s.mu is held.
+func (s *Service) forgetLink(l *rxeLink) {
+	s.links = slices.DeleteFunc(slices.Clone(s.links), func(o *rxeLink) bool { return o == l })
+	for r := range s.recordings {
+		r.remove(l)
+	}
+}
+
+// all are the links at the moment.
+func (s *Service) all() []*rxeLink {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.links)
+}
+
+// find returns the link of a name, nil if there is none; s.mu is held.
+func (s *Service) find(name string) *rxeLink {
+	for _, l := range s.links {
+		if l.spec.Name == name {
+			return l
+		}
+	}
+	return nil
+}
+
+func (s *Service) noLink(name string) error {
+	names := "none"
+	if len(s.links) > 0 {
+		var n []string
+		for _, l := range s.links {
+			n = append(n, l.spec.Name)
+		}
+		names = strings.Join(n, ", ")
+	}
+	return fmt.Errorf("no device named %q (there are: %s): %w", clip(name), names, syscall.ENODEV)
+}
+
+// Links describes the devices.
+func (s *Service) Links() ([]LinkInfo, error) {
+	list := []LinkInfo{}
+	for _, l := range s.all() {
+		dev := l.hw.Device()
+		s.mu.Lock()
+		netdev := l.host.Name
+		s.mu.Unlock()
+		if dev == nil {
+			list = append(list, LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(),
+				Wire: l.spec.Wire})
+			continue
+		}
+		ibdev := dev.IB()
+		port, err := ibdev.QueryPort(1)
+		if err != nil {
+			return nil, err
+		}
+		info := LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
+			Wire: l.spec.Wire}
+		for _, d := range s.uverbs.Devices() {
+			if d.IB() == ibdev {
+				info.Uverbs = d.Name()
+			}
+		}
+		for i := range port.GIDTableLen {
+			g, err := ibdev.QueryGID(1, i)
+			if err != nil {
+				return nil, err
+			}
+			if !g.GID.IsZero() {
+				info.GIDs = append(info.GIDs, GIDInfo{Index: i, GID: g.GID.String(), Addr: g.GID.Addr().String()})
+			}
+		}
+		list = append(list, info)
+	}
+	return list, nil
+}

@@ -1,0 +1,213 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/supervisor"
+)
+
+// Listener is a location that this process has claimed. At most one process has it, from Listen to Release:
+//
+//	Listen: lock -> no service answers -> socket --Close--> no socket, still locked --Release--> free
+type Listener struct {
+	*net.UnixListener
+	dir    *os.File // where the socket is
+	name   string   // there
+	socket *os.File // what was made there, so that its inode is not another's
+	lock   *os.File
+	once   sync.Once
+}
+
+// listenPatience bounds the wait of Listen for a service that is ending; it is longer than a service takes for that.
+const listenPatience = CloseTimeout + 2*time.Second
+
+// Listen claims the location. Whoever may write to a file of shared's owner and mode may connect; nil: only this user,
+// and root.
+//
+// A socket that nothing listens on was left behind, and is replaced. Anything else that has the path stays as it is:
+// EADDRINUSE where a service, or another program, answers or the lock is held; EEXIST where there is no socket; EPERM
+// where the socket is another user's, or others may rename what is in the directory. It waits for a service that is
+// ending. It may sleep.
+func Listen(loc Location, shared *supervisor.Node) (_ *Listener, err error) {
+	return listen(loc, shared, listenPatience)
+}
+
+func listen(loc Location, shared *supervisor.Node, patience time.Duration) (_ *Listener, err error) {
+	if err := loc.check(); err != nil {
+		return nil, err
+	}
+	l := &Listener{name: filepath.Base(loc.Socket)}
+	defer func() {
+		if err != nil {
+			l.closeFiles()
+		}
+	}()
+	if l.dir, err = openDirectory(filepath.Dir(loc.Socket)); err != nil {
+		return nil, fmt.Errorf("listen on the control socket: %w", err)
+	}
+	if err := l.trusted(); err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		l.lock, err = flock(loc.lock(), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lock the control socket: %w", err)
+		}
+		// Either it serves, or it will in a moment, or it is ending.
+		if answers(loc) || time.Now().After(deadline) {
+			return nil, fmt.Errorf("a service is running already at %s: %w", loc.Socket, syscall.EADDRINUSE)
+		}
+	}
+	if err := l.clear(loc); err != nil {
+		return nil, err
+	}
+	if err := l.bind(shared); err != nil {
+		return nil, fmt.Errorf("listen on the control socket %s: %w", loc.Socket, err)
+	}
+	return l, nil
+}
+
+// trusted reports an error if others than the directory's owner can rename what is in it.
+func (l *Listener) trusted() error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(l.dir.Fd()), &st); err != nil {
+		return fmt.Errorf("directory of the control socket: %w", err)
+	}
+	if st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0 {
+		return fmt.Errorf("directory of the control socket: others can write to %s, which has no sticky bit, and could put a service of their own there: %w",
+			l.dir.Name(), syscall.EPERM)
+	}
+	return nil
+}
+
+// answers reports whether something listens at a location.
+func answers(loc Location) bool {
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
+}
+
+// clear removes a socket that was left behind. The caller has the lock, so that it is no service's that is about to
+// listen.
+func (l *Listener) clear(loc Location) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(int(l.dir.Fd()), l.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case err != nil:
+		return fmt.Errorf("listen on the control socket: %w", &fs.PathError{Op: "stat", Path: loc.Socket, Err: err})
+	case st.Mode&unix.S_IFMT != unix.S_IFSOCK:
+		return fmt.Errorf("%s exists and is no socket: it is left as it is; choose another path for the control socket: %w", loc.Socket, syscall.EEXIST)
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s is a socket of user %d: it is left as it is; choose another path for the control socket: %w",
+			loc.Socket, st.Uid, syscall.EPERM)
+	}
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: procPath(l.dir, l.name), Net: "unix"})
+	if err == nil {
+		c.Close()
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%s is in use by another program: it is left as it is: %w", loc.Socket, syscall.EADDRINUSE)
+	}
+	if err := unix.Unlinkat(int(l.dir.Fd()), l.name, 0); err != nil {
+		return fmt.Errorf("remove the control socket of a service that has ended: %w",
+			&fs.PathError{Op: "unlink", Path: loc.Socket, Err: err})
+	}
+	return nil
+}
+
+// bind makes the socket. Nobody else may connect before it has the owner and mode it is to have.
+func (l *Listener) bind(shared *supervisor.Node) error {
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		// The path gets the mode that the socket has when it is bound. (unix_bind_bsd)
+		if cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); cerr != nil {
+			return cerr
+		}
+		return err
+	}}
+	nl, err := config.Listen(context.Background(), "unix", procPath(l.dir, l.name))
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) {
+			err = op.Err
+		}
+		return err
+	}
+	l.UnixListener = nl.(*net.UnixListener)
+	l.UnixListener.SetUnlinkOnClose(false)
+	fd, err := unix.Openat(int(l.dir.Fd()), l.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	l.socket = os.NewFile(uintptr(fd), l.name)
+	if shared == nil {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK || int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("it has been replaced: %w", syscall.EPERM)
+	}
+	if err := unix.Fchownat(fd, "", shared.UID, shared.GID, unix.AT_EMPTY_PATH); err != nil {
+		return fmt.Errorf("give it to those who may use the devices: %w", err)
+	}
+	if err := os.Chmod(procPath(l.socket, ""), os.FileMode(shared.Mode&0o666)); err != nil {
+		return fmt.Errorf("give it to those who may use the devices: %w", err)
+	}
+	return nil
+}
+
+// Close removes the socket, if the path still leads to it, and ends Accept. The location stays claimed. It may be
+// called again.
+func (l *Listener) Close() (err error) {
+	l.once.Do(func() {
+		l.unlink()
+		err = l.UnixListener.Close()
+	})
+	return err
+}
+
+func (l *Listener) unlink() {
+	var have, made unix.Stat_t
+	if unix.Fstatat(int(l.dir.Fd()), l.name, &have, unix.AT_SYMLINK_NOFOLLOW) == nil &&
+		unix.Fstat(int(l.socket.Fd()), &made) == nil &&
+		have.Dev == made.Dev && have.Ino == made.Ino {
+		_ = unix.Unlinkat(int(l.dir.Fd()), l.name, 0)
+	}
+}
+
+// Release ends the claim. Nothing may be left then of what another service would need.
+func (l *Listener) Release() {
+	l.Close()
+	l.closeFiles()
+}
+
+func (l *Listener) closeFiles() {
+	if l.UnixListener != nil && l.socket == nil {
+		l.UnixListener.Close()
+	}
+	for _, f := range []*os.File{l.socket, l.dir, l.lock} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}

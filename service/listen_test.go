@@ -1,0 +1,329 @@
+package service
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/supervisor"
+)
+
+const soon = 200 * time.Millisecond
+
+// A path that is not a dead control socket of this user's stays as it is, whatever it is.
+func TestListenLeavesAlone(t *testing.T) {
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		make  func(path string) error
+		errno syscall.Errno
+	}{
+		"text":      {func(p string) error { return os.WriteFile(p, []byte("dear"), 0o600) }, syscall.EEXIST},
+		"empty":     {func(p string) error { return os.WriteFile(p, nil, 0o600) }, syscall.EEXIST},
+		"directory": {func(p string) error { return os.Mkdir(p, 0o700) }, syscall.EEXIST},
+		"fifo":      {func(p string) error { return unix.Mkfifo(p, 0o600) }, syscall.EEXIST},
+		"link":      {func(p string) error { return os.Symlink("nowhere", p) }, syscall.EEXIST},
+		"alive": {func(p string) error {
+			l, err := net.Listen("unix", p)
+			t.Cleanup(func() { l.Close() })
+			return err
+		}, syscall.EADDRINUSE},
+		"datagrams": {func(p string) error {
+			l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: p, Net: "unixgram"})
+			t.Cleanup(func() { l.Close() })
+			return err
+		}, syscall.EADDRINUSE},
+	} {
+		path := filepath.Join(dir, name)
+		if err := c.make(path); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := os.Lstat(path)
+		l, err := listen(Location{Socket: path}, nil, soon)
+		if !errors.Is(err, c.errno) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: got %v, want %v", name, err, c.errno)
+		}
+		if err == nil {
+			l.Release()
+		}
+		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
+			t.Errorf("%s: it was replaced: %v", name, err)
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "text")); err != nil || string(b) != "dear" {
+		t.Errorf("the text file: got %q, %v", b, err)
+	}
+}
+
+// The socket of another user is not removed, dead or not.
+func TestListenOtherUsersSocket(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	path := filepath.Join(t.TempDir(), "sock")
+	deadSocket(t, path)
+	if err := os.Lchown(path, 65533, -1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen(Location{Socket: path}, nil, soon); !errors.Is(err, syscall.EPERM) {
+		t.Errorf("got %v, want EPERM", err)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Error(err)
+	}
+}
+
+func deadSocket(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+}
+
+// A socket that was left behind is replaced; the new one has its owner and mode from the first moment on.
+func TestListenReplacesDeadSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	deadSocket(t, path)
+	old := unix.Umask(0)
+	l, err := Listen(Location{Socket: path}, nil)
+	unix.Umask(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	if fi, err := os.Lstat(path); err != nil || fi.Mode() != fs.ModeSocket|0o600 {
+		t.Errorf("got %v, %v", fi.Mode(), err)
+	}
+	if c, err := Dial(Location{Socket: path}); err != nil {
+		t.Error(err)
+	} else {
+		c.Close()
+	}
+	l.Close()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after the end: got %v, want ErrNotExist", err)
+	}
+}
+
+func TestListenShared(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	l, err := Listen(Location{Socket: path}, &supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o660})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	if fi, err := os.Lstat(path); err != nil || fi.Mode() != fs.ModeSocket|0o660 {
+		t.Errorf("got %v, %v", fi.Mode(), err)
+	}
+}
+
+// Of services that claim a location at once exactly one gets it, and the end of another never removes its socket.
+func TestListenOnce(t *testing.T) {
+	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	for round := range 30 {
+		if round%2 == 0 {
+			deadSocket(t, loc.Socket)
+		}
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		var won []*Listener
+		for range 4 {
+			wg.Go(func() {
+				l, err := Listen(loc, nil)
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					won = append(won, l)
+				} else if !errors.Is(err, syscall.EADDRINUSE) {
+					t.Errorf("got %v, want EADDRINUSE", err)
+				}
+			})
+		}
+		wg.Wait()
+		if len(won) != 1 {
+			t.Fatalf("%d services have the location, want 1", len(won))
+		}
+		if !answers(loc) {
+			t.Fatal("the one that has the location does not answer")
+		}
+		won[0].Release()
+	}
+}
+
+// A socket that somebody else has put in the place of one's own is not removed.
+func TestListenerCloseOwnOnly(t *testing.T) {
+	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	l, err := Listen(loc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(loc.Socket); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(loc.Socket, []byte("dear"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.Release()
+	if b, err := os.ReadFile(loc.Socket); err != nil || string(b) != "dear" {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+// A service that is ending is waited for.
+func TestListenWaits(t *testing.T) {
+	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	first, err := Listen(loc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	time.AfterFunc(soon, first.Release)
+	began := time.Now()
+	second, err := Listen(loc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Release()
+	if d := time.Since(began); d < soon/2 {
+		t.Errorf("got the location after %v, while it was claimed", d)
+	}
+}
+
+// Where others can rename what is in the directory of the socket, they could put a service of their own there.
+func TestListenDirectory(t *testing.T) {
+	for mode, want := range map[os.FileMode]error{
+		0o777: syscall.EPERM, 0o770: syscall.EPERM, 0o707: syscall.EPERM, 0o755: nil, 0o777 | fs.ModeSticky: nil,
+	} {
+		dir := t.TempDir()
+		if err := os.Chmod(dir, mode); err != nil {
+			t.Fatal(err)
+		}
+		l, err := listen(Location{Socket: filepath.Join(dir, "sock")}, nil, soon)
+		if !errors.Is(err, want) {
+			t.Errorf("%v: got %v, want %v", mode, err, want)
+		}
+		if err == nil {
+			l.Release()
+		}
+	}
+}
+
+// The default directory is one that nobody else can write to.
+func TestDefaultLocation(t *testing.T) {
+	t.Setenv("VERBENA_SOCKET", "")
+	dir := t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	control := filepath.Join(dir, "verbena")
+	if l, err := DefaultLocation(); err != nil || filepath.Dir(l.Socket) != control {
+		t.Fatalf("got %v, %v", l, err)
+	}
+	for _, mode := range []os.FileMode{0o777, 0o770, 0o702, 0o777 | fs.ModeSticky} {
+		if err := os.Chmod(control, mode); err != nil {
+			t.Fatal(err)
+		}
+		if l, err := DefaultLocation(); !errors.Is(err, syscall.EPERM) {
+			t.Errorf("directory of mode %v: got %v, %v, want EPERM", mode, l, err)
+		}
+	}
+	if err := os.Chmod(control, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(control, 65533, -1); err != nil {
+			t.Fatal(err)
+		}
+		if l, err := DefaultLocation(); !errors.Is(err, syscall.EPERM) {
+			t.Errorf("another user's directory: got %v, %v, want EPERM", l, err)
+		}
+	}
+}
+
+// A lock or a log in a directory that others write to does no harm to what they have put there.
+func TestOpenOwn(t *testing.T) {
+	dir := t.TempDir()
+	victim := filepath.Join(dir, "victim")
+	if err := os.WriteFile(victim, []byte("dear"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, make := range map[string]func(path string) error{
+		"symlink":   func(p string) error { return os.Symlink(victim, p) },
+		"hard link": func(p string) error { return os.Link(victim, p) },
+		"fifo":      func(p string) error { return unix.Mkfifo(p, 0o600) },
+		"of another user": func(p string) error {
+			if os.Geteuid() != 0 {
+				return os.Symlink(victim, p) // tried already
+			}
+			return errors.Join(os.WriteFile(p, []byte("theirs"), 0o666), os.Chown(p, 65533, -1))
+		},
+	} {
+		path := filepath.Join(dir, name)
+		if err := make(path); err != nil {
+			t.Fatal(err)
+		}
+		for what, open := range map[string]func(string) (*os.File, error){
+			"log":  openLog,
+			"lock": func(p string) (*os.File, error) { return flock(p, unix.LOCK_EX|unix.LOCK_NB) },
+		} {
+			if f, err := open(path); !errors.Is(err, syscall.EPERM) {
+				t.Errorf("%s, %s: got %v, %v, want EPERM", name, what, f, err)
+			}
+		}
+		os.Remove(path)
+	}
+	if b, err := os.ReadFile(victim); err != nil || string(b) != "dear" {
+		t.Errorf("the victim: got %q, %v", b, err)
+	}
+	f, err := openLog(victim) // its second name has gone
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err != nil || fi.Size() != 0 {
+		t.Errorf("a log is to begin empty: %v, %v", fi.Size(), err)
+	}
+}
+
+// A lock is on the file that has the path.
+func TestFlockFollowsPath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	first, err := flock(path, unix.LOCK_EX|unix.LOCK_NB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if _, err := flock(path, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("got %v, want EWOULDBLOCK", err)
+	}
+	got := make(chan *os.File)
+	go func() {
+		f, err := flock(path, unix.LOCK_EX)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- f
+	}()
+	time.Sleep(soon / 4)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	second := <-got
+	defer second.Close()
+	if !named(second, path) {
+		t.Error("the lock is on a file that was removed")
+	}
+}

@@ -1,0 +1,293 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"verbena/driver/rxe"
+	"verbena/ib"
+	"verbena/internal/privilege"
+	"verbena/internal/quota"
+	"verbena/netdev"
+	"verbena/supervisor"
+	"verbena/uverbs"
+)
+
+// Options configure a service. The zero value makes the default device and never ends by itself.
+type Options struct {
+	// Links are the devices to make; nil: rxe0 on the host's first usable address.
+	Links []LinkSpec
+	// Wire sends every packet through a UDP socket, also between devices of this service.
+	Wire bool
+	// Node is the owner and mode of the device files; the zero value: root's, for everybody.
+	Node supervisor.Node
+	// AskLaunchers has the service reach programs through their launchers, as where Yama restricts it.
+	AskLaunchers bool
+	// Seed makes what is random repeatable.
+	Seed uint64
+	// Idle ends Serve when no program has been attached for so long, and nobody has configured links or faults; 0:
+	// never.
+	Idle time.Duration
+	// Limits are what users may hold; nil: DefaultLimits of a service that is not shared.
+	Limits *quota.Limits
+	// Confine gives up for good what a service needs no longer once it has begun; see package privilege. It is the whole
+	// process's, so that it is not for programs that do something else as well.
+	Confine bool
+	// Interfaces are what the devices follow; nil: the interfaces of this network namespace.
+	Interfaces Interfaces
+	Log        *slog.Logger
+}
+
+// CloseTimeout bounds Close.
+const CloseTimeout = 10 * time.Second
+
+// Service owns devices and supervises programs.
+type Service struct {
+	opts       Options
+	log        *slog.Logger
+	dir        *runDir
+	core       *ib.Core
+	fabric     *rxe.Fabric
+	made       atomic.Uint64 // devices, so that each has random numbers of its own
+	faultIDs   atomic.Int64
+	uverbs     *uverbs.Server
+	guests     *supervisor.Supervisor
+	quota      *quota.Ledger
+	requests   requestCount
+	stop       context.CancelFunc
+	ended      context.Context // done when the service is to stop
+	recorders  sync.WaitGroup  // captures that go on
+	interfaces Interfaces      // nil: nothing to follow
+	follower   sync.WaitGroup
+
+	requestTimeout, closeTimeout time.Duration
+
+	adding sync.Mutex // one link is made at a time
+
+	// mu is held across nothing that a program, whose memory may not answer, can hold up: no reset, removal or change of
+	// addresses of a device, and no look at contexts.
+	mu         sync.Mutex
+	links      []*rxeLink
+	recordings map[*recording]struct{}
+	configured bool // links or faults were changed by hand, and would be lost by ending
+
+	programs struct {
+		sync.Mutex
+		n        int
+		since    time.Time // of n being 0
+		attached map[conn]struct{}
+	}
+
+	connections struct {
+		sync.Mutex
+		all map[*net.UnixConn]struct{}
+	}
+}
+
+// New makes the devices, and whatever programs need to see them.
+func New(opts Options) (_ *Service, err error) {
+	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
+		recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout}
+	s.programs.attached = map[conn]struct{}{}
+	if opts.Log != nil {
+		s.log = limitLog(opts.Log)
+	}
+	limits := DefaultLimits(false)
+	if opts.Limits != nil {
+		limits = *opts.Limits
+	}
+	s.quota = quota.New(limits)
+	refused := make(refusals, 16)
+	s.quota.OnRefusal(refused.add)
+	raiseThreadLimit()
+	s.ended, s.stop = context.WithCancel(context.Background())
+	s.programs.since = time.Now()
+	go s.logRefusals(refused)
+	if s.interfaces = opts.Interfaces; s.interfaces == nil {
+		// Before the devices are made, so that no change is missed.
+		if w, err := netdev.Watch(); err != nil {
+			s.log.Warn("devices will not follow their interfaces", "err", err)
+		} else {
+			s.interfaces = hostInterfaces{w}
+		}
+	}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if s.dir, err = newRunDir(); err != nil {
+		return nil, err
+	}
+	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Logf: s.logf}); err != nil {
+		return nil, err
+	}
+	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
+		Uverbs: s.uverbs, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Logf: s.logf}); err != nil {
+		return nil, err
+	}
+	if opts.Confine {
+		// The supervisor has made what it needs a privilege for, and no thread blocks signals yet.
+		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {
+			s.log.Warn("capabilities are kept, since this binary has cgo", "err", err)
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	if opts.Links == nil {
+		l, err := s.openDefaultLink()
+		if err != nil {
+			return nil, err
+		}
+		s.addLink(l)
+	}
+	for _, spec := range opts.Links {
+		if err := s.LinkAdd(spec); err != nil {
+			return nil, err
+		}
+	}
+	s.configured = false
+	if s.interfaces != nil {
+		s.follower.Go(func() { s.follow(s.interfaces) })
+	}
+	return s, nil
+}
+
+func (s *Service) logf(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...)) }
+
+// Close ends every session and removes every device. Programs that still run find their device gone. It returns within
+// CloseTimeout; an error, which wraps ETIMEDOUT, names what has not ended by then, because a program's memory does not
+// answer: then Abandon and the end of the process are left.
+func (s *Service) Close() error {
+	s.stop()
+	var doing atomic.Pointer[string]
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.close(func(step string) { doing.Store(&step) })
+	}()
+	timer := time.NewTimer(s.closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("end the service: %s: not done after %v, since a program's memory does not answer: %w",
+			*doing.Load(), s.closeTimeout, syscall.ETIMEDOUT)
+	}
+}
+
+func (s *Service) close(step func(string)) {
+	step("captures")
+	s.recorders.Wait()
+	if s.interfaces != nil {
+		step("following the interfaces")
+		s.interfaces.Close()
+		s.follower.Wait()
+	}
+	step("making a device")
+	s.adding.Lock()
+	defer s.adding.Unlock()
+	for {
+		s.mu.Lock()
+		n := len(s.links)
+		if n == 0 {
+			s.mu.Unlock()
+			break
+		}
+		l := s.links[n-1]
+		s.forgetLink(l)
+		s.mu.Unlock()
+		step("device " + l.spec.Name)
+		if err := l.slot.Close(); err != nil {
+			s.log.Warn("device removed", "err", err)
+		}
+	}
+	step("programs")
+	if s.guests != nil {
+		s.guests.Close()
+	}
+	step("device files")
+	if s.uverbs != nil {
+		s.uverbs.Close()
+	}
+	if s.dir != nil {
+		s.dir.close()
+	}
+	s.disconnect()
+}
+
+// Abandon leaves programs to their launchers and removes what the service has on /dev/shm, for when Close has failed
+// and the process is about to end.
+func (s *Service) Abandon() {
+	s.programs.Lock()
+	for c := range s.programs.attached {
+		c.Close()
+	}
+	s.programs.Unlock()
+	time.Sleep(abandonTime)
+	s.dir.remove()
+	s.disconnect()
+}
+
+// abandonTime is for launchers to complete what programs wait for; see SessionDir.
+const abandonTime = 500 * time.Millisecond
+
+// Stop makes Serve return.
+func (s *Service) Stop() { s.stop() }
+
+// Ended is closed once the service is to stop.
+func (s *Service) Ended() <-chan struct{} { return s.ended.Done() }
+
+func (s *Service) waitUntilOver() {
+	if s.opts.Idle == 0 {
+		<-s.ended.Done()
+		return
+	}
+	tick := time.NewTicker(s.opts.Idle / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.ended.Done():
+			return
+		case <-tick.C:
+		}
+		s.mu.Lock()
+		keep := s.configured
+		s.mu.Unlock()
+		s.programs.Lock()
+		idle := s.programs.n == 0 && time.Since(s.programs.since) >= s.opts.Idle
+		s.programs.Unlock()
+		if idle && !keep {
+			return
+		}
+	}
+}
+
+// attached notes that a connection stands for a program, until done.
+func (s *Service) attached(c conn) (done func()) {
+	s.countProgram(1)
+	s.programs.Lock()
+	defer s.programs.Unlock()
+	s.programs.attached[c] = struct{}{}
+	return func() {
+		s.programs.Lock()
+		delete(s.programs.attached, c)
+		s.programs.Unlock()
+		s.countProgram(-1)
+	}
+}
+
+func (s *Service) countProgram(d int) {
+	s.programs.Lock()
+	defer s.programs.Unlock()
+	s.programs.n += d
+	s.programs.since = time.Now()
+}

@@ -1,0 +1,109 @@
+package supervisor
+
+import (
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/umem"
+)
+
+// A registration must not lead to the program that a process executes next. Exec is trapped, and before the kernel goes
+// on with it each address space of the process is bound (umem.Process.Bind). Whether it succeeds is not known here: a
+// thread of the process that calls while another thread's exec goes on gets an address space that is bound from the
+// start, and an exec is over when its thread calls again.
+
+// execPatience is how long an exec waits for accesses to the process's memory that go on; then it fails with EAGAIN.
+const execPatience = time.Second
+
+// execute is execve(2) or execveat(2).
+func (w *worker) execute() verdict {
+	w.begin(callExecve)
+	for _, s := range w.session.executes(w.n.tid) {
+		if err := s.Bind(execPatience); err != nil {
+			w.session.sup.cfg.Logf("supervisor: thread %d cannot execute another program: %v", w.n.tid, err)
+			return fails(err)
+		}
+	}
+	w.pause("exec")
+	return verdict{fate: letThrough}
+}
+
+// executes notes that a thread is about to execute a program, and returns the address spaces of its process.
+func (t *Session) executes(tid uint32) (spaces []*umem.Process) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.execs.add(tid)
+	for _, p := range t.processes {
+		if !p.has(tid) {
+			continue
+		}
+		kept := p.former[:0]
+		for _, s := range p.former {
+			if s.Left() {
+				p.closeSpace(s)
+			} else {
+				kept = append(kept, s)
+			}
+		}
+		clear(p.former[len(kept):])
+		p.former = kept
+		if p.space != nil {
+			p.former = append(p.former, p.space)
+			p.space = nil
+		}
+		spaces = append(spaces, p.former...)
+	}
+	return spaces
+}
+
+// execs are the threads that may be executing a program. It is safe for concurrent use.
+type execs struct {
+	mu   sync.Mutex
+	tids map[uint32]struct{}
+	look int // how many there are when those that have ended are looked for
+}
+
+const firstExecLook = 64
+
+func (e *execs) add(tid uint32) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.tids == nil {
+		e.tids = map[uint32]struct{}{}
+	}
+	if len(e.tids) >= max(e.look, firstExecLook) {
+		for t := range e.tids {
+			var st unix.Stat_t
+			if unix.Stat("/proc/"+strconv.Itoa(int(t)), &st) == unix.ENOENT {
+				delete(e.tids, t)
+			}
+		}
+		e.look = 2 * len(e.tids)
+	}
+	e.tids[tid] = struct{}{}
+}
+
+// over takes down that the thread of a worker's call is executing nothing, since it calls: unless it has gone, and the
+// number is another thread's, which may be executing something.
+func (e *execs) over(w *worker) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, there := e.tids[w.n.tid]; there && w.prove() == nil {
+		delete(e.tids, w.n.tid)
+	}
+}
+
+// pending reports whether a thread of the process other than the one that calls may be executing a program.
+func (e *execs) pending(caller uint32, p *process) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for t := range e.tids {
+		if t != caller && p.has(t) {
+			return true
+		}
+	}
+	return false
+}

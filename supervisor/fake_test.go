@@ -1,0 +1,517 @@
+package supervisor
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/umem"
+	"verbena/uverbs"
+)
+
+// fakeDriver is as much of a driver as sysfs shows.
+type fakeDriver struct {
+	mu   sync.Mutex
+	gids [8]ib.GIDEntry
+	port ib.PortAttr
+}
+
+func newFakeDriver() *fakeDriver {
+	d := &fakeDriver{}
+	d.gids[0] = ib.GIDEntry{GID: ib.GID{0xfe, 0x80, 15: 1}, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}
+	d.gids[3] = ib.GIDEntry{GID: ib.GID{10: 0xff, 0xff, 127, 0, 0, 1}, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}
+	d.port = ib.PortAttr{
+		State: ib.PortActive, PhysState: 5, ActiveWidth: 1, ActiveSpeed: 1, LinkLayer: ib.LinkEthernet, CapFlags: 0x10000,
+		GIDTableLen: len(d.gids), PKeyTableLen: 1,
+	}
+	return d
+}
+
+func (d *fakeDriver) set(f func(*fakeDriver)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f(d)
+}
+
+func (d *fakeDriver) QueryDevice() (ib.DeviceAttr, error) {
+	return ib.DeviceAttr{NodeGUID: 0x0200000000000001, SysImageGUID: 0x0200000000000001, PhysPorts: 1}, nil
+}
+
+func (d *fakeDriver) QueryPort(int) (ib.PortAttr, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.port, nil
+}
+
+func (d *fakeDriver) QueryGID(_, i int) (ib.GIDEntry, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.gids[i], nil
+}
+
+func (d *fakeDriver) QueryPKey(int, int) (uint16, error) { return 0xffff, nil }
+func (d *fakeDriver) Stats() map[string]uint64           { return map[string]uint64{"sent_pkts": 7} }
+func (d *fakeDriver) AllocPD(*ib.PD, *ib.Udata) (ib.DriverPD, error) {
+	return nil, syscall.EOPNOTSUPP
+}
+func (d *fakeDriver) RegMR(*ib.MR, *umem.Region, ib.AccessFlags, *ib.Udata) (ib.DriverMR, error) {
+	return nil, syscall.EOPNOTSUPP
+}
+func (d *fakeDriver) CreateCQ(*ib.CQ, ib.CQAttr, *ib.Udata) (ib.DriverCQ, error) {
+	return nil, syscall.EOPNOTSUPP
+}
+func (d *fakeDriver) CreateQP(*ib.QP, *ib.QPInitAttr, *ib.Udata) (ib.DriverQP, error) {
+	return nil, syscall.EOPNOTSUPP
+}
+
+// fakeServer has one device, uverbs0 on rxe0, whose commands are the fakeOp that an ioctl's argument points at.
+type fakeServer struct {
+	driver *fakeDriver
+
+	mu      sync.Mutex
+	devs    []device
+	changed []func()
+	files   []*fakeFile
+}
+
+func newFakeServer() *fakeServer {
+	s := &fakeServer{driver: newFakeDriver()}
+	s.plug("uverbs0", 0, "rxe0")
+	return s
+}
+
+func (s *fakeServer) plug(name string, minor int, ibName string) {
+	d := device{name: name, minor: minor, ib: ib.NewDevice(ibName, s.driver, nil), driverABI: 2, identity: new(int)}
+	s.change(func() { s.devs = append(s.devs, d) })
+}
+
+func (s *fakeServer) unplug() { s.change(func() { s.devs = s.devs[:len(s.devs)-1] }) }
+
+func (s *fakeServer) change(f func()) {
+	s.mu.Lock()
+	f()
+	fs := s.changed
+	s.mu.Unlock()
+	for _, f := range fs {
+		f()
+	}
+}
+
+func (s *fakeServer) devices() []device {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]device(nil), s.devs...)
+}
+
+func (s *fakeServer) onChange(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed = append(s.changed, f)
+}
+
+func (s *fakeServer) open(name string, p uverbs.Process, m uverbs.Memory) (commandFile, error) {
+	for _, d := range s.devices() {
+		if d.name != name {
+			continue
+		}
+		r, err := m.Alloc(1)
+		if err != nil {
+			return nil, err
+		}
+		f := &fakeFile{name: p.Name(), uid: p.UID(), pid: p.PID(), mem: m, region: r, closed: make(chan struct{}), gate: make(chan struct{}, 1)}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.files = append(s.files, f)
+		return f, nil
+	}
+	return nil, syscall.ENODEV
+}
+
+// opened waits for the n-th file to be opened.
+func (s *fakeServer) opened(t *testing.T, n int) *fakeFile {
+	t.Helper()
+	var f *fakeFile
+	eventually(t, fmt.Sprintf("file %d is opened", n), func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.files) < n {
+			return false
+		}
+		f = s.files[n-1]
+		return true
+	})
+	return f
+}
+
+type fakeFile struct {
+	name     string
+	uid, pid int
+	mem      uverbs.Memory
+	region   ib.Shared
+	rung     atomic.Int64
+	waiting  atomic.Int64 // in opWait
+	closed   chan struct{}
+	gate     chan struct{} // opWait takes from it, opGo puts into it
+	page     atomic.Pointer[umem.Region]
+	failed   atomic.Int64
+}
+
+// fakeOp is what the argument of an ioctl points at: three words.
+type fakeOp struct{ op, in, out uint64 }
+
+const (
+	opIncrement = iota // out = in + 1
+	opInstall          // out = descriptor of the reading end of a pipe with "hello" in it
+	opBusy
+	opPanic
+	opWait
+	opGo
+	opSameFile // out = inode number of descriptor in
+	opUnset    // no errno
+	opRegister // registers the page at in
+	opLoad     // out = first word of the page that was registered
+	opStore    // stores in into that word
+)
+
+func (f *fakeFile) Write(c uverbs.Caller, addr uint64, n int) (int, error) {
+	if n > 32 { // a command, which waits
+		f.waiting.Add(1)
+		<-f.gate
+		return n, nil
+	}
+	binary.NativeEndian.PutUint32(f.region.Mem[8:], uint32(f.rung.Add(1)))
+	return n, nil
+}
+
+func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
+	b := make([]byte, 24)
+	if err := c.Space().ReadV([][]byte{b}, arg); err != nil {
+		return err
+	}
+	in := binary.NativeEndian.Uint64(b[8:])
+	var out uint64
+	switch binary.NativeEndian.Uint64(b) {
+	case opIncrement:
+		out = in + 1
+	case opInstall:
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		io.WriteString(w, "hello")
+		w.Close()
+		n, err := c.InstallFD(int(r.Fd()), in != 0)
+		if err != nil {
+			return err
+		}
+		out = uint64(n)
+	case opBusy:
+		return fmt.Errorf("the object is in use: %w", syscall.EBUSY)
+	case opPanic:
+		panic("as asked for")
+	case opWait:
+		f.waiting.Add(1)
+		<-f.gate
+	case opGo:
+		f.gate <- struct{}{}
+	case opSameFile:
+		_, ino, err := c.SameFile(int(in))
+		if err != nil {
+			return err
+		}
+		out = ino
+	case opUnset:
+		return errors.New("no errno in it")
+	case opRegister:
+		r, err := umem.Get(c.Space(), c.Account(), in, umem.PageSize, in, true)
+		if err != nil {
+			return err
+		}
+		f.page.Store(r)
+	case opLoad:
+		var word [8]byte
+		r := f.page.Load()
+		if err := r.ReadV([][]byte{word[:]}, r.IOVA()); err != nil {
+			return err
+		}
+		out = binary.NativeEndian.Uint64(word[:])
+	case opStore:
+		r := f.page.Load()
+		if err := r.WriteV([][]byte{binary.NativeEndian.AppendUint64(nil, in)}, r.IOVA()); err != nil {
+			return err
+		}
+	}
+	binary.NativeEndian.PutUint64(b, out)
+	return c.Space().WriteV([][]byte{b[:8]}, arg+16)
+}
+
+func (f *fakeFile) Fail(why error) { f.failed.Add(1) }
+
+func (f *fakeFile) Close() {
+	f.mem.Close()
+	close(f.closed)
+}
+
+func (f *fakeFile) isClosed() bool {
+	select {
+	case <-f.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// eventually waits for what another process does; it gives up after a time that only a hang takes.
+func eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("still waiting for: %s", what)
+		}
+	}
+}
+
+// world is a supervisor with a fake server, in this process.
+type world struct {
+	testing.TB
+	srv  *fakeServer
+	sup  *Supervisor
+	dir  string
+	logs logBook
+}
+
+type logBook struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *logBook) logf(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprintf(format, args...))
+}
+
+func (l *logBook) take() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lines := l.lines
+	l.lines = nil
+	return lines
+}
+
+func shmDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "verbena-supervisor-test-")
+	if err != nil {
+		t.Skipf("no /dev/shm: %v", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// askHelper has supervisors reach programs by the Helper alone.
+var askHelper bool
+
+func newWorld(t testing.TB, edit ...func(*SupervisorConfig)) *world {
+	t.Helper()
+	if err := Probe(); err != nil {
+		t.Skip(err)
+	}
+	w := &world{TB: t, srv: newFakeServer(), dir: shmDir(t)}
+	cfg := SupervisorConfig{Dir: w.dir, AskHelper: askHelper, Logf: w.logs.logf}
+	for _, f := range edit {
+		f(&cfg)
+	}
+	var err error
+	if w.sup, err = newSupervisor(cfg, w.srv); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		w.sup.Close()
+		for _, l := range w.logs.take() {
+			t.Errorf("logged: %s", l)
+		}
+		if left, _ := filepath.Glob(filepath.Join(w.dir, "run", "*")); len(left) > 0 {
+			t.Errorf("left behind: %q", left)
+		}
+	})
+	return w
+}
+
+// run is a program that runs.
+type run struct {
+	*Program
+	session *Session
+	output  *output
+}
+
+// output is what a program has written to standard output and error.
+type output struct {
+	mu   sync.Mutex
+	text []byte
+	end  chan struct{}
+}
+
+func (o *output) copyFrom(r *os.File) {
+	defer close(o.end)
+	defer r.Close()
+	var b [4096]byte
+	for {
+		n, err := r.Read(b[:])
+		o.mu.Lock()
+		o.text = append(o.text, b[:n]...)
+		o.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return string(o.text)
+}
+
+// printed waits until the program has written something.
+func (w *world) printed(r *run, text string) {
+	w.Helper()
+	eventually(w.TB, fmt.Sprintf("%q to be printed", text), func() bool { return strings.Contains(r.output.String(), text) })
+}
+
+// start starts a program; env is added to the environment.
+func (w *world) start(env []string, args ...string) *run {
+	w.Helper()
+	path, err := exec.LookPath(args[0])
+	if err != nil {
+		w.Fatal(err)
+	}
+	return w.startPath(path, env, args...)
+}
+
+func (w *world) startPath(path string, env []string, args ...string) *run {
+	w.Helper()
+	r, err := w.tryStart(path, env, args...)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return r
+}
+
+func (w *world) tryStart(path string, env []string, args ...string) (*run, error) {
+	w.Helper()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer null.Close()
+	return w.tryStartWith(null, path, env, args...)
+}
+
+// startWith starts this test binary as a program that reads from in.
+func (w *world) startWith(in *os.File, env []string, args ...string) *run {
+	w.Helper()
+	r, err := w.tryStartWith(in, args[0], env, args...)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return r
+}
+
+func (w *world) tryStartWith(in *os.File, path string, env []string, args ...string) (*run, error) {
+	w.Helper()
+	rd, wr, err := os.Pipe()
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer wr.Close()
+	r := &run{output: &output{end: make(chan struct{})}}
+	go r.output.copyFrom(rd)
+	// The supervisor is in this process, and could not answer if a collection of garbage waited for the fork.
+	runtime.GC()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	r.Program, err = Start(&Launch{
+		AdoptOrphans: askHelper,
+		Path:         path, Args: args, Env: append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...), Files: []*os.File{in, wr, wr},
+		Handover: func(listener *os.File) error {
+			fd, err := unix.FcntlInt(listener.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			l := os.NewFile(uintptr(fd), "listener")
+			if r.session, err = w.sup.Attach(l, SessionInfo{LauncherPID: os.Getpid(), Args: args, Helper: Ancestor{}}); err != nil {
+				l.Close()
+			}
+			return err
+		},
+	})
+	return r, err
+}
+
+// finish waits for the program and for the session.
+func (w *world) finish(r *run) (code int, out string) {
+	w.Helper()
+	code = r.Wait()
+	w.await("the end of the output", r.output.end)
+	w.await("the end of the session", r.session.Done())
+	return code, r.output.String()
+}
+
+func (w *world) await(what string, c <-chan struct{}) {
+	w.Helper()
+	select {
+	case <-c:
+	case <-time.After(20 * time.Second):
+		w.Fatalf("still waiting for: %s", what)
+	}
+}
+
+// mustRun runs a program that is to succeed, and returns its output.
+func (w *world) mustRun(args ...string) string {
+	w.Helper()
+	code, out := w.finish(w.start(nil, args...))
+	if code != 0 {
+		w.Fatalf("%q: exit code %d, output:\n%s", args, code, out)
+	}
+	return out
+}
+
+// sh runs a shell script.
+func (w *world) sh(script string) (code int, out string) {
+	w.Helper()
+	return w.finish(w.start(nil, "/bin/sh", "-c", script))
+}
+
+// program names a function of this test binary that is to be run as a program; see TestMain.
+const programEnv = "VERBENA_GUEST_TEST_PROGRAM"
+
+// startSelf runs one of the programs of programs_test.go.
+func (w *world) startSelf(program string, args ...string) *run {
+	w.Helper()
+	return w.startPath("/proc/self/exe", []string{programEnv + "=" + program}, append([]string{program}, args...)...)
+}
+
+func (w *world) mustRunSelf(program string, args ...string) string {
+	w.Helper()
+	code, out := w.finish(w.startSelf(program, args...))
+	if code != 0 {
+		w.Fatalf("program %s%q: exit code %d, output:\n%s", program, args, code, out)
+	}
+	return strings.TrimSpace(out)
+}

@@ -1,0 +1,276 @@
+package supervisor
+
+import (
+	"encoding/binary"
+	"go/ast"
+	"go/constant"
+	"go/parser"
+	"go/token"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"verbena/uapi"
+)
+
+const (
+	allow = uint32(unix.SECCOMP_RET_ALLOW)
+	trap  = uint32(unix.SECCOMP_RET_USER_NOTIF)
+)
+
+// verdictOf runs a filter on a system call, with an interpreter of the same instructions for packets, whose words are
+// big-endian.
+func verdictOf(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args ...uint64) uint32 {
+	t.Helper()
+	var prog []bpf.Instruction
+	for _, ins := range filter {
+		prog = append(prog, bpf.RawInstruction{Op: ins.Code, Jt: ins.Jt, Jf: ins.Jf, K: ins.K}.Disassemble())
+	}
+	vm, err := bpf.NewVM(prog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := []uint32{nr, arch, 0, 0}
+	for i := range 6 {
+		var a uint64
+		if i < len(args) {
+			a = args[i]
+		}
+		words = append(words, uint32(a), uint32(a>>32))
+	}
+	var data []byte
+	for _, w := range words {
+		data = binary.BigEndian.AppendUint32(data, w)
+	}
+	v, err := vm.Run(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint32(v)
+}
+
+func TestFilterVerdicts(t *testing.T) {
+	const first = 1000
+	const cwd = uint64(1<<64 - 100) // AT_FDCWD as an int sign-extended to a register
+	const cwd32 = uint64(1<<32 - 100)
+	refuse := uint32(unix.SECCOMP_RET_ERRNO) | uint32(unix.EPROTONOSUPPORT)
+	tests := []struct {
+		call call
+		args []uint64
+		want uint32
+	}{
+		{callWrite, []uint64{0}, allow},
+		{callWrite, []uint64{first - 1}, allow},
+		{callWrite, []uint64{first}, trap},
+		{callWrite, []uint64{math.MaxInt32}, trap},
+		{callWrite, []uint64{1<<64 - 1}, allow}, // -1 is EBADF without our help
+		{callWrite, []uint64{1<<32 - 1}, allow},
+		{callIoctl, []uint64{3, uapi.VerbsIoctl}, trap},
+		{callIoctl, []uint64{first, uapi.VerbsIoctl}, trap},
+		{callIoctl, []uint64{first, uapi.VerbsIoctl + 1}, allow},
+		{callIoctl, []uint64{3, unix.TIOCGWINSZ}, allow},
+		{callFstat, []uint64{3}, allow},
+		{callFstat, []uint64{first}, trap},
+		{callFstat, []uint64{1<<64 - 1}, allow},
+		{callDup, []uint64{3}, allow},
+		{callDup, []uint64{first}, trap},
+		{callDup2, []uint64{first, 3}, allow},
+		{callDup2, []uint64{3, first}, trap},
+		{callDup3, []uint64{first, first - 1, 0}, allow},
+		{callDup3, []uint64{3, first + 7, unix.O_CLOEXEC}, trap},
+		{callDup3, []uint64{3, 1<<64 - 1, 0}, allow},
+		{callExecve, nil, trap},
+		{callExecveat, []uint64{3}, trap},
+		{callFcntl, []uint64{3, unix.F_DUPFD_CLOEXEC}, allow},
+		{callFcntl, []uint64{first, unix.F_DUPFD_CLOEXEC}, trap},
+		{callFcntl, []uint64{first, unix.F_GETFD}, trap},
+		{callFcntl, []uint64{3, unix.F_DUPFD, first - 1}, allow},
+		{callFcntl, []uint64{3, unix.F_DUPFD, first}, trap},
+		{callFcntl, []uint64{3, unix.F_DUPFD_CLOEXEC, first + 1}, trap},
+		{callFcntl, []uint64{3, unix.F_DUPFD, 1<<32 - 1}, allow},
+		{callFcntl, []uint64{3, unix.F_SETFL, first}, allow},
+		{callFcntl, []uint64{1<<64 - 1, unix.F_DUPFD, 3}, allow},
+		{callOpenat, []uint64{cwd}, trap},
+		{callOpenat, []uint64{cwd32}, trap},
+		{callOpenat, []uint64{3}, allow},
+		{callOpenat, []uint64{first}, allow},
+		{callOpenat2, []uint64{cwd}, trap},
+		{callOpenat2, []uint64{3}, allow},
+		{callNewfstatat, []uint64{cwd}, trap},
+		{callNewfstatat, []uint64{3}, allow},
+		{callNewfstatat, []uint64{first}, trap}, // AT_EMPTY_PATH
+		{callStatx, []uint64{cwd}, trap},
+		{callStatx, []uint64{first}, trap},
+		{callStatx, []uint64{3}, allow},
+		{callReadlinkat, []uint64{cwd}, trap},
+		{callReadlinkat, []uint64{first}, allow},
+		{callFaccessat, []uint64{cwd}, trap},
+		{callFaccessat, []uint64{first}, allow},
+		{callFaccessat2, []uint64{cwd}, trap},
+		{callFaccessat2, []uint64{3}, allow},
+		{callSocket, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_RDMA}, refuse},
+		{callSocket, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE}, allow},
+		{callSocket, []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.NETLINK_RDMA}, allow},
+		{callOpen, nil, trap},
+		{callStat, nil, trap},
+		{callLstat, nil, trap},
+		{callReadlink, nil, trap},
+		{callAccess, nil, trap},
+	}
+	seen := make(map[call]bool)
+	for _, tt := range tests {
+		seen[tt.call] = true
+	}
+	for c := callOther + 1; c < numCalls; c++ {
+		if !seen[c] {
+			t.Errorf("%v is not tested", c)
+		}
+	}
+	// By the system call tables of the kernel: execve and execveat of each architecture that a program can switch to.
+	for _, tt := range []struct {
+		name  string
+		audit uint32
+		nr    uint32
+	}{
+		{"amd64", unix.AUDIT_ARCH_X86_64, 59}, {"amd64", unix.AUDIT_ARCH_X86_64, 322},
+		{"amd64", unix.AUDIT_ARCH_X86_64, 1<<30 + 520}, {"amd64", unix.AUDIT_ARCH_X86_64, 1<<30 + 545},
+		{"amd64", unix.AUDIT_ARCH_I386, 11}, {"amd64", unix.AUDIT_ARCH_I386, 358},
+		{"arm64", unix.AUDIT_ARCH_AARCH64, 221}, {"arm64", unix.AUDIT_ARCH_AARCH64, 281},
+		{"arm64", unix.AUDIT_ARCH_ARM, 11}, {"arm64", unix.AUDIT_ARCH_ARM, 387},
+	} {
+		if got := verdictOf(t, architectures[tt.name].filter(first), tt.audit, tt.nr); got != trap {
+			t.Errorf("%s: number %#x of architecture %#x executes a program: verdict %#x", tt.name, tt.nr, tt.audit, got)
+		}
+	}
+	for name, a := range architectures {
+		filter := a.filter(first)
+		for _, tt := range tests {
+			n := a.numbers[tt.call]
+			if !n.ok {
+				continue
+			}
+			if got := verdictOf(t, filter, a.audit, n.nr, tt.args...); got != tt.want {
+				t.Errorf("%s: %v%x: verdict %#x, want %#x", name, tt.call, tt.args, got, tt.want)
+			}
+			for _, audit := range []uint32{a.compat.audit, unix.AUDIT_ARCH_PPC} {
+				if got := verdictOf(t, filter, audit, n.nr, tt.args...); got != allow {
+					t.Errorf("%s: %v of architecture %#x: verdict %#x", name, tt.call, audit, got)
+				}
+			}
+		}
+		// Whatever executes a program is trapped, also by the numbers of 32-bit programs.
+		for nr := range uint32(600) {
+			want := allow
+			if slices.Contains(a.compat.execs, nr) {
+				want = trap
+			}
+			if got := verdictOf(t, filter, a.compat.audit, nr); got != want {
+				t.Errorf("%s: system call %d of a 32-bit program: verdict %#x, want %#x", name, nr, got, want)
+			}
+			want = allow
+			if slices.Contains(a.execs, x32+nr) {
+				want = trap
+			}
+			if got := verdictOf(t, filter, a.audit, x32+nr); got != want {
+				t.Errorf("%s: system call %d with 32-bit pointers: verdict %#x, want %#x", name, nr, got, want)
+			}
+		}
+		trapped := make(map[uint32]bool)
+		for _, n := range a.numbers {
+			trapped[n.nr] = trapped[n.nr] || n.ok
+		}
+		for nr := range uint32(600) {
+			if trapped[nr] {
+				continue
+			}
+			if got := verdictOf(t, filter, a.audit, nr, cwd, uapi.VerbsIoctl); got != allow {
+				t.Errorf("%s: system call %d: verdict %#x", name, nr, got)
+			}
+		}
+	}
+}
+
+// TestSystemCallNumbers compares the tables with those of golang.org/x/sys/unix, for all architectures.
+func TestSystemCallNumbers(t *testing.T) {
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "golang.org/x/sys").Output()
+	if err != nil {
+		t.Skipf("the sources of golang.org/x/sys are not here: %v", err)
+	}
+	for arch, a := range architectures {
+		want := constants(t, filepath.Join(strings.TrimSpace(string(dir)), "unix", "zsysnum_linux_"+arch+".go"))
+		for c := callOther + 1; c < numCalls; c++ {
+			n, have := a.numbers[c], want["SYS_"+strings.ToUpper(c.String())]
+			if n.ok != (have != 0) || n.nr != have {
+				t.Errorf("%s: %v is %v, want %d", arch, c, n, have)
+			}
+		}
+	}
+	for c, n := range native.numbers {
+		if got := callOf(&notification{arch: native.audit, nr: int32(n.nr)}); n.ok && got != call(c) {
+			t.Errorf("number %d: %v, want %v", n.nr, got, call(c))
+		}
+	}
+	for _, nr := range []int32{-1, math.MinInt32, 600, math.MaxInt32} {
+		if got := callOf(&notification{arch: native.audit, nr: nr}); got != callOther {
+			t.Errorf("number %d: %v", nr, got)
+		}
+	}
+	for _, nr := range native.compat.execs {
+		if got := callOf(&notification{arch: native.compat.audit, nr: int32(nr)}); got != callExecve {
+			t.Errorf("number %d of a 32-bit program: %v", nr, got)
+		}
+	}
+	for _, nr := range native.execs {
+		if got := callOf(&notification{arch: native.audit, nr: int32(nr)}); got != callExecve {
+			t.Errorf("number %#x: %v", nr, got)
+		}
+	}
+}
+
+func constants(t *testing.T, file string) map[string]uint32 {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := parser.ParseFile(token.NewFileSet(), file, text, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := make(map[string]uint32)
+	ast.Inspect(f, func(n ast.Node) bool {
+		if v, ok := n.(*ast.ValueSpec); ok {
+			for i, name := range v.Names {
+				lit, ok := v.Values[i].(*ast.BasicLit)
+				if !ok {
+					continue
+				}
+				if u, exact := constant.Uint64Val(constant.MakeFromLiteral(lit.Value, lit.Kind, 0)); exact {
+					m[name.Name] = uint32(u)
+				}
+			}
+		}
+		return true
+	})
+	return m
+}
+
+func TestFirstFDIsBelowTheHardLimit(t *testing.T) {
+	for _, tt := range []struct {
+		hard uint64
+		want uint32
+	}{
+		{256, 192}, {1024, 768}, {4096, 3072}, {20000, 15000}, {32767, 24573}, {32768, 16384}, {1 << 20, 16384}, {math.MaxUint64, 16384},
+	} {
+		if got := FirstFD(tt.hard); got != tt.want || uint64(got) >= tt.hard {
+			t.Errorf("FirstFD(%d) = %d, want %d", tt.hard, got, tt.want)
+		}
+	}
+}

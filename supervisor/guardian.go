@@ -1,0 +1,162 @@
+package supervisor
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/uapi"
+)
+
+// Guard looks after the program when its supervisor dies, which lost, closed, tells: without anybody to answer, every
+// trapped call would fail with ENOSYS, and those that the supervisor had received would wait for ever. It returns at
+// once; the guard ends with Wait.
+//
+// From then on files are opened as without a supervisor, and calls on open device files fail with EIO. A call that
+// the supervisor had received but not answered cannot be looked at any more, it is only let go: the kernel then sees
+// an ioctl or a write on an ordinary file, which fails with ENOTTY or EINVAL, or the real path. Then abandon is called,
+// once, for what the program waits for without a call.
+func (p *Program) Guard(lost <-chan struct{}, abandon func()) {
+	p.guards.Add(1)
+	go func() {
+		defer p.guards.Done()
+		select {
+		case <-lost:
+			p.guard(abandon)
+		case <-p.over:
+		}
+	}()
+}
+
+// attendTime is how long a call is waited for that the dead supervisor may have received.
+const attendTime = time.Second
+
+// attend lets the program's calls through if its supervisor dies before there is a guard, until the function that it
+// returns is called.
+func (p *Program) attend(lost <-chan struct{}) (end func()) {
+	over := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		select {
+		case <-over:
+			return
+		case <-lost:
+		}
+		stop, stopper, err := os.Pipe()
+		if err != nil {
+			return
+		}
+		defer stop.Close()
+		var late atomic.Bool
+		done.Go(func() {
+			defer stopper.Close()
+			select {
+			case <-over:
+			case <-time.After(attendTime):
+				late.Store(true)
+			}
+		})
+		(&guardian{source: newSource(p.listener, stop, new(intake))}).serve()
+		if late.Load() { // the supervisor had received the call, and nothing else ends it
+			p.listener.Close()
+		}
+	})
+	return func() {
+		close(over)
+		done.Wait()
+	}
+}
+
+func (p *Program) guard(abandon func()) {
+	stop, stopper, err := os.Pipe()
+	if err != nil {
+		return // out of descriptors: the program fares as without a guard
+	}
+	defer stop.Close()
+	g := &guardian{source: newSource(p.listener, stop, new(intake)), tid: uint32(p.thread.tid)}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		g.serve()
+	}()
+	p.thread.do(knock)
+	g.letGo(0, recently)
+	abandon()
+	g.letGoUntil(p.over)
+	<-p.over
+	stopper.Close()
+	<-served
+}
+
+// guardian answers in the supervisor's place.
+type guardian struct {
+	source *source
+	tid    uint32        // the filtered thread of this process
+	id     atomic.Uint64 // of the notification that it made
+}
+
+// knock makes a trapped call, so that the number of its notification is known: they count up from a random start.
+func knock() {
+	_, _, _ = unix.Syscall(unix.SYS_IOCTL, ^uintptr(0), uapi.VerbsIoctl, 0)
+}
+
+// How far back a call may lie that the supervisor had not answered: it had answered so many others, of other threads,
+// since. To go over those of recently takes some ten milliseconds, and over those of ever about a second.
+const (
+	recently = 1 << 16
+	ever     = 1 << 22
+)
+
+// letGo answers the calls that the supervisor had received, from so many to so many before the knock. What it had not
+// received is answered by then.
+func (g *guardian) letGo(from, to uint64) {
+	id := g.id.Load() - 1
+	for i := from; i < to; i++ {
+		_ = send(g.source.listener, &response{id: id - i, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
+	}
+}
+
+// letGoUntil goes on with those before recently.
+func (g *guardian) letGoUntil(over <-chan struct{}) {
+	for i := uint64(recently); i < ever; i += recently {
+		select {
+		case <-over:
+			return
+		default:
+			g.letGo(i, i+recently)
+		}
+	}
+}
+
+func (g *guardian) serve() {
+	var n notification
+	for g.source.next(&n) {
+		if n.tid == g.tid {
+			g.id.Store(n.id)
+		}
+		r := response{id: n.id}
+		if g.isVerbs(&n) {
+			r.errno = -int32(unix.EIO)
+		} else {
+			r.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+		}
+		_ = send(g.source.listener, &r) // the thread may have been killed
+	}
+}
+
+// isVerbs reports whether the call is on a device file.
+func (g *guardian) isVerbs(n *notification) bool {
+	switch callOf(n) {
+	case callIoctl:
+		return true
+	case callWrite:
+		name, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", n.tid, int32(n.args[0])))
+		return err == nil && strings.HasSuffix(strings.TrimSuffix(name, " (deleted)"), queueSuffix)
+	}
+	return false
+}

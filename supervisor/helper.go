@@ -1,0 +1,179 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/umem"
+)
+
+// Helper does for a Supervisor what the kernel lets only an ancestor of the program do, where Yama restricts ptrace
+// (/proc/sys/kernel/yama/ptrace_scope is 1): the process that called Start, or one that asks it. It is safe for
+// concurrent use, and its methods may sleep.
+type Helper interface {
+	// OpenMem opens /proc/TID/mem for reading and writing.
+	OpenMem(tid int) (*os.File, error)
+}
+
+// Ancestor is the Helper in the process that called Start. It serves the processes that have come from here, and no
+// others: whoever asks may be another user's service.
+type Ancestor struct{}
+
+// OpenMem implements Helper.
+func (Ancestor) OpenMem(tid int) (*os.File, error) {
+	if err := descends(tid); err != nil {
+		return nil, err
+	}
+	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR, 0)
+}
+
+// maxDescent bounds the way up from a process, which may change while it is walked.
+const maxDescent = 4096
+
+// descends reports an error unless a thread's process descends from this one.
+func descends(tid int) error {
+	at := tid
+	for range maxDescent {
+		pid, parent, err := parentOf(at)
+		if err != nil {
+			return err
+		}
+		if pid == os.Getpid() && at != tid {
+			return nil
+		}
+		if parent == 0 {
+			break
+		}
+		at = parent
+	}
+	return fmt.Errorf("process %d does not descend from this one: %w", tid, unix.EPERM)
+}
+
+// parentOf is the process of a thread, and that process's parent.
+func parentOf(tid int) (pid, parent int, err error) {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	if err != nil {
+		return 0, 0, fmt.Errorf("look up process %d: %w", tid, err)
+	}
+	for line := range strings.Lines(string(text)) {
+		key, value, _ := strings.Cut(line, ":")
+		switch key {
+		case "Tgid":
+			pid, err = strconv.Atoi(strings.TrimSpace(value))
+		case "PPid":
+			parent, err = strconv.Atoi(strings.TrimSpace(value))
+		}
+		if err != nil {
+			return 0, 0, fmt.Errorf("cannot make sense of the status of process %d: %w", tid, err)
+		}
+	}
+	return pid, parent, nil
+}
+
+// ptraceScope is how Yama restricts who may access another's memory: 0, not at all; 1, to ancestors; 2, to
+// CAP_SYS_PTRACE; 3, to nobody. (Documentation/admin-guide/LSM/Yama.rst)
+func ptraceScope() string {
+	b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	if err != nil {
+		return "0"
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// Helped reports whether the session reaches its program by the Helper: then the launcher is to adopt orphans.
+func (t *Session) Helped() bool { return t.helper != nil }
+
+// directAccess reports whether this process may access another's memory itself; nil also if there is no such process.
+func directAccess(pid int) error {
+	// The kernel looks at the permission before the address.
+	if _, err := readMemory(pid, 0, make([]byte, 1)); err == unix.EPERM {
+		return err
+	}
+	return nil
+}
+
+// read reads from the memory of a thread's process; n is less than len(b) where part of it is not mapped.
+func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
+	if t.helper == nil {
+		return readMemory(tid, addr, b)
+	}
+	f, err := t.openMem(tid)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	// Beyond what process_vm_readv gives, this reads pages without rights too: the program's own, for itself.
+	if n, err = f.ReadAt(b, int64(addr)); n == 0 && len(b) > 0 {
+		return 0, unix.EFAULT
+	}
+	return n, nil
+}
+
+func (t *Session) openMem(tid int) (*os.File, error) {
+	f, err := t.helper.OpenMem(tid)
+	if err == nil {
+		if err = umem.IsProcMem(f); err != nil {
+			f.Close()
+		}
+	}
+	switch {
+	case err == nil:
+		return f, nil
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT):
+		return nil, unix.ESRCH // killed in its call, as by another thread's exec
+	}
+	t.warn(func() error { return fmt.Errorf("memory of thread %d: %w", tid, err) })
+	return nil, err
+}
+
+// orphanage adopts processes whose parent ends: they become children of this one, so that it stays an ancestor of all
+// that a program starts, daemons included.
+type orphanage struct{ ended chan os.Signal }
+
+// openOrphanage comes before the fork, so that no child is missed.
+func openOrphanage() (*orphanage, error) {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("become the parent of orphans: %w", err)
+	}
+	o := &orphanage{make(chan os.Signal, 1)}
+	signal.Notify(o.ended, unix.SIGCHLD)
+	return o, nil
+}
+
+func (o *orphanage) close() {
+	signal.Stop(o.ended)
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+}
+
+// run comes after the fork, since it must know the program, which is not an orphan. It returns at p's release.
+func (o *orphanage) run(p *Program) {
+	defer o.close()
+	for {
+		select {
+		case <-o.ended:
+			p.reapOrphans()
+		case <-p.over:
+			return
+		}
+	}
+}
+
+// reapOrphans takes leave of children other than the program, whose end Wait sees.
+func (p *Program) reapOrphans() {
+	lists, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, l := range lists {
+		b, _ := os.ReadFile(l)
+		for _, word := range strings.Fields(string(b)) {
+			if pid, err := strconv.Atoi(word); err == nil && pid != p.pid {
+				_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+			}
+		}
+	}
+}

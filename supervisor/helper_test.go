@@ -1,0 +1,80 @@
+package supervisor
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestByHelper runs what programs do where the supervisor may not access them itself, and asks their launcher.
+func TestByHelper(t *testing.T) {
+	askHelper = true
+	defer func() { askHelper = false }()
+	for _, c := range []struct {
+		name string
+		test func(*testing.T)
+	}{
+		{"ProgramSees", TestProgramSees},
+		{"ProgramOpens", TestProgramOpens},
+		{"Python", TestPython},
+		{"Commands", TestCommands},
+		{"Exec", TestExec},
+		{"ExitCodes", TestExitCodes},
+		{"LastClose", TestLastClose},
+		{"KilledProgramLeavesNothing", TestKilledProgramLeavesNothing},
+		{"KilledInACommand", TestKilledInACommand},
+		{"Orphan", testOrphan},
+		{"NoDescriptorIsLeftOver", TestNoDescriptorIsLeftOver},
+	} {
+		t.Run(c.name, c.test)
+	}
+}
+
+// testOrphan: a process whose parent has ended is still within the Helper's reach.
+func testOrphan(t *testing.T) {
+	w := newWorld(t)
+	code, out := w.sh(`(setsid sh -c 'sleep 0.3; cat /sys/class/infiniband_verbs/abi_version' &)
+		sleep 1`)
+	if code != 0 || out != "6\n" {
+		t.Errorf("exit code %d, output %q", code, out)
+	}
+}
+
+// TestAncestorServesItsOwn: a launcher opens what descends from it, and nothing else.
+func TestAncestorServesItsOwn(t *testing.T) {
+	for _, pid := range []int{1, os.Getppid(), os.Getpid(), 1 << 22} {
+		if f, err := (Ancestor{}).OpenMem(pid); err == nil {
+			f.Close()
+			t.Errorf("opens the memory of %d", pid)
+		} else if pid < 1<<22 && !errors.Is(err, unix.EPERM) {
+			t.Errorf("process %d: %v", pid, err)
+		}
+	}
+}
+
+// TestEndedThread: a thread that another one's exec has ended in its call is nothing to report; that the helper refuses
+// is.
+func TestEndedThread(t *testing.T) {
+	c := exec.Command("/bin/true")
+	if err := c.Run(); err != nil {
+		t.Fatal(err)
+	}
+	ended := c.Process.Pid
+	var logs logBook
+	s := &Session{sup: &Supervisor{cfg: SupervisorConfig{Logf: logs.logf}}, helper: Ancestor{}}
+	if _, err := s.read(ended, 1<<20, make([]byte, 1)); err != unix.ESRCH {
+		t.Errorf("read: %v", err)
+	}
+	if l := logs.take(); len(l) > 0 {
+		t.Errorf("logged: %q", l)
+	}
+	if _, err := s.read(os.Getppid(), 1<<20, make([]byte, 1)); !errors.Is(err, unix.EPERM) {
+		t.Errorf("read of what is no descendant: %v", err)
+	}
+	if l := logs.take(); len(l) != 1 {
+		t.Errorf("logged: %q", l)
+	}
+}

@@ -1,0 +1,73 @@
+package supervisor
+
+import (
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/sched"
+)
+
+// source is where one thread receives notifications until it is told to stop.
+type source struct {
+	listener int
+	fds      [2]unix.PollFd
+	in       *intake
+}
+
+// intake is what the sources of one listener share. To receive when there is no notification may sleep for ever, so one
+// at a time does, and looks again whether there is still one if another has been faster.
+type intake struct {
+	mu    sched.Mutex
+	taken atomic.Uint64 // notifications so far
+}
+
+// newSource: stop becomes readable, or has no writer any more, when receiving is to end.
+func newSource(listener, stop *os.File, in *intake) *source {
+	s := &source{listener: int(listener.Fd()), in: in}
+	s.fds[0] = unix.PollFd{Fd: int32(s.listener), Events: unix.POLLIN}
+	s.fds[1] = unix.PollFd{Fd: int32(stop.Fd()), Events: unix.POLLIN}
+	return s
+}
+
+// next waits for a notification. It returns false when no process is left under the filter, or on stop.
+//
+// It polls because before Linux 6.11 to receive from a listener without processes would sleep for ever.
+func (s *source) next(n *notification) bool {
+	for {
+		before := s.in.taken.Load()
+		if ready, ok := s.poll(-1); !ok {
+			return false
+		} else if ready && s.receive(before, n) {
+			return true
+		}
+		// A signal, or another was faster, or the thread was killed meanwhile.
+	}
+}
+
+// receive takes the notification that has been seen since so many had been taken, if it is still there.
+func (s *source) receive(before uint64, n *notification) bool {
+	s.in.mu.Lock()
+	defer s.in.mu.Unlock()
+	if s.in.taken.Load() != before {
+		if ready, _ := s.poll(0); !ready {
+			return false
+		}
+	}
+	s.in.taken.Add(1)
+	return receive(s.listener, n) == nil
+}
+
+// poll waits up to a time in milliseconds, -1 for ever, for a notification. ok is false at the end.
+func (s *source) poll(timeout int) (ready, ok bool) {
+	n, err := unix.Poll(s.fds[:], timeout)
+	if err != nil || n == 0 {
+		return false, err == nil || err == unix.EINTR
+	}
+	if s.fds[1].Revents != 0 {
+		return false, false
+	}
+	ready = s.fds[0].Revents&unix.POLLIN != 0
+	return ready, ready || s.fds[0].Revents == 0
+}

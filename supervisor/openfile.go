@@ -1,0 +1,218 @@
+package supervisor
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/internal/quota"
+	"verbena/internal/shm"
+)
+
+// queueSuffix ends the names of the files that programs have in place of device files.
+const queueSuffix = ".queues"
+
+// openFile is a device file that a program has open. What the program really has is a descriptor of the queue file,
+// which it can map; the calls on that are trapped by its number. It is closed when the program's last descriptor and
+// mapping of the queue file have gone.
+//
+//	open --close--> closing --last call returned--> ended
+type openFile struct {
+	sup     *Supervisor
+	session *Session
+	node    node
+	file    commandFile
+	memory  *shm.File
+	user    *quota.User
+	inode   inode
+	watch   int32
+	// readOnly: opened with O_RDONLY, so that write(2) fails.
+	readOnly bool
+
+	look struct { // for the last close
+		sync.Mutex
+		timer *time.Timer   // of the pending look; nil: there is none
+		next  time.Duration // after which it comes
+	}
+
+	calls atomic.Int64 // calls that are being answered; with closing added once close was called
+	ended chan struct{}
+}
+
+const closing = 1 << 62
+
+// newOpenFile opens a device for a process, and returns with it the description for the program, which is to be closed
+// here when the program has it; how is the access mode of that. Whatever then ends the description closes the file.
+func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
+	s := t.sup
+	f := &openFile{
+		sup: s, session: t, node: *n, user: p.user, readOnly: how&unix.O_ACCMODE == unix.O_RDONLY, ended: make(chan struct{}),
+	}
+	// The supervisor's description, and the watch.
+	if err := f.user.Take(quota.Descriptors, fileDescriptors); err != nil {
+		return nil, nil, err
+	}
+	fail := func(err error) (*openFile, *os.File, error) {
+		if description != nil {
+			description.Close()
+		}
+		if f.memory != nil {
+			f.memory.Close()
+		}
+		f.user.Give(quota.Descriptors, fileDescriptors)
+		return nil, nil, err
+	}
+	name := fmt.Sprintf("%s.%d%s", n.device, s.fileCount.Add(1), queueSuffix)
+	if f.memory, err = shm.Create(t.dir, name, p.user); err != nil {
+		return fail(err)
+	}
+	if description, err = f.memory.OpenForProgram(how); err != nil {
+		return fail(err)
+	}
+	if os.Geteuid() == 0 {
+		// The guardian, another process of the user, must reach the queues.
+		if err := f.memory.Chown(p.id.uids.fs); err != nil {
+			return fail(err)
+		}
+	}
+	if f.file, err = s.server.open(n.device, p, queueMemory{f.memory}); err != nil {
+		return fail(err)
+	}
+	if err := f.register(); err != nil {
+		description.Close()
+		f.close()
+		return nil, nil, err
+	}
+	return f, description, nil
+}
+
+// queueMemory is the file's queues as package uverbs takes them.
+type queueMemory struct{ *shm.File }
+
+func (m queueMemory) Alloc(size int) (ib.Shared, error) {
+	s, err := m.File.Alloc(size)
+	return ib.Shared(s), err
+}
+
+// fileDescriptors is what an open device file costs the service: the description of the queue file, and a watch.
+const fileDescriptors = 2
+
+func (f *openFile) register() error {
+	var st unix.Stat_t
+	if err := f.memory.Stat(&st); err != nil {
+		return fmt.Errorf("open %s: %w", f.node.device, err)
+	}
+	f.inode = inode{st.Dev, st.Ino}
+	s := f.sup
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return fmt.Errorf("open %s: the service is ending: %w", f.node.device, unix.ENODEV)
+	}
+	wd, err := f.memory.Watch(s.notifyFD, unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE)
+	if err != nil {
+		return fmt.Errorf("watch %s: %w; see /proc/sys/fs/inotify/max_user_watches", f.memory.Path(), err)
+	}
+	f.watch = int32(wd)
+	s.watches[f.watch] = f
+	s.files[f.inode] = f
+	return nil
+}
+
+// enter begins a call on the file, false if it is closed. leave ends it.
+func (f *openFile) enter() bool {
+	for {
+		n := f.calls.Load()
+		if n >= closing {
+			return false
+		}
+		if f.calls.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (f *openFile) leave() {
+	if f.calls.Add(-1) == closing {
+		f.end()
+	}
+}
+
+// closed reports whether close was called.
+func (f *openFile) closed() bool { return f.calls.Load() >= closing }
+
+// close ends the file when the calls that are being answered have returned, which ended tells. It may be called
+// again.
+func (f *openFile) close() {
+	for {
+		n := f.calls.Load()
+		if n >= closing {
+			return
+		}
+		// A call of its own sees to it that there is a last one.
+		if f.calls.CompareAndSwap(n, n+1+closing) {
+			f.leave()
+			return
+		}
+	}
+}
+
+// The kernel tells of a close before it has quite come about: a file that still seems to be in use is looked at again,
+// first after firstLook and last after some lastLook.
+const (
+	firstLook = time.Millisecond
+	lastLook  = 5 * time.Second
+)
+
+// closedOne looks whether the file is still in use, when a descriptor of the queue file was closed. That may have been
+// one made from the program's descriptor, by way of /proc/self/fd; then there will be another close. However many
+// closes there are, one look is pending at a time.
+func (f *openFile) closedOne() {
+	f.look.Lock()
+	defer f.look.Unlock()
+	f.look.next = firstLook
+	if f.look.timer == nil {
+		f.look.timer = time.AfterFunc(firstLook, f.lookAgain)
+	}
+}
+
+func (f *openFile) lookAgain() {
+	f.sup.looks.Add(1)
+	inUse := !f.closed() && f.memory.InUse()
+	if !inUse {
+		f.close()
+	}
+	f.look.Lock()
+	defer f.look.Unlock()
+	f.look.timer = nil
+	if f.look.next *= 4; inUse && f.look.next <= lastLook {
+		f.look.timer = time.AfterFunc(f.look.next, f.lookAgain)
+	}
+}
+
+func (f *openFile) end() {
+	s := f.sup
+	s.mu.Lock()
+	if s.watches[f.watch] == f {
+		delete(s.watches, f.watch)
+		_, _ = unix.InotifyRmWatch(s.notifyFD, uint32(f.watch))
+	}
+	s.mu.Unlock()
+	f.file.Close()
+	if err := f.memory.Close(); err != nil { // usually the file has closed it
+		s.cfg.Logf("supervisor: %v", err)
+	}
+	f.user.Give(quota.Descriptors, fileDescriptors)
+	// Until here the session's end waits for it.
+	s.mu.Lock()
+	if s.files[f.inode] == f {
+		delete(s.files, f.inode)
+	}
+	s.mu.Unlock()
+	close(f.ended)
+}

@@ -1,0 +1,82 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNested: this process runs under a supervisor already, and the kernel allows a process only one.
+	ErrNested = errors.New("this process is under `verbena run` (or another seccomp supervisor) already, and the kernel allows only one: leave out the inner `verbena run`, its program sees the same devices without")
+	// ErrUnsupported: the kernel, or a container's policy, does not offer what is needed.
+	ErrUnsupported = errors.New("seccomp user notification is not available")
+)
+
+// Probe reports whether a program can be started here, without leaving a trace: ErrNested, ErrUnsupported, or what
+// else the kernel said. It may sleep.
+func Probe() error {
+	t := newThread()
+	defer t.end()
+	var err error
+	t.do(func() {
+		var listener int
+		if listener, err = install([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}); err != nil {
+			return
+		}
+		defer unix.Close(listener)
+		// There is no notification, so a kernel that knows the request says ENOENT.
+		if _, e := sendAddFD(listener, &addFD{srcFD: uint32(listener)}); errors.Is(e, unix.EINVAL) {
+			err = fmt.Errorf("%w: Linux 5.9 or newer is needed", ErrUnsupported)
+		}
+	})
+	return err
+}
+
+// install puts a filter on the calling thread and returns its listener.
+//
+// It does without no_new_privs where it may (CAP_SYS_ADMIN), so that setuid programs work as ever. On a kernel
+// without WAIT_KILLABLE_RECV (5.19) a signal interrupts a trapped call, which is then issued again: harmless, except
+// that a descriptor which was just being installed may be left over in the program.
+func install(filter []unix.SockFilter) (listener int, err error) {
+	flags := uintptr(unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
+	privileged := true
+	for {
+		listener, err = setFilter(filter, flags)
+		switch {
+		case err == nil:
+			return listener, nil
+		case errors.Is(err, unix.EACCES) && privileged:
+			privileged = false
+			if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+				return -1, fmt.Errorf("set no_new_privs: %w", err)
+			}
+		case errors.Is(err, unix.EINVAL) && flags != 0:
+			flags = 0
+		default:
+			return -1, explain(err)
+		}
+	}
+}
+
+func explain(err error) error {
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return ErrNested
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("%w: Linux 5.9 or newer with CONFIG_SECCOMP_FILTER is needed: seccomp: %w", ErrUnsupported, err)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w: seccomp: %w; in a container, its seccomp profile has to allow the system call seccomp(2)", ErrUnsupported, err)
+	}
+	return fmt.Errorf("install the system call filter: %w", err)
+}
+
+// hardLimit is the hard limit on this process's descriptors.
+func hardLimit() (uint64, error) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return 0, fmt.Errorf("read the limit of open files: %w", err)
+	}
+	return l.Max, nil
+}

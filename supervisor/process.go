@@ -1,0 +1,172 @@
+package supervisor
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/umem"
+)
+
+// identity is who a thread is, as /proc tells (proc_pid_status(5)).
+type identity struct {
+	pid            int // of the process, its thread group
+	name           string
+	uids, gids     ids
+	groups         []int
+	fileCapability bool // CAP_DAC_OVERRIDE, in this process's user namespace
+}
+
+// ids are the real, effective, saved and file system id.
+type ids struct{ real, effective, saved, fs int }
+
+// identify reads who a thread is by its number, which the caller sees to that it is still the thread's.
+func identify(tid int) (*identity, error) {
+	dir, err := openProc(tid)
+	if err != nil {
+		return nil, fmt.Errorf("look up process %d: %w", tid, err)
+	}
+	defer unix.Close(dir)
+	id, err := identifyAt(dir)
+	if err != nil {
+		return nil, fmt.Errorf("look up process %d: %w", tid, err)
+	}
+	return id, nil
+}
+
+func parseStatus(text []byte) (*identity, error) {
+	id := &identity{}
+	for line := range bytes.Lines(text) {
+		key, rest, _ := strings.Cut(string(line), ":")
+		value := strings.Fields(rest)
+		var err error
+		switch key {
+		case "Name":
+			id.name = strings.TrimSuffix(strings.TrimPrefix(rest, "\t"), "\n")
+		case "Tgid":
+			err = parseInts(value, &id.pid)
+		case "Uid":
+			err = parseInts(value, &id.uids.real, &id.uids.effective, &id.uids.saved, &id.uids.fs)
+		case "Gid":
+			err = parseInts(value, &id.gids.real, &id.gids.effective, &id.gids.saved, &id.gids.fs)
+		case "Groups":
+			id.groups = make([]int, len(value))
+			for i := range value {
+				err = parseInts(value[i:], &id.groups[i])
+			}
+		case "CapEff":
+			var caps uint64
+			if len(value) == 1 {
+				caps, err = strconv.ParseUint(value[0], 16, 64)
+			}
+			id.fileCapability = caps&(1<<unix.CAP_DAC_OVERRIDE) != 0
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot make sense of process status %q: %w", line, err)
+		}
+	}
+	if id.pid == 0 {
+		return nil, fmt.Errorf("process status has no Tgid: %w", unix.ESRCH)
+	}
+	return id, nil
+}
+
+func parseInts(words []string, into ...*int) error {
+	if len(words) < len(into) {
+		return unix.EINVAL
+	}
+	for i, p := range into {
+		n, err := strconv.Atoi(words[i])
+		if err != nil {
+			return err
+		}
+		*p = n
+	}
+	return nil
+}
+
+// Node is the owner and the permissions of the device files.
+type Node struct {
+	UID, GID int
+	// Mode is the permission bits; 0 stands for 0666, as udev's rules have it.
+	Mode uint32
+}
+
+// Access rights, as in access(2).
+const (
+	mayExecute = unix.X_OK
+	mayWrite   = unix.W_OK
+	mayRead    = unix.R_OK
+)
+
+// allows reports whether a process with these ids has the rights on the file. (inode_permission)
+func (n Node) allows(id *identity, uid, gid int, rights uint32) bool {
+	mode := n.Mode
+	switch {
+	case id.fileCapability:
+		return rights&mayExecute == 0 || mode&0o111 != 0
+	case uid == n.UID && !isOverflow(uid):
+		mode >>= 6
+	case gid == n.GID, slices.Contains(id.groups, n.GID):
+		mode >>= 3
+	}
+	return rights&^mode == 0
+}
+
+// overflowUID is the user id that stands for all users without one in this user namespace, -1 where each has one.
+// (user_namespaces(7), "Unmapped user and group IDs")
+var overflowUID = sync.OnceValue(func() int {
+	m, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil || slices.Equal(strings.Fields(string(m)), []string{"0", "0", "4294967295"}) {
+		return -1
+	}
+	b, err := os.ReadFile("/proc/sys/kernel/overflowuid")
+	if err != nil {
+		return 65534
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 65534
+	}
+	return n
+})
+
+// isOverflow reports whether a user id may stand for any of several users.
+func isOverflow(uid int) bool { return uid == overflowUID() }
+
+// opener is a process as it opens a device file. (uverbs.Process)
+type opener struct {
+	*process
+	id   *identity
+	user *quota.User
+}
+
+func (o *opener) PID() int               { return o.id.pid }
+func (o *opener) Name() string           { return o.id.name }
+func (o *opener) UID() int               { return o.id.uids.effective }
+func (o *opener) Account() *umem.Account { return o.acct }
+
+// User is charged for objects: the real user, not the effective one of a set-uid program.
+func (o *opener) User() *quota.User { return o.user }
+
+// accessesOthers reports whether this process may access the memory of other users' processes.
+var accessesOthers = sync.OnceValue(func() bool {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil || os.Geteuid() == 0 {
+		return true
+	}
+	for line := range bytes.Lines(status) {
+		if rest, ok := bytes.CutPrefix(line, []byte("CapEff:")); ok {
+			caps, err := strconv.ParseUint(string(bytes.TrimSpace(rest)), 16, 64)
+			return err != nil || caps&(1<<unix.CAP_SYS_PTRACE) != 0
+		}
+	}
+	return true
+})

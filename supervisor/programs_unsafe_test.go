@@ -1,0 +1,507 @@
+package supervisor
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"verbena/internal/leaktest"
+
+	"verbena/uapi"
+)
+
+// programs run under supervision: TestMain becomes one of them when the environment says so. A panic is their way to
+// fail.
+var programs = map[string]func(args []string){
+	"commands":  programCommands,
+	"hold":      programHold,
+	"lastclose": programLastClose,
+	"nested":    programNested,
+	"threads":   programThreads,
+	"turns":     programTurns,
+	"signals":   programSignals,
+	"stray":     programStray,
+	"doorbells": programDoorbells,
+	"guarded":   programGuarded,
+	"service":   programService,
+	"gone":      programGone,
+	"opens":     programOpens,
+	"reopens":   programReopens,
+	"stats":     programStats,
+	"pingpong":  programPingPong,
+	"launcher":  programLauncher,
+}
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(programEnv); name != "" {
+		os.Unsetenv(programEnv)
+		programs[name](os.Args[1:])
+		return
+	}
+	if signal.Ignored(syscall.SIGHUP) { // below nohup(1): what the tests start is to heed it all the same
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	}
+	leaktest.Main(m)
+}
+
+const deviceFile = "/dev/infiniband/uverbs0"
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func check(ok bool, format string, args ...any) {
+	if !ok {
+		panic(fmt.Sprintf(format, args...))
+	}
+}
+
+func openDevice() int { return must(unix.Open(deviceFile, unix.O_RDWR|unix.O_CLOEXEC, 0)) }
+
+func operate(fd int, op *fakeOp) syscall.Errno {
+	_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uapi.VerbsIoctl, uintptr(unsafe.Pointer(op)))
+	return e
+}
+
+func doorbell(fd int) (int, error) {
+	var b [32]byte
+	return unix.Write(fd, b[:])
+}
+
+// isCharDevice checks what fstat(2) and its kin show of the device.
+func isCharDevice(st *unix.Stat_t) {
+	check(st.Mode&unix.S_IFMT == unix.S_IFCHR, "mode %#o, want a character device", st.Mode)
+	check(st.Rdev == unix.Mkdev(231, 192), "device number %#x", st.Rdev)
+}
+
+func programCommands(args []string) {
+	fd := openDevice()
+	var st, at unix.Stat_t
+	must(0, unix.Fstat(fd, &st))
+	isCharDevice(&st)
+	// What the C library makes of fstat, and statx.
+	_, _, e := unix.Syscall6(unix.SYS_NEWFSTATAT, uintptr(fd), uintptr(unsafe.Pointer(must(unix.BytePtrFromString("")))), uintptr(unsafe.Pointer(&at)), unix.AT_EMPTY_PATH, 0, 0)
+	check(e == 0, "newfstatat: %v", e)
+	isCharDevice(&at)
+	var x unix.Statx_t
+	must(0, unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &x))
+	check(x.Mode&unix.S_IFMT == unix.S_IFCHR && x.Rdev_major == 231 && x.Rdev_minor == 192, "statx: mode %#o, device %d:%d", x.Mode, x.Rdev_major, x.Rdev_minor)
+	var limit unix.Rlimit
+	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	check(uint64(fd) >= uint64(FirstFD(limit.Max)), "descriptor %d is not of the command files' range", fd)
+
+	for _, tt := range []struct {
+		op   uint64
+		want syscall.Errno
+	}{{opIncrement, 0}, {opBusy, syscall.EBUSY}, {opPanic, syscall.EIO}, {opUnset, syscall.EIO}, {opIncrement, 0}} {
+		op := fakeOp{op: tt.op, in: 41}
+		e := operate(fd, &op)
+		check(e == tt.want, "operation %d: %v, want %v", tt.op, e, tt.want)
+		check(e != 0 || op.out == 42, "operation %d: answer %d", tt.op, op.out)
+	}
+	_, _, e = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uapi.VerbsIoctl, 16)
+	check(e == syscall.EFAULT, "ioctl with a bad address: %v", e)
+
+	for _, cloexec := range []uint64{0, 1} {
+		op := fakeOp{op: opInstall, in: cloexec}
+		check(operate(fd, &op) == 0, "install")
+		var b [8]byte
+		n := must(unix.Read(int(op.out), b[:]))
+		check(string(b[:n]) == "hello", "read %q", b[:n])
+		flags := must(unix.FcntlInt(uintptr(op.out), unix.F_GETFD, 0))
+		check(uint64(flags&unix.FD_CLOEXEC) == cloexec, "close-on-exec %d, want %d", flags, cloexec)
+		must(0, unix.Fstat(int(op.out), &st))
+		same := fakeOp{op: opSameFile, in: op.out}
+		check(operate(fd, &same) == 0 && same.out == st.Ino, "inode %d, want %d", same.out, st.Ino)
+	}
+
+	mem := must(unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
+	for i := range 3 {
+		n, err := doorbell(fd)
+		check(n == 32 && err == nil, "doorbell: %d, %v", n, err)
+		check(int(mem[8]) == i+1, "doorbell %d: the program sees %d", i+1, mem[8])
+	}
+	// Duplicates are the device as well, whichever number the program asks for at least.
+	for i, d := range []int{
+		must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)), must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, fd+7)), must(unix.Dup(fd)),
+	} {
+		must(0, unix.Fstat(d, &st))
+		isCharDevice(&st)
+		n, err := doorbell(d)
+		check(n == 32 && err == nil && int(mem[8]) == i+4, "doorbell by duplicate %d: %d, %v, the program sees %d", i, n, err, mem[8])
+		flags := must(unix.FcntlInt(uintptr(d), unix.F_GETFD, 0))
+		check((flags&unix.FD_CLOEXEC != 0) == (i == 0), "duplicate %d: close-on-exec %d", i, flags)
+		check(i != 1 || d >= fd+7, "duplicate %d, want at least %d", d, fd+7)
+		unix.Close(d)
+	}
+	// By a number of the program's own choice commands go by the request, doorbells do not.
+	must(0, unix.Dup3(fd, 40, unix.O_CLOEXEC))
+	op := fakeOp{op: opIncrement, in: 1}
+	check(operate(40, &op) == 0 && op.out == 2, "ioctl by a low descriptor")
+	_, err := doorbell(40)
+	check(err != nil && mem[8] == 6, "write by a low descriptor: %v", err)
+	high := must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, fd+1))
+	_, err = doorbell(high)
+	check(err == nil && mem[8] == 7, "doorbell by another descriptor: %v", err)
+	// What is no device is not touched, also with such numbers.
+	r, w, err := os.Pipe()
+	check(err == nil, "pipe: %v", err)
+	n := must(unix.FcntlInt(w.Fd(), unix.F_DUPFD_CLOEXEC, fd+10))
+	must(unix.Write(n, []byte("x")))
+	var b [1]byte
+	must(r.Read(b[:]))
+	must(0, unix.Fstat(n, &st))
+	check(st.Mode&unix.S_IFMT == unix.S_IFIFO, "mode %#o, want a pipe", st.Mode)
+	check(operate(n, &op) == syscall.ENOTTY, "ioctl of a pipe")
+	check(operate(-1, &op) == syscall.EBADF, "ioctl of nothing")
+
+	// The limits are as they were, and a second file gets a number of its own.
+	var after unix.Rlimit
+	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &after))
+	check(after == limit, "limit of open files %v, was %v", after, limit)
+	second := openDevice()
+	check(second > fd, "second descriptor %d, first %d", second, fd)
+	fmt.Println("ok")
+}
+
+// programHold opens the device, says so, and sleeps.
+func programHold(args []string) {
+	openDevice()
+	fmt.Println("open")
+	sleep()
+}
+
+// programLastClose passes the device on in various ways; the test sees in /proc when a step has been done.
+func programLastClose(args []string) {
+	fd := openDevice()
+	op := fakeOp{op: opWait}
+	switch args[0] {
+	case "close":
+		unix.Close(fd)
+	case "dup":
+		d := must(unix.Dup(fd))
+		unix.Close(fd)
+		check(operate(d, &op) == 0, "wait") // the test looks
+		unix.Close(d)
+	case "mapping":
+		mem := must(unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED))
+		d := must(unix.Dup(fd))
+		unix.Close(fd)
+		check(operate(d, &op) == 0, "wait")
+		unix.Close(d)
+		unix.Munmap(mem)
+	case "reopen": // closing the second description is not the last close
+		d := must(unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR, 0))
+		unix.Close(d)
+		check(operate(fd, &op) == 0, "wait")
+		unix.Close(fd)
+	case "child": // inherits the device and is the last to have it
+		must(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))
+		c := exec.Command("/proc/self/exe", "inherited", strconv.Itoa(fd))
+		c.Env = append(os.Environ(), programEnv+"=lastclose")
+		c.Stdout, c.Stderr = os.Stdout, os.Stderr
+		fd2 := os.NewFile(uintptr(fd), "device")
+		c.ExtraFiles = []*os.File{fd2}
+		must(0, c.Start())
+		return
+	case "exec": // closes on exec
+		must(0, unix.Exec("/bin/sleep", []string{"sleep", "1000"}, os.Environ()))
+	}
+	sleep()
+}
+
+// sleep is for ever. (Go would take an empty select for a deadlock.)
+func sleep() { time.Sleep(time.Hour) }
+
+func init() {
+	inner := programs["lastclose"]
+	programs["lastclose"] = func(args []string) {
+		if args[0] != "inherited" {
+			inner(args)
+			return
+		}
+		// As descriptor 3, too; the number that the filter knows is the inherited one.
+		op := fakeOp{op: opWait}
+		check(operate(3, &op) == 0, "the child's ioctl")
+	}
+}
+
+func programNested([]string) {
+	fmt.Println(Probe())
+	_, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}, Handover: func(*os.File) error { panic("installed") }})
+	fmt.Println(err)
+}
+
+// programThreads has one thread wait in a command for what another one's command does.
+func programThreads(args []string) {
+	fd := openDevice()
+	if args[0] == "known" { // the second thread has called before
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			runtime.LockOSThread()
+			op := fakeOp{op: opIncrement}
+			check(operate(fd, &op) == 0, "increment")
+		})
+		wg.Wait()
+	}
+	var wg sync.WaitGroup
+	const n = 5
+	for range n {
+		wg.Go(func() {
+			op := fakeOp{op: opWait}
+			check(operate(fd, &op) == 0, "wait")
+		})
+	}
+	for range n {
+		time.Sleep(2 * time.Millisecond) // most are waiting by then; any order will do
+		op := fakeOp{op: opGo}
+		check(operate(fd, &op) == 0, "go")
+	}
+	wg.Wait()
+	fmt.Println("ok")
+}
+
+// programTurns rings doorbells by two threads, in turn, then by one, and all that twice; after each the test looks.
+func programTurns([]string) {
+	runtime.LockOSThread() // one caller is one thread
+	fd := openDevice()
+	rings := 0
+	ring := func() {
+		_, err := doorbell(fd)
+		check(err == nil, "doorbell: %v", err)
+		rings++
+	}
+	look := func() {
+		op := fakeOp{op: opWait}
+		check(operate(fd, &op) == 0, "wait")
+	}
+	for range 2 {
+		var wg sync.WaitGroup
+		pass := [2]chan bool{make(chan bool, 1), make(chan bool)}
+		for i := range pass {
+			wg.Go(func() {
+				runtime.LockOSThread()
+				for range 2 * mixed {
+					<-pass[i]
+					ring()
+					if i == 1 {
+						pass[0] <- true
+					} else {
+						pass[1] <- true
+					}
+				}
+			})
+		}
+		pass[0] <- true
+		wg.Wait()
+		look()
+		for range 2 * mixtureLimit {
+			ring()
+		}
+		look()
+	}
+	fmt.Println(rings)
+}
+
+func programSignals([]string) {
+	c := make(chan os.Signal, 8)
+	signal.Notify(c, unix.SIGTERM, unix.SIGUSR1, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP, unix.SIGCONT)
+	fmt.Println("ready")
+	for s := range c {
+		fmt.Println(s)
+		if s == unix.SIGTERM {
+			os.Exit(7)
+		}
+	}
+}
+
+// programStray opens the device in a process that outlives its parent.
+func programStray(args []string) {
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), programEnv+"=hold")
+	c.Stdout = os.Stderr
+	must(0, c.Start())
+	fmt.Println(c.Process.Pid)
+}
+
+func programDoorbells(args []string) {
+	fd := openDevice()
+	var wg sync.WaitGroup
+	n := must(strconv.Atoi(args[1]))
+	var b [32]byte
+	start := time.Now()
+	for range must(strconv.Atoi(args[0])) {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			for range n {
+				unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&b)), uintptr(len(b)))
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Println(time.Since(start).Nanoseconds())
+}
+
+// programGuarded uses the device all the time, from several threads, while its supervisor dies.
+func programGuarded([]string) {
+	fd := openDevice()
+	var dead atomic.Bool
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() { // in a command that the supervisor never answers
+			op := fakeOp{op: opWait}
+			e := operate(fd, &op)
+			check(e == syscall.ENOTTY || e == syscall.EIO, "interrupted command: %v", e)
+			dead.Store(true)
+		})
+	}
+	wg.Go(func() { // doorbells all along
+		for !dead.Load() {
+			_, err := doorbell(fd)
+			check(err == nil || err == syscall.EIO || err == syscall.EINVAL, "doorbell: %v", err)
+		}
+	})
+	wg.Go(func() { // and files
+		for !dead.Load() {
+			must(os.ReadFile("/proc/self/comm"))
+		}
+	})
+	wg.Wait()
+	op := fakeOp{op: opIncrement}
+	check(operate(fd, &op) == syscall.EIO, "command after the end")
+	_, err := doorbell(fd)
+	check(err == syscall.EIO, "doorbell after the end: %v", err)
+	out := must(exec.Command("cat", "/etc/passwd").Output())
+	check(string(out) == string(must(os.ReadFile("/etc/passwd"))), "cat printed %q", out)
+	_, err = os.Stat(deviceFile)
+	check(os.IsNotExist(err), "device file: %v", err)
+	fmt.Println("ok")
+}
+
+func programGone([]string) {
+	fd := openDevice()
+	op := fakeOp{op: opWait}
+	check(operate(fd, &op) == 0, "wait")
+	var st unix.Stat_t
+	must(0, unix.Fstat(fd, &st))
+	isCharDevice(&st)
+	_, err := unix.Open(deviceFile, unix.O_RDWR, 0)
+	check(err == unix.ENOENT, "open of what is gone: %v", err)
+	fmt.Println("ok")
+}
+
+// programOpens opens paths given as arguments and prints what comes of it.
+func programOpens(args []string) {
+	for _, p := range args {
+		fd, err := unix.Open(p, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			fmt.Printf("%s: open: %v\n", p, err)
+			continue
+		}
+		var b [256]byte
+		n, err := unix.Read(fd, b[:])
+		if err != nil {
+			fmt.Printf("%s: read: %v\n", p, err)
+		} else {
+			fmt.Printf("%s: %q\n", p, b[:n])
+		}
+		unix.Close(fd)
+	}
+}
+
+// programReopens opens a directory as often as it is told, and looks at what it got.
+func programReopens(args []string) {
+	for i := range must(strconv.Atoi(args[0])) {
+		fd := must(unix.Open(ibDir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))
+		var st unix.Stat_t
+		must(0, unix.Fstat(fd, &st))
+		check(st.Mode&unix.S_IFMT == unix.S_IFDIR, "open number %d gave descriptor %d, of mode %#o", i, fd, st.Mode)
+		must(0, unix.Close(fd))
+	}
+	fmt.Println("ok")
+}
+
+// programService supervises the program whose listener is descriptor 3, until it is killed.
+func programService(args []string) {
+	srv := newFakeServer()
+	s := must(newSupervisor(SupervisorConfig{Dir: args[0]}, srv))
+	t := must(s.Attach(os.NewFile(3, "listener"), SessionInfo{LauncherPID: os.Getppid()}))
+	fmt.Println("attached", t.Dir())
+	for {
+		time.Sleep(time.Millisecond)
+		srv.mu.Lock()
+		busy := len(srv.files) > 0 && srv.files[0].waiting.Load() == 2 && srv.files[0].rung.Load() > 1000
+		srv.mu.Unlock()
+		if busy {
+			fmt.Println("busy")
+			select {}
+		}
+	}
+}
+
+func programStats(args []string) {
+	start := time.Now()
+	var st unix.Stat_t
+	for range must(strconv.Atoi(args[1])) {
+		must(0, unix.Stat(args[0], &st))
+	}
+	fmt.Println(time.Since(start).Nanoseconds())
+}
+
+// programLauncher is a launcher, and its supervisor, of the program "signals".
+func programLauncher(args []string) {
+	debug.SetGCPercent(-1) // see tryStart
+	dir := must(os.MkdirTemp("/dev/shm", "verbena-supervisor-test-"))
+	s := must(newSupervisor(SupervisorConfig{Dir: dir}, newFakeServer()))
+	p := must(Start(&Launch{
+		Path: "/proc/self/exe", Args: []string{"signals"}, Env: append(os.Environ(), programEnv+"=signals"),
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Handover: func(listener *os.File) error {
+			fd := must(unix.FcntlInt(listener.Fd(), unix.F_DUPFD_CLOEXEC, 0))
+			must(s.Attach(os.NewFile(uintptr(fd), "listener"), SessionInfo{LauncherPID: os.Getpid()}))
+			return nil
+		},
+	}))
+	code := p.Wait()
+	s.Close()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// programPingPong has two threads wait busily for each other's doorbells, as programs do that poll their completion
+// queues.
+func programPingPong(args []string) {
+	fd := openDevice()
+	mem := must(unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
+	rung := (*uint32)(unsafe.Pointer(&mem[8]))
+	n := uint32(must(strconv.Atoi(args[0])))
+	start := time.Now()
+	var wg sync.WaitGroup
+	for me := range uint32(2) {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			var b [32]byte
+			for i := me; i < n; i += 2 {
+				for atomic.LoadUint32(rung) != i {
+				}
+				unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&b)), uintptr(len(b)))
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Println(time.Since(start).Nanoseconds())
+}

@@ -1,0 +1,132 @@
+package supervisor
+
+import (
+	"runtime"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// notification is a trapped system call (struct seccomp_notif, with its struct seccomp_data).
+type notification struct {
+	id    uint64
+	tid   uint32 // thread id in the namespace of the receiver, 0 if it has none there
+	flags uint32
+	nr    int32
+	arch  uint32
+	ip    uint64
+	args  [6]uint64
+}
+
+// response answers a notification (struct seccomp_notif_resp).
+type response struct {
+	id    uint64
+	val   int64
+	errno int32 // negative
+	flags uint32
+}
+
+// addFD asks for a descriptor in the trapped process (struct seccomp_notif_addfd).
+type addFD struct {
+	id       uint64
+	flags    uint32
+	srcFD    uint32
+	newFD    uint32
+	newFlags uint32 // O_CLOEXEC or 0
+}
+
+func ioctl(fd int, request uintptr, arg unsafe.Pointer) (uintptr, error) {
+	for {
+		r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg))
+		switch errno {
+		case 0:
+			return r, nil
+		case unix.EINTR:
+		default:
+			return r, errno
+		}
+	}
+}
+
+// receive takes the oldest notification that nobody has taken. ENOENT: there was one, but its thread was killed, or
+// no process is left. It sleeps while there is none.
+func receive(listener int, n *notification) error {
+	*n = notification{} // the kernel insists
+	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(n))
+	return err
+}
+
+// send answers. ENOENT: the thread does not wait for it any more.
+func send(listener int, r *response) error {
+	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(r))
+	return err
+}
+
+// stillTrapped reports an error when the thread of a notification has gone.
+func stillTrapped(listener int, id uint64) error {
+	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
+	return err
+}
+
+// sendAddFD puts a duplicate of a.srcFD into the trapped process and returns its number there.
+func sendAddFD(listener int, a *addFD) (int, error) {
+	r, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(a))
+	return int(r), err
+}
+
+// setSyncWakeUp tells the scheduler whether the thread that traps and the one that answers take turns. EINVAL before
+// Linux 6.6.
+func setSyncWakeUp(listener int, on bool) error {
+	var flags uintptr
+	if on {
+		flags = unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP
+	}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, flags)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// setFilter installs a filter on the calling thread for good, and returns its listener.
+func setFilter(filter []unix.SockFilter, flags uintptr) (listener int, err error) {
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: unsafe.SliceData(filter)}
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
+		unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|flags, uintptr(unsafe.Pointer(&prog)))
+	runtime.KeepAlive(filter)
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(fd), nil
+}
+
+// bytesOf is the memory of a value that the kernel would copy out to a program.
+func bytesOf[T unix.Stat_t | unix.Statx_t](v *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
+}
+
+// readMemory reads from the memory of a thread's process; n is less than len(b) where part of it is not mapped.
+func readMemory(tid int, addr uint64, b []byte) (int, error) {
+	local := [1]unix.Iovec{{Base: unsafe.SliceData(b)}}
+	local[0].SetLen(len(b))
+	remote := [1]unix.RemoteIovec{{Base: uintptr(addr), Len: len(b)}}
+	return unix.ProcessVMReadv(tid, local[:], remote[:], 0)
+}
+
+// futexWait sleeps until the word is woken, if it holds value; false when the time is over.
+func futexWait(word *uint32, value uint32, timeout time.Duration) bool {
+	ts := unix.NsecToTimespec(int64(timeout))
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitPrivate, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
+	return errno != unix.ETIMEDOUT
+}
+
+// futexWake wakes up to n of those who sleep on the word.
+func futexWake(word *uint32, n int) {
+	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWakePrivate, uintptr(n), 0, 0, 0)
+}
+
+const (
+	futexWaitPrivate = 0 | 128 // FUTEX_WAIT | FUTEX_PRIVATE_FLAG
+	futexWakePrivate = 1 | 128
+)

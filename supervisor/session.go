@@ -1,0 +1,295 @@
+package supervisor
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/umem"
+)
+
+// SessionInfo describes a program that is handed over.
+type SessionInfo struct {
+	// LauncherPID is the process that called Start.
+	LauncherPID int
+	// UID is the user who handed the program over, as the kernel knows him: what the session takes is charged to him.
+	UID int
+	// Pidfd refers to the process LauncherPID, so that the number is known to be still its own; nil: the number is all
+	// that is known. It is the caller's to close, after the session has ended.
+	Pidfd *os.File
+	// FirstFD is what FirstFD returned there; 0: it is found out from the launcher's limits.
+	FirstFD uint32
+	// Args is the program's argument vector, for people to read.
+	Args []string
+	// Helper reaches the program where this process may not; nil: nobody does.
+	Helper Helper
+}
+
+// Session is one program with its descendants, under supervision.
+type Session struct {
+	sup      *Supervisor
+	info     SessionInfo
+	dir      *os.File // of the queue files; this process's user's
+	user     *quota.User
+	listener *os.File
+	helper   Helper // not nil: this process may not access the program's memory
+	fd       int    // of listener
+	firstFD  uint32 // the first number that a command file may get
+	done     chan struct{}
+
+	canSync bool        // the kernel has SYNC_WAKE_UP
+	sync    atomic.Bool // and it is on
+
+	turn    turn
+	intake  intake
+	workers sync.WaitGroup
+	cache   [cacheSize]atomic.Pointer[descriptor]
+
+	opening sync.Mutex // serialises the choice of descriptor numbers
+	execs   execs
+
+	mu        sync.Mutex
+	processes map[int]*process // by number
+
+	warned atomic.Bool
+	limits sync.Map // the errnos that were logged
+}
+
+// Attach takes up a program, by the listener that Launch.Handover got, possibly in another process; it is the
+// session's from then on, unless there is an error. When Attach returns, calls are being answered. It may sleep.
+func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, err error) {
+	fail := func(cause error) (*Session, error) {
+		return nil, fmt.Errorf("attach process %d: %w", info.LauncherPID, cause)
+	}
+	if info.FirstFD == 0 {
+		limit, err := hardLimitOf(info.LauncherPID)
+		if err != nil {
+			return fail(err)
+		}
+		info.FirstFD = FirstFD(limit)
+	}
+	id, err := identify(info.LauncherPID)
+	if err != nil {
+		return fail(err)
+	}
+	// What is denied for the launcher will be for the program.
+	var helper Helper
+	if s.cfg.AskHelper || directAccess(info.LauncherPID) != nil {
+		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || isOverflow(id.uids.effective) || ptraceScope() > "1" {
+			return fail(explainAccess())
+		}
+	}
+	if what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", listener.Fd())); err != nil || what != "anon_inode:seccomp notify" {
+		return fail(fmt.Errorf("the descriptor is no seccomp listener: %w", unix.EINVAL))
+	}
+	t := &Session{
+		sup:       s,
+		info:      info,
+		user:      s.cfg.Quota.User(info.UID),
+		listener:  listener,
+		helper:    helper,
+		fd:        int(listener.Fd()),
+		firstFD:   info.FirstFD,
+		done:      make(chan struct{}),
+		processes: make(map[int]*process),
+	}
+	if info.Pidfd != nil && !runs(info.Pidfd) { // the number may be another's by now
+		return fail(fmt.Errorf("the launcher has ended: %w", unix.ESRCH))
+	}
+	if err := t.charge(); err != nil {
+		return fail(err)
+	}
+	defer func() {
+		if err != nil {
+			t.discharge()
+		}
+	}()
+	path := filepath.Join(s.runDir(), fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID))
+	if err := makeDir(path); err != nil {
+		return fail(err)
+	}
+	defer func() {
+		if err != nil {
+			os.Remove(path)
+		}
+	}()
+	if t.dir, err = openDirectory(path); err != nil {
+		return fail(err)
+	}
+	defer func() {
+		if err != nil {
+			t.dir.Close()
+		}
+	}()
+	switch err := setSyncWakeUp(t.fd, true); {
+	case err == nil:
+		t.canSync = true
+		t.sync.Store(true)
+	case !errors.Is(err, unix.EINVAL):
+		return fail(fmt.Errorf("the descriptor is no seccomp listener: %w", err))
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return fail(fmt.Errorf("the service is ending: %w", unix.ENODEV))
+	}
+	s.sessions[t] = struct{}{}
+	s.mu.Unlock()
+	t.turn.init(func() { t.workers.Go(newWorker(t).run) }, t.user)
+	go t.finish()
+	return t, nil
+}
+
+// sessionDescriptors is what a session costs the service: the listener and its directory.
+const sessionDescriptors = 2
+
+// charge counts the session, with its first worker, and discharge ends that.
+func (t *Session) charge() error {
+	for i, c := range sessionCharges {
+		if err := t.user.Take(c.kind, c.n); err != nil {
+			for _, c := range sessionCharges[:i] {
+				t.user.Give(c.kind, c.n)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Session) discharge() {
+	for _, c := range sessionCharges {
+		t.user.Give(c.kind, c.n)
+	}
+}
+
+var sessionCharges = [...]struct {
+	kind quota.Kind
+	n    uint64
+}{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, sessionDescriptors}}
+
+// runs reports whether the process of a pidfd exists.
+func runs(pidfd *os.File) bool {
+	conn, err := pidfd.SyscallConn()
+	return err == nil && (&process{conn: conn}).alive()
+}
+
+// maxCopies bounds how many threads can be held up by the memory of one user's programs, maxAllCopies by that of all
+// users' beyond the first few of each.
+const (
+	maxCopies    = 64
+	maxAllCopies = 2048
+)
+
+// copiesOf is the bound that a user's programs have in common.
+func (s *Supervisor) copiesOf(uid int) *umem.Copies {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.copies[uid]
+	if c == nil {
+		c = umem.NewCopies(maxCopies, s.allCopies)
+		s.copies[uid] = c
+	}
+	return c
+}
+
+// Done is closed when no process of the session is left, or the Supervisor was closed, and everything that the
+// session had is gone.
+func (t *Session) Done() <-chan struct{} { return t.done }
+
+// Dir is where the queue files of the session's open device files are, and nothing else.
+func (t *Session) Dir() string { return t.dir.Name() }
+
+// syncWakeUp turns the kernel's way to wake on or off. Several workers may differ; that costs time, nothing else.
+func (t *Session) syncWakeUp(on bool) {
+	if t.canSync && t.sync.Load() != on {
+		t.sync.Store(on)
+		_ = setSyncWakeUp(t.fd, on)
+	}
+}
+
+// finish waits for the end and cleans up.
+func (t *Session) finish() {
+	t.workers.Wait()
+	t.turn.ended()
+	s := t.sup
+	s.closeFiles(nil, func(f *openFile) bool { return f.session == t })
+	t.mu.Lock()
+	for _, p := range t.processes {
+		p.closeLocked()
+	}
+	clear(t.processes)
+	t.mu.Unlock()
+	t.listener.Close()
+	t.dir.Close()
+	t.discharge()
+	if err := os.Remove(t.dir.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.cfg.Logf("supervisor: session of %q: %v", t.info.Args, err)
+	}
+	s.mu.Lock()
+	delete(s.sessions, t)
+	s.mu.Unlock()
+	close(t.done)
+}
+
+// explainAccess says why a program's memory cannot be reached, and what to do.
+func explainAccess() error {
+	if scope := ptraceScope(); scope != "0" {
+		return fmt.Errorf("%w; kernel.yama.ptrace_scope is %s: set it to 1 or 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
+			umem.ErrAccess, scope)
+	}
+	return fmt.Errorf("%w; run the service as the same user, or as root", umem.ErrAccess)
+}
+
+// hardLimitOf reads the hard limit on a process's descriptors, which anybody may (proc_pid_limits(5)).
+func hardLimitOf(pid int) (uint64, error) {
+	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/limits")
+	if err != nil {
+		return 0, fmt.Errorf("read the limit of open files: %w", err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		rest, ok := strings.CutPrefix(lines.Text(), "Max open files")
+		if !ok {
+			continue
+		}
+		v := strings.Fields(rest) // soft, hard, unit
+		if len(v) < 2 {
+			break
+		}
+		if v[1] == "unlimited" {
+			return umem.Unlimited, nil
+		}
+		return strconv.ParseUint(v[1], 10, 64)
+	}
+	return 0, fmt.Errorf("read the limit of open files: cannot make sense of %s", f.Name())
+}
+
+// warnOfLimit logs what a program has run into, once for each errno: the errno alone does not say which limit it was. A
+// refusal of the ledger's is logged by that.
+func (t *Session) warnOfLimit(err error) {
+	e := errno(err)
+	var refusal *quota.Error
+	switch {
+	case e != unix.ENOMEM && e != unix.EMFILE && e != unix.ENFILE, errors.As(err, &refusal):
+		return
+	}
+	if _, said := t.limits.LoadOrStore(e, true); !said {
+		t.sup.cfg.Logf("supervisor: session of %q: %v", t.info.Args, err)
+	}
+}
+
+// warn logs what goes wrong for the program as a whole, once.
+func (t *Session) warn(what func() error) {
+	if t.warned.CompareAndSwap(false, true) {
+		t.sup.cfg.Logf("supervisor: session of %q: %v", t.info.Args, what())
+	}
+}

@@ -1,0 +1,382 @@
+package supervisor
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestLastClose(t *testing.T) {
+	w := newWorld(t)
+	n := 0
+	for _, how := range []string{"close", "dup", "mapping", "reopen", "child", "exec"} {
+		t.Run(how, func(t *testing.T) {
+			r := w.startSelf("lastclose", how)
+			n++
+			f := w.srv.opened(t, n)
+			if how == "dup" || how == "mapping" || how == "reopen" || how == "child" {
+				eventually(t, "the command after the first close", func() bool { return f.waiting.Load() > 0 })
+				if how == "reopen" {
+					// The supervisor has looked at the close of the other description by the time it sees this one's.
+					w.mustRunSelf("opens", deviceFile)
+					n++
+					w.await("the other file's close", w.srv.opened(t, n).closed)
+				}
+				if f.isClosed() {
+					t.Error("closed while a descriptor is left")
+				}
+				f.gate <- struct{}{}
+			}
+			w.await("the last close", f.closed)
+			r.Signal(unix.SIGKILL)
+			w.finish(r)
+		})
+	}
+}
+
+func TestKilledProgramLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	r := w.startSelf("hold")
+	f := w.srv.opened(t, 1)
+	w.printed(r, "open")
+	if left, _ := filepath.Glob(filepath.Join(r.session.Dir(), "*")); len(left) != 1 || filepath.Base(left[0]) != "uverbs0.1.queues" {
+		t.Errorf("queue files: %q", left)
+	}
+	r.Signal(unix.SIGKILL)
+	w.await("the file to be closed", f.closed)
+	if code, _ := w.finish(r); code != 128+9 {
+		t.Errorf("exit code %d", code)
+	}
+	if _, err := os.Stat(r.session.Dir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the session's directory: %v", err)
+	}
+}
+
+func TestKilledInACommand(t *testing.T) {
+	w := newWorld(t)
+	r := w.startSelf("lastclose", "dup") // waits in a command
+	f := w.srv.opened(t, 1)
+	eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
+	r.Signal(unix.SIGKILL)
+	if code := r.Wait(); code != 128+9 {
+		t.Errorf("exit code %d", code)
+	}
+	if f.isClosed() {
+		t.Error("closed while a command is being answered")
+	}
+	f.gate <- struct{}{}
+	w.await("the file to be closed", f.closed)
+	w.finish(r)
+}
+
+func TestSessionOutlivesTheProgram(t *testing.T) {
+	w := newWorld(t)
+	r := w.startSelf("stray")
+	f := w.srv.opened(t, 1)
+	if code := r.Wait(); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	pid, err := strconv.Atoi(strings.Fields(r.output.String())[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-r.session.Done():
+		t.Error("the session has ended before its last process")
+	default:
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	w.await("the end of the session", r.session.Done())
+	if !f.isClosed() {
+		t.Error("the session has ended with an open file")
+	}
+}
+
+func TestNestedIsRefused(t *testing.T) {
+	w := newWorld(t)
+	out := w.mustRunSelf("nested")
+	if want := ErrNested.Error() + "\n" + ErrNested.Error(); out != want {
+		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+}
+
+func TestOneThreadDoesNotStallAnother(t *testing.T) {
+	w := newWorld(t)
+	for _, second := range []string{"known", "unknown"} {
+		if got := w.mustRunSelf("threads", second); got != "ok" {
+			t.Errorf("printed %q", got)
+		}
+	}
+}
+
+// TestTurns: while several threads call, two workers receive, and one when they have stopped; no call is lost.
+func TestTurns(t *testing.T) {
+	w := newWorld(t)
+	r := w.startSelf("turns")
+	f := w.srv.opened(t, 1)
+	defer func() { // if it gives up
+		r.Signal(unix.SIGKILL)
+		close(f.gate)
+	}()
+	for i, want := range []int32{sharedTurns, 1, sharedTurns, 1} {
+		eventually(t, "the program's wait", func() bool { return f.waiting.Load() > int64(i) })
+		eventually(t, fmt.Sprintf("%d turns", want), func() bool { return r.session.turn.turns.Load() == want })
+		f.gate <- struct{}{}
+	}
+	code, out := w.finish(r)
+	if want := fmt.Sprintln(f.rung.Load()); code != 0 || out != want {
+		t.Errorf("exit code %d, %q rings, %s of them arrived", code, out, want)
+	}
+}
+
+func TestDevicesComeAndGo(t *testing.T) {
+	w := newWorld(t)
+	list := func() string { return w.mustRun("sh", "-c", "echo /sys/class/infiniband/* /dev/infiniband/*") }
+	created := func() string { return w.mustRun("stat", "-c", "%y", "/sys/class/infiniband/rxe0") }
+	first := created()
+	w.srv.plug("uverbs1", 1, "rxe1")
+	if got, want := list(), "/sys/class/infiniband/rxe0 /sys/class/infiniband/rxe1 /dev/infiniband/uverbs0 /dev/infiniband/uverbs1\n"; got != want {
+		t.Errorf("with two: %q, want %q", got, want)
+	}
+	w.srv.unplug()
+	if got, want := list(), "/sys/class/infiniband/rxe0 /dev/infiniband/uverbs0\n"; got != want {
+		t.Errorf("with one: %q, want %q", got, want)
+	}
+	if got := created(); got != first {
+		t.Errorf("device made at %q, first seen as %q", got, first)
+	}
+	r := w.startSelf("gone")
+	f := w.srv.opened(t, 1)
+	eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
+	w.srv.unplug()
+	f.gate <- struct{}{}
+	if code, out := w.finish(r); code != 0 || out != "ok\n" {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	if got, want := list(), "/sys/class/infiniband/* /dev/infiniband/*\n"; got != want {
+		t.Errorf("without devices: %q, want %q", got, want)
+	}
+	w.srv.plug("uverbs0", 0, "rxe0")
+	if got := created(); got == first {
+		t.Error("another device of the same name has the same time stamp")
+	}
+}
+
+func TestChangesAreSeenAtOnce(t *testing.T) {
+	w := newWorld(t)
+	cat := func(name string) string {
+		return w.mustRun("sh", "-c", "cat /sys/class/infiniband/rxe0/ports/1/"+name+" 2>&1 || true")
+	}
+	for _, name := range []string{"state", "gids/0", "gid_attrs/types/0"} {
+		cat(name)
+	}
+	w.srv.driver.set(func(d *fakeDriver) {
+		d.port.State = 1
+		d.gids[1], d.gids[0] = d.gids[0], d.gids[1]
+	})
+	for _, tt := range []struct{ name, want string }{
+		{"state", "1: DOWN\n"},
+		{"gids/0", noGID},
+		{"gids/1", "fe80:0000:0000:0000:0000:0000:0000:0001\n"},
+		{"gid_attrs/types/1", "RoCE v2\n"},
+		{"gid_attrs/types/0", "cat: /sys/class/infiniband/rxe0/ports/1/gid_attrs/types/0: Invalid argument\n"},
+	} {
+		if got := cat(tt.name); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestNodePermissions(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to be different users")
+	}
+	w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
+	for _, tt := range []struct {
+		who  []string
+		want string
+	}{
+		{[]string{"--reuid=65534", "--regid=65534", "--clear-groups"}, "no\nno\n"},
+		{[]string{"--reuid=65534", "--regid=12345", "--clear-groups"}, "yes\nyes\n"},
+		{[]string{"--reuid=65534", "--regid=65534", "--groups=12345"}, "yes\nyes\n"},
+		{[]string{"--reuid=0", "--regid=65534", "--clear-groups"}, "yes\nyes\n"},
+	} {
+		args := append(append([]string{"setpriv"}, tt.who...), "sh", "-c",
+			`test -w /dev/infiniband/uverbs0 && echo yes || echo no; (exec 3<>/dev/infiniband/uverbs0) 2>/dev/null && echo yes || echo no`)
+		if _, got := w.finish(w.start(nil, args...)); got != tt.want {
+			t.Errorf("%q: %q, want %q", tt.who, got, tt.want)
+		}
+	}
+}
+
+// TestSupervisorCloses: it leaves programs that run to their guardians.
+func TestSupervisorCloses(t *testing.T) {
+	w := newWorld(t)
+	r := w.startSelf("hold")
+	f := w.srv.opened(t, 1)
+	w.printed(r, "open")
+	lost := make(chan struct{})
+	abandoned := make(chan struct{})
+	r.Guard(lost, func() { close(abandoned) })
+	w.sup.Close()
+	if !f.isClosed() {
+		t.Error("the file is open after Close")
+	}
+	close(lost)
+	w.await("abandon", abandoned)
+	r.Signal(unix.SIGKILL)
+	w.finish(r)
+	if _, err := w.sup.Attach(nil, SessionInfo{LauncherPID: os.Getpid()}); err == nil {
+		t.Error("Attach after Close")
+	}
+}
+
+// TestReceive: who has seen a call that another took does not sleep until the next one.
+func TestReceive(t *testing.T) {
+	w := newWorld(t)
+	r := w.startSelf("hold")
+	w.printed(r, "open")
+	fd, err := unix.FcntlInt(uintptr(r.session.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener := os.NewFile(uintptr(fd), "listener")
+	defer listener.Close()
+	s := newSource(listener, w.sup.stop, &r.session.intake)
+	got := make(chan bool)
+	go func() { got <- s.receive(r.session.intake.taken.Load()-1, new(notification)) }()
+	select {
+	case ok := <-got:
+		if ok {
+			t.Error("received what was not there")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("sleeps")
+	}
+	r.Signal(unix.SIGKILL)
+	w.finish(r)
+}
+
+func TestGuardian(t *testing.T) {
+	if err := Probe(); err != nil {
+		t.Skip(err)
+	}
+	for range 3 {
+		testGuardian(t)
+	}
+}
+
+func testGuardian(t *testing.T) {
+	service := exec.Command("/proc/self/exe", shmDir(t))
+	service.Env = append(os.Environ(), programEnv+"=service")
+	service.Stderr = os.Stderr
+	pipe, err := service.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := bufio.NewReader(pipe)
+	hear := func(what string) {
+		if line, err := said.ReadString('\n'); err != nil || !strings.HasPrefix(line, what) {
+			t.Fatalf("service said %q (%v), want %q", line, err, what)
+		}
+	}
+	rd, wr, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rd.Close()
+	p, err := Start(&Launch{
+		Path: "/proc/self/exe", Args: []string{"guarded"}, Env: append(os.Environ(), programEnv+"=guarded"),
+		Files: []*os.File{rd, wr, wr},
+		Handover: func(listener *os.File) error {
+			service.ExtraFiles = []*os.File{listener}
+			if err := service.Start(); err != nil {
+				return err
+			}
+			hear("attached")
+			return nil
+		},
+	})
+	wr.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost, abandoned := make(chan struct{}), make(chan struct{})
+	p.Guard(lost, func() { close(abandoned) })
+	hear("busy")
+	service.Process.Kill()
+	service.Wait()
+	close(lost)
+	<-abandoned
+	out, err := io.ReadAll(rd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code := p.Wait(); code != 0 || string(out) != "ok\n" {
+		t.Errorf("exit code %d, printed:\n%s", code, out)
+	}
+}
+
+// TestHandoverFails: nothing is left of a program whose supervisor does not want it.
+func TestHandoverFails(t *testing.T) {
+	if err := Probe(); err != nil {
+		t.Skip(err)
+	}
+	fds := openDescriptors(t)
+	refused := fmt.Errorf("refused: %w", syscall.EPERM)
+	if _, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}, Handover: func(*os.File) error { return refused }}); !errors.Is(err, refused) {
+		t.Errorf("error %v, want %v", err, refused)
+	}
+	if n := openDescriptors(t); n != fds {
+		t.Errorf("%d descriptors, before %d", n, fds)
+	}
+}
+
+// again runs tests of this binary under other circumstances.
+func again(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%q: %v\n%s", cmd.Args, err, out)
+	} else if !strings.Contains(string(out), "PASS: TestCommands") {
+		t.Errorf("%q ran no test:\n%s", cmd.Args, out)
+	}
+}
+
+func TestAsNobody(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to become another user")
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run",
+		"^(TestCommands|TestProgramOpens|TestExitCodes|TestLastClose|TestNestedIsRefused|TestGuardian|TestAttachRefuses|TestOneThread.*)$")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	cmd.Dir = "/"
+	again(t, cmd)
+}
+
+func TestLowLimitOfOpenFiles(t *testing.T) {
+	again(t, exec.Command("/bin/sh", "-c",
+		`ulimit -n 256; exec "$0" -test.v -test.run '^TestCommands$'`, mustSelf(t)))
+}
+
+func mustSelf(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return self
+}

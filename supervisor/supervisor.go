@@ -1,0 +1,288 @@
+package supervisor
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/umem"
+	"verbena/uverbs"
+)
+
+// SupervisorConfig configures a Supervisor.
+type SupervisorConfig struct {
+	// Uverbs has the devices. It outlives the Supervisor.
+	Uverbs *uverbs.Server
+	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes it
+	// searchable for others, and in it makes what they need to reach: the tree of /dev and /sys that programs see, and
+	// the queue files. Each directory stays this user's.
+	Dir string
+	// Node is the owner and mode of the device files.
+	Node Node
+	// Quota counts what the users of sessions hold, and refuses what is too much; nil counts nothing.
+	Quota *quota.Ledger
+	// AskHelper has sessions access their programs by SessionInfo.Helper alone, as where Yama restricts this process.
+	AskHelper bool
+	// Logf gets one line for each thing that goes wrong without a caller to tell. May be nil.
+	Logf func(format string, args ...any)
+	// Trace, if not nil, gets one line for each system call that names a virtual path.
+	Trace func(format string, args ...any)
+
+	// pause, if not nil, is called at named points with the thread of the call that is being answered; for tests.
+	pause func(point string, tid uint32)
+}
+
+// Supervisor answers the trapped system calls of programs. It is safe for concurrent use.
+type Supervisor struct {
+	cfg    SupervisorConfig
+	server server
+	tree   *tree
+
+	stop, stopper *os.File // stop has no writer any more once Close begins
+	notify        *os.File // inotify
+	notifyFD      int
+	reader        sync.WaitGroup
+
+	sessionCount atomic.Uint64
+	fileCount    atomic.Uint64
+	looks        atomic.Int64 // for last closes
+	allCopies    *umem.Copies
+
+	mu       sync.Mutex
+	closed   bool
+	sessions map[*Session]struct{}
+	files    map[inode]*openFile // open device files, by the queue file that the program has
+	watches  map[int32]*openFile // the same by inotify watch
+	copies   map[int]*umem.Copies
+}
+
+// server is a uverbs.Server, or a double of one.
+type server interface {
+	devices() []device
+	open(name string, p uverbs.Process, m uverbs.Memory) (commandFile, error)
+	onChange(func())
+}
+
+// commandFile is a uverbs.File.
+type commandFile interface {
+	Write(c uverbs.Caller, addr uint64, n int) (int, error)
+	Ioctl(c uverbs.Caller, request uint32, arg uint64) error
+	Fail(why error)
+	Close()
+}
+
+type uverbsServer struct{ *uverbs.Server }
+
+func (s uverbsServer) devices() (d []device) {
+	for _, u := range s.Devices() {
+		d = append(d, deviceOf(u))
+	}
+	return d
+}
+
+func (s uverbsServer) open(name string, p uverbs.Process, m uverbs.Memory) (commandFile, error) {
+	f, err := s.Open(name, p, m)
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func (s uverbsServer) onChange(f func()) { s.OnChange(f) }
+
+// inode identifies a file on this machine.
+type inode struct{ dev, ino uint64 }
+
+// NewSupervisor makes the tree of virtual files, and keeps it up with the devices. It may sleep.
+func NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
+	return newSupervisor(cfg, uverbsServer{cfg.Uverbs})
+}
+
+func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
+	if cfg.Logf == nil {
+		cfg.Logf = func(string, ...any) {}
+	}
+	if cfg.Node.Mode == 0 {
+		cfg.Node.Mode = 0o666
+	}
+	s := &Supervisor{
+		cfg:      cfg,
+		server:   srv,
+		sessions: make(map[*Session]struct{}),
+		files:    make(map[inode]*openFile),
+		watches:  make(map[int32]*openFile),
+		copies:   make(map[int]*umem.Copies),
+
+		allCopies: umem.NewCopies(maxAllCopies, nil),
+	}
+	var err error
+	if s.tree, err = newTree(filepath.Join(cfg.Dir, "tree")); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.Chmod(cfg.Dir, 0o711), os.Mkdir(s.runDir(), 0o711), os.Chmod(s.runDir(), 0o711)); err != nil {
+		s.tree.close()
+		return nil, fmt.Errorf("make the directory of sessions: %w", err)
+	}
+	if s.stop, s.stopper, err = os.Pipe(); err != nil {
+		s.tree.close()
+		return nil, fmt.Errorf("make a pipe: %w", err)
+	}
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		s.tree.close()
+		s.stop.Close()
+		s.stopper.Close()
+		return nil, fmt.Errorf("watch for closed device files: inotify: %w; see /proc/sys/fs/inotify/max_user_instances", err)
+	}
+	s.notifyFD = fd
+	s.notify = os.NewFile(uintptr(fd), "inotify")
+	s.reader.Go(s.watchCloses)
+	srv.onChange(s.update)
+	s.update()
+	return s, nil
+}
+
+// Refresh brings the files below /sys up to the devices, for programs that read them without naming their whole path: a
+// file that a program opens by its absolute path is brought up to date then. It is for changes of what a device says of
+// itself, such as its ports; that devices come and go is noticed anyway. It may sleep.
+func (s *Supervisor) Refresh() { s.update() }
+
+func (s *Supervisor) runDir() string { return filepath.Join(s.cfg.Dir, "run") }
+
+// update brings the tree up to the devices.
+func (s *Supervisor) update() {
+	s.mu.Lock()
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
+		return
+	}
+	if err := s.tree.update(func() entries { return describe(s.server.devices()) }); err != nil {
+		s.cfg.Logf("supervisor: %v", err)
+	}
+}
+
+// closePatience is how long Close waits for calls that do not end, since the memory that they are in does not answer.
+const closePatience = 2 * time.Second
+
+// Close ends every session: open device files are closed, and programs that still run are left to their guardians. It
+// may sleep, but does not wait for ever: a session with a call that does not end within some seconds is left behind,
+// and logged.
+func (s *Supervisor) Close() {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.closed = true
+	var sessions []*Session
+	for t := range s.sessions {
+		sessions = append(sessions, t)
+	}
+	s.mu.Unlock()
+	s.stopper.Close()
+	patience, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	late := patience.Done()
+	for _, t := range sessions {
+		select {
+		case <-t.done:
+		case <-late:
+			select {
+			case <-t.done:
+			default:
+				s.cfg.Logf("supervisor: session of %q: left behind: a call of it does not end", t.info.Args)
+			}
+		}
+	}
+	s.closeFiles(late, func(*openFile) bool { return true })
+	s.notify.Close()
+	s.reader.Wait()
+	s.stop.Close()
+	s.tree.close()
+}
+
+const (
+	// inotifyEvent is the size of struct inotify_event without the name, which a watch on a file does not report.
+	inotifyEvent = unix.SizeofInotifyEvent
+	// inotifyPause is between two looks at what has been closed: the same event coming again and again is one.
+	inotifyPause = time.Millisecond
+)
+
+// watchCloses ends device files whose last descriptor has gone, by whatever way: close, exit, exec or a kill.
+func (s *Supervisor) watchCloses() {
+	buf := make([]byte, 4096*inotifyEvent)
+	for ; ; time.Sleep(inotifyPause) {
+		n, err := s.notify.Read(buf)
+		if err != nil {
+			if !errors.Is(err, os.ErrClosed) {
+				s.cfg.Logf("supervisor: watch for closed device files: %v", err)
+			}
+			return
+		}
+		closed := map[*openFile]struct{}{}
+		for b := buf[:n]; len(b) >= inotifyEvent; {
+			wd := int32(binary.NativeEndian.Uint32(b))
+			mask := binary.NativeEndian.Uint32(b[4:])
+			b = b[inotifyEvent+int(binary.NativeEndian.Uint32(b[12:])):]
+			switch {
+			case mask&unix.IN_Q_OVERFLOW != 0:
+				s.lookAtAll()
+			case mask&(unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE) != 0:
+				s.mu.Lock()
+				f := s.watches[wd]
+				s.mu.Unlock()
+				if f != nil {
+					closed[f] = struct{}{}
+				}
+			}
+		}
+		for f := range closed {
+			f.closedOne()
+		}
+	}
+}
+
+// lookAtAll looks at each file as if a descriptor of it had been closed.
+func (s *Supervisor) lookAtAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.files {
+		f.closedOne()
+	}
+}
+
+// closeFiles closes those open device files that meet the condition, and waits for that until late is closed, if it is
+// not nil.
+func (s *Supervisor) closeFiles(late <-chan struct{}, which func(*openFile) bool) {
+	s.mu.Lock()
+	var files []*openFile
+	for _, f := range s.files {
+		if which(f) {
+			files = append(files, f)
+		}
+	}
+	s.mu.Unlock()
+	for _, f := range files {
+		f.close()
+		select {
+		case <-f.ended:
+		case <-late:
+		}
+	}
+}
+
+func (s *Supervisor) file(i inode) *openFile {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.files[i]
+}

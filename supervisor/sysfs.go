@@ -1,0 +1,206 @@
+package supervisor
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uapi"
+	"verbena/uverbs"
+)
+
+// Device numbers of the command files. (IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR)
+const (
+	verbsMajor  = 231
+	baseMinor   = 192
+	majorPrefix = "231:"
+	devChar     = "/dev/char/" + majorPrefix
+	sysDevChar  = "/sys/dev/char/" + majorPrefix
+)
+
+const (
+	devDir   = "/dev/infiniband"
+	ibDir    = "/sys/class/infiniband"
+	verbsDir = "/sys/class/infiniband_verbs"
+)
+
+// errEmpty: reading the attribute of an empty entry of the GID table fails with EINVAL, which libibverbs relies on.
+var errEmpty = fmt.Errorf("the entry of the GID table is empty: %w", syscall.EINVAL)
+
+// Counters is implemented by an [ib.Driver] that counts what happens; they appear in ports/1/hw_counters.
+type Counters interface {
+	// Stats may sleep.
+	Stats() map[string]uint64
+}
+
+// device is a device as the server knows it.
+type device struct {
+	name      string // of the command file, such as uverbs0
+	minor     int    // from 0
+	ib        *ib.Device
+	driverABI int
+	identity  any // of this device, as opposed to another one of the same name
+	verbsABI  int
+}
+
+func deviceOf(d *uverbs.Device) device {
+	return device{name: d.Name(), minor: d.Minor(), ib: d.IB(), driverABI: d.DriverABI(), verbsABI: d.ABIVersion(), identity: d}
+}
+
+// describe makes the entries of all devices. (core/sysfs.c, uverbs_main.c)
+func describe(devices []device) entries {
+	t := make(entries)
+	for _, d := range []string{devDir, ibDir, verbsDir} {
+		t.at(d, &entry{dir: true})
+	}
+	t.text(verbsDir+"/abi_version", fmt.Sprintf("%d\n", uapi.ABIVersion))
+	for i := range devices {
+		devices[i].describe(t)
+	}
+	return t
+}
+
+func (d *device) describe(t entries) {
+	number := fmt.Sprintf("%d:%d", verbsMajor, baseMinor+d.minor)
+	t.at(devDir+"/"+d.name, &entry{node: &node{device: d.name, minor: uint32(baseMinor + d.minor)}})
+	t.at("/dev/char/"+number, &entry{link: "../infiniband/" + d.name})
+
+	uv := verbsDir + "/" + d.name
+	t.at(uv, &entry{dir: true, id: d.identity})
+	t.text(uv+"/dev", number+"\n")
+	t.text(uv+"/ibdev", d.ib.Name()+"\n")
+	t.text(uv+"/abi_version", fmt.Sprintf("%d\n", d.driverABI))
+	t.text(uv+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\n", verbsMajor, baseMinor+d.minor, d.name))
+	t.at("/sys/dev/char/"+number, &entry{link: "../../class/infiniband_verbs/" + d.name})
+
+	dir := ibDir + "/" + d.ib.Name()
+	t.at(dir, &entry{dir: true, id: d.identity})
+	attr := func(name string, text func(a *ib.DeviceAttr) string) {
+		t.file(dir+"/"+name, func() (string, error) {
+			a, err := d.ib.QueryDevice()
+			return text(&a) + "\n", err
+		})
+	}
+	t.text(dir+"/node_type", "1: CA\n") // RDMA_NODE_IB_CA, as for every driver of RoCE
+	t.text(dir+"/node_desc", d.ib.Name()+"\n")
+	attr("node_guid", func(a *ib.DeviceAttr) string { return guid(a.NodeGUID) })
+	attr("sys_image_guid", func(a *ib.DeviceAttr) string { return guid(a.SysImageGUID) })
+	attr("fw_ver", func(a *ib.DeviceAttr) string {
+		return fmt.Sprintf("%d.%d.%d", a.FWVer>>32, a.FWVer>>16&0xffff, a.FWVer&0xffff)
+	})
+	a, err := d.ib.QueryDevice()
+	if err != nil {
+		return
+	}
+	for port := 1; port <= a.PhysPorts; port++ {
+		d.describePort(t, fmt.Sprintf("%s/ports/%d", dir, port), port)
+	}
+}
+
+// portAttributes are the files of a port. (core/sysfs.c)
+var portAttributes = map[string]func(a *ib.PortAttr) string{
+	"state":          func(a *ib.PortAttr) string { return fmt.Sprintf("%d: %s", a.State, a.State) },
+	"phys_state":     func(a *ib.PortAttr) string { return fmt.Sprintf("%d: %s", a.PhysState, physState(a.PhysState)) },
+	"rate":           rate,
+	"lid":            func(a *ib.PortAttr) string { return fmt.Sprintf("0x%x", a.LID) },
+	"sm_lid":         func(a *ib.PortAttr) string { return fmt.Sprintf("0x%x", a.SMLID) },
+	"sm_sl":          func(a *ib.PortAttr) string { return fmt.Sprint(a.SMSL) },
+	"lid_mask_count": func(a *ib.PortAttr) string { return fmt.Sprint(a.LMC) },
+	"cap_mask":       func(a *ib.PortAttr) string { return fmt.Sprintf("0x%08x", a.CapFlags) },
+	"link_layer":     linkLayer,
+}
+
+func (d *device) describePort(t entries, dir string, port int) {
+	for name, text := range portAttributes {
+		t.file(dir+"/"+name, func() (string, error) {
+			a, err := d.ib.QueryPort(port)
+			return text(&a) + "\n", err
+		})
+	}
+	p, err := d.ib.QueryPort(port)
+	if err != nil {
+		return
+	}
+	gid := func(path string, text func(g *ib.GIDEntry) (string, error)) {
+		for i := range p.GIDTableLen {
+			t.at(fmt.Sprintf("%s/%s/%d", dir, path, i), &entry{deferred: true, read: func() (string, error) {
+				g, err := d.ib.QueryGID(port, i)
+				if err != nil {
+					return "", err
+				}
+				return text(&g)
+			}})
+		}
+	}
+	gid("gids", func(g *ib.GIDEntry) (string, error) { return g.GID.String() + "\n", nil })
+	gid("gid_attrs/types", func(g *ib.GIDEntry) (string, error) {
+		switch {
+		case g.GID.IsZero():
+			return "", errEmpty
+		case g.Type == ib.GIDTypeRoCEv2:
+			return "RoCE v2\n", nil
+		}
+		return "IB/RoCE v1\n", nil
+	})
+	gid("gid_attrs/ndevs", func(g *ib.GIDEntry) (string, error) {
+		if g.GID.IsZero() || g.Netdev == "" {
+			return "", errEmpty
+		}
+		return g.Netdev + "\n", nil
+	})
+	for i := range p.PKeyTableLen {
+		t.file(fmt.Sprintf("%s/pkeys/%d", dir, i), func() (string, error) {
+			k, err := d.ib.QueryPKey(port, i)
+			return fmt.Sprintf("0x%04x\n", k), err
+		})
+	}
+	if c, ok := d.ib.Driver().(Counters); ok && port == 1 {
+		for _, name := range slices.Sorted(maps.Keys(c.Stats())) {
+			t.file(dir+"/hw_counters/"+name, func() (string, error) { return fmt.Sprintln(c.Stats()[name]), nil })
+		}
+	}
+}
+
+func guid(g uint64) string {
+	return fmt.Sprintf("%04x:%04x:%04x:%04x", g>>48, g>>32&0xffff, g>>16&0xffff, g&0xffff)
+}
+
+func physState(s uint8) string {
+	names := [...]string{1: "Sleep", 2: "Polling", 3: "Disabled", 4: "PortConfigurationTraining", 5: "LinkUp", 6: "LinkErrorRecovery", 7: "Phy Test"}
+	if int(s) < len(names) && names[s] != "" {
+		return names[s]
+	}
+	return "<unknown>"
+}
+
+func linkLayer(a *ib.PortAttr) string {
+	switch a.LinkLayer {
+	case ib.LinkInfiniBand:
+		return "InfiniBand"
+	case ib.LinkEthernet:
+		return "Ethernet"
+	}
+	return "Unknown"
+}
+
+// rate is width times speed. (rate_show, enum ib_port_speed, ib_width_enum_to_int)
+func rate(a *ib.PortAttr) string {
+	lanes := map[uint8]int{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[a.ActiveWidth]
+	speed, ok := map[uint16]struct {
+		name  string
+		gbit2 int // in half Gb/s a lane
+	}{
+		1: {" SDR", 5}, 2: {" DDR", 10}, 4: {" QDR", 20}, 8: {" FDR10", 20}, 16: {" FDR", 28}, 32: {" EDR", 50},
+		64: {" HDR", 100}, 128: {" NDR", 200}, 256: {" XDR", 400},
+	}[a.ActiveSpeed]
+	if !ok {
+		speed.name, speed.gbit2 = " SDR", 5
+	}
+	r, half := lanes*speed.gbit2, ""
+	if r%2 != 0 {
+		half = ".5"
+	}
+	return fmt.Sprintf("%d%s Gb/sec (%dX%s)", r/2, half, lanes, speed.name)
+}

@@ -1,0 +1,347 @@
+package supervisor
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// entry is what a virtual path is: exactly one of a directory, a file, a link or a device node.
+type entry struct {
+	dir bool
+	// read makes the content of a file. An error means that reading it fails.
+	read func() (string, error)
+	// deferred: the file is made when a program first looks at it, or at the directories above; see tree.complete.
+	deferred bool
+	link     string // target of a symbolic link, relative
+	node     *node
+	// id, of a directory, changes when what it stands for is another thing of the same name. (rdma-core takes the
+	// directory's time stamps for that.)
+	id any
+}
+
+// node is a device file.
+type node struct {
+	device string // its name to the server
+	minor  uint32
+}
+
+// entries are the virtual paths that there are, absolute and clean.
+type entries map[string]*entry
+
+// at adds an entry and the directories above it.
+func (t entries) at(path string, e *entry) {
+	t[path] = e
+	if up := filepath.Dir(path); up != "/" && t[up] == nil {
+		t.at(up, &entry{dir: true})
+	}
+}
+
+func (t entries) file(path string, read func() (string, error)) { t.at(path, &entry{read: read}) }
+
+func (t entries) text(path, content string) {
+	t.file(path, func() (string, error) { return content, nil })
+}
+
+// resolve follows links, none of which leads to another. The last component is not followed if nofollow.
+func (t entries) resolve(path string, nofollow bool) (string, *entry) {
+	for end := 1; end < len(path); end++ {
+		if path[end] != '/' {
+			continue
+		}
+		if e := t[path[:end]]; e != nil && e.link != "" {
+			return t.resolve(filepath.Join(filepath.Dir(path[:end]), e.link)+path[end:], nofollow)
+		}
+	}
+	e := t[path]
+	if e != nil && e.link != "" && !nofollow {
+		path = filepath.Join(filepath.Dir(path), e.link)
+		e = t[path]
+	}
+	return path, e
+}
+
+// tree is the part of /dev and /sys that programs see, as files in a directory: once a program has a descriptor of
+// a file or directory in it, everything goes on natively. Device nodes are placeholders there that nobody can open.
+type tree struct {
+	root    string
+	dir     *os.File // root
+	mount   *os.File // root as a mount of its own, which may only be read; nil: the kernel does not let this process
+	current atomic.Pointer[entries]
+
+	// completed: deferred files are made like others from now on.
+	completed atomic.Bool
+
+	mu    sync.Mutex
+	shown map[string]string // content of the files there are
+	temps int
+}
+
+// Files with these contents are many in a table of GIDs that is mostly empty; they share one inode.
+const (
+	noGID   = "0000:0000:0000:0000:0000:0000:0000:0000\n"
+	nothing = ""
+)
+
+// newTree makes an empty tree in a directory, which it owns from then on.
+func newTree(root string) (*tree, error) {
+	t := &tree{root: root, shown: make(map[string]string)}
+	t.current.Store(&entries{})
+	err := errors.Join(
+		makeDir(root),
+		makeDir(t.common("")),
+		makeFile(t.common("nogid"), noGID, 0o444),
+		makeFile(t.common("nothing"), nothing, 0o444))
+	if err == nil {
+		t.dir, err = openDirectory(root)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make the tree of virtual files: %w", err)
+	}
+	t.mount = detachedMount(t.dir)
+	return t, nil
+}
+
+func (t *tree) close() {
+	t.dir.Close()
+	if t.mount != nil {
+		t.mount.Close()
+	}
+}
+
+func openDirectory(path string) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// detachedMount returns a directory as a mount that is nowhere in the file system, so that there is no way up from it,
+// and that may only be read; nil where this process may not mount (open_tree(2); CAP_SYS_ADMIN).
+func detachedMount(dir *os.File) *os.File {
+	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return nil
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		unix.Close(fd)
+		return nil
+	}
+	return os.NewFile(uintptr(fd), dir.Name())
+}
+
+// open opens the file of a virtual path after links, whatever programs that may write to the tree, which are this
+// user's, have put in its place.
+func (t *tree) open(path string, how int) (int, error) {
+	dir := t.dir
+	if t.mount != nil {
+		dir = t.mount
+	}
+	return unix.Openat2(int(dir.Fd()), strings.TrimPrefix(path, "/"), &unix.OpenHow{
+		Flags: uint64(how | unix.O_CLOEXEC), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+}
+
+// makeDir makes a directory that everybody may read, whatever the umask.
+func makeDir(path string) error {
+	if err := os.Mkdir(path, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o755)
+}
+
+func makeFile(path, content string, mode os.FileMode) error {
+	if err := os.WriteFile(path, []byte(content), mode); err != nil {
+		return err
+	}
+	return os.Chmod(path, mode)
+}
+
+func (t *tree) common(name string) string { return filepath.Join(t.root, ".common", name) }
+
+// real is where the file of a virtual path is.
+func (t *tree) real(path string) string { return t.root + path }
+
+// lookup returns the entry of a clean path, nil if there is none, and the path after links; the last component is not
+// followed if nofollow.
+func (t *tree) lookup(path string, nofollow bool) (string, *entry) {
+	return (*t.current.Load()).resolve(path, nofollow)
+}
+
+// update changes the tree to what describe returns. Directories that stay keep their time stamps as far as nothing
+// comes or goes in them. It may sleep.
+func (t *tree) update(describe func() entries) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	have, want := *t.current.Load(), describe()
+	var errs []error
+	gone := func(path string) bool {
+		h, w := have[path], want[path]
+		return w == nil || w.id != h.id || w.dir != h.dir || w.link != h.link || (w.node == nil) != (h.node == nil)
+	}
+	kept := make(entries)
+	for _, path := range slices.Sorted(maps.Keys(have)) {
+		up := filepath.Dir(path)
+		switch {
+		case have[up] != nil && kept[up] == nil: // went with its directory
+			delete(t.shown, path)
+		case gone(path):
+			delete(t.shown, path)
+			errs = append(errs, os.RemoveAll(t.real(path)))
+		default:
+			kept[path] = have[path]
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(want)) {
+		w := want[path]
+		var err error
+		switch {
+		case w.read != nil:
+			if _, there := t.shown[path]; there || !w.deferred || t.completed.Load() {
+				err = t.show(path, w.content())
+			}
+		case kept[path] != nil:
+		case w.dir:
+			err = makeDir(t.real(path))
+		case w.link != "":
+			err = os.Symlink(w.link, t.real(path))
+		default:
+			err = makeFile(t.real(path), "", 0)
+		}
+		errs = append(errs, err)
+	}
+	t.current.Store(&want)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("update the tree of virtual files: %w", err)
+	}
+	return nil
+}
+
+// content is what the file of an entry shows, nothing if reading it fails.
+func (e *entry) content() string {
+	s, err := e.read()
+	if err != nil {
+		return nothing
+	}
+	return s
+}
+
+// complete makes the deferred files, since a program is about to have a directory open, from which it reaches them
+// without being trapped. Most programs never do, and to make the thousands of files of a GID table would be most of
+// what it takes to start a service or to reset a device. It stays so: the program may keep the directory. It may sleep.
+func (t *tree) complete() error {
+	if t.completed.Load() {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var errs []error
+	for path, e := range *t.current.Load() {
+		if _, there := t.shown[path]; e.deferred && !there {
+			errs = append(errs, t.show(path, e.content()))
+		}
+	}
+	err := errors.Join(errs...)
+	t.completed.Store(err == nil)
+	return err
+}
+
+// make makes the file of an entry if it is deferred, for a program that looks at it but does not read it. It may sleep.
+func (t *tree) make(path string, e *entry) error {
+	if !e.deferred || t.completed.Load() {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if (*t.current.Load())[path] != e {
+		return errNone // it has gone meanwhile
+	}
+	if _, there := t.shown[path]; there {
+		return nil
+	}
+	return t.show(path, e.content())
+}
+
+// refresh brings the file of an entry up to date. The error of reading the entry comes first.
+func (t *tree) refresh(path string, e *entry) error {
+	content, err := e.read()
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if (*t.current.Load())[path] != e {
+		return errNone // it has gone meanwhile
+	}
+	return t.show(path, content)
+}
+
+// show makes or replaces a file, if its content is not that already. Who has it open keeps what was there.
+func (t *tree) show(path, content string) error {
+	if old, ok := t.shown[path]; ok && old == content {
+		return nil
+	}
+	t.temps++
+	temp := t.common(fmt.Sprint(t.temps))
+	var err error
+	switch content {
+	case noGID:
+		err = os.Link(t.common("nogid"), temp)
+	case nothing:
+		err = os.Link(t.common("nothing"), temp)
+	default:
+		err = makeFile(temp, content, 0o444)
+	}
+	if err == nil {
+		err = os.Rename(temp, t.real(path))
+	}
+	if err != nil {
+		os.Remove(temp)
+		return err
+	}
+	t.shown[path] = content
+	return nil
+}
+
+// isVirtual reports whether what a clean path names is this package's to show, whether it is there or not: the real
+// devices, if there are any, are hidden.
+func isVirtual(path string) bool {
+	for _, p := range [...]string{"/dev/infiniband", "/sys/class/misc/rdma_cm"} {
+		if rest, ok := strings.CutPrefix(path, p); ok && (rest == "" || rest[0] == '/') {
+			return true
+		}
+	}
+	for _, p := range [...]string{"/sys/class/infiniband", devChar, sysDevChar} {
+		if strings.HasPrefix(path, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// mayBeVirtual decides fast, for a path as it comes, that it is not virtual; most are not.
+func mayBeVirtual(path []byte) bool {
+	if len(path) == 0 || path[0] != '/' {
+		return false
+	}
+	for _, word := range virtualWords {
+		if bytes.Contains(path, word) {
+			return true
+		}
+	}
+	return false
+}
+
+// virtualWords: each virtual path has one of them.
+var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte(majorPrefix)}

@@ -1,0 +1,296 @@
+package supervisor
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"verbena/ib"
+)
+
+func newTestTree(t *testing.T) *tree {
+	t.Helper()
+	tr, err := newTree(filepath.Join(shmDir(t), "tree"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+func (t *tree) mustUpdate(tb testing.TB, want entries) {
+	tb.Helper()
+	if err := t.update(func() entries { return want }); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// list is what is in the tree's directory: path and content, type or target.
+func (t *tree) list(tb testing.TB) map[string]string {
+	tb.Helper()
+	m := make(map[string]string)
+	err := filepath.WalkDir(t.root, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := strings.TrimPrefix(path, t.root)
+		switch {
+		case path == t.common(""):
+			return filepath.SkipDir
+		case name == "":
+		case d.IsDir():
+			m[name] = "dir"
+		case d.Type()&os.ModeSymlink != 0:
+			m[name], err = os.Readlink(path)
+		default:
+			var b []byte
+			b, err = os.ReadFile(path)
+			m[name] = string(b)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, os.ErrPermission) { // a placeholder
+		tb.Fatal(err)
+	}
+	return m
+}
+
+func TestTreeFollowsTheDevices(t *testing.T) {
+	tr := newTestTree(t)
+	one := make(entries)
+	one.text("/a/x", "1\n")
+	one.text("/a/y", "y\n")
+	one.at("/b/dev", &entry{node: &node{device: "dev"}})
+	one.at("/c", &entry{link: "a"})
+	two := make(entries)
+	two.text("/a/x", "2\n")
+	two.text("/a/d/z", "z\n")
+	for _, tt := range []struct {
+		set  entries
+		want map[string]string
+	}{
+		{one, map[string]string{"/a": "dir", "/a/x": "1\n", "/a/y": "y\n", "/b": "dir", "/b/dev": "", "/c": "a"}},
+		{two, map[string]string{"/a": "dir", "/a/x": "2\n", "/a/d": "dir", "/a/d/z": "z\n"}},
+		{one, map[string]string{"/a": "dir", "/a/x": "1\n", "/a/y": "y\n", "/b": "dir", "/b/dev": "", "/c": "a"}},
+		{entries{}, map[string]string{}},
+	} {
+		tr.mustUpdate(t, tt.set)
+		if got := tr.list(t); !maps.Equal(got, tt.want) {
+			t.Errorf("have %q, want %q", got, tt.want)
+		}
+	}
+	if left, _ := os.ReadDir(tr.common("")); len(left) != 2 {
+		t.Errorf("temporary files are left: %v", left)
+	}
+}
+
+func TestTreeKeepsTimeStampsOfWhatStays(t *testing.T) {
+	tr := newTestTree(t)
+	at := func(path string) int64 {
+		t.Helper()
+		st, err := os.Stat(tr.real(path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.ModTime().UnixNano()
+	}
+	set := func(id any, state string, more ...string) {
+		e := make(entries)
+		e.at("/dev0", &entry{dir: true, id: id})
+		e.text("/dev0/guid", "g\n")
+		e.text("/dev0/port/state", state)
+		for _, m := range more {
+			e.text("/"+m+"/guid", "g\n")
+		}
+		tr.mustUpdate(t, e)
+	}
+	set(1, "up")
+	first := at("/dev0")
+	set(1, "down", "dev1")
+	set(1, "up")
+	if at("/dev0") != first {
+		t.Error("the directory of a device that stayed has another time stamp")
+	}
+	set(2, "up")
+	if at("/dev0") == first {
+		t.Error("the directory of another device has the same time stamp")
+	}
+	if tr.list(t)["/dev0/port/state"] != "up" {
+		t.Error("files are missing in a directory that was made anew")
+	}
+}
+
+func TestTreeRefresh(t *testing.T) {
+	tr := newTestTree(t)
+	content, fail := "1", error(nil)
+	e := make(entries)
+	e.file("/f", func() (string, error) { return content, fail })
+	tr.mustUpdate(t, e)
+	open, err := os.Open(tr.real("/f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	for _, content = range []string{"2", noGID, nothing, noGID, "3"} {
+		if err := tr.refresh("/f", e["/f"]); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := os.ReadFile(tr.real("/f")); string(got) != content {
+			t.Errorf("content %q, want %q", got, content)
+		}
+	}
+	var b [8]byte
+	if n, _ := open.Read(b[:]); string(b[:n]) != "1" {
+		t.Errorf("who has it open reads %q", b[:n])
+	}
+	if fail = errEmpty; !errors.Is(tr.refresh("/f", e["/f"]), syscall.EINVAL) {
+		t.Error("an attribute that cannot be read was")
+	}
+	fail = nil
+	tr.mustUpdate(t, entries{})
+	if err := tr.refresh("/f", e["/f"]); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("refresh of what is gone: %v", err)
+	}
+}
+
+func TestTreeLookup(t *testing.T) {
+	e := describe([]device{{name: "uverbs3", minor: 3, ib: ib.NewDevice("rxe7", newFakeDriver(), nil)}})
+	tr := newTestTree(t)
+	tr.mustUpdate(t, e)
+	for _, tt := range []struct {
+		path     string
+		nofollow bool
+		want     string // empty: nothing there
+	}{
+		{"/dev/infiniband/uverbs3", false, "/dev/infiniband/uverbs3"},
+		{"/dev/char/231:195", false, "/dev/infiniband/uverbs3"},
+		{"/dev/char/231:195", true, "/dev/char/231:195"},
+		{"/dev/char/231:192", false, ""},
+		{"/sys/dev/char/231:195", false, "/sys/class/infiniband_verbs/uverbs3"},
+		{"/sys/dev/char/231:195/ibdev", true, "/sys/class/infiniband_verbs/uverbs3/ibdev"},
+		{"/sys/dev/char/231:195/nosuch", false, ""},
+		{"/sys/class/infiniband/rxe7/ports/1/gids/7", false, "/sys/class/infiniband/rxe7/ports/1/gids/7"},
+		{"/sys/class/infiniband/rxe7/ports/2", false, ""},
+	} {
+		path, entry := tr.lookup(tt.path, tt.nofollow)
+		if (entry != nil) != (tt.want != "") || entry != nil && path != tt.want {
+			t.Errorf("%s (nofollow %v): %s %v, want %s", tt.path, tt.nofollow, path, entry, tt.want)
+		}
+	}
+	for path, entry := range e {
+		if !isVirtual(path) && !slices.Contains([]string{"/dev", "/dev/char", "/sys", "/sys/class", "/sys/dev", "/sys/dev/char"}, path) {
+			t.Errorf("%s is not virtual", path)
+		}
+		if _, err := os.Lstat(tr.real(path)); (err == nil) == entry.deferred {
+			t.Errorf("%v: %v", entry, err)
+		}
+	}
+}
+
+func TestTreeDefers(t *testing.T) {
+	describe := func(content string, id any) entries {
+		e := make(entries)
+		e.at("/d", &entry{dir: true, id: id})
+		e.text("/d/now", content)
+		for _, name := range []string{"/d/x", "/d/y"} {
+			e.at(name, &entry{deferred: true, read: func() (string, error) { return content, nil }})
+		}
+		e.at("/d/bad", &entry{deferred: true, read: func() (string, error) { return "", errEmpty }})
+		return e
+	}
+	tr := newTestTree(t)
+	have := func(what string, want map[string]string) {
+		t.Helper()
+		want["/d"] = "dir"
+		if got := tr.list(t); !maps.Equal(got, want) {
+			t.Errorf("%s: have %q, want %q", what, got, want)
+		}
+	}
+	one := describe("1", 1)
+	tr.mustUpdate(t, one)
+	have("at first", map[string]string{"/d/now": "1"})
+	for _, path := range []string{"/d/x", "/d/bad"} {
+		if err := tr.make(path, one[path]); err != nil {
+			t.Error(err)
+		}
+	}
+	have("when two have been looked at", map[string]string{"/d/now": "1", "/d/x": "1", "/d/bad": ""})
+	two := describe("2", 1)
+	tr.mustUpdate(t, two)
+	have("when they have changed", map[string]string{"/d/now": "2", "/d/x": "2", "/d/bad": ""})
+	if err := tr.make("/d/y", one["/d/y"]); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("what is no more: %v", err)
+	}
+	tr.mustUpdate(t, describe("3", 2))
+	have("in another directory", map[string]string{"/d/now": "3"})
+	// As on a file system that is full: an error, and later it works.
+	if err := os.Rename(tr.real("/d"), tr.real("/away")); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.complete(); err == nil {
+		t.Error("files were made in a directory that is not there")
+	}
+	if err := os.Rename(tr.real("/away"), tr.real("/d")); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := tr.complete(); err != nil {
+			t.Error(err)
+		}
+		have("when the directory has been opened", map[string]string{"/d/now": "3", "/d/x": "3", "/d/y": "3", "/d/bad": ""})
+	}
+	tr.mustUpdate(t, describe("4", 3))
+	have("in another directory, later", map[string]string{"/d/now": "4", "/d/x": "4", "/d/y": "4", "/d/bad": ""})
+}
+
+func TestIsVirtual(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/dev/infiniband":                       true,
+		"/dev/infiniband/uverbs0":               true,
+		"/dev/infiniband/rdma_cm":               true,
+		"/dev/infiniband2":                      false,
+		"/dev":                                  false,
+		"/dev/char":                             false,
+		"/dev/char/231:192":                     true,
+		"/dev/char/1:3":                         false,
+		"/sys/class":                            false,
+		"/sys/class/net":                        false,
+		"/sys/class/infiniband":                 true,
+		"/sys/class/infiniband_mad/umad0":       true,
+		"/sys/class/infiniband_verbs/uverbs9":   true,
+		"/sys/class/misc/rdma_cm":               true,
+		"/sys/class/misc/rdma_cm/abi_version":   true,
+		"/sys/class/misc/rdma_cm2":              false,
+		"/sys/dev/char/231:192/ibdev":           true,
+		"/home/me/infiniband":                   false,
+		"/sys/module/infiniband/dev/infiniband": false,
+	} {
+		if got := isVirtual(path); got != want {
+			t.Errorf("%s: virtual %v, want %v", path, got, want)
+		}
+	}
+}
+
+// FuzzVirtualPath: the first look at a path never misses one that the second would claim, whatever way it is written
+// with dots and slashes.
+func FuzzVirtualPath(f *testing.F) {
+	for _, s := range []string{"/dev/infiniband/uverbs0", "/dev/../sys//class/./infiniband/x", "/sys/class/misc/rdma_cm",
+		"/dev/char/231:192", "/sys/dev/char/231:1/../231:2", "", "/", "infiniband", "/dev/infini/../band", "/dev/char//231:"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, path string) {
+		if !strings.HasPrefix(path, "/") {
+			if mayBeVirtual([]byte(path)) {
+				t.Errorf("%q is not absolute", path)
+			}
+			return
+		}
+		if isVirtual(filepath.Clean(path)) && !mayBeVirtual([]byte(path)) {
+			t.Errorf("%q is virtual", path)
+		}
+	})
+}

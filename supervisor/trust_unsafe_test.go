@@ -1,0 +1,945 @@
+package supervisor
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/umem"
+)
+
+func init() {
+	for name, f := range map[string]func([]string){
+		"steps":    programSteps,
+		"victim":   programVictim,
+		"executes": programExecutes,
+		"secret":   programSecret,
+		"jailed":   programJailed,
+		"readonly": programReadOnly,
+		"mainexit": programMainExit,
+		"dup2":     programDup2,
+		"ownfiles": programOwnFiles,
+		"slow":     programSlow,
+		"parallel": programParallel,
+		"churn":    programChurn,
+		"closed":   programClosed,
+		"twice":    programTwice,
+	} {
+		programs[name] = f
+	}
+}
+
+// arena is memory at the same place in every program that calls it.
+func arena(fill byte) []byte {
+	const addr, size = 0x7e0000000000, 1 << 16
+	p, _, e := unix.Syscall6(unix.SYS_MMAP, addr, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_FIXED, ^uintptr(0), 0)
+	check(e == 0 && p == addr, "mmap: %v", e)
+	mem := unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&p))), size)
+	for i := range mem {
+		mem[i] = fill
+	}
+	return mem
+}
+
+// stepNames are what programSteps does, each with memory of the arena only.
+var stepNames = []string{"open", "stat", "statx", "readlink", "access", "directory", "file", "openat2", "fstat", "increment", "install", "same", "register",
+	"dup", "dupfd", "dup2", "exec"}
+
+// programSteps opens the device, says so, and on a line of input takes one step.
+func programSteps(args []string) {
+	runtime.LockOSThread()
+	mem := arena('p')
+	at := func(off int) uintptr { return uintptr(unsafe.Pointer(&mem[off])) }
+	str := func(off int, s string) uintptr { copy(mem[off:], s+"\x00"); return at(off) }
+	step := args[0]
+	fd := -1
+	if step != "open" && step != "exec" {
+		fd = openDevice()
+	}
+	op := (*fakeOp)(unsafe.Pointer(&mem[4096]))
+	fmt.Println("ready")
+	bufio.NewReader(os.Stdin).ReadString('\n')
+	raw := func(nr uintptr, a ...uintptr) {
+		var r [6]uintptr
+		copy(r[:], a)
+		unix.RawSyscall6(nr, r[0], r[1], r[2], r[3], r[4], r[5])
+	}
+	cwd := ^uintptr(99)
+	switch step {
+	case "open":
+		raw(unix.SYS_OPENAT, cwd, str(0, deviceFile), unix.O_RDWR)
+	case "stat":
+		raw(unix.SYS_NEWFSTATAT, cwd, str(0, deviceFile), at(8192), 0)
+	case "statx":
+		raw(unix.SYS_STATX, cwd, str(0, deviceFile), 0, unix.STATX_BASIC_STATS, at(8192))
+	case "readlink":
+		raw(unix.SYS_READLINKAT, cwd, str(0, devChar+"192"), at(8192), 100)
+	case "access":
+		raw(unix.SYS_FACCESSAT, cwd, str(0, deviceFile), 4)
+	case "directory":
+		raw(unix.SYS_OPENAT, cwd, str(0, ibDir), unix.O_RDONLY|unix.O_DIRECTORY)
+	case "file":
+		raw(unix.SYS_OPENAT, cwd, str(0, "/proc/../sys/class/infiniband/rxe0/node_guid"), unix.O_RDONLY)
+	case "openat2":
+		*(*[3]uint64)(unsafe.Pointer(&mem[2048])) = [3]uint64{unix.O_RDWR}
+		raw(unix.SYS_OPENAT2, cwd, str(0, deviceFile), at(2048), 24)
+	case "fstat":
+		raw(unix.SYS_FSTAT, uintptr(fd), at(8192))
+	case "increment":
+		*op = fakeOp{op: opIncrement, in: 41}
+		raw(unix.SYS_IOCTL, uintptr(fd), verbsIoctl, at(4096))
+	case "install":
+		*op = fakeOp{op: opInstall}
+		raw(unix.SYS_IOCTL, uintptr(fd), verbsIoctl, at(4096))
+	case "same":
+		*op = fakeOp{op: opSameFile, in: 0}
+		raw(unix.SYS_IOCTL, uintptr(fd), verbsIoctl, at(4096))
+	case "register":
+		*op = fakeOp{op: opRegister, in: uint64(at(12288))}
+		raw(unix.SYS_IOCTL, uintptr(fd), verbsIoctl, at(4096))
+	case "dup":
+		raw(unix.SYS_DUP, uintptr(fd))
+	case "dupfd":
+		raw(unix.SYS_FCNTL, uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	case "dup2":
+		raw(unix.SYS_DUP3, 0, uintptr(fd)+5, unix.O_CLOEXEC)
+	case "exec":
+		*(*uintptr)(unsafe.Pointer(&mem[256])) = str(0, "/bin/true")
+		raw(unix.SYS_EXECVE, at(0), at(256), 0)
+	}
+	fmt.Println("done")
+	os.Exit(0)
+}
+
+// programVictim has the same memory, and says on a line of input whether it is as it was, and what else it has.
+func programVictim([]string) {
+	mem := arena('v')
+	state := func() string {
+		var limit unix.Rlimit
+		must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+		files := must(filepath.Glob("/proc/self/fd/*"))
+		return fmt.Sprintln(limit, len(files), strings.Count(string(mem), "v") == len(mem))
+	}
+	before := state()
+	fmt.Println("ready", os.Getpid())
+	bufio.NewReader(os.Stdin).ReadString('\n')
+	fmt.Print("same ", state() == before, "\n")
+}
+
+// victimScript starts a victim that has a process number which has just become free. A shell has one thread, so that
+// the next number is the next process's unless another program is faster.
+const victimScript = `
+exec 3<&0
+i=0
+while [ $i -lt 300 ]; do
+	i=$((i + 1))
+	echo $(($1 - 1)) >/proc/sys/kernel/ns_last_pid || exit 9
+	( read me rest </proc/self/stat; [ "$me" = "$1" ] && exec "$0" <&3 ) &
+	if [ $! = $1 ]; then wait $!; exit; fi
+	wait $!
+done
+exit 8`
+
+// replace runs a victim of the number, and returns what asks it for its state; nil if something else has the number.
+func replace(t *testing.T, pid int) (ask func() string) {
+	t.Helper()
+	c := exec.Command("/bin/sh", "-c", victimScript, mustSelf(t), strconv.Itoa(pid))
+	c.Env = append(os.Environ(), programEnv+"=victim", "GORACE=atexit_sleep_ms=0")
+	c.Stderr = os.Stderr
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := bufio.NewReader(out)
+	for {
+		line, err := said.ReadString('\n')
+		if err != nil {
+			t.Logf("no process got number %d: %v", pid, c.Wait())
+			return nil
+		}
+		if line == fmt.Sprintf("ready %d\n", pid) {
+			break
+		}
+	}
+	return func() string {
+		in.Close()
+		line, _ := said.ReadString('\n')
+		c.Wait()
+		return line
+	}
+}
+
+// TestCallerIsReplaced kills the caller at each point where the supervisor can be told to pause, in each call, and
+// gives its number to another process, which must stay as it was.
+func TestCallerIsReplaced(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to choose the number of a process")
+	}
+	for _, step := range stepNames {
+		t.Run(step, func(t *testing.T) {
+			points, _ := replaced(t, step, -1)
+			if len(points) == 0 && step != "access" {
+				t.Error("no point at which to pause")
+			}
+			for i, point := range points {
+				t.Run(fmt.Sprint(i, " ", point), func(t *testing.T) {
+					for range 10 {
+						if _, ok := replaced(t, step, i); ok {
+							return
+						}
+					}
+					t.Error("the caller's number was another's each time")
+				})
+			}
+		})
+	}
+}
+
+// replaced takes one step and replaces the caller at the at-th point, -1: at none; it returns the points that there
+// were. ok is false if the caller's number could not be had.
+func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
+	var mu sync.Mutex
+	var pid uint32
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, func(c *SupervisorConfig) {
+		c.pause = func(point string, tid uint32) {
+			mu.Lock()
+			mine := tid == pid
+			if mine {
+				points = append(points, point)
+			}
+			hit := mine && len(points) == at+1
+			mu.Unlock()
+			if hit {
+				close(reached)
+				<-goOn
+			}
+		}
+	})
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	r := w.startWith(in, []string{programEnv + "=steps"}, "/proc/self/exe", step)
+	in.Close()
+	w.printed(r, "ready")
+	mu.Lock()
+	pid = uint32(r.PID())
+	mu.Unlock()
+	io.WriteString(out, "\n")
+	if at < 0 {
+		if code, said := w.finish(r); code != 0 {
+			t.Fatalf("exit code %d: %s", code, said)
+		}
+		return points, true
+	}
+	w.await("the point", reached)
+	r.Signal(unix.SIGKILL)
+	r.Wait()
+	ask := replace(t, r.PID())
+	close(goOn)
+	w.await("the end of the session", r.session.Done())
+	if ask == nil {
+		w.logs.take()
+		return points, false
+	}
+	if got := ask(); got != "same true\n" {
+		t.Errorf("the victim says %q", got)
+	}
+	w.srv.mu.Lock()
+	files := slices.Clone(w.srv.files)
+	w.srv.mu.Unlock()
+	for _, f := range files {
+		if !f.isClosed() {
+			t.Error("a file is left open")
+		}
+		if r := f.page.Load(); r != nil && r.Check(false) == nil {
+			t.Error("a region leads somewhere")
+		}
+	}
+	for _, l := range w.logs.take() {
+		if !strings.Contains(l, errGone.Error()) {
+			t.Errorf("logged: %s", l)
+		}
+	}
+	return points, true
+}
+
+const verbsIoctl = 0xc0181b01
+
+// programExecutes registers a page, has a child keep the device, and executes, or tries to, in one of several ways.
+func programExecutes(args []string) {
+	how := args[0]
+	mem := arena('r')
+	fd := openDevice()
+	op := fakeOp{op: opRegister, in: uint64(uintptr(unsafe.Pointer(&mem[0])))}
+	check(operate(fd, &op) == 0, "register")
+	must(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))
+	keeper := exec.Command("/bin/sleep", "1000")
+	keeper.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), "device")}
+	must(0, keeper.Start()) // a fork and an exec of another process, which changes nothing
+	load := func() uint64 {
+		op := fakeOp{op: opLoad}
+		check(operate(fd, &op) == 0, "load")
+		return op.out
+	}
+	check(load() == 0x7272727272727272, "the page is %#x", load())
+	secret := func() error {
+		return unix.Exec("/proc/self/exe", []string{"secret", strconv.Itoa(keeper.Process.Pid)}, append(os.Environ(), programEnv+"=secret"))
+	}
+	switch how {
+	case "fails":
+		for _, path := range []string{"/nonexistent", "/etc/passwd", "/"} {
+			check(unix.Exec(path, []string{"x"}, nil) != nil, "exec of %s", path)
+		}
+		check(load() == 0x7272727272727272, "after a failed exec the page is %#x", load())
+		mem[0] = 1
+		check(load()&0xff == 1, "after a failed exec the page is not the program's")
+		again := fakeOp{op: opRegister, in: uint64(uintptr(unsafe.Pointer(&mem[4096])))}
+		check(operate(fd, &again) == 0 && load() == 0x7272727272727272, "a new registration")
+		must(0, keeper.Process.Kill())
+		fmt.Println("ok")
+	case "leader":
+		panic(secret())
+	case "thread":
+		newThread().do(func() { panic(secret()) }) // never the main one
+	case "execveat":
+		self := must(unix.Open("/proc/self/exe", unix.O_PATH, 0))
+		argv := must(syscall.SlicePtrFromStrings([]string{"secret", strconv.Itoa(keeper.Process.Pid)}))
+		envp := must(syscall.SlicePtrFromStrings(append(os.Environ(), programEnv+"=secret")))
+		empty := must(unix.BytePtrFromString(""))
+		_, _, e := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(self), uintptr(unsafe.Pointer(empty)), uintptr(unsafe.Pointer(&argv[0])),
+			uintptr(unsafe.Pointer(&envp[0])), unix.AT_EMPTY_PATH, 0)
+		panic(e)
+	}
+}
+
+// programSecret is a program that has registered nothing, and sees that its memory stays as it is.
+func programSecret(args []string) {
+	mem := arena('s')
+	fmt.Println("ready", unix.Getpid(), os.Args[1])
+	for mem[0] == 's' {
+		time.Sleep(time.Millisecond)
+	}
+	fmt.Println("written to")
+}
+
+// TestRegistrationsEndWithExec: the device that a child has kept leads to nothing of the program that comes next.
+func TestRegistrationsEndWithExec(t *testing.T) { eachAccess(t, testRegistrationsEndWithExec) }
+
+func testRegistrationsEndWithExec(t *testing.T) {
+	for _, how := range []string{"leader", "thread", "execveat"} {
+		t.Run(how, func(t *testing.T) {
+			w := newWorld(t)
+			r := w.startSelf("executes", how)
+			eventually(t, "the program", func() bool { return strings.Contains(r.output.String(), "\n") })
+			var pid, keeper int
+			if _, err := fmt.Sscanf(r.output.String(), "ready %d %d\n", &pid, &keeper); err != nil || pid != r.PID() {
+				t.Fatalf("printed %q: %v", r.output.String(), err)
+			}
+			region := w.srv.opened(t, 1).page.Load()
+			word := make([]byte, 8)
+			if err := region.ReadV([][]byte{word}, region.IOVA()); !errors.Is(err, umem.ErrFault) {
+				t.Errorf("the page reads as %q: %v", word, err)
+			}
+			if err := region.WriteV([][]byte{{1}}, region.IOVA()); !errors.Is(err, umem.ErrFault) {
+				t.Errorf("the page is written: %v", err)
+			}
+			for _, pid := range []int{pid, keeper} {
+				unix.Kill(pid, unix.SIGKILL)
+			}
+			if _, out := w.finish(r); strings.Contains(out, "written to") {
+				t.Error("the program was written to")
+			}
+		})
+	}
+}
+
+func TestFailedExecKeepsRegistrations(t *testing.T) {
+	eachAccess(t, func(t *testing.T) {
+		w := newWorld(t)
+		if out := w.mustRunSelf("executes", "fails"); out != "ok" {
+			t.Errorf("printed %q", out)
+		}
+	})
+}
+
+// eachAccess runs a test where the supervisor accesses programs itself, and where it asks a helper.
+func eachAccess(t *testing.T, f func(*testing.T)) {
+	t.Run("direct", f)
+	t.Run("helper", func(t *testing.T) {
+		askHelper = true
+		defer func() { askHelper = false }()
+		f(t)
+	})
+}
+
+// programJailed looks from the tree's directories for a way up to what it should not see.
+func programJailed(args []string) {
+	if args[0] == "chroot" {
+		must(0, unix.Chroot(args[1]))
+		must(0, unix.Chdir("/"))
+	} else {
+		runtime.LockOSThread()
+		must(0, unix.Unshare(unix.CLONE_NEWNS))
+	}
+	fd, err := unix.Open(ibDir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if _, err := unix.Openat(fd, "rxe0/node_guid", unix.O_RDONLY, 0); err != nil {
+		fmt.Println("node_guid:", err)
+	}
+	up := fd
+	for range 20 {
+		up = must(unix.Openat(up, "..", unix.O_RDONLY|unix.O_DIRECTORY, 0))
+		if f, err := unix.Openat(up, "etc/passwd", unix.O_RDONLY, 0); err == nil {
+			fmt.Println("reached", f)
+			return
+		}
+	}
+	_, err = unix.Openat(fd, "evil", unix.O_CREAT|unix.O_WRONLY, 0o600)
+	fmt.Println("climbed", err)
+}
+
+// TestNoWayUp: a program with another root directory, or mounts of its own, gets directories from which there is no way
+// to this process's; or none.
+func TestNoWayUp(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for chroot")
+	}
+	jail := t.TempDir()
+	for _, how := range []string{"chroot", "unshare"} {
+		for _, mounts := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, mounts=%v", how, mounts), func(t *testing.T) {
+				w := newWorld(t)
+				want := "climbed read-only file system"
+				if !mounts {
+					w.sup.tree.mount.Close()
+					w.sup.tree.mount, want = nil, "permission denied"
+				} else if w.sup.tree.mount == nil {
+					t.Fatal("no detached mount")
+				}
+				if got := w.mustRunSelf("jailed", how, jail); got != want {
+					t.Errorf("printed %q, want %q", got, want)
+				}
+				w.logs.take() // that it gets none
+			})
+		}
+	}
+}
+
+// TestTreeIsWhatItWas: what a program puts into the tree, which in a service of its own it may, is not followed.
+func TestTreeIsWhatItWas(t *testing.T) {
+	w := newWorld(t)
+	if w.sup.tree.mount != nil {
+		w.sup.tree.mount.Close()
+		w.sup.tree.mount = nil
+	}
+	w.mustRun("cat", "/sys/class/infiniband/rxe0/node_guid")
+	guid := w.sup.tree.root + "/sys/class/infiniband/rxe0/node_desc"
+	if err := errors.Join(os.Remove(guid), os.Symlink("/etc/passwd", guid)); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := w.sh("cat /sys/class/infiniband/rxe0/node_desc 2>&1; stat -c %F /sys/class/infiniband/rxe0/node_desc"); strings.Contains(out, "root:") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	dir := w.sup.tree.root + "/sys/class/infiniband/rxe0"
+	if err := errors.Join(os.Rename(dir, dir+".moved"), os.Symlink("/etc", dir)); err != nil {
+		t.Fatal(err)
+	}
+	if _, out := w.sh("ls /sys/class/infiniband/rxe0/ 2>&1"); !strings.HasPrefix(out, "ls: cannot open directory") {
+		t.Errorf("lists %s", out)
+	}
+	if err := errors.Join(os.Remove(dir), os.Rename(dir+".moved", dir)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestUserNamespaceGivesNothing: whoever makes one has all capabilities in it.
+func TestUserNamespaceGivesNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to become another user")
+	}
+	w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
+	const open = `test -w /dev/infiniband/uverbs0 && echo yes || echo no; (exec 3<>/dev/infiniband/uverbs0) 2>/dev/null && echo yes || echo no`
+	_, got := w.finish(w.start(nil, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-Ur", "sh", "-c", "id -u; "+open))
+	if got != "0\nno\nno\n" {
+		t.Errorf("printed %q", got)
+	}
+	if _, got := w.finish(w.start(nil, "sh", "-c", open)); got != "yes\nyes\n" {
+		t.Errorf("root: %q", got)
+	}
+}
+
+func programReadOnly([]string) {
+	fd := must(unix.Open(deviceFile, unix.O_RDONLY|unix.O_CLOEXEC, 0))
+	_, err := doorbell(fd)
+	check(err == unix.EBADF, "write: %v", err)
+	_, err = unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	check(err == unix.EACCES, "map writable: %v", err)
+	op := fakeOp{op: opIncrement, in: 1}
+	check(operate(fd, &op) == 0 && op.out == 2, "ioctl") // as with the kernel's
+	d := must(unix.Dup(fd))
+	_, err = doorbell(d)
+	check(err == unix.EBADF, "write to a duplicate: %v", err)
+	fmt.Println("ok")
+}
+
+func TestOpenedForReading(t *testing.T) {
+	eachAccess(t, func(t *testing.T) {
+		w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 0, Mode: 0o644} })
+		if out := w.mustRunSelf("readonly"); out != "ok" {
+			t.Errorf("printed %q", out)
+		}
+	})
+}
+
+// programMainExit ends its main thread and goes on.
+func programMainExit([]string) {
+	go func() {
+		runtime.LockOSThread()
+		for {
+			b, err := os.ReadFile("/proc/self/stat")
+			if err == nil && strings.Contains(string(b), ") Z ") {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		fd := openDevice()
+		op := fakeOp{op: opIncrement, in: 1}
+		check(operate(fd, &op) == 0 && op.out == 2, "increment")
+		d := must(unix.Dup(fd))
+		check(operate(d, &op) == 0, "increment by a duplicate")
+		page := make([]byte, 2*os.Getpagesize())
+		op = fakeOp{op: opRegister, in: uint64(uintptr(unsafe.Pointer(&page[0])))}
+		check(operate(fd, &op) == 0, "register")
+		op = fakeOp{op: opStore, in: 77}
+		check(operate(fd, &op) == 0 && page[0] == 77, "store")
+		fmt.Println("ok")
+		os.Exit(0)
+	}()
+	check(unix.Gettid() == unix.Getpid(), "not on the main thread")
+	unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
+}
+
+func init() {
+	if os.Getenv(programEnv) == "mainexit" {
+		runtime.LockOSThread() // on the main one
+	}
+}
+
+func TestMainThreadEnded(t *testing.T) {
+	eachAccess(t, func(t *testing.T) {
+		w := newWorld(t)
+		if out := w.mustRunSelf("mainexit"); out != "ok" {
+			t.Errorf("printed %q", out)
+		}
+	})
+}
+
+// programDup2 puts pipes at numbers of the devices' range while another thread opens devices; none may take another's
+// place.
+func programDup2([]string) {
+	first := openDevice()
+	unix.Close(first)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		runtime.LockOSThread()
+		for !stop.Load() {
+			fd := openDevice()
+			op := fakeOp{op: opIncrement, in: 1}
+			check(operate(fd, &op) == 0, "%d is no device", fd)
+			unix.Close(fd)
+		}
+	})
+	var p [2]int
+	must(0, unix.Pipe2(p[:], unix.O_CLOEXEC))
+	var pipe, st unix.Stat_t
+	must(0, unix.Fstat(p[0], &pipe))
+	for i := range 300 {
+		n := first + 1 + i%3
+		must(0, unix.Dup3(p[0], n, unix.O_CLOEXEC))
+		must(0, unix.Fstat(n, &st))
+		check(st.Ino == pipe.Ino, "descriptor %d is another file than was put there", n)
+		unix.Close(n)
+	}
+	stop.Store(true)
+	wg.Wait()
+	fmt.Println("ok")
+}
+
+func TestNumbersAreGivenOutOnce(t *testing.T) {
+	w := newWorld(t)
+	if out := w.mustRunSelf("dup2"); out != "ok" {
+		t.Errorf("printed %q", out)
+	}
+}
+
+// programSlow has one thread in a command by write(2), and opens files by another.
+func programSlow([]string) {
+	fd := openDevice()
+	done := make(chan bool)
+	go func() {
+		runtime.LockOSThread()
+		must(unix.Write(fd, make([]byte, 100)))
+		close(done)
+	}()
+	longest := time.Duration(0)
+	for range 100 {
+		start := time.Now()
+		must(os.ReadFile("/proc/self/comm"))
+		longest = max(longest, time.Since(start))
+		time.Sleep(time.Millisecond)
+	}
+	op := fakeOp{op: opGo}
+	check(operate(fd, &op) == 0, "go")
+	<-done
+	fmt.Println("ok", longest)
+}
+
+// TestSlowCommandStopsNoOtherThread: the command waits for what comes after the other thread's calls.
+func TestSlowCommandStopsNoOtherThread(t *testing.T) {
+	w := newWorld(t)
+	if out := w.mustRunSelf("slow"); !strings.HasPrefix(out, "ok ") {
+		t.Errorf("printed %q", out)
+	}
+}
+
+// programParallel has several threads wait in a command each.
+func programParallel(args []string) {
+	fd := openDevice()
+	var wg sync.WaitGroup
+	for range must(strconv.Atoi(args[0])) {
+		wg.Go(func() {
+			op := fakeOp{op: opWait}
+			check(operate(fd, &op) == 0, "wait")
+		})
+	}
+	wg.Wait()
+	fmt.Println("ran")
+	sleep()
+}
+
+// TestWorkersEnd: those that are not needed any more; and the user is charged for those that there are.
+func TestWorkersEnd(t *testing.T) {
+	var limits quota.Limits
+	limits[quota.Workers].PerUser = 5
+	ledger := quota.New(limits)
+	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = ledger })
+	user := ledger.User(0)
+	const calls = 9
+	r := w.startSelf("parallel", strconv.Itoa(calls))
+	f := w.srv.opened(t, 1)
+	eventually(t, "the calls", func() bool { return f.waiting.Load() >= 4 })
+	if n := user.Held(quota.Workers); n > 5 || n < 4 {
+		t.Errorf("%d workers charged", n)
+	}
+	for range calls {
+		f.gate <- struct{}{}
+	}
+	w.printed(r, "ran")
+	eventually(t, "workers to end", func() bool { return user.Held(quota.Workers) <= 2 && r.session.turn.workers.Load() <= 2 })
+	for _, k := range []quota.Kind{quota.Sessions, quota.Descriptors, quota.RingBytes, quota.Mappings} {
+		if user.Held(k) == 0 {
+			t.Errorf("no %v are charged", k)
+		}
+	}
+	r.Signal(unix.SIGKILL)
+	w.finish(r)
+	if users, _ := ledger.Usage(); len(users) > 0 {
+		t.Errorf("charged when all is over: %+v", users)
+	}
+}
+
+func TestSessionLimit(t *testing.T) {
+	var limits quota.Limits
+	limits[quota.Sessions].PerUser = 1
+	ledger := quota.New(limits)
+	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = ledger })
+	r := w.startSelf("hold")
+	w.printed(r, "open")
+	if _, err := w.tryStart("/bin/true", nil, "true"); !errors.Is(err, unix.EAGAIN) || !strings.Contains(err.Error(), "sessions") {
+		t.Errorf("a second session: %v", err)
+	}
+	r.Signal(unix.SIGKILL)
+	w.finish(r)
+	if code, _ := w.finish(w.start(nil, "true")); code != 0 {
+		t.Errorf("when the first has ended: exit code %d", code)
+	}
+	if users, _ := ledger.Usage(); len(users) > 0 {
+		t.Errorf("charged when all is over: %+v", users)
+	}
+}
+
+// programChurn opens the device's file again and again by its link in /proc, which is not trapped, and closes it.
+func programChurn([]string) {
+	fd := openDevice()
+	link := fmt.Sprintf("fd/%d", fd)
+	self := must(unix.Open("/proc/self", unix.O_PATH|unix.O_DIRECTORY, 0))
+	for range 20000 {
+		unix.Close(must(unix.Openat(self, link, unix.O_RDWR, 0)))
+	}
+	fmt.Println("ok")
+}
+
+// TestOneLookAtATime: however many descriptors of a file are closed, few looks are taken, and the last close is seen.
+func TestOneLookAtATime(t *testing.T) {
+	w := newWorld(t)
+	start := time.Now()
+	if out := w.mustRunSelf("churn"); out != "ok" {
+		t.Errorf("printed %q", out)
+	}
+	f := w.srv.files[0]
+	w.await("the last close", f.closed)
+	most := int64(time.Since(start)/firstLook) + 10
+	if n := w.sup.looks.Load(); n > most {
+		t.Errorf("%d looks in the time of %d", n, most)
+	}
+}
+
+// TestExecOfANumber: a call whose thread has gone says nothing of the thread that has its number now.
+func TestExecOfANumber(t *testing.T) {
+	const tid = 1 << 30
+	w := &worker{session: &Session{sup: &Supervisor{}, fd: -1}, hasTurn: true, n: notification{tid: tid}}
+	execs := &w.session.execs
+	execs.add(tid)
+	w.pathCall(callOpen)
+	if _, there := execs.tids[tid]; !there {
+		t.Error("another thread's exec is held to be over")
+	}
+	world := newWorld(t)
+	r := world.start(nil, "sh", "-c", "test -e /dev/infiniband/x; echo ready; exec sleep 1000")
+	world.printed(r, "ready")
+	eventually(t, "the program to have opened files", func() bool {
+		execs := &r.session.execs
+		execs.mu.Lock()
+		defer execs.mu.Unlock()
+		_, there := execs.tids[uint32(r.PID())]
+		return !there
+	})
+	r.Signal(unix.SIGKILL)
+	world.finish(r)
+}
+
+// TestWayUpThroughWhatIsNotTheCallers: nothing is found out about a directory that the caller may not look into.
+func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
+	if unix.Geteuid() != 0 {
+		t.Skip("needs root for a directory that is not the caller's")
+	}
+	w := newWorld(t)
+	dir := shmDir(t) // of mode 0700
+	if err := unix.Mkdir(dir+"/secret", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	up := strings.Repeat("/..", strings.Count(dir, "/")+1)
+	for _, name := range []string{"/secret", "/none"} {
+		for _, caller := range []struct{ setpriv, want string }{
+			{"setpriv --reuid=65534 --regid=65534 --clear-groups ", "no\n"},
+			{"", map[string]string{"/secret": "yes\n", "/none": "no\n"}[name]},
+		} {
+			script := caller.setpriv + "test -e " + dir + name + up + "/dev/infiniband/uverbs0 && echo yes || echo no"
+			if _, out := w.sh(script); out != caller.want {
+				t.Errorf("%s: %q, want %q", script, out, caller.want)
+			}
+		}
+	}
+	if out := w.mustRun("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "stat", "-c", "%F", "/proc/../dev/infiniband/uverbs0"); !strings.HasPrefix(out, "character") {
+		t.Errorf("by way of a directory of everybody's: %q", out)
+	}
+}
+
+// programOwnFiles duplicates descriptors in a thread with a table of its own, and one that is for a path alone.
+func programOwnFiles([]string) {
+	device := openDevice()
+	low := must(unix.Open("/proc/self/comm", unix.O_RDONLY|unix.O_CLOEXEC, 0))
+	var want, st unix.Stat_t
+	path := must(unix.Open("/etc", unix.O_PATH|unix.O_CLOEXEC, 0))
+	must(0, unix.Fstat(path, &want))
+	must(0, unix.Dup3(path, device+1, unix.O_CLOEXEC))
+	must(0, unix.Fstat(device+1, &st))
+	check(st.Ino == want.Ino, "the path is another file")
+	unshared, replaced, done := make(chan bool), make(chan bool), make(chan bool)
+	th := newThread() // never the main thread
+	go th.do(func() {
+		defer close(done)
+		must(0, unix.Unshare(unix.CLONE_FILES))
+		null := must(unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0))
+		must(0, unix.Dup3(null, low, unix.O_CLOEXEC))
+		close(unshared)
+		<-replaced
+		must(0, unix.Dup3(low, device+2, unix.O_CLOEXEC))
+		must(0, unix.Fstat(device+2, &st))
+		check(st.Mode&unix.S_IFMT == unix.S_IFCHR, "the thread was given the main thread's file")
+		fd := must(unix.Dup(device))
+		op := fakeOp{op: opIncrement, in: 1}
+		check(operate(fd, &op) == 0, "the duplicate of the thread's device is none")
+	})
+	<-unshared
+	must(0, unix.Dup3(path, device, unix.O_CLOEXEC)) // of the main thread's table
+	close(replaced)
+	<-done
+	fmt.Println("ok")
+}
+
+func TestDuplicatesOfAThreadsOwn(t *testing.T) {
+	w := newWorld(t)
+	if out := w.mustRunSelf("ownfiles"); out != "ok" {
+		t.Errorf("printed %q", out)
+	}
+}
+
+// programClosed uses the number of a descriptor that it has closed, while another one keeps the file open.
+func programClosed([]string) {
+	runtime.LockOSThread() // the number is remembered with its thread
+	fd := openDevice()
+	other := must(unix.Dup(fd))
+	op := fakeOp{op: opIncrement, in: 1}
+	check(operate(fd, &op) == 0, "ioctl")
+	unix.Close(fd)
+	e := operate(fd, &op)
+	check(e == unix.EBADF, "ioctl of what is closed: %v", e)
+	check(operate(other, &op) == 0, "ioctl of the other")
+	fmt.Println("ok")
+}
+
+// TestClosedNumber: that a number is remembered to be the device's is good for doorbells alone.
+func TestClosedNumber(t *testing.T) {
+	w := newWorld(t)
+	if out := w.mustRunSelf("closed"); out != "ok" {
+		t.Errorf("printed %q", out)
+	}
+}
+
+// programTwice issues a command, and on a line of input another one; with an argument it waits for a line before.
+func programTwice(args []string) {
+	runtime.LockOSThread()
+	if len(args) > 0 {
+		fmt.Println("ready")
+		bufio.NewReader(os.Stdin).ReadString('\n')
+	}
+	fd := openDevice()
+	for i := range uint64(2) {
+		op := fakeOp{op: opIncrement, in: i}
+		check(operate(fd, &op) == 0 && op.out == i+1, "ioctl %d", i)
+		fmt.Println("command", i)
+		bufio.NewReader(os.Stdin).ReadString('\n')
+	}
+}
+
+// TestRememberedProcess: the process that a thread's number belonged to is not taken for that which has it now.
+func TestRememberedProcess(t *testing.T) {
+	w := newWorld(t)
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	r := w.startWith(in, []string{programEnv + "=twice"}, "/proc/self/exe")
+	in.Close()
+	w.printed(r, "command 0")
+	own, err := umem.OpenProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pidfd := os.NewFile(uintptr(fd), "pidfd")
+	defer pidfd.Close()
+	another := &process{pid: os.Getpid(), pidfd: pidfd, space: own}
+	if another.conn, err = pidfd.SyscallConn(); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for i := range r.session.cache {
+		if d := r.session.cache[i].Load(); d != nil {
+			d.process.Store(another)
+			n++
+		}
+	}
+	if n == 0 {
+		t.Error("nothing is remembered")
+	}
+	io.WriteString(out, "\n")
+	w.printed(r, "command 1")
+	io.WriteString(out, "\n")
+	if code, said := w.finish(r); code != 0 {
+		t.Errorf("exit code %d: %s", code, said)
+	}
+}
+
+// TestEndedProcess: what is known of a process that has ended is not taken for one that has its number.
+func TestEndedProcess(t *testing.T) {
+	w := newWorld(t)
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	r := w.startWith(in, []string{programEnv + "=twice"}, "/proc/self/exe", "late")
+	in.Close()
+	w.printed(r, "ready")
+	c := exec.Command("/bin/cat")
+	if _, err := c.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	space, err := umem.OpenProcess(c.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(c.Process.Pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := &process{pid: r.PID(), pidfd: os.NewFile(uintptr(fd), "pidfd"), space: space}
+	if ended.conn, err = ended.pidfd.SyscallConn(); err != nil {
+		t.Fatal(err)
+	}
+	c.Process.Kill()
+	c.Wait()
+	r.session.mu.Lock()
+	r.session.processes[r.PID()] = ended
+	r.session.mu.Unlock()
+	for _, want := range []string{"command 0", "command 1"} {
+		io.WriteString(out, "\n")
+		w.printed(r, want)
+	}
+	io.WriteString(out, "\n")
+	if code, said := w.finish(r); code != 0 {
+		t.Errorf("exit code %d: %s", code, said)
+	}
+}

@@ -1,0 +1,320 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/sched"
+	"verbena/umem"
+	"verbena/uverbs"
+)
+
+// worker is a thread that answers the calls of a session, one at a time, from its receipt to the answer: a hand-over
+// to another thread would cost several times as much as most answers. To the uverbs file that a call is on it is the
+// caller (uverbs.Caller).
+type worker struct {
+	session *Session
+	source  *source
+	hasTurn bool
+
+	// The present call.
+	n     notification
+	desc  *descriptor // what argument 0 is, for calls on a device file
+	known known       // who calls
+	path  [unix.PathMax]byte
+
+	// For the watchdog; see turn.
+	busy  atomic.Uint32 // busyState
+	calls atomic.Uint64 // that were begun
+	seen  uint64        // of these, by the watchdog; under turn.mu
+	timed bool
+	used  int64 // the thread's processor time before, if timed
+}
+
+var _ uverbs.Caller = (*worker)(nil)
+
+func newWorker(t *Session) *worker {
+	return &worker{session: t, source: newSource(t.listener, t.sup.stop, &t.intake)}
+}
+
+// run ends when no process of the session is left, or the Supervisor closes. Its thread ends with it, as nothing else
+// could run on it.
+func (w *worker) run() {
+	runtime.LockOSThread()
+	if err := blockSignals(); err != nil {
+		w.session.sup.cfg.Logf("supervisor: %v", err)
+	}
+	sched.Prompt()
+	// A program can take pages away that it shares with us (ftruncate): an error for it, not our end.
+	debug.SetPanicOnFault(true)
+	t := &w.session.turn
+	t.join(w)
+	defer t.leave(w)
+	for t.take() {
+		w.hasTurn = true
+		for w.hasTurn {
+			if !w.receive() {
+				t.release() // for the next worker to find out
+				return
+			}
+			w.answer()
+			w.hasTurn = w.hasTurn && !t.surplus()
+		}
+	}
+}
+
+// receive waits for the next call, false at the end.
+func (w *worker) receive() bool {
+	t := w.session
+	t.turn.receiving.Add(1)
+	ok := w.source.next(&w.n)
+	t.turn.receiving.Add(-1)
+	if !ok {
+		return false
+	}
+	t.turn.note(w.n.tid)
+	t.turn.adapt()
+	// The kernel's way to wake, SYNC_WAKE_UP, puts the thread that is woken on the processor of the one that wakes it:
+	// several times as fast for a caller and a worker that take turns. Several callers it draws to one processor, where
+	// those that poll a completion queue keep the others from running.
+	t.syncWakeUp(!t.turn.shared())
+	return true
+}
+
+// verdict is what becomes of a call.
+type verdict struct {
+	val  int64
+	err  error // wraps an errno
+	fate fate
+}
+
+type fate uint8
+
+const (
+	answered   fate = iota // val and err are the answer
+	letThrough             // the kernel goes on with the call
+	sent                   // the answer has been given already
+)
+
+func fails(err error) verdict { return verdict{err: err} }
+
+// errno is the error number for the program.
+func errno(err error) syscall.Errno {
+	if e, ok := err.(syscall.Errno); ok {
+		return e
+	}
+	var e syscall.Errno
+	if errors.As(err, &e) && e != 0 {
+		return e
+	}
+	return syscall.EIO
+}
+
+func (w *worker) answer() {
+	v := w.handle()
+	r := response{id: w.n.id}
+	switch {
+	case v.fate == sent:
+		return
+	case v.fate == letThrough:
+		r.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+	case v.err != nil:
+		r.errno = -int32(errno(v.err))
+	default:
+		r.val = v.val
+	}
+	// ENOENT: the thread was killed. Descriptors that it was given have gone with it, and their last close is seen.
+	if err := send(w.session.fd, &r); err != nil && err != unix.ENOENT {
+		w.session.sup.cfg.Logf("supervisor: answer %v of thread %d: %v", callOf(&w.n), w.n.tid, err)
+	}
+}
+
+// handle makes the answer. A panic is an error of the call, and the service goes on; the device, which may be left with
+// locks held, is taken through a fatal event.
+func (w *worker) handle() (v verdict) {
+	w.known, w.desc = known{}, nil
+	defer func() {
+		if r := recover(); r != nil {
+			w.session.sup.cfg.Logf("supervisor: panic in %v of thread %d: %v\n%s", callOf(&w.n), w.n.tid, r, debug.Stack())
+			v = fails(syscall.EIO)
+			if d := w.desc; d != nil {
+				d.file.file.Fail(fmt.Errorf("panic in a command of process %d: %v", w.n.tid, r))
+			}
+		}
+		w.end()
+	}()
+	c := callOf(&w.n)
+	switch c {
+	case callExecve, callExecveat:
+		return w.execute()
+	case callDup, callFcntl:
+		return w.duplicate(c)
+	case callDup2, callDup3:
+		return w.duplicateTo(c)
+	case callWrite, callIoctl, callFstat:
+		fd := int32(w.n.args[0])
+		w.desc = w.descriptor(fd)
+		if w.desc == nil {
+			return verdict{fate: letThrough}
+		}
+		f := w.desc.file
+		if c == callFstat {
+			return w.statDevice(f)
+		}
+		if !f.enter() {
+			return fails(syscall.EIO)
+		}
+		return w.command(c, f)
+	}
+	return w.pathCall(c)
+}
+
+// command is a call on an open device file that was entered.
+func (w *worker) command(c call, f *openFile) verdict {
+	defer f.leave()
+	if c == callWrite && f.readOnly {
+		return fails(syscall.EBADF)
+	}
+	w.begin(c)
+	var v verdict
+	if c == callIoctl {
+		v.err = f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2])
+	} else {
+		var n int
+		n, v.err = f.file.Write(w, w.n.args[1], int(min(w.n.args[2], math.MaxInt32)))
+		v.val = int64(n)
+	}
+	if w.known.stale { // nothing was read or done
+		return verdict{fate: letThrough}
+	}
+	if v.err != nil {
+		w.session.warnOfLimit(v.err)
+	}
+	return v
+}
+
+// Space is where the addresses of the present call point. (uverbs.Caller)
+func (w *worker) Space() umem.Space {
+	_, s, err := w.caller()
+	if err != nil {
+		return nowhere{err}
+	}
+	return s.Exact()
+}
+
+// Account is what the caller's registered pages are charged to. (uverbs.Caller)
+func (w *worker) Account() *umem.Account {
+	p, _, err := w.caller()
+	if err != nil {
+		return umem.NewLimitedAccount(func() (uint64, error) { return 0, err })
+	}
+	return p.acct
+}
+
+// InstallFD duplicates a descriptor of the service into the caller. (uverbs.Caller)
+func (w *worker) InstallFD(fd int, cloexec bool) (int, error) {
+	a := addFD{id: w.n.id, srcFD: uint32(fd)}
+	if cloexec {
+		a.newFlags = unix.O_CLOEXEC
+	}
+	n, err := sendAddFD(w.session.fd, &a)
+	if err != nil {
+		return -1, fmt.Errorf("install a descriptor in thread %d: %w", w.n.tid, err)
+	}
+	return n, nil
+}
+
+// SameFile identifies what the caller has under a descriptor. (uverbs.Caller)
+func (w *worker) SameFile(fd int) (dev, ino uint64, err error) {
+	i, err := inodeOf(w.n.tid, int32(fd))
+	if err == nil {
+		err = w.prove()
+	}
+	return i.dev, i.ino, err
+}
+
+// nowhere is the memory of a process that cannot be reached.
+type nowhere struct{ err error }
+
+func (n nowhere) fault() error                        { return fmt.Errorf("%w: %w", umem.ErrFault, n.err) }
+func (n nowhere) Check(uint64, uint64, bool) error    { return n.fault() }
+func (n nowhere) ReadV(dst [][]byte, _ uint64) error  { return n.fault() }
+func (n nowhere) WriteV(src [][]byte, _ uint64) error { return n.fault() }
+
+// descriptor is a device file as one thread has it. Looking it up takes longer than most calls, so it is remembered for
+// a while, for doorbells: for anything else it is looked up again (findCaller).
+type descriptor struct {
+	tid     uint32
+	fd      int32
+	file    *openFile
+	until   time.Duration           // since base
+	process atomic.Pointer[process] // whose thread it is, once known
+}
+
+const (
+	cacheSize = 64
+	// remembered is less than it takes to use up the numbers of threads, so that a thread of the same number is the
+	// same.
+	remembered = 500 * time.Millisecond
+)
+
+// base is where until is counted from: to read the monotonic clock alone takes half as long.
+var base = time.Now()
+
+func slot(tid uint32, fd int32) uint32 { return (tid*31 + uint32(fd)) % cacheSize }
+
+// descriptor finds the device file that the caller has under a number, nil if that is something else.
+func (w *worker) descriptor(fd int32) *descriptor {
+	t, tid := w.session, w.n.tid
+	at := &t.cache[slot(tid, fd)]
+	old := at.Load()
+	if old != nil && old.tid == tid && old.fd == fd && !old.file.closed() && time.Since(base) < old.until {
+		return old
+	}
+	i, err := inodeOf(tid, fd)
+	if err != nil {
+		return nil
+	}
+	f := t.sup.file(i)
+	if f == nil || w.prove() != nil {
+		return nil
+	}
+	d := &descriptor{tid: tid, fd: fd, file: f, until: time.Since(base) + remembered}
+	if old != nil && old.tid == tid {
+		d.process.Store(old.process.Load()) // which is looked at before it is used
+	}
+	at.Store(d)
+	return d
+}
+
+// forget drops what is remembered about a number.
+func (t *Session) forget(fd int32) {
+	for i := range t.cache {
+		if d := t.cache[i].Load(); d != nil && d.fd == fd {
+			t.cache[i].CompareAndSwap(d, nil)
+		}
+	}
+}
+
+func fdPath(tid uint32, fd int32) string {
+	return "/proc/" + strconv.Itoa(int(tid)) + "/fd/" + strconv.Itoa(int(fd))
+}
+
+// inodeOf identifies the file that a thread has under a number, without asking the file system for what it does not
+// know at once: that may be a program of the user's.
+func inodeOf(tid uint32, fd int32) (inode, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, fdPath(tid, fd), unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st); err != nil {
+		return inode{}, fmt.Errorf("look up descriptor %d of thread %d: %w", fd, tid, err)
+	}
+	return inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}, nil
+}

@@ -1,0 +1,162 @@
+package supervisor
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/umem"
+)
+
+// TestNoAllocationPerCall: neither a doorbell nor a path that is not virtual.
+func TestNoAllocationPerCall(t *testing.T) {
+	file := &fakeFile{}
+	file.region.Mem = make([]byte, 16)
+	s := &Session{sup: &Supervisor{}, firstFD: 1000}
+	w := &worker{session: s, hasTurn: true}
+	tid := uint32(os.Getpid())
+	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{file: file}, until: time.Since(base) + time.Hour})
+	numbers := architectures[runtime.GOARCH].numbers
+	path := []byte("/etc/hostname\x00")
+	for _, tt := range []struct {
+		name string
+		n    notification
+		want fate
+	}{
+		{"doorbell", notification{nr: int32(numbers[callWrite].nr), args: [6]uint64{1000, 0, 32}}, answered},
+		{"path", notification{nr: int32(numbers[callOpenat].nr), args: [6]uint64{0, uint64(uintptr(unsafe.Pointer(&path[0])))}}, letThrough},
+	} {
+		w.n = tt.n
+		w.n.arch = native.audit
+		w.n.tid = tid
+		if n := testing.AllocsPerRun(100, func() {
+			s.turn.note(tid)
+			if v := w.handle(); v.fate != tt.want || v.err != nil {
+				t.Fatalf("%s: %+v", tt.name, v)
+			}
+		}); n != 0 {
+			t.Errorf("%s: %v allocations", tt.name, n)
+		}
+	}
+	runtime.KeepAlive(path)
+	if file.rung.Load() == 0 {
+		t.Error("no doorbell arrived")
+	}
+}
+
+func TestErrno(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want syscall.Errno
+	}{
+		{syscall.EBUSY, syscall.EBUSY},
+		{errors.Join(errors.New("x"), syscall.EINVAL), syscall.EINVAL},
+		{umem.ErrFault, syscall.EFAULT},
+		{os.ErrNotExist, syscall.EIO},
+		{&os.PathError{Op: "open", Path: "x", Err: syscall.ENOSPC}, syscall.ENOSPC},
+		{errors.New("x"), syscall.EIO},
+	} {
+		if got := errno(tt.err); got != tt.want {
+			t.Errorf("%v: %v, want %v", tt.err, got, tt.want)
+		}
+	}
+}
+
+// filteredThread has a listener, whose filter traps nothing.
+func filteredThread(t *testing.T) (*thread, *os.File) {
+	t.Helper()
+	th := newThread()
+	var fd int
+	var err error
+	th.do(func() {
+		fd, err = install([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
+	})
+	if err != nil {
+		th.end()
+		t.Fatal(err)
+	}
+	return th, os.NewFile(uintptr(fd), "listener")
+}
+
+func TestAttachRefuses(t *testing.T) {
+	w := newWorld(t)
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if _, err := w.sup.Attach(null, SessionInfo{LauncherPID: os.Getpid()}); err == nil || !strings.Contains(err.Error(), "no seccomp listener") {
+		t.Errorf("a file that is no listener: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		if _, err := w.sup.Attach(null, SessionInfo{LauncherPID: 1}); !errors.Is(err, umem.ErrAccess) {
+			t.Errorf("a process of another user: %v, want %v", err, umem.ErrAccess)
+		}
+	}
+	if _, err := null.Stat(); err != nil {
+		t.Errorf("the caller's file after a failed Attach: %v", err)
+	}
+}
+
+func TestQueueFilesBelongToTheUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to be a service for another user")
+	}
+	w := newWorld(t)
+	c := exec.Command("/bin/sleep", "1000")
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Wait()
+	defer c.Process.Kill()
+	th, listener := filteredThread(t)
+	s, err := w.sup.Attach(listener, SessionInfo{LauncherPID: c.Process.Pid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := identify(c.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, description, err := newOpenFile(s, &node{device: "uverbs0"}, &opener{process: &process{}, id: id}, unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// From the service's directory down, the user can reach it, and nobody else; but not change what is there.
+	cat := exec.Command("/bin/cat", f.memory.Path())
+	cat.SysProcAttr = c.SysProcAttr
+	if out, err := cat.CombinedOutput(); err != nil {
+		t.Errorf("the user cannot read %s: %s", f.memory.Path(), out)
+	}
+	cat = exec.Command("/bin/cat", f.memory.Path())
+	cat.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65533, Gid: 65533}}
+	if err := cat.Run(); err == nil {
+		t.Error("another user can read it")
+	}
+	for _, name := range []string{"other", filepath.Base(f.memory.Path())} {
+		touch := exec.Command("/bin/sh", "-c", "rm -f "+name+"; : >"+name+".new || mv "+name+" moved || ln -s /etc/passwd link")
+		touch.Dir = s.Dir()
+		touch.SysProcAttr = c.SysProcAttr
+		if err := touch.Run(); err == nil {
+			t.Errorf("the user can change the session's directory")
+		}
+	}
+	left, err := os.ReadDir(s.Dir())
+	if err != nil || len(left) != 1 || left[0].Name() != filepath.Base(f.memory.Path()) {
+		t.Errorf("in the session's directory: %v, %v", left, err)
+	}
+	description.Close() // the last one
+	w.await("the last close", f.ended)
+	th.end()
+	w.await("the end of the session", s.Done())
+}

@@ -1,0 +1,209 @@
+// Command layers checks who imports whom: the layers of docs/ARCHITECTURE.md, from the imports themselves.
+//
+//	go run ./test/layers [-overlay FILE] [-draw]
+//
+// A package imports packages of lower layers only, or of its own folder. Test files are free to import anything. -draw
+// prints the layers with their packages and imports, as docs/ARCHITECTURE.md has them; -overlay is go list's.
+//
+// Exit status: 0 if the rules hold, 1 if not, 2 if the imports cannot be read.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+const module = "verbena/"
+
+// layer is a row of folders. Packages in different folders of one layer do not import one another.
+type layer struct {
+	name    string
+	folders []string
+}
+
+// layers are listed from the top down. A package belongs to the longest folder that holds it.
+var layers = []layer{
+	{"programs", []string{"cmd/verbena", "cmd/rblk", "examples", "test"}},
+	{"the process that owns the devices", []string{"service"}},
+	{"unmodified programs; capture files", []string{"supervisor", "capture"}},
+	{"upper-level protocols", []string{"ulp"}},
+	{"user contexts", []string{"uverbs"}},
+	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
+	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/ibtest", "ib/slot"}},
+	{"the midlayer", []string{"ib"}},
+	{"sockets, faults, simulated networks", []string{"link"}},
+	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
+}
+
+// never are imports that the layers would allow: what stands above the midlayer knows no driver.
+var never = []struct{ from, to string }{
+	{"uverbs", "driver"}, {"supervisor", "driver"}, {"ulp", "driver"}, {"capture", "driver"}, {"ib", "link"}, {"supervisor", "link"},
+}
+
+// core is the folders that use nothing but the standard library, golang.org/x and one another.
+var core = []string{"driver", "ib", "link", "netdev", "roce", "uapi", "umem", "uverbs"}
+
+// goPackage is what go list says of one.
+type goPackage struct {
+	ImportPath string
+	Imports    []string
+}
+
+func main() {
+	draw := flag.Bool("draw", false, "print the layers as Markdown")
+	overlay := flag.String("overlay", "", "files to replace, as for go list")
+	flag.Parse()
+	pkgs, err := load(*overlay)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "layers:", err)
+		os.Exit(2)
+	}
+	if *draw {
+		fmt.Print(drawing(pkgs))
+		return
+	}
+	if bad := check(pkgs); len(bad) > 0 {
+		for _, b := range bad {
+			fmt.Fprintln(os.Stderr, "layers:", b)
+		}
+		fmt.Fprintln(os.Stderr, "layers: the rules are in test/layers and docs/ARCHITECTURE.md")
+		os.Exit(1)
+	}
+}
+
+// load reads the imports of the module's packages. Files of tests do not count.
+func load(overlay string) ([]goPackage, error) {
+	args := []string{"list", "-json=ImportPath,Imports"}
+	if overlay != "" {
+		args = append(args, "-overlay="+overlay)
+	}
+	c := exec.Command("go", append(args, module+"...")...)
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w\n%s", err, stderr.String())
+	}
+	var pkgs []goPackage
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p goPackage
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return pkgs, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("read the answer of go list: %w", err)
+		}
+		p.ImportPath = strings.TrimPrefix(p.ImportPath, module)
+		pkgs = append(pkgs, p)
+	}
+}
+
+// below reports whether a package is a folder's, or in one of its folders.
+func below(pkg, folder string) bool {
+	rest, ok := strings.CutPrefix(pkg, folder)
+	return ok && (rest == "" || rest[0] == '/')
+}
+
+// place returns the index in layers, -1 if it has none, and the folder of a package.
+func place(pkg string) (int, string) {
+	at, folder := -1, ""
+	for i, l := range layers {
+		for _, f := range l.folders {
+			if below(pkg, f) && len(f) > len(folder) {
+				at, folder = i, f
+			}
+		}
+	}
+	return at, folder
+}
+
+// check returns a line for each import that breaks a rule.
+func check(pkgs []goPackage) (bad []string) {
+	used := map[string]bool{}
+	for _, p := range pkgs {
+		from, folder := place(p.ImportPath)
+		used[folder] = true
+		if from < 0 {
+			bad = append(bad, fmt.Sprintf("%s is in no layer", p.ImportPath))
+			continue
+		}
+		for _, i := range p.Imports {
+			to, ok := strings.CutPrefix(i, module)
+			if !ok {
+				if external(i) && slices.ContainsFunc(core, func(f string) bool { return below(p.ImportPath, f) }) {
+					bad = append(bad, fmt.Sprintf("%s imports %s: it may import the standard library and golang.org/x only", p.ImportPath, i))
+				}
+				continue
+			}
+			at, other := place(to)
+			switch {
+			case at == from && other != folder:
+				bad = append(bad, fmt.Sprintf("%s imports %s, of the same layer", p.ImportPath, to))
+			case at < from:
+				bad = append(bad, fmt.Sprintf("%s imports %s, of a higher layer", p.ImportPath, to))
+			}
+			for _, n := range never {
+				if below(p.ImportPath, n.from) && below(to, n.to) {
+					bad = append(bad, fmt.Sprintf("%s imports %s: %s knows nothing of %s", p.ImportPath, to, n.from, n.to))
+				}
+			}
+		}
+	}
+	for _, l := range layers {
+		for _, f := range l.folders {
+			if !used[f] {
+				bad = append(bad, fmt.Sprintf("folder %s has no package; remove it from the layers", f))
+			}
+		}
+	}
+	return bad
+}
+
+// external reports whether an import is neither of the standard library nor of golang.org/x.
+func external(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return strings.Contains(first, ".") && !below(path, "golang.org/x")
+}
+
+// drawing is the layers as a Markdown table: folders, and the folders that each imports.
+func drawing(pkgs []goPackage) string {
+	imports := map[string][]string{}
+	for _, p := range pkgs {
+		_, from := place(p.ImportPath)
+		for _, i := range p.Imports {
+			if i, ok := strings.CutPrefix(i, module); ok {
+				if _, to := place(i); to != from && !slices.Contains(imports[from], to) {
+					imports[from] = append(imports[from], to)
+				}
+			}
+		}
+	}
+	var b strings.Builder
+	b.WriteString("| layer | folder | imports |\n|---|---|---|\n")
+	for _, l := range layers {
+		for i, f := range l.folders {
+			name := l.name
+			if i > 0 {
+				name = ""
+			}
+			to := imports[f]
+			slices.SortFunc(to, func(a, b string) int {
+				x, _ := place(a)
+				y, _ := place(b)
+				if x != y {
+					return x - y
+				}
+				return strings.Compare(a, b)
+			})
+			fmt.Fprintf(&b, "| %s | `%s` | %s |\n", name, f, strings.Join(to, ", "))
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,126 @@
+package uapi
+
+// CreateCompChannel opens a completion channel
+// (struct ib_uverbs_create_comp_channel).
+type CreateCompChannel struct {
+	Response uint64 // user address of CreateCompChannelResp
+}
+
+// CreateCompChannelResp answers CreateCompChannel
+// (struct ib_uverbs_create_comp_channel_resp).
+type CreateCompChannelResp struct {
+	FD uint32
+}
+
+// CreateCQ creates a completion queue (struct ib_uverbs_create_cq).
+type CreateCQ struct {
+	Response    uint64 // user address of CreateCQResp
+	UserHandle  uint64 // reported in CompEventDesc and AsyncEventDesc
+	CQE         uint32 // entries wanted
+	CompVector  uint32
+	CompChannel int32 // file descriptor, negative for none
+	Reserved    uint32
+}
+
+// ExCreateCQ is the extended CreateCQ (struct ib_uverbs_ex_create_cq).
+type ExCreateCQ struct {
+	UserHandle  uint64
+	CQE         uint32
+	CompVector  uint32
+	CompChannel int32
+	CompMask    uint32
+	Flags       CQFlags
+	Reserved    uint32
+}
+
+// CreateCQResp answers CreateCQ (struct ib_uverbs_create_cq_resp).
+type CreateCQResp struct {
+	CQHandle uint32
+	CQE      uint32 // entries granted
+}
+
+// ExCreateCQResp answers ExCreateCQ (struct ib_uverbs_ex_create_cq_resp).
+type ExCreateCQResp struct {
+	Base           CreateCQResp
+	CompMask       uint32
+	ResponseLength uint32 // bytes that are valid, Base included
+}
+
+// ResizeCQ changes the size of a CQ (struct ib_uverbs_resize_cq).
+type ResizeCQ struct {
+	Response uint64 // user address of ResizeCQResp
+	CQHandle uint32
+	CQE      uint32
+}
+
+// ResizeCQResp answers ResizeCQ (struct ib_uverbs_resize_cq_resp).
+type ResizeCQResp struct {
+	CQE      uint32 // entries granted
+	Reserved uint32
+}
+
+// PollCQ takes completions from a CQ (struct ib_uverbs_poll_cq).
+type PollCQ struct {
+	Response uint64 // user address of PollCQResp and NE entries
+	CQHandle uint32
+	NE       uint32 // entries wanted
+}
+
+// PollCQResp answers PollCQ (struct ib_uverbs_poll_cq_resp). Count entries of
+// type WC follow.
+type PollCQResp struct {
+	Count    uint32
+	Reserved uint32
+}
+
+// ReqNotifyCQ arms a CQ (struct ib_uverbs_req_notify_cq). It has no response.
+type ReqNotifyCQ struct {
+	CQHandle      uint32
+	SolicitedOnly uint32 // not zero: only solicited or failed completions
+}
+
+// DestroyCQ destroys a CQ (struct ib_uverbs_destroy_cq).
+type DestroyCQ struct {
+	Response uint64 // user address of DestroyCQResp
+	CQHandle uint32
+	Reserved uint32
+}
+
+// DestroyCQResp answers DestroyCQ (struct ib_uverbs_destroy_cq_resp). The
+// counts are of events that the program has read; the C library waits until it
+// has acknowledged as many.
+type DestroyCQResp struct {
+	CompEventsReported  uint32
+	AsyncEventsReported uint32
+}
+
+// CQModeration delays completion events (struct ib_uverbs_cq_moderation).
+type CQModeration struct {
+	CQCount  uint16 // completions per event
+	CQPeriod uint16 // microseconds
+}
+
+// ExModifyCQ changes a CQ (struct ib_uverbs_ex_modify_cq). It has no response.
+type ExModifyCQ struct {
+	CQHandle uint32
+	AttrMask CQAttrMask
+	Attr     CQModeration
+	Reserved uint32
+}
+
+// CQFlags are the options of ExCreateCQ (enum ib_uverbs_ex_create_cq_flags).
+type CQFlags uint32
+
+// The CQ options (IB_UVERBS_CQ_FLAGS_*).
+const (
+	CQFlagsTimestampCompletion CQFlags = 1 << 0
+	CQFlagsIgnoreOverrun       CQFlags = 1 << 1
+)
+
+// CQAttrMask says what ExModifyCQ changes (enum ibv_cq_attr_mask).
+type CQAttrMask uint32
+
+// The attributes of a CQ (IBV_CQ_ATTR_*).
+const (
+	CQAttrModerate CQAttrMask = 1 << 0
+)

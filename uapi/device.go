@@ -1,0 +1,240 @@
+package uapi
+
+// DeviceNameMax is the size of a device name with its terminating zero
+// (IB_DEVICE_NAME_MAX).
+const DeviceNameMax = 64
+
+// GetContext makes the open file a user context (struct ib_uverbs_get_context).
+type GetContext struct {
+	Response uint64 // user address of GetContextResp
+}
+
+// GetContextResp answers GetContext (struct ib_uverbs_get_context_resp).
+type GetContextResp struct {
+	AsyncFD        uint32 // the new asynchronous event file
+	NumCompVectors uint32
+}
+
+// QueryDevice asks for the device's attributes (struct ib_uverbs_query_device).
+type QueryDevice struct {
+	Response uint64 // user address of QueryDeviceResp
+}
+
+// QueryDeviceResp answers QueryDevice (struct ib_uverbs_query_device_resp).
+type QueryDeviceResp struct {
+	FWVer                 uint64
+	NodeGUID              BE64
+	SysImageGUID          BE64
+	MaxMRSize             uint64 // bytes
+	PageSizeCap           uint64 // bit n: pages of 2^n bytes
+	VendorID              uint32
+	VendorPartID          uint32
+	HWVer                 uint32
+	MaxQP                 uint32
+	MaxQPWR               uint32
+	DeviceCapFlags        uint32 // low half of DeviceCapFlags
+	MaxSGE                uint32
+	MaxSGERD              uint32
+	MaxCQ                 uint32
+	MaxCQE                uint32
+	MaxMR                 uint32
+	MaxPD                 uint32
+	MaxQPRDAtom           uint32
+	MaxEERDAtom           uint32
+	MaxResRDAtom          uint32
+	MaxQPInitRDAtom       uint32
+	MaxEEInitRDAtom       uint32
+	AtomicCap             AtomicCap
+	MaxEE                 uint32
+	MaxRDD                uint32
+	MaxMW                 uint32
+	MaxRawIPv6QP          uint32
+	MaxRawEthyQP          uint32
+	MaxMcastGrp           uint32
+	MaxMcastQPAttach      uint32
+	MaxTotalMcastQPAttach uint32
+	MaxAH                 uint32
+	MaxFMR                uint32
+	MaxMapPerFMR          uint32
+	MaxSRQ                uint32
+	MaxSRQWR              uint32
+	MaxSRQSGE             uint32
+	MaxPKeys              uint16
+	LocalCAAckDelay       uint8 // 4.096 us * 2^n
+	PhysPortCnt           uint8
+	Reserved              [4]uint8
+}
+
+// ExQueryDevice asks for all attributes, old and new
+// (struct ib_uverbs_ex_query_device). It has no Response: the extended header
+// carries it.
+type ExQueryDevice struct {
+	CompMask uint32
+	Reserved uint32
+}
+
+// ODPPerTransportCaps is the unnamed struct in ODPCaps
+// (ib_uverbs_odp_caps.per_transport_caps).
+type ODPPerTransportCaps struct {
+	RCODPCaps ODPTransportCaps
+	UCODPCaps ODPTransportCaps
+	UDODPCaps ODPTransportCaps
+}
+
+// ODPCaps describes on-demand paging (struct ib_uverbs_odp_caps).
+type ODPCaps struct {
+	GeneralCaps      ODPGeneralCaps
+	PerTransportCaps ODPPerTransportCaps
+	Reserved         uint32
+}
+
+// RSSCaps describes receive-side scaling (struct ib_uverbs_rss_caps).
+type RSSCaps struct {
+	SupportedQPTs              uint32 // bit n: QPType n
+	MaxRWQIndirectionTables    uint32
+	MaxRWQIndirectionTableSize uint32
+	Reserved                   uint32
+}
+
+// TMCaps describes tag matching (struct ib_uverbs_tm_caps).
+type TMCaps struct {
+	MaxRndvHdrSize uint32 // bytes
+	MaxNumTags     uint32
+	Flags          uint32
+	MaxOps         uint32
+	MaxSGE         uint32
+	Reserved       uint32
+}
+
+// CQModerationCaps describes completion event moderation
+// (struct ib_uverbs_cq_moderation_caps).
+type CQModerationCaps struct {
+	MaxCQModerationCount  uint16 // completions
+	MaxCQModerationPeriod uint16 // microseconds
+	Reserved              uint32
+}
+
+// ExQueryDeviceResp answers ExQueryDevice
+// (struct ib_uverbs_ex_query_device_resp).
+type ExQueryDeviceResp struct {
+	Base             QueryDeviceResp
+	CompMask         uint32
+	ResponseLength   uint32 // bytes that are valid, Base included
+	ODPCaps          ODPCaps
+	TimestampMask    uint64
+	HCACoreClock     uint64 // kHz
+	DeviceCapFlagsEx DeviceCapFlags
+	RSSCaps          RSSCaps
+	MaxWQTypeRQ      uint32
+	RawPacketCaps    RawPacketCaps
+	TMCaps           TMCaps
+	CQModerationCaps CQModerationCaps
+	MaxDMSize        uint64 // bytes
+	XRCODPCaps       ODPTransportCaps
+	Reserved         uint32
+}
+
+// AtomicCap says with whom the device's atomics are atomic
+// (enum ibv_atomic_cap).
+type AtomicCap uint32
+
+// The atomicity levels (IBV_ATOMIC_*).
+const (
+	AtomicNone AtomicCap = iota
+	AtomicHCA            // among QPs of this device
+	AtomicGlob           // also with the CPU and other devices
+)
+
+// NodeType is the kind of a device, as /sys/class/infiniband/DEV/node_type
+// reports it (enum ibv_node_type).
+type NodeType int8
+
+// The node types (IBV_NODE_*).
+const (
+	NodeUnknown NodeType = iota - 1
+	_
+	NodeCA // channel adapter: InfiniBand and RoCE
+	NodeSwitch
+	NodeRouter
+	NodeRNIC // iWARP
+	NodeUSNIC
+	NodeUSNICUDP
+	NodeUnspecified
+)
+
+// ODPGeneralCaps say whether on-demand paging is there at all
+// (enum ib_uverbs_odp_general_cap_bits).
+type ODPGeneralCaps uint64
+
+// The kinds of on-demand paging (IB_UVERBS_ODP_SUPPORT*).
+const (
+	ODPSupport         ODPGeneralCaps = 1 << 0
+	ODPSupportImplicit ODPGeneralCaps = 1 << 1 // of the whole address space
+)
+
+// ODPTransportCaps are the operations that on-demand paging covers
+// (enum ib_uverbs_odp_transport_cap_bits).
+type ODPTransportCaps uint32
+
+// The operations (IB_UVERBS_ODP_SUPPORT_*).
+const (
+	ODPSupportSend        ODPTransportCaps = 1 << 0
+	ODPSupportRecv        ODPTransportCaps = 1 << 1
+	ODPSupportWrite       ODPTransportCaps = 1 << 2
+	ODPSupportRead        ODPTransportCaps = 1 << 3
+	ODPSupportAtomic      ODPTransportCaps = 1 << 4
+	ODPSupportSRQRecv     ODPTransportCaps = 1 << 5
+	ODPSupportFlush       ODPTransportCaps = 1 << 6
+	ODPSupportAtomicWrite ODPTransportCaps = 1 << 7
+)
+
+// DeviceCapFlags are the device's optional features
+// (enum ib_uverbs_device_cap_flags). The first 32 bits are in
+// QueryDeviceResp, all 64 in ExQueryDeviceResp.
+type DeviceCapFlags uint64
+
+// The device features (IB_UVERBS_DEVICE_*). Bits without a name may be set by
+// old kernels and mean nothing.
+const (
+	DeviceResizeMaxWR         DeviceCapFlags = 1 << 0
+	DeviceBadPKeyCntr         DeviceCapFlags = 1 << 1
+	DeviceBadQKeyCntr         DeviceCapFlags = 1 << 2
+	DeviceRawMulti            DeviceCapFlags = 1 << 3
+	DeviceAutoPathMig         DeviceCapFlags = 1 << 4
+	DeviceChangePhyPort       DeviceCapFlags = 1 << 5
+	DeviceUDAVPortEnforce     DeviceCapFlags = 1 << 6
+	DeviceCurrQPStateMod      DeviceCapFlags = 1 << 7
+	DeviceShutdownPort        DeviceCapFlags = 1 << 8
+	DevicePortActiveEvent     DeviceCapFlags = 1 << 10
+	DeviceSysImageGUID        DeviceCapFlags = 1 << 11
+	DeviceRCRNRNAKGen         DeviceCapFlags = 1 << 12
+	DeviceSRQResize           DeviceCapFlags = 1 << 13
+	DeviceNNotifyCQ           DeviceCapFlags = 1 << 14
+	DeviceMemWindow           DeviceCapFlags = 1 << 17
+	DeviceUDIPCsum            DeviceCapFlags = 1 << 18
+	DeviceXRC                 DeviceCapFlags = 1 << 20
+	DeviceMemMgtExtensions    DeviceCapFlags = 1 << 21
+	DeviceMemWindowType2A     DeviceCapFlags = 1 << 23
+	DeviceMemWindowType2B     DeviceCapFlags = 1 << 24
+	DeviceRCIPCsum            DeviceCapFlags = 1 << 25
+	DeviceRawIPCsum           DeviceCapFlags = 1 << 26 // superseded by RawPacketCapIPCsum
+	DeviceManagedFlowSteering DeviceCapFlags = 1 << 29
+	DeviceRawScatterFCS       DeviceCapFlags = 1 << 34 // superseded by RawPacketCapScatterFCS
+	DevicePCIWriteEndPadding  DeviceCapFlags = 1 << 36
+	DeviceFlushGlobal         DeviceCapFlags = 1 << 38
+	DeviceFlushPersistent     DeviceCapFlags = 1 << 39
+	DeviceAtomicWrite         DeviceCapFlags = 1 << 40
+	DeviceCCDMABounce         DeviceCapFlags = 1 << 41 // DMA of a confidential guest is bounced
+)
+
+// RawPacketCaps are the features of raw packet QPs
+// (enum ib_uverbs_raw_packet_caps).
+type RawPacketCaps uint32
+
+// The raw packet features (IB_UVERBS_RAW_PACKET_CAP_*).
+const (
+	RawPacketCapCVLANStripping RawPacketCaps = 1 << 0
+	RawPacketCapScatterFCS     RawPacketCaps = 1 << 1
+	RawPacketCapIPCsum         RawPacketCaps = 1 << 2
+	RawPacketCapDelayDrop      RawPacketCaps = 1 << 3
+)

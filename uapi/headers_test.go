@@ -1,0 +1,76 @@
+package uapi
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"verbena/uapi/internal/layout"
+)
+
+// The tables in testdata say what the headers of this machine say. Headers of
+// another age may lack facts or have more; they may not contradict.
+func TestTablesMatchHeaders(t *testing.T) {
+	const include = "/usr/include"
+	cc := cmp.Or(os.Getenv("CC"), "cc")
+	for _, test := range []struct {
+		table string
+		src   layout.Source
+	}{
+		{kernelTable, layout.Kernel},
+		{verbsTable, layout.Verbs},
+	} {
+		t.Run(strings.TrimSuffix(strings.TrimPrefix(test.table, "testdata/"), ".txt"), func(t *testing.T) {
+			facts, err := layout.Extract(cc, include, test.src)
+			if errors.Is(err, layout.ErrNoCompiler) || errors.Is(err, layout.ErrNoHeader) {
+				if os.Getenv("CI") == "true" {
+					t.Fatal(err)
+				}
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			table := readTable(t, test.table)
+			wrong, missing, unknown := table.Diff(facts)
+			for _, f := range wrong {
+				t.Errorf("headers say: %s\ntable says: %s", &f, lines(table.Lookup(f.Kind, f.Name)))
+			}
+			if len(unknown) == len(facts) {
+				t.Error("headers and table have nothing in common")
+			}
+			// How old the headers are is known of the kernel's only.
+			set := ""
+			if test.table == kernelTable {
+				v, err := layout.KernelVersion(cc, include)
+				if err != nil {
+					t.Fatal(err)
+				}
+				set = "linux-" + v
+			}
+			report := t.Logf
+			if slices.Contains(table.Sets(), set) {
+				report = t.Errorf
+			}
+			if len(missing) > 0 {
+				report("headers %s lack what the table has:\n%s", set, lines(missing))
+			}
+			if len(unknown) > 0 {
+				report("headers %s have what the table lacks; run go generate, then add it to the package:\n%s",
+					set, lines(unknown))
+			}
+		})
+	}
+}
+
+func lines(table layout.Table) string {
+	var b strings.Builder
+	for i := range table {
+		fmt.Fprintln(&b, table[i].String())
+	}
+	return b.String()
+}

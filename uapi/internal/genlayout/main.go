@@ -1,0 +1,78 @@
+// Command genlayout writes the layout of the RDMA user ABI, as the C compiler
+// sees the headers of this machine, to a table.
+//
+// An existing table is extended: what other header sets said stays. To add the
+// headers of another kernel, name the directory that has rdma/ in it:
+//
+//	genlayout -o testdata/kernel.txt -include ~/rdma-core/kernel-headers -set rdma-core-64
+//
+// and for the constants of libibverbs the directory that has infiniband/ (by
+// default the one of package libibverbs-dev):
+//
+//	genlayout -verbs -o testdata/verbs.txt -set rdma-core-44
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"verbena/uapi/internal/layout"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "genlayout:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	out := flag.String("o", "", "table to `write`")
+	cc := flag.String("cc", "cc", "C compiler")
+	include := flag.String("include", "/usr/include", "`directory` of the headers")
+	set := flag.String("set", "", "`name` of the header set (default: linux- and the version that linux/version.h has)")
+	verbs := flag.Bool("verbs", false, "take infiniband/verbs.h instead of the kernel's headers")
+	flag.Parse()
+	if *out == "" || flag.NArg() > 0 {
+		return errors.New("usage: genlayout [-verbs] [-cc CC] [-include DIR] [-set NAME] -o TABLE")
+	}
+
+	src := layout.Kernel
+	if *verbs {
+		src = layout.Verbs
+	}
+	if *set == "" {
+		if *verbs {
+			return errors.New("infiniband/verbs.h has no version: name it with -set")
+		}
+		v, err := layout.KernelVersion(*cc, *include)
+		if err != nil {
+			return err
+		}
+		*set = "linux-" + v
+	}
+	facts, err := layout.Extract(*cc, *include, src)
+	if err != nil {
+		return err
+	}
+
+	var table layout.Table
+	old, err := os.ReadFile(*out)
+	switch {
+	case err == nil:
+		if table, err = layout.Parse(bytes.NewReader(old)); err != nil {
+			return fmt.Errorf("read %s: %w", *out, err)
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	var b bytes.Buffer
+	if err := table.Merge(*set, facts).Write(&b); err != nil {
+		return err
+	}
+	return os.WriteFile(*out, b.Bytes(), 0o644)
+}

@@ -1,0 +1,151 @@
+package uapi
+
+// The ioctl request numbers of RDMA files.
+const (
+	// IoctlMagic is the type byte of all RDMA requests (RDMA_IOCTL_MAGIC).
+	IoctlMagic = 0x1b
+	// VerbsIoctl is the request number of the ioctl form of a command
+	// (RDMA_VERBS_IOCTL); its argument is an IoctlHdr with its attributes.
+	VerbsIoctl = 0xc0181b01
+
+	// The requests of /dev/infiniband/umadN, which share the type byte
+	// (IB_USER_MAD_*).
+	UserMADRegisterAgent   = 0xc01c1b01
+	UserMADUnregisterAgent = 0x40041b02
+	UserMADEnablePKey      = 0x1b03
+	UserMADRegisterAgent2  = 0xc0281b04
+)
+
+// IoctlHdr starts the argument of VerbsIoctl (struct ib_uverbs_ioctl_hdr).
+// NumAttrs attributes of type Attr follow.
+type IoctlHdr struct {
+	Length    uint16 // bytes, header and attributes
+	ObjectID  ObjectID
+	MethodID  MethodID
+	NumAttrs  uint16
+	Reserved1 uint64 // zero
+	DriverID  DriverID
+	Reserved2 uint32 // zero
+}
+
+// Attr is one attribute of a method call (struct ib_uverbs_attr).
+type Attr struct {
+	AttrID   AttrID
+	Len      uint16 // bytes, of pointers and of arrays of handles
+	Flags    AttrFlags
+	AttrData AttrEnumData
+	// Data is a user address, or the data itself if it is input of at most 8
+	// bytes, or a handle, or a file descriptor (then a signed number).
+	Data uint64
+}
+
+// AttrEnumData is the chosen element of an enumeration attribute
+// (ib_uverbs_attr.attr_data.enum_data); zero in all others.
+type AttrEnumData struct {
+	ElemID   uint8
+	Reserved uint8
+}
+
+// AttrFlags are the flags of an Attr (UVERBS_ATTR_F_*).
+type AttrFlags uint16
+
+// The attribute flags.
+const (
+	// AttrFMandatory, set by the caller, makes the call fail if the attribute
+	// is unknown.
+	AttrFMandatory AttrFlags = 1 << 0
+	// AttrFValidOutput, set by the callee, says that the attribute was written.
+	AttrFValidOutput AttrFlags = 1 << 1
+)
+
+// DriverID tells which driver's name space an ioctl uses (enum rdma_driver_id).
+type DriverID uint32
+
+// The drivers (RDMA_DRIVER_*).
+const (
+	DriverUnknown DriverID = iota
+	DriverMLX5
+	DriverMLX4
+	DriverCXGB3
+	DriverCXGB4
+	DriverMTHCA
+	DriverBNXTRE
+	DriverOCRDMA
+	DriverNES
+	DriverI40IW
+	DriverVMWPVRDMA
+	DriverQEDR
+	DriverHNS
+	DriverUSNIC
+	DriverRXE
+	DriverHFI1
+	DriverQIB
+	DriverEFA
+	DriverSIW
+	DriverERDMA
+	DriverMANA
+	DriverIONIC
+
+	// DriverIRDMA succeeded DriverI40IW and took over its number.
+	DriverIRDMA = DriverI40IW
+)
+
+// CoreSupport tells what the core can do (enum ib_uverbs_core_support); it is
+// AttrGetContextCoreSupport.
+type CoreSupport uint32
+
+// The features of the core (IB_UVERBS_CORE_SUPPORT_*).
+const (
+	CoreSupportOptionalMRAccess CoreSupport = 1 << 0 // AccessOptionalRange may be passed
+	CoreSupportRobustUData      CoreSupport = 1 << 1
+)
+
+// GIDEntry is one entry of the GID table (struct ib_uverbs_gid_entry), as
+// MethodQueryGIDTable and MethodQueryGIDEntry return it.
+type GIDEntry struct {
+	GID           [16]uint8 // __aligned_u64[2] in C, in network byte order
+	GIDIndex      uint32
+	PortNum       uint32
+	GIDType       GIDType
+	NetdevIfindex uint32 // 0: no network interface
+}
+
+// GIDType is the wire protocol of a GID (enum ib_uverbs_gid_type).
+type GIDType uint32
+
+// The GID types (IB_UVERBS_GID_TYPE_*).
+const (
+	GIDTypeIB GIDType = iota
+	GIDTypeRoCEV1
+	GIDTypeRoCEV2
+)
+
+// BufferType says where the memory of a BufferDesc is
+// (enum ib_uverbs_buffer_type).
+type BufferType uint32
+
+// The buffer types (IB_UVERBS_BUFFER_TYPE_*).
+const (
+	BufferTypeDMABuf BufferType = iota
+	BufferTypeVA
+)
+
+// BufferDesc describes memory that the caller provides for a queue
+// (struct ib_uverbs_buffer_desc), as the attributes named BufUmem take it.
+type BufferDesc struct {
+	Type          BufferType
+	FD            int32  // of the dma-buf, for BufferTypeDMABuf
+	Flags         uint32 // must be understood by the callee
+	OptionalFlags uint32 // may be ignored by the callee
+	Addr          uint64 // offset in the dma-buf, or user address
+	Length        uint64 // bytes
+}
+
+// ReadCountersFlags are AttrReadCountersFlags
+// (enum ib_uverbs_read_counters_flags).
+type ReadCountersFlags uint32
+
+// The flags of reading counters (IB_UVERBS_READ_COUNTERS_*).
+const (
+	ReadCountersPreferCached ReadCountersFlags = 1 << 0
+)

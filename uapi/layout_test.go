@@ -1,0 +1,355 @@
+package uapi
+
+import (
+	"go/ast"
+	"go/constant"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"verbena/uapi/internal/layout"
+)
+
+// The tables that the package is held against, and the header set in each that
+// it implements in full: the newest, which is what rdma-core v64.0 has in
+// kernel-headers and libibverbs.
+const (
+	kernelTable = "testdata/kernel.txt"
+	verbsTable  = "testdata/verbs.txt"
+	newestSet   = "rdma-core-64"
+)
+
+func readTable(t *testing.T, file string) layout.Table {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	table, err := layout.Parse(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+// newest returns the facts that hold for the newest headers.
+func newest(table layout.Table) layout.Table {
+	return slices.DeleteFunc(slices.Clone(table), func(f layout.Fact) bool {
+		return !slices.Contains(f.Sets, newestSet)
+	})
+}
+
+// goPackage is package uapi as the type checker sees it.
+type goPackage struct {
+	scope *types.Scope
+	docs  map[string]string // of types
+}
+
+// emptyImports lets the type checker go on without the packages that this one
+// imports: neither struct layouts nor constants depend on them.
+type emptyImports struct{}
+
+func (emptyImports) Import(path string) (*types.Package, error) {
+	if path == "unsafe" {
+		return types.Unsafe, nil
+	}
+	p := types.NewPackage(path, filepath.Base(path))
+	p.MarkComplete()
+	return p, nil
+}
+
+func loadPackage(t *testing.T) goPackage {
+	t.Helper()
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fset := token.NewFileSet()
+	docs := make(map[string]string)
+	var files []*ast.File
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, f)
+		for _, d := range f.Decls {
+			if d, ok := d.(*ast.GenDecl); ok && d.Tok == token.TYPE && len(d.Specs) == 1 {
+				docs[d.Specs[0].(*ast.TypeSpec).Name.Name] = d.Doc.Text()
+			}
+		}
+	}
+	conf := types.Config{
+		Importer:         emptyImports{},
+		IgnoreFuncBodies: true,
+		Error:            func(error) {}, // uses of the empty imports
+	}
+	pkg, _ := conf.Check("verbena/uapi", fset, files, nil)
+	return goPackage{scope: pkg.Scope(), docs: docs}
+}
+
+// structs returns the struct types of the package.
+func (p goPackage) structs() map[string]*types.Struct {
+	all := make(map[string]*types.Struct)
+	for _, name := range p.scope.Names() {
+		if tn, ok := p.scope.Lookup(name).(*types.TypeName); ok && tn.Exported() {
+			if s, ok := tn.Type().Underlying().(*types.Struct); ok {
+				all[name] = s
+			}
+		}
+	}
+	return all
+}
+
+// fold makes C and Go names comparable: max_qp_wr and MaxQPWR are maxqpwr.
+func fold(name string) string {
+	return strings.ToLower(strings.ReplaceAll(name, "_", ""))
+}
+
+// mirrored finds the C struct in a doc comment: "(struct x)", or "(x.y)" for
+// one without a tag.
+var mirrored = regexp.MustCompile(`\((?:struct (\w+)|(\w+(?:\.\w+)+))\)`)
+
+// Every struct of the package has the size of the C struct that its comment
+// names and its members in the same places, on every architecture; and every
+// C struct has its mirror here.
+func TestStructs(t *testing.T) {
+	table := newest(readTable(t, kernelTable))
+	pkg := loadPackage(t)
+
+	mirrors := make(map[string]string) // C struct to Go struct
+	for name := range pkg.structs() {
+		m := mirrored.FindStringSubmatch(strings.ReplaceAll(pkg.docs[name], "\n", " "))
+		if m == nil {
+			t.Errorf("%s: comment names no C struct", name)
+			continue
+		}
+		mirrors[m[1]+m[2]] = name
+	}
+	if len(mirrors) != len(pkg.structs()) {
+		t.Errorf("%d structs mirror %d C structs", len(pkg.structs()), len(mirrors))
+	}
+
+	for _, arch := range []string{"amd64", "arm64"} {
+		t.Run(arch, func(t *testing.T) {
+			sizes := types.SizesFor("gc", arch)
+			for cname, name := range mirrors {
+				checkStruct(t, table, sizes, cname, name, pkg.structs()[name])
+			}
+		})
+	}
+
+	for _, f := range table {
+		if f.Kind != layout.Struct || mirrors[f.Name] != "" || isUnion(table, f.Name) {
+			continue
+		}
+		if f.Name == "rxe_gid.global" { // two halves of a GID; the package has it whole
+			continue
+		}
+		t.Errorf("struct %s has no mirror", f.Name)
+	}
+}
+
+// members returns the members of a C struct by their folded names.
+func members(table layout.Table, cname string) map[string]layout.Fact {
+	all := make(map[string]layout.Fact)
+	for _, f := range table {
+		if tag, member := f.Struct(); tag == cname && (f.Kind == layout.Field || f.Kind == layout.Flex) {
+			all[fold(member)] = f
+		}
+	}
+	return all
+}
+
+// isUnion reports whether cname is itself a union. Its members are at one
+// place, so there is nothing to check but the size, which the struct around it
+// shows.
+func isUnion(table layout.Table, cname string) bool {
+	for _, f := range members(table, cname) {
+		if f.Group != "u0" {
+			return false
+		}
+	}
+	return true
+}
+
+func checkStruct(t *testing.T, table layout.Table, sizes types.Sizes, cname, name string, s *types.Struct) {
+	head := table.Lookup(layout.Struct, cname)
+	if len(head) != 1 {
+		t.Errorf("%s: no struct %s in the table", name, cname)
+		return
+	}
+	size := sizes.Sizeof(s)
+	if size != head[0].Size {
+		t.Errorf("%s has %d bytes, %s has %d", name, size, cname, head[0].Size)
+	}
+
+	var fields []*types.Var
+	for f := range s.Fields() {
+		fields = append(fields, f)
+	}
+	offsets := sizes.Offsetsof(fields)
+	want := members(table, cname)
+	seen := make(map[string]bool)    // members, by folded name
+	covered := make(map[string]bool) // unnamed unions
+	end := int64(0)
+	for i, f := range fields {
+		off, n := offsets[i], sizes.Sizeof(f.Type())
+		if off != end {
+			t.Errorf("%s has implicit padding before %s", name, f.Name())
+		}
+		end = off + n
+		if hasPointer(f.Type()) {
+			t.Errorf("%s.%s has a pointer in it", name, f.Name())
+		}
+		m, ok := want[fold(f.Name())]
+		switch {
+		case ok && (m.Kind != layout.Field || m.Off != off || m.Size != n):
+			t.Errorf("%s.%s is at %d with %d bytes; C has: %s", name, f.Name(), off, n, &m)
+		case ok:
+			seen[fold(f.Name())] = true
+			covered[m.Group] = true
+		case f.Name() != "Pad" || overlaps(want, off, n):
+			t.Errorf("%s.%s is not in %s", name, f.Name(), cname)
+		}
+	}
+	if end != size {
+		t.Errorf("%s has implicit padding at its end", name)
+	}
+	for folded, m := range want {
+		switch {
+		case m.Kind == layout.Flex:
+			if m.Off != size {
+				t.Errorf("%s has %d bytes, but %s is at %d", name, size, m.Name, m.Off)
+			}
+		case !seen[folded] && (m.Group == layout.None || !covered[m.Group]):
+			t.Errorf("%s lacks %s", name, m.Name)
+		}
+	}
+}
+
+func overlaps(members map[string]layout.Fact, off, n int64) bool {
+	for _, m := range members {
+		if m.Kind == layout.Field && m.Off < off+n && off < m.Off+m.Size {
+			return true
+		}
+	}
+	return false
+}
+
+// hasPointer reports whether t has anything in it that Decode must not write.
+// A bool counts: not every byte is one.
+func hasPointer(t types.Type) bool {
+	switch u := t.Underlying().(type) {
+	case *types.Basic:
+		return u.Info()&types.IsInteger == 0 || u.Kind() == types.Uintptr ||
+			u.Kind() == types.Int || u.Kind() == types.Uint
+	case *types.Array:
+		return hasPointer(u.Elem())
+	case *types.Struct:
+		for f := range u.Fields() {
+			if hasPointer(f.Type()) {
+				return true
+			}
+		}
+		return false
+	}
+	return true
+}
+
+// goNames turns the start of a C name into that of the Go name. The first rule
+// whose enum and prefix fit is used; "" fits any enum.
+var goNames = []struct{ enum, prefix, name string }{
+	{"ibv_flow_spec_type", "IBV_FLOW_SPEC_", "FlowSpecType"},
+	{"ibv_port_cap_flags", "IBV_PORT_", "PCF"},
+	{"ibv_port_cap_flags2", "IBV_PORT_", "PCF2"},
+	{"ibv_qp_attr_mask", "IBV_QP_", "QPAttr"},
+	{"ibv_srq_attr_mask", "IBV_SRQ_", "SRQAttr"},
+	{"ibv_wc_flags", "IBV_WC_", "IBVWC"},
+	{"ib_uverbs_flow_action_esp_keymat", "IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_", "FlowActionESPKeymatType"},
+	{"ib_uverbs_flow_action_esp_replay", "IB_UVERBS_FLOW_ACTION_ESP_REPLAY_", "FlowActionESPReplayType"},
+	{"", "IBV_QPT_XRC_SEND", "QPTXRCIni"}, // libibverbs has its own words for these two
+	{"", "IBV_QPT_XRC_RECV", "QPTXRCTgt"},
+	{"", "IBV_RATE_2_5_GBPS", "Rate2500Mbps"},
+	{"", "IBV_", ""},
+	{"", "IB_USER_VERBS_", ""},
+	{"", "IB_USER_", "User"},
+	{"", "IB_UVERBS_", ""},
+	{"", "IB_", ""},
+	{"", "UVERBS_", ""},
+	{"", "RDMA_", ""},
+	{"", "RXE_", "RXE"},
+}
+
+// notMirrored are the C constants that the package leaves out.
+var notMirrored = regexp.MustCompile(`^(` + strings.Join([]string{
+	`IB_IOCTL_MAGIC`,                       // old name of RDMA_IOCTL_MAGIC
+	`_IBV_QP_\w+`,                          // of the kernel's connection manager
+	`IBV_\w+_RESERVED`,                     // the first bit that has no meaning
+	`IBV_\w+_SUPPORTED`,                    // all bits that have one
+	`IBV_\w+_DRIVER\d`,                     // for a vendor's use inside libibverbs
+	`IBV_WC_TM_(ADD|DEL|SYNC|RECV|NO_TAG)`, // made up inside libibverbs
+	`IBV_DEVICE_INIT_TYPE`,                 // a bit that old kernels may set by accident
+}, "|") + `)$`)
+
+// kernelOnly are the constants whose C originals are in no header that user
+// space can include (include/rdma/ib_verbs.h, rxe_queue.c); TestKernelOnly and
+// TestRXERings have their values.
+var kernelOnly = regexp.MustCompile(`^(WCFlag|PortPhys|PortWidth|PortSpeed|RXE(SendWQE|RecvWQE|CQE|Queue))`)
+
+func goName(enum, cname string) string {
+	for _, r := range goNames {
+		if rest, ok := strings.CutPrefix(cname, r.prefix); ok && (r.enum == "" || r.enum == enum) {
+			return fold(r.name + rest)
+		}
+	}
+	return fold(cname)
+}
+
+// Every constant of the C headers is here under its name and with its value;
+// and every constant here is one of theirs.
+func TestConstants(t *testing.T) {
+	pkg := loadPackage(t)
+	consts := make(map[string]*types.Const) // by folded name
+	for _, name := range pkg.scope.Names() {
+		if c, ok := pkg.scope.Lookup(name).(*types.Const); ok && c.Exported() {
+			if other := consts[fold(name)]; other != nil {
+				t.Errorf("%s and %s differ only in case", other.Name(), name)
+			}
+			consts[fold(name)] = c
+		}
+	}
+	used := make(map[string]bool)
+	for _, file := range []string{kernelTable, verbsTable} {
+		for _, f := range newest(readTable(t, file)) {
+			if f.Kind != layout.Const || notMirrored.MatchString(f.Name) {
+				continue
+			}
+			c := consts[goName(f.Group, f.Name)]
+			if c == nil {
+				t.Errorf("%s (enum %s) has no mirror", f.Name, f.Group)
+				continue
+			}
+			used[fold(c.Name())] = true
+			if v, ok := constant.Int64Val(c.Val()); !ok || v != f.Value {
+				t.Errorf("%s = %s, %s = %d", c.Name(), c.Val(), f.Name, f.Value)
+			}
+		}
+	}
+	for _, folded := range slices.Sorted(maps.Keys(consts)) {
+		if c := consts[folded]; !used[folded] && !kernelOnly.MatchString(c.Name()) {
+			t.Errorf("%s is in no C header", c.Name())
+		}
+	}
+}

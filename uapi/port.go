@@ -1,0 +1,43 @@
+package uapi
+
+// QueryPort asks for the attributes of one port (struct ib_uverbs_query_port).
+type QueryPort struct {
+	Response uint64 // user address of QueryPortResp
+	PortNum  uint8  // from 1
+	Reserved [7]uint8
+}
+
+// QueryPortResp answers QueryPort (struct ib_uverbs_query_port_resp).
+type QueryPortResp struct {
+	PortCapFlags  PortCapFlags
+	MaxMsgSz      uint32 // bytes
+	BadPKeyCntr   uint32
+	QKeyViolCntr  uint32
+	GIDTblLen     uint32
+	PKeyTblLen    uint16
+	LID           uint16
+	SMLID         uint16
+	State         PortState
+	MaxMTU        MTU
+	ActiveMTU     MTU
+	LMC           uint8
+	MaxVLNum      uint8
+	SMSL          uint8
+	SubnetTimeout uint8
+	InitTypeReply uint8
+	ActiveWidth   PortWidth
+	ActiveSpeed   PortSpeed
+	PhysState     PortPhysState
+	LinkLayer     LinkLayer
+	Flags         QueryPortFlags
+	Reserved      uint8
+}
+
+// QueryPortRespEx is the answer of MethodQueryPort
+// (struct ib_uverbs_query_port_resp_ex).
+type QueryPortRespEx struct {
+	LegacyResp    QueryPortResp
+	PortCapFlags2 PortCapFlags2
+	Reserved      [2]uint8
+	ActiveSpeedEx uint32 // a PortSpeed, or 256 for XDR, which has no room there; 0 from older kernels
+}

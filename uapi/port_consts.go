@@ -1,0 +1,138 @@
+package uapi
+
+// PortState is the logical state of a port (enum ibv_port_state).
+type PortState uint8
+
+// The port states (IBV_PORT_*).
+const (
+	PortNop PortState = iota
+	PortDown
+	PortInit
+	PortArmed
+	PortActive
+	PortActiveDefer
+)
+
+// PortPhysState is the physical state of a port (IBA 14.2.5.6 PortInfo).
+type PortPhysState uint8
+
+// The physical port states.
+const (
+	PortPhysSleep PortPhysState = iota + 1
+	PortPhysPolling
+	PortPhysDisabled
+	PortPhysTraining // PortConfigurationTraining
+	PortPhysLinkUp
+	PortPhysLinkErrorRecovery
+	PortPhysTest // Phy Test
+)
+
+// PortWidth is the number of lanes of a link (enum ib_port_width).
+type PortWidth uint8
+
+// The link widths.
+const (
+	PortWidth1X  PortWidth = 1
+	PortWidth4X  PortWidth = 2
+	PortWidth8X  PortWidth = 4
+	PortWidth12X PortWidth = 8
+	PortWidth2X  PortWidth = 16
+)
+
+// PortSpeed is the rate of one lane (enum ib_port_speed).
+type PortSpeed uint8
+
+// The lane rates, in Gbit/s.
+const (
+	PortSpeedSDR   PortSpeed = 1   // 2.5
+	PortSpeedDDR   PortSpeed = 2   // 5
+	PortSpeedQDR   PortSpeed = 4   // 10
+	PortSpeedFDR10 PortSpeed = 8   // 10.3
+	PortSpeedFDR   PortSpeed = 16  // 14
+	PortSpeedEDR   PortSpeed = 32  // 25
+	PortSpeedHDR   PortSpeed = 64  // 50
+	PortSpeedNDR   PortSpeed = 128 // 100
+)
+
+// MTU is a path MTU code (enum ibv_mtu).
+type MTU uint8
+
+// The path MTUs (IBV_MTU_*), in bytes of payload.
+const (
+	MTU256 MTU = iota + 1
+	MTU512
+	MTU1024
+	MTU2048
+	MTU4096
+)
+
+// LinkLayer is the kind of network below a port (IBV_LINK_LAYER_*).
+type LinkLayer uint8
+
+// The link layers.
+const (
+	LinkLayerUnspecified LinkLayer = iota
+	LinkLayerInfiniBand
+	LinkLayerEthernet
+)
+
+// PortCapFlags are the features of a port (enum ib_uverbs_query_port_cap_flags).
+type PortCapFlags uint32
+
+// The port features (IB_UVERBS_PCF_*).
+const (
+	PCFSM                          PortCapFlags = 1 << 1
+	PCFNoticeSup                   PortCapFlags = 1 << 2
+	PCFTrapSup                     PortCapFlags = 1 << 3
+	PCFOptIPDSup                   PortCapFlags = 1 << 4
+	PCFAutoMigrSup                 PortCapFlags = 1 << 5
+	PCFSLMapSup                    PortCapFlags = 1 << 6
+	PCFMKeyNVRAM                   PortCapFlags = 1 << 7
+	PCFPKeyNVRAM                   PortCapFlags = 1 << 8
+	PCFLEDInfoSup                  PortCapFlags = 1 << 9
+	PCFSMDisabled                  PortCapFlags = 1 << 10
+	PCFSysImageGUIDSup             PortCapFlags = 1 << 11
+	PCFPKeySWExtPortTrapSup        PortCapFlags = 1 << 12
+	PCFExtendedSpeedsSup           PortCapFlags = 1 << 14
+	PCFCapMask2Sup                 PortCapFlags = 1 << 15 // PortCapFlags2 is valid (IBV_PORT_CAP_MASK2_SUP)
+	PCFCMSup                       PortCapFlags = 1 << 16
+	PCFSNMPTunnelSup               PortCapFlags = 1 << 17
+	PCFReinitSup                   PortCapFlags = 1 << 18
+	PCFDeviceMgmtSup               PortCapFlags = 1 << 19
+	PCFVendorClassSup              PortCapFlags = 1 << 20
+	PCFDRNoticeSup                 PortCapFlags = 1 << 21
+	PCFCapMaskNoticeSup            PortCapFlags = 1 << 22
+	PCFBootMgmtSup                 PortCapFlags = 1 << 23
+	PCFLinkLatencySup              PortCapFlags = 1 << 24
+	PCFClientRegSup                PortCapFlags = 1 << 25
+	PCFIPBasedGIDs                 PortCapFlags = 1 << 26 // the kernel's own, not in the IBA specification
+	PCFLinkSpeedWidthTableSup      PortCapFlags = 1 << 27
+	PCFVendorSpecificMADsTableSup  PortCapFlags = 1 << 28
+	PCFMcastPKeyTrapSuppressionSup PortCapFlags = 1 << 29
+	PCFMcastFDBTopSup              PortCapFlags = 1 << 30
+	PCFHierarchyInfoSup            PortCapFlags = 1 << 31
+)
+
+// PortCapFlags2 are further features of a port (enum ibv_port_cap_flags2).
+type PortCapFlags2 uint16
+
+// The further port features (IBV_PORT_*).
+const (
+	PCF2SetNodeDescSup          PortCapFlags2 = 1 << 0
+	PCF2InfoExtSup              PortCapFlags2 = 1 << 1
+	PCF2VirtSup                 PortCapFlags2 = 1 << 2
+	PCF2SwitchPortStateTableSup PortCapFlags2 = 1 << 3
+	PCF2LinkWidth2XSup          PortCapFlags2 = 1 << 4
+	PCF2LinkSpeedHDRSup         PortCapFlags2 = 1 << 5
+	PCF2LinkSpeedNDRSup         PortCapFlags2 = 1 << 10
+	PCF2LinkSpeedXDRSup         PortCapFlags2 = 1 << 12
+)
+
+// QueryPortFlags are the flags of QueryPortResp
+// (enum ib_uverbs_query_port_flags).
+type QueryPortFlags uint8
+
+// The flags of a port (IB_UVERBS_QPF_*).
+const (
+	QPFGRHRequired QueryPortFlags = 1 << 0 // every address needs a GRH, as with RoCE
+)

@@ -1,0 +1,234 @@
+package uapi
+
+// CreateQP creates a queue pair (struct ib_uverbs_create_qp).
+type CreateQP struct {
+	Response      uint64 // user address of CreateQPResp
+	UserHandle    uint64 // reported in AsyncEventDesc
+	PDHandle      uint32 // of the XRC domain for QPTXRCTgt
+	SendCQHandle  uint32
+	RecvCQHandle  uint32
+	SRQHandle     uint32 // valid if IsSRQ
+	MaxSendWR     uint32
+	MaxRecvWR     uint32
+	MaxSendSGE    uint32
+	MaxRecvSGE    uint32
+	MaxInlineData uint32 // bytes
+	SQSigAll      uint8  // not zero: every send completes with a WC
+	QPType        QPType
+	IsSRQ         uint8
+	Reserved      uint8
+}
+
+// ExCreateQP is the extended CreateQP (struct ib_uverbs_ex_create_qp).
+type ExCreateQP struct {
+	UserHandle      uint64
+	PDHandle        uint32
+	SendCQHandle    uint32
+	RecvCQHandle    uint32
+	SRQHandle       uint32
+	MaxSendWR       uint32
+	MaxRecvWR       uint32
+	MaxSendSGE      uint32
+	MaxRecvSGE      uint32
+	MaxInlineData   uint32
+	SQSigAll        uint8
+	QPType          QPType
+	IsSRQ           uint8
+	Reserved        uint8
+	CompMask        CreateQPMask
+	CreateFlags     QPCreateFlags
+	RWQIndTblHandle uint32
+	SourceQPN       uint32
+}
+
+// OpenQP opens the target QP of an XRC domain (struct ib_uverbs_open_qp). The
+// response is CreateQPResp.
+type OpenQP struct {
+	Response   uint64
+	UserHandle uint64
+	PDHandle   uint32 // of the XRC domain
+	QPN        uint32
+	QPType     QPType
+	Reserved   [7]uint8
+}
+
+// CreateQPResp answers CreateQP and OpenQP (struct ib_uverbs_create_qp_resp).
+type CreateQPResp struct {
+	QPHandle      uint32
+	QPN           uint32
+	MaxSendWR     uint32 // granted, at least what was asked for; so the rest
+	MaxRecvWR     uint32
+	MaxSendSGE    uint32
+	MaxRecvSGE    uint32
+	MaxInlineData uint32 // bytes
+	Reserved      uint32
+}
+
+// ExCreateQPResp answers ExCreateQP (struct ib_uverbs_ex_create_qp_resp).
+type ExCreateQPResp struct {
+	Base           CreateQPResp
+	CompMask       uint32
+	ResponseLength uint32 // bytes that are valid, Base included
+}
+
+// QPDest is the path of a QP in QueryQPResp and ModifyQP
+// (struct ib_uverbs_qp_dest).
+type QPDest struct {
+	DGID         [16]uint8
+	FlowLabel    uint32
+	DLID         uint16
+	Reserved     uint16
+	SGIDIndex    uint8
+	HopLimit     uint8
+	TrafficClass uint8
+	SL           uint8
+	SrcPathBits  uint8
+	StaticRate   Rate
+	IsGlobal     uint8 // not zero: the fields of the GRH are valid
+	PortNum      uint8
+}
+
+// QueryQP asks for the attributes of a QP (struct ib_uverbs_query_qp).
+type QueryQP struct {
+	Response uint64 // user address of QueryQPResp
+	QPHandle uint32
+	AttrMask QPAttrMask // a hint; more may be filled in
+}
+
+// QueryQPResp answers QueryQP (struct ib_uverbs_query_qp_resp).
+type QueryQPResp struct {
+	Dest            QPDest
+	AltDest         QPDest
+	MaxSendWR       uint32
+	MaxRecvWR       uint32
+	MaxSendSGE      uint32
+	MaxRecvSGE      uint32
+	MaxInlineData   uint32 // bytes
+	QKey            uint32
+	RQPSN           uint32
+	SQPSN           uint32
+	DestQPNum       uint32
+	QPAccessFlags   AccessFlags
+	PKeyIndex       uint16
+	AltPKeyIndex    uint16
+	QPState         QPState
+	CurQPState      QPState
+	PathMTU         MTU
+	PathMigState    MigState
+	SQDraining      uint8
+	MaxRDAtomic     uint8
+	MaxDestRDAtomic uint8
+	MinRNRTimer     uint8
+	PortNum         uint8
+	Timeout         uint8 // 4.096 us * 2^n; 0 waits for ever
+	RetryCnt        uint8
+	RNRRetry        uint8 // 7 retries for ever
+	AltPortNum      uint8
+	AltTimeout      uint8
+	SQSigAll        uint8
+	Reserved        [5]uint8
+}
+
+// ModifyQP changes attributes of a QP (struct ib_uverbs_modify_qp). Only what
+// AttrMask names is read. It has no response.
+type ModifyQP struct {
+	Dest             QPDest
+	AltDest          QPDest
+	QPHandle         uint32
+	AttrMask         QPAttrMask
+	QKey             uint32
+	RQPSN            uint32
+	SQPSN            uint32
+	DestQPNum        uint32
+	QPAccessFlags    AccessFlags
+	PKeyIndex        uint16
+	AltPKeyIndex     uint16
+	QPState          QPState
+	CurQPState       QPState
+	PathMTU          MTU
+	PathMigState     MigState
+	EnSQDAsyncNotify uint8
+	MaxRDAtomic      uint8
+	MaxDestRDAtomic  uint8
+	MinRNRTimer      uint8
+	PortNum          uint8
+	Timeout          uint8 // 4.096 us * 2^n; 0 waits for ever
+	RetryCnt         uint8
+	RNRRetry         uint8 // 7 retries for ever
+	AltPortNum       uint8
+	AltTimeout       uint8
+	Reserved         [2]uint8
+}
+
+// ExModifyQP is the extended ModifyQP (struct ib_uverbs_ex_modify_qp).
+type ExModifyQP struct {
+	Base      ModifyQP
+	RateLimit uint32 // kbit/s
+	Reserved  uint32
+}
+
+// ExModifyQPResp answers ExModifyQP (struct ib_uverbs_ex_modify_qp_resp).
+type ExModifyQPResp struct {
+	CompMask       uint32
+	ResponseLength uint32
+}
+
+// DestroyQP destroys a QP (struct ib_uverbs_destroy_qp).
+type DestroyQP struct {
+	Response uint64 // user address of DestroyQPResp
+	QPHandle uint32
+	Reserved uint32
+}
+
+// DestroyQPResp answers DestroyQP (struct ib_uverbs_destroy_qp_resp).
+type DestroyQPResp struct {
+	EventsReported uint32 // asynchronous events of the QP that were read
+}
+
+// QPAttr are the attributes of a QP as the kernel hands them to librdmacm
+// (struct ib_uverbs_qp_attr).
+type QPAttr struct {
+	QPAttrMask    QPAttrMask
+	QPState       uint32 // a QPState, four bytes wide here; so the next three
+	CurQPState    uint32
+	PathMTU       uint32
+	PathMigState  uint32
+	QKey          uint32
+	RQPSN         uint32
+	SQPSN         uint32
+	DestQPNum     uint32
+	QPAccessFlags AccessFlags
+
+	AHAttr    AHAttr
+	AltAHAttr AHAttr
+
+	MaxSendWR     uint32
+	MaxRecvWR     uint32
+	MaxSendSGE    uint32
+	MaxRecvSGE    uint32
+	MaxInlineData uint32 // bytes
+
+	PKeyIndex        uint16
+	AltPKeyIndex     uint16
+	EnSQDAsyncNotify uint8
+	SQDraining       uint8
+	MaxRDAtomic      uint8
+	MaxDestRDAtomic  uint8
+	MinRNRTimer      uint8
+	PortNum          uint8
+	Timeout          uint8 // 4.096 us * 2^n; 0 waits for ever
+	RetryCnt         uint8
+	RNRRetry         uint8 // 7 retries for ever
+	AltPortNum       uint8
+	AltTimeout       uint8
+	Reserved         [5]uint8
+}
+
+// QPCap is AttrCreateQPCap and AttrCreateQPRespCap (struct ib_uverbs_qp_cap).
+type QPCap struct {
+	MaxSendWR     uint32
+	MaxRecvWR     uint32
+	MaxSendSGE    uint32
+	MaxRecvSGE    uint32
+	MaxInlineData uint32 // bytes
+}

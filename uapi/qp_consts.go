@@ -1,0 +1,95 @@
+package uapi
+
+// QPType is the transport service of a QP (enum ib_uverbs_qp_type).
+type QPType uint8
+
+// The QP types (IB_UVERBS_QPT_*).
+const (
+	QPTRC        QPType = 2 // reliable connection
+	QPTUC        QPType = 3 // unreliable connection
+	QPTUD        QPType = 4 // unreliable datagram
+	QPTRawPacket QPType = 8 // Ethernet frames
+	QPTXRCIni    QPType = 9
+	QPTXRCTgt    QPType = 10
+	QPTDriver    QPType = 0xff // the driver's own
+)
+
+// QPState is a state of the QP state machine (enum ibv_qp_state). Package ib
+// has the transitions.
+type QPState uint8
+
+// The QP states (IBV_QPS_*).
+const (
+	QPSReset   QPState = iota
+	QPSInit            // may post receives
+	QPSRTR             // ready to receive
+	QPSRTS             // ready to send
+	QPSSQD             // send queue drained, or draining
+	QPSSQE             // send queue error
+	QPSErr             // everything is flushed
+	QPSUnknown         // the C library's, when the kernel did not say
+)
+
+// MigState is the path migration state (enum ibv_mig_state).
+type MigState uint8
+
+// The path migration states (IBV_MIG_*).
+const (
+	MigMigrated MigState = iota
+	MigRearm
+	MigArmed
+)
+
+// QPAttrMask says which attributes of a QP are meant (enum ibv_qp_attr_mask).
+type QPAttrMask uint32
+
+// The attributes of a QP (IBV_QP_*).
+const (
+	QPAttrState            QPAttrMask = 1 << 0
+	QPAttrCurState         QPAttrMask = 1 << 1
+	QPAttrEnSQDAsyncNotify QPAttrMask = 1 << 2
+	QPAttrAccessFlags      QPAttrMask = 1 << 3
+	QPAttrPKeyIndex        QPAttrMask = 1 << 4
+	QPAttrPort             QPAttrMask = 1 << 5
+	QPAttrQKey             QPAttrMask = 1 << 6
+	QPAttrAV               QPAttrMask = 1 << 7
+	QPAttrPathMTU          QPAttrMask = 1 << 8
+	QPAttrTimeout          QPAttrMask = 1 << 9
+	QPAttrRetryCnt         QPAttrMask = 1 << 10
+	QPAttrRNRRetry         QPAttrMask = 1 << 11
+	QPAttrRQPSN            QPAttrMask = 1 << 12
+	QPAttrMaxQPRDAtomic    QPAttrMask = 1 << 13
+	QPAttrAltPath          QPAttrMask = 1 << 14
+	QPAttrMinRNRTimer      QPAttrMask = 1 << 15
+	QPAttrSQPSN            QPAttrMask = 1 << 16
+	QPAttrMaxDestRDAtomic  QPAttrMask = 1 << 17
+	QPAttrPathMigState     QPAttrMask = 1 << 18
+	QPAttrCap              QPAttrMask = 1 << 19
+	QPAttrDestQPN          QPAttrMask = 1 << 20
+	QPAttrRateLimit        QPAttrMask = 1 << 25 // extended form only
+)
+
+// CreateQPMask says which late fields of ExCreateQP are valid
+// (enum ib_uverbs_create_qp_mask).
+type CreateQPMask uint32
+
+// The late fields of ExCreateQP (IB_UVERBS_CREATE_QP_MASK_*).
+const (
+	CreateQPMaskIndTable CreateQPMask = 1 << 0 // RWQIndTblHandle
+
+	// CreateQPSupCompMask has every bit that is defined
+	// (IB_UVERBS_CREATE_QP_SUP_COMP_MASK).
+	CreateQPSupCompMask = CreateQPMaskIndTable
+)
+
+// QPCreateFlags are the options of a new QP (enum ib_uverbs_qp_create_flags).
+type QPCreateFlags uint32
+
+// The options of a new QP (IB_UVERBS_QP_CREATE_*).
+const (
+	QPCreateBlockMulticastLoopback QPCreateFlags = 1 << 1
+	QPCreateScatterFCS             QPCreateFlags = 1 << 8
+	QPCreateCVLANStripping         QPCreateFlags = 1 << 9
+	QPCreatePCIWriteEndPadding     QPCreateFlags = 1 << 11
+	QPCreateSQSigAll               QPCreateFlags = 1 << 12 // ioctl form only
+)

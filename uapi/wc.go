@@ -1,0 +1,107 @@
+package uapi
+
+// WC is one work completion (struct ib_uverbs_wc): an entry of PollCQResp, and
+// a slot of an rxe completion ring, padded there to RXECQESize bytes.
+type WC struct {
+	WRID         uint64
+	Status       WCStatus
+	Opcode       WCOpcode // undefined unless Status is WCSuccess
+	VendorErr    uint32
+	ByteLen      uint32
+	Ex           ImmData // valid with WCFlagWithImm or WCFlagWithInvalidate
+	QPNum        uint32
+	SrcQP        uint32
+	WCFlags      WCFlags
+	PKeyIndex    uint16
+	SLID         uint16
+	SL           uint8
+	DLIDPathBits uint8
+	PortNum      uint8
+	Reserved     uint8
+}
+
+// WCStatus is the outcome of a work request (enum ibv_wc_status).
+type WCStatus uint32
+
+// The completion statuses (IBV_WC_*).
+const (
+	WCSuccess WCStatus = iota
+	WCLocLenErr
+	WCLocQPOpErr
+	WCLocEECOpErr
+	WCLocProtErr
+	WCWRFlushErr
+	WCMWBindErr
+	WCBadRespErr
+	WCLocAccessErr
+	WCRemInvReqErr
+	WCRemAccessErr
+	WCRemOpErr
+	WCRetryExcErr
+	WCRNRRetryExcErr
+	WCLocRDDViolErr
+	WCRemInvRDReqErr
+	WCRemAbortErr
+	WCInvEECNErr
+	WCInvEECStateErr
+	WCFatalErr
+	WCRespTimeoutErr
+	WCGeneralErr
+	WCTMErr            // the C library's, not the kernel's
+	WCTMRndvIncomplete // the C library's, not the kernel's
+)
+
+// WCOpcode says what completed (enum ib_uverbs_wc_opcode, enum ibv_wc_opcode).
+type WCOpcode uint32
+
+// The completion opcodes (IB_UVERBS_WC_*, IBV_WC_*). Those of receives have
+// the bit of WCRecv.
+const (
+	WCSend        WCOpcode = 0
+	WCRDMAWrite   WCOpcode = 1
+	WCRDMARead    WCOpcode = 2
+	WCCompSwap    WCOpcode = 3
+	WCFetchAdd    WCOpcode = 4
+	WCBindMW      WCOpcode = 5
+	WCLocalInv    WCOpcode = 6
+	WCTSO         WCOpcode = 7
+	WCFlush       WCOpcode = 8
+	WCAtomicWrite WCOpcode = 9
+
+	WCRecv            WCOpcode = 1 << 7
+	WCRecvRDMAWithImm WCOpcode = WCRecv + 1
+)
+
+// WCFlags qualify a completion, in the kernel's numbering (enum ib_wc_flags).
+//
+// The kernel copies them to user space unchanged although libibverbs numbers
+// them differently from bit 2 on: what the kernel's rxe reports as
+// WCFlagWithInvalidate a C program sees as IBVWCIPCsumOK. A driver that writes
+// completions for C programs to see should write IBVWCFlags.
+type WCFlags uint32
+
+// The completion flags (IB_WC_*).
+const (
+	WCFlagGRH                WCFlags = 1 << 0
+	WCFlagWithImm            WCFlags = 1 << 1
+	WCFlagWithInvalidate     WCFlags = 1 << 2
+	WCFlagIPCsumOK           WCFlags = 1 << 3
+	WCFlagWithSMAC           WCFlags = 1 << 4
+	WCFlagWithVLAN           WCFlags = 1 << 5
+	WCFlagWithNetworkHdrType WCFlags = 1 << 6
+)
+
+// IBVWCFlags qualify a completion, in the numbering of libibverbs
+// (enum ibv_wc_flags).
+type IBVWCFlags uint32
+
+// The completion flags of libibverbs (IBV_WC_*).
+const (
+	IBVWCGRH         IBVWCFlags = 1 << 0
+	IBVWCWithImm     IBVWCFlags = 1 << 1
+	IBVWCIPCsumOK    IBVWCFlags = 1 << 2
+	IBVWCWithInv     IBVWCFlags = 1 << 3
+	IBVWCTMSyncReq   IBVWCFlags = 1 << 4
+	IBVWCTMMatch     IBVWCFlags = 1 << 5
+	IBVWCTMDataValid IBVWCFlags = 1 << 6
+)

@@ -1,0 +1,155 @@
+package uapi
+
+// SGE is one scatter/gather element (struct ib_uverbs_sge).
+type SGE struct {
+	Addr   uint64
+	Length uint32 // bytes
+	LKey   uint32
+}
+
+// SendWR is one send work request of PostSend (struct ib_uverbs_send_wr). Its
+// NumSGE elements are in a separate array behind all requests.
+type SendWR struct {
+	WRID      uint64
+	NumSGE    uint32
+	Opcode    WROpcode
+	SendFlags SendFlags
+	Ex        ImmData
+	// WR is the C union: RDMA, Atomic and UD give its variants.
+	WR [4]uint64
+}
+
+// SendWRRDMA is the part of SendWR for RDMA reads and writes
+// (ib_uverbs_send_wr.wr.rdma).
+type SendWRRDMA struct {
+	RemoteAddr uint64
+	RKey       uint32
+	Reserved   uint32
+}
+
+// SendWRAtomic is the part of SendWR for atomics
+// (ib_uverbs_send_wr.wr.atomic).
+type SendWRAtomic struct {
+	RemoteAddr uint64
+	CompareAdd uint64
+	Swap       uint64
+	RKey       uint32
+	Reserved   uint32
+}
+
+// SendWRUD is the part of SendWR for datagrams (ib_uverbs_send_wr.wr.ud).
+type SendWRUD struct {
+	AH         uint32 // handle
+	RemoteQPN  uint32
+	RemoteQKey uint32
+	Reserved   uint32
+}
+
+// PostSend posts send work requests (struct ib_uverbs_post_send). WRCount
+// requests of WQESize bytes follow, then SGECount elements of type SGE. With
+// WRCount zero it is the doorbell of a driver whose queues are mapped.
+type PostSend struct {
+	Response uint64 // user address of PostSendResp
+	QPHandle uint32
+	WRCount  uint32
+	SGECount uint32
+	WQESize  uint32
+}
+
+// PostSendResp answers PostSend (struct ib_uverbs_post_send_resp).
+type PostSendResp struct {
+	BadWR uint32 // 1 + index of the request that failed, 0 for none
+}
+
+// RecvWR is one receive work request (struct ib_uverbs_recv_wr).
+type RecvWR struct {
+	WRID     uint64
+	NumSGE   uint32
+	Reserved uint32
+}
+
+// PostRecv posts receive work requests (struct ib_uverbs_post_recv); laid out
+// like PostSend.
+type PostRecv struct {
+	Response uint64 // user address of PostRecvResp
+	QPHandle uint32
+	WRCount  uint32
+	SGECount uint32
+	WQESize  uint32
+}
+
+// PostRecvResp answers PostRecv (struct ib_uverbs_post_recv_resp).
+type PostRecvResp struct {
+	BadWR uint32
+}
+
+// PostSRQRecv posts receive work requests to a shared receive queue
+// (struct ib_uverbs_post_srq_recv); laid out like PostSend.
+type PostSRQRecv struct {
+	Response  uint64 // user address of PostSRQRecvResp
+	SRQHandle uint32
+	WRCount   uint32
+	SGECount  uint32
+	WQESize   uint32
+}
+
+// PostSRQRecvResp answers PostSRQRecv (struct ib_uverbs_post_srq_recv_resp).
+type PostSRQRecvResp struct {
+	BadWR uint32
+}
+
+// WROpcode is the operation of a send work request
+// (enum ib_uverbs_wr_opcode).
+type WROpcode uint32
+
+// The operations (IB_UVERBS_WR_*).
+const (
+	WRRDMAWrite               WROpcode = 0
+	WRRDMAWriteWithImm        WROpcode = 1
+	WRSend                    WROpcode = 2
+	WRSendWithImm             WROpcode = 3
+	WRRDMARead                WROpcode = 4
+	WRAtomicCmpAndSwp         WROpcode = 5
+	WRAtomicFetchAndAdd       WROpcode = 6
+	WRLocalInv                WROpcode = 7
+	WRBindMW                  WROpcode = 8
+	WRSendWithInv             WROpcode = 9
+	WRTSO                     WROpcode = 10
+	WRRDMAReadWithInv         WROpcode = 11
+	WRMaskedAtomicCmpAndSwp   WROpcode = 12
+	WRMaskedAtomicFetchAndAdd WROpcode = 13
+	WRFlush                   WROpcode = 14
+	WRAtomicWrite             WROpcode = 15
+)
+
+// SendFlags are the options of a send work request (enum ibv_send_flags).
+type SendFlags uint32
+
+// The send options (IBV_SEND_*).
+const (
+	SendFence     SendFlags = 1 << 0 // wait for earlier reads and atomics
+	SendSignaled  SendFlags = 1 << 1 // complete with a WC
+	SendSolicited SendFlags = 1 << 2 // raise a solicited event at the peer
+	SendInline    SendFlags = 1 << 3 // the data is in the request
+	SendIPCsum    SendFlags = 1 << 4 // compute IP and TCP or UDP checksums
+)
+
+// FlushPlacement says how far a flush pushes the data (enum ib_placement_type,
+// IBA A19.4.1.1).
+type FlushPlacement uint8
+
+// The placements (IB_FLUSH_*).
+const (
+	FlushGlobal     FlushPlacement = 1 << 0 // visible to the peer's CPU and devices
+	FlushPersistent FlushPlacement = 1 << 1 // survives power failure
+)
+
+// FlushSelectivity says what a flush covers (enum ib_selectivity_level,
+// IBA A19.4.1.2).
+type FlushSelectivity uint8
+
+// The selectivity levels (IB_FLUSH_*).
+const (
+	FlushRange FlushSelectivity = iota
+	FlushMR                     // the whole memory region
+)
