@@ -1,8 +1,10 @@
 package simtest_test
 
 import (
+	"encoding/binary"
 	"flag"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"os"
 	"slices"
@@ -33,12 +35,14 @@ func TestSchedules(t *testing.T) {
 			}
 			statuses, networks, stats := map[ib.WCStatus]int{}, map[string]int{}, map[string]uint64{}
 			packets, lost := 0, 0
+			traces := fnv.New64a()
 			for i := range *countFlag {
 				seed := *firstFlag + uint64(i)
 				rep, err := simtest.Run(s, seed, nil)
 				if err != nil {
 					t.Fatalf("%v\nplay it again: go test ./driver/rxe/internal/simtest -run 'TestSchedules/%v' -seed %d -v", err, s, seed)
 				}
+				binary.Write(traces, binary.LittleEndian, rep.Trace)
 				networks[rep.Network]++
 				packets, lost = packets+rep.Packets, lost+rep.Lost
 				for k, n := range rep.Statuses {
@@ -49,6 +53,7 @@ func TestSchedules(t *testing.T) {
 				}
 			}
 			t.Logf("%d schedules, %d packets, %d of them lost", *countFlag, packets, lost)
+			t.Logf("traces: %016x", traces.Sum64()) // equal before and after a change that is to change nothing
 			t.Logf("networks: %v", networks)
 			for _, k := range slices.Sorted(maps.Keys(statuses)) {
 				t.Logf("%6d work requests: %v", statuses[k], k)
