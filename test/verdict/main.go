@@ -15,6 +15,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -29,6 +30,7 @@ func main() {
 	skips := flag.String("skips", "test/skips.txt", "file of the skips that are expected")
 	pending := flag.String("pending", "test/pending.txt", "file of the tests that are known to fail")
 	verbose := flag.Bool("v", false, "print what passing tests log")
+	slow := flag.Int("slowest", 0, "print so many of the tests that took longest")
 	flag.Parse()
 	j := judge{verbose: *verbose, ci: os.Getenv("CI") == "true", out: os.Stdout}
 	var err error
@@ -42,7 +44,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, "verdict:", err)
 		os.Exit(1)
 	}
-	if faults := j.faults(); len(faults) > 0 {
+	faults := j.faults()
+	if *slow > 0 {
+		fmt.Print(j.slowest(*slow))
+	}
+	if len(faults) > 0 {
 		fmt.Println(strings.Join(faults, "\n"))
 		os.Exit(1)
 	}
@@ -119,13 +125,14 @@ type judge struct {
 	output   map[name][]string
 	repeats  []string
 	build    map[string][]string
-	crashed  map[string]bool // packages that ended in the middle of a test
+	crashed  map[string]bool  // packages that ended in the middle of a test
+	took     map[name]float64 // seconds
 }
 
 // read takes in a run, and prints as it goes.
 func (j *judge) read(r io.Reader) error {
 	j.packages, j.tests, j.output = map[string]string{}, map[name]string{}, map[name][]string{}
-	j.build, j.crashed = map[string][]string{}, map[string]bool{}
+	j.build, j.crashed, j.took = map[string][]string{}, map[string]bool{}, map[name]float64{}
 	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadString('\n')
@@ -170,7 +177,7 @@ func (j *judge) take(e *event) {
 		}
 	case "pass", "fail", "skip":
 		if e.Test != "" {
-			j.tests[n] = e.Action
+			j.tests[n], j.took[n] = e.Action, e.Elapsed
 			j.reported(n, e)
 			return
 		}
@@ -245,6 +252,22 @@ func (j *judge) faults() (list []string) {
 		add("verdict: %d repeats of lossy runs, and at most %d may come by chance", len(j.repeats), maxRepeats)
 	}
 	return list
+}
+
+// slowest lists the n tests that took longest, without their subtests.
+func (j *judge) slowest(n int) string {
+	var list []name
+	for t := range j.took {
+		if !strings.Contains(t.test, "/") {
+			list = append(list, t)
+		}
+	}
+	slices.SortFunc(list, func(a, b name) int { return cmp.Compare(j.took[b], j.took[a]) })
+	var b strings.Builder
+	for _, t := range list[:min(n, len(list))] {
+		fmt.Fprintf(&b, "%6.1fs %v\n", j.took[t], t)
+	}
+	return b.String()
 }
 
 // maxRepeats is how many lossy runs of one go test may be repeated: with some ten exchanges at losses of up to 5 %, of which

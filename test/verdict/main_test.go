@@ -95,3 +95,17 @@ func TestParseList(t *testing.T) {
 		t.Errorf("parseList: got %v, %v", l, err)
 	}
 }
+
+func TestSlowest(t *testing.T) {
+	var lines []string
+	for name, took := range map[string]float64{"TestA": 1, "TestB": 30, "TestB/c": 20, "TestD": 2.25} {
+		lines = append(lines, fmt.Sprintf(`{"Action":"pass","Package":"verbena/p","Test":%q,"Elapsed":%g}`, name, took))
+	}
+	j := judge{out: &bytes.Buffer{}}
+	if err := j.read(strings.NewReader(strings.Join(lines, "\n"))); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := j.slowest(2), "  30.0s p TestB\n   2.2s p TestD\n"; got != want {
+		t.Errorf("slowest: got %q, want %q", got, want)
+	}
+}
