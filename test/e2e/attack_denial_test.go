@@ -397,7 +397,7 @@ func TestAttackFullDisk(t *testing.T) {
 // TestAttackNumberRace: a descriptor that a program makes while it opens a device stays what it is. (C6)
 func TestAttackNumberRace(t *testing.T) {
 	s := besiege(t)
-	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()), fmt.Sprint(many(1500, 50000))).rest(30 * time.Second)
+	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()), fmt.Sprint(many(1500, 50000))).rest(time.Duration(many(30, 600)) * time.Second)
 	if len(out) != 1 || !strings.HasPrefix(out[0], "opened ") || out[0] == "opened 0" {
 		t.Errorf("%.1000q", out)
 	}

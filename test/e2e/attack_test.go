@@ -97,7 +97,7 @@ func besiege(t *testing.T, args ...string) *siege {
 // attack starts an attack program under the service.
 func (s *siege) attack(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
-	return talk(s.t, s.as(uid).cmd(s.deadline(120), append([]string{"run", "--", s.program}, args...)...))
+	return talk(s.t, s.as(uid).cmd(s.deadline(many(120, 1800)), append([]string{"run", "--", s.program}, args...)...))
 }
 
 // outside starts an attack program without the service.
@@ -128,13 +128,22 @@ func (s *siege) unharmed() {
 		s.t.Errorf("the neighbour is stuck")
 		return
 	}
-	time.Sleep(300 * time.Millisecond)
-	s.neighbour.say("and now?")
-	line, ok := s.neighbour.line(3 * time.Second)
-	var count, longest int
-	if n, _ := fmt.Sscan(line, &count, &longest); !ok || n != 2 || count < 10 || longest > 1000 {
-		s.t.Errorf("the neighbour says %q; want some hundred operations and at most 1000 ms for each", line)
+	// A busy machine is not the attacker's doing: the neighbour gets some time to do something.
+	done := 0
+	for range 10 {
+		time.Sleep(300 * time.Millisecond)
+		s.neighbour.say("and now?")
+		line, ok := s.neighbour.line(3 * time.Second)
+		var count, longest int
+		if n, _ := fmt.Sscan(line, &count, &longest); !ok || n != 2 || longest > 1000 {
+			s.t.Errorf("the neighbour says %q; want operations of at most 1000 ms each", line)
+			return
+		}
+		if done += count; done >= 10 {
+			return
+		}
 	}
+	s.t.Errorf("the neighbour has done %d operations in 3 s; want some hundred", done)
 }
 
 // quick runs a command of root's, which must end in time.
