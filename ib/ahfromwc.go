@@ -28,9 +28,9 @@ func (d *Device) AddressOfSender(port int, wc *WC, grh []byte) (AHAttr, error) {
 		return AHAttr{}, err
 	}
 	a := AHAttr{HasGRH: true, Port: uint8(port), DLID: wc.SLID, SL: wc.SL, GRH: GlobalRoute{
-		DGID: GID(h.SGID()), FlowLabel: h.FlowLabel(), TrafficClass: h.TrafficClass(), HopLimit: 0xff,
+		DGID: h.SGID(), FlowLabel: h.FlowLabel(), TrafficClass: h.TrafficClass(), HopLimit: 0xff,
 	}}
-	own := GID(h.DGID())
+	own := h.DGID()
 	for i := range min(attr.GIDTableLen, 1<<8) { // an address vector has 8 bits for the index
 		if e, err := d.QueryGID(port, i); err == nil && e.GID == own {
 			a.GRH.SGIDIndex = uint8(i)

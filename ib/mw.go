@@ -4,14 +4,16 @@ import (
 	"fmt"
 	"sync/atomic"
 	"syscall"
+
+	"verbena/uapi"
 )
 
 // MWType is the kind of a memory window (IBA 10.6.7.2).
-type MWType uint8
+type MWType = uapi.MWType
 
 const (
-	MWType1 MWType = 1 // peers of any queue pair of its domain may use it
-	MWType2 MWType = 2 // bound to one queue pair (2B), and can be invalidated by work requests
+	MWType1 = uapi.MWType1 // peers of any queue pair of its domain may use it
+	MWType2 = uapi.MWType2 // bound to one queue pair (2B), and can be invalidated by work requests
 )
 
 // MW is a memory window: a key to a part of a region that can be given out and taken back by work requests.

@@ -69,7 +69,7 @@ func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uin
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	if err := access.check(); err != nil {
+	if err := checkAccess(access); err != nil {
 		return fail(err)
 	}
 	if err := pd.get(d); err != nil {

@@ -4,16 +4,17 @@ import (
 	"fmt"
 	"syscall"
 
+	"verbena/uapi"
 	"verbena/umem"
 )
 
 // MRChangeFlags say what [MR.Rereg] changes. (enum ibv_rereg_mr_flags)
-type MRChangeFlags uint32
+type MRChangeFlags = uapi.ReregMRFlags
 
 const (
-	MRChangeTranslation MRChangeFlags = 1 << 0 // Space, Account, Addr, Length, IOVA
-	MRChangePD          MRChangeFlags = 1 << 1
-	MRChangeAccess      MRChangeFlags = 1 << 2
+	MRChangeTranslation = uapi.ReregMRChangeTranslation // Space, Account, Addr, Length, IOVA
+	MRChangePD          = uapi.ReregMRChangePD
+	MRChangeAccess      = uapi.ReregMRChangeAccess
 )
 
 // MRChange is what a region is to become; only what the flags name is looked at.
@@ -70,7 +71,7 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	region, pd, access := mr.region, mr.pd, mr.access
 	if flags&MRChangeAccess != 0 {
 		access = to.Access
-		if err := access.check(); err != nil {
+		if err := checkAccess(access); err != nil {
 			return err
 		}
 	}
@@ -114,8 +115,8 @@ func (mr *MR) forget(r *umem.Region) {
 	}
 }
 
-// check refuses rights that make no sense. (ib_check_mr_access)
-func (a AccessFlags) check() error {
+// checkAccess refuses rights that make no sense. (ib_check_mr_access)
+func checkAccess(a AccessFlags) error {
 	if a&(AccessRemoteWrite|AccessRemoteAtomic) != 0 && a&AccessLocalWrite == 0 {
 		return fmt.Errorf("remote write or atomic access needs local write access: %w", syscall.EINVAL)
 	}

@@ -4,14 +4,16 @@ import (
 	"fmt"
 	"sync/atomic"
 	"syscall"
+
+	"verbena/uapi"
 )
 
 // SRQType is the kind of a shared receive queue.
-type SRQType uint8
+type SRQType = uapi.SRQType
 
 const (
-	SRQBasic SRQType = iota // for the queue pairs that are made with it
-	SRQXRC                  // for XRC target queue pairs of its domain, which the sender names it to
+	SRQBasic = uapi.SRQTBasic // for the queue pairs that are made with it
+	SRQXRC   = uapi.SRQTXRC   // for XRC target queue pairs of its domain, which the sender names it to
 )
 
 // SRQAttr are the attributes of a shared receive queue. (struct ib_srq_attr)
@@ -22,11 +24,11 @@ type SRQAttr struct {
 }
 
 // SRQAttrMask names the valid fields of a SRQAttr. (enum ib_srq_attr_mask)
-type SRQAttrMask uint32
+type SRQAttrMask = uapi.SRQAttrMask
 
 const (
-	SRQAttrMaxWR SRQAttrMask = 1 << 0
-	SRQAttrLimit SRQAttrMask = 1 << 1
+	SRQAttrMaxWR = uapi.SRQAttrMaxWR
+	SRQAttrLimit = uapi.SRQAttrLimit
 )
 
 // SRQInitAttr is what a shared receive queue is made with. (struct ib_srq_init_attr)

@@ -1,169 +1,5 @@
 package ib
 
-import (
-	"fmt"
-	"net/netip"
-	"strings"
-)
-
-// The numeric values of all enumerations here are those of the kernel's ib_verbs.h and of the user ABI.
-
-// AccessFlags are the rights of a memory region or queue pair.
-type AccessFlags uint32
-
-const (
-	AccessLocalWrite   AccessFlags = 1 << 0
-	AccessRemoteWrite  AccessFlags = 1 << 1
-	AccessRemoteRead   AccessFlags = 1 << 2
-	AccessRemoteAtomic AccessFlags = 1 << 3
-	AccessMWBind       AccessFlags = 1 << 4
-	AccessZeroBased    AccessFlags = 1 << 5
-	AccessOnDemand     AccessFlags = 1 << 6
-	AccessHugeTLB      AccessFlags = 1 << 7
-	// AccessFlushGlobal and AccessFlushPersistent let a peer FLUSH with these placements. (IBA A19)
-	AccessFlushGlobal     AccessFlags = 1 << 8
-	AccessFlushPersistent AccessFlags = 1 << 9
-	// AccessOptional is the range of flags that a driver may ignore (IBV_ACCESS_OPTIONAL_RANGE), among them
-	// relaxed ordering.
-	AccessOptional AccessFlags = 0x3ff00000
-)
-
-// Writable reports whether the device may store into memory that is registered with these rights.
-func (a AccessFlags) Writable() bool {
-	return a&(AccessLocalWrite|AccessRemoteWrite|AccessRemoteAtomic|AccessMWBind) != 0
-}
-
-// QPType is the service that a queue pair gives.
-type QPType uint8
-
-const (
-	QPTypeSMI     QPType = 0
-	QPTypeGSI     QPType = 1
-	QPTypeRC      QPType = 2
-	QPTypeUC      QPType = 3
-	QPTypeUD      QPType = 4
-	QPTypeRaw     QPType = 8
-	QPTypeXRCInit QPType = 9
-	QPTypeXRCTgt  QPType = 10
-)
-
-func (t QPType) String() string {
-	switch t {
-	case QPTypeSMI:
-		return "SMI"
-	case QPTypeGSI:
-		return "GSI"
-	case QPTypeRC:
-		return "RC"
-	case QPTypeUC:
-		return "UC"
-	case QPTypeUD:
-		return "UD"
-	case QPTypeRaw:
-		return "RAW_PACKET"
-	case QPTypeXRCInit:
-		return "XRC_INI"
-	case QPTypeXRCTgt:
-		return "XRC_TGT"
-	}
-	return fmt.Sprintf("QPType(%d)", uint8(t))
-}
-
-// QPState is a queue pair's state (IBA 10.3.1).
-//
-//	          +------- any state ------> ERR, RESET
-//	          |
-//	RESET -> INIT -> RTR -> RTS <-> SQD
-//	          ^ |            ^       |
-//	          +-+            +- SQE <+   (SQE: a send failed on UC or UD)
-type QPState uint8
-
-const (
-	QPReset QPState = iota
-	QPInit
-	QPRTR // ready to receive
-	QPRTS // ready to send
-	QPSQD // send queue drained
-	QPSQE // send queue error
-	QPErr
-)
-
-func (s QPState) String() string {
-	if n := [...]string{"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"}; int(s) < len(n) {
-		return n[s]
-	}
-	return fmt.Sprintf("QPState(%d)", uint8(s))
-}
-
-// MTU is a path MTU by its code on the wire: 1 to 5 for 256 to 4096 bytes.
-type MTU uint8
-
-const (
-	MTU256 MTU = 1 + iota
-	MTU512
-	MTU1024
-	MTU2048
-	MTU4096
-)
-
-// Valid reports whether m is one of the five codes.
-func (m MTU) Valid() bool { return m >= MTU256 && m <= MTU4096 }
-
-// Bytes is the payload that a packet can carry.
-func (m MTU) Bytes() int { return 128 << m }
-
-// PortState is the logical state of a port.
-type PortState uint8
-
-const (
-	PortNop PortState = iota
-	PortDown
-	PortInit
-	PortArmed
-	PortActive
-	PortActiveDefer
-)
-
-func (s PortState) String() string {
-	if n := [...]string{"NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"}; int(s) < len(n) {
-		return n[s]
-	}
-	return fmt.Sprintf("PortState(%d)", uint8(s))
-}
-
-// GID is a port's address: for RoCEv2 an IPv6 address, or an IPv4 address mapped into one.
-type GID [16]byte
-
-// GIDFromAddr is the GID of an IP address.
-func GIDFromAddr(a netip.Addr) GID { return GID(a.As16()) }
-
-// Addr is the IP address of a RoCEv2 GID, IPv4 where it is mapped.
-func (g GID) Addr() netip.Addr { return netip.AddrFrom16(g).Unmap() }
-
-// IsZero reports whether the entry is empty.
-func (g GID) IsZero() bool { return g == GID{} }
-
-// String prints the GID as sysfs does: eight groups of four hexadecimal digits.
-func (g GID) String() string {
-	var b strings.Builder
-	for i := 0; i < 16; i += 2 {
-		if i > 0 {
-			b.WriteByte(':')
-		}
-		fmt.Fprintf(&b, "%02x%02x", g[i], g[i+1])
-	}
-	return b.String()
-}
-
-// GIDType tells how packets of a GID are framed.
-type GIDType uint8
-
-const (
-	GIDTypeIB GIDType = iota // InfiniBand, and RoCE v1
-	GIDTypeRoCEv1
-	GIDTypeRoCEv2
-)
-
 // GIDEntry is one entry of a port's GID table.
 type GIDEntry struct {
 	GID     GID
@@ -180,7 +16,7 @@ type DeviceAttr struct {
 	PageSizeCap                                      uint64
 	VendorID, VendorPartID, HWVer                    uint32
 	MaxQP, MaxQPWR                                   int
-	DeviceCapFlags                                   uint64
+	DeviceCapFlags                                   DeviceCapFlags
 	MaxSendSGE, MaxRecvSGE, MaxSGERd                 int
 	MaxCQ, MaxCQE                                    int
 	MaxMR, MaxPD, MaxMW                              int
@@ -204,52 +40,6 @@ type ODPCaps struct {
 	RC, UC, UD, XRC ODPOps // by transport
 }
 
-// ODPGeneral is whether there is on-demand paging (enum ib_odp_general_cap_bits).
-type ODPGeneral uint64
-
-const (
-	ODPSupport  ODPGeneral = 1 << 0
-	ODPImplicit ODPGeneral = 1 << 1 // also of the whole address space
-)
-
-// ODPOps are operations whose memory may be registered on demand (enum ib_odp_transport_cap_bits).
-type ODPOps uint32
-
-const (
-	ODPSend        ODPOps = 1 << 0
-	ODPRecv        ODPOps = 1 << 1
-	ODPWrite       ODPOps = 1 << 2
-	ODPRead        ODPOps = 1 << 3
-	ODPAtomic      ODPOps = 1 << 4
-	ODPSRQRecv     ODPOps = 1 << 5
-	ODPFlush       ODPOps = 1 << 6
-	ODPAtomicWrite ODPOps = 1 << 7
-)
-
-// MRAdvice is what is soon to be done with memory that is registered on demand (enum ib_uverbs_advise_mr_advice).
-type MRAdvice uint32
-
-const (
-	AdvicePrefetch        MRAdvice = 0 // read
-	AdvicePrefetchWrite   MRAdvice = 1 // written
-	AdvicePrefetchNoFault MRAdvice = 2 // read, where it is there already
-)
-
-// MRAdviceFlags are the flags of an advice (enum ib_uverbs_advise_mr_flag).
-type MRAdviceFlags uint32
-
-// AdviceFlush: the advice has been followed when the call returns.
-const AdviceFlush MRAdviceFlags = 1 << 0
-
-// AtomicCap is how far atomic operations are atomic.
-type AtomicCap uint8
-
-const (
-	AtomicNone AtomicCap = iota
-	AtomicHCA            // among the queue pairs of this device
-	AtomicGlobal
-)
-
 // PortAttr is the state of a port (struct ib_port_attr).
 type PortAttr struct {
 	State          PortState
@@ -272,15 +62,6 @@ type PortAttr struct {
 	Netdev         string
 	LinkLayer      LinkLayer
 }
-
-// LinkLayer is what a port's link runs on.
-type LinkLayer uint8
-
-const (
-	LinkUnspecified LinkLayer = iota
-	LinkInfiniBand
-	LinkEthernet
-)
 
 // GlobalRoute is the part of an address that RoCE uses (struct ib_global_route).
 type GlobalRoute struct {
@@ -329,34 +110,6 @@ type QPInitAttr struct {
 	Event func(qp *QP, e EventType)
 }
 
-// QPAttrMask names the valid fields of a QPAttr (enum ib_qp_attr_mask).
-type QPAttrMask uint32
-
-const (
-	QPAttrState            QPAttrMask = 1 << 0
-	QPAttrCurState         QPAttrMask = 1 << 1
-	QPAttrEnSQDAsyncNotify QPAttrMask = 1 << 2
-	QPAttrAccessFlags      QPAttrMask = 1 << 3
-	QPAttrPKeyIndex        QPAttrMask = 1 << 4
-	QPAttrPort             QPAttrMask = 1 << 5
-	QPAttrQKey             QPAttrMask = 1 << 6
-	QPAttrAV               QPAttrMask = 1 << 7
-	QPAttrPathMTU          QPAttrMask = 1 << 8
-	QPAttrTimeout          QPAttrMask = 1 << 9
-	QPAttrRetryCnt         QPAttrMask = 1 << 10
-	QPAttrRNRRetry         QPAttrMask = 1 << 11
-	QPAttrRQPSN            QPAttrMask = 1 << 12
-	QPAttrMaxRdAtomic      QPAttrMask = 1 << 13
-	QPAttrAltPath          QPAttrMask = 1 << 14
-	QPAttrMinRNRTimer      QPAttrMask = 1 << 15
-	QPAttrSQPSN            QPAttrMask = 1 << 16
-	QPAttrMaxDestRdAtomic  QPAttrMask = 1 << 17
-	QPAttrPathMigState     QPAttrMask = 1 << 18
-	QPAttrCap              QPAttrMask = 1 << 19
-	QPAttrDestQPN          QPAttrMask = 1 << 20
-	QPAttrRateLimit        QPAttrMask = 1 << 25
-)
-
 // QPAttr are the attributes of a queue pair (struct ib_qp_attr).
 type QPAttr struct {
 	State, CurState  QPState
@@ -389,35 +142,6 @@ type SGE struct {
 	Length uint32
 	LKey   uint32
 }
-
-// WROpcode is what a send work request does.
-type WROpcode uint32
-
-const (
-	WRRDMAWrite        WROpcode = 0
-	WRRDMAWriteWithImm WROpcode = 1
-	WRSend             WROpcode = 2
-	WRSendWithImm      WROpcode = 3
-	WRRDMARead         WROpcode = 4
-	WRAtomicCmpAndSwp  WROpcode = 5
-	WRAtomicFetchAdd   WROpcode = 6
-	WRLocalInv         WROpcode = 7
-	WRBindMW           WROpcode = 8
-	WRSendWithInv      WROpcode = 9
-	WRFlush            WROpcode = 14
-	WRAtomicWrite      WROpcode = 15
-	WRRegMR            WROpcode = 0x20 // not for user processes
-)
-
-// SendFlags modify a send work request.
-type SendFlags uint32
-
-const (
-	SendFence     SendFlags = 1 << 0
-	SendSignaled  SendFlags = 1 << 1
-	SendSolicited SendFlags = 1 << 2
-	SendInline    SendFlags = 1 << 3
-)
 
 // SendWR is a send work request (struct ib_send_wr and its variants).
 type SendWR struct {
@@ -454,77 +178,6 @@ type RecvWR struct {
 	SGList []SGE
 }
 
-// WCStatus is how a work request ended.
-type WCStatus uint32
-
-const (
-	WCSuccess WCStatus = iota
-	WCLocLenErr
-	WCLocQPOpErr
-	WCLocEECOpErr
-	WCLocProtErr
-	WCWRFlushErr
-	WCMWBindErr
-	WCBadRespErr
-	WCLocAccessErr
-	WCRemInvReqErr
-	WCRemAccessErr
-	WCRemOpErr
-	WCRetryExcErr
-	WCRNRRetryExcErr
-	WCLocRDDViolErr
-	WCRemInvRDReqErr
-	WCRemAbortErr
-	WCInvEECNErr
-	WCInvEECStateErr
-	WCFatalErr
-	WCRespTimeoutErr
-	WCGeneralErr
-)
-
-var wcStatusText = [...]string{
-	"success", "local length error", "local QP operation error", "local EE context operation error",
-	"local protection error", "work request flushed", "memory window bind error", "bad response",
-	"local access error", "remote invalid request", "remote access error", "remote operation error",
-	"transport retry counter exceeded", "RNR retry counter exceeded", "local RDD violation",
-	"remote invalid RD request", "remote aborted", "invalid EE context number", "invalid EE context state",
-	"fatal error", "response timeout", "general error",
-}
-
-func (s WCStatus) String() string {
-	if int(s) < len(wcStatusText) {
-		return wcStatusText[s]
-	}
-	return fmt.Sprintf("WCStatus(%d)", uint32(s))
-}
-
-// WCOpcode is the operation that a completion is of.
-type WCOpcode uint32
-
-const (
-	WCSend            WCOpcode = 0
-	WCRDMAWrite       WCOpcode = 1
-	WCRDMARead        WCOpcode = 2
-	WCCompSwap        WCOpcode = 3
-	WCFetchAdd        WCOpcode = 4
-	WCBindMW          WCOpcode = 5
-	WCLocalInv        WCOpcode = 6
-	WCFlush           WCOpcode = 8
-	WCAtomicWrite     WCOpcode = 9
-	WCRegMR           WCOpcode = 10
-	WCRecv            WCOpcode = 1 << 7
-	WCRecvRDMAWithImm WCOpcode = 1<<7 | 1
-)
-
-// WCFlags say which fields of a completion hold something.
-type WCFlags uint32
-
-const (
-	WCGRH            WCFlags = 1 << 0
-	WCWithImm        WCFlags = 1 << 1
-	WCWithInvalidate WCFlags = 1 << 2
-)
-
 // WC is a completion (struct ib_wc).
 type WC struct {
 	ID             uint64
@@ -551,45 +204,6 @@ const (
 	NotifyNextComp
 	NotifyReportMissed
 )
-
-// EventType is an asynchronous event (enum ib_event_type).
-type EventType uint8
-
-const (
-	EventCQErr EventType = iota
-	EventQPFatal
-	EventQPReqErr
-	EventQPAccessErr
-	EventCommEst
-	EventSQDrained
-	EventPathMig
-	EventPathMigErr
-	EventDeviceFatal
-	EventPortActive
-	EventPortErr
-	EventLIDChange
-	EventPKeyChange
-	EventSMChange
-	EventSRQErr
-	EventSRQLimitReached
-	EventQPLastWQEReached
-	EventClientReregister
-	EventGIDChange
-)
-
-var eventText = [...]string{
-	"CQ error", "QP fatal error", "QP request error", "QP access error", "communication established",
-	"send queue drained", "path migrated", "path migration error", "device fatal error", "port active",
-	"port error", "LID change", "P_Key change", "SM change", "SRQ error", "SRQ limit reached",
-	"last WQE reached", "client reregister", "GID change",
-}
-
-func (e EventType) String() string {
-	if int(e) < len(eventText) {
-		return eventText[e]
-	}
-	return fmt.Sprintf("EventType(%d)", uint8(e))
-}
 
 // Event is an asynchronous event of a device or one of its ports.
 type Event struct {

@@ -16,7 +16,7 @@ type AHAttr struct {
 	DLID        uint16
 	SL          uint8
 	SrcPathBits uint8
-	StaticRate  Rate
+	StaticRate  uint8 // enum ibv_rate
 	IsGlobal    uint8 // not zero: GRH is valid
 	PortNum     uint8
 	Reserved    uint8

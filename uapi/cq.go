@@ -119,8 +119,3 @@ const (
 
 // CQAttrMask says what ExModifyCQ changes (enum ibv_cq_attr_mask).
 type CQAttrMask uint32
-
-// The attributes of a CQ (IBV_CQ_ATTR_*).
-const (
-	CQAttrModerate CQAttrMask = 1 << 0
-)

@@ -1,9 +1,5 @@
 package uapi
 
-// DeviceNameMax is the size of a device name with its terminating zero
-// (IB_DEVICE_NAME_MAX).
-const DeviceNameMax = 64
-
 // GetContext makes the open file a user context (struct ib_uverbs_get_context).
 type GetContext struct {
 	Response uint64 // user address of GetContextResp
@@ -196,45 +192,21 @@ type DeviceCapFlags uint64
 // The device features (IB_UVERBS_DEVICE_*). Bits without a name may be set by
 // old kernels and mean nothing.
 const (
-	DeviceResizeMaxWR         DeviceCapFlags = 1 << 0
-	DeviceBadPKeyCntr         DeviceCapFlags = 1 << 1
-	DeviceBadQKeyCntr         DeviceCapFlags = 1 << 2
-	DeviceRawMulti            DeviceCapFlags = 1 << 3
-	DeviceAutoPathMig         DeviceCapFlags = 1 << 4
-	DeviceChangePhyPort       DeviceCapFlags = 1 << 5
-	DeviceUDAVPortEnforce     DeviceCapFlags = 1 << 6
-	DeviceCurrQPStateMod      DeviceCapFlags = 1 << 7
-	DeviceShutdownPort        DeviceCapFlags = 1 << 8
-	DevicePortActiveEvent     DeviceCapFlags = 1 << 10
-	DeviceSysImageGUID        DeviceCapFlags = 1 << 11
-	DeviceRCRNRNAKGen         DeviceCapFlags = 1 << 12
-	DeviceSRQResize           DeviceCapFlags = 1 << 13
-	DeviceNNotifyCQ           DeviceCapFlags = 1 << 14
-	DeviceMemWindow           DeviceCapFlags = 1 << 17
-	DeviceUDIPCsum            DeviceCapFlags = 1 << 18
-	DeviceXRC                 DeviceCapFlags = 1 << 20
-	DeviceMemMgtExtensions    DeviceCapFlags = 1 << 21
-	DeviceMemWindowType2A     DeviceCapFlags = 1 << 23
-	DeviceMemWindowType2B     DeviceCapFlags = 1 << 24
-	DeviceRCIPCsum            DeviceCapFlags = 1 << 25
-	DeviceRawIPCsum           DeviceCapFlags = 1 << 26 // superseded by RawPacketCapIPCsum
-	DeviceManagedFlowSteering DeviceCapFlags = 1 << 29
-	DeviceRawScatterFCS       DeviceCapFlags = 1 << 34 // superseded by RawPacketCapScatterFCS
-	DevicePCIWriteEndPadding  DeviceCapFlags = 1 << 36
-	DeviceFlushGlobal         DeviceCapFlags = 1 << 38
-	DeviceFlushPersistent     DeviceCapFlags = 1 << 39
-	DeviceAtomicWrite         DeviceCapFlags = 1 << 40
-	DeviceCCDMABounce         DeviceCapFlags = 1 << 41 // DMA of a confidential guest is bounced
+	DeviceBadPKeyCntr      DeviceCapFlags = 1 << 1
+	DeviceBadQKeyCntr      DeviceCapFlags = 1 << 2
+	DeviceUDAVPortEnforce  DeviceCapFlags = 1 << 6
+	DevicePortActiveEvent  DeviceCapFlags = 1 << 10
+	DeviceSysImageGUID     DeviceCapFlags = 1 << 11
+	DeviceRCRNRNAKGen      DeviceCapFlags = 1 << 12
+	DeviceSRQResize        DeviceCapFlags = 1 << 13
+	DeviceMemWindow        DeviceCapFlags = 1 << 17
+	DeviceMemMgtExtensions DeviceCapFlags = 1 << 21
+	DeviceMemWindowType2B  DeviceCapFlags = 1 << 24
+	DeviceFlushGlobal      DeviceCapFlags = 1 << 38
+	DeviceFlushPersistent  DeviceCapFlags = 1 << 39
+	DeviceAtomicWrite      DeviceCapFlags = 1 << 40
 )
 
 // RawPacketCaps are the features of raw packet QPs
 // (enum ib_uverbs_raw_packet_caps).
 type RawPacketCaps uint32
-
-// The raw packet features (IB_UVERBS_RAW_PACKET_CAP_*).
-const (
-	RawPacketCapCVLANStripping RawPacketCaps = 1 << 0
-	RawPacketCapScatterFCS     RawPacketCaps = 1 << 1
-	RawPacketCapIPCsum         RawPacketCaps = 1 << 2
-	RawPacketCapDelayDrop      RawPacketCaps = 1 << 3
-)

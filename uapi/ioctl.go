@@ -119,33 +119,3 @@ const (
 	GIDTypeRoCEV1
 	GIDTypeRoCEV2
 )
-
-// BufferType says where the memory of a BufferDesc is
-// (enum ib_uverbs_buffer_type).
-type BufferType uint32
-
-// The buffer types (IB_UVERBS_BUFFER_TYPE_*).
-const (
-	BufferTypeDMABuf BufferType = iota
-	BufferTypeVA
-)
-
-// BufferDesc describes memory that the caller provides for a queue
-// (struct ib_uverbs_buffer_desc), as the attributes named BufUmem take it.
-type BufferDesc struct {
-	Type          BufferType
-	FD            int32  // of the dma-buf, for BufferTypeDMABuf
-	Flags         uint32 // must be understood by the callee
-	OptionalFlags uint32 // may be ignored by the callee
-	Addr          uint64 // offset in the dma-buf, or user address
-	Length        uint64 // bytes
-}
-
-// ReadCountersFlags are AttrReadCountersFlags
-// (enum ib_uverbs_read_counters_flags).
-type ReadCountersFlags uint32
-
-// The flags of reading counters (IB_UVERBS_READ_COUNTERS_*).
-const (
-	ReadCountersPreferCached ReadCountersFlags = 1 << 0
-)

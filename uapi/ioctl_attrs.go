@@ -24,13 +24,6 @@ const (
 	AttrQueryPortResp
 )
 
-// The attributes of MethodQueryPortSpeed
-// (enum uverbs_attrs_query_port_speed_cmd_attr_ids).
-const (
-	AttrQueryPortSpeedPortNum AttrID = iota
-	AttrQueryPortSpeedResp
-)
-
 // The attributes of MethodGetContext
 // (enum uverbs_attrs_get_context_attr_ids).
 const (
@@ -69,29 +62,6 @@ const (
 const (
 	AttrDestroyCQHandle AttrID = iota
 	AttrDestroyCQResp
-)
-
-// The attributes of MethodFlowActionESPCreate
-// (enum uverbs_attrs_create_flow_action_esp).
-const (
-	AttrCreateFlowActionESPHandle AttrID = iota
-	AttrFlowActionESPAttrs
-	AttrFlowActionESPESN
-	AttrFlowActionESPKeymat
-	AttrFlowActionESPReplay
-	AttrFlowActionESPEncap
-)
-
-// The attributes of MethodFlowActionESPModify, beside those of MethodFlowActionESPCreate
-// (enum uverbs_attrs_modify_flow_action_esp).
-const (
-	AttrModifyFlowActionESPHandle = AttrCreateFlowActionESPHandle
-)
-
-// The attributes of MethodFlowActionDestroy
-// (enum uverbs_attrs_destroy_flow_action_esp).
-const (
-	AttrDestroyFlowActionHandle AttrID = iota
 )
 
 // The attributes of MethodQPCreate
@@ -150,79 +120,6 @@ const (
 	AttrDestroySRQResp
 )
 
-// The attributes of MethodWQCreate
-// (enum uverbs_attrs_create_wq_cmd_attr_ids).
-const (
-	AttrCreateWQHandle AttrID = iota
-	AttrCreateWQPDHandle
-	AttrCreateWQCQHandle
-	AttrCreateWQUserHandle
-	AttrCreateWQType
-	AttrCreateWQEventFD
-	AttrCreateWQMaxWR
-	AttrCreateWQMaxSGE
-	AttrCreateWQFlags
-	AttrCreateWQRespMaxWR
-	AttrCreateWQRespMaxSGE
-	AttrCreateWQRespWQNum
-)
-
-// The attributes of MethodWQDestroy
-// (enum uverbs_attrs_destroy_wq_cmd_attr_ids).
-const (
-	AttrDestroyWQHandle AttrID = iota
-	AttrDestroyWQResp
-)
-
-// The attributes of MethodDMAlloc
-// (enum uverbs_attrs_alloc_dm_cmd_attr_ids).
-const (
-	AttrAllocDMHandle AttrID = iota
-	AttrAllocDMLength
-	AttrAllocDMAlignment
-)
-
-// The attributes of MethodDMFree
-// (enum uverbs_attrs_free_dm_cmd_attr_ids).
-const (
-	AttrFreeDMHandle AttrID = iota
-)
-
-// The attributes of MethodDMAHAlloc
-// (enum uverbs_attrs_alloc_dmah_cmd_attr_ids).
-const (
-	AttrAllocDMAHHandle AttrID = iota
-	AttrAllocDMAHCPUID
-	AttrAllocDMAHTPHMemType
-	AttrAllocDMAHPH
-)
-
-// The attributes of MethodDMAHFree
-// (enum uverbs_attrs_free_dmah_cmd_attr_ids).
-const (
-	AttrFreeDMAHandle AttrID = iota
-)
-
-// The attributes of MethodDMABufAlloc
-// (enum uverbs_attrs_alloc_dmabuf_cmd_attr_ids).
-const (
-	AttrAllocDMABufHandle AttrID = iota
-	AttrAllocDMABufPgOff
-)
-
-// The attributes of MethodDMMRReg
-// (enum uverbs_attrs_reg_dm_mr_cmd_attr_ids).
-const (
-	AttrRegDMMRHandle AttrID = iota
-	AttrRegDMMROffset
-	AttrRegDMMRLength
-	AttrRegDMMRPDHandle
-	AttrRegDMMRAccessFlags
-	AttrRegDMMRDMHandle
-	AttrRegDMMRRespLKey
-	AttrRegDMMRRespRKey
-)
-
 // The attributes of MethodMRDestroy
 // (enum uverbs_attrs_mr_destroy_ids).
 const (
@@ -278,26 +175,6 @@ const (
 	AttrRegMRRespRKey
 )
 
-// The attributes of MethodCountersCreate
-// (enum uverbs_attrs_create_counters_cmd_attr_ids).
-const (
-	AttrCreateCountersHandle AttrID = iota
-)
-
-// The attributes of MethodCountersDestroy
-// (enum uverbs_attrs_destroy_counters_cmd_attr_ids).
-const (
-	AttrDestroyCountersHandle AttrID = iota
-)
-
-// The attributes of MethodCountersRead
-// (enum uverbs_attrs_read_counters_cmd_attr_ids).
-const (
-	AttrReadCountersHandle AttrID = iota
-	AttrReadCountersBuff
-	AttrReadCountersFlags
-)
-
 // The attributes of MethodInfoHandles
 // (enum uverbs_attrs_info_handles_id).
 const (
@@ -328,18 +205,6 @@ const (
 // (enum uverbs_attrs_ah_destroy_ids).
 const (
 	AttrDestroyAHHandle AttrID = iota
-)
-
-// The attributes of MethodRWQIndTblDestroy
-// (enum uverbs_attrs_rwq_ind_tbl_destroy_ids).
-const (
-	AttrDestroyRWQIndTblHandle AttrID = iota
-)
-
-// The attributes of MethodFlowDestroy
-// (enum uverbs_attrs_flow_destroy_ids).
-const (
-	AttrDestroyFlowHandle AttrID = iota
 )
 
 // The attributes of MethodAsyncEventAlloc

@@ -84,6 +84,11 @@ const (
 	AccessOptionalRange AccessFlags = (AccessOptionalLast<<1 - 1) &^ (AccessOptionalFirst - 1)
 )
 
+// Writable reports whether the device may store into memory that is registered with these rights.
+func (a AccessFlags) Writable() bool {
+	return a&(AccessLocalWrite|AccessRemoteWrite|AccessRemoteAtomic|AccessMWBind) != 0
+}
+
 // ReregMRFlags say what ReregMR changes (enum ibv_rereg_mr_flags).
 type ReregMRFlags uint32
 

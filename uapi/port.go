@@ -18,8 +18,8 @@ type QueryPortResp struct {
 	LID           uint16
 	SMLID         uint16
 	State         PortState
-	MaxMTU        MTU
-	ActiveMTU     MTU
+	MaxMTU        uint8 // enum ibv_mtu
+	ActiveMTU     uint8 // enum ibv_mtu
 	LMC           uint8
 	MaxVLNum      uint8
 	SMSL          uint8

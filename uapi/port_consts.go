@@ -30,41 +30,8 @@ const (
 // PortWidth is the number of lanes of a link (enum ib_port_width).
 type PortWidth uint8
 
-// The link widths.
-const (
-	PortWidth1X  PortWidth = 1
-	PortWidth4X  PortWidth = 2
-	PortWidth8X  PortWidth = 4
-	PortWidth12X PortWidth = 8
-	PortWidth2X  PortWidth = 16
-)
-
 // PortSpeed is the rate of one lane (enum ib_port_speed).
 type PortSpeed uint8
-
-// The lane rates, in Gbit/s.
-const (
-	PortSpeedSDR   PortSpeed = 1   // 2.5
-	PortSpeedDDR   PortSpeed = 2   // 5
-	PortSpeedQDR   PortSpeed = 4   // 10
-	PortSpeedFDR10 PortSpeed = 8   // 10.3
-	PortSpeedFDR   PortSpeed = 16  // 14
-	PortSpeedEDR   PortSpeed = 32  // 25
-	PortSpeedHDR   PortSpeed = 64  // 50
-	PortSpeedNDR   PortSpeed = 128 // 100
-)
-
-// MTU is a path MTU code (enum ibv_mtu).
-type MTU uint8
-
-// The path MTUs (IBV_MTU_*), in bytes of payload.
-const (
-	MTU256 MTU = iota + 1
-	MTU512
-	MTU1024
-	MTU2048
-	MTU4096
-)
 
 // LinkLayer is the kind of network below a port (IBV_LINK_LAYER_*).
 type LinkLayer uint8
@@ -115,18 +82,6 @@ const (
 
 // PortCapFlags2 are further features of a port (enum ibv_port_cap_flags2).
 type PortCapFlags2 uint16
-
-// The further port features (IBV_PORT_*).
-const (
-	PCF2SetNodeDescSup          PortCapFlags2 = 1 << 0
-	PCF2InfoExtSup              PortCapFlags2 = 1 << 1
-	PCF2VirtSup                 PortCapFlags2 = 1 << 2
-	PCF2SwitchPortStateTableSup PortCapFlags2 = 1 << 3
-	PCF2LinkWidth2XSup          PortCapFlags2 = 1 << 4
-	PCF2LinkSpeedHDRSup         PortCapFlags2 = 1 << 5
-	PCF2LinkSpeedNDRSup         PortCapFlags2 = 1 << 10
-	PCF2LinkSpeedXDRSup         PortCapFlags2 = 1 << 12
-)
 
 // QueryPortFlags are the flags of QueryPortResp
 // (enum ib_uverbs_query_port_flags).

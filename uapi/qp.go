@@ -83,7 +83,7 @@ type QPDest struct {
 	TrafficClass uint8
 	SL           uint8
 	SrcPathBits  uint8
-	StaticRate   Rate
+	StaticRate   uint8 // enum ibv_rate
 	IsGlobal     uint8 // not zero: the fields of the GRH are valid
 	PortNum      uint8
 }
@@ -113,7 +113,7 @@ type QueryQPResp struct {
 	AltPKeyIndex    uint16
 	QPState         QPState
 	CurQPState      QPState
-	PathMTU         MTU
+	PathMTU         uint8 // enum ibv_mtu
 	PathMigState    MigState
 	SQDraining      uint8
 	MaxRDAtomic     uint8
@@ -145,7 +145,7 @@ type ModifyQP struct {
 	AltPKeyIndex     uint16
 	QPState          QPState
 	CurQPState       QPState
-	PathMTU          MTU
+	PathMTU          uint8 // enum ibv_mtu
 	PathMigState     MigState
 	EnSQDAsyncNotify uint8
 	MaxRDAtomic      uint8
@@ -183,45 +183,6 @@ type DestroyQP struct {
 // DestroyQPResp answers DestroyQP (struct ib_uverbs_destroy_qp_resp).
 type DestroyQPResp struct {
 	EventsReported uint32 // asynchronous events of the QP that were read
-}
-
-// QPAttr are the attributes of a QP as the kernel hands them to librdmacm
-// (struct ib_uverbs_qp_attr).
-type QPAttr struct {
-	QPAttrMask    QPAttrMask
-	QPState       uint32 // a QPState, four bytes wide here; so the next three
-	CurQPState    uint32
-	PathMTU       uint32
-	PathMigState  uint32
-	QKey          uint32
-	RQPSN         uint32
-	SQPSN         uint32
-	DestQPNum     uint32
-	QPAccessFlags AccessFlags
-
-	AHAttr    AHAttr
-	AltAHAttr AHAttr
-
-	MaxSendWR     uint32
-	MaxRecvWR     uint32
-	MaxSendSGE    uint32
-	MaxRecvSGE    uint32
-	MaxInlineData uint32 // bytes
-
-	PKeyIndex        uint16
-	AltPKeyIndex     uint16
-	EnSQDAsyncNotify uint8
-	SQDraining       uint8
-	MaxRDAtomic      uint8
-	MaxDestRDAtomic  uint8
-	MinRNRTimer      uint8
-	PortNum          uint8
-	Timeout          uint8 // 4.096 us * 2^n; 0 waits for ever
-	RetryCnt         uint8
-	RNRRetry         uint8 // 7 retries for ever
-	AltPortNum       uint8
-	AltTimeout       uint8
-	Reserved         [5]uint8
 }
 
 // QPCap is AttrCreateQPCap and AttrCreateQPRespCap (struct ib_uverbs_qp_cap).

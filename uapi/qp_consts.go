@@ -5,6 +5,8 @@ type QPType uint8
 
 // The QP types (IB_UVERBS_QPT_*).
 const (
+	QPTSMI       QPType = 0 // the kernel's (enum ib_qp_type): no program can make one
+	QPTGSI       QPType = 1 // the same
 	QPTRC        QPType = 2 // reliable connection
 	QPTUC        QPType = 3 // unreliable connection
 	QPTUD        QPType = 4 // unreliable datagram

@@ -24,12 +24,6 @@ const (
 // RXENetworkType is the network of an RXEAV (RXE_NETWORK_TYPE_*).
 type RXENetworkType uint8
 
-// The networks.
-const (
-	RXENetworkTypeIPv4 RXENetworkType = 1
-	RXENetworkTypeIPv6 RXENetworkType = 2
-)
-
 // RXEGlobalRoute is the GRH of an RXEAV (struct rxe_global_route).
 type RXEGlobalRoute struct {
 	DGID         [16]uint8 // union rxe_gid

@@ -100,25 +100,25 @@ func (c ExCommand) String() string { return name(exCommandNames, uint64(c), "ExC
 var eventTypeNames = []string{
 	EventCQErr:             "CQ error",
 	EventQPFatal:           "QP fatal error",
-	EventQPReqErr:          "QP invalid request",
-	EventQPAccessErr:       "QP access violation",
+	EventQPReqErr:          "QP request error",
+	EventQPAccessErr:       "QP access error",
 	EventCommEst:           "communication established",
 	EventSQDrained:         "send queue drained",
 	EventPathMig:           "path migrated",
-	EventPathMigErr:        "path migration failed",
+	EventPathMigErr:        "path migration error",
 	EventDeviceFatal:       "device fatal error",
 	EventPortActive:        "port active",
 	EventPortErr:           "port error",
-	EventLIDChange:         "LID changed",
-	EventPKeyChange:        "P_Key table changed",
-	EventSMChange:          "subnet manager changed",
+	EventLIDChange:         "LID change",
+	EventPKeyChange:        "P_Key change",
+	EventSMChange:          "SM change",
 	EventSRQErr:            "SRQ error",
 	EventSRQLimitReached:   "SRQ limit reached",
-	EventQPLastWQEReached:  "last WQE of QP reached",
-	EventClientReregister:  "client must reregister",
-	EventGIDChange:         "GID table changed",
+	EventQPLastWQEReached:  "last WQE reached",
+	EventClientReregister:  "client reregister",
+	EventGIDChange:         "GID change",
 	EventWQFatal:           "WQ fatal error",
-	EventDeviceSpeedChange: "device speed changed",
+	EventDeviceSpeedChange: "device speed change",
 }
 
 // String says what happened.
@@ -137,11 +137,11 @@ var wcStatusNames = []string{
 	WCRemInvReqErr:     "remote invalid request",
 	WCRemAccessErr:     "remote access error",
 	WCRemOpErr:         "remote operation error",
-	WCRetryExcErr:      "transport retries exceeded",
-	WCRNRRetryExcErr:   "receiver-not-ready retries exceeded",
+	WCRetryExcErr:      "transport retry counter exceeded",
+	WCRNRRetryExcErr:   "RNR retry counter exceeded",
 	WCLocRDDViolErr:    "local RDD violation",
 	WCRemInvRDReqErr:   "remote invalid RD request",
-	WCRemAbortErr:      "remote abort",
+	WCRemAbortErr:      "remote aborted",
 	WCInvEECNErr:       "invalid EE context number",
 	WCInvEECStateErr:   "invalid EE context state",
 	WCFatalErr:         "fatal error",
@@ -224,7 +224,7 @@ var accessFlagNames = []string{
 func (f AccessFlags) String() string { return flags(accessFlagNames, uint64(f)) }
 
 var qpTypeNames = []string{
-	QPTRC: "RC", QPTUC: "UC", QPTUD: "UD", QPTRawPacket: "RAW_PACKET",
+	QPTSMI: "SMI", QPTGSI: "GSI", QPTRC: "RC", QPTUC: "UC", QPTUD: "UD", QPTRawPacket: "RAW_PACKET",
 	QPTXRCIni: "XRC_INI", QPTXRCTgt: "XRC_TGT", QPTDriver: "DRIVER",
 }
 
@@ -255,13 +255,6 @@ var migStateNames = []string{MigMigrated: "MIGRATED", MigRearm: "REARM", MigArme
 // String returns the name in C without IBV_MIG_.
 func (s MigState) String() string { return name(migStateNames, uint64(s), "MigState") }
 
-var wqStateNames = []string{
-	WQSReset: "RESET", WQSRdy: "RDY", WQSErr: "ERR", WQSUnknown: "UNKNOWN",
-}
-
-// String returns the name in C without IBV_WQS_.
-func (s WQState) String() string { return name(wqStateNames, uint64(s), "WQState") }
-
 var srqTypeNames = []string{SRQTBasic: "BASIC", SRQTXRC: "XRC", SRQTTM: "TM"}
 
 // String returns the name in C without IB_UVERBS_SRQT_.
@@ -285,13 +278,6 @@ var portPhysStateNames = []string{
 // String returns the name as /sys/class/infiniband/DEV/ports/N/phys_state has
 // it.
 func (s PortPhysState) String() string { return name(portPhysStateNames, uint64(s), "PortPhysState") }
-
-var mtuNames = []string{
-	MTU256: "256", MTU512: "512", MTU1024: "1024", MTU2048: "2048", MTU4096: "4096",
-}
-
-// String returns the number of bytes.
-func (m MTU) String() string { return name(mtuNames, uint64(m), "MTU") }
 
 var linkLayerNames = []string{
 	LinkLayerUnspecified: "Unspecified", LinkLayerInfiniBand: "InfiniBand",

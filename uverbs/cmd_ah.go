@@ -34,7 +34,7 @@ func cmdCreateAH(c *call) error {
 		DLID:        req.Attr.DLID,
 		SL:          req.Attr.SL,
 		SrcPathBits: req.Attr.SrcPathBits,
-		StaticRate:  uint8(req.Attr.StaticRate),
+		StaticRate:  req.Attr.StaticRate,
 		Port:        req.Attr.PortNum,
 	}
 	if req.Attr.IsGlobal != 0 {

@@ -109,7 +109,7 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 		}
 		completed = func(*ib.CQ) { o.channel.completed(&o.comp, o.user) }
 	}
-	failed := func(_ *ib.CQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.user, uapi.EventType(e)) }
+	failed := func(_ *ib.CQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.user, e) }
 	attr := ib.CQAttr{Entries: int(req.CQE), CompVector: int(req.CompVector), Flags: uint32(req.Flags)}
 	err := f.charged(kindCQ, func() (err error) {
 		o.CQ, err = f.dev.ib.CreateCQ(attr, completed, failed, &c.udata)
@@ -180,12 +180,12 @@ func cmdPollCQ(c *call) error {
 func userWC(w *ib.WC) uapi.WC {
 	r := uapi.WC{
 		WRID:      w.ID,
-		Status:    uapi.WCStatus(w.Status),
-		Opcode:    uapi.WCOpcode(w.Opcode),
+		Status:    w.Status,
+		Opcode:    w.Opcode,
 		VendorErr: w.VendorErr,
 		ByteLen:   w.ByteLen,
 		SrcQP:     w.SrcQP,
-		WCFlags:   uapi.WCFlags(w.Flags),
+		WCFlags:   w.Flags,
 		PKeyIndex: w.PKeyIndex,
 		SLID:      w.SLID,
 		SL:        w.SL,

@@ -75,16 +75,16 @@ func cmdExQueryDevice(c *call) error {
 	reply(c, uapi.ExQueryDeviceResp{
 		Base:             deviceResp(&attr),
 		ResponseLength:   replyLength[uapi.ExQueryDeviceResp](c),
-		DeviceCapFlagsEx: uapi.DeviceCapFlags(attr.DeviceCapFlags),
+		DeviceCapFlagsEx: attr.DeviceCapFlags,
 		ODPCaps: uapi.ODPCaps{
-			GeneralCaps: uapi.ODPGeneralCaps(attr.ODP.General),
+			GeneralCaps: attr.ODP.General,
 			PerTransportCaps: uapi.ODPPerTransportCaps{
-				RCODPCaps: uapi.ODPTransportCaps(attr.ODP.RC),
-				UCODPCaps: uapi.ODPTransportCaps(attr.ODP.UC),
-				UDODPCaps: uapi.ODPTransportCaps(attr.ODP.UD),
+				RCODPCaps: attr.ODP.RC,
+				UCODPCaps: attr.ODP.UC,
+				UDODPCaps: attr.ODP.UD,
 			},
 		},
-		XRCODPCaps: uapi.ODPTransportCaps(attr.ODP.XRC),
+		XRCODPCaps: attr.ODP.XRC,
 	})
 	return nil
 }
@@ -114,7 +114,7 @@ func deviceResp(a *ib.DeviceAttr) uapi.QueryDeviceResp {
 		MaxResRDAtom:          uint32(a.MaxResRdAtom),
 		MaxQPInitRDAtom:       uint32(a.MaxQPInitRdAtom),
 		MaxEEInitRDAtom:       uint32(a.MaxEEInitRdAtom),
-		AtomicCap:             uapi.AtomicCap(a.AtomicCap),
+		AtomicCap:             a.AtomicCap,
 		MaxEE:                 uint32(a.MaxEE),
 		MaxRDD:                uint32(a.MaxRDD),
 		MaxMW:                 uint32(a.MaxMW),
@@ -171,9 +171,9 @@ func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
 		PKeyTblLen:    uint16(a.PKeyTableLen),
 		LID:           a.LID,
 		SMLID:         a.SMLID,
-		State:         uapi.PortState(a.State),
-		MaxMTU:        uapi.MTU(a.MaxMTU),
-		ActiveMTU:     uapi.MTU(a.ActiveMTU),
+		State:         a.State,
+		MaxMTU:        uint8(a.MaxMTU),
+		ActiveMTU:     uint8(a.ActiveMTU),
 		LMC:           a.LMC,
 		MaxVLNum:      a.MaxVLNum,
 		SMSL:          a.SMSL,
@@ -182,7 +182,7 @@ func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
 		ActiveWidth:   uapi.PortWidth(a.ActiveWidth),
 		ActiveSpeed:   uapi.PortSpeed(min(a.ActiveSpeed, 255)),
 		PhysState:     uapi.PortPhysState(a.PhysState),
-		LinkLayer:     uapi.LinkLayer(a.LinkLayer),
+		LinkLayer:     a.LinkLayer,
 	}
 	if a.LinkLayer == ib.LinkEthernet { // RoCE: GIDs are IP addresses, and every address has one
 		resp.PortCapFlags |= uapi.PCFIPBasedGIDs
@@ -204,7 +204,7 @@ func (d *Device) gidEntry(port, index int) (uapi.GIDEntry, error) {
 		GID:           e.GID,
 		GIDIndex:      uint32(index),
 		PortNum:       uint32(port),
-		GIDType:       uapi.GIDType(e.Type),
+		GIDType:       e.Type,
 		NetdevIfindex: uint32(e.IfIndex),
 	}, nil
 }

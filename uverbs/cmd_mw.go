@@ -32,7 +32,7 @@ func cmdAllocMW(c *call) error {
 	defer pd.done()
 	var mw *ib.MW
 	err = c.f.charged(kindMW, func() (err error) {
-		mw, err = pd.res.AllocMW(ib.MWType(req.MWType), &c.udata)
+		mw, err = pd.res.AllocMW(req.MWType, &c.udata)
 		return err
 	})
 	if err != nil {
@@ -87,7 +87,7 @@ func cmdReregMR(c *call) error {
 	mr := o.res.(*mrObject)
 	to := ib.MRChange{
 		Space: c.caller.Space(), Account: c.caller.Account(), Addr: req.Start, Length: req.Length, IOVA: req.HCAVA,
-		Access: ib.AccessFlags(req.AccessFlags),
+		Access: req.AccessFlags,
 	}
 	if req.Flags&uapi.ReregMRChangePD != 0 {
 		pd, err := lookup[*pdObject](c.f, req.PDHandle)
@@ -97,7 +97,7 @@ func cmdReregMR(c *call) error {
 		defer pd.done()
 		to.PD = pd.res.PD
 	}
-	if err := mr.Rereg(ib.MRChangeFlags(req.Flags), to, &c.udata); err != nil {
+	if err := mr.Rereg(req.Flags, to, &c.udata); err != nil {
 		return err
 	}
 	if to.PD != nil {

@@ -106,7 +106,7 @@ func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 	defer pd.done()
 	var mr *ib.MR
 	err = c.f.charged(kindMR, func() (err error) {
-		mr, err = pd.res.RegMR(c.caller.Space(), c.caller.Account(), req.Start, req.Length, req.HCAVA, ib.AccessFlags(req.AccessFlags), &c.udata)
+		mr, err = pd.res.RegMR(c.caller.Space(), c.caller.Account(), req.Start, req.Length, req.HCAVA, req.AccessFlags, &c.udata)
 		return err
 	})
 	if err != nil {

@@ -69,7 +69,7 @@ func (c *call) posted(n int, err error) error {
 
 // sendWR is a work request in the midlayer's form, and the address handle that it uses.
 func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObject], err error) {
-	wr = ib.SendWR{ID: w.WRID, Opcode: ib.WROpcode(w.Opcode), Flags: ib.SendFlags(w.SendFlags)}
+	wr = ib.SendWR{ID: w.WRID, Opcode: w.Opcode, Flags: w.SendFlags}
 	invalid := func(format string, args ...any) (ib.SendWR, share[*ahObject], error) {
 		return wr, ah, fmt.Errorf(format+": %w", append(args, syscall.EINVAL)...)
 	}

@@ -144,8 +144,8 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 			MaxInlineData: req.MaxInlineData,
 		},
 		SigAll: req.SQSigAll != 0,
-		Type:   ib.QPType(req.QPType),
-		Event:  func(_ *ib.QP, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, uapi.EventType(e)) },
+		Type:   req.QPType,
+		Event:  func(_ *ib.QP, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, e) },
 	}
 	if req.QPType == uapi.QPTXRCIni { // it receives nothing
 		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
@@ -200,7 +200,7 @@ func cmdQueryQP(c *call) error {
 		return err
 	}
 	defer qp.done()
-	a, init, err := qp.res.Query(ib.QPAttrMask(req.AttrMask))
+	a, init, err := qp.res.Query(req.AttrMask)
 	if err != nil {
 		return err
 	}
@@ -216,12 +216,12 @@ func cmdQueryQP(c *call) error {
 		RQPSN:           a.RQPSN,
 		SQPSN:           a.SQPSN,
 		DestQPNum:       a.DestQPN,
-		QPAccessFlags:   uapi.AccessFlags(a.AccessFlags),
+		QPAccessFlags:   a.AccessFlags,
 		PKeyIndex:       a.PKeyIndex,
 		AltPKeyIndex:    a.AltPKeyIndex,
-		QPState:         uapi.QPState(a.State),
-		CurQPState:      uapi.QPState(a.CurState),
-		PathMTU:         uapi.MTU(a.PathMTU),
+		QPState:         a.State,
+		CurQPState:      a.CurState,
+		PathMTU:         uint8(a.PathMTU),
 		PathMigState:    uapi.MigState(a.PathMigState),
 		SQDraining:      flag(a.SQDraining),
 		MaxRDAtomic:     a.MaxRdAtomic,
@@ -251,7 +251,7 @@ func userDest(a *ib.AHAttr) uapi.QPDest {
 		DLID:        a.DLID,
 		SL:          a.SL,
 		SrcPathBits: a.SrcPathBits,
-		StaticRate:  uapi.Rate(a.StaticRate),
+		StaticRate:  a.StaticRate,
 		IsGlobal:    flag(a.HasGRH),
 		PortNum:     a.Port,
 	}
@@ -267,7 +267,7 @@ func userDest(a *ib.AHAttr) uapi.QPDest {
 
 // destAttr is the other way round. (copy_ah_attr_from_uverbs)
 func destAttr(d *uapi.QPDest) ib.AHAttr {
-	a := ib.AHAttr{DLID: d.DLID, SL: d.SL, SrcPathBits: d.SrcPathBits, StaticRate: uint8(d.StaticRate), Port: d.PortNum}
+	a := ib.AHAttr{DLID: d.DLID, SL: d.SL, SrcPathBits: d.SrcPathBits, StaticRate: d.StaticRate, Port: d.PortNum}
 	if d.IsGlobal != 0 {
 		a.HasGRH = true
 		a.GRH = ib.GlobalRoute{
@@ -323,15 +323,15 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 		return err
 	}
 	attr := ib.QPAttr{
-		State:            ib.QPState(r.QPState),
-		CurState:         ib.QPState(r.CurQPState),
+		State:            r.QPState,
+		CurState:         r.CurQPState,
 		PathMTU:          ib.MTU(r.PathMTU),
 		PathMigState:     uint8(r.PathMigState),
 		QKey:             r.QKey,
 		RQPSN:            r.RQPSN,
 		SQPSN:            r.SQPSN,
 		DestQPN:          r.DestQPNum,
-		AccessFlags:      ib.AccessFlags(r.QPAccessFlags),
+		AccessFlags:      r.QPAccessFlags,
 		AH:               destAttr(&r.Dest),
 		AltAH:            destAttr(&r.AltDest),
 		PKeyIndex:        r.PKeyIndex,
@@ -348,7 +348,7 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 		RNRRetry:         r.RNRRetry,
 		RateLimit:        req.RateLimit,
 	}
-	if err := qp.res.Modify(attr, ib.QPAttrMask(r.AttrMask), &c.udata); err != nil {
+	if err := qp.res.Modify(attr, r.AttrMask, &c.udata); err != nil {
 		return err
 	}
 	if r.AttrMask&uapi.QPAttrPort != 0 {

@@ -73,9 +73,9 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 	}
 	o := &srqObject{uid: req.UserHandle, asyncEvents: c.asyncEvents()}
 	init := ib.SRQInitAttr{
-		Type:  ib.SRQType(req.SRQType),
+		Type:  req.SRQType,
 		Attr:  ib.SRQAttr{MaxWR: req.MaxWR, MaxSGE: req.MaxSGE, Limit: req.SRQLimit},
-		Event: func(_ *ib.SRQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, uapi.EventType(e)) },
+		Event: func(_ *ib.SRQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, e) },
 	}
 	switch req.SRQType {
 	case uapi.SRQTBasic:
@@ -131,7 +131,7 @@ func cmdModifySRQ(c *call) error {
 	}
 	defer srq.done()
 	c.hold()
-	return srq.res.Modify(ib.SRQAttr{MaxWR: req.MaxWR, Limit: req.SRQLimit}, ib.SRQAttrMask(req.AttrMask), &c.udata)
+	return srq.res.Modify(ib.SRQAttr{MaxWR: req.MaxWR, Limit: req.SRQLimit}, req.AttrMask, &c.udata)
 }
 
 // cmdQuerySRQ reports the attributes of a queue. (ib_uverbs_query_srq)

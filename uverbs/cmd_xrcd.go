@@ -51,7 +51,7 @@ func (t *xrcTarget) event(e ib.EventType) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, o := range t.opened {
-		o.asyncEvents.async(&o.async, o.uid, uapi.EventType(e))
+		o.asyncEvents.async(&o.async, o.uid, e)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/roce"
 	"verbena/uapi"
 )
 
@@ -66,7 +67,7 @@ func TestSession(t *testing.T) {
 		must(t, silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, PKeyIndex: 3, QPAccessFlags: uapi.AccessRemoteRead,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags}))
 		dest := uapi.QPDest{DGID: [16]uint8{15: 9}, SGIDIndex: 1, HopLimit: 64, TrafficClass: 2, FlowLabel: 3, IsGlobal: 1, PortNum: 1, SL: 4, StaticRate: 5}
-		toRTR := uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTR, Dest: dest, PathMTU: uapi.MTU1024, DestQPNum: 99, RQPSN: 7, MaxDestRDAtomic: 1, MinRNRTimer: 12,
+		toRTR := uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTR, Dest: dest, PathMTU: uint8(roce.MTU1024), DestQPNum: 99, RQPSN: 7, MaxDestRDAtomic: 1, MinRNRTimer: 12,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN | uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer}
 		must(t, silently(p, uapi.CmdModifyQP, toRTR))
 		query, err := do[uapi.QueryQPResp](p, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: qp, AttrMask: uapi.QPAttrState})

@@ -9,7 +9,6 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
-	"verbena/uapi"
 	"verbena/umem"
 )
 
@@ -164,7 +163,7 @@ func (f *File) openContext(u *ib.Udata) error {
 			return err
 		}
 	}
-	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.device(e.Port, uapi.EventType(e.Type)) })
+	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.device(e.Port, e.Type) })
 	if !f.state.CompareAndSwap(contextFresh, contextOpening) {
 		f.dealloc() // the device has gone meanwhile
 		return errGone

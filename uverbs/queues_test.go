@@ -15,6 +15,7 @@ import (
 	"verbena/ib"
 	"verbena/link/simnet"
 	"verbena/netdev"
+	"verbena/roce"
 	"verbena/uapi"
 )
 
@@ -76,7 +77,7 @@ func (p *program) connect(handle, peer uint32, t uapi.QPType) {
 	}
 	modify(uapi.ModifyQP{QPState: uapi.QPSInit, PortNum: 1, AttrMask: uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags})
 	rtr := uapi.ModifyQP{
-		QPState: uapi.QPSRTR, PathMTU: uapi.MTU1024, DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 1,
+		QPState: uapi.QPSRTR, PathMTU: uint8(roce.MTU1024), DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 1,
 		Dest:     uapi.QPDest{DGID: gid.GID, SGIDIndex: 1, IsGlobal: 1, PortNum: 1},
 		AttrMask: uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN,
 	}

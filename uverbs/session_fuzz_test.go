@@ -24,6 +24,7 @@ import (
 	"verbena/internal/quota"
 	"verbena/link/simnet"
 	"verbena/netdev"
+	"verbena/roce"
 	"verbena/uapi"
 	"verbena/umem"
 )
@@ -339,7 +340,7 @@ func connection(qp, dest uint32, gid ib.GID) []uapi.ModifyQP {
 	return []uapi.ModifyQP{
 		{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, QPAccessFlags: access,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags},
-		{QPHandle: qp, QPState: uapi.QPSRTR, PathMTU: uapi.MTU1024, DestQPNum: dest, MaxDestRDAtomic: 1, MinRNRTimer: 1,
+		{QPHandle: qp, QPState: uapi.QPSRTR, PathMTU: uint8(roce.MTU1024), DestQPNum: dest, MaxDestRDAtomic: 1, MinRNRTimer: 1,
 			Dest: uapi.QPDest{DGID: gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
 			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN |
 				uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer},
@@ -478,7 +479,7 @@ func (x *session) fill(v reflect.Value) {
 				f.SetInt(int64(x.p.channels[x.s.below(n)]))
 			}
 		case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-			v := uint64(x.field(name))
+			v := x.field(name)
 			f.SetUint(v & (1<<(f.Type().Size()*8-1)<<1 - 1))
 		}
 	}

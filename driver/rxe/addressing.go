@@ -153,7 +153,7 @@ func (d *Device) unbind(e *endpoint) error {
 func (a *addressing) setGIDs() (changed int) {
 	var mac [6]byte
 	copy(mac[:], a.netdev.MAC)
-	def := ib.GID(roce.LinkLocalGID(mac))
+	def := roce.LinkLocalGID(mac)
 	set := func(i int, g ib.GID) {
 		e := ib.GIDEntry{GID: g, Type: ib.GIDTypeRoCEv2, Netdev: a.netdev.Name, IfIndex: a.netdev.Index}
 		if g.IsZero() {
@@ -211,7 +211,7 @@ func (d *Device) setDatagramMTU() {
 			continue
 		}
 		p.soon(qp, func(*pass) {
-			qp.pathMTU, qp.mtu = roce.MTU(mtu), mtu.Bytes()
+			qp.pathMTU, qp.mtu = mtu, mtu.Bytes()
 			qp.attr.PathMTU = mtu
 		})
 	}

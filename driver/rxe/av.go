@@ -7,7 +7,6 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/roce"
 	"verbena/uapi"
 )
 
@@ -23,7 +22,7 @@ type path struct {
 // ENETUNREACH for a destination that no endpoint of the device leads to.
 func (d *Device) resolve(a *ib.AHAttr) (*path, error) {
 	g, at := &a.GRH, d.at.Load()
-	switch dgid := roce.GID(g.DGID); {
+	switch dgid := g.DGID; {
 	case a.Port != 1:
 		return nil, fmt.Errorf("address vector: no port %d: %w", a.Port, syscall.EINVAL)
 	case !a.HasGRH:

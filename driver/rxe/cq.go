@@ -128,7 +128,7 @@ func (c *cq) current() *ring {
 // decode is the opposite of what the engine fills in.
 func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 	*to = ib.WC{
-		ID: w.WRID, Status: ib.WCStatus(w.Status), Opcode: ib.WCOpcode(w.Opcode), VendorErr: w.VendorErr,
+		ID: w.WRID, Status: w.Status, Opcode: w.Opcode, VendorErr: w.VendorErr,
 		ByteLen: w.ByteLen, SrcQP: w.SrcQP, PKeyIndex: w.PKeyIndex, SLID: w.SLID, SL: w.SL, Port: w.PortNum,
 	}
 	flags := uapi.IBVWCFlags(w.WCFlags)

@@ -242,20 +242,13 @@ const (
 	vendorID     = 0xffffff
 	ackDelayCode = 15
 
-	// Device capabilities (enum ib_device_cap_flags).
-	capBadPKeyCounter  = 1 << 1
-	capBadQKeyCounter  = 1 << 2
-	capUDAVPortEnforce = 1 << 6
-	capPortActiveEvent = 1 << 10
-	capSysImageGUID    = 1 << 11
-	capRCRNRNakGen     = 1 << 12
-	capSRQResize       = 1 << 13
-	portCapCM          = 1 << 16 // enum ib_port_cap_flags
-	portWidth1X        = 1       // enum ib_port_width
-	portSpeedSDR       = 1       // enum ib_port_speed
-	portPhysPolling    = 2       // enum ib_port_phys_state
-	portPhysDisabled   = 3
-	portPhysLinkUp     = 5
+	// Attributes of the port.
+	portCapCM        = 1 << 16 // enum ib_port_cap_flags
+	portWidth1X      = 1       // enum ib_port_width
+	portSpeedSDR     = 1       // enum ib_port_speed
+	portPhysPolling  = 2       // enum ib_port_phys_state
+	portPhysDisabled = 3
+	portPhysLinkUp   = 5
 )
 
 // UserABI is the driver's number and the version of its private data in the user ABI (RDMA_DRIVER_RXE,
@@ -272,8 +265,8 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		VendorID:     vendorID,
 		MaxQP:        maxQP,
 		MaxQPWR:      maxQPWR,
-		DeviceCapFlags: capBadPKeyCounter | capBadQKeyCounter | capUDAVPortEnforce | capPortActiveEvent |
-			capSysImageGUID | capRCRNRNakGen | capSRQResize | ib.DeviceCapMemWindow |
+		DeviceCapFlags: uapi.DeviceBadPKeyCntr | uapi.DeviceBadQKeyCntr | uapi.DeviceUDAVPortEnforce | uapi.DevicePortActiveEvent |
+			uapi.DeviceSysImageGUID | uapi.DeviceRCRNRNAKGen | uapi.DeviceSRQResize | ib.DeviceCapMemWindow |
 			ib.DeviceCapMemWindowType2B | ib.DeviceCapMemExtensions | ib.DeviceCapFlushGlobal | ib.DeviceCapAtomicWrite,
 		MaxSendSGE:        maxSGE,
 		MaxRecvSGE:        maxSGE,
@@ -343,7 +336,7 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 
 // activeMTU is the largest path MTU that fits the interface; 256 where none does, as in rxe_set_mtu.
 func (d *Device) activeMTU() ib.MTU {
-	return max(ib.MTU(roce.MTUFromLink(d.at.Load().netdev.MTU)), ib.MTU256)
+	return max(roce.MTUFromLink(d.at.Load().netdev.MTU), ib.MTU256)
 }
 
 // userContext is what the driver keeps for an open device file.

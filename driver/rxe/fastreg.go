@@ -39,7 +39,7 @@ func (m *mr) Map(r *umem.Region) error {
 // bits are the consumer's (IBA 10.6.3). Its pass has no access in flight. (rxe_reg_fast_mr)
 func (qp *QP) fastReg(b *uapi.RXESendWRMW) uapi.WCStatus {
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
-	access := ib.AccessFlags(b.Access)
+	access := b.Access
 	m := qp.dev.mrs.get(b.MRLKey >> 8)
 	if m == nil || checkMRAccess(access) != nil || access&writes != 0 && access&ib.AccessLocalWrite == 0 {
 		return uapi.WCLocQPOpErr

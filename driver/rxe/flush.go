@@ -175,7 +175,7 @@ func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *uapi.RXESend
 		}
 		*h.WR.MW() = uapi.RXESendWRMW{
 			Addr: wr.Bind.Addr, Length: wr.Bind.Length, MWRKey: wr.Bind.MW.RKey(), RKey: wr.Bind.RKey,
-			Access: uapi.AccessFlags(wr.Bind.Access),
+			Access: wr.Bind.Access,
 		}
 		if wr.Bind.MR != nil {
 			h.WR.MW().MRLKey = wr.Bind.MR.LKey()
@@ -187,11 +187,11 @@ func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *uapi.RXESend
 		if m, ok := wr.Reg.MR.Driver().(*mr); !ok || m.dev != qp.dev {
 			return invalid("region of another device")
 		}
-		*h.WR.MW() = uapi.RXESendWRMW{MRLKey: wr.Reg.MR.LKey(), RKey: wr.Reg.Key, Access: uapi.AccessFlags(wr.Reg.Access)}
+		*h.WR.MW() = uapi.RXESendWRMW{MRLKey: wr.Reg.MR.LKey(), RKey: wr.Reg.Key, Access: wr.Reg.Access}
 	case opFlush:
 		*h.WR.Flush() = uapi.RXESendWRFlush{
 			RemoteAddr: wr.RemoteAddr, RKey: wr.RKey, Length: wr.Flush.Length,
-			Type: uapi.FlushPlacement(wr.Flush.Placement), Level: uapi.FlushSelectivity(wr.Flush.Level),
+			Type: wr.Flush.Placement, Level: wr.Flush.Level,
 		}
 	case opAtomicWrite:
 		if len(wr.Inline) != atomicLen || wr.RemoteAddr%atomicLen != 0 {

@@ -105,7 +105,7 @@ func TestMulticast(t *testing.T) {
 					t.Errorf("queue pair %d got %d datagrams, want %d", i, len(got), n)
 				} else if n == 1 {
 					buf := x.n.buf[2000+1000*int(got[0]):]
-					if h := roce.GRH(buf[:grhLen]); ib.GID(h.DGID()) != testGroup || h.HopLimit() != 3 || !bytes.Equal(buf[grhLen:][:100], b.a.buf[:100]) {
+					if h := roce.GRH(buf[:grhLen]); h.DGID() != testGroup || h.HopLimit() != 3 || !bytes.Equal(buf[grhLen:][:100], b.a.buf[:100]) {
 						t.Errorf("queue pair %d: header or data are wrong: % x", i, buf[:grhLen])
 					}
 				}

@@ -119,7 +119,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 		{ib.QPAttrPort, func() { qp.attr.Port = a.Port }},
 		{ib.QPAttrQKey, func() { qp.attr.QKey = a.QKey }},
 		{ib.QPAttrPathMTU, func() {
-			qp.attr.PathMTU, qp.pathMTU = a.PathMTU, roce.MTU(a.PathMTU)
+			qp.attr.PathMTU, qp.pathMTU = a.PathMTU, a.PathMTU
 			qp.mtu = a.PathMTU.Bytes()
 		}},
 		{ib.QPAttrTimeout, func() { qp.attr.Timeout = a.Timeout }},

@@ -84,7 +84,7 @@ func (qp *QP) bindMW(b *uapi.RXESendWRMW) uapi.WCStatus {
 func (w *mw) bind(qp *QP, b *uapi.RXESendWRMW) bool {
 	// The right to write locally means nothing for a window, but programs ask for it.
 	const known = remoteAccess | ib.AccessZeroBased | ib.AccessLocalWrite
-	access := ib.AccessFlags(b.Access)
+	access := b.Access
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -116,7 +116,7 @@ func (w *mw) window(qp *QP, b *uapi.RXESendWRMW) *grant {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
-	access := ib.AccessFlags(b.Access)
+	access := b.Access
 	of := m.grant.Load()
 	switch {
 	case m.gone, of == nil, of.key != b.MRLKey, of.pd != qp.pd,

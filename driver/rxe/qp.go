@@ -132,10 +132,10 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 	qp.idle.L = &qp.mu
 	qp.req.reset()
 	if qp.datagram() {
-		qp.pathMTU = roce.MTU(d.activeMTU())
+		qp.pathMTU = d.activeMTU()
 	}
 	qp.mtu = qp.pathMTU.Bytes()
-	qp.attr.PathMTU = ib.MTU(qp.pathMTU)
+	qp.attr.PathMTU = qp.pathMTU
 	if err := qp.makeRings(c, u); err != nil {
 		return nil, err
 	}

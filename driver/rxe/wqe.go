@@ -32,7 +32,7 @@ func (k opKind) answered() bool { return k >= opRead && k <= opFlush }
 func (k opKind) local() bool { return k >= opInvalidate }
 
 // wrRegMR is ib.WRRegMR, which no user process can ask for.
-const wrRegMR = uapi.WROpcode(ib.WRRegMR)
+const wrRegMR = ib.WRRegMR
 
 // opKinds are the work requests of the connected services; datagrams take only opSend. (rxe_wr_opcode_info)
 var opKinds = [...]opKind{
@@ -80,7 +80,7 @@ var wcOpcodes = [...]uapi.WCOpcode{
 	uapi.WRSendWithInv:       uapi.WCSend,
 	uapi.WRFlush:             uapi.WCFlush,
 	uapi.WRAtomicWrite:       uapi.WCAtomicWrite,
-	wrRegMR:                  uapi.WCOpcode(ib.WCRegMR),
+	wrRegMR:                  ib.WCRegMR,
 }
 
 // sendWQE is a send work request that the requester has taken out of the ring, checked, and given its PSNs.
@@ -221,7 +221,7 @@ func decodeSGEs(list []uapi.RXESGE, b []byte, n, limit uint32) ([]uapi.RXESGE, i
 // encodeSend writes a work request of a consumer in this process to b, as a library would into a slot, and
 // returns the number of bytes. EINVAL for what the queue pair cannot do.
 func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
-	h := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: wr.ID, Opcode: uapi.WROpcode(wr.Opcode), SendFlags: uapi.SendFlags(wr.Flags)}}
+	h := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: wr.ID, Opcode: wr.Opcode, SendFlags: wr.Flags}}
 	if qp.typ == ib.QPTypeXRCInit {
 		h.WR.Reserved = wr.RemoteSRQN // Linux's rxe has no XRC, and so no place of its own for it
 	}

@@ -11,7 +11,7 @@ import (
 // Work requests about memory, and regions that change.
 
 // needCap skips the test unless the device says that it has an ability.
-func (e *env) needCap(ability string, bit uint64) {
+func (e *env) needCap(ability string, bit ib.DeviceCapFlags) {
 	e.Helper()
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)

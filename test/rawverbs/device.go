@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 
+	"verbena/roce"
 	"verbena/uapi"
 )
 
@@ -167,7 +168,7 @@ func (d *device) connect(qp, peer uint32) error {
 	for _, m := range []uapi.ModifyQP{
 		{QPState: uapi.QPSInit, PortNum: 1, QPAccessFlags: access,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags},
-		{QPState: uapi.QPSRTR, PathMTU: uapi.MTU1024, DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 12,
+		{QPState: uapi.QPSRTR, PathMTU: uint8(roce.MTU1024), DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 12,
 			Dest: uapi.QPDest{DGID: d.gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
 			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN |
 				uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer},
