@@ -14,13 +14,12 @@ type Packet struct {
 	Payload []byte
 }
 
-// DropReason is an error of [ParsePacket]: why a received packet is to be
-// dropped without an answer. The values are small and dense, to count in an
+// DropReason is an error of [ParsePacket] and [ParseBody]: why a received
+// packet is to be dropped without an answer. The values are small and dense, to count in an
 // array of [NumDropReasons] elements.
 type DropReason uint8
 
-// The reasons. DropICRC is not found by [ParsePacket] but by [Flow.Verify]; it
-// is here for the counters.
+// The reasons. DropICRC is of [Flow.Verify], not of the parsers.
 const (
 	DropTooShort   DropReason = iota // less than a BTH and an ICRC
 	DropVersion                      // transport header version not 0
@@ -57,11 +56,26 @@ func (r DropReason) Error() string {
 }
 
 // ParsePacket checks the form of a UDP payload b and returns views of its
-// parts. The error is a [DropReason]. It does not look at the ICRC
-// ([Flow.Verify]) nor at anything that needs a queue pair: path MTU, P_Key,
-// Q_Key, PSN, and that an ATOMIC WRITE carries 8 bytes.
+// parts, as [ParseBody] does for what is before the ICRC, which neither looks
+// at ([Flow.Verify]).
 func ParsePacket(b []byte) (Packet, error) {
 	if len(b) < BTHLen+ICRCLen {
+		return Packet{}, DropTooShort
+	}
+	p, err := ParseBody(b[:len(b)-ICRCLen])
+	if err != nil {
+		return Packet{}, err
+	}
+	p.Data = b
+	return p, nil
+}
+
+// ParseBody checks the form of a packet whose ICRC has been verified and taken
+// off, and returns views of its parts; Data is b, and ICRC may not be called.
+// The error is a [DropReason]. It does not look at anything that needs a queue
+// pair: path MTU, P_Key, Q_Key, PSN, and that an ATOMIC WRITE carries 8 bytes.
+func ParseBody(b []byte) (Packet, error) {
+	if len(b) < BTHLen {
 		return Packet{}, DropTooShort
 	}
 	h := BTH(b)
@@ -74,7 +88,7 @@ func ParsePacket(b []byte) (Packet, error) {
 	if start == 0 {
 		return Packet{}, DropOpcode
 	}
-	n := len(b) - start - ICRCLen // payload and padding
+	n := len(b) - start // payload and padding
 	pad := h.PadCount()
 	switch {
 	case n < 0:

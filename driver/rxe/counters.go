@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"verbena/link"
+	"verbena/roce"
 )
 
 // counter is one of the device's statistics, by the names of the kernel's hw_counters (rxe_hw_counters.c).
@@ -27,7 +28,13 @@ const (
 	cntRDMARecv
 
 	// Why a packet was dropped without an answer; the kernel does not count these.
-	cntDropMalformed
+	cntDropShort
+	cntDropVersion
+	cntDropOpcode
+	cntDropHeaders
+	cntDropUnaligned
+	cntDropPad
+	cntDropPayload
 	cntDropNobody
 	cntDropService
 	cntDropPKey
@@ -60,7 +67,13 @@ var counterNames = [numCounters]string{
 	cntLinkDowned:       "link_downed",
 	cntRDMASend:         "rdma_sends",
 	cntRDMARecv:         "rdma_recvs",
-	cntDropMalformed:    "drop_malformed",           // lengths, version, opcode
+	cntDropShort:        "drop_short",               // less than a BTH and an ICRC
+	cntDropVersion:      "drop_wrong_version",       // of the transport header
+	cntDropOpcode:       "drop_unknown_opcode",      //
+	cntDropHeaders:      "drop_short_headers",       // less than the headers of the opcode
+	cntDropUnaligned:    "drop_unaligned",           // length no multiple of 4
+	cntDropPad:          "drop_wrong_padding",       // more padding than payload
+	cntDropPayload:      "drop_unexpected_payload",  // the opcode has none
 	cntDropNobody:       "drop_unknown_qp",          // no queue pair has the number
 	cntDropService:      "drop_wrong_service",       // the opcode is of another service than the queue pair
 	cntDropPKey:         "drop_wrong_pkey",          //
@@ -74,6 +87,19 @@ var counterNames = [numCounters]string{
 	cntDropGap:          "drop_after_gap",           // behind a lost packet that was asked for already
 	cntDropPortDown:     "drop_port_down",           // while the port is down
 	cntDropStalled:      "drop_stalled",             // the program's memory does not answer, and too much waits for it
+}
+
+// malformedCounters are of packets that package roce does not take.
+var malformedCounters = [roce.NumDropReasons]counter{
+	roce.DropTooShort: cntDropShort, roce.DropVersion: cntDropVersion, roce.DropOpcode: cntDropOpcode,
+	roce.DropHeaders: cntDropHeaders, roce.DropUnaligned: cntDropUnaligned, roce.DropPad: cntDropPad,
+	roce.DropPayload: cntDropPayload,
+}
+
+// malformed returns the counter of a packet that roce.ParseBody refuses with err.
+func malformed(err error) counter {
+	why, _ := err.(roce.DropReason)
+	return malformedCounters[why]
 }
 
 // counters are on cache lines of their own, so that threads that count different things do not disturb each
@@ -113,7 +139,7 @@ func (d *Device) Stats() map[string]uint64 {
 	for name, f := range wireCounters {
 		s[name] = f(&w)
 	}
-	s[counterNames[cntDropMalformed]] += w.Malformed
+	s[counterNames[cntDropShort]] += w.Malformed
 	return s
 }
 

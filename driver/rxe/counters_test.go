@@ -24,10 +24,10 @@ func TestDropCounters(t *testing.T) {
 		send func(d *dialogue, pkt []byte) // instead of one arrival
 		want string
 	}{
-		{name: "rest of a BTH", op: roce.RCSendOnly, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:roce.BTHLen-4]) }, want: "drop_malformed"},
-		{name: "unknown opcode", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[0] = 0x1f }, want: "drop_malformed"},
-		{name: "odd length", op: roce.RCSendOnly, n: 8, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:len(pkt)-3]) }, want: "drop_malformed"},
-		{name: "unknown version", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[1] |= 3 }, want: "drop_malformed"},
+		{name: "rest of a BTH", op: roce.RCSendOnly, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:roce.BTHLen-4]) }, want: "drop_short"},
+		{name: "unknown opcode", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[0] = 0x1f }, want: "drop_unknown_opcode"},
+		{name: "odd length", op: roce.RCSendOnly, n: 8, send: func(d *dialogue, pkt []byte) { d.arrives(pkt[:len(pkt)-3]) }, want: "drop_unaligned"},
+		{name: "unknown version", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[1] |= 3 }, want: "drop_wrong_version"},
 		{name: "no such queue pair", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[5] ^= 0x55 }, want: "drop_unknown_qp"},
 		{name: "another service", op: roce.UCSendOnly, want: "drop_wrong_service"},
 		{name: "another partition", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[2] = 0x12 }, want: "drop_wrong_pkey"},

@@ -77,17 +77,17 @@ func TestHostilePackets(t *testing.T) {
 			want: nak(roce.ACKUnlimited, 0), count: "rdma_recvs", done: 1},
 
 		// Malformed: dropped (IBA 9.6.1.1, 9.6.1.4).
-		{name: "header version 1", packets: one(craft{op: roce.RCSendOnly, version: 1}), state: rts, count: "drop_malformed"},
-		{name: "reserved opcode of RC", packets: one(craft{op: 0x1f}), state: rts, count: "drop_malformed"},
-		{name: "opcode of RD", packets: one(craft{op: 0x44}), state: rts, count: "drop_malformed"},
-		{name: "opcode for manufacturers", packets: one(craft{op: 0xc4}), state: rts, count: "drop_malformed"},
-		{name: "SEND Only with more padding than payload", packets: one(craft{op: roce.RCSendOnly, morePad: 1}), state: rts, count: "drop_malformed"},
-		{name: "not whole words", packets: one(craft{op: roce.RCSendOnly, n: 8, cut: 1}), state: rts, count: "drop_malformed"},
-		{name: "WRITE cut within its header", packets: one(craft{op: roce.RCRDMAWriteOnly, cut: 4}), state: rts, count: "drop_malformed"},
-		{name: "atomic cut within its header", packets: one(craft{op: roce.RCFetchAdd, cut: 8}), state: rts, count: "drop_malformed"},
-		{name: "acknowledgement without AETH", packets: one(craft{op: roce.RCAcknowledge, cut: 4}), state: rts, count: "drop_malformed"},
-		{name: "READ with a payload", packets: one(craft{op: roce.RCRDMAReadRequest, n: 8}), state: rts, count: "drop_malformed"},
-		{name: "datagram cut within its header", to: ud, packets: one(craft{op: roce.UDSendOnly, cut: 8, qkey: testQKey}), state: rts, count: "drop_malformed"},
+		{name: "header version 1", packets: one(craft{op: roce.RCSendOnly, version: 1}), state: rts, count: "drop_wrong_version"},
+		{name: "reserved opcode of RC", packets: one(craft{op: 0x1f}), state: rts, count: "drop_unknown_opcode"},
+		{name: "opcode of RD", packets: one(craft{op: 0x44}), state: rts, count: "drop_unknown_opcode"},
+		{name: "opcode for manufacturers", packets: one(craft{op: 0xc4}), state: rts, count: "drop_unknown_opcode"},
+		{name: "SEND Only with more padding than payload", packets: one(craft{op: roce.RCSendOnly, morePad: 1}), state: rts, count: "drop_wrong_padding"},
+		{name: "not whole words", packets: one(craft{op: roce.RCSendOnly, n: 8, cut: 1}), state: rts, count: "drop_unaligned"},
+		{name: "WRITE cut within its header", packets: one(craft{op: roce.RCRDMAWriteOnly, cut: 4}), state: rts, count: "drop_short_headers"},
+		{name: "atomic cut within its header", packets: one(craft{op: roce.RCFetchAdd, cut: 8}), state: rts, count: "drop_short_headers"},
+		{name: "acknowledgement without AETH", packets: one(craft{op: roce.RCAcknowledge, cut: 4}), state: rts, count: "drop_short_headers"},
+		{name: "READ with a payload", packets: one(craft{op: roce.RCRDMAReadRequest, n: 8}), state: rts, count: "drop_unexpected_payload"},
+		{name: "datagram cut within its header", to: ud, packets: one(craft{op: roce.UDSendOnly, cut: 8, qkey: testQKey}), state: rts, count: "drop_short_headers"},
 
 		// PSNs of requests (IBA 9.7.4.1).
 		{name: "a PSN too high, and more of them", packets: list(craft{op: roce.RCSendOnly, psn: 1}, craft{op: roce.RCSendOnly, psn: 2}, craft{op: roce.RCSendOnly, psn: 1 << 22}),
@@ -365,8 +365,8 @@ func TestTruncated(t *testing.T) {
 		h.run()
 		h.checkBounds()
 	}
-	if h.net.LostICRC == 0 || h.dev.Stats()["drop_malformed"] == 0 {
-		t.Error("nothing was dropped")
+	if stats := h.dev.Stats(); h.net.LostICRC == 0 || stats["drop_short_headers"] == 0 {
+		t.Errorf("nothing was dropped: %d at the ICRC, %v", h.net.LostICRC, stats)
 	}
 	h.answers = nil
 	h.sleep(time.Millisecond)

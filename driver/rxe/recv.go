@@ -36,7 +36,7 @@ func (p *pass) receive(d *Device, a *link.Arrival) {
 	d.counters.add(cntRcvdPkts, len(packets))
 	for len(packets) > 0 && !a.Dropped() {
 		if len(packets[0]) < roce.BTHLen {
-			d.counters.add(cntDropMalformed, 1)
+			d.counters.add(malformed(roce.DropTooShort), 1)
 			packets = packets[1:]
 			continue
 		}
@@ -87,21 +87,6 @@ func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 	qp.mu.Unlock()
 }
 
-// parse checks the form of a packet whose ICRC is gone; b is at least a BTH long.
-func (k *packet) parse(b []byte) bool {
-	h := roce.BTH(b)
-	op := h.Opcode()
-	start, n := op.HeaderLen(), len(b)-op.HeaderLen()
-	pad := h.PadCount()
-	if start == 0 || n < 0 || h.TVer() != 0 || len(b)&3 != 0 || pad > n || n > 0 && !op.Has(roce.FlagPayload) {
-		return false
-	}
-	end := len(b) - pad
-	k.Packet = roce.Packet{Opcode: op, Flags: op.Flags(), Data: b, Payload: b[start:end:end]}
-	k.psn = h.PSN()
-	return true
-}
-
 // serviceOf is the transport service of a type of queue pair.
 func serviceOf(t ib.QPType) roce.Service {
 	switch t {
@@ -121,9 +106,12 @@ const accept = numCounters
 // refuses checks that a packet is well-formed and may be for this queue pair as it is now: service, state, partition, and
 // the addresses of a connection or the Q_Key. What it returns says why the packet is to be dropped. (hdr_check)
 func (qp *QP) refuses(k *packet, b []byte) counter {
+	var err error
+	if k.Packet, err = roce.ParseBody(b); err != nil {
+		return malformed(err)
+	}
+	k.psn = k.BTH().PSN()
 	switch {
-	case !k.parse(b):
-		return cntDropMalformed
 	case k.Opcode.Service() != serviceOf(qp.typ):
 		return cntDropService
 	case k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull:
