@@ -142,6 +142,21 @@ func (s *fakeServer) open(name string, p uverbs.Process, m uverbs.Memory) (comma
 	return nil, syscall.ENODEV
 }
 
+// release ends what the commands of all files wait for, those too that come within a second.
+func (s *fakeServer) release() {
+	for range 100 {
+		s.mu.Lock()
+		for _, f := range s.files {
+			select {
+			case f.gate <- struct{}{}:
+			default:
+			}
+		}
+		s.mu.Unlock()
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // opened waits for the n-th file to be opened.
 func (s *fakeServer) opened(t *testing.T, n int) *fakeFile {
 	t.Helper()
@@ -465,9 +480,19 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 }
 
 // finish waits for the program and for the session.
+// programPatience is how long a program of a test may run once its end is waited for.
+const programPatience = 30 * time.Second
+
+// finish waits for the end of a program and its session, and returns its exit code and what it has printed.
 func (w *world) finish(r *run) (code int, out string) {
 	w.Helper()
+	stuck := time.AfterFunc(programPatience, func() {
+		w.Errorf("the program has not ended after %v", programPatience)
+		r.Signal(unix.SIGKILL)
+		w.srv.release()
+	})
 	code = r.Wait()
+	stuck.Stop()
 	w.await("the end of the output", r.output.end)
 	w.await("the end of the session", r.session.Done())
 	return code, r.output.String()

@@ -32,6 +32,7 @@ func init() {
 		"steps":    programSteps,
 		"victim":   programVictim,
 		"executes": programExecutes,
+		"beside":   programBeside,
 		"secret":   programSecret,
 		"jailed":   programJailed,
 		"readonly": programReadOnly,
@@ -365,6 +366,7 @@ func testRegistrationsEndWithExec(t *testing.T) {
 			if _, err := fmt.Sscanf(r.output.String(), "ready %d %d\n", &pid, &keeper); err != nil || pid != r.PID() {
 				t.Fatalf("printed %q: %v", r.output.String(), err)
 			}
+			w.bound(r.session, pid)
 			region := w.srv.opened(t, 1).page.Load()
 			word := make([]byte, 8)
 			if err := region.ReadV([][]byte{word}, region.IOVA()); !errors.Is(err, umem.ErrFault) {
@@ -380,6 +382,76 @@ func testRegistrationsEndWithExec(t *testing.T) {
 				t.Error("the program was written to")
 			}
 		})
+	}
+}
+
+// bound fails unless the address spaces that a process has had by now are kept to: what is accessed by its number would be
+// the next program's.
+func (w *world) bound(t *Session, pid int) {
+	w.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.processes[pid]
+	if p == nil || len(p.former) == 0 {
+		w.Fatalf("process %d: got %+v, want its former address space", pid, p)
+	}
+	for _, s := range p.former {
+		if !s.Bound() {
+			w.Errorf("process %d: a former address space is not bound", pid)
+		}
+	}
+}
+
+// programBeside issues a command while another thread executes what does not exist.
+func programBeside([]string) {
+	fd := openDevice()
+	op := fakeOp{op: opIncrement, in: 1}
+	check(operate(fd, &op) == 0, "a command before")
+	in := bufio.NewReader(os.Stdin)
+	executed := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		check(unix.Exec("/nonexistent", []string{"x"}, nil) != nil, "exec")
+		close(executed)
+	}()
+	must(in.ReadString('\n'))
+	check(operate(fd, &op) == 0, "a command meanwhile")
+	fmt.Println("done")
+	<-executed
+	fmt.Println("ok")
+}
+
+// TestCommandBesideExec: while a thread's exec goes on, what another thread uses is bound to the address space that it has.
+func TestCommandBesideExec(t *testing.T) {
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, func(c *SupervisorConfig) {
+		var first atomic.Bool
+		c.pause = func(point string, _ uint32) {
+			if point == "exec" && first.Swap(true) { // the first is the test's own program
+				close(reached)
+				<-goOn
+			}
+		}
+	})
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	r := w.startWith(in, []string{programEnv + "=beside"}, "/proc/self/exe", "beside")
+	in.Close()
+	w.await("the exec", reached)
+	io.WriteString(out, "\n")
+	w.printed(r, "done")
+	r.session.mu.Lock()
+	space := r.session.processes[r.PID()].space
+	r.session.mu.Unlock()
+	if space == nil || !space.Bound() {
+		t.Error("a command beside an exec: its address space is not bound")
+	}
+	close(goOn)
+	if code, said := w.finish(r); code != 0 || !strings.HasSuffix(said, "ok\n") {
+		t.Errorf("exit code %d: %s", code, said)
 	}
 }
 
