@@ -18,6 +18,11 @@ demo: build ## an RDMA ping-pong in under a minute: unmodified programs, then th
 .PHONY: test
 test: deps lint unit cross e2e interop-test ## everything that a change must pass
 
+.PHONY: quick
+quick: ## what can be tested in a minute, without root and packages
+	$(GO) vet ./...
+	$(GO) test -short -timeout 3m ./...
+
 .PHONY: deps
 deps: ## install what the tests need (Debian packages), as far as this user may
 	@scripts/deps

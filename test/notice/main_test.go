@@ -1,0 +1,27 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestNotice fails when NOTICE is not what the dependencies make of it.
+func TestNotice(t *testing.T) {
+	want, err := notice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile("../../NOTICE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Error("NOTICE is out of date: go run ./test/notice > NOTICE")
+	}
+	for _, m := range []string{"github.com/alecthomas/kong", "golang.org/x/sys", "Redistribution and use"} {
+		if !strings.Contains(want, m) {
+			t.Errorf("NOTICE has no %q", m)
+		}
+	}
+}
