@@ -355,6 +355,15 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 	case OpStatShow:
 		stats, err := s.Stats(r.Name)
 		return &Response{Stats: stats}, err
+	case OpQPShow:
+		qps, err := s.QPs(r.Name)
+		return &Response{QPs: qps}, err
+	case OpQPTrace:
+		if r.Trace == nil {
+			break
+		}
+		t, err := s.QPTrace(*r.Trace)
+		return &Response{Trace: &t}, err
 	case OpFaultAdd:
 		if r.Fault == nil {
 			break

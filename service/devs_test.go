@@ -116,7 +116,7 @@ func TestDevShowOfOthers(t *testing.T) {
 			t.Errorf("%s: %v", op, err)
 		}
 	}
-	for _, op := range []Op{OpDevReset, OpDevPlug, OpDevUnplug, OpDevHang, OpStop} {
+	for _, op := range []Op{OpDevReset, OpDevPlug, OpDevUnplug, OpDevHang, OpQPShow, OpQPTrace, OpStop} {
 		if err := other.authorize(op); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("%s: %v", op, err)
 		}

@@ -35,6 +35,7 @@ type Request struct {
 	Reset    *DevReset  `json:",omitempty"`
 	ID       int        `json:",omitempty"` // of a fault rule
 	Capture  *Capture   `json:",omitempty"`
+	Trace    *QPTrace   `json:",omitempty"`
 }
 
 // Op names a request.
@@ -57,6 +58,8 @@ const (
 	OpFaultShow  Op = "fault show"
 	OpFaultClear Op = "fault clear"
 	OpStatShow   Op = "stat show"
+	OpQPShow     Op = "qp show"
+	OpQPTrace    Op = "qp trace"
 	OpCapture    Op = "capture" // with the descriptor of the socket that the file is sent to
 )
 
@@ -73,6 +76,8 @@ type Response struct {
 	Faults   []FaultRuleState `json:",omitempty"`
 	ID       int              `json:",omitempty"` // of the fault rule that was added
 	Stats    []StatInfo       `json:",omitempty"`
+	QPs      []QPStatusInfo   `json:",omitempty"`
+	Trace    *QPTraceInfo     `json:",omitempty"`
 }
 
 // Attach describes the program that is about to start.

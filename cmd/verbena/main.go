@@ -34,6 +34,10 @@ type cli struct {
 	Res struct {
 		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process, and what users hold." default:"withargs"`
 	} `cmd:"" help:"What programs hold."`
+	QP struct {
+		Show  qpShowCmd  `cmd:"" help:"List the queue pairs with their protocol state." default:"withargs"`
+		Trace qpTraceCmd `cmd:"" help:"Print the latest protocol events of a queue pair."`
+	} `cmd:"" name:"qp" help:"Queue pairs, as the transport protocol has them."`
 	Stat struct {
 		Show statShowCmd `cmd:"" help:"List the counters of devices." default:"withargs"`
 	} `cmd:"" help:"Counters: packets, errors, and the reasons for which packets were dropped."`

@@ -188,6 +188,7 @@ func (qp *QP) retry() {
 		return
 	}
 	r.retries--
+	qp.note(traceRetry, uint32(r.retries))
 	r.window = max(r.window/2, qp.mtu+packetCost)
 	r.rewind()
 	r.deadline = noTime
@@ -199,6 +200,7 @@ func (qp *QP) timedOut() {
 	r := &qp.req
 	if (qp.state == ib.QPRTS || qp.state == ib.QPSQD) && r.flight.len() > 0 && r.una != r.place() {
 		r.gap = false
+		qp.note(traceTimeout, 0)
 		qp.retry()
 	}
 }
@@ -232,6 +234,7 @@ func (qp *QP) notReady(wait time.Duration) {
 	r.rewind()
 	r.deadline = noTime
 	r.rnrUntil = qp.dev.clock.Now().Add(wait)
+	qp.note(traceRNRWait, uint32(wait/time.Microsecond))
 }
 
 // rnrForEver is the retry count that means no limit.
@@ -253,6 +256,7 @@ func (qp *QP) completeHead(status uapi.WCStatus) {
 // completeSend gives the slot of a work request back and posts its completion. Failures are reported also where
 // success would not be (IBA 10.7.3.1).
 func (qp *QP) completeSend(w *sendWQE, status uapi.WCStatus) {
+	qp.note(traceSendDone, uint32(status))
 	qp.sqDone = qp.sq.next(qp.sqDone)
 	if !qp.sq.setConsumer(qp.sqDone) {
 		qp.ringGone()

@@ -90,6 +90,8 @@ type Device struct {
 		m map[ib.UserContext]*userContext
 	}
 
+	tracing sync.Mutex // held while a queue pair's trace begins or ends
+
 	passes   sync.Pool // of *pass
 	watchdog watchdog
 	workers  crew // passes that a goroutine of the device finishes

@@ -74,6 +74,7 @@
 //	timer.go    timeouts
 //	stall.go    memory that does not answer
 //	panic.go    the end of a device that cannot be relied on
+//	trace.go    the latest protocol events of a queue pair
 //	counters.go statistics                                 rxe_hw_counters.c
 //	abandon.go  the end of programs without a service
 package rxe

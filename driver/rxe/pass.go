@@ -161,6 +161,11 @@ func (p *pass) drainQP(qp *QP) {
 		return
 	}
 	sport := qp.sport
+	if qp.trace != nil {
+		for _, t := range p.batch {
+			qp.notePacket(traceSend, t.Buf, uint32(t.packets))
+		}
+	}
 	qp.mu.Unlock()
 	for i, t := range p.batch {
 		t.QP, t.SPort = qp.num, sport

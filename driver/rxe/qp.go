@@ -59,6 +59,9 @@ type QP struct {
 	// peer is a copy of attr.DestQPN for those who do not hold mu.
 	peer atomic.Uint32
 
+	// traced says that trace is not nil, for those who do not hold mu; written under Device.tracing.
+	traced atomic.Bool
+
 	// mu guards what follows. The lock of one queue pair is never taken under that of another. Below it are the
 	// locks of the completion queues.
 	mu       sched.Mutex
@@ -80,6 +83,7 @@ type QP struct {
 	stranded bool // a ring's memory is gone
 	cut      bool // its context was disassociated: its rings are not looked at any more
 	toldLast bool // that no more receives are taken from srq
+	trace    *trace
 }
 
 // CreateQP implements ib.Driver.
@@ -342,6 +346,9 @@ func (qp *QP) advance(p *pass) {
 
 // setState changes the state; qp.mu is held.
 func (qp *QP) setState(s ib.QPState) {
+	if s != qp.state {
+		qp.note(traceState, uint32(s))
+	}
 	qp.state = s
 	qp.stateNow.Store(uint32(s))
 }

@@ -74,8 +74,10 @@ func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
 		if why := qp.refuses(&k, b); why != accept {
 			qp.dev.counters.add(why, 1)
+			qp.notePacket(traceDrop, b, uint32(why))
 			continue
 		}
+		qp.notePacket(traceReceive, b, 0)
 		if k.Flags&roce.FlagResponse != 0 {
 			qp.receiveResponse(p, &k)
 		} else {

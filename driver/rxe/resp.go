@@ -670,6 +670,7 @@ func (qp *QP) receiveDatagram(p *pass, k *packet) {
 
 // completeRecv completes the receive that was taken.
 func (qp *QP) completeRecv(wc *uapi.WC, solicited bool) {
+	qp.note(traceRecvDone, uint32(wc.Status))
 	r := &qp.resp
 	if r.wqe.from == nil {
 		qp.rqNext = qp.rq.next(qp.rqNext)

@@ -85,6 +85,9 @@ func (e *end) create() {
 	e.qp, err = e.host.pd.CreateQP(init, nil)
 	w.check(err)
 	e.rqp = e.qp
+	if w.log != nil {
+		w.check(e.host.dev.TraceQP(e.qp.Num(), true))
+	}
 	if w.service == XRC {
 		e.rqp, err = e.host.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: e.host.xrcd}, nil)
 		w.check(err)

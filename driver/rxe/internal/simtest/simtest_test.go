@@ -1,6 +1,7 @@
 package simtest_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"flag"
 	"fmt"
@@ -22,6 +23,9 @@ var (
 
 var services = []simtest.Service{simtest.RC, simtest.UC, simtest.UD, simtest.XRC}
 
+// maxLog is how much of the log of a schedule that fails is printed, in bytes.
+const maxLog = 32 << 10
+
 // TestSchedules plays schedules of each service.
 func TestSchedules(t *testing.T) {
 	for _, s := range services {
@@ -40,6 +44,9 @@ func TestSchedules(t *testing.T) {
 				seed := *firstFlag + uint64(i)
 				rep, err := simtest.Run(s, seed, nil)
 				if err != nil {
+					var log bytes.Buffer
+					_, _ = simtest.Run(s, seed, &log)
+					t.Logf("the end of its log:\n%s", log.Bytes()[max(0, log.Len()-maxLog):])
 					t.Fatalf("%v\nplay it again: go test ./driver/rxe/internal/simtest -run 'TestSchedules/%v' -seed %d -v", err, s, seed)
 				}
 				binary.Write(traces, binary.LittleEndian, rep.Trace)

@@ -85,9 +85,21 @@ func (w *world) failf(format string, args ...any) {
 		}
 		for _, e := range w.ends {
 			w.note("qp %d: %v, attributes %+v, events %v", e.qp.Num(), e.qp.State(), e.attributes, e.events)
+			w.noteTrace(e)
 		}
 	}
 	panic(failure(fmt.Sprintf(format, args...)))
+}
+
+// noteTrace logs the latest protocol events of a queue pair.
+func (w *world) noteTrace(e *end) {
+	t, err := e.host.dev.QPTrace(e.qp.Num())
+	if err != nil {
+		w.note("%v", err)
+	}
+	for _, v := range t.Events {
+		w.note("qp %d: trace: %v %v", e.qp.Num(), v.Time.Sub(w.start), v)
+	}
 }
 
 func (w *world) check(err error) {

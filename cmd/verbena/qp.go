@@ -1,0 +1,80 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"verbena/service"
+)
+
+type qpShowCmd struct {
+	Dev  string `help:"Only this device." placeholder:"NAME"`
+	JSON bool   `name:"json" help:"Print JSON, with window and retries."`
+}
+
+func (q *qpShowCmd) Run(c *cli) error {
+	r, err := c.ask(&service.Request{Op: service.OpQPShow, Name: q.Dev})
+	if err != nil {
+		return err
+	}
+	if r.QPs == nil {
+		r.QPs = []service.QPStatusInfo{}
+	}
+	return output(q.JSON, r.QPs, func(w io.Writer) {
+		fmt.Fprintln(w, "DEVICE\tQP\tTYPE\tSTATE\tPEER\tUNACKED\tNEXT\tEXPECTED\tIN FLIGHT\tNOTE")
+		for _, x := range r.QPs {
+			peer, note := "-", ""
+			if x.Peer != "" {
+				peer = fmt.Sprintf("%d at %s", x.DestQPN, x.Peer)
+			}
+			if x.Slow {
+				note = "memory of its program does not answer"
+			} else if x.Traced {
+				note = "traced"
+			}
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", x.Device, x.Num, x.Type, x.State, peer,
+				x.Unacknowledged, x.NextPSN, x.ExpectedPSN, x.InFlight, note)
+		}
+	})
+}
+
+type qpTraceCmd struct {
+	Num  uint32 `arg:"" name:"qpn" help:"Number of the queue pair, as qp show and the program print it."`
+	Dev  string `help:"Its device; needed where there are several." placeholder:"NAME"`
+	Off  bool   `help:"End the trace, after printing it."`
+	JSON bool   `name:"json" help:"Print JSON."`
+}
+
+func (*qpTraceCmd) Help() string {
+	return `The first time it begins a trace of the queue pair; from then on it prints its latest 256 protocol events: packets sent, received
+and dropped, retries, timeouts, waits for a receive of the peer, completions, changes of state. Payload is not in it; see
+verbena capture for that. At most 64 queue pairs of a device are traced at a time.
+
+Examples:
+  verbena qp show
+  verbena qp trace 17
+  verbena qp trace 17 --off`
+}
+
+func (q *qpTraceCmd) Run(c *cli) error {
+	r, err := c.ask(&service.Request{Op: service.OpQPTrace, Trace: &service.QPTrace{Dev: q.Dev, Num: q.Num, End: q.Off}})
+	if err != nil {
+		return err
+	}
+	t := r.Trace
+	if t == nil {
+		return fmt.Errorf("qp trace %d: the service gives no trace", q.Num)
+	}
+	if t.Began {
+		fmt.Fprintf(os.Stderr, "verbena: QP %d on %s is traced from now on; the same command prints what happens\n", t.Num, t.Device)
+	}
+	if t.Lost > 0 {
+		fmt.Fprintf(os.Stderr, "verbena: %d older events are lost\n", t.Lost)
+	}
+	return output(q.JSON, t, func(w io.Writer) {
+		for _, e := range t.Events {
+			fmt.Fprintf(w, "%s  %s\n", e.Time.Format("15:04:05.000000"), e)
+		}
+	})
+}

@@ -1,0 +1,255 @@
+package rxe
+
+import (
+	"fmt"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// traceLen is the number of events that a queue pair's trace keeps, the latest.
+const traceLen = 256
+
+// maxTraced bounds the queue pairs of a device that are traced at a time; each takes some 10 KB.
+const maxTraced = 64
+
+// traceKind is the kind of a protocol event of a queue pair.
+type traceKind uint8
+
+const (
+	traceState    traceKind = iota // detail: the new state
+	traceSend                      // a train leaves: its first packet; detail: packets
+	traceReceive                   // a packet has come
+	traceDrop                      // and is dropped; detail: counter
+	traceRetry                     // everything unacknowledged is sent again; detail: retries left
+	traceRNRWait                   // the peer has no receive; detail: microseconds until everything is sent again
+	traceTimeout                   // no acknowledgement in time
+	traceSendDone                  // a send work request has ended; detail: status
+	traceRecvDone                  // a receive work request has ended; detail: status
+)
+
+var traceNames = [...]string{
+	traceState: "state", traceSend: "send", traceReceive: "receive", traceDrop: "drop", traceRetry: "retry",
+	traceRNRWait: "rnr wait", traceTimeout: "timeout", traceSendDone: "send completed", traceRecvDone: "receive completed",
+}
+
+// traceRecord is an event in the ring. op, psn and syndrome are of a packet, if the kind is about one.
+type traceRecord struct {
+	at       time.Time
+	detail   uint32
+	psn      roce.PSN
+	kind     traceKind
+	op       roce.Opcode
+	acks     bool // syndrome is valid
+	syndrome roce.Syndrome
+}
+
+// trace is the ring of a queue pair's latest protocol events.
+type trace struct {
+	n    uint64 // events since the trace began
+	ring [traceLen]traceRecord
+}
+
+// note records an event that is not about a packet. qp.mu is held.
+func (qp *QP) note(kind traceKind, detail uint32) {
+	if qp.trace != nil {
+		qp.trace.add(traceRecord{at: qp.dev.clock.Now(), kind: kind, detail: detail})
+	}
+}
+
+// notePacket records an event about a packet; b is at least its headers, without or with an ICRC. qp.mu is held.
+func (qp *QP) notePacket(kind traceKind, b []byte, detail uint32) {
+	if qp.trace != nil {
+		qp.trace.packet(qp.dev.clock.Now(), kind, b, detail)
+	}
+}
+
+func (t *trace) add(r traceRecord) {
+	t.ring[t.n%traceLen] = r
+	t.n++
+}
+
+func (t *trace) packet(now time.Time, kind traceKind, b []byte, detail uint32) {
+	r := traceRecord{at: now, kind: kind, detail: detail}
+	if len(b) >= roce.BTHLen {
+		h := roce.BTH(b)
+		r.op, r.psn = h.Opcode(), h.PSN()
+		if k := (roce.Packet{Opcode: r.op, Data: b}); len(b) >= r.op.HeaderLen() && r.op.Has(roce.FlagAETH) {
+			r.acks, r.syndrome = true, k.AETH().Syndrome()
+		}
+	}
+	t.add(r)
+}
+
+// TraceEvent is a protocol event of a queue pair.
+type TraceEvent struct {
+	Time   time.Time `json:"time"`
+	Event  string    `json:"event"`            // "send", "receive", "drop", "retry", "state", ...
+	Opcode string    `json:"opcode,omitempty"` // of the packet that it is about
+	PSN    uint32    `json:"psn,omitempty"`
+	Detail string    `json:"detail,omitempty"`
+}
+
+// String is the event in one line, without its time.
+func (e TraceEvent) String() string {
+	s := e.Event
+	if e.Opcode != "" {
+		s += fmt.Sprintf(" %s psn %d", e.Opcode, e.PSN)
+	}
+	if e.Detail != "" {
+		s += ": " + e.Detail
+	}
+	return s
+}
+
+func (r *traceRecord) event() TraceEvent {
+	e := TraceEvent{Time: r.at, Event: traceNames[r.kind]}
+	if r.kind == traceSend || r.kind == traceReceive || r.kind == traceDrop {
+		e.Opcode, e.PSN = r.op.String(), uint32(r.psn)
+	}
+	switch r.kind {
+	case traceState:
+		e.Detail = ib.QPState(r.detail).String()
+	case traceSend:
+		if r.detail > 1 {
+			e.Detail = fmt.Sprintf("%d packets", r.detail)
+		}
+	case traceDrop:
+		e.Detail = counterNames[r.detail]
+	case traceRetry:
+		e.Detail = fmt.Sprintf("%d retries left", r.detail)
+	case traceRNRWait:
+		e.Detail = fmt.Sprint(time.Duration(r.detail) * time.Microsecond)
+	case traceSendDone, traceRecvDone:
+		e.Detail = uapi.WCStatus(r.detail).String()
+	}
+	if r.acks {
+		if e.Detail != "" {
+			e.Detail += ", "
+		}
+		e.Detail += r.syndrome.String()
+	}
+	return e
+}
+
+// lockToLook locks a queue pair for somebody else than its consumer: EAGAIN if its program's memory does not answer.
+func (qp *QP) lockToLook() error {
+	if !qp.mu.LockUnless(&qp.lane.slow) {
+		return fmt.Errorf("QP %d on %s: the memory of its program does not answer: %w", qp.num, qp.dev.name, syscall.EAGAIN)
+	}
+	return nil
+}
+
+// TraceQP begins or ends the trace of a queue pair: its latest protocol events. It may sleep. ENOENT if there is no queue
+// pair of that number, ENOSPC if too many are traced, EAGAIN if the memory of its program does not answer.
+func (d *Device) TraceQP(num uint32, on bool) error {
+	qp := d.qp(num)
+	if qp == nil {
+		return fmt.Errorf("trace QP %d on %s: no such queue pair: %w", num, d.name, syscall.ENOENT)
+	}
+	d.tracing.Lock()
+	defer d.tracing.Unlock()
+	traced := 0
+	for q := range d.qps.all() {
+		if q != qp && q.traced.Load() {
+			traced++
+		}
+	}
+	if on && traced >= maxTraced {
+		return fmt.Errorf("trace QP %d on %s: %d queue pairs are traced, at most %d: end a trace first: %w", num, d.name, traced, maxTraced, syscall.ENOSPC)
+	}
+	if err := qp.lockToLook(); err != nil {
+		return err
+	}
+	defer qp.mu.Unlock()
+	switch {
+	case !on:
+		qp.trace = nil
+	case qp.trace == nil:
+		qp.trace = new(trace)
+	}
+	qp.traced.Store(on)
+	return nil
+}
+
+// QPTrace is what a queue pair's trace has.
+type QPTrace struct {
+	On     bool         `json:"on"`
+	Lost   uint64       `json:"lost"` // events that newer ones have taken the place of
+	Events []TraceEvent `json:"events"`
+}
+
+// QPTrace returns the latest protocol events of a queue pair, the oldest first. It may sleep. ENOENT if there is no queue
+// pair of that number.
+func (d *Device) QPTrace(num uint32) (QPTrace, error) {
+	qp := d.qp(num)
+	if qp == nil {
+		return QPTrace{}, fmt.Errorf("trace of QP %d on %s: no such queue pair: %w", num, d.name, syscall.ENOENT)
+	}
+	if err := qp.lockToLook(); err != nil {
+		return QPTrace{}, err
+	}
+	var t trace
+	on := qp.trace != nil
+	if on {
+		t = *qp.trace
+	}
+	qp.mu.Unlock()
+	r := QPTrace{On: on, Events: []TraceEvent{}}
+	if t.n > traceLen {
+		r.Lost = t.n - traceLen
+	}
+	for i := r.Lost; i < t.n; i++ {
+		r.Events = append(r.Events, t.ring[i%traceLen].event())
+	}
+	return r, nil
+}
+
+// QPStatus is the protocol state of a queue pair.
+type QPStatus struct {
+	Num     uint32 `json:"num"`
+	Type    string `json:"type"`
+	State   string `json:"state"`
+	DestQPN uint32 `json:"dest_qpn,omitempty"` // of a connection
+	Peer    string `json:"peer,omitempty"`     // its address
+	MTU     int    `json:"mtu"`
+	Traced  bool   `json:"traced"`
+	// Slow: memory of the program does not answer, and the queue pair waits.
+	Slow bool `json:"slow,omitempty"`
+
+	Unacknowledged uint32 `json:"unacknowledged"` // the oldest PSN without an acknowledgement
+	NextPSN        uint32 `json:"next_psn"`       // of the next packet
+	ExpectedPSN    uint32 `json:"expected_psn"`   // of the peer's next request
+	InFlight       int    `json:"in_flight"`      // work requests that have begun and not ended
+	Window         int    `json:"window"`         // bytes that may be on their way
+	Retries        uint8  `json:"retries"`        // left
+	RNRRetries     uint8  `json:"rnr_retries"`    // left; 7: without end
+	Egress         int    `json:"egress"`         // trains that wait to leave
+}
+
+// QPStatuses lists the queue pairs of the device, but those whose program does not let them be looked at, which have
+// their number and Slow alone. It may sleep, but not wait for a program.
+func (d *Device) QPStatuses() []QPStatus {
+	list := []QPStatus{}
+	for qp := range d.qps.all() {
+		s := QPStatus{Num: qp.num, Type: qp.typ.String(), State: qp.State().String(), Traced: qp.traced.Load()}
+		if qp.lockToLook() != nil {
+			s.Slow = true
+			list = append(list, s)
+			continue
+		}
+		r := &qp.req
+		s.MTU, s.Unacknowledged, s.NextPSN = qp.mtu, uint32(r.una), uint32(r.place())
+		s.ExpectedPSN, s.InFlight, s.Window = uint32(qp.resp.psn), r.flight.len(), r.window
+		s.Retries, s.RNRRetries, s.Egress = r.retries, r.rnrRetries, len(qp.egress.queue)
+		if qp.path != nil && !qp.datagram() {
+			s.DestQPN, s.Peer = qp.attr.DestQPN, qp.path.dst.String()
+		}
+		qp.mu.Unlock()
+		list = append(list, s)
+	}
+	return list
+}

@@ -1,0 +1,68 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestQPTrace looks at the queue pairs of programs that run, and at what one of them does.
+func TestQPTrace(t *testing.T) {
+	w := sharedService(t)
+	server := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", "19391")
+	client := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", "19391", "127.0.0.1")
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer server.Wait()
+	defer server.Process.Kill()
+	time.Sleep(500 * time.Millisecond)
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer client.Wait()
+	defer client.Process.Kill()
+	var qps []struct {
+		Num     uint32
+		State   string
+		DestQPN uint32 `json:"dest_qpn"`
+	}
+	connected := func() bool {
+		if err := json.Unmarshal([]byte(w.out("qp", "show", "--json")), &qps); err != nil {
+			t.Fatal(err)
+		}
+		return len(qps) == 2 && qps[0].State == "RTS" && qps[1].State == "RTS"
+	}
+	for end := time.Now().Add(10 * time.Second); !connected(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("queue pairs: got %+v, want two that are connected", qps)
+		}
+	}
+	if qps[0].DestQPN != qps[1].Num || qps[1].DestQPN != qps[0].Num {
+		t.Errorf("queue pairs: got %+v, want each to be the other's peer", qps)
+	}
+	num := fmt.Sprint(qps[0].Num)
+	if out := w.out("qp", "trace", num); strings.Contains(out, "psn") {
+		t.Errorf("a trace that begins: got %q, want nothing", out)
+	}
+	for _, want := range []string{"send RC SEND Only psn ", "receive RC Acknowledge psn ", "send completed: success", "receive completed: success"} {
+		var out string
+		has := func() bool {
+			out = w.out("qp", "trace", num)
+			return strings.Contains(out, want)
+		}
+		for end := time.Now().Add(10 * time.Second); !has(); time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("trace: got\n%.1000s\nwant %q in it", out, want)
+			}
+		}
+	}
+	w.out("qp", "trace", num, "--off")
+	if out := w.out("qp", "show"); strings.Contains(out, "traced") {
+		t.Errorf("when the trace has ended: got %q", out)
+	}
+}
