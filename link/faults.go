@@ -1,7 +1,7 @@
 package link
 
 import (
-	"container/heap"
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"verbena/internal/timeq"
 )
 
 // Faults is a network whose packets suffer on their way out what its rules say; only those with Stop act on what comes
@@ -207,8 +209,7 @@ type faultEndpoint struct {
 	closed atomic.Bool // written under mu
 
 	mu    sync.Mutex
-	queue heldQueue
-	seq   uint64
+	queue timeq.Queue[*heldPacket]
 }
 
 // maxHeld bounds the number of packets that an endpoint holds up; more are lost.
@@ -216,41 +217,10 @@ const maxHeld = 1 << 16
 
 // heldPacket is a copy of a packet that is to be sent later.
 type heldPacket struct {
-	due     time.Time
-	seq     uint64 // order of those that are due together
-	index   int    // in the queue, -1 when it is out
-	behind  int    // so many packets to the same address may go first
-	train   Train  // of this packet alone
+	behind  int   // so many packets to the same address may go first
+	train   Train // of this packet alone
 	corrupt bool
 	bit     uint32
-}
-
-// heldQueue is a heap of packets by the time at which they are due.
-type heldQueue []*heldPacket
-
-func (q heldQueue) Len() int { return len(q) }
-func (q heldQueue) Less(i, j int) bool {
-	if !q[i].due.Equal(q[j].due) {
-		return q[i].due.Before(q[j].due)
-	}
-	return q[i].seq < q[j].seq
-}
-func (q heldQueue) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].index, q[j].index = i, j
-}
-func (q *heldQueue) Push(x any) {
-	p := x.(*heldPacket)
-	p.index = len(*q)
-	*q = append(*q, p)
-}
-func (q *heldQueue) Pop() any {
-	last := len(*q) - 1
-	p := (*q)[last]
-	(*q)[last] = nil
-	*q = (*q)[:last]
-	p.index = -1
-	return p
 }
 
 // Receive implements Receiver, between the endpoint behind and who listens.
@@ -336,7 +306,7 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 		}
 		for range copies {
 			p := &heldPacket{
-				index: -1, behind: v.behind, train: t.cut(i, i+1), corrupt: v.corrupt, bit: v.bit,
+				behind: v.behind, train: t.cut(i, i+1), corrupt: v.corrupt, bit: v.bit,
 			}
 			p.train.Buf = slices.Clone(p.train.Buf)
 			p.train.Size = len(p.train.Buf)
@@ -356,17 +326,15 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 func (e *faultEndpoint) hold(p *heldPacket, d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed.Load() || len(e.queue) >= maxHeld {
+	if e.closed.Load() || e.queue.Len() >= maxHeld {
 		e.lost.Add(1)
 		return
 	}
-	p.due, p.seq = time.Now().Add(d), e.seq
-	e.seq++
-	heap.Push(&e.queue, p)
+	item := e.queue.Push(time.Now().Add(d), p)
 	if p.behind > 0 {
 		e.waiting.Add(1)
 	}
-	if p.index == 0 {
+	if item == e.queue.First() {
 		select {
 		case e.wake <- struct{}{}:
 		default:
@@ -375,25 +343,27 @@ func (e *faultEndpoint) hold(p *heldPacket, d time.Duration) {
 }
 
 // overtake takes note of a packet to dst that is sent, and returns those that have now been overtaken by enough.
-func (e *faultEndpoint) overtake(dst netip.Addr) (gone []*heldPacket) {
+func (e *faultEndpoint) overtake(dst netip.Addr) (list []*heldPacket) {
 	if e.waiting.Load() == 0 {
 		return nil
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, p := range e.queue {
-		if p.behind > 0 && p.train.Dst == dst {
+	var gone []*timeq.Item[*heldPacket]
+	for i := range e.queue.All() {
+		if p := i.Value; p.behind > 0 && p.train.Dst == dst {
 			if p.behind--; p.behind == 0 {
-				gone = append(gone, p)
+				gone = append(gone, i)
 			}
 		}
 	}
-	for _, p := range gone {
-		heap.Remove(&e.queue, p.index)
+	slices.SortFunc(gone, func(a, b *timeq.Item[*heldPacket]) int { return cmp.Compare(a.Seq(), b.Seq()) })
+	for _, i := range gone {
+		e.queue.Remove(i)
 		e.waiting.Add(-1)
+		list = append(list, i.Value)
 	}
-	slices.SortFunc(gone, func(a, b *heldPacket) int { return int(a.seq) - int(b.seq) })
-	return gone
+	return list
 }
 
 func (e *faultEndpoint) transmitAll(list []*heldPacket) {
@@ -448,13 +418,14 @@ func (e *faultEndpoint) run() {
 func (e *faultEndpoint) pop() (*heldPacket, time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.queue) == 0 {
+	first := e.queue.First()
+	if first == nil {
 		return nil, 0
 	}
-	if d := time.Until(e.queue[0].due); d > 0 {
+	if d := time.Until(first.Due()); d > 0 {
 		return nil, d
 	}
-	p := heap.Pop(&e.queue).(*heldPacket)
+	p := e.queue.Pop().Value
 	if p.behind > 0 {
 		e.waiting.Add(-1)
 	}
@@ -475,7 +446,7 @@ func (e *faultEndpoint) Stats() Stats {
 func (e *faultEndpoint) Close() error {
 	e.mu.Lock()
 	if !e.closed.Swap(true) {
-		e.queue = nil
+		e.queue.Clear()
 		e.waiting.Store(0)
 		close(e.stop)
 	}

@@ -5,9 +5,10 @@
 package clock
 
 import (
-	"container/heap"
 	"sync"
 	"time"
+
+	"verbena/internal/timeq"
 )
 
 // Clock tells the time and calls back.
@@ -38,8 +39,7 @@ func (system) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc
 type Virtual struct {
 	mu  sync.Mutex
 	now time.Time
-	seq uint64
-	due timers
+	due timeq.Queue[func()]
 }
 
 // NewVirtual returns a clock that shows start.
@@ -54,7 +54,7 @@ func (v *Virtual) Now() time.Time {
 
 // AfterFunc implements Clock.
 func (v *Virtual) AfterFunc(d time.Duration, f func()) Timer {
-	t := &virtualTimer{clock: v, f: f, index: -1}
+	t := &virtualTimer{clock: v, item: timeq.NewItem(f)}
 	t.Reset(d)
 	return t
 }
@@ -63,23 +63,23 @@ func (v *Virtual) AfterFunc(d time.Duration, f func()) Timer {
 func (v *Virtual) Next() (time.Time, bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if len(v.due) == 0 {
-		return time.Time{}, false
+	if first := v.due.First(); first != nil {
+		return first.Due(), true
 	}
-	return v.due[0].at, true
+	return time.Time{}, false
 }
 
 // Step moves the clock on to the next call and makes it, false if there is none.
 func (v *Virtual) Step() bool {
 	v.mu.Lock()
-	if len(v.due) == 0 {
+	next := v.due.Pop()
+	if next == nil {
 		v.mu.Unlock()
 		return false
 	}
-	t := heap.Pop(&v.due).(*virtualTimer)
-	v.now = t.at
+	v.now = next.Due()
 	v.mu.Unlock()
-	t.f()
+	next.Value()
 	return true
 }
 
@@ -100,20 +100,15 @@ func (v *Virtual) Sleep(d time.Duration) {
 
 type virtualTimer struct {
 	clock *Virtual
-	f     func()
-	at    time.Time
-	seq   uint64
-	index int // in due, -1 when it is not there
+	item  *timeq.Item[func()]
 }
 
 func (t *virtualTimer) Reset(d time.Duration) bool {
 	v := t.clock
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	was := t.remove()
-	t.at, t.seq = v.now.Add(max(d, 0)), v.seq
-	v.seq++
-	heap.Push(&v.due, t)
+	was := t.item.Queued()
+	v.due.Put(t.item, v.now.Add(max(d, 0)))
 	return was
 }
 
@@ -121,41 +116,5 @@ func (t *virtualTimer) Stop() bool {
 	v := t.clock
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return t.remove()
-}
-
-func (t *virtualTimer) remove() bool {
-	if t.index < 0 {
-		return false
-	}
-	heap.Remove(&t.clock.due, t.index)
-	return true
-}
-
-// timers is a heap.
-type timers []*virtualTimer
-
-func (h timers) Len() int { return len(h) }
-func (h timers) Less(i, j int) bool {
-	if !h[i].at.Equal(h[j].at) {
-		return h[i].at.Before(h[j].at)
-	}
-	return h[i].seq < h[j].seq
-}
-func (h timers) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-func (h *timers) Push(x any) {
-	t := x.(*virtualTimer)
-	t.index = len(*h)
-	*h = append(*h, t)
-}
-func (h *timers) Pop() any {
-	n := len(*h) - 1
-	t := (*h)[n]
-	(*h)[n] = nil
-	*h = (*h)[:n]
-	t.index = -1
-	return t
+	return v.due.Remove(t.item)
 }

@@ -25,6 +25,7 @@ import (
 	"syscall"
 	"time"
 
+	"verbena/internal/timeq"
 	"verbena/link"
 	"verbena/roce"
 )
@@ -182,8 +183,8 @@ type endpoint struct {
 
 	// Guarded by net.mu.
 	closed bool
-	free   time.Time  // when the way out has sent all that waits
-	queue  []inFlight // by time of arrival
+	free   time.Time            // when the way out has sent all that waits
+	queue  timeq.Queue[*Packet] // by time of arrival
 }
 
 type counters struct {
@@ -191,11 +192,6 @@ type counters struct {
 	again, noRoute, tooLong            atomic.Uint64
 	batches, packets, bytes            atomic.Uint64
 	icrc                               atomic.Uint64
-}
-
-type inFlight struct {
-	at  time.Time
-	pkt *Packet
 }
 
 var (
@@ -334,12 +330,7 @@ func (n *Net) routeGroup(p *Packet, at time.Time) {
 
 // enqueue has a packet arrive at a time; net.mu is held.
 func (e *endpoint) enqueue(p *Packet, at time.Time) {
-	i := len(e.queue)
-	for i > 0 && e.queue[i-1].at.After(at) {
-		i--
-	}
-	e.queue = slices.Insert(e.queue, i, inFlight{at, p})
-	if i == 0 {
+	if e.queue.Push(at, p) == e.queue.First() {
 		e.rouse()
 	}
 }
@@ -422,19 +413,19 @@ func (e *endpoint) arrivals() (*link.Arrival, time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	a := &link.Arrival{}
-	for len(e.queue) > 0 && len(a.Packets) < maxBatch && !e.closed {
-		head := e.queue[0]
-		if d := head.at.Sub(now); d > 0 {
+	for e.queue.Len() > 0 && len(a.Packets) < maxBatch && !e.closed {
+		head := e.queue.First()
+		if d := head.Due().Sub(now); d > 0 {
 			if len(a.Packets) > 0 {
 				break
 			}
 			return nil, d
 		}
-		p := head.pkt
+		p := head.Value
 		if len(a.Packets) > 0 && (p.Src != a.Src || p.Dst != a.Dst || p.TOS != a.TOS || p.TTL != a.TTL) {
 			break
 		}
-		e.queue = e.queue[1:]
+		e.queue.Pop()
 		f, end := flow(p.Src, p.Dst, p.SPort), len(p.Data)-link.ICRCLen
 		switch {
 		case n.down[p.Src] || n.down[e.addr]:
@@ -485,10 +476,10 @@ func (e *endpoint) Close() error {
 		return link.ErrClosed
 	}
 	e.closed = true
-	for _, q := range e.queue {
-		q.pkt.Fate = LostClosing
+	for i := range e.queue.All() {
+		i.Value.Fate = LostClosing
 	}
-	e.queue = nil
+	e.queue.Clear()
 	delete(n.endpoints, e.addr)
 	for group := range n.groups {
 		n.leave(e, group)

@@ -1,0 +1,133 @@
+// Package timeq is a queue of values by the time at which they are due: what clocks, networks in memory and fault rules
+// have in common.
+package timeq
+
+import (
+	"container/heap"
+	"iter"
+	"time"
+)
+
+// Queue holds values by time; those that are due together are in the order in which they were pushed. The zero value is an
+// empty queue. It is not safe for concurrent use.
+type Queue[T any] struct {
+	items items[T]
+	seq   uint64
+}
+
+// Item is a value in a Queue.
+type Item[T any] struct {
+	Value T
+	due   time.Time
+	seq   uint64
+	index int // in the queue; -1: not in it
+}
+
+// Due returns the time that the item was pushed with.
+func (i *Item[T]) Due() time.Time { return i.due }
+
+// Seq returns the item's place in the order of calls of Push and Put.
+func (i *Item[T]) Seq() uint64 { return i.seq }
+
+// Queued reports whether the item is in its queue.
+func (i *Item[T]) Queued() bool { return i.index >= 0 }
+
+// Before reports whether i comes before j, in a queue that both are or have been in.
+func (i *Item[T]) Before(j *Item[T]) bool {
+	if !i.due.Equal(j.due) {
+		return i.due.Before(j.due)
+	}
+	return i.seq < j.seq
+}
+
+// Len returns the number of items.
+func (q *Queue[T]) Len() int { return len(q.items) }
+
+// Push adds a value.
+func (q *Queue[T]) Push(due time.Time, v T) *Item[T] {
+	i := &Item[T]{Value: v, index: -1}
+	q.Put(i, due)
+	return i
+}
+
+// Put adds an item that is in no queue, or moves one of this queue, with a new time, behind the others of that time.
+func (q *Queue[T]) Put(i *Item[T], due time.Time) {
+	if i.index >= 0 {
+		heap.Remove(&q.items, i.index)
+	}
+	i.due, i.seq = due, q.seq
+	q.seq++
+	heap.Push(&q.items, i)
+}
+
+// NewItem returns an item that is in no queue yet.
+func NewItem[T any](v T) *Item[T] { return &Item[T]{Value: v, index: -1} }
+
+// First returns the first item, nil if there is none. It stays in the queue.
+func (q *Queue[T]) First() *Item[T] {
+	if len(q.items) == 0 {
+		return nil
+	}
+	return q.items[0]
+}
+
+// Pop takes the first item out, nil if there is none.
+func (q *Queue[T]) Pop() *Item[T] {
+	if len(q.items) == 0 {
+		return nil
+	}
+	return heap.Pop(&q.items).(*Item[T])
+}
+
+// Remove takes an item out, and reports whether it was in the queue.
+func (q *Queue[T]) Remove(i *Item[T]) bool {
+	if i.index < 0 {
+		return false
+	}
+	heap.Remove(&q.items, i.index)
+	return true
+}
+
+// All yields the items in no particular order. The queue must not change meanwhile.
+func (q *Queue[T]) All() iter.Seq[*Item[T]] {
+	return func(yield func(*Item[T]) bool) {
+		for _, i := range q.items {
+			if !yield(i) {
+				return
+			}
+		}
+	}
+}
+
+// Clear empties the queue.
+func (q *Queue[T]) Clear() {
+	for _, i := range q.items {
+		i.index = -1
+	}
+	q.items = nil
+}
+
+// items is a heap.
+type items[T any] []*Item[T]
+
+func (h items[T]) Len() int           { return len(h) }
+func (h items[T]) Less(i, j int) bool { return h[i].Before(h[j]) }
+func (h items[T]) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+func (h *items[T]) Push(x any) {
+	i := x.(*Item[T])
+	i.index = len(*h)
+	*h = append(*h, i)
+}
+
+func (h *items[T]) Pop() any {
+	n := len(*h) - 1
+	i := (*h)[n]
+	(*h)[n] = nil
+	*h = (*h)[:n]
+	i.index = -1
+	return i
+}
