@@ -539,8 +539,10 @@ type WC struct {
 	Flags          WCFlags
 	PKeyIndex      uint16
 	SLID           uint16
-	SL             uint8
-	Port           uint8
+	// SL is the service level. On RoCE, of a datagram on a UD queue pair, it is the type of its network header: 1 IPv6,
+	// 2 IPv4.
+	SL   uint8
+	Port uint8
 }
 
 // NotifyFlags are the arguments of a request for notification.

@@ -659,13 +659,32 @@ func (qp *QP) receiveDatagram(p *pass, k *packet) {
 	}
 	wc := uapi.WC{
 		Opcode: uapi.WCRecv, ByteLen: uint32(grhLen + len(k.Payload)), SrcQP: k.DETH().SrcQPN(),
-		WCFlags: uapi.WCFlags(uapi.IBVWCGRH),
+		WCFlags: uapi.WCFlags(uapi.IBVWCGRH), SL: qp.headerType(k),
 	}
 	if h := k.ImmDt(); h != nil {
 		copy(wc.Ex[:], h)
 		wc.WCFlags |= uapi.WCFlags(uapi.IBVWCWithImm)
 	}
 	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
+}
+
+// The types of network header that mlx5 reports in the three low bits of a completion's service level, which RoCEv2 has no
+// other use for. Communication libraries look there for how much of the GRH is the destination (UCX does, in releases up to 2024).
+const (
+	headerIPv6 = 1
+	headerIPv4 = 2
+)
+
+// headerType returns the SL of a datagram's completion. On the GSI queue pair, whose completions the kernel's mlx5 makes,
+// it is the VLAN's priority, and so 0.
+func (qp *QP) headerType(k *packet) uint8 {
+	switch {
+	case qp.typ != ib.QPTypeUD:
+		return 0
+	case k.dst.Is4():
+		return headerIPv4
+	}
+	return headerIPv6
 }
 
 // completeRecv completes the receive that was taken.

@@ -57,6 +57,9 @@ func TestContexts(t *testing.T) {
 	t.Run("left", func(t *testing.T) { runC(t, "contexts", "1000", "left") })
 }
 
+// TestDatagramHeaderType: a datagram's completion reports IPv4 in its SL, and an address handle made of it works.
+func TestDatagramHeaderType(t *testing.T) { runC(t, "headertype") }
+
 // TestPinnedPages: `res show` tells what a program holds.
 func TestPinnedPages(t *testing.T) {
 	program := compile(t, "pinning")
