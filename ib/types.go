@@ -20,7 +20,8 @@ const (
 	AccessZeroBased    AccessFlags = 1 << 5
 	AccessOnDemand     AccessFlags = 1 << 6
 	AccessHugeTLB      AccessFlags = 1 << 7
-	// AccessFlushGlobal and AccessFlushPersistent let a peer FLUSH with these placements. (IBA A19)
+	// AccessFlushGlobal and AccessFlushPersistent let a peer FLUSH with these placements. (IBA A19) Any queue pair may
+	// have both; a region only what the device offers (DeviceCapFlushPersistent).
 	AccessFlushGlobal     AccessFlags = 1 << 8
 	AccessFlushPersistent AccessFlags = 1 << 9
 	// AccessOptional is the range of flags that a driver may ignore (IBV_ACCESS_OPTIONAL_RANGE), among them

@@ -102,7 +102,10 @@ func testFlush(e *env) {
 		return
 	}
 	allow(remote | ib.AccessFlushGlobal)
-	p.wantTry("persistence that is not offered", flush(ib.Flush{Placement: ib.FlushPersistent, Length: 8}), ib.WCRemInvReqErr)
+	persistent := flush(ib.Flush{Placement: ib.FlushPersistent, Length: 8})
+	p.wantTry("persistence, on a queue pair without the right", persistent, ib.WCRemInvReqErr)
+	allow(remote | ib.AccessFlushGlobal | ib.AccessFlushPersistent) // programs ask for it wherever they run
+	p.wantTry("persistence that is not offered", persistent, ib.WCRemAccessErr)
 	if _, err := p.pd.RegMR(e.mem, nil, b.addr, 8, b.addr, ib.AccessFlushPersistent, nil); err == nil {
 		e.Error("a region has the right for a placement that the device does not offer")
 	}

@@ -60,6 +60,9 @@ func TestContexts(t *testing.T) {
 // TestDatagramHeaderType: a datagram's completion reports IPv4 in its SL, and an address handle made of it works.
 func TestDatagramHeaderType(t *testing.T) { runC(t, "headertype") }
 
+// TestPersistence: queue pairs may have the right to flush to persistent memory, regions not.
+func TestPersistence(t *testing.T) { runC(t, "persistence") }
+
 // TestPinnedPages: `res show` tells what a program holds.
 func TestPinnedPages(t *testing.T) {
 	program := compile(t, "pinning")
