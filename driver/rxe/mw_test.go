@@ -113,7 +113,9 @@ func TestWindowBind(t *testing.T) {
 			w.MW = b.b.allocMW(b.b.newPD(), w.MW.Type())
 			w.RKey = ib.IncRKey(w.MW.RKey())
 		}, false},
-		{"a key that is another window's", both, 0, func(b *bench, w *ib.BindMW) { w.RKey += 1 << 8 }, false},
+		{"a key that is another window's", both, 0, func(b *bench, w *ib.BindMW) { w.RKey += 1 << 8 }, true},
+		{"the low bits of a key", both, 0, func(b *bench, w *ib.BindMW) { w.RKey &= 0xff }, true},
+		{"the key that it has, with other upper bits", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) { w.RKey = w.MW.RKey() ^ 1<<31 }, false},
 		{"zero based", []ib.MWType{ib.MWType2}, 0, func(b *bench, w *ib.BindMW) { w.Access |= ib.AccessZeroBased }, true},
 		{"zero based", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) { w.Access |= ib.AccessZeroBased }, false},
 		{"zero based, a byte too many", []ib.MWType{ib.MWType2}, 0, func(b *bench, w *ib.BindMW) {
@@ -146,7 +148,7 @@ func TestWindowBind(t *testing.T) {
 							w.Access = remoteAccess
 						}
 						c.change(b, &w)
-						want, key := ib.WCSuccess, w.RKey
+						want, key := ib.WCSuccess, w.MW.RKey()&^0xff|w.RKey&0xff
 						if !c.want {
 							want, key = ib.WCMWBindErr, before
 						}
@@ -274,6 +276,54 @@ func TestWindowData(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestWindowKey: of the key that a bind asks for the low 8 bits count; the window's index is above them, whatever the
+// consumer put there. No other key, the former ones among them, gives anything.
+func TestWindowKey(t *testing.T) {
+	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
+		bubble(t, func(t *testing.T) {
+			b := newBench(t, setup{shortcut: true})
+			b.connect(conn{})
+			mr := b.b.regMR(nil, bindable)
+			mw, other := b.b.allocMW(nil, kind), b.b.allocMW(nil, kind)
+			index, taken := mw.RKey()&^0xff, b.b.bind(other, mr, 0, 64, remoteAccess)
+			former := mw.RKey()
+			for i, asked := range []uint32{0x12, 0xabcdef34, taken ^ 1, index | 0x56} {
+				if got := b.b.status(ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{
+					MW: mw, MR: mr, RKey: asked, Addr: b.b.addr, Length: 64, Access: remoteAccess,
+				}}); got != ib.WCSuccess {
+					t.Fatalf("type %d, bind %d with key %#x: %v, want success", kind, i, asked, got)
+				}
+				key := index | asked&0xff
+				if mw.RKey() != key {
+					t.Fatalf("type %d, bind %d with key %#x: key %#x, want %#x", kind, i, asked, mw.RKey(), key)
+				}
+				if got := b.access(ib.WRRDMAWrite, b.b.addr, 8, key); got != ib.WCSuccess {
+					t.Errorf("type %d, write by key %#x: %v, want success", kind, key, got)
+				}
+				if got := b.access(ib.WRRDMAWrite, b.b.addr, 8, taken); got != ib.WCSuccess {
+					t.Errorf("type %d, write by the other window's key %#x: %v, want success", kind, taken, got)
+				}
+				wrong := []uint32{former, asked}
+				for _, k := range wrong {
+					if k == key {
+						continue
+					}
+					if got := b.access(ib.WRRDMAWrite, b.b.addr, 8, k); got != ib.WCRemAccessErr {
+						t.Errorf("type %d, write by key %#x: %v, want remote access error", kind, k, got)
+					}
+					b.reconnect(conn{})
+				}
+				if kind == ib.MWType2 {
+					if got := b.b.status(ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: key}); got != ib.WCSuccess {
+						t.Fatalf("invalidate key %#x: %v", key, got)
+					}
+				}
+				former = key
+			}
+		})
+	}
 }
 
 // TestWindowLocal: a window's key is not one for local memory.

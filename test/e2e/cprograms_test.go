@@ -63,6 +63,9 @@ func TestDatagramHeaderType(t *testing.T) { runC(t, "headertype") }
 // TestPersistence: queue pairs may have the right to flush to persistent memory, regions not.
 func TestPersistence(t *testing.T) { runC(t, "persistence") }
 
+// TestWindowKeys: of the key that a program asks for in a bind, the low 8 bits count.
+func TestWindowKeys(t *testing.T) { runC(t, "windows") }
+
 // TestPinnedPages: `res show` tells what a program holds.
 func TestPinnedPages(t *testing.T) {
 	program := compile(t, "pinning")
