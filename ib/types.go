@@ -17,7 +17,7 @@ const (
 	AccessRemoteRead   AccessFlags = 1 << 2
 	AccessRemoteAtomic AccessFlags = 1 << 3
 	AccessMWBind       AccessFlags = 1 << 4
-	AccessZeroBased    AccessFlags = 1 << 5
+	AccessZeroBased    AccessFlags = 1 << 5 // addresses count from the first byte
 	AccessOnDemand     AccessFlags = 1 << 6
 	AccessHugeTLB      AccessFlags = 1 << 7
 	// AccessFlushGlobal and AccessFlushPersistent let a peer FLUSH with these placements. (IBA A19) Any queue pair may

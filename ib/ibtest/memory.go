@@ -111,6 +111,26 @@ func testFlush(e *env) {
 	}
 }
 
+func testZeroBased(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
+	b, addr := e.alloc(128)
+	mr, err := p.pd.RegMR(e.mem, nil, addr+8, 64, addr+8, allAccess|ib.AccessZeroBased, nil)
+	e.need("zero-based regions", err)
+	own(e, mr, mr.Dereg)
+	write := func(what string, at uint64, want ib.WCStatus) {
+		e.Helper()
+		p.wantTry(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8), RemoteAddr: at, RKey: mr.RKey()}, want)
+	}
+	fill(p.buf[0].b, 4)
+	write("to the last bytes", 56, ib.WCSuccess)
+	if !bytes.Equal(b[64:72], p.buf[0].b[:8]) {
+		e.Error("the data are not where they should be")
+	}
+	write("behind the end", 57, ib.WCRemAccessErr)
+	write("by the address of the memory", addr+8, ib.WCRemAccessErr)
+}
+
 func testRereg(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	p.needWrite()

@@ -66,6 +66,9 @@ func TestPersistence(t *testing.T) { runC(t, "persistence") }
 // TestWindowKeys: of the key that a program asks for in a bind, the low 8 bits count.
 func TestWindowKeys(t *testing.T) { runC(t, "windows") }
 
+// TestZeroBased: addresses in a zero-based region count from its first byte.
+func TestZeroBased(t *testing.T) { runC(t, "zerobased") }
+
 // TestPinnedPages: `res show` tells what a program holds.
 func TestPinnedPages(t *testing.T) {
 	program := compile(t, "pinning")
