@@ -69,6 +69,33 @@ func TestWindowKeys(t *testing.T) { runC(t, "windows") }
 // TestZeroBased: addresses in a zero-based region count from its first byte.
 func TestZeroBased(t *testing.T) { runC(t, "zerobased") }
 
+// TestDeviceLimits: a program gets one of each object with all that the device says one can have; also from a service that
+// it shares with other users, and where /dev/shm is as small as in a container.
+func TestDeviceLimits(t *testing.T) {
+	runC(t, "limits")
+	program := compile(t, "limits")
+	t.Run("shared", func(t *testing.T) {
+		needRoot(t)
+		w := startService(t, users()[0], "", "--mode", "0666", "--link", "rxe0="+loopback())
+		if out := w.out("run", "--", program, "longest"); !strings.HasSuffix(out, "ok\n") {
+			t.Errorf("%s", out)
+		}
+	})
+	t.Run("container", func(t *testing.T) {
+		needRoot(t)
+		needProgram(t, "util-linux", "unshare", "mount")
+		for _, u := range users() {
+			w := newWorld(t, u, "")
+			script := fmt.Sprintf(`mount -t tmpfs -o size=64m,mode=1777 none /dev/shm && exec setpriv --reuid %d --clear-groups "$0" "$@"`, u.uid)
+			cmd := exec.CommandContext(w.deadline(60), "unshare", "-m", "sh", "-c", script, binary(t), "run", "--private", "--link", "rxe0="+loopback(), "--", program)
+			out, err := cmd.CombinedOutput()
+			if err != nil || !strings.HasSuffix(string(out), "ok\n") {
+				t.Errorf("%s: %v\n%s", u.name, err, out)
+			}
+		}
+	})
+}
+
 // TestPinnedPages: `res show` tells what a program holds.
 func TestPinnedPages(t *testing.T) {
 	program := compile(t, "pinning")
