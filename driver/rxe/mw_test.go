@@ -439,8 +439,11 @@ func TestInvalidate(t *testing.T) {
 						w.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: w.a.sge(0, 3000), InvalidateRKey: w.key})
 						sent, received := w.a.poll(1)[0], w.b.poll(1)[0]
 						if !c.want {
-							if sent.Status != ib.WCRemAccessErr || received.Status != ib.WCLocQPOpErr || w.b.qp.State() != ib.QPErr {
+							if sent.Status != ib.WCRetryExcErr || received.Status != ib.WCMWBindErr || w.b.qp.State() != ib.QPErr {
 								t.Fatalf("sender %v, receiver %v, %v", sent.Status, received.Status, w.b.qp.State())
+							}
+							if e := w.b.raised(); len(e) > 0 {
+								t.Errorf("events %v, though a receive tells", e)
 							}
 							return
 						}

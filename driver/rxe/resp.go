@@ -220,9 +220,22 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	default:
 		qp.obj.Raise(ib.EventQPFatal)
 	}
-	due := r.replies // to requests before this one
+	qp.responderFails()
+}
+
+// notInvalidated ends the queue pair for a SEND whose invalidation failed (class J of IBA 9.9.6.3): the receive completes
+// with a memory management operation error, which is what libibverbs calls WCMWBindErr. The peer gets no answer, neither a
+// NAK nor an acknowledgement, to this request; to those before it, it does.
+func (qp *QP) notInvalidated() {
+	qp.completeRecv(&uapi.WC{Status: uapi.WCMWBindErr}, false)
+	qp.responderFails()
+}
+
+// responderFails takes the queue pair to the error state; what is due to requests before the one that failed is still sent.
+func (qp *QP) responderFails() {
+	due := qp.resp.replies
 	qp.enterError()
-	r.replies = due
+	qp.resp.replies = due
 }
 
 // execute checks and does what the packet with the expected PSN asks for (IBA 9.7.4.1.2 and on).
@@ -346,7 +359,7 @@ func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 		ended := qp.invalidate(h.RKey())
 		p.leave()
 		if !ended {
-			qp.refuse(k.psn, roce.NAKRemoteAccessError, uapi.WCLocQPOpErr)
+			qp.notInvalidated()
 			return refused
 		}
 		wc.Ex, wc.WCFlags = uapi.NewImmRKey(h.RKey()), uapi.WCFlags(uapi.IBVWCWithInv)

@@ -96,6 +96,9 @@ func TestDeviceLimits(t *testing.T) {
 	})
 }
 
+// TestInvalidationFails: a SEND with an invalidation that fails is not answered, and the receive completes with an error.
+func TestInvalidationFails(t *testing.T) { runC(t, "invalidate") }
+
 // TestPinnedPages: `res show` tells what a program holds.
 func TestPinnedPages(t *testing.T) {
 	program := compile(t, "pinning")

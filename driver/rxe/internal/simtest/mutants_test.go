@@ -76,7 +76,7 @@ var mutants = []struct {
 	{"XRC: a region that was taken back stays", "fastreg.go",
 		"	m.replace(nil)\n	return true", "	return true"},
 	{"a message takes nothing back", "resp.go",
-		"		if !qp.invalidate(h.RKey()) {", "		if false {"},
+		"		ended := qp.invalidate(h.RKey())", "		ended := true"},
 	{"an atomic write is acknowledged, and not done", "flush.go",
 		"	return g.write(a.vec[:], addr, atomicLen)", "	return nil"},
 	{"a duplicate atomic write is done again", "resp.go",
