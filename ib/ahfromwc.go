@@ -7,11 +7,10 @@ import (
 	"verbena/roce"
 )
 
-// AddressOfSender is where an answer to a datagram goes: to the address that it came from, from the one that it came to.
-// grh are the first 40 bytes of the receive buffer, wc is the completion, port the one that it came in by. EINVAL for a
-// completion without GRH, or a datagram to a multicast group, which is no address to send from. On Ethernet the address has
-// service level 0: the completion's says what kind of packet came. It may sleep.
-// (ib_init_ah_attr_from_wc)
+// AddressOfSender is where an answer to a datagram goes: to the address that it came from, from the one that it came
+// to. grh are the first 40 bytes of the receive buffer, wc is the completion, port the one that it came in by. EINVAL
+// for a completion without GRH, or a datagram to a multicast group, which is no address to send from. On Ethernet the
+// address has service level 0: the completion's says what kind of packet came. It may sleep. (ib_init_ah_attr_from_wc)
 func (d *Device) AddressOfSender(port int, wc *WC, grh []byte) (AHAttr, error) {
 	defer d.sleeps("Device.AddressOfSender").leave()
 	fail := func(why string) (AHAttr, error) {

@@ -42,7 +42,8 @@ func TestRereg(t *testing.T) {
 		{"no domain", MRChangePD, MRChange{}, syscall.EINVAL},
 		{"remote write alone", MRChangeAccess, MRChange{Access: AccessRemoteWrite}, syscall.EINVAL},
 		{"right to write memory that may not be written", MRChangeAccess, MRChange{Access: AccessLocalWrite}, syscall.EFAULT},
-		{"addresses from zero without a change of memory", MRChangeAccess, MRChange{Access: AccessRemoteRead | AccessZeroBased}, syscall.EINVAL},
+		{"addresses from zero without a change of memory", MRChangeAccess,
+			MRChange{Access: AccessRemoteRead | AccessZeroBased}, syscall.EINVAL},
 		{"memory that is not there", MRChangeTranslation, MRChange{Space: mem, Account: acct, Addr: 1, Length: 8}, syscall.EFAULT},
 	} {
 		wantErr(t, c.name, mr.Rereg(c.flags, c.to, nil), c.want)
@@ -75,7 +76,8 @@ func TestRereg(t *testing.T) {
 	if r := mr.Region(); r.IOVA() != 0 || r.Addr() != addr+8 {
 		t.Errorf("zero-based: region at %#x from address %#x, want 0 from %#x", r.IOVA(), r.Addr(), addr+8)
 	}
-	wantErr(t, "addresses no more from zero", mr.Rereg(MRChangeAccess, MRChange{Access: AccessLocalWrite}, nil), syscall.EINVAL)
+	wantErr(t, "addresses no more from zero", mr.Rereg(MRChangeAccess, MRChange{Access: AccessLocalWrite}, nil),
+		syscall.EINVAL)
 	must(t, mr.Rereg(MRChangePD, MRChange{PD: b.pd}, nil))
 	must(t, other.Dealloc())
 	must(t, mr.Dereg())

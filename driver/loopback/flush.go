@@ -2,8 +2,8 @@ package loopback
 
 import "verbena/ib"
 
-// flush executes WRFlush: what was written is in memory already, so that there are only the rights to check (IBA A19.4). No
-// region has the right to flush to persistent memory. mu is held.
+// flush executes WRFlush: what was written is in memory already, so that there are only the rights to check (IBA
+// A19.4). No region has the right to flush to persistent memory. mu is held.
 func (q *QP) flush(w *sendWQE) ib.WCStatus {
 	p, f := q.peer(), &w.wr.Flush
 	if p == nil {

@@ -29,10 +29,14 @@ func TestFlush(t *testing.T) {
 		{"queue pair without the right", allAccess, rights, ib.Flush{Placement: ib.FlushGlobal, Length: 100}, 0, ib.WCRemInvReqErr},
 		{"region without the right", rights, allAccess, ib.Flush{Placement: ib.FlushGlobal, Length: 100}, 0, ib.WCRemAccessErr},
 		{"right to flush alone", ib.AccessFlushGlobal, ib.AccessFlushGlobal, ib.Flush{Placement: ib.FlushGlobal, Length: 100}, 0, ib.WCSuccess},
-		{"to persistent memory, with the queue pair's right", persistent, rights, ib.Flush{Placement: ib.FlushPersistent, Length: 100}, 0, ib.WCRemAccessErr},
-		{"to both, with the queue pair's rights", persistent, rights, ib.Flush{Placement: ib.FlushGlobal | ib.FlushPersistent, Length: 100}, 0, ib.WCRemAccessErr},
-		{"of the region to persistent memory", persistent, rights, ib.Flush{Placement: ib.FlushPersistent, Level: ib.FlushRegion}, 0, ib.WCRemAccessErr},
-		{"to visibility, with all rights", persistent, rights, ib.Flush{Placement: ib.FlushGlobal, Length: 100}, 0, ib.WCSuccess},
+		{"to persistent memory, with the queue pair's right", persistent, rights,
+			ib.Flush{Placement: ib.FlushPersistent, Length: 100}, 0, ib.WCRemAccessErr},
+		{"to both, with the queue pair's rights", persistent, rights,
+			ib.Flush{Placement: ib.FlushGlobal | ib.FlushPersistent, Length: 100}, 0, ib.WCRemAccessErr},
+		{"of the region to persistent memory", persistent, rights,
+			ib.Flush{Placement: ib.FlushPersistent, Level: ib.FlushRegion}, 0, ib.WCRemAccessErr},
+		{"to visibility, with all rights", persistent, rights,
+			ib.Flush{Placement: ib.FlushGlobal, Length: 100}, 0, ib.WCSuccess},
 		{"to persistent memory", rights, rights, ib.Flush{Placement: ib.FlushPersistent, Length: 100}, 0, ib.WCRemInvReqErr},
 		{"to both", rights, rights, ib.Flush{Placement: ib.FlushGlobal | ib.FlushPersistent, Length: 100}, 0, ib.WCRemInvReqErr},
 		{"nowhere", rights, rights, ib.Flush{Length: 100}, 0, ib.WCLocQPOpErr},
@@ -52,8 +56,8 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestPersistenceRefused: no region can have the right for a placement that the device does not offer; a queue pair can, and
-// it allows nothing.
+// TestPersistenceRefused: no region can have the right for a placement that the device does not offer; a queue pair
+// can, and it allows nothing.
 func TestPersistenceRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})

@@ -20,8 +20,8 @@ type limits struct {
 	cqe int
 }
 
-// limitsIn returns the largest limits with which a queue pair at all its limits and a completion queue at its own fit into
-// the memory, in bytes, that a program can have for its queues; 0 is no bound.
+// limitsIn returns the largest limits with which a queue pair at all its limits and a completion queue at its own fit
+// into the memory, in bytes, that a program can have for its queues; 0 is no bound.
 func limitsIn(memory uint64) limits {
 	l := limits{wr: maxQPWR, cqe: maxCQE}
 	for memory != 0 && l.wr > 1 && l.cqe > 1 {
@@ -47,8 +47,8 @@ func ringMemory(entries, size int) uint64 {
 	return uint64((n + page - 1) / page * page)
 }
 
-// ringGeometry returns how a ring with room for at least entries elements of size bytes is laid out: the logarithm of the
-// slot's size, the number of slots, and the bytes of all of it.
+// ringGeometry returns how a ring with room for at least entries elements of size bytes is laid out: the logarithm of
+// the slot's size, the number of slots, and the bytes of all of it.
 func ringGeometry(entries, size int) (shift uint8, slots, n int) {
 	shift = uint8(bits.Len(uint(max(size, minSlot) - 1)))
 	slots = 1 << bits.Len(uint(max(entries, 1)))

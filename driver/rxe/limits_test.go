@@ -80,8 +80,8 @@ func (l *limited) cq(more int) (*ib.CQ, error) {
 func (l *limited) full() ib.QPCap {
 	a := &l.attr
 	return ib.QPCap{
-		MaxSendWR: uint32(a.MaxQPWR), MaxRecvWR: uint32(a.MaxQPWR), MaxSendSGE: uint32(a.MaxSendSGE), MaxRecvSGE: uint32(a.MaxRecvSGE),
-		MaxInlineData: maxInline,
+		MaxSendWR: uint32(a.MaxQPWR), MaxRecvWR: uint32(a.MaxQPWR),
+		MaxSendSGE: uint32(a.MaxSendSGE), MaxRecvSGE: uint32(a.MaxRecvSGE), MaxInlineData: maxInline,
 	}
 }
 
@@ -107,8 +107,8 @@ func (l *limited) srq(moreWR, moreSGE int) error {
 	return err
 }
 
-// limitTests are the limits of one object, and how it is made at all its limits, or beyond the one of the name. Those that
-// are not here count objects, or are 0 for what there is not.
+// limitTests are the limits of one object, and how it is made at all its limits, or beyond the one of the name. Those
+// that are not here count objects, or are 0 for what there is not.
 var limitTests = []struct {
 	field    string
 	make     func(l *limited) error
@@ -146,8 +146,10 @@ var limitTests = []struct {
 	}, func(l *limited) error { _, err := l.cq(1); return err }},
 	{"MaxSRQWR", func(l *limited) error { return l.srq(0, 0) }, func(l *limited) error { return l.srq(1, 0) }},
 	{"MaxSRQSGE", func(l *limited) error { return l.srq(0, 0) }, func(l *limited) error { return l.srq(0, 1) }},
-	{"MaxQPRdAtom", func(l *limited) error { return l.reads(l.attr.MaxQPRdAtom, 1) }, func(l *limited) error { return l.reads(l.attr.MaxQPRdAtom+1, 1) }},
-	{"MaxQPInitRdAtom", func(l *limited) error { return l.reads(1, l.attr.MaxQPInitRdAtom) }, func(l *limited) error { return l.reads(1, l.attr.MaxQPInitRdAtom+1) }},
+	{"MaxQPRdAtom", func(l *limited) error { return l.reads(l.attr.MaxQPRdAtom, 1) },
+		func(l *limited) error { return l.reads(l.attr.MaxQPRdAtom+1, 1) }},
+	{"MaxQPInitRdAtom", func(l *limited) error { return l.reads(1, l.attr.MaxQPInitRdAtom) },
+		func(l *limited) error { return l.reads(1, l.attr.MaxQPInitRdAtom+1) }},
 	{"MaxMcastQPAttach", func(l *limited) error { return l.attach(l.attr.MaxMcastQPAttach) }, nil},
 }
 
@@ -165,7 +167,8 @@ func (l *limited) reads(answers, outstanding int) error {
 	if err := qp.Modify(ib.QPAttr{
 		State: ib.QPRTR, PathMTU: ib.MTU1024, DestQPN: qp.Num(), MaxDestRdAtomic: uint8(answers),
 		AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1}},
-	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|ib.QPAttrMinRNRTimer, nil); err != nil {
+	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|
+		ib.QPAttrMinRNRTimer, nil); err != nil {
 		return err
 	}
 	return qp.Modify(ib.QPAttr{State: ib.QPRTS, MaxRdAtomic: uint8(outstanding)},
@@ -192,10 +195,12 @@ func (l *limited) attach(n int) error {
 
 // counts are the limits of how many objects there can be, which quotas divide among users.
 var counts = []string{
-	"MaxQP", "MaxCQ", "MaxMR", "MaxPD", "MaxMW", "MaxAH", "MaxSRQ", "MaxResRdAtom", "MaxMcastGrp", "MaxTotalMcastAtch", "MaxPKeys",
+	"MaxQP", "MaxCQ", "MaxMR", "MaxPD", "MaxMW", "MaxAH", "MaxSRQ", "MaxResRdAtom", "MaxMcastGrp", "MaxTotalMcastAtch",
+	"MaxPKeys",
 }
 
-// TestLimits: what the device says an object can have it can have all at once, whatever the memory for queues is; and no more.
+// TestLimits: what the device says an object can have it can have all at once, whatever the memory for queues is; and
+// no more.
 func TestLimits(t *testing.T) {
 	for _, c := range []struct {
 		memory  uint64

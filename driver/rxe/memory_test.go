@@ -228,8 +228,8 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestZeroBased: in a zero-based region addresses count from its first byte, wherever that lies in its page, for local and
-// remote keys and for windows.
+// TestZeroBased: in a zero-based region addresses count from its first byte, wherever that lies in its page, for local
+// and remote keys and for windows.
 func TestZeroBased(t *testing.T) {
 	const off, size = 100, 5000
 	for _, onDemand := range []ib.AccessFlags{0, ib.AccessOnDemand} {
@@ -265,7 +265,8 @@ func TestZeroBased(t *testing.T) {
 			try("write", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 0, size), RKey: mb.RKey()}, ib.WCSuccess)
 			same("write", 0, 0, size)
 			clear(b.a.buf)
-			try("read", ib.SendWR{Opcode: ib.WRRDMARead, SGList: sge(ma, 16, 3000), RemoteAddr: 1000, RKey: mb.RKey()}, ib.WCSuccess)
+			try("read", ib.SendWR{Opcode: ib.WRRDMARead, SGList: sge(ma, 16, 3000), RemoteAddr: 1000, RKey: mb.RKey()},
+				ib.WCSuccess)
 			same("read", 16, 1000, 3000)
 			fill(b.a.buf, 2)
 			_, err := b.b.qp.PostRecv(ib.RecvWR{ID: 3, SGList: sge(mb, 8, 2000)})
@@ -273,8 +274,10 @@ func TestZeroBased(t *testing.T) {
 			try("send", ib.SendWR{Opcode: ib.WRSend, SGList: sge(ma, 1, 2000)}, ib.WCSuccess)
 			b.b.expect(ib.WC{ID: 3, Opcode: ib.WCRecv, ByteLen: 2000})
 			same("send", 1, 8, 2000)
-			try("atomic", ib.SendWR{Opcode: ib.WRAtomicFetchAdd, SGList: sge(ma, 0, 8), RemoteAddr: 8, RKey: mb.RKey(), CompareAdd: 1}, ib.WCSuccess)
-			try("last byte", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 0, 1), RemoteAddr: size - 1, RKey: mb.RKey()}, ib.WCSuccess)
+			try("atomic", ib.SendWR{Opcode: ib.WRAtomicFetchAdd, SGList: sge(ma, 0, 8), RemoteAddr: 8, RKey: mb.RKey(),
+				CompareAdd: 1}, ib.WCSuccess)
+			try("last byte", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 0, 1), RemoteAddr: size - 1, RKey: mb.RKey()},
+				ib.WCSuccess)
 			if onDemand == 0 {
 				w := b.b.allocMW(nil, ib.MWType2)
 				key := ib.IncRKey(w.RKey())
@@ -283,11 +286,13 @@ func TestZeroBased(t *testing.T) {
 				}}); got != ib.WCSuccess {
 					t.Fatalf("bind a window to the region: %v", got)
 				}
-				try("write by the window", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 64, 64), RemoteAddr: 64, RKey: key}, ib.WCSuccess)
+				try("write by the window", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 64, 64), RemoteAddr: 64, RKey: key},
+					ib.WCSuccess)
 				same("write by the window", 64, 64, 64)
 			}
 			for _, addr := range []uint64{size, b.b.addr + off, ^uint64(0)} {
-				try("outside", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 0, 1), RemoteAddr: addr, RKey: mb.RKey()}, ib.WCRemAccessErr)
+				try("outside", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 0, 1), RemoteAddr: addr, RKey: mb.RKey()},
+					ib.WCRemAccessErr)
 				b.reconnect(conn{})
 			}
 			wr := ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 0, 1), RKey: mb.RKey()}

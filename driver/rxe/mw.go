@@ -79,9 +79,9 @@ func (qp *QP) bindMW(b *uapi.RXESendWRMW) uapi.WCStatus {
 	return uapi.WCSuccess
 }
 
-// bind checks and does it (IBA 10.6.7.2; C10-70 to C10-75, o10-36, o10-37). Of the key that is asked for the
-// low 8 bits count, and the window's index goes above them, as adapters and the kernel have it; only of type 1 must they
-// differ from the present ones. (rxe_check_bind_mw, rxe_do_bind_mw)
+// bind checks and does it (IBA 10.6.7.2; C10-70 to C10-75, o10-36, o10-37). Of the key that is asked for the low 8 bits
+// count, and the window's index goes above them, as adapters and the kernel have it; only of type 1 must they differ
+// from the present ones. (rxe_check_bind_mw, rxe_do_bind_mw)
 func (w *mw) bind(qp *QP, b *uapi.RXESendWRMW) bool {
 	// The right to write locally means nothing for a window, but programs ask for it.
 	const known = remoteAccess | ib.AccessZeroBased | ib.AccessLocalWrite
@@ -127,7 +127,9 @@ func (w *mw) window(qp *QP, b *uapi.RXESendWRMW, key uint32) *grant {
 		return nil
 	}
 	m.windows++
-	g := &grant{key: key, pd: w.pd, region: of.region, access: access & remoteAccess, first: b.Addr, length: b.Length, mr: m}
+	g := &grant{
+		key: key, pd: w.pd, region: of.region, access: access & remoteAccess, first: b.Addr, length: b.Length, mr: m,
+	}
 	if access&ib.AccessZeroBased != 0 {
 		g.first, g.shift = 0, b.Addr
 	}

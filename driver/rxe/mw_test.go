@@ -115,7 +115,9 @@ func TestWindowBind(t *testing.T) {
 		}, false},
 		{"a key that is another window's", both, 0, func(b *bench, w *ib.BindMW) { w.RKey += 1 << 8 }, true},
 		{"the low bits of a key", both, 0, func(b *bench, w *ib.BindMW) { w.RKey &= 0xff }, true},
-		{"the key that it has, with other upper bits", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) { w.RKey = w.MW.RKey() ^ 1<<31 }, false},
+		{"the key that it has, with other upper bits", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) {
+			w.RKey = w.MW.RKey() ^ 1<<31
+		}, false},
 		{"zero based", []ib.MWType{ib.MWType2}, 0, func(b *bench, w *ib.BindMW) { w.Access |= ib.AccessZeroBased }, true},
 		{"zero based", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) { w.Access |= ib.AccessZeroBased }, false},
 		{"zero based, a byte too many", []ib.MWType{ib.MWType2}, 0, func(b *bench, w *ib.BindMW) {

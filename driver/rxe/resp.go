@@ -223,15 +223,16 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	qp.responderFails()
 }
 
-// notInvalidated ends the queue pair for a SEND whose invalidation failed (class J of IBA 9.9.6.3): the receive completes
-// with a memory management operation error, which is what libibverbs calls WCMWBindErr. The peer gets no answer, neither a
-// NAK nor an acknowledgement, to this request; to those before it, it does.
+// notInvalidated ends the queue pair for a SEND whose invalidation failed (class J of IBA 9.9.6.3): the receive
+// completes with a memory management operation error, which is what libibverbs calls WCMWBindErr. The peer gets no
+// answer, neither a NAK nor an acknowledgement, to this request; to those before it, it does.
 func (qp *QP) notInvalidated() {
 	qp.completeRecv(&uapi.WC{Status: uapi.WCMWBindErr}, false)
 	qp.responderFails()
 }
 
-// responderFails takes the queue pair to the error state; what is due to requests before the one that failed is still sent.
+// responderFails takes the queue pair to the error state; what is due to requests before the one that failed is still
+// sent.
 func (qp *QP) responderFails() {
 	due := qp.resp.replies
 	qp.enterError()
@@ -681,15 +682,16 @@ func (qp *QP) receiveDatagram(p *pass, k *packet) {
 	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
 }
 
-// The types of network header that mlx5 reports in the three low bits of a completion's service level, which RoCEv2 has no
-// other use for. Communication libraries look there for how much of the GRH is the destination (UCX does, in releases up to 2024).
+// The types of network header that mlx5 reports in the three low bits of a completion's service level, which RoCEv2 has
+// no other use for. Communication libraries look there for how much of the GRH is the destination (UCX does, in
+// releases up to 2024).
 const (
 	headerIPv6 = 1
 	headerIPv4 = 2
 )
 
-// headerType returns the SL of a datagram's completion. On the GSI queue pair, whose completions the kernel's mlx5 makes,
-// it is the VLAN's priority, and so 0.
+// headerType returns the SL of a datagram's completion. On the GSI queue pair, whose completions the kernel's mlx5
+// makes, it is the VLAN's priority, and so 0.
 func (qp *QP) headerType(k *packet) uint8 {
 	switch {
 	case qp.typ != ib.QPTypeUD:

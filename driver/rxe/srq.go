@@ -39,7 +39,8 @@ type srq struct {
 func (d *Device) CreateSRQ(obj *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.DriverSRQ, error) {
 	a := &init.Attr
 	if a.MaxWR > d.limits.wr || a.MaxSGE > maxSGE {
-		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, d.limits.wr, maxSGE, syscall.EINVAL)
+		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, d.limits.wr, maxSGE,
+			syscall.EINVAL)
 	}
 	s := &srq{dev: d, obj: obj, pd: obj.PD().Driver().(*pd), ctx: d.context(u), maxSGE: a.MaxSGE, limit: a.Limit}
 	if init.Type == ib.SRQXRC {

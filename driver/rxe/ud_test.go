@@ -60,8 +60,8 @@ func TestDatagramRoute(t *testing.T) {
 	})
 }
 
-// TestDatagramHeaderType: the completion of a datagram reports the type of its network header as mlx5 does, in the low bits
-// of the service level, and an answer goes out at service level 0.
+// TestDatagramHeaderType: the completion of a datagram reports the type of its network header as mlx5 does, in the low
+// bits of the service level, and an answer goes out at service level 0.
 func TestDatagramHeaderType(t *testing.T) {
 	v6 := [2]netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")}
 	for _, c := range []struct {
@@ -76,7 +76,8 @@ func TestDatagramHeaderType(t *testing.T) {
 				b.connect(conn{})
 				ah := newAH(b.a, b.b.dev, 1)
 				b.b.recv(1, 0, 100)
-				b.a.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5), AH: ah, RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey})
+				b.a.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5), AH: ah,
+					RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey})
 				if wc := b.a.poll(1)[0]; wc.SL != 0 {
 					t.Errorf("completion of the send: SL %d, want 0", wc.SL)
 				}
@@ -94,7 +95,8 @@ func TestDatagramHeaderType(t *testing.T) {
 				answer, err := b.b.pd.CreateAH(&back, nil)
 				check(t, err)
 				b.a.recv(2, 0, 100)
-				b.b.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.b.sge(0, 5), AH: answer, RemoteQPN: wc.SrcQP, RemoteQKey: testQKey})
+				b.b.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.b.sge(0, 5), AH: answer,
+					RemoteQPN: wc.SrcQP, RemoteQKey: testQKey})
 				b.b.poll(1)
 				if wc := b.a.poll(1)[0]; wc.Status != ib.WCSuccess || wc.SL != c.want {
 					t.Errorf("completion of the answer: %v, SL %d, want %d", wc.Status, wc.SL, c.want)

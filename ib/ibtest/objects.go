@@ -454,7 +454,8 @@ func testMWType2(e *env) {
 	p.wantWrite("write by the window, whose key was bound by its low bits", b.addr, mw.RKey(), ib.WCSuccess)
 	// An invalidation that fails is not answered: the receiver's completion tells (class J of IBA 9.9.6.3).
 	p.recv(1, 81, 0, 8)
-	p.post(0, ib.SendWR{ID: 81, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), InvalidateRKey: mw.RKey() ^ 1})
+	p.post(0, ib.SendWR{ID: 81, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+		InvalidateRKey: mw.RKey() ^ 1})
 	e.waitOne(p.cqs[1], 81, ib.WCMWBindErr)
 	e.waitOne(p.cqs[0], 81, ib.WCRetryExcErr)
 }

@@ -69,8 +69,8 @@ func TestWindowKeys(t *testing.T) { runC(t, "windows") }
 // TestZeroBased: addresses in a zero-based region count from its first byte.
 func TestZeroBased(t *testing.T) { runC(t, "zerobased") }
 
-// TestDeviceLimits: a program gets one of each object with all that the device says one can have; also from a service that
-// it shares with other users, and where /dev/shm is as small as in a container.
+// TestDeviceLimits: a program gets one of each object with all that the device says one can have; also from a service
+// that it shares with other users, and where /dev/shm is as small as in a container.
 func TestDeviceLimits(t *testing.T) {
 	runC(t, "limits")
 	program := compile(t, "limits")
@@ -86,8 +86,10 @@ func TestDeviceLimits(t *testing.T) {
 		needProgram(t, "util-linux", "unshare", "mount")
 		for _, u := range users() {
 			w := newWorld(t, u, "")
-			script := fmt.Sprintf(`mount -t tmpfs -o size=64m,mode=1777 none /dev/shm && exec setpriv --reuid %d --clear-groups "$0" "$@"`, u.uid)
-			cmd := exec.CommandContext(w.deadline(60), "unshare", "-m", "sh", "-c", script, binary(t), "run", "--private", "--link", "rxe0="+loopback(), "--", program)
+			script := fmt.Sprintf(`mount -t tmpfs -o size=64m,mode=1777 none /dev/shm &&
+				exec setpriv --reuid %d --clear-groups "$0" "$@"`, u.uid)
+			cmd := exec.CommandContext(w.deadline(60), "unshare", "-m", "sh", "-c", script, binary(t), "run", "--private",
+				"--link", "rxe0="+loopback(), "--", program)
 			out, err := cmd.CombinedOutput()
 			if err != nil || !strings.HasSuffix(string(out), "ok\n") {
 				t.Errorf("%s: %v\n%s", u.name, err, out)
@@ -96,7 +98,8 @@ func TestDeviceLimits(t *testing.T) {
 	})
 }
 
-// TestInvalidationFails: a SEND with an invalidation that fails is not answered, and the receive completes with an error.
+// TestInvalidationFails: a SEND with an invalidation that fails is not answered, and the receive completes with an
+// error.
 func TestInvalidationFails(t *testing.T) { runC(t, "invalidate") }
 
 // TestPinnedPages: `res show` tells what a program holds.

@@ -1,5 +1,5 @@
-// A program that takes the type of a datagram's network header from the SL of its completion, as communication libraries do
-// that were made for mlx5, and answers by an address handle that libibverbs makes of the completion.
+// A program that takes the type of a datagram's network header from the SL of its completion, as communication
+// libraries do that were made for mlx5, and answers by an address handle that libibverbs makes of the completion.
 #include "verbs.h"
 
 enum { GRH = 40, SIZE = 100, QKEY = 0x1234, IPV6 = 1, IPV4 = 2 };
@@ -32,7 +32,8 @@ static struct ibv_wc completion(struct ibv_cq *cq)
 }
 
 // datagram goes from one queue pair to another; the completion of the receive is returned.
-static struct ibv_wc datagram(struct ibv_qp *from, struct ibv_ah *ah, uint32_t qpn, struct ibv_qp *to, int at, struct ibv_mr *mr)
+static struct ibv_wc datagram(struct ibv_qp *from, struct ibv_ah *ah, uint32_t qpn, struct ibv_qp *to, int at,
+	struct ibv_mr *mr)
 {
 	struct ibv_sge sge = {(uintptr_t)buf[at], GRH + SIZE, mr->lkey};
 	struct ibv_recv_wr rwr = {.sg_list = &sge, .num_sge = 1}, *rbad;

@@ -1,6 +1,6 @@
-// A program whose peer invalidates keys that it may not: of no window, of a window of type 1, of a window of another queue pair,
-// of memory that ibv_reg_mr registered. The receive completes with an error, and the SEND is not answered (class J of IBA
-// 9.9.6.3).
+// A program whose peer invalidates keys that it may not: of no window, of a window of type 1, of a window of another
+// queue pair, of memory that ibv_reg_mr registered. The receive completes with an error, and the SEND is not answered
+// (class J of IBA 9.9.6.3).
 #include "verbs.h"
 
 static char buf[2][64];
@@ -17,7 +17,8 @@ static struct ibv_wc next(struct ibv_cq *cq)
 
 static uint32_t bind(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mr *mr)
 {
-	struct ibv_mw_bind_info info = {.mr = mr, .addr = (uintptr_t)buf[1], .length = 64, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
+	struct ibv_mw_bind_info info = {.mr = mr, .addr = (uintptr_t)buf[1], .length = 64,
+		.mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
 	if (mw->type == IBV_MW_TYPE_1) {
 		struct ibv_mw_bind b = {.send_flags = IBV_SEND_SIGNALED, .bind_info = info};
 		CHECK(!ibv_bind_mw(qp, mw, &b));
@@ -37,7 +38,8 @@ int main(void)
 	struct ibv_context *ctx = open_device();
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);
 	CHECK(pd);
-	struct ibv_mr *mr = ibv_reg_mr(pd, buf, sizeof buf, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buf, sizeof buf,
+		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND);
 	CHECK(mr);
 	struct ibv_cq *cq[2] = {ibv_create_cq(ctx, 8, NULL, NULL, 0), ibv_create_cq(ctx, 8, NULL, NULL, 0)};
 	CHECK(cq[0] && cq[1]);
@@ -58,7 +60,8 @@ int main(void)
 			struct ibv_recv_wr rwr = {.wr_id = i, .sg_list = &to, .num_sge = 1}, *rbad;
 			CHECK(!ibv_post_recv(qp[1], &rwr, &rbad));
 		}
-		struct ibv_send_wr wr = {.sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_INV, .send_flags = IBV_SEND_SIGNALED,
+		struct ibv_send_wr wr = {.sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_INV,
+			.send_flags = IBV_SEND_SIGNALED,
 			.invalidate_rkey = key}, *bad;
 		CHECK(!ibv_post_send(qp[0], &wr, &bad));
 		struct ibv_wc received = next(cq[1]), sent = next(cq[0]);
@@ -76,7 +79,8 @@ int main(void)
 		}
 		CHECK(!ibv_destroy_qp(qp[0]) && !ibv_destroy_qp(qp[1]) && !ibv_dealloc_mw(mw));
 	}
-	CHECK(!ibv_destroy_cq(cq[0]) && !ibv_destroy_cq(cq[1]) && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(ctx));
+	CHECK(!ibv_destroy_cq(cq[0]) && !ibv_destroy_cq(cq[1]) && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) &&
+		!ibv_close_device(ctx));
 	puts("ok");
 	return 0;
 }

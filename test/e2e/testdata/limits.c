@@ -1,5 +1,5 @@
-// A program that makes one of each object at all the limits that the device reports, at the same time, and uses them to the
-// full. With "longest" it also reads a message of the greatest length.
+// A program that makes one of each object at all the limits that the device reports, at the same time, and uses them to
+// the full. With "longest" it also reads a message of the greatest length.
 #include "verbs.h"
 #include <stdint.h>
 #include <sys/mman.h>
@@ -57,14 +57,16 @@ int main(int argc, char **argv)
 	CHECK(cq && cq->cqe >= dev.max_cqe);
 	CHECK(!ibv_create_cq(ctx, dev.max_cqe + 1, NULL, NULL, 0));
 	struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = {.max_send_wr = dev.max_qp_wr, .max_recv_wr = dev.max_qp_wr, .max_send_sge = dev.max_sge, .max_recv_sge = dev.max_sge,
+		.cap = {.max_send_wr = dev.max_qp_wr, .max_recv_wr = dev.max_qp_wr, .max_send_sge = dev.max_sge,
+			.max_recv_sge = dev.max_sge,
 			.max_inline_data = INLINE}};
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 	CHECK(qp);
 	start(qp, qp);
 
 	// All the memory that there is can be registered, by pages on demand.
-	struct ibv_mr *mr = ibv_reg_mr(pd, NULL, dev.max_mr_size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ON_DEMAND);
+	struct ibv_mr *mr = ibv_reg_mr(pd, NULL, dev.max_mr_size,
+		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ON_DEMAND);
 	CHECK(mr && dev.max_mr_size == SIZE_MAX);
 
 	// Receives with all elements, as many as there may be, and a message by all of them.
@@ -75,7 +77,8 @@ int main(int argc, char **argv)
 		CHECK(!ibv_post_recv(qp, &rwr, &rbad));
 	CHECK(ibv_post_recv(qp, &rwr, &rbad));
 	struct ibv_sge in = {(uintptr_t)data, INLINE, 0};
-	struct ibv_send_wr wr = {.sg_list = &in, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE}, *bad;
+	struct ibv_send_wr wr = {.sg_list = &in, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE}, *bad;
 	CHECK(!ibv_post_send(qp, &wr, &bad));
 	expect(cq, 2);
 	wr.sg_list = sges(dev.max_sge, data, 16, mr->lkey);
@@ -118,7 +121,8 @@ int main(int argc, char **argv)
 	CHECK(!ibv_query_gid(ctx, 1, 1, &a.ah_attr.grh.dgid));
 	CHECK(!ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = dev.max_qp_init_rd_atom};
+	a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+		.max_rd_atomic = dev.max_qp_init_rd_atom};
 	CHECK(!ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 		IBV_QP_MAX_QP_RD_ATOMIC));
 	struct ibv_sge to = {(uintptr_t)data, 4096, mr->lkey};
@@ -128,7 +132,8 @@ int main(int argc, char **argv)
 		CHECK(!ibv_post_send(qp, &wr, &bad));
 	expect(cq, 2 * dev.max_qp_init_rd_atom);
 
-	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(ctx));
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) &&
+		!ibv_close_device(ctx));
 	puts("ok");
 	return 0;
 }

@@ -1,5 +1,5 @@
-// A program that asks for all access rights on its queue pairs, also for the one that needs persistent memory, as tests that
-// are made for any device do.
+// A program that asks for all access rights on its queue pairs, also for the one that needs persistent memory, as tests
+// that are made for any device do.
 #include "verbs.h"
 
 enum { FLUSH_GLOBAL = 1 << 8, FLUSH_PERSISTENT = 1 << 9 }; // not in every verbs.h
@@ -11,7 +11,8 @@ int main(void)
 	struct ibv_context *ctx = open_device();
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);
 	CHECK(pd);
-	int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | FLUSH_GLOBAL;
+	int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+		FLUSH_GLOBAL;
 	CHECK(!ibv_reg_mr(pd, buf, sizeof buf, rights | FLUSH_PERSISTENT) && errno == EOPNOTSUPP);
 	struct ibv_mr *mr = ibv_reg_mr(pd, buf, sizeof buf, rights);
 	CHECK(mr);

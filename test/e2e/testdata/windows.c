@@ -1,5 +1,5 @@
-// A program that binds memory windows of type 2 by keys of its own choice: a tag of 8 bits, or any number. The window's index
-// is above the tag in the key that peers use.
+// A program that binds memory windows of type 2 by keys of its own choice: a tag of 8 bits, or any number. The window's
+// index is above the tag in the key that peers use.
 #include "verbs.h"
 
 static char buf[2][4096];
@@ -20,7 +20,8 @@ static enum ibv_wc_status post(struct ibv_qp *qp, struct ibv_send_wr *wr)
 static enum ibv_wc_status bind(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mr *mr, uint32_t rkey, int access)
 {
 	struct ibv_send_wr wr = {.opcode = IBV_WR_BIND_MW,
-		.bind_mw = {.mw = mw, .rkey = rkey, .bind_info = {.mr = mr, .addr = (uintptr_t)buf[1], .length = 64, .mw_access_flags = access}}};
+		.bind_mw = {.mw = mw, .rkey = rkey, .bind_info = {.mr = mr, .addr = (uintptr_t)buf[1], .length = 64,
+			.mw_access_flags = access}}};
 	return post(qp, &wr);
 }
 

@@ -17,7 +17,8 @@ static void exchange(struct ibv_qp *qp, struct ibv_mr *from, char *source, struc
 	CHECK(!memcmp(source, target + 1000, 64));
 	// The last byte.
 	source[3] = 99;
-	CHECK(transfer(qp, IBV_WR_RDMA_WRITE, (void *)3, 1, from->lkey, (void *)(uintptr_t)(n - 1), to->rkey) == IBV_WC_SUCCESS);
+	CHECK(transfer(qp, IBV_WR_RDMA_WRITE, (void *)3, 1, from->lkey, (void *)(uintptr_t)(n - 1),
+		to->rkey) == IBV_WC_SUCCESS);
 	CHECK(target[n - 1] == 99 && !target[n]);
 }
 
@@ -50,9 +51,11 @@ int main(void)
 	CHECK(!ibv_dereg_mr(mr[0]) && !ibv_dereg_mr(mr[1]));
 
 	// Past the end, and by the address of the memory.
-	struct ibv_mr *zero = ibv_reg_mr(pd, buf[1] + OFF, n, rights | IBV_ACCESS_ZERO_BASED), *plain = ibv_reg_mr(pd, buf[0], SIZE, rights);
+	struct ibv_mr *zero = ibv_reg_mr(pd, buf[1] + OFF, n, rights | IBV_ACCESS_ZERO_BASED);
+	struct ibv_mr *plain = ibv_reg_mr(pd, buf[0], SIZE, rights);
 	CHECK(zero && plain);
-	CHECK(transfer(qp[0], IBV_WR_RDMA_WRITE, buf[0], 1, plain->lkey, (void *)(uintptr_t)n, zero->rkey) == IBV_WC_REM_ACCESS_ERR);
+	CHECK(transfer(qp[0], IBV_WR_RDMA_WRITE, buf[0], 1, plain->lkey, (void *)(uintptr_t)n,
+		zero->rkey) == IBV_WC_REM_ACCESS_ERR);
 	for (int i = 0; i < 2; i++) {
 		CHECK(!ibv_destroy_qp(qp[i]));
 		qp[i] = create_qp(pd, cq, NULL);
