@@ -540,8 +540,8 @@ type WC struct {
 	Flags          WCFlags
 	PKeyIndex      uint16
 	SLID           uint16
-	// SL is the service level. On RoCE, of a datagram on a UD queue pair, it is the type of its network header: 1 IPv6,
-	// 2 IPv4.
+	// SL is the service level. Of a datagram over RoCEv2, which has none, a driver may report the type of its network
+	// header instead: 1 IPv6, 2 IPv4.
 	SL   uint8
 	Port uint8
 }
