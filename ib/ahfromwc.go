@@ -7,10 +7,10 @@ import (
 	"verbena/roce"
 )
 
-// AddressOfSender is where an answer to a datagram goes: to the address that it came from, from the one that it came to.
-// grh are the first 40 bytes of the receive buffer, wc is the completion, port the one that it came in by. EINVAL for a
-// completion without GRH, or a datagram to a multicast group, which is no address to send from. It may sleep.
-// (ib_init_ah_attr_from_wc)
+// AddressOfSender is where an answer to a datagram goes: to the address that it came from, from the one that it came
+// to. grh are the first 40 bytes of the receive buffer, wc is the completion, port the one that it came in by. EINVAL
+// for a completion without GRH, or a datagram to a multicast group, which is no address to send from. On Ethernet the
+// address has service level 0: the completion's says what kind of packet came. It may sleep. (ib_init_ah_attr_from_wc)
 func (d *Device) AddressOfSender(port int, wc *WC, grh []byte) (AHAttr, error) {
 	defer d.sleeps("Device.AddressOfSender").leave()
 	fail := func(why string) (AHAttr, error) {
@@ -30,6 +30,9 @@ func (d *Device) AddressOfSender(port int, wc *WC, grh []byte) (AHAttr, error) {
 	a := AHAttr{HasGRH: true, Port: uint8(port), DLID: wc.SLID, SL: wc.SL, GRH: GlobalRoute{
 		DGID: h.SGID(), FlowLabel: h.FlowLabel(), TrafficClass: h.TrafficClass(), HopLimit: 0xff,
 	}}
+	if attr.LinkLayer == LinkEthernet {
+		a.SL = 0
+	}
 	own := h.DGID()
 	for i := range min(attr.GIDTableLen, 1<<8) { // an address vector has 8 bits for the index
 		if e, err := d.QueryGID(port, i); err == nil && e.GID == own {

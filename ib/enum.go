@@ -31,15 +31,17 @@ const (
 type AccessFlags = uapi.AccessFlags
 
 const (
-	AccessLocalWrite      = uapi.AccessLocalWrite
-	AccessRemoteWrite     = uapi.AccessRemoteWrite
-	AccessRemoteRead      = uapi.AccessRemoteRead
-	AccessRemoteAtomic    = uapi.AccessRemoteAtomic
-	AccessMWBind          = uapi.AccessMWBind
-	AccessZeroBased       = uapi.AccessZeroBased
-	AccessOnDemand        = uapi.AccessOnDemand
-	AccessHugeTLB         = uapi.AccessHugeTLB
-	AccessFlushGlobal     = uapi.AccessFlushGlobal // a peer may FLUSH with this placement (IBA A19)
+	AccessLocalWrite   = uapi.AccessLocalWrite
+	AccessRemoteWrite  = uapi.AccessRemoteWrite
+	AccessRemoteRead   = uapi.AccessRemoteRead
+	AccessRemoteAtomic = uapi.AccessRemoteAtomic
+	AccessMWBind       = uapi.AccessMWBind
+	AccessZeroBased    = uapi.AccessZeroBased // addresses count from the first byte
+	AccessOnDemand     = uapi.AccessOnDemand
+	AccessHugeTLB      = uapi.AccessHugeTLB
+	// AccessFlushGlobal and AccessFlushPersistent let a peer FLUSH with these placements. (IBA A19) Any queue pair may
+	// have both; a region only what the device offers (DeviceCapFlushPersistent).
+	AccessFlushGlobal     = uapi.AccessFlushGlobal
 	AccessFlushPersistent = uapi.AccessFlushPersistent
 	AccessOptional        = uapi.AccessOptionalRange // a driver may ignore these
 )

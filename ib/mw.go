@@ -31,7 +31,7 @@ type MW struct {
 type BindMW struct {
 	MW *MW
 	MR *MR
-	// RKey is the window's key from now on. Its upper 24 bits are those of the present one; see IncRKey.
+	// RKey has the low 8 bits of the window's key from now on, of which the upper 24 stay as they are; see IncRKey.
 	RKey         uint32
 	Addr, Length uint64 // in terms of the region. Length 0 unbinds a window of type 1.
 	Access       AccessFlags

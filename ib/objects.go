@@ -56,12 +56,12 @@ type MR struct {
 	mapping  sync.Mutex // one Map, Rereg or Dereg at a time
 }
 
-// RegMR registers length bytes at addr of space with the given rights, to be named by addresses from iova on.
-// The pages are charged to acct, which may be nil. It may sleep. Errors: EFAULT where the memory is not mapped
-// with the rights that the flags imply, ENOMEM over the account's limit, EINVAL for flags that make no sense
-// (remote write or atomics without local write). With AccessOnDemand nothing is charged, and the mappings are looked
-// at when the memory is used; addr 0 with length umem.Everything is all memory; EOPNOTSUPP or EINVAL if the device
-// cannot do that (DeviceAttr.ODP). (ib_reg_user_mr)
+// RegMR registers length bytes at addr of space with the given rights, to be named by addresses from iova on. The pages
+// are charged to acct, which may be nil. It may sleep. Errors: EFAULT where the memory is not mapped with the rights
+// that the flags imply, ENOMEM over the account's limit, EINVAL for flags that make no sense (remote write or atomics
+// without local write). With AccessOnDemand nothing is charged, and the mappings are looked at when the memory is used;
+// addr 0 with length umem.Everything is all memory; EOPNOTSUPP or EINVAL if the device cannot do that (DeviceAttr.ODP).
+// With AccessZeroBased the first byte has address 0, whatever iova says. (ib_reg_user_mr)
 func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uint64, access AccessFlags, u *Udata) (*MR, error) {
 	d := pd.dev
 	defer pd.sleeps("PD.RegMR").leave()
@@ -93,6 +93,9 @@ func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uin
 
 // region makes the memory of a registration. (ib_umem_get, ib_umem_odp_get)
 func (d *Device) region(space umem.Space, acct *umem.Account, addr, length, iova uint64, access AccessFlags) (*umem.Region, error) {
+	if access&AccessZeroBased != 0 {
+		iova = 0
+	}
 	if access&AccessOnDemand == 0 {
 		return umem.Get(space, acct, addr, length, iova, access.Writable())
 	}

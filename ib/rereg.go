@@ -82,6 +82,8 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 		}
 	} else if region.OnDemand() != (access&AccessOnDemand != 0) {
 		return fmt.Errorf("paging on demand begins and ends with a change of translation: %w", syscall.EINVAL)
+	} else if (access^mr.access)&AccessZeroBased != 0 {
+		return fmt.Errorf("addresses from zero begin and end with a change of translation: %w", syscall.EINVAL)
 	} else if access.Writable() && !mr.access.Writable() && !region.OnDemand() {
 		if err := region.Check(true); err != nil {
 			return err

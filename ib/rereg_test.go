@@ -42,6 +42,8 @@ func TestRereg(t *testing.T) {
 		{"no domain", MRChangePD, MRChange{}, syscall.EINVAL},
 		{"remote write alone", MRChangeAccess, MRChange{Access: AccessRemoteWrite}, syscall.EINVAL},
 		{"right to write memory that may not be written", MRChangeAccess, MRChange{Access: AccessLocalWrite}, syscall.EFAULT},
+		{"addresses from zero without a change of memory", MRChangeAccess,
+			MRChange{Access: AccessRemoteRead | AccessZeroBased}, syscall.EINVAL},
 		{"memory that is not there", MRChangeTranslation, MRChange{Space: mem, Account: acct, Addr: 1, Length: 8}, syscall.EFAULT},
 	} {
 		wantErr(t, c.name, mr.Rereg(c.flags, c.to, nil), c.want)
@@ -68,6 +70,14 @@ func TestRereg(t *testing.T) {
 		mr.Access() != AccessLocalWrite|AccessRemoteWrite || drv.access != mr.Access() || drv.pd != other {
 		t.Errorf("after a change of memory and rights: %+v, %d pages charged", r, acct.Pages())
 	}
+	must(t, mr.Rereg(MRChangeTranslation|MRChangeAccess, MRChange{
+		Space: mem, Account: acct, Addr: addr + 8, Length: 8, IOVA: addr + 8, Access: AccessLocalWrite | AccessZeroBased,
+	}, nil))
+	if r := mr.Region(); r.IOVA() != 0 || r.Addr() != addr+8 {
+		t.Errorf("zero-based: region at %#x from address %#x, want 0 from %#x", r.IOVA(), r.Addr(), addr+8)
+	}
+	wantErr(t, "addresses no more from zero", mr.Rereg(MRChangeAccess, MRChange{Access: AccessLocalWrite}, nil),
+		syscall.EINVAL)
 	must(t, mr.Rereg(MRChangePD, MRChange{PD: b.pd}, nil))
 	must(t, other.Dealloc())
 	must(t, mr.Dereg())

@@ -192,8 +192,10 @@ type WC struct {
 	Flags          WCFlags
 	PKeyIndex      uint16
 	SLID           uint16
-	SL             uint8
-	Port           uint8
+	// SL is the service level. Of a datagram over RoCEv2, which has none, a driver may report the type of its network
+	// header instead: 1 IPv6, 2 IPv4.
+	SL   uint8
+	Port uint8
 }
 
 // NotifyFlags are the arguments of a request for notification.

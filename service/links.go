@@ -13,6 +13,7 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/ib/slot"
+	"verbena/internal/quota"
 	"verbena/link"
 	"verbena/netdev"
 )
@@ -123,6 +124,7 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 		Rand:    rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
 		Logf:    func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
+	cfg.QueueMemory = s.quota.Limits()[quota.RingBytes].Most()
 	cfg.Probed = func(d *rxe.Device) {
 		d.SetShortcut(!spec.Wire)
 		if l.dev == nil {

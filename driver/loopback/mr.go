@@ -70,7 +70,7 @@ func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.
 }
 
 func checkAccess(access ib.AccessFlags) error {
-	if access&(ib.AccessZeroBased|ib.AccessOnDemand|ib.AccessFlushPersistent) != 0 {
+	if access&(ib.AccessOnDemand|ib.AccessFlushPersistent) != 0 {
 		return fmt.Errorf("access flags %#x: %w", uint32(access), syscall.EOPNOTSUPP)
 	}
 	return nil

@@ -36,17 +36,18 @@ func (k *key) unbind() {
 func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
 	b := &w.bind
 	win, ok := b.MW.Driver().(*window)
-	if !ok || win.pd != q.obj.PD() || b.RKey>>8 != win.num>>8 {
+	if !ok || win.pd != q.obj.PD() {
 		return ib.WCMWBindErr
 	}
+	num := win.num&^0xff | b.RKey&0xff
 	type2 := b.MW.Type() == ib.MWType2
-	if type2 && (win.valid || b.RKey == win.num) {
+	if type2 && (win.valid || num == win.num) {
 		return ib.WCMWBindErr // to be invalidated first, and the key to be changed
 	}
 	if b.Length == 0 && !type2 {
 		win.unbind()
-		win.num = b.RKey
-		b.MW.SetRKey(b.RKey)
+		win.num = num
+		b.MW.SetRKey(num)
 		return ib.WCSuccess
 	}
 	if b.MR == nil {
@@ -62,7 +63,7 @@ func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
 		return ib.WCMWBindErr
 	}
 	win.unbind()
-	win.num, win.region, win.access, win.valid = b.RKey, mr.region, b.Access, true
+	win.num, win.region, win.access, win.valid = num, mr.region, b.Access, true
 	win.first, win.n, win.shift = b.Addr, b.Length, 0
 	if b.Access&ib.AccessZeroBased != 0 {
 		win.first, win.shift = 0, b.Addr
@@ -72,6 +73,6 @@ func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
 	if type2 {
 		win.qp = q
 	}
-	b.MW.SetRKey(b.RKey)
+	b.MW.SetRKey(num)
 	return ib.WCSuccess
 }

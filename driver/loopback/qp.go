@@ -146,7 +146,6 @@ func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	}
 	is(ib.QPAttrPort, a.Port != 1, "port")
 	is(ib.QPAttrPKeyIndex, a.PKeyIndex != 0, "P_Key index")
-	is(ib.QPAttrAccessFlags, a.AccessFlags&ib.AccessFlushPersistent != 0, "right to flush to persistent memory")
 	is(ib.QPAttrPathMTU, !a.PathMTU.Valid() || a.PathMTU > mtu, "path MTU")
 	is(ib.QPAttrDestQPN, a.DestQPN > 0xffffff, "destination")
 	is(ib.QPAttrRQPSN, a.RQPSN > 0xffffff, "receive PSN")

@@ -203,7 +203,7 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	case dst.n < src.n:
 		wc.Status, status = ib.WCLocLenErr, ib.WCRemInvReqErr
 	case w.wr.Opcode == ib.WRSendWithInv && !d.invalidate(w.wr.InvalidateRKey, p):
-		wc.Status, status = ib.WCLocQPOpErr, ib.WCRemAccessErr
+		wc.Status, status = ib.WCMWBindErr, ib.WCRetryExcErr // as without an answer
 	default:
 		switch d.copier.move(dst, src, 0, src.n) {
 		case atSource:

@@ -10,8 +10,7 @@ import (
 )
 
 const (
-	maxCQE = 1<<15 - 1 // RXE_MAX_LOG_CQE
-	maxCQ  = 1 << 20
+	maxCQ = 1 << 20
 )
 
 // cq is a completion queue: a ring that the engine fills and the consumer empties.
@@ -31,8 +30,8 @@ type cq struct {
 
 // CreateCQ implements ib.Driver.
 func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
-	if attr.Entries > maxCQE {
-		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
+	if attr.Entries > d.limits.cqe {
+		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, d.limits.cqe, syscall.EINVAL)
 	}
 	if attr.Flags != 0 {
 		return nil, fmt.Errorf("flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
@@ -169,8 +168,8 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 
 // Resize implements ib.CQResizer.
 func (c *cq) Resize(entries int, u *ib.Udata) (int, error) {
-	if entries < 1 || entries > maxCQE {
-		return 0, fmt.Errorf("%d entries, at most %d: %w", entries, maxCQE, syscall.EINVAL)
+	if entries < 1 || entries > c.dev.limits.cqe {
+		return 0, fmt.Errorf("%d entries, at most %d: %w", entries, c.dev.limits.cqe, syscall.EINVAL)
 	}
 	r, err := newCQRing(c.ctx, entries, u)
 	if err != nil {

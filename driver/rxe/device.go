@@ -43,6 +43,9 @@ type Config struct {
 	Rand *rand.Rand
 	// Clock is where timeouts come from; nil: clock.System.
 	Clock clock.Clock
+	// QueueMemory is the shared memory, in bytes, that a program can have for its queues; 0: there is no bound. What the
+	// device says of the sizes of queues is within it.
+	QueueMemory uint64
 	// Probed, if not nil, is called with each device that is made of the hardware, before it is registered. It must not
 	// call methods of the Hardware.
 	Probed func(*Device)
@@ -60,6 +63,7 @@ type Device struct {
 	at       atomic.Pointer[addressing]
 	changes  addressChanges
 	guid     uint64
+	limits   limits
 	faults   *link.Faults
 	taps     *link.Taps
 	fabric   *Fabric
@@ -123,6 +127,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		taps:   cfg.Taps,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
+		limits: limitsIn(cfg.QueueMemory),
 
 		recovers: cfg.Recover,
 
@@ -236,7 +241,6 @@ func (d *Device) random() uint32 {
 
 // Limits, as the kernel's rxe has them (rxe_param.h), where this driver does not have its own.
 const (
-	maxQPWR      = 1 << 20
 	maxSGE       = 32
 	maxInline    = maxSGE * 16
 	maxRdAtomic  = 128
@@ -266,7 +270,7 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		PageSizeCap:  0xfffff000,
 		VendorID:     vendorID,
 		MaxQP:        maxQP,
-		MaxQPWR:      maxQPWR,
+		MaxQPWR:      int(d.limits.wr),
 		DeviceCapFlags: uapi.DeviceBadPKeyCntr | uapi.DeviceBadQKeyCntr | uapi.DeviceUDAVPortEnforce | uapi.DevicePortActiveEvent |
 			uapi.DeviceSysImageGUID | uapi.DeviceRCRNRNAKGen | uapi.DeviceSRQResize | ib.DeviceCapMemWindow |
 			ib.DeviceCapMemWindowType2B | ib.DeviceCapMemExtensions | ib.DeviceCapFlushGlobal | ib.DeviceCapAtomicWrite,
@@ -274,7 +278,7 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxRecvSGE:        maxSGE,
 		MaxSGERd:          maxSGE,
 		MaxCQ:             maxCQ,
-		MaxCQE:            maxCQE,
+		MaxCQE:            d.limits.cqe,
 		MaxMR:             maxMR,
 		MaxMW:             maxMW,
 		MaxPD:             1 << 20,
@@ -287,7 +291,7 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMcastQPAttach:  maxMcastQPAttach,
 		MaxTotalMcastAtch: maxTotMcastQP,
 		MaxSRQ:            maxSRQ,
-		MaxSRQWR:          maxSRQWR,
+		MaxSRQWR:          int(d.limits.wr),
 		MaxSRQSGE:         maxSGE,
 		MaxPKeys:          1,
 		LocalCAAckDelay:   ackDelayCode,

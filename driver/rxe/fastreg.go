@@ -35,13 +35,15 @@ func (m *mr) Map(r *umem.Region) error {
 	return nil
 }
 
-// fastReg carries out a WRRegMR: the region must be free, of the queue pair's domain, and mapped; of the key only the low
-// bits are the consumer's (IBA 10.6.3). Its pass has no access in flight. (rxe_reg_fast_mr)
+// fastReg carries out a WRRegMR: the region must be free, of the queue pair's domain, and mapped; of the key only the
+// low bits are the consumer's (IBA 10.6.3). The addresses are those of Map. Its pass has no access in flight.
+// (rxe_reg_fast_mr)
 func (qp *QP) fastReg(b *uapi.RXESendWRMW) uapi.WCStatus {
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	access := b.Access
 	m := qp.dev.mrs.get(b.MRLKey >> 8)
-	if m == nil || checkMRAccess(access) != nil || access&writes != 0 && access&ib.AccessLocalWrite == 0 {
+	if m == nil || checkMRAccess(access) != nil || access&ib.AccessZeroBased != 0 ||
+		access&writes != 0 && access&ib.AccessLocalWrite == 0 {
 		return uapi.WCLocQPOpErr
 	}
 	m.mu.Lock()

@@ -71,6 +71,7 @@ func TestFastReg(t *testing.T) {
 		}, false},
 		{"a region of RegMR", func(b *bench, r *ib.FastReg) { r.MR, r.Key = b.b.mr, b.b.mr.RKey() }, false},
 		{"remote write without local write", func(b *bench, r *ib.FastReg) { r.Access = ib.AccessRemoteWrite }, false},
+		{"zero-based addresses", func(b *bench, r *ib.FastReg) { r.Access |= ib.AccessZeroBased }, false},
 		{"persistence", func(b *bench, r *ib.FastReg) { r.Access |= ib.AccessFlushPersistent }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {

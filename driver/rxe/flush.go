@@ -92,7 +92,7 @@ func (g *grant) atomicWrite(addr uint64, b []byte) error {
 }
 
 // executeFlush sees to it that what came before is in memory, where all processors see it (IBA A19.4). Memory that keeps
-// it without power is not offered: no region and no queue pair can have the right for that placement.
+// it without power is not offered: no region can have the right for that placement, whatever the queue pair's are.
 func (qp *QP) executeFlush(p *pass, k *packet) verdict {
 	f, h := k.FETH(), k.RETH()
 	need := ib.AccessFlags(0)

@@ -13,6 +13,7 @@ import (
 // TestFlush: placements, levels, rights and ranges (IBA A19.4).
 func TestFlush(t *testing.T) {
 	const rights = allAccess | ib.AccessFlushGlobal
+	const persistent = rights | ib.AccessFlushPersistent
 	for _, c := range []struct {
 		name   string
 		qp, mr ib.AccessFlags
@@ -28,6 +29,14 @@ func TestFlush(t *testing.T) {
 		{"queue pair without the right", allAccess, rights, ib.Flush{Placement: ib.FlushGlobal, Length: 100}, 0, ib.WCRemInvReqErr},
 		{"region without the right", rights, allAccess, ib.Flush{Placement: ib.FlushGlobal, Length: 100}, 0, ib.WCRemAccessErr},
 		{"right to flush alone", ib.AccessFlushGlobal, ib.AccessFlushGlobal, ib.Flush{Placement: ib.FlushGlobal, Length: 100}, 0, ib.WCSuccess},
+		{"to persistent memory, with the queue pair's right", persistent, rights,
+			ib.Flush{Placement: ib.FlushPersistent, Length: 100}, 0, ib.WCRemAccessErr},
+		{"to both, with the queue pair's rights", persistent, rights,
+			ib.Flush{Placement: ib.FlushGlobal | ib.FlushPersistent, Length: 100}, 0, ib.WCRemAccessErr},
+		{"of the region to persistent memory", persistent, rights,
+			ib.Flush{Placement: ib.FlushPersistent, Level: ib.FlushRegion}, 0, ib.WCRemAccessErr},
+		{"to visibility, with all rights", persistent, rights,
+			ib.Flush{Placement: ib.FlushGlobal, Length: 100}, 0, ib.WCSuccess},
 		{"to persistent memory", rights, rights, ib.Flush{Placement: ib.FlushPersistent, Length: 100}, 0, ib.WCRemInvReqErr},
 		{"to both", rights, rights, ib.Flush{Placement: ib.FlushGlobal | ib.FlushPersistent, Length: 100}, 0, ib.WCRemInvReqErr},
 		{"nowhere", rights, rights, ib.Flush{Length: 100}, 0, ib.WCLocQPOpErr},
@@ -47,7 +56,8 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestPersistenceRefused: nothing can have the right for a placement that the device does not offer.
+// TestPersistenceRefused: no region can have the right for a placement that the device does not offer; a queue pair
+// can, and it allows nothing.
 func TestPersistenceRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -60,10 +70,10 @@ func TestPersistenceRefused(t *testing.T) {
 		if !errors.Is(err, syscall.EOPNOTSUPP) {
 			t.Errorf("region: %v", err)
 		}
-		err = b.a.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: ib.AccessFlushPersistent},
-			ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil)
-		if !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("queue pair: %v", err)
+		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: ib.AccessFlushPersistent},
+			ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil))
+		if a, _, err := b.a.qp.Query(ib.QPAttrAccessFlags); err != nil || a.AccessFlags != ib.AccessFlushPersistent {
+			t.Errorf("Query: access flags %v, error %v", a.AccessFlags, err)
 		}
 	})
 }

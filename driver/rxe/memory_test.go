@@ -227,3 +227,77 @@ func TestPutBack(t *testing.T) {
 		t.Errorf("queue is %v", e.queue)
 	}
 }
+
+// TestZeroBased: in a zero-based region addresses count from its first byte, wherever that lies in its page, for local
+// and remote keys and for windows.
+func TestZeroBased(t *testing.T) {
+	const off, size = 100, 5000
+	for _, onDemand := range []ib.AccessFlags{0, ib.AccessOnDemand} {
+		eachNetwork(t, func(t *testing.T, s setup) {
+			b := newBench(t, s)
+			b.connect(conn{})
+			zero := func(n *node) *ib.MR {
+				mr, err := n.pd.RegMR(n.mem, nil, n.addr+off, size, n.addr+off, bindable|ib.AccessZeroBased|onDemand, nil)
+				check(t, err)
+				n.mrs = append(n.mrs, mr)
+				return mr
+			}
+			ma, mb := zero(b.a), zero(b.b)
+			if mb.Region().IOVA() != 0 || mb.Region().Addr() != b.b.addr+off {
+				t.Errorf("region at %#x from address %#x, want 0 from %#x", mb.Region().IOVA(), mb.Region().Addr(), b.b.addr+off)
+			}
+			sge := func(mr *ib.MR, at, n int) []ib.SGE {
+				return []ib.SGE{{Addr: uint64(at), Length: uint32(n), LKey: mr.LKey()}}
+			}
+			same := func(what string, a, z int, n int) {
+				t.Helper()
+				if i := firstDifference(b.a.buf[off+a:][:n], b.b.buf[off+z:][:n]); i >= 0 {
+					t.Errorf("%s: byte %d differs", what, i)
+				}
+			}
+			try := func(what string, wr ib.SendWR, want ib.WCStatus) {
+				t.Helper()
+				if got := b.a.status(wr); got != want {
+					t.Errorf("%s: %v, want %v", what, got, want)
+				}
+			}
+			fill(b.a.buf, 1)
+			try("write", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 0, size), RKey: mb.RKey()}, ib.WCSuccess)
+			same("write", 0, 0, size)
+			clear(b.a.buf)
+			try("read", ib.SendWR{Opcode: ib.WRRDMARead, SGList: sge(ma, 16, 3000), RemoteAddr: 1000, RKey: mb.RKey()},
+				ib.WCSuccess)
+			same("read", 16, 1000, 3000)
+			fill(b.a.buf, 2)
+			_, err := b.b.qp.PostRecv(ib.RecvWR{ID: 3, SGList: sge(mb, 8, 2000)})
+			check(t, err)
+			try("send", ib.SendWR{Opcode: ib.WRSend, SGList: sge(ma, 1, 2000)}, ib.WCSuccess)
+			b.b.expect(ib.WC{ID: 3, Opcode: ib.WCRecv, ByteLen: 2000})
+			same("send", 1, 8, 2000)
+			try("atomic", ib.SendWR{Opcode: ib.WRAtomicFetchAdd, SGList: sge(ma, 0, 8), RemoteAddr: 8, RKey: mb.RKey(),
+				CompareAdd: 1}, ib.WCSuccess)
+			try("last byte", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 0, 1), RemoteAddr: size - 1, RKey: mb.RKey()},
+				ib.WCSuccess)
+			if onDemand == 0 {
+				w := b.b.allocMW(nil, ib.MWType2)
+				key := ib.IncRKey(w.RKey())
+				if got := b.b.status(ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{
+					MW: w, MR: mb, RKey: key, Addr: 64, Length: 64, Access: remoteAccess,
+				}}); got != ib.WCSuccess {
+					t.Fatalf("bind a window to the region: %v", got)
+				}
+				try("write by the window", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 64, 64), RemoteAddr: 64, RKey: key},
+					ib.WCSuccess)
+				same("write by the window", 64, 64, 64)
+			}
+			for _, addr := range []uint64{size, b.b.addr + off, ^uint64(0)} {
+				try("outside", ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 0, 1), RemoteAddr: addr, RKey: mb.RKey()},
+					ib.WCRemAccessErr)
+				b.reconnect(conn{})
+			}
+			wr := ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: sge(ma, 0, 1), RKey: mb.RKey()}
+			wr.SGList[0].Addr = b.a.addr + off
+			try("gather by the address of the memory", wr, ib.WCLocProtErr)
+		})
+	}
+}

@@ -18,7 +18,6 @@ func (qp *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	}{
 		{ib.QPAttrPort, a.Port != 1, "port"},
 		{ib.QPAttrPKeyIndex, a.PKeyIndex != 0, "P_Key index"},
-		{ib.QPAttrAccessFlags, a.AccessFlags&ib.AccessFlushPersistent != 0, "access right to flush to persistent memory"},
 		{ib.QPAttrPathMTU, !a.PathMTU.Valid(), "path MTU"},
 		{ib.QPAttrMaxRdAtomic, a.MaxRdAtomic > maxRdAtomic, "number of outgoing reads"},
 		{ib.QPAttrMaxDestRdAtomic, a.MaxDestRdAtomic > maxRdAtomic, "number of incoming reads"},

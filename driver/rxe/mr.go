@@ -56,8 +56,8 @@ func (d *Device) newMR(obj *ib.MR, u *ib.Udata) (m *mr, key uint32, err error) {
 
 // checkMRAccess refuses what the device does not do, persistence among it.
 func checkMRAccess(access ib.AccessFlags) error {
-	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessOnDemand | ib.AccessHugeTLB |
-		ib.AccessFlushGlobal | ib.AccessOptional
+	const known = ib.AccessLocalWrite | remoteAccess | ib.AccessMWBind | ib.AccessZeroBased | ib.AccessOnDemand |
+		ib.AccessHugeTLB | ib.AccessFlushGlobal | ib.AccessOptional
 	if access&^known != 0 {
 		return fmt.Errorf("access flags %#x: %w", uint32(access&^known), syscall.EOPNOTSUPP)
 	}

@@ -79,36 +79,37 @@ func (qp *QP) bindMW(b *uapi.RXESendWRMW) uapi.WCStatus {
 	return uapi.WCSuccess
 }
 
-// bind checks and does it (IBA 10.6.7.2; C10-70 to C10-75, o10-36, o10-37). The low bits of the key are the
-// consumer's; only of type 1 must they differ from the present ones. (rxe_check_bind_mw, rxe_do_bind_mw)
+// bind checks and does it (IBA 10.6.7.2; C10-70 to C10-75, o10-36, o10-37). Of the key that is asked for the low 8 bits
+// count, and the window's index goes above them, as adapters and the kernel have it; only of type 1 must they differ
+// from the present ones. (rxe_check_bind_mw, rxe_do_bind_mw)
 func (w *mw) bind(qp *QP, b *uapi.RXESendWRMW) bool {
 	// The right to write locally means nothing for a window, but programs ask for it.
 	const known = remoteAccess | ib.AccessZeroBased | ib.AccessLocalWrite
-	access := b.Access
+	access, key := b.Access, w.index<<8|b.RKey&0xff
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.gone, w.pd != qp.pd, b.RKey>>8 != w.index, access&^known != 0:
+	case w.gone, w.pd != qp.pd, access&^known != 0:
 		return false
-	case w.kind == ib.MWType1 && (b.RKey == w.key || access&ib.AccessZeroBased != 0):
+	case w.kind == ib.MWType1 && (key == w.key || access&ib.AccessZeroBased != 0):
 		return false
 	case w.kind == ib.MWType2 && (b.Length == 0 || w.grant.Load() != nil):
 		return false
 	}
 	var g *grant
 	if b.Length > 0 {
-		if g = w.window(qp, b); g == nil {
+		if g = w.window(qp, b, key); g == nil {
 			return false
 		}
 	}
 	w.replace(g)
-	w.key = b.RKey
-	w.obj.SetRKey(b.RKey)
+	w.key = key
+	w.obj.SetRKey(key)
 	return true
 }
 
-// window makes the grant for a part of a region, nil if the region does not allow it; w.mu is held.
-func (w *mw) window(qp *QP, b *uapi.RXESendWRMW) *grant {
+// window makes the grant of a key for a part of a region, nil if the region does not allow it; w.mu is held.
+func (w *mw) window(qp *QP, b *uapi.RXESendWRMW, key uint32) *grant {
 	m := qp.dev.mrs.get(b.MRLKey >> 8)
 	if m == nil {
 		return nil
@@ -126,7 +127,9 @@ func (w *mw) window(qp *QP, b *uapi.RXESendWRMW) *grant {
 		return nil
 	}
 	m.windows++
-	g := &grant{key: b.RKey, pd: w.pd, region: of.region, access: access & remoteAccess, first: b.Addr, length: b.Length, mr: m}
+	g := &grant{
+		key: key, pd: w.pd, region: of.region, access: access & remoteAccess, first: b.Addr, length: b.Length, mr: m,
+	}
 	if access&ib.AccessZeroBased != 0 {
 		g.first, g.shift = 0, b.Addr
 	}

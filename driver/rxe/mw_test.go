@@ -113,7 +113,11 @@ func TestWindowBind(t *testing.T) {
 			w.MW = b.b.allocMW(b.b.newPD(), w.MW.Type())
 			w.RKey = ib.IncRKey(w.MW.RKey())
 		}, false},
-		{"a key that is another window's", both, 0, func(b *bench, w *ib.BindMW) { w.RKey += 1 << 8 }, false},
+		{"a key that is another window's", both, 0, func(b *bench, w *ib.BindMW) { w.RKey += 1 << 8 }, true},
+		{"the low bits of a key", both, 0, func(b *bench, w *ib.BindMW) { w.RKey &= 0xff }, true},
+		{"the key that it has, with other upper bits", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) {
+			w.RKey = w.MW.RKey() ^ 1<<31
+		}, false},
 		{"zero based", []ib.MWType{ib.MWType2}, 0, func(b *bench, w *ib.BindMW) { w.Access |= ib.AccessZeroBased }, true},
 		{"zero based", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) { w.Access |= ib.AccessZeroBased }, false},
 		{"zero based, a byte too many", []ib.MWType{ib.MWType2}, 0, func(b *bench, w *ib.BindMW) {
@@ -146,7 +150,7 @@ func TestWindowBind(t *testing.T) {
 							w.Access = remoteAccess
 						}
 						c.change(b, &w)
-						want, key := ib.WCSuccess, w.RKey
+						want, key := ib.WCSuccess, w.MW.RKey()&^0xff|w.RKey&0xff
 						if !c.want {
 							want, key = ib.WCMWBindErr, before
 						}
@@ -276,6 +280,54 @@ func TestWindowData(t *testing.T) {
 	})
 }
 
+// TestWindowKey: of the key that a bind asks for the low 8 bits count; the window's index is above them, whatever the
+// consumer put there. No other key, the former ones among them, gives anything.
+func TestWindowKey(t *testing.T) {
+	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
+		bubble(t, func(t *testing.T) {
+			b := newBench(t, setup{shortcut: true})
+			b.connect(conn{})
+			mr := b.b.regMR(nil, bindable)
+			mw, other := b.b.allocMW(nil, kind), b.b.allocMW(nil, kind)
+			index, taken := mw.RKey()&^0xff, b.b.bind(other, mr, 0, 64, remoteAccess)
+			former := mw.RKey()
+			for i, asked := range []uint32{0x12, 0xabcdef34, taken ^ 1, index | 0x56} {
+				if got := b.b.status(ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{
+					MW: mw, MR: mr, RKey: asked, Addr: b.b.addr, Length: 64, Access: remoteAccess,
+				}}); got != ib.WCSuccess {
+					t.Fatalf("type %d, bind %d with key %#x: %v, want success", kind, i, asked, got)
+				}
+				key := index | asked&0xff
+				if mw.RKey() != key {
+					t.Fatalf("type %d, bind %d with key %#x: key %#x, want %#x", kind, i, asked, mw.RKey(), key)
+				}
+				if got := b.access(ib.WRRDMAWrite, b.b.addr, 8, key); got != ib.WCSuccess {
+					t.Errorf("type %d, write by key %#x: %v, want success", kind, key, got)
+				}
+				if got := b.access(ib.WRRDMAWrite, b.b.addr, 8, taken); got != ib.WCSuccess {
+					t.Errorf("type %d, write by the other window's key %#x: %v, want success", kind, taken, got)
+				}
+				wrong := []uint32{former, asked}
+				for _, k := range wrong {
+					if k == key {
+						continue
+					}
+					if got := b.access(ib.WRRDMAWrite, b.b.addr, 8, k); got != ib.WCRemAccessErr {
+						t.Errorf("type %d, write by key %#x: %v, want remote access error", kind, k, got)
+					}
+					b.reconnect(conn{})
+				}
+				if kind == ib.MWType2 {
+					if got := b.b.status(ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: key}); got != ib.WCSuccess {
+						t.Fatalf("invalidate key %#x: %v", key, got)
+					}
+				}
+				former = key
+			}
+		})
+	}
+}
+
 // TestWindowLocal: a window's key is not one for local memory.
 func TestWindowLocal(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -389,8 +441,11 @@ func TestInvalidate(t *testing.T) {
 						w.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: w.a.sge(0, 3000), InvalidateRKey: w.key})
 						sent, received := w.a.poll(1)[0], w.b.poll(1)[0]
 						if !c.want {
-							if sent.Status != ib.WCRemAccessErr || received.Status != ib.WCLocQPOpErr || w.b.qp.State() != ib.QPErr {
+							if sent.Status != ib.WCRetryExcErr || received.Status != ib.WCMWBindErr || w.b.qp.State() != ib.QPErr {
 								t.Fatalf("sender %v, receiver %v, %v", sent.Status, received.Status, w.b.qp.State())
+							}
+							if e := w.b.raised(); len(e) > 0 {
+								t.Errorf("events %v, though a receive tells", e)
 							}
 							return
 						}
@@ -494,6 +549,9 @@ func TestWindowRace(t *testing.T) {
 	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
 		// On an unreliable connection, which goes on after a write by a wrong key.
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUC})
+		for _, n := range []*node{b.a, b.b} {
+			n.dev.watchdog.on.Store(true) // it never looks: a thread that lost its processor is not to make a program slow
+		}
 		b.connect(conn{})
 		mr := b.b.regMR(nil, bindable)
 		var key, writes atomic.Uint32

@@ -102,7 +102,7 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 		what        string
 		asked, most uint32
 	}{
-		{"send work requests", c.MaxSendWR, maxQPWR}, {"receive work requests", c.MaxRecvWR, maxQPWR},
+		{"send work requests", c.MaxSendWR, d.limits.wr}, {"receive work requests", c.MaxRecvWR, d.limits.wr},
 		{"gather elements", c.MaxSendSGE, maxSGE}, {"scatter elements", c.MaxRecvSGE, maxSGE},
 		{"bytes inline", c.MaxInlineData, maxInline},
 	} {

@@ -2,7 +2,6 @@ package rxe
 
 import (
 	"fmt"
-	"math/bits"
 	"runtime/debug"
 	"sync/atomic"
 	"syscall"
@@ -40,9 +39,7 @@ const (
 // newRing makes a ring with room for at least entries elements of size bytes. With a user context its memory is
 // shared with the user, otherwise it is ordinary memory of this process.
 func newRing(ctx ib.UserContext, entries, size int) (*ring, error) {
-	shift := uint8(bits.Len(uint(max(size, minSlot) - 1)))
-	slots := 1 << bits.Len(uint(max(entries, 1)))
-	n := uapi.RXEQueueDataOffset + slots<<shift
+	shift, slots, n := ringGeometry(entries, size)
 	if n > maxRing {
 		return nil, fmt.Errorf("queue of %d entries of %d bytes: %w", entries, size, syscall.ENOMEM)
 	}

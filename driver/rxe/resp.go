@@ -220,9 +220,23 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	default:
 		qp.obj.Raise(ib.EventQPFatal)
 	}
-	due := r.replies // to requests before this one
+	qp.responderFails()
+}
+
+// notInvalidated ends the queue pair for a SEND whose invalidation failed (class J of IBA 9.9.6.3): the receive
+// completes with a memory management operation error, which is what libibverbs calls WCMWBindErr. The peer gets no
+// answer, neither a NAK nor an acknowledgement, to this request; to those before it, it does.
+func (qp *QP) notInvalidated() {
+	qp.completeRecv(&uapi.WC{Status: uapi.WCMWBindErr}, false)
+	qp.responderFails()
+}
+
+// responderFails takes the queue pair to the error state; what is due to requests before the one that failed is still
+// sent.
+func (qp *QP) responderFails() {
+	due := qp.resp.replies
 	qp.enterError()
-	r.replies = due
+	qp.resp.replies = due
 }
 
 // execute checks and does what the packet with the expected PSN asks for (IBA 9.7.4.1.2 and on).
@@ -346,7 +360,7 @@ func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 		ended := qp.invalidate(h.RKey())
 		p.leave()
 		if !ended {
-			qp.refuse(k.psn, roce.NAKRemoteAccessError, uapi.WCLocQPOpErr)
+			qp.notInvalidated()
 			return refused
 		}
 		wc.Ex, wc.WCFlags = uapi.NewImmRKey(h.RKey()), uapi.WCFlags(uapi.IBVWCWithInv)
@@ -659,13 +673,33 @@ func (qp *QP) receiveDatagram(p *pass, k *packet) {
 	}
 	wc := uapi.WC{
 		Opcode: uapi.WCRecv, ByteLen: uint32(grhLen + len(k.Payload)), SrcQP: k.DETH().SrcQPN(),
-		WCFlags: uapi.WCFlags(uapi.IBVWCGRH),
+		WCFlags: uapi.WCFlags(uapi.IBVWCGRH), SL: qp.headerType(k),
 	}
 	if h := k.ImmDt(); h != nil {
 		copy(wc.Ex[:], h)
 		wc.WCFlags |= uapi.WCFlags(uapi.IBVWCWithImm)
 	}
 	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
+}
+
+// The types of network header that mlx5 reports in the three low bits of a completion's service level, which RoCEv2 has
+// no other use for. Communication libraries look there for how much of the GRH is the destination (UCX does, in
+// releases up to 2024).
+const (
+	headerIPv6 = 1
+	headerIPv4 = 2
+)
+
+// headerType returns the SL of a datagram's completion. On the GSI queue pair, whose completions the kernel's mlx5
+// makes, it is the VLAN's priority, and so 0.
+func (qp *QP) headerType(k *packet) uint8 {
+	switch {
+	case qp.typ != ib.QPTypeUD:
+		return 0
+	case k.dst.Is4():
+		return headerIPv4
+	}
+	return headerIPv6
 }
 
 // completeRecv completes the receive that was taken.

@@ -240,9 +240,12 @@ func TestResponder(t *testing.T) {
 			d.say(first(0), request{op: roce.RCRDMAWriteLast, psn: 1, n: 10})
 			d.hears("NAK Invalid Request 1")
 		}},
-		{"send with invalidate of a key that is none", conn{}, 1, func(d *dialogue) {
-			d.say(request{op: roce.RCSendOnlyWithInvalidate, n: 10})
-			d.hears("NAK Remote Access Error 0")
+		{"send with invalidate of a key that is none", conn{}, 2, func(d *dialogue) {
+			d.say(only(0), request{op: roce.RCSendOnlyWithInvalidate, psn: 1, n: 10})
+			d.hears("ACK 0") // and neither ACK nor NAK to what failed
+			d.b.expect(ib.WC{Opcode: ib.WCRecv}, ib.WC{ID: 1, Status: ib.WCMWBindErr})
+			d.say(request{op: roce.RCSendOnlyWithInvalidate, psn: 1, n: 10})
+			d.hears()
 		}},
 		{"write with more data than it said", conn{}, 1, func(d *dialogue) {
 			d.say(request{op: roce.RCRDMAWriteOnly, n: 12, va: d.b.addr, rkey: d.b.mr.RKey(), len: 8})

@@ -108,9 +108,13 @@ func check(t testing.TB, err error) {
 func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node {
 	b.t.Helper()
 	faults, _ := s.network.(*link.Faults)
+	last := addr.As16()[15]
 	dev, err := New(Config{
-		Name: name, Addrs: []netip.Addr{addr}, Network: s.network, Faults: faults, Fabric: f, Rand: rand.New(rand.NewPCG(1, uint64(addr.As4()[3]))),
-		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, addr.As4()[3]}, MTU: 9000, Up: true, Running: true},
+		Name: name, Addrs: []netip.Addr{addr}, Network: s.network, Faults: faults, Fabric: f,
+		Rand: rand.New(rand.NewPCG(1, uint64(last))),
+		Netdev: netdev.Interface{
+			Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, last}, MTU: 9000, Up: true, Running: true,
+		},
 	})
 	check(b.t, err)
 	return b.nodeOn(dev, s)

@@ -9,10 +9,8 @@ import (
 	"verbena/uapi"
 )
 
-const (
-	maxSRQ   = 1<<16 - 2 // what the device says there can be; the numbers are as those of queue pairs, but without 0
-	maxSRQWR = maxQPWR
-)
+// maxSRQ is what the device says there can be; the numbers are as those of queue pairs, but without 0.
+const maxSRQ = 1<<16 - 2
 
 // srq is a shared receive queue: a ring from which queue pairs take receives, each for the message that it is about to
 // store. What a queue pair has taken is its own: it completes there, flushed if need be. What is left when a queue pair
@@ -40,8 +38,9 @@ type srq struct {
 // CreateSRQ implements ib.SRQDriver. (rxe_create_srq)
 func (d *Device) CreateSRQ(obj *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.DriverSRQ, error) {
 	a := &init.Attr
-	if a.MaxWR > maxSRQWR || a.MaxSGE > maxSGE {
-		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, maxSRQWR, maxSGE, syscall.EINVAL)
+	if a.MaxWR > d.limits.wr || a.MaxSGE > maxSGE {
+		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, d.limits.wr, maxSGE,
+			syscall.EINVAL)
 	}
 	s := &srq{dev: d, obj: obj, pd: obj.PD().Driver().(*pd), ctx: d.context(u), maxSGE: a.MaxSGE, limit: a.Limit}
 	if init.Type == ib.SRQXRC {
@@ -145,8 +144,8 @@ func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 	if mask&ib.SRQAttrMaxWR == 0 {
 		return s.modify(nil, attr, mask)
 	}
-	if attr.MaxWR == 0 || attr.MaxWR > maxSRQWR {
-		return fmt.Errorf("%d receives, at most %d: %w", attr.MaxWR, maxSRQWR, syscall.EINVAL)
+	if attr.MaxWR == 0 || attr.MaxWR > s.dev.limits.wr {
+		return fmt.Errorf("%d receives, at most %d: %w", attr.MaxWR, s.dev.limits.wr, syscall.EINVAL)
 	}
 	if s.ctx == nil {
 		r, err := s.newRing(nil, attr.MaxWR)

@@ -60,6 +60,54 @@ func TestDatagramRoute(t *testing.T) {
 	})
 }
 
+// TestDatagramHeaderType: the completion of a datagram reports the type of its network header as mlx5 does, in the low
+// bits of the service level, and an answer goes out at service level 0.
+func TestDatagramHeaderType(t *testing.T) {
+	v6 := [2]netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")}
+	for _, c := range []struct {
+		name  string
+		addrs [2]netip.Addr
+		want  uint8
+	}{{"IPv4", [2]netip.Addr{addrA, addrB}, 2}, {"IPv6", v6, 1}} {
+		t.Run(c.name, func(t *testing.T) {
+			eachNetwork(t, func(t *testing.T, s setup) {
+				s.typ, s.network, s.addrs = ib.QPTypeUD, simnet.New(s.net), c.addrs
+				b := newBench(t, s)
+				b.connect(conn{})
+				ah := newAH(b.a, b.b.dev, 1)
+				b.b.recv(1, 0, 100)
+				b.a.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5), AH: ah,
+					RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey})
+				if wc := b.a.poll(1)[0]; wc.SL != 0 {
+					t.Errorf("completion of the send: SL %d, want 0", wc.SL)
+				}
+				wc := b.b.poll(1)[0]
+				if wc.Status != ib.WCSuccess || wc.SL != c.want {
+					t.Errorf("completion of the receive: %v, SL %d, want %d", wc.Status, wc.SL, c.want)
+				}
+				back, err := b.b.dev.IB().AddressOfSender(1, &wc, b.b.buf[:grhLen])
+				check(t, err)
+				if back.SL != 0 {
+					t.Errorf("AddressOfSender: SL %d, want 0", back.SL)
+				}
+				// Programs pass the completion's SL on (ibv_init_ah_from_wc).
+				back.SL = wc.SL
+				answer, err := b.b.pd.CreateAH(&back, nil)
+				check(t, err)
+				b.a.recv(2, 0, 100)
+				b.b.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.b.sge(0, 5), AH: answer,
+					RemoteQPN: wc.SrcQP, RemoteQKey: testQKey})
+				b.b.poll(1)
+				if wc := b.a.poll(1)[0]; wc.Status != ib.WCSuccess || wc.SL != c.want {
+					t.Errorf("completion of the answer: %v, SL %d, want %d", wc.Status, wc.SL, c.want)
+				}
+				check(t, answer.Destroy())
+				check(t, ah.Destroy())
+			})
+		})
+	}
+}
+
 // TestViolations: what comes with a wrong key is counted.
 func TestViolations(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -139,7 +187,7 @@ func TestGSI(t *testing.T) {
 			check(t, err)
 			b.a.poll(1)
 			wc := b.b.poll(1)[0]
-			if wc.Status != ib.WCSuccess || wc.QP != z || wc.SrcQP != 1 || wc.PKeyIndex != 0 || wc.Port != 1 ||
+			if wc.Status != ib.WCSuccess || wc.QP != z || wc.SrcQP != 1 || wc.PKeyIndex != 0 || wc.SL != 0 || wc.Port != 1 ||
 				!slices.Equal(b.b.buf[grhLen:][:256], b.a.buf[:256]) {
 				t.Fatalf("%+v", wc)
 			}

@@ -68,6 +68,11 @@ var dataChecks = []check{
 		test: testRereg,
 	},
 	{
+		name: "Data/ZeroBased",
+		rule: "in a zero-based region, addresses count from its first byte",
+		test: testZeroBased,
+	},
+	{
 		name: "Data/AccessRights",
 		rule: "a key gives only the rights, the range and the domain that it was made with",
 		test: testAccessRights,

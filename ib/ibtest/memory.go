@@ -102,10 +102,33 @@ func testFlush(e *env) {
 		return
 	}
 	allow(remote | ib.AccessFlushGlobal)
-	p.wantTry("persistence that is not offered", flush(ib.Flush{Placement: ib.FlushPersistent, Length: 8}), ib.WCRemInvReqErr)
+	persistent := flush(ib.Flush{Placement: ib.FlushPersistent, Length: 8})
+	p.wantTry("persistence, on a queue pair without the right", persistent, ib.WCRemInvReqErr)
+	allow(remote | ib.AccessFlushGlobal | ib.AccessFlushPersistent) // programs ask for it wherever they run
+	p.wantTry("persistence that is not offered", persistent, ib.WCRemAccessErr)
 	if _, err := p.pd.RegMR(e.mem, nil, b.addr, 8, b.addr, ib.AccessFlushPersistent, nil); err == nil {
 		e.Error("a region has the right for a placement that the device does not offer")
 	}
+}
+
+func testZeroBased(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
+	b, addr := e.alloc(128)
+	mr, err := p.pd.RegMR(e.mem, nil, addr+8, 64, addr+8, allAccess|ib.AccessZeroBased, nil)
+	e.need("zero-based regions", err)
+	own(e, mr, mr.Dereg)
+	write := func(what string, at uint64, want ib.WCStatus) {
+		e.Helper()
+		p.wantTry(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8), RemoteAddr: at, RKey: mr.RKey()}, want)
+	}
+	fill(p.buf[0].b, 4)
+	write("to the last bytes", 56, ib.WCSuccess)
+	if !bytes.Equal(b[64:72], p.buf[0].b[:8]) {
+		e.Error("the data are not where they should be")
+	}
+	write("behind the end", 57, ib.WCRemAccessErr)
+	write("by the address of the memory", addr+8, ib.WCRemAccessErr)
 }
 
 func testRereg(e *env) {

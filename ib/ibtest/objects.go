@@ -348,10 +348,11 @@ func (e *env) mw(pd *ib.PD, kind ib.MWType) *ib.MW {
 // bind posts a bind on side 1, whose memory it is, and waits.
 func (p *pair) bind(b ib.BindMW, status ib.WCStatus) {
 	p.e.Helper()
+	before := b.MW.RKey()
 	p.post(1, ib.SendWR{ID: 77, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &b})
 	wc := p.e.waitOne(p.cqs[1], 77, status)
-	if status == ib.WCSuccess && (wc.Opcode != ib.WCBindMW || b.MW.RKey() != b.RKey) {
-		p.e.Fatalf("bind: %+v, key %#x, want %#x", wc, b.MW.RKey(), b.RKey)
+	if status == ib.WCSuccess && (wc.Opcode != ib.WCBindMW || b.MW.RKey() != before&^0xff|b.RKey&0xff) {
+		p.e.Fatalf("bind: %+v, key %#x was %#x, want its low bits as in %#x", wc, b.MW.RKey(), before, b.RKey)
 	}
 }
 
@@ -447,6 +448,16 @@ func testMWType2(e *env) {
 		e.Errorf("remote invalidation: %+v", wc)
 	}
 	p.wantWrite("write by a window that the peer invalidated", b.addr, mw.RKey(), ib.WCRemAccessErr)
+	low := bind()
+	low.RKey = ^mw.RKey()
+	p.bind(low, ib.WCSuccess)
+	p.wantWrite("write by the window, whose key was bound by its low bits", b.addr, mw.RKey(), ib.WCSuccess)
+	// An invalidation that fails is not answered: the receiver's completion tells (class J of IBA 9.9.6.3).
+	p.recv(1, 81, 0, 8)
+	p.post(0, ib.SendWR{ID: 81, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+		InvalidateRKey: mw.RKey() ^ 1})
+	e.waitOne(p.cqs[1], 81, ib.WCMWBindErr)
+	e.waitOne(p.cqs[0], 81, ib.WCRetryExcErr)
 }
 
 func testMWBoundRegion(e *env) {

@@ -80,6 +80,18 @@ type Limit struct {
 	Total   uint64 // what all users may hold together; 0: no bound
 }
 
+// Most returns what one user can hold while no other user holds anything; 0: no bound.
+func (l Limit) Most() uint64 {
+	switch open := l.Total - l.Total/reserveShare; {
+	case l.Total == 0:
+		return l.PerUser
+	case l.PerUser == 0:
+		return open
+	default:
+		return min(l.PerUser, open)
+	}
+}
+
 // Limits bounds every kind. The zero value bounds nothing.
 type Limits [NumKinds]Limit
 

@@ -16,3 +16,33 @@ func TestOnRefusal(t *testing.T) {
 		t.Errorf("got %v, %v", got, err)
 	}
 }
+
+// TestMost: what Most returns can be taken by one user who is alone, and no more.
+func TestMost(t *testing.T) {
+	for _, c := range []struct {
+		limit Limit
+		want  uint64
+	}{
+		{Limit{}, 0},
+		{Limit{PerUser: 100}, 100},
+		{Limit{PerUser: 100, Total: 400}, 100},
+		{Limit{PerUser: 400, Total: 400}, 300},
+		{Limit{Total: 400}, 300},
+	} {
+		if got := c.limit.Most(); got != c.want {
+			t.Errorf("%+v.Most: got %d, want %d", c.limit, got, c.want)
+		}
+		if c.want == 0 {
+			continue
+		}
+		var limits Limits
+		limits[QPs] = c.limit
+		u := New(limits).User(1)
+		if err := u.Take(QPs, c.want); err != nil {
+			t.Errorf("%+v: take %d: %v", c.limit, c.want, err)
+		}
+		if err := u.Take(QPs, 1); err == nil {
+			t.Errorf("%+v: take %d: no error", c.limit, c.want+1)
+		}
+	}
+}

@@ -57,6 +57,51 @@ func TestContexts(t *testing.T) {
 	t.Run("left", func(t *testing.T) { runC(t, "contexts", "1000", "left") })
 }
 
+// TestDatagramHeaderType: a datagram's completion reports IPv4 in its SL, and an address handle made of it works.
+func TestDatagramHeaderType(t *testing.T) { runC(t, "headertype") }
+
+// TestPersistence: queue pairs may have the right to flush to persistent memory, regions not.
+func TestPersistence(t *testing.T) { runC(t, "persistence") }
+
+// TestWindowKeys: of the key that a program asks for in a bind, the low 8 bits count.
+func TestWindowKeys(t *testing.T) { runC(t, "windows") }
+
+// TestZeroBased: addresses in a zero-based region count from its first byte.
+func TestZeroBased(t *testing.T) { runC(t, "zerobased") }
+
+// TestDeviceLimits: a program gets one of each object with all that the device says one can have; also from a service
+// that it shares with other users, and where /dev/shm is as small as in a container.
+func TestDeviceLimits(t *testing.T) {
+	runC(t, "limits")
+	program := compile(t, "limits")
+	t.Run("shared", func(t *testing.T) {
+		needRoot(t)
+		w := startService(t, users()[0], "", "--mode", "0666", "--link", "rxe0="+loopback())
+		if out := w.out("run", "--", program, "longest"); !strings.HasSuffix(out, "ok\n") {
+			t.Errorf("%s", out)
+		}
+	})
+	t.Run("container", func(t *testing.T) {
+		needRoot(t)
+		needProgram(t, "util-linux", "unshare", "mount")
+		for _, u := range users() {
+			w := newWorld(t, u, "")
+			script := fmt.Sprintf(`mount -t tmpfs -o size=64m,mode=1777 none /dev/shm &&
+				exec setpriv --reuid %d --clear-groups "$0" "$@"`, u.uid)
+			cmd := exec.CommandContext(w.deadline(60), "unshare", "-m", "sh", "-c", script, binary(t), "run", "--private",
+				"--link", "rxe0="+loopback(), "--", program)
+			out, err := cmd.CombinedOutput()
+			if err != nil || !strings.HasSuffix(string(out), "ok\n") {
+				t.Errorf("%s: %v\n%s", u.name, err, out)
+			}
+		}
+	})
+}
+
+// TestInvalidationFails: a SEND with an invalidation that fails is not answered, and the receive completes with an
+// error.
+func TestInvalidationFails(t *testing.T) { runC(t, "invalidate") }
+
 // TestPinnedPages: `res show` tells what a program holds.
 func TestPinnedPages(t *testing.T) {
 	program := compile(t, "pinning")

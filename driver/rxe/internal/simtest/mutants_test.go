@@ -56,11 +56,11 @@ var mutants = []struct {
 	{"retries are counted twice", "comp.go",
 		"	r.retries--\n", "	r.retries -= min(r.retries, 4)\n"},
 	{"unsignalled work requests complete too", "comp.go",
-		"if !qp.sigAll && w.flags&abi.SendSignaled == 0 {", "if false {"},
+		"if !qp.sigAll && w.flags&uapi.SendSignaled == 0 {", "if false {"},
 	{"a timeout is forgotten", "timer.go",
 		"		if due(&qp.req.deadline) {", "		if due(&qp.req.deadline) && false {"},
 	{"a fence is no obstacle", "req.go",
-		"	if w.flags&abi.SendFence != 0 && ", "	if false && "},
+		"	if w.flags&uapi.SendFence != 0 && ", "	if false && "},
 	{"a PSN is left out", "req.go",
 		"		r.next = r.next.Add(w.packets)", "		r.next = r.next.Add(w.packets + w.packets/8)"},
 	{"nobody asks for an acknowledgement", "req.go",
@@ -68,7 +68,7 @@ var mutants = []struct {
 	{"the immediate data are those of another", "req.go",
 		"			copy(h, w.imm[:])\n", "			copy(h, w.imm[1:])\n"},
 	{"something in flight is not flushed", "qp.go",
-		"	for qp.req.flight.len() > 0 {\n		qp.completeHead(abi.WCWRFlushErr)", "	for qp.req.flight.len() > 0 {\n		qp.req.flight.head++\n\t\tqp.sqDone = qp.sq.next(qp.sqDone)"},
+		"	for qp.req.flight.len() > 0 {\n		qp.completeHead(uapi.WCWRFlushErr)", "	for qp.req.flight.len() > 0 {\n		qp.req.flight.head++\n\t\tqp.sqDone = qp.sq.next(qp.sqDone)"},
 	{"solicited messages raise nothing", "cq.go",
 		"(solicited || wc.Status", "(wc.Status"},
 	{"a window that was taken back stays", "mw.go",
@@ -76,7 +76,7 @@ var mutants = []struct {
 	{"XRC: a region that was taken back stays", "fastreg.go",
 		"	m.replace(nil)\n	return true", "	return true"},
 	{"a message takes nothing back", "resp.go",
-		"		if !qp.invalidate(h.RKey()) {", "		if false {"},
+		"		ended := qp.invalidate(h.RKey())", "		ended := true"},
 	{"an atomic write is acknowledged, and not done", "flush.go",
 		"	return g.write(a.vec[:], addr, atomicLen)", "	return nil"},
 	{"a duplicate atomic write is done again", "resp.go",
@@ -91,6 +91,19 @@ var mutants = []struct {
 		"	case ahead < 0:", "	case ahead < -1<<22:"},
 	{"PSNs are plain numbers", "../../roce/psn.go",
 		"{ return int32((p-q)<<8) < 0 }", "{ return p < q }"},
+}
+
+// TestMutantsApply: each mutant has its one place in the engine as it is now.
+func TestMutantsApply(t *testing.T) {
+	for _, m := range mutants {
+		source, err := os.ReadFile(filepath.Join("../..", m.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := bytes.Count(source, []byte(m.from)); n != 1 {
+			t.Errorf("%s: %s has %d places of %q, want 1", m.name, m.file, n, m.from)
+		}
+	}
 }
 
 // TestMutants breaks the engine in one place at a time, and has the schedules notice.

@@ -1,0 +1,56 @@
+package rxe
+
+import (
+	"math/bits"
+	"os"
+
+	"verbena/uapi"
+)
+
+// The largest queues there can be, one slot less than a power of two. Work queues could be longer in the kernel's rxe
+// (2^20), but not with all scatter and gather elements in each work request; adapters have 2^14 to 2^15.
+const (
+	maxQPWR = 1<<16 - 1
+	maxCQE  = 1<<15 - 1 // RXE_MAX_LOG_CQE
+)
+
+// limits are what the device says the sizes of queues can be.
+type limits struct {
+	wr  uint32 // of send, receive and shared receive queues
+	cqe int
+}
+
+// limitsIn returns the largest limits with which a queue pair at all its limits and a completion queue at its own fit
+// into the memory, in bytes, that a program can have for its queues; 0 is no bound.
+func limitsIn(memory uint64) limits {
+	l := limits{wr: maxQPWR, cqe: maxCQE}
+	for memory != 0 && l.wr > 1 && l.cqe > 1 {
+		send := ringMemory(int(l.wr), maxSendWQESize)
+		recv := ringMemory(int(l.wr), maxRecvWQESize)
+		cq := ringMemory(l.cqe, uapi.RXECQESize)
+		switch {
+		case send+recv+cq+dirPageSize <= memory:
+			return l
+		case send+recv >= cq:
+			l.wr >>= 1
+		default:
+			l.cqe >>= 1
+		}
+	}
+	return l
+}
+
+// ringMemory is the shared memory that a ring takes, in bytes.
+func ringMemory(entries, size int) uint64 {
+	_, _, n := ringGeometry(entries, size)
+	page := os.Getpagesize()
+	return uint64((n + page - 1) / page * page)
+}
+
+// ringGeometry returns how a ring with room for at least entries elements of size bytes is laid out: the logarithm of
+// the slot's size, the number of slots, and the bytes of all of it.
+func ringGeometry(entries, size int) (shift uint8, slots, n int) {
+	shift = uint8(bits.Len(uint(max(size, minSlot) - 1)))
+	slots = 1 << bits.Len(uint(max(entries, 1)))
+	return shift, slots, uapi.RXEQueueDataOffset + slots<<shift
+}
