@@ -516,11 +516,13 @@ func TestStuckEnd(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	ends := connected(t)
+	if _, err := s.attached(conn{UnixConn: ends[0]}); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.Close(); !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), "device rxe0") {
 		t.Errorf("got %v, want ETIMEDOUT", err)
 	}
-	ends := connected(t)
-	s.attached(conn{UnixConn: ends[0]})
 	s.Abandon()
 	closes(t, ends[1], "a launcher")
 	if _, err := os.Stat(s.dir.path); !errors.Is(err, os.ErrNotExist) {

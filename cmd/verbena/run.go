@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"time"
 
 	"verbena/driver/rxe"
 	"verbena/service"
@@ -55,6 +56,23 @@ func (r *runCmd) Run(c *cli) error {
 	if err := supervisor.Probe(); err != nil {
 		return err
 	}
+	// A service may just be ending: for want of programs, by `verbena stop`, or for one that takes over.
+	const attempts = 5
+	for i := 1; ; i++ {
+		err := r.start(c, path, argv)
+		var code exitCode
+		if i == attempts || errors.As(err, &code) || !service.Ending(err) {
+			return err
+		}
+		time.Sleep(startPause)
+	}
+}
+
+// startPause is for a service that is ending to let go of its control socket.
+const startPause = 50 * time.Millisecond
+
+// start runs the program on a service.
+func (r *runCmd) start(c *cli, path string, argv []string) error {
 	client, err := r.connect(c)
 	if err != nil {
 		return err

@@ -212,7 +212,7 @@ Examples:
 }
 
 func (f *faultAddCmd) Run(c *cli) error {
-	r, err := c.ask(&service.Request{Op: service.OpFaultAdd, Fault: &service.FaultRule{Dev: f.Dev, Rule: link.Rule{
+	r, err := c.askStarting(&service.Request{Op: service.OpFaultAdd, Fault: &service.FaultRule{Dev: f.Dev, Rule: link.Rule{
 		QP: f.QP, Peer: f.Peer, Drop: float64(f.Drop), Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt),
 		Reorder: float64(f.Reorder), Delay: f.Delay, Jitter: f.Jitter, RNR: float64(f.RNR), Stop: f.Stop,
 		Seed: f.Seed, Skip: f.Skip, Limit: f.Limit}}})
