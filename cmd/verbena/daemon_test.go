@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -229,5 +230,47 @@ func TestSocketWithoutDirectory(t *testing.T) {
 		c := verbena(t, args...)
 		c.Env = append(os.Environ(), "VERBENA_SOCKET="+missing)
 		fails(t, c, "VERBENA_SOCKET "+missing, "no such file or directory", "make it")
+	}
+}
+
+// A program that keeps a device of an ended service open is ended, with what it has started, unless it is to be left alone.
+func TestServiceEndsUnderProgram(t *testing.T) {
+	const script = `exec 9<>/dev/infiniband/uverbs0; echo ready; sleep 12; echo outlived`
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"ended", nil, 128 + 15, "sending SIGTERM"},
+		{"left alone", []string{"--outlive"}, 0, "outlived"},
+		{"ignores SIGTERM", []string{"--", "env", "--ignore-signal=TERM"}, 128 + 9, "sending SIGKILL"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			socket := filepath.Join(t.TempDir(), "sock")
+			v := at(t, socket)
+			ok(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.1"+fmt.Sprint(len(c.args))))
+			args := append([]string{"run"}, c.args...)
+			program := v(append(args, "sh", "-c", script)...)
+			var out strings.Builder
+			program.Stderr = &out
+			stdout, err := program.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := program.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := stdout.Read(make([]byte, 64)); err != nil {
+				t.Fatal(err)
+			}
+			ok(t, v("stop"))
+			rest, _ := io.ReadAll(stdout)
+			err = program.Wait()
+			if code := program.ProcessState.ExitCode(); code != c.code || !strings.Contains(out.String()+string(rest), c.want) {
+				t.Errorf("exit code %d, %v, want %d, and %q in\n%s%s", code, err, c.code, c.want, out.String(), rest)
+			}
+		})
 	}
 }

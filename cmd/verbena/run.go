@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"strings"
@@ -16,6 +17,7 @@ import (
 type runCmd struct {
 	deviceFlags
 	Private bool     `help:"Start a service for this program only, with devices of its own (see --link, --wire, --seed)."`
+	Outlive bool     `help:"When the service ends, leave processes alone that keep its devices open; by default they are sent SIGTERM after 5 seconds, and SIGKILL after 10."`
 	Capture string   `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE"`
 	Program []string `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --."`
 }
@@ -149,8 +151,11 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
 		if err == nil {
 			err = abandon(dir)
+			if !r.Outlive {
+				go endHolders(attached.Dir)
+			}
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // the service has removed what it had completed
 			fmt.Fprintln(os.Stderr, "verbena: complete what the program waits for:", err)
 		}
 	})
