@@ -151,6 +151,9 @@ func New(opts Options) (_ *Service, err error) {
 			return nil, err
 		}
 		s.addLink(l)
+		if err := s.guests.Shown(); err != nil {
+			return nil, err
+		}
 	}
 	for _, spec := range opts.Links {
 		if err := s.LinkAdd(spec); err != nil {

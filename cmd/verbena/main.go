@@ -65,7 +65,12 @@ func init() { runtime.LockOSThread() }
 
 func main() {
 	var c cli
-	k, err := newParser(&c).Parse(os.Args[1:])
+	parser := newParser(&c)
+	if len(os.Args) == 1 {
+		usage(parser)
+		os.Exit(exitFailure)
+	}
+	k, err := parser.Parse(os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "verbena:", misuse(err))
 		os.Exit(exitFailure)
@@ -77,6 +82,14 @@ func main() {
 		}
 		fmt.Fprintln(os.Stderr, "verbena:", err)
 		os.Exit(exitFailure)
+	}
+}
+
+// usage prints the help to the standard error, for who has asked for nothing.
+func usage(parser *kong.Kong) {
+	parser.Stdout = os.Stderr
+	if k, err := kong.Trace(parser, nil); err == nil {
+		_ = k.PrintUsage(false)
 	}
 }
 

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -57,6 +59,9 @@ func (r *runCmd) Run(c *cli) error {
 	}
 	if err := supervisor.Probe(); err != nil {
 		return err
+	}
+	if text := missingProvider("/"); text != "" {
+		fmt.Fprintln(os.Stderr, "verbena:", text)
 	}
 	// A service may just be ending: for want of programs, by `verbena stop`, or for one that takes over.
 	const attempts = 5
@@ -133,7 +138,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 	prog, err := supervisor.Start(launch)
 	var start *supervisor.ExecError
 	if errors.As(err, &start) {
-		fmt.Fprintf(os.Stderr, "verbena: run: %v\n", err)
+		fmt.Fprintf(os.Stderr, "verbena: run: %v\n", explainExec(start))
 		if errors.Is(err, os.ErrNotExist) {
 			return exitCode(exitNotFound)
 		}
@@ -160,6 +165,49 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		}
 	})
 	return exitCode(prog.Wait())
+}
+
+// explainExec names the interpreter where a program is there and its interpreter is not.
+func explainExec(e *supervisor.ExecError) error {
+	if !errors.Is(e.Err, fs.ErrNotExist) {
+		return e
+	}
+	if interpreter := interpreterOf(e.Path); interpreter != "" {
+		return fmt.Errorf("run %s: its interpreter %s cannot be executed: %w", e.Path, interpreter, e.Err)
+	}
+	return e
+}
+
+// interpreterOf is the interpreter that a script or a dynamically linked program names, "" if it names none.
+func interpreterOf(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	const longest = 256 // that the kernel looks at (BINPRM_BUF_SIZE)
+	head := make([]byte, longest)
+	n, _ := io.ReadFull(f, head)
+	if line, ok := strings.CutPrefix(string(head[:n]), "#!"); ok {
+		line, _, _ = strings.Cut(line, "\n")
+		if words := strings.Fields(line); len(words) > 0 {
+			return printable(words[0])
+		}
+		return ""
+	}
+	program, err := elf.NewFile(f)
+	if err != nil {
+		return ""
+	}
+	for _, p := range program.Progs {
+		if p.Type != elf.PT_INTERP {
+			continue
+		}
+		name := make([]byte, min(p.Filesz, longest))
+		n, _ := p.ReadAt(name, 0)
+		return printable(strings.TrimRight(string(name[:n]), "\x00"))
+	}
+	return ""
 }
 
 // abandon completes, with a flush error, what the program still waits for.
