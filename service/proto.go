@@ -18,6 +18,9 @@ import (
 // be of another build than the command that talks to it.
 const protocol = 4
 
+// Protocol is the number of the control protocol, which service and command have to agree on.
+const Protocol = protocol
+
 // maxMessage bounds an answer of the service, in bytes; maxRequest whatever the service receives.
 const (
 	maxMessage = 64 << 20

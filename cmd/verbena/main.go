@@ -22,6 +22,8 @@ type cli struct {
 	Socket  string `help:"Control socket of the service; default: one per user and network namespace." placeholder:"PATH" env:"VERBENA_SOCKET"`
 	Service string `name:"service-user" help:"Trust a service of this user too. It reaches all memory and files of your programs; root's and your own are trusted anyway." placeholder:"USER"`
 
+	Version versionFlag `help:"Print the version of this command, and exit."`
+
 	Run     runCmd   `cmd:"" help:"Run a program; it sees the service's devices below /dev/infiniband."`
 	Serve   serveCmd `cmd:"" help:"Run the service, in the foreground or with --daemon in the background."`
 	Wait    waitCmd  `cmd:"" help:"Wait until a service is ready, a program listens, or a program has opened a device."`
