@@ -203,10 +203,18 @@ func TestWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	l2, err := net.Listen("unix", filepath.Join(t.TempDir(), "nbd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l2.Close()
 	port := fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
 	ok(t, v("wait", "--listen", port))
 	l.Close()
 	fails(t, v("wait", "--timeout", "50ms", "--listen", port), "TCP port "+port)
+	ok(t, v("wait", "--listen", l2.Addr().String()))
+	fails(t, v("wait", "--timeout", "50ms", "--listen", l2.Addr().String()+"2"), "socket "+l2.Addr().String()+"2")
+	fails(t, v("wait", "--listen", "0"), "--listen", "65535")
 }
 
 func TestListens(t *testing.T) {
@@ -216,7 +224,7 @@ func TestListens(t *testing.T) {
    2: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1 1 0
 `
 	for port, want := range map[uint16]bool{0x4853: true, 0x4854: false, 0x50: true, 0x51: false} {
-		if got := listens(table, port); got != want {
+		if got := listensTCP(table, port); got != want {
 			t.Errorf("port %d: got %v, want %v", port, got, want)
 		}
 	}

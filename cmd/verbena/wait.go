@@ -14,7 +14,7 @@ import (
 
 type waitCmd struct {
 	Timeout time.Duration `help:"Give up after so long." default:"30s" placeholder:"D"`
-	Listen  uint16        `help:"Wait until a program listens on this TCP port, of any address; needs no service." placeholder:"PORT" xor:"what"`
+	Listen  endpoint      `help:"Wait until a program listens: on a TCP port of any address, or on a Unix socket, by its path. Needs no service." placeholder:"PORT|PATH" xor:"what"`
 	Open    string        `help:"Wait until a program has this device open." placeholder:"DEV" xor:"what"`
 }
 
@@ -37,9 +37,9 @@ func (w *waitCmd) Run(c *cli) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), w.Timeout)
 	defer cancel()
-	if w.Listen != 0 {
-		if !await(ctx, func() bool { return listening(w.Listen) }) {
-			return fmt.Errorf("wait: no program listens on TCP port %d after %v; start the server, or wait longer with --timeout", w.Listen, w.Timeout)
+	if w.Listen != (endpoint{}) {
+		if !await(ctx, w.Listen.listening) {
+			return fmt.Errorf("wait: no program listens on %v after %v; start the server, or wait longer with --timeout", w.Listen, w.Timeout)
 		}
 		return nil
 	}
@@ -98,19 +98,51 @@ func await(ctx context.Context, condition func() bool) bool {
 	}
 }
 
-// listening reports whether a socket of this network namespace is in state LISTEN on a TCP port.
-func listening(port uint16) bool {
+// endpoint is a TCP port or the path of a Unix socket.
+type endpoint struct {
+	port uint16
+	path string
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (e *endpoint) UnmarshalText(b []byte) error {
+	text := string(b)
+	if strings.Contains(text, "/") {
+		*e = endpoint{path: text}
+		return nil
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return fmt.Errorf("%q is neither a TCP port from 1 to 65535 nor the path of a socket", text)
+	}
+	*e = endpoint{port: uint16(n)}
+	return nil
+}
+
+func (e endpoint) String() string {
+	if e.path != "" {
+		return "socket " + e.path
+	}
+	return fmt.Sprintf("TCP port %d", e.port)
+}
+
+// listening reports whether a socket of this network namespace listens there.
+func (e endpoint) listening() bool {
+	if e.path != "" {
+		b, err := os.ReadFile("/proc/net/unix")
+		return err == nil && listensUnix(string(b), e.path)
+	}
 	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		// There may be no IPv6.
-		if b, err := os.ReadFile(name); err == nil && listens(string(b), port) {
+		if b, err := os.ReadFile(name); err == nil && listensTCP(string(b), e.port) {
 			return true
 		}
 	}
 	return false
 }
 
-// listens looks for the port in the text of /proc/net/tcp (proc_net_tcp.rst of the kernel's documentation).
-func listens(table string, port uint16) bool {
+// listensTCP looks for the port in the text of /proc/net/tcp (proc_net_tcp.rst of the kernel's documentation).
+func listensTCP(table string, port uint16) bool {
 	const stateListen = "0A"
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
@@ -119,6 +151,18 @@ func listens(table string, port uint16) bool {
 		}
 		_, hex, _ := strings.Cut(fields[1], ":")
 		if n, err := strconv.ParseUint(hex, 16, 16); err == nil && uint16(n) == port {
+			return true
+		}
+	}
+	return false
+}
+
+// listensUnix looks for the path, as it was bound, in the text of /proc/net/unix (proc_pid_net(5)).
+func listensUnix(table, path string) bool {
+	const flagAccepting = "00010000" // __SO_ACCEPTCON
+	for line := range strings.Lines(table) {
+		fields := strings.Fields(line)
+		if len(fields) == 8 && fields[3] == flagAccepting && fields[7] == path {
 			return true
 		}
 	}
