@@ -115,10 +115,21 @@ func (b *block) output() (lines []string) {
 	return lines
 }
 
+// scratch is a directory whose name, unlike that of t.TempDir, is short and fits into a URI.
+func scratch(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "verbena-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
 // checkout is a directory that looks like the repository and may be written to.
 func checkout(t *testing.T, root string) string {
 	t.Helper()
-	dir := t.TempDir()
+	dir := scratch(t)
 	entries, err := os.ReadDir(root)
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +167,7 @@ const blockTime = 60 * time.Second
 // namespace of its own where the test may make one.
 func (b *block) run(t *testing.T, root string) {
 	dir := checkout(t, root)
-	home := t.TempDir()
+	home := scratch(t)
 	run := filepath.Join(home, "run")
 	if err := os.Mkdir(run, 0o700); err != nil {
 		t.Fatal(err)
