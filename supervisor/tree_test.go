@@ -88,7 +88,7 @@ func TestTreeFollowsTheDevices(t *testing.T) {
 	}
 }
 
-// What could not be made is made by the next update.
+// An update makes the files that the one before could not make.
 func TestTreeUpdateFails(t *testing.T) {
 	tr := newTestTree(t)
 	inTheWay := tr.real("/sys")

@@ -87,7 +87,7 @@ func main() {
 	}
 }
 
-// usage prints the help to the standard error, for who has asked for nothing.
+// usage prints the help to the standard error, for a command line without a command.
 func usage(parser *kong.Kong) {
 	parser.Stdout = os.Stderr
 	if k, err := kong.Trace(parser, nil); err == nil {
