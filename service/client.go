@@ -42,7 +42,8 @@ func Dial(loc Location) (*Client, error) {
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("%w at %s; `verbena run` and `verbena serve --daemon` start one, and `verbena wait` waits for one that is being started", ErrNotRunning, loc.Socket)
+			return nil, fmt.Errorf("%w at %s; `verbena run` and `verbena serve --daemon` start one, "+
+				"and `verbena wait` waits for one that is being started", ErrNotRunning, loc.Socket)
 		}
 		if errors.Is(err, syscall.EACCES) {
 			return nil, fmt.Errorf("the service at %s is another user's, who lets others in by --group or --mode of `verbena serve`; VERBENA_SOCKET names another: %w",
@@ -94,9 +95,9 @@ func Start(loc Location, self string, args ...string) (*Client, error) {
 	return c, err
 }
 
-// Daemon starts a service at loc and returns when it is ready: self is the path of the verbena command, args its command
-// line. The service reports on ReadyFD and writes its messages to loc.Log. A service that runs there already is replaced if
-// it yields (TakeOver); else the error wraps EADDRINUSE. It may sleep.
+// Daemon starts a service at loc and returns when it is ready: self is the path of the verbena command, args its
+// command line. The service reports on ReadyFD and writes its messages to loc.Log. A service that runs there already is
+// replaced if it yields (TakeOver); else the error wraps EADDRINUSE. It may sleep.
 func Daemon(loc Location, self string, args ...string) (*Client, error) {
 	lock, err := flock(loc.starting(), unix.LOCK_EX)
 	if err != nil {
@@ -133,8 +134,8 @@ func spawnAt(loc Location, self string, args []string) (*Client, error) {
 	return c, nil
 }
 
-// TakeOver ends the service at loc if a client has started it and it is not in use, and waits until it has ended. Another
-// one stays as it is: the error wraps EADDRINUSE and names the remedy. It may sleep.
+// TakeOver ends the service at loc if a client has started it and it is not in use, and waits until it has ended.
+// Another one stays as it is: the error wraps EADDRINUSE and names the remedy. It may sleep.
 func TakeOver(loc Location) error {
 	c, err := Dial(loc)
 	if errors.Is(err, ErrNotRunning) {
@@ -146,8 +147,8 @@ func TakeOver(loc Location) error {
 	defer c.Close()
 	c.c.SetDeadline(time.Now().Add(takeOverTimeout))
 	if _, err := c.Do(&Request{Op: OpYield}); err != nil {
-		return fmt.Errorf("a service is running already at %s: %w; use that one, end it with `verbena stop`, or choose another path with --socket or VERBENA_SOCKET",
-			loc.Socket, &takenError{err})
+		return fmt.Errorf("a service is running already at %s: %w; use that one, end it with `verbena stop`, "+
+			"or choose another path with --socket or VERBENA_SOCKET", loc.Socket, &takenError{err})
 	}
 	return c.awaitEnd()
 }
@@ -161,8 +162,8 @@ type takenError struct{ cause error }
 func (e *takenError) Error() string   { return e.cause.Error() }
 func (e *takenError) Unwrap() []error { return []error{e.cause, syscall.EADDRINUSE} }
 
-// Await connects to the service at loc when it is ready, as soon as there is one. It fails with the cause of ctx, and with
-// what Dial reports of a service that may not be used.
+// Await connects to the service at loc when it is ready, as soon as there is one. It fails with the cause of ctx, and
+// with what Dial reports of a service that may not be used. It may sleep.
 func Await(ctx context.Context, loc Location) (*Client, error) {
 	for {
 		c, err := Dial(loc)

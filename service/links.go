@@ -143,7 +143,8 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 	return l, nil
 }
 
-// freeLoopback is a loopback address on which no RDMA device listens, from 127.0.0.2 on; the zero Addr if there is none.
+// freeLoopback returns a loopback address on which no RDMA device listens, from 127.0.0.2 on; the zero Addr if there is
+// none.
 func freeLoopback() netip.Addr {
 	for a := netip.AddrFrom4([4]byte{127, 0, 0, 2}); a.Less(netip.AddrFrom4([4]byte{127, 0, 0, 255})); a = a.Next() {
 		c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, link.Port)))

@@ -36,7 +36,8 @@ type Options struct {
 	// Idle ends Serve when no program has been attached for so long, and nobody has configured links or faults; 0:
 	// never.
 	Idle time.Duration
-	// OnDemand: a client has started the service, not a user. While it is not in use it yields to one that a user starts.
+	// OnDemand: a client has started the service, not a user. While it is not in use it yields to one that a user
+	// starts.
 	OnDemand bool
 	// Limits are what users may hold; nil: DefaultLimits of a service that is not shared.
 	Limits *quota.Limits
@@ -298,8 +299,8 @@ func (s *Service) attached(c conn) (done func(), err error) {
 // errEnding answers a program that comes too late.
 var errEnding = fmt.Errorf("attach a program: the service is ending: %w", syscall.ESHUTDOWN)
 
-// yield makes way for a service that a user starts: no program may attach any more, and the caller is to call Stop. EBUSY
-// if a user has started this one too, or it is in use.
+// yield makes way for a service that a user starts: no program may attach any more, and the caller is to call Stop.
+// EBUSY if a user has started this one too, or it is in use.
 func (s *Service) yield() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -310,7 +311,7 @@ func (s *Service) yield() error {
 	case !s.opts.OnDemand:
 		use = "it was started by `verbena serve`"
 	case s.programs.n > 0:
-		use = fmt.Sprintf("%d programs or captures use it", s.programs.n)
+		use = fmt.Sprintf("programs and captures that use it: %d", s.programs.n)
 	case s.configured:
 		use = "its devices or fault rules were changed by hand"
 	default:

@@ -181,8 +181,8 @@ func (s *Supervisor) update() {
 	s.shown.err = err
 }
 
-// Shown reports why programs do not see the devices as they are; it wraps an errno, ENOSPC where /dev/shm is full. After an
-// error it tries again first. What goes wrong later is logged. It may sleep.
+// Shown reports why programs do not see the devices as they are; it wraps an errno, ENOSPC where /dev/shm is full.
+// After an error it tries again first. Later errors are logged. It may sleep.
 func (s *Supervisor) Shown() error {
 	s.shown.Lock()
 	s.shown.asked = true
@@ -195,8 +195,8 @@ func (s *Supervisor) Shown() error {
 		s.shown.Unlock()
 	}
 	if errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("%w; free some of %s (df %[2]s), or make it larger: mount -o remount,size=256m /dev/shm, in a container --shm-size=256m",
-			err, filepath.Dir(s.cfg.Dir))
+		return fmt.Errorf("%w; free some of %s (df %[2]s), or make it larger: "+
+			"mount -o remount,size=256m /dev/shm, in a container --shm-size=256m", err, filepath.Dir(s.cfg.Dir))
 	}
 	return err
 }

@@ -103,8 +103,8 @@ func TestRelativeSocket(t *testing.T) {
 	ok(t, in(v("stop")))
 }
 
-// A service of the user's own takes the place of one that was started on demand, in the foreground or not, if that is not
-// in use.
+// A service of the user's own takes the place of one that was started on demand, in the foreground or not, if that is
+// not in use.
 func TestServeTakesOver(t *testing.T) {
 	for _, flag := range []string{"--daemon", "--debug"} {
 		socket := filepath.Join(t.TempDir(), "sock")
@@ -151,7 +151,8 @@ func TestServeInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, flag := range []string{"--daemon", "--debug"} {
-		fails(t, v("serve", flag, "--link", "rxe7=127.91.11.5"), "running already at "+socket, "1 programs or captures use it", "verbena stop")
+		fails(t, v("serve", flag, "--link", "rxe7=127.91.11.5"),
+			"running already at "+socket, "programs and captures that use it: 1", "verbena stop")
 	}
 	stdin.Close()
 	if err := program.Wait(); err != nil {
@@ -177,8 +178,9 @@ func TestFaultAddStarts(t *testing.T) {
 func TestNoService(t *testing.T) {
 	v := at(t, filepath.Join(t.TempDir(), "sock"))
 	for _, args := range [][]string{
-		{"dev", "reset", "rxe0"}, {"dev", "hang", "rxe0"}, {"dev", "plug", "rxe0"}, {"dev", "unplug", "rxe0"}, {"dev", "show"},
-		{"link", "del", "rxe0"}, {"link", "show"}, {"res", "show"}, {"stat", "show"}, {"fault", "show"}, {"fault", "clear"}, {"stop"},
+		{"dev", "reset", "rxe0"}, {"dev", "hang", "rxe0"}, {"dev", "plug", "rxe0"}, {"dev", "unplug", "rxe0"},
+		{"dev", "show"}, {"link", "del", "rxe0"}, {"link", "show"}, {"res", "show"}, {"stat", "show"}, {"fault", "show"},
+		{"fault", "clear"}, {"stop"},
 	} {
 		fails(t, v(args...), "no service is running", "verbena serve --daemon")
 	}
@@ -221,7 +223,7 @@ func TestListens(t *testing.T) {
 	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
    1: 0100007F:4854 0100007F:4853 01 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
-   2: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1 1 0
+   2: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000
 `
 	for port, want := range map[uint16]bool{0x4853: true, 0x4854: false, 0x50: true, 0x51: false} {
 		if got := listensTCP(table, port); got != want {
@@ -233,15 +235,19 @@ func TestListens(t *testing.T) {
 // A control socket whose directory is missing: the error names the option or variable that names it.
 func TestSocketWithoutDirectory(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "no", "sock")
-	for _, args := range [][]string{{"serve"}, {"serve", "--daemon"}, {"run", "--", "true"}, {"link", "show"}, {"wait"}} {
-		fails(t, verbena(t, append([]string{"--socket", missing}, args...)...), "--socket "+missing, "no such file or directory", "make it")
+	for _, args := range [][]string{
+		{"serve"}, {"serve", "--daemon"}, {"run", "--", "true"}, {"link", "show"}, {"wait"},
+	} {
+		fails(t, verbena(t, append([]string{"--socket", missing}, args...)...),
+			"--socket "+missing, "no such file or directory", "make it")
 		c := verbena(t, args...)
 		c.Env = append(os.Environ(), "VERBENA_SOCKET="+missing)
 		fails(t, c, "VERBENA_SOCKET "+missing, "no such file or directory", "make it")
 	}
 }
 
-// A program that keeps a device of an ended service open is ended, with what it has started, unless it is to be left alone.
+// A program that keeps a device of an ended service open is ended, with what it has started, unless it is to be left
+// alone.
 func TestServiceEndsUnderProgram(t *testing.T) {
 	const script = `exec 9<>/dev/infiniband/uverbs0; echo ready; sleep 12; echo outlived`
 	for _, c := range []struct {
@@ -276,8 +282,9 @@ func TestServiceEndsUnderProgram(t *testing.T) {
 			ok(t, v("stop"))
 			rest, _ := io.ReadAll(stdout)
 			err = program.Wait()
-			if code := program.ProcessState.ExitCode(); code != c.code || !strings.Contains(out.String()+string(rest), c.want) {
-				t.Errorf("exit code %d, %v, want %d, and %q in\n%s%s", code, err, c.code, c.want, out.String(), rest)
+			all := out.String() + string(rest)
+			if code := program.ProcessState.ExitCode(); code != c.code || !strings.Contains(all, c.want) {
+				t.Errorf("exit code %d, %v, want %d, and %q in\n%s", code, err, c.code, c.want, all)
 			}
 		})
 	}

@@ -33,7 +33,8 @@ func TestMissingProvider(t *testing.T) {
 			}
 		}
 		got := missingProvider(root)
-		if c.want == "" && got != "" || !strings.Contains(got, c.want) || got != "" && !strings.Contains(got, "ibverbs-providers") {
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) ||
+			got != "" && !strings.Contains(got, "ibverbs-providers") {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
 		}
 	}
@@ -48,9 +49,10 @@ func TestMissingInterpreter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	const linker, noLinker = "/lib64/ld-linux-x86-64.so.2", "/lib64/no-linux-x86-64.so.2"
 	for name, c := range map[string]struct{ content, want string }{
 		"script": {"#!/no/such/shell -x\necho hi\n", "/no/such/shell"},
-		"binary": {strings.Replace(string(self), "/lib64/ld-linux-x86-64.so.2", "/lib64/no-linux-x86-64.so.2", 1), "/lib64/no-linux-x86-64.so.2"},
+		"binary": {strings.Replace(string(self), linker, noLinker, 1), noLinker},
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte(c.content), 0o755); err != nil {
@@ -72,8 +74,8 @@ func TestMissingInterpreter(t *testing.T) {
 // Rules without an effect are refused with the effects that there are, before a service is started.
 func TestFaultWithoutEffect(t *testing.T) {
 	v := at(t, filepath.Join(t.TempDir(), "sock"))
-	fails(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given", "--drop", "--duplicate", "--corrupt", "--reorder",
-		"--delay", "--jitter", "--rnr", "--stop")
+	fails(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given",
+		"--drop", "--duplicate", "--corrupt", "--reorder", "--delay", "--jitter", "--rnr", "--stop")
 	fails(t, v("fault", "add", "--dev", "rxe0", "--stop", "--drop", "1%"), "rules of their own")
 	fails(t, v("link", "show"), "no service is running")
 }
@@ -83,7 +85,8 @@ func TestAddressInUse(t *testing.T) {
 	dir := t.TempDir()
 	one, two := at(t, filepath.Join(dir, "one")), at(t, filepath.Join(dir, "two"))
 	ok(t, one("serve", "--daemon", "--link", "rxe0=127.91.12.2"))
-	fails(t, two("serve", "--link", "rxe0=127.91.12.2"), "4791", "is free: --link rxe0=127.0.0.", "link add rxe0 --addr 127.0.0.")
+	fails(t, two("serve", "--link", "rxe0=127.91.12.2"),
+		"4791", "is free: --link rxe0=127.0.0.", "link add rxe0 --addr 127.0.0.")
 }
 
 // verbena alone prints its usage, as a failure.

@@ -24,8 +24,8 @@ func endHolders(dir string) {
 			if err != nil || !holds(pid, dir) {
 				continue
 			}
-			fmt.Fprintf(os.Stderr, "verbena: %s (process %d) still has a device of the ended service open, where nothing arrives any more: sending %s; run --outlive prevents that\n",
-				printable(nameOf(pid)), pid, signalName(sig))
+			fmt.Fprintf(os.Stderr, "verbena: %s (process %d) still has a device of the ended service open, "+
+				"where nothing arrives any more: sending %s; run --outlive prevents that\n", printable(nameOf(pid)), pid, signalName(sig))
 			_ = p.Signal(sig) // it may just have ended
 		}
 	}

@@ -162,7 +162,8 @@ func (c *cli) checkDirectory() error {
 		err = &fs.PathError{Op: "stat", Path: dir, Err: syscall.ENOTDIR}
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return fmt.Errorf("%s %s: directory of the control socket: %w; make it, or choose another path", from, c.Socket, err)
+		return fmt.Errorf("%s %s: directory of the control socket: %w; make it, or choose another path",
+			from, c.Socket, err)
 	}
 	return nil
 }
@@ -181,8 +182,8 @@ func (c *cli) ask(r *service.Request) (*service.Response, error) {
 	return client.Do(r)
 }
 
-// askStarting does the same, and starts a service first if there is none: one that keeps what the request configures, and
-// therefore does not end by itself.
+// askStarting does the same, and starts a service first if there is none: one that keeps what the request configures,
+// and therefore does not end by itself.
 func (c *cli) askStarting(r *service.Request) (*service.Response, error) {
 	client, err := c.start()
 	if err != nil {
@@ -191,7 +192,8 @@ func (c *cli) askStarting(r *service.Request) (*service.Response, error) {
 	defer client.Close()
 	answer, err := client.Do(r)
 	if err == nil && client.Started() {
-		fmt.Fprintf(os.Stderr, "verbena: %s: no service was running; one has been started, which goes on until `verbena stop`\n", r.Op)
+		fmt.Fprintf(os.Stderr,
+			"verbena: %s: no service was running; one has been started, which goes on until `verbena stop`\n", r.Op)
 	}
 	return answer, err
 }

@@ -8,9 +8,9 @@ import (
 // libDirs are where distributions have shared libraries, below the root.
 var libDirs = []string{"usr/lib/*-linux-gnu", "usr/lib64", "usr/lib"}
 
-// missingProvider says what to install where libibverbs is there and its provider for rxe devices is not: then programs
-// find no device, without an error. Below the root it looks where distributions have the two; "" if nothing is missing, or
-// libibverbs is not there or somewhere else.
+// missingProvider says what to install where libibverbs is there and its provider for rxe devices is not: then
+// programs find no device, without an error. Below the root it looks where distributions have the two; "" if nothing is
+// missing, or libibverbs is not there or somewhere else.
 func missingProvider(root string) string {
 	if !anyOf(root, libDirs, "libibverbs.so.1") {
 		return ""
@@ -24,8 +24,8 @@ func missingProvider(root string) string {
 		}
 		missing = "libibverbs/librxe-rdmav*.so"
 	}
-	return "libibverbs has no provider for rxe devices (" + missing + " is missing), so programs that use it find no device: " +
-		"install ibverbs-providers (Debian, Ubuntu) or libibverbs (Fedora, openSUSE)"
+	return "libibverbs has no provider for rxe devices (" + missing + " is missing), " +
+		"so programs that use it find no device: install ibverbs-providers (Debian, Ubuntu) or libibverbs (Fedora, openSUSE)"
 }
 
 func anyOf(root string, dirs []string, name string) bool {

@@ -71,8 +71,8 @@ multicast, descriptors, ring-bytes and mappings. Numbers may end in K, M, G or T
 what each user holds, with the limits. The service ends within 10 seconds of SIGTERM, SIGINT or "verbena stop"; a second
 signal kills it.
 
-A service that "verbena run" has started is replaced if no program uses it. Any other one that has the control socket is left
-alone, and this command fails.
+A service that "verbena run" has started is replaced if no program uses it. Any other one that has the control socket is
+left alone, and this command fails.
 
 Examples:
   verbena serve --daemon --link rxe0=127.0.0.1

@@ -220,7 +220,8 @@ func (f *faultAddCmd) Run(c *cli) error {
 	effects := rule
 	effects.QP, effects.Peer, effects.Seed, effects.Skip, effects.Limit = 0, netip.Addr{}, 0, 0, 0
 	if effects == (link.Rule{}) {
-		return errors.New("fault add: no effect given: add --drop, --duplicate, --corrupt, --reorder, --delay, --jitter, --rnr or --stop; see verbena fault add --help")
+		return errors.New("fault add: no effect given: add --drop, --duplicate, --corrupt, --reorder, --delay, --jitter, --rnr " +
+			"or --stop; see verbena fault add --help")
 	}
 	if err := rule.Validate(); err != nil { // before a service is started for it
 		return fmt.Errorf("fault add: %w", err)

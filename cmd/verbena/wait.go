@@ -19,8 +19,9 @@ type waitCmd struct {
 }
 
 func (w *waitCmd) Help() string {
-	return `Without --listen and --open it waits until a service is ready; it starts none. Programs that meet over TCP, such as ibv_rc_pingpong
-(port 18515) and ib_send_bw (18515), fail if the client comes before the server listens. Exit code: 0, or 125 after the time-out.
+	return `Without --listen and --open it waits until a service is ready; it starts none. Programs that meet over TCP, such as
+ibv_rc_pingpong and ib_send_bw (both on port 18515), fail if the client comes before the server listens. Exit code: 0, or 125
+after the time-out.
 
 Examples:
   verbena run -- ibv_rc_pingpong -d rxe0 -g 1 &
@@ -39,7 +40,8 @@ func (w *waitCmd) Run(c *cli) error {
 	defer cancel()
 	if w.Listen != (endpoint{}) {
 		if !await(ctx, w.Listen.listening) {
-			return fmt.Errorf("wait: no program listens on %v after %v; start the server, or wait longer with --timeout", w.Listen, w.Timeout)
+			return fmt.Errorf("wait: no program listens on %v after %v; start the server, or wait longer with --timeout",
+				w.Listen, w.Timeout)
 		}
 		return nil
 	}
@@ -49,7 +51,8 @@ func (w *waitCmd) Run(c *cli) error {
 	}
 	client, err := service.Await(ctx, loc)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("wait: no service is ready at %s after %v; `verbena serve --daemon` starts one, and --timeout waits longer", loc.Socket, w.Timeout)
+		return fmt.Errorf("wait: no service is ready at %s after %v; `verbena serve --daemon` starts one, and --timeout waits longer",
+			loc.Socket, w.Timeout)
 	}
 	if err != nil {
 		return err
@@ -63,7 +66,8 @@ func (w *waitCmd) Run(c *cli) error {
 		opened, err = w.opened(client)
 		return opened || err != nil
 	}) {
-		return fmt.Errorf("wait: no program has device %s open after %v; start it with `verbena run`, or wait longer with --timeout", w.Open, w.Timeout)
+		return fmt.Errorf("wait: no program has device %s open after %v; start it with `verbena run`, or wait longer with --timeout",
+			w.Open, w.Timeout)
 	}
 	return err
 }

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"verbena/service"
 )
 
 // A block is a shell recipe of the documentation.
@@ -163,8 +165,8 @@ func goEnv(t *testing.T, name string) string {
 // blockTime bounds a recipe; those with a build take the longest.
 const blockTime = 60 * time.Second
 
-// run runs the recipe as it is pasted: in a shell of its own that ends with the first failure, with a home and a network
-// namespace of its own where the test may make one.
+// run runs the recipe as it is pasted: in a shell of its own that ends with the first failure, with a home of its own,
+// and a network namespace where the test may make one.
 func (b *block) run(t *testing.T, root string) {
 	dir := checkout(t, root)
 	home := scratch(t)
@@ -200,7 +202,7 @@ func (b *block) run(t *testing.T, root string) {
 		t.Errorf("the recipe leaves processes behind")
 		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 	}
-	stopServices(t, run)
+	b.stopServices(t, run)
 	switch {
 	case late:
 		t.Errorf("not done after %v", blockTime)
@@ -242,21 +244,30 @@ func alive(pgid int) bool {
 	return true
 }
 
-// stopServices ends those that were started on demand, and fails the test by those of `verbena serve`.
-func stopServices(t *testing.T, run string) {
+// stopServices ends the services that a recipe has left, which may be such as end by themselves.
+func (b *block) stopServices(t *testing.T, run string) {
 	sockets, err := filepath.Glob(filepath.Join(run, "verbena", "*.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range sockets {
-		if out, err := exec.Command(binary(t), "--socket", s, "stop").CombinedOutput(); err != nil {
-			t.Logf("stop: %v\n%s", err, out)
+		c, err := service.Dial(service.Location{Socket: s})
+		if err != nil {
+			continue // it has just ended
 		}
+		r, err := c.Do(&service.Request{Op: service.OpInfo})
+		if err == nil && !r.Info.OnDemand && b.needs != "a service" {
+			t.Error("the recipe leaves the service of `verbena serve`")
+		}
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+		c.Close()
 	}
 }
 
-// TestShellBlocks runs every shell block of README.md and docs/*.md as it stands there. RECIPES=N runs them N times beside
-// a busy loop.
+// TestShellBlocks runs every shell block of README.md and docs/*.md as it stands there. RECIPES=N runs them N times
+// beside a busy loop.
 func TestShellBlocks(t *testing.T) {
 	needProgram(t, "ibverbs-utils perftest tshark libnbd-bin", "ibv_rc_pingpong", "ib_send_bw", "tshark", "nbdcopy")
 	root, err := filepath.Abs("../..")

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestServiceEnds: whatever a program waits for when its service ends, it does not wait for ever. ib_write_lat polls memory
-// that its peer writes, and ibv_srq_pingpong a queue whose receives an orderly end does not flush.
+// TestServiceEnds: whatever a program waits for when its service ends, it does not wait for ever. ib_write_lat polls
+// memory that its peer writes, and ibv_srq_pingpong a queue whose receives an orderly end does not flush.
 func TestServiceEnds(t *testing.T) {
 	needProgram(t, "perftest", "ib_write_lat")
 	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
