@@ -91,7 +91,7 @@ func (r *Rule) Validate() error {
 	case r.Behind < 0:
 		return fmt.Errorf("%w: cannot be behind %d packets", ErrRule, r.Behind)
 	case !active && !rest.disturbs():
-		return fmt.Errorf("%w: it does nothing", ErrRule)
+		return fmt.Errorf("%w: it has no effect: give one of drop, duplicate, corrupt, reorder, delay, jitter, stop, rnr", ErrRule)
 	}
 	return nil
 }

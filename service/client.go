@@ -2,6 +2,7 @@ package service
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -24,7 +26,11 @@ type Client struct {
 	c     conn
 	uid   int             // of the service
 	ended <-chan struct{} // closed when a private service has; nil: it is somebody's
+	made  bool            // Start has started the service
 }
+
+// Started reports whether Start has started the service.
+func (c *Client) Started() bool { return c.made }
 
 // Dial connects to the service at loc, ErrNotRunning if there is none. It trusts root's service, this user's own and
 // that of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any
@@ -36,7 +42,8 @@ func Dial(loc Location) (*Client, error) {
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("%w at %s; `verbena run` and `verbena serve` start one", ErrNotRunning, loc.Socket)
+			return nil, fmt.Errorf("%w at %s; `verbena run` and `verbena serve --daemon` start one, "+
+				"and `verbena wait` waits for one that is being started", ErrNotRunning, loc.Socket)
 		}
 		if errors.Is(err, syscall.EACCES) {
 			return nil, fmt.Errorf("the service at %s is another user's, who lets others in by --group or --mode of `verbena serve`; VERBENA_SOCKET names another: %w",
@@ -79,17 +86,110 @@ func Start(loc Location, self string, args ...string) (*Client, error) {
 	if c, err := Dial(loc); !errors.Is(err, ErrNotRunning) {
 		return c, err
 	}
+	c, err := spawnAt(loc, self, append([]string{"serve", "--on-demand"}, args...))
+	if err != nil {
+		if other, derr := Dial(loc); derr == nil { // that a user has started meanwhile
+			return other, nil
+		}
+	}
+	return c, err
+}
+
+// Daemon starts a service at loc and returns when it is ready: self is the path of the verbena command, args its
+// command line. The service reports on ReadyFD and writes its messages to loc.Log. A service that runs there already is
+// replaced if it yields (TakeOver); else the error wraps EADDRINUSE. It may sleep.
+func Daemon(loc Location, self string, args ...string) (*Client, error) {
+	lock, err := flock(loc.starting(), unix.LOCK_EX)
+	if err != nil {
+		return nil, fmt.Errorf("start a service: %w", err)
+	}
+	defer lock.Close()
+	if answers(loc) { // whose log stays as it is, unless it ends
+		if err := TakeOver(loc); err != nil {
+			return nil, err
+		}
+	}
+	return spawnAt(loc, self, args)
+}
+
+// spawnAt starts self at loc and connects to it. The caller holds loc.starting.
+func spawnAt(loc Location, self string, args []string) (*Client, error) {
 	logFile, err := openLog(loc.Log())
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
 	defer logFile.Close()
-	args = append([]string{"serve", "--socket", loc.Socket, "--on-demand"}, args...)
-	if _, err := spawn(self, args, logFile, nil); err != nil {
+	socket, err := filepath.Abs(loc.Socket) // the service runs in another directory
+	if err != nil {
+		return nil, fmt.Errorf("start a service: %w", err)
+	}
+	if _, err := spawn(self, append(args, "--socket", socket), logFile, nil); err != nil {
 		return nil, err
 	}
-	return Dial(loc)
+	c, err := Dial(loc)
+	if err != nil {
+		return nil, err
+	}
+	c.made = true
+	return c, nil
 }
+
+// TakeOver ends the service at loc if a client has started it and it is not in use, and waits until it has ended.
+// Another one stays as it is: the error wraps EADDRINUSE and names the remedy. It may sleep.
+func TakeOver(loc Location) error {
+	c, err := Dial(loc)
+	if errors.Is(err, ErrNotRunning) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	c.c.SetDeadline(time.Now().Add(takeOverTimeout))
+	if _, err := c.Do(&Request{Op: OpYield}); err != nil {
+		return fmt.Errorf("a service is running already at %s: %w; use that one, end it with `verbena stop`, "+
+			"or choose another path with --socket or VERBENA_SOCKET", loc.Socket, &takenError{err})
+	}
+	return c.awaitEnd()
+}
+
+// takeOverTimeout bounds the wait for the answer of a service that may still be starting.
+const takeOverTimeout = 5 * time.Second
+
+// takenError is why a location cannot be had.
+type takenError struct{ cause error }
+
+func (e *takenError) Error() string   { return e.cause.Error() }
+func (e *takenError) Unwrap() []error { return []error{e.cause, syscall.EADDRINUSE} }
+
+// Await connects to the service at loc when it is ready, as soon as there is one. It fails with the cause of ctx, and
+// with what Dial reports of a service that may not be used. It may sleep.
+func Await(ctx context.Context, loc Location) (*Client, error) {
+	for {
+		c, err := Dial(loc)
+		if err == nil {
+			// A service listens before it is ready, and answers then.
+			stop := context.AfterFunc(ctx, func() { c.c.SetDeadline(time.Now()) })
+			if _, err = c.Do(&Request{Op: OpInfo}); stop() && err == nil {
+				return c, nil
+			}
+			c.Close()
+			if e := (*remoteError)(nil); errors.As(err, &e) {
+				return nil, err
+			}
+		} else if !errors.Is(err, ErrNotRunning) {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w at %s: %w", ErrNotRunning, loc.Socket, context.Cause(ctx))
+		case <-time.After(awaitPause):
+		}
+	}
+}
+
+// awaitPause is how often Await looks.
+const awaitPause = 10 * time.Millisecond
 
 // StartPrivate starts a service that serves only the returned client and ends with it. Its messages go to log.
 func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
@@ -110,6 +210,12 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	}
 	return &Client{c: conn{UnixConn: c.(*net.UnixConn)}, uid: os.Geteuid(), ended: ended}, nil
 }
+
+// errHungUp: a service has closed the connection instead of answering.
+var errHungUp = errors.New("it ended the connection")
+
+// Ending reports whether an error of Attach means that the service was ending, so that another may take the program.
+func Ending(err error) bool { return errors.Is(err, errHungUp) || errors.Is(err, syscall.ESHUTDOWN) }
 
 // ReadyFD is the number of the descriptor on which a spawned service reports: "ready", or what went wrong, on one
 // line. ControlFD is a private service's only connection.
@@ -188,7 +294,7 @@ func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 		err = sent
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask the service: it ended the connection: %w", err)
+		return nil, fmt.Errorf("ask the service: %w: %w", errHungUp, err)
 	}
 	if f != nil {
 		f.Close()
@@ -204,6 +310,11 @@ func (c *Client) Stop() error {
 	if _, err := c.Do(&Request{Op: OpStop}); err != nil {
 		return err
 	}
+	return c.awaitEnd()
+}
+
+// awaitEnd waits until a service that ends has ended.
+func (c *Client) awaitEnd() error {
 	c.c.SetReadDeadline(time.Now().Add(CloseTimeout + 2*time.Second))
 	if _, err := c.c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("the service has not ended within %v; kill it: %w", CloseTimeout, syscall.ETIMEDOUT)

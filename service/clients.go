@@ -180,7 +180,7 @@ func (s *Service) serve(c conn, who peer, within time.Duration) {
 		if err := s.reply(c, a); err != nil {
 			return
 		}
-		if r.Op == OpStop && err == nil {
+		if (r.Op == OpStop || r.Op == OpYield) && err == nil {
 			s.stop()
 		}
 	}
@@ -326,7 +326,9 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 	case OpInfo, OpStop:
 		s.programs.Lock()
 		defer s.programs.Unlock()
-		return &Response{Info: &Info{PID: os.Getpid(), Programs: s.programs.n}}, nil
+		return &Response{Info: &Info{PID: os.Getpid(), Programs: s.programs.n, OnDemand: s.opts.OnDemand}}, nil
+	case OpYield:
+		return &Response{}, s.yield()
 	case OpLinkAdd:
 		if r.Link == nil {
 			break
@@ -389,13 +391,19 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 		return
 	}
 	defer process.Close()
+	done, err := s.attached(c)
+	if err != nil {
+		_ = s.reply(c, failure(err))
+		c.closing.close(listener)
+		return
+	}
+	defer done()
 	session, err := s.guests.Attach(listener, who.session(a, process, &launcher{c: c}))
 	if err != nil {
 		_ = s.reply(c, failure(err))
 		c.closing.close(listener)
 		return
 	}
-	defer s.attached(c)()
 	if err := s.reply(c, &Response{Attached: &Attached{Dir: session.Dir(), Helped: session.Helped()}}); err != nil {
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
 	}

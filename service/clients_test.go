@@ -516,11 +516,13 @@ func TestStuckEnd(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	ends := connected(t)
+	if _, err := s.attached(conn{UnixConn: ends[0]}); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.Close(); !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), "device rxe0") {
 		t.Errorf("got %v, want ETIMEDOUT", err)
 	}
-	ends := connected(t)
-	s.attached(conn{UnixConn: ends[0]})
 	s.Abandon()
 	closes(t, ends[1], "a launcher")
 	if _, err := os.Stat(s.dir.path); !errors.Is(err, os.ErrNotExist) {
@@ -528,6 +530,52 @@ func TestStuckEnd(t *testing.T) {
 	}
 	close(stuck)
 	<-gone
+}
+
+// A service yields once, if a client has started it and it is not in use; then no program may attach any more.
+func TestYield(t *testing.T) {
+	made := func(onDemand bool) *Service {
+		s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.22"}}}, OnDemand: onDemand})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := made(false)
+	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("a user's own: got %v, want EBUSY", err)
+	}
+	s.Close()
+
+	s = made(true)
+	defer s.Close()
+	ends := connected(t)
+	done, err := s.attached(conn{UnixConn: ends[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("with a program: got %v, want EBUSY", err)
+	}
+	done()
+	if err := s.LinkAdd(LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.23"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("with a device added: got %v, want EBUSY", err)
+	}
+	s.mu.Lock()
+	s.configured = false
+	s.mu.Unlock()
+	if err := (peer{uid: os.Geteuid() + 1}).authorize(OpYield); !errors.Is(err, syscall.EPERM) {
+		t.Errorf("for another user: got %v, want EPERM", err)
+	}
+	if err := s.yield(); err != nil {
+		t.Errorf("idle: got %v", err)
+	}
+	if _, err := s.attached(conn{UnixConn: ends[0]}); !errors.Is(err, syscall.ESHUTDOWN) || !Ending(err) {
+		t.Errorf("a program that comes too late: got %v, want ESHUTDOWN", err)
+	}
 }
 
 // fakeNothing are interfaces that never change.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -136,9 +137,25 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 	l.hw = rxe.NewHardware(cfg)
 	l.slot = slot.New(s.core, spec.Name, l.hw, s.logf)
 	if err := l.slot.Plug(); err != nil {
+		if a := freeLoopback(); errors.Is(err, syscall.EADDRINUSE) && a.IsValid() {
+			err = fmt.Errorf("%w; %v is free: --link %s=%[2]v, or link add %[3]s --addr %[2]v", err, a, spec.Name)
+		}
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
 	return l, nil
+}
+
+// freeLoopback returns a loopback address on which no RDMA device listens, from 127.0.0.2 on; the zero Addr if there is
+// none.
+func freeLoopback() netip.Addr {
+	for a := netip.AddrFrom4([4]byte{127, 0, 0, 2}); a.Less(netip.AddrFrom4([4]byte{127, 0, 0, 255})); a = a.Next() {
+		c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, link.Port)))
+		if err == nil {
+			c.Close()
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 // probed notes that a link has a new device, after a reset or a plug.
@@ -243,6 +260,10 @@ func (s *Service) LinkAdd(spec LinkSpec) error {
 		return err
 	}
 	s.addLink(l)
+	if err := s.guests.Shown(); err != nil {
+		_ = s.LinkDel(spec.Name)
+		return fmt.Errorf("link %s: %w", spec.Name, err)
+	}
 	return nil
 }
 

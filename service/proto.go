@@ -18,6 +18,9 @@ import (
 // be of another build than the command that talks to it.
 const protocol = 4
 
+// Protocol is the number of the control protocol, which service and command have to agree on.
+const Protocol = protocol
+
 // maxMessage bounds an answer of the service, in bytes; maxRequest whatever the service receives.
 const (
 	maxMessage = 64 << 20
@@ -45,6 +48,7 @@ const (
 	OpAttach     Op = "attach" // with the listener's descriptor; the connection lasts as long as the program
 	OpInfo       Op = "info"
 	OpStop       Op = "stop"
+	OpYield      Op = "yield" // ends a service that was started on demand and is not in use
 	OpLinkAdd    Op = "link add"
 	OpLinkDel    Op = "link del"
 	OpLinkShow   Op = "link show"
@@ -93,9 +97,9 @@ type Attached struct {
 
 // Info describes the service.
 type Info struct {
-	PID      int    `json:"pid"`
-	Socket   string `json:"socket"`
-	Programs int    `json:"programs"` // attached now
+	PID      int  `json:"pid"`
+	Programs int  `json:"programs"`  // attached now, and captures
+	OnDemand bool `json:"on_demand"` // started by a client
 }
 
 // remoteError is an error that the service reported.

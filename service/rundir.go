@@ -182,12 +182,18 @@ func (d *SessionDir) Hold() (release func()) {
 // and so is this process. The caller closes them.
 func (d *SessionDir) Queues() (files []*os.File, err error) {
 	entries, err := os.ReadDir(procPath(d.dir, ""))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // an orderly end has completed and removed everything
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list the queues of a session: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {
 		fd, err := unix.Openat(int(d.dir.Fd()), e.Name(), unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			errs = append(errs, &fs.PathError{Op: "open", Path: e.Name(), Err: err})
 			continue

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -35,6 +36,9 @@ type Options struct {
 	// Idle ends Serve when no program has been attached for so long, and nobody has configured links or faults; 0:
 	// never.
 	Idle time.Duration
+	// OnDemand: a client has started the service, not a user. While it is not in use it yields to one that a user
+	// starts.
+	OnDemand bool
 	// Limits are what users may hold; nil: DefaultLimits of a service that is not shared.
 	Limits *quota.Limits
 	// Confine gives up for good what a service needs no longer once it has begun; see package privilege. It is the whole
@@ -81,6 +85,7 @@ type Service struct {
 	programs struct {
 		sync.Mutex
 		n        int
+		yielded  bool      // no program may attach any more
 		since    time.Time // of n being 0
 		attached map[conn]struct{}
 	}
@@ -147,6 +152,9 @@ func New(opts Options) (_ *Service, err error) {
 			return nil, err
 		}
 		s.addLink(l)
+		if err := s.guests.Shown(); err != nil {
+			return nil, err
+		}
 	}
 	for _, spec := range opts.Links {
 		if err := s.LinkAdd(spec); err != nil {
@@ -271,18 +279,46 @@ func (s *Service) waitUntilOver() {
 	}
 }
 
-// attached notes that a connection stands for a program, until done.
-func (s *Service) attached(c conn) (done func()) {
-	s.countProgram(1)
+// attached notes that a connection stands for a program, until done; ESHUTDOWN if the service ends.
+func (s *Service) attached(c conn) (done func(), err error) {
 	s.programs.Lock()
 	defer s.programs.Unlock()
+	if s.programs.yielded || s.ended.Err() != nil {
+		return nil, errEnding
+	}
+	s.programs.n++
 	s.programs.attached[c] = struct{}{}
 	return func() {
 		s.programs.Lock()
 		delete(s.programs.attached, c)
 		s.programs.Unlock()
 		s.countProgram(-1)
+	}, nil
+}
+
+// errEnding answers a program that comes too late.
+var errEnding = fmt.Errorf("attach a program: the service is ending: %w", syscall.ESHUTDOWN)
+
+// yield makes way for a service that a user starts: no program may attach any more, and the caller is to call Stop.
+// EBUSY if a user has started this one too, or it is in use.
+func (s *Service) yield() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.programs.Lock()
+	defer s.programs.Unlock()
+	var use string
+	switch {
+	case !s.opts.OnDemand:
+		use = "it was started by `verbena serve`"
+	case s.programs.n > 0:
+		use = fmt.Sprintf("programs and captures that use it: %d", s.programs.n)
+	case s.configured:
+		use = "its devices or fault rules were changed by hand"
+	default:
+		s.programs.yielded = true
+		return nil
 	}
+	return fmt.Errorf("process %d, %s: %w", os.Getpid(), use, syscall.EBUSY)
 }
 
 func (s *Service) countProgram(d int) {

@@ -70,6 +70,9 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	fail := func(cause error) (*Session, error) {
 		return nil, fmt.Errorf("attach process %d: %w", info.LauncherPID, cause)
 	}
+	if err := s.Shown(); err != nil {
+		return fail(err)
+	}
 	if info.FirstFD == 0 {
 		limit, err := hardLimitOf(info.LauncherPID)
 		if err != nil {

@@ -57,6 +57,12 @@ type Supervisor struct {
 	looks        atomic.Int64 // for last closes
 	allCopies    *umem.Copies
 
+	shown struct {
+		sync.Mutex
+		err   error // of the last update
+		asked bool  // Shown has reported an earlier one, so that new ones are logged
+	}
+
 	mu       sync.Mutex
 	closed   bool
 	sessions map[*Session]struct{}
@@ -166,9 +172,33 @@ func (s *Supervisor) update() {
 	if closed {
 		return
 	}
-	if err := s.tree.update(func() entries { return describe(s.server.devices()) }); err != nil {
+	err := s.tree.update(func() entries { return describe(s.server.devices()) })
+	s.shown.Lock()
+	defer s.shown.Unlock()
+	if err != nil && s.shown.err == nil && s.shown.asked {
 		s.cfg.Logf("supervisor: %v", err)
 	}
+	s.shown.err = err
+}
+
+// Shown reports why programs do not see the devices as they are; it wraps an errno, ENOSPC where /dev/shm is full.
+// After an error it tries again first. Later errors are logged. It may sleep.
+func (s *Supervisor) Shown() error {
+	s.shown.Lock()
+	s.shown.asked = true
+	err := s.shown.err
+	s.shown.Unlock()
+	if err != nil {
+		s.update()
+		s.shown.Lock()
+		err = s.shown.err
+		s.shown.Unlock()
+	}
+	if errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("%w; free some of %s (df %[2]s), or make it larger: "+
+			"mount -o remount,size=256m /dev/shm, in a container --shm-size=256m", err, filepath.Dir(s.cfg.Dir))
+	}
+	return err
 }
 
 // closePatience is how long Close waits for calls that do not end, since the memory that they are in does not answer.

@@ -180,7 +180,8 @@ func (t *tree) lookup(path string, nofollow bool) (string, *entry) {
 }
 
 // update changes the tree to what describe returns. Directories that stay keep their time stamps as far as nothing
-// comes or goes in them. It may sleep.
+// comes or goes in them. After an error the tree lacks what could not be made, and the next update makes that. It may
+// sleep.
 func (t *tree) update(describe func() entries) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -203,8 +204,14 @@ func (t *tree) update(describe func() entries) error {
 			kept[path] = have[path]
 		}
 	}
+	made := maps.Clone(want)
+	full := false
 	for _, path := range slices.Sorted(maps.Keys(want)) {
 		w := want[path]
+		if full && kept[path] == nil {
+			delete(made, path)
+			continue
+		}
 		var err error
 		switch {
 		case w.read != nil:
@@ -219,9 +226,13 @@ func (t *tree) update(describe func() entries) error {
 		default:
 			err = makeFile(t.real(path), "", 0)
 		}
+		if err != nil && kept[path] == nil {
+			delete(made, path)
+		}
+		full = full || errors.Is(err, unix.ENOSPC) // one error says it for all the others
 		errs = append(errs, err)
 	}
-	t.current.Store(&want)
+	t.current.Store(&made)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("update the tree of virtual files: %w", err)
 	}

@@ -88,6 +88,30 @@ func TestTreeFollowsTheDevices(t *testing.T) {
 	}
 }
 
+// An update makes the files that the one before could not make.
+func TestTreeUpdateFails(t *testing.T) {
+	tr := newTestTree(t)
+	inTheWay := tr.real("/sys")
+	if err := os.WriteFile(inTheWay, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	want := make(entries)
+	want.text("/sys/class/name", "rxe0\n")
+	if err := tr.update(func() entries { return want }); err == nil {
+		t.Error("no error")
+	}
+	if _, e := tr.lookup("/sys/class/name", false); e != nil {
+		t.Error("a file that was not made is looked up")
+	}
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	tr.mustUpdate(t, want)
+	if got := tr.list(t)["/sys/class/name"]; got != "rxe0\n" {
+		t.Errorf("got %q", got)
+	}
+}
+
 func TestTreeKeepsTimeStampsOfWhatStays(t *testing.T) {
 	tr := newTestTree(t)
 	at := func(path string) int64 {

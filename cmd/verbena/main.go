@@ -5,10 +5,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/alecthomas/kong"
 
@@ -19,8 +22,11 @@ type cli struct {
 	Socket  string `help:"Control socket of the service; default: one per user and network namespace." placeholder:"PATH" env:"VERBENA_SOCKET"`
 	Service string `name:"service-user" help:"Trust a service of this user too. It reaches all memory and files of your programs; root's and your own are trusted anyway." placeholder:"USER"`
 
+	Version versionFlag `help:"Print the version of this command, and exit."`
+
 	Run     runCmd   `cmd:"" help:"Run a program; it sees the service's devices below /dev/infiniband."`
-	Serve   serveCmd `cmd:"" help:"Run the service in the foreground."`
+	Serve   serveCmd `cmd:"" help:"Run the service, in the foreground or with --daemon in the background."`
+	Wait    waitCmd  `cmd:"" help:"Wait until a service is ready, a program listens, or a program has opened a device."`
 	Stop    stopCmd  `cmd:"" help:"End the running service, and wait for that; programs that still use it get errors."`
 	Capture struct {
 		Record captureCmd `cmd:"" help:"Record packets in a pcapng file." default:"withargs"`
@@ -65,7 +71,12 @@ func init() { runtime.LockOSThread() }
 
 func main() {
 	var c cli
-	k, err := newParser(&c).Parse(os.Args[1:])
+	parser := newParser(&c)
+	if len(os.Args) == 1 {
+		usage(parser)
+		os.Exit(exitFailure)
+	}
+	k, err := parser.Parse(os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "verbena:", misuse(err))
 		os.Exit(exitFailure)
@@ -77,6 +88,14 @@ func main() {
 		}
 		fmt.Fprintln(os.Stderr, "verbena:", err)
 		os.Exit(exitFailure)
+	}
+}
+
+// usage prints the help to the standard error, for a command line without a command.
+func usage(parser *kong.Kong) {
+	parser.Stdout = os.Stderr
+	if k, err := kong.Trace(parser, nil); err == nil {
+		_ = k.PrintUsage(false)
 	}
 }
 
@@ -122,6 +141,8 @@ func (c *cli) location() (service.Location, error) {
 		if loc, err = service.DefaultLocation(); err != nil {
 			return loc, err
 		}
+	} else if err := c.checkDirectory(); err != nil {
+		return loc, err
 	}
 	if c.Service != "" {
 		uid, err := lookupUser("service-user", c.Service)
@@ -131,6 +152,24 @@ func (c *cli) location() (service.Location, error) {
 		loc.ServiceUser = &uid
 	}
 	return loc, nil
+}
+
+// checkDirectory reports an error unless the control socket's directory exists.
+func (c *cli) checkDirectory() error {
+	from := "--socket"
+	if os.Getenv("VERBENA_SOCKET") == c.Socket {
+		from = "VERBENA_SOCKET"
+	}
+	dir := filepath.Dir(c.Socket)
+	fi, err := os.Stat(dir)
+	if err == nil && !fi.IsDir() {
+		err = &fs.PathError{Op: "stat", Path: dir, Err: syscall.ENOTDIR}
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return fmt.Errorf("%s %s: directory of the control socket: %w; make it, or choose another path",
+			from, c.Socket, err)
+	}
+	return nil
 }
 
 // ask sends one request to the running service.
@@ -147,14 +186,20 @@ func (c *cli) ask(r *service.Request) (*service.Response, error) {
 	return client.Do(r)
 }
 
-// askStarting does the same, and starts a service first if there is none.
+// askStarting does the same, and starts a service first if there is none: one that keeps what the request configures,
+// and therefore does not end by itself.
 func (c *cli) askStarting(r *service.Request) (*service.Response, error) {
 	client, err := c.start()
 	if err != nil {
 		return nil, err
 	}
 	defer client.Close()
-	return client.Do(r)
+	answer, err := client.Do(r)
+	if err == nil && client.Started() {
+		fmt.Fprintf(os.Stderr,
+			"verbena: %s: no service was running; one has been started, which goes on until `verbena stop`\n", r.Op)
+	}
+	return answer, err
 }
 
 func (c *cli) start() (*service.Client, error) {

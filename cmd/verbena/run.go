@@ -1,11 +1,15 @@
 package main
 
 import (
+	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"strings"
+	"time"
 
 	"verbena/driver/rxe"
 	"verbena/service"
@@ -15,6 +19,7 @@ import (
 type runCmd struct {
 	deviceFlags
 	Private bool     `help:"Start a service for this program only, with devices of its own (see --link, --wire, --seed)."`
+	Outlive bool     `help:"When the service ends, leave processes alone that keep its devices open; by default they are sent SIGTERM after 5 seconds, and SIGKILL after 10."`
 	Capture string   `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE"`
 	Program []string `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --."`
 }
@@ -55,6 +60,26 @@ func (r *runCmd) Run(c *cli) error {
 	if err := supervisor.Probe(); err != nil {
 		return err
 	}
+	if text := missingProvider("/"); text != "" {
+		fmt.Fprintln(os.Stderr, "verbena:", text)
+	}
+	// A service may just be ending: for want of programs, by `verbena stop`, or for one that takes over.
+	const attempts = 5
+	for i := 1; ; i++ {
+		err := r.start(c, path, argv)
+		var code exitCode
+		if i == attempts || errors.As(err, &code) || !service.Ending(err) {
+			return err
+		}
+		time.Sleep(startPause)
+	}
+}
+
+// startPause is for a service that is ending to let go of its control socket.
+const startPause = 50 * time.Millisecond
+
+// start runs the program on a service.
+func (r *runCmd) start(c *cli, path string, argv []string) error {
 	client, err := r.connect(c)
 	if err != nil {
 		return err
@@ -113,7 +138,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 	prog, err := supervisor.Start(launch)
 	var start *supervisor.ExecError
 	if errors.As(err, &start) {
-		fmt.Fprintf(os.Stderr, "verbena: run: %v\n", err)
+		fmt.Fprintf(os.Stderr, "verbena: run: %v\n", explainExec(start))
 		if errors.Is(err, os.ErrNotExist) {
 			return exitCode(exitNotFound)
 		}
@@ -131,12 +156,58 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
 		if err == nil {
 			err = abandon(dir)
+			if !r.Outlive {
+				go endHolders(attached.Dir)
+			}
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // the service has removed what it had completed
 			fmt.Fprintln(os.Stderr, "verbena: complete what the program waits for:", err)
 		}
 	})
 	return exitCode(prog.Wait())
+}
+
+// explainExec names the interpreter where a program is there and its interpreter is not.
+func explainExec(e *supervisor.ExecError) error {
+	if !errors.Is(e.Err, fs.ErrNotExist) {
+		return e
+	}
+	if interpreter := interpreterOf(e.Path); interpreter != "" {
+		return fmt.Errorf("run %s: its interpreter %s cannot be executed: %w", e.Path, interpreter, e.Err)
+	}
+	return e
+}
+
+// interpreterOf is the interpreter that a script or a dynamically linked program names, "" if it names none.
+func interpreterOf(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	const longest = 256 // that the kernel looks at (BINPRM_BUF_SIZE)
+	head := make([]byte, longest)
+	n, _ := io.ReadFull(f, head)
+	if line, ok := strings.CutPrefix(string(head[:n]), "#!"); ok {
+		line, _, _ = strings.Cut(line, "\n")
+		if words := strings.Fields(line); len(words) > 0 {
+			return printable(words[0])
+		}
+		return ""
+	}
+	program, err := elf.NewFile(f)
+	if err != nil {
+		return ""
+	}
+	for _, p := range program.Progs {
+		if p.Type != elf.PT_INTERP {
+			continue
+		}
+		name := make([]byte, min(p.Filesz, longest))
+		n, _ := p.ReadAt(name, 0)
+		return printable(strings.TrimRight(string(name[:n]), "\x00"))
+	}
+	return ""
 }
 
 // abandon completes, with a flush error, what the program still waits for.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -15,6 +16,7 @@ import (
 
 	"verbena/internal/sched"
 	"verbena/service"
+	"verbena/supervisor"
 )
 
 type deviceFlags struct {
@@ -55,8 +57,10 @@ type serveCmd struct {
 	nodeFlags
 	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none"`
 	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION"`
+	Daemon       bool          `help:"Return when the service is ready, and leave it in the background; its messages go to a file, whose name is printed."`
 	Debug        bool          `help:"More messages."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
+	Spawned      bool          `hidden:"" help:"Started by serve --daemon: report on descriptor 3."`
 	AskLaunchers bool          `hidden:"" help:"Reach programs through their launchers, as where Yama restricts ptrace."`
 	Private      bool          `hidden:"" help:"Serve only descriptor 4, and end with it."`
 }
@@ -67,7 +71,11 @@ multicast, descriptors, ring-bytes and mappings. Numbers may end in K, M, G or T
 what each user holds, with the limits. The service ends within 10 seconds of SIGTERM, SIGINT or "verbena stop"; a second
 signal kills it.
 
+A service that "verbena run" has started is replaced if no program uses it. Any other one that has the control socket is
+left alone, and this command fails.
+
 Examples:
+  verbena serve --daemon --link rxe0=127.0.0.1
   verbena serve --socket /run/verbena/sock --group rdma --mode 0660
   verbena serve --socket /run/verbena/sock --mode 0666 --limit qps=2000/50000 --limit ring-bytes=1G`
 }
@@ -76,7 +84,10 @@ Examples:
 const idleOnDemand = 30 * time.Second
 
 func (s *serveCmd) Run(c *cli) error {
-	spawned := s.OnDemand || s.Private
+	if s.Daemon && !s.Spawned {
+		return s.daemon(c)
+	}
+	spawned := s.OnDemand || s.Private || s.Spawned
 	err := s.serve(c, func() {
 		if spawned {
 			report("ready")
@@ -84,11 +95,34 @@ func (s *serveCmd) Run(c *cli) error {
 	})
 	if err != nil && spawned {
 		report(err.Error())
-		if s.Private { // whose messages go where the client's do
+		if s.Private || s.Spawned { // the process that started it prints the error
 			return exitCode(exitFailure)
 		}
 	}
 	return err
+}
+
+// daemon starts this command line again in the background.
+func (s *serveCmd) daemon(c *cli) error {
+	loc, err := c.location()
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("start a service: %w", err)
+	}
+	client, err := service.Daemon(loc, self, append(os.Args[1:], "--spawned")...)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	info, err := client.Do(&service.Request{Op: service.OpInfo})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("process %d serves at %s; its messages are in %s\n", info.Info.PID, loc.Socket, loc.Log())
+	return nil
 }
 
 func report(line string) {
@@ -110,6 +144,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		Seed: s.Seed,
 		Idle: s.Idle,
 
+		OnDemand:     s.OnDemand,
 		AskLaunchers: s.AskLaunchers,
 		Confine:      true,
 
@@ -146,7 +181,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
-	l, err := service.Listen(loc, shared)
+	l, err := s.listen(loc, shared)
 	if err != nil {
 		return err
 	}
@@ -160,6 +195,18 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
 	ready()
 	return svc.Serve(l)
+}
+
+// listen claims the location, from a service that yields it if need be.
+func (s *serveCmd) listen(loc service.Location, shared *supervisor.Node) (*service.Listener, error) {
+	l, err := service.Listen(loc, shared)
+	if !errors.Is(err, syscall.EADDRINUSE) || s.OnDemand {
+		return l, err
+	}
+	if err := service.TakeOver(loc); err != nil {
+		return nil, err
+	}
+	return service.Listen(loc, shared)
 }
 
 // servePrivate serves the one connection that was inherited.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -212,10 +213,20 @@ Examples:
 }
 
 func (f *faultAddCmd) Run(c *cli) error {
-	r, err := c.ask(&service.Request{Op: service.OpFaultAdd, Fault: &service.FaultRule{Dev: f.Dev, Rule: link.Rule{
+	rule := link.Rule{
 		QP: f.QP, Peer: f.Peer, Drop: float64(f.Drop), Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt),
 		Reorder: float64(f.Reorder), Delay: f.Delay, Jitter: f.Jitter, RNR: float64(f.RNR), Stop: f.Stop,
-		Seed: f.Seed, Skip: f.Skip, Limit: f.Limit}}})
+		Seed: f.Seed, Skip: f.Skip, Limit: f.Limit}
+	effects := rule
+	effects.QP, effects.Peer, effects.Seed, effects.Skip, effects.Limit = 0, netip.Addr{}, 0, 0, 0
+	if effects == (link.Rule{}) {
+		return errors.New("fault add: no effect given: add --drop, --duplicate, --corrupt, --reorder, --delay, --jitter, --rnr " +
+			"or --stop; see verbena fault add --help")
+	}
+	if err := rule.Validate(); err != nil { // before a service is started for it
+		return fmt.Errorf("fault add: %w", err)
+	}
+	r, err := c.askStarting(&service.Request{Op: service.OpFaultAdd, Fault: &service.FaultRule{Dev: f.Dev, Rule: rule}})
 	if err != nil {
 		return err
 	}

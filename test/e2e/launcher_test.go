@@ -188,5 +188,15 @@ func TestFullShm(t *testing.T) {
 	if !strings.Contains(string(out), "Couldn't create") && !strings.Contains(string(out), "/dev/shm") {
 		t.Errorf("no clear line: %s", out)
 	}
+	// Where not even the files below /sys fit there is no service.
+	for _, size := range []string{"4k", "64k"} {
+		script := `mount -t tmpfs -o size=` + size + ` tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() + ` -- ibv_devinfo`
+		cmd := exec.Command("unshare", "-m", "sh", "-c", script, binary(t))
+		out, err := cmd.CombinedOutput()
+		if code := exitCode(err); code != 125 || strings.Count(string(out), "\n") != 1 || !strings.Contains(string(out), "no space left") ||
+			!strings.Contains(string(out), "df /dev/shm") || !strings.Contains(string(out), "--shm-size") {
+			t.Errorf("%s of /dev/shm: exit code %d, want 125 and one line with the remedy:\n%s", size, code, out)
+		}
+	}
 	w.out("run", "--", "true")
 }

@@ -1,0 +1,291 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// at is a command line for the service at a control socket, and stops that when the test ends.
+func at(t *testing.T, socket string) func(args ...string) *exec.Cmd {
+	t.Helper()
+	path, err := command()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { exec.Command(path, "--socket", socket, "stop").Run() })
+	return func(args ...string) *exec.Cmd {
+		t.Helper()
+		return verbena(t, append([]string{"--socket", socket}, args...)...)
+	}
+}
+
+// ok runs a command and returns what it prints.
+func ok(t *testing.T, c *exec.Cmd) string {
+	t.Helper()
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", c.Args[1:], err, out)
+	}
+	return string(out)
+}
+
+// fails runs a command that is to fail with verbena's own exit code and a line that contains each of want.
+func fails(t *testing.T, c *exec.Cmd, want ...string) {
+	t.Helper()
+	out, err := c.CombinedOutput()
+	if code := c.ProcessState.ExitCode(); code != exitFailure || strings.Count(string(out), "\n") != 1 {
+		t.Errorf("%v: exit code %d, %v, want %d and one line:\n%s", c.Args[1:], code, err, exitFailure, out)
+	}
+	for _, w := range want {
+		if !strings.Contains(string(out), w) {
+			t.Errorf("%v: got %q, want %q in it", c.Args[1:], out, w)
+		}
+	}
+}
+
+// "serve --daemon" returns when the service is ready, which goes on and writes a log.
+func TestServeDaemon(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "sock")
+	v := at(t, socket)
+	out := ok(t, v("serve", "--daemon", "--link", "rxe3=127.91.11.1"))
+	m := regexp.MustCompile(`^process (\d+) serves at (\S+); its messages are in (\S+)\n$`).FindStringSubmatch(out)
+	if m == nil || m[2] != socket {
+		t.Fatalf("got %q", out)
+	}
+	if got := ok(t, v("link", "show")); !strings.Contains(got, "rxe3") {
+		t.Errorf("link show: %s", got)
+	}
+	if b, err := os.ReadFile(m[3]); err != nil || !strings.Contains(string(b), "serving") {
+		t.Errorf("the log: %q, %v", b, err)
+	}
+	pid, _ := strconv.Atoi(m[1])
+	if sid, err := unix.Getsid(pid); err != nil || sid != pid {
+		t.Errorf("session %d, %v, want one of its own, %d", sid, err, pid)
+	}
+	// A second one is refused, and leaves the first one's log.
+	fails(t, v("serve", "--daemon"), "running already at "+socket, "verbena stop", "--socket")
+	if b, err := os.ReadFile(m[3]); err != nil || !strings.Contains(string(b), "serving") {
+		t.Errorf("the log after a second one: %q, %v", b, err)
+	}
+	ok(t, v("stop"))
+	fails(t, v("link", "show"), "no service is running")
+}
+
+// "serve --daemon" fails with the service's own error.
+func TestServeDaemonFails(t *testing.T) {
+	v := at(t, filepath.Join(t.TempDir(), "sock"))
+	fails(t, v("serve", "--daemon", "--link", "rxe0=203.0.113.77"), "link rxe0", "203.0.113.77")
+	fails(t, v("serve", "--daemon", "--link", "mlx5_0=127.91.11.2"), "rxe followed by")
+	fails(t, v("link", "show"), "no service is running")
+}
+
+// A relative path is taken from where the command is, also by the service that it starts.
+func TestRelativeSocket(t *testing.T) {
+	dir := t.TempDir()
+	v := at(t, "sock")
+	in := func(c *exec.Cmd) *exec.Cmd { c.Dir = dir; return c }
+	t.Cleanup(func() { in(at(t, "sock")("stop")).Run() })
+	ok(t, in(v("serve", "--daemon", "--link", "rxe0=127.91.11.3")))
+	if _, err := os.Stat(filepath.Join(dir, "sock")); err != nil {
+		t.Error(err)
+	}
+	ok(t, in(v("stop")))
+}
+
+// A service of the user's own takes the place of one that was started on demand, in the foreground or not, if that is
+// not in use.
+func TestServeTakesOver(t *testing.T) {
+	for _, flag := range []string{"--daemon", "--debug"} {
+		socket := filepath.Join(t.TempDir(), "sock")
+		v := at(t, socket)
+		ok(t, v("run", "--", "true"))
+		serve := v("serve", flag, "--link", "rxe7=127.91.11.4")
+		if flag == "--daemon" {
+			ok(t, serve)
+		} else if err := serve.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			out, err := v("link", "show").CombinedOutput()
+			if err == nil && strings.Contains(string(out), "rxe7") {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("serve %s did not take over: %v\n%s", flag, err, out)
+			}
+		}
+		ok(t, v("stop"))
+	}
+}
+
+// A service that was started on demand and is in use stays, and so does its program.
+func TestServeInUse(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "sock")
+	v := at(t, socket)
+	program := v("run", "--", "cat")
+	stdin, err := program.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := program.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := program.Start(); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(stdin, "running")
+	if _, err := stdout.Read(make([]byte, 64)); err != nil {
+		t.Fatal(err)
+	}
+	for _, flag := range []string{"--daemon", "--debug"} {
+		fails(t, v("serve", flag, "--link", "rxe7=127.91.11.5"),
+			"running already at "+socket, "programs and captures that use it: 1", "verbena stop")
+	}
+	stdin.Close()
+	if err := program.Wait(); err != nil {
+		t.Errorf("the program: %v", err)
+	}
+	// Without the program, but with a rule that would be lost.
+	ok(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%"))
+	fails(t, v("serve", "--link", "rxe7=127.91.11.5"), "changed by hand", "verbena stop")
+}
+
+// "fault add" has the service that it needs, as "run" has, and says so.
+func TestFaultAddStarts(t *testing.T) {
+	v := at(t, filepath.Join(t.TempDir(), "sock"))
+	if out := ok(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%")); !strings.Contains(out, "one has been started") {
+		t.Errorf("got %q", out)
+	}
+	if out := ok(t, v("fault", "show")); !strings.Contains(out, "drop 0.01") {
+		t.Errorf("got %q", out)
+	}
+}
+
+// Commands for what a service has fail where there is none.
+func TestNoService(t *testing.T) {
+	v := at(t, filepath.Join(t.TempDir(), "sock"))
+	for _, args := range [][]string{
+		{"dev", "reset", "rxe0"}, {"dev", "hang", "rxe0"}, {"dev", "plug", "rxe0"}, {"dev", "unplug", "rxe0"},
+		{"dev", "show"}, {"link", "del", "rxe0"}, {"link", "show"}, {"res", "show"}, {"stat", "show"}, {"fault", "show"},
+		{"fault", "clear"}, {"stop"},
+	} {
+		fails(t, v(args...), "no service is running", "verbena serve --daemon")
+	}
+}
+
+// "wait" returns when the service is ready that is being started, and fails after its time.
+func TestWait(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "sock")
+	v := at(t, socket)
+	fails(t, v("wait", "--timeout", "50ms"), "no service is ready at "+socket+" after 50ms", "verbena serve --daemon")
+	serve := v("serve", "--link", "rxe0=127.91.11.6")
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ok(t, v("wait"))
+	ok(t, v("link", "show"))
+
+	fails(t, v("wait", "--timeout", "50ms", "--open", "rxe0"), "no program has device rxe0 open after 50ms")
+	fails(t, v("wait", "--open", "rxe1"), "rxe1", "rxe0")
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l2, err := net.Listen("unix", filepath.Join(t.TempDir(), "nbd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l2.Close()
+	port := fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
+	ok(t, v("wait", "--listen", port))
+	l.Close()
+	fails(t, v("wait", "--timeout", "50ms", "--listen", port), "TCP port "+port)
+	ok(t, v("wait", "--listen", l2.Addr().String()))
+	fails(t, v("wait", "--timeout", "50ms", "--listen", l2.Addr().String()+"2"), "socket "+l2.Addr().String()+"2")
+	fails(t, v("wait", "--listen", "0"), "--listen", "65535")
+}
+
+func TestListens(t *testing.T) {
+	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
+   1: 0100007F:4854 0100007F:4853 01 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
+   2: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000
+`
+	for port, want := range map[uint16]bool{0x4853: true, 0x4854: false, 0x50: true, 0x51: false} {
+		if got := listensTCP(table, port); got != want {
+			t.Errorf("port %d: got %v, want %v", port, got, want)
+		}
+	}
+}
+
+// A control socket whose directory is missing: the error names the option or variable that names it.
+func TestSocketWithoutDirectory(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "no", "sock")
+	for _, args := range [][]string{
+		{"serve"}, {"serve", "--daemon"}, {"run", "--", "true"}, {"link", "show"}, {"wait"},
+	} {
+		fails(t, verbena(t, append([]string{"--socket", missing}, args...)...),
+			"--socket "+missing, "no such file or directory", "make it")
+		c := verbena(t, args...)
+		c.Env = append(os.Environ(), "VERBENA_SOCKET="+missing)
+		fails(t, c, "VERBENA_SOCKET "+missing, "no such file or directory", "make it")
+	}
+}
+
+// A program that keeps a device of an ended service open is ended, with what it has started, unless it is to be left
+// alone.
+func TestServiceEndsUnderProgram(t *testing.T) {
+	const script = `exec 9<>/dev/infiniband/uverbs0; echo ready; sleep 12; echo outlived`
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"ended", nil, 128 + 15, "sending SIGTERM"},
+		{"left alone", []string{"--outlive"}, 0, "outlived"},
+		{"ignores SIGTERM", []string{"--", "env", "--ignore-signal=TERM"}, 128 + 9, "sending SIGKILL"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			socket := filepath.Join(t.TempDir(), "sock")
+			v := at(t, socket)
+			ok(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.1"+fmt.Sprint(len(c.args))))
+			args := append([]string{"run"}, c.args...)
+			program := v(append(args, "sh", "-c", script)...)
+			var out strings.Builder
+			program.Stderr = &out
+			stdout, err := program.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := program.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := stdout.Read(make([]byte, 64)); err != nil {
+				t.Fatal(err)
+			}
+			ok(t, v("stop"))
+			rest, _ := io.ReadAll(stdout)
+			err = program.Wait()
+			all := out.String() + string(rest)
+			if code := program.ProcessState.ExitCode(); code != c.code || !strings.Contains(all, c.want) {
+				t.Errorf("exit code %d, %v, want %d, and %q in\n%s", code, err, c.code, c.want, all)
+			}
+		})
+	}
+}

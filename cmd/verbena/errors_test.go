@@ -1,0 +1,106 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// An rdma-core without its provider lists no device, without an error: run names the package.
+func TestMissingProvider(t *testing.T) {
+	const lib, driver, provider = "usr/lib/x86_64-linux-gnu/libibverbs.so.1", "etc/libibverbs.d/rxe.driver",
+		"usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"
+	for _, c := range []struct {
+		name  string
+		files []string
+		want  string
+	}{
+		{"no libibverbs", nil, ""},
+		{"all", []string{lib, driver, provider}, ""},
+		{"Fedora", []string{"usr/lib64/libibverbs.so.1", driver, "usr/lib64/libibverbs/librxe-rdmav57.so"}, ""},
+		{"no providers", []string{lib}, "/etc/libibverbs.d/rxe.driver is missing"},
+		{"no library", []string{lib, driver}, "librxe-rdmav*.so is missing"},
+	} {
+		root := t.TempDir()
+		for _, f := range c.files {
+			path := filepath.Join(root, f)
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := missingProvider(root)
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) ||
+			got != "" && !strings.Contains(got, "ibverbs-providers") {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// A program whose interpreter is missing is there: the error names the interpreter.
+func TestMissingInterpreter(t *testing.T) {
+	dir := t.TempDir()
+	v := at(t, filepath.Join(dir, "sock"))
+	ok(t, v("serve", "--daemon", "--link", "rxe0=127.91.12.1"))
+	self, err := os.ReadFile("/bin/true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const linker, noLinker = "/lib64/ld-linux-x86-64.so.2", "/lib64/no-linux-x86-64.so.2"
+	for name, c := range map[string]struct{ content, want string }{
+		"script": {"#!/no/such/shell -x\necho hi\n", "/no/such/shell"},
+		"binary": {strings.Replace(string(self), linker, noLinker, 1), noLinker},
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(c.content), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if name == "binary" && interpreterOf(path) != c.want {
+			t.Logf("%s is not a program for amd64 with an interpreter", "/bin/true")
+			continue
+		}
+		cmd := v("run", "--", path)
+		out, _ := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != exitNotFound ||
+			!strings.Contains(string(out), path+": its interpreter "+c.want+" cannot be executed: no such file") {
+			t.Errorf("%s: exit code %d, want %d\n%s", name, code, exitNotFound, out)
+		}
+	}
+}
+
+// Rules without an effect are refused with the effects that there are, before a service is started.
+func TestFaultWithoutEffect(t *testing.T) {
+	v := at(t, filepath.Join(t.TempDir(), "sock"))
+	fails(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given",
+		"--drop", "--duplicate", "--corrupt", "--reorder", "--delay", "--jitter", "--rnr", "--stop")
+	fails(t, v("fault", "add", "--dev", "rxe0", "--stop", "--drop", "1%"), "rules of their own")
+	fails(t, v("link", "show"), "no service is running")
+}
+
+// An address that another service has: the error suggests one that is free.
+func TestAddressInUse(t *testing.T) {
+	dir := t.TempDir()
+	one, two := at(t, filepath.Join(dir, "one")), at(t, filepath.Join(dir, "two"))
+	ok(t, one("serve", "--daemon", "--link", "rxe0=127.91.12.2"))
+	fails(t, two("serve", "--link", "rxe0=127.91.12.2"),
+		"4791", "is free: --link rxe0=127.0.0.", "link add rxe0 --addr 127.0.0.")
+}
+
+// verbena alone prints its usage, as a failure.
+func TestBareCommand(t *testing.T) {
+	c := verbena(t)
+	var stdout, stderr strings.Builder
+	c.Stdout, c.Stderr = &stdout, &stderr
+	_ = c.Run()
+	if code := c.ProcessState.ExitCode(); code != exitFailure || stdout.Len() > 0 {
+		t.Errorf("exit code %d, want %d; standard output %q", code, exitFailure, stdout.String())
+	}
+	for _, want := range []string{"Usage: verbena <command>", "run", "serve", "wait"} {
+		if !strings.Contains(stderr.String(), want) {
+			t.Errorf("got %s, want %q in it", stderr.String(), want)
+		}
+	}
+}

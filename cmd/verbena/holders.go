@@ -1,0 +1,73 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// holdTime is how long a process may keep a device of a service that has ended open, before SIGTERM and again before
+// SIGKILL. A program that looks at its completions or events closes the device at once; one that polls memory for a
+// message of its peer, or a shared receive queue, would wait for ever, since nothing writes there any more.
+const holdTime = 5 * time.Second
+
+// endHolders ends the processes that keep queue files of a session's directory open. It sleeps.
+func endHolders(dir string) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		time.Sleep(holdTime)
+		for _, pid := range holders(dir) {
+			p, err := os.FindProcess(pid) // from here on the number is this process's
+			if err != nil || !holds(pid, dir) {
+				continue
+			}
+			fmt.Fprintf(os.Stderr, "verbena: %s (process %d) still has a device of the ended service open, "+
+				"where nothing arrives any more: sending %s; run --outlive prevents that\n", printable(nameOf(pid)), pid, signalName(sig))
+			_ = p.Signal(sig) // it may just have ended
+		}
+	}
+}
+
+func signalName(sig syscall.Signal) string {
+	if sig == syscall.SIGKILL {
+		return "SIGKILL"
+	}
+	return "SIGTERM"
+}
+
+// holders lists the processes that have a file below a directory open, of those that this user may look at.
+func holders(dir string) (pids []int) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil && pid != os.Getpid() && holds(pid, dir) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// holds reports whether a process has a file below a directory open; it may have been removed.
+func holds(pid int, dir string) bool {
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		return false
+	}
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err == nil && strings.HasPrefix(to, dir+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// nameOf is the name of a process's program.
+func nameOf(pid int) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return "a program"
+	}
+	return strings.TrimSpace(string(b))
+}

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// libDirs are where distributions have shared libraries, below the root.
+var libDirs = []string{"usr/lib/*-linux-gnu", "usr/lib64", "usr/lib"}
+
+// missingProvider says what to install where libibverbs is there and its provider for rxe devices is not: then
+// programs find no device, without an error. Below the root it looks where distributions have the two; "" if nothing is
+// missing, or libibverbs is not there or somewhere else.
+func missingProvider(root string) string {
+	if !anyOf(root, libDirs, "libibverbs.so.1") {
+		return ""
+	}
+	const driver = "etc/libibverbs.d/rxe.driver"
+	_, err := os.Stat(filepath.Join(root, driver))
+	missing := "/" + driver
+	if err == nil {
+		if anyOf(root, libDirs, "libibverbs/librxe-rdmav*.so") {
+			return ""
+		}
+		missing = "libibverbs/librxe-rdmav*.so"
+	}
+	return "libibverbs has no provider for rxe devices (" + missing + " is missing), " +
+		"so programs that use it find no device: install ibverbs-providers (Debian, Ubuntu) or libibverbs (Fedora, openSUSE)"
+}
+
+func anyOf(root string, dirs []string, name string) bool {
+	for _, d := range dirs {
+		if found, err := filepath.Glob(filepath.Join(root, d, name)); err == nil && len(found) > 0 {
+			return true
+		}
+	}
+	return false
+}

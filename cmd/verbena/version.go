@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"runtime/debug"
+
+	"github.com/alecthomas/kong"
+
+	"verbena/service"
+)
+
+// versionFlag prints the version and ends the command, whatever else the command line has.
+type versionFlag bool
+
+// BeforeReset is called by kong.
+func (versionFlag) BeforeReset(app *kong.Kong) error {
+	info, _ := debug.ReadBuildInfo()
+	fmt.Fprintln(app.Stdout, version(info))
+	app.Exit(0)
+	return nil
+}
+
+// version describes a build: its version or revision, Go's version, and the number of the control protocol.
+func version(info *debug.BuildInfo) string {
+	name, goVersion := "of an unknown version", "unknown"
+	if info != nil {
+		goVersion = info.GoVersion
+		if v := info.Main.Version; v != "" && v != "(devel)" {
+			name = v
+		} else if r := setting(info, "vcs.revision"); r != "" {
+			const short = 12
+			name = "revision " + r[:min(short, len(r))]
+			if setting(info, "vcs.modified") == "true" {
+				name += ", modified"
+			}
+		}
+	}
+	return fmt.Sprintf("verbena %s (%s, control protocol %d)", name, goVersion, service.Protocol)
+}
+
+func setting(info *debug.BuildInfo, key string) string {
+	for _, s := range info.Settings {
+		if s.Key == key {
+			return s.Value
+		}
+	}
+	return ""
+}

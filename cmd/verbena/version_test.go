@@ -1,0 +1,38 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"testing"
+
+	"verbena/service"
+)
+
+func TestVersion(t *testing.T) {
+	out := ok(t, verbena(t, "--version"))
+	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()), service.Protocol)
+	if !regexp.MustCompile(want).MatchString(out) {
+		t.Errorf("got %q, want %s", out, want)
+	}
+	of := func(v string, settings ...debug.BuildSetting) *debug.BuildInfo {
+		return &debug.BuildInfo{GoVersion: "go1.26", Main: debug.Module{Version: v}, Settings: settings}
+	}
+	revision := debug.BuildSetting{Key: "vcs.revision", Value: "0123456789abcdef0123"}
+	tail := fmt.Sprintf(" (go1.26, control protocol %d)", service.Protocol)
+	for _, c := range []struct {
+		info *debug.BuildInfo
+		want string
+	}{
+		{of("v0.2.0", revision), "verbena v0.2.0" + tail},
+		{of("(devel)", revision), "verbena revision 0123456789ab" + tail},
+		{of("", revision, debug.BuildSetting{Key: "vcs.modified", Value: "true"}), "verbena revision 0123456789ab, modified" + tail},
+		{of("(devel)"), "verbena of an unknown version" + tail},
+		{nil, fmt.Sprintf("verbena of an unknown version (unknown, control protocol %d)", service.Protocol)},
+	} {
+		if got := version(c.info); got != c.want {
+			t.Errorf("got %q, want %q", got, c.want)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"verbena/service"
+)
+
+type waitCmd struct {
+	Timeout time.Duration `help:"Give up after so long." default:"30s" placeholder:"D"`
+	Listen  endpoint      `help:"Wait until a program listens: on a TCP port of any address, or on a Unix socket, by its path. Needs no service." placeholder:"PORT|PATH" xor:"what"`
+	Open    string        `help:"Wait until a program has this device open." placeholder:"DEV" xor:"what"`
+}
+
+func (w *waitCmd) Help() string {
+	return `Without --listen and --open it waits until a service is ready; it starts none. Programs that meet over TCP, such as
+ibv_rc_pingpong and ib_send_bw (both on port 18515), fail if the client comes before the server listens. Exit code: 0, or 125
+after the time-out.
+
+Examples:
+  verbena run -- ibv_rc_pingpong -d rxe0 -g 1 &
+  verbena wait --listen 18515
+  verbena run -- ibv_rc_pingpong -d rxe0 -g 1 127.0.0.1`
+}
+
+// waitPause is how often the condition is looked at.
+const waitPause = 10 * time.Millisecond
+
+func (w *waitCmd) Run(c *cli) error {
+	if w.Timeout <= 0 {
+		return fmt.Errorf("wait: --timeout %v: it must be more than 0", w.Timeout)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), w.Timeout)
+	defer cancel()
+	if w.Listen != (endpoint{}) {
+		if !await(ctx, w.Listen.listening) {
+			return fmt.Errorf("wait: no program listens on %v after %v; start the server, or wait longer with --timeout",
+				w.Listen, w.Timeout)
+		}
+		return nil
+	}
+	loc, err := c.location()
+	if err != nil {
+		return err
+	}
+	client, err := service.Await(ctx, loc)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("wait: no service is ready at %s after %v; `verbena serve --daemon` starts one, and --timeout waits longer",
+			loc.Socket, w.Timeout)
+	}
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if w.Open == "" {
+		return nil
+	}
+	opened := false
+	if !await(ctx, func() bool {
+		opened, err = w.opened(client)
+		return opened || err != nil
+	}) {
+		return fmt.Errorf("wait: no program has device %s open after %v; start it with `verbena run`, or wait longer with --timeout",
+			w.Open, w.Timeout)
+	}
+	return err
+}
+
+// opened reports whether a program has the device open.
+func (w *waitCmd) opened(client *service.Client) (bool, error) {
+	r, err := client.Do(&service.Request{Op: service.OpDevShow})
+	if err != nil {
+		return false, err
+	}
+	var names []string
+	for _, d := range r.Devs {
+		if d.Name == w.Open {
+			return d.Contexts > 0, nil
+		}
+		names = append(names, d.Name)
+	}
+	return false, fmt.Errorf("wait: no device named %q (there are: %s)", w.Open, strings.Join(names, ", "))
+}
+
+// await reports whether the condition came true before ctx was done.
+func await(ctx context.Context, condition func() bool) bool {
+	for {
+		if condition() {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(waitPause):
+		}
+	}
+}
+
+// endpoint is a TCP port or the path of a Unix socket.
+type endpoint struct {
+	port uint16
+	path string
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (e *endpoint) UnmarshalText(b []byte) error {
+	text := string(b)
+	if strings.Contains(text, "/") {
+		*e = endpoint{path: text}
+		return nil
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return fmt.Errorf("%q is neither a TCP port from 1 to 65535 nor the path of a socket", text)
+	}
+	*e = endpoint{port: uint16(n)}
+	return nil
+}
+
+func (e endpoint) String() string {
+	if e.path != "" {
+		return "socket " + e.path
+	}
+	return fmt.Sprintf("TCP port %d", e.port)
+}
+
+// listening reports whether a socket of this network namespace listens there.
+func (e endpoint) listening() bool {
+	if e.path != "" {
+		b, err := os.ReadFile("/proc/net/unix")
+		return err == nil && listensUnix(string(b), e.path)
+	}
+	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		// There may be no IPv6.
+		if b, err := os.ReadFile(name); err == nil && listensTCP(string(b), e.port) {
+			return true
+		}
+	}
+	return false
+}
+
+// listensTCP looks for the port in the text of /proc/net/tcp (proc_net_tcp.rst of the kernel's documentation).
+func listensTCP(table string, port uint16) bool {
+	const stateListen = "0A"
+	for line := range strings.Lines(table) {
+		fields := strings.Fields(line)
+		if len(fields) < 4 || fields[3] != stateListen {
+			continue
+		}
+		_, hex, _ := strings.Cut(fields[1], ":")
+		if n, err := strconv.ParseUint(hex, 16, 16); err == nil && uint16(n) == port {
+			return true
+		}
+	}
+	return false
+}
+
+// listensUnix looks for the path, as it was bound, in the text of /proc/net/unix (proc_pid_net(5)).
+func listensUnix(table, path string) bool {
+	const flagAccepting = "00010000" // __SO_ACCEPTCON
+	for line := range strings.Lines(table) {
+		fields := strings.Fields(line)
+		if len(fields) == 8 && fields[3] == flagAccepting && fields[7] == path {
+			return true
+		}
+	}
+	return false
+}

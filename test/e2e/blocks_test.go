@@ -1,0 +1,316 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/service"
+)
+
+// A block is a shell recipe of the documentation.
+type block struct {
+	file    string
+	line    int
+	console bool // commands after "$ ", and what they print
+	text    string
+	// By HTML comments before the block:
+	notRun string           // why it is not run
+	needs  string           // what has to be there: "a service"
+	prints []*regexp.Regexp // what is in its output
+}
+
+func (b *block) name() string { return fmt.Sprintf("%s:%d", b.file, b.line) }
+
+var (
+	blockFence   = regexp.MustCompile("^( *)```([a-z]*) ?(.*)$")
+	blockComment = regexp.MustCompile(`^ *<!-- (not run|needs|prints): (.*[^ ])(?: +)-->$`)
+)
+
+// namedBlocks are files, which TestRecoveryRecipes runs.
+var namedBlocks = map[string]bool{"recover.sh": true}
+
+// blocks finds the shell recipes of a Markdown file.
+func blocks(t *testing.T, root, file string) (found []*block) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(root, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var (
+		at     *block // inside of a fence
+		fenced bool
+		indent string
+		next   = &block{}
+	)
+	for i, line := range strings.Split(string(b), "\n") {
+		fence := blockFence.FindStringSubmatch(line)
+		switch {
+		case fence != nil && fenced:
+			if at != nil {
+				found = append(found, at)
+			}
+			at, fenced, next = nil, false, &block{}
+		case fence != nil:
+			fenced, indent = true, fence[1]
+			switch lang := fence[2]; {
+			case lang == "" || namedBlocks[fence[3]]:
+			case lang == "sh", lang == "bash", lang == "shell", lang == "console":
+				at = next
+				at.file, at.line, at.console = file, i+1, lang == "console"
+			}
+			if fence[2] == "" {
+				t.Errorf("%s:%d: the block has no language: sh for what is run, text for what is not", file, i+1)
+			}
+		case at != nil:
+			at.text += strings.TrimPrefix(line, indent) + "\n"
+		case !fenced:
+			m := blockComment.FindStringSubmatch(line)
+			switch {
+			case m == nil:
+				if strings.TrimSpace(line) != "" {
+					next = &block{} // comments belong to the block that follows at once
+				}
+			case m[1] == "not run":
+				next.notRun = m[2]
+			case m[1] == "needs":
+				next.needs = m[2]
+			case m[1] == "prints":
+				next.prints = append(next.prints, regexp.MustCompile(m[2]))
+			}
+		}
+	}
+	return found
+}
+
+// script is what is typed.
+func (b *block) script() string {
+	if !b.console {
+		return b.text
+	}
+	var s strings.Builder
+	for line := range strings.Lines(b.text) {
+		if command, ok := strings.CutPrefix(line, "$ "); ok {
+			s.WriteString(command)
+		}
+	}
+	return s.String()
+}
+
+// output is what a console block says is printed.
+func (b *block) output() (lines []string) {
+	for line := range strings.Lines(b.text) {
+		if b.console && !strings.HasPrefix(line, "$ ") {
+			lines = append(lines, strings.TrimRight(line, "\n"))
+		}
+	}
+	return lines
+}
+
+// scratch is a directory whose name, unlike that of t.TempDir, is short and fits into a URI.
+func scratch(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "verbena-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// checkout is a directory that looks like the repository and may be written to.
+func checkout(t *testing.T, root string) string {
+	t.Helper()
+	dir := scratch(t)
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() == ".git" || e.Name() == "bin" {
+			continue
+		}
+		if err := os.Symlink(filepath.Join(root, e.Name()), filepath.Join(dir, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(binary(t), filepath.Join(dir, "bin", "verbena")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func goEnv(t *testing.T, name string) string {
+	t.Helper()
+	out, err := exec.Command("go", "env", name).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name + "=" + strings.TrimSpace(string(out))
+}
+
+// blockTime bounds a recipe; those with a build take the longest.
+const blockTime = 60 * time.Second
+
+// run runs the recipe as it is pasted: in a shell of its own that ends with the first failure, with a home of its own,
+// and a network namespace where the test may make one.
+func (b *block) run(t *testing.T, root string) {
+	dir := checkout(t, root)
+	home := scratch(t)
+	run := filepath.Join(home, "run")
+	if err := os.Mkdir(run, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	env := append(os.Environ(), goEnv(t, "GOCACHE"), goEnv(t, "GOMODCACHE"), goEnv(t, "GOPATH"), "CGO_ENABLED=0",
+		"GOFLAGS=-trimpath", // or each directory is a build of its own
+		"HOME="+home, "TMPDIR="+home, "XDG_RUNTIME_DIR="+run, "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
+	script := b.script()
+	if b.needs == "a service" {
+		script = "verbena serve --daemon\n" + script
+	}
+	argv := []string{"bash", "-e", "-s"}
+	if os.Getuid() == 0 {
+		argv = []string{"unshare", "--net", "bash", "-c", "ip link set lo up && exec bash -e -s"}
+	}
+	var out bytes.Buffer
+	c := exec.Command(argv[0], argv[1:]...)
+	c.Dir, c.Env = dir, env
+	c.Stdin = strings.NewReader(script)
+	c.Stdout, c.Stderr = &out, &out
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.WaitDelay = 5 * time.Second // processes that it leaves have its output open
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(blockTime, func() { syscall.Kill(-c.Process.Pid, syscall.SIGTERM) })
+	err := c.Wait()
+	late := !timer.Stop()
+	if alive(c.Process.Pid) {
+		t.Errorf("the recipe leaves processes behind")
+		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
+	}
+	b.stopServices(t, run)
+	switch {
+	case late:
+		t.Errorf("not done after %v", blockTime)
+	case err != nil:
+		t.Error(err)
+	}
+	text := out.String()
+	for _, p := range b.prints {
+		if !p.MatchString(text) {
+			t.Errorf("the output does not match %q", p)
+		}
+	}
+	for _, want := range b.output() {
+		if !strings.Contains(plain(text), plain(want)+"\n") {
+			t.Errorf("the output lacks the line %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Logf("%s\n--- output\n%s", script, tail(text, 60))
+	}
+}
+
+var (
+	guid   = regexp.MustCompile(`\b[0-9a-f]{16}\b`)
+	spaces = regexp.MustCompile(`[ \t]+`)
+)
+
+// plain is output without what differs between machines, and the widths of tabs.
+func plain(s string) string { return spaces.ReplaceAllString(guid.ReplaceAllString(s, "GUID"), " ") }
+
+// alive reports whether something of a process group lives on after a moment.
+func alive(pgid int) bool {
+	for range 500 {
+		if syscall.Kill(-pgid, 0) != nil {
+			return false
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return true
+}
+
+// stopServices ends the services that a recipe has left, which may be such as end by themselves.
+func (b *block) stopServices(t *testing.T, run string) {
+	sockets, err := filepath.Glob(filepath.Join(run, "verbena", "*.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range sockets {
+		c, err := service.Dial(service.Location{Socket: s})
+		if err != nil {
+			continue // it has just ended
+		}
+		r, err := c.Do(&service.Request{Op: service.OpInfo})
+		if err == nil && !r.Info.OnDemand && b.needs != "a service" {
+			t.Error("the recipe leaves the service of `verbena serve`")
+		}
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+		c.Close()
+	}
+}
+
+// TestShellBlocks runs every shell block of README.md and docs/*.md as it stands there. RECIPES=N runs them N times
+// beside a busy loop.
+func TestShellBlocks(t *testing.T) {
+	needProgram(t, "ibverbs-utils perftest tshark libnbd-bin", "ibv_rc_pingpong", "ib_send_bw", "tshark", "nbdcopy")
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := blocks(t, root, "README.md")
+	for _, f := range files {
+		all = append(all, blocks(t, root, filepath.Join("docs", filepath.Base(f)))...)
+	}
+	times := 1
+	if s := os.Getenv("RECIPES"); s != "" {
+		if times, err = strconv.Atoi(s); err != nil || times < 1 {
+			t.Fatalf("RECIPES=%s: it must be a number from 1 on", s)
+		}
+		busy := exec.Command("timeout", "3600", "sh", "-c", `while :; do :; done`) // also if the test is killed
+		busy.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		if err := busy.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			syscall.Kill(-busy.Process.Pid, syscall.SIGKILL)
+			busy.Wait()
+		})
+	}
+	ran := 0
+	for i := range times {
+		for _, b := range all {
+			if b.notRun != "" {
+				if i == 0 {
+					t.Logf("%s: not run: %s", b.name(), b.notRun)
+				}
+				continue
+			}
+			ran++
+			t.Run(b.name(), func(t *testing.T) { b.run(t, root) })
+		}
+	}
+	if ran < 10*times {
+		t.Errorf("%d blocks were run, of at least %d", ran, 10*times)
+	}
+}

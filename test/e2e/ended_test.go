@@ -1,0 +1,37 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os/exec"
+	"testing"
+	"time"
+)
+
+// TestServiceEnds: whatever a program waits for when its service ends, it does not wait for ever. ib_write_lat polls
+// memory that its peer writes, and ibv_srq_pingpong a queue whose receives an orderly end does not flush.
+func TestServiceEnds(t *testing.T) {
+	needProgram(t, "perftest", "ib_write_lat")
+	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
+	for program, args := range map[string][]string{
+		"ib_write_lat":     {"-d", "rxe0", "-x", "1", "-F", "-n", "5000000"},
+		"ibv_srq_pingpong": {"-d", "rxe0", "-g", "1", "-n", "100000000"},
+	} {
+		for _, how := range []string{"stop", "kill"} {
+			t.Run(program+", "+how, func(t *testing.T) {
+				w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+				server, client := startPair(t, w, program, args)
+				if how == "stop" {
+					w.out("stop")
+				} else if err := w.serve.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
+					if code := waitWithin(t, name, c, 30*time.Second); code == 0 {
+						t.Errorf("%s: exit code 0 after the end of the service", name)
+					}
+				}
+			})
+		}
+	}
+}
