@@ -193,7 +193,7 @@ func TestAddressLost(t *testing.T) {
 			t.Errorf("away for a moment: %v", err)
 		}
 		// The end that is waiting for a message waits for ever.
-		w.patience = 15
+		w.patience = 10
 		p, err := run("10000000", c.lose)
 		w.patience = 0
 		if err == nil || !strings.Contains(p.serverOut+p.clientOut, "transport retry counter exceeded") {

@@ -206,7 +206,7 @@ func dial(t *testing.T, w *world) *service.Client {
 // requests. make soak-reset sets how often.
 func TestEndure(t *testing.T) {
 	const processes, qps = 10, 6
-	resets, plugs := envInt("SOAK_RESETS", 60), envInt("SOAK_PLUGS", 20)
+	resets, plugs := envInt("SOAK_RESETS", 40), envInt("SOAK_PLUGS", 15)
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 	w.out("run", "--", "true") // what the service makes once and for all, it then has made
 	w.emptyWithin(5 * time.Second)

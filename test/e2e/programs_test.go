@@ -58,6 +58,9 @@ func TestPingpongRC(t *testing.T) {
 				for _, size := range []int{1, 4096, 65536, 1048576} {
 					for _, mtu := range []int{256, 512, 1024, 2048, 4096} {
 						for _, mode := range []string{"poll", "events"} {
+							if !full && mtu != 1024 && (mode == "events" || u.uid != 0 && mtu != 4096) {
+								continue
+							}
 							args := []string{"-d", "rxe0", "-g", "1", "-n", fmt.Sprint(iterations(size)), "-c",
 								"-s", fmt.Sprint(size), "-m", fmt.Sprint(mtu)}
 							if mode == "events" {
@@ -176,8 +179,12 @@ func TestPerftest(t *testing.T) {
 			t.Run(u.name+"/"+path.name, func(t *testing.T) {
 				w := startService(t, u, "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
 				for _, row := range table {
-					for _, tool := range row.tools {
-						for _, variant := range row.variants {
+					for i, tool := range row.tools {
+						variants := row.variants
+						if u.uid != 0 && !full { // what differs for an ordinary user is not in the sizes
+							variants = variants[i%len(variants):][:1]
+						}
+						for _, variant := range variants {
 							args := append([]string{"-d", "rxe0", "-x", "1", "-F", "-n", "500"}, strings.Fields(variant)...)
 							p := &pair{program: tool, server: w, client: w, serverArgs: args, clArgs: args}
 							if err := p.run(); err != nil {

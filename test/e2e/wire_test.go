@@ -27,7 +27,7 @@ func TestFaults(t *testing.T) {
 			w := startService(t, users()[0], "", "--link", "rxe0="+loopback(), "--seed", "1")
 			w.out(append([]string{"fault", "add", "--dev", "rxe0"}, rule...)...)
 			for _, size := range []string{"64", "65536", "1048576"} {
-				args := []string{"-d", "rxe0", "-g", "1", "-c", "-s", size, "-n", "30", "-l", "7"}
+				args := []string{"-d", "rxe0", "-g", "1", "-c", "-s", size, "-n", "20", "-l", "7"}
 				p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
 				if err := p.runLossy(); err != nil {
 					t.Fatal(err)
@@ -35,7 +35,7 @@ func TestFaults(t *testing.T) {
 				t.Logf("size %s: %s", size, usecPerIter(p.clientOut))
 			}
 			for _, tool := range []string{"ib_send_bw", "ib_write_bw", "ib_read_bw"} {
-				args := []string{"-d", "rxe0", "-x", "1", "-F", "-s", "65536", "-n", "100", "-u", "14"}
+				args := []string{"-d", "rxe0", "-x", "1", "-F", "-s", "65536", "-n", "50", "-u", "14"}
 				p := &pair{program: tool, server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
 				if err := p.run(); err != nil {
 					t.Fatal(err)
@@ -142,6 +142,9 @@ func TestTwoServices(t *testing.T) {
 	// GID 0 is the link-local address, 1 IPv4, 2 IPv6.
 	for _, gid := range []string{"0", "1", "2"} {
 		for _, mtu := range []string{"256", "1024", "4096"} {
+			if gid == "0" && mtu != "1024" && !full { // of the same length as those of GID 2
+				continue
+			}
 			for _, size := range []int{1, 4096, 65536, 1048576} {
 				args := []string{"-d", "rxe0", "-g", gid, "-c", "-m", mtu, "-s", fmt.Sprint(size), "-n", fmt.Sprint(max(10, iterations(size)/10))}
 				p := &pair{program: "ibv_rc_pingpong", server: a, client: b, serverArgs: args, clArgs: append(args, "-e"), peer: "10.77.0.1"}

@@ -17,7 +17,7 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("seed", 0, "play the schedule of this seed only, and print what happens with -v")
-	countFlag = flag.Int("schedules", 100, "number of schedules per service type")
+	countFlag = flag.Int("schedules", schedules, "number of schedules per service type")
 	firstFlag = flag.Uint64("first", 1, "seed of the first of them")
 )
 

@@ -1,0 +1,6 @@
+//go:build race
+
+package simtest_test
+
+// schedules is the default of -schedules. A schedule runs on one goroutine: the race detector only makes it slower.
+const schedules = 20
