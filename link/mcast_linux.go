@@ -83,7 +83,7 @@ func (e *UDPEndpoint) bindGroup(fd int, group netip.Addr) error {
 		}
 	}
 	receiveOptions(fd, group.Is4())
-	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, e.opts.RecvBuffer)
+	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, bufferSize)
 	if err := unix.Bind(fd, socketAddress(group, Port, e.ifindex)); err != nil {
 		return fmt.Errorf("UDP port %d: %w", Port, os.NewSyscallError("bind", err))
 	}

@@ -27,9 +27,6 @@ var (
 
 // UDPOptions are the options of [UDP]. The zero value is good.
 type UDPOptions struct {
-	// RecvBuffer and SendBuffer are the sizes of the socket buffers in bytes; 0 is 8 MB. The kernel gives an
-	// unprivileged process no more than its limits net.core.rmem_max and wmem_max.
-	RecvBuffer, SendBuffer int
 	// Spin is how long an endpoint at most looks for more packets before it sleeps; 0 is 50 microseconds, which is
 	// what it takes to wake the other end of a ping-pong, and negative not at all. It learns to do without where it
 	// does not help.
@@ -39,19 +36,15 @@ type UDPOptions struct {
 }
 
 const (
-	defaultBuffer = 8 << 20
-	defaultSpin   = 50 * time.Microsecond
-	defaultTTL    = 64
+	// bufferSize is the size of the socket buffers in bytes. The kernel gives an unprivileged process no more than its
+	// limits net.core.rmem_max and wmem_max.
+	bufferSize  = 8 << 20
+	defaultSpin = 50 * time.Microsecond
+	defaultTTL  = 64
 )
 
 // UDP returns the network of the host. It needs no privilege. Its endpoints are [*UDPEndpoint]s.
 func UDP(opts UDPOptions) Network {
-	if opts.RecvBuffer == 0 {
-		opts.RecvBuffer = defaultBuffer
-	}
-	if opts.SendBuffer == 0 {
-		opts.SendBuffer = defaultBuffer
-	}
 	if opts.Spin == 0 {
 		opts.Spin = defaultSpin
 	}
@@ -99,16 +92,6 @@ func (n udp) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 	e.to = r
 	newReceiver(e, r, n.opts.Spin).start()
 	return e, nil
-}
-
-// CanListen reports, by its error, why Listen on the host's network would fail for an address at this moment, such as
-// EADDRINUSE. It may sleep.
-func CanListen(addr netip.Addr) error {
-	e, err := openUDP(addr, UDPOptions{})
-	if err != nil {
-		return err
-	}
-	return unix.Close(e.fd)
 }
 
 // openUDP makes an endpoint without its receive thread.
@@ -177,7 +160,7 @@ func (e *UDPEndpoint) sendOptions(fd int) error {
 			return fmt.Errorf("set socket option %s: %w", o.name, err)
 		}
 	}
-	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, e.opts.SendBuffer)
+	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, bufferSize)
 	e.multicastOptions(fd)
 	return nil
 }
@@ -213,7 +196,7 @@ func (e *UDPEndpoint) bind(fd int) error {
 		return fmt.Errorf("listen on %v: %w", e.addr, err)
 	}
 	receiveOptions(fd, e.addr.Is4())
-	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, e.opts.RecvBuffer)
+	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, bufferSize)
 	switch err := unix.Bind(fd, socketAddress(e.addr, Port, e.ifindex)); {
 	case err == nil:
 		return nil

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
 	"verbena/internal/leaktest"
 
 	"verbena/roce"
@@ -318,21 +319,6 @@ func TestUDPNobodyListens(t *testing.T) {
 	checkPackets(t, c.wait(2), tr)
 	if s := stats(t, e); s.ReceiveErrors != 0 {
 		t.Errorf("%d receive errors", s.ReceiveErrors)
-	}
-}
-
-func TestCanListen(t *testing.T) {
-	addr := loopback()
-	if err := CanListen(addr); err != nil {
-		t.Error(err)
-	}
-	e := listen(t, UDP(UDPOptions{}), addr, newCollector())
-	if err := CanListen(addr); !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("of an address in use: %v", err)
-	}
-	e.Close()
-	if err := CanListen(addr); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -126,9 +126,6 @@ func (b BTH) AckReq() bool { return b[bthPSN]&bthAckReq != 0 }
 // PSN is the sequence number of the packet.
 func (b BTH) PSN() PSN { return PSN(binary.BigEndian.Uint32(b[bthPSN:]) & PSNMask) }
 
-// SetOpcode changes the opcode only.
-func (b BTH) SetOpcode(op Opcode) { b[0] = uint8(op) }
-
 // SetPadCount changes the pad count only; n is 0 to 3.
 func (b BTH) SetPadCount(n int) {
 	b[bthFlags] = b[bthFlags]&^(3<<bthPadShift) | uint8(n&3)<<bthPadShift
@@ -139,13 +136,4 @@ func (b BTH) SetPadCount(n int) {
 func (b BTH) SetPSN(p PSN) {
 	a := uint32(b[bthPSN]) << 24
 	binary.BigEndian.PutUint32(b[bthPSN:], a|uint32(p)&PSNMask)
-}
-
-// SetAckReq changes the request for an acknowledgement only, as in a
-// retransmission.
-func (b BTH) SetAckReq(on bool) {
-	b[bthPSN] &^= bthAckReq
-	if on {
-		b[bthPSN] |= bthAckReq
-	}
 }

@@ -1,7 +1,6 @@
 package umem
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -196,6 +195,3 @@ func total(v [][]byte) (n uint64) {
 	}
 	return n
 }
-
-// IsFault reports whether err says that memory was not there or not accessible, as opposed to a wrong range.
-func IsFault(err error) bool { return errors.Is(err, syscall.EFAULT) }

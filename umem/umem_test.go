@@ -923,7 +923,7 @@ func TestRegion(t *testing.T) {
 		t.Errorf("over the limit: %v", err)
 	}
 	limit = Unlimited
-	if _, err := Get(l, acct, 8, 1, 0, false); !IsFault(err) {
+	if _, err := Get(l, acct, 8, 1, 0, false); !errors.Is(err, ErrFault) {
 		t.Errorf("memory that is not there: %v", err)
 	}
 	for _, bad := range [][3]uint64{{math.MaxUint64, 2, 0}, {addr, PageSize, math.MaxUint64}, {math.MaxUint64 - 10, 5, 0}} {
@@ -976,7 +976,7 @@ func TestOnDemand(t *testing.T) {
 	if err := all.WriteV([][]byte{{1, 2, 3}}, addr+10); err != nil || mem[11] != 2 {
 		t.Errorf("write: %v, %v", err, mem[10:13])
 	}
-	if err := r.ReadV([][]byte{{0}}, 0x7000); !IsFault(err) {
+	if err := r.ReadV([][]byte{{0}}, 0x7000); !errors.Is(err, ErrFault) {
 		t.Errorf("read what is not there: %v", err)
 	}
 	if r.Pages() != 0 || !r.OnDemand() || !all.OnDemand() {
