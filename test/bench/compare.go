@@ -60,6 +60,7 @@ func compare(ctx context.Context, base, changed *Env, list []Compared, rounds in
 	for _, x := range list {
 		all = append(all, &Comparison{Name: x.Name, Unit: x.Unit, Higher: x.Higher})
 	}
+pairs:
 	for round := range rounds {
 		fmt.Fprintf(progress, "pair %d of %d\n", round+1, rounds)
 		for i, x := range list {
@@ -71,7 +72,7 @@ func compare(ctx context.Context, base, changed *Env, list []Compared, rounds in
 				k = (k + round) % 2
 				s, err := []*Env{base, changed}[k].limited(ctx, x.Take)
 				if ctx.Err() != nil {
-					return all, context.Cause(ctx)
+					break pairs
 				}
 				if err != nil {
 					all[i].Failures = append(all[i].Failures, fmt.Sprintf("pair %d, %s: %v", round+1, []string{"base", "new"}[k], err))
@@ -84,7 +85,7 @@ func compare(ctx context.Context, base, changed *Env, list []Compared, rounds in
 			}
 		}
 	}
-	var err error
+	err := ctx.Err()
 	for _, c := range all {
 		c.judge(random)
 		for _, f := range c.Failures {

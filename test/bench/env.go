@@ -127,7 +127,7 @@ func (e *Env) Close() {
 
 // count returns how many operations to measure, each of which takes about so many microseconds.
 func (e *Env) count(each float64) int {
-	const exchange = 250_000 // microseconds
+	const exchange = 200_000 // microseconds
 	return max(20, int(exchange/each*e.Scale))
 }
 

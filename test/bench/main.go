@@ -113,7 +113,7 @@ func (o options) do(ctx context.Context) error {
 	results, err := runner.Run(ctx, sections)
 	header.LoadTo = load()
 	if err != nil {
-		header.Remark = "**The run was ended before its end.**"
+		header.Remark = fmt.Sprintf("**The run was ended after %d complete rounds.**", runner.Complete)
 	}
 	if o.guest {
 		header.Remark += "Emulated processors (no KVM), and a kernel before 6.6, without SYNC_WAKE_UP: only ratios say something."

@@ -44,7 +44,7 @@ const least = 5
 
 // take runs the exchange once. Processor time is what exceeds that of the shortest possible exchange.
 func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
-	n := max(e.count(x.each)/max(1, x.qps), 2*least)
+	n := x.count(e)
 	var baseCost cost
 	if x.path != "" {
 		var err error
@@ -71,6 +71,18 @@ func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
 	}
 	return s, nil
 }
+
+// figure runs the exchange once, without a look at processor time.
+func (x exchange) figure(ctx context.Context, e *Env) (Sample, error) {
+	out, _, err := x.run(ctx, e, x.count(e))
+	if err != nil {
+		return Sample{}, err
+	}
+	return x.parse(out)
+}
+
+// count returns how many messages each queue pair sends.
+func (x exchange) count(e *Env) int { return max(e.count(x.each)/max(1, x.qps), 2*least) }
 
 // shortest returns the cost of the program with next to no messages, which hardly depends on their size: the median of
 // three runs, once for each kind of exchange.
@@ -165,6 +177,9 @@ func parseLatency(out string) (Sample, error) {
 	v, err := columns(out, latencyLine)
 	if err != nil {
 		return Sample{}, err
+	}
+	if math.IsNaN(v[2]) || math.IsInf(v[2], 0) { // seen on a busy machine: perftest measures the rate of the cycle counter itself
+		return Sample{}, fmt.Errorf("perftest could not tell its clock's rate (is the machine busy?): %s", tail(out))
 	}
 	return Sample{v[2], map[string]float64{exMean: v[3], exP99: v[5]}}, nil
 }

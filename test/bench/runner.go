@@ -51,9 +51,11 @@ type Runner struct {
 	Env    *Env
 	Rounds int
 	Log    io.Writer // progress
+
+	Complete int // rounds that Run has finished
 }
 
-// attempts is after how many failures in a row a measurement is given up.
+// attempts is after how many failures a measurement is given up.
 const attempts = 2
 
 // Run takes every measurement once in each round, those of a group in turn, beginning with another one each round, so that
@@ -75,16 +77,20 @@ func (r *Runner) Run(ctx context.Context, sections []Section) ([]*SectionResult,
 	for round := range r.Rounds {
 		for i, s := range sections {
 			for j, g := range s.Groups {
+				if ctx.Err() != nil {
+					break
+				}
 				fmt.Fprintf(r.Log, "round %d of %d: %s/%s\n", round+1, r.Rounds, s.Name, g.Name)
 				for k := range g.Measurements {
 					k = (k + round) % len(g.Measurements)
 					r.take(ctx, g.Measurements[k], results[i].Groups[j].Series[k], round)
 				}
 			}
-			if ctx.Err() != nil {
-				break
-			}
 		}
+		if ctx.Err() != nil {
+			break
+		}
+		r.Complete++
 	}
 	for i, s := range sections {
 		for j, g := range s.Groups {

@@ -115,6 +115,9 @@ func TestRunnerEnded(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error: got %v, want %v", err, context.Canceled)
 	}
+	if r.Complete != 0 {
+		t.Errorf("complete rounds: got %d, want 0", r.Complete)
+	}
 	if s := got[0].Groups[0].Series; s[0].Summary.N != 1 || len(s[1].Errors) != 0 {
 		t.Errorf("got %+v and %+v, want the figure that was taken, and no failure", s[0], s[1])
 	}

@@ -251,7 +251,7 @@ func idleSection() Section {
 func comparedTable() []Compared {
 	var list []Compared
 	add := func(x exchange) {
-		c := Compared{Name: fmt.Sprintf("%s, %s, %s", x.tool, sizeNames[x.size], x.path), Unit: "µs", Take: x.take}
+		c := Compared{Name: fmt.Sprintf("%s, %s, %s", x.tool, sizeNames[x.size], x.path), Unit: "µs", Take: x.figure}
 		if !x.latency() {
 			c.Unit, c.Higher = "MB/s", true
 		}
