@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"math/rand/v2"
 	"strings"
 )
 
@@ -19,28 +18,29 @@ type Comparison struct {
 	Base     []float64 `json:"base"`
 	New      []float64 `json:"new"`
 	Ratios   Summary   `json:"ratios"`
-	Low      float64   `json:"confidence_low"` // 95 %, of the median ratio
+	Low      float64   `json:"confidence_low"` // 99 %, of the median ratio
 	High     float64   `json:"confidence_high"`
 	Verdict  string    `json:"verdict"`
 	Failures []string  `json:"errors,omitempty"`
 }
 
-// leastPairs is how many pairs a verdict takes: the bootstrap of fewer says too little.
-const leastPairs = 6
+// confidence of the bounds of the median ratio: of ten exchanges that are the same, all are called so nine times of ten.
+const confidence = 0.99
 
 // judge fills in what follows from the figures.
-func (c *Comparison) judge(random *rand.Rand) {
+func (c *Comparison) judge() {
 	q := ratios(c.New, c.Base)
 	c.Ratios = summarise(q)
-	c.Low, c.High = interval(q, 0.95, random)
+	low, high, ok := interval(q, confidence)
+	c.Low, c.High = low, high
 	switch {
 	case len(q) == 0:
 		c.Verdict = "not measured"
-	case len(q) < leastPairs:
-		c.Verdict = fmt.Sprintf("too few pairs (%d of %d)", len(q), leastPairs)
-	case c.Low <= 1 && c.High >= 1:
+	case !ok:
+		c.Verdict = fmt.Sprintf("too few pairs (%d)", len(q))
+	case low <= 1 && high >= 1:
 		c.Verdict = "no difference seen"
-	case (c.Low > 1) == c.Higher:
+	case (low > 1) == c.Higher:
 		c.Verdict = "better"
 	default:
 		c.Verdict = "worse"
@@ -55,7 +55,7 @@ type Compared struct {
 }
 
 // compare takes the figures of both in alternation, beginning with the other one in each round.
-func compare(ctx context.Context, base, changed *Env, list []Compared, rounds int, random *rand.Rand, progress io.Writer) ([]*Comparison, error) {
+func compare(ctx context.Context, base, changed *Env, list []Compared, rounds int, progress io.Writer) ([]*Comparison, error) {
 	var all []*Comparison
 	for _, x := range list {
 		all = append(all, &Comparison{Name: x.Name, Unit: x.Unit, Higher: x.Higher})
@@ -87,7 +87,7 @@ pairs:
 	}
 	err := ctx.Err()
 	for _, c := range all {
-		c.judge(random)
+		c.judge()
 		for _, f := range c.Failures {
 			err = errors.Join(err, fmt.Errorf("%s: %s", c.Name, f))
 		}
@@ -107,10 +107,10 @@ func (r *CompareReport) Markdown(w io.Writer) {
 	h := r.Header
 	fmt.Fprintf(w, "%s against %s, on %s; %s, kernel %s, %d cores. Load average before %s, after %s. %d pairs, taken in alternation.\n\n",
 		h.Version, r.Base, h.Date, h.CPU, h.Kernel, h.Cores, h.LoadFrom, h.LoadTo, h.Rounds)
-	fmt.Fprintf(w, "| | base | new | new / base | 95 %% of the median | quartiles | range | |\n|---|---:|---:|---:|---:|---:|---:|---|\n")
+	fmt.Fprintf(w, "| | base | new | new / base | 99 %% of the median | quartiles | range | |\n|---|---:|---:|---:|---:|---:|---:|---|\n")
 	for _, c := range r.Comparisons {
-		fmt.Fprintf(w, "| %s, %s | %s | %s | %s | %s–%s | %s–%s | %s | %s |\n", c.Name, c.Unit, short(summarise(c.Base).Median),
-			short(summarise(c.New).Median), short(c.Ratios.Median), short(c.Low), short(c.High), short(c.Ratios.Q1), short(c.Ratios.Q3),
+		fmt.Fprintf(w, "| %s, %s | %s | %s | %s | %s | %s–%s | %s | %s |\n", c.Name, c.Unit, short(summarise(c.Base).Median),
+			short(summarise(c.New).Median), short(c.Ratios.Median), c.bounds(), short(c.Ratios.Q1), short(c.Ratios.Q3),
 			c.Ratios.between(), c.Verdict)
 	}
 	for _, c := range r.Comparisons {
@@ -118,4 +118,11 @@ func (r *CompareReport) Markdown(w io.Writer) {
 			fmt.Fprintf(w, "\nFailed: %s: %s\n", c.Name, strings.TrimSpace(f))
 		}
 	}
+}
+
+func (c *Comparison) bounds() string {
+	if c.Low == 0 {
+		return ""
+	}
+	return short(c.Low) + "–" + short(c.High)
 }

@@ -19,11 +19,11 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"math/rand/v2"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -88,7 +88,8 @@ func (o options) do(ctx context.Context) error {
 		list(os.Stdout, sections)
 		return nil
 	}
-	if len(sections) == 0 {
+	compared := slices.DeleteFunc(comparedTable(), func(c Compared) bool { return !pattern.MatchString(c.Name) })
+	if o.base != "" && len(compared) == 0 || o.base == "" && len(sections) == 0 {
 		return fmt.Errorf("-run %q matches nothing: see -list", o.run)
 	}
 	if o.rounds == 0 {
@@ -107,7 +108,7 @@ func (o options) do(ctx context.Context) error {
 	defer done()
 	header := newHeader(version(ctx, env, o.root), o.rounds)
 	if o.base != "" {
-		return o.compare(ctx, env, header)
+		return o.compare(ctx, env, compared, header)
 	}
 	runner := Runner{Env: env, Rounds: o.rounds, Log: os.Stderr}
 	results, err := runner.Run(ctx, sections)
@@ -174,15 +175,14 @@ func (e *Env) separate(ctx context.Context) error {
 	return nil
 }
 
-func (o options) compare(ctx context.Context, changed *Env, header Header) error {
+func (o options) compare(ctx context.Context, changed *Env, list []Compared, header Header) error {
 	binary, err := filepath.Abs(o.base)
 	if err != nil {
 		return err
 	}
 	base := &Env{Verbena: binary, Dir: changed.Dir, Scale: o.scale, Limit: o.limit, Subnet: 1}
 	defer base.Close()
-	random := rand.New(rand.NewPCG(1, 2)) // of the bootstrap: the same figures give the same bounds
-	all, err := compare(ctx, base, changed, comparedTable(), o.rounds, random, os.Stderr)
+	all, err := compare(ctx, base, changed, list, o.rounds, os.Stderr)
 	header.LoadTo = load()
 	r := CompareReport{header, o.baseName, all}
 	r.Markdown(os.Stdout)

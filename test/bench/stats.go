@@ -2,7 +2,6 @@ package main
 
 import (
 	"math"
-	"math/rand/v2"
 	"slices"
 )
 
@@ -35,22 +34,23 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// interval returns bounds that hold the median of the population with the given confidence, by the percentile bootstrap.
-func interval(v []float64, confidence float64, random *rand.Rand) (low, high float64) {
-	const resamples = 10000
-	if len(v) == 0 {
-		return 0, 0
-	}
-	medians, sample := make([]float64, resamples), make([]float64, len(v))
-	for i := range medians {
-		for j := range sample {
-			sample[j] = v[random.IntN(len(v))]
+// interval returns bounds that hold the median of the population with at least the given confidence, whatever its
+// distribution: the kth smallest and kth largest figure, for the largest k that does it. ok is false if none does, because
+// there are too few figures.
+func interval(v []float64, confidence float64) (low, high float64, ok bool) {
+	s := slices.Sorted(slices.Values(v))
+	// The median lies below the kth smallest with the probability of fewer than k heads in len(s) throws, and above the
+	// kth largest with the same.
+	term := math.Pow(0.5, float64(len(s)))
+	outside := 0.0
+	for k := 1; k <= len(s)/2; k++ {
+		if outside += 2 * term; 1-outside < confidence {
+			break
 		}
-		slices.Sort(sample)
-		medians[i] = quantile(sample, 0.5)
+		low, high, ok = s[k-1], s[len(s)-k], true
+		term *= float64(len(s)-k+1) / float64(k)
 	}
-	slices.Sort(medians)
-	return quantile(medians, (1-confidence)/2), quantile(medians, (1+confidence)/2)
+	return low, high, ok
 }
 
 // ratios returns a/b for each round in which both were measured. Figures that were not measured are NaN.

@@ -46,22 +46,39 @@ func TestRatios(t *testing.T) {
 }
 
 func TestInterval(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	if low, high := interval([]float64{1.5, 1.5, 1.5}, 0.95, random); low != 1.5 || high != 1.5 {
-		t.Errorf("interval of one value: got %v to %v, want 1.5", low, high)
+	upTo := func(n int) []float64 {
+		v := make([]float64, n)
+		for i := range v {
+			v[i] = float64(n - i)
+		}
+		return v
 	}
-	// 95 % intervals of samples from a known distribution hold its median about 95 times of 100.
+	for _, c := range []struct {
+		n          int
+		confidence float64
+		low, high  float64
+		ok         bool
+	}{ // as in tables of the sign test
+		{0, 0.95, 0, 0, false}, {5, 0.95, 0, 0, false}, {6, 0.95, 1, 6, true}, {9, 0.95, 2, 8, true}, {15, 0.95, 4, 12, true},
+		{20, 0.95, 6, 15, true}, {7, 0.99, 0, 0, false}, {8, 0.99, 1, 8, true}, {15, 0.99, 3, 13, true}, {40, 0.95, 14, 27, true},
+	} {
+		if low, high, ok := interval(upTo(c.n), c.confidence); low != c.low || high != c.high || ok != c.ok {
+			t.Errorf("interval of 1 to %d, %v: got %v to %v, %v, want %v to %v, %v", c.n, c.confidence, low, high, ok, c.low, c.high, c.ok)
+		}
+	}
+	// 95 % intervals of samples from a known distribution hold its median at least 95 times of 100.
+	random := rand.New(rand.NewPCG(1, 2))
 	held := 0
-	for range 200 {
+	for range 1000 {
 		v := make([]float64, 15)
 		for i := range v {
 			v[i] = math.Exp(random.NormFloat64() / 10) // median 1
 		}
-		if low, high := interval(v, 0.95, random); low <= 1 && 1 <= high {
+		if low, high, _ := interval(v, 0.95); low <= 1 && 1 <= high {
 			held++
 		}
 	}
-	if held < 176 || held > 200 {
-		t.Errorf("the interval holds the median in %d of 200 samples, want about 190", held)
+	if held < 940 || held > 990 {
+		t.Errorf("the interval holds the median in %d of 1000 samples, want about 965", held)
 	}
 }
