@@ -111,6 +111,9 @@ func (o options) do(ctx context.Context) error {
 		return o.compare(ctx, env, compared, header)
 	}
 	runner := Runner{Env: env, Rounds: o.rounds, Log: os.Stderr}
+	if o.guest {
+		runner.Log = io.Discard // the guest's one console is for the figures
+	}
 	results, err := runner.Run(ctx, sections)
 	header.LoadTo = load()
 	if err != nil {
