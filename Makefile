@@ -119,8 +119,16 @@ soak-reset: build ## resets, unplugs and plugs under load, race detector on; SOA
 	SOAK_RESETS=50 SOAK_PLUGS=50 VERBENA=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -timeout 2h -v -run TestSoakReset ./test/e2e
 
 .PHONY: bench
-bench: build ## the figures of docs/benchmarks.md, with the machine they were taken on
-	@scripts/bench
+bench: build ## the figures of docs/benchmarks.md, beside the machine's floors; ARGS, such as -short, go to test/bench (-h)
+	@scripts/bench $(ARGS)
+
+.PHONY: bench-compare
+bench-compare: build ## this tree against the git revision BASE (default main), in alternation
+	@scripts/bench-compare $(or $(BASE),main) $(ARGS)
+
+.PHONY: bench-guest
+bench-guest: build ## beside the kernel's Soft-RoCE, in a QEMU guest
+	@scripts/bench-guest $(ARGS)
 
 .PHONY: clean
 clean: ## remove what was built

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"fmt"
+	"io"
+)
+
+// Check is a ratio of two floors as it was measured on an idle machine, and how far it may be off. A floor that
+// was badly compiled, or that other programs disturbed, would make our own figures look good.
+type Check struct {
+	Name   string
+	A, B   string // measurements of the section "floors"
+	Want   float64
+	Within float64 // a factor
+}
+
+// Verdict is a check's outcome.
+type Verdict struct {
+	Name   string  `json:"name"`
+	Got    float64 `json:"got"`
+	Want   float64 `json:"want"`
+	Within float64 `json:"within"`
+	OK     bool    `json:"ok"`
+	Error  string  `json:"error,omitempty"`
+}
+
+// The names of floors, as the tables and the checks use them.
+const (
+	trapCall    = "trapped call"
+	vm64        = "process_vm_readv 64 B"
+	vm64K       = "process_vm_readv 64 KB"
+	vm1M        = "process_vm_readv 1 MB"
+	copy64      = "memcpy 64 B"
+	copy1M      = "memcpy 1 MB"
+	udpPing     = "UDP ping-pong, polling"
+	udpPlain    = "UDP stream, 4 KB datagrams"
+	udpOffload  = "UDP stream, GSO and GRO"
+	udpCRC      = "UDP stream, GSO, GRO, CRC-32"
+	udpCRCGo    = "UDP stream, GSO, GRO, CRC-32, Go"
+	tcpPingFlat = "TCP ping-pong, blocking"
+	tcpFlat     = "TCP stream, 64 KB writes"
+)
+
+// floorChecks are ratios seen on Linux 6.18 with two cores, idle.
+var floorChecks = []Check{
+	{"trapped call / process_vm 64 B", trapCall, vm64, 3, 4},
+	{"process_vm 64 KB / process_vm 64 B", vm64K, vm64, 4, 4},
+	{"process_vm 1 MB / memcpy 1 MB", vm1M, copy1M, 3, 3},
+	{"process_vm 64 B / memcpy 64 B", vm64, copy64, 500, 20},
+	{"UDP ping-pong / trapped call", udpPing, trapCall, 0.7, 3},
+	{"UDP stream plain / GSO and GRO", udpPlain, udpOffload, 7, 2.5},
+	{"UDP stream with CRC-32 / without", udpCRC, udpOffload, 1.6, 2},
+	{"UDP stream in Go / in C", udpCRCGo, udpCRC, 1.1, 2},
+	{"UDP stream GSO and GRO / TCP stream", udpOffload, tcpFlat, 0.5, 3},
+}
+
+// judge compares the floors' ratios with those expected. A check whose floors were not chosen is left out.
+func judge(checks []Check, results []*SectionResult) []Verdict {
+	var verdicts []Verdict
+	for _, s := range results {
+		if s.Name != "floors" {
+			continue
+		}
+		for _, g := range s.Groups {
+			for _, c := range checks {
+				a, b := g.find(c.A), g.find(c.B)
+				if a == nil || b == nil {
+					continue
+				}
+				v := Verdict{Name: c.Name, Want: c.Want, Within: c.Within}
+				if q := ratios(a.figures(), b.figures()); len(q) == 0 {
+					v.Error = "not measured"
+				} else {
+					v.Got = summarise(q).Median
+					v.OK = v.Got >= c.Want/c.Within && v.Got <= c.Want*c.Within
+				}
+				verdicts = append(verdicts, v)
+			}
+		}
+	}
+	return verdicts
+}
+
+func doubtful(verdicts []Verdict) int {
+	n := 0
+	for _, v := range verdicts {
+		if !v.OK {
+			n++
+		}
+	}
+	return n
+}
+
+func markdownChecks(w io.Writer, verdicts []Verdict) {
+	if len(verdicts) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n### Are the floors sound?\n\n")
+	if n := doubtful(verdicts); n > 0 {
+		fmt.Fprintf(w, "**DOUBTFUL: %d of %d ratios between floors are not as on an idle machine. Do not trust the ratios to floors below.**\n\n",
+			n, len(verdicts))
+	}
+	fmt.Fprintf(w, "| ratio | here | expected | |\n|---|---:|---:|---|\n")
+	for _, v := range verdicts {
+		verdict := "ok"
+		if v.Error != "" {
+			verdict = v.Error
+		} else if !v.OK {
+			verdict = "**doubtful**"
+		}
+		fmt.Fprintf(w, "| %s | %s | %s to %s | %s |\n", v.Name, short(v.Got), short(v.Want/v.Within), short(v.Want*v.Within), verdict)
+	}
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+)
+
+// Comparison is what make bench-compare says of one exchange: the new binary's figure over the old one's, by pairs that
+// were taken one after the other.
+type Comparison struct {
+	Name     string    `json:"name"`
+	Unit     string    `json:"unit"`
+	Higher   bool      `json:"higher_is_better"`
+	Base     []float64 `json:"base"`
+	New      []float64 `json:"new"`
+	Ratios   Summary   `json:"ratios"`
+	Low      float64   `json:"confidence_low"` // 99 %, of the median ratio
+	High     float64   `json:"confidence_high"`
+	Verdict  string    `json:"verdict"`
+	Failures []string  `json:"errors,omitempty"`
+}
+
+// confidence of the bounds of the median ratio: of ten exchanges that are the same, all are called so nine times of ten.
+const confidence = 0.99
+
+// judge fills in what follows from the figures.
+func (c *Comparison) judge() {
+	q := ratios(c.New, c.Base)
+	c.Ratios = summarise(q)
+	low, high, ok := interval(q, confidence)
+	c.Low, c.High = low, high
+	switch {
+	case len(q) == 0:
+		c.Verdict = "not measured"
+	case !ok:
+		c.Verdict = fmt.Sprintf("too few pairs (%d)", len(q))
+	case low <= 1 && high >= 1:
+		c.Verdict = "no difference seen"
+	case (low > 1) == c.Higher:
+		c.Verdict = "better"
+	default:
+		c.Verdict = "worse"
+	}
+}
+
+// Compared is one exchange of make bench-compare.
+type Compared struct {
+	Name, Unit string
+	Higher     bool // is better
+	Take       func(context.Context, *Env) (Sample, error)
+}
+
+// compare takes the figures of both in alternation, beginning with the other one in each round.
+func compare(ctx context.Context, base, changed *Env, list []Compared, rounds int, progress io.Writer) ([]*Comparison, error) {
+	var all []*Comparison
+	for _, x := range list {
+		all = append(all, &Comparison{Name: x.Name, Unit: x.Unit, Higher: x.Higher})
+	}
+pairs:
+	for round := range rounds {
+		fmt.Fprintf(progress, "pair %d of %d\n", round+1, rounds)
+		for i, x := range list {
+			if len(all[i].Failures) >= attempts {
+				continue
+			}
+			pair := [2]float64{math.NaN(), math.NaN()}
+			for k := range pair {
+				k = (k + round) % 2
+				s, err := []*Env{base, changed}[k].limited(ctx, x.Take)
+				if ctx.Err() != nil {
+					break pairs
+				}
+				if err != nil {
+					all[i].Failures = append(all[i].Failures, fmt.Sprintf("pair %d, %s: %v", round+1, []string{"base", "new"}[k], err))
+					break
+				}
+				pair[k] = s.Value
+			}
+			if !math.IsNaN(pair[0]) && !math.IsNaN(pair[1]) { // JSON has no NaN
+				all[i].Base, all[i].New = append(all[i].Base, pair[0]), append(all[i].New, pair[1])
+			}
+		}
+	}
+	err := ctx.Err()
+	for _, c := range all {
+		c.judge()
+		for _, f := range c.Failures {
+			err = errors.Join(err, fmt.Errorf("%s: %s", c.Name, f))
+		}
+	}
+	return all, err
+}
+
+// CompareReport is a whole comparison.
+type CompareReport struct {
+	Header      Header        `json:"header"`
+	Base        string        `json:"base"`
+	Comparisons []*Comparison `json:"comparisons"`
+}
+
+// Markdown writes the comparison as text with a table.
+func (r *CompareReport) Markdown(w io.Writer) {
+	h := r.Header
+	fmt.Fprintf(w, "%s against %s, on %s; %s, kernel %s, %d cores. Load average before %s, after %s. %d pairs, taken in alternation.\n\n",
+		h.Version, r.Base, h.Date, h.CPU, h.Kernel, h.Cores, h.LoadFrom, h.LoadTo, h.Rounds)
+	fmt.Fprintf(w, "| | base | new | new / base | 99 %% of the median | quartiles | range | |\n|---|---:|---:|---:|---:|---:|---:|---|\n")
+	for _, c := range r.Comparisons {
+		fmt.Fprintf(w, "| %s, %s | %s | %s | %s | %s | %s–%s | %s | %s |\n", c.Name, c.Unit, short(summarise(c.Base).Median),
+			short(summarise(c.New).Median), short(c.Ratios.Median), c.bounds(), short(c.Ratios.Q1), short(c.Ratios.Q3),
+			c.Ratios.between(), c.Verdict)
+	}
+	for _, c := range r.Comparisons {
+		for _, f := range c.Failures {
+			fmt.Fprintf(w, "\nFailed: %s: %s\n", c.Name, strings.TrimSpace(f))
+		}
+	}
+}
+
+func (c *Comparison) bounds() string {
+	if c.Low == 0 {
+		return ""
+	}
+	return short(c.Low) + "–" + short(c.High)
+}

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Env is what measurements need: the binary, the floors, and services, which start when a measurement first asks for one.
+type Env struct {
+	Verbena string        // the binary
+	Dir     string        // for sockets and built programs; short, as a socket's path is limited
+	Scale   float64       // how many of the usual messages are sent
+	Limit   time.Duration // of one measurement
+	Inside  []string      // a command that runs commands where the service and its programs run; empty: here
+	Subnet  int           // of the services' addresses, 127.9.Subnet.0
+
+	services map[string]*service
+	base     map[exchange]cost
+	port     int
+}
+
+type service struct {
+	socket string
+	cmd    *exec.Cmd
+	log    bytes.Buffer
+	ended  chan struct{}
+}
+
+// The services' paths between two programs.
+const (
+	shortcut = "shortcut"
+	wire     = "wire"
+	launcher = "launcher" // reaches programs through their launchers, as it has to where Yama restricts ptrace
+)
+
+// Service returns the service of the path, with the devices rxe0 and rxe1.
+func (e *Env) Service(ctx context.Context, path string) (*service, error) {
+	if s := e.services[path]; s != nil {
+		select {
+		case <-s.ended:
+			return nil, fmt.Errorf("the service %s has ended: %s", path, tail(s.log.String()))
+		default:
+			return s, nil
+		}
+	}
+	number := len(e.services)*2 + 1
+	var flags []string
+	switch path {
+	case wire:
+		flags = []string{"--wire"}
+	case launcher:
+		flags = []string{"--ask-launchers"}
+	}
+	for i := range 2 {
+		flags = append(flags, "--link", fmt.Sprintf("rxe%d=127.9.%d.%d", i, e.Subnet, number+i))
+	}
+	s, err := e.serve(ctx, filepath.Join(e.Dir, fmt.Sprintf("%d%s", e.Subnet, path)), flags)
+	if err != nil {
+		return nil, err
+	}
+	if e.services == nil {
+		e.services = map[string]*service{}
+	}
+	e.services[path] = s
+	return s, nil
+}
+
+// serve starts a service of its own; the caller ends it with stop.
+func (e *Env) serve(ctx context.Context, socket string, flags []string) (*service, error) {
+	argv := append([]string{e.Verbena, "serve", "--socket", socket}, flags...)
+	s := &service{socket: socket, ended: make(chan struct{})}
+	// Not bound to the context: it is the measurement's, and the service outlives that.
+	s.cmd = e.command(context.WithoutCancel(ctx), append(e.Inside, argv...)...)
+	s.cmd.Stderr = &s.log
+	if err := s.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the service: %w", err)
+	}
+	go func() {
+		s.cmd.Wait()
+		close(s.ended)
+	}()
+	for ctx.Err() == nil {
+		if e.command(ctx, append(e.Inside, e.Verbena, "link", "show", "--socket", socket)...).Run() == nil {
+			return s, nil
+		}
+		select {
+		case <-s.ended:
+			return nil, fmt.Errorf("the service does not start: %s", tail(s.log.String()))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	s.stop()
+	return nil, fmt.Errorf("the service does not answer: %w", context.Cause(ctx))
+}
+
+func (s *service) pid() int { return s.cmd.Process.Pid }
+
+// stop ends the service: with SIGTERM, and after 10 seconds with SIGKILL.
+func (s *service) stop() {
+	s.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-s.ended:
+	case <-time.After(10 * time.Second):
+		s.cmd.Process.Kill()
+		<-s.ended
+	}
+}
+
+// Close ends the services.
+func (e *Env) Close() {
+	for _, s := range e.services {
+		s.stop()
+	}
+	e.services = nil
+}
+
+// count returns how many operations to measure, each of which takes about so many microseconds.
+func (e *Env) count(each float64) int {
+	const exchange = 200_000 // microseconds
+	return max(20, int(exchange/each*e.Scale))
+}
+
+// command returns a command in a process group of its own, all of which is killed when the context ends.
+func (e *Env) command(ctx context.Context, argv ...string) *exec.Cmd {
+	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
+	c.WaitDelay = 2 * time.Second
+	return c
+}
+
+// output runs a command to its end and returns what it printed on standard output.
+func (e *Env) output(ctx context.Context, argv ...string) (string, error) {
+	c := e.command(ctx, argv...)
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, tail(string(out)+stderr.String()))
+	}
+	return string(out), nil
+}
+
+// cost is the processor time that an exchange took.
+type cost struct{ service, client, server time.Duration }
+
+// pair runs server and client of one program, each under a `verbena run` of its own, or both on the kernel's devices if
+// path is "". It returns what the client printed. The program takes its port after portFlag, and the client the address.
+func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clientArgs []string) (string, cost, error) {
+	var c cost
+	var run []string
+	var before time.Duration
+	var s *service
+	if path != "" {
+		var err error
+		if s, err = e.Service(ctx, path); err != nil {
+			return "", c, err
+		}
+		run = append(run, e.Inside...)
+		run = append(run, e.Verbena, "run", "--socket", s.socket, "--")
+		if before, err = cpuTime(s.pid()); err != nil {
+			return "", c, err
+		}
+	}
+	port, err := e.freePort()
+	if err != nil {
+		return "", c, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	where := []string{portFlag, fmt.Sprint(port)}
+	server := e.command(ctx, join(run, serverArgs, where)...)
+	client := e.command(ctx, join(run, clientArgs, where, []string{"127.0.0.1"})...)
+	var sout, cout, cerr bytes.Buffer
+	server.Stdout, server.Stderr = &sout, &sout
+	client.Stdout, client.Stderr = &cout, &cerr
+	if err := server.Start(); err != nil {
+		return "", c, err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Wait() }()
+	for !listening(server.Process.Pid, port) && len(ended) == 0 && ctx.Err() == nil {
+		pause(ctx)
+	}
+	err = client.Run()
+	if err != nil {
+		err = fmt.Errorf("client: %w", err)
+		select { // as a rule the server has ended before, and says why
+		case <-time.After(200 * time.Millisecond):
+			cancel()
+			<-ended
+		case serr := <-ended:
+			err = errors.Join(serr, err)
+		}
+	} else if err = <-ended; err != nil {
+		err = fmt.Errorf("server: %w", err)
+	}
+	if err != nil {
+		return "", c, fmt.Errorf("%s: %w\nserver: %s\nclient: %s%s", strings.Join(clientArgs, " "), err, tail(sout.String()),
+			tail(cout.String()), tail(cerr.String()))
+	}
+	if s != nil {
+		after, err := cpuTime(s.pid())
+		if err != nil {
+			return "", c, err
+		}
+		c.service = after - before
+	}
+	c.client, c.server = used(client), used(server)
+	return cout.String(), c, nil
+}
+
+func join(parts ...[]string) []string {
+	var all []string
+	for _, p := range parts {
+		all = append(all, p...)
+	}
+	return all
+}
+
+// used returns the processor time of a command that has ended, and of its children.
+func used(c *exec.Cmd) time.Duration { return c.ProcessState.UserTime() + c.ProcessState.SystemTime() }
+
+// cpuTime returns the processor time that a process has used so far, its ended threads included.
+func cpuTime(pid int) (time.Duration, error) {
+	const scheduler = 2 // CPUCLOCK_SCHED: a process' clock is ^pid<<3 | this
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &ts); err != nil {
+		return 0, fmt.Errorf("read the processor clock of process %d: %w", pid, err)
+	}
+	return time.Duration(ts.Nano()), nil
+}
+
+// freePort returns a port on which nothing listens; each one only once.
+func (e *Env) freePort() (int, error) {
+	for range 1000 {
+		if e.port == 0 {
+			e.port = 19200 + 1000*e.Subnet
+		}
+		e.port++
+		l, err := net.Listen("tcp", fmt.Sprintf(":%d", e.port))
+		if err == nil {
+			l.Close()
+			return e.port, nil
+		}
+	}
+	return 0, fmt.Errorf("no free port up to %d", e.port)
+}
+
+// listening returns whether something listens at a port where the process is.
+func listening(pid, port int) bool {
+	for _, f := range []string{"tcp", "tcp6"} {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, f))
+		for l := range strings.Lines(string(b)) {
+			if w := strings.Fields(l); len(w) > 3 && strings.HasSuffix(w[1], fmt.Sprintf(":%04X", port)) && w[3] == "0A" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// tail returns the last lines of a program's output, for an error.
+func tail(s string) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(0, len(lines)-6):], "\n")
+}

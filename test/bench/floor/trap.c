@@ -1,0 +1,218 @@
+// trap call N           a system call answered by a minimal seccomp supervisor in another process
+// trap stream SIZE N    the same, and SIZE bytes copied from the caller to a third process, which is asleep
+// trap pingpong SIZE N  two callers that poll, each copy started by a trapped call; half a round trip
+//
+// This is the floor of an unmodified program's doorbell, and of messages that take the shortcut.
+#include "floor.h"
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+enum { DOORBELL = 200, DOORBELL_BYTES = 32 };
+
+#ifndef SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+#define SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (1UL << 5)
+#endif
+#ifndef SECCOMP_IOCTL_NOTIF_SET_FLAGS
+#define SECCOMP_IOCTL_NOTIF_SET_FLAGS SECCOMP_IOW(4, __u64)
+#define SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP (1UL << 0)
+#endif
+
+// Every process has these at the same addresses, each its own copy.
+static size_t size;
+static char *source, *destination;
+
+// trap_doorbell makes write() to DOORBELL of this process a notification and returns the listener.
+static int trap_doorbell(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, DOORBELL, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog prog = {sizeof code / sizeof *code, code};
+	int fd;
+
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+		die("prctl NO_NEW_PRIVS");
+	fd = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER,
+		     SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, &prog);
+	if (fd < 0)
+		die("seccomp NEW_LISTENER");
+	return fd;
+}
+
+static void send_fd(int sock, int fd)
+{
+	char byte = 0, control[CMSG_SPACE(sizeof fd)] = {0};
+	struct iovec iov = {&byte, 1};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+
+	c->cmsg_level = SOL_SOCKET, c->cmsg_type = SCM_RIGHTS, c->cmsg_len = CMSG_LEN(sizeof fd);
+	memcpy(CMSG_DATA(c), &fd, sizeof fd);
+	if (sendmsg(sock, &msg, 0) != 1)
+		die("sendmsg");
+}
+
+static int receive_fd(int sock)
+{
+	char byte, control[CMSG_SPACE(sizeof(int))];
+	struct iovec iov = {&byte, 1};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	int fd;
+
+	if (recvmsg(sock, &msg, 0) != 1 || !CMSG_FIRSTHDR(&msg))
+		fail("no listener from the caller");
+	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof fd);
+	return fd;
+}
+
+struct supervised {
+	int listener;
+	pid_t from, to; // to is 0: nothing is copied
+	char *bounce;
+};
+
+static void copy(const struct supervised *s)
+{
+	struct iovec here = {s->bounce, size}, there = {source, size};
+
+	if (process_vm_readv(s->from, &here, 1, &there, 1, 0) != (ssize_t)size)
+		die("process_vm_readv");
+	there.iov_base = destination;
+	if (process_vm_writev(s->to, &here, 1, &there, 1, 0) != (ssize_t)size)
+		die("process_vm_writev");
+}
+
+// supervise answers the calls of one process until it has ended.
+static void *supervise(void *arg)
+{
+	struct supervised *s = arg;
+	__u64 flags = SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP;
+
+	if (ioctl(s->listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, flags))
+		fprintf(stderr, "no SYNC_WAKE_UP (Linux 6.6): %s\n", strerror(errno));
+	for (;;) {
+		struct seccomp_notif call = {0};
+		struct seccomp_notif_resp answer = {0};
+
+		if (ioctl(s->listener, SECCOMP_IOCTL_NOTIF_RECV, &call)) {
+			if (errno == EINTR)
+				continue;
+			return NULL; // ENOENT: the process has ended
+		}
+		if (s->to)
+			copy(s);
+		answer.id = call.id;
+		answer.val = DOORBELL_BYTES;
+		if (ioctl(s->listener, SECCOMP_IOCTL_NOTIF_SEND, &answer) && errno != ENOENT)
+			die("NOTIF_SEND");
+	}
+}
+
+static void ring(void)
+{
+	if (write(DOORBELL, source, DOORBELL_BYTES) != DOORBELL_BYTES)
+		die("write to the doorbell");
+}
+
+// caller rings n times, each at once or after the other's message, and prints what it took.
+static void caller(int sock, long n, int pingpong, int first)
+{
+	volatile unsigned char *in = (unsigned char *)destination + size - 1;
+	long warm = n / 10;
+	double *t = calloc(n, sizeof *t), begin = 0;
+	char go;
+
+	if (!t)
+		die("calloc");
+	send_fd(sock, trap_doorbell());
+	if (read(sock, &go, 1) != 1)
+		fail("the supervisor ended");
+	for (long i = -warm; i < n; i++) {
+		if (pingpong && !first)
+			while (*in != (unsigned char)(i + warm + 1))
+				;
+		begin = now_us();
+		if (pingpong)
+			source[size - 1] = i + warm + 1;
+		ring();
+		if (pingpong && first)
+			while (*in != (unsigned char)(i + warm + 1))
+				;
+		if (i >= 0)
+			t[i] = (now_us() - begin) / (pingpong ? 2 : 1);
+	}
+	if (first)
+		print_times(t, n);
+	fflush(stdout);
+	_exit(0);
+}
+
+static pid_t start(int pair[2], long n, int pingpong, int first)
+{
+	pid_t pid;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair))
+		die("socketpair");
+	pid = fork_child();
+	if (pid == 0) {
+		close(pair[0]); // the parent's end: so that the child sees the parent end
+		caller(pair[1], n, pingpong, first);
+	}
+	close(pair[1]);
+	return pid;
+}
+
+int main(int argc, char **argv)
+{
+	int pingpong = argc > 1 && !strcmp(argv[1], "pingpong"), stream = argc > 1 && !strcmp(argv[1], "stream");
+	int call = argc > 1 && !strcmp(argv[1], "call");
+	struct supervised of[2] = {{0}};
+	pthread_t thread[2];
+	pid_t pid[2] = {0};
+	int pair[2][2];
+	long n;
+
+	if (!(call && argc == 3) && !((pingpong || stream) && argc == 4))
+		fail("usage: trap call N | stream SIZE N | pingpong SIZE N");
+	size = call ? DOORBELL_BYTES : number(argv[2], 1);
+	n = number(argv[argc - 1], 1);
+	source = map(size + DOORBELL_BYTES, MAP_PRIVATE);
+	destination = map(size, MAP_PRIVATE);
+	memset(source, 0, size);
+
+	pid[0] = start(pair[0], n, pingpong, 1);
+	if (pingpong) {
+		pid[1] = start(pair[1], n, 1, 0);
+	} else if (stream) {
+		pid[1] = fork_child();
+		if (pid[1] == 0)
+			for (;;)
+				pause();
+	}
+	for (int i = 0; i < 1 + pingpong; i++) {
+		of[i] = (struct supervised){receive_fd(pair[i][0]), pid[i], pid[1 - i], map(size, MAP_PRIVATE)};
+		if (pthread_create(&thread[i], NULL, supervise, &of[i]))
+			fail("pthread_create");
+	}
+	for (int i = 1 + pingpong; i-- > 0;)
+		if (write(pair[i][0], "", 1) != 1)
+			die("write");
+	reap(pid[0]);
+	if (pingpong)
+		reap(pid[1]);
+	else if (stream)
+		kill(pid[1], SIGKILL);
+	return 0;
+}

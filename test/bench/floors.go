@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// floorPrograms are the sources below test/bench/floor, with what they are linked to.
+var floorPrograms = map[string][]string{"trap": {"-pthread"}, "copy": nil, "tcp": nil, "udp": nil, "verbs": {"-libverbs"}}
+
+// program returns the path of a program that build made.
+func (e *Env) program(name string) string { return filepath.Join(e.Dir, name) }
+
+// build compiles the floors and the Go programs that are measured, from the module at root.
+func (e *Env) build(ctx context.Context, root string) error {
+	for name, libs := range floorPrograms {
+		source := filepath.Join(root, "test/bench/floor", name+".c")
+		argv := append([]string{"cc", "-O2", "-Wall", "-Wextra", "-o", e.program(name), source}, libs...)
+		if out, err := e.command(ctx, argv...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+		}
+	}
+	if _, err := e.output(ctx, e.program("udp"), "check"); err != nil {
+		return err
+	}
+	for name, argv := range map[string][]string{
+		"goudp":    {"go", "build", "-o", e.program("goudp"), "./test/bench/floor/goudp"},
+		"pingpong": {"go", "build", "-o", e.program("pingpong"), "./examples/pingpong"},
+		"loopback": {"go", "test", "-c", "-o", e.program("loopback"), "./driver/loopback"},
+	} {
+		c := e.command(ctx, argv...)
+		c.Dir = root
+		c.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := c.CombinedOutput(); err != nil {
+			return fmt.Errorf("build %s: %w: %s", name, err, out)
+		}
+	}
+	return nil
+}
+
+// floor runs one of the floors. The number of operations, which take about `each` microseconds, is its last argument. The
+// value is the typical time where operations were timed one by one, otherwise the mean; in microseconds, times factor.
+func floor(factor, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
+	return func(ctx context.Context, e *Env) (Sample, error) {
+		out, err := e.output(ctx, join([]string{e.program(argv[0])}, argv[1:], []string{strconv.Itoa(e.count(each))})...)
+		if err != nil {
+			return Sample{}, err
+		}
+		s, err := parseFloor(out)
+		s.Value *= factor
+		for k := range s.Extras {
+			s.Extras[k] *= factor
+		}
+		return s, err
+	}
+}
+
+// stream runs a floor as floor does, and returns the bandwidth in MB/s.
+func stream(size int, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
+	take := floor(1, each, argv...)
+	return func(ctx context.Context, e *Env) (Sample, error) {
+		s, err := take(ctx, e)
+		if err != nil {
+			return s, err
+		}
+		us := s.Value
+		if mean, ok := s.Extras[exMean]; ok {
+			us = mean
+		}
+		return Sample{float64(size) / us, map[string]float64{exRate: 1e3 / us}}, nil
+	}
+}
+
+// parseFloor reads "mean=US [typical=US p99=US]".
+func parseFloor(out string) (Sample, error) {
+	v := map[string]float64{}
+	for f := range strings.FieldsSeq(out) {
+		name, number, _ := strings.Cut(f, "=")
+		x, err := strconv.ParseFloat(number, 64)
+		if err != nil || x <= 0 {
+			return Sample{}, fmt.Errorf("parse %q: want name=number, above 0", f)
+		}
+		v[name] = x
+	}
+	if v["mean"] == 0 {
+		return Sample{}, fmt.Errorf("no mean in the output: %q", out)
+	}
+	if v["typical"] == 0 {
+		return Sample{Value: v["mean"]}, nil
+	}
+	return Sample{v["typical"], map[string]float64{exMean: v["mean"], exP99: v["p99"]}}, nil
+}
+
+// pause sleeps for a moment, while polling for another process.
+func pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(2 * time.Millisecond):
+	}
+}

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+var (
+	roundTrip    = regexp.MustCompile(`([\d.]+) usec per round trip`)
+	perOperation = regexp.MustCompile(`\s([\d.]+) ns/op`)
+)
+
+// embedded runs examples/pingpong: both ends in one process. The value is half a round trip.
+func embedded(size int, overWire bool, each float64) func(context.Context, *Env) (Sample, error) {
+	return func(ctx context.Context, e *Env) (Sample, error) {
+		addr := "127.9.200.1"
+		argv := []string{e.program("pingpong"), "-addr", addr, "-size", strconv.Itoa(size), "-n", strconv.Itoa(e.count(each))}
+		if overWire {
+			argv = append(argv, "-wire")
+		}
+		out, err := e.output(ctx, argv...)
+		if err != nil {
+			return Sample{}, err
+		}
+		return single(out, roundTrip, 0.5)
+	}
+}
+
+// loopback runs the benchmark of driver/loopback: one message of 64 bytes and its completions.
+func loopback(ctx context.Context, e *Env) (Sample, error) {
+	out, err := e.output(ctx, e.program("loopback"), "-test.run", "^$", "-test.bench", "^BenchmarkMessage$/^plain$",
+		"-test.benchtime", strconv.Itoa(e.count(0.2))+"x")
+	if err != nil {
+		return Sample{}, err
+	}
+	return single(out, perOperation, 1e-3)
+}
+
+// single returns the one figure of the output that fits, times factor.
+func single(out string, pattern *regexp.Regexp, factor float64) (Sample, error) {
+	v, err := columns(out, pattern)
+	if err != nil {
+		return Sample{}, err
+	}
+	return Sample{Value: v[0] * factor}, nil
+}
+
+// startUp takes how long a program runs from start to end, in milliseconds, by itself if path is "".
+func startUp(path string, program ...string) func(context.Context, *Env) (Sample, error) {
+	return func(ctx context.Context, e *Env) (Sample, error) {
+		argv := program
+		if path != "" {
+			s, err := e.Service(ctx, path)
+			if err != nil {
+				return Sample{}, err
+			}
+			argv = join([]string{e.Verbena, "run", "--socket", s.socket, "--"}, program)
+		}
+		var times []float64
+		for range max(2, int(10*e.Scale)) {
+			began := time.Now()
+			// ibv_devices fails where there is no device, which is the case without Verbena.
+			if _, err := e.output(ctx, argv...); err != nil && (path != "" || program[0] != "ibv_devices") {
+				return Sample{}, err
+			}
+			times = append(times, float64(time.Since(began).Microseconds())/1e3)
+		}
+		slices.Sort(times)
+		return Sample{quantile(times, 0.5), map[string]float64{exNinetyth: quantile(times, 0.9)}}, nil
+	}
+}
+
+// idle takes what a service costs while nothing happens: the processor time of two seconds, in milliseconds, memory and
+// threads. While it is measured the program runs, which says in a line that begins with `ready` that it waits; nil: none.
+func idle(ready string, program ...string) func(context.Context, *Env) (Sample, error) {
+	return func(ctx context.Context, e *Env) (Sample, error) {
+		const settle, window = 300 * time.Millisecond, 2 * time.Second
+		s, err := e.serve(ctx, filepath.Join(e.Dir, "idle"), []string{"--link", fmt.Sprintf("rxe0=127.9.%d.200", e.Subnet)})
+		if err != nil {
+			return Sample{}, err
+		}
+		defer s.stop()
+		if len(program) > 0 {
+			ctx, cancel := context.WithCancel(ctx)
+			c := e.command(ctx, join([]string{e.Verbena, "run", "--socket", s.socket, "--", "stdbuf", "-oL"}, program)...)
+			out, err := c.StdoutPipe()
+			if err == nil {
+				err = c.Start()
+			}
+			if err != nil {
+				cancel()
+				return Sample{}, err
+			}
+			defer func() {
+				cancel()
+				c.Wait()
+			}()
+			lines := bufio.NewScanner(out)
+			for !strings.HasPrefix(strings.TrimSpace(lines.Text()), ready) {
+				if !lines.Scan() {
+					return Sample{}, fmt.Errorf("%s ended before it printed %q", program[0], ready)
+				}
+			}
+		}
+		if err := sleep(ctx, settle); err != nil {
+			return Sample{}, err
+		}
+		before, err := cpuTime(s.pid())
+		if err != nil {
+			return Sample{}, err
+		}
+		began := time.Now()
+		if err := sleep(ctx, window); err != nil {
+			return Sample{}, err
+		}
+		took := time.Since(began)
+		after, err := cpuTime(s.pid())
+		if err != nil {
+			return Sample{}, err
+		}
+		rss, threads, err := memory(s.pid())
+		return Sample{float64((after - before).Microseconds()) / 1e3 * float64(window) / float64(took),
+			map[string]float64{exRSS: rss, exThreads: threads}}, err
+	}
+}
+
+// memory returns the resident memory of a process, in MB of 10^6 bytes, and how many threads it has.
+func memory(pid int) (rss, threads float64, err error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	for l := range strings.Lines(string(b)) {
+		name, value, _ := strings.Cut(l, ":")
+		f := strings.Fields(value)
+		switch name {
+		case "VmRSS":
+			rss, err = strconv.ParseFloat(f[0], 64)
+			rss *= 1024 / 1e6
+		case "Threads":
+			threads, err = strconv.ParseFloat(f[0], 64)
+		}
+		if err != nil {
+			return 0, 0, fmt.Errorf("parse %q: %w", l, err)
+		}
+	}
+	return rss, threads, nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}

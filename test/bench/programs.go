@@ -1,0 +1,229 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The names of the further columns.
+const (
+	exMean     = "mean"
+	exP99      = "p99"
+	exRate     = "k msg/s"
+	exService  = "service, µs/msg"
+	exClient   = "client, µs/msg"
+	exServer   = "server, µs/msg"
+	exRSS      = "RSS, MB"
+	exThreads  = "threads"
+	exNinetyth = "p90"
+)
+
+// exchange is one run of a program of perftest, or of test/bench/floor/verbs.c.
+type exchange struct {
+	path    string // shortcut, wire, or "" for the kernel's device
+	tool    string // ib_send_lat and so on
+	size    int
+	each    float64 // microseconds that a message, or a round trip, takes about
+	qps     int     // 0: 1
+	two     bool    // client and server on two devices
+	events  bool    // wait for events instead of polling
+	verbs   bool    // the tool is our own, for inline data
+	inlined bool
+}
+
+func (x exchange) latency() bool { return strings.HasSuffix(x.tool, "_lat") || x.verbs }
+
+// least is perftest's least number of messages.
+const least = 5
+
+// take runs the exchange once. Processor time is what exceeds that of the shortest possible exchange.
+func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
+	n := x.count(e)
+	var baseCost cost
+	if x.path != "" {
+		var err error
+		if baseCost, err = x.shortest(ctx, e); err != nil {
+			return Sample{}, err
+		}
+	}
+	out, c, err := x.run(ctx, e, n)
+	if err != nil {
+		return Sample{}, err
+	}
+	s, err := x.parse(out)
+	if err != nil {
+		return Sample{}, err
+	}
+	messages := float64((n - least) * max(1, x.qps))
+	if x.latency() && x.tool != "ib_read_lat" {
+		messages *= 2 // there and back
+	}
+	if x.path != "" {
+		s.Extras[exService] = float64((c.service - baseCost.service).Nanoseconds()) / 1e3 / messages
+		s.Extras[exClient] = float64((c.client - baseCost.client).Nanoseconds()) / 1e3 / messages
+		s.Extras[exServer] = float64((c.server - baseCost.server).Nanoseconds()) / 1e3 / messages
+	}
+	return s, nil
+}
+
+// figure runs the exchange once, without a look at processor time.
+func (x exchange) figure(ctx context.Context, e *Env) (Sample, error) {
+	out, _, err := x.run(ctx, e, x.count(e))
+	if err != nil {
+		return Sample{}, err
+	}
+	return x.parse(out)
+}
+
+// count returns how many messages each queue pair sends.
+func (x exchange) count(e *Env) int { return max(e.count(x.each)/max(1, x.qps), 2*least) }
+
+// shortest returns the cost of the program with next to no messages, which hardly depends on their size: the median of
+// three runs, once for each kind of exchange.
+func (x exchange) shortest(ctx context.Context, e *Env) (cost, error) {
+	x.size, x.each = 64, 0
+	if c, ok := e.base[x]; ok {
+		return c, nil
+	}
+	var runs [3]cost
+	for i := range runs {
+		var err error
+		if _, runs[i], err = x.run(ctx, e, least); err != nil {
+			return cost{}, err
+		}
+	}
+	middle := func(of func(cost) time.Duration) time.Duration {
+		v := []time.Duration{of(runs[0]), of(runs[1]), of(runs[2])}
+		slices.Sort(v)
+		return v[1]
+	}
+	c := cost{
+		middle(func(c cost) time.Duration { return c.service }),
+		middle(func(c cost) time.Duration { return c.client }),
+		middle(func(c cost) time.Duration { return c.server }),
+	}
+	if e.base == nil {
+		e.base = map[exchange]cost{}
+	}
+	e.base[x] = c
+	return c, nil
+}
+
+func (x exchange) run(ctx context.Context, e *Env, n int) (string, cost, error) {
+	args := []string{x.tool, "-x", "1", "-F", "-m", "4096"}
+	if x.verbs {
+		args = []string{e.program("verbs"), "-g", "1"}
+	} else if !x.latency() {
+		args = append(args, "--report_gbits")
+	}
+	args = append(args, "-s", strconv.Itoa(x.size), "-n", strconv.Itoa(n))
+	if x.qps > 1 {
+		args = append(args, "-q", strconv.Itoa(x.qps))
+	}
+	if x.events {
+		args = append(args, "-e")
+	}
+	if x.inlined {
+		args = append(args, "-i")
+	}
+	client := "rxe0"
+	if x.two {
+		client = "rxe1"
+	}
+	return e.pair(ctx, x.path, "-p", join(args, []string{"-d", "rxe0"}), join(args, []string{"-d", client}))
+}
+
+func (x exchange) parse(out string) (Sample, error) {
+	if x.verbs {
+		return parseFloor(out)
+	}
+	if x.latency() {
+		return parseLatency(out)
+	}
+	return parseBandwidth(out)
+}
+
+var (
+	latencyLine   = regexp.MustCompile(`(?m)^\s*\d+\s+\d+((?:\s+[-+\d.naif]+){7})\s*$`) // the deviation may be -nan
+	bandwidthLine = regexp.MustCompile(`(?m)^\s*\d+\s+\d+((?:\s+[\d.]+){3})\s*$`)
+	fabricLine    = regexp.MustCompile(`(?m)^\S+\s+\S+\s+\S+\s+\S+\s+\S+\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$`)
+)
+
+// columns returns the numbers of the first line of a table that fits, NaN for what is none.
+func columns(out string, line *regexp.Regexp) ([]float64, error) {
+	m := line.FindStringSubmatch(out)
+	if m == nil {
+		return nil, fmt.Errorf("no figures in the output: %s", tail(out))
+	}
+	var v []float64
+	for f := range strings.FieldsSeq(m[1]) {
+		x, err := strconv.ParseFloat(f, 64)
+		if err != nil {
+			x = math.NaN()
+		}
+		v = append(v, x)
+	}
+	return v, nil
+}
+
+// parseLatency reads perftest's table: least, most, typical, mean, deviation, 99th and 99.9th percentile.
+func parseLatency(out string) (Sample, error) {
+	v, err := columns(out, latencyLine)
+	if err != nil {
+		return Sample{}, err
+	}
+	if math.IsNaN(v[2]) || math.IsInf(v[2], 0) { // seen on a busy machine: perftest measures the rate of the cycle counter itself
+		return Sample{}, fmt.Errorf("perftest could not tell its clock's rate (is the machine busy?): %s", tail(out))
+	}
+	return Sample{v[2], map[string]float64{exMean: v[3], exP99: v[5]}}, nil
+}
+
+// parseBandwidth reads perftest's table: peak and mean in Gb/s, and million messages per second.
+func parseBandwidth(out string) (Sample, error) {
+	v, err := columns(out, bandwidthLine)
+	if err != nil {
+		return Sample{}, err
+	}
+	return Sample{v[1] * 1000 / 8, map[string]float64{exRate: v[2] * 1000}}, nil
+}
+
+// fabric runs fi_pingpong, libfabric's ping-pong, of which each process waits for events.
+func fabric(provider, endpoint string, size int, each float64) func(context.Context, *Env) (Sample, error) {
+	return func(ctx context.Context, e *Env) (Sample, error) {
+		args := []string{"fi_pingpong", "-p", provider, "-e", endpoint, "-I", strconv.Itoa(e.count(each)), "-S", strconv.Itoa(size)}
+		port, err := e.freePort()
+		if err != nil {
+			return Sample{}, err
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		server := e.command(ctx, append(args, "-B", strconv.Itoa(port))...)
+		if err := server.Start(); err != nil {
+			return Sample{}, err
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- server.Wait() }()
+		defer func() {
+			cancel()
+			<-ended
+		}()
+		for !listening(server.Process.Pid, port) && len(ended) == 0 && ctx.Err() == nil {
+			pause(ctx)
+		}
+		out, err := e.output(ctx, append(args, "-P", strconv.Itoa(port), "127.0.0.1")...)
+		if err != nil {
+			return Sample{}, err
+		}
+		v, err := columns(out, fabricLine)
+		if err != nil {
+			return Sample{}, err
+		}
+		return Sample{Value: v[0]}, nil
+	}
+}

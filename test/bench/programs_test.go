@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const latencyOutput = ` GID: 00:00:00:00:00:00:00:00:00:00:255:255:127:00:00:41
+---------------------------------------------------------------------------------------
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] 
+ 64      200          9.17           93.97        11.90    	       22.09       	15.97  		93.14   		93.97  
+---------------------------------------------------------------------------------------
+`
+
+const bandwidthOutput = ` #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+ 64         4000           0.039938            0.036237            0.070776
+---------------------------------------------------------------------------------------
+`
+
+const fabricOutput = `bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+64      100     =100     12k         0.06s      0.22     296.19       0.00
+`
+
+func TestParse(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		got  func() (Sample, error)
+		want Sample
+	}{
+		{"latency", func() (Sample, error) { return parseLatency(latencyOutput) }, Sample{11.9, map[string]float64{exMean: 22.09, exP99: 93.14}}},
+		{"latency without a deviation", func() (Sample, error) { return parseLatency(strings.Replace(latencyOutput, "15.97", "-nan", 1)) },
+			Sample{11.9, map[string]float64{exMean: 22.09, exP99: 93.14}}},
+		{"bandwidth", func() (Sample, error) { return parseBandwidth(bandwidthOutput) }, Sample{4.529625, map[string]float64{exRate: 70.776}}},
+		{"floor", func() (Sample, error) { return parseFloor("mean=4.8 typical=4.4 p99=7.1\n") }, Sample{4.4, map[string]float64{exMean: 4.8, exP99: 7.1}}},
+		{"floor of a stream", func() (Sample, error) { return parseFloor("mean=0.002\n") }, Sample{Value: 0.002}},
+		{"embedded", func() (Sample, error) {
+			return single("2000 round trips of 64 bytes over UDP in 6ms: 3.20 usec per round trip\n", roundTrip, 0.5)
+		}, Sample{Value: 1.6}},
+		{"loopback", func() (Sample, error) {
+			return single("BenchmarkMessage/plain-2   \t    1000\t       180.5 ns/op\t       0 B/op\n", perOperation, 1e-3)
+		}, Sample{Value: 0.1805}},
+		{"libfabric", func() (Sample, error) { return single(fabricOutput, fabricLine, 1) }, Sample{Value: 296.19}},
+	} {
+		got, err := c.got()
+		if err != nil || !same(got.Value, c.want.Value) || !maps.EqualFunc(got.Extras, c.want.Extras, same) {
+			t.Errorf("%s: got %+v, %v, want %+v", c.name, got, err, c.want)
+		}
+	}
+}
+
+func TestParseErrors(t *testing.T) {
+	for name, f := range map[string]func(string) (Sample, error){"latency": parseLatency, "bandwidth": parseBandwidth, "floor": parseFloor} {
+		for _, out := range []string{"", strings.Replace(latencyOutput, "11.90", "inf", 1), "Completion with error at client\nFailed status 12", "mean=-1", "typical=3", "mean=x"} {
+			if s, err := f(out); err == nil {
+				t.Errorf("%s of %q: got %+v, want an error", name, out, s)
+			}
+		}
+	}
+}
+
+// TestTables checks that names are unique, and that what a measurement is compared with exists.
+func TestTables(t *testing.T) {
+	for _, s := range append(fullTable(), guestTable()...) {
+		for _, g := range s.Groups {
+			seen := map[string]bool{}
+			for _, m := range g.Measurements {
+				if seen[m.Name] || m.Name == "" || m.Take == nil || m.Kind == "" {
+					t.Errorf("%s/%s/%s: no name of its own, no kind, or nothing to take", s.Name, g.Name, m.Name)
+				}
+				seen[m.Name] = true
+			}
+			for _, m := range g.Measurements {
+				for _, other := range []string{m.Floor, m.Peer} {
+					if other != "" && !seen[other] {
+						t.Errorf("%s/%s/%s is compared with %q, which is not measured", s.Name, g.Name, m.Name, other)
+					}
+				}
+			}
+		}
+	}
+	floors := map[string]bool{}
+	for _, m := range floorSection().Groups[0].Measurements {
+		floors[m.Name] = true
+	}
+	for _, c := range floorChecks {
+		if !floors[c.A] || !floors[c.B] || c.Want <= 0 || c.Within <= 1 {
+			t.Errorf("check %q: %q and %q must be floors, bounds above 0 and 1", c.Name, c.A, c.B)
+		}
+	}
+}
+
+func TestServiceDoesNotStart(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "verbena")
+	if err := os.WriteFile(bad, []byte("#!/bin/sh\necho 'address in use' >&2\nexit 1\n"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	e := &Env{Verbena: bad, Dir: t.TempDir(), Scale: 1, Limit: time.Minute}
+	defer e.Close()
+	_, err := exchange{path: shortcut, tool: "ib_send_lat", size: 64, each: 10}.take(context.Background(), e)
+	if err == nil || !strings.Contains(err.Error(), "the service does not start: address in use") {
+		t.Errorf("got %v, want the service's own error", err)
+	}
+}
+
+// TestLimitEndsPrograms checks that a program that hangs ends with the limit, and its children with it.
+func TestLimitEndsPrograms(t *testing.T) {
+	dir := t.TempDir()
+	alive := filepath.Join(dir, "pid")
+	script := "#!/bin/sh\nsleep 1000 & echo $! >" + alive + "\nwait\n"
+	if err := os.WriteFile(filepath.Join(dir, "hang"), []byte(script), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	e := &Env{Dir: dir, Scale: 1, Limit: 300 * time.Millisecond}
+	_, err := e.limited(context.Background(), floor(1, 1, "hang"))
+	if err == nil || !strings.Contains(err.Error(), "not done within 300ms") {
+		t.Fatalf("got %v, want that it was not done in time", err)
+	}
+	pid, err := os.ReadFile(alive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat := filepath.Join("/proc", strings.TrimSpace(string(pid)), "stat")
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		b, err := os.ReadFile(stat)
+		if err != nil || strings.Contains(string(b), ") Z ") {
+			return // gone, or a zombie of the machine's init
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the child of a program that hung still runs: %s", b)
+		}
+	}
+}
+
+func TestProcess(t *testing.T) {
+	before, err := cpuTime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := 0.0
+	for i := range 10_000_000 {
+		x += math.Sqrt(float64(i))
+	}
+	after, err := cpuTime(os.Getpid())
+	if err != nil || after <= before || x == 0 {
+		t.Errorf("cpuTime: %v, then %v, %v; want more", before, after, err)
+	}
+	rss, threads, err := memory(os.Getpid())
+	if err != nil || rss < 1 || rss > 1e5 || threads < 1 || threads > 1e4 {
+		t.Errorf("memory: %v MB, %v threads, %v", rss, threads, err)
+	}
+}
+
+func same(a, b float64) bool { return math.Abs(a-b) < 1e-9 }

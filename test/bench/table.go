@@ -1,0 +1,299 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// costs are roughly the microseconds that one operation takes by size, from which follows how many are done.
+type costs map[int]float64
+
+var (
+	sizeNames = map[int]string{64: "64 B", 4096: "4 KB", 65536: "64 KB", 1 << 20: "1 MB"}
+	sizes     = []int{64, 4096, 65536, 1 << 20}
+
+	trapCosts     = costs{64: 11, 4096: 12, 65536: 25, 1 << 20: 220}
+	shortcutCosts = costs{64: 25, 4096: 28, 65536: 60, 1 << 20: 900} // of a round trip; of a message in a stream a half
+	wireCosts     = costs{64: 90, 4096: 100, 65536: 250, 1 << 20: 2500}
+	tcpCosts      = costs{64: 30, 4096: 40, 65536: 100, 1 << 20: 900}
+	fabricCosts   = costs{64: 80, 4096: 100, 65536: 150, 1 << 20: 1200}
+)
+
+func pathCosts(path string) costs {
+	if path == shortcut {
+		return shortcutCosts
+	}
+	return wireCosts
+}
+
+// fullTable returns everything that a full run measures.
+func fullTable() []Section {
+	return []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(), embeddedSection(),
+		startUpSection(), idleSection()}
+}
+
+func floorSection() Section {
+	return Section{Name: "floors", Title: "Floors", Unit: "µs per operation",
+		Note:   "None of Verbena's code. Streams are in messages of 64 KB, in packets of 4 KB.",
+		Extras: []string{exMean, exP99},
+		Groups: []Group{{Name: "all", Short: true, Measurements: []Measurement{
+			{Name: trapCall, Kind: Floor, Take: floor(1, 6, "trap", "call")},
+			{Name: vm64, Kind: Floor, Take: floor(1, 2, "copy", "vm", "64")},
+			{Name: vm64K, Kind: Floor, Take: floor(1, 8, "copy", "vm", "65536")},
+			{Name: vm1M, Kind: Floor, Take: floor(1, 120, "copy", "vm", "1048576")},
+			{Name: copy64, Kind: Floor, Take: floor(1, 0.02, "copy", "memcpy", "64")},
+			{Name: copy1M, Kind: Floor, Take: floor(1, 60, "copy", "memcpy", "1048576")},
+			{Name: udpPing, Kind: Floor, Take: floor(1, 6, "udp", "pingpong", "64")},
+			{Name: udpPlain, Kind: Floor, Take: floor(1, 60, "udp", "plain", "65536")},
+			{Name: udpOffload, Kind: Floor, Take: floor(1, 18, "udp", "offload", "65536")},
+			{Name: udpCRC, Kind: Floor, Take: floor(1, 20, "udp", "offload-crc", "65536")},
+			{Name: udpCRCGo, Kind: Floor, Take: floor(1, 22, "goudp", "65536")},
+			{Name: tcpPingFlat, Kind: Peer, Take: floor(1, 30, "tcp", "pingpong", "64")},
+			{Name: tcpFlat, Kind: Peer, Take: floor(1, 30, "tcp", "stream", "65536")},
+		}}}}
+}
+
+func latencySection() Section {
+	s := Section{Name: "latency", Title: "Latency", Unit: "µs",
+		Note: "perftest's typical (median) time, of half a round trip for SEND and WRITE and of all of it for READ; both programs poll. " +
+			"The floor of the shortcut is a trapped call with one process_vm_readv and one writev, that of the wire a UDP ping-pong of " +
+			"two busy processes; the peer is blocking TCP.",
+		Peer:   "TCP",
+		Extras: []string{exMean, exP99, exService, exClient, exServer}}
+	for _, size := range sizes {
+		n := strconv.Itoa(size)
+		g := Group{Name: sizeNames[size], Short: size == 64, Measurements: []Measurement{
+			{Name: "trap, process_vm, ping-pong", Kind: Floor, Take: floor(1, 2*trapCosts[size], "trap", "pingpong", n)},
+			{Name: "trap, process_vm", Kind: Floor, Take: floor(1, trapCosts[size], "trap", "stream", n)},
+			{Name: "TCP, blocking", Kind: Peer, Take: floor(1, tcpCosts[size], "tcp", "pingpong", n)},
+			{Name: "libfabric tcp, msg", Kind: Peer, Take: fabric("tcp", "msg", size, fabricCosts[size])},
+		}}
+		udp := ""
+		if size <= 4096 { // one datagram
+			udp = "UDP, polling"
+			g.Measurements = append(g.Measurements,
+				Measurement{Name: udp, Kind: Floor, Take: floor(1, 8, "udp", "pingpong", n)},
+				Measurement{Name: udp + ", round trip", Kind: Floor, Take: floor(2, 8, "udp", "pingpong", n)})
+		}
+		if size == 64 {
+			g.Measurements = append(g.Measurements,
+				Measurement{Name: "TCP, polling", Kind: Peer, Take: floor(1, 15, "tcp", "busy", n)},
+				Measurement{Name: "libfabric tcp, rdm", Kind: Peer, Take: fabric("tcp;ofi_rxm", "rdm", size, fabricCosts[size])})
+		}
+		for _, op := range []string{"SEND", "WRITE", "READ"} {
+			floors := map[string]string{shortcut: "trap, process_vm, ping-pong", wire: udp}
+			if op == "READ" {
+				floors[shortcut] = "trap, process_vm"
+				if udp != "" {
+					floors[wire] = udp + ", round trip"
+				}
+			}
+			for _, path := range []string{shortcut, wire} {
+				peer := "TCP, blocking"
+				if op == "READ" {
+					peer = "" // which is half a round trip
+				}
+				x := exchange{path: path, tool: tools[op] + "_lat", size: size, each: pathCosts(path)[size]}
+				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: floors[path], Peer: peer, Take: x.take})
+			}
+		}
+		s.Groups = append(s.Groups, g)
+	}
+	return s
+}
+
+var tools = map[string]string{"SEND": "ib_send", "WRITE": "ib_write", "READ": "ib_read"}
+
+func bandwidthSection() Section {
+	s := Section{Name: "bandwidth", Title: "Bandwidth", Unit: "MB/s (10^6 bytes)",
+		Note: "One queue pair, polling; more is better. The server of WRITE and READ sleeps: its processor time is what a passive " +
+			"target costs. The floor of the wire is the UDP stream with GSO, GRO and CRC-32 in Go, in packets of 4 KB; the peer is a TCP stream.",
+		Peer:   "TCP",
+		Extras: []string{exRate, exService, exClient, exServer}}
+	for _, size := range sizes {
+		n := strconv.Itoa(size)
+		g := Group{Name: sizeNames[size], Short: size == 64 || size == 65536, Measurements: []Measurement{
+			{Name: "trap, process_vm", Kind: Floor, Take: stream(size, trapCosts[size], "trap", "stream", n)},
+			{Name: "TCP stream", Kind: Peer, Take: stream(size, tcpStreamCosts[size], "tcp", "stream", n)},
+		}}
+		udp := ""
+		if size >= 4096 {
+			udp = "UDP, CRC-32, Go"
+			g.Measurements = append(g.Measurements,
+				Measurement{Name: udp, Kind: Floor, Take: stream(size, float64(size)/2500, "goudp", n)},
+				Measurement{Name: "UDP, CRC-32, C", Kind: Floor, Take: stream(size, float64(size)/2500, "udp", "offload-crc", n)})
+		}
+		for _, op := range []string{"SEND", "WRITE", "READ"} {
+			for _, path := range []string{shortcut, wire} {
+				floors := map[string]string{shortcut: "trap, process_vm", wire: udp}
+				x := exchange{path: path, tool: tools[op] + "_bw", size: size, each: streamCosts[path][size]}
+				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: floors[path], Peer: "TCP stream", Take: x.take})
+			}
+		}
+		s.Groups = append(s.Groups, g)
+	}
+	return s
+}
+
+var (
+	tcpStreamCosts = costs{64: 1, 4096: 4, 65536: 40, 1 << 20: 400}
+	streamCosts    = map[string]costs{
+		shortcut: {64: 16, 4096: 22, 65536: 45, 1 << 20: 450},
+		wire:     {64: 16, 4096: 22, 65536: 80, 1 << 20: 1000},
+		"":       {64: 16, 4096: 22, 65536: 80, 1 << 20: 1000},
+	}
+)
+
+func variantSection() Section {
+	s := Section{Name: "variants", Title: "Variants of the SEND latency", Unit: "µs",
+		Note:   "perftest offers no inline data on rxe devices, so a program of our own (test/bench/floor/verbs.c) sends with and without.",
+		Floor:  "plain",
+		Extras: []string{exMean, exP99, exService, exClient, exServer}}
+	for _, path := range []string{shortcut, wire} {
+		for _, size := range []int{64, 65536} {
+			plain := exchange{path: path, tool: "ib_send_lat", size: size, each: pathCosts(path)[size]}
+			two, events := plain, plain
+			two.two = true
+			events.events, events.each = true, plain.each+300
+			g := Group{Name: path + ", " + sizeNames[size], Measurements: []Measurement{
+				{Name: "one device, polling", Kind: Ours, Take: plain.take},
+				{Name: "two devices", Kind: Ours, Floor: "one device, polling", Take: two.take},
+				{Name: "events (-e)", Kind: Ours, Floor: "one device, polling", Take: events.take},
+			}}
+			if size == 64 {
+				own := exchange{path: path, verbs: true, size: size, each: plain.each}
+				inlined := own
+				inlined.inlined = true
+				g.Measurements = append(g.Measurements, Measurement{Name: "own program", Kind: Ours, Take: own.take},
+					Measurement{Name: "own program, inline", Kind: Ours, Floor: "own program", Take: inlined.take})
+			}
+			s.Groups = append(s.Groups, g)
+		}
+	}
+	return s
+}
+
+func streamVariantSection() Section {
+	s := Section{Name: "streams", Title: "Variants of the bandwidth", Unit: "MB/s (10^6 bytes)",
+		Floor:  "plain",
+		Extras: []string{exRate, exService, exClient, exServer}}
+	for _, path := range []string{shortcut, wire} {
+		for _, size := range []int{64, 65536} {
+			plain := exchange{path: path, tool: "ib_write_bw", size: size, each: streamCosts[path][size]}
+			two, eight := plain, plain
+			two.two, eight.qps = true, 8
+			send := exchange{path: path, tool: "ib_send_bw", size: size, each: streamCosts[path][size]}
+			events := send // perftest waits for events of SEND only
+			events.events = true
+			s.Groups = append(s.Groups, Group{Name: path + ", " + sizeNames[size], Measurements: []Measurement{
+				{Name: "WRITE", Kind: Ours, Take: plain.take},
+				{Name: "WRITE, two devices", Kind: Ours, Floor: "WRITE", Take: two.take},
+				{Name: "WRITE, eight QPs", Kind: Ours, Floor: "WRITE", Take: eight.take},
+				{Name: "SEND", Kind: Ours, Take: send.take},
+				{Name: "SEND, events (-e)", Kind: Ours, Floor: "SEND", Take: events.take},
+			}})
+		}
+	}
+	return s
+}
+
+func embeddedSection() Section {
+	s := Section{Name: "embedded", Title: "Both ends in one Go process", Unit: "µs",
+		Note: "Half a round trip of examples/pingpong, on one thread; of driver/loopback one message with its receive and both completions. " +
+			"The floor of the shortcut is memcpy, that of the wire the UDP ping-pong of two processes.",
+		Peer: "loopback"}
+	for _, size := range []int{64, 65536, 1 << 20} {
+		n := strconv.Itoa(size)
+		each := max(2, float64(size)/4000)
+		g := Group{Name: sizeNames[size], Measurements: []Measurement{
+			{Name: "memcpy", Kind: Floor, Take: floor(1, max(0.02, float64(size)/20000), "copy", "memcpy", n)},
+			{Name: "shortcut", Kind: Ours, Floor: "memcpy", Take: embedded(size, false, 2*each)},
+		}}
+		w := Measurement{Name: "wire", Kind: Ours, Take: embedded(size, true, 24+4*each)}
+		if size == 64 {
+			w.Floor = "UDP, polling"
+			g.Measurements[1].Peer = "loopback driver"
+			g.Measurements = append(g.Measurements, Measurement{Name: w.Floor, Kind: Floor, Take: floor(1, 8, "udp", "pingpong", n)},
+				Measurement{Name: "loopback driver", Kind: Ours, Take: loopback})
+		}
+		g.Measurements = append(g.Measurements, w)
+		s.Groups = append(s.Groups, g)
+	}
+	return s
+}
+
+func startUpSection() Section {
+	s := Section{Name: "startup", Title: "A program from start to end", Unit: "ms",
+		Note:   "Median of ten starts in each round; the service is up.",
+		Floor:  "by itself",
+		Extras: []string{exNinetyth}}
+	for _, p := range [][]string{{"true"}, {"ls", "/usr/lib"}, {"ibv_devices"}} {
+		s.Groups = append(s.Groups, Group{Name: "`" + p[0] + "`", Measurements: []Measurement{
+			{Name: "by itself", Kind: Floor, Take: startUp("", p...)},
+			{Name: "verbena run", Kind: Ours, Floor: "by itself", Take: startUp(shortcut, p...)},
+			{Name: "verbena run, ptrace_scope 1", Kind: Ours, Floor: "by itself", Take: startUp(launcher, p...)},
+		}})
+	}
+	return s
+}
+
+func idleSection() Section {
+	return Section{Name: "idle", Title: "A service while nothing happens", Unit: "ms of processor time in 2 s",
+		Extras: []string{exRSS, exThreads},
+		Groups: []Group{{Name: "one device", Short: true, Measurements: []Measurement{
+			{Name: "no program", Kind: Ours, Take: idle("")},
+			{Name: "a context (ibv_asyncwatch)", Kind: Ours, Take: idle("rxe0", "ibv_asyncwatch")},
+			{Name: "a queue pair (ibv_rc_pingpong)", Kind: Ours, Take: idle("local address", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", "19199")},
+		}}}}
+}
+
+// comparedTable is the short list of make bench-compare, taken of two binaries.
+func comparedTable() []Compared {
+	var list []Compared
+	add := func(x exchange) {
+		c := Compared{Name: fmt.Sprintf("%s, %s, %s", x.tool, sizeNames[x.size], x.path), Unit: "µs", Take: x.figure}
+		if !x.latency() {
+			c.Unit, c.Higher = "MB/s", true
+		}
+		list = append(list, c)
+	}
+	for _, op := range []string{"SEND", "WRITE", "READ"} {
+		add(exchange{path: shortcut, tool: tools[op] + "_lat", size: 64, each: shortcutCosts[64]})
+	}
+	add(exchange{path: wire, tool: "ib_send_lat", size: 64, each: wireCosts[64]})
+	for _, path := range []string{shortcut, wire} {
+		for _, size := range sizes[1:] {
+			add(exchange{path: path, tool: "ib_write_bw", size: size, each: streamCosts[path][size]})
+		}
+	}
+	return list
+}
+
+// guestTable compares Verbena with the kernel's Soft-RoCE, in a guest with both. Times are those of an emulated machine.
+func guestTable() []Section {
+	const slow = 30 // how much slower the emulated machine is, about
+	const kernel = "kernel's rxe"
+	latency := Section{Name: "latency", Title: "Latency in the guest", Unit: "µs", Extras: []string{exMean, exP99},
+		Note: "perftest's typical time. The kernel's rxe is on the loopback interface, where its packets do not reach UDP.", Peer: kernel}
+	bandwidth := Section{Name: "bandwidth", Title: "Bandwidth in the guest", Unit: "MB/s (10^6 bytes)", Extras: []string{exRate},
+		Note: "More is better.", Peer: kernel}
+	for _, op := range []string{"SEND", "WRITE", "READ"} {
+		for _, size := range []int{64, 65536} {
+			lat, bw := Group{Name: op + " " + sizeNames[size]}, Group{Name: op + " " + sizeNames[size]}
+			for _, path := range []string{"", shortcut, wire} {
+				m := Measurement{Name: path, Kind: Ours, Peer: kernel}
+				if path == "" {
+					m = Measurement{Name: kernel, Kind: Peer}
+				}
+				x := exchange{path: path, tool: tools[op] + "_lat", size: size, each: slow * wireCosts[size]}
+				m.Take = x.take
+				lat.Measurements = append(lat.Measurements, m)
+				x.tool, x.each = tools[op]+"_bw", slow*streamCosts[path][size]
+				m.Take = x.take
+				bw.Measurements = append(bw.Measurements, m)
+			}
+			latency.Groups, bandwidth.Groups = append(latency.Groups, lat), append(bandwidth.Groups, bw)
+		}
+	}
+	return []Section{latency, bandwidth}
+}
