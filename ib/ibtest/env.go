@@ -28,6 +28,8 @@ type env struct {
 	gid        ib.GID
 	gidIndex   int
 	psn        uint32 // of both directions of the next connections
+	timeout    uint8  // code of the local ACK timeout of the next connections
+	retries    uint8
 
 	objects []object // that exist, in the order in which they were made
 
@@ -41,7 +43,7 @@ type object struct {
 }
 
 func newEnv(t testing.TB, cfg config, checked bool) *env {
-	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), psn: 0x123456}
+	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), psn: 0x123456, timeout: 18, retries: 7}
 	if checked {
 		e.core.Check(ib.CheckConfig{Report: func(v ib.Violation) {
 			e.mu.Lock()
@@ -288,7 +290,7 @@ const (
 func (e *env) attr(state ib.QPState, dest uint32) ib.QPAttr {
 	return ib.QPAttr{
 		State: state, Port: 1, QKey: qkey, AccessFlags: remote, AH: e.address(), PathMTU: e.port.ActiveMTU, DestQPN: dest,
-		RQPSN: e.psn, SQPSN: e.psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: 18, RetryCnt: 7, RNRRetry: 7,
+		RQPSN: e.psn, SQPSN: e.psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: e.timeout, RetryCnt: e.retries, RNRRetry: 7,
 	}
 }
 

@@ -453,6 +453,8 @@ func testMWType2(e *env) {
 	p.bind(low, ib.WCSuccess)
 	p.wantWrite("write by the window, whose key was bound by its low bits", b.addr, mw.RKey(), ib.WCSuccess)
 	// An invalidation that fails is not answered: the receiver's completion tells (class J of IBA 9.9.6.3).
+	e.timeout, e.retries = 12, 1 // 17 ms
+	p.again()
 	p.recv(1, 81, 0, 8)
 	p.post(0, ib.SendWR{ID: 81, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
 		InvalidateRKey: mw.RKey() ^ 1})
