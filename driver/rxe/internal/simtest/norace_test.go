@@ -4,3 +4,6 @@ package simtest_test
 
 // schedules is the default of -schedules.
 const schedules = 100
+
+// replays is how many schedules of each service TestReplay plays twice.
+const replays = 30

@@ -4,3 +4,6 @@ package simtest_test
 
 // schedules is the default of -schedules. A schedule runs on one goroutine: the race detector only makes it slower.
 const schedules = 20
+
+// replays is how many schedules of each service TestReplay plays twice.
+const replays = 8

@@ -89,7 +89,7 @@ func TestSchedules(t *testing.T) {
 func TestReplay(t *testing.T) {
 	for _, s := range services {
 		traces := map[uint64]bool{}
-		for seed := uint64(1); seed < 30; seed++ {
+		for seed := uint64(1); seed <= replays; seed++ {
 			a, err := simtest.Run(s, seed, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -103,8 +103,8 @@ func TestReplay(t *testing.T) {
 			}
 			traces[a.Trace] = true
 		}
-		if len(traces) != 29 {
-			t.Errorf("%v: 29 seeds are %d different runs", s, len(traces))
+		if len(traces) != replays {
+			t.Errorf("%v: %d seeds are %d different runs", s, replays, len(traces))
 		}
 	}
 }
