@@ -147,7 +147,9 @@ func TestServiceKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	// One that polls its completion queue, and one that goes on to its next call.
-	if said := strings.Join(s.neighbour.rest(2*time.Second), "\n"); !strings.Contains(said, "failed") && !strings.Contains(said, "Input/output error") {
+	// A call that the service had received, and not answered, is one on an ordinary file, which says EINVAL.
+	said := strings.Join(s.neighbour.rest(2*time.Second), "\n")
+	if !strings.Contains(said, "failed") && !strings.Contains(said, "Input/output error") && !strings.Contains(said, "Invalid argument") {
 		t.Errorf("a program that polls has no error: %s", said)
 	}
 	idle.say("a message")
@@ -226,10 +228,10 @@ func TestLimitsAreNamed(t *testing.T) {
 	t.Run("room on /dev/shm", func(t *testing.T) {
 		needRoot(t)
 		w := newWorld(t, users()[0], "")
-		script := `mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() + ` -- ` + raw + ` fill big-qps 3`
+		script := `mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() + ` -- ` + raw + ` fill qps 1000`
 		c := exec.CommandContext(w.deadline(20), "unshare", "-m", "sh", "-c", script, binary(t))
 		out, _ := c.CombinedOutput()
-		if said := string(out); !strings.Contains(said, "big-qps refused after") || !strings.Contains(said, "/dev/shm") {
+		if said := string(out); !strings.Contains(said, "qps refused after") || !strings.Contains(said, "/dev/shm") {
 			t.Errorf("%s", out)
 		}
 	})
