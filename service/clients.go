@@ -407,7 +407,11 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 	if err := s.reply(c, &Response{Attached: &Attached{Dir: session.Dir(), Helped: session.Helped()}}); err != nil {
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
 	}
+	log := s.log.With(uidKey, who.uid, "pid", who.pid)
+	log.Debug("program attached", "args", cutArgs(a.Args))
+	began := time.Now()
 	<-session.Done()
+	log.Debug("program ended", "args", cutArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
 }
 
 // session describes a program that the peer hands over: by what the kernel says of the peer, and its own words only for

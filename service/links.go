@@ -168,6 +168,7 @@ func (s *Service) probed(l *rxeLink, d *rxe.Device) {
 	l.dev = d
 	list := []netdev.Interface{*l.host}
 	s.mu.Unlock()
+	s.log.Debug("device made anew, by a reset or a plug", "dev", l.spec.Name)
 	// The interface may have changed while there was no device.
 	l.news.CompareAndSwap(nil, &list)
 	s.bringUp(l)

@@ -79,9 +79,6 @@ func (w *worker) pathCall(c call) verdict {
 	case callFaccessat2:
 		v = w.access(path, arg(2), arg(3))
 	}
-	if t := w.session.sup.cfg.Trace; t != nil {
-		t("%d %v(%q) = %d %v", w.n.tid, c, path, v.val, v.err)
-	}
 	return v
 }
 
@@ -352,16 +349,19 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	f, description, err := newOpenFile(t, n, o, how)
 	if err != nil {
 		if e := errno(err); e != syscall.ENODEV {
-			t.sup.cfg.Logf("supervisor: process %d (%s): open %s: %v", id.pid, id.name, n.device, err)
+			t.log.Warn("open a device file", "pid", id.pid, "name", id.name, "dev", n.device, "err", err)
 		}
 		return fails(err)
 	}
+	f.opened.Store(true)
 	number, err := w.installCommandFile(th, p, int(description.Fd()), t.firstFD, flags)
 	description.Close()
 	if err != nil {
+		f.opened.Store(false)
 		f.close()
 		return fails(err)
 	}
+	t.log.Debug("device file opened", "pid", id.pid, "name", id.name, "dev", n.device, "fd", number)
 	return verdict{val: int64(number)}
 }
 
@@ -413,7 +413,7 @@ func (w *worker) duplicate(c call) verdict {
 	}
 	copied, err := w.copyDevice(th, p, fd, d.file)
 	if err != nil {
-		t.sup.cfg.Logf("supervisor: process %d (%s): duplicate descriptor %d of a device: %v", p.pid, p.name, fd, err)
+		t.log.Warn("duplicate a descriptor of a device", "pid", p.pid, "name", p.name, "fd", fd, "err", err)
 		return fails(err)
 	}
 	defer unix.Close(copied)
@@ -538,7 +538,7 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, from uin
 	}
 	defer restore()
 	if err = w.installLocked(fd, number, flags); err == unix.EBADF {
-		t.sup.cfg.Logf("supervisor: process %d: the limit of open files (ulimit -n) is below %d and may not be raised from here", p.pid, number+1)
+		t.log.Warn("the limit of open files (ulimit -n) is too low and may not be raised from here", "pid", p.pid, "needs", number+1)
 		err = syscall.EMFILE
 	}
 	return int(number), err
@@ -590,8 +590,8 @@ func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error
 	}
 	raised := unix.Rlimit{Cur: least, Max: limit.Max}
 	if raised.Cur > raised.Max {
-		w.session.sup.cfg.Logf("supervisor: process %d: a device file needs descriptor %d, and the hard limit of open files (ulimit -Hn) is %d",
-			p.pid, least-1, limit.Max)
+		w.session.log.Warn("a device file needs a descriptor above the hard limit of open files (ulimit -Hn)",
+			"pid", p.pid, "needs", least, "limit", limit.Max)
 		return restore, syscall.EMFILE
 	}
 	if !p.alive() {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -40,6 +41,7 @@ type Session struct {
 	info     SessionInfo
 	dir      *os.File // of the queue files; this process's user's
 	user     *quota.User
+	log      *slog.Logger // with the user's number
 	listener *os.File
 	helper   Helper // not nil: this process may not access the program's memory
 	fd       int    // of listener
@@ -98,6 +100,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		sup:       s,
 		info:      info,
 		user:      s.cfg.Quota.User(info.UID),
+		log:       s.cfg.Log.With("uid", info.UID),
 		listener:  listener,
 		helper:    helper,
 		fd:        int(listener.Fd()),
@@ -235,7 +238,7 @@ func (t *Session) finish() {
 	t.dir.Close()
 	t.discharge()
 	if err := os.Remove(t.dir.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
-		s.cfg.Logf("supervisor: session of %q: %v", t.info.Args, err)
+		t.log.Warn("end of a session", "args", t.info.Args, "err", err)
 	}
 	s.mu.Lock()
 	delete(s.sessions, t)
@@ -286,13 +289,13 @@ func (t *Session) warnOfLimit(err error) {
 		return
 	}
 	if _, said := t.limits.LoadOrStore(e, true); !said {
-		t.sup.cfg.Logf("supervisor: session of %q: %v", t.info.Args, err)
+		t.log.Warn("a limit is reached", "args", t.info.Args, "err", err)
 	}
 }
 
 // warn logs what goes wrong for the program as a whole, once.
 func (t *Session) warn(what func() error) {
 	if t.warned.CompareAndSwap(false, true) {
-		t.sup.cfg.Logf("supervisor: session of %q: %v", t.info.Args, what())
+		t.log.Warn("session", "args", t.info.Args, "err", what())
 	}
 }
