@@ -86,13 +86,16 @@ type Response struct {
 
 // Attach describes the program that is about to start.
 type Attach struct {
-	Args []string // of the program, for people to read; cut if they are long
+	Args  []string // of the program, for people to read; cut if they are long
+	Trace bool     `json:",omitempty"` // the answer comes with a socket, on which the service sends the trace of the program's calls
 }
 
 // Attached tells the launcher what it needs as the program's guardian.
 type Attached struct {
 	Dir    string // where the queue files of the program's contexts are
 	Helped bool   `json:",omitempty"` // the service will ask for Help, and the launcher is to stay an ancestor
+	// Trace is what was asked for by Attach.Trace; nil from a service that does not know of it. It comes as a descriptor.
+	Trace *CallTrace `json:"-"`
 }
 
 // Info describes the service.

@@ -310,6 +310,8 @@ type world struct {
 	sup  *Supervisor
 	dir  string
 	logs logBook
+
+	trace func(line string) // of the sessions that are started
 }
 
 type logBook struct {
@@ -484,7 +486,7 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 				return err
 			}
 			l := os.NewFile(uintptr(fd), "listener")
-			if r.session, err = w.sup.Attach(l, SessionInfo{LauncherPID: os.Getpid(), Args: args, Helper: Ancestor{}}); err != nil {
+			if r.session, err = w.sup.Attach(l, SessionInfo{LauncherPID: os.Getpid(), Args: args, Helper: Ancestor{}, Trace: w.trace}); err != nil {
 				l.Close()
 			}
 			return err

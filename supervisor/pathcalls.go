@@ -51,6 +51,9 @@ func (w *worker) pathCall(c call) verdict {
 	if err := w.prove(); err != nil {
 		return fails(err)
 	}
+	if w.trace != nil {
+		w.trace.path, w.trace.flags = path, binary.NativeEndian.Uint64(how[:])
+	}
 	arg := func(i int) uint64 { return uint64(uint32(a[i])) } // an int: the upper half of the register is no part of it
 	var v verdict
 	switch c {
@@ -304,15 +307,15 @@ func (w *worker) installUnreadable(flags uint64) verdict {
 // installAnswer gives the program a duplicate of a descriptor as the call's answer.
 func (w *worker) installAnswer(fd int, flags uint64) verdict {
 	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(fd), newFlags: uint32(flags & unix.O_CLOEXEC)}
-	_, err := sendAddFD(w.session.fd, &a)
+	n, err := sendAddFD(w.session.fd, &a)
 	if err == nil {
-		return verdict{fate: sent}
+		return verdict{val: int64(n), fate: sent}
 	}
 	if err != unix.EINVAL {
 		return fails(err)
 	}
 	a.flags = 0 // before Linux 5.14: in two steps
-	n, err := sendAddFD(w.session.fd, &a)
+	n, err = sendAddFD(w.session.fd, &a)
 	if err != nil {
 		return fails(err)
 	}

@@ -33,6 +33,10 @@ type SessionInfo struct {
 	Args []string
 	// Helper reaches the program where this process may not; nil: nobody does.
 	Helper Helper
+	// Trace, if not nil, gets a line for each call of the program that is answered here, doorbells excepted: the thread,
+	// the call with its arguments, the result and the time that the answer took, as strace(1) has them. It is called on the
+	// threads that answer, before the program has the answer, and must not sleep.
+	Trace func(line string)
 }
 
 // Session is one program with its descendants, under supervision.

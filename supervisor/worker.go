@@ -33,6 +33,7 @@ type worker struct {
 	desc  *descriptor // what argument 0 is, for calls on a device file
 	known known       // who calls
 	path  [unix.PathMax]byte
+	trace *callTrace // nil: the session is not traced
 
 	// For the watchdog; see turn.
 	busy  atomic.Uint32 // busyState
@@ -122,7 +123,12 @@ func errno(err error) syscall.Errno {
 }
 
 func (w *worker) answer() {
-	v := w.handle()
+	var v verdict
+	if w.session.info.Trace == nil {
+		v = w.handle()
+	} else {
+		v = w.handleTraced()
+	}
 	r := response{id: w.n.id}
 	switch {
 	case v.fate == sent:
