@@ -267,6 +267,9 @@ func (s *Service) bounded(r *Request, f func() (*Response, error)) (*Response, e
 	if r.Reset != nil && r.Reset.Outage > 0 {
 		limit += min(r.Reset.Outage, 24*time.Hour)
 	}
+	if r.Profile != nil {
+		limit += min(max(r.Profile.Duration, 0), MaxProfileTime)
+	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
@@ -369,6 +372,12 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 		}
 		t, err := s.QPTrace(*r.Trace)
 		return &Response{Trace: &t}, err
+	case OpProfile:
+		if r.Profile == nil {
+			break
+		}
+		b, err := s.Profile(*r.Profile)
+		return &Response{Profile: b}, err
 	case OpFaultAdd:
 		if r.Fault == nil {
 			break

@@ -39,6 +39,7 @@ type Request struct {
 	ID       int        `json:",omitempty"` // of a fault rule
 	Capture  *Capture   `json:",omitempty"`
 	Trace    *QPTrace   `json:",omitempty"`
+	Profile  *Profile   `json:",omitempty"`
 }
 
 // Op names a request.
@@ -64,6 +65,7 @@ const (
 	OpStatShow   Op = "stat show"
 	OpQPShow     Op = "qp show"
 	OpQPTrace    Op = "qp trace"
+	OpProfile    Op = "debug pprof"
 	OpCapture    Op = "capture" // with the descriptor of the socket that the file is sent to
 )
 
@@ -82,6 +84,7 @@ type Response struct {
 	Stats    []StatInfo       `json:",omitempty"`
 	QPs      []QPStatusInfo   `json:",omitempty"`
 	Trace    *QPTraceInfo     `json:",omitempty"`
+	Profile  []byte           `json:",omitempty"`
 }
 
 // Attach describes the program that is about to start.

@@ -119,3 +119,18 @@ func TestAttackTrace(t *testing.T) {
 		t.Errorf("the trace does not say that calls are missing; its end:\n%s", tail(string(b), 5))
 	}
 }
+
+// TestDebugPprof: the owner of a service gets a profile of it, and other users do not.
+func TestDebugPprof(t *testing.T) {
+	w := sharedService(t, "--mode", "0666")
+	for _, args := range [][]string{{"heap"}, {"goroutine"}, {"profile", "--seconds", "1"}} {
+		out := w.out(append([]string{"debug", "pprof"}, args...)...)
+		if !strings.HasPrefix(out, "\x1f\x8b") {
+			t.Errorf("debug pprof %v: %.40q", args, out)
+		}
+	}
+	b, err := w.as(1001).cmd(w.deadline(20), "debug", "pprof", "heap").CombinedOutput()
+	if err == nil || !strings.Contains(string(b), "operation not permitted") {
+		t.Errorf("as another user: %v, %.100q", err, b)
+	}
+}
