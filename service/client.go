@@ -283,10 +283,19 @@ func (c *Client) Close() error {
 func (c *Client) Do(r *Request) (*Response, error) { return c.do(r, nil) }
 
 func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
+	a, f, err := c.exchange(r, fd)
+	if f != nil {
+		f.Close()
+	}
+	return a, err
+}
+
+// exchange sends a request and waits for the answer, with the descriptor that comes with it; nil: there is none.
+func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) {
 	r.Protocol = protocol
 	sent := c.c.send(r, fd)
 	if sent != nil && !errors.Is(sent, syscall.EPIPE) {
-		return nil, fmt.Errorf("ask the service: %w", sent)
+		return nil, nil, fmt.Errorf("ask the service: %w", sent)
 	}
 	var a Response // there may be one all the same: why the connection was closed
 	f, err := c.c.receive(&a)
@@ -294,15 +303,12 @@ func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 		err = sent
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask the service: %w: %w", errHungUp, err)
-	}
-	if f != nil {
-		f.Close()
+		return nil, f, fmt.Errorf("ask the service: %w: %w", errHungUp, err)
 	}
 	if a.Error != "" {
-		return nil, &remoteError{a.Error, a.Errno}
+		return nil, f, &remoteError{a.Error, a.Errno}
 	}
-	return &a, nil
+	return &a, f, nil
 }
 
 // Stop ends the service, and returns when it has ended; ETIMEDOUT if it has not within the time that it states.
@@ -323,15 +329,22 @@ func (c *Client) awaitEnd() error {
 }
 
 // Attach hands over the listener of a program that is about to start. The connection then stands for the program
-// until Close, and Serve tells when the service has died.
+// until Close, and Serve tells when the service has died. The caller closes Attached.Trace.
 func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
 	a.Args = cutArgs(a.Args)
-	r, err := c.do(&Request{Op: OpAttach, Attach: &a}, listener)
+	r, trace, err := c.exchange(&Request{Op: OpAttach, Attach: &a}, listener)
+	if err == nil && r.Attached == nil {
+		err = errors.New("ask the service: malformed answer to attach")
+	}
+	if err == nil && trace != nil && a.Trace {
+		r.Attached.Trace, err = newCallTraceReader(trace)
+		trace = nil
+	}
+	if trace != nil {
+		trace.Close()
+	}
 	if err != nil {
 		return nil, err
-	}
-	if r.Attached == nil {
-		return nil, errors.New("ask the service: malformed answer to attach")
 	}
 	return r.Attached, nil
 }

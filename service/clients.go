@@ -212,10 +212,13 @@ func (s *Service) disconnect() {
 }
 
 // reply sends an answer to a client, which may not read it.
-func (s *Service) reply(c conn, a *Response) error {
+func (s *Service) reply(c conn, a *Response) error { return s.replyWith(c, a, nil) }
+
+// replyWith does so, with a descriptor, which stays the caller's.
+func (s *Service) replyWith(c conn, a *Response, fd *os.File) error {
 	c.SetWriteDeadline(time.Now().Add(restOfMessage))
 	defer c.SetWriteDeadline(time.Time{})
-	return c.send(a, nil)
+	return c.send(a, fd)
 }
 
 // request answers what is not the attachment of a program. It closes fd.
@@ -263,6 +266,9 @@ func (s *Service) bounded(r *Request, f func() (*Response, error)) (*Response, e
 	limit := s.requestTimeout
 	if r.Reset != nil && r.Reset.Outage > 0 {
 		limit += min(r.Reset.Outage, 24*time.Hour)
+	}
+	if r.Profile != nil {
+		limit += min(max(r.Profile.Duration, 0), MaxProfileTime)
 	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -366,6 +372,12 @@ func (s *Service) answer(who peer, r *Request) (*Response, error) {
 		}
 		t, err := s.QPTrace(*r.Trace)
 		return &Response{Trace: &t}, err
+	case OpProfile:
+		if r.Profile == nil {
+			break
+		}
+		b, err := s.Profile(*r.Profile)
+		return &Response{Profile: b}, err
 	case OpFaultAdd:
 		if r.Fault == nil {
 			break
@@ -398,16 +410,37 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 		return
 	}
 	defer done()
-	session, err := s.guests.Attach(listener, who.session(a, process, &launcher{c: c}))
+	info := who.session(a, process, &launcher{c: c})
+	var theirs *os.File // of the trace
+	if a.Trace {
+		trace, f, end, err := s.startTrace(who)
+		if err != nil {
+			_ = s.reply(c, failure(fmt.Errorf("attach a program: %w", err)))
+			c.closing.close(listener)
+			return
+		}
+		defer end()
+		defer f.Close()
+		theirs, info.Trace = f, trace.line
+	}
+	session, err := s.guests.Attach(listener, info)
 	if err != nil {
 		_ = s.reply(c, failure(err))
 		c.closing.close(listener)
 		return
 	}
-	if err := s.reply(c, &Response{Attached: &Attached{Dir: session.Dir(), Helped: session.Helped()}}); err != nil {
+	err = s.replyWith(c, &Response{Attached: &Attached{Dir: session.Dir(), Helped: session.Helped()}}, theirs)
+	if theirs != nil {
+		theirs.Close() // so that the trace ends when the launcher closes its end
+	}
+	if err != nil {
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
 	}
+	log := s.log.With(uidKey, who.uid, "pid", who.pid)
+	log.Debug("program attached", "args", cutArgs(a.Args))
+	began := time.Now()
 	<-session.Done()
+	log.Debug("program ended", "args", cutArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
 }
 
 // session describes a program that the peer hands over: by what the kernel says of the peer, and its own words only for

@@ -107,13 +107,22 @@ func (s *Service) DevReset(r DevReset) error {
 	}
 	if r.Unreachable && r.Outage == 0 {
 		go func() {
-			if err := l.slot.Reset(s.ended); err != nil {
+			if err := s.reset(l); err != nil {
 				s.log.Warn("dev reset", "err", err)
 			}
 		}()
 		return nil
 	}
-	return l.slot.Reset(s.ended)
+	return s.reset(l)
+}
+
+// reset takes a link's device through a reset, and returns when that is over.
+func (s *Service) reset(l *rxeLink) error {
+	s.log.Debug("device reset begins", "dev", l.spec.Name)
+	began := time.Now()
+	err := l.slot.Reset(s.ended)
+	s.log.Debug("device reset ends", "dev", l.spec.Name, "after", time.Since(began), "err", err)
+	return err
 }
 
 // plugged is nil if there is a device, or will be when what is going on is over.

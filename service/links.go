@@ -1,8 +1,10 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -125,6 +127,12 @@ func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []neti
 		Rand:    rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
 		Logf:    func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
+	if s.log.Enabled(context.Background(), slog.LevelDebug) {
+		// It is called with locks held; records at this level are written by a goroutine of their own.
+		cfg.QPFailed = func(num uint32, why string) {
+			s.log.Debug("queue pair enters ERR", "dev", spec.Name, "qp", num, "why", why)
+		}
+	}
 	cfg.QueueMemory = s.quota.Limits()[quota.RingBytes].Most()
 	cfg.Probed = func(d *rxe.Device) {
 		d.SetShortcut(!spec.Wire)
@@ -168,6 +176,7 @@ func (s *Service) probed(l *rxeLink, d *rxe.Device) {
 	l.dev = d
 	list := []netdev.Interface{*l.host}
 	s.mu.Unlock()
+	s.log.Debug("device made anew, by a reset or a plug", "dev", l.spec.Name)
 	// The interface may have changed while there was no device.
 	l.news.CompareAndSwap(nil, &list)
 	s.bringUp(l)

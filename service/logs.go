@@ -25,10 +25,64 @@ const maxLogUsers = 1024
 // uidKey is the attribute of a line that tells whose doings it is about.
 const uidKey = "uid"
 
+// Records below the level of Info have limits of their own, so that they keep no warning from being written.
+var (
+	userDebugLimit  = logLimit{burst: 200, perSecond: 50}
+	totalDebugLimit = logLimit{burst: 1000, perSecond: 200}
+)
+
 // limitLog returns a logger that writes no more than the limits allow. Lines that are suppressed are counted, and the
-// number is logged within a moment.
-func limitLog(l *slog.Logger) *slog.Logger {
-	return slog.New(&limitedLog{to: l.Handler(), state: &logState{users: map[int64]*logBucket{}}})
+// number is logged within a moment. Records below the level of Info are written by debugQueue.run, which the caller
+// starts: threads that answer programs do not wait for whoever reads the log.
+func limitLog(l *slog.Logger) (*slog.Logger, *debugQueue) {
+	q := &debugQueue{records: make(chan debugRecord, maxDebugRecords), over: make(chan struct{}), done: make(chan struct{})}
+	return slog.New(&limitedLog{to: l.Handler(), queue: q,
+		state: newLogState(userLogLimit, totalLogLimit), debug: newLogState(userDebugLimit, totalDebugLimit)}), q
+}
+
+// maxDebugRecords is how many records below the level of Info wait to be written. More are suppressed.
+const maxDebugRecords = 1024
+
+// debugQueue has the records below the level of Info that are not written yet.
+type debugQueue struct {
+	records chan debugRecord
+	over    chan struct{}
+	once    sync.Once
+	done    chan struct{} // closed when run has returned
+}
+
+type debugRecord struct {
+	to slog.Handler
+	slog.Record
+}
+
+// run writes records until close.
+func (q *debugQueue) run() {
+	defer close(q.done)
+	write := func(r debugRecord) { _ = r.to.Handle(context.Background(), r.Record) }
+	for {
+		select {
+		case r := <-q.records:
+			write(r)
+		case <-q.over:
+			for {
+				select {
+				case r := <-q.records:
+					write(r)
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+// close has run write what there is, and end; it waits for that.
+func (q *debugQueue) close() {
+	if q != nil {
+		q.once.Do(func() { close(q.over) })
+		<-q.done
+	}
 }
 
 // limitedLog is the handler of limitLog.
@@ -37,13 +91,21 @@ type limitedLog struct {
 	uid   int64 // of WithAttrs
 	known bool
 	state *logState
+	debug *logState
+	queue *debugQueue
 }
 
 type logState struct {
+	perUser    logLimit
+	all        logLimit
 	mu         sync.Mutex
 	total      logBucket
 	users      map[int64]*logBucket
 	suppressed int
+}
+
+func newLogState(perUser, all logLimit) *logState {
+	return &logState{perUser: perUser, all: all, users: map[int64]*logBucket{}}
 }
 
 // logBucket counts the lines that one source may still write.
@@ -96,23 +158,47 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 		}
 		return true
 	})
-	if !h.state.allow(uid, known, time.Now(), h.report) {
+	state := h.state
+	if r.Level < slog.LevelInfo {
+		state = h.debug
+	}
+	report := func() { h.report(state) }
+	if !state.allow(uid, known, time.Now(), report) {
 		return nil
 	}
-	return h.to.Handle(ctx, r)
+	if r.Level >= slog.LevelInfo {
+		return h.to.Handle(ctx, r)
+	}
+	select {
+	case h.queue.records <- debugRecord{h.to, r.Clone()}:
+	default:
+		state.suppress(report)
+	}
+	return nil
 }
 
 // allow reports whether a line may be written. For the first that may not it has report called in a moment.
 func (s *logState) allow(uid int64, known bool, now time.Time, report func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if (!known || s.user(uid).take(userLogLimit, now)) && s.total.take(totalLogLimit, now) {
+	if (!known || s.user(uid).take(s.perUser, now)) && s.total.take(s.all, now) {
 		return true
 	}
+	s.suppressLocked(report)
+	return false
+}
+
+// suppress counts a line that is not written.
+func (s *logState) suppress(report func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.suppressLocked(report)
+}
+
+func (s *logState) suppressLocked(report func()) {
 	if s.suppressed++; s.suppressed == 1 {
 		time.AfterFunc(reportSuppressed, report)
 	}
-	return false
 }
 
 // reportSuppressed is the time after which the number of suppressed lines is logged.
@@ -133,11 +219,11 @@ func (s *logState) user(uid int64) *logBucket {
 }
 
 // report logs how many lines were suppressed.
-func (h *limitedLog) report() {
-	h.state.mu.Lock()
-	n := h.state.suppressed
-	h.state.suppressed = 0
-	h.state.mu.Unlock()
+func (h *limitedLog) report(state *logState) {
+	state.mu.Lock()
+	n := state.suppressed
+	state.suppressed = 0
+	state.mu.Unlock()
 	r := slog.NewRecord(time.Now(), slog.LevelWarn, "log lines were suppressed: too many in a short time", 0)
 	r.AddAttrs(slog.Int("lines", n))
 	_ = h.to.Handle(context.Background(), r)

@@ -3,6 +3,7 @@ package service
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -42,7 +43,7 @@ func countLines(b *logText, with string) (n int) {
 func TestLogLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b logText
-		l := limitLog(slog.New(slog.NewTextHandler(&b, nil)))
+		l, _ := limitLog(slog.New(slog.NewTextHandler(&b, nil)))
 		for range 10000 {
 			l.Warn("noise", "uid", 1001)
 		}
@@ -71,7 +72,7 @@ func TestLogLimit(t *testing.T) {
 func TestLogLimitTotal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b logText
-		l := limitLog(slog.New(slog.NewTextHandler(&b, nil)))
+		l, _ := limitLog(slog.New(slog.NewTextHandler(&b, nil)))
 		for i := range 5 * maxLogUsers {
 			l.Warn("noise", "uid", 100000+i)
 		}
@@ -84,4 +85,55 @@ func TestLogLimitTotal(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 	})
+}
+
+// Debug records have limits of their own, and no warning is kept out by them; they are written by a goroutine, in order,
+// and all that is queued is written at the end.
+func TestLogLimitDebug(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b logText
+		l, q := limitLog(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelDebug})))
+		for i := range 10 * userDebugLimit.burst {
+			l.Debug("noise", "uid", 1001, "i", i)
+		}
+		if b.String() != "" {
+			t.Errorf("a debug record was written by the thread that logs it: %s", b.String())
+		}
+		l.Warn("of the same user", "uid", 1001)
+		if countLines(&b, "of the same user") != 1 {
+			t.Error("the warning is missing")
+		}
+		go q.run()
+		q.close()
+		if n := countLines(&b, "noise"); n != userDebugLimit.burst {
+			t.Errorf("%d debug records, want %d", n, userDebugLimit.burst)
+		}
+		time.Sleep(2 * reportSuppressed)
+		synctest.Wait()
+		if want := fmt.Sprintf("lines=%d", 9*userDebugLimit.burst); countLines(&b, want) != 1 {
+			t.Errorf("%q is not there once", want)
+		}
+	})
+}
+
+// A log that nobody reads holds up no thread that logs debug records, however many.
+func TestLogLimitDebugStuck(t *testing.T) {
+	r, w := io.Pipe()
+	defer r.Close()
+	l, q := limitLog(slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	go q.run()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 2 * maxDebugRecords {
+			l.Debug("noise", "uid", i)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("logging has not returned after 20 s")
+	}
+	r.Close()
+	q.close()
 }

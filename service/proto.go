@@ -39,6 +39,7 @@ type Request struct {
 	ID       int        `json:",omitempty"` // of a fault rule
 	Capture  *Capture   `json:",omitempty"`
 	Trace    *QPTrace   `json:",omitempty"`
+	Profile  *Profile   `json:",omitempty"`
 }
 
 // Op names a request.
@@ -64,6 +65,7 @@ const (
 	OpStatShow   Op = "stat show"
 	OpQPShow     Op = "qp show"
 	OpQPTrace    Op = "qp trace"
+	OpProfile    Op = "debug pprof"
 	OpCapture    Op = "capture" // with the descriptor of the socket that the file is sent to
 )
 
@@ -82,17 +84,21 @@ type Response struct {
 	Stats    []StatInfo       `json:",omitempty"`
 	QPs      []QPStatusInfo   `json:",omitempty"`
 	Trace    *QPTraceInfo     `json:",omitempty"`
+	Profile  []byte           `json:",omitempty"`
 }
 
 // Attach describes the program that is about to start.
 type Attach struct {
-	Args []string // of the program, for people to read; cut if they are long
+	Args  []string // of the program, for people to read; cut if they are long
+	Trace bool     `json:",omitempty"` // the answer comes with a socket, on which the service sends the trace of the program's calls
 }
 
 // Attached tells the launcher what it needs as the program's guardian.
 type Attached struct {
 	Dir    string // where the queue files of the program's contexts are
 	Helped bool   `json:",omitempty"` // the service will ask for Help, and the launcher is to stay an ancestor
+	// Trace is what was asked for by Attach.Trace; nil from a service that does not know of it. It comes as a descriptor.
+	Trace *CallTrace `json:"-"`
 }
 
 // Info describes the service.

@@ -56,6 +56,7 @@ const CloseTimeout = 10 * time.Second
 type Service struct {
 	opts       Options
 	log        *slog.Logger
+	debugLog   *debugQueue // nil: Options.Log was
 	dir        *runDir
 	core       *ib.Core
 	fabric     *rxe.Fabric
@@ -102,7 +103,8 @@ func New(opts Options) (_ *Service, err error) {
 		recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout}
 	s.programs.attached = map[conn]struct{}{}
 	if opts.Log != nil {
-		s.log = limitLog(opts.Log)
+		s.log, s.debugLog = limitLog(opts.Log)
+		go s.debugLog.run()
 	}
 	limits := DefaultLimits(false)
 	if opts.Limits != nil {
@@ -131,11 +133,11 @@ func New(opts Options) (_ *Service, err error) {
 	if s.dir, err = newRunDir(); err != nil {
 		return nil, err
 	}
-	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Logf: s.logf}); err != nil {
+	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Log: s.log}); err != nil {
 		return nil, err
 	}
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Logf: s.logf}); err != nil {
+		Uverbs: s.uverbs, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Log: s.log}); err != nil {
 		return nil, err
 	}
 	if opts.Confine {
@@ -230,6 +232,8 @@ func (s *Service) close(step func(string)) {
 		s.dir.close()
 	}
 	s.disconnect()
+	step("log")
+	s.debugLog.close()
 }
 
 // Abandon leaves programs to their launchers and removes what the service has on /dev/shm, for when Close has failed

@@ -23,7 +23,7 @@ func (w *worker) execute() verdict {
 	w.begin(callExecve)
 	for _, s := range w.session.executes(w.n.tid) {
 		if err := s.Bind(execPatience); err != nil {
-			w.session.sup.cfg.Logf("supervisor: thread %d cannot execute another program: %v", w.n.tid, err)
+			w.session.log.Warn("thread cannot execute another program", "tid", w.n.tid, "err", err)
 			return fails(err)
 		}
 	}

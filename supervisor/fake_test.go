@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -309,6 +310,8 @@ type world struct {
 	sup  *Supervisor
 	dir  string
 	logs logBook
+
+	trace func(line string) // of the sessions that are started
 }
 
 type logBook struct {
@@ -320,6 +323,19 @@ func (l *logBook) logf(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lines = append(l.lines, fmt.Sprintf(format, args...))
+}
+
+// logger returns a logger that notes whatever is logged, from the level of Info on.
+func (l *logBook) logger() *slog.Logger { return l.loggerAt(slog.LevelInfo) }
+
+func (l *logBook) loggerAt(level slog.Level) *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: level}))
+}
+
+// Write takes one line of a logger.
+func (l *logBook) Write(line []byte) (int, error) {
+	l.logf("%s", line)
+	return len(line), nil
 }
 
 func (l *logBook) take() []string {
@@ -349,7 +365,7 @@ func newWorld(t testing.TB, edit ...func(*SupervisorConfig)) *world {
 		t.Skip(err)
 	}
 	w := &world{TB: t, srv: newFakeServer(), dir: shmDir(t)}
-	cfg := SupervisorConfig{Dir: w.dir, AskHelper: askHelper, Logf: w.logs.logf}
+	cfg := SupervisorConfig{Dir: w.dir, AskHelper: askHelper, Log: w.logs.logger()}
 	for _, f := range edit {
 		f(&cfg)
 	}
@@ -470,7 +486,7 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 				return err
 			}
 			l := os.NewFile(uintptr(fd), "listener")
-			if r.session, err = w.sup.Attach(l, SessionInfo{LauncherPID: os.Getpid(), Args: args, Helper: Ancestor{}}); err != nil {
+			if r.session, err = w.sup.Attach(l, SessionInfo{LauncherPID: os.Getpid(), Args: args, Helper: Ancestor{}, Trace: w.trace}); err != nil {
 				l.Close()
 			}
 			return err

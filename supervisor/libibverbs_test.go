@@ -21,14 +21,14 @@ func TestLibibverbs(t *testing.T) {
 		}
 	}
 	core := &ib.Core{}
-	srv, err := uverbs.NewServer(core, uverbs.ServerOptions{Logf: t.Logf})
+	srv, err := uverbs.NewServer(core, uverbs.ServerOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer srv.Close()
 	w := newWorld(t)
 	w.sup.Close()
-	if w.sup, err = NewSupervisor(SupervisorConfig{Uverbs: srv, Dir: shmDir(t), Logf: w.logs.logf, Trace: t.Logf}); err != nil {
+	if w.sup, err = NewSupervisor(SupervisorConfig{Uverbs: srv, Dir: shmDir(t), Log: w.logs.logger()}); err != nil {
 		t.Fatal(err)
 	}
 	defer w.sup.Close()

@@ -33,6 +33,8 @@ type openFile struct {
 	watch   int32
 	// readOnly: opened with O_RDONLY, so that write(2) fails.
 	readOnly bool
+	pid      int         // of the process that opened it
+	opened   atomic.Bool // the program has it, or is about to get it
 
 	look struct { // for the last close
 		sync.Mutex
@@ -51,7 +53,7 @@ const closing = 1 << 62
 func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	s := t.sup
 	f := &openFile{
-		sup: s, session: t, node: *n, user: p.user, readOnly: how&unix.O_ACCMODE == unix.O_RDONLY, ended: make(chan struct{}),
+		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, readOnly: how&unix.O_ACCMODE == unix.O_RDONLY, ended: make(chan struct{}),
 	}
 	// The supervisor's description, and the watch.
 	if err := f.user.Take(quota.Descriptors, fileDescriptors); err != nil {
@@ -205,7 +207,7 @@ func (f *openFile) end() {
 	s.mu.Unlock()
 	f.file.Close()
 	if err := f.memory.Close(); err != nil { // usually the file has closed it
-		s.cfg.Logf("supervisor: %v", err)
+		f.session.log.Warn("close the queue file", "dev", f.node.device, "err", err)
 	}
 	f.user.Give(quota.Descriptors, fileDescriptors)
 	// Until here the session's end waits for it.
@@ -214,5 +216,8 @@ func (f *openFile) end() {
 		delete(s.files, f.inode)
 	}
 	s.mu.Unlock()
+	if f.opened.Load() {
+		f.session.log.Debug("device file closed", "pid", f.pid, "dev", f.node.device)
+	}
 	close(f.ended)
 }

@@ -51,6 +51,9 @@ func (w *worker) pathCall(c call) verdict {
 	if err := w.prove(); err != nil {
 		return fails(err)
 	}
+	if w.trace != nil {
+		w.trace.path, w.trace.flags = path, binary.NativeEndian.Uint64(how[:])
+	}
 	arg := func(i int) uint64 { return uint64(uint32(a[i])) } // an int: the upper half of the register is no part of it
 	var v verdict
 	switch c {
@@ -78,9 +81,6 @@ func (w *worker) pathCall(c call) verdict {
 		v = w.access(path, arg(2), 0)
 	case callFaccessat2:
 		v = w.access(path, arg(2), arg(3))
-	}
-	if t := w.session.sup.cfg.Trace; t != nil {
-		t("%d %v(%q) = %d %v", w.n.tid, c, path, v.val, v.err)
 	}
 	return v
 }
@@ -307,15 +307,15 @@ func (w *worker) installUnreadable(flags uint64) verdict {
 // installAnswer gives the program a duplicate of a descriptor as the call's answer.
 func (w *worker) installAnswer(fd int, flags uint64) verdict {
 	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(fd), newFlags: uint32(flags & unix.O_CLOEXEC)}
-	_, err := sendAddFD(w.session.fd, &a)
+	n, err := sendAddFD(w.session.fd, &a)
 	if err == nil {
-		return verdict{fate: sent}
+		return verdict{val: int64(n), fate: sent}
 	}
 	if err != unix.EINVAL {
 		return fails(err)
 	}
 	a.flags = 0 // before Linux 5.14: in two steps
-	n, err := sendAddFD(w.session.fd, &a)
+	n, err = sendAddFD(w.session.fd, &a)
 	if err != nil {
 		return fails(err)
 	}
@@ -352,16 +352,19 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	f, description, err := newOpenFile(t, n, o, how)
 	if err != nil {
 		if e := errno(err); e != syscall.ENODEV {
-			t.sup.cfg.Logf("supervisor: process %d (%s): open %s: %v", id.pid, id.name, n.device, err)
+			t.log.Warn("open a device file", "pid", id.pid, "name", id.name, "dev", n.device, "err", err)
 		}
 		return fails(err)
 	}
+	f.opened.Store(true)
 	number, err := w.installCommandFile(th, p, int(description.Fd()), t.firstFD, flags)
 	description.Close()
 	if err != nil {
+		f.opened.Store(false)
 		f.close()
 		return fails(err)
 	}
+	t.log.Debug("device file opened", "pid", id.pid, "name", id.name, "dev", n.device, "fd", number)
 	return verdict{val: int64(number)}
 }
 
@@ -413,7 +416,7 @@ func (w *worker) duplicate(c call) verdict {
 	}
 	copied, err := w.copyDevice(th, p, fd, d.file)
 	if err != nil {
-		t.sup.cfg.Logf("supervisor: process %d (%s): duplicate descriptor %d of a device: %v", p.pid, p.name, fd, err)
+		t.log.Warn("duplicate a descriptor of a device", "pid", p.pid, "name", p.name, "fd", fd, "err", err)
 		return fails(err)
 	}
 	defer unix.Close(copied)
@@ -538,7 +541,7 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, from uin
 	}
 	defer restore()
 	if err = w.installLocked(fd, number, flags); err == unix.EBADF {
-		t.sup.cfg.Logf("supervisor: process %d: the limit of open files (ulimit -n) is below %d and may not be raised from here", p.pid, number+1)
+		t.log.Warn("the limit of open files (ulimit -n) is too low and may not be raised from here", "pid", p.pid, "needs", number+1)
 		err = syscall.EMFILE
 	}
 	return int(number), err
@@ -590,8 +593,8 @@ func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error
 	}
 	raised := unix.Rlimit{Cur: least, Max: limit.Max}
 	if raised.Cur > raised.Max {
-		w.session.sup.cfg.Logf("supervisor: process %d: a device file needs descriptor %d, and the hard limit of open files (ulimit -Hn) is %d",
-			p.pid, least-1, limit.Max)
+		w.session.log.Warn("a device file needs a descriptor above the hard limit of open files (ulimit -Hn)",
+			"pid", p.pid, "needs", least, "limit", limit.Max)
 		return restore, syscall.EMFILE
 	}
 	if !p.alive() {

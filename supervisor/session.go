@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -32,6 +33,10 @@ type SessionInfo struct {
 	Args []string
 	// Helper reaches the program where this process may not; nil: nobody does.
 	Helper Helper
+	// Trace, if not nil, gets a line for each call of the program that is answered here, doorbells excepted: the thread,
+	// the call with its arguments, the result and the time that the answer took, as strace(1) has them. It is called on the
+	// threads that answer, before the program has the answer, and must not sleep.
+	Trace func(line string)
 }
 
 // Session is one program with its descendants, under supervision.
@@ -40,6 +45,7 @@ type Session struct {
 	info     SessionInfo
 	dir      *os.File // of the queue files; this process's user's
 	user     *quota.User
+	log      *slog.Logger // with the user's number
 	listener *os.File
 	helper   Helper // not nil: this process may not access the program's memory
 	fd       int    // of listener
@@ -98,6 +104,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		sup:       s,
 		info:      info,
 		user:      s.cfg.Quota.User(info.UID),
+		log:       s.cfg.Log.With("uid", info.UID),
 		listener:  listener,
 		helper:    helper,
 		fd:        int(listener.Fd()),
@@ -235,7 +242,7 @@ func (t *Session) finish() {
 	t.dir.Close()
 	t.discharge()
 	if err := os.Remove(t.dir.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
-		s.cfg.Logf("supervisor: session of %q: %v", t.info.Args, err)
+		t.log.Warn("end of a session", "args", t.info.Args, "err", err)
 	}
 	s.mu.Lock()
 	delete(s.sessions, t)
@@ -286,13 +293,13 @@ func (t *Session) warnOfLimit(err error) {
 		return
 	}
 	if _, said := t.limits.LoadOrStore(e, true); !said {
-		t.sup.cfg.Logf("supervisor: session of %q: %v", t.info.Args, err)
+		t.log.Warn("a limit is reached", "args", t.info.Args, "err", err)
 	}
 }
 
 // warn logs what goes wrong for the program as a whole, once.
 func (t *Session) warn(what func() error) {
 	if t.warned.CompareAndSwap(false, true) {
-		t.sup.cfg.Logf("supervisor: session of %q: %v", t.info.Args, what())
+		t.log.Warn("session", "args", t.info.Args, "err", what())
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -32,10 +33,9 @@ type SupervisorConfig struct {
 	Quota *quota.Ledger
 	// AskHelper has sessions access their programs by SessionInfo.Helper alone, as where Yama restricts this process.
 	AskHelper bool
-	// Logf gets one line for each thing that goes wrong without a caller to tell. May be nil.
-	Logf func(format string, args ...any)
-	// Trace, if not nil, gets one line for each system call that names a virtual path.
-	Trace func(format string, args ...any)
+	// Log gets what goes wrong without a caller to tell, and at the level of Debug the device files that are opened and
+	// closed, and the commands that are refused. Records about a session have the attribute uid. nil discards.
+	Log *slog.Logger
 
 	// pause, if not nil, is called at named points with the thread of the call that is being answered; for tests.
 	pause func(point string, tid uint32)
@@ -114,8 +114,8 @@ func NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 }
 
 func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
-	if cfg.Logf == nil {
-		cfg.Logf = func(string, ...any) {}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Node.Mode == 0 {
 		cfg.Node.Mode = 0o666
@@ -176,7 +176,7 @@ func (s *Supervisor) update() {
 	s.shown.Lock()
 	defer s.shown.Unlock()
 	if err != nil && s.shown.err == nil && s.shown.asked {
-		s.cfg.Logf("supervisor: %v", err)
+		s.cfg.Log.Warn("programs do not see the devices as they are", "err", err)
 	}
 	s.shown.err = err
 }
@@ -230,7 +230,7 @@ func (s *Supervisor) Close() {
 			select {
 			case <-t.done:
 			default:
-				s.cfg.Logf("supervisor: session of %q: left behind: a call of it does not end", t.info.Args)
+				t.log.Warn("session left behind: a call of it does not end", "args", t.info.Args)
 			}
 		}
 	}
@@ -255,7 +255,7 @@ func (s *Supervisor) watchCloses() {
 		n, err := s.notify.Read(buf)
 		if err != nil {
 			if !errors.Is(err, os.ErrClosed) {
-				s.cfg.Logf("supervisor: watch for closed device files: %v", err)
+				s.cfg.Log.Warn("watch for closed device files", "err", err)
 			}
 			return
 		}

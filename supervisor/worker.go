@@ -1,8 +1,10 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"runtime"
 	"runtime/debug"
@@ -31,6 +33,7 @@ type worker struct {
 	desc  *descriptor // what argument 0 is, for calls on a device file
 	known known       // who calls
 	path  [unix.PathMax]byte
+	trace *callTrace // nil: the session is not traced
 
 	// For the watchdog; see turn.
 	busy  atomic.Uint32 // busyState
@@ -51,7 +54,7 @@ func newWorker(t *Session) *worker {
 func (w *worker) run() {
 	runtime.LockOSThread()
 	if err := blockSignals(); err != nil {
-		w.session.sup.cfg.Logf("supervisor: %v", err)
+		w.session.log.Warn("worker", "err", err)
 	}
 	sched.Prompt()
 	// A program can take pages away that it shares with us (ftruncate): an error for it, not our end.
@@ -120,7 +123,12 @@ func errno(err error) syscall.Errno {
 }
 
 func (w *worker) answer() {
-	v := w.handle()
+	var v verdict
+	if w.session.info.Trace == nil {
+		v = w.handle()
+	} else {
+		v = w.handleTraced()
+	}
 	r := response{id: w.n.id}
 	switch {
 	case v.fate == sent:
@@ -134,7 +142,7 @@ func (w *worker) answer() {
 	}
 	// ENOENT: the thread was killed. Descriptors that it was given have gone with it, and their last close is seen.
 	if err := send(w.session.fd, &r); err != nil && err != unix.ENOENT {
-		w.session.sup.cfg.Logf("supervisor: answer %v of thread %d: %v", callOf(&w.n), w.n.tid, err)
+		w.session.log.Warn("answer a call", "call", callOf(&w.n).String(), "tid", w.n.tid, "err", err)
 	}
 }
 
@@ -144,7 +152,7 @@ func (w *worker) handle() (v verdict) {
 	w.known, w.desc = known{}, nil
 	defer func() {
 		if r := recover(); r != nil {
-			w.session.sup.cfg.Logf("supervisor: panic in %v of thread %d: %v\n%s", callOf(&w.n), w.n.tid, r, debug.Stack())
+			w.session.log.Error(fmt.Sprintf("panic in %v of thread %d", callOf(&w.n), w.n.tid), "panic", r, "stack", string(debug.Stack()))
 			v = fails(syscall.EIO)
 			if d := w.desc; d != nil {
 				d.file.file.Fail(fmt.Errorf("panic in a command of process %d: %v", w.n.tid, r))
@@ -198,8 +206,18 @@ func (w *worker) command(c call, f *openFile) verdict {
 	}
 	if v.err != nil {
 		w.session.warnOfLimit(v.err)
+		w.refused(f, v.err)
 	}
 	return v
+}
+
+// refused logs a command that fails. Its error begins with the name of the command.
+func (w *worker) refused(f *openFile, err error) {
+	t := w.session
+	if !t.log.Enabled(context.Background(), slog.LevelDebug) {
+		return
+	}
+	t.log.Debug("command refused", "tid", w.n.tid, "dev", f.node.device, "errno", unix.ErrnoName(errno(err)), "err", err)
 }
 
 // Space is where the addresses of the present call point. (uverbs.Caller)

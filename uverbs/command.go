@@ -141,16 +141,20 @@ type call struct {
 	async *eventFile
 	// callbacks: callbacks have been held, and are to be run when no lock is held any more.
 	callbacks bool
-	failed    error      // the command failed, but has a response all the same
-	stored    *ib.Stored // by the driver
-	commit    func()     // after the response has been delivered; may be nil
-	abort     func()     // when it could not be; may be nil
+	failed    error         // the command failed, but has a response all the same
+	stored    *ib.Stored    // by the driver
+	commit    func()        // after the response has been delivered; may be nil
+	abort     func()        // when it could not be; may be nil
+	trace     *CommandTrace // nil: the command is not traced
 }
 
 // request decodes the core's request. What is missing at its end is zero; what is unknown must be.
 // (uverbs_request)
 func request[T any](c *call) (T, error) {
 	v, excess := uapi.DecodePrefix[T](c.in)
+	if c.trace != nil {
+		c.trace.Request = describe(v)
+	}
 	if excess {
 		return v, fmt.Errorf("the command goes beyond what is known: %w", syscall.EOPNOTSUPP)
 	}
@@ -158,7 +162,12 @@ func request[T any](c *call) (T, error) {
 }
 
 // reply sets the core's response. (uverbs_response)
-func reply[T any](c *call, v T) { c.resp = uapi.AppendTo(c.resp[:0], &v) }
+func reply[T any](c *call, v T) {
+	c.resp = uapi.AppendTo(c.resp[:0], &v)
+	if c.trace != nil {
+		c.trace.Response = describe(v)
+	}
+}
 
 // replyLength is the value of a response's ResponseLength. (uverbs_response_length)
 func replyLength[T any](c *call) uint32 { return uint32(min(c.room, uapi.SizeOf[T]())) }
@@ -312,13 +321,17 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 func (f *File) write(c Caller, b []byte) error {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	cmd, name, extended, err := findCommand(hdr.Command)
+	trace := traceOf(c)
+	if !isDoorbell(hdr) {
+		trace.named(name)
+	}
 	if err != nil {
 		if !beyondCommands(hdr.Command) && int(hdr.InWords)*4 != len(b) {
 			return fmt.Errorf("%s: header tells %d bytes of %d: %w", name, int(hdr.InWords)*4, len(b), syscall.EINVAL)
 		}
 		return err
 	}
-	k := &call{f: f, caller: c}
+	k := &call{f: f, caller: c, trace: trace}
 	var response, driverResponse uint64
 	if extended {
 		response, driverResponse, err = k.parseExtended(hdr, cmd, b)

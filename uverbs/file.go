@@ -425,7 +425,8 @@ func (f *File) abandon() {
 func (f *File) Fail(why error) { f.dev.ib.Fail(why) }
 
 func (f *File) logf(format string, args ...any) {
-	f.dev.srv.opts.Logf("%s: process %d (%s): %s", f.dev.Name(), f.proc.PID(), f.proc.Name(), fmt.Sprintf(format, args...))
+	f.dev.srv.opts.Log.Warn(fmt.Sprintf(format, args...),
+		"dev", f.dev.Name(), "uid", f.proc.UID(), "pid", f.proc.PID(), "name", f.proc.Name())
 }
 
 // Close is the last close of the file: it waits for the commands that are in the midlayer, destroys everything, and

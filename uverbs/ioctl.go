@@ -181,7 +181,10 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	if m == nil {
 		return fmt.Errorf("ioctl: method %d of object %d: %w", hdr.MethodID, hdr.ObjectID, syscall.EPROTONOSUPPORT)
 	}
-	k := &ioctlCall{call: call{f: f, caller: c, reader: -1}, addr: arg + ioctlHdrSize, raw: attrs, changed: make([]bool, len(attrs))}
+	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: traceOf(c)}, addr: arg + ioctlHdrSize, raw: attrs, changed: make([]bool, len(attrs))}
+	if k.trace != nil {
+		k.trace.Name, k.trace.Request = m.name, describeAttributes(attrs)
+	}
 	if err := k.parse(m); err != nil {
 		return fmt.Errorf("%s: %w", m.name, err)
 	}
@@ -364,6 +367,7 @@ func (c *ioctlCall) give(id uapi.AttrID, v uint64) {
 	i := c.place[id]
 	c.raw[i].Data = v
 	c.changed[i] = true
+	c.trace.gives(id, v)
 }
 
 // room is how long the buffer of an attribute is, 0 if it was not given.
@@ -380,6 +384,11 @@ func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
 	i, ok := c.place[id]
 	if !ok {
 		return
+	}
+	if len(bufs) == 1 && c.trace != nil {
+		if v, ok := number(bufs[0]); ok {
+			c.trace.gives(id, v)
+		}
 	}
 	room := int(c.raw[i].Len)
 	for k, b := range bufs {

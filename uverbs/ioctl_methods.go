@@ -23,6 +23,7 @@ func invokeWrite(c *ioctlCall) error {
 		return err
 	}
 	cmd, name, _, err := findCommand(uint32(number))
+	c.trace.named(name)
 	if err != nil {
 		return err
 	}
@@ -40,6 +41,7 @@ func invokeWrite(c *ioctlCall) error {
 	if err := c.run(cmd.run); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
+	c.trace = nil // the response has been described
 	err = c.finish(func() error {
 		if c.resp != nil {
 			c.output(uapi.AttrCoreOut, c.buffers()...)

@@ -3,6 +3,7 @@ package uverbs
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"reflect"
 	"slices"
@@ -36,7 +37,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	return newWorldWith(t, ServerOptions{CompVectors: 2, Logf: t.Logf})
+	return newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 }
 
 func newWorldWith(t *testing.T, opts ServerOptions) *world {
@@ -48,7 +49,7 @@ func newWorldWith(t *testing.T, opts ServerOptions) *world {
 
 // worldOf is a server with a given device.
 func worldOf(t *testing.T, dev *ib.Device, drv *fakeDriver) *world {
-	return worldWith(t, dev, drv, ServerOptions{CompVectors: 2, Logf: t.Logf})
+	return worldWith(t, dev, drv, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 }
 
 func worldWith(t *testing.T, dev *ib.Device, drv *fakeDriver, opts ServerOptions) *world {

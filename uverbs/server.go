@@ -2,6 +2,7 @@ package uverbs
 
 import (
 	"fmt"
+	"log/slog"
 	"runtime"
 	"slices"
 	"sync"
@@ -25,8 +26,9 @@ type UserABI interface {
 type ServerOptions struct {
 	// CompVectors is how many completion vectors each device has; 0 stands for the number of processors.
 	CompVectors int
-	// Logf gets the rare messages about things that no caller can be told of, one line each. May be nil.
-	Logf func(format string, args ...any)
+	// Log gets the rare messages about things that no caller can be told of, with the attributes uid, pid and name of the
+	// process that opened the file. nil discards.
+	Log *slog.Logger
 	// Grace is how long the removal of a device, and the close of a file, wait for calls that are stopped in the memory of
 	// a process which does not answer; 0 stands for 2 s.
 	Grace time.Duration
@@ -51,8 +53,8 @@ func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
 	if opts.CompVectors <= 0 {
 		opts.CompVectors = runtime.NumCPU()
 	}
-	if opts.Logf == nil {
-		opts.Logf = func(string, ...any) {}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	if opts.Grace <= 0 {
 		opts.Grace = defaultGrace

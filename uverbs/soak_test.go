@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -73,7 +74,7 @@ func newSoak(t testing.TB) *soak {
 		}
 	})
 	var err error
-	s.srv, err = NewServer(s.core, ServerOptions{CompVectors: 1, Logf: t.Errorf})
+	s.srv, err = NewServer(s.core, ServerOptions{CompVectors: 1, Log: slog.New(slog.NewTextHandler(failing{t}, nil))})
 	must(t, err)
 	return s
 }
@@ -741,4 +742,12 @@ func TestSoakReset(t *testing.T) {
 		t.Logf("%d resets, %d unplugs: %d contexts lived, %d completions, %d of them flushed; from the fatal event to a device: median %v, p99 %v, most %v",
 			resets-left[0], plugs-left[1], s.lives.Load(), s.dones.Load(), s.flush.Load(), recoveries[n/2], recoveries[n*99/100], recoveries[n-1])
 	}
+}
+
+// failing is where a logger writes to that is to log nothing.
+type failing struct{ t testing.TB }
+
+func (f failing) Write(line []byte) (int, error) {
+	f.t.Errorf("logged: %s", line)
+	return len(line), nil
 }

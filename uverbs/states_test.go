@@ -4,6 +4,7 @@ import (
 	"errors"
 	goflag "flag"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -94,7 +95,7 @@ func newStateProgram(t *testing.T) *stateProgram {
 	must(t, err)
 	x := &stateProgram{core: &ib.Core{}, dev: dev.IB(), gid: ib.GIDFromAddr(addr)}
 	must(t, x.core.Register(x.dev))
-	x.srv, err = NewServer(x.core, ServerOptions{CompVectors: 1, Logf: t.Logf})
+	x.srv, err = NewServer(x.core, ServerOptions{CompVectors: 1, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	must(t, err)
 	w := &world{t: t, core: x.core, dev: x.dev, srv: x.srv}
 	x.program = w.start(byWrite)

@@ -3,6 +3,7 @@ package uverbs
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"syscall"
@@ -35,10 +36,14 @@ type logged struct {
 	lines []string
 }
 
-func (l *logged) logf(format string, args ...any) {
+func (l *logged) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+// Write takes one line of a logger.
+func (l *logged) Write(line []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.lines = append(l.lines, fmt.Sprintf(format, args...))
+	l.lines = append(l.lines, string(line))
+	return len(line), nil
 }
 
 func (l *logged) has(text string) bool {
@@ -74,7 +79,7 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 	for _, test := range stuckCalls {
 		t.Run(test.method, func(t *testing.T) {
 			var log logged
-			w := newWorldWith(t, ServerOptions{CompVectors: 2, Logf: log.logf, Grace: 100 * time.Millisecond})
+			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: log.logger(), Grace: 100 * time.Millisecond})
 			var violations []ib.Violation
 			w.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { violations = append(violations, v) }, Patience: time.Minute})
 			p, other := w.start(byWrite), w.start(byWrite)
@@ -105,7 +110,7 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 				wantErrno(t, "alloc pd after the removal", err, syscall.EIO)
 			})
 			within(t, "a doorbell", func() { wantErrno(t, "doorbell after the removal", p.ring(qp), syscall.EIO) })
-			if !log.has(fmt.Sprintf("process %d (test): left behind", p.PID())) {
+			if !log.has("left behind") || !log.has(fmt.Sprintf("uid=%d pid=%d name=test", p.UID(), p.PID())) {
 				t.Errorf("the log does not name the process: %q", log.lines)
 			}
 			within(t, "Resources", func() { w.srv.Resources() })
@@ -132,7 +137,7 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 	for _, goes := range []bool{false, true} {
 		t.Run(fmt.Sprint(goes), func(t *testing.T) {
 			var log logged
-			w := newWorldWith(t, ServerOptions{CompVectors: 2, Logf: log.logf, Grace: 100 * time.Millisecond})
+			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: log.logger(), Grace: 100 * time.Millisecond})
 			p, other := w.start(byWrite), w.start(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			for range 3 {

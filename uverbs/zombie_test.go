@@ -304,8 +304,8 @@ func TestClose(t *testing.T) {
 func TestCloseWithBrokenDriver(t *testing.T) {
 	core, drv := &ib.Core{}, &fakeDriver{}
 	must(t, core.Register(ib.NewDevice("rxe0", drv, nil)))
-	var log []string
-	srv, err := NewServer(core, ServerOptions{Logf: func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) }})
+	var log logged
+	srv, err := NewServer(core, ServerOptions{Log: log.logger()})
 	must(t, err)
 	p := (&world{t: t, core: core, drv: drv, srv: srv}).start(byWrite)
 	p.createAH(p.allocPD())
@@ -315,8 +315,8 @@ func TestCloseWithBrokenDriver(t *testing.T) {
 	if got := drv.takeLog(); !slices.Equal(got, []string{"CQ"}) {
 		t.Errorf("destroyed %v", got)
 	}
-	if len(log) != 2 || !strings.Contains(log[0], "cannot destroy AH") || !strings.Contains(log[1], "cannot destroy PD") {
-		t.Errorf("log: %q", log)
+	if len(log.lines) != 2 || !strings.Contains(log.lines[0], "cannot destroy AH") || !strings.Contains(log.lines[1], "cannot destroy PD") {
+		t.Errorf("log: %q", log.lines)
 	}
 	if drv.contexts != 0 {
 		t.Errorf("%d contexts", drv.contexts)

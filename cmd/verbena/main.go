@@ -54,6 +54,9 @@ type cli struct {
 		Hang   devHangCmd   `cmd:"" help:"Make a device stop working without notice, until a reset."`
 		Show   devShowCmd   `cmd:"" help:"List the devices with their states and resets." default:"withargs"`
 	} `cmd:"" help:"Reset, unplug and hang devices."`
+	Debug struct {
+		Pprof pprofCmd `cmd:"" help:"Write a profile of the service's process to the standard output."`
+	} `cmd:"" help:"Profiles of the service itself, for its developers."`
 	Fault struct {
 		Add   faultAddCmd   `cmd:"" help:"Disturb what a device sends or gets."`
 		Show  faultShowCmd  `cmd:"" help:"List the rules and what they have done." default:"withargs"`

@@ -18,10 +18,13 @@ import (
 
 type runCmd struct {
 	deviceFlags
-	Private bool     `help:"Start a service for this program only, with devices of its own (see --link, --wire, --seed)."`
-	Outlive bool     `help:"When the service ends, leave processes alone that keep its devices open; by default they are sent SIGTERM after 5 seconds, and SIGKILL after 10."`
-	Capture string   `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE"`
-	Program []string `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --."`
+	Private bool      `help:"Start a service for this program only, with devices of its own (see --link, --wire, --seed)."`
+	Outlive bool      `help:"When the service ends, leave processes alone that keep its devices open; by default they are sent SIGTERM after 5 seconds, and SIGKILL after 10."`
+	Capture string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE"`
+	Trace   traceFlag `help:"Print each call of the program that the service answers, but doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE"`
+	Program []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --."`
+
+	traceTo io.WriteCloser // where the trace goes
 }
 
 // Exit codes as env(1) and the shells have them.
@@ -59,6 +62,11 @@ func (r *runCmd) Run(c *cli) error {
 	}
 	if err := supervisor.Probe(); err != nil {
 		return err
+	}
+	if r.Trace.on {
+		if r.traceTo, err = r.Trace.open(); err != nil {
+			return err
+		}
 	}
 	if text := missingProvider("/"); text != "" {
 		fmt.Fprintln(os.Stderr, "verbena:", text)
@@ -116,9 +124,21 @@ func (r *runCmd) connect(c *cli) (*service.Client, error) {
 	return service.StartPrivate(self, os.Stderr, r.args()...)
 }
 
-func (r *runCmd) launch(client *service.Client, path string, argv []string) error {
+func (r *runCmd) launch(client *service.Client, path string, argv []string) (err error) {
 	var attached *service.Attached
 	var lost <-chan struct{}
+	var trace *tracing
+	defer func() {
+		if trace == nil {
+			return
+		}
+		if terr := trace.finish(); terr != nil {
+			fmt.Fprintln(os.Stderr, "verbena:", terr)
+			if err == exitCode(0) {
+				err = exitCode(exitFailure)
+			}
+		}
+	}()
 	launch := &supervisor.Launch{
 		Path:  path,
 		Args:  argv,
@@ -126,9 +146,15 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 	}
 	launch.Handover = func(listener *os.File) (err error) {
-		attached, err = client.Attach(service.Attach{Args: argv}, listener)
+		attached, err = client.Attach(service.Attach{Args: argv, Trace: r.Trace.on}, listener)
 		if err != nil {
 			return err
+		}
+		if r.Trace.on {
+			if attached.Trace == nil {
+				return errors.New("run --trace: the running service is of an older build, which has no traces: end it with `verbena stop`")
+			}
+			trace = startTracing(attached.Trace, r.traceTo)
 		}
 		launch.AdoptOrphans = attached.Helped
 		lost = client.Serve(supervisor.Ancestor{})
@@ -147,21 +173,21 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 	if err != nil {
 		return err
 	}
-	dir, err := client.OpenSessionDir(attached)
-	if err == nil {
+	dir, dirErr := client.OpenSessionDir(attached)
+	if dirErr == nil {
 		defer dir.Close()
 		defer dir.Hold()()
 	}
 	prog.Guard(lost, func() {
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
-		if err == nil {
-			err = abandon(dir)
+		if dirErr == nil {
+			dirErr = abandon(dir)
 			if !r.Outlive {
 				go endHolders(attached.Dir)
 			}
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // the service has removed what it had completed
-			fmt.Fprintln(os.Stderr, "verbena: complete what the program waits for:", err)
+		if dirErr != nil && !errors.Is(dirErr, fs.ErrNotExist) { // the service has removed what it had completed
+			fmt.Fprintln(os.Stderr, "verbena: complete what the program waits for:", dirErr)
 		}
 	})
 	return exitCode(prog.Wait())

@@ -58,7 +58,7 @@ type serveCmd struct {
 	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none"`
 	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION"`
 	Daemon       bool          `help:"Return when the service is ready, and leave it in the background; its messages go to a file, whose name is printed."`
-	Debug        bool          `help:"More messages."`
+	Debug        bool          `help:"Log, too, who attaches and ends, which device files are opened and closed, which commands are refused and why, queue pairs that fail, and resets."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
 	Spawned      bool          `hidden:"" help:"Started by serve --daemon: report on descriptor 3."`
 	AskLaunchers bool          `hidden:"" help:"Reach programs through their launchers, as where Yama restricts ptrace."`

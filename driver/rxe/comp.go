@@ -280,10 +280,14 @@ func (qp *QP) fail(status uapi.WCStatus) {
 	if qp.req.flight.len() > 0 {
 		qp.completeHead(status)
 	}
+	why := ""
+	if qp.dev.qpFailed != nil {
+		why = "a work request failed: " + status.String()
+	}
 	switch {
 	case qp.state == ib.QPErr:
 	case qp.reliable():
-		qp.enterError()
+		qp.enterError(why)
 	default:
 		qp.setState(ib.QPSQE)
 	}

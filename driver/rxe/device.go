@@ -51,6 +51,9 @@ type Config struct {
 	Probed func(*Device)
 	// Recover has a panic of the engine reset the device, rather than end the process.
 	Recover bool
+	// QPFailed, if not nil, is called when a queue pair enters ERR, with its number and the reason for people to read; locks of
+	// the device are held. It must not sleep, nor call the device.
+	QPFailed func(num uint32, why string)
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
 }
@@ -60,6 +63,7 @@ type Device struct {
 	name     string
 	obj      *ib.Device
 	logf     func(format string, args ...any)
+	qpFailed func(num uint32, why string) // nil: of no interest
 	at       atomic.Pointer[addressing]
 	changes  addressChanges
 	guid     uint64
@@ -120,8 +124,11 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	copy(mac[:], cfg.Netdev.MAC)
 	id := roce.EUI64(mac)
 	d := &Device{
-		name:   cfg.Name,
-		logf:   cfg.Logf,
+		name: cfg.Name,
+		logf: cfg.Logf,
+
+		qpFailed: cfg.QPFailed,
+
 		guid:   binary.BigEndian.Uint64(id[:]),
 		faults: cfg.Faults,
 		taps:   cfg.Taps,

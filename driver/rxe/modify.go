@@ -156,7 +156,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	case ib.QPReset:
 		qp.reset()
 	case ib.QPErr:
-		qp.enterError()
+		qp.enterError(modified)
 	case ib.QPSQD:
 		qp.drained = qp.state == ib.QPSQD && qp.drained
 		qp.setState(a.State)

@@ -323,7 +323,7 @@ func (qp *QP) advance(p *pass) {
 		return // what one that is gone had to send still goes out: Destroy waits for that
 	}
 	if qp.stranded && qp.state != ib.QPErr && qp.state != ib.QPReset {
-		qp.enterError()
+		qp.enterError(ringsGone)
 	}
 	if !stopped {
 		qp.answer(p)
@@ -386,8 +386,20 @@ func (qp *QP) Destroy() error {
 // ringGone notes that the user took a ring's memory away: the queue pair ends in error.
 func (qp *QP) ringGone() { qp.stranded = true }
 
+// Reasons for which a queue pair enters ERR, beside the status of a work request.
+const (
+	ringsGone       = "its program has taken the memory of its queues away"
+	modified        = "its program has modified it to ERR"
+	deviceInError   = "the device is in error, or is being reset"
+	contextEnds     = "the context of its program ends"
+	completionsLost = "a completion was lost: a completion queue has no room, or is gone"
+)
+
 // enterError makes the queue pair complete everything with a flush error from now on. (rxe_qp_error)
-func (qp *QP) enterError() {
+func (qp *QP) enterError(why string) {
+	if f := qp.dev.qpFailed; f != nil && qp.state != ib.QPErr {
+		f(qp.num, why)
+	}
 	qp.setState(ib.QPErr)
 	qp.resp.abort()
 	qp.req.deadline, qp.req.rnrUntil = noTime, noTime
@@ -401,7 +413,7 @@ func (d *Device) EnterError() {
 	for qp := range d.qps.all() {
 		p.soon(qp, func(p *pass) {
 			if qp.state != ib.QPReset {
-				qp.enterError()
+				qp.enterError(deviceInError)
 			}
 			qp.advance(p)
 		})
@@ -418,7 +430,7 @@ func (d *Device) Disassociate(c ib.UserContext) {
 		}
 		p.soon(qp, func(p *pass) {
 			if qp.state != ib.QPReset {
-				qp.enterError()
+				qp.enterError(contextEnds)
 			}
 			qp.advance(p)
 			qp.cut = true
@@ -433,7 +445,7 @@ func (d *Device) Disassociate(c ib.UserContext) {
 func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
 	wc.QPNum = qp.num
 	if !c.post(wc, solicited) && qp.state != ib.QPErr {
-		qp.enterError()
+		qp.enterError(completionsLost)
 	}
 }
 

@@ -169,7 +169,7 @@ func (qp *QP) fetch(p *pass) bool {
 	filled, ok := qp.sq.peek(next, slot)
 	if !ok {
 		qp.ringGone()
-		qp.enterError()
+		qp.enterError(ringsGone)
 		return false
 	}
 	if !filled {

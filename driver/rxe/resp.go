@@ -220,7 +220,7 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	default:
 		qp.obj.Raise(ib.EventQPFatal)
 	}
-	qp.responderFails()
+	qp.responderFails(status)
 }
 
 // notInvalidated ends the queue pair for a SEND whose invalidation failed (class J of IBA 9.9.6.3): the receive
@@ -228,14 +228,18 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 // answer, neither a NAK nor an acknowledgement, to this request; to those before it, it does.
 func (qp *QP) notInvalidated() {
 	qp.completeRecv(&uapi.WC{Status: uapi.WCMWBindErr}, false)
-	qp.responderFails()
+	qp.responderFails(uapi.WCMWBindErr)
 }
 
-// responderFails takes the queue pair to the error state; what is due to requests before the one that failed is still
+// responderFails takes the queue pair to the error state, for a status of the request; what is due to requests before the one that failed is still
 // sent.
-func (qp *QP) responderFails() {
+func (qp *QP) responderFails(status uapi.WCStatus) {
+	why := ""
+	if qp.dev.qpFailed != nil {
+		why = "a request of its peer failed: " + status.String()
+	}
 	due := qp.resp.replies
-	qp.enterError()
+	qp.enterError(why)
 	qp.resp.replies = due
 }
 

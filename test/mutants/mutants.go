@@ -97,6 +97,10 @@ var mutants = []mutant{
 		"		r.acct.uncharge(r.pages)\n", ""},
 
 	// service
+	{"a trace waits for its reader", "service/calltrace.go",
+		"unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL", "unix.MSG_NOSIGNAL"},
+	{"calls that are not shown are not counted", "service/calltrace.go",
+		"		t.missed++\n", ""},
 	{"surplus descriptors are kept", "service/proto.go",
 		"				c.closing.close(f)\n				continue\n", "				continue\n"},
 	{"a client may wait with its message for ever", "service/proto.go",

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"verbena/service"
+)
+
+// traceFlag is --trace, or --trace=FILE.
+type traceFlag struct {
+	on   bool
+	file string // empty: the standard error
+}
+
+// IsBool: the flag needs no value. (kong.BoolMapperValue)
+func (*traceFlag) IsBool() bool { return true }
+
+// Decode is kong.MapperValue's.
+func (t *traceFlag) Decode(ctx *kong.DecodeContext) error {
+	t.on = true
+	if ctx.Scan.Peek().Type != kong.FlagValueToken {
+		return nil
+	}
+	file, ok := ctx.Scan.Pop().Value.(string)
+	if !ok || file == "" {
+		return errors.New("--trace= has no file; --trace alone prints to the standard error")
+	}
+	t.file = file
+	return nil
+}
+
+// open returns where the trace goes.
+func (t *traceFlag) open() (io.WriteCloser, error) {
+	if t.file == "" {
+		return keepOpen{os.Stderr}, nil
+	}
+	f, err := os.Create(t.file)
+	if err != nil {
+		return nil, fmt.Errorf("run --trace: %w", err)
+	}
+	return f, nil
+}
+
+// keepOpen is a file that others need after the trace.
+type keepOpen struct{ io.Writer }
+
+func (keepOpen) Close() error { return nil }
+
+// tracing is a trace on its way into a file. It is read as it comes, so that the service's queue does not fill because the
+// file, or the terminal, is slow.
+type tracing struct {
+	from  *service.CallTrace
+	lines chan string
+	done  chan struct{}
+	err   error // once done is closed
+}
+
+// maxTraceLines is how many lines wait to be written. With more, the service's queue fills, and calls are not shown.
+const maxTraceLines = 1 << 16
+
+func startTracing(from *service.CallTrace, to io.WriteCloser) *tracing {
+	t := &tracing{from: from, lines: make(chan string, maxTraceLines), done: make(chan struct{})}
+	go func() {
+		defer close(t.lines)
+		for {
+			line, err := from.Line()
+			if err != nil {
+				return
+			}
+			t.lines <- line
+		}
+	}()
+	go func() {
+		defer close(t.done)
+		t.err = errors.Join(t.write(to), to.Close())
+		for range t.lines { // after an error
+		}
+	}()
+	return t
+}
+
+// write writes the lines, and flushes whenever there are no more.
+func (t *tracing) write(to io.Writer) error {
+	w := bufio.NewWriter(to)
+	for line := range t.lines {
+		w.WriteString(printable(line))
+		w.WriteByte('\n')
+		if len(t.lines) == 0 {
+			if err := w.Flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return w.Flush()
+}
+
+// traceEnd is how long finish waits for the end of the trace, when the program has ended: the service ends the trace when
+// none of its processes is left.
+const traceEnd = time.Second
+
+// finish ends the trace, of a program that has ended. Processes that it has left running are not traced any more.
+func (t *tracing) finish() error {
+	timer := time.NewTimer(traceEnd)
+	defer timer.Stop()
+	select {
+	case <-t.done:
+	case <-timer.C:
+	}
+	t.from.Close()
+	<-t.done
+	if t.err != nil {
+		return fmt.Errorf("run --trace: %w", t.err)
+	}
+	return nil
+}

@@ -1,0 +1,136 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+)
+
+// callTrace sends the trace of a program to its launcher, line by line, and never waits for that: what does not fit into
+// the socket is counted, and the count is sent as soon as there is room.
+//
+// It is a socket and not a pipe, since the reader of a pipe holds the pipe's lock while it copies to its memory, which may
+// be a file of a FUSE server's: a writer, though it asks not to be blocked, would wait for that lock. The reader of a Unix
+// socket holds no lock that its writer takes. The queue is the kernel's: its size is fixed here, not by the reader.
+type callTrace struct {
+	mu     sync.Mutex
+	fd     int
+	missed uint64 // lines that were not sent, and not reported yet
+	gone   bool   // the reader has closed its end
+}
+
+// traceQueue and traceQueueAtEnd are the size of the queue, in bytes of the kernel's memory before it doubles them, while
+// the program runs and for the last line: that fits even if the launcher has not read anything.
+const (
+	traceQueue      = 160 << 10
+	traceQueueAtEnd = 200 << 10
+)
+
+// traceDescriptors is what a traced session costs beyond others.
+const traceDescriptors = 1
+
+// newCallTrace makes a trace, and the end of it that is for the launcher, which the caller closes.
+func newCallTrace() (_ *callTrace, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("trace: make a socket: %w", err)
+	}
+	// Nothing is received here.
+	if err := errors.Join(unix.Shutdown(fds[0], unix.SHUT_RD), unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, traceQueue)); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return nil, nil, fmt.Errorf("trace: set up the socket: %w", err)
+	}
+	return &callTrace{fd: fds[0]}, os.NewFile(uintptr(fds[1]), "trace"), nil
+}
+
+// line sends a line, or counts it. It does not sleep. It must not be called after close.
+func (t *callTrace) line(s string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.gone {
+		return
+	}
+	if t.missed > 0 && !t.sendMissedLocked() || !t.sendLocked(s) {
+		t.missed++
+	}
+}
+
+func (t *callTrace) sendLocked(s string) bool {
+	err := unix.Sendto(t.fd, []byte(s), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
+	t.gone = errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
+	return err == nil
+}
+
+func (t *callTrace) sendMissedLocked() bool {
+	if !t.sendLocked(fmt.Sprintf("--- %d calls not shown: they came faster than they were read", t.missed)) {
+		return false
+	}
+	t.missed = 0
+	return true
+}
+
+// close ends the trace, with the number of calls that were not shown since the last line.
+func (t *callTrace) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.missed > 0 && !t.gone {
+		_ = unix.SetsockoptInt(t.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, traceQueueAtEnd)
+		t.sendMissedLocked()
+	}
+	unix.Close(t.fd)
+	t.gone = true
+}
+
+// startTrace makes the trace of a program, charged to its user, and what is to be called when the program has ended.
+func (s *Service) startTrace(who peer) (_ *callTrace, theirs *os.File, end func(), err error) {
+	user := s.quota.User(who.uid)
+	if err := user.Take(quota.Descriptors, traceDescriptors); err != nil {
+		return nil, nil, nil, err
+	}
+	t, theirs, err := newCallTrace()
+	if err != nil {
+		user.Give(quota.Descriptors, traceDescriptors)
+		return nil, nil, nil, err
+	}
+	return t, theirs, func() {
+		t.close()
+		user.Give(quota.Descriptors, traceDescriptors)
+	}, nil
+}
+
+// CallTrace is the launcher's end of the trace of a program.
+type CallTrace struct{ c net.Conn }
+
+// newCallTraceReader takes over the descriptor that came with the answer to an Attach.
+func newCallTraceReader(f *os.File) (*CallTrace, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	return &CallTrace{c}, nil
+}
+
+// maxTraceLine is longer than any line.
+const maxTraceLine = 4096
+
+// Line waits for the next line, io.EOF after the last one: no process of the program is left, or the service has ended.
+func (t *CallTrace) Line() (string, error) {
+	var b [maxTraceLine]byte
+	n, err := t.c.Read(b[:])
+	if errors.Is(err, unix.ECONNRESET) {
+		err = io.EOF
+	}
+	return string(b[:n]), err
+}
+
+// Close ends the trace; the program goes on without. A pending Line returns.
+func (t *CallTrace) Close() error { return t.c.Close() }

@@ -1,0 +1,122 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A launcher that does not read its trace holds up nothing: lines that do not fit are counted, and the rest of them at the
+// end, all without waiting.
+func TestCallTraceNotRead(t *testing.T) {
+	trace, theirs, err := newCallTrace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader, err := newCallTraceReader(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	const half = 50000
+	done := make(chan struct{})
+	goOn := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range half {
+			trace.line(fmt.Sprint("line ", i))
+		}
+		<-goOn // some lines have been read
+		for i := range half {
+			trace.line(fmt.Sprint("line ", half+i))
+		}
+		trace.close()
+	}()
+	var shown, missed, reports int
+	next := func() bool {
+		line, err := reader.Line()
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				t.Errorf("the end: %v", err)
+			}
+			return false
+		}
+		var n int
+		if _, err := fmt.Sscanf(line, "--- %d calls not shown", &n); err == nil {
+			missed += n
+			reports++
+			return true
+		}
+		if want := fmt.Sprint("line ", shown+missed); line != want {
+			t.Fatalf("got %q, want %q", line, want)
+		}
+		shown++
+		return true
+	}
+	for range 100 {
+		next()
+	}
+	close(goOn)
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the service waits for the launcher")
+	}
+	for next() {
+	}
+	if shown < 100 || shown+missed != 2*half || reports < 2 {
+		t.Errorf("%d lines shown and %d missed, reported %d times, of %d", shown, missed, reports, 2*half)
+	}
+}
+
+// What the launcher's end is used for beside reading comes to nothing: it cannot send, and to close it ends the trace.
+func TestCallTraceReaderGone(t *testing.T) {
+	trace, theirs, err := newCallTrace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trace.close()
+	reader, err := newCallTraceReader(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reader.c.Write([]byte("x")); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("the launcher sends: %v, want EPIPE", err)
+	}
+	reader.Close()
+	for range 3 {
+		trace.line("line")
+	}
+	if !trace.gone || trace.missed > 1 {
+		t.Errorf("gone %v, %d lines are missed", trace.gone, trace.missed)
+	}
+}
+
+// A trace is charged to its user, and given back.
+func TestCallTraceCharged(t *testing.T) {
+	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
+	who := peer{uid: 4242}
+	held := func() (n uint64) {
+		for _, u := range s.Users(func(uid int) bool { return uid == who.uid }) {
+			for _, h := range u.Holds {
+				n += h.Held
+			}
+		}
+		return n
+	}
+	_, theirs, end, err := s.startTrace(who)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs.Close()
+	if n := held(); n != traceDescriptors {
+		t.Errorf("%d descriptors are charged, want %d", n, traceDescriptors)
+	}
+	end()
+	if n := held(); n != 0 {
+		t.Errorf("%d descriptors are charged after the end", n)
+	}
+}

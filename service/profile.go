@@ -1,0 +1,120 @@
+package service
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/pprof"
+	"runtime/trace"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Profile asks for a profile of the service's process, as go tool pprof, or go tool trace, reads it.
+type Profile struct {
+	Kind     string
+	Duration time.Duration `json:",omitempty"` // of a ProfileCPU or ProfileTrace; 0 for the others
+}
+
+// Kinds of profiles.
+const (
+	ProfileHeap       = "heap"      // memory in use, after a garbage collection
+	ProfileGoroutines = "goroutine" // the stacks of all goroutines
+	ProfileCPU        = "profile"   // where the processors' time goes
+	ProfileTrace      = "trace"     // an execution trace
+)
+
+const (
+	// MaxProfileTime bounds Profile.Duration.
+	MaxProfileTime = time.Minute
+	// maxProfile bounds a profile, in bytes; encoded, it is within maxMessage.
+	maxProfile = 32 << 20
+)
+
+// profiling is held while a profile is made: the runtime is the process's.
+var profiling sync.Mutex
+
+// Profile makes a profile of this process, and returns it when that is done; it ends early if the service does. EBUSY while
+// another one is being made, EINVAL for a kind or time that there is not, EFBIG for one of more than 32 MiB.
+func (s *Service) Profile(p Profile) ([]byte, error) {
+	timed := p.Kind == ProfileCPU || p.Kind == ProfileTrace
+	switch {
+	case !timed && p.Kind != ProfileHeap && p.Kind != ProfileGoroutines:
+		return nil, fmt.Errorf("debug pprof %s: the kinds are %s, %s, %s and %s: %w",
+			clip(p.Kind), ProfileHeap, ProfileGoroutines, ProfileCPU, ProfileTrace, syscall.EINVAL)
+	case timed && (p.Duration <= 0 || p.Duration > MaxProfileTime):
+		return nil, fmt.Errorf("debug pprof %s: %v is not above 0 and at most %v: %w", p.Kind, p.Duration, MaxProfileTime, syscall.EINVAL)
+	case !timed && p.Duration != 0:
+		return nil, fmt.Errorf("debug pprof %s: it shows a moment, and takes no time: %w", p.Kind, syscall.EINVAL)
+	}
+	if !profiling.TryLock() {
+		return nil, fmt.Errorf("debug pprof %s: another profile is being made: wait until it is done: %w", p.Kind, syscall.EBUSY)
+	}
+	defer profiling.Unlock()
+	to := &boundedBuffer{most: maxProfile}
+	err := writeProfile(s.ended, to, p)
+	if to.full() {
+		return nil, fmt.Errorf("debug pprof %s: it has more than %d MiB: take it for a shorter time: %w", p.Kind, maxProfile>>20, syscall.EFBIG)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("debug pprof %s: %w", p.Kind, err)
+	}
+	return to.b.Bytes(), nil
+}
+
+func writeProfile(end context.Context, to io.Writer, p Profile) error {
+	stop := pprof.StopCPUProfile
+	switch p.Kind {
+	case ProfileHeap:
+		runtime.GC()
+		return pprof.Lookup("heap").WriteTo(to, 0)
+	case ProfileGoroutines:
+		return pprof.Lookup("goroutine").WriteTo(to, 0)
+	case ProfileCPU:
+		if err := pprof.StartCPUProfile(to); err != nil {
+			return err
+		}
+	case ProfileTrace:
+		if err := trace.Start(to); err != nil {
+			return err
+		}
+		stop = trace.Stop
+	}
+	defer stop()
+	timer := time.NewTimer(p.Duration)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-end.Done():
+	}
+	return nil
+}
+
+// boundedBuffer takes no more than so many bytes.
+type boundedBuffer struct {
+	mu   sync.Mutex
+	b    bytes.Buffer
+	most int
+	over bool
+}
+
+var errBufferFull = errors.New("the buffer is full")
+
+func (b *boundedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over = b.over || b.b.Len()+len(p) > b.most; b.over {
+		return 0, errBufferFull
+	}
+	return b.b.Write(p)
+}
+
+func (b *boundedBuffer) full() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.over
+}

@@ -1,0 +1,78 @@
+package service
+
+import (
+	"bytes"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Profiles of each kind come over the control socket, one at a time and of bounded time and size.
+func TestProfile(t *testing.T) {
+	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
+	gzip, goTrace := []byte{0x1f, 0x8b}, []byte("go 1.")
+	for _, ok := range []struct {
+		p      Profile
+		begins []byte
+	}{
+		{Profile{Kind: ProfileHeap}, gzip}, {Profile{Kind: ProfileGoroutines}, gzip},
+		{Profile{Kind: ProfileCPU, Duration: 10 * time.Millisecond}, gzip}, {Profile{Kind: ProfileTrace, Duration: time.Millisecond}, goTrace},
+	} {
+		r, err := c.Do(&Request{Op: OpProfile, Profile: &ok.p})
+		if err != nil || !bytes.HasPrefix(r.Profile, ok.begins) {
+			t.Errorf("%+v: got %d bytes, %v", ok.p, len(r.Profile), err)
+		}
+	}
+	for _, bad := range []Profile{{Kind: "x"}, {Kind: ProfileHeap, Duration: 1}, {Kind: ProfileCPU}, {Kind: ProfileTrace, Duration: -1},
+		{Kind: ProfileCPU, Duration: MaxProfileTime + 1}} {
+		if _, err := c.Do(&Request{Op: OpProfile, Profile: &bad}); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("%+v: got %v, want EINVAL", bad, err)
+		}
+	}
+	if _, err := c.Do(&Request{Op: OpProfile}); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("no profile: got %v, want EINVAL", err)
+	}
+	profiling.Lock()
+	_, err := c.Do(&Request{Op: OpProfile, Profile: &Profile{Kind: ProfileHeap}})
+	profiling.Unlock()
+	if !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("a second one: got %v, want EBUSY", err)
+	}
+	// The end of the service ends a profile, however long it was to be.
+	s.Stop()
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Profile(Profile{Kind: ProfileCPU, Duration: MaxProfileTime})
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("a profile of a service that ends: %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("a profile keeps the service from ending")
+	}
+}
+
+// Profiles are for managers: they show what the service knows of all users.
+func TestProfileIsForManagers(t *testing.T) {
+	if err := (peer{uid: 4242}).authorize(OpProfile); !errors.Is(err, syscall.EPERM) {
+		t.Errorf("a user: got %v, want EPERM", err)
+	}
+	if err := (peer{uid: 0}).authorize(OpProfile); err != nil {
+		t.Errorf("root: %v", err)
+	}
+}
+
+// What is larger than the bound is refused, and not kept.
+func TestProfileBounded(t *testing.T) {
+	b := boundedBuffer{most: 10}
+	if n, err := b.Write(make([]byte, 6)); n != 6 || err != nil || b.full() {
+		t.Errorf("6 bytes: %d, %v", n, err)
+	}
+	if _, err := b.Write(make([]byte, 5)); err == nil || !b.full() || b.b.Len() != 6 {
+		t.Errorf("5 more, of 10: %v, %d bytes are kept", err, b.b.Len())
+	}
+}

@@ -1,0 +1,128 @@
+package supervisor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/uverbs"
+)
+
+// maxTraceLine bounds a line of a trace, in bytes.
+const maxTraceLine = 2048
+
+// callTrace is what the trace of a session shows of the present call of a worker.
+type callTrace struct {
+	command uverbs.CommandTrace
+	path    string // virtual, cleaned; empty: the call names none
+	flags   uint64 // of openat2
+}
+
+// CommandTrace is where package uverbs describes the present command; nil while the session is not traced.
+// (uverbs.Tracer)
+func (w *worker) CommandTrace() *uverbs.CommandTrace {
+	if w.trace == nil {
+		return nil
+	}
+	return &w.trace.command
+}
+
+// handleTraced makes the answer, and a line about it.
+func (w *worker) handleTraced() verdict {
+	w.trace = &callTrace{}
+	began := time.Now()
+	v := w.handle()
+	took := time.Since(began)
+	c := callOf(&w.n)
+	doorbell := c == callWrite && w.trace.command.Name == "" && v.err == nil
+	if v.fate != letThrough && !doorbell {
+		line := fmt.Sprintf("%d %v(%s) = %s <%.6f>", w.n.tid, c, w.traceArgs(c), w.traceResult(v), took.Seconds())
+		w.session.info.Trace(line[:min(len(line), maxTraceLine)])
+	}
+	return v
+}
+
+// traceArgs shows the arguments of the present call.
+func (w *worker) traceArgs(c call) string {
+	a, t := &w.n.args, w.trace
+	fd := fmt.Sprint(int32(a[0]))
+	if w.desc != nil {
+		fd += "<" + w.desc.file.node.device + ">"
+	}
+	path := fmt.Sprintf("%q", t.path)
+	switch c {
+	case callWrite:
+		if t.command.Name != "" {
+			return fmt.Sprintf("%s, %s%s, %d", fd, t.command.Name, t.command.Request, a[2])
+		}
+		return fmt.Sprintf("%s, %#x, %d", fd, a[1], a[2])
+	case callIoctl:
+		if t.command.Name != "" {
+			return fmt.Sprintf("%s, %s%s", fd, t.command.Name, t.command.Request)
+		}
+		return fmt.Sprintf("%s, %#x, %#x", fd, uint32(a[1]), a[2])
+	case callFstat, callDup:
+		return fd
+	case callDup2:
+		return fmt.Sprintf("%s, %d", fd, int32(a[1]))
+	case callDup3:
+		return fmt.Sprintf("%s, %d, %s", fd, int32(a[1]), openFlags(a[2]&unix.O_CLOEXEC))
+	case callFcntl:
+		return fmt.Sprintf("%s, %d, %d", fd, int32(a[1]), int32(a[2]))
+	case callOpen:
+		return fmt.Sprintf("%s, %s", path, openFlags(a[1]))
+	case callOpenat:
+		return fmt.Sprintf("AT_FDCWD, %s, %s", path, openFlags(a[2]))
+	case callOpenat2:
+		return fmt.Sprintf("AT_FDCWD, %s, %s", path, openFlags(t.flags))
+	case callAccess:
+		return fmt.Sprintf("%s, %#o", path, uint32(a[1]))
+	case callFaccessat, callFaccessat2:
+		return fmt.Sprintf("AT_FDCWD, %s, %#o", path, uint32(a[2]))
+	case callStat, callLstat, callReadlink:
+		return path
+	case callNewfstatat, callStatx:
+		if t.path == "" {
+			return fd + `, ""`
+		}
+	case callExecve, callExecveat:
+		return ""
+	}
+	return "AT_FDCWD, " + path
+}
+
+// traceResult shows what the caller gets.
+func (w *worker) traceResult(v verdict) string {
+	if v.err != nil {
+		return fmt.Sprintf("-1 %s (%v)", unix.ErrnoName(errno(v.err)), v.err)
+	}
+	if r := w.trace.command.Response; r != "" {
+		return fmt.Sprintf("%d %s", v.val, r)
+	}
+	return fmt.Sprint(v.val)
+}
+
+// openFlags shows the flags of open(2).
+func openFlags(flags uint64) string {
+	flags &= 1<<32 - 1
+	s := [...]string{unix.O_RDONLY: "O_RDONLY", unix.O_WRONLY: "O_WRONLY", unix.O_RDWR: "O_RDWR", 3: "O_ACCMODE"}[flags&unix.O_ACCMODE]
+	flags &^= unix.O_ACCMODE
+	for _, f := range [...]struct {
+		bit  uint64
+		name string
+	}{
+		{unix.O_CLOEXEC, "O_CLOEXEC"}, {unix.O_NONBLOCK, "O_NONBLOCK"}, {unix.O_DIRECTORY, "O_DIRECTORY"}, {unix.O_NOFOLLOW, "O_NOFOLLOW"},
+		{unix.O_PATH, "O_PATH"}, {unix.O_CREAT, "O_CREAT"}, {unix.O_EXCL, "O_EXCL"}, {unix.O_TRUNC, "O_TRUNC"},
+	} {
+		if flags&f.bit != 0 {
+			s += "|" + f.name
+			flags &^= f.bit
+		}
+	}
+	if flags != 0 {
+		s += fmt.Sprintf("|%#x", flags)
+	}
+	return strings.TrimPrefix(s, "|")
+}

@@ -1,0 +1,59 @@
+package supervisor
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestTrace: each call that is answered is shown once, with its arguments, result and time; what the kernel answers, and
+// doorbells, are not. A session that is not traced shows nothing, though another one is.
+func TestTrace(t *testing.T) {
+	w := newWorld(t)
+	var traced logBook
+	w.trace = func(line string) { traced.logf("%s", line) }
+	r := w.startSelf("hold")
+	w.printed(r, "open")
+	w.trace = nil
+	w.mustRunSelf("opens", deviceFile)
+	w.mustRunSelf("opens", deviceFile)
+	before := len(traced.take())
+	r.Signal(9)
+	w.finish(r)
+	if more := traced.take(); before == 0 || len(more) > 0 {
+		t.Errorf("of the session that is traced %d lines; while others called: %q", before, more)
+	}
+
+	w.trace = func(line string) { traced.logf("%s", line) }
+	if code, out := w.sh("cat /sys/class/infiniband/rxe0/node_type /etc/hostname; cat /sys/class/infiniband/rxe0/nosuch"); code == 0 {
+		t.Errorf("exit code 0: %s", out)
+	}
+	w.mustRunSelf("commands") // doorbells are among them
+	w.logs.take()             // the panic that the program asks for
+	lines := traced.take()
+	line := regexp.MustCompile(`^\d+ [a-z0-9]+\(.*\) = (-1 E[A-Z]+ \(.+\)|\d+) <\d+\.\d{6}>$`)
+	for _, l := range lines {
+		if !line.MatchString(l) {
+			t.Errorf("line %q", l)
+		}
+		if strings.Contains(l, "/etc/hostname") {
+			t.Errorf("a call that the kernel answers is shown: %s", l)
+		}
+	}
+	all := strings.Join(lines, "\n")
+	for _, want := range []string{
+		`openat\(AT_FDCWD, "/sys/class/infiniband/rxe0/node_type", O_RDONLY.*\) = \d+ <`,
+		`openat\(AT_FDCWD, "/sys/class/infiniband/rxe0/nosuch", O_RDONLY.*\) = -1 ENOENT \(no such file or directory\) <`,
+		fmt.Sprintf(`openat\(AT_FDCWD, "%s", O_RDWR\|O_CLOEXEC\) = \d+ <`, deviceFile),
+		`ioctl\(\d+<uverbs0>, 0xc0181b01, 0x[0-9a-f]+\) = 0 <`,
+		`ioctl\(.*\) = -1 EBUSY \(the object is in use: device or resource busy\) <`,
+	} {
+		if !regexp.MustCompile(want).MatchString(all) {
+			t.Errorf("no line matches %s; the trace:\n%s", want, all)
+		}
+	}
+	if strings.Contains(all, "write(") {
+		t.Errorf("doorbells are shown:\n%s", all)
+	}
+}

@@ -1,0 +1,136 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestRunTrace: run --trace shows the calls of its own program, to a file or the standard error, and the exit code is the
+// program's; serve --debug logs who attaches, and what is refused.
+func TestRunTrace(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			w := startService(t, u, "", "--debug", "--link", "rxe0="+loopback())
+			file := filepath.Join(filepath.Dir(w.socket), "calls")
+			// Only the server of the two is traced.
+			port := tcpPort()
+			server := w.cmd(w.deadline(60), "run", "--trace="+file, "--", "sh", "-c", "ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p "+port+"; exit 7")
+			if err := server.Start(); err != nil {
+				t.Fatal(err)
+			}
+			w.out("wait", "--listen", port)
+			w.out("run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "20", "-p", port, "127.0.0.1")
+			if err := server.Wait(); exitCode(err) != 7 {
+				t.Errorf("run --trace: %v, want exit code 7", err)
+			}
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			trace := string(b)
+			for _, want := range []string{
+				`openat\(AT_FDCWD, "/dev/infiniband/uverbs0", O_RDWR\|O_CLOEXEC\) = \d+ <\d+\.\d+>`,
+				`ioctl\(\d+<uverbs0>, QP_CREATE\{\d+: .*\}\) = 0 \{0: 0x[0-9a-f]+, .*\} <`,
+				`ioctl\(\d+<uverbs0>, REG_MR\{.*Length: 0x1000, .*\}\) = 0 \{.*LKey: \d+.*\} <`,
+				`ioctl\(\d+<uverbs0>, MODIFY_QP\{.*DestQPNum: \d+, QPState: RTR, .*\}\) = 0 <`,
+				`ioctl\(\d+<uverbs0>, QP_DESTROY\{`,
+			} {
+				if n := len(regexp.MustCompile("(?m)^[0-9]+ "+want).FindAllString(trace, -1)); n != 1 && !strings.Contains(trace, "not shown") {
+					t.Errorf("%d lines match %s; the trace:\n%s", n, want, trace)
+				}
+			}
+			out := w.out("run", "--trace", "--", "ibv_devices")
+			if !strings.Contains(out, `openat(AT_FDCWD, "/sys/class/infiniband_verbs`) {
+				t.Errorf("run --trace to the standard error:\n%s", out)
+			}
+			w.out("stop")
+			for _, want := range []string{`msg="program attached" uid=%d pid=\d+ args="\[sh -c ibv_rc_pingpong`, `msg="program ended" uid=%d pid=\d+ `,
+				`msg="device file opened" uid=%d pid=\d+ name=ibv_rc_pingpong dev=uverbs0 `, `msg="device file closed" uid=%d `,
+				`msg="command refused" uid=%d tid=\d+ dev=uverbs0 errno=ENOSPC `} {
+				if !regexp.MustCompile(fmt.Sprintf("level=DEBUG "+want, u.uid)).MatchString(w.log.String()) {
+					t.Errorf("the log has nothing like %s", want)
+				}
+			}
+		})
+	}
+}
+
+// TestAttackTrace: a launcher that is stopped, with its trace, holds up neither its own program nor another user's, and a
+// traced program does not make the service grow.
+func TestAttackTrace(t *testing.T) {
+	needProgram(t, "ibverbs-utils", "ibv_devinfo")
+	w := sharedService(t, "--mode", "0666")
+	attacker, other := w.as(1001), w.as(1002)
+	dir, err := os.MkdirTemp("", "verbena-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	os.Chmod(dir, 0o777)
+	started, over := filepath.Join(dir, "started"), filepath.Join(dir, "over")
+	run := attacker.cmd(w.deadline(120), "run", "--trace="+filepath.Join(dir, "trace"), "--", "sh", "-c",
+		fmt.Sprintf("ibv_devinfo >/dev/null; touch %s; read go; for i in $(seq 40); do ibv_devinfo -v >/dev/null; done; touch %s", started, over))
+	in, err := run.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := run.Start(); err != nil {
+		t.Fatal(err)
+	}
+	await := func(file string) {
+		t.Helper()
+		for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			if _, err := os.Stat(file); err == nil {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s is not there", file)
+			}
+		}
+	}
+	await(started)
+	if err := run.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	in.Close()
+	await(over)
+	other.out("run", "--", "ibv_devinfo")
+	w.emptyWithin(20 * time.Second)
+	if err := run.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := run.Wait(); err != nil {
+		t.Errorf("run --trace: %v", err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "trace"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m)^--- [1-9]\d* calls not shown`).Match(b) {
+		t.Errorf("the trace does not say that calls are missing; its end:\n%s", tail(string(b), 5))
+	}
+}
+
+// TestDebugPprof: the owner of a service gets a profile of it, and other users do not.
+func TestDebugPprof(t *testing.T) {
+	w := sharedService(t, "--mode", "0666")
+	for _, args := range [][]string{{"heap"}, {"goroutine"}, {"profile", "--seconds", "1"}} {
+		out := w.out(append([]string{"debug", "pprof"}, args...)...)
+		if !strings.HasPrefix(out, "\x1f\x8b") {
+			t.Errorf("debug pprof %v: %.40q", args, out)
+		}
+	}
+	b, err := w.as(1001).cmd(w.deadline(20), "debug", "pprof", "heap").CombinedOutput()
+	if err == nil || !strings.Contains(string(b), "operation not permitted") {
+		t.Errorf("as another user: %v, %.100q", err, b)
+	}
+}

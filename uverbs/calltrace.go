@@ -1,0 +1,116 @@
+package uverbs
+
+import (
+	"encoding/binary"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"verbena/uapi"
+)
+
+// CommandTrace describes one command for people to read.
+type CommandTrace struct {
+	// Name is that of the command or method; empty for a doorbell, and for what is too malformed to have one.
+	Name string
+	// Request and Response show the core's parts, as far as they are known; empty where they are not.
+	Request, Response string
+}
+
+// Tracer is implemented by a Caller whose commands may be traced.
+type Tracer interface {
+	// CommandTrace returns where to describe the present command, nil if it is not traced. It may not sleep.
+	CommandTrace() *CommandTrace
+}
+
+// traceOf returns where a command of c is to be described, nil: nowhere.
+func traceOf(c Caller) *CommandTrace {
+	if t, ok := c.(Tracer); ok {
+		return t.CommandTrace()
+	}
+	return nil
+}
+
+func (t *CommandTrace) named(name string) {
+	if t != nil {
+		t.Name, t.Request = name, ""
+	}
+}
+
+// gives notes a number that the caller gets in an attribute.
+func (t *CommandTrace) gives(id uapi.AttrID, v uint64) {
+	if t == nil {
+		return
+	}
+	sep := "{"
+	if list, ok := strings.CutSuffix(t.Response, "}"); ok {
+		t.Response, sep = list, ", "
+	}
+	t.Response += fmt.Sprintf("%s%d: %#x}", sep, id, v)
+}
+
+// number returns the number in an output of the size of one.
+func number(b []byte) (uint64, bool) {
+	switch len(b) {
+	case 4:
+		return uint64(binary.NativeEndian.Uint32(b)), true
+	case 8:
+		return binary.NativeEndian.Uint64(b), true
+	}
+	return 0, false
+}
+
+// describe shows the fields of a structure of the ABI: not what is reserved, nor zeros but for handles and numbers.
+func describe(v any) string {
+	var b strings.Builder
+	describeTo(&b, reflect.ValueOf(v))
+	return b.String()
+}
+
+func describeTo(b *strings.Builder, v reflect.Value) {
+	b.WriteByte('{')
+	sep := ""
+	for i := range v.NumField() {
+		name, f := v.Type().Field(i).Name, v.Field(i)
+		counts := strings.HasSuffix(name, "Handle") || strings.HasSuffix(name, "Num")
+		if name == "Response" || name == "_" || strings.Contains(name, "Reserved") || f.IsZero() && !counts {
+			continue
+		}
+		b.WriteString(sep + name + ": ")
+		sep = ", "
+		if !f.CanInterface() {
+			b.WriteByte('?')
+			continue
+		}
+		_, named := f.Interface().(fmt.Stringer)
+		switch {
+		case named:
+			fmt.Fprint(b, f.Interface())
+		case f.Kind() == reflect.Struct:
+			describeTo(b, f)
+		case f.Kind() == reflect.Uint64, f.Kind() == reflect.Array:
+			fmt.Fprintf(b, "%#x", f.Interface())
+		default:
+			fmt.Fprint(b, f.Interface())
+		}
+	}
+	b.WriteByte('}')
+}
+
+// describeAttributes shows those of a method.
+func describeAttributes(attrs []attribute) string {
+	var b strings.Builder
+	b.WriteByte('{')
+	for i, a := range attrs {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		if fmt.Fprintf(&b, "%d: ", a.AttrID); a.Len <= 8 {
+			fmt.Fprintf(&b, "%#x", a.Data)
+		} else {
+			fmt.Fprintf(&b, "%d bytes", a.Len)
+		}
+	}
+	b.WriteByte('}')
+	return b.String()
+}
