@@ -23,12 +23,21 @@ func TestCallTraceNotRead(t *testing.T) {
 	defer reader.Close()
 	const half = 50000
 	done := make(chan struct{})
-	goOn := make(chan struct{})
+	full, goOn := make(chan struct{}), make(chan struct{})
+	wait := func(c <-chan struct{}) {
+		t.Helper()
+		select {
+		case <-c:
+		case <-time.After(20 * time.Second):
+			t.Fatal("the service waits for the launcher")
+		}
+	}
 	go func() {
 		defer close(done)
 		for i := range half {
 			trace.line(fmt.Sprint("line ", i))
 		}
+		close(full)
 		<-goOn // some lines have been read
 		for i := range half {
 			trace.line(fmt.Sprint("line ", half+i))
@@ -56,15 +65,12 @@ func TestCallTraceNotRead(t *testing.T) {
 		shown++
 		return true
 	}
+	wait(full)
 	for range 100 {
 		next()
 	}
 	close(goOn)
-	select {
-	case <-done:
-	case <-time.After(20 * time.Second):
-		t.Fatal("the service waits for the launcher")
-	}
+	wait(done)
 	for next() {
 	}
 	if shown < 100 || shown+missed != 2*half || reports < 2 {
