@@ -156,8 +156,8 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) erro
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
 		if err == nil {
 			err = abandon(dir)
-			if !r.Outlive {
-				go endHolders(attached.Dir)
+			if mount, merr := dir.Mount(); merr == nil && !r.Outlive {
+				go endHolders(queueFiles{dir: attached.Dir, mount: mount})
 			}
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // the service has removed what it had completed
