@@ -79,12 +79,18 @@ func frames(r io.Reader) (func() (layers.LinkType, int, []byte, error), error) {
 	if err != nil {
 		return nil, errors.New("neither pcap nor pcapng: no header")
 	}
-	if magic[0] == 0x1f && magic[1] == 0x8b {
+	if isGzip(magic) {
 		z, err := gzip.NewReader(b)
 		if err != nil {
 			return nil, err
 		}
-		return frames(z)
+		b = bufio.NewReader(z)
+		if magic, err = b.Peek(4); err != nil {
+			return nil, fmt.Errorf("decompress: %w", err)
+		}
+		if isGzip(magic) { // pcapgo would go on, without end where a file decompresses to itself
+			return nil, errors.New("compressed more than once: decompress it first")
+		}
 	}
 	if binary.BigEndian.Uint32(magic) == ngMagic {
 		ng, err := pcapgo.NewNgReader(b, pcapgo.NgReaderOptions{WantMixedLinkType: true, SkipUnknownVersion: true})
@@ -105,6 +111,9 @@ func frames(r io.Reader) (func() (layers.LinkType, int, []byte, error), error) {
 		return p.LinkType(), ci.Length, data, err
 	}, nil
 }
+
+// isGzip reports whether a file that begins so is compressed (RFC 1952, 2.3.1).
+func isGzip(magic []byte) bool { return magic[0] == 0x1f && magic[1] == 0x8b }
 
 func ngLink(ci gopacket.CaptureInfo) layers.LinkType {
 	if len(ci.AncillaryData) > 0 {

@@ -209,6 +209,29 @@ func (d *SessionDir) Queues() (files []*os.File, err error) {
 	return files, errors.Join(errs...)
 }
 
+// Mount returns the id of the mount that the directory is on, as MountID finds it.
+func (d *SessionDir) Mount() (string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", d.dir.Fd()))
+	if err != nil {
+		return "", fmt.Errorf("look up the mount of a session's directory: %w", err)
+	}
+	id := MountID(string(b))
+	if id == "" {
+		return "", fmt.Errorf("look up the mount of a session's directory: no mnt_id in its fdinfo: %w", syscall.ENOTSUP)
+	}
+	return id, nil
+}
+
+// MountID returns the mount id in the text of /proc/PID/fdinfo/FD (proc_pid_fdinfo(5)), "" if there is none.
+func MountID(fdinfo string) string {
+	for line := range strings.Lines(fdinfo) {
+		if id, ok := strings.CutPrefix(line, "mnt_id:"); ok {
+			return strings.TrimSpace(id)
+		}
+	}
+	return ""
+}
+
 // owns reports an error unless the file is a program's queue file.
 func (d *SessionDir) owns(f *os.File) error {
 	if os.Geteuid() != 0 || d.uid != 0 {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"verbena/service"
 )
 
 // holdTime is how long a process may keep a device of a service that has ended open, before SIGTERM and again before
@@ -15,13 +17,19 @@ import (
 // message of its peer, or a shared receive queue, would wait for ever, since nothing writes there any more.
 const holdTime = 5 * time.Second
 
-// endHolders ends the processes that keep queue files of a session's directory open. It sleeps.
-func endHolders(dir string) {
+// queueFiles are the files in a session's directory.
+type queueFiles struct {
+	dir   string
+	mount string // the mount id of dir: in a mount namespace of their own, users can make the same path lead to any file
+}
+
+// endHolders ends the processes that keep queue files of a session open. It sleeps.
+func endHolders(files queueFiles) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		time.Sleep(holdTime)
-		for _, pid := range holders(dir) {
+		for _, pid := range files.holders() {
 			p, err := os.FindProcess(pid) // from here on the number is this process's
-			if err != nil || !holds(pid, dir) {
+			if err != nil || !files.heldBy(pid) {
 				continue
 			}
 			fmt.Fprintf(os.Stderr, "verbena: %s (process %d) still has a device of the ended service open, "+
@@ -38,25 +46,29 @@ func signalName(sig syscall.Signal) string {
 	return "SIGTERM"
 }
 
-// holders lists the processes that have a file below a directory open, of those that this user may look at.
-func holders(dir string) (pids []int) {
+// holders lists the processes that have one of the files open, of those that this user may look at.
+func (f queueFiles) holders() (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
-		if pid, err := strconv.Atoi(e.Name()); err == nil && pid != os.Getpid() && holds(pid, dir) {
+		if pid, err := strconv.Atoi(e.Name()); err == nil && pid != os.Getpid() && f.heldBy(pid) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// holds reports whether a process has a file below a directory open; it may have been removed.
-func holds(pid int, dir string) bool {
+// heldBy reports whether a process has one of the files open; it may have been removed.
+func (f queueFiles) heldBy(pid int) bool {
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil {
 		return false
 	}
 	for _, fd := range fds {
-		if to, err := os.Readlink(fd); err == nil && strings.HasPrefix(to, dir+"/") {
+		if to, err := os.Readlink(fd); err != nil || !strings.HasPrefix(to, f.dir+"/") {
+			continue
+		}
+		info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, filepath.Base(fd)))
+		if err == nil && service.MountID(string(info)) == f.mount {
 			return true
 		}
 	}

@@ -182,8 +182,8 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
 		if dirErr == nil {
 			dirErr = abandon(dir)
-			if !r.Outlive {
-				go endHolders(attached.Dir)
+			if mount, err := dir.Mount(); err == nil && !r.Outlive {
+				go endHolders(queueFiles{dir: attached.Dir, mount: mount})
 			}
 		}
 		if dirErr != nil && !errors.Is(dirErr, fs.ErrNotExist) { // the service has removed what it had completed

@@ -165,8 +165,10 @@ func listensTCP(table string, port uint16) bool {
 func listensUnix(table, path string) bool {
 	const flagAccepting = "00010000" // __SO_ACCEPTCON
 	for line := range strings.Lines(table) {
+		// Num: RefCount Protocol Flags Type St Inode Path; the path, which may have spaces, follows one space.
 		fields := strings.Fields(line)
-		if len(fields) == 8 && fields[3] == flagAccepting && fields[7] == path {
+		head, ok := strings.CutSuffix(strings.TrimSuffix(line, "\n"), " "+path)
+		if ok && len(fields) >= 8 && fields[3] == flagAccepting && len(strings.Fields(head)) == 7 {
 			return true
 		}
 	}

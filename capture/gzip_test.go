@@ -1,0 +1,30 @@
+package capture
+
+import (
+	"bytes"
+	"compress/gzip"
+	"testing"
+)
+
+// TestVerifyNestedGzip: a capture may be compressed once. A file can decompress to itself, so that there would be no end.
+func TestVerifyNestedGzip(t *testing.T) {
+	pcap := []byte{0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0} // without a packet
+	compress := func(b []byte) []byte {
+		var out bytes.Buffer
+		z := gzip.NewWriter(&out)
+		if _, err := z.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		if err := z.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return out.Bytes()
+	}
+	once := compress(pcap)
+	if _, err := Verify(bytes.NewReader(once)); err != nil {
+		t.Errorf("compressed once: %v", err)
+	}
+	if _, err := Verify(bytes.NewReader(compress(once))); err == nil {
+		t.Error("compressed twice: got no error, want one")
+	}
+}
