@@ -99,6 +99,15 @@ func Start(loc Location, self string, args ...string) (*Client, error) {
 // command line. The service reports on ReadyFD and writes its messages to loc.Log. A service that runs there already is
 // replaced if it yields (TakeOver); else the error wraps EADDRINUSE. It may sleep.
 func Daemon(loc Location, self string, args ...string) (*Client, error) {
+	if c, err := Dial(loc); err == nil {
+		c.Close()
+		if c.uid != os.Geteuid() {
+			return nil, fmt.Errorf("user %d's service is running already at %s: run programs on it, "+
+				"or choose another path with --socket or VERBENA_SOCKET: %w", c.uid, loc.Socket, syscall.EADDRINUSE)
+		}
+	} else if !errors.Is(err, ErrNotRunning) {
+		return nil, err
+	}
 	lock, err := flock(loc.starting(), unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)

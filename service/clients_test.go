@@ -21,6 +21,7 @@ import (
 	"verbena/ib"
 	"verbena/ib/slot"
 	"verbena/internal/quota"
+	"verbena/link"
 	"verbena/netdev"
 )
 
@@ -558,6 +559,24 @@ func TestYield(t *testing.T) {
 		t.Errorf("with a program: got %v, want EBUSY", err)
 	}
 	done()
+	if _, err := s.FaultAdd(FaultRule{Dev: "rxe0", Rule: link.Rule{Drop: 0.5}}); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	kept := s.byHandLocked()
+	s.mu.Unlock()
+	if err := s.yield(); !errors.Is(err, syscall.EBUSY) || !kept {
+		t.Errorf("with a fault rule: got %v, want EBUSY; kept when idle: %v", err, kept)
+	}
+	if err := s.FaultClear("", 0); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	kept = s.byHandLocked()
+	s.mu.Unlock()
+	if kept {
+		t.Error("a service whose rules are cleared is kept when idle")
+	}
 	if err := s.LinkAdd(LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.23"}}); err != nil {
 		t.Fatal(err)
 	}

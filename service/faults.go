@@ -32,7 +32,6 @@ func (s *Service) FaultAdd(r FaultRule) (id int, err error) {
 	if err := l.faults.Add(r.Rule); err != nil {
 		return 0, fmt.Errorf("fault add: %w: %w", err, syscall.EINVAL)
 	}
-	s.configured = true
 	rules := l.faults.List()
 	return rules[len(rules)-1].ID, nil
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -81,7 +82,7 @@ type Service struct {
 	mu         sync.Mutex
 	links      []*rxeLink
 	recordings map[*recording]struct{}
-	configured bool // links or faults were changed by hand, and would be lost by ending
+	configured bool // links were changed by hand, and would be lost by ending
 
 	programs struct {
 		sync.Mutex
@@ -272,7 +273,7 @@ func (s *Service) waitUntilOver() {
 		case <-tick.C:
 		}
 		s.mu.Lock()
-		keep := s.configured
+		keep := s.byHandLocked()
 		s.mu.Unlock()
 		s.programs.Lock()
 		idle := s.programs.n == 0 && time.Since(s.programs.since) >= s.opts.Idle
@@ -316,13 +317,18 @@ func (s *Service) yield() error {
 		use = "it was started by `verbena serve`"
 	case s.programs.n > 0:
 		use = fmt.Sprintf("programs and captures that use it: %d", s.programs.n)
-	case s.configured:
+	case s.byHandLocked():
 		use = "its devices or fault rules were changed by hand"
 	default:
 		s.programs.yielded = true
 		return nil
 	}
 	return fmt.Errorf("process %d, %s: %w", os.Getpid(), use, syscall.EBUSY)
+}
+
+// byHandLocked reports whether links are changed by hand, or have fault rules, which would be lost by ending.
+func (s *Service) byHandLocked() bool {
+	return s.configured || slices.ContainsFunc(s.links, func(l *rxeLink) bool { return len(l.faults.List()) > 0 })
 }
 
 func (s *Service) countProgram(d int) {

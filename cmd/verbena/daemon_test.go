@@ -80,6 +80,8 @@ func TestServeDaemon(t *testing.T) {
 	}
 	ok(t, v("stop"))
 	fails(t, v("link", "show"), "no service is running")
+	ok(t, v("serve", "--link", "rxe3=127.91.11.1", "--daemon", "--")) // which ends flags that are put behind it
+	ok(t, v("stop"))
 }
 
 // "serve --daemon" fails with the service's own error.

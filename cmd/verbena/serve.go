@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -112,7 +113,9 @@ func (s *serveCmd) daemon(c *cli) error {
 	if err != nil {
 		return fmt.Errorf("start a service: %w", err)
 	}
-	client, err := service.Daemon(loc, self, append(os.Args[1:], "--spawned")...)
+	// More flags follow, and there is nothing that could come after "--".
+	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool { return a == "--" })
+	client, err := service.Daemon(loc, self, append(args, "--spawned")...)
 	if err != nil {
 		return err
 	}

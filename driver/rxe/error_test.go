@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -337,17 +338,22 @@ func TestPostErrors(t *testing.T) {
 func TestQPFailed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{})
+		var mu sync.Mutex
 		var why []string
 		for _, s := range []*node{b.a, b.b} {
 			s.dev.qpFailed = func(num uint32, w string) {
 				if num != s.qp.Num() {
 					t.Errorf("queue pair %d failed, want %d", num, s.qp.Num())
 				}
+				mu.Lock()
+				defer mu.Unlock()
 				why = append(why, w)
 			}
 		}
 		expect := func(want ...string) {
 			t.Helper()
+			mu.Lock()
+			defer mu.Unlock()
 			if !slices.Equal(why, want) {
 				t.Errorf("got %q, want %q", why, want)
 			}
@@ -360,7 +366,9 @@ func TestQPFailed(t *testing.T) {
 		expect("a work request failed: " + uapi.WCRetryExcErr.String())
 		b.net.SetLink(addrB, true)
 		b.again(conn{})
+		mu.Lock()
 		why = nil // what again has modified
+		mu.Unlock()
 		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
 		expect(modified)
 	})
