@@ -179,7 +179,7 @@ func TestSilentMemory(t *testing.T) {
 				x.recv(0, 64)
 				x.recv(1, 64)
 				x.space.hush()
-				wr.ID, wr.Flags, wr.SGList = 3, ib.SendSignaled, b.a.sge(64, 8)
+				wr.ID, wr.Flags, wr.SGList = 3, ib.SendSignaled, b.a.sge(8256, 8) // not what the neighbours use
 				wr.RemoteAddr, wr.RKey = x.addr, x.mr.RKey()
 				var returned atomic.Bool
 				go func() {
@@ -191,7 +191,7 @@ func TestSilentMemory(t *testing.T) {
 				x.awaitSlow()
 				wr := wr
 				wr.RemoteAddr += 1 << 12
-				wr.SGList = b.a.sge(128, 8)
+				wr.SGList = b.a.sge(8192, 8) // not what the neighbours use
 				// The other queue pair of the program, and the first again: whoever sends goes on.
 				within(t, "PostSend to the program", func() {
 					for range 3 {
