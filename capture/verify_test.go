@@ -194,7 +194,7 @@ func TestVerify(t *testing.T) {
 		{"not IP", eth, 0, [][]byte{arp, {}, arp[:13]}, Verification{}},
 		{"cut short by the capture", layers.LinkTypeRaw, 10, [][]byte{v4[:len(v4)-10], v6[:len(v6)-10]}, Verification{Unchecked: 2}},
 		{"cut after the packet", layers.LinkTypeRaw, 10, [][]byte{v4}, Verification{Good: 1}},
-		{"cut short by nobody", layers.LinkTypeRaw, 0, [][]byte{v4[:len(v4)-10]}, Verification{Bad: 1, BadFrames: []int{1}}},
+		{"shorter than its IP header says", layers.LinkTypeRaw, 0, [][]byte{v4[:len(v4)-10]}, Verification{Bad: 1, BadFrames: []int{1}}},
 		{"fragments", layers.LinkTypeRaw, 0, [][]byte{firstFrag, lastFrag}, Verification{Unchecked: 1}},
 		{"before segmentation", layers.LinkTypeRaw, 0, [][]byte{segmented(4, 0), v4, segmented(6, 0)}, Verification{Good: 2*batchLen + 1}},
 		{

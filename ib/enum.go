@@ -8,7 +8,7 @@ import (
 )
 
 // The enumerations are those of the user ABI (package uapi), which has the kernel's values, as in Linux
-// IB_WC_SEND is IB_UVERBS_WC_SEND. What only consumers in this process can use is added here.
+// IB_WC_SEND is IB_UVERBS_WC_SEND. Values for consumers in this process alone are added here.
 
 // GID is a port's address (package roce).
 type GID = roce.GID

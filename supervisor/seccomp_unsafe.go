@@ -69,10 +69,18 @@ func stillTrapped(listener int, id uint64) error {
 	return err
 }
 
-// sendAddFD puts a duplicate of a.srcFD into the trapped process and returns its number there.
-func sendAddFD(listener int, a *addFD) (int, error) {
-	r, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(a))
-	return int(r), err
+// sendAddFD puts a duplicate of a.srcFD into the trapped process and returns its number there. No signal interrupts it,
+// those of a CPU profile included; see blockSignals.
+func sendAddFD(listener int, a *addFD) (n int, err error) {
+	merr := withoutSIGPROF(func() {
+		var r uintptr
+		r, err = ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(a))
+		n = int(r)
+	})
+	if merr != nil {
+		return 0, merr
+	}
+	return n, err
 }
 
 // setSyncWakeUp tells the scheduler whether the thread that traps and the one that answers take turns. EINVAL before

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"syscall"
 
@@ -85,8 +86,8 @@ func inForeground() bool {
 // blockSignals keeps signals from the calling thread, for good. The kernel loses a descriptor that is just being given
 // as a call's answer when the thread that gives it gets a signal (kernel/seccomp.c, seccomp_notify_addfd): the call
 // then returns 0, which is somebody else's descriptor. Go's runtime sends signals whenever it wants a goroutine to
-// pause (SIGURG); it manages without. What the thread does itself still comes to it, and so does SIGPROF, for those who
-// profile a service.
+// pause (SIGURG); it manages without. Signals that the thread raises itself still reach it, and so does SIGPROF, for
+// profiles of a service, except within withoutSIGPROF.
 func blockSignals() error {
 	var set unix.Sigset_t
 	for i := range set.Val {
@@ -98,6 +99,22 @@ func blockSignals() error {
 	}
 	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &set, nil); err != nil {
 		return fmt.Errorf("block signals: %w", err)
+	}
+	return nil
+}
+
+// withoutSIGPROF calls f with SIGPROF blocked on the calling thread, and restores the thread's mask.
+func withoutSIGPROF(f func()) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var profile, before unix.Sigset_t
+	profile.Val[0] = 1 << (unix.SIGPROF - 1)
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &profile, &before); err != nil {
+		return fmt.Errorf("block SIGPROF: %w", err)
+	}
+	f()
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil); err != nil {
+		return fmt.Errorf("restore the signal mask: %w", err)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -148,5 +149,26 @@ func TestKeyboard(t *testing.T) {
 	slices.Sort(want[1:])
 	if !slices.Equal(got, append(want, "terminated")) {
 		t.Errorf("printed %q, want %q", got, want)
+	}
+}
+
+// TestWithoutSIGPROF: SIGPROF is blocked while the function runs, and as before afterwards.
+func TestWithoutSIGPROF(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	blocked := func() bool {
+		t.Helper()
+		var now unix.Sigset_t
+		if err := unix.PthreadSigmask(unix.SIG_BLOCK, nil, &now); err != nil {
+			t.Fatal(err)
+		}
+		return now.Val[0]&(1<<(unix.SIGPROF-1)) != 0
+	}
+	within := false
+	if err := withoutSIGPROF(func() { within = blocked() }); err != nil {
+		t.Fatal(err)
+	}
+	if !within || blocked() {
+		t.Errorf("SIGPROF blocked: got %v within and %v after, want true and false", within, blocked())
 	}
 }

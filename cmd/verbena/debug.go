@@ -17,8 +17,7 @@ type pprofCmd struct {
 
 func (*pprofCmd) Help() string {
 	return `Writes a profile of the service's process to the standard output. Only root and the service's own user may have one, and one is
-taken at a time. While a profile of processor time is taken, the threads of the service get a signal 100 times a second, and a
-program that opens a device in that moment may be given a wrong descriptor: take it while programs run, not while they start.
+taken at a time.
 
 Examples:
   verbena debug pprof profile --seconds 5 > cpu.pprof && go tool pprof -top cpu.pprof

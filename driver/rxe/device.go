@@ -43,8 +43,8 @@ type Config struct {
 	Rand *rand.Rand
 	// Clock is where timeouts come from; nil: clock.System.
 	Clock clock.Clock
-	// QueueMemory is the shared memory, in bytes, that a program can have for its queues; 0: there is no bound. What the
-	// device says of the sizes of queues is within it.
+	// QueueMemory is the shared memory, in bytes, that a program can have for its queues; 0: there is no bound. The
+	// sizes of queues that the device advertises are within it.
 	QueueMemory uint64
 	// Probed, if not nil, is called with each device that is made of the hardware, before it is registered. It must not
 	// call methods of the Hardware.

@@ -135,7 +135,7 @@ func (r *traceRecord) event() TraceEvent {
 	return e
 }
 
-// lockToLook locks a queue pair for somebody else than its consumer: EAGAIN if its program's memory does not answer.
+// lockToLook locks a queue pair on behalf of a caller other than its consumer: EAGAIN if its program's memory does not answer.
 func (qp *QP) lockToLook() error {
 	if !qp.mu.LockUnless(&qp.lane.slow) {
 		return fmt.Errorf("QP %d on %s: the memory of its program does not answer: %w", qp.num, qp.dev.name, syscall.EAGAIN)
