@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -150,20 +149,25 @@ func (w *world) start(args ...string) {
 			t.Logf("service:\n%s", tail(w.log.String(), 40))
 		}
 	})
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if c, err := net.Dial("unix", w.socket); err == nil {
+	// The service listens before it has its devices and directories; it answers when it is ready.
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	ready := make(chan error, 1)
+	go func() {
+		c, err := service.Await(ctx, w.location())
+		if err == nil {
 			c.Close()
-			return
 		}
-		select {
-		case err := <-done:
-			done <- err
-			t.Fatalf("the service ended: %v\n%s", err, w.log)
-		default:
+		ready <- err
+	}()
+	select {
+	case err := <-ready:
+		if err != nil {
+			t.Fatalf("the service is not ready: %v\n%s", err, w.log)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the service is not ready\n%s", w.log)
-		}
+	case err := <-done:
+		done <- err
+		t.Fatalf("the service ended: %v\n%s", err, w.log)
 	}
 }
 
