@@ -21,9 +21,12 @@ type callbacks struct {
 	due     fifo[*CQ]      // completion handlers, each queue at most once
 	events  fifo[callback] // asynchronous events, delivered one after the other in this order
 	inEvent bool           // one of them is being delivered
+	closed  bool           // no event of the device is taken any more
 	holds   int            // threads that will run callbacks, or do
 	workers int
-	running int
+	running [2]int      // by the parity of the epoch in which they began
+	epoch   uint        // counts calls of drain
+	taken   [2]uint64   // handlers and events that were taken from due and events
 	help    *time.Timer // starts a worker; nil: never needed yet
 	helping bool        // it is set
 
@@ -77,6 +80,8 @@ func (q *fifo[T]) pop() (v T) {
 
 func (c *callbacks) init() { c.idle.L = &c.mu }
 
+func (c *callbacks) runningNow() int { return c.running[0] + c.running[1] }
+
 // pushHandler queues a completion handler. It may not sleep.
 func (c *callbacks) pushHandler(cq *CQ) {
 	c.mu.Lock()
@@ -87,7 +92,9 @@ func (c *callbacks) pushHandler(cq *CQ) {
 // pushEvent queues an asynchronous event. It may not sleep.
 func (c *callbacks) pushEvent(cb callback) {
 	c.mu.Lock()
-	c.events.push(cb)
+	if cb.on == nil || !c.closed {
+		c.events.push(cb)
+	}
 	c.unlockAndServe()
 }
 
@@ -137,7 +144,7 @@ func (c *callbacks) isLate() {
 
 // short is called with mu held: something is due, and everyone who could run it is busy with another callback.
 func (c *callbacks) short() bool {
-	return c.ready() && c.running >= c.helpers() && c.workers < max(2, runtime.GOMAXPROCS(0))
+	return c.ready() && c.runningNow() >= c.helpers() && c.workers < max(2, runtime.GOMAXPROCS(0))
 }
 
 // callHelp is called with mu held.
@@ -166,45 +173,71 @@ func (c *callbacks) helpOut() {
 	}
 }
 
+// work is a worker's life. A callback that ends its goroutine is the end of the worker; another takes over.
 func (c *callbacks) work() {
 	c.mu.Lock()
+	defer func() {
+		c.workers--
+		c.idle.Broadcast()
+		c.unlockAndServe()
+	}()
 	for c.ready() {
 		c.runOne()
 	}
-	c.workers--
-	c.idle.Broadcast()
-	c.mu.Unlock()
 }
 
-// runOne is called with mu held and something ready, and returns with mu held.
+// runOne is called with mu held and something ready, and returns with mu held, also when the callback panics or ends the
+// goroutine.
 func (c *callbacks) runOne() {
-	c.running++
+	epoch := c.epoch % 2
+	c.running[epoch]++
 	c.begun++
+	defer func() {
+		c.running[epoch]--
+		c.idle.Broadcast()
+	}()
 	if c.events.len() > 0 && !c.inEvent {
 		cb := c.events.pop()
+		c.taken[1]++
 		c.inEvent = true
 		c.callHelp()
 		c.mu.Unlock()
+		defer func() {
+			c.mu.Lock()
+			c.inEvent = false
+		}()
 		cb.call()
-		c.mu.Lock()
-		c.inEvent = false
-	} else {
-		cq := c.due.pop()
-		c.callHelp()
-		c.mu.Unlock()
-		again := cq.callHandler()
+		return
+	}
+	cq := c.due.pop()
+	c.taken[0]++
+	c.callHelp()
+	c.mu.Unlock()
+	defer func() {
+		again := cq.notify.returned()
 		c.mu.Lock()
 		if again {
 			c.due.push(cq)
 		}
-	}
-	c.running--
-	c.idle.Broadcast()
+	}()
+	cq.callHandler()
 }
 
-// drain returns when nothing is due or running.
+// drain returns when what was due or running when it was called has run. No event of the device is taken any more; what comes
+// after that of the objects that are left is not waited for.
 func (c *callbacks) drain() {
-	c.waitFor(func() bool { return c.running == 0 && c.due.len() == 0 && c.events.len() == 0 })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	handlers, events := c.taken[0]+uint64(c.due.len()), c.taken[1]+uint64(c.events.len())
+	for c.taken[0] < handlers || c.taken[1] < events {
+		c.idle.Wait()
+	}
+	before := c.epoch % 2
+	c.epoch++
+	for c.running[before] > 0 {
+		c.idle.Wait()
+	}
 }
 
 // waitFor returns when done, which is looked at each time a callback has returned, with mu held.
@@ -243,9 +276,14 @@ func (d *Device) RunCallbacks() {
 	}
 	c := &d.callbacks
 	c.mu.Lock()
+	defer c.endHold() // also when a callback ends the goroutine
 	for n := 0; n < runBatch && c.ready(); n++ {
 		c.runOne()
 	}
+}
+
+// endHold is called with mu held, and gives it up.
+func (c *callbacks) endHold() {
 	c.holds--
 	c.stale = min(c.stale, c.holds)
 	c.unlockAndServe()
@@ -301,8 +339,17 @@ func (n *notifier) quiet() bool {
 	return notifyState(n.state.Load()) == notifyIdle && n.events.Load() == 0
 }
 
-// callHandler runs the completion handler and reports whether it is due again.
-func (cq *CQ) callHandler() (again bool) {
+// returned notes that the handler has returned, and reports whether it is due again.
+func (n *notifier) returned() (again bool) {
+	if n.swap(notifyRunning, notifyIdle) {
+		return false
+	}
+	n.state.Store(int32(notifyDue))
+	return true
+}
+
+// callHandler runs the completion handler.
+func (cq *CQ) callHandler() {
 	n := &cq.notify
 	n.state.Store(int32(notifyRunning))
 	if f := cq.dev.atHandler.Load(); f != nil && cq.dev.atHandler.CompareAndSwap(f, nil) {
@@ -316,31 +363,26 @@ func (cq *CQ) callHandler() (again bool) {
 	default:
 		cq.handler(cq)
 	}
-	if n.swap(notifyRunning, notifyIdle) {
-		return false
-	}
-	n.state.Store(int32(notifyDue))
-	return true
 }
 
 // call delivers the event.
 func (cb *callback) call() {
 	switch {
 	case cb.cq != nil:
+		defer cb.cq.notify.events.Add(-1)
 		if !cb.cq.notify.dead.Load() {
 			cb.cq.callEvent(cb.ev.Type)
 		}
-		cb.cq.notify.events.Add(-1)
 	case cb.qp != nil:
+		defer cb.qp.pending.Add(-1)
 		if !cb.qp.dead.Load() {
 			cb.qp.callEvent(cb.ev.Type)
 		}
-		cb.qp.pending.Add(-1)
 	case cb.srq != nil:
+		defer cb.srq.pending.Add(-1)
 		if !cb.srq.dead.Load() {
 			cb.srq.callEvent(cb.ev.Type)
 		}
-		cb.srq.pending.Add(-1)
 	case cb.on != nil:
 		cb.on.call(cb.ev)
 	}

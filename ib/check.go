@@ -68,6 +68,9 @@ const (
 // mayNotSleep tells whether everything in a frame of this kind may not sleep.
 func (k frameKind) mayNotSleep() bool { return k <= inHold }
 
+// mayWaitForLock tells whether a frame of this kind may be found waiting for a lock that Register or Unregister holds.
+func (k frameKind) mayWaitForLock() bool { return k == inMethod || k == inAtomic || k == inClient }
+
 // isCall tells whether a frame of this kind is a call by which nothing else may be called back.
 func (k frameKind) isCall() bool { return k == inCallback || k == inAtomic || k == inMethod }
 
@@ -86,7 +89,9 @@ type frame struct {
 	client *Client // inClient, and inRegister of a client
 	entry  []uintptr
 	raised []uintptr // inCallback: where it was raised, if known
-	waits  bool      // waits for callbacks of obj, or all of dev
+	waits  bool      // waits for callbacks of obj or listener, or all of dev
+
+	listener *eventHandler // whose function it is, or whose end
 
 	// under checker.mu
 	th        *thread
@@ -95,6 +100,8 @@ type frame struct {
 	delay     time.Duration
 	suspected bool           // the last look found what may be sleep
 	waited    int            // looks in a row that found it waiting for a lock
+	ran       int            // looks in a row that found it running, without a call
+	lastSeq   uint64         // of the thread, at the last of these
 	blocked   map[*frame]int // inRegister: the same of other threads' calls
 }
 
@@ -189,7 +196,27 @@ func (f *frame) waitsFor(x *frame) bool {
 	if f.obj != nil {
 		return x.obj == f.obj
 	}
+	if f.listener != nil {
+		return x.listener == f.listener
+	}
 	return x.dev == f.dev
+}
+
+// callback runs a consumer's function in the frame, and reports one that does not return: it panics, or ends the goroutine.
+func (f *frame) callback(run func()) {
+	f.k.enter(f)
+	returned := false
+	defer func() {
+		f.leave()
+		if !returned {
+			f.k.report(Violation{
+				Rule: RuleCallbackReturns, What: f.what + " panicked or ended its goroutine (runtime.Goexit, testing's FailNow)",
+				Stacks: append([]Stack{{f.what, trace(callers(1))}}, f.raisedAt()...),
+			}, f.dev, f.entry)
+		}
+	}()
+	run()
+	returned = true
 }
 
 // reportNested reports that inner was entered inside outer.
@@ -275,6 +302,10 @@ type objectCheck struct {
 	abandoned atomic.Bool               // may be used after Unregister, to end
 	// of a CQ
 	requests atomic.Int64 // by ReqNotify, less the answers
+	answers  atomic.Int64 // calls of Completed
+	polls    atomic.Int64
+	user     bool // of a user context, which may poll without a call
+	armed    atomic.Pointer[time.Timer]
 	raised   atomic.Pointer[[]uintptr]
 	handler  atomic.Pointer[frame] // that runs now
 }

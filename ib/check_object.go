@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // What the exported functions call in checked mode. Where they return a frame, the caller leaves it.
@@ -104,9 +105,26 @@ func (oc *objectCheck) born() {
 func (oc *objectCheck) died() {
 	at := callers(2)
 	oc.destroyed.Store(&at)
+	if t := oc.armed.Load(); t != nil {
+		t.Stop()
+	}
+	id := goid()
 	oc.k.mu.Lock()
-	defer oc.k.mu.Unlock()
 	delete(oc.k.live, oc)
+	var inside *frame
+	for _, th := range oc.k.threads {
+		if f := th.find(func(f *frame) bool { return f.obj == oc }); f != nil && th.id != id {
+			inside = f
+		}
+	}
+	oc.k.mu.Unlock()
+	if inside == nil {
+		return
+	}
+	oc.k.report(Violation{
+		Rule: RuleInUse, What: fmt.Sprintf("a thread was inside %s when the %v was destroyed", inside.what, oc.kind),
+		Stacks: []Stack{{inside.what + " called at", trace(inside.entry)}, {"destroyed at", trace(at)}, {"made at", trace(oc.made)}},
+	}, oc.dev, at)
 }
 
 func (oc *objectCheck) abandon() {
@@ -147,18 +165,13 @@ func (k *checker) leftBehind(d *Device, cl *Client, when string) {
 
 // call runs a consumer's function as a callback.
 func (oc *objectCheck) call(what string, raised []uintptr, f func()) {
-	fr := &frame{kind: inCallback, what: what, obj: oc, dev: oc.dev, raised: raised}
-	oc.k.enter(fr)
-	defer fr.leave()
-	f()
+	(&frame{k: oc.k, kind: inCallback, what: what, obj: oc, dev: oc.dev, raised: raised}).callback(f)
 }
 
-// callEvent tells a consumer of an event of the device.
-func (k *checker) callEvent(e Event, f func(Event)) {
-	fr := &frame{kind: inCallback, what: fmt.Sprintf("the function for the event %q", e.Type), dev: e.Device}
-	k.enter(fr)
-	defer fr.leave()
-	f(e)
+// callEvent reports an event of the device to a consumer.
+func (k *checker) callEvent(e Event, x *eventHandler) {
+	fr := &frame{k: k, kind: inCallback, what: fmt.Sprintf("the function for the event %q", e.Type), dev: e.Device, listener: x}
+	fr.callback(func() { x.f(e) })
 }
 
 // checkedHandler runs the completion handler of cq.
@@ -168,17 +181,17 @@ func (cq *CQ) checkedHandler() {
 	if at := oc.raised.Load(); at != nil {
 		raised = *at
 	}
-	fr := &frame{kind: inCallback, what: "the completion handler", obj: oc, dev: oc.dev, raised: raised}
-	oc.k.enter(fr)
-	defer fr.leave()
-	if other := oc.handler.Swap(fr); other != nil {
-		oc.k.report(Violation{
-			Rule: RuleOneHandler, What: "a second completion handler of a CQ started while the first was running",
-			Stacks: []Stack{{"the second", trace(fr.entry)}, {"the first", trace(other.entry)}, {"raised at", trace(raised)}},
-		}, oc.dev, fr.entry)
-	}
-	defer oc.handler.CompareAndSwap(fr, nil)
-	cq.handler(cq)
+	fr := &frame{k: oc.k, kind: inCallback, what: "the completion handler", obj: oc, dev: oc.dev, raised: raised}
+	fr.callback(func() {
+		if other := oc.handler.Swap(fr); other != nil {
+			oc.k.report(Violation{
+				Rule: RuleOneHandler, What: "a second completion handler of a CQ started while the first was running",
+				Stacks: []Stack{{"the second", trace(fr.entry)}, {"the first", trace(other.entry)}, {"raised at", trace(raised)}},
+			}, oc.dev, fr.entry)
+		}
+		defer oc.handler.CompareAndSwap(fr, nil)
+		cq.handler(cq)
+	})
 }
 
 // completed checks that the driver's report is called for.
@@ -186,6 +199,7 @@ func (oc *objectCheck) completed() {
 	oc.reports("CQ.Completed")
 	place := callers(2)
 	oc.raised.Store(&place)
+	oc.answers.Add(1)
 	if oc.requests.Add(-1) < 0 {
 		oc.requests.Add(1)
 		oc.k.report(Violation{
@@ -233,6 +247,7 @@ func (c checkedCQ) Poll(wc []WC) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	cq.check.polls.Add(1)
 	n, err := cq.drv.Poll(wc)
 	if n < 0 || n > len(wc) {
 		f.result(fmt.Sprintf("%d completions returned into room for %d", n, len(wc)))
@@ -255,7 +270,45 @@ func (c checkedCQ) ReqNotify(flags NotifyFlags) (bool, error) {
 	if missed && flags&NotifyReportMissed == 0 {
 		f.result("missed completions reported without NotifyReportMissed")
 	}
+	if err == nil {
+		cq.expectPoll(flags, missed, f.entry)
+	}
 	return missed, err
+}
+
+// expectPoll looks, some time after the queue was armed, whether a completion that was in it then may lie there for ever: nobody
+// has polled since, and no notification has come. Where the consumer did not ask for missed completions, the driver is asked
+// once more.
+func (cq *CQ) expectPoll(flags NotifyFlags, missed bool, at []uintptr) {
+	oc := cq.check
+	if oc.user || flags&NotifyReportMissed != 0 && !missed {
+		return
+	}
+	polls, answers := oc.polls.Load(), oc.answers.Load()
+	t := time.AfterFunc(oc.k.cfg.Patience, func() {
+		same := func() bool {
+			return oc.polls.Load() == polls && oc.answers.Load() == answers && oc.destroyed.Load() == nil &&
+				oc.dev.State() == DeviceActive
+		}
+		if !same() {
+			return
+		}
+		if !missed {
+			again, err := cq.drv.ReqNotify(flags | NotifyReportMissed)
+			if err != nil || !again || !same() {
+				return
+			}
+		}
+		oc.k.report(Violation{
+			Rule: RuleArmWithoutPoll,
+			What: fmt.Sprintf("a CQ with completions in it was armed, and not polled for %v: "+
+				"the notification that the consumer waits for may never come", oc.k.cfg.Patience),
+			Stacks: []Stack{{"CQ.ReqNotify", trace(at)}, {"the CQ made at", trace(oc.made)}},
+		}, oc.dev, at)
+	})
+	if old := oc.armed.Swap(t); old != nil {
+		old.Stop()
+	}
 }
 
 // checkedPost is PostSend or PostRecv of a queue.

@@ -28,6 +28,8 @@ func (k *checker) watch(f *frame) {
 		f.delay = k.cfg.Patience / longWait
 		f.blocked = map[*frame]int{}
 		f.timer = time.AfterFunc(f.delay, func() { k.lookAround(f) })
+	case f.kind == inClient:
+		f.timer = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f) })
 	}
 }
 
@@ -53,8 +55,19 @@ func (k *checker) look(f *frame) {
 	}
 	k.mu.Lock()
 	g, ok := all[th.id]
+	if inside && !ok && !f.left && th.seq == seq && f.kind == inHold {
+		k.pop(f)
+		k.mu.Unlock()
+		f.dev.callbacks.mu.Lock()
+		f.dev.callbacks.endHold()
+		k.report(Violation{
+			Rule: RuleHold, What: "the thread that called HoldCallbacks ended without RunCallbacks",
+			Stacks: []Stack{{"HoldCallbacks called at", trace(f.entry)}},
+		}, f.dev, f.entry)
+		return
+	}
 	if !inside || !ok || f.left || th.seq != seq {
-		f.waited, f.suspected = 0, false
+		f.waited, f.ran, f.suspected = 0, 0, false
 		k.again(f)
 		k.mu.Unlock()
 		return
@@ -78,6 +91,15 @@ func (k *checker) look(f *frame) {
 		}
 	case !g.waits():
 		f.waited, f.suspected = 0, false
+		if f.lastSeq != seq {
+			f.ran, f.lastSeq = 0, seq
+		}
+		if f.delay < k.cfg.Patience/longWait {
+			break
+		}
+		if f.ran++; f.ran >= longWait {
+			v.What = fmt.Sprintf("%s has run for %v without a call that would show progress", f.what, k.cfg.Patience)
+		}
 	}
 	if v.What == "" {
 		k.again(f)
@@ -99,7 +121,7 @@ func (k *checker) lookAround(f *frame) {
 	k.mu.Lock()
 	candidates := map[*frame]uint64{}
 	for _, th := range k.threads {
-		if x := th.innermost(); x != f && (x.kind == inMethod || x.kind == inAtomic) && (f.dev == nil || x.dev == f.dev) {
+		if x := th.innermost(); x != f && x.kind.mayWaitForLock() && (f.dev == nil || x.dev == f.dev) {
 			candidates[x] = th.seq
 		}
 	}
@@ -137,6 +159,27 @@ func (k *checker) lookAround(f *frame) {
 	}
 	k.mu.Unlock()
 	k.report(v, stuck.dev, stuck.entry)
+}
+
+// lookAtClient reports an Add or Remove that has not returned for ClientPatience.
+func (k *checker) lookAtClient(f *frame) {
+	k.looking.Lock()
+	defer k.looking.Unlock()
+	all := goroutines()
+	k.mu.Lock()
+	if f.left {
+		k.mu.Unlock()
+		return
+	}
+	g := all[f.th.id]
+	v := Violation{
+		Rule: RuleClientReturns,
+		What: fmt.Sprintf("%s has not returned for %v (%s)", f.what, k.cfg.ClientPatience, g.state),
+		Stacks: append([]Stack{{f.what + ", now", g.trace}, {"called at", trace(f.entry)}},
+			k.others(f.dev, f.th, all)...),
+	}
+	k.mu.Unlock()
+	k.report(v, f.dev, f.entry)
 }
 
 // registering is the Register or Unregister of the device that is in progress, if any. It is called with mu held.

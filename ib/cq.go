@@ -40,6 +40,9 @@ func (d *Device) CreateCQ(attr CQAttr, handler func(*CQ), event func(*CQ, EventT
 	cq := &CQ{handler: handler, event: event}
 	cq.SetEntries(attr.Entries)
 	cq.bind(d, kindCQ, nil)
+	if cq.check != nil {
+		cq.check.user = u != nil
+	}
 	drv, err := d.drv.CreateCQ(cq, attr, u)
 	if err != nil {
 		return fail(err)

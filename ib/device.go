@@ -61,6 +61,7 @@ type Device struct {
 func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *Device {
 	d := &Device{name: name, drv: drv, log: logf}
 	d.callbacks.init()
+	d.events.idle.L = &d.events.mu
 	return d
 }
 

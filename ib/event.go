@@ -5,45 +5,84 @@ import (
 	"sync"
 )
 
-// eventHandlers are the consumers of a device's events.
+// eventHandlers are the functions that listen to a device's events. Events are delivered one at a time (callbacks.inEvent),
+// so at most one function runs.
 type eventHandlers struct {
-	mu   sync.Mutex
-	list []*eventHandler
+	mu      sync.Mutex
+	idle    sync.Cond // on mu; a function has returned
+	list    []*eventHandler
+	running *eventHandler // nil: none
+	thread  int64         // the goroutine that runs it
 }
 
-type eventHandler struct{ f func(Event) }
+type eventHandler struct {
+	f     func(Event)
+	ended bool // under eventHandlers.mu
+}
 
+// call runs the functions one after the other, in the order in which they began to listen.
 func (h *eventHandlers) call(e Event) {
 	h.mu.Lock()
-	list := slices.Clone(h.list)
-	h.mu.Unlock()
-	for _, x := range list {
-		if k := e.Device.check.Load(); k != nil {
-			k.callEvent(e, x.f)
-		} else {
-			x.f(e)
+	defer h.mu.Unlock()
+	for _, x := range slices.Clone(h.list) {
+		if !x.ended {
+			h.run(x, e)
 		}
 	}
 }
 
-// OnEvent has f called with each event of the device and its ports from now on, until the returned function is
-// called; a call that has begun by then may still be running. f may not sleep. OnEvent itself may sleep.
-// (ib_register_event_handler)
+// run gives up mu while the function runs, which may also panic or end the goroutine.
+func (h *eventHandlers) run(x *eventHandler, e Event) {
+	h.running, h.thread = x, goid()
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		h.running = nil
+		h.idle.Broadcast()
+	}()
+	if k := e.Device.check.Load(); k != nil {
+		k.callEvent(e, x)
+		return
+	}
+	x.f(e)
+}
+
+// end returns when the function does not run and will not run again. From the function itself it does not wait.
+func (h *eventHandlers) end(x *eventHandler) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	x.ended = true
+	h.list = slices.DeleteFunc(h.list, func(o *eventHandler) bool { return o == x })
+	for h.running == x && h.thread != goid() {
+		h.idle.Wait()
+	}
+}
+
+// OnEvent calls f with each event of the device and its ports, until the returned function is called. When that has
+// returned, f is not running and will not be called again; so it must not be called by f, nor with a lock that f takes. f may
+// not sleep. OnEvent and the returned function may sleep. (ib_register_event_handler, ib_unregister_event_handler)
 func (d *Device) OnEvent(f func(Event)) (stop func()) {
 	defer d.sleeps("Device.OnEvent").leave()
-	h, x := &d.events, &eventHandler{f}
+	h, x := &d.events, &eventHandler{f: f}
 	h.mu.Lock()
 	h.list = append(h.list, x)
 	h.mu.Unlock()
 	return func() {
-		h.mu.Lock()
-		h.list = slices.DeleteFunc(h.list, func(o *eventHandler) bool { return o == x })
-		h.mu.Unlock()
+		if k := d.check.Load(); k != nil {
+			fr := &frame{kind: inMethod, what: "the end of Device.OnEvent", dev: d, waits: true, listener: x}
+			k.enter(fr)
+			defer fr.leave()
+		}
+		h.end(x)
 	}
 }
 
-// DispatchEvent tells the consumers of an event of the device or of a port. The calls are deferred. It may not
-// sleep and may be called from any context. (ib_dispatch_event)
+// DispatchEvent reports an event of the device or of a port to the consumers that listen. The calls are deferred. An event of
+// a device that is not registered any more is dropped. It may not sleep and may be called from any context.
+// (ib_dispatch_event)
 func (d *Device) DispatchEvent(t EventType, port int) {
+	if k := d.check.Load(); k != nil {
+		d.checkGone(k, "Device.DispatchEvent")
+	}
 	d.callbacks.pushEvent(callback{on: &d.events, ev: Event{Device: d, Type: t, Port: port}})
 }

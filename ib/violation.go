@@ -41,6 +41,14 @@ const (
 	RuleFreeBeforeUnregister
 	// RuleResult: what a driver's method returned contradicts itself.
 	RuleResult
+	// RuleCallbackReturns: a consumer's callback panicked or ended its goroutine.
+	RuleCallbackReturns
+	// RuleClientReturns: a client's Add or Remove has not returned for long.
+	RuleClientReturns
+	// RuleInUse: a thread was inside a call on an object or a device when it had been destroyed or unregistered.
+	RuleInUse
+	// RuleArmWithoutPoll: a consumer armed a CQ that had completions in it, and did not poll it afterwards.
+	RuleArmWithoutPoll
 	numRules
 )
 
@@ -62,6 +70,10 @@ var ruleText = [numRules]struct {
 	RuleLeftBehind:           {"left-behind", 5},
 	RuleFreeBeforeUnregister: {"free-before-unregister", 5},
 	RuleResult:               {"result", 1},
+	RuleCallbackReturns:      {"callback-returns", 4},
+	RuleClientReturns:        {"client-returns", 5},
+	RuleInUse:                {"in-use", 5},
+	RuleArmWithoutPoll:       {"arm-without-poll", 3},
 }
 
 // String is the rule's name, such as "callchain".
@@ -113,6 +125,8 @@ type CheckConfig struct {
 	// Patience is how long a call may wait for a lock before that is a violation: a deadlock, or a lock whose
 	// holder sleeps. Default: 2 s. Sleeping itself is reported at once.
 	Patience time.Duration
+	// ClientPatience is how long an Add or Remove may take. Default: 30 s.
+	ClientPatience time.Duration
 }
 
 // Check turns checked mode on for the devices that are registered from now on, or off with a nil Report. The rules
@@ -129,6 +143,9 @@ func (c *Core) Check(cfg CheckConfig) {
 	if cfg.Report != nil {
 		if cfg.Patience <= 0 {
 			cfg.Patience = 2 * time.Second
+		}
+		if cfg.ClientPatience <= 0 {
+			cfg.ClientPatience = 30 * time.Second
 		}
 		c.check = newChecker(cfg)
 	}

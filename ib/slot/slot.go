@@ -225,7 +225,9 @@ func (s *Slot) change(ctx context.Context, f func(context.Context) error, done f
 }
 
 func (s *Slot) recover(ctx context.Context, dev Device) error {
-	tellFatal(dev.IB())
+	if err := tellFatal(ctx, dev.IB()); err != nil {
+		s.logf("reset %s: %v", s.name, err)
+	}
 	unanswered := s.hw.Reset(ctx)
 	dev.IB().SetError()
 	if err := s.take(dev); err != nil {
@@ -247,9 +249,12 @@ func (s *Slot) await(ctx context.Context, unanswered error) error {
 	return s.hw.Await(ctx)
 }
 
-// tellFatal returns when the consumers have heard of the fatal event: events come to them in the order in which they
-// began to listen, and this one listens last.
-func tellFatal(d *ib.Device) {
+// fatalWait bounds the wait for consumers that have an event function which does not return.
+const fatalWait = time.Second
+
+// tellFatal dispatches the fatal event and waits until the consumers have heard of it: functions are called in the order in
+// which they began to listen, and this one listens last. It gives up after fatalWait, or when ctx is done.
+func tellFatal(ctx context.Context, d *ib.Device) error {
 	told := make(chan struct{})
 	var once sync.Once
 	stop := d.OnEvent(func(e ib.Event) {
@@ -259,7 +264,16 @@ func tellFatal(d *ib.Device) {
 	})
 	defer stop()
 	d.DispatchEvent(ib.EventDeviceFatal, 0)
-	<-told
+	t := time.NewTimer(fatalWait)
+	defer t.Stop()
+	select {
+	case <-told:
+		return nil
+	case <-t.C:
+		return fmt.Errorf("a consumer's event function has not returned for %v", fatalWait)
+	case <-ctx.Done():
+		return fmt.Errorf("a consumer's event function has not returned: %w", context.Cause(ctx))
+	}
 }
 
 // take takes the device out of the midlayer.

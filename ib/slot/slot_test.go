@@ -431,3 +431,22 @@ func TestConcurrent(t *testing.T) {
 		t.Errorf("left: %v", d)
 	}
 }
+
+// A consumer whose event function does not return delays the reset of the hardware for a moment, not for ever.
+func TestResetWithStuckEventFunction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, h := &ib.Core{}, &hardware{}
+		s := slot.New(core, "lo0", h, t.Logf)
+		must(t, s.Plug())
+		release, reset := make(chan int), make(chan int)
+		s.Device().IB().OnEvent(func(ib.Event) { <-release })
+		h.onReset = func() { close(reset) }
+		done := make(chan error, 1)
+		go func() { done <- s.Reset(t.Context()) }()
+		<-reset // in virtual time: without a bound this is a deadlock
+		close(release)
+		must(t, <-done)
+		h.onReset = nil
+		must(t, s.Unplug())
+	})
+}
