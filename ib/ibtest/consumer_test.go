@@ -278,6 +278,6 @@ func TestWrongConsumers(t *testing.T) {
 		results[i] = record(t, func(r *recorder) { check{test: c.use, asleep: c.asleep}.runOn(r, cfg, true) })
 	})
 	for i, c := range wrongConsumers {
-		t.Run(c.defect, func(t *testing.T) { caught(t, results[i], "checked mode", c.says) })
+		t.Run(c.defect, func(t *testing.T) { caught(t, results[i], c.says) })
 	}
 }

@@ -13,6 +13,11 @@ import (
 
 var dataChecks = []check{
 	{
+		name: "Data/NothingKept",
+		rule: "what a posting refers to, but for the memory of its regions, is the caller's again when it returns",
+		test: testNothingKept,
+	},
+	{
 		name: "Data/SendReceive",
 		rule: "messages of all lengths arrive whole and in order",
 		test: testSendReceive,
@@ -21,11 +26,6 @@ var dataChecks = []check{
 		name: "Data/ScatterGather",
 		rule: "a message is gathered from several places and scattered to others",
 		test: testScatterGather,
-	},
-	{
-		name: "Data/NothingKept",
-		rule: "what a posting refers to, but for the memory of its regions, is the caller's again when it returns",
-		test: testNothingKept,
 	},
 	{
 		name: "Data/Unsignaled",

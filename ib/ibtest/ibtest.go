@@ -29,7 +29,8 @@ type config struct {
 // GIDIndex chooses the GID of port 1 that queue pairs use. Default: the first that is not zero.
 func GIDIndex(i int) Option { return func(c *config) { c.gidIndex = i } }
 
-// Patience is how long to wait for what must come before the test fails. Default: 10 s.
+// Patience is how long to wait for what must come before the test fails. A check that takes twelve times as long, or twice as long
+// from its first failure on, hangs, and is given up. Default: 10 s.
 func Patience(d time.Duration) Option { return func(c *config) { c.patience = d } }
 
 // Load multiplies the work of the tests that run under load. Default: 1.
@@ -100,21 +101,25 @@ type check struct {
 	fast bool
 }
 
-// checks are all tests in the order of the contract's points.
+// checks are all tests, in the order in which they run: what others build on comes first, load last, so that the first that fails
+// names the fault.
 func checks() []check {
 	return slices.Concat(
-		noSleepChecks, reentrantChecks, callbackChecks, hotPlugChecks, deviceErrorChecks, disassociateChecks,
-		errorChecks, queuePairChecks, dataChecks, objectChecks,
+		queuePairChecks, dataChecks, errorChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
+		objectChecks, deviceErrorChecks, disassociateChecks,
 	)
 }
 
 func (c check) run(t *testing.T, cfg config) {
+	run := func(t *testing.T, checked bool) {
+		guarded(t, 12*cfg.patience, 2*cfg.patience, func(t testing.TB) { c.runOn(t, cfg, checked) })
+	}
 	if !c.fast {
-		c.runOn(t, cfg, true)
+		run(t, true)
 		return
 	}
-	t.Run("checked", func(t *testing.T) { c.runOn(t, cfg, true) })
-	t.Run("unchecked", func(t *testing.T) { c.runOn(t, cfg, false) })
+	t.Run("checked", func(t *testing.T) { run(t, true) })
+	t.Run("unchecked", func(t *testing.T) { run(t, false) })
 }
 
 func (c check) runOn(t testing.TB, cfg config, checked bool) {

@@ -15,6 +15,11 @@ import (
 
 var objectChecks = []check{
 	{
+		name: "SQ/Drain",
+		rule: "in SQD nothing is sent, until the queue pair goes back to RTS; the event says when it is drained",
+		test: testSQD,
+	},
+	{
 		name: "SRQ/Receive",
 		rule: "queue pairs that share a receive queue take receives from it in order",
 		test: testSRQReceive,

@@ -14,6 +14,16 @@ import (
 
 var queuePairChecks = []check{
 	{
+		name: "QueuePair/Numbers",
+		rule: "queue pairs that exist at the same time have different numbers of 24 bits",
+		test: testNumbers,
+	},
+	{
+		name: "QueuePair/Capacities",
+		rule: "the capacities granted are at least those asked for",
+		test: testCapacities,
+	},
+	{
 		name: "QueuePair/States",
 		rule: "each type takes the transitions and attributes of the specification's table, and no others",
 		test: testStates,
@@ -22,21 +32,6 @@ var queuePairChecks = []check{
 		name: "QueuePair/Query",
 		rule: "Query reports what Modify has set",
 		test: testQueryQP,
-	},
-	{
-		name: "QueuePair/Capacities",
-		rule: "the capacities granted are at least those asked for",
-		test: testCapacities,
-	},
-	{
-		name: "QueuePair/Numbers",
-		rule: "queue pairs that exist at the same time have different numbers of 24 bits",
-		test: testNumbers,
-	},
-	{
-		name: "QueuePair/SendQueueDrain",
-		rule: "in SQD nothing is sent, until the queue pair goes back to RTS; the event says when it is drained",
-		test: testSQD,
 	},
 }
 

@@ -1,0 +1,59 @@
+package ibtest
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"verbena/ib"
+)
+
+// wholeEnv names the wrong driver that this process runs the suite against.
+const wholeEnv = "IBTEST_WRONG_DRIVER"
+
+// TestSuiteAgainstOne is the process that TestWrongDrivers starts for each of them.
+func TestSuiteAgainstOne(t *testing.T) {
+	i, err := strconv.Atoi(os.Getenv(wholeEnv))
+	if err != nil {
+		return // nothing to do outside of TestWrongDrivers
+	}
+	w := wrongDrivers[i]
+	var d *wrongDriver
+	opts := brokenOptions()
+	if w.opts != nil {
+		opts = brokenOptions(w.opts(func() *wrongDriver { return d })...)
+	}
+	Run(t, func(t testing.TB) *ib.Device {
+		d = newWrong(t)
+		if w.break_ != nil {
+			w.break_(d)
+		}
+		return d.dev
+	}, opts...)
+}
+
+// firstFailure runs the whole suite against a wrong driver, in a process of its own, until something fails.
+func firstFailure(t *testing.T, i int) (check, says string) {
+	c := exec.Command(os.Args[0], "-test.run=^TestSuiteAgainstOne$", "-test.v", "-test.failfast", "-test.timeout=100s")
+	c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", wholeEnv, i))
+	out, _ := c.CombinedOutput()
+	var b strings.Builder
+	in := bufio.NewScanner(bytes.NewReader(out))
+	in.Buffer(nil, 1<<20)
+	for in.Scan() {
+		line := in.Text()
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "--- FAIL: TestSuiteAgainstOne/"); ok {
+			name, _, _ = strings.Cut(name, " ")
+			if parts := strings.SplitN(name, "/", 3); len(parts) > 1 {
+				check = parts[0] + "/" + parts[1]
+			}
+		}
+		b.WriteString(line + "\n")
+	}
+	return check, b.String()
+}
