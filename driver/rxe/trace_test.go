@@ -78,43 +78,46 @@ func TestTraceOfFailure(t *testing.T) {
 
 // TestTraceIsBounded: a trace has the latest events, and says how many are lost; so many queue pairs are traced and no more.
 func TestTraceIsBounded(t *testing.T) {
-	b := newBench(t, setup{})
-	b.connect(conn{mtu: ib.MTU1024, psn: 100})
-	num := b.a.qp.Num()
-	check(t, b.a.dev.TraceQP(num, true))
-	for i := range uint64(200) {
-		b.b.recv(i, 0, 64)
-		b.a.send(ib.SendWR{ID: i, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64)})
-		b.a.expect(ib.WC{ID: i, Opcode: ib.WCSend})
-		b.b.expect(ib.WC{ID: i, Opcode: ib.WCRecv, ByteLen: 64})
-	}
-	tr, err := b.a.dev.QPTrace(num)
-	check(t, err)
-	if len(tr.Events) != traceLen || tr.Lost != 3*200-traceLen {
-		t.Errorf("%d events, %d lost; want %d and %d", len(tr.Events), tr.Lost, traceLen, 3*200-traceLen)
-	}
-	if !slices.IsSortedFunc(tr.Events, func(x, y TraceEvent) int { return x.Time.Compare(y.Time) }) {
-		t.Error("the events are not in order")
-	}
-	var more []*ib.QP
-	for i := 1; ; i++ {
-		qp, err := b.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: b.a.cq, RecvCQ: b.a.cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}}, nil)
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{})
+		defer b.close()
+		b.connect(conn{mtu: ib.MTU1024, psn: 100})
+		num := b.a.qp.Num()
+		check(t, b.a.dev.TraceQP(num, true))
+		for i := range uint64(200) {
+			b.b.recv(i, 0, 64)
+			b.a.send(ib.SendWR{ID: i, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64)})
+			b.a.expect(ib.WC{ID: i, Opcode: ib.WCSend})
+			b.b.expect(ib.WC{ID: i, Opcode: ib.WCRecv, ByteLen: 64})
+		}
+		tr, err := b.a.dev.QPTrace(num)
 		check(t, err)
-		more = append(more, qp)
-		err = b.a.dev.TraceQP(qp.Num(), true)
-		if i < maxTraced && err != nil || i == maxTraced && !errors.Is(err, syscall.ENOSPC) {
-			t.Fatalf("trace of queue pair %d: %v", i, err)
+		if len(tr.Events) != traceLen || tr.Lost != 3*200-traceLen {
+			t.Errorf("%d events, %d lost; want %d and %d", len(tr.Events), tr.Lost, traceLen, 3*200-traceLen)
 		}
-		if i == maxTraced {
-			break
+		if !slices.IsSortedFunc(tr.Events, func(x, y TraceEvent) int { return x.Time.Compare(y.Time) }) {
+			t.Error("the events are not in order")
 		}
-	}
-	for _, qp := range more {
-		check(t, qp.Destroy())
-	}
-	if err := b.a.dev.TraceQP(0xfffff0, true); !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("trace of no queue pair: %v", err)
-	}
+		var more []*ib.QP
+		for i := 1; ; i++ {
+			qp, err := b.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: b.a.cq, RecvCQ: b.a.cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}}, nil)
+			check(t, err)
+			more = append(more, qp)
+			err = b.a.dev.TraceQP(qp.Num(), true)
+			if i < maxTraced && err != nil || i == maxTraced && !errors.Is(err, syscall.ENOSPC) {
+				t.Fatalf("trace of queue pair %d: %v", i, err)
+			}
+			if i == maxTraced {
+				break
+			}
+		}
+		for _, qp := range more {
+			check(t, qp.Destroy())
+		}
+		if err := b.a.dev.TraceQP(0xfffff0, true); !errors.Is(err, syscall.ENOENT) {
+			t.Errorf("trace of no queue pair: %v", err)
+		}
+	})
 }
 
 func TestQPStatuses(t *testing.T) {
