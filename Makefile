@@ -5,7 +5,7 @@ export CGO_ENABLED := 0
 
 .PHONY: help
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 .PHONY: build
 build: ## build bin/verbena
@@ -16,7 +16,8 @@ demo: build ## an RDMA ping-pong in under a minute: unmodified programs, then th
 	@scripts/demo
 
 .PHONY: test
-test: deps lint unit cross e2e interop-test ## everything that a change must pass
+test: export NO_INSTALL := 1
+test: have-deps lint unit cross e2e interop-test ## everything that a change must pass; installs nothing
 
 .PHONY: quick
 quick: ## what can be tested in a minute, without root and packages
@@ -24,8 +25,12 @@ quick: ## what can be tested in a minute, without root and packages
 	$(GO) test -short -timeout 3m ./...
 
 .PHONY: deps
-deps: ## install what the tests need (Debian packages), as far as this user may
+deps: ## install what the tests need (Debian packages, the guest's kernel), as far as this user may
 	@scripts/deps
+
+.PHONY: have-deps
+have-deps:
+	@NO_INSTALL=1 scripts/deps
 
 .PHONY: lint
 lint: ## gofmt, vet, staticcheck, the rules of imports
@@ -86,7 +91,11 @@ docs: ## make the tables of docs/verbs.md anew
 	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./uverbs
 
 .PHONY: interop
-interop: build ## run against the Linux kernel's Soft-RoCE, in QEMU; writes docs/interop.md
+interop: build ## run against the Linux kernel's Soft-RoCE, in QEMU; the report is bin/interop.md
+	@scripts/interop bin/interop.md
+
+.PHONY: docs-interop
+docs-interop: build ## the same, and make docs/interop.md anew
 	@scripts/interop docs/interop.md
 
 .PHONY: interop-test

@@ -142,15 +142,15 @@ var sections = []struct{ key, title, text string }{
 	{"programs", "Programs", "The server runs on the responder's side, the client on the other; `ibv_*_pingpong` checks the data."},
 }
 
-// document writes docs/interop.md.
+// document writes the report, in the form of docs/interop.md.
 func (r *report) document(w *bufio.Writer, l *lab) {
 	hello, err := kernelPeer.hello()
 	if err != nil {
 		hello.Release = "of unknown version"
 	}
 	fmt.Fprintf(w, "# Verbena and the Linux kernel's Soft-RoCE\n\n")
-	fmt.Fprintf(w, "Written by `make interop`; do not edit. It runs Verbena on one side and Debian's kernel, in QEMU, on the other, over a TAP\n"+
-		"device: see [test/interop](../test/interop/doc.go).\n\n")
+	fmt.Fprintf(w, "Written by `make docs-interop`; do not edit. It runs Verbena on one side and Debian's kernel, in QEMU, on the other, over a\n"+
+		"TAP device: see [test/interop](../test/interop/doc.go).\n\n")
 	fmt.Fprintf(w, "| | |\n|---|---|\n| date | %s |\n| kernel | Linux %s, `rdma_rxe` |\n| libraries | rdma-core %s, perftest %s, on both sides |\n"+
 		"| host | Linux %s, %s, %d CPUs; the guest without KVM |\n| duration | %.0f s, of them %.0f s for booting the guest |\n\n",
 		time.Now().UTC().Format("2006-01-02"), hello.Release, version("ibverbs-providers"), version("perftest"), hostRelease(),

@@ -9,7 +9,7 @@
 //   - where tests have repeated lossy runs more than four times. Such a test logs a line that contains "repeat:".
 //
 // A failure of a pending test is reported and is no failure of the run. It prints what go test prints: the output of
-// failed tests, and one line for each package; with -v all that tests log. The exit code of go test itself is of no use
+// failed tests, and one line for each package; with -v all that tests log. The reasons of skips follow, each once. The exit code of go test itself is of no use
 // to who pipes it here.
 package main
 
@@ -22,6 +22,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -126,13 +127,14 @@ type judge struct {
 	repeats  []string
 	build    map[string][]string
 	crashed  map[string]bool  // packages that ended in the middle of a test
+	skipped  map[string]int   // how many tests were skipped, by their reason, beside those of skips
 	took     map[name]float64 // seconds
 }
 
 // read takes in a run, and prints as it goes.
 func (j *judge) read(r io.Reader) error {
 	j.packages, j.tests, j.output = map[string]string{}, map[name]string{}, map[name][]string{}
-	j.build, j.crashed, j.took = map[string][]string{}, map[string]bool{}, map[name]float64{}
+	j.build, j.crashed, j.took, j.skipped = map[string][]string{}, map[string]bool{}, map[name]float64{}, map[string]int{}
 	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadString('\n')
@@ -192,6 +194,9 @@ func (j *judge) take(e *event) {
 // reported prints the output of a test that has ended.
 func (j *judge) reported(n name, e *event) {
 	_, known := j.pending.find(n)
+	if _, ok := j.skips.find(n); e.Action == "skip" && !ok {
+		j.skipped[reason(j.output[n])]++
+	}
 	switch {
 	case j.verbose:
 	case e.Action == "fail" && known:
@@ -204,6 +209,19 @@ func (j *judge) reported(n name, e *event) {
 	if e.Action != "fail" || known {
 		delete(j.output, n)
 	}
+}
+
+// place is what a test's log puts before a text.
+var place = regexp.MustCompile(`^\w+\.go:\d+: `)
+
+// reason returns what a skipped test has logged last, which is why.
+func reason(output []string) string {
+	for _, line := range slices.Backward(output) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
+			return place.ReplaceAllString(line, "")
+		}
+	}
+	return "no reason given"
 }
 
 // faults lists what is wrong with the run, nothing if it is good.
@@ -244,6 +262,9 @@ func (j *judge) faults() (list []string) {
 			fmt.Fprint(j.out, strings.Join(j.output[name{pkg, ""}], ""))
 			add("verdict: package %s has failed", pkg)
 		}
+	}
+	for _, why := range slices.Sorted(maps.Keys(j.skipped)) {
+		fmt.Fprintf(j.out, "%d skipped: %s\n", j.skipped[why], why)
 	}
 	if len(j.repeats) > 0 {
 		fmt.Fprintf(j.out, "%d repeats of lossy runs:\n%s\n", len(j.repeats), strings.Join(j.repeats, "\n"))
