@@ -68,7 +68,7 @@ func TestEndedPeer(t *testing.T) {
 		if _, err := net.Dial("unix", path); err != nil {
 			t.Fatal(err)
 		}
-		return
+		os.Exit(0) // with the connection open, for which the package's check would wait
 	}
 	path := filepath.Join(t.TempDir(), "sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -78,7 +78,7 @@ func TestEndedPeer(t *testing.T) {
 	defer l.Close()
 	client := exec.Command(os.Args[0], "-test.run=^TestEndedPeer$")
 	client.Env = append(os.Environ(), env+"="+path)
-	if out, err := client.CombinedOutput(); err != nil && !strings.Contains(string(out), "leaktest") {
+	if out, err := client.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	c, err := l.AcceptUnix()

@@ -206,6 +206,7 @@ func TestPatience(t *testing.T) {
 
 // Where TCP gets through, but RDMA does not, sessions come and fail again. That is no progress: patience ends.
 func TestPatienceWithoutPath(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, NewMemory(4096))
 	cfg := w.config()
 	cfg.Patience = 2 * time.Second

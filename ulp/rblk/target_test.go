@@ -90,16 +90,20 @@ func TestTargetRestart(t *testing.T) {
 
 // An export that comes back as another is another disk: requests fail in the end rather than hit the wrong thing.
 func TestExportChanged(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int64{2048, 4096} {
-		w := newWorld(t, NewMemory(4096))
-		cfg := w.config()
-		cfg.Patience = 3 * time.Second
-		d := w.open(cfg)
-		w.stop()
-		w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(size)}})
-		if _, err := d.WriteAt([]byte("x"), 0); err == nil || !strings.Contains(err.Error(), "the export has changed") {
-			t.Errorf("write to a disk that is another, of %d bytes: %v", size, err)
-		}
+		t.Run(fmt.Sprint(size, " bytes"), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, NewMemory(4096))
+			cfg := w.config()
+			cfg.Patience = 3 * time.Second
+			d := w.open(cfg)
+			w.stop()
+			w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(size)}})
+			if _, err := d.WriteAt([]byte("x"), 0); err == nil || !strings.Contains(err.Error(), "the export has changed") {
+				t.Errorf("write to a disk that is another: %v", err)
+			}
+		})
 	}
 }
 
