@@ -11,13 +11,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 // In a network namespace of its own the test changes things and is told.
 func TestWatch(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root for a network namespace")
-	}
+	testutil.NeedRoot(t, "for a network namespace")
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("needs ip: apt-get install iproute2")
 	}

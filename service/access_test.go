@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 // withIDs has user ids mean something else.
@@ -61,9 +63,7 @@ func notOnMain(f func()) {
 
 // Dial asks the kernel whose the service is, before it sends anything.
 func TestDialForeignService(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testutil.NeedRoot(t, "to become another user")
 	dir, err := os.MkdirTemp("", "verbena-test-")
 	if err != nil {
 		t.Fatal(err)

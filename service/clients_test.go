@@ -21,6 +21,7 @@ import (
 	"verbena/ib"
 	"verbena/ib/slot"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/netdev"
 )
@@ -257,7 +258,7 @@ func TestVisible(t *testing.T) {
 
 // A user has so many connections, and is told so at the next; a manager gets in; ended ones count no more.
 func TestConnectionsPerUser(t *testing.T) {
-	var log logText
+	var log testutil.Buffer
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 3, Total: 100}
 	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.14"}}}, Limits: &limits,
@@ -287,11 +288,7 @@ func TestConnectionsPerUser(t *testing.T) {
 		!strings.Contains(err.Error(), "--limit connections=") {
 		t.Errorf("one too many: got %v, want EAGAIN", err)
 	}
-	for deadline := time.Now().Add(patience); countLines(&log, "user 4242 holds 3 connections") == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the log does not name the limit:\n%s", log.String())
-		}
-	}
+	testutil.Eventually(t, "the log to name the limit", func() bool { return countLines(&log, "user 4242 holds 3 connections") > 0 })
 	if err := ask(connect(4243)); err != nil {
 		t.Errorf("another user: %v", err)
 	}
@@ -301,13 +298,7 @@ func TestConnectionsPerUser(t *testing.T) {
 		}
 	}
 	first[0].Close()
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if err := ask(connect(4242)); err == nil {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("after the end of one: %v", err)
-		}
-	}
+	testutil.Eventually(t, "a connection after the end of one", func() bool { return ask(connect(4242)) == nil })
 }
 
 // Requests of one user that are not done keep neither others' waiting, nor more of his own.
@@ -335,7 +326,7 @@ func TestRequestsPerUser(t *testing.T) {
 
 // Nothing that a client sends comes back, or is logged, at any length.
 func TestNothingUnboundedIsEchoed(t *testing.T) {
-	var log logText
+	var log testutil.Buffer
 	s, err := New(Options{
 		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.15"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
@@ -439,16 +430,8 @@ func TestStuckDevice(t *testing.T) {
 		}
 		return err
 	}
-	until := func(what string, is func() bool) {
-		t.Helper()
-		for deadline := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatal(what)
-			}
-		}
-	}
 	go s.DevReset(DevReset{Name: "rxe0"})
-	until("the reset has not begun", func() bool { return s.Devs(peer{}.sees)[0].State == slot.Recovering.String() })
+	testutil.Eventually(t, "the reset to begin", func() bool { return s.Devs(peer{}.sees)[0].State == slot.Recovering.String() })
 	for _, r := range []*Request{
 		{Op: OpLinkShow}, {Op: OpDevShow}, {Op: OpStatShow}, {Op: OpResShow}, {Op: OpFaultShow}, {Op: OpInfo},
 		{Op: OpDevReset, Reset: &DevReset{Name: "rxe1"}},
@@ -459,7 +442,7 @@ func TestStuckDevice(t *testing.T) {
 		}
 	}
 	go s.LinkDel("rxe0")
-	until("the removal has not begun", func() bool {
+	testutil.Eventually(t, "the removal to begin", func() bool {
 		if err := do(&Request{Op: OpLinkShow}); err != nil {
 			t.Fatal(err)
 		}
@@ -606,7 +589,7 @@ func (f fakeNothing) Close() error                     { close(f.closed); return
 
 // Without descriptors, a manager is served, and neither is the processor burnt nor the log filled.
 func TestNoDescriptors(t *testing.T) {
-	var log logText
+	var log testutil.Buffer
 	s, err := New(Options{
 		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.21"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {

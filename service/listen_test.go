@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/testutil"
 	"verbena/supervisor"
 )
 
@@ -65,9 +66,7 @@ func TestListenLeavesAlone(t *testing.T) {
 
 // The socket of another user is not removed, dead or not.
 func TestListenOtherUsersSocket(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testutil.NeedRoot(t, "to give a socket to another user")
 	path := filepath.Join(t.TempDir(), "sock")
 	deadSocket(t, path)
 	if err := os.Lchown(path, 65533, -1); err != nil {

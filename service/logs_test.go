@@ -1,36 +1,18 @@
 package service
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"verbena/internal/testutil"
 )
 
-// logText is what was logged.
-type logText struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func countLines(b *logText, with string) (n int) {
+func countLines(b *testutil.Buffer, with string) (n int) {
 	for l := range strings.Lines(b.String()) {
 		if strings.Contains(l, with) {
 			n++
@@ -42,7 +24,7 @@ func countLines(b *logText, with string) (n int) {
 // One user's lines do not fill the log, nor keep another's out; how many were suppressed is said once.
 func TestLogLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var b logText
+		var b testutil.Buffer
 		l, _ := limitLog(slog.New(slog.NewTextHandler(&b, nil)))
 		for range 10000 {
 			l.Warn("noise", "uid", 1001)
@@ -71,7 +53,7 @@ func TestLogLimit(t *testing.T) {
 // Many users together have a limit too, and what is kept of them is bounded.
 func TestLogLimitTotal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var b logText
+		var b testutil.Buffer
 		l, _ := limitLog(slog.New(slog.NewTextHandler(&b, nil)))
 		for i := range 5 * maxLogUsers {
 			l.Warn("noise", "uid", 100000+i)
@@ -91,7 +73,7 @@ func TestLogLimitTotal(t *testing.T) {
 // and all that is queued is written at the end.
 func TestLogLimitDebug(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var b logText
+		var b testutil.Buffer
 		l, q := limitLog(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		for i := range 10 * userDebugLimit.burst {
 			l.Debug("noise", "uid", 1001, "i", i)

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"verbena/internal/testutil"
 )
 
 // testRunDir is a service's directory with a session in it.
@@ -208,9 +210,7 @@ func TestQueues(t *testing.T) {
 // Root, in its own service, completes the queues of a program that has become another user; in another's, its own
 // alone.
 func TestQueuesOfOthers(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testutil.NeedRoot(t, "to be a service for another user")
 	for uid, want := range map[int]int{0: 1, 65533: 0} {
 		d, session := testRunDir(t)
 		queue := filepath.Join(session, fmt.Sprintf("uverbs0.%d.queues", uid))

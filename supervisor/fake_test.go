@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/umem"
 	"verbena/uverbs"
 )
@@ -162,7 +163,7 @@ func (s *fakeServer) release() {
 func (s *fakeServer) opened(t *testing.T, n int) *fakeFile {
 	t.Helper()
 	var f *fakeFile
-	eventually(t, fmt.Sprintf("file %d is opened", n), func() bool {
+	testutil.Eventually(t, fmt.Sprintf("file %d is opened", n), func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if len(s.files) < n {
@@ -293,16 +294,6 @@ func (f *fakeFile) isClosed() bool {
 	}
 }
 
-// eventually waits for what another process does; it gives up after a time that only a hang takes.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !cond(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("still waiting for: %s", what)
-		}
-	}
-}
-
 // world is a supervisor with a fake server, in this process.
 type world struct {
 	testing.TB
@@ -423,7 +414,7 @@ func (o *output) String() string {
 // printed waits until the program has written something.
 func (w *world) printed(r *run, text string) {
 	w.Helper()
-	eventually(w.TB, fmt.Sprintf("%q to be printed", text), func() bool { return strings.Contains(r.output.String(), text) })
+	testutil.Eventually(w.TB, fmt.Sprintf("%q to be printed", text), func() bool { return strings.Contains(r.output.String(), text) })
 }
 
 // start starts a program; env is added to the environment.

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 func TestProgramSees(t *testing.T) {
@@ -180,7 +182,7 @@ func TestCommands(t *testing.T) {
 	if panics != 1 {
 		t.Errorf("%d panics logged, want 1", panics)
 	}
-	eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= fds })
+	testutil.Eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= fds })
 }
 
 func openDescriptors(t *testing.T) int {
@@ -201,7 +203,7 @@ func TestNoDescriptorIsLeftOver(t *testing.T) {
 			t.Fatalf("exit code %d: %s", code, out)
 		}
 	}
-	eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= before })
+	testutil.Eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= before })
 }
 
 func TestExitCodes(t *testing.T) {

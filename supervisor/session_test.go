@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 func TestLastClose(t *testing.T) {
@@ -26,7 +28,7 @@ func TestLastClose(t *testing.T) {
 			n++
 			f := w.srv.opened(t, n)
 			if how == "dup" || how == "mapping" || how == "reopen" || how == "child" {
-				eventually(t, "the command after the first close", func() bool { return f.waiting.Load() > 0 })
+				testutil.Eventually(t, "the command after the first close", func() bool { return f.waiting.Load() > 0 })
 				if how == "reopen" {
 					// The supervisor has looked at the close of the other description by the time it sees this one's.
 					w.mustRunSelf("opens", deviceFile)
@@ -67,7 +69,7 @@ func TestKilledInACommand(t *testing.T) {
 	w := newWorld(t)
 	r := w.startSelf("lastclose", "dup") // waits in a command
 	f := w.srv.opened(t, 1)
-	eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
+	testutil.Eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
 	r.Signal(unix.SIGKILL)
 	if code := r.Wait(); code != 128+9 {
 		t.Errorf("exit code %d", code)
@@ -132,8 +134,8 @@ func TestTurns(t *testing.T) {
 		close(f.gate)
 	}()
 	for i, want := range []int32{sharedTurns, 1, sharedTurns, 1} {
-		eventually(t, "the program's wait", func() bool { return f.waiting.Load() > int64(i) })
-		eventually(t, fmt.Sprintf("%d turns", want), func() bool { return r.session.turn.turns.Load() == want })
+		testutil.Eventually(t, "the program's wait", func() bool { return f.waiting.Load() > int64(i) })
+		testutil.Eventually(t, fmt.Sprintf("%d turns", want), func() bool { return r.session.turn.turns.Load() == want })
 		f.gate <- struct{}{}
 	}
 	code, out := w.finish(r)
@@ -160,7 +162,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 	}
 	r := w.startSelf("gone")
 	f := w.srv.opened(t, 1)
-	eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
+	testutil.Eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
 	w.srv.unplug()
 	f.gate <- struct{}{}
 	if code, out := w.finish(r); code != 0 || out != "ok\n" {
@@ -201,9 +203,7 @@ func TestChangesAreSeenAtOnce(t *testing.T) {
 }
 
 func TestNodePermissions(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to be different users")
-	}
+	testutil.NeedRoot(t, "to be different users")
 	w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
 	for _, tt := range []struct {
 		who  []string
@@ -357,9 +357,7 @@ func again(t *testing.T, cmd *exec.Cmd) {
 }
 
 func TestAsNobody(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to become another user")
-	}
+	testutil.NeedRoot(t, "to become another user")
 	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run",
 		"^(TestCommands|TestProgramOpens|TestExitCodes|TestLastClose|TestNestedIsRefused|TestGuardian|TestAttachRefuses|TestOneThread.*)$")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 // launcher is a process that has started the program "signals".
@@ -39,7 +41,7 @@ func startLauncher(t *testing.T, attr *syscall.SysProcAttr, in, out, outReader *
 
 func (l *launcher) prints(t *testing.T, what string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%q to be printed", what), func() bool { return strings.Contains(l.output.String(), what) })
+	testutil.Eventually(t, fmt.Sprintf("%q to be printed", what), func() bool { return strings.Contains(l.output.String(), what) })
 }
 
 // finish ends the program with SIGTERM and returns the lines that it printed.
@@ -95,7 +97,7 @@ func TestStop(t *testing.T) {
 		if _, err := syscall.Wait4(l.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() || status.StopSignal() != unix.SIGSTOP {
 			t.Fatalf("status %#x, %v, want stopped", status, err)
 		}
-		eventually(t, "the program to be stopped", func() bool { return strings.Count(l.output.String(), "stopped") == n+1 })
+		testutil.Eventually(t, "the program to be stopped", func() bool { return strings.Count(l.output.String(), "stopped") == n+1 })
 		if err := l.Process.Signal(unix.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +105,7 @@ func TestStop(t *testing.T) {
 			t.Fatalf("status %#x, %v, want continued", status, err)
 		}
 		// To stop would discard a SIGCONT that is still on its way.
-		eventually(t, "the program to be continued", func() bool { return strings.Count(l.output.String(), "continued") == n+1 })
+		testutil.Eventually(t, "the program to be continued", func() bool { return strings.Count(l.output.String(), "continued") == n+1 })
 	}
 	want := []string{"ready", "stopped", "continued", "stopped", "continued", "terminated"}
 	if got := l.finish(t); !slices.Equal(got, want) {
@@ -142,7 +144,7 @@ func TestKeyboard(t *testing.T) {
 			t.Fatal(err)
 		}
 		want = append(want, "interrupt", "quit")
-		eventually(t, "signals", func() bool { return strings.Count(l.output.String(), "\n") >= len(want) })
+		testutil.Eventually(t, "signals", func() bool { return strings.Count(l.output.String(), "\n") >= len(want) })
 	}
 	got := l.finish(t)
 	slices.Sort(got[1 : len(got)-1]) // two signals at a time have no order

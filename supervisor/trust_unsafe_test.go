@@ -24,6 +24,7 @@ import (
 
 	"verbena/internal/quota"
 	"verbena/internal/shm"
+	"verbena/internal/testutil"
 	"verbena/umem"
 )
 
@@ -200,9 +201,7 @@ func replace(t *testing.T, pid int) (ask func() string) {
 // TestCallerIsReplaced kills the caller at each point where the supervisor can be told to pause, in each call, and
 // gives its number to another process, which must stay as it was.
 func TestCallerIsReplaced(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to choose the number of a process")
-	}
+	testutil.NeedRoot(t, "to choose the number of a process")
 	for _, step := range stepNames {
 		t.Run(step, func(t *testing.T) {
 			points, _ := replaced(t, step, -1)
@@ -361,7 +360,7 @@ func testRegistrationsEndWithExec(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			w := newWorld(t)
 			r := w.startSelf("executes", how)
-			eventually(t, "the program", func() bool { return strings.Contains(r.output.String(), "\n") })
+			testutil.Eventually(t, "the program", func() bool { return strings.Contains(r.output.String(), "\n") })
 			var pid, keeper int
 			if _, err := fmt.Sscanf(r.output.String(), "ready %d %d\n", &pid, &keeper); err != nil || pid != r.PID() {
 				t.Fatalf("printed %q: %v", r.output.String(), err)
@@ -506,9 +505,7 @@ func programJailed(args []string) {
 // TestNoWayUp: a program with another root directory, or mounts of its own, gets directories from which there is no way
 // to this process's; or none.
 func TestNoWayUp(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for chroot")
-	}
+	testutil.NeedRoot(t, "for chroot")
 	jail := t.TempDir()
 	for _, how := range []string{"chroot", "unshare"} {
 		for _, mounts := range []bool{true, false} {
@@ -559,9 +556,7 @@ func TestTreeIsWhatItWas(t *testing.T) {
 
 // TestUserNamespaceGivesNothing: whoever makes one has all capabilities in it.
 func TestUserNamespaceGivesNothing(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to become another user")
-	}
+	testutil.NeedRoot(t, "to become another user")
 	w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
 	const open = `test -w /dev/infiniband/uverbs0 && echo yes || echo no; (exec 3<>/dev/infiniband/uverbs0) 2>/dev/null && echo yes || echo no`
 	_, got := w.finish(w.start(nil, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-Ur", "sh", "-c", "id -u; "+open))
@@ -733,7 +728,7 @@ func TestWorkersEnd(t *testing.T) {
 	const calls = 9
 	r := w.startSelf("parallel", strconv.Itoa(calls))
 	f := w.srv.opened(t, 1)
-	eventually(t, "the calls", func() bool { return f.waiting.Load() >= 4 })
+	testutil.Eventually(t, "the calls", func() bool { return f.waiting.Load() >= 4 })
 	if n := user.Held(quota.Workers); n > 5 || n < 4 {
 		t.Errorf("%d workers charged", n)
 	}
@@ -741,7 +736,7 @@ func TestWorkersEnd(t *testing.T) {
 		f.gate <- struct{}{}
 	}
 	w.printed(r, "ran")
-	eventually(t, "workers to end", func() bool { return user.Held(quota.Workers) <= 2 && r.session.turn.workers.Load() <= 2 })
+	testutil.Eventually(t, "workers to end", func() bool { return user.Held(quota.Workers) <= 2 && r.session.turn.workers.Load() <= 2 })
 	for _, k := range []quota.Kind{quota.Sessions, quota.Descriptors, quota.RingBytes, quota.Mappings} {
 		if user.Held(k) == 0 {
 			t.Errorf("no %v are charged", k)
@@ -846,7 +841,7 @@ func TestExecOfANumber(t *testing.T) {
 	world := newWorld(t)
 	r := world.start(nil, "sh", "-c", "test -e /dev/infiniband/x; echo ready; exec sleep 1000")
 	world.printed(r, "ready")
-	eventually(t, "the program to have opened files", func() bool {
+	testutil.Eventually(t, "the program to have opened files", func() bool {
 		execs := &r.session.execs
 		execs.mu.Lock()
 		defer execs.mu.Unlock()
@@ -859,9 +854,7 @@ func TestExecOfANumber(t *testing.T) {
 
 // TestWayUpThroughWhatIsNotTheCallers: nothing is found out about a directory that the caller may not look into.
 func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
-	if unix.Geteuid() != 0 {
-		t.Skip("needs root for a directory that is not the caller's")
-	}
+	testutil.NeedRoot(t, "for a directory that is not the caller's")
 	w := newWorld(t)
 	dir := shmDir(t) // of mode 0700
 	if err := unix.Mkdir(dir+"/secret", 0o755); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/testutil"
 	"verbena/umem"
 )
 
@@ -108,9 +109,7 @@ func TestAttachRefuses(t *testing.T) {
 }
 
 func TestQueueFilesBelongToTheUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to be a service for another user")
-	}
+	testutil.NeedRoot(t, "to be a service for another user")
 	w := newWorld(t)
 	c := exec.Command("/bin/sleep", "1000")
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}

@@ -22,6 +22,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 // The child's main goroutine stays on the main thread, whose capabilities are those of the process.
@@ -701,9 +703,7 @@ func TestOpenProcessThatIsNotThere(t *testing.T) {
 func TestProcessOfAnotherUser(t *testing.T) {
 	defer func(n uint64) { small = n }(small)
 	small = 0
-	if os.Getuid() != 0 {
-		t.Skip("needs root to run a process as another user")
-	}
+	testutil.NeedRoot(t, "to run a process as another user")
 	c := startChild(t, "plain")
 	err := onThrowawayThread(func() error {
 		if _, _, e := syscall.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534); e != 0 {
@@ -1016,9 +1016,7 @@ func TestLockLimit(t *testing.T) {
 
 // TestLockLimitInNamespace: whoever makes a user namespace has all capabilities there.
 func TestLockLimitInNamespace(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root for CAP_IPC_LOCK")
-	}
+	testutil.NeedRoot(t, "for CAP_IPC_LOCK")
 	c := startChild(t, "namespace")
 	if got, err := c.LockLimit(); err != nil || got != 3*PageSize {
 		t.Errorf("LockLimit = %d, %v, want %d", got, err, 3*PageSize)
@@ -1026,9 +1024,7 @@ func TestLockLimitInNamespace(t *testing.T) {
 }
 
 func TestLockLimitWithCapability(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root for CAP_IPC_LOCK")
-	}
+	testutil.NeedRoot(t, "for CAP_IPC_LOCK")
 	if got, err := LockLimit(os.Getpid()); err != nil || got != Unlimited {
 		t.Errorf("LockLimit = %d, %v, want none", got, err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 	"verbena/uapi"
 )
 
@@ -28,33 +29,6 @@ func within(t testing.TB, what string, f func()) {
 	case <-time.After(20 * time.Second):
 		t.Fatalf("%s has not returned after 20 s", what)
 	}
-}
-
-// logged collects messages.
-type logged struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *logged) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
-
-// Write takes one line of a logger.
-func (l *logged) Write(line []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, string(line))
-	return len(line), nil
-}
-
-func (l *logged) has(text string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, s := range l.lines {
-		if strings.Contains(s, text) {
-			return true
-		}
-	}
-	return false
 }
 
 // stuckCalls are calls that the tests stop in the driver, as a copy from or to memory that does not answer stops them.
@@ -78,8 +52,8 @@ var stuckCalls = []struct {
 func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 	for _, test := range stuckCalls {
 		t.Run(test.method, func(t *testing.T) {
-			var log logged
-			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: log.logger(), Grace: 100 * time.Millisecond})
+			var log testutil.Buffer
+			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)), Grace: 100 * time.Millisecond})
 			var violations []ib.Violation
 			w.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { violations = append(violations, v) }, Patience: time.Minute})
 			p, other := w.start(byWrite), w.start(byWrite)
@@ -110,8 +84,8 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 				wantErrno(t, "alloc pd after the removal", err, syscall.EIO)
 			})
 			within(t, "a doorbell", func() { wantErrno(t, "doorbell after the removal", p.ring(qp), syscall.EIO) })
-			if !log.has("left behind") || !log.has(fmt.Sprintf("uid=%d pid=%d name=test", p.UID(), p.PID())) {
-				t.Errorf("the log does not name the process: %q", log.lines)
+			if !strings.Contains(log.String(), "left behind") || !strings.Contains(log.String(), fmt.Sprintf("uid=%d pid=%d name=test", p.UID(), p.PID())) {
+				t.Errorf("the log does not name the process: %q", log.String())
 			}
 			within(t, "Resources", func() { w.srv.Resources() })
 			within(t, "Close", p.f.Close)
@@ -136,8 +110,8 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 	for _, goes := range []bool{false, true} {
 		t.Run(fmt.Sprint(goes), func(t *testing.T) {
-			var log logged
-			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: log.logger(), Grace: 100 * time.Millisecond})
+			var log testutil.Buffer
+			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)), Grace: 100 * time.Millisecond})
 			p, other := w.start(byWrite), w.start(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			for range 3 {
@@ -159,8 +133,8 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 				}
 			}()
 			within(t, "Close", p.f.Close)
-			if !log.has("closed, but") {
-				t.Errorf("the log does not say so: %q", log.lines)
+			if !strings.Contains(log.String(), "closed, but") {
+				t.Errorf("the log does not say so: %q", log.String())
 			}
 			other.allocPD()
 			if goes {

@@ -3,6 +3,7 @@ package uverbs
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/uapi"
 )
 
@@ -304,8 +306,8 @@ func TestClose(t *testing.T) {
 func TestCloseWithBrokenDriver(t *testing.T) {
 	core, drv := &ib.Core{}, &fakeDriver{}
 	must(t, core.Register(ib.NewDevice("rxe0", drv, nil)))
-	var log logged
-	srv, err := NewServer(core, ServerOptions{Log: log.logger()})
+	var log testutil.Buffer
+	srv, err := NewServer(core, ServerOptions{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	must(t, err)
 	p := (&world{t: t, core: core, drv: drv, srv: srv}).start(byWrite)
 	p.createAH(p.allocPD())
@@ -315,8 +317,9 @@ func TestCloseWithBrokenDriver(t *testing.T) {
 	if got := drv.takeLog(); !slices.Equal(got, []string{"CQ"}) {
 		t.Errorf("destroyed %v", got)
 	}
-	if len(log.lines) != 2 || !strings.Contains(log.lines[0], "cannot destroy AH") || !strings.Contains(log.lines[1], "cannot destroy PD") {
-		t.Errorf("log: %q", log.lines)
+	said := slices.Collect(strings.Lines(log.String()))
+	if len(said) != 2 || !strings.Contains(said[0], "cannot destroy AH") || !strings.Contains(said[1], "cannot destroy PD") {
+		t.Errorf("log: %q", said)
 	}
 	if drv.contexts != 0 {
 		t.Errorf("%d contexts", drv.contexts)

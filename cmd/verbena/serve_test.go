@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/privilege"
+	"verbena/internal/testutil"
 	"verbena/service"
 )
 
@@ -108,9 +109,7 @@ func statuses(t *testing.T, pid int) (who []string) {
 
 // A service of root's has the capabilities that are listed, and no others, on any thread and for good.
 func TestLeastPrivilege(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testutil.NeedRoot(t, "to have capabilities")
 	own, err := privilege.Read("self")
 	if err != nil {
 		t.Fatal(err)

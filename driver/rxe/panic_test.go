@@ -12,6 +12,7 @@ import (
 
 	"verbena/ib"
 	"verbena/ib/slot"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/umem"
@@ -156,9 +157,9 @@ func TestPanic(t *testing.T) {
 			check(t, s.Plug())
 			first := c.dev
 			within(t, "the call", func() { test.run(c) })
-			eventually(t, "the device has failed", first.broken.Load)
+			testutil.Eventually(t, "the device has failed", first.broken.Load)
 			c.space.broken.Store(false)
-			eventually(t, "the device is reset", func() bool { return s.Status().Resets == 1 })
+			testutil.Eventually(t, "the device is reset", func() bool { return s.Status().Resets == 1 })
 			check(t, c.write())
 			n := node{t: t, dev: c.dev, cq: c.cq}
 			if wc := n.poll(1)[0]; wc.Status != ib.WCSuccess {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/umem"
 )
 
@@ -112,7 +113,7 @@ func (x *silentProgram) recv(i, length int) {
 // awaitSlow waits until the device knows that a thread is stopped.
 func (x *silentProgram) awaitSlow() {
 	x.b.t.Helper()
-	eventually(x.b.t, "the program is slow", x.qps[0].Driver().(*QP).lane.slow.Load)
+	testutil.Eventually(x.b.t, "the program is slow", x.qps[0].Driver().(*QP).lane.slow.Load)
 }
 
 // within fails the test where f takes longer than a bound that is no measurement: it tells a wait from a hang.
@@ -127,15 +128,6 @@ func within(t testing.TB, what string, f func()) {
 	case <-done:
 	case <-time.After(20 * time.Second):
 		t.Fatalf("%s has not returned after 20 s", what)
-	}
-}
-
-func eventually(t testing.TB, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("after 20 s not yet: %s", what)
-		}
 	}
 }
 
@@ -186,7 +178,7 @@ func TestSilentMemory(t *testing.T) {
 					_, _ = x.peers[0].PostSend(wr)
 					returned.Store(true)
 				}()
-				eventually(t, "a copy waits", func() bool { return x.space.waiting.Load() > 0 })
+				testutil.Eventually(t, "a copy waits", func() bool { return x.space.waiting.Load() > 0 })
 				within(t, "the neighbours' traffic", func() { b.neighbours(200) })
 				x.awaitSlow()
 				wr := wr
@@ -213,7 +205,7 @@ func TestSilentMemory(t *testing.T) {
 				}
 				within(t, "Disassociate", func() { b.b.dev.Disassociate(x.program) })
 				x.space.answer()
-				eventually(t, "the program's queue pair is in error", func() bool { return x.qps[0].State() == ib.QPErr })
+				testutil.Eventually(t, "the program's queue pair is in error", func() bool { return x.qps[0].State() == ib.QPErr })
 			})
 		}
 	}

@@ -13,10 +13,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"verbena/internal/testutil"
 )
 
 // Addresses on the TAP device: ours, and the guest's (guest/stage2 has them, too).
@@ -115,31 +116,13 @@ type lab struct {
 type program struct {
 	name string
 	cmd  *exec.Cmd
-	out  *syncBuffer
+	out  *testutil.Buffer
 	done chan struct{}
-}
-
-// syncBuffer is a bytes.Buffer that may be read while it is written.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 // launch starts a program in a process group of its own.
 func (l *lab) launch(name string, argv ...string) (*program, error) {
-	p := &program{name: name, cmd: exec.Command(argv[0], argv[1:]...), out: &syncBuffer{}, done: make(chan struct{})}
+	p := &program{name: name, cmd: exec.Command(argv[0], argv[1:]...), out: &testutil.Buffer{}, done: make(chan struct{})}
 	p.cmd.Env = l.env
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
