@@ -49,7 +49,7 @@ unit: ## unit tests with the race detector
 
 .PHONY: e2e
 e2e: build ## the real programs, end to end
-	VERBENA=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout 18m -tags e2e ./test/e2e/... | $(GO) run ./test/verdict -slowest 10
+	VERBENA=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout 18m -parallel 2 -tags e2e ./test/e2e/... | $(GO) run ./test/verdict -slowest 10
 
 .PHONY: attack
 attack: build ## the attacks of one user on others and on the service, with their full counts

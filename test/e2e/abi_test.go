@@ -21,5 +21,5 @@ func TestABI(t *testing.T) {
 	for _, c := range abi.Complaints(abi.Parse(w.out("run", "--", probe))) {
 		t.Error(c)
 	}
-	w.emptyWithin(time.Second)
+	w.emptyWithin(5 * time.Second)
 }

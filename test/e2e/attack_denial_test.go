@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 // Bounds on a service of root's, whatever its users do. They are far above what it needs and far below what ends it: the
@@ -47,12 +49,7 @@ func TestAttackThreads(t *testing.T) {
 	// All of it ends with the attacker.
 	fs.abort()
 	a.kill()
-	for deadline := time.Now().Add(5 * time.Second); s.load().threads > before.threads+50; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Errorf("the service had %d threads, and has %d when the attacker has ended", before.threads, s.load().threads)
-			break
-		}
-	}
+	testutil.Eventually(t, "threads to end with the attacker", func() bool { return s.load().threads <= before.threads+50 })
 	s.lives()
 }
 
@@ -155,6 +152,7 @@ func (s *siege) stuck(t *testing.T, fs *stallFS, attack ...string) *dialogue {
 
 // testStall has every user's calls, and root's commands, end in time while memory does not answer.
 func testStall(t *testing.T, serve []string, attack ...string) {
+	t.Parallel()
 	s := besiege(t, serve...)
 	var a *dialogue
 	if attack[0] == "stall-userfault" {
@@ -201,6 +199,7 @@ func testStall(t *testing.T, serve []string, attack ...string) {
 
 // TestAttackStall: registered memory that does not answer stops its own program and no other, over both paths. (B3)
 func TestAttackStall(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{"shortcut", "wire"} {
 		var serve []string
 		if path == "wire" {
@@ -219,6 +218,7 @@ func TestAttackStall(t *testing.T) {
 
 // TestAttackRemap: memory that is replaced behind its registration, while a peer writes there.
 func TestAttackRemap(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{"shortcut", "wire"} {
 		var serve []string
 		if path == "wire" {
@@ -270,11 +270,9 @@ func TestAttackGarbage(t *testing.T) {
 	s.lives()
 	s.bounded(before, 150)
 	if n := strings.Count(s.log.String(), "\n"); n > 300 {
-		t.Errorf("the log has %d lines of %d bytes", n, s.log.Len())
+		t.Errorf("the log has %d lines of %d bytes", n, len(s.log.String()))
 	}
-	if n := s.load().descriptors; n > before.descriptors+100 {
-		t.Errorf("the service had %d descriptors, has %d", before.descriptors, n)
-	}
+	testutil.Eventually(t, "descriptors to be closed", func() bool { return s.load().descriptors <= before.descriptors+100 })
 }
 
 // TestAttackCloseStorm: a file that is opened again and closed, as fast as a program can, costs the service little. (B6)

@@ -114,6 +114,7 @@ func setuidCopy(t *testing.T, program string) string {
 
 // TestAttackExec: what a program has registered is not the next program's memory. (A3)
 func TestAttackExec(t *testing.T) {
+	t.Parallel()
 	for _, wire := range []string{"shortcut", "wire"} {
 		var args []string
 		if wire == "wire" {
@@ -139,6 +140,7 @@ func TestAttackExec(t *testing.T) {
 
 // TestAttackHiddenExec: an exec by a rare way ends registrations as well, and one that fails, or is a child's, does not.
 func TestAttackHiddenExec(t *testing.T) {
+	t.Parallel()
 	s := besiege(t)
 	for _, how := range []string{"execveat", "magic link", "i386", "x32"} {
 		t.Run(how, func(t *testing.T) {

@@ -9,10 +9,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -36,45 +34,6 @@ func many(short, full int) int {
 		return full
 	}
 	return short
-}
-
-var builtAttack = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "verbena-attack-")
-	if err != nil {
-		return "", err
-	}
-	os.Chmod(dir, 0o755)
-	sources := []string{"main", "privilege", "denial", "games", "socket", "misc"}
-	args := []string{"-Wall", "-Wno-unused-result", "-O1", "-o", filepath.Join(dir, "attack")}
-	for _, s := range sources {
-		args = append(args, "testdata/attack/"+s+".c")
-	}
-	for _, args := range [][]string{append(args, "-libverbs", "-pthread"),
-		{"-Wall", "-Wno-unused-result", "-O1", "-static", "-o", filepath.Join(dir, "escape"), "testdata/attack/escape.c"}} {
-		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-			return dir, fmt.Errorf("gcc: %w\n%s", err, out)
-		}
-	}
-	return dir, nil
-})
-
-// attackProgram returns the path of the attack programs, or of another file beside them.
-func attackProgram(t *testing.T, name string) string {
-	t.Helper()
-	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
-	dir, err := builtAttack()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(dir, name)
-}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if dir, _ := builtAttack(); dir != "" && strings.HasPrefix(filepath.Base(dir), "verbena-attack-") {
-		os.RemoveAll(dir)
-	}
-	os.Exit(code)
 }
 
 // siege is a shared service under attack.

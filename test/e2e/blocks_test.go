@@ -269,6 +269,7 @@ func (b *block) stopServices(t *testing.T, run string) {
 // TestShellBlocks runs every shell block of README.md and docs/*.md as it stands there. RECIPES=N runs them N times
 // beside a busy loop.
 func TestShellBlocks(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils perftest tshark libnbd-bin", "ibv_rc_pingpong", "ib_send_bw", "tshark", "nbdcopy")
 	root, err := filepath.Abs("../..")
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"verbena/internal/testutil"
 )
 
 // TestRunTrace: run --trace shows the calls of its own program, to a file or the standard error, and the exit code is the
@@ -56,9 +58,8 @@ func TestRunTrace(t *testing.T) {
 			for _, want := range []string{`msg="program attached" uid=%d pid=\d+ args="\[sh -c ibv_rc_pingpong`, `msg="program ended" uid=%d pid=\d+ `,
 				`msg="device file opened" uid=%d pid=\d+ name=ibv_rc_pingpong dev=uverbs0 `, `msg="device file closed" uid=%d `,
 				`msg="command refused" uid=%d tid=\d+ dev=uverbs0 errno=ENOSPC `} {
-				if !regexp.MustCompile(fmt.Sprintf("level=DEBUG "+want, u.uid)).MatchString(w.log.String()) {
-					t.Errorf("the log has nothing like %s", want)
-				}
+				re := regexp.MustCompile(fmt.Sprintf("level=DEBUG "+want, u.uid))
+				testutil.Eventually(t, "the log to have "+want, func() bool { return re.MatchString(w.log.String()) })
 			}
 		})
 	}
@@ -67,6 +68,7 @@ func TestRunTrace(t *testing.T) {
 // TestAttackTrace: a launcher that is stopped, with its trace, holds up neither its own program nor another user's, and a
 // traced program does not make the service grow.
 func TestAttackTrace(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_devinfo")
 	w := sharedService(t, "--mode", "0666")
 	attacker, other := w.as(1001), w.as(1002)
@@ -122,6 +124,7 @@ func TestAttackTrace(t *testing.T) {
 
 // TestDebugPprof: the owner of a service gets a profile of it, and other users do not.
 func TestDebugPprof(t *testing.T) {
+	t.Parallel()
 	w := sharedService(t, "--mode", "0666")
 	for _, args := range [][]string{{"heap"}, {"goroutine"}, {"profile", "--seconds", "1"}} {
 		out := w.out(append([]string{"debug", "pprof"}, args...)...)

@@ -56,11 +56,13 @@ func tally(packets [][]string) map[string]int {
 // TestCapture: what a pair of programs exchanges is in the file, by both paths, also for users who may not capture on the
 // host's interfaces.
 func TestCapture(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_ud_pingpong")
 	needProgram(t, "tshark", "tshark")
 	for _, u := range users() {
 		for _, path := range paths {
 			t.Run(u.name+"/"+path.name, func(t *testing.T) {
+				t.Parallel()
 				a, b := loopback(), loopback()
 				w := startService(t, u, "", append([]string{"--link", "rxe0=" + a, "--link", "rxe1=" + b}, path.args...)...)
 				file := filepath.Join(filepath.Dir(w.socket), "all.pcapng")
@@ -137,10 +139,12 @@ func TestCaptureFaults(t *testing.T) {
 
 // TestRunCapture: run --capture records while the program runs, in the user's service or a private one.
 func TestRunCapture(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	needProgram(t, "tshark", "tshark")
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
+			t.Parallel()
 			addr := loopback()
 			shell := fmt.Sprintf("ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p %[1]s >/dev/null & for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; "+
 				"ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p %[1]s 127.0.0.1 && break; done; wait; exit 7", tcpPort())
@@ -169,6 +173,7 @@ func TestRunCapture(t *testing.T) {
 
 // TestCaptureEnds: filters, --count, --duration, and a pipe.
 func TestCaptureEnds(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	needProgram(t, "tshark", "tshark")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())

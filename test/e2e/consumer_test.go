@@ -11,6 +11,7 @@ import (
 
 // TestContractConsumer builds the consumer of docs/contract.md as a user of the module does, and runs it.
 func TestContractConsumer(t *testing.T) {
+	t.Parallel()
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)

@@ -4,34 +4,16 @@ package e2e
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// compile makes a program of testdata that uses libibverbs.
-func compile(t *testing.T, name string) string {
-	t.Helper()
-	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
-	dir, err := os.MkdirTemp("", "verbena-e2e-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	os.Chmod(dir, 0o755)
-	program := filepath.Join(dir, name)
-	if out, err := exec.Command("gcc", "-Wall", "-O1", "-o", program, "testdata/"+name+".c", "-libverbs").CombinedOutput(); err != nil {
-		t.Fatalf("compile %s: %v\n%s", name, err, out)
-	}
-	return program
-}
-
 // runC runs a program of testdata to its end, as each user and over both paths.
 func runC(t *testing.T, name string, args ...string) {
+	t.Parallel()
 	program := compile(t, name)
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
@@ -104,6 +86,7 @@ func TestInvalidationFails(t *testing.T) { runC(t, "invalidate") }
 
 // TestPinnedPages: `res show` tells what a program holds.
 func TestPinnedPages(t *testing.T) {
+	t.Parallel()
 	program := compile(t, "pinning")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	cmd := w.cmd(w.deadline(60), "run", "--", program, "hold")

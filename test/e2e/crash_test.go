@@ -116,7 +116,7 @@ func TestKillProgram(t *testing.T) {
 					t.Errorf("launcher's exit code %d, want 137", c)
 				}
 				waitWithin(t, "server", server, 5*time.Second)
-				w.emptyWithin(time.Second)
+				w.emptyWithin(5 * time.Second)
 			}
 			args := []string{"-d", "rxe0", "-g", "1", "-c"}
 			p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
@@ -141,7 +141,7 @@ func TestKillPeer(t *testing.T) {
 	if out := fmt.Sprint(client.Stdout) + fmt.Sprint(client.Stderr); !strings.Contains(out, "Completion with error") {
 		t.Errorf("the survivor says %q", out)
 	}
-	w.emptyWithin(time.Second)
+	w.emptyWithin(5 * time.Second)
 }
 
 // TestKillService: programs end with an error, whether they poll or wait for events, and ordinary system calls go
@@ -194,7 +194,7 @@ func TestLinkDel(t *testing.T) {
 				t.Errorf("%s: exit code %d, want an error of its own", name, code)
 			}
 		}
-		w.emptyWithin(time.Second)
+		w.emptyWithin(5 * time.Second)
 		w.out("link", "add", "rxe0", "--addr", loopback())
 		w.out("run", "--", "ibv_devinfo", "-d", "rxe0")
 	}

@@ -11,6 +11,7 @@ import (
 // TestServiceEnds: whatever a program waits for when its service ends, it does not wait for ever. ib_write_lat polls
 // memory that its peer writes, and ibv_srq_pingpong a queue whose receives an orderly end does not flush.
 func TestServiceEnds(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "perftest", "ib_write_lat")
 	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
 	for program, args := range map[string][]string{
@@ -19,6 +20,7 @@ func TestServiceEnds(t *testing.T) {
 	} {
 		for _, how := range []string{"stop", "kill"} {
 			t.Run(program+", "+how, func(t *testing.T) {
+				t.Parallel()
 				w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 				server, client := startPair(t, w, program, args)
 				if how == "stop" {

@@ -5,7 +5,6 @@ package e2e
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"io"
 	"regexp"
@@ -47,12 +46,13 @@ func (w *world) fault(flags ...string) int {
 func (w *world) pingpong(args ...string) (*pair, error) {
 	w.t.Helper()
 	args = append([]string{"-d", "rxe0", "-g", "1", "-c", "-l", "7"}, args...)
-	p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: cmp.Or(w.patience, 120)}
+	p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
 	return p, p.runLossy()
 }
 
 // TestFaultFlags: each flag does what it says, in a service that would take the shortcut, and programs get by.
 func TestFaultFlags(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	addr := loopback()
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+addr)
@@ -94,6 +94,7 @@ func TestFaultFlags(t *testing.T) {
 
 // TestFaultStop: behind --stop the peer seems dead.
 func TestFaultStop(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	w.fault("--stop", "--skip", "500")
@@ -109,6 +110,7 @@ func TestFaultStop(t *testing.T) {
 
 // TestFaultSeed: the same seed hits the same packets.
 func TestFaultSeed(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	dropped := func(seed string) int {
 		w := startService(t, users()[0], "", "--link", "rxe0="+loopback())

@@ -131,24 +131,6 @@ while True:
     time.sleep(0.01)
 `
 
-// buildRawverbs builds test/rawverbs.
-func buildRawverbs(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "verbena-e2e-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	os.Chmod(dir, 0o755)
-	path := filepath.Join(dir, "rawverbs")
-	c := exec.Command("go", "build", "-trimpath", "-o", path, "verbena/test/rawverbs")
-	c.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	return path
-}
-
 // runDirOf finds the directory on /dev/shm that a service holds.
 func runDirOf(t *testing.T, pid int) string {
 	t.Helper()

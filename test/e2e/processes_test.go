@@ -11,23 +11,6 @@ import (
 	"time"
 )
 
-// buildC builds a program of testdata, static and with threads.
-func buildC(t *testing.T, name string) string {
-	t.Helper()
-	needProgram(t, "gcc libc6-dev linux-libc-dev", "gcc")
-	dir, err := os.MkdirTemp("", "verbena-e2e-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	os.Chmod(dir, 0o755)
-	path := filepath.Join(dir, name)
-	if out, err := exec.Command("gcc", "-Wall", "-Werror", "-O1", "-static", "-pthread", "-o", path, "testdata/"+name+".c").CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
-	return path
-}
-
 const python = "/usr/bin/python3"
 
 const pythonProcesses = `
@@ -50,8 +33,11 @@ if __name__ == '__main__':
 // TestProcesses runs what processes do around a device file, where the service reaches programs itself, and where it
 // asks their launchers.
 func TestProcesses(t *testing.T) {
+	t.Parallel()
 	c, raw := buildC(t, "process"), buildRawverbs(t)
-	script := filepath.Join(filepath.Dir(c), "processes.py")
+	dir := scratch(t)
+	os.Chmod(dir, 0o755)
+	script := filepath.Join(dir, "processes.py")
 	if err := os.WriteFile(script, []byte(pythonProcesses), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -60,6 +46,7 @@ func TestProcesses(t *testing.T) {
 		args []string
 	}{{"direct", nil}, {"by the launcher", []string{"--ask-launchers"}}} {
 		t.Run(mode.name, func(t *testing.T) {
+			t.Parallel()
 			w := startService(t, users()[len(users())-1], "", append([]string{"--link", "rxe0=" + loopback()}, mode.args...)...)
 			for _, p := range []struct {
 				name string

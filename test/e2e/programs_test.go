@@ -18,6 +18,7 @@ var paths = []struct {
 }{{"shortcut", nil}, {"wire", []string{"--wire"}}}
 
 func TestDevices(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_devices", "ibv_devinfo")
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
@@ -36,7 +37,7 @@ func TestDevices(t *testing.T) {
 			if n := strings.Count(out, "GID["); n != 2 {
 				t.Errorf("%d GIDs, want 2:\n%s", n, out)
 			}
-			w.emptyWithin(time.Second)
+			w.emptyWithin(5 * time.Second)
 		})
 	}
 }
@@ -50,10 +51,12 @@ func iterations(size int) int {
 }
 
 func TestPingpongRC(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, u := range users() {
 		for _, path := range paths {
 			t.Run(u.name+"/"+path.name, func(t *testing.T) {
+				t.Parallel()
 				w := startService(t, u, "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
 				for _, size := range []int{1, 4096, 65536, 1048576} {
 					for _, mtu := range []int{256, 512, 1024, 2048, 4096} {
@@ -74,7 +77,7 @@ func TestPingpongRC(t *testing.T) {
 						}
 					}
 				}
-				w.emptyWithin(time.Second)
+				w.emptyWithin(5 * time.Second)
 			})
 		}
 	}
@@ -91,6 +94,7 @@ func usecPerIter(out string) string {
 
 // TestPingpongGIDs: index 0, the link-local GID, works as index 1 does; so do the other service types.
 func TestPingpongGIDs(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
 	for _, path := range paths {
 		w := startService(t, users()[0], "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
@@ -113,6 +117,7 @@ func TestPingpongGIDs(t *testing.T) {
 
 // TestSharedQueues: programs that share receive queues, with datagrams too.
 func TestSharedQueues(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
 	needProgram(t, "perftest", "ib_send_bw", "ib_send_lat")
 	for _, u := range users() {
@@ -134,17 +139,19 @@ func TestSharedQueues(t *testing.T) {
 					}
 				})
 			}
-			w.emptyWithin(time.Second)
+			w.emptyWithin(5 * time.Second)
 		}
 	}
 }
 
 // TestMulticast: a ping-pong of datagrams by a group that both ends are in.
 func TestMulticast(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "perftest", "ib_send_lat")
 	for _, u := range users() {
 		for _, path := range paths {
 			t.Run(u.name+"/"+path.name, func(t *testing.T) {
+				t.Parallel()
 				addr := loopback()
 				w := startService(t, u, "", append([]string{"--link", "rxe0=" + addr}, path.args...)...)
 				host := netip.MustParseAddr(addr).As4()
@@ -154,7 +161,7 @@ func TestMulticast(t *testing.T) {
 				if err := p.run(); err != nil {
 					t.Fatal(err)
 				}
-				w.emptyWithin(time.Second)
+				w.emptyWithin(5 * time.Second)
 			})
 		}
 	}
@@ -163,6 +170,7 @@ func TestMulticast(t *testing.T) {
 // TestPerftest: the operations, by every service that perftest has them for. A stream of SENDs by UC or UD is not among
 // them: perftest waits for ever for what is lost, and what finds no receive is lost.
 func TestPerftest(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "perftest", "ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_atomic_lat", "ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw")
 	sizes := []string{"-s 2", "-s 4096", "-s 65536"}
 	table := []struct {
@@ -177,6 +185,7 @@ func TestPerftest(t *testing.T) {
 	for _, u := range users() {
 		for _, path := range paths {
 			t.Run(u.name+"/"+path.name, func(t *testing.T) {
+				t.Parallel()
 				w := startService(t, u, "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
 				for _, row := range table {
 					for i, tool := range row.tools {
@@ -194,7 +203,7 @@ func TestPerftest(t *testing.T) {
 						}
 					}
 				}
-				w.emptyWithin(time.Second)
+				w.emptyWithin(5 * time.Second)
 			})
 		}
 	}
@@ -212,6 +221,7 @@ func lastFigures(out string) string {
 
 // TestHundredEventRuns: a stall here is a lost notification or a wrong count of events at destroy.
 func TestHundredEventRuns(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	start := time.Now()
@@ -223,5 +233,5 @@ func TestHundredEventRuns(t *testing.T) {
 		}
 	}
 	t.Logf("100 runs in %v", time.Since(start).Round(time.Millisecond))
-	w.emptyWithin(time.Second)
+	w.emptyWithin(5 * time.Second)
 }

@@ -12,15 +12,17 @@ import (
 
 // TestQPTrace looks at the queue pairs of programs that run, and at what one of them does.
 func TestQPTrace(t *testing.T) {
+	t.Parallel()
 	w := sharedService(t)
-	server := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", "19391")
-	client := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", "19391", "127.0.0.1")
+	port := tcpPort()
+	server := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", port)
+	client := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", port, "127.0.0.1")
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer server.Wait()
 	defer server.Process.Kill()
-	time.Sleep(500 * time.Millisecond)
+	w.out("wait", "--listen", port)
 	if err := client.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 // TestBlockDevice: programs that know nothing of RDMA use a remote disk while the devices at both ends are reset all the
 // time. A file system is copied there and back, and fio writes at random and verifies; nobody sees an error.
 func TestBlockDevice(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "libnbd-bin", "nbdcopy", "nbdinfo")
 	needProgram(t, "qemu-utils", "qemu-img")
 	needProgram(t, "fio", "fio")
@@ -91,6 +92,7 @@ func TestBlockDevice(t *testing.T) {
 // TestBlockDeviceKill: what was flushed is there after the target was killed and started again, to the disk that was kept
 // as to others. A disk whose target is gone for good, and that waits for ever, still ends when it is told to.
 func TestBlockDeviceKill(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "qemu-utils", "qemu-io")
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "rblk")

@@ -16,6 +16,7 @@ var recipe = regexp.MustCompile("(?ms)^```[a-z]+ ([a-z_.]+)\n(.*?)^```$")
 
 // TestRecoveryRecipes runs the recipes of docs/recovery.md as they stand there.
 func TestRecoveryRecipes(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "gcc", "cc")
 	_, err := os.Stat("/usr/include/infiniband/verbs.h")
 	need(t, err == nil, "libibverbs-dev")

@@ -50,6 +50,7 @@ func shmClean(t *testing.T, pid int) {
 // TestResetPrograms: programs that were not made for it end with an error when their device is reset or pulled out,
 // within seconds, and nothing of them is left; the next ones work.
 func TestResetPrograms(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_asyncwatch")
 	needProgram(t, "perftest", "ib_send_bw")
 	u := users()[len(users())-1]
@@ -82,6 +83,7 @@ func TestResetPrograms(t *testing.T) {
 				continue
 			}
 			t.Run(strings.Join(fail.do[0], " ")+"/"+p.name+strings.Join(p.args[len(p.args)-1:], ""), func(t *testing.T) {
+				t.Parallel()
 				w := startService(t, u, "", "--link", "rxe0="+loopback())
 				server, client := startPair(t, w, p.name, p.args)
 				watch := w.cmd(w.deadline(60), "run", "--", "ibv_asyncwatch", "-d", "rxe0")
@@ -216,11 +218,13 @@ func TestOutOfReach(t *testing.T) {
 
 // TestZombie: a process holds what is left of the old device while others, and it too, work on the recovered one.
 func TestZombie(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	const python = "/usr/bin/python3"
 	need(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil, "python3-pyverbs: scripts/deps installs it")
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
+			t.Parallel()
 			w := startService(t, u, "", "--link", "rxe0="+loopback())
 			c := w.cmd(w.deadline(60), "run", "--", python, "-c", zombieScript)
 			in, err := c.StdinPipe()

@@ -19,6 +19,7 @@ import (
 // TestTrace runs programs from their beginning to their end under a service that strace watches, and has package trace judge
 // each of its threads.
 func TestTrace(t *testing.T) {
+	t.Parallel()
 	needRoot(t)
 	needProgram(t, "strace", "strace")
 	program, raw := attackProgram(t, "attack"), buildRawverbs(t)

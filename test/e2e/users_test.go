@@ -62,6 +62,7 @@ func TestDevicePermissions(t *testing.T) {
 
 // TestTwoUsers: what a program knows of another user's objects is of no use to it.
 func TestTwoUsers(t *testing.T) {
+	t.Parallel()
 	raw := buildRawverbs(t)
 	for _, args := range [][]string{nil, {"--wire"}} {
 		t.Run(strings.Join(append([]string{"serve"}, args...), ""), func(t *testing.T) {

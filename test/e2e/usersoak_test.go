@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 // roundsOf is how many rounds a soak has: ROUNDS, or the short count.
@@ -139,9 +141,10 @@ func TestServiceKilled(t *testing.T) {
 	s := besiege(t)
 	idle := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
 	idle.until("has", 20*time.Second)
-	server := s.as(stranger).cmd(s.deadline(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "100000000", "-e", "-p", tcpPort())
+	port := tcpPort()
+	server := s.as(stranger).cmd(s.deadline(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "100000000", "-e", "-p", port)
 	waiting := talk(t, server) // for a client that does not come
-	time.Sleep(300 * time.Millisecond)
+	s.out("wait", "--listen", port)
 	began := time.Now()
 	if err := s.serve.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -163,6 +166,7 @@ func TestServiceKilled(t *testing.T) {
 
 // TestServiceStopped: while the service is stopped, calls and commands wait, and go on with it.
 func TestServiceStopped(t *testing.T) {
+	t.Parallel()
 	raw := buildRawverbs(t)
 	s := besiege(t)
 	a := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
@@ -214,10 +218,10 @@ func TestLimitsAreNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		out, err := s.as(attacker).cmd(s.deadline(20), "run", "--", raw, "fill", "contexts", "50").CombinedOutput()
-		said := strings.ToLower(string(out) + s.log.String())
-		if !strings.Contains(said, "too many open files") {
-			t.Errorf("%v: %s\n%s", err, out, tail(s.log.String(), 5))
-		}
+		t.Logf("%v: %s", err, out)
+		testutil.Eventually(t, "the limit to be named", func() bool {
+			return strings.Contains(strings.ToLower(string(out)+s.log.String()), "too many open files")
+		})
 		s.unharmed()
 		few = unix.Rlimit{Cur: 2048, Max: 2048}
 		if err := unix.Prlimit(s.serve.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
@@ -252,9 +256,7 @@ func TestLimitsAreNamed(t *testing.T) {
 		if !strings.Contains(string(out), "pin: Cannot allocate memory") {
 			t.Errorf("%s", out)
 		}
-		if said := s.log.String(); !strings.Contains(said, "RLIMIT_MEMLOCK") {
-			t.Errorf("the log does not name the limit: %s", said)
-		}
+		testutil.Eventually(t, "the log to name the limit", func() bool { return strings.Contains(s.log.String(), "RLIMIT_MEMLOCK") })
 	})
 	t.Run("address space of the program", func(t *testing.T) {
 		s := besiege(t)

@@ -17,6 +17,7 @@ import (
 
 // TestFaults: with loss and reordering the programs complete, with correct data.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	needProgram(t, "perftest", "ib_send_bw", "ib_write_bw", "ib_read_bw")
 	for _, rule := range [][]string{
@@ -24,6 +25,7 @@ func TestFaults(t *testing.T) {
 		{"--drop", "1%", "--reorder", "2%", "--delay", "50us"},
 	} {
 		t.Run(strings.Join(rule, ""), func(t *testing.T) {
+			t.Parallel()
 			w := startService(t, users()[0], "", "--link", "rxe0="+loopback(), "--seed", "1")
 			w.out(append([]string{"fault", "add", "--dev", "rxe0"}, rule...)...)
 			for _, size := range []string{"64", "65536", "1048576"} {
@@ -46,7 +48,7 @@ func TestFaults(t *testing.T) {
 			if regexp.MustCompile(`(\s0){5}\s*$`).MatchString(out) {
 				t.Errorf("the rule never hit: %s", out)
 			}
-			w.emptyWithin(time.Second)
+			w.emptyWithin(5 * time.Second)
 		})
 	}
 }
@@ -82,7 +84,7 @@ func netns(t *testing.T) (a, b string) {
 	t.Helper()
 	needRoot(t)
 	needProgram(t, "iproute2", "ip")
-	a, b = fmt.Sprintf("verbena-a%d", os.Getpid()), fmt.Sprintf("verbena-b%d", os.Getpid())
+	a, b = nsName(), nsName()
 	run := func(args ...string) {
 		t.Helper()
 		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
@@ -117,6 +119,7 @@ func netns(t *testing.T) (a, b string) {
 // TestTwoServices: two services in two network namespaces talk over a veth pair; what is captured there decodes,
 // and every ICRC is right.
 func TestTwoServices(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	needProgram(t, "perftest", "ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_send_lat", "ib_write_lat", "ib_read_lat")
 	needProgram(t, "tshark", "tshark", "dumpcap")
@@ -162,8 +165,8 @@ func TestTwoServices(t *testing.T) {
 			t.Logf("gid %s %s: %s", gid, tool, lastFigures(p.clientOut))
 		}
 	}
-	a.emptyWithin(time.Second)
-	b.emptyWithin(time.Second)
+	a.emptyWithin(5 * time.Second)
+	b.emptyWithin(5 * time.Second)
 
 	capture.Process.Signal(syscall.SIGINT)
 	capture.Wait()

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/internal/testutil"
 	"verbena/service"
 )
 
@@ -79,9 +80,7 @@ type world struct {
 	netns  string
 	socket string
 	serve  *exec.Cmd
-	log    *bytes.Buffer
-
-	patience int // seconds for a pair of ping-pongs; 0: enough
+	log    *testutil.Buffer
 }
 
 var nextAddr atomic.Uint32
@@ -124,7 +123,7 @@ func (w *world) location() service.Location {
 func (w *world) start(args ...string) {
 	t := w.t
 	t.Helper()
-	w.log = &bytes.Buffer{}
+	w.log = &testutil.Buffer{}
 	w.serve = w.cmd(context.Background(), append([]string{"serve"}, args...)...)
 	w.serve.Stderr = w.log
 	if err := w.serve.Start(); err != nil {
@@ -145,7 +144,7 @@ func (w *world) start(args ...string) {
 		if strings.Contains(w.log.String(), "WARNING: DATA RACE") { // of a binary that was built with -race
 			t.Error("the service has data races")
 		}
-		if t.Failed() || testing.Verbose() && w.log.Len() > 0 {
+		if t.Failed() || testing.Verbose() && w.log.String() != "" {
 			t.Logf("service:\n%s", tail(w.log.String(), 40))
 		}
 	})
@@ -245,8 +244,8 @@ func (w *world) emptyWithin(d time.Duration) {
 
 var nextPort atomic.Uint32
 
-// tcpPort is a port for a pair of programs to meet at, not used by another pair.
-func tcpPort() string { return fmt.Sprint(18600 + nextPort.Add(1)%1800) }
+// tcpPort returns a port for a pair of programs to meet at, that no other pair uses, nor, most likely, another run of the tests.
+func tcpPort() string { return fmt.Sprint(18600 + (uint32(os.Getpid())*127+nextPort.Add(1))%12000) }
 
 // pair is a server and a client that talk.
 type pair struct {
@@ -258,7 +257,10 @@ type pair struct {
 	serverOut, clientOut string
 }
 
-// run runs the pair to the end. The client is started again while the server is not listening yet.
+// grace is the time for an end to report its own error when the other has failed.
+const grace = 2 * time.Second
+
+// run runs the pair to the end. The client is started when the server listens.
 func (p *pair) run() error {
 	t := p.server.t
 	t.Helper()
@@ -287,12 +289,32 @@ func (p *pair) run() error {
 	done := make(chan error, 1)
 	go func() { done <- server.Wait() }()
 	p.awaitListening(done)
-	cout, cerr := run(p.client, append(p.clArgs, p.peer)).CombinedOutput()
-	if cerr != nil && ctx.Err() == nil {
+	var cout bytes.Buffer
+	client := run(p.client, append(p.clArgs, p.peer))
+	client.Stdout, client.Stderr = &cout, &cout
+	if err := client.Start(); err != nil {
 		server.Process.Signal(syscall.SIGTERM)
+		<-done
+		return err
 	}
-	serr := <-done
-	p.serverOut, p.clientOut = sout.String(), string(cout)
+	over := make(chan error, 1)
+	go func() { over <- client.Wait() }()
+	// When one end has failed the other may wait for it for ever.
+	var serr, cerr error
+	select {
+	case cerr = <-over:
+		if cerr != nil && ctx.Err() == nil {
+			server.Process.Signal(syscall.SIGTERM)
+		}
+		serr = <-done
+	case serr = <-done:
+		if serr != nil {
+			late := time.AfterFunc(grace, func() { client.Process.Signal(syscall.SIGTERM) })
+			defer late.Stop()
+		}
+		cerr = <-over
+	}
+	p.serverOut, p.clientOut = sout.String(), cout.String()
 	if cerr != nil || serr != nil {
 		return fmt.Errorf("%s %v: server: %v, client: %v (%v)\n--- server\n%s--- client\n%s", p.program, p.clArgs,
 			serr, cerr, ctx.Err(), p.serverOut, p.clientOut)
