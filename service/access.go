@@ -5,11 +5,11 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"strings"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
 )
 
 // peer is who is at the other end of a connection, as the kernel knows it (SO_PEERCRED, unix(7)): not what a client
@@ -33,15 +33,8 @@ func control(c *net.UnixConn, f func(fd int) error) error {
 }
 
 func peerOf(c *net.UnixConn) (peer, error) {
-	var cred *unix.Ucred
-	err := control(c, func(fd int) (err error) {
-		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-		return err
-	})
-	if err != nil {
-		return peer{}, fmt.Errorf("look up the user of a connection: %w", err)
-	}
-	return peer{pid: int(cred.Pid), uid: int(cred.Uid)}, nil
+	pid, uid, err := ctl.PeerCredentials(c)
+	return peer{pid: pid, uid: uid}, err
 }
 
 // process returns a descriptor of the peer's process, so that its number is known to stay its own. The kernel has kept
@@ -96,71 +89,34 @@ func exited(pidfd int) bool {
 	return err == nil && n > 0
 }
 
-// own reports whether a user id is this process's own. The number that stands for all ids that a user namespace does
-// not know never is: it may be anybody's.
-func own(uid int) bool { return uid == os.Geteuid() && !ids().anonymous(uid) }
-
-// idMap is what user ids mean here.
-type idMap struct {
-	overflow int  // what ids are seen as that are not mapped
-	all      bool // all ids are mapped
-}
-
-func (m idMap) anonymous(uid int) bool { return !m.all && uid == m.overflow }
-
-// ids is read once: the user namespace of a process with several threads does not change.
-var ids = sync.OnceValue(func() idMap {
-	m := idMap{overflow: 65534}
-	if b, err := os.ReadFile("/proc/sys/kernel/overflowuid"); err == nil {
-		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
-			m.overflow = n
-		}
-	}
-	b, err := os.ReadFile("/proc/self/uid_map")
-	m.all = err == nil && mapsAll(string(b))
-	return m
-})
-
-// mapsAll reports whether a uid_map maps every id to itself, as that of the first user namespace does.
-func mapsAll(uidMap string) bool {
-	f := strings.Fields(uidMap)
-	return len(f) == 3 && f[0] == "0" && f[1] == "0" && f[2] == "4294967295"
-}
+// ids returns what user ids mean here; tests replace it.
+var ids = ctl.IDs
 
 // manages reports whether the peer may do everything: it is root, or the service's own user.
-func (p peer) manages() bool { return p.uid == 0 || own(p.uid) }
+func (p peer) manages() bool { return p.uid == 0 || ids().Own(p.uid) }
 
 // public are the requests of users who may use the devices, but not manage the service: those that neither change
 // anything for others nor tell of them.
-var public = map[Op]bool{OpAttach: true, OpInfo: true, OpLinkShow: true, OpResShow: true, OpStatShow: true, OpDevShow: true}
+var public = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpInfo: true, ctl.OpLinkShow: true, ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
 
-func (p peer) authorize(op Op) error {
+func (p peer) authorize(op ctl.Op) error {
 	if p.manages() || public[op] {
 		return nil
 	}
 	return fmt.Errorf("%s: user %d may run programs here, and only root and user %d, whose service it is, may do this: %w",
-		clip(string(op)), p.uid, os.Geteuid(), syscall.EPERM)
+		ctl.Clip(string(op)), p.uid, os.Geteuid(), syscall.EPERM)
 }
 
 // sees reports whether the peer may know of what a user's programs have: its own.
-func (p peer) sees(uid int) bool { return p.manages() || uid == p.uid && !ids().anonymous(uid) }
+func (p peer) sees(uid int) bool { return p.manages() || uid == p.uid && !ids().Anonymous(uid) }
 
 // visible are the contexts that the peer may know of: its own. Their keys and numbers are nobody else's business.
-func (p peer) visible(all []ContextInfo) []ContextInfo {
-	own := []ContextInfo{}
+func (p peer) visible(all []ctl.ContextInfo) []ctl.ContextInfo {
+	own := []ctl.ContextInfo{}
 	for _, c := range all {
 		if p.sees(c.UID) {
 			own = append(own, c)
 		}
 	}
 	return own
-}
-
-// clip shortens what a client has sent to what is fit for a message.
-func clip(s string) string {
-	const most = 64
-	if len(s) <= most {
-		return s
-	}
-	return s[:most] + "..."
 }

@@ -3,8 +3,6 @@ package service
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"sync"
 
@@ -105,32 +103,3 @@ func (s *Service) startTrace(who peer) (_ *callTrace, theirs *os.File, end func(
 		user.Give(quota.Descriptors, traceDescriptors)
 	}, nil
 }
-
-// CallTrace is the launcher's end of the trace of a program.
-type CallTrace struct{ c net.Conn }
-
-// newCallTraceReader takes over the descriptor that came with the answer to an Attach.
-func newCallTraceReader(f *os.File) (*CallTrace, error) {
-	defer f.Close()
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, fmt.Errorf("trace: %w", err)
-	}
-	return &CallTrace{c}, nil
-}
-
-// maxTraceLine is longer than any line.
-const maxTraceLine = 4096
-
-// Line waits for the next line, io.EOF after the last one: no process of the program is left, or the service has ended.
-func (t *CallTrace) Line() (string, error) {
-	var b [maxTraceLine]byte
-	n, err := t.c.Read(b[:])
-	if errors.Is(err, unix.ECONNRESET) {
-		err = io.EOF
-	}
-	return string(b[:n]), err
-}
-
-// Close ends the trace; the program goes on without. A pending Line returns.
-func (t *CallTrace) Close() error { return t.c.Close() }

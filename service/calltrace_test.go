@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"verbena/internal/ctl"
 )
 
 // A launcher that does not read its trace holds up nothing: lines that do not fit are counted, and the rest of them at the
@@ -16,7 +18,7 @@ func TestCallTraceNotRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reader, err := newCallTraceReader(theirs)
+	reader, err := ctl.NewCallTrace(theirs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,14 +87,10 @@ func TestCallTraceReaderGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer trace.close()
-	reader, err := newCallTraceReader(theirs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := reader.c.Write([]byte("x")); !errors.Is(err, syscall.EPIPE) {
+	if _, err := theirs.Write([]byte("x")); !errors.Is(err, syscall.EPIPE) {
 		t.Errorf("the launcher sends: %v, want EPIPE", err)
 	}
-	reader.Close()
+	theirs.Close()
 	for range 3 {
 		trace.line("line")
 	}
@@ -103,7 +101,7 @@ func TestCallTraceReaderGone(t *testing.T) {
 
 // A trace is charged to its user, and given back.
 func TestCallTraceCharged(t *testing.T) {
-	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
 	who := peer{uid: 4242}
 	held := func() (n uint64) {
 		for _, u := range s.Users(func(uid int) bool { return uid == who.uid }) {

@@ -14,11 +14,12 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/ctl"
 	"verbena/link"
 )
 
 // served is a service with the links, and a client of it.
-func served(t *testing.T, links ...LinkSpec) (*Service, *Client) {
+func served(t *testing.T, links ...ctl.LinkSpec) (*Service, *ctl.Client) {
 	t.Helper()
 	s, err := New(Options{Links: links})
 	if err != nil {
@@ -40,31 +41,31 @@ func served(t *testing.T, links ...LinkSpec) (*Service, *Client) {
 		ends[i] = c.(*net.UnixConn)
 	}
 	go s.ServeConn(ends[0])
-	c := &Client{c: conn{UnixConn: ends[1]}}
+	c := ctl.NewClient(ends[1], os.Geteuid())
 	t.Cleanup(func() { c.Close() })
 	return s, c
 }
 
 // A capture is a stream that the client ends, and the connection that it was asked for on serves other requests.
 func TestCapture(t *testing.T) {
-	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.1"}})
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.1"}})
 	for _, bad := range []struct {
-		capture Capture
+		capture ctl.Capture
 		errno   syscall.Errno
-	}{{Capture{Dev: "rxe7"}, syscall.ENODEV}, {Capture{Filter: "qp=x"}, syscall.EINVAL}} {
+	}{{ctl.Capture{Dev: "rxe7"}, syscall.ENODEV}, {ctl.Capture{Filter: "qp=x"}, syscall.EINVAL}} {
 		if _, err := c.Capture(bad.capture); !errors.Is(err, bad.errno) {
 			t.Errorf("%+v: %v, want %v", bad.capture, err, bad.errno)
 		}
 	}
-	stream, err := c.Capture(Capture{Filter: "dir=in"})
+	stream, err := c.Capture(ctl.Capture{Filter: "dir=in"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stream.Close()
-	if err := s.LinkAdd(LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.2"}}); err != nil {
+	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.2"}}); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := c.Do(&Request{Op: OpLinkShow}); err != nil || len(r.Links) != 2 {
+	if r, err := c.Do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil || len(r.Links) != 2 {
 		t.Errorf("link show: %+v, %v", r, err)
 	}
 	if !s.links[0].taps.On() || !s.links[1].taps.On() {
@@ -72,7 +73,7 @@ func TestCapture(t *testing.T) {
 	}
 	stream.Stop()
 	file, err := io.ReadAll(stream)
-	if err != nil || stream.End() != (CaptureEnd{}) {
+	if err != nil || stream.End() != (ctl.CaptureEnd{}) {
 		t.Errorf("the end is %+v, %v", stream.End(), err)
 	}
 	ng, err := pcapgo.NewNgReader(bytes.NewReader(file), pcapgo.NgReaderOptions{})
@@ -94,8 +95,8 @@ func TestCapture(t *testing.T) {
 
 // A service that ends, ends the captures.
 func TestCaptureServiceEnds(t *testing.T) {
-	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
-	stream, err := c.Capture(Capture{})
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
+	stream, err := c.Capture(ctl.Capture{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,52 +105,52 @@ func TestCaptureServiceEnds(t *testing.T) {
 	if file, err := io.ReadAll(stream); err != nil || len(file) == 0 {
 		t.Errorf("%d bytes, %v", len(file), err)
 	}
-	if _, err := c.Capture(Capture{}); !errors.Is(err, syscall.ESHUTDOWN) {
+	if _, err := c.Capture(ctl.Capture{}); !errors.Is(err, syscall.ESHUTDOWN) {
 		t.Errorf("another one: %v", err)
 	}
 }
 
 // Rules have numbers of their own across devices, and go one by one.
 func TestFaultRules(t *testing.T) {
-	_, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}}, LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.5"}})
-	add := func(dev string, r link.Rule) int {
+	_, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}}, ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.5"}})
+	add := func(dev string, r ctl.Rule) int {
 		t.Helper()
-		a, err := c.Do(&Request{Op: OpFaultAdd, Fault: &FaultRule{Dev: dev, Rule: r}})
+		a, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: dev, Rule: r}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return a.ID
 	}
-	ids := []int{add("rxe0", link.Rule{Drop: 0.5}), add("rxe1", link.Rule{Stop: true}), add("rxe0", link.Rule{RNR: 1})}
+	ids := []int{add("rxe0", ctl.Rule{Drop: 0.5}), add("rxe1", ctl.Rule{Stop: true}), add("rxe0", ctl.Rule{RNR: 1})}
 	if !slices.Equal(ids, []int{1, 2, 3}) {
 		t.Errorf("numbers %v", ids)
 	}
 	show := func() (s string) {
 		t.Helper()
-		a, err := c.Do(&Request{Op: OpFaultShow})
+		a, err := c.Do(&ctl.Request{Op: ctl.OpFaultShow})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, r := range a.Faults {
-			s += r.Dev + " " + r.Rule.String() + "; "
+			s += r.Dev + " " + link.Rule(r.Rule).String() + "; "
 		}
 		return s
 	}
 	for _, step := range []struct {
-		clear Request
+		clear ctl.Request
 		errno syscall.Errno
 		want  string
 	}{
-		{Request{ID: 2}, 0, "rxe0 drop 0.5; rxe0 rnr 1; "},
-		{Request{ID: 2}, syscall.ENOENT, "rxe0 drop 0.5; rxe0 rnr 1; "},
-		{Request{ID: 3, Name: "rxe1"}, syscall.ENOENT, "rxe0 drop 0.5; rxe0 rnr 1; "},
-		{Request{Name: "rxe1"}, 0, "rxe0 drop 0.5; rxe0 rnr 1; "},
-		{Request{Name: "rxe9"}, syscall.ENODEV, "rxe0 drop 0.5; rxe0 rnr 1; "},
-		{Request{ID: 1, Name: "rxe0"}, 0, "rxe0 rnr 1; "},
-		{Request{}, 0, ""},
+		{ctl.Request{ID: 2}, 0, "rxe0 drop 0.5; rxe0 rnr 1; "},
+		{ctl.Request{ID: 2}, syscall.ENOENT, "rxe0 drop 0.5; rxe0 rnr 1; "},
+		{ctl.Request{ID: 3, Name: "rxe1"}, syscall.ENOENT, "rxe0 drop 0.5; rxe0 rnr 1; "},
+		{ctl.Request{Name: "rxe1"}, 0, "rxe0 drop 0.5; rxe0 rnr 1; "},
+		{ctl.Request{Name: "rxe9"}, syscall.ENODEV, "rxe0 drop 0.5; rxe0 rnr 1; "},
+		{ctl.Request{ID: 1, Name: "rxe0"}, 0, "rxe0 rnr 1; "},
+		{ctl.Request{}, 0, ""},
 	} {
 		r := step.clear
-		r.Op = OpFaultClear
+		r.Op = ctl.OpFaultClear
 		_, err := c.Do(&r)
 		if step.errno == 0 && err != nil || step.errno != 0 && !errors.Is(err, step.errno) {
 			t.Errorf("clear %d %q: %v, want %v", r.ID, r.Name, err, step.errno)
@@ -158,7 +159,7 @@ func TestFaultRules(t *testing.T) {
 			t.Errorf("clear %d %q: left %q, want %q", r.ID, r.Name, got, step.want)
 		}
 	}
-	_, err := c.Do(&Request{Op: OpFaultAdd, Fault: &FaultRule{Dev: "rxe0", Rule: link.Rule{Stop: true, Drop: 1}}})
+	_, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: "rxe0", Rule: ctl.Rule{Stop: true, Drop: 1}}})
 	if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "stop and rnr") {
 		t.Errorf("a wrong rule: %v", err)
 	}

@@ -7,11 +7,11 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"verbena/internal/ctl"
 	"verbena/internal/quota"
 	"verbena/supervisor"
 )
@@ -25,8 +25,6 @@ const (
 	requestTimeout = CloseTimeout
 	// maxRequests is how many requests of one user are being answered at a time, managers excepted.
 	maxRequests = 8
-	// maxArgs is how much of a program's arguments is kept, for people to read.
-	maxArgs = 4096
 )
 
 // Serve answers clients of l until Stop, a client's request to stop, or idleness. It closes l.
@@ -108,7 +106,7 @@ func (s *Service) acceptWithSpare(l *Listener, p *spare) {
 func refuse(c *net.UnixConn, err error) {
 	defer c.Close()
 	c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // it fits into the socket's buffer
-	_ = conn{UnixConn: c}.send(failure(err), nil)
+	_ = ctl.Conn{UnixConn: c}.Send(ctl.Failure(err), nil)
 }
 
 // admit serves a client, as far as its user may have another connection.
@@ -133,7 +131,7 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	}
 	go func() {
 		defer user.Give(quota.Connections, 1)
-		s.serve(conn{UnixConn: c, closing: s.requests.closing(who.uid)}, who, firstMessage)
+		s.serve(ctl.Conn{UnixConn: c, CloseFile: s.requests.closing(who.uid).close}, who, firstMessage)
 	}()
 }
 
@@ -145,12 +143,12 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 		c.Close()
 		return
 	}
-	s.serve(conn{UnixConn: c}, who, 0)
+	s.serve(ctl.Conn{UnixConn: c}, who, 0)
 }
 
 // serve answers a client until it closes the connection. Its first request has to come within the time, if that is not
 // 0.
-func (s *Service) serve(c conn, who peer, within time.Duration) {
+func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
 	defer c.Close()
 	defer s.connected(c)()
 	defer func() {
@@ -160,8 +158,8 @@ func (s *Service) serve(c conn, who peer, within time.Duration) {
 		}
 	}()
 	for {
-		var r Request
-		fd, err := c.receiveWithin(&r, maxRequest, within, restOfMessage)
+		var r ctl.Request
+		fd, err := c.Receive(&r, ctl.Limits{Size: ctl.MaxRequest, Whole: within, Rest: restOfMessage})
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
 				s.log.Warn("client", uidKey, who.uid, "err", err)
@@ -169,25 +167,25 @@ func (s *Service) serve(c conn, who peer, within time.Duration) {
 			return
 		}
 		within = 0
-		if r.Op == OpAttach && r.Protocol == protocol && fd != nil && r.Attach != nil {
+		if r.Op == ctl.OpAttach && r.Protocol == ctl.Protocol && fd != nil && r.Attach != nil {
 			s.attach(c, who, r.Attach, fd)
 			return
 		}
 		a, err := s.request(c, who, &r, fd)
 		if err != nil {
-			a = failure(err)
+			a = ctl.Failure(err)
 		}
 		if err := s.reply(c, a); err != nil {
 			return
 		}
-		if (r.Op == OpStop || r.Op == OpYield) && err == nil {
+		if (r.Op == ctl.OpStop || r.Op == ctl.OpYield) && err == nil {
 			s.stop()
 		}
 	}
 }
 
 // connected notes a connection, until done.
-func (s *Service) connected(c conn) (done func()) {
+func (s *Service) connected(c ctl.Conn) (done func()) {
 	s.connections.Lock()
 	defer s.connections.Unlock()
 	if s.connections.all == nil {
@@ -212,43 +210,43 @@ func (s *Service) disconnect() {
 }
 
 // reply sends an answer to a client, which may not read it.
-func (s *Service) reply(c conn, a *Response) error { return s.replyWith(c, a, nil) }
+func (s *Service) reply(c ctl.Conn, a *ctl.Response) error { return s.replyWith(c, a, nil) }
 
 // replyWith does so, with a descriptor, which stays the caller's.
-func (s *Service) replyWith(c conn, a *Response, fd *os.File) error {
+func (s *Service) replyWith(c ctl.Conn, a *ctl.Response, fd *os.File) error {
 	c.SetWriteDeadline(time.Now().Add(restOfMessage))
 	defer c.SetWriteDeadline(time.Time{})
-	return c.send(a, fd)
+	return c.Send(a, fd)
 }
 
 // request answers what is not the attachment of a program. It closes fd.
-func (s *Service) request(c conn, who peer, r *Request, fd *os.File) (*Response, error) {
+func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (*ctl.Response, error) {
 	if err := who.authorize(r.Op); err != nil {
-		c.closing.close(fd)
+		c.Discard(fd)
 		return nil, err
 	}
-	if r.Op == OpCapture && r.Protocol == protocol && fd != nil && r.Capture != nil {
-		return &Response{}, s.Capture(r.Capture, fd)
+	if r.Op == ctl.OpCapture && r.Protocol == ctl.Protocol && fd != nil && r.Capture != nil {
+		return &ctl.Response{}, s.Capture(r.Capture, fd)
 	}
-	c.closing.close(fd)
+	c.Discard(fd)
 	if !who.manages() {
 		done, err := s.requests.begin(who.uid)
 		if err != nil {
 			return nil, err
 		}
-		return s.bounded(r, func() (*Response, error) {
+		return s.bounded(r, func() (*ctl.Response, error) {
 			defer done()
 			return s.answer(who, r)
 		})
 	}
-	return s.bounded(r, func() (*Response, error) { return s.answer(who, r) })
+	return s.bounded(r, func() (*ctl.Response, error) { return s.answer(who, r) })
 }
 
 // bounded returns what f does, or ETIMEDOUT after requestTimeout: f, which a program's memory may hold up, then goes
 // on.
-func (s *Service) bounded(r *Request, f func() (*Response, error)) (*Response, error) {
+func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl.Response, error) {
 	type result struct {
-		a   *Response
+		a   *ctl.Response
 		err error
 	}
 	done := make(chan result, 1)
@@ -257,7 +255,7 @@ func (s *Service) bounded(r *Request, f func() (*Response, error)) (*Response, e
 		defer func() {
 			if p := recover(); p != nil {
 				s.log.Error("a request made the service panic", "op", r.Op, "panic", p, "stack", string(debug.Stack()))
-				res = result{err: fmt.Errorf("%s: the service has failed; its log says how: %w", clip(string(r.Op)), syscall.EIO)}
+				res = result{err: fmt.Errorf("%s: the service has failed; its log says how: %w", ctl.Clip(string(r.Op)), syscall.EIO)}
 			}
 			done <- res
 		}()
@@ -268,7 +266,7 @@ func (s *Service) bounded(r *Request, f func() (*Response, error)) (*Response, e
 		limit += min(r.Reset.Outage, 24*time.Hour)
 	}
 	if r.Profile != nil {
-		limit += min(max(r.Profile.Duration, 0), MaxProfileTime)
+		limit += min(max(r.Profile.Duration, 0), ctl.MaxProfileTime)
 	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -277,8 +275,20 @@ func (s *Service) bounded(r *Request, f func() (*Response, error)) (*Response, e
 		return res.a, res.err
 	case <-timer.C:
 		return nil, fmt.Errorf("%s: not done after %v, since a program's memory does not answer; it goes on, and `verbena dev show` tells how far it is: %w",
-			clip(string(r.Op)), limit, syscall.ETIMEDOUT)
+			ctl.Clip(string(r.Op)), limit, syscall.ETIMEDOUT)
 	}
+}
+
+// closing bounds how many descriptors that one user has sent are being closed at a time; see ctl.Conn.CloseFile.
+type closing chan struct{}
+
+// maxClosing is the bound.
+const maxClosing = 4
+
+func (c closing) close(f *os.File) {
+	c <- struct{}{}
+	defer func() { <-c }()
+	f.Close()
 }
 
 // requestCount counts the requests of users that are being answered, and bounds how many descriptors are being closed.
@@ -323,90 +333,90 @@ func (q *requestCount) begin(uid int) (done func(), err error) {
 	}, nil
 }
 
-func (s *Service) answer(who peer, r *Request) (*Response, error) {
-	if r.Protocol != protocol && r.Op != OpStop { // which has always been the same, and is the way out
+func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
+	if r.Protocol != ctl.Protocol && r.Op != ctl.OpStop { // which has always been the same, and is the way out
 		return nil, fmt.Errorf("the running service speaks protocol %d, this command %d: they are of different versions; end the service with `verbena stop`, or kill process %d: %w",
-			protocol, r.Protocol, os.Getpid(), syscall.EPROTO)
+			ctl.Protocol, r.Protocol, os.Getpid(), syscall.EPROTO)
 	}
 	switch r.Op {
-	case OpInfo, OpStop:
+	case ctl.OpInfo, ctl.OpStop:
 		s.programs.Lock()
 		defer s.programs.Unlock()
-		return &Response{Info: &Info{PID: os.Getpid(), Programs: s.programs.n, OnDemand: s.opts.OnDemand}}, nil
-	case OpYield:
-		return &Response{}, s.yield()
-	case OpLinkAdd:
+		return &ctl.Response{Info: &ctl.Info{PID: os.Getpid(), Programs: s.programs.n, OnDemand: s.opts.OnDemand}}, nil
+	case ctl.OpYield:
+		return &ctl.Response{}, s.yield()
+	case ctl.OpLinkAdd:
 		if r.Link == nil {
 			break
 		}
-		return &Response{}, s.LinkAdd(*r.Link)
-	case OpLinkDel:
-		return &Response{}, s.LinkDel(r.Name)
-	case OpLinkShow:
+		return &ctl.Response{}, s.LinkAdd(*r.Link)
+	case ctl.OpLinkDel:
+		return &ctl.Response{}, s.LinkDel(r.Name)
+	case ctl.OpLinkShow:
 		links, err := s.Links()
-		return &Response{Links: links}, err
-	case OpResShow:
-		return &Response{Contexts: who.visible(s.Resources()), Users: s.Users(who.sees)}, nil
-	case OpDevReset:
+		return &ctl.Response{Links: links}, err
+	case ctl.OpResShow:
+		return &ctl.Response{Contexts: who.visible(s.Resources()), Users: s.Users(who.sees)}, nil
+	case ctl.OpDevReset:
 		if r.Reset == nil {
 			break
 		}
-		return &Response{}, s.DevReset(*r.Reset)
-	case OpDevUnplug:
-		return &Response{}, s.DevUnplug(r.Name)
-	case OpDevPlug:
-		return &Response{}, s.DevPlug(r.Name)
-	case OpDevHang:
-		return &Response{}, s.DevHang(r.Name)
-	case OpDevShow:
-		return &Response{Devs: s.Devs(who.sees)}, nil
-	case OpStatShow:
+		return &ctl.Response{}, s.DevReset(*r.Reset)
+	case ctl.OpDevUnplug:
+		return &ctl.Response{}, s.DevUnplug(r.Name)
+	case ctl.OpDevPlug:
+		return &ctl.Response{}, s.DevPlug(r.Name)
+	case ctl.OpDevHang:
+		return &ctl.Response{}, s.DevHang(r.Name)
+	case ctl.OpDevShow:
+		return &ctl.Response{Devs: s.Devs(who.sees)}, nil
+	case ctl.OpStatShow:
 		stats, err := s.Stats(r.Name)
-		return &Response{Stats: stats}, err
-	case OpQPShow:
+		return &ctl.Response{Stats: stats}, err
+	case ctl.OpQPShow:
 		qps, err := s.QPs(r.Name)
-		return &Response{QPs: qps}, err
-	case OpQPTrace:
+		return &ctl.Response{QPs: qps}, err
+	case ctl.OpQPTrace:
 		if r.Trace == nil {
 			break
 		}
 		t, err := s.QPTrace(*r.Trace)
-		return &Response{Trace: &t}, err
-	case OpProfile:
+		return &ctl.Response{Trace: &t}, err
+	case ctl.OpProfile:
 		if r.Profile == nil {
 			break
 		}
 		b, err := s.Profile(*r.Profile)
-		return &Response{Profile: b}, err
-	case OpFaultAdd:
+		return &ctl.Response{Profile: b}, err
+	case ctl.OpFaultAdd:
 		if r.Fault == nil {
 			break
 		}
 		id, err := s.FaultAdd(*r.Fault)
-		return &Response{ID: id}, err
-	case OpFaultShow:
+		return &ctl.Response{ID: id}, err
+	case ctl.OpFaultShow:
 		f, err := s.Faults(r.Name)
-		return &Response{Faults: f}, err
-	case OpFaultClear:
-		return &Response{}, s.FaultClear(r.Name, r.ID)
+		return &ctl.Response{Faults: f}, err
+	case ctl.OpFaultClear:
+		return &ctl.Response{}, s.FaultClear(r.Name, r.ID)
 	}
-	return nil, fmt.Errorf("malformed request %q: %w", clip(string(r.Op)), syscall.EINVAL)
+	return nil, fmt.Errorf("malformed request %q: %w", ctl.Clip(string(r.Op)), syscall.EINVAL)
 }
 
 // attach supervises a program until all its processes have ended. The connection only tells the launcher that
 // the service lives; a launcher that dies does not end its program.
-func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
+func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File) {
 	process, err := who.process(c.UnixConn)
 	if err != nil {
-		_ = s.reply(c, failure(fmt.Errorf("attach a program: %w", err)))
-		c.closing.close(listener)
+		_ = s.reply(c, ctl.Failure(fmt.Errorf("attach a program: %w", err)))
+		c.Discard(listener)
 		return
 	}
 	defer process.Close()
 	done, err := s.attached(c)
 	if err != nil {
-		_ = s.reply(c, failure(err))
-		c.closing.close(listener)
+		_ = s.reply(c, ctl.Failure(err))
+		c.Discard(listener)
 		return
 	}
 	defer done()
@@ -415,8 +425,8 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 	if a.Trace {
 		trace, f, end, err := s.startTrace(who)
 		if err != nil {
-			_ = s.reply(c, failure(fmt.Errorf("attach a program: %w", err)))
-			c.closing.close(listener)
+			_ = s.reply(c, ctl.Failure(fmt.Errorf("attach a program: %w", err)))
+			c.Discard(listener)
 			return
 		}
 		defer end()
@@ -425,11 +435,11 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 	}
 	session, err := s.guests.Attach(listener, info)
 	if err != nil {
-		_ = s.reply(c, failure(err))
-		c.closing.close(listener)
+		_ = s.reply(c, ctl.Failure(err))
+		c.Discard(listener)
 		return
 	}
-	err = s.replyWith(c, &Response{Attached: &Attached{Dir: session.Dir(), Helped: session.Helped()}}, theirs)
+	err = s.replyWith(c, &ctl.Response{Attached: &ctl.Attached{Dir: session.Dir(), Helped: session.Helped()}}, theirs)
 	if theirs != nil {
 		theirs.Close() // so that the trace ends when the launcher closes its end
 	}
@@ -437,28 +447,14 @@ func (s *Service) attach(c conn, who peer, a *Attach, listener *os.File) {
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
 	}
 	log := s.log.With(uidKey, who.uid, "pid", who.pid)
-	log.Debug("program attached", "args", cutArgs(a.Args))
+	log.Debug("program attached", "args", ctl.CutArgs(a.Args))
 	began := time.Now()
 	<-session.Done()
-	log.Debug("program ended", "args", cutArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
+	log.Debug("program ended", "args", ctl.CutArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
 }
 
 // session describes a program that the peer hands over: by what the kernel says of the peer, and its own words only for
 // what people read.
-func (p peer) session(a *Attach, process *os.File, h supervisor.Helper) supervisor.SessionInfo {
-	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Pidfd: process, Args: cutArgs(a.Args), Helper: h}
-}
-
-// cutArgs leaves so much of an argument vector as is fit for messages.
-func cutArgs(args []string) []string {
-	var short []string
-	left := maxArgs
-	for _, a := range args {
-		if len(a)+1 > left {
-			return append(short, strings.ToValidUTF8(a[:max(left-1, 0)], "")+"...")
-		}
-		short = append(short, a)
-		left -= len(a) + 1
-	}
-	return short
+func (p peer) session(a *ctl.Attach, process *os.File, h supervisor.Helper) supervisor.SessionInfo {
+	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Pidfd: process, Args: ctl.CutArgs(a.Args), Helper: h}
 }

@@ -20,6 +20,7 @@ import (
 
 	"verbena/ib"
 	"verbena/ib/slot"
+	"verbena/internal/ctl"
 	"verbena/internal/quota"
 	"verbena/internal/testutil"
 	"verbena/link"
@@ -51,23 +52,23 @@ func closes(t *testing.T, c *net.UnixConn, what string) []byte {
 
 // A client that sends nothing, or not all, is disconnected; one that has been answered may stay.
 func TestSilentClients(t *testing.T) {
-	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.10"}})
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.10"}})
 	const within = 100 * time.Millisecond
 	for what, b := range map[string][]byte{
 		"nothing": nil, "half a length": {1, 0}, "half a message": {100, 0, 0, 0, '{'},
 	} {
 		ends := connected(t)
-		go s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
+		go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
 		if _, err := ends[1].Write(b); err != nil {
 			t.Fatal(err)
 		}
 		closes(t, ends[1], what)
 	}
 	ends := connected(t)
-	go s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
-	c := &Client{c: conn{UnixConn: ends[1]}}
+	go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
+	c := ctl.NewClient(ends[1], os.Geteuid())
 	for range 2 {
-		if _, err := c.Do(&Request{Op: OpInfo}); err != nil {
+		if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * within)
@@ -76,7 +77,7 @@ func TestSilentClients(t *testing.T) {
 	ends = connected(t)
 	got := make(chan error, 1)
 	go func() {
-		_, err := conn{UnixConn: ends[0]}.receiveWithin(new(Request), maxRequest, 0, within)
+		_, err := ctl.Conn{UnixConn: ends[0]}.Receive(new(ctl.Request), ctl.Limits{Size: ctl.MaxRequest, Rest: within})
 		got <- err
 	}()
 	time.Sleep(2 * within)
@@ -91,10 +92,10 @@ func TestSilentClients(t *testing.T) {
 	}
 }
 
-// A request is bounded, whoever sends it, before anything is read of it; an answer has a larger bound.
+// The size of a request, and of a launcher's answer, is checked before anything is read of it.
 func TestMessageBounds(t *testing.T) {
-	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.11"}})
-	for _, size := range []uint32{maxRequest + 1, 12 << 20, 1<<32 - 1} {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.11"}})
+	for _, size := range []uint32{ctl.MaxRequest + 1, 12 << 20, 1<<32 - 1} {
 		ends := connected(t)
 		go s.ServeConn(ends[0])
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, size))
@@ -104,28 +105,16 @@ func TestMessageBounds(t *testing.T) {
 	}
 	ends := connected(t)
 	go s.ServeConn(ends[0])
-	c := &Client{c: conn{UnixConn: ends[1]}}
-	if _, err := c.Do(&Request{Op: OpInfo, Name: strings.Repeat("x", maxRequest-200)}); err != nil {
+	c := ctl.NewClient(ends[1], os.Geteuid())
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo, Name: strings.Repeat("x", ctl.MaxRequest-200)}); err != nil {
 		t.Errorf("a large request: %v", err)
 	}
 	ends = connected(t)
-	go conn{UnixConn: ends[0]}.send(&Response{Error: strings.Repeat("x", 4*maxRequest)}, nil)
-	var a Response
-	if _, err := (conn{UnixConn: ends[1]}).receive(&a); err != nil || len(a.Error) != 4*maxRequest {
-		t.Errorf("a large answer: %d bytes, %v", len(a.Error), err)
-	}
-	ends = connected(t)
-	go ends[0].Write(binary.LittleEndian.AppendUint32(nil, maxMessage+1))
-	if _, err := (conn{UnixConn: ends[1]}).receive(&a); err == nil || !strings.Contains(err.Error(), "longer than") {
-		t.Errorf("an endless answer: %v", err)
-	}
-	// A launcher's answers are received as requests are.
-	ends = connected(t)
 	go func() {
 		io.ReadFull(ends[1], make([]byte, 4))
-		ends[1].Write(binary.LittleEndian.AppendUint32(nil, maxRequest+1))
+		ends[1].Write(binary.LittleEndian.AppendUint32(nil, ctl.MaxHelpAnswer+1))
 	}()
-	if _, err := (&launcher{c: conn{UnixConn: ends[0]}}).OpenMem(1); err == nil || !strings.Contains(err.Error(), "longer than") {
+	if _, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil || !strings.Contains(err.Error(), "longer than") {
 		t.Errorf("a launcher's endless answer: %v", err)
 	}
 }
@@ -148,7 +137,7 @@ func descriptors(t *testing.T, to string) (n int) {
 // However many descriptors come with a message, none is left, whether the request wants one, is malformed or is
 // refused.
 func TestDescriptorsDoNotLeak(t *testing.T) {
-	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.12"}})
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.12"}})
 	path := filepath.Join(t.TempDir(), "passed")
 	f, err := os.Create(path)
 	if err != nil {
@@ -157,10 +146,10 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 	defer f.Close()
 	fd := int(f.Fd())
 	for what, b := range map[string][]byte{
-		"info":      message(t, &Request{Op: OpInfo, Protocol: protocol}),
-		"attach":    message(t, &Request{Op: OpAttach, Protocol: protocol, Attach: &Attach{}}),
-		"capture":   message(t, &Request{Op: OpCapture, Protocol: protocol, Capture: &Capture{}}),
-		"refused":   message(t, &Request{Op: OpLinkDel, Protocol: protocol}),
+		"info":      message(t, &ctl.Request{Op: ctl.OpInfo, Protocol: ctl.Protocol}),
+		"attach":    message(t, &ctl.Request{Op: ctl.OpAttach, Protocol: ctl.Protocol, Attach: &ctl.Attach{}}),
+		"capture":   message(t, &ctl.Request{Op: ctl.OpCapture, Protocol: ctl.Protocol, Capture: &ctl.Capture{}}),
+		"refused":   message(t, &ctl.Request{Op: ctl.OpLinkDel, Protocol: ctl.Protocol}),
 		"malformed": {2, 0, 0, 0, '{', '{'},
 		"too long":  {255, 255, 255, 255},
 		"cut":       {9, 0, 0, 0, 1},
@@ -170,7 +159,7 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 			served := make(chan struct{})
 			go func() {
 				defer close(served)
-				s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242, pid: os.Getpid()}, patience)
+				s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242, pid: os.Getpid()}, patience)
 			}()
 			fds := make([]int, n)
 			for i := range fds {
@@ -191,13 +180,13 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 
 // The process that a program is attached for is the one that the kernel names, whatever the client says.
 func TestAttachBelievesTheKernel(t *testing.T) {
-	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.13"}})
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.13"}})
 	f, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	request := message(t, map[string]any{"Protocol": protocol, "Op": OpAttach,
+	request := message(t, map[string]any{"Protocol": ctl.Protocol, "Op": ctl.OpAttach,
 		"Attach": map[string]any{"PID": 1, "UID": 0, "Args": []string{"x"}}})
 	for pid, want := range map[int]string{
 		os.Getpid(): fmt.Sprintf("attach process %d:", os.Getpid()), 0: "pid namespace",
@@ -208,12 +197,12 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 		who.pid = pid
-		go s.serve(conn{UnixConn: ends[0]}, who, patience)
+		go s.serve(ctl.Conn{UnixConn: ends[0]}, who, patience)
 		if _, _, err := ends[1].WriteMsgUnix(request, unix.UnixRights(int(f.Fd())), nil); err != nil {
 			t.Fatal(err)
 		}
-		var a Response
-		if _, err := (conn{UnixConn: ends[1]}).receive(&a); err != nil || !strings.Contains(a.Error, want) {
+		var a ctl.Response
+		if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.Limits{Size: ctl.MaxResponse}); err != nil || !strings.Contains(a.Error, want) {
 			t.Errorf("process %d: got %q, %v, want %q", pid, a.Error, err, want)
 		}
 	}
@@ -221,16 +210,16 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 
 // What is known of a session is what the kernel says.
 func TestSessionInfo(t *testing.T) {
-	got := peer{pid: 17, uid: 1001}.session(&Attach{Args: []string{strings.Repeat("x", 2*maxArgs)}}, os.Stdin, &launcher{})
+	got := peer{pid: 17, uid: 1001}.session(&ctl.Attach{Args: []string{strings.Repeat("x", 2*ctl.MaxArgs)}}, os.Stdin, &launcher{})
 	if got.LauncherPID != 17 || got.UID != 1001 || got.Pidfd != os.Stdin || got.Helper == nil ||
-		len(got.Args) != 1 || len(got.Args[0]) > maxArgs+3 {
+		len(got.Args) != 1 || len(got.Args[0]) > ctl.MaxArgs+3 {
 		t.Errorf("got %+v", got)
 	}
 }
 
 // A user sees the contexts and the holdings that are his.
 func TestVisible(t *testing.T) {
-	all := []ContextInfo{{UID: 1001, PID: 1}, {UID: 1002, PID: 2}, {UID: 0, PID: 3}}
+	all := []ctl.ContextInfo{{UID: 1001, PID: 1}, {UID: 1002, PID: 2}, {UID: 0, PID: 3}}
 	if got := (peer{uid: 1001}).visible(all); len(got) != 1 || got[0].PID != 1 {
 		t.Errorf("user 1001: got %+v", got)
 	}
@@ -247,11 +236,11 @@ func TestVisible(t *testing.T) {
 		}
 	}
 	if got := s.Users(peer{uid: 1001}.sees); len(got) != 1 || got[0].UID != 1001 ||
-		got[0].Holds[quota.QPs] != (UsageInfo{"qps", 2, 5}) {
+		got[0].Holds[quota.QPs] != (ctl.UsageInfo{Kind: "qps", Held: 2, Limit: 5}) {
 		t.Errorf("user 1001: got %+v", got)
 	}
 	if got := s.Users(peer{uid: 0}.sees); len(got) != 3 || got[2].UID != -1 ||
-		got[2].Holds[quota.QPs] != (UsageInfo{"qps", 4, 9}) {
+		got[2].Holds[quota.QPs] != (ctl.UsageInfo{Kind: "qps", Held: 4, Limit: 9}) {
 		t.Errorf("root: got %+v", got)
 	}
 }
@@ -261,22 +250,22 @@ func TestConnectionsPerUser(t *testing.T) {
 	var log testutil.Buffer
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 3, Total: 100}
-	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.14"}}}, Limits: &limits,
+	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.14"}}}, Limits: &limits,
 		Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	connect := func(uid int) *Client {
+	connect := func(uid int) *ctl.Client {
 		ends := connected(t)
 		s.admitPeer(ends[0], peer{uid: uid})
-		return &Client{c: conn{UnixConn: ends[1]}}
+		return ctl.NewClient(ends[1], os.Geteuid())
 	}
-	ask := func(c *Client) error {
-		_, err := c.Do(&Request{Op: OpInfo})
+	ask := func(c *ctl.Client) error {
+		_, err := c.Do(&ctl.Request{Op: ctl.OpInfo})
 		return err
 	}
-	var first []*Client
+	var first []*ctl.Client
 	for range 3 {
 		c := connect(4242)
 		if err := ask(c); err != nil {
@@ -328,59 +317,59 @@ func TestRequestsPerUser(t *testing.T) {
 func TestNothingUnboundedIsEchoed(t *testing.T) {
 	var log testutil.Buffer
 	s, err := New(Options{
-		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.15"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.15"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	long := strings.Repeat("y", maxRequest/2)
+	long := strings.Repeat("y", ctl.MaxRequest/2)
 	f, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	for _, r := range []*Request{
-		{Op: Op(long)}, {Op: OpStatShow, Name: long}, {Op: OpLinkDel, Name: long},
-		{Op: OpAttach, Attach: &Attach{Args: []string{long, long[:1000]}}},
+	for _, r := range []*ctl.Request{
+		{Op: ctl.Op(long)}, {Op: ctl.OpStatShow, Name: long}, {Op: ctl.OpLinkDel, Name: long},
+		{Op: ctl.OpAttach, Attach: &ctl.Attach{Args: []string{long, long[:1000]}}},
 	} {
 		for _, uid := range []int{4242, 0} {
 			ends := connected(t)
-			go s.serve(conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, patience)
-			r.Protocol = protocol
-			if err := (conn{UnixConn: ends[1]}).send(r, f); err != nil {
+			go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, patience)
+			r.Protocol = ctl.Protocol
+			if err := (ctl.Conn{UnixConn: ends[1]}).Send(r, f); err != nil {
 				t.Fatal(err)
 			}
-			var a Response
-			if _, err := (conn{UnixConn: ends[1]}).receive(&a); err != nil || a.Error == "" || len(a.Error) > 1000 {
+			var a ctl.Response
+			if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.Limits{Size: ctl.MaxResponse}); err != nil || a.Error == "" || len(a.Error) > 1000 {
 				t.Errorf("%.20s: got an error of %d bytes, %v", r.Op, len(a.Error), err)
 			}
 		}
 	}
 	ends := connected(t)
-	go s.serve(conn{UnixConn: ends[0]}, peer{uid: 4242}, patience)
-	ends[1].Write(message(t, map[string]any{"ID": json.Number(strings.Repeat("9", maxRequest/2))}))
+	go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, patience)
+	ends[1].Write(message(t, map[string]any{"ID": json.Number(strings.Repeat("9", ctl.MaxRequest/2))}))
 	closes(t, ends[1], "a malformed message")
 	if n := len(log.String()); n == 0 || n > 4000 {
 		t.Errorf("%d bytes were logged", n)
 	}
-	if got := strings.Join(cutArgs([]string{"a", long, "b"}), " "); len(got) > maxArgs+10 ||
+	if got := strings.Join(ctl.CutArgs([]string{"a", long, "b"}), " "); len(got) > ctl.MaxArgs+10 ||
 		!strings.HasPrefix(got, "a yyy") || !strings.HasSuffix(got, "y...") {
 		t.Errorf("arguments: %d bytes", len(got))
 	}
-	if got := cutArgs([]string{"a", "b"}); len(got) != 2 {
+	if got := ctl.CutArgs([]string{"a", "b"}); len(got) != 2 {
 		t.Errorf("arguments: got %q", got)
 	}
 }
 
 // A panic on behalf of one client is its error, and the end of nothing else.
 func TestPanicOfARequest(t *testing.T) {
-	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
 	broken := &Service{log: s.log, requestTimeout: patience}
 	ends := connected(t)
 	go broken.ServeConn(ends[0])
-	b := &Client{c: conn{UnixConn: ends[1]}}
+	b := ctl.NewClient(ends[1], os.Geteuid())
 	for range 2 {
-		if _, err := b.Do(&Request{Op: OpResShow}); !errors.Is(err, syscall.EIO) {
+		if _, err := b.Do(&ctl.Request{Op: ctl.OpResShow}); !errors.Is(err, syscall.EIO) {
 			t.Errorf("got %v, want EIO", err)
 		}
 	}
@@ -389,10 +378,10 @@ func TestPanicOfARequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := b.Attach(Attach{}, f); err == nil {
+	if _, err := b.Attach(ctl.Attach{}, f); err == nil {
 		t.Error("attached to nothing")
 	}
-	if _, err := c.Do(&Request{Op: OpInfo}); err != nil {
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
 		t.Errorf("another client: %v", err)
 	}
 }
@@ -401,7 +390,7 @@ func TestPanicOfARequest(t *testing.T) {
 func TestStuckDevice(t *testing.T) {
 	f := fakeNothing{make(chan struct{})}
 	s, err := New(Options{Interfaces: f,
-		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.17"}}, {Name: "rxe1", Addrs: []string{"127.91.8.18"}}}})
+		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.17"}}, {Name: "rxe1", Addrs: []string{"127.91.8.18"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -420,8 +409,8 @@ func TestStuckDevice(t *testing.T) {
 	}
 	ends := connected(t)
 	go s.ServeConn(ends[0])
-	c := &Client{c: conn{UnixConn: ends[1]}}
-	do := func(r *Request) error {
+	c := ctl.NewClient(ends[1], os.Geteuid())
+	do := func(r *ctl.Request) error {
 		t.Helper()
 		began := time.Now()
 		_, err := c.Do(r)
@@ -430,12 +419,12 @@ func TestStuckDevice(t *testing.T) {
 		}
 		return err
 	}
-	go s.DevReset(DevReset{Name: "rxe0"})
+	go s.DevReset(ctl.DevReset{Name: "rxe0"})
 	testutil.Eventually(t, "the reset to begin", func() bool { return s.Devs(peer{}.sees)[0].State == slot.Recovering.String() })
-	for _, r := range []*Request{
-		{Op: OpLinkShow}, {Op: OpDevShow}, {Op: OpStatShow}, {Op: OpResShow}, {Op: OpFaultShow}, {Op: OpInfo},
-		{Op: OpDevReset, Reset: &DevReset{Name: "rxe1"}},
-		{Op: OpLinkAdd, Link: &LinkSpec{Name: "rxe2", Addrs: []string{"127.91.8.19"}}},
+	for _, r := range []*ctl.Request{
+		{Op: ctl.OpLinkShow}, {Op: ctl.OpDevShow}, {Op: ctl.OpStatShow}, {Op: ctl.OpResShow}, {Op: ctl.OpFaultShow}, {Op: ctl.OpInfo},
+		{Op: ctl.OpDevReset, Reset: &ctl.DevReset{Name: "rxe1"}},
+		{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.8.19"}}},
 	} {
 		if err := do(r); err != nil {
 			t.Errorf("%s: %v", r.Op, err)
@@ -443,12 +432,12 @@ func TestStuckDevice(t *testing.T) {
 	}
 	go s.LinkDel("rxe0")
 	testutil.Eventually(t, "the removal to begin", func() bool {
-		if err := do(&Request{Op: OpLinkShow}); err != nil {
+		if err := do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil {
 			t.Fatal(err)
 		}
 		return s.all()[0].spec.Name != "rxe0"
 	})
-	if err := do(&Request{Op: OpLinkShow}); err != nil {
+	if err := do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil {
 		t.Errorf("link show meanwhile: %v", err)
 	}
 	began := time.Now()
@@ -468,7 +457,7 @@ func TestBounded(t *testing.T) {
 	s := &Service{log: slog.New(slog.DiscardHandler), requestTimeout: 20 * time.Millisecond}
 	stuck := make(chan struct{})
 	ended := make(chan struct{})
-	_, err := s.bounded(&Request{Op: OpResShow}, func() (*Response, error) {
+	_, err := s.bounded(&ctl.Request{Op: ctl.OpResShow}, func() (*ctl.Response, error) {
 		defer close(ended)
 		<-stuck
 		return nil, nil
@@ -479,14 +468,14 @@ func TestBounded(t *testing.T) {
 	close(stuck)
 	<-ended
 	s.requestTimeout = patience
-	if a, err := s.bounded(&Request{}, func() (*Response, error) { return &Response{ID: 7}, nil }); err != nil || a.ID != 7 {
+	if a, err := s.bounded(&ctl.Request{}, func() (*ctl.Response, error) { return &ctl.Response{ID: 7}, nil }); err != nil || a.ID != 7 {
 		t.Errorf("got %+v, %v", a, err)
 	}
 }
 
 // An end that is held up says by what, and what is left on /dev/shm is removed by force.
 func TestStuckEnd(t *testing.T) {
-	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.20"}}}})
+	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.20"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -501,7 +490,7 @@ func TestStuckEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	ends := connected(t)
-	if _, err := s.attached(conn{UnixConn: ends[0]}); err != nil {
+	if _, err := s.attached(ctl.Conn{UnixConn: ends[0]}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), "device rxe0") {
@@ -519,7 +508,7 @@ func TestStuckEnd(t *testing.T) {
 // A service yields once, if a client has started it and it is not in use; then no program may attach any more.
 func TestYield(t *testing.T) {
 	made := func(onDemand bool) *Service {
-		s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.22"}}}, OnDemand: onDemand})
+		s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.22"}}}, OnDemand: onDemand})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -534,7 +523,7 @@ func TestYield(t *testing.T) {
 	s = made(true)
 	defer s.Close()
 	ends := connected(t)
-	done, err := s.attached(conn{UnixConn: ends[0]})
+	done, err := s.attached(ctl.Conn{UnixConn: ends[0]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -542,7 +531,7 @@ func TestYield(t *testing.T) {
 		t.Errorf("with a program: got %v, want EBUSY", err)
 	}
 	done()
-	if _, err := s.FaultAdd(FaultRule{Dev: "rxe0", Rule: link.Rule{Drop: 0.5}}); err != nil {
+	if _, err := s.FaultAdd(ctl.FaultRule{Dev: "rxe0", Rule: ctl.Rule{Drop: 0.5}}); err != nil {
 		t.Fatal(err)
 	}
 	s.mu.Lock()
@@ -560,7 +549,7 @@ func TestYield(t *testing.T) {
 	if kept {
 		t.Error("a service whose rules are cleared is kept when idle")
 	}
-	if err := s.LinkAdd(LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.23"}}); err != nil {
+	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.23"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
@@ -569,13 +558,13 @@ func TestYield(t *testing.T) {
 	s.mu.Lock()
 	s.configured = false
 	s.mu.Unlock()
-	if err := (peer{uid: os.Geteuid() + 1}).authorize(OpYield); !errors.Is(err, syscall.EPERM) {
+	if err := (peer{uid: os.Geteuid() + 1}).authorize(ctl.OpYield); !errors.Is(err, syscall.EPERM) {
 		t.Errorf("for another user: got %v, want EPERM", err)
 	}
 	if err := s.yield(); err != nil {
 		t.Errorf("idle: got %v", err)
 	}
-	if _, err := s.attached(conn{UnixConn: ends[0]}); !errors.Is(err, syscall.ESHUTDOWN) || !Ending(err) {
+	if _, err := s.attached(ctl.Conn{UnixConn: ends[0]}); !errors.Is(err, syscall.ESHUTDOWN) || !ctl.Ending(err) {
 		t.Errorf("a program that comes too late: got %v, want ESHUTDOWN", err)
 	}
 }
@@ -591,23 +580,23 @@ func (f fakeNothing) Close() error                     { close(f.closed); return
 func TestNoDescriptors(t *testing.T) {
 	var log testutil.Buffer
 	s, err := New(Options{
-		Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.21"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.21"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	l, err := Listen(loc, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Release()
 	go s.Serve(l)
-	warm, err := Dial(loc)
+	warm, err := ctl.Dial(loc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := warm.Do(&Request{Op: OpInfo}); err != nil {
+	if _, err := warm.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
 		t.Fatal(err)
 	}
 	warm.Close()
@@ -651,7 +640,7 @@ func TestNoDescriptors(t *testing.T) {
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: loc.Socket}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := unix.Write(fd, message(t, &Request{Protocol: protocol, Op: OpLinkShow})); err != nil {
+	if _, err := unix.Write(fd, message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpLinkShow})); err != nil {
 		t.Fatal(err)
 	}
 	unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
@@ -700,7 +689,7 @@ func TestClosing(t *testing.T) {
 	case <-time.After(patience):
 		t.Error("it is not closed when another one is")
 	}
-	closing(nil).close(r)
+	(ctl.Conn{}).Discard(r)
 	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("without a bound: got %v, want ErrClosed", err)
 	}

@@ -10,47 +10,8 @@ import (
 	"verbena/driver/rxe"
 	"verbena/ib"
 	"verbena/ib/slot"
+	"verbena/internal/ctl"
 )
-
-// DevReset asks for a reset of a device.
-type DevReset struct {
-	Name string `json:"name"`
-	// Unreachable: the hardware does not answer, until the platform has reset it after Outage; 0: until DevPlug.
-	Unreachable bool          `json:"unreachable,omitempty"`
-	Outage      time.Duration `json:"outage,omitempty"`
-	// AtWR, or At, is the moment of the reset; both zero: now.
-	AtWR uint64    `json:"at_wr,omitempty"` // before the device carries out the AtWR-th send work request from now
-	At   DevMoment `json:"at,omitempty"`
-	// Cancel: no reset; moments of earlier requests that have not come are forgotten.
-	Cancel bool `json:"cancel,omitempty"`
-}
-
-// DevMoment is a moment that a reset is to hit.
-type DevMoment string
-
-const (
-	// DevRegistration: the device is reset now, and once more while the recovered one is being registered.
-	DevRegistration DevMoment = "registration"
-	// DevCompletion: when a completion handler of the device next begins.
-	DevCompletion DevMoment = "completion"
-)
-
-// DevInfo describes a device, its hardware and its resets.
-type DevInfo struct {
-	Name     string `json:"name"`
-	State    string `json:"state"`    // of the slot: running, recovering, unplugged
-	Device   string `json:"device"`   // as consumers see it: active, in error, gone
-	Hardware string `json:"hardware"` // running, hung, unreachable
-	NodeGUID string `json:"node_guid,omitempty"`
-	Contexts int    `json:"contexts"` // user contexts that can work
-	Zombies  int    `json:"zombies"`  // user contexts of devices that were there before
-	Resets   int    `json:"resets"`
-	Plugs    int    `json:"plugs"`
-	// Recovery is how long the last reset took, from the fatal event until the device could be used again.
-	Recovery time.Duration `json:"recovery_ns"`
-	Armed    string        `json:"armed,omitempty"` // the moments that a reset waits for
-	Error    string        `json:"error,omitempty"` // why the last recovery failed
-}
 
 // link finds a link that a program may rely on to stay as it is configured from now on.
 func (s *Service) devLink(name string) (*rxeLink, error) {
@@ -67,7 +28,7 @@ func (s *Service) devLink(name string) (*rxeLink, error) {
 // DevReset takes a device through a reset, and returns when the recovered one can be used; with a moment, or hardware
 // that is unreachable without end, at once. User contexts of the device become zombies. EBUSY while the hardware does not
 // answer.
-func (s *Service) DevReset(r DevReset) error {
+func (s *Service) DevReset(r ctl.DevReset) error {
 	l, err := s.devLink(r.Name)
 	if err != nil {
 		return err
@@ -94,14 +55,14 @@ func (s *Service) DevReset(r DevReset) error {
 	switch {
 	case r.AtWR != 0:
 		return l.slot.ResetAt(slot.AtWorkRequest(r.AtWR), away)
-	case r.At == DevCompletion:
+	case r.At == ctl.DevCompletion:
 		return l.slot.ResetAt(slot.InHandler, away)
-	case r.At == DevRegistration:
+	case r.At == ctl.DevRegistration:
 		if err := l.slot.ResetAt(slot.DuringRegistration, away); err != nil {
 			return err
 		}
 	case r.At != "":
-		return fmt.Errorf("dev reset %s: no moment %q: it is %s or %s: %w", r.Name, r.At, DevRegistration, DevCompletion, syscall.EINVAL)
+		return fmt.Errorf("dev reset %s: no moment %q: it is %s or %s: %w", r.Name, r.At, ctl.DevRegistration, ctl.DevCompletion, syscall.EINVAL)
 	default:
 		away()
 	}
@@ -223,7 +184,7 @@ func (s *Service) DevHang(name string) error {
 }
 
 // Devs describes the devices, and counts the contexts of those users that sees is true of.
-func (s *Service) Devs(sees func(uid int) bool) []DevInfo {
+func (s *Service) Devs(sees func(uid int) bool) []ctl.DevInfo {
 	contexts, zombies := map[string]int{}, map[string]int{}
 	for _, c := range s.uverbs.Resources() {
 		if !sees(c.UID) {
@@ -235,11 +196,11 @@ func (s *Service) Devs(sees func(uid int) bool) []DevInfo {
 			contexts[c.Device]++
 		}
 	}
-	list := []DevInfo{}
+	list := []ctl.DevInfo{}
 	for _, l := range s.all() {
 		st := l.slot.Status()
 		name := l.spec.Name
-		info := DevInfo{
+		info := ctl.DevInfo{
 			Name: name, State: st.State.String(), Device: ib.DeviceGone.String(), Hardware: l.hw.State().String(),
 			Contexts: contexts[name], Zombies: zombies[name], Resets: st.Resets, Plugs: st.Plugs,
 			Recovery: st.Recovery, Armed: st.Armed,

@@ -8,18 +8,19 @@ import (
 	"time"
 
 	"verbena/ib/slot"
+	"verbena/internal/ctl"
 )
 
 // What people do wrong with a device that is to fail is refused, with what to do instead.
 func TestDevMistakes(t *testing.T) {
-	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
-	reset := func(r DevReset) error {
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
+	reset := func(r ctl.DevReset) error {
 		r.Name = "rxe0"
-		_, err := c.Do(&Request{Op: OpDevReset, Reset: &r})
+		_, err := c.Do(&ctl.Request{Op: ctl.OpDevReset, Reset: &r})
 		return err
 	}
-	do := func(op Op) error {
-		_, err := c.Do(&Request{Op: op, Name: "rxe0"})
+	do := func(op ctl.Op) error {
+		_, err := c.Do(&ctl.Request{Op: op, Name: "rxe0"})
 		return err
 	}
 	steps := []struct {
@@ -28,30 +29,30 @@ func TestDevMistakes(t *testing.T) {
 		want syscall.Errno
 		says string
 	}{
-		{"reset of none", func() error { return s.DevReset(DevReset{Name: "rxe9"}) }, syscall.ENODEV, "there are: rxe0"},
-		{"two moments", func() error { return reset(DevReset{AtWR: 1, At: DevCompletion}) }, syscall.EINVAL, "one moment"},
-		{"no such moment", func() error { return reset(DevReset{At: "noon"}) }, syscall.EINVAL, "registration or completion"},
-		{"second plug", func() error { return do(OpDevPlug) }, syscall.EBUSY, "plugged in already"},
-		{"hang", func() error { return do(OpDevHang) }, 0, ""},
-		{"plug of a device that hangs", func() error { return do(OpDevPlug) }, syscall.EBUSY, "`verbena dev reset rxe0`"},
-		{"its reset", func() error { return reset(DevReset{}) }, 0, ""},
-		{"unplug", func() error { return do(OpDevUnplug) }, 0, ""},
-		{"second unplug", func() error { return do(OpDevUnplug) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
-		{"reset without a device", func() error { return reset(DevReset{}) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
-		{"a moment without a device", func() error { return reset(DevReset{AtWR: 3}) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
-		{"hang without a device", func() error { return do(OpDevHang) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
-		{"plug", func() error { return do(OpDevPlug) }, 0, ""},
-		{"a device that is out of reach", func() error { return reset(DevReset{Unreachable: true}) }, 0, ""},
+		{"reset of none", func() error { return s.DevReset(ctl.DevReset{Name: "rxe9"}) }, syscall.ENODEV, "there are: rxe0"},
+		{"two moments", func() error { return reset(ctl.DevReset{AtWR: 1, At: ctl.DevCompletion}) }, syscall.EINVAL, "one moment"},
+		{"no such moment", func() error { return reset(ctl.DevReset{At: "noon"}) }, syscall.EINVAL, "registration or completion"},
+		{"second plug", func() error { return do(ctl.OpDevPlug) }, syscall.EBUSY, "plugged in already"},
+		{"hang", func() error { return do(ctl.OpDevHang) }, 0, ""},
+		{"plug of a device that hangs", func() error { return do(ctl.OpDevPlug) }, syscall.EBUSY, "`verbena dev reset rxe0`"},
+		{"its reset", func() error { return reset(ctl.DevReset{}) }, 0, ""},
+		{"unplug", func() error { return do(ctl.OpDevUnplug) }, 0, ""},
+		{"second unplug", func() error { return do(ctl.OpDevUnplug) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
+		{"reset without a device", func() error { return reset(ctl.DevReset{}) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
+		{"a moment without a device", func() error { return reset(ctl.DevReset{AtWR: 3}) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
+		{"hang without a device", func() error { return do(ctl.OpDevHang) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
+		{"plug", func() error { return do(ctl.OpDevPlug) }, 0, ""},
+		{"a device that is out of reach", func() error { return reset(ctl.DevReset{Unreachable: true}) }, 0, ""},
 		{"which the service knows", func() error {
 			for s.Devs(peer{}.sees)[0].State != slot.Recovering.String() {
 				time.Sleep(time.Millisecond)
 			}
 			return nil
 		}, 0, ""},
-		{"a second reset", func() error { return reset(DevReset{}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
-		{"one at a moment", func() error { return reset(DevReset{At: DevCompletion}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
-		{"its end", func() error { return do(OpDevPlug) }, 0, ""},
-		{"a reset afterwards", func() error { return reset(DevReset{}) }, 0, ""},
+		{"a second reset", func() error { return reset(ctl.DevReset{}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
+		{"one at a moment", func() error { return reset(ctl.DevReset{At: ctl.DevCompletion}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
+		{"its end", func() error { return do(ctl.OpDevPlug) }, 0, ""},
+		{"a reset afterwards", func() error { return reset(ctl.DevReset{}) }, 0, ""},
 	}
 	for _, x := range steps {
 		err := x.do()
@@ -63,44 +64,44 @@ func TestDevMistakes(t *testing.T) {
 
 // An outage that was ended early does not end the next one.
 func TestOutageEndsOnce(t *testing.T) {
-	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}})
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}})
 	hw := s.links[0].hw
 	const short = 50 * time.Millisecond
 	s.links[0].outage.begin(hw, short)
 	s.links[0].outage.over(hw)
-	if _, err := c.Do(&Request{Op: OpDevReset, Reset: &DevReset{Name: "rxe0", Unreachable: true}}); err != nil {
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{Name: "rxe0", Unreachable: true}}); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(2 * short)
 	if d := s.Devs(peer{}.sees)[0]; d.Hardware != "unreachable" {
 		t.Errorf("it has come back by itself: %+v", d)
 	}
-	if _, err := c.Do(&Request{Op: OpDevPlug, Name: "rxe0"}); err != nil {
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevPlug, Name: "rxe0"}); err != nil {
 		t.Error(err)
 	}
 }
 
 // Moments that a reset waits for are shown and can be taken back.
 func TestDevCancel(t *testing.T) {
-	_, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.5"}})
+	_, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.5"}})
 	armed := func() string {
 		t.Helper()
-		r, err := c.Do(&Request{Op: OpDevShow})
+		r, err := c.Do(&ctl.Request{Op: ctl.OpDevShow})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return r.Devs[0].Armed
 	}
-	for _, r := range []DevReset{{AtWR: 7}, {At: DevCompletion}} {
+	for _, r := range []ctl.DevReset{{AtWR: 7}, {At: ctl.DevCompletion}} {
 		r.Name = "rxe0"
-		if _, err := c.Do(&Request{Op: OpDevReset, Reset: &r}); err != nil {
+		if _, err := c.Do(&ctl.Request{Op: ctl.OpDevReset, Reset: &r}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if a := armed(); a != "work request 7, completion handler" {
 		t.Errorf("armed: %q", a)
 	}
-	if _, err := c.Do(&Request{Op: OpDevReset, Reset: &DevReset{Name: "rxe0", Cancel: true}}); err != nil {
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{Name: "rxe0", Cancel: true}}); err != nil {
 		t.Fatal(err)
 	}
 	if a := armed(); a != "" {
@@ -111,12 +112,12 @@ func TestDevCancel(t *testing.T) {
 // A user whom the service is not sees the devices, and of contexts its own alone.
 func TestDevShowOfOthers(t *testing.T) {
 	other := peer{uid: 4242}
-	for _, op := range []Op{OpDevShow, OpLinkShow} {
+	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow} {
 		if err := other.authorize(op); err != nil {
 			t.Errorf("%s: %v", op, err)
 		}
 	}
-	for _, op := range []Op{OpDevReset, OpDevPlug, OpDevUnplug, OpDevHang, OpQPShow, OpQPTrace, OpStop} {
+	for _, op := range []ctl.Op{ctl.OpDevReset, ctl.OpDevPlug, ctl.OpDevUnplug, ctl.OpDevHang, ctl.OpQPShow, ctl.OpQPTrace, ctl.OpStop} {
 		if err := other.authorize(op); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("%s: %v", op, err)
 		}
@@ -128,19 +129,19 @@ func TestDevShowOfOthers(t *testing.T) {
 
 // A command of another version can end the service, and nothing else.
 func TestOtherVersion(t *testing.T) {
-	s, _ := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.6"}})
-	for _, op := range []Op{OpDevShow, OpDevReset, OpInfo} {
-		if _, err := s.answer(peer{}, &Request{Protocol: protocol + 1, Op: op}); !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), "`verbena stop`") {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.6"}})
+	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpDevReset, ctl.OpInfo} {
+		if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: op}); !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), "`verbena stop`") {
 			t.Errorf("%s: %v", op, err)
 		}
 	}
-	if _, err := s.answer(peer{}, &Request{Protocol: protocol + 1, Op: OpStop}); err != nil {
+	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpStop}); err != nil {
 		t.Errorf("stop: %v", err)
 	}
 }
 
 func TestSocketPath(t *testing.T) {
-	_, err := Dial(Location{Socket: "/tmp/" + strings.Repeat("x", 200)})
+	_, err := ctl.Dial(ctl.Location{Socket: "/tmp/" + strings.Repeat("x", 200)})
 	if !errors.Is(err, syscall.ENAMETOOLONG) || !strings.Contains(err.Error(), "VERBENA_SOCKET") {
 		t.Error(err)
 	}

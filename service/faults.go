@@ -5,31 +5,20 @@ import (
 	"slices"
 	"syscall"
 
+	"verbena/internal/ctl"
 	"verbena/link"
 )
 
-// FaultRule disturbs what a device sends.
-type FaultRule struct {
-	Dev string `json:"dev"`
-	link.Rule
-}
-
-// FaultRuleState is a rule and what it has done.
-type FaultRuleState struct {
-	Dev string `json:"dev"`
-	link.RuleState
-}
-
 // FaultAdd lets a rule take effect, and returns its ID, which no other rule of the service has. While a device has
 // rules, what it sends and gets takes the full path.
-func (s *Service) FaultAdd(r FaultRule) (id int, err error) {
+func (s *Service) FaultAdd(r ctl.FaultRule) (id int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.find(r.Dev)
 	if l == nil {
 		return 0, s.noLink(r.Dev)
 	}
-	if err := l.faults.Add(r.Rule); err != nil {
+	if err := l.faults.Add(link.Rule(r.Rule)); err != nil {
 		return 0, fmt.Errorf("fault add: %w: %w", err, syscall.EINVAL)
 	}
 	rules := l.faults.List()
@@ -58,18 +47,25 @@ func (s *Service) FaultClear(dev string, id int) error {
 }
 
 // Faults lists the rules of one device, or of all if dev is empty, and what they have done.
-func (s *Service) Faults(dev string) ([]FaultRuleState, error) {
+func (s *Service) Faults(dev string) ([]ctl.FaultRuleState, error) {
 	links, err := s.named(dev)
-	list := []FaultRuleState{}
+	list := []ctl.FaultRuleState{}
 	for _, l := range links {
 		for _, r := range l.faults.List() {
-			list = append(list, FaultRuleState{Dev: l.spec.Name, RuleState: r})
+			list = append(list, ruleState(l.spec.Name, &r))
 		}
 	}
 	return list, err
 }
 
-// named is the link of that name, or all links if the name is empty.
+func ruleState(dev string, r *link.RuleState) ctl.FaultRuleState {
+	return ctl.FaultRuleState{
+		Dev: dev, ID: r.ID, Rule: ctl.Rule(r.Rule), Seen: r.Seen, Hit: r.Hit, Dropped: r.Dropped, Duplicated: r.Duplicated,
+		Corrupted: r.Corrupted, Delayed: r.Delayed, Reordered: r.Reordered, NotReady: r.NotReady,
+	}
+}
+
+// named returns the link of that name, or all links if the name is empty.
 func (s *Service) named(dev string) ([]*rxeLink, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/ctl"
 	"verbena/netdev"
 )
 
@@ -98,7 +99,7 @@ func TestFollow(t *testing.T) {
 	lo := all[i]
 	f := &fakeInterfaces{list: all, changes: make(chan []netdev.Interface), closed: make(chan struct{}), waiting: make(chan struct{})}
 	s, err := New(Options{
-		Links:      []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.1", "127.91.7.2"}}, {Name: "rxe1", Addrs: []string{"127.91.7.3"}}},
+		Links:      []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.1", "127.91.7.2"}}, {Name: "rxe1", Addrs: []string{"127.91.7.3"}}},
 		Interfaces: f,
 	})
 	if err != nil {
@@ -165,14 +166,14 @@ func TestFollow(t *testing.T) {
 	file("state", "4: ACTIVE\n")
 	gid2("127.91.7.2")
 
-	if err := s.LinkAdd(LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}}); err == nil {
+	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}}); err == nil {
 		t.Error("two links have one address")
 	}
 }
 
 // The news of a device come after those of the next one, where resets follow each other closely.
 func TestProbedLate(t *testing.T) {
-	s, err := New(Options{Links: []LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
+	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/ctl"
 	"verbena/internal/quota"
 )
 
@@ -160,35 +161,22 @@ func (s *Service) logRefusals(r refusals) {
 	}
 }
 
-// UserInfo is what one user holds, or all users together.
-type UserInfo struct {
-	UID   int         `json:"uid"` // -1: all users
-	Holds []UsageInfo `json:"holds"`
-}
-
-// UsageInfo is how much of one kind is held.
-type UsageInfo struct {
-	Kind  string `json:"kind"`
-	Held  uint64 `json:"held"`
-	Limit uint64 `json:"limit"` // 0: none
-}
-
 // Users lists what users hold: each of those that sees is true of, and all together if that is true of -1.
-func (s *Service) Users(sees func(uid int) bool) []UserInfo {
+func (s *Service) Users(sees func(uid int) bool) []ctl.UserInfo {
 	limits := s.quota.Limits()
 	users, total := s.quota.Usage()
-	list := []UserInfo{}
+	list := []ctl.UserInfo{}
 	for _, u := range append(users, total) {
 		if !sees(u.UID) {
 			continue
 		}
-		info := UserInfo{UID: u.UID}
+		info := ctl.UserInfo{UID: u.UID}
 		for k := range quota.NumKinds {
 			limit := limits[k].PerUser
 			if u.UID < 0 {
 				limit = limits[k].Total
 			}
-			info.Holds = append(info.Holds, UsageInfo{Kind: k.String(), Held: u.Held[k], Limit: limit})
+			info.Holds = append(info.Holds, ctl.UsageInfo{Kind: k.String(), Held: u.Held[k], Limit: limit})
 		}
 		list = append(list, info)
 	}

@@ -16,62 +16,35 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/ib/slot"
+	"verbena/internal/ctl"
 	"verbena/internal/quota"
 	"verbena/link"
 	"verbena/netdev"
 )
 
-// LinkSpec says what device to make.
-type LinkSpec struct {
-	Name string `json:"name"`
-	// Addrs are the device's addresses in the order of its GID table, all of one interface; empty: all addresses of
-	// Netdev, and if that is empty too, of the host's first usable interface.
-	Addrs  []string `json:"addrs,omitempty"`
-	Netdev string   `json:"netdev,omitempty"`
-	// Wire makes every packet take the UDP path, also between devices of one service.
-	Wire bool `json:"wire,omitempty"`
-}
-
 // ParseLinkSpec reads NAME=ADDR[,ADDR...] or NAME=NETDEV, or NAME alone.
-func ParseLinkSpec(s string) (LinkSpec, error) {
+func ParseLinkSpec(s string) (ctl.LinkSpec, error) {
 	name, rest, _ := strings.Cut(s, "=")
-	l := LinkSpec{Name: name}
+	l := ctl.LinkSpec{Name: name}
 	if _, err := netip.ParseAddr(strings.Split(rest, ",")[0]); err == nil {
 		l.Addrs = strings.Split(rest, ",")
 	} else {
 		l.Netdev = rest
 	}
-	return l, l.check()
+	return l, checkLink(&l)
 }
 
-func (l *LinkSpec) check() error {
+// checkLink reports an error for a name that no device can have.
+func checkLink(l *ctl.LinkSpec) error {
 	if len(l.Name) > 63 || !strings.HasPrefix(l.Name, "rxe") || strings.ContainsAny(l.Name, "/ \t\n") {
 		return fmt.Errorf("device name %q: must be rxe followed by up to 60 characters, such as rxe1: libibverbs finds the driver by that name: %w", l.Name, syscall.EINVAL)
 	}
 	return nil
 }
 
-// LinkInfo describes a device.
-type LinkInfo struct {
-	Name   string    `json:"name"`
-	Uverbs string    `json:"uverbs"` // its device file's name
-	Netdev string    `json:"netdev"`
-	State  string    `json:"state"`
-	MTU    int       `json:"mtu"` // active path MTU, bytes
-	GIDs   []GIDInfo `json:"gids"`
-	Wire   bool      `json:"wire"` // no shortcut between devices of this service
-}
-
-// GIDInfo is a GID and the address that it stands for.
-type GIDInfo struct {
-	Index int    `json:"index"`
-	GID   string `json:"gid"`
-	Addr  string `json:"addr"`
-}
-
 // rxeLink is a device with what belongs to it.
 type rxeLink struct {
-	spec   LinkSpec
+	spec   ctl.LinkSpec
 	hw     *rxe.Hardware
 	slot   *slot.Slot
 	outage outage
@@ -88,11 +61,11 @@ type rxeLink struct {
 }
 
 // openLink makes a device and registers it.
-func (s *Service) openLink(spec LinkSpec) (*rxeLink, error) {
-	if err := spec.check(); err != nil {
+func (s *Service) openLink(spec ctl.LinkSpec) (*rxeLink, error) {
+	if err := checkLink(&spec); err != nil {
 		return nil, err
 	}
-	host, addrs, err := spec.resolve()
+	host, addrs, err := resolve(&spec)
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
@@ -101,7 +74,7 @@ func (s *Service) openLink(spec LinkSpec) (*rxeLink, error) {
 
 // openLinkOn makes a device on addresses of an interface: on these alone if they are fixed, else they will be followed by
 // whatever others the interface gets.
-func (s *Service) openLinkOn(spec LinkSpec, host *netdev.Interface, addrs []netip.Addr, fixed bool) (*rxeLink, error) {
+func (s *Service) openLinkOn(spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr, fixed bool) (*rxeLink, error) {
 	for _, a := range addrs {
 		if o := s.owner(a); o != nil {
 			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
@@ -182,8 +155,8 @@ func (s *Service) probed(l *rxeLink, d *rxe.Device) {
 	s.bringUp(l)
 }
 
-// resolve finds the interface and the addresses.
-func (l *LinkSpec) resolve() (host *netdev.Interface, addrs []netip.Addr, err error) {
+// resolve finds the interface and the addresses of a device.
+func resolve(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err error) {
 	if len(l.Addrs) == 0 {
 		if l.Netdev != "" {
 			host, err = netdev.ByName(l.Netdev)
@@ -219,8 +192,8 @@ func (l *LinkSpec) resolve() (host *netdev.Interface, addrs []netip.Addr, err er
 // rdma_rxe, has port 4791 there, it takes the first loopback address on which the port is free, so that services
 // of several users, and private ones, can live side by side and reach each other.
 func (s *Service) openDefaultLink() (*rxeLink, error) {
-	spec := LinkSpec{Name: "rxe0", Wire: s.opts.Wire}
-	host, addrs, err := spec.resolve()
+	spec := ctl.LinkSpec{Name: "rxe0", Wire: s.opts.Wire}
+	host, addrs, err := resolve(&spec)
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
@@ -251,7 +224,7 @@ func (s *Service) openDefaultLink() (*rxeLink, error) {
 }
 
 // LinkAdd makes a device and shows it to programs.
-func (s *Service) LinkAdd(spec LinkSpec) error {
+func (s *Service) LinkAdd(spec ctl.LinkSpec) error {
 	s.adding.Lock()
 	defer s.adding.Unlock()
 	s.mu.Lock()
@@ -261,7 +234,7 @@ func (s *Service) LinkAdd(spec LinkSpec) error {
 		return fmt.Errorf("link %s exists already: %w", spec.Name, syscall.EEXIST)
 	}
 	if s.ended.Err() != nil {
-		return fmt.Errorf("link %s: the service ends: %w", clip(spec.Name), syscall.ESHUTDOWN)
+		return fmt.Errorf("link %s: the service ends: %w", ctl.Clip(spec.Name), syscall.ESHUTDOWN)
 	}
 	spec.Wire = spec.Wire || s.opts.Wire
 	l, err := s.openLink(spec)
@@ -335,19 +308,19 @@ func (s *Service) noLink(name string) error {
 		}
 		names = strings.Join(n, ", ")
 	}
-	return fmt.Errorf("no device named %q (there are: %s): %w", clip(name), names, syscall.ENODEV)
+	return fmt.Errorf("no device named %q (there are: %s): %w", ctl.Clip(name), names, syscall.ENODEV)
 }
 
 // Links describes the devices.
-func (s *Service) Links() ([]LinkInfo, error) {
-	list := []LinkInfo{}
+func (s *Service) Links() ([]ctl.LinkInfo, error) {
+	list := []ctl.LinkInfo{}
 	for _, l := range s.all() {
 		dev := l.hw.Device()
 		s.mu.Lock()
 		netdev := l.host.Name
 		s.mu.Unlock()
 		if dev == nil {
-			list = append(list, LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(),
+			list = append(list, ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(),
 				Wire: l.spec.Wire})
 			continue
 		}
@@ -356,7 +329,7 @@ func (s *Service) Links() ([]LinkInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		info := LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
+		info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
 			Wire: l.spec.Wire}
 		for _, d := range s.uverbs.Devices() {
 			if d.IB() == ibdev {
@@ -369,7 +342,7 @@ func (s *Service) Links() ([]LinkInfo, error) {
 				return nil, err
 			}
 			if !g.GID.IsZero() {
-				info.GIDs = append(info.GIDs, GIDInfo{Index: i, GID: g.GID.String(), Addr: g.GID.Addr().String()})
+				info.GIDs = append(info.GIDs, ctl.GIDInfo{Index: i, GID: g.GID.String(), Addr: g.GID.Addr().String()})
 			}
 		}
 		list = append(list, info)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/ctl"
 	"verbena/supervisor"
 )
 
@@ -39,12 +40,12 @@ const listenPatience = CloseTimeout + 2*time.Second
 // EADDRINUSE where a service, or another program, answers or the lock is held; EEXIST where there is no socket; EPERM
 // where the socket is another user's, or others may rename what is in the directory. It waits for a service that is
 // ending. It may sleep.
-func Listen(loc Location, shared *supervisor.Node) (_ *Listener, err error) {
+func Listen(loc ctl.Location, shared *supervisor.Node) (_ *Listener, err error) {
 	return listen(loc, shared, listenPatience)
 }
 
-func listen(loc Location, shared *supervisor.Node, patience time.Duration) (_ *Listener, err error) {
-	if err := loc.check(); err != nil {
+func listen(loc ctl.Location, shared *supervisor.Node, patience time.Duration) (_ *Listener, err error) {
+	if err := loc.Check(); err != nil {
 		return nil, err
 	}
 	l := &Listener{name: filepath.Base(loc.Socket)}
@@ -60,7 +61,7 @@ func listen(loc Location, shared *supervisor.Node, patience time.Duration) (_ *L
 		return nil, err
 	}
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		l.lock, err = flock(loc.lock(), unix.LOCK_EX|unix.LOCK_NB)
+		l.lock, err = flock(lockPath(loc), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			break
 		}
@@ -95,7 +96,7 @@ func (l *Listener) trusted() error {
 }
 
 // answers reports whether something listens at a location.
-func answers(loc Location) bool {
+func answers(loc ctl.Location) bool {
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
 	if err == nil {
 		c.Close()
@@ -105,7 +106,7 @@ func answers(loc Location) bool {
 
 // clear removes a socket that was left behind. The caller has the lock, so that it is no service's that is about to
 // listen.
-func (l *Listener) clear(loc Location) error {
+func (l *Listener) clear(loc ctl.Location) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(l.dir.Fd()), l.name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	switch {

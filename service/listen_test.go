@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/testutil"
+	"verbena/internal/ctl"
 	"verbena/supervisor"
 )
 
@@ -48,7 +49,7 @@ func TestListenLeavesAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		before, _ := os.Lstat(path)
-		l, err := listen(Location{Socket: path}, nil, soon)
+		l, err := listen(ctl.Location{Socket: path}, nil, soon)
 		if !errors.Is(err, c.errno) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: got %v, want %v", name, err, c.errno)
 		}
@@ -72,7 +73,7 @@ func TestListenOtherUsersSocket(t *testing.T) {
 	if err := os.Lchown(path, 65533, -1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listen(Location{Socket: path}, nil, soon); !errors.Is(err, syscall.EPERM) {
+	if _, err := listen(ctl.Location{Socket: path}, nil, soon); !errors.Is(err, syscall.EPERM) {
 		t.Errorf("got %v, want EPERM", err)
 	}
 	if _, err := os.Lstat(path); err != nil {
@@ -95,7 +96,7 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	deadSocket(t, path)
 	old := unix.Umask(0)
-	l, err := Listen(Location{Socket: path}, nil)
+	l, err := Listen(ctl.Location{Socket: path}, nil)
 	unix.Umask(old)
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +105,7 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	if fi, err := os.Lstat(path); err != nil || fi.Mode() != fs.ModeSocket|0o600 {
 		t.Errorf("got %v, %v", fi.Mode(), err)
 	}
-	if c, err := Dial(Location{Socket: path}); err != nil {
+	if c, err := ctl.Dial(ctl.Location{Socket: path}); err != nil {
 		t.Error(err)
 	} else {
 		c.Close()
@@ -117,7 +118,7 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 
 func TestListenShared(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
-	l, err := Listen(Location{Socket: path}, &supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o660})
+	l, err := Listen(ctl.Location{Socket: path}, &supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o660})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +130,7 @@ func TestListenShared(t *testing.T) {
 
 // Of services that claim a location at once exactly one gets it, and the end of another never removes its socket.
 func TestListenOnce(t *testing.T) {
-	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	for round := range 30 {
 		if round%2 == 0 {
 			deadSocket(t, loc.Socket)
@@ -162,7 +163,7 @@ func TestListenOnce(t *testing.T) {
 
 // A socket that somebody else has put in the place of one's own is not removed.
 func TestListenerCloseOwnOnly(t *testing.T) {
-	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	l, err := Listen(loc, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +182,7 @@ func TestListenerCloseOwnOnly(t *testing.T) {
 
 // A service that is ending is waited for.
 func TestListenWaits(t *testing.T) {
-	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	first, err := Listen(loc, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +209,7 @@ func TestListenDirectory(t *testing.T) {
 		if err := os.Chmod(dir, mode); err != nil {
 			t.Fatal(err)
 		}
-		l, err := listen(Location{Socket: filepath.Join(dir, "sock")}, nil, soon)
+		l, err := listen(ctl.Location{Socket: filepath.Join(dir, "sock")}, nil, soon)
 		if !errors.Is(err, want) {
 			t.Errorf("%v: got %v, want %v", mode, err, want)
 		}
@@ -227,14 +228,14 @@ func TestDefaultLocation(t *testing.T) {
 		t.Fatal(err)
 	}
 	control := filepath.Join(dir, "verbena")
-	if l, err := DefaultLocation(); err != nil || filepath.Dir(l.Socket) != control {
+	if l, err := ctl.DefaultLocation(); err != nil || filepath.Dir(l.Socket) != control {
 		t.Fatalf("got %v, %v", l, err)
 	}
 	for _, mode := range []os.FileMode{0o777, 0o770, 0o702, 0o777 | fs.ModeSticky} {
 		if err := os.Chmod(control, mode); err != nil {
 			t.Fatal(err)
 		}
-		if l, err := DefaultLocation(); !errors.Is(err, syscall.EPERM) {
+		if l, err := ctl.DefaultLocation(); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("directory of mode %v: got %v, %v, want EPERM", mode, l, err)
 		}
 	}
@@ -245,7 +246,7 @@ func TestDefaultLocation(t *testing.T) {
 		if err := os.Chown(control, 65533, -1); err != nil {
 			t.Fatal(err)
 		}
-		if l, err := DefaultLocation(); !errors.Is(err, syscall.EPERM) {
+		if l, err := ctl.DefaultLocation(); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("another user's directory: got %v, %v, want EPERM", l, err)
 		}
 	}

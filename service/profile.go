@@ -12,42 +12,26 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"verbena/internal/ctl"
 )
 
-// Profile asks for a profile of the service's process, as go tool pprof, or go tool trace, reads it.
-type Profile struct {
-	Kind     string
-	Duration time.Duration `json:",omitempty"` // of a ProfileCPU or ProfileTrace; 0 for the others
-}
-
-// Kinds of profiles.
-const (
-	ProfileHeap       = "heap"      // memory in use, after a garbage collection
-	ProfileGoroutines = "goroutine" // the stacks of all goroutines
-	ProfileCPU        = "profile"   // where the processors' time goes
-	ProfileTrace      = "trace"     // an execution trace
-)
-
-const (
-	// MaxProfileTime bounds Profile.Duration.
-	MaxProfileTime = time.Minute
-	// maxProfile bounds a profile, in bytes; encoded, it is within maxMessage.
-	maxProfile = 32 << 20
-)
+// maxProfile bounds a profile, in bytes; encoded, it is within ctl.MaxResponse.
+const maxProfile = 32 << 20
 
 // profiling is held while a profile is made: the runtime is the process's.
 var profiling sync.Mutex
 
 // Profile makes a profile of this process, and returns it when that is done; it ends early if the service does. EBUSY while
 // another one is being made, EINVAL for a kind or time that there is not, EFBIG for one of more than 32 MiB.
-func (s *Service) Profile(p Profile) ([]byte, error) {
-	timed := p.Kind == ProfileCPU || p.Kind == ProfileTrace
+func (s *Service) Profile(p ctl.Profile) ([]byte, error) {
+	timed := p.Kind == ctl.ProfileCPU || p.Kind == ctl.ProfileTrace
 	switch {
-	case !timed && p.Kind != ProfileHeap && p.Kind != ProfileGoroutines:
+	case !timed && p.Kind != ctl.ProfileHeap && p.Kind != ctl.ProfileGoroutines:
 		return nil, fmt.Errorf("debug pprof %s: the kinds are %s, %s, %s and %s: %w",
-			clip(p.Kind), ProfileHeap, ProfileGoroutines, ProfileCPU, ProfileTrace, syscall.EINVAL)
-	case timed && (p.Duration <= 0 || p.Duration > MaxProfileTime):
-		return nil, fmt.Errorf("debug pprof %s: %v is not above 0 and at most %v: %w", p.Kind, p.Duration, MaxProfileTime, syscall.EINVAL)
+			ctl.Clip(p.Kind), ctl.ProfileHeap, ctl.ProfileGoroutines, ctl.ProfileCPU, ctl.ProfileTrace, syscall.EINVAL)
+	case timed && (p.Duration <= 0 || p.Duration > ctl.MaxProfileTime):
+		return nil, fmt.Errorf("debug pprof %s: %v is not above 0 and at most %v: %w", p.Kind, p.Duration, ctl.MaxProfileTime, syscall.EINVAL)
 	case !timed && p.Duration != 0:
 		return nil, fmt.Errorf("debug pprof %s: it shows a moment, and takes no time: %w", p.Kind, syscall.EINVAL)
 	}
@@ -66,19 +50,19 @@ func (s *Service) Profile(p Profile) ([]byte, error) {
 	return to.b.Bytes(), nil
 }
 
-func writeProfile(end context.Context, to io.Writer, p Profile) error {
+func writeProfile(end context.Context, to io.Writer, p ctl.Profile) error {
 	stop := pprof.StopCPUProfile
 	switch p.Kind {
-	case ProfileHeap:
+	case ctl.ProfileHeap:
 		runtime.GC()
 		return pprof.Lookup("heap").WriteTo(to, 0)
-	case ProfileGoroutines:
+	case ctl.ProfileGoroutines:
 		return pprof.Lookup("goroutine").WriteTo(to, 0)
-	case ProfileCPU:
+	case ctl.ProfileCPU:
 		if err := pprof.StartCPUProfile(to); err != nil {
 			return err
 		}
-	case ProfileTrace:
+	case ctl.ProfileTrace:
 		if err := trace.Start(to); err != nil {
 			return err
 		}

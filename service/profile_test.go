@@ -6,35 +6,37 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"verbena/internal/ctl"
 )
 
 // Profiles of each kind come over the control socket, one at a time and of bounded time and size.
 func TestProfile(t *testing.T) {
-	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
 	gzip, goTrace := []byte{0x1f, 0x8b}, []byte("go 1.")
 	for _, ok := range []struct {
-		p      Profile
+		p      ctl.Profile
 		begins []byte
 	}{
-		{Profile{Kind: ProfileHeap}, gzip}, {Profile{Kind: ProfileGoroutines}, gzip},
-		{Profile{Kind: ProfileCPU, Duration: 10 * time.Millisecond}, gzip}, {Profile{Kind: ProfileTrace, Duration: time.Millisecond}, goTrace},
+		{ctl.Profile{Kind: ctl.ProfileHeap}, gzip}, {ctl.Profile{Kind: ctl.ProfileGoroutines}, gzip},
+		{ctl.Profile{Kind: ctl.ProfileCPU, Duration: 10 * time.Millisecond}, gzip}, {ctl.Profile{Kind: ctl.ProfileTrace, Duration: time.Millisecond}, goTrace},
 	} {
-		r, err := c.Do(&Request{Op: OpProfile, Profile: &ok.p})
+		r, err := c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &ok.p})
 		if err != nil || !bytes.HasPrefix(r.Profile, ok.begins) {
 			t.Errorf("%+v: got %d bytes, %v", ok.p, len(r.Profile), err)
 		}
 	}
-	for _, bad := range []Profile{{Kind: "x"}, {Kind: ProfileHeap, Duration: 1}, {Kind: ProfileCPU}, {Kind: ProfileTrace, Duration: -1},
-		{Kind: ProfileCPU, Duration: MaxProfileTime + 1}} {
-		if _, err := c.Do(&Request{Op: OpProfile, Profile: &bad}); !errors.Is(err, syscall.EINVAL) {
+	for _, bad := range []ctl.Profile{{Kind: "x"}, {Kind: ctl.ProfileHeap, Duration: 1}, {Kind: ctl.ProfileCPU}, {Kind: ctl.ProfileTrace, Duration: -1},
+		{Kind: ctl.ProfileCPU, Duration: ctl.MaxProfileTime + 1}} {
+		if _, err := c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &bad}); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%+v: got %v, want EINVAL", bad, err)
 		}
 	}
-	if _, err := c.Do(&Request{Op: OpProfile}); !errors.Is(err, syscall.EINVAL) {
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpProfile}); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("no profile: got %v, want EINVAL", err)
 	}
 	profiling.Lock()
-	_, err := c.Do(&Request{Op: OpProfile, Profile: &Profile{Kind: ProfileHeap}})
+	_, err := c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &ctl.Profile{Kind: ctl.ProfileHeap}})
 	profiling.Unlock()
 	if !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("a second one: got %v, want EBUSY", err)
@@ -43,7 +45,7 @@ func TestProfile(t *testing.T) {
 	s.Stop()
 	done := make(chan error, 1)
 	go func() {
-		_, err := s.Profile(Profile{Kind: ProfileCPU, Duration: MaxProfileTime})
+		_, err := s.Profile(ctl.Profile{Kind: ctl.ProfileCPU, Duration: ctl.MaxProfileTime})
 		done <- err
 	}()
 	select {
@@ -58,10 +60,10 @@ func TestProfile(t *testing.T) {
 
 // Profiles are for managers: they show what the service knows of all users.
 func TestProfileIsForManagers(t *testing.T) {
-	if err := (peer{uid: 4242}).authorize(OpProfile); !errors.Is(err, syscall.EPERM) {
+	if err := (peer{uid: 4242}).authorize(ctl.OpProfile); !errors.Is(err, syscall.EPERM) {
 		t.Errorf("a user: got %v, want EPERM", err)
 	}
-	if err := (peer{uid: 0}).authorize(OpProfile); err != nil {
+	if err := (peer{uid: 0}).authorize(ctl.OpProfile); err != nil {
 		t.Errorf("root: %v", err)
 	}
 }

@@ -5,49 +5,51 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"verbena/internal/ctl"
 )
 
 // TestQPTraceMistakes: what is wrong with a request is said, and a device without queue pairs has an empty list.
 func TestQPTraceMistakes(t *testing.T) {
-	s, c := served(t, LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.9"}})
-	r, err := c.Do(&Request{Op: OpQPShow})
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.9"}})
+	r, err := c.Do(&ctl.Request{Op: ctl.OpQPShow})
 	if err != nil || len(r.QPs) != 0 {
 		t.Errorf("qp show without a queue pair: got %+v, %v", r, err)
 	}
-	if _, err := c.Do(&Request{Op: OpQPTrace}); !errors.Is(err, syscall.EINVAL) {
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpQPTrace}); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("qp trace of nothing: got %v, want EINVAL", err)
 	}
-	trace := func(q QPTrace) error {
-		_, err := c.Do(&Request{Op: OpQPTrace, Trace: &q})
+	trace := func(q ctl.QPTrace) error {
+		_, err := c.Do(&ctl.Request{Op: ctl.OpQPTrace, Trace: &q})
 		return err
 	}
 	for _, x := range []struct {
 		what string
-		q    QPTrace
+		q    ctl.QPTrace
 		want syscall.Errno
 		says string
 	}{
-		{"no such queue pair", QPTrace{Num: 77}, syscall.ENOENT, "QP 77 on rxe0"},
-		{"no such device", QPTrace{Dev: "rxe5", Num: 77}, syscall.ENODEV, "rxe5"},
-		{"no such number", QPTrace{Num: 1<<32 - 1}, syscall.ENOENT, "no such queue pair"},
+		{"no such queue pair", ctl.QPTrace{Num: 77}, syscall.ENOENT, "QP 77 on rxe0"},
+		{"no such device", ctl.QPTrace{Dev: "rxe5", Num: 77}, syscall.ENODEV, "rxe5"},
+		{"no such number", ctl.QPTrace{Num: 1<<32 - 1}, syscall.ENOENT, "no such queue pair"},
 	} {
 		if err := trace(x.q); !errors.Is(err, x.want) || !strings.Contains(err.Error(), x.says) {
 			t.Errorf("%s: got %v, want %v and %q", x.what, err, x.want, x.says)
 		}
 	}
-	if err := s.LinkAdd(LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.10"}}); err != nil {
+	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.10"}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := trace(QPTrace{Num: 77}); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "--dev") {
+	if err := trace(ctl.QPTrace{Num: 77}); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "--dev") {
 		t.Errorf("two devices and none named: got %v", err)
 	}
-	if _, err := c.Do(&Request{Op: OpDevUnplug, Name: "rxe0"}); err != nil {
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevUnplug, Name: "rxe0"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := trace(QPTrace{Dev: "rxe0", Num: 77}); err == nil {
+	if err := trace(ctl.QPTrace{Dev: "rxe0", Num: 77}); err == nil {
 		t.Error("trace on a device that is unplugged succeeds")
 	}
-	if _, err := c.Do(&Request{Op: OpQPShow}); err != nil {
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpQPShow}); err != nil {
 		t.Errorf("qp show beside a device that is unplugged: %v", err)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
 )
 
 // shmRoot is where the directories of services are: queues are mapped from files there.
@@ -109,8 +111,8 @@ type SessionDir struct {
 // OpenSessionDir opens the directory that the service has named, if it is one that a service makes: below shmRoot, by
 // names of the usual form, each step a directory of the service's own that others cannot write to. Nothing is looked up
 // by path afterwards. EPERM for any other.
-func (c *Client) OpenSessionDir(a *Attached) (*SessionDir, error) {
-	return openSessionDir(a.Dir, c.uid)
+func (c *Client) OpenSessionDir(a *ctl.Attached) (*SessionDir, error) {
+	return openSessionDir(a.Dir, c.UID())
 }
 
 func openSessionDir(path string, uid int) (_ *SessionDir, err error) {

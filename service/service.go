@@ -15,6 +15,7 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/ib"
+	"verbena/internal/ctl"
 	"verbena/internal/privilege"
 	"verbena/internal/quota"
 	"verbena/netdev"
@@ -25,7 +26,7 @@ import (
 // Options configure a service. The zero value makes the default device and never ends by itself.
 type Options struct {
 	// Links are the devices to make; nil: rxe0 on the host's first usable address.
-	Links []LinkSpec
+	Links []ctl.LinkSpec
 	// Wire sends every packet through a UDP socket, also between devices of this service.
 	Wire bool
 	// Node is the owner and mode of the device files; the zero value: root's, for everybody.
@@ -51,7 +52,7 @@ type Options struct {
 }
 
 // CloseTimeout bounds Close.
-const CloseTimeout = 10 * time.Second
+const CloseTimeout = ctl.EndTimeout
 
 // Service owns devices and supervises programs.
 type Service struct {
@@ -89,7 +90,7 @@ type Service struct {
 		n        int
 		yielded  bool      // no program may attach any more
 		since    time.Time // of n being 0
-		attached map[conn]struct{}
+		attached map[*net.UnixConn]struct{}
 	}
 
 	connections struct {
@@ -102,7 +103,7 @@ type Service struct {
 func New(opts Options) (_ *Service, err error) {
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
 		recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout}
-	s.programs.attached = map[conn]struct{}{}
+	s.programs.attached = map[*net.UnixConn]struct{}{}
 	if opts.Log != nil {
 		s.log, s.debugLog = limitLog(opts.Log)
 		go s.debugLog.run()
@@ -285,17 +286,17 @@ func (s *Service) waitUntilOver() {
 }
 
 // attached notes that a connection stands for a program, until done; ESHUTDOWN if the service ends.
-func (s *Service) attached(c conn) (done func(), err error) {
+func (s *Service) attached(c ctl.Conn) (done func(), err error) {
 	s.programs.Lock()
 	defer s.programs.Unlock()
 	if s.programs.yielded || s.ended.Err() != nil {
 		return nil, errEnding
 	}
 	s.programs.n++
-	s.programs.attached[c] = struct{}{}
+	s.programs.attached[c.UnixConn] = struct{}{}
 	return func() {
 		s.programs.Lock()
-		delete(s.programs.attached, c)
+		delete(s.programs.attached, c.UnixConn)
 		s.programs.Unlock()
 		s.countProgram(-1)
 	}, nil

@@ -10,7 +10,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 // traceFlag is --trace, or --trace=FILE.
@@ -56,7 +56,7 @@ func (keepOpen) Close() error { return nil }
 // tracing is a trace on its way into a file. It is read as it comes, so that the service's queue does not fill because the
 // file, or the terminal, is slow.
 type tracing struct {
-	from  *service.CallTrace
+	from  *ctl.CallTrace
 	lines chan string
 	done  chan struct{}
 	err   error // once done is closed
@@ -65,7 +65,7 @@ type tracing struct {
 // maxTraceLines is how many lines wait to be written. With more, the service's queue fills, and calls are not shown.
 const maxTraceLines = 1 << 16
 
-func startTracing(from *service.CallTrace, to io.WriteCloser) *tracing {
+func startTracing(from *ctl.CallTrace, to io.WriteCloser) *tracing {
 	t := &tracing{from: from, lines: make(chan string, maxTraceLines), done: make(chan struct{})}
 	go func() {
 		defer close(t.lines)

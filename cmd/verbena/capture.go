@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/capture"
+	"verbena/internal/ctl"
 	"verbena/service"
 )
 
@@ -44,7 +45,7 @@ func (c *captureCmd) Run(cl *cli) error {
 		return err
 	}
 	defer client.Close()
-	rec, err := startRecording(client, c.Write, service.Capture{Dev: c.Dev, Filter: c.Filter, Count: c.Count})
+	rec, err := startRecording(client, c.Write, ctl.Capture{Dev: c.Dev, Filter: c.Filter, Count: c.Count})
 	if err != nil {
 		return err
 	}
@@ -66,13 +67,13 @@ func (c *captureCmd) Run(cl *cli) error {
 // recordingFile is a capture on its way into a file.
 type recordingFile struct {
 	name   string
-	stream *service.CaptureStream
+	stream *ctl.CaptureStream
 	done   chan struct{}
 	err    error // once done is closed
 }
 
 // startRecording starts the capture and opens the file, which a capture that is refused leaves as it was.
-func startRecording(client *service.Client, name string, c service.Capture) (*recordingFile, error) {
+func startRecording(client *service.Client, name string, c ctl.Capture) (*recordingFile, error) {
 	stream, err := client.Capture(c)
 	if err != nil {
 		return nil, err

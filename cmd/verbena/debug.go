@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 type pprofCmd struct {
@@ -29,8 +29,8 @@ Examples:
 const defaultProfileSeconds = 10
 
 func (p *pprofCmd) Run(c *cli) error {
-	timed := p.Kind == service.ProfileCPU || p.Kind == service.ProfileTrace
-	if most := int(service.MaxProfileTime / time.Second); p.Seconds < 0 || p.Seconds > most {
+	timed := p.Kind == ctl.ProfileCPU || p.Kind == ctl.ProfileTrace
+	if most := int(ctl.MaxProfileTime / time.Second); p.Seconds < 0 || p.Seconds > most {
 		return fmt.Errorf("debug pprof: --seconds %d is not from 1 to %d", p.Seconds, most)
 	}
 	if p.Seconds != 0 && !timed {
@@ -42,8 +42,8 @@ func (p *pprofCmd) Run(c *cli) error {
 	if p.Seconds == 0 && timed {
 		p.Seconds = defaultProfileSeconds
 	}
-	r, err := c.ask(&service.Request{Op: service.OpProfile,
-		Profile: &service.Profile{Kind: p.Kind, Duration: time.Duration(p.Seconds) * time.Second}})
+	r, err := c.ask(&ctl.Request{Op: ctl.OpProfile,
+		Profile: &ctl.Profile{Kind: p.Kind, Duration: time.Duration(p.Seconds) * time.Second}})
 	if err != nil {
 		return err
 	}

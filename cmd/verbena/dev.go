@@ -10,7 +10,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 // outage is the value of --unreachable[=DURATION].
@@ -56,17 +56,17 @@ func (n *ordinal) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// moment is one of service.DevMoment.
-type moment service.DevMoment
+// moment is one of ctl.DevMoment.
+type moment ctl.DevMoment
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (m *moment) UnmarshalText(b []byte) error {
-	switch v := service.DevMoment(b); v {
-	case service.DevRegistration, service.DevCompletion:
+	switch v := ctl.DevMoment(b); v {
+	case ctl.DevRegistration, ctl.DevCompletion:
 		*m = moment(v)
 		return nil
 	}
-	return fmt.Errorf("no moment %q: it is %s or %s", b, service.DevRegistration, service.DevCompletion)
+	return fmt.Errorf("no moment %q: it is %s or %s", b, ctl.DevRegistration, ctl.DevCompletion)
 }
 
 type devResetCmd struct {
@@ -92,8 +92,8 @@ func (d *devResetCmd) Run(c *cli) error {
 	if d.Cancel && d.Unreachable.set {
 		return errors.New("dev reset: --cancel makes no reset: leave out --unreachable")
 	}
-	_, err := c.ask(&service.Request{Op: service.OpDevReset, Reset: &service.DevReset{
-		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, AtWR: uint64(d.AtWR), At: service.DevMoment(d.At), Cancel: d.Cancel}})
+	_, err := c.ask(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{
+		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, AtWR: uint64(d.AtWR), At: ctl.DevMoment(d.At), Cancel: d.Cancel}})
 	return err
 }
 
@@ -102,7 +102,7 @@ type devUnplugCmd struct {
 }
 
 func (d *devUnplugCmd) Run(c *cli) error {
-	_, err := c.ask(&service.Request{Op: service.OpDevUnplug, Name: d.Name})
+	_, err := c.ask(&ctl.Request{Op: ctl.OpDevUnplug, Name: d.Name})
 	return err
 }
 
@@ -111,7 +111,7 @@ type devPlugCmd struct {
 }
 
 func (d *devPlugCmd) Run(c *cli) error {
-	_, err := c.ask(&service.Request{Op: service.OpDevPlug, Name: d.Name})
+	_, err := c.ask(&ctl.Request{Op: ctl.OpDevPlug, Name: d.Name})
 	return err
 }
 
@@ -120,7 +120,7 @@ type devHangCmd struct {
 }
 
 func (d *devHangCmd) Run(c *cli) error {
-	_, err := c.ask(&service.Request{Op: service.OpDevHang, Name: d.Name})
+	_, err := c.ask(&ctl.Request{Op: ctl.OpDevHang, Name: d.Name})
 	return err
 }
 
@@ -129,12 +129,12 @@ type devShowCmd struct {
 }
 
 func (d *devShowCmd) Run(c *cli) error {
-	r, err := c.ask(&service.Request{Op: service.OpDevShow})
+	r, err := c.ask(&ctl.Request{Op: ctl.OpDevShow})
 	if err != nil {
 		return err
 	}
 	if r.Devs == nil {
-		r.Devs = []service.DevInfo{}
+		r.Devs = []ctl.DevInfo{}
 	}
 	return output(d.JSON, r.Devs, func(w io.Writer) {
 		fmt.Fprintln(w, "NAME\tSTATE\tDEVICE\tHARDWARE\tCONTEXTS\tZOMBIES\tRESETS\tRECOVERY\tRESET AT")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"verbena/internal/ctl"
 	"verbena/service"
 )
 
@@ -137,11 +138,11 @@ type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-func (c *cli) location() (service.Location, error) {
-	loc := service.Location{Socket: c.Socket}
+func (c *cli) location() (ctl.Location, error) {
+	loc := ctl.Location{Socket: c.Socket}
 	var err error
 	if c.Socket == "" {
-		if loc, err = service.DefaultLocation(); err != nil {
+		if loc, err = ctl.DefaultLocation(); err != nil {
 			return loc, err
 		}
 	} else if err := c.checkDirectory(); err != nil {
@@ -176,12 +177,12 @@ func (c *cli) checkDirectory() error {
 }
 
 // ask sends one request to the running service.
-func (c *cli) ask(r *service.Request) (*service.Response, error) {
+func (c *cli) ask(r *ctl.Request) (*ctl.Response, error) {
 	loc, err := c.location()
 	if err != nil {
 		return nil, err
 	}
-	client, err := service.Dial(loc)
+	client, err := ctl.Dial(loc)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +192,7 @@ func (c *cli) ask(r *service.Request) (*service.Response, error) {
 
 // askStarting does the same, and starts a service first if there is none: one that keeps what the request configures,
 // and therefore does not end by itself.
-func (c *cli) askStarting(r *service.Request) (*service.Response, error) {
+func (c *cli) askStarting(r *ctl.Request) (*ctl.Response, error) {
 	client, err := c.start()
 	if err != nil {
 		return nil, err

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 // What is typed, and how it is understood.
@@ -18,8 +18,8 @@ func TestDevResetFlags(t *testing.T) {
 		"rxe0 --unreachable 300ms":     {Unreachable: outage{true, 300 * time.Millisecond}},
 		"--unreachable .5s rxe0":       {Unreachable: outage{true, 500 * time.Millisecond}},
 		"rxe0 --unreachable --at-wr=3": {Unreachable: outage{set: true}, AtWR: 3},
-		"rxe0 --at completion":         {At: moment(service.DevCompletion)},
-		"rxe0 --at=registration":       {At: moment(service.DevRegistration)},
+		"rxe0 --at completion":         {At: moment(ctl.DevCompletion)},
+		"rxe0 --at=registration":       {At: moment(ctl.DevRegistration)},
 		"rxe0 --cancel":                {Cancel: true},
 	} {
 		var c cli

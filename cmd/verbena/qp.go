@@ -5,7 +5,8 @@ import (
 	"io"
 	"os"
 
-	"verbena/service"
+	"verbena/driver/rxe"
+	"verbena/internal/ctl"
 )
 
 type qpShowCmd struct {
@@ -14,12 +15,12 @@ type qpShowCmd struct {
 }
 
 func (q *qpShowCmd) Run(c *cli) error {
-	r, err := c.ask(&service.Request{Op: service.OpQPShow, Name: q.Dev})
+	r, err := c.ask(&ctl.Request{Op: ctl.OpQPShow, Name: q.Dev})
 	if err != nil {
 		return err
 	}
 	if r.QPs == nil {
-		r.QPs = []service.QPStatusInfo{}
+		r.QPs = []ctl.QPStatusInfo{}
 	}
 	return output(q.JSON, r.QPs, func(w io.Writer) {
 		fmt.Fprintln(w, "DEVICE\tQP\tTYPE\tSTATE\tPEER\tUNACKED\tNEXT\tEXPECTED\tIN FLIGHT\tNOTE")
@@ -58,7 +59,7 @@ Examples:
 }
 
 func (q *qpTraceCmd) Run(c *cli) error {
-	r, err := c.ask(&service.Request{Op: service.OpQPTrace, Trace: &service.QPTrace{Dev: q.Dev, Num: q.Num, End: q.Off}})
+	r, err := c.ask(&ctl.Request{Op: ctl.OpQPTrace, Trace: &ctl.QPTrace{Dev: q.Dev, Num: q.Num, End: q.Off}})
 	if err != nil {
 		return err
 	}
@@ -74,7 +75,7 @@ func (q *qpTraceCmd) Run(c *cli) error {
 	}
 	return output(q.JSON, t, func(w io.Writer) {
 		for _, e := range t.Events {
-			fmt.Fprintf(w, "%s  %s\n", e.Time.Format("15:04:05.000000"), e)
+			fmt.Fprintf(w, "%s  %s\n", e.Time.Format("15:04:05.000000"), rxe.TraceEvent(e))
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"verbena/driver/rxe"
+	"verbena/internal/ctl"
 	"verbena/service"
 	"verbena/supervisor"
 )
@@ -76,7 +77,7 @@ func (r *runCmd) Run(c *cli) error {
 	for i := 1; ; i++ {
 		err := r.start(c, path, argv)
 		var code exitCode
-		if i == attempts || errors.As(err, &code) || !service.Ending(err) {
+		if i == attempts || errors.As(err, &code) || !ctl.Ending(err) {
 			return err
 		}
 		time.Sleep(startPause)
@@ -96,7 +97,7 @@ func (r *runCmd) start(c *cli, path string, argv []string) error {
 	if r.Capture == "" {
 		return r.launch(client, path, argv)
 	}
-	rec, err := startRecording(client, r.Capture, service.Capture{})
+	rec, err := startRecording(client, r.Capture, ctl.Capture{})
 	if err != nil {
 		return err
 	}
@@ -125,7 +126,7 @@ func (r *runCmd) connect(c *cli) (*service.Client, error) {
 }
 
 func (r *runCmd) launch(client *service.Client, path string, argv []string) (err error) {
-	var attached *service.Attached
+	var attached *ctl.Attached
 	var lost <-chan struct{}
 	var trace *tracing
 	defer func() {
@@ -146,7 +147,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 	}
 	launch.Handover = func(listener *os.File) (err error) {
-		attached, err = client.Attach(service.Attach{Args: argv, Trace: r.Trace.on}, listener)
+		attached, err = client.Attach(ctl.Attach{Args: argv, Trace: r.Trace.on}, listener)
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/ctl"
 	"verbena/internal/sched"
 	"verbena/service"
 	"verbena/supervisor"
@@ -26,8 +27,8 @@ type deviceFlags struct {
 	Seed uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock."`
 }
 
-func (f *deviceFlags) specs() ([]service.LinkSpec, error) {
-	var specs []service.LinkSpec
+func (f *deviceFlags) specs() ([]ctl.LinkSpec, error) {
+	var specs []ctl.LinkSpec
 	for _, l := range f.Link {
 		s, err := service.ParseLinkSpec(l)
 		if err != nil {
@@ -120,7 +121,7 @@ func (s *serveCmd) daemon(c *cli) error {
 		return err
 	}
 	defer client.Close()
-	info, err := client.Do(&service.Request{Op: service.OpInfo})
+	info, err := client.Do(&ctl.Request{Op: ctl.OpInfo})
 	if err != nil {
 		return err
 	}
@@ -201,7 +202,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 }
 
 // listen claims the location, from a service that yields it if need be.
-func (s *serveCmd) listen(loc service.Location, shared *supervisor.Node) (*service.Listener, error) {
+func (s *serveCmd) listen(loc ctl.Location, shared *supervisor.Node) (*service.Listener, error) {
 	l, err := service.Listen(loc, shared)
 	if !errors.Is(err, syscall.EADDRINUSE) || s.OnDemand {
 		return l, err
@@ -307,7 +308,7 @@ func (stopCmd) Run(c *cli) error {
 	if err != nil {
 		return err
 	}
-	client, err := service.Dial(loc)
+	client, err := ctl.Dial(loc)
 	if err != nil {
 		return err
 	}

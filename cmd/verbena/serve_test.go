@@ -18,9 +18,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/ctl"
 	"verbena/internal/privilege"
 	"verbena/internal/testutil"
-	"verbena/service"
 )
 
 // built is where command has put it.
@@ -63,9 +63,9 @@ func verbena(t *testing.T, args ...string) *exec.Cmd {
 }
 
 // serving starts a service and returns its process and its location.
-func serving(t *testing.T, args ...string) (*exec.Cmd, service.Location) {
+func serving(t *testing.T, args ...string) (*exec.Cmd, ctl.Location) {
 	t.Helper()
-	loc := service.Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	cmd := verbena(t, append([]string{"--socket", loc.Socket, "serve"}, args...)...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
@@ -80,8 +80,8 @@ func serving(t *testing.T, args ...string) (*exec.Cmd, service.Location) {
 		}
 	})
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if c, err := service.Dial(loc); err == nil {
-			_, err := c.Do(&service.Request{Op: service.OpInfo}) // it listens before it has all that it needs
+		if c, err := ctl.Dial(loc); err == nil {
+			_, err := c.Do(&ctl.Request{Op: ctl.OpInfo}) // it listens before it has all that it needs
 			c.Close()
 			if err != nil {
 				t.Fatal(err)

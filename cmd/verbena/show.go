@@ -14,8 +14,8 @@ import (
 	"time"
 	"unicode"
 
+	"verbena/internal/ctl"
 	"verbena/link"
-	"verbena/service"
 )
 
 // output prints v as JSON, or as text.
@@ -48,7 +48,7 @@ type linkAddCmd struct {
 }
 
 func (l *linkAddCmd) Run(c *cli) error {
-	_, err := c.askStarting(&service.Request{Op: service.OpLinkAdd, Link: &service.LinkSpec{
+	_, err := c.askStarting(&ctl.Request{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{
 		Name: l.Name, Addrs: l.Addr, Netdev: l.Netdev, Wire: l.Wire}})
 	return err
 }
@@ -58,7 +58,7 @@ type linkDelCmd struct {
 }
 
 func (l *linkDelCmd) Run(c *cli) error {
-	_, err := c.ask(&service.Request{Op: service.OpLinkDel, Name: l.Name})
+	_, err := c.ask(&ctl.Request{Op: ctl.OpLinkDel, Name: l.Name})
 	return err
 }
 
@@ -67,12 +67,12 @@ type linkShowCmd struct {
 }
 
 func (l *linkShowCmd) Run(c *cli) error {
-	r, err := c.ask(&service.Request{Op: service.OpLinkShow})
+	r, err := c.ask(&ctl.Request{Op: ctl.OpLinkShow})
 	if err != nil {
 		return err
 	}
 	if r.Links == nil {
-		r.Links = []service.LinkInfo{}
+		r.Links = []ctl.LinkInfo{}
 	}
 	return output(l.JSON, r.Links, func(w io.Writer) {
 		fmt.Fprintln(w, "NAME\tDEVICE\tNETDEV\tSTATE\tMTU\tGID\tADDRESS")
@@ -103,15 +103,15 @@ all users hold together. Users see what is theirs; root and the service's user s
 }
 
 func (s *resShowCmd) Run(c *cli) error {
-	r, err := c.ask(&service.Request{Op: service.OpResShow})
+	r, err := c.ask(&ctl.Request{Op: ctl.OpResShow})
 	if err != nil {
 		return err
 	}
 	if r.Contexts == nil {
-		r.Contexts = []service.ContextInfo{}
+		r.Contexts = []ctl.ContextInfo{}
 	}
 	if r.Users == nil {
-		r.Users = []service.UserInfo{}
+		r.Users = []ctl.UserInfo{}
 	}
 	users := func(w io.Writer) {
 		fmt.Fprintln(w, "USER\tKIND\tHELD\tLIMIT")
@@ -164,12 +164,12 @@ and send_*_err why they could not leave.`
 }
 
 func (s *statShowCmd) Run(c *cli) error {
-	r, err := c.ask(&service.Request{Op: service.OpStatShow, Name: s.Dev})
+	r, err := c.ask(&ctl.Request{Op: ctl.OpStatShow, Name: s.Dev})
 	if err != nil {
 		return err
 	}
 	if r.Stats == nil {
-		r.Stats = []service.StatInfo{}
+		r.Stats = []ctl.StatInfo{}
 	}
 	return output(s.JSON, r.Stats, func(w io.Writer) {
 		fmt.Fprintln(w, "DEVICE\tCOUNTER\tVALUE")
@@ -226,7 +226,7 @@ func (f *faultAddCmd) Run(c *cli) error {
 	if err := rule.Validate(); err != nil { // before a service is started for it
 		return fmt.Errorf("fault add: %w", err)
 	}
-	r, err := c.askStarting(&service.Request{Op: service.OpFaultAdd, Fault: &service.FaultRule{Dev: f.Dev, Rule: rule}})
+	r, err := c.askStarting(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: f.Dev, Rule: ctl.Rule(rule)}})
 	if err != nil {
 		return err
 	}
@@ -240,17 +240,17 @@ type faultShowCmd struct {
 }
 
 func (f *faultShowCmd) Run(c *cli) error {
-	r, err := c.ask(&service.Request{Op: service.OpFaultShow, Name: f.Dev})
+	r, err := c.ask(&ctl.Request{Op: ctl.OpFaultShow, Name: f.Dev})
 	if err != nil {
 		return err
 	}
 	if r.Faults == nil {
-		r.Faults = []service.FaultRuleState{}
+		r.Faults = []ctl.FaultRuleState{}
 	}
 	return output(f.JSON, r.Faults, func(w io.Writer) {
 		fmt.Fprintln(w, "ID\tDEVICE\tRULE\tSEEN\tHIT\tDROPPED\tDUPLICATED\tCORRUPTED\tDELAYED\tREORDERED\tRNR")
 		for _, x := range r.Faults {
-			fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", x.ID, x.Dev, x.Rule,
+			fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", x.ID, x.Dev, link.Rule(x.Rule),
 				x.Seen, x.Hit, x.Dropped, x.Duplicated, x.Corrupted, x.Delayed, x.Reordered, x.NotReady)
 		}
 	})
@@ -262,7 +262,7 @@ type faultClearCmd struct {
 }
 
 func (f *faultClearCmd) Run(c *cli) error {
-	_, err := c.ask(&service.Request{Op: service.OpFaultClear, Name: f.Dev, ID: f.ID})
+	_, err := c.ask(&ctl.Request{Op: ctl.OpFaultClear, Name: f.Dev, ID: f.ID})
 	return err
 }
 

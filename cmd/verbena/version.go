@@ -6,7 +6,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 // versionFlag prints the version and ends the command, whatever else the command line has.
@@ -35,7 +35,7 @@ func version(info *debug.BuildInfo) string {
 			}
 		}
 	}
-	return fmt.Sprintf("verbena %s (%s, control protocol %d)", name, goVersion, service.Protocol)
+	return fmt.Sprintf("verbena %s (%s, control protocol %d)", name, goVersion, ctl.Protocol)
 }
 
 func setting(info *debug.BuildInfo, key string) string {

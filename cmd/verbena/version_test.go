@@ -7,12 +7,12 @@ import (
 	"runtime/debug"
 	"testing"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 func TestVersion(t *testing.T) {
 	out := ok(t, verbena(t, "--version"))
-	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()), service.Protocol)
+	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()), ctl.Protocol)
 	if !regexp.MustCompile(want).MatchString(out) {
 		t.Errorf("got %q, want %s", out, want)
 	}
@@ -20,7 +20,7 @@ func TestVersion(t *testing.T) {
 		return &debug.BuildInfo{GoVersion: "go1.26", Main: debug.Module{Version: v}, Settings: settings}
 	}
 	revision := debug.BuildSetting{Key: "vcs.revision", Value: "0123456789abcdef0123"}
-	tail := fmt.Sprintf(" (go1.26, control protocol %d)", service.Protocol)
+	tail := fmt.Sprintf(" (go1.26, control protocol %d)", ctl.Protocol)
 	for _, c := range []struct {
 		info *debug.BuildInfo
 		want string
@@ -29,7 +29,7 @@ func TestVersion(t *testing.T) {
 		{of("(devel)", revision), "verbena revision 0123456789ab" + tail},
 		{of("", revision, debug.BuildSetting{Key: "vcs.modified", Value: "true"}), "verbena revision 0123456789ab, modified" + tail},
 		{of("(devel)"), "verbena of an unknown version" + tail},
-		{nil, fmt.Sprintf("verbena of an unknown version (unknown, control protocol %d)", service.Protocol)},
+		{nil, fmt.Sprintf("verbena of an unknown version (unknown, control protocol %d)", ctl.Protocol)},
 	} {
 		if got := version(c.info); got != c.want {
 			t.Errorf("got %q, want %q", got, c.want)

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 type waitCmd struct {
@@ -49,7 +49,7 @@ func (w *waitCmd) Run(c *cli) error {
 	if err != nil {
 		return err
 	}
-	client, err := service.Await(ctx, loc)
+	client, err := ctl.Await(ctx, loc)
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("wait: no service is ready at %s after %v; `verbena serve --daemon` starts one, and --timeout waits longer",
 			loc.Socket, w.Timeout)
@@ -73,8 +73,8 @@ func (w *waitCmd) Run(c *cli) error {
 }
 
 // opened reports whether a program has the device open.
-func (w *waitCmd) opened(client *service.Client) (bool, error) {
-	r, err := client.Do(&service.Request{Op: service.OpDevShow})
+func (w *waitCmd) opened(client *ctl.Client) (bool, error) {
+	r, err := client.Do(&ctl.Request{Op: ctl.OpDevShow})
 	if err != nil {
 		return false, err
 	}

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 // A block is a shell recipe of the documentation.
@@ -251,11 +251,11 @@ func (b *block) stopServices(t *testing.T, run string) {
 		t.Fatal(err)
 	}
 	for _, s := range sockets {
-		c, err := service.Dial(service.Location{Socket: s})
+		c, err := ctl.Dial(ctl.Location{Socket: s})
 		if err != nil {
 			continue // it has just ended
 		}
-		r, err := c.Do(&service.Request{Op: service.OpInfo})
+		r, err := c.Do(&ctl.Request{Op: ctl.OpInfo})
 		if err == nil && !r.Info.OnDemand && b.needs != "a service" {
 			t.Error("the recipe leaves the service of `verbena serve`")
 		}

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 // endurer is a process of testdata/endure.c, which goes on when its device is reset.
@@ -60,12 +60,12 @@ func (e *endurer) hasEnded() bool {
 type endurers struct {
 	t      *testing.T
 	w      *world
-	client *service.Client
+	client *ctl.Client
 	all    []*endurer
 }
 
 // startEndurers starts n processes with so many queue pairs each; modes are their ways to wait, in turns.
-func startEndurers(t *testing.T, w *world, client *service.Client, n, qps int, modes ...string) *endurers {
+func startEndurers(t *testing.T, w *world, client *ctl.Client, n, qps int, modes ...string) *endurers {
 	t.Helper()
 	program := compile(t, "endure")
 	s := &endurers{t: t, w: w, client: client}
@@ -112,7 +112,7 @@ func (s *endurers) sessions() (n []int) {
 	return n
 }
 
-func (s *endurers) do(r *service.Request) *service.Response {
+func (s *endurers) do(r *ctl.Request) *ctl.Response {
 	s.t.Helper()
 	resp, err := s.client.Do(r)
 	if err != nil {
@@ -121,17 +121,17 @@ func (s *endurers) do(r *service.Request) *service.Response {
 	return resp
 }
 
-func (s *endurers) show() service.DevInfo {
+func (s *endurers) show() ctl.DevInfo {
 	s.t.Helper()
-	return s.do(&service.Request{Op: service.OpDevShow}).Devs[0]
+	return s.do(&ctl.Request{Op: ctl.OpDevShow}).Devs[0]
 }
 
 // reset returns when the device has been reset, with the time that it took.
-func (s *endurers) reset(r service.DevReset) time.Duration {
+func (s *endurers) reset(r ctl.DevReset) time.Duration {
 	s.t.Helper()
 	before := s.show().Resets
 	r.Name = "rxe0"
-	s.do(&service.Request{Op: service.OpDevReset, Reset: &r})
+	s.do(&ctl.Request{Op: ctl.OpDevReset, Reset: &r})
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Microsecond) {
 		d := s.show()
 		if d.Resets > before && d.State == "running" {
@@ -145,7 +145,7 @@ func (s *endurers) reset(r service.DevReset) time.Duration {
 
 func (s *endurers) queuePairs() (n int) {
 	s.t.Helper()
-	for _, c := range s.do(&service.Request{Op: service.OpResShow}).Contexts {
+	for _, c := range s.do(&ctl.Request{Op: ctl.OpResShow}).Contexts {
 		n += len(c.QPs)
 	}
 	return n
@@ -191,9 +191,9 @@ func envInt(name string, otherwise int) int {
 	return otherwise
 }
 
-func dial(t *testing.T, w *world) *service.Client {
+func dial(t *testing.T, w *world) *ctl.Client {
 	t.Helper()
-	client, err := service.Dial(w.location())
+	client, err := ctl.Dial(w.location())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func TestEndure(t *testing.T) {
 	w.out("run", "--", "true") // what the service makes once and for all, it then has made
 	w.emptyWithin(5 * time.Second)
 	client := dial(t, w)
-	if _, err := client.Do(&service.Request{Op: service.OpInfo}); err != nil { // it has accepted the connection
+	if _, err := client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // it has accepted the connection
 		t.Fatal(err)
 	}
 	pid := w.serve.Process.Pid
@@ -236,24 +236,24 @@ func TestEndure(t *testing.T) {
 		if rnd.IntN(left[0]+left[1]) >= left[0] {
 			left[1]--
 			if left[1]%5 == 1 {
-				s.do(&service.Request{Op: service.OpDevHang, Name: "rxe0"})
+				s.do(&ctl.Request{Op: ctl.OpDevHang, Name: "rxe0"})
 			}
-			s.do(&service.Request{Op: service.OpDevUnplug, Name: "rxe0"})
-			s.do(&service.Request{Op: service.OpDevPlug, Name: "rxe0"})
+			s.do(&ctl.Request{Op: ctl.OpDevUnplug, Name: "rxe0"})
+			s.do(&ctl.Request{Op: ctl.OpDevPlug, Name: "rxe0"})
 		} else {
 			left[0]--
-			var how service.DevReset
+			var how ctl.DevReset
 			switch left[0] % 6 {
 			case 1:
 				how.AtWR = 1 + rnd.Uint64N(50)
 			case 2:
-				how.At = service.DevCompletion
+				how.At = ctl.DevCompletion
 			case 3:
-				how.At = service.DevRegistration
+				how.At = ctl.DevRegistration
 			case 4:
 				how.Unreachable, how.Outage = true, time.Duration(1+rnd.IntN(1_000_000))
 			case 5:
-				s.do(&service.Request{Op: service.OpDevHang, Name: "rxe0"})
+				s.do(&ctl.Request{Op: ctl.OpDevHang, Name: "rxe0"})
 			}
 			recoveries = append(recoveries, s.reset(how))
 		}
@@ -299,7 +299,7 @@ func TestRecoveryTimes(t *testing.T) {
 			var times []time.Duration
 			for range resets {
 				since := s.sessions()
-				times = append(times, s.reset(service.DevReset{}))
+				times = append(times, s.reset(ctl.DevReset{}))
 				s.up(since)
 			}
 			if totals := s.end(); totals[2] < qps*resets {

@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 // A kill soak: programs start, make objects, and are killed at a random moment, they or their launcher or both. After
@@ -42,7 +42,7 @@ type victim struct {
 type killSoak struct {
 	*world
 	t       *testing.T
-	client  *service.Client
+	client  *ctl.Client
 	dir     string // the service's own on /dev/shm
 	victims []victim
 	base    footprint
@@ -65,11 +65,11 @@ func TestKillSoak(t *testing.T) {
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 	s := &killSoak{world: w, t: t, killed: map[string]int{}}
 	var err error
-	if s.client, err = service.Dial(w.location()); err != nil {
+	if s.client, err = ctl.Dial(w.location()); err != nil {
 		t.Fatal(err)
 	}
 	defer s.client.Close()
-	if _, err := s.client.Do(&service.Request{Op: service.OpInfo}); err != nil { // it listens before it has all that it needs
+	if _, err := s.client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // it listens before it has all that it needs
 		t.Fatal(err)
 	}
 	// Whose launcher was killed is ours to reap.
@@ -255,7 +255,7 @@ func (s *killSoak) round(r *rand.Rand) string {
 		launchers = append(launchers, c)
 	}
 	time.Sleep(time.Duration(r.Int64N(int64(v.life))))
-	if res, err := s.client.Do(&service.Request{Op: service.OpResShow}); err == nil {
+	if res, err := s.client.Do(&ctl.Request{Op: ctl.OpResShow}); err == nil {
 		for _, c := range res.Contexts {
 			s.contexts++
 			s.objects += c.PDs + c.AHs + len(c.MRs) + len(c.CQs) + len(c.QPs)
@@ -307,12 +307,12 @@ func (s *killSoak) empty(round int, what string) {
 	defer func() { s.longest = max(s.longest, time.Since(began)) }()
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(wait) {
 		wait = min(2*wait, 50*time.Millisecond)
-		info, err := s.client.Do(&service.Request{Op: service.OpInfo})
+		info, err := s.client.Do(&ctl.Request{Op: ctl.OpInfo})
 		if err != nil {
 			s.t.Fatalf("round %d (%s): %v", round, what, err)
 		}
 		if programs = info.Info.Programs; programs == 0 {
-			res, err := s.client.Do(&service.Request{Op: service.OpResShow})
+			res, err := s.client.Do(&ctl.Request{Op: ctl.OpResShow})
 			if err != nil {
 				s.t.Fatalf("round %d (%s): %v", round, what, err)
 			}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 // sharedService is a service of root's that other users may use as the flags say.
@@ -154,11 +154,11 @@ func TestForgedAttach(t *testing.T) {
 
 // attachWith asks the service to supervise a program by a descriptor.
 func attachWith(w *world, f *os.File) error {
-	c, err := service.Dial(w.location())
+	c, err := ctl.Dial(w.location())
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer c.Close()
-	_, err = c.Attach(service.Attach{}, f)
+	_, err = c.Attach(ctl.Attach{}, f)
 	return err
 }

@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"verbena/internal/testutil"
-	"verbena/service"
+	"verbena/internal/ctl"
 )
 
 // full: the matrix with its full counts.
@@ -115,9 +115,9 @@ func startService(t *testing.T, u user, netns string, args ...string) *world {
 }
 
 // location is the service, for a client in this process, which may be another user.
-func (w *world) location() service.Location {
+func (w *world) location() ctl.Location {
 	uid := int(w.user.uid)
-	return service.Location{Socket: w.socket, ServiceUser: &uid}
+	return ctl.Location{Socket: w.socket, ServiceUser: &uid}
 }
 
 func (w *world) start(args ...string) {
@@ -153,7 +153,7 @@ func (w *world) start(args ...string) {
 	defer cancel()
 	ready := make(chan error, 1)
 	go func() {
-		c, err := service.Await(ctx, w.location())
+		c, err := ctl.Await(ctx, w.location())
 		if err == nil {
 			c.Close()
 		}

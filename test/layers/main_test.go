@@ -29,6 +29,8 @@ func TestCheck(t *testing.T) {
 		{"uverbs", "driver/rxe", "uverbs knows nothing of driver"},
 		{"supervisor", "driver/loopback", "supervisor knows nothing of driver"},
 		{"internal/quota", "uverbs", "higher layer"},
+		{"service", "internal/ctl", ""},
+		{"internal/ctl", "link", "higher layer"},
 		{"ibx", "ib", "ibx is in no layer"},
 	} {
 		bad := check([]goPackage{{c.from, []string{module + c.to}}})

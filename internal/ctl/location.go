@@ -1,4 +1,4 @@
-package service
+package ctl
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Location is where a service and its clients meet.
+// Location is the place where a service and its clients meet.
 type Location struct {
 	// Socket is the path of the control socket. Beside it lie a lock and, for a service started on demand, another and
 	// a log, with the suffixes .lock, .start and .log.
@@ -20,7 +20,7 @@ type Location struct {
 	ServiceUser *int
 }
 
-// DefaultLocation is that of this user in this network namespace: below $XDG_RUNTIME_DIR, else below /tmp;
+// DefaultLocation returns the location of this user in this network namespace: below $XDG_RUNTIME_DIR, else below /tmp;
 // $VERBENA_SOCKET overrides it. It makes the directory, and refuses one that another user could write to.
 func DefaultLocation() (Location, error) {
 	if s := os.Getenv("VERBENA_SOCKET"); s != "" {
@@ -33,7 +33,8 @@ func DefaultLocation() (Location, error) {
 		dir = filepath.Join("/tmp", fmt.Sprintf("verbena-%d", os.Geteuid()))
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return Location{}, fmt.Errorf("make the directory of the control socket: %w; set VERBENA_SOCKET to a path that can be written", err)
+		return Location{}, fmt.Errorf("make the directory of the control socket: %w; "+
+			"set VERBENA_SOCKET to a path that can be written", err)
 	}
 	if err := ownDirectory(dir); err != nil {
 		return Location{}, err
@@ -51,28 +52,33 @@ func ownDirectory(dir string) error {
 		return fmt.Errorf("directory of the control socket: %s: %w", dir, err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
-		return fmt.Errorf("directory of the control socket: %s is not a directory that only user %d can write to; set VERBENA_SOCKET to another path: %w",
+		return fmt.Errorf("directory of the control socket: %s is not a directory that only user %d can write to; "+
+			"set VERBENA_SOCKET to another path: %w",
 			dir, os.Geteuid(), syscall.EPERM)
 	}
 	return nil
 }
 
-// check reports an error for a path that no socket can have.
-func (l Location) check() error {
-	// maxSocketPath is how long a socket's path may be: sizeof(sockaddr_un.sun_path), less the NUL.
+// Check reports an error for a path that no socket can have.
+func (l Location) Check() error {
+	// maxSocketPath is sizeof(sockaddr_un.sun_path), less the NUL.
 	const maxSocketPath = 107
 	if n := len(l.Socket); n > maxSocketPath {
-		return fmt.Errorf("the control socket's path has %d bytes, and a Unix socket's at most %d; set VERBENA_SOCKET to a shorter one: %w",
+		return fmt.Errorf("path of the control socket: %d bytes exceed %d; set VERBENA_SOCKET to a shorter path: %w",
 			n, maxSocketPath, syscall.ENAMETOOLONG)
 	}
 	return nil
 }
 
-// lock is held by the service that has the location, as long as it lives.
-func (l Location) lock() string { return l.Socket + ".lock" }
-
-// starting is held by a client while it starts a service, which takes the other lock meanwhile.
-func (l Location) starting() string { return l.Socket + ".start" }
-
-// Log is where a service that was started on demand writes its messages.
+// Log returns the path of the file to which a service that was started on demand writes its messages.
 func (l Location) Log() string { return l.Socket + ".log" }
+
+// trusts reports an error unless programs may be given to a service of a user.
+func (l Location) trusts(uid int) error {
+	if uid == 0 || IDs().Own(uid) || l.ServiceUser != nil && uid == *l.ServiceUser {
+		return nil
+	}
+	return fmt.Errorf("the service at %s is user %d's, and would reach all memory and files of your programs: "+
+		"it has to be root's, your own, or of the user whom --service-user names: %w",
+		l.Socket, uid, syscall.EPERM)
+}

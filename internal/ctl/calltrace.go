@@ -1,0 +1,40 @@
+package ctl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+)
+
+// CallTrace is the launcher's end of the trace of a program.
+type CallTrace struct{ c net.Conn }
+
+// NewCallTrace takes over the descriptor that came with the answer to an Attach. It closes f, also on failure.
+func NewCallTrace(f *os.File) (*CallTrace, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	return &CallTrace{c}, nil
+}
+
+// maxTraceLine is longer than any line.
+const maxTraceLine = 4096
+
+// Line waits for the next line; io.EOF after the last one, when no process of the program is left or the service has
+// ended. It may sleep.
+func (t *CallTrace) Line() (string, error) {
+	var b [maxTraceLine]byte
+	n, err := t.c.Read(b[:])
+	if errors.Is(err, syscall.ECONNRESET) {
+		err = io.EOF
+	}
+	return string(b[:n]), err
+}
+
+// Close ends the trace; the program goes on without. A pending Line returns.
+func (t *CallTrace) Close() error { return t.c.Close() }

@@ -1,0 +1,121 @@
+package ctl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Capture asks for a pcapng file of the packets of the devices. The service sends it, in pieces, on the stream socket
+// that comes with the request; a client that wants to end it before shuts the socket down for writing.
+type Capture struct {
+	Dev    string `json:",omitempty"` // empty: all devices, those too that are added later
+	Filter string `json:",omitempty"` // see capture.ParseFilter
+	Count  uint64 `json:",omitempty"` // end after so many packets; 0: never
+}
+
+// CaptureEnd is the result of a capture, in packets.
+type CaptureEnd struct {
+	Packets uint64 `json:"packets"` // in the file
+	Dropped uint64 `json:"dropped"` // that the filter let pass, and for which there was no room
+	Error   string `json:",omitempty"`
+}
+
+// PieceWriter sends a file as a sequence of pieces: four bytes of length, and so many bytes. A piece of length 0 ends the
+// file; a CaptureEnd follows as a message.
+type PieceWriter struct{ Conn }
+
+// Write sends a piece. It may sleep.
+func (p PieceWriter) Write(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	var head [headLen]byte
+	binary.LittleEndian.PutUint32(head[:], uint32(len(b)))
+	if _, err := (&net.Buffers{head[:], b}).WriteTo(p.UnixConn); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// End sends the end of the file. It may sleep.
+func (p PieceWriter) End(end *CaptureEnd) error {
+	if _, err := p.UnixConn.Write(make([]byte, headLen)); err != nil {
+		return err
+	}
+	return p.Send(end, nil)
+}
+
+// CaptureStream is the client's end of a capture.
+type CaptureStream struct {
+	c    Conn
+	left int // of the present piece
+	end  *CaptureEnd
+}
+
+// Capture starts a capture. The caller reads the file from the stream, and closes that. It may sleep.
+func (c *Client) Capture(r Capture) (*CaptureStream, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("capture: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "capture"), os.NewFile(uintptr(fds[1]), "capture")
+	defer theirs.Close()
+	sc, err := NewConn(ours)
+	if err != nil {
+		return nil, fmt.Errorf("capture: %w", err)
+	}
+	if _, err := c.do(&Request{Op: OpCapture, Capture: &r}, theirs); err != nil {
+		sc.Close()
+		return nil, err
+	}
+	return &CaptureStream{c: sc}, nil
+}
+
+// Read reads the file, up to io.EOF. It may sleep.
+func (s *CaptureStream) Read(b []byte) (int, error) {
+	for s.left == 0 {
+		if s.end != nil {
+			return 0, io.EOF
+		}
+		var head [headLen]byte
+		if _, err := io.ReadFull(s.c, head[:]); err != nil {
+			return 0, fmt.Errorf("capture: the service has ended: %w", io.ErrUnexpectedEOF)
+		}
+		if s.left = int(binary.LittleEndian.Uint32(head[:])); s.left > 0 {
+			break
+		}
+		var end CaptureEnd
+		f, err := s.c.Receive(&end, Limits{Size: MaxRequest})
+		if err != nil {
+			return 0, fmt.Errorf("capture: %w", err)
+		}
+		s.c.Discard(f)
+		s.end = &end
+	}
+	n, err := s.c.Read(b[:min(len(b), s.left)])
+	s.left -= n
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// Stop asks for the end of the capture; Read goes on up to it.
+func (s *CaptureStream) Stop() { s.c.CloseWrite() }
+
+// End returns the result of the capture, once Read has returned io.EOF.
+func (s *CaptureStream) End() CaptureEnd {
+	if s.end == nil {
+		return CaptureEnd{}
+	}
+	return *s.end
+}
+
+// Close ends the capture, whether all of it was read or not.
+func (s *CaptureStream) Close() error { return s.c.Close() }

@@ -1,0 +1,247 @@
+package ctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// ErrNotRunning: nothing listens at the location.
+var ErrNotRunning = errors.New("no service is running")
+
+// errHungUp: a service has closed the connection instead of answering.
+var errHungUp = errors.New("it ended the connection")
+
+// EndTimeout is the time within which a service ends that was asked to.
+const EndTimeout = 10 * time.Second
+
+// Client is a connection to a service, for one request at a time.
+type Client struct {
+	c   Conn
+	uid int // of the service
+}
+
+// NewClient returns a client of the service at the other end of c, which is a user's.
+func NewClient(c *net.UnixConn, uid int) *Client { return &Client{c: Conn{UnixConn: c}, uid: uid} }
+
+// Dial connects to the service at loc; ErrNotRunning if there is none. It trusts root's service, this user's own and
+// that of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any
+// other. It may sleep.
+func Dial(loc Location) (*Client, error) {
+	if err := loc.Check(); err != nil {
+		return nil, err
+	}
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
+	if err != nil {
+		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%w at %s; `verbena run` and `verbena serve --daemon` start one, "+
+				"and `verbena wait` waits for one that is being started", ErrNotRunning, loc.Socket)
+		}
+		if errors.Is(err, syscall.EACCES) {
+			return nil, fmt.Errorf("the service at %s is another user's, who lets others in by --group or --mode of "+
+				"`verbena serve`; VERBENA_SOCKET names another: %w", loc.Socket, syscall.EACCES)
+		}
+		return nil, fmt.Errorf("connect to the service: %w", err)
+	}
+	_, uid, err := PeerCredentials(c)
+	if err == nil {
+		err = loc.trusts(uid)
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return NewClient(c, uid), nil
+}
+
+// Await connects to the service at loc as soon as there is one that is ready. It fails with the cause of ctx, and with
+// the error of Dial for a service that may not be used. It may sleep.
+func Await(ctx context.Context, loc Location) (*Client, error) {
+	for {
+		c, err := Dial(loc)
+		if err == nil {
+			// A service listens before it is ready, and answers then.
+			stop := context.AfterFunc(ctx, func() { c.c.SetDeadline(time.Now()) })
+			if _, err = c.Do(&Request{Op: OpInfo}); stop() && err == nil {
+				return c, nil
+			}
+			c.Close()
+			if e := (*RemoteError)(nil); errors.As(err, &e) {
+				return nil, err
+			}
+		} else if !errors.Is(err, ErrNotRunning) {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w at %s: %w", ErrNotRunning, loc.Socket, context.Cause(ctx))
+		case <-time.After(awaitInterval):
+		}
+	}
+}
+
+// awaitInterval is the time between two attempts of Await.
+const awaitInterval = 10 * time.Millisecond
+
+// Ending reports whether an error of Attach means that the service was ending, so that another may take the program.
+func Ending(err error) bool { return errors.Is(err, errHungUp) || errors.Is(err, syscall.ESHUTDOWN) }
+
+// UID returns the user of the service.
+func (c *Client) UID() int { return c.uid }
+
+// Close ends the connection.
+func (c *Client) Close() error { return c.c.Close() }
+
+// Do sends a request and waits for the answer. An error that the service reports is a RemoteError. It may sleep.
+func (c *Client) Do(r *Request) (*Response, error) { return c.do(r, nil) }
+
+func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
+	a, f, err := c.exchange(r, fd)
+	if f != nil {
+		f.Close()
+	}
+	return a, err
+}
+
+// exchange sends a request and waits for the answer, and returns it with its descriptor, nil if there is none.
+func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) {
+	r.Protocol = Protocol
+	sent := c.c.Send(r, fd)
+	if sent != nil && !errors.Is(sent, syscall.EPIPE) {
+		return nil, nil, fmt.Errorf("ask the service: %w", sent)
+	}
+	var a Response // there may be one all the same: why the connection was closed
+	f, err := c.c.Receive(&a, Limits{Size: MaxResponse})
+	if err == nil && sent != nil && a.Error == "" {
+		err = sent
+	}
+	if err != nil {
+		return nil, f, fmt.Errorf("ask the service: %w: %w", errHungUp, err)
+	}
+	if err := a.err(); err != nil {
+		return nil, f, err
+	}
+	return &a, f, nil
+}
+
+// Stop ends the service, and returns when it has ended; ETIMEDOUT if it has not within EndTimeout. It may sleep.
+func (c *Client) Stop() error {
+	if _, err := c.Do(&Request{Op: OpStop}); err != nil {
+		return err
+	}
+	return c.awaitEnd()
+}
+
+// Yield ends the service if a client has started it and it is not in use, and returns when it has ended; EBUSY
+// otherwise. answer bounds the wait for the answer of a service that may still be starting. It may sleep.
+func (c *Client) Yield(answer time.Duration) error {
+	c.c.SetDeadline(time.Now().Add(answer))
+	if _, err := c.Do(&Request{Op: OpYield}); err != nil {
+		return &YieldError{err}
+	}
+	return c.awaitEnd()
+}
+
+// YieldError reports why a service does not yield.
+type YieldError struct{ Err error }
+
+// Error returns the text of the reason.
+func (e *YieldError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the reason.
+func (e *YieldError) Unwrap() error { return e.Err }
+
+// awaitEnd waits until a service that ends has ended.
+func (c *Client) awaitEnd() error {
+	c.c.SetReadDeadline(time.Now().Add(EndTimeout + 2*time.Second))
+	if _, err := c.c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("the service has not ended within %v; kill it: %w", EndTimeout, syscall.ETIMEDOUT)
+	}
+	return nil
+}
+
+// Attach hands over the listener of a program that is about to start. The connection then stands for the program until
+// Close, and the channel of Serve reports the end of the service. The caller closes Attached.Trace. It may sleep.
+func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
+	a.Args = CutArgs(a.Args)
+	r, trace, err := c.exchange(&Request{Op: OpAttach, Attach: &a}, listener)
+	if err == nil && r.Attached == nil {
+		err = errors.New("ask the service: malformed answer to attach")
+	}
+	if err == nil && trace != nil && a.Trace {
+		r.Attached.Trace, err = NewCallTrace(trace)
+		trace = nil
+	}
+	if trace != nil {
+		trace.Close()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r.Attached, nil
+}
+
+// Helper does for a service what the kernel lets only an ancestor of the program do. Its methods may sleep.
+type Helper interface {
+	// OpenMem opens /proc/TID/mem for reading and writing.
+	OpenMem(tid int) (*os.File, error)
+}
+
+// Serve answers what the service asks after Attach. It closes the channel when the service has ended the connection,
+// which means that it died or was stopped. No request may follow.
+func (c *Client) Serve(h Helper) <-chan struct{} {
+	lost := make(chan struct{})
+	go func() {
+		defer close(lost)
+		for {
+			var r Help
+			f, err := c.c.Receive(&r, Limits{Size: MaxRequest})
+			if f != nil {
+				f.Close()
+			}
+			if err != nil || c.help(h, &r) != nil {
+				return
+			}
+		}
+	}()
+	return lost
+}
+
+func (c *Client) help(h Helper, r *Help) error {
+	var f *os.File
+	var err error
+	switch {
+	case r.MemOf != 0:
+		f, err = h.OpenMem(r.MemOf)
+	default:
+		err = fmt.Errorf("malformed request: %w", syscall.EINVAL)
+	}
+	if err != nil {
+		return c.c.Send(helpFailure(err), nil)
+	}
+	defer f.Close()
+	return c.c.Send(&HelpAnswer{}, f)
+}
+
+// MaxArgs is the most that is kept of a program's arguments, in bytes.
+const MaxArgs = 4096
+
+// CutArgs returns as much of an argument vector as is fit for messages.
+func CutArgs(args []string) []string {
+	var short []string
+	left := MaxArgs
+	for _, a := range args {
+		if len(a)+1 > left {
+			return append(short, strings.ToValidUTF8(a[:max(left-1, 0)], "")+"...")
+		}
+		short = append(short, a)
+		left -= len(a) + 1
+	}
+	return short
+}

@@ -1,0 +1,172 @@
+package ctl
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits of a message, in bytes without its length.
+const (
+	MaxResponse   = 64 << 20
+	MaxRequest    = 64 << 10
+	MaxHelpAnswer = 4 << 10
+)
+
+// Conn carries messages: four bytes of length, then JSON. A descriptor travels with the first byte of a message.
+type Conn struct {
+	*net.UnixConn
+	// CloseFile closes a descriptor that was received and is not returned; nil: File.Close. That may take as long as the
+	// sender of the descriptor likes: a FUSE server is asked first (flush).
+	CloseFile func(*os.File)
+}
+
+// NewConn takes over the descriptor of a Unix socket. It closes f, also on failure.
+func NewConn(f *os.File) (Conn, error) {
+	defer f.Close()
+	nc, err := net.FileConn(f)
+	if err != nil {
+		return Conn{}, err
+	}
+	uc, ok := nc.(*net.UnixConn)
+	if !ok {
+		nc.Close()
+		return Conn{}, fmt.Errorf("descriptor %s is not a Unix socket: %w", f.Name(), unix.ENOTSOCK)
+	}
+	return Conn{UnixConn: uc}, nil
+}
+
+// Send sends v, and a descriptor unless fd is nil; fd stays the caller's. It may sleep.
+func (c Conn) Send(v any, fd *os.File) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if len(body) > MaxResponse {
+		return fmt.Errorf("message of %d bytes is longer than %d", len(body), MaxResponse)
+	}
+	msg := append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
+	if fd == nil {
+		_, err = c.Write(msg)
+		return err
+	}
+	n, _, err := c.WriteMsgUnix(msg, unix.UnixRights(int(fd.Fd())), nil)
+	if err == nil && n < len(msg) {
+		_, err = c.Write(msg[n:])
+	}
+	return err
+}
+
+// Limits are those of a message to receive.
+type Limits struct {
+	Size  uint32        // in bytes, without the length
+	Whole time.Duration // for the message to arrive; 0: none
+	Rest  time.Duration // for what follows the first bytes of the message, if there is no Whole; 0: none
+}
+
+// Receive receives one message into v, and returns the descriptor that came with it, nil if there was none. With a limit
+// of time it clears the read deadline of the connection. It may sleep.
+func (c Conn) Receive(v any, l Limits) (*os.File, error) {
+	if l.Whole > 0 {
+		c.SetReadDeadline(time.Now().Add(l.Whole))
+		defer c.SetReadDeadline(time.Time{})
+	}
+	var head [headLen]byte
+	oob := make([]byte, unix.CmsgSpace(4*4))
+	n, oobn, _, _, err := c.ReadMsgUnix(head[:], oob)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := c.descriptor(oob[:oobn])
+	if err != nil {
+		return nil, err
+	}
+	if l.Rest > 0 && l.Whole == 0 {
+		c.SetReadDeadline(time.Now().Add(l.Rest))
+		defer c.SetReadDeadline(time.Time{})
+	}
+	if err := decode(io.MultiReader(bytes.NewReader(head[:n]), c), v, l.Size); err != nil {
+		c.Discard(fd)
+		return nil, err
+	}
+	return fd, nil
+}
+
+// headLen is the length of a message's length.
+const headLen = 4
+
+// decode reads one message of at most so many bytes from r into v; io.EOF if there is none. It allocates memory for what
+// it has read, not for what the message announces.
+func decode(r io.Reader, v any, most uint32) error {
+	var head [headLen]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return err
+	}
+	size := binary.LittleEndian.Uint32(head[:])
+	if size > most {
+		return fmt.Errorf("message of %d bytes is longer than %d", size, most)
+	}
+	body, err := io.ReadAll(io.LimitReader(r, int64(size)))
+	if err != nil {
+		return err
+	}
+	if len(body) < int(size) {
+		return io.ErrUnexpectedEOF
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return fmt.Errorf("malformed message: %s", Clip(err.Error()))
+	}
+	return nil
+}
+
+// Discard closes a descriptor that was received; nil is none. It may sleep.
+func (c Conn) Discard(f *os.File) {
+	switch {
+	case f == nil:
+	case c.CloseFile != nil:
+		c.CloseFile(f)
+	default:
+		f.Close()
+	}
+}
+
+// descriptor takes one descriptor out of control messages, and closes any more that a peer may have sent.
+func (c Conn) descriptor(oob []byte) (*os.File, error) {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("malformed control message: %w", err)
+	}
+	var file *os.File
+	for _, m := range msgs {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			f := os.NewFile(uintptr(fd), "passed descriptor")
+			if file != nil {
+				c.Discard(f)
+				continue
+			}
+			file = f
+		}
+	}
+	return file, nil
+}
+
+// Clip shortens a peer's words to a length that is fit for a message or the log.
+func Clip(s string) string {
+	const most = 64
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "..."
+}

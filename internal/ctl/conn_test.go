@@ -1,0 +1,208 @@
+package ctl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const patience = 10 * time.Second
+
+// connected are the two ends of a connection, which is closed if the test waits for something in vain.
+func connected(t *testing.T) [2]*net.UnixConn {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "control")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = c.(*net.UnixConn)
+		timer := time.AfterFunc(2*patience, func() { c.Close() })
+		t.Cleanup(func() { timer.Stop(); c.Close() })
+	}
+	return ends
+}
+
+// Of several descriptors that come with a message one is taken, and the others are closed: leaktest sees what is left.
+func TestSurplusDescriptors(t *testing.T) {
+	ends := connected(t)
+	msg := append(binary.LittleEndian.AppendUint32(nil, 2), "{}"...)
+	if _, _, err := ends[1].WriteMsgUnix(msg, unix.UnixRights(0, 1, 2), nil); err != nil {
+		t.Fatal(err)
+	}
+	before := openDescriptors(t)
+	var r Request
+	f, err := Conn{UnixConn: ends[0]}.Receive(&r, Limits{Size: MaxRequest})
+	if err != nil || f == nil {
+		t.Fatalf("receive: got %v, %v, want a descriptor", f, err)
+	}
+	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("the descriptor would be inherited: %v", err)
+	}
+	if after := openDescriptors(t); after != before+1 {
+		t.Errorf("descriptors: got %d, want %d and one more", after, before)
+	}
+	f.Close()
+}
+
+func openDescriptors(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// A message is as long as the receiver lets it be.
+func TestMessageBound(t *testing.T) {
+	for size, want := range map[int]string{100: "", 101: "longer than 100"} {
+		ends := connected(t)
+		body := append([]byte(`{}`), strings.Repeat(" ", size-2)...)
+		if _, err := ends[1].Write(append(binary.LittleEndian.AppendUint32(nil, uint32(size)), body...)); err != nil {
+			t.Fatal(err)
+		}
+		var r Request
+		_, err := Conn{UnixConn: ends[0]}.Receive(&r, Limits{Size: 100})
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%d bytes: got %v, want %q", size, err, want)
+		}
+	}
+}
+
+// Send and Receive agree, and the size of a response is bounded.
+func TestResponseBounds(t *testing.T) {
+	ends := connected(t)
+	go Conn{UnixConn: ends[0]}.Send(&Response{Error: strings.Repeat("x", 4*MaxRequest)}, nil)
+	var a Response
+	if _, err := (Conn{UnixConn: ends[1]}).Receive(&a, Limits{Size: MaxResponse}); err != nil || len(a.Error) != 4*MaxRequest {
+		t.Errorf("a large response: got %d bytes, %v, want %d", len(a.Error), err, 4*MaxRequest)
+	}
+	ends = connected(t)
+	go ends[0].Write(binary.LittleEndian.AppendUint32(nil, MaxResponse+1))
+	_, err := Conn{UnixConn: ends[1]}.Receive(&a, Limits{Size: MaxResponse})
+	if err == nil || !strings.Contains(err.Error(), "longer than") {
+		t.Errorf("a response that is too long: got %v, want an error", err)
+	}
+	if err := (Conn{UnixConn: ends[0]}).Send(&Response{Error: strings.Repeat("x", MaxResponse)}, nil); err == nil ||
+		!strings.Contains(err.Error(), "longer than") {
+		t.Errorf("Send of a response that is too long: got %v, want an error", err)
+	}
+}
+
+// A deadline passes for a message that is announced and does not come.
+func TestReceiveTimesOut(t *testing.T) {
+	for name, l := range map[string]Limits{
+		"whole": {Size: 100, Whole: 10 * time.Millisecond}, "rest": {Size: 100, Rest: 10 * time.Millisecond},
+	} {
+		ends := connected(t)
+		if _, err := ends[1].Write([]byte{100, 0, 0, 0, '{'}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (Conn{UnixConn: ends[0]}).Receive(new(Request), l); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: got %v, want ErrDeadlineExceeded", name, err)
+		}
+	}
+}
+
+// An errno is the same at both ends.
+func TestErrors(t *testing.T) {
+	for _, cause := range []error{fmt.Errorf("no device: %w", syscall.ENODEV), errors.New("no errno")} {
+		ends := connected(t)
+		go func() {
+			server := Conn{UnixConn: ends[0]}
+			var r Request
+			if _, err := server.Receive(&r, Limits{Size: MaxRequest}); err != nil || r.Protocol != Protocol {
+				t.Errorf("got protocol %d, %v, want %d", r.Protocol, err, Protocol)
+			}
+			_ = server.Send(Failure(cause), nil)
+		}()
+		_, err := NewClient(ends[1], 0).Do(&Request{Op: OpInfo})
+		var remote *RemoteError
+		if !errors.As(err, &remote) || err.Error() != cause.Error() ||
+			errors.Is(err, syscall.ENODEV) != errors.Is(cause, syscall.ENODEV) {
+			t.Errorf("got %v, want %v", err, cause)
+		}
+	}
+}
+
+// helper is a Helper that opens a file.
+type helper struct{}
+
+func (helper) OpenMem(tid int) (*os.File, error) {
+	if tid == 1 {
+		return nil, fmt.Errorf("thread 1: %w", syscall.EPERM)
+	}
+	return os.Open(os.DevNull)
+}
+
+// A launcher answers each Help with a descriptor or an error, until the service closes the connection.
+func TestServe(t *testing.T) {
+	ends := connected(t)
+	lost := NewClient(ends[1], 0).Serve(helper{})
+	server := Conn{UnixConn: ends[0]}
+	for _, c := range []struct {
+		ask  Help
+		want error
+	}{{Help{MemOf: 2}, nil}, {Help{MemOf: 1}, syscall.EPERM}, {Help{}, syscall.EINVAL}} {
+		if err := server.Send(&c.ask, nil); err != nil {
+			t.Fatal(err)
+		}
+		var a HelpAnswer
+		f, err := server.Receive(&a, Limits{Size: MaxHelpAnswer})
+		if err != nil || !errors.Is(a.Err(), c.want) || (f != nil) != (c.want == nil) {
+			t.Errorf("%+v: got %v, %v, %v, want %v", c.ask, f, a.Err(), err, c.want)
+		}
+		server.Discard(f)
+	}
+	server.Close()
+	select {
+	case <-lost:
+	case <-time.After(patience):
+		t.Error("Serve goes on after the end of the connection")
+	}
+}
+
+// A file arrives as it was written, whatever its pieces, with its end behind it.
+func TestPieces(t *testing.T) {
+	ends := connected(t)
+	want := CaptureEnd{Packets: 3, Dropped: 1}
+	go func() {
+		w := PieceWriter{Conn{UnixConn: ends[0]}}
+		for _, piece := range []string{"a", "", "bcd", strings.Repeat("e", 100000)} {
+			if n, err := w.Write([]byte(piece)); n != len(piece) || err != nil {
+				t.Errorf("Write of %d bytes: got %d, %v", len(piece), n, err)
+			}
+		}
+		if err := w.End(&want); err != nil {
+			t.Error(err)
+		}
+	}()
+	s := &CaptureStream{c: Conn{UnixConn: ends[1]}}
+	b, err := io.ReadAll(s)
+	if err != nil || string(b) != "abcd"+strings.Repeat("e", 100000) || s.End() != want {
+		t.Errorf("got %d bytes, %+v, %v, want %d, %+v", len(b), s.End(), err, 100004, want)
+	}
+	ends = connected(t)
+	ends[0].Write([]byte{9, 0, 0, 0, 'x'})
+	ends[0].Close()
+	if _, err := io.ReadAll(&CaptureStream{c: Conn{UnixConn: ends[1]}}); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a file that is cut: got %v, want ErrUnexpectedEOF", err)
+	}
+}

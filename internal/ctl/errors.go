@@ -1,0 +1,52 @@
+package ctl
+
+import (
+	"errors"
+	"syscall"
+)
+
+// RemoteError is an error that the other end reports. It wraps the errno, if there is one.
+type RemoteError struct {
+	Text  string
+	Errno syscall.Errno // 0: none
+}
+
+// Error returns the text.
+func (e *RemoteError) Error() string { return e.Text }
+
+// Unwrap returns the errno.
+func (e *RemoteError) Unwrap() error {
+	if e.Errno == 0 {
+		return nil
+	}
+	return e.Errno
+}
+
+// Failure returns the response for an error.
+func Failure(err error) *Response {
+	r := &Response{Error: err.Error()}
+	errors.As(err, &r.Errno)
+	return r
+}
+
+// err returns the error that a response reports, nil if it reports success.
+func (r *Response) err() error {
+	if r.Error == "" {
+		return nil
+	}
+	return &RemoteError{r.Error, r.Errno}
+}
+
+// helpFailure returns the answer to Help for an error.
+func helpFailure(err error) *HelpAnswer {
+	r := Failure(err)
+	return &HelpAnswer{Error: r.Error, Errno: r.Errno}
+}
+
+// Err returns the error that an answer reports, nil if it reports success.
+func (a *HelpAnswer) Err() error {
+	if a.Error == "" {
+		return nil
+	}
+	return &RemoteError{a.Error, a.Errno}
+}

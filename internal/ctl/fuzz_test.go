@@ -1,0 +1,133 @@
+package ctl
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"runtime/metrics"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// received are the kinds of messages with the size that their receivers accept. The fuzz target has a smaller one for
+// responses, so that it is fast.
+var received = []struct {
+	name string
+	most uint32
+	make func() any
+}{
+	{"request", MaxRequest, func() any { return new(Request) }},
+	{"response", MaxRequest, func() any { return new(Response) }},
+	{"help", MaxRequest, func() any { return new(Help) }},
+	{"help answer", MaxHelpAnswer, func() any { return new(HelpAnswer) }},
+	{"capture end", MaxRequest, func() any { return new(CaptureEnd) }},
+}
+
+// frame returns a message as it is sent.
+func frame(body []byte) []byte {
+	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
+}
+
+// allocated returns how many bytes of memory f allocates; other goroutines may add to it.
+func allocated(f func()) uint64 {
+	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(s)
+	before := s[0].Value.Uint64()
+	f()
+	metrics.Read(s)
+	return s[0].Value.Uint64() - before
+}
+
+// maxFactor and maxFixed bound the memory that decode allocates, garbage included: so many times the bytes that it reads,
+// and so many more. Each comma in an array may make a ContextInfo, and arrays grow by copying.
+const (
+	maxFactor = 1000
+	maxFixed  = 1 << 20
+)
+
+// FuzzDecode decodes the bytes of a hostile peer, in both directions.
+func FuzzDecode(f *testing.F) {
+	for _, v := range []any{
+		&Request{Protocol: Protocol, Op: OpInfo},
+		&Request{Protocol: Protocol, Op: OpFaultAdd,
+			Fault: &FaultRule{Dev: "rxe0", Rule: Rule{Drop: 0.5, Peer: netip.MustParseAddr("::1")}}},
+		&Request{Protocol: Protocol, Op: OpAttach, Attach: &Attach{Args: []string{"a", "b"}, Trace: true}},
+		&Request{Protocol: Protocol, Op: OpDevReset, Reset: &DevReset{Name: "rxe0", At: DevCompletion}},
+		&Response{Info: &Info{PID: 1}},
+		&Response{Error: "no device", Errno: syscall.ENODEV},
+		&Response{Contexts: []ContextInfo{{MRs: []MRInfo{{LKey: 1}}, QPs: []QPInfo{{Num: 17}}}}, Profile: []byte("x")},
+		&Response{Stats: []StatInfo{{Dev: "rxe0", Counters: map[string]uint64{"a": 1}}},
+			Trace: &QPTraceInfo{Events: []TraceEvent{{Event: "send"}}}},
+		&Help{MemOf: 1}, &HelpAnswer{Error: "no", Errno: 1}, &CaptureEnd{Packets: 1},
+	} {
+		b, err := json.Marshal(v)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(frame(b))
+	}
+	f.Add([]byte{255, 255, 255, 255})
+	f.Add([]byte{0, 0, 0, 0})
+	f.Add(frame([]byte(`{"Contexts":[0,0,null,{}]}`)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, kind := range received {
+			r := bytes.NewReader(b)
+			v := kind.make()
+			var err error
+			n := allocated(func() { err = decode(r, v, kind.most) })
+			read := len(b) - r.Len()
+			if read > headLen+int(kind.most) {
+				t.Errorf("%s: %d bytes were read, at most %d may be", kind.name, read, headLen+kind.most)
+			}
+			if most := uint64(maxFixed + maxFactor*read); n > most {
+				t.Errorf("%s: %d bytes of memory for a message of %d, want at most %d", kind.name, n, read, most)
+			}
+			if err != nil {
+				continue
+			}
+			if size := binary.LittleEndian.Uint32(b); read != headLen+int(size) {
+				t.Errorf("%s: %d bytes were read of a message of %d", kind.name, read, headLen+size)
+			}
+			again := kind.make()
+			body, err := json.Marshal(v)
+			if err == nil {
+				err = decode(bytes.NewReader(frame(body)), again, MaxResponse)
+			}
+			second, err2 := json.Marshal(again)
+			if err := errors.Join(err, err2); err != nil || !bytes.Equal(body, second) {
+				t.Errorf("%s: %s becomes %s, %v", kind.name, body, second, err)
+			}
+		}
+	})
+}
+
+// What a service receives costs it little memory, whatever it is.
+func TestDecodeMemory(t *testing.T) {
+	const maxMemory = 8 << 20 // garbage included
+	fill := func(before, each, after string, most int) []byte {
+		n := (most - len(before) - len(after)) / len(each)
+		return frame([]byte(before + strings.TrimSuffix(strings.Repeat(each, n), ",") + after))
+	}
+	for name, b := range map[string][]byte{
+		"arguments": fill(`{"Attach":{"Args":[`, `"",`, `]}}`, MaxRequest),
+		"addresses": fill(`{"Link":{"addrs":[`, `0,`, `]}}`, MaxRequest),
+		"unknown":   fill(`{"X":[`, `[],`, `]}`, MaxRequest),
+		"repeated":  fill(`{`, `"Link":{},`, `}`, MaxRequest),
+		"announced": {0, 0, 1, 0, '{'},
+	} {
+		if n := allocated(func() { _ = decode(bytes.NewReader(b), new(Request), MaxRequest) }); n > maxMemory {
+			t.Errorf("request of %s: got %d bytes of memory, want at most %d", name, n, maxMemory)
+		}
+	}
+	b := fill(`{"Contexts":[`, `0,`, `]}`, MaxHelpAnswer)
+	if n := allocated(func() { _ = decode(bytes.NewReader(b), new(HelpAnswer), MaxHelpAnswer) }); n > 64<<10 {
+		t.Errorf("help answer: got %d bytes of memory, want at most %d", n, 64<<10)
+	}
+	announced := []byte{0, 0, 0, 4} // 64 MiB that do not come
+	if n := allocated(func() { _ = decode(bytes.NewReader(announced), new(Response), MaxResponse) }); n > 64<<10 {
+		t.Errorf("response that does not come: got %d bytes of memory, want at most %d", n, 64<<10)
+	}
+}

@@ -1,0 +1,251 @@
+package ctl
+
+import (
+	"net/netip"
+	"time"
+)
+
+// LinkSpec describes a device to make.
+type LinkSpec struct {
+	Name string `json:"name"`
+	// Addrs are the device's addresses in the order of its GID table, all of one interface; empty: all addresses of
+	// Netdev, and if that is empty too, of the host's first usable interface.
+	Addrs  []string `json:"addrs,omitempty"`
+	Netdev string   `json:"netdev,omitempty"`
+	// Wire makes every packet take the UDP path, also between devices of one service.
+	Wire bool `json:"wire,omitempty"`
+}
+
+// LinkInfo describes a device.
+type LinkInfo struct {
+	Name   string    `json:"name"`
+	Uverbs string    `json:"uverbs"` // its device file's name
+	Netdev string    `json:"netdev"`
+	State  string    `json:"state"`
+	MTU    int       `json:"mtu"` // active path MTU, bytes
+	GIDs   []GIDInfo `json:"gids"`
+	Wire   bool      `json:"wire"` // no shortcut between devices of this service
+}
+
+// GIDInfo is a GID and the address that it stands for.
+type GIDInfo struct {
+	Index int    `json:"index"`
+	GID   string `json:"gid"`
+	Addr  string `json:"addr"`
+}
+
+// DevReset asks for a reset of a device.
+type DevReset struct {
+	Name string `json:"name"`
+	// Unreachable: the hardware does not answer, until the platform has reset it after Outage; 0: until OpDevPlug.
+	Unreachable bool          `json:"unreachable,omitempty"`
+	Outage      time.Duration `json:"outage,omitempty"`
+	// AtWR, or At, is the moment of the reset; both zero: now.
+	AtWR uint64    `json:"at_wr,omitempty"` // before the device executes the AtWR-th send work request from now
+	At   DevMoment `json:"at,omitempty"`
+	// Cancel: no reset; moments of earlier requests that have not come are forgotten.
+	Cancel bool `json:"cancel,omitempty"`
+}
+
+// DevMoment is a moment that a reset is to hit.
+type DevMoment string
+
+const (
+	// DevRegistration: the device is reset now, and once more while the recovered one is being registered.
+	DevRegistration DevMoment = "registration"
+	// DevCompletion: when a completion handler of the device next begins.
+	DevCompletion DevMoment = "completion"
+)
+
+// DevInfo describes a device, its hardware and its resets.
+type DevInfo struct {
+	Name     string `json:"name"`
+	State    string `json:"state"`    // of the slot: running, recovering, unplugged
+	Device   string `json:"device"`   // as consumers see it: active, in error, gone
+	Hardware string `json:"hardware"` // running, hung, unreachable
+	NodeGUID string `json:"node_guid,omitempty"`
+	Contexts int    `json:"contexts"` // user contexts that can work
+	Zombies  int    `json:"zombies"`  // user contexts of devices that were there before
+	Resets   int    `json:"resets"`
+	Plugs    int    `json:"plugs"`
+	// Recovery is the duration of the last reset, from the fatal event until the device could be used again.
+	Recovery time.Duration `json:"recovery_ns"`
+	Armed    string        `json:"armed,omitempty"` // the moments that a reset waits for
+	Error    string        `json:"error,omitempty"` // why the last recovery failed
+}
+
+// ContextInfo describes an open device file.
+type ContextInfo struct {
+	Device  string `json:"device"`
+	File    string `json:"file"`
+	PID     int    `json:"pid"`
+	Process string `json:"process"`
+	UID     int    `json:"uid"`
+	Zombie  bool   `json:"zombie,omitempty"` // its device is gone
+	// PinnedBytes are charged to the process, for all its contexts together.
+	PinnedBytes uint64    `json:"pinned_bytes"`
+	PDs         int       `json:"pds"`
+	AHs         int       `json:"ahs"`
+	MWs         int       `json:"mws"`
+	MRs         []MRInfo  `json:"mrs"`
+	CQs         []CQInfo  `json:"cqs"`
+	QPs         []QPInfo  `json:"qps"`
+	SRQs        []SRQInfo `json:"srqs"`
+	XRCDs       int       `json:"xrcds"`
+}
+
+// MRInfo describes a memory region.
+type MRInfo struct {
+	LKey   uint32 `json:"lkey"`
+	RKey   uint32 `json:"rkey"`
+	IOVA   uint64 `json:"iova"`
+	Length uint64 `json:"length"`
+}
+
+// CQInfo describes a completion queue.
+type CQInfo struct {
+	Entries int  `json:"entries"`
+	Channel bool `json:"channel"`
+}
+
+// QPInfo describes a queue pair.
+type QPInfo struct {
+	Num   uint32 `json:"num"`
+	Type  string `json:"type"`
+	State string `json:"state"`
+}
+
+// SRQInfo describes a shared receive queue.
+type SRQInfo struct {
+	Num   uint32 `json:"num"`
+	Type  string `json:"type"` // BASIC or XRC
+	MaxWR uint32 `json:"max_wr"`
+}
+
+// UserInfo is what one user holds, or all users together.
+type UserInfo struct {
+	UID   int         `json:"uid"` // -1: all users
+	Holds []UsageInfo `json:"holds"`
+}
+
+// UsageInfo is how much of one kind is held.
+type UsageInfo struct {
+	Kind  string `json:"kind"`
+	Held  uint64 `json:"held"`
+	Limit uint64 `json:"limit"` // 0: none
+}
+
+// StatInfo are the counters of a device, by the names that programs see in its hw_counters.
+type StatInfo struct {
+	Dev      string            `json:"dev"`
+	Counters map[string]uint64 `json:"counters"`
+}
+
+// FaultRule is a rule for the packets of a device.
+type FaultRule struct {
+	Dev string `json:"dev"`
+	Rule
+}
+
+// Rule is a link.Rule, which documents the fields; the two convert into one another.
+type Rule struct {
+	Peer      netip.Addr    `json:"peer,omitzero"`
+	QP        uint32        `json:"qp,omitempty"`
+	Skip      uint64        `json:"skip,omitempty"`
+	Limit     uint64        `json:"limit,omitempty"`
+	Seed      uint64        `json:"seed,omitempty"`
+	Drop      float64       `json:"drop,omitempty"`
+	Duplicate float64       `json:"duplicate,omitempty"`
+	Corrupt   float64       `json:"corrupt,omitempty"`
+	Delay     time.Duration `json:"delay_ns,omitempty"`
+	Jitter    time.Duration `json:"jitter_ns,omitempty"`
+	Reorder   float64       `json:"reorder,omitempty"`
+	Behind    int           `json:"behind,omitempty"`
+	Hold      time.Duration `json:"hold_ns,omitempty"`
+	Stop      bool          `json:"stop,omitempty"`
+	RNR       float64       `json:"rnr,omitempty"`
+}
+
+// FaultRuleState is a rule in force and its counters, which link.RuleState documents.
+type FaultRuleState struct {
+	Dev string `json:"dev"`
+	ID  int    `json:"id"`
+	Rule
+	Seen       uint64 `json:"seen"`
+	Hit        uint64 `json:"hit"`
+	Dropped    uint64 `json:"dropped"`
+	Duplicated uint64 `json:"duplicated"`
+	Corrupted  uint64 `json:"corrupted"`
+	Delayed    uint64 `json:"delayed"`
+	Reordered  uint64 `json:"reordered"`
+	NotReady   uint64 `json:"not_ready"`
+}
+
+// QPStatusInfo is the protocol state of a queue pair.
+type QPStatusInfo struct {
+	Device string `json:"device"`
+	QPStatus
+}
+
+// QPStatus is an rxe.QPStatus, which documents the fields; the two convert into one another.
+type QPStatus struct {
+	Num            uint32 `json:"num"`
+	Type           string `json:"type"`
+	State          string `json:"state"`
+	DestQPN        uint32 `json:"dest_qpn,omitempty"`
+	Peer           string `json:"peer,omitempty"`
+	MTU            int    `json:"mtu"`
+	Traced         bool   `json:"traced"`
+	Slow           bool   `json:"slow,omitempty"`
+	Unacknowledged uint32 `json:"unacknowledged"`
+	NextPSN        uint32 `json:"next_psn"`
+	ExpectedPSN    uint32 `json:"expected_psn"`
+	InFlight       int    `json:"in_flight"`
+	Window         int    `json:"window"`
+	Retries        uint8  `json:"retries"`
+	RNRRetries     uint8  `json:"rnr_retries"`
+	Egress         int    `json:"egress"`
+}
+
+// QPTrace asks for the trace of a queue pair, which begins with the first such request.
+type QPTrace struct {
+	Dev string `json:",omitempty"` // may be left out where there is one device
+	Num uint32
+	End bool `json:",omitempty"` // end the trace
+}
+
+// QPTraceInfo is the trace of a queue pair.
+type QPTraceInfo struct {
+	Device string       `json:"device"`
+	Num    uint32       `json:"num"`
+	Began  bool         `json:"began"` // by this request: there is nothing to see yet
+	On     bool         `json:"on"`
+	Lost   uint64       `json:"lost"` // events that newer ones have replaced
+	Events []TraceEvent `json:"events"`
+}
+
+// TraceEvent is an rxe.TraceEvent, which documents the fields; the two convert into one another.
+type TraceEvent struct {
+	Time   time.Time `json:"time"`
+	Event  string    `json:"event"`
+	Opcode string    `json:"opcode,omitempty"`
+	PSN    uint32    `json:"psn,omitempty"`
+	Detail string    `json:"detail,omitempty"`
+}
+
+// Profile asks for a profile of the service's process, as go tool pprof, or go tool trace, reads it.
+type Profile struct {
+	Kind     string
+	Duration time.Duration `json:",omitempty"` // of a ProfileCPU or ProfileTrace; 0 for the others
+}
+
+// Kinds of profiles.
+const (
+	ProfileHeap       = "heap"      // memory in use, after a garbage collection
+	ProfileGoroutines = "goroutine" // the stacks of all goroutines
+	ProfileCPU        = "profile"   // where the processors' time goes
+	ProfileTrace      = "trace"     // an execution trace
+)
+
+// MaxProfileTime is the limit of Profile.Duration.
+const MaxProfileTime = time.Minute

@@ -1,0 +1,65 @@
+package ctl
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// PeerCredentials returns the process and the user at the other end of a connection, as the kernel has kept them since it
+// was made (SO_PEERCRED, unix(7)). pid is 0 for a process of another pid namespace that cannot be seen from here.
+func PeerCredentials(c *net.UnixConn) (pid, uid int, err error) {
+	var cred *unix.Ucred
+	raw, err := c.SyscallConn()
+	if err == nil {
+		cerr := raw.Control(func(fd uintptr) {
+			cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		})
+		if cerr != nil {
+			err = cerr
+		}
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("look up the user of a connection: %w", err)
+	}
+	return int(cred.Pid), int(cred.Uid), nil
+}
+
+// IDMap is the meaning of user ids in a user namespace.
+type IDMap struct {
+	Overflow int  // the id that stands for all ids that are not mapped
+	All      bool // all ids are mapped
+}
+
+// Anonymous reports whether a user id may be anybody's.
+func (m IDMap) Anonymous(uid int) bool { return !m.All && uid == m.Overflow }
+
+// Own reports whether a user id is this process's own. The id that stands for all ids that are not mapped never is.
+func (m IDMap) Own(uid int) bool { return uid == os.Geteuid() && !m.Anonymous(uid) }
+
+// IDs returns the map of this process.
+func IDs() IDMap { return ids() }
+
+// ids is read once: the user namespace of a process with several threads does not change.
+var ids = sync.OnceValue(func() IDMap {
+	m := IDMap{Overflow: 65534}
+	if b, err := os.ReadFile("/proc/sys/kernel/overflowuid"); err == nil {
+		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
+			m.Overflow = n
+		}
+	}
+	b, err := os.ReadFile("/proc/self/uid_map")
+	m.All = err == nil && mapsAll(string(b))
+	return m
+})
+
+// mapsAll reports whether a uid_map maps every id to itself, as that of the first user namespace does.
+func mapsAll(uidMap string) bool {
+	f := strings.Fields(uidMap)
+	return len(f) == 3 && f[0] == "0" && f[1] == "0" && f[2] == "4294967295"
+}

@@ -1,0 +1,99 @@
+package ctl
+
+import "syscall"
+
+// Protocol is the version of the control protocol. It is raised whenever a request or a response changes its meaning.
+const Protocol = 4
+
+// Request is a message of a client. Op determines which of the other fields count.
+type Request struct {
+	Protocol int
+	Op       Op
+	Link     *LinkSpec  `json:",omitempty"`
+	Name     string     `json:",omitempty"` // of a device
+	Attach   *Attach    `json:",omitempty"`
+	Fault    *FaultRule `json:",omitempty"`
+	Reset    *DevReset  `json:",omitempty"`
+	ID       int        `json:",omitempty"` // of a fault rule
+	Capture  *Capture   `json:",omitempty"`
+	Trace    *QPTrace   `json:",omitempty"`
+	Profile  *Profile   `json:",omitempty"`
+}
+
+// Op names a request.
+type Op string
+
+// Requests.
+const (
+	OpAttach     Op = "attach" // with the listener's descriptor; the connection lasts as long as the program
+	OpInfo       Op = "info"
+	OpStop       Op = "stop"
+	OpYield      Op = "yield" // ends a service that was started on demand and is not in use
+	OpLinkAdd    Op = "link add"
+	OpLinkDel    Op = "link del"
+	OpLinkShow   Op = "link show"
+	OpResShow    Op = "res show"
+	OpDevReset   Op = "dev reset"
+	OpDevUnplug  Op = "dev unplug"
+	OpDevPlug    Op = "dev plug"
+	OpDevHang    Op = "dev hang"
+	OpDevShow    Op = "dev show"
+	OpFaultAdd   Op = "fault add"
+	OpFaultShow  Op = "fault show"
+	OpFaultClear Op = "fault clear"
+	OpStatShow   Op = "stat show"
+	OpQPShow     Op = "qp show"
+	OpQPTrace    Op = "qp trace"
+	OpProfile    Op = "debug pprof"
+	OpCapture    Op = "capture" // with the descriptor of the socket that the file is sent to
+)
+
+// Response answers a Request. Error is empty on success; Errno then is 0.
+type Response struct {
+	Error    string           `json:",omitempty"`
+	Errno    syscall.Errno    `json:",omitempty"`
+	Info     *Info            `json:",omitempty"`
+	Attached *Attached        `json:",omitempty"`
+	Links    []LinkInfo       `json:",omitempty"`
+	Contexts []ContextInfo    `json:",omitempty"`
+	Users    []UserInfo       `json:",omitempty"`
+	Devs     []DevInfo        `json:",omitempty"`
+	Faults   []FaultRuleState `json:",omitempty"`
+	ID       int              `json:",omitempty"` // of the fault rule that was added
+	Stats    []StatInfo       `json:",omitempty"`
+	QPs      []QPStatusInfo   `json:",omitempty"`
+	Trace    *QPTraceInfo     `json:",omitempty"`
+	Profile  []byte           `json:",omitempty"`
+}
+
+// Attach describes the program that is about to start.
+type Attach struct {
+	Args  []string // of the program, for people to read; see CutArgs
+	Trace bool     `json:",omitempty"` // the answer comes with a socket, on which the service sends a trace of its calls
+}
+
+// Attached is what the launcher needs as the program's guardian.
+type Attached struct {
+	Dir    string // where the queue files of the program's contexts are
+	Helped bool   `json:",omitempty"` // the service will ask for Help, and the launcher is to stay an ancestor
+	// Trace is the trace that Attach.Trace asks for; nil from a service that does not know of it. It comes as a descriptor.
+	Trace *CallTrace `json:"-"`
+}
+
+// Help is a message of the service to a launcher, over the connection that stands for the program.
+type Help struct {
+	MemOf int `json:",omitempty"` // thread whose /proc/TID/mem is wanted
+}
+
+// HelpAnswer answers Help. The descriptor that was asked for comes with it, unless Error is set.
+type HelpAnswer struct {
+	Error string        `json:",omitempty"`
+	Errno syscall.Errno `json:",omitempty"`
+}
+
+// Info describes the service.
+type Info struct {
+	PID      int  `json:"pid"`
+	Programs int  `json:"programs"`  // attached now, and captures
+	OnDemand bool `json:"on_demand"` // started by a client
+}
