@@ -182,6 +182,11 @@ func (r *Verification) count(frame int, ip []byte, cut bool) {
 	}
 }
 
+// maxSegment is no less than the longest RoCEv2 packet from BTH to ICRC: a path MTU of 4096 bytes, with at most 48 bytes of
+// headers and ICRC (XRCETH, AtomicETH). It bounds the number of sizes that segments tries, and the bytes of each: without
+// it, a hostile packet of 64 KiB costs the CRC of 500 MiB.
+const maxSegment = 4096 + 48
+
 // segments takes a packet for a batch that is still to be segmented, and checks the packets in it. If it is none there is
 // one bad packet.
 func segments(ip []byte) (good, bad int) {
@@ -210,7 +215,7 @@ func segments(ip []byte) (good, bad int) {
 			flow.ICRC(id, p) == binary.LittleEndian.Uint32(p[len(p)-roce.ICRCLen:])
 	}
 	// The capture does not tell the size, but only the right one makes the first packet right.
-	for size := shortest; size < len(data); size += 4 {
+	for size := shortest; size < min(len(data), maxSegment+1); size += 4 {
 		if !check(id, data[:size]) {
 			continue
 		}

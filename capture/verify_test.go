@@ -128,8 +128,11 @@ const batchLen = 7
 
 // segmented is a batch of packets of 200 bytes, the last of 40, that is still to be segmented. If bad is not 0
 // the one of that index is damaged, or the last.
-func segmented(version byte, bad int) []byte {
-	data := make([]byte, (batchLen-1)*200+40)
+func segmented(version byte, bad int) []byte { return segmentedAt(200, version, bad) }
+
+// segmentedAt does so with packets of another size.
+func segmentedAt(size int, version byte, bad int) []byte {
+	data := make([]byte, (batchLen-1)*size+40)
 	n := uint16(8 + len(data))
 	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	ip := []byte{0x45, 0, 0, 0, 0xff, 0xfe, 0x40, 0, 64, 17, 0, 0}
@@ -144,7 +147,7 @@ func segmented(version byte, bad int) []byte {
 	ip = append(ip, 0x12, 0xb7, 0x12, 0xb7, byte(n>>8), byte(n), 0, 0)
 	flow := roce.NewFlow(netip.AddrPortFrom(src, 4791), netip.AddrPortFrom(dst, 4791))
 	for i := range batchLen {
-		p := data[i*200 : min(i*200+200, len(data))]
+		p := data[i*size : min((i+1)*size, len(data))]
 		for k := range p {
 			p[k] = byte(i*31 + k)
 		}
@@ -307,6 +310,34 @@ func TestVerification(t *testing.T) {
 	sum.Add(Verification{Good: 10, Bad: 20, Unchecked: 30})
 	if sum.Good != 11 || sum.Bad != 22 || sum.Unchecked != 33 {
 		t.Errorf("sum is %+v", sum)
+	}
+}
+
+// The sizes of a batch are those of RoCEv2 packets; a larger one is not looked for.
+func TestVerifySegmentSizes(t *testing.T) {
+	for size, want := range map[int]string{
+		64: "icrc good 7 bad 0", 4096 + 48: "icrc good 7 bad 0", 4096 + 52: "icrc good 0 bad 1", 9000: "icrc good 0 bad 1",
+	} {
+		for _, version := range []byte{4, 6} {
+			p := segmentedAt(size, version, 0)
+			res, err := Verify(bytes.NewReader(file(t, false, layers.LinkTypeRaw, 0, p)))
+			if err != nil || res.String() != want {
+				t.Errorf("packets of %d bytes over IPv%d: got %v, %v, want %s", size, version, res, err, want)
+			}
+		}
+	}
+}
+
+// BenchmarkVerifyHostile verifies packets of 64 KiB that are no batch of any size.
+func BenchmarkVerifyHostile(b *testing.B) {
+	p := segmentedAt(9000, 4, 0)
+	p[60] ^= 1 // of the first packet
+	f := file(b, false, layers.LinkTypeRaw, 0, p)
+	b.SetBytes(int64(len(p)))
+	for b.Loop() {
+		if res, err := Verify(bytes.NewReader(f)); err != nil || res.Bad != 1 {
+			b.Fatalf("got %v, %v, want one bad packet", res, err)
+		}
 	}
 }
 
