@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/driver/rxe"
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
 )
@@ -115,6 +116,15 @@ func ParseLimit(text string, into *quota.Limits) error {
 			limit.Total, name, perUser, syscall.EINVAL))
 	}
 	into[kind] = limit
+	return nil
+}
+
+// checkRingBytes reports an error for a limit with which no user could have a queue pair.
+func checkRingBytes(l quota.Limit) error {
+	if most, least := l.Most(), rxe.MinQueueMemory(); most != 0 && most < least {
+		return fmt.Errorf("limit ring-bytes: %d bytes for one user are less than %d, which one queue pair takes; "+
+			"raise --limit ring-bytes=, or enlarge %s: %w", most, least, shmRoot, syscall.EINVAL)
+	}
 	return nil
 }
 

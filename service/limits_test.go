@@ -2,9 +2,12 @@ package service
 
 import (
 	"errors"
+	"strings"
 	"syscall"
 	"testing"
 
+	"verbena/driver/rxe"
+	"verbena/internal/ctl"
 	"verbena/internal/quota"
 )
 
@@ -70,6 +73,28 @@ func TestOwnLimits(t *testing.T) {
 	for k := range quota.NumKinds {
 		if err := user.Take(k, l[k].PerUser); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// A service does not start with a limit that leaves no user a queue pair.
+func TestTooFewRingBytes(t *testing.T) {
+	least := rxe.MinQueueMemory()
+	for _, c := range []struct {
+		limit quota.Limit
+		want  error
+	}{
+		{quota.Limit{PerUser: least}, nil}, {quota.Limit{}, nil}, {quota.Limit{PerUser: least, Total: 2 * least}, nil},
+		{quota.Limit{PerUser: least - 1}, syscall.EINVAL},
+		{quota.Limit{PerUser: least, Total: least}, syscall.EINVAL}, // of which a quarter is the reserve
+	} {
+		limits := quota.Limits{quota.RingBytes: c.limit}
+		s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.32"}}}, Limits: &limits})
+		if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), "raise --limit ring-bytes") {
+			t.Errorf("%+v: got %v, want %v", c.limit, err, c.want)
+		}
+		if err == nil {
+			s.Close()
 		}
 	}
 }

@@ -101,16 +101,19 @@ type Service struct {
 
 // New makes the devices, and whatever programs need to see them.
 func New(opts Options) (_ *Service, err error) {
+	limits := DefaultLimits(false)
+	if opts.Limits != nil {
+		limits = *opts.Limits
+	}
+	if err := checkRingBytes(limits[quota.RingBytes]); err != nil {
+		return nil, err
+	}
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
 		recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout}
 	s.programs.attached = map[*net.UnixConn]struct{}{}
 	if opts.Log != nil {
 		s.log, s.debugLog = limitLog(opts.Log)
 		go s.debugLog.run()
-	}
-	limits := DefaultLimits(false)
-	if opts.Limits != nil {
-		limits = *opts.Limits
 	}
 	s.quota = quota.New(limits)
 	refused := make(refusals, 16)

@@ -89,6 +89,7 @@ func TestServeDaemonFails(t *testing.T) {
 	v := at(t, filepath.Join(t.TempDir(), "sock"))
 	fails(t, v("serve", "--daemon", "--link", "rxe0=203.0.113.77"), "link rxe0", "203.0.113.77")
 	fails(t, v("serve", "--daemon", "--link", "mlx5_0=127.91.11.2"), "rxe followed by")
+	fails(t, v("serve", "--daemon", "--limit", "ring-bytes=8K"), "limit ring-bytes", "8192", "raise --limit ring-bytes=")
 	fails(t, v("link", "show"), "no service is running")
 }
 

@@ -44,7 +44,8 @@ type Config struct {
 	// Clock is where timeouts come from; nil: clock.System.
 	Clock clock.Clock
 	// QueueMemory is the shared memory, in bytes, that a program can have for its queues; 0: there is no bound. The
-	// sizes of queues that the device advertises are within it.
+	// sizes of queues that the device advertises are within it, all together for one queue pair. It is at least
+	// MinQueueMemory.
 	QueueMemory uint64
 	// Probed, if not nil, is called with each device that is made of the hardware, before it is registered. It must not
 	// call methods of the Hardware.
@@ -120,6 +121,10 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	if cfg.Network == nil {
 		return fail(fmt.Errorf("no network: %w", syscall.EINVAL))
 	}
+	sizes, err := limitsIn(cfg.QueueMemory)
+	if err != nil {
+		return fail(err)
+	}
 	var mac [6]byte
 	copy(mac[:], cfg.Netdev.MAC)
 	id := roce.EUI64(mac)
@@ -134,7 +139,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		taps:   cfg.Taps,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
-		limits: limitsIn(cfg.QueueMemory),
+		limits: sizes,
 
 		recovers: cfg.Recover,
 

@@ -1,8 +1,10 @@
 package rxe
 
 import (
+	"fmt"
 	"math/bits"
 	"os"
+	"syscall"
 
 	"verbena/uapi"
 )
@@ -21,26 +23,39 @@ type limits struct {
 }
 
 // limitsIn returns the largest limits with which a queue pair at all its limits and a completion queue at its own fit
-// into the memory, in bytes, that a program can have for its queues; 0 is no bound.
-func limitsIn(memory uint64) limits {
+// into the memory, in bytes, that a program can have for its queues; 0 is no bound. ENOMEM below MinQueueMemory.
+func limitsIn(memory uint64) (limits, error) {
 	l := limits{wr: maxQPWR, cqe: maxCQE}
-	for memory != 0 && l.wr > 1 && l.cqe > 1 {
-		send := ringMemory(int(l.wr), maxSendWQESize)
-		recv := ringMemory(int(l.wr), maxRecvWQESize)
-		cq := ringMemory(l.cqe, uapi.RXECQESize)
+	for memory != 0 {
+		work, completions := l.memory()
 		switch {
-		case send+recv+cq+dirPageSize <= memory:
-			return l
-		case send+recv >= cq:
+		case work+completions+dirPageSize <= memory:
+			return l, nil
+		case l.wr > 1 && (work >= completions || l.cqe == 1):
 			l.wr >>= 1
-		default:
+		case l.cqe > 1:
 			l.cqe >>= 1
+		default:
+			return l, fmt.Errorf("%d bytes of memory for queues are less than %d, which one queue pair takes: %w",
+				memory, MinQueueMemory(), syscall.ENOMEM)
 		}
 	}
-	return l
+	return l, nil
 }
 
-// ringMemory is the shared memory that a ring takes, in bytes.
+// memory returns the shared memory, in bytes, of the work queues of a queue pair, and of a completion queue, at the limits.
+func (l limits) memory() (work, completions uint64) {
+	work = ringMemory(int(l.wr), maxSendWQESize) + ringMemory(int(l.wr), maxRecvWQESize)
+	return work, ringMemory(l.cqe, uapi.RXECQESize)
+}
+
+// MinQueueMemory returns the least Config.QueueMemory, in bytes, with which a device can be made.
+func MinQueueMemory() uint64 {
+	work, completions := limits{wr: 1, cqe: 1}.memory()
+	return work + completions + dirPageSize
+}
+
+// ringMemory returns the shared memory that a ring takes, in bytes.
 func ringMemory(entries, size int) uint64 {
 	_, _, n := ringGeometry(entries, size)
 	page := os.Getpagesize()

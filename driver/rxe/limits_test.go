@@ -211,6 +211,14 @@ func TestLimits(t *testing.T) {
 		{48 << 20, 1<<14 - 1, 1<<15 - 1}, // a service in a container with 64 MB on /dev/shm
 		{16 << 20, 1<<12 - 1, 1<<15 - 1}, // a user of a shared one there
 		{1 << 20, 1<<7 - 1, 1<<13 - 1},
+		{64 << 10, 7, 1<<9 - 1},
+		{48 << 10, 7, 1<<8 - 1},
+		{32 << 10, 3, 1<<7 - 1},
+		{28 << 10, 1, 1<<7 - 1},
+		{24 << 10, 1, 1<<7 - 1},
+		{20 << 10, 1, 1<<6 - 1},
+		{20<<10 - 1, 1, 1<<5 - 1},
+		{16 << 10, 1, 1<<5 - 1},
 	} {
 		t.Run(fmt.Sprintf("%d bytes", c.memory), func(t *testing.T) {
 			l := newLimited(t, c.memory)
@@ -224,6 +232,9 @@ func TestLimits(t *testing.T) {
 			tested := map[string]bool{}
 			for _, x := range limitTests {
 				tested[x.field] = true
+				if x.field == "MaxMcastQPAttach" && c.memory != 0 && c.memory < 1<<20 {
+					continue // it takes as many queue pairs
+				}
 				if err := x.make(l); err != nil {
 					t.Errorf("%s: %v", x.field, err)
 				}
@@ -244,6 +255,24 @@ func TestLimits(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestTooLittleQueueMemory: a device is not made where no queue pair could be, nor is one made with less than it needs.
+func TestTooLittleQueueMemory(t *testing.T) {
+	for memory, want := range map[uint64]error{
+		1: syscall.ENOMEM, MinQueueMemory() - 1: syscall.ENOMEM, MinQueueMemory(): nil, 0: nil,
+	} {
+		d, err := New(Config{
+			Name: "rxe0", Addrs: []netip.Addr{addrA}, Network: simnet.New(simnet.Config{}), QueueMemory: memory,
+			Netdev: netdev.Interface{Name: "eth0", Index: 2, MTU: 9000, Up: true, Running: true},
+		})
+		if !errors.Is(err, want) {
+			t.Errorf("New with %d bytes: got %v, want %v", memory, err, want)
+		}
+		if err == nil {
+			check(t, d.Close())
+		}
 	}
 }
 
