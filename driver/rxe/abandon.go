@@ -162,7 +162,8 @@ var ErrNotQueues = errors.New("not a file of rxe queues")
 // room in the completion queues: a program that polls gets errors, instead of waiting for ever. It is for when the service
 // that owned the queues has died, and must not be called while it lives. The caller has opened the file for reading and
 // writing, has seen to it that it is the program's, and closes it. The program may still run; nothing in the file is
-// believed. ErrNotQueues if it holds something else.
+// believed, and the work is bounded by the memory that the file has. ErrNotQueues if it holds something else, or more
+// queues than there is memory for.
 func Abandon(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -172,7 +173,10 @@ func Abandon(f *os.File) error {
 		return fmt.Errorf("abandon queues: %s: %w", f.Name(), ErrNotQueues)
 	}
 	a := abandoned{file: f, size: fi.Size()}
-	defer a.close()
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		memory := st.Blocks * 512 // of which a queue pair has a page, and a work request a slot
+		a.qps, a.requests = memory/int64(os.Getpagesize()), memory/minSlot
+	}
 	if err := a.run(); err != nil {
 		return fmt.Errorf("abandon queues: %s: %w", f.Name(), err)
 	}
@@ -183,74 +187,91 @@ func Abandon(f *os.File) error {
 type abandoned struct {
 	file *os.File
 	size int64
-	maps [][]byte
-}
-
-func (a *abandoned) close() {
-	for _, m := range a.maps {
-		syscall.Munmap(m)
-	}
+	// The queue pairs and work requests that are left to look at: a program can make the directory a cycle, or list a ring
+	// any number of times.
+	qps, requests int64
 }
 
 func (a *abandoned) run() error {
 	next := uint64(0)
 	for n := 0; n == 0 || next != 0; n++ {
-		mem, err := a.mmap(next, dirPageSize)
-		if err != nil {
-			return err
-		}
-		h, ok := readShared[dirHeader](mem, 0)
-		if !ok || h.Magic != dirMagic || n == maxDirPages {
+		if n == maxDirPages {
 			return ErrNotQueues
 		}
-		for i := range dirPerPage {
-			e, ok := readShared[dirEntry](mem, uapi.SizeOf[dirHeader]()+i*uapi.SizeOf[dirEntry]())
-			if ok && e.Live == 1 {
-				a.flush(&e)
-			}
+		var err error
+		if next, err = a.page(next); err != nil {
+			return err
 		}
-		next = h.Next
 	}
 	return nil
 }
 
-// flush completes what is outstanding on one queue pair.
-func (a *abandoned) flush(e *dirEntry) {
-	for _, q := range []struct {
-		work, completions dirRing
-		opcode            uapi.WCOpcode
-	}{
-		{e.SQ, e.SendCQ, uapi.WCSend},
-		{e.RQ, e.RecvCQ, uapi.WCRecv},
-	} {
-		work, err1 := a.ring(q.work)
-		cq, err2 := a.ring(q.completions)
-		if err1 != nil || err2 != nil {
+// page completes what is outstanding on the queue pairs of a page of the directory, and returns the offset of the next.
+func (a *abandoned) page(at uint64) (next uint64, err error) {
+	mem, err := a.mmap(at, dirPageSize)
+	if err != nil {
+		return 0, err
+	}
+	defer munmap(mem)
+	h, ok := readShared[dirHeader](mem, 0)
+	if !ok || h.Magic != dirMagic {
+		return 0, ErrNotQueues
+	}
+	for i := range dirPerPage {
+		e, ok := readShared[dirEntry](mem, uapi.SizeOf[dirHeader]()+i*uapi.SizeOf[dirEntry]())
+		if !ok || e.Live != 1 {
 			continue
 		}
-		cons, ok1 := work.consumer()
-		prod, ok2 := cq.producer()
-		if !ok1 || !ok2 {
-			continue
+		if a.qps--; a.qps < 0 {
+			return 0, ErrNotQueues
 		}
-		for range work.mask {
-			var id [8]byte // the first field of both kinds of work requests
-			if filled, ok := work.peek(cons, id[:]); !filled || !ok {
-				break
-			}
-			wr := binary.NativeEndian.Uint64(id[:])
-			slot := make([]byte, uapi.RXECQESize)
-			uapi.Encode(slot, &uapi.WC{WRID: wr, Status: uapi.WCWRFlushErr, Opcode: q.opcode, QPNum: e.QPN})
-			if pushed, ok := cq.push(prod, slot); !pushed || !ok {
-				break
-			}
-			prod, cons = cq.next(prod), work.next(cons)
-			work.setConsumer(cons)
+		a.flush(e.SQ, e.SendCQ, uapi.WCSend, e.QPN)
+		a.flush(e.RQ, e.RecvCQ, uapi.WCRecv, e.QPN)
+		if a.requests == 0 {
+			return 0, ErrNotQueues
 		}
+	}
+	return h.Next, nil
+}
+
+// flush completes what is outstanding in a work queue of a queue pair.
+func (a *abandoned) flush(queue, completions dirRing, opcode uapi.WCOpcode, qpn uint32) {
+	work, err := a.ring(queue)
+	if err != nil {
+		return
+	}
+	defer munmap(work.mem)
+	cq, err := a.ring(completions)
+	if err != nil {
+		return
+	}
+	defer munmap(cq.mem)
+	cons, ok1 := work.consumer()
+	prod, ok2 := cq.producer()
+	if !ok1 || !ok2 {
+		return
+	}
+	for range work.mask {
+		var id [8]byte // the first field of both kinds of work requests
+		if filled, ok := work.peek(cons, id[:]); !filled || !ok {
+			return
+		}
+		if a.requests <= 0 {
+			return
+		}
+		a.requests--
+		wr := binary.NativeEndian.Uint64(id[:])
+		slot := make([]byte, uapi.RXECQESize)
+		uapi.Encode(slot, &uapi.WC{WRID: wr, Status: uapi.WCWRFlushErr, Opcode: opcode, QPNum: qpn})
+		if pushed, ok := cq.push(prod, slot); !pushed || !ok {
+			return
+		}
+		prod, cons = cq.next(prod), work.next(cons)
+		work.setConsumer(cons)
 	}
 }
 
-// ring maps a ring whose place is described in the file.
+// ring maps a ring whose place is described in the file. The caller unmaps its memory.
 func (a *abandoned) ring(at dirRing) (*ring, error) {
 	slots := uint64(at.Mask) + 1
 	if slots&(slots-1) != 0 || slots > 2*maxQPWR || at.Shift < 6 || at.Shift > 10 {
@@ -274,6 +295,7 @@ func (a *abandoned) mmap(offset uint64, n int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.maps = append(a.maps, m)
 	return m, nil
 }
+
+func munmap(m []byte) { _ = syscall.Munmap(m) }

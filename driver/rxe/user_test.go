@@ -3,6 +3,7 @@ package rxe
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -53,7 +54,7 @@ func (p *program) AllocShared(size int) (ib.Shared, error) {
 	n := (size + page - 1) / page * page
 	off := p.end
 	p.end += int64(n)
-	if err := p.file.Truncate(p.end); err != nil {
+	if err := syscall.Fallocate(int(p.file.Fd()), 0, off, int64(n)); err != nil {
 		return ib.Shared{}, err
 	}
 	m := p.mmapLocked(uint64(off), n)
@@ -545,14 +546,82 @@ func TestAbandonDistrusts(t *testing.T) {
 		if r.IntN(3) == 0 {
 			f = f[:r.IntN(len(f))]
 		}
-		check(t, os.WriteFile(damaged, f, 0o600))
+		writeFile(t, damaged, f)
 		_ = abandonPath(damaged) // must not crash, and must end
 	}
-	binary.NativeEndian.PutUint64(whole[8:], 0) // a page that names itself would be endless
-	copy(whole[8:], []byte{0, 0, 0, 0, 0, 0, 0, 0})
 	for _, f := range []string{t.TempDir(), filepath.Join(t.TempDir(), "none"), os.DevNull} {
 		if abandonPath(f) == nil {
 			t.Errorf("Abandon of %s has no error", f)
 		}
+	}
+}
+
+// writeFile makes a file that has memory for all its bytes, as a program's has.
+func writeFile(t *testing.T, path string, b []byte) {
+	t.Helper()
+	f, err := os.Create(path)
+	check(t, err)
+	defer f.Close()
+	check(t, syscall.Fallocate(int(f.Fd()), 0, 0, int64(max(len(b), 1))))
+	_, err = f.WriteAt(b, 0)
+	check(t, err)
+	check(t, f.Truncate(int64(len(b))))
+}
+
+// TestAbandonBounded: a directory that lists more than the file has memory for is not believed, however large the file
+// says it is.
+func TestAbandonBounded(t *testing.T) {
+	const (
+		work, slots = 40, 1024 // rings, each from a page on and over the next ones
+		cqAt        = 256 << 12
+		cqSlots     = 1 << 16
+	)
+	path := filepath.Join(t.TempDir(), "queues")
+	f, err := os.Create(path)
+	check(t, err)
+	defer f.Close()
+	page := os.Getpagesize()
+	check(t, f.Truncate(1<<40))
+	mem, err := syscall.Mmap(int(f.Fd()), 0, 64<<20, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	check(t, err)
+	defer func() { check(t, syscall.Munmap(mem)) }()
+	listed := func(entries int) {
+		uapi.Encode(mem, &dirHeader{Magic: dirMagic})
+		for i := range dirPerPage {
+			e := dirEntry{}
+			if i < entries {
+				e = dirEntry{Live: 1, QPN: 17, SQ: dirRing{Offset: uint64((1 + i) * page), Mask: slots - 1, Shift: 6},
+					SendCQ: dirRing{Offset: cqAt, Mask: cqSlots - 1, Shift: 6}}
+			}
+			uapi.Encode(mem[uapi.SizeOf[dirHeader]()+i*uapi.SizeOf[dirEntry]():], &e)
+		}
+	}
+	allocated := func(pages int) {
+		check(t, syscall.Fallocate(int(f.Fd()), 0, 0, int64(pages*page)))
+	}
+	allocated(8)
+	listed(dirPerPage)
+	if err := abandonPath(path); !errors.Is(err, ErrNotQueues) {
+		t.Errorf("%d queue pairs in 8 pages: got %v, want ErrNotQueues", dirPerPage, err)
+	}
+	allocated(64)
+	listed(work)
+	cq := &ring{mem: mem[cqAt : cqAt+cqSlots<<6+uapi.RXEQueueDataOffset], shift: 6, mask: cqSlots - 1}
+	cq.attach()
+	cq.format()
+	for i := range work {
+		r := &ring{mem: mem[(1+i)*page : (1+i)*page+slots<<6+uapi.RXEQueueDataOffset], shift: 6, mask: slots - 1}
+		r.attach()
+		r.format()
+		*r.prod = slots - 1
+	}
+	fi, err := f.Stat()
+	check(t, err)
+	most := uint32(fi.Sys().(*syscall.Stat_t).Blocks * 512 / minSlot)
+	if err := abandonPath(path); !errors.Is(err, ErrNotQueues) {
+		t.Errorf("%d work requests: got %v, want ErrNotQueues", work*(slots-1), err)
+	}
+	if *cq.prod == 0 || *cq.prod > most {
+		t.Errorf("%d work requests: got %d completions, want at most %d", work*(slots-1), *cq.prod, most)
 	}
 }
