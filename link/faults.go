@@ -170,13 +170,7 @@ func (f *Faults) judge(t *Train, v []verdict) (any bool) {
 
 // Listen is [Network.Listen].
 func (f *Faults) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
-	e := &faultEndpoint{
-		faults:   f,
-		receiver: r,
-		wake:     make(chan struct{}, 1),
-		stop:     make(chan struct{}),
-		done:     make(chan struct{}),
-	}
+	e := &faultEndpoint{faults: f, receiver: r}
 	inner, err := f.inner.Listen(addr, e)
 	if err != nil {
 		return nil, err
@@ -188,7 +182,7 @@ func (f *Faults) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 			inner.Close())
 	}
 	e.RawEndpoint = raw
-	go e.run()
+	e.runner = timeq.NewRunner(e.sendDue)
 	return e, nil
 }
 
@@ -199,9 +193,7 @@ type faultEndpoint struct {
 
 	receiver Receiver
 
-	wake chan struct{} // an earlier packet was put into the queue
-	stop chan struct{}
-	done chan struct{} // closed when run has returned
+	runner *timeq.Runner // of sendDue
 
 	lost    atomic.Uint64 // for want of room
 	waiting atomic.Int64  // number of packets in queue with behind > 0; written under mu
@@ -335,10 +327,7 @@ func (e *faultEndpoint) hold(p *heldPacket, d time.Duration) {
 		e.waiting.Add(1)
 	}
 	if item == e.queue.First() {
-		select {
-		case e.wake <- struct{}{}:
-		default:
-		}
+		e.runner.Wake()
 	}
 }
 
@@ -387,34 +376,18 @@ func (e *faultEndpoint) transmit(p *heldPacket) {
 	}
 }
 
-// run sends packets when they are due.
-func (e *faultEndpoint) run() {
-	defer close(e.done)
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	timer.Stop() // an idle endpoint sets no timer, also for the sake of virtual time
+// sendDue sends the packets that are due, and returns the time until the next is, 0 if there is none.
+func (e *faultEndpoint) sendDue() time.Duration {
 	for {
-		select {
-		case <-e.stop:
-			return
-		case <-e.wake:
-		case <-timer.C:
+		p, next := e.pop()
+		if p == nil {
+			return next
 		}
-		for {
-			p, next := e.pop()
-			if p == nil {
-				if next > 0 {
-					timer.Reset(next)
-				}
-				break
-			}
-			e.transmit(p)
-		}
+		e.transmit(p)
 	}
 }
 
-// pop takes the first packet out of the queue if it is due, else it tells how long there is to wait for it, or 0 if
-// there is none.
+// pop takes the first packet out of the queue if it is due; else it returns the time until it is, 0 if there is none.
 func (e *faultEndpoint) pop() (*heldPacket, time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -448,9 +421,8 @@ func (e *faultEndpoint) Close() error {
 	if !e.closed.Swap(true) {
 		e.queue.Clear()
 		e.waiting.Store(0)
-		close(e.stop)
 	}
 	e.mu.Unlock()
-	<-e.done
+	e.runner.Stop()
 	return e.RawEndpoint.Close()
 }

@@ -1,5 +1,5 @@
-// Package timeq is a queue of values by the time at which they are due: what clocks, networks in memory and fault rules
-// have in common.
+// Package timeq is a queue of values by the time at which they are due, and the goroutine that works one off: what clocks,
+// networks in memory and fault rules have in common.
 package timeq
 
 import (

@@ -161,12 +161,9 @@ func (b bare) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, error) {
 	if n.endpoints[addr] != nil {
 		return nil, fmt.Errorf("listen on %v: %w", addr, syscall.EADDRINUSE)
 	}
-	e := &endpoint{
-		net: n, addr: addr, receiver: r,
-		wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
-	}
+	e := &endpoint{net: n, addr: addr, receiver: r}
+	e.runner = timeq.NewRunner(e.deliver)
 	n.endpoints[addr] = e
-	go e.run()
 	return e, nil
 }
 
@@ -177,9 +174,7 @@ type endpoint struct {
 	receiver link.Receiver
 	stats    counters
 
-	wake chan struct{} // the head of queue has changed
-	stop chan struct{}
-	done chan struct{} // closed when run has returned
+	runner *timeq.Runner // of deliver
 
 	// Guarded by net.mu.
 	closed bool
@@ -331,7 +326,7 @@ func (n *Net) routeGroup(p *Packet, at time.Time) {
 // enqueue has a packet arrive at a time; net.mu is held.
 func (e *endpoint) enqueue(p *Packet, at time.Time) {
 	if e.queue.Push(at, p) == e.queue.First() {
-		e.rouse()
+		e.runner.Wake()
 	}
 }
 
@@ -369,37 +364,14 @@ func (n *Net) leave(e *endpoint, group netip.Addr) {
 	}
 }
 
-// rouse has run look at the queue.
-func (e *endpoint) rouse() {
-	select {
-	case e.wake <- struct{}{}:
-	default:
-	}
-}
-
-// run hands over packets when they arrive.
-func (e *endpoint) run() {
-	defer close(e.done)
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	timer.Stop() // where nothing is under way virtual time must be able to stand still
+// deliver hands over the packets that have arrived, and returns the time until the next does, 0 if nothing is under way.
+func (e *endpoint) deliver() time.Duration {
 	for {
-		select {
-		case <-e.stop:
-			return
-		case <-e.wake:
-		case <-timer.C:
+		a, next := e.arrivals()
+		if a == nil {
+			return next
 		}
-		for {
-			a, next := e.arrivals()
-			if a == nil {
-				if next > 0 {
-					timer.Reset(next)
-				}
-				break
-			}
-			e.receiver.Receive(a)
-		}
+		e.receiver.Receive(a)
 	}
 }
 
@@ -472,7 +444,7 @@ func (e *endpoint) Close() error {
 	n.mu.Lock()
 	if e.closed {
 		n.mu.Unlock()
-		<-e.done
+		e.runner.Stop()
 		return link.ErrClosed
 	}
 	e.closed = true
@@ -485,7 +457,6 @@ func (e *endpoint) Close() error {
 		n.leave(e, group)
 	}
 	n.mu.Unlock()
-	close(e.stop)
-	<-e.done
+	e.runner.Stop()
 	return nil
 }

@@ -1,0 +1,59 @@
+package timeq_test
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/internal/timeq"
+)
+
+// TestRunner: values are worked off when they are due, also those that come before the one that is waited for.
+func TestRunner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var q timeq.Queue[int]
+		var got []time.Duration
+		start := time.Now()
+		r := timeq.NewRunner(func() time.Duration {
+			mu.Lock()
+			defer mu.Unlock()
+			for {
+				first := q.First()
+				if first == nil {
+					return 0
+				}
+				if d := time.Until(first.Due()); d > 0 {
+					return d
+				}
+				q.Pop()
+				got = append(got, time.Since(start))
+			}
+		})
+		push := func(d time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			if i := q.Push(start.Add(d), 0); i == q.First() {
+				r.Wake()
+			}
+		}
+		push(5 * time.Second)
+		synctest.Wait()
+		push(2 * time.Second)
+		push(7 * time.Second)
+		time.Sleep(10 * time.Second)
+		push(11 * time.Second)
+		time.Sleep(time.Minute)
+		push(2 * time.Minute)
+		r.Stop()
+		r.Stop()
+		r.Wake() // which comes to nothing
+		time.Sleep(time.Hour)
+		want := []time.Duration{2 * time.Second, 5 * time.Second, 7 * time.Second, 11 * time.Second}
+		if !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+}
