@@ -12,8 +12,8 @@ import (
 	"verbena/internal/ctl"
 )
 
-// peer is who is at the other end of a connection, as the kernel knows it (SO_PEERCRED, unix(7)): not what a client
-// says of itself.
+// peer is the process and user at the other end of a connection, as the kernel knows them (SO_PEERCRED, unix(7)), not
+// as the client states them.
 type peer struct {
 	pid int // 0: not to be seen from here
 	uid int
@@ -96,7 +96,7 @@ var ids = ctl.IDs
 func (p peer) manages() bool { return p.uid == 0 || ids().Own(p.uid) }
 
 // public are the requests of users who may use the devices, but not manage the service: those that neither change
-// anything for others nor tell of them.
+// anything for others nor show what they have.
 var public = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpInfo: true, ctl.OpLinkShow: true, ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
 
 func (p peer) authorize(op ctl.Op) error {
@@ -110,7 +110,7 @@ func (p peer) authorize(op ctl.Op) error {
 // sees reports whether the peer may know of what a user's programs have: its own.
 func (p peer) sees(uid int) bool { return p.manages() || uid == p.uid && !ids().Anonymous(uid) }
 
-// visible are the contexts that the peer may know of: its own. Their keys and numbers are nobody else's business.
+// visible returns the contexts that the peer may know of: its own. Their keys and numbers are not for other users.
 func (p peer) visible(all []ctl.ContextInfo) []ctl.ContextInfo {
 	own := []ctl.ContextInfo{}
 	for _, c := range all {

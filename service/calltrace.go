@@ -11,12 +11,13 @@ import (
 	"verbena/internal/quota"
 )
 
-// callTrace sends the trace of a program to its launcher, line by line, and never waits for that: what does not fit into
-// the socket is counted, and the count is sent as soon as there is room.
+// callTrace sends the trace of a program to its launcher, line by line, and never waits for that: what does not fit
+// into the socket is counted, and the count is sent as soon as there is room.
 //
-// It is a socket and not a pipe, since the reader of a pipe holds the pipe's lock while it copies to its memory, which may
-// be a file of a FUSE server's: a writer, though it asks not to be blocked, would wait for that lock. The reader of a Unix
-// socket holds no lock that its writer takes. The queue is the kernel's: its size is fixed here, not by the reader.
+// It is a socket and not a pipe, since the reader of a pipe holds the pipe's lock while it copies to its memory, which
+// may be a file of a FUSE server's: a writer, though it asks not to be blocked, would wait for that lock. The reader of
+// a Unix socket holds no lock that its writer takes. The queue is the kernel's: its size is fixed here, not by the
+// reader.
 type callTrace struct {
 	mu     sync.Mutex
 	fd     int
@@ -24,8 +25,8 @@ type callTrace struct {
 	gone   bool   // the reader has closed its end
 }
 
-// traceQueue and traceQueueAtEnd are the size of the queue, in bytes of the kernel's memory before it doubles them, while
-// the program runs and for the last line: that fits even if the launcher has not read anything.
+// traceQueue and traceQueueAtEnd are the size of the queue, in bytes of the kernel's memory before it doubles them,
+// while the program runs and for the last line: that fits even if the launcher has not read anything.
 const (
 	traceQueue      = 160 << 10
 	traceQueueAtEnd = 200 << 10

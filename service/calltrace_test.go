@@ -11,8 +11,8 @@ import (
 	"verbena/internal/ctl"
 )
 
-// A launcher that does not read its trace holds up nothing: lines that do not fit are counted, and the rest of them at the
-// end, all without waiting.
+// A launcher that does not read its trace holds up nothing: lines that do not fit are counted, and the rest of them at
+// the end, all without waiting.
 func TestCallTraceNotRead(t *testing.T) {
 	trace, theirs, err := newCallTrace()
 	if err != nil {

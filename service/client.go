@@ -30,7 +30,8 @@ func (c *Client) Started() bool { return c.started }
 // lockPath returns the path of the lock that the service which has the location holds, as long as it lives.
 func lockPath(l ctl.Location) string { return l.Socket + ".lock" }
 
-// startPath returns the path of the lock that a client holds while it starts a service, which takes the other meanwhile.
+// startPath returns the path of the lock that a client holds while it starts a service, which takes the other
+// meanwhile.
 func startPath(l ctl.Location) string { return l.Socket + ".start" }
 
 // dial returns a client of the service that runs at loc.

@@ -199,8 +199,8 @@ func (s *Service) connected(c ctl.Conn) (done func()) {
 	}
 }
 
-// disconnect closes every connection. The kernel does so only when the process has ended, which a thread that waits for a
-// program's memory can hold up.
+// disconnect closes every connection. The kernel does so only when the process has ended, which a thread that waits for
+// a program's memory can hold up.
 func (s *Service) disconnect() {
 	s.connections.Lock()
 	defer s.connections.Unlock()
@@ -212,7 +212,7 @@ func (s *Service) disconnect() {
 // reply sends an answer to a client, which may not read it.
 func (s *Service) reply(c ctl.Conn, a *ctl.Response) error { return s.replyWith(c, a, nil) }
 
-// replyWith does so, with a descriptor, which stays the caller's.
+// replyWith sends an answer with a descriptor, which stays the caller's.
 func (s *Service) replyWith(c ctl.Conn, a *ctl.Response, fd *os.File) error {
 	c.SetWriteDeadline(time.Now().Add(restOfMessage))
 	defer c.SetWriteDeadline(time.Time{})
@@ -255,7 +255,7 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 		defer func() {
 			if p := recover(); p != nil {
 				s.log.Error("a request made the service panic", "op", r.Op, "panic", p, "stack", string(debug.Stack()))
-				res = result{err: fmt.Errorf("%s: the service has failed; its log says how: %w", ctl.Clip(string(r.Op)), syscall.EIO)}
+				res = result{err: fmt.Errorf("%s: the service has failed; see its log: %w", ctl.Clip(string(r.Op)), syscall.EIO)}
 			}
 			done <- res
 		}()
@@ -274,7 +274,7 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 	case res := <-done:
 		return res.a, res.err
 	case <-timer.C:
-		return nil, fmt.Errorf("%s: not done after %v, since a program's memory does not answer; it goes on, and `verbena dev show` tells how far it is: %w",
+		return nil, fmt.Errorf("%s: not done after %v, since a program's memory does not answer; it goes on, and `verbena dev show` shows its progress: %w",
 			ctl.Clip(string(r.Op)), limit, syscall.ETIMEDOUT)
 	}
 }
@@ -403,8 +403,8 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 	return nil, fmt.Errorf("malformed request %q: %w", ctl.Clip(string(r.Op)), syscall.EINVAL)
 }
 
-// attach supervises a program until all its processes have ended. The connection only tells the launcher that
-// the service lives; a launcher that dies does not end its program.
+// attach supervises a program until all its processes have ended. The connection shows the launcher
+// that the service lives; a launcher that dies does not end its program.
 func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File) {
 	process, err := who.process(c.UnixConn)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"verbena/internal/ctl"
 )
 
-// link finds a link that a program may rely on to stay as it is configured from now on.
+// devLink returns the link of a name, and marks the service as configured by hand.
 func (s *Service) devLink(name string) (*rxeLink, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,8 +26,8 @@ func (s *Service) devLink(name string) (*rxeLink, error) {
 }
 
 // DevReset takes a device through a reset, and returns when the recovered one can be used; with a moment, or hardware
-// that is unreachable without end, at once. User contexts of the device become zombies. EBUSY while the hardware does not
-// answer.
+// that is unreachable without end, at once. User contexts of the device become zombies. EBUSY while the hardware does
+// not answer.
 func (s *Service) DevReset(r ctl.DevReset) error {
 	l, err := s.devLink(r.Name)
 	if err != nil {
@@ -41,7 +41,7 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 		return nil
 	}
 	if l.slot.Status().State == slot.Recovering && l.hw.State() == rxe.HardwareUnreachable {
-		return fmt.Errorf("dev reset %s: a reset waits for its hardware, which does not answer; `verbena dev plug %s` has it answer: %w",
+		return fmt.Errorf("dev reset %s: a reset waits for its hardware, which does not answer; `verbena dev plug %s` makes it answer: %w",
 			r.Name, r.Name, syscall.EBUSY)
 	}
 	if err := l.plugged("dev reset"); err != nil {
@@ -62,7 +62,7 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 			return err
 		}
 	case r.At != "":
-		return fmt.Errorf("dev reset %s: no moment %q: it is %s or %s: %w", r.Name, r.At, ctl.DevRegistration, ctl.DevCompletion, syscall.EINVAL)
+		return fmt.Errorf("dev reset %s: moment %q is neither %s nor %s: %w", r.Name, r.At, ctl.DevRegistration, ctl.DevCompletion, syscall.EINVAL)
 	default:
 		away()
 	}
@@ -86,7 +86,7 @@ func (s *Service) reset(l *rxeLink) error {
 	return err
 }
 
-// plugged is nil if there is a device, or will be when what is going on is over.
+// plugged reports an error unless there is a device, or will be at the end of a reset.
 func (l *rxeLink) plugged(doing string) error {
 	if l.slot.Device() != nil || l.slot.Status().State == slot.Recovering {
 		return nil
@@ -100,7 +100,7 @@ type outage struct {
 	end *time.Timer // nil: none, or without end
 }
 
-// begin has the hardware not answer for d; 0: until somebody has it return. An earlier outage no longer ends this one.
+// begin disconnects the hardware for d; 0: until over. The end of an earlier outage does not end this one.
 func (o *outage) begin(hw *rxe.Hardware, d time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -111,7 +111,7 @@ func (o *outage) begin(hw *rxe.Hardware, d time.Duration) {
 	}
 }
 
-// over has the hardware answer.
+// over reconnects the hardware.
 func (o *outage) over(hw *rxe.Hardware) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -150,7 +150,7 @@ func (s *Service) DevPlug(name string) error {
 			return l.slot.Plug()
 		}
 		if l.hw.State() == rxe.HardwareHung {
-			return fmt.Errorf("dev plug %s: it is plugged in, and hangs; `verbena dev reset %s` has it work again: %w", name, name, syscall.EBUSY)
+			return fmt.Errorf("dev plug %s: it is plugged in, and hangs; `verbena dev reset %s` ends that: %w", name, name, syscall.EBUSY)
 		}
 		return fmt.Errorf("dev plug %s: it is plugged in already: %w", name, syscall.EBUSY)
 	}
@@ -167,7 +167,7 @@ func (s *Service) DevPlug(name string) error {
 	return l.slot.Status().Err
 }
 
-// DevHang has a device stop: it takes work requests, and carries none out, until it is reset or plugged in anew.
+// DevHang stops a device: it accepts work requests, and executes none, until it is reset or plugged in anew.
 func (s *Service) DevHang(name string) error {
 	l, err := s.devLink(name)
 	if err != nil {

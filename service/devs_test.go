@@ -31,7 +31,7 @@ func TestDevMistakes(t *testing.T) {
 	}{
 		{"reset of none", func() error { return s.DevReset(ctl.DevReset{Name: "rxe9"}) }, syscall.ENODEV, "there are: rxe0"},
 		{"two moments", func() error { return reset(ctl.DevReset{AtWR: 1, At: ctl.DevCompletion}) }, syscall.EINVAL, "one moment"},
-		{"no such moment", func() error { return reset(ctl.DevReset{At: "noon"}) }, syscall.EINVAL, "registration or completion"},
+		{"no such moment", func() error { return reset(ctl.DevReset{At: "noon"}) }, syscall.EINVAL, "registration nor completion"},
 		{"second plug", func() error { return do(ctl.OpDevPlug) }, syscall.EBUSY, "plugged in already"},
 		{"hang", func() error { return do(ctl.OpDevHang) }, 0, ""},
 		{"plug of a device that hangs", func() error { return do(ctl.OpDevPlug) }, syscall.EBUSY, "`verbena dev reset rxe0`"},

@@ -23,7 +23,7 @@ type hostInterfaces struct{ *netdev.Watcher }
 
 func (hostInterfaces) All() ([]netdev.Interface, error) { return netdev.All() }
 
-// follow has the devices follow the interfaces until that is closed.
+// follow updates the devices to the interfaces until from is closed.
 func (s *Service) follow(from Interfaces) {
 	for {
 		s.refresh(from)
@@ -50,7 +50,7 @@ func (s *Service) refresh(from Interfaces) {
 			l.news.Store(&list)
 			s.bringUp(l)
 		}()
-		timer := time.NewTimer(followPatience)
+		timer := time.NewTimer(followTimeout)
 		select {
 		case <-done:
 		case <-timer.C: // what it receives is for a program whose memory does not answer
@@ -60,8 +60,8 @@ func (s *Service) refresh(from Interfaces) {
 	}
 }
 
-// followPatience bounds the time for which one device keeps the next from following its interface.
-const followPatience = 2 * time.Second
+// followTimeout bounds the time for which one device keeps the next from following its interface.
+const followTimeout = 2 * time.Second
 
 // bringUp brings a device up to its news, or leaves it to the call that is at it.
 func (s *Service) bringUp(l *rxeLink) {
@@ -73,7 +73,7 @@ func (s *Service) bringUp(l *rxeLink) {
 	}
 }
 
-// setInterface tells the device of its interface; l.following is held.
+// setInterface updates the device to its interface; l.following is held.
 func (s *Service) setInterface(l *rxeLink, list []netdev.Interface) {
 	s.mu.Lock()
 	host, addrs := l.now(list)
@@ -109,7 +109,7 @@ func (l *rxeLink) now(list []netdev.Interface) (netdev.Interface, []netip.Addr) 
 	return host, slices.DeleteFunc(slices.Clone(l.addrs), func(a netip.Addr) bool { return !host.Has(a) })
 }
 
-// owner is the link that uses an address, nil if none does.
+// owner returns the link that uses an address, nil if none does.
 func (s *Service) owner(a netip.Addr) *rxeLink {
 	s.mu.Lock()
 	defer s.mu.Unlock()

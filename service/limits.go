@@ -57,8 +57,8 @@ const maxRingBytes = 1000 << 20
 // maxThreads is beyond all threads that the limits allow, so that the runtime does not end the service.
 const maxThreads = 30000
 
-// DefaultLimits are the limits of a service on this machine: shared with other users, or this user's own. In one's own
-// the user may hold what a service can hold, and the tables of the devices are the limit for objects.
+// DefaultLimits returns the limits of a service on this machine: shared with other users, or this user's own. In one's
+// own the user may hold what a service can hold, and the tables of the devices are the limit for objects.
 //
 // With two users at their limits, a third still gets 10,000 queue pairs with what belongs to them. The descriptors
 // together stay below seven eighths of RLIMIT_NOFILE, the mappings below half of vm.max_map_count, and the memory of

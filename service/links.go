@@ -72,8 +72,8 @@ func (s *Service) openLink(spec ctl.LinkSpec) (*rxeLink, error) {
 	return s.openLinkOn(spec, host, addrs, len(spec.Addrs) > 0)
 }
 
-// openLinkOn makes a device on addresses of an interface: on these alone if they are fixed, else they will be followed by
-// whatever others the interface gets.
+// openLinkOn makes a device on addresses of an interface: on these alone if they are fixed, else they will be followed
+// by whatever others the interface gets.
 func (s *Service) openLinkOn(spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr, fixed bool) (*rxeLink, error) {
 	for _, a := range addrs {
 		if o := s.owner(a); o != nil {
@@ -282,7 +282,7 @@ func (s *Service) forgetLink(l *rxeLink) {
 	}
 }
 
-// all are the links at the moment.
+// all returns the present links.
 func (s *Service) all() []*rxeLink {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,21 +30,21 @@ type Listener struct {
 	once   sync.Once
 }
 
-// listenPatience bounds the wait of Listen for a service that is ending; it is longer than a service takes for that.
-const listenPatience = CloseTimeout + 2*time.Second
+// listenTimeout bounds the wait of Listen for a service that is ending; it is longer than a service takes for that.
+const listenTimeout = CloseTimeout + 2*time.Second
 
-// Listen claims the location. Whoever may write to a file of shared's owner and mode may connect; nil: only this user,
-// and root.
+// Listen claims the location. Every user who may write to a file of shared's owner and mode may connect; nil: only this
+// user, and root.
 //
 // A socket that nothing listens on was left behind, and is replaced. Anything else that has the path stays as it is:
 // EADDRINUSE where a service, or another program, answers or the lock is held; EEXIST where there is no socket; EPERM
 // where the socket is another user's, or others may rename what is in the directory. It waits for a service that is
 // ending. It may sleep.
 func Listen(loc ctl.Location, shared *supervisor.Node) (_ *Listener, err error) {
-	return listen(loc, shared, listenPatience)
+	return listen(loc, shared, listenTimeout)
 }
 
-func listen(loc ctl.Location, shared *supervisor.Node, patience time.Duration) (_ *Listener, err error) {
+func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_ *Listener, err error) {
 	if err := loc.Check(); err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func listen(loc ctl.Location, shared *supervisor.Node, patience time.Duration) (
 	if err := l.trusted(); err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		l.lock, err = flock(lockPath(loc), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			break
@@ -134,7 +134,7 @@ func (l *Listener) clear(loc ctl.Location) error {
 	return nil
 }
 
-// bind makes the socket. Nobody else may connect before it has the owner and mode it is to have.
+// bind makes the socket. No other user may connect before it has its owner and mode.
 func (l *Listener) bind(shared *supervisor.Node) error {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		// The path gets the mode that the socket has when it is bound. (unix_bind_bsd)

@@ -13,7 +13,7 @@ type logLimit struct {
 	perSecond float64
 }
 
-// The limits of what is logged about one user's doings, and of everything together.
+// The limits of log lines about one user, and of all lines together.
 var (
 	userLogLimit  = logLimit{burst: 20, perSecond: 2}
 	totalLogLimit = logLimit{burst: 200, perSecond: 50}
@@ -22,7 +22,7 @@ var (
 // maxLogUsers is how many users have a limit of their own; more share one.
 const maxLogUsers = 1024
 
-// uidKey is the attribute of a line that tells whose doings it is about.
+// uidKey is the attribute of a line that names the user it is about.
 const uidKey = "uid"
 
 // Records below the level of Info have limits of their own, so that they keep no warning from being written.
@@ -33,7 +33,7 @@ var (
 
 // limitLog returns a logger that writes no more than the limits allow. Lines that are suppressed are counted, and the
 // number is logged within a moment. Records below the level of Info are written by debugQueue.run, which the caller
-// starts: threads that answer programs do not wait for whoever reads the log.
+// starts: threads that answer programs do not wait for the reader of the log.
 func limitLog(l *slog.Logger) (*slog.Logger, *debugQueue) {
 	q := &debugQueue{records: make(chan debugRecord, maxDebugRecords), over: make(chan struct{}), done: make(chan struct{})}
 	return slog.New(&limitedLog{to: l.Handler(), queue: q,
@@ -77,7 +77,7 @@ func (q *debugQueue) run() {
 	}
 }
 
-// close has run write what there is, and end; it waits for that.
+// close ends run when it has written what is queued, and waits for that.
 func (q *debugQueue) close() {
 	if q != nil {
 		q.once.Do(func() { close(q.over) })
@@ -177,7 +177,7 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 	return nil
 }
 
-// allow reports whether a line may be written. For the first that may not it has report called in a moment.
+// allow reports whether a line may be written. For the first that may not, it schedules report.
 func (s *logState) allow(uid int64, known bool, now time.Time, report func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -69,8 +69,8 @@ func TestLogLimitTotal(t *testing.T) {
 	})
 }
 
-// Debug records have limits of their own, and no warning is kept out by them; they are written by a goroutine, in order,
-// and all that is queued is written at the end.
+// Debug records have limits of their own, and no warning is kept out by them; they are written by a goroutine, in
+// order, and all that is queued is written at the end.
 func TestLogLimitDebug(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer

@@ -56,10 +56,10 @@ func openLog(path string) (*os.File, error) {
 }
 
 // flock takes an advisory lock on a file that it makes if need be; how is unix.LOCK_EX or LOCK_SH, with LOCK_NB to
-// not wait: then the error is EWOULDBLOCK if somebody else has it. The lock is on the file that has the path when flock
-// returns.
+// not wait: then the error is EWOULDBLOCK if another holder has it. The lock is on the file that has the path when
+// flock returns.
 func flock(path string, how int) (*os.File, error) {
-	const attempts = 100 // each one lost to somebody who has replaced the file meanwhile
+	const attempts = 100 // each one fails if the file was replaced meanwhile
 	for range attempts {
 		f, err := openOwn(path)
 		if errors.Is(err, syscall.EPERM) && gone(path) {
@@ -107,7 +107,7 @@ func ignoringEINTR(f func() error) error {
 	}
 }
 
-// openDirectory opens a directory to name what is in it: whoever renames the directory meanwhile changes nothing.
+// openDirectory opens a directory to name the files in it, also after the directory was renamed.
 func openDirectory(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -116,7 +116,7 @@ func openDirectory(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// procPath is a path of what a descriptor of this process refers to.
+// procPath returns a path of the file that a descriptor of this process refers to.
 func procPath(f *os.File, name string) string {
 	return filepath.Join(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), name)
 }

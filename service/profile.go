@@ -22,8 +22,8 @@ const maxProfile = 32 << 20
 // profiling is held while a profile is made: the runtime is the process's.
 var profiling sync.Mutex
 
-// Profile makes a profile of this process, and returns it when that is done; it ends early if the service does. EBUSY while
-// another one is being made, EINVAL for a kind or time that there is not, EFBIG for one of more than 32 MiB.
+// Profile makes a profile of this process, and returns it when that is done; it ends early if the service does. EBUSY
+// while another one is being made, EINVAL for a kind or time that there is not, EFBIG for one of more than 32 MiB.
 func (s *Service) Profile(p ctl.Profile) ([]byte, error) {
 	timed := p.Kind == ctl.ProfileCPU || p.Kind == ctl.ProfileTrace
 	switch {

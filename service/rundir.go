@@ -19,8 +19,8 @@ import (
 const shmRoot = "/dev/shm"
 
 // runDir is the service's own directory on /dev/shm: the trees that programs see, and the queue files. The service, and
-// each guardian of the same user, holds a shared lock on it; what nobody holds was left behind and is removed by the
-// next service.
+// each guardian of the same user, holds a shared lock on it; a directory without a lock was left behind and is removed
+// by the next service.
 type runDir struct {
 	path string
 	hold *os.File
@@ -55,7 +55,7 @@ func (d *runDir) close() {
 	removeIfUnheld(filepath.Base(d.path))
 }
 
-// remove removes the directory, whoever else holds it: for a process that is about to end by force.
+// remove removes the directory even if it is locked: for a process that is about to end by force.
 func (d *runDir) remove() {
 	if root, err := os.OpenRoot(shmRoot); err == nil {
 		defer root.Close()
@@ -239,7 +239,7 @@ func (d *SessionDir) owns(f *os.File) error {
 	if os.Geteuid() != 0 || d.uid != 0 {
 		return ordinary(f)
 	}
-	// A program that root has started may have become another user since; and nobody else can name files here.
+	// A program that root has started may have become another user since; and no other user can name files here.
 	fi, err := f.Stat()
 	if err == nil && !fi.Mode().IsRegular() {
 		err = fmt.Errorf("%s is not an ordinary file: %w", f.Name(), syscall.EPERM)

@@ -29,14 +29,13 @@ type Options struct {
 	Links []ctl.LinkSpec
 	// Wire sends every packet through a UDP socket, also between devices of this service.
 	Wire bool
-	// Node is the owner and mode of the device files; the zero value: root's, for everybody.
+	// Node is the owner and mode of the device files; the zero value: root's, for all users.
 	Node supervisor.Node
-	// AskLaunchers has the service reach programs through their launchers, as where Yama restricts it.
+	// AskLaunchers makes the service reach programs through their launchers, as where Yama restricts it.
 	AskLaunchers bool
 	// Seed makes what is random repeatable.
 	Seed uint64
-	// Idle ends Serve when no program has been attached for so long, and nobody has configured links or faults; 0:
-	// never.
+	// Idle ends Serve when no program has been attached for so long, and no links or faults were configured; 0: never.
 	Idle time.Duration
 	// OnDemand: a client has started the service, not a user. While it is not in use it yields to one that a user
 	// starts.
@@ -260,7 +259,7 @@ const abandonTime = 500 * time.Millisecond
 // Stop makes Serve return.
 func (s *Service) Stop() { s.stop() }
 
-// Ended is closed once the service is to stop.
+// Ended returns a channel that is closed once the service is to stop.
 func (s *Service) Ended() <-chan struct{} { return s.ended.Done() }
 
 func (s *Service) waitUntilOver() {

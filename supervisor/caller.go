@@ -32,7 +32,7 @@ func (w *worker) prove() error {
 	return nil
 }
 
-// goneOr is errGone if the caller has gone, which explains the error, else that.
+// goneOr returns errGone if the caller has gone, which explains the error, else err.
 func (w *worker) goneOr(err error) error {
 	if gone := w.prove(); gone != nil {
 		return gone
@@ -184,7 +184,7 @@ func (p *process) closeSpace(s *umem.Process) {
 	p.user.Give(quota.Descriptors, spaceDescriptors)
 }
 
-// lockLimit is the limit of the account.
+// lockLimit returns the limit of the account.
 func (t *Session) lockLimit(p *process) (uint64, error) {
 	t.mu.Lock()
 	s := p.space
@@ -373,7 +373,7 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, err error) {
 	return nil, nil, fmt.Errorf("open memory of process %d: %w", th.id.pid, err)
 }
 
-// memory is the caller's memory for one answer, whatever becomes of the caller.
+// memory returns the caller's memory for one answer, also if the caller ends meanwhile.
 func (w *worker) memory() (*umem.Files, error) {
 	th, err := w.look()
 	if err != nil {

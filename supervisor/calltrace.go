@@ -20,8 +20,8 @@ type callTrace struct {
 	flags   uint64 // of openat2
 }
 
-// CommandTrace is where package uverbs describes the present command; nil while the session is not traced.
-// (uverbs.Tracer)
+// CommandTrace returns the place where package uverbs describes the present command; nil while the session is not
+// traced. (uverbs.Tracer)
 func (w *worker) CommandTrace() *uverbs.CommandTrace {
 	if w.trace == nil {
 		return nil

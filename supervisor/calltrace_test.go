@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestTrace: each call that is answered is shown once, with its arguments, result and time; what the kernel answers, and
-// doorbells, are not. A session that is not traced shows nothing, though another one is.
+// TestTrace: each call that is answered is shown once, with its arguments, result and time; what the kernel answers,
+// and doorbells, are not. A session that is not traced shows nothing, though another one is.
 func TestTrace(t *testing.T) {
 	w := newWorld(t)
 	var traced logBook

@@ -18,7 +18,7 @@ import (
 // execPatience is how long an exec waits for accesses to the process's memory that go on; then it fails with EAGAIN.
 const execPatience = time.Second
 
-// execute is execve(2) or execveat(2).
+// execute answers execve(2) or execveat(2).
 func (w *worker) execute() verdict {
 	w.begin(callExecve)
 	for _, s := range w.session.executes(w.n.tid) {

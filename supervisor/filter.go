@@ -57,7 +57,7 @@ const (
 	numConditions
 )
 
-// calls tell when each of them is trapped.
+// calls lists when each of them is trapped.
 var calls = [numCalls]struct {
 	name string
 	trap condition
@@ -204,7 +204,7 @@ func callOf(n *notification) call {
 	return callOther
 }
 
-// FirstFD is the first number that a command file's descriptor may get in a program. The filter tells the
+// FirstFD returns the first number that a command file's descriptor may get in a program. The filter recognises the
 // descriptors that it traps by their number, so it has to be above what a program uses otherwise, and below the hard
 // RLIMIT_NOFILE that the program will have.
 func FirstFD(hardLimit uint64) uint32 {

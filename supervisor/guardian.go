@@ -13,12 +13,12 @@ import (
 	"verbena/uapi"
 )
 
-// Guard looks after the program when its supervisor dies, which lost, closed, tells: without anybody to answer, every
-// trapped call would fail with ENOSYS, and those that the supervisor had received would wait for ever. It returns at
-// once; the guard ends with Wait.
+// Guard looks after the program when its supervisor dies, which closes lost: without a guardian, every trapped call
+// would fail with ENOSYS, and those that the supervisor had received would never return. It returns at once; the guard
+// ends with Wait.
 //
 // From then on files are opened as without a supervisor, and calls on open device files fail with EIO. A call that
-// the supervisor had received but not answered cannot be looked at any more, it is only let go: the kernel then sees
+// the supervisor had received but not answered cannot be read any more, and is continued: the kernel then executes
 // an ioctl or a write on an ordinary file, which fails with ENOTTY or EINVAL, or the real path. Then abandon is called,
 // once, for what the program waits for without a call.
 func (p *Program) Guard(lost <-chan struct{}, abandon func()) {

@@ -23,7 +23,7 @@ type Helper interface {
 }
 
 // Ancestor is the Helper in the process that called Start. It serves the processes that have come from here, and no
-// others: whoever asks may be another user's service.
+// others: the request may come from another user's service.
 type Ancestor struct{}
 
 // OpenMem implements Helper.
@@ -56,7 +56,7 @@ func descends(tid int) error {
 	return fmt.Errorf("process %d does not descend from this one: %w", tid, unix.EPERM)
 }
 
-// parentOf is the process of a thread, and that process's parent.
+// parentOf returns the process of a thread, and that process's parent.
 func parentOf(tid int) (pid, parent int, err error) {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {
@@ -71,14 +71,14 @@ func parentOf(tid int) (pid, parent int, err error) {
 			parent, err = strconv.Atoi(strings.TrimSpace(value))
 		}
 		if err != nil {
-			return 0, 0, fmt.Errorf("cannot make sense of the status of process %d: %w", tid, err)
+			return 0, 0, fmt.Errorf("malformed status of process %d: %w", tid, err)
 		}
 	}
 	return pid, parent, nil
 }
 
-// ptraceScope is how Yama restricts who may access another's memory: 0, not at all; 1, to ancestors; 2, to
-// CAP_SYS_PTRACE; 3, to nobody. (Documentation/admin-guide/LSM/Yama.rst)
+// ptraceScope returns how Yama restricts access to another process's memory: 0, not at all; 1, to ancestors; 2, to
+// CAP_SYS_PTRACE; 3, entirely. (Documentation/admin-guide/LSM/Yama.rst)
 func ptraceScope() string {
 	b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
 	if err != nil {

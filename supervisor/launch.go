@@ -127,7 +127,8 @@ func Start(l *Launch) (_ *Program, err error) {
 	return p, nil
 }
 
-// forkExec is called on the filtered thread. A file without a magic number is a shell script, as execvp(3) has it.
+// forkExec starts the program; it is called on the filtered thread. A file without a magic number is a shell script, as
+// execvp(3) has it.
 func forkExec(l *Launch, attr *syscall.ProcAttr) (pid int, err error) {
 	pid, err = syscall.ForkExec(l.Path, l.Args, attr)
 	if errors.Is(err, syscall.ENOEXEC) {
@@ -137,7 +138,7 @@ func forkExec(l *Launch, attr *syscall.ProcAttr) (pid int, err error) {
 	return pid, err
 }
 
-// PID is the program's process id.
+// PID returns the program's process id.
 func (p *Program) PID() int { return p.pid }
 
 // Signal sends the program a signal; os.ErrProcessDone when it has ended.
@@ -154,7 +155,7 @@ func (p *Program) Signal(sig syscall.Signal) error {
 // the program has started may still run; it stays under supervision, but is not guarded any more.
 func (p *Program) Wait() (code int) {
 	p.wait.Do(func() {
-		// The number stays taken until there is nobody left who would send it a signal.
+		// The number stays taken while a signal may still be sent to it.
 		for {
 			err := unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 			if err != unix.EINTR {

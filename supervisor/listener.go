@@ -9,21 +9,21 @@ import (
 	"verbena/internal/sched"
 )
 
-// source is where one thread receives notifications until it is told to stop.
+// source is where one thread receives notifications until it is stopped.
 type source struct {
 	listener int
 	fds      [2]unix.PollFd
 	in       *intake
 }
 
-// intake is what the sources of one listener share. To receive when there is no notification may sleep for ever, so one
-// at a time does, and looks again whether there is still one if another has been faster.
+// intake is what the sources of one listener share. To receive when there is no notification may sleep without bound,
+// so one at a time does, and looks again whether there is still one if another has been faster.
 type intake struct {
 	mu    sched.Mutex
 	taken atomic.Uint64 // notifications so far
 }
 
-// newSource: stop becomes readable, or has no writer any more, when receiving is to end.
+// newSource returns a source that ends when stop becomes readable, or has no writer any more.
 func newSource(listener, stop *os.File, in *intake) *source {
 	s := &source{listener: int(listener.Fd()), in: in}
 	s.fds[0] = unix.PollFd{Fd: int32(s.listener), Events: unix.POLLIN}
@@ -33,7 +33,7 @@ func newSource(listener, stop *os.File, in *intake) *source {
 
 // next waits for a notification. It returns false when no process is left under the filter, or on stop.
 //
-// It polls because before Linux 6.11 to receive from a listener without processes would sleep for ever.
+// It polls because before Linux 6.11 to receive from a listener without processes would never return.
 func (s *source) next(n *notification) bool {
 	for {
 		before := s.in.taken.Load()
@@ -59,7 +59,7 @@ func (s *source) receive(before uint64, n *notification) bool {
 	return receive(s.listener, n) == nil
 }
 
-// poll waits up to a time in milliseconds, -1 for ever, for a notification. ok is false at the end.
+// poll waits up to a time in milliseconds, -1 for no bound, for a notification. ok is false at the end.
 func (s *source) poll(timeout int) (ready, ok bool) {
 	n, err := unix.Poll(s.fds[:], timeout)
 	if err != nil || n == 0 {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestDebugLog: at the level of Debug the log has who opened and closed a device file, and each command that was refused,
-// with the errno, the reason and the user; above that it has none of them.
+// TestDebugLog: at the level of Debug the log has who opened and closed a device file, and each command that was
+// refused, with the errno, the reason and the user; above that it has none of them.
 func TestDebugLog(t *testing.T) {
 	var logs logBook
 	w := newWorld(t, func(c *SupervisorConfig) { c.Log = logs.loggerAt(slog.LevelDebug) })

@@ -17,8 +17,8 @@ import (
 // queueSuffix ends the names of the files that programs have in place of device files.
 const queueSuffix = ".queues"
 
-// openFile is a device file that a program has open. What the program really has is a descriptor of the queue file,
-// which it can map; the calls on that are trapped by its number. It is closed when the program's last descriptor and
+// openFile is a device file that a program has open. The program's descriptor is one of the queue file, which it
+// can map; the calls on that are trapped by its number. It is closed when the program's last descriptor and
 // mapping of the queue file have gone.
 //
 //	open --close--> closing --last call returned--> ended
@@ -148,7 +148,7 @@ func (f *openFile) leave() {
 // closed reports whether close was called.
 func (f *openFile) closed() bool { return f.calls.Load() >= closing }
 
-// close ends the file when the calls that are being answered have returned, which ended tells. It may be called
+// close ends the file when the calls that are being answered have returned, and closes f.ended then. It may be called
 // again.
 func (f *openFile) close() {
 	for {
@@ -164,7 +164,7 @@ func (f *openFile) close() {
 	}
 }
 
-// The kernel tells of a close before it has quite come about: a file that still seems to be in use is looked at again,
+// The kernel reports a close before it is complete: a file that still seems to be in use is looked at again,
 // first after firstLook and last after some lastLook.
 const (
 	firstLook = time.Millisecond

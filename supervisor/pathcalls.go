@@ -368,9 +368,9 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	return verdict{val: int64(number)}
 }
 
-// duplicate is dup(2), or fcntl(2) with F_DUPFD, of a device file: the new number, too, has to be one that the filter
-// traps. A duplicate at a low number of the program's own choice, or one sent over a socket, answers ioctl(2) only.
-// Another file is duplicated here if it is to get a number of those that device files get: see duplicateTo.
+// duplicate answers dup(2), or fcntl(2) with F_DUPFD, of a device file: the new number, too, has to be one that the
+// filter traps. A duplicate at a low number of the program's own choice, or one sent over a socket, answers ioctl(2)
+// only. Another file is duplicated here if it is to get a number of those that device files get: see duplicateTo.
 func (w *worker) duplicate(c call) verdict {
 	through := verdict{fate: letThrough}
 	t := w.session
@@ -444,7 +444,7 @@ func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	return unix.PidfdGetfd(pidfd, int(fd), 0)
 }
 
-// sharesFiles reports whether two threads have the same table of descriptors; true where the kernel does not tell.
+// sharesFiles reports whether two threads have the same table of descriptors; true where that is unknown.
 func sharesFiles(a, b int) bool {
 	if a == b {
 		return true
@@ -494,8 +494,8 @@ func isFile(fd int, file inode) bool {
 	return unix.Fstat(fd, &st) == nil && (inode{st.Dev, st.Ino}) == file
 }
 
-// duplicateTo is dup2(2) or dup3(2) to a number of those that device files get. Those are given out here, so that two
-// threads of a program do not get the same.
+// duplicateTo answers dup2(2) or dup3(2) to a number of those that device files get. Those are given out here, so that
+// two threads of a program do not get the same.
 func (w *worker) duplicateTo(c call) verdict {
 	through := verdict{fate: letThrough}
 	from, to := int32(w.n.args[0]), int32(w.n.args[1])
@@ -547,7 +547,7 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, from uin
 	return int(number), err
 }
 
-// installAbove does the same with any file, where the limit is the program's.
+// installAbove installs any file, where the limit is the program's.
 func (w *worker) installAbove(th *procThread, fd int, from uint32, flags uint64) (int, error) {
 	w.session.opening.Lock()
 	defer w.session.opening.Unlock()
@@ -704,7 +704,7 @@ func (w *worker) putStatx(fd int, info fileInfo) verdict {
 	return fails(w.write(w.n.args[4], bytesOf(&st)))
 }
 
-// statEmptyPath is a stat of the descriptor itself, or not.
+// statEmptyPath answers a stat whose path may be empty, for the descriptor itself.
 func (w *worker) statEmptyPath(c call) verdict {
 	flags := w.n.args[3]
 	if c == callStatx {
@@ -725,7 +725,7 @@ func (w *worker) statEmptyPath(c call) verdict {
 	})
 }
 
-// statDevice is fstat of an open device file.
+// statDevice answers fstat of an open device file.
 func (w *worker) statDevice(f *openFile) verdict {
 	return w.withDeviceInfo(f, func(fd int, info fileInfo) verdict { return w.putStat(fd, info, w.n.args[1]) })
 }

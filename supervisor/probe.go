@@ -72,7 +72,7 @@ func explain(err error) error {
 	return fmt.Errorf("install the system call filter: %w", err)
 }
 
-// hardLimit is the hard limit on this process's descriptors.
+// hardLimit returns the hard limit on this process's descriptors.
 func hardLimit() (uint64, error) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {

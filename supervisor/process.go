@@ -15,7 +15,7 @@ import (
 	"verbena/umem"
 )
 
-// identity is who a thread is, as /proc tells (proc_pid_status(5)).
+// identity is the identity of a thread in /proc (proc_pid_status(5)).
 type identity struct {
 	pid            int // of the process, its thread group
 	name           string
@@ -69,7 +69,7 @@ func parseStatus(text []byte) (*identity, error) {
 			id.fileCapability = caps&(1<<unix.CAP_DAC_OVERRIDE) != 0
 		}
 		if err != nil {
-			return nil, fmt.Errorf("cannot make sense of process status %q: %w", line, err)
+			return nil, fmt.Errorf("malformed process status %q: %w", line, err)
 		}
 	}
 	if id.pid == 0 {
@@ -153,7 +153,7 @@ func (o *opener) Name() string           { return o.id.name }
 func (o *opener) UID() int               { return o.id.uids.effective }
 func (o *opener) Account() *umem.Account { return o.acct }
 
-// User is charged for objects: the real user, not the effective one of a set-uid program.
+// User returns the user charged for objects: the real one, not the effective one of a set-uid program.
 func (o *opener) User() *quota.User { return o.user }
 
 // accessesOthers reports whether this process may access the memory of other users' processes.

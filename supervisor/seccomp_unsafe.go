@@ -49,7 +49,7 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) (uintptr, error) {
 	}
 }
 
-// receive takes the oldest notification that nobody has taken. ENOENT: there was one, but its thread was killed, or
+// receive takes the oldest notification that was not taken yet. ENOENT: there was one, but its thread was killed, or
 // no process is left. It sleeps while there is none.
 func receive(listener int, n *notification) error {
 	*n = notification{} // the kernel insists
@@ -83,8 +83,8 @@ func sendAddFD(listener int, a *addFD) (n int, err error) {
 	return n, err
 }
 
-// setSyncWakeUp tells the scheduler whether the thread that traps and the one that answers take turns. EINVAL before
-// Linux 6.6.
+// setSyncWakeUp sets whether the scheduler expects the thread that traps and the one that answers to run alternately.
+// EINVAL before Linux 6.6.
 func setSyncWakeUp(listener int, on bool) error {
 	var flags uintptr
 	if on {

@@ -31,11 +31,11 @@ type SessionInfo struct {
 	FirstFD uint32
 	// Args is the program's argument vector, for people to read.
 	Args []string
-	// Helper reaches the program where this process may not; nil: nobody does.
+	// Helper reaches the program where this process may not; nil: none.
 	Helper Helper
 	// Trace, if not nil, gets a line for each call of the program that is answered here, doorbells excepted: the thread,
-	// the call with its arguments, the result and the time that the answer took, as strace(1) has them. It is called on the
-	// threads that answer, before the program has the answer, and must not sleep.
+	// the call with its arguments, the result and the time that the answer took, as strace(1) has them. It is called on
+	// the threads that answer, before the program has the answer, and must not sleep.
 	Trace func(line string)
 }
 
@@ -90,7 +90,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	if err != nil {
 		return fail(err)
 	}
-	// What is denied for the launcher will be for the program.
+	// Access that is denied to the launcher's memory will be denied to the program's.
 	var helper Helper
 	if s.cfg.AskHelper || directAccess(info.LauncherPID) != nil {
 		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || isOverflow(id.uids.effective) || ptraceScope() > "1" {
@@ -199,7 +199,7 @@ const (
 	maxAllCopies = 2048
 )
 
-// copiesOf is the bound that a user's programs have in common.
+// copiesOf returns the bound that a user's programs have in common.
 func (s *Supervisor) copiesOf(uid int) *umem.Copies {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,11 +211,11 @@ func (s *Supervisor) copiesOf(uid int) *umem.Copies {
 	return c
 }
 
-// Done is closed when no process of the session is left, or the Supervisor was closed, and everything that the
-// session had is gone.
+// Done returns a channel that is closed when no process of the session is left, or the Supervisor was closed, and
+// everything that the session had is gone.
 func (t *Session) Done() <-chan struct{} { return t.done }
 
-// Dir is where the queue files of the session's open device files are, and nothing else.
+// Dir returns the directory of the queue files of the session's open device files, which has no others.
 func (t *Session) Dir() string { return t.dir.Name() }
 
 // syncWakeUp turns the kernel's way to wake on or off. Several workers may differ; that costs time, nothing else.
@@ -259,7 +259,7 @@ func explainAccess() error {
 	return fmt.Errorf("%w; run the service as the same user, or as root", umem.ErrAccess)
 }
 
-// hardLimitOf reads the hard limit on a process's descriptors, which anybody may (proc_pid_limits(5)).
+// hardLimitOf reads the hard limit on a process's descriptors, which needs no privilege (proc_pid_limits(5)).
 func hardLimitOf(pid int) (uint64, error) {
 	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/limits")
 	if err != nil {
@@ -280,11 +280,11 @@ func hardLimitOf(pid int) (uint64, error) {
 		}
 		return strconv.ParseUint(v[1], 10, 64)
 	}
-	return 0, fmt.Errorf("read the limit of open files: cannot make sense of %s", f.Name())
+	return 0, fmt.Errorf("read the limit of open files: malformed %s", f.Name())
 }
 
-// warnOfLimit logs what a program has run into, once for each errno: the errno alone does not say which limit it was. A
-// refusal of the ledger's is logged by that.
+// warnOfLimit logs that a program has reached a limit, once for each errno: the errno alone does not say which limit it
+// was. A refusal of the ledger's is logged by that.
 func (t *Session) warnOfLimit(err error) {
 	e := errno(err)
 	var refusal *quota.Error

@@ -32,8 +32,8 @@ var forwarded = map[syscall.Signal]struct{ byTerminal bool }{
 	unix.SIGCONT:  {},
 }
 
-// catchSignals keeps signals for forward from now on. What this process was started to ignore (nohup) stays so, here
-// and in the program.
+// catchSignals keeps signals for forward from now on. Signals that this process was started to ignore (nohup) stay
+// ignored, here and in the program.
 func catchSignals() *forwarder {
 	f := &forwarder{c: make(chan os.Signal, 64), done: make(chan struct{})}
 	for sig := range forwarded {
@@ -72,7 +72,7 @@ func (f *forwarder) stop() {
 }
 
 // inForeground reports whether this process is in the foreground process group of its terminal. There it takes it
-// that signals from the keyboard came from the keyboard, since it cannot tell.
+// that signals from the keyboard came from the keyboard, since it cannot know.
 func inForeground() bool {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -85,7 +85,7 @@ func inForeground() bool {
 
 // blockSignals keeps signals from the calling thread, for good. The kernel loses a descriptor that is just being given
 // as a call's answer when the thread that gives it gets a signal (kernel/seccomp.c, seccomp_notify_addfd): the call
-// then returns 0, which is somebody else's descriptor. Go's runtime sends signals whenever it wants a goroutine to
+// then returns 0, which is another descriptor. Go's runtime sends signals whenever it wants a goroutine to
 // pause (SIGURG); it manages without. Signals that the thread raises itself still reach it, and so does SIGPROF, for
 // profiles of a service, except within withoutSIGPROF.
 func blockSignals() error {

@@ -31,10 +31,10 @@ type SupervisorConfig struct {
 	Node Node
 	// Quota counts what the users of sessions hold, and refuses what is too much; nil counts nothing.
 	Quota *quota.Ledger
-	// AskHelper has sessions access their programs by SessionInfo.Helper alone, as where Yama restricts this process.
+	// AskHelper makes sessions access their programs by SessionInfo.Helper alone, as where Yama restricts this process.
 	AskHelper bool
-	// Log gets what goes wrong without a caller to tell, and at the level of Debug the device files that are opened and
-	// closed, and the commands that are refused. Records about a session have the attribute uid. nil discards.
+	// Log gets errors that have no caller to be returned to, and at the level of Debug the device files that are opened
+	// and closed, and the commands that are refused. Records about a session have the attribute uid. nil discards.
 	Log *slog.Logger
 
 	// pause, if not nil, is called at named points with the thread of the call that is being answered; for tests.
@@ -205,7 +205,7 @@ func (s *Supervisor) Shown() error {
 const closePatience = 2 * time.Second
 
 // Close ends every session: open device files are closed, and programs that still run are left to their guardians. It
-// may sleep, but does not wait for ever: a session with a call that does not end within some seconds is left behind,
+// may sleep, but not without bound: a session with a call that does not end within some seconds is left behind,
 // and logged.
 func (s *Supervisor) Close() {
 	s.mu.Lock()

@@ -185,7 +185,7 @@ func linkLayer(a *ib.PortAttr) string {
 	return "Unknown"
 }
 
-// rate is width times speed. (rate_show, enum ib_port_speed, ib_width_enum_to_int)
+// rate returns width times speed. (rate_show, enum ib_port_speed, ib_width_enum_to_int)
 func rate(a *ib.PortAttr) string {
 	lanes := map[uint8]int{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[a.ActiveWidth]
 	speed, ok := map[uint16]struct {

@@ -71,7 +71,7 @@ func (t entries) resolve(path string, nofollow bool) (string, *entry) {
 }
 
 // tree is the part of /dev and /sys that programs see, as files in a directory: once a program has a descriptor of
-// a file or directory in it, everything goes on natively. Device nodes are placeholders there that nobody can open.
+// a file or directory in it, everything goes on natively. Device nodes are placeholders there that cannot be opened.
 type tree struct {
 	root    string
 	dir     *os.File // root
@@ -153,7 +153,7 @@ func (t *tree) open(path string, how int) (int, error) {
 	})
 }
 
-// makeDir makes a directory that everybody may read, whatever the umask.
+// makeDir makes a directory that all users may read, whatever the umask.
 func makeDir(path string) error {
 	if err := os.Mkdir(path, 0o755); err != nil {
 		return err
@@ -170,7 +170,7 @@ func makeFile(path, content string, mode os.FileMode) error {
 
 func (t *tree) common(name string) string { return filepath.Join(t.root, ".common", name) }
 
-// real is where the file of a virtual path is.
+// real returns the path of the file of a virtual path.
 func (t *tree) real(path string) string { return t.root + path }
 
 // lookup returns the entry of a clean path, nil if there is none, and the path after links; the last component is not
@@ -239,7 +239,7 @@ func (t *tree) update(describe func() entries) error {
 	return nil
 }
 
-// content is what the file of an entry shows, nothing if reading it fails.
+// content returns the content of an entry's file, nothing if reading it fails.
 func (e *entry) content() string {
 	s, err := e.read()
 	if err != nil {
@@ -298,7 +298,7 @@ func (t *tree) refresh(path string, e *entry) error {
 	return t.show(path, content)
 }
 
-// show makes or replaces a file, if its content is not that already. Who has it open keeps what was there.
+// show makes or replaces a file, if its content is not that already. Open descriptors keep the old content.
 func (t *tree) show(path, content string) error {
 	if old, ok := t.shown[path]; ok && old == content {
 		return nil

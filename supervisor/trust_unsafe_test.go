@@ -384,8 +384,8 @@ func testRegistrationsEndWithExec(t *testing.T) {
 	}
 }
 
-// bound fails unless the address spaces that a process has had by now are kept to: what is accessed by its number would be
-// the next program's.
+// bound fails unless the address spaces that a process has had by now are kept to: what is accessed by its number would
+// be the next program's.
 func (w *world) bound(t *Session, pid int) {
 	w.Helper()
 	t.mu.Lock()
@@ -420,7 +420,8 @@ func programBeside([]string) {
 	fmt.Println("ok")
 }
 
-// TestCommandBesideExec: while a thread's exec goes on, what another thread uses is bound to the address space that it has.
+// TestCommandBesideExec: while a thread's exec goes on, what another thread uses is bound to the address space that it
+// has.
 func TestCommandBesideExec(t *testing.T) {
 	reached, goOn := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, func(c *SupervisorConfig) {

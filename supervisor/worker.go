@@ -110,7 +110,7 @@ const (
 
 func fails(err error) verdict { return verdict{err: err} }
 
-// errno is the error number for the program.
+// errno returns the error number for the program.
 func errno(err error) syscall.Errno {
 	if e, ok := err.(syscall.Errno); ok {
 		return e
@@ -186,7 +186,7 @@ func (w *worker) handle() (v verdict) {
 	return w.pathCall(c)
 }
 
-// command is a call on an open device file that was entered.
+// command answers a call on an open device file that was entered.
 func (w *worker) command(c call, f *openFile) verdict {
 	defer f.leave()
 	if c == callWrite && f.readOnly {
@@ -220,7 +220,7 @@ func (w *worker) refused(f *openFile, err error) {
 	t.log.Debug("command refused", "tid", w.n.tid, "dev", f.node.device, "errno", unix.ErrnoName(errno(err)), "err", err)
 }
 
-// Space is where the addresses of the present call point. (uverbs.Caller)
+// Space returns the address space of the present call. (uverbs.Caller)
 func (w *worker) Space() umem.Space {
 	_, s, err := w.caller()
 	if err != nil {
@@ -229,7 +229,7 @@ func (w *worker) Space() umem.Space {
 	return s.Exact()
 }
 
-// Account is what the caller's registered pages are charged to. (uverbs.Caller)
+// Account returns the account that the caller's registered pages are charged to. (uverbs.Caller)
 func (w *worker) Account() *umem.Account {
 	p, _, err := w.caller()
 	if err != nil {

@@ -19,10 +19,10 @@ type traceFlag struct {
 	file string // empty: the standard error
 }
 
-// IsBool: the flag needs no value. (kong.BoolMapperValue)
+// IsBool implements kong.BoolMapperValue: the flag needs no value.
 func (*traceFlag) IsBool() bool { return true }
 
-// Decode is kong.MapperValue's.
+// Decode implements kong.MapperValue.
 func (t *traceFlag) Decode(ctx *kong.DecodeContext) error {
 	t.on = true
 	if ctx.Scan.Peek().Type != kong.FlagValueToken {
@@ -53,8 +53,8 @@ type keepOpen struct{ io.Writer }
 
 func (keepOpen) Close() error { return nil }
 
-// tracing is a trace on its way into a file. It is read as it comes, so that the service's queue does not fill because the
-// file, or the terminal, is slow.
+// tracing is a trace on its way into a file. It is read as it comes, so that the service's queue does not fill because
+// the file, or the terminal, is slow.
 type tracing struct {
 	from  *ctl.CallTrace
 	lines chan string
@@ -101,8 +101,8 @@ func (t *tracing) write(to io.Writer) error {
 	return w.Flush()
 }
 
-// traceEnd is how long finish waits for the end of the trace, when the program has ended: the service ends the trace when
-// none of its processes is left.
+// traceEnd is how long finish waits for the end of the trace, when the program has ended: the service ends the trace
+// when none of its processes is left.
 const traceEnd = time.Second
 
 // finish ends the trace, of a program that has ended. Processes that it has left running are not traced any more.

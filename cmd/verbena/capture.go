@@ -17,7 +17,7 @@ import (
 
 type captureCmd struct {
 	Write    string        `short:"w" required:"" help:"File to write; - is the standard output." placeholder:"FILE"`
-	Dev      string        `help:"Only this device; default: all, those too that are added meanwhile." placeholder:"NAME"`
+	Dev      string        `help:"Record only this device; default: all, including those added meanwhile." placeholder:"NAME"`
 	Filter   string        `help:"Only packets that match, such as qp=17 or opcode=read,dir=in; see above." placeholder:"F"`
 	Count    uint64        `help:"End after N packets." placeholder:"N"`
 	Duration time.Duration `help:"End after a time, such as 10s." placeholder:"D"`
@@ -26,7 +26,7 @@ type captureCmd struct {
 func (c *captureCmd) Help() string {
 	return `Writes a pcapng file, for Wireshark, tshark or tcpdump, until Ctrl-C, --count or --duration. It needs no privilege. Packets
 that take the shortcut within the service are in it as they would be on the wire; a packet between two devices of the service
-is in it twice, as it leaves and as it arrives. What fault rules have dropped is not in it.
+is in it twice, as it leaves and as it arrives. Packets that fault rules have dropped are not in it.
 
 ` + capture.FilterHelp + `
 
@@ -95,12 +95,12 @@ func startRecording(client *service.Client, name string, c ctl.Capture) (*record
 	return r, nil
 }
 
-// finish ends the capture, and tells what it came to.
+// finish ends the capture, and prints its result.
 func (r *recordingFile) finish() error {
 	r.stream.Stop()
 	<-r.done
 	if errors.Is(r.err, syscall.EPIPE) {
-		return nil // whoever read the standard output has seen enough
+		return nil // the reader of the standard output has closed it
 	}
 	if r.err != nil {
 		return fmt.Errorf("capture: %s: %w", r.name, r.err)

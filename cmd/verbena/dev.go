@@ -19,7 +19,7 @@ type outage struct {
 	d   time.Duration // 0: without end
 }
 
-// IsBool has kong take the flag without a value too.
+// IsBool implements kong.BoolMapperValue: the flag needs no value.
 func (*outage) IsBool() bool { return true }
 
 // Decode implements kong.MapperValue.
@@ -66,15 +66,15 @@ func (m *moment) UnmarshalText(b []byte) error {
 		*m = moment(v)
 		return nil
 	}
-	return fmt.Errorf("no moment %q: it is %s or %s", b, ctl.DevRegistration, ctl.DevCompletion)
+	return fmt.Errorf("moment %q is neither %s nor %s", b, ctl.DevRegistration, ctl.DevCompletion)
 }
 
 type devResetCmd struct {
 	Name        string  `arg:"" help:"Name of the device."`
-	Unreachable outage  `help:"The hardware does not answer for so long (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION"`
-	AtWR        ordinal `name:"at-wr" help:"Not now, but just before the device carries out its N-th send work request from now." placeholder:"N" xor:"moment"`
-	At          moment  `help:"Not now, but when the next completion handler begins (completion); or now, and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment"`
-	Cancel      bool    `help:"No reset, also none that waits for --at-wr or --at." xor:"moment"`
+	Unreachable outage  `help:"Disconnect the hardware for a time (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION"`
+	AtWR        ordinal `name:"at-wr" help:"Reset just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment"`
+	At          moment  `help:"Reset when the next completion handler begins (completion), or now and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment"`
+	Cancel      bool    `help:"Cancel resets that wait for --at-wr or --at, and make none." xor:"moment"`
 }
 
 func (d *devResetCmd) Help() string {

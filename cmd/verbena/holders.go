@@ -14,7 +14,7 @@ import (
 
 // holdTime is how long a process may keep a device of a service that has ended open, before SIGTERM and again before
 // SIGKILL. A program that looks at its completions or events closes the device at once; one that polls memory for a
-// message of its peer, or a shared receive queue, would wait for ever, since nothing writes there any more.
+// message of its peer, or a shared receive queue, would wait without end, since nothing writes there any more.
 const holdTime = 5 * time.Second
 
 // queueFiles are the files in a session's directory.
@@ -75,7 +75,7 @@ func (f queueFiles) heldBy(pid int) bool {
 	return false
 }
 
-// nameOf is the name of a process's program.
+// nameOf returns the name of a process's program.
 func nameOf(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"verbena/service"
 )
 
-// TestHolders: a process is ended for a queue file, and not for another file that a user has put at the same path in a mount
-// namespace of its own, and may have passed on to a process of another user.
+// TestHolders: a process is ended for a queue file, and not for another file that a user has put at the same path in a
+// mount namespace of its own, and may have passed on to a process of another user.
 func TestHolders(t *testing.T) {
 	dir := t.TempDir()
 	f, err := os.Open(dir)

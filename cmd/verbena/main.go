@@ -69,8 +69,8 @@ type cli struct {
 // program under `run` pass through.
 const exitFailure = 125
 
-// The first thread is main's own. While a thread of a service waits for a FUSE server it cannot be killed, and the process
-// stays; if that is the first one, it does not even look as if it had ended.
+// The first thread is main's own. While a thread of a service waits for a FUSE server it cannot be killed, and the
+// process stays; if that is the first one, it does not even look as if it had ended.
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -121,7 +121,7 @@ func misuse(err error) string {
 	command := ""
 	if errors.As(err, &p) {
 		for _, x := range p.Context.Path {
-			// A default that nobody has typed is not what was meant.
+			// A default command that was not typed is left out.
 			if x.Command != nil && slices.Contains(p.Context.Args, x.Command.Name) {
 				command = x.Command.Path()
 			}
@@ -190,8 +190,8 @@ func (c *cli) ask(r *ctl.Request) (*ctl.Response, error) {
 	return client.Do(r)
 }
 
-// askStarting does the same, and starts a service first if there is none: one that keeps what the request configures,
-// and therefore does not end by itself.
+// askStarting sends one request, and starts a service first if there is none: one that keeps what the request
+// configures, and therefore does not end by itself.
 func (c *cli) askStarting(r *ctl.Request) (*ctl.Response, error) {
 	client, err := c.start()
 	if err != nil {

@@ -45,7 +45,7 @@ func TestMisuse(t *testing.T) {
 		"dev reset":                                `dev reset: the NAME of a device is missing; see verbena dev reset --help`,
 		"dev reset rxe0 --at-wr 0":                 `dev reset: --at-wr: "0" is not a number from 1 on; see verbena dev reset --help`,
 		"dev reset rxe0 --at-wr":                   `dev reset: --at-wr: its value is missing; see verbena dev reset --help`,
-		"dev reset rxe0 --at noon":                 `dev reset: --at: no moment "noon": it is registration or completion; see verbena dev reset --help`,
+		"dev reset rxe0 --at noon":                 `dev reset: --at: moment "noon" is neither registration nor completion; see verbena dev reset --help`,
 		"dev reset rxe0 --at completion --at-wr 3": `dev reset: --at-wr and --at can't be used together; see verbena dev reset --help`,
 		"dev reset rxe0 --unreachable=5":           `dev reset: --unreachable: "5" is not a duration: write 5s or 300ms; see verbena dev reset --help`,
 		"dev reset rxe0 --unreachable 0s":          `dev reset: --unreachable: "0s" is not a duration: write 5s or 300ms; see verbena dev reset --help`,

@@ -13,10 +13,10 @@ import (
 type nodeFlags struct {
 	Owner string `help:"Owner of the device files and of the control socket; name or number." placeholder:"USER"`
 	Group string `help:"Their group." placeholder:"GROUP"`
-	Mode  string `help:"Their permission bits. Who may write to the device files may run programs on this service, also as another user if the service is root's. Default: 0660 with --group, 0600 with --owner; without any of the three, programs of this user only." placeholder:"OCTAL"`
+	Mode  string `help:"Their permission bits. Every user with write access to the device files may run programs on this service, also as another user if the service is root's. Default: 0660 with --group, 0600 with --owner; without any of the three, programs of this user only." placeholder:"OCTAL"`
 }
 
-// node is nil where the flags say nothing.
+// node returns the owner and mode of the flags, nil if none is given.
 func (f *nodeFlags) node() (*supervisor.Node, error) {
 	if f.Owner == "" && f.Group == "" && f.Mode == "" {
 		return nil, nil

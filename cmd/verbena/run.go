@@ -72,7 +72,7 @@ func (r *runCmd) Run(c *cli) error {
 	if text := missingProvider("/"); text != "" {
 		fmt.Fprintln(os.Stderr, "verbena:", text)
 	}
-	// A service may just be ending: for want of programs, by `verbena stop`, or for one that takes over.
+	// A service may be ending: because it is idle, by `verbena stop`, or because another one takes over.
 	const attempts = 5
 	for i := 1; ; i++ {
 		err := r.start(c, path, argv)
@@ -84,7 +84,7 @@ func (r *runCmd) Run(c *cli) error {
 	}
 }
 
-// startPause is for a service that is ending to let go of its control socket.
+// startPause is the time for a service that is ending to release its control socket.
 const startPause = 50 * time.Millisecond
 
 // start runs the program on a service.
@@ -205,7 +205,7 @@ func explainExec(e *supervisor.ExecError) error {
 	return e
 }
 
-// interpreterOf is the interpreter that a script or a dynamically linked program names, "" if it names none.
+// interpreterOf returns the interpreter that a script or a dynamically linked program names, "" if it names none.
 func interpreterOf(path string) string {
 	f, err := os.Open(path)
 	if err != nil {

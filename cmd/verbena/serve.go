@@ -39,7 +39,7 @@ func (f *deviceFlags) specs() ([]ctl.LinkSpec, error) {
 	return specs, nil
 }
 
-// args are the flags again, for a service that is to be started with them.
+// args returns the flags as arguments, for a service to be started with them.
 func (f *deviceFlags) args() []string {
 	var a []string
 	for _, l := range f.Link {
@@ -60,7 +60,7 @@ type serveCmd struct {
 	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none"`
 	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION"`
 	Daemon       bool          `help:"Return when the service is ready, and leave it in the background; its messages go to a file, whose name is printed."`
-	Debug        bool          `help:"Log, too, who attaches and ends, which device files are opened and closed, which commands are refused and why, queue pairs that fail, and resets."`
+	Debug        bool          `help:"Log also the beginning and end of programs, device files opened and closed, commands refused and why, queue pairs that fail, and resets."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
 	Spawned      bool          `hidden:"" help:"Started by serve --daemon: report on descriptor 3."`
 	AskLaunchers bool          `hidden:"" help:"Reach programs through their launchers, as where Yama restricts ptrace."`
@@ -259,9 +259,9 @@ func end(svc *service.Service, log *slog.Logger, release func()) {
 	}
 }
 
-// closeAll closes the descriptors of the process but the standard ones and those that the Go runtime waits on. A thread that waits for a FUSE server, for a copy that nobody needs any
-// more, cannot be killed, and would keep all of them open: clients would not hear of the end, nor could another service
-// have the devices' addresses.
+// closeAll closes the descriptors of the process but the standard ones and those that the Go runtime waits on. A thread
+// that waits for a FUSE server cannot be killed, and would keep all of them open: clients would not see the end of the
+// service, and another one could not bind the addresses of its devices.
 func closeAll() {
 	done := make(chan struct{})
 	go func() {
@@ -289,7 +289,7 @@ func closeSome(meant func(to string) bool) {
 	}
 }
 
-// stopOnSignal: the terminal's signals end the service in order. A service that a client started is in a session
+// stopOnSignal stops the service at the terminal's signals. A service that a client started is in a session
 // of its own and gets none.
 func stopOnSignal(svc *service.Service) {
 	ch := make(chan os.Signal, 1)

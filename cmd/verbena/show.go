@@ -153,13 +153,13 @@ func (s *resShowCmd) Run(c *cli) error {
 
 type statShowCmd struct {
 	Dev  string `help:"Only this device." placeholder:"NAME"`
-	All  bool   `help:"Those too that are 0."`
+	All  bool   `help:"Print counters that are 0, too."`
 	JSON bool   `name:"json" help:"Print JSON, with all counters."`
 }
 
 func (s *statShowCmd) Help() string {
 	return `The names are those of the files below /sys/class/infiniband/NAME/ports/1/hw_counters, which programs see. Those
-that the kernel's rxe has too are named as there (rxe_hw_counters.c); drop_* tell why packets were dropped without an answer,
+that the kernel's rxe has too are named as there (rxe_hw_counters.c); drop_* count packets dropped without an answer, by reason,
 and send_*_err why they could not leave.`
 }
 
@@ -194,7 +194,7 @@ type faultAddCmd struct {
 	Delay     time.Duration `help:"Time to hold every packet, such as 50us." placeholder:"D"`
 	Jitter    time.Duration `help:"Up to so much more delay, at random." placeholder:"D"`
 	RNR       percent       `name:"rnr" help:"Share of messages for the device to answer by an RNR NAK, as if no receive were posted. In a rule of its own." placeholder:"P"`
-	Stop      bool          `help:"Let nothing pass any more, in either direction: the peer seems dead. In a rule of its own."`
+	Stop      bool          `help:"Drop every packet, in either direction: the peer seems dead. In a rule of its own."`
 	Seed      uint64        `help:"Seed of the rule's decisions; default: by the seed of the service." placeholder:"N"`
 	Skip      uint64        `help:"Leave the first N packets alone." placeholder:"N"`
 	Limit     uint64        `help:"Act on the N packets after those only." placeholder:"N"`

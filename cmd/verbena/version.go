@@ -12,7 +12,7 @@ import (
 // versionFlag prints the version and ends the command, whatever else the command line has.
 type versionFlag bool
 
-// BeforeReset is called by kong.
+// BeforeReset prints the version and exits. (kong)
 func (versionFlag) BeforeReset(app *kong.Kong) error {
 	info, _ := debug.ReadBuildInfo()
 	fmt.Fprintln(app.Stdout, version(info))

@@ -26,8 +26,8 @@ type CaptureEnd struct {
 	Error   string `json:",omitempty"`
 }
 
-// PieceWriter sends a file as a sequence of pieces: four bytes of length, and so many bytes. A piece of length 0 ends the
-// file; a CaptureEnd follows as a message.
+// PieceWriter sends a file as a sequence of pieces: four bytes of length, and so many bytes. A piece of length 0 ends
+// the file; a CaptureEnd follows as a message.
 type PieceWriter struct{ Conn }
 
 // Write sends a piece. It may sleep.

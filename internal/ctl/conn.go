@@ -71,8 +71,8 @@ type Limits struct {
 	Rest  time.Duration // for what follows the first bytes of the message, if there is no Whole; 0: none
 }
 
-// Receive receives one message into v, and returns the descriptor that came with it, nil if there was none. With a limit
-// of time it clears the read deadline of the connection. It may sleep.
+// Receive receives one message into v, and returns the descriptor that came with it, nil if there was none. With a
+// limit of time it clears the read deadline of the connection. It may sleep.
 func (c Conn) Receive(v any, l Limits) (*os.File, error) {
 	if l.Whole > 0 {
 		c.SetReadDeadline(time.Now().Add(l.Whole))
@@ -102,8 +102,8 @@ func (c Conn) Receive(v any, l Limits) (*os.File, error) {
 // headLen is the length of a message's length.
 const headLen = 4
 
-// decode reads one message of at most so many bytes from r into v; io.EOF if there is none. It allocates memory for what
-// it has read, not for what the message announces.
+// decode reads one message of at most so many bytes from r into v; io.EOF if there is none. It allocates memory for
+// what it has read, not for what the message announces.
 func decode(r io.Reader, v any, most uint32) error {
 	var head [headLen]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

@@ -1,12 +1,12 @@
-// Package ctl is the control protocol of a service: how a command, a launcher or a library finds the service, asks it for
-// something, and hands over descriptors.
+// Package ctl is the control protocol of a service: how a command, a launcher or a library finds the service, asks it
+// for something, and hands over descriptors.
 //
 // # Connection
 //
 // A service listens on a Unix stream socket ([Location]). [Dial] connects to it and looks up the owner of the other end
-// (SO_PEERCRED) before anything is sent: a service reaches all memory and all files of the programs that it is given, so
-// only root's, the user's own and that of a named user are believed. The service in turn believes what the kernel reports
-// of a client, and nothing that the client says of itself.
+// (SO_PEERCRED) before anything is sent: a service reaches all memory and all files of the programs that it is given,
+// so only root's, the user's own and that of a named user are believed. The service in turn believes what the kernel
+// reports of a client, and nothing that the client says of itself.
 //
 // # Who speaks first
 //
@@ -20,10 +20,10 @@
 // # Messages
 //
 // A message is its length, four bytes in little-endian order, and so many bytes of JSON. A receiver ignores fields that
-// it does not know. The length is checked before anything else is read, and memory is allocated for what has arrived, not
-// for what was announced. The limit is [MaxRequest] for what a service receives, [MaxHelpAnswer] for a launcher's answer
-// and [MaxResponse] for the answer of a service. A decoded message, with the garbage of decoding it, takes up to some
-// hundred times the memory of its JSON: a few MiB for a request; for a response a client relies on the service.
+// it does not know. The length is checked before anything else is read, and memory is allocated for what has arrived,
+// not for what was announced. The limit is [MaxRequest] for what a service receives, [MaxHelpAnswer] for a launcher's
+// answer and [MaxResponse] for the answer of a service. A decoded message, with the garbage of decoding it, takes up to
+// some hundred times the memory of its JSON: a few MiB for a request; for a response a client relies on the service.
 //
 // # Descriptors
 //
@@ -35,7 +35,8 @@
 //
 // A request carries [Protocol], since the service that a user has running may be of another build than the command. A
 // service answers another version with EPROTO; OpStop alone has the same meaning in all of them, so that there is a way
-// out. Protocol is raised whenever a request or a response changes its meaning, and not for a field that may be ignored.
+// out. Protocol is raised whenever a request or a response changes its meaning, and not for a field that may be
+// ignored.
 //
 // # Errors
 //

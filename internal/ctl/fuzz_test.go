@@ -41,8 +41,8 @@ func allocated(f func()) uint64 {
 	return s[0].Value.Uint64() - before
 }
 
-// maxFactor and maxFixed bound the memory that decode allocates, garbage included: so many times the bytes that it reads,
-// and so many more. Each comma in an array may make a ContextInfo, and arrays grow by copying.
+// maxFactor and maxFixed bound the memory that decode allocates, garbage included: so many times the bytes that it
+// reads, and so many more. Each comma in an array may make a ContextInfo, and arrays grow by copying.
 const (
 	maxFactor = 1000
 	maxFixed  = 1 << 20

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PeerCredentials returns the process and the user at the other end of a connection, as the kernel has kept them since it
-// was made (SO_PEERCRED, unix(7)). pid is 0 for a process of another pid namespace that cannot be seen from here.
+// PeerCredentials returns the process and the user at the other end of a connection, as the kernel has kept them since
+// it was made (SO_PEERCRED, unix(7)). pid is 0 for a process of another pid namespace that cannot be seen from here.
 func PeerCredentials(c *net.UnixConn) (pid, uid int, err error) {
 	var cred *unix.Ucred
 	raw, err := c.SyscallConn()
