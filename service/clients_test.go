@@ -23,7 +23,6 @@ import (
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
 	"verbena/internal/testutil"
-	"verbena/link"
 	"verbena/netdev"
 )
 

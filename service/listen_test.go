@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/internal/testutil"
 	"verbena/internal/ctl"
+	"verbena/internal/testutil"
 	"verbena/supervisor"
 )
 

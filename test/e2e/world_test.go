@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"verbena/internal/testutil"
 	"verbena/internal/ctl"
+	"verbena/internal/testutil"
 )
 
 // full: the matrix with its full counts.
