@@ -9,11 +9,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"verbena/internal/ctl"
 )
 
 // Attacks on a service of root's that several users share: the programs of testdata/attack, run as a user without
@@ -167,13 +168,7 @@ func (s *siege) load() (l load) {
 
 // attachMessage is a request to supervise a program, in the protocol that the service speaks.
 func (s *siege) attachMessage(pid int) string {
-	s.t.Helper()
-	b, _ := os.ReadFile("../../service/proto.go")
-	m := regexp.MustCompile(`(?m)^const protocol = (\d+)`).FindSubmatch(b)
-	if m == nil {
-		s.t.Fatal("service/proto.go does not say which protocol it is")
-	}
-	return fmt.Sprintf(`{"Protocol":%s,"Op":"attach","Attach":{"PID":%d,"Args":["x"]}}`, m[1], pid)
+	return fmt.Sprintf(`{"Protocol":%d,"Op":"attach","Attach":{"PID":%d,"Args":["x"]}}`, ctl.Protocol, pid)
 }
 
 // dialogue is a program that talks to the test, line by line.
