@@ -110,7 +110,7 @@ func (cq *CQ) callEvent(e EventType) {
 // Resize changes the capacity. It may sleep. EOPNOTSUPP where the driver cannot. (ib_resize_cq)
 func (cq *CQ) Resize(entries int, u *Udata) error {
 	defer cq.sleeps("CQ.Resize").leave()
-	r, ok := cq.drv.(CQResizer)
+	r, ok := As[CQResizer](cq.drv)
 	if !ok {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, syscall.EOPNOTSUPP)
 	}
@@ -132,7 +132,7 @@ func (cq *CQ) Resize(entries int, u *Udata) error {
 // (rdma_set_cq_moderation)
 func (cq *CQ) Moderate(count int, period time.Duration) error {
 	defer cq.sleeps("CQ.Moderate").leave()
-	m, ok := cq.drv.(CQModerator)
+	m, ok := As[CQModerator](cq.drv)
 	err := cq.dev.usable()
 	switch {
 	case err != nil:

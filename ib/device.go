@@ -73,14 +73,10 @@ func (d *Device) Driver() Driver { return d.drv }
 // State is the device's present state.
 func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
 
-// SetError moves an active device into the error state, and tells its driver (ErrorDriver), so that the caller may hold
+// SetError moves an active device into the error state, and tells its driver (Driver.EnterError), so that the caller may hold
 // no lock that the driver takes then. It may not sleep and may be called from any context.
 func (d *Device) SetError() {
 	if !d.state.CompareAndSwap(int32(DeviceActive), int32(DeviceError)) {
-		return
-	}
-	drv, ok := d.drv.(ErrorDriver)
-	if !ok {
 		return
 	}
 	if k := d.check.Load(); k != nil {
@@ -88,7 +84,7 @@ func (d *Device) SetError() {
 		k.enter(f)
 		defer f.leave()
 	}
-	drv.EnterError()
+	d.drv.EnterError()
 }
 
 // Fail says that the device must not be relied on any more, such as after a panic that has left its state unknown: its owner,

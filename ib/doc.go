@@ -31,7 +31,7 @@
 //     the device as soon as its Add runs; when its Remove returns it has freed everything; both may sleep.
 //     Remove runs in the reverse order of Add.
 //  6. A device is active, in error, or gone ([DeviceState]). In error nothing is created or modified (EIO), no new
-//     work request is carried out, and what is in flight completes with a flush error ([ErrorDriver]); destroying
+//     work request is carried out, and what is in flight completes with a flush error ([Driver].EnterError); destroying
 //     works. User contexts are cut off when the device goes ([Disassociator]). Package ib/slot takes a device through
 //     a reset.
 //  7. A consumer may keep what it offers to its own users, such as a disk, through a transient reset, and have it

@@ -19,9 +19,10 @@ import (
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
 // What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver],
-// [FastRegDriver], [XRCDriver], [ErrorDriver], [Disassociator], [UserContexter]; and, on the objects' side, [ReregMR],
+// [FastRegDriver], [XRCDriver], [Disassociator], [UserContexter]; and, on the objects' side, [ReregMR],
 // [CQResizer], [CQModerator], [McastQP], [UserQP]. Without them the midlayer answers EOPNOTSUPP; so do the methods
-// themselves for types and opcodes that they do not know.
+// themselves for types and opcodes that they do not know. The midlayer finds them by [As], so that a driver, or an object
+// of one, that wraps another has all abilities of the other.
 type Driver interface {
 	// QueryDevice reports the device's attributes and limits. It may sleep.
 	QueryDevice() (DeviceAttr, error)
@@ -43,6 +44,10 @@ type Driver interface {
 	// CreateQP makes a queue pair in state RESET. The driver stores the number by qp.SetNum and the capacities
 	// that it granted, at least those asked for, in init.Cap. It may sleep.
 	CreateQP(qp *QP, init *QPInitAttr, u *Udata) (DriverQP, error)
+
+	// EnterError is called once, when the device goes into the error state, whoever called [Device.SetError]: no new
+	// work request is to be processed, and what is in flight completes with a flush error. It may not sleep.
+	EnterError()
 }
 
 // DriverPD is a driver's side of a protection domain.
@@ -203,14 +208,6 @@ type XRCDriver interface {
 type DriverXRCD interface {
 	// Dealloc may sleep.
 	Dealloc() error
-}
-
-// ErrorDriver is implemented by a Driver that wants to hear that its device is in error, whoever called
-// [Device.SetError].
-type ErrorDriver interface {
-	// EnterError is called once: no new work request is to be processed, and what is in flight completes with a flush
-	// error. It may not sleep.
-	EnterError()
 }
 
 // UserContexter is implemented by a Driver that wants to hear of user contexts. (alloc_ucontext,

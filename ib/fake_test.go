@@ -66,6 +66,8 @@ func (d *fakeDriver) CreateAH(ah *AH, attr *AHAttr, u *Udata) (DriverAH, error) 
 	return fakeAH{d}, d.err("create ah")
 }
 
+func (d *fakeDriver) EnterError() { _ = d.err("error state") }
+
 func (d *fakeDriver) destroy(what string) error {
 	d.calls.Add(1)
 	do(d.onDestroy)

@@ -11,8 +11,6 @@ import (
 // fullDriver has every optional ability, and still does nothing.
 type fullDriver struct{ *fakeDriver }
 
-func (d fullDriver) EnterError() { d.err("error state") }
-
 func (d fullDriver) QueryPort(port int) (PortAttr, error) {
 	if port < 1 || port > 2 {
 		return PortAttr{}, syscall.EINVAL

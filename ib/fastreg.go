@@ -25,7 +25,7 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	drv, ok := d.drv.(FastRegDriver)
+	drv, ok := As[FastRegDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}
@@ -55,7 +55,7 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, addr, length, iova uint6
 	if err := mr.dev.usable(); err != nil {
 		return fail(err)
 	}
-	drv, ok := mr.drv.(FastMR)
+	drv, ok := As[FastMR](mr.drv)
 	if !ok {
 		return fail(fmt.Errorf("the region was not made by AllocMR: %w", syscall.EINVAL))
 	}

@@ -45,7 +45,7 @@ func (pd *PD) AllocMW(kind MWType, u *Udata) (*MW, error) {
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	drv, ok := d.drv.(MWDriver)
+	drv, ok := As[MWDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}

@@ -121,7 +121,7 @@ func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 	if err := d.usable(); err != nil {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
-	a, ok := d.drv.(MRAdviser)
+	a, ok := As[MRAdviser](d.drv)
 	if !ok {
 		return fmt.Errorf("advise on %s: %w", d.name, syscall.EOPNOTSUPP)
 	}
@@ -197,7 +197,7 @@ func (pd *PD) CreateAH(attr *AHAttr, u *Udata) (*AH, error) {
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	drv, ok := d.drv.(AHDriver)
+	drv, ok := As[AHDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}

@@ -62,7 +62,7 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	case flags&MRChangePD != 0 && to.PD == nil:
 		return fmt.Errorf("no protection domain: %w", syscall.EINVAL)
 	}
-	drv, ok := mr.drv.(ReregMR)
+	drv, ok := As[ReregMR](mr.drv)
 	if !ok {
 		return syscall.EOPNOTSUPP
 	}

@@ -67,7 +67,7 @@ func (pd *PD) CreateSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	drv, ok := d.drv.(SRQDriver)
+	drv, ok := As[SRQDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}

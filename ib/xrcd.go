@@ -20,7 +20,7 @@ func (d *Device) AllocXRCD(u *Udata) (*XRCD, error) {
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	drv, ok := d.drv.(XRCDriver)
+	drv, ok := As[XRCDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}

@@ -66,6 +66,7 @@ func (d *fakeDriver) QueryGID(_, i int) (ib.GIDEntry, error) {
 }
 
 func (d *fakeDriver) QueryPKey(int, int) (uint16, error) { return 0xffff, nil }
+func (d *fakeDriver) EnterError()                        {}
 func (d *fakeDriver) Stats() map[string]uint64           { return map[string]uint64{"sent_pkts": 7} }
 func (d *fakeDriver) AllocPD(*ib.PD, *ib.Udata) (ib.DriverPD, error) {
 	return nil, syscall.EOPNOTSUPP

@@ -156,7 +156,7 @@ func (d *device) describePort(t entries, dir string, port int) {
 			return fmt.Sprintf("0x%04x\n", k), err
 		})
 	}
-	if c, ok := d.ib.Driver().(Counters); ok && port == 1 {
+	if c, ok := ib.As[Counters](d.ib.Driver()); ok && port == 1 {
 		for _, name := range slices.Sorted(maps.Keys(c.Stats())) {
 			t.file(dir+"/hw_counters/"+name, func() (string, error) { return fmt.Sprintln(c.Stats()[name]), nil })
 		}

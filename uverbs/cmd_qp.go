@@ -172,7 +172,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 	if err != nil {
 		return resp, err
 	}
-	o.user, _ = o.Driver().(ib.UserQP)
+	o.user, _ = ib.As[ib.UserQP](o.Driver())
 	obj := f.objects.add(o)
 	o.handle = obj.handle
 	f.bells.add(o)

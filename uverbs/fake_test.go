@@ -134,6 +134,8 @@ func (d *fakeDriver) QueryGID(port, index int) (ib.GIDEntry, error) {
 
 func (d *fakeDriver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil }
 
+func (d *fakeDriver) EnterError() {}
+
 func (d *fakeDriver) AllocPD(pd *ib.PD, u *ib.Udata) (ib.DriverPD, error) {
 	return &fakeObject{d, "PD"}, d.enter("alloc pd")
 }

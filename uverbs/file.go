@@ -158,7 +158,7 @@ func (f *File) openContext(u *ib.Udata) error {
 	if err := f.dev.usable(); err != nil {
 		return err
 	}
-	if d, ok := f.dev.ib.Driver().(ib.UserContexter); ok {
+	if d, ok := ib.As[ib.UserContexter](f.dev.ib.Driver()); ok {
 		if err := d.AllocUserContext(u); err != nil {
 			return err
 		}
@@ -193,7 +193,7 @@ func (f *File) dealloc() {
 	}
 	f.stop()
 	f.stop = nil
-	if d, ok := f.dev.ib.Driver().(ib.UserContexter); ok {
+	if d, ok := ib.As[ib.UserContexter](f.dev.ib.Driver()); ok {
 		d.DeallocUserContext(userContext{f})
 	}
 }
@@ -320,7 +320,7 @@ func (f *File) flush() {
 		return
 	}
 	f.bells.silence() // what rings from now on is refused, and need not be completed
-	if d, ok := f.dev.ib.Driver().(ib.Disassociator); ok {
+	if d, ok := ib.As[ib.Disassociator](f.dev.ib.Driver()); ok {
 		d.Disassociate(userContext{f})
 		return
 	}

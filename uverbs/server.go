@@ -102,7 +102,7 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 		return nil, fmt.Errorf("query %s: %w", dev.Name(), err)
 	}
 	d := &Device{srv: s, ib: dev, ports: attr.PhysPorts, abiVersion: 1, files: map[*File]struct{}{}}
-	if u, ok := dev.Driver().(UserABI); ok {
+	if u, ok := ib.As[UserABI](dev.Driver()); ok {
 		id, version := u.UserABI()
 		d.driverID, d.abiVersion, d.checkDriver = uapi.DriverID(id), int(version), true
 	}

@@ -106,7 +106,7 @@ func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	return 0xffff, nil
 }
 
-// EnterError implements ib.ErrorDriver: nothing is processed any more.
+// EnterError implements ib.Driver: nothing is processed any more.
 func (d *Device) EnterError() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

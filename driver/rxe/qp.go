@@ -405,7 +405,7 @@ func (qp *QP) enterError(why string) {
 	qp.req.deadline, qp.req.rnrUntil = noTime, noTime
 }
 
-// EnterError implements ib.ErrorDriver: every queue pair goes to ERR, where work requests are flushed, those too that
+// EnterError implements ib.Driver: every queue pair goes to ERR, where work requests are flushed, those too that
 // are posted later. It may not sleep.
 func (d *Device) EnterError() {
 	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change

@@ -100,7 +100,7 @@ func (d *Device) engine() {
 	}
 }
 
-// EnterError implements ib.ErrorDriver (point 6).
+// EnterError implements ib.Driver (point 6).
 func (d *Device) EnterError() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -42,13 +42,13 @@ func (p *process) AllocShared(size int) (ib.Shared, error) {
 // user makes a user context and a pair of queue pairs in its name.
 func (e *env) user() (ib.Disassociator, *process, *pair) {
 	e.Helper()
-	hook, ok := e.dev.Driver().(ib.Disassociator)
+	hook, ok := ib.As[ib.Disassociator](e.dev.Driver())
 	if !ok {
 		e.Skip("the driver has no ib.Disassociator")
 	}
 	c := &process{mem: e.mem}
 	udata := func() *ib.Udata { return &ib.Udata{Context: c, Out: make([]byte, 256)} }
-	if d, ok := e.dev.Driver().(ib.UserContexter); ok {
+	if d, ok := ib.As[ib.UserContexter](e.dev.Driver()); ok {
 		e.must("alloc user context", d.AllocUserContext(udata()))
 		own(e, c, func() error { d.DeallocUserContext(c); return nil })
 	}
@@ -118,7 +118,7 @@ func testDisassociated(e *env) {
 		before[i] = slices.Clone(b)
 	}
 	for _, qp := range p.qps {
-		if u, ok := qp.Driver().(ib.UserQP); ok {
+		if u, ok := ib.As[ib.UserQP](qp.Driver()); ok {
 			u.Doorbell()
 		}
 		var errno syscall.Errno

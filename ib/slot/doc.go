@@ -25,6 +25,6 @@
 // Clients whose Remove cannot free all, because a call is stopped in the memory of a process that does not answer, abandon it
 // (see package uverbs): the reset goes on.
 //
-// A driver takes part with [Hardware], and with two things in the device itself: the error state ([ib.ErrorDriver]) and
+// A driver takes part with [Hardware], and with two things in the device itself: the error state ([ib.Driver].EnterError) and
 // the end of a user context ([ib.Disassociator]).
 package slot
