@@ -299,7 +299,7 @@ func TestCallbacksOfDifferentQueuesRunInParallel(t *testing.T) {
 			}
 			done <- 1
 		}, nil, nil)
-		other, err := b.dev.CreateCQ(CQAttr{Entries: 1}, func(*CQ) { second.Store(true); done <- 2 }, nil, nil)
+		other, err := b.dev.CreateCQ(CQInit{Entries: 1, Handler: func(*CQ) { second.Store(true); done <- 2 }})
 		must(t, err)
 		if hold {
 			b.dev.HoldCallbacks()

@@ -93,7 +93,7 @@ func TestCheckSleep(t *testing.T) {
 			b.qp.PostSend(SendWR{})
 		}},
 		{"driver sleeps while it destroys an address handle", RuleSleepInMethod, func(t *testing.T, b *bench) {
-			ah, err := b.pd.CreateAH(&AHAttr{}, nil)
+			ah, err := b.pd.CreateAH(&AHAttr{})
 			must(t, err)
 			b.drv.onDestroy = func() { time.Sleep(time.Second) }
 			must(t, ah.Destroy())
@@ -145,7 +145,7 @@ func TestCheckCallsInHandler(t *testing.T) {
 		{"post send", 0, func(t *testing.T, b *bench) { second(b.qp.PostSend(SendWR{})) }},
 		{"post receive", 0, func(t *testing.T, b *bench) { second(b.qp.PostRecv(RecvWR{})) }},
 		{"address handle", 0, func(t *testing.T, b *bench) {
-			ah, err := b.pd.CreateAH(&AHAttr{}, nil)
+			ah, err := b.pd.CreateAH(&AHAttr{})
 			must(t, err)
 			_, err = ah.Query()
 			must(t, errors.Join(err, ah.Modify(&AHAttr{}), ah.Destroy()))
@@ -159,12 +159,12 @@ func TestCheckCallsInHandler(t *testing.T) {
 		{"query gid", RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryGID(1, 0) }},
 		{"query pkey", RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryPKey(1, 0) }},
 		{"alloc pd", RuleSleepInCallback, func(t *testing.T, b *bench) {
-			pd, err := b.dev.AllocPD(nil)
+			pd, err := b.dev.AllocPD()
 			must(t, errors.Join(err, pd.Dealloc()))
 		}},
-		{"modify qp", RuleSleepInCallback, func(t *testing.T, b *bench) { b.qp.Modify(QPAttr{}, QPAttrState, nil) }},
+		{"modify qp", RuleSleepInCallback, func(t *testing.T, b *bench) { b.qp.Modify(QPAttr{}, QPAttrState) }},
 		{"query qp", RuleSleepInCallback, func(t *testing.T, b *bench) { b.qp.Query(0) }},
-		{"resize cq", RuleSleepInCallback, func(t *testing.T, b *bench) { b.cq.Resize(4, nil) }},
+		{"resize cq", RuleSleepInCallback, func(t *testing.T, b *bench) { b.cq.Resize(4) }},
 		{"on event", RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.OnEvent(func(Event) {})() }},
 		{"register a client", RuleSleepInCallback, func(t *testing.T, b *bench) { b.core.RegisterClient(new(recorder).client("A")) }},
 		{"destroy the queue itself", RuleWaitForSelf, func(t *testing.T, b *bench) {
@@ -375,7 +375,7 @@ func TestCheckWaitForSelf(t *testing.T) {
 func TestCheckUseAfter(t *testing.T) {
 	t.Run("destroy", func(t *testing.T) {
 		b, w := checkedBench(t, func(*CQ) {}, nil)
-		ah, err := b.pd.CreateAH(&AHAttr{}, nil)
+		ah, err := b.pd.CreateAH(&AHAttr{})
 		must(t, errors.Join(err, ah.Destroy()))
 		b.free(t)
 		for what, err := range map[string]error{
@@ -415,7 +415,7 @@ func TestCheckUseAfter(t *testing.T) {
 		must(t, b.core.Unregister(b.dev))
 		w.expect(t)
 		b.dev.QueryPort(1)
-		b.dev.AllocPD(nil)
+		b.dev.AllocPD()
 		w.expect(t, RuleUseAfterUnregister, RuleUseAfterUnregister)
 	})
 }
@@ -428,12 +428,12 @@ func TestCheckLeftBehind(t *testing.T) {
 		return &Client{
 			Name: name,
 			Add: func(d *Device) (any, error) {
-				pd, err := d.AllocPD(nil)
+				pd, err := d.AllocPD()
 				must(t, err)
 				return pd, fail
 			},
 			Remove: func(d *Device, data any) { // makes it worse
-				_, err := data.(*PD).CreateAH(&AHAttr{}, nil)
+				_, err := data.(*PD).CreateAH(&AHAttr{})
 				must(t, err)
 			},
 		}
@@ -442,7 +442,7 @@ func TestCheckLeftBehind(t *testing.T) {
 	must(t, core.RegisterClient(keeper("B", errors.New("changed my mind"))))
 	d, _ := newDevice("fake0")
 	must(t, core.Register(d))
-	_, err := d.CreateCQ(CQAttr{Entries: 1}, nil, nil, nil) // nobody's
+	_, err := d.CreateCQ(CQInit{Entries: 1}) // nobody's
 	must(t, err)
 	if err := core.Unregister(d); !errors.Is(err, syscall.EBUSY) {
 		t.Error(err)

@@ -138,14 +138,14 @@ func TestClientUsesDevice(t *testing.T) {
 	cl := &Client{
 		Name: "A",
 		Add: func(d *Device) (any, error) {
-			return d.AllocPD(nil)
+			return d.AllocPD()
 		},
 		Remove: func(d *Device, data any) {
 			state = d.State()
 			if d.ClientData(recorded) != nil {
 				t.Error("data of a client that is being removed")
 			}
-			cq, err := d.CreateCQ(CQAttr{Entries: 1}, nil, nil, nil)
+			cq, err := d.CreateCQ(CQInit{Entries: 1})
 			if err := errors.Join(err, cq.Destroy(), data.(*PD).Dealloc()); err != nil {
 				t.Error(err)
 			}
@@ -168,7 +168,7 @@ func TestClientUsesDevice(t *testing.T) {
 	if d.State() != DeviceGone {
 		t.Errorf("device is %v", d.State())
 	}
-	if _, err := d.AllocPD(nil); !errors.Is(err, syscall.ENODEV) {
+	if _, err := d.AllocPD(); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("use after unregistration: %v", err)
 	}
 }
@@ -282,7 +282,7 @@ func TestHotPlugConcurrent(t *testing.T) {
 					Name: fmt.Sprint("client", i),
 					Add: func(d *Device) (any, error) {
 						turn(d, false)
-						return d.AllocPD(nil)
+						return d.AllocPD()
 					},
 					Remove: func(d *Device, data any) {
 						if err := data.(*PD).Dealloc(); err != nil {

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"verbena/uapi"
 )
 
 // CQ is a completion queue. (struct ib_cq)
@@ -24,23 +26,44 @@ type CQ struct {
 	UserData any
 }
 
-// CreateCQ makes a completion queue with room for at least attr.Entries completions. handler is called once for
-// each time the queue was armed by ReqNotify and a completion came; never from a method's callchain, never twice
-// at once. event is called with the queue's asynchronous errors. Both must return without sleeping, and may be nil.
-// CreateCQ itself may sleep. (ib_create_cq)
-func (d *Device) CreateCQ(attr CQAttr, handler func(*CQ), event func(*CQ, EventType), u *Udata) (*CQ, error) {
+// CQInit is what a completion queue is made with. The functions must return without sleeping, and may be nil.
+type CQInit struct {
+	Entries int // at least
+	Vector  int // which of the device's completion vectors reports
+	Flags   CQFlags
+	// Handler is called once for each time the queue was armed by ReqNotify and a completion came; never from a method's
+	// callchain, never twice at once.
+	Handler func(*CQ)
+	// Event is called with the queue's asynchronous errors.
+	Event func(*CQ, EventType)
+}
+
+// CQFlags are the options of a completion queue. (enum ib_uverbs_ex_create_cq_flags)
+type CQFlags = uapi.CQFlags
+
+const (
+	CQTimestampCompletion = uapi.CQFlagsTimestampCompletion
+	CQIgnoreOverrun       = uapi.CQFlagsIgnoreOverrun
+)
+
+// CreateCQ makes a completion queue. It may sleep. (ib_create_cq)
+func (d *Device) CreateCQ(init CQInit) (*CQ, error) {
 	defer d.sleeps("Device.CreateCQ").leave()
+	return d.createCQ(init, nil)
+}
+
+func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	fail := func(err error) (*CQ, error) { return nil, fmt.Errorf("create cq on %s: %w", d.name, err) }
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	if attr.Entries < 1 {
-		return fail(fmt.Errorf("%d entries: %w", attr.Entries, syscall.EINVAL))
+	if init.Entries < 1 {
+		return fail(fmt.Errorf("%d entries: %w", init.Entries, syscall.EINVAL))
 	}
-	cq := &CQ{handler: handler, event: event}
-	cq.SetEntries(attr.Entries)
+	cq := &CQ{handler: init.Handler, event: init.Event}
+	cq.SetEntries(init.Entries)
 	cq.bind(d, kindCQ, nil)
-	drv, err := d.drv.CreateCQ(cq, attr, u)
+	drv, err := d.drv.CreateCQ(cq, CQAttr{Entries: init.Entries, Vector: init.Vector, Flags: init.Flags}, u)
 	if err != nil {
 		return fail(err)
 	}
@@ -108,8 +131,12 @@ func (cq *CQ) callEvent(e EventType) {
 }
 
 // Resize changes the capacity. It may sleep. EOPNOTSUPP where the driver cannot. (ib_resize_cq)
-func (cq *CQ) Resize(entries int, u *Udata) error {
+func (cq *CQ) Resize(entries int) error {
 	defer cq.sleeps("CQ.Resize").leave()
+	return cq.resizeTo(entries, nil)
+}
+
+func (cq *CQ) resizeTo(entries int, u *Udata) error {
 	r, ok := As[CQResizer](cq.drv)
 	if !ok {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, syscall.EOPNOTSUPP)

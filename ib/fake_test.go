@@ -187,11 +187,11 @@ func newBenchOn(t testing.TB, core *Core, handler func(*CQ), cqEvent func(*CQ, E
 	b.dev, b.drv = newDevice("fake0")
 	must(t, b.core.Register(b.dev))
 	var err error
-	b.pd, err = b.dev.AllocPD(nil)
+	b.pd, err = b.dev.AllocPD()
 	must(t, err)
-	b.cq, err = b.dev.CreateCQ(CQAttr{Entries: 16}, handler, cqEvent, nil)
+	b.cq, err = b.dev.CreateCQ(CQInit{Entries: 16, Handler: handler, Event: cqEvent})
 	must(t, err)
-	b.qp, err = b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeRC, Event: qpEvent}, nil)
+	b.qp, err = b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeRC, Event: qpEvent})
 	must(t, err)
 	return b
 }

@@ -126,11 +126,11 @@ func newFullBench(t testing.TB) *bench {
 	b.dev = NewDevice("full0", fullDriver{b.drv}, nil)
 	must(t, b.core.Register(b.dev))
 	var err error
-	b.pd, err = b.dev.AllocPD(nil)
+	b.pd, err = b.dev.AllocPD()
 	must(t, err)
-	b.cq, err = b.dev.CreateCQ(CQAttr{Entries: 16}, nil, nil, nil)
+	b.cq, err = b.dev.CreateCQ(CQInit{Entries: 16})
 	must(t, err)
-	b.qp, err = b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeUD}, nil)
+	b.qp, err = b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeUD})
 	must(t, err)
 	return b
 }

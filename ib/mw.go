@@ -38,9 +38,13 @@ type BindMW struct {
 }
 
 // AllocMW makes a memory window that is not bound. It may sleep. EOPNOTSUPP from a driver without. (ib_alloc_mw)
-func (pd *PD) AllocMW(kind MWType, u *Udata) (*MW, error) {
-	d := pd.dev
+func (pd *PD) AllocMW(kind MWType) (*MW, error) {
 	defer pd.sleeps("PD.AllocMW").leave()
+	return pd.allocMW(kind, nil)
+}
+
+func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
+	d := pd.dev
 	fail := func(err error) (*MW, error) { return nil, fmt.Errorf("alloc mw on %s: %w", d.name, err) }
 	if err := d.usable(); err != nil {
 		return fail(err)

@@ -14,9 +14,14 @@ type PD struct {
 	drv DriverPD
 }
 
-// AllocPD makes a protection domain. u is nil for a consumer in this process. It may sleep. (ib_alloc_pd)
-func (d *Device) AllocPD(u *Udata) (*PD, error) {
+// AllocPD makes a protection domain. It may sleep. (ib_alloc_pd)
+func (d *Device) AllocPD() (*PD, error) {
 	defer d.sleeps("Device.AllocPD").leave()
+	return d.allocPD(nil)
+}
+
+// allocPD is AllocPD for a user context too; u is nil for a consumer in this process, here and in what follows.
+func (d *Device) allocPD(u *Udata) (*PD, error) {
 	if err := d.usable(); err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
@@ -56,33 +61,62 @@ type MR struct {
 	mapping  sync.Mutex // one Map, Rereg or Dereg at a time
 }
 
-// RegMR registers length bytes at addr of space with the given rights, to be named by addresses from iova on. The pages
-// are charged to acct, which may be nil. It may sleep. Errors: EFAULT where the memory is not mapped with the rights
-// that the flags imply, ENOMEM over the account's limit, EINVAL for flags that make no sense (remote write or atomics
-// without local write). With AccessOnDemand nothing is charged, and the mappings are looked at when the memory is used;
-// addr 0 with length umem.Everything is all memory; EOPNOTSUPP or EINVAL if the device cannot do that (DeviceAttr.ODP).
-// With AccessZeroBased the first byte has address 0, whatever iova says. (ib_reg_user_mr)
-func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uint64, access AccessFlags, u *Udata) (*MR, error) {
-	d := pd.dev
+// MRInit is what a memory region is made of: Length bytes at Addr of Space.
+type MRInit struct {
+	Space        umem.Space
+	Account      *umem.Account // what the pages are charged to; may be nil
+	Addr, Length uint64
+	// IOVA is the address by which work requests name the first byte; 0: the same as Addr. With AccessZeroBased the first
+	// byte has address 0, whatever IOVA is.
+	IOVA   uint64
+	Access AccessFlags
+}
+
+// RegMR registers memory. It may sleep. Errors: EFAULT where the memory is not mapped with the rights that the flags imply,
+// ENOMEM over the account's limit, EINVAL for flags that make no sense (remote write or atomics without local write). With
+// AccessOnDemand nothing is charged, and the mappings are looked at when the memory is used; Addr 0 with Length
+// umem.Everything is all memory; EOPNOTSUPP or EINVAL if the device cannot do that (DeviceAttr.ODP). (ib_reg_user_mr)
+func (pd *PD) RegMR(init MRInit) (*MR, error) {
 	defer pd.sleeps("PD.RegMR").leave()
+	if init.IOVA == 0 {
+		init.IOVA = init.Addr
+	}
+	return pd.regMR(init, nil)
+}
+
+// RegBytes registers b, memory of this process, which the region keeps alive; [MR.Addr] is its address. Errors as of RegMR.
+// It may sleep.
+func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
+	defer pd.sleeps("PD.RegBytes").leave()
+	space := umem.NewLocal()
+	addr, err := space.Add(b)
+	if err != nil {
+		return nil, fmt.Errorf("register memory on %s: %w", pd.dev.name, err)
+	}
+	return pd.regMR(MRInit{Space: space, Addr: addr, Length: uint64(len(b)), IOVA: addr, Access: access}, nil)
+}
+
+// regMR takes IOVA as it is: 0 too is an address that a program may choose.
+func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
+	d := pd.dev
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("register memory on %s: %w", d.name, err) }
 	if err := d.usable(); err != nil {
 		return fail(err)
 	}
-	if err := checkAccess(access); err != nil {
+	if err := checkAccess(init.Access); err != nil {
 		return fail(err)
 	}
 	if err := pd.get(d); err != nil {
 		return fail(err)
 	}
-	region, err := d.region(space, acct, addr, length, iova, access)
+	region, err := d.region(init)
 	if err != nil {
 		pd.put()
 		return fail(err)
 	}
-	mr := &MR{pd: pd, region: region, access: access}
+	mr := &MR{pd: pd, region: region, access: init.Access}
 	mr.bind(d, kindMR, &pd.object)
-	if mr.drv, err = d.drv.RegMR(mr, region, access, u); err != nil {
+	if mr.drv, err = d.drv.RegMR(mr, region, init.Access, u); err != nil {
 		region.Release()
 		pd.put()
 		return fail(err)
@@ -92,12 +126,12 @@ func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uin
 }
 
 // region makes the memory of a registration. (ib_umem_get, ib_umem_odp_get)
-func (d *Device) region(space umem.Space, acct *umem.Account, addr, length, iova uint64, access AccessFlags) (*umem.Region, error) {
-	if access&AccessZeroBased != 0 {
-		iova = 0
+func (d *Device) region(init MRInit) (*umem.Region, error) {
+	if init.Access&AccessZeroBased != 0 {
+		init.IOVA = 0
 	}
-	if access&AccessOnDemand == 0 {
-		return umem.Get(space, acct, addr, length, iova, access.Writable())
+	if init.Access&AccessOnDemand == 0 {
+		return umem.Get(init.Space, init.Account, init.Addr, init.Length, init.IOVA, init.Access.Writable())
 	}
 	attr, err := d.drv.QueryDevice()
 	switch {
@@ -105,10 +139,10 @@ func (d *Device) region(space umem.Space, acct *umem.Account, addr, length, iova
 		return nil, err
 	case attr.ODP.General&ODPSupport == 0:
 		return nil, fmt.Errorf("on-demand paging: %w", syscall.EOPNOTSUPP)
-	case addr == 0 && length == umem.Everything && attr.ODP.General&ODPImplicit == 0:
+	case init.Addr == 0 && init.Length == umem.Everything && attr.ODP.General&ODPImplicit == 0:
 		return nil, fmt.Errorf("on-demand paging of all memory: %w", syscall.EINVAL)
 	}
-	return umem.OnDemand(space, addr, length, iova)
+	return umem.OnDemand(init.Space, init.Addr, init.Length, init.IOVA)
 }
 
 // AdviseMR tells the device what is soon to be done with memory of the domain that is registered on demand: sgl names
@@ -158,6 +192,15 @@ func (mr *MR) Region() *umem.Region {
 	return mr.region
 }
 
+// Addr is the address by which work requests name the region's first byte; 0 before MR.Map. It may
+// not sleep.
+func (mr *MR) Addr() uint64 {
+	if mr.region == nil {
+		return 0
+	}
+	return mr.region.IOVA()
+}
+
 // Access are the rights given at registration.
 func (mr *MR) Access() AccessFlags { return mr.access }
 
@@ -186,7 +229,9 @@ type AH struct {
 
 // CreateAH makes an address handle. It may not sleep. EOPNOTSUPP from a driver without datagrams.
 // (rdma_create_ah)
-func (pd *PD) CreateAH(attr *AHAttr, u *Udata) (*AH, error) {
+func (pd *PD) CreateAH(attr *AHAttr) (*AH, error) { return pd.createAH(attr, nil) }
+
+func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 	d := pd.dev
 	fail := func(err error) (*AH, error) { return nil, fmt.Errorf("create ah on %s: %w", d.name, err) }
 	f, err := pd.atomically("PD.CreateAH")

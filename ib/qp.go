@@ -26,9 +26,13 @@ type QP struct {
 }
 
 // CreateQP makes a queue pair in state RESET; the capacities granted are in QP.Init. It may sleep. (ib_create_qp)
-func (pd *PD) CreateQP(init QPInitAttr, u *Udata) (*QP, error) {
-	d := pd.dev
+func (pd *PD) CreateQP(init QPInitAttr) (*QP, error) {
 	defer pd.sleeps("PD.CreateQP").leave()
+	return pd.createQP(init, nil)
+}
+
+func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
+	d := pd.dev
 	fail := func(err error) (*QP, error) { return nil, fmt.Errorf("create qp on %s: %w", d.name, err) }
 	if err := d.usable(); err != nil {
 		return fail(err)
@@ -131,8 +135,12 @@ func (qp *QP) Type() QPType { return qp.init.Type }
 
 // Modify changes the attributes named by mask, among them the state. EINVAL when the mask does not suit the type
 // and the transition, or a value is wrong. It may sleep. (ib_modify_qp)
-func (qp *QP) Modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
+func (qp *QP) Modify(attr QPAttr, mask QPAttrMask) error {
 	defer qp.sleeps("QP.Modify").leave()
+	return qp.change(attr, mask, nil)
+}
+
+func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	qp.modify.Lock()
 	defer qp.modify.Unlock()
 	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)

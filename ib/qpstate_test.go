@@ -98,7 +98,7 @@ func TestQPStateMachine(t *testing.T) {
 				if mask&qptable.Attrs["state"] == 0 {
 					to = from
 				}
-				err := b.qp.Modify(QPAttr{State: stateOf(to), CurState: stateOf(from)}, QPAttrMask(mask), nil)
+				err := b.qp.Modify(QPAttr{State: stateOf(to), CurState: stateOf(from)}, QPAttrMask(mask))
 				want := qptable.Allowed(from, to, kind, mask)
 				if (err == nil) != want {
 					rt.Fatalf("%s: %s to %s, mask %#x: %v, want allowed: %v", kind, from, to, mask, err, want)
@@ -155,7 +155,7 @@ func TestQPModify(t *testing.T) {
 		{"to RESET", QPAttr{State: QPReset}, QPAttrState, QPReset, nil},
 	}
 	for _, s := range steps {
-		if err := b.qp.Modify(s.attr, s.mask, nil); !errors.Is(err, s.err) {
+		if err := b.qp.Modify(s.attr, s.mask); !errors.Is(err, s.err) {
 			t.Errorf("%s: %v, want %v", s.name, err, s.err)
 		}
 		if b.qp.State() != s.want {
@@ -163,7 +163,7 @@ func TestQPModify(t *testing.T) {
 		}
 	}
 	b.drv.fail = func(string) error { return syscall.ENOMEM }
-	if err := b.qp.Modify(QPAttr{State: QPErr}, QPAttrState, nil); !errors.Is(err, syscall.ENOMEM) {
+	if err := b.qp.Modify(QPAttr{State: QPErr}, QPAttrState); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("driver refuses: %v", err)
 	}
 }

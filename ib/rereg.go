@@ -19,11 +19,12 @@ const (
 
 // MRChange is what a region is to become; only what the flags name is looked at.
 type MRChange struct {
-	Space              umem.Space
-	Account            *umem.Account // may be nil
-	Addr, Length, IOVA uint64
-	PD                 *PD
-	Access             AccessFlags
+	Space        umem.Space
+	Account      *umem.Account // may be nil
+	Addr, Length uint64
+	IOVA         uint64 // 0: the same as Addr; see MRInit
+	PD           *PD
+	Access       AccessFlags
 }
 
 // ReregMR is implemented by a DriverMR, made by RegMR, that can be changed without being deregistered. (rereg_user_mr)
@@ -41,8 +42,15 @@ type ReregMR interface {
 // region at the same time. After an error the region is what it was: EINVAL for flags that make no sense, and for a
 // region of AllocMR; EBUSY while a window is bound to the region; EOPNOTSUPP from a driver without; otherwise as RegMR.
 // It may sleep. (ib_uverbs_rereg_mr, IBA 11.2.8.5)
-func (mr *MR) Rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
+func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
 	defer mr.sleeps("MR.Rereg").leave()
+	if to.IOVA == 0 {
+		to.IOVA = to.Addr
+	}
+	return mr.reregister(flags, to, nil)
+}
+
+func (mr *MR) reregister(flags MRChangeFlags, to MRChange, u *Udata) error {
 	if err := mr.rereg(flags, to, u); err != nil {
 		return fmt.Errorf("reregister memory on %s: %w", mr.dev.name, err)
 	}
@@ -76,8 +84,9 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 		}
 	}
 	if flags&MRChangeTranslation != 0 {
+		init := MRInit{Space: to.Space, Account: to.Account, Addr: to.Addr, Length: to.Length, IOVA: to.IOVA, Access: access}
 		var err error
-		if region, err = mr.dev.region(to.Space, to.Account, to.Addr, to.Length, to.IOVA, access); err != nil {
+		if region, err = mr.dev.region(init); err != nil {
 			return err
 		}
 	} else if region.OnDemand() != (access&AccessOnDemand != 0) {

@@ -60,9 +60,13 @@ type SRQ struct {
 
 // CreateSRQ makes a shared receive queue; the capacities granted are in SRQ.Init. It may sleep. EOPNOTSUPP from a
 // driver without. (ib_create_srq)
-func (pd *PD) CreateSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
-	d := pd.dev
+func (pd *PD) CreateSRQ(init SRQInitAttr) (*SRQ, error) {
 	defer pd.sleeps("PD.CreateSRQ").leave()
+	return pd.createSRQ(init, nil)
+}
+
+func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
+	d := pd.dev
 	fail := func(err error) (*SRQ, error) { return nil, fmt.Errorf("create srq on %s: %w", d.name, err) }
 	if err := d.usable(); err != nil {
 		return fail(err)
@@ -123,8 +127,12 @@ func (srq *SRQ) Init() SRQInitAttr {
 }
 
 // Modify changes the attributes named by mask. It may sleep. (ib_modify_srq)
-func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
+func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask) error {
 	defer srq.sleeps("SRQ.Modify").leave()
+	return srq.change(attr, mask, nil)
+}
+
+func (srq *SRQ) change(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 	err := srq.dev.usable()
 	if err == nil && mask&^(SRQAttrMaxWR|SRQAttrLimit) != 0 {
 		err = fmt.Errorf("attributes %#x: %w", uint32(mask), syscall.EINVAL)

@@ -83,11 +83,11 @@ type AHAttr struct {
 	Port        uint8
 }
 
-// CQAttr is what a completion queue is made with.
+// CQAttr is what a driver makes a completion queue with: see [CQInit].
 type CQAttr struct {
-	Entries    int
-	CompVector int
-	Flags      uint32
+	Entries int
+	Vector  int
+	Flags   CQFlags
 }
 
 // QPCap are the capacities of a queue pair.

@@ -14,8 +14,12 @@ type XRCD struct {
 }
 
 // AllocXRCD makes an XRC domain. It may sleep. EOPNOTSUPP from a driver without. (ib_alloc_xrcd)
-func (d *Device) AllocXRCD(u *Udata) (*XRCD, error) {
+func (d *Device) AllocXRCD() (*XRCD, error) {
 	defer d.sleeps("Device.AllocXRCD").leave()
+	return d.allocXRCD(nil)
+}
+
+func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 	fail := func(err error) (*XRCD, error) { return nil, fmt.Errorf("alloc xrcd on %s: %w", d.name, err) }
 	if err := d.usable(); err != nil {
 		return fail(err)

@@ -327,7 +327,7 @@ func (f *File) flush() {
 	for o := range f.objects.all() {
 		if qp, ok := o.res.(*qpObject); ok && !o.gone {
 			// A failure has the same cause, and the destruction that follows reports it.
-			_ = qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil)
+			_ = qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
 		}
 	}
 }

@@ -366,22 +366,26 @@ var methodRows = []methodRow{
 		return err
 	}},
 	{"Device.FindPKey", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.FindPKey(1, 0xffff); return err }},
-	{"Device.AllocPD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocPD(nil); return err }},
+	{"Device.AllocPD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocPD(); return err }},
 	{"Device.CreateCQ", deviceMakes, func(k *stateConsumer) error {
-		_, err := k.dev.CreateCQ(ib.CQAttr{Entries: 4}, nil, nil, nil)
+		_, err := k.dev.CreateCQ(ib.CQInit{Entries: 4})
 		return err
 	}},
-	{"Device.AllocXRCD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocXRCD(nil); return err }},
+	{"Device.AllocXRCD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocXRCD(); return err }},
 	{"PD.RegMR", methodMakes, func(k *stateConsumer) error {
-		_, err := k.pd.RegMR(k.mem, nil, k.at, 4096, k.at, ib.AccessLocalWrite, nil)
+		_, err := k.pd.RegMR(ib.MRInit{Space: k.mem, Addr: k.at, Length: 4096, Access: ib.AccessLocalWrite})
+		return err
+	}},
+	{"PD.RegBytes", methodMakes, func(k *stateConsumer) error {
+		_, err := k.pd.RegBytes(make([]byte, 8), ib.AccessLocalWrite)
 		return err
 	}},
 	{"PD.AllocMR", methodMakes, func(k *stateConsumer) error { _, err := k.pd.AllocMR(4); return err }},
-	{"PD.AllocMW", methodMakes, func(k *stateConsumer) error { _, err := k.pd.AllocMW(ib.MWType1, nil); return err }},
-	{"PD.CreateAH", methodMakes, func(k *stateConsumer) error { _, err := k.pd.CreateAH(k.address(), nil); return err }},
-	{"PD.CreateQP", methodMakes, func(k *stateConsumer) error { _, err := k.pd.CreateQP(k.newQP(ib.QPTypeRC), nil); return err }},
+	{"PD.AllocMW", methodMakes, func(k *stateConsumer) error { _, err := k.pd.AllocMW(ib.MWType1); return err }},
+	{"PD.CreateAH", methodMakes, func(k *stateConsumer) error { _, err := k.pd.CreateAH(k.address()); return err }},
+	{"PD.CreateQP", methodMakes, func(k *stateConsumer) error { _, err := k.pd.CreateQP(k.newQP(ib.QPTypeRC)); return err }},
 	{"PD.CreateSRQ", methodMakes, func(k *stateConsumer) error {
-		_, err := k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}, nil)
+		_, err := k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 		return err
 	}},
 	{"PD.Dealloc", methodDestroys, func(k *stateConsumer) error { return k.spare.Dealloc() }},
@@ -389,7 +393,7 @@ var methodRows = []methodRow{
 		return k.pd.AdviseMR(ib.AdvicePrefetch, 0, []ib.SGE{{Addr: k.at, Length: 8, LKey: k.odp.LKey()}})
 	}},
 	{"MR.Rereg", methodMakes, func(k *stateConsumer) error {
-		return k.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead}, nil)
+		return k.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead})
 	}},
 	{"MR.Dereg", methodDestroys, func(k *stateConsumer) error { return k.mr.Dereg() }},
 	{"MR.Map", methodMakes, func(k *stateConsumer) error { return k.fast.Map(k.mem, nil, k.at, 4096, k.at) }},
@@ -401,13 +405,13 @@ var methodRows = []methodRow{
 	{"CQ.ReqNotify", methodAsks, func(k *stateConsumer) error { _, err := k.cq.ReqNotify(ib.NotifyNextComp); return err }},
 	// The rxe driver, as the kernel's, cannot; where one can, this is a change like others.
 	{"CQ.Moderate", states{syscall.EOPNOTSUPP, syscall.EIO, never, never}, func(k *stateConsumer) error { return k.cq.Moderate(2, 0) }},
-	{"CQ.Resize", methodMakes, func(k *stateConsumer) error { return k.cq.Resize(20, nil) }},
+	{"CQ.Resize", methodMakes, func(k *stateConsumer) error { return k.cq.Resize(20) }},
 	{"CQ.Destroy", methodDestroys, func(k *stateConsumer) error { return k.spareCQ.Destroy() }},
 	{"QP.Modify", methodMakes, func(k *stateConsumer) error {
-		return k.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil)
+		return k.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags)
 	}},
 	{"QP.Modify to ERR or RESET", methodAsks, func(k *stateConsumer) error {
-		return k.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil)
+		return k.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
 	}},
 	{"QP.Query", methodAsks, func(k *stateConsumer) error { _, _, err := k.qp.Query(ib.QPAttrState); return err }},
 	{"QP.PostSend", methodPosts, func(k *stateConsumer) error {
@@ -424,7 +428,7 @@ var methodRows = []methodRow{
 	{"QP.DetachMcast", methodDestroys, func(k *stateConsumer) error { return k.ud.DetachMcast(group(9), 0) }},
 	{"QP.Destroy", methodDestroys, func(k *stateConsumer) error { return k.qp.Destroy() }},
 	{"SRQ.PostRecv", methodAsks, func(k *stateConsumer) error { _, err := k.srq.PostRecv(ib.RecvWR{}); return err }},
-	{"SRQ.Modify", methodMakes, func(k *stateConsumer) error { return k.srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit, nil) }},
+	{"SRQ.Modify", methodMakes, func(k *stateConsumer) error { return k.srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit) }},
 	{"SRQ.Query", methodAsks, func(k *stateConsumer) error { _, err := k.srq.Query(); return err }},
 	{"SRQ.Destroy", methodDestroys, func(k *stateConsumer) error { return k.srq.Destroy() }},
 	{"XRCD.Dealloc", methodDestroys, func(k *stateConsumer) error { return k.xrcd.Dealloc() }},
@@ -458,35 +462,35 @@ func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
 	take := func(e error) { t.Helper(); must(t, e) }
 	k.at, err = k.mem.Add(make([]byte, 4096))
 	take(err)
-	k.pd, err = k.dev.AllocPD(nil)
+	k.pd, err = k.dev.AllocPD()
 	take(err)
-	k.spare, err = k.dev.AllocPD(nil)
+	k.spare, err = k.dev.AllocPD()
 	take(err)
-	k.cq, err = k.dev.CreateCQ(ib.CQAttr{Entries: 16}, nil, nil, nil)
+	k.cq, err = k.dev.CreateCQ(ib.CQInit{Entries: 16})
 	take(err)
-	k.spareCQ, err = k.dev.CreateCQ(ib.CQAttr{Entries: 16}, nil, nil, nil)
+	k.spareCQ, err = k.dev.CreateCQ(ib.CQInit{Entries: 16})
 	take(err)
-	k.qp, err = k.pd.CreateQP(k.newQP(ib.QPTypeRC), nil)
+	k.qp, err = k.pd.CreateQP(k.newQP(ib.QPTypeRC))
 	take(err)
-	k.ud, err = k.pd.CreateQP(k.newQP(ib.QPTypeUD), nil)
+	k.ud, err = k.pd.CreateQP(k.newQP(ib.QPTypeUD))
 	take(err)
-	take(k.ud.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrQKey, nil))
-	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTR}, ib.QPAttrState, nil))
-	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState|ib.QPAttrSQPSN, nil))
-	k.mr, err = k.pd.RegMR(k.mem, nil, k.at, 4096, k.at, ib.AccessLocalWrite, nil)
+	take(k.ud.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrQKey))
+	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTR}, ib.QPAttrState))
+	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState|ib.QPAttrSQPSN))
+	k.mr, err = k.pd.RegMR(ib.MRInit{Space: k.mem, Addr: k.at, Length: 4096, Access: ib.AccessLocalWrite})
 	take(err)
-	k.odp, err = k.pd.RegMR(k.mem, nil, k.at, 4096, k.at, ib.AccessLocalWrite|ib.AccessOnDemand, nil)
+	k.odp, err = k.pd.RegMR(ib.MRInit{Space: k.mem, Addr: k.at, Length: 4096, Access: ib.AccessLocalWrite | ib.AccessOnDemand})
 	take(err)
 	k.fast, err = k.pd.AllocMR(4)
 	take(err)
 	take(k.ud.AttachMcast(group(9), 0))
-	k.mw, err = k.pd.AllocMW(ib.MWType1, nil)
+	k.mw, err = k.pd.AllocMW(ib.MWType1)
 	take(err)
-	k.ah, err = k.pd.CreateAH(k.address(), nil)
+	k.ah, err = k.pd.CreateAH(k.address())
 	take(err)
-	k.srq, err = k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}, nil)
+	k.srq, err = k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 	take(err)
-	k.xrcd, err = k.dev.AllocXRCD(nil)
+	k.xrcd, err = k.dev.AllocXRCD()
 	take(err)
 	return k
 }
@@ -508,7 +512,7 @@ event counts as ever.
 // noState are the methods whose effect does not depend on the state of the device: what was given when an object was
 // made, what drivers call, and what the rxe driver, or this process, has no use for.
 var noState = map[string]bool{
-	"Access": true, "Device": true, "Driver": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
+	"Access": true, "Addr": true, "Device": true, "Driver": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
 	"Region": true, "Type": true, "Name": true, "State": true, "Objects": true, "Attached": true, "ClientData": true, "UpdateKey": true,
 	"SetKeys": true, "SetNum": true, "SetRKey": true, "SetEntries": true, "Raise": true, "Completed": true,
 	"HoldCallbacks": true, "RunCallbacks": true, "DispatchEvent": true, "OnEvent": true, "AtHandler": true, "SetError": true, "Abandon": true, "Fail": true, "OnFailure": true, "Device.Dealloc": true, "AddressOfSender": true,

@@ -44,19 +44,19 @@ func newWorld(t testing.TB, check bool, size int, handler func(*ib.CQ)) *world {
 	}
 	w.dev = loopback.New("loop0", nil).IB()
 	done(t, w.core.Register(w.dev))
-	pd := must(w.dev.AllocPD(nil))(t)
+	pd := must(w.dev.AllocPD())(t)
 	mem := umem.NewLocal()
 	w.addr = must(mem.Add(make([]byte, 2*size)))(t)
 	const access = ib.AccessLocalWrite | ib.AccessRemoteWrite
-	mr := must(pd.RegMR(mem, nil, w.addr, uint64(2*size), w.addr, access, nil))(t)
+	mr := must(pd.RegMR(ib.MRInit{Space: mem, Addr: w.addr, Length: uint64(2 * size), Access: access}))(t)
 	w.sgl = []ib.SGE{{Addr: w.addr, Length: uint32(size), LKey: mr.LKey()}}
-	w.cq = must(w.dev.CreateCQ(ib.CQAttr{Entries: 64}, handler, nil, nil))(t)
+	w.cq = must(w.dev.CreateCQ(ib.CQInit{Entries: 64, Handler: handler}))(t)
 	w.free = []func() error{func() error { return w.core.Unregister(w.dev) }, pd.Dealloc, mr.Dereg, w.cq.Destroy}
 	for i := range w.qps {
 		w.qps[i] = must(pd.CreateQP(ib.QPInitAttr{
 			SendCQ: w.cq, RecvCQ: w.cq, Type: ib.QPTypeRC,
 			Cap: ib.QPCap{MaxSendWR: 16, MaxRecvWR: 16, MaxSendSGE: 1, MaxRecvSGE: 1},
-		}, nil))(t)
+		}))(t)
 		w.free = append(w.free, w.qps[i].Destroy)
 	}
 	gid := must(w.dev.QueryGID(1, 0))(t).GID
@@ -74,7 +74,7 @@ func newWorld(t testing.TB, check bool, size int, handler func(*ib.CQ)) *world {
 			{ib.QPRTS, ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
 		} {
 			a.State = step.state
-			done(t, qp.Modify(a, ib.QPAttrState|step.mask, nil))
+			done(t, qp.Modify(a, ib.QPAttrState|step.mask))
 		}
 	}
 	return w

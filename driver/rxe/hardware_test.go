@@ -225,7 +225,7 @@ func TestStaleNumbers(t *testing.T) {
 			t.Error("the new device took it")
 		}
 		// And the key of old, to the right queue pair.
-		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		toRTR(t, b.b.qp, b.a.dev, b.a.qp.Num(), conn{})
 		toRTS(t, b.b.qp, conn{})
 		b.b.send(ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, SGList: b.b.sge(0, 8), RemoteAddr: b.a.addr, RKey: key, Flags: ib.SendSignaled})
@@ -243,19 +243,19 @@ func TestErrorRace(t *testing.T) {
 		posted := make([]int, 4)
 		nodes := make([]*node, len(posted))
 		for i := range posted {
-			cq, err := b.a.dev.IB().CreateCQ(ib.CQAttr{Entries: 64}, nil, nil, nil)
+			cq, err := b.a.dev.IB().CreateCQ(ib.CQInit{Entries: 64})
 			check(t, err)
 			nodes[i] = &node{t: t, dev: b.a.dev, pd: b.a.pd, cq: cq, mem: b.a.mem, buf: b.a.buf, mr: b.a.mr, addr: b.a.addr}
 		}
 		for i, n := range nodes {
 			wg.Go(func() {
-				qp, err := n.pd.CreateQP(ib.QPInitAttr{SendCQ: n.cq, RecvCQ: n.cq, Cap: ib.QPCap{MaxRecvWR: 8, MaxRecvSGE: 1}, Type: ib.QPTypeRC}, nil)
+				qp, err := n.pd.CreateQP(ib.QPInitAttr{SendCQ: n.cq, RecvCQ: n.cq, Cap: ib.QPCap{MaxRecvWR: 8, MaxRecvSGE: 1}, Type: ib.QPTypeRC})
 				if err != nil {
 					return
 				}
 				n.qp = qp
 				time.Sleep(time.Duration(i*round) * time.Microsecond)
-				if qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil) != nil {
+				if qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags) != nil {
 					return
 				}
 				for range 8 {
@@ -274,7 +274,7 @@ func TestErrorRace(t *testing.T) {
 				}
 			}
 			if n.qp != nil {
-				if err := n.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil); !errors.Is(err, syscall.EIO) {
+				if err := n.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags); !errors.Is(err, syscall.EIO) {
 					t.Errorf("modify in error: %v", err)
 				}
 				check(t, n.qp.Destroy())

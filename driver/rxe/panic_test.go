@@ -54,14 +54,14 @@ type couple struct {
 func (c *couple) add(d *ib.Device) (any, error) {
 	var err error
 	c.dev = d.Driver().(*Device)
-	c.pd, err = d.AllocPD(nil)
+	c.pd, err = d.AllocPD()
 	check(c.t, err)
-	c.cq, err = d.CreateCQ(ib.CQAttr{Entries: 50}, nil, nil, nil)
+	c.cq, err = d.CreateCQ(ib.CQInit{Entries: 50})
 	check(c.t, err)
-	c.mr, err = c.pd.RegMR(&c.space, nil, c.addr, 4096, c.addr, allAccess, nil)
+	c.mr, err = c.pd.RegMR(ib.MRInit{Space: &c.space, Addr: c.addr, Length: 4096, Access: allAccess})
 	check(c.t, err)
 	for i := range c.qps {
-		c.qps[i], err = c.pd.CreateQP(ib.QPInitAttr{SendCQ: c.cq, RecvCQ: c.cq, Cap: userCap, Type: ib.QPTypeRC}, nil)
+		c.qps[i], err = c.pd.CreateQP(ib.QPInitAttr{SendCQ: c.cq, RecvCQ: c.cq, Cap: userCap, Type: ib.QPTypeRC})
 		check(c.t, err)
 	}
 	connectQPs(c.t, c.dev, c.qps[0], c.dev, c.qps[1], conn{})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	ibuser "verbena/ib/user"
 	"verbena/umem"
 )
 
@@ -70,20 +71,20 @@ func newSilentProgram(b *bench, typ ib.QPType) *silentProgram {
 	data := func() *ib.Udata { return &ib.Udata{Context: x.program, Out: make([]byte, 64)} }
 	check(t, dev.AllocUserContext(data()))
 	var err error
-	x.pd, err = dev.IB().AllocPD(data())
+	x.pd, err = ibuser.AllocPD(dev.IB(), data())
 	check(t, err)
-	x.own, err = dev.IB().CreateCQ(ib.CQAttr{Entries: 50}, nil, nil, data())
+	x.own, err = ibuser.CreateCQ(dev.IB(), ib.CQInit{Entries: 50}, data())
 	check(t, err)
-	x.cq, err = b.a.dev.IB().CreateCQ(ib.CQAttr{Entries: 50}, nil, nil, nil)
+	x.cq, err = b.a.dev.IB().CreateCQ(ib.CQInit{Entries: 50})
 	check(t, err)
 	x.addr, err = x.space.Add(x.buf)
 	check(t, err)
-	x.mr, err = x.pd.RegMR(&x.space, nil, x.addr, uint64(len(x.buf)), x.addr, allAccess, data())
+	x.mr, err = ibuser.RegMR(x.pd, ib.MRInit{Space: &x.space, Addr: x.addr, Length: uint64(len(x.buf)), IOVA: x.addr, Access: allAccess}, data())
 	check(t, err)
 	for i := range x.qps {
-		x.qps[i], err = x.pd.CreateQP(ib.QPInitAttr{SendCQ: x.own, RecvCQ: x.own, Cap: userCap, Type: typ}, data())
+		x.qps[i], err = ibuser.CreateQP(x.pd, ib.QPInitAttr{SendCQ: x.own, RecvCQ: x.own, Cap: userCap, Type: typ}, data())
 		check(t, err)
-		x.peers[i], err = b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: x.cq, RecvCQ: x.cq, Cap: userCap, Type: typ}, nil)
+		x.peers[i], err = b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: x.cq, RecvCQ: x.cq, Cap: userCap, Type: typ})
 		check(t, err)
 		connectQPs(t, b.a.dev, x.peers[i], dev, x.qps[i], conn{timeout: 18})
 	}

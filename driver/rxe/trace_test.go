@@ -98,7 +98,7 @@ func TestTraceIsBounded(t *testing.T) {
 	}
 	var more []*ib.QP
 	for i := 1; ; i++ {
-		qp, err := b.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: b.a.cq, RecvCQ: b.a.cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}}, nil)
+		qp, err := b.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: b.a.cq, RecvCQ: b.a.cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
 		check(t, err)
 		more = append(more, qp)
 		err = b.a.dev.TraceQP(qp.Num(), true)

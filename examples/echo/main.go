@@ -76,7 +76,7 @@ func dial(d *ib.Device, qpn uint32) (*caller, error) {
 		return nil, err
 	}
 	to := ib.AHAttr{GRH: ib.GlobalRoute{DGID: c.gid, SGIDIndex: c.gidIndex, HopLimit: 64}, HasGRH: true, Port: 1}
-	if c.ah, err = c.pd.CreateAH(&to, nil); err != nil {
+	if c.ah, err = c.pd.CreateAH(&to); err != nil {
 		return nil, errors.Join(err, c.close())
 	}
 	return c, nil

@@ -97,7 +97,7 @@ func (d *disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 		return nil, fail
 	}
 	d.note("attach %s", dev.Name())
-	return dev.AllocPD(nil)
+	return dev.AllocPD()
 }
 
 func (d *disk) detach(dev *ib.Device, pd *ib.PD) {

@@ -323,7 +323,7 @@ func testSolicited(e *env) {
 	expect("any completion, which was asked for, too", 2)
 	arm(ib.NotifySolicited)
 	p.recv(1, 4, 0, 8)
-	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	e.waitOne(p.cqs[1], 4, ib.WCWRFlushErr)
 	expect("a failure", 3)
 }
@@ -357,7 +357,7 @@ func testQueuesInParallel(e *env) {
 	flush := func(i int) {
 		p.recv(i, 1, 0, 8)
 		threads.Go(func() {
-			if err := p.qps[i].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil); err != nil {
+			if err := p.qps[i].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 				e.Errorf("modify to ERR: %v", err)
 			}
 		})

@@ -67,7 +67,7 @@ var wrongConsumers = []wrongConsumer{
 		defect: "registers memory in a completion handler",
 		use: func(e *env) {
 			inHandler(e, func(p *pair, _ *ib.CQ) {
-				mr, err := p.pd.RegMR(e.mem, nil, p.buf[0].addr, 8, 0, 0, nil)
+				mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: p.buf[0].addr, Length: 8, IOVA: 0, Access: 0})
 				e.must("register memory", errors.Join(err, mr.Dereg()))
 			})
 		},
@@ -76,7 +76,7 @@ var wrongConsumers = []wrongConsumer{
 	{
 		defect: "modifies a queue pair in a completion handler",
 		use: func(e *env) {
-			inHandler(e, func(p *pair, _ *ib.CQ) { p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil) })
+			inHandler(e, func(p *pair, _ *ib.CQ) { p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState) })
 		},
 		says: "rule sleep-in-callback",
 	},
@@ -157,7 +157,7 @@ var wrongConsumers = []wrongConsumer{
 			withClient(e, func(d *ib.Device) (any, error) {
 				made := make(chan error)
 				go func() {
-					_, err := d.AllocPD(nil)
+					_, err := d.AllocPD()
 					made <- err
 				}()
 				return nil, <-made
@@ -170,7 +170,7 @@ var wrongConsumers = []wrongConsumer{
 		defect: "leaves a PD behind when its Add fails",
 		use: func(e *env) {
 			withClient(e, func(d *ib.Device) (any, error) {
-				_, err := d.AllocPD(nil)
+				_, err := d.AllocPD()
 				return nil, errors.Join(err, errors.New("something else went wrong"))
 			}, func(*ib.Device, any) {})
 			e.unregister()
@@ -180,7 +180,7 @@ var wrongConsumers = []wrongConsumer{
 	{
 		defect: "polls a CQ that it keeps when the device has gone",
 		use: func(e *env) {
-			cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 4}, nil, nil, nil)
+			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4})
 			e.must("create cq", err)
 			e.unregister()
 			cq.Poll(make([]ib.WC, 1))

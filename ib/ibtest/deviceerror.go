@@ -33,7 +33,7 @@ var deviceErrorChecks = []check{
 			p.recv(1, 1, 0, 8)
 			was := p.qps[0].State()
 			e.dev.SetError()
-			e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+			e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 			// As of a Modify that the midlayer had checked before.
 			for _, end := range []ib.QPState{ib.QPErr, ib.QPReset} {
 				e.must(fmt.Sprintf("modify to %v what is in error meanwhile", end),
@@ -48,17 +48,17 @@ func testNothingMade(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	a := e.address()
 	e.dev.SetError()
-	_, err := e.dev.AllocPD(nil)
+	_, err := e.dev.AllocPD()
 	e.wantErr("alloc pd", err, syscall.EIO)
-	_, err = p.pd.RegMR(e.mem, nil, p.buf[0].addr, 8, 0, 0, nil)
+	_, err = p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: p.buf[0].addr, Length: 8, IOVA: 0, Access: 0})
 	e.wantErr("register memory", err, syscall.EIO)
-	_, err = e.dev.CreateCQ(ib.CQAttr{Entries: 1}, nil, nil, nil)
+	_, err = e.dev.CreateCQ(ib.CQInit{Entries: 1})
 	e.wantErr("create cq", err, syscall.EIO)
-	_, err = p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC}, nil)
+	_, err = p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC})
 	e.wantErr("create qp", err, syscall.EIO)
-	_, err = p.pd.CreateAH(&a, nil)
+	_, err = p.pd.CreateAH(&a)
 	e.wantErr("create ah", err, syscall.EIO)
-	e.wantErr("modify qp", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState, nil), syscall.EIO)
+	e.wantErr("modify qp", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState), syscall.EIO)
 }
 
 func testNoNewWork(e *env) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/umem"
 )
 
@@ -54,13 +55,13 @@ func (e *env) user() (ib.Disassociator, *process, *pair) {
 	}
 	p := &pair{e: e, pd: e.pd()}
 	for i := range p.qps {
-		cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 2 * queueLen}, nil, nil, udata())
+		cq, err := user.CreateCQ(e.dev, ib.CQInit{Entries: 2 * queueLen}, udata())
 		e.need("completion queues of user contexts", err)
 		p.cqs[i] = own(e, cq, cq.Destroy)
 		p.buf[i] = e.buffer(p.pd, bufLen, allAccess)
 		init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 			Cap: ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 4, MaxRecvSGE: 4}}
-		qp, err := p.pd.CreateQP(init, udata())
+		qp, err := user.CreateQP(p.pd, init, udata())
 		e.need("queue pairs of user contexts", err)
 		p.qps[i] = own(e, qp, qp.Destroy)
 	}

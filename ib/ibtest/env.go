@@ -197,14 +197,14 @@ func pause() {
 
 func (e *env) pd() *ib.PD {
 	e.Helper()
-	pd, err := e.dev.AllocPD(nil)
+	pd, err := e.dev.AllocPD()
 	e.must("alloc pd", err)
 	return own(e, pd, pd.Dealloc)
 }
 
 func (e *env) cq(entries int, handler func(*ib.CQ)) *ib.CQ {
 	e.Helper()
-	cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: entries}, handler, nil, nil)
+	cq, err := e.dev.CreateCQ(ib.CQInit{Entries: entries, Handler: handler})
 	e.must("create cq", err)
 	return own(e, cq, cq.Destroy)
 }
@@ -232,12 +232,12 @@ func (e *env) alloc(n int) ([]byte, uint64) {
 func (e *env) buffer(pd *ib.PD, n int, access ib.AccessFlags) *buffer {
 	e.Helper()
 	b, addr := e.alloc(n)
-	mr, err := pd.RegMR(e.mem, nil, addr, uint64(n), addr, access, nil)
+	mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), Access: access})
 	if errors.Is(err, syscall.EOPNOTSUPP) {
-		mr, err = pd.RegMR(e.mem, nil, addr, uint64(n), addr, access&^(ib.AccessMWBind|ib.AccessRemoteAtomic), nil)
+		mr, err = pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), Access: access &^ (ib.AccessMWBind | ib.AccessRemoteAtomic)})
 	}
 	if errors.Is(err, syscall.EOPNOTSUPP) {
-		mr, err = pd.RegMR(e.mem, nil, addr, uint64(n), addr, access&ib.AccessLocalWrite, nil)
+		mr, err = pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), Access: access & ib.AccessLocalWrite})
 	}
 	e.must("register memory", err)
 	own(e, mr, mr.Dereg)
@@ -271,7 +271,7 @@ func (e *env) qp(pd *ib.PD, init ib.QPInitAttr) *ib.QP {
 	if c.MaxRecvWR == 0 && init.SRQ == nil && init.Type != ib.QPTypeXRCTgt && init.Type != ib.QPTypeXRCInit {
 		c.MaxRecvWR, c.MaxRecvSGE = queueLen, 4
 	}
-	qp, err := pd.CreateQP(init, nil)
+	qp, err := pd.CreateQP(init)
 	e.need(fmt.Sprintf("queue pairs of type %v", init.Type), err)
 	return own(e, qp, qp.Destroy)
 }
@@ -307,7 +307,7 @@ func (e *env) address() ib.AHAttr {
 func (e *env) reset(qps ...*ib.QP) {
 	e.Helper()
 	for _, qp := range qps {
-		e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+		e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 	}
 	e.psn = (e.psn + 0x10001) & 0xffffff
 }
@@ -317,7 +317,7 @@ func (e *env) up(qp *ib.QP, dest uint32, state ib.QPState) {
 	e.Helper()
 	kind := qp.Type()
 	for s := ib.QPInit; s <= state; s++ {
-		e.must(fmt.Sprintf("modify %v qp to %v", kind, s), qp.Modify(e.attr(s, dest), upMask(kind, s), nil))
+		e.must(fmt.Sprintf("modify %v qp to %v", kind, s), qp.Modify(e.attr(s, dest), upMask(kind, s)))
 	}
 }
 
@@ -392,7 +392,7 @@ func (e *env) pair(c pairConfig) *pair {
 func (e *env) ah(pd *ib.PD) *ib.AH {
 	e.Helper()
 	a := e.address()
-	ah, err := pd.CreateAH(&a, nil)
+	ah, err := pd.CreateAH(&a)
 	e.need("address handles", err)
 	return own(e, ah, ah.Destroy)
 }

@@ -336,7 +336,7 @@ func testEventsUntilTheEnd(e *env) {
 func testLeftBehind(e *env) {
 	e.core.Check(ib.CheckConfig{})
 	e.register()
-	pd, err := e.dev.AllocPD(nil)
+	pd, err := e.dev.AllocPD()
 	e.must("alloc pd", err)
 	e.registered = false
 	if err := e.cfg.unplug(e.core, e.dev); !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), "1 PD") {
@@ -349,9 +349,9 @@ func testNoUseAfter(e *env) {
 	e.core.Check(ib.CheckConfig{})
 	e.register()
 	e.unregister()
-	_, err := e.dev.AllocPD(nil)
+	_, err := e.dev.AllocPD()
 	e.wantErr("alloc pd", err, syscall.ENODEV)
-	_, err = e.dev.CreateCQ(ib.CQAttr{Entries: 1}, nil, nil, nil)
+	_, err = e.dev.CreateCQ(ib.CQInit{Entries: 1})
 	e.wantErr("create cq", err, syscall.ENODEV)
 	e.wantErr("unregister again", e.core.Unregister(e.dev), syscall.ENODEV)
 	if s := e.dev.State(); s != ib.DeviceGone {

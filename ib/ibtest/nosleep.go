@@ -56,7 +56,7 @@ func testCallsInCallback(e *env, onEvent bool) {
 			return
 		}
 		a := e.address()
-		x, err := p.pd.CreateAH(&a, nil)
+		x, err := p.pd.CreateAH(&a)
 		if err != nil {
 			e.Errorf("create address handle in a callback: %v", err)
 			return
@@ -72,7 +72,7 @@ func testCallsInCallback(e *env, onEvent bool) {
 		}
 	}}})
 	a := e.address()
-	if x, err := p.pd.CreateAH(&a, nil); err == nil {
+	if x, err := p.pd.CreateAH(&a); err == nil {
 		ah = own(e, x, x.Destroy)
 	}
 	if onEvent {

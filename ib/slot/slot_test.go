@@ -236,10 +236,10 @@ func TestMoments(t *testing.T) {
 		d := s.Device().IB()
 		var during ib.DeviceState
 		called := make(chan bool)
-		cq, err := d.CreateCQ(ib.CQAttr{Entries: 4}, func(*ib.CQ) {
+		cq, err := d.CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) {
 			during = d.State()
 			close(called)
-		}, nil, nil)
+		}})
 		must(t, err)
 		cl := &ib.Client{Name: "owner", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(x *ib.Device, _ any) {
 			if x == d {

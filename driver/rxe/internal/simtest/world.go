@@ -293,10 +293,10 @@ func (w *world) newHost(i int, addr netip.Addr) *host {
 	})
 	w.check(err)
 	w.check(w.core.Register(h.dev.IB()))
-	h.pd, err = h.dev.IB().AllocPD(nil)
+	h.pd, err = h.dev.IB().AllocPD()
 	w.check(err)
 	if w.service == XRC {
-		h.xrcd, err = h.dev.IB().AllocXRCD(nil)
+		h.xrcd, err = h.dev.IB().AllocXRCD()
 		w.check(err)
 	}
 	if w.rng.IntN(3) == 0 {
@@ -313,7 +313,7 @@ func (w *world) newHost(i int, addr netip.Addr) *host {
 func (h *host) newCQ() *watched {
 	q := &watched{}
 	var err error
-	q.cq, err = h.dev.IB().CreateCQ(ib.CQAttr{Entries: 1000}, func(*ib.CQ) { q.calls++ }, nil, nil)
+	q.cq, err = h.dev.IB().CreateCQ(ib.CQInit{Entries: 1000, Handler: func(*ib.CQ) { q.calls++ }})
 	h.w.check(err)
 	return q
 }
@@ -326,7 +326,7 @@ func (h *host) register() {
 	var err error
 	h.base, err = h.mem.Add(h.arena)
 	h.w.check(err)
-	h.mr, err = h.pd.RegMR(h.mem, nil, h.base, uint64(len(h.arena)), iova, hostAccess, nil)
+	h.mr, err = h.pd.RegMR(ib.MRInit{Space: h.mem, Addr: h.base, Length: uint64(len(h.arena)), IOVA: iova, Access: hostAccess})
 	h.w.check(err)
 }
 
