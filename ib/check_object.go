@@ -183,14 +183,14 @@ func (cq *CQ) checkedHandler() {
 
 // completed checks that the driver's report is called for.
 func (oc *objectCheck) completed() {
-	oc.reports("CQ.Completed")
+	oc.reports("CQHandle.Completed")
 	place := callers(2)
 	oc.raised.Store(&place)
 	if oc.requests.Add(-1) < 0 {
 		oc.requests.Add(1)
 		oc.k.report(Violation{
-			Rule: RuleNotifyOnce, What: "CQ.Completed called more often than ReqNotify",
-			Stacks: []Stack{{"CQ.Completed", trace(place)}, {"the CQ made at", trace(oc.made)}},
+			Rule: RuleNotifyOnce, What: "CQHandle.Completed called more often than ReqNotify",
+			Stacks: []Stack{{"CQHandle.Completed", trace(place)}, {"the CQ made at", trace(oc.made)}},
 		}, oc.dev, place)
 	}
 }
@@ -306,15 +306,16 @@ func (d *Device) client(what string, cl *Client) *frame {
 // Dealloc says that the driver is about to free what the device needs: its memory, threads, sockets. The driver
 // calls it when Unregister has returned, or instead of Register. EBUSY: the device is still registered; nothing may
 // be freed. It may not sleep. (ib_dealloc_device)
-func (d *Device) Dealloc() error {
+func (h *DeviceHandle) Dealloc() error {
+	d := h.dev
 	if s := d.State(); s == DeviceNew || s == DeviceGone {
 		return nil
 	}
 	if k := d.check.Load(); k != nil {
 		place := callers(1)
 		k.report(Violation{
-			Rule: RuleFreeBeforeUnregister, What: "Device.Dealloc called when Unregister had not returned",
-			Stacks: []Stack{{"Device.Dealloc", trace(place)}, {"registered at", trace(d.registered)}},
+			Rule: RuleFreeBeforeUnregister, What: "DeviceHandle.Dealloc called when Unregister had not returned",
+			Stacks: []Stack{{"DeviceHandle.Dealloc", trace(place)}, {"registered at", trace(d.registered)}},
 		}, d, place)
 	}
 	return fmt.Errorf("dealloc device %s: device is %v: %w", d.name, d.State(), syscall.EBUSY)

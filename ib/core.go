@@ -65,7 +65,8 @@ func (c *Core) lock() {
 // Register makes the device known: every client's Add is called, in the order in which the clients came, before
 // it returns. A client that fails is logged by the caller's choice of Device.Log and left out. The device must be
 // ready for use. It may sleep. (ib_register_device)
-func (c *Core) Register(d *Device) error {
+func (c *Core) Register(h *DeviceHandle) error {
+	d := h.dev
 	k := c.checker()
 	f, _ := k.register("Core.Register", d, nil)
 	defer f.leave()
@@ -96,7 +97,8 @@ func (c *Core) Register(d *Device) error {
 // no client uses the device. It returns an error that names what clients have left behind, if anything; the
 // device is gone all the same. It may sleep, and must not be called from Add, Remove or a callback.
 // (ib_unregister_device)
-func (c *Core) Unregister(d *Device) error {
+func (c *Core) Unregister(h *DeviceHandle) error {
+	d := h.dev
 	k := d.check.Load()
 	f, err := k.register("Core.Unregister", d, nil)
 	defer f.leave()

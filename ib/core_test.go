@@ -57,9 +57,9 @@ func TestHotPlugOrder(t *testing.T) {
 				switch isDevice := name >= "1" && name <= "9"; {
 				case isDevice && come:
 					devices[name], _ = newDevice(name)
-					must(t, core.Register(devices[name]))
+					must(t, core.Register(&devices[name].handle))
 				case isDevice:
-					must(t, core.Unregister(devices[name]))
+					must(t, core.Unregister(&devices[name].handle))
 				case come:
 					if clients[name] == nil {
 						clients[name] = rec.client(name)
@@ -79,15 +79,15 @@ func TestHotPlugOrder(t *testing.T) {
 func TestRegisterErrors(t *testing.T) {
 	core := &Core{}
 	d, _ := newDevice("fake0")
-	if err := core.Unregister(d); !errors.Is(err, syscall.ENODEV) {
+	if err := core.Unregister(&d.handle); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("unregister before register: %v", err)
 	}
-	must(t, core.Register(d))
-	if err := core.Register(d); !errors.Is(err, syscall.EINVAL) {
+	must(t, core.Register(&d.handle))
+	if err := core.Register(&d.handle); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("register twice: %v", err)
 	}
 	twin, _ := newDevice("fake0")
-	if err := core.Register(twin); !errors.Is(err, syscall.EEXIST) {
+	if err := core.Register(&twin.handle); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("register a second device of the name: %v", err)
 	}
 	if core.Device("fake0") != d || core.Device("fake1") != nil || !slices.Equal(core.Devices(), []*Device{d}) {
@@ -98,14 +98,14 @@ func TestRegisterErrors(t *testing.T) {
 	if err := core.RegisterClient(cl); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("register a client twice: %v", err)
 	}
-	must(t, core.Unregister(d))
-	if err := core.Unregister(d); !errors.Is(err, syscall.ENODEV) {
+	must(t, core.Unregister(&d.handle))
+	if err := core.Unregister(&d.handle); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("unregister twice: %v", err)
 	}
-	if err := core.Register(d); !errors.Is(err, syscall.EINVAL) {
+	if err := core.Register(&d.handle); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("register again what is gone: %v", err)
 	}
-	must(t, core.Register(twin))
+	must(t, core.Register(&twin.handle))
 	core.UnregisterClient((&recorder{}).client("never registered"))
 }
 
@@ -118,7 +118,7 @@ func TestClientThatRefuses(t *testing.T) {
 	var log []string
 	d := NewDevice("1", &fakeDriver{}, func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) })
 	must(t, core.Register(d))
-	if d.Attached(refuser) {
+	if d.dev.Attached(refuser) {
 		t.Error("attached all the same")
 	}
 	must(t, core.Unregister(d))
@@ -157,11 +157,11 @@ func TestClientUsesDevice(t *testing.T) {
 	if d.ClientData(cl) != nil {
 		t.Error("data before registration")
 	}
-	must(t, core.Register(d))
+	must(t, core.Register(&d.handle))
 	if _, ok := d.ClientData(cl).(*PD); !ok || d.ClientData(&Client{}) != nil {
 		t.Errorf("data: %v, and of another client: %v", d.ClientData(cl), d.ClientData(&Client{}))
 	}
-	must(t, core.Unregister(d))
+	must(t, core.Unregister(&d.handle))
 	if state != DeviceActive {
 		t.Errorf("device was %v in Remove", state)
 	}
@@ -175,7 +175,7 @@ func TestClientUsesDevice(t *testing.T) {
 
 func TestUnregisterNamesWhatIsLeft(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
-	err := b.core.Unregister(b.dev)
+	err := b.core.Unregister(&b.dev.handle)
 	if !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), "1 PD, 1 CQ, 1 QP") {
 		t.Errorf("got %v", err)
 	}
@@ -220,14 +220,14 @@ func TestUnregisterWaits(t *testing.T) {
 				}
 				must(t, core.RegisterClient(cl))
 				d, _ := newDevice("1")
-				go core.Register(d)
+				go core.Register(&d.handle)
 				synctest.Wait()
 
 				ended := make(chan string, 2)
 				for _, what := range test.end {
 					go func() {
 						if what == "device" {
-							if err := core.Unregister(d); err != nil {
+							if err := core.Unregister(&d.handle); err != nil {
 								t.Error(err)
 							}
 						} else {
@@ -311,11 +311,11 @@ func TestHotPlugConcurrent(t *testing.T) {
 			r := rand.New(rand.NewPCG(2, uint64(i)))
 			for range rounds {
 				d, _ := newDevice(fmt.Sprint(i))
-				if err := core.Register(d); err != nil {
+				if err := core.Register(&d.handle); err != nil {
 					t.Error(err)
 				}
 				pause(r)
-				if err := core.Unregister(d); err != nil {
+				if err := core.Unregister(&d.handle); err != nil {
 					t.Error(err)
 				}
 			}
@@ -347,8 +347,8 @@ func TestClientPanics(t *testing.T) {
 			must(t, f())
 			return nil
 		}
-		first := panics(func() error { return core.Register(d) })
-		second := panics(func() error { return core.Unregister(d) })
+		first := panics(func() error { return core.Register(&d.handle) })
+		second := panics(func() error { return core.Unregister(&d.handle) })
 		if (first != nil) != inAdd || (second != nil) == inAdd {
 			t.Errorf("in Add: %v; Register panicked with %v, Unregister with %v", inAdd, first, second)
 		}

@@ -61,9 +61,9 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 		return fail(fmt.Errorf("%d entries: %w", init.Entries, syscall.EINVAL))
 	}
 	cq := &CQ{handler: init.Handler, event: init.Event}
-	cq.SetEntries(init.Entries)
+	cq.entries.Store(int64(init.Entries))
 	cq.bind(d, kindCQ, nil)
-	drv, err := d.drv.CreateCQ(cq, CQAttr{Entries: init.Entries, Vector: init.Vector, Flags: init.Flags}, u)
+	drv, err := d.drv.CreateCQ(CQHandle{cq}, CQAttr{Entries: init.Entries, Vector: init.Vector, Flags: init.Flags}, u)
 	if err != nil {
 		return fail(err)
 	}
@@ -75,12 +75,6 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	return cq, nil
 }
 
-// Driver is the driver's side.
-func (cq *CQ) Driver() DriverCQ { return cq.drv }
-
-// SetEntries is for the driver's CreateCQ and Resize: the capacity granted.
-func (cq *CQ) SetEntries(n int) { cq.entries.Store(int64(n)) }
-
 // Entries is the queue's capacity.
 func (cq *CQ) Entries() int { return int(cq.entries.Load()) }
 
@@ -91,9 +85,10 @@ func (cq *CQ) Poll(wc []WC) (int, error) { return cq.poll.Poll(wc) }
 // ReqNotify arms the queue for one call of the handler; see [DriverCQ]. It may not sleep. (ib_req_notify_cq)
 func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.poll.ReqNotify(flags) }
 
-// Completed is for the driver: a completion has come that the queue was armed for. The handler is called later,
-// by a thread that holds nothing. It may not sleep. (ib_cq.comp_handler)
-func (cq *CQ) Completed() {
+// Completed says that a completion has come that the queue was armed for. The handler is called later, by a thread that
+// holds nothing. It may not sleep. (ib_cq.comp_handler)
+func (h CQHandle) Completed() {
+	cq := h.cq
 	if cq.check != nil {
 		cq.check.completed()
 	}
@@ -111,10 +106,11 @@ func (cq *CQ) Completed() {
 	}
 }
 
-// Raise is for the driver: an asynchronous error of the queue (EventCQErr). It may not sleep.
-func (cq *CQ) Raise(e EventType) {
+// Raise reports an asynchronous error of the queue (EventCQErr). It may not sleep.
+func (h CQHandle) Raise(e EventType) {
+	cq := h.cq
 	if cq.check != nil {
-		cq.check.reports("CQ.Raise")
+		cq.check.reports("CQHandle.Raise")
 	}
 	if cq.event != nil && !cq.notify.dead.Load() {
 		cq.notify.events.Add(1)
@@ -150,7 +146,7 @@ func (cq *CQ) resizeTo(entries int, u *Udata) error {
 	if err != nil {
 		return fmt.Errorf("resize cq on %s to %d: %w", cq.dev.name, entries, err)
 	}
-	cq.SetEntries(n)
+	cq.entries.Store(int64(n))
 	return nil
 }
 

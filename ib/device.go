@@ -31,9 +31,10 @@ func (s DeviceState) String() string {
 
 // Device is a device as consumers see it (struct ib_device).
 type Device struct {
-	name string
-	drv  Driver
-	log  func(format string, args ...any)
+	handle DeviceHandle
+	name   string
+	drv    Driver
+	log    func(format string, args ...any)
 
 	state     atomic.Int32 // DeviceState
 	callbacks callbacks
@@ -56,31 +57,30 @@ type Device struct {
 	leaving  bool
 }
 
-// NewDevice makes a device that drv serves; Core.Register makes it known. logf, which may be nil, gets the
-// midlayer's rare messages, one line each. (ib_alloc_device)
-func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *Device {
+// NewDevice makes a device that drv serves, and returns the driver's handle of it; Core.Register makes it known. logf, which
+// may be nil, gets the midlayer's rare messages, one line each. (ib_alloc_device)
+func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *DeviceHandle {
 	d := &Device{name: name, drv: drv, log: logf}
+	d.handle.dev = d
 	d.callbacks.init()
-	return d
+	return &d.handle
 }
 
 // Name is the device's name, such as rxe0.
 func (d *Device) Name() string { return d.name }
-
-// Driver is the driver that serves the device.
-func (d *Device) Driver() Driver { return d.drv }
 
 // State is the device's present state.
 func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
 
 // SetError moves an active device into the error state, and tells its driver (Driver.EnterError), so that the caller may hold
 // no lock that the driver takes then. It may not sleep and may be called from any context.
-func (d *Device) SetError() {
+func (h *DeviceHandle) SetError() {
+	d := h.dev
 	if !d.state.CompareAndSwap(int32(DeviceActive), int32(DeviceError)) {
 		return
 	}
 	if k := d.check.Load(); k != nil {
-		f := &frame{kind: inAtomic, what: "Device.SetError", dev: d}
+		f := &frame{kind: inAtomic, what: "DeviceHandle.SetError", dev: d}
 		k.enter(f)
 		defer f.leave()
 	}
@@ -90,7 +90,8 @@ func (d *Device) SetError() {
 // Fail says that the device must not be relied on any more, such as after a panic that has left its state unknown: its owner,
 // if it has one that listens (OnFailure), takes it through a reset, and else it enters the error state. Only the first call
 // counts. It may not sleep and may be called from any context.
-func (d *Device) Fail(why error) {
+func (h *DeviceHandle) Fail(why error) {
+	d := h.dev
 	if d.broken.Swap(true) {
 		return
 	}
@@ -100,18 +101,19 @@ func (d *Device) Fail(why error) {
 			(*f)(why)
 			return
 		}
-		d.DispatchEvent(EventDeviceFatal, 0)
-		d.SetError()
+		h.DispatchEvent(EventDeviceFatal, 0)
+		h.SetError()
 	}()
 }
 
 // OnFailure has f called when Fail is, by a goroutine of its own. It is for the owner of the device, before it is registered.
-func (d *Device) OnFailure(f func(why error)) { d.onFailure.Store(&f) }
+func (h *DeviceHandle) OnFailure(f func(why error)) { h.dev.onFailure.Store(&f) }
 
 // AtHandler has f called once, when the next completion handler of the device is about to run, by the thread that will
 // run it: so that a test can have something happen at that moment. f may not sleep. A second call replaces the first;
 // with nil nothing happens. It may not sleep.
-func (d *Device) AtHandler(f func()) {
+func (h *DeviceHandle) AtHandler(f func()) {
+	d := h.dev
 	if f == nil {
 		d.atHandler.Store(nil)
 		return

@@ -44,6 +44,7 @@ func (d *Device) OnEvent(f func(Event)) (stop func()) {
 
 // DispatchEvent tells the consumers of an event of the device or of a port. The calls are deferred. It may not
 // sleep and may be called from any context. (ib_dispatch_event)
-func (d *Device) DispatchEvent(t EventType, port int) {
+func (h *DeviceHandle) DispatchEvent(t EventType, port int) {
+	d := h.dev
 	d.callbacks.pushEvent(callback{on: &d.events, ev: Event{Device: d, Type: t, Port: port}})
 }

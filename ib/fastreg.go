@@ -38,7 +38,7 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	mr := &MR{pd: pd, maxPages: maxPages}
 	mr.bind(d, kindMR, &pd.object)
 	var err error
-	if mr.drv, err = drv.AllocMR(mr, maxPages); err != nil {
+	if mr.drv, err = drv.AllocMR(MRHandle{mr}, pd.drv, maxPages); err != nil {
 		pd.put()
 		return fail(err)
 	}

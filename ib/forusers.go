@@ -94,3 +94,33 @@ func (s UserSide) AllocXRCD(d *Device, u *Udata) (*XRCD, error) {
 	defer d.sleeps("user.AllocXRCD").leave()
 	return d.allocXRCD(u)
 }
+
+// Driver may not sleep.
+func (s UserSide) Driver(d *Device) Driver {
+	s.key.Check()
+	return d.drv
+}
+
+// DriverQP may not sleep.
+func (s UserSide) DriverQP(qp *QP) DriverQP {
+	s.key.Check()
+	return qp.drv
+}
+
+// HoldCallbacks may not sleep.
+func (s UserSide) HoldCallbacks(d *Device) {
+	s.key.Check()
+	d.handle.HoldCallbacks()
+}
+
+// RunCallbacks may not sleep.
+func (s UserSide) RunCallbacks(d *Device) {
+	s.key.Check()
+	d.handle.RunCallbacks()
+}
+
+// Fail may not sleep.
+func (s UserSide) Fail(d *Device, why error) {
+	s.key.Check()
+	d.handle.Fail(why)
+}

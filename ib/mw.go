@@ -62,7 +62,7 @@ func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
 	mw := &MW{pd: pd, kind: kind}
 	mw.bind(d, kindMW, &pd.object)
 	var err error
-	if mw.drv, err = drv.AllocMW(mw, kind, u); err != nil {
+	if mw.drv, err = drv.AllocMW(MWHandle{mw}, pd.drv, kind, u); err != nil {
 		pd.put()
 		return fail(err)
 	}
@@ -70,17 +70,11 @@ func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
 	return mw, nil
 }
 
-// Driver is the driver's side.
-func (mw *MW) Driver() DriverMW { return mw.drv }
-
 // PD is the domain that the window belongs to.
 func (mw *MW) PD() *PD { return mw.pd }
 
 // Type is the kind of window.
 func (mw *MW) Type() MWType { return mw.kind }
-
-// SetRKey is for the driver: the window's key, when it is made and when a bind is done. It may not sleep.
-func (mw *MW) SetRKey(k uint32) { mw.rkey.Store(k) }
 
 // RKey names the window to peers; it changes with each bind.
 func (mw *MW) RKey() uint32 { return mw.rkey.Load() }

@@ -27,7 +27,7 @@ func (d *Device) allocPD(u *Udata) (*PD, error) {
 	}
 	pd := &PD{}
 	pd.bind(d, kindPD, nil)
-	drv, err := d.drv.AllocPD(pd, u)
+	drv, err := d.drv.AllocPD(u)
 	if err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
@@ -35,9 +35,6 @@ func (d *Device) allocPD(u *Udata) (*PD, error) {
 	pd.born()
 	return pd, nil
 }
-
-// Driver is the driver's side.
-func (pd *PD) Driver() DriverPD { return pd.drv }
 
 // Dealloc frees the domain, EBUSY while something uses it. It may sleep. (ib_dealloc_pd)
 func (pd *PD) Dealloc() error {
@@ -116,7 +113,7 @@ func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 	}
 	mr := &MR{pd: pd, region: region, access: init.Access}
 	mr.bind(d, kindMR, &pd.object)
-	if mr.drv, err = d.drv.RegMR(mr, region, init.Access, u); err != nil {
+	if mr.drv, err = d.drv.RegMR(MRHandle{mr}, pd.drv, region, init.Access, u); err != nil {
 		region.Release()
 		pd.put()
 		return fail(err)
@@ -163,17 +160,11 @@ func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
 	defer pd.put()
-	if err := a.AdviseMR(pd, advice, flags, sgl); err != nil {
+	if err := a.AdviseMR(pd.drv, advice, flags, sgl); err != nil {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
 	return nil
 }
-
-// Driver is the driver's side.
-func (mr *MR) Driver() DriverMR { return mr.drv }
-
-// SetKeys is for the driver's RegMR, AllocMR and Rereg: the keys by which work requests and peers name the region.
-func (mr *MR) SetKeys(lkey, rkey uint32) { mr.lkey, mr.rkey = lkey, rkey }
 
 // PD is the domain that the region belongs to.
 func (mr *MR) PD() *PD { return mr.pd }
@@ -251,16 +242,13 @@ func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 	}
 	ah := &AH{pd: pd}
 	ah.bind(d, kindAH, &pd.object)
-	if ah.drv, err = drv.CreateAH(ah, attr, u); err != nil {
+	if ah.drv, err = drv.CreateAH(pd.drv, attr, u); err != nil {
 		pd.put()
 		return fail(err)
 	}
 	ah.born()
 	return ah, nil
 }
-
-// Driver is the driver's side.
-func (ah *AH) Driver() DriverAH { return ah.drv }
 
 // PD is the domain that the handle belongs to.
 func (ah *AH) PD() *PD { return ah.pd }

@@ -149,7 +149,7 @@ func TestDeviceInError(t *testing.T) {
 	init := QPAttr{State: QPInit, Port: 1}
 	initMask := QPAttrState | QPAttrPort | QPAttrPKeyIndex | QPAttrAccessFlags
 	must(t, b.qp.Modify(init, initMask))
-	b.dev.SetError()
+	b.dev.handle.SetError()
 	if b.dev.State() != DeviceError {
 		t.Fatalf("device is %v", b.dev.State())
 	}
@@ -169,8 +169,8 @@ func TestDeviceInError(t *testing.T) {
 	must(t, b.qp.Destroy())
 	must(t, b.cq.Destroy())
 	must(t, b.pd.Dealloc())
-	must(t, b.core.Unregister(b.dev))
-	b.dev.SetError()
+	must(t, b.core.Unregister(&b.dev.handle))
+	b.dev.handle.SetError()
 	if b.dev.State() != DeviceGone {
 		t.Errorf("a device that is gone became %v", b.dev.State())
 	}

@@ -86,7 +86,7 @@ func TestOptionalUseCounts(t *testing.T) {
 	wantErr(t, "pd with mr", b.pd.Dealloc(), syscall.EBUSY)
 	must(t, mr.Dereg())
 	must(t, b.pd.Dealloc())
-	must(t, b.core.Unregister(b.dev))
+	must(t, b.core.Unregister(&b.dev.handle))
 }
 
 func TestOptionalArguments(t *testing.T) {
@@ -124,7 +124,7 @@ func TestOptionalArguments(t *testing.T) {
 		wantErr(t, what, err, syscall.EINVAL)
 	}
 	must(t, cq.Moderate(5, time.Millisecond))
-	if c := cq.Driver().(*fullCQ); c.count != 5 || c.period != time.Millisecond {
+	if c := cq.drv.(*fullCQ); c.count != 5 || c.period != time.Millisecond {
 		t.Errorf("moderated by %d, %v", c.count, c.period)
 	}
 	must(t, cq.Resize(30))
@@ -170,7 +170,7 @@ func TestOptionalRefusedAndInError(t *testing.T) {
 	_, err = srq.Query()
 	wantErr(t, "query srq", err, syscall.ENOMEM)
 	b.drv.fail = nil
-	b.dev.SetError()
+	b.dev.handle.SetError()
 	try(syscall.EIO)
 	wantErr(t, "moderate", b.cq.Moderate(1, 0), syscall.EIO)
 	must(t, errors.Join(mr.Dereg(), srq.Destroy()))
@@ -188,7 +188,7 @@ func TestFastRegMap(t *testing.T) {
 	first := (addr + umem.PageSize - 1) / umem.PageSize * umem.PageSize // aligned
 	mr, err := b.pd.AllocMR(2)
 	must(t, err)
-	drv := mr.Driver().(*fakeFastMR)
+	drv := mr.drv.(*fakeFastMR)
 	must(t, mr.Map(mem, acct, first, 2*umem.PageSize, 0x4000))
 	if acct.Pages() != 2 || drv.mapped.IOVA() != 0x4000 || mr.Region() != nil {
 		t.Errorf("%d pages, mapped %+v", acct.Pages(), drv.mapped)
@@ -234,7 +234,7 @@ func TestSRQ(t *testing.T) {
 		if a, err := srq.Query(); a.MaxWR != 5 || err != nil || srq.Init().Event == nil {
 			t.Errorf("%+v, %v", a, err)
 		}
-		srq.Raise(EventSRQLimitReached)
+		SRQHandle{srq}.Raise(EventSRQLimitReached)
 		synctest.Wait()
 		gone := false
 		go func() {
@@ -284,14 +284,14 @@ func TestEnterError(t *testing.T) {
 		drv.fail = func(string) error { calls++; return nil }
 		d := NewDevice("full0", fullDriver{drv}, nil)
 		d.SetError()
-		if calls != 0 || d.State() != DeviceNew {
-			t.Errorf("before registration: %d calls, state %v", calls, d.State())
+		if calls != 0 || d.dev.State() != DeviceNew {
+			t.Errorf("before registration: %d calls, state %v", calls, d.dev.State())
 		}
 		must(t, core.Register(d))
 		d.SetError()
 		d.SetError()
-		if calls != 1 || d.State() != DeviceError {
-			t.Errorf("%d calls, state %v", calls, d.State())
+		if calls != 1 || d.dev.State() != DeviceError {
+			t.Errorf("%d calls, state %v", calls, d.dev.State())
 		}
 		must(t, core.Unregister(d))
 		w.expect(t)

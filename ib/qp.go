@@ -15,7 +15,6 @@ type QP struct {
 	pd     *PD
 	init   QPInitAttr
 	num    uint32
-	event  func(*QP, EventType)
 	modify sync.Mutex // one Modify at a time, so that the transition that was checked is the one that is made
 
 	pending atomic.Int32 // events that are due
@@ -40,22 +39,41 @@ func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 	if err := init.check(); err != nil {
 		return fail(err)
 	}
-	qp := &QP{pd: pd, init: init, event: init.Event}
+	qp := &QP{pd: pd, init: init}
 	qp.bind(d, kindQP, &pd.object)
-	qp.init.Event = nil // the driver sees init; its way to the consumer is QP.Raise
 	if err := getAll(d, qp.refersTo()); err != nil {
 		return fail(err)
 	}
+	drvInit := qp.init.forDriver(pd)
 	var err error
-	if qp.drv, err = d.drv.CreateQP(qp, &qp.init, u); err != nil {
+	if qp.drv, err = d.drv.CreateQP(QPHandle{qp}, &drvInit, u); err != nil {
 		putAll(qp.refersTo())
 		return fail(err)
 	}
+	qp.init.Cap = drvInit.Cap
 	if qp.post = qp.drv; qp.check != nil {
 		qp.post = checkedQP{qp}
 	}
 	qp.born()
 	return qp, nil
+}
+
+// forDriver is what the driver makes a queue pair of.
+func (init *QPInitAttr) forDriver(pd *PD) DriverQPInit {
+	di := DriverQPInit{PD: pd.drv, Cap: init.Cap, SigAll: init.SigAll, Type: init.Type, Port: init.Port}
+	if init.SendCQ != nil {
+		di.SendCQ = init.SendCQ.drv
+	}
+	if init.RecvCQ != nil {
+		di.RecvCQ = init.RecvCQ.drv
+	}
+	if init.SRQ != nil {
+		di.SRQ = init.SRQ.drv
+	}
+	if init.XRCD != nil {
+		di.XRCD = init.XRCD.drv
+	}
+	return di
 }
 
 // check tells whether the queues and domains suit the type.
@@ -111,12 +129,6 @@ func putAll(objects []*object) {
 	}
 }
 
-// Driver is the driver's side.
-func (qp *QP) Driver() DriverQP { return qp.drv }
-
-// SetNum is for the driver's CreateQP: the queue pair's number.
-func (qp *QP) SetNum(n uint32) { qp.num = n }
-
 // Num is the queue pair's number, 24 bits.
 func (qp *QP) Num() uint32 { return qp.num }
 
@@ -124,11 +136,7 @@ func (qp *QP) Num() uint32 { return qp.num }
 func (qp *QP) PD() *PD { return qp.pd }
 
 // Init is what the queue pair was made with, with the capacities that the driver granted.
-func (qp *QP) Init() QPInitAttr {
-	init := qp.init
-	init.Event = qp.event
-	return init
-}
+func (qp *QP) Init() QPInitAttr { return qp.init }
 
 // Type is the service type.
 func (qp *QP) Type() QPType { return qp.init.Type }
@@ -187,13 +195,14 @@ func (qp *QP) PostSend(wrs ...SendWR) (int, error) { return qp.post.PostSend(wrs
 // PostRecv queues receive work requests and returns how many were taken. It may not sleep. (ib_post_recv)
 func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) { return qp.post.PostRecv(wrs) }
 
-// Raise is for the driver: an asynchronous event of the queue pair. The consumer's function is called later, by a
-// thread that holds nothing. It may not sleep. (ib_qp.event_handler)
-func (qp *QP) Raise(e EventType) {
+// Raise reports an asynchronous event of the queue pair. The consumer's function is called later, by a thread that holds
+// nothing. It may not sleep. (ib_qp.event_handler)
+func (h QPHandle) Raise(e EventType) {
+	qp := h.qp
 	if qp.check != nil {
-		qp.check.reports("QP.Raise")
+		qp.check.reports("QPHandle.Raise")
 	}
-	if qp.event == nil || qp.dead.Load() {
+	if qp.init.Event == nil || qp.dead.Load() {
 		return
 	}
 	qp.pending.Add(1)
@@ -202,10 +211,10 @@ func (qp *QP) Raise(e EventType) {
 
 func (qp *QP) callEvent(e EventType) {
 	if qp.check != nil {
-		qp.check.call("the event function of a QP", nil, func() { qp.event(qp, e) })
+		qp.check.call("the event function of a QP", nil, func() { qp.init.Event(qp, e) })
 		return
 	}
-	qp.event(qp, e)
+	qp.init.Event(qp, e)
 }
 
 // Destroy frees the queue pair, EBUSY while it is in a multicast group. When it returns nothing of it is in flight and its event function will not run

@@ -32,9 +32,9 @@ type ReregMR interface {
 	DriverMR
 	// Rereg makes the region one of r, in domain pd, with the given rights, from now on: all three as they are to be,
 	// also what stays as it was. It returns when no access with the former rights is in flight, and then the midlayer
-	// releases the memory that it was of, if r is other memory. The keys may change (MR.SetKeys). EBUSY while a
+	// releases the memory that it was of, if r is other memory. The keys may change (MRHandle.SetKeys). EBUSY while a
 	// window is bound to the region. After an error the region is what it was. It may sleep.
-	Rereg(r *umem.Region, pd *PD, access AccessFlags, u *Udata) error
+	Rereg(r *umem.Region, pd DriverPD, access AccessFlags, u *Udata) error
 }
 
 // Rereg changes the memory that a region stands for, its domain, its rights, or several of these, without an instant in
@@ -105,7 +105,7 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 		mr.forget(region)
 		return err
 	}
-	if err := drv.Rereg(region, pd, access, u); err != nil {
+	if err := drv.Rereg(region, pd.drv, access, u); err != nil {
 		pd.put()
 		mr.forget(region)
 		return err

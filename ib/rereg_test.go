@@ -29,7 +29,7 @@ func TestRereg(t *testing.T) {
 	must(t, err)
 	mr, err := b.pd.RegMR(MRInit{Space: readOnly{mem}, Account: acct, Addr: addr, Length: 8, Access: AccessRemoteRead})
 	must(t, err)
-	drv := mr.Driver().(*fakeReregMR)
+	drv := mr.drv.(*fakeReregMR)
 	before := acct.Pages()
 	for _, c := range []struct {
 		name  string
@@ -57,7 +57,7 @@ func TestRereg(t *testing.T) {
 	}
 
 	must(t, mr.Rereg(MRChangePD, MRChange{PD: other}))
-	if drv.pd != other || drv.region != mr.Region() || drv.access != AccessRemoteRead || mr.PD() != other {
+	if drv.pd != other.drv || drv.region != mr.Region() || drv.access != AccessRemoteRead || mr.PD() != other {
 		t.Errorf("after a change of domain: %+v", drv)
 	}
 	wantErr(t, "the new domain", other.Dealloc(), syscall.EBUSY)
@@ -67,7 +67,7 @@ func TestRereg(t *testing.T) {
 		Space: mem, Account: acct, Addr: addr, Length: long, IOVA: 64, Access: AccessLocalWrite | AccessRemoteWrite,
 	}))
 	if r := mr.Region(); drv.region != r || r.Len() != long || r.IOVA() != 64 || acct.Pages() != r.Pages() ||
-		mr.Access() != AccessLocalWrite|AccessRemoteWrite || drv.access != mr.Access() || drv.pd != other {
+		mr.Access() != AccessLocalWrite|AccessRemoteWrite || drv.access != mr.Access() || drv.pd != other.drv {
 		t.Errorf("after a change of memory and rights: %+v, %d pages charged", r, acct.Pages())
 	}
 	must(t, mr.Rereg(MRChangeTranslation|MRChangeAccess, MRChange{

@@ -44,12 +44,11 @@ type SRQInitAttr struct {
 // SRQ is a shared receive queue. (struct ib_srq)
 type SRQ struct {
 	object
-	drv   DriverSRQ
-	post  recvPoster // drv, or in checked mode what stands before it
-	pd    *PD
-	init  SRQInitAttr
-	num   uint32
-	event func(*SRQ, EventType)
+	drv  DriverSRQ
+	post recvPoster // drv, or in checked mode what stands before it
+	pd   *PD
+	init SRQInitAttr
+	num  uint32
 
 	pending atomic.Int32 // events that are due
 	dead    atomic.Bool  // no event is to be delivered any more
@@ -81,17 +80,21 @@ func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 	if init.Attr.MaxWR == 0 || init.Attr.Limit > init.Attr.MaxWR {
 		return fail(fmt.Errorf("room for %d work requests, limit %d: %w", init.Attr.MaxWR, init.Attr.Limit, syscall.EINVAL))
 	}
-	srq := &SRQ{pd: pd, init: init, event: init.Event}
+	srq := &SRQ{pd: pd, init: init}
 	srq.bind(d, kindSRQ, &pd.object)
-	srq.init.Event = nil // the driver sees init; its way to the consumer is SRQ.Raise
 	if err := getAll(d, srq.refersTo()); err != nil {
 		return fail(err)
 	}
+	drvInit := DriverSRQInit{PD: pd.drv, Type: init.Type, Attr: init.Attr}
+	if init.Type == SRQXRC {
+		drvInit.XRCD, drvInit.CQ = init.XRCD.drv, init.CQ.drv
+	}
 	var err error
-	if srq.drv, err = drv.CreateSRQ(srq, &srq.init, u); err != nil {
+	if srq.drv, err = drv.CreateSRQ(SRQHandle{srq}, &drvInit, u); err != nil {
 		putAll(srq.refersTo())
 		return fail(err)
 	}
+	srq.init.Attr = drvInit.Attr
 	if srq.post = srq.drv; srq.check != nil {
 		srq.post = checkedSRQ{srq}
 	}
@@ -107,24 +110,14 @@ func (srq *SRQ) refersTo() []*object {
 	return o
 }
 
-// Driver is the driver's side.
-func (srq *SRQ) Driver() DriverSRQ { return srq.drv }
-
-// SetNum is for the driver's CreateSRQ: the number by which XRC senders name the queue.
-func (srq *SRQ) SetNum(n uint32) { srq.num = n }
-
-// Num is the queue's number, 24 bits.
+// Num is the number by which XRC senders name the queue, 24 bits.
 func (srq *SRQ) Num() uint32 { return srq.num }
 
 // PD is the domain that the queue belongs to.
 func (srq *SRQ) PD() *PD { return srq.pd }
 
 // Init is what the queue was made with, with the capacities that the driver granted.
-func (srq *SRQ) Init() SRQInitAttr {
-	init := srq.init
-	init.Event = srq.event
-	return init
-}
+func (srq *SRQ) Init() SRQInitAttr { return srq.init }
 
 // Modify changes the attributes named by mask. It may sleep. (ib_modify_srq)
 func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask) error {
@@ -160,13 +153,14 @@ func (srq *SRQ) Query() (SRQAttr, error) {
 // (ib_post_srq_recv)
 func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) { return srq.post.PostRecv(wrs) }
 
-// Raise is for the driver: an asynchronous event of the queue. The consumer's function is called later, by a thread
-// that holds nothing. It may not sleep. (ib_srq.event_handler)
-func (srq *SRQ) Raise(e EventType) {
+// Raise reports an asynchronous event of the queue. The consumer's function is called later, by a thread that holds
+// nothing. It may not sleep. (ib_srq.event_handler)
+func (h SRQHandle) Raise(e EventType) {
+	srq := h.srq
 	if srq.check != nil {
-		srq.check.reports("SRQ.Raise")
+		srq.check.reports("SRQHandle.Raise")
 	}
-	if srq.event == nil || srq.dead.Load() {
+	if srq.init.Event == nil || srq.dead.Load() {
 		return
 	}
 	srq.pending.Add(1)
@@ -175,10 +169,10 @@ func (srq *SRQ) Raise(e EventType) {
 
 func (srq *SRQ) callEvent(e EventType) {
 	if srq.check != nil {
-		srq.check.call("the event function of an SRQ", nil, func() { srq.event(srq, e) })
+		srq.check.call("the event function of an SRQ", nil, func() { srq.init.Event(srq, e) })
 		return
 	}
-	srq.event(srq, e)
+	srq.init.Event(srq, e)
 }
 
 // Destroy frees the queue, EBUSY while a queue pair uses it. When it returns its event function will not run again;

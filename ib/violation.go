@@ -23,7 +23,7 @@ const (
 	RuleCallchain
 	// RuleOneHandler: two completion handlers of one CQ ran at once.
 	RuleOneHandler
-	// RuleNotifyOnce: a driver reported more completions by CQ.Completed than had been asked for by ReqNotify.
+	// RuleNotifyOnce: a driver reported more completions by CQHandle.Completed than had been asked for by ReqNotify.
 	RuleNotifyOnce
 	// RuleLockAcrossCallback: a driver runs callbacks with a lock held that its own methods need.
 	RuleLockAcrossCallback

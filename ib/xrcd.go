@@ -31,15 +31,12 @@ func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 	x := &XRCD{}
 	x.bind(d, kindXRCD, nil)
 	var err error
-	if x.drv, err = drv.AllocXRCD(x, u); err != nil {
+	if x.drv, err = drv.AllocXRCD(u); err != nil {
 		return fail(err)
 	}
 	x.born()
 	return x, nil
 }
-
-// Driver is the driver's side.
-func (x *XRCD) Driver() DriverXRCD { return x.drv }
 
 // Dealloc frees the domain, EBUSY while something uses it. It may sleep. (ib_dealloc_xrcd)
 func (x *XRCD) Dealloc() error {

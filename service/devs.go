@@ -248,8 +248,8 @@ func (s *Service) Devs(sees func(uid int) bool) []DevInfo {
 			info.Error = st.Err.Error()
 		}
 		if d := l.slot.Device(); d != nil {
-			info.Device = d.IB().State().String()
-			if a, err := d.IB().QueryDevice(); err == nil {
+			info.Device = d.Handle().Device().State().String()
+			if a, err := d.Handle().Device().QueryDevice(); err == nil {
 				info.NodeGUID = fmt.Sprintf("%016x", a.NodeGUID)
 			}
 		}

@@ -173,7 +173,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 	if err != nil {
 		return resp, err
 	}
-	o.user, _ = ib.As[ib.UserQP](o.Driver())
+	o.user, _ = user.Queue(o.QP)
 	obj := f.objects.add(o)
 	o.handle = obj.handle
 	f.bells.add(o)

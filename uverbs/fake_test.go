@@ -136,17 +136,17 @@ func (d *fakeDriver) QueryPKey(port, index int) (uint16, error) { return 0xffff,
 
 func (d *fakeDriver) EnterError() {}
 
-func (d *fakeDriver) AllocPD(pd *ib.PD, u *ib.Udata) (ib.DriverPD, error) {
+func (d *fakeDriver) AllocPD(u *ib.Udata) (ib.DriverPD, error) {
 	return &fakeObject{d, "PD"}, d.enter("alloc pd")
 }
 
-func (d *fakeDriver) RegMR(mr *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+func (d *fakeDriver) RegMR(mr ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
 	key := d.keys.Add(1)
 	mr.SetKeys(key, key<<8)
 	return fakeMR{&fakeObject{d, "MR"}, mr}, d.enter("reg mr")
 }
 
-func (d *fakeDriver) CreateAH(ah *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+func (d *fakeDriver) CreateAH(pd ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
 	u.Respond([]byte{7, 0, 0, 0})
 	return &fakeAH{fakeObject: fakeObject{d, "AH"}, attr: *attr}, d.enter("create ah")
 }
@@ -157,7 +157,7 @@ var (
 	fakeQPResponse = []byte("the RQ's mminfo.the SQ's mminfo.")
 )
 
-func (d *fakeDriver) CreateCQ(cq *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (d *fakeDriver) CreateCQ(cq ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	if attr.Entries > fakeCQMax {
 		return nil, syscall.EINVAL
 	}
@@ -172,7 +172,7 @@ func (d *fakeDriver) CreateCQ(cq *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	return &fakeCQ{d: d, cq: cq}, d.enter("create cq")
 }
 
-func (d *fakeDriver) CreateQP(qp *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
+func (d *fakeDriver) CreateQP(qp ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
 	if init.Type != ib.QPTypeRC && init.Type != ib.QPTypeUC && init.Type != ib.QPTypeUD {
 		return nil, syscall.EOPNOTSUPP
 	}
@@ -192,12 +192,12 @@ func (o *fakeObject) Destroy() error { return o.d.destroyed(o.kind) }
 
 type fakeMR struct {
 	*fakeObject
-	mr *ib.MR
+	mr ib.MRHandle
 }
 
 func (m fakeMR) Dereg() error { return m.Dealloc() }
 
-func (m fakeMR) Rereg(r *umem.Region, pd *ib.PD, access ib.AccessFlags, u *ib.Udata) error {
+func (m fakeMR) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
 	if err := m.d.enter("rereg mr"); err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (m fakeMR) Rereg(r *umem.Region, pd *ib.PD, access ib.AccessFlags, u *ib.Ud
 	return nil
 }
 
-func (d *fakeDriver) AllocMW(mw *ib.MW, kind ib.MWType, u *ib.Udata) (ib.DriverMW, error) {
+func (d *fakeDriver) AllocMW(mw ib.MWHandle, pd ib.DriverPD, kind ib.MWType, u *ib.Udata) (ib.DriverMW, error) {
 	mw.SetRKey(d.keys.Add(1) << 8)
 	return &fakeObject{d, "MW"}, d.enter("alloc mw")
 }
@@ -221,7 +221,7 @@ func (a *fakeAH) Query() (ib.AHAttr, error)    { return a.attr, nil }
 
 type fakeCQ struct {
 	d  *fakeDriver
-	cq *ib.CQ
+	cq ib.CQHandle
 
 	mu    sync.Mutex
 	wcs   []ib.WC
@@ -267,7 +267,7 @@ func (c *fakeCQ) Destroy() error { return c.d.destroyed("CQ") }
 
 type fakeQP struct {
 	d  *fakeDriver
-	qp *ib.QP
+	qp ib.QPHandle
 
 	posted, rung atomic.Int32
 

@@ -629,7 +629,7 @@ func (k *soakKernel) destroy() {
 func (s *soak) busy() {
 	for n := int64(soakProcesses*soakQPs + soakKernelQPs); ; {
 		d := s.slot.Device()
-		if d != nil && d.IB().Objects().QP >= n {
+		if d != nil && d.Handle().Device().Objects().QP >= n {
 			break
 		}
 		time.Sleep(50 * time.Microsecond)

@@ -11,7 +11,7 @@ import (
 
 // CQ is a completion queue. It implements ib.DriverCQ.
 type CQ struct {
-	obj *ib.CQ
+	obj ib.CQHandle
 
 	mu    sync.Mutex
 	wcs   ring[ib.WC]
@@ -32,7 +32,7 @@ type completer interface {
 }
 
 // CreateCQ implements ib.Driver.
-func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	if attr.Entries > maxCQE {
 		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
 	}

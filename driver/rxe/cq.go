@@ -16,7 +16,7 @@ const (
 // cq is a completion queue: a ring that the engine fills and the consumer empties.
 type cq struct {
 	dev *Device
-	obj *ib.CQ
+	obj ib.CQHandle
 	ctx *userContext // nil for a consumer in this process
 
 	poll sync.Mutex // one Poll at a time; before mu
@@ -29,7 +29,7 @@ type cq struct {
 }
 
 // CreateCQ implements ib.Driver.
-func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	if attr.Entries > d.limits.cqe {
 		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, d.limits.cqe, syscall.EINVAL)
 	}
@@ -143,7 +143,7 @@ func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 		to.InvalidateRKey = w.Ex.InvalidateRKey()
 	}
 	if qp := c.dev.qp(w.QPNum); qp != nil {
-		to.QP = qp.obj
+		to.QP = qp.obj.QP()
 	}
 }
 

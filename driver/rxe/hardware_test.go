@@ -29,9 +29,9 @@ func (b *bench) reset(s setup) {
 	old := b.a.dev
 	hw := old.Hardware()
 	check(b.t, hw.Reset(context.Background()))
-	old.IB().SetError()
+	old.Handle().SetError()
 	b.a.free()
-	check(b.t, b.core.Unregister(old.IB()))
+	check(b.t, b.core.Unregister(old.Handle()))
 	check(b.t, old.Close())
 	d, err := hw.Probe()
 	check(b.t, err)
@@ -65,7 +65,7 @@ func TestHardwareStops(t *testing.T) {
 				t.Error("a work request was carried out")
 			}
 			hw.Return()
-			b.a.dev.IB().SetError()
+			b.a.dev.Handle().SetError()
 			b.a.expect(ib.WC{ID: 0, Status: ib.WCWRFlushErr}, ib.WC{ID: 1, Status: ib.WCWRFlushErr},
 				ib.WC{ID: 2, Status: ib.WCWRFlushErr}, ib.WC{ID: 20, Status: ib.WCWRFlushErr})
 			b.a.none()
@@ -88,7 +88,7 @@ func TestHardwareSendsNothing(t *testing.T) {
 		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 1<<18), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
 		b.a.dev.Hardware().Disconnect()
 		sent := b.a.dev.counters[cntSentPkts].n.Load()
-		b.a.dev.IB().SetError()
+		b.a.dev.Handle().SetError()
 		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr})
 		time.Sleep(time.Second)
 		if n := b.a.dev.counters[cntSentPkts].n.Load(); n != sent || sent == 0 {
@@ -164,7 +164,7 @@ func TestAtWorkRequest(t *testing.T) {
 			if got := bytes.Count(b.b.buf, []byte{1}) / 8; got != n-1 || hit != 1 {
 				t.Errorf("stopped at %d: %d carried out, hit %d times", n, got, hit)
 			}
-			b.a.dev.IB().SetError()
+			b.a.dev.Handle().SetError()
 			for i, wc := range b.a.poll(posts) {
 				if want := i >= n-1; wc.ID != uint64(i) || (wc.Status == ib.WCWRFlushErr) != want {
 					t.Errorf("stopped at %d: completion %d is %+v", n, i, wc)
@@ -188,7 +188,7 @@ func TestAtWorkRequestBehindFence(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		b.a.expect(ib.WC{ID: 0, Status: ib.WCSuccess, Opcode: ib.WCRDMARead, ByteLen: 8})
-		b.a.dev.IB().SetError()
+		b.a.dev.Handle().SetError()
 		// The second was carried out, but the device did not hear that any more.
 		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
 		b.close()
@@ -265,7 +265,7 @@ func TestErrorRace(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Duration(round*3) * time.Microsecond)
-		b.a.dev.IB().SetError()
+		b.a.dev.Handle().SetError()
 		wg.Wait()
 		for i, n := range nodes {
 			for _, wc := range n.poll(posted[i]) {

@@ -179,7 +179,7 @@ func (h *hostile) newVictims() {
 		}
 		v.obj, err = h.pd.CreateQP(init)
 		check(h.t, err)
-		v.QP = v.obj.Driver().(*QP)
+		v.QP = qpOf(v.obj)
 		h.qps[i] = v
 		h.connect(i)
 	}
@@ -244,7 +244,7 @@ func (h *hostile) newDevice(name string, addr netip.Addr) *Device {
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, addr.As4()[3]}, MTU: 9000, Up: true, Running: true},
 	})
 	check(h.t, err)
-	check(h.t, h.core.Register(d.IB()))
+	check(h.t, h.core.Register(d.Handle()))
 	return d
 }
 
@@ -317,7 +317,7 @@ func (h *hostile) close() {
 		check(h.t, n.mr.Dereg())
 		check(h.t, n.cq.Destroy())
 		check(h.t, n.pd.Dealloc())
-		check(h.t, h.core.Unregister(n.dev.IB()))
+		check(h.t, h.core.Unregister(n.dev.Handle()))
 		check(h.t, n.dev.Close())
 	}
 }

@@ -52,7 +52,7 @@ func newLimited(t *testing.T, memory uint64) *limited {
 	})
 	check(t, err)
 	var core ib.Core
-	check(t, core.Register(d.IB()))
+	check(t, core.Register(d.Handle()))
 	left := memory
 	if memory == 0 {
 		left = 1 << 40
@@ -66,7 +66,7 @@ func newLimited(t *testing.T, memory uint64) *limited {
 	t.Cleanup(func() {
 		check(t, l.pd.Dealloc())
 		d.DeallocUserContext(l.u.Context)
-		check(t, core.Unregister(d.IB()))
+		check(t, core.Unregister(d.Handle()))
 		check(t, d.Close())
 	})
 	return l

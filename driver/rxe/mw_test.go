@@ -177,7 +177,7 @@ func TestWindowBind(t *testing.T) {
 	}
 }
 
-func isBound(w *ib.MW) bool { return w.Driver().(*mw).grant.Load() != nil }
+func isBound(w *ib.MW) bool { return mwOf(w).grant.Load() != nil }
 
 // TestWindowRights: a window gives its rights to its range, no less and no more, whatever the region has.
 func TestWindowRights(t *testing.T) {

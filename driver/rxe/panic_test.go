@@ -12,6 +12,7 @@ import (
 
 	"verbena/ib"
 	"verbena/ib/slot"
+	ibuser "verbena/ib/user"
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/umem"
@@ -53,7 +54,7 @@ type couple struct {
 
 func (c *couple) add(d *ib.Device) (any, error) {
 	var err error
-	c.dev = d.Driver().(*Device)
+	c.dev, _ = ibuser.DriverAs[*Device](d)
 	c.pd, err = d.AllocPD()
 	check(c.t, err)
 	c.cq, err = d.CreateCQ(ib.CQInit{Entries: 50})
@@ -101,7 +102,7 @@ func TestPanic(t *testing.T) {
 			}
 		}},
 		{"doorbell", true, func(c *couple) {
-			qp := c.qps[0].Driver().(*QP)
+			qp := qpOf(c.qps[0])
 			p := qp.dev.begin(false)
 			qp.mu.Lock()
 			_, err := qp.postSend(p, []ib.SendWR{{ID: 1, Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: c.addr, Length: 8, LKey: c.mr.LKey()}}}})
@@ -196,7 +197,7 @@ func TestFailedDeviceDoesNotHang(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
 	x := newSilentProgram(b, ib.QPTypeRC)
-	qp := x.qps[0].Driver().(*QP)
+	qp := qpOf(x.qps[0])
 	qp.mu.Lock() // as a panic leaves it
 	defer qp.mu.Unlock()
 	done := make(chan struct{})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	ibuser "verbena/ib/user"
 	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/netdev"
@@ -124,7 +125,7 @@ func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node 
 func (b *bench) nodeOn(dev *Device, s setup) *node {
 	b.t.Helper()
 	dev.SetShortcut(s.shortcut)
-	check(b.t, b.core.Register(dev.IB()))
+	check(b.t, b.core.Register(dev.Handle()))
 	var err error
 	n := &node{t: b.t, dev: dev, mem: umem.NewLocal(), buf: make([]byte, s.bufLen)}
 	n.pd, err = dev.IB().AllocPD()
@@ -180,7 +181,7 @@ func (b *bench) close() {
 		check(b.t, n.mr.Dereg())
 		check(b.t, n.cq.Destroy())
 		check(b.t, n.pd.Dealloc())
-		check(b.t, b.core.Unregister(n.dev.IB()))
+		check(b.t, b.core.Unregister(n.dev.Handle()))
 		check(b.t, n.dev.Close())
 	}
 }
@@ -459,4 +460,14 @@ func firstDifference(a, b []byte) int {
 		}
 	}
 	return -1
+}
+
+// The driver's sides of a consumer's objects.
+func qpOf(qp *ib.QP) *QP   { return deviceOf(qp).obj.QP(qp).(*QP) }
+func srqOf(s *ib.SRQ) *srq { return deviceOf(s).obj.SRQ(s).(*srq) }
+func mwOf(w *ib.MW) *mw    { return deviceOf(w).obj.MW(w).(*mw) }
+
+func deviceOf(o interface{ Device() *ib.Device }) *Device {
+	d, _ := ibuser.DriverAs[*Device](o.Device())
+	return d
 }

@@ -126,7 +126,7 @@ func TestLongestMessagePSNs(t *testing.T) {
 						wr.Opcode = ib.WRRDMARead
 					}
 					b.a.send(wr)
-					qp := b.a.qp.Driver().(*QP)
+					qp := qpOf(b.a.qp)
 					qp.mu.Lock()
 					r := &qp.req
 					w := r.flight.at(r.flight.head)
@@ -315,7 +315,7 @@ func TestFenceAnswered(t *testing.T) {
 			}
 			b.a.send(wr, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendFence | ib.SendSignaled})
 			time.Sleep(time.Millisecond)
-			qp := b.a.qp.Driver().(*QP)
+			qp := qpOf(b.a.qp)
 			qp.mu.Lock()
 			waits := qp.req.flight.len() == 1
 			qp.mu.Unlock()

@@ -319,7 +319,7 @@ func TestSRQUser(t *testing.T) {
 	// The memory itself goes.
 	check(t, p.file.Truncate(0))
 	var w recvWQE
-	if _, taken := s.Driver().(*srq).take(&w, make([]byte, maxRecvWQESize)); taken {
+	if _, taken := srqOf(s).take(&w, make([]byte, maxRecvWQESize)); taken {
 		t.Error("a receive out of memory that is gone")
 	}
 	for range 100 {

@@ -113,7 +113,7 @@ func (x *silentProgram) recv(i, length int) {
 // awaitSlow waits until the device knows that a thread is stopped.
 func (x *silentProgram) awaitSlow() {
 	x.b.t.Helper()
-	eventually(x.b.t, "the program is slow", x.qps[0].Driver().(*QP).lane.slow.Load)
+	eventually(x.b.t, "the program is slow", qpOf(x.qps[0]).lane.slow.Load)
 }
 
 // within fails the test where f takes longer than a bound that is no measurement: it tells a wait from a hang.
@@ -208,7 +208,7 @@ func TestSilentMemory(t *testing.T) {
 					t.Errorf("got %d packets dropped, want 0: there is room for so few", n)
 				}
 				b.b.recv(9, 0, 64)
-				within(t, "SetError", b.b.dev.IB().SetError)
+				within(t, "SetError", b.b.dev.Handle().SetError)
 				if wc := b.b.poll(1)[0]; wc.ID != 9 || wc.Status != ib.WCWRFlushErr {
 					t.Errorf("after SetError: got %+v, want work request 9 flushed", wc)
 				}
@@ -259,7 +259,7 @@ func TestSilentMemoryAnswers(t *testing.T) {
 					t.Fatalf("receive: got %d bytes, %v, want %d, success", wc.ByteLen, wc.Status, 8+id)
 				}
 			}
-			if !x.qps[0].Driver().(*QP).lane.slow.Load() {
+			if !qpOf(x.qps[0]).lane.slow.Load() {
 				t.Error("the program is not slow at once after its memory has answered, want a penalty")
 			}
 		})
@@ -274,7 +274,7 @@ func TestWorkOfAStoppedPass(t *testing.T) {
 	x.space.hush()
 	b.b.recv(1, 0, 64)
 	// The thread is to send something for the neighbour's queue pair, but meets the silent program first.
-	q, silent := b.a.qp.Driver().(*QP), x.qps[0].Driver().(*QP)
+	q, silent := qpOf(b.a.qp), qpOf(x.qps[0])
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -325,7 +325,7 @@ func TestLaneIsBounded(t *testing.T) {
 			check(t, err)
 		}
 	})
-	l := x.qps[1].Driver().(*QP).lane
+	l := qpOf(x.qps[1]).lane
 	l.mu.Lock()
 	bytes, jobs := l.bytes, len(l.jobs)
 	l.mu.Unlock()

@@ -140,7 +140,7 @@ func TestQPStatuses(t *testing.T) {
 	if z.ExpectedPSN != 103 || z.Traced {
 		t.Errorf("the receiver is %+v", z)
 	}
-	qp := b.a.qp.Driver().(*QP)
+	qp := qpOf(b.a.qp)
 	lane := qp.lane
 	lane.stall()
 	qp.mu.Lock() // by a pass that is stopped in the program's memory

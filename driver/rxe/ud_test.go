@@ -243,7 +243,7 @@ func TestSourcePorts(t *testing.T) {
 		check(t, ud[0].Destroy())
 		check(t, ud[1].Destroy())
 		// The flow label of a connection's address vector decides.
-		qp := b.a.qp.Driver().(*QP)
+		qp := qpOf(b.a.qp)
 		qp.mu.Lock()
 		qp.attr.AH.GRH.FlowLabel = 0x12345
 		qp.choosePort()

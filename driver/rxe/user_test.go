@@ -164,7 +164,7 @@ func (u *user) close() {
 	u.b.a.dev.DeallocUserContext(u.program)
 }
 
-func (u *user) doorbell() { u.qp.Driver().(ib.UserQP).Doorbell() }
+func (u *user) doorbell() { qpOf(u.qp).Doorbell() }
 
 // wqe is a send work request as the library lays it out.
 func (u *user) wqe(id uint64, op uapi.WROpcode, flags uapi.SendFlags, list ...ib.SGE) []byte {
@@ -247,11 +247,11 @@ func TestUserQueues(t *testing.T) {
 		u.rq.post(u.recvWQE(uint64(100+i), b.a.sge(0, 1000)...))
 		b.b.recv(1, 0, 1000)
 		u.sq.post(u.wqe(uint64(i), uapi.WRSend, uapi.SendSignaled, b.a.sge(i, 700)...))
-		if !u.qp.Driver().(ib.UserQP).Posted() {
+		if !qpOf(u.qp).Posted() {
 			t.Fatal("Posted does not see it")
 		}
 		u.doorbell()
-		if u.qp.Driver().(ib.UserQP).Posted() {
+		if qpOf(u.qp).Posted() {
 			t.Fatal("Posted sees what was processed")
 		}
 		u.expect(uapi.WC{WRID: uint64(i), Opcode: uapi.WCSend, ByteLen: 700})
@@ -263,7 +263,7 @@ func TestUserQueues(t *testing.T) {
 		u.expect(uapi.WC{WRID: uint64(100 + i), Opcode: uapi.WCRecv, ByteLen: 500})
 	}
 	// The last acknowledgement may be on its way out: whoever sends it looks at the send queue again.
-	q := u.qp.Driver().(*QP)
+	q := qpOf(u.qp)
 	for busy := true; busy; runtime.Gosched() {
 		q.mu.Lock()
 		busy = q.egress.draining || len(q.egress.queue) > 0
@@ -512,7 +512,7 @@ func TestAbandonManyAndResized(t *testing.T) {
 	gone := more[0]
 	check(t, gone.Destroy())
 	more = more[1:]
-	last := more[len(more)-1].Driver().(*QP)
+	last := qpOf(more[len(more)-1])
 	data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 	check(t, ibuser.ResizeCQ(u.cq, 300, data))
 	resp, _ := uapi.Decode[uapi.RXEResizeCQResp](data.Out[:data.N])

@@ -64,10 +64,10 @@ func exchange(addr string, size, n int, overWire bool) (time.Duration, error) {
 	defer dev.Close()
 	dev.SetShortcut(!overWire)
 	var core ib.Core
-	if err := core.Register(dev.IB()); err != nil {
+	if err := core.Register(dev.Handle()); err != nil {
 		return 0, err
 	}
-	defer core.Unregister(dev.IB())
+	defer core.Unregister(dev.Handle())
 
 	a, err := newSide(dev.IB(), size)
 	if err != nil {

@@ -128,12 +128,12 @@ func testOneHandler(e *env) {
 			for k := range each {
 				hold := i%2 == 0 // half of them run callbacks themselves
 				if hold {
-					e.dev.HoldCallbacks()
+					e.handle.HoldCallbacks()
 				}
 				to.PostRecv(ib.RecvWR{ID: uint64(k), SGList: buf.sgl(8*i, 8)})
 				n, err := from.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(32+8*i, 8)})
 				if hold {
-					e.dev.RunCallbacks()
+					e.handle.RunCallbacks()
 				}
 				if n != 1 {
 					e.Errorf("post send: %v", err)
@@ -265,7 +265,7 @@ func (e *env) settle() {
 	var seen atomic.Bool
 	stop := e.dev.OnEvent(func(ib.Event) { seen.Store(true) })
 	defer stop()
-	e.dev.DispatchEvent(ib.EventClientReregister, 1)
+	e.handle.DispatchEvent(ib.EventClientReregister, 1)
 	e.eventually("an event of the device", seen.Load)
 	for range 10 {
 		pause()

@@ -43,13 +43,13 @@ func (p *process) AllocShared(size int) (ib.Shared, error) {
 // user makes a user context and a pair of queue pairs in its name.
 func (e *env) user() (ib.Disassociator, *process, *pair) {
 	e.Helper()
-	hook, ok := ib.As[ib.Disassociator](e.dev.Driver())
+	hook, ok := user.DriverAs[ib.Disassociator](e.dev)
 	if !ok {
 		e.Skip("the driver has no ib.Disassociator")
 	}
 	c := &process{mem: e.mem}
 	udata := func() *ib.Udata { return &ib.Udata{Context: c, Out: make([]byte, 256)} }
-	if d, ok := ib.As[ib.UserContexter](e.dev.Driver()); ok {
+	if d, ok := user.DriverAs[ib.UserContexter](e.dev); ok {
 		e.must("alloc user context", d.AllocUserContext(udata()))
 		own(e, c, func() error { d.DeallocUserContext(c); return nil })
 	}
@@ -119,7 +119,7 @@ func testDisassociated(e *env) {
 		before[i] = slices.Clone(b)
 	}
 	for _, qp := range p.qps {
-		if u, ok := ib.As[ib.UserQP](qp.Driver()); ok {
+		if u, ok := ib.As[ib.UserQP](e.handle.QP(qp)); ok {
 			u.Doorbell()
 		}
 		var errno syscall.Errno

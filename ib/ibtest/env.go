@@ -17,10 +17,11 @@ import (
 // env is what a test works with: a device, and helpers that fail the test where something fails.
 type env struct {
 	testing.TB
-	cfg  config
-	core *ib.Core
-	dev  *ib.Device
-	mem  *umem.Local // where buffers are
+	cfg    config
+	core   *ib.Core
+	dev    *ib.Device
+	handle *ib.DeviceHandle
+	mem    *umem.Local // where buffers are
 
 	// once the device is registered
 	registered bool
@@ -53,7 +54,8 @@ func newEnv(t testing.TB, cfg config, checked bool) *env {
 			}
 		}, Patience: min(2*time.Second, cfg.patience/5)})
 	}
-	e.dev = cfg.newDevice(t)
+	e.handle = cfg.newDevice(t)
+	e.dev = e.handle.Device()
 	t.Cleanup(e.finish)
 	return e
 }
@@ -73,7 +75,7 @@ func (e *env) finish() {
 
 func (e *env) register() {
 	e.Helper()
-	e.must("register the device", e.cfg.plug(e.core, e.dev))
+	e.must("register the device", e.cfg.plug(e.core, e.handle))
 	e.registered = true
 	e.findGID()
 }
@@ -81,7 +83,7 @@ func (e *env) register() {
 func (e *env) unregister() {
 	e.Helper()
 	e.registered = false
-	if err := e.cfg.unplug(e.core, e.dev); err != nil && !e.Failed() {
+	if err := e.cfg.unplug(e.core, e.handle); err != nil && !e.Failed() {
 		e.Errorf("unregister the device: %v", err)
 	}
 }

@@ -51,7 +51,7 @@ func testCallsInCallback(e *env, onEvent bool) {
 		if s := p.qps[0].State(); s != ib.QPRTS {
 			e.Errorf("state in a callback is %v", s)
 		}
-		e.dev.DispatchEvent(ib.EventPortActive, 1)
+		e.handle.DispatchEvent(ib.EventPortActive, 1)
 		if ah == nil {
 			return
 		}
@@ -78,7 +78,7 @@ func testCallsInCallback(e *env, onEvent bool) {
 	if onEvent {
 		stop := e.dev.OnEvent(func(ib.Event) { body() })
 		defer stop()
-		e.dev.DispatchEvent(ib.EventPortActive, 1)
+		e.handle.DispatchEvent(ib.EventPortActive, 1)
 	} else {
 		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 		e.must("request notify", err)
@@ -97,7 +97,7 @@ func testCallsInCallback(e *env, onEvent bool) {
 func testSetErrorInHandler(e *env) {
 	var done atomic.Bool
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
-		e.dev.SetError()
+		e.handle.SetError()
 		done.Store(true)
 	}}})
 	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)

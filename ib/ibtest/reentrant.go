@@ -221,11 +221,11 @@ func testEveryMethod(e *env) {
 			}
 			return errors.Join(second(ah.Query()), ah.Modify(&a), ah.Destroy())
 		},
-		"event": func(r *rand.Rand) error { e.dev.DispatchEvent(ib.EventClientReregister, 1); return nil },
+		"event": func(r *rand.Rand) error { e.handle.DispatchEvent(ib.EventClientReregister, 1); return nil },
 		"callbacks": func(r *rand.Rand) error {
-			e.dev.HoldCallbacks()
+			e.handle.HoldCallbacks()
 			err := poll(0, make([]ib.WC, 1))
-			e.dev.RunCallbacks()
+			e.handle.RunCallbacks()
 			return err
 		},
 	}

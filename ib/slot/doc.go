@@ -20,7 +20,7 @@
 // The wait of step 5 comes after the shutdown, so that nothing that was outstanding waits for hardware that may never
 // come back.
 //
-// A device that reports its own failure ([ib.Device.Fail]) is reset too.
+// A device that reports its own failure ([ib.DeviceHandle.Fail]) is reset too.
 //
 // Clients whose Remove cannot free all, because a call is stopped in the memory of a process that does not answer, abandon it
 // (see package uverbs): the reset goes on.

@@ -26,7 +26,7 @@ type Hardware interface {
 
 // Device is one life of the hardware, from Probe to Close.
 type Device interface {
-	IB() *ib.Device
+	Handle() *ib.DeviceHandle
 	// Close gives the hardware back, after the device was unregistered. (pci_driver.remove)
 	Close() error
 }
@@ -163,7 +163,7 @@ func (s *Slot) Unplug() error {
 	default:
 		return fmt.Errorf("unplug %s: it is not plugged in: %w", s.name, syscall.ENODEV)
 	}
-	dev.IB().SetError()
+	dev.Handle().SetError()
 	err := s.take(dev)
 	s.update(func(st *Status) { st.State = Empty })
 	return err
@@ -225,9 +225,9 @@ func (s *Slot) change(ctx context.Context, f func(context.Context) error, done f
 }
 
 func (s *Slot) recover(ctx context.Context, dev Device) error {
-	tellFatal(dev.IB())
+	tellFatal(dev.Handle())
 	unanswered := s.hw.Reset(ctx)
-	dev.IB().SetError()
+	dev.Handle().SetError()
 	if err := s.take(dev); err != nil {
 		s.logf("%v", err) // what a client has left behind is its own trouble
 	}
@@ -249,22 +249,22 @@ func (s *Slot) await(ctx context.Context, unanswered error) error {
 
 // tellFatal returns when the consumers have heard of the fatal event: events come to them in the order in which they
 // began to listen, and this one listens last.
-func tellFatal(d *ib.Device) {
+func tellFatal(h *ib.DeviceHandle) {
 	told := make(chan struct{})
 	var once sync.Once
-	stop := d.OnEvent(func(e ib.Event) {
+	stop := h.Device().OnEvent(func(e ib.Event) {
 		if e.Type == ib.EventDeviceFatal {
 			once.Do(func() { close(told) })
 		}
 	})
 	defer stop()
-	d.DispatchEvent(ib.EventDeviceFatal, 0)
+	h.DispatchEvent(ib.EventDeviceFatal, 0)
 	<-told
 }
 
 // take takes the device out of the midlayer.
 func (s *Slot) take(dev Device) error {
-	err := errors.Join(s.core.Unregister(dev.IB()), dev.Close())
+	err := errors.Join(s.core.Unregister(dev.Handle()), dev.Close())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dev = nil
@@ -279,10 +279,10 @@ func (s *Slot) bring(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		dev.IB().OnFailure(func(error) { s.failed(dev) })
+		dev.Handle().OnFailure(func(error) { s.failed(dev) })
 		hit := s.duringRegistration()
 		if hit == nil {
-			if err := s.core.Register(dev.IB()); err != nil {
+			if err := s.core.Register(dev.Handle()); err != nil {
 				return errors.Join(err, dev.Close())
 			}
 			s.mu.Lock()
@@ -311,18 +311,18 @@ func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
 	gone := make(chan error, 1)
 	cl := &ib.Client{Name: "slot " + s.name, Remove: func(*ib.Device, any) {}}
 	cl.Add = func(d *ib.Device) (any, error) {
-		if d == dev.IB() {
+		if h := dev.Handle(); d == h.Device() {
 			hit()
-			d.DispatchEvent(ib.EventDeviceFatal, 0)
-			d.SetError()
-			go func() { gone <- s.core.Unregister(d) }()
+			h.DispatchEvent(ib.EventDeviceFatal, 0)
+			h.SetError()
+			go func() { gone <- s.core.Unregister(h) }()
 		}
 		return nil, nil
 	}
 	if err := s.core.RegisterClient(cl); err != nil {
 		return errors.Join(err, dev.Close())
 	}
-	err := s.core.Register(dev.IB())
+	err := s.core.Register(dev.Handle())
 	s.core.UnregisterClient(cl)
 	if err != nil {
 		return errors.Join(err, dev.Close())

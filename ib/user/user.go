@@ -58,3 +58,42 @@ func CreateAH(pd *ib.PD, attr *ib.AHAttr, u *ib.Udata) (*ib.AH, error) {
 
 // AllocXRCD is [ib.Device.AllocXRCD]. It may sleep.
 func AllocXRCD(d *ib.Device, u *ib.Udata) (*ib.XRCD, error) { return side.AllocXRCD(d, u) }
+
+// AllocContext announces a user context to a driver that wants to hear of them ([ib.UserContexter]). It may sleep.
+func AllocContext(d *ib.Device, u *ib.Udata) error {
+	if c, ok := DriverAs[ib.UserContexter](d); ok {
+		return c.AllocUserContext(u)
+	}
+	return nil
+}
+
+// DeallocContext ends what AllocContext began. It may sleep.
+func DeallocContext(d *ib.Device, c ib.UserContext) {
+	if u, ok := DriverAs[ib.UserContexter](d); ok {
+		u.DeallocUserContext(c)
+	}
+}
+
+// Disassociate cuts a context off from the device ([ib.Disassociator]). It reports false if the driver cannot. It may sleep.
+func Disassociate(d *ib.Device, c ib.UserContext) bool {
+	h, ok := DriverAs[ib.Disassociator](d)
+	if ok {
+		h.Disassociate(c)
+	}
+	return ok
+}
+
+// Queue returns the queue pair's send queue that is shared with the program, for its doorbell. It may not sleep.
+func Queue(qp *ib.QP) (ib.UserQP, bool) { return ib.As[ib.UserQP](side.DriverQP(qp)) }
+
+// DriverAs returns an ability of the device's driver, such as its version of the user ABI. It may not sleep.
+func DriverAs[T any](d *ib.Device) (T, bool) { return ib.As[T](side.Driver(d)) }
+
+// HoldCallbacks is [ib.DeviceHandle.HoldCallbacks], for the thread that carries out a program's call. It may not sleep.
+func HoldCallbacks(d *ib.Device) { side.HoldCallbacks(d) }
+
+// RunCallbacks is [ib.DeviceHandle.RunCallbacks]. It may not sleep.
+func RunCallbacks(d *ib.Device) { side.RunCallbacks(d) }
+
+// Fail is [ib.DeviceHandle.Fail], for a panic in a program's call. It may not sleep.
+func Fail(d *ib.Device, why error) { side.Fail(d, why) }

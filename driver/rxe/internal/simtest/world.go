@@ -292,7 +292,7 @@ func (w *world) newHost(i int, addr netip.Addr) *host {
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, byte(i)}, MTU: 9000, Up: true, Running: true},
 	})
 	w.check(err)
-	w.check(w.core.Register(h.dev.IB()))
+	w.check(w.core.Register(h.dev.Handle()))
 	h.pd, err = h.dev.IB().AllocPD()
 	w.check(err)
 	if w.service == XRC {
@@ -393,11 +393,11 @@ const mostSteps = 500_000
 // the midlayer runs, runs when the machine has the time.
 func (w *world) alone(f func()) {
 	for _, h := range w.hosts {
-		h.dev.IB().HoldCallbacks()
+		h.dev.Handle().HoldCallbacks()
 	}
 	f()
 	for _, h := range w.hosts {
-		h.dev.IB().RunCallbacks()
+		h.dev.Handle().RunCallbacks()
 	}
 }
 
@@ -510,7 +510,7 @@ func (w *world) finish() {
 			w.check(h.recvCQ.cq.Destroy())
 		}
 		w.check(h.pd.Dealloc())
-		w.check(w.core.Unregister(h.dev.IB()))
+		w.check(w.core.Unregister(h.dev.Handle()))
 		w.check(h.dev.Close())
 	}
 }
