@@ -3,7 +3,6 @@ package ib
 import (
 	"fmt"
 	"math"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -19,7 +18,6 @@ type CQ struct {
 	handler func(*CQ)
 	event   func(*CQ, EventType)
 	entries atomic.Int64
-	resize  sync.Mutex // one Resize at a time, so that entries is what the last one granted
 	notify  notifier
 
 	// UserData is the consumer's own; the midlayer does not look at it.
@@ -140,13 +138,9 @@ func (cq *CQ) resizeTo(entries int, u *Udata) error {
 	if err := cq.dev.usable(); err != nil {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
 	}
-	cq.resize.Lock()
-	defer cq.resize.Unlock()
-	n, err := r.Resize(entries, u)
-	if err != nil {
+	if err := r.Resize(entries, u); err != nil {
 		return fmt.Errorf("resize cq on %s to %d: %w", cq.dev.name, entries, err)
 	}
-	cq.entries.Store(int64(n))
 	return nil
 }
 

@@ -79,9 +79,9 @@ type DriverCQ interface {
 
 // CQResizer is implemented by a DriverCQ that can change its size. (resize_cq)
 type CQResizer interface {
-	// Resize changes the capacity to at least entries, EINVAL if more completions are waiting than would fit. It
-	// may sleep and returns the new capacity.
-	Resize(entries int, u *Udata) (int, error)
+	// Resize changes the capacity to at least entries, EINVAL if more completions are waiting than would fit. The driver
+	// stores the capacity by CQHandle.SetEntries under the lock under which it changes. It may sleep.
+	Resize(entries int, u *Udata) error
 }
 
 // DriverQP is a driver's side of a queue pair.
@@ -92,9 +92,9 @@ type DriverQP interface {
 	PostSend(wrs []SendWR) (n int, err error)
 	// PostRecv does the same for the receive queue. It may not sleep. (post_recv)
 	PostRecv(wrs []RecvWR) (n int, err error)
-	// Modify changes the attributes named by mask. The midlayer has checked that the mask suits the QP type and
-	// the transition from attr.CurState to attr.State; the driver checks values. Where the queue pair has gone to ERR
-	// since, it may still be taken to ERR or RESET; all else is EINVAL. It may sleep. (modify_qp)
+	// Modify changes the attributes named by mask. The driver checks by NextState, under the lock that guards the state,
+	// that mask suits the type and the transition, and then the values. After an error nothing has changed. Modify to ERR
+	// or RESET must not wait for another Modify that hangs. It may sleep. (modify_qp)
 	Modify(attr *QPAttr, mask QPAttrMask, u *Udata) error
 	// State is the present state. It may not sleep.
 	State() QPState

@@ -132,6 +132,7 @@ func (c *fakeCQ) Destroy() error { return c.d.destroy("destroy cq") }
 // fakeQP completes each work request while it is posted.
 type fakeQP struct {
 	d      *fakeDriver
+	typ    QPType
 	sendCQ *fakeCQ // nil: none
 	state  atomic.Int32
 }
@@ -141,7 +142,7 @@ func newFakeQP(d *fakeDriver, qp QPHandle, init *DriverQPInit) *fakeQP {
 	if full, is := As[*fullCQ](init.SendCQ); !ok && is {
 		c = &full.fakeCQ
 	}
-	return &fakeQP{d: d, sendCQ: c}
+	return &fakeQP{d: d, typ: init.Type, sendCQ: c}
 }
 
 func (q *fakeQP) PostSend(wrs []SendWR) (int, error) {
@@ -158,8 +159,11 @@ func (q *fakeQP) Modify(attr *QPAttr, mask QPAttrMask, u *Udata) error {
 	if err := q.d.err("modify qp"); err != nil {
 		return err
 	}
-	q.state.Store(int32(attr.State))
-	return nil
+	next, err := NextState(q.State(), q.typ, attr, mask)
+	if err == nil {
+		q.state.Store(int32(next))
+	}
+	return err
 }
 
 func (q *fakeQP) State() QPState { return QPState(q.state.Load()) }

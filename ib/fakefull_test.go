@@ -72,7 +72,10 @@ func (c *fullCQ) Moderate(count int, period time.Duration) error {
 	return nil
 }
 
-func (c *fullCQ) Resize(entries int, u *Udata) (int, error) { return entries + 1, nil }
+func (c *fullCQ) Resize(entries int, u *Udata) error {
+	c.cq.SetEntries(entries + 1)
+	return nil
+}
 
 type fullQP struct{ fakeQP }
 

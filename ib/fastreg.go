@@ -48,7 +48,7 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 
 // Map says what memory the next WRRegMR is to register: length bytes at addr of space, which must be writable, to be
 // named by addresses from iova on. The pages are charged to acct, which may be nil, until the next Map or Dereg.
-// EBUSY while the last registration has not been invalidated. It may sleep. (ib_map_mr_sg)
+// EBUSY while the last registration has not been invalidated, or the region is being changed. It may sleep. (ib_map_mr_sg)
 func (mr *MR) Map(space umem.Space, acct *umem.Account, addr, length, iova uint64) error {
 	defer mr.sleeps("MR.Map").leave()
 	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
@@ -59,8 +59,10 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, addr, length, iova uint6
 	if !ok {
 		return fail(fmt.Errorf("the region was not made by AllocMR: %w", syscall.EINVAL))
 	}
-	mr.mapping.Lock()
-	defer mr.mapping.Unlock()
+	if err := mr.beginChange(); err != nil {
+		return fail(err)
+	}
+	defer mr.changing.Store(false)
 	r, err := umem.Get(space, acct, addr, length, iova, true)
 	if err != nil {
 		return fail(err)

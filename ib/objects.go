@@ -2,7 +2,7 @@ package ib
 
 import (
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/umem"
@@ -54,8 +54,8 @@ type MR struct {
 	access     AccessFlags
 	lkey, rkey uint32
 
-	maxPages int        // of AllocMR
-	mapping  sync.Mutex // one Map, Rereg or Dereg at a time
+	maxPages int         // of AllocMR
+	changing atomic.Bool // a Map, Rereg or Dereg is going on
 }
 
 // MRInit is what a memory region is made of: Length bytes at Addr of Space.
@@ -196,18 +196,33 @@ func (mr *MR) Addr() uint64 {
 func (mr *MR) Access() AccessFlags { return mr.access }
 
 // Dereg ends the registration; when it returns no peer can reach the memory. EBUSY while a window is bound to the
-// region. It may sleep. (ib_dereg_mr)
+// region, or it is being changed. It may sleep. (ib_dereg_mr)
 func (mr *MR) Dereg() error {
 	defer mr.sleeps("MR.Dereg").leave()
-	if err := mr.kill(mr.drv.Dereg); err != nil {
+	if err := mr.kill(mr.dereg); err != nil {
 		return fmt.Errorf("deregister memory on %s: %w", mr.dev.name, err)
 	}
-	mr.mapping.Lock()
-	defer mr.mapping.Unlock()
 	if mr.region != nil {
 		mr.region.Release()
 	}
 	mr.pd.put()
+	return nil
+}
+
+func (mr *MR) dereg() error {
+	if err := mr.beginChange(); err != nil {
+		return err
+	}
+	defer mr.changing.Store(false)
+	return mr.drv.Dereg()
+}
+
+// beginChange guards what the midlayer knows of the region. It does not wait: who changes a region twice at once does not know
+// what it is to be.
+func (mr *MR) beginChange() error {
+	if mr.changing.Swap(true) {
+		return fmt.Errorf("the region is being changed: %w", syscall.EBUSY)
+	}
 	return nil
 }
 

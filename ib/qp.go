@@ -2,7 +2,6 @@ package ib
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"syscall"
 )
@@ -10,12 +9,11 @@ import (
 // QP is a queue pair. (struct ib_qp)
 type QP struct {
 	object
-	drv    DriverQP
-	post   poster // drv, or in checked mode what stands before it
-	pd     *PD
-	init   QPInitAttr
-	num    uint32
-	modify sync.Mutex // one Modify at a time, so that the transition that was checked is the one that is made
+	drv  DriverQP
+	post poster // drv, or in checked mode what stands before it
+	pd   *PD
+	init QPInitAttr
+	num  uint32
 
 	pending atomic.Int32 // events that are due
 	dead    atomic.Bool  // no event is to be delivered any more
@@ -149,8 +147,6 @@ func (qp *QP) Modify(attr QPAttr, mask QPAttrMask) error {
 }
 
 func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
-	qp.modify.Lock()
-	defer qp.modify.Unlock()
 	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)
 	fail := func(err error) error {
 		if e := qp.dev.usable(); e != nil && !toEnd {
@@ -159,15 +155,6 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 		return fmt.Errorf("modify qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
 	if err := qp.dev.usable(); err != nil && !toEnd {
-		return fail(err)
-	}
-	if mask&QPAttrCurState == 0 {
-		attr.CurState = qp.drv.State()
-	}
-	if mask&QPAttrState == 0 {
-		attr.State = attr.CurState
-	}
-	if err := CheckTransition(attr.CurState, attr.State, qp.init.Type, mask); err != nil {
 		return fail(err)
 	}
 	if err := qp.drv.Modify(&attr, mask, u); err != nil {

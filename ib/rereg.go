@@ -40,7 +40,7 @@ type ReregMR interface {
 // Rereg changes the memory that a region stands for, its domain, its rights, or several of these, without an instant in
 // which it does not exist. The keys may be others afterwards. The caller sees to it that nothing else is done with the
 // region at the same time. After an error the region is what it was: EINVAL for flags that make no sense, and for a
-// region of AllocMR; EBUSY while a window is bound to the region; EOPNOTSUPP from a driver without; otherwise as RegMR.
+// region of AllocMR; EBUSY while a window is bound to the region or it is being changed; EOPNOTSUPP from a driver without; otherwise as RegMR.
 // It may sleep. (ib_uverbs_rereg_mr, IBA 11.2.8.5)
 func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
 	defer mr.sleeps("MR.Rereg").leave()
@@ -74,8 +74,10 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	if !ok {
 		return syscall.EOPNOTSUPP
 	}
-	mr.mapping.Lock()
-	defer mr.mapping.Unlock()
+	if err := mr.beginChange(); err != nil {
+		return err
+	}
+	defer mr.changing.Store(false)
 	region, pd, access := mr.region, mr.pd, mr.access
 	if flags&MRChangeAccess != 0 {
 		access = to.Access

@@ -179,7 +179,7 @@ func (d *fakeDriver) CreateQP(qp ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata
 	qp.SetNum(16 + d.qpn.Add(1))
 	init.Cap.MaxSendWR++
 	u.Respond(fakeQPResponse)
-	return &fakeQP{d: d, qp: qp}, d.enter("create qp")
+	return &fakeQP{d: d, qp: qp, typ: init.Type}, d.enter("create qp")
 }
 
 type fakeObject struct {
@@ -255,19 +255,24 @@ func (c *fakeCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
 	return false, nil
 }
 
-func (c *fakeCQ) Resize(entries int, u *ib.Udata) (int, error) {
+func (c *fakeCQ) Resize(entries int, u *ib.Udata) error {
 	if entries > fakeCQMax {
-		return 0, syscall.EINVAL
+		return syscall.EINVAL
 	}
 	u.Respond(fakeCQResponse)
-	return entries + 1, c.d.enter("resize cq")
+	err := c.d.enter("resize cq")
+	if err == nil {
+		c.cq.SetEntries(entries + 1)
+	}
+	return err
 }
 
 func (c *fakeCQ) Destroy() error { return c.d.destroyed("CQ") }
 
 type fakeQP struct {
-	d  *fakeDriver
-	qp ib.QPHandle
+	d   *fakeDriver
+	qp  ib.QPHandle
+	typ ib.QPType
 
 	posted, rung atomic.Int32
 
@@ -317,8 +322,12 @@ func (q *fakeQP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error 
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.attr, q.mask = *attr, mask
-	return nil
+	next, err := ib.NextState(q.attr.State, q.typ, attr, mask)
+	if err == nil {
+		q.attr, q.mask = *attr, mask
+		q.attr.State = next
+	}
+	return err
 }
 
 // ready has the queue pair say that it can send.

@@ -121,21 +121,22 @@ func (c *CQ) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 }
 
 // Resize implements ib.CQResizer.
-func (c *CQ) Resize(entries int, u *ib.Udata) (int, error) {
+func (c *CQ) Resize(entries int, u *ib.Udata) error {
 	if entries < 1 || entries > maxCQE {
-		return 0, fmt.Errorf("%d entries, at most %d: %w", entries, maxCQE, syscall.EINVAL)
+		return fmt.Errorf("%d entries, at most %d: %w", entries, maxCQE, syscall.EINVAL)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.wcs.n > entries {
-		return 0, fmt.Errorf("%d completions are waiting: %w", c.wcs.n, syscall.EINVAL)
+		return fmt.Errorf("%d completions are waiting: %w", c.wcs.n, syscall.EINVAL)
 	}
 	r := newRing[ib.WC](entries)
 	for c.wcs.n > 0 {
 		*r.push() = *c.wcs.pop()
 	}
 	c.wcs = r
-	return entries, nil
+	c.obj.SetEntries(entries)
+	return nil
 }
 
 // Destroy implements ib.DriverCQ.

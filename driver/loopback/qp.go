@@ -112,15 +112,14 @@ func (q *QP) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 
 // Modify implements ib.DriverQP.
 func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
-	if err := q.checkAttr(attr, mask); err != nil {
-		return err
-	}
 	d := q.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	ends := mask&ib.QPAttrState != 0 && (attr.State == ib.QPErr || attr.State == ib.QPReset)
-	if q.state != attr.CurState && !ends { // it went to ERR meanwhile
-		return fmt.Errorf("state is %v, not %v: %w", q.state, attr.CurState, syscall.EINVAL)
+	if _, err := ib.NextState(q.state, q.init.Type, attr, mask); err != nil {
+		return err
+	}
+	if err := q.checkAttr(attr, mask); err != nil {
+		return err
 	}
 	copyAttr(&q.attr, attr, mask)
 	switch {
@@ -138,7 +137,7 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	return nil
 }
 
-// checkAttr checks values; the midlayer has checked which there may be.
+// checkAttr checks values.
 func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	bad := ""
 	is := func(bit ib.QPAttrMask, wrong bool, what string) {

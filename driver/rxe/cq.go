@@ -167,22 +167,22 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 }
 
 // Resize implements ib.CQResizer.
-func (c *cq) Resize(entries int, u *ib.Udata) (int, error) {
+func (c *cq) Resize(entries int, u *ib.Udata) error {
 	if entries < 1 || entries > c.dev.limits.cqe {
-		return 0, fmt.Errorf("%d entries, at most %d: %w", entries, c.dev.limits.cqe, syscall.EINVAL)
+		return fmt.Errorf("%d entries, at most %d: %w", entries, c.dev.limits.cqe, syscall.EINVAL)
 	}
 	r, err := newCQRing(c.ctx, entries, u)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	old, err := c.replace(r)
 	if err != nil {
 		r.free()
-		return 0, err
+		return err
 	}
 	c.ctx.moved()
 	old.free()
-	return r.capacity(), nil
+	return nil
 }
 
 // replace moves what is in the queue to another ring.
@@ -210,6 +210,7 @@ func (c *cq) replace(r *ring) (old *ring, err error) {
 		n++
 	}
 	old, c.ring, c.prod = c.ring, r, n
+	c.obj.SetEntries(r.capacity())
 	return old, nil
 }
 

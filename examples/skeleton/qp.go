@@ -61,9 +61,15 @@ func (q *qp) Query(ib.QPAttrMask) (ib.QPAttr, error) {
 	return a, nil
 }
 
-// Modify implements ib.DriverQP. The midlayer has checked the mask; the values are the driver's to check, before anything
-// changes.
+// Modify implements ib.DriverQP. The transition is checked in the state that is there, under the lock, and then the values,
+// before anything changes.
 func (q *qp) Modify(a *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
+	d := q.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := ib.NextState(q.state, q.init.Type, a, mask); err != nil {
+		return err
+	}
 	has := func(bit ib.QPAttrMask) bool { return mask&bit != 0 }
 	switch {
 	case has(ib.QPAttrPort) && a.Port != 1,
@@ -73,14 +79,7 @@ func (q *qp) Modify(a *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		has(ib.QPAttrAltPath), has(ib.QPAttrPathMigState):
 		return fmt.Errorf("attributes %+v: %w", *a, syscall.EINVAL)
 	}
-	d := q.dev
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	defer d.kick() // there may be something to send, or a peer that has to give up
-	ends := has(ib.QPAttrState) && (a.State == ib.QPErr || a.State == ib.QPReset)
-	if q.state != a.CurState && !ends { // it went to ERR meanwhile
-		return fmt.Errorf("state is %v, not %v: %w", q.state, a.CurState, syscall.EINVAL)
-	}
 	for bit, take := range map[ib.QPAttrMask]func(){
 		ib.QPAttrAccessFlags:     func() { q.attr.AccessFlags = a.AccessFlags },
 		ib.QPAttrPort:            func() { q.attr.Port = a.Port },

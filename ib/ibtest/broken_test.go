@@ -649,13 +649,25 @@ var wrongDrivers = append([]wrong{
 		defect: "forgets a transition: modify to SQD succeeds without effect",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
-				if a.State == ib.QPSQD {
+				if a.State == ib.QPSQD && q.QP.State() == ib.QPRTS {
 					return nil
 				}
 				return q.QP.Modify(a, m, nil)
 			}
 		},
 		by: "QueuePair/States", says: "want SQD",
+	},
+	{
+		defect: "does not check transitions, and says that it has made any that it is asked for",
+		break_: func(d *wrongDriver) {
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				if _, err := ib.NextState(q.QP.State(), ib.QPTypeRC, a, m); err != nil {
+					return nil
+				}
+				return q.QP.Modify(a, m, nil)
+			}
+		},
+		by: "QueuePair/States", says: "is not allowed, but was done",
 	},
 	{
 		defect: "changes the state although it refuses an attribute",
