@@ -180,11 +180,14 @@ type RecvWR struct {
 
 // WC is a completion (struct ib_wc).
 type WC struct {
-	ID             uint64
-	Status         WCStatus
-	Opcode         WCOpcode
-	VendorErr      uint32
-	ByteLen        uint32
+	ID        uint64
+	Status    WCStatus
+	Opcode    WCOpcode
+	VendorErr uint32
+	ByteLen   uint32
+	// QPNum is the number of the queue pair that it is of, and QP the queue pair: nil in a completion that is polled when the
+	// queue pair has been destroyed.
+	QPNum          uint32
 	QP             *QP
 	Imm            uint32 // host byte order
 	InvalidateRKey uint32

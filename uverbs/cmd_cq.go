@@ -187,15 +187,13 @@ func userWC(w *ib.WC) uapi.WC {
 		Opcode:    w.Opcode,
 		VendorErr: w.VendorErr,
 		ByteLen:   w.ByteLen,
+		QPNum:     w.QPNum,
 		SrcQP:     w.SrcQP,
 		WCFlags:   w.Flags,
 		PKeyIndex: w.PKeyIndex,
 		SLID:      w.SLID,
 		SL:        w.SL,
 		PortNum:   w.Port,
-	}
-	if w.QP != nil {
-		r.QPNum = w.QP.Num()
 	}
 	switch {
 	case w.Flags&ib.WCWithInvalidate != 0:

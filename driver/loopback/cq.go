@@ -29,6 +29,8 @@ type CQ struct {
 type completer interface {
 	// post adds a completion. It reports false when there is no room, or was none before.
 	post(wc ib.WC, solicited bool) bool
+	// forget takes the queue pair, which is being destroyed, out of its completions. They keep its number.
+	forget(qp *ib.QP)
 }
 
 // CreateCQ implements ib.Driver.
@@ -56,6 +58,16 @@ func (c *CQ) post(wc ib.WC, solicited bool) bool {
 		c.notify()
 	}
 	return true
+}
+
+func (c *CQ) forget(qp *ib.QP) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.wcs.n {
+		if wc := &c.wcs.slots[(c.wcs.head+i)%len(c.wcs.slots)]; wc.QP == qp {
+			wc.QP = nil
+		}
+	}
 }
 
 // notify tells the midlayer, now or as moderation has it; mu is held.

@@ -227,6 +227,14 @@ func (q *QP) Destroy() error {
 		}
 	}
 	q.reset()
+	for _, cq := range []completer{q.sendCQ, q.recvCQ} {
+		if cq != nil {
+			cq.forget(q.obj.QP())
+		}
+	}
+	for _, s := range d.srqs { // which an XRC target may have completed on
+		s.rq.cq.forget(q.obj.QP())
+	}
 	delete(d.qps, q.obj.Num())
 	d.unblock()
 	return nil

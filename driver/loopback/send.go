@@ -46,7 +46,8 @@ func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 	failed := status != ib.WCSuccess
 	over := q.state == ib.QPErr || q.state == ib.QPSQE
 	if failed || q.init.SigAll || w.wr.Flags&ib.SendSignaled != 0 {
-		wc := ib.WC{ID: w.wr.ID, Status: status, Opcode: opcodes[w.wr.Opcode], ByteLen: uint32(n), QP: q.obj.QP(), Port: 1}
+		wc := ib.WC{ID: w.wr.ID, Status: status, Opcode: opcodes[w.wr.Opcode], ByteLen: uint32(n),
+			QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}
 		if !q.sendCQ.post(wc, false) && !over {
 			q.obj.Raise(ib.EventQPFatal)
 			failed = true
@@ -73,7 +74,7 @@ var opcodes = [...]ib.WCOpcode{
 // completeRecv ends the first receive work request of r, on q, with wc, of which it fills in the rest; mu is held.
 func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	w := r.pop()
-	wc.ID, wc.QP, wc.Port = w.id, q.obj.QP(), 1
+	wc.ID, wc.QPNum, wc.QP, wc.Port = w.id, q.obj.Num(), q.obj.QP(), 1
 	if wc.Opcode == 0 {
 		wc.Opcode = ib.WCRecv
 	}

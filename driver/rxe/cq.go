@@ -128,7 +128,7 @@ func (c *cq) current() *ring {
 func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 	*to = ib.WC{
 		ID: w.WRID, Status: w.Status, Opcode: w.Opcode, VendorErr: w.VendorErr,
-		ByteLen: w.ByteLen, SrcQP: w.SrcQP, PKeyIndex: w.PKeyIndex, SLID: w.SLID, SL: w.SL, Port: w.PortNum,
+		ByteLen: w.ByteLen, QPNum: w.QPNum, SrcQP: w.SrcQP, PKeyIndex: w.PKeyIndex, SLID: w.SLID, SL: w.SL, Port: w.PortNum,
 	}
 	flags := uapi.IBVWCFlags(w.WCFlags)
 	if flags&uapi.IBVWCGRH != 0 {

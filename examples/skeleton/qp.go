@@ -121,6 +121,8 @@ func (q *qp) Destroy() error {
 	defer d.mu.Unlock()
 	defer d.kick()
 	q.state, q.sends, q.recvs = ib.QPReset, nil, nil
+	q.sendCQ.forget(q.obj.QP())
+	q.recvCQ.forget(q.obj.QP())
 	delete(d.qps, q.obj.Num())
 	return nil
 }
@@ -262,7 +264,7 @@ func (q *qp) completeSend(wr *ib.SendWR, status ib.WCStatus) {
 		if wr.Opcode == ib.WRRDMAWrite || wr.Opcode == ib.WRRDMAWriteWithImm {
 			op = ib.WCRDMAWrite
 		}
-		q.sendCQ.post(ib.WC{ID: wr.ID, Status: status, Opcode: op, QP: q.obj.QP(), Port: 1}, false)
+		q.sendCQ.post(ib.WC{ID: wr.ID, Status: status, Opcode: op, QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}, false)
 	}
 	if status != ib.WCSuccess {
 		q.toError()
@@ -271,7 +273,7 @@ func (q *qp) completeSend(wr *ib.SendWR, status ib.WCStatus) {
 
 // completeRecv ends the first receive; mu is held.
 func (q *qp) completeRecv(wc ib.WC, solicited bool) {
-	wc.ID, wc.QP, wc.Port = q.recvs[0].ID, q.obj.QP(), 1
+	wc.ID, wc.QPNum, wc.QP, wc.Port = q.recvs[0].ID, q.obj.Num(), q.obj.QP(), 1
 	q.recvs = slices.Delete(q.recvs, 0, 1)
 	q.recvCQ.post(wc, solicited)
 }
@@ -282,7 +284,7 @@ func (q *qp) toError() {
 	for len(q.sends) > 0 {
 		wr := q.sends[0]
 		q.sends = slices.Delete(q.sends, 0, 1)
-		q.sendCQ.post(ib.WC{ID: wr.ID, Status: ib.WCWRFlushErr, Opcode: ib.WCSend, QP: q.obj.QP(), Port: 1}, false)
+		q.sendCQ.post(ib.WC{ID: wr.ID, Status: ib.WCWRFlushErr, Opcode: ib.WCSend, QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}, false)
 	}
 	for len(q.recvs) > 0 {
 		q.completeRecv(ib.WC{Status: ib.WCWRFlushErr, Opcode: ib.WCRecv}, false)

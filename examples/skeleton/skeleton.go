@@ -268,6 +268,17 @@ func (c *cq) post(wc ib.WC, solicited bool) {
 	}
 }
 
+// forget takes the queue pair, which is being destroyed, out of its completions, which keep its number.
+func (c *cq) forget(qp *ib.QP) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.wcs {
+		if c.wcs[i].QP == qp {
+			c.wcs[i].QP = nil
+		}
+	}
+}
+
 // Poll implements ib.DriverCQ. It may not sleep.
 func (c *cq) Poll(wc []ib.WC) (int, error) {
 	c.mu.Lock()

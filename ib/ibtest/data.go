@@ -126,7 +126,7 @@ func testSendReceive(e *env) {
 	for i := range n {
 		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 		wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-		if int(wc.ByteLen) != i || wc.Opcode != ib.WCRecv || wc.QP != p.qps[1] {
+		if int(wc.ByteLen) != i || wc.Opcode != ib.WCRecv || wc.QP != p.qps[1] || wc.QPNum != p.qps[1].Num() {
 			e.Errorf("message %d: %+v", i, wc)
 		}
 		if got := p.buf[1].b[64*i : 64*(i+1)]; !bytes.Equal(got[:i], p.buf[0].b[:i]) || !allZero(got[i:]) {

@@ -34,6 +34,11 @@ var queuePairChecks = []check{
 		test: testNumbers,
 	},
 	{
+		name: "QueuePair/CompletionOfDestroyed",
+		rule: "a completion keeps the number of a queue pair that is destroyed before it is polled, and has no queue pair any more",
+		test: testCompletionOfDestroyed,
+	},
+	{
 		name: "QueuePair/SendQueueDrain",
 		rule: "in SQD nothing is sent, until the queue pair goes back to RTS; the event says when it is drained",
 		test: testSQD,
@@ -229,4 +234,20 @@ func testSQD(e *env) {
 	e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+}
+
+func testCompletionOfDestroyed(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.recv(1, 1, 0, 64)
+	p.send(0, 2, 64)
+	e.waitOne(p.cqs[0], 2, ib.WCSuccess) // so that the other one has come, too
+	p.recv(1, 3, 0, 64)
+	num := p.qps[1].Num()
+	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	e.destroy(p.qps[1])
+	for _, wc := range e.wait(p.cqs[1], 2) {
+		if wc.QPNum != num || wc.QP != nil {
+			e.Errorf("completion of a destroyed queue pair %d: got number %d, queue pair %p, want %d and nil", num, wc.QPNum, wc.QP, num)
+		}
+	}
 }
