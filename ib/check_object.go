@@ -145,6 +145,36 @@ func (k *checker) leftBehind(d *Device, cl *Client, when string) {
 	}, d, left[0].made)
 }
 
+// stillInside reports the calls on d that have not returned when Unregister, whose frame is f, does.
+func (k *checker) stillInside(d *Device, f *frame) {
+	if k == nil {
+		return
+	}
+	type call struct {
+		inside *frame
+		id     int64
+	}
+	var calls []call
+	k.mu.Lock()
+	for id, th := range k.threads {
+		x := th.find(func(x *frame) bool { return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d })
+		if x != nil && th != f.th && (x.obj == nil || !x.obj.abandoned.Load()) {
+			calls = append(calls, call{x, id})
+		}
+	}
+	k.mu.Unlock()
+	if len(calls) == 0 {
+		return
+	}
+	all := goroutines()
+	for _, c := range calls {
+		k.report(Violation{
+			Rule: RuleInsideAtUnregister, What: fmt.Sprintf("%s has not returned when Unregister returns", c.inside.what),
+			Stacks: []Stack{{c.inside.what + ", still inside", all[c.id].trace}, {f.what, trace(f.entry)}},
+		}, d, c.inside.entry)
+	}
+}
+
 // call runs a consumer's function as a callback.
 func (oc *objectCheck) call(what string, raised []uintptr, f func()) {
 	fr := &frame{kind: inCallback, what: what, obj: oc, dev: oc.dev, raised: raised}

@@ -119,6 +119,10 @@ func (c *Core) Unregister(h *DeviceHandle) error {
 		k.leftBehind(d, nil, "Core.Unregister")
 	}
 	d.state.Store(int32(DeviceGone))
+	k.stillInside(d, f)
+	if n := d.making.Load(); n > 0 {
+		d.logf("unregister device %s: %d calls that make objects have not returned; they will fail", d.name, n)
+	}
 	if left := d.Objects().String(); left != "" {
 		return fmt.Errorf("unregister device %s: left behind by clients: %s: %w", d.name, left, syscall.EBUSY)
 	}

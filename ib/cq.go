@@ -52,9 +52,10 @@ func (d *Device) CreateCQ(init CQInit) (*CQ, error) {
 
 func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	fail := func(err error) (*CQ, error) { return nil, fmt.Errorf("create cq on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
+	defer d.end()
 	if init.Entries < 1 {
 		return fail(fmt.Errorf("%d entries: %w", init.Entries, syscall.EINVAL))
 	}
@@ -69,7 +70,9 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	if cq.poll = drv; cq.check != nil {
 		cq.poll = checkedCQ{cq}
 	}
-	cq.born()
+	if err := cq.born(cq.destroy); err != nil {
+		return fail(err)
+	}
 	return cq, nil
 }
 

@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,7 +43,8 @@ type Device struct {
 	objects   [numObjectKinds]atomic.Int64
 	atHandler atomic.Pointer[func()] // see AtHandler
 
-	broken    atomic.Bool // by Fail
+	making    atomic.Int32 // calls that make an object and have not returned
+	broken    atomic.Bool  // by Fail
 	onFailure atomic.Pointer[func(error)]
 
 	// checked mode
@@ -131,6 +133,18 @@ func (d *Device) usable() error {
 	}
 	return syscall.ENODEV
 }
+
+// begin is usable for a call that makes an object, which then counts as one until end.
+func (d *Device) begin() error {
+	d.making.Add(1)
+	err := d.usable()
+	if err != nil {
+		d.making.Add(-1)
+	}
+	return err
+}
+
+func (d *Device) end() { d.making.Add(-1) }
 
 // QueryDevice reports the device's attributes. It may sleep. (ib_query_device)
 func (d *Device) QueryDevice() (DeviceAttr, error) {
@@ -318,13 +332,18 @@ func (o *object) bind(d *Device, kind objectKind, of *object) {
 	}
 }
 
-// born comes when the object has been made.
-func (o *object) born() {
+// born comes when the object has been made. Unregister may have returned meanwhile: then the object is unmade, and the error is
+// ENODEV.
+func (o *object) born(unmake func() error) error {
 	o.counted.Store(true)
 	o.dev.objects[o.kind].Add(1)
 	if o.check != nil {
 		o.check.born()
 	}
+	if o.dev.State() != DeviceGone { // Unregister looks at the count after it has set the state
+		return nil
+	}
+	return errors.Join(syscall.ENODEV, o.kill(unmake))
 }
 
 // get takes a use count for another object on device d.

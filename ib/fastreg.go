@@ -22,9 +22,10 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	d := pd.dev
 	defer pd.sleeps("PD.AllocMR").leave()
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("alloc mr on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
+	defer d.end()
 	drv, ok := As[FastRegDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
@@ -42,7 +43,10 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 		pd.put()
 		return fail(err)
 	}
-	mr.born()
+	if err := mr.born(mr.drv.Dereg); err != nil {
+		pd.put()
+		return fail(err)
+	}
 	return mr, nil
 }
 

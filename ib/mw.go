@@ -46,9 +46,10 @@ func (pd *PD) AllocMW(kind MWType) (*MW, error) {
 func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
 	d := pd.dev
 	fail := func(err error) (*MW, error) { return nil, fmt.Errorf("alloc mw on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
+	defer d.end()
 	drv, ok := As[MWDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
@@ -66,7 +67,10 @@ func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
 		pd.put()
 		return fail(err)
 	}
-	mw.born()
+	if err := mw.born(mw.drv.Dealloc); err != nil {
+		pd.put()
+		return fail(err)
+	}
 	return mw, nil
 }
 

@@ -22,9 +22,10 @@ func (d *Device) AllocPD() (*PD, error) {
 
 // allocPD is AllocPD for a user context too; u is nil for a consumer in this process, here and in what follows.
 func (d *Device) allocPD(u *Udata) (*PD, error) {
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
+	defer d.end()
 	pd := &PD{}
 	pd.bind(d, kindPD, nil)
 	drv, err := d.drv.AllocPD(u)
@@ -32,7 +33,9 @@ func (d *Device) allocPD(u *Udata) (*PD, error) {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
 	pd.drv = drv
-	pd.born()
+	if err := pd.born(pd.drv.Dealloc); err != nil {
+		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
+	}
 	return pd, nil
 }
 
@@ -97,9 +100,10 @@ func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
 func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 	d := pd.dev
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("register memory on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
+	defer d.end()
 	if err := checkAccess(init.Access); err != nil {
 		return fail(err)
 	}
@@ -118,7 +122,11 @@ func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 		pd.put()
 		return fail(err)
 	}
-	mr.born()
+	if err := mr.born(mr.drv.Dereg); err != nil {
+		region.Release()
+		pd.put()
+		return fail(err)
+	}
 	return mr, nil
 }
 
@@ -245,9 +253,10 @@ func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
+	defer d.end()
 	drv, ok := As[AHDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
@@ -261,7 +270,10 @@ func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 		pd.put()
 		return fail(err)
 	}
-	ah.born()
+	if err := ah.born(ah.drv.Destroy); err != nil {
+		pd.put()
+		return fail(err)
+	}
 	return ah, nil
 }
 

@@ -31,9 +31,10 @@ func (pd *PD) CreateQP(init QPInitAttr) (*QP, error) {
 func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 	d := pd.dev
 	fail := func(err error) (*QP, error) { return nil, fmt.Errorf("create qp on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
+	defer d.end()
 	if err := init.check(); err != nil {
 		return fail(err)
 	}
@@ -52,7 +53,10 @@ func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 	if qp.post = qp.drv; qp.check != nil {
 		qp.post = checkedQP{qp}
 	}
-	qp.born()
+	if err := qp.born(qp.destroy); err != nil {
+		putAll(qp.refersTo())
+		return fail(err)
+	}
 	return qp, nil
 }
 

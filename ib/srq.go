@@ -67,9 +67,10 @@ func (pd *PD) CreateSRQ(init SRQInitAttr) (*SRQ, error) {
 func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 	d := pd.dev
 	fail := func(err error) (*SRQ, error) { return nil, fmt.Errorf("create srq on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
+	defer d.end()
 	drv, ok := As[SRQDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
@@ -98,7 +99,10 @@ func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 	if srq.post = srq.drv; srq.check != nil {
 		srq.post = checkedSRQ{srq}
 	}
-	srq.born()
+	if err := srq.born(srq.destroy); err != nil {
+		putAll(srq.refersTo())
+		return fail(err)
+	}
 	return srq, nil
 }
 

@@ -37,6 +37,8 @@ const (
 	RuleUseAfterDestroy
 	// RuleLeftBehind: an object was left when its client's Remove, or the device's Unregister, returned.
 	RuleLeftBehind
+	// RuleInsideAtUnregister: a call on a device had not returned when Unregister did.
+	RuleInsideAtUnregister
 	// RuleFreeBeforeUnregister: a driver freed its device before Unregister had returned.
 	RuleFreeBeforeUnregister
 	// RuleResult: what a driver's method returned contradicts itself.
@@ -60,6 +62,7 @@ var ruleText = [numRules]struct {
 	RuleUseAfterUnregister:   {"use-after-unregister", 5},
 	RuleUseAfterDestroy:      {"use-after-destroy", 5},
 	RuleLeftBehind:           {"left-behind", 5},
+	RuleInsideAtUnregister:   {"inside-at-unregister", 5},
 	RuleFreeBeforeUnregister: {"free-before-unregister", 5},
 	RuleResult:               {"result", 1},
 }

@@ -21,9 +21,10 @@ func (d *Device) AllocXRCD() (*XRCD, error) {
 
 func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 	fail := func(err error) (*XRCD, error) { return nil, fmt.Errorf("alloc xrcd on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
+	defer d.end()
 	drv, ok := As[XRCDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
@@ -34,7 +35,9 @@ func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 	if x.drv, err = drv.AllocXRCD(u); err != nil {
 		return fail(err)
 	}
-	x.born()
+	if err := x.born(x.drv.Dealloc); err != nil {
+		return fail(err)
+	}
 	return x, nil
 }
 
