@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -141,6 +142,9 @@ func (cq *CQ) resizeTo(entries int, u *Udata) error {
 	if err := cq.dev.usable(); err != nil {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
 	}
+	if err := cq.live(); err != nil {
+		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
+	}
 	if err := r.Resize(entries, u); err != nil {
 		return fmt.Errorf("resize cq on %s to %d: %w", cq.dev.name, entries, err)
 	}
@@ -171,11 +175,17 @@ func (cq *CQ) Moderate(count int, period time.Duration) error {
 
 // Destroy frees the queue, EBUSY while a queue pair uses it. When it returns the handler is not running and will
 // not run again; so it must not be called from the handler. It may sleep. (ib_destroy_cq)
-func (cq *CQ) Destroy() error {
+func (cq *CQ) Destroy() error { return cq.destroyIn(context.Background()) }
+
+// DestroyContext is Destroy with a bound for the wait. When ctx ends, the call goes on: the queue is refused to all others, and
+// another Destroy joins it. It may sleep.
+func (cq *CQ) DestroyContext(ctx context.Context) error { return cq.destroyIn(ctx) }
+
+func (cq *CQ) destroyIn(ctx context.Context) error {
 	f, err := cq.destroys("CQ.Destroy")
 	defer f.leave()
 	if err == nil {
-		err = cq.kill(cq.destroy)
+		err = cq.end(ctx, "CQ.Destroy", cq.destroy, func() {})
 	}
 	if err != nil {
 		return fmt.Errorf("destroy cq on %s: %w", cq.dev.name, err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 )
@@ -57,6 +58,7 @@ type Device struct {
 	// under Core.mu, once registered
 	attached []*attachment // in order of Add
 	leaving  bool
+	going    *ending // set with leaving
 }
 
 // NewDevice makes a device that drv serves, and returns the driver's handle of it; Core.Register makes it known. logf, which
@@ -310,12 +312,12 @@ func (o ObjectCounts) String() string {
 type object struct {
 	dev     *Device
 	kind    objectKind
-	uses    atomic.Int32 // objects that refer to this one; destroyed: -1
+	uses    atomic.Int32 // objects that refer to this one, or its state: see ending.go
+	ends    sync.Mutex   // held while the object begins or ceases to be destroyed
+	ending  *ending      // under ends; nil: it is not being destroyed, or cannot be joined
 	counted atomic.Bool  // in dev.objects
 	check   *objectCheck // nil: not in checked mode
 }
-
-const destroyed = -1
 
 // Device is the device that the object is of.
 func (o *object) Device() *Device { return o.dev }
@@ -353,8 +355,8 @@ func (o *object) get(d *Device) error {
 	}
 	for {
 		n := o.uses.Load()
-		if n == destroyed {
-			return fmt.Errorf("object was destroyed: %w", syscall.EINVAL)
+		if n < 0 {
+			return o.live()
 		}
 		if o.uses.CompareAndSwap(n, n+1) {
 			return nil
@@ -363,27 +365,6 @@ func (o *object) get(d *Device) error {
 }
 
 func (o *object) put() { o.uses.Add(-1) }
-
-// kill runs the driver's destroy if nothing uses the object.
-func (o *object) kill(destroy func() error) error {
-	if !o.uses.CompareAndSwap(0, destroyed) {
-		if o.uses.Load() == destroyed {
-			return syscall.EINVAL
-		}
-		return syscall.EBUSY
-	}
-	if err := destroy(); err != nil {
-		o.uses.Store(0)
-		return err
-	}
-	if o.counted.Swap(false) {
-		o.dev.objects[o.kind].Add(-1)
-	}
-	if o.check != nil {
-		o.check.died()
-	}
-	return nil
-}
 
 // Abandon is for a consumer that cannot destroy the object before its Remove returns, because a call on it is stopped in the
 // memory of a process that does not answer. The object counts no longer as one of the device's, and Unregister does not

@@ -125,7 +125,12 @@ func (m *fakeFastMR) Map(r *umem.Region) error {
 // newFullBench is newBench on a driver with every ability.
 func newFullBench(t testing.TB) *bench {
 	t.Helper()
-	b := &bench{core: &Core{}, drv: &fakeDriver{}}
+	return newFullBenchOn(t, &Core{})
+}
+
+func newFullBenchOn(t testing.TB, core *Core) *bench {
+	t.Helper()
+	b := &bench{core: core, drv: &fakeDriver{}}
 	b.dev = NewDevice("full0", fullDriver{b.drv}, nil).Device()
 	must(t, b.core.Register(&b.dev.handle))
 	var err error

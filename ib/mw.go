@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"syscall"
@@ -85,12 +86,21 @@ func (mw *MW) RKey() uint32 { return mw.rkey.Load() }
 
 // Dealloc frees the window, bound or not; when it returns no peer can reach the memory by its key. It may sleep.
 // (ib_dealloc_mw)
-func (mw *MW) Dealloc() error {
-	defer mw.sleeps("MW.Dealloc").leave()
-	if err := mw.kill(mw.drv.Dealloc); err != nil {
+func (mw *MW) Dealloc() error { return mw.destroyIn(context.Background()) }
+
+// DeallocContext is Dealloc with a bound for the wait. When ctx ends, the call goes on: the window is refused to all others, and
+// another Dealloc joins it. It may sleep.
+func (mw *MW) DeallocContext(ctx context.Context) error { return mw.destroyIn(ctx) }
+
+func (mw *MW) destroyIn(ctx context.Context) error {
+	f, err := mw.destroys("MW.Dealloc")
+	defer f.leave()
+	if err == nil {
+		err = mw.end(ctx, "MW.Dealloc", mw.drv.Dealloc, func() { mw.pd.put() })
+	}
+	if err != nil {
 		return fmt.Errorf("dealloc mw on %s: %w", mw.dev.name, err)
 	}
-	mw.pd.put()
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"syscall"
@@ -40,9 +41,19 @@ func (d *Device) allocPD(u *Udata) (*PD, error) {
 }
 
 // Dealloc frees the domain, EBUSY while something uses it. It may sleep. (ib_dealloc_pd)
-func (pd *PD) Dealloc() error {
-	defer pd.sleeps("PD.Dealloc").leave()
-	if err := pd.kill(pd.drv.Dealloc); err != nil {
+func (pd *PD) Dealloc() error { return pd.destroyIn(context.Background()) }
+
+// DeallocContext is Dealloc with a bound for the wait. When ctx ends, the call goes on: the domain is refused to all others, and
+// another Dealloc joins it. It may sleep.
+func (pd *PD) DeallocContext(ctx context.Context) error { return pd.destroyIn(ctx) }
+
+func (pd *PD) destroyIn(ctx context.Context) error {
+	f, err := pd.destroys("PD.Dealloc")
+	defer f.leave()
+	if err == nil {
+		err = pd.end(ctx, "PD.Dealloc", pd.drv.Dealloc, func() {})
+	}
+	if err != nil {
 		return fmt.Errorf("dealloc pd on %s: %w", pd.dev.name, err)
 	}
 	return nil
@@ -205,16 +216,30 @@ func (mr *MR) Access() AccessFlags { return mr.access }
 
 // Dereg ends the registration; when it returns no peer can reach the memory. EBUSY while a window is bound to the
 // region, or it is being changed. It may sleep. (ib_dereg_mr)
-func (mr *MR) Dereg() error {
-	defer mr.sleeps("MR.Dereg").leave()
-	if err := mr.kill(mr.dereg); err != nil {
+func (mr *MR) Dereg() error { return mr.destroyIn(context.Background()) }
+
+// DeregContext is Dereg with a bound for the wait. When ctx ends, the call goes on: the region is refused to all others, and
+// another Dereg joins it. It may sleep.
+func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx) }
+
+func (mr *MR) destroyIn(ctx context.Context) error {
+	f, err := mr.destroys("MR.Dereg")
+	defer f.leave()
+	if err == nil {
+		err = mr.end(ctx, "MR.Dereg", mr.dereg, func() { mr.released() })
+	}
+	if err != nil {
 		return fmt.Errorf("deregister memory on %s: %w", mr.dev.name, err)
 	}
+	return nil
+}
+
+// released comes when the driver has let go of the region.
+func (mr *MR) released() {
 	if mr.region != nil {
 		mr.region.Release()
 	}
 	mr.pd.put()
-	return nil
 }
 
 func (mr *MR) dereg() error {
@@ -228,6 +253,9 @@ func (mr *MR) dereg() error {
 // beginChange guards what the midlayer knows of the region. It does not wait: who changes a region twice at once does not know
 // what it is to be.
 func (mr *MR) beginChange() error {
+	if mr.uses.Load() == destroyed {
+		return mr.live()
+	}
 	if mr.changing.Swap(true) {
 		return fmt.Errorf("the region is being changed: %w", syscall.EBUSY)
 	}

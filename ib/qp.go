@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"syscall"
@@ -150,6 +151,16 @@ func (qp *QP) Modify(attr QPAttr, mask QPAttrMask) error {
 	return qp.change(attr, mask, nil)
 }
 
+// ModifyContext is Modify with a bound for the wait. When ctx ends, the call goes on in the driver; another one may overtake
+// it. It may sleep.
+func (qp *QP) ModifyContext(ctx context.Context, attr QPAttr, mask QPAttrMask) error {
+	defer qp.sleeps("QP.ModifyContext").leave()
+	return inContext(ctx, func() error {
+		defer qp.sleeps("QP.Modify").leave()
+		return qp.change(attr, mask, nil)
+	})
+}
+
 func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)
 	fail := func(err error) error {
@@ -161,6 +172,9 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	if err := qp.dev.usable(); err != nil && !toEnd {
 		return fail(err)
 	}
+	if err := qp.live(); err != nil {
+		return fail(err)
+	}
 	if err := qp.drv.Modify(&attr, mask, u); err != nil {
 		return fail(err)
 	}
@@ -170,7 +184,11 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 // Query reports the present attributes. It may sleep. (ib_query_qp)
 func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
 	defer qp.sleeps("QP.Query").leave()
-	a, err := qp.drv.Query(mask)
+	var a QPAttr
+	err := qp.live()
+	if err == nil {
+		a, err = qp.drv.Query(mask)
+	}
 	if err != nil {
 		return a, qp.Init(), fmt.Errorf("query qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
@@ -210,16 +228,21 @@ func (qp *QP) callEvent(e EventType) {
 
 // Destroy frees the queue pair, EBUSY while it is in a multicast group. When it returns nothing of it is in flight and its event function will not run
 // again. It may sleep. (ib_destroy_qp)
-func (qp *QP) Destroy() error {
+func (qp *QP) Destroy() error { return qp.destroyIn(context.Background()) }
+
+// DestroyContext is Destroy with a bound for the wait. When ctx ends, the call goes on: the queue pair is refused to all others, and
+// another Destroy joins it. It may sleep.
+func (qp *QP) DestroyContext(ctx context.Context) error { return qp.destroyIn(ctx) }
+
+func (qp *QP) destroyIn(ctx context.Context) error {
 	f, err := qp.destroys("QP.Destroy")
 	defer f.leave()
 	if err == nil {
-		err = qp.kill(qp.destroy)
+		err = qp.end(ctx, "QP.Destroy", qp.destroy, func() { putAll(qp.refersTo()) })
 	}
 	if err != nil {
 		return fmt.Errorf("destroy qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
-	putAll(qp.refersTo())
 	return nil
 }
 

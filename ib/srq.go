@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"syscall"
@@ -135,6 +136,9 @@ func (srq *SRQ) change(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 		err = fmt.Errorf("attributes %#x: %w", uint32(mask), syscall.EINVAL)
 	}
 	if err == nil {
+		err = srq.live()
+	}
+	if err == nil {
 		err = srq.drv.Modify(&attr, mask, u)
 	}
 	if err != nil {
@@ -146,7 +150,11 @@ func (srq *SRQ) change(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 // Query reports the present attributes; the limit is 0 when it has been reached. It may sleep. (ib_query_srq)
 func (srq *SRQ) Query() (SRQAttr, error) {
 	defer srq.sleeps("SRQ.Query").leave()
-	a, err := srq.drv.Query()
+	var a SRQAttr
+	err := srq.live()
+	if err == nil {
+		a, err = srq.drv.Query()
+	}
 	if err != nil {
 		return a, fmt.Errorf("query srq %d on %s: %w", srq.num, srq.dev.name, err)
 	}
@@ -181,16 +189,21 @@ func (srq *SRQ) callEvent(e EventType) {
 
 // Destroy frees the queue, EBUSY while a queue pair uses it. When it returns its event function will not run again;
 // so it must not be called from there. It may sleep. (ib_destroy_srq)
-func (srq *SRQ) Destroy() error {
+func (srq *SRQ) Destroy() error { return srq.destroyIn(context.Background()) }
+
+// DestroyContext is Destroy with a bound for the wait. When ctx ends, the call goes on: the queue is refused to all others, and
+// another Destroy joins it. It may sleep.
+func (srq *SRQ) DestroyContext(ctx context.Context) error { return srq.destroyIn(ctx) }
+
+func (srq *SRQ) destroyIn(ctx context.Context) error {
 	f, err := srq.destroys("SRQ.Destroy")
 	defer f.leave()
 	if err == nil {
-		err = srq.kill(srq.destroy)
+		err = srq.end(ctx, "SRQ.Destroy", srq.destroy, func() { putAll(srq.refersTo()) })
 	}
 	if err != nil {
 		return fmt.Errorf("destroy srq %d on %s: %w", srq.num, srq.dev.name, err)
 	}
-	putAll(srq.refersTo())
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"context"
 	"fmt"
 	"syscall"
 )
@@ -42,9 +43,19 @@ func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 }
 
 // Dealloc frees the domain, EBUSY while something uses it. It may sleep. (ib_dealloc_xrcd)
-func (x *XRCD) Dealloc() error {
-	defer x.sleeps("XRCD.Dealloc").leave()
-	if err := x.kill(x.drv.Dealloc); err != nil {
+func (x *XRCD) Dealloc() error { return x.destroyIn(context.Background()) }
+
+// DeallocContext is Dealloc with a bound for the wait. When ctx ends, the call goes on: the domain is refused to all others, and
+// another Dealloc joins it. It may sleep.
+func (x *XRCD) DeallocContext(ctx context.Context) error { return x.destroyIn(ctx) }
+
+func (x *XRCD) destroyIn(ctx context.Context) error {
+	f, err := x.destroys("XRCD.Dealloc")
+	defer f.leave()
+	if err == nil {
+		err = x.end(ctx, "XRCD.Dealloc", x.drv.Dealloc, func() {})
+	}
+	if err != nil {
 		return fmt.Errorf("dealloc xrcd on %s: %w", x.dev.name, err)
 	}
 	return nil

@@ -516,7 +516,7 @@ var noState = map[string]bool{
 	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
 	"Region": true, "Type": true, "Name": true, "State": true, "Objects": true, "Attached": true, "ClientData": true, "UpdateKey": true,
 
-	"OnEvent": true, "Abandon": true, "AddressOfSender": true,
+	"OnEvent": true, "DestroyContext": true, "DeallocContext": true, "DeregContext": true, "ModifyContext": true, "Abandon": true, "AddressOfSender": true,
 }
 
 // TestStates checks every entry of the tables, that no command or method is missing, and that docs/states.md tells what was seen.
