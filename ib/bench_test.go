@@ -65,9 +65,9 @@ func BenchmarkReqNotifyCQ(b *testing.B) {
 func BenchmarkCallback(b *testing.B) {
 	benchModes(b, nil, func(b *bench) {
 		b.cq.ReqNotify(NotifyNextComp)
-		b.dev.HoldCallbacks()
-		b.cq.Completed()
-		b.dev.RunCallbacks()
+		b.dev.handle.HoldCallbacks()
+		CQHandle{b.cq}.Completed()
+		b.dev.handle.RunCallbacks()
 	})
 }
 
@@ -75,7 +75,7 @@ func BenchmarkCallback(b *testing.B) {
 func BenchmarkCallbackWorker(b *testing.B) {
 	benchModes(b, nil, func(b *bench) {
 		b.cq.ReqNotify(NotifyNextComp)
-		b.cq.Completed()
+		CQHandle{b.cq}.Completed()
 		b.dev.callbacks.drain()
 	})
 }

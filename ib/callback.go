@@ -258,7 +258,8 @@ const runBatch = 256
 // completion handler. The caller must not sleep in between; callbacks that have waited for it for 10 ms are run by a worker
 // all the same. It may not be called from a consumer's callback or from
 // a driver's method. It may not sleep itself.
-func (d *Device) HoldCallbacks() {
+func (h *DeviceHandle) HoldCallbacks() {
+	d := h.dev
 	if k := d.check.Load(); k != nil {
 		k.hold(d)
 	}
@@ -270,7 +271,8 @@ func (d *Device) HoldCallbacks() {
 
 // RunCallbacks runs what is due, and ends the hold of HoldCallbacks. The caller must hold no lock that a callback
 // could need, and must not be in the callchain of a consumer's call. It may not sleep; the callbacks may not either.
-func (d *Device) RunCallbacks() {
+func (h *DeviceHandle) RunCallbacks() {
+	d := h.dev
 	if k := d.check.Load(); k != nil {
 		k.endHold(d)
 	}

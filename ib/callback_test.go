@@ -40,7 +40,7 @@ func TestCallbackIsNotInCallchain(t *testing.T) {
 			calls <- struct{}{}
 		}, nil, nil)
 		if hold {
-			b.dev.HoldCallbacks()
+			b.dev.handle.HoldCallbacks()
 		}
 		b.cq.ReqNotify(NotifyNextComp)
 		b.qp.PostSend(SendWR{})
@@ -48,7 +48,7 @@ func TestCallbackIsNotInCallchain(t *testing.T) {
 			if len(calls) != 0 {
 				t.Error("delivered before RunCallbacks")
 			}
-			b.dev.RunCallbacks()
+			b.dev.handle.RunCallbacks()
 			if len(calls) != 1 {
 				t.Error("not delivered by RunCallbacks")
 			}
@@ -91,11 +91,11 @@ func TestNoLostNotification(t *testing.T) {
 		wg.Go(func() {
 			for range each {
 				if i%2 == 0 {
-					b.dev.HoldCallbacks()
+					b.dev.handle.HoldCallbacks()
 				}
 				b.qp.PostSend(SendWR{})
 				if i%2 == 0 {
-					b.dev.RunCallbacks()
+					b.dev.handle.RunCallbacks()
 				}
 			}
 		})
@@ -133,7 +133,7 @@ func TestCallbackModel(t *testing.T) {
 		}, nil, nil)
 		raise := func(cq *CQ) {
 			completed.Add(1)
-			cq.Completed()
+			CQHandle{cq}.Completed()
 		}
 		rt.Repeat(map[string]func(*rapid.T){
 			"complete": func(*rapid.T) { raise(b.cq) },
@@ -144,14 +144,14 @@ func TestCallbackModel(t *testing.T) {
 				raise(b.cq)
 			},
 			"hold": func(*rapid.T) {
-				b.dev.HoldCallbacks()
+				b.dev.handle.HoldCallbacks()
 				holds++
 			},
 			"run": func(rt *rapid.T) {
 				if holds == 0 {
 					rt.Skip("nothing held")
 				}
-				b.dev.RunCallbacks()
+				b.dev.handle.RunCallbacks()
 				holds--
 			},
 			"": func(rt *rapid.T) {
@@ -168,12 +168,12 @@ func TestCallbackModel(t *testing.T) {
 			},
 		})
 		for ; holds > 0; holds-- {
-			b.dev.RunCallbacks()
+			b.dev.handle.RunCallbacks()
 		}
 		must(t, b.qp.Destroy())
 		must(t, b.cq.Destroy())
 		n := calls.Load()
-		b.cq.Completed()
+		CQHandle{b.cq}.Completed()
 		b.dev.callbacks.drain()
 		if calls.Load() != n {
 			rt.Error("handler called after Destroy")
@@ -204,10 +204,10 @@ func TestDestroyWaitsForCallback(t *testing.T) {
 		raise   func(b *bench)
 		destroy func(b *bench) error
 	}{
-		{"completion handler", func(b *bench) { b.cq.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
-		{"completion handler, due again", func(b *bench) { b.cq.Completed(); synctest.Wait(); b.cq.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
-		{"event of a queue", func(b *bench) { b.cq.Raise(EventCQErr) }, func(b *bench) error { return b.cq.Destroy() }},
-		{"event of a queue pair", func(b *bench) { b.qp.Raise(EventQPFatal) }, func(b *bench) error { return b.qp.Destroy() }},
+		{"completion handler", func(b *bench) { CQHandle{b.cq}.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
+		{"completion handler, due again", func(b *bench) { CQHandle{b.cq}.Completed(); synctest.Wait(); CQHandle{b.cq}.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
+		{"event of a queue", func(b *bench) { CQHandle{b.cq}.Raise(EventCQErr) }, func(b *bench) error { return b.cq.Destroy() }},
+		{"event of a queue pair", func(b *bench) { QPHandle{b.qp}.Raise(EventQPFatal) }, func(b *bench) error { return b.qp.Destroy() }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -256,15 +256,15 @@ func TestDeviceEvents(t *testing.T) {
 		stop := b.dev.OnEvent(func(e Event) { got = append(got, e) })
 		var second int
 		defer b.dev.OnEvent(func(Event) { second++ })()
-		b.dev.DispatchEvent(EventPortActive, 1)
-		b.dev.DispatchEvent(EventDeviceFatal, 0)
+		b.dev.handle.DispatchEvent(EventPortActive, 1)
+		b.dev.handle.DispatchEvent(EventDeviceFatal, 0)
 		synctest.Wait()
 		want := []Event{{b.dev, EventPortActive, 1}, {b.dev, EventDeviceFatal, 0}}
 		if !slices.Equal(got, want) || second != 2 {
 			t.Errorf("got %v, and %d at the second", got, second)
 		}
 		stop()
-		b.dev.DispatchEvent(EventPortErr, 1)
+		b.dev.handle.DispatchEvent(EventPortErr, 1)
 		synctest.Wait()
 		if len(got) != 2 || second != 3 {
 			t.Errorf("after stop: %v, and %d at the second", got, second)
@@ -277,9 +277,9 @@ func TestCallbackDoesNotAllocate(t *testing.T) {
 	calls := 0
 	b := newBench(t, func(*CQ) { calls++ }, nil, nil)
 	if n := testing.AllocsPerRun(100, func() {
-		b.dev.HoldCallbacks()
-		b.cq.Completed()
-		b.dev.RunCallbacks()
+		b.dev.handle.HoldCallbacks()
+		CQHandle{b.cq}.Completed()
+		b.dev.handle.RunCallbacks()
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -299,16 +299,16 @@ func TestCallbacksOfDifferentQueuesRunInParallel(t *testing.T) {
 			}
 			done <- 1
 		}, nil, nil)
-		other, err := b.dev.CreateCQ(CQAttr{Entries: 1}, func(*CQ) { second.Store(true); done <- 2 }, nil, nil)
+		other, err := b.dev.CreateCQ(CQInit{Entries: 1, Handler: func(*CQ) { second.Store(true); done <- 2 }})
 		must(t, err)
 		if hold {
-			b.dev.HoldCallbacks()
-			b.cq.Completed()
-			go b.dev.RunCallbacks()
+			b.dev.handle.HoldCallbacks()
+			CQHandle{b.cq}.Completed()
+			go b.dev.handle.RunCallbacks()
 		} else {
-			b.cq.Completed()
+			CQHandle{b.cq}.Completed()
 		}
-		other.Completed()
+		CQHandle{other}.Completed()
 		<-done
 		<-done
 		must(t, other.Destroy())
@@ -333,13 +333,13 @@ func TestEventsComeInOrder(t *testing.T) {
 	var want []EventType
 	for i := range n {
 		if i%3 == 0 {
-			b.cq.Completed() // others have work as well
+			CQHandle{b.cq}.Completed() // others have work as well
 		}
 		e := []EventType{EventPortErr, EventQPFatal}[i%2]
 		if want = append(want, e); i%2 == 0 {
-			b.dev.DispatchEvent(e, 1)
+			b.dev.handle.DispatchEvent(e, 1)
 		} else {
-			b.qp.Raise(e)
+			QPHandle{b.qp}.Raise(e)
 		}
 	}
 	b.dev.callbacks.drain()
@@ -356,7 +356,7 @@ func TestNotificationSurvivesRefusedDestroy(t *testing.T) {
 		b := newBench(t, func(*CQ) { calls++ }, nil, nil)
 		must(t, b.qp.Destroy())
 		b.drv.fail = func(string) error {
-			b.cq.Completed()
+			CQHandle{b.cq}.Completed()
 			return syscall.EIO
 		}
 		if err := b.cq.Destroy(); !errors.Is(err, syscall.EIO) {
@@ -378,11 +378,11 @@ func TestRunCallbacksIsBounded(t *testing.T) {
 		calls := 0
 		b := newBench(t, nil, nil, nil)
 		defer b.dev.OnEvent(func(Event) { calls++ })()
-		b.dev.HoldCallbacks()
+		b.dev.handle.HoldCallbacks()
 		for range events {
-			b.dev.DispatchEvent(EventPortErr, 1)
+			b.dev.handle.DispatchEvent(EventPortErr, 1)
 		}
-		b.dev.RunCallbacks()
+		b.dev.handle.RunCallbacks()
 		synctest.Wait()
 		if calls != events {
 			t.Errorf("%d calls, want %d", calls, events)
@@ -397,30 +397,30 @@ func TestCallbacksDoNotWaitForAStoppedHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		b := newBench(t, func(*CQ) { calls++ }, nil, nil)
-		b.dev.HoldCallbacks() // and does not come back
+		b.dev.handle.HoldCallbacks() // and does not come back
 		began := time.Now()
-		b.cq.Completed()
+		CQHandle{b.cq}.Completed()
 		time.Sleep(2 * lateDelay)
 		synctest.Wait()
 		if calls != 1 {
 			t.Fatalf("got %d calls %v after the completion, want 1", calls, time.Since(began))
 		}
-		b.cq.Completed()
+		CQHandle{b.cq}.Completed()
 		synctest.Wait()
 		if calls != 2 {
 			t.Fatalf("got %d calls, want 2: the second completion waits for the holder too", calls)
 		}
-		b.dev.HoldCallbacks() // another thread, which does come back
-		b.cq.Completed()
+		b.dev.handle.HoldCallbacks() // another thread, which does come back
+		CQHandle{b.cq}.Completed()
 		synctest.Wait()
 		if calls != 2 {
 			t.Errorf("got %d calls, want 2: the callback did not wait for a thread that holds it", calls)
 		}
-		b.dev.RunCallbacks()
+		b.dev.handle.RunCallbacks()
 		if calls != 3 {
 			t.Errorf("got %d calls, want 3", calls)
 		}
-		b.dev.RunCallbacks() // it comes back after all
+		b.dev.handle.RunCallbacks() // it comes back after all
 		b.free(t)
 	})
 }

@@ -12,7 +12,7 @@ import (
 func TestCheckHoldOfThreadThatEnded(t *testing.T) {
 	b, w := checkedBench(t, func(*CQ) {}, nil)
 	var wg sync.WaitGroup
-	wg.Go(b.dev.HoldCallbacks)
+	wg.Go(b.dev.handle.HoldCallbacks)
 	wg.Wait()
 	for deadline := time.Now().Add(10 * time.Second); len(w.seen()) == 0 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
@@ -33,7 +33,7 @@ func TestCheckLockAcrossUnregisterClient(t *testing.T) {
 		lock.Unlock()
 	}})
 	dev, _ := newDevice("fake0")
-	must(t, core.Register(dev))
+	must(t, core.Register(&dev.handle))
 	cl := &Client{Name: "A", Add: func(*Device) (any, error) { return nil, nil }, Remove: func(*Device, any) {
 		lock.Lock()
 		defer lock.Unlock()
@@ -42,7 +42,7 @@ func TestCheckLockAcrossUnregisterClient(t *testing.T) {
 	lock.Lock()
 	core.UnregisterClient(cl)
 	w.expect(t, RuleLockAcrossRegister)
-	must(t, core.Unregister(dev))
+	must(t, core.Unregister(&dev.handle))
 }
 
 // An Add and a Remove that take long are reported.
@@ -57,8 +57,8 @@ func TestCheckClientReturns(t *testing.T) {
 			Remove: func(*Device, any) { time.Sleep(61 * time.Second) },
 		}
 		must(t, core.RegisterClient(cl))
-		must(t, core.Register(dev))
-		must(t, core.Unregister(dev))
+		must(t, core.Register(&dev.handle))
+		must(t, core.Unregister(&dev.handle))
 		w.expect(t, RuleClientReturns)
 	})
 }
@@ -82,7 +82,7 @@ func TestCheckCallbackRunsLong(t *testing.T) {
 		}
 	}, nil, nil)
 	second(b.cq.ReqNotify(NotifyNextComp))
-	b.cq.Completed()
+	CQHandle{b.cq}.Completed()
 	<-begun
 	b.free(t)
 	w.expect(t, RuleSleepInCallback)
@@ -104,7 +104,7 @@ func TestCheckInUseAtDestroy(t *testing.T) {
 		must(t, b.cq.Destroy())
 		close(leave)
 		must(t, b.pd.Dealloc())
-		must(t, b.core.Unregister(b.dev))
+		must(t, b.core.Unregister(&b.dev.handle))
 		w.expect(t, RuleInUse)
 	})
 }

@@ -163,6 +163,36 @@ func (k *checker) leftBehind(d *Device, cl *Client, when string) {
 	}, d, left[0].made)
 }
 
+// stillInside reports the calls on d that have not returned when Unregister, whose frame is f, does.
+func (k *checker) stillInside(d *Device, f *frame) {
+	if k == nil {
+		return
+	}
+	type call struct {
+		inside *frame
+		id     int64
+	}
+	var calls []call
+	k.mu.Lock()
+	for id, th := range k.threads {
+		x := th.find(func(x *frame) bool { return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d })
+		if x != nil && th != f.th && (x.obj == nil || !x.obj.abandoned.Load()) {
+			calls = append(calls, call{x, id})
+		}
+	}
+	k.mu.Unlock()
+	if len(calls) == 0 {
+		return
+	}
+	all := goroutines()
+	for _, c := range calls {
+		k.report(Violation{
+			Rule: RuleInsideAtUnregister, What: fmt.Sprintf("%s has not returned when Unregister returns", c.inside.what),
+			Stacks: []Stack{{c.inside.what + ", still inside", all[c.id].trace}, {f.what, trace(f.entry)}},
+		}, d, c.inside.entry)
+	}
+}
+
 // call runs a consumer's function as a callback.
 func (oc *objectCheck) call(what string, raised []uintptr, f func()) {
 	(&frame{k: oc.k, kind: inCallback, what: what, obj: oc, dev: oc.dev, raised: raised}).callback(f)
@@ -196,15 +226,15 @@ func (cq *CQ) checkedHandler() {
 
 // completed checks that the driver's report is called for.
 func (oc *objectCheck) completed() {
-	oc.reports("CQ.Completed")
+	oc.reports("CQHandle.Completed")
 	place := callers(2)
 	oc.raised.Store(&place)
 	oc.answers.Add(1)
 	if oc.requests.Add(-1) < 0 {
 		oc.requests.Add(1)
 		oc.k.report(Violation{
-			Rule: RuleNotifyOnce, What: "CQ.Completed called more often than ReqNotify",
-			Stacks: []Stack{{"CQ.Completed", trace(place)}, {"the CQ made at", trace(oc.made)}},
+			Rule: RuleNotifyOnce, What: "CQHandle.Completed called more often than ReqNotify",
+			Stacks: []Stack{{"CQHandle.Completed", trace(place)}, {"the CQ made at", trace(oc.made)}},
 		}, oc.dev, place)
 	}
 }
@@ -359,15 +389,16 @@ func (d *Device) client(what string, cl *Client) *frame {
 // Dealloc says that the driver is about to free what the device needs: its memory, threads, sockets. The driver
 // calls it when Unregister has returned, or instead of Register. EBUSY: the device is still registered; nothing may
 // be freed. It may not sleep. (ib_dealloc_device)
-func (d *Device) Dealloc() error {
+func (h *DeviceHandle) Dealloc() error {
+	d := h.dev
 	if s := d.State(); s == DeviceNew || s == DeviceGone {
 		return nil
 	}
 	if k := d.check.Load(); k != nil {
 		place := callers(1)
 		k.report(Violation{
-			Rule: RuleFreeBeforeUnregister, What: "Device.Dealloc called when Unregister had not returned",
-			Stacks: []Stack{{"Device.Dealloc", trace(place)}, {"registered at", trace(d.registered)}},
+			Rule: RuleFreeBeforeUnregister, What: "DeviceHandle.Dealloc called when Unregister had not returned",
+			Stacks: []Stack{{"DeviceHandle.Dealloc", trace(place)}, {"registered at", trace(d.registered)}},
 		}, d, place)
 	}
 	return fmt.Errorf("dealloc device %s: device is %v: %w", d.name, d.State(), syscall.EBUSY)

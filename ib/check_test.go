@@ -93,33 +93,33 @@ func TestCheckSleep(t *testing.T) {
 			b.qp.PostSend(SendWR{})
 		}},
 		{"driver sleeps while it destroys an address handle", RuleSleepInMethod, func(t *testing.T, b *bench) {
-			ah, err := b.pd.CreateAH(&AHAttr{}, nil)
+			ah, err := b.pd.CreateAH(&AHAttr{})
 			must(t, err)
 			b.drv.onDestroy = func() { time.Sleep(time.Second) }
 			must(t, ah.Destroy())
 			b.drv.onDestroy = nil
 		}},
 		{"thread sleeps while it holds callbacks", RuleHold, func(t *testing.T, b *bench) {
-			b.dev.HoldCallbacks()
+			b.dev.handle.HoldCallbacks()
 			time.Sleep(time.Second)
-			b.dev.RunCallbacks()
+			b.dev.handle.RunCallbacks()
 		}},
 		{"thread calls what may sleep while it holds callbacks", RuleHold, func(t *testing.T, b *bench) {
-			b.dev.HoldCallbacks()
+			b.dev.handle.HoldCallbacks()
 			b.dev.QueryDevice()
-			b.dev.RunCallbacks()
+			b.dev.handle.RunCallbacks()
 		}},
 		{"thread runs callbacks out of the blue", RuleHold, func(t *testing.T, b *bench) {
-			b.dev.HoldCallbacks()
+			b.dev.handle.HoldCallbacks()
 			var wg sync.WaitGroup
-			wg.Go(b.dev.RunCallbacks)
+			wg.Go(b.dev.handle.RunCallbacks)
 			synctest.Wait()
 			b.dev.check.Load().endHold(b.dev) // the hold is this thread's
 		}},
 		{"driver holds callbacks in post send", RuleHold, func(t *testing.T, b *bench) {
-			b.drv.onPost = b.dev.HoldCallbacks
+			b.drv.onPost = b.dev.handle.HoldCallbacks
 			b.qp.PostSend(SendWR{})
-			b.dev.RunCallbacks()
+			b.dev.handle.RunCallbacks()
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -145,13 +145,13 @@ func TestCheckCallsInHandler(t *testing.T) {
 		{"post send", 0, func(t *testing.T, b *bench) { second(b.qp.PostSend(SendWR{})) }},
 		{"post receive", 0, func(t *testing.T, b *bench) { second(b.qp.PostRecv(RecvWR{})) }},
 		{"address handle", 0, func(t *testing.T, b *bench) {
-			ah, err := b.pd.CreateAH(&AHAttr{}, nil)
+			ah, err := b.pd.CreateAH(&AHAttr{})
 			must(t, err)
 			_, err = ah.Query()
 			must(t, errors.Join(err, ah.Modify(&AHAttr{}), ah.Destroy()))
 		}},
-		{"dispatch event", 0, func(t *testing.T, b *bench) { b.dev.DispatchEvent(EventPortErr, 1) }},
-		{"raise", 0, func(t *testing.T, b *bench) { b.qp.Raise(EventQPFatal) }},
+		{"dispatch event", 0, func(t *testing.T, b *bench) { b.dev.handle.DispatchEvent(EventPortErr, 1) }},
+		{"raise", 0, func(t *testing.T, b *bench) { QPHandle{b.qp}.Raise(EventQPFatal) }},
 		{"state", 0, func(t *testing.T, b *bench) { b.qp.State(); b.dev.State() }},
 		{"sleep", RuleSleepInCallback, func(t *testing.T, b *bench) { time.Sleep(time.Second) }},
 		{"query device", RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryDevice() }},
@@ -159,12 +159,12 @@ func TestCheckCallsInHandler(t *testing.T) {
 		{"query gid", RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryGID(1, 0) }},
 		{"query pkey", RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryPKey(1, 0) }},
 		{"alloc pd", RuleSleepInCallback, func(t *testing.T, b *bench) {
-			pd, err := b.dev.AllocPD(nil)
+			pd, err := b.dev.AllocPD()
 			must(t, errors.Join(err, pd.Dealloc()))
 		}},
-		{"modify qp", RuleSleepInCallback, func(t *testing.T, b *bench) { b.qp.Modify(QPAttr{}, QPAttrState, nil) }},
+		{"modify qp", RuleSleepInCallback, func(t *testing.T, b *bench) { b.qp.Modify(QPAttr{}, QPAttrState) }},
 		{"query qp", RuleSleepInCallback, func(t *testing.T, b *bench) { b.qp.Query(0) }},
-		{"resize cq", RuleSleepInCallback, func(t *testing.T, b *bench) { b.cq.Resize(4, nil) }},
+		{"resize cq", RuleSleepInCallback, func(t *testing.T, b *bench) { b.cq.Resize(4) }},
 		{"on event", RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.OnEvent(func(Event) {}) }},
 		{"register a client", RuleSleepInCallback, func(t *testing.T, b *bench) { b.core.RegisterClient(new(recorder).client("A")) }},
 		{"destroy the queue itself", RuleWaitForSelf, func(t *testing.T, b *bench) {
@@ -173,7 +173,7 @@ func TestCheckCallsInHandler(t *testing.T) {
 			}
 		}},
 		{"unregister the device", RuleWaitForSelf, func(t *testing.T, b *bench) {
-			if err := b.core.Unregister(b.dev); !errors.Is(err, syscall.EDEADLK) {
+			if err := b.core.Unregister(&b.dev.handle); !errors.Is(err, syscall.EDEADLK) {
 				t.Error(err)
 			}
 		}},
@@ -230,9 +230,9 @@ func TestCheckCallchain(t *testing.T) {
 			second(b.cq.ReqNotify(NotifyNextComp))
 			second(b.cq.ReqNotify(NotifyNextComp)) // post send completes once more, later and on another thread
 			*test.hook(b) = func() {
-				b.dev.HoldCallbacks()
-				b.cq.Completed()
-				b.dev.RunCallbacks()
+				b.dev.handle.HoldCallbacks()
+				CQHandle{b.cq}.Completed()
+				b.dev.handle.RunCallbacks()
 			}
 			test.call(b)
 			*test.hook(b) = nil
@@ -272,10 +272,10 @@ func TestCheckNotifyOnce(t *testing.T) {
 	b, w := checkedBench(t, func(*CQ) {}, nil)
 	for range 2 {
 		second(b.cq.ReqNotify(NotifyNextComp))
-		b.cq.Completed()
+		CQHandle{b.cq}.Completed()
 	}
 	w.expect(t)
-	b.cq.Completed()
+	CQHandle{b.cq}.Completed()
 	b.free(t)
 	w.expect(t, RuleNotifyOnce)
 }
@@ -294,10 +294,10 @@ func TestCheckLocks(t *testing.T) {
 		second(b.cq.ReqNotify(NotifyNextComp))
 		b.drv.onNotify = func() { lock.Lock(); defer lock.Unlock() }
 		go func() { <-reported; lock.Unlock() }()
-		b.dev.HoldCallbacks()
+		b.dev.handle.HoldCallbacks()
 		lock.Lock()
-		b.cq.Completed()
-		b.dev.RunCallbacks()
+		CQHandle{b.cq}.Completed()
+		b.dev.handle.RunCallbacks()
 		b.free(t)
 		w.expect(t, RuleLockAcrossCallback)
 	})
@@ -334,7 +334,7 @@ func TestCheckLocks(t *testing.T) {
 			b.drv.onQuery, b.drv.onPoll = take, take
 			go func() { <-reported; lock.Unlock() }()
 			lock.Lock()
-			err := core.Unregister(b.dev)
+			err := core.Unregister(&b.dev.handle)
 			if !errors.Is(err, syscall.EBUSY) { // the bench is left
 				t.Error(err)
 			}
@@ -357,7 +357,7 @@ func TestCheckWaitForSelf(t *testing.T) {
 	cl = &Client{
 		Name: "A",
 		Add: func(d *Device) (any, error) {
-			if err := core.Unregister(d); !errors.Is(err, syscall.EDEADLK) {
+			if err := core.Unregister(&d.handle); !errors.Is(err, syscall.EDEADLK) {
 				t.Error(err)
 			}
 			return nil, nil
@@ -366,8 +366,8 @@ func TestCheckWaitForSelf(t *testing.T) {
 	}
 	must(t, core.RegisterClient(cl))
 	d, _ := newDevice("fake0")
-	must(t, core.Register(d))
-	must(t, core.Unregister(d))
+	must(t, core.Register(&d.handle))
+	must(t, core.Unregister(&d.handle))
 	core.UnregisterClient(cl)
 	w.expect(t, RuleWaitForSelf, RuleWaitForSelf)
 }
@@ -375,7 +375,7 @@ func TestCheckWaitForSelf(t *testing.T) {
 func TestCheckUseAfter(t *testing.T) {
 	t.Run("destroy", func(t *testing.T) {
 		b, w := checkedBench(t, func(*CQ) {}, nil)
-		ah, err := b.pd.CreateAH(&AHAttr{}, nil)
+		ah, err := b.pd.CreateAH(&AHAttr{})
 		must(t, errors.Join(err, ah.Destroy()))
 		b.free(t)
 		for what, err := range map[string]error{
@@ -393,8 +393,8 @@ func TestCheckUseAfter(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
-		b.cq.Completed()
-		b.qp.Raise(EventQPFatal)
+		CQHandle{b.cq}.Completed()
+		QPHandle{b.qp}.Raise(EventQPFatal)
 		for _, v := range w.seen() {
 			if v.Rule != RuleUseAfterDestroy && v.Rule != RuleNotifyOnce {
 				t.Error(v)
@@ -412,10 +412,10 @@ func TestCheckUseAfter(t *testing.T) {
 		must(t, b.qp.Destroy())
 		must(t, b.cq.Destroy())
 		must(t, b.pd.Dealloc())
-		must(t, b.core.Unregister(b.dev))
+		must(t, b.core.Unregister(&b.dev.handle))
 		w.expect(t)
 		b.dev.QueryPort(1)
-		b.dev.AllocPD(nil)
+		b.dev.AllocPD()
 		w.expect(t, RuleUseAfterUnregister, RuleUseAfterUnregister)
 	})
 }
@@ -428,12 +428,12 @@ func TestCheckLeftBehind(t *testing.T) {
 		return &Client{
 			Name: name,
 			Add: func(d *Device) (any, error) {
-				pd, err := d.AllocPD(nil)
+				pd, err := d.AllocPD()
 				must(t, err)
 				return pd, fail
 			},
 			Remove: func(d *Device, data any) { // makes it worse
-				_, err := data.(*PD).CreateAH(&AHAttr{}, nil)
+				_, err := data.(*PD).CreateAH(&AHAttr{})
 				must(t, err)
 			},
 		}
@@ -441,10 +441,10 @@ func TestCheckLeftBehind(t *testing.T) {
 	must(t, core.RegisterClient(keeper("A", nil)))
 	must(t, core.RegisterClient(keeper("B", errors.New("changed my mind"))))
 	d, _ := newDevice("fake0")
-	must(t, core.Register(d))
-	_, err := d.CreateCQ(CQAttr{Entries: 1}, nil, nil, nil) // nobody's
+	must(t, core.Register(&d.handle))
+	_, err := d.CreateCQ(CQInit{Entries: 1}) // nobody's
 	must(t, err)
-	if err := core.Unregister(d); !errors.Is(err, syscall.EBUSY) {
+	if err := core.Unregister(&d.handle); !errors.Is(err, syscall.EBUSY) {
 		t.Error(err)
 	}
 	w.expect(t, RuleLeftBehind, RuleLeftBehind, RuleLeftBehind)
@@ -457,11 +457,11 @@ func TestCheckLeftBehind(t *testing.T) {
 
 func TestDeallocDevice(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
-	if err := b.dev.Dealloc(); !errors.Is(err, syscall.EBUSY) {
+	if err := b.dev.handle.Dealloc(); !errors.Is(err, syscall.EBUSY) {
 		t.Error(err)
 	}
 	b.free(t)
-	must(t, b.dev.Dealloc())
+	must(t, b.dev.handle.Dealloc())
 	must(t, NewDevice("never", &fakeDriver{}, nil).Dealloc())
 	w.expect(t, RuleFreeBeforeUnregister)
 }
@@ -526,10 +526,10 @@ func TestCheckLeavesNoThreads(t *testing.T) {
 		wg.Go(func() {
 			for range 100 {
 				b.cq.ReqNotify(NotifyNextComp)
-				b.dev.HoldCallbacks()
+				b.dev.handle.HoldCallbacks()
 				b.qp.PostSend(SendWR{})
-				b.qp.Raise(EventCommEst)
-				b.dev.RunCallbacks()
+				QPHandle{b.qp}.Raise(EventCommEst)
+				b.dev.handle.RunCallbacks()
 				b.dev.QueryDevice()
 			}
 		})
@@ -613,7 +613,7 @@ func TestAbandon(t *testing.T) {
 		t.Errorf("Objects after Abandon: got %+v, want %+v", got, want)
 	}
 	b.pd.Abandon()
-	if err := core.Unregister(b.dev); err != nil {
+	if err := core.Unregister(&b.dev.handle); err != nil {
 		t.Errorf("Unregister with abandoned objects: got %v, want nil", err)
 	}
 	must(t, b.qp.Destroy())

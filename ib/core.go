@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -28,7 +29,9 @@ type Client struct {
 	// that it made on the device. It may sleep.
 	Remove func(d *Device, data any)
 
-	leaving bool // under Core.mu
+	// under Core.mu
+	leaving bool
+	going   *ending // set with leaving
 }
 
 // attachState is where a client stands with a device.
@@ -65,7 +68,8 @@ func (c *Core) lock() {
 // Register makes the device known: every client's Add is called, in the order in which the clients came, before
 // it returns. A client that fails is logged by the caller's choice of Device.Log and left out. The device must be
 // ready for use. It may sleep. (ib_register_device)
-func (c *Core) Register(d *Device) error {
+func (c *Core) Register(h *DeviceHandle) error {
+	d := h.dev
 	k := c.checker()
 	f, _ := k.register("Core.Register", d, nil)
 	defer f.leave()
@@ -94,9 +98,18 @@ func (c *Core) Register(d *Device) error {
 
 // Unregister takes the device away: every client's Remove is called, in the reverse order of Add; when it returns
 // no client uses the device. It returns an error that names what clients have left behind, if anything; the
-// device is gone all the same. It may sleep, and must not be called from Add, Remove or a callback.
-// (ib_unregister_device)
-func (c *Core) Unregister(d *Device) error {
+// device is gone all the same. A second call waits for the first, and returns its result. It may sleep, and must not be called
+// from Add, Remove or a callback. (ib_unregister_device)
+func (c *Core) Unregister(h *DeviceHandle) error { return c.unregisterIn(context.Background(), h) }
+
+// UnregisterContext is Unregister with a bound for the wait. When ctx ends, the call goes on, and another one joins it. It may
+// sleep.
+func (c *Core) UnregisterContext(ctx context.Context, h *DeviceHandle) error {
+	return c.unregisterIn(ctx, h)
+}
+
+func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
+	d := h.dev
 	k := d.check.Load()
 	f, err := k.register("Core.Unregister", d, nil)
 	defer f.leave()
@@ -104,11 +117,37 @@ func (c *Core) Unregister(d *Device) error {
 		return fmt.Errorf("unregister device %s: called from what it would wait for: %w", d.name, err)
 	}
 	c.lock()
-	if !slices.Contains(c.devices, d) || d.leaving {
+	if e := d.going; e != nil && !e.over() {
+		c.mu.Unlock()
+		return e.wait(ctx)
+	}
+	if !slices.Contains(c.devices, d) {
 		c.mu.Unlock()
 		return fmt.Errorf("unregister device %s: not registered: %w", d.name, syscall.ENODEV)
 	}
-	d.leaving = true
+	e := newEnding()
+	d.leaving, d.going = true, e
+	c.mu.Unlock()
+	if ctx.Done() == nil {
+		defer close(e.done)
+		e.err = c.takeAway(d, k, f)
+		return e.err
+	}
+	go func() {
+		defer close(e.done)
+		f, _ := k.register("Core.Unregister", d, nil)
+		defer f.leave()
+		e.err = c.takeAway(d, k, f)
+	}()
+	if err := e.wait(ctx); err != nil && !e.over() {
+		return fmt.Errorf("unregister device %s: %w", d.name, err)
+	}
+	return e.err
+}
+
+// takeAway is the work of Unregister.
+func (c *Core) takeAway(d *Device, k *checker, f *frame) error {
+	c.lock()
 	c.detachAll(d)
 	d.callbacks.drain()
 	if k != nil {
@@ -117,6 +156,10 @@ func (c *Core) Unregister(d *Device) error {
 		k.leftBehind(d, nil, "Core.Unregister")
 	}
 	d.state.Store(int32(DeviceGone))
+	k.stillInside(d, f)
+	if n := d.making.Load(); n > 0 {
+		d.logf("unregister device %s: %d calls that make objects have not returned; they will fail", d.name, n)
+	}
 	if left := d.Objects().String(); left != "" {
 		return fmt.Errorf("unregister device %s: left behind by clients: %s: %w", d.name, left, syscall.EBUSY)
 	}
@@ -142,7 +185,7 @@ func (c *Core) RegisterClient(cl *Client) error {
 	if slices.Contains(c.clients, cl) {
 		return fmt.Errorf("register client %s: registered already: %w", cl.Name, syscall.EEXIST)
 	}
-	cl.leaving = false
+	cl.leaving, cl.going = false, nil
 	c.clients = append(c.clients, cl)
 	for _, d := range slices.Clone(c.devices) {
 		c.attach(d, cl)
@@ -151,19 +194,56 @@ func (c *Core) RegisterClient(cl *Client) error {
 }
 
 // UnregisterClient takes the client away: its Remove is called for every device that it was added to, latest
-// first. It may sleep. (ib_unregister_client)
-func (c *Core) UnregisterClient(cl *Client) {
+// first. A second call waits for the first. It may sleep. (ib_unregister_client)
+func (c *Core) UnregisterClient(cl *Client) { _ = c.unregisterClientIn(context.Background(), cl) }
+
+// UnregisterClientContext is UnregisterClient with a bound for the wait: an error says that ctx has ended. The call goes on then,
+// and another one joins it. It may sleep.
+func (c *Core) UnregisterClientContext(ctx context.Context, cl *Client) error {
+	return c.unregisterClientIn(ctx, cl)
+}
+
+func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 	f, err := c.checker().register("Core.UnregisterClient", nil, cl)
 	defer f.leave()
 	if err != nil {
-		return // it would wait for itself
+		return fmt.Errorf("unregister client %s: called from what it would wait for: %w", cl.Name, err)
 	}
 	c.lock()
-	defer c.mu.Unlock()
-	if !slices.Contains(c.clients, cl) || cl.leaving {
-		return
+	e := cl.going
+	if e == nil && !slices.Contains(c.clients, cl) {
+		c.mu.Unlock()
+		return nil
 	}
-	cl.leaving = true
+	begins := e == nil
+	if begins {
+		e = newEnding()
+		e.err = nil
+		cl.leaving, cl.going = true, e
+	}
+	c.mu.Unlock()
+	if begins && ctx.Done() == nil {
+		c.removeClient(cl, e)
+		return nil
+	}
+	if begins {
+		go func() {
+			f, _ := c.checker().register("Core.UnregisterClient", nil, cl)
+			defer f.leave()
+			c.removeClient(cl, e)
+		}()
+	}
+	if err := e.wait(ctx); err != nil {
+		return fmt.Errorf("unregister client %s: %w", cl.Name, err)
+	}
+	return nil
+}
+
+// removeClient is the work of UnregisterClient.
+func (c *Core) removeClient(cl *Client, e *ending) {
+	defer close(e.done)
+	c.lock()
+	defer c.mu.Unlock()
 	for _, d := range slices.Backward(slices.Clone(c.devices)) {
 		for {
 			a := d.attachmentOf(cl)

@@ -57,9 +57,9 @@ func TestHotPlugOrder(t *testing.T) {
 				switch isDevice := name >= "1" && name <= "9"; {
 				case isDevice && come:
 					devices[name], _ = newDevice(name)
-					must(t, core.Register(devices[name]))
+					must(t, core.Register(&devices[name].handle))
 				case isDevice:
-					must(t, core.Unregister(devices[name]))
+					must(t, core.Unregister(&devices[name].handle))
 				case come:
 					if clients[name] == nil {
 						clients[name] = rec.client(name)
@@ -79,15 +79,15 @@ func TestHotPlugOrder(t *testing.T) {
 func TestRegisterErrors(t *testing.T) {
 	core := &Core{}
 	d, _ := newDevice("fake0")
-	if err := core.Unregister(d); !errors.Is(err, syscall.ENODEV) {
+	if err := core.Unregister(&d.handle); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("unregister before register: %v", err)
 	}
-	must(t, core.Register(d))
-	if err := core.Register(d); !errors.Is(err, syscall.EINVAL) {
+	must(t, core.Register(&d.handle))
+	if err := core.Register(&d.handle); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("register twice: %v", err)
 	}
 	twin, _ := newDevice("fake0")
-	if err := core.Register(twin); !errors.Is(err, syscall.EEXIST) {
+	if err := core.Register(&twin.handle); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("register a second device of the name: %v", err)
 	}
 	if core.Device("fake0") != d || core.Device("fake1") != nil || !slices.Equal(core.Devices(), []*Device{d}) {
@@ -98,14 +98,14 @@ func TestRegisterErrors(t *testing.T) {
 	if err := core.RegisterClient(cl); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("register a client twice: %v", err)
 	}
-	must(t, core.Unregister(d))
-	if err := core.Unregister(d); !errors.Is(err, syscall.ENODEV) {
+	must(t, core.Unregister(&d.handle))
+	if err := core.Unregister(&d.handle); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("unregister twice: %v", err)
 	}
-	if err := core.Register(d); !errors.Is(err, syscall.EINVAL) {
+	if err := core.Register(&d.handle); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("register again what is gone: %v", err)
 	}
-	must(t, core.Register(twin))
+	must(t, core.Register(&twin.handle))
 	core.UnregisterClient((&recorder{}).client("never registered"))
 }
 
@@ -118,7 +118,7 @@ func TestClientThatRefuses(t *testing.T) {
 	var log []string
 	d := NewDevice("1", &fakeDriver{}, func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) })
 	must(t, core.Register(d))
-	if d.Attached(refuser) {
+	if d.dev.Attached(refuser) {
 		t.Error("attached all the same")
 	}
 	must(t, core.Unregister(d))
@@ -138,14 +138,14 @@ func TestClientUsesDevice(t *testing.T) {
 	cl := &Client{
 		Name: "A",
 		Add: func(d *Device) (any, error) {
-			return d.AllocPD(nil)
+			return d.AllocPD()
 		},
 		Remove: func(d *Device, data any) {
 			state = d.State()
 			if d.ClientData(recorded) != nil {
 				t.Error("data of a client that is being removed")
 			}
-			cq, err := d.CreateCQ(CQAttr{Entries: 1}, nil, nil, nil)
+			cq, err := d.CreateCQ(CQInit{Entries: 1})
 			if err := errors.Join(err, cq.Destroy(), data.(*PD).Dealloc()); err != nil {
 				t.Error(err)
 			}
@@ -157,25 +157,25 @@ func TestClientUsesDevice(t *testing.T) {
 	if d.ClientData(cl) != nil {
 		t.Error("data before registration")
 	}
-	must(t, core.Register(d))
+	must(t, core.Register(&d.handle))
 	if _, ok := d.ClientData(cl).(*PD); !ok || d.ClientData(&Client{}) != nil {
 		t.Errorf("data: %v, and of another client: %v", d.ClientData(cl), d.ClientData(&Client{}))
 	}
-	must(t, core.Unregister(d))
+	must(t, core.Unregister(&d.handle))
 	if state != DeviceActive {
 		t.Errorf("device was %v in Remove", state)
 	}
 	if d.State() != DeviceGone {
 		t.Errorf("device is %v", d.State())
 	}
-	if _, err := d.AllocPD(nil); !errors.Is(err, syscall.ENODEV) {
+	if _, err := d.AllocPD(); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("use after unregistration: %v", err)
 	}
 }
 
 func TestUnregisterNamesWhatIsLeft(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
-	err := b.core.Unregister(b.dev)
+	err := b.core.Unregister(&b.dev.handle)
 	if !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), "1 PD, 1 CQ, 1 QP") {
 		t.Errorf("got %v", err)
 	}
@@ -220,14 +220,14 @@ func TestUnregisterWaits(t *testing.T) {
 				}
 				must(t, core.RegisterClient(cl))
 				d, _ := newDevice("1")
-				go core.Register(d)
+				go core.Register(&d.handle)
 				synctest.Wait()
 
 				ended := make(chan string, 2)
 				for _, what := range test.end {
 					go func() {
 						if what == "device" {
-							if err := core.Unregister(d); err != nil {
+							if err := core.Unregister(&d.handle); err != nil {
 								t.Error(err)
 							}
 						} else {
@@ -282,7 +282,7 @@ func TestHotPlugConcurrent(t *testing.T) {
 					Name: fmt.Sprint("client", i),
 					Add: func(d *Device) (any, error) {
 						turn(d, false)
-						return d.AllocPD(nil)
+						return d.AllocPD()
 					},
 					Remove: func(d *Device, data any) {
 						if err := data.(*PD).Dealloc(); err != nil {
@@ -311,11 +311,11 @@ func TestHotPlugConcurrent(t *testing.T) {
 			r := rand.New(rand.NewPCG(2, uint64(i)))
 			for range rounds {
 				d, _ := newDevice(fmt.Sprint(i))
-				if err := core.Register(d); err != nil {
+				if err := core.Register(&d.handle); err != nil {
 					t.Error(err)
 				}
 				pause(r)
-				if err := core.Unregister(d); err != nil {
+				if err := core.Unregister(&d.handle); err != nil {
 					t.Error(err)
 				}
 			}
@@ -347,13 +347,50 @@ func TestClientPanics(t *testing.T) {
 			must(t, f())
 			return nil
 		}
-		first := panics(func() error { return core.Register(d) })
-		second := panics(func() error { return core.Unregister(d) })
+		first := panics(func() error { return core.Register(&d.handle) })
+		second := panics(func() error { return core.Unregister(&d.handle) })
 		if (first != nil) != inAdd || (second != nil) == inAdd {
 			t.Errorf("in Add: %v; Register panicked with %v, Unregister with %v", inAdd, first, second)
 		}
 		if core.Device("other") != nil {
 			t.Error("found what is not there")
+		}
+	}
+}
+
+// A call that makes an object while the device goes: it is reported, and the object does not stay.
+func TestInsideAtUnregister(t *testing.T) {
+	for _, checked := range []bool{false, true} {
+		w, core := &witness{}, &Core{}
+		if checked {
+			core.Check(CheckConfig{Report: w.report})
+		}
+		b := newBenchOn(t, core, nil, nil, nil)
+		qp, cq := b.qp, b.cq
+		inside, release := make(chan int), make(chan int)
+		b.drv.fail = func(what string) error {
+			if what == "alloc pd" {
+				close(inside)
+				<-release
+			}
+			return nil
+		}
+		done := make(chan error)
+		go func() {
+			_, err := b.dev.AllocPD()
+			done <- err
+		}()
+		<-inside
+		must(t, errors.Join(qp.Destroy(), cq.Destroy(), b.pd.Dealloc()))
+		calls := b.drv.calls.Load()
+		must(t, b.core.Unregister(&b.dev.handle))
+		close(release)
+		wantErr(t, "AllocPD", <-done, syscall.ENODEV)
+		if n := b.drv.calls.Load() - calls; n != 1 || b.dev.Objects().String() != "" {
+			t.Errorf("checked %v: got %d calls to destroy, objects %v, want 1 and none", checked, n, b.dev.Objects())
+		}
+		if checked {
+			w.expect(t, RuleInsideAtUnregister)
 		}
 	}
 }

@@ -1,12 +1,14 @@
 package ib
 
 import (
+	"context"
 	"fmt"
 	"math"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"verbena/uapi"
 )
 
 // CQ is a completion queue. (struct ib_cq)
@@ -17,33 +19,54 @@ type CQ struct {
 	handler func(*CQ)
 	event   func(*CQ, EventType)
 	entries atomic.Int64
-	resize  sync.Mutex // one Resize at a time, so that entries is what the last one granted
 	notify  notifier
 
 	// UserData is the consumer's own; the midlayer does not look at it.
 	UserData any
 }
 
-// CreateCQ makes a completion queue with room for at least attr.Entries completions. handler is called once for
-// each time the queue was armed by ReqNotify and a completion came; never from a method's callchain, never twice
-// at once. event is called with the queue's asynchronous errors. Both must return without sleeping, and may be nil.
-// CreateCQ itself may sleep. (ib_create_cq)
-func (d *Device) CreateCQ(attr CQAttr, handler func(*CQ), event func(*CQ, EventType), u *Udata) (*CQ, error) {
+// CQInit is what a completion queue is made with. The functions must return without sleeping, and may be nil.
+type CQInit struct {
+	Entries int // at least
+	Vector  int // which of the device's completion vectors reports
+	Flags   CQFlags
+	// Handler is called once for each time the queue was armed by ReqNotify and a completion came; never from a method's
+	// callchain, never twice at once.
+	Handler func(*CQ)
+	// Event is called with the queue's asynchronous errors.
+	Event func(*CQ, EventType)
+}
+
+// CQFlags are the options of a completion queue. (enum ib_uverbs_ex_create_cq_flags)
+type CQFlags = uapi.CQFlags
+
+const (
+	CQTimestampCompletion = uapi.CQFlagsTimestampCompletion
+	CQIgnoreOverrun       = uapi.CQFlagsIgnoreOverrun
+)
+
+// CreateCQ makes a completion queue. It may sleep. (ib_create_cq)
+func (d *Device) CreateCQ(init CQInit) (*CQ, error) {
 	defer d.sleeps("Device.CreateCQ").leave()
+	return d.createCQ(init, nil)
+}
+
+func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	fail := func(err error) (*CQ, error) { return nil, fmt.Errorf("create cq on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
-	if attr.Entries < 1 {
-		return fail(fmt.Errorf("%d entries: %w", attr.Entries, syscall.EINVAL))
+	defer d.end()
+	if init.Entries < 1 {
+		return fail(fmt.Errorf("%d entries: %w", init.Entries, syscall.EINVAL))
 	}
-	cq := &CQ{handler: handler, event: event}
-	cq.SetEntries(attr.Entries)
+	cq := &CQ{handler: init.Handler, event: init.Event}
+	cq.entries.Store(int64(init.Entries))
 	cq.bind(d, kindCQ, nil)
 	if cq.check != nil {
 		cq.check.user = u != nil
 	}
-	drv, err := d.drv.CreateCQ(cq, attr, u)
+	drv, err := d.drv.CreateCQ(CQHandle{cq}, CQAttr{Entries: init.Entries, Vector: init.Vector, Flags: init.Flags}, u)
 	if err != nil {
 		return fail(err)
 	}
@@ -51,15 +74,11 @@ func (d *Device) CreateCQ(attr CQAttr, handler func(*CQ), event func(*CQ, EventT
 	if cq.poll = drv; cq.check != nil {
 		cq.poll = checkedCQ{cq}
 	}
-	cq.born()
+	if err := cq.born(cq.destroy); err != nil {
+		return fail(err)
+	}
 	return cq, nil
 }
-
-// Driver is the driver's side.
-func (cq *CQ) Driver() DriverCQ { return cq.drv }
-
-// SetEntries is for the driver's CreateCQ and Resize: the capacity granted.
-func (cq *CQ) SetEntries(n int) { cq.entries.Store(int64(n)) }
 
 // Entries is the queue's capacity.
 func (cq *CQ) Entries() int { return int(cq.entries.Load()) }
@@ -71,9 +90,10 @@ func (cq *CQ) Poll(wc []WC) (int, error) { return cq.poll.Poll(wc) }
 // ReqNotify arms the queue for one call of the handler; see [DriverCQ]. It may not sleep. (ib_req_notify_cq)
 func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.poll.ReqNotify(flags) }
 
-// Completed is for the driver: a completion has come that the queue was armed for. The handler is called later,
-// by a thread that holds nothing. It may not sleep. (ib_cq.comp_handler)
-func (cq *CQ) Completed() {
+// Completed says that a completion has come that the queue was armed for. The handler is called later, by a thread that
+// holds nothing. It may not sleep. (ib_cq.comp_handler)
+func (h CQHandle) Completed() {
+	cq := h.cq
 	if cq.check != nil {
 		cq.check.completed()
 	}
@@ -91,10 +111,11 @@ func (cq *CQ) Completed() {
 	}
 }
 
-// Raise is for the driver: an asynchronous error of the queue (EventCQErr). It may not sleep.
-func (cq *CQ) Raise(e EventType) {
+// Raise reports an asynchronous error of the queue (EventCQErr). It may not sleep.
+func (h CQHandle) Raise(e EventType) {
+	cq := h.cq
 	if cq.check != nil {
-		cq.check.reports("CQ.Raise")
+		cq.check.reports("CQHandle.Raise")
 	}
 	if cq.event != nil && !cq.notify.dead.Load() {
 		cq.notify.events.Add(1)
@@ -111,22 +132,25 @@ func (cq *CQ) callEvent(e EventType) {
 }
 
 // Resize changes the capacity. It may sleep. EOPNOTSUPP where the driver cannot. (ib_resize_cq)
-func (cq *CQ) Resize(entries int, u *Udata) error {
+func (cq *CQ) Resize(entries int) error {
 	defer cq.sleeps("CQ.Resize").leave()
-	r, ok := cq.drv.(CQResizer)
+	return cq.resizeTo(entries, nil)
+}
+
+func (cq *CQ) resizeTo(entries int, u *Udata) error {
+	r, ok := As[CQResizer](cq.drv)
 	if !ok {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, syscall.EOPNOTSUPP)
 	}
 	if err := cq.dev.usable(); err != nil {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
 	}
-	cq.resize.Lock()
-	defer cq.resize.Unlock()
-	n, err := r.Resize(entries, u)
-	if err != nil {
+	if err := cq.live(); err != nil {
+		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
+	}
+	if err := r.Resize(entries, u); err != nil {
 		return fmt.Errorf("resize cq on %s to %d: %w", cq.dev.name, entries, err)
 	}
-	cq.SetEntries(n)
 	return nil
 }
 
@@ -135,7 +159,7 @@ func (cq *CQ) Resize(entries int, u *Udata) error {
 // (rdma_set_cq_moderation)
 func (cq *CQ) Moderate(count int, period time.Duration) error {
 	defer cq.sleeps("CQ.Moderate").leave()
-	m, ok := cq.drv.(CQModerator)
+	m, ok := As[CQModerator](cq.drv)
 	err := cq.dev.usable()
 	switch {
 	case err != nil:
@@ -154,11 +178,17 @@ func (cq *CQ) Moderate(count int, period time.Duration) error {
 
 // Destroy frees the queue, EBUSY while a queue pair uses it. When it returns the handler is not running and will
 // not run again; so it must not be called from the handler. It may sleep. (ib_destroy_cq)
-func (cq *CQ) Destroy() error {
+func (cq *CQ) Destroy() error { return cq.destroyIn(context.Background()) }
+
+// DestroyContext is Destroy with a bound for the wait. When ctx ends, the call goes on: the queue is refused to all others, and
+// another Destroy joins it. It may sleep.
+func (cq *CQ) DestroyContext(ctx context.Context) error { return cq.destroyIn(ctx) }
+
+func (cq *CQ) destroyIn(ctx context.Context) error {
 	f, err := cq.destroys("CQ.Destroy")
 	defer f.leave()
 	if err == nil {
-		err = cq.kill(cq.destroy)
+		err = cq.end(ctx, "CQ.Destroy", cq.destroy, func() {})
 	}
 	if err != nil {
 		return fmt.Errorf("destroy cq on %s: %w", cq.dev.name, err)

@@ -1,9 +1,11 @@
 package ib
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 )
@@ -31,9 +33,10 @@ func (s DeviceState) String() string {
 
 // Device is a device as consumers see it (struct ib_device).
 type Device struct {
-	name string
-	drv  Driver
-	log  func(format string, args ...any)
+	handle DeviceHandle
+	name   string
+	drv    Driver
+	log    func(format string, args ...any)
 
 	state     atomic.Int32 // DeviceState
 	callbacks callbacks
@@ -41,7 +44,8 @@ type Device struct {
 	objects   [numObjectKinds]atomic.Int64
 	atHandler atomic.Pointer[func()] // see AtHandler
 
-	broken    atomic.Bool // by Fail
+	making    atomic.Int32 // calls that make an object and have not returned
+	broken    atomic.Bool  // by Fail
 	onFailure atomic.Pointer[func(error)]
 
 	// checked mode
@@ -54,48 +58,45 @@ type Device struct {
 	// under Core.mu, once registered
 	attached []*attachment // in order of Add
 	leaving  bool
+	going    *ending // set with leaving
 }
 
-// NewDevice makes a device that drv serves; Core.Register makes it known. logf, which may be nil, gets the
-// midlayer's rare messages, one line each. (ib_alloc_device)
-func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *Device {
+// NewDevice makes a device that drv serves, and returns the driver's handle of it; Core.Register makes it known. logf, which
+// may be nil, gets the midlayer's rare messages, one line each. (ib_alloc_device)
+func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *DeviceHandle {
 	d := &Device{name: name, drv: drv, log: logf}
+	d.handle.dev = d
 	d.callbacks.init()
 	d.events.idle.L = &d.events.mu
-	return d
+	return &d.handle
 }
 
 // Name is the device's name, such as rxe0.
 func (d *Device) Name() string { return d.name }
 
-// Driver is the driver that serves the device.
-func (d *Device) Driver() Driver { return d.drv }
-
 // State is the device's present state.
 func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
 
-// SetError moves an active device into the error state, and tells its driver (ErrorDriver), so that the caller may hold
+// SetError moves an active device into the error state, and tells its driver (Driver.EnterError), so that the caller may hold
 // no lock that the driver takes then. It may not sleep and may be called from any context.
-func (d *Device) SetError() {
+func (h *DeviceHandle) SetError() {
+	d := h.dev
 	if !d.state.CompareAndSwap(int32(DeviceActive), int32(DeviceError)) {
 		return
 	}
-	drv, ok := d.drv.(ErrorDriver)
-	if !ok {
-		return
-	}
 	if k := d.check.Load(); k != nil {
-		f := &frame{kind: inAtomic, what: "Device.SetError", dev: d}
+		f := &frame{kind: inAtomic, what: "DeviceHandle.SetError", dev: d}
 		k.enter(f)
 		defer f.leave()
 	}
-	drv.EnterError()
+	d.drv.EnterError()
 }
 
 // Fail says that the device must not be relied on any more, such as after a panic that has left its state unknown: its owner,
 // if it has one that listens (OnFailure), takes it through a reset, and else it enters the error state. Only the first call
 // counts. It may not sleep and may be called from any context.
-func (d *Device) Fail(why error) {
+func (h *DeviceHandle) Fail(why error) {
+	d := h.dev
 	if d.broken.Swap(true) {
 		return
 	}
@@ -105,18 +106,19 @@ func (d *Device) Fail(why error) {
 			(*f)(why)
 			return
 		}
-		d.DispatchEvent(EventDeviceFatal, 0)
-		d.SetError()
+		h.DispatchEvent(EventDeviceFatal, 0)
+		h.SetError()
 	}()
 }
 
 // OnFailure has f called when Fail is, by a goroutine of its own. It is for the owner of the device, before it is registered.
-func (d *Device) OnFailure(f func(why error)) { d.onFailure.Store(&f) }
+func (h *DeviceHandle) OnFailure(f func(why error)) { h.dev.onFailure.Store(&f) }
 
 // AtHandler has f called once, when the next completion handler of the device is about to run, by the thread that will
 // run it: so that a test can have something happen at that moment. f may not sleep. A second call replaces the first;
 // with nil nothing happens. It may not sleep.
-func (d *Device) AtHandler(f func()) {
+func (h *DeviceHandle) AtHandler(f func()) {
+	d := h.dev
 	if f == nil {
 		d.atHandler.Store(nil)
 		return
@@ -134,6 +136,18 @@ func (d *Device) usable() error {
 	}
 	return syscall.ENODEV
 }
+
+// begin is usable for a call that makes an object, which then counts as one until end.
+func (d *Device) begin() error {
+	d.making.Add(1)
+	err := d.usable()
+	if err != nil {
+		d.making.Add(-1)
+	}
+	return err
+}
+
+func (d *Device) end() { d.making.Add(-1) }
 
 // QueryDevice reports the device's attributes. It may sleep. (ib_query_device)
 func (d *Device) QueryDevice() (DeviceAttr, error) {
@@ -299,12 +313,12 @@ func (o ObjectCounts) String() string {
 type object struct {
 	dev     *Device
 	kind    objectKind
-	uses    atomic.Int32 // objects that refer to this one; destroyed: -1
+	uses    atomic.Int32 // objects that refer to this one, or its state: see ending.go
+	ends    sync.Mutex   // held while the object begins or ceases to be destroyed
+	ending  *ending      // under ends; nil: it is not being destroyed, or cannot be joined
 	counted atomic.Bool  // in dev.objects
 	check   *objectCheck // nil: not in checked mode
 }
-
-const destroyed = -1
 
 // Device is the device that the object is of.
 func (o *object) Device() *Device { return o.dev }
@@ -321,13 +335,18 @@ func (o *object) bind(d *Device, kind objectKind, of *object) {
 	}
 }
 
-// born comes when the object has been made.
-func (o *object) born() {
+// born comes when the object has been made. Unregister may have returned meanwhile: then the object is unmade, and the error is
+// ENODEV.
+func (o *object) born(unmake func() error) error {
 	o.counted.Store(true)
 	o.dev.objects[o.kind].Add(1)
 	if o.check != nil {
 		o.check.born()
 	}
+	if o.dev.State() != DeviceGone { // Unregister looks at the count after it has set the state
+		return nil
+	}
+	return errors.Join(syscall.ENODEV, o.kill(unmake))
 }
 
 // get takes a use count for another object on device d.
@@ -337,8 +356,8 @@ func (o *object) get(d *Device) error {
 	}
 	for {
 		n := o.uses.Load()
-		if n == destroyed {
-			return fmt.Errorf("object was destroyed: %w", syscall.EINVAL)
+		if n < 0 {
+			return o.live()
 		}
 		if o.uses.CompareAndSwap(n, n+1) {
 			return nil
@@ -347,27 +366,6 @@ func (o *object) get(d *Device) error {
 }
 
 func (o *object) put() { o.uses.Add(-1) }
-
-// kill runs the driver's destroy if nothing uses the object.
-func (o *object) kill(destroy func() error) error {
-	if !o.uses.CompareAndSwap(0, destroyed) {
-		if o.uses.Load() == destroyed {
-			return syscall.EINVAL
-		}
-		return syscall.EBUSY
-	}
-	if err := destroy(); err != nil {
-		o.uses.Store(0)
-		return err
-	}
-	if o.counted.Swap(false) {
-		o.dev.objects[o.kind].Add(-1)
-	}
-	if o.check != nil {
-		o.check.died()
-	}
-	return nil
-}
 
 // Abandon is for a consumer that cannot destroy the object before its Remove returns, because a call on it is stopped in the
 // memory of a process that does not answer. The object counts no longer as one of the device's, and Unregister does not

@@ -2,8 +2,8 @@
 // upper-level protocols in this process or user programs through package uverbs. It mirrors
 // drivers/infiniband/core/{device,verbs,cq}.c and include/rdma/ib_verbs.h.
 //
-// A [Core] knows the devices and the clients. A driver makes a [Device], registers it, and reports through it;
-// a consumer registers a [Client], whose Add is called for each device, and makes objects on it: protection
+// A [Core] knows the devices and the clients. A driver makes a device, registers it and reports through it by its
+// [DeviceHandle]; a consumer registers a [Client], whose Add is called for each device, and makes objects on it: protection
 // domains ([PD]), memory regions ([MR]) and windows ([MW]), completion queues ([CQ]), queue pairs ([QP]), shared
 // receive queues ([SRQ]), XRC domains ([XRCD]), address handles ([AH]). What not every driver can do is in optional
 // interfaces, and EOPNOTSUPP without them.
@@ -17,11 +17,11 @@
 //
 //  1. The methods that create, modify, query and destroy an AH, [QP.PostSend], [QP.PostRecv], [SRQ.PostRecv],
 //     [CQ.Poll] and [CQ.ReqNotify] may not sleep and may be called from any context, completion handlers included.
-//     So may [Device.DispatchEvent]. All other methods may sleep; each says so.
+//     So may [DeviceHandle.DispatchEvent]. All other methods may sleep; each says so.
 //  2. Every driver method is fully reentrant. The midlayer serialises nothing. Concurrent Poll is allowed: the
 //     order between the callers is undefined, but no completion is lost or seen twice.
 //  3. No callback comes from the callchain of a method call: a completion raised inside PostSend is delivered
-//     after it has returned, by another goroutine or by a thread that said it would ([Device.HoldCallbacks]).
+//     after it has returned, by another goroutine or by a thread that said it would ([DeviceHandle.HoldCallbacks]).
 //     At most one completion handler of one CQ runs at a time, also when the handler re-arms the CQ and new
 //     completions arrive; no armed notification is lost. Different CQs run in parallel.
 //     Asynchronous events of a device and its objects come one at a time, in the order in which they were raised.
@@ -31,7 +31,7 @@
 //     the device as soon as its Add runs; when its Remove returns it has freed everything; both may sleep.
 //     Remove runs in the reverse order of Add.
 //  6. A device is active, in error, or gone ([DeviceState]). In error nothing is created or modified (EIO), no new
-//     work request is carried out, and what is in flight completes with a flush error ([ErrorDriver]); destroying
+//     work request is carried out, and what is in flight completes with a flush error ([Driver].EnterError); destroying
 //     works. User contexts are cut off when the device goes ([Disassociator]). Package ib/slot takes a device through
 //     a reset.
 //  7. A consumer may keep what it offers to its own users, such as a disk, through a transient reset, and have it

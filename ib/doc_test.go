@@ -31,7 +31,7 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 			doc := strings.Join(strings.Fields(f.Doc.Text()), " ")
 			sleeps := strings.Contains(doc, " may sleep")
 			never := strings.Contains(doc, "may not sleep") && !sleeps
-			watched := calls(f.Body, "sleeps", "destroys", "register")
+			watched := calls(f.Body, "sleeps", "destroys", "register", "destroyIn", "unregisterIn", "unregisterClientIn")
 			switch {
 			case f.Name.Name == "String": // the name says it
 			case simple(f.Body):

@@ -11,17 +11,19 @@ import (
 // Every method is fully reentrant: the midlayer serialises nothing. A method may sleep unless its comment says
 // that it may not; those that may not are called from any context, completion handlers included, and must not
 // block on anything that a consumer, a peer or the kernel may hold up without bound (see the package comment).
-// No method calls back into a consumer from its callchain: it reports through [CQ.Completed], [QP.Raise] and
-// [Device.DispatchEvent], which defer.
+// No method calls back into a consumer from its callchain: it reports through [CQHandle.Completed],
+// [QPHandle.Raise] and [DeviceHandle.DispatchEvent], which defer.
 //
-// Create methods get the midlayer's object, to report events on, and return the driver's side of it. The
+// Create methods get a handle of the midlayer's object, for what only a driver may do to it, and the driver's own side of
+// what the object is made of; they return the driver's side of it. The
 // midlayer has checked what is device independent (that the objects belong to this device, that it is active)
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
 // What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver],
-// [FastRegDriver], [XRCDriver], [ErrorDriver], [Disassociator], [UserContexter]; and, on the objects' side, [ReregMR],
+// [FastRegDriver], [XRCDriver], [Disassociator], [UserContexter]; and, on the objects' side, [ReregMR],
 // [CQResizer], [CQModerator], [McastQP], [UserQP]. Without them the midlayer answers EOPNOTSUPP; so do the methods
-// themselves for types and opcodes that they do not know.
+// themselves for types and opcodes that they do not know. The midlayer finds them by [As], so that a driver, or an object
+// of one, that wraps another has all abilities of the other.
 type Driver interface {
 	// QueryDevice reports the device's attributes and limits. It may sleep.
 	QueryDevice() (DeviceAttr, error)
@@ -34,15 +36,19 @@ type Driver interface {
 	QueryPKey(port, index int) (uint16, error)
 
 	// AllocPD makes a protection domain. It may sleep.
-	AllocPD(pd *PD, u *Udata) (DriverPD, error)
+	AllocPD(u *Udata) (DriverPD, error)
 	// RegMR makes a memory region of r, which the midlayer has checked, charged, and releases after
 	// DriverMR.Dereg. The driver sets the keys with mr.SetKeys. It may sleep.
-	RegMR(mr *MR, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error)
+	RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error)
 	// CreateCQ makes a completion queue of at least attr.Entries entries. It may sleep.
-	CreateCQ(cq *CQ, attr CQAttr, u *Udata) (DriverCQ, error)
+	CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error)
 	// CreateQP makes a queue pair in state RESET. The driver stores the number by qp.SetNum and the capacities
 	// that it granted, at least those asked for, in init.Cap. It may sleep.
-	CreateQP(qp *QP, init *QPInitAttr, u *Udata) (DriverQP, error)
+	CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error)
+
+	// EnterError is called once, when the device goes into the error state, whoever called [DeviceHandle.SetError]: no new
+	// work request is to be processed, and what is in flight completes with a flush error. It may not sleep.
+	EnterError()
 }
 
 // DriverPD is a driver's side of a protection domain.
@@ -63,7 +69,7 @@ type DriverCQ interface {
 	// Concurrent calls are allowed: no completion is lost or returned twice. (struct ib_device_ops.poll_cq)
 	Poll(wc []WC) (int, error)
 	// ReqNotify arms the queue: the next completion (or, with NotifySolicited, the next solicited or failed one)
-	// is reported once by CQ.Completed. With NotifyReportMissed it returns true when completions are already
+	// is reported once by CQHandle.Completed. With NotifyReportMissed it returns true when completions are already
 	// waiting that may never be reported, so that the caller must poll again. It may not sleep.
 	// (req_notify_cq)
 	ReqNotify(flags NotifyFlags) (missed bool, err error)
@@ -73,9 +79,9 @@ type DriverCQ interface {
 
 // CQResizer is implemented by a DriverCQ that can change its size. (resize_cq)
 type CQResizer interface {
-	// Resize changes the capacity to at least entries, EINVAL if more completions are waiting than would fit. It
-	// may sleep and returns the new capacity.
-	Resize(entries int, u *Udata) (int, error)
+	// Resize changes the capacity to at least entries, EINVAL if more completions are waiting than would fit. The driver
+	// stores the capacity by CQHandle.SetEntries under the lock under which it changes. It may sleep.
+	Resize(entries int, u *Udata) error
 }
 
 // DriverQP is a driver's side of a queue pair.
@@ -86,9 +92,9 @@ type DriverQP interface {
 	PostSend(wrs []SendWR) (n int, err error)
 	// PostRecv does the same for the receive queue. It may not sleep. (post_recv)
 	PostRecv(wrs []RecvWR) (n int, err error)
-	// Modify changes the attributes named by mask. The midlayer has checked that the mask suits the QP type and
-	// the transition from attr.CurState to attr.State; the driver checks values. Where the queue pair has gone to ERR
-	// since, it may still be taken to ERR or RESET; all else is EINVAL. It may sleep. (modify_qp)
+	// Modify changes the attributes named by mask. The driver checks by NextState, under the lock that guards the state,
+	// that mask suits the type and the transition, and then the values. After an error nothing has changed. Modify to ERR
+	// or RESET must not wait for another Modify that hangs. It may sleep. (modify_qp)
 	Modify(attr *QPAttr, mask QPAttrMask, u *Udata) error
 	// State is the present state. It may not sleep.
 	State() QPState
@@ -114,7 +120,7 @@ type UserQP interface {
 // AHDriver is implemented by a Driver with datagram service.
 type AHDriver interface {
 	// CreateAH makes an address handle. It may not sleep.
-	CreateAH(ah *AH, attr *AHAttr, u *Udata) (DriverAH, error)
+	CreateAH(pd DriverPD, attr *AHAttr, u *Udata) (DriverAH, error)
 }
 
 // DriverAH is a driver's side of an address handle. No method may sleep.
@@ -144,7 +150,7 @@ type McastQP interface {
 type SRQDriver interface {
 	// CreateSRQ makes a shared receive queue. The driver stores the capacities that it granted, at least those asked
 	// for, in init.Attr, and for XRC the number by srq.SetNum. It may sleep.
-	CreateSRQ(srq *SRQ, init *SRQInitAttr, u *Udata) (DriverSRQ, error)
+	CreateSRQ(srq SRQHandle, init *DriverSRQInit, u *Udata) (DriverSRQ, error)
 }
 
 // DriverSRQ is a driver's side of a shared receive queue.
@@ -163,13 +169,13 @@ type DriverSRQ interface {
 // MRAdviser is implemented by a Driver that takes advice about memory that is registered on demand.
 type MRAdviser interface {
 	// AdviseMR prefetches, or makes ready otherwise, what sgl names; errors as PD.AdviseMR. It may sleep. (advise_mr)
-	AdviseMR(pd *PD, advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error
+	AdviseMR(pd DriverPD, advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error
 }
 
 // MWDriver is implemented by a Driver with memory windows.
 type MWDriver interface {
 	// AllocMW makes a window that is not bound. The driver sets the key with mw.SetRKey. It may sleep.
-	AllocMW(mw *MW, kind MWType, u *Udata) (DriverMW, error)
+	AllocMW(mw MWHandle, pd DriverPD, kind MWType, u *Udata) (DriverMW, error)
 }
 
 // DriverMW is a driver's side of a memory window.
@@ -182,7 +188,7 @@ type DriverMW interface {
 type FastRegDriver interface {
 	// AllocMR makes a region that no key leads to yet. The DriverMR implements FastMR. The driver sets the keys, which
 	// are equal but for the part that the consumer may choose, with mr.SetKeys. It may sleep.
-	AllocMR(mr *MR, maxPages int) (DriverMR, error)
+	AllocMR(mr MRHandle, pd DriverPD, maxPages int) (DriverMR, error)
 }
 
 // FastMR is the DriverMR of a region made by AllocMR.
@@ -196,21 +202,13 @@ type FastMR interface {
 // XRCDriver is implemented by a Driver with extended reliable connections.
 type XRCDriver interface {
 	// AllocXRCD may sleep.
-	AllocXRCD(x *XRCD, u *Udata) (DriverXRCD, error)
+	AllocXRCD(u *Udata) (DriverXRCD, error)
 }
 
 // DriverXRCD is a driver's side of an XRC domain.
 type DriverXRCD interface {
 	// Dealloc may sleep.
 	Dealloc() error
-}
-
-// ErrorDriver is implemented by a Driver that wants to hear that its device is in error, whoever called
-// [Device.SetError].
-type ErrorDriver interface {
-	// EnterError is called once: no new work request is to be processed, and what is in flight completes with a flush
-	// error. It may not sleep.
-	EnterError()
 }
 
 // UserContexter is implemented by a Driver that wants to hear of user contexts. (alloc_ucontext,

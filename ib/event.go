@@ -80,9 +80,10 @@ func (d *Device) OnEvent(f func(Event)) (stop func()) {
 // DispatchEvent reports an event of the device or of a port to the consumers that listen. The calls are deferred. An event of
 // a device that is not registered any more is dropped. It may not sleep and may be called from any context.
 // (ib_dispatch_event)
-func (d *Device) DispatchEvent(t EventType, port int) {
+func (h *DeviceHandle) DispatchEvent(t EventType, port int) {
+	d := h.dev
 	if k := d.check.Load(); k != nil {
-		d.checkGone(k, "Device.DispatchEvent")
+		d.checkGone(k, "DeviceHandle.DispatchEvent")
 	}
 	d.callbacks.pushEvent(callback{on: &d.events, ev: Event{Device: d, Type: t, Port: port}})
 }

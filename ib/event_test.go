@@ -16,7 +16,7 @@ func TestEventEndWaits(t *testing.T) {
 		first := b.dev.OnEvent(func(Event) { enter <- 1; <-leave })
 		var later atomic.Int32
 		second := b.dev.OnEvent(func(Event) { later.Add(1) })
-		b.dev.DispatchEvent(EventPortErr, 1)
+		b.dev.handle.DispatchEvent(EventPortErr, 1)
 		<-enter
 		second() // has not begun, and does not wait for the first
 		var ended atomic.Bool
@@ -44,8 +44,8 @@ func TestEventEndsItself(t *testing.T) {
 		var calls atomic.Int32
 		var end func()
 		end = b.dev.OnEvent(func(Event) { calls.Add(1); end() })
-		b.dev.DispatchEvent(EventPortErr, 1)
-		b.dev.DispatchEvent(EventPortErr, 1)
+		b.dev.handle.DispatchEvent(EventPortErr, 1)
+		b.dev.handle.DispatchEvent(EventPortErr, 1)
 		synctest.Wait()
 		b.free(t)
 		if n := calls.Load(); n != 1 {
@@ -61,12 +61,12 @@ func TestEventAfterUnregister(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
 		calls := 0
 		b.dev.OnEvent(func(Event) { calls++ })
-		b.dev.DispatchEvent(EventPortErr, 1)
+		b.dev.handle.DispatchEvent(EventPortErr, 1)
 		b.free(t)
 		if calls != 1 {
 			t.Errorf("got %d calls, want 1", calls)
 		}
-		b.dev.DispatchEvent(EventPortActive, 1)
+		b.dev.handle.DispatchEvent(EventPortActive, 1)
 		synctest.Wait()
 		if calls != 1 {
 			t.Errorf("got %d calls after Unregister, want none", calls-1)
@@ -77,20 +77,20 @@ func TestEventAfterUnregister(t *testing.T) {
 
 // Events and completions that come without end do not keep Unregister from returning.
 func TestUnregisterUnderEvents(t *testing.T) {
-	b := newBench(t, func(cq *CQ) { cq.Completed() }, nil, nil) // runs again and again; nobody destroys it
+	b := newBench(t, func(cq *CQ) { CQHandle{cq}.Completed() }, nil, nil) // runs again and again; nobody destroys it
 	b.dev.OnEvent(func(Event) { time.Sleep(10 * time.Microsecond) })
 	var stop atomic.Bool
 	flooded := make(chan int)
 	go func() {
 		defer close(flooded)
 		for !stop.Load() {
-			b.dev.DispatchEvent(EventPortErr, 1)
-			b.qp.Raise(EventCommEst)
+			b.dev.handle.DispatchEvent(EventPortErr, 1)
+			QPHandle{b.qp}.Raise(EventCommEst)
 			runtime.Gosched()
 		}
 	}()
-	b.cq.Completed()
-	if err := b.core.Unregister(b.dev); err == nil {
+	CQHandle{b.cq}.Completed()
+	if err := b.core.Unregister(&b.dev.handle); err == nil {
 		t.Error("Unregister has not named what was left behind")
 	}
 	stop.Store(true)
@@ -106,14 +106,14 @@ func TestCallbackEndsItsGoroutine(t *testing.T) {
 			b, w := checkedBench(t, func(*CQ) { runtime.Goexit() }, func(*QP, EventType) { runtime.Goexit() })
 			calls := 0
 			end := b.dev.OnEvent(func(Event) { calls++; runtime.Goexit() })
-			raise := []func(){b.cq.Completed, func() { b.qp.Raise(EventCommEst) }, func() { b.dev.DispatchEvent(EventPortErr, 1) }}
+			raise := []func(){CQHandle{b.cq}.Completed, func() { QPHandle{b.qp}.Raise(EventCommEst) }, func() { b.dev.handle.DispatchEvent(EventPortErr, 1) }}
 			for range 2 {
 				for _, f := range raise {
 					second(b.cq.ReqNotify(NotifyNextComp))
 					go func() {
 						if hold {
-							b.dev.HoldCallbacks()
-							defer b.dev.RunCallbacks()
+							b.dev.handle.HoldCallbacks()
+							defer b.dev.handle.RunCallbacks()
 						}
 						f()
 					}()

@@ -44,27 +44,29 @@ func (d *fakeDriver) QueryPort(int) (PortAttr, error)           { return PortAtt
 func (d *fakeDriver) QueryGID(port, i int) (GIDEntry, error)    { return GIDEntry{}, nil }
 func (d *fakeDriver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil }
 
-func (d *fakeDriver) AllocPD(*PD, *Udata) (DriverPD, error) {
+func (d *fakeDriver) AllocPD(*Udata) (DriverPD, error) {
 	return fakePD{d}, d.err("alloc pd")
 }
 
-func (d *fakeDriver) RegMR(mr *MR, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
+func (d *fakeDriver) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
 	mr.SetKeys(1, 2)
 	return fakeMR{d}, d.err("reg mr")
 }
 
-func (d *fakeDriver) CreateCQ(cq *CQ, attr CQAttr, u *Udata) (DriverCQ, error) {
+func (d *fakeDriver) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
 	return &fakeCQ{d: d, cq: cq}, d.err("create cq")
 }
 
-func (d *fakeDriver) CreateQP(qp *QP, init *QPInitAttr, u *Udata) (DriverQP, error) {
+func (d *fakeDriver) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
 	qp.SetNum(d.nextQ.Add(1))
-	return &fakeQP{d: d, qp: qp}, d.err("create qp")
+	return newFakeQP(d, qp, init), d.err("create qp")
 }
 
-func (d *fakeDriver) CreateAH(ah *AH, attr *AHAttr, u *Udata) (DriverAH, error) {
+func (d *fakeDriver) CreateAH(pd DriverPD, attr *AHAttr, u *Udata) (DriverAH, error) {
 	return fakeAH{d}, d.err("create ah")
 }
+
+func (d *fakeDriver) EnterError() { _ = d.err("error state") }
 
 func (d *fakeDriver) destroy(what string) error {
 	d.calls.Add(1)
@@ -89,7 +91,7 @@ func (a fakeAH) Destroy() error         { return a.d.destroy("destroy ah") }
 // fakeCQ counts completions instead of keeping them.
 type fakeCQ struct {
 	d  *fakeDriver
-	cq *CQ
+	cq CQHandle
 
 	mu      sync.Mutex
 	waiting int
@@ -129,15 +131,24 @@ func (c *fakeCQ) Destroy() error { return c.d.destroy("destroy cq") }
 
 // fakeQP completes each work request while it is posted.
 type fakeQP struct {
-	d     *fakeDriver
-	qp    *QP
-	state atomic.Int32
+	d      *fakeDriver
+	typ    QPType
+	sendCQ *fakeCQ // nil: none
+	state  atomic.Int32
+}
+
+func newFakeQP(d *fakeDriver, qp QPHandle, init *DriverQPInit) *fakeQP {
+	c, ok := As[*fakeCQ](init.SendCQ)
+	if full, is := As[*fullCQ](init.SendCQ); !ok && is {
+		c = &full.fakeCQ
+	}
+	return &fakeQP{d: d, typ: init.Type, sendCQ: c}
 }
 
 func (q *fakeQP) PostSend(wrs []SendWR) (int, error) {
 	do(q.d.onPost)
 	for range wrs {
-		q.qp.init.SendCQ.Driver().(*fakeCQ).complete()
+		q.sendCQ.complete()
 	}
 	return len(wrs), nil
 }
@@ -148,8 +159,11 @@ func (q *fakeQP) Modify(attr *QPAttr, mask QPAttrMask, u *Udata) error {
 	if err := q.d.err("modify qp"); err != nil {
 		return err
 	}
-	q.state.Store(int32(attr.State))
-	return nil
+	next, err := NextState(q.State(), q.typ, attr, mask)
+	if err == nil {
+		q.state.Store(int32(next))
+	}
+	return err
 }
 
 func (q *fakeQP) State() QPState { return QPState(q.state.Load()) }
@@ -170,7 +184,7 @@ type bench struct {
 
 func newDevice(name string) (*Device, *fakeDriver) {
 	drv := &fakeDriver{}
-	return NewDevice(name, drv, nil), drv
+	return NewDevice(name, drv, nil).Device(), drv
 }
 
 // newBench makes a bench; the test destroys the objects, or leaves them to the end of the world.
@@ -183,13 +197,13 @@ func newBenchOn(t testing.TB, core *Core, handler func(*CQ), cqEvent func(*CQ, E
 	t.Helper()
 	b := &bench{core: core}
 	b.dev, b.drv = newDevice("fake0")
-	must(t, b.core.Register(b.dev))
+	must(t, b.core.Register(&b.dev.handle))
 	var err error
-	b.pd, err = b.dev.AllocPD(nil)
+	b.pd, err = b.dev.AllocPD()
 	must(t, err)
-	b.cq, err = b.dev.CreateCQ(CQAttr{Entries: 16}, handler, cqEvent, nil)
+	b.cq, err = b.dev.CreateCQ(CQInit{Entries: 16, Handler: handler, Event: cqEvent})
 	must(t, err)
-	b.qp, err = b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeRC, Event: qpEvent}, nil)
+	b.qp, err = b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeRC, Event: qpEvent})
 	must(t, err)
 	return b
 }
@@ -200,7 +214,7 @@ func (b *bench) free(t testing.TB) {
 	must(t, b.qp.Destroy())
 	must(t, b.cq.Destroy())
 	must(t, b.pd.Dealloc())
-	must(t, b.core.Unregister(b.dev))
+	must(t, b.core.Unregister(&b.dev.handle))
 }
 
 func must(t testing.TB, err error) {

@@ -11,8 +11,6 @@ import (
 // fullDriver has every optional ability, and still does nothing.
 type fullDriver struct{ *fakeDriver }
 
-func (d fullDriver) EnterError() { d.err("error state") }
-
 func (d fullDriver) QueryPort(port int) (PortAttr, error) {
 	if port < 1 || port > 2 {
 		return PortAttr{}, syscall.EINVAL
@@ -31,35 +29,35 @@ func (d fullDriver) QueryPKey(port, i int) (uint16, error) {
 	return [...]uint16{0x7fff, 0x0001, 0xffff, 0x8002}[i], nil
 }
 
-func (d fullDriver) CreateCQ(cq *CQ, attr CQAttr, u *Udata) (DriverCQ, error) {
+func (d fullDriver) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
 	return &fullCQ{fakeCQ: fakeCQ{d: d.fakeDriver, cq: cq}}, d.err("create cq")
 }
 
-func (d fullDriver) CreateQP(qp *QP, init *QPInitAttr, u *Udata) (DriverQP, error) {
-	return &fullQP{fakeQP{d: d.fakeDriver, qp: qp}}, d.err("create qp")
+func (d fullDriver) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
+	return &fullQP{fakeQP: *newFakeQP(d.fakeDriver, qp, init)}, d.err("create qp")
 }
 
-func (d fullDriver) CreateSRQ(srq *SRQ, init *SRQInitAttr, u *Udata) (DriverSRQ, error) {
+func (d fullDriver) CreateSRQ(srq SRQHandle, init *DriverSRQInit, u *Udata) (DriverSRQ, error) {
 	srq.SetNum(7)
 	return fakeSRQ{d.fakeDriver}, d.err("create srq")
 }
 
-func (d fullDriver) AllocMW(mw *MW, kind MWType, u *Udata) (DriverMW, error) {
+func (d fullDriver) AllocMW(mw MWHandle, pd DriverPD, kind MWType, u *Udata) (DriverMW, error) {
 	mw.SetRKey(0x100)
 	return fakeMW{d.fakeDriver}, d.err("alloc mw")
 }
 
-func (d fullDriver) AllocMR(mr *MR, maxPages int) (DriverMR, error) {
+func (d fullDriver) AllocMR(mr MRHandle, pd DriverPD, maxPages int) (DriverMR, error) {
 	mr.SetKeys(0x1200, 0x1200)
 	return &fakeFastMR{fakeMR: fakeMR{d.fakeDriver}}, d.err("alloc mr")
 }
 
-func (d fullDriver) RegMR(mr *MR, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
-	m, err := d.fakeDriver.RegMR(mr, r, access, u)
+func (d fullDriver) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
+	m, err := d.fakeDriver.RegMR(mr, pd, r, access, u)
 	return &fakeReregMR{fakeMR: m.(fakeMR)}, err
 }
 
-func (d fullDriver) AllocXRCD(x *XRCD, u *Udata) (DriverXRCD, error) {
+func (d fullDriver) AllocXRCD(u *Udata) (DriverXRCD, error) {
 	return fakePD{d.fakeDriver}, d.err("alloc xrcd")
 }
 
@@ -74,7 +72,10 @@ func (c *fullCQ) Moderate(count int, period time.Duration) error {
 	return nil
 }
 
-func (c *fullCQ) Resize(entries int, u *Udata) (int, error) { return entries + 1, nil }
+func (c *fullCQ) Resize(entries int, u *Udata) error {
+	c.cq.SetEntries(entries + 1)
+	return nil
+}
 
 type fullQP struct{ fakeQP }
 
@@ -96,11 +97,11 @@ func (m fakeMW) Dealloc() error { return m.d.destroy("dealloc mw") }
 type fakeReregMR struct {
 	fakeMR
 	region *umem.Region
-	pd     *PD
+	pd     DriverPD
 	access AccessFlags
 }
 
-func (m *fakeReregMR) Rereg(r *umem.Region, pd *PD, access AccessFlags, u *Udata) error {
+func (m *fakeReregMR) Rereg(r *umem.Region, pd DriverPD, access AccessFlags, u *Udata) error {
 	if err := m.d.err("rereg"); err != nil {
 		return err
 	}
@@ -124,15 +125,20 @@ func (m *fakeFastMR) Map(r *umem.Region) error {
 // newFullBench is newBench on a driver with every ability.
 func newFullBench(t testing.TB) *bench {
 	t.Helper()
-	b := &bench{core: &Core{}, drv: &fakeDriver{}}
-	b.dev = NewDevice("full0", fullDriver{b.drv}, nil)
-	must(t, b.core.Register(b.dev))
+	return newFullBenchOn(t, &Core{})
+}
+
+func newFullBenchOn(t testing.TB, core *Core) *bench {
+	t.Helper()
+	b := &bench{core: core, drv: &fakeDriver{}}
+	b.dev = NewDevice("full0", fullDriver{b.drv}, nil).Device()
+	must(t, b.core.Register(&b.dev.handle))
 	var err error
-	b.pd, err = b.dev.AllocPD(nil)
+	b.pd, err = b.dev.AllocPD()
 	must(t, err)
-	b.cq, err = b.dev.CreateCQ(CQAttr{Entries: 16}, nil, nil, nil)
+	b.cq, err = b.dev.CreateCQ(CQInit{Entries: 16})
 	must(t, err)
-	b.qp, err = b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeUD}, nil)
+	b.qp, err = b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeUD})
 	must(t, err)
 	return b
 }

@@ -22,10 +22,11 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	d := pd.dev
 	defer pd.sleeps("PD.AllocMR").leave()
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("alloc mr on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
-	drv, ok := d.drv.(FastRegDriver)
+	defer d.end()
+	drv, ok := As[FastRegDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}
@@ -38,29 +39,34 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	mr := &MR{pd: pd, maxPages: maxPages}
 	mr.bind(d, kindMR, &pd.object)
 	var err error
-	if mr.drv, err = drv.AllocMR(mr, maxPages); err != nil {
+	if mr.drv, err = drv.AllocMR(MRHandle{mr}, pd.drv, maxPages); err != nil {
 		pd.put()
 		return fail(err)
 	}
-	mr.born()
+	if err := mr.born(mr.drv.Dereg); err != nil {
+		pd.put()
+		return fail(err)
+	}
 	return mr, nil
 }
 
 // Map says what memory the next WRRegMR is to register: length bytes at addr of space, which must be writable, to be
 // named by addresses from iova on. The pages are charged to acct, which may be nil, until the next Map or Dereg.
-// EBUSY while the last registration has not been invalidated. It may sleep. (ib_map_mr_sg)
+// EBUSY while the last registration has not been invalidated, or the region is being changed. It may sleep. (ib_map_mr_sg)
 func (mr *MR) Map(space umem.Space, acct *umem.Account, addr, length, iova uint64) error {
 	defer mr.sleeps("MR.Map").leave()
 	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
 	if err := mr.dev.usable(); err != nil {
 		return fail(err)
 	}
-	drv, ok := mr.drv.(FastMR)
+	drv, ok := As[FastMR](mr.drv)
 	if !ok {
 		return fail(fmt.Errorf("the region was not made by AllocMR: %w", syscall.EINVAL))
 	}
-	mr.mapping.Lock()
-	defer mr.mapping.Unlock()
+	if err := mr.beginChange(); err != nil {
+		return fail(err)
+	}
+	defer mr.changing.Store(false)
 	r, err := umem.Get(space, acct, addr, length, iova, true)
 	if err != nil {
 		return fail(err)

@@ -43,7 +43,7 @@ func (qp *QP) DetachMcast(gid GID, lid uint16) error {
 }
 
 func (qp *QP) mcast(gid GID) (McastQP, error) {
-	m, ok := qp.drv.(McastQP)
+	m, ok := As[McastQP](qp.drv)
 	if !ok {
 		return nil, syscall.EOPNOTSUPP
 	}

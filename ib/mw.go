@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"syscall"
@@ -38,14 +39,19 @@ type BindMW struct {
 }
 
 // AllocMW makes a memory window that is not bound. It may sleep. EOPNOTSUPP from a driver without. (ib_alloc_mw)
-func (pd *PD) AllocMW(kind MWType, u *Udata) (*MW, error) {
-	d := pd.dev
+func (pd *PD) AllocMW(kind MWType) (*MW, error) {
 	defer pd.sleeps("PD.AllocMW").leave()
+	return pd.allocMW(kind, nil)
+}
+
+func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
+	d := pd.dev
 	fail := func(err error) (*MW, error) { return nil, fmt.Errorf("alloc mw on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
-	drv, ok := d.drv.(MWDriver)
+	defer d.end()
+	drv, ok := As[MWDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}
@@ -58,16 +64,16 @@ func (pd *PD) AllocMW(kind MWType, u *Udata) (*MW, error) {
 	mw := &MW{pd: pd, kind: kind}
 	mw.bind(d, kindMW, &pd.object)
 	var err error
-	if mw.drv, err = drv.AllocMW(mw, kind, u); err != nil {
+	if mw.drv, err = drv.AllocMW(MWHandle{mw}, pd.drv, kind, u); err != nil {
 		pd.put()
 		return fail(err)
 	}
-	mw.born()
+	if err := mw.born(mw.drv.Dealloc); err != nil {
+		pd.put()
+		return fail(err)
+	}
 	return mw, nil
 }
-
-// Driver is the driver's side.
-func (mw *MW) Driver() DriverMW { return mw.drv }
 
 // PD is the domain that the window belongs to.
 func (mw *MW) PD() *PD { return mw.pd }
@@ -75,20 +81,26 @@ func (mw *MW) PD() *PD { return mw.pd }
 // Type is the kind of window.
 func (mw *MW) Type() MWType { return mw.kind }
 
-// SetRKey is for the driver: the window's key, when it is made and when a bind is done. It may not sleep.
-func (mw *MW) SetRKey(k uint32) { mw.rkey.Store(k) }
-
 // RKey names the window to peers; it changes with each bind.
 func (mw *MW) RKey() uint32 { return mw.rkey.Load() }
 
 // Dealloc frees the window, bound or not; when it returns no peer can reach the memory by its key. It may sleep.
 // (ib_dealloc_mw)
-func (mw *MW) Dealloc() error {
-	defer mw.sleeps("MW.Dealloc").leave()
-	if err := mw.kill(mw.drv.Dealloc); err != nil {
+func (mw *MW) Dealloc() error { return mw.destroyIn(context.Background()) }
+
+// DeallocContext is Dealloc with a bound for the wait. When ctx ends, the call goes on: the window is refused to all others, and
+// another Dealloc joins it. It may sleep.
+func (mw *MW) DeallocContext(ctx context.Context) error { return mw.destroyIn(ctx) }
+
+func (mw *MW) destroyIn(ctx context.Context) error {
+	f, err := mw.destroys("MW.Dealloc")
+	defer f.leave()
+	if err == nil {
+		err = mw.end(ctx, "MW.Dealloc", mw.drv.Dealloc, func() { mw.pd.put() })
+	}
+	if err != nil {
 		return fmt.Errorf("dealloc mw on %s: %w", mw.dev.name, err)
 	}
-	mw.pd.put()
 	return nil
 }
 

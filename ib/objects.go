@@ -1,8 +1,9 @@
 package ib
 
 import (
+	"context"
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/umem"
@@ -14,30 +15,45 @@ type PD struct {
 	drv DriverPD
 }
 
-// AllocPD makes a protection domain. u is nil for a consumer in this process. It may sleep. (ib_alloc_pd)
-func (d *Device) AllocPD(u *Udata) (*PD, error) {
+// AllocPD makes a protection domain. It may sleep. (ib_alloc_pd)
+func (d *Device) AllocPD() (*PD, error) {
 	defer d.sleeps("Device.AllocPD").leave()
-	if err := d.usable(); err != nil {
+	return d.allocPD(nil)
+}
+
+// allocPD is AllocPD for a user context too; u is nil for a consumer in this process, here and in what follows.
+func (d *Device) allocPD(u *Udata) (*PD, error) {
+	if err := d.begin(); err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
+	defer d.end()
 	pd := &PD{}
 	pd.bind(d, kindPD, nil)
-	drv, err := d.drv.AllocPD(pd, u)
+	drv, err := d.drv.AllocPD(u)
 	if err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
 	pd.drv = drv
-	pd.born()
+	if err := pd.born(pd.drv.Dealloc); err != nil {
+		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
+	}
 	return pd, nil
 }
 
-// Driver is the driver's side.
-func (pd *PD) Driver() DriverPD { return pd.drv }
-
 // Dealloc frees the domain, EBUSY while something uses it. It may sleep. (ib_dealloc_pd)
-func (pd *PD) Dealloc() error {
-	defer pd.sleeps("PD.Dealloc").leave()
-	if err := pd.kill(pd.drv.Dealloc); err != nil {
+func (pd *PD) Dealloc() error { return pd.destroyIn(context.Background()) }
+
+// DeallocContext is Dealloc with a bound for the wait. When ctx ends, the call goes on: the domain is refused to all others, and
+// another Dealloc joins it. It may sleep.
+func (pd *PD) DeallocContext(ctx context.Context) error { return pd.destroyIn(ctx) }
+
+func (pd *PD) destroyIn(ctx context.Context) error {
+	f, err := pd.destroys("PD.Dealloc")
+	defer f.leave()
+	if err == nil {
+		err = pd.end(ctx, "PD.Dealloc", pd.drv.Dealloc, func() {})
+	}
+	if err != nil {
 		return fmt.Errorf("dealloc pd on %s: %w", pd.dev.name, err)
 	}
 	return nil
@@ -52,52 +68,86 @@ type MR struct {
 	access     AccessFlags
 	lkey, rkey uint32
 
-	maxPages int        // of AllocMR
-	mapping  sync.Mutex // one Map, Rereg or Dereg at a time
+	maxPages int         // of AllocMR
+	changing atomic.Bool // a Map, Rereg or Dereg is going on
 }
 
-// RegMR registers length bytes at addr of space with the given rights, to be named by addresses from iova on. The pages
-// are charged to acct, which may be nil. It may sleep. Errors: EFAULT where the memory is not mapped with the rights
-// that the flags imply, ENOMEM over the account's limit, EINVAL for flags that make no sense (remote write or atomics
-// without local write). With AccessOnDemand nothing is charged, and the mappings are looked at when the memory is used;
-// addr 0 with length umem.Everything is all memory; EOPNOTSUPP or EINVAL if the device cannot do that (DeviceAttr.ODP).
-// With AccessZeroBased the first byte has address 0, whatever iova says. (ib_reg_user_mr)
-func (pd *PD) RegMR(space umem.Space, acct *umem.Account, addr, length, iova uint64, access AccessFlags, u *Udata) (*MR, error) {
-	d := pd.dev
+// MRInit is what a memory region is made of: Length bytes at Addr of Space.
+type MRInit struct {
+	Space        umem.Space
+	Account      *umem.Account // what the pages are charged to; may be nil
+	Addr, Length uint64
+	// IOVA is the address by which work requests name the first byte; 0: the same as Addr. With AccessZeroBased the first
+	// byte has address 0, whatever IOVA is.
+	IOVA   uint64
+	Access AccessFlags
+}
+
+// RegMR registers memory. It may sleep. Errors: EFAULT where the memory is not mapped with the rights that the flags imply,
+// ENOMEM over the account's limit, EINVAL for flags that make no sense (remote write or atomics without local write). With
+// AccessOnDemand nothing is charged, and the mappings are looked at when the memory is used; Addr 0 with Length
+// umem.Everything is all memory; EOPNOTSUPP or EINVAL if the device cannot do that (DeviceAttr.ODP). (ib_reg_user_mr)
+func (pd *PD) RegMR(init MRInit) (*MR, error) {
 	defer pd.sleeps("PD.RegMR").leave()
+	if init.IOVA == 0 {
+		init.IOVA = init.Addr
+	}
+	return pd.regMR(init, nil)
+}
+
+// RegBytes registers b, memory of this process, which the region keeps alive; [MR.Addr] is its address. Errors as of RegMR.
+// It may sleep.
+func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
+	defer pd.sleeps("PD.RegBytes").leave()
+	space := umem.NewLocal()
+	addr, err := space.Add(b)
+	if err != nil {
+		return nil, fmt.Errorf("register memory on %s: %w", pd.dev.name, err)
+	}
+	return pd.regMR(MRInit{Space: space, Addr: addr, Length: uint64(len(b)), IOVA: addr, Access: access}, nil)
+}
+
+// regMR takes IOVA as it is: 0 too is an address that a program may choose.
+func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
+	d := pd.dev
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("register memory on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
-	if err := checkAccess(access); err != nil {
+	defer d.end()
+	if err := checkAccess(init.Access); err != nil {
 		return fail(err)
 	}
 	if err := pd.get(d); err != nil {
 		return fail(err)
 	}
-	region, err := d.region(space, acct, addr, length, iova, access)
+	region, err := d.region(init)
 	if err != nil {
 		pd.put()
 		return fail(err)
 	}
-	mr := &MR{pd: pd, region: region, access: access}
+	mr := &MR{pd: pd, region: region, access: init.Access}
 	mr.bind(d, kindMR, &pd.object)
-	if mr.drv, err = d.drv.RegMR(mr, region, access, u); err != nil {
+	if mr.drv, err = d.drv.RegMR(MRHandle{mr}, pd.drv, region, init.Access, u); err != nil {
 		region.Release()
 		pd.put()
 		return fail(err)
 	}
-	mr.born()
+	if err := mr.born(mr.drv.Dereg); err != nil {
+		region.Release()
+		pd.put()
+		return fail(err)
+	}
 	return mr, nil
 }
 
 // region makes the memory of a registration. (ib_umem_get, ib_umem_odp_get)
-func (d *Device) region(space umem.Space, acct *umem.Account, addr, length, iova uint64, access AccessFlags) (*umem.Region, error) {
-	if access&AccessZeroBased != 0 {
-		iova = 0
+func (d *Device) region(init MRInit) (*umem.Region, error) {
+	if init.Access&AccessZeroBased != 0 {
+		init.IOVA = 0
 	}
-	if access&AccessOnDemand == 0 {
-		return umem.Get(space, acct, addr, length, iova, access.Writable())
+	if init.Access&AccessOnDemand == 0 {
+		return umem.Get(init.Space, init.Account, init.Addr, init.Length, init.IOVA, init.Access.Writable())
 	}
 	attr, err := d.drv.QueryDevice()
 	switch {
@@ -105,10 +155,10 @@ func (d *Device) region(space umem.Space, acct *umem.Account, addr, length, iova
 		return nil, err
 	case attr.ODP.General&ODPSupport == 0:
 		return nil, fmt.Errorf("on-demand paging: %w", syscall.EOPNOTSUPP)
-	case addr == 0 && length == umem.Everything && attr.ODP.General&ODPImplicit == 0:
+	case init.Addr == 0 && init.Length == umem.Everything && attr.ODP.General&ODPImplicit == 0:
 		return nil, fmt.Errorf("on-demand paging of all memory: %w", syscall.EINVAL)
 	}
-	return umem.OnDemand(space, addr, length, iova)
+	return umem.OnDemand(init.Space, init.Addr, init.Length, init.IOVA)
 }
 
 // AdviseMR tells the device what is soon to be done with memory of the domain that is registered on demand: sgl names
@@ -121,7 +171,7 @@ func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 	if err := d.usable(); err != nil {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
-	a, ok := d.drv.(MRAdviser)
+	a, ok := As[MRAdviser](d.drv)
 	if !ok {
 		return fmt.Errorf("advise on %s: %w", d.name, syscall.EOPNOTSUPP)
 	}
@@ -129,17 +179,11 @@ func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
 	defer pd.put()
-	if err := a.AdviseMR(pd, advice, flags, sgl); err != nil {
+	if err := a.AdviseMR(pd.drv, advice, flags, sgl); err != nil {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
 	return nil
 }
-
-// Driver is the driver's side.
-func (mr *MR) Driver() DriverMR { return mr.drv }
-
-// SetKeys is for the driver's RegMR, AllocMR and Rereg: the keys by which work requests and peers name the region.
-func (mr *MR) SetKeys(lkey, rkey uint32) { mr.lkey, mr.rkey = lkey, rkey }
 
 // PD is the domain that the region belongs to.
 func (mr *MR) PD() *PD { return mr.pd }
@@ -158,22 +202,63 @@ func (mr *MR) Region() *umem.Region {
 	return mr.region
 }
 
+// Addr is the address by which work requests name the region's first byte; 0 before MR.Map. It may
+// not sleep.
+func (mr *MR) Addr() uint64 {
+	if mr.region == nil {
+		return 0
+	}
+	return mr.region.IOVA()
+}
+
 // Access are the rights given at registration.
 func (mr *MR) Access() AccessFlags { return mr.access }
 
 // Dereg ends the registration; when it returns no peer can reach the memory. EBUSY while a window is bound to the
-// region. It may sleep. (ib_dereg_mr)
-func (mr *MR) Dereg() error {
-	defer mr.sleeps("MR.Dereg").leave()
-	if err := mr.kill(mr.drv.Dereg); err != nil {
+// region, or it is being changed. It may sleep. (ib_dereg_mr)
+func (mr *MR) Dereg() error { return mr.destroyIn(context.Background()) }
+
+// DeregContext is Dereg with a bound for the wait. When ctx ends, the call goes on: the region is refused to all others, and
+// another Dereg joins it. It may sleep.
+func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx) }
+
+func (mr *MR) destroyIn(ctx context.Context) error {
+	f, err := mr.destroys("MR.Dereg")
+	defer f.leave()
+	if err == nil {
+		err = mr.end(ctx, "MR.Dereg", mr.dereg, func() { mr.released() })
+	}
+	if err != nil {
 		return fmt.Errorf("deregister memory on %s: %w", mr.dev.name, err)
 	}
-	mr.mapping.Lock()
-	defer mr.mapping.Unlock()
+	return nil
+}
+
+// released comes when the driver has let go of the region.
+func (mr *MR) released() {
 	if mr.region != nil {
 		mr.region.Release()
 	}
 	mr.pd.put()
+}
+
+func (mr *MR) dereg() error {
+	if err := mr.beginChange(); err != nil {
+		return err
+	}
+	defer mr.changing.Store(false)
+	return mr.drv.Dereg()
+}
+
+// beginChange guards what the midlayer knows of the region. It does not wait: who changes a region twice at once does not know
+// what it is to be.
+func (mr *MR) beginChange() error {
+	if mr.uses.Load() == destroyed {
+		return mr.live()
+	}
+	if mr.changing.Swap(true) {
+		return fmt.Errorf("the region is being changed: %w", syscall.EBUSY)
+	}
 	return nil
 }
 
@@ -186,7 +271,9 @@ type AH struct {
 
 // CreateAH makes an address handle. It may not sleep. EOPNOTSUPP from a driver without datagrams.
 // (rdma_create_ah)
-func (pd *PD) CreateAH(attr *AHAttr, u *Udata) (*AH, error) {
+func (pd *PD) CreateAH(attr *AHAttr) (*AH, error) { return pd.createAH(attr, nil) }
+
+func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 	d := pd.dev
 	fail := func(err error) (*AH, error) { return nil, fmt.Errorf("create ah on %s: %w", d.name, err) }
 	f, err := pd.atomically("PD.CreateAH")
@@ -194,10 +281,11 @@ func (pd *PD) CreateAH(attr *AHAttr, u *Udata) (*AH, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
-	drv, ok := d.drv.(AHDriver)
+	defer d.end()
+	drv, ok := As[AHDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}
@@ -206,16 +294,16 @@ func (pd *PD) CreateAH(attr *AHAttr, u *Udata) (*AH, error) {
 	}
 	ah := &AH{pd: pd}
 	ah.bind(d, kindAH, &pd.object)
-	if ah.drv, err = drv.CreateAH(ah, attr, u); err != nil {
+	if ah.drv, err = drv.CreateAH(pd.drv, attr, u); err != nil {
 		pd.put()
 		return fail(err)
 	}
-	ah.born()
+	if err := ah.born(ah.drv.Destroy); err != nil {
+		pd.put()
+		return fail(err)
+	}
 	return ah, nil
 }
-
-// Driver is the driver's side.
-func (ah *AH) Driver() DriverAH { return ah.drv }
 
 // PD is the domain that the handle belongs to.
 func (ah *AH) PD() *PD { return ah.pd }

@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	"verbena/ib/internal/gate"
 	"verbena/umem"
 )
 
@@ -15,9 +16,9 @@ func TestUseCounts(t *testing.T) {
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, 10))
 	must(t, err)
-	mr, err := b.pd.RegMR(mem, nil, addr, 10, addr, AccessLocalWrite, nil)
+	mr, err := b.pd.RegMR(MRInit{Space: mem, Addr: addr, Length: 10, Access: AccessLocalWrite})
 	must(t, err)
-	ah, err := b.pd.CreateAH(&AHAttr{}, nil)
+	ah, err := b.pd.CreateAH(&AHAttr{})
 	must(t, err)
 
 	busy := func(what string, err error) {
@@ -44,9 +45,9 @@ func TestUseCounts(t *testing.T) {
 		}
 	}
 	for what, err := range map[string]error{
-		"mr": second(b.pd.RegMR(mem, nil, addr, 1, addr, 0, nil)),
-		"ah": second(b.pd.CreateAH(&AHAttr{}, nil)),
-		"qp": second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq}, nil)),
+		"mr": second(b.pd.RegMR(MRInit{Space: mem, Addr: addr, Length: 1, Access: 0})),
+		"ah": second(b.pd.CreateAH(&AHAttr{})),
+		"qp": second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
 	} {
 		if !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%s made of destroyed objects: %v, want EINVAL", what, err)
@@ -71,11 +72,11 @@ func TestDriverRefuses(t *testing.T) {
 	}
 	before := b.dev.Objects()
 	for what, err := range map[string]error{
-		"pd": second(b.dev.AllocPD(nil)),
-		"mr": second(b.pd.RegMR(mem, acct, addr, 1, addr, 0, nil)),
-		"cq": second(b.dev.CreateCQ(CQAttr{Entries: 1}, nil, nil, nil)),
-		"qp": second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq}, nil)),
-		"ah": second(b.pd.CreateAH(&AHAttr{}, nil)),
+		"pd": second(b.dev.AllocPD()),
+		"mr": second(b.pd.RegMR(MRInit{Space: mem, Account: acct, Addr: addr, Length: 1, Access: 0})),
+		"cq": second(b.dev.CreateCQ(CQInit{Entries: 1})),
+		"qp": second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
+		"ah": second(b.pd.CreateAH(&AHAttr{})),
 	} {
 		if !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("%s: %v", what, err)
@@ -96,10 +97,10 @@ func TestDriverRefuses(t *testing.T) {
 
 func TestObjectsOfAnotherDevice(t *testing.T) {
 	a, b := newBench(t, nil, nil, nil), newBench(t, nil, nil, nil)
-	if _, err := a.pd.CreateQP(QPInitAttr{SendCQ: a.cq, RecvCQ: b.cq}, nil); !errors.Is(err, syscall.EINVAL) {
+	if _, err := a.pd.CreateQP(QPInitAttr{SendCQ: a.cq, RecvCQ: b.cq}); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := a.pd.CreateQP(QPInitAttr{SendCQ: a.cq}, nil); !errors.Is(err, syscall.EINVAL) {
+	if _, err := a.pd.CreateQP(QPInitAttr{SendCQ: a.cq}); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("without a receive queue: %v", err)
 	}
 	must(t, a.qp.Destroy())
@@ -126,7 +127,7 @@ func TestRegMRChecks(t *testing.T) {
 		{"on demand, of a device without", 10, AccessOnDemand, syscall.EOPNOTSUPP},
 		{"fine", 10, AccessLocalWrite | AccessRemoteWrite | AccessRemoteRead, nil},
 	} {
-		mr, err := b.pd.RegMR(mem, acct, addr, test.length, 0, test.access, nil)
+		mr, err := b.pd.RegMR(MRInit{Space: mem, Account: acct, Addr: addr, Length: test.length, IOVA: 0, Access: test.access})
 		if !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", test.name, err, test.want)
 		}
@@ -147,29 +148,29 @@ func TestDeviceInError(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	init := QPAttr{State: QPInit, Port: 1}
 	initMask := QPAttrState | QPAttrPort | QPAttrPKeyIndex | QPAttrAccessFlags
-	must(t, b.qp.Modify(init, initMask, nil))
-	b.dev.SetError()
+	must(t, b.qp.Modify(init, initMask))
+	b.dev.handle.SetError()
 	if b.dev.State() != DeviceError {
 		t.Fatalf("device is %v", b.dev.State())
 	}
 	for what, err := range map[string]error{
-		"pd":     second(b.dev.AllocPD(nil)),
-		"mr":     second(b.pd.RegMR(umem.NewLocal(), nil, 0, 0, 0, 0, nil)),
-		"cq":     second(b.dev.CreateCQ(CQAttr{Entries: 1}, nil, nil, nil)),
-		"qp":     second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq}, nil)),
-		"ah":     second(b.pd.CreateAH(&AHAttr{}, nil)),
-		"modify": b.qp.Modify(init, initMask, nil),
+		"pd":     second(b.dev.AllocPD()),
+		"mr":     second(b.pd.RegMR(MRInit{Space: umem.NewLocal(), Addr: 0, Length: 0, Access: 0})),
+		"cq":     second(b.dev.CreateCQ(CQInit{Entries: 1})),
+		"qp":     second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
+		"ah":     second(b.pd.CreateAH(&AHAttr{})),
+		"modify": b.qp.Modify(init, initMask),
 	} {
 		if !errors.Is(err, syscall.EIO) {
 			t.Errorf("%s: %v, want EIO", what, err)
 		}
 	}
-	must(t, b.qp.Modify(QPAttr{State: QPErr}, QPAttrState, nil))
+	must(t, b.qp.Modify(QPAttr{State: QPErr}, QPAttrState))
 	must(t, b.qp.Destroy())
 	must(t, b.cq.Destroy())
 	must(t, b.pd.Dealloc())
-	must(t, b.core.Unregister(b.dev))
-	b.dev.SetError()
+	must(t, b.core.Unregister(&b.dev.handle))
+	b.dev.handle.SetError()
 	if b.dev.State() != DeviceGone {
 		t.Errorf("a device that is gone became %v", b.dev.State())
 	}
@@ -177,10 +178,71 @@ func TestDeviceInError(t *testing.T) {
 
 func TestCQResizeUnsupported(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
-	if err := b.cq.Resize(32, nil); !errors.Is(err, syscall.EOPNOTSUPP) {
+	if err := b.cq.Resize(32); !errors.Is(err, syscall.EOPNOTSUPP) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := b.dev.CreateCQ(CQAttr{}, nil, nil, nil); !errors.Is(err, syscall.EINVAL) {
+	if _, err := b.dev.CreateCQ(CQInit{}); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("no entries: %v", err)
+	}
+}
+
+// A consumer's region has its address for IOVA unless it says another, bytes are a region without further ado, and a
+// program's IOVA is what it says, 0 too.
+func TestRegMRAddresses(t *testing.T) {
+	b := newBench(t, nil, nil, nil)
+	mem := umem.NewLocal()
+	addr, err := mem.Add(make([]byte, 64))
+	must(t, err)
+	side := ForUser(gate.Open())
+	reg := func(init MRInit) (*MR, error) { return b.pd.RegMR(init) }
+	forUser := func(init MRInit) (*MR, error) { return side.RegMR(b.pd, init, nil) }
+	for _, test := range []struct {
+		what   string
+		reg    func(MRInit) (*MR, error)
+		iova   uint64
+		access AccessFlags
+		want   uint64
+	}{
+		{"no IOVA", reg, 0, 0, addr},
+		{"an IOVA", reg, 4096, 0, 4096},
+		{"zero based", reg, 0, AccessZeroBased, 0},
+		{"zero based with an IOVA", reg, 4096, AccessZeroBased, 0},
+		{"a program's address 0", forUser, 0, 0, 0},
+		{"a program's address", forUser, addr, 0, addr},
+	} {
+		mr, err := test.reg(MRInit{Space: mem, Addr: addr, Length: 64, IOVA: test.iova, Access: test.access})
+		must(t, err)
+		if mr.Addr() != test.want {
+			t.Errorf("%s: got address %#x, want %#x", test.what, mr.Addr(), test.want)
+		}
+		must(t, mr.Dereg())
+	}
+	buf := []byte("bytes")
+	mr, err := b.pd.RegBytes(buf, AccessLocalWrite)
+	must(t, err)
+	got := make([]byte, len(buf))
+	must(t, mr.Region().ReadV([][]byte{got}, mr.Addr()))
+	if string(got) != "bytes" {
+		t.Errorf("read %q", got)
+	}
+	must(t, mr.Dereg())
+	b.free(t)
+}
+
+// The interface for user contexts does nothing without the key.
+func TestForUserNeedsKey(t *testing.T) {
+	d, _ := newDevice("fake0")
+	for what, f := range map[string]func(){
+		"ForUser":          func() { ForUser(gate.Key{}) },
+		"UserSide.AllocPD": func() { _, _ = UserSide{}.AllocPD(d, nil) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", what)
+				}
+			}()
+			f()
+		}()
 	}
 }

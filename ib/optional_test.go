@@ -23,11 +23,11 @@ func TestOptionalAbilitiesMissing(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	before := b.dev.Objects()
 	for what, err := range map[string]error{
-		"srq":      second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}}, nil)),
-		"mw":       second(b.pd.AllocMW(MWType1, nil)),
+		"srq":      second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}})),
+		"mw":       second(b.pd.AllocMW(MWType1)),
 		"mr":       second(b.pd.AllocMR(1)),
-		"xrcd":     second(b.dev.AllocXRCD(nil)),
-		"resize":   b.cq.Resize(4, nil),
+		"xrcd":     second(b.dev.AllocXRCD()),
+		"resize":   b.cq.Resize(4),
 		"moderate": b.cq.Moderate(4, 0),
 		"attach":   b.qp.AttachMcast(GID{0: 0xff}, 0),
 		"detach":   b.qp.DetachMcast(GID{0: 0xff}, 0),
@@ -42,22 +42,22 @@ func TestOptionalAbilitiesMissing(t *testing.T) {
 
 func TestOptionalUseCounts(t *testing.T) {
 	b := newFullBench(t)
-	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}}, nil)
+	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}})
 	must(t, err)
-	qp, err := b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, SRQ: srq, Type: QPTypeRC}, nil)
+	qp, err := b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, SRQ: srq, Type: QPTypeRC})
 	must(t, err)
 	wantErr(t, "srq with qp", srq.Destroy(), syscall.EBUSY)
 	must(t, qp.Destroy())
 	must(t, srq.Destroy())
 	wantErr(t, "srq twice", srq.Destroy(), syscall.EINVAL)
 
-	x, err := b.dev.AllocXRCD(nil)
+	x, err := b.dev.AllocXRCD()
 	must(t, err)
-	xsrq, err := b.pd.CreateSRQ(SRQInitAttr{Type: SRQXRC, XRCD: x, CQ: b.cq, Attr: SRQAttr{MaxWR: 4}}, nil)
+	xsrq, err := b.pd.CreateSRQ(SRQInitAttr{Type: SRQXRC, XRCD: x, CQ: b.cq, Attr: SRQAttr{MaxWR: 4}})
 	must(t, err)
-	tgt, err := b.pd.CreateQP(QPInitAttr{XRCD: x, Type: QPTypeXRCTgt}, nil)
+	tgt, err := b.pd.CreateQP(QPInitAttr{XRCD: x, Type: QPTypeXRCTgt})
 	must(t, err)
-	ini, err := b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, Type: QPTypeXRCInit}, nil)
+	ini, err := b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, Type: QPTypeXRCInit})
 	must(t, err)
 	if xsrq.Num() != 7 || xsrq.PD() != b.pd || xsrq.Init().CQ != b.cq {
 		t.Errorf("%+v", xsrq.Init())
@@ -69,7 +69,7 @@ func TestOptionalUseCounts(t *testing.T) {
 	must(t, x.Dealloc())
 	must(t, ini.Destroy())
 
-	mw, err := b.pd.AllocMW(MWType2, nil)
+	mw, err := b.pd.AllocMW(MWType2)
 	must(t, err)
 	mr, err := b.pd.AllocMR(3)
 	must(t, err)
@@ -86,26 +86,26 @@ func TestOptionalUseCounts(t *testing.T) {
 	wantErr(t, "pd with mr", b.pd.Dealloc(), syscall.EBUSY)
 	must(t, mr.Dereg())
 	must(t, b.pd.Dealloc())
-	must(t, b.core.Unregister(b.dev))
+	must(t, b.core.Unregister(&b.dev.handle))
 }
 
 func TestOptionalArguments(t *testing.T) {
 	b := newFullBench(t)
-	x, err := b.dev.AllocXRCD(nil)
+	x, err := b.dev.AllocXRCD()
 	must(t, err)
-	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}}, nil)
+	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}})
 	must(t, err)
 	cq := b.cq
-	qp := func(init QPInitAttr) error { return second(b.pd.CreateQP(init, nil)) }
+	qp := func(init QPInitAttr) error { return second(b.pd.CreateQP(init)) }
 	for what, err := range map[string]error{
-		"srq of no room":          second(b.pd.CreateSRQ(SRQInitAttr{}, nil)),
-		"srq, limit above room":   second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1, Limit: 2}}, nil)),
-		"basic srq with a domain": second(b.pd.CreateSRQ(SRQInitAttr{XRCD: x, Attr: SRQAttr{MaxWR: 1}}, nil)),
-		"basic srq with a cq":     second(b.pd.CreateSRQ(SRQInitAttr{CQ: cq, Attr: SRQAttr{MaxWR: 1}}, nil)),
-		"xrc srq without":         second(b.pd.CreateSRQ(SRQInitAttr{Type: SRQXRC, Attr: SRQAttr{MaxWR: 1}}, nil)),
-		"srq of no type":          second(b.pd.CreateSRQ(SRQInitAttr{Type: 2, Attr: SRQAttr{MaxWR: 1}}, nil)),
-		"srq attributes":          srq.Modify(SRQAttr{}, 4, nil),
-		"mw of no type":           second(b.pd.AllocMW(3, nil)),
+		"srq of no room":          second(b.pd.CreateSRQ(SRQInitAttr{})),
+		"srq, limit above room":   second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1, Limit: 2}})),
+		"basic srq with a domain": second(b.pd.CreateSRQ(SRQInitAttr{XRCD: x, Attr: SRQAttr{MaxWR: 1}})),
+		"basic srq with a cq":     second(b.pd.CreateSRQ(SRQInitAttr{CQ: cq, Attr: SRQAttr{MaxWR: 1}})),
+		"xrc srq without":         second(b.pd.CreateSRQ(SRQInitAttr{Type: SRQXRC, Attr: SRQAttr{MaxWR: 1}})),
+		"srq of no type":          second(b.pd.CreateSRQ(SRQInitAttr{Type: 2, Attr: SRQAttr{MaxWR: 1}})),
+		"srq attributes":          srq.Modify(SRQAttr{}, 4),
+		"mw of no type":           second(b.pd.AllocMW(3)),
 		"mr of no pages":          second(b.pd.AllocMR(0)),
 		"group of a single":       b.qp.AttachMcast(GID{0: 0xfe}, 0),
 		"moderate backwards":      cq.Moderate(1, -1),
@@ -124,10 +124,10 @@ func TestOptionalArguments(t *testing.T) {
 		wantErr(t, what, err, syscall.EINVAL)
 	}
 	must(t, cq.Moderate(5, time.Millisecond))
-	if c := cq.Driver().(*fullCQ); c.count != 5 || c.period != time.Millisecond {
+	if c := cq.drv.(*fullCQ); c.count != 5 || c.period != time.Millisecond {
 		t.Errorf("moderated by %d, %v", c.count, c.period)
 	}
-	must(t, cq.Resize(30, nil))
+	must(t, cq.Resize(30))
 	if cq.Entries() != 31 {
 		t.Errorf("%d entries", cq.Entries())
 	}
@@ -143,19 +143,19 @@ func TestOptionalRefusedAndInError(t *testing.T) {
 	must(t, err)
 	mr, err := b.pd.AllocMR(1)
 	must(t, err)
-	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}}, nil)
+	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}})
 	must(t, err)
 	before := b.dev.Objects()
 	try := func(want syscall.Errno) {
 		t.Helper()
 		for what, err := range map[string]error{
-			"srq":        second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}}, nil)),
-			"mw":         second(b.pd.AllocMW(MWType1, nil)),
+			"srq":        second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}})),
+			"mw":         second(b.pd.AllocMW(MWType1)),
 			"mr":         second(b.pd.AllocMR(1)),
-			"xrcd":       second(b.dev.AllocXRCD(nil)),
+			"xrcd":       second(b.dev.AllocXRCD()),
 			"attach":     b.qp.AttachMcast(GID{0: 0xff}, 0),
 			"map":        mr.Map(mem, acct, addr, 10, 0),
-			"modify srq": srq.Modify(SRQAttr{}, 0, nil),
+			"modify srq": srq.Modify(SRQAttr{}, 0),
 		} {
 			wantErr(t, what, err, want)
 		}
@@ -170,7 +170,7 @@ func TestOptionalRefusedAndInError(t *testing.T) {
 	_, err = srq.Query()
 	wantErr(t, "query srq", err, syscall.ENOMEM)
 	b.drv.fail = nil
-	b.dev.SetError()
+	b.dev.handle.SetError()
 	try(syscall.EIO)
 	wantErr(t, "moderate", b.cq.Moderate(1, 0), syscall.EIO)
 	must(t, errors.Join(mr.Dereg(), srq.Destroy()))
@@ -188,7 +188,7 @@ func TestFastRegMap(t *testing.T) {
 	first := (addr + umem.PageSize - 1) / umem.PageSize * umem.PageSize // aligned
 	mr, err := b.pd.AllocMR(2)
 	must(t, err)
-	drv := mr.Driver().(*fakeFastMR)
+	drv := mr.drv.(*fakeFastMR)
 	must(t, mr.Map(mem, acct, first, 2*umem.PageSize, 0x4000))
 	if acct.Pages() != 2 || drv.mapped.IOVA() != 0x4000 || mr.Region() != nil {
 		t.Errorf("%d pages, mapped %+v", acct.Pages(), drv.mapped)
@@ -226,7 +226,7 @@ func TestSRQ(t *testing.T) {
 		srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}, Event: func(s *SRQ, e EventType) {
 			<-release
 			got = append(got, e)
-		}}, nil)
+		}})
 		must(t, err)
 		if n, err := srq.PostRecv(RecvWR{}, RecvWR{}); n != 2 || err != nil {
 			t.Errorf("%d, %v", n, err)
@@ -234,7 +234,7 @@ func TestSRQ(t *testing.T) {
 		if a, err := srq.Query(); a.MaxWR != 5 || err != nil || srq.Init().Event == nil {
 			t.Errorf("%+v, %v", a, err)
 		}
-		srq.Raise(EventSRQLimitReached)
+		SRQHandle{srq}.Raise(EventSRQLimitReached)
 		synctest.Wait()
 		gone := false
 		go func() {
@@ -284,14 +284,14 @@ func TestEnterError(t *testing.T) {
 		drv.fail = func(string) error { calls++; return nil }
 		d := NewDevice("full0", fullDriver{drv}, nil)
 		d.SetError()
-		if calls != 0 || d.State() != DeviceNew {
-			t.Errorf("before registration: %d calls, state %v", calls, d.State())
+		if calls != 0 || d.dev.State() != DeviceNew {
+			t.Errorf("before registration: %d calls, state %v", calls, d.dev.State())
 		}
 		must(t, core.Register(d))
 		d.SetError()
 		d.SetError()
-		if calls != 1 || d.State() != DeviceError {
-			t.Errorf("%d calls, state %v", calls, d.State())
+		if calls != 1 || d.dev.State() != DeviceError {
+			t.Errorf("%d calls, state %v", calls, d.dev.State())
 		}
 		must(t, core.Unregister(d))
 		w.expect(t)

@@ -1,8 +1,8 @@
 package ib
 
 import (
+	"context"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"syscall"
 )
@@ -10,13 +10,11 @@ import (
 // QP is a queue pair. (struct ib_qp)
 type QP struct {
 	object
-	drv    DriverQP
-	post   poster // drv, or in checked mode what stands before it
-	pd     *PD
-	init   QPInitAttr
-	num    uint32
-	event  func(*QP, EventType)
-	modify sync.Mutex // one Modify at a time, so that the transition that was checked is the one that is made
+	drv  DriverQP
+	post poster // drv, or in checked mode what stands before it
+	pd   *PD
+	init QPInitAttr
+	num  uint32
 
 	pending atomic.Int32 // events that are due
 	dead    atomic.Bool  // no event is to be delivered any more
@@ -26,32 +24,59 @@ type QP struct {
 }
 
 // CreateQP makes a queue pair in state RESET; the capacities granted are in QP.Init. It may sleep. (ib_create_qp)
-func (pd *PD) CreateQP(init QPInitAttr, u *Udata) (*QP, error) {
-	d := pd.dev
+func (pd *PD) CreateQP(init QPInitAttr) (*QP, error) {
 	defer pd.sleeps("PD.CreateQP").leave()
+	return pd.createQP(init, nil)
+}
+
+func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
+	d := pd.dev
 	fail := func(err error) (*QP, error) { return nil, fmt.Errorf("create qp on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
+	defer d.end()
 	if err := init.check(); err != nil {
 		return fail(err)
 	}
-	qp := &QP{pd: pd, init: init, event: init.Event}
+	qp := &QP{pd: pd, init: init}
 	qp.bind(d, kindQP, &pd.object)
-	qp.init.Event = nil // the driver sees init; its way to the consumer is QP.Raise
 	if err := getAll(d, qp.refersTo()); err != nil {
 		return fail(err)
 	}
+	drvInit := qp.init.forDriver(pd)
 	var err error
-	if qp.drv, err = d.drv.CreateQP(qp, &qp.init, u); err != nil {
+	if qp.drv, err = d.drv.CreateQP(QPHandle{qp}, &drvInit, u); err != nil {
 		putAll(qp.refersTo())
 		return fail(err)
 	}
+	qp.init.Cap = drvInit.Cap
 	if qp.post = qp.drv; qp.check != nil {
 		qp.post = checkedQP{qp}
 	}
-	qp.born()
+	if err := qp.born(qp.destroy); err != nil {
+		putAll(qp.refersTo())
+		return fail(err)
+	}
 	return qp, nil
+}
+
+// forDriver is what the driver makes a queue pair of.
+func (init *QPInitAttr) forDriver(pd *PD) DriverQPInit {
+	di := DriverQPInit{PD: pd.drv, Cap: init.Cap, SigAll: init.SigAll, Type: init.Type, Port: init.Port}
+	if init.SendCQ != nil {
+		di.SendCQ = init.SendCQ.drv
+	}
+	if init.RecvCQ != nil {
+		di.RecvCQ = init.RecvCQ.drv
+	}
+	if init.SRQ != nil {
+		di.SRQ = init.SRQ.drv
+	}
+	if init.XRCD != nil {
+		di.XRCD = init.XRCD.drv
+	}
+	return di
 }
 
 // check tells whether the queues and domains suit the type.
@@ -107,12 +132,6 @@ func putAll(objects []*object) {
 	}
 }
 
-// Driver is the driver's side.
-func (qp *QP) Driver() DriverQP { return qp.drv }
-
-// SetNum is for the driver's CreateQP: the queue pair's number.
-func (qp *QP) SetNum(n uint32) { qp.num = n }
-
 // Num is the queue pair's number, 24 bits.
 func (qp *QP) Num() uint32 { return qp.num }
 
@@ -120,21 +139,29 @@ func (qp *QP) Num() uint32 { return qp.num }
 func (qp *QP) PD() *PD { return qp.pd }
 
 // Init is what the queue pair was made with, with the capacities that the driver granted.
-func (qp *QP) Init() QPInitAttr {
-	init := qp.init
-	init.Event = qp.event
-	return init
-}
+func (qp *QP) Init() QPInitAttr { return qp.init }
 
 // Type is the service type.
 func (qp *QP) Type() QPType { return qp.init.Type }
 
 // Modify changes the attributes named by mask, among them the state. EINVAL when the mask does not suit the type
 // and the transition, or a value is wrong. It may sleep. (ib_modify_qp)
-func (qp *QP) Modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
+func (qp *QP) Modify(attr QPAttr, mask QPAttrMask) error {
 	defer qp.sleeps("QP.Modify").leave()
-	qp.modify.Lock()
-	defer qp.modify.Unlock()
+	return qp.change(attr, mask, nil)
+}
+
+// ModifyContext is Modify with a bound for the wait. When ctx ends, the call goes on in the driver; another one may overtake
+// it. It may sleep.
+func (qp *QP) ModifyContext(ctx context.Context, attr QPAttr, mask QPAttrMask) error {
+	defer qp.sleeps("QP.ModifyContext").leave()
+	return inContext(ctx, func() error {
+		defer qp.sleeps("QP.Modify").leave()
+		return qp.change(attr, mask, nil)
+	})
+}
+
+func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)
 	fail := func(err error) error {
 		if e := qp.dev.usable(); e != nil && !toEnd {
@@ -145,13 +172,7 @@ func (qp *QP) Modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	if err := qp.dev.usable(); err != nil && !toEnd {
 		return fail(err)
 	}
-	if mask&QPAttrCurState == 0 {
-		attr.CurState = qp.drv.State()
-	}
-	if mask&QPAttrState == 0 {
-		attr.State = attr.CurState
-	}
-	if err := CheckTransition(attr.CurState, attr.State, qp.init.Type, mask); err != nil {
+	if err := qp.live(); err != nil {
 		return fail(err)
 	}
 	if err := qp.drv.Modify(&attr, mask, u); err != nil {
@@ -163,7 +184,11 @@ func (qp *QP) Modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
 // Query reports the present attributes. It may sleep. (ib_query_qp)
 func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
 	defer qp.sleeps("QP.Query").leave()
-	a, err := qp.drv.Query(mask)
+	var a QPAttr
+	err := qp.live()
+	if err == nil {
+		a, err = qp.drv.Query(mask)
+	}
 	if err != nil {
 		return a, qp.Init(), fmt.Errorf("query qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
@@ -179,13 +204,14 @@ func (qp *QP) PostSend(wrs ...SendWR) (int, error) { return qp.post.PostSend(wrs
 // PostRecv queues receive work requests and returns how many were taken. It may not sleep. (ib_post_recv)
 func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) { return qp.post.PostRecv(wrs) }
 
-// Raise is for the driver: an asynchronous event of the queue pair. The consumer's function is called later, by a
-// thread that holds nothing. It may not sleep. (ib_qp.event_handler)
-func (qp *QP) Raise(e EventType) {
+// Raise reports an asynchronous event of the queue pair. The consumer's function is called later, by a thread that holds
+// nothing. It may not sleep. (ib_qp.event_handler)
+func (h QPHandle) Raise(e EventType) {
+	qp := h.qp
 	if qp.check != nil {
-		qp.check.reports("QP.Raise")
+		qp.check.reports("QPHandle.Raise")
 	}
-	if qp.event == nil || qp.dead.Load() {
+	if qp.init.Event == nil || qp.dead.Load() {
 		return
 	}
 	qp.pending.Add(1)
@@ -194,24 +220,29 @@ func (qp *QP) Raise(e EventType) {
 
 func (qp *QP) callEvent(e EventType) {
 	if qp.check != nil {
-		qp.check.call("the event function of a QP", nil, func() { qp.event(qp, e) })
+		qp.check.call("the event function of a QP", nil, func() { qp.init.Event(qp, e) })
 		return
 	}
-	qp.event(qp, e)
+	qp.init.Event(qp, e)
 }
 
 // Destroy frees the queue pair, EBUSY while it is in a multicast group. When it returns nothing of it is in flight and its event function will not run
 // again. It may sleep. (ib_destroy_qp)
-func (qp *QP) Destroy() error {
+func (qp *QP) Destroy() error { return qp.destroyIn(context.Background()) }
+
+// DestroyContext is Destroy with a bound for the wait. When ctx ends, the call goes on: the queue pair is refused to all others, and
+// another Destroy joins it. It may sleep.
+func (qp *QP) DestroyContext(ctx context.Context) error { return qp.destroyIn(ctx) }
+
+func (qp *QP) destroyIn(ctx context.Context) error {
 	f, err := qp.destroys("QP.Destroy")
 	defer f.leave()
 	if err == nil {
-		err = qp.kill(qp.destroy)
+		err = qp.end(ctx, "QP.Destroy", qp.destroy, func() { putAll(qp.refersTo()) })
 	}
 	if err != nil {
 		return fmt.Errorf("destroy qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
-	putAll(qp.refersTo())
 	return nil
 }
 

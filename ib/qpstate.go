@@ -122,3 +122,24 @@ func CheckTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 	}
 	return nil
 }
+
+// NextState returns the state that a modification with attr and mask takes a queue pair of type t to, which is in state now;
+// EINVAL if there is no such transition, if it needs or takes other attributes, or if attr.CurState is named and is not the
+// state. It is for a driver's Modify, under the lock that guards the state. It may not sleep. (ib_modify_qp_is_ok)
+func NextState(now QPState, t QPType, attr *QPAttr, mask QPAttrMask) (QPState, error) {
+	from := now
+	if mask&QPAttrCurState != 0 {
+		from = attr.CurState
+	}
+	to := from
+	if mask&QPAttrState != 0 {
+		to = attr.State
+	}
+	if err := CheckTransition(from, to, t, mask); err != nil {
+		return now, err
+	}
+	if from != now && to != QPErr && to != QPReset {
+		return now, fmt.Errorf("the state is %v, not %v: %w", now, from, syscall.EINVAL)
+	}
+	return to, nil
+}

@@ -3,12 +3,14 @@ package ib
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"pgregory.net/rapid"
 
 	"verbena/ib/internal/qptable"
+	"verbena/umem"
 )
 
 // The names of the specification's table are those that the midlayer prints, and the bits its own.
@@ -84,7 +86,7 @@ func TestQPStateMachine(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		b := newBench(t, nil, nil, nil)
 		kind := rapid.SampledFrom(qptable.Types).Draw(rt, "type")
-		b.qp.init.Type = qpType(t, kind)
+		b.qp.drv.(*fakeQP).typ = qpType(t, kind)
 		state := "RESET" // of the model
 		rt.Repeat(map[string]func(*rapid.T){
 			"modify": func(rt *rapid.T) {
@@ -98,7 +100,7 @@ func TestQPStateMachine(t *testing.T) {
 				if mask&qptable.Attrs["state"] == 0 {
 					to = from
 				}
-				err := b.qp.Modify(QPAttr{State: stateOf(to), CurState: stateOf(from)}, QPAttrMask(mask), nil)
+				err := b.qp.Modify(QPAttr{State: stateOf(to), CurState: stateOf(from)}, QPAttrMask(mask))
 				want := qptable.Allowed(from, to, kind, mask)
 				if (err == nil) != want {
 					rt.Fatalf("%s: %s to %s, mask %#x: %v, want allowed: %v", kind, from, to, mask, err, want)
@@ -155,7 +157,7 @@ func TestQPModify(t *testing.T) {
 		{"to RESET", QPAttr{State: QPReset}, QPAttrState, QPReset, nil},
 	}
 	for _, s := range steps {
-		if err := b.qp.Modify(s.attr, s.mask, nil); !errors.Is(err, s.err) {
+		if err := b.qp.Modify(s.attr, s.mask); !errors.Is(err, s.err) {
 			t.Errorf("%s: %v, want %v", s.name, err, s.err)
 		}
 		if b.qp.State() != s.want {
@@ -163,7 +165,54 @@ func TestQPModify(t *testing.T) {
 		}
 	}
 	b.drv.fail = func(string) error { return syscall.ENOMEM }
-	if err := b.qp.Modify(QPAttr{State: QPErr}, QPAttrState, nil); !errors.Is(err, syscall.ENOMEM) {
+	if err := b.qp.Modify(QPAttr{State: QPErr}, QPAttrState); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("driver refuses: %v", err)
 	}
+}
+
+// A Modify that hangs in the driver does not keep another one from it.
+func TestModifyIsNotSerialised(t *testing.T) {
+	b := newBench(t, nil, nil, nil)
+	hung, release := make(chan int), make(chan int)
+	var first atomic.Bool
+	b.drv.fail = func(what string) error {
+		if what == "modify qp" && !first.Swap(true) {
+			close(hung)
+			<-release
+		}
+		return nil
+	}
+	done := make(chan error)
+	go func() {
+		done <- b.qp.Modify(QPAttr{State: QPInit, Port: 1}, QPAttrState|QPAttrPKeyIndex|QPAttrPort|QPAttrAccessFlags)
+	}()
+	<-hung
+	must(t, b.qp.Modify(QPAttr{State: QPErr}, QPAttrState))
+	if s := b.qp.State(); s != QPErr {
+		t.Errorf("state: got %v, want ERR", s)
+	}
+	close(release)
+	wantErr(t, "the first, now in ERR", <-done, syscall.EINVAL)
+	b.free(t)
+}
+
+// Two changes of a region at once: the second does not wait, and is refused.
+func TestMapDuringMap(t *testing.T) {
+	b := newFullBench(t)
+	mem := umem.NewLocal()
+	addr, err := mem.Add(make([]byte, 8))
+	must(t, err)
+	mr, err := b.pd.AllocMR(1)
+	must(t, err)
+	b.drv.fail = func(what string) error {
+		if what == "map" {
+			wantErr(t, "Map", mr.Map(mem, nil, addr, 8, addr), syscall.EBUSY)
+			wantErr(t, "Dereg", mr.Dereg(), syscall.EBUSY)
+		}
+		return nil
+	}
+	must(t, mr.Map(mem, nil, addr, 8, addr))
+	b.drv.fail = nil
+	must(t, mr.Dereg())
+	b.free(t)
 }

@@ -19,11 +19,12 @@ const (
 
 // MRChange is what a region is to become; only what the flags name is looked at.
 type MRChange struct {
-	Space              umem.Space
-	Account            *umem.Account // may be nil
-	Addr, Length, IOVA uint64
-	PD                 *PD
-	Access             AccessFlags
+	Space        umem.Space
+	Account      *umem.Account // may be nil
+	Addr, Length uint64
+	IOVA         uint64 // 0: the same as Addr; see MRInit
+	PD           *PD
+	Access       AccessFlags
 }
 
 // ReregMR is implemented by a DriverMR, made by RegMR, that can be changed without being deregistered. (rereg_user_mr)
@@ -31,18 +32,25 @@ type ReregMR interface {
 	DriverMR
 	// Rereg makes the region one of r, in domain pd, with the given rights, from now on: all three as they are to be,
 	// also what stays as it was. It returns when no access with the former rights is in flight, and then the midlayer
-	// releases the memory that it was of, if r is other memory. The keys may change (MR.SetKeys). EBUSY while a
+	// releases the memory that it was of, if r is other memory. The keys may change (MRHandle.SetKeys). EBUSY while a
 	// window is bound to the region. After an error the region is what it was. It may sleep.
-	Rereg(r *umem.Region, pd *PD, access AccessFlags, u *Udata) error
+	Rereg(r *umem.Region, pd DriverPD, access AccessFlags, u *Udata) error
 }
 
 // Rereg changes the memory that a region stands for, its domain, its rights, or several of these, without an instant in
 // which it does not exist. The keys may be others afterwards. The caller sees to it that nothing else is done with the
 // region at the same time. After an error the region is what it was: EINVAL for flags that make no sense, and for a
-// region of AllocMR; EBUSY while a window is bound to the region; EOPNOTSUPP from a driver without; otherwise as RegMR.
+// region of AllocMR; EBUSY while a window is bound to the region or it is being changed; EOPNOTSUPP from a driver without; otherwise as RegMR.
 // It may sleep. (ib_uverbs_rereg_mr, IBA 11.2.8.5)
-func (mr *MR) Rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
+func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
 	defer mr.sleeps("MR.Rereg").leave()
+	if to.IOVA == 0 {
+		to.IOVA = to.Addr
+	}
+	return mr.reregister(flags, to, nil)
+}
+
+func (mr *MR) reregister(flags MRChangeFlags, to MRChange, u *Udata) error {
 	if err := mr.rereg(flags, to, u); err != nil {
 		return fmt.Errorf("reregister memory on %s: %w", mr.dev.name, err)
 	}
@@ -62,12 +70,14 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	case flags&MRChangePD != 0 && to.PD == nil:
 		return fmt.Errorf("no protection domain: %w", syscall.EINVAL)
 	}
-	drv, ok := mr.drv.(ReregMR)
+	drv, ok := As[ReregMR](mr.drv)
 	if !ok {
 		return syscall.EOPNOTSUPP
 	}
-	mr.mapping.Lock()
-	defer mr.mapping.Unlock()
+	if err := mr.beginChange(); err != nil {
+		return err
+	}
+	defer mr.changing.Store(false)
 	region, pd, access := mr.region, mr.pd, mr.access
 	if flags&MRChangeAccess != 0 {
 		access = to.Access
@@ -76,8 +86,9 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 		}
 	}
 	if flags&MRChangeTranslation != 0 {
+		init := MRInit{Space: to.Space, Account: to.Account, Addr: to.Addr, Length: to.Length, IOVA: to.IOVA, Access: access}
 		var err error
-		if region, err = mr.dev.region(to.Space, to.Account, to.Addr, to.Length, to.IOVA, access); err != nil {
+		if region, err = mr.dev.region(init); err != nil {
 			return err
 		}
 	} else if region.OnDemand() != (access&AccessOnDemand != 0) {
@@ -96,7 +107,7 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 		mr.forget(region)
 		return err
 	}
-	if err := drv.Rereg(region, pd, access, u); err != nil {
+	if err := drv.Rereg(region, pd.drv, access, u); err != nil {
 		pd.put()
 		mr.forget(region)
 		return err

@@ -25,11 +25,11 @@ func TestRereg(t *testing.T) {
 	addr, err := mem.Add(make([]byte, 4*umem.PageSize))
 	must(t, err)
 	acct := umem.NewAccount(func() uint64 { return umem.Unlimited })
-	other, err := b.dev.AllocPD(nil)
+	other, err := b.dev.AllocPD()
 	must(t, err)
-	mr, err := b.pd.RegMR(readOnly{mem}, acct, addr, 8, addr, AccessRemoteRead, nil)
+	mr, err := b.pd.RegMR(MRInit{Space: readOnly{mem}, Account: acct, Addr: addr, Length: 8, Access: AccessRemoteRead})
 	must(t, err)
-	drv := mr.Driver().(*fakeReregMR)
+	drv := mr.drv.(*fakeReregMR)
 	before := acct.Pages()
 	for _, c := range []struct {
 		name  string
@@ -46,39 +46,39 @@ func TestRereg(t *testing.T) {
 			MRChange{Access: AccessRemoteRead | AccessZeroBased}, syscall.EINVAL},
 		{"memory that is not there", MRChangeTranslation, MRChange{Space: mem, Account: acct, Addr: 1, Length: 8}, syscall.EFAULT},
 	} {
-		wantErr(t, c.name, mr.Rereg(c.flags, c.to, nil), c.want)
+		wantErr(t, c.name, mr.Rereg(c.flags, c.to), c.want)
 	}
 	b.drv.fail = func(what string) error { return syscall.EBUSY }
 	wantErr(t, "a driver that refuses", mr.Rereg(MRChangeTranslation|MRChangePD,
-		MRChange{Space: mem, Account: acct, Addr: addr, Length: 8, PD: other}, nil), syscall.EBUSY)
+		MRChange{Space: mem, Account: acct, Addr: addr, Length: 8, PD: other}), syscall.EBUSY)
 	b.drv.fail = nil
 	if drv.region != nil || mr.PD() != b.pd || mr.Access() != AccessRemoteRead || acct.Pages() != before {
 		t.Errorf("failures have changed the region: pd %v, access %v, %d pages", mr.PD() == b.pd, mr.Access(), acct.Pages())
 	}
 
-	must(t, mr.Rereg(MRChangePD, MRChange{PD: other}, nil))
-	if drv.pd != other || drv.region != mr.Region() || drv.access != AccessRemoteRead || mr.PD() != other {
+	must(t, mr.Rereg(MRChangePD, MRChange{PD: other}))
+	if drv.pd != other.drv || drv.region != mr.Region() || drv.access != AccessRemoteRead || mr.PD() != other {
 		t.Errorf("after a change of domain: %+v", drv)
 	}
 	wantErr(t, "the new domain", other.Dealloc(), syscall.EBUSY)
-	must(t, mr.Rereg(MRChangePD, MRChange{PD: other}, nil)) // which it has
+	must(t, mr.Rereg(MRChangePD, MRChange{PD: other})) // which it has
 	long := 3 * umem.PageSize
 	must(t, mr.Rereg(MRChangeTranslation|MRChangeAccess, MRChange{
 		Space: mem, Account: acct, Addr: addr, Length: long, IOVA: 64, Access: AccessLocalWrite | AccessRemoteWrite,
-	}, nil))
+	}))
 	if r := mr.Region(); drv.region != r || r.Len() != long || r.IOVA() != 64 || acct.Pages() != r.Pages() ||
-		mr.Access() != AccessLocalWrite|AccessRemoteWrite || drv.access != mr.Access() || drv.pd != other {
+		mr.Access() != AccessLocalWrite|AccessRemoteWrite || drv.access != mr.Access() || drv.pd != other.drv {
 		t.Errorf("after a change of memory and rights: %+v, %d pages charged", r, acct.Pages())
 	}
 	must(t, mr.Rereg(MRChangeTranslation|MRChangeAccess, MRChange{
 		Space: mem, Account: acct, Addr: addr + 8, Length: 8, IOVA: addr + 8, Access: AccessLocalWrite | AccessZeroBased,
-	}, nil))
+	}))
 	if r := mr.Region(); r.IOVA() != 0 || r.Addr() != addr+8 {
 		t.Errorf("zero-based: region at %#x from address %#x, want 0 from %#x", r.IOVA(), r.Addr(), addr+8)
 	}
-	wantErr(t, "addresses no more from zero", mr.Rereg(MRChangeAccess, MRChange{Access: AccessLocalWrite}, nil),
+	wantErr(t, "addresses no more from zero", mr.Rereg(MRChangeAccess, MRChange{Access: AccessLocalWrite}),
 		syscall.EINVAL)
-	must(t, mr.Rereg(MRChangePD, MRChange{PD: b.pd}, nil))
+	must(t, mr.Rereg(MRChangePD, MRChange{PD: b.pd}))
 	must(t, other.Dealloc())
 	must(t, mr.Dereg())
 	if acct.Pages() != 0 {
@@ -87,7 +87,7 @@ func TestRereg(t *testing.T) {
 
 	fast, err := b.pd.AllocMR(1)
 	must(t, err)
-	wantErr(t, "a region of AllocMR", fast.Rereg(MRChangeAccess, MRChange{}, nil), syscall.EINVAL)
+	wantErr(t, "a region of AllocMR", fast.Rereg(MRChangeAccess, MRChange{}), syscall.EINVAL)
 	must(t, fast.Dereg())
 }
 
@@ -96,9 +96,9 @@ func TestReregMissing(t *testing.T) {
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, 8))
 	must(t, err)
-	mr, err := b.pd.RegMR(mem, nil, addr, 8, addr, 0, nil)
+	mr, err := b.pd.RegMR(MRInit{Space: mem, Addr: addr, Length: 8, Access: 0})
 	must(t, err)
-	wantErr(t, "a driver without", mr.Rereg(MRChangeAccess, MRChange{}, nil), syscall.EOPNOTSUPP)
+	wantErr(t, "a driver without", mr.Rereg(MRChangeAccess, MRChange{}), syscall.EOPNOTSUPP)
 	must(t, mr.Dereg())
 	b.free(t)
 }

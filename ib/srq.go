@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"syscall"
@@ -44,12 +45,11 @@ type SRQInitAttr struct {
 // SRQ is a shared receive queue. (struct ib_srq)
 type SRQ struct {
 	object
-	drv   DriverSRQ
-	post  recvPoster // drv, or in checked mode what stands before it
-	pd    *PD
-	init  SRQInitAttr
-	num   uint32
-	event func(*SRQ, EventType)
+	drv  DriverSRQ
+	post recvPoster // drv, or in checked mode what stands before it
+	pd   *PD
+	init SRQInitAttr
+	num  uint32
 
 	pending atomic.Int32 // events that are due
 	dead    atomic.Bool  // no event is to be delivered any more
@@ -60,14 +60,19 @@ type SRQ struct {
 
 // CreateSRQ makes a shared receive queue; the capacities granted are in SRQ.Init. It may sleep. EOPNOTSUPP from a
 // driver without. (ib_create_srq)
-func (pd *PD) CreateSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
-	d := pd.dev
+func (pd *PD) CreateSRQ(init SRQInitAttr) (*SRQ, error) {
 	defer pd.sleeps("PD.CreateSRQ").leave()
+	return pd.createSRQ(init, nil)
+}
+
+func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
+	d := pd.dev
 	fail := func(err error) (*SRQ, error) { return nil, fmt.Errorf("create srq on %s: %w", d.name, err) }
-	if err := d.usable(); err != nil {
+	if err := d.begin(); err != nil {
 		return fail(err)
 	}
-	drv, ok := d.drv.(SRQDriver)
+	defer d.end()
+	drv, ok := As[SRQDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}
@@ -77,21 +82,28 @@ func (pd *PD) CreateSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 	if init.Attr.MaxWR == 0 || init.Attr.Limit > init.Attr.MaxWR {
 		return fail(fmt.Errorf("room for %d work requests, limit %d: %w", init.Attr.MaxWR, init.Attr.Limit, syscall.EINVAL))
 	}
-	srq := &SRQ{pd: pd, init: init, event: init.Event}
+	srq := &SRQ{pd: pd, init: init}
 	srq.bind(d, kindSRQ, &pd.object)
-	srq.init.Event = nil // the driver sees init; its way to the consumer is SRQ.Raise
 	if err := getAll(d, srq.refersTo()); err != nil {
 		return fail(err)
 	}
+	drvInit := DriverSRQInit{PD: pd.drv, Type: init.Type, Attr: init.Attr}
+	if init.Type == SRQXRC {
+		drvInit.XRCD, drvInit.CQ = init.XRCD.drv, init.CQ.drv
+	}
 	var err error
-	if srq.drv, err = drv.CreateSRQ(srq, &srq.init, u); err != nil {
+	if srq.drv, err = drv.CreateSRQ(SRQHandle{srq}, &drvInit, u); err != nil {
 		putAll(srq.refersTo())
 		return fail(err)
 	}
+	srq.init.Attr = drvInit.Attr
 	if srq.post = srq.drv; srq.check != nil {
 		srq.post = checkedSRQ{srq}
 	}
-	srq.born()
+	if err := srq.born(srq.destroy); err != nil {
+		putAll(srq.refersTo())
+		return fail(err)
+	}
 	return srq, nil
 }
 
@@ -103,31 +115,28 @@ func (srq *SRQ) refersTo() []*object {
 	return o
 }
 
-// Driver is the driver's side.
-func (srq *SRQ) Driver() DriverSRQ { return srq.drv }
-
-// SetNum is for the driver's CreateSRQ: the number by which XRC senders name the queue.
-func (srq *SRQ) SetNum(n uint32) { srq.num = n }
-
-// Num is the queue's number, 24 bits.
+// Num is the number by which XRC senders name the queue, 24 bits.
 func (srq *SRQ) Num() uint32 { return srq.num }
 
 // PD is the domain that the queue belongs to.
 func (srq *SRQ) PD() *PD { return srq.pd }
 
 // Init is what the queue was made with, with the capacities that the driver granted.
-func (srq *SRQ) Init() SRQInitAttr {
-	init := srq.init
-	init.Event = srq.event
-	return init
-}
+func (srq *SRQ) Init() SRQInitAttr { return srq.init }
 
 // Modify changes the attributes named by mask. It may sleep. (ib_modify_srq)
-func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
+func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask) error {
 	defer srq.sleeps("SRQ.Modify").leave()
+	return srq.change(attr, mask, nil)
+}
+
+func (srq *SRQ) change(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 	err := srq.dev.usable()
 	if err == nil && mask&^(SRQAttrMaxWR|SRQAttrLimit) != 0 {
 		err = fmt.Errorf("attributes %#x: %w", uint32(mask), syscall.EINVAL)
+	}
+	if err == nil {
+		err = srq.live()
 	}
 	if err == nil {
 		err = srq.drv.Modify(&attr, mask, u)
@@ -141,7 +150,11 @@ func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 // Query reports the present attributes; the limit is 0 when it has been reached. It may sleep. (ib_query_srq)
 func (srq *SRQ) Query() (SRQAttr, error) {
 	defer srq.sleeps("SRQ.Query").leave()
-	a, err := srq.drv.Query()
+	var a SRQAttr
+	err := srq.live()
+	if err == nil {
+		a, err = srq.drv.Query()
+	}
 	if err != nil {
 		return a, fmt.Errorf("query srq %d on %s: %w", srq.num, srq.dev.name, err)
 	}
@@ -152,13 +165,14 @@ func (srq *SRQ) Query() (SRQAttr, error) {
 // (ib_post_srq_recv)
 func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) { return srq.post.PostRecv(wrs) }
 
-// Raise is for the driver: an asynchronous event of the queue. The consumer's function is called later, by a thread
-// that holds nothing. It may not sleep. (ib_srq.event_handler)
-func (srq *SRQ) Raise(e EventType) {
+// Raise reports an asynchronous event of the queue. The consumer's function is called later, by a thread that holds
+// nothing. It may not sleep. (ib_srq.event_handler)
+func (h SRQHandle) Raise(e EventType) {
+	srq := h.srq
 	if srq.check != nil {
-		srq.check.reports("SRQ.Raise")
+		srq.check.reports("SRQHandle.Raise")
 	}
-	if srq.event == nil || srq.dead.Load() {
+	if srq.init.Event == nil || srq.dead.Load() {
 		return
 	}
 	srq.pending.Add(1)
@@ -167,24 +181,29 @@ func (srq *SRQ) Raise(e EventType) {
 
 func (srq *SRQ) callEvent(e EventType) {
 	if srq.check != nil {
-		srq.check.call("the event function of an SRQ", nil, func() { srq.event(srq, e) })
+		srq.check.call("the event function of an SRQ", nil, func() { srq.init.Event(srq, e) })
 		return
 	}
-	srq.event(srq, e)
+	srq.init.Event(srq, e)
 }
 
 // Destroy frees the queue, EBUSY while a queue pair uses it. When it returns its event function will not run again;
 // so it must not be called from there. It may sleep. (ib_destroy_srq)
-func (srq *SRQ) Destroy() error {
+func (srq *SRQ) Destroy() error { return srq.destroyIn(context.Background()) }
+
+// DestroyContext is Destroy with a bound for the wait. When ctx ends, the call goes on: the queue is refused to all others, and
+// another Destroy joins it. It may sleep.
+func (srq *SRQ) DestroyContext(ctx context.Context) error { return srq.destroyIn(ctx) }
+
+func (srq *SRQ) destroyIn(ctx context.Context) error {
 	f, err := srq.destroys("SRQ.Destroy")
 	defer f.leave()
 	if err == nil {
-		err = srq.kill(srq.destroy)
+		err = srq.end(ctx, "SRQ.Destroy", srq.destroy, func() { putAll(srq.refersTo()) })
 	}
 	if err != nil {
 		return fmt.Errorf("destroy srq %d on %s: %w", srq.num, srq.dev.name, err)
 	}
-	putAll(srq.refersTo())
 	return nil
 }
 

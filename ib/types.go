@@ -83,11 +83,11 @@ type AHAttr struct {
 	Port        uint8
 }
 
-// CQAttr is what a completion queue is made with.
+// CQAttr is what a driver makes a completion queue with: see [CQInit].
 type CQAttr struct {
-	Entries    int
-	CompVector int
-	Flags      uint32
+	Entries int
+	Vector  int
+	Flags   CQFlags
 }
 
 // QPCap are the capacities of a queue pair.
@@ -180,11 +180,14 @@ type RecvWR struct {
 
 // WC is a completion (struct ib_wc).
 type WC struct {
-	ID             uint64
-	Status         WCStatus
-	Opcode         WCOpcode
-	VendorErr      uint32
-	ByteLen        uint32
+	ID        uint64
+	Status    WCStatus
+	Opcode    WCOpcode
+	VendorErr uint32
+	ByteLen   uint32
+	// QPNum is the number of the queue pair that it is of, and QP the queue pair: nil in a completion that is polled when the
+	// queue pair has been destroyed.
+	QPNum          uint32
 	QP             *QP
 	Imm            uint32 // host byte order
 	InvalidateRKey uint32

@@ -23,7 +23,7 @@ const (
 	RuleCallchain
 	// RuleOneHandler: two completion handlers of one CQ ran at once.
 	RuleOneHandler
-	// RuleNotifyOnce: a driver reported more completions by CQ.Completed than had been asked for by ReqNotify.
+	// RuleNotifyOnce: a driver reported more completions by CQHandle.Completed than had been asked for by ReqNotify.
 	RuleNotifyOnce
 	// RuleLockAcrossCallback: a driver runs callbacks with a lock held that its own methods need.
 	RuleLockAcrossCallback
@@ -37,6 +37,8 @@ const (
 	RuleUseAfterDestroy
 	// RuleLeftBehind: an object was left when its client's Remove, or the device's Unregister, returned.
 	RuleLeftBehind
+	// RuleInsideAtUnregister: a call on a device had not returned when Unregister did.
+	RuleInsideAtUnregister
 	// RuleFreeBeforeUnregister: a driver freed its device before Unregister had returned.
 	RuleFreeBeforeUnregister
 	// RuleResult: what a driver's method returned contradicts itself.
@@ -68,6 +70,7 @@ var ruleText = [numRules]struct {
 	RuleUseAfterUnregister:   {"use-after-unregister", 5},
 	RuleUseAfterDestroy:      {"use-after-destroy", 5},
 	RuleLeftBehind:           {"left-behind", 5},
+	RuleInsideAtUnregister:   {"inside-at-unregister", 5},
 	RuleFreeBeforeUnregister: {"free-before-unregister", 5},
 	RuleResult:               {"result", 1},
 	RuleCallbackReturns:      {"callback-returns", 4},

@@ -209,8 +209,8 @@ func (s *Service) Devs(sees func(uid int) bool) []ctl.DevInfo {
 			info.Error = st.Err.Error()
 		}
 		if d := l.slot.Device(); d != nil {
-			info.Device = d.IB().State().String()
-			if a, err := d.IB().QueryDevice(); err == nil {
+			info.Device = d.Handle().Device().State().String()
+			if a, err := d.Handle().Device().QueryDevice(); err == nil {
 				info.NodeGUID = fmt.Sprintf("%016x", a.NodeGUID)
 			}
 		}

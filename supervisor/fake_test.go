@@ -67,17 +67,18 @@ func (d *fakeDriver) QueryGID(_, i int) (ib.GIDEntry, error) {
 }
 
 func (d *fakeDriver) QueryPKey(int, int) (uint16, error) { return 0xffff, nil }
+func (d *fakeDriver) EnterError()                        {}
 func (d *fakeDriver) Stats() map[string]uint64           { return map[string]uint64{"sent_pkts": 7} }
-func (d *fakeDriver) AllocPD(*ib.PD, *ib.Udata) (ib.DriverPD, error) {
+func (d *fakeDriver) AllocPD(*ib.Udata) (ib.DriverPD, error) {
 	return nil, syscall.EOPNOTSUPP
 }
-func (d *fakeDriver) RegMR(*ib.MR, *umem.Region, ib.AccessFlags, *ib.Udata) (ib.DriverMR, error) {
+func (d *fakeDriver) RegMR(ib.MRHandle, ib.DriverPD, *umem.Region, ib.AccessFlags, *ib.Udata) (ib.DriverMR, error) {
 	return nil, syscall.EOPNOTSUPP
 }
-func (d *fakeDriver) CreateCQ(*ib.CQ, ib.CQAttr, *ib.Udata) (ib.DriverCQ, error) {
+func (d *fakeDriver) CreateCQ(ib.CQHandle, ib.CQAttr, *ib.Udata) (ib.DriverCQ, error) {
 	return nil, syscall.EOPNOTSUPP
 }
-func (d *fakeDriver) CreateQP(*ib.QP, *ib.QPInitAttr, *ib.Udata) (ib.DriverQP, error) {
+func (d *fakeDriver) CreateQP(ib.QPHandle, *ib.DriverQPInit, *ib.Udata) (ib.DriverQP, error) {
 	return nil, syscall.EOPNOTSUPP
 }
 
@@ -98,7 +99,7 @@ func newFakeServer() *fakeServer {
 }
 
 func (s *fakeServer) plug(name string, minor int, ibName string) {
-	d := device{name: name, minor: minor, ib: ib.NewDevice(ibName, s.driver, nil), driverABI: 2, identity: new(int)}
+	d := device{name: name, minor: minor, ib: ib.NewDevice(ibName, s.driver, nil).Device(), counters: s.driver, driverABI: 2, identity: new(int)}
 	s.change(func() { s.devs = append(s.devs, d) })
 }
 

@@ -29,24 +29,19 @@ const (
 // errEmpty: reading the attribute of an empty entry of the GID table fails with EINVAL, which libibverbs relies on.
 var errEmpty = fmt.Errorf("the entry of the GID table is empty: %w", syscall.EINVAL)
 
-// Counters is implemented by an [ib.Driver] that counts what happens; they appear in ports/1/hw_counters.
-type Counters interface {
-	// Stats may sleep.
-	Stats() map[string]uint64
-}
-
 // device is a device as the server knows it.
 type device struct {
 	name      string // of the command file, such as uverbs0
 	minor     int    // from 0
 	ib        *ib.Device
+	counters  uverbs.Counters // nil: the driver has none
 	driverABI int
 	identity  any // of this device, as opposed to another one of the same name
 	verbsABI  int
 }
 
 func deviceOf(d *uverbs.Device) device {
-	return device{name: d.Name(), minor: d.Minor(), ib: d.IB(), driverABI: d.DriverABI(), verbsABI: d.ABIVersion(), identity: d}
+	return device{name: d.Name(), minor: d.Minor(), ib: d.IB(), counters: d.Counters(), driverABI: d.DriverABI(), verbsABI: d.ABIVersion(), identity: d}
 }
 
 // describe makes the entries of all devices. (core/sysfs.c, uverbs_main.c)
@@ -156,7 +151,7 @@ func (d *device) describePort(t entries, dir string, port int) {
 			return fmt.Sprintf("0x%04x\n", k), err
 		})
 	}
-	if c, ok := d.ib.Driver().(Counters); ok && port == 1 {
+	if c := d.counters; c != nil && port == 1 {
 		for _, name := range slices.Sorted(maps.Keys(c.Stats())) {
 			t.file(dir+"/hw_counters/"+name, func() (string, error) { return fmt.Sprintln(c.Stats()[name]), nil })
 		}

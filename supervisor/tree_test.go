@@ -182,7 +182,7 @@ func TestTreeRefresh(t *testing.T) {
 }
 
 func TestTreeLookup(t *testing.T) {
-	e := describe([]device{{name: "uverbs3", minor: 3, ib: ib.NewDevice("rxe7", newFakeDriver(), nil)}})
+	e := describe([]device{{name: "uverbs3", minor: 3, ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device()}})
 	tr := newTestTree(t)
 	tr.mustUpdate(t, e)
 	for _, tt := range []struct {

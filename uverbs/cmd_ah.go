@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/uapi"
 )
 
@@ -49,7 +50,7 @@ func cmdCreateAH(c *call) error {
 	}
 	var ah *ib.AH
 	err = c.f.charged(kindAH, func() (err error) {
-		ah, err = pd.res.CreateAH(&attr, &c.udata)
+		ah, err = user.CreateAH(pd.res.PD, &attr, &c.udata)
 		return err
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/uapi"
 )
 
@@ -110,9 +111,11 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 		completed = func(*ib.CQ) { o.channel.completed(&o.comp, o.user) }
 	}
 	failed := func(_ *ib.CQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.user, e) }
-	attr := ib.CQAttr{Entries: int(req.CQE), CompVector: int(req.CompVector), Flags: uint32(req.Flags)}
+	init := ib.CQInit{
+		Entries: int(req.CQE), Vector: int(req.CompVector), Flags: req.Flags, Handler: completed, Event: failed,
+	}
 	err := f.charged(kindCQ, func() (err error) {
-		o.CQ, err = f.dev.ib.CreateCQ(attr, completed, failed, &c.udata)
+		o.CQ, err = user.CreateCQ(f.dev.ib, init, &c.udata)
 		return err
 	})
 	if err != nil {
@@ -135,7 +138,7 @@ func cmdResizeCQ(c *call) error {
 		return err
 	}
 	defer cq.done()
-	if err := cq.res.Resize(int(req.CQE), &c.udata); err != nil {
+	if err := user.ResizeCQ(cq.res.CQ, int(req.CQE), &c.udata); err != nil {
 		return err
 	}
 	reply(c, uapi.ResizeCQResp{CQE: uint32(cq.res.Entries())})
@@ -184,15 +187,13 @@ func userWC(w *ib.WC) uapi.WC {
 		Opcode:    w.Opcode,
 		VendorErr: w.VendorErr,
 		ByteLen:   w.ByteLen,
+		QPNum:     w.QPNum,
 		SrcQP:     w.SrcQP,
 		WCFlags:   w.Flags,
 		PKeyIndex: w.PKeyIndex,
 		SLID:      w.SLID,
 		SL:        w.SL,
 		PortNum:   w.Port,
-	}
-	if w.QP != nil {
-		r.QPNum = w.QP.Num()
 	}
 	switch {
 	case w.Flags&ib.WCWithInvalidate != 0:

@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/uapi"
 )
 
@@ -32,7 +33,7 @@ func cmdAllocMW(c *call) error {
 	defer pd.done()
 	var mw *ib.MW
 	err = c.f.charged(kindMW, func() (err error) {
-		mw, err = pd.res.AllocMW(req.MWType, &c.udata)
+		mw, err = user.AllocMW(pd.res.PD, req.MWType, &c.udata)
 		return err
 	})
 	if err != nil {
@@ -97,7 +98,7 @@ func cmdReregMR(c *call) error {
 		defer pd.done()
 		to.PD = pd.res.PD
 	}
-	if err := mr.Rereg(req.Flags, to, &c.udata); err != nil {
+	if err := user.ReregMR(mr.MR, req.Flags, to, &c.udata); err != nil {
 		return err
 	}
 	if to.PD != nil {

@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/uapi"
 	"verbena/umem"
 )
@@ -24,7 +25,7 @@ func cmdAllocPD(c *call) error {
 	}
 	var pd *ib.PD
 	err := c.f.charged(kindPD, func() (err error) {
-		pd, err = c.f.dev.ib.AllocPD(&c.udata)
+		pd, err = user.AllocPD(c.f.dev.ib, &c.udata)
 		return err
 	})
 	if err != nil {
@@ -106,7 +107,7 @@ func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 	defer pd.done()
 	var mr *ib.MR
 	err = c.f.charged(kindMR, func() (err error) {
-		mr, err = pd.res.RegMR(c.caller.Space(), c.caller.Account(), req.Start, req.Length, req.HCAVA, req.AccessFlags, &c.udata)
+		mr, err = user.RegMR(pd.res.PD, ib.MRInit{Space: c.caller.Space(), Account: c.caller.Account(), Addr: req.Start, Length: req.Length, IOVA: req.HCAVA, Access: req.AccessFlags}, &c.udata)
 		return err
 	})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/uapi"
 )
 
@@ -166,13 +167,13 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 		}
 	}
 	err = f.charged(kindQP, func() (err error) {
-		o.QP, err = pd.res.CreateQP(init, &c.udata)
+		o.QP, err = user.CreateQP(pd.res.PD, init, &c.udata)
 		return err
 	})
 	if err != nil {
 		return resp, err
 	}
-	o.user, _ = o.Driver().(ib.UserQP)
+	o.user, _ = user.Queue(o.QP)
 	obj := f.objects.add(o)
 	o.handle = obj.handle
 	f.bells.add(o)
@@ -348,7 +349,7 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 		RNRRetry:         r.RNRRetry,
 		RateLimit:        req.RateLimit,
 	}
-	if err := qp.res.Modify(attr, r.AttrMask, &c.udata); err != nil {
+	if err := user.ModifyQP(qp.res.QP, attr, r.AttrMask, &c.udata); err != nil {
 		return err
 	}
 	if r.AttrMask&uapi.QPAttrPort != 0 {

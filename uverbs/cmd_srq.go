@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/uapi"
 )
 
@@ -102,7 +103,7 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 	}
 	defer pd.done()
 	err = f.charged(kindSRQ, func() (err error) {
-		o.SRQ, err = pd.res.CreateSRQ(init, &c.udata)
+		o.SRQ, err = user.CreateSRQ(pd.res.PD, init, &c.udata)
 		return err
 	})
 	if err != nil {
@@ -131,7 +132,7 @@ func cmdModifySRQ(c *call) error {
 	}
 	defer srq.done()
 	c.hold()
-	return srq.res.Modify(ib.SRQAttr{MaxWR: req.MaxWR, Limit: req.SRQLimit}, req.AttrMask, &c.udata)
+	return user.ModifySRQ(srq.res.SRQ, ib.SRQAttr{MaxWR: req.MaxWR, Limit: req.SRQLimit}, req.AttrMask, &c.udata)
 }
 
 // cmdQuerySRQ reports the attributes of a queue. (ib_uverbs_query_srq)

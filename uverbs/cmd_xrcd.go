@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/uapi"
 )
 
@@ -162,10 +163,10 @@ func (x *xrcDomains) open(dev *ib.Device, file fileID, flags uint32, u *ib.Udata
 	}
 	d = &xrcDomain{file: file, opened: 1, targets: map[uint32]*xrcTarget{}}
 	var err error
-	if d.XRCD, err = dev.AllocXRCD(u); err != nil {
+	if d.XRCD, err = user.AllocXRCD(dev, u); err != nil {
 		return nil, err
 	}
-	if d.pd, err = dev.AllocPD(nil); err != nil {
+	if d.pd, err = dev.AllocPD(); err != nil {
 		_ = d.Dealloc() // nothing uses it
 		return nil, err
 	}
@@ -200,7 +201,7 @@ func (c *call) createTarget(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err e
 	defer d.mu.Unlock()
 	t := &xrcTarget{port: new(atomic.Uint32)}
 	err = c.f.charged(kindQP, func() (err error) {
-		t.QP, err = d.pd.CreateQP(ib.QPInitAttr{
+		t.QP, err = user.CreateQP(d.pd, ib.QPInitAttr{
 			Type:  ib.QPTypeXRCTgt,
 			XRCD:  d.XRCD,
 			Event: func(_ *ib.QP, e ib.EventType) { t.event(e) },

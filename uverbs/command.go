@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/uapi"
 	"verbena/umem"
 )
@@ -174,7 +175,7 @@ func replyLength[T any](c *call) uint32 { return uint32(min(c.room, uapi.SizeOf[
 
 // hold has the callbacks that come due run by this thread, soon.
 func (c *call) hold() {
-	c.f.dev.ib.HoldCallbacks()
+	user.HoldCallbacks(c.f.dev.ib)
 	c.callbacks = true
 }
 
@@ -198,7 +199,7 @@ func (c *call) run(cmd func(*call) error) error {
 	c.udata.Defer = func(s ib.Stored) { c.stored = &s }
 	defer func() {
 		if c.callbacks {
-			c.f.dev.ib.RunCallbacks()
+			user.RunCallbacks(c.f.dev.ib)
 		}
 	}()
 	if err := c.f.enter(); err != nil {

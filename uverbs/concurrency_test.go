@@ -90,7 +90,7 @@ func TestConcurrency(t *testing.T) {
 					return silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
 				case 11:
 					if o := p.f.objects.find(cq); o != nil {
-						o.res.(*cqObject).Driver().(*fakeCQ).complete(ib.WC{})
+						w.handle.CQ(o.res.(*cqObject).CQ).(*fakeCQ).complete(ib.WC{})
 					}
 				}
 				return nil
@@ -144,7 +144,7 @@ func TestConcurrency(t *testing.T) {
 				}
 				if end == "close" {
 					p.f.Close()
-				} else if err := w.core.Unregister(w.dev); err != nil {
+				} else if err := w.core.Unregister(w.handle); err != nil {
 					t.Error(err)
 				}
 			})

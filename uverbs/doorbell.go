@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/uapi"
 )
 
@@ -64,7 +65,7 @@ func (f *File) ringPosted() (rang bool) {
 	d := &f.bells
 	defer func() {
 		if rang {
-			f.dev.ib.RunCallbacks()
+			user.RunCallbacks(f.dev.ib)
 		}
 	}()
 	if f.state.Load() != contextLive || !d.mu.TryRLock() {
@@ -79,7 +80,7 @@ func (f *File) ringPosted() (rang bool) {
 			continue
 		}
 		if !rang {
-			f.dev.ib.HoldCallbacks()
+			user.HoldCallbacks(f.dev.ib)
 			rang = true
 		}
 		qp.user.Doorbell()
@@ -97,7 +98,7 @@ func (f *File) ringHandle(b []byte) (rang bool) {
 	}
 	defer func() {
 		if rang {
-			f.dev.ib.RunCallbacks()
+			user.RunCallbacks(f.dev.ib)
 		}
 	}()
 	if f.state.Load() != contextLive || !f.bells.mu.TryRLock() {
@@ -108,7 +109,7 @@ func (f *File) ringHandle(b []byte) (rang bool) {
 	if qp == nil || qp.State() < ib.QPRTS {
 		return false
 	}
-	f.dev.ib.HoldCallbacks()
+	user.HoldCallbacks(f.dev.ib)
 	rang = true
 	qp.user.Doorbell()
 	return rang

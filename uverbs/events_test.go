@@ -236,7 +236,7 @@ func TestAsyncEvents(t *testing.T) {
 		qp := p.createQP(pd, cq, 200, uapi.QPTRC).QPHandle
 		w.now(func() {
 			p.fakeQP(qp).qp.Raise(ib.EventCommEst)
-			w.dev.DispatchEvent(ib.EventPortErr, 1)
+			w.handle.DispatchEvent(ib.EventPortErr, 1)
 			p.fakeCQ(cq).cq.Raise(ib.EventCQErr)
 			p.fakeQP(qp).qp.Raise(ib.EventQPFatal)
 		})
@@ -281,7 +281,7 @@ func TestAsyncFiles(t *testing.T) {
 	w.now(func() {
 		p.fakeCQ(before).cq.Raise(ib.EventCQErr)
 		p.fakeCQ(after).cq.Raise(ib.EventCQErr)
-		w.dev.DispatchEvent(ib.EventPortActive, 1)
+		w.handle.DispatchEvent(ib.EventPortActive, 1)
 	})
 	port := fmt.Sprintf("%v:1", uapi.EventPortActive)
 	if got, _ := p.asyncEvents(first); !slices.Equal(got, []string{fmt.Sprintf("%v:2", uapi.EventCQErr), port}) {
@@ -295,7 +295,7 @@ func TestAsyncFiles(t *testing.T) {
 	if n := len(p.f.events.async); n != 2 {
 		t.Errorf("%d files are kept", n)
 	}
-	w.now(func() { w.dev.DispatchEvent(ib.EventPortActive, 1) })
+	w.now(func() { w.handle.DispatchEvent(ib.EventPortActive, 1) })
 	if got, _ := p.asyncEvents(third); !slices.Equal(got, []string{port}) {
 		t.Errorf("third: %v", got)
 	}

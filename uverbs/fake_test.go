@@ -134,17 +134,19 @@ func (d *fakeDriver) QueryGID(port, index int) (ib.GIDEntry, error) {
 
 func (d *fakeDriver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil }
 
-func (d *fakeDriver) AllocPD(pd *ib.PD, u *ib.Udata) (ib.DriverPD, error) {
+func (d *fakeDriver) EnterError() {}
+
+func (d *fakeDriver) AllocPD(u *ib.Udata) (ib.DriverPD, error) {
 	return &fakeObject{d, "PD"}, d.enter("alloc pd")
 }
 
-func (d *fakeDriver) RegMR(mr *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+func (d *fakeDriver) RegMR(mr ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
 	key := d.keys.Add(1)
 	mr.SetKeys(key, key<<8)
 	return fakeMR{&fakeObject{d, "MR"}, mr}, d.enter("reg mr")
 }
 
-func (d *fakeDriver) CreateAH(ah *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+func (d *fakeDriver) CreateAH(pd ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
 	u.Respond([]byte{7, 0, 0, 0})
 	return &fakeAH{fakeObject: fakeObject{d, "AH"}, attr: *attr}, d.enter("create ah")
 }
@@ -155,7 +157,7 @@ var (
 	fakeQPResponse = []byte("the RQ's mminfo.the SQ's mminfo.")
 )
 
-func (d *fakeDriver) CreateCQ(cq *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (d *fakeDriver) CreateCQ(cq ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	if attr.Entries > fakeCQMax {
 		return nil, syscall.EINVAL
 	}
@@ -170,14 +172,14 @@ func (d *fakeDriver) CreateCQ(cq *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	return &fakeCQ{d: d, cq: cq}, d.enter("create cq")
 }
 
-func (d *fakeDriver) CreateQP(qp *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
+func (d *fakeDriver) CreateQP(qp ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
 	if init.Type != ib.QPTypeRC && init.Type != ib.QPTypeUC && init.Type != ib.QPTypeUD {
 		return nil, syscall.EOPNOTSUPP
 	}
 	qp.SetNum(16 + d.qpn.Add(1))
 	init.Cap.MaxSendWR++
 	u.Respond(fakeQPResponse)
-	return &fakeQP{d: d, qp: qp}, d.enter("create qp")
+	return &fakeQP{d: d, qp: qp, typ: init.Type}, d.enter("create qp")
 }
 
 type fakeObject struct {
@@ -190,12 +192,12 @@ func (o *fakeObject) Destroy() error { return o.d.destroyed(o.kind) }
 
 type fakeMR struct {
 	*fakeObject
-	mr *ib.MR
+	mr ib.MRHandle
 }
 
 func (m fakeMR) Dereg() error { return m.Dealloc() }
 
-func (m fakeMR) Rereg(r *umem.Region, pd *ib.PD, access ib.AccessFlags, u *ib.Udata) error {
+func (m fakeMR) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
 	if err := m.d.enter("rereg mr"); err != nil {
 		return err
 	}
@@ -204,7 +206,7 @@ func (m fakeMR) Rereg(r *umem.Region, pd *ib.PD, access ib.AccessFlags, u *ib.Ud
 	return nil
 }
 
-func (d *fakeDriver) AllocMW(mw *ib.MW, kind ib.MWType, u *ib.Udata) (ib.DriverMW, error) {
+func (d *fakeDriver) AllocMW(mw ib.MWHandle, pd ib.DriverPD, kind ib.MWType, u *ib.Udata) (ib.DriverMW, error) {
 	mw.SetRKey(d.keys.Add(1) << 8)
 	return &fakeObject{d, "MW"}, d.enter("alloc mw")
 }
@@ -219,7 +221,7 @@ func (a *fakeAH) Query() (ib.AHAttr, error)    { return a.attr, nil }
 
 type fakeCQ struct {
 	d  *fakeDriver
-	cq *ib.CQ
+	cq ib.CQHandle
 
 	mu    sync.Mutex
 	wcs   []ib.WC
@@ -253,19 +255,24 @@ func (c *fakeCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
 	return false, nil
 }
 
-func (c *fakeCQ) Resize(entries int, u *ib.Udata) (int, error) {
+func (c *fakeCQ) Resize(entries int, u *ib.Udata) error {
 	if entries > fakeCQMax {
-		return 0, syscall.EINVAL
+		return syscall.EINVAL
 	}
 	u.Respond(fakeCQResponse)
-	return entries + 1, c.d.enter("resize cq")
+	err := c.d.enter("resize cq")
+	if err == nil {
+		c.cq.SetEntries(entries + 1)
+	}
+	return err
 }
 
 func (c *fakeCQ) Destroy() error { return c.d.destroyed("CQ") }
 
 type fakeQP struct {
-	d  *fakeDriver
-	qp *ib.QP
+	d   *fakeDriver
+	qp  ib.QPHandle
+	typ ib.QPType
 
 	posted, rung atomic.Int32
 
@@ -315,8 +322,12 @@ func (q *fakeQP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error 
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.attr, q.mask = *attr, mask
-	return nil
+	next, err := ib.NextState(q.attr.State, q.typ, attr, mask)
+	if err == nil {
+		q.attr, q.mask = *attr, mask
+		q.attr.State = next
+	}
+	return err
 }
 
 // ready has the queue pair say that it can send.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/internal/quota"
 	"verbena/umem"
 )
@@ -158,10 +159,8 @@ func (f *File) openContext(u *ib.Udata) error {
 	if err := f.dev.usable(); err != nil {
 		return err
 	}
-	if d, ok := f.dev.ib.Driver().(ib.UserContexter); ok {
-		if err := d.AllocUserContext(u); err != nil {
-			return err
-		}
+	if err := user.AllocContext(f.dev.ib, u); err != nil {
+		return err
 	}
 	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.device(e.Port, e.Type) })
 	if !f.state.CompareAndSwap(contextFresh, contextOpening) {
@@ -193,9 +192,7 @@ func (f *File) dealloc() {
 	}
 	f.stop()
 	f.stop = nil
-	if d, ok := f.dev.ib.Driver().(ib.UserContexter); ok {
-		d.DeallocUserContext(userContext{f})
-	}
+	user.DeallocContext(f.dev.ib, userContext{f})
 }
 
 // userContext is the file as the driver sees it.
@@ -320,14 +317,13 @@ func (f *File) flush() {
 		return
 	}
 	f.bells.silence() // what rings from now on is refused, and need not be completed
-	if d, ok := f.dev.ib.Driver().(ib.Disassociator); ok {
-		d.Disassociate(userContext{f})
+	if user.Disassociate(f.dev.ib, userContext{f}) {
 		return
 	}
 	for o := range f.objects.all() {
 		if qp, ok := o.res.(*qpObject); ok && !o.gone {
 			// A failure has the same cause, and the destruction that follows reports it.
-			_ = qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil)
+			_ = qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
 		}
 	}
 }
@@ -422,7 +418,7 @@ func (f *File) abandon() {
 
 // Fail is for a caller that has recovered from a panic of one of the file's methods: what the device's locks and tables are
 // like is not known, and it is reset. It may not sleep.
-func (f *File) Fail(why error) { f.dev.ib.Fail(why) }
+func (f *File) Fail(why error) { user.Fail(f.dev.ib, why) }
 
 func (f *File) logf(format string, args ...any) {
 	f.dev.srv.opts.Log.Warn(fmt.Sprintf(format, args...),

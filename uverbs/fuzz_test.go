@@ -183,7 +183,7 @@ func FuzzCommand(f *testing.F) {
 		for _, fd := range p.fds {
 			unix.Close(fd)
 		}
-		if left := dev.Objects().String(); left != "" || p.acct.Pages() != 0 || drv.contexts != 0 {
+		if left := dev.Device().Objects().String(); left != "" || p.acct.Pages() != 0 || drv.contexts != 0 {
 			t.Errorf("left: %s, %d pages, %d contexts", left, p.acct.Pages(), drv.contexts)
 		}
 		notCharged(t, ledger)

@@ -65,7 +65,7 @@ func TestObjectsByMethods(t *testing.T) {
 	after, err = p.ioctl(uapi.ObjectQP, uapi.MethodQPCreate, with(p.qpAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
 	must(t, err)
 	qp := uint32(dataOf(after, uapi.AttrCreateQPHandle))
-	if g := p.fakeQP(qp).qp.Init().Cap; g.MaxRecvWR != 6 || g.MaxSendWR != 6 { // the driver gives one more than is asked for
+	if g := p.fakeQP(qp).qp.QP().Init().Cap; g.MaxRecvWR != 6 || g.MaxSendWR != 6 { // the driver gives one more than is asked for
 		t.Errorf("granted %+v", g)
 	}
 

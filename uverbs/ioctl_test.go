@@ -197,7 +197,7 @@ func TestNativeContext(t *testing.T) {
 	}
 	attrs, err := p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{Flags: uapi.AttrFMandatory})
 	must(t, err)
-	w.now(func() { w.dev.DispatchEvent(ib.EventPortActive, 1) })
+	w.now(func() { w.handle.DispatchEvent(ib.EventPortActive, 1) })
 	if events, _ := p.asyncEvents(int(int64(attrs[0].Data))); len(events) != 1 {
 		t.Errorf("events %v", events)
 	}

@@ -118,7 +118,7 @@ func TestPollCQ(t *testing.T) {
 		fake := p.fakeCQ(cq)
 		const waiting = 40
 		for i := range uint64(waiting) {
-			wc := ib.WC{ID: i, Status: ib.WCRetryExcErr, Opcode: ib.WCRecv, ByteLen: 5, VendorErr: 6, SrcQP: 7, QP: p.fakeQP(qp.QPHandle).qp, Port: 1}
+			wc := ib.WC{ID: i, Status: ib.WCRetryExcErr, Opcode: ib.WCRecv, ByteLen: 5, VendorErr: 6, SrcQP: 7, QPNum: qp.QPN, Port: 1}
 			switch i {
 			case 0:
 				wc.Flags, wc.Imm = ib.WCWithImm, 0x01020304

@@ -27,11 +27,12 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // world is a server with one device.
 type world struct {
-	t    *testing.T
-	core *ib.Core
-	drv  *fakeDriver
-	dev  *ib.Device
-	srv  *Server
+	t      *testing.T
+	core   *ib.Core
+	drv    *fakeDriver
+	dev    *ib.Device
+	handle *ib.DeviceHandle // of dev
+	srv    *Server
 
 	ledger *quota.Ledger
 }
@@ -48,21 +49,21 @@ func newWorldWith(t *testing.T, opts ServerOptions) *world {
 }
 
 // worldOf is a server with a given device.
-func worldOf(t *testing.T, dev *ib.Device, drv *fakeDriver) *world {
+func worldOf(t *testing.T, dev *ib.DeviceHandle, drv *fakeDriver) *world {
 	return worldWith(t, dev, drv, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 }
 
-func worldWith(t *testing.T, dev *ib.Device, drv *fakeDriver, opts ServerOptions) *world {
+func worldWith(t *testing.T, dev *ib.DeviceHandle, drv *fakeDriver, opts ServerOptions) *world {
 	t.Helper()
-	w := &world{t: t, core: &ib.Core{}, drv: drv, dev: dev, ledger: quota.New(quota.Limits{})}
-	must(t, w.core.Register(w.dev))
+	w := &world{t: t, core: &ib.Core{}, drv: drv, dev: dev.Device(), handle: dev, ledger: quota.New(quota.Limits{})}
+	must(t, w.core.Register(w.handle))
 	var err error
 	w.srv, err = NewServer(w.core, opts)
 	must(t, err)
 	t.Cleanup(func() {
 		w.srv.Close()
 		if w.dev.State() != ib.DeviceGone {
-			if err := w.core.Unregister(w.dev); err != nil {
+			if err := w.core.Unregister(w.handle); err != nil {
 				t.Error(err)
 			}
 		}
@@ -467,11 +468,11 @@ func (p *program) createAH(pd uint32) uint32 {
 
 // fakeCQ and fakeQP are the driver's sides of the objects behind handles.
 func (p *program) fakeCQ(handle uint32) *fakeCQ {
-	return p.f.objects.find(handle).res.(*cqObject).Driver().(*fakeCQ)
+	return p.w.handle.CQ(p.f.objects.find(handle).res.(*cqObject).CQ).(*fakeCQ)
 }
 
 func (p *program) fakeQP(handle uint32) *fakeQP {
-	return p.f.objects.find(handle).res.(*qpObject).Driver().(*fakeQP)
+	return p.w.handle.QP(p.f.objects.find(handle).res.(*qpObject).QP).(*fakeQP)
 }
 
 // readEvents reads what an event file has, without waiting; end tells that it is at its end.
@@ -523,7 +524,7 @@ func (p *program) asyncEvents(fd int) (events []string, end bool) {
 
 // now runs f, and the callbacks that come due by it before it returns.
 func (w *world) now(f func()) {
-	w.dev.HoldCallbacks()
+	w.handle.HoldCallbacks()
 	f()
-	w.dev.RunCallbacks()
+	w.handle.RunCallbacks()
 }

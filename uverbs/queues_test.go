@@ -33,7 +33,7 @@ func newRXEWorld(t *testing.T) *world {
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, drv.Close()) })
-	return worldOf(t, drv.IB(), &fakeDriver{})
+	return worldOf(t, drv.Handle(), &fakeDriver{})
 }
 
 // createSRQ makes a shared receive queue and returns what the driver said, too.

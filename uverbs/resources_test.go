@@ -40,7 +40,7 @@ func TestResources(t *testing.T) {
 	if got := idle.f.Info(); len(got.PDs) != 0 || got.Zombie {
 		t.Errorf("a file without a context: %+v", got)
 	}
-	must(t, w.core.Unregister(w.dev))
+	must(t, w.core.Unregister(w.handle))
 	got := p.f.Info()
 	if !got.Zombie || len(got.QPs) != 1 || got.PinnedPages != 0 {
 		t.Errorf("zombie: %+v", got)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/internal/quota"
 	"verbena/uapi"
 )
@@ -20,6 +21,12 @@ type UserABI interface {
 	// UserABI is the driver's number in the ioctl form (enum rdma_driver_id) and the version of its private data,
 	// which sysfs shows as uverbsN/abi_version (ib_device_ops.driver_id, uverbs_abi_ver).
 	UserABI() (driverID, version uint32)
+}
+
+// Counters is implemented by an [ib.Driver] that counts what happens; they appear in ports/1/hw_counters of sysfs.
+type Counters interface {
+	// Stats may sleep.
+	Stats() map[string]uint64
 }
 
 // ServerOptions are the choices of NewServer.
@@ -102,7 +109,7 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 		return nil, fmt.Errorf("query %s: %w", dev.Name(), err)
 	}
 	d := &Device{srv: s, ib: dev, ports: attr.PhysPorts, abiVersion: 1, files: map[*File]struct{}{}}
-	if u, ok := dev.Driver().(UserABI); ok {
+	if u, ok := user.DriverAs[UserABI](dev); ok {
 		id, version := u.UserABI()
 		d.driverID, d.abiVersion, d.checkDriver = uapi.DriverID(id), int(version), true
 	}
@@ -187,6 +194,12 @@ func (d *Device) Minor() int { return d.minor }
 
 // IB is the device below.
 func (d *Device) IB() *ib.Device { return d.ib }
+
+// Counters are the driver's, nil if it has none.
+func (d *Device) Counters() Counters {
+	c, _ := user.DriverAs[Counters](d.ib)
+	return c
+}
 
 // ABIVersion is the version of the commands, which sysfs shows as infiniband_verbs/abi_version.
 func (d *Device) ABIVersion() int { return uapi.ABIVersion }

@@ -219,7 +219,7 @@ func newSessionWorld(t testing.TB) *sessionWorld {
 	})
 	must(t, err)
 	core := &ib.Core{}
-	must(t, core.Register(dev.IB()))
+	must(t, core.Register(dev.Handle()))
 	srv, err := NewServer(core, ServerOptions{CompVectors: 1})
 	must(t, err)
 	gid, err := dev.IB().QueryGID(1, 1)
@@ -233,7 +233,7 @@ func newSessionWorld(t testing.TB) *sessionWorld {
 			t.Errorf("left at the end: %s", left)
 		}
 		srv.Close()
-		must(t, core.Unregister(dev.IB()))
+		must(t, core.Unregister(dev.Handle()))
 		must(t, dev.Close())
 	})
 	return w

@@ -499,18 +499,18 @@ func (s *soak) kernelClient() *ib.Client {
 }
 
 func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
-	if k.pd, err = d.AllocPD(nil); err != nil {
+	if k.pd, err = d.AllocPD(); err != nil {
 		return err
 	}
-	if k.cq, err = d.CreateCQ(ib.CQAttr{Entries: soakKernelQPs * 4 * soakDepth}, k.completed, nil, nil); err != nil {
+	if k.cq, err = d.CreateCQ(ib.CQInit{Entries: soakKernelQPs * 4 * soakDepth, Handler: k.completed}); err != nil {
 		return err
 	}
-	if k.mr, err = k.pd.RegMR(mem, nil, k.addr, (1+soakKernelQPs)*soakMessage, k.addr, ib.AccessLocalWrite, nil); err != nil {
+	if k.mr, err = k.pd.RegMR(ib.MRInit{Space: mem, Addr: k.addr, Length: (1 + soakKernelQPs) * soakMessage, Access: ib.AccessLocalWrite}); err != nil {
 		return err
 	}
 	for range soakKernelQPs {
 		qp, err := k.pd.CreateQP(ib.QPInitAttr{SendCQ: k.cq, RecvCQ: k.cq, Type: ib.QPTypeRC,
-			Cap: ib.QPCap{MaxSendWR: soakDepth, MaxRecvWR: 2 * soakDepth, MaxSendSGE: 1, MaxRecvSGE: 1}}, nil)
+			Cap: ib.QPCap{MaxSendWR: soakDepth, MaxRecvWR: 2 * soakDepth, MaxSendSGE: 1, MaxRecvSGE: 1}})
 		if err != nil {
 			return err
 		}
@@ -532,7 +532,7 @@ func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
 			{ib.QPAttr{State: ib.QPRTS, Timeout: 20, RetryCnt: 7, RNRRetry: 7},
 				ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
 		} {
-			if err := qp.Modify(step.attr, step.mask|ib.QPAttrState, nil); err != nil {
+			if err := qp.Modify(step.attr, step.mask|ib.QPAttrState); err != nil {
 				return err
 			}
 		}
@@ -604,7 +604,7 @@ func (k *soakKernel) drain() {
 
 func (k *soakKernel) destroy() {
 	for _, qp := range k.qps {
-		must(k.s.t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+		must(k.s.t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	}
 	// The handler may be about to post a receive: what a queue pair in ERR takes it flushes (ib_drain_qp).
 	for deadline := time.Now().Add(time.Minute); k.cq != nil && k.book.count() > 0 && time.Now().Before(deadline); {
@@ -629,7 +629,7 @@ func (k *soakKernel) destroy() {
 func (s *soak) busy() {
 	for n := int64(soakProcesses*soakQPs + soakKernelQPs); ; {
 		d := s.slot.Device()
-		if d != nil && d.IB().Objects().QP >= n {
+		if d != nil && d.Handle().Device().Objects().QP >= n {
 			break
 		}
 		time.Sleep(50 * time.Microsecond)

@@ -71,11 +71,12 @@ var (
 // stateProgram is a program with one of each object.
 type stateProgram struct {
 	*program
-	core  *ib.Core
-	dev   *ib.Device
-	leaky bool // consumers leave objects behind
-	srv   *Server
-	gid   ib.GID
+	core   *ib.Core
+	dev    *ib.Device
+	handle *ib.DeviceHandle
+	leaky  bool // consumers leave objects behind
+	srv    *Server
+	gid    ib.GID
 
 	pd, spare, cq, spareCQ, mr, mw, qp, ud, ah, srq, xrcd, spareXRCD uint32
 
@@ -93,18 +94,18 @@ func newStateProgram(t *testing.T) *stateProgram {
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, 1}, MTU: 9000, Up: true, Running: true},
 	})
 	must(t, err)
-	x := &stateProgram{core: &ib.Core{}, dev: dev.IB(), gid: ib.GIDFromAddr(addr)}
-	must(t, x.core.Register(x.dev))
+	x := &stateProgram{core: &ib.Core{}, dev: dev.IB(), handle: dev.Handle(), gid: ib.GIDFromAddr(addr)}
+	must(t, x.core.Register(x.handle))
 	x.srv, err = NewServer(x.core, ServerOptions{CompVectors: 1, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	must(t, err)
-	w := &world{t: t, core: x.core, dev: x.dev, srv: x.srv}
+	w := &world{t: t, core: x.core, dev: x.dev, handle: x.handle, srv: x.srv}
 	x.program = w.start(byWrite)
 	x.data = (addressOf(x.alloc(3*4096)) + 4095) &^ 4095
 	t.Cleanup(func() {
 		x.f.Close()
 		x.srv.Close()
 		if x.dev.State() != ib.DeviceGone {
-			if err := x.core.Unregister(x.dev); err != nil && !x.leaky {
+			if err := x.core.Unregister(x.handle); err != nil && !x.leaky {
 				t.Error(err)
 			}
 		}
@@ -174,9 +175,9 @@ func (x *stateProgram) newAH() uapi.CreateAH {
 func (x *stateProgram) to(state int) {
 	switch state {
 	case 1:
-		x.dev.SetError()
+		x.handle.SetError()
 	case 2:
-		must(x.t, x.core.Unregister(x.dev))
+		must(x.t, x.core.Unregister(x.handle))
 	}
 }
 
@@ -366,22 +367,26 @@ var methodRows = []methodRow{
 		return err
 	}},
 	{"Device.FindPKey", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.FindPKey(1, 0xffff); return err }},
-	{"Device.AllocPD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocPD(nil); return err }},
+	{"Device.AllocPD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocPD(); return err }},
 	{"Device.CreateCQ", deviceMakes, func(k *stateConsumer) error {
-		_, err := k.dev.CreateCQ(ib.CQAttr{Entries: 4}, nil, nil, nil)
+		_, err := k.dev.CreateCQ(ib.CQInit{Entries: 4})
 		return err
 	}},
-	{"Device.AllocXRCD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocXRCD(nil); return err }},
+	{"Device.AllocXRCD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocXRCD(); return err }},
 	{"PD.RegMR", methodMakes, func(k *stateConsumer) error {
-		_, err := k.pd.RegMR(k.mem, nil, k.at, 4096, k.at, ib.AccessLocalWrite, nil)
+		_, err := k.pd.RegMR(ib.MRInit{Space: k.mem, Addr: k.at, Length: 4096, Access: ib.AccessLocalWrite})
+		return err
+	}},
+	{"PD.RegBytes", methodMakes, func(k *stateConsumer) error {
+		_, err := k.pd.RegBytes(make([]byte, 8), ib.AccessLocalWrite)
 		return err
 	}},
 	{"PD.AllocMR", methodMakes, func(k *stateConsumer) error { _, err := k.pd.AllocMR(4); return err }},
-	{"PD.AllocMW", methodMakes, func(k *stateConsumer) error { _, err := k.pd.AllocMW(ib.MWType1, nil); return err }},
-	{"PD.CreateAH", methodMakes, func(k *stateConsumer) error { _, err := k.pd.CreateAH(k.address(), nil); return err }},
-	{"PD.CreateQP", methodMakes, func(k *stateConsumer) error { _, err := k.pd.CreateQP(k.newQP(ib.QPTypeRC), nil); return err }},
+	{"PD.AllocMW", methodMakes, func(k *stateConsumer) error { _, err := k.pd.AllocMW(ib.MWType1); return err }},
+	{"PD.CreateAH", methodMakes, func(k *stateConsumer) error { _, err := k.pd.CreateAH(k.address()); return err }},
+	{"PD.CreateQP", methodMakes, func(k *stateConsumer) error { _, err := k.pd.CreateQP(k.newQP(ib.QPTypeRC)); return err }},
 	{"PD.CreateSRQ", methodMakes, func(k *stateConsumer) error {
-		_, err := k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}, nil)
+		_, err := k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 		return err
 	}},
 	{"PD.Dealloc", methodDestroys, func(k *stateConsumer) error { return k.spare.Dealloc() }},
@@ -389,7 +394,7 @@ var methodRows = []methodRow{
 		return k.pd.AdviseMR(ib.AdvicePrefetch, 0, []ib.SGE{{Addr: k.at, Length: 8, LKey: k.odp.LKey()}})
 	}},
 	{"MR.Rereg", methodMakes, func(k *stateConsumer) error {
-		return k.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead}, nil)
+		return k.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead})
 	}},
 	{"MR.Dereg", methodDestroys, func(k *stateConsumer) error { return k.mr.Dereg() }},
 	{"MR.Map", methodMakes, func(k *stateConsumer) error { return k.fast.Map(k.mem, nil, k.at, 4096, k.at) }},
@@ -401,13 +406,13 @@ var methodRows = []methodRow{
 	{"CQ.ReqNotify", methodAsks, func(k *stateConsumer) error { _, err := k.cq.ReqNotify(ib.NotifyNextComp); return err }},
 	// The rxe driver, as the kernel's, cannot; where one can, this is a change like others.
 	{"CQ.Moderate", states{syscall.EOPNOTSUPP, syscall.EIO, never, never}, func(k *stateConsumer) error { return k.cq.Moderate(2, 0) }},
-	{"CQ.Resize", methodMakes, func(k *stateConsumer) error { return k.cq.Resize(20, nil) }},
+	{"CQ.Resize", methodMakes, func(k *stateConsumer) error { return k.cq.Resize(20) }},
 	{"CQ.Destroy", methodDestroys, func(k *stateConsumer) error { return k.spareCQ.Destroy() }},
 	{"QP.Modify", methodMakes, func(k *stateConsumer) error {
-		return k.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil)
+		return k.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags)
 	}},
 	{"QP.Modify to ERR or RESET", methodAsks, func(k *stateConsumer) error {
-		return k.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil)
+		return k.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
 	}},
 	{"QP.Query", methodAsks, func(k *stateConsumer) error { _, _, err := k.qp.Query(ib.QPAttrState); return err }},
 	{"QP.PostSend", methodPosts, func(k *stateConsumer) error {
@@ -424,7 +429,7 @@ var methodRows = []methodRow{
 	{"QP.DetachMcast", methodDestroys, func(k *stateConsumer) error { return k.ud.DetachMcast(group(9), 0) }},
 	{"QP.Destroy", methodDestroys, func(k *stateConsumer) error { return k.qp.Destroy() }},
 	{"SRQ.PostRecv", methodAsks, func(k *stateConsumer) error { _, err := k.srq.PostRecv(ib.RecvWR{}); return err }},
-	{"SRQ.Modify", methodMakes, func(k *stateConsumer) error { return k.srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit, nil) }},
+	{"SRQ.Modify", methodMakes, func(k *stateConsumer) error { return k.srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit) }},
 	{"SRQ.Query", methodAsks, func(k *stateConsumer) error { _, err := k.srq.Query(); return err }},
 	{"SRQ.Destroy", methodDestroys, func(k *stateConsumer) error { return k.srq.Destroy() }},
 	{"XRCD.Dealloc", methodDestroys, func(k *stateConsumer) error { return k.xrcd.Dealloc() }},
@@ -458,35 +463,35 @@ func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
 	take := func(e error) { t.Helper(); must(t, e) }
 	k.at, err = k.mem.Add(make([]byte, 4096))
 	take(err)
-	k.pd, err = k.dev.AllocPD(nil)
+	k.pd, err = k.dev.AllocPD()
 	take(err)
-	k.spare, err = k.dev.AllocPD(nil)
+	k.spare, err = k.dev.AllocPD()
 	take(err)
-	k.cq, err = k.dev.CreateCQ(ib.CQAttr{Entries: 16}, nil, nil, nil)
+	k.cq, err = k.dev.CreateCQ(ib.CQInit{Entries: 16})
 	take(err)
-	k.spareCQ, err = k.dev.CreateCQ(ib.CQAttr{Entries: 16}, nil, nil, nil)
+	k.spareCQ, err = k.dev.CreateCQ(ib.CQInit{Entries: 16})
 	take(err)
-	k.qp, err = k.pd.CreateQP(k.newQP(ib.QPTypeRC), nil)
+	k.qp, err = k.pd.CreateQP(k.newQP(ib.QPTypeRC))
 	take(err)
-	k.ud, err = k.pd.CreateQP(k.newQP(ib.QPTypeUD), nil)
+	k.ud, err = k.pd.CreateQP(k.newQP(ib.QPTypeUD))
 	take(err)
-	take(k.ud.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrQKey, nil))
-	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTR}, ib.QPAttrState, nil))
-	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState|ib.QPAttrSQPSN, nil))
-	k.mr, err = k.pd.RegMR(k.mem, nil, k.at, 4096, k.at, ib.AccessLocalWrite, nil)
+	take(k.ud.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrQKey))
+	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTR}, ib.QPAttrState))
+	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState|ib.QPAttrSQPSN))
+	k.mr, err = k.pd.RegMR(ib.MRInit{Space: k.mem, Addr: k.at, Length: 4096, Access: ib.AccessLocalWrite})
 	take(err)
-	k.odp, err = k.pd.RegMR(k.mem, nil, k.at, 4096, k.at, ib.AccessLocalWrite|ib.AccessOnDemand, nil)
+	k.odp, err = k.pd.RegMR(ib.MRInit{Space: k.mem, Addr: k.at, Length: 4096, Access: ib.AccessLocalWrite | ib.AccessOnDemand})
 	take(err)
 	k.fast, err = k.pd.AllocMR(4)
 	take(err)
 	take(k.ud.AttachMcast(group(9), 0))
-	k.mw, err = k.pd.AllocMW(ib.MWType1, nil)
+	k.mw, err = k.pd.AllocMW(ib.MWType1)
 	take(err)
-	k.ah, err = k.pd.CreateAH(k.address(), nil)
+	k.ah, err = k.pd.CreateAH(k.address())
 	take(err)
-	k.srq, err = k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}, nil)
+	k.srq, err = k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 	take(err)
-	k.xrcd, err = k.dev.AllocXRCD(nil)
+	k.xrcd, err = k.dev.AllocXRCD()
 	take(err)
 	return k
 }
@@ -494,7 +499,7 @@ func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
 const statesIntro = `# What works in which state of a device
 
 Every user command, in the write form and as a method of RDMA_VERBS_IOCTL, and every method of the midlayer, on a device that is
-active, that is in error (ib.Device.SetError: after the fatal event of a reset), for a zombie (a user context whose device has
+active, that is in error (ib.DeviceHandle.SetError: after the fatal event of a reset), for a zombie (a user context whose device has
 gone), and on a device that is gone. What is expected is written down in uverbs/states_test.go and states_methods_test.go, from
 Linux's drivers/infiniband/core (uverbs_cmd.c, uverbs_ioctl.c, uverbs_std_types*.c, rdma_core.c, verbs.c) and, where Linux leaves
 it to drivers, from the contract of package ib; each entry was also seen, on the rxe driver, by the test that makes this page
@@ -508,10 +513,10 @@ event counts as ever.
 // noState are the methods whose effect does not depend on the state of the device: what was given when an object was
 // made, what drivers call, and what the rxe driver, or this process, has no use for.
 var noState = map[string]bool{
-	"Access": true, "Device": true, "Driver": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
+	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
 	"Region": true, "Type": true, "Name": true, "State": true, "Objects": true, "Attached": true, "ClientData": true, "UpdateKey": true,
-	"SetKeys": true, "SetNum": true, "SetRKey": true, "SetEntries": true, "Raise": true, "Completed": true,
-	"HoldCallbacks": true, "RunCallbacks": true, "DispatchEvent": true, "OnEvent": true, "AtHandler": true, "SetError": true, "Abandon": true, "Fail": true, "OnFailure": true, "Device.Dealloc": true, "AddressOfSender": true,
+
+	"OnEvent": true, "DestroyContext": true, "DeallocContext": true, "DeregContext": true, "ModifyContext": true, "Abandon": true, "AddressOfSender": true,
 }
 
 // TestStates checks every entry of the tables, that no command or method is missing, and that docs/states.md tells what was seen.

@@ -69,7 +69,7 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 			<-entered
 			within(t, "Info", func() { p.f.Info() })
 			within(t, "Unregister", func() {
-				if err := w.core.Unregister(w.dev); err != nil {
+				if err := w.core.Unregister(w.handle); err != nil {
 					t.Errorf("Unregister: got %v, want nil: what is left is not the device's", err)
 				}
 			})
@@ -138,7 +138,7 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 			}
 			other.allocPD()
 			if goes {
-				within(t, "Unregister", func() { must(t, w.core.Unregister(w.dev)) })
+				within(t, "Unregister", func() { must(t, w.core.Unregister(w.handle)) })
 			}
 			once.Do(release)
 			within(t, "the end of the context", func() { <-p.f.end.Load().done })
@@ -194,7 +194,7 @@ func TestNoLockAcrossStore(t *testing.T) {
 		want syscall.Errno
 	}{
 		{"nothing", func(*world, *program) {}, 0},
-		{"removal", func(w *world, p *program) { must(t, w.core.Unregister(w.dev)) }, syscall.EIO},
+		{"removal", func(w *world, p *program) { must(t, w.core.Unregister(w.handle)) }, syscall.EIO},
 		{"close", func(w *world, p *program) { p.f.Close() }, syscall.EBADF},
 	} {
 		t.Run(test.name, func(t *testing.T) {

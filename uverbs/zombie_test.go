@@ -37,10 +37,10 @@ func TestDeviceRemoval(t *testing.T) {
 		p.notify(cq) // stays unread
 		w.now(func() {
 			p.fakeQP(qp).qp.Raise(ib.EventQPFatal)
-			w.dev.DispatchEvent(ib.EventPortErr, 1)
+			w.handle.DispatchEvent(ib.EventPortErr, 1)
 		})
 
-		must(t, w.core.Unregister(w.dev))
+		must(t, w.core.Unregister(w.handle))
 		if got := w.drv.takeLog(); !slices.Equal(got, []string{"QP", "QP", "AH", "MR", "CQ", "CQ", "PD"}) {
 			t.Errorf("destroyed in the order %v", got)
 		}
@@ -98,7 +98,7 @@ func TestRemovalBeforeContext(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byWrite)
 	d := w.srv.Devices()[0]
-	must(t, w.core.Unregister(w.dev))
+	must(t, w.core.Unregister(w.handle))
 	if d.attach(&File{}) {
 		t.Error("a file was added to the device that has gone")
 	}
@@ -126,7 +126,7 @@ func TestRemovalWakesReaders(t *testing.T) {
 		n, err := unix.Read(ch, make([]byte, compRecordSize))
 		results <- result{n, err}
 	}()
-	must(t, w.core.Unregister(w.dev))
+	must(t, w.core.Unregister(w.handle))
 	if r := <-results; r.n != 0 || r.err != nil {
 		t.Errorf("read %d, %v, want the end of the file", r.n, r.err)
 	}
@@ -144,9 +144,9 @@ func TestRemovalWithFullAsyncFile(t *testing.T) {
 		if full {
 			break
 		}
-		w.now(func() { w.dev.DispatchEvent(ib.EventPortActive, i) })
+		w.now(func() { w.handle.DispatchEvent(ib.EventPortActive, i) })
 	}
-	must(t, w.core.Unregister(w.dev))
+	must(t, w.core.Unregister(w.handle))
 	var last uapi.AsyncEventDesc
 	buf := make([]byte, asyncRecordSize)
 	n := 0
@@ -197,7 +197,7 @@ func TestRemovalDuringCommand(t *testing.T) {
 				var ended atomic.Bool
 				wg.Go(func() {
 					if end == "removal" {
-						if err := w.core.Unregister(w.dev); err != nil {
+						if err := w.core.Unregister(w.handle); err != nil {
 							t.Error(err)
 						}
 					} else {
@@ -260,7 +260,7 @@ func TestRemovalDuringAnswer(t *testing.T) {
 				done <- err
 			}()
 			<-waiting
-			must(t, w.core.Unregister(w.dev))
+			must(t, w.core.Unregister(w.handle))
 			if left := w.dev.Objects().String(); left != "" {
 				t.Errorf("left: %s", left)
 			}

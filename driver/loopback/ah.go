@@ -17,7 +17,7 @@ type AH struct {
 type addresser interface{ address() ib.AHAttr }
 
 // CreateAH implements ib.AHDriver. It may not sleep.
-func (d *Device) CreateAH(obj *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+func (d *Device) CreateAH(_ ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
 	a := &AH{dev: d}
 	return a, a.Modify(attr)
 }

@@ -10,13 +10,14 @@ import (
 
 // world is a device with a connected queue pair and its peer, which complete on one queue.
 type world struct {
-	core *ib.Core
-	dev  *ib.Device
-	cq   *ib.CQ
-	qps  [2]*ib.QP
-	sgl  []ib.SGE
-	addr uint64
-	free []func() error // latest last
+	core   *ib.Core
+	dev    *ib.Device
+	handle *ib.DeviceHandle // of dev
+	cq     *ib.CQ
+	qps    [2]*ib.QP
+	sgl    []ib.SGE
+	addr   uint64
+	free   []func() error // latest last
 }
 
 // must is must(f())(t): the result of f, which must not fail.
@@ -42,21 +43,22 @@ func newWorld(t testing.TB, check bool, size int, handler func(*ib.CQ)) *world {
 	if check {
 		w.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
 	}
-	w.dev = loopback.New("loop0", nil).IB()
-	done(t, w.core.Register(w.dev))
-	pd := must(w.dev.AllocPD(nil))(t)
+	w.handle = loopback.New("loop0", nil).Handle()
+	w.dev = w.handle.Device()
+	done(t, w.core.Register(w.handle))
+	pd := must(w.dev.AllocPD())(t)
 	mem := umem.NewLocal()
 	w.addr = must(mem.Add(make([]byte, 2*size)))(t)
 	const access = ib.AccessLocalWrite | ib.AccessRemoteWrite
-	mr := must(pd.RegMR(mem, nil, w.addr, uint64(2*size), w.addr, access, nil))(t)
+	mr := must(pd.RegMR(ib.MRInit{Space: mem, Addr: w.addr, Length: uint64(2 * size), Access: access}))(t)
 	w.sgl = []ib.SGE{{Addr: w.addr, Length: uint32(size), LKey: mr.LKey()}}
-	w.cq = must(w.dev.CreateCQ(ib.CQAttr{Entries: 64}, handler, nil, nil))(t)
-	w.free = []func() error{func() error { return w.core.Unregister(w.dev) }, pd.Dealloc, mr.Dereg, w.cq.Destroy}
+	w.cq = must(w.dev.CreateCQ(ib.CQInit{Entries: 64, Handler: handler}))(t)
+	w.free = []func() error{func() error { return w.core.Unregister(w.handle) }, pd.Dealloc, mr.Dereg, w.cq.Destroy}
 	for i := range w.qps {
 		w.qps[i] = must(pd.CreateQP(ib.QPInitAttr{
 			SendCQ: w.cq, RecvCQ: w.cq, Type: ib.QPTypeRC,
 			Cap: ib.QPCap{MaxSendWR: 16, MaxRecvWR: 16, MaxSendSGE: 1, MaxRecvSGE: 1},
-		}, nil))(t)
+		}))(t)
 		w.free = append(w.free, w.qps[i].Destroy)
 	}
 	gid := must(w.dev.QueryGID(1, 0))(t).GID
@@ -74,7 +76,7 @@ func newWorld(t testing.TB, check bool, size int, handler func(*ib.CQ)) *world {
 			{ib.QPRTS, ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
 		} {
 			a.State = step.state
-			done(t, qp.Modify(a, ib.QPAttrState|step.mask, nil))
+			done(t, qp.Modify(a, ib.QPAttrState|step.mask))
 		}
 	}
 	return w
@@ -146,10 +148,10 @@ func BenchmarkHandler(b *testing.B) {
 			w.cq.ReqNotify(ib.NotifyNextComp)
 			b.ReportAllocs()
 			for b.Loop() {
-				w.dev.HoldCallbacks()
+				w.handle.HoldCallbacks()
 				w.qps[1].PostRecv(recv...)
 				w.qps[0].PostSend(send...)
-				w.dev.RunCallbacks()
+				w.handle.RunCallbacks()
 			}
 			w.close(b)
 		})

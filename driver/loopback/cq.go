@@ -11,7 +11,7 @@ import (
 
 // CQ is a completion queue. It implements ib.DriverCQ.
 type CQ struct {
-	obj *ib.CQ
+	obj ib.CQHandle
 
 	mu    sync.Mutex
 	wcs   ring[ib.WC]
@@ -29,10 +29,12 @@ type CQ struct {
 type completer interface {
 	// post adds a completion. It reports false when there is no room, or was none before.
 	post(wc ib.WC, solicited bool) bool
+	// forget takes the queue pair, which is being destroyed, out of its completions. They keep its number.
+	forget(qp *ib.QP)
 }
 
 // CreateCQ implements ib.Driver.
-func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	if attr.Entries > maxCQE {
 		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
 	}
@@ -56,6 +58,16 @@ func (c *CQ) post(wc ib.WC, solicited bool) bool {
 		c.notify()
 	}
 	return true
+}
+
+func (c *CQ) forget(qp *ib.QP) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.wcs.n {
+		if wc := &c.wcs.slots[(c.wcs.head+i)%len(c.wcs.slots)]; wc.QP == qp {
+			wc.QP = nil
+		}
+	}
 }
 
 // notify tells the midlayer, now or as moderation has it; mu is held.
@@ -121,21 +133,22 @@ func (c *CQ) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 }
 
 // Resize implements ib.CQResizer.
-func (c *CQ) Resize(entries int, u *ib.Udata) (int, error) {
+func (c *CQ) Resize(entries int, u *ib.Udata) error {
 	if entries < 1 || entries > maxCQE {
-		return 0, fmt.Errorf("%d entries, at most %d: %w", entries, maxCQE, syscall.EINVAL)
+		return fmt.Errorf("%d entries, at most %d: %w", entries, maxCQE, syscall.EINVAL)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.wcs.n > entries {
-		return 0, fmt.Errorf("%d completions are waiting: %w", c.wcs.n, syscall.EINVAL)
+		return fmt.Errorf("%d completions are waiting: %w", c.wcs.n, syscall.EINVAL)
 	}
 	r := newRing[ib.WC](entries)
 	for c.wcs.n > 0 {
 		*r.push() = *c.wcs.pop()
 	}
 	c.wcs = r
-	return entries, nil
+	c.obj.SetEntries(entries)
+	return nil
 }
 
 // Destroy implements ib.DriverCQ.

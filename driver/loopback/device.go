@@ -26,7 +26,7 @@ const (
 
 // Device is a loopback device. It implements ib.Driver.
 type Device struct {
-	ib  *ib.Device
+	obj *ib.DeviceHandle
 	gid ib.GID
 
 	mu      sync.Mutex // the locks of CQs nest inside
@@ -56,12 +56,15 @@ func New(name string, logf func(format string, args ...any)) *Device {
 		nextKey: 1,
 		groups:  map[ib.GID][]*QP{},
 	}
-	d.ib = ib.NewDevice(name, d, logf)
+	d.obj = ib.NewDevice(name, d, logf)
 	return d
 }
 
-// IB is the device to register.
-func (d *Device) IB() *ib.Device { return d.ib }
+// Handle is the device to register.
+func (d *Device) Handle() *ib.DeviceHandle { return d.obj }
+
+// IB is the device as consumers see it.
+func (d *Device) IB() *ib.Device { return d.obj.Device() }
 
 // QueryDevice implements ib.Driver.
 func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
@@ -106,7 +109,7 @@ func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	return 0xffff, nil
 }
 
-// EnterError implements ib.ErrorDriver: nothing is processed any more.
+// EnterError implements ib.Driver: nothing is processed any more.
 func (d *Device) EnterError() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -130,13 +133,13 @@ func (d *Device) Disassociate(c ib.UserContext) {
 	}
 }
 
-// pd has nothing to remember: what belongs to a domain knows the midlayer's object.
-type pd struct{}
+// pd is a protection domain. Its identity is all that matters.
+type pd struct{ dev *Device }
 
-func (pd) Dealloc() error { return nil }
+func (*pd) Dealloc() error { return nil }
 
 // AllocPD implements ib.Driver.
-func (d *Device) AllocPD(*ib.PD, *ib.Udata) (ib.DriverPD, error) { return pd{}, nil }
+func (d *Device) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, nil }
 
 // freeNumber is the next of the numbers 1 to 0xfffffe, wrapping around, that is not taken; mu is held.
 func freeNumber[T any](taken map[uint32]T, next *uint32, first uint32) uint32 {

@@ -15,10 +15,10 @@ type fastMR struct {
 }
 
 // AllocMR implements ib.FastRegDriver.
-func (d *Device) AllocMR(obj *ib.MR, maxPages int) (ib.DriverMR, error) {
+func (d *Device) AllocMR(obj ib.MRHandle, p ib.DriverPD, maxPages int) (ib.DriverMR, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	k := d.newKey(obj.PD())
+	k := d.newKey(p)
 	k.fast = true
 	obj.SetKeys(k.num, k.num)
 	return &fastMR{key: k}, nil
@@ -37,8 +37,8 @@ func (m *fastMR) Map(r *umem.Region) error {
 
 // fastReg executes WRRegMR; mu is held.
 func (q *QP) fastReg(w *sendWQE) ib.WCStatus {
-	m, ok := w.reg.MR.Driver().(*fastMR)
-	if !ok || m.valid || m.mapped == nil || m.pd != q.obj.PD() || w.reg.Key>>8 != m.num>>8 {
+	m := w.fast
+	if m == nil || m.valid || m.mapped == nil || m.pd != q.pd || w.reg.Key>>8 != m.num>>8 {
 		return ib.WCLocQPOpErr
 	}
 	m.num = w.reg.Key

@@ -22,7 +22,7 @@ func (q *QP) flush(w *sendWQE) ib.WCStatus {
 		return ib.WCRemInvReqErr
 	}
 	k := q.dev.key(w.wr.RKey)
-	if k == nil || k.pd != p.obj.PD() || k.access&need != need || k.qp != nil && k.qp != p ||
+	if k == nil || k.pd != p.pd || k.access&need != need || k.qp != nil && k.qp != p ||
 		f.Level == ib.FlushRange && !k.contains(w.wr.RemoteAddr, uint64(f.Length)) {
 		p.fail(ib.EventQPAccessErr)
 		return ib.WCRemAccessErr

@@ -89,7 +89,7 @@ func (c *copier) access(m *memory, off uint64, b []byte, write bool) bool {
 }
 
 // local checks a scatter or gather list of a consumer of the domain, and makes it m.
-func (d *Device) local(m *memory, sgl []ib.SGE, pd *ib.PD, need ib.AccessFlags) bool {
+func (d *Device) local(m *memory, sgl []ib.SGE, pd *pd, need ib.AccessFlags) bool {
 	m.reset()
 	for _, s := range sgl {
 		if s.Length == 0 {
@@ -114,7 +114,7 @@ func (d *Device) remote(m *memory, rkey uint32, addr, n uint64, q *QP, need ib.A
 		return true
 	}
 	k := d.key(rkey)
-	if k == nil || k.pd != q.obj.PD() || k.access&need != need || k.qp != nil && k.qp != q || !k.contains(addr, n) {
+	if k == nil || k.pd != q.pd || k.access&need != need || k.qp != nil && k.qp != q || !k.contains(addr, n) {
 		return false
 	}
 	m.add(k.region, addr+k.shift, n)

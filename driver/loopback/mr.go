@@ -17,7 +17,7 @@ type key struct {
 	dev    *Device
 	num    uint32 // 24 bits of index, 8 of the consumer's choice
 	valid  bool
-	pd     *ib.PD
+	pd     *pd
 	region *umem.Region
 	access ib.AccessFlags
 	first  uint64 // the range, as the users of the key name it
@@ -26,15 +26,21 @@ type key struct {
 	fast   bool   // made by AllocMR
 	bound  int    // windows on this region
 
-	mw *ib.MW // a window; nil: a region
-	of *key   // the region that the window is bound to
-	qp *QP    // the only one whose peers may use it; nil: any
+	mw *window // nil: a region
+	of *key    // the region that the window is bound to
+	qp *QP     // the only one whose peers may use it; nil: any
+}
+
+// domain is the driver's own side of a protection domain.
+func domain(p ib.DriverPD) *pd {
+	d, _ := ib.As[*pd](p)
+	return d
 }
 
 // newKey makes a key that is not valid yet; mu is held.
-func (d *Device) newKey(pd *ib.PD) *key {
+func (d *Device) newKey(p ib.DriverPD) *key {
 	i := freeNumber(d.keys, &d.nextKey, 0)
-	k := &key{dev: d, num: i << 8, pd: pd}
+	k := &key{dev: d, num: i << 8, pd: domain(p)}
 	d.keys[i] = k
 	return k
 }
@@ -57,13 +63,13 @@ func (k *key) cover(r *umem.Region, access ib.AccessFlags) {
 }
 
 // RegMR implements ib.Driver.
-func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+func (d *Device) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
 	if err := checkAccess(access); err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	k := d.newKey(obj.PD())
+	k := d.newKey(p)
 	k.cover(r, access)
 	obj.SetKeys(k.num, k.num)
 	return k, nil
@@ -77,7 +83,7 @@ func checkAccess(access ib.AccessFlags) error {
 }
 
 // Rereg implements ib.ReregMR. The keys stay.
-func (k *key) Rereg(r *umem.Region, pd *ib.PD, access ib.AccessFlags, u *ib.Udata) error {
+func (k *key) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
 	if err := checkAccess(access); err != nil {
 		return err
 	}
@@ -86,7 +92,7 @@ func (k *key) Rereg(r *umem.Region, pd *ib.PD, access ib.AccessFlags, u *ib.Udat
 	if k.bound > 0 {
 		return fmt.Errorf("%d windows are bound to the region: %w", k.bound, syscall.EBUSY)
 	}
-	k.pd = pd
+	k.pd = domain(p)
 	k.cover(r, access)
 	return nil
 }
@@ -106,9 +112,9 @@ func (k *key) Dereg() error {
 func (d *Device) invalidate(num uint32, q *QP) bool {
 	k := d.key(num)
 	switch {
-	case k == nil || k.pd != q.obj.PD():
+	case k == nil || k.pd != q.pd:
 		return false
-	case k.mw != nil && k.mw.Type() == ib.MWType2 && k.qp == q:
+	case k.mw != nil && k.mw.kind == ib.MWType2 && k.qp == q:
 		k.unbind()
 	case k.fast && k.bound == 0:
 		k.valid = false

@@ -3,16 +3,20 @@ package loopback
 import "verbena/ib"
 
 // window is a memory window.
-type window struct{ *key }
+type window struct {
+	*key
+	obj  ib.MWHandle
+	kind ib.MWType
+}
 
 // AllocMW implements ib.MWDriver.
-func (d *Device) AllocMW(obj *ib.MW, kind ib.MWType, u *ib.Udata) (ib.DriverMW, error) {
+func (d *Device) AllocMW(obj ib.MWHandle, p ib.DriverPD, kind ib.MWType, u *ib.Udata) (ib.DriverMW, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	k := d.newKey(obj.PD())
-	k.mw = obj
-	obj.SetRKey(k.num)
-	return &window{k}, nil
+	w := &window{key: d.newKey(p), obj: obj, kind: kind}
+	w.mw = w
+	obj.SetRKey(w.num)
+	return w, nil
 }
 
 // Dealloc implements ib.DriverMW.
@@ -34,29 +38,25 @@ func (k *key) unbind() {
 
 // bindMW executes WRBindMW (IBA 10.6.7.2.1); mu is held.
 func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
-	b := &w.bind
-	win, ok := b.MW.Driver().(*window)
-	if !ok || win.pd != q.obj.PD() {
+	b, win := &w.bind, w.window
+	if win == nil || win.pd != q.pd {
 		return ib.WCMWBindErr
 	}
 	num := win.num&^0xff | b.RKey&0xff
-	type2 := b.MW.Type() == ib.MWType2
+	type2 := win.kind == ib.MWType2
 	if type2 && (win.valid || num == win.num) {
 		return ib.WCMWBindErr // to be invalidated first, and the key to be changed
 	}
 	if b.Length == 0 && !type2 {
 		win.unbind()
 		win.num = num
-		b.MW.SetRKey(num)
+		win.obj.SetRKey(num)
 		return ib.WCSuccess
 	}
-	if b.MR == nil {
-		return ib.WCMWBindErr
-	}
-	mr := q.dev.key(b.MR.LKey())
+	mr := q.dev.key(w.region)
 	const write = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	switch {
-	case mr == nil || mr.mw != nil || mr.pd != q.obj.PD() || mr.access&ib.AccessMWBind == 0,
+	case mr == nil || mr.mw != nil || mr.pd != q.pd || mr.access&ib.AccessMWBind == 0,
 		b.Access&write != 0 && mr.access&ib.AccessLocalWrite == 0,
 		b.Access&^(write|ib.AccessRemoteRead|ib.AccessZeroBased) != 0,
 		!mr.contains(b.Addr, b.Length):
@@ -73,6 +73,6 @@ func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
 	if type2 {
 		win.qp = q
 	}
-	b.MW.SetRKey(num)
+	win.obj.SetRKey(num)
 	return ib.WCSuccess
 }

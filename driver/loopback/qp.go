@@ -11,11 +11,13 @@ import (
 // QP is a queue pair. It implements ib.DriverQP.
 type QP struct {
 	dev    *Device
-	obj    *ib.QP
-	user   ib.UserContext // nil: a consumer in this process
-	init   *ib.QPInitAttr
-	sendCQ completer // nil: an XRC target
-	recvCQ completer // nil: XRC
+	obj    ib.QPHandle
+	pd     *pd
+	xrcd   *xrcd           // of an XRC target
+	user   ib.UserContext  // nil: a consumer in this process
+	init   ib.DriverQPInit // with the capacities granted
+	sendCQ completer       // nil: an XRC target
+	recvCQ completer       // nil: XRC
 
 	// under Device.mu
 	state   ib.QPState
@@ -33,7 +35,10 @@ type sendWQE struct {
 	inline []byte
 	ah     ib.AHAttr
 	bind   ib.BindMW
+	window *window // of bind; nil: one of another device
+	region uint32  // of bind: its key
 	reg    ib.FastReg
+	fast   *fastMR // of reg; nil: one of another device, or no region for it
 }
 
 // recvWQE is a receive work request that has been taken.
@@ -46,16 +51,16 @@ type recvWQE struct {
 type recvQueue struct {
 	ring[recvWQE]
 	maxSGE uint32
-	pd     *ib.PD
+	pd     *pd
 
 	srq   *SRQ // nil: not shared
 	limit uint32
-	xrcd  *ib.XRCD
+	xrcd  *xrcd
 	cq    completer // XRC: instead of the queue pair's
 }
 
 // CreateQP implements ib.Driver.
-func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
+func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
 	c := &init.Cap
 	switch init.Type {
 	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
@@ -65,20 +70,17 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 	if c.MaxSendWR > maxWR || c.MaxRecvWR > maxWR || c.MaxSendSGE > maxSGE || c.MaxRecvSGE > maxSGE || c.MaxInlineData > maxInline {
 		return nil, fmt.Errorf("capacities %+v: %w", *c, syscall.EINVAL)
 	}
-	q := &QP{dev: d, obj: obj, init: init, sq: newRing[sendWQE](int(c.MaxSendWR))}
+	q := &QP{dev: d, obj: obj, pd: domain(init.PD), init: *init, sq: newRing[sendWQE](int(c.MaxSendWR))}
 	if u != nil {
 		q.user = u.Context // whose queues are here too: it posts by commands
 	}
-	if init.SendCQ != nil {
-		q.sendCQ = init.SendCQ.Driver().(completer)
-	}
-	if init.RecvCQ != nil {
-		q.recvCQ = init.RecvCQ.Driver().(completer)
-	}
-	q.own = recvQueue{ring: newRing[recvWQE](int(c.MaxRecvWR)), maxSGE: c.MaxRecvSGE, pd: obj.PD()}
+	q.sendCQ, _ = ib.As[completer](init.SendCQ)
+	q.recvCQ, _ = ib.As[completer](init.RecvCQ)
+	q.xrcd, _ = ib.As[*xrcd](init.XRCD)
+	q.own = recvQueue{ring: newRing[recvWQE](int(c.MaxRecvWR)), maxSGE: c.MaxRecvSGE, pd: q.pd}
 	q.rq = &q.own
-	if init.SRQ != nil {
-		q.rq = init.SRQ.Driver().(receiver).queue()
+	if srq, ok := ib.As[receiver](init.SRQ); ok {
+		q.rq = srq.queue()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -110,15 +112,14 @@ func (q *QP) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 
 // Modify implements ib.DriverQP.
 func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
-	if err := q.checkAttr(attr, mask); err != nil {
-		return err
-	}
 	d := q.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	ends := mask&ib.QPAttrState != 0 && (attr.State == ib.QPErr || attr.State == ib.QPReset)
-	if q.state != attr.CurState && !ends { // it went to ERR meanwhile
-		return fmt.Errorf("state is %v, not %v: %w", q.state, attr.CurState, syscall.EINVAL)
+	if _, err := ib.NextState(q.state, q.init.Type, attr, mask); err != nil {
+		return err
+	}
+	if err := q.checkAttr(attr, mask); err != nil {
+		return err
 	}
 	copyAttr(&q.attr, attr, mask)
 	switch {
@@ -136,7 +137,7 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	return nil
 }
 
-// checkAttr checks values; the midlayer has checked which there may be.
+// checkAttr checks values.
 func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	bad := ""
 	is := func(bit ib.QPAttrMask, wrong bool, what string) {
@@ -226,6 +227,14 @@ func (q *QP) Destroy() error {
 		}
 	}
 	q.reset()
+	for _, cq := range []completer{q.sendCQ, q.recvCQ} {
+		if cq != nil {
+			cq.forget(q.obj.QP())
+		}
+	}
+	for _, s := range d.srqs { // which an XRC target may have completed on
+		s.rq.cq.forget(q.obj.QP())
+	}
 	delete(d.qps, q.obj.Num())
 	d.unblock()
 	return nil
@@ -266,6 +275,13 @@ func (q *QP) take(wr *ib.SendWR) error {
 	case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(c.MaxInlineData):
 		return fmt.Errorf("%d bytes inline, at most %d: %w", len(wr.Inline), c.MaxInlineData, syscall.EINVAL)
 	}
+	var ah addresser
+	if wr.AH != nil {
+		var ok bool
+		if ah, ok = ib.As[addresser](q.obj.AH(wr.AH)); !ok {
+			return fmt.Errorf("address handle of another device: %w", syscall.EINVAL)
+		}
+	}
 	w := q.sq.push()
 	if w == nil {
 		return fmt.Errorf("the send queue is full: %w", syscall.ENOMEM)
@@ -276,14 +292,19 @@ func (q *QP) take(wr *ib.SendWR) error {
 	if wr.Flags&ib.SendInline != 0 || wr.Opcode == ib.WRAtomicWrite {
 		w.inline = append(w.inline, wr.Inline...)
 	}
-	if wr.AH != nil {
-		w.ah = wr.AH.Driver().(addresser).address()
+	if ah != nil {
+		w.ah = ah.address()
 	}
 	if wr.Bind != nil {
-		w.bind = *wr.Bind
+		w.bind, w.region = *wr.Bind, 0
+		w.window, _ = ib.As[*window](q.obj.MW(wr.Bind.MW))
+		if wr.Bind.MR != nil {
+			w.region = wr.Bind.MR.LKey()
+		}
 	}
 	if wr.Reg != nil {
 		w.reg = *wr.Reg
+		w.fast, _ = ib.As[*fastMR](q.obj.MR(wr.Reg.MR))
 	}
 	w.wr.SGList, w.wr.Inline, w.wr.AH, w.wr.Bind, w.wr.Reg = nil, nil, nil, nil, nil
 	return nil

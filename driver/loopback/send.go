@@ -46,7 +46,8 @@ func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 	failed := status != ib.WCSuccess
 	over := q.state == ib.QPErr || q.state == ib.QPSQE
 	if failed || q.init.SigAll || w.wr.Flags&ib.SendSignaled != 0 {
-		wc := ib.WC{ID: w.wr.ID, Status: status, Opcode: opcodes[w.wr.Opcode], ByteLen: uint32(n), QP: q.obj, Port: 1}
+		wc := ib.WC{ID: w.wr.ID, Status: status, Opcode: opcodes[w.wr.Opcode], ByteLen: uint32(n),
+			QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}
 		if !q.sendCQ.post(wc, false) && !over {
 			q.obj.Raise(ib.EventQPFatal)
 			failed = true
@@ -73,7 +74,7 @@ var opcodes = [...]ib.WCOpcode{
 // completeRecv ends the first receive work request of r, on q, with wc, of which it fills in the rest; mu is held.
 func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	w := r.pop()
-	wc.ID, wc.QP, wc.Port = w.id, q.obj, 1
+	wc.ID, wc.QPNum, wc.QP, wc.Port = w.id, q.obj.Num(), q.obj.QP(), 1
 	if wc.Opcode == 0 {
 		wc.Opcode = ib.WCRecv
 	}
@@ -112,7 +113,7 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 		src.inline, src.n = w.inline, uint64(len(w.inline))
 	case w.wr.Opcode == ib.WRRDMARead, w.wr.Opcode == ib.WRAtomicCmpAndSwp, w.wr.Opcode == ib.WRAtomicFetchAdd:
 		return q.fetch(w)
-	case !d.local(src, w.sges, q.obj.PD(), 0):
+	case !d.local(src, w.sges, q.pd, 0):
 		return ib.WCLocProtErr, 0, false
 	}
 	if src.n > maxMsgSize || q.init.Type == ib.QPTypeUD && src.n > uint64(mtu.Bytes()) {
@@ -259,7 +260,7 @@ func (q *QP) write(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	d := q.dev
 	src, dst := &d.copier.src, &d.copier.dst
-	if !d.local(dst, w.sges, q.obj.PD(), ib.AccessLocalWrite) {
+	if !d.local(dst, w.sges, q.pd, ib.AccessLocalWrite) {
 		return ib.WCLocProtErr, 0, false
 	}
 	need, atomic := ib.AccessRemoteRead, w.wr.Opcode != ib.WRRDMARead

@@ -10,7 +10,7 @@ import (
 // SRQ is a shared receive queue. It implements ib.DriverSRQ.
 type SRQ struct {
 	dev *Device
-	obj *ib.SRQ
+	obj ib.SRQHandle
 	rq  recvQueue // under Device.mu
 }
 
@@ -20,12 +20,12 @@ type receiver interface{ queue() *recvQueue }
 func (s *SRQ) queue() *recvQueue { return &s.rq }
 
 // CreateSRQ implements ib.SRQDriver.
-func (d *Device) CreateSRQ(obj *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.DriverSRQ, error) {
+func (d *Device) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
 	if init.Attr.MaxWR > maxWR || init.Attr.MaxSGE > maxSGE || u != nil {
 		return nil, fmt.Errorf("room for %d work requests of %d elements: %w", init.Attr.MaxWR, init.Attr.MaxSGE, syscall.EINVAL)
 	}
 	s := &SRQ{dev: d, obj: obj}
-	s.rq = recvQueue{ring: newRing[recvWQE](int(init.Attr.MaxWR)), maxSGE: init.Attr.MaxSGE, pd: obj.PD(), srq: s}
+	s.rq = recvQueue{ring: newRing[recvWQE](int(init.Attr.MaxWR)), maxSGE: init.Attr.MaxSGE, pd: domain(init.PD), srq: s}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s.rq.limit = init.Attr.Limit

@@ -2,20 +2,21 @@ package loopback
 
 import "verbena/ib"
 
-// xrcd has nothing to remember.
-type xrcd struct{}
+// xrcd is an XRC domain. Its identity is all that matters.
+type xrcd struct{ dev *Device }
 
-func (xrcd) Dealloc() error { return nil }
+func (*xrcd) Dealloc() error { return nil }
 
 // AllocXRCD implements ib.XRCDriver.
-func (d *Device) AllocXRCD(*ib.XRCD, *ib.Udata) (ib.DriverXRCD, error) { return xrcd{}, nil }
+func (d *Device) AllocXRCD(*ib.Udata) (ib.DriverXRCD, error) { return &xrcd{d}, nil }
 
 // addXRC gives the queue a number, and the domain and completion queue of its messages, if it is one for XRC; mu is
 // held.
-func (d *Device) addXRC(s *SRQ, init *ib.SRQInitAttr) {
+func (d *Device) addXRC(s *SRQ, init *ib.DriverSRQInit) {
 	if init.Type == ib.SRQXRC {
 		n := freeNumber(d.srqs, &d.nextSRQ, 1)
-		s.rq.xrcd, s.rq.cq = init.XRCD, init.CQ.Driver().(completer)
+		s.rq.xrcd, _ = ib.As[*xrcd](init.XRCD)
+		s.rq.cq, _ = ib.As[completer](init.CQ)
 		d.srqs[n] = s
 		s.obj.SetNum(n)
 	}
@@ -30,7 +31,7 @@ func (d *Device) removeXRC(s *SRQ) {
 
 // xrcQueue is the receive queue that an XRC message is for, nil if there is no such; mu is held.
 func (q *QP) xrcQueue(srqn uint32) *recvQueue {
-	if s := q.dev.srqs[srqn]; s != nil && s.rq.xrcd == q.init.XRCD {
+	if s := q.dev.srqs[srqn]; s != nil && s.rq.xrcd == q.xrcd {
 		return &s.rq
 	}
 	return nil

@@ -55,7 +55,7 @@ func newHost(t *testing.T, addrs ...string) *host {
 			h.logged = append(h.logged, fmt.Sprintf(f, args...))
 		}})
 	check(t, err)
-	check(t, h.core.Register(h.dev.IB()))
+	check(t, h.core.Register(h.dev.Handle()))
 	h.dev.IB().OnEvent(func(e ib.Event) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -66,7 +66,7 @@ func newHost(t *testing.T, addrs ...string) *host {
 
 func (h *host) close() {
 	h.t.Helper()
-	check(h.t, h.core.Unregister(h.dev.IB()))
+	check(h.t, h.core.Unregister(h.dev.Handle()))
 	check(h.t, h.dev.Close())
 }
 

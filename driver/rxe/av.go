@@ -100,7 +100,7 @@ type ah struct {
 const maxAH = 1<<15 - 1
 
 // CreateAH implements ib.AHDriver. It may not sleep.
-func (d *Device) CreateAH(obj *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+func (d *Device) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
 	p, err := d.resolve(attr)
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (d *Device) CreateAH(obj *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH
 	if !ok {
 		return nil, fmt.Errorf("%d address handles exist: %w", tableMax-1, syscall.ENOMEM)
 	}
-	h := &ah{dev: d, pd: obj.PD().Driver().(*pd), num: n}
+	h := &ah{dev: d, pd: domain(in), num: n}
 	h.path.Store(p)
 	d.ahs.set(n, h)
 	if u != nil {

@@ -36,11 +36,11 @@ func newPingPong(t testing.TB, s setup, op ib.WROpcode, size int) *pingPong {
 func (p *pingPong) one(t testing.TB) {
 	receives := p.sendWR[0].Opcode == ib.WRSend
 	if receives {
-		if _, err := p.b.b.qp.Driver().PostRecv(p.recvWR); err != nil {
+		if _, err := qpOf(p.b.b.qp).PostRecv(p.recvWR); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := p.b.a.qp.Driver().PostSend(p.sendWR); err != nil {
+	if _, err := qpOf(p.b.a.qp).PostSend(p.sendWR); err != nil {
 		t.Fatal(err)
 	}
 	for n := 0; n == 0; {
@@ -86,7 +86,7 @@ func benchmarkStream(b *testing.B, s setup) {
 				b.Fatal(p.wc[0].Status)
 			}
 		}
-		if _, err := p.b.a.qp.Driver().PostSend(p.sendWR); err != nil {
+		if _, err := qpOf(p.b.a.qp).PostSend(p.sendWR); err != nil {
 			b.Fatal(err)
 		}
 		posted++

@@ -138,7 +138,7 @@ func TestDestroyUnderLoad(t *testing.T) {
 			off := 200_000 + i*size
 			a, z := b.a.newQP(setup{typ: ib.QPTypeRC, cap: userCap}), b.b.newQP(setup{typ: ib.QPTypeRC, cap: userCap})
 			connectQPs(t, b.a.dev, a, b.b.dev, z, conn{})
-			mr, err := b.b.pd.RegMR(b.b.mem, nil, b.b.addr, uint64(off+size), b.b.addr, allAccess, nil)
+			mr, err := b.b.pd.RegMR(ib.MRInit{Space: b.b.mem, Addr: b.b.addr, Length: uint64(off + size), Access: allAccess})
 			check(t, err)
 			wg.Go(func() {
 				wr := ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(off, size), RemoteAddr: b.b.addr + uint64(off), RKey: mr.RKey()}

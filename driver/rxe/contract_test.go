@@ -24,7 +24,7 @@ func TestContract(t *testing.T) {
 		{"wire, under load", false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ibtest.Run(t, func(t testing.TB) *ib.Device {
+			ibtest.Run(t, func(t testing.TB) *ib.DeviceHandle {
 				network, fabric := simnet.New(simnet.Config{}), &Fabric{}
 				d, err := New(Config{
 					Name:    "rxe0",
@@ -42,7 +42,7 @@ func TestContract(t *testing.T) {
 				if c.load {
 					keepBusy(t, setup{shortcut: c.shortcut, network: network, addrs: [2]netip.Addr{addrA, addrB}, fabric: fabric})
 				}
-				return d.IB()
+				return d.Handle()
 			})
 		})
 	}

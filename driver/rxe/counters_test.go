@@ -33,7 +33,7 @@ func TestDropCounters(t *testing.T) {
 		{name: "another partition", op: roce.RCSendOnly, make: func(_ *dialogue, k []byte) { k[2] = 0x12 }, want: "drop_wrong_pkey"},
 		{name: "wrong Q_Key", typ: ib.QPTypeUD, op: roce.UDSendOnly, want: "drop_wrong_qkey"},
 		{name: "not receiving", op: roce.RCSendOnly, prep: func(d *dialogue) {
-			check(d.t, d.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+			check(d.t, d.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		}, want: "drop_wrong_state"},
 		{name: "another host", op: roce.RCSendOnly, send: func(d *dialogue, pkt []byte) {
 			d.b.dev.at.Load().endpoints[0].arrive(addrB, addrB, pkt)

@@ -16,7 +16,7 @@ const (
 // cq is a completion queue: a ring that the engine fills and the consumer empties.
 type cq struct {
 	dev *Device
-	obj *ib.CQ
+	obj ib.CQHandle
 	ctx *userContext // nil for a consumer in this process
 
 	poll sync.Mutex // one Poll at a time; before mu
@@ -29,7 +29,7 @@ type cq struct {
 }
 
 // CreateCQ implements ib.Driver.
-func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	if attr.Entries > d.limits.cqe {
 		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, d.limits.cqe, syscall.EINVAL)
 	}
@@ -128,7 +128,7 @@ func (c *cq) current() *ring {
 func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 	*to = ib.WC{
 		ID: w.WRID, Status: w.Status, Opcode: w.Opcode, VendorErr: w.VendorErr,
-		ByteLen: w.ByteLen, SrcQP: w.SrcQP, PKeyIndex: w.PKeyIndex, SLID: w.SLID, SL: w.SL, Port: w.PortNum,
+		ByteLen: w.ByteLen, QPNum: w.QPNum, SrcQP: w.SrcQP, PKeyIndex: w.PKeyIndex, SLID: w.SLID, SL: w.SL, Port: w.PortNum,
 	}
 	flags := uapi.IBVWCFlags(w.WCFlags)
 	if flags&uapi.IBVWCGRH != 0 {
@@ -143,7 +143,7 @@ func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 		to.InvalidateRKey = w.Ex.InvalidateRKey()
 	}
 	if qp := c.dev.qp(w.QPNum); qp != nil {
-		to.QP = qp.obj
+		to.QP = qp.obj.QP()
 	}
 }
 
@@ -167,22 +167,22 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 }
 
 // Resize implements ib.CQResizer.
-func (c *cq) Resize(entries int, u *ib.Udata) (int, error) {
+func (c *cq) Resize(entries int, u *ib.Udata) error {
 	if entries < 1 || entries > c.dev.limits.cqe {
-		return 0, fmt.Errorf("%d entries, at most %d: %w", entries, c.dev.limits.cqe, syscall.EINVAL)
+		return fmt.Errorf("%d entries, at most %d: %w", entries, c.dev.limits.cqe, syscall.EINVAL)
 	}
 	r, err := newCQRing(c.ctx, entries, u)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	old, err := c.replace(r)
 	if err != nil {
 		r.free()
-		return 0, err
+		return err
 	}
 	c.ctx.moved()
 	old.free()
-	return r.capacity(), nil
+	return nil
 }
 
 // replace moves what is in the queue to another ring.
@@ -210,6 +210,7 @@ func (c *cq) replace(r *ring) (old *ring, err error) {
 		n++
 	}
 	old, c.ring, c.prod = c.ring, r, n
+	c.obj.SetEntries(r.capacity())
 	return old, nil
 }
 

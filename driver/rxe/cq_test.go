@@ -99,7 +99,7 @@ func TestNotify(t *testing.T) {
 			t.Errorf("no completion waits, ReqNotify says %v, %v", missed, err)
 		}
 		b.b.recv(1, 0, 10)
-		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		if n := count(b.b); n != 1 {
 			t.Errorf("%d notifications of a flushed receive", n)
 		}
@@ -137,14 +137,14 @@ func TestCQResize(t *testing.T) {
 			b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled})
 		}
 		b.a.expect(ib.WC{ID: 0, Opcode: ib.WCRDMAWrite})
-		if err := b.a.cq.Resize(7, nil); !errors.Is(err, syscall.EINVAL) {
+		if err := b.a.cq.Resize(7); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("resize to 7 with 8 waiting: %v", err)
 		}
-		if err := b.a.cq.Resize(maxCQE+1, nil); !errors.Is(err, syscall.EINVAL) {
+		if err := b.a.cq.Resize(maxCQE + 1); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("resize to more than there can be: %v", err)
 		}
 		for _, n := range []int{8, 100} {
-			check(t, b.a.cq.Resize(n, nil))
+			check(t, b.a.cq.Resize(n))
 			if b.a.cq.Entries() < n {
 				t.Errorf("resized to %d: %d entries", n, b.a.cq.Entries())
 			}

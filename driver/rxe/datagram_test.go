@@ -19,7 +19,7 @@ func newAH(n *node, peer *Device, sgid uint8) *ib.AH {
 	n.t.Helper()
 	gid, err := peer.IB().QueryGID(1, int(sgid))
 	check(n.t, err)
-	ah, err := n.pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: sgid}}, nil)
+	ah, err := n.pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: sgid}})
 	check(n.t, err)
 	return ah
 }
@@ -134,7 +134,7 @@ func TestDatagramErrors(t *testing.T) {
 		b.a.expect(ib.WC{ID: 2, Status: ib.WCWRFlushErr})
 		b.a.recv(3, 0, 100)
 		b.a.none()
-		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPRTS, CurState: ib.QPSQE}, ib.QPAttrState|ib.QPAttrCurState, nil))
+		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPRTS, CurState: ib.QPSQE}, ib.QPAttrState|ib.QPAttrCurState))
 		b.b.recv(4, 0, 1000)
 		wr.SGList = b.a.sge(0, 100)
 		b.a.send(wr)
@@ -178,11 +178,11 @@ func TestAddressHandle(t *testing.T) {
 		} {
 			a := good
 			c.attr(&a)
-			if _, err := b.a.pd.CreateAH(&a, nil); !errors.Is(err, c.errn) {
+			if _, err := b.a.pd.CreateAH(&a); !errors.Is(err, c.errn) {
 				t.Errorf("%s: %v, want %v", c.name, err, c.errn)
 			}
 		}
-		ah, err := b.a.pd.CreateAH(&good, nil)
+		ah, err := b.a.pd.CreateAH(&good)
 		check(t, err)
 		if got, err := ah.Query(); err != nil || got != good {
 			t.Errorf("query: %+v, %v", got, err)

@@ -62,7 +62,7 @@ type Config struct {
 // Device is a software RoCEv2 device with one port. It implements ib.Driver.
 type Device struct {
 	name     string
-	obj      *ib.Device
+	obj      *ib.DeviceHandle
 	logf     func(format string, args ...any)
 	qpFailed func(num uint32, why string) // nil: of no interest
 	at       atomic.Pointer[addressing]
@@ -196,8 +196,11 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	return d, nil
 }
 
-// IB is the device for ib.Core.Register.
-func (d *Device) IB() *ib.Device { return d.obj }
+// Handle is the device for ib.Core.Register.
+func (d *Device) Handle() *ib.DeviceHandle { return d.obj }
+
+// IB is the device as consumers see it.
+func (d *Device) IB() *ib.Device { return d.obj.Device() }
 
 // Endpoints are the device's places in the network, for statistics.
 func (d *Device) Endpoints() []link.Endpoint {

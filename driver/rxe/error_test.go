@@ -37,11 +37,11 @@ func TestErrors(t *testing.T) {
 		pd := n.pd
 		if newPD {
 			var err error
-			pd, err = n.dev.IB().AllocPD(nil)
+			pd, err = n.dev.IB().AllocPD()
 			check(n.t, err)
 			n.t.Cleanup(func() { check(n.t, pd.Dealloc()) })
 		}
-		mr, err := pd.RegMR(n.mem, nil, n.addr, uint64(len(n.buf)), n.addr, access, nil)
+		mr, err := pd.RegMR(ib.MRInit{Space: n.mem, Addr: n.addr, Length: uint64(len(n.buf)), Access: access})
 		check(n.t, err)
 		n.t.Cleanup(func() { check(n.t, mr.Dereg()) })
 		return mr
@@ -192,7 +192,7 @@ func TestErrors(t *testing.T) {
 func (b *bench) again(c conn) {
 	b.t.Helper()
 	for _, n := range []*node{b.a, b.b} {
-		check(b.t, n.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+		check(b.t, n.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 	}
 	b.connect(c)
 	transfer(b, ib.WRSend, 5000, 1)
@@ -232,9 +232,9 @@ func TestTimeoutOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{})
 		b.connect(conn{})
-		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState, nil))
-		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPSQD, Timeout: 0}, ib.QPAttrState|ib.QPAttrTimeout, nil))
-		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState, nil))
+		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState))
+		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPSQD, Timeout: 0}, ib.QPAttrState|ib.QPAttrTimeout))
+		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 		b.net.SetLink(addrB, false)
 		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend})
 		time.Sleep(time.Hour)
@@ -369,7 +369,7 @@ func TestQPFailed(t *testing.T) {
 		mu.Lock()
 		why = nil // what again has modified
 		mu.Unlock()
-		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		expect(modified)
 	})
 }

@@ -10,8 +10,8 @@ import (
 )
 
 // AllocMR implements ib.FastRegDriver. (rxe_alloc_mr)
-func (d *Device) AllocMR(obj *ib.MR, maxPages int) (ib.DriverMR, error) {
-	m, key, err := d.newMR(obj, nil)
+func (d *Device) AllocMR(obj ib.MRHandle, p ib.DriverPD, maxPages int) (ib.DriverMR, error) {
+	m, key, err := d.newMR(obj, p, nil)
 	if err != nil {
 		return nil, err
 	}

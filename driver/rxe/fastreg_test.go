@@ -231,21 +231,21 @@ func TestRereg(t *testing.T) {
 			b.reconnect(conn{})
 		}
 		try("before", b.b.addr, first, ib.WCSuccess)
-		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead}, nil))
+		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead}))
 		if mr.RKey() != first {
 			t.Errorf("key %#x, was %#x, for the same memory", mr.RKey(), first)
 		}
 		try("without the right", b.b.addr, first, ib.WCRemAccessErr)
-		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}, nil))
+		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}))
 		try("with the right again", b.b.addr, first, ib.WCSuccess)
 		pd := b.b.newPD()
-		check(t, mr.Rereg(ib.MRChangePD, ib.MRChange{PD: pd}, nil))
+		check(t, mr.Rereg(ib.MRChangePD, ib.MRChange{PD: pd}))
 		try("of another domain", b.b.addr, first, ib.WCRemAccessErr)
-		check(t, mr.Rereg(ib.MRChangePD, ib.MRChange{PD: b.b.pd}, nil))
+		check(t, mr.Rereg(ib.MRChangePD, ib.MRChange{PD: b.b.pd}))
 		other := make([]byte, 100)
 		addr, err := b.b.mem.Add(other)
 		check(t, err)
-		check(t, mr.Rereg(ib.MRChangeTranslation, ib.MRChange{Space: b.b.mem, Addr: addr, Length: 100, IOVA: b.b.addr}, nil))
+		check(t, mr.Rereg(ib.MRChangeTranslation, ib.MRChange{Space: b.b.mem, Addr: addr, Length: 100, IOVA: b.b.addr}))
 		if mr.RKey() == first || mr.LKey() == first {
 			t.Errorf("the key is still %#x", first)
 		}
@@ -256,7 +256,7 @@ func TestRereg(t *testing.T) {
 		if other[0] != 42 || b.b.buf[0] != 0 {
 			t.Error("written to the old memory")
 		}
-		if err := mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessFlushPersistent}, nil); !errors.Is(err, syscall.EOPNOTSUPP) {
+		if err := mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessFlushPersistent}); !errors.Is(err, syscall.EOPNOTSUPP) {
 			t.Errorf("persistence: %v", err)
 		}
 		try("after a failure", b.b.addr, mr.RKey(), ib.WCSuccess)

@@ -170,7 +170,7 @@ func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *uapi.RXESend
 		if wr.Bind == nil || wr.Bind.MW == nil || wr.Bind.MR == nil && wr.Bind.Length != 0 {
 			return invalid("bind without window or region")
 		}
-		if w, ok := wr.Bind.MW.Driver().(*mw); !ok || w.dev != qp.dev {
+		if _, ok := ib.As[*mw](qp.obj.MW(wr.Bind.MW)); !ok {
 			return invalid("window of another device")
 		}
 		*h.WR.MW() = uapi.RXESendWRMW{
@@ -184,7 +184,7 @@ func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *uapi.RXESend
 		if wr.Reg == nil || wr.Reg.MR == nil {
 			return invalid("registration without region")
 		}
-		if m, ok := wr.Reg.MR.Driver().(*mr); !ok || m.dev != qp.dev {
+		if _, ok := ib.As[*mr](qp.obj.MR(wr.Reg.MR)); !ok {
 			return invalid("region of another device")
 		}
 		*h.WR.MW() = uapi.RXESendWRMW{MRLKey: wr.Reg.MR.LKey(), RKey: wr.Reg.Key, Access: wr.Reg.Access}

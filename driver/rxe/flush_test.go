@@ -66,12 +66,12 @@ func TestPersistenceRefused(t *testing.T) {
 		if attr.DeviceCapFlags&(1<<39) != 0 || attr.DeviceCapFlags&(1<<38) == 0 || attr.DeviceCapFlags&(1<<40) == 0 {
 			t.Errorf("capabilities %#x", attr.DeviceCapFlags)
 		}
-		_, err = b.a.pd.RegMR(b.a.mem, nil, b.a.addr, 8, b.a.addr, ib.AccessFlushPersistent, nil)
+		_, err = b.a.pd.RegMR(ib.MRInit{Space: b.a.mem, Addr: b.a.addr, Length: 8, Access: ib.AccessFlushPersistent})
 		if !errors.Is(err, syscall.EOPNOTSUPP) {
 			t.Errorf("region: %v", err)
 		}
 		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: ib.AccessFlushPersistent},
-			ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil))
+			ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
 		if a, _, err := b.a.qp.Query(ib.QPAttrAccessFlags); err != nil || a.AccessFlags != ib.AccessFlushPersistent {
 			t.Errorf("Query: access flags %v, error %v", a.AccessFlags, err)
 		}
@@ -249,7 +249,7 @@ func TestXRCMemory(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		x := newXRC(t, s, conn{access: allAccess | ib.AccessFlushGlobal})
 		defer x.done()
-		mr, err := x.pd[0].RegMR(x.b.mem, nil, x.b.addr, uint64(len(x.b.buf)), x.b.addr, allAccess|ib.AccessFlushGlobal, nil)
+		mr, err := x.pd[0].RegMR(ib.MRInit{Space: x.b.mem, Addr: x.b.addr, Length: uint64(len(x.b.buf)), Access: allAccess | ib.AccessFlushGlobal})
 		check(t, err)
 		defer func() { check(t, mr.Dereg()) }()
 		for _, c := range []struct {

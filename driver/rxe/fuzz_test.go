@@ -19,7 +19,7 @@ func FuzzSendRing(f *testing.F) {
 		defer b.close()
 		b.connect(conn{})
 		b.b.recv(1, 0, 4096)
-		qp := b.a.qp.Driver().(*QP)
+		qp := qpOf(b.a.qp)
 		slot := make([]byte, uapi.RXESendWQESize+int(qp.cap.MaxInlineData))
 		copy(slot, in)
 		if pushed, _ := qp.sq.push(0, slot); !pushed {

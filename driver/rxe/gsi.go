@@ -24,7 +24,7 @@ func (qp *QP) qkey() uint32 {
 }
 
 // checkGSI tells whether a GSI queue pair can be made as asked for.
-func (d *Device) checkGSI(init *ib.QPInitAttr, u *ib.Udata) error {
+func (d *Device) checkGSI(init *ib.DriverQPInit, u *ib.Udata) error {
 	switch {
 	case u != nil && u.Context != nil:
 		return fmt.Errorf("the GSI queue pair is not for user processes: %w", syscall.EINVAL)

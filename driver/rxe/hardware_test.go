@@ -29,9 +29,9 @@ func (b *bench) reset(s setup) {
 	old := b.a.dev
 	hw := old.Hardware()
 	check(b.t, hw.Reset(context.Background()))
-	old.IB().SetError()
+	old.Handle().SetError()
 	b.a.free()
-	check(b.t, b.core.Unregister(old.IB()))
+	check(b.t, b.core.Unregister(old.Handle()))
 	check(b.t, old.Close())
 	d, err := hw.Probe()
 	check(b.t, err)
@@ -65,7 +65,7 @@ func TestHardwareStops(t *testing.T) {
 				t.Error("a work request was carried out")
 			}
 			hw.Return()
-			b.a.dev.IB().SetError()
+			b.a.dev.Handle().SetError()
 			b.a.expect(ib.WC{ID: 0, Status: ib.WCWRFlushErr}, ib.WC{ID: 1, Status: ib.WCWRFlushErr},
 				ib.WC{ID: 2, Status: ib.WCWRFlushErr}, ib.WC{ID: 20, Status: ib.WCWRFlushErr})
 			b.a.none()
@@ -88,7 +88,7 @@ func TestHardwareSendsNothing(t *testing.T) {
 		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 1<<18), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
 		b.a.dev.Hardware().Disconnect()
 		sent := b.a.dev.counters[cntSentPkts].n.Load()
-		b.a.dev.IB().SetError()
+		b.a.dev.Handle().SetError()
 		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr})
 		time.Sleep(time.Second)
 		if n := b.a.dev.counters[cntSentPkts].n.Load(); n != sent || sent == 0 {
@@ -164,7 +164,7 @@ func TestAtWorkRequest(t *testing.T) {
 			if got := bytes.Count(b.b.buf, []byte{1}) / 8; got != n-1 || hit != 1 {
 				t.Errorf("stopped at %d: %d carried out, hit %d times", n, got, hit)
 			}
-			b.a.dev.IB().SetError()
+			b.a.dev.Handle().SetError()
 			for i, wc := range b.a.poll(posts) {
 				if want := i >= n-1; wc.ID != uint64(i) || (wc.Status == ib.WCWRFlushErr) != want {
 					t.Errorf("stopped at %d: completion %d is %+v", n, i, wc)
@@ -188,7 +188,7 @@ func TestAtWorkRequestBehindFence(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		b.a.expect(ib.WC{ID: 0, Status: ib.WCSuccess, Opcode: ib.WCRDMARead, ByteLen: 8})
-		b.a.dev.IB().SetError()
+		b.a.dev.Handle().SetError()
 		// The second was carried out, but the device did not hear that any more.
 		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
 		b.close()
@@ -225,7 +225,7 @@ func TestStaleNumbers(t *testing.T) {
 			t.Error("the new device took it")
 		}
 		// And the key of old, to the right queue pair.
-		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		toRTR(t, b.b.qp, b.a.dev, b.a.qp.Num(), conn{})
 		toRTS(t, b.b.qp, conn{})
 		b.b.send(ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, SGList: b.b.sge(0, 8), RemoteAddr: b.a.addr, RKey: key, Flags: ib.SendSignaled})
@@ -243,19 +243,19 @@ func TestErrorRace(t *testing.T) {
 		posted := make([]int, 4)
 		nodes := make([]*node, len(posted))
 		for i := range posted {
-			cq, err := b.a.dev.IB().CreateCQ(ib.CQAttr{Entries: 64}, nil, nil, nil)
+			cq, err := b.a.dev.IB().CreateCQ(ib.CQInit{Entries: 64})
 			check(t, err)
 			nodes[i] = &node{t: t, dev: b.a.dev, pd: b.a.pd, cq: cq, mem: b.a.mem, buf: b.a.buf, mr: b.a.mr, addr: b.a.addr}
 		}
 		for i, n := range nodes {
 			wg.Go(func() {
-				qp, err := n.pd.CreateQP(ib.QPInitAttr{SendCQ: n.cq, RecvCQ: n.cq, Cap: ib.QPCap{MaxRecvWR: 8, MaxRecvSGE: 1}, Type: ib.QPTypeRC}, nil)
+				qp, err := n.pd.CreateQP(ib.QPInitAttr{SendCQ: n.cq, RecvCQ: n.cq, Cap: ib.QPCap{MaxRecvWR: 8, MaxRecvSGE: 1}, Type: ib.QPTypeRC})
 				if err != nil {
 					return
 				}
 				n.qp = qp
 				time.Sleep(time.Duration(i*round) * time.Microsecond)
-				if qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil) != nil {
+				if qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags) != nil {
 					return
 				}
 				for range 8 {
@@ -265,7 +265,7 @@ func TestErrorRace(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Duration(round*3) * time.Microsecond)
-		b.a.dev.IB().SetError()
+		b.a.dev.Handle().SetError()
 		wg.Wait()
 		for i, n := range nodes {
 			for _, wc := range n.poll(posted[i]) {
@@ -274,7 +274,7 @@ func TestErrorRace(t *testing.T) {
 				}
 			}
 			if n.qp != nil {
-				if err := n.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil); !errors.Is(err, syscall.EIO) {
+				if err := n.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags); !errors.Is(err, syscall.EIO) {
 					t.Errorf("modify in error: %v", err)
 				}
 				check(t, n.qp.Destroy())

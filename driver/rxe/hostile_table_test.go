@@ -323,7 +323,7 @@ func TestFloods(t *testing.T) {
 			h := newHostile(t)
 			defer h.close()
 			if c.state != ib.QPRTS {
-				check(t, h.qps[rc].obj.Modify(ib.QPAttr{State: c.state}, ib.QPAttrState, nil))
+				check(t, h.qps[rc].obj.Modify(ib.QPAttr{State: c.state}, ib.QPAttrState))
 			}
 			before := h.dev.Stats()
 			for i := range flood {

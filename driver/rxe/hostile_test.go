@@ -128,11 +128,11 @@ func newHostile(t testing.TB) *hostile {
 	h.dev = h.newDevice("rxe0", addrB)
 	peer := h.newDevice("rxe1", addrA)
 	var err error
-	h.pd, err = h.dev.IB().AllocPD(nil)
+	h.pd, err = h.dev.IB().AllocPD()
 	check(t, err)
-	h.foreign, err = h.dev.IB().AllocPD(nil)
+	h.foreign, err = h.dev.IB().AllocPD()
 	check(t, err)
-	h.cq, err = h.dev.IB().CreateCQ(ib.CQAttr{Entries: 127}, nil, nil, nil)
+	h.cq, err = h.dev.IB().CreateCQ(ib.CQInit{Entries: 127})
 	check(t, err)
 	mem := umem.NewLocal()
 	base, err := mem.Add(h.arena)
@@ -142,10 +142,10 @@ func newHostile(t testing.TB) *hostile {
 		if i == regionForeign {
 			pd = h.foreign
 		}
-		h.regions[i], err = pd.RegMR(mem, nil, base+uint64(regionAt(i)), regionLen, regionVA(i), regionAccess[i], nil)
+		h.regions[i], err = pd.RegMR(ib.MRInit{Space: mem, Addr: base + uint64(regionAt(i)), Length: regionLen, IOVA: regionVA(i), Access: regionAccess[i]})
 		check(t, err)
 	}
-	h.ah, err = h.pd.CreateAH(attackerAV(), nil)
+	h.ah, err = h.pd.CreateAH(attackerAV())
 	check(t, err)
 	h.newVictims()
 	check(t, h.qps[ud].obj.AttachMcast(testGroup, 0))
@@ -158,11 +158,11 @@ func newHostile(t testing.TB) *hostile {
 func (h *hostile) newVictims() {
 	h.t.Helper()
 	var err error
-	h.xrcd, err = h.dev.IB().AllocXRCD(nil)
+	h.xrcd, err = h.dev.IB().AllocXRCD()
 	check(h.t, err)
 	for i, init := range []ib.SRQInitAttr{{}, {Type: ib.SRQXRC, XRCD: h.xrcd, CQ: h.cq}} {
 		init.Attr = ib.SRQAttr{MaxWR: 7, MaxSGE: 2}
-		h.srqs[i], err = h.pd.CreateSRQ(init, nil)
+		h.srqs[i], err = h.pd.CreateSRQ(init)
 		check(h.t, err)
 	}
 	for i, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCTgt, ib.QPTypeRC} {
@@ -177,9 +177,9 @@ func (h *hostile) newVictims() {
 		case xrc:
 			v.srq, init = h.srqs[1], ib.QPInitAttr{Type: typ, XRCD: h.xrcd}
 		}
-		v.obj, err = h.pd.CreateQP(init, nil)
+		v.obj, err = h.pd.CreateQP(init)
 		check(h.t, err)
-		v.QP = v.obj.Driver().(*QP)
+		v.QP = qpOf(v.obj)
 		h.qps[i] = v
 		h.connect(i)
 	}
@@ -198,7 +198,7 @@ func (h *hostile) lend(mem *umem.Local, base uint64) {
 		}
 	}
 	var err error
-	h.window, err = h.pd.AllocMW(ib.MWType2, nil)
+	h.window, err = h.pd.AllocMW(ib.MWType2)
 	check(h.t, err)
 	bind := func(region, n int) uint32 {
 		key := ib.IncRKey(h.window.RKey())
@@ -244,7 +244,7 @@ func (h *hostile) newDevice(name string, addr netip.Addr) *Device {
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, addr.As4()[3]}, MTU: 9000, Up: true, Running: true},
 	})
 	check(h.t, err)
-	check(h.t, h.core.Register(d.IB()))
+	check(h.t, h.core.Register(d.Handle()))
 	return d
 }
 
@@ -253,13 +253,13 @@ func (h *hostile) newBystander(d *Device) *node {
 	h.t.Helper()
 	n := &node{t: h.t, dev: d, mem: umem.NewLocal(), buf: make([]byte, 2048)}
 	var err error
-	n.pd, err = d.IB().AllocPD(nil)
+	n.pd, err = d.IB().AllocPD()
 	check(h.t, err)
-	n.cq, err = d.IB().CreateCQ(ib.CQAttr{Entries: 31}, nil, nil, nil)
+	n.cq, err = d.IB().CreateCQ(ib.CQInit{Entries: 31})
 	check(h.t, err)
 	n.addr, err = n.mem.Add(n.buf)
 	check(h.t, err)
-	n.mr, err = n.pd.RegMR(n.mem, nil, n.addr, uint64(len(n.buf)), n.addr, allAccess, nil)
+	n.mr, err = n.pd.RegMR(ib.MRInit{Space: n.mem, Addr: n.addr, Length: uint64(len(n.buf)), Access: allAccess})
 	check(h.t, err)
 	n.qp = n.newQP(setup{typ: ib.QPTypeRC, cap: ib.QPCap{MaxSendWR: 7, MaxRecvWR: 7, MaxSendSGE: 1, MaxRecvSGE: 1}})
 	return n
@@ -285,7 +285,7 @@ func (h *hostile) connect(i int) {
 	if v.reliable() {
 		mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
 	}
-	check(h.t, v.obj.Modify(attr, mask, nil))
+	check(h.t, v.obj.Modify(attr, mask))
 	toRTS(h.t, v.obj, conn{psn: hostilePSN, timeout: 10, retry: 2, rnrRetry: 2})
 	v.sent = nil
 	if v.srq == nil {
@@ -317,7 +317,7 @@ func (h *hostile) close() {
 		check(h.t, n.mr.Dereg())
 		check(h.t, n.cq.Destroy())
 		check(h.t, n.pd.Dealloc())
-		check(h.t, h.core.Unregister(n.dev.IB()))
+		check(h.t, h.core.Unregister(n.dev.Handle()))
 		check(h.t, n.dev.Close())
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"verbena/ib"
+	ibuser "verbena/ib/user"
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/umem"
@@ -51,21 +52,21 @@ func newLimited(t *testing.T, memory uint64) *limited {
 	})
 	check(t, err)
 	var core ib.Core
-	check(t, core.Register(d.IB()))
+	check(t, core.Register(d.Handle()))
 	left := memory
 	if memory == 0 {
 		left = 1 << 40
 	}
 	l := &limited{t: t, dev: d.IB(), u: ib.Udata{Context: &frugal{newProgram(t), left}, Out: make([]byte, 64)}}
 	check(t, d.AllocUserContext(&l.u))
-	l.pd, err = l.dev.AllocPD(&l.u)
+	l.pd, err = ibuser.AllocPD(l.dev, &l.u)
 	check(t, err)
 	l.attr, err = l.dev.QueryDevice()
 	check(t, err)
 	t.Cleanup(func() {
 		check(t, l.pd.Dealloc())
 		d.DeallocUserContext(l.u.Context)
-		check(t, core.Unregister(d.IB()))
+		check(t, core.Unregister(d.Handle()))
 		check(t, d.Close())
 	})
 	return l
@@ -73,7 +74,7 @@ func newLimited(t *testing.T, memory uint64) *limited {
 
 // cq makes a completion queue of so many entries more than the limit.
 func (l *limited) cq(more int) (*ib.CQ, error) {
-	return l.dev.CreateCQ(ib.CQAttr{Entries: l.attr.MaxCQE + more}, nil, nil, &l.u)
+	return ibuser.CreateCQ(l.dev, ib.CQInit{Entries: l.attr.MaxCQE + more}, &l.u)
 }
 
 // full are all limits of a queue pair at once.
@@ -90,7 +91,7 @@ func (l *limited) qp(c ib.QPCap) error {
 	cq, err := l.cq(0)
 	check(l.t, err)
 	defer func() { check(l.t, cq.Destroy()) }()
-	qp, err := l.pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c}, &l.u)
+	qp, err := ibuser.CreateQP(l.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c}, &l.u)
 	if err == nil {
 		check(l.t, qp.Destroy())
 	}
@@ -98,7 +99,7 @@ func (l *limited) qp(c ib.QPCap) error {
 }
 
 func (l *limited) srq(moreWR, moreSGE int) error {
-	srq, err := l.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{
+	srq, err := ibuser.CreateSRQ(l.pd, ib.SRQInitAttr{Attr: ib.SRQAttr{
 		MaxWR: uint32(l.attr.MaxSRQWR + moreWR), MaxSGE: uint32(l.attr.MaxSRQSGE + moreSGE),
 	}}, &l.u)
 	if err == nil {
@@ -115,7 +116,7 @@ var limitTests = []struct {
 	exceeded func(l *limited) error // nil: cannot be, or there is room for more
 }{
 	{"MaxMRSize", func(l *limited) error {
-		mr, err := l.pd.RegMR(umem.NewLocal(), nil, 0, l.attr.MaxMRSize, 0, allAccess|ib.AccessOnDemand, &l.u)
+		mr, err := ibuser.RegMR(l.pd, ib.MRInit{Space: umem.NewLocal(), Addr: 0, Length: l.attr.MaxMRSize, IOVA: 0, Access: allAccess | ib.AccessOnDemand}, &l.u)
 		if err == nil {
 			check(l.t, mr.Dereg())
 		}
@@ -155,10 +156,10 @@ var limitTests = []struct {
 
 // reads brings a queue pair to RTS that answers so many RDMA READs and atomics at once, and has so many outstanding.
 func (l *limited) reads(answers, outstanding int) error {
-	cq, err := l.dev.CreateCQ(ib.CQAttr{Entries: 4}, nil, nil, &l.u)
+	cq, err := ibuser.CreateCQ(l.dev, ib.CQInit{Entries: 4}, &l.u)
 	check(l.t, err)
 	defer func() { check(l.t, cq.Destroy()) }()
-	qp, err := l.pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1}}, &l.u)
+	qp, err := ibuser.CreateQP(l.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1}}, &l.u)
 	check(l.t, err)
 	defer func() { check(l.t, qp.Destroy()) }()
 	toInit(l.t, qp, conn{})
@@ -168,21 +169,21 @@ func (l *limited) reads(answers, outstanding int) error {
 		State: ib.QPRTR, PathMTU: ib.MTU1024, DestQPN: qp.Num(), MaxDestRdAtomic: uint8(answers),
 		AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1}},
 	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|
-		ib.QPAttrMinRNRTimer, nil); err != nil {
+		ib.QPAttrMinRNRTimer); err != nil {
 		return err
 	}
 	return qp.Modify(ib.QPAttr{State: ib.QPRTS, MaxRdAtomic: uint8(outstanding)},
-		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic, nil)
+		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic)
 }
 
 // attach has so many queue pairs join a multicast group.
 func (l *limited) attach(n int) error {
-	cq, err := l.dev.CreateCQ(ib.CQAttr{Entries: 4}, nil, nil, &l.u)
+	cq, err := ibuser.CreateCQ(l.dev, ib.CQInit{Entries: 4}, &l.u)
 	check(l.t, err)
 	defer func() { check(l.t, cq.Destroy()) }()
 	group := ib.GIDFromAddr(netip.MustParseAddr("239.1.2.3"))
 	for range n {
-		qp, err := l.pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD, Cap: ib.QPCap{MaxRecvWR: 1}}, &l.u)
+		qp, err := ibuser.CreateQP(l.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD, Cap: ib.QPCap{MaxRecvWR: 1}}, &l.u)
 		check(l.t, err)
 		defer func() { check(l.t, qp.Destroy()) }()
 		if err := qp.AttachMcast(group, 0); err != nil {

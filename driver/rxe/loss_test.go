@@ -157,7 +157,7 @@ func stream(b *bench, r *rand.Rand, n int, seed uint64) {
 			case <-stop:
 				return
 			case <-time.After(7 * time.Microsecond):
-				b.a.qp.Driver().(*QP).verify(b.t)
+				qpOf(b.a.qp).verify(b.t)
 			}
 		}
 	}()

@@ -27,11 +27,11 @@ func newParty(n *node) *party {
 	n.t.Helper()
 	x := &party{n: n}
 	var err error
-	x.cq, err = n.dev.IB().CreateCQ(ib.CQAttr{Entries: 100}, nil, nil, nil)
+	x.cq, err = n.dev.IB().CreateCQ(ib.CQInit{Entries: 100})
 	check(n.t, err)
 	x.qp, err = n.pd.CreateQP(ib.QPInitAttr{
 		Type: ib.QPTypeUD, SendCQ: x.cq, RecvCQ: x.cq, Cap: ib.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 1, MaxRecvSGE: 1},
-	}, nil)
+	})
 	check(n.t, err)
 	toRTR(n.t, x.qp, n.dev, 0, conn{})
 	toRTS(n.t, x.qp, conn{})
@@ -83,7 +83,7 @@ func TestMulticast(t *testing.T) {
 		if err := parties[0].qp.Destroy(); !errors.Is(err, syscall.EBUSY) {
 			t.Errorf("destroy a member: %v", err)
 		}
-		ah, err := b.a.pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: testGroup, SGIDIndex: 1, HopLimit: 3}}, nil)
+		ah, err := b.a.pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: testGroup, SGIDIndex: 1, HopLimit: 3}})
 		check(t, err)
 		fill(b.a.buf[:100], 9)
 		send := func(key uint32) {

@@ -54,7 +54,7 @@ func (u *unsteady) WriteV(src [][]byte, addr uint64) error {
 func register(n *node) (*unsteady, *ib.MR) {
 	n.t.Helper()
 	u := &unsteady{Local: n.mem, block: make(chan struct{})}
-	mr, err := n.pd.RegMR(u, nil, n.addr, uint64(len(n.buf)), n.addr, allAccess, nil)
+	mr, err := n.pd.RegMR(ib.MRInit{Space: u, Addr: n.addr, Length: uint64(len(n.buf)), Access: allAccess})
 	check(n.t, err)
 	return u, mr
 }
@@ -122,7 +122,7 @@ func TestRevocationWaits(t *testing.T) {
 	}{
 		{"dereg", func(_ *bench, mr *ib.MR) error { return mr.Dereg() }},
 		{"rereg", func(_ *bench, mr *ib.MR) error {
-			return errors.Join(mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite}, nil), mr.Dereg())
+			return errors.Join(mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite}), mr.Dereg())
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -237,7 +237,7 @@ func TestZeroBased(t *testing.T) {
 			b := newBench(t, s)
 			b.connect(conn{})
 			zero := func(n *node) *ib.MR {
-				mr, err := n.pd.RegMR(n.mem, nil, n.addr+off, size, n.addr+off, bindable|ib.AccessZeroBased|onDemand, nil)
+				mr, err := n.pd.RegMR(ib.MRInit{Space: n.mem, Addr: n.addr + off, Length: size, Access: bindable | ib.AccessZeroBased | onDemand})
 				check(t, err)
 				n.mrs = append(n.mrs, mr)
 				return mr

@@ -42,8 +42,12 @@ func (qp *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	return nil
 }
 
-// Modify implements ib.DriverQP. The midlayer sees to it that there is one Modify of a queue pair at a time.
+// Modify implements ib.DriverQP. The transition is checked here, since a wrong one is to be reported before a wrong value, and
+// once more when the state cannot change any more.
 func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) {
+	if _, err := ib.NextState(qp.State(), qp.typ, a, mask); err != nil {
+		return err
+	}
 	if err := qp.checkAttr(a, mask); err != nil {
 		return err
 	}
@@ -98,9 +102,8 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	if qp.dev.failed.Load() && (!moves || a.State != ib.QPErr && a.State != ib.QPReset) {
 		return fmt.Errorf("the device is in error: %w", syscall.EIO)
 	}
-	if moves && qp.state != a.CurState && a.State != ib.QPErr && a.State != ib.QPReset {
-		// It went to an error state meanwhile.
-		return fmt.Errorf("queue pair is in state %v: %w", qp.state, syscall.EINVAL)
+	if _, err := ib.NextState(qp.state, qp.typ, a, mask); err != nil {
+		return err
 	}
 	if moves && qp.state == ib.QPSQD && !qp.drained && a.State != ib.QPErr && a.State != ib.QPReset {
 		return fmt.Errorf("send queue is being drained: %w", syscall.EINVAL)

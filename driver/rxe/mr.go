@@ -16,17 +16,23 @@ import (
 type pd struct{ dev *Device }
 
 // AllocPD implements ib.Driver.
-func (d *Device) AllocPD(*ib.PD, *ib.Udata) (ib.DriverPD, error) { return &pd{dev: d}, nil }
+func (d *Device) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{dev: d}, nil }
 
 // Dealloc implements ib.DriverPD.
 func (*pd) Dealloc() error { return nil }
+
+// domain is the driver's own side of a protection domain.
+func domain(p ib.DriverPD) *pd {
+	d, _ := ib.As[*pd](p)
+	return d
+}
 
 // mr is a memory region. Local and remote key are one number: the index in the device's table, and eight bits that
 // differ each time the index is used again. In the states of the specification (IBA 10.6.3) it is valid when it has
 // a grant, and else free.
 type mr struct {
 	dev   *Device
-	obj   *ib.MR
+	obj   ib.MRHandle
 	index uint32
 	fast  bool // made by AllocMR: work requests register it
 	// atomics is the lock of the program's atomic operations.
@@ -42,12 +48,12 @@ type mr struct {
 }
 
 // newMR makes a region that no key leads to yet, and the key that is to be the first.
-func (d *Device) newMR(obj *ib.MR, u *ib.Udata) (m *mr, key uint32, err error) {
+func (d *Device) newMR(obj ib.MRHandle, p ib.DriverPD, u *ib.Udata) (m *mr, key uint32, err error) {
 	index, ok := d.mrs.reserve()
 	if !ok {
 		return nil, 0, fmt.Errorf("%d memory regions exist: %w", maxMR, syscall.ENOMEM)
 	}
-	m = &mr{dev: d, obj: obj, index: index, pd: obj.PD().Driver().(*pd), atomics: &d.atomics}
+	m = &mr{dev: d, obj: obj, index: index, pd: domain(p), atomics: &d.atomics}
 	if c := d.context(u); c != nil {
 		m.atomics = &c.atomics
 	}
@@ -65,11 +71,11 @@ func checkMRAccess(access ib.AccessFlags) error {
 }
 
 // RegMR implements ib.Driver.
-func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+func (d *Device) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
 	if err := checkMRAccess(access); err != nil {
 		return nil, err
 	}
-	m, key, err := d.newMR(obj, u)
+	m, key, err := d.newMR(obj, p, u)
 	if err != nil {
 		return nil, err
 	}
@@ -90,12 +96,12 @@ func (m *mr) setKeys(key uint32, access ib.AccessFlags) {
 
 // AdviseMR implements ib.MRAdviser. Advice is followed at once, whether or not that was asked for; what is to be
 // prefetched only where it is there already is there. (rxe_ib_advise_mr)
-func (d *Device) AdviseMR(in *ib.PD, advice ib.MRAdvice, _ ib.MRAdviceFlags, sgl []ib.SGE) error {
+func (d *Device) AdviseMR(in ib.DriverPD, advice ib.MRAdvice, _ ib.MRAdviceFlags, sgl []ib.SGE) error {
 	if advice > ib.AdvicePrefetchNoFault {
 		return fmt.Errorf("advice %d: %w", advice, syscall.EOPNOTSUPP)
 	}
 	for _, s := range sgl {
-		if err := d.prefetch(in.Driver().(*pd), advice, s); err != nil {
+		if err := d.prefetch(domain(in), advice, s); err != nil {
 			return fmt.Errorf("%d bytes at %#x by key %#x: %w", s.Length, s.Addr, s.LKey, err)
 		}
 	}
@@ -152,7 +158,7 @@ func (m *mr) replace(g *grant) {
 
 // Rereg implements ib.ReregMR. The keys change with the translation, so that nobody reaches memory that he was not
 // told of. (rxe_rereg_user_mr, which changes no translation)
-func (m *mr) Rereg(r *umem.Region, p *ib.PD, access ib.AccessFlags, _ *ib.Udata) error {
+func (m *mr) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, _ *ib.Udata) error {
 	if err := checkMRAccess(access); err != nil {
 		return err
 	}
@@ -166,7 +172,7 @@ func (m *mr) Rereg(r *umem.Region, p *ib.PD, access ib.AccessFlags, _ *ib.Udata)
 	if r != old.region {
 		key = m.index<<8 | uint32(m.dev.keys.take(m.index, 0))
 	}
-	m.pd = p.Driver().(*pd)
+	m.pd = domain(p)
 	m.replace(m.cover(key, r, access))
 	m.setKeys(key, access)
 	return nil

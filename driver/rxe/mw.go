@@ -19,7 +19,7 @@ import (
 //	                                         Only the queue pair that bound it may invalidate it, and its peer use it.
 type mw struct {
 	dev   *Device
-	obj   *ib.MW
+	obj   ib.MWHandle
 	index uint32
 	kind  ib.MWType
 	pd    *pd
@@ -31,13 +31,13 @@ type mw struct {
 }
 
 // AllocMW implements ib.MWDriver.
-func (d *Device) AllocMW(obj *ib.MW, kind ib.MWType, _ *ib.Udata) (ib.DriverMW, error) {
+func (d *Device) AllocMW(obj ib.MWHandle, p ib.DriverPD, kind ib.MWType, _ *ib.Udata) (ib.DriverMW, error) {
 	index, ok := d.mws.reserve()
 	if !ok {
 		return nil, fmt.Errorf("%d memory windows exist: %w", maxMW, syscall.ENOMEM)
 	}
 	w := &mw{
-		dev: d, obj: obj, index: index, kind: kind, pd: obj.PD().Driver().(*pd),
+		dev: d, obj: obj, index: index, kind: kind, pd: domain(p),
 		key: index<<8 | uint32(d.keys.take(index, uint8(d.random()))),
 	}
 	obj.SetRKey(w.key)

@@ -21,7 +21,7 @@ func (n *node) regMR(pd *ib.PD, access ib.AccessFlags) *ib.MR {
 	if pd == nil {
 		pd = n.pd
 	}
-	mr, err := pd.RegMR(n.mem, nil, n.addr, uint64(len(n.buf)), n.addr, access, nil)
+	mr, err := pd.RegMR(ib.MRInit{Space: n.mem, Addr: n.addr, Length: uint64(len(n.buf)), Access: access})
 	check(n.t, err)
 	n.mrs = append(n.mrs, mr)
 	return mr
@@ -30,7 +30,7 @@ func (n *node) regMR(pd *ib.PD, access ib.AccessFlags) *ib.MR {
 // newPD makes another domain.
 func (n *node) newPD() *ib.PD {
 	n.t.Helper()
-	pd, err := n.dev.IB().AllocPD(nil)
+	pd, err := n.dev.IB().AllocPD()
 	check(n.t, err)
 	n.pds = append(n.pds, pd)
 	return pd
@@ -41,7 +41,7 @@ func (n *node) allocMW(pd *ib.PD, kind ib.MWType) *ib.MW {
 	if pd == nil {
 		pd = n.pd
 	}
-	mw, err := pd.AllocMW(kind, nil)
+	mw, err := pd.AllocMW(kind)
 	check(n.t, err)
 	n.mws = append(n.mws, mw)
 	return mw
@@ -177,7 +177,7 @@ func TestWindowBind(t *testing.T) {
 	}
 }
 
-func isBound(w *ib.MW) bool { return w.Driver().(*mw).grant.Load() != nil }
+func isBound(w *ib.MW) bool { return mwOf(w).grant.Load() != nil }
 
 // TestWindowRights: a window gives its rights to its range, no less and no more, whatever the region has.
 func TestWindowRights(t *testing.T) {
@@ -217,7 +217,7 @@ func TestWindowRights(t *testing.T) {
 								continue
 							}
 							b.reconnect(c)
-							mw, err := b.b.pd.AllocMW(kind, nil)
+							mw, err := b.b.pd.AllocMW(kind)
 							check(t, err)
 							key := b.b.bind(mw, mr, off, size, access)
 							want := ib.WCRemAccessErr
@@ -246,7 +246,7 @@ func TestWindowRights(t *testing.T) {
 func (b *bench) reconnect(c conn) {
 	b.t.Helper()
 	for _, n := range []*node{b.a, b.b} {
-		check(b.t, n.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+		check(b.t, n.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		for {
 			if k, err := n.cq.Poll(make([]ib.WC, 16)); k == 0 || err != nil {
 				break
@@ -368,10 +368,10 @@ func TestWindowUsers(t *testing.T) {
 					if c.pd {
 						pd = b.b.newPD()
 					}
-					qp, err := pd.CreateQP(ib.QPInitAttr{SendCQ: b.b.cq, RecvCQ: b.b.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}}, nil)
+					qp, err := pd.CreateQP(ib.QPInitAttr{SendCQ: b.b.cq, RecvCQ: b.b.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
 					check(t, err)
 					defer func() { check(t, qp.Destroy()) }()
-					check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+					check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 					connectQPs(t, b.a.dev, b.a.qp, b.b.dev, qp, conn{})
 				}
 				if got := b.access(ib.WRRDMAWrite, b.b.addr, 8, key); got != c.want {
@@ -471,14 +471,14 @@ func TestWindowLifetime(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
 		b.connect(conn{})
-		mr, err := b.b.pd.RegMR(b.b.mem, nil, b.b.addr, 1000, b.b.addr, bindable, nil)
+		mr, err := b.b.pd.RegMR(ib.MRInit{Space: b.b.mem, Addr: b.b.addr, Length: 1000, Access: bindable})
 		check(t, err)
 		busy := func(what string) {
 			t.Helper()
 			if err := mr.Dereg(); !errors.Is(err, syscall.EBUSY) {
 				t.Fatalf("dereg with %s: %v, want EBUSY", what, err)
 			}
-			if err := mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable}, nil); !errors.Is(err, syscall.EBUSY) {
+			if err := mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable}); !errors.Is(err, syscall.EBUSY) {
 				t.Fatalf("rereg with %s: %v, want EBUSY", what, err)
 			}
 		}
@@ -493,18 +493,18 @@ func TestWindowLifetime(t *testing.T) {
 		if s := b.b.status(ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: key}); s != ib.WCSuccess {
 			t.Fatal(s)
 		}
-		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable}, nil))
+		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable}))
 		b.b.bind(one, mr, 0, 10, 0)
 		if s := b.b.status(ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: one, RKey: ib.IncRKey(one.RKey())}}); s != ib.WCSuccess {
 			t.Fatal(s)
 		}
-		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable}, nil))
+		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable}))
 
 		qp, cq := b.b.qp, b.b.cq
 		b.b.qp = b.b.newQP(setup{typ: ib.QPTypeUC, cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 1}})
 		toRTR(t, b.b.qp, b.a.dev, b.a.qp.Num(), conn{})
 		toRTS(t, b.b.qp, conn{})
-		third, err := b.b.pd.AllocMW(ib.MWType2, nil)
+		third, err := b.b.pd.AllocMW(ib.MWType2)
 		check(t, err)
 		b.b.bind(third, mr, 0, 10, 0)
 		check(t, b.b.qp.Destroy())
@@ -524,12 +524,12 @@ func TestWindowKeys(t *testing.T) {
 		mr := b.b.regMR(nil, bindable)
 		last := uint32(0)
 		for i := range 600 {
-			mw, err := b.b.pd.AllocMW(ib.MWType2, nil)
+			mw, err := b.b.pd.AllocMW(ib.MWType2)
 			check(t, err)
 			if mw.RKey() == last {
 				t.Fatalf("round %d: key %#x was that of the last window", i, last)
 			}
-			if _, err := b.b.pd.AllocMW(ib.MWType1, nil); !errors.Is(err, syscall.ENOMEM) {
+			if _, err := b.b.pd.AllocMW(ib.MWType1); !errors.Is(err, syscall.ENOMEM) {
 				t.Fatalf("more windows than there are indices: %v", err)
 			}
 			last = mw.RKey()&^0xff | uint32(i*7)&0xff
@@ -565,7 +565,7 @@ func TestWindowRace(t *testing.T) {
 		})
 		written := 0
 		for range 100 {
-			mw, err := b.b.pd.AllocMW(kind, nil)
+			mw, err := b.b.pd.AllocMW(kind)
 			check(t, err)
 			key.Store(b.b.bind(mw, mr, 0, 1, ib.AccessRemoteWrite))
 			for before := writes.Load(); writes.Load() < before+2; { // one of them by this key

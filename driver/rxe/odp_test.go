@@ -24,7 +24,7 @@ func TestOnDemand(t *testing.T) {
 				b := newBench(t, s)
 				b.connect(conn{})
 				mem := umem.NewLocal()
-				mr, err := b.b.pd.RegMR(mem, umem.NewAccount(func() uint64 { return 0 }), c.addr(b.b), c.length(b.b), c.addr(b.b), allAccess|ib.AccessOnDemand, nil)
+				mr, err := b.b.pd.RegMR(ib.MRInit{Space: mem, Account: umem.NewAccount(func() uint64 { return 0 }), Addr: c.addr(b.b), Length: c.length(b.b), Access: allAccess | ib.AccessOnDemand})
 				check(t, err)
 				_, err = mem.Add(b.b.buf)
 				check(t, err)
@@ -48,12 +48,12 @@ func TestAdvice(t *testing.T) {
 		b := newBench(t, setup{})
 		n := b.a
 		reg := func(access ib.AccessFlags) *ib.MR {
-			mr, err := n.pd.RegMR(n.mem, nil, n.addr, uint64(len(n.buf))+1<<20, n.addr, access|ib.AccessOnDemand, nil)
+			mr, err := n.pd.RegMR(ib.MRInit{Space: n.mem, Addr: n.addr, Length: uint64(len(n.buf)) + 1<<20, Access: access | ib.AccessOnDemand})
 			check(t, err)
 			return mr
 		}
 		mr, readOnly := reg(ib.AccessLocalWrite), reg(0)
-		other, err := n.dev.IB().AllocPD(nil)
+		other, err := n.dev.IB().AllocPD()
 		check(t, err)
 		size := uint32(len(n.buf))
 		for _, c := range []struct {

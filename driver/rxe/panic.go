@@ -7,7 +7,7 @@ import (
 )
 
 // A panic is a bug. It may leave the lock of a queue pair locked, and its state half changed: nothing that the device has is
-// to be relied on any more. With Config.Recover the device fails (ib.Device.Fail), and a reset replaces it. Until then, and
+// to be relied on any more. With Config.Recover the device fails (ib.DeviceHandle.Fail), and a reset replaces it. Until then, and
 // while its contexts and consumers go, nobody waits for the locks of its queue pairs.
 
 // caught recovers a panic of a pass. It must be deferred directly.

@@ -12,6 +12,7 @@ import (
 
 	"verbena/ib"
 	"verbena/ib/slot"
+	ibuser "verbena/ib/user"
 	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/netdev"
@@ -54,15 +55,15 @@ type couple struct {
 
 func (c *couple) add(d *ib.Device) (any, error) {
 	var err error
-	c.dev = d.Driver().(*Device)
-	c.pd, err = d.AllocPD(nil)
+	c.dev, _ = ibuser.DriverAs[*Device](d)
+	c.pd, err = d.AllocPD()
 	check(c.t, err)
-	c.cq, err = d.CreateCQ(ib.CQAttr{Entries: 50}, nil, nil, nil)
+	c.cq, err = d.CreateCQ(ib.CQInit{Entries: 50})
 	check(c.t, err)
-	c.mr, err = c.pd.RegMR(&c.space, nil, c.addr, 4096, c.addr, allAccess, nil)
+	c.mr, err = c.pd.RegMR(ib.MRInit{Space: &c.space, Addr: c.addr, Length: 4096, Access: allAccess})
 	check(c.t, err)
 	for i := range c.qps {
-		c.qps[i], err = c.pd.CreateQP(ib.QPInitAttr{SendCQ: c.cq, RecvCQ: c.cq, Cap: userCap, Type: ib.QPTypeRC}, nil)
+		c.qps[i], err = c.pd.CreateQP(ib.QPInitAttr{SendCQ: c.cq, RecvCQ: c.cq, Cap: userCap, Type: ib.QPTypeRC})
 		check(c.t, err)
 	}
 	connectQPs(c.t, c.dev, c.qps[0], c.dev, c.qps[1], conn{})
@@ -102,7 +103,7 @@ func TestPanic(t *testing.T) {
 			}
 		}},
 		{"doorbell", true, func(c *couple) {
-			qp := c.qps[0].Driver().(*QP)
+			qp := qpOf(c.qps[0])
 			p := qp.dev.begin(false)
 			qp.mu.Lock()
 			_, err := qp.postSend(p, []ib.SendWR{{ID: 1, Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: c.addr, Length: 8, LKey: c.mr.LKey()}}}})
@@ -197,7 +198,7 @@ func TestFailedDeviceDoesNotHang(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
 	x := newSilentProgram(b, ib.QPTypeRC)
-	qp := x.qps[0].Driver().(*QP)
+	qp := qpOf(x.qps[0])
 	qp.mu.Lock() // as a panic leaves it
 	defer qp.mu.Unlock()
 	done := make(chan struct{})

@@ -33,7 +33,7 @@ func numberOf(generation uint8, slot uint32) uint32 {
 // requests (resp.go).
 type QP struct {
 	dev    *Device
-	obj    *ib.QP
+	obj    ib.QPHandle
 	num    uint32
 	typ    ib.QPType
 	pd     *pd
@@ -87,7 +87,7 @@ type QP struct {
 }
 
 // CreateQP implements ib.Driver.
-func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
+func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
 	switch init.Type {
 	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
 	case ib.QPTypeGSI:
@@ -111,21 +111,16 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 		}
 	}
 	qp := &QP{
-		dev: d, obj: obj, typ: init.Type, pd: obj.PD().Driver().(*pd), ctx: d.context(u),
+		dev: d, obj: obj, typ: init.Type, pd: domain(init.PD), ctx: d.context(u),
 		sigAll: init.SigAll, pathMTU: roce.MTU256,
 	}
-	if init.SendCQ != nil {
-		qp.sendCQ = init.SendCQ.Driver().(*cq)
-	}
-	if init.RecvCQ != nil {
-		qp.recvCQ = init.RecvCQ.Driver().(*cq)
-	}
-	if init.SRQ != nil {
-		qp.srq = init.SRQ.Driver().(*srq)
-	}
+	qp.sendCQ, _ = ib.As[*cq](init.SendCQ)
+	qp.recvCQ, _ = ib.As[*cq](init.RecvCQ)
+	qp.srq, _ = ib.As[*srq](init.SRQ)
 	if init.Type == ib.QPTypeXRCTgt {
 		// It has nothing that a user shares, and may outlive the context that it was made in.
-		qp.xrcd, qp.ctx, *c = init.XRCD.Driver().(*xrcd), nil, ib.QPCap{}
+		qp.ctx, *c = nil, ib.QPCap{}
+		qp.xrcd, _ = ib.As[*xrcd](init.XRCD)
 	}
 	if !qp.receives() {
 		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
@@ -405,7 +400,7 @@ func (qp *QP) enterError(why string) {
 	qp.req.deadline, qp.req.rnrUntil = noTime, noTime
 }
 
-// EnterError implements ib.ErrorDriver: every queue pair goes to ERR, where work requests are flushed, those too that
+// EnterError implements ib.Driver: every queue pair goes to ERR, where work requests are flushed, those too that
 // are posted later. It may not sleep.
 func (d *Device) EnterError() {
 	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change

@@ -151,14 +151,14 @@ func TestModifyErrors(t *testing.T) {
 		} {
 			a := good
 			c.set(&a)
-			if err := b.a.qp.Modify(a, mask, nil); !errors.Is(err, syscall.EINVAL) {
+			if err := b.a.qp.Modify(a, mask); !errors.Is(err, syscall.EINVAL) {
 				t.Errorf("%s: %v", c.name, err)
 			}
 		}
 		if s := b.a.qp.State(); s != ib.QPInit {
 			t.Fatalf("state is %v", s)
 		}
-		check(t, b.a.qp.Modify(good, mask, nil))
+		check(t, b.a.qp.Modify(good, mask))
 		for _, c := range []struct {
 			name string
 			a    ib.QPAttr
@@ -167,7 +167,7 @@ func TestModifyErrors(t *testing.T) {
 			{"outgoing reads", ib.QPAttr{MaxRdAtomic: 129}},
 		} {
 			c.a.State = ib.QPRTS
-			if err := b.a.qp.Modify(c.a, ib.QPAttrState|ib.QPAttrSQPSN|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrMaxRdAtomic, nil); !errors.Is(err, syscall.EINVAL) {
+			if err := b.a.qp.Modify(c.a, ib.QPAttrState|ib.QPAttrSQPSN|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrMaxRdAtomic); !errors.Is(err, syscall.EINVAL) {
 				t.Errorf("%s: %v", c.name, err)
 			}
 		}
@@ -197,14 +197,14 @@ func TestCreateQPErrors(t *testing.T) {
 			{"scatter", ib.QPTypeRC, ib.QPCap{MaxRecvSGE: maxSGE + 1}, syscall.EINVAL},
 			{"inline", ib.QPTypeRC, ib.QPCap{MaxInlineData: maxInline + 1}, syscall.EINVAL},
 		} {
-			if _, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: c.typ, Cap: c.cap}, nil); !errors.Is(err, c.errn) {
+			if _, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: c.typ, Cap: c.cap}); !errors.Is(err, c.errn) {
 				t.Errorf("%s: %v, want %v", c.name, err, c.errn)
 			}
 		}
-		if _, err := b.a.dev.IB().CreateCQ(ib.CQAttr{Entries: maxCQE + 1}, nil, nil, nil); !errors.Is(err, syscall.EINVAL) {
+		if _, err := b.a.dev.IB().CreateCQ(ib.CQInit{Entries: maxCQE + 1}); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("completion queue: %v", err)
 		}
-		if _, err := b.a.dev.IB().CreateCQ(ib.CQAttr{Entries: 1, Flags: 1}, nil, nil, nil); !errors.Is(err, syscall.EOPNOTSUPP) {
+		if _, err := b.a.dev.IB().CreateCQ(ib.CQInit{Entries: 1, Flags: 1}); !errors.Is(err, syscall.EOPNOTSUPP) {
 			t.Errorf("completion queue with timestamps: %v", err)
 		}
 	})
@@ -217,13 +217,13 @@ func TestDrain(t *testing.T) {
 		b.connect(conn{})
 		wr := ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
 		b.a.send(wr)
-		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify, nil))
+		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
 		wr.ID = 2
 		b.a.send(wr)
 		if a, _, _ := b.a.qp.Query(0); a.State != ib.QPSQD || !a.SQDraining {
 			t.Errorf("query: state %v, draining %v", a.State, a.SQDraining)
 		}
-		if err := b.a.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState, nil); !errors.Is(err, syscall.EINVAL) {
+		if err := b.a.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("to RTS while draining: %v", err)
 		}
 		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
@@ -232,7 +232,7 @@ func TestDrain(t *testing.T) {
 		if got := b.a.raised(); !slices.Equal(got, []ib.EventType{ib.EventSQDrained}) {
 			t.Errorf("events are %v", got)
 		}
-		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState, nil))
+		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 		b.a.expect(ib.WC{ID: 2, Opcode: ib.WCRDMAWrite})
 	})
 }
@@ -373,7 +373,7 @@ func TestStale(t *testing.T) {
 		b.b.none()
 		deliver(addrA, addrB, 0x7fff, roce.RCSendOnly) // a limited member of the partition
 		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 4})
-		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		deliver(addrA, addrB, roce.DefaultPKey, roce.RCSendOnly)
 		b.b.none()
 	})
@@ -386,7 +386,7 @@ func TestNumbersVary(t *testing.T) {
 		qpns, keys := map[uint32]bool{}, map[uint32]bool{}
 		for range 400 {
 			qp := b.a.newQP(setup{typ: ib.QPTypeRC, cap: userCap})
-			mr, err := b.a.pd.RegMR(b.a.mem, nil, b.a.addr, 8, b.a.addr, allAccess, nil)
+			mr, err := b.a.pd.RegMR(ib.MRInit{Space: b.a.mem, Addr: b.a.addr, Length: 8, Access: allAccess})
 			check(t, err)
 			if qpns[qp.Num()] || keys[mr.LKey()] || qp.Num() < 2 || qp.Num() > roce.PSNMask {
 				t.Fatalf("queue pair %#x or key %#x again", qp.Num(), mr.LKey())

@@ -41,13 +41,13 @@ func (n *node) tenant(t testing.TB) *node {
 	t.Helper()
 	o := &node{t: t, dev: n.dev, mem: umem.NewLocal(), buf: make([]byte, 1<<14)}
 	var err error
-	o.pd, err = n.dev.IB().AllocPD(nil)
+	o.pd, err = n.dev.IB().AllocPD()
 	check(t, err)
-	o.cq, err = n.dev.IB().CreateCQ(ib.CQAttr{Entries: 100}, nil, func(*ib.CQ, ib.EventType) {}, nil)
+	o.cq, err = n.dev.IB().CreateCQ(ib.CQInit{Entries: 100, Event: func(*ib.CQ, ib.EventType) {}})
 	check(t, err)
 	o.addr, err = o.mem.Add(o.buf)
 	check(t, err)
-	o.mr, err = o.pd.RegMR(o.mem, nil, o.addr, uint64(len(o.buf)), o.addr, allAccess, nil)
+	o.mr, err = o.pd.RegMR(ib.MRInit{Space: o.mem, Addr: o.addr, Length: uint64(len(o.buf)), Access: allAccess})
 	check(t, err)
 	o.qp = o.newQP(setup{typ: ib.QPTypeRC, cap: userCap})
 	return o
@@ -187,9 +187,9 @@ func (s *scripted) step() {
 // modify moves the program's queue pair, as far as it lets itself be moved.
 func (s *scripted) modify() {
 	states := []ib.QPState{ib.QPReset, ib.QPErr, ib.QPSQD, ib.QPRTS}
-	_ = s.qp.Modify(ib.QPAttr{State: states[s.byte()%4]}, ib.QPAttrState, nil)
+	_ = s.qp.Modify(ib.QPAttr{State: states[s.byte()%4]}, ib.QPAttrState)
 	if s.qp.State() == ib.QPReset {
-		check(s.t, s.b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+		check(s.t, s.b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		connectQPs(s.t, s.b.a.dev, s.qp, s.b.b.dev, s.b.b.qp, conn{timeout: 8, retry: 1})
 	}
 }

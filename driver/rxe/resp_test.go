@@ -108,7 +108,7 @@ func TestRequester(t *testing.T) {
 		p.end()
 	}
 	window := func(d *dialogue, packets int) {
-		qp := d.b.qp.Driver().(*QP)
+		qp := qpOf(d.b.qp)
 		qp.mu.Lock()
 		defer qp.mu.Unlock()
 		qp.req.window = packets * (mtu + packetCost)
@@ -307,7 +307,7 @@ func TestResponder(t *testing.T) {
 			d.say(read)
 			d.hears("RDMA READ response Only 0 (4)")
 			block := func(on bool) {
-				qp := d.b.qp.Driver().(*QP)
+				qp := qpOf(d.b.qp)
 				qp.mu.Lock()
 				qp.egress.blocked = on
 				qp.mu.Unlock()
@@ -319,7 +319,7 @@ func TestResponder(t *testing.T) {
 			next.psn = 1
 			d.say(next)
 			block(false)
-			d.b.qp.Driver().(*QP).Doorbell()
+			qpOf(d.b.qp).Doorbell()
 			d.hears("RDMA READ response Only 1 (4)")
 		}},
 		{"an old read of which nothing is known is dropped", conn{destRdAtomic: 1}, 0, func(d *dialogue) {

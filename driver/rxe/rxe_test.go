@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	ibuser "verbena/ib/user"
 	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/netdev"
@@ -124,20 +125,20 @@ func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node 
 func (b *bench) nodeOn(dev *Device, s setup) *node {
 	b.t.Helper()
 	dev.SetShortcut(s.shortcut)
-	check(b.t, b.core.Register(dev.IB()))
+	check(b.t, b.core.Register(dev.Handle()))
 	var err error
 	n := &node{t: b.t, dev: dev, mem: umem.NewLocal(), buf: make([]byte, s.bufLen)}
-	n.pd, err = dev.IB().AllocPD(nil)
+	n.pd, err = dev.IB().AllocPD()
 	check(b.t, err)
-	n.cq, err = dev.IB().CreateCQ(ib.CQAttr{Entries: s.cqe}, func(*ib.CQ) {
+	n.cq, err = dev.IB().CreateCQ(ib.CQInit{Entries: s.cqe, Handler: func(*ib.CQ) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.notified++
-	}, func(_ *ib.CQ, e ib.EventType) { n.event(e) }, nil)
+	}, Event: func(_ *ib.CQ, e ib.EventType) { n.event(e) }})
 	check(b.t, err)
 	n.addr, err = n.mem.Add(n.buf)
 	check(b.t, err)
-	n.mr, err = n.pd.RegMR(n.mem, nil, n.addr, uint64(len(n.buf)), n.addr, s.access, nil)
+	n.mr, err = n.pd.RegMR(ib.MRInit{Space: n.mem, Addr: n.addr, Length: uint64(len(n.buf)), Access: s.access})
 	check(b.t, err)
 	n.qp = n.newQP(s)
 	return n
@@ -148,7 +149,7 @@ func (n *node) newQP(s setup) *ib.QP {
 	qp, err := n.pd.CreateQP(ib.QPInitAttr{
 		SendCQ: n.cq, RecvCQ: n.cq, Cap: s.cap, Type: s.typ, SigAll: s.sigAll,
 		Event: func(_ *ib.QP, e ib.EventType) { n.event(e) },
-	}, nil)
+	})
 	check(n.t, err)
 	return qp
 }
@@ -180,7 +181,7 @@ func (b *bench) close() {
 		check(b.t, n.mr.Dereg())
 		check(b.t, n.cq.Destroy())
 		check(b.t, n.pd.Dealloc())
-		check(b.t, b.core.Unregister(n.dev.IB()))
+		check(b.t, b.core.Unregister(n.dev.Handle()))
 		check(b.t, n.dev.Close())
 	}
 }
@@ -244,7 +245,7 @@ func toInit(t testing.TB, qp *ib.QP, c conn) {
 	} else {
 		mask |= ib.QPAttrAccessFlags
 	}
-	check(t, qp.Modify(attr, mask, nil))
+	check(t, qp.Modify(attr, mask))
 }
 
 const testQKey = 0x11111111
@@ -266,7 +267,7 @@ func toRTR(t testing.TB, qp *ib.QP, peer *Device, num uint32, c conn) {
 	if t := qp.Type(); t == ib.QPTypeRC || t == ib.QPTypeXRCTgt {
 		mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
 	}
-	check(t, qp.Modify(attr, mask, nil))
+	check(t, qp.Modify(attr, mask))
 }
 
 func toRTS(t testing.TB, qp *ib.QP, c conn) {
@@ -282,7 +283,7 @@ func toRTS(t testing.TB, qp *ib.QP, c conn) {
 	case ib.QPTypeXRCTgt:
 		mask |= ib.QPAttrTimeout
 	}
-	check(t, qp.Modify(attr, mask, nil))
+	check(t, qp.Modify(attr, mask))
 }
 
 func (n *node) sge(off, length int) []ib.SGE {
@@ -459,4 +460,14 @@ func firstDifference(a, b []byte) int {
 		}
 	}
 	return -1
+}
+
+// The driver's sides of a consumer's objects.
+func qpOf(qp *ib.QP) *QP   { return deviceOf(qp).obj.QP(qp).(*QP) }
+func srqOf(s *ib.SRQ) *srq { return deviceOf(s).obj.SRQ(s).(*srq) }
+func mwOf(w *ib.MW) *mw    { return deviceOf(w).obj.MW(w).(*mw) }
+
+func deviceOf(o interface{ Device() *ib.Device }) *Device {
+	d, _ := ibuser.DriverAs[*Device](o.Device())
+	return d
 }

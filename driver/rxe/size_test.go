@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	ibuser "verbena/ib/user"
 	"verbena/roce"
 	"verbena/umem"
 )
@@ -67,7 +68,7 @@ func TestLongestMessage(t *testing.T) {
 		b.connect(conn{mtu: c.mtu, psn: 0xfffff0})
 		from, to := &stamped{t: t}, &stamped{t: t}
 		reg := func(n *node, s *stamped) *ib.MR {
-			mr, err := n.pd.RegMR(s, nil, 0, size+1, 0, allAccess, nil)
+			mr, err := n.pd.RegMR(ib.MRInit{Space: s, Addr: 0, Length: size + 1, Access: allAccess})
 			check(t, err)
 			n.mrs = append(n.mrs, mr)
 			return mr
@@ -115,17 +116,17 @@ func TestLongestMessagePSNs(t *testing.T) {
 					b := newBench(t, setup{shortcut: true})
 					b.connect(conn{mtu: ib.MTU256, psn: uint32(first), timeout: 31})
 					space := &stamped{t: t}
-					mr, err := b.a.pd.RegMR(space, nil, 0, maxMsgSize, 0, allAccess, nil)
+					mr, err := b.a.pd.RegMR(ib.MRInit{Space: space, Addr: 0, Length: maxMsgSize, Access: allAccess})
 					check(t, err)
 					b.a.mrs = append(b.a.mrs, mr)
 					// Nobody answers, so that all is in the test's hands.
-					check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+					check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 					wr := ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: []ib.SGE{{Length: maxMsgSize, LKey: mr.LKey()}}}
 					if read {
 						wr.Opcode = ib.WRRDMARead
 					}
 					b.a.send(wr)
-					qp := b.a.qp.Driver().(*QP)
+					qp := qpOf(b.a.qp)
 					qp.mu.Lock()
 					r := &qp.req
 					w := r.flight.at(r.flight.head)
@@ -245,7 +246,7 @@ func TestManyElements(t *testing.T) {
 			}
 			for _, cap := range []ib.QPCap{{MaxSendSGE: maxSGE + 1}, {MaxRecvSGE: maxSGE + 1}, {MaxInlineData: maxInline + 1}} {
 				cap.MaxSendWR, cap.MaxRecvWR = 1, 1
-				if qp, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: typ, Cap: cap}, nil); !errors.Is(err, syscall.EINVAL) {
+				if qp, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: typ, Cap: cap}); !errors.Is(err, syscall.EINVAL) {
 					t.Errorf("capacities %+v: %v, %v", cap, qp, err)
 				}
 			}
@@ -314,7 +315,7 @@ func TestFenceAnswered(t *testing.T) {
 			}
 			b.a.send(wr, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendFence | ib.SendSignaled})
 			time.Sleep(time.Millisecond)
-			qp := b.a.qp.Driver().(*QP)
+			qp := qpOf(b.a.qp)
 			qp.mu.Lock()
 			waits := qp.req.flight.len() == 1
 			qp.mu.Unlock()
@@ -353,7 +354,7 @@ func TestRoomForManyUsers(t *testing.T) {
 		if i%10 == 0 {
 			u = &ib.Udata{Context: p, Out: make([]byte, 64)} // its pages are many
 		}
-		qp, err := b.a.pd.CreateQP(init, u)
+		qp, err := ibuser.CreateQP(b.a.pd, init, u)
 		check(t, err)
 		qps = append(qps, qp)
 		if numbers[qp.Num()] || qp.Num() > roce.PSNMask {

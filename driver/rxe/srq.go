@@ -17,7 +17,7 @@ const maxSRQ = 1<<16 - 2
 // goes to the error state stays for the others.
 type srq struct {
 	dev    *Device
-	obj    *ib.SRQ
+	obj    ib.SRQHandle
 	num    uint32
 	pd     *pd // of the memory that the receives name, whatever the domain of the queue pair is
 	ctx    *userContext
@@ -36,15 +36,16 @@ type srq struct {
 }
 
 // CreateSRQ implements ib.SRQDriver. (rxe_create_srq)
-func (d *Device) CreateSRQ(obj *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.DriverSRQ, error) {
+func (d *Device) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
 	a := &init.Attr
 	if a.MaxWR > d.limits.wr || a.MaxSGE > maxSGE {
 		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, d.limits.wr, maxSGE,
 			syscall.EINVAL)
 	}
-	s := &srq{dev: d, obj: obj, pd: obj.PD().Driver().(*pd), ctx: d.context(u), maxSGE: a.MaxSGE, limit: a.Limit}
+	s := &srq{dev: d, obj: obj, pd: domain(init.PD), ctx: d.context(u), maxSGE: a.MaxSGE, limit: a.Limit}
 	if init.Type == ib.SRQXRC {
-		s.cq, s.xrcd = init.CQ.Driver().(*cq), init.XRCD.Driver().(*xrcd)
+		s.cq, _ = ib.As[*cq](init.CQ)
+		s.xrcd, _ = ib.As[*xrcd](init.XRCD)
 	}
 	var ctx ib.UserContext
 	if s.ctx != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	ibuser "verbena/ib/user"
 	"verbena/link/simnet"
 	"verbena/roce"
 	"verbena/uapi"
@@ -35,7 +36,7 @@ func newShared(t *testing.T, s setup, pairs int, pd *ib.PD, c conn) *shared {
 	x.srq, err = pd.CreateSRQ(ib.SRQInitAttr{
 		Attr:  ib.SRQAttr{MaxWR: 16, MaxSGE: 2},
 		Event: func(_ *ib.SRQ, e ib.EventType) { x.b.event(e) },
-	}, nil)
+	})
 	check(t, err)
 	typ := s.typ
 	if typ == 0 {
@@ -47,7 +48,7 @@ func newShared(t *testing.T, s setup, pairs int, pd *ib.PD, c conn) *shared {
 		b, err := x.b.pd.CreateQP(ib.QPInitAttr{
 			SendCQ: x.b.cq, RecvCQ: x.b.cq, Type: typ, SRQ: x.srq, Cap: ib.QPCap{MaxSendWR: 4, MaxSendSGE: 1},
 			Event: func(_ *ib.QP, e ib.EventType) { x.b.event(e) },
-		}, nil)
+		})
 		check(t, err)
 		connectQPs(t, x.a.dev, a, x.b.dev, b, c)
 		x.at, x.to = append(x.at, a), append(x.to, b)
@@ -143,18 +144,18 @@ func TestSRQEmpty(t *testing.T) {
 func TestSRQDomain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, setup{})
-		pd, err := b.b.dev.IB().AllocPD(nil)
+		pd, err := b.b.dev.IB().AllocPD()
 		check(t, err)
 		defer pd.Dealloc()
 		x := &shared{bench: b}
-		x.srq, err = pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}, nil)
+		x.srq, err = pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 		check(t, err)
-		to, err := b.b.pd.CreateQP(ib.QPInitAttr{SendCQ: b.b.cq, RecvCQ: b.b.cq, Type: ib.QPTypeRC, SRQ: x.srq}, nil)
+		to, err := b.b.pd.CreateQP(ib.QPInitAttr{SendCQ: b.b.cq, RecvCQ: b.b.cq, Type: ib.QPTypeRC, SRQ: x.srq})
 		check(t, err)
 		x.at, x.to = []*ib.QP{b.a.newQP(setup{typ: ib.QPTypeRC, cap: ib.QPCap{MaxSendWR: 4, MaxSendSGE: 1}})}, []*ib.QP{to}
 		defer x.done()
 		connectQPs(t, b.a.dev, x.at[0], b.b.dev, to, conn{})
-		mr, err := pd.RegMR(b.b.mem, nil, b.b.addr, 1000, b.b.addr, ib.AccessLocalWrite, nil)
+		mr, err := pd.RegMR(ib.MRInit{Space: b.b.mem, Addr: b.b.addr, Length: 1000, Access: ib.AccessLocalWrite})
 		check(t, err)
 		defer mr.Dereg()
 		_, err = x.srq.PostRecv(ib.RecvWR{ID: 1, SGList: []ib.SGE{{Addr: b.b.addr, Length: 100, LKey: mr.LKey()}}})
@@ -187,7 +188,7 @@ func TestSRQError(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Millisecond)
-		check(t, x.to[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+		check(t, x.to[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		if wc := x.b.poll(1)[0]; wc.ID != 1 || wc.Status != ib.WCWRFlushErr || wc.QP != x.to[0] {
 			t.Fatalf("the receive that was taken: %+v", wc)
 		}
@@ -221,10 +222,10 @@ func TestSRQResize(t *testing.T) {
 			}
 			x.recv(uint64(10+i), 0, 10)
 		}
-		if err := x.srq.Modify(ib.SRQAttr{MaxWR: 3}, ib.SRQAttrMaxWR, nil); !errors.Is(err, syscall.EINVAL) {
+		if err := x.srq.Modify(ib.SRQAttr{MaxWR: 3}, ib.SRQAttrMaxWR); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("10 receives in a queue for 3: %v", err)
 		}
-		check(t, x.srq.Modify(ib.SRQAttr{MaxWR: 60, Limit: 20}, ib.SRQAttrMaxWR|ib.SRQAttrLimit, nil))
+		check(t, x.srq.Modify(ib.SRQAttr{MaxWR: 60, Limit: 20}, ib.SRQAttrMaxWR|ib.SRQAttrLimit))
 		if a, err := x.srq.Query(); err != nil || a.MaxWR < 60 || a.MaxSGE != 2 || a.Limit != 0 {
 			t.Errorf("%+v, %v; the limit has been reached", a, err)
 		}
@@ -255,7 +256,7 @@ func TestSRQUser(t *testing.T) {
 	defer b.b.dev.DeallocUserContext(p)
 	data := &ib.Udata{Context: p, Space: mem, Out: make([]byte, 64)}
 	var errs atomic.Int32
-	s, err := b.b.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 5, MaxSGE: 1}, Event: func(_ *ib.SRQ, e ib.EventType) {
+	s, err := ibuser.CreateSRQ(b.b.pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 5, MaxSGE: 1}, Event: func(_ *ib.SRQ, e ib.EventType) {
 		if e == ib.EventSRQErr {
 			errs.Add(1)
 		}
@@ -266,7 +267,7 @@ func TestSRQUser(t *testing.T) {
 		t.Fatalf("response %+v", resp)
 	}
 	x := &shared{bench: b, srq: s}
-	to, err := b.b.pd.CreateQP(ib.QPInitAttr{SendCQ: b.b.cq, RecvCQ: b.b.cq, Type: ib.QPTypeRC, SRQ: s}, nil)
+	to, err := b.b.pd.CreateQP(ib.QPInitAttr{SendCQ: b.b.cq, RecvCQ: b.b.cq, Type: ib.QPTypeRC, SRQ: s})
 	check(t, err)
 	x.at, x.to = []*ib.QP{b.a.newQP(setup{typ: ib.QPTypeRC, cap: ib.QPCap{MaxSendWR: 4, MaxSendSGE: 1}})}, []*ib.QP{to}
 	defer x.done()
@@ -291,7 +292,7 @@ func TestSRQUser(t *testing.T) {
 	}
 	exchange(0)
 	data = &ib.Udata{Context: p, Space: mem, In: uapi.AppendTo(nil, &uapi.RXEModifySRQCmd{MMapInfoAddr: placeAddr})}
-	check(t, s.Modify(ib.SRQAttr{MaxWR: 100}, ib.SRQAttrMaxWR, data))
+	check(t, ibuser.ModifySRQ(s, ib.SRQAttr{MaxWR: 100}, ib.SRQAttrMaxWR, data))
 	mi, _ := uapi.Decode[uapi.MMInfo](place)
 	q = queue{p.mmap(mi)}
 	if q.mask() < 100 {
@@ -302,7 +303,7 @@ func TestSRQUser(t *testing.T) {
 		exchange(uint64(1 + i))
 	}
 	data.In = uapi.AppendTo(nil, &uapi.RXEModifySRQCmd{MMapInfoAddr: 8})
-	if err := s.Modify(ib.SRQAttr{MaxWR: 10}, ib.SRQAttrMaxWR, data); !errors.Is(err, syscall.EFAULT) {
+	if err := ibuser.ModifySRQ(s, ib.SRQAttr{MaxWR: 10}, ib.SRQAttrMaxWR, data); !errors.Is(err, syscall.EFAULT) {
 		t.Errorf("the place of the queue at a wild address: %v", err)
 	}
 	// Indices that lie, and more elements than a receive has: an error for who posted it, and no crash.
@@ -318,7 +319,7 @@ func TestSRQUser(t *testing.T) {
 	// The memory itself goes.
 	check(t, p.file.Truncate(0))
 	var w recvWQE
-	if _, taken := s.Driver().(*srq).take(&w, make([]byte, maxRecvWQESize)); taken {
+	if _, taken := srqOf(s).take(&w, make([]byte, maxRecvWQESize)); taken {
 		t.Error("a receive out of memory that is gone")
 	}
 	for range 100 {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	ibuser "verbena/ib/user"
 	"verbena/internal/testutil"
 	"verbena/umem"
 )
@@ -71,20 +72,20 @@ func newSilentProgram(b *bench, typ ib.QPType) *silentProgram {
 	data := func() *ib.Udata { return &ib.Udata{Context: x.program, Out: make([]byte, 64)} }
 	check(t, dev.AllocUserContext(data()))
 	var err error
-	x.pd, err = dev.IB().AllocPD(data())
+	x.pd, err = ibuser.AllocPD(dev.IB(), data())
 	check(t, err)
-	x.own, err = dev.IB().CreateCQ(ib.CQAttr{Entries: 50}, nil, nil, data())
+	x.own, err = ibuser.CreateCQ(dev.IB(), ib.CQInit{Entries: 50}, data())
 	check(t, err)
-	x.cq, err = b.a.dev.IB().CreateCQ(ib.CQAttr{Entries: 50}, nil, nil, nil)
+	x.cq, err = b.a.dev.IB().CreateCQ(ib.CQInit{Entries: 50})
 	check(t, err)
 	x.addr, err = x.space.Add(x.buf)
 	check(t, err)
-	x.mr, err = x.pd.RegMR(&x.space, nil, x.addr, uint64(len(x.buf)), x.addr, allAccess, data())
+	x.mr, err = ibuser.RegMR(x.pd, ib.MRInit{Space: &x.space, Addr: x.addr, Length: uint64(len(x.buf)), IOVA: x.addr, Access: allAccess}, data())
 	check(t, err)
 	for i := range x.qps {
-		x.qps[i], err = x.pd.CreateQP(ib.QPInitAttr{SendCQ: x.own, RecvCQ: x.own, Cap: userCap, Type: typ}, data())
+		x.qps[i], err = ibuser.CreateQP(x.pd, ib.QPInitAttr{SendCQ: x.own, RecvCQ: x.own, Cap: userCap, Type: typ}, data())
 		check(t, err)
-		x.peers[i], err = b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: x.cq, RecvCQ: x.cq, Cap: userCap, Type: typ}, nil)
+		x.peers[i], err = b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: x.cq, RecvCQ: x.cq, Cap: userCap, Type: typ})
 		check(t, err)
 		connectQPs(t, b.a.dev, x.peers[i], dev, x.qps[i], conn{timeout: 18})
 	}
@@ -113,7 +114,7 @@ func (x *silentProgram) recv(i, length int) {
 // awaitSlow waits until the device knows that a thread is stopped.
 func (x *silentProgram) awaitSlow() {
 	x.b.t.Helper()
-	testutil.Eventually(x.b.t, "the program is slow", x.qps[0].Driver().(*QP).lane.slow.Load)
+	testutil.Eventually(x.b.t, "the program is slow", qpOf(x.qps[0]).lane.slow.Load)
 }
 
 // within fails the test where f takes longer than a bound that is no measurement: it tells a wait from a hang.
@@ -199,7 +200,7 @@ func TestSilentMemory(t *testing.T) {
 					t.Errorf("got %d packets dropped, want 0: there is room for so few", n)
 				}
 				b.b.recv(9, 0, 64)
-				within(t, "SetError", b.b.dev.IB().SetError)
+				within(t, "SetError", b.b.dev.Handle().SetError)
 				if wc := b.b.poll(1)[0]; wc.ID != 9 || wc.Status != ib.WCWRFlushErr {
 					t.Errorf("after SetError: got %+v, want work request 9 flushed", wc)
 				}
@@ -250,7 +251,7 @@ func TestSilentMemoryAnswers(t *testing.T) {
 					t.Fatalf("receive: got %d bytes, %v, want %d, success", wc.ByteLen, wc.Status, 8+id)
 				}
 			}
-			if !x.qps[0].Driver().(*QP).lane.slow.Load() {
+			if !qpOf(x.qps[0]).lane.slow.Load() {
 				t.Error("the program is not slow at once after its memory has answered, want a penalty")
 			}
 		})
@@ -265,7 +266,7 @@ func TestWorkOfAStoppedPass(t *testing.T) {
 	x.space.hush()
 	b.b.recv(1, 0, 64)
 	// The thread is to send something for the neighbour's queue pair, but meets the silent program first.
-	q, silent := b.a.qp.Driver().(*QP), x.qps[0].Driver().(*QP)
+	q, silent := qpOf(b.a.qp), qpOf(x.qps[0])
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -316,7 +317,7 @@ func TestLaneIsBounded(t *testing.T) {
 			check(t, err)
 		}
 	})
-	l := x.qps[1].Driver().(*QP).lane
+	l := qpOf(x.qps[1]).lane
 	l.mu.Lock()
 	bytes, jobs := l.bytes, len(l.jobs)
 	l.mu.Unlock()

@@ -100,7 +100,7 @@ func TestTraceIsBounded(t *testing.T) {
 		}
 		var more []*ib.QP
 		for i := 1; ; i++ {
-			qp, err := b.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: b.a.cq, RecvCQ: b.a.cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}}, nil)
+			qp, err := b.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: b.a.cq, RecvCQ: b.a.cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
 			check(t, err)
 			more = append(more, qp)
 			err = b.a.dev.TraceQP(qp.Num(), true)
@@ -143,7 +143,7 @@ func TestQPStatuses(t *testing.T) {
 	if z.ExpectedPSN != 103 || z.Traced {
 		t.Errorf("the receiver is %+v", z)
 	}
-	qp := b.a.qp.Driver().(*QP)
+	qp := qpOf(b.a.qp)
 	lane := qp.lane
 	lane.stall()
 	qp.mu.Lock() // by a pass that is stopped in the program's memory

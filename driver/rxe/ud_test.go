@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	ibuser "verbena/ib/user"
 	"verbena/link/simnet"
 	"verbena/roce"
 )
@@ -25,7 +26,7 @@ func TestDatagramRoute(t *testing.T) {
 		route := ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1}}
 		for i, x := range []struct{ class, hops, want uint8 }{{0, 0, 64}, {0xb8, 5, 5}, {0x20, 255, 255}, {0x20, 1, 1}} {
 			route.GRH.TrafficClass, route.GRH.HopLimit = x.class, x.hops
-			ah, err := b.a.pd.CreateAH(&route, nil)
+			ah, err := b.a.pd.CreateAH(&route)
 			check(t, err)
 			b.b.recv(1, 0, 1000)
 			b.a.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 50), AH: ah, RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey})
@@ -44,7 +45,7 @@ func TestDatagramRoute(t *testing.T) {
 			if back.GRH.DGID != own.GID || back.GRH.SGIDIndex != 1 || back.GRH.TrafficClass != x.class {
 				t.Fatalf("address of the sender: %+v", back)
 			}
-			ah, err = b.b.pd.CreateAH(&back, nil)
+			ah, err = b.b.pd.CreateAH(&back)
 			check(t, err)
 			b.a.recv(2, 0, 1000)
 			b.b.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.b.sge(0, 5), AH: ah, RemoteQPN: wc.SrcQP, RemoteQKey: testQKey})
@@ -92,7 +93,7 @@ func TestDatagramHeaderType(t *testing.T) {
 				}
 				// Programs pass the completion's SL on (ibv_init_ah_from_wc).
 				back.SL = wc.SL
-				answer, err := b.b.pd.CreateAH(&back, nil)
+				answer, err := b.b.pd.CreateAH(&back)
 				check(t, err)
 				b.a.recv(2, 0, 100)
 				b.b.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.b.sge(0, 5), AH: answer,
@@ -143,13 +144,13 @@ func newGSI(n *node) *ib.QP {
 	n.t.Helper()
 	qp, err := n.pd.CreateQP(ib.QPInitAttr{
 		Type: ib.QPTypeGSI, Port: 1, SendCQ: n.cq, RecvCQ: n.cq, Cap: ib.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 1, MaxRecvSGE: 1},
-	}, nil)
+	})
 	check(n.t, err)
 	for _, a := range []struct {
 		s ib.QPState
 		m ib.QPAttrMask
 	}{{ib.QPInit, ib.QPAttrPKeyIndex | ib.QPAttrQKey}, {ib.QPRTR, 0}, {ib.QPRTS, ib.QPAttrSQPSN}} {
-		check(n.t, qp.Modify(ib.QPAttr{State: a.s, QKey: roce.GSIQKey}, a.m|ib.QPAttrState, nil))
+		check(n.t, qp.Modify(ib.QPAttr{State: a.s, QKey: roce.GSIQKey}, a.m|ib.QPAttrState))
 	}
 	return qp
 }
@@ -163,18 +164,18 @@ func TestGSI(t *testing.T) {
 		if a.Num() != 1 || z.Num() != 1 {
 			t.Fatalf("numbers %d and %d", a.Num(), z.Num())
 		}
-		if _, err := b.a.pd.CreateQP(init, nil); !errors.Is(err, syscall.EBUSY) {
+		if _, err := b.a.pd.CreateQP(init); !errors.Is(err, syscall.EBUSY) {
 			t.Errorf("a second one: %v", err)
 		}
-		if _, err := b.a.pd.CreateQP(init, &ib.Udata{Context: newProgram(t)}); !errors.Is(err, syscall.EINVAL) {
+		if _, err := ibuser.CreateQP(b.a.pd, init, &ib.Udata{Context: newProgram(t)}); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("of a user: %v", err)
 		}
 		init.Port = 2
-		if _, err := b.a.pd.CreateQP(init, nil); !errors.Is(err, syscall.EINVAL) {
+		if _, err := b.a.pd.CreateQP(init); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("of port 2: %v", err)
 		}
 		init.Type = ib.QPTypeSMI
-		if _, err := b.a.pd.CreateQP(init, nil); !errors.Is(err, syscall.EOPNOTSUPP) {
+		if _, err := b.a.pd.CreateQP(init); !errors.Is(err, syscall.EOPNOTSUPP) {
 			t.Errorf("SMI: %v", err)
 		}
 		ah := newAH(b.a, b.b.dev, 1)
@@ -242,7 +243,7 @@ func TestSourcePorts(t *testing.T) {
 		check(t, ud[0].Destroy())
 		check(t, ud[1].Destroy())
 		// The flow label of a connection's address vector decides.
-		qp := b.a.qp.Driver().(*QP)
+		qp := qpOf(b.a.qp)
 		qp.mu.Lock()
 		qp.attr.AH.GRH.FlowLabel = 0x12345
 		qp.choosePort()

@@ -38,7 +38,7 @@ func TestUserMemoryOperations(t *testing.T) {
 			b := newBench(t, setup{shortcut: true})
 			u := newUser(b, c.cap)
 			toPeer := conn{access: allAccess | ib.AccessFlushGlobal}
-			check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+			check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 			toRTR(t, b.b.qp, b.a.dev, u.qp.Num(), toPeer)
 			toRTS(t, b.b.qp, toPeer)
 			mr, target := b.a.regMR(nil, bindable), b.b.regMR(nil, allAccess|ib.AccessFlushGlobal)

@@ -17,6 +17,7 @@ import (
 	"unsafe"
 
 	"verbena/ib"
+	ibuser "verbena/ib/user"
 	"verbena/link/simnet"
 	"verbena/uapi"
 )
@@ -137,7 +138,7 @@ func openUser(b *bench, cap ib.QPCap) *user {
 	check(t, dev.AllocUserContext(&ib.Udata{Context: u.program}))
 	data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 	var err error
-	u.cq, err = dev.IB().CreateCQ(ib.CQAttr{Entries: 50}, nil, func(_ *ib.CQ, e ib.EventType) { b.a.event(e) }, data)
+	u.cq, err = ibuser.CreateCQ(dev.IB(), ib.CQInit{Entries: 50, Event: func(_ *ib.CQ, e ib.EventType) { b.a.event(e) }}, data)
 	check(t, err)
 	cresp, ok := uapi.Decode[uapi.RXECreateCQResp](data.Out[:data.N])
 	if !ok {
@@ -145,7 +146,7 @@ func openUser(b *bench, cap ib.QPCap) *user {
 	}
 	u.cqueue = queue{u.mmap(cresp.MI)}
 	data = &ib.Udata{Context: u.program, Out: make([]byte, 64)}
-	u.qp, err = b.a.pd.CreateQP(ib.QPInitAttr{
+	u.qp, err = ibuser.CreateQP(b.a.pd, ib.QPInitAttr{
 		SendCQ: u.cq, RecvCQ: u.cq, Cap: cap, Type: ib.QPTypeRC, Event: func(_ *ib.QP, e ib.EventType) { b.a.event(e) },
 	}, data)
 	check(t, err)
@@ -164,7 +165,7 @@ func (u *user) close() {
 	u.b.a.dev.DeallocUserContext(u.program)
 }
 
-func (u *user) doorbell() { u.qp.Driver().(ib.UserQP).Doorbell() }
+func (u *user) doorbell() { qpOf(u.qp).Doorbell() }
 
 // wqe is a send work request as the library lays it out.
 func (u *user) wqe(id uint64, op uapi.WROpcode, flags uapi.SendFlags, list ...ib.SGE) []byte {
@@ -243,7 +244,7 @@ func TestUserQueues(t *testing.T) {
 	}
 
 	// A thread that carries a late acknowledgement looks at the send queue as well: it is kept out while this one looks.
-	q := u.qp.Driver().(*QP)
+	q := qpOf(u.qp)
 	fill(b.a.buf, 1)
 	for i := range 40 { // around the rings several times
 		u.rq.post(u.recvWQE(uint64(100+i), b.a.sge(0, 1000)...))
@@ -289,7 +290,7 @@ func TestUserError(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
 	u.rq.post(u.recvWQE(1))
-	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	u.expect(uapi.WC{WRID: 1, Status: uapi.WCWRFlushErr})
 	u.rq.post(u.recvWQE(2))
 	u.sq.post(u.wqe(3, uapi.WRSend, 0))
@@ -306,7 +307,7 @@ func TestUserErrorOfHungDevice(t *testing.T) {
 		u.doorbell()
 		b.a.dev.Hardware().Hang()
 		time.Sleep(time.Minute)
-		check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+		check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		u.expect(uapi.WC{WRID: 1, Status: uapi.WCWRFlushErr})
 		u.rq.post(u.recvWQE(2))
 		u.expect(uapi.WC{WRID: 2, Status: uapi.WCWRFlushErr})
@@ -378,7 +379,7 @@ func TestUserAbuse(t *testing.T) {
 			}
 			// The other end, and the device, live on.
 			for _, n := range []*node{b.a, b.b} {
-				check(t, n.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+				check(t, n.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 				for wc := make([]ib.WC, 8); ; {
 					if n, _ := n.cq.Poll(wc); n == 0 {
 						break
@@ -401,8 +402,8 @@ func TestUserScribbles(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	for range 300 {
 		if u.qp.State() != ib.QPRTS {
-			check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
-			check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+			check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+			check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 			connectQPs(t, b.a.dev, u.qp, b.b.dev, b.b.qp, conn{})
 		}
 		for range 20 {
@@ -448,8 +449,8 @@ func TestUserTruncates(t *testing.T) {
 	if _, err := u.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); err == nil {
 		t.Error("ReqNotify has no error")
 	}
-	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
-	check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+	check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 	b.connect(conn{})
 	transfer(b, ib.WRSend, 3000, 1)
 }
@@ -492,7 +493,7 @@ func TestAbandon(t *testing.T) {
 	if wc, ok := u.cqueue.poll(); ok {
 		t.Fatalf("one too many: %+v", wc)
 	}
-	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil)) // what has been done to the rings does no harm
+	check(t, u.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState)) // what has been done to the rings does no harm
 }
 
 // TestAbandonManyAndResized: the directory has more than a page, and follows completion queues that move.
@@ -501,8 +502,7 @@ func TestAbandonManyAndResized(t *testing.T) {
 	u := newUser(b, userCap)
 	var more []*ib.QP
 	for range dirPerPage + 3 {
-		qp, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: u.cq, RecvCQ: u.cq, Cap: userCap, Type: ib.QPTypeRC},
-			&ib.Udata{Context: u.program, Out: make([]byte, 64)})
+		qp, err := ibuser.CreateQP(b.a.pd, ib.QPInitAttr{SendCQ: u.cq, RecvCQ: u.cq, Cap: userCap, Type: ib.QPTypeRC}, &ib.Udata{Context: u.program, Out: make([]byte, 64)})
 		check(t, err)
 		more = append(more, qp)
 	}
@@ -514,9 +514,9 @@ func TestAbandonManyAndResized(t *testing.T) {
 	gone := more[0]
 	check(t, gone.Destroy())
 	more = more[1:]
-	last := more[len(more)-1].Driver().(*QP)
+	last := qpOf(more[len(more)-1])
 	data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
-	check(t, u.cq.Resize(300, data))
+	check(t, ibuser.ResizeCQ(u.cq, 300, data))
 	resp, _ := uapi.Decode[uapi.RXEResizeCQResp](data.Out[:data.N])
 	u.cqueue = queue{u.mmap(resp.MI)}
 	rq := queue{u.mmap(last.rq.info())}

@@ -250,9 +250,9 @@ func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
 		if wr.AH == nil {
 			return 0, fmt.Errorf("datagram without address handle: %w", syscall.EINVAL)
 		}
-		to, ok := wr.AH.Driver().(*ah)
+		to, ok := ib.As[*ah](qp.obj.AH(wr.AH))
 		if !ok {
-			return 0, fmt.Errorf("address handle of another driver: %w", syscall.EINVAL)
+			return 0, fmt.Errorf("address handle of another device: %w", syscall.EINVAL)
 		}
 		*h.WR.UD() = uapi.RXESendWRUD{RemoteQPN: wr.RemoteQPN, RemoteQKey: wr.RemoteQKey, AHNum: to.num}
 	case kind == opWrite, kind == opRead:

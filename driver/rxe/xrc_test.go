@@ -29,19 +29,19 @@ func newXRC(t *testing.T, s setup, c conn) *xrcBench {
 	t.Helper()
 	x := &xrcBench{bench: newBench(t, s)}
 	var err error
-	x.xrcd, err = x.b.dev.IB().AllocXRCD(nil)
+	x.xrcd, err = x.b.dev.IB().AllocXRCD()
 	check(t, err)
 	for i := range x.srq {
-		x.pd[i], err = x.b.dev.IB().AllocPD(nil)
+		x.pd[i], err = x.b.dev.IB().AllocPD()
 		check(t, err)
-		x.mr[i], err = x.pd[i].RegMR(x.b.mem, nil, x.b.addr, uint64(len(x.b.buf)), x.b.addr, allAccess, nil)
+		x.mr[i], err = x.pd[i].RegMR(ib.MRInit{Space: x.b.mem, Addr: x.b.addr, Length: uint64(len(x.b.buf)), Access: allAccess})
 		check(t, err)
-		x.srq[i], err = x.pd[i].CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x.xrcd, CQ: x.b.cq, Attr: ib.SRQAttr{MaxWR: 20, MaxSGE: 1}}, nil)
+		x.srq[i], err = x.pd[i].CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x.xrcd, CQ: x.b.cq, Attr: ib.SRQAttr{MaxWR: 20, MaxSGE: 1}})
 		check(t, err)
 	}
-	x.ini, err = x.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: x.a.cq, Cap: ib.QPCap{MaxSendWR: 20, MaxSendSGE: 1}}, nil)
+	x.ini, err = x.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: x.a.cq, Cap: ib.QPCap{MaxSendWR: 20, MaxSendSGE: 1}})
 	check(t, err)
-	x.tgt, err = x.b.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x.xrcd, Event: func(_ *ib.QP, e ib.EventType) { x.b.event(e) }}, nil)
+	x.tgt, err = x.b.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x.xrcd, Event: func(_ *ib.QP, e ib.EventType) { x.b.event(e) }})
 	check(t, err)
 	x.up(c)
 	return x
@@ -51,7 +51,7 @@ func newXRC(t *testing.T, s setup, c conn) *xrcBench {
 func (x *xrcBench) up(c conn) {
 	x.t.Helper()
 	for _, qp := range []*ib.QP{x.ini, x.tgt} {
-		check(x.t, qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+		check(x.t, qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 	}
 	connectQPs(x.t, x.a.dev, x.ini, x.b.dev, x.tgt, c)
 }
@@ -129,11 +129,11 @@ func TestXRCRefused(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		x := newXRC(t, s, conn{})
 		defer x.done()
-		other, err := x.b.dev.IB().AllocXRCD(nil)
+		other, err := x.b.dev.IB().AllocXRCD()
 		check(t, err)
-		stranger, err := x.b.pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: other, CQ: x.b.cq, Attr: ib.SRQAttr{MaxWR: 1}}, nil)
+		stranger, err := x.b.pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: other, CQ: x.b.cq, Attr: ib.SRQAttr{MaxWR: 1}})
 		check(t, err)
-		basic, err := x.b.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1}}, nil)
+		basic, err := x.b.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1}})
 		check(t, err)
 		write := func(num, key uint32) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: x.a.sge(0, 8), RemoteAddr: x.b.addr, RKey: key, RemoteSRQN: num}
@@ -186,7 +186,7 @@ func TestXRCQueueGone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		x := newXRC(t, setup{}, conn{mtu: ib.MTU256, retry: 1})
 		defer x.done()
-		srq, err := x.pd[0].CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x.xrcd, CQ: x.b.cq, Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}, nil)
+		srq, err := x.pd[0].CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x.xrcd, CQ: x.b.cq, Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 		check(t, err)
 		_, err = srq.PostRecv(ib.RecvWR{ID: 9, SGList: []ib.SGE{{Addr: x.b.addr, Length: 1000, LKey: x.mr[0].LKey()}}})
 		check(t, err)

@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"verbena/ib"
-	"verbena/umem"
 )
 
 const (
@@ -75,7 +74,7 @@ func (s *Echo) remove(d *ib.Device, data any) {
 func (e *endpoint) answer(i int, wc *ib.WC) {
 	buf := e.slot(i)
 	from := ib.AHAttr{GRH: ib.GlobalRoute{DGID: sender(buf), SGIDIndex: e.gidIndex, HopLimit: 64}, HasGRH: true, Port: 1}
-	ah, err := e.pd.CreateAH(&from, nil)
+	ah, err := e.pd.CreateAH(&from)
 	if err != nil {
 		e.post(i) // an address that cannot be answered
 		return
@@ -94,7 +93,6 @@ type endpoint struct {
 	qp       *ib.QP
 	mr       *ib.MR
 	mem      []byte
-	addr     uint64
 	gid      ib.GID
 	gidIndex uint8
 	received func(e *endpoint, i int, wc *ib.WC) // in the completion handler; the slot is the callee's until it calls post
@@ -116,23 +114,19 @@ func newEndpoint(d *ib.Device, received func(e *endpoint, i int, wc *ib.WC)) (_ 
 	if e.gid, e.gidIndex, err = firstGID(d); err != nil {
 		return nil, err
 	}
-	if e.pd, err = d.AllocPD(nil); err != nil {
+	if e.pd, err = d.AllocPD(); err != nil {
 		return nil, err
 	}
-	space := umem.NewLocal()
-	if e.addr, err = space.Add(e.mem); err != nil {
+	if e.mr, err = e.pd.RegBytes(e.mem, ib.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	if e.mr, err = e.pd.RegMR(space, nil, e.addr, uint64(len(e.mem)), e.addr, ib.AccessLocalWrite, nil); err != nil {
-		return nil, err
-	}
-	if e.cq, err = d.CreateCQ(ib.CQAttr{Entries: 2 * slots}, e.completed, nil, nil); err != nil {
+	if e.cq, err = d.CreateCQ(ib.CQInit{Entries: 2 * slots, Handler: e.completed}); err != nil {
 		return nil, err
 	}
 	if e.qp, err = e.pd.CreateQP(ib.QPInitAttr{
 		SendCQ: e.cq, RecvCQ: e.cq, Type: ib.QPTypeUD,
 		Cap: ib.QPCap{MaxSendWR: slots, MaxRecvWR: slots, MaxSendSGE: 1, MaxRecvSGE: 1},
-	}, nil); err != nil {
+	}); err != nil {
 		return nil, err
 	}
 	for _, step := range []struct {
@@ -143,7 +137,7 @@ func newEndpoint(d *ib.Device, received func(e *endpoint, i int, wc *ib.WC)) (_ 
 		{ib.QPRTR, 0},
 		{ib.QPRTS, ib.QPAttrSQPSN},
 	} {
-		if err = e.qp.Modify(ib.QPAttr{State: step.state, Port: 1, QKey: key}, ib.QPAttrState|step.mask, nil); err != nil {
+		if err = e.qp.Modify(ib.QPAttr{State: step.state, Port: 1, QKey: key}, ib.QPAttrState|step.mask); err != nil {
 			return nil, err
 		}
 	}
@@ -175,7 +169,7 @@ func sender(buf []byte) ib.GID {
 func (e *endpoint) slot(i int) []byte { return e.mem[i*slotLen : (i+1)*slotLen] }
 
 func (e *endpoint) sge(i, off int, n uint32) []ib.SGE {
-	return []ib.SGE{{Addr: e.addr + uint64(i*slotLen+off), Length: n, LKey: e.mr.LKey()}}
+	return []ib.SGE{{Addr: e.mr.Addr() + uint64(i*slotLen+off), Length: n, LKey: e.mr.LKey()}}
 }
 
 // post gives a slot to the receive queue.

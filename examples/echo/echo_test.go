@@ -32,15 +32,15 @@ func TestEcho(t *testing.T) {
 		t.Fatal(err)
 	}
 	for round := range 5 {
-		d := loopback.New(fmt.Sprint("loop", round), t.Logf).IB()
-		if err := core.Register(d); err != nil {
+		d := loopback.New(fmt.Sprint("loop", round), t.Logf)
+		if err := core.Register(d.Handle()); err != nil {
 			t.Fatal(err)
 		}
-		qpn := service.QPN(d.Name())
+		qpn := service.QPN(d.IB().Name())
 		var wg sync.WaitGroup
 		for i := range 4 {
 			wg.Go(func() {
-				c, err := dial(d, qpn)
+				c, err := dial(d.IB(), qpn)
 				if err != nil {
 					t.Error(err)
 					return
@@ -60,10 +60,10 @@ func TestEcho(t *testing.T) {
 		if round == 4 { // this time the service goes first
 			core.UnregisterClient(client)
 		}
-		if err := core.Unregister(d); err != nil {
+		if err := core.Unregister(d.Handle()); err != nil {
 			t.Error(err)
 		}
-		if service.QPN(d.Name()) != 0 {
+		if service.QPN(d.IB().Name()) != 0 {
 			t.Error("the service is still there")
 		}
 	}
@@ -109,12 +109,12 @@ func TestUnregisterUnderTraffic(t *testing.T) {
 		}
 	}
 	for i := range 10 {
-		d := loopback.New("loop0", t.Logf).IB()
-		if err := core.Register(d); err != nil {
+		d := loopback.New("loop0", t.Logf)
+		if err := core.Register(d.Handle()); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Duration(i) * time.Millisecond)
-		if err := core.Unregister(d); err != nil {
+		if err := core.Unregister(d.Handle()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -37,12 +37,12 @@ func run(words []string) error {
 		return err
 	}
 	defer core.UnregisterClient(client)
-	d := loopback.New("loop0", log.Printf).IB()
-	if err := core.Register(d); err != nil {
+	d := loopback.New("loop0", log.Printf)
+	if err := core.Register(d.Handle()); err != nil {
 		return err
 	}
 	err := func() error {
-		c, err := dial(d, service.QPN(d.Name()))
+		c, err := dial(d.IB(), service.QPN(d.IB().Name()))
 		if err != nil {
 			return err
 		}
@@ -55,7 +55,7 @@ func run(words []string) error {
 		}
 		return errors.Join(err, c.close())
 	}()
-	return errors.Join(err, core.Unregister(d))
+	return errors.Join(err, core.Unregister(d.Handle()))
 }
 
 // caller sends messages to a service and waits for the answers, one at a time.
@@ -76,7 +76,7 @@ func dial(d *ib.Device, qpn uint32) (*caller, error) {
 		return nil, err
 	}
 	to := ib.AHAttr{GRH: ib.GlobalRoute{DGID: c.gid, SGIDIndex: c.gidIndex, HopLimit: 64}, HasGRH: true, Port: 1}
-	if c.ah, err = c.pd.CreateAH(&to, nil); err != nil {
+	if c.ah, err = c.pd.CreateAH(&to); err != nil {
 		return nil, errors.Join(err, c.close())
 	}
 	return c, nil

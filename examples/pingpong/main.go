@@ -16,7 +16,6 @@ import (
 	"verbena/ib"
 	"verbena/link"
 	"verbena/netdev"
-	"verbena/umem"
 )
 
 func main() {
@@ -65,10 +64,10 @@ func exchange(addr string, size, n int, overWire bool) (time.Duration, error) {
 	defer dev.Close()
 	dev.SetShortcut(!overWire)
 	var core ib.Core
-	if err := core.Register(dev.IB()); err != nil {
+	if err := core.Register(dev.Handle()); err != nil {
 		return 0, err
 	}
-	defer core.Unregister(dev.IB())
+	defer core.Unregister(dev.Handle())
 
 	a, err := newSide(dev.IB(), size)
 	if err != nil {
@@ -130,24 +129,19 @@ func newSide(d *ib.Device, size int) (s *side, err error) {
 		return nil, err
 	}
 	s.gid = entry.GID
-	if s.pd, err = d.AllocPD(nil); err != nil {
+	if s.pd, err = d.AllocPD(); err != nil {
 		return nil, err
 	}
-	space := umem.NewLocal()
-	addr, err := space.Add(s.buf)
-	if err != nil {
+	if s.mr, err = s.pd.RegBytes(s.buf, ib.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	if s.mr, err = s.pd.RegMR(space, nil, addr, uint64(size), addr, ib.AccessLocalWrite, nil); err != nil {
-		return nil, err
-	}
-	if s.cq, err = d.CreateCQ(ib.CQAttr{Entries: 16}, nil, nil, nil); err != nil {
+	if s.cq, err = d.CreateCQ(ib.CQInit{Entries: 16}); err != nil {
 		return nil, err
 	}
 	s.qp, err = s.pd.CreateQP(ib.QPInitAttr{
 		SendCQ: s.cq, RecvCQ: s.cq, Type: ib.QPTypeRC,
 		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1},
-	}, nil)
+	})
 	return s, err
 }
 
@@ -169,17 +163,17 @@ func (s *side) close() {
 // connect brings the queue pair to RTS, towards the peer.
 func (s *side) connect(peer *side) error {
 	if err := s.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
-		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil); err != nil {
+		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags); err != nil {
 		return err
 	}
 	if err := s.qp.Modify(ib.QPAttr{
 		State: ib.QPRTR, PathMTU: ib.MTU4096, DestQPN: peer.qp.Num(), MaxDestRdAtomic: 1, MinRNRTimer: 12,
 		AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: peer.gid, SGIDIndex: 1, HopLimit: 64}},
-	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|ib.QPAttrMinRNRTimer, nil); err != nil {
+	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|ib.QPAttrMinRNRTimer); err != nil {
 		return err
 	}
 	return s.qp.Modify(ib.QPAttr{State: ib.QPRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 1},
-		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic, nil)
+		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic)
 }
 
 func (s *side) sge() []ib.SGE {

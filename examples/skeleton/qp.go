@@ -12,8 +12,8 @@ import (
 // qp is a queue pair. Everything but the first fields is under Device.mu.
 type qp struct {
 	dev            *Device
-	obj            *ib.QP
-	init           *ib.QPInitAttr
+	obj            ib.QPHandle
+	init           ib.DriverQPInit // with the capacities granted
 	sendCQ, recvCQ *cq
 
 	state ib.QPState
@@ -23,7 +23,7 @@ type qp struct {
 }
 
 // CreateQP implements ib.Driver.
-func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
+func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
 	c := &init.Cap
 	switch {
 	case init.Type != ib.QPTypeRC || u != nil:
@@ -31,7 +31,9 @@ func (d *Device) CreateQP(obj *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.Driv
 	case c.MaxSendWR > maxWR || c.MaxRecvWR > maxWR || c.MaxSendSGE > maxSGE || c.MaxRecvSGE > maxSGE || c.MaxInlineData > 256:
 		return nil, fmt.Errorf("capacities %+v: %w", *c, syscall.EINVAL)
 	}
-	q := &qp{dev: d, obj: obj, init: init, sendCQ: init.SendCQ.Driver().(*cq), recvCQ: init.RecvCQ.Driver().(*cq)}
+	q := &qp{dev: d, obj: obj, init: *init}
+	q.sendCQ, _ = ib.As[*cq](init.SendCQ) // also where something wraps it
+	q.recvCQ, _ = ib.As[*cq](init.RecvCQ)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.qps) == maxQP {
@@ -59,9 +61,15 @@ func (q *qp) Query(ib.QPAttrMask) (ib.QPAttr, error) {
 	return a, nil
 }
 
-// Modify implements ib.DriverQP. The midlayer has checked the mask; the values are the driver's to check, before anything
-// changes.
+// Modify implements ib.DriverQP. The transition is checked in the state that is there, under the lock, and then the values,
+// before anything changes.
 func (q *qp) Modify(a *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
+	d := q.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := ib.NextState(q.state, q.init.Type, a, mask); err != nil {
+		return err
+	}
 	has := func(bit ib.QPAttrMask) bool { return mask&bit != 0 }
 	switch {
 	case has(ib.QPAttrPort) && a.Port != 1,
@@ -71,14 +79,7 @@ func (q *qp) Modify(a *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		has(ib.QPAttrAltPath), has(ib.QPAttrPathMigState):
 		return fmt.Errorf("attributes %+v: %w", *a, syscall.EINVAL)
 	}
-	d := q.dev
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	defer d.kick() // there may be something to send, or a peer that has to give up
-	ends := has(ib.QPAttrState) && (a.State == ib.QPErr || a.State == ib.QPReset)
-	if q.state != a.CurState && !ends { // it went to ERR meanwhile
-		return fmt.Errorf("state is %v, not %v: %w", q.state, a.CurState, syscall.EINVAL)
-	}
 	for bit, take := range map[ib.QPAttrMask]func(){
 		ib.QPAttrAccessFlags:     func() { q.attr.AccessFlags = a.AccessFlags },
 		ib.QPAttrPort:            func() { q.attr.Port = a.Port },
@@ -120,6 +121,8 @@ func (q *qp) Destroy() error {
 	defer d.mu.Unlock()
 	defer d.kick()
 	q.state, q.sends, q.recvs = ib.QPReset, nil, nil
+	q.sendCQ.forget(q.obj.QP())
+	q.recvCQ.forget(q.obj.QP())
 	delete(d.qps, q.obj.Num())
 	return nil
 }
@@ -204,7 +207,7 @@ func (q *qp) transmit(wr *ib.SendWR) (status ib.WCStatus, wait bool) {
 	d := q.dev
 	data, ok := wr.Inline, true
 	if wr.Flags&ib.SendInline == 0 {
-		data, ok = d.read(wr.SGList, q.obj.PD())
+		data, ok = d.read(wr.SGList, q.init.PD)
 	}
 	if !ok {
 		return ib.WCLocProtErr, false
@@ -225,7 +228,7 @@ func (q *qp) transmit(wr *ib.SendWR) (status ib.WCStatus, wait bool) {
 			return ib.WCRemAccessErr, false
 		}
 		wc.Opcode = ib.WCRecvRDMAWithImm
-	} else if wc.Status = d.write(peer.recvs[0].SGList, peer.obj.PD(), data); wc.Status == ib.WCLocLenErr {
+	} else if wc.Status = d.write(peer.recvs[0].SGList, peer.init.PD, data); wc.Status == ib.WCLocLenErr {
 		status = ib.WCRemInvReqErr
 	} else if wc.Status != ib.WCSuccess {
 		status = ib.WCRemOpErr
@@ -250,7 +253,7 @@ func (q *qp) store(wr *ib.SendWR, data []byte) bool {
 	if len(data) == 0 {
 		return true
 	}
-	r := q.dev.region(wr.RKey, q.obj.PD(), ib.AccessRemoteWrite, wr.RemoteAddr, uint64(len(data)))
+	r := q.dev.region(wr.RKey, q.init.PD, ib.AccessRemoteWrite, wr.RemoteAddr, uint64(len(data)))
 	return r != nil && r.WriteV([][]byte{data}, wr.RemoteAddr) == nil
 }
 
@@ -261,7 +264,7 @@ func (q *qp) completeSend(wr *ib.SendWR, status ib.WCStatus) {
 		if wr.Opcode == ib.WRRDMAWrite || wr.Opcode == ib.WRRDMAWriteWithImm {
 			op = ib.WCRDMAWrite
 		}
-		q.sendCQ.post(ib.WC{ID: wr.ID, Status: status, Opcode: op, QP: q.obj, Port: 1}, false)
+		q.sendCQ.post(ib.WC{ID: wr.ID, Status: status, Opcode: op, QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}, false)
 	}
 	if status != ib.WCSuccess {
 		q.toError()
@@ -270,7 +273,7 @@ func (q *qp) completeSend(wr *ib.SendWR, status ib.WCStatus) {
 
 // completeRecv ends the first receive; mu is held.
 func (q *qp) completeRecv(wc ib.WC, solicited bool) {
-	wc.ID, wc.QP, wc.Port = q.recvs[0].ID, q.obj, 1
+	wc.ID, wc.QPNum, wc.QP, wc.Port = q.recvs[0].ID, q.obj.Num(), q.obj.QP(), 1
 	q.recvs = slices.Delete(q.recvs, 0, 1)
 	q.recvCQ.post(wc, solicited)
 }
@@ -281,7 +284,7 @@ func (q *qp) toError() {
 	for len(q.sends) > 0 {
 		wr := q.sends[0]
 		q.sends = slices.Delete(q.sends, 0, 1)
-		q.sendCQ.post(ib.WC{ID: wr.ID, Status: ib.WCWRFlushErr, Opcode: ib.WCSend, QP: q.obj, Port: 1}, false)
+		q.sendCQ.post(ib.WC{ID: wr.ID, Status: ib.WCWRFlushErr, Opcode: ib.WCSend, QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}, false)
 	}
 	for len(q.recvs) > 0 {
 		q.completeRecv(ib.WC{Status: ib.WCWRFlushErr, Opcode: ib.WCRecv}, false)

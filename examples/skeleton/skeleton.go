@@ -26,7 +26,7 @@ const (
 
 // Device is a device of this driver. It implements ib.Driver.
 type Device struct {
-	ib   *ib.Device
+	obj  *ib.DeviceHandle
 	gid  ib.GID
 	wake chan struct{} // has one element: there may be work
 	done chan struct{} // the engine has ended
@@ -49,17 +49,17 @@ func New(name string, logf func(format string, args ...any)) *Device {
 		gid: ib.GIDFromAddr(netip.MustParseAddr("fd00::2")), wake: make(chan struct{}, 1), done: make(chan struct{}),
 		qps: map[uint32]*qp{}, keys: map[uint32]*mr{},
 	}
-	d.ib = ib.NewDevice(name, d, logf)
+	d.obj = ib.NewDevice(name, d, logf)
 	go d.engine()
 	return d
 }
 
-// IB is the device to register.
-func (d *Device) IB() *ib.Device { return d.ib }
+// Handle is the device to register.
+func (d *Device) Handle() *ib.DeviceHandle { return d.obj }
 
 // Close frees the device. EBUSY while it is registered.
 func (d *Device) Close() error {
-	if err := d.ib.Dealloc(); err != nil { // point 5: not before Unregister has returned
+	if err := d.obj.Dealloc(); err != nil { // point 5: not before Unregister has returned
 		return err
 	}
 	d.mu.Lock()
@@ -83,7 +83,7 @@ func (d *Device) kick() {
 func (d *Device) engine() {
 	defer close(d.done)
 	for range d.wake {
-		d.ib.HoldCallbacks()
+		d.obj.HoldCallbacks()
 		d.mu.Lock()
 		closed := d.closed
 		for busy := true; busy; { // until nothing moves any more
@@ -93,14 +93,14 @@ func (d *Device) engine() {
 			}
 		}
 		d.mu.Unlock()
-		d.ib.RunCallbacks()
+		d.obj.RunCallbacks()
 		if closed {
 			return
 		}
 	}
 }
 
-// EnterError implements ib.ErrorDriver (point 6).
+// EnterError implements ib.Driver (point 6).
 func (d *Device) EnterError() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,31 +148,31 @@ func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	return 0xffff, nil
 }
 
-type pd struct{}
+type pd struct{ dev *Device }
 
-func (pd) Dealloc() error { return nil }
+func (*pd) Dealloc() error { return nil }
 
 // AllocPD implements ib.Driver. The midlayer counts what uses the domain, so there is nothing to do.
-func (d *Device) AllocPD(*ib.PD, *ib.Udata) (ib.DriverPD, error) { return pd{}, nil }
+func (d *Device) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, nil }
 
 // mr is a memory region, found by its key in Device.keys.
 type mr struct {
 	dev    *Device
-	obj    *ib.MR
+	pd     ib.DriverPD
 	region *umem.Region
 	access ib.AccessFlags
 	key    uint32
 }
 
 // RegMR implements ib.Driver.
-func (d *Device) RegMR(obj *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+func (d *Device) RegMR(obj ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
 	if access&^(ib.AccessLocalWrite|ib.AccessRemoteWrite|ib.AccessRemoteRead) != 0 {
 		return nil, fmt.Errorf("access flags %#x: %w", uint32(access), syscall.EOPNOTSUPP)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lastKey += 0x100
-	m := &mr{dev: d, obj: obj, region: r, access: access, key: d.lastKey}
+	m := &mr{dev: d, pd: pd, region: r, access: access, key: d.lastKey}
 	d.keys[m.key] = m
 	obj.SetKeys(m.key, m.key)
 	return m, nil
@@ -187,16 +187,16 @@ func (m *mr) Dereg() error {
 }
 
 // region finds the memory of a key, nil if the domain, the rights or the range are wrong; mu is held.
-func (d *Device) region(key uint32, pd *ib.PD, need ib.AccessFlags, addr, n uint64) *umem.Region {
+func (d *Device) region(key uint32, pd ib.DriverPD, need ib.AccessFlags, addr, n uint64) *umem.Region {
 	m := d.keys[key]
-	if m == nil || m.obj.PD() != pd || m.access&need != need || !m.region.Contains(addr, n) {
+	if m == nil || m.pd != pd || m.access&need != need || !m.region.Contains(addr, n) {
 		return nil
 	}
 	return m.region
 }
 
 // read gathers a list into one piece; ok is false if it may not. mu is held.
-func (d *Device) read(sgl []ib.SGE, pd *ib.PD) (data []byte, ok bool) {
+func (d *Device) read(sgl []ib.SGE, pd ib.DriverPD) (data []byte, ok bool) {
 	for _, s := range sgl {
 		if s.Length == 0 {
 			continue
@@ -212,7 +212,7 @@ func (d *Device) read(sgl []ib.SGE, pd *ib.PD) (data []byte, ok bool) {
 }
 
 // write scatters data; mu is held.
-func (d *Device) write(sgl []ib.SGE, pd *ib.PD, data []byte) ib.WCStatus {
+func (d *Device) write(sgl []ib.SGE, pd ib.DriverPD, data []byte) ib.WCStatus {
 	for _, s := range sgl {
 		n := min(len(data), int(s.Length))
 		if s.Length == 0 {
@@ -232,7 +232,7 @@ func (d *Device) write(sgl []ib.SGE, pd *ib.PD, data []byte) ib.WCStatus {
 
 // cq is a completion queue.
 type cq struct {
-	obj *ib.CQ
+	obj ib.CQHandle
 
 	mu      sync.Mutex
 	entries int
@@ -242,7 +242,7 @@ type cq struct {
 }
 
 // CreateCQ implements ib.Driver.
-func (d *Device) CreateCQ(obj *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	if attr.Entries > maxCQE || u != nil {
 		return nil, fmt.Errorf("%d entries, at most %d, for consumers in this process: %w", attr.Entries, maxCQE, syscall.EINVAL)
 	}
@@ -265,6 +265,17 @@ func (c *cq) post(wc ib.WC, solicited bool) {
 	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != ib.WCSuccess) {
 		c.armed = 0
 		c.obj.Completed()
+	}
+}
+
+// forget takes the queue pair, which is being destroyed, out of its completions, which keep its number.
+func (c *cq) forget(qp *ib.QP) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.wcs {
+		if c.wcs[i].QP == qp {
+			c.wcs[i].QP = nil
+		}
 	}
 }
 

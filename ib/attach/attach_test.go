@@ -97,7 +97,7 @@ func (d *disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 		return nil, fail
 	}
 	d.note("attach %s", dev.Name())
-	return dev.AllocPD(nil)
+	return dev.AllocPD()
 }
 
 func (d *disk) detach(dev *ib.Device, pd *ib.PD) {
@@ -114,9 +114,9 @@ func (d *disk) lost(cause error) {
 	d.note("lost")
 }
 
-func plug(t *testing.T, core *ib.Core, name string) *ib.Device {
+func plug(t *testing.T, core *ib.Core, name string) *ib.DeviceHandle {
 	t.Helper()
-	d := loopback.New(name, nil).IB()
+	d := loopback.New(name, nil).Handle()
 	must(t, core.Register(d))
 	return d
 }
@@ -134,12 +134,12 @@ func TestTransientReset(t *testing.T) {
 			must(t, core.Unregister(dev))
 			d.wantState(attach.Held)
 			began := time.Now()
-			back := make(chan *ib.Device, 1)
+			back := make(chan *ib.DeviceHandle, 1)
 			time.AfterFunc(3*time.Second, func() { back <- plug(t, core, "lo0") })
 			pd, err := d.a.Acquire(t.Context())
 			must(t, err)
 			dev = <-back
-			if pd.Device() != dev || time.Since(began) != 3*time.Second {
+			if pd.Device() != dev.Device() || time.Since(began) != 3*time.Second {
 				t.Errorf("on %p after %v, want %p after 3s", pd.Device(), time.Since(began), dev)
 			}
 			d.a.Release()
@@ -218,7 +218,8 @@ func TestIdentity(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
-		a, b := plug(t, core, "a"), plug(t, core, "b")
+		first, second := plug(t, core, "a"), plug(t, core, "b")
+		a, b := first.Device(), second.Device()
 		for _, test := range []struct {
 			id   attach.Identity
 			want *ib.Device
@@ -244,8 +245,8 @@ func TestIdentity(t *testing.T) {
 			}
 			d.a.Close()
 		}
-		must(t, core.Unregister(a))
-		must(t, core.Unregister(b))
+		must(t, core.Unregister(first))
+		must(t, core.Unregister(second))
 	})
 }
 

@@ -6,12 +6,15 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"verbena/ib"
+	"verbena/ib/user"
 )
 
 // noSleepFunctions are the functions of the midlayer that call driver methods that may not sleep.
 var noSleepFunctions = []string{
 	"(*QP).PostSend", "(*QP).PostRecv", "(*QP).State", "(*SRQ).PostRecv", "(*CQ).Poll", "(*CQ).ReqNotify",
-	"(*PD).CreateAH", "(*AH).Modify", "(*AH).Query", "(*AH).Destroy", "(*Device).SetError",
+	"(*PD).CreateAH", "(*AH).Modify", "(*AH).Query", "(*AH).Destroy", "(*DeviceHandle).SetError",
 }
 
 // watchBlocking has the runtime record where goroutines block, and returns the test that looks at the records: a driver
@@ -27,7 +30,8 @@ func watchBlocking(t testing.TB, cfg config) func(t testing.TB) {
 		before[r.Stack0] += r.Count
 	}
 	return func(t testing.TB) {
-		drv := reflect.TypeOf(cfg.newDevice(t).Driver())
+		d, _ := user.DriverAs[ib.Driver](cfg.newDevice(t).Device())
+		drv := reflect.TypeOf(d)
 		for drv.Kind() == reflect.Pointer {
 			drv = drv.Elem()
 		}

@@ -36,7 +36,7 @@ func TestNothingBlockedFindsShortWaits(t *testing.T) {
 		{"nothing", func(*wrongDriver) {}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			cfg := newConfig(func(t testing.TB) *ib.Device {
+			cfg := newConfig(func(t testing.TB) *ib.DeviceHandle {
 				d := newWrong(t)
 				d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 					test.post(d)

@@ -17,15 +17,15 @@ import (
 // wrongDriver is the loopback driver with defects: where a hook is set it stands for the method.
 type wrongDriver struct {
 	*loopback.Device
-	dev *ib.Device
+	dev *ib.DeviceHandle
 	t   testing.TB
 
 	mu   sync.Mutex // for the defects' use
 	held atomic.Bool
 
-	createCQ   func(cq *ib.CQ, attr ib.CQAttr) error
-	createQP   func(qp *ib.QP, init *ib.QPInitAttr) error
-	createdQP  func(qp *ib.QP, init *ib.QPInitAttr)
+	createCQ   func(cq ib.CQHandle, attr ib.CQAttr) error
+	createQP   func(qp ib.QPHandle, init *ib.DriverQPInit) error
+	createdQP  func(qp ib.QPHandle, init *ib.DriverQPInit)
 	query      func()
 	postSend   func(q *wrongQP, wrs []ib.SendWR) (int, error)
 	modify     func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error
@@ -46,13 +46,15 @@ type wrongDriver struct {
 type wrongQP struct {
 	*loopback.QP
 	d   *wrongDriver
-	obj *ib.QP
+	obj ib.QPHandle
+
+	sendCQ *wrongCQ // nil: an XRC target
 }
 
 type wrongCQ struct {
 	*loopback.CQ
 	d    *wrongDriver
-	obj  *ib.CQ
+	obj  ib.CQHandle
 	last ib.WC
 	n    atomic.Int32
 }
@@ -60,7 +62,7 @@ type wrongCQ struct {
 type wrongSRQ struct {
 	*loopback.SRQ
 	d   *wrongDriver
-	obj *ib.SRQ
+	obj ib.SRQHandle
 }
 
 type wrongAH struct {
@@ -94,7 +96,7 @@ func (d *wrongDriver) QueryDevice() (ib.DeviceAttr, error) {
 	return d.Device.QueryDevice()
 }
 
-func (d *wrongDriver) CreateCQ(cq *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (d *wrongDriver) CreateCQ(cq ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	if d.createCQ != nil {
 		if err := d.createCQ(cq, attr); err != nil {
 			return nil, err
@@ -107,7 +109,7 @@ func (d *wrongDriver) CreateCQ(cq *ib.CQ, attr ib.CQAttr, u *ib.Udata) (ib.Drive
 	return &wrongCQ{CQ: inner.(*loopback.CQ), d: d, obj: cq}, nil
 }
 
-func (d *wrongDriver) CreateQP(qp *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.DriverQP, error) {
+func (d *wrongDriver) CreateQP(qp ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
 	if d.createQP != nil {
 		if err := d.createQP(qp, init); err != nil {
 			return nil, err
@@ -121,13 +123,14 @@ func (d *wrongDriver) CreateQP(qp *ib.QP, init *ib.QPInitAttr, u *ib.Udata) (ib.
 		d.createdQP(qp, init)
 	}
 	q := &wrongQP{QP: inner.(*loopback.QP), d: d, obj: qp}
+	q.sendCQ, _ = init.SendCQ.(*wrongCQ)
 	if d.doorbell != nil && u != nil && u.Context != nil {
 		return newSharedQP(q, u.Context)
 	}
 	return q, nil
 }
 
-func (d *wrongDriver) CreateSRQ(srq *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) (ib.DriverSRQ, error) {
+func (d *wrongDriver) CreateSRQ(srq ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
 	inner, err := d.Device.CreateSRQ(srq, init, u)
 	if err != nil {
 		return nil, err
@@ -135,16 +138,16 @@ func (d *wrongDriver) CreateSRQ(srq *ib.SRQ, init *ib.SRQInitAttr, u *ib.Udata) 
 	return &wrongSRQ{SRQ: inner.(*loopback.SRQ), d: d, obj: srq}, nil
 }
 
-func (d *wrongDriver) CreateAH(ah *ib.AH, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
-	inner, err := d.Device.CreateAH(ah, attr, u)
+func (d *wrongDriver) CreateAH(pd ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+	inner, err := d.Device.CreateAH(pd, attr, u)
 	if err != nil {
 		return nil, err
 	}
 	return &wrongAH{inner.(*loopback.AH), d}, nil
 }
 
-func (d *wrongDriver) RegMR(mr *ib.MR, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
-	inner, err := d.Device.RegMR(mr, r, access, u)
+func (d *wrongDriver) RegMR(mr ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+	inner, err := d.Device.RegMR(mr, pd, r, access, u)
 	return &wrongMR{inner, d}, err
 }
 
@@ -259,7 +262,7 @@ var wrongDrivers = append([]wrong{
 				return false, err
 			}
 		},
-		says: "rule callchain",
+		says: "CQ.ReqNotify",
 	},
 	{
 		defect: "runs handlers under the lock of the CQ, so that arming in the handler deadlocks",
@@ -269,7 +272,7 @@ var wrongDrivers = append([]wrong{
 				defer d.mu.Unlock()
 				return c.CQ.ReqNotify(f)
 			}
-			d.createCQ = func(*ib.CQ, ib.CQAttr) error {
+			d.createCQ = func(ib.CQHandle, ib.CQAttr) error {
 				d.createCQ = nil // one delivering thread for the device
 				var stop atomic.Bool
 				d.t.Cleanup(func() { stop.Store(true) })
@@ -350,7 +353,7 @@ var wrongDrivers = append([]wrong{
 		defect: "calls something of the midlayer that may sleep from poll",
 		break_: func(d *wrongDriver) {
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
-				d.dev.QueryPort(1)
+				d.dev.Device().QueryPort(1)
 				return c.CQ.Poll(wc)
 			}
 		},
@@ -386,9 +389,9 @@ var wrongDrivers = append([]wrong{
 	{
 		defect: "is registered before it is ready",
 		opts: func(d func() *wrongDriver) []Option {
-			return []Option{Plug(func(core *ib.Core, dev *ib.Device) error {
+			return []Option{Plug(func(core *ib.Core, dev *ib.DeviceHandle) error {
 				var ready atomic.Bool
-				d().createQP = func(*ib.QP, *ib.QPInitAttr) error {
+				d().createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
 					if !ready.Load() {
 						return syscall.EAGAIN
 					}
@@ -404,7 +407,7 @@ var wrongDrivers = append([]wrong{
 	{
 		defect: "frees its device before Unregister has returned, and says so",
 		opts: func(d func() *wrongDriver) []Option {
-			return []Option{Unplug(func(core *ib.Core, dev *ib.Device) error {
+			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) error {
 				dev.Dealloc()
 				return core.Unregister(dev)
 			})}
@@ -414,7 +417,7 @@ var wrongDrivers = append([]wrong{
 	{
 		defect: "stops its engine before Unregister has returned",
 		opts: func(d func() *wrongDriver) []Option {
-			return []Option{Unplug(func(core *ib.Core, dev *ib.Device) error {
+			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) error {
 				d().postSend = func(*wrongQP, []ib.SendWR) (int, error) { return 0, syscall.EIO }
 				return core.Unregister(dev)
 			})}
@@ -424,10 +427,10 @@ var wrongDrivers = append([]wrong{
 	{
 		defect: "holds a lock across Register that creating a QP needs",
 		break_: func(d *wrongDriver) {
-			d.createQP = func(*ib.QP, *ib.QPInitAttr) error { d.mu.Lock(); defer d.mu.Unlock(); return nil }
+			d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error { d.mu.Lock(); defer d.mu.Unlock(); return nil }
 		},
 		opts: func(d func() *wrongDriver) []Option {
-			return []Option{Plug(func(core *ib.Core, dev *ib.Device) (err error) {
+			return []Option{Plug(func(core *ib.Core, dev *ib.DeviceHandle) (err error) {
 				d().locked(func() { err = core.Register(dev) })
 				return err
 			})}
@@ -440,7 +443,7 @@ var wrongDrivers = append([]wrong{
 			d.destroyQP = func(q *wrongQP) error { d.mu.Lock(); defer d.mu.Unlock(); return q.QP.Destroy() }
 		},
 		opts: func(d func() *wrongDriver) []Option {
-			return []Option{Unplug(func(core *ib.Core, dev *ib.Device) (err error) {
+			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) (err error) {
 				d().locked(func() { err = core.Unregister(dev) })
 				return err
 			})}
@@ -453,7 +456,7 @@ var wrongDrivers = append([]wrong{
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) { d.mu.Lock(); defer d.mu.Unlock(); return c.CQ.Poll(wc) }
 		},
 		opts: func(d func() *wrongDriver) []Option {
-			return []Option{Unplug(func(core *ib.Core, dev *ib.Device) (err error) {
+			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) (err error) {
 				d().locked(func() { err = core.Unregister(dev) })
 				return err
 			})}
@@ -486,7 +489,7 @@ var wrongDrivers = append([]wrong{
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				n, err := q.QP.PostSend(wrs)
-				q.obj.Init().SendCQ.Completed()
+				q.sendCQ.obj.Completed()
 				return n, err
 			}
 		},
@@ -640,7 +643,7 @@ var wrongDrivers = append([]wrong{
 		defect: "forgets a transition: modify to SQD succeeds without effect",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
-				if a.State == ib.QPSQD {
+				if a.State == ib.QPSQD && q.QP.State() == ib.QPRTS {
 					return nil
 				}
 				return q.QP.Modify(a, m, nil)
@@ -649,12 +652,25 @@ var wrongDrivers = append([]wrong{
 		by: "QueuePair/States", says: "want SQD",
 	},
 	{
+		defect: "does not check transitions, and says that it has made any that it is asked for",
+		break_: func(d *wrongDriver) {
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				if _, err := ib.NextState(q.QP.State(), ib.QPTypeRC, a, m); err != nil {
+					return nil
+				}
+				return q.QP.Modify(a, m, nil)
+			}
+		},
+		by: "QueuePair/States", says: "is not allowed, but was done",
+	},
+	{
 		defect: "changes the state although it refuses an attribute",
 		break_: func(d *wrongDriver) {
 			var bad atomic.Bool
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				_, transition := ib.NextState(q.QP.State(), ib.QPTypeRC, a, m)
 				err := q.QP.Modify(a, m, nil)
-				bad.Store(err != nil)
+				bad.Store(err != nil && transition == nil)
 				return err
 			}
 			d.state = func(q *wrongQP) ib.QPState {
@@ -670,10 +686,10 @@ var wrongDrivers = append([]wrong{
 		defect: "drops what is outstanding, instead of flushing it, on the way to ERR",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
-				if a.State == ib.QPErr {
-					reset := ib.QPAttr{State: ib.QPReset, CurState: a.CurState}
-					q.QP.Modify(&reset, ib.QPAttrState, nil)
-					a.CurState = ib.QPReset
+				_, err := ib.NextState(q.QP.State(), ib.QPTypeRC, a, m)
+				if err == nil && m&ib.QPAttrState != 0 && a.State == ib.QPErr {
+					q.QP.Modify(&ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil)
+					m &^= ib.QPAttrCurState
 				}
 				return q.QP.Modify(a, m, nil)
 			}
@@ -693,13 +709,13 @@ var wrongDrivers = append([]wrong{
 	{
 		defect: "grants less than it was asked for",
 		break_: func(d *wrongDriver) {
-			d.createdQP = func(_ *ib.QP, init *ib.QPInitAttr) { init.Cap.MaxRecvWR /= 2 }
+			d.createdQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxRecvWR /= 2 }
 		},
 		by: "QueuePair/Capacities", says: "granted",
 	},
 	{
 		defect: "gives two queue pairs the same number",
-		break_: func(d *wrongDriver) { d.createdQP = func(qp *ib.QP, _ *ib.QPInitAttr) { qp.SetNum(17) } },
+		break_: func(d *wrongDriver) { d.createdQP = func(qp ib.QPHandle, _ *ib.DriverQPInit) { qp.SetNum(17) } },
 		by:     "QueuePair/Numbers", says: "number 0x11",
 	},
 	{
@@ -762,5 +778,5 @@ func together(n int, f func(i int)) {
 
 // The suite passes on the driver that the wrong ones wrap.
 func TestWrongDriversWithoutDefect(t *testing.T) {
-	Run(t, func(t testing.TB) *ib.Device { return newWrong(t).dev })
+	Run(t, func(t testing.TB) *ib.DeviceHandle { return newWrong(t).dev })
 }

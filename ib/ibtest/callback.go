@@ -128,12 +128,12 @@ func testOneHandler(e *env) {
 			for k := range each {
 				hold := i%2 == 0 // half of them run callbacks themselves
 				if hold {
-					e.dev.HoldCallbacks()
+					e.handle.HoldCallbacks()
 				}
 				to.PostRecv(ib.RecvWR{ID: uint64(k), SGList: buf.sgl(8*i, 8)})
 				n, err := from.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(32+8*i, 8)})
 				if hold {
-					e.dev.RunCallbacks()
+					e.handle.RunCallbacks()
 				}
 				if n != 1 {
 					e.Errorf("post send: %v", err)
@@ -265,7 +265,7 @@ func (e *env) settle() {
 	var seen atomic.Bool
 	stop := e.dev.OnEvent(func(ib.Event) { seen.Store(true) })
 	defer stop()
-	e.dev.DispatchEvent(ib.EventClientReregister, 1)
+	e.handle.DispatchEvent(ib.EventClientReregister, 1)
 	e.eventually("an event of the device", seen.Load)
 	for range 10 {
 		pause()
@@ -323,7 +323,7 @@ func testSolicited(e *env) {
 	expect("any completion, which was asked for, too", 2)
 	arm(ib.NotifySolicited)
 	p.recv(1, 4, 0, 8)
-	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	e.waitOne(p.cqs[1], 4, ib.WCWRFlushErr)
 	expect("a failure", 3)
 }
@@ -357,7 +357,7 @@ func testQueuesInParallel(e *env) {
 	flush := func(i int) {
 		p.recv(i, 1, 0, 8)
 		threads.Go(func() {
-			if err := p.qps[i].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil); err != nil {
+			if err := p.qps[i].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 				e.Errorf("modify to ERR: %v", err)
 			}
 		})

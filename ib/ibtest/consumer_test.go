@@ -67,7 +67,7 @@ var wrongConsumers = []wrongConsumer{
 		defect: "registers memory in a completion handler",
 		use: func(e *env) {
 			inHandler(e, func(p *pair, _ *ib.CQ) {
-				mr, err := p.pd.RegMR(e.mem, nil, p.buf[0].addr, 8, 0, 0, nil)
+				mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: p.buf[0].addr, Length: 8, IOVA: 0, Access: 0})
 				e.must("register memory", errors.Join(err, mr.Dereg()))
 			})
 		},
@@ -76,7 +76,7 @@ var wrongConsumers = []wrongConsumer{
 	{
 		defect: "modifies a queue pair in a completion handler",
 		use: func(e *env) {
-			inHandler(e, func(p *pair, _ *ib.CQ) { p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil) })
+			inHandler(e, func(p *pair, _ *ib.CQ) { p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState) })
 		},
 		says: "rule sleep-in-callback",
 	},
@@ -86,7 +86,7 @@ var wrongConsumers = []wrongConsumer{
 			var done atomic.Bool
 			stop := e.dev.OnEvent(func(ib.Event) { e.dev.QueryPort(1); done.Store(true) })
 			defer stop()
-			e.dev.DispatchEvent(ib.EventPortErr, 1)
+			e.handle.DispatchEvent(ib.EventPortErr, 1)
 			e.eventually("the event", done.Load)
 		},
 		says: "Device.QueryPort, which may sleep, called in the function for the event",
@@ -110,7 +110,7 @@ var wrongConsumers = []wrongConsumer{
 				qp.Destroy()
 				done.Store(true)
 			}})
-			p.qps[0].Raise(ib.EventQPFatal)
+			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)}) // an access error at the other
 			e.eventually("the event", done.Load)
 		},
 		says: "rule wait-for-self",
@@ -130,9 +130,14 @@ var wrongConsumers = []wrongConsumer{
 			})
 			_, err := cq.ReqNotify(ib.NotifyNextComp)
 			e.must("request notify", err)
+			qp := e.qp(e.pd(), ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+			e.up(qp, 0, ib.QPInit)
+			_, err = qp.PostRecv(ib.RecvWR{})
+			e.must("post receive", err)
 			mu.Lock()
-			cq.Completed()
+			e.must("modify to ERR", qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 			e.eventually("the handler", begun.Load)
+			e.destroy(qp)
 			e.destroy(cq)
 			unlock()
 		},
@@ -157,7 +162,7 @@ var wrongConsumers = []wrongConsumer{
 			withClient(e, func(d *ib.Device) (any, error) {
 				made := make(chan error)
 				go func() {
-					_, err := d.AllocPD(nil)
+					_, err := d.AllocPD()
 					made <- err
 				}()
 				return nil, <-made
@@ -170,7 +175,7 @@ var wrongConsumers = []wrongConsumer{
 		defect: "leaves a PD behind when its Add fails",
 		use: func(e *env) {
 			withClient(e, func(d *ib.Device) (any, error) {
-				_, err := d.AllocPD(nil)
+				_, err := d.AllocPD()
 				return nil, errors.Join(err, errors.New("something else went wrong"))
 			}, func(*ib.Device, any) {})
 			e.unregister()
@@ -180,7 +185,7 @@ var wrongConsumers = []wrongConsumer{
 	{
 		defect: "polls a CQ that it keeps when the device has gone",
 		use: func(e *env) {
-			cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 4}, nil, nil, nil)
+			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4})
 			e.must("create cq", err)
 			e.unregister()
 			cq.Poll(make([]ib.WC, 1))
@@ -220,7 +225,7 @@ var wrongConsumers = []wrongConsumer{
 	{
 		defect: "unregisters the device in its Add",
 		use: func(e *env) {
-			withClient(e, func(d *ib.Device) (any, error) { return nil, e.core.Unregister(d) }, func(*ib.Device, any) {})
+			withClient(e, func(*ib.Device) (any, error) { return nil, e.core.Unregister(e.handle) }, func(*ib.Device, any) {})
 		},
 		asleep: true, says: "rule wait-for-self",
 	},
@@ -236,24 +241,24 @@ var wrongConsumers = []wrongConsumer{
 	{
 		defect: "sleeps while it holds callbacks",
 		use: func(e *env) {
-			e.dev.HoldCallbacks()
+			e.handle.HoldCallbacks()
 			time.Sleep(100 * time.Millisecond)
-			e.dev.RunCallbacks()
+			e.handle.RunCallbacks()
 		},
 		says: "rule hold",
 	},
 	{
 		defect: "runs callbacks that it has not held",
 		use: func(e *env) {
-			e.dev.HoldCallbacks()
+			e.handle.HoldCallbacks()
 			var wg sync.WaitGroup
-			wg.Go(e.dev.RunCallbacks)
+			wg.Go(e.handle.RunCallbacks)
 			for !e.Failed() {
 				runtime.Gosched()
 			}
 			wg.Wait()
-			e.dev.HoldCallbacks()
-			e.dev.RunCallbacks()
+			e.handle.HoldCallbacks()
+			e.handle.RunCallbacks()
 		},
 		says: "rule hold",
 	},
@@ -261,8 +266,8 @@ var wrongConsumers = []wrongConsumer{
 		defect: "runs callbacks in a callback",
 		use: func(e *env) {
 			inHandler(e, func(p *pair, _ *ib.CQ) {
-				e.dev.HoldCallbacks()
-				e.dev.RunCallbacks()
+				e.handle.HoldCallbacks()
+				e.handle.RunCallbacks()
 			})
 		},
 		says: "rule hold",
@@ -271,7 +276,7 @@ var wrongConsumers = []wrongConsumer{
 
 // Each wrong consumer is caught by checked mode, on a driver that is right, and the rule is named.
 func TestWrongConsumers(t *testing.T) {
-	cfg := newConfig(func(t testing.TB) *ib.Device { return loopback.New("loop0", nil).IB() }, brokenOptions())
+	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", nil).Handle() }, brokenOptions())
 	results := make([]*recorder, len(wrongConsumers))
 	together(len(results), func(i int) {
 		c := wrongConsumers[i]

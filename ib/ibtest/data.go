@@ -126,7 +126,7 @@ func testSendReceive(e *env) {
 	for i := range n {
 		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 		wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-		if int(wc.ByteLen) != i || wc.Opcode != ib.WCRecv || wc.QP != p.qps[1] {
+		if int(wc.ByteLen) != i || wc.Opcode != ib.WCRecv || wc.QP != p.qps[1] || wc.QPNum != p.qps[1].Num() {
 			e.Errorf("message %d: %+v", i, wc)
 		}
 		if got := p.buf[1].b[64*i : 64*(i+1)]; !bytes.Equal(got[:i], p.buf[0].b[:i]) || !allZero(got[i:]) {
@@ -395,7 +395,7 @@ func testAccessRights(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 	p.needWrite()
 	fill(p.buf[0].b, 1)
-	e.must("modify", p.qps[1].Modify(ib.QPAttr{}, ib.QPAttrAccessFlags, nil))
+	e.must("modify", p.qps[1].Modify(ib.QPAttr{}, ib.QPAttrAccessFlags))
 	p.post(0, p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0))
 	if wc := e.waitAny(p.cqs[0]); wc.Status != ib.WCRemAccessErr && wc.Status != ib.WCRemInvReqErr {
 		e.Errorf("write to a queue pair that does not allow it: %q", wc.Status)

@@ -32,12 +32,12 @@ var deviceErrorChecks = []check{
 			p := e.pair(pairConfig{kind: ib.QPTypeRC})
 			p.recv(1, 1, 0, 8)
 			was := p.qps[0].State()
-			e.dev.SetError()
-			e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+			e.handle.SetError()
+			e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 			// As of a Modify that the midlayer had checked before.
 			for _, end := range []ib.QPState{ib.QPErr, ib.QPReset} {
 				e.must(fmt.Sprintf("modify to %v what is in error meanwhile", end),
-					p.qps[1].Driver().Modify(&ib.QPAttr{CurState: was, State: end}, ib.QPAttrState, nil))
+					e.handle.QP(p.qps[1]).Modify(&ib.QPAttr{CurState: was, State: end}, ib.QPAttrState, nil))
 			}
 			e.destroyPair(p)
 		},
@@ -47,18 +47,18 @@ var deviceErrorChecks = []check{
 func testNothingMade(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	a := e.address()
-	e.dev.SetError()
-	_, err := e.dev.AllocPD(nil)
+	e.handle.SetError()
+	_, err := e.dev.AllocPD()
 	e.wantErr("alloc pd", err, syscall.EIO)
-	_, err = p.pd.RegMR(e.mem, nil, p.buf[0].addr, 8, 0, 0, nil)
+	_, err = p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: p.buf[0].addr, Length: 8, IOVA: 0, Access: 0})
 	e.wantErr("register memory", err, syscall.EIO)
-	_, err = e.dev.CreateCQ(ib.CQAttr{Entries: 1}, nil, nil, nil)
+	_, err = e.dev.CreateCQ(ib.CQInit{Entries: 1})
 	e.wantErr("create cq", err, syscall.EIO)
-	_, err = p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC}, nil)
+	_, err = p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC})
 	e.wantErr("create qp", err, syscall.EIO)
-	_, err = p.pd.CreateAH(&a, nil)
+	_, err = p.pd.CreateAH(&a)
 	e.wantErr("create ah", err, syscall.EIO)
-	e.wantErr("modify qp", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState, nil), syscall.EIO)
+	e.wantErr("modify qp", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState), syscall.EIO)
 }
 
 func testNoNewWork(e *env) {
@@ -66,7 +66,7 @@ func testNoNewWork(e *env) {
 	p.needWrite()
 	fill(p.buf[0].b[:8], 1)
 	clear(p.buf[1].b[:8])
-	e.dev.SetError()
+	e.handle.SetError()
 	n, err := p.qps[0].PostSend(ib.SendWR{
 		ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
 		RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey(),
@@ -89,7 +89,7 @@ func testErrorFlush(e *env) {
 	for i := range 3 {
 		p.recv(1, uint64(i), 0, 8)
 	}
-	e.dev.SetError()
+	e.handle.SetError()
 	for i := range 3 {
 		e.waitOne(p.cqs[1], uint64(i), ib.WCWRFlushErr)
 	}

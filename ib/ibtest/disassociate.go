@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/umem"
 )
 
@@ -42,25 +43,25 @@ func (p *process) AllocShared(size int) (ib.Shared, error) {
 // user makes a user context and a pair of queue pairs in its name.
 func (e *env) user() (ib.Disassociator, *process, *pair) {
 	e.Helper()
-	hook, ok := e.dev.Driver().(ib.Disassociator)
+	hook, ok := user.DriverAs[ib.Disassociator](e.dev)
 	if !ok {
 		e.Skip("the driver has no ib.Disassociator")
 	}
 	c := &process{mem: e.mem}
 	udata := func() *ib.Udata { return &ib.Udata{Context: c, Out: make([]byte, 256)} }
-	if d, ok := e.dev.Driver().(ib.UserContexter); ok {
+	if d, ok := user.DriverAs[ib.UserContexter](e.dev); ok {
 		e.must("alloc user context", d.AllocUserContext(udata()))
 		own(e, c, func() error { d.DeallocUserContext(c); return nil })
 	}
 	p := &pair{e: e, pd: e.pd()}
 	for i := range p.qps {
-		cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 2 * queueLen}, nil, nil, udata())
+		cq, err := user.CreateCQ(e.dev, ib.CQInit{Entries: 2 * queueLen}, udata())
 		e.need("completion queues of user contexts", err)
 		p.cqs[i] = own(e, cq, cq.Destroy)
 		p.buf[i] = e.buffer(p.pd, bufLen, allAccess)
 		init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 			Cap: ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 4, MaxRecvSGE: 4}}
-		qp, err := p.pd.CreateQP(init, udata())
+		qp, err := user.CreateQP(p.pd, init, udata())
 		e.need("queue pairs of user contexts", err)
 		p.qps[i] = own(e, qp, qp.Destroy)
 	}
@@ -118,7 +119,7 @@ func testDisassociated(e *env) {
 		before[i] = slices.Clone(b)
 	}
 	for _, qp := range p.qps {
-		if u, ok := qp.Driver().(ib.UserQP); ok {
+		if u, ok := ib.As[ib.UserQP](e.handle.QP(qp)); ok {
 			u.Doorbell()
 		}
 		var errno syscall.Errno

@@ -4,10 +4,10 @@
 // A driver's test imports it:
 //
 //	func TestContract(t *testing.T) {
-//		ibtest.Run(t, func(t testing.TB) *ib.Device {
+//		ibtest.Run(t, func(t testing.TB) *ib.DeviceHandle {
 //			d := mydriver.New("my0")
 //			t.Cleanup(d.Close) // runs when the suite has unregistered the device
-//			return d.IB()
+//			return d.Handle()
 //		})
 //	}
 //

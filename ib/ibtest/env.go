@@ -17,10 +17,11 @@ import (
 // env is what a test works with: a device, and helpers that fail the test where something fails.
 type env struct {
 	testing.TB
-	cfg  config
-	core *ib.Core
-	dev  *ib.Device
-	mem  *umem.Local // where buffers are
+	cfg    config
+	core   *ib.Core
+	dev    *ib.Device
+	handle *ib.DeviceHandle
+	mem    *umem.Local // where buffers are
 
 	// once the device is registered
 	registered bool
@@ -53,7 +54,8 @@ func newEnv(t testing.TB, cfg config, checked bool) *env {
 			}
 		}, Patience: min(2*time.Second, cfg.patience/5)})
 	}
-	e.dev = cfg.newDevice(t)
+	e.handle = cfg.newDevice(t)
+	e.dev = e.handle.Device()
 	t.Cleanup(e.finish)
 	return e
 }
@@ -73,7 +75,7 @@ func (e *env) finish() {
 
 func (e *env) register() {
 	e.Helper()
-	e.must("register the device", e.cfg.plug(e.core, e.dev))
+	e.must("register the device", e.cfg.plug(e.core, e.handle))
 	e.registered = true
 	e.findGID()
 }
@@ -81,7 +83,7 @@ func (e *env) register() {
 func (e *env) unregister() {
 	e.Helper()
 	e.registered = false
-	if err := e.cfg.unplug(e.core, e.dev); err != nil && !e.Failed() {
+	if err := e.cfg.unplug(e.core, e.handle); err != nil && !e.Failed() {
 		e.Errorf("unregister the device: %v", err)
 	}
 }
@@ -197,14 +199,14 @@ func pause() {
 
 func (e *env) pd() *ib.PD {
 	e.Helper()
-	pd, err := e.dev.AllocPD(nil)
+	pd, err := e.dev.AllocPD()
 	e.must("alloc pd", err)
 	return own(e, pd, pd.Dealloc)
 }
 
 func (e *env) cq(entries int, handler func(*ib.CQ)) *ib.CQ {
 	e.Helper()
-	cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: entries}, handler, nil, nil)
+	cq, err := e.dev.CreateCQ(ib.CQInit{Entries: entries, Handler: handler})
 	e.must("create cq", err)
 	return own(e, cq, cq.Destroy)
 }
@@ -232,12 +234,12 @@ func (e *env) alloc(n int) ([]byte, uint64) {
 func (e *env) buffer(pd *ib.PD, n int, access ib.AccessFlags) *buffer {
 	e.Helper()
 	b, addr := e.alloc(n)
-	mr, err := pd.RegMR(e.mem, nil, addr, uint64(n), addr, access, nil)
+	mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), Access: access})
 	if errors.Is(err, syscall.EOPNOTSUPP) {
-		mr, err = pd.RegMR(e.mem, nil, addr, uint64(n), addr, access&^(ib.AccessMWBind|ib.AccessRemoteAtomic), nil)
+		mr, err = pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), Access: access &^ (ib.AccessMWBind | ib.AccessRemoteAtomic)})
 	}
 	if errors.Is(err, syscall.EOPNOTSUPP) {
-		mr, err = pd.RegMR(e.mem, nil, addr, uint64(n), addr, access&ib.AccessLocalWrite, nil)
+		mr, err = pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), Access: access & ib.AccessLocalWrite})
 	}
 	e.must("register memory", err)
 	own(e, mr, mr.Dereg)
@@ -271,7 +273,7 @@ func (e *env) qp(pd *ib.PD, init ib.QPInitAttr) *ib.QP {
 	if c.MaxRecvWR == 0 && init.SRQ == nil && init.Type != ib.QPTypeXRCTgt && init.Type != ib.QPTypeXRCInit {
 		c.MaxRecvWR, c.MaxRecvSGE = queueLen, 4
 	}
-	qp, err := pd.CreateQP(init, nil)
+	qp, err := pd.CreateQP(init)
 	e.need(fmt.Sprintf("queue pairs of type %v", init.Type), err)
 	return own(e, qp, qp.Destroy)
 }
@@ -307,7 +309,7 @@ func (e *env) address() ib.AHAttr {
 func (e *env) reset(qps ...*ib.QP) {
 	e.Helper()
 	for _, qp := range qps {
-		e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil))
+		e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 	}
 	e.psn = (e.psn + 0x10001) & 0xffffff
 }
@@ -317,7 +319,7 @@ func (e *env) up(qp *ib.QP, dest uint32, state ib.QPState) {
 	e.Helper()
 	kind := qp.Type()
 	for s := ib.QPInit; s <= state; s++ {
-		e.must(fmt.Sprintf("modify %v qp to %v", kind, s), qp.Modify(e.attr(s, dest), upMask(kind, s), nil))
+		e.must(fmt.Sprintf("modify %v qp to %v", kind, s), qp.Modify(e.attr(s, dest), upMask(kind, s)))
 	}
 }
 
@@ -392,7 +394,7 @@ func (e *env) pair(c pairConfig) *pair {
 func (e *env) ah(pd *ib.PD) *ib.AH {
 	e.Helper()
 	a := e.address()
-	ah, err := pd.CreateAH(&a, nil)
+	ah, err := pd.CreateAH(&a)
 	e.need("address handles", err)
 	return own(e, ah, ah.Destroy)
 }

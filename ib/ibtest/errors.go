@@ -55,6 +55,11 @@ var errorChecks = []check{
 		rule: "an ability that the driver lacks is EOPNOTSUPP",
 		test: testUnsupported,
 	},
+	{
+		name: "Errors/CompletionOfDestroyed",
+		rule: "a completion keeps the number of a queue pair that is destroyed before it is polled, and has no queue pair any more",
+		test: testCompletionOfDestroyed,
+	},
 }
 
 func testUseCounts(e *env) {
@@ -95,7 +100,7 @@ func testPostInWrongState(e *env) {
 	if n, err := qp.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}); n != 1 || err != nil {
 		e.Errorf("post receive in INIT: %d, %v", n, err)
 	}
-	e.must("modify to RTR", qp.Modify(e.attr(ib.QPRTR, qp.Num()), upMask(ib.QPTypeRC, ib.QPRTR), nil))
+	e.must("modify to RTR", qp.Modify(e.attr(ib.QPRTR, qp.Num()), upMask(ib.QPTypeRC, ib.QPRTR)))
 	send("RTR", syscall.EINVAL)
 }
 
@@ -169,7 +174,7 @@ func testFlushInOrder(e *env) {
 	for i := range n {
 		p.send(1, uint64(1000+i), 8)
 	}
-	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	recv, send := uint64(0), uint64(1000)
 	for range 2 * n {
 		wc := e.wait(p.cqs[1], 1)[0]
@@ -189,7 +194,7 @@ func testFlushInOrder(e *env) {
 
 func testPostInErr(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	p.send(0, 1, 8)
 	e.waitOne(p.cqs[0], 1, ib.WCWRFlushErr)
 	p.recv(0, 2, 0, 8)
@@ -233,26 +238,26 @@ func testBadArguments(e *env) {
 	if k, err := e.dev.QueryPKey(1, 0); err != nil || k == 0 {
 		e.Errorf("the first P_Key is %#x, %v", k, err)
 	}
-	_, err = e.dev.CreateCQ(ib.CQAttr{}, nil, nil, nil)
+	_, err = e.dev.CreateCQ(ib.CQInit{})
 	e.wantErr("create a CQ of no entries", err, syscall.EINVAL)
-	_, err = e.dev.CreateCQ(ib.CQAttr{Entries: a.MaxCQE + 1}, nil, nil, nil)
+	_, err = e.dev.CreateCQ(ib.CQInit{Entries: a.MaxCQE + 1})
 	e.wantErr("create a CQ of too many entries", err, syscall.EINVAL)
 	pd, cq := e.pd(), e.cq(8, nil)
 	_, err = pd.CreateQP(ib.QPInitAttr{
 		SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: uint32(a.MaxQPWR) + 1, MaxSendSGE: 1},
-	}, nil)
+	})
 	e.wantErr("create a QP of too many work requests", err, syscall.EINVAL, syscall.ENOMEM)
 	qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 	bad := e.attr(ib.QPInit, 0)
 	bad.Port = uint8(a.PhysPorts) + 1
-	e.wantErr("modify to a port that is not", qp.Modify(bad, upMask(ib.QPTypeRC, ib.QPInit), nil), syscall.EINVAL)
+	e.wantErr("modify to a port that is not", qp.Modify(bad, upMask(ib.QPTypeRC, ib.QPInit)), syscall.EINVAL)
 	if s := qp.State(); s != ib.QPReset {
 		e.Errorf("state after a Modify that failed is %v", s)
 	}
 	e.up(qp, 0, ib.QPInit)
 	bad = e.attr(ib.QPRTR, 0)
 	bad.PathMTU = 9
-	e.wantErr("modify to an MTU that is not", qp.Modify(bad, upMask(ib.QPTypeRC, ib.QPRTR), nil), syscall.EINVAL)
+	e.wantErr("modify to an MTU that is not", qp.Modify(bad, upMask(ib.QPTypeRC, ib.QPRTR)), syscall.EINVAL)
 	if s := qp.State(); s != ib.QPInit {
 		e.Errorf("state after a Modify that failed is %v", s)
 	}
@@ -271,15 +276,15 @@ func testUnsupported(e *env) {
 		}
 	}
 	a := e.address()
-	ah, err := pd.CreateAH(&a, nil)
+	ah, err := pd.CreateAH(&a)
 	if expect("address handles", err); err == nil {
 		own(e, ah, ah.Destroy)
 	}
-	srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}, nil)
+	srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 	if expect("shared receive queues", err); err == nil {
 		own(e, srq, srq.Destroy)
 	}
-	mw, err := pd.AllocMW(ib.MWType2, nil)
+	mw, err := pd.AllocMW(ib.MWType2)
 	if expect("memory windows", err); err == nil {
 		own(e, mw, mw.Dealloc)
 	}
@@ -287,10 +292,10 @@ func testUnsupported(e *env) {
 	if expect("fast registration", err); err == nil {
 		own(e, mr, mr.Dereg)
 	}
-	x, err := e.dev.AllocXRCD(nil)
+	x, err := e.dev.AllocXRCD()
 	if expect("XRC domains", err); err == nil {
 		own(e, x, x.Dealloc)
 	}
-	expect("resizing of CQs", cq.Resize(16, nil))
+	expect("resizing of CQs", cq.Resize(16))
 	expect("moderation of CQs", cq.Moderate(1, 0))
 }

@@ -222,10 +222,10 @@ func testUnregisterDuringAdd(e *env) {
 	registered, unregistered := make(chan error, 1), make(chan error, 1)
 	go func() {
 		defer close(registered) // also when the test fails in Add
-		registered <- e.cfg.plug(e.core, e.dev)
+		registered <- e.cfg.plug(e.core, e.handle)
 	}()
 	<-inAdd
-	go func() { unregistered <- e.cfg.unplug(e.core, e.dev) }()
+	go func() { unregistered <- e.cfg.unplug(e.core, e.handle) }()
 	for range 100 {
 		pause()
 		if len(unregistered) > 0 {
@@ -324,7 +324,7 @@ func testEventsUntilTheEnd(e *env) {
 	defer stop()
 	const events = 100
 	for range events {
-		e.dev.DispatchEvent(ib.EventPKeyChange, 1)
+		e.handle.DispatchEvent(ib.EventPKeyChange, 1)
 	}
 	e.unregister()
 	if n := got.Load(); n != events {
@@ -336,10 +336,10 @@ func testEventsUntilTheEnd(e *env) {
 func testLeftBehind(e *env) {
 	e.core.Check(ib.CheckConfig{})
 	e.register()
-	pd, err := e.dev.AllocPD(nil)
+	pd, err := e.dev.AllocPD()
 	e.must("alloc pd", err)
 	e.registered = false
-	if err := e.cfg.unplug(e.core, e.dev); !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), "1 PD") {
+	if err := e.cfg.unplug(e.core, e.handle); !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), "1 PD") {
 		e.Errorf("unregister with a PD left: %v", err)
 	}
 	e.must("dealloc pd", pd.Dealloc())
@@ -349,11 +349,11 @@ func testNoUseAfter(e *env) {
 	e.core.Check(ib.CheckConfig{})
 	e.register()
 	e.unregister()
-	_, err := e.dev.AllocPD(nil)
+	_, err := e.dev.AllocPD()
 	e.wantErr("alloc pd", err, syscall.ENODEV)
-	_, err = e.dev.CreateCQ(ib.CQAttr{Entries: 1}, nil, nil, nil)
+	_, err = e.dev.CreateCQ(ib.CQInit{Entries: 1})
 	e.wantErr("create cq", err, syscall.ENODEV)
-	e.wantErr("unregister again", e.core.Unregister(e.dev), syscall.ENODEV)
+	e.wantErr("unregister again", e.core.Unregister(e.handle), syscall.ENODEV)
 	if s := e.dev.State(); s != ib.DeviceGone {
 		e.Errorf("device is %v", s)
 	}

@@ -12,15 +12,15 @@ import (
 
 // NewDevice makes a device that is ready to be registered, with a name of its own choice. What it needs is freed by
 // t.Cleanup, which runs after the suite has unregistered the device.
-type NewDevice func(t testing.TB) *ib.Device
+type NewDevice func(t testing.TB) *ib.DeviceHandle
 
 // Option changes what Run does.
 type Option func(*config)
 
 type config struct {
 	newDevice NewDevice
-	plug      func(core *ib.Core, d *ib.Device) error
-	unplug    func(core *ib.Core, d *ib.Device) error
+	plug      func(core *ib.Core, d *ib.DeviceHandle) error
+	unplug    func(core *ib.Core, d *ib.DeviceHandle) error
 	patience  time.Duration
 	load      int
 	gidIndex  int // -1: the first that there is
@@ -37,13 +37,13 @@ func Patience(d time.Duration) Option { return func(c *config) { c.patience = d 
 func Load(n int) Option { return func(c *config) { c.load = n } }
 
 // Plug is how the driver registers a device, if it does so itself. Default: Core.Register.
-func Plug(f func(core *ib.Core, d *ib.Device) error) Option {
+func Plug(f func(core *ib.Core, d *ib.DeviceHandle) error) Option {
 	return func(c *config) { c.plug = f }
 }
 
 // Unplug is how the driver takes a device away, if it does so itself. It returns what Core.Unregister returned. Default:
 // Core.Unregister.
-func Unplug(f func(core *ib.Core, d *ib.Device) error) Option {
+func Unplug(f func(core *ib.Core, d *ib.DeviceHandle) error) Option {
 	return func(c *config) { c.unplug = f }
 }
 

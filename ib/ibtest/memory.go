@@ -74,7 +74,7 @@ func testFlush(e *env) {
 	e.must("query device", err)
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	allow := func(access ib.AccessFlags) {
-		e.must("modify", p.qps[1].Modify(ib.QPAttr{AccessFlags: access}, ib.QPAttrAccessFlags, nil))
+		e.must("modify", p.qps[1].Modify(ib.QPAttr{AccessFlags: access}, ib.QPAttrAccessFlags))
 	}
 	b := e.buffer(p.pd, bufLen, allAccess|ib.AccessFlushGlobal)
 	flush := func(f ib.Flush) ib.SendWR {
@@ -106,7 +106,7 @@ func testFlush(e *env) {
 	p.wantTry("persistence, on a queue pair without the right", persistent, ib.WCRemInvReqErr)
 	allow(remote | ib.AccessFlushGlobal | ib.AccessFlushPersistent) // programs ask for it wherever they run
 	p.wantTry("persistence that is not offered", persistent, ib.WCRemAccessErr)
-	if _, err := p.pd.RegMR(e.mem, nil, b.addr, 8, b.addr, ib.AccessFlushPersistent, nil); err == nil {
+	if _, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: b.addr, Length: 8, Access: ib.AccessFlushPersistent}); err == nil {
 		e.Error("a region has the right for a placement that the device does not offer")
 	}
 }
@@ -115,7 +115,7 @@ func testZeroBased(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	p.needWrite()
 	b, addr := e.alloc(128)
-	mr, err := p.pd.RegMR(e.mem, nil, addr+8, 64, addr+8, allAccess|ib.AccessZeroBased, nil)
+	mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr + 8, Length: 64, Access: allAccess | ib.AccessZeroBased})
 	e.need("zero-based regions", err)
 	own(e, mr, mr.Dereg)
 	write := func(what string, at uint64, want ib.WCStatus) {
@@ -139,17 +139,17 @@ func testRereg(e *env) {
 		e.Helper()
 		p.wantTry(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: key}, want)
 	}
-	e.need("reregistration", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead}, nil))
+	e.need("reregistration", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead}))
 	write("without the right", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
-	e.must("give it back", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}, nil))
+	e.must("give it back", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}))
 	write("with the right", b.addr, b.mr.RKey(), ib.WCSuccess)
 	other := e.pd()
-	e.must("change the domain", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: other}, nil))
+	e.must("change the domain", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: other}))
 	write("of another domain", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
 	e.wantErr("dealloc the region's new domain", other.Dealloc(), syscall.EBUSY)
-	e.must("change the domain back", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: p.pd}, nil))
+	e.must("change the domain back", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: p.pd}))
 	fresh, addr := e.alloc(128)
-	e.must("change the memory", b.mr.Rereg(ib.MRChangeTranslation, ib.MRChange{Space: e.mem, Addr: addr, Length: 128, IOVA: addr}, nil))
+	e.must("change the memory", b.mr.Rereg(ib.MRChangeTranslation, ib.MRChange{Space: e.mem, Addr: addr, Length: 128, IOVA: addr}))
 	fill(p.buf[0].b, 3)
 	clear(b.b)
 	write("to the new memory", addr+120, b.mr.RKey(), ib.WCSuccess)
@@ -160,10 +160,10 @@ func testRereg(e *env) {
 	if addr+128 <= b.addr || addr >= b.addr+64 {
 		write("to the old memory", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
 	}
-	if mw, err := p.pd.AllocMW(ib.MWType1, nil); err == nil {
+	if mw, err := p.pd.AllocMW(ib.MWType1); err == nil {
 		own(e, mw, mw.Dealloc)
 		p.bind(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: addr, Length: 8, Access: ib.AccessRemoteWrite}, ib.WCSuccess)
-		e.wantErr("change a region with a window", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}, nil), syscall.EBUSY, syscall.EINVAL)
+		e.wantErr("change a region with a window", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}), syscall.EBUSY, syscall.EINVAL)
 		e.destroy(mw)
 	} else if !errors.Is(err, syscall.EOPNOTSUPP) {
 		e.Errorf("alloc mw: %v", err)

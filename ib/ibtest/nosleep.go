@@ -51,12 +51,12 @@ func testCallsInCallback(e *env, onEvent bool) {
 		if s := p.qps[0].State(); s != ib.QPRTS {
 			e.Errorf("state in a callback is %v", s)
 		}
-		e.dev.DispatchEvent(ib.EventPortActive, 1)
+		e.handle.DispatchEvent(ib.EventPortActive, 1)
 		if ah == nil {
 			return
 		}
 		a := e.address()
-		x, err := p.pd.CreateAH(&a, nil)
+		x, err := p.pd.CreateAH(&a)
 		if err != nil {
 			e.Errorf("create address handle in a callback: %v", err)
 			return
@@ -72,13 +72,13 @@ func testCallsInCallback(e *env, onEvent bool) {
 		}
 	}}})
 	a := e.address()
-	if x, err := p.pd.CreateAH(&a, nil); err == nil {
+	if x, err := p.pd.CreateAH(&a); err == nil {
 		ah = own(e, x, x.Destroy)
 	}
 	if onEvent {
 		stop := e.dev.OnEvent(func(ib.Event) { body() })
 		defer stop()
-		e.dev.DispatchEvent(ib.EventPortActive, 1)
+		e.handle.DispatchEvent(ib.EventPortActive, 1)
 	} else {
 		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 		e.must("request notify", err)
@@ -97,7 +97,7 @@ func testCallsInCallback(e *env, onEvent bool) {
 func testSetErrorInHandler(e *env) {
 	var done atomic.Bool
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
-		e.dev.SetError()
+		e.handle.SetError()
 		done.Store(true)
 	}}})
 	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)

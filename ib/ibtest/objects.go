@@ -99,7 +99,7 @@ var objectChecks = []check{
 // srq makes a shared receive queue, or skips the test.
 func (e *env) srq(pd *ib.PD, init ib.SRQInitAttr) *ib.SRQ {
 	e.Helper()
-	srq, err := pd.CreateSRQ(init, nil)
+	srq, err := pd.CreateSRQ(init)
 	e.need("shared receive queues", err)
 	return own(e, srq, srq.Destroy)
 }
@@ -171,7 +171,7 @@ func testSRQLimit(e *env) {
 	give(6)
 	take(1)
 	expect("no limit is set", 0)
-	e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: 3}, ib.SRQAttrLimit, nil))
+	e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: 3}, ib.SRQAttrLimit))
 	if limit() != 3 {
 		e.Errorf("limit is %d, want 3", limit())
 	}
@@ -186,12 +186,12 @@ func testSRQLimit(e *env) {
 	take(1)
 	expect("the event has come", 1)
 	give(5)
-	e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: 6}, ib.SRQAttrLimit, nil))
+	e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: 6}, ib.SRQAttrLimit))
 	take(1)
 	e.eventually("the second limit event", func() bool { return events.Load() > 1 })
 	expect("armed again", 2)
 	give(1)
-	e.must("disarm the limit", srq.Modify(ib.SRQAttr{Limit: 0}, ib.SRQAttrLimit, nil))
+	e.must("disarm the limit", srq.Modify(ib.SRQAttr{Limit: 0}, ib.SRQAttrLimit))
 	take(4)
 	expect("disarmed", 2)
 }
@@ -213,7 +213,7 @@ func testSRQErrors(e *env) {
 		e.Errorf("a full queue takes more than the %d that it has room for", room)
 	}
 	e.wantErr("post to a full shared receive queue", err, syscall.ENOMEM)
-	e.wantErr("limit above the capacity", srq.Modify(ib.SRQAttr{Limit: uint32(room) + 1}, ib.SRQAttrLimit, nil), syscall.EINVAL)
+	e.wantErr("limit above the capacity", srq.Modify(ib.SRQAttr{Limit: uint32(room) + 1}, ib.SRQAttrLimit), syscall.EINVAL)
 	if a, err := srq.Query(); err != nil || int(a.MaxWR) < 4 || a.MaxSGE < 1 {
 		e.Errorf("query: %+v, %v", a, err)
 	}
@@ -231,9 +231,9 @@ func testLastWQE(e *env) {
 			last.Add(1)
 		}
 	}})
-	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	e.eventually("the event that the last receive was reached", func() bool { return last.Load() == 1 })
-	e.must("modify to ERR again", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+	e.must("modify to ERR again", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	e.settle()
 	if n := last.Load(); n != 1 {
 		e.Errorf("%d events, want 1", n)
@@ -272,13 +272,13 @@ func testSRQConcurrent(e *env) {
 		return e.spin(p.cqs[1], 1)
 	}
 	w["query"] = func(*rand.Rand) error { return second(srq.Query()) }
-	w["modify"] = func(*rand.Rand) error { return srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit, nil) }
+	w["modify"] = func(*rand.Rand) error { return srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit) }
 	w.run(e, threads, each)
 }
 
 func testResize(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 16})
-	e.need("resizing of CQs", p.cqs[0].Resize(32, nil))
+	e.need("resizing of CQs", p.cqs[0].Resize(32))
 	p.needWrite()
 	if n := p.cqs[0].Entries(); n < 32 {
 		e.Errorf("%d entries, asked for 32", n)
@@ -289,12 +289,12 @@ func testResize(e *env) {
 	e.waitOne(p.cqs[0], 0, ib.WCSuccess)
 	// One more message tells that all are done.
 	p.exchange1(31)
-	if err := p.cqs[0].Resize(4, nil); p.cqs[0].Entries() < 30 {
+	if err := p.cqs[0].Resize(4); p.cqs[0].Entries() < 30 {
 		e.Errorf("a queue with 30 completions has %d entries now", p.cqs[0].Entries())
 	} else {
 		e.wantErr("resize below what is waiting", err, syscall.EINVAL)
 	}
-	e.must("resize", p.cqs[0].Resize(100, nil))
+	e.must("resize", p.cqs[0].Resize(100))
 	for i := range 29 {
 		e.waitOne(p.cqs[0], uint64(i+1), ib.WCSuccess)
 	}
@@ -345,7 +345,7 @@ func testModeration(e *env) {
 // mw makes a window, or skips the test.
 func (e *env) mw(pd *ib.PD, kind ib.MWType) *ib.MW {
 	e.Helper()
-	mw, err := pd.AllocMW(kind, nil)
+	mw, err := pd.AllocMW(kind)
 	e.need("memory windows", err)
 	return own(e, mw, mw.Dealloc)
 }
@@ -542,7 +542,7 @@ func testMcast(e *env) {
 	e.wantErr("attach twice", p.qps[1].AttachMcast(group, 0), syscall.EINVAL)
 	a := e.address()
 	a.GRH.DGID = group
-	ah, err := p.pd.CreateAH(&a, nil)
+	ah, err := p.pd.CreateAH(&a)
 	e.must("create ah", err)
 	own(e, ah, ah.Destroy)
 	send := func(id uint64) {
@@ -570,7 +570,7 @@ func testMcast(e *env) {
 }
 
 func testXRC(e *env) {
-	x, err := e.dev.AllocXRCD(nil)
+	x, err := e.dev.AllocXRCD()
 	e.need("XRC domains", err)
 	own(e, x, x.Dealloc)
 	pd, sender, receiver := e.pd(), e.cq(16, nil), e.cq(16, nil)

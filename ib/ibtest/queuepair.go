@@ -64,7 +64,7 @@ func (m *model) step(choose func(n int) int) error {
 	want := qptable.Allowed(m.state, to, kind, mask)
 	a := m.e.attr(stateOf(to), m.qp.Num())
 	a.CurState = stateOf(m.state)
-	err := m.qp.Modify(a, ib.QPAttrMask(mask), nil)
+	err := m.qp.Modify(a, ib.QPAttrMask(mask))
 	switch {
 	case want && err != nil:
 		return fmt.Errorf("%s from %s to %s with attributes %#x: %w", kind, m.state, to, mask, err)
@@ -106,14 +106,14 @@ func (e *env) ofType(kind ib.QPType, pd *ib.PD, cq *ib.CQ) *ib.QP {
 		init.RecvCQ = nil
 		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
 	case ib.QPTypeXRCTgt:
-		x, err := e.dev.AllocXRCD(nil)
+		x, err := e.dev.AllocXRCD()
 		if err != nil {
 			return nil
 		}
 		own(e, x, x.Dealloc)
 		init = ib.QPInitAttr{Type: kind, XRCD: x}
 	}
-	qp, err := pd.CreateQP(init, nil)
+	qp, err := pd.CreateQP(init)
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 		return nil
 	}
@@ -157,7 +157,7 @@ func testQueryQP(e *env) {
 		a.RetryCnt != w.RetryCnt || a.RNRRetry != w.RNRRetry || a.MinRNRTimer != w.MinRNRTimer || a.Port != w.Port {
 		e.Errorf("queried %+v\nwant %+v (%v)", a, w, err)
 	}
-	e.must("modify", qp.Modify(ib.QPAttr{AccessFlags: ib.AccessRemoteRead}, ib.QPAttrAccessFlags, nil))
+	e.must("modify", qp.Modify(ib.QPAttr{AccessFlags: ib.AccessRemoteRead}, ib.QPAttrAccessFlags))
 	if a, _, _ = qp.Query(0); a.AccessFlags != ib.AccessRemoteRead || a.State != ib.QPRTS {
 		e.Errorf("after another Modify: %+v", a)
 	}
@@ -203,7 +203,7 @@ func testSQD(e *env) {
 		default:
 		}
 	}})
-	err := p.qps[0].Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify, nil)
+	err := p.qps[0].Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify)
 	e.need("the state SQD", err)
 	e.eventually("the event that the send queue is drained", func() bool { return len(drained) > 0 })
 	if ev := <-drained; ev != ib.EventSQDrained {
@@ -221,7 +221,23 @@ func testSQD(e *env) {
 	p.send(1, 2, 8) // the other direction works
 	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
-	e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState, nil))
+	e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+}
+
+func testCompletionOfDestroyed(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.recv(1, 1, 0, 64)
+	p.send(0, 2, 64)
+	e.waitOne(p.cqs[0], 2, ib.WCSuccess) // so that the other one has come, too
+	p.recv(1, 3, 0, 64)
+	num := p.qps[1].Num()
+	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	e.destroy(p.qps[1])
+	for _, wc := range e.wait(p.cqs[1], 2) {
+		if wc.QPNum != num || wc.QP != nil {
+			e.Errorf("completion of a destroyed queue pair %d: got number %d, queue pair %p, want %d and nil", num, wc.QPNum, wc.QP, num)
+		}
+	}
 }

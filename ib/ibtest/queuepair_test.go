@@ -11,7 +11,7 @@ import (
 
 // Any history of Modify on a driver's queue pair is as the specification's table has it.
 func TestQueuePairModel(t *testing.T) {
-	cfg := newConfig(func(t testing.TB) *ib.Device { return loopback.New("loop0", nil).IB() }, nil)
+	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", nil).Handle() }, nil)
 	kinds := []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt}
 	rapid.Check(t, func(rt *rapid.T) {
 		kind := rapid.SampledFrom(kinds).Draw(rt, "type")

@@ -171,10 +171,10 @@ func testEveryMethod(e *env) {
 			return err
 		},
 		"modify qp": func(r *rand.Rand) error {
-			return p.qps[side(r)].Modify(ib.QPAttr{State: ib.QPRTS, AccessFlags: remote}, ib.QPAttrState|ib.QPAttrAccessFlags, nil)
+			return p.qps[side(r)].Modify(ib.QPAttr{State: ib.QPRTS, AccessFlags: remote}, ib.QPAttrState|ib.QPAttrAccessFlags)
 		},
 		"resize cq": func(r *rand.Rand) error {
-			err := p.cqs[side(r)].Resize(4*queueLen+r.IntN(10), nil)
+			err := p.cqs[side(r)].Resize(4*queueLen + r.IntN(10))
 			if errors.Is(err, syscall.EOPNOTSUPP) {
 				return nil
 			}
@@ -185,21 +185,21 @@ func testEveryMethod(e *env) {
 			return errors.Join(err, second(e.dev.QueryPort(1)), second(e.dev.QueryGID(1, e.gidIndex)), second(e.dev.QueryPKey(1, 0)))
 		},
 		"pd": func(r *rand.Rand) error {
-			pd, err := e.dev.AllocPD(nil)
+			pd, err := e.dev.AllocPD()
 			if err != nil {
 				return err
 			}
 			return pd.Dealloc()
 		},
 		"mr": func(r *rand.Rand) error {
-			mr, err := p.pd.RegMR(e.mem, nil, p.buf[0].addr, 64, p.buf[0].addr, ib.AccessLocalWrite, nil)
+			mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: p.buf[0].addr, Length: 64, Access: ib.AccessLocalWrite})
 			if err != nil {
 				return err
 			}
 			return mr.Dereg()
 		},
 		"cq": func(r *rand.Rand) error {
-			cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 4}, nil, nil, nil)
+			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4})
 			if err != nil {
 				return err
 			}
@@ -209,7 +209,7 @@ func testEveryMethod(e *env) {
 			qp, err := p.pd.CreateQP(ib.QPInitAttr{
 				SendCQ: p.cqs[0], RecvCQ: p.cqs[1], Type: ib.QPTypeRC,
 				Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
-			}, nil)
+			})
 			if err != nil {
 				return err
 			}
@@ -217,7 +217,7 @@ func testEveryMethod(e *env) {
 		},
 		"ah": func(r *rand.Rand) error {
 			a := e.address()
-			ah, err := p.pd.CreateAH(&a, nil)
+			ah, err := p.pd.CreateAH(&a)
 			if errors.Is(err, syscall.EOPNOTSUPP) {
 				return nil
 			} else if err != nil {
@@ -225,11 +225,11 @@ func testEveryMethod(e *env) {
 			}
 			return errors.Join(second(ah.Query()), ah.Modify(&a), ah.Destroy())
 		},
-		"event": func(r *rand.Rand) error { e.dev.DispatchEvent(ib.EventClientReregister, 1); return nil },
+		"event": func(r *rand.Rand) error { e.handle.DispatchEvent(ib.EventClientReregister, 1); return nil },
 		"callbacks": func(r *rand.Rand) error {
-			e.dev.HoldCallbacks()
+			e.handle.HoldCallbacks()
 			err := poll(0, make([]ib.WC, 1))
-			e.dev.RunCallbacks()
+			e.handle.RunCallbacks()
 			return err
 		},
 	}
@@ -377,7 +377,7 @@ func testCreateDestroy(e *env) {
 	var messages atomic.Int64 // each has a place of its own to arrive at
 	w := works{
 		"message path": func(r *rand.Rand) error {
-			cq, err := e.dev.CreateCQ(ib.CQAttr{Entries: 8}, func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }, nil, nil)
+			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 8, Handler: func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }})
 			if err != nil {
 				return err
 			}
@@ -387,13 +387,13 @@ func testCreateDestroy(e *env) {
 				if qps[i], err = p.pd.CreateQP(ib.QPInitAttr{
 					SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 					Cap: ib.QPCap{MaxSendWR: 2, MaxRecvWR: 2, MaxSendSGE: 1, MaxRecvSGE: 1},
-				}, nil); err != nil {
+				}); err != nil {
 					return err
 				}
 			}
 			for i := range qps {
 				for s := ib.QPInit; s <= ib.QPRTS; s++ {
-					if err := qps[i].Modify(e.attr(s, qps[1-i].Num()), upMask(ib.QPTypeRC, s), nil); err != nil {
+					if err := qps[i].Modify(e.attr(s, qps[1-i].Num()), upMask(ib.QPTypeRC, s)); err != nil {
 						return err
 					}
 				}
@@ -409,11 +409,11 @@ func testCreateDestroy(e *env) {
 			return errors.Join(err, qps[0].Destroy(), qps[1].Destroy(), cq.Destroy())
 		},
 		"memory": func(r *rand.Rand) error {
-			pd, err := e.dev.AllocPD(nil)
+			pd, err := e.dev.AllocPD()
 			if err != nil {
 				return err
 			}
-			mr, err := pd.RegMR(e.mem, nil, p.buf[0].addr, 64, 0, ib.AccessLocalWrite, nil)
+			mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: p.buf[0].addr, Length: 64, IOVA: 0, Access: ib.AccessLocalWrite})
 			if err != nil {
 				return err
 			}

@@ -28,7 +28,7 @@ func TestSuiteAgainstOne(t *testing.T) {
 	if w.opts != nil {
 		opts = brokenOptions(w.opts(func() *wrongDriver { return d })...)
 	}
-	Run(t, func(t testing.TB) *ib.Device {
+	Run(t, func(t testing.TB) *ib.DeviceHandle {
 		d = newWrong(t)
 		if w.break_ != nil {
 			w.break_(d)

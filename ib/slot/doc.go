@@ -20,11 +20,11 @@
 // The wait of step 5 comes after the shutdown, so that nothing that was outstanding waits for hardware that may never
 // come back.
 //
-// A device that reports its own failure ([ib.Device.Fail]) is reset too.
+// A device that reports its own failure ([ib.DeviceHandle.Fail]) is reset too.
 //
 // Clients whose Remove cannot free all, because a call is stopped in the memory of a process that does not answer, abandon it
 // (see package uverbs): the reset goes on.
 //
-// A driver takes part with [Hardware], and with two things in the device itself: the error state ([ib.ErrorDriver]) and
+// A driver takes part with [Hardware], and with two things in the device itself: the error state ([ib.Driver].EnterError) and
 // the end of a user context ([ib.Disassociator]).
 package slot

@@ -75,9 +75,9 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 			err = fmt.Errorf("it is not plugged in: %w", syscall.ENODEV)
 		}
 	case inHandler:
-		ibdev := dev.IB()
-		ibdev.AtHandler(func() {
-			ibdev.SetError()
+		h := dev.Handle()
+		h.AtHandler(func() {
+			h.SetError()
 			later()
 		})
 	case duringRegistration:
@@ -102,7 +102,7 @@ func (s *Slot) Disarm() {
 		if hw, ok := s.hw.(Stopper); ok {
 			hw.AtWorkRequest(0, nil)
 		}
-		s.dev.IB().AtHandler(nil)
+		s.dev.Handle().AtHandler(nil)
 	}
 	s.registration = nil
 	clear(s.armed[:])

@@ -26,7 +26,7 @@ type Hardware interface {
 
 // Device is one life of the hardware, from Probe to Close.
 type Device interface {
-	IB() *ib.Device
+	Handle() *ib.DeviceHandle
 	// Close gives the hardware back, after the device was unregistered. (pci_driver.remove)
 	Close() error
 }
@@ -163,7 +163,7 @@ func (s *Slot) Unplug() error {
 	default:
 		return fmt.Errorf("unplug %s: it is not plugged in: %w", s.name, syscall.ENODEV)
 	}
-	dev.IB().SetError()
+	dev.Handle().SetError()
 	err := s.take(dev)
 	s.update(func(st *Status) { st.State = Empty })
 	return err
@@ -225,11 +225,11 @@ func (s *Slot) change(ctx context.Context, f func(context.Context) error, done f
 }
 
 func (s *Slot) recover(ctx context.Context, dev Device) error {
-	if err := tellFatal(ctx, dev.IB()); err != nil {
+	if err := tellFatal(ctx, dev.Handle()); err != nil {
 		s.logf("reset %s: %v", s.name, err)
 	}
 	unanswered := s.hw.Reset(ctx)
-	dev.IB().SetError()
+	dev.Handle().SetError()
 	if err := s.take(dev); err != nil {
 		s.logf("%v", err) // what a client has left behind is its own trouble
 	}
@@ -254,16 +254,16 @@ const fatalWait = time.Second
 
 // tellFatal dispatches the fatal event and waits until the consumers have heard of it: functions are called in the order in
 // which they began to listen, and this one listens last. It gives up after fatalWait, or when ctx is done.
-func tellFatal(ctx context.Context, d *ib.Device) error {
+func tellFatal(ctx context.Context, h *ib.DeviceHandle) error {
 	told := make(chan struct{})
 	var once sync.Once
-	stop := d.OnEvent(func(e ib.Event) {
+	stop := h.Device().OnEvent(func(e ib.Event) {
 		if e.Type == ib.EventDeviceFatal {
 			once.Do(func() { close(told) })
 		}
 	})
 	defer stop()
-	d.DispatchEvent(ib.EventDeviceFatal, 0)
+	h.DispatchEvent(ib.EventDeviceFatal, 0)
 	t := time.NewTimer(fatalWait)
 	defer t.Stop()
 	select {
@@ -278,7 +278,7 @@ func tellFatal(ctx context.Context, d *ib.Device) error {
 
 // take takes the device out of the midlayer.
 func (s *Slot) take(dev Device) error {
-	err := errors.Join(s.core.Unregister(dev.IB()), dev.Close())
+	err := errors.Join(s.core.Unregister(dev.Handle()), dev.Close())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dev = nil
@@ -293,10 +293,10 @@ func (s *Slot) bring(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		dev.IB().OnFailure(func(error) { s.failed(dev) })
+		dev.Handle().OnFailure(func(error) { s.failed(dev) })
 		hit := s.duringRegistration()
 		if hit == nil {
-			if err := s.core.Register(dev.IB()); err != nil {
+			if err := s.core.Register(dev.Handle()); err != nil {
 				return errors.Join(err, dev.Close())
 			}
 			s.mu.Lock()
@@ -325,18 +325,18 @@ func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
 	gone := make(chan error, 1)
 	cl := &ib.Client{Name: "slot " + s.name, Remove: func(*ib.Device, any) {}}
 	cl.Add = func(d *ib.Device) (any, error) {
-		if d == dev.IB() {
+		if h := dev.Handle(); d == h.Device() {
 			hit()
-			d.DispatchEvent(ib.EventDeviceFatal, 0)
-			d.SetError()
-			go func() { gone <- s.core.Unregister(d) }()
+			h.DispatchEvent(ib.EventDeviceFatal, 0)
+			h.SetError()
+			go func() { gone <- s.core.Unregister(h) }()
 		}
 		return nil, nil
 	}
 	if err := s.core.RegisterClient(cl); err != nil {
 		return errors.Join(err, dev.Close())
 	}
-	err := s.core.Register(dev.IB())
+	err := s.core.Register(dev.Handle())
 	s.core.UnregisterClient(cl)
 	if err != nil {
 		return errors.Join(err, dev.Close())

@@ -59,7 +59,7 @@ type device struct {
 
 func (d device) Close() error {
 	d.h.note("close")
-	return d.IB().Dealloc()
+	return d.Handle().Dealloc()
 }
 
 func (h *hardware) Probe() (slot.Device, error) {
@@ -132,10 +132,10 @@ func TestSteps(t *testing.T) {
 	_, h, s := newSlot(t)
 	must(t, s.Plug())
 	h.want(t, "plug", "probe", "add")
-	first := s.Device().IB()
+	first := s.Device().Handle().Device()
 	must(t, s.Reset(t.Context()))
 	h.want(t, "reset", "device fatal error", "reset", "remove, in error", "close", "probe", "add")
-	if d := s.Device().IB(); d == first || d.State() != ib.DeviceActive || first.State() != ib.DeviceGone {
+	if d := s.Device().Handle().Device(); d == first || d.State() != ib.DeviceActive || first.State() != ib.DeviceGone {
 		t.Errorf("old device %v, new one %v", first.State(), d.State())
 	}
 	if st := s.Status(); st.State != slot.Running || st.Resets != 1 || st.Recovery <= 0 || st.Err != nil {
@@ -233,24 +233,33 @@ func TestMoments(t *testing.T) {
 	t.Run("handler", func(t *testing.T) {
 		core, _, s := newSlot(t)
 		must(t, s.Plug())
-		d := s.Device().IB()
+		d := s.Device().Handle().Device()
 		var during ib.DeviceState
 		called := make(chan bool)
-		cq, err := d.CreateCQ(ib.CQAttr{Entries: 4}, func(*ib.CQ) {
+		cq, err := d.CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) {
 			during = d.State()
 			close(called)
-		}, nil, nil)
+		}})
+		must(t, err)
+		pd, err := d.AllocPD()
+		must(t, err)
+		qp, err := pd.CreateQP(ib.QPInitAttr{
+			SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
+		})
+		must(t, err)
+		must(t, qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
+		_, err = qp.PostRecv(ib.RecvWR{})
 		must(t, err)
 		cl := &ib.Client{Name: "owner", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(x *ib.Device, _ any) {
 			if x == d {
-				must(t, cq.Destroy())
+				must(t, errors.Join(qp.Destroy(), cq.Destroy(), pd.Dealloc()))
 			}
 		}}
 		must(t, core.RegisterClient(cl))
 		_, err = cq.ReqNotify(ib.NotifyNextComp)
 		must(t, err)
 		must(t, s.ResetAt(slot.InHandler, nil))
-		cq.Completed()
+		must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)) // the receive is flushed
 		<-called
 		if during != ib.DeviceError {
 			t.Errorf("in the handler the device is %v", during)
@@ -439,7 +448,7 @@ func TestResetWithStuckEventFunction(t *testing.T) {
 		s := slot.New(core, "lo0", h, t.Logf)
 		must(t, s.Plug())
 		release, reset := make(chan int), make(chan int)
-		s.Device().IB().OnEvent(func(ib.Event) { <-release })
+		s.Device().Handle().Device().OnEvent(func(ib.Event) { <-release })
 		h.onReset = func() { close(reset) }
 		done := make(chan error, 1)
 		go func() { done <- s.Reset(t.Context()) }()

@@ -38,6 +38,7 @@ var layers = []layer{
 	{"user contexts", []string{"uverbs"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
 	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/ibtest", "ib/slot"}},
+	{"the midlayer for user contexts", []string{"ib/user"}},
 	{"the midlayer", []string{"ib"}},
 	{"sockets, faults, simulated networks", []string{"link"}},
 	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
@@ -46,6 +47,14 @@ var layers = []layer{
 // never are imports that the layers would allow: what stands above the midlayer knows no driver.
 var never = []struct{ from, to string }{
 	{"uverbs", "driver"}, {"supervisor", "driver"}, {"ulp", "driver"}, {"capture", "driver"}, {"ib", "link"}, {"supervisor", "link"},
+}
+
+// only names the folders that alone import another: everybody else has no need to act as a user context.
+var only = []struct {
+	to   string
+	from []string
+}{
+	{"ib/user", []string{"uverbs", "ib/ibtest"}},
 }
 
 // core is the folders that use nothing but the standard library, golang.org/x and one another.
@@ -148,6 +157,11 @@ func check(pkgs []goPackage) (bad []string) {
 				bad = append(bad, fmt.Sprintf("%s imports %s, of the same layer", p.ImportPath, to))
 			case at < from:
 				bad = append(bad, fmt.Sprintf("%s imports %s, of a higher layer", p.ImportPath, to))
+			}
+			for _, o := range only {
+				if below(to, o.to) && !slices.ContainsFunc(o.from, func(f string) bool { return below(p.ImportPath, f) }) {
+					bad = append(bad, fmt.Sprintf("%s imports %s, which is for %s only", p.ImportPath, to, strings.Join(o.from, ", ")))
+				}
 			}
 			for _, n := range never {
 				if below(p.ImportPath, n.from) && below(to, n.to) {

@@ -57,29 +57,29 @@ func newEndpoint(dev *ib.Device, psn uint32, sendQueue, recvQueue int, handle fu
 	if e.addr.GID, e.gidIndex, err = pickGID(dev, port.GIDTableLen); err != nil {
 		return nil, err
 	}
-	if e.pd, err = dev.AllocPD(nil); err != nil {
+	if e.pd, err = dev.AllocPD(); err != nil {
 		return nil, err
 	}
 	for _, m := range mem {
-		mr, err := e.pd.RegMR(m.space, nil, m.addr, uint64(len(m.bytes)), m.addr, m.access, nil)
+		mr, err := e.pd.RegMR(ib.MRInit{Space: m.space, Addr: m.addr, Length: uint64(len(m.bytes)), Access: m.access})
 		if err != nil {
 			return nil, err
 		}
 		e.mrs = append(e.mrs, mr)
 	}
-	if e.cq, err = dev.CreateCQ(ib.CQAttr{Entries: sendQueue + recvQueue}, func(cq *ib.CQ) { drain(cq, handle) }, nil, nil); err != nil {
+	if e.cq, err = dev.CreateCQ(ib.CQInit{Entries: sendQueue + recvQueue, Handler: func(cq *ib.CQ) { drain(cq, handle) }}); err != nil {
 		return nil, err
 	}
 	if e.qp, err = e.pd.CreateQP(ib.QPInitAttr{
 		SendCQ: e.cq, RecvCQ: e.cq, Type: ib.QPTypeRC,
 		Cap:   ib.QPCap{MaxSendWR: uint32(sendQueue), MaxRecvWR: uint32(recvQueue), MaxSendSGE: 1, MaxRecvSGE: 1},
 		Event: func(_ *ib.QP, t ib.EventType) { event(t) },
-	}, nil); err != nil {
+	}); err != nil {
 		return nil, err
 	}
 	e.addr.QPN = e.qp.Num()
 	if err = e.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: ib.AccessRemoteRead | ib.AccessRemoteWrite},
-		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags, nil); err != nil {
+		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags); err != nil {
 		return nil, err
 	}
 	// Armed before anything can complete, so that nothing comes unnoticed.
@@ -139,12 +139,12 @@ func (e *endpoint) up(peer qpAddr) error {
 	if err := e.qp.Modify(ib.QPAttr{
 		State: ib.QPRTR, PathMTU: mtu, DestQPN: peer.QPN, RQPSN: peer.PSN, MaxDestRdAtomic: 4, MinRNRTimer: 1,
 		AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: peer.GID, SGIDIndex: e.gidIndex, HopLimit: 64}},
-	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|ib.QPAttrMinRNRTimer, nil); err != nil {
+	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|ib.QPAttrMinRNRTimer); err != nil {
 		return err
 	}
 	// 67 ms and seven retries: half a second without an answer is a lost peer. The requests outlive that.
 	return e.qp.Modify(ib.QPAttr{State: ib.QPRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, SQPSN: e.addr.PSN, MaxRdAtomic: 4},
-		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic, nil)
+		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic)
 }
 
 var errEnded = errors.New("the session has ended")

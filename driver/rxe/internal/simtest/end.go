@@ -82,14 +82,14 @@ func (e *end) create() {
 		init.RecvCQ, init.SRQ = nil, nil
 	}
 	var err error
-	e.qp, err = e.host.pd.CreateQP(init, nil)
+	e.qp, err = e.host.pd.CreateQP(init)
 	w.check(err)
 	e.rqp = e.qp
 	if w.log != nil {
 		w.check(e.host.dev.TraceQP(e.qp.Num(), true))
 	}
 	if w.service == XRC {
-		e.rqp, err = e.host.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: e.host.xrcd}, nil)
+		e.rqp, err = e.host.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: e.host.xrcd})
 		w.check(err)
 	} else if e.in.srq == nil {
 		e.in.depth = int(e.qp.Init().Cap.MaxRecvWR)
@@ -105,7 +105,7 @@ func (e *end) connect() {
 	if e.w.service == UD {
 		av := e.toPeer()
 		var err error
-		e.ah, err = e.host.pd.CreateAH(&av, nil)
+		e.ah, err = e.host.pd.CreateAH(&av)
 		e.w.check(err)
 	}
 	e.connectQP(e.qp, e.peer.rqp)
@@ -131,7 +131,7 @@ func (e *end) connectQP(qp, peer *ib.QP) {
 	} else {
 		mask |= ib.QPAttrAccessFlags
 	}
-	w.check(qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: hostAccess &^ ib.AccessMWBind, QKey: qkey}, mask, nil))
+	w.check(qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: hostAccess &^ ib.AccessMWBind, QKey: qkey}, mask))
 
 	mask = ib.QPAttrState
 	if t != ib.QPTypeUD {
@@ -143,7 +143,7 @@ func (e *end) connectQP(qp, peer *ib.QP) {
 	w.check(qp.Modify(ib.QPAttr{
 		State: ib.QPRTR, PathMTU: e.path, DestQPN: peer.Num(), RQPSN: e.peer.psn, MaxDestRdAtomic: e.peer.reads,
 		MinRNRTimer: e.rnrTimer, AH: e.toPeer(),
-	}, mask, nil))
+	}, mask))
 
 	mask = ib.QPAttrState | ib.QPAttrSQPSN
 	if requests {
@@ -154,12 +154,12 @@ func (e *end) connectQP(qp, peer *ib.QP) {
 	}
 	w.check(qp.Modify(ib.QPAttr{
 		State: ib.QPRTS, SQPSN: e.psn, Timeout: e.timeout, RetryCnt: e.retry, RNRRetry: e.rnrRetry, MaxRdAtomic: e.reads,
-	}, mask, nil))
+	}, mask))
 }
 
 func (e *end) toErr() {
 	for _, qp := range e.qps() {
-		e.w.check(qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil))
+		e.w.check(qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	}
 }
 
@@ -226,7 +226,7 @@ func (e *end) drain() {
 		return
 	}
 	e.w.note("qp %d is drained", e.qp.Num())
-	e.w.check(e.qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify, nil))
+	e.w.check(e.qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
 	e.w.clock.AfterFunc(200*time.Microsecond, e.undrain)
 }
 
@@ -236,7 +236,7 @@ func (e *end) undrain() {
 	}
 	a, _, err := e.qp.Query(ib.QPAttrState)
 	e.w.check(err)
-	err = e.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState, nil)
+	err = e.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState)
 	if a.SQDraining != (err != nil) {
 		e.w.failf("a send queue that is draining (%t) went back to RTS: %v", a.SQDraining, err)
 	}
@@ -321,7 +321,7 @@ func (e *end) encode(q *request) ib.SendWR {
 func (e *end) recover() {
 	if e.qp.State() == ib.QPSQE {
 		e.w.note("qp %d goes from SQE to RTS", e.qp.Num())
-		e.w.check(e.qp.Modify(ib.QPAttr{State: ib.QPRTS, CurState: ib.QPSQE}, ib.QPAttrState|ib.QPAttrCurState, nil))
+		e.w.check(e.qp.Modify(ib.QPAttr{State: ib.QPRTS, CurState: ib.QPSQE}, ib.QPAttrState|ib.QPAttrCurState))
 		e.failed = false
 	}
 }

@@ -76,7 +76,7 @@ func (in *inbox) create() {
 		init.Type, init.XRCD, init.CQ = ib.SRQXRC, h.xrcd, h.recvCQ.cq
 	}
 	var err error
-	in.srq, err = h.pd.CreateSRQ(init, nil)
+	in.srq, err = h.pd.CreateSRQ(init)
 	w.check(err)
 	// Who is ahead of the others may take what was meant for them for a while.
 	in.late = in.late || len(in.receives) > in.depth

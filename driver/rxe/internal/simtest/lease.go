@@ -60,7 +60,7 @@ func (e *end) lend() {
 		var err error
 		wr := ib.SendWR{Flags: ib.SendSignaled}
 		if at, n := uint64(l.span.at), uint64(l.span.n); i%2 == 0 && w.service != XRC {
-			l.window, err = h.pd.AllocMW(ib.MWType2, nil)
+			l.window, err = h.pd.AllocMW(ib.MWType2)
 			w.check(err)
 			l.key = ib.IncRKey(l.window.RKey())
 			wr.Opcode, wr.Bind = ib.WRBindMW, &ib.BindMW{MW: l.window, MR: h.mr, RKey: l.key, Addr: iova + at, Length: n, Access: access}

@@ -292,11 +292,11 @@ func (w *world) newHost(i int, addr netip.Addr) *host {
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, byte(i)}, MTU: 9000, Up: true, Running: true},
 	})
 	w.check(err)
-	w.check(w.core.Register(h.dev.IB()))
-	h.pd, err = h.dev.IB().AllocPD(nil)
+	w.check(w.core.Register(h.dev.Handle()))
+	h.pd, err = h.dev.IB().AllocPD()
 	w.check(err)
 	if w.service == XRC {
-		h.xrcd, err = h.dev.IB().AllocXRCD(nil)
+		h.xrcd, err = h.dev.IB().AllocXRCD()
 		w.check(err)
 	}
 	if w.rng.IntN(3) == 0 {
@@ -313,7 +313,7 @@ func (w *world) newHost(i int, addr netip.Addr) *host {
 func (h *host) newCQ() *watched {
 	q := &watched{}
 	var err error
-	q.cq, err = h.dev.IB().CreateCQ(ib.CQAttr{Entries: 1000}, func(*ib.CQ) { q.calls++ }, nil, nil)
+	q.cq, err = h.dev.IB().CreateCQ(ib.CQInit{Entries: 1000, Handler: func(*ib.CQ) { q.calls++ }})
 	h.w.check(err)
 	return q
 }
@@ -326,7 +326,7 @@ func (h *host) register() {
 	var err error
 	h.base, err = h.mem.Add(h.arena)
 	h.w.check(err)
-	h.mr, err = h.pd.RegMR(h.mem, nil, h.base, uint64(len(h.arena)), iova, hostAccess, nil)
+	h.mr, err = h.pd.RegMR(ib.MRInit{Space: h.mem, Addr: h.base, Length: uint64(len(h.arena)), IOVA: iova, Access: hostAccess})
 	h.w.check(err)
 }
 
@@ -393,11 +393,11 @@ const mostSteps = 500_000
 // the midlayer runs, runs when the machine has the time.
 func (w *world) alone(f func()) {
 	for _, h := range w.hosts {
-		h.dev.IB().HoldCallbacks()
+		h.dev.Handle().HoldCallbacks()
 	}
 	f()
 	for _, h := range w.hosts {
-		h.dev.IB().RunCallbacks()
+		h.dev.Handle().RunCallbacks()
 	}
 }
 
@@ -510,7 +510,7 @@ func (w *world) finish() {
 			w.check(h.recvCQ.cq.Destroy())
 		}
 		w.check(h.pd.Dealloc())
-		w.check(w.core.Unregister(h.dev.IB()))
+		w.check(w.core.Unregister(h.dev.Handle()))
 		w.check(h.dev.Close())
 	}
 }

@@ -1,0 +1,179 @@
+package ib
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// holdAt makes the driver's method hang until the returned function is called with its result.
+func (d *fakeDriver) holdAt(method string) (release func(error)) {
+	result := make(chan error)
+	d.fail = func(what string) error {
+		if what == method {
+			return <-result
+		}
+		return nil
+	}
+	return func(err error) { result <- err }
+}
+
+// For each kind of object: the context ends the wait and not the operation, which another call joins; all else is refused
+// meanwhile; a driver that refuses leaves the object alive.
+func TestDestroyContext(t *testing.T) {
+	for _, checked := range []bool{false, true} {
+		for _, test := range []struct {
+			kind, method string
+			destroy      func(b *bench) (in func(context.Context) error, plain func() error)
+			used         func(b *bench) error // refused while it is being destroyed
+		}{
+			{"PD", "dealloc pd", func(b *bench) (func(context.Context) error, func() error) { return b.pd.DeallocContext, b.pd.Dealloc },
+				func(b *bench) error { return second(b.pd.AllocMR(1)) }},
+			{"CQ", "destroy cq", func(b *bench) (func(context.Context) error, func() error) { return b.cq.DestroyContext, b.cq.Destroy },
+				func(b *bench) error { return b.cq.Resize(4) }},
+			{"QP", "destroy qp", func(b *bench) (func(context.Context) error, func() error) { return b.qp.DestroyContext, b.qp.Destroy },
+				func(b *bench) error { return b.qp.Modify(QPAttr{State: QPErr}, QPAttrState) }},
+			{"MR", "dereg mr", func(b *bench) (func(context.Context) error, func() error) {
+				mr, err := b.pd.RegBytes(make([]byte, 8), 0)
+				must(t, err)
+				return mr.DeregContext, mr.Dereg
+			}, nil},
+			{"MW", "dealloc mw", func(b *bench) (func(context.Context) error, func() error) {
+				mw, err := b.pd.AllocMW(MWType1)
+				must(t, err)
+				return mw.DeallocContext, mw.Dealloc
+			}, nil},
+			{"SRQ", "destroy srq", func(b *bench) (func(context.Context) error, func() error) {
+				srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}})
+				must(t, err)
+				return srq.DestroyContext, srq.Destroy
+			}, nil},
+		} {
+			t.Run(test.kind, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { testDestroyContext(t, checked, test.kind, test.method, test.destroy, test.used) })
+			})
+		}
+	}
+}
+
+func testDestroyContext(t *testing.T, checked bool, kind, method string,
+	destroyer func(*bench) (func(context.Context) error, func() error), used func(*bench) error) {
+	w := &witness{}
+	b := newFullBenchOn(t, &Core{})
+	if checked {
+		must(t, errors.Join(b.qp.Destroy(), b.cq.Destroy(), b.pd.Dealloc(), b.core.Unregister(&b.dev.handle)))
+		core := &Core{}
+		core.Check(CheckConfig{Report: w.report, Patience: time.Hour})
+		b = newFullBenchOn(t, core)
+	}
+	if kind == "PD" || kind == "CQ" {
+		must(t, b.qp.Destroy())
+	}
+	destroy, plain := destroyer(b)
+	release := b.drv.holdAt(method)
+	before := b.dev.Objects()
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := destroy(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("with a driver that hangs: got %v, want %v", err, context.DeadlineExceeded)
+	}
+	if used != nil {
+		wantErr(t, "use while it is destroyed", used(b), syscall.EINVAL)
+	}
+	joined := make(chan error)
+	go func() { joined <- plain() }()
+	synctest.Wait()
+	release(syscall.EIO)
+	wantErr(t, "the call that joins one that is refused", <-joined, syscall.EIO)
+	synctest.Wait()
+	if got := b.dev.Objects(); got != before {
+		t.Errorf("after a refusal: got %v, want %v", got, before)
+	}
+
+	go func() { joined <- plain() }()
+	synctest.Wait()
+	short, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := destroy(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second call with a context: got %v, want %v", err, context.DeadlineExceeded)
+	}
+	release(nil)
+	must(t, <-joined)
+	wantErr(t, "once more", plain(), syscall.EINVAL)
+	b.drv.fail = nil
+	switch kind { // the rest
+	case "PD":
+		must(t, b.cq.Destroy())
+	case "CQ":
+		must(t, b.pd.Dealloc())
+	case "QP":
+		must(t, errors.Join(b.cq.Destroy(), b.pd.Dealloc()))
+	default:
+		must(t, errors.Join(b.qp.Destroy(), b.cq.Destroy(), b.pd.Dealloc()))
+	}
+	must(t, b.core.Unregister(&b.dev.handle))
+	for _, v := range w.seen() {
+		if v.Rule != RuleUseAfterDestroy { // the call once more
+			t.Error(v)
+		}
+	}
+}
+
+// Modify and Unregister are left behind by their contexts; a second Unregister joins the first.
+func TestUnregisterContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil, nil, nil)
+		release := b.drv.holdAt("modify qp")
+		short := func() context.Context {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			t.Cleanup(cancel)
+			return ctx
+		}
+		err := b.qp.ModifyContext(short(), QPAttr{State: QPErr}, QPAttrState)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Modify: got %v, want %v", err, context.DeadlineExceeded)
+		}
+		release(nil)
+		b.drv.fail = nil
+		synctest.Wait()
+		if s := b.qp.State(); s != QPErr {
+			t.Errorf("state: got %v, want ERR", s)
+		}
+		must(t, errors.Join(b.qp.Destroy(), b.cq.Destroy(), b.pd.Dealloc()))
+
+		removing := make(chan int)
+		cl := &Client{Name: "slow", Add: func(*Device) (any, error) { return nil, nil }, Remove: func(*Device, any) { <-removing }}
+		must(t, b.core.RegisterClient(cl))
+		if err := b.core.UnregisterContext(short(), &b.dev.handle); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Unregister: got %v, want %v", err, context.DeadlineExceeded)
+		}
+		if err := b.core.UnregisterClientContext(short(), cl); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("UnregisterClient: got %v, want %v", err, context.DeadlineExceeded)
+		}
+		joined, gone := make(chan error, 1), make(chan int)
+		go func() { joined <- b.core.Unregister(&b.dev.handle) }()
+		go func() {
+			b.core.UnregisterClient(cl)
+			close(gone)
+		}()
+		synctest.Wait()
+		select {
+		case <-joined:
+			t.Error("a second Unregister returned before the first")
+		case <-gone:
+			t.Error("a second UnregisterClient returned before the first")
+		default:
+		}
+		close(removing)
+		must(t, <-joined)
+		<-gone
+		if s := b.dev.State(); s != DeviceGone {
+			t.Errorf("state: got %v, want %v", s, DeviceGone)
+		}
+		wantErr(t, "once more", b.core.Unregister(&b.dev.handle), syscall.ENODEV)
+	})
+}

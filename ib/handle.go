@@ -1,0 +1,150 @@
+package ib
+
+// The handles are the driver's side of the midlayer's objects: what only a driver may do, such as to complete work, to
+// number a queue pair, or to declare a device dead. A driver gets them from NewDevice and in its Create methods; a consumer
+// has no way to them.
+
+// DeviceHandle is a driver's handle of its [Device].
+type DeviceHandle struct{ dev *Device }
+
+// Device is the device as consumers see it.
+func (h *DeviceHandle) Device() *Device { return h.dev }
+
+// The following return the driver's side of a consumer's object: nil for one that is nil or of another device. A driver's own
+// type is found in it with [As], which also looks behind wrappers. For what a work request names see [QPHandle].
+
+// PD may not sleep.
+func (h *DeviceHandle) PD(pd *PD) DriverPD {
+	if pd == nil || pd.dev != h.dev {
+		return nil
+	}
+	return pd.drv
+}
+
+// MR may not sleep.
+func (h *DeviceHandle) MR(mr *MR) DriverMR {
+	if mr == nil || mr.dev != h.dev {
+		return nil
+	}
+	return mr.drv
+}
+
+// MW may not sleep.
+func (h *DeviceHandle) MW(mw *MW) DriverMW {
+	if mw == nil || mw.dev != h.dev {
+		return nil
+	}
+	return mw.drv
+}
+
+// CQ may not sleep.
+func (h *DeviceHandle) CQ(cq *CQ) DriverCQ {
+	if cq == nil || cq.dev != h.dev {
+		return nil
+	}
+	return cq.drv
+}
+
+// QP may not sleep.
+func (h *DeviceHandle) QP(qp *QP) DriverQP {
+	if qp == nil || qp.dev != h.dev {
+		return nil
+	}
+	return qp.drv
+}
+
+// SRQ may not sleep.
+func (h *DeviceHandle) SRQ(srq *SRQ) DriverSRQ {
+	if srq == nil || srq.dev != h.dev {
+		return nil
+	}
+	return srq.drv
+}
+
+// AH may not sleep.
+func (h *DeviceHandle) AH(ah *AH) DriverAH {
+	if ah == nil || ah.dev != h.dev {
+		return nil
+	}
+	return ah.drv
+}
+
+// XRCD may not sleep.
+func (h *DeviceHandle) XRCD(x *XRCD) DriverXRCD {
+	if x == nil || x.dev != h.dev {
+		return nil
+	}
+	return x.drv
+}
+
+// MRHandle is a driver's handle of a memory region.
+type MRHandle struct{ mr *MR }
+
+// SetKeys sets the keys by which work requests and peers name the region. It is called by RegMR, AllocMR and Rereg.
+func (h MRHandle) SetKeys(lkey, rkey uint32) { h.mr.lkey, h.mr.rkey = lkey, rkey }
+
+// MWHandle is a driver's handle of a memory window.
+type MWHandle struct{ mw *MW }
+
+// SetRKey sets the window's key: by AllocMW, and when a bind is done. It may not sleep.
+func (h MWHandle) SetRKey(k uint32) { h.mw.rkey.Store(k) }
+
+// CQHandle is a driver's handle of a completion queue.
+type CQHandle struct{ cq *CQ }
+
+// SetEntries sets the capacity that CreateCQ or Resize grants.
+func (h CQHandle) SetEntries(n int) { h.cq.entries.Store(int64(n)) }
+
+// QPHandle is a driver's handle of a queue pair.
+type QPHandle struct{ qp *QP }
+
+// QP is the queue pair as consumers see it, for WC.QP.
+func (h QPHandle) QP() *QP { return h.qp }
+
+// SetNum sets the queue pair's number. It is called by CreateQP.
+func (h QPHandle) SetNum(n uint32) { h.qp.num = n }
+
+// Num is the queue pair's number.
+func (h QPHandle) Num() uint32 { return h.qp.num }
+
+// The following return the driver's side of what a work request names, as the methods of [DeviceHandle] do: nil for an object
+// that is nil or not of the queue pair's device. They may be called under the driver's locks.
+
+// AH may not sleep.
+func (h QPHandle) AH(ah *AH) DriverAH { return h.qp.dev.handle.AH(ah) }
+
+// MR may not sleep.
+func (h QPHandle) MR(mr *MR) DriverMR { return h.qp.dev.handle.MR(mr) }
+
+// MW may not sleep.
+func (h QPHandle) MW(mw *MW) DriverMW { return h.qp.dev.handle.MW(mw) }
+
+// DriverQPInit is what a driver makes a queue pair of: [QPInitAttr] with the driver's side of what it refers to.
+type DriverQPInit struct {
+	PD             DriverPD
+	SendCQ, RecvCQ DriverCQ // nil where the type has none
+	Cap            QPCap    // those asked for; the driver stores those granted
+	SigAll         bool
+	Type           QPType
+	Port           uint8
+	SRQ            DriverSRQ  // may be nil
+	XRCD           DriverXRCD // QPTypeXRCTgt
+}
+
+// SRQHandle is a driver's handle of a shared receive queue.
+type SRQHandle struct{ srq *SRQ }
+
+// SetNum sets the queue's number. It is called by CreateSRQ for XRC.
+func (h SRQHandle) SetNum(n uint32) { h.srq.num = n }
+
+// Num is the queue's number.
+func (h SRQHandle) Num() uint32 { return h.srq.num }
+
+// DriverSRQInit is what a driver makes a shared receive queue of: [SRQInitAttr] with the driver's side of what it refers to.
+type DriverSRQInit struct {
+	PD   DriverPD
+	Type SRQType
+	Attr SRQAttr    // the capacities asked for; the driver stores those granted
+	XRCD DriverXRCD // SRQXRC
+	CQ   DriverCQ   // SRQXRC
+}

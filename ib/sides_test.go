@@ -1,0 +1,46 @@
+package ib_test
+
+import (
+	"errors"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"strings"
+	"testing"
+)
+
+// testdata/consumer does everything that only a driver may: each of its lines is refused by the compiler, as it says.
+func TestConsumerCannotReachDriver(t *testing.T) {
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, "testdata/consumer/consumer.go", nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[int]string{}
+	for _, g := range file.Comments {
+		if says, ok := strings.CutPrefix(g.List[0].Text, "// error: "); ok {
+			want[fset.Position(g.Pos()).Line] = says
+		}
+	}
+	if len(want) < 30 {
+		t.Errorf("got %d lines that are to be refused, want more", len(want))
+	}
+	c := types.Config{Importer: importer.ForCompiler(fset, "source", nil), Error: func(err error) {
+		var e types.Error
+		if !errors.As(err, &e) {
+			t.Errorf("%v", err)
+			return
+		}
+		line := fset.Position(e.Pos).Line
+		if says, ok := want[line]; !ok || !strings.Contains(e.Msg, says) {
+			t.Errorf("line %d: got %q, want %q", line, e.Msg, says)
+		}
+		delete(want, line)
+	}}
+	_, _ = c.Check("consumer", fset, []*ast.File{file}, nil)
+	for line, says := range want {
+		t.Errorf("line %d: got no error, want %q", line, says)
+	}
+}

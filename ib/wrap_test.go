@@ -1,0 +1,122 @@
+package ib
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"verbena/umem"
+)
+
+// wrapped is a driver that adds nothing, and knows of no optional ability: neither it nor its objects.
+type wrapped struct{ Driver }
+
+func (w wrapped) Unwrap() Driver { return w.Driver }
+
+type wrappedMR struct{ DriverMR }
+
+func (w wrappedMR) Unwrap() DriverMR { return w.DriverMR }
+
+type wrappedCQ struct{ DriverCQ }
+
+func (w wrappedCQ) Unwrap() DriverCQ { return w.DriverCQ }
+
+type wrappedQP struct{ DriverQP }
+
+func (w wrappedQP) Unwrap() DriverQP { return w.DriverQP }
+
+func (w wrapped) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
+	m, err := w.Driver.RegMR(mr, pd, r, access, u)
+	return wrappedMR{m}, err
+}
+
+func (w wrapped) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
+	c, err := w.Driver.CreateCQ(cq, attr, u)
+	return wrappedCQ{c}, err
+}
+
+func (w wrapped) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
+	q, err := w.Driver.CreateQP(qp, init, u)
+	return wrappedQP{q}, err
+}
+
+// everything is a driver with the abilities for user contexts, too.
+type everything struct{ fullDriver }
+
+func (everything) AllocUserContext(*Udata) error                           { return nil }
+func (everything) DeallocUserContext(UserContext)                          {}
+func (everything) Disassociate(UserContext)                                {}
+func (everything) AdviseMR(DriverPD, MRAdvice, MRAdviceFlags, []SGE) error { return nil }
+func (d everything) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
+	q, err := d.fullDriver.CreateQP(qp, init, u)
+	return &userQP{q.(*fullQP)}, err
+}
+
+type userQP struct{ *fullQP }
+
+func (*userQP) Doorbell()    {}
+func (*userQP) Posted() bool { return false }
+
+// A wrapper loses no ability of what it wraps, once or twice.
+func TestWrappersKeepAbilities(t *testing.T) {
+	for _, wrap := range []func(Driver) Driver{
+		func(d Driver) Driver { return d },
+		func(d Driver) Driver { return wrapped{d} },
+		func(d Driver) Driver { return wrapped{wrapped{d}} },
+	} {
+		core := &Core{}
+		d := NewDevice("full0", wrap(everything{fullDriver{&fakeDriver{}}}), nil)
+		must(t, core.Register(d))
+		dev := d.Device()
+		pd, err := dev.AllocPD()
+		must(t, err)
+		cq, err := dev.CreateCQ(CQInit{Entries: 1})
+		must(t, err)
+		qp, err := pd.CreateQP(QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: QPTypeUD})
+		must(t, err)
+		mr, err := pd.RegBytes(make([]byte, 8), AccessLocalWrite)
+		must(t, err)
+		fast, err := pd.AllocMR(1)
+		must(t, err)
+		srq, err := pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}})
+		must(t, err)
+		mw, err := pd.AllocMW(MWType1)
+		must(t, err)
+		x, err := dev.AllocXRCD()
+		must(t, err)
+		ah, err := pd.CreateAH(&AHAttr{})
+		must(t, err)
+		group := GID{0: 0xff}
+		mem := umem.NewLocal()
+		addr, err := mem.Add(make([]byte, 8))
+		must(t, err)
+		for what, err := range map[string]error{
+			"CQResizer":      cq.Resize(2),
+			"CQModerator":    cq.Moderate(2, time.Millisecond),
+			"McastQP":        errors.Join(qp.AttachMcast(group, 0), qp.DetachMcast(group, 0)),
+			"ReregMR":        mr.Rereg(MRChangeAccess, MRChange{Access: 0}),
+			"FastMR":         fast.Map(mem, nil, addr, 8, addr),
+			"MRAdviser":      pd.AdviseMR(0, 0, nil),
+			"UserQP":         lacks(As[UserQP](qp.drv)),
+			"UserContexter":  lacks(As[UserContexter](dev.drv)),
+			"Disassociator":  lacks(As[Disassociator](dev.drv)),
+			"the own driver": lacks(As[everything](dev.drv)),
+		} {
+			if err != nil {
+				t.Errorf("%T: %s: %v", dev.drv, what, err)
+			}
+		}
+		must(t, errors.Join(ah.Destroy(), x.Dealloc(), mw.Dealloc(), srq.Destroy(), fast.Dereg(), mr.Dereg(), qp.Destroy(), cq.Destroy(),
+			pd.Dealloc(), core.Unregister(d)))
+	}
+	if _, ok := As[UserQP](DriverQP(nil)); ok {
+		t.Error("nothing has an ability")
+	}
+}
+
+func lacks[T any](_ T, ok bool) error {
+	if !ok {
+		return errors.New("lost")
+	}
+	return nil
+}
