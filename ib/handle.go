@@ -10,10 +10,10 @@ type DeviceHandle struct{ dev *Device }
 // Device is the device as consumers see it.
 func (h *DeviceHandle) Device() *Device { return h.dev }
 
-// The following return the driver's side of a consumer's object: nil for one that is nil or of another device. A driver's own
+// The following methods return the driver's side of a consumer's object: nil for one that is nil or of another device. A driver's own
 // type is found in it with [As], which also looks behind wrappers. For what a work request names see [QPHandle].
 
-// PD may not sleep.
+// PD returns the driver's side of a protection domain. It may not sleep.
 func (h *DeviceHandle) PD(pd *PD) DriverPD {
 	if pd == nil || pd.dev != h.dev {
 		return nil
@@ -21,7 +21,7 @@ func (h *DeviceHandle) PD(pd *PD) DriverPD {
 	return pd.drv
 }
 
-// MR may not sleep.
+// MR returns the driver's side of a memory region. It may not sleep.
 func (h *DeviceHandle) MR(mr *MR) DriverMR {
 	if mr == nil || mr.dev != h.dev {
 		return nil
@@ -29,7 +29,7 @@ func (h *DeviceHandle) MR(mr *MR) DriverMR {
 	return mr.drv
 }
 
-// MW may not sleep.
+// MW returns the driver's side of a memory window. It may not sleep.
 func (h *DeviceHandle) MW(mw *MW) DriverMW {
 	if mw == nil || mw.dev != h.dev {
 		return nil
@@ -37,7 +37,7 @@ func (h *DeviceHandle) MW(mw *MW) DriverMW {
 	return mw.drv
 }
 
-// CQ may not sleep.
+// CQ returns the driver's side of a completion queue. It may not sleep.
 func (h *DeviceHandle) CQ(cq *CQ) DriverCQ {
 	if cq == nil || cq.dev != h.dev {
 		return nil
@@ -45,7 +45,7 @@ func (h *DeviceHandle) CQ(cq *CQ) DriverCQ {
 	return cq.drv
 }
 
-// QP may not sleep.
+// QP returns the driver's side of a queue pair. It may not sleep.
 func (h *DeviceHandle) QP(qp *QP) DriverQP {
 	if qp == nil || qp.dev != h.dev {
 		return nil
@@ -53,7 +53,7 @@ func (h *DeviceHandle) QP(qp *QP) DriverQP {
 	return qp.drv
 }
 
-// SRQ may not sleep.
+// SRQ returns the driver's side of a shared receive queue. It may not sleep.
 func (h *DeviceHandle) SRQ(srq *SRQ) DriverSRQ {
 	if srq == nil || srq.dev != h.dev {
 		return nil
@@ -61,7 +61,7 @@ func (h *DeviceHandle) SRQ(srq *SRQ) DriverSRQ {
 	return srq.drv
 }
 
-// AH may not sleep.
+// AH returns the driver's side of an address handle. It may not sleep.
 func (h *DeviceHandle) AH(ah *AH) DriverAH {
 	if ah == nil || ah.dev != h.dev {
 		return nil
@@ -69,7 +69,7 @@ func (h *DeviceHandle) AH(ah *AH) DriverAH {
 	return ah.drv
 }
 
-// XRCD may not sleep.
+// XRCD returns the driver's side of an XRC domain. It may not sleep.
 func (h *DeviceHandle) XRCD(x *XRCD) DriverXRCD {
 	if x == nil || x.dev != h.dev {
 		return nil
@@ -107,16 +107,16 @@ func (h QPHandle) SetNum(n uint32) { h.qp.num = n }
 // Num is the queue pair's number.
 func (h QPHandle) Num() uint32 { return h.qp.num }
 
-// The following return the driver's side of what a work request names, as the methods of [DeviceHandle] do: nil for an object
+// The following methods return the driver's side of what a work request names, as the methods of [DeviceHandle] do: nil for an object
 // that is nil or not of the queue pair's device. They may be called under the driver's locks.
 
-// AH may not sleep.
+// AH returns the driver's side of an address handle. It may not sleep.
 func (h QPHandle) AH(ah *AH) DriverAH { return h.qp.dev.handle.AH(ah) }
 
-// MR may not sleep.
+// MR returns the driver's side of a memory region. It may not sleep.
 func (h QPHandle) MR(mr *MR) DriverMR { return h.qp.dev.handle.MR(mr) }
 
-// MW may not sleep.
+// MW returns the driver's side of a memory window. It may not sleep.
 func (h QPHandle) MW(mw *MW) DriverMW { return h.qp.dev.handle.MW(mw) }
 
 // DriverQPInit is what a driver makes a queue pair of: [QPInitAttr] with the driver's side of what it refers to.

@@ -250,8 +250,8 @@ func (mr *MR) dereg() error {
 	return mr.drv.Dereg()
 }
 
-// beginChange guards what the midlayer knows of the region. It does not wait: who changes a region twice at once does not know
-// what it is to be.
+// beginChange guards what the midlayer knows of the region. It does not wait: the result of two changes at once would be
+// undefined, so the second is refused.
 func (mr *MR) beginChange() error {
 	if mr.uses.Load() == destroyed {
 		return mr.live()
