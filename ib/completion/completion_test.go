@@ -1,0 +1,332 @@
+package completion_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+	"verbena/ib/completion"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var contexts = map[string]completion.Context{
+	"direct": completion.Direct, "callback": completion.Callback, "worker": completion.Worker,
+}
+
+// world is a device, in checked mode, with memory.
+type world struct {
+	t   *testing.T
+	dev *ib.Device
+	at  ib.Local
+	pd  *ib.PD
+	mr  *ib.MR
+	buf []byte
+}
+
+func newWorld(t *testing.T) *world {
+	core := &ib.Core{}
+	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	d := loopback.New("lo0", nil)
+	check(t, core.Register(d.Handle()))
+	w := &world{t: t, dev: d.IB(), buf: make([]byte, 4096)}
+	var err error
+	w.at, err = w.dev.Local(1)
+	check(t, err)
+	w.pd, err = w.dev.AllocPD()
+	check(t, err)
+	w.mr, err = w.pd.RegBytes(w.buf, ib.AccessLocalWrite)
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, w.mr.Dereg())
+		check(t, w.pd.Dealloc())
+		check(t, core.Unregister(d.Handle()))
+	})
+	return w
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) sgl(off, n int) []ib.SGE {
+	return []ib.SGE{{Addr: w.mr.Addr() + uint64(off), Length: uint32(n), LKey: w.mr.LKey()}}
+}
+
+func (w *world) cq(entries int, c completion.Context) *completion.CQ {
+	w.t.Helper()
+	cq, err := completion.New(w.dev, completion.Init{Entries: entries, Context: c, Failed: func(err error) { w.t.Error(err) }})
+	check(w.t, err)
+	w.t.Cleanup(func() { check(w.t, cq.Destroy()) })
+	return cq
+}
+
+func (w *world) qp(cq *completion.CQ, depth uint32) *completion.QP {
+	w.t.Helper()
+	qp, err := cq.CreateQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC, Cap: ib.QPCap{
+		MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1,
+	}})
+	check(w.t, err)
+	return qp
+}
+
+func (w *world) pair(cq *completion.CQ, depth uint32) (a, b *completion.QP) {
+	w.t.Helper()
+	a, b = w.qp(cq, depth), w.qp(cq, depth)
+	check(w.t, ib.ConnectPair(a.QP, b.QP, w.at, w.at, ib.Path{}))
+	return a, b
+}
+
+// process handles the completions of a Direct queue until done holds; the others do so themselves.
+func process(t *testing.T, cq *completion.CQ, c completion.Context, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !done(); time.Sleep(10 * time.Microsecond) {
+		if c == completion.Direct {
+			_, err := cq.Process(8)
+			check(t, err)
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the completions do not come")
+		}
+	}
+}
+
+// Every function is called once, in order, with the ID that was posted, and may post again.
+func TestExchange(t *testing.T) {
+	const messages, depth = 1000, 4
+	for name, c := range contexts {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			cq := w.cq(4*depth+4, c)
+			a, b := w.pair(cq, depth)
+			var sent, received atomic.Uint64
+			var recv func(id uint64) error
+			recv = func(id uint64) error {
+				return b.PostRecv(ib.RecvWR{ID: id, SGList: w.sgl(8, 8)}, func(wc *ib.WC) {
+					n := received.Add(1)
+					if wc.ID != n || wc.Status != ib.WCSuccess || wc.Opcode != ib.WCRecv {
+						t.Errorf("receive %d: got %+v", n, wc)
+					}
+					if id += depth; id <= messages {
+						if err := recv(id); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			for id := range uint64(depth) {
+				check(t, recv(id+1))
+			}
+			var send func(id uint64) error
+			send = func(id uint64) error {
+				return a.PostSend(ib.SendWR{ID: id, Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, func(wc *ib.WC) {
+					n := sent.Add(1)
+					if wc.ID != n || wc.Status != ib.WCSuccess || wc.Opcode != ib.WCSend {
+						t.Errorf("send %d: got %+v", n, wc)
+					}
+					if c == completion.Worker && n%100 == 0 {
+						time.Sleep(time.Millisecond) // as functions may there
+					}
+					if id < messages {
+						if err := send(id + 1); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			check(t, send(1))
+			process(t, cq, c, func() bool { return sent.Load() == messages && received.Load() == messages })
+			check(t, a.Close(t.Context()))
+			check(t, b.Close(t.Context()))
+		})
+	}
+}
+
+// A completion queue cannot overrun: what it has no room for is refused, until a function has been called.
+func TestNoOverrun(t *testing.T) {
+	w := newWorld(t)
+	cq := w.cq(2+3, completion.Direct)
+	qp := w.qp(cq, 8)
+	check(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	calls := 0
+	post := func() error {
+		return qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(wc *ib.WC) { calls++ })
+	}
+	for range 3 {
+		check(t, post())
+	}
+	if err := post(); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("got %v, want ENOMEM", err)
+	}
+	n, err := cq.Process(1)
+	check(t, err)
+	if n != 1 || calls != 1 {
+		t.Errorf("got %d completions, %d calls, want 1 of each", n, calls)
+	}
+	check(t, post())
+	check(t, qp.Close(t.Context()))
+	if calls != 4 {
+		t.Errorf("got %d calls, want 4", calls)
+	}
+}
+
+// Drain returns when every function has been called, with whatever state the queue pair was in, and however full its queues.
+func TestDrain(t *testing.T) {
+	const depth = 8
+	for name, c := range contexts {
+		for _, connected := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s,connected=%v", name, connected), func(t *testing.T) {
+				w := newWorld(t)
+				cq := w.cq(4*depth+4, c)
+				a, b := w.qp(cq, depth), w.qp(cq, depth)
+				if connected {
+					check(t, ib.ConnectPair(a.QP, b.QP, w.at, w.at, ib.Path{}))
+				} else {
+					check(t, a.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
+						ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
+				}
+				var calls atomic.Int32
+				want := int32(0)
+				for range depth {
+					check(t, a.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(wc *ib.WC) {
+						if wc.Status != ib.WCWRFlushErr {
+							t.Errorf("receive: got %v", wc.Status)
+						}
+						calls.Add(1)
+					}))
+					want++
+					if connected { // the peer has no receives, so these wait
+						check(t, a.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, func(*ib.WC) { calls.Add(1) }))
+						want++
+					}
+				}
+				check(t, a.Drain(t.Context()))
+				if n := calls.Load(); n != want {
+					t.Errorf("got %d calls, want %d", n, want)
+				}
+				check(t, a.Drain(t.Context())) // again
+				check(t, a.Destroy())
+				check(t, b.Close(t.Context())) // in RESET or RTS
+			})
+		}
+	}
+}
+
+// Several drain at once, and one whose context has ended does not spoil it for the others.
+func TestDrainTogether(t *testing.T) {
+	w := newWorld(t)
+	cq := w.cq(16, completion.Worker)
+	a, b := w.pair(cq, 4)
+	hold := make(chan int)
+	check(t, a.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(*ib.WC) { <-hold }))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	if err := a.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want a deadline", err)
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if err := a.Drain(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	close(hold)
+	wg.Wait()
+	check(t, a.Destroy())
+	check(t, b.Close(t.Context()))
+}
+
+// Completions that are left of a queue pair that was destroyed call nothing, and are not taken for another's.
+func TestDestroyWithoutDrain(t *testing.T) {
+	w := newWorld(t)
+	cq := w.cq(2+2, completion.Direct)
+	a := w.qp(cq, 4)
+	check(t, a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	for range 2 {
+		check(t, a.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(*ib.WC) { t.Error("a function of a destroyed queue pair is called") }))
+	}
+	check(t, a.Destroy())
+	b := w.qp(cq, 4)
+	check(t, b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	var ids []uint64
+	for id := range uint64(2) {
+		check(t, b.PostRecv(ib.RecvWR{ID: 7 + id, SGList: w.sgl(0, 8)}, func(wc *ib.WC) { ids = append(ids, wc.ID) }))
+	}
+	check(t, b.Close(t.Context()))
+	if want := []uint64{7, 8}; !slices.Equal(ids, want) {
+		t.Errorf("got calls for %v, want %v", ids, want)
+	}
+}
+
+// A queue that a queue pair uses is not destroyed, and goes on.
+func TestDestroyRefused(t *testing.T) {
+	for name, c := range contexts {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			cq := w.cq(16, c)
+			a, b := w.pair(cq, 4)
+			if err := cq.Destroy(); !errors.Is(err, syscall.EBUSY) {
+				t.Fatalf("got %v, want EBUSY", err)
+			}
+			var calls atomic.Int32
+			check(t, b.PostRecv(ib.RecvWR{SGList: w.sgl(8, 8)}, func(*ib.WC) { calls.Add(1) }))
+			check(t, a.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, func(*ib.WC) { calls.Add(1) }))
+			process(t, cq, c, func() bool { return calls.Load() == 2 })
+			check(t, a.Close(t.Context()))
+			check(t, b.Close(t.Context()))
+		})
+	}
+}
+
+// More completions than one turn takes are handled all the same.
+func TestManyAtOnce(t *testing.T) {
+	const n = 1000
+	for name, c := range contexts {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			cq := w.cq(n+2, c)
+			qp := w.qp(cq, n)
+			check(t, qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
+			var calls atomic.Int32
+			for range n {
+				check(t, qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(*ib.WC) { calls.Add(1) }))
+			}
+			check(t, qp.Close(t.Context()))
+			if got := calls.Load(); got != n {
+				t.Errorf("got %d calls, want %d", got, n)
+			}
+		})
+	}
+}
+
+func TestBadArguments(t *testing.T) {
+	w := newWorld(t)
+	for _, init := range []completion.Init{{}, {Entries: -1}, {Entries: 1, Context: completion.Worker + 1}} {
+		if _, err := completion.New(w.dev, init); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("%+v: got %v, want EINVAL", init, err)
+		}
+	}
+	cq := w.cq(1, completion.Direct)
+	if _, err := cq.CreateQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC}); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("a queue pair on a queue without room: got %v, want ENOMEM", err)
+	}
+	other := w.cq(2, completion.Direct) // nothing has been lost
+	qp, err := completion.NewQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC}, cq, other)
+	check(t, err)
+	check(t, qp.Close(t.Context()))
+}

@@ -1,0 +1,255 @@
+package completion
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Context is where completions are handled. (enum ib_poll_context)
+type Context uint8
+
+const (
+	// Direct: nowhere but in [CQ.Process]. (IB_POLL_DIRECT)
+	Direct Context = iota
+	// Callback: in the completion handler, with the least delay. Functions may not sleep. (IB_POLL_SOFTIRQ)
+	Callback
+	// Worker: on a goroutine of the queue. Functions may sleep, and delay those after them. (IB_POLL_WORKQUEUE)
+	Worker
+)
+
+// Done is called with the completion of a work request, whose ID is the one that was posted; wc is the callee's until it
+// returns. The calls of one CQ come one at a time, in the order of the completions. It may post, and may not destroy the queue.
+type Done func(wc *ib.WC)
+
+// Init is what a queue is made with.
+type Init struct {
+	Entries int // work requests that can be posted and not completed, in all
+	Context Context
+	Vector  int // which of the device's completion vectors reports
+	// Failed is called, at most once, when the queue cannot be polled any more, such as after an overrun that the driver has
+	// found. It may not sleep. May be nil.
+	Failed func(error)
+}
+
+// CQ is a completion queue whose completions call functions. All methods may be called from any goroutine.
+type CQ struct {
+	cq     *ib.CQ
+	init   Init
+	polled sync.Mutex // held by the one that polls
+	wc     [16]ib.WC  // under polled
+
+	closing atomic.Bool // nothing is polled any more
+
+	mu     sync.Mutex
+	slots  []slot
+	free   []uint32 // slots that are not in use
+	failed bool
+
+	wake chan struct{} // Worker: there may be completions; closed by Destroy
+	end  sync.WaitGroup
+}
+
+// slot is a work request that is posted. It is known to the device by its place and its generation, so that a completion which
+// is left of a queue pair that was destroyed is not taken for another's.
+type slot struct {
+	done Done
+	id   uint64 // the caller's
+	qp   *QP    // nil: of a shared receive queue
+	gen  uint32
+	used bool
+}
+
+// batch is how many completions are handled before others get a turn. (IB_POLL_BUDGET_WORKQUEUE)
+const batch = 256
+
+// New makes a queue on a device. It may sleep.
+func New(d *ib.Device, init Init) (*CQ, error) {
+	if init.Entries < 1 || init.Context > Worker {
+		return nil, fmt.Errorf("create cq: %d entries, context %d: %w", init.Entries, init.Context, syscall.EINVAL)
+	}
+	q := &CQ{init: init, slots: make([]slot, init.Entries), free: make([]uint32, init.Entries)}
+	for i := range q.free {
+		q.free[i] = uint32(len(q.free) - 1 - i)
+	}
+	attr := ib.CQInit{Entries: init.Entries, Vector: init.Vector, Event: func(_ *ib.CQ, e ib.EventType) {
+		q.fail(fmt.Errorf("completion queue: %v: %w", e, syscall.EIO))
+	}}
+	switch init.Context {
+	case Callback:
+		attr.Handler = func(*ib.CQ) { q.serve() }
+	case Worker:
+		q.wake = make(chan struct{}, 1)
+		attr.Handler = func(*ib.CQ) {
+			select {
+			case q.wake <- struct{}{}:
+			default:
+			}
+		}
+	}
+	var err error
+	if q.cq, err = d.CreateCQ(attr); err != nil {
+		return nil, err
+	}
+	if init.Context == Direct {
+		return q, nil
+	}
+	if _, err = q.cq.ReqNotify(ib.NotifyNextComp); err != nil {
+		q.cq.Destroy()
+		return nil, err
+	}
+	if init.Context == Worker {
+		q.end.Go(func() {
+			for range q.wake {
+				q.serve()
+			}
+		})
+	}
+	return q, nil
+}
+
+// IB returns the queue itself, such as to resize or moderate it. Whoever polls or arms it breaks this one.
+func (q *CQ) IB() *ib.CQ { return q.cq }
+
+// Process handles up to budget completions and returns how many there were. It is for Direct queues, and sleeps as the
+// functions do.
+func (q *CQ) Process(budget int) (int, error) {
+	q.polled.Lock()
+	defer q.polled.Unlock()
+	return q.process(budget)
+}
+
+// process is called with polled held.
+func (q *CQ) process(budget int) (handled int, err error) {
+	for handled < budget {
+		n, err := q.cq.Poll(q.wc[:min(len(q.wc), budget-handled)])
+		for i := range q.wc[:n] {
+			q.complete(&q.wc[i])
+		}
+		handled += n
+		if err != nil {
+			q.fail(err)
+			return handled, err
+		}
+		if n == 0 {
+			break
+		}
+	}
+	return handled, nil
+}
+
+// serve handles completions until there are none, and arms the queue.
+func (q *CQ) serve() {
+	q.polled.Lock()
+	defer q.polled.Unlock()
+	for !q.closing.Load() {
+		n, err := q.process(batch)
+		if err != nil {
+			return
+		}
+		if n == batch {
+			if q.init.Context == Callback { // others have callbacks as well
+				q.end.Go(q.serve)
+				return
+			}
+			runtime.Gosched()
+			continue
+		}
+		if missed, err := q.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); err != nil || !missed {
+			if err != nil {
+				q.fail(err)
+			}
+			return
+		}
+	}
+}
+
+func (q *CQ) complete(wc *ib.WC) {
+	s, ok := q.put(wc.ID)
+	if !ok {
+		return // of a queue pair that was destroyed
+	}
+	wc.ID = s.id
+	if s.done != nil {
+		s.done(wc)
+	}
+}
+
+func (q *CQ) fail(err error) {
+	q.mu.Lock()
+	first := !q.failed
+	q.failed = true
+	q.mu.Unlock()
+	if first && q.init.Failed != nil {
+		q.init.Failed(err)
+	}
+}
+
+// get takes a slot for a work request, and returns how the device knows it. It does not sleep.
+func (q *CQ) get(qp *QP, done Done, id uint64) (uint64, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := len(q.free)
+	if n == 0 {
+		return 0, fmt.Errorf("the completion queue has room for %d work requests, which are all posted: %w", len(q.slots), syscall.ENOMEM)
+	}
+	i := q.free[n-1]
+	q.free = q.free[:n-1]
+	s := &q.slots[i]
+	*s = slot{done: done, id: id, qp: qp, gen: s.gen + 1, used: true}
+	return uint64(s.gen)<<32 | uint64(i), nil
+}
+
+// put gives a slot back, false if it is not in use by that work request.
+func (q *CQ) put(id uint64) (slot, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	i := uint32(id)
+	if int(i) >= len(q.slots) || !q.slots[i].used || q.slots[i].gen != uint32(id>>32) {
+		return slot{}, false
+	}
+	return q.release(i), true
+}
+
+// release is called with mu held.
+func (q *CQ) release(i uint32) slot {
+	s := q.slots[i]
+	q.slots[i] = slot{gen: s.gen}
+	q.free = append(q.free, i)
+	return s
+}
+
+// forget gives back the slots of a queue pair that does not exist any more.
+func (q *CQ) forget(qp *QP) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range q.slots {
+		if q.slots[i].used && q.slots[i].qp == qp {
+			q.release(uint32(i))
+		}
+	}
+}
+
+// Destroy frees the queue, EBUSY while a queue pair uses it. When it returns no function runs, and none will be called: drain its
+// queue pairs before. It may sleep, and must not be called by one of the functions.
+func (q *CQ) Destroy() error {
+	q.closing.Store(true)
+	q.polled.Lock() // nobody is polling now, or will
+	q.polled.Unlock()
+	if err := q.cq.Destroy(); err != nil {
+		q.closing.Store(false)
+		if q.init.Context != Direct {
+			q.end.Go(q.serve) // what came meanwhile
+		}
+		return err
+	}
+	if q.wake != nil {
+		close(q.wake)
+	}
+	q.end.Wait()
+	return nil
+}

@@ -1,0 +1,156 @@
+package ib
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"syscall"
+)
+
+// Endpoint is what a peer has to know of a queue pair, to connect to it or to send datagrams to it. Peers exchange endpoints by
+// a way of their own, such as a TCP connection.
+type Endpoint struct {
+	GID  GID
+	QPN  uint32
+	PSN  uint32 // of the first packet that it sends; 24 bits
+	MTU  MTU
+	QKey uint32 // QPTypeUD
+}
+
+// Local is a place on a device to connect from: a port and an entry of its GID table.
+type Local struct {
+	Port     int
+	GIDIndex int
+	GID      GID
+	MTU      MTU
+}
+
+// Local returns the first address of a port that peers on other hosts can use: one that is not link-local, RoCE v2 before other
+// types; else the first that there is. EADDRNOTAVAIL if the port has none. It may sleep.
+func (d *Device) Local(port int) (Local, error) {
+	defer d.sleeps("Device.Local").leave()
+	p, err := d.QueryPort(port)
+	if err != nil {
+		return Local{}, err
+	}
+	best, bestRank := Local{Port: port, MTU: p.ActiveMTU}, 0
+	for i := range p.GIDTableLen {
+		e, err := d.QueryGID(port, i)
+		if err != nil || e.GID.IsZero() {
+			continue
+		}
+		rank := 1
+		if e.Type == GIDTypeRoCEv2 {
+			rank++
+		}
+		if !netip.AddrFrom16(e.GID).Unmap().IsLinkLocalUnicast() {
+			rank += 2
+		}
+		if rank > bestRank {
+			best.GID, best.GIDIndex, bestRank = e.GID, i, rank
+		}
+	}
+	if bestRank == 0 {
+		return Local{}, fmt.Errorf("local address: port %d of %s has no GID: %w", port, d.name, syscall.EADDRNOTAVAIL)
+	}
+	return best, nil
+}
+
+// Endpoint returns the endpoint of a queue pair that is to be connected from l, with a random first packet number.
+func (l Local) Endpoint(qp *QP) Endpoint {
+	return Endpoint{GID: l.GID, QPN: qp.Num(), PSN: rand.Uint32N(1 << 24), MTU: l.MTU}
+}
+
+// Path has the options of a connection. The zero Path suits a local network.
+type Path struct {
+	Access       AccessFlags // what the peer may do; regions have rights of their own
+	MaxRdAtomic  uint8       // RDMA READs and atomics in flight, each way; 0: 1
+	MinRNRTimer  uint8       // code, IBA table 45: how long the peer waits when there is no receive; 0: 1, 0.01 ms
+	Timeout      uint8       // local ACK timeout: 4.096 us * 2^Timeout; 0: 14, 67 ms
+	RetryCnt     uint8       // before the peer counts as lost; 0: 7
+	RNRRetry     uint8       // how often a peer without a receive is asked again; 0: 7, for ever
+	SL           uint8
+	HopLimit     uint8 // 0: 64
+	TrafficClass uint8
+	FlowLabel    uint32
+}
+
+// Connect takes a connected queue pair, RC or UC, from RESET to RTS, towards peer; own is what the peer was told. The peer may
+// send as soon as its own Connect has returned, so that receives are posted before own is given away. After an error the queue
+// pair may be in any state up to RTR: take it to RESET, or destroy it. It may sleep. (The ladder of IBA 11.2.5.2)
+func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
+	fail := func(err error) error {
+		return fmt.Errorf("connect qp %d to %v qp %d: %w", qp.num, peer.GID, peer.QPN, err)
+	}
+	reliable := qp.Type() == QPTypeRC
+	if !reliable && qp.Type() != QPTypeUC {
+		return fail(fmt.Errorf("a queue pair of type %v has no connection: %w", qp.Type(), syscall.EINVAL))
+	}
+	if own.QPN != qp.num {
+		return fail(fmt.Errorf("the endpoint is of qp %d: %w", own.QPN, syscall.EINVAL))
+	}
+	mtu := min(cmp.Or(own.MTU, l.MTU), cmp.Or(peer.MTU, l.MTU))
+	if !mtu.Valid() {
+		return fail(fmt.Errorf("MTU %d: %w", mtu, syscall.EINVAL))
+	}
+	attr := QPAttr{
+		State: QPInit, Port: uint8(l.Port), AccessFlags: p.Access,
+		PathMTU: mtu, DestQPN: peer.QPN, RQPSN: peer.PSN, SQPSN: own.PSN,
+		AH: AHAttr{HasGRH: true, Port: uint8(l.Port), SL: p.SL, GRH: GlobalRoute{
+			DGID: peer.GID, SGIDIndex: uint8(l.GIDIndex), HopLimit: cmp.Or(p.HopLimit, 64),
+			TrafficClass: p.TrafficClass, FlowLabel: p.FlowLabel,
+		}},
+		MaxRdAtomic: max(p.MaxRdAtomic, 1), MaxDestRdAtomic: max(p.MaxRdAtomic, 1), MinRNRTimer: cmp.Or(p.MinRNRTimer, 1),
+		Timeout: cmp.Or(p.Timeout, 14), RetryCnt: cmp.Or(p.RetryCnt, 7), RNRRetry: cmp.Or(p.RNRRetry, 7),
+	}
+	masks := [...]QPAttrMask{
+		QPInit: QPAttrState | QPAttrPKeyIndex | QPAttrPort | QPAttrAccessFlags,
+		QPRTR:  QPAttrState | QPAttrAV | QPAttrPathMTU | QPAttrDestQPN | QPAttrRQPSN,
+		QPRTS:  QPAttrState | QPAttrSQPSN,
+	}
+	if reliable {
+		masks[QPRTR] |= QPAttrMaxDestRdAtomic | QPAttrMinRNRTimer
+		masks[QPRTS] |= QPAttrTimeout | QPAttrRetryCnt | QPAttrRNRRetry | QPAttrMaxRdAtomic
+	}
+	for attr.State = QPInit; attr.State <= QPRTS; attr.State++ {
+		if err := qp.Modify(attr, masks[attr.State]); err != nil {
+			return fail(err)
+		}
+	}
+	return nil
+}
+
+// ConnectDatagram takes a datagram queue pair from RESET to RTS. Only datagrams with the Q_Key are received. It may sleep.
+func (qp *QP) ConnectDatagram(l Local, own Endpoint) error {
+	if qp.Type() != QPTypeUD {
+		return fmt.Errorf("connect qp %d: a queue pair of type %v has no datagrams: %w", qp.num, qp.Type(), syscall.EINVAL)
+	}
+	attr := QPAttr{Port: uint8(l.Port), QKey: own.QKey, SQPSN: own.PSN}
+	for _, step := range [...]struct {
+		state QPState
+		mask  QPAttrMask
+	}{
+		{QPInit, QPAttrPKeyIndex | QPAttrPort | QPAttrQKey}, {QPRTR, 0}, {QPRTS, QPAttrSQPSN},
+	} {
+		attr.State = step.state
+		if err := qp.Modify(attr, QPAttrState|step.mask); err != nil {
+			return fmt.Errorf("connect qp %d: %w", qp.num, err)
+		}
+	}
+	return nil
+}
+
+// AddressTo returns the address of a peer, for [PD.CreateAH].
+func (l Local) AddressTo(peer GID) AHAttr {
+	return AHAttr{HasGRH: true, Port: uint8(l.Port), GRH: GlobalRoute{DGID: peer, SGIDIndex: uint8(l.GIDIndex), HopLimit: 64}}
+}
+
+// ConnectPair connects two queue pairs of one device, or of devices that reach each other, from l and to m. It may sleep.
+func ConnectPair(a, b *QP, l, m Local, p Path) error {
+	x, y := l.Endpoint(a), m.Endpoint(b)
+	if err := a.Connect(l, x, y, p); err != nil {
+		return err
+	}
+	return b.Connect(m, y, x, p)
+}
