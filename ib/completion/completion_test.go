@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -219,7 +218,7 @@ func TestDrain(t *testing.T) {
 				}
 				check(t, a.Drain(t.Context())) // again
 				check(t, a.Destroy())
-				check(t, b.Close(t.Context())) // in RESET or RTS
+				check(t, b.Close(t.Context())) // in RESET, or in RTS
 			})
 		}
 	}
@@ -251,25 +250,41 @@ func TestDrainTogether(t *testing.T) {
 	check(t, b.Close(t.Context()))
 }
 
-// Completions that are left of a queue pair that was destroyed call nothing, and are not taken for another's.
-func TestDestroyWithoutDrain(t *testing.T) {
-	w := newWorld(t)
-	cq := w.cq(2+2, completion.Direct)
-	a := w.qp(cq, 4)
-	check(t, a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-	for range 2 {
-		check(t, a.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(*ib.WC) { t.Error("a function of a destroyed queue pair is called") }))
-	}
-	check(t, a.Destroy())
-	b := w.qp(cq, 4)
-	check(t, b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-	var ids []uint64
-	for id := range uint64(2) {
-		check(t, b.PostRecv(ib.RecvWR{ID: 7 + id, SGList: w.sgl(0, 8)}, func(wc *ib.WC) { ids = append(ids, wc.ID) }))
-	}
-	check(t, b.Close(t.Context()))
-	if want := []uint64{7, 8}; !slices.Equal(ids, want) {
-		t.Errorf("got calls for %v, want %v", ids, want)
+// Receives of a shared queue complete on the queue that they were posted through; what is left gives its room back.
+func TestSharedReceiveQueue(t *testing.T) {
+	for name, c := range contexts {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			cq := w.cq(2*2+4, c)
+			srq, err := w.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
+			check(t, err)
+			var pairs [2]*completion.QP
+			for i := range pairs {
+				pairs[i], err = cq.CreateQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC, SRQ: srq, Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}})
+				check(t, err)
+			}
+			check(t, ib.ConnectPair(pairs[0].QP, pairs[1].QP, w.at, w.at, ib.Path{}))
+			var received, sent atomic.Int32
+			for id := range uint64(3) {
+				check(t, cq.PostSRQ(srq, ib.RecvWR{ID: id, SGList: w.sgl(8, 8)}, func(wc *ib.WC) {
+					if n := received.Add(1); uint64(n) != wc.ID+1 {
+						t.Errorf("call %d: got the receive %d", n, wc.ID)
+					}
+				}))
+			}
+			check(t, pairs[0].PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, func(*ib.WC) { sent.Add(1) }))
+			process(t, cq, c, func() bool { return sent.Load() == 1 && received.Load() == 1 })
+			check(t, errors.Join(pairs[0].Close(t.Context()), pairs[1].Close(t.Context()), cq.DestroySRQ(srq)))
+			if n := received.Load(); n != 1 {
+				t.Errorf("got %d calls for receives, want 1", n)
+			}
+			qp := w.qp(cq, 8) // there is room for all again
+			check(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+			for range 2*2 + 4 - 2 {
+				check(t, qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, nil))
+			}
+			check(t, qp.Close(t.Context()))
+		})
 	}
 }
 

@@ -54,14 +54,13 @@ type CQ struct {
 	end  sync.WaitGroup
 }
 
-// slot is a work request that is posted. It is known to the device by its place and its generation, so that a completion which
-// is left of a queue pair that was destroyed is not taken for another's.
+// slot is a work request that is posted. It is known to the device by its place and its generation, so that a late completion is
+// not taken for another's.
 type slot struct {
-	done Done
-	id   uint64 // the caller's
-	qp   *QP    // nil: of a shared receive queue
-	gen  uint32
-	used bool
+	done  Done
+	id    uint64 // the caller's
+	owner any    // the QP or ib.SRQ that it is posted to; nil: the slot is free
+	gen   uint32
 }
 
 // batch is how many completions are handled before others get a turn. (IB_POLL_BUDGET_WORKQUEUE)
@@ -171,7 +170,7 @@ func (q *CQ) serve() {
 func (q *CQ) complete(wc *ib.WC) {
 	s, ok := q.put(wc.ID)
 	if !ok {
-		return // of a queue pair that was destroyed
+		return // a mark that Drain has given up
 	}
 	wc.ID = s.id
 	if s.done != nil {
@@ -190,7 +189,7 @@ func (q *CQ) fail(err error) {
 }
 
 // get takes a slot for a work request, and returns how the device knows it. It does not sleep.
-func (q *CQ) get(qp *QP, done Done, id uint64) (uint64, error) {
+func (q *CQ) get(owner any, done Done, id uint64) (uint64, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := len(q.free)
@@ -200,7 +199,7 @@ func (q *CQ) get(qp *QP, done Done, id uint64) (uint64, error) {
 	i := q.free[n-1]
 	q.free = q.free[:n-1]
 	s := &q.slots[i]
-	*s = slot{done: done, id: id, qp: qp, gen: s.gen + 1, used: true}
+	*s = slot{done: done, id: id, owner: owner, gen: s.gen + 1}
 	return uint64(s.gen)<<32 | uint64(i), nil
 }
 
@@ -209,7 +208,7 @@ func (q *CQ) put(id uint64) (slot, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	i := uint32(id)
-	if int(i) >= len(q.slots) || !q.slots[i].used || q.slots[i].gen != uint32(id>>32) {
+	if int(i) >= len(q.slots) || q.slots[i].owner == nil || q.slots[i].gen != uint32(id>>32) {
 		return slot{}, false
 	}
 	return q.release(i), true
@@ -223,19 +222,47 @@ func (q *CQ) release(i uint32) slot {
 	return s
 }
 
-// forget gives back the slots of a queue pair that does not exist any more.
-func (q *CQ) forget(qp *QP) {
+// forget gives back the slots of an owner that does not exist any more.
+func (q *CQ) forget(owner any) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.slots {
-		if q.slots[i].used && q.slots[i].qp == qp {
+		if q.slots[i].owner == owner {
 			q.release(uint32(i))
 		}
 	}
 }
 
-// Destroy frees the queue, EBUSY while a queue pair uses it. When it returns no function runs, and none will be called: drain its
-// queue pairs before. It may sleep, and must not be called by one of the functions.
+// PostSRQ posts a receive to a shared receive queue, whose queue pairs all complete their receives on q. It may not sleep.
+func (q *CQ) PostSRQ(srq *ib.SRQ, wr ib.RecvWR, done Done) error {
+	i, err := q.get(srq, done, wr.ID)
+	if err != nil {
+		return fmt.Errorf("post receive: %w", err)
+	}
+	wr.ID = i
+	if _, err := srq.PostRecv(wr); err != nil {
+		q.put(i)
+		return err
+	}
+	return nil
+}
+
+// DestroySRQ destroys a shared receive queue that PostSRQ has posted to, EBUSY while a queue pair uses it. Completions that are
+// left are handled before; the functions of receives that nobody has used are not called. It may sleep, and must not be called
+// by one of the functions.
+func (q *CQ) DestroySRQ(srq *ib.SRQ) error {
+	if err := srq.Destroy(); err != nil {
+		return err
+	}
+	q.polled.Lock()
+	defer q.polled.Unlock()
+	_, err := q.process(len(q.slots))
+	q.forget(srq)
+	return err
+}
+
+// Destroy frees the queue, EBUSY while a queue pair uses it. When it returns no function runs, and none will be called. It may
+// sleep, and must not be called by one of the functions.
 func (q *CQ) Destroy() error {
 	q.closing.Store(true)
 	q.polled.Lock() // nobody is polling now, or will

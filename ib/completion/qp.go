@@ -61,15 +61,8 @@ func (qp *QP) forget() {
 	qp.recv.forget(qp)
 }
 
-// Destroy destroys the queue pair. The functions of work requests that are under way are not called any more: [QP.Close] waits for
-// them. It may sleep, and must not be called by a function of the queue.
-func (qp *QP) Destroy() error {
-	if err := qp.QP.Destroy(); err != nil {
-		return err
-	}
-	qp.forget()
-	return nil
-}
+// Destroy is Close without a bound. It may sleep.
+func (qp *QP) Destroy() error { return qp.Close(context.Background()) }
 
 // PostSend posts a work request; done is called when it has completed, also with an error. ENOMEM while the send queue or the
 // completion queue is full. It may not sleep.
@@ -96,20 +89,6 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 	wr.ID = i
 	if _, err := qp.QP.PostRecv(wr); err != nil {
 		qp.recv.put(i)
-		return err
-	}
-	return nil
-}
-
-// PostSRQ posts a receive to a shared receive queue, whose queue pairs all complete their receives on q. It may not sleep.
-func (q *CQ) PostSRQ(srq *ib.SRQ, wr ib.RecvWR, done Done) error {
-	i, err := q.get(nil, done, wr.ID)
-	if err != nil {
-		return fmt.Errorf("post receive: %w", err)
-	}
-	wr.ID = i
-	if _, err := srq.PostRecv(wr); err != nil {
-		q.put(i)
 		return err
 	}
 	return nil
@@ -206,10 +185,15 @@ func (qp *QP) step(ctx context.Context) error {
 	}
 }
 
-// Close drains the queue pair and destroys it. After an error it has not been destroyed. It may sleep.
+// Close drains the queue pair and destroys it. If ctx ends first it has not been destroyed, and Close may be called again. It may
+// sleep, and must not be called by a function of the queue.
 func (qp *QP) Close(ctx context.Context) error {
 	if err := qp.Drain(ctx); err != nil {
 		return err
 	}
-	return qp.Destroy()
+	if err := qp.QP.Destroy(); err != nil {
+		return err
+	}
+	qp.forget()
+	return nil
 }
