@@ -90,9 +90,12 @@ func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 	if own.QPN != qp.num {
 		return fail(fmt.Errorf("the endpoint is of qp %d: %w", own.QPN, syscall.EINVAL))
 	}
-	mtu := min(cmp.Or(own.MTU, l.MTU), cmp.Or(peer.MTU, l.MTU))
-	if !mtu.Valid() {
-		return fail(fmt.Errorf("MTU %d: %w", mtu, syscall.EINVAL))
+	mtu := l.MTU
+	for _, m := range []MTU{cmp.Or(own.MTU, l.MTU), cmp.Or(peer.MTU, l.MTU)} {
+		if !m.Valid() {
+			return fail(fmt.Errorf("MTU code %d: %w", m, syscall.EINVAL))
+		}
+		mtu = min(mtu, m)
 	}
 	attr := QPAttr{
 		State: QPInit, Port: uint8(l.Port), AccessFlags: p.Access,
