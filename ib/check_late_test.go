@@ -1,6 +1,7 @@
 package ib
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -107,6 +108,26 @@ func TestCheckInUseAtDestroy(t *testing.T) {
 		must(t, b.core.Unregister(&b.dev.handle))
 		w.expect(t, RuleInUse)
 	})
+}
+
+// A thread that waits for an object's end with a context, or joins another that does, is not inside of it.
+func TestCheckDestroyContext(t *testing.T) {
+	b, w := checkedBench(t, nil, nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() { b.qp.DestroyContext(ctx) })
+	}
+	wg.Wait()
+	must(t, b.cq.DestroyContext(ctx))
+	must(t, b.pd.DeallocContext(ctx))
+	must(t, b.core.UnregisterContext(ctx, &b.dev.handle))
+	for _, v := range w.seen() {
+		if v.Rule != RuleUseAfterDestroy { // by the second, if it came late
+			t.Error(v)
+		}
+	}
 }
 
 // A consumer that arms a queue with completions in it, and does not poll then, may wait for ever.

@@ -113,7 +113,8 @@ func (oc *objectCheck) died() {
 	delete(oc.k.live, oc)
 	var inside *frame
 	for _, th := range oc.k.threads {
-		if f := th.find(func(f *frame) bool { return f.obj == oc }); f != nil && th.id != id {
+		// One that waits for the end of the object, having called for it, is not inside it.
+		if f := th.find(func(f *frame) bool { return f.obj == oc && !f.waits }); f != nil && th.id != id {
 			inside = f
 		}
 	}
@@ -176,7 +177,8 @@ func (k *checker) stillInside(d *Device, f *frame) {
 	k.mu.Lock()
 	for id, th := range k.threads {
 		x := th.find(func(x *frame) bool { return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d })
-		if x != nil && th != f.th && (x.obj == nil || !x.obj.abandoned.Load()) {
+		known := x != nil && x.obj != nil && (x.obj.abandoned.Load() || x.obj.destroyed.Load() != nil)
+		if x != nil && th != f.th && !known {
 			calls = append(calls, call{x, id})
 		}
 	}
@@ -186,6 +188,9 @@ func (k *checker) stillInside(d *Device, f *frame) {
 	}
 	all := goroutines()
 	for _, c := range calls {
+		if all[c.id].trace == "" {
+			continue // it has just returned
+		}
 		k.report(Violation{
 			Rule: RuleInsideAtUnregister, What: fmt.Sprintf("%s has not returned when Unregister returns", c.inside.what),
 			Stacks: []Stack{{c.inside.what + ", still inside", all[c.id].trace}, {f.what, trace(f.entry)}},

@@ -57,7 +57,8 @@ func (d *Device) Local(port int) (Local, error) {
 	return best, nil
 }
 
-// Endpoint returns the endpoint of a queue pair that is to be connected from l, with a random first packet number.
+// Endpoint returns the endpoint of a queue pair that is to be connected from l, with a random first packet number. It may
+// not sleep.
 func (l Local) Endpoint(qp *QP) Endpoint {
 	return Endpoint{GID: l.GID, QPN: qp.Num(), PSN: rand.Uint32N(1 << 24), MTU: l.MTU}
 }
@@ -80,6 +81,7 @@ type Path struct {
 // send as soon as its own Connect has returned, so that receives are posted before own is given away. After an error the queue
 // pair may be in any state up to RTR: take it to RESET, or destroy it. It may sleep. (The ladder of IBA 11.2.5.2)
 func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
+	defer qp.sleeps("QP.Connect").leave()
 	fail := func(err error) error {
 		return fmt.Errorf("connect qp %d to %v qp %d: %w", qp.num, peer.GID, peer.QPN, err)
 	}
@@ -126,6 +128,7 @@ func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 
 // ConnectDatagram takes a datagram queue pair from RESET to RTS. Only datagrams with the Q_Key are received. It may sleep.
 func (qp *QP) ConnectDatagram(l Local, own Endpoint) error {
+	defer qp.sleeps("QP.ConnectDatagram").leave()
 	if qp.Type() != QPTypeUD {
 		return fmt.Errorf("connect qp %d: a queue pair of type %v has no datagrams: %w", qp.num, qp.Type(), syscall.EINVAL)
 	}
@@ -144,13 +147,14 @@ func (qp *QP) ConnectDatagram(l Local, own Endpoint) error {
 	return nil
 }
 
-// AddressTo returns the address of a peer, for [PD.CreateAH].
+// AddressTo returns the address of a peer, for [PD.CreateAH]. It may not sleep.
 func (l Local) AddressTo(peer GID) AHAttr {
 	return AHAttr{HasGRH: true, Port: uint8(l.Port), GRH: GlobalRoute{DGID: peer, SGIDIndex: uint8(l.GIDIndex), HopLimit: 64}}
 }
 
 // ConnectPair connects two queue pairs of one device, or of devices that reach each other, from l and to m. It may sleep.
 func ConnectPair(a, b *QP, l, m Local, p Path) error {
+	defer a.sleeps("ConnectPair").leave()
 	x, y := l.Endpoint(a), m.Endpoint(b)
 	if err := a.Connect(l, x, y, p); err != nil {
 		return err

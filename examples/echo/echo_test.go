@@ -89,7 +89,7 @@ func TestUnregisterUnderTraffic(t *testing.T) {
 					case <-stop:
 						return
 					default:
-						c.send(1, c.ah, c.qpn, grhLen, uint32(k%1000))
+						c.send(1, c.ah, c.qpn, uint32(k%1000), nil)
 					}
 				}
 			}()

@@ -5,10 +5,12 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log"
 	"os"
+	"slices"
 	"time"
 
 	"verbena/driver/loopback"
@@ -72,10 +74,10 @@ var errNoAnswer = errors.New("no answer: datagrams may get lost")
 func dial(d *ib.Device, qpn uint32) (*caller, error) {
 	c := &caller{qpn: qpn, answers: make(chan []byte, 1)}
 	var err error
-	if c.endpoint, err = newEndpoint(d, c.answered); err != nil {
+	if c.endpoint, err = newEndpoint(d); err != nil {
 		return nil, err
 	}
-	to := ib.AHAttr{GRH: ib.GlobalRoute{DGID: c.gid, SGIDIndex: c.gidIndex, HopLimit: 64}, HasGRH: true, Port: 1}
+	to := c.here.AddressTo(c.here.GID)
 	if c.ah, err = c.pd.CreateAH(&to); err != nil {
 		return nil, errors.Join(err, c.close())
 	}
@@ -83,32 +85,33 @@ func dial(d *ib.Device, qpn uint32) (*caller, error) {
 }
 
 // answered runs in the completion handler, so it hands the answer over without waiting (point 4).
-func (c *caller) answered(e *endpoint, i int, wc *ib.WC) {
-	answer := append([]byte(nil), e.slot(i)[grhLen:wc.ByteLen]...)
+func (c *caller) answered(wc *ib.WC) {
+	if wc.Status != ib.WCSuccess {
+		return
+	}
 	select {
-	case c.answers <- answer:
+	case c.answers <- slices.Clone(c.slot(0)[grhLen:wc.ByteLen]):
 	default: // nobody waits for it any more
 	}
 }
 
 // call sends a message, which is at most 1024 bytes long, and returns the answer.
-func (c *caller) call(message []byte, patience time.Duration) ([]byte, error) {
+func (c *caller) call(message []byte, timeout time.Duration) ([]byte, error) {
 	select {
 	case <-c.answers: // too late for the last call
 	default:
 	}
 	n := copy(c.slot(1)[grhLen:], message)
-	err := c.post(0)
-	if err == nil {
-		err = c.send(1, c.ah, c.qpn, grhLen, uint32(n))
+	if err := c.receive(0, c.answered); err != nil {
+		return nil, err
 	}
-	if err != nil {
+	if err := c.send(1, c.ah, c.qpn, uint32(n), nil); err != nil {
 		return nil, err
 	}
 	select {
 	case answer := <-c.answers:
 		return answer, nil
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		return nil, errNoAnswer
 	}
 }
@@ -116,7 +119,7 @@ func (c *caller) call(message []byte, patience time.Duration) ([]byte, error) {
 func (c *caller) close() error {
 	var err error
 	if c.ah != nil {
-		err = c.ah.Destroy()
+		err = errors.Join(c.qp.Drain(context.Background()), c.ah.Destroy()) // no message that is under way needs it
 	}
 	return errors.Join(err, c.endpoint.close())
 }

@@ -79,10 +79,11 @@ func exchange(addr string, size, n int, overWire bool) (time.Duration, error) {
 		return 0, err
 	}
 	defer b.close()
-	if err := a.connect(b); err != nil {
+	here, err := dev.IB().Local(1)
+	if err != nil {
 		return 0, err
 	}
-	if err := b.connect(a); err != nil {
+	if err := ib.ConnectPair(a.qp, b.qp, here, here, ib.Path{}); err != nil {
 		return 0, err
 	}
 
@@ -112,7 +113,6 @@ type side struct {
 	cq  *ib.CQ
 	mr  *ib.MR
 	qp  *ib.QP
-	gid ib.GID
 	buf []byte
 	wc  [4]ib.WC
 }
@@ -124,11 +124,6 @@ func newSide(d *ib.Device, size int) (s *side, err error) {
 			s.close()
 		}
 	}()
-	entry, err := d.QueryGID(1, 1)
-	if err != nil {
-		return nil, err
-	}
-	s.gid = entry.GID
 	if s.pd, err = d.AllocPD(); err != nil {
 		return nil, err
 	}
@@ -160,24 +155,8 @@ func (s *side) close() {
 	}
 }
 
-// connect brings the queue pair to RTS, towards the peer.
-func (s *side) connect(peer *side) error {
-	if err := s.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
-		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags); err != nil {
-		return err
-	}
-	if err := s.qp.Modify(ib.QPAttr{
-		State: ib.QPRTR, PathMTU: ib.MTU4096, DestQPN: peer.qp.Num(), MaxDestRdAtomic: 1, MinRNRTimer: 12,
-		AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: peer.gid, SGIDIndex: 1, HopLimit: 64}},
-	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|ib.QPAttrMinRNRTimer); err != nil {
-		return err
-	}
-	return s.qp.Modify(ib.QPAttr{State: ib.QPRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 1},
-		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic)
-}
-
 func (s *side) sge() []ib.SGE {
-	return []ib.SGE{{Addr: s.mr.Region().IOVA(), Length: uint32(len(s.buf)), LKey: s.mr.LKey()}}
+	return []ib.SGE{{Addr: s.mr.Addr(), Length: uint32(len(s.buf)), LKey: s.mr.LKey()}}
 }
 
 // sendTo sends the buffer to the peer, and waits until both sides have their completion.

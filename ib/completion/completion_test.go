@@ -109,7 +109,7 @@ func TestExchange(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			cq := w.cq(4*depth+4, c)
+			cq := w.cq(4*depth, c)
 			a, b := w.pair(cq, depth)
 			var sent, received atomic.Uint64
 			var recv func(id uint64) error
@@ -157,7 +157,7 @@ func TestExchange(t *testing.T) {
 // A completion queue cannot overrun: what it has no room for is refused, until a function has been called.
 func TestNoOverrun(t *testing.T) {
 	w := newWorld(t)
-	cq := w.cq(2+3, completion.Direct)
+	cq := w.cq(3, completion.Direct)
 	qp := w.qp(cq, 8)
 	check(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	calls := 0
@@ -189,7 +189,7 @@ func TestDrain(t *testing.T) {
 		for _, connected := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,connected=%v", name, connected), func(t *testing.T) {
 				w := newWorld(t)
-				cq := w.cq(4*depth+4, c)
+				cq := w.cq(4*depth, c)
 				a, b := w.qp(cq, depth), w.qp(cq, depth)
 				if connected {
 					check(t, ib.ConnectPair(a.QP, b.QP, w.at, w.at, ib.Path{}))
@@ -255,7 +255,7 @@ func TestSharedReceiveQueue(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			cq := w.cq(2*2+4, c)
+			cq := w.cq(6, c)
 			srq, err := w.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 			check(t, err)
 			var pairs [2]*completion.QP
@@ -280,7 +280,7 @@ func TestSharedReceiveQueue(t *testing.T) {
 			}
 			qp := w.qp(cq, 8) // there is room for all again
 			check(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-			for range 2*2 + 4 - 2 {
+			for range 6 {
 				check(t, qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, nil))
 			}
 			check(t, qp.Close(t.Context()))
@@ -314,7 +314,7 @@ func TestManyAtOnce(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			cq := w.cq(n+2, c)
+			cq := w.cq(n, c)
 			qp := w.qp(cq, n)
 			check(t, qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
 			var calls atomic.Int32
@@ -337,11 +337,13 @@ func TestBadArguments(t *testing.T) {
 		}
 	}
 	cq := w.cq(1, completion.Direct)
-	if _, err := cq.CreateQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC}); !errors.Is(err, syscall.ENOMEM) {
-		t.Errorf("a queue pair on a queue without room: got %v, want ENOMEM", err)
+	if _, err := cq.CreateQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt}); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("an XRC target: got %v, want EINVAL", err)
 	}
-	other := w.cq(2, completion.Direct) // nothing has been lost
-	qp, err := completion.NewQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC}, cq, other)
+	qp, err := completion.NewQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC}, cq, w.cq(2, completion.Callback))
 	check(t, err)
 	check(t, qp.Close(t.Context()))
+	if err := qp.PostRecv(ib.RecvWR{}, nil); !errors.Is(err, syscall.ESHUTDOWN) {
+		t.Errorf("post after Drain: got %v, want ESHUTDOWN", err)
+	}
 }

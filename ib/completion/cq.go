@@ -54,8 +54,8 @@ type CQ struct {
 	end  sync.WaitGroup
 }
 
-// slot is a work request that is posted. It is known to the device by its place and its generation, so that a late completion is
-// not taken for another's.
+// slot is a work request that is posted. It is known to the device by its place and its generation, so that a foreign completion is
+// not taken for one of these.
 type slot struct {
 	done  Done
 	id    uint64 // the caller's
@@ -170,9 +170,12 @@ func (q *CQ) serve() {
 func (q *CQ) complete(wc *ib.WC) {
 	s, ok := q.put(wc.ID)
 	if !ok {
-		return // a mark that Drain has given up
+		return // somebody has posted on the queue pair itself
 	}
 	wc.ID = s.id
+	if qp, ok := s.owner.(*QP); ok {
+		defer qp.end()
+	}
 	if s.done != nil {
 		s.done(wc)
 	}
