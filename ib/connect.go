@@ -65,7 +65,7 @@ func (l Local) Endpoint(qp *QP) Endpoint {
 
 // Path has the options of a connection. The zero Path suits a local network.
 type Path struct {
-	Access       AccessFlags // what the peer may do; regions have rights of their own
+	Access       AccessFlags // as for Prepare, if that has not been called
 	MaxRdAtomic  uint8       // RDMA READs and atomics in flight, each way; 0: 1
 	MinRNRTimer  uint8       // code, IBA table 45: how long the peer waits when there is no receive; 0: 1, 0.01 ms
 	Timeout      uint8       // local ACK timeout: 4.096 us * 2^Timeout; 0: 14, 67 ms
@@ -77,9 +77,18 @@ type Path struct {
 	FlowLabel    uint32
 }
 
-// Connect takes a connected queue pair, RC or UC, from RESET to RTS, towards peer; own is what the peer was told. The peer may
-// send as soon as its own Connect has returned, so that receives are posted before own is given away. After an error the queue
-// pair may be in any state up to RTR: take it to RESET, or destroy it. It may sleep. (The ladder of IBA 11.2.5.2)
+// Prepare takes a connected queue pair, RC or UC, from RESET to INIT, where receives can be posted: a peer may send as soon as its
+// own Connect has returned, which may be before the one here has. access is what the peer may do; regions have rights of their
+// own. It may sleep.
+func (qp *QP) Prepare(l Local, access AccessFlags) error {
+	defer qp.sleeps("QP.Prepare").leave()
+	return qp.Modify(QPAttr{State: QPInit, Port: uint8(l.Port), AccessFlags: access},
+		QPAttrState|QPAttrPKeyIndex|QPAttrPort|QPAttrAccessFlags)
+}
+
+// Connect takes a connected queue pair, RC or UC, from INIT (see Prepare) or RESET to RTS, towards peer; own is what the peer was
+// told. After an error the queue pair may be in any state up to RTR: take it to RESET, or destroy it. It may sleep. (The ladder
+// of IBA 11.2.5.2)
 func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 	defer qp.sleeps("QP.Connect").leave()
 	fail := func(err error) error {
@@ -118,7 +127,10 @@ func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 		masks[QPRTR] |= QPAttrMaxDestRdAtomic | QPAttrMinRNRTimer
 		masks[QPRTS] |= QPAttrTimeout | QPAttrRetryCnt | QPAttrRNRRetry | QPAttrMaxRdAtomic
 	}
-	for attr.State = QPInit; attr.State <= QPRTS; attr.State++ {
+	if qp.State() == QPInit {
+		attr.State = QPRTR
+	}
+	for ; attr.State <= QPRTS; attr.State++ {
 		if err := qp.Modify(attr, masks[attr.State]); err != nil {
 			return fail(err)
 		}

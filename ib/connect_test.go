@@ -72,6 +72,16 @@ func TestConnect(t *testing.T) {
 			t.Errorf("%v: got %+v", kind, attr)
 		}
 	}
+	early := p.qp(t, ib.QPTypeRC)
+	own := p.at.Endpoint(early)
+	err := early.Prepare(p.at, ib.AccessRemoteWrite)
+	_, posted := early.PostRecv(ib.RecvWR{})
+	if err := errors.Join(err, posted, early.Connect(p.at, own, own, ib.Path{})); err != nil {
+		t.Error(err)
+	}
+	if attr, _, err := early.Query(0); err != nil || attr.AccessFlags != ib.AccessRemoteWrite {
+		t.Errorf("got %+v, %v", attr, err)
+	}
 	ud := p.qp(t, ib.QPTypeUD)
 	if err := ud.ConnectDatagram(p.at, ib.Endpoint{QKey: 5}); err != nil {
 		t.Error(err)

@@ -127,7 +127,10 @@ func newEndpoint(d *ib.Device) (_ *endpoint, err error) {
 		Cap: ib.QPCap{MaxSendWR: slots, MaxRecvWR: slots, MaxSendSGE: 1, MaxRecvSGE: 1}}); err != nil {
 		return nil, err
 	}
-	return e, e.qp.ConnectDatagram(e.here, ib.Endpoint{QKey: key})
+	if err = e.qp.ConnectDatagram(e.here, ib.Endpoint{QKey: key}); err != nil {
+		return nil, err
+	}
+	return e, nil
 }
 
 // sender is the source address in the header before a datagram's data, which for IPv4 is in its second half.

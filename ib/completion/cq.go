@@ -1,6 +1,7 @@
 package completion
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -264,13 +265,21 @@ func (q *CQ) DestroySRQ(srq *ib.SRQ) error {
 	return err
 }
 
+// awaitPoller returns when the thread that polls now, if there is one, has finished.
+func (q *CQ) awaitPoller() {
+	q.polled.Lock()
+	defer q.polled.Unlock()
+}
+
 // Destroy frees the queue, EBUSY while a queue pair uses it. When it returns no function runs, and none will be called. It may
 // sleep, and must not be called by one of the functions.
 func (q *CQ) Destroy() error {
 	q.closing.Store(true)
-	q.polled.Lock() // nobody is polling now, or will
-	q.polled.Unlock()
+	q.awaitPoller()
 	if err := q.cq.Destroy(); err != nil {
+		if errors.Is(err, syscall.EINVAL) {
+			return err // it does not exist any more
+		}
 		q.closing.Store(false)
 		if q.init.Context != Direct {
 			q.end.Go(q.serve) // what came meanwhile

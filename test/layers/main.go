@@ -37,7 +37,7 @@ var layers = []layer{
 	{"upper-level protocols", []string{"ulp"}},
 	{"user contexts", []string{"uverbs"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
-	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/ibtest", "ib/slot"}},
+	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/completion", "ib/ibtest", "ib/slot"}},
 	{"the midlayer for user contexts", []string{"ib/user"}},
 	{"the midlayer", []string{"ib"}},
 	{"sockets, faults, simulated networks", []string{"link"}},

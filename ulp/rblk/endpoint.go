@@ -3,23 +3,24 @@ package rblk
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync"
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/completion"
 	"verbena/umem"
 )
 
 // endpoint is one side of a session on a device: a queue pair with its memory. It lives as long as the session.
 type endpoint struct {
-	dev      *ib.Device
-	pd       *ib.PD
-	cq       *ib.CQ
-	qp       *ib.QP
-	mrs      []*ib.MR
-	gidIndex uint8
-	addr     qpAddr
+	dev  *ib.Device
+	here ib.Local
+	pd   *ib.PD
+	cq   *completion.CQ
+	qp   *completion.QP
+	mrs  []*ib.MR
+	addr qpAddr
+	done completion.Done
 
 	mu     sync.Mutex // held while posting, never while sleeping: handlers take it
 	closed bool       // the queue pair may be gone
@@ -42,19 +43,19 @@ func newMemory(n int, access ib.AccessFlags) (*memory, error) {
 
 // newEndpoint makes everything on a device, up to the queue pair in INIT. handle is called with each completion, one at a
 // time, and may not sleep. What failed is undone.
-func newEndpoint(dev *ib.Device, psn uint32, sendQueue, recvQueue int, handle func(*ib.WC), event func(ib.EventType), mem ...*memory) (_ *endpoint, err error) {
+func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), event func(ib.EventType), mem ...*memory) (_ *endpoint, err error) {
 	e := &endpoint{dev: dev}
+	e.done = func(wc *ib.WC) {
+		if !e.isClosed() { // else it is flushed, and the session has ended
+			handle(wc)
+		}
+	}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("%s: %w", dev.Name(), errors.Join(err, e.close()))
 		}
 	}()
-	port, err := dev.QueryPort(1)
-	if err != nil {
-		return nil, err
-	}
-	e.addr = qpAddr{PSN: psn & 0xffffff, MTU: port.ActiveMTU}
-	if e.addr.GID, e.gidIndex, err = pickGID(dev, port.GIDTableLen); err != nil {
+	if e.here, err = dev.Local(1); err != nil {
 		return nil, err
 	}
 	if e.pd, err = dev.AllocPD(); err != nil {
@@ -67,67 +68,26 @@ func newEndpoint(dev *ib.Device, psn uint32, sendQueue, recvQueue int, handle fu
 		}
 		e.mrs = append(e.mrs, mr)
 	}
-	if e.cq, err = dev.CreateCQ(ib.CQInit{Entries: sendQueue + recvQueue, Handler: func(cq *ib.CQ) { drain(cq, handle) }}); err != nil {
+	if e.cq, err = completion.New(dev, completion.Init{Entries: sendQueue + recvQueue, Context: completion.Callback}); err != nil {
 		return nil, err
 	}
-	if e.qp, err = e.pd.CreateQP(ib.QPInitAttr{
-		SendCQ: e.cq, RecvCQ: e.cq, Type: ib.QPTypeRC,
+	if e.qp, err = e.cq.CreateQP(e.pd, ib.QPInitAttr{
+		Type:  ib.QPTypeRC,
 		Cap:   ib.QPCap{MaxSendWR: uint32(sendQueue), MaxRecvWR: uint32(recvQueue), MaxSendSGE: 1, MaxRecvSGE: 1},
 		Event: func(_ *ib.QP, t ib.EventType) { event(t) },
 	}); err != nil {
 		return nil, err
 	}
-	e.addr.QPN = e.qp.Num()
-	if err = e.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: ib.AccessRemoteRead | ib.AccessRemoteWrite},
-		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags); err != nil {
+	own := e.here.Endpoint(e.qp.QP)
+	e.addr = qpAddr{GID: own.GID, QPN: own.QPN, PSN: own.PSN, MTU: own.MTU}
+	if err = e.qp.Prepare(e.here, ib.AccessRemoteRead|ib.AccessRemoteWrite); err != nil {
 		return nil, err
 	}
-	// Armed before anything can complete, so that nothing comes unnoticed.
-	_, err = e.cq.ReqNotify(ib.NotifyNextComp)
-	return e, err
+	return e, nil
 }
 
-// drain polls until the queue is empty and armed.
-func drain(cq *ib.CQ, handle func(*ib.WC)) {
-	var wc [32]ib.WC
-	for {
-		n, err := cq.Poll(wc[:])
-		if err != nil {
-			return
-		}
-		for i := range wc[:n] {
-			handle(&wc[i])
-		}
-		if n > 0 {
-			continue
-		}
-		if missed, err := cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); err != nil || !missed {
-			return
-		}
-	}
-}
-
-// pickGID is the first address that is not link-local, since a link-local one may need a scope; else the first.
-func pickGID(dev *ib.Device, n int) (ib.GID, uint8, error) {
-	found := -1
-	var gid ib.GID
-	for i := range n {
-		g, err := dev.QueryGID(1, i)
-		if err != nil || g.GID.IsZero() {
-			continue
-		}
-		local := netip.AddrFrom16(g.GID).Unmap().IsLinkLocalUnicast()
-		if found < 0 || !local {
-			found, gid = i, g.GID
-		}
-		if !local {
-			break
-		}
-	}
-	if found < 0 {
-		return gid, 0, errors.New("port 1 has no address")
-	}
-	return gid, uint8(found), nil
+func (a qpAddr) endpoint() ib.Endpoint {
+	return ib.Endpoint{GID: a.GID, QPN: a.QPN, PSN: a.PSN, MTU: a.MTU}
 }
 
 // up connects the queue pair.
@@ -135,16 +95,14 @@ func (e *endpoint) up(peer qpAddr) error {
 	if !peer.MTU.Valid() {
 		return fmt.Errorf("MTU %d of the peer: %w", peer.MTU, syscall.EINVAL)
 	}
-	mtu := min(peer.MTU, e.addr.MTU)
-	if err := e.qp.Modify(ib.QPAttr{
-		State: ib.QPRTR, PathMTU: mtu, DestQPN: peer.QPN, RQPSN: peer.PSN, MaxDestRdAtomic: 4, MinRNRTimer: 1,
-		AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: peer.GID, SGIDIndex: e.gidIndex, HopLimit: 64}},
-	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|ib.QPAttrMinRNRTimer); err != nil {
-		return err
-	}
-	// 67 ms and seven retries: half a second without an answer is a lost peer. The requests outlive that.
-	return e.qp.Modify(ib.QPAttr{State: ib.QPRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, SQPSN: e.addr.PSN, MaxRdAtomic: 4},
-		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic)
+	// Seven retries of 67 ms: half a second without an answer is a lost peer. The requests outlive that.
+	return e.qp.Connect(e.here, e.addr.endpoint(), peer.endpoint(), ib.Path{MaxRdAtomic: 4, Timeout: 14, RetryCnt: 7})
+}
+
+func (e *endpoint) isClosed() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.closed
 }
 
 var errEnded = errors.New("the session has ended")
@@ -156,8 +114,20 @@ func (e *endpoint) send(wrs ...ib.SendWR) error {
 	if e.closed {
 		return errEnded
 	}
-	_, err := e.qp.PostSend(wrs...)
-	return err
+	for _, wr := range wrs {
+		done := e.done
+		if wr.Flags&ib.SendSignaled == 0 { // only a failure is of interest
+			done = func(wc *ib.WC) {
+				if wc.Status != ib.WCSuccess {
+					e.done(wc)
+				}
+			}
+		}
+		if err := e.qp.PostSend(wr, done); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (e *endpoint) recv(wr ib.RecvWR) error {
@@ -166,8 +136,7 @@ func (e *endpoint) recv(wr ib.RecvWR) error {
 	if e.closed {
 		return errEnded
 	}
-	_, err := e.qp.PostRecv(wr)
-	return err
+	return e.qp.PostRecv(wr, e.done)
 }
 
 // close destroys everything. When it returns no completion is handled any more, and no peer reaches the memory. It sleeps.

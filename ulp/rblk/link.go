@@ -64,7 +64,7 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 	if l.ctl, err = newMemory(depth*(requestLen+responseLen), ib.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	if l.ep, err = newEndpoint(dev, firstPSN(), 4*depth, depth, l.handle, func(e ib.EventType) { failed(fmt.Errorf("%v", e)) }, l.ctl, d.data); err != nil {
+	if l.ep, err = newEndpoint(dev, 4*depth, depth, l.handle, func(e ib.EventType) { failed(fmt.Errorf("%v", e)) }, l.ctl, d.data); err != nil {
 		return nil, err
 	}
 	for slot := range depth {

@@ -63,7 +63,7 @@ func newSession(cfg *TargetConfig, dev *ib.Device, store *export, c net.Conn, l 
 		return nil, err
 	}
 	// A place may be taken again when its response is posted, before that has completed: twice the room.
-	if s.ep, err = newEndpoint(dev, firstPSN(), 4*s.depth, s.depth+1, s.handle, func(e ib.EventType) { s.lose(fmt.Errorf("%v", e)) }, s.ctl, s.data); err != nil {
+	if s.ep, err = newEndpoint(dev, 4*s.depth, s.depth+1, s.handle, func(e ib.EventType) { s.lose(fmt.Errorf("%v", e)) }, s.ctl, s.data); err != nil {
 		return nil, err
 	}
 	for i := range s.depth + 1 {

@@ -3,7 +3,6 @@ package rblk
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -349,7 +348,3 @@ func (t *Target) device() (*ib.Device, error) {
 	}
 	return nil, fmt.Errorf("%w: no RDMA device", errLater)
 }
-
-// firstPSN is where a queue pair's packet numbers begin. That it cannot be foreseen keeps packets of an older
-// connection out of a new one.
-func firstPSN() uint32 { return rand.Uint32() & 0xffffff }

@@ -2,10 +2,12 @@ package rblk
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,6 +64,16 @@ func (h *host) must(err error) {
 	}
 }
 
+// resetAt arms a reset, once a reset that was armed before is over.
+func (h *host) resetAt(m ibslot.Moment) {
+	err := error(syscall.ENODEV)
+	for errors.Is(err, syscall.ENODEV) {
+		h.must(h.slot.Settle(context.Background()))
+		err = h.slot.ResetAt(m, nil)
+	}
+	h.must(err)
+}
+
 // breakdowns are the ways in which a device fails and comes back, after a pause where there is one.
 var breakdowns = map[string]func(h *host, pause time.Duration){
 	"reset": func(h *host, _ time.Duration) { h.must(h.slot.Reset(context.Background())) },
@@ -76,9 +88,9 @@ var breakdowns = map[string]func(h *host, pause time.Duration){
 		h.must(h.slot.Reset(context.Background()))
 	},
 	"at a work request": func(h *host, pause time.Duration) {
-		h.must(h.slot.ResetAt(ibslot.AtWorkRequest(1+uint64(pause/time.Millisecond)), nil))
+		h.resetAt(ibslot.AtWorkRequest(1 + uint64(pause/time.Millisecond)))
 	},
-	"in a completion handler": func(h *host, _ time.Duration) { h.must(h.slot.ResetAt(ibslot.InHandler, nil)) },
+	"in a completion handler": func(h *host, _ time.Duration) { h.resetAt(ibslot.InHandler) },
 	"unplug": func(h *host, pause time.Duration) {
 		h.unplug()
 		time.Sleep(pause)
