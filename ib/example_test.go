@@ -1,0 +1,222 @@
+package ib_test
+
+import (
+	"fmt"
+	"log"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+)
+
+// newDevice registers a device of the reference driver, and returns how to take it away.
+func newDevice(core *ib.Core) (d *ib.Device, remove func()) {
+	drv := loopback.New("loop0", nil)
+	if err := core.Register(drv.Handle()); err != nil {
+		log.Fatal(err)
+	}
+	return drv.IB(), func() {
+		if err := core.Unregister(drv.Handle()); err != nil {
+			log.Print(err)
+		}
+	}
+}
+
+// try ends the program on an error; examples have no better use for one.
+func try[T any](x T, err error) T {
+	if err != nil {
+		log.Fatal(err)
+	}
+	return x
+}
+
+// A client follows the devices: it hears of those that are there, and of those that come and go.
+func ExampleCore_RegisterClient() {
+	var core ib.Core
+	_, remove := newDevice(&core)
+	client := &ib.Client{
+		Name: "greeter",
+		Add: func(d *ib.Device) (any, error) {
+			fmt.Println("hello", d.Name())
+			return "what Add made on it", nil
+		},
+		Remove: func(d *ib.Device, data any) { fmt.Println("goodbye", d.Name(), "and", data) },
+	}
+	if err := core.RegisterClient(client); err != nil {
+		log.Fatal(err)
+	}
+	remove()
+	core.UnregisterClient(client)
+	// Output:
+	// hello loop0
+	// goodbye loop0 and what Add made on it
+}
+
+// Two queue pairs of a device send a message to each other, which is waited for by polling.
+func ExampleConnectPair() {
+	var core ib.Core
+	d, remove := newDevice(&core)
+	defer remove()
+	here := try(d.Local(1))
+	pd := try(d.AllocPD())
+	defer pd.Dealloc()
+	buf := []byte("ping....")
+	mr := try(pd.RegBytes(buf, ib.AccessLocalWrite))
+	defer mr.Dereg()
+	cq := try(d.CreateCQ(ib.CQInit{Entries: 8}))
+	defer cq.Destroy()
+	var qps [2]*ib.QP
+	for i := range qps {
+		qps[i] = try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
+			Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}}))
+		defer qps[i].Destroy()
+	}
+	if err := ib.ConnectPair(qps[0], qps[1], here, here, ib.Path{}); err != nil {
+		log.Fatal(err)
+	}
+	at := func(off int) []ib.SGE { return []ib.SGE{{Addr: mr.Addr() + uint64(off), Length: 4, LKey: mr.LKey()}} }
+	try(qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: at(4)}))
+	try(qps[0].PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: at(0)}))
+	for n := 0; n < 2; {
+		var wc [2]ib.WC
+		k := try(cq.Poll(wc[:]))
+		for _, c := range wc[:k] {
+			if c.Status != ib.WCSuccess {
+				log.Fatalf("work request %d: %v", c.ID, c.Status)
+			}
+		}
+		n += k
+	}
+	fmt.Printf("%s\n", buf)
+	// Output: pingping
+}
+
+// A peer reads and writes memory without the help of its owner, by the region's remote key, and no further than its rights go.
+func ExampleQP_PostSend() {
+	var core ib.Core
+	d, remove := newDevice(&core)
+	defer remove()
+	here := try(d.Local(1))
+	pd := try(d.AllocPD())
+	defer pd.Dealloc()
+	mine, theirs := []byte("written"), make([]byte, 7)
+	local := try(pd.RegBytes(mine, 0))
+	defer local.Dereg()
+	remote := try(pd.RegBytes(theirs, ib.AccessLocalWrite|ib.AccessRemoteWrite))
+	defer remote.Dereg()
+	cq := try(d.CreateCQ(ib.CQInit{Entries: 4}))
+	defer cq.Destroy()
+	qp := try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{MaxSendWR: 2, MaxSendSGE: 1}}))
+	defer qp.Destroy()
+	self := here.Endpoint(qp)
+	if err := qp.Connect(here, self, self, ib.Path{Access: ib.AccessRemoteWrite}); err != nil {
+		log.Fatal(err)
+	}
+	wr := ib.SendWR{
+		Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, RemoteAddr: remote.Addr(), RKey: remote.RKey(),
+		SGList: []ib.SGE{{Addr: local.Addr(), Length: 7, LKey: local.LKey()}},
+	}
+	read := wr
+	read.Opcode = ib.WRRDMARead // for which neither the queue pair nor the region has given the right
+	try(qp.PostSend(wr, read))
+	var wc [1]ib.WC
+	for n := 0; n < 2; {
+		if try(cq.Poll(wc[:])) == 1 {
+			fmt.Println(wc[0].Status)
+			n++
+		}
+	}
+	fmt.Printf("%s\n", theirs)
+	// Output:
+	// success
+	// local protection error
+	// written
+}
+
+// A completion handler polls until the queue is empty, arms it, and looks once more when a completion has come in between.
+func ExampleCQ_ReqNotify() {
+	var core ib.Core
+	d, remove := newDevice(&core)
+	defer remove()
+	pd := try(d.AllocPD())
+	defer pd.Dealloc()
+	seen := make(chan ib.WC, 4)
+	cq := try(d.CreateCQ(ib.CQInit{Entries: 4, Handler: func(cq *ib.CQ) {
+		for {
+			var wc [4]ib.WC
+			n, err := cq.Poll(wc[:])
+			if err != nil {
+				return
+			}
+			for _, c := range wc[:n] {
+				seen <- c // has room for all: a handler does not sleep
+			}
+			if n > 0 {
+				continue
+			}
+			if missed, err := cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); err != nil || !missed {
+				return
+			}
+		}
+	}}))
+	defer cq.Destroy()
+	try(cq.ReqNotify(ib.NotifyNextComp)) // before anything can complete
+	qp := try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 4}}))
+	defer qp.Destroy()
+	if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
+		log.Fatal(err)
+	}
+	for id := range uint64(3) {
+		try(qp.PostRecv(ib.RecvWR{ID: id}))
+	}
+	for range 3 {
+		c := <-seen
+		fmt.Println(c.ID, c.Status)
+	}
+	// Output:
+	// 0 work request flushed
+	// 1 work request flushed
+	// 2 work request flushed
+}
+
+// Events of a device come to those who listen. When the end of the registration has returned, its function does not run any more.
+func ExampleDevice_OnEvent() {
+	var core ib.Core
+	drv := loopback.New("loop0", nil)
+	if err := core.Register(drv.Handle()); err != nil {
+		log.Fatal(err)
+	}
+	heard := make(chan ib.Event, 1)
+	stop := drv.IB().OnEvent(func(e ib.Event) { heard <- e })
+	drv.Handle().DispatchEvent(ib.EventPortActive, 1) // as the driver does
+	e := <-heard
+	stop()
+	fmt.Println(e.Device.Name(), e.Type, e.Port)
+	if err := core.Unregister(drv.Handle()); err != nil {
+		log.Fatal(err)
+	}
+	// Output: loop0 port active 1
+}
+
+// Checked mode reports what breaks the contract, with the stacks of both sides.
+func ExampleCore_Check() {
+	var core ib.Core
+	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { fmt.Printf("%v: %s\n", v.Rule, v.What) }})
+	drv := loopback.New("loop0", nil)
+	if err := core.Register(drv.Handle()); err != nil {
+		log.Fatal(err)
+	}
+	d, done := drv.IB(), make(chan struct{})
+	stop := d.OnEvent(func(ib.Event) {
+		defer close(done)
+		d.QueryPort(1) // which may sleep, as a function for events may not
+	})
+	drv.Handle().DispatchEvent(ib.EventPortErr, 1)
+	<-done
+	stop()
+	try(d.AllocPD()) // which nobody deallocates
+	fmt.Println(core.Unregister(drv.Handle()))
+	// Output:
+	// sleep-in-callback: Device.QueryPort, which may sleep, called in the function for the event "port error"
+	// left-behind: objects left when Core.Unregister returned: PD
+	// unregister device loop0: left behind by clients: 1 PD: device or resource busy
+}

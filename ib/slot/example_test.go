@@ -1,0 +1,59 @@
+package slot_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+	"verbena/ib/slot"
+)
+
+// adapter is hardware of which nothing is left to reset.
+type adapter struct{}
+
+func (adapter) Probe() (slot.Device, error) { return life{loopback.New("loop0", nil)}, nil }
+func (adapter) Reset(context.Context) error { return nil }
+func (adapter) Await(context.Context) error { return nil }
+
+// life is one life of the adapter.
+type life struct{ *loopback.Device }
+
+func (l life) Close() error { return l.Handle().Dealloc() }
+
+// A slot takes a device through a reset: its clients leave the one, and join the next.
+func ExampleSlot_Reset() {
+	var core ib.Core
+	client := &ib.Client{
+		Name: "watcher",
+		Add: func(d *ib.Device) (any, error) {
+			fmt.Println("add", d.Name())
+			return d.OnEvent(func(e ib.Event) { fmt.Println(e.Type) }), nil
+		},
+		Remove: func(d *ib.Device, stop any) {
+			stop.(func())()
+			fmt.Printf("remove %s, %v\n", d.Name(), d.State())
+		},
+	}
+	if err := core.RegisterClient(client); err != nil {
+		log.Fatal(err)
+	}
+	defer core.UnregisterClient(client)
+	s := slot.New(&core, "loop0", adapter{}, nil)
+	if err := s.Plug(); err != nil {
+		log.Fatal(err)
+	}
+	if err := s.Reset(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+	if err := s.Unplug(); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// add loop0
+	// device fatal error
+	// remove loop0, in error
+	// add loop0
+	// remove loop0, in error
+}
