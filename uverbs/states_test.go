@@ -366,6 +366,7 @@ var methodRows = []methodRow{
 		}
 		return err
 	}},
+	{"Device.Local", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.Local(1); return err }},
 	{"Device.FindPKey", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.FindPKey(1, 0xffff); return err }},
 	{"Device.AllocPD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocPD(); return err }},
 	{"Device.CreateCQ", deviceMakes, func(k *stateConsumer) error {
@@ -413,6 +414,18 @@ var methodRows = []methodRow{
 	}},
 	{"QP.Modify to ERR or RESET", methodAsks, func(k *stateConsumer) error {
 		return k.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
+	}},
+	{"QP.Prepare", methodMakes, func(k *stateConsumer) error { return k.qp.Prepare(ib.Local{Port: 1}, 0) }},
+	{"QP.Connect", methodMakes, func(k *stateConsumer) error {
+		here, err := k.dev.Local(1)
+		own := here.Endpoint(k.qp)
+		return errors.Join(err, k.qp.Connect(here, own, own, ib.Path{}))
+	}},
+	{"QP.ConnectDatagram", methodMakes, func(k *stateConsumer) error {
+		if err := k.ud.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState); err != nil {
+			return err
+		}
+		return k.ud.ConnectDatagram(ib.Local{Port: 1}, ib.Endpoint{QKey: 1})
 	}},
 	{"QP.Query", methodAsks, func(k *stateConsumer) error { _, _, err := k.qp.Query(ib.QPAttrState); return err }},
 	{"QP.PostSend", methodPosts, func(k *stateConsumer) error {

@@ -214,6 +214,9 @@ func (a *wrongAH) Destroy() error {
 	return a.AH.Destroy()
 }
 
+// Unwrap gives the region the abilities of the one that it wraps.
+func (m *wrongMR) Unwrap() ib.DriverMR { return m.DriverMR }
+
 func (m *wrongMR) Dereg() error {
 	if m.d.dereg != nil {
 		return m.d.dereg(m.DriverMR)
