@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/netdev"
 )
@@ -306,4 +307,45 @@ func TestAddressLost(t *testing.T) {
 			b.close()
 		}
 	})
+}
+
+// slowNetwork has Listen at one address wait.
+type slowNetwork struct {
+	*simnet.Net
+	at      netip.Addr
+	entered chan int
+	release chan int
+}
+
+func (n *slowNetwork) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, error) {
+	if addr == n.at {
+		n.entered <- 1
+		<-n.release
+	}
+	return n.Net.Listen(addr, r)
+}
+
+// A device that is closed while its addresses change leaves them to the next one.
+func TestCloseDuringChange(t *testing.T) {
+	network := &slowNetwork{Net: simnet.New(simnet.Config{}), at: ips("10.0.0.2")[0], entered: make(chan int), release: make(chan int)}
+	cfg := Config{Name: "rxe0", Addrs: ips("10.0.0.1"), Network: network, Netdev: iface(), Fabric: &Fabric{}}
+	d, err := New(cfg)
+	check(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() { d.SetInterface(iface(), ips("10.0.0.1", "10.0.0.2")) })
+	<-network.entered
+	wg.Go(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	// Close has time to leave the Fabric, as it must not before the change is over.
+	for began := time.Now(); cfg.Fabric.load().byAddr[ips("10.0.0.1")[0]] == d && time.Since(began) < 50*time.Millisecond; {
+		time.Sleep(time.Millisecond)
+	}
+	close(network.release)
+	wg.Wait()
+	next, err := New(cfg)
+	check(t, err)
+	check(t, next.Close())
 }

@@ -68,6 +68,7 @@ type Device struct {
 	at       atomic.Pointer[addressing]
 	changes  addressChanges
 	guid     uint64
+	silent   atomic.Bool // user contexts get no more completions; see Hardware.Silence
 	limits   limits
 	faults   *link.Faults
 	taps     *link.Taps
@@ -223,10 +224,10 @@ func (d *Device) Close() error {
 	if d.closed.Swap(true) {
 		return nil
 	}
-	d.fabric.leave(d)
 	var errs []error
 	d.changes.Lock()
-	d.changes.closed = true
+	d.changes.closed = true // first: a change of addresses that is under way would make the device known again
+	d.fabric.leave(d)
 	for _, e := range d.changes.ends {
 		errs = append(errs, d.unbind(e))
 	}
