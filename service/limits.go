@@ -121,11 +121,16 @@ func ParseLimit(text string, into *quota.Limits) error {
 
 // checkRingBytes reports an error for a limit with which no user could have a queue pair.
 func checkRingBytes(l quota.Limit) error {
-	if most, least := l.Most(), rxe.MinQueueMemory(); most != 0 && most < least {
-		return fmt.Errorf("limit ring-bytes: %d bytes for one user are less than %d, which one queue pair takes; "+
-			"raise --limit ring-bytes=, or enlarge %s: %w", most, least, shmRoot, syscall.EINVAL)
+	most, least := l.Most(), rxe.MinQueueMemory()
+	if most == 0 || most >= least {
+		return nil
 	}
-	return nil
+	if size := thisMachine().shm; size != 0 && size/4*3 < least {
+		return fmt.Errorf("the queues of programs do not fit on %s, of %d bytes: %w; make room there (df %s) or enlarge it: "+
+			"mount -o remount,size=256m %s, in a container --shm-size=256m", shmRoot, size, syscall.ENOSPC, shmRoot, shmRoot)
+	}
+	return fmt.Errorf("limit ring-bytes: %d bytes for one user are less than %d, which one queue pair takes; "+
+		"raise --limit ring-bytes=, or enlarge %s: %w", most, least, shmRoot, syscall.EINVAL)
 }
 
 func parseAmount(text string) (uint64, error) {
