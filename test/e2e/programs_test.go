@@ -51,12 +51,10 @@ func iterations(size int) int {
 }
 
 func TestPingpongRC(t *testing.T) {
-	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, u := range users() {
 		for _, path := range paths {
 			t.Run(u.name+"/"+path.name, func(t *testing.T) {
-				t.Parallel()
 				w := startService(t, u, "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
 				for _, size := range []int{1, 4096, 65536, 1048576} {
 					for _, mtu := range []int{256, 512, 1024, 2048, 4096} {
@@ -170,7 +168,6 @@ func TestMulticast(t *testing.T) {
 // TestPerftest: the operations, by every service that perftest has them for. A stream of SENDs by UC or UD is not among
 // them: perftest waits for ever for what is lost, and what finds no receive is lost.
 func TestPerftest(t *testing.T) {
-	t.Parallel()
 	needProgram(t, "perftest", "ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_atomic_lat", "ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw")
 	sizes := []string{"-s 2", "-s 4096", "-s 65536"}
 	table := []struct {
@@ -185,7 +182,6 @@ func TestPerftest(t *testing.T) {
 	for _, u := range users() {
 		for _, path := range paths {
 			t.Run(u.name+"/"+path.name, func(t *testing.T) {
-				t.Parallel()
 				w := startService(t, u, "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
 				for _, row := range table {
 					for i, tool := range row.tools {
