@@ -48,6 +48,9 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 		return err
 	}
 	away := func() {
+		if r.NoFlush {
+			l.hw.Silence()
+		}
 		if r.Unreachable {
 			l.outage.begin(l.hw, r.Outage)
 		}

@@ -72,6 +72,7 @@ func (m *moment) UnmarshalText(b []byte) error {
 type devResetCmd struct {
 	Name        string  `arg:"" help:"Name of the device."`
 	Unreachable outage  `help:"Disconnect the hardware for a time (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION"`
+	NoFlush     bool    `help:"Give programs no completions for what is outstanding, as the kernel's Soft-RoCE does, instead of flush errors."`
 	AtWR        ordinal `name:"at-wr" help:"Reset just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment"`
 	At          moment  `help:"Reset when the next completion handler begins (completion), or now and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment"`
 	Cancel      bool    `help:"Cancel resets that wait for --at-wr or --at, and make none." xor:"moment"`
@@ -85,15 +86,16 @@ the device is reset or unplugged. Interrupting the command does not end a reset 
 Examples:
   verbena dev reset rxe0
   verbena dev reset rxe0 --unreachable=2s
-  verbena dev reset rxe0 --at-wr 1000`
+  verbena dev reset rxe0 --at-wr 1000
+  verbena dev reset rxe0 --no-flush`
 }
 
 func (d *devResetCmd) Run(c *cli) error {
-	if d.Cancel && d.Unreachable.set {
-		return errors.New("dev reset: --cancel makes no reset: leave out --unreachable")
+	if d.Cancel && (d.Unreachable.set || d.NoFlush) {
+		return errors.New("dev reset: --cancel makes no reset: leave out --unreachable and --no-flush")
 	}
 	_, err := c.ask(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{
-		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, AtWR: uint64(d.AtWR), At: ctl.DevMoment(d.At), Cancel: d.Cancel}})
+		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, NoFlush: d.NoFlush, AtWR: uint64(d.AtWR), At: ctl.DevMoment(d.At), Cancel: d.Cancel}})
 	return err
 }
 

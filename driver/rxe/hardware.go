@@ -167,6 +167,15 @@ func (h *Hardware) set(s HardwareState) {
 // Hang has the adapter stop working; nobody is told. It may not sleep.
 func (h *Hardware) Hang() { h.set(HardwareHung) }
 
+// Silence has the present device give user contexts no more completions, not even flush errors when it enters the error state or
+// they are cut off: this is what programs see of the kernel's rxe, whose contexts are destroyed without a flush. The next device is
+// an ordinary one. It may not sleep.
+func (h *Hardware) Silence() {
+	if d := h.Device(); d != nil {
+		d.silent.Store(true)
+	}
+}
+
 // Disconnect has the adapter not answer until Return. It may not sleep.
 func (h *Hardware) Disconnect() { h.set(HardwareUnreachable) }
 

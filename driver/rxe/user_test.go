@@ -297,6 +297,27 @@ func TestUserError(t *testing.T) {
 	u.expect(uapi.WC{WRID: 3, Status: uapi.WCWRFlushErr}, uapi.WC{WRID: 2, Status: uapi.WCWRFlushErr})
 }
 
+// TestSilence: on a device that is silent programs get no completions, not even flush errors, and consumers in the process do.
+func TestSilence(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{shortcut: true})
+		u := openUser(b, userCap)
+		toInit(t, b.a.qp, conn{}.withDefaults())
+		u.rq.post(u.recvWQE(1))
+		b.a.recv(2, 0, 8)
+		b.a.dev.Hardware().Silence()
+		b.a.dev.Handle().SetError()
+		u.rq.post(u.recvWQE(3))
+		time.Sleep(time.Minute)
+		if wc, ok := u.cqueue.poll(); ok {
+			t.Errorf("got the completion %+v, want none", wc)
+		}
+		b.a.expect(ib.WC{ID: 2, Status: ib.WCWRFlushErr})
+		u.close()
+		b.close()
+	})
+}
+
 // TestUserErrorOfHungDevice: so it is when a timeout has passed while the hardware did nothing.
 func TestUserErrorOfHungDevice(t *testing.T) {
 	bubble(t, func(t *testing.T) {

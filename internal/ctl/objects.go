@@ -40,6 +40,8 @@ type DevReset struct {
 	// Unreachable: the hardware does not answer, until the platform has reset it after Outage; 0: until OpDevPlug.
 	Unreachable bool          `json:"unreachable,omitempty"`
 	Outage      time.Duration `json:"outage,omitempty"`
+	// NoFlush: programs get no completions for what is outstanding, as on the kernel's Soft-RoCE.
+	NoFlush bool `json:"no_flush,omitempty"`
 	// AtWR, or At, is the moment of the reset; both zero: now.
 	AtWR uint64    `json:"at_wr,omitempty"` // before the device executes the AtWR-th send work request from now
 	At   DevMoment `json:"at,omitempty"`

@@ -3,8 +3,11 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -367,4 +370,77 @@ func TestSoakReset(t *testing.T) {
 	}
 	shmClean(t, w.serve.Process.Pid)
 	t.Logf("%d resets, %d unplugs under %d processes", resets, plugs, 2*pairs)
+}
+
+// silenceScript posts a receive, and tells what has come of it when the device has been reset.
+const silenceScript = `
+import sys, time
+from pyverbs.device import Context
+from pyverbs.pd import PD
+from pyverbs.cq import CQ
+from pyverbs.mr import MR
+from pyverbs.qp import QP, QPCap, QPInitAttr, QPAttr
+from pyverbs.wr import RecvWR, SGE
+import pyverbs.enums as e
+
+ctx = Context(name='rxe0')
+pd = PD(ctx)
+cq = CQ(ctx, 10)
+mr = MR(pd, 4096, e.IBV_ACCESS_LOCAL_WRITE)
+qp = QP(pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(max_send_wr=4, max_recv_wr=4)))
+attr = QPAttr(port_num=1)
+attr.qp_state = e.IBV_QPS_INIT
+qp.modify(attr, e.IBV_QP_STATE | e.IBV_QP_PKEY_INDEX | e.IBV_QP_PORT | e.IBV_QP_ACCESS_FLAGS)
+qp.post_recv(RecvWR(7, 1, [SGE(mr.buf, 64, mr.lkey)]))
+print('ready', flush=True)
+sys.stdin.readline()              # the device has been reset
+event = ctx.get_async_event()
+print('event', event.event_type == e.IBV_EVENT_DEVICE_FATAL)
+event.ack()
+time.sleep(0.3)
+n, wcs = cq.poll(1)
+print('completions', n, *(e.IBV_WC_WR_FLUSH_ERR == w.status for w in wcs))
+for o in qp, mr, cq, pd, ctx:
+    o.close()
+`
+
+// TestNoFlush: what is outstanding when a device is reset is flushed, or with --no-flush forgotten, as by the kernel's rxe.
+func TestNoFlush(t *testing.T) {
+	t.Parallel()
+	const python = "/usr/bin/python3"
+	need(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil, "python3-pyverbs: scripts/deps installs it")
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"dev", "reset", "rxe0"}, "event True\ncompletions 1 True\n"},
+		{[]string{"dev", "reset", "rxe0", "--no-flush"}, "event True\ncompletions 0\n"},
+	} {
+		cmd := w.cmd(w.deadline(60), "run", "--", python, "-c", silenceScript)
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		read := bufio.NewReader(out)
+		if line, err := read.ReadString('\n'); line != "ready\n" {
+			t.Fatalf("%q, %v", line, err)
+		}
+		w.out(c.args...)
+		fmt.Fprintln(in)
+		rest, err := io.ReadAll(read)
+		if err != nil || string(rest) != c.want {
+			t.Errorf("%v: got %q, %v, want %q", c.args, rest, err, c.want)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%v: %v", c.args, err)
+		}
+	}
 }
