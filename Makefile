@@ -80,6 +80,7 @@ flood: ## what a neighbour has while another process floods the device with pack
 mutants: ## break the code on purpose, in one place at a time: the transport's schedules, and unit tests, must notice
 	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./driver/rxe/internal/simtest -mutants
 	$(GO) run ./test/mutants
+	$(GO) test -count=1 -timeout 20m -v -run '^Test(Drivers|Consumers)$$' ./test/wrong -wrong
 
 .PHONY: pyverbs
 pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)
