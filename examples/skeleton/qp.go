@@ -259,14 +259,15 @@ func (q *qp) store(wr *ib.SendWR, data []byte) bool {
 
 // completeSend ends a work request; mu is held.
 func (q *qp) completeSend(wr *ib.SendWR, status ib.WCStatus) {
+	posted := true
 	if status != ib.WCSuccess || q.init.SigAll || wr.Flags&ib.SendSignaled != 0 {
 		op := ib.WCSend
 		if wr.Opcode == ib.WRRDMAWrite || wr.Opcode == ib.WRRDMAWriteWithImm {
 			op = ib.WCRDMAWrite
 		}
-		q.sendCQ.post(ib.WC{ID: wr.ID, Status: status, Opcode: op, QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}, false)
+		posted = q.sendCQ.post(ib.WC{ID: wr.ID, Status: status, Opcode: op, QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}, false)
 	}
-	if status != ib.WCSuccess {
+	if status != ib.WCSuccess || !posted {
 		q.toError()
 	}
 }
@@ -275,7 +276,9 @@ func (q *qp) completeSend(wr *ib.SendWR, status ib.WCStatus) {
 func (q *qp) completeRecv(wc ib.WC, solicited bool) {
 	wc.ID, wc.QPNum, wc.QP, wc.Port = q.recvs[0].ID, q.obj.Num(), q.obj.QP(), 1
 	q.recvs = slices.Delete(q.recvs, 0, 1)
-	q.recvCQ.post(wc, solicited)
+	if !q.recvCQ.post(wc, solicited) && q.state != ib.QPErr {
+		q.toError()
+	}
 }
 
 // toError flushes both queues, in order; mu is held.

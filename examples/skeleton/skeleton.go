@@ -250,8 +250,8 @@ func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driv
 }
 
 // post adds a completion, and reports it once if the queue is armed for it. Completed may be called under the lock: the
-// midlayer calls the handler later.
-func (c *cq) post(wc ib.WC, solicited bool) {
+// midlayer calls the handler later. It returns false if there is no room: the queue pair goes to ERR.
+func (c *cq) post(wc ib.WC, solicited bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.wcs) == c.entries {
@@ -259,13 +259,14 @@ func (c *cq) post(wc ib.WC, solicited bool) {
 			c.obj.Raise(ib.EventCQErr)
 		}
 		c.full = true
-		return
+		return false
 	}
 	c.wcs = append(c.wcs, wc)
 	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != ib.WCSuccess) {
 		c.armed = 0
 		c.obj.Completed()
 	}
+	return true
 }
 
 // forget takes the queue pair, which is being destroyed, out of its completions, which keep its number.

@@ -2,6 +2,7 @@ package ibtest
 
 import (
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,11 +24,15 @@ type wrongDriver struct {
 	mu   sync.Mutex // for the defects' use
 	held atomic.Bool
 
+	moreCQEs   int // room in completion queues that nobody asked for
 	createCQ   func(cq ib.CQHandle, attr ib.CQAttr) error
 	createQP   func(qp ib.QPHandle, init *ib.DriverQPInit) error
 	createdQP  func(qp ib.QPHandle, init *ib.DriverQPInit)
 	query      func()
 	postSend   func(q *wrongQP, wrs []ib.SendWR) (int, error)
+	postRecv   func(q *wrongQP, wrs []ib.RecvWR) (int, error)
+	regMR      func(mr ib.MRHandle, m *wrongMR) error // m has been registered by the inner driver
+	resize     func(c *wrongCQ, entries int) error
 	modify     func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error
 	state      func(q *wrongQP) ib.QPState
 	destroyQP  func(q *wrongQP) error
@@ -39,6 +44,13 @@ type wrongDriver struct {
 	srqPost    func(s *wrongSRQ, wrs []ib.RecvWR) (int, error)
 	enterError func()
 
+	lists sync.Mutex
+	qps   []*wrongQP // that exist
+	cqs   []*wrongCQ
+	mrs   []*wrongMR
+	dead  []*wrongMR // deregistered
+	keys  uint32     // that the inner driver has given out for regions
+
 	disassociate func(c ib.UserContext)
 	doorbell     func(shared []byte) // with it, a user's queue pair shares memory with its process
 }
@@ -49,6 +61,9 @@ type wrongQP struct {
 	obj ib.QPHandle
 
 	sendCQ *wrongCQ // nil: an XRC target
+	pd     ib.DriverPD
+	user   ib.UserContext
+	dest   uint32
 }
 
 type wrongCQ struct {
@@ -57,6 +72,9 @@ type wrongCQ struct {
 	obj  ib.CQHandle
 	last ib.WC
 	n    atomic.Int32
+
+	entries int
+	stash   []ib.WC // under wrongDriver.mu, of defects
 }
 
 type wrongSRQ struct {
@@ -72,7 +90,47 @@ type wrongAH struct {
 
 type wrongMR struct {
 	ib.DriverMR
-	d *wrongDriver
+	d      *wrongDriver
+	num    uint32 // the key that the inner driver has given it
+	region *umem.Region
+	pd     ib.DriverPD
+	access ib.AccessFlags
+}
+
+// each returns the objects of a list.
+func each[T comparable](d *wrongDriver, list *[]T) []T {
+	d.lists.Lock()
+	defer d.lists.Unlock()
+	return slices.Clone(*list)
+}
+
+func listed[T comparable](d *wrongDriver, list *[]T, x T) {
+	d.lists.Lock()
+	defer d.lists.Unlock()
+	*list = append(*list, x)
+}
+
+func unlisted[T comparable](d *wrongDriver, list *[]T, x T) {
+	d.lists.Lock()
+	defer d.lists.Unlock()
+	*list = slices.DeleteFunc(*list, func(y T) bool { return y == x })
+}
+
+// regionAt is the region that an address is in, nil for none.
+func (d *wrongDriver) regionAt(addr uint64) *wrongMR {
+	for _, m := range each(d, &d.mrs) {
+		if addr >= m.region.IOVA() && addr < m.region.IOVA()+m.region.Len() {
+			return m
+		}
+	}
+	return nil
+}
+
+// change gives a region another domain and other rights; its key stays.
+func (m *wrongMR) change(pd ib.DriverPD, access ib.AccessFlags) {
+	if err := m.DriverMR.(ib.ReregMR).Rereg(m.region, pd, access, nil); err != nil {
+		m.d.t.Error(err)
+	}
 }
 
 func newWrong(t testing.TB) *wrongDriver {
@@ -102,11 +160,15 @@ func (d *wrongDriver) CreateCQ(cq ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.
 			return nil, err
 		}
 	}
-	inner, err := d.Device.CreateCQ(cq, attr, u)
+	given := attr
+	given.Entries += d.moreCQEs
+	inner, err := d.Device.CreateCQ(cq, given, u)
 	if err != nil {
 		return nil, err
 	}
-	return &wrongCQ{CQ: inner.(*loopback.CQ), d: d, obj: cq}, nil
+	c := &wrongCQ{CQ: inner.(*loopback.CQ), d: d, obj: cq, entries: attr.Entries}
+	listed(d, &d.cqs, c)
+	return c, nil
 }
 
 func (d *wrongDriver) CreateQP(qp ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
@@ -124,6 +186,11 @@ func (d *wrongDriver) CreateQP(qp ib.QPHandle, init *ib.DriverQPInit, u *ib.Udat
 	}
 	q := &wrongQP{QP: inner.(*loopback.QP), d: d, obj: qp}
 	q.sendCQ, _ = init.SendCQ.(*wrongCQ)
+	q.pd = init.PD
+	if u != nil {
+		q.user = u.Context
+	}
+	listed(d, &d.qps, q)
 	if d.doorbell != nil && u != nil && u.Context != nil {
 		return newSharedQP(q, u.Context)
 	}
@@ -147,8 +214,21 @@ func (d *wrongDriver) CreateAH(pd ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib
 }
 
 func (d *wrongDriver) RegMR(mr ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+	d.lists.Lock()
 	inner, err := d.Device.RegMR(mr, pd, r, access, u)
-	return &wrongMR{inner, d}, err
+	if err == nil {
+		d.keys++
+	}
+	m := &wrongMR{inner, d, d.keys << 8, r, pd, access}
+	d.lists.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	listed(d, &d.mrs, m)
+	if d.regMR != nil {
+		err = d.regMR(mr, m)
+	}
+	return m, err
 }
 
 func (q *wrongQP) PostSend(wrs []ib.SendWR) (int, error) {
@@ -158,7 +238,17 @@ func (q *wrongQP) PostSend(wrs []ib.SendWR) (int, error) {
 	return q.QP.PostSend(wrs)
 }
 
+func (q *wrongQP) PostRecv(wrs []ib.RecvWR) (int, error) {
+	if q.d.postRecv != nil {
+		return q.d.postRecv(q, wrs)
+	}
+	return q.QP.PostRecv(wrs)
+}
+
 func (q *wrongQP) Modify(a *ib.QPAttr, m ib.QPAttrMask, u *ib.Udata) error {
+	if m&ib.QPAttrDestQPN != 0 {
+		q.dest = a.DestQPN
+	}
 	if q.d.modify != nil {
 		return q.d.modify(q, a, m)
 	}
@@ -173,6 +263,7 @@ func (q *wrongQP) State() ib.QPState {
 }
 
 func (q *wrongQP) Destroy() error {
+	unlisted(q.d, &q.d.qps, q)
 	if q.d.destroyQP != nil {
 		return q.d.destroyQP(q)
 	}
@@ -193,7 +284,15 @@ func (c *wrongCQ) ReqNotify(f ib.NotifyFlags) (bool, error) {
 	return c.CQ.ReqNotify(f)
 }
 
+func (c *wrongCQ) Resize(entries int, u *ib.Udata) error {
+	if c.d.resize != nil {
+		return c.d.resize(c, entries)
+	}
+	return c.CQ.Resize(entries, u)
+}
+
 func (c *wrongCQ) Destroy() error {
+	unlisted(c.d, &c.d.cqs, c)
 	if c.d.destroyCQ != nil {
 		return c.d.destroyCQ(c)
 	}
@@ -218,6 +317,8 @@ func (a *wrongAH) Destroy() error {
 func (m *wrongMR) Unwrap() ib.DriverMR { return m.DriverMR }
 
 func (m *wrongMR) Dereg() error {
+	unlisted(m.d, &m.d.mrs, m)
+	listed(m.d, &m.d.dead, m)
 	if m.d.dereg != nil {
 		return m.d.dereg(m.DriverMR)
 	}
@@ -240,7 +341,7 @@ type wrong struct {
 	says   string // what is part of what it says
 }
 
-var wrongDrivers = append([]wrong{
+var wrongDrivers = slices.Concat([]wrong{
 	{
 		defect: "calls the completion handler from post send",
 		break_: func(d *wrongDriver) {
@@ -731,7 +832,7 @@ var wrongDrivers = append([]wrong{
 		},
 		by: "SRQ/Limit", says: "limit events",
 	},
-}, wrongDisassociators...)
+}, wrongInErrors, wrongQueues, wrongMemory, wrongDisassociators)
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
 func brokenOptions(o ...Option) []Option { return append([]Option{Patience(3 * time.Second)}, o...) }

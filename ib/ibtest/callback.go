@@ -35,6 +35,21 @@ var callbackChecks = []check{
 		test: testSolicited,
 	},
 	{
+		name: "Callback/SolicitedImmediate",
+		rule: "the solicited flag of an RDMA WRITE with immediate data counts as that of a SEND",
+		test: testSolicitedImmediate,
+	},
+	{
+		name: "Callback/MissedSolicited",
+		rule: "a request for solicited completions reports one that is there already",
+		test: testMissedSolicited,
+	},
+	{
+		name: "Callback/ArmedFlushOnError",
+		rule: "the flush when the device goes into error wakes an armed CQ, whatever it was armed for",
+		test: testArmedFlush,
+	},
+	{
 		name: "Callback/NoneAfterDestroy",
 		rule: "no handler runs when its CQ has been destroyed",
 		test: testNoneAfterDestroy, fast: true,
@@ -326,6 +341,78 @@ func testSolicited(e *env) {
 	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	e.waitOne(p.cqs[1], 4, ib.WCWRFlushErr)
 	expect("a failure", 3)
+}
+
+func testSolicitedImmediate(e *env) {
+	var calls atomic.Int32
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	_, err := p.cqs[1].ReqNotify(ib.NotifySolicited)
+	e.must("request notify", err)
+	for i, flags := range []ib.SendFlags{0, ib.SendSolicited} {
+		p.recv(1, uint64(i), 0, 8)
+		wr := p.rdma(1, ib.WRRDMAWriteWithImm, p.buf[0].sgl(0, 8), 0)
+		wr.Flags |= flags
+		p.tryPost("RDMA WRITE with immediate data", 0, wr)
+		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+		e.settle()
+		if n := calls.Load(); flags == 0 && n != 0 {
+			e.Fatalf("RDMA WRITE with immediate data, not solicited: %d calls of the handler, want 0", n)
+		}
+	}
+	e.eventually("a call of the handler for an RDMA WRITE with immediate data that is solicited", func() bool { return calls.Load() == 1 })
+}
+
+func testMissedSolicited(e *env) {
+	var calls atomic.Int32
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	p.recv(1, 1, 0, 8)
+	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.settle()
+	missed, err := p.cqs[1].ReqNotify(ib.NotifySolicited | ib.NotifyReportMissed)
+	e.must("request notify", err)
+	if !missed {
+		e.eventually("a call of the handler, since a solicited completion was there, and was not reported as missed",
+			func() bool { return calls.Load() > 0 })
+	}
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+}
+
+func testArmedFlush(e *env) {
+	var calls [2]atomic.Int32
+	var hs [2]func(*ib.CQ)
+	for i := range hs {
+		hs[i] = func(*ib.CQ) { calls[i].Add(1) }
+	}
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: hs})
+	for i, flags := range []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited} {
+		_, err := p.cqs[i].ReqNotify(flags)
+		e.must("request notify", err)
+		p.recv(i, uint64(i), 0, 8)
+	}
+	e.handle.SetError()
+	for i := range p.cqs {
+		var wc [1]ib.WC
+		for w := e.patience(); ; {
+			n, err := p.cqs[i].Poll(wc[:])
+			e.must("poll", err)
+			if n > 0 {
+				break
+			}
+			if w.over() {
+				e.Log("there is no flush: see DeviceError/NoNewWork and DeviceError/Flush")
+				return
+			}
+		}
+		e.eventually("a call of the handler of an armed queue for the flush of a device in error", func() bool { return calls[i].Load() > 0 })
+	}
+	e.settle()
+	for i := range calls {
+		if n := calls[i].Load(); n != 1 {
+			e.Errorf("%d calls of the handler for the flush, want 1", n)
+		}
+	}
 }
 
 // testQueuesInParallel has the first handler wait, awake, until the other runs.

@@ -20,6 +20,16 @@ var disassociateChecks = []check{
 		test: testDisassociate,
 	},
 	{
+		name: "Disassociate/EveryState",
+		rule: "that holds for queue pairs of every state, and for both of their queues",
+		test: func(e *env) {
+			hook, c, newPair := e.userPairs()
+			states := e.everyState(newPair)
+			e.cutOff(hook, c)
+			states.flushed("its context was cut off")
+		},
+	},
+	{
 		name: "Disassociate/Harmless",
 		rule: "when Disassociate has returned, the queues that are shared with the process have no effect, whatever it writes there",
 		test: testDisassociated,
@@ -40,8 +50,8 @@ func (p *process) AllocShared(size int) (ib.Shared, error) {
 	return ib.Shared{Mem: b, Offset: uint64(len(p.regions)-1) << 32, Free: func() {}}, nil
 }
 
-// user makes a user context and a pair of queue pairs in its name.
-func (e *env) user() (ib.Disassociator, *process, *pair) {
+// userPairs makes a user context, and returns how to make pairs of queue pairs in its name.
+func (e *env) userPairs() (ib.Disassociator, *process, func() *pair) {
 	e.Helper()
 	hook, ok := user.DriverAs[ib.Disassociator](e.dev)
 	if !ok {
@@ -53,18 +63,30 @@ func (e *env) user() (ib.Disassociator, *process, *pair) {
 		e.must("alloc user context", d.AllocUserContext(udata()))
 		own(e, c, func() error { d.DeallocUserContext(c); return nil })
 	}
-	p := &pair{e: e, pd: e.pd()}
-	for i := range p.qps {
-		cq, err := user.CreateCQ(e.dev, ib.CQInit{Entries: 2 * queueLen}, udata())
-		e.need("completion queues of user contexts", err)
-		p.cqs[i] = own(e, cq, cq.Destroy)
-		p.buf[i] = e.buffer(p.pd, bufLen, allAccess)
-		init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
-			Cap: ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 4, MaxRecvSGE: 4}}
-		qp, err := user.CreateQP(p.pd, init, udata())
-		e.need("queue pairs of user contexts", err)
-		p.qps[i] = own(e, qp, qp.Destroy)
+	pd := e.pd()
+	return hook, c, func() *pair {
+		e.Helper()
+		p := &pair{e: e, pd: pd}
+		for i := range p.qps {
+			cq, err := user.CreateCQ(e.dev, ib.CQInit{Entries: 2 * queueLen}, udata())
+			e.need("completion queues of user contexts", err)
+			p.cqs[i] = own(e, cq, cq.Destroy)
+			p.buf[i] = e.buffer(p.pd, bufLen, allAccess)
+			init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
+				Cap: ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 4, MaxRecvSGE: 4}}
+			qp, err := user.CreateQP(p.pd, init, udata())
+			e.need("queue pairs of user contexts", err)
+			p.qps[i] = own(e, qp, qp.Destroy)
+		}
+		return p
 	}
+}
+
+// user makes a user context and a connected pair of queue pairs in its name.
+func (e *env) user() (ib.Disassociator, *process, *pair) {
+	e.Helper()
+	hook, c, newPair := e.userPairs()
+	p := newPair()
 	for i := range p.qps {
 		e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}

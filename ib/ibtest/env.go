@@ -17,11 +17,12 @@ import (
 // env is what a test works with: a device, and helpers that fail the test where something fails.
 type env struct {
 	testing.TB
-	cfg    config
-	core   *ib.Core
-	dev    *ib.Device
-	handle *ib.DeviceHandle
-	mem    *umem.Local // where buffers are
+	cfg     config
+	core    *ib.Core
+	dev     *ib.Device
+	handle  *ib.DeviceHandle
+	mem     *umem.Local // where buffers are
+	checked bool        // the core is in checked mode
 
 	// once the device is registered
 	registered bool
@@ -44,7 +45,7 @@ type object struct {
 }
 
 func newEnv(t testing.TB, cfg config, checked bool) *env {
-	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), psn: 0x123456, timeout: 18, retries: 7}
+	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), checked: checked, psn: 0x123456, timeout: 18, retries: 7}
 	if checked {
 		e.core.Check(ib.CheckConfig{Report: func(v ib.Violation) {
 			e.mu.Lock()

@@ -2,6 +2,11 @@ package ibtest
 
 import (
 	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/ib"
@@ -54,6 +59,16 @@ var errorChecks = []check{
 		name: "Errors/Unsupported",
 		rule: "an ability that the driver lacks is EOPNOTSUPP",
 		test: testUnsupported,
+	},
+	{
+		name: "Errors/PostDuringModifyToErr",
+		rule: "what is posted while the queue pair goes to ERR completes, once, in order",
+		test: testPostDuringModify,
+	},
+	{
+		name: "Errors/AsyncEvents",
+		rule: "a responder that refuses a request of a reliable connection raises EventQPAccessErr or EventQPReqErr, once",
+		test: testAsyncEvents,
 	},
 	{
 		name: "Errors/CompletionOfDestroyed",
@@ -298,4 +313,147 @@ func testUnsupported(e *env) {
 	}
 	expect("resizing of CQs", cq.Resize(16))
 	expect("moderation of CQs", cq.Moderate(1, 0))
+}
+
+// ender is threads that post receives and sends on a queue pair until they are stopped, while another ends the traffic.
+type ender struct {
+	e            *env
+	stop         atomic.Bool
+	wg           sync.WaitGroup
+	recvs, sends atomic.Int64 // that were taken, numbered from 0
+}
+
+// poster has two threads post on a side of p. A post that is refused is not repeated: its thread ends.
+func (e *env) poster(p *pair, side, most int) *ender {
+	x := &ender{e: e}
+	thread := func(taken *atomic.Int64, post func(id uint64) (int, error)) {
+		x.wg.Go(func() {
+			for i := range most {
+				if x.stop.Load() {
+					return
+				}
+				n, err := post(uint64(i))
+				if n == 0 {
+					if !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.EIO) && !errors.Is(err, syscall.ENOMEM) {
+						e.Errorf("post: %d taken, %v", n, err)
+					}
+					return
+				}
+				taken.Add(1)
+			}
+		})
+	}
+	thread(&x.recvs, func(id uint64) (int, error) {
+		return p.qps[side].PostRecv(ib.RecvWR{ID: id, SGList: p.buf[side].sgl(0, 8)})
+	})
+	thread(&x.sends, func(id uint64) (int, error) { // the peer has no receives
+		return p.qps[side].PostSend(ib.SendWR{ID: 1<<32 | id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, 8)})
+	})
+	return x
+}
+
+// end waits for the threads, and for a flush of all that they have posted.
+func (x *ender) end(cq *ib.CQ, when string) {
+	e := x.e
+	e.Helper()
+	x.stop.Store(true)
+	x.wg.Wait()
+	var next [2]int64
+	want := [2]int64{x.recvs.Load(), x.sends.Load()}
+	wc := make([]ib.WC, 8)
+	for w := e.patience(); next != want; {
+		n, err := cq.Poll(wc)
+		e.must("poll", err)
+		for _, c := range wc[:n] {
+			kind := c.ID >> 32
+			if kind > 1 || c.ID&0xffffffff != uint64(next[kind]) || c.Status != ib.WCWRFlushErr {
+				e.Fatalf("completion of work request %#x with %q, want %d and a flush error", c.ID, c.Status, next[min(kind, 1)])
+			}
+			next[kind]++
+		}
+		if n > 0 {
+			w = e.patience()
+		} else if w.over() {
+			e.Fatalf("waited %v in vain: of %d receives and %d sends that were posted %s, %d and %d have completed",
+				e.cfg.patience, want[0], want[1], when, next[0], next[1])
+		}
+	}
+}
+
+func testPostDuringModify(e *env) {
+	pd := e.pd()
+	for i := range 20 * e.cfg.load {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, entries: 4 * queueLen})
+		x := e.poster(p, 0, queueLen)
+		for x.recvs.Load() < int64(i%10) && x.sends.Load() < queueLen {
+			runtime.Gosched()
+		}
+		err := p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
+		x.end(p.cqs[0], "while the queue pair went to ERR")
+		e.must("modify to ERR", err)
+		e.destroy(p.qps[0])
+		e.destroy(p.qps[1])
+		e.destroy(p.cqs[0])
+		e.destroy(p.cqs[1])
+	}
+}
+
+func testAsyncEvents(e *env) {
+	a, err := e.dev.QueryDevice()
+	e.must("query device", err)
+	pd := e.pd()
+	for _, c := range []struct {
+		what    string
+		enabled ib.AccessFlags
+		wr      func(p *pair) ib.SendWR
+		need    bool
+		want    []ib.EventType
+	}{
+		{"write with a wrong key", remote, func(p *pair) ib.SendWR {
+			wr := p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0)
+			wr.RKey += 0x12345600
+			return wr
+		}, true, []ib.EventType{ib.EventQPAccessErr}},
+		{"write to a queue pair that does not allow it", 0, func(p *pair) ib.SendWR {
+			return p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0)
+		}, true, []ib.EventType{ib.EventQPReqErr, ib.EventQPAccessErr}}, // see Data/AccessRights
+		{"atomic that is not aligned", remote, func(p *pair) ib.SendWR {
+			return p.rdma(1, ib.WRAtomicFetchAdd, p.buf[0].sgl(0, 8), 4)
+		}, a.AtomicCap != ib.AtomicNone, []ib.EventType{ib.EventQPReqErr}},
+	} {
+		if !c.need {
+			continue
+		}
+		var mu sync.Mutex
+		got := map[*ib.QP][]ib.EventType{}
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, event: func(qp *ib.QP, ev ib.EventType) {
+			mu.Lock()
+			defer mu.Unlock()
+			if ev != ib.EventCommEst {
+				got[qp] = append(got[qp], ev)
+			}
+		}})
+		p.needWrite()
+		e.must("modify", p.qps[1].Modify(ib.QPAttr{AccessFlags: c.enabled}, ib.QPAttrAccessFlags))
+		if n, err := p.qps[0].PostSend(c.wr(p)); n == 0 {
+			e.wantErr(c.what, err, syscall.EINVAL, syscall.EOPNOTSUPP)
+			continue
+		}
+		if wc := e.waitAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+			e.Errorf("%s: completed with %q", c.what, wc.Status)
+		}
+		events := func(side int) []ib.EventType {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(got[p.qps[side]])
+		}
+		e.eventually(fmt.Sprintf("%s: an event of the responder's queue pair (%v)", c.what, c.want), func() bool { return len(events(1)) > 0 })
+		e.settle()
+		if ev := events(1); len(ev) != 1 || !slices.Contains(c.want, ev[0]) {
+			e.Errorf("%s: events of the responder's queue pair: %v, want one of %v", c.what, ev, c.want)
+		}
+		if ev := events(0); len(ev) != 0 {
+			e.Errorf("%s: events of the requester's queue pair: %v, want none: it has a completion", c.what, ev)
+		}
+	}
 }

@@ -55,6 +55,11 @@ var hotPlugChecks = []check{
 		test: testEventsUntilTheEnd, asleep: true,
 	},
 	{
+		name: "HotPlug/NoEventsAfterUnregister",
+		rule: "when Unregister has returned the driver dispatches no event any more",
+		test: testNoEventsAfter, asleep: true,
+	},
+	{
 		name: "HotPlug/LeftBehindIsNamed",
 		rule: "Unregister returns EBUSY and names what a client has left behind",
 		test: testLeftBehind, asleep: true,
@@ -356,5 +361,22 @@ func testNoUseAfter(e *env) {
 	e.wantErr("unregister again", e.core.Unregister(e.handle), syscall.ENODEV)
 	if s := e.dev.State(); s != ib.DeviceGone {
 		e.Errorf("device is %v", s)
+	}
+}
+
+// testNoEventsAfter leaves it to checked mode to see them (rule use-after-unregister).
+func testNoEventsAfter(e *env) {
+	var got atomic.Int32
+	stop := e.dev.OnEvent(func(ib.Event) { got.Add(1) })
+	defer stop()
+	e.register()
+	e.use("before")
+	e.unregister()
+	before := got.Load()
+	for range 50 {
+		pause()
+	}
+	if n := got.Load(); n != before {
+		e.Errorf("%d events when Unregister had returned", n-before)
 	}
 }

@@ -105,8 +105,8 @@ type check struct {
 // names the fault.
 func checks() []check {
 	return slices.Concat(
-		queuePairChecks, dataChecks, errorChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
-		objectChecks, deviceErrorChecks, disassociateChecks,
+		queuePairChecks, dataChecks, rightsChecks, errorChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
+		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks, loadChecks,
 	)
 }
 

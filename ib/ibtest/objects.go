@@ -45,16 +45,6 @@ var objectChecks = []check{
 		test: testSRQConcurrent, fast: true,
 	},
 	{
-		name: "CQ/Resize",
-		rule: "resizing keeps what is in the queue, and refuses to become too small for it",
-		test: testResize,
-	},
-	{
-		name: "CQ/Moderation",
-		rule: "a moderated CQ notifies after so many completions, or after so long a time",
-		test: testModeration,
-	},
-	{
 		name: "MW/Type1",
 		rule: "a type 1 window gives peers its part of a region until it is bound anew, unbound or freed",
 		test: testMWType1,

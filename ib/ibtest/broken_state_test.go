@@ -1,0 +1,373 @@
+package ibtest
+
+import (
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+)
+
+// yieldAwhile lets others run in a window that is too short to be hit otherwise.
+func yieldAwhile() {
+	for range 300 {
+		runtime.Gosched()
+	}
+}
+
+// toErr takes queue pairs to ERR.
+func toErr(qps []*wrongQP) {
+	for _, q := range qps {
+		q.QP.Modify(&ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil)
+	}
+}
+
+// deaf has a queue send no notification from now on.
+func (c *wrongCQ) deaf() { c.CQ.Moderate(1<<30, 0) }
+
+// wrongInErrors are wrong about what is outstanding when a queue pair, a device or a context ends.
+var wrongInErrors = []wrong{
+	{
+		defect: "flushes in EnterError without a notification of the queues that are armed",
+		break_: func(d *wrongDriver) {
+			d.enterError = func() {
+				for _, c := range each(d, &d.cqs) {
+					c.deaf()
+				}
+				d.Device.EnterError()
+			}
+		},
+		by: "Callback/ArmedFlushOnError", says: "a call of the handler of an armed queue for the flush",
+	},
+	{
+		defect: "flushes in EnterError what is in RTS only",
+		break_: func(d *wrongDriver) {
+			d.enterError = func() {
+				toErr(slices.DeleteFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() != ib.QPRTS }))
+			}
+		},
+		by: "DeviceError/EveryState", says: "queue pair that was in INIT",
+	},
+	{
+		defect: "flushes in its disassociate hook what is in RTS only",
+		break_: func(d *wrongDriver) {
+			d.disassociate = func(c ib.UserContext) {
+				toErr(slices.DeleteFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.user != c || q.QP.State() != ib.QPRTS }))
+			}
+		},
+		by: "Disassociate/EveryState", says: "queue pair that was in INIT",
+	},
+	{
+		defect: "forgets a receive that is posted while the queue pair is flushed",
+		break_: func(d *wrongDriver) {
+			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+				before := q.QP.State()
+				runtime.Gosched()
+				if before != ib.QPErr && q.QP.State() == ib.QPErr {
+					return len(wrs), nil
+				}
+				return q.QP.PostRecv(wrs)
+			}
+		},
+		by: "Errors/PostDuringModifyToErr", says: "while the queue pair went to ERR",
+	},
+	{
+		defect: "forgets a receive that is posted while the device goes into error",
+		break_: func(d *wrongDriver) {
+			var failed atomic.Bool
+			d.enterError = func() {
+				failed.Store(true)
+				d.Device.EnterError()
+			}
+			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+				before := failed.Load()
+				runtime.Gosched()
+				if !before && failed.Load() {
+					return len(wrs), nil
+				}
+				return q.QP.PostRecv(wrs)
+			}
+		},
+		by: "DeviceError/PostDuringError", says: "while the device went into error",
+	},
+	{
+		defect: "leaves a queue pair alive that comes from RESET while the device goes into error",
+		break_: func(d *wrongDriver) {
+			d.enterError = func() {
+				toErr(slices.DeleteFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() == ib.QPReset }))
+			}
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				if q.QP.State() == ib.QPReset {
+					yieldAwhile()
+				}
+				return q.QP.Modify(a, m, nil)
+			}
+		},
+		by: "DeviceError/CreateDuringError", says: "made, or changed its state, while the device went into error",
+	},
+	{
+		defect: "raises no event of a queue pair whose peer asks for what it may not have",
+		break_: func(d *wrongDriver) {
+			const mark = 1 << 62
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if len(wrs) != 1 || wrs[0].Opcode != ib.WRRDMAWrite || len(wrs[0].SGList) == 0 ||
+					slices.ContainsFunc(each(d, &d.mrs), func(m *wrongMR) bool { return m.num == wrs[0].RKey }) {
+					return q.QP.PostSend(wrs)
+				}
+				toErr(slices.DeleteFunc(each(d, &d.qps), func(p *wrongQP) bool { return p.obj.Num() != q.dest && p != q }))
+				wr := wrs[0]
+				wr.ID |= mark
+				return q.QP.PostSend([]ib.SendWR{wr})
+			}
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				n, err := c.CQ.Poll(wc)
+				for i := range wc[:n] {
+					if wc[i].ID&mark != 0 {
+						wc[i].ID, wc[i].Status = wc[i].ID&^mark, ib.WCRemAccessErr
+					}
+				}
+				return n, err
+			}
+		},
+		by: "Errors/AsyncEvents", says: "an event of the responder's queue pair",
+	},
+	{
+		defect: "dispatches an event when it has been unregistered",
+		opts: func(d func() *wrongDriver) []Option {
+			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) error {
+				err := core.Unregister(dev)
+				time.AfterFunc(time.Millisecond, func() { dev.DispatchEvent(ib.EventPortErr, 1) })
+				return err
+			})}
+		},
+		says: "rule use-after-unregister",
+	},
+}
+
+// wrongQueues are wrong about completion queues.
+var wrongQueues = []wrong{
+	{
+		defect: "forgets that a queue is armed when it is resized",
+		break_: func(d *wrongDriver) {
+			d.resize = func(c *wrongCQ, entries int) error {
+				err := c.CQ.Resize(entries, nil)
+				c.deaf()
+				return err
+			}
+			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
+				c.CQ.Moderate(0, 0)
+				return c.CQ.ReqNotify(f)
+			}
+		},
+		by: "CQ/ResizeKeepsArmed", says: "a queue that was armed before Resize",
+	},
+	{
+		defect: "loses what comes while a queue is resized",
+		break_: func(d *wrongDriver) {
+			drain := func(c *wrongCQ) (all []ib.WC) {
+				var wc [16]ib.WC
+				for {
+					n, _ := c.CQ.Poll(wc[:])
+					if n == 0 {
+						return all
+					}
+					all = append(all, wc[:n]...)
+				}
+			}
+			d.resize = func(c *wrongCQ, entries int) error {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				c.stash = append(c.stash, drain(c)...)
+				if len(c.stash) > entries {
+					return syscall.EINVAL
+				}
+				yieldAwhile()
+				drain(c)
+				return c.CQ.Resize(entries, nil)
+			}
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				if n := copy(wc, c.stash); n > 0 {
+					c.stash = c.stash[n:]
+					return n, nil
+				}
+				return c.CQ.Poll(wc)
+			}
+		},
+		by: "CQ/ResizeUnderTraffic", says: "while the queue is resized",
+	},
+	{
+		defect: "drops completions that do not fit, without a word",
+		break_: func(d *wrongDriver) {
+			d.moreCQEs = 1000
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				var all [1100]ib.WC
+				n, err := c.CQ.Poll(all[:])
+				c.stash = append(c.stash, all[:min(n, c.entries-len(c.stash))]...)
+				n = copy(wc, c.stash)
+				c.stash = c.stash[n:]
+				return n, err
+			}
+		},
+		by: "CQ/Overrun", says: "EventCQErr",
+	},
+	{
+		defect: "does not report a solicited completion as missed",
+		break_: func(d *wrongDriver) {
+			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
+				if f&ib.NotifyNextComp == 0 {
+					f &^= ib.NotifyReportMissed
+				}
+				return c.CQ.ReqNotify(f)
+			}
+		},
+		by: "Callback/MissedSolicited", says: "was not reported as missed",
+	},
+	{
+		defect: "ignores the solicited flag of RDMA WRITE with immediate data",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				wrs = slices.Clone(wrs)
+				for i := range wrs {
+					if wrs[i].Opcode == ib.WRRDMAWriteWithImm {
+						wrs[i].Flags &^= ib.SendSolicited
+					}
+				}
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Callback/SolicitedImmediate", says: "RDMA WRITE with immediate data that is solicited",
+	},
+}
+
+// permit gives the regions of a list to a domain, with more rights, and returns how to take that back.
+func (d *wrongDriver) permit(q *wrongQP, sgl []ib.SGE, alien bool, more ib.AccessFlags) (undo func()) {
+	var undos []func()
+	for _, s := range sgl {
+		m := d.regionAt(s.Addr)
+		if m == nil || m.num != s.LKey {
+			continue
+		}
+		pd := m.pd
+		if alien {
+			pd = q.pd
+		}
+		m.change(pd, m.access|more)
+		undos = append(undos, func() { m.change(m.pd, m.access) })
+	}
+	return func() {
+		for _, f := range undos {
+			f()
+		}
+	}
+}
+
+// wrongMemory are wrong about memory and its keys.
+var wrongMemory = []wrong{
+	{
+		defect: "accepts local keys of another domain",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				defer d.permit(q, wrs[0].SGList, true, 0)()
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Data/LocalRights", says: "send from a region of another domain",
+	},
+	{
+		defect: "receives into a region without the local right to write",
+		break_: func(d *wrongDriver) {
+			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+				d.permit(q, wrs[0].SGList, false, ib.AccessLocalWrite)
+				return q.QP.PostRecv(wrs)
+			}
+		},
+		by: "Data/LocalRights", says: "receive into a region without the local right to write",
+	},
+	{
+		defect: "reads into a region without the local right to write",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if wrs[0].Opcode == ib.WRRDMARead {
+					defer d.permit(q, wrs[0].SGList, false, ib.AccessLocalWrite)()
+				}
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Data/LocalRights", says: "read into a region without the local right to write",
+	},
+	{
+		defect: "gives the key of a deregistered region to the next one",
+		break_: func(d *wrongDriver) {
+			var free atomic.Pointer[wrongMR]
+			d.regMR = func(mr ib.MRHandle, m *wrongMR) error {
+				if old := free.Swap(nil); old != nil { // whose key has stayed
+					old.region, old.pd, old.access = m.region, m.pd, m.access
+					old.change(m.pd, m.access)
+					mr.SetKeys(old.num, old.num)
+				}
+				return nil
+			}
+			d.dereg = func(inner ib.DriverMR) error {
+				for _, m := range each(d, &d.dead) {
+					if m.DriverMR == inner {
+						m.change(m.pd, 0)
+						free.Store(m)
+					}
+				}
+				return nil
+			}
+		},
+		by: "Data/KeyReuse", says: "which was deregistered",
+	},
+	{
+		defect: "writes to memory a moment after the queue pair has been destroyed",
+		break_: func(d *wrongDriver) {
+			var late atomic.Pointer[ib.SGE]
+			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+				if len(wrs[0].SGList) > 0 {
+					late.Store(&wrs[0].SGList[0])
+				}
+				return q.QP.PostRecv(wrs)
+			}
+			d.destroyQP = func(q *wrongQP) error {
+				err := q.QP.Destroy()
+				if s := late.Swap(nil); s != nil {
+					if m := d.regionAt(s.Addr); m != nil {
+						time.AfterFunc(200*time.Microsecond, func() { m.region.WriteV([][]byte{make([]byte, s.Length)}, s.Addr) })
+					}
+				}
+				return err
+			}
+		},
+		by: "Data/NothingAfterDestroy", says: "memory was written",
+	},
+	{
+		defect: "lets accesses through a key end after its region has been deregistered",
+		break_: func(d *wrongDriver) {
+			var last atomic.Pointer[ib.SendWR]
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if wrs[0].Opcode == ib.WRRDMAWrite && len(wrs[0].SGList) > 0 {
+					wr := wrs[0]
+					last.Store(&wr)
+				}
+				return q.QP.PostSend(wrs)
+			}
+			d.dereg = func(inner ib.DriverMR) error {
+				wr := last.Load()
+				for _, m := range each(d, &d.dead) {
+					if m.DriverMR == inner && wr != nil && wr.RKey == m.num {
+						time.AfterFunc(200*time.Microsecond, func() { m.region.WriteV([][]byte{make([]byte, 8)}, wr.RemoteAddr) })
+					}
+				}
+				return inner.Dereg()
+			}
+		},
+		by: "Data/DeregUnderTraffic", says: "memory was written",
+	},
+}

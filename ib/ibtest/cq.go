@@ -1,0 +1,158 @@
+package ibtest
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Completion queues: their size.
+
+var cqChecks = []check{
+	{
+		name: "CQ/Overrun",
+		rule: "a completion that does not fit raises EventCQErr, once; what is in the queue stays, and the queue pair goes to ERR",
+		test: testOverrun,
+	},
+	{
+		name: "CQ/Resize",
+		rule: "resizing keeps what is in the queue, and refuses to become too small for it",
+		test: testResize,
+	},
+	{
+		name: "CQ/ResizeUnderTraffic",
+		rule: "resizing while completions come and are polled loses none, and shows none twice",
+		test: testResizeUnderTraffic,
+	},
+	{
+		name: "CQ/ResizeKeepsArmed",
+		rule: "an armed queue is armed after Resize",
+		test: testResizeKeepsArmed,
+	},
+	{
+		name: "CQ/Moderation",
+		rule: "a moderated CQ notifies after so many completions, or after so long a time",
+		test: testModeration,
+	},
+}
+
+func testOverrun(e *env) {
+	var events atomic.Int32
+	cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4, Event: func(_ *ib.CQ, ev ib.EventType) {
+		if ev != ib.EventCQErr {
+			e.Errorf("event %v of the queue, want %v", ev, ib.EventCQErr)
+		}
+		events.Add(1)
+	}})
+	e.must("create cq", err)
+	own(e, cq, cq.Destroy)
+	pd, room := e.pd(), cq.Entries()
+	buf := e.buffer(pd, 8, allAccess)
+	var qps [2]*ib.QP
+	for i := range qps {
+		qps[i] = e.qp(pd, ib.QPInitAttr{
+			SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
+			Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1, MaxRecvWR: uint32(room + 2), MaxRecvSGE: 1},
+		})
+		e.up(qps[i], qps[i].Num(), ib.QPRTS)
+	}
+	// Flushed receives fill the queue: they come in order, and all of them at once. The first queue pair just fits.
+	post := func(qp *ib.QP, n int) {
+		e.Helper()
+		for i := range n {
+			if k, err := qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: []ib.SGE{buf.sge(0, 8)}}); k != 1 {
+				e.Fatalf("post receive %d of %d: %v", i, n, err)
+			}
+		}
+	}
+	post(qps[0], room)
+	e.must("modify to ERR", qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	e.settle()
+	if n := events.Load(); n != 0 {
+		e.Fatalf("%d events EventCQErr of a queue that is just full", n)
+	}
+	wr := ib.SendWR{ID: 1 << 32, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: []ib.SGE{buf.sge(0, 8)}}
+	if n, err := qps[1].PostRecv(ib.RecvWR{ID: 1 << 33, SGList: []ib.SGE{buf.sge(0, 8)}}); n != 1 {
+		e.Fatalf("post receive: %v", err)
+	}
+	if n, err := qps[1].PostSend(wr); n != 1 { // to itself
+		e.Fatalf("post send: %v", err)
+	}
+	e.eventually("the event that the queue has no room for a completion (EventCQErr)", func() bool { return events.Load() > 0 })
+	e.eventually("ERR of the queue pair whose completion is lost", func() bool { return qps[1].State() == ib.QPErr })
+	for i, wc := range e.wait(cq, room) {
+		if wc.ID != uint64(i) || wc.Status != ib.WCWRFlushErr {
+			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i, wc.ID, wc.Status)
+		}
+	}
+	e.settle()
+	if n := events.Load(); n != 1 {
+		e.Errorf("%d events EventCQErr, want 1", n)
+	}
+}
+
+// testResizeUnderTraffic writes a stream of messages; one thread polls, and one resizes.
+func testResizeUnderTraffic(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	e.need("resizing of CQs", p.cqs[0].Resize(2*queueLen))
+	p.needWrite()
+	total := 1500 * e.cfg.load
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; !stop.Load(); i++ {
+			if err := p.cqs[0].Resize(queueLen + i%7*queueLen); err != nil && !errors.Is(err, syscall.EINVAL) {
+				e.Errorf("resize: %v", err)
+				return
+			}
+			runtime.Gosched()
+		}
+	})
+	defer wg.Wait()
+	defer stop.Store(true)
+	sent, next := 0, uint64(0)
+	wc := make([]ib.WC, 8)
+	for w := e.patience(); int(next) < total; {
+		for sent < total && sent-int(next) < queueLen/2 {
+			p.post(0, p.rdma(uint64(sent), ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0))
+			sent++
+		}
+		n, err := p.cqs[0].Poll(wc)
+		e.must("poll", err)
+		for _, c := range wc[:n] {
+			if c.ID != next || c.Status != ib.WCSuccess {
+				e.Fatalf("completion of work request %d with %q while the queue is resized, want %d: one is lost, or came twice", c.ID, c.Status, next)
+			}
+			next++
+		}
+		if n > 0 {
+			w = e.patience()
+		} else if w.over() {
+			e.Fatalf("waited %v in vain for the completion of work request %d: it is lost, since the queue was resized", e.cfg.patience, next)
+		}
+	}
+}
+
+func testResizeKeepsArmed(e *env) {
+	var calls atomic.Int32
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	e.need("resizing of CQs", p.cqs[1].Resize(3*queueLen))
+	for i, flags := range []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited} {
+		_, err := p.cqs[1].ReqNotify(flags)
+		e.must("request notify", err)
+		e.must("resize", p.cqs[1].Resize((4+i)*queueLen))
+		e.settle()
+		if n := calls.Load(); int(n) != i {
+			e.Fatalf("Resize of an armed queue without completions: %d calls of the handler, want none", int(n)-i)
+		}
+		p.recv(1, uint64(i), 0, 8)
+		p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
+		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+		e.eventually("a call of the handler of a queue that was armed before Resize", func() bool { return int(calls.Load()) > i })
+	}
+}

@@ -1,0 +1,232 @@
+package ibtest
+
+import (
+	"bytes"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Local keys, the life of keys, and the end of accesses.
+
+var rightsChecks = []check{
+	{
+		name: "Data/LocalRights",
+		rule: "a local key gives only the domain it was made in; what comes in, by a receive, a read or an atomic, needs the local right to write",
+		test: testLocalRights,
+	},
+	{
+		name: "Data/KeyReuse",
+		rule: "the key of a deregistered region is not given to the regions that are registered next",
+		test: testKeyReuse,
+	},
+	{
+		name: "Data/VisibleAtCompletion",
+		rule: "when a receive completes, all that the peer wrote before is in memory; a completed read has its data",
+		test: testVisible,
+	},
+	{
+		name: "Data/NothingAfterDestroy",
+		rule: "when Destroy of a queue pair has returned, nothing is written to memory in its name",
+		test: testNothingAfterDestroy,
+	},
+	{
+		name: "Data/DeregUnderTraffic",
+		rule: "when Dereg has returned, nothing is written through the key, also while the peer goes on writing",
+		test: testDeregUnderTraffic,
+	},
+}
+
+func testLocalRights(e *env) {
+	pd, other := e.pd(), e.pd()
+	write := e.buffer(pd, 64, ib.AccessLocalWrite)
+	plain := e.buffer(pd, 64, 0)
+	alien := e.buffer(other, 64, ib.AccessLocalWrite)
+
+	// lacks fails the test unless the operation has failed, and left the memory alone.
+	lacks := func(what string, b *buffer, wc ib.WC, want ib.WCStatus) {
+		e.Helper()
+		if wc.Status != want {
+			e.Errorf("%s: completed with %q, want %q", what, wc.Status, want)
+		}
+		if b != nil && !allZero(b.b) {
+			e.Errorf("%s: the memory was changed", what)
+		}
+	}
+	sge := func(b *buffer) []ib.SGE { return b.sgl(0, 8) }
+	send := func(what string, b *buffer) {
+		e.Helper()
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		p.recv(1, 1, 0, 8)
+		n, err := p.qps[0].PostSend(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(b)})
+		if n == 0 {
+			e.wantErr(what, err, syscall.EINVAL)
+			return
+		}
+		lacks(what, nil, e.waitAny(p.cqs[0]), ib.WCLocProtErr)
+	}
+	receive := func(what string, b *buffer) {
+		e.Helper()
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		fill(p.buf[0].b[:8], 1)
+		n, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: sge(b)})
+		if n == 0 {
+			e.wantErr(what, err, syscall.EINVAL)
+			return
+		}
+		p.send(0, 2, 8)
+		lacks(what, b, e.waitAny(p.cqs[1]), ib.WCLocProtErr)
+		if wc := e.waitAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+			e.Errorf("%s: the sender's completion is a success", what)
+		}
+	}
+	fetch := func(what string, op ib.WROpcode, b *buffer) {
+		e.Helper()
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		fill(p.buf[1].b[:8], 1)
+		n, err := p.qps[0].PostSend(p.rdma(1, op, sge(b), 0))
+		if n == 0 {
+			if !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.ENOSYS) {
+				e.wantErr(what, err, syscall.EINVAL)
+			}
+			return
+		}
+		lacks(what, b, e.waitAny(p.cqs[0]), ib.WCLocProtErr)
+	}
+	send("send from a region of another domain", alien)
+	receive("receive into a region of another domain", alien)
+	fetch("read into a region of another domain", ib.WRRDMARead, alien)
+	receive("receive into a region without the local right to write", plain)
+	fetch("read into a region without the local right to write", ib.WRRDMARead, plain)
+	if a, err := e.dev.QueryDevice(); err == nil && a.AtomicCap != ib.AtomicNone {
+		fetch("atomic whose old value goes into a region without the local right to write", ib.WRAtomicFetchAdd, plain)
+	}
+	// The same with the rights.
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	fill(p.buf[0].b[:8], 2)
+	if n, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: sge(write)}); n != 1 {
+		e.Fatalf("post receive: %v", err)
+	}
+	p.send(0, 1, 8)
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	if !bytes.Equal(write.b[:8], p.buf[0].b[:8]) {
+		e.Error("receive: the data are not where they should be")
+	}
+	p.recv(1, 2, 0, 8)
+	p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(plain)}) // to read needs no right
+	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
+}
+
+func testKeyReuse(e *env) {
+	pd := e.pd()
+	const rounds = 8
+	dead := map[uint32]int{}
+	for i := range rounds {
+		b := e.buffer(pd, 64, allAccess)
+		keys := []uint32{b.mr.LKey(), b.mr.RKey()}
+		for _, k := range keys {
+			if j, ok := dead[k]; ok && k != 0 { // 0: none
+				e.Errorf("region %d has the key %#x of region %d, which was deregistered", i, k, j)
+			}
+		}
+		e.destroy(b.mr)
+		dead[keys[0]], dead[keys[1]] = i, i
+		e.must("remove memory", e.mem.Remove(b.addr))
+	}
+}
+
+// testVisible looks at the memory at once when a completion says that the data are there.
+func testVisible(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
+	for i := range 20 * e.cfg.load {
+		const n = 12000 // several packets
+		fill(p.buf[0].b[:n], i)
+		p.recv(1, uint64(i), bufLen-8, 8)
+		p.post(0, p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, n), 0))
+		p.send(0, 2, 8)
+		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+		if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[:n]) {
+			e.Fatal("the message after an RDMA WRITE has arrived, and the data of the write have not")
+		}
+		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+		e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+	}
+}
+
+// quiet fails the test if memory changes for a while.
+func (e *env) quiet(b []byte, when string) {
+	e.Helper()
+	fill(b, 77)
+	want := bytes.Clone(b)
+	for range 30 {
+		pause()
+		if !bytes.Equal(b, want) {
+			e.Fatalf("memory was written %s", when)
+		}
+	}
+}
+
+func testNothingAfterDestroy(e *env) {
+	pd := e.pd()
+	for round := range 6 * e.cfg.load {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		for i := range queueLen / 2 {
+			p.recv(1, uint64(i), 512*i, 512)
+		}
+		// The first messages have arrived, the others may be on their way.
+		for i := range queueLen / 2 {
+			p.send(0, uint64(i), 512)
+		}
+		for range round {
+			e.waitAny(p.cqs[1])
+		}
+		e.destroy(p.qps[1])
+		e.quiet(p.buf[1].b, "when the queue pair had been destroyed")
+		e.destroy(p.qps[0])
+	}
+}
+
+func testDeregUnderTraffic(e *env) {
+	pd := e.pd()
+	for range 6 * e.cfg.load {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		p.needWrite()
+		target := e.buffer(pd, bufLen, allAccess)
+		wr := ib.SendWR{
+			Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, bufLen),
+			RemoteAddr: target.addr, RKey: target.mr.RKey(),
+		}
+		var stop atomic.Bool
+		var written atomic.Int32
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			wc := make([]ib.WC, 8)
+			for out := 0; !stop.Load(); runtime.Gosched() {
+				if out < 4 {
+					if n, _ := p.qps[0].PostSend(wr); n == 1 {
+						out++
+					}
+				}
+				n, _ := p.cqs[0].Poll(wc)
+				out -= n
+				written.Add(int32(n))
+			}
+		})
+		func() {
+			defer wg.Wait()
+			defer stop.Store(true)
+			e.eventually("writes", func() bool { return written.Load() > 2 })
+			e.destroy(target.mr)
+			e.quiet(target.b, "when its region had been deregistered")
+		}()
+		e.destroy(p.qps[0])
+		e.destroy(p.qps[1])
+	}
+}
