@@ -13,5 +13,5 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestContract(t *testing.T) {
-	ibtest.Run(t, func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", t.Logf).Handle() })
+	ibtest.Run(t, func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", t.Logf).Handle() }, ibtest.Bubble())
 }

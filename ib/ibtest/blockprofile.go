@@ -4,11 +4,10 @@ import (
 	"flag"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
-
-	"verbena/ib"
-	"verbena/ib/user"
 )
 
 // noSleepFunctions are the functions of the midlayer that call driver methods that may not sleep.
@@ -30,19 +29,58 @@ func watchBlocking(t testing.TB, cfg config) func(t testing.TB) {
 		before[r.Stack0] += r.Count
 	}
 	return func(t testing.TB) {
-		d, _ := user.DriverAs[ib.Driver](cfg.newDevice(t).Device())
-		drv := reflect.TypeOf(d)
-		for drv.Kind() == reflect.Pointer {
-			drv = drv.Elem()
-		}
 		for _, r := range blockRecords() {
-			if r.Count > before[r.Stack0] {
-				if stack := blockedIn(drv.PkgPath(), r.Stack()); stack != nil {
-					t.Errorf("rule sleep-in-method: the driver waited in a method that may not sleep:\n\t%s", strings.Join(stack, "\n\t"))
-				}
+			if r.Count <= before[r.Stack0] {
+				continue
+			}
+			if stack := blockedIn(cfg.packages, r.Stack()); stack != nil {
+				t.Errorf("rule sleep-in-method: the driver waited in a method that may not sleep:\n\t%s", strings.Join(stack, "\n\t"))
 			}
 		}
 	}
+}
+
+// packages are those of the types that a driver and its objects have.
+type packages struct {
+	mu   sync.Mutex
+	seen map[reflect.Type]bool
+	all  []string
+}
+
+// add adds the packages of x, and of what it wraps (see ib.As).
+func (p *packages) add(x any) {
+	for x != nil {
+		t := reflect.TypeOf(x)
+		next := reflect.ValueOf(x).MethodByName("Unwrap")
+		for t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		p.mu.Lock()
+		if p.seen == nil {
+			p.seen = map[reflect.Type]bool{}
+		}
+		if !p.seen[t] {
+			p.seen[t] = true
+			if path := t.PkgPath(); path != "" && !slices.Contains(p.all, path) {
+				p.all = append(p.all, path)
+			}
+		}
+		p.mu.Unlock()
+		if !next.IsValid() || next.Type().NumIn() != 0 || next.Type().NumOut() != 1 {
+			return
+		}
+		x = next.Call(nil)[0].Interface()
+	}
+}
+
+// have tells whether a function belongs to one of the packages, or to one below.
+func (p *packages) have(function string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.all, func(path string) bool {
+		rest, ok := strings.CutPrefix(function, path)
+		return ok && rest != "" && (rest[0] == '.' || rest[0] == '/')
+	})
 }
 
 func blockRecords() []runtime.BlockProfileRecord {
@@ -57,9 +95,9 @@ func blockRecords() []runtime.BlockProfileRecord {
 }
 
 // blockedIn returns the functions of a stack, innermost first, if it is of one that waits for more than a lock, in a
-// function of the package, in a method that may not sleep.
-func blockedIn(pkg string, pc []uintptr) (stack []string) {
-	driver := false
+// function of the driver's, in a method that may not sleep.
+func blockedIn(driver *packages, pc []uintptr) (stack []string) {
+	inside := false
 	frames := runtime.CallersFrames(pc)
 	for {
 		f, more := frames.Next()
@@ -70,13 +108,13 @@ func blockedIn(pkg string, pc []uintptr) (stack []string) {
 		case strings.HasPrefix(f.Function, "sync.(*Mutex)."), strings.HasPrefix(f.Function, "sync.(*RWMutex)."),
 			strings.HasPrefix(f.Function, "internal/sync."):
 			return nil
-		case strings.HasPrefix(f.Function, pkg+"."):
-			driver = true
 		case isNoSleep(f.Function):
-			if driver {
+			if inside {
 				return stack
 			}
 			return nil
+		case driver.have(f.Function):
+			inside = true
 		}
 		if !more {
 			return nil
@@ -90,5 +128,5 @@ func isNoSleep(function string) bool {
 			return true
 		}
 	}
-	return false
+	return strings.HasSuffix(function, "/ibtest.doorbell") || strings.HasSuffix(function, "/ibtest.posted")
 }

@@ -735,8 +735,8 @@ var wrongDrivers = slices.Concat([]wrong{
 					return 0, syscall.EAGAIN
 				}
 				defer d.mu.Unlock()
-				for range 100 {
-					runtime.Gosched()
+				for range 5000 {
+					d.held.Load()
 				}
 				return q.QP.PostSend(wrs)
 			}
@@ -832,10 +832,12 @@ var wrongDrivers = slices.Concat([]wrong{
 		},
 		by: "SRQ/Limit", says: "limit events",
 	},
-}, wrongInErrors, wrongQueues, wrongMemory, wrongDisassociators)
+}, wrongInErrors, wrongQueues, wrongMemory, wrongSleepers, wrongDisassociators)
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
-func brokenOptions(o ...Option) []Option { return append([]Option{Patience(3 * time.Second)}, o...) }
+func brokenOptions(o ...Option) []Option {
+	return append([]Option{Patience(2 * time.Second)}, o...)
+}
 
 // Each wrong driver fails the suite: the first check that fails, which is printed first, is the one that names its fault.
 func TestWrongDrivers(t *testing.T) {
@@ -869,7 +871,7 @@ func caught(t *testing.T, r *recorder, says string) {
 // together runs f for 0 to n-1, several at a time, which mostly wait.
 func together(n int, f func(i int)) {
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, 6)
+	slots := make(chan struct{}, 8)
 	for i := range n {
 		slots <- struct{}{}
 		wg.Go(func() {
@@ -882,5 +884,5 @@ func together(n int, f func(i int)) {
 
 // The suite passes on the driver that the wrong ones wrap.
 func TestWrongDriversWithoutDefect(t *testing.T) {
-	Run(t, func(t testing.TB) *ib.DeviceHandle { return newWrong(t).dev })
+	Run(t, func(t testing.TB) *ib.DeviceHandle { return newWrong(t).dev }, Bubble())
 }

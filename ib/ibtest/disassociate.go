@@ -142,7 +142,7 @@ func testDisassociated(e *env) {
 	}
 	for _, qp := range p.qps {
 		if u, ok := ib.As[ib.UserQP](e.handle.QP(qp)); ok {
-			u.Doorbell()
+			doorbell(u)
 		}
 		var errno syscall.Errno
 		if _, _, err := qp.Query(^ib.QPAttrMask(0)); err != nil && !errors.As(err, &errno) {

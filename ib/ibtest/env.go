@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/user"
 	"verbena/umem"
 )
 
@@ -57,6 +58,9 @@ func newEnv(t testing.TB, cfg config, checked bool) *env {
 	}
 	e.handle = cfg.newDevice(t)
 	e.dev = e.handle.Device()
+	if d, ok := user.DriverAs[ib.Driver](e.dev); ok {
+		cfg.packages.add(d)
+	}
 	t.Cleanup(e.finish)
 	return e
 }
@@ -139,8 +143,30 @@ func (e *env) need(ability string, err error) {
 
 // own has x destroyed at the end of the test, unless destroy(x) comes earlier.
 func own[T any](e *env, x T, destroy func() error) T {
+	e.cfg.packages.add(e.driverSide(x))
 	e.objects = append(e.objects, object{x, destroy})
 	return x
+}
+
+// driverSide is what the driver has made for an object, nil if that is not known.
+func (e *env) driverSide(x any) any {
+	switch x := x.(type) {
+	case *ib.PD:
+		return e.handle.PD(x)
+	case *ib.MR:
+		return e.handle.MR(x)
+	case *ib.MW:
+		return e.handle.MW(x)
+	case *ib.CQ:
+		return e.handle.CQ(x)
+	case *ib.QP:
+		return e.handle.QP(x)
+	case *ib.SRQ:
+		return e.handle.SRQ(x)
+	case *ib.AH:
+		return e.handle.AH(x)
+	}
+	return nil
 }
 
 // destroy destroys an object of the test.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"verbena/ib"
@@ -24,7 +25,14 @@ type config struct {
 	patience  time.Duration
 	load      int
 	gidIndex  int // -1: the first that there is
+	bubble    bool
+	packages  *packages
 }
+
+// Bubble says that the driver works in a bubble of package testing/synctest: its threads end when its device has been freed, and
+// none of them waits for anything outside of the process. Checks then see every time.Sleep, timer and ticker that a method waits
+// for, however short it is.
+func Bubble() Option { return func(c *config) { c.bubble = true } }
 
 // GIDIndex chooses the GID of port 1 that queue pairs use. Default: the first that is not zero.
 func GIDIndex(i int) Option { return func(c *config) { c.gidIndex = i } }
@@ -50,7 +58,7 @@ func Unplug(f func(core *ib.Core, d *ib.DeviceHandle) error) Option {
 func newConfig(newDevice NewDevice, opts []Option) config {
 	c := config{
 		newDevice: newDevice, plug: (*ib.Core).Register, unplug: (*ib.Core).Unregister,
-		patience: 10 * time.Second, load: 1, gidIndex: -1,
+		patience: 10 * time.Second, load: 1, gidIndex: -1, packages: &packages{},
 	}
 	for _, o := range opts {
 		o(&c)
@@ -99,13 +107,17 @@ type check struct {
 	asleep bool
 	// fast has the test run a second time without checked mode.
 	fast bool
+	// plain has the test run without checked mode only.
+	plain bool
+	// bubble has the test run in a bubble of package testing/synctest, if the driver can.
+	bubble bool
 }
 
 // checks are all tests, in the order in which they run: what others build on comes first, load last, so that the first that fails
 // names the fault.
 func checks() []check {
 	return slices.Concat(
-		queuePairChecks, dataChecks, rightsChecks, errorChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
+		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks, loadChecks,
 	)
 }
@@ -114,8 +126,21 @@ func (c check) run(t *testing.T, cfg config) {
 	run := func(t *testing.T, checked bool) {
 		guarded(t, 12*cfg.patience, 2*cfg.patience, func(t testing.TB) { c.runOn(t, cfg, checked) })
 	}
-	if !c.fast {
-		run(t, true)
+	switch {
+	case c.bubble && !cfg.bubble:
+		t.Skip("the driver may not be able to live in a bubble of package testing/synctest: see Bubble")
+	case c.bubble:
+		guarded(t, 2*cfg.patience, cfg.patience, func(g testing.TB) { // the guard's time is not that of the bubble
+			defer func() {
+				if r := recover(); r != nil {
+					g.Errorf("%v", r) // deadlock
+				}
+			}()
+			synctest.Test(t, func(t *testing.T) { c.runOn(t, cfg, !c.plain) })
+		})
+		return
+	case !c.fast:
+		run(t, !c.plain)
 		return
 	}
 	t.Run("checked", func(t *testing.T) { run(t, true) })

@@ -1,0 +1,128 @@
+package ibtest
+
+import (
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/ib"
+)
+
+// inPostSend makes a driver that does something before each post send.
+func inPostSend(prepare func(t testing.TB) (f func())) func(d *wrongDriver) {
+	return func(d *wrongDriver) {
+		f := sync.OnceValue(func() func() { return prepare(d.t) })
+		d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+			f()()
+			return q.QP.PostSend(wrs)
+		}
+	}
+}
+
+func nanosleep(d time.Duration) {
+	ts := syscall.NsecToTimespec(int64(d))
+	syscall.Nanosleep(&ts, nil)
+}
+
+// wrongSleepers sleep so shortly that one look does not find it, or in ways that do not look like sleep.
+var wrongSleepers = []wrong{
+	{
+		defect: "sleeps for 100 µs in post send",
+		break_: inPostSend(func(testing.TB) func() { return func() { time.Sleep(100 * time.Microsecond) } }),
+		says:   "rule sleep-in-method",
+	},
+	{
+		defect: "sleeps for 100 µs in post send by a system call",
+		break_: inPostSend(func(testing.TB) func() { return func() { nanosleep(100 * time.Microsecond) } }),
+		by:     "Sleep/ContextSwitches", says: "QP.PostSend gave up the processor",
+	},
+	{
+		defect: "sleeps for 5 ms in post send by a system call",
+		break_: inPostSend(func(testing.TB) func() { return func() { nanosleep(5 * time.Millisecond) } }),
+		by:     "Sleep/ContextSwitches", says: "QP.PostSend gave up the processor",
+	},
+	{
+		defect: "sleeps for 20 µs in one post send of 30",
+		break_: inPostSend(func(testing.TB) func() {
+			var n atomic.Int32
+			return func() {
+				if n.Add(1)%30 == 0 {
+					time.Sleep(20 * time.Microsecond)
+				}
+			}
+		}),
+		opts: func(func() *wrongDriver) []Option { return []Option{Bubble()} },
+		says: "rule sleep-in-method",
+	},
+	{
+		defect: "writes a file in post send, and waits until it is on the disk",
+		break_: inPostSend(func(t testing.TB) func() {
+			f, err := os.CreateTemp(".", "ibtest") // not in /tmp, which may have no disk
+			if err != nil {
+				t.Fatal(err)
+			}
+			os.Remove(f.Name())
+			t.Cleanup(func() { f.Close() })
+			return func() {
+				f.WriteAt([]byte("log"), 0)
+				f.Sync()
+			}
+		}),
+		by: "Sleep/ContextSwitches", says: "QP.PostSend gave up the processor",
+	},
+	{
+		defect: "asks a server in post send, and waits for the answer",
+		break_: inPostSend(func(t testing.TB) func() {
+			a, b := net.Pipe()
+			t.Cleanup(func() { a.Close(); b.Close() })
+			go func() {
+				var x [1]byte
+				for {
+					if _, err := b.Read(x[:]); err != nil {
+						return
+					}
+					b.Write(x[:])
+				}
+			}()
+			return func() {
+				var x [1]byte
+				a.Write(x[:])
+				a.Read(x[:])
+			}
+		}),
+		says: "rule sleep-in-method",
+	},
+	{
+		defect: "spins for 2 ms in post send, until its hardware is done",
+		break_: inPostSend(func(testing.TB) func() {
+			return func() {
+				for end := time.Now().Add(2 * time.Millisecond); time.Now().Before(end); {
+				}
+			}
+		}),
+		by: "Sleep/Spin", says: "half of the calls of QP.PostSend",
+	},
+	{
+		defect: "sleeps for 20 ms in modify with a lock that post send takes",
+		break_: func(d *wrongDriver) {
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				if m&ib.QPAttrState != 0 && a.State == ib.QPRTS {
+					time.Sleep(20 * time.Millisecond)
+				}
+				return q.QP.Modify(a, m, nil)
+			}
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Sleep/LockHolders", says: "waits for a lock, while QP.Modify sleeps",
+	},
+}

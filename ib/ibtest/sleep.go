@@ -1,0 +1,373 @@
+package ibtest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/ib/user"
+)
+
+// Point 1, measured: a method that may not sleep is caught however short its sleep is. Checked mode would be measured as well,
+// so these checks run without it.
+
+var sleepChecks = []check{
+	{
+		name: "Sleep/ContextSwitches",
+		rule: "a method that may not sleep keeps its thread: it does not wait for time, another thread, the network or a file",
+		test: testContextSwitches, plain: true,
+	},
+	{
+		name: "Sleep/Spin",
+		rule: "nor does it spin until something happens",
+		test: testSpin, plain: true,
+	},
+	{
+		name: "Sleep/LockHolders",
+		rule: "a method that may sleep does not hold a lock meanwhile that one needs that may not",
+		test: testLockHolders, plain: true,
+	},
+	{
+		name: "Sleep/VirtualTime",
+		rule: "no time passes in a method that may not sleep (see Bubble)",
+		test: testVirtualTime, plain: true, bubble: true,
+	},
+}
+
+// atomicCall is a call of a method that may not sleep.
+type atomicCall struct {
+	what                string
+	times               int
+	before, call, after func() // before and after are not measured, and may be nil
+}
+
+// measurements is how often a call is measured.
+const measurements = 100
+
+// NothingBlocked knows the methods of queues that are shared with a process by the names of these functions.
+func doorbell(q ib.UserQP) { q.Doorbell() }
+func posted(q ib.UserQP)   { q.Posted() }
+
+// atomicCalls are calls of all methods that may not sleep, except EnterError, which is called once in a device's life.
+func (e *env) atomicCalls() []atomicCall {
+	e.Helper()
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	recv := func() { p.recv(1, 1, 0, 8) }
+	send := func() { p.send(0, 2, 8) }
+	drain := func() {
+		e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	}
+	wc := make([]ib.WC, 1)
+	poll := func(cq *ib.CQ) func() { return func() { e.must("poll", second(cq.Poll(wc))) } }
+	message := func() { recv(); send(); e.waitOne(p.cqs[0], 2, ib.WCSuccess); e.settle() }
+	calls := []atomicCall{
+		{"QP.PostRecv", measurements, nil, recv, func() { send(); drain() }},
+		{"QP.PostSend", measurements, recv, send, drain},
+		{"CQ.Poll of an empty queue", measurements, nil, poll(p.cqs[0]), nil},
+		{"CQ.Poll", measurements / 5, message, poll(p.cqs[1]), nil},
+		{"CQ.ReqNotify", measurements, nil, func() { e.must("request notify", second(p.cqs[0].ReqNotify(ib.NotifyNextComp))) }, nil},
+		{"QP.State", measurements, nil, func() { p.qps[0].State() }, nil},
+		{"DeviceHandle.DispatchEvent", measurements, nil, func() { e.handle.DispatchEvent(ib.EventClientReregister, 1) }, nil},
+	}
+	a := e.address()
+	if ah, err := p.pd.CreateAH(&a); err == nil {
+		own(e, ah, ah.Destroy)
+		var made *ib.AH
+		create := func() { made, err = p.pd.CreateAH(&a) }
+		destroy := func() { e.must("destroy ah", made.Destroy()) }
+		calls = append(calls,
+			atomicCall{"PD.CreateAH", measurements, nil, create, func() { e.must("create ah", err); destroy() }},
+			atomicCall{"AH.Destroy", measurements, func() { create(); e.must("create ah", err) }, destroy, nil},
+			atomicCall{"AH.Query", measurements, nil, func() { e.must("query ah", second(ah.Query())) }, nil},
+			atomicCall{"AH.Modify", measurements, nil, func() { e.must("modify ah", ah.Modify(&a)) }, nil},
+		)
+	}
+	if srq, err := p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 2 * measurements, MaxSGE: 1}}); err == nil {
+		own(e, srq, srq.Destroy)
+		wr := ib.RecvWR{ID: 1, SGList: p.buf[1].sgl(0, 8)}
+		calls = append(calls, atomicCall{"SRQ.PostRecv", measurements, nil, func() { srq.PostRecv(wr) }, nil})
+	}
+	return append(calls, e.doorbells()...)
+}
+
+// doorbells are calls about the queues of a user context.
+func (e *env) doorbells() []atomicCall {
+	if _, ok := user.DriverAs[ib.Disassociator](e.dev); !ok {
+		return nil
+	}
+	_, _, p := e.user()
+	q, ok := user.Queue(p.qps[0])
+	if !ok {
+		return nil
+	}
+	return []atomicCall{
+		{"UserQP.Doorbell", measurements, nil, func() { doorbell(q) }, nil},
+		{"UserQP.Posted", measurements, nil, func() { posted(q) }, nil},
+	}
+}
+
+// each runs f around each call, and returns how many it were: fewer than c.times when they take long.
+func (c *atomicCall) each(e *env, f func(call func())) (n int) {
+	end := time.Now().Add(e.cfg.patience / 10)
+	for ; n < c.times && (n < 5 || time.Now().Before(end)); n++ {
+		if c.before != nil {
+			c.before()
+		}
+		f(c.call)
+		if c.after != nil {
+			c.after()
+		}
+	}
+	return n
+}
+
+// switches is how often the calling thread has given up the processor.
+func (e *env) switches() int64 {
+	const thread = 1 // RUSAGE_THREAD
+	var u syscall.Rusage
+	e.must("getrusage", syscall.Getrusage(thread, &u))
+	return u.Nvcsw
+}
+
+// processorTime is what the calling thread has had of it.
+func (e *env) processorTime() time.Duration {
+	var t unix.Timespec
+	e.must("clock_gettime", unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t))
+	return time.Duration(t.Nano())
+}
+
+// onThread keeps the goroutine on its thread, so that whatever it waits for is a voluntary context switch of the thread.
+func (e *env) onThread(f func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	f()
+}
+
+// A thread also switches when it waits for a lock or for the garbage collector, and a system call that does not wait may not
+// switch at all. A method that sleeps does so every time, or nearly: what counts is that most of many calls do, again and again.
+const (
+	switchedShare = 2 // one in two
+	confirmations = 3
+)
+
+func testContextSwitches(e *env) {
+	for _, c := range e.atomicCalls() {
+		e.onThread(func() {
+			switched, calls := 0, 0
+			for range confirmations {
+				switched = 0
+				calls = c.each(e, func(call func()) {
+					before := e.switches()
+					call()
+					if e.switches() > before {
+						switched++
+					}
+				})
+				if switched*switchedShare < calls {
+					return
+				}
+			}
+			e.Errorf("rule sleep-in-method: %s gave up the processor in %d of %d calls: it sleeps, or makes a system call that waits",
+				c.what, switched, calls)
+		})
+	}
+}
+
+// spinLimit is the processor time that most calls stay far below.
+const spinLimit = 500 * time.Microsecond
+
+func testSpin(e *env) {
+	for _, c := range e.atomicCalls() {
+		e.onThread(func() {
+			var worst time.Duration
+			c.times = max(c.times/5, 5)
+			for range confirmations {
+				times := make([]time.Duration, 0, c.times)
+				c.each(e, func(call func()) {
+					before := e.processorTime()
+					call()
+					times = append(times, e.processorTime()-before)
+				})
+				slices.Sort(times)
+				median := times[len(times)/2]
+				if median < spinLimit {
+					return
+				}
+				worst = max(worst, median)
+			}
+			e.Errorf("rule sleep-in-method: half of the calls of %s take %v of the processor or more: it spins", c.what, worst)
+		})
+	}
+}
+
+// threadState is what a goroutine does, as runtime.Stack has it.
+type threadState struct {
+	state string
+	stack string
+}
+
+// threadStates are all goroutines, by number.
+func threadStates() map[string]threadState {
+	all := map[string]threadState{}
+	for _, p := range bytes.Split(stacks(), []byte("\n\n")) {
+		head, body, _ := strings.Cut(string(p), "\n")
+		number, state, ok := strings.Cut(strings.TrimPrefix(head, "goroutine "), " [")
+		if ok {
+			state, _, _ = strings.Cut(strings.TrimRight(state, "]:"), ",")
+			all[number] = threadState{state, body}
+		}
+	}
+	return all
+}
+
+// asleep reports a goroutine that is at rest, not for a lock.
+func (s threadState) asleep() bool {
+	return slices.Contains([]string{"sleep", "chan receive", "chan send", "select", "IO wait", "sync.Cond.Wait", "sync.WaitGroup.Wait", "syscall"}, s.state)
+}
+
+func (s threadState) waitsForLock() bool {
+	return strings.HasPrefix(s.state, "sync.Mutex") || strings.HasPrefix(s.state, "sync.RWMutex")
+}
+
+// testLockHolders calls, on one thread, methods that may sleep, and on another those that may not. If one of these waits for a
+// lock, and the other thread sleeps, from one look to the next and again, it sleeps with the lock.
+func testLockHolders(e *env) {
+	var p *pair
+	b, addr := e.alloc(64)
+	sleepers := []struct {
+		what string
+		call func() error
+	}{
+		{"QP.Modify", func() error {
+			return p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS, AccessFlags: remote}, ib.QPAttrState|ib.QPAttrAccessFlags)
+		}},
+		{"QP.Query", func() error { _, _, err := p.qps[0].Query(0); return err }},
+		{"PD.RegMR and MR.Dereg", func() error {
+			mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(len(b)), Access: ib.AccessLocalWrite})
+			if err != nil {
+				return err
+			}
+			return mr.Dereg()
+		}},
+		{"CQ.Resize", func() error { return p.cqs[0].Resize(3 * queueLen) }},
+		{"Device.CreateCQ and CQ.Destroy", func() error {
+			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4})
+			if err != nil {
+				return err
+			}
+			return cq.Destroy()
+		}},
+		{"PD.CreateQP and QP.Destroy", func() error {
+			qp, err := p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
+				Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
+			if err != nil {
+				return err
+			}
+			return qp.Destroy()
+		}},
+		{"Device.QueryDevice, QueryPort and QueryGID", func() error {
+			return errors.Join(second(e.dev.QueryDevice()), second(e.dev.QueryPort(1)), second(e.dev.QueryGID(1, e.gidIndex)))
+		}},
+	}
+	for _, s := range sleepers {
+		p = e.pair(pairConfig{kind: ib.QPTypeRC})
+		var stop atomic.Bool
+		var wg sync.WaitGroup
+		names := make(chan string, 2)
+		thread := func(f func()) {
+			wg.Go(func() {
+				names <- threadNumber()
+				for !stop.Load() {
+					f()
+					runtime.Gosched()
+				}
+			})
+		}
+		thread(func() {
+			if err := s.call(); err != nil && !errors.Is(err, syscall.EOPNOTSUPP) {
+				e.Errorf("%s: %v", s.what, err)
+				stop.Store(true)
+			}
+		})
+		sleeper := <-names
+		wc := make([]ib.WC, 8)
+		outstanding := 0
+		thread(func() { // messages
+			if outstanding == 0 {
+				n, _ := p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)})
+				k, _ := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
+				outstanding = n + k
+			}
+			for _, cq := range p.cqs {
+				n, _ := cq.Poll(wc)
+				outstanding -= n
+				cq.ReqNotify(ib.NotifyNextComp)
+			}
+			p.qps[0].State()
+		})
+		atomically := <-names
+		// As long as nobody sleeps for long it is over soon.
+		found, last := 0, ""
+		for i := 0; i < 8 || found > 0 && i < 100; i++ {
+			time.Sleep(300 * time.Microsecond)
+			all := threadStates()
+			a, b := all[atomically], all[sleeper]
+			now := ""
+			if a.waitsForLock() && b.asleep() && inDriverMethod(a.stack) && inDriverMethod(b.stack) {
+				now = a.stack + b.stack
+			}
+			if now != "" && now == last {
+				found++
+			}
+			if last = now; found >= 5 {
+				stop.Store(true)
+				e.Errorf("rule sleep-in-method: a thread in a method that may not sleep waits for a lock, while %s sleeps (%s):\n%s\nthe other:\n%s",
+					s.what, b.state, a.stack, b.stack)
+				break
+			}
+		}
+		stop.Store(true)
+		wg.Wait()
+		if e.Failed() {
+			return
+		}
+	}
+}
+
+// inDriverMethod tells whether a stack goes through a call of the midlayer.
+func inDriverMethod(stack string) bool { return strings.Contains(stack, "/ib.(*") }
+
+// threadNumber is that of the calling goroutine.
+func threadNumber() string {
+	var buf [64]byte
+	n, _, _ := strings.Cut(strings.TrimPrefix(string(buf[:runtime.Stack(buf[:], false)]), "goroutine "), " ")
+	return n
+}
+
+// testVirtualTime runs in a bubble of package testing/synctest: time moves only when all threads sleep.
+func testVirtualTime(e *env) {
+	for _, c := range e.atomicCalls() {
+		slept := map[time.Duration]int{}
+		c.each(e, func(call func()) {
+			before := time.Now()
+			call()
+			if d := time.Since(before); d > 0 {
+				slept[d]++
+			}
+		})
+		if len(slept) > 0 {
+			e.Errorf("rule sleep-in-method: of %d calls of %s so many slept so long: %v", c.times, c.what, fmt.Sprint(slept))
+		}
+	}
+}
