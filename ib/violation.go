@@ -138,7 +138,7 @@ type CheckConfig struct {
 //
 // The check knows who is a callback's and who a method's thread as long as both stay on their goroutines. What
 // sleeps is found by looking at the goroutines that take long, so a sleep of a millisecond or two can pass unseen.
-// Package ibtest finds shorter waits for channels and conditions, too, in the runtime's block profile.
+// Package ibtest finds shorter ones in drivers; docs/contract.md says how short.
 func (c *Core) Check(cfg CheckConfig) {
 	c.lock()
 	defer c.mu.Unlock()

@@ -17,6 +17,13 @@ func yieldAwhile() {
 	}
 }
 
+// dawdle does the same without giving up the processor.
+func (d *wrongDriver) dawdle() {
+	for range 60000 {
+		d.held.Load()
+	}
+}
+
 // toErr takes queue pairs to ERR.
 func toErr(qps []*wrongQP) {
 	for _, q := range qps {
@@ -64,7 +71,7 @@ var wrongInErrors = []wrong{
 		break_: func(d *wrongDriver) {
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
 				before := q.QP.State()
-				runtime.Gosched()
+				d.dawdle()
 				if before != ib.QPErr && q.QP.State() == ib.QPErr {
 					return len(wrs), nil
 				}
@@ -83,7 +90,7 @@ var wrongInErrors = []wrong{
 			}
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
 				before := failed.Load()
-				runtime.Gosched()
+				d.dawdle()
 				if !before && failed.Load() {
 					return len(wrs), nil
 				}

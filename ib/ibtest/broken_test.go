@@ -735,9 +735,7 @@ var wrongDrivers = slices.Concat([]wrong{
 					return 0, syscall.EAGAIN
 				}
 				defer d.mu.Unlock()
-				for range 5000 {
-					d.held.Load()
-				}
+				d.dawdle()
 				return q.QP.PostSend(wrs)
 			}
 		},

@@ -43,12 +43,12 @@ var deviceErrorChecks = []check{
 	{
 		name: "DeviceError/PostDuringError",
 		rule: "what is posted while the device goes into error completes, once, in order",
-		test: testPostDuringError, asleep: true,
+		test: testPostDuringError, asleep: true, fast: true,
 	},
 	{
 		name: "DeviceError/CreateDuringError",
 		rule: "a queue pair that is made, or changes its state, while the device goes into error does no work afterwards",
-		test: testCreateDuringError, asleep: true,
+		test: testCreateDuringError, asleep: true, fast: true,
 	},
 	{
 		name: "DeviceError/DestroyWorks",
@@ -270,15 +270,23 @@ func (e *env) each(n int, f func(e *env, round int)) {
 }
 
 // errorRounds is how many devices are put in error while something else goes on.
-const errorRounds = 12
+const errorRounds = 16
+
+// anyMoment takes up to some 10 µs, so that what follows comes at any moment of other threads' calls.
+func (e *env) anyMoment() {
+	for range rand.IntN(2000) {
+		e.dev.State()
+	}
+}
 
 func testPostDuringError(e *env) {
 	e.each(errorRounds*e.cfg.load, func(e *env, round int) {
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * queueLen})
 		x := e.poster(p, 0, queueLen)
-		for x.recvs.Load() < int64(4*round%queueLen) && x.sends.Load() < queueLen {
+		for x.recvs.Load() <= int64(round%8) && x.sends.Load() < queueLen {
 			runtime.Gosched()
 		}
+		e.anyMoment()
 		e.handle.SetError()
 		x.end(p.cqs[0], "while the device went into error")
 	})
@@ -318,12 +326,7 @@ func testCreateDuringError(e *env) {
 		for int(made.Load()) < round%4 {
 			runtime.Gosched()
 		}
-		for range rand.IntN(200) { // so that it comes at any moment of theirs
-			e.dev.State()
-			if round%2 == 0 {
-				runtime.Gosched()
-			}
-		}
+		e.anyMoment()
 		e.handle.SetError()
 		wg.Wait()
 		// Each of them is in RESET, or flushes what it takes.

@@ -12,10 +12,12 @@
 //	}
 //
 // Each subtest has a device and a Core of its own, in checked mode (see ib.Core.Check), so that a breach of the contract
-// fails it wherever it shows. The tests of reentrancy run a second time without the check, at full speed. What needs an
-// ability that the driver lacks is skipped, and named at the end.
+// fails it wherever it shows. The tests of reentrancy run a second time without the check, at full speed, and those of the
+// group Sleep, which measure, run without it only. What needs an ability that the driver lacks is skipped, and named at the
+// end.
 //
 // The suite uses a device as any consumer does: it connects queue pairs of one device with each other by the first GID of
 // port 1 (see GIDIndex), so that a device must reach itself. A test waits for what must come (see Patience) and fails if
-// it does not; nothing is timed otherwise.
+// it does not; nothing is timed otherwise, except the processor time of calls that may not sleep. A driver that can live in
+// a bubble of package testing/synctest says so by Bubble.
 package ibtest

@@ -218,6 +218,17 @@ func (e *env) eventually(what string, cond func() bool) {
 	}
 }
 
+// receive waits for a value, or the end, of a channel.
+func receive[T any](e *env, what string, c <-chan T) (v T) {
+	e.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(e.cfg.patience):
+		e.Fatalf("waited %v in vain: %s", e.cfg.patience, what)
+	}
+	return v
+}
+
 // pause lets others run for a little while.
 func pause() {
 	runtime.Gosched()

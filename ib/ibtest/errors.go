@@ -63,7 +63,7 @@ var errorChecks = []check{
 	{
 		name: "Errors/PostDuringModifyToErr",
 		rule: "what is posted while the queue pair goes to ERR completes, once, in order",
-		test: testPostDuringModify,
+		test: testPostDuringModify, fast: true,
 	},
 	{
 		name: "Errors/AsyncEvents",
@@ -340,6 +340,7 @@ func (e *env) poster(p *pair, side, most int) *ender {
 					return
 				}
 				taken.Add(1)
+				runtime.Gosched() // the thread that ends the traffic needs a processor
 			}
 		})
 	}
@@ -367,7 +368,8 @@ func (x *ender) end(cq *ib.CQ, when string) {
 		for _, c := range wc[:n] {
 			kind := c.ID >> 32
 			if kind > 1 || c.ID&0xffffffff != uint64(next[kind]) || c.Status != ib.WCWRFlushErr {
-				e.Fatalf("completion of work request %#x with %q, want %d and a flush error", c.ID, c.Status, next[min(kind, 1)])
+				e.Fatalf("of what was posted %s, work request %#x has completed with %q, want a flush error of %#x",
+					when, c.ID, c.Status, kind<<32|uint64(next[min(kind, 1)]))
 			}
 			next[kind]++
 		}

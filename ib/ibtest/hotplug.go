@@ -197,9 +197,9 @@ func testClientDuringRegister(e *env) {
 	e.client(&ib.Client{
 		Name: "A",
 		Add: func(d *ib.Device) (any, error) {
-			registered := make(chan error)
+			registered := make(chan error, 1)
 			go func() { registered <- e.core.RegisterClient(second) }()
-			return nil, <-registered
+			return nil, receive(e, "the end of RegisterClient while Add of another client runs", registered)
 		},
 		Remove: func(*ib.Device, any) {},
 	})
@@ -218,7 +218,7 @@ func testUnregisterDuringAdd(e *env) {
 		Name: "slow",
 		Add: func(d *ib.Device) (any, error) {
 			close(inAdd)
-			<-proceed
+			receive(e, "the test to go on", proceed)
 			e.use("in Add while the device is being unregistered")
 			return nil, nil
 		},
@@ -229,7 +229,7 @@ func testUnregisterDuringAdd(e *env) {
 		defer close(registered) // also when the test fails in Add
 		registered <- e.cfg.plug(e.core, e.handle)
 	}()
-	<-inAdd
+	receive(e, "Add", inAdd)
 	go func() { unregistered <- e.cfg.unplug(e.core, e.handle) }()
 	for range 100 {
 		pause()
@@ -238,8 +238,8 @@ func testUnregisterDuringAdd(e *env) {
 		}
 	}
 	close(proceed)
-	e.must("register", <-registered)
-	e.must("unregister", <-unregistered)
+	e.must("register", receive(e, "the end of Register", registered))
+	e.must("unregister", receive(e, "the end of Unregister", unregistered))
 	if !removed.Load() {
 		e.Error("Remove was not called")
 	}

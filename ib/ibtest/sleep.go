@@ -18,8 +18,8 @@ import (
 	"verbena/ib/user"
 )
 
-// Point 1, measured: a method that may not sleep is caught however short its sleep is. Checked mode would be measured as well,
-// so these checks run without it.
+// Point 1, measured: a method that may not sleep is caught however short its sleep is. These checks run without checked
+// mode, which would be measured as well.
 
 var sleepChecks = []check{
 	{
@@ -70,15 +70,17 @@ func (e *env) atomicCalls() []atomicCall {
 	}
 	wc := make([]ib.WC, 1)
 	poll := func(cq *ib.CQ) func() { return func() { e.must("poll", second(cq.Poll(wc))) } }
+	arm := func() { e.must("request notify", second(p.cqs[0].ReqNotify(ib.NotifyNextComp))) }
+	dispatch := func() { e.handle.DispatchEvent(ib.EventClientReregister, 1) }
 	message := func() { recv(); send(); e.waitOne(p.cqs[0], 2, ib.WCSuccess); e.settle() }
 	calls := []atomicCall{
 		{"QP.PostRecv", measurements, nil, recv, func() { send(); drain() }},
 		{"QP.PostSend", measurements, recv, send, drain},
 		{"CQ.Poll of an empty queue", measurements, nil, poll(p.cqs[0]), nil},
 		{"CQ.Poll", measurements / 5, message, poll(p.cqs[1]), nil},
-		{"CQ.ReqNotify", measurements, nil, func() { e.must("request notify", second(p.cqs[0].ReqNotify(ib.NotifyNextComp))) }, nil},
+		{"CQ.ReqNotify", measurements, nil, arm, nil},
 		{"QP.State", measurements, nil, func() { p.qps[0].State() }, nil},
-		{"DeviceHandle.DispatchEvent", measurements, nil, func() { e.handle.DispatchEvent(ib.EventClientReregister, 1) }, nil},
+		{"DeviceHandle.DispatchEvent", measurements, nil, dispatch, nil},
 	}
 	a := e.address()
 	if ah, err := p.pd.CreateAH(&a); err == nil {
@@ -147,15 +149,16 @@ func (e *env) processorTime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// onThread keeps the goroutine on its thread, so that whatever it waits for is a voluntary context switch of the thread.
+// onThread keeps the goroutine on its thread, so that each wait of the goroutine is a voluntary context switch of the
+// thread.
 func (e *env) onThread(f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	f()
 }
 
-// A thread also switches when it waits for a lock or for the garbage collector, and a system call that does not wait may not
-// switch at all. A method that sleeps does so every time, or nearly: what counts is that most of many calls do, again and again.
+// A thread also switches when it waits for a contended lock or for the garbage collector. A method that sleeps does so in
+// every call, or nearly: the check fails when half of many calls do, three times in a row.
 const (
 	switchedShare = 2 // one in two
 	confirmations = 3
@@ -233,15 +236,17 @@ func threadStates() map[string]threadState {
 
 // asleep reports a goroutine that is at rest, not for a lock.
 func (s threadState) asleep() bool {
-	return slices.Contains([]string{"sleep", "chan receive", "chan send", "select", "IO wait", "sync.Cond.Wait", "sync.WaitGroup.Wait", "syscall"}, s.state)
+	return slices.Contains([]string{
+		"sleep", "chan receive", "chan send", "select", "IO wait", "sync.Cond.Wait", "sync.WaitGroup.Wait", "syscall",
+	}, s.state)
 }
 
 func (s threadState) waitsForLock() bool {
 	return strings.HasPrefix(s.state, "sync.Mutex") || strings.HasPrefix(s.state, "sync.RWMutex")
 }
 
-// testLockHolders calls, on one thread, methods that may sleep, and on another those that may not. If one of these waits for a
-// lock, and the other thread sleeps, from one look to the next and again, it sleeps with the lock.
+// testLockHolders calls, on one thread, methods that may sleep, and on another those that may not. If the latter waits for
+// a lock and the former sleeps, both unchanged from one look to the next, it sleeps with the lock.
 func testLockHolders(e *env) {
 	var p *pair
 	b, addr := e.alloc(64)
@@ -317,7 +322,7 @@ func testLockHolders(e *env) {
 			p.qps[0].State()
 		})
 		atomically := <-names
-		// As long as nobody sleeps for long it is over soon.
+		// Without a suspicion a few looks are enough.
 		found, last := 0, ""
 		for i := 0; i < 8 || found > 0 && i < 100; i++ {
 			time.Sleep(300 * time.Microsecond)
@@ -332,7 +337,7 @@ func testLockHolders(e *env) {
 			}
 			if last = now; found >= 5 {
 				stop.Store(true)
-				e.Errorf("rule sleep-in-method: a thread in a method that may not sleep waits for a lock, while %s sleeps (%s):\n%s\nthe other:\n%s",
+				e.Errorf("rule sleep-in-method: a method that may not sleep waits for a lock, while %s sleeps (%s):\n%s\n%s",
 					s.what, b.state, a.stack, b.stack)
 				break
 			}
