@@ -67,9 +67,8 @@ var Drivers = []Driver{
 	},
 	{
 		// Entries beyond the end of the old ring, where it wraps around, are not copied.
-		Name:    "cq-resize-wrap",
-		Escapes: true,
-		Rule:    "no completion is lost; CQs that resize",
+		Name: "cq-resize-wrap",
+		Rule: "no completion is lost; CQs that resize",
 		Edits: []Edit{{"cq.go", `	r := newRing[ib.WC](entries)
 `, After, `	if wrong("cq-resize-wrap") {
 		c.wcs.n = min(c.wcs.n, len(c.wcs.slots)-c.wcs.head)
@@ -96,9 +95,8 @@ var Drivers = []Driver{
 		},
 	},
 	{
-		Name:    "cq-overflow-silent",
-		Escapes: true,
-		Rule:    "CQHandle.Raise reports EventCQErr; no completion is lost",
+		Name: "cq-overflow-silent",
+		Rule: "CQHandle.Raise reports EventCQErr; no completion is lost",
 		Edits: []Edit{{"cq.go", `	if slot == nil {
 `, After, `		if wrong("cq-overflow-silent") {
 			return true
@@ -149,10 +147,10 @@ var Drivers = []Driver{
 	},
 	{
 		// The state is looked at, and then the lock is taken again to queue: what is queued after the flush stays.
-		Name:    "post-flush-race",
-		Commit:  `377a2097705b ("RDMA/hns: Fix flush cqe error when racing with destroy qp")`,
-		Escapes: true,
-		Rule:    "ERR flushes everything in order, also what is posted later",
+		Name:   "post-flush-race",
+		Commit: `377a2097705b ("RDMA/hns: Fix flush cqe error when racing with destroy qp")`,
+		Chance: true,
+		Rule:   "ERR flushes everything in order, also what is posted later",
 		Edits: []Edit{
 			{"qp.go", `	if q.sendCQ == nil {
 		return 0, fmt.Errorf("post send on an XRC target`, Before, `	if wrong("post-flush-race") && q.state == ib.QPRTS {
@@ -214,10 +212,9 @@ var Drivers = []Driver{
 `}},
 	},
 	{
-		Name:    "sleep-create-ah",
-		Commit:  `cc0315564d6e ("RDMA/irdma: Fix sleep from invalid context BUG")`,
-		Escapes: true,
-		Rule:    "A driver's method of the first group does not sleep: CreateAH, 100 us",
+		Name:   "sleep-create-ah",
+		Commit: `cc0315564d6e ("RDMA/irdma: Fix sleep from invalid context BUG")`,
+		Rule:   "A driver's method of the first group does not sleep: CreateAH, 100 us",
 		Edits: []Edit{{"ah.go", `	a := &AH{dev: d}
 `, After, `	if wrong("sleep-create-ah") {
 		wrongSleep(100)
@@ -394,10 +391,9 @@ var Drivers = []Driver{
 			`	if (first || wrong("last-wqe-twice")) && q.rq.srq != nil {`}},
 	},
 	{
-		Name:    "error-spares-init",
-		Commit:  `89ea94a7b6c4 ("IB/mlx5: Reset flow support for IB kernel ULPs")`,
-		Escapes: true,
-		Rule:    "A device in error: what is in flight is flushed",
+		Name:   "error-spares-init",
+		Commit: `89ea94a7b6c4 ("IB/mlx5: Reset flow support for IB kernel ULPs")`,
+		Rule:   "A device in error: what is in flight is flushed",
 		Edits: []Edit{{"device.go", `	for _, q := range d.qps {
 		if q.state != ib.QPReset {`, Instead, `	for _, q := range d.qps {
 		if q.state != ib.QPReset && !(wrong("error-spares-init") && q.state == ib.QPInit) {`}},
@@ -428,9 +424,8 @@ var Drivers = []Driver{
 `}},
 	},
 	{
-		Name:    "imm-solicited",
-		Escapes: true,
-		Rule:    "NotifySolicited is answered by solicited completions: those of RDMA WRITE with immediate, too",
+		Name: "imm-solicited",
+		Rule: "NotifySolicited is answered by solicited completions: those of RDMA WRITE with immediate, too",
 		Edits: []Edit{{"send.go", `		p.completeRecv(rq, &wc, w.wr.Flags&ib.SendSolicited != 0)
 	}
 	return ib.WCSuccess, false`, Instead, `		p.completeRecv(rq, &wc, w.wr.Flags&ib.SendSolicited != 0 && !wrong("imm-solicited"))
