@@ -198,7 +198,7 @@ func testMWRights(e *env) {
 					}
 					wr := ib.SendWR{Opcode: op, SGList: p.buf[0].sgl(0, 8), RemoteAddr: base + uint64(at), RKey: mw.RKey()}
 					if got := p.try(wr); got != want {
-						e.Errorf("window of type %d with rights %#x, opcode %d at %d: %q, want %q", kind, access, op, at, got, want)
+						e.Errorf("window of type %d with rights %v, opcode %v at %d: %q, want %q", kind, access, op, at, got, want)
 					}
 					if want != ib.WCSuccess {
 						p.again()
