@@ -306,6 +306,7 @@ type objectCheck struct {
 	polls    atomic.Int64
 	user     bool // of a user context, which may poll without a call
 	armed    atomic.Pointer[time.Timer]
+	probing  sync.Mutex // held while expectPoll asks the driver, and while the driver destroys the queue
 	raised   atomic.Pointer[[]uintptr]
 	handler  atomic.Pointer[frame] // that runs now
 }

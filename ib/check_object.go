@@ -311,8 +311,21 @@ func (c checkedCQ) ReqNotify(flags NotifyFlags) (bool, error) {
 	return missed, err
 }
 
-// expectPoll looks, some time after the queue was armed, whether a completion that was in it then may lie there for ever: nobody
-// has polled since, and no notification has come. Where the consumer did not ask for missed completions, the driver is asked
+// stillMissed asks the driver whether the queue has completions in it, unless the queue is being destroyed.
+func (cq *CQ) stillMissed(flags NotifyFlags) bool {
+	oc := cq.check
+	oc.probing.Lock()
+	defer oc.probing.Unlock()
+	if cq.live() != nil {
+		return false
+	}
+	oc.requests.Add(1) // the queue may have been disarmed meanwhile
+	missed, err := cq.drv.ReqNotify(flags | NotifyReportMissed)
+	return missed && err == nil
+}
+
+// expectPoll reports, some time after the queue was armed, a completion that was in it then and may lie there for ever: there
+// has been no poll since, and no notification. Where the consumer did not ask for missed completions, the driver is asked
 // once more.
 func (cq *CQ) expectPoll(flags NotifyFlags, missed bool, at []uintptr) {
 	oc := cq.check
@@ -328,11 +341,8 @@ func (cq *CQ) expectPoll(flags NotifyFlags, missed bool, at []uintptr) {
 		if !same() {
 			return
 		}
-		if !missed {
-			again, err := cq.drv.ReqNotify(flags | NotifyReportMissed)
-			if err != nil || !again || !same() {
-				return
-			}
+		if !missed && (!cq.stillMissed(flags) || !same()) {
+			return
 		}
 		oc.k.report(Violation{
 			Rule: RuleArmWithoutPoll,

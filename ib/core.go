@@ -119,7 +119,10 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	c.lock()
 	if e := d.going; e != nil && !e.over() {
 		c.mu.Unlock()
-		return e.wait(ctx)
+		if err := e.wait(ctx); err != nil && !e.over() {
+			return fmt.Errorf("unregister device %s: %w", d.name, err)
+		}
+		return e.err
 	}
 	if !slices.Contains(c.devices, d) {
 		c.mu.Unlock()

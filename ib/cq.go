@@ -200,6 +200,10 @@ func (cq *CQ) destroyIn(ctx context.Context) error {
 func (cq *CQ) destroy() error {
 	cq.notify.dead.Store(true)
 	cq.dev.callbacks.waitFor(cq.notify.quiet)
+	if cq.check != nil {
+		cq.check.probing.Lock()
+		defer cq.check.probing.Unlock()
+	}
 	err := cq.drv.Destroy()
 	if err != nil {
 		cq.notify.dead.Store(false)

@@ -109,7 +109,7 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 	return e.wait(ctx)
 }
 
-// kill does the same for what may not sleep: it joins nobody.
+// kill does the same where sleeping is not allowed: a second call fails instead of joining the first.
 func (o *object) kill(destroy func() error) error {
 	if !o.uses.CompareAndSwap(0, destroying) {
 		if o.uses.Load() < 0 {

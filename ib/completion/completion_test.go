@@ -347,3 +347,28 @@ func TestBadArguments(t *testing.T) {
 		t.Errorf("post after Drain: got %v, want ESHUTDOWN", err)
 	}
 }
+
+// A queue that has failed does not keep Drain and Close waiting for completions that are lost.
+func TestFailedQueue(t *testing.T) {
+	for name, c := range contexts {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			failed := make(chan error, 1)
+			cq, err := completion.New(w.dev, completion.Init{Entries: 1, Context: c, Failed: func(err error) { failed <- err }})
+			check(t, err)
+			qp := w.qp(cq, 8)
+			check(t, qp.Prepare(w.at, 0))
+			for range 4 { // more than the queue has room for, by the underlying queue pair
+				if _, err := qp.QP.PostRecv(ib.RecvWR{ID: 1 << 40}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			check(t, qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(*ib.WC) {}))
+			if err := qp.Destroy(); !errors.Is(err, syscall.EIO) {
+				t.Errorf("got %v, want EIO", err)
+			}
+			<-failed
+			check(t, cq.Destroy())
+		})
+	}
+}

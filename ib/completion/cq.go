@@ -46,10 +46,11 @@ type CQ struct {
 
 	closing atomic.Bool // nothing is polled any more
 
-	mu     sync.Mutex
-	slots  []slot
-	free   []uint32 // slots that are not in use
-	failed bool
+	broken chan struct{} // closed, under mu, when the queue has failed
+
+	mu    sync.Mutex
+	slots []slot
+	free  []uint32 // slots that are not in use
 
 	wake chan struct{} // Worker: there may be completions; closed by Destroy
 	end  sync.WaitGroup
@@ -72,7 +73,7 @@ func New(d *ib.Device, init Init) (*CQ, error) {
 	if init.Entries < 1 || init.Context > Worker {
 		return nil, fmt.Errorf("create cq: %d entries, context %d: %w", init.Entries, init.Context, syscall.EINVAL)
 	}
-	q := &CQ{init: init, slots: make([]slot, init.Entries), free: make([]uint32, init.Entries)}
+	q := &CQ{init: init, broken: make(chan struct{}), slots: make([]slot, init.Entries), free: make([]uint32, init.Entries)}
 	for i := range q.free {
 		q.free[i] = uint32(len(q.free) - 1 - i)
 	}
@@ -112,7 +113,7 @@ func New(d *ib.Device, init Init) (*CQ, error) {
 	return q, nil
 }
 
-// IB returns the queue itself, such as to resize or moderate it. Whoever polls or arms it breaks this one.
+// IB returns the underlying queue, such as to moderate it. It must not be polled or armed.
 func (q *CQ) IB() *ib.CQ { return q.cq }
 
 // Process handles up to budget completions and returns how many there were. It is for Direct queues, and sleeps as the
@@ -171,7 +172,7 @@ func (q *CQ) serve() {
 func (q *CQ) complete(wc *ib.WC) {
 	s, ok := q.put(wc.ID)
 	if !ok {
-		return // somebody has posted on the queue pair itself
+		return // posted on the underlying queue pair
 	}
 	wc.ID = s.id
 	if qp, ok := s.owner.(*QP); ok {
@@ -182,10 +183,21 @@ func (q *CQ) complete(wc *ib.WC) {
 	}
 }
 
+func (q *CQ) hasFailed() bool {
+	select {
+	case <-q.broken:
+		return true
+	default:
+		return false
+	}
+}
+
 func (q *CQ) fail(err error) {
 	q.mu.Lock()
-	first := !q.failed
-	q.failed = true
+	first := !q.hasFailed()
+	if first {
+		close(q.broken)
+	}
 	q.mu.Unlock()
 	if first && q.init.Failed != nil {
 		q.init.Failed(err)
@@ -252,7 +264,7 @@ func (q *CQ) PostSRQ(srq *ib.SRQ, wr ib.RecvWR, done Done) error {
 }
 
 // DestroySRQ destroys a shared receive queue that PostSRQ has posted to, EBUSY while a queue pair uses it. Completions that are
-// left are handled before; the functions of receives that nobody has used are not called. It may sleep, and must not be called
+// left are handled before; the functions of unused receives are not called. It may sleep, and must not be called
 // by one of the functions.
 func (q *CQ) DestroySRQ(srq *ib.SRQ) error {
 	if err := srq.Destroy(); err != nil {

@@ -2,6 +2,7 @@ package completion
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"syscall"
@@ -99,7 +100,7 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 
 // Drain takes the queue pair to ERR, and returns when the functions of all work requests have returned: those that were under
 // way got [ib.WCWRFlushErr]. Nothing can be posted any more. Receives of a shared receive queue stay there. If ctx ends first they
-// have not all returned; Drain may be called again. It may sleep, must not be called by a function of the queue, and processes a
+// have not all returned; Drain may be called again. EIO if a completion queue has failed. It may sleep, must not be called by a function of the queue, and processes a
 // Direct queue itself. (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {
 	if err := qp.drain(ctx); err != nil {
@@ -120,12 +121,17 @@ func (qp *QP) drain(ctx context.Context) error {
 		return err
 	}
 	for qp.posted.Load() > 0 {
+		if qp.send.hasFailed() || qp.recv.hasFailed() {
+			return errFailed
+		}
 		if err := qp.await(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+var errFailed = fmt.Errorf("the completion queue has failed, so that functions are not called: %w", syscall.EIO)
 
 // directPause is how often a Direct queue is processed while it is drained.
 const directPause = 50 * time.Microsecond
@@ -148,6 +154,8 @@ func (qp *QP) await(ctx context.Context) error {
 	}
 	select {
 	case <-qp.idle:
+	case <-qp.send.broken:
+	case <-qp.recv.broken:
 	case <-direct:
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -155,13 +163,15 @@ func (qp *QP) await(ctx context.Context) error {
 	return nil
 }
 
-// Close drains the queue pair and destroys it. If ctx ends first it has not been destroyed, and Close may be called again. It may
-// sleep, and must not be called by a function of the queue.
+// Close drains the queue pair and destroys it. If ctx ends first it has not been destroyed, and Close may be called again. If a
+// completion queue of it has failed it is destroyed all the same, without the functions that are left, and the error is EIO. It
+// may sleep, and must not be called by a function of the queue.
 func (qp *QP) Close(ctx context.Context) error {
-	if err := qp.Drain(ctx); err != nil {
+	err := qp.Drain(ctx)
+	if err != nil && !errors.Is(err, errFailed) {
 		return err
 	}
-	return qp.QP.DestroyContext(ctx)
+	return errors.Join(err, qp.QP.DestroyContext(ctx))
 }
 
 // Destroy is Close without a bound. It may sleep.
