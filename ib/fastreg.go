@@ -50,10 +50,11 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	return mr, nil
 }
 
-// Map says what memory the next WRRegMR is to register: length bytes at addr of space, which must be writable, to be
-// named by addresses from iova on. The pages are charged to acct, which may be nil, until the next Map or Dereg.
-// EBUSY while the last registration has not been invalidated, or the region is being changed. It may sleep. (ib_map_mr_sg)
-func (mr *MR) Map(space umem.Space, acct *umem.Account, addr, length, iova uint64) error {
+// Map says what memory the next WRRegMR is to register: the ranges of list, one after the other, to be named as one from iova on.
+// They must be writable, and may have any alignment; the list is not kept. The pages are charged to acct, which may be nil, until
+// the next Map or Dereg. EINVAL if there are more than AllocMR was told. EBUSY while the last registration has not been
+// invalidated, or the region is being changed. It may sleep. (ib_map_mr_sg of an IB_MR_TYPE_SG_GAPS)
+func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova uint64) error {
 	defer mr.sleeps("MR.Map").leave()
 	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
 	if err := mr.dev.usable(); err != nil {
@@ -67,7 +68,7 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, addr, length, iova uint6
 		return fail(err)
 	}
 	defer mr.changing.Store(false)
-	r, err := umem.Get(space, acct, addr, length, iova, true)
+	r, err := umem.GetList(space, acct, list, iova, true)
 	if err != nil {
 		return fail(err)
 	}

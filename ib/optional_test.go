@@ -119,7 +119,7 @@ func TestOptionalArguments(t *testing.T) {
 		"target with queues":      qp(QPInitAttr{Type: QPTypeXRCTgt, XRCD: x, SendCQ: cq, RecvCQ: cq}),
 		"target with srq":         qp(QPInitAttr{Type: QPTypeXRCTgt, XRCD: x, SRQ: srq}),
 		"RC with an XRC domain":   qp(QPInitAttr{Type: QPTypeRC, XRCD: x, SendCQ: cq, RecvCQ: cq}),
-		"map what has its own":    (&MR{object: object{dev: b.dev}, drv: fakeMR{b.drv}}).Map(umem.NewLocal(), nil, 0, 0, 0),
+		"map what has its own":    (&MR{object: object{dev: b.dev}, drv: fakeMR{b.drv}}).Map(umem.NewLocal(), nil, nil, 0),
 	} {
 		wantErr(t, what, err, syscall.EINVAL)
 	}
@@ -154,7 +154,7 @@ func TestOptionalRefusedAndInError(t *testing.T) {
 			"mr":         second(b.pd.AllocMR(1)),
 			"xrcd":       second(b.dev.AllocXRCD()),
 			"attach":     b.qp.AttachMcast(GID{0: 0xff}, 0),
-			"map":        mr.Map(mem, acct, addr, 10, 0),
+			"map":        mr.Map(mem, acct, []umem.Range{{Addr: addr, Length: 10}}, 0),
 			"modify srq": srq.Modify(SRQAttr{}, 0),
 		} {
 			wantErr(t, what, err, want)
@@ -189,16 +189,17 @@ func TestFastRegMap(t *testing.T) {
 	mr, err := b.pd.AllocMR(2)
 	must(t, err)
 	drv := mr.drv.(*fakeFastMR)
-	must(t, mr.Map(mem, acct, first, 2*umem.PageSize, 0x4000))
+	must(t, mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 2 * umem.PageSize}}, 0x4000))
 	if acct.Pages() != 2 || drv.mapped.IOVA() != 0x4000 || mr.Region() != nil {
 		t.Errorf("%d pages, mapped %+v", acct.Pages(), drv.mapped)
 	}
-	wantErr(t, "too many pages", mr.Map(mem, acct, first, 2*umem.PageSize+1, 0), syscall.EINVAL)
-	wantErr(t, "not there", mr.Map(mem, acct, first+64*umem.PageSize, 1, 0), syscall.EFAULT)
+	wantErr(t, "too many pages", mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 2*umem.PageSize + 1}}, 0), syscall.EINVAL)
+	wantErr(t, "not there", mr.Map(mem, acct, []umem.Range{{Addr: first + 64*umem.PageSize, Length: 1}}, 0), syscall.EFAULT)
 	if acct.Pages() != 2 {
 		t.Errorf("%d pages", acct.Pages())
 	}
-	must(t, mr.Map(mem, acct, first, 1, 0))
+	wantErr(t, "too many pages of a list", mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 1}, {Addr: first, Length: umem.PageSize + 1}}, 0), syscall.EINVAL)
+	must(t, mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 1}}, 0))
 	if acct.Pages() != 1 {
 		t.Errorf("%d pages", acct.Pages())
 	}

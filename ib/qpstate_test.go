@@ -206,12 +206,12 @@ func TestMapDuringMap(t *testing.T) {
 	must(t, err)
 	b.drv.fail = func(what string) error {
 		if what == "map" {
-			wantErr(t, "Map", mr.Map(mem, nil, addr, 8, addr), syscall.EBUSY)
+			wantErr(t, "Map", mr.Map(mem, nil, []umem.Range{{Addr: addr, Length: 8}}, addr), syscall.EBUSY)
 			wantErr(t, "Dereg", mr.Dereg(), syscall.EBUSY)
 		}
 		return nil
 	}
-	must(t, mr.Map(mem, nil, addr, 8, addr))
+	must(t, mr.Map(mem, nil, []umem.Range{{Addr: addr, Length: 8}}, addr))
 	b.drv.fail = nil
 	must(t, mr.Dereg())
 	b.free(t)

@@ -95,7 +95,7 @@ func TestWrappersKeepAbilities(t *testing.T) {
 			"CQModerator":    cq.Moderate(2, time.Millisecond),
 			"McastQP":        errors.Join(qp.AttachMcast(group, 0), qp.DetachMcast(group, 0)),
 			"ReregMR":        mr.Rereg(MRChangeAccess, MRChange{Access: 0}),
-			"FastMR":         fast.Map(mem, nil, addr, 8, addr),
+			"FastMR":         fast.Map(mem, nil, []umem.Range{{Addr: addr, Length: 8}}, addr),
 			"MRAdviser":      pd.AdviseMR(0, 0, nil),
 			"UserQP":         lacks(As[UserQP](qp.drv)),
 			"UserContexter":  lacks(As[UserContexter](dev.drv)),

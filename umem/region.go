@@ -49,15 +49,16 @@ func lastingOf(s Space) Space {
 	return s
 }
 
-// Region is one registration of a contiguous range of a Space. It is immutable and safe for concurrent use;
-// Release ends it.
+// Region is one registration of memory of a Space: a contiguous range, or a list of them that is named as one. It is
+// immutable and safe for concurrent use; Release ends it.
 type Region struct {
 	space  Space
 	acct   *Account
-	addr   uint64
+	addr   uint64 // of the first range
 	length uint64
 	iova   uint64
 	pages  uint64
+	list   []span // nil: one range
 
 	onDemand bool
 }
@@ -113,17 +114,16 @@ func (r *Region) Prefetch(iova, length uint64, write bool) error {
 	if length == 0 {
 		return nil
 	}
-	addr := iova - r.iova + r.addr
-	if err := r.space.Check(addr, length, write); err != nil {
+	if err := r.each(iova, length, func(addr, n uint64) error { return r.space.Check(addr, n, write) }); err != nil {
 		return err
 	}
 	buf := [][]byte{make([]byte, min(length, prefetchChunk))}
 	for length > 0 {
 		buf[0] = buf[0][:min(length, prefetchChunk)]
-		if err := r.space.ReadV(buf, addr); err != nil {
+		if err := r.ReadV(buf, iova); err != nil {
 			return err
 		}
-		addr += uint64(len(buf[0]))
+		iova += uint64(len(buf[0]))
 		length -= uint64(len(buf[0]))
 	}
 	return nil
@@ -143,16 +143,13 @@ func (r *Region) Release() {
 // Check reports whether the memory is still mapped, and writable where write is set; errors as for Space.Check. It may
 // sleep.
 func (r *Region) Check(write bool) error {
-	if r.length == 0 {
-		return nil
-	}
-	return r.space.Check(r.addr, r.length, write)
+	return r.each(r.iova, r.length, func(addr, n uint64) error { return r.space.Check(addr, n, write) })
 }
 
 // IOVA is the address by which work requests and peers name the first byte.
 func (r *Region) IOVA() uint64 { return r.iova }
 
-// Addr is the first byte's address in the space.
+// Addr is the first byte's address in the space; of a list, that of its first range.
 func (r *Region) Addr() uint64 { return r.addr }
 
 // Len is the length in bytes.
@@ -177,6 +174,9 @@ func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 	if !r.Contains(iova, total(dst)) {
 		return ErrRange
 	}
+	if r.list != nil {
+		return r.moveList(dst, iova, Space.ReadV)
+	}
 	return r.space.ReadV(dst, iova-r.iova+r.addr)
 }
 
@@ -185,6 +185,9 @@ func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 func (r *Region) WriteV(src [][]byte, iova uint64) error {
 	if !r.Contains(iova, total(src)) {
 		return ErrRange
+	}
+	if r.list != nil {
+		return r.moveList(src, iova, Space.WriteV)
 	}
 	return r.space.WriteV(src, iova-r.iova+r.addr)
 }

@@ -398,7 +398,9 @@ var methodRows = []methodRow{
 		return k.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead})
 	}},
 	{"MR.Dereg", methodDestroys, func(k *stateConsumer) error { return k.mr.Dereg() }},
-	{"MR.Map", methodMakes, func(k *stateConsumer) error { return k.fast.Map(k.mem, nil, k.at, 4096, k.at) }},
+	{"MR.Map", methodMakes, func(k *stateConsumer) error {
+		return k.fast.Map(k.mem, nil, []umem.Range{{Addr: k.at, Length: 4096}}, k.at)
+	}},
 	{"MW.Dealloc", methodDestroys, func(k *stateConsumer) error { return k.mw.Dealloc() }},
 	{"AH.Modify", methodMakes, func(k *stateConsumer) error { return k.ah.Modify(k.address()) }},
 	{"AH.Query", methodAsks, func(k *stateConsumer) error { _, err := k.ah.Query(); return err }},

@@ -29,7 +29,7 @@ func (n *node) allocMR(pd *ib.PD) *ib.MR {
 
 func (n *node) mapMR(mr *ib.MR) {
 	n.t.Helper()
-	check(n.t, mr.Map(n.mem, nil, n.addr, uint64(len(n.buf)), n.addr))
+	check(n.t, mr.Map(n.mem, nil, []umem.Range{{Addr: n.addr, Length: uint64(len(n.buf))}}, n.addr))
 }
 
 // fastReg registers it with all rights, and returns the key.
@@ -92,7 +92,7 @@ func TestFastReg(t *testing.T) {
 				if !c.want {
 					return
 				}
-				if err := r.MR.Map(b.b.mem, nil, b.b.addr, 1, b.b.addr); !errors.Is(err, syscall.EBUSY) {
+				if err := r.MR.Map(b.b.mem, nil, []umem.Range{{Addr: b.b.addr, Length: 1}}, b.b.addr); !errors.Is(err, syscall.EBUSY) {
 					t.Errorf("map while it is registered: %v", err)
 				}
 				want = ib.WCRemAccessErr
@@ -208,7 +208,7 @@ func TestLocalFence(t *testing.T) {
 		reg := ib.SendWR{ID: 2, Opcode: ib.WRRegMR, Flags: ib.SendSignaled | ib.SendFence, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess}}
 		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMARead, SGList: b.a.sge(0, 10), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}, reg)
 		time.Sleep(10 * time.Millisecond)
-		if err := mr.Map(b.a.mem, nil, b.a.addr, 10, b.a.addr); err != nil {
+		if err := mr.Map(b.a.mem, nil, []umem.Range{{Addr: b.a.addr, Length: 10}}, b.a.addr); err != nil {
 			t.Errorf("it has been registered before the read is complete: %v", err)
 		}
 		b.net.SetLink(addrB, true)

@@ -214,7 +214,7 @@ func (h *hostile) lend(mem *umem.Local, base uint64) {
 	h.fast, err = h.pd.AllocMR(3)
 	check(h.t, err)
 	at := regionAt(regionLent) + lentLen
-	check(h.t, h.fast.Map(mem, nil, base+uint64(at), lentLen, arenaIOVA+uint64(at)))
+	check(h.t, h.fast.Map(mem, nil, []umem.Range{{Addr: base + uint64(at), Length: lentLen}}, arenaIOVA+uint64(at)))
 	do(ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: h.fast, Key: h.fast.RKey(), Access: allAccess}})
 	h.lent[1] = lent{key: h.fast.RKey(), at: at}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"verbena/ib"
+	"verbena/umem"
 )
 
 // Point 6: a device in error.
@@ -115,7 +116,7 @@ func testNothingMade(e *env) {
 	}
 	if fast != nil {
 		refused("alloc mr", second(p.pd.AllocMR(1)))
-		refused("map memory", fast.Map(e.mem, nil, addr, 64, addr))
+		refused("map memory", fast.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr))
 		e.must("dereg", fast.Dereg())
 	}
 	if mw != nil {

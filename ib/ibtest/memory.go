@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/umem"
 )
 
 // Work requests about memory, and regions that change.
@@ -218,7 +219,7 @@ func testFastRegLocal(e *env) {
 	b, addr := e.alloc(256)
 	fill(b, 4)
 	const iova = 0x200000
-	e.must("map", mr.Map(e.mem, nil, addr, 256, iova))
+	e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 256}}, iova))
 	mr.UpdateKey(9)
 	sgl := func(off int) []ib.SGE { return []ib.SGE{{Addr: iova + uint64(off), Length: 100, LKey: mr.LKey()}} }
 	n, err := p.qps[0].PostSend(
@@ -240,4 +241,58 @@ func testFastRegLocal(e *env) {
 	if !bytes.Equal(b[:100], b[128:228]) {
 		e.Error("the data are not where they should be")
 	}
+}
+
+func testFastRegList(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	mr, err := p.pd.AllocMR(8)
+	e.need("fast registration", err)
+	own(e, mr, mr.Dereg)
+	b, addr := e.alloc(10000)
+	const iova = 0x300001
+	// The order is not that of the addresses, and nothing is aligned.
+	parts := []struct{ from, to int }{{7000, 7100}, {10, 11}, {20, 5020}, {6000, 6007}}
+	var list []umem.Range
+	var length int
+	for _, r := range parts {
+		list = append(list, umem.Range{Addr: addr + uint64(r.from), Length: uint64(r.to - r.from)})
+		length += r.to - r.from
+	}
+	inOrder := func() (got []byte) {
+		for _, r := range parts {
+			got = append(got, b[r.from:r.to]...)
+		}
+		return got
+	}
+	outside := func() int { return len(b) - bytes.Count(b, []byte{0}) }
+	post := func(side int, wr ib.SendWR) {
+		e.Helper()
+		wr.ID, wr.Flags = 1, ib.SendSignaled
+		p.post(side, wr)
+		e.waitOne(p.cqs[side], 1, ib.WCSuccess)
+	}
+	e.must("map", mr.Map(e.mem, nil, list, iova))
+	clear(list) // it is not kept
+	mr.UpdateKey(1)
+	post(1, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}})
+	data := p.buf[0].b[:length]
+	for i := range data {
+		data[i] = byte(1 + i%255)
+	}
+	post(0, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, length), RemoteAddr: iova, RKey: mr.RKey()})
+	if !bytes.Equal(inOrder(), data) || outside() != length {
+		e.Fatal("RDMA WRITE to a list: the data are not where they should be")
+	}
+	post(0, ib.SendWR{Opcode: ib.WRRDMARead, SGList: p.buf[0].sgl(bufLen-200, 200), RemoteAddr: iova + 50, RKey: mr.RKey()})
+	if !bytes.Equal(p.buf[0].b[bufLen-200:], data[50:250]) {
+		e.Error("RDMA READ from a list: the data are not those")
+	}
+	post(1, ib.SendWR{ // by the local key, to the peer
+		Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: iova + 90, Length: 20, LKey: mr.LKey()}},
+		RemoteAddr: p.buf[0].addr + bufLen - 300, RKey: p.buf[0].mr.RKey(),
+	})
+	if !bytes.Equal(p.buf[0].b[bufLen-300:][:20], data[90:110]) {
+		e.Error("RDMA WRITE from a list: the data are not those")
+	}
+	p.wantWrite("write behind the end of a list", iova+uint64(length)-7, mr.RKey(), ib.WCRemAccessErr)
 }

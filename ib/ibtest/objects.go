@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/umem"
 )
 
 // Objects that not every driver has.
@@ -63,6 +64,11 @@ var objectChecks = []check{
 		name: "MW/Rights",
 		rule: "a window gives the rights of its bind, to a range that may start from zero for type 2",
 		test: testMWRights,
+	},
+	{
+		name: "FastReg/List",
+		rule: "a list of ranges is named as if it were one, by the peer and locally, across their edges",
+		test: testFastRegList,
 	},
 	{
 		name: "FastReg/Local",
@@ -492,11 +498,11 @@ func testFastReg(e *env) {
 	var old uint32
 	for round := range 3 {
 		const iova = 0x100000
-		e.must("map", mr.Map(e.mem, nil, addr, 64, iova))
+		e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, iova))
 		mr.UpdateKey(uint8(round + 1))
 		p.wantWrite("write before the registration", iova, mr.RKey(), ib.WCRemAccessErr)
 		post(1, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}}, ib.WCSuccess)
-		e.wantErr("map a region that is registered", mr.Map(e.mem, nil, addr, 32, iova), syscall.EBUSY)
+		e.wantErr("map a region that is registered", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 32}}, iova), syscall.EBUSY)
 		fill(p.buf[0].b[:8], round)
 		p.wantWrite("write by the region", iova+8, mr.RKey(), ib.WCSuccess)
 		if !bytes.Equal(b[8:16], p.buf[0].b[:8]) {

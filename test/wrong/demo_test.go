@@ -355,7 +355,7 @@ var demos = map[string]func(l *lab){
 		mr := must(l.pd.AllocMR(4))(l.t)
 		mem := umem.NewLocal()
 		addr := must(mem.Add(make([]byte, 8192)))(l.t)
-		if err := mr.Map(mem, nil, addr, 4096, addr); err != nil {
+		if err := mr.Map(mem, nil, []umem.Range{{Addr: addr, Length: 4096}}, addr); err != nil {
 			l.t.Fatal(err)
 		}
 		l.send(a, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(),

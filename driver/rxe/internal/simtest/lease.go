@@ -67,7 +67,7 @@ func (e *end) lend() {
 		} else {
 			l.region, err = h.pd.AllocMR(l.span.n/int(umem.PageSize) + 2)
 			w.check(err)
-			w.check(l.region.Map(h.mem, nil, h.base+at, n, iova+at))
+			w.check(l.region.Map(h.mem, nil, []umem.Range{{Addr: h.base + at, Length: n}}, iova+at))
 			l.key = l.region.RKey()
 			wr.Opcode, wr.Reg = ib.WRRegMR, &ib.FastReg{MR: l.region, Key: l.key, Access: access}
 		}
