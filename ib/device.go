@@ -279,29 +279,30 @@ const (
 	kindMW
 	kindSRQ
 	kindXRCD
+	kindGID // a reference
 	numObjectKinds
 )
 
-var kindNames = [numObjectKinds]string{"PD", "MR", "CQ", "QP", "AH", "MW", "SRQ", "XRCD"}
+var kindNames = [numObjectKinds]string{"PD", "MR", "CQ", "QP", "AH", "MW", "SRQ", "XRCD", "GID"}
 
 func (k objectKind) String() string { return kindNames[k] }
 
-// ObjectCounts are the objects that exist on a device.
-type ObjectCounts struct{ PD, MR, CQ, QP, AH, MW, SRQ, XRCD int64 }
+// ObjectCounts are the objects that exist on a device, the references of consumers to GIDs among them.
+type ObjectCounts struct{ PD, MR, CQ, QP, AH, MW, SRQ, XRCD, GID int64 }
 
 // Objects counts the objects of the device.
 func (d *Device) Objects() ObjectCounts {
 	n := func(k objectKind) int64 { return d.objects[k].Load() }
 	return ObjectCounts{
 		PD: n(kindPD), MR: n(kindMR), CQ: n(kindCQ), QP: n(kindQP), AH: n(kindAH),
-		MW: n(kindMW), SRQ: n(kindSRQ), XRCD: n(kindXRCD),
+		MW: n(kindMW), SRQ: n(kindSRQ), XRCD: n(kindXRCD), GID: n(kindGID),
 	}
 }
 
 // String lists the kinds of which there are any, empty if there are none.
 func (o ObjectCounts) String() string {
 	var s []string
-	for k, n := range [numObjectKinds]int64{o.PD, o.MR, o.CQ, o.QP, o.AH, o.MW, o.SRQ, o.XRCD} {
+	for k, n := range [numObjectKinds]int64{o.PD, o.MR, o.CQ, o.QP, o.AH, o.MW, o.SRQ, o.XRCD, o.GID} {
 		if n != 0 {
 			s = append(s, fmt.Sprintf("%d %v", n, objectKind(k)))
 		}

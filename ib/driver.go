@@ -117,6 +117,13 @@ type UserQP interface {
 	Posted() bool
 }
 
+// GIDDriver is implemented by a Driver whose GIDs change: address handles and queue pairs refer to those that they were given, so
+// that their places in the table do not come to mean others. (rdma_cap_roce_gid_table)
+type GIDDriver interface {
+	// GIDTable is the table of a port, always the same, nil if there is no such port. It may not sleep.
+	GIDTable(port int) *GIDTable
+}
+
 // AHDriver is implemented by a Driver with datagram service.
 type AHDriver interface {
 	// CreateAH makes an address handle. It may not sleep.

@@ -130,8 +130,20 @@ func newFullBench(t testing.TB) *bench {
 
 func newFullBenchOn(t testing.TB, core *Core) *bench {
 	t.Helper()
-	b := &bench{core: core, drv: &fakeDriver{}}
-	b.dev = NewDevice("full0", fullDriver{b.drv}, nil).Device()
+	drv := &fakeDriver{}
+	return newBenchOf(t, core, drv, fullDriver{drv})
+}
+
+// newBenchWith is newFullBench with a GID table.
+func newBenchWith(t testing.TB, d gidDriver) *bench {
+	t.Helper()
+	return newBenchOf(t, &Core{}, d.fakeDriver, d)
+}
+
+func newBenchOf(t testing.TB, core *Core, fake *fakeDriver, d Driver) *bench {
+	t.Helper()
+	b := &bench{core: core, drv: fake}
+	b.dev = NewDevice("full0", d, nil).Device()
 	must(t, b.core.Register(&b.dev.handle))
 	var err error
 	b.pd, err = b.dev.AllocPD()

@@ -267,6 +267,7 @@ type AH struct {
 	object
 	drv DriverAH
 	pd  *PD
+	gid atomic.Pointer[gidHold] // of the source
 }
 
 // CreateAH makes an address handle. It may not sleep. EOPNOTSUPP from a driver without datagrams.
@@ -292,13 +293,19 @@ func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 	if err := pd.get(d); err != nil {
 		return fail(err)
 	}
-	ah := &AH{pd: pd}
-	ah.bind(d, kindAH, &pd.object)
-	if ah.drv, err = drv.CreateAH(pd.drv, attr, u); err != nil {
+	gid, err := d.holdGID(attr)
+	if err != nil {
 		pd.put()
 		return fail(err)
 	}
-	if err := ah.born(ah.drv.Destroy); err != nil {
+	ah := &AH{pd: pd}
+	ah.gid.Store(gid)
+	ah.bind(d, kindAH, &pd.object)
+	if ah.drv, err = drv.CreateAH(pd.drv, attr, u); err == nil {
+		err = ah.born(ah.drv.Destroy)
+	}
+	if err != nil {
+		gid.put()
 		pd.put()
 		return fail(err)
 	}
@@ -318,7 +325,16 @@ func (ah *AH) Modify(attr *AHAttr) error {
 	if err := ah.dev.usable(); err != nil {
 		return fmt.Errorf("modify ah on %s: %w", ah.dev.name, err)
 	}
-	return ah.drv.Modify(attr)
+	gid, err := ah.dev.holdGID(attr)
+	if err != nil {
+		return fmt.Errorf("modify ah on %s: %w", ah.dev.name, err)
+	}
+	if err := ah.drv.Modify(attr); err != nil {
+		gid.put()
+		return err
+	}
+	ah.gid.Swap(gid).put()
+	return nil
 }
 
 // Query reports where the handle points. It may not sleep. (rdma_query_ah)
@@ -341,6 +357,7 @@ func (ah *AH) Destroy() error {
 	if err != nil {
 		return fmt.Errorf("destroy ah on %s: %w", ah.dev.name, err)
 	}
+	ah.gid.Swap(nil).put()
 	ah.pd.put()
 	return nil
 }

@@ -16,8 +16,9 @@ type QP struct {
 	init QPInitAttr
 	num  uint32
 
-	pending atomic.Int32 // events that are due
-	dead    atomic.Bool  // no event is to be delivered any more
+	gid     atomic.Pointer[gidHold] // of the source
+	pending atomic.Int32            // events that are due
+	dead    atomic.Bool             // no event is to be delivered any more
 
 	// UserData is the consumer's own; the midlayer does not look at it.
 	UserData any
@@ -175,9 +176,21 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	if err := qp.live(); err != nil {
 		return fail(err)
 	}
-	if err := qp.drv.Modify(&attr, mask, u); err != nil {
+	if mask&QPAttrAV == 0 {
+		if err := qp.drv.Modify(&attr, mask, u); err != nil {
+			return fail(err)
+		}
+		return nil
+	}
+	gid, err := qp.dev.holdGID(&attr.AH)
+	if err != nil {
 		return fail(err)
 	}
+	if err := qp.drv.Modify(&attr, mask, u); err != nil {
+		gid.put()
+		return fail(err)
+	}
+	qp.gid.Swap(gid).put()
 	return nil
 }
 
@@ -238,7 +251,10 @@ func (qp *QP) destroyIn(ctx context.Context) error {
 	f, err := qp.destroys("QP.Destroy")
 	defer f.leave()
 	if err == nil {
-		err = qp.end(ctx, "QP.Destroy", qp.destroy, func() { putAll(qp.refersTo()) })
+		err = qp.end(ctx, "QP.Destroy", qp.destroy, func() {
+			qp.gid.Swap(nil).put()
+			putAll(qp.refersTo())
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("destroy qp %d on %s: %w", qp.num, qp.dev.name, err)

@@ -343,6 +343,7 @@ type stateConsumer struct {
 	srq         *ib.SRQ
 	mw          *ib.MW
 	xrcd        *ib.XRCD
+	sgid        *ib.GIDRef
 }
 
 var (
@@ -366,6 +367,7 @@ var methodRows = []methodRow{
 		}
 		return err
 	}},
+	{"Device.GetGID", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.GetGID(1, 0); return err }},
 	{"Device.Local", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.Local(1); return err }},
 	{"Device.FindPKey", deviceAsks, func(k *stateConsumer) error { _, err := k.dev.FindPKey(1, 0xffff); return err }},
 	{"Device.AllocPD", deviceMakes, func(k *stateConsumer) error { _, err := k.dev.AllocPD(); return err }},
@@ -448,6 +450,7 @@ var methodRows = []methodRow{
 	{"SRQ.Query", methodAsks, func(k *stateConsumer) error { _, err := k.srq.Query(); return err }},
 	{"SRQ.Destroy", methodDestroys, func(k *stateConsumer) error { return k.srq.Destroy() }},
 	{"XRCD.Dealloc", methodDestroys, func(k *stateConsumer) error { return k.xrcd.Dealloc() }},
+	{"GIDRef.Put", methodDestroys, func(k *stateConsumer) error { return k.sgid.Put() }},
 }
 
 func (k *stateConsumer) address() *ib.AHAttr {
@@ -507,6 +510,8 @@ func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
 	k.srq, err = k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 	take(err)
 	k.xrcd, err = k.dev.AllocXRCD()
+	take(err)
+	k.sgid, err = k.dev.GetGID(1, 0)
 	take(err)
 	return k
 }
@@ -626,7 +631,7 @@ func TestStates(t *testing.T) {
 		}
 		line(row.name, seen)
 	}
-	for _, v := range []any{&ib.Device{}, &ib.PD{}, &ib.MR{}, &ib.MW{}, &ib.AH{}, &ib.CQ{}, &ib.QP{}, &ib.SRQ{}, &ib.XRCD{}} {
+	for _, v := range []any{&ib.Device{}, &ib.PD{}, &ib.MR{}, &ib.MW{}, &ib.AH{}, &ib.CQ{}, &ib.QP{}, &ib.SRQ{}, &ib.XRCD{}, &ib.GIDRef{}} {
 		typ := reflect.TypeOf(v)
 		for i := range typ.NumMethod() {
 			name := typ.Elem().Name() + "." + typ.Method(i).Name

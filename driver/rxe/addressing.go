@@ -11,19 +11,25 @@ import (
 	"verbena/ib"
 	"verbena/link"
 	"verbena/netdev"
-	"verbena/roce"
 )
 
 // addressing is what a device has from its interface. It is replaced, not changed, so that the data path reads it without
 // a lock.
 type addressing struct {
 	netdev    netdev.Interface
-	gids      []ib.GIDEntry // the zero entry is empty
+	gids      []ib.GIDEntry // of the table
 	endpoints []*endpoint   // those bound, in the order of the interface's addresses
 }
 
 // up reports whether the port is active: the interface is up, and has a carrier.
 func (a *addressing) up() bool { return a.netdev.Up && a.netdev.Running }
+
+func (a *addressing) addrs() (list []netip.Addr) {
+	for _, e := range a.endpoints {
+		list = append(list, e.addr)
+	}
+	return list
+}
 
 // addressChanges is what a change of the addressing needs.
 type addressChanges struct {
@@ -58,9 +64,7 @@ func (e *endpoint) send(t *link.Train) error {
 }
 
 // SetInterface tells the device what its interface is like now, and which of its addresses the device is to use; an
-// interface that has gone is one that is down and has no address. The GID table follows as that of ib_core does
-// (core/roce_gid_mgmt.c, cache.c): the entry of an address that went is empty, the others stay where they are, and a new
-// address gets the first empty one. Queue pairs and address handles keep the addresses that they were given: while one is
+// interface that has gone is one that is down and has no address. The GID table follows (ib.GIDTable.Update). Queue pairs and address handles keep the addresses that they were given: while one is
 // not there, or the port is down, what they send is lost. Consumers hear EventPortErr and EventPortActive of the port,
 // and EventGIDChange of each entry that changed.
 //
@@ -75,7 +79,7 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 	}
 	d.hw.follow(ifi, addrs)
 	old := d.at.Load()
-	now := &addressing{netdev: ifi, gids: slices.Clone(old.gids)}
+	now := &addressing{netdev: ifi}
 	for _, e := range old.endpoints {
 		if !slices.Contains(addrs, e.addr) {
 			d.unbind(e)
@@ -97,7 +101,8 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 			now.endpoints = append(now.endpoints, e)
 		}
 	}
-	entries := now.setGIDs()
+	entries := d.gids.Update(ifi, now.addrs())
+	now.gids = d.gids.Entries()
 	d.at.Store(now)
 	d.fabric.update(d)
 	d.rejoinGroups()
@@ -145,60 +150,6 @@ func (d *Device) unbind(e *endpoint) error {
 	err := w.Close()
 	d.changes.gone.Add(statsOf(w.Endpoint))
 	return err
-}
-
-// setGIDs brings the GID table up to the interface and the endpoints, and returns how many entries it changed. In a new
-// table the order is that of enum_all_gids_of_dev_cb: the default GID, which derives from the MAC address, then IPv4,
-// then IPv6.
-func (a *addressing) setGIDs() (changed int) {
-	var mac [6]byte
-	copy(mac[:], a.netdev.MAC)
-	def := roce.LinkLocalGID(mac)
-	set := func(i int, g ib.GID) {
-		e := ib.GIDEntry{GID: g, Type: ib.GIDTypeRoCEv2, Netdev: a.netdev.Name, IfIndex: a.netdev.Index}
-		if g.IsZero() {
-			e = ib.GIDEntry{}
-		}
-		if i == len(a.gids) {
-			a.gids = append(a.gids, ib.GIDEntry{})
-		}
-		if a.gids[i] != e {
-			a.gids[i] = e
-			changed++
-		}
-	}
-	set(0, def)
-	var want []ib.GID // default GID aside; its own address needs no other entry
-	for _, v4 := range []bool{true, false} {
-		for _, e := range a.endpoints {
-			if g := ib.GIDFromAddr(e.addr); e.addr.Is4() == v4 && g != def {
-				want = append(want, g)
-			}
-		}
-	}
-	has := map[ib.GID]bool{}
-	for i := 1; i < len(a.gids); i++ {
-		g := a.gids[i].GID
-		if !slices.Contains(want, g) {
-			g = ib.GID{}
-		}
-		set(i, g)
-		has[g] = true
-	}
-	free := 1
-	for _, g := range want {
-		if has[g] {
-			continue
-		}
-		for free < len(a.gids) && !a.gids[free].GID.IsZero() {
-			free++
-		}
-		if free == gidTableLen {
-			break
-		}
-		set(free, g)
-	}
-	return changed
 }
 
 // setDatagramMTU gives datagram queue pairs the port's MTU.

@@ -70,6 +70,7 @@ type Device struct {
 	guid     uint64
 	silent   atomic.Bool // user contexts get no more completions; see Hardware.Silence
 	limits   limits
+	gids     *ib.GIDTable
 	faults   *link.Faults
 	taps     *link.Taps
 	fabric   *Fabric
@@ -141,6 +142,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
 		limits: sizes,
+		gids:   ib.NewGIDTable(gidTableLen),
 
 		recovers: cfg.Recover,
 
@@ -185,7 +187,8 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		}
 		at.endpoints = append(at.endpoints, e)
 	}
-	at.setGIDs()
+	d.gids.Update(cfg.Netdev, at.addrs())
+	at.gids = d.gids.Entries()
 	d.at.Store(at)
 	if err := d.fabric.join(d); err != nil {
 		return fail(err)

@@ -11,15 +11,20 @@ import (
 // gidTableLen is the length of the GID table, nearly all of it empty (RXE_PORT_GID_TBL_LEN).
 const gidTableLen = 1024
 
+// GIDTable implements ib.GIDDriver.
+func (d *Device) GIDTable(port int) *ib.GIDTable {
+	if port != 1 {
+		return nil
+	}
+	return d.gids
+}
+
 // QueryGID implements ib.Driver.
 func (d *Device) QueryGID(port, index int) (ib.GIDEntry, error) {
-	if port != 1 || index < 0 || index >= gidTableLen {
-		return ib.GIDEntry{}, fmt.Errorf("gid %d of port %d: no such entry: %w", index, port, syscall.EINVAL)
+	if port != 1 {
+		return ib.GIDEntry{}, fmt.Errorf("gid %d: no port %d: %w", index, port, syscall.EINVAL)
 	}
-	if gids := d.at.Load().gids; index < len(gids) {
-		return gids[index], nil
-	}
-	return ib.GIDEntry{}, nil
+	return d.gids.Query(index)
 }
 
 // QueryPKey implements ib.Driver: RoCE has one partition.

@@ -1,0 +1,300 @@
+package ib
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"verbena/netdev"
+	"verbena/roce"
+)
+
+func addrs(list string) (a []netip.Addr) {
+	for _, s := range strings.Fields(list) {
+		a = append(a, netip.MustParseAddr(s))
+	}
+	return a
+}
+
+// places are the entries of a table: their addresses, "-" for an empty one.
+func places(t *GIDTable) string {
+	var s []string
+	for _, e := range t.Entries() {
+		if e.GID.IsZero() {
+			s = append(s, "-")
+			continue
+		}
+		s = append(s, netip.AddrFrom16(e.GID).Unmap().String())
+	}
+	return strings.Join(s, " ")
+}
+
+// TestGIDTable goes through the life of one table, step by step.
+func TestGIDTable(t *testing.T) {
+	const mac, def = "\x02\x00\x00\x00\x00\x01", "fe80::ff:fe00:1"
+	const mac2, def2 = "\x02\x00\x00\x00\x00\x02", "fe80::ff:fe00:2"
+	held := map[int]*gidHold{}
+	table := NewGIDTable(4)
+	if got := places(table); got != "" {
+		t.Errorf("new: got %q, want none", got)
+	}
+	for _, step := range []struct {
+		name    string
+		mac     string
+		addrs   string
+		hold    int // a place to refer to before, as "put" to let go of; 0: none
+		put     int
+		want    string
+		changed int
+	}{
+		{name: "IPv4 comes before IPv6", addrs: "2001:db8::1 10.0.0.1", want: def + " 10.0.0.1 2001:db8::1", changed: 3},
+		{name: "nothing changes", addrs: "10.0.0.1 2001:db8::1", want: def + " 10.0.0.1 2001:db8::1"},
+		{name: "the address of the default GID has no other place", addrs: "10.0.0.1 2001:db8::1 " + def, want: def + " 10.0.0.1 2001:db8::1"},
+		{name: "one goes, the others stay", addrs: "2001:db8::1", want: def + " - 2001:db8::1", changed: 1},
+		{name: "another gets its place", addrs: "2001:db8::1 10.0.0.2", want: def + " 10.0.0.2 2001:db8::1", changed: 1},
+		{name: "no room for the last", addrs: "2001:db8::1 10.0.0.2 10.0.0.3 10.0.0.4", want: def + " 10.0.0.2 2001:db8::1 10.0.0.3", changed: 1},
+		{name: "one that is referred to goes", hold: 1, addrs: "2001:db8::1", want: def + " - 2001:db8::1 -", changed: 2},
+		{name: "another does not get its place", addrs: "2001:db8::1 10.0.0.5", want: def + " - 2001:db8::1 10.0.0.5", changed: 1},
+		{name: "nor is there another one", addrs: "2001:db8::1 10.0.0.5 10.0.0.6", want: def + " - 2001:db8::1 10.0.0.5"},
+		{name: "it comes back", addrs: "2001:db8::1 10.0.0.5 10.0.0.2", want: def + " 10.0.0.2 2001:db8::1 10.0.0.5", changed: 1},
+		{name: "goes again", addrs: "2001:db8::1 10.0.0.5", want: def + " - 2001:db8::1 10.0.0.5", changed: 1},
+		{name: "when nothing refers to it the place is empty", put: 1, addrs: "2001:db8::1 10.0.0.5 10.0.0.6",
+			want: def + " 10.0.0.6 2001:db8::1 10.0.0.5", changed: 1},
+		{name: "another MAC address", mac: mac2, want: def2 + " - - -", changed: 4},
+		{name: "the default GID is referred to", hold: -1, mac: mac, want: "- - - -", changed: 1},
+		{name: "it is kept", mac: mac, want: "- - - -"},
+		{name: "it is not any more", put: -1, mac: mac, want: def + " - - -", changed: 1},
+	} {
+		place := func(n int) int { return max(n, 0) } // -1 is place 0
+		if step.hold != 0 {
+			h, err := table.hold(place(step.hold))
+			must(t, err)
+			held[step.hold] = h
+		}
+		if step.put != 0 {
+			held[step.put].put()
+		}
+		ifi := netdev.Interface{Name: "eth0", Index: 3, MAC: []byte(mac)}
+		if step.mac != "" {
+			ifi.MAC = []byte(step.mac)
+		}
+		before := table.Entries()
+		kept := slices.Clone(before)
+		changed := table.Update(ifi, addrs(step.addrs))
+		if got := places(table); got != step.want || changed != step.changed {
+			t.Errorf("%s: got %q, %d changes, want %q, %d", step.name, got, changed, step.want, step.changed)
+		}
+		if !slices.Equal(before, kept) {
+			t.Errorf("%s: the entries of before have changed", step.name)
+		}
+	}
+	if e, err := table.Query(0); err != nil || e.Netdev != "eth0" || e.IfIndex != 3 || e.Type != GIDTypeRoCEv2 {
+		t.Errorf("query: %+v, %v", e, err)
+	}
+	for _, i := range []int{-1, 4} {
+		_, err := table.Query(i)
+		wantErr(t, "query outside", err, syscall.EINVAL)
+		_, err = table.hold(i)
+		wantErr(t, "hold outside", err, syscall.EINVAL)
+	}
+	_, err := table.hold(1)
+	wantErr(t, "hold an empty place", err, syscall.EINVAL)
+}
+
+// TestGIDPlaceIsKept: whatever comes and goes, a place that is referred to means one GID, and no GID has two places.
+func TestGIDPlaceIsKept(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const size = 5
+		table := NewGIDTable(size)
+		type ref struct {
+			*gidHold
+			gid GID
+		}
+		var refs []ref
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			switch rapid.IntRange(0, 3).Draw(t, "step") {
+			case 0, 1:
+				var list []netip.Addr
+				for _, n := range rapid.SliceOfN(rapid.IntRange(1, 7), 0, 6).Draw(t, "addresses") {
+					list = append(list, netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}))
+				}
+				mac := []byte{2, 0, 0, 0, 0, byte(rapid.IntRange(0, 1).Draw(t, "mac"))}
+				before := places(table)
+				changed := table.Update(netdev.Interface{Name: "eth0", MAC: mac}, list)
+				if (changed == 0) != (before == places(table)) && len(table.Entries()) == len(strings.Fields(before)) {
+					t.Fatalf("%d changes from %q to %q", changed, before, places(table))
+				}
+				if again := table.Update(netdev.Interface{Name: "eth0", MAC: mac}, list); again != 0 {
+					t.Fatalf("the same again: %d changes", again)
+				}
+			case 2:
+				i := rapid.IntRange(0, size-1).Draw(t, "hold")
+				h, err := table.hold(i)
+				e, _ := table.Query(i)
+				if (err == nil) == e.GID.IsZero() {
+					t.Fatalf("hold of %v: %v", e.GID, err)
+				}
+				if err == nil {
+					refs = append(refs, ref{h, e.GID})
+				}
+			case 3:
+				if len(refs) > 0 {
+					i := rapid.IntRange(0, len(refs)-1).Draw(t, "put")
+					refs[i].put()
+					refs = slices.Delete(refs, i, i+1)
+				}
+			}
+			for _, r := range refs {
+				if e, _ := table.Query(r.index); !e.GID.IsZero() && e.GID != r.gid {
+					t.Fatalf("place %d is referred to as %v, and has %v", r.index, r.gid, e.GID)
+				}
+			}
+			seen := map[GID]bool{}
+			for _, e := range table.Entries() {
+				if !e.GID.IsZero() && seen[e.GID] {
+					t.Fatalf("%v has two places: %s", e.GID, places(table))
+				}
+				seen[e.GID] = true
+			}
+		}
+		for _, r := range refs {
+			r.put()
+		}
+		for i := range table.slots {
+			if s := table.slots[i]; s.refs != 0 || s.leaving {
+				t.Fatalf("place %d after the last reference: %+v", i, s)
+			}
+		}
+	})
+}
+
+// gidDriver has a GID table on port 1.
+type gidDriver struct {
+	fullDriver
+	table *GIDTable
+}
+
+func (d gidDriver) QueryGID(port, i int) (GIDEntry, error) { return d.table.Query(i) }
+
+func (d gidDriver) GIDTable(port int) *GIDTable {
+	if port != 1 {
+		return nil
+	}
+	return d.table
+}
+
+// TestGIDReferences: address handles, queue pairs and consumers keep the place of the GID that they use.
+func TestGIDReferences(t *testing.T) {
+	ifi := netdev.Interface{Name: "eth0", MAC: []byte{2, 0, 0, 0, 0, 1}}
+	route := func(index uint8) AHAttr {
+		return AHAttr{HasGRH: true, Port: 1, GRH: GlobalRoute{DGID: GID{15: 1}, SGIDIndex: index}}
+	}
+	toRTR := QPAttrState | QPAttrAV | QPAttrPathMTU | QPAttrDestQPN | QPAttrRQPSN | QPAttrMaxDestRdAtomic | QPAttrMinRNRTimer
+	attr := func(index uint8) QPAttr { return QPAttr{State: QPRTR, AH: route(index), PathMTU: MTU1024, DestQPN: 1} }
+	for _, test := range []struct {
+		name string
+		// take refers to place 1 and returns what lets go.
+		take func(t *testing.T, b *bench) (put func() error)
+	}{
+		{"a consumer", func(t *testing.T, b *bench) func() error {
+			r, err := b.dev.GetGID(1, 1)
+			must(t, err)
+			if r.GID != GIDFromAddr(addrs("10.0.0.1")[0]) || r.Port != 1 || r.Index != 1 || b.dev.Objects().GID != 1 {
+				t.Errorf("got %+v, %v", r, b.dev.Objects())
+			}
+			return func() error {
+				err := r.Put()
+				wantErr(t, "put twice", r.Put(), syscall.EINVAL)
+				return err
+			}
+		}},
+		{"an address handle", func(t *testing.T, b *bench) func() error {
+			a := route(1)
+			ah, err := b.pd.CreateAH(&a)
+			must(t, err)
+			return ah.Destroy
+		}},
+		{"an address handle, later", func(t *testing.T, b *bench) func() error {
+			a := route(2)
+			ah, err := b.pd.CreateAH(&a)
+			must(t, err)
+			a = route(1)
+			must(t, ah.Modify(&a))
+			a = route(3)
+			wantErr(t, "modify to an empty place", ah.Modify(&a), syscall.EINVAL)
+			return ah.Destroy
+		}},
+		{"an address handle, until it is modified", func(t *testing.T, b *bench) func() error {
+			a := route(1)
+			ah, err := b.pd.CreateAH(&a)
+			must(t, err)
+			t.Cleanup(func() { must(t, ah.Destroy()) })
+			return func() error {
+				a := route(2)
+				return ah.Modify(&a)
+			}
+		}},
+		{"a queue pair", func(t *testing.T, b *bench) func() error {
+			qp, err := b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeRC})
+			must(t, err)
+			must(t, qp.Modify(QPAttr{State: QPInit, Port: 1}, QPAttrState|QPAttrPKeyIndex|QPAttrPort|QPAttrAccessFlags))
+			wantErr(t, "an empty place", qp.Modify(attr(3), toRTR), syscall.EINVAL)
+			b.drv.fail = func(what string) error {
+				if what == "modify qp" {
+					return syscall.EPERM
+				}
+				return nil
+			}
+			wantErr(t, "the driver refuses", qp.Modify(attr(2), toRTR), syscall.EPERM)
+			b.drv.fail = nil
+			must(t, qp.Modify(attr(1), toRTR))
+			must(t, qp.Modify(QPAttr{State: QPReset}, QPAttrState)) // it may come to use it again
+			return qp.Destroy
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			table := NewGIDTable(8)
+			table.Update(ifi, addrs("10.0.0.1 10.0.0.2"))
+			b := newBenchWith(t, gidDriver{fullDriver{&fakeDriver{}}, table})
+			t.Cleanup(func() { b.free(t) })
+			put := test.take(t, b)
+			table.Update(ifi, addrs("10.0.0.2 10.0.0.3"))
+			if got := places(table); !strings.HasSuffix(got, " - 10.0.0.2 10.0.0.3") {
+				t.Errorf("while it is used: %q", got)
+			}
+			must(t, put())
+			table.Update(ifi, addrs("10.0.0.2 10.0.0.3 10.0.0.4"))
+			if got := places(table); !strings.HasSuffix(got, " 10.0.0.4 10.0.0.2 10.0.0.3") {
+				t.Errorf("afterwards: %q", got)
+			}
+		})
+	}
+}
+
+// TestGIDReferenceWithoutTable: of a driver whose GIDs do not change there are references too.
+func TestGIDReferenceWithoutTable(t *testing.T) {
+	b := newFullBench(t)
+	r, err := b.dev.GetGID(2, 1)
+	must(t, err)
+	if want := (GID{0: 0xfe, 1: 0x80, 13: 2, 15: 1}); r.GID != want {
+		t.Errorf("got %v, want %v", r.GID, want)
+	}
+	must(t, r.Put())
+	b.dev.handle.SetError()
+	_, err = b.dev.GetGID(1, 0)
+	wantErr(t, "on a device in error", err, syscall.EIO)
+	b.free(t)
+	_, err = b.dev.GetGID(1, 0)
+	wantErr(t, "on a device that is gone", err, syscall.ENODEV)
+}
+
+// TestDefaultGIDIsTheMAC guards the figures of this file.
+func TestDefaultGIDIsTheMAC(t *testing.T) {
+	if got := roce.LinkLocalGID([6]byte{2, 0, 0, 0, 0, 1}).Addr().String(); got != "fe80::ff:fe00:1" {
+		t.Errorf("got %s", got)
+	}
+}
