@@ -21,70 +21,32 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/internal/testutil"
 	"verbena/umem"
 	"verbena/uverbs"
 )
 
-// fakeDriver is as much of a driver as sysfs shows.
-type fakeDriver struct {
-	mu   sync.Mutex
-	gids [8]ib.GIDEntry
-	port ib.PortAttr
-}
-
-func newFakeDriver() *fakeDriver {
-	d := &fakeDriver{}
-	d.gids[0] = ib.GIDEntry{GID: ib.GID{0xfe, 0x80, 15: 1}, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}
-	d.gids[3] = ib.GIDEntry{GID: ib.GID{10: 0xff, 0xff, 127, 0, 0, 1}, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}
-	d.port = ib.PortAttr{
-		State: ib.PortActive, PhysState: 5, ActiveWidth: 1, ActiveSpeed: 1, LinkLayer: ib.LinkEthernet, CapFlags: 0x10000,
-		GIDTableLen: len(d.gids), PKeyTableLen: 1,
-	}
+// newFakeDriver returns a driver with what sysfs shows.
+func newFakeDriver() *ibfake.Driver {
+	d := ibfake.New()
+	d.Answer(func(a *ibfake.Answers) {
+		a.Device = ib.DeviceAttr{NodeGUID: 0x0200000000000001, SysImageGUID: 0x0200000000000001, PhysPorts: 1}
+		a.GIDs = make([]ib.GIDEntry, 8)
+		a.GIDs[0] = ib.GIDEntry{GID: ib.GID{0xfe, 0x80, 15: 1}, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}
+		a.GIDs[3] = ib.GIDEntry{GID: ib.GID{10: 0xff, 0xff, 127, 0, 0, 1}, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}
+	})
 	return d
 }
 
-func (d *fakeDriver) set(f func(*fakeDriver)) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	f(d)
-}
+// fakeCounters are those of every fake device.
+type fakeCounters struct{}
 
-func (d *fakeDriver) QueryDevice() (ib.DeviceAttr, error) {
-	return ib.DeviceAttr{NodeGUID: 0x0200000000000001, SysImageGUID: 0x0200000000000001, PhysPorts: 1}, nil
-}
-
-func (d *fakeDriver) QueryPort(int) (ib.PortAttr, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.port, nil
-}
-
-func (d *fakeDriver) QueryGID(_, i int) (ib.GIDEntry, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.gids[i], nil
-}
-
-func (d *fakeDriver) QueryPKey(int, int) (uint16, error) { return 0xffff, nil }
-func (d *fakeDriver) EnterError()                        {}
-func (d *fakeDriver) Stats() map[string]uint64           { return map[string]uint64{"sent_pkts": 7} }
-func (d *fakeDriver) AllocPD(*ib.Udata) (ib.DriverPD, error) {
-	return nil, syscall.EOPNOTSUPP
-}
-func (d *fakeDriver) RegMR(ib.MRHandle, ib.DriverPD, *umem.Region, ib.AccessFlags, *ib.Udata) (ib.DriverMR, error) {
-	return nil, syscall.EOPNOTSUPP
-}
-func (d *fakeDriver) CreateCQ(ib.CQHandle, ib.CQAttr, *ib.Udata) (ib.DriverCQ, error) {
-	return nil, syscall.EOPNOTSUPP
-}
-func (d *fakeDriver) CreateQP(ib.QPHandle, *ib.DriverQPInit, *ib.Udata) (ib.DriverQP, error) {
-	return nil, syscall.EOPNOTSUPP
-}
+func (fakeCounters) Stats() map[string]uint64 { return map[string]uint64{"sent_pkts": 7} }
 
 // fakeServer has one device, uverbs0 on rxe0, whose commands are the fakeOp that an ioctl's argument points at.
 type fakeServer struct {
-	driver *fakeDriver
+	driver *ibfake.Driver
 
 	mu      sync.Mutex
 	devs    []device
@@ -99,7 +61,7 @@ func newFakeServer() *fakeServer {
 }
 
 func (s *fakeServer) plug(name string, minor int, ibName string) {
-	d := device{name: name, minor: minor, ib: ib.NewDevice(ibName, s.driver, nil).Device(), counters: s.driver, driverABI: 2, identity: new(int)}
+	d := device{name: name, minor: minor, ib: ib.NewDevice(ibName, s.driver, nil).Device(), counters: fakeCounters{}, driverABI: 2, identity: new(int)}
 	s.change(func() { s.devs = append(s.devs, d) })
 }
 

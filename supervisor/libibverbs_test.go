@@ -10,9 +10,6 @@ import (
 	"verbena/uverbs"
 )
 
-// UserABI makes libibverbs load its rxe provider. (RDMA_DRIVER_RXE, RXE_UVERBS_ABI_VERSION)
-func (d *fakeDriver) UserABI() (driverID, version uint32) { return 14, 2 }
-
 // TestLibibverbs runs the C library and its tools on the real uverbs.
 func TestLibibverbs(t *testing.T) {
 	for _, tool := range []string{"ibv_devices", "ibv_devinfo"} {

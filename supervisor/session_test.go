@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/internal/testutil"
 )
 
@@ -185,9 +187,9 @@ func TestChangesAreSeenAtOnce(t *testing.T) {
 	for _, name := range []string{"state", "gids/0", "gid_attrs/types/0"} {
 		cat(name)
 	}
-	w.srv.driver.set(func(d *fakeDriver) {
-		d.port.State = 1
-		d.gids[1], d.gids[0] = d.gids[0], d.gids[1]
+	w.srv.driver.Answer(func(a *ibfake.Answers) {
+		a.Port.State = ib.PortDown
+		a.GIDs = append([]ib.GIDEntry{a.GIDs[1], a.GIDs[0]}, a.GIDs[2:]...)
 	})
 	for _, tt := range []struct{ name, want string }{
 		{"state", "1: DOWN\n"},

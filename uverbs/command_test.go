@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/roce"
 	"verbena/uapi"
 )
@@ -49,8 +50,8 @@ func TestSession(t *testing.T) {
 		}
 		cqResp, mminfo, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 100, CompChannel: -1}, []byte("to the driver..."), 16)
 		must(t, err)
-		if cqResp.CQE != 101 || !bytes.Equal(mminfo, fakeCQResponse) || string(w.drv.udataIn) != "to the driver..." {
-			t.Errorf("cq: %+v, driver says %q and got %q", cqResp, mminfo, w.drv.udataIn)
+		if cqResp.CQE != 101 || string(mminfo) != ibfake.CQResponse || string(w.drv.Udata()) != "to the driver..." {
+			t.Errorf("cq: %+v, driver says %q and got %q", cqResp, mminfo, w.drv.Udata())
 		}
 		cq := cqResp.CQHandle
 		qpResp, mminfo, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{
@@ -59,7 +60,7 @@ func TestSession(t *testing.T) {
 		}, nil, 32)
 		must(t, err)
 		want := uapi.CreateQPResp{QPHandle: qpResp.QPHandle, QPN: 17, MaxSendWR: 6, MaxRecvWR: 6, MaxSendSGE: 1, MaxRecvSGE: 2, MaxInlineData: 64}
-		if qpResp != want || !bytes.Equal(mminfo, fakeQPResponse) {
+		if qpResp != want || string(mminfo) != ibfake.QPResponse {
 			t.Errorf("qp: %+v, want %+v; driver says %q", qpResp, want, mminfo)
 		}
 		qp := qpResp.QPHandle
@@ -83,7 +84,7 @@ func TestSession(t *testing.T) {
 		}
 		resized, mminfo, err := doWith[uapi.ResizeCQResp](p, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: cq, CQE: 50}, nil, 16)
 		must(t, err)
-		if resized.CQE != 51 || !bytes.Equal(mminfo, fakeCQResponse) {
+		if resized.CQE != 51 || string(mminfo) != ibfake.CQResponse {
 			t.Errorf("resize: %+v, driver says %q", resized, mminfo)
 		}
 
@@ -94,7 +95,7 @@ func TestSession(t *testing.T) {
 		must(t, err)
 		must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
 		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
-		if got := w.drv.takeLog(); !slices.Equal(got, []string{"AH", "QP", "CQ", "MR", "PD"}) {
+		if got := w.drv.Destroyed(); !slices.Equal(got, []string{"AH", "QP", "CQ", "MR", "PD"}) {
 			t.Errorf("destroyed %v", got)
 		}
 		if left := w.dev.Objects().String(); left != "" {
@@ -127,7 +128,7 @@ func TestExtendedCommands(t *testing.T) {
 
 		cq, mminfo, err := doEx[uapi.ExCreateCQResp](p, uapi.ExCmdCreateCQ, uapi.ExCreateCQ{CQE: 10, CompChannel: -1, UserHandle: 5}, 16)
 		must(t, err)
-		if cq.ResponseLength != 16 || cq.Base.CQE != 11 || !bytes.Equal(mminfo, fakeCQResponse) {
+		if cq.ResponseLength != 16 || cq.Base.CQE != 11 || string(mminfo) != ibfake.CQResponse {
 			t.Errorf("cq: %+v, driver says %q", cq, mminfo)
 		}
 		pd := p.allocPD()
@@ -195,7 +196,7 @@ func TestCommandErrors(t *testing.T) {
 			{"dereg a qp", uapi.CmdDeregMR, enc(uapi.DeregMR{MRHandle: qp}), 0, syscall.EINVAL},
 
 			{"cq: no entries", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1}), 8, syscall.EINVAL},
-			{"cq: too large", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1, CQE: fakeCQMax + 1}), 8, syscall.EINVAL},
+			{"cq: too large", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1, CQE: ibfake.MaxCQE + 1}), 8, syscall.EINVAL},
 			{"cq: no such vector", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1, CQE: 1, CompVector: 2}), 8, syscall.EINVAL},
 			{"cq: channel is no descriptor", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: 9999, CQE: 1}), 8, syscall.EBADF},
 			{"cq: channel is another file", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: int32(p.async), CQE: 1}), 8, syscall.EBADF},
@@ -203,7 +204,7 @@ func TestCommandErrors(t *testing.T) {
 			{"cq: reserved set", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Reserved: 1}), 16, syscall.EINVAL},
 			{"cq: flags of which the driver knows nothing", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Flags: 1}), 16, syscall.EOPNOTSUPP},
 			{"resize no cq", uapi.CmdResizeCQ, enc(uapi.ResizeCQ{CQHandle: none, CQE: 1}), 8, syscall.ENOENT},
-			{"resize too large", uapi.CmdResizeCQ, enc(uapi.ResizeCQ{CQHandle: cq, CQE: fakeCQMax + 1}), 8, syscall.EINVAL},
+			{"resize too large", uapi.CmdResizeCQ, enc(uapi.ResizeCQ{CQHandle: cq, CQE: ibfake.MaxCQE + 1}), 8, syscall.EINVAL},
 			{"poll no cq", uapi.CmdPollCQ, enc(uapi.PollCQ{CQHandle: none, NE: 1}), 56, syscall.ENOENT},
 			{"notify no cq", uapi.CmdReqNotifyCQ, enc(uapi.ReqNotifyCQ{CQHandle: none}), 0, syscall.ENOENT},
 			{"notify a pd", uapi.CmdReqNotifyCQ, enc(uapi.ReqNotifyCQ{CQHandle: pd}), 0, syscall.EINVAL},
@@ -279,7 +280,7 @@ func TestCommandErrors(t *testing.T) {
 			_, _, err := p.send(c)
 			wantErrno(t, test.name, err, test.want)
 		}
-		if got := w.drv.takeLog(); len(got) != 0 {
+		if got := w.drv.Destroyed(); len(got) != 0 {
 			t.Errorf("destroyed %v", got)
 		}
 		if ah == 0 || w.dev.Objects() != (ib.ObjectCounts{PD: 1, MR: 1, CQ: 1, QP: 1, AH: 1}) {
@@ -437,7 +438,7 @@ func TestResponseFaults(t *testing.T) {
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	addr := addressOf(p.alloc(4096))
 	counts := w.dev.Objects()
-	w.drv.takeLog()
+	w.drv.Destroyed()
 	const nowhere = 0x1000
 	send := func(cmd uapi.Command, out int, req []byte) error {
 		hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(req)) / 4), OutWords: uint16(out / 4)}
@@ -458,7 +459,7 @@ func TestResponseFaults(t *testing.T) {
 		{uapi.CmdCreateCompChannel, 4, enc(uapi.AllocPD{}), nil},
 	} {
 		wantErrno(t, test.cmd.String(), send(test.cmd, test.out, test.req), syscall.EFAULT)
-		if got := w.drv.takeLog(); !slices.Equal(got, test.want) {
+		if got := w.drv.Destroyed(); !slices.Equal(got, test.want) {
 			t.Errorf("%v: destroyed %v, want %v", test.cmd, got, test.want)
 		}
 	}
@@ -469,8 +470,8 @@ func TestResponseFaults(t *testing.T) {
 	fresh := w.open(byWrite)
 	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdGetContext), InWords: 4, OutWords: 2}
 	wantErrno(t, "GET_CONTEXT", fresh.write(append(uapi.AppendTo(nil, &hdr), 0, 16, 0, 0, 0, 0, 0, 0)), syscall.EFAULT)
-	if w.drv.contexts != 1 {
-		t.Errorf("%d contexts in the driver, want the first only", w.drv.contexts)
+	if w.drv.Contexts() != 1 {
+		t.Errorf("%d contexts in the driver, want the first only", w.drv.Contexts())
 	}
 	if _, err := do[uapi.GetContextResp](fresh, uapi.CmdGetContext, uapi.GetContext{}); err != nil {
 		t.Errorf("GET_CONTEXT again: %v", err)
@@ -540,7 +541,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 	w := newWorld(t)
 	changes := 0
 	w.srv.OnChange(func() { changes++ })
-	second, third := ib.NewDevice("rxe1", &fakeDriver{}, nil), ib.NewDevice("rxe2", &fakeDriver{}, nil)
+	second, third := ib.NewDevice("rxe1", ibfake.New(), nil), ib.NewDevice("rxe2", ibfake.New(), nil)
 	must(t, w.core.Register(second))
 	must(t, w.core.Register(third))
 	names := func() (s []string) {
@@ -553,7 +554,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 		t.Errorf("devices %v", got)
 	}
 	must(t, w.core.Unregister(second))
-	again := ib.NewDevice("rxe3", &fakeDriver{}, nil)
+	again := ib.NewDevice("rxe3", ibfake.New(), nil)
 	must(t, w.core.Register(again))
 	if got := names(); !slices.Equal(got, []string{"uverbs0=rxe0", "uverbs1=rxe3", "uverbs2=rxe2"}) {
 		t.Errorf("devices %v", got)
@@ -561,8 +562,8 @@ func TestDevicesComeAndGo(t *testing.T) {
 	if changes != 4 {
 		t.Errorf("told of %d changes, want 4", changes)
 	}
-	broken := &fakeDriver{}
-	broken.failing("query device", syscall.EIO)
+	broken := ibfake.New()
+	broken.Fail(ibfake.QueryDevice, syscall.EIO)
 	must(t, w.core.Register(ib.NewDevice("rxe4", broken, nil)))
 	if len(w.srv.Devices()) != 3 {
 		t.Errorf("devices %v", names())
@@ -609,15 +610,15 @@ func TestWindowsAndReregistration(t *testing.T) {
 		wantErrno(t, "dealloc the region's domain", silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}), syscall.EBUSY)
 		rereg(uapi.ReregMR{Flags: uapi.ReregMRChangePD, PDHandle: pd})
 		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}))
-		w.drv.failing("rereg mr", syscall.EBUSY)
+		w.drv.Fail(ibfake.ReregMR, syscall.EBUSY)
 		_, err := do[uapi.ReregMRResp](p, uapi.CmdReregMR, uapi.ReregMR{MRHandle: mr.MRHandle, Flags: uapi.ReregMRChangeTranslation, Start: start, HCAVA: start, Length: 1})
 		wantErrno(t, "a driver that refuses", err, syscall.EBUSY)
 		if region.Region().Addr() != start+8 || p.acct.Pages() != 1 {
 			t.Errorf("after a failure: %+v, %d pages", region.Region(), p.acct.Pages())
 		}
-		w.drv.takeLog()
+		w.drv.Destroyed()
 		p.f.Close()
-		if got := w.drv.takeLog(); !slices.Equal(got, []string{"MW", "MR", "PD"}) {
+		if got := w.drv.Destroyed(); !slices.Equal(got, []string{"MW", "MR", "PD"}) {
 			t.Errorf("destroyed %v", got)
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/uapi"
 )
 
@@ -90,7 +91,7 @@ func TestConcurrency(t *testing.T) {
 					return silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
 				case 11:
 					if o := p.f.objects.find(cq); o != nil {
-						w.handle.CQ(o.res.(*cqObject).CQ).(*fakeCQ).complete(ib.WC{})
+						w.handle.CQ(o.res.(*cqObject).CQ).(*ibfake.CQ).Complete(ib.WC{})
 					}
 				}
 				return nil
@@ -171,9 +172,9 @@ func TestUseWhileDestroying(t *testing.T) {
 		_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		return err
 	}
-	during := func(method string, first func() error, then func()) {
+	during := func(method ibfake.Method, first func() error, then func()) {
 		t.Helper()
-		entered, release := w.drv.hold(method)
+		entered, release := w.drv.Hold(method)
 		done := make(chan error)
 		go func() { done <- first() }()
 		<-entered
@@ -181,10 +182,10 @@ func TestUseWhileDestroying(t *testing.T) {
 		release()
 		must(t, <-done)
 	}
-	during("modify qp", modify, func() {
+	during(ibfake.ModifyQP, modify, func() {
 		wantErrno(t, "destroy while it is modified", destroy(), syscall.EBUSY)
 	})
-	during("destroy QP", destroy, func() {
+	during(ibfake.DestroyQP, destroy, func() {
 		wantErrno(t, "modify while it is destroyed", modify(), syscall.EBUSY)
 		wantErrno(t, "destroy while it is destroyed", destroy(), syscall.EBUSY)
 		wantErrno(t, "destroy the queue of one that is being destroyed", func() error {
@@ -198,16 +199,16 @@ func TestUseWhileDestroying(t *testing.T) {
 	wantErrno(t, "destroy again", destroy(), syscall.ENOENT)
 
 	// A driver that refuses leaves the object as it was.
-	w.drv.failing("destroy CQ", syscall.EAGAIN)
+	w.drv.Fail(ibfake.DestroyCQ, syscall.EAGAIN)
 	_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 	wantErrno(t, "driver refuses", err, syscall.EAGAIN)
-	w.drv.failing("destroy CQ", nil)
+	w.drv.Fail(ibfake.DestroyCQ, nil)
 	qp = p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-	w.drv.failing("destroy QP", syscall.EAGAIN)
+	w.drv.Fail(ibfake.DestroyQP, syscall.EAGAIN)
 	wantErrno(t, "driver refuses", destroy(), syscall.EAGAIN)
-	w.drv.failing("destroy QP", nil)
-	p.fakeQP(qp).posted.Store(1)
-	if !p.f.ringPosted() || p.fakeQP(qp).rung.Load() != 1 {
+	w.drv.Fail(ibfake.DestroyQP, nil)
+	p.fakeQP(qp).SetPosted()
+	if !p.f.ringPosted() || p.fakeQP(qp).Rung() != 1 {
 		t.Error("does not ring any more")
 	}
 }
@@ -240,7 +241,7 @@ func TestGetContextTwiceAtOnce(t *testing.T) {
 	close(release)
 	must(t, <-done)
 	p.allocPD()
-	if w.drv.contexts != 1 || len(p.f.events.async) != 1 {
-		t.Errorf("%d contexts, %d event files", w.drv.contexts, len(p.f.events.async))
+	if w.drv.Contexts() != 1 || len(p.f.events.async) != 1 {
+		t.Errorf("%d contexts, %d event files", w.drv.Contexts(), len(p.f.events.async))
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	"verbena/ib/ibfake"
 	"verbena/uapi"
 	"verbena/umem"
 )
@@ -60,7 +61,7 @@ func TestDoorbellTooEarly(t *testing.T) {
 		if err := p.ring(handle); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("ringing for a queue pair in RESET: %v, want EINVAL", err)
 		}
-		if n := p.fakeQP(handle).rung.Load(); n != 0 {
+		if n := p.fakeQP(handle).Rung(); n != 0 {
 			t.Errorf("rung %d times", n)
 		}
 	}
@@ -86,11 +87,11 @@ func TestDoorbell(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			p := newWorld(t).start(test.form)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
-			var qps []*fakeQP
+			var qps []*ibfake.QP
 			var handle uint32
 			for range test.qps {
 				handle = p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-				qps = append(qps, p.fakeQP(handle).ready())
+				qps = append(qps, p.fakeQP(handle).Ready())
 			}
 			last := qps[len(qps)-1]
 			if test.plain {
@@ -98,7 +99,7 @@ func TestDoorbell(t *testing.T) {
 				p.allocPD()
 			}
 			if test.post {
-				last.posted.Store(1)
+				last.SetPosted()
 			}
 			reads := 0
 			c := &slowCaller{program: p, before: func(what string) {
@@ -117,12 +118,12 @@ func TestDoorbell(t *testing.T) {
 				t.Errorf("%d reads, want %d", reads, test.reads)
 			}
 			for _, qp := range qps {
-				if qp != last && qp.rung.Load() != 0 {
-					t.Errorf("qp %d rung %d times", qp.qp.Num(), qp.rung.Load())
+				if qp != last && qp.Rung() != 0 {
+					t.Errorf("qp %d rung %d times", qp.QP().Num(), qp.Rung())
 				}
 			}
-			if last.rung.Load() != 1 {
-				t.Errorf("rung %d times", last.rung.Load())
+			if last.Rung() != 1 {
+				t.Errorf("rung %d times", last.Rung())
 			}
 		})
 	}
@@ -154,18 +155,18 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			p := newWorld(t).start(test.form)
 			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
-			qp, cmd := p.fakeQP(handle).ready(), p.store(doorbell(handle))
+			qp, cmd := p.fakeQP(handle).Ready(), p.store(doorbell(handle))
 			addr := addressOf(cmd)
 			if n := testing.AllocsPerRun(200, func() {
-				qp.posted.Store(1)
+				qp.SetPosted()
 				if _, err := p.f.Write(p, addr, doorbellSize); err != nil {
 					t.Fatal(err)
 				}
 			}); n != 0 {
 				t.Errorf("%v allocations", n)
 			}
-			if qp.rung.Load() != 201 {
-				t.Errorf("rung %d times", qp.rung.Load())
+			if qp.Rung() != 201 {
+				t.Errorf("rung %d times", qp.Rung())
 			}
 		})
 	}
@@ -178,7 +179,7 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	p := w.start(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	steady := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-	steadyQP := p.fakeQP(steady).ready()
+	steadyQP := p.fakeQP(steady).Ready()
 	cmd := addressOf(p.store(doorbell(steady)))
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -188,7 +189,7 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				steadyQP.posted.Store(1)
+				steadyQP.SetPosted()
 				if _, err := p.f.Write(p, cmd, doorbellSize); err != nil {
 					t.Error(err)
 				}
@@ -197,15 +198,15 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	})
 	for range 300 {
 		qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-		fake := p.fakeQP(qp).ready()
-		fake.posted.Store(1)
+		fake := p.fakeQP(qp).Ready()
+		fake.SetPosted()
 		if _, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp}); err != nil {
 			t.Fatal(err)
 		}
-		rung := fake.rung.Load()
-		fake.posted.Store(1)
+		rung := fake.Rung()
+		fake.SetPosted()
 		p.ring(steady)
-		if fake.rung.Load() != rung {
+		if fake.Rung() != rung {
 			t.Fatal("rung after it was destroyed")
 		}
 	}

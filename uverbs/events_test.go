@@ -18,7 +18,7 @@ import (
 func (p *program) notify(cq uint32) {
 	p.t.Helper()
 	must(p.t, silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
-	p.w.now(func() { p.fakeCQ(cq).complete(ib.WC{}) })
+	p.w.now(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
 }
 
 func (p *program) destroyCQ(cq uint32) uapi.DestroyCQResp {
@@ -33,7 +33,7 @@ func TestCompletionEvents(t *testing.T) {
 		p := newWorld(t).start(form)
 		ch := p.channel()
 		a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
-		p.w.now(func() { p.fakeCQ(a).complete(ib.WC{}) })
+		p.w.now(func() { p.fakeCQ(a).Complete(ib.WC{}) })
 		if got, _ := p.completions(ch); len(got) != 0 {
 			t.Errorf("not armed, but events of %x", got)
 		}
@@ -235,10 +235,10 @@ func TestAsyncEvents(t *testing.T) {
 		pd, cq := p.allocPD(), p.createCQ(-1, 100)
 		qp := p.createQP(pd, cq, 200, uapi.QPTRC).QPHandle
 		w.now(func() {
-			p.fakeQP(qp).qp.Raise(ib.EventCommEst)
+			p.fakeQP(qp).Raise(ib.EventCommEst)
 			w.handle.DispatchEvent(ib.EventPortErr, 1)
-			p.fakeCQ(cq).cq.Raise(ib.EventCQErr)
-			p.fakeQP(qp).qp.Raise(ib.EventQPFatal)
+			p.fakeCQ(cq).Raise(ib.EventCQErr)
+			p.fakeQP(qp).Raise(ib.EventQPFatal)
 		})
 		buf := make([]byte, asyncRecordSize)
 		for range 2 {
@@ -279,8 +279,8 @@ func TestAsyncFiles(t *testing.T) {
 	second := alloc()
 	after := p.createCQ(-1, 2)
 	w.now(func() {
-		p.fakeCQ(before).cq.Raise(ib.EventCQErr)
-		p.fakeCQ(after).cq.Raise(ib.EventCQErr)
+		p.fakeCQ(before).Raise(ib.EventCQErr)
+		p.fakeCQ(after).Raise(ib.EventCQErr)
 		w.handle.DispatchEvent(ib.EventPortActive, 1)
 	})
 	port := fmt.Sprintf("%v:1", uapi.EventPortActive)
@@ -336,7 +336,7 @@ func TestDestroyAccountingUnderLoad(t *testing.T) {
 						if err := silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: h}); err != nil {
 							t.Error(err)
 						}
-						p.fakeCQ(h).complete(ib.WC{})
+						p.fakeCQ(h).Complete(ib.WC{})
 					}
 				}
 			})

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/internal/quota"
 	"verbena/uapi"
 	"verbena/umem"
@@ -149,7 +150,8 @@ func FuzzCommand(f *testing.F) {
 		f.Add(append(append(script, 1, byte(len(b)), byte(len(b)>>8)), b...))
 	}
 
-	core, drv := &ib.Core{}, &fakeDriver{gids: make([]ib.GIDEntry, 3)}
+	core, drv := &ib.Core{}, ibfake.New()
+	drv.Answer(func(a *ibfake.Answers) { a.GIDs = make([]ib.GIDEntry, 3) })
 	dev := ib.NewDevice("rxe0", drv, nil)
 	must(f, core.Register(dev))
 	srv, err := NewServer(core, ServerOptions{CompVectors: 1})
@@ -183,10 +185,10 @@ func FuzzCommand(f *testing.F) {
 		for _, fd := range p.fds {
 			unix.Close(fd)
 		}
-		if left := dev.Device().Objects().String(); left != "" || p.acct.Pages() != 0 || drv.contexts != 0 {
-			t.Errorf("left: %s, %d pages, %d contexts", left, p.acct.Pages(), drv.contexts)
+		if left := dev.Device().Objects().String(); left != "" || p.acct.Pages() != 0 || drv.Contexts() != 0 {
+			t.Errorf("left: %s, %d pages, %d contexts", left, p.acct.Pages(), drv.Contexts())
 		}
 		notCharged(t, ledger)
-		drv.takeLog()
+		drv.Destroyed()
 	})
 }

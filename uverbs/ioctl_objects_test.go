@@ -65,13 +65,13 @@ func TestObjectsByMethods(t *testing.T) {
 	after, err = p.ioctl(uapi.ObjectQP, uapi.MethodQPCreate, with(p.qpAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
 	must(t, err)
 	qp := uint32(dataOf(after, uapi.AttrCreateQPHandle))
-	if g := p.fakeQP(qp).qp.QP().Init().Cap; g.MaxRecvWR != 6 || g.MaxSendWR != 6 { // the driver gives one more than is asked for
+	if g := p.fakeQP(qp).QP().Init().Cap; g.MaxRecvWR != 6 || g.MaxSendWR != 6 { // the driver gives one more than is asked for
 		t.Errorf("granted %+v", g)
 	}
 
 	must(t, silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
-	w.now(func() { p.fakeCQ(cq).complete(ib.WC{}) })
-	w.now(func() { p.fakeQP(qp).qp.Raise(ib.EventQPFatal) })
+	w.now(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
+	w.now(func() { p.fakeQP(qp).Raise(ib.EventQPFatal) })
 	if users, _ := p.completions(channel); !slices.Equal(users, []uint64{11}) {
 		t.Errorf("completion events of %v", users)
 	}

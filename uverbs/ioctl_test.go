@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/uapi"
 )
 
@@ -175,13 +176,13 @@ func TestNativeContext(t *testing.T) {
 	wantErrno(t, "query before get", err, syscall.EINVAL)
 	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext, uapi.Attr{AttrID: uapi.AttrGetContextCoreSupport, Len: 8, Data: 0x1000})
 	wantErrno(t, "answer faults", err, syscall.EFAULT)
-	if w.drv.contexts != 0 {
-		t.Errorf("%d contexts in the driver", w.drv.contexts)
+	if w.drv.Contexts() != 0 {
+		t.Errorf("%d contexts in the driver", w.drv.Contexts())
 	}
-	w.drv.failing("alloc context", syscall.ENOMEM)
+	w.drv.Fail(ibfake.AllocUserContext, syscall.ENOMEM)
 	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
 	wantErrno(t, "driver refuses", err, syscall.ENOMEM)
-	w.drv.failing("alloc context", nil)
+	w.drv.Fail(ibfake.AllocUserContext, nil)
 	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext, outAttr(uapi.AttrGetContextNumCompVectors, vectors), outAttr(uapi.AttrGetContextCoreSupport, support))
 	must(t, err)
 	if v, s := uint64At(append(slices.Clone(vectors), 0, 0, 0, 0)), uint64At(support); v != 2 || s != uint64(uapi.CoreSupportOptionalMRAccess) {
@@ -209,7 +210,9 @@ func TestNativeContext(t *testing.T) {
 func TestQueryGIDs(t *testing.T) {
 	w := newWorld(t)
 	link, v4 := ib.GID{0: 0xfe, 1: 0x80, 15: 1}, ib.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1}
-	w.drv.gids = []ib.GIDEntry{{GID: link, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}, {}, {GID: v4, Type: ib.GIDTypeRoCEv2, IfIndex: 7}, {}}
+	w.drv.Answer(func(a *ibfake.Answers) {
+		a.GIDs = []ib.GIDEntry{{GID: link, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}, {}, {GID: v4, Type: ib.GIDTypeRoCEv2, IfIndex: 7}, {}}
+	})
 	p := w.start(byIoctl)
 	want := []uapi.GIDEntry{
 		{GID: link, GIDIndex: 0, PortNum: 1, GIDType: uapi.GIDTypeRoCEV2, NetdevIfindex: 1},

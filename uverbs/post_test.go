@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/uapi"
 )
 
@@ -40,7 +41,7 @@ func TestPostSend(t *testing.T) {
 		if err != nil || bad != 0 {
 			t.Fatalf("refused %d: %v", bad, err)
 		}
-		got := p.fakeQP(rc).sent
+		got := p.fakeQP(rc).Sent()
 		if len(got) != 3 {
 			t.Fatalf("%d posted", len(got))
 		}
@@ -69,7 +70,7 @@ func TestPostSend(t *testing.T) {
 		if bad, err := post(p, uapi.CmdPostSend, ud, []uapi.SendWR{send}, nil); err != nil || bad != 0 {
 			t.Fatalf("refused %d: %v", bad, err)
 		}
-		if g := p.fakeQP(ud).sent[0]; g.AH == nil || g.RemoteQPN != 0x11 || g.RemoteQKey != 0x22 {
+		if g := p.fakeQP(ud).Sent()[0]; g.AH == nil || g.RemoteQPN != 0x11 || g.RemoteQKey != 0x22 {
 			t.Errorf("datagram: %+v", g)
 		}
 		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah})) // is not in use any more
@@ -100,7 +101,7 @@ func TestPostRecv(t *testing.T) {
 		wrs := []uapi.RecvWR{{WRID: 1, NumSGE: 1}, {WRID: 2}, {WRID: 3}, {WRID: 4}}
 		bad, err := post(p, uapi.CmdPostRecv, qp, wrs, []uapi.SGE{{Addr: 10, Length: 20, LKey: 30}})
 		wantErrno(t, "one too many", err, syscall.ENOMEM)
-		got := p.fakeQP(qp).recv
+		got := p.fakeQP(qp).Received()
 		if bad != 4 || len(got) != 3 || got[0].ID != 1 || got[0].SGList[0] != (ib.SGE{Addr: 10, Length: 20, LKey: 30}) || got[2].ID != 3 {
 			t.Errorf("refused %d of %+v", bad, got)
 		}
@@ -125,7 +126,7 @@ func TestPollCQ(t *testing.T) {
 			case 1:
 				wc.Flags, wc.InvalidateRKey = ib.WCWithInvalidate, 0x55
 			}
-			fake.complete(wc)
+			fake.Complete(wc)
 		}
 		poll := func(ne uint32, room int) (got []uapi.WC) {
 			t.Helper()
@@ -157,7 +158,7 @@ func TestPollCQ(t *testing.T) {
 		if got := poll(1, 1); len(got) != 0 {
 			t.Errorf("got %+v", got)
 		}
-		w.drv.failing("poll cq", syscall.EIO)
+		w.drv.Fail(ibfake.PollCQ, syscall.EIO)
 		_, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: 1}), room: 56})
 		wantErrno(t, "driver fails", err, syscall.EIO)
 	})

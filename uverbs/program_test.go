@@ -18,6 +18,7 @@ import (
 	"verbena/internal/leaktest"
 
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/internal/quota"
 	"verbena/uapi"
 	"verbena/umem"
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 type world struct {
 	t      *testing.T
 	core   *ib.Core
-	drv    *fakeDriver
+	drv    *ibfake.Driver
 	dev    *ib.Device
 	handle *ib.DeviceHandle // of dev
 	srv    *Server
@@ -44,16 +45,16 @@ func newWorld(t *testing.T) *world {
 func newWorldWith(t *testing.T, opts ServerOptions) *world {
 	t.Helper()
 	checkDescriptors(t)
-	drv := &fakeDriver{}
+	drv := ibfake.New()
 	return worldWith(t, ib.NewDevice("rxe0", drv, t.Logf), drv, opts)
 }
 
 // worldOf is a server with a given device.
-func worldOf(t *testing.T, dev *ib.DeviceHandle, drv *fakeDriver) *world {
+func worldOf(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver) *world {
 	return worldWith(t, dev, drv, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 }
 
-func worldWith(t *testing.T, dev *ib.DeviceHandle, drv *fakeDriver, opts ServerOptions) *world {
+func worldWith(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver, opts ServerOptions) *world {
 	t.Helper()
 	w := &world{t: t, core: &ib.Core{}, drv: drv, dev: dev.Device(), handle: dev, ledger: quota.New(quota.Limits{})}
 	must(t, w.core.Register(w.handle))
@@ -67,8 +68,8 @@ func worldWith(t *testing.T, dev *ib.DeviceHandle, drv *fakeDriver, opts ServerO
 				t.Error(err)
 			}
 		}
-		if w.drv.contexts != 0 {
-			t.Errorf("%d contexts left in the driver", w.drv.contexts)
+		if w.drv.Contexts() != 0 {
+			t.Errorf("%d contexts left in the driver", w.drv.Contexts())
 		}
 		notCharged(t, w.ledger)
 	})
@@ -467,12 +468,12 @@ func (p *program) createAH(pd uint32) uint32 {
 }
 
 // fakeCQ and fakeQP are the driver's sides of the objects behind handles.
-func (p *program) fakeCQ(handle uint32) *fakeCQ {
-	return p.w.handle.CQ(p.f.objects.find(handle).res.(*cqObject).CQ).(*fakeCQ)
+func (p *program) fakeCQ(handle uint32) *ibfake.CQ {
+	return p.w.handle.CQ(p.f.objects.find(handle).res.(*cqObject).CQ).(*ibfake.CQ)
 }
 
-func (p *program) fakeQP(handle uint32) *fakeQP {
-	return p.w.handle.QP(p.f.objects.find(handle).res.(*qpObject).QP).(*fakeQP)
+func (p *program) fakeQP(handle uint32) *ibfake.QP {
+	return p.w.handle.QP(p.f.objects.find(handle).res.(*qpObject).QP).(*ibfake.QP)
 }
 
 // readEvents reads what an event file has, without waiting; end tells that it is at its end.

@@ -13,6 +13,7 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/roce"
@@ -33,7 +34,7 @@ func newRXEWorld(t *testing.T) *world {
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, drv.Close()) })
-	return worldOf(t, drv.Handle(), &fakeDriver{})
+	return worldOf(t, drv.Handle(), ibfake.New())
 }
 
 // createSRQ makes a shared receive queue and returns what the driver said, too.

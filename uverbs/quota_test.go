@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/internal/quota"
 	"verbena/uapi"
 	"verbena/umem"
@@ -134,7 +135,8 @@ func TestQuotaBalances(t *testing.T) {
 }
 
 func balance(t *testing.T, r *rand.Rand) {
-	core, drv := &ib.Core{}, &fakeDriver{gids: make([]ib.GIDEntry, 3)}
+	core, drv := &ib.Core{}, ibfake.New()
+	drv.Answer(func(a *ibfake.Answers) { a.GIDs = make([]ib.GIDEntry, 3) })
 	dev := ib.NewDevice("rxe0", drv, nil)
 	must(t, core.Register(dev))
 	srv, err := NewServer(core, ServerOptions{CompVectors: 1})
@@ -172,17 +174,19 @@ func balance(t *testing.T, r *rand.Rand) {
 		_, _ = files[i].Write(programs[i], fuzzBase, len(b))
 	}
 	handle := func() uint32 { return 1 + r.Uint32N(12) }
-	methods := []string{"alloc pd", "create qp", "create cq", "destroy QP", "destroy CQ", "destroy PD", "reg mr"}
+	methods := []ibfake.Method{
+		ibfake.AllocPD, ibfake.CreateQP, ibfake.CreateCQ, ibfake.RegMR, ibfake.DestroyQP, ibfake.DestroyCQ, ibfake.DeallocPD,
+	}
 	removal := r.IntN(400)
 	for n := range 300 {
 		for _, m := range methods {
-			drv.failing(m, nil)
+			drv.Fail(m, nil)
 		}
 		if n == removal {
 			must(t, core.Unregister(dev))
 		}
 		if failing = r.IntN(10) == 0; failing {
-			drv.failing(methods[r.IntN(len(methods))], syscall.EIO)
+			drv.Fail(methods[r.IntN(len(methods))], syscall.EIO)
 		}
 		i := r.IntN(2)
 		switch r.IntN(16) {
@@ -215,7 +219,7 @@ func balance(t *testing.T, r *rand.Rand) {
 		}
 	}
 	for _, m := range methods {
-		drv.failing(m, nil)
+		drv.Fail(m, nil)
 	}
 	for i, f := range files {
 		f.Close()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/internal/quota"
 	"verbena/internal/testutil"
 	"verbena/uapi"
@@ -33,15 +34,15 @@ func within(t testing.TB, what string, f func()) {
 
 // stuckCalls are calls that the tests stop in the driver, as a copy from or to memory that does not answer stops them.
 var stuckCalls = []struct {
-	method string
+	method ibfake.Method
 	run    func(p *program, pd, cq, qp uint32) error
 }{
-	{"create qp", func(p *program, pd, cq, _ uint32) error {
+	{ibfake.CreateQP, func(p *program, pd, cq, _ uint32) error {
 		_, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 		return err
 	}},
-	{"doorbell", func(p *program, _, _, qp uint32) error { return p.ring(qp) }},
-	{"destroy QP", func(p *program, _, _, qp uint32) error {
+	{ibfake.Doorbell, func(p *program, _, _, qp uint32) error { return p.ring(qp) }},
+	{ibfake.DestroyQP, func(p *program, _, _, qp uint32) error {
 		_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		return err
 	}},
@@ -51,7 +52,7 @@ var stuckCalls = []struct {
 // waiting. Its own context is a zombie at once, is named in the log, and ends when the call returns.
 func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 	for _, test := range stuckCalls {
-		t.Run(test.method, func(t *testing.T) {
+		t.Run(string(test.method), func(t *testing.T) {
 			var log testutil.Buffer
 			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)), Grace: 100 * time.Millisecond})
 			var violations []ib.Violation
@@ -59,9 +60,9 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 			p, other := w.start(byWrite), w.start(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-			p.fakeQP(qp).ready()
+			p.fakeQP(qp).Ready()
 			other.allocPD()
-			entered, release := w.drv.hold(test.method)
+			entered, release := w.drv.Hold(test.method)
 			var once sync.Once
 			defer once.Do(release)
 			returned := make(chan error, 1)
@@ -117,8 +118,8 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 			for range 3 {
 				p.createQP(pd, cq, 0, uapi.QPTRC)
 			}
-			w.drv.takeLog()
-			entered, release := w.drv.hold("destroy QP")
+			w.drv.Destroyed()
+			entered, release := w.drv.Hold(ibfake.DestroyQP)
 			var once sync.Once
 			defer once.Do(release)
 			quit := make(chan struct{})
@@ -142,7 +143,7 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 			}
 			once.Do(release)
 			within(t, "the end of the context", func() { <-p.f.end.Load().done })
-			if n := len(w.drv.takeLog()); n < 5 {
+			if n := len(w.drv.Destroyed()); n < 5 {
 				t.Errorf("got %d objects destroyed, want 3 QPs, a CQ and a PD", n)
 			}
 		})

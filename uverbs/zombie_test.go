@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/ib/ibfake"
 	"verbena/internal/testutil"
 	"verbena/uapi"
 )
@@ -36,16 +37,16 @@ func TestDeviceRemoval(t *testing.T) {
 		}
 		p.notify(cq) // stays unread
 		w.now(func() {
-			p.fakeQP(qp).qp.Raise(ib.EventQPFatal)
+			p.fakeQP(qp).Raise(ib.EventQPFatal)
 			w.handle.DispatchEvent(ib.EventPortErr, 1)
 		})
 
 		must(t, w.core.Unregister(w.handle))
-		if got := w.drv.takeLog(); !slices.Equal(got, []string{"QP", "QP", "AH", "MR", "CQ", "CQ", "PD"}) {
+		if got := w.drv.Destroyed(); !slices.Equal(got, []string{"QP", "QP", "AH", "MR", "CQ", "CQ", "PD"}) {
 			t.Errorf("destroyed in the order %v", got)
 		}
-		if w.drv.contexts != 0 || p.acct.Pages() != 0 {
-			t.Errorf("%d contexts in the driver, %d pages", w.drv.contexts, p.acct.Pages())
+		if w.drv.Contexts() != 0 || p.acct.Pages() != 0 {
+			t.Errorf("%d contexts in the driver, %d pages", w.drv.Contexts(), p.acct.Pages())
 		}
 		if len(w.srv.Devices()) != 0 || p.mem.closed.Load() != 0 {
 			t.Error("device is listed, or the memory closed")
@@ -87,7 +88,7 @@ func TestDeviceRemoval(t *testing.T) {
 		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
 		wantErrno(t, "destroy twice", silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}), syscall.ENOENT)
 		wantErrno(t, "destroy as another kind", silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: qp2}), syscall.EINVAL)
-		if got := w.drv.takeLog(); len(got) != 0 {
+		if got := w.drv.Destroyed(); len(got) != 0 {
 			t.Errorf("the driver was asked to destroy %v", got)
 		}
 	})
@@ -166,27 +167,27 @@ func TestRemovalWithFullAsyncFile(t *testing.T) {
 // The driver finds everything taken away even when a program is in the middle of something.
 func TestRemovalDuringCommand(t *testing.T) {
 	for _, test := range []struct {
-		method string
+		method ibfake.Method
 		run    func(p *program, pd, cq uint32) error
 	}{
-		{"alloc pd", func(p *program, pd, cq uint32) error {
+		{ibfake.AllocPD, func(p *program, pd, cq uint32) error {
 			_, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 			return err
 		}},
-		{"create qp", func(p *program, pd, cq uint32) error {
+		{ibfake.CreateQP, func(p *program, pd, cq uint32) error {
 			_, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 			return err
 		}},
-		{"destroy PD", func(p *program, pd, cq uint32) error {
+		{ibfake.DeallocPD, func(p *program, pd, cq uint32) error {
 			return silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
 		}},
 	} {
 		for _, end := range []string{"removal", "close"} {
-			t.Run(test.method+"/"+end, func(t *testing.T) {
+			t.Run(string(test.method)+"/"+end, func(t *testing.T) {
 				w := newWorld(t)
 				p := w.start(byWrite)
 				pd, cq := p.allocPD(), p.createCQ(-1, 0)
-				entered, release := w.drv.hold(test.method)
+				entered, release := w.drv.Hold(test.method)
 				var wg sync.WaitGroup
 				wg.Go(func() {
 					if err := test.run(p, pd, cq); err != nil {
@@ -288,11 +289,11 @@ func TestClose(t *testing.T) {
 	}
 	p.f.Close()
 	p.f.Close()
-	if got := w.drv.takeLog(); !slices.Equal(got, []string{"QP", "QP", "AH", "AH", "MR", "MR", "CQ", "CQ", "PD", "PD"}) {
+	if got := w.drv.Destroyed(); !slices.Equal(got, []string{"QP", "QP", "AH", "AH", "MR", "MR", "CQ", "CQ", "PD", "PD"}) {
 		t.Errorf("destroyed %v", got)
 	}
-	if w.drv.contexts != 0 {
-		t.Errorf("%d contexts", w.drv.contexts)
+	if w.drv.Contexts() != 0 {
+		t.Errorf("%d contexts", w.drv.Contexts())
 	}
 	if _, end := p.asyncEvents(p.async); !end {
 		t.Error("the asynchronous event file has no end")
@@ -304,7 +305,7 @@ func TestClose(t *testing.T) {
 
 // A driver that cannot destroy something does not keep the rest from being destroyed; somebody is told.
 func TestCloseWithBrokenDriver(t *testing.T) {
-	core, drv := &ib.Core{}, &fakeDriver{}
+	core, drv := &ib.Core{}, ibfake.New()
 	must(t, core.Register(ib.NewDevice("rxe0", drv, nil)))
 	var log testutil.Buffer
 	srv, err := NewServer(core, ServerOptions{Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -312,16 +313,16 @@ func TestCloseWithBrokenDriver(t *testing.T) {
 	p := (&world{t: t, core: core, drv: drv, srv: srv}).start(byWrite)
 	p.createAH(p.allocPD())
 	p.createCQ(-1, 0)
-	drv.failing("destroy AH", syscall.EIO)
+	drv.Fail(ibfake.DestroyAH, syscall.EIO)
 	p.f.Close()
-	if got := drv.takeLog(); !slices.Equal(got, []string{"CQ"}) {
+	if got := drv.Destroyed(); !slices.Equal(got, []string{"CQ"}) {
 		t.Errorf("destroyed %v", got)
 	}
 	said := slices.Collect(strings.Lines(log.String()))
 	if len(said) != 2 || !strings.Contains(said[0], "cannot destroy AH") || !strings.Contains(said[1], "cannot destroy PD") {
 		t.Errorf("log: %q", said)
 	}
-	if drv.contexts != 0 {
-		t.Errorf("%d contexts", drv.contexts)
+	if drv.Contexts() != 0 {
+		t.Errorf("%d contexts", drv.Contexts())
 	}
 }

@@ -1,0 +1,296 @@
+package ibfake
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// Method is a method of a driver, or of one of its objects.
+type Method string
+
+// The methods that can be made to fail and to wait.
+const (
+	QueryDevice      Method = "QueryDevice"
+	QueryPort        Method = "QueryPort"
+	AllocUserContext Method = "AllocUserContext"
+	AllocPD          Method = "AllocPD"
+	DeallocPD        Method = "PD.Dealloc"
+	RegMR            Method = "RegMR"
+	AllocMR          Method = "AllocMR"
+	MapMR            Method = "MR.Map"
+	ReregMR          Method = "MR.Rereg"
+	DeregMR          Method = "MR.Dereg"
+	AllocMW          Method = "AllocMW"
+	DeallocMW        Method = "MW.Dealloc"
+	CreateAH         Method = "CreateAH"
+	ModifyAH         Method = "AH.Modify"
+	QueryAH          Method = "AH.Query"
+	DestroyAH        Method = "AH.Destroy"
+	CreateCQ         Method = "CreateCQ"
+	ResizeCQ         Method = "CQ.Resize"
+	PollCQ           Method = "CQ.Poll"
+	ReqNotifyCQ      Method = "CQ.ReqNotify"
+	DestroyCQ        Method = "CQ.Destroy"
+	CreateQP         Method = "CreateQP"
+	ModifyQP         Method = "QP.Modify"
+	QueryQP          Method = "QP.Query"
+	PostSend         Method = "QP.PostSend"
+	PostRecv         Method = "QP.PostRecv"
+	Doorbell         Method = "QP.Doorbell"
+	DestroyQP        Method = "QP.Destroy"
+)
+
+// MaxCQE is the most entries that a completion queue can have.
+const MaxCQE = 1 << 10
+
+// QPRoom is how many work requests each queue of a queue pair takes.
+const QPRoom = 3
+
+// What the driver responds with to user contexts, where a driver tells the places of the queues.
+const (
+	CQResponse = "the CQ's mminfo."
+	QPResponse = "the RQ's mminfo.the SQ's mminfo."
+)
+
+// Answers are what the queries of a device answer.
+type Answers struct {
+	Device ib.DeviceAttr
+	Port   ib.PortAttr   // its GIDTableLen is that of GIDs
+	GIDs   []ib.GIDEntry // of the one port
+}
+
+// Driver is a fake driver, for ib.NewDevice. Its methods may be called from several goroutines; none sleeps, except where a test
+// holds it.
+type Driver struct {
+	qpn, keys atomic.Uint32
+
+	mu        sync.Mutex
+	answers   Answers
+	fail      map[Method]error
+	gates     map[Method]*gate
+	contexts  int
+	destroyed []string
+	udata     []byte
+}
+
+type gate struct{ entered, open chan struct{} }
+
+var (
+	_ ib.UserContexter = (*Driver)(nil)
+	_ ib.AHDriver      = (*Driver)(nil)
+	_ ib.MWDriver      = (*Driver)(nil)
+	_ ib.FastRegDriver = (*Driver)(nil)
+	_ ib.UserQP        = (*QP)(nil)
+	_ ib.CQResizer     = (*CQ)(nil)
+	_ ib.ReregMR       = (*MR)(nil)
+	_ ib.FastMR        = (*FastMR)(nil)
+)
+
+// New returns a driver of a device with one active RoCE port without GIDs.
+func New() *Driver {
+	return &Driver{
+		fail: map[Method]error{}, gates: map[Method]*gate{},
+		answers: Answers{
+			Device: ib.DeviceAttr{
+				FWVer: 1, NodeGUID: 0x0102030405060708, SysImageGUID: 0x1112131415161718, MaxMRSize: 1 << 40, VendorID: 0xffffff,
+				MaxQP: 100, MaxQPWR: 1000, DeviceCapFlags: 0x1_0000_0002, MaxSendSGE: 32, MaxRecvSGE: 30, MaxCQ: 200, MaxCQE: MaxCQE,
+				AtomicCap: ib.AtomicHCA, MaxPKeys: 64, LocalCAAckDelay: 15, PhysPorts: 1,
+			},
+			Port: ib.PortAttr{
+				State: ib.PortActive, MaxMTU: ib.MTU4096, ActiveMTU: ib.MTU1024, PKeyTableLen: 1, CapFlags: 0x10000,
+				MaxMsgSize: 1 << 23, ActiveWidth: 1, ActiveSpeed: 1, PhysState: 5, LinkLayer: ib.LinkEthernet,
+			},
+		},
+	}
+}
+
+// enter is the start of every method: it waits while the method is held, and fails if it is to.
+func (d *Driver) enter(m Method) error {
+	d.mu.Lock()
+	g, err := d.gates[m], d.fail[m]
+	d.mu.Unlock()
+	if g != nil {
+		g.entered <- struct{}{}
+		<-g.open
+	}
+	return err
+}
+
+// Fail makes a method fail from now on, after all else that it does; nil ends that.
+func (d *Driver) Fail(m Method, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail[m] = err
+}
+
+// Hold makes a method wait until the returned function is called. Each call that begins to wait is received from entered.
+func (d *Driver) Hold(m Method) (entered <-chan struct{}, release func()) {
+	g := &gate{make(chan struct{}, 1), make(chan struct{})}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.gates[m] = g
+	return g.entered, func() {
+		d.mu.Lock()
+		delete(d.gates, m)
+		d.mu.Unlock()
+		close(g.open)
+	}
+}
+
+// Answer changes what queries answer; slices are replaced, not changed.
+func (d *Driver) Answer(change func(*Answers)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	change(&d.answers)
+}
+
+// Destroyed returns the kinds of the objects, such as "PD", that were destroyed since it was called last, in their order.
+func (d *Driver) Destroyed() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	log := d.destroyed
+	d.destroyed = nil
+	return log
+}
+
+// Contexts is the number of user contexts.
+func (d *Driver) Contexts() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.contexts
+}
+
+// Udata is what the last creation of a completion queue had for the driver.
+func (d *Driver) Udata() []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.udata
+}
+
+func (d *Driver) destroy(m Method, kind string) error {
+	if err := d.enter(m); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.destroyed = append(d.destroyed, kind)
+	return nil
+}
+
+// UserABI is that of the kernel's rxe (RDMA_DRIVER_RXE, RXE_UVERBS_ABI_VERSION), with which libibverbs finds a provider.
+func (d *Driver) UserABI() (driver, version uint32) { return 14, 2 }
+
+// AllocUserContext implements ib.UserContexter.
+func (d *Driver) AllocUserContext(*ib.Udata) error {
+	if err := d.enter(AllocUserContext); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.contexts++
+	return nil
+}
+
+// DeallocUserContext implements ib.UserContexter.
+func (d *Driver) DeallocUserContext(ib.UserContext) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.contexts--
+}
+
+func (d *Driver) answer() Answers {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a := d.answers
+	a.Port.GIDTableLen = len(a.GIDs)
+	return a
+}
+
+// QueryDevice implements ib.Driver.
+func (d *Driver) QueryDevice() (ib.DeviceAttr, error) { return d.answer().Device, d.enter(QueryDevice) }
+
+// QueryPort implements ib.Driver. All ports are alike.
+func (d *Driver) QueryPort(int) (ib.PortAttr, error) { return d.answer().Port, d.enter(QueryPort) }
+
+// QueryGID implements ib.Driver.
+func (d *Driver) QueryGID(port, index int) (ib.GIDEntry, error) {
+	gids := d.answer().GIDs
+	if index < 0 || index >= len(gids) {
+		return ib.GIDEntry{}, fmt.Errorf("gid %d of port %d: %w", index, port, syscall.EINVAL)
+	}
+	return gids[index], nil
+}
+
+// QueryPKey implements ib.Driver.
+func (d *Driver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil }
+
+// EnterError implements ib.Driver: there is nothing in flight.
+func (d *Driver) EnterError() {}
+
+// AllocPD implements ib.Driver.
+func (d *Driver) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, d.enter(AllocPD) }
+
+// RegMR implements ib.Driver.
+func (d *Driver) RegMR(h ib.MRHandle, _ ib.DriverPD, _ *umem.Region, _ ib.AccessFlags, _ *ib.Udata) (ib.DriverMR, error) {
+	m := &MR{region{h, d}}
+	m.newKeys()
+	return m, d.enter(RegMR)
+}
+
+// AllocMR implements ib.FastRegDriver.
+func (d *Driver) AllocMR(h ib.MRHandle, _ ib.DriverPD, _ int) (ib.DriverMR, error) {
+	m := &FastMR{region: region{h, d}}
+	m.newKeys()
+	return m, d.enter(AllocMR)
+}
+
+// AllocMW implements ib.MWDriver.
+func (d *Driver) AllocMW(h ib.MWHandle, _ ib.DriverPD, _ ib.MWType, _ *ib.Udata) (ib.DriverMW, error) {
+	h.SetRKey(d.keys.Add(1) << 8)
+	return &mw{d}, d.enter(AllocMW)
+}
+
+// CreateAH implements ib.AHDriver.
+func (d *Driver) CreateAH(_ ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+	if u != nil {
+		u.Respond([]byte{7, 0, 0, 0})
+	}
+	return &ah{d: d, attr: *attr}, d.enter(CreateAH)
+}
+
+// CreateCQ implements ib.Driver. The queue has one entry more than is asked for.
+func (d *Driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+	if attr.Entries > MaxCQE {
+		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, MaxCQE, syscall.EINVAL)
+	}
+	if attr.Flags != 0 {
+		return nil, fmt.Errorf("flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
+	}
+	h.SetEntries(attr.Entries + 1)
+	if u != nil {
+		u.Respond([]byte(CQResponse))
+		d.mu.Lock()
+		d.udata = slices.Clone(u.In)
+		d.mu.Unlock()
+	}
+	return &CQ{d: d, CQHandle: h}, d.enter(CreateCQ)
+}
+
+// CreateQP implements ib.Driver. The send queue has room for one work request more than is asked for.
+func (d *Driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
+	if init.Type != ib.QPTypeRC && init.Type != ib.QPTypeUC && init.Type != ib.QPTypeUD {
+		return nil, fmt.Errorf("type %v: %w", init.Type, syscall.EOPNOTSUPP)
+	}
+	h.SetNum(16 + d.qpn.Add(1))
+	init.Cap.MaxSendWR++
+	if u != nil {
+		u.Respond([]byte(QPResponse))
+	}
+	return &QP{d: d, QPHandle: h, typ: init.Type}, d.enter(CreateQP)
+}

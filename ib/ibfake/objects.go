@@ -1,0 +1,269 @@
+package ibfake
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+type pd struct{ d *Driver }
+
+func (p *pd) Dealloc() error { return p.d.destroy(DeallocPD, "PD") }
+
+type mw struct{ d *Driver }
+
+func (m *mw) Dealloc() error { return m.d.destroy(DeallocMW, "MW") }
+
+type region struct {
+	ib.MRHandle
+	d *Driver
+}
+
+func (m *region) newKeys() {
+	key := m.d.keys.Add(1)
+	m.SetKeys(key, key<<8)
+}
+
+// Dereg implements ib.DriverMR.
+func (m *region) Dereg() error { return m.d.destroy(DeregMR, "MR") }
+
+// MR is the driver's side of a memory region.
+type MR struct{ region }
+
+// Rereg implements ib.ReregMR: the keys are new.
+func (m *MR) Rereg(*umem.Region, ib.DriverPD, ib.AccessFlags, *ib.Udata) error {
+	err := m.d.enter(ReregMR)
+	if err == nil {
+		m.newKeys()
+	}
+	return err
+}
+
+// FastMR is the driver's side of a region that is registered by work requests.
+type FastMR struct {
+	region
+	mapped atomic.Pointer[umem.Region]
+}
+
+// Map implements ib.FastMR.
+func (m *FastMR) Map(r *umem.Region) error {
+	err := m.d.enter(MapMR)
+	if err == nil {
+		m.mapped.Store(r)
+	}
+	return err
+}
+
+// Mapped is what it was mapped to last, nil: nothing.
+func (m *FastMR) Mapped() *umem.Region { return m.mapped.Load() }
+
+type ah struct {
+	d    *Driver
+	mu   sync.Mutex
+	attr ib.AHAttr
+}
+
+func (a *ah) Modify(attr *ib.AHAttr) error {
+	err := a.d.enter(ModifyAH)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil {
+		a.attr = *attr
+	}
+	return err
+}
+
+func (a *ah) Query() (ib.AHAttr, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.attr, a.d.enter(QueryAH)
+}
+
+func (a *ah) Destroy() error { return a.d.destroy(DestroyAH, "AH") }
+
+// CQ is the driver's side of a completion queue, found by ib.DeviceHandle.CQ.
+type CQ struct {
+	ib.CQHandle
+	d *Driver
+
+	mu    sync.Mutex
+	wcs   []ib.WC
+	armed bool
+}
+
+// Complete puts a completion into the queue, and notifies if the queue is armed. It may not sleep.
+func (c *CQ) Complete(wc ib.WC) {
+	c.mu.Lock()
+	c.wcs = append(c.wcs, wc)
+	notify := c.armed
+	c.armed = false
+	c.mu.Unlock()
+	if notify {
+		c.Completed()
+	}
+}
+
+// Poll implements ib.DriverCQ.
+func (c *CQ) Poll(wc []ib.WC) (int, error) {
+	err := c.d.enter(PollCQ)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := copy(wc, c.wcs)
+	c.wcs = c.wcs[n:]
+	return n, err
+}
+
+// ReqNotify implements ib.DriverCQ.
+func (c *CQ) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
+	if err := c.d.enter(ReqNotifyCQ); err != nil {
+		return false, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.armed = true
+	return flags&ib.NotifyReportMissed != 0 && len(c.wcs) > 0, nil
+}
+
+// Resize implements ib.CQResizer. The queue gets one entry more than is asked for.
+func (c *CQ) Resize(entries int, u *ib.Udata) error {
+	if entries > MaxCQE {
+		return syscall.EINVAL
+	}
+	if u != nil {
+		u.Respond([]byte(CQResponse))
+	}
+	err := c.d.enter(ResizeCQ)
+	if err == nil {
+		c.SetEntries(entries + 1)
+	}
+	return err
+}
+
+// Destroy implements ib.DriverCQ.
+func (c *CQ) Destroy() error { return c.d.destroy(DestroyCQ, "CQ") }
+
+// QP is the driver's side of a queue pair, found by ib.DeviceHandle.QP. It keeps what is posted, and completes nothing.
+type QP struct {
+	ib.QPHandle
+	d   *Driver
+	typ ib.QPType
+
+	posted atomic.Bool
+	rung   atomic.Int32
+
+	mu   sync.Mutex
+	attr ib.QPAttr
+	mask ib.QPAttrMask
+	sent []ib.SendWR
+	recv []ib.RecvWR
+}
+
+// SetPosted has the queue pair say that its program has posted without a doorbell.
+func (q *QP) SetPosted() { q.posted.Store(true) }
+
+// Posted implements ib.UserQP.
+func (q *QP) Posted() bool { return q.posted.Load() }
+
+// Doorbell implements ib.UserQP.
+func (q *QP) Doorbell() {
+	_ = q.d.enter(Doorbell)
+	q.rung.Add(1)
+	q.posted.Store(false)
+}
+
+// Rung is how many doorbells there were.
+func (q *QP) Rung() int { return int(q.rung.Load()) }
+
+// PostSend implements ib.DriverQP.
+func (q *QP) PostSend(wrs []ib.SendWR) (int, error) {
+	if err := q.d.enter(PostSend); err != nil {
+		return 0, err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return take(&q.sent, wrs)
+}
+
+// PostRecv implements ib.DriverQP.
+func (q *QP) PostRecv(wrs []ib.RecvWR) (int, error) {
+	if err := q.d.enter(PostRecv); err != nil {
+		return 0, err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return take(&q.recv, wrs)
+}
+
+func take[W any](queue *[]W, wrs []W) (int, error) {
+	n := min(len(wrs), QPRoom-len(*queue))
+	*queue = append(*queue, wrs[:n]...)
+	if n < len(wrs) {
+		return n, syscall.ENOMEM
+	}
+	return n, nil
+}
+
+// Sent are the send work requests that were taken.
+func (q *QP) Sent() []ib.SendWR {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.Clone(q.sent)
+}
+
+// Received are the receive work requests that were taken.
+func (q *QP) Received() []ib.RecvWR {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.Clone(q.recv)
+}
+
+// Modify implements ib.DriverQP. It keeps the attributes as they are given.
+func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
+	if err := q.d.enter(ModifyQP); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	next, err := ib.NextState(q.attr.State, q.typ, attr, mask)
+	if err == nil {
+		q.attr, q.mask = *attr, mask
+		q.attr.State = next
+	}
+	return err
+}
+
+// Modified is what the last Modify gave.
+func (q *QP) Modified() (ib.QPAttr, ib.QPAttrMask) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.attr, q.mask
+}
+
+// Ready has the queue pair say that it can send, and returns it.
+func (q *QP) Ready() *QP {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.attr.State = ib.QPRTS
+	return q
+}
+
+// State implements ib.DriverQP.
+func (q *QP) State() ib.QPState {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.attr.State
+}
+
+// Query implements ib.DriverQP.
+func (q *QP) Query(ib.QPAttrMask) (ib.QPAttr, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.attr, q.d.enter(QueryQP)
+}
+
+// Destroy implements ib.DriverQP.
+func (q *QP) Destroy() error { return q.d.destroy(DestroyQP, "QP") }
