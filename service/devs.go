@@ -138,7 +138,7 @@ func (s *Service) DevUnplug(name string) error {
 	if err := l.plugged("dev unplug"); err != nil {
 		return err
 	}
-	return l.slot.Unplug()
+	return l.slot.UnplugContext(s.ended)
 }
 
 // DevPlug plugs a device in again; where a reset waits for the hardware, that answers now, and DevPlug returns when the

@@ -25,6 +25,9 @@
 // Clients whose Remove cannot free all, because a call is stopped in the memory of a process that does not answer, abandon it
 // (see package uverbs): the reset goes on.
 //
+// A client that does not return from a function of its own, its Remove or one for events, holds up the change: there is no way
+// around what it still uses. Those who wait for it have a context for that ([Slot.Reset], [Slot.UnplugContext]).
+//
 // A driver takes part with [Hardware], and with two things in the device itself: the error state ([ib.Driver].EnterError) and
 // the end of a user context ([ib.Disassociator]).
 package slot

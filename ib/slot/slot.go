@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -73,7 +74,8 @@ type Slot struct {
 	hw   Hardware
 	logf func(format string, args ...any)
 
-	flow chan struct{} // full while the device is being changed
+	flow       chan struct{} // full while the device is being changed
+	atHardware atomic.Bool   // the change waits for a method of hw
 
 	begun sync.WaitGroup // resets that a moment has begun
 
@@ -126,6 +128,42 @@ func (s *Slot) lock(ctx context.Context) error {
 
 func (s *Slot) unlock() { <-s.flow }
 
+// turn carries out f, a change of the device, for which it is the caller's turn. When ctx ends before a client's function has
+// returned the caller does not wait any more: the change goes on, and others wait for their turn. What f waits for at the
+// hardware has the same context, so that f says itself how that ended.
+func (s *Slot) turn(ctx context.Context, what string, f func() error) error {
+	if ctx.Done() == nil {
+		defer s.unlock()
+		return f()
+	}
+	done := make(chan error, 1)
+	go func() {
+		defer s.unlock()
+		done <- f()
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	if s.atHardware.Load() {
+		return <-done
+	}
+	select {
+	case err := <-done:
+		return err
+	default:
+		return fmt.Errorf("%s %s: a client has not returned; still going on: %w", what, s.name, context.Cause(ctx))
+	}
+}
+
+// hardware calls a method of the hardware.
+func (s *Slot) hardware(ctx context.Context, method func(context.Context) error) error {
+	s.atHardware.Store(true)
+	defer s.atHardware.Store(false)
+	return method(ctx)
+}
+
 // Plug makes a device of the hardware and registers it. EBUSY if there is one. It may sleep.
 func (s *Slot) Plug() error {
 	_ = s.lock(context.Background())
@@ -142,7 +180,11 @@ func (s *Slot) Plug() error {
 
 // Unplug takes the device away without notice, as by pulling it out: what is outstanding is flushed, then the clients
 // hear of it. A recovery that waits for the hardware is given up. ENODEV if nothing is plugged in. It may sleep.
-func (s *Slot) Unplug() error {
+func (s *Slot) Unplug() error { return s.UnplugContext(context.Background()) }
+
+// UnplugContext is Unplug with a bound for the wait. When ctx ends before it is the call's turn nothing has been done but that
+// a recovery was given up; when it ends later the call goes on, and others wait for their turn. It may sleep.
+func (s *Slot) UnplugContext(ctx context.Context) error {
 	s.mu.Lock()
 	present := s.dev != nil || s.cancel != nil
 	if s.cancel != nil {
@@ -150,28 +192,33 @@ func (s *Slot) Unplug() error {
 	}
 	s.unplugs++
 	s.mu.Unlock()
-	_ = s.lock(context.Background())
-	defer s.unlock()
+	err := s.lock(ctx)
 	s.mu.Lock()
 	s.unplugs--
 	dev := s.dev
 	s.mu.Unlock()
-	switch {
-	case dev != nil:
-	case present: // what was there has been given up
-		return nil
-	default:
-		return fmt.Errorf("unplug %s: it is not plugged in: %w", s.name, syscall.ENODEV)
+	if err != nil {
+		return fmt.Errorf("unplug %s: wait for another change: %w", s.name, err)
 	}
-	dev.Handle().SetError()
-	err := s.take(dev)
-	s.update(func(st *Status) { st.State = Empty })
-	return err
+	return s.turn(ctx, "unplug", func() error {
+		switch {
+		case dev != nil:
+		case present: // what was there has been given up
+			return nil
+		default:
+			return fmt.Errorf("unplug %s: it is not plugged in: %w", s.name, syscall.ENODEV)
+		}
+		dev.Handle().SetError()
+		err := s.take(dev)
+		s.update(func(st *Status) { st.State = Empty })
+		return err
+	})
 }
 
 // Reset takes the device through a reset; see the package comment. It returns when the recovered device is registered:
 // ctx bounds the wait for its turn, and for hardware that does not answer. When that fails the slot is empty, and the
-// error says why. It may sleep.
+// error says why. When ctx ends while a client has not returned from a function of its own, Reset returns and the reset goes
+// on. It may sleep.
 func (s *Slot) Reset(ctx context.Context) error { return s.reset(ctx, nil) }
 
 // reset resets a certain device, if it is still there, or with nil the one that is.
@@ -179,24 +226,25 @@ func (s *Slot) reset(ctx context.Context, certain Device) error {
 	if err := s.lock(ctx); err != nil {
 		return fmt.Errorf("reset %s: wait for another change: %w", s.name, err)
 	}
-	defer s.unlock()
-	dev := s.Device()
-	if certain != nil && dev != certain {
+	return s.turn(ctx, "reset", func() error {
+		dev := s.Device()
+		if certain != nil && dev != certain {
+			return nil
+		}
+		if dev == nil {
+			return fmt.Errorf("reset %s: it is not plugged in: %w", s.name, syscall.ENODEV)
+		}
+		began := time.Now()
+		s.update(func(st *Status) { st.State = Recovering })
+		err := s.change(ctx, func(ctx context.Context) error { return s.recover(ctx, dev) }, func(st *Status) {
+			st.Resets++
+			st.Recovery = time.Since(began)
+		})
+		if err != nil {
+			return fmt.Errorf("reset %s: %w", s.name, err)
+		}
 		return nil
-	}
-	if dev == nil {
-		return fmt.Errorf("reset %s: it is not plugged in: %w", s.name, syscall.ENODEV)
-	}
-	began := time.Now()
-	s.update(func(st *Status) { st.State = Recovering })
-	err := s.change(ctx, func(ctx context.Context) error { return s.recover(ctx, dev) }, func(st *Status) {
-		st.Resets++
-		st.Recovery = time.Since(began)
 	})
-	if err != nil {
-		return fmt.Errorf("reset %s: %w", s.name, err)
-	}
-	return nil
 }
 
 // change has f bring a device. An Unplug ends the wait for hardware that does not answer, also one that was called before.
@@ -228,7 +276,7 @@ func (s *Slot) recover(ctx context.Context, dev Device) error {
 	if err := tellFatal(ctx, dev.Handle()); err != nil {
 		s.logf("reset %s: %v", s.name, err)
 	}
-	unanswered := s.hw.Reset(ctx)
+	unanswered := s.hardware(ctx, s.hw.Reset)
 	dev.Handle().SetError()
 	if err := s.take(dev); err != nil {
 		s.logf("%v", err) // what a client has left behind is its own trouble
@@ -246,7 +294,7 @@ func (s *Slot) await(ctx context.Context, unanswered error) error {
 	}
 	s.logf("reset %s: %v; waiting for the platform to reset it", s.name, unanswered)
 	s.update(func(st *Status) { st.State = Recovering })
-	return s.hw.Await(ctx)
+	return s.hardware(ctx, s.hw.Await)
 }
 
 // fatalWait bounds the wait for consumers that have an event function which does not return.
@@ -344,7 +392,7 @@ func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
 	if err := errors.Join(<-gone, dev.Close()); err != nil {
 		s.logf("%v", err)
 	}
-	if err := s.await(ctx, s.hw.Reset(ctx)); err != nil {
+	if err := s.await(ctx, s.hardware(ctx, s.hw.Reset)); err != nil {
 		return err
 	}
 	s.update(func(st *Status) { st.Resets++ })

@@ -459,3 +459,61 @@ func TestResetWithStuckEventFunction(t *testing.T) {
 		must(t, s.Unplug())
 	})
 }
+
+// A client that does not return from a function of its own holds up a change of the device, and no one who waits for it longer
+// than he will. The change goes on.
+func TestStuckClient(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(s *slot.Slot, ctx context.Context) error
+		after  slot.State
+	}{
+		{"reset", (*slot.Slot).Reset, slot.Running},
+		{"unplug", (*slot.Slot).UnplugContext, slot.Empty},
+	} {
+		for _, where := range []string{"Remove", "event function"} {
+			t.Run(test.name+"/"+where, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					core, h := &ib.Core{}, &hardware{}
+					s := slot.New(core, "lo0", h, t.Logf)
+					release := make(chan int)
+					client := &ib.Client{Name: "stuck"}
+					client.Add = func(d *ib.Device) (any, error) {
+						if where == "Remove" {
+							return func() { <-release }, nil
+						}
+						return d.OnEvent(func(ib.Event) { <-release }), nil
+					}
+					client.Remove = func(_ *ib.Device, data any) { data.(func())() }
+					must(t, core.RegisterClient(client))
+					must(t, s.Plug())
+					if where != "Remove" {
+						s.Device().Handle().DispatchEvent(ib.EventPortActive, 1)
+						synctest.Wait()
+					}
+					within := func(what string, f func(context.Context) error) {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+						defer cancel()
+						began := time.Now()
+						if err := f(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Minute {
+							t.Errorf("%s: got %v after %v", what, err, time.Since(began))
+						}
+					}
+					within(test.name, func(ctx context.Context) error { return test.change(s, ctx) })
+					within("a reset that waits for its turn", s.Reset)
+					within("an unplug that waits for its turn", s.UnplugContext)
+					close(release)
+					synctest.Wait()
+					if got := s.Status().State; got != test.after {
+						t.Errorf("afterwards: got %v, want %v", got, test.after)
+					}
+					must(t, s.Close())
+					core.UnregisterClient(client)
+					if d := core.Devices(); len(d) != 0 {
+						t.Errorf("left: %v", d)
+					}
+				})
+			})
+		}
+	}
+}
