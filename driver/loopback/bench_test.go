@@ -8,6 +8,8 @@ import (
 	"verbena/umem"
 )
 
+const grhLen = 40 // before a datagram in the receive buffer
+
 // world is a device with a connected queue pair and its peer, which complete on one queue.
 type world struct {
 	core   *ib.Core
@@ -17,6 +19,7 @@ type world struct {
 	qps    [2]*ib.QP
 	sgl    []ib.SGE
 	addr   uint64
+	to     ib.SendWR      // where datagrams go
 	free   []func() error // latest last
 }
 
@@ -38,7 +41,7 @@ func done(t testing.TB, err error) {
 	}
 }
 
-func newWorld(t testing.TB, check bool, size int, handler func(*ib.CQ)) *world {
+func newWorld(t testing.TB, kind ib.QPType, check bool, size int, handler func(*ib.CQ)) *world {
 	w := &world{core: &ib.Core{}}
 	if check {
 		w.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
@@ -48,37 +51,32 @@ func newWorld(t testing.TB, check bool, size int, handler func(*ib.CQ)) *world {
 	done(t, w.core.Register(w.handle))
 	pd := must(w.dev.AllocPD())(t)
 	mem := umem.NewLocal()
-	w.addr = must(mem.Add(make([]byte, 2*size)))(t)
+	w.addr = must(mem.Add(make([]byte, 2*size+grhLen)))(t)
 	const access = ib.AccessLocalWrite | ib.AccessRemoteWrite
-	mr := must(pd.RegMR(ib.MRInit{Space: mem, Addr: w.addr, Length: uint64(2 * size), Access: access}))(t)
+	mr := must(pd.RegMR(ib.MRInit{Space: mem, Addr: w.addr, Length: uint64(2*size + grhLen), Access: access}))(t)
 	w.sgl = []ib.SGE{{Addr: w.addr, Length: uint32(size), LKey: mr.LKey()}}
 	w.cq = must(w.dev.CreateCQ(ib.CQInit{Entries: 64, Handler: handler}))(t)
 	w.free = []func() error{func() error { return w.core.Unregister(w.handle) }, pd.Dealloc, mr.Dereg, w.cq.Destroy}
 	for i := range w.qps {
 		w.qps[i] = must(pd.CreateQP(ib.QPInitAttr{
-			SendCQ: w.cq, RecvCQ: w.cq, Type: ib.QPTypeRC,
+			SendCQ: w.cq, RecvCQ: w.cq, Type: kind,
 			Cap: ib.QPCap{MaxSendWR: 16, MaxRecvWR: 16, MaxSendSGE: 1, MaxRecvSGE: 1},
 		}))(t)
 		w.free = append(w.free, w.qps[i].Destroy)
 	}
-	gid := must(w.dev.QueryGID(1, 0))(t).GID
-	for i, qp := range w.qps {
-		a := ib.QPAttr{
-			Port: 1, AccessFlags: access, PathMTU: ib.MTU4096, DestQPN: w.qps[1-i].Num(), RNRRetry: 7,
-			AH: ib.AHAttr{GRH: ib.GlobalRoute{DGID: gid}, HasGRH: true, Port: 1},
-		}
-		for _, step := range []struct {
-			state ib.QPState
-			mask  ib.QPAttrMask
-		}{
-			{ib.QPInit, ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags},
-			{ib.QPRTR, ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer},
-			{ib.QPRTS, ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
-		} {
-			a.State = step.state
-			done(t, qp.Modify(a, ib.QPAttrState|step.mask))
-		}
+	here := must(w.dev.Local(1))(t)
+	if kind == ib.QPTypeRC {
+		done(t, ib.ConnectPair(w.qps[0], w.qps[1], here, here, ib.Path{Access: access}))
+		return w
 	}
+	to := here.Endpoint(w.qps[1])
+	for i, qp := range w.qps {
+		done(t, qp.ConnectDatagram(here, []ib.Endpoint{here.Endpoint(qp), to}[i]))
+	}
+	route := here.AddressTo(here.GID)
+	ah := must(pd.CreateAH(&route))(t)
+	w.free = append(w.free, ah.Destroy)
+	w.to = ib.SendWR{AH: ah, RemoteQPN: to.QPN, RemoteQKey: to.QKey}
 	return w
 }
 
@@ -98,19 +96,23 @@ func (w *world) message(t testing.TB, recv []ib.RecvWR, send []ib.SendWR, wc []i
 }
 
 func (w *world) work() ([]ib.RecvWR, []ib.SendWR, []ib.WC) {
-	target := w.sgl[0]
+	send, target := w.to, w.sgl[0]
+	send.Opcode, send.Flags, send.SGList = ib.WRSend, ib.SendSignaled, w.sgl
 	target.Addr += uint64(target.Length)
-	return []ib.RecvWR{{SGList: []ib.SGE{target}}},
-		[]ib.SendWR{{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: w.sgl}},
-		make([]ib.WC, 4)
+	if send.AH != nil {
+		target.Length += grhLen
+	}
+	return []ib.RecvWR{{SGList: []ib.SGE{target}}}, []ib.SendWR{send}, make([]ib.WC, 4)
 }
 
 func TestDataPathDoesNotAllocate(t *testing.T) {
-	w := newWorld(t, false, 64, nil)
-	defer w.close(t)
-	recv, send, wc := w.work()
-	if n := testing.AllocsPerRun(100, func() { w.message(t, recv, send, wc) }); n != 0 {
-		t.Errorf("%v allocations per message", n)
+	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUD} {
+		w := newWorld(t, kind, false, 64, nil)
+		recv, send, wc := w.work()
+		if n := testing.AllocsPerRun(100, func() { w.message(t, recv, send, wc) }); n != 0 {
+			t.Errorf("%v: %v allocations per message", kind, n)
+		}
+		w.close(t)
 	}
 }
 
@@ -121,7 +123,7 @@ func BenchmarkMessage(b *testing.B) {
 		check bool
 	}{{"plain", false}, {"checked", true}} {
 		b.Run(mode.name, func(b *testing.B) {
-			w := newWorld(b, mode.check, 64, nil)
+			w := newWorld(b, ib.QPTypeRC, mode.check, 64, nil)
 			recv, send, wc := w.work()
 			b.ReportAllocs()
 			for b.Loop() {
@@ -132,6 +134,17 @@ func BenchmarkMessage(b *testing.B) {
 	}
 }
 
+// BenchmarkDatagram is the same by UD, whose work requests name an address handle.
+func BenchmarkDatagram(b *testing.B) {
+	w := newWorld(b, ib.QPTypeUD, false, 64, nil)
+	recv, send, wc := w.work()
+	b.ReportAllocs()
+	for b.Loop() {
+		w.message(b, recv, send, wc)
+	}
+	w.close(b)
+}
+
 // BenchmarkHandler is the same up to a handler that polls and arms again.
 func BenchmarkHandler(b *testing.B) {
 	for _, mode := range []struct {
@@ -140,7 +153,7 @@ func BenchmarkHandler(b *testing.B) {
 	}{{"plain", false}, {"checked", true}} {
 		b.Run(mode.name, func(b *testing.B) {
 			wc := make([]ib.WC, 4)
-			w := newWorld(b, mode.check, 64, func(cq *ib.CQ) {
+			w := newWorld(b, ib.QPTypeRC, mode.check, 64, func(cq *ib.CQ) {
 				cq.Poll(wc)
 				cq.ReqNotify(ib.NotifyNextComp)
 			})
