@@ -51,6 +51,11 @@ func TestDestroyContext(t *testing.T) {
 				must(t, err)
 				return srq.DestroyContext, srq.Destroy
 			}, nil},
+			{"XRCD", "dealloc pd", func(b *bench) (func(context.Context) error, func() error) {
+				x, err := b.dev.AllocXRCD() // the fake driver's are its domains
+				must(t, err)
+				return x.DeallocContext, x.Dealloc
+			}, nil},
 		} {
 			t.Run(test.kind, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) { testDestroyContext(t, checked, test.kind, test.method, test.destroy, test.used) })
