@@ -180,8 +180,9 @@ type RecvWR struct {
 
 // WC is a completion (struct ib_wc).
 type WC struct {
-	ID        uint64
-	Status    WCStatus
+	ID     uint64
+	Status WCStatus
+	// Opcode is the operation that completed, with success or flushed. After another error it is undefined.
 	Opcode    WCOpcode
 	VendorErr uint32
 	ByteLen   uint32

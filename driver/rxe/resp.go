@@ -719,6 +719,8 @@ func (qp *QP) completeRecv(wc *uapi.WC, solicited bool) {
 	r.wqe.taken = false
 	if wc.Status == uapi.WCSuccess {
 		qp.dev.counters.add(cntRDMARecv, 1)
+	} else {
+		wc.Opcode = uapi.WCRecv // consumers tell sends and receives apart by it
 	}
 	wc.WRID, wc.PortNum = r.wqe.id, 1
 	qp.complete(qp.recvQueue(), wc, solicited)

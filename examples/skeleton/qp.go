@@ -257,15 +257,20 @@ func (q *qp) store(wr *ib.SendWR, data []byte) bool {
 	return r != nil && r.WriteV([][]byte{data}, wr.RemoteAddr) == nil
 }
 
+// sent is the completion of a send work request.
+func (q *qp) sent(wr *ib.SendWR, status ib.WCStatus) ib.WC {
+	op := ib.WCSend
+	if wr.Opcode == ib.WRRDMAWrite || wr.Opcode == ib.WRRDMAWriteWithImm {
+		op = ib.WCRDMAWrite
+	}
+	return ib.WC{ID: wr.ID, Status: status, Opcode: op, QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}
+}
+
 // completeSend ends a work request; mu is held.
 func (q *qp) completeSend(wr *ib.SendWR, status ib.WCStatus) {
 	posted := true
 	if status != ib.WCSuccess || q.init.SigAll || wr.Flags&ib.SendSignaled != 0 {
-		op := ib.WCSend
-		if wr.Opcode == ib.WRRDMAWrite || wr.Opcode == ib.WRRDMAWriteWithImm {
-			op = ib.WCRDMAWrite
-		}
-		posted = q.sendCQ.post(ib.WC{ID: wr.ID, Status: status, Opcode: op, QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}, false)
+		posted = q.sendCQ.post(q.sent(wr, status), false)
 	}
 	if status != ib.WCSuccess || !posted {
 		q.toError()
@@ -287,7 +292,7 @@ func (q *qp) toError() {
 	for len(q.sends) > 0 {
 		wr := q.sends[0]
 		q.sends = slices.Delete(q.sends, 0, 1)
-		q.sendCQ.post(ib.WC{ID: wr.ID, Status: ib.WCWRFlushErr, Opcode: ib.WCSend, QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}, false)
+		q.sendCQ.post(q.sent(&wr, ib.WCWRFlushErr), false)
 	}
 	for len(q.recvs) > 0 {
 		q.completeRecv(ib.WC{Status: ib.WCWRFlushErr, Opcode: ib.WCRecv}, false)
