@@ -65,7 +65,8 @@ type DriverMR interface {
 
 // DriverCQ is a driver's side of a completion queue.
 type DriverCQ interface {
-	// Poll moves up to len(wc) completions, oldest first, into wc and returns how many. It may not sleep.
+	// Poll moves up to len(wc) completions, oldest first, into wc and returns how many. It writes each of them whole: the
+	// caller may have used wc before. It may not sleep.
 	// Concurrent calls are allowed: no completion is lost or returned twice. (struct ib_device_ops.poll_cq)
 	Poll(wc []WC) (int, error)
 	// ReqNotify arms the queue: the next completion (or, with NotifySolicited, the next solicited or failed one)

@@ -61,6 +61,7 @@ type wrongQP struct {
 	obj ib.QPHandle
 
 	sendCQ *wrongCQ // nil: an XRC target
+	recvCQ *wrongCQ // nil: XRC
 	pd     ib.DriverPD
 	user   ib.UserContext
 	dest   uint32
@@ -186,6 +187,7 @@ func (d *wrongDriver) CreateQP(qp ib.QPHandle, init *ib.DriverQPInit, u *ib.Udat
 	}
 	q := &wrongQP{QP: inner.(*loopback.QP), d: d, obj: qp}
 	q.sendCQ, _ = init.SendCQ.(*wrongCQ)
+	q.recvCQ, _ = init.RecvCQ.(*wrongCQ)
 	q.pd = init.PD
 	if u != nil {
 		q.user = u.Context
@@ -830,7 +832,8 @@ var wrongDrivers = slices.Concat([]wrong{
 		},
 		by: "SRQ/Limit", says: "limit events",
 	},
-}, wrongInErrors, wrongQueues, wrongMemory, wrongSleepers, wrongDisassociators)
+}, wrongInErrors, wrongQueues, wrongMemory, wrongSleepers, wrongDisassociators,
+	wrongCompletions)
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
 func brokenOptions(o ...Option) []Option {

@@ -71,10 +71,10 @@ func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 	cfg := newConfig(newDevice, opts)
 	blocked := watchBlocking(t, cfg)
 	var skipped []string
-	group := ""
+	begun := map[string]bool{}
 	for _, c := range checks() {
-		if g, _, _ := strings.Cut(c.name, "/"); g != group {
-			group = g
+		if group, _, _ := strings.Cut(c.name, "/"); !begun[group] {
+			begun[group] = true
 			t.Run(group, func(t *testing.T) { // its subtests are the checks
 				for _, c := range checks() {
 					if name, ok := strings.CutPrefix(c.name, group+"/"); ok {
@@ -118,7 +118,8 @@ type check struct {
 func checks() []check {
 	return slices.Concat(
 		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
-		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks, loadChecks,
+		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
+		completionChecks, loadChecks,
 	)
 }
 

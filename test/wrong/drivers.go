@@ -105,9 +105,8 @@ var Drivers = []Driver{
 	},
 	{
 		// The array that Poll is given is filled in only where the completion has something.
-		Name:    "stale-wc-flags",
-		Escapes: true,
-		Rule:    "Messages arrive with the completions that were asked for (struct ib_wc)",
+		Name: "stale-wc-flags",
+		Rule: "Messages arrive with the completions that were asked for (struct ib_wc)",
 		Edits: []Edit{{"cq.go", `		wc[n] = *c.wcs.pop()
 `, Instead, `		stale := wc[n].Flags
 		wc[n] = *c.wcs.pop()
@@ -129,10 +128,9 @@ var Drivers = []Driver{
 	},
 	{
 		// A request that is posted in ERR completes with an opcode that is not that of a completion.
-		Name:    "flush-opcode",
-		Commit:  `bdf1da5df9da ("RDMA/siw: Fix immediate work request flush to completion queue")`,
-		Escapes: true,
-		Rule:    "ERR flushes everything in order, also what is posted later; Messages ... with the completions (opcode)",
+		Name:   "flush-opcode",
+		Commit: `bdf1da5df9da ("RDMA/siw: Fix immediate work request flush to completion queue")`,
+		Rule:   "ERR flushes everything in order, also what is posted later; Messages ... with the completions (opcode)",
 		Edits: []Edit{{"send.go", `		if !q.sendCQ.post(wc, false) && !over {`, Before, `		if wrong("flush-opcode") && over {
 			wc.Opcode = ib.WCOpcode(w.wr.Opcode)
 		}
@@ -169,17 +167,15 @@ var Drivers = []Driver{
 	},
 	{
 		// Only the queue of sends is cleaned of the completions of a queue pair that is destroyed.
-		Name:    "cq-clean-send-only",
-		Escapes: true,
-		Rule:    "when the queue pair has been destroyed the number stays and the object is nil",
+		Name: "cq-clean-send-only",
+		Rule: "when the queue pair has been destroyed the number stays and the object is nil",
 		Edits: []Edit{{"qp.go", `		if cq != nil {
 			cq.forget`, Instead, `		if cq != nil && !(wrong("cq-clean-send-only") && cq == q.recvCQ && cq != q.sendCQ) {
 			cq.forget`}},
 	},
 	{
-		Name:    "cq-clean-not-xrc",
-		Escapes: true,
-		Rule:    "when the queue pair has been destroyed the number stays and the object is nil",
+		Name: "cq-clean-not-xrc",
+		Rule: "when the queue pair has been destroyed the number stays and the object is nil",
 		Edits: []Edit{{"qp.go", `		s.rq.cq.forget(q.obj.QP())
 `, Instead, `		if !wrong("cq-clean-not-xrc") {
 			s.rq.cq.forget(q.obj.QP())

@@ -1,0 +1,105 @@
+package ibtest
+
+import (
+	"sync"
+
+	"verbena/ib"
+)
+
+// fill has poll change each completion that the inner driver returns, given what the caller had in its place.
+func (d *wrongDriver) fill(change func(c *wrongCQ, wc *ib.WC, had ib.WC)) {
+	d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+		into := make([]ib.WC, len(wc))
+		n, err := c.CQ.Poll(into)
+		for i := range into[:n] {
+			change(c, &into[i], wc[i])
+		}
+		copy(wc, into[:n])
+		return n, err
+	}
+}
+
+// remember has the completions that which selects keep the object of a destroyed queue pair.
+func (d *wrongDriver) remember(which func(c *wrongCQ, q *wrongQP) bool) {
+	var gone sync.Map // by number
+	d.destroyQP = func(q *wrongQP) error {
+		gone.Store(q.obj.Num(), q)
+		return q.QP.Destroy()
+	}
+	d.fill(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
+		if q, ok := gone.Load(wc.QPNum); ok && which(c, q.(*wrongQP)) {
+			wc.QP = q.(*wrongQP).obj.QP()
+		}
+	})
+}
+
+// wrongCompletions are wrong about what is in a completion.
+var wrongCompletions = []wrong{
+	{
+		defect: "adds flags to what the caller had in the completion before",
+		break_: func(d *wrongDriver) {
+			d.fill(func(_ *wrongCQ, wc *ib.WC, had ib.WC) { wc.Flags |= had.Flags })
+		},
+		by: "Data/WholeCompletion", says: "polled into an entry that has been used",
+	},
+	{
+		defect: "leaves the immediate data of a completion as they were where none have come",
+		break_: func(d *wrongDriver) {
+			d.fill(func(_ *wrongCQ, wc *ib.WC, had ib.WC) {
+				if wc.Flags&ib.WCWithImm == 0 {
+					wc.Imm = had.Imm
+				}
+			})
+		},
+		by: "Data/WholeCompletion", says: "polled into an entry that has been used",
+	},
+	{
+		defect: "flushes each send with the opcode of a SEND",
+		break_: func(d *wrongDriver) {
+			d.fill(func(_ *wrongCQ, wc *ib.WC, _ ib.WC) {
+				if wc.Status == ib.WCWRFlushErr && wc.Opcode&ib.WCRecv == 0 {
+					wc.Opcode = ib.WCSend
+				}
+			})
+		},
+		by: "Errors/FlushOpcode", says: "flushed with opcode SEND, want RDMA_WRITE",
+	},
+	{
+		defect: "flushes receives without an opcode",
+		break_: func(d *wrongDriver) {
+			d.fill(func(_ *wrongCQ, wc *ib.WC, _ ib.WC) {
+				if wc.Status == ib.WCWRFlushErr {
+					wc.Opcode &^= ib.WCRecv
+				}
+			})
+		},
+		by: "Errors/FlushOpcode", says: "flushed with opcode SEND, want RECV",
+	},
+	{
+		defect: "leaves a destroyed queue pair in the completions of its receives, where these have a queue of their own",
+		break_: func(d *wrongDriver) {
+			d.remember(func(c *wrongCQ, q *wrongQP) bool { return q.sendCQ != nil && c != q.sendCQ })
+		},
+		by: "CQ/DestroyedQueuePair", says: "RC, shared receive queue: false, receive queue",
+	},
+	{
+		defect: "takes the object of a completion from another queue pair of the same queue when its own is gone",
+		break_: func(d *wrongDriver) {
+			d.fill(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
+				for _, q := range each(d, &d.qps) {
+					if wc.QP == nil && q.sendCQ == c && q.recvCQ != c {
+						wc.QP = q.obj.QP()
+					}
+				}
+			})
+		},
+		by: "CQ/DestroyedQueuePair", says: "RC, shared receive queue: false, send queue",
+	},
+	{
+		defect: "leaves a destroyed XRC target in the completions of a shared receive queue",
+		break_: func(d *wrongDriver) {
+			d.remember(func(_ *wrongCQ, q *wrongQP) bool { return q.sendCQ == nil })
+		},
+		by: "XRC/DestroyedTarget", says: "XRC, receive queue",
+	},
+}

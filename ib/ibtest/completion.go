@@ -1,0 +1,431 @@
+package ibtest
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Completions: their contents.
+
+var completionChecks = []check{
+	{
+		name: "Data/WholeCompletion",
+		rule: "a poll writes every field of a completion: nothing stays of what the caller had there",
+		test: testWholeCompletion,
+	},
+	{
+		name: "Errors/FlushOpcode",
+		rule: "a flushed completion has the opcode that the work request would have had with success",
+		test: testFlushOpcode,
+	},
+	{
+		name: "CQ/DestroyedQueuePair",
+		rule: "completions of a destroyed queue pair have its number and no object on each of its queues; those of others keep theirs",
+		test: testDestroyedQueuePair,
+	},
+	{
+		name: "XRC/DestroyedTarget",
+		rule: "what a destroyed XRC target received keeps its number on the shared receive queue's completion queue, without the object",
+		test: testDestroyedTarget,
+	},
+}
+
+// used returns completions as a caller may have left them in the array that it polls into.
+func used(other *ib.QP) []ib.WC {
+	wc := ib.WC{
+		ID: 0xabababababababab, Status: ib.WCSuccess, Opcode: ib.WCRecvRDMAWithImm, VendorErr: 0xabababab, ByteLen: 0xabababab,
+		QPNum: 0xababab, QP: other, Imm: 0xabababab, InvalidateRKey: 0xabababab, SrcQP: 0xababab, Flags: ^ib.WCFlags(0),
+		PKeyIndex: 0xabab, SLID: 0xabab, SL: 0xab, Port: 0xab,
+	}
+	failed := wc
+	failed.Status, failed.Opcode = ib.WCGeneralErr, ib.WCOpcode(0xabab)
+	return []ib.WC{wc, failed}
+}
+
+// pollInto polls one completion into wc.
+func (e *env) pollInto(cq *ib.CQ, wc *ib.WC) {
+	e.Helper()
+	into := []ib.WC{*wc}
+	e.eventually("a completion", func() bool {
+		n, err := cq.Poll(into)
+		e.must("poll", err)
+		return n == 1
+	})
+	*wc = into[0]
+}
+
+// testWholeCompletion has each operation done several times, and its completions polled into a fresh entry and into used ones.
+func testWholeCompletion(e *env) {
+	pd := e.pd()
+	for _, kind := range queuePairTypes {
+		p := e.tryPair(kind, pd)
+		if p == nil {
+			continue
+		}
+		other := e.qp(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: kind})
+		entries := append([]ib.WC{{}}, used(other)...)
+		ops := p.known()
+		for _, o := range ops {
+			var fresh [2]ib.WC
+			for i, entry := range entries {
+				if o.receives {
+					p.recv(1, 1, 0, bufLen)
+				}
+				p.post(0, o.wr)
+				for side := range fresh {
+					if side == 1 && !o.receives {
+						continue
+					}
+					got := entry
+					e.pollInto(p.cqs[side], &got)
+					if i == 0 {
+						fresh[side] = got
+					}
+					e.sameCompletion(fmt.Sprintf("%v, %s, side %d", kind, o.what, side), got, fresh[side], entry)
+				}
+			}
+		}
+		e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+		var fresh [2]ib.WC
+		for i, entry := range entries {
+			for k, post := range []func(){func() { p.recv(0, 2, 0, 8) }, func() { p.post(0, ops[0].wr) }} {
+				post()
+				got := entry
+				e.pollInto(p.cqs[0], &got)
+				if i == 0 {
+					fresh[k] = got
+				}
+				e.sameCompletion(fmt.Sprintf("%v, flushed", kind), got, fresh[k], entry)
+			}
+		}
+	}
+}
+
+// sameCompletion compares a completion that was polled into a used entry with the same that was polled into a fresh one.
+func (e *env) sameCompletion(what string, got, fresh, entry ib.WC) {
+	e.Helper()
+	if got.VendorErr != entry.VendorErr {
+		got.VendorErr = fresh.VendorErr // may be anything but what was there
+	}
+	if got != fresh {
+		e.Errorf("%s: polled into an entry that has been used: got %+v, want %+v, as in a fresh one", what, got, fresh)
+	}
+}
+
+// queuePairTypes are those of which each queue pair has two completion queues.
+var queuePairTypes = []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD}
+
+// tryPair makes a pair of a type, nil if the driver has none.
+func (e *env) tryPair(kind ib.QPType, pd *ib.PD) *pair {
+	e.Helper()
+	if e.ofType(kind, pd, e.cq(8, nil)) == nil {
+		e.Logf("the driver has no queue pairs of type %v", kind)
+		return nil
+	}
+	return e.pair(pairConfig{kind: kind, pd: pd})
+}
+
+// operation is a work request for side 0.
+type operation struct {
+	what     string
+	wr       ib.SendWR
+	want     ib.WCOpcode
+	receives bool // it consumes a receive of side 1
+}
+
+// operations are those of the pair's type, each with ID 1 and signaled.
+func (p *pair) operations() []operation {
+	p.e.Helper()
+	rdma := func(op ib.WROpcode) ib.SendWR {
+		wr := p.rdma(1, op, p.buf[0].sgl(0, 8), 0)
+		wr.Imm = 0x05060708
+		return wr
+	}
+	kind := p.qps[0].Type()
+	send := ib.SendWR{ID: 1, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
+	if kind == ib.QPTypeUD {
+		send = p.datagram(1, p.e.ah(p.pd), 8)
+	}
+	imm := send
+	send.Opcode, imm.Opcode, imm.Imm = ib.WRSend, ib.WRSendWithImm, 0x01020304
+	ops := []operation{{"SEND with immediate", imm, ib.WCSend, true}, {"SEND", send, ib.WCSend, true}}
+	if kind == ib.QPTypeUD {
+		return ops
+	}
+	ops = append(ops, operation{"RDMA WRITE with immediate", rdma(ib.WRRDMAWriteWithImm), ib.WCRDMAWrite, true},
+		operation{"RDMA WRITE", rdma(ib.WRRDMAWrite), ib.WCRDMAWrite, false})
+	if kind == ib.QPTypeUC {
+		return ops
+	}
+	ops = append(ops, operation{"RDMA READ", rdma(ib.WRRDMARead), ib.WCRDMARead, false})
+	a, err := p.e.dev.QueryDevice()
+	p.e.must("query device", err)
+	if a.AtomicCap != ib.AtomicNone {
+		ops = append(ops, operation{"fetch and add", rdma(ib.WRAtomicFetchAdd), ib.WCFetchAdd, false},
+			operation{"compare and swap", rdma(ib.WRAtomicCmpAndSwp), ib.WCCompSwap, false})
+	}
+	if a.DeviceCapFlags&ib.DeviceCapAtomicWrite != 0 {
+		wr := rdma(ib.WRAtomicWrite)
+		wr.SGList, wr.Inline = nil, make([]byte, 8)
+		ops = append(ops, operation{"ATOMIC WRITE", wr, ib.WCAtomicWrite, false})
+	}
+	return ops
+}
+
+// known does each of the operations once, and returns those that the driver has.
+func (p *pair) known() (ops []operation) {
+	e := p.e
+	e.Helper()
+	for _, o := range p.operations() {
+		if o.receives {
+			p.recv(1, 1, 0, bufLen)
+		}
+		n, err := p.qps[0].PostSend(o.wr)
+		if n == 0 && (errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS)) {
+			e.Logf("the driver has no %s", o.what)
+			p.again() // without the receive
+			continue
+		}
+		if n != 1 || err != nil {
+			e.Fatalf("post %s: %d taken, %v", o.what, n, err)
+		}
+		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+		if o.receives {
+			e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+		}
+		ops = append(ops, o)
+	}
+	return ops
+}
+
+// testFlushOpcode has each operation flushed in several ways: it waits in SQD when the queue pair goes to ERR, or behind one that
+// fails, or it is posted in ERR.
+func testFlushOpcode(e *env) {
+	pd := e.pd()
+	for _, kind := range queuePairTypes {
+		p := e.tryPair(kind, pd)
+		if p == nil {
+			continue
+		}
+		ops := p.known()
+		post := func() {
+			e.Helper()
+			for i, o := range ops {
+				o.wr.ID = uint64(i)
+				p.post(0, o.wr)
+			}
+		}
+		flushed := func(when string) {
+			e.Helper()
+			for i, o := range ops {
+				if wc := e.waitOne(p.cqs[0], uint64(i), ib.WCWRFlushErr); wc.Opcode != o.want {
+					e.Errorf("%v, %s %s: flushed with opcode %v, want %v", kind, o.what, when, wc.Opcode, o.want)
+				}
+			}
+		}
+		receive := func(when string) {
+			e.Helper()
+			if wc := e.waitOne(p.cqs[0], 1<<32, ib.WCWRFlushErr); wc.Opcode != ib.WCRecv {
+				e.Errorf("%v, receive %s: flushed with opcode %v, want %v", kind, when, wc.Opcode, ib.WCRecv)
+			}
+		}
+		toErr := func() {
+			e.Helper()
+			e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+		}
+		if p.hold() {
+			post()
+			toErr()
+			flushed("that waited in SQD")
+			p.again()
+			p.hold()
+			bad := ib.SendWR{ID: 99, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), AH: ops[0].wr.AH}
+			bad.SGList[0].LKey ^= 0x5a5a5a00
+			p.post(0, bad)
+			post()
+			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
+			e.waitOne(p.cqs[0], 99, ib.WCLocProtErr)
+			flushed("behind one that failed")
+			p.again()
+		}
+		p.recv(0, 1<<32, 0, 8)
+		toErr()
+		receive("that waited")
+		post()
+		flushed("posted in ERR")
+		p.recv(0, 1<<32, 0, 8)
+		receive("posted in ERR")
+	}
+}
+
+// hold takes side 0 to SQD, where work requests wait. It reports false if the driver has no SQD.
+func (p *pair) hold() bool {
+	e := p.e
+	e.Helper()
+	err := p.qps[0].Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState)
+	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+		e.Logf("the driver has no state SQD: %v", err)
+		return false
+	}
+	e.must("modify to SQD", err)
+	return true
+}
+
+// bell is a completion queue whose handler says that a completion has come, which stays in the queue.
+type bell struct {
+	*ib.CQ
+	rung atomic.Bool
+}
+
+func (e *env) bell() *bell {
+	e.Helper()
+	b := &bell{}
+	b.CQ = e.cq(4, func(*ib.CQ) { b.rung.Store(true) })
+	return b
+}
+
+// talker sends itself messages.
+type talker struct {
+	sender, receiver *ib.QP // may be the same
+	send             func(id uint64)
+}
+
+// talk sends one message, and waits for its completions, which stay in the queues.
+func (e *env) talk(t talker, id uint64, queues ...*bell) {
+	e.Helper()
+	for _, b := range queues {
+		b.rung.Store(false)
+		_, err := b.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+		e.must("request notify", err)
+	}
+	t.send(id)
+	for _, b := range queues {
+		e.eventually("a completion", b.rung.Load)
+	}
+}
+
+// destroyTalkers destroys talkers whose completions are in the queues, before or behind those of one that stays, and polls then.
+// The rounds have the queues wrap around; a new talker is there before the poll, which may have the number of the old one.
+func (e *env) destroyTalkers(what string, fresh func() talker, send, recv *bell) {
+	e.Helper()
+	stays, t := fresh(), fresh()
+	for round := range 5 {
+		order := []talker{t, stays}
+		if round%2 == 1 {
+			order = []talker{stays, t}
+		}
+		for i, x := range order {
+			e.talk(x, uint64(i), send, recv)
+		}
+		gone := [2]*ib.QP{t.sender, t.receiver}
+		e.destroy(t.sender)
+		if t.sender != t.receiver {
+			e.destroy(t.receiver)
+		}
+		t = fresh()
+		for side, cq := range []*ib.CQ{send.CQ, recv.CQ} {
+			for i, wc := range e.wait(cq, 2) {
+				x := order[i]
+				qp := [2]*ib.QP{x.sender, x.receiver}[side]
+				object := qp
+				if qp == gone[side] {
+					object = nil
+				}
+				if wc.ID != uint64(i) || wc.Status != ib.WCSuccess || wc.QPNum != qp.Num() || wc.QP != object {
+					e.Fatalf("%s, %s queue, completion %d of queue pair %d, destroyed: %v: got work request %d, %q, number %d, object %p, want object %p",
+						what, [2]string{"send", "receive"}[side], i, qp.Num(), object == nil, wc.ID, wc.Status, wc.QPNum, wc.QP, object)
+				}
+			}
+		}
+	}
+}
+
+func testDestroyedQueuePair(e *env) {
+	pd := e.pd()
+	buf := e.buffer(pd, 256, allAccess)
+	for _, kind := range queuePairTypes {
+		for _, shared := range []bool{false, true} {
+			if e.ofType(kind, pd, e.cq(8, nil)) == nil {
+				e.Logf("the driver has no queue pairs of type %v", kind)
+				continue
+			}
+			init := ib.QPInitAttr{Type: kind, Cap: ib.QPCap{MaxSendWR: 2, MaxSendSGE: 1, MaxRecvWR: 2, MaxRecvSGE: 1}}
+			if shared {
+				srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
+				if err != nil {
+					e.wantErr("create srq", err, syscall.EOPNOTSUPP, syscall.ENOSYS)
+					continue
+				}
+				init.SRQ = own(e, srq, srq.Destroy)
+				init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
+			}
+			send, recv := e.bell(), e.bell()
+			init.SendCQ, init.RecvCQ = send.CQ, recv.CQ
+			wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteQKey: qkey}
+			if kind == ib.QPTypeUD {
+				wr.AH = e.ah(pd)
+			}
+			e.destroyTalkers(fmt.Sprintf("%v, shared receive queue: %v", kind, shared), func() talker {
+				qp := e.qp(pd, init)
+				e.up(qp, qp.Num(), ib.QPRTS)
+				return talker{qp, qp, func(id uint64) {
+					e.Helper()
+					post := qp.PostRecv
+					if shared {
+						post = init.SRQ.PostRecv
+					}
+					if n, err := post(ib.RecvWR{ID: id, SGList: buf.sgl(128, 128)}); n != 1 {
+						e.Fatalf("post receive: %v", err)
+					}
+					wr := wr
+					wr.ID, wr.RemoteQPN = id, qp.Num()
+					if n, err := qp.PostSend(wr); n != 1 {
+						e.Fatalf("post send: %v", err)
+					}
+				}}
+			}, send, recv)
+		}
+	}
+}
+
+func testDestroyedTarget(e *env) {
+	x, err := e.dev.AllocXRCD()
+	e.need("XRC domains", err)
+	own(e, x, x.Dealloc)
+	pd, send, recv := e.pd(), e.bell(), e.bell()
+	srq := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: recv.CQ, Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
+	buf := e.buffer(pd, 256, allAccess)
+	e.destroyTalkers("XRC", func() talker {
+		ini, tgt := e.xrcPair(pd, x, send.CQ)
+		return talker{ini, tgt, func(id uint64) {
+			e.Helper()
+			e.postSRQ(srq, ib.RecvWR{ID: id, SGList: buf.sgl(128, 128)})
+			wr := ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteSRQN: srq.Num()}
+			if n, err := ini.PostSend(wr); n != 1 {
+				e.Fatalf("post send: %v", err)
+			}
+		}}
+	}, send, recv)
+}
+
+// xrcPair is an initiator and a target, connected.
+func (e *env) xrcPair(pd *ib.PD, x *ib.XRCD, send *ib.CQ) (ini, tgt *ib.QP) {
+	e.Helper()
+	ini = e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: send})
+	tgt = e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x})
+	e.up(ini, tgt.Num(), ib.QPRTS)
+	e.up(tgt, ini.Num(), ib.QPRTS)
+	return ini, tgt
+}
+
+// postSRQ posts a receive that must be taken.
+func (e *env) postSRQ(srq *ib.SRQ, wr ib.RecvWR) {
+	e.Helper()
+	if n, err := srq.PostRecv(wr); n != 1 || err != nil {
+		e.Fatalf("post receive: %d taken, %v", n, err)
+	}
+}
