@@ -118,6 +118,14 @@ func (d *Device) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.Driv
 	return h, nil
 }
 
+// pathFor returns the path that the handle leads to now, nil if it is of another domain than the queue pair.
+func (h *ah) pathFor(qp *QP) *path {
+	if h.pd != qp.pd {
+		return nil
+	}
+	return h.path.Load()
+}
+
 // Modify implements ib.DriverAH.
 func (h *ah) Modify(attr *ib.AHAttr) error {
 	p, err := h.dev.resolve(attr)

@@ -49,6 +49,10 @@ type QP struct {
 
 	lane *lane // of the program; of a consumer in this process and of an XRC target, its own
 
+	// paths are those of the datagrams in the send ring, by slot, as the address handles were when a consumer in this process
+	// posted; guarded by mu. nil: a program posts, by the number of a handle, which is looked up when the datagram is sent.
+	paths []*path
+
 	// posting serialises PostRecv, which does not need mu.
 	posting sync.Mutex
 
@@ -145,6 +149,9 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	slot := qp.num & (maxQPSlot - 1)
 	if qp.datagram() {
 		qp.sport = roce.SourcePortUD(qp.num)
+		if qp.ctx == nil {
+			qp.paths = make([]*path, qp.sq.capacity()+1)
+		}
 	}
 	if qp.ctx != nil {
 		if err := qp.ctx.dir.add(qp); err != nil {
@@ -241,7 +248,7 @@ func (qp *QP) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
 		return 0, errRingGone
 	}
 	for ; n < len(wrs); n++ {
-		size, err := qp.encodeSend(p.slot[:], &wrs[n])
+		size, err := qp.encodeSend(p.slot[:], prod, &wrs[n])
 		if err != nil {
 			return n, err
 		}

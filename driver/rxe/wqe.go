@@ -183,14 +183,18 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 
 // decodeUD finds the way of a datagram.
 func (qp *QP) decodeUD(w *sendWQE, u *uapi.RXESendWRUD) uapi.WCStatus {
-	h := qp.dev.ahs.get(u.AHNum)
-	if h == nil || h.pd != qp.pd {
+	if qp.paths != nil {
+		w.path = qp.paths[u.AHNum]
+	} else if h := qp.dev.ahs.get(u.AHNum); h != nil {
+		w.path = h.pathFor(qp)
+	}
+	if w.path == nil {
 		return uapi.WCLocQPOpErr
 	}
 	if w.length > qp.mtu {
 		return uapi.WCLocLenErr
 	}
-	w.path, w.qpn, w.qkey = h.path.Load(), u.RemoteQPN&roce.PSNMask, u.RemoteQKey
+	w.qpn, w.qkey = u.RemoteQPN&roce.PSNMask, u.RemoteQKey
 	if w.qkey>>31 != 0 || qp.typ == ib.QPTypeGSI {
 		w.qkey = qp.qkey() // a controlled key: the queue pair's own goes (IBA 10.2.5)
 	}
@@ -218,9 +222,9 @@ func decodeSGEs(list []uapi.RXESGE, b []byte, n, limit uint32) ([]uapi.RXESGE, i
 	return list, int(sum), uapi.WCSuccess
 }
 
-// encodeSend writes a work request of a consumer in this process to b, as a library would into a slot, and
+// encodeSend writes a work request of a consumer in this process to b, as a library would into the slot, and
 // returns the number of bytes. EINVAL for what the queue pair cannot do.
-func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
+func (qp *QP) encodeSend(b []byte, slot uint32, wr *ib.SendWR) (int, error) {
 	h := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: wr.ID, Opcode: wr.Opcode, SendFlags: wr.Flags}}
 	if qp.typ == ib.QPTypeXRCInit {
 		h.WR.Reserved = wr.RemoteSRQN // Linux's rxe has no XRC, and so no place of its own for it
@@ -254,7 +258,11 @@ func (qp *QP) encodeSend(b []byte, wr *ib.SendWR) (int, error) {
 		if !ok {
 			return 0, fmt.Errorf("address handle of another device: %w", syscall.EINVAL)
 		}
-		*h.WR.UD() = uapi.RXESendWRUD{RemoteQPN: wr.RemoteQPN, RemoteQKey: wr.RemoteQKey, AHNum: to.num}
+		num := to.num
+		if qp.paths != nil {
+			num, qp.paths[slot] = slot, to.pathFor(qp)
+		}
+		*h.WR.UD() = uapi.RXESendWRUD{RemoteQPN: wr.RemoteQPN, RemoteQKey: wr.RemoteQKey, AHNum: num}
 	case kind == opWrite, kind == opRead:
 		*h.WR.RDMA() = uapi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
 		h.IOVA = wr.RemoteAddr
