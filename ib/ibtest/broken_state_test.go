@@ -118,7 +118,7 @@ var wrongInErrors = []wrong{
 		break_: func(d *wrongDriver) {
 			const mark = 1 << 62
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
-				if len(wrs) != 1 || wrs[0].Opcode != ib.WRRDMAWrite || len(wrs[0].SGList) == 0 ||
+				if len(wrs) != 1 || wrs[0].Opcode != ib.WRRDMAWrite || len(wrs[0].SGList) == 0 || wrs[0].SGList[0].Length == 0 ||
 					slices.ContainsFunc(each(d, &d.mrs), func(m *wrongMR) bool { return m.num == wrs[0].RKey }) {
 					return q.QP.PostSend(wrs)
 				}

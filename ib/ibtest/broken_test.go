@@ -41,6 +41,9 @@ type wrongDriver struct {
 	destroyCQ  func(c *wrongCQ) error
 	destroyAH  func() error
 	dereg      func(m ib.DriverMR) error
+	rereg      func(m *wrongMR, r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) error
+	moderate   func(c *wrongCQ, count int, period time.Duration) error
+	allocXRCD  func() (ib.DriverXRCD, error)
 	srqPost    func(s *wrongSRQ, wrs []ib.RecvWR) (int, error)
 	enterError func()
 
@@ -82,6 +85,7 @@ type wrongSRQ struct {
 	*loopback.SRQ
 	d   *wrongDriver
 	obj ib.SRQHandle
+	pd  ib.DriverPD
 }
 
 type wrongAH struct {
@@ -204,7 +208,7 @@ func (d *wrongDriver) CreateSRQ(srq ib.SRQHandle, init *ib.DriverSRQInit, u *ib.
 	if err != nil {
 		return nil, err
 	}
-	return &wrongSRQ{SRQ: inner.(*loopback.SRQ), d: d, obj: srq}, nil
+	return &wrongSRQ{SRQ: inner.(*loopback.SRQ), d: d, obj: srq, pd: init.PD}, nil
 }
 
 func (d *wrongDriver) CreateAH(pd ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
@@ -231,6 +235,13 @@ func (d *wrongDriver) RegMR(mr ib.MRHandle, pd ib.DriverPD, r *umem.Region, acce
 		err = d.regMR(mr, m)
 	}
 	return m, err
+}
+
+func (d *wrongDriver) AllocXRCD(u *ib.Udata) (ib.DriverXRCD, error) {
+	if d.allocXRCD != nil {
+		return d.allocXRCD()
+	}
+	return d.Device.AllocXRCD(u)
 }
 
 func (q *wrongQP) PostSend(wrs []ib.SendWR) (int, error) {
@@ -293,6 +304,13 @@ func (c *wrongCQ) Resize(entries int, u *ib.Udata) error {
 	return c.CQ.Resize(entries, u)
 }
 
+func (c *wrongCQ) Moderate(count int, period time.Duration) error {
+	if c.d.moderate != nil {
+		return c.d.moderate(c, count, period)
+	}
+	return c.CQ.Moderate(count, period)
+}
+
 func (c *wrongCQ) Destroy() error {
 	unlisted(c.d, &c.d.cqs, c)
 	if c.d.destroyCQ != nil {
@@ -317,6 +335,13 @@ func (a *wrongAH) Destroy() error {
 
 // Unwrap gives the region the abilities of the one that it wraps.
 func (m *wrongMR) Unwrap() ib.DriverMR { return m.DriverMR }
+
+func (m *wrongMR) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
+	if m.d.rereg != nil {
+		return m.d.rereg(m, r, pd, access)
+	}
+	return m.DriverMR.(ib.ReregMR).Rereg(r, pd, access, u)
+}
 
 func (m *wrongMR) Dereg() error {
 	unlisted(m.d, &m.d.mrs, m)
@@ -833,7 +858,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "SRQ/Limit", says: "limit events",
 	},
 }, wrongInErrors, wrongQueues, wrongMemory, wrongSleepers, wrongDisassociators,
-	wrongCompletions)
+	wrongCompletions, wrongKeys)
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
 func brokenOptions(o ...Option) []Option {

@@ -58,8 +58,8 @@ var Drivers = []Driver{
 	{
 		// The timer of moderation is left, and reports on what is gone.
 		Name:    "upcall-after-destroy",
-		Commit:  `dc202c57e9a1 ("RDMA/efa: Fix wrong resources deallocation order")`,
 		Escapes: true,
+		Commit:  `dc202c57e9a1 ("RDMA/efa: Fix wrong resources deallocation order")`,
 		Rule:    "When Destroy has returned no handler of the object runs",
 		Edits: []Edit{{"cq.go", `	c.lost = true
 	if c.timer != nil {`, Instead, `	c.lost = true
@@ -195,10 +195,9 @@ var Drivers = []Driver{
 	},
 	{
 		// A failing create leaves its number taken, until there is none.
-		Name:    "create-qp-leak",
-		Commit:  `a3d83276d988 ("RDMA/siw: Release xarray entry")`,
-		Escapes: true,
-		Rule:    "Wrong arguments and states are refused, and change nothing",
+		Name:   "create-qp-leak",
+		Commit: `a3d83276d988 ("RDMA/siw: Release xarray entry")`,
+		Rule:   "Wrong arguments and states are refused, and change nothing",
 		Edits: []Edit{{"qp.go", `		return nil, fmt.Errorf("capacities %+v: %w", *c, syscall.EINVAL)
 `, Before, `		if wrong("create-qp-leak") {
 			d.mu.Lock()
@@ -232,8 +231,8 @@ var Drivers = []Driver{
 	{
 		// The address is looked up when the request is executed, which may be after the handle's end.
 		Name:    "ah-late",
-		Commit:  `e2fe06c90806 ("RDMA/rxe: Lookup kernel AH from ah index in UD WQEs")`,
 		Escapes: true,
+		Commit:  `e2fe06c90806 ("RDMA/rxe: Lookup kernel AH from ah index in UD WQEs")`,
 		Rule:    "The methods that destroy an AH; nothing of the list is kept (QP.PostSend)",
 		Edits: []Edit{
 			{"qp.go", `	ah     ib.AHAttr
@@ -274,10 +273,9 @@ var Drivers = []Driver{
 	},
 	{
 		// The key of an operation without data is looked up.
-		Name:    "zero-length-key",
-		Commit:  `5ff31dfcd6d2 ("Subject: RDMA/rxe: Handle zero length rdma")`,
-		Escapes: true,
-		Rule:    "Messages arrive whole: of zero bytes, no key is needed",
+		Name:   "zero-length-key",
+		Commit: `5ff31dfcd6d2 ("Subject: RDMA/rxe: Handle zero length rdma")`,
+		Rule:   "Messages arrive whole: of zero bytes, no key is needed",
 		Edits: []Edit{{"memory.go", `	if n == 0 {
 		return true
 	}
@@ -304,16 +302,14 @@ var Drivers = []Driver{
 		Edits:  []Edit{{"mr.go", `k.valid && k.num == num {`, Instead, `k.valid && (k.num == num || wrong("key-variant")) {`}},
 	},
 	{
-		Name:    "srq-domain",
-		Escapes: true,
-		Rule:    "memory and queue pairs work together only within one domain: that of the shared receive queue for its buffers",
+		Name: "srq-domain",
+		Rule: "memory and queue pairs work together only within one domain: that of the shared receive queue for its buffers",
 		Edits: []Edit{{"send.go", `	case !d.local(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite):`, Instead,
 			`	case !d.local(dst, rq.front().sges, wrongPD(wrong("srq-domain") && p.xrcd == nil, p.pd, rq.pd), ib.AccessLocalWrite):`}},
 	},
 	{
-		Name:    "rereg-half",
-		Escapes: true,
-		Rule:    "Rereg: After an error the region is what it was",
+		Name: "rereg-half",
+		Rule: "Rereg: After an error the region is what it was",
 		Edits: []Edit{{"mr.go", `	if err := checkAccess(access); err != nil {
 		return err
 	}
@@ -325,10 +321,9 @@ var Drivers = []Driver{
 `}},
 	},
 	{
-		Name:    "invalidate-bound",
-		Commit:  `570d2b99d00d ("RDMA/rxe: Disallow MR dereg and invalidate when bound")`,
-		Escapes: true,
-		Rule:    "Memory windows: a region with a window bound to it is not invalidated",
+		Name:   "invalidate-bound",
+		Commit: `570d2b99d00d ("RDMA/rxe: Disallow MR dereg and invalidate when bound")`,
+		Rule:   "Memory windows: a region with a window bound to it is not invalidated",
 		Edits: []Edit{{"mr.go", `	case k.fast && k.bound == 0:`, Instead,
 			`	case k.fast && (k.bound == 0 || wrong("invalidate-bound")):`}},
 	},
@@ -341,9 +336,8 @@ var Drivers = []Driver{
 			k.unbind()`}},
 	},
 	{
-		Name:    "xrc-domain",
-		Escapes: true,
-		Rule:    "XRC: a sender reaches every XRC shared receive queue of the domain, and of no other",
+		Name: "xrc-domain",
+		Rule: "XRC: a sender reaches every XRC shared receive queue of the domain, and of no other",
 		Edits: []Edit{{"xrc.go", `s != nil && s.rq.xrcd == q.xrcd {`, Instead,
 			`s != nil && (s.rq.xrcd == q.xrcd || wrong("xrc-domain")) {`}},
 	},

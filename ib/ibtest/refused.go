@@ -1,0 +1,290 @@
+package ibtest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"runtime"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Refused: what a method has refused has changed nothing.
+
+var refusedChecks = []check{
+	{
+		name: "Errors/RefusedLeavesNothing",
+		rule: "an object that is refused leaves nothing behind, however often it is asked for",
+		test: testRefusedLeavesNothing, plain: true,
+	},
+	{
+		name: "Data/ReregRefused",
+		rule: "after a Rereg that is refused, the region has the memory, the rights and the domain that it had",
+		test: testReregRefused,
+	},
+}
+
+// refusal is a call that a driver refuses, if not yet what was asked for beyond its limits.
+type refusal struct {
+	what string
+	call func() (destroy func() error, err error)
+}
+
+// refusals are those that reach the driver: one thing is wrong with each.
+func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
+	e.Helper()
+	a, err := e.dev.QueryDevice()
+	e.must("query device", err)
+	qp := func(what string, kind ib.QPType, change func(c *ib.QPInitAttr)) {
+		all = append(all, refusal{"create QP, " + what, func() (func() error, error) {
+			init := ib.QPInitAttr{
+				SendCQ: cq, RecvCQ: cq, Type: kind, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
+			}
+			change(&init)
+			qp, err := pd.CreateQP(init)
+			if err != nil {
+				return nil, err
+			}
+			return qp.Destroy, nil
+		}})
+	}
+	for _, kind := range queuePairTypes {
+		if e.ofType(kind, pd, cq) == nil {
+			continue
+		}
+		t := kind.String()
+		qp(t+" with too many send work requests", kind, func(i *ib.QPInitAttr) { i.Cap.MaxSendWR = uint32(a.MaxQPWR) + 1 })
+		qp(t+" with too many receive work requests", kind, func(i *ib.QPInitAttr) { i.Cap.MaxRecvWR = uint32(a.MaxQPWR) + 1 })
+		qp(t+" with too many gather elements", kind, func(i *ib.QPInitAttr) { i.Cap.MaxSendSGE = uint32(a.MaxSendSGE) + 1 })
+		qp(t+" with too many scatter elements", kind, func(i *ib.QPInitAttr) { i.Cap.MaxRecvSGE = uint32(a.MaxRecvSGE) + 1 })
+		qp(t+" with too many bytes inline", kind, func(i *ib.QPInitAttr) { i.Cap.MaxInlineData = 1 << 30 })
+	}
+	qp("of no known type", ib.QPType(200), func(*ib.QPInitAttr) {})
+	all = append(all, refusal{"create CQ of too many entries", func() (func() error, error) {
+		cq, err := e.dev.CreateCQ(ib.CQInit{Entries: a.MaxCQE + 1})
+		if err != nil {
+			return nil, err
+		}
+		return cq.Destroy, nil
+	}})
+	for _, attr := range []ib.SRQAttr{{MaxWR: uint32(a.MaxSRQWR) + 1, MaxSGE: 1}, {MaxWR: 1, MaxSGE: uint32(a.MaxSRQSGE) + 1}} {
+		all = append(all, refusal{fmt.Sprintf("create SRQ of %d work requests of %d elements", attr.MaxWR, attr.MaxSGE), func() (func() error, error) {
+			srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: attr})
+			if err != nil {
+				return nil, err
+			}
+			return srq.Destroy, nil
+		}})
+	}
+	_, addr := e.alloc(64)
+	for _, access := range e.refusedAccess(pd) {
+		all = append(all, refusal{fmt.Sprintf("register memory with rights %v", access), func() (func() error, error) {
+			mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: access})
+			if err != nil {
+				return nil, err
+			}
+			return mr.Dereg, nil
+		}})
+	}
+	bad := []ib.AHAttr{e.address(), e.address()}
+	bad[0].Port, bad[1].GRH.SGIDIndex = uint8(a.PhysPorts)+1, 255
+	for _, at := range bad {
+		all = append(all, refusal{fmt.Sprintf("create AH of port %d and GID %d", at.Port, at.GRH.SGIDIndex), func() (func() error, error) {
+			ah, err := pd.CreateAH(&at)
+			if err != nil {
+				return nil, err
+			}
+			return ah.Destroy, nil
+		}})
+	}
+	return all
+}
+
+// refusedAccess are sets of rights, each complete otherwise, that the driver does not give to regions.
+func (e *env) refusedAccess(pd *ib.PD) (refused []ib.AccessFlags) {
+	e.Helper()
+	_, addr := e.alloc(64)
+	for _, more := range []ib.AccessFlags{ib.AccessFlushPersistent, ib.AccessFlushGlobal, ib.AccessMWBind, ib.AccessRemoteAtomic, 1 << 18} {
+		access := ib.AccessLocalWrite | more
+		mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: access})
+		if err != nil {
+			refused = append(refused, access)
+			continue
+		}
+		e.must("deregister memory", mr.Dereg())
+	}
+	return refused
+}
+
+// testRefusedLeavesNothing asks more often than the device has room, if that is soon, and watches the memory of the process.
+func testRefusedLeavesNothing(e *env) {
+	a, err := e.dev.QueryDevice()
+	e.must("query device", err)
+	times := 1000
+	for _, limit := range []int{a.MaxQP, a.MaxCQ, a.MaxSRQ, a.MaxMR, a.MaxAH} {
+		if limit < 4000 {
+			times = max(times, limit+1)
+		}
+	}
+	pd, cq := e.pd(), e.cq(8, nil)
+	var refused []refusal
+	for _, r := range e.refusals(pd, cq) {
+		if destroy, err := r.call(); err != nil {
+			refused = append(refused, r)
+		} else {
+			e.Logf("%s: not refused", r.what)
+			e.must("destroy it", destroy())
+		}
+	}
+	ask := func(refused []refusal) {
+		e.Helper()
+		for _, r := range refused {
+			for range times {
+				if _, err := r.call(); err == nil {
+					e.Fatalf("%s: was refused, and then was not", r.what)
+				}
+			}
+		}
+	}
+	// grows reports whether about an object for each call stays, round after round. Others make objects, too, but do not keep them.
+	grows := func(rounds int, refused ...refusal) bool {
+		e.Helper()
+		least := liveObjects()
+		for range 5 {
+			least = min(least, liveObjects())
+		}
+		for i := range rounds {
+			ask(refused)
+			for range 6 {
+				if liveObjects()-least < (i+1)*times*3/4 {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	if grows(3, refused...) {
+		for _, r := range refused {
+			if grows(8, r) {
+				e.Errorf("%s: refused %d times, and what it has made stays in memory each time", r.what, times)
+			}
+		}
+	}
+	for _, kind := range queuePairTypes {
+		if e.ofType(kind, pd, cq) == nil && kind == ib.QPTypeRC {
+			e.Errorf("no %v queue pair can be made after %d that were refused", kind, times)
+		}
+	}
+	e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd}).exchange(0, 1, 8)
+}
+
+// liveObjects is how many objects of the process are in use, with those that others have made since the collection.
+func liveObjects() int {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int(m.HeapObjects)
+}
+
+// regionProbe is what a region should be like: RDMA by a pair of the region's domain reaches its memory, nothing else does.
+type regionProbe struct {
+	e     *env
+	p     *pair
+	other *pair // of another domain
+	b     *buffer
+	fresh *buffer // memory that it might have got
+	seed  int
+}
+
+func (r *regionProbe) same(after string) {
+	e := r.e
+	e.Helper()
+	p, b := r.p, r.b
+	r.seed++
+	fill(p.buf[0].b[:8], r.seed)
+	clear(b.b)
+	clear(r.fresh.b)
+	key, at := b.mr.RKey(), b.addr+8
+	wr := func(op ib.WROpcode, of *pair) ib.SendWR {
+		return ib.SendWR{Opcode: op, SGList: of.buf[0].sgl(0, 8), RemoteAddr: at, RKey: key}
+	}
+	p.wantTry(after+": write by a queue pair of its domain", wr(ib.WRRDMAWrite, p), ib.WCSuccess)
+	if !bytes.Equal(b.b[8:16], p.buf[0].b[:8]) || !allZero(r.fresh.b) {
+		e.Fatalf("%s: the data of a write are not where they should be", after)
+	}
+	p.wantTry(after+": read, for which it has no right", wr(ib.WRRDMARead, p), ib.WCRemAccessErr)
+	r.other.wantTry(after+": write by a queue pair of another domain", wr(ib.WRRDMAWrite, r.other), ib.WCRemAccessErr)
+	// The local key, by a SEND of the region to itself.
+	for _, of := range []*pair{p, r.other} {
+		want := ib.WCSuccess
+		if of != p {
+			want = ib.WCLocProtErr
+		}
+		of.recv(1, 1, 64, 8)
+		if got := of.try(ib.SendWR{Opcode: ib.WRSend, SGList: b.sgl(8, 8)}); got != want {
+			e.Fatalf("%s: send from it: got %q, want %q", after, got, want)
+		}
+		if want == ib.WCSuccess {
+			e.waitOne(of.cqs[1], 1, ib.WCSuccess)
+		} else {
+			of.again()
+		}
+	}
+	if b.mr.PD() != p.pd {
+		e.Errorf("%s: its domain is another one", after)
+	}
+}
+
+// testReregRefused asks for several changes of which one is refused, which a driver may find when it has made others.
+func testReregRefused(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
+	const access = ib.AccessLocalWrite | ib.AccessRemoteWrite
+	b := e.buffer(p.pd, 64, access)
+	e.need("reregistration", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: access}))
+	r := &regionProbe{e: e, p: p, other: e.pair(pairConfig{kind: ib.QPTypeRC}), b: b, fresh: e.buffer(p.pd, 64, access)}
+	r.same("at first")
+	to := ib.MRChange{PD: r.other.pd, Space: e.mem, Addr: r.fresh.addr, Length: 64, IOVA: b.addr}
+	const all = ib.MRChangePD | ib.MRChangeAccess | ib.MRChangeTranslation
+	tested := false
+	for _, bad := range e.refusedAccess(p.pd) {
+		for _, flags := range []ib.MRChangeFlags{ib.MRChangeAccess, ib.MRChangeAccess | ib.MRChangePD, ib.MRChangeAccess | ib.MRChangeTranslation, all} {
+			to.Access = bad | ib.AccessRemoteRead
+			if err := b.mr.Rereg(flags, to); err == nil {
+				e.Fatalf("Rereg, changes %#x, to rights %v, which RegMR refuses: was done", flags, to.Access)
+			}
+			r.same(fmt.Sprintf("after a Rereg, changes %#x, to rights %v, that was refused", flags, to.Access))
+			tested = true
+		}
+	}
+	// What was refused does not use the domain.
+	to.PD, to.Access = e.pd(), ib.AccessLocalWrite
+	for _, bad := range e.refusedAccess(p.pd) {
+		to.Access = bad
+		b.mr.Rereg(all, to)
+	}
+	e.destroy(to.PD)
+	bindable := e.buffer(p.pd, 64, access|ib.AccessMWBind)
+	mw, err := p.pd.AllocMW(ib.MWType1)
+	switch {
+	case err == nil:
+		own(e, mw, mw.Dealloc)
+		p.bind(ib.BindMW{
+			MW: mw, MR: bindable.mr, RKey: ib.IncRKey(mw.RKey()), Addr: bindable.addr, Length: 8, Access: ib.AccessRemoteWrite,
+		}, ib.WCSuccess)
+		r.b = bindable
+		to.PD, to.Access = r.other.pd, access|ib.AccessRemoteRead
+		for _, flags := range []ib.MRChangeFlags{ib.MRChangeAccess, ib.MRChangePD, ib.MRChangeTranslation, all} {
+			e.wantErr("Rereg of a region with a window", bindable.mr.Rereg(flags, to), syscall.EBUSY, syscall.EINVAL)
+			r.same(fmt.Sprintf("after a Rereg, changes %#x, of a region with a window", flags))
+			tested = true
+		}
+		e.destroy(mw)
+	case !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.ENOSYS):
+		e.Errorf("alloc mw: %v", err)
+	}
+	if !tested {
+		e.Skip("the driver refuses no access rights, and has no memory windows")
+	}
+}
