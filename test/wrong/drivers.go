@@ -57,10 +57,9 @@ var Drivers = []Driver{
 	},
 	{
 		// The timer of moderation is left, and reports on what is gone.
-		Name:    "upcall-after-destroy",
-		Escapes: true,
-		Commit:  `dc202c57e9a1 ("RDMA/efa: Fix wrong resources deallocation order")`,
-		Rule:    "When Destroy has returned no handler of the object runs",
+		Name:   "upcall-after-destroy",
+		Commit: `dc202c57e9a1 ("RDMA/efa: Fix wrong resources deallocation order")`,
+		Rule:   "When Destroy has returned no handler of the object runs",
 		Edits: []Edit{{"cq.go", `	c.lost = true
 	if c.timer != nil {`, Instead, `	c.lost = true
 	if c.timer != nil && !wrong("upcall-after-destroy") {`}},
@@ -230,10 +229,9 @@ var Drivers = []Driver{
 	},
 	{
 		// The address is looked up when the request is executed, which may be after the handle's end.
-		Name:    "ah-late",
-		Escapes: true,
-		Commit:  `e2fe06c90806 ("RDMA/rxe: Lookup kernel AH from ah index in UD WQEs")`,
-		Rule:    "The methods that destroy an AH; nothing of the list is kept (QP.PostSend)",
+		Name:   "ah-late",
+		Commit: `e2fe06c90806 ("RDMA/rxe: Lookup kernel AH from ah index in UD WQEs")`,
+		Rule:   "The methods that destroy an AH; nothing of the list is kept (QP.PostSend)",
 		Edits: []Edit{
 			{"qp.go", `	ah     ib.AHAttr
 `, After, `	wrongAH addresser

@@ -1,0 +1,84 @@
+package ibtest
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"verbena/ib"
+)
+
+// wrongTimers do late what they should do at once, or not any more.
+var wrongTimers = []wrong{
+	{
+		defect: "leaves the timer of a moderated queue running when the queue is destroyed",
+		break_: func(d *wrongDriver) {
+			var periods sync.Map
+			d.moderate = func(c *wrongCQ, count int, period time.Duration) error {
+				periods.Store(c, period)
+				return c.CQ.Moderate(count, period)
+			}
+			d.destroyCQ = func(c *wrongCQ) error {
+				if p, ok := periods.Load(c); ok && p.(time.Duration) > 0 {
+					time.AfterFunc(p.(time.Duration), c.obj.Completed)
+				}
+				return c.CQ.Destroy()
+			}
+		},
+		by: "CQ/TimersEnd", says: "rule use-after-destroy",
+	},
+	{
+		defect: "has a timer of a queue pair run out when the queue pair has been destroyed, which completes its work request",
+		break_: func(d *wrongDriver) {
+			d.destroyQP = func(q *wrongQP) error {
+				if q.sendCQ != nil && q.QP.State() == ib.QPRTS {
+					late := ib.WC{Status: ib.WCRetryExcErr, QPNum: q.obj.Num()}
+					time.AfterFunc(time.Millisecond, func() {
+						d.locked(func() { q.sendCQ.stash = append(q.sendCQ.stash, late) })
+					})
+				}
+				return q.QP.Destroy()
+			}
+			d.poll = func(c *wrongCQ, wc []ib.WC) (n int, err error) {
+				d.locked(func() {
+					n = copy(wc, c.stash)
+					c.stash = c.stash[n:]
+				})
+				if n > 0 {
+					return n, nil
+				}
+				return c.CQ.Poll(wc)
+			}
+		},
+		by: "Errors/DestroyedWhileWaiting", says: "which had been destroyed",
+	},
+	{
+		defect: "looks at the address handle of a datagram when it is sent",
+		break_: func(d *wrongDriver) {
+			held := map[*wrongQP][]ib.SendWR{} // under mu
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if wrs[0].AH == nil || q.QP.State() != ib.QPSQD {
+					return q.QP.PostSend(wrs)
+				}
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				for _, wr := range wrs {
+					wr.SGList = slices.Clone(wr.SGList)
+					held[q] = append(held[q], wr)
+				}
+				return len(wrs), nil
+			}
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				err := q.QP.Modify(a, m, nil)
+				if err == nil && q.QP.State() != ib.QPSQD {
+					d.mu.Lock()
+					defer d.mu.Unlock()
+					q.QP.PostSend(held[q])
+					delete(held, q)
+				}
+				return err
+			}
+		},
+		by: "Data/AddressOfPost", says: "one went where its handle led when it was sent",
+	},
+}

@@ -1,0 +1,177 @@
+package ibtest
+
+import (
+	"sync/atomic"
+	"time"
+
+	"verbena/ib"
+)
+
+// Late: what has been posted, or is on its way, when what it belongs to changes or ends.
+
+var lateChecks = []check{
+	{
+		name: "Data/AddressOfPost",
+		rule: "a datagram goes where its address handle led when it was posted, whatever becomes of the handle",
+		test: testAddressOfPost,
+	},
+	{
+		name: "CQ/TimersEnd",
+		rule: "a notification that moderation holds back is not reported when the queue has been destroyed",
+		test: testModerationEnds,
+	},
+	{
+		name: "Errors/DestroyedWhileWaiting",
+		rule: "a queue pair that waits for its peer when it is destroyed makes no completion and no event any more",
+		test: testDestroyedWhileWaiting,
+	},
+}
+
+// testAddressOfPost has datagrams wait in SQD while their handles are modified and destroyed. Each has a length of its own.
+func testAddressOfPost(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeUD})
+	ah := e.ah(p.pd)
+	here, there := e.address(), e.elsewhere(ah)
+	if !p.hold() {
+		e.Skip("the driver has no state SQD, in which datagrams wait")
+	}
+	fill(p.buf[0].b, 1)
+	var arrive []int
+	length := 0
+	post := func(to *ib.AH, arrives bool) {
+		e.Helper()
+		length++
+		p.recv(1, 0, 0, 100)
+		p.post(0, p.datagram(uint64(length), to, length))
+		if arrives {
+			arrive = append(arrive, length)
+		}
+	}
+	post(ah, true)
+	e.must("modify ah", ah.Modify(&there)) // after a post to the device itself
+	post(ah, false)
+	e.must("modify ah", ah.Modify(&here)) // and after one to elsewhere
+	post(ah, true)
+	post(ah, true)
+	e.destroy(ah)
+	// A handle that is made now may have the place of the one that is gone.
+	other, err := p.pd.CreateAH(&there)
+	e.must("create ah", err)
+	own(e, other, other.Destroy)
+	post(other, false)
+	e.must("modify ah", other.Modify(&here))
+	post(other, true)
+	e.destroy(other)
+	e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
+	for i := range length {
+		e.waitOne(p.cqs[0], uint64(i+1), ib.WCSuccess)
+	}
+	for _, n := range arrive {
+		if wc := e.waitAny(p.cqs[1]); wc.Status != ib.WCSuccess || int(wc.ByteLen) != grhLen+n {
+			e.Fatalf("datagram %d arrived, with %q, want %d: one went where its handle led when it was sent, not when it was posted",
+				int(wc.ByteLen)-grhLen, wc.Status, n)
+		}
+	}
+}
+
+// elsewhere is an address at which nothing receives, that the handle may have.
+func (e *env) elsewhere(ah *ib.AH) ib.AHAttr {
+	e.Helper()
+	var err error
+	for i := range e.port.GIDTableLen { // a neighbour of the device
+		a := e.address()
+		g, qerr := e.dev.QueryGID(1, i)
+		e.must("query GID", qerr)
+		if a.GRH.DGID = g.GID; g.GID.IsZero() {
+			continue
+		}
+		a.GRH.DGID[15] ^= 0x11
+		if err = ah.Modify(&a); err == nil {
+			here := e.address()
+			e.must("modify ah", ah.Modify(&here))
+			return a
+		}
+	}
+	e.Fatalf("modify ah to the address of a neighbour: %v", err)
+	return ib.AHAttr{}
+}
+
+// testModerationEnds destroys queues whose notification is held back, and waits for that of a queue which is held back longer.
+// What is reported of the others breaks the rule use-after-destroy.
+func testModerationEnds(e *env) {
+	pd := e.pd()
+	buf := e.buffer(pd, 64, allAccess)
+	const period = 2 * time.Millisecond
+	// moderated returns a queue with n completions of the count that it waits for.
+	moderated := func(n int, flags ib.NotifyFlags, period time.Duration, handler func(*ib.CQ)) (*ib.CQ, *ib.QP) {
+		e.Helper()
+		cq := e.cq(queueLen, handler)
+		e.need("moderation of CQs", cq.Moderate(10, period))
+		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+		e.up(qp, qp.Num(), ib.QPInit)
+		_, err := cq.ReqNotify(flags)
+		e.must("request notify", err)
+		for i := range n { // flushed, they answer any request
+			if k, err := qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: buf.sgl(0, 8)}); k != 1 {
+				e.Fatalf("post receive: %v", err)
+			}
+		}
+		e.must("modify to ERR", qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+		return cq, qp
+	}
+	for n := range 4 {
+		for _, flags := range []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited} {
+			cq, qp := moderated(n, flags, period, func(*ib.CQ) {})
+			if n == 3 {
+				e.wait(cq, n) // polled, they are reported all the same
+			}
+			e.destroy(qp)
+			e.destroy(cq)
+		}
+	}
+	var calls atomic.Int32
+	moderated(1, ib.NotifyNextComp, 2*period, func(*ib.CQ) { calls.Add(1) })
+	e.eventually("the notification of a queue that is there", func() bool { return calls.Load() > 0 })
+	e.settle()
+}
+
+// testDestroyedWhileWaiting destroys queue pairs that wait for an acknowledgement, or for the peer to have a receive, and waits until
+// one that is left has given up. Events that come late break the rule use-after-destroy.
+func testDestroyedWhileWaiting(e *env) {
+	pd, cq := e.pd(), e.cq(queueLen, nil)
+	buf := e.buffer(pd, 64, allAccess)
+	e.timeout, e.retries = 8, 1 // 1 ms
+	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Event: func(*ib.QP, ib.EventType) {}}
+	begin := func(receives bool) *ib.QP {
+		e.Helper()
+		qp, peer := e.qp(pd, init), e.qp(pd, init)
+		e.up(qp, peer.Num(), ib.QPRTS)
+		if receives { // without a receive
+			e.up(peer, qp.Num(), ib.QPRTR)
+		}
+		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.sgl(0, 8)}, ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: buf.sgl(0, 8)})
+		if n != 2 {
+			e.Fatalf("post send: %d taken, %v", n, err)
+		}
+		return qp
+	}
+	poll := func() []ib.WC {
+		e.Helper()
+		wc := make([]ib.WC, queueLen)
+		n, err := cq.Poll(wc)
+		e.must("poll", err)
+		return wc[:n]
+	}
+	for i := range 6 {
+		e.destroy(begin(i%2 == 0))
+	}
+	poll()
+	left := begin(false)
+	e.eventually("ERR of a queue pair whose peer does not answer", func() bool { return left.State() == ib.QPErr })
+	e.settle()
+	for _, wc := range poll() {
+		if wc.QPNum != left.Num() {
+			e.Errorf("completion of work request %d with %q of queue pair %d, which had been destroyed", wc.ID, wc.Status, wc.QPNum)
+		}
+	}
+}
