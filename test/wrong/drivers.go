@@ -457,8 +457,9 @@ var Drivers = []Driver{
 	},
 	{
 		// A completion that came while the handler was being called is taken for reported.
-		Name: "poll-disarms",
-		Rule: "no armed notification is lost",
+		Name:   "poll-disarms",
+		Chance: true,
+		Rule:   "no armed notification is lost",
 		Edits: []Edit{{"cq.go", `	for ; n < len(wc) && c.wcs.n > 0; n++ {`, Before, `	if wrong("poll-disarms") && c.wcs.n > 1 {
 		c.armed = 0
 	}
