@@ -161,7 +161,10 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	case ib.QPErr:
 		qp.enterError(modified)
 	case ib.QPSQD:
-		qp.drained = qp.state == ib.QPSQD && qp.drained
+		if qp.state != ib.QPSQD {
+			qp.drained = false
+			qp.attr.EnSQDAsyncNotify = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify // for this transition alone
+		}
 		qp.setState(a.State)
 	case ib.QPRTS:
 		if qp.state == ib.QPSQE {

@@ -202,7 +202,7 @@ func (q *qp) work() (busy bool) {
 }
 
 // transmit sends one message to the other end, with its answer. This is where the wire goes. wait tells that the receiver
-// is not ready (RNR); a skeleton waits as long as it takes, whatever RNRRetry says. mu is held.
+// is not ready (RNR); a skeleton waits as long as it takes, unless RNRRetry is 0. mu is held.
 func (q *qp) transmit(wr *ib.SendWR) (status ib.WCStatus, wait bool) {
 	d := q.dev
 	data, ok := wr.Inline, true
@@ -219,6 +219,9 @@ func (q *qp) transmit(wr *ib.SendWR) (status ib.WCStatus, wait bool) {
 	wc := ib.WC{ByteLen: uint32(len(data)), SrcQP: q.obj.Num(), Opcode: ib.WCRecv}
 	receives := wr.Opcode != ib.WRRDMAWrite
 	if receives && len(peer.recvs) == 0 {
+		if q.attr.RNRRetry == 0 {
+			return ib.WCRNRRetryExcErr, false
+		}
 		return 0, true
 	}
 	if wr.Opcode == ib.WRRDMAWrite || wr.Opcode == ib.WRRDMAWriteWithImm {

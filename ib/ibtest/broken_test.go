@@ -24,6 +24,8 @@ type wrongDriver struct {
 	mu   sync.Mutex // for the defects' use
 	held atomic.Bool
 
+	attributeHooks
+
 	moreCQEs   int // room in completion queues that nobody asked for
 	createCQ   func(cq ib.CQHandle, attr ib.CQAttr) error
 	createQP   func(qp ib.QPHandle, init *ib.DriverQPInit) error
@@ -858,7 +860,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "SRQ/Limit", says: "limit events",
 	},
 }, wrongInErrors, wrongQueues, wrongMemory, wrongSleepers, wrongDisassociators,
-	wrongCompletions, wrongKeys, wrongTimers)
+	wrongCompletions, wrongKeys, wrongTimers, wrongAttributes)
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
 func brokenOptions(o ...Option) []Option {

@@ -277,14 +277,21 @@ func testMissedReport(e *env) {
 
 // settle lets callbacks that are due come: one that was raised after them has.
 func (e *env) settle() {
+	e.Helper()
+	e.delivered()
+	for range 10 {
+		pause()
+	}
+}
+
+// delivered returns when all events that have been raised have been delivered.
+func (e *env) delivered() {
+	e.Helper()
 	var seen atomic.Bool
 	stop := e.dev.OnEvent(func(ib.Event) { seen.Store(true) })
 	defer stop()
 	e.handle.DispatchEvent(ib.EventClientReregister, 1)
 	e.eventually("an event of the device", seen.Load)
-	for range 10 {
-		pause()
-	}
 }
 
 func testOncePerRequest(e *env) {

@@ -114,12 +114,13 @@ type check struct {
 }
 
 // checks are all tests, in the order in which they run: what others build on comes first, load last, so that the first that fails
-// names the fault.
+// names the fault. A group runs as a whole, where its first check is.
 func checks() []check {
 	return slices.Concat(
 		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
-		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, loadChecks,
+		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks,
+		attributeChecks, loadChecks,
 	)
 }
 

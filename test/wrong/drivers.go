@@ -428,19 +428,17 @@ var Drivers = []Driver{
 		Edits:   []Edit{{"send.go", `	if qkey&(1<<31) != 0 {`, Instead, `	if qkey&(1<<31) != 0 && !wrong("qkey-controlled") {`}},
 	},
 	{
-		Name:    "rd-atomic-swapped",
-		Commit:  `fb3063d31995 ("RDMA/rxe: Fix configuration of atomic queue pair attributes")`,
-		Escapes: true,
-		Rule:    "Query shows what was set",
+		Name:   "rd-atomic-swapped",
+		Commit: `fb3063d31995 ("RDMA/rxe: Fix configuration of atomic queue pair attributes")`,
+		Rule:   "Query shows what was set",
 		Edits: []Edit{{"qp.go", `	a.SQDraining = q.state`, Before, `	if wrong("rd-atomic-swapped") {
 		a.MaxRdAtomic, a.MaxDestRdAtomic = a.MaxDestRdAtomic, a.MaxRdAtomic
 	}
 `}},
 	},
 	{
-		Name:    "sq-drained-unasked",
-		Escapes: true,
-		Rule:    "EnSQDAsyncNotify asks for EventSQDrained, for one transition",
+		Name: "sq-drained-unasked",
+		Rule: "EnSQDAsyncNotify asks for EventSQDrained, for one transition",
 		Edits: []Edit{{"send.go", `	if q.state == ib.QPSQD && !q.waiting && q.attr.EnSQDAsyncNotify {
 		q.attr.EnSQDAsyncNotify = false`, Instead,
 			`	if q.state == ib.QPSQD && !q.waiting && (q.attr.EnSQDAsyncNotify || wrong("sq-drained-unasked")) {
@@ -448,10 +446,9 @@ var Drivers = []Driver{
 	},
 	{
 		// An endless retry gives up.
-		Name:    "rnr-endless",
-		Commit:  `445fd4f4fb76 ("RDMA/rxe: Fix rnr retry behavior")`,
-		Escapes: true,
-		Rule:    "QPAttr.RNRRetry 7: for ever",
+		Name:   "rnr-endless",
+		Commit: `445fd4f4fb76 ("RDMA/rxe: Fix rnr retry behavior")`,
+		Rule:   "QPAttr.RNRRetry 7: for ever",
 		Edits: []Edit{{"send.go", `	case q.attr.RNRRetry == 0:`, Instead,
 			`	case q.attr.RNRRetry == 0 || wrong("rnr-endless") && q.attr.RNRRetry == 7 && len(q.dev.blocked) > 0:`}},
 	},

@@ -1,0 +1,388 @@
+package ibtest
+
+import (
+	"errors"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/ib/internal/qptable"
+)
+
+// The attributes of queue pairs, and the effect of those that no other check looks at.
+
+var attributeChecks = []check{
+	{
+		name: "QueuePair/Attributes",
+		rule: "Query reports each attribute as Modify has set it, and those that Modify did not name as they were; after an error nothing has changed",
+		test: testAttributes,
+	},
+	{
+		name: "SQ/DrainedEvent",
+		rule: "the event that the send queue is drained comes once, for a transition to SQD that asks for it, when nothing is in flight any more",
+		test: testDrainedEvent,
+	},
+	{
+		name: "Errors/ReceiverNotReady",
+		rule: "with RNRRetry 7 a sender waits for a receive as long as it takes, however many wait; with 0 it gives up at once",
+		test: testReceiverNotReady,
+	},
+}
+
+// attribute is an attribute of a queue pair that reads back as it was set.
+type attribute struct {
+	name   string
+	bit    ib.QPAttrMask
+	choose func(a *ib.QPAttr, r *rand.Rand)
+	get    func(a *ib.QPAttr) any
+}
+
+// attributes are those that the device takes, with values that all devices take. The numbers of READs and atomics are powers
+// of two, since adapters round them up.
+func (e *env) attributes(dev ib.DeviceAttr) []attribute {
+	rights := []ib.AccessFlags{0, ib.AccessRemoteRead, ib.AccessRemoteWrite, ib.AccessRemoteRead | ib.AccessRemoteWrite}
+	if dev.AtomicCap != ib.AtomicNone {
+		for _, r := range rights[:4] {
+			rights = append(rights, r|ib.AccessRemoteAtomic)
+		}
+	}
+	power := func(r *rand.Rand, most int) uint8 { return 1 << r.IntN(bits.Len8(uint8(max(1, min(most, 255))))) }
+	return []attribute{
+		{"P_Key index", ib.QPAttrPKeyIndex, func(a *ib.QPAttr, r *rand.Rand) { a.PKeyIndex = uint16(r.IntN(max(1, e.port.PKeyTableLen))) },
+			func(a *ib.QPAttr) any { return a.PKeyIndex }},
+		{"port", ib.QPAttrPort, func(a *ib.QPAttr, r *rand.Rand) { a.Port = 1 }, func(a *ib.QPAttr) any { return a.Port }},
+		{"Q_Key", ib.QPAttrQKey, func(a *ib.QPAttr, r *rand.Rand) { a.QKey = r.Uint32() >> 1 }, func(a *ib.QPAttr) any { return a.QKey }},
+		{"access flags", ib.QPAttrAccessFlags, func(a *ib.QPAttr, r *rand.Rand) { a.AccessFlags = rights[r.IntN(len(rights))] },
+			func(a *ib.QPAttr) any { return a.AccessFlags }},
+		{"address", ib.QPAttrAV, func(a *ib.QPAttr, r *rand.Rand) {
+			a.AH = e.address()
+			a.AH.SL, a.AH.GRH.TrafficClass = uint8(r.IntN(8)), uint8(r.IntN(64))<<2
+			a.AH.GRH.HopLimit, a.AH.GRH.FlowLabel = uint8(1+r.IntN(255)), r.Uint32N(1<<20)
+		}, func(a *ib.QPAttr) any { return a.AH }},
+		{"path MTU", ib.QPAttrPathMTU, func(a *ib.QPAttr, r *rand.Rand) { a.PathMTU = ib.MTU(1 + r.IntN(int(e.port.ActiveMTU))) },
+			func(a *ib.QPAttr) any { return a.PathMTU }},
+		{"destination", ib.QPAttrDestQPN, func(a *ib.QPAttr, r *rand.Rand) { a.DestQPN = 2 + r.Uint32N(1<<24-3) },
+			func(a *ib.QPAttr) any { return a.DestQPN }},
+		{"receive PSN", ib.QPAttrRQPSN, func(a *ib.QPAttr, r *rand.Rand) { a.RQPSN = r.Uint32N(1 << 24) }, func(a *ib.QPAttr) any { return a.RQPSN }},
+		{"send PSN", ib.QPAttrSQPSN, func(a *ib.QPAttr, r *rand.Rand) { a.SQPSN = r.Uint32N(1 << 24) }, func(a *ib.QPAttr) any { return a.SQPSN }},
+		{"number of outstanding READs and atomics", ib.QPAttrMaxRdAtomic,
+			func(a *ib.QPAttr, r *rand.Rand) { a.MaxRdAtomic = power(r, dev.MaxQPInitRdAtom) }, func(a *ib.QPAttr) any { return a.MaxRdAtomic }},
+		{"number of READs and atomics to serve", ib.QPAttrMaxDestRdAtomic,
+			func(a *ib.QPAttr, r *rand.Rand) { a.MaxDestRdAtomic = power(r, dev.MaxQPRdAtom) }, func(a *ib.QPAttr) any { return a.MaxDestRdAtomic }},
+		{"RNR timer", ib.QPAttrMinRNRTimer, func(a *ib.QPAttr, r *rand.Rand) { a.MinRNRTimer = uint8(r.IntN(32)) },
+			func(a *ib.QPAttr) any { return a.MinRNRTimer }},
+		{"timeout", ib.QPAttrTimeout, func(a *ib.QPAttr, r *rand.Rand) { a.Timeout = uint8(r.IntN(32)) }, func(a *ib.QPAttr) any { return a.Timeout }},
+		{"retry count", ib.QPAttrRetryCnt, func(a *ib.QPAttr, r *rand.Rand) { a.RetryCnt = uint8(r.IntN(8)) },
+			func(a *ib.QPAttr) any { return a.RetryCnt }},
+		{"RNR retry count", ib.QPAttrRNRRetry, func(a *ib.QPAttr, r *rand.Rand) { a.RNRRetry = uint8(r.IntN(8)) },
+			func(a *ib.QPAttr) any { return a.RNRRetry }},
+	}
+}
+
+// theWholeWay is through all states that a queue pair without traffic can be in.
+var theWholeWay = []ib.QPState{ib.QPInit, ib.QPInit, ib.QPRTR, ib.QPRTS, ib.QPRTS, ib.QPSQD, ib.QPSQD, ib.QPRTS}
+
+// all types of queue pairs.
+var allKinds = []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt}
+
+func testAttributes(e *env) {
+	dev, err := e.dev.QueryDevice()
+	e.must("query device", err)
+	pd, cq := e.pd(), e.cq(8, nil)
+	attrs := e.attributes(dev)
+	r := rand.New(rand.NewPCG(17, 19))
+	for _, kind := range allKinds {
+		qp := e.ofType(kind, pd, cq)
+		if qp == nil {
+			e.Logf("the driver has no %v queue pairs", kind)
+			continue
+		}
+		if a := e.query(qp); a.Cap != qp.Init().Cap {
+			e.Errorf("capacities of a %v queue pair: Query reports %+v, CreateQP granted %+v", kind, a.Cap, qp.Init().Cap)
+		}
+		for range 6 {
+			for _, to := range theWholeWay {
+				e.step(qp, attrs, to, r)
+			}
+			e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+		}
+	}
+}
+
+// query asks for everything.
+func (e *env) query(qp *ib.QP) ib.QPAttr {
+	e.Helper()
+	a, _, err := qp.Query(1<<21 - 1)
+	e.must("query qp", err)
+	return a
+}
+
+// step modifies a queue pair to a state, with the attributes that this takes and some that it allows, and compares all of them
+// with what they should be. Before that it tries to do so with a wrong value.
+func (e *env) step(qp *ib.QP, attrs []attribute, to ib.QPState, r *rand.Rand) {
+	e.Helper()
+	e.eventually("the end of SQDraining", func() bool { return !e.query(qp).SQDraining })
+	before := e.query(qp)
+	from, kind := before.State, qp.Type()
+	required, optional, known := qptable.Step(from.String(), to.String(), kind.String())
+	if !known {
+		e.Fatalf("a %v queue pair is in %v, and should go to %v", kind, from, to)
+	}
+	set, mask := ib.QPAttr{State: to}, ib.QPAttrState|ib.QPAttrMask(required)
+	for _, a := range attrs {
+		a.choose(&set, r) // also where it is not named
+		if ib.QPAttrMask(optional)&a.bit != 0 && r.IntN(2) == 0 {
+			mask |= a.bit
+		}
+	}
+	for _, wrong := range []struct {
+		bit ib.QPAttrMask
+		set func(a *ib.QPAttr)
+	}{
+		{ib.QPAttrPort, func(a *ib.QPAttr) { a.Port = 0 }},
+		{ib.QPAttrPathMTU, func(a *ib.QPAttr) { a.PathMTU = 9 }},
+		{ib.QPAttrAV, func(a *ib.QPAttr) { a.AH.Port = 0 }},
+	} {
+		if mask&wrong.bit == 0 {
+			continue
+		}
+		bad := set
+		wrong.set(&bad)
+		e.wantErr("modify with a wrong value", qp.Modify(bad, mask), syscall.EINVAL)
+		if got := e.query(qp); got != before {
+			e.Fatalf("%v queue pair from %v to %v: after a Modify that failed Query reports %+v, before it %+v", kind, from, to, got, before)
+		}
+	}
+	e.must("modify", qp.Modify(set, mask))
+	got := e.query(qp)
+	if got.State != to || got.CurState != to {
+		e.Fatalf("%v queue pair from %v to %v: Query reports the states %v and %v", kind, from, to, got.State, got.CurState)
+	}
+	for _, a := range attrs {
+		want, why := a.get(&before), "which Modify did not name"
+		if mask&a.bit != 0 {
+			want, why = a.get(&set), "as Modify has set it"
+		}
+		if g := a.get(&got); g != want {
+			e.Errorf("%v queue pair from %v to %v: %s: got %v, want %v, %s", kind, from, to, a.name, g, want, why)
+		}
+	}
+}
+
+// drains counts the events that the send queue is drained, by queue pair.
+type drains struct {
+	mu sync.Mutex
+	n  map[*ib.QP]int
+}
+
+func (d *drains) event(qp *ib.QP, ev ib.EventType) {
+	if ev == ib.EventSQDrained {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.n[qp]++
+	}
+}
+
+func (d *drains) of(qp *ib.QP) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.n[qp]
+}
+
+func testDrainedEvent(e *env) {
+	tried := 0
+	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
+		if !e.has(kind) {
+			e.Logf("the driver has no %v queue pairs", kind)
+			continue
+		}
+		tried++
+		d := drains{n: map[*ib.QP]int{}}
+		p := e.pair(pairConfig{kind: kind, event: d.event})
+		qp, want := p.qps[0], 0
+		drain := func(how string, ask, name bool) {
+			e.Helper()
+			mask := ib.QPAttrState
+			if name {
+				mask |= ib.QPAttrEnSQDAsyncNotify
+			}
+			e.need("the state SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: ask}, mask))
+			if ask && name {
+				want++
+				e.eventually("the event that the send queue is drained", func() bool { return d.of(qp) >= want })
+			}
+			e.delivered() // a late event is seen at the next step
+			if n := d.of(qp); n != want {
+				e.Fatalf("%v queue pair, %s: %d events that the send queue is drained, want %d", kind, how, n, want)
+			}
+		}
+		back := func() {
+			e.Helper()
+			e.must("modify to RTS", qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
+		}
+		drain("to SQD without the attribute", true, false)
+		back()
+		drain("to SQD with the attribute false", false, true)
+		back()
+		drain("to SQD asking for it", true, true)
+		drain("modified in SQD", false, false)
+		back()
+		drain("to SQD without asking, which an earlier transition did", false, false)
+		back()
+		drain("to SQD asking for it again", true, true)
+		e.settle()
+		if n := d.of(qp); n != want {
+			e.Errorf("%v queue pair: %d events that the send queue is drained, asked for %d", kind, n, want)
+		}
+		if n := d.of(p.qps[1]); n != 0 {
+			e.Errorf("%d events of a queue pair that was never in SQD", n)
+		}
+		if kind == ib.QPTypeRC {
+			back()
+			e.drainWaiting(p, &d, false)
+			e.drainWaiting(p, &d, true)
+		}
+	}
+	if tried == 0 {
+		e.Skip("the driver has no queue pairs of the types tried")
+	}
+}
+
+// drainWaiting takes a queue pair to SQD whose message waits for a receive. Whether it has begun is the driver's business: one
+// that has begun ends before the event, one that has not stays until RTS.
+func (e *env) drainWaiting(p *pair, d *drains, ask bool) {
+	e.Helper()
+	qp, before := p.qps[0], d.of(p.qps[0])
+	want := before
+	if ask {
+		want++
+	}
+	p.send(0, 1, 8)
+	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: ask}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
+	e.settle()
+	began := e.query(qp).SQDraining
+	if n := d.of(qp); began && n != before {
+		e.Fatalf("%d events that the send queue is drained while Query reports that it is not, want %d", n, before)
+	}
+	p.recv(1, 1, 0, 8)
+	if began {
+		e.eventually("the end of SQDraining", func() bool { return !e.query(qp).SQDraining })
+	}
+	if ask {
+		e.eventually("the event that the send queue is drained", func() bool { return d.of(qp) >= want })
+	}
+	wc := make([]ib.WC, 1)
+	n, err := p.cqs[0].Poll(wc)
+	e.must("poll", err)
+	if began && n == 0 {
+		e.Fatal("the send queue is drained, and the message that was in flight has not completed")
+	}
+	e.settle()
+	if got := d.of(qp); got != want {
+		e.Fatalf("a message in flight, EnSQDAsyncNotify %v: %d events that the send queue is drained, want %d", ask, got-before, want-before)
+	}
+	if more, _ := p.cqs[0].Poll(wc); more != 0 && !began {
+		e.Fatal("a message was sent in SQD when the send queue was drained")
+	}
+	e.must("modify to RTS", qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
+	if n == 0 {
+		wc[0] = e.waitAny(p.cqs[0])
+	}
+	if wc[0].ID != 1 || wc[0].Status != ib.WCSuccess {
+		e.Errorf("the message ended with %q", wc[0].Status)
+	}
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+}
+
+// has reports whether the driver has queue pairs of a type.
+func (e *env) has(kind ib.QPType) bool {
+	e.Helper()
+	pd, cq := e.pd(), e.cq(1, nil)
+	qp := e.ofType(kind, pd, cq)
+	if qp != nil {
+		e.destroy(qp)
+	}
+	return qp != nil
+}
+
+// waiting is a pair whose sender waits for a receive.
+type waiting struct {
+	*pair
+	wr   ib.SendWR
+	recv func()
+}
+
+func testReceiverNotReady(e *env) {
+	var all []waiting
+	pd := e.pd()
+	for _, op := range []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWriteWithImm, ib.WRSend} {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		all = append(all, waiting{p, p.rdma(1, op, p.buf[0].sgl(0, 64), 64), func() { p.recv(1, 2, 0, 64) }})
+	}
+	if srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}}); err == nil {
+		own(e, srq, srq.Destroy)
+		for range 2 {
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+			all = append(all, waiting{p, p.rdma(1, ib.WRSend, p.buf[0].sgl(0, 64), 0), func() {
+				if n, err := srq.PostRecv(ib.RecvWR{ID: 2, SGList: p.buf[1].sgl(0, 64)}); n != 1 {
+					e.Fatalf("post receive: %v", err)
+				}
+			}})
+		}
+	}
+	for range 2 { // the second time each has waited before
+		all = slices.DeleteFunc(all, func(w waiting) bool {
+			n, err := w.qps[0].PostSend(w.wr)
+			if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+				e.Logf("the driver has no opcode %d: %v", w.wr.Opcode, err)
+				return true
+			}
+			if n != 1 {
+				e.Fatalf("post send: %v", err)
+			}
+			return false
+		})
+		e.givesUp(pd)
+		for range 20 {
+			pause()
+		}
+		for _, w := range all {
+			for i, cq := range w.cqs {
+				wc := make([]ib.WC, 1)
+				if n, _ := cq.Poll(wc); n != 0 {
+					e.Fatalf("opcode %d without a receive: side %d has a completion with %q", w.wr.Opcode, i, wc[0].Status)
+				}
+			}
+		}
+		slices.Reverse(all) // the receives do not come in the order of the messages
+		for _, w := range all {
+			w.recv()
+		}
+		for _, w := range all {
+			e.waitOne(w.cqs[0], 1, ib.WCSuccess)
+			e.waitOne(w.cqs[1], 2, ib.WCSuccess)
+		}
+	}
+}
+
+// givesUp sends to a queue pair without a receive, without a retry.
+func (e *env) givesUp(pd *ib.PD) {
+	e.Helper()
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	e.reset(p.qps[:]...)
+	e.up(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+	e.up(p.qps[0], p.qps[1].Num(), ib.QPRTR)
+	a := e.attr(ib.QPRTS, p.qps[1].Num())
+	a.RNRRetry = 0
+	e.must("modify to RTS", p.qps[0].Modify(a, upMask(ib.QPTypeRC, ib.QPRTS)))
+	p.send(0, 1, 8)
+	p.send(0, 2, 8)
+	e.waitOne(p.cqs[0], 1, ib.WCRNRRetryExcErr)
+	e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
+	if s := p.qps[1].State(); s != ib.QPRTS {
+		e.Errorf("the queue pair that was sent to without a receive is in %v, want %v", s, ib.QPRTS)
+	}
+}
