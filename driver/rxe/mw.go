@@ -16,7 +16,8 @@ import (
 //	                  +---bind--> bound      again, and the peers of any may use it.
 //
 //	type 2B: free --bind--> bound --LOCAL_INV, SEND with invalidate--> free
-//	                                         Only the queue pair that bound it may invalidate it, and its peer use it.
+//	                                         Only the queue pair that bound it may invalidate it, and its peer use it. Its
+//	                                         end is the end of the bind.
 type mw struct {
 	dev   *Device
 	obj   ib.MWHandle
@@ -134,9 +135,23 @@ func (w *mw) window(qp *QP, b *uapi.RXESendWRMW, key uint32) *grant {
 		g.first, g.shift = 0, b.Addr
 	}
 	if w.kind == ib.MWType2 {
-		g.qp = qp
+		g.qp, qp.bound = qp, true
 	}
 	return g
+}
+
+// unbindWindows ends the binds of type 2B by a queue pair that is gone, and so makes no others.
+func (d *Device) unbindWindows(qp *QP) {
+	for w := range d.mws.all() {
+		if g := w.grant.Load(); g == nil || g.qp != qp {
+			continue
+		}
+		w.mu.Lock()
+		if g := w.grant.Load(); g != nil && g.qp == qp {
+			w.replace(nil)
+		}
+		w.mu.Unlock()
+	}
 }
 
 // invalidate ends a bind of type 2B, by its queue pair's consumer or peer. (rxe_invalidate_mw)

@@ -466,7 +466,8 @@ func TestInvalidate(t *testing.T) {
 	}
 }
 
-// TestWindowLifetime: a region cannot go, nor change, before its windows, wherever these have moved to.
+// TestWindowLifetime: a region cannot go, nor change, before its windows, wherever these have moved to; those of type 2 go with their
+// queue pair.
 func TestWindowLifetime(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -509,7 +510,9 @@ func TestWindowLifetime(t *testing.T) {
 		b.b.bind(third, mr, 0, 10, 0)
 		check(t, b.b.qp.Destroy())
 		b.b.qp, b.b.cq = qp, cq
-		busy("a window whose queue pair is no more")
+		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable})) // the window has been unbound with it
+		b.b.bind(third, mr, 0, 10, 0)
+		busy("a window that another queue pair has bound again")
 		check(t, third.Dealloc())
 		check(t, mr.Dereg())
 	})

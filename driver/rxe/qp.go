@@ -87,6 +87,7 @@ type QP struct {
 	stranded bool // a ring's memory is gone
 	cut      bool // its context was disassociated: its rings are not looked at any more
 	toldLast bool // that no more receives are taken from srq
+	bound    bool // it has bound a window of type 2
 	trace    *trace
 }
 
@@ -371,7 +372,11 @@ func (qp *QP) Destroy() error {
 		qp.idle.Wait()
 	}
 	qp.egress.drop()
+	bound := qp.bound
 	qp.mu.Unlock()
+	if bound {
+		qp.dev.unbindWindows(qp)
+	}
 	if qp.ctx != nil {
 		qp.ctx.dir.remove(qp)
 	}
