@@ -75,6 +75,7 @@ func (q *qp) Modify(a *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	case has(ib.QPAttrPort) && a.Port != 1,
 		has(ib.QPAttrPKeyIndex) && a.PKeyIndex != 0,
 		has(ib.QPAttrPathMTU) && (!a.PathMTU.Valid() || a.PathMTU > mtu),
+		has(ib.QPAttrMaxRdAtomic) && a.MaxRdAtomic > maxRdAtomic, has(ib.QPAttrMaxDestRdAtomic) && a.MaxDestRdAtomic > maxRdAtomic,
 		has(ib.QPAttrAV) && (!a.AH.HasGRH || a.AH.Port != 1 || a.AH.GRH.SGIDIndex != 0),
 		has(ib.QPAttrAltPath), has(ib.QPAttrPathMigState):
 		return fmt.Errorf("attributes %+v: %w", *a, syscall.EINVAL)

@@ -22,6 +22,8 @@ const (
 	maxSGE = 8
 	maxCQE = 1 << 14
 	mtu    = ib.MTU1024
+
+	maxRdAtomic = 1
 )
 
 // Device is a device of this driver. It implements ib.Driver.
@@ -117,7 +119,7 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 	return ib.DeviceAttr{
 		NodeGUID: 0x0200_0000_0000_0002, SysImageGUID: 0x0200_0000_0000_0002, MaxMRSize: 1 << 32, PageSizeCap: 4096,
 		MaxQP: maxQP, MaxQPWR: maxWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE, MaxCQ: maxQP, MaxCQE: maxCQE, MaxMR: 1 << 20,
-		MaxPD: maxQP, MaxQPRdAtom: 1, MaxQPInitRdAtom: 1, AtomicCap: ib.AtomicNone, MaxPKeys: 1, PhysPorts: 1,
+		MaxPD: maxQP, MaxQPRdAtom: maxRdAtomic, MaxQPInitRdAtom: maxRdAtomic, AtomicCap: ib.AtomicNone, MaxPKeys: 1, PhysPorts: 1,
 	}, nil
 }
 
