@@ -1,12 +1,42 @@
 package ibtest
 
 import (
+	"slices"
+	"sync"
+	"syscall"
+
 	"verbena/ib"
 )
 
 // attributeHooks are hooks of a wrongDriver into what it reports, and into what a consumer sets.
 type attributeHooks struct {
-	queried func(q *wrongQP, a *ib.QPAttr) // what Query is about to report
+	limits    func(a *ib.DeviceAttr)         // what QueryDevice is about to report
+	queried   func(q *wrongQP, a *ib.QPAttr) // what Query is about to report
+	createAH  func(a *ib.AHAttr)             // what the inner driver is about to get
+	attach    func(q *wrongQP, g ib.GID) error
+	detach    func(q *wrongQP, g ib.GID) error
+	modifySRQ func(s *wrongSRQ, a *ib.SRQAttr, m ib.SRQAttrMask) error
+}
+
+func (q *wrongQP) AttachMcast(g ib.GID, lid uint16) error {
+	if q.d.attach != nil {
+		return q.d.attach(q, g)
+	}
+	return q.QP.AttachMcast(g, lid)
+}
+
+func (q *wrongQP) DetachMcast(g ib.GID, lid uint16) error {
+	if q.d.detach != nil {
+		return q.d.detach(q, g)
+	}
+	return q.QP.DetachMcast(g, lid)
+}
+
+func (s *wrongSRQ) Modify(a *ib.SRQAttr, m ib.SRQAttrMask, u *ib.Udata) error {
+	if s.d.modifySRQ != nil {
+		return s.d.modifySRQ(s, a, m)
+	}
+	return s.SRQ.Modify(a, m, u)
 }
 
 func (q *wrongQP) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
@@ -89,5 +119,159 @@ var wrongAttributes = []wrong{
 			}
 		},
 		by: "Errors/ReceiverNotReady", says: "without a receive",
+	},
+}
+
+// wrongLimits are wrong about the limits that they report, and the capacities that they grant.
+var wrongLimits = []wrong{
+	{
+		defect: "reports one completion more than its queues can have",
+		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxCQE++ } },
+		by:     "Limits/CompletionQueue", says: "completion queue at the limit, MaxCQE",
+	},
+	{
+		defect: "makes queue pairs with more gather elements than it reports",
+		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxSendSGE-- } },
+		by:     "Limits/QueuePair", says: "beyond the limit, MaxSendSGE 15, was made",
+	},
+	{
+		defect: "reports for shared receive queues the elements that queue pairs with fewer work requests could have",
+		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxSRQSGE *= 2 } },
+		by:     "Limits/SharedReceiveQueue", says: "shared receive queue at the limit, MaxSRQSGE 32",
+	},
+	{
+		defect: "reports more outstanding READs than a queue pair can have",
+		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxQPInitRdAtom = 255 } },
+		by:     "Limits/ReadsAndAtomics", says: "modify at the limit, MaxQPInitRdAtom 255",
+	},
+	{
+		defect: "reports all queue pairs, though some are its own",
+		break_: func(d *wrongDriver) {
+			d.limits = func(a *ib.DeviceAttr) { a.MaxQP = 200 }
+			d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
+				if len(each(d, &d.qps)) >= 198 {
+					return syscall.ENOMEM
+				}
+				return nil
+			}
+		},
+		by: "Limits/Objects", says: "object 199 of MaxQP 200",
+	},
+	{
+		defect: "takes inline data that are longer than it has granted",
+		break_: func(d *wrongDriver) {
+			const more = 64
+			d.createQP = func(_ ib.QPHandle, init *ib.DriverQPInit) error { init.Cap.MaxInlineData += more; return nil }
+			d.createdQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxInlineData -= more }
+			d.queried = func(_ *wrongQP, a *ib.QPAttr) { a.Cap.MaxInlineData -= more }
+		},
+		by: "Limits/Inline", says: "bytes inline were taken",
+	},
+	{
+		defect: "takes receives with too many elements into a shared queue, and leaves out those for which there is no room",
+		break_: func(d *wrongDriver) {
+			d.srqPost = func(s *wrongSRQ, wrs []ib.RecvWR) (int, error) {
+				a, _ := s.SRQ.Query()
+				wrs = slices.Clone(wrs)
+				for i, wr := range wrs {
+					wrs[i].SGList = wr.SGList[:min(len(wr.SGList), int(a.MaxSGE))]
+				}
+				return s.SRQ.PostRecv(wrs)
+			}
+		},
+		by: "Limits/Elements", says: "was taken by a shared queue",
+	},
+	{
+		defect: "grants a send work request more than its queue has room for",
+		break_: func(d *wrongDriver) {
+			d.createdQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxSendWR++ }
+			d.queried = func(_ *wrongQP, a *ib.QPAttr) { a.Cap.MaxSendWR++ }
+		},
+		by: "Limits/SendQueue", says: "work requests taken, room for",
+	},
+	{
+		defect: "disarms the limit of a shared receive queue that is resized",
+		break_: func(d *wrongDriver) {
+			d.modifySRQ = func(s *wrongSRQ, a *ib.SRQAttr, m ib.SRQAttrMask) error {
+				err := s.SRQ.Modify(a, m, nil)
+				if err == nil && m == ib.SRQAttrMaxWR {
+					s.SRQ.Modify(&ib.SRQAttr{}, ib.SRQAttrLimit, nil)
+				}
+				return err
+			}
+		},
+		by: "SRQ/Resize", says: "after a resize Query reports",
+	},
+}
+
+// wrongDatagrams are wrong about datagrams, and about windows when a queue pair ends.
+var wrongDatagrams = []wrong{
+	{
+		defect: "sends datagrams without the traffic class of the address handle",
+		break_: func(d *wrongDriver) { d.createAH = func(a *ib.AHAttr) { a.GRH.TrafficClass = 0 } },
+		by:     "Data/DatagramRoute", says: "traffic class",
+	},
+	{
+		defect: "sends the Q_Key of the work request where that of the queue pair is asked for",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				wrs = slices.Clone(wrs)
+				for i := range wrs {
+					wrs[i].RemoteQKey &^= 1 << 31
+				}
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Data/DatagramControlledQKey", says: "arrived: false, want true",
+	},
+	{
+		defect: "delivers to the member of a group that was attached last",
+		break_: func(d *wrongDriver) {
+			var mu sync.Mutex
+			last, deaf := map[ib.GID]*wrongQP{}, map[*wrongQP]int{}
+			d.attach = func(q *wrongQP, g ib.GID) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if err := q.QP.AttachMcast(g, 0); err != nil {
+					return err
+				}
+				if p := last[g]; p != nil {
+					p.QP.DetachMcast(g, 0)
+					deaf[p]++
+				}
+				last[g] = q
+				return nil
+			}
+			d.detach = func(q *wrongQP, g ib.GID) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if last[g] != q && deaf[q] > 0 {
+					deaf[q]--
+					return nil
+				}
+				delete(last, g)
+				return q.QP.DetachMcast(g, 0)
+			}
+		},
+		by: "Mcast/Members", says: "the datagram for receiver 0 of the group",
+	},
+	{
+		defect: "leaves windows bound when their queue pair is destroyed",
+		break_: func(d *wrongDriver) {
+			var bound sync.Map // of *wrongQP
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if wrs[0].Opcode == ib.WRBindMW && wrs[0].Bind.MW.Type() == ib.MWType2 {
+					bound.Store(q, true)
+				}
+				return q.QP.PostSend(wrs)
+			}
+			d.destroyQP = func(q *wrongQP) error {
+				if _, ok := bound.Load(q); ok {
+					return q.QP.Modify(&ib.QPAttr{State: ib.QPReset}, ib.QPAttrState, nil)
+				}
+				return q.QP.Destroy()
+			}
+		},
+		by: "MW/QueuePairDestroyed", says: "deregister the region of a window, whose queue pair was destroyed in RTS",
 	},
 }

@@ -158,7 +158,11 @@ func (d *wrongDriver) QueryDevice() (ib.DeviceAttr, error) {
 	if d.query != nil {
 		d.query()
 	}
-	return d.Device.QueryDevice()
+	a, err := d.Device.QueryDevice()
+	if d.limits != nil {
+		d.limits(&a)
+	}
+	return a, err
 }
 
 func (d *wrongDriver) CreateCQ(cq ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
@@ -214,6 +218,11 @@ func (d *wrongDriver) CreateSRQ(srq ib.SRQHandle, init *ib.DriverSRQInit, u *ib.
 }
 
 func (d *wrongDriver) CreateAH(pd ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+	if d.createAH != nil {
+		given := *attr
+		attr = &given
+		d.createAH(attr)
+	}
 	inner, err := d.Device.CreateAH(pd, attr, u)
 	if err != nil {
 		return nil, err
@@ -860,7 +869,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "SRQ/Limit", says: "limit events",
 	},
 }, wrongInErrors, wrongQueues, wrongMemory, wrongSleepers, wrongDisassociators,
-	wrongCompletions, wrongKeys, wrongTimers, wrongAttributes)
+	wrongCompletions, wrongKeys, wrongTimers, wrongAttributes, wrongLimits, wrongDatagrams)
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
 func brokenOptions(o ...Option) []Option {

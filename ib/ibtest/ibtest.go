@@ -120,7 +120,8 @@ func checks() []check {
 		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks,
-		attributeChecks, loadChecks,
+		attributeChecks,
+		datagramChecks, windowChecks, limitChecks, loadChecks,
 	)
 }
 

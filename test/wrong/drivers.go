@@ -326,9 +326,8 @@ var Drivers = []Driver{
 			`	case k.fast && (k.bound == 0 || wrong("invalidate-bound")):`}},
 	},
 	{
-		Name:    "mw-outlives-qp",
-		Escapes: true,
-		Rule:    "Memory windows of type 2 are bound to one queue pair; Dereg EBUSY only while a window is bound",
+		Name: "mw-outlives-qp",
+		Rule: "Memory windows of type 2 are bound to one queue pair; Dereg EBUSY only while a window is bound",
 		Edits: []Edit{{"qp.go", `		if k.qp == q {
 			k.unbind()`, Instead, `		if k.qp == q && !wrong("mw-outlives-qp") {
 			k.unbind()`}},
@@ -340,10 +339,9 @@ var Drivers = []Driver{
 			`s != nil && (s.rq.xrcd == q.xrcd || wrong("xrc-domain")) {`}},
 	},
 	{
-		Name:    "mcast-first-only",
-		Commit:  `e7ec96fc7932 ("RDMA/rxe: Fix skb lifetime in rxe_rcv_mcast_pkt()")`,
-		Escapes: true,
-		Rule:    "Multicast: each member of a group receives what is sent to it",
+		Name:   "mcast-first-only",
+		Commit: `e7ec96fc7932 ("RDMA/rxe: Fix skb lifetime in rxe_rcv_mcast_pkt()")`,
+		Rule:   "Multicast: each member of a group receives what is sent to it",
 		Edits: []Edit{{"send.go", `		for _, p := range d.groups[dgid] {
 `, After, `			if wrong("mcast-first-only") && (p.rq.n == 0 || p.attr.QKey != w.wr.RemoteQKey) {
 				break
@@ -361,10 +359,9 @@ var Drivers = []Driver{
 `}},
 	},
 	{
-		Name:    "srq-shrink",
-		Commit:  `cc28f351155d ("RDMA/rxe: Fix rxe_modify_srq")`,
-		Escapes: true,
-		Rule:    "DriverSRQ.Modify: EINVAL for less room than is taken",
+		Name:   "srq-shrink",
+		Commit: `cc28f351155d ("RDMA/rxe: Fix rxe_modify_srq")`,
+		Rule:   "DriverSRQ.Modify: EINVAL for less room than is taken",
 		Edits: []Edit{{"srq.go", `		r := newRing[recvWQE](int(room))
 `, After, `		if wrong("srq-shrink") {
 			s.rq.n = min(s.rq.n, len(s.rq.slots)-s.rq.head)
@@ -387,24 +384,21 @@ var Drivers = []Driver{
 		if q.state != ib.QPReset && !(wrong("error-spares-init") && q.state == ib.QPInit) {`}},
 	},
 	{
-		Name:    "max-srq-sge",
-		Commit:  `79d330fbdffd ("RDMA/bnxt_re: Fix max SGEs for the Work Request")`,
-		Escapes: true,
-		Rule:    "DeviceAttr: limits of a device are those up to which creating works",
-		Edits:   []Edit{{"device.go", `MaxSRQSGE: maxSGE,`, Instead, `MaxSRQSGE: wrongInt(wrong("max-srq-sge"), 2*maxSGE, maxSGE),`}},
+		Name:   "max-srq-sge",
+		Commit: `79d330fbdffd ("RDMA/bnxt_re: Fix max SGEs for the Work Request")`,
+		Rule:   "DeviceAttr: limits of a device are those up to which creating works",
+		Edits:  []Edit{{"device.go", `MaxSRQSGE: maxSGE,`, Instead, `MaxSRQSGE: wrongInt(wrong("max-srq-sge"), 2*maxSGE, maxSGE),`}},
 	},
 	{
-		Name:    "max-cqe",
-		Commit:  `12faad5e5cf2 ("RDMA/irdma: Report the correct max cqes from query device")`,
-		Escapes: true,
-		Rule:    "DeviceAttr: limits of a device are those up to which creating works",
-		Edits:   []Edit{{"device.go", `MaxCQE: maxCQE, MaxMR`, Instead, `MaxCQE: wrongInt(wrong("max-cqe"), maxCQE+1, maxCQE), MaxMR`}},
+		Name:   "max-cqe",
+		Commit: `12faad5e5cf2 ("RDMA/irdma: Report the correct max cqes from query device")`,
+		Rule:   "DeviceAttr: limits of a device are those up to which creating works",
+		Edits:  []Edit{{"device.go", `MaxCQE: maxCQE, MaxMR`, Instead, `MaxCQE: wrongInt(wrong("max-cqe"), maxCQE+1, maxCQE), MaxMR`}},
 	},
 	{
-		Name:    "grh-traffic-class",
-		Commit:  `62de0e67328e ("RDMA/mana_ib: Fix DSCP value in modify QP")`,
-		Escapes: true,
-		Rule:    "Messages arrive: the GRH before a datagram is that of the address handle",
+		Name:   "grh-traffic-class",
+		Commit: `62de0e67328e ("RDMA/mana_ib: Fix DSCP value in modify QP")`,
+		Rule:   "Messages arrive: the GRH before a datagram is that of the address handle",
 		Edits: []Edit{{"send.go", `	copy(h[24:], g.DGID[:])
 `, After, `	if wrong("grh-traffic-class") {
 		h[0], h[1] = 6<<4, h[1]&0xf
@@ -421,11 +415,10 @@ var Drivers = []Driver{
 	return ib.WCSuccess, false`}},
 	},
 	{
-		Name:    "qkey-controlled",
-		Commit:  `0cadb4db79e1 ("RDMA/uverbs: Restrict usage of privileged QKEYs")`,
-		Escapes: true,
-		Rule:    "Messages arrive: a Q_Key with the high bit stands for the sender's own (IBA 10.2.5)",
-		Edits:   []Edit{{"send.go", `	if qkey&(1<<31) != 0 {`, Instead, `	if qkey&(1<<31) != 0 && !wrong("qkey-controlled") {`}},
+		Name:   "qkey-controlled",
+		Commit: `0cadb4db79e1 ("RDMA/uverbs: Restrict usage of privileged QKEYs")`,
+		Rule:   "Messages arrive: a Q_Key with the high bit stands for the sender's own (IBA 10.2.5)",
+		Edits:  []Edit{{"send.go", `	if qkey&(1<<31) != 0 {`, Instead, `	if qkey&(1<<31) != 0 && !wrong("qkey-controlled") {`}},
 	},
 	{
 		Name:   "rd-atomic-swapped",
@@ -479,10 +472,9 @@ var Drivers = []Driver{
 	},
 	{
 		// Data that is sent inline is no longer than the gather list's limit, whatever was granted.
-		Name:    "inline-limit",
-		Commit:  `4f44e519b6a9 ("RDMA/irdma: Fix inline for multiple SGE's")`,
-		Escapes: true,
-		Rule:    "Wrong arguments and states are refused (MaxInlineData)",
+		Name:   "inline-limit",
+		Commit: `4f44e519b6a9 ("RDMA/irdma: Fix inline for multiple SGE's")`,
+		Rule:   "Wrong arguments and states are refused (MaxInlineData)",
 		Edits: []Edit{{"qp.go", `len(wr.Inline) > int(c.MaxInlineData):`, Instead,
 			`len(wr.Inline) > int(c.MaxInlineData) && !wrong("inline-limit"):`}},
 	},

@@ -1,0 +1,724 @@
+package ibtest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// The limits that a device reports, and the capacities that it grants.
+
+var limitChecks = []check{
+	{
+		name: "Limits/QueuePair",
+		rule: "a queue pair can have as many work requests and elements as the device reports, and no more",
+		test: testQueuePairLimits,
+	},
+	{
+		name: "Limits/CompletionQueue",
+		rule: "a completion queue can have as many entries as the device reports, made so or resized, and no more",
+		test: testCompletionQueueLimits,
+	},
+	{
+		name: "Limits/SharedReceiveQueue",
+		rule: "a shared receive queue can have as many work requests and elements as the device reports, made so or modified, and no more",
+		test: testSharedReceiveQueueLimits,
+	},
+	{
+		name: "Limits/ReadsAndAtomics",
+		rule: "a queue pair can have as many READs and atomics outstanding, and serve as many, as the device reports, and no more",
+		test: testReadLimits,
+	},
+	{
+		name: "Limits/Objects",
+		rule: "there can be as many objects as the device reports",
+		test: testObjectLimits,
+	},
+	{
+		name: "Limits/Elements",
+		rule: "a work request can have as many elements as its queue was granted, and no more",
+		test: testElements,
+	},
+	{
+		name: "Limits/Inline",
+		rule: "data can be sent inline up to the length that was granted, and not beyond it",
+		test: testInlineLimit,
+	},
+	{
+		name: "Limits/SendQueue",
+		rule: "as many send work requests can be outstanding as were granted",
+		test: testSendQueueLimit,
+	},
+	{
+		name: "SRQ/Resize",
+		rule: "a shared receive queue that is resized keeps its receives, in order, and its limit; it is not made smaller than what it holds",
+		test: testSRQResize,
+	},
+}
+
+// limit is one that creating an object has.
+type limit struct {
+	name string
+	most int
+	make func(n int) error // makes, and destroys, an object of that size
+}
+
+// upTo fails the test unless an object can be made up to the limit, and not beyond it.
+func (e *env) upTo(of string, limits ...limit) {
+	e.Helper()
+	for _, l := range limits {
+		if l.most < 1 {
+			e.Errorf("%s: %s is %d", of, l.name, l.most)
+			continue
+		}
+		if err := l.make(l.most); err != nil {
+			e.Errorf("%s at the limit, %s %d: %v", of, l.name, l.most, err)
+		}
+		err := l.make(l.most + 1)
+		if err == nil {
+			e.Errorf("%s beyond the limit, %s %d, was made", of, l.name, l.most)
+			continue
+		}
+		e.wantErr(fmt.Sprintf("%s beyond the limit, %s %d", of, l.name, l.most), err, syscall.EINVAL, syscall.ENOMEM)
+	}
+}
+
+func (e *env) deviceAttr() ib.DeviceAttr {
+	e.Helper()
+	a, err := e.dev.QueryDevice()
+	e.must("query device", err)
+	return a
+}
+
+// smallest are the capacities of a queue pair of a type that has one work request of each kind.
+func smallest(kind ib.QPType) ib.QPCap {
+	c := ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}
+	if kind != ib.QPTypeXRCInit {
+		c.MaxRecvWR, c.MaxRecvSGE = 1, 1
+	}
+	return c
+}
+
+// atLeast reports whether capacities were granted.
+func atLeast(granted, asked ib.QPCap) bool {
+	return granted.MaxSendWR >= asked.MaxSendWR && granted.MaxRecvWR >= asked.MaxRecvWR && granted.MaxSendSGE >= asked.MaxSendSGE &&
+		granted.MaxRecvSGE >= asked.MaxRecvSGE && granted.MaxInlineData >= asked.MaxInlineData
+}
+
+func testQueuePairLimits(e *env) {
+	a := e.deviceAttr()
+	pd, cq := e.pd(), e.cq(1, nil)
+	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit} {
+		if !e.has(kind) {
+			e.Logf("the driver has no %v queue pairs", kind)
+			continue
+		}
+		with := func(set func(c *ib.QPCap, n uint32)) func(n int) error {
+			return func(n int) error {
+				init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: smallest(kind)}
+				if kind == ib.QPTypeXRCInit {
+					init.RecvCQ = nil
+				}
+				set(&init.Cap, uint32(n))
+				qp, err := pd.CreateQP(init)
+				if err != nil {
+					return err
+				}
+				defer e.destroy(own(e, qp, qp.Destroy))
+				if g := qp.Init().Cap; !atLeast(g, init.Cap) {
+					return fmt.Errorf("asked for %+v, granted %+v", init.Cap, g)
+				}
+				return nil
+			}
+		}
+		limits := []limit{
+			{"MaxQPWR, send", a.MaxQPWR, with(func(c *ib.QPCap, n uint32) { c.MaxSendWR = n })},
+			{"MaxSendSGE", a.MaxSendSGE, with(func(c *ib.QPCap, n uint32) { c.MaxSendSGE = n })},
+		}
+		if kind != ib.QPTypeXRCInit {
+			limits = append(limits,
+				limit{"MaxQPWR, receive", a.MaxQPWR, with(func(c *ib.QPCap, n uint32) { c.MaxRecvWR = n })},
+				limit{"MaxRecvSGE", a.MaxRecvSGE, with(func(c *ib.QPCap, n uint32) { c.MaxRecvSGE = n })},
+				limit{"MaxRecvSGE with all of MaxSendSGE", a.MaxRecvSGE, with(func(c *ib.QPCap, n uint32) {
+					c.MaxSendSGE, c.MaxRecvSGE = uint32(a.MaxSendSGE), n
+				})})
+		}
+		e.upTo(fmt.Sprintf("%v queue pair", kind), limits...)
+	}
+}
+
+func testCompletionQueueLimits(e *env) {
+	a := e.deviceAttr()
+	e.upTo("completion queue", limit{"MaxCQE", a.MaxCQE, func(n int) error {
+		cq, err := e.dev.CreateCQ(ib.CQInit{Entries: n})
+		if err != nil {
+			return err
+		}
+		defer e.destroy(own(e, cq, cq.Destroy))
+		if cq.Entries() < n {
+			return fmt.Errorf("asked for %d entries, granted %d", n, cq.Entries())
+		}
+		return nil
+	}})
+	small := e.cq(3, nil)
+	if err := small.Resize(4); errors.Is(err, syscall.EOPNOTSUPP) {
+		e.Logf("the driver does not resize completion queues: %v", err)
+		return
+	}
+	e.upTo("completion queue that is resized", limit{"MaxCQE", a.MaxCQE, func(n int) error {
+		cq := e.cq(3, nil)
+		defer e.destroy(cq)
+		before := cq.Entries()
+		if err := cq.Resize(n); err != nil {
+			if cq.Entries() != before {
+				e.Errorf("the capacity after a Resize that failed is %d, before it %d", cq.Entries(), before)
+			}
+			return err
+		}
+		if cq.Entries() < n {
+			return fmt.Errorf("asked for %d entries, granted %d", n, cq.Entries())
+		}
+		return nil
+	}})
+}
+
+func testSharedReceiveQueueLimits(e *env) {
+	a := e.deviceAttr()
+	pd := e.pd()
+	e.destroy(e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}))
+	create := func(init ib.SRQInitAttr, wr, sge int) error {
+		init.Attr = ib.SRQAttr{MaxWR: uint32(wr), MaxSGE: uint32(sge)}
+		srq, err := pd.CreateSRQ(init)
+		if err != nil {
+			return err
+		}
+		defer e.destroy(own(e, srq, srq.Destroy))
+		if g := srq.Init().Attr; int(g.MaxWR) < wr || int(g.MaxSGE) < sge {
+			return fmt.Errorf("asked for %+v, granted %+v", init.Attr, g)
+		}
+		return nil
+	}
+	limits := func(init ib.SRQInitAttr) []limit {
+		return []limit{
+			{"MaxSRQWR", a.MaxSRQWR, func(n int) error { return create(init, n, 1) }},
+			{"MaxSRQSGE", a.MaxSRQSGE, func(n int) error { return create(init, 1, n) }},
+		}
+	}
+	e.upTo("shared receive queue", limits(ib.SRQInitAttr{})...)
+	if x, err := e.dev.AllocXRCD(); err == nil {
+		own(e, x, x.Dealloc)
+		e.upTo("XRC shared receive queue", limits(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: e.cq(1, nil)})...)
+	}
+	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 3, MaxSGE: 1}})
+	if err := srq.Modify(ib.SRQAttr{MaxWR: 4}, ib.SRQAttrMaxWR); errors.Is(err, syscall.EOPNOTSUPP) {
+		e.Logf("the driver does not resize shared receive queues: %v", err)
+		return
+	}
+	e.upTo("shared receive queue that is resized", limit{"MaxSRQWR", a.MaxSRQWR, func(n int) error {
+		return srq.Modify(ib.SRQAttr{MaxWR: uint32(n)}, ib.SRQAttrMaxWR)
+	}})
+}
+
+func testReadLimits(e *env) {
+	a := e.deviceAttr()
+	pd, cq := e.pd(), e.cq(1, nil)
+	try := func(name string, most int, at ib.QPState, set func(a *ib.QPAttr, n uint8)) {
+		e.Helper()
+		for n := most; n <= most+1 && n <= 255; n++ { // the attributes have 8 bits
+			qp := e.ofType(ib.QPTypeRC, pd, cq)
+			e.up(qp, qp.Num(), at-1)
+			attr := e.attr(at, qp.Num())
+			set(&attr, uint8(n))
+			err := qp.Modify(attr, upMask(ib.QPTypeRC, at))
+			switch {
+			case n == most && err != nil:
+				e.Errorf("modify at the limit, %s %d: %v", name, most, err)
+			case n > most && err == nil:
+				e.Errorf("modify beyond the limit, %s %d, was done", name, most)
+			case n > most:
+				e.wantErr(fmt.Sprintf("modify beyond the limit, %s %d", name, most), err, syscall.EINVAL)
+			}
+			e.destroy(qp)
+		}
+	}
+	if !e.has(ib.QPTypeRC) {
+		e.Skip("the driver has no RC queue pairs")
+	}
+	try("MaxQPRdAtom", a.MaxQPRdAtom, ib.QPRTR, func(a *ib.QPAttr, n uint8) { a.MaxDestRdAtomic = n })
+	try("MaxQPInitRdAtom", a.MaxQPInitRdAtom, ib.QPRTS, func(a *ib.QPAttr, n uint8) { a.MaxRdAtomic = n })
+
+	// As many as can be outstanding, and some that wait for their turn.
+	out, serve := min(a.MaxQPInitRdAtom, 255), min(a.MaxQPRdAtom, 255)
+	most := min(out, serve)
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	e.reset(p.qps[:]...)
+	for s := ib.QPInit; s <= ib.QPRTS; s++ {
+		for i, qp := range p.qps {
+			attr := e.attr(s, p.qps[1-i].Num())
+			attr.MaxRdAtomic, attr.MaxDestRdAtomic = uint8(most), uint8(most)
+			e.must("modify", qp.Modify(attr, upMask(ib.QPTypeRC, s)))
+		}
+	}
+	reads := min(most+4, queueLen)
+	fill(p.buf[1].b, 3)
+	for i := range reads {
+		n, err := p.qps[0].PostSend(p.rdma(uint64(i), ib.WRRDMARead, p.buf[0].sgl(64*i, 64), 64*i))
+		if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+			e.Logf("the driver has no RDMA READ: %v", err)
+			return
+		}
+		if n != 1 {
+			e.Fatalf("post READ %d of %d: %v", i, reads, err)
+		}
+	}
+	for i := range reads {
+		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+	}
+	if !bytes.Equal(p.buf[0].b[:64*reads], p.buf[1].b[:64*reads]) {
+		e.Errorf("%d READs at once: the data are not where they should be", reads)
+	}
+}
+
+// manyObjects is the largest number of objects that a check makes.
+const manyObjects = 1 << 10
+
+func testObjectLimits(e *env) {
+	a := e.deviceAttr()
+	pd, cq := e.pd(), e.cq(1, nil)
+	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: smallest(ib.QPTypeRC)}
+	group := e.groups()
+	var ud *ib.QP
+	if kind := ib.QPTypeUD; group != nil {
+		ud = e.ofType(kind, pd, cq)
+	}
+	have := e.dev.Objects()
+	attach := func(qp *ib.QP, g ib.GID) (func() error, error) {
+		return func() error { return qp.DetachMcast(g, 0) }, qp.AttachMcast(g, 0)
+	}
+	for _, l := range []struct {
+		name string
+		most int
+		have int64 // that exist already
+		make func(i int) (destroy func() error, err error)
+	}{
+		{"MaxPD", a.MaxPD, have.PD, func(int) (func() error, error) { return made(e.dev.AllocPD())((*ib.PD).Dealloc) }},
+		{"MaxCQ", a.MaxCQ, have.CQ, func(int) (func() error, error) {
+			return made(e.dev.CreateCQ(ib.CQInit{Entries: 1}))((*ib.CQ).Destroy)
+		}},
+		{"MaxQP", a.MaxQP, have.QP, func(int) (func() error, error) { return made(pd.CreateQP(init))((*ib.QP).Destroy) }},
+		{"MaxSRQ", a.MaxSRQ, 0, func(int) (func() error, error) {
+			return made(pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}))((*ib.SRQ).Destroy)
+		}},
+		{"MaxMW", a.MaxMW, 0, func(int) (func() error, error) { return made(pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc) }},
+		{"MaxAH", a.MaxAH, 0, func(int) (func() error, error) {
+			to := e.address()
+			return made(pd.CreateAH(&to))((*ib.AH).Destroy)
+		}},
+		{"MaxMcastGrp", a.MaxMcastGrp, 0, func(i int) (func() error, error) { return attach(ud, group(i)) }},
+		{"MaxMcastQPAttach", a.MaxMcastQPAttach, 0, func(int) (func() error, error) {
+			qp := e.ofType(ib.QPTypeUD, pd, cq)
+			detach, err := attach(qp, group(0))
+			return func() error { return errors.Join(detach(), e.tryDestroy(qp)) }, err
+		}},
+	} {
+		switch {
+		case l.most == 0, group == nil && strings.HasPrefix(l.name, "MaxMcast"):
+			continue // there are none
+		case l.most > manyObjects:
+			e.Logf("%s is %d: not tried", l.name, l.most)
+			continue
+		}
+		var destroy []func() error
+		for i := range l.most - int(l.have) {
+			d, err := l.make(i)
+			if err != nil {
+				e.Errorf("object %d of %s %d: %v", int(l.have)+i+1, l.name, l.most, err)
+				break
+			}
+			destroy = append(destroy, d)
+		}
+		for _, d := range slices.Backward(destroy) {
+			e.must("destroy", d())
+		}
+	}
+}
+
+// made is the method by which what was made is destroyed.
+func made[T any](x *T, err error) func(destroy func(*T) error) (func() error, error) {
+	return func(destroy func(*T) error) (func() error, error) { return func() error { return destroy(x) }, err }
+}
+
+// pieces are n elements of 8 bytes in a buffer, in reverse order and with gaps.
+func (b *buffer) pieces(n int) (list []ib.SGE) {
+	for i := range n {
+		list = append(list, b.sge(16*(n-1-i), 8))
+	}
+	return list
+}
+
+// inPieces gathers, or scatters, what pieces name.
+func (b *buffer) inPieces(n int) (data []byte) {
+	for i := range n {
+		data = append(data, b.b[16*(n-1-i):][:8]...)
+	}
+	return data
+}
+
+func testElements(e *env) {
+	a := e.deviceAttr()
+	pd := e.pd()
+	var cqs [2]*ib.CQ
+	var qps [2]*ib.QP
+	var bufs [2]*buffer
+	for _, asked := range []struct{ send, recv int }{{a.MaxSendSGE, a.MaxRecvSGE}, {1, 1}, {2, 3}} {
+		if asked.send > a.MaxSendSGE || asked.recv > a.MaxRecvSGE {
+			continue
+		}
+		for i := range qps {
+			cqs[i] = e.cq(8, nil)
+			qps[i] = e.qp(pd, ib.QPInitAttr{SendCQ: cqs[i], RecvCQ: cqs[i], Type: ib.QPTypeRC,
+				Cap: ib.QPCap{MaxSendWR: 2, MaxRecvWR: 2, MaxSendSGE: uint32(asked.send), MaxRecvSGE: uint32(asked.recv)}})
+		}
+		send, recv := int(qps[0].Init().Cap.MaxSendSGE), int(qps[1].Init().Cap.MaxRecvSGE)
+		for i := range bufs {
+			bufs[i] = e.buffer(pd, 16*max(send, recv)+16, allAccess)
+		}
+		p := &pair{e: e, pd: pd, cqs: cqs, qps: qps, buf: bufs}
+		for i := range qps {
+			e.up(qps[i], qps[1-i].Num(), ib.QPRTS)
+		}
+		n, err := qps[1].PostRecv(ib.RecvWR{ID: 9, SGList: bufs[1].pieces(recv + 1)})
+		if n != 0 {
+			e.Fatalf("a receive of %d elements was taken by a queue with %d", recv+1, recv)
+		}
+		e.wantErr(fmt.Sprintf("receive of %d elements in a queue with %d", recv+1, recv), err, syscall.EINVAL)
+		if n, err := qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: bufs[1].pieces(recv)}); n != 1 {
+			e.Fatalf("receive of %d elements: %v", recv, err)
+		}
+		for _, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite} {
+			wr := p.rdma(9, op, bufs[0].pieces(send+1), 0)
+			n, err := qps[0].PostSend(wr)
+			if n != 0 {
+				e.Fatalf("opcode %d of %d elements was taken by a queue with %d", op, send+1, send)
+			}
+			if !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.ENOSYS) {
+				e.wantErr(fmt.Sprintf("opcode %d of %d elements in a queue with %d", op, send+1, send), err, syscall.EINVAL)
+			}
+		}
+		both := min(send, recv) // a message that fills one of the two lists
+		fill(bufs[0].b, send)
+		if n, err := qps[0].PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: append(
+			slices.Repeat([]ib.SGE{bufs[0].sge(0, 0)}, send-both), bufs[0].pieces(both)...)}); n != 1 {
+			e.Fatalf("send of %d elements: %v", send, err)
+		}
+		e.waitOne(cqs[0], 2, ib.WCSuccess)
+		if wc := e.waitOne(cqs[1], 1, ib.WCSuccess); int(wc.ByteLen) != 8*both ||
+			!bytes.Equal(bufs[0].inPieces(both), bufs[1].inPieces(recv)[:8*both]) {
+			e.Errorf("a message of %d elements to a receive of %d: %d bytes, which are not as they were sent", send, recv, wc.ByteLen)
+		}
+		if m := min(send, a.MaxSGERd); m > 0 {
+			fill(bufs[1].b, 5)
+			if n, err := qps[0].PostSend(p.rdma(3, ib.WRRDMARead, bufs[0].pieces(m), 0)); n == 1 {
+				e.waitOne(cqs[0], 3, ib.WCSuccess)
+				if !bytes.Equal(bufs[0].inPieces(m), bufs[1].b[:8*m]) {
+					e.Errorf("a READ of %d elements: the data are not where they should be", m)
+				}
+			} else if !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.ENOSYS) {
+				e.Errorf("READ of %d elements, MaxSGERd is %d: %v", m, a.MaxSGERd, err)
+			}
+		}
+		e.destroy(qps[0])
+		e.destroy(qps[1])
+	}
+	// The same of shared receive queues.
+	for _, asked := range []int{1, a.MaxSRQSGE} {
+		if asked < 1 {
+			continue
+		}
+		srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 2, MaxSGE: uint32(asked)}})
+		if errors.Is(err, syscall.EOPNOTSUPP) {
+			break
+		}
+		e.must("create srq", err)
+		own(e, srq, srq.Destroy)
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+		room := int(srq.Init().Attr.MaxSGE)
+		n, err := srq.PostRecv(ib.RecvWR{ID: 9, SGList: p.buf[1].pieces(room + 1)})
+		if n != 0 {
+			e.Fatalf("a receive of %d elements was taken by a shared queue with %d", room+1, room)
+		}
+		e.wantErr(fmt.Sprintf("receive of %d elements in a shared queue with %d", room+1, room), err, syscall.EINVAL)
+		if n, err := srq.PostRecv(ib.RecvWR{ID: 1, SGList: p.buf[1].pieces(room)}); n != 1 {
+			e.Fatalf("receive of %d elements in a shared queue: %v", room, err)
+		}
+		fill(p.buf[0].b, 6)
+		p.send(0, 2, 8*room)
+		e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+		if !bytes.Equal(p.buf[0].b[:8*room], p.buf[1].inPieces(room)) {
+			e.Errorf("a message to a receive of %d elements of a shared queue: the data are not where they should be", room)
+		}
+	}
+}
+
+func testInlineLimit(e *env) {
+	pd := e.pd()
+	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
+		if !e.has(kind) {
+			e.Logf("the driver has no %v queue pairs", kind)
+			continue
+		}
+		for _, asked := range []uint32{0, 1, 60, 64} {
+			e.inlineUpTo(e.pair(pairConfig{kind: kind, pd: pd}), asked)
+		}
+	}
+}
+
+// inlineUpTo sends inline from a queue pair for so many bytes to the other side of p.
+func (e *env) inlineUpTo(p *pair, asked uint32) {
+	e.Helper()
+	kind := p.qps[0].Type()
+	c := smallest(kind)
+	c.MaxSendWR, c.MaxInlineData = 4, asked
+	qp := e.qp(p.pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: kind, Cap: c})
+	e.reset(p.qps[:]...)
+	e.up(p.qps[1], qp.Num(), ib.QPRTS)
+	e.up(qp, p.qps[1].Num(), ib.QPRTS)
+	p.qps[0] = qp
+	most, grh := int(qp.Init().Cap.MaxInlineData), 0
+	ops := []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm}
+	wr := ib.SendWR{RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()}
+	if kind == ib.QPTypeUD {
+		ops, grh = ops[:2], grhLen
+		wr.AH, wr.RemoteQPN, wr.RemoteQKey = e.ah(p.pd), p.qps[1].Num(), qkey
+	}
+	data := make([]byte, most+1)
+	for i, op := range ops {
+		wr.Opcode, wr.ID, wr.Flags, wr.Inline = op, uint64(i), ib.SendSignaled|ib.SendInline, data
+		n, err := qp.PostSend(wr)
+		if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+			continue
+		}
+		if n != 0 {
+			e.Fatalf("%v queue pair, opcode %d: %d bytes inline were taken, granted %d", kind, op, len(data), most)
+		}
+		e.wantErr(fmt.Sprintf("%v queue pair, opcode %d: %d bytes inline, granted %d", kind, op, len(data), most), err, syscall.EINVAL)
+		for _, size := range slices.Compact([]int{0, max(0, most-1), most}) {
+			fill(data, size+i)
+			clear(p.buf[1].b[:grh+size])
+			if op != ib.WRRDMAWrite {
+				p.recv(1, 7, 0, grh+most+8)
+			}
+			wr.Inline = data[:size]
+			p.post(0, wr)
+			e.waitOne(p.cqs[0], wr.ID, ib.WCSuccess)
+			if op == ib.WRRDMAWrite && kind != ib.QPTypeRC { // whose completion says nothing of the memory: another message does
+				p.recv(1, 7, bufLen-8, 8)
+				p.post(0, ib.SendWR{ID: 8, Opcode: ib.WRSend, Flags: ib.SendSignaled})
+				e.waitOne(p.cqs[0], 8, ib.WCSuccess)
+			}
+			if op != ib.WRRDMAWrite || kind != ib.QPTypeRC {
+				e.waitOne(p.cqs[1], 7, ib.WCSuccess)
+			}
+			if !bytes.Equal(p.buf[1].b[grh:][:size], data[:size]) {
+				e.Errorf("%v queue pair, opcode %d: %d of %d bytes inline did not arrive as they were sent", kind, op, size, most)
+			}
+		}
+	}
+}
+
+func testSendQueueLimit(e *env) {
+	pd := e.pd()
+	for _, asked := range []uint32{1, 4, 50} {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		c := smallest(ib.QPTypeRC)
+		c.MaxSendWR = asked
+		cq := e.cq(200, nil)
+		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
+		e.reset(p.qps[:]...)
+		e.up(p.qps[1], qp.Num(), ib.QPRTS)
+		e.up(qp, p.qps[1].Num(), ib.QPRTS)
+		room := int(qp.Init().Cap.MaxSendWR)
+		wrs := make([]ib.SendWR, room+3)
+		for i := range wrs {
+			wrs[i] = ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
+		}
+		n, err := qp.PostSend(wrs...) // which wait for receives
+		if n < room || n == len(wrs) {
+			e.Fatalf("%d of %d work requests taken, room for %d, error %v", n, len(wrs), room, err)
+		}
+		e.wantErr("post to a full send queue", err, syscall.ENOMEM)
+		for round := range 2 { // the second time the queue has wrapped around
+			for i := 0; i < n; i += queueLen {
+				for j := i; j < min(n, i+queueLen); j++ {
+					p.recv(1, uint64(j), 0, 8)
+				}
+				for j := i; j < min(n, i+queueLen); j++ {
+					e.waitOne(cq, uint64(j), ib.WCSuccess)
+					e.waitOne(p.cqs[1], uint64(j), ib.WCSuccess)
+				}
+			}
+			if round == 1 {
+				break
+			}
+			if k, err := qp.PostSend(wrs[:room]...); k != room {
+				e.Fatalf("%d of %d work requests taken by a queue that is empty again: %v", k, room, err)
+			}
+			n = room
+		}
+	}
+}
+
+func testSRQResize(e *env) {
+	pd := e.pd()
+	dev := e.deviceAttr()
+	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
+	e.need("resizing of shared receive queues", srq.Modify(ib.SRQAttr{MaxWR: 6}, ib.SRQAttrMaxWR))
+	var limits atomic.Int32
+	for _, first := range []uint32{8, 5} {
+		srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: first, MaxSGE: 1}, Event: func(*ib.SRQ, ib.EventType) { limits.Add(1) }})
+		s := &sharedQueue{pair: e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}), srq: srq}
+		s.bad(0, uint32(dev.MaxSRQWR)+1)
+		for turn := range 6 { // how far the queue has wrapped around
+			s.post(turn)
+			s.take(turn)
+			for _, to := range []uint32{1, 3, 4, 6, 16, 2, first} {
+				s.post(min(4, s.room()-s.left()))
+				s.resize(to)
+				s.take(1 + turn%2)
+			}
+			s.take(s.left())
+			s.resize(first)
+		}
+		// A limit that is armed stays so.
+		s.post(4)
+		e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: 3}, ib.SRQAttrLimit))
+		s.resize(first + 8)
+		s.bad(3)
+		s.take(1)
+		e.settle()
+		if n := limits.Swap(0); n != 0 {
+			e.Fatalf("%d limit events when as many receives are left as the limit, want 0", n)
+		}
+		s.take(1)
+		e.eventually("the limit event of a queue that was resized when its limit was armed", func() bool { return limits.Load() > 0 })
+		if n := limits.Swap(0); n != 1 {
+			e.Fatalf("%d limit events of a queue that was resized, want 1", n)
+		}
+		s.take(s.left())
+		for s.left() < s.room() { // all the room that it has now
+			s.post(1)
+		}
+		if n, err := srq.PostRecv(ib.RecvWR{SGList: s.buf[1].sgl(0, 8)}); n == 0 {
+			e.wantErr("post to a full shared receive queue", err, syscall.ENOMEM)
+		} else {
+			e.Errorf("a shared receive queue takes more than the %d that Query reports", s.room())
+		}
+	}
+}
+
+// sharedQueue is a shared receive queue with numbered receives.
+type sharedQueue struct {
+	*pair
+	srq         *ib.SRQ
+	next, taken int // number of the receive that is posted next, and of that which is taken next
+}
+
+func (s *sharedQueue) left() int { return s.next - s.taken }
+
+func (s *sharedQueue) room() int {
+	s.e.Helper()
+	a, err := s.srq.Query()
+	s.e.must("query srq", err)
+	return int(a.MaxWR)
+}
+
+func (s *sharedQueue) post(n int) {
+	s.e.Helper()
+	for range n {
+		if k, err := s.srq.PostRecv(ib.RecvWR{ID: uint64(s.next), SGList: s.buf[1].sgl(8*(s.next%1000), 8)}); k != 1 {
+			s.e.Fatalf("post receive with %d of %d in the queue: %v", s.left(), s.room(), err)
+		}
+		s.next++
+	}
+}
+
+// take sends messages for the first n receives, and compares.
+func (s *sharedQueue) take(n int) {
+	s.e.Helper()
+	n = min(n, s.left())
+	place := func(side, i int) []byte { return s.buf[side].b[8*((s.taken+i)%1000):][:8] }
+	for i := range n {
+		fill(place(0, i), s.taken+i)
+		s.post1(s.taken + i)
+	}
+	s.e.wait(s.cqs[0], n)
+	for i, wc := range s.e.wait(s.cqs[1], n) {
+		if wc.ID != uint64(s.taken+i) || wc.Status != ib.WCSuccess {
+			s.e.Fatalf("message %d took receive %d, status %q", s.taken+i, wc.ID, wc.Status)
+		}
+		if !bytes.Equal(place(0, i), place(1, i)) {
+			s.e.Fatalf("the message for receive %d is not where it should be", s.taken+i)
+		}
+	}
+	s.taken += n
+}
+
+// post1 sends the i-th message.
+func (s *sharedQueue) post1(i int) {
+	s.e.Helper()
+	s.pair.post(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: s.buf[0].sgl(8*(i%1000), 8)})
+}
+
+// resize gives the queue another size, which the driver may round up; if the receives do not fit it is refused.
+func (s *sharedQueue) resize(to uint32) {
+	s.e.Helper()
+	before, err := s.srq.Query()
+	s.e.must("query srq", err)
+	err = s.srq.Modify(ib.SRQAttr{MaxWR: to}, ib.SRQAttrMaxWR)
+	after, err2 := s.srq.Query()
+	s.e.must("query srq", err2)
+	switch {
+	case err == nil && (after.MaxWR < to || int(after.MaxWR) < s.left()):
+		s.e.Fatalf("a shared receive queue with %d receives has room for %d when it was resized to %d", s.left(), after.MaxWR, to)
+	case err == nil:
+	case int(to) >= s.left():
+		s.e.Fatalf("resize a shared receive queue with %d receives to %d: %v", s.left(), to, err)
+	default:
+		s.e.wantErr("resize below what is in the queue", err, syscall.EINVAL)
+		if after != before {
+			s.e.Fatalf("after a resize that failed Query reports %+v, before it %+v", after, before)
+		}
+	}
+	if after.MaxSGE != before.MaxSGE || after.Limit != before.Limit {
+		s.e.Fatalf("after a resize Query reports %+v, before it %+v", after, before)
+	}
+}
+
+// bad tries sizes that there cannot be, and a limit above the size.
+func (s *sharedQueue) bad(sizes ...uint32) {
+	s.e.Helper()
+	before, err := s.srq.Query()
+	s.e.must("query srq", err)
+	unchanged := func(what string, a ib.SRQAttr, mask ib.SRQAttrMask) {
+		s.e.Helper()
+		s.e.wantErr(what, s.srq.Modify(a, mask), syscall.EINVAL)
+		after, err := s.srq.Query()
+		s.e.must("query srq", err)
+		if after != before {
+			s.e.Fatalf("%s: after it Query reports %+v, before it %+v", what, after, before)
+		}
+	}
+	for _, n := range sizes {
+		if n == 0 || int(n) > int(before.MaxWR) {
+			unchanged(fmt.Sprintf("resize to %d", n), ib.SRQAttr{MaxWR: n}, ib.SRQAttrMaxWR)
+		}
+	}
+	unchanged("a size and a limit far above it", ib.SRQAttr{MaxWR: 16, Limit: 1 << 10}, ib.SRQAttrMaxWR|ib.SRQAttrLimit)
+}
