@@ -17,6 +17,7 @@ const (
 	maxCQE       = 1 << 16
 	maxRdAtom    = 128
 	maxMsgSize   = 1 << 30
+	maxMRSize    = 1 << 40
 	mtu          = ib.MTU4096
 	firstQPN     = 16 // below are the special ones
 	maxQP        = 1 << 16
@@ -70,7 +71,7 @@ func (d *Device) IB() *ib.Device { return d.obj.Device() }
 func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 	return ib.DeviceAttr{
 		NodeGUID: 0x0200_0000_0000_0001, SysImageGUID: 0x0200_0000_0000_0001,
-		MaxMRSize: 1 << 40, PageSizeCap: 4096,
+		MaxMRSize: maxMRSize, PageSizeCap: 4096,
 		MaxQP: maxQP, MaxQPWR: maxWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE, MaxSGERd: maxSGE,
 		MaxCQ: maxQP, MaxCQE: maxCQE, MaxMR: 1 << 20, MaxPD: maxQP, MaxMW: 1 << 20, MaxAH: maxQP,
 		MaxQPRdAtom: maxRdAtom, MaxQPInitRdAtom: maxRdAtom, MaxResRdAtom: maxRdAtom * maxQP, AtomicCap: ib.AtomicHCA,

@@ -67,6 +67,9 @@ func (d *Device) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib
 	if err := checkAccess(access); err != nil {
 		return nil, err
 	}
+	if err := checkLength(r); err != nil {
+		return nil, err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	k := d.newKey(p)
@@ -82,6 +85,13 @@ func checkAccess(access ib.AccessFlags) error {
 	return nil
 }
 
+func checkLength(r *umem.Region) error {
+	if r.Len() > maxMRSize {
+		return fmt.Errorf("%d bytes, at most %d: %w", r.Len(), uint64(maxMRSize), syscall.EINVAL)
+	}
+	return nil
+}
+
 // Rereg implements ib.ReregMR. The keys stay.
 func (k *key) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
 	if err := checkAccess(access); err != nil {
@@ -91,6 +101,9 @@ func (k *key) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.
 	defer k.dev.mu.Unlock()
 	if k.bound > 0 {
 		return fmt.Errorf("%d windows are bound to the region: %w", k.bound, syscall.EBUSY)
+	}
+	if err := checkLength(r); err != nil {
+		return err
 	}
 	k.pd = domain(p)
 	k.cover(r, access)

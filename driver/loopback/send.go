@@ -269,6 +269,9 @@ func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 			return ib.WCLocLenErr, 0, false
 		}
 	}
+	if n > maxMsgSize {
+		return ib.WCLocLenErr, 0, false
+	}
 	p := q.peer()
 	if p == nil {
 		return ib.WCRetryExcErr, 0, false

@@ -144,6 +144,8 @@ func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
 			err = fmt.Errorf("opcode %d: %w", wr.Opcode, syscall.EOPNOTSUPP)
 		case len(wr.SGList) > int(q.init.Cap.MaxSendSGE) || wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(q.init.Cap.MaxInlineData):
 			err = fmt.Errorf("%d gather elements, %d bytes inline: %w", len(wr.SGList), len(wr.Inline), syscall.EINVAL)
+		case length(wr.SGList) > maxMsgSize:
+			err = fmt.Errorf("a message of %d bytes, at most %d: %w", length(wr.SGList), maxMsgSize, syscall.EINVAL)
 		case len(q.sends) == int(q.init.Cap.MaxSendWR):
 			err = fmt.Errorf("the send queue is full: %w", syscall.ENOMEM)
 		}
@@ -155,6 +157,13 @@ func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
 	}
 	d.kick()
 	return n, err
+}
+
+func length(sgl []ib.SGE) (n uint64) {
+	for _, s := range sgl {
+		n += uint64(s.Length)
+	}
+	return n
 }
 
 // PostRecv implements ib.DriverQP. It may not sleep.

@@ -24,6 +24,8 @@ const (
 	mtu    = ib.MTU1024
 
 	maxRdAtomic = 1
+	maxMRSize   = 1 << 32
+	maxMsgSize  = 1 << 30
 )
 
 // Device is a device of this driver. It implements ib.Driver.
@@ -117,7 +119,7 @@ func (d *Device) EnterError() {
 // QueryDevice implements ib.Driver.
 func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 	return ib.DeviceAttr{
-		NodeGUID: 0x0200_0000_0000_0002, SysImageGUID: 0x0200_0000_0000_0002, MaxMRSize: 1 << 32, PageSizeCap: 4096,
+		NodeGUID: 0x0200_0000_0000_0002, SysImageGUID: 0x0200_0000_0000_0002, MaxMRSize: maxMRSize, PageSizeCap: 4096,
 		MaxQP: maxQP, MaxQPWR: maxWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE, MaxCQ: maxQP, MaxCQE: maxCQE, MaxMR: 1 << 20,
 		MaxPD: maxQP, MaxQPRdAtom: maxRdAtomic, MaxQPInitRdAtom: maxRdAtomic, AtomicCap: ib.AtomicNone, MaxPKeys: 1, PhysPorts: 1,
 	}, nil
@@ -129,7 +131,7 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 		return ib.PortAttr{}, syscall.EINVAL
 	}
 	return ib.PortAttr{
-		State: ib.PortActive, MaxMTU: mtu, ActiveMTU: mtu, GIDTableLen: 1, PKeyTableLen: 1, MaxMsgSize: 1 << 30,
+		State: ib.PortActive, MaxMTU: mtu, ActiveMTU: mtu, GIDTableLen: 1, PKeyTableLen: 1, MaxMsgSize: maxMsgSize,
 		ActiveWidth: 1, ActiveSpeed: 1, PhysState: 5, LinkLayer: ib.LinkEthernet,
 	}, nil
 }
@@ -170,6 +172,9 @@ type mr struct {
 func (d *Device) RegMR(obj ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
 	if access&^(ib.AccessLocalWrite|ib.AccessRemoteWrite|ib.AccessRemoteRead) != 0 {
 		return nil, fmt.Errorf("access flags %#x: %w", uint32(access), syscall.EOPNOTSUPP)
+	}
+	if r.Len() > maxMRSize {
+		return nil, fmt.Errorf("%d bytes, at most %d: %w", r.Len(), uint64(maxMRSize), syscall.EINVAL)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

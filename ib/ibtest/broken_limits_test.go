@@ -11,11 +11,20 @@ import (
 // attributeHooks are hooks of a wrongDriver into what it reports, and into what a consumer sets.
 type attributeHooks struct {
 	limits    func(a *ib.DeviceAttr)         // what QueryDevice is about to report
+	port      func(a *ib.PortAttr)           // what QueryPort is about to report
 	queried   func(q *wrongQP, a *ib.QPAttr) // what Query is about to report
 	createAH  func(a *ib.AHAttr)             // what the inner driver is about to get
 	attach    func(q *wrongQP, g ib.GID) error
 	detach    func(q *wrongQP, g ib.GID) error
 	modifySRQ func(s *wrongSRQ, a *ib.SRQAttr, m ib.SRQAttrMask) error
+}
+
+func (d *wrongDriver) QueryPort(port int) (ib.PortAttr, error) {
+	a, err := d.Device.QueryPort(port)
+	if err == nil && d.port != nil {
+		d.port(&a)
+	}
+	return a, err
 }
 
 func (q *wrongQP) AttachMcast(g ib.GID, lid uint16) error {
@@ -188,6 +197,47 @@ var wrongLimits = []wrong{
 			d.queried = func(_ *wrongQP, a *ib.QPAttr) { a.Cap.MaxSendWR++ }
 		},
 		by: "Limits/SendQueue", says: "work requests taken, room for",
+	},
+	{
+		defect: "registers longer regions than it reports",
+		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxMRSize = 1 << 31 } },
+		by:     "Limits/MemoryRegion", says: "was registered, MaxMRSize is",
+	},
+	{
+		defect: "sends longer messages than its port allows",
+		break_: func(d *wrongDriver) { d.port = func(a *ib.PortAttr) { a.MaxMsgSize = 1 << 20 } },
+		by:     "Limits/MessageSize", says: "opcode 2 of 1048577 bytes on a RC queue pair",
+	},
+	{
+		defect: "loses what is behind the end of the ring when a completion queue is resized",
+		break_: func(d *wrongDriver) {
+			d.resize = func(c *wrongCQ, entries int) error {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				all := make([]ib.WC, 1<<10)
+				n, _ := c.CQ.Poll(all)
+				c.stash = append(c.stash, all[:n]...)
+				if len(c.stash) > entries {
+					return syscall.EINVAL
+				}
+				c.stash = c.stash[:min(len(c.stash), c.entries-int(c.n.Load())%c.entries)]
+				c.entries = entries
+				c.n.Store(0)
+				return c.CQ.Resize(entries, nil)
+			}
+			d.poll = func(c *wrongCQ, wc []ib.WC) (n int, err error) {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				if n = copy(wc, c.stash); n > 0 {
+					c.stash = c.stash[n:]
+				} else {
+					n, err = c.CQ.Poll(wc)
+				}
+				c.n.Add(int32(n))
+				return n, err
+			}
+		},
+		by: "CQ/ResizeKeepsOrder", says: "completion",
 	},
 	{
 		defect: "disarms the limit of a shared receive queue that is resized",

@@ -24,6 +24,11 @@ var cqChecks = []check{
 		test: testResize,
 	},
 	{
+		name: "CQ/ResizeKeepsOrder",
+		rule: "a completion queue that is resized keeps its completions, in order, wherever it wraps around; it is not made smaller than what it holds",
+		test: testCQResize,
+	},
+	{
 		name: "CQ/ResizeUnderTraffic",
 		rule: "resizing while completions come and are polled loses none, and shows none twice",
 		test: testResizeUnderTraffic,

@@ -120,8 +120,7 @@ func checks() []check {
 		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks,
-		attributeChecks,
-		datagramChecks, windowChecks, limitChecks, loadChecks,
+		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, loadChecks,
 	)
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 
 	"verbena/ib"
@@ -56,9 +55,14 @@ var limitChecks = []check{
 		test: testSendQueueLimit,
 	},
 	{
-		name: "SRQ/Resize",
-		rule: "a shared receive queue that is resized keeps its receives, in order, and its limit; it is not made smaller than what it holds",
-		test: testSRQResize,
+		name: "Limits/MemoryRegion",
+		rule: "a region can be as long as the device reports, and no longer",
+		test: testRegionLimit,
+	},
+	{
+		name: "Limits/MessageSize",
+		rule: "a message that is longer than the port allows, or a datagram than the MTU, is refused or a local length error, and nothing of it arrives",
+		test: testMessageLimit,
 	},
 }
 
@@ -575,150 +579,112 @@ func testSendQueueLimit(e *env) {
 	}
 }
 
-func testSRQResize(e *env) {
+// zeros is an address space in which everything can be read as zeros and written without effect, so that regions can be long.
+type zeros struct{}
+
+func (zeros) Check(addr, length uint64, write bool) error { return nil }
+
+func (zeros) ReadV(dst [][]byte, addr uint64) error {
+	for _, b := range dst {
+		clear(b)
+	}
+	return nil
+}
+
+func (zeros) WriteV(src [][]byte, addr uint64) error { return nil }
+
+func (e *env) long(pd *ib.PD, n uint64) (*ib.MR, error) {
+	return pd.RegMR(ib.MRInit{Space: zeros{}, Addr: 1 << 20, IOVA: 1 << 20, Length: n, Access: ib.AccessLocalWrite})
+}
+
+func testRegionLimit(e *env) {
+	a := e.deviceAttr()
 	pd := e.pd()
-	dev := e.deviceAttr()
-	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
-	e.need("resizing of shared receive queues", srq.Modify(ib.SRQAttr{MaxWR: 6}, ib.SRQAttrMaxWR))
-	var limits atomic.Int32
-	for _, first := range []uint32{8, 5} {
-		srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: first, MaxSGE: 1}, Event: func(*ib.SRQ, ib.EventType) { limits.Add(1) }})
-		s := &sharedQueue{pair: e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}), srq: srq}
-		s.bad(0, uint32(dev.MaxSRQWR)+1)
-		for turn := range 6 { // how far the queue has wrapped around
-			s.post(turn)
-			s.take(turn)
-			for _, to := range []uint32{1, 3, 4, 6, 16, 2, first} {
-				s.post(min(4, s.room()-s.left()))
-				s.resize(to)
-				s.take(1 + turn%2)
+	const long = 1 << 32 // more may take a while to register
+	n := min(a.MaxMRSize, long)
+	mr, err := e.long(pd, n)
+	if err != nil {
+		e.Fatalf("register %#x bytes, MaxMRSize is %#x: %v", n, a.MaxMRSize, err)
+	}
+	own(e, mr, mr.Dereg)
+	if a.MaxMRSize > 1<<48 {
+		e.Logf("MaxMRSize is %#x: not exceeded", a.MaxMRSize)
+		return
+	}
+	over, err := e.long(pd, a.MaxMRSize+1)
+	if err == nil {
+		own(e, over, over.Dereg)
+		e.Fatalf("a region of %#x bytes was registered, MaxMRSize is %#x", a.MaxMRSize+1, a.MaxMRSize)
+	}
+	e.wantErr("register more than MaxMRSize", err, syscall.EINVAL, syscall.ENOMEM)
+}
+
+func testMessageLimit(e *env) {
+	pd := e.pd()
+	most := uint64(e.port.MaxMsgSize)
+	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
+		if !e.has(kind) {
+			e.Logf("the driver has no %v queue pairs", kind)
+			continue
+		}
+		ops, most := []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite, ib.WRRDMARead}, most
+		if kind == ib.QPTypeUD {
+			ops, most = ops[:1], uint64(e.port.ActiveMTU.Bytes())
+		} else if kind == ib.QPTypeUC {
+			ops = ops[:2]
+		}
+		if most >= 1<<32-8 || most > e.deviceAttr().MaxMRSize-8 {
+			e.Logf("the longest message of a %v queue pair is %#x bytes: not exceeded", kind, most)
+			continue
+		}
+		mr, err := e.long(pd, most+8)
+		e.must("register memory", err)
+		own(e, mr, mr.Dereg)
+		for _, op := range ops {
+			for _, n := range []uint64{most + 1, most + 8} {
+				e.tooLong(e.pair(pairConfig{kind: kind, pd: pd}), op, mr, uint32(n))
 			}
-			s.take(s.left())
-			s.resize(first)
-		}
-		// A limit that is armed stays so.
-		s.post(4)
-		e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: 3}, ib.SRQAttrLimit))
-		s.resize(first + 8)
-		s.bad(3)
-		s.take(1)
-		e.settle()
-		if n := limits.Swap(0); n != 0 {
-			e.Fatalf("%d limit events when as many receives are left as the limit, want 0", n)
-		}
-		s.take(1)
-		e.eventually("the limit event of a queue that was resized when its limit was armed", func() bool { return limits.Load() > 0 })
-		if n := limits.Swap(0); n != 1 {
-			e.Fatalf("%d limit events of a queue that was resized, want 1", n)
-		}
-		s.take(s.left())
-		for s.left() < s.room() { // all the room that it has now
-			s.post(1)
-		}
-		if n, err := srq.PostRecv(ib.RecvWR{SGList: s.buf[1].sgl(0, 8)}); n == 0 {
-			e.wantErr("post to a full shared receive queue", err, syscall.ENOMEM)
-		} else {
-			e.Errorf("a shared receive queue takes more than the %d that Query reports", s.room())
 		}
 	}
 }
 
-// sharedQueue is a shared receive queue with numbered receives.
-type sharedQueue struct {
-	*pair
-	srq         *ib.SRQ
-	next, taken int // number of the receive that is posted next, and of that which is taken next
-}
-
-func (s *sharedQueue) left() int { return s.next - s.taken }
-
-func (s *sharedQueue) room() int {
-	s.e.Helper()
-	a, err := s.srq.Query()
-	s.e.must("query srq", err)
-	return int(a.MaxWR)
-}
-
-func (s *sharedQueue) post(n int) {
-	s.e.Helper()
-	for range n {
-		if k, err := s.srq.PostRecv(ib.RecvWR{ID: uint64(s.next), SGList: s.buf[1].sgl(8*(s.next%1000), 8)}); k != 1 {
-			s.e.Fatalf("post receive with %d of %d in the queue: %v", s.left(), s.room(), err)
-		}
-		s.next++
+// tooLong posts a work request of n bytes, in two elements, which is too long.
+func (e *env) tooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
+	e.Helper()
+	kind := p.qps[0].Type()
+	wr := p.rdma(1, op, []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()}, {Addr: mr.Addr() + 8, Length: n - 8, LKey: mr.LKey()}}, 0)
+	if kind == ib.QPTypeUD {
+		wr = p.datagram(1, e.ah(p.pd), 0)
+		wr.SGList = []ib.SGE{{Addr: mr.Addr(), Length: n, LKey: mr.LKey()}}
 	}
-}
-
-// take sends messages for the first n receives, and compares.
-func (s *sharedQueue) take(n int) {
-	s.e.Helper()
-	n = min(n, s.left())
-	place := func(side, i int) []byte { return s.buf[side].b[8*((s.taken+i)%1000):][:8] }
-	for i := range n {
-		fill(place(0, i), s.taken+i)
-		s.post1(s.taken + i)
-	}
-	s.e.wait(s.cqs[0], n)
-	for i, wc := range s.e.wait(s.cqs[1], n) {
-		if wc.ID != uint64(s.taken+i) || wc.Status != ib.WCSuccess {
-			s.e.Fatalf("message %d took receive %d, status %q", s.taken+i, wc.ID, wc.Status)
-		}
-		if !bytes.Equal(place(0, i), place(1, i)) {
-			s.e.Fatalf("the message for receive %d is not where it should be", s.taken+i)
-		}
-	}
-	s.taken += n
-}
-
-// post1 sends the i-th message.
-func (s *sharedQueue) post1(i int) {
-	s.e.Helper()
-	s.pair.post(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: s.buf[0].sgl(8*(i%1000), 8)})
-}
-
-// resize gives the queue another size, which the driver may round up; if the receives do not fit it is refused.
-func (s *sharedQueue) resize(to uint32) {
-	s.e.Helper()
-	before, err := s.srq.Query()
-	s.e.must("query srq", err)
-	err = s.srq.Modify(ib.SRQAttr{MaxWR: to}, ib.SRQAttrMaxWR)
-	after, err2 := s.srq.Query()
-	s.e.must("query srq", err2)
+	p.recv(1, 2, 0, bufLen)
+	k, err := p.qps[0].PostSend(wr)
 	switch {
-	case err == nil && (after.MaxWR < to || int(after.MaxWR) < s.left()):
-		s.e.Fatalf("a shared receive queue with %d receives has room for %d when it was resized to %d", s.left(), after.MaxWR, to)
-	case err == nil:
-	case int(to) >= s.left():
-		s.e.Fatalf("resize a shared receive queue with %d receives to %d: %v", s.left(), to, err)
+	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS):
+		return
+	case k == 0:
+		e.wantErr(fmt.Sprintf("post opcode %d of %d bytes to a %v queue pair", op, n, kind), err, syscall.EINVAL)
 	default:
-		s.e.wantErr("resize below what is in the queue", err, syscall.EINVAL)
-		if after != before {
-			s.e.Fatalf("after a resize that failed Query reports %+v, before it %+v", after, before)
+		if wc := e.waitAny(p.cqs[0]); wc.ID != 1 || wc.Status != ib.WCLocLenErr {
+			e.Fatalf("opcode %d of %d bytes on a %v queue pair: %q, want %q", op, n, kind, wc.Status, ib.WCLocLenErr)
 		}
 	}
-	if after.MaxSGE != before.MaxSGE || after.Limit != before.Limit {
-		s.e.Fatalf("after a resize Query reports %+v, before it %+v", after, before)
+	if s := p.qps[1].State(); s != ib.QPRTS {
+		e.Errorf("opcode %d of %d bytes on a %v queue pair: the receiver is in %v, want %v", op, n, kind, s, ib.QPRTS)
 	}
-}
-
-// bad tries sizes that there cannot be, and a limit above the size.
-func (s *sharedQueue) bad(sizes ...uint32) {
-	s.e.Helper()
-	before, err := s.srq.Query()
-	s.e.must("query srq", err)
-	unchanged := func(what string, a ib.SRQAttr, mask ib.SRQAttrMask) {
-		s.e.Helper()
-		s.e.wantErr(what, s.srq.Modify(a, mask), syscall.EINVAL)
-		after, err := s.srq.Query()
-		s.e.must("query srq", err)
-		if after != before {
-			s.e.Fatalf("%s: after it Query reports %+v, before it %+v", what, after, before)
+	// The receive is there for the next message.
+	if kind == ib.QPTypeUD {
+		if p.qps[0].State() == ib.QPSQE {
+			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 		}
-	}
-	for _, n := range sizes {
-		if n == 0 || int(n) > int(before.MaxWR) {
-			unchanged(fmt.Sprintf("resize to %d", n), ib.SRQAttr{MaxWR: n}, ib.SRQAttrMaxWR)
+		p.post(0, p.datagram(3, e.ah(p.pd), 8))
+		e.waitOne(p.cqs[0], 3, ib.WCSuccess)
+		if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); wc.ByteLen != grhLen+8 {
+			e.Errorf("%d bytes of a datagram that is too long have arrived", wc.ByteLen)
 		}
+		return
 	}
-	unchanged("a size and a limit far above it", ib.SRQAttr{MaxWR: 16, Limit: 1 << 10}, ib.SRQAttrMaxWR|ib.SRQAttrLimit)
+	if c, _ := p.cqs[1].Poll(make([]ib.WC, 1)); c != 0 {
+		e.Errorf("opcode %d of %d bytes on a %v queue pair completed a receive", op, n, kind)
+	}
 }
