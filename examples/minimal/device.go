@@ -31,6 +31,7 @@ const (
 	maxInline  = 256
 	maxCQE     = 1 << 16
 	maxMessage = 1 << 20
+	maxRegion  = 1 << 40
 	maxReads   = 1 // RDMA READs are not supported, but connections are made with attributes for one
 )
 
@@ -81,7 +82,7 @@ func (d *Device) next() uint32 {
 func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 	return ib.DeviceAttr{
 		NodeGUID: 0x02, SysImageGUID: 0x02, PhysPorts: 1, MaxPKeys: 1,
-		MaxMRSize: 1 << 40, PageSizeCap: umem.PageSize,
+		MaxMRSize: maxRegion, PageSizeCap: umem.PageSize,
 		MaxQP: 1 << 16, MaxCQ: 1 << 16, MaxMR: 1 << 16, MaxPD: 1 << 16,
 		MaxQPWR: maxWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE, MaxSGERd: maxSGE, MaxCQE: maxCQE,
 		MaxQPRdAtom: maxReads, MaxQPInitRdAtom: maxReads, AtomicCap: ib.AtomicNone,
@@ -149,6 +150,9 @@ func (d *Device) RegMR(
 ) (ib.DriverMR, error) {
 	if mem.OnDemand() {
 		return nil, fmt.Errorf("register memory on demand: %w", syscall.EOPNOTSUPP)
+	}
+	if mem.Len() > maxRegion {
+		return nil, fmt.Errorf("register %d bytes, at most %d: %w", mem.Len(), int64(maxRegion), syscall.EINVAL)
 	}
 	d.mu.Lock()
 	defer d.unlock()

@@ -120,7 +120,7 @@ func check(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	}{
 		{ib.QPAttrPKeyIndex, a.PKeyIndex == 0, "P_Key index", a.PKeyIndex},
 		{ib.QPAttrPort, a.Port == 1, "port", a.Port},
-		{ib.QPAttrAV, a.AH.HasGRH && a.AH.GRH.SGIDIndex == 0 && a.AH.Port <= 1, "address", a.AH},
+		{ib.QPAttrAV, a.AH.HasGRH && a.AH.GRH.SGIDIndex == 0 && a.AH.Port == 1, "address", a.AH},
 		{ib.QPAttrPathMTU, a.PathMTU >= ib.MTU256 && a.PathMTU <= ib.MTU4096, "path MTU", a.PathMTU},
 		{ib.QPAttrTimeout, a.Timeout < 32, "timeout", a.Timeout},
 		{ib.QPAttrRetryCnt, a.RetryCnt < 8, "retry count", a.RetryCnt},

@@ -104,7 +104,9 @@ func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 		return 0, false
 	case p.attr.State == ib.QPReset || p.attr.State == ib.QPErr || p.attr.DestQPN != q.h.Num():
 		return ib.WCRetryExcErr, true // as if there was no answer
-	case len(p.recvs) == 0: // receiver not ready
+	case len(p.recvs) == 0 && q.attr.RNRRetry == 0:
+		return ib.WCRNRRetryExcErr, true
+	case len(p.recvs) == 0: // receiver not ready: retries take no time here, so that there is no end to them
 		p.waiting = append(p.waiting, q)
 		return 0, false
 	}
