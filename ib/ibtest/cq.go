@@ -100,11 +100,11 @@ func testOverrun(e *env) {
 	}
 }
 
-// testResizeUnderTraffic writes a stream of messages; one thread polls, and one resizes.
+// testResizeUnderTraffic sends a stream of messages; one thread polls, and one resizes.
 func testResizeUnderTraffic(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	e.need("resizing of CQs", p.cqs[0].Resize(2*queueLen))
-	p.needWrite()
+	t := p.traffic()
 	total := 1500 * e.cfg.load
 	var stop atomic.Bool
 	var wg sync.WaitGroup
@@ -123,7 +123,7 @@ func testResizeUnderTraffic(e *env) {
 	wc := make([]ib.WC, 8)
 	for w := e.patience(); int(next) < total; {
 		for sent < total && sent-int(next) < queueLen/2 {
-			p.post(0, p.rdma(uint64(sent), ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0))
+			t.deliver(uint64(sent), 8)
 			sent++
 		}
 		n, err := p.cqs[0].Poll(wc)

@@ -131,14 +131,12 @@ func testNothingMade(e *env) {
 
 func testNoNewWork(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.needWrite()
+	t := p.traffic()
 	fill(p.buf[0].b[:8], 1)
 	clear(p.buf[1].b[:8])
+	t.ready(1, 8)
 	e.handle.SetError()
-	n, err := p.qps[0].PostSend(ib.SendWR{
-		ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
-		RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey(),
-	})
+	n, err := p.qps[0].PostSend(t.message(1, 8))
 	if n == 1 {
 		e.waitOne(p.cqs[0], 1, ib.WCWRFlushErr)
 	} else if err == nil {

@@ -145,8 +145,16 @@ func (c check) run(t *testing.T, cfg config) {
 		run(t, !c.plain)
 		return
 	}
-	t.Run("checked", func(t *testing.T) { run(t, true) })
-	t.Run("unchecked", func(t *testing.T) { run(t, false) })
+	skipped := false
+	for _, mode := range []string{"checked", "unchecked"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Cleanup(func() { skipped = skipped || t.Skipped() })
+			run(t, mode == "checked")
+		})
+	}
+	if skipped {
+		t.Skip("see the subtests")
+	}
 }
 
 func (c check) runOn(t testing.TB, cfg config, checked bool) {

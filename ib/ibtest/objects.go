@@ -275,12 +275,12 @@ func testSRQConcurrent(e *env) {
 func testResize(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 16})
 	e.need("resizing of CQs", p.cqs[0].Resize(32))
-	p.needWrite()
+	t := p.traffic()
 	if n := p.cqs[0].Entries(); n < 32 {
 		e.Errorf("%d entries, asked for 32", n)
 	}
 	for i := range 30 {
-		p.post(0, p.rdma(uint64(i), ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0))
+		t.deliver(uint64(i), 8)
 	}
 	e.waitOne(p.cqs[0], 0, ib.WCSuccess)
 	// One more message tells that all are done.

@@ -84,7 +84,7 @@ func (w works) run(e *env, threads, rounds int, tolerated ...syscall.Errno) {
 func testEveryMethod(e *env) {
 	again := func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * queueLen, handlers: [2]func(*ib.CQ){again, again}})
-	p.needWrite()
+	t := p.traffic()
 	stop := e.dev.OnEvent(func(ib.Event) {})
 	defer stop()
 	var posted, polled [2]atomic.Int64 // completions to come, and seen, on each side
@@ -240,6 +240,9 @@ func testEveryMethod(e *env) {
 			return err
 		},
 	}
+	if !t.write {
+		delete(w, "post write")
+	}
 	w.run(e, 8, 250*e.cfg.load, syscall.ENOMEM)
 	// Each receive gets its send; then everything has completed, once.
 	for i := range p.qps {
@@ -273,7 +276,7 @@ func testConcurrentPoll(e *env) {
 	const pollers = 4
 	total := 2000 * e.cfg.load
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.needWrite()
+	messages := p.traffic()
 	var mu sync.Mutex
 	seen := map[uint64]int{}
 	var count atomic.Int64
@@ -305,21 +308,22 @@ func testConcurrentPoll(e *env) {
 		stop.Store(true)
 		wg.Wait()
 	}()
-	sent := 0
-	e.eventually("all completions", func() bool {
-		for sent < total && int64(sent)-count.Load() < queueLen {
-			n, err := p.qps[0].PostSend(ib.SendWR{
-				ID: uint64(sent), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
-				RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey(),
-			})
-			if n == 0 && errors.Is(err, syscall.ENOMEM) {
-				break
-			}
-			e.must("post send", err)
-			sent += n
+	for sent := 0; sent < total && !e.Failed(); { // as many at once as there can be, so that the threads meet in the queue
+		n := min(queueLen, total-sent)
+		wrs := make([]ib.SendWR, n)
+		for i := range wrs {
+			wrs[i] = messages.message(uint64(sent+i), 8)
+			messages.ready(uint64(sent+i), 8)
 		}
-		return e.Failed() || count.Load() >= int64(total)
-	})
+		if k, err := p.qps[0].PostSend(wrs...); k != n {
+			e.Fatalf("post send: %d of %d taken, %v", k, n, err)
+		}
+		for i := range wrs {
+			messages.arrived(uint64(sent + i))
+		}
+		sent += n
+		e.eventually("all completions", func() bool { return e.Failed() || count.Load() >= int64(sent) })
+	}
 	stop.Store(true)
 	wg.Wait()
 	for id := range uint64(total) {
@@ -333,7 +337,10 @@ func testConcurrentPost(e *env) {
 	const posters = 4
 	each := 300 * e.cfg.load
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.needWrite()
+	messages := p.traffic()
+	for range queueLen { // one for each that can be outstanding
+		messages.ready(0, 8)
+	}
 	credit, quit := make(chan struct{}, queueLen), make(chan struct{}) // completions that the CQ has room for
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -343,10 +350,7 @@ func testConcurrentPost(e *env) {
 			for k := 0; k < each; {
 				wrs := make([]ib.SendWR, min(1+k%3, each-k))
 				for i := range wrs {
-					wrs[i] = ib.SendWR{
-						ID: uint64(t)<<32 | uint64(k+i), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled,
-						SGList: p.buf[0].sgl(8*t, 8), RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey(),
-					}
+					wrs[i] = messages.message(uint64(t)<<32|uint64(k+i), 8)
 					select {
 					case credit <- struct{}{}:
 					case <-quit:
@@ -374,6 +378,8 @@ func testConcurrentPost(e *env) {
 	next := [posters]uint64{}
 	for range posters * each {
 		wc := e.wait(p.cqs[0], 1)[0]
+		messages.arrived(0)
+		messages.ready(0, 8)
 		select {
 		case <-credit:
 		default:

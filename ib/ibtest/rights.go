@@ -144,19 +144,29 @@ func testKeyReuse(e *env) {
 // testVisible looks at the memory at once when a completion says that the data are there.
 func testVisible(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.needWrite()
+	t := p.traffic()
 	for i := range 20 * e.cfg.load {
 		const n = 12000 // several packets
 		fill(p.buf[0].b[:n], i)
-		p.recv(1, uint64(i), bufLen-8, 8)
-		p.post(0, p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, n), 0))
-		p.send(0, 2, 8)
-		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-		if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[:n]) {
-			e.Fatal("the message after an RDMA WRITE has arrived, and the data of the write have not")
+		if t.write {
+			p.recv(1, uint64(i), bufLen-8, 8)
+			p.post(0, p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, n), 0))
+			p.send(0, 2, 8)
+			e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+			if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[:n]) {
+				e.Fatal("the message after an RDMA WRITE has arrived, and the data of the write have not")
+			}
+			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+			fill(p.buf[0].b[:n], i+100)
 		}
-		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-		e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+		p.recv(1, 3, 0, n)
+		p.send(0, 3, n)
+		e.waitOne(p.cqs[1], 3, ib.WCSuccess)
+		if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[:n]) {
+			e.Fatal("the receive of a message has completed, and the data are not there")
+		}
+		e.waitOne(p.cqs[0], 3, ib.WCSuccess)
 	}
 }
 
@@ -197,11 +207,15 @@ func testDeregUnderTraffic(e *env) {
 	pd := e.pd()
 	for range 6 * e.cfg.load {
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		p.needWrite()
+		t := p.traffic()
 		target := e.buffer(pd, bufLen, allAccess)
 		wr := ib.SendWR{
 			Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, bufLen),
 			RemoteAddr: target.addr, RKey: target.mr.RKey(),
+		}
+		receive := ib.RecvWR{SGList: target.sgl(0, bufLen)}
+		if !t.write {
+			wr = t.message(0, bufLen)
 		}
 		var stop atomic.Bool
 		var written atomic.Int32
@@ -210,10 +224,14 @@ func testDeregUnderTraffic(e *env) {
 			wc := make([]ib.WC, 8)
 			for out := 0; !stop.Load(); runtime.Gosched() {
 				if out < 4 {
+					if !t.write {
+						p.qps[1].PostRecv(receive)
+					}
 					if n, _ := p.qps[0].PostSend(wr); n == 1 {
 						out++
 					}
 				}
+				p.cqs[1].Poll(wc)
 				n, _ := p.cqs[0].Poll(wc)
 				out -= n
 				written.Add(int32(n))
