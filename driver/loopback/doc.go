@@ -10,7 +10,8 @@
 //     amount of work and waits for nobody, so that the methods that may not sleep can take it. A real driver has one for
 //     each queue; what matters is that none is held while callbacks run, or across Register and Unregister.
 //   - PostSend executes the work requests at once, in the poster's thread (send.go): requester and responder are one
-//     function. Only a send that finds no receive waits, for the next PostRecv.
+//     function. Only a send that finds no receive waits, for the next PostRecv, and one whose peer is in INIT, for the
+//     next Modify. A queue pair may be its own peer: it then goes to ERR in the middle of its send (QP.busy).
 //   - What is done ends in CQ.post, which calls ib.CQHandle.Completed when the queue is armed. That may happen inside of
 //     PostSend and under the lock, since the midlayer calls the consumer later, from a thread that holds nothing.
 //   - Queue pairs know the other objects by interface where they can (see completer), so that a driver that embeds this

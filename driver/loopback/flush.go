@@ -4,10 +4,10 @@ import "verbena/ib"
 
 // flush executes WRFlush: what was written is in memory already, so that there are only the rights to check (IBA
 // A19.4). No region has the right to flush to persistent memory. mu is held.
-func (q *QP) flush(w *sendWQE) ib.WCStatus {
+func (q *QP) flush(w *sendWQE) (status ib.WCStatus, wait bool) {
 	p, f := q.peer(), &w.wr.Flush
 	if p == nil {
-		return ib.WCRetryExcErr
+		return q.unanswered()
 	}
 	need := ib.AccessFlags(0)
 	if f.Placement&ib.FlushGlobal != 0 {
@@ -19,13 +19,13 @@ func (q *QP) flush(w *sendWQE) ib.WCStatus {
 	const known = ib.FlushGlobal | ib.FlushPersistent
 	if need == 0 || f.Placement&^known != 0 || f.Level > ib.FlushRegion || p.attr.AccessFlags&need != need {
 		p.fail(ib.EventQPReqErr)
-		return ib.WCRemInvReqErr
+		return ib.WCRemInvReqErr, false
 	}
 	k := q.dev.key(w.wr.RKey)
 	if k == nil || k.pd != p.pd || k.access&need != need || k.qp != nil && k.qp != p ||
 		f.Level == ib.FlushRange && !k.contains(w.wr.RemoteAddr, uint64(f.Length)) {
 		p.fail(ib.EventQPAccessErr)
-		return ib.WCRemAccessErr
+		return ib.WCRemAccessErr, false
 	}
-	return ib.WCSuccess
+	return ib.WCSuccess, false
 }

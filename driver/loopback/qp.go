@@ -25,7 +25,8 @@ type QP struct {
 	sq      ring[sendWQE]
 	own     recvQueue
 	rq      *recvQueue // own, or the shared one
-	waiting bool       // the first send has begun, and waits for a receive
+	waiting bool       // the first send has begun, and waits for a receive, or for the peer to leave INIT
+	busy    bool       // a send, which is not in sq any more, is being executed
 }
 
 // sendWQE is a send work request that has been taken. The slices belong to the slot.
@@ -210,7 +211,12 @@ func (q *QP) toError() {
 	}
 }
 
+// flushSends completes what is in the queue; mu is held. If a send is being executed, of a queue pair that is connected with
+// itself, that one completes first: run does the rest.
 func (q *QP) flushSends() {
+	if q.busy {
+		return
+	}
 	for q.sq.n > 0 {
 		q.completeSend(q.sq.pop(), ib.WCWRFlushErr, 0)
 	}
@@ -368,7 +374,7 @@ func (r *recvQueue) post(wrs []ib.RecvWR) (n int, err error) {
 	return n, nil
 }
 
-// block notes that the first send of q waits for a receive; mu is held.
+// block notes that the first send of q waits; mu is held.
 func (q *QP) block() {
 	q.waiting = true
 	if !slices.Contains(q.dev.blocked, q) {

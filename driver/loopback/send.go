@@ -23,7 +23,9 @@ func (q *QP) run() {
 // step executes the first work request, if it need not wait; mu is held.
 func (q *QP) step() bool {
 	w := q.sq.pop()
+	q.busy = true
 	status, n, wait := q.execute(w)
+	q.busy = false
 	if wait {
 		q.sq.unpop()
 		q.block()
@@ -90,7 +92,7 @@ func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 }
 
 // execute does what a work request asks for, on both sides. n is the number of bytes that came in; wait tells that there
-// is no receive yet, and nothing was done. mu is held.
+// is no receive yet, or that the peer is in INIT, and nothing was done. mu is held.
 func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	d := q.dev
 	switch w.wr.Opcode {
@@ -103,11 +105,12 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 		return q.bindMW(w), 0, false
 	case ib.WRRegMR:
 		return q.fastReg(w), 0, false
-	case ib.WRFlush:
-		return q.flush(w), 0, false
 	}
 	src := &d.copier.src
 	switch {
+	case w.wr.Opcode == ib.WRFlush:
+		status, wait = q.flush(w)
+		return status, 0, wait
 	case w.wr.Flags&ib.SendInline != 0, w.wr.Opcode == ib.WRAtomicWrite:
 		src.reset()
 		src.inline, src.n = w.inline, uint64(len(w.inline))
@@ -124,7 +127,8 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	}
 	peer := q.peer()
 	if peer == nil {
-		return q.unreliable(ib.WCRetryExcErr), 0, false
+		status, wait = q.unanswered()
+		return status, 0, wait
 	}
 	switch w.wr.Opcode {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRAtomicWrite:
@@ -145,15 +149,32 @@ func (q *QP) unreliable(s ib.WCStatus) ib.WCStatus {
 
 // peer is the other end of a connection, nil if there is none.
 func (q *QP) peer() *QP {
-	p := q.dev.qps[q.attr.DestQPN]
-	want := q.init.Type
-	if want == ib.QPTypeXRCInit {
-		want = ib.QPTypeXRCTgt
-	}
-	if p == nil || p.init.Type != want || p.attr.DestQPN != q.obj.Num() || q.attr.AH.GRH.DGID != q.dev.gid || !p.receives() {
+	p := q.destination()
+	if p == nil || p.attr.DestQPN != q.obj.Num() || !p.receives() {
 		return nil
 	}
 	return p
+}
+
+// destination is the queue pair that q sends to, whatever its state.
+func (q *QP) destination() *QP {
+	p, want := q.dev.qps[q.attr.DestQPN], q.init.Type
+	if want == ib.QPTypeXRCInit {
+		want = ib.QPTypeXRCTgt
+	}
+	if p == nil || p.init.Type != want || q.attr.AH.GRH.DGID != q.dev.gid {
+		return nil
+	}
+	return p
+}
+
+// unanswered is what becomes of a request that has no peer. A queue pair in INIT may be about to be connected, which retries would
+// wait for; they take no time here, so that there is no end to them.
+func (q *QP) unanswered() (status ib.WCStatus, wait bool) {
+	if p := q.destination(); p != nil && p.state == ib.QPInit && q.init.Type != ib.QPTypeUC {
+		return 0, true
+	}
+	return q.unreliable(ib.WCRetryExcErr), false
 }
 
 func (q *QP) receives() bool { return q.state >= ib.QPRTR && q.state <= ib.QPSQE }
@@ -274,7 +295,8 @@ func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	}
 	p := q.peer()
 	if p == nil {
-		return ib.WCRetryExcErr, 0, false
+		status, wait = q.unanswered()
+		return status, 0, wait
 	}
 	if atomic && w.wr.RemoteAddr%8 != 0 {
 		p.fail(ib.EventQPReqErr)

@@ -211,8 +211,8 @@ func (q *qp) work() (busy bool) {
 	return busy
 }
 
-// transmit sends one message to the other end, with its answer. This is where the wire goes. wait tells that the receiver
-// is not ready (RNR); a skeleton waits as long as it takes, unless RNRRetry is 0. mu is held.
+// transmit sends one message to the other end, with its answer. This is where the wire goes. wait tells that the peer is in
+// INIT, or that the receiver is not ready (RNR); a skeleton waits as long as it takes, unless RNRRetry is 0. mu is held.
 func (q *qp) transmit(wr *ib.SendWR) (status ib.WCStatus, wait bool) {
 	d := q.dev
 	data, ok := wr.Inline, true
@@ -223,6 +223,9 @@ func (q *qp) transmit(wr *ib.SendWR) (status ib.WCStatus, wait bool) {
 		return ib.WCLocProtErr, false
 	}
 	peer := d.qps[q.attr.DestQPN]
+	if peer != nil && peer.state == ib.QPInit {
+		return 0, true // its owner may be about to connect it: retries would wait for that
+	}
 	if peer == nil || peer.attr.DestQPN != q.obj.Num() || peer.state < ib.QPRTR || peer.state == ib.QPErr {
 		return ib.WCRetryExcErr, false
 	}
