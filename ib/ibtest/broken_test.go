@@ -25,6 +25,7 @@ type wrongDriver struct {
 	held atomic.Bool
 
 	attributeHooks
+	sendOnly bool // see sendOnly
 
 	moreCQEs   int // room in completion queues that nobody asked for
 	createCQ   func(cq ib.CQHandle, attr ib.CQAttr) error
@@ -869,7 +870,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "SRQ/Limit", says: "limit events",
 	},
 }, wrongInErrors, wrongQueues, wrongMemory, wrongSleepers, wrongDisassociators,
-	wrongCompletions, wrongKeys, wrongTimers, wrongAttributes, wrongLimits, wrongDatagrams)
+	wrongCompletions, wrongKeys, wrongTimers, wrongAttributes, wrongLimits, wrongDatagrams, wrongSenders)
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
 func brokenOptions(o ...Option) []Option {

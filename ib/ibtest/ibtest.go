@@ -119,7 +119,7 @@ func checks() []check {
 	return slices.Concat(
 		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
-		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks,
+		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, peerChecks,
 		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, loadChecks,
 	)
 }

@@ -1,0 +1,434 @@
+package ibtest
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"verbena/ib"
+)
+
+// The other end of a connection: not there yet, gone, or the queue pair itself.
+
+var peerChecks = []check{
+	{
+		name: "Reentrant/OwnPeer",
+		rule: "a queue pair that is connected with itself sends to itself, and goes to ERR in the middle of that, in order",
+		test: testOwnPeer, fast: true,
+	},
+	{
+		name: "Errors/PeerInInit",
+		rule: "a request to a queue pair in INIT does not fail before its retries are used up: the peer may be about to go to RTR",
+		test: testPeerInInit,
+	},
+	{
+		name: "Errors/PeerGone",
+		rule: "a request to a peer that is in RESET or ERR, destroyed, or another's fails after the timeout at the latest, and changes nothing there",
+		test: testPeerGone,
+	},
+	{
+		name: "Errors/PeerGoesWhileWaiting",
+		rule: "a sender that waits for a receive, or for its peer to leave INIT, does not wait for a peer that goes",
+		test: testPeerGoes,
+	},
+	{
+		name: "CQ/OverrunOneQueue",
+		rule: "a queue pair that loses a completion of only its send queue, or only its receive queue, goes to ERR, and flushes the other",
+		test: testOverrunOneQueue,
+	},
+}
+
+// ownPeer is a pair whose two sides are one queue pair: sends complete on the first queue, receives on the second.
+func (e *env) ownPeer(pd *ib.PD) *pair {
+	e.Helper()
+	p := &pair{e: e, pd: pd}
+	for i := range p.cqs {
+		p.cqs[i] = e.cq(2*queueLen, nil)
+		p.buf[i] = e.buffer(pd, bufLen, allAccess)
+	}
+	qp := e.qp(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[1], Type: ib.QPTypeRC})
+	e.up(qp, qp.Num(), ib.QPRTS)
+	p.qps = [2]*ib.QP{qp, qp}
+	return p
+}
+
+func (p *pair) toErr(side int) {
+	p.e.Helper()
+	p.e.must("modify to ERR", p.qps[side].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+}
+
+func testOwnPeer(e *env) {
+	pd := e.pd()
+	p := e.ownPeer(pd)
+	for i, n := range []int{0, 1, 4097, bufLen} {
+		p.exchange(0, uint64(i), n)
+	}
+	const n = 5
+	sends := func() {
+		e.Helper()
+		for i := range n {
+			p.send(0, uint64(i), 8)
+		}
+	}
+	sends() // which wait
+	for i := range n {
+		p.recv(0, uint64(i), 8*i, 8)
+	}
+	for i := range n {
+		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+	}
+	sends()
+	p.toErr(0)
+	for i := range n {
+		e.waitOne(p.cqs[0], uint64(i), ib.WCWRFlushErr)
+	}
+	e.reset(p.qps[0])
+	e.up(p.qps[0], p.qps[0].Num(), ib.QPRTS)
+	for i := range n {
+		p.recv(0, uint64(i), 8*i, 8)
+	}
+	p.toErr(0)
+	for i := range n {
+		e.waitOne(p.cqs[1], uint64(i), ib.WCWRFlushErr)
+	}
+	e.destroy(p.qps[0])
+
+	// Its receive fails in the middle of its send.
+	p = e.ownPeer(pd)
+	sends()
+	var recvs []ib.RecvWR
+	for i := range n {
+		recvs = append(recvs, ib.RecvWR{ID: uint64(i), SGList: p.buf[1].sgl(0, 4)})
+	}
+	if k, err := p.qps[0].PostRecv(recvs...); k != n {
+		e.Fatalf("post receive: %d of %d taken, %v", k, n, err)
+	}
+	for i := range n {
+		sent, got := e.waitAny(p.cqs[0]), e.waitAny(p.cqs[1])
+		recvWant, sendWant := ib.WCWRFlushErr, ib.WCWRFlushErr
+		if i == 0 {
+			recvWant = ib.WCLocLenErr
+			if sent.Status == ib.WCRemInvReqErr {
+				sendWant = ib.WCRemInvReqErr // before the flush
+			}
+		}
+		if sent.ID != uint64(i) || sent.Status != sendWant || got.ID != uint64(i) || got.Status != recvWant {
+			e.Fatalf("a queue pair whose own receive fails: send %d completes with %q and receive %d with %q, want %d with %q and with %q",
+				sent.ID, sent.Status, got.ID, got.Status, i, sendWant, recvWant)
+		}
+	}
+	e.destroy(p.qps[0])
+
+	for range 10 * e.cfg.load {
+		p := e.ownPeer(pd)
+		p.errInTheMiddle()
+		e.destroy(p.qps[0])
+		e.destroy(p.cqs[0])
+		e.destroy(p.cqs[1])
+	}
+}
+
+// errInTheMiddle takes a queue pair to ERR that sends to itself at the same time.
+func (p *pair) errInTheMiddle() {
+	e := p.e
+	e.Helper()
+	var sent, received atomic.Int64 // that were taken
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := range uint64(queueLen) {
+			if n, _ := p.qps[0].PostRecv(ib.RecvWR{ID: i, SGList: p.buf[1].sgl(0, 8)}); n == 0 {
+				return
+			}
+			received.Add(1)
+			if n, _ := p.qps[0].PostSend(ib.SendWR{ID: i, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}); n == 0 {
+				return
+			}
+			sent.Add(1)
+		}
+	})
+	e.eventually("a message of a queue pair to itself", func() bool { return sent.Load() > 0 })
+	e.anyMoment()
+	p.toErr(0)
+	wg.Wait()
+	for side, n := range []int64{sent.Load(), received.Load()} {
+		over := false
+		for i := range uint64(n) {
+			wc := e.waitAny(p.cqs[side])
+			ok := wc.Status == ib.WCWRFlushErr || wc.Status == ib.WCSuccess && !over
+			if over = over || wc.Status != ib.WCSuccess; wc.ID != i || !ok {
+				e.Fatalf("a queue pair that sends to itself has gone to ERR: work request %d completed with %q, want %d", wc.ID, wc.Status, i)
+			}
+		}
+	}
+	e.settle()
+	for side := range p.cqs {
+		if n, _ := p.cqs[side].Poll(make([]ib.WC, 1)); n != 0 {
+			e.Error("a queue pair that sends to itself has gone to ERR: a work request has completed twice")
+		}
+	}
+}
+
+// requests are those of a reliable connection, of which a driver may not have all.
+var requests = []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite, ib.WRRDMARead}
+
+// request posts two requests of 64 bytes from side 0 to the memory of another pair's side 1. It reports false if the driver does
+// not have them.
+func (p *pair) request(op ib.WROpcode, to *pair) bool {
+	p.e.Helper()
+	for id := range uint64(2) {
+		wr := to.rdma(1+id, op, p.buf[0].sgl(0, 64), 128)
+		if !p.tried(fmt.Sprintf("opcode %d", op), 0, wr) {
+			p.e.Logf("the driver has no opcode %d", op)
+			return false
+		}
+	}
+	return true
+}
+
+// failed waits until the two requests have failed since the peer does not answer.
+func (p *pair) failed(when string) {
+	e := p.e
+	e.Helper()
+	for i, want := range []ib.WCStatus{ib.WCRetryExcErr, ib.WCWRFlushErr} {
+		if wc := e.waitAny(p.cqs[0]); wc.ID != uint64(1+i) || wc.Status != want {
+			e.Fatalf("%s: work request %d completed with %q, want %d with %q", when, wc.ID, wc.Status, 1+i, want)
+		}
+	}
+	e.eventually("ERR of a sender, "+when, func() bool { return p.qps[0].State() == ib.QPErr })
+}
+
+func testPeerInInit(e *env) {
+	pd := e.pd()
+	e.timeout = 18 // 1 s, and as many retries as there can be
+	type early struct {
+		*pair
+		op   ib.WROpcode
+		psn  uint32
+		want []byte
+	}
+	var all []early // at once, since each may have to wait for a retry
+	for _, op := range requests {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		e.reset(p.qps[:]...)
+		e.up(p.qps[1], 0, ib.QPInit)
+		e.up(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+		if op == ib.WRSend {
+			p.recv(1, 1, 128, 64)
+			p.recv(1, 2, 128, 64)
+		}
+		fill(p.buf[0].b[:64], 1)
+		fill(p.buf[1].b[128:192], 2)
+		source := p.buf[0].b[:64]
+		if op == ib.WRRDMARead {
+			source = p.buf[1].b[128:192]
+		}
+		if p.request(op, p) {
+			all = append(all, early{p, op, e.psn, bytes.Clone(source)})
+		}
+	}
+	e.settle()
+	for _, p := range all {
+		wc := make([]ib.WC, 1)
+		if n, _ := p.cqs[0].Poll(wc); n != 0 {
+			e.Fatalf("opcode %d to a queue pair in INIT: completed with %q, want nothing before the retries are used up", p.op, wc[0].Status)
+		}
+		e.psn = p.psn
+		e.must("modify to RTR", p.qps[1].Modify(e.attr(ib.QPRTR, p.qps[0].Num()), upMask(ib.QPTypeRC, ib.QPRTR)))
+	}
+	for _, p := range all {
+		for id := range uint64(2) {
+			e.waitOne(p.cqs[0], 1+id, ib.WCSuccess)
+			if p.op == ib.WRSend {
+				e.waitOne(p.cqs[1], 1+id, ib.WCSuccess)
+			}
+		}
+		if !bytes.Equal(p.buf[0].b[:64], p.want) || !bytes.Equal(p.buf[1].b[128:192], p.want) {
+			e.Errorf("opcode %d to a queue pair that was in INIT: the data are not where they should be", p.op)
+		}
+	}
+}
+
+// hurry has the next connections give up as soon as they can.
+func (e *env) hurry() (back func()) {
+	timeout, retries := e.timeout, e.retries
+	e.timeout, e.retries = 8, 1 // 1 ms
+	return func() { e.timeout, e.retries = timeout, retries }
+}
+
+func testPeerGone(e *env) {
+	pd := e.pd()
+	for _, op := range requests {
+		for _, c := range []struct {
+			how string
+			end func(p *pair)
+		}{
+			{"in RESET", func(p *pair) { e.reset(p.qps[1]) }},
+			{"in ERR", func(p *pair) { p.toErr(1) }},
+			{"destroyed", func(p *pair) { e.destroy(p.qps[1]) }},
+		} {
+			back := e.hurry()
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+			back()
+			p.recv(1, 1, 128, 64)
+			c.end(p)
+			fill(p.buf[0].b[:64], 1)
+			clear(p.buf[1].b)
+			if !p.request(op, p) {
+				break
+			}
+			what := fmt.Sprintf("opcode %d to a peer that is %s", op, c.how)
+			p.failed(what)
+			if !allZero(p.buf[1].b) {
+				e.Fatalf("%s: the memory was changed", what)
+			}
+			var wc [2]ib.WC
+			if n, _ := p.cqs[1].Poll(wc[:]); n > 0 && wc[0].Status != ib.WCWRFlushErr || n > 1 {
+				e.Fatalf("%s: its receive completed with %q", what, wc[0].Status)
+			}
+		}
+		e.anothers(pd, op)
+	}
+}
+
+// anothers sends to a queue pair that is connected to another than the sender. Packets of reliable connections do not name their
+// sender, so that the connections have other packet numbers, as they have with whoever chooses them at random.
+func (e *env) anothers(pd *ib.PD, op ib.WROpcode) {
+	e.Helper()
+	for _, ahead := range []uint32{0x10001, 1<<24 - 0x10001} {
+		they := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		back, psn := e.hurry(), e.psn
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		e.reset(p.qps[0])
+		e.psn = (psn + ahead) & 0xffffff
+		e.up(p.qps[0], they.qps[1].Num(), ib.QPRTS)
+		e.psn = psn
+		back()
+		they.recv(1, 5, 128, 64)
+		fill(p.buf[0].b[:64], 1)
+		fill(they.buf[0].b[:64], 2)
+		clear(they.buf[1].b)
+		if !p.request(op, they) {
+			return
+		}
+		what := fmt.Sprintf("opcode %d to a queue pair that is connected to another", op)
+		p.failed(what)
+		if n, _ := they.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
+			e.Fatalf("%s: the receive of the other's message has completed", what)
+		}
+		if !allZero(they.buf[1].b) {
+			e.Fatalf("%s: the memory was changed", what)
+		}
+		they.send(0, 6, 64)
+		e.waitOne(they.cqs[0], 6, ib.WCSuccess)
+		e.waitOne(they.cqs[1], 5, ib.WCSuccess)
+		if !bytes.Equal(they.buf[0].b[:64], they.buf[1].b[128:192]) {
+			e.Errorf("%s: the other's message has arrived changed", what)
+		}
+	}
+}
+
+func testPeerGoes(e *env) {
+	pd := e.pd()
+	defer e.hurry()()
+	for _, init := range []bool{false, true} {
+		for _, c := range []struct {
+			how string
+			end func(p *pair)
+		}{
+			{"goes to ERR", func(p *pair) { p.toErr(1) }},
+			{"goes to RESET", func(p *pair) { e.reset(p.qps[1]) }},
+			{"is destroyed", func(p *pair) { e.destroy(p.qps[1]) }},
+			{"is connected to another", func(p *pair) {
+				e.reset(p.qps[1])
+				e.up(p.qps[1], p.qps[1].Num(), ib.QPRTS)
+				p.recv(1, 7, 128, 64)
+			}},
+		} {
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+			what := fmt.Sprintf("a sender that waits for a receive of a peer that %s", c.how)
+			if init {
+				e.reset(p.qps[:]...)
+				e.up(p.qps[1], 0, ib.QPInit)
+				e.up(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+				what = fmt.Sprintf("a sender to a peer that is in INIT, and %s", c.how)
+			}
+			fill(p.buf[0].b[:64], 1)
+			clear(p.buf[1].b)
+			p.request(ib.WRSend, p)
+			e.settle()
+			c.end(p)
+			p.failed(what)
+			if n, _ := p.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
+				e.Fatalf("%s: its receive has completed", what)
+			}
+			if !allZero(p.buf[1].b) {
+				e.Fatalf("%s: the memory was changed", what)
+			}
+		}
+	}
+}
+
+func testOverrunOneQueue(e *env) {
+	pd := e.pd()
+	for _, send := range []bool{true, false} {
+		name := map[bool]string{true: "send", false: "receive"}[send]
+		var events atomic.Int32
+		small, err := e.dev.CreateCQ(ib.CQInit{Entries: 4, Event: func(_ *ib.CQ, ev ib.EventType) { events.Add(1) }})
+		e.must("create cq", err)
+		own(e, small, small.Destroy)
+		room := small.Entries()
+		// Side 0 has the small queue, for its sends or for its receives.
+		p := &pair{e: e, pd: pd}
+		for i := range p.qps {
+			p.cqs[i] = e.cq(2*room+16, nil)
+			p.buf[i] = e.buffer(pd, 64, allAccess)
+			init := ib.QPInitAttr{SendCQ: p.cqs[i], RecvCQ: p.cqs[i], Type: ib.QPTypeRC,
+				Cap: ib.QPCap{MaxSendWR: uint32(room + 4), MaxRecvWR: uint32(room + 4), MaxSendSGE: 1, MaxRecvSGE: 1}}
+			switch {
+			case i == 0 && send:
+				init.SendCQ = small
+			case i == 0:
+				init.RecvCQ = small
+			}
+			p.qps[i] = e.qp(pd, init)
+		}
+		e.up(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+		e.up(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+		from, to := 1, 0
+		if send {
+			from, to = 0, 1
+			p.recv(0, 1<<20, 0, 8) // to be flushed
+		}
+		message := func(id int) {
+			e.Helper()
+			p.recv(to, uint64(id), 0, 8)
+			p.send(from, uint64(id), 8)
+		}
+		for i := range room {
+			message(i)
+			e.waitAny(p.cqs[1]) // on the other side
+		}
+		e.settle()
+		if n := events.Load(); n != 0 {
+			e.Fatalf("%d events of a queue that is just full", n)
+		}
+		message(room)
+		e.eventually("the event that the "+name+" completion queue has no room (EventCQErr)", func() bool { return events.Load() > 0 })
+		e.eventually("ERR of the queue pair that has lost the completion of a "+name, func() bool { return p.qps[0].State() == ib.QPErr })
+		for i, wc := range e.wait(small, room) {
+			if wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
+				e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i, wc.ID, wc.Status)
+			}
+		}
+		if !send {
+			p.send(0, 1<<20, 8)
+		}
+		e.waitOne(p.cqs[0], 1<<20, ib.WCWRFlushErr) // of the other queue
+		e.settle()
+		if n := events.Load(); n != 1 {
+			e.Errorf("%d events EventCQErr, want 1", n)
+		}
+	}
+}
