@@ -66,7 +66,7 @@ func (c *Core) lock() {
 }
 
 // Register makes the device known: every client's Add is called, in the order in which the clients came, before
-// it returns. A client that fails is logged by the caller's choice of Device.Log and left out. The device must be
+// it returns. A client whose Add fails is logged (the logf of NewDevice) and left out. The device must be
 // ready for use. It may sleep. (ib_register_device)
 func (c *Core) Register(h *DeviceHandle) error {
 	d := h.dev

@@ -91,7 +91,7 @@ func (cq *CQ) Poll(wc []WC) (int, error) { return cq.poll.Poll(wc) }
 func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.poll.ReqNotify(flags) }
 
 // Completed says that a completion has come that the queue was armed for. The handler is called later, by a thread that
-// holds nothing. It may not sleep. (ib_cq.comp_handler)
+// holds nothing, so that the driver may hold any lock here. It may not sleep. (ib_cq.comp_handler)
 func (h CQHandle) Completed() {
 	cq := h.cq
 	if cq.check != nil {

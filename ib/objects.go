@@ -95,8 +95,8 @@ func (pd *PD) RegMR(init MRInit) (*MR, error) {
 	return pd.regMR(init, nil)
 }
 
-// RegBytes registers b, memory of this process, which the region keeps alive; [MR.Addr] is its address. Errors as of RegMR.
-// It may sleep.
+// RegBytes registers b, memory of this process, which the region keeps alive; [MR.Addr] is its address. For atomics b begins
+// at a multiple of 8, as what make returns for 8 bytes or more does. Errors as of RegMR. It may sleep.
 func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
 	defer pd.sleeps("PD.RegBytes").leave()
 	space := umem.NewLocal()
