@@ -3,6 +3,7 @@ package wrong
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -180,7 +181,9 @@ func (l *link) traffic(n int) error {
 const pause = 50 * time.Millisecond // for handlers to be called
 
 // Consumers are the mistakes.
-var Consumers = []Consumer{
+var Consumers = slices.Concat(firstConsumers, secondConsumers)
+
+var firstConsumers = []Consumer{
 	{
 		// The completion handler calls what allocates and may sleep.
 		Name:   "sleep-in-handler",
