@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -21,6 +22,7 @@ type QP struct {
 	draining atomic.Bool  // nothing is posted any more
 	idle     chan struct{}
 	turn     chan struct{} // full while a Drain runs
+	last     chan struct{} // closed at EventQPLastWQEReached; nil: it does not come
 }
 
 // CreateQP makes a queue pair that completes on q. It may sleep.
@@ -34,11 +36,28 @@ func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	}
 	init.SendCQ, init.RecvCQ = send.cq, recv.cq
 	qp := &QP{send: send, recv: recv, idle: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
+	if init.SRQ != nil {
+		qp.last = make(chan struct{})
+		init.Event = qp.listen(init.Event)
+	}
 	var err error
 	if qp.QP, err = pd.CreateQP(init); err != nil {
 		return nil, err
 	}
 	return qp, nil
+}
+
+// listen returns an event function that takes note of EventQPLastWQEReached, and calls f, which may be nil.
+func (qp *QP) listen(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
+	var once sync.Once
+	return func(q *ib.QP, e ib.EventType) {
+		if e == ib.EventQPLastWQEReached {
+			once.Do(func() { close(qp.last) })
+		}
+		if f != nil {
+			f(q, e)
+		}
+	}
 }
 
 // begin counts a work request, and takes a slot for it.
@@ -99,7 +118,7 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 }
 
 // Drain takes the queue pair to ERR, and returns when the functions of all work requests have returned: those that were under
-// way got [ib.WCWRFlushErr]. Nothing can be posted any more. Receives of a shared receive queue stay there. If ctx ends first they
+// way got [ib.WCWRFlushErr]. Nothing can be posted any more. Receives of a shared receive queue stay there, but for those that the queue pair has taken, of which the functions have returned. If ctx ends first they
 // have not all returned; Drain may be called again. EIO if a completion queue has failed. It may sleep, must not be called by a function of the queue, and processes a
 // Direct queue itself. (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {
@@ -117,6 +136,7 @@ func (qp *QP) drain(ctx context.Context) error {
 	}
 	defer func() { <-qp.turn }()
 	qp.draining.Store(true)
+	state := qp.State()
 	if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 		return err
 	}
@@ -128,7 +148,29 @@ func (qp *QP) drain(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	if qp.last == nil || state < ib.QPRTR {
+		return nil
+	}
+	return qp.drainShared(ctx)
+}
+
+// lastPause bounds the wait for EventQPLastWQEReached, which a queue pair that was never connected need not raise. (__ib_drain_srq)
+const lastPause = 10 * time.Second
+
+// drainShared returns when the functions of the receives that the queue pair has taken from the shared queue have returned.
+func (qp *QP) drainShared(ctx context.Context) error {
+	select {
+	case <-qp.last:
+	case <-time.After(lastPause):
+	case <-qp.recv.broken:
+		return errFailed
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	qp.recv.polled.Lock()
+	defer qp.recv.polled.Unlock()
+	_, err := qp.recv.process(len(qp.recv.slots))
+	return err
 }
 
 var errFailed = fmt.Errorf("the completion queue has failed, so that functions are not called: %w", syscall.EIO)
