@@ -299,16 +299,27 @@ type objectCheck struct {
 	made  []uintptr
 
 	destroyed atomic.Pointer[[]uintptr] // where, once it is
+	ending    atomic.Pointer[[]uintptr] // where that was called for
 	abandoned atomic.Bool               // may be used after Unregister, to end
 	// of a CQ
 	requests atomic.Int64 // by ReqNotify, less the answers
 	answers  atomic.Int64 // calls of Completed
 	polls    atomic.Int64
-	user     bool // of a user context, which may poll without a call
-	armed    atomic.Pointer[time.Timer]
-	probing  sync.Mutex // held while expectPoll asks the driver, and while the driver destroys the queue
-	raised   atomic.Pointer[[]uintptr]
-	handler  atomic.Pointer[frame] // that runs now
+	user     bool         // of a user context, which may poll without a call
+	pending  atomic.Int64 // work requests that may complete on it
+	polling  atomic.Int32 // calls of Poll
+	broken   atomic.Bool  // completions may have been lost
+
+	mayOverrun bool // CQIgnoreOverrun
+	deadMu     sync.Mutex
+	dead       map[uint32]*work // by number: queue pairs that were destroyed, of which completions may be in it
+
+	// of a QP or SRQ
+	work    *work // nil: its work requests are not followed
+	armed   atomic.Pointer[time.Timer]
+	probing sync.Mutex // held while expectPoll asks the driver, and while the driver destroys the queue
+	raised  atomic.Pointer[[]uintptr]
+	handler atomic.Pointer[frame] // that runs now
 }
 
 // newObject notes where an object is made, and by whom. of is what it is made of, nil for nothing.

@@ -55,6 +55,7 @@ func (o *object) destroys(what string) (*frame, error) {
 	if _, err := o.check.enter(f); err == syscall.EDEADLK {
 		return f, err
 	}
+	o.check.ending.Store(&f.entry)
 	return f, nil
 }
 
@@ -104,7 +105,11 @@ func (oc *objectCheck) born() {
 
 func (oc *objectCheck) died() {
 	at := callers(2)
+	if called := oc.ending.Load(); called != nil {
+		at = *called // perhaps by another goroutine
+	}
 	oc.destroyed.Store(&at)
+	oc.work.gone(at)
 	if t := oc.armed.Load(); t != nil {
 		t.Stop()
 	}
@@ -264,15 +269,15 @@ type (
 )
 
 func (c checkedQP) PostSend(wrs []SendWR) (int, error) {
-	return checkedPost(&c.qp.object, "QP.PostSend", wrs, c.qp.drv.PostSend)
+	return checkedPost(&c.qp.object, "QP.PostSend", wrs, c.qp.drv.PostSend, c.qp.check.work.sends)
 }
 
 func (c checkedQP) PostRecv(wrs []RecvWR) (int, error) {
-	return checkedPost(&c.qp.object, "QP.PostRecv", wrs, c.qp.drv.PostRecv)
+	return checkedPost(&c.qp.object, "QP.PostRecv", wrs, c.qp.drv.PostRecv, c.qp.check.work.recvs)
 }
 
 func (c checkedSRQ) PostRecv(wrs []RecvWR) (int, error) {
-	return checkedPost(&c.srq.object, "SRQ.PostRecv", wrs, c.srq.drv.PostRecv)
+	return checkedPost(&c.srq.object, "SRQ.PostRecv", wrs, c.srq.drv.PostRecv, c.srq.check.work.recvs)
 }
 
 func (c checkedCQ) Poll(wc []WC) (int, error) {
@@ -283,9 +288,17 @@ func (c checkedCQ) Poll(wc []WC) (int, error) {
 		return 0, err
 	}
 	cq.check.polls.Add(1)
+	before := cq.check.destroyedQPs()
+	cq.check.polling.Add(1)
+	defer cq.check.polling.Add(-1)
 	n, err := cq.drv.Poll(wc)
-	if n < 0 || n > len(wc) {
+	switch {
+	case n < 0 || n > len(wc):
 		f.result(fmt.Sprintf("%d completions returned into room for %d", n, len(wc)))
+	case err != nil:
+		cq.check.broken.Store(true)
+	case len(wc) > 0:
+		cq.polled(f, wc[:n], before)
 	}
 	return n, err
 }
@@ -357,13 +370,17 @@ func (cq *CQ) expectPoll(flags NotifyFlags, missed bool, at []uintptr) {
 }
 
 // checkedPost is PostSend or PostRecv of a queue.
-func checkedPost[WR any](o *object, what string, wrs []WR, post func([]WR) (int, error)) (int, error) {
+func checkedPost[WR any](o *object, what string, wrs []WR, post func([]WR) (int, error),
+	note func(*frame, []WR) (taken func(int))) (int, error) {
+
 	f, err := o.atomically(what)
 	defer f.leave()
 	if err != nil {
 		return 0, err
 	}
+	taken := note(f, wrs)
 	n, err := post(wrs)
+	taken(n)
 	if n < 0 || n > len(wrs) || n < len(wrs) && err == nil || n == len(wrs) && n > 0 && err != nil {
 		f.result(fmt.Sprintf("%d of %d work requests taken, error %v", n, len(wrs), err))
 	}

@@ -64,7 +64,7 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	cq.entries.Store(int64(init.Entries))
 	cq.bind(d, kindCQ, nil)
 	if cq.check != nil {
-		cq.check.user = u != nil
+		cq.check.user, cq.check.mayOverrun = u != nil, init.Flags&CQIgnoreOverrun != 0
 	}
 	drv, err := d.drv.CreateCQ(CQHandle{cq}, CQAttr{Entries: init.Entries, Vector: init.Vector, Flags: init.Flags}, u)
 	if err != nil {
@@ -116,6 +116,7 @@ func (h CQHandle) Raise(e EventType) {
 	cq := h.cq
 	if cq.check != nil {
 		cq.check.reports("CQHandle.Raise")
+		cq.check.broken.Store(true)
 	}
 	if cq.event != nil && !cq.notify.dead.Load() {
 		cq.notify.events.Add(1)

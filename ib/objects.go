@@ -225,6 +225,7 @@ func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx)
 func (mr *MR) destroyIn(ctx context.Context) error {
 	f, err := mr.destroys("MR.Dereg")
 	defer f.leave()
+	mr.checkInFlight("MR.Dereg")
 	if err == nil {
 		err = mr.end(ctx, "MR.Dereg", mr.dereg, func() { mr.released() })
 	}

@@ -51,6 +51,16 @@ const (
 	RuleInUse
 	// RuleArmWithoutPoll: a consumer armed a CQ that had completions in it, and did not poll it afterwards.
 	RuleArmWithoutPoll
+	// RuleInFlight: a region was deregistered or changed while a work request that names it was outstanding.
+	RuleInFlight
+	// RuleDestroyUndrained: a completion was polled of a QP that had been destroyed before it was drained.
+	RuleDestroyUndrained
+	// RuleSRQUndrained: a QP with a shared receive queue was destroyed before EventQPLastWQEReached.
+	RuleSRQUndrained
+	// RuleCQTooSmall: more work requests were posted than the CQ on which they complete has entries.
+	RuleCQTooSmall
+	// RuleUnsignaledOnly: a send queue was filled with work requests of which none is signaled.
+	RuleUnsignaledOnly
 	numRules
 )
 
@@ -77,6 +87,11 @@ var ruleText = [numRules]struct {
 	RuleClientReturns:        {"client-returns", 5},
 	RuleInUse:                {"in-use", 5},
 	RuleArmWithoutPoll:       {"arm-without-poll", 3},
+	RuleInFlight:             {"in-flight", 5},
+	RuleDestroyUndrained:     {"destroy-undrained", 5},
+	RuleSRQUndrained:         {"srq-undrained", 5},
+	RuleCQTooSmall:           {"cq-too-small", 1},
+	RuleUnsignaledOnly:       {"unsignaled-only", 1},
 }
 
 // String is the rule's name, such as "callchain".

@@ -31,14 +31,21 @@ type world struct {
 	pd  *ib.PD
 	mr  *ib.MR
 	buf []byte
+
+	allowed ib.Rule // that the test breaks on purpose
 }
 
 func newWorld(t *testing.T) *world {
 	core := &ib.Core{}
-	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	w := &world{t: t}
+	core.Check(ib.CheckConfig{Report: func(v ib.Violation) {
+		if v.Rule != w.allowed {
+			t.Error(v)
+		}
+	}})
 	d := loopback.New("lo0", nil)
 	check(t, core.Register(d.Handle()))
-	w := &world{t: t, dev: d.IB(), buf: make([]byte, 4096)}
+	w.dev, w.buf = d.IB(), make([]byte, 4096)
 	var err error
 	w.at, err = w.dev.Local(1)
 	check(t, err)
@@ -353,6 +360,7 @@ func TestFailedQueue(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
+			w.allowed = ib.RuleCQTooSmall
 			failed := make(chan error, 1)
 			cq, err := completion.New(w.dev, completion.Init{Entries: 1, Context: c, Failed: func(err error) { failed <- err }})
 			check(t, err)
