@@ -92,6 +92,7 @@ type frame struct {
 	waits  bool      // waits for callbacks of obj or listener, or all of dev
 
 	listener *eventHandler // whose function it is, or whose end
+	emptied  []uintptr     // where a completion handler found its CQ empty; of its thread
 
 	// under checker.mu
 	th        *thread
@@ -302,7 +303,10 @@ type objectCheck struct {
 	ending    atomic.Pointer[[]uintptr] // where that was called for
 	abandoned atomic.Bool               // may be used after Unregister, to end
 	// of a CQ
-	requests atomic.Int64 // by ReqNotify, less the answers
+	requests atomic.Int64          // by ReqNotify, less the answers
+	armings  atomic.Int64          // calls of ReqNotify
+	probed   atomic.Pointer[rearm] // checked mode has armed the queue, the consumer has not
+	rearm    atomic.Pointer[time.Timer]
 	answers  atomic.Int64 // calls of Completed
 	polls    atomic.Int64
 	user     bool         // of a user context, which may poll without a call
@@ -328,15 +332,23 @@ func (k *checker) newObject(d *Device, kind objectKind, of *objectCheck) *object
 	if of != nil {
 		oc.owner = of.owner
 	}
+	if oc.owner == nil {
+		oc.owner = k.owner(d)
+	}
+	return oc
+}
+
+// owner is the client in whose Add or Remove of d the calling thread is, nil if it is in none.
+func (k *checker) owner(d *Device) *Client {
 	id := goid()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if th := k.threads[id]; th != nil && oc.owner == nil {
+	if th := k.threads[id]; th != nil {
 		if f := th.find(func(f *frame) bool { return f.kind == inClient }); f != nil && f.dev == d {
-			oc.owner = f.client
+			return f.client
 		}
 	}
-	return oc
+	return nil
 }
 
 // goid is the number of the calling goroutine. Only checked mode needs it.

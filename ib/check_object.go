@@ -110,8 +110,10 @@ func (oc *objectCheck) died() {
 	}
 	oc.destroyed.Store(&at)
 	oc.work.gone(at)
-	if t := oc.armed.Load(); t != nil {
-		t.Stop()
+	for _, t := range []*time.Timer{oc.armed.Load(), oc.rearm.Load()} {
+		if t != nil {
+			t.Stop()
+		}
 	}
 	id := goid()
 	oc.k.mu.Lock()
@@ -140,7 +142,23 @@ func (oc *objectCheck) abandon() {
 	delete(oc.k.live, oc)
 }
 
-// leftBehind reports, once, the objects on d that cl (nil: anybody) should have destroyed before now.
+// left returns where the functions that the client should have ended began to listen, once.
+func (h *eventHandlers) left(cl *Client) (made [][]uintptr) {
+	if cl == nil {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, x := range h.list {
+		if x.owner == cl {
+			x.owner = nil
+			made = append(made, x.made)
+		}
+	}
+	return made
+}
+
+// leftBehind reports, once, the objects and event functions on d that cl (nil: anybody) should have destroyed before now.
 func (k *checker) leftBehind(d *Device, cl *Client, when string) {
 	k.mu.Lock()
 	var left []*objectCheck
@@ -151,22 +169,32 @@ func (k *checker) leftBehind(d *Device, cl *Client, when string) {
 		}
 	}
 	k.mu.Unlock()
-	if len(left) == 0 {
-		return
-	}
 	slices.SortFunc(left, func(a, b *objectCheck) int { return int(a.kind) - int(b.kind) })
 	var kinds []string
+	var place []uintptr
 	stacks := []Stack{{when, trace(callers(1))}}
-	for _, oc := range left {
-		kinds = append(kinds, oc.kind.String())
+	note := func(what string, made []uintptr) {
+		kinds = append(kinds, what)
 		if len(stacks) < 10 {
-			stacks = append(stacks, Stack{oc.kind.String() + " made at", trace(oc.made)})
+			stacks = append(stacks, Stack{what + " made at", trace(made)})
 		}
+		if place == nil {
+			place = made
+		}
+	}
+	for _, oc := range left {
+		note(oc.kind.String(), oc.made)
+	}
+	for _, made := range d.events.left(cl) {
+		note("event function", made)
+	}
+	if len(kinds) == 0 {
+		return
 	}
 	k.report(Violation{
 		Rule: RuleLeftBehind, What: fmt.Sprintf("objects left when %s returned: %s", when, strings.Join(kinds, ", ")),
 		Stacks: stacks,
-	}, d, left[0].made)
+	}, d, place)
 }
 
 // stillInside reports the calls on d that have not returned when Unregister, whose frame is f, does.
@@ -230,12 +258,16 @@ func (cq *CQ) checkedHandler() {
 			}, oc.dev, fr.entry)
 		}
 		defer oc.handler.CompareAndSwap(fr, nil)
+		armings := oc.armings.Load()
 		cq.handler(cq)
+		if fr.emptied != nil && oc.armings.Load() == armings {
+			cq.expectRearm(fr.emptied)
+		}
 	})
 }
 
-// completed checks that the driver's report is called for.
-func (oc *objectCheck) completed() {
+// completed checks that the driver's report is called for, and reports whether it is of checked mode's own making.
+func (oc *objectCheck) completed() bool {
 	oc.reports("CQHandle.Completed")
 	place := callers(2)
 	oc.raised.Store(&place)
@@ -247,6 +279,7 @@ func (oc *objectCheck) completed() {
 			Stacks: []Stack{{"CQHandle.Completed", trace(place)}, {"the CQ made at", trace(oc.made)}},
 		}, oc.dev, place)
 	}
+	return oc.ownProbe()
 }
 
 // The methods of the data path cost nothing when the check is off: an object calls its driver, or one of these.
@@ -299,6 +332,7 @@ func (c checkedCQ) Poll(wc []WC) (int, error) {
 		cq.check.broken.Store(true)
 	case len(wc) > 0:
 		cq.polled(f, wc[:n], before)
+		f.noteEmptied(n < len(wc))
 	}
 	return n, err
 }
@@ -311,6 +345,7 @@ func (c checkedCQ) ReqNotify(flags NotifyFlags) (bool, error) {
 		return false, err
 	}
 	cq.check.requests.Add(1)
+	cq.check.armings.Add(1)
 	missed, err := cq.drv.ReqNotify(flags)
 	if err != nil {
 		cq.check.requests.Add(-1)

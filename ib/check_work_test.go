@@ -3,6 +3,7 @@ package ib_test
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +22,8 @@ type consumer struct {
 	srq  *ib.SRQ
 	mr   *ib.MR
 	a, b *ib.QP
+
+	calls atomic.Int32 // of the handler
 
 	mu   sync.Mutex
 	seen []ib.Violation

@@ -94,10 +94,7 @@ func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.
 // holds nothing, so that the driver may hold any lock here. It may not sleep. (ib_cq.comp_handler)
 func (h CQHandle) Completed() {
 	cq := h.cq
-	if cq.check != nil {
-		cq.check.completed()
-	}
-	if cq.handler == nil {
+	if cq.check != nil && cq.check.completed() || cq.handler == nil {
 		return
 	}
 	if cq.notify.dead.Load() {

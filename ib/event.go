@@ -18,6 +18,10 @@ type eventHandlers struct {
 type eventHandler struct {
 	f     func(Event)
 	ended bool // under eventHandlers.mu
+
+	// checked mode
+	owner *Client // in whose Add or Remove it began to listen; nil if that is not known
+	made  []uintptr
 }
 
 // call runs the functions one after the other, in the order in which they began to listen.
@@ -62,8 +66,12 @@ func (h *eventHandlers) end(x *eventHandler) {
 // returned, f is not running and will not be called again; so it must not be called by f, nor with a lock that f takes. f may
 // not sleep. OnEvent and the returned function may sleep. (ib_register_event_handler, ib_unregister_event_handler)
 func (d *Device) OnEvent(f func(Event)) (stop func()) {
-	defer d.sleeps("Device.OnEvent").leave()
+	fr := d.sleeps("Device.OnEvent")
+	defer fr.leave()
 	h, x := &d.events, &eventHandler{f: f}
+	if fr != nil {
+		x.owner, x.made = fr.k.owner(d), fr.entry
+	}
 	h.mu.Lock()
 	h.list = append(h.list, x)
 	h.mu.Unlock()

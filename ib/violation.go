@@ -61,6 +61,8 @@ const (
 	RuleCQTooSmall
 	// RuleUnsignaledOnly: a send queue was filled with work requests of which none is signaled.
 	RuleUnsignaledOnly
+	// RuleNotRearmed: a completion handler emptied its CQ and did not arm it again, and completions came that were not polled.
+	RuleNotRearmed
 	numRules
 )
 
@@ -87,6 +89,7 @@ var ruleText = [numRules]struct {
 	RuleClientReturns:        {"client-returns", 5},
 	RuleInUse:                {"in-use", 5},
 	RuleArmWithoutPoll:       {"arm-without-poll", 3},
+	RuleNotRearmed:           {"not-rearmed", 3},
 	RuleInFlight:             {"in-flight", 5},
 	RuleDestroyUndrained:     {"destroy-undrained", 5},
 	RuleSRQUndrained:         {"srq-undrained", 5},
