@@ -101,6 +101,8 @@ type frame struct {
 	delay     time.Duration
 	suspected bool           // the last look found what may be sleep
 	waited    int            // looks in a row that found it waiting for a lock
+	resting   int            // looks in a row that found it waiting for a lock, and nothing running
+	restSince time.Time      // the first of them
 	ran       int            // looks in a row that found it running, without a call
 	lastSeq   uint64         // of the thread, at the last of these
 	blocked   map[*frame]int // inRegister: the same of other threads' calls

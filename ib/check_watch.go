@@ -67,22 +67,27 @@ func (k *checker) look(f *frame) {
 		return
 	}
 	if !inside || !ok || f.left || th.seq != seq {
-		f.waited, f.ran, f.suspected = 0, 0, false
+		f.waited, f.ran, f.suspected, f.resting = 0, 0, false, 0
 		k.again(f)
 		k.mu.Unlock()
 		return
 	}
 	v := Violation{Rule: f.kind.sleepRule()}
+	var suspects []Stack
 	switch {
 	case g.sleeps() && g.state == runtimeToo && !f.suspected:
 		f.suspected = true // not sure yet
 	case g.sleeps():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
-	case g.waits() && f.delay >= k.cfg.Patience/longWait:
-		if f.waited++; f.waited < longWait {
+	case g.waitsForLock() && f.rests(all), g.waits() && f.delay >= k.cfg.Patience/longWait:
+		if f.waited++; f.waited < longWait && !f.asleep() {
 			break
 		}
 		v.What = fmt.Sprintf("%s has waited for long (%s): a deadlock, or whoever it waits for sleeps", f.what, g.state)
+		if f.asleep() {
+			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the lock's holder sleeps", f.what, g.state)
+			suspects = g.suspects(all)
+		}
 		if reg := k.registering(f.dev); reg != nil {
 			v.Rule = RuleLockAcrossRegister
 			v.What += fmt.Sprintf("; %s is in progress", reg.what)
@@ -90,7 +95,7 @@ func (k *checker) look(f *frame) {
 			v.Rule = RuleLockAcrossCallback
 		}
 	case !g.waits():
-		f.waited, f.suspected = 0, false
+		f.waited, f.suspected, f.resting = 0, false, 0
 		if f.lastSeq != seq {
 			f.ran, f.lastSeq = 0, seq
 		}
@@ -108,7 +113,7 @@ func (k *checker) look(f *frame) {
 	}
 	v.Stacks = append([]Stack{{f.what + ", waiting", g.trace}}, f.raisedAt()...)
 	if g.waits() {
-		v.Stacks = append(v.Stacks, k.others(f.dev, th, all)...)
+		v.Stacks = append(append(v.Stacks, suspects...), k.others(f.dev, th, all)...)
 	}
 	k.mu.Unlock()
 	k.report(v, f.dev, f.entry)
