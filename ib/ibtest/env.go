@@ -62,7 +62,7 @@ func newEnv(t testing.TB, cfg config, checked bool) *env {
 			if !e.over && !slices.Contains(e.allowed, v.Rule) {
 				t.Errorf("%v", v)
 			}
-		}, Patience: min(2*time.Second, cfg.patience/5)})
+		}, Patience: min(2*time.Second, cfg.patience/5), ClientPatience: 3 * cfg.patience})
 	}
 	e.handle = cfg.newDevice(t)
 	e.dev = e.handle.Device()
