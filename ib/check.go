@@ -296,9 +296,10 @@ func (k *checker) endHold(d *Device) {
 // objectCheck is what checked mode knows of an object.
 type objectCheck struct {
 	k     *checker
-	dev   *Device
+	dev   *Device // everybody's
+	by    *Device // by which it was made
 	kind  objectKind
-	owner *Client // in whose Add the object, or what it was made of, was made; nil if that is not known
+	owner *Client // of that Device, or in whose Add or Remove it, or what it is made of, was made; nil if that is not known
 	made  []uintptr
 
 	destroyed atomic.Pointer[[]uintptr] // where, once it is
@@ -330,8 +331,8 @@ type objectCheck struct {
 
 // newObject notes where an object is made, and by whom. of is what it is made of, nil for nothing.
 func (k *checker) newObject(d *Device, kind objectKind, of *objectCheck) *objectCheck {
-	oc := &objectCheck{k: k, dev: d, kind: kind, made: callers(2)}
-	if of != nil {
+	oc := &objectCheck{k: k, dev: d.root, by: d, kind: kind, made: callers(2), owner: d.client}
+	if of != nil && oc.owner == nil {
 		oc.owner = of.owner
 	}
 	if oc.owner == nil {
@@ -346,7 +347,7 @@ func (k *checker) owner(d *Device) *Client {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if th := k.threads[id]; th != nil {
-		if f := th.find(func(f *frame) bool { return f.kind == inClient }); f != nil && f.dev == d {
+		if f := th.find(func(f *frame) bool { return f.kind == inClient }); f != nil && f.dev == d.root {
 			return f.client
 		}
 	}

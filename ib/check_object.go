@@ -17,15 +17,16 @@ func (d *Device) sleeps(what string) *frame {
 		return nil
 	}
 	d.checkGone(k, what)
-	f := &frame{kind: inMethod, what: what, dev: d}
+	f := &frame{kind: inMethod, what: what, dev: d.root}
 	k.enter(f)
 	return f
 }
 
-// checkGone reports the use of a device after Unregister.
+// checkGone reports the use of a device after Unregister, or by a client after its Remove; then the call goes on.
 func (d *Device) checkGone(k *checker, what string) error {
 	at := d.unregistered.Load()
 	if at == nil {
+		d.checkRemoved(k, what)
 		return nil
 	}
 	place := callers(2)
@@ -34,6 +35,19 @@ func (d *Device) checkGone(k *checker, what string) error {
 		Stacks: []Stack{{what, trace(place)}, {"unregistered at", trace(*at)}},
 	}, d, place)
 	return syscall.ENODEV
+}
+
+// checkRemoved reports the use of a device by a client that has been removed from it.
+func (d *Device) checkRemoved(k *checker, what string) {
+	at := d.removed.Load()
+	if at == nil {
+		return
+	}
+	place := callers(3)
+	k.report(Violation{
+		Rule: RuleUseAfterRemove, What: fmt.Sprintf("%s called when Remove of client %s had returned", what, d.client.Name),
+		Stacks: []Stack{{what, trace(place)}, {"removed at", trace(*at)}},
+	}, d, place)
 }
 
 // sleeps is the same for the method of an object.
@@ -72,7 +86,7 @@ func (oc *objectCheck) enter(f *frame) (*frame, error) {
 	f.obj, f.dev = oc, oc.dev
 	err := oc.checkDestroyed(f.what)
 	if err == nil && !oc.abandoned.Load() {
-		err = oc.dev.checkGone(oc.k, f.what)
+		err = oc.by.checkGone(oc.k, f.what)
 	}
 	if oc.k.enter(f) {
 		err = syscall.EDEADLK
@@ -158,6 +172,13 @@ func (h *eventHandlers) left(cl *Client) (made [][]uintptr) {
 	return made
 }
 
+// removed notes that a client has been removed from its device: it has left nothing behind, and does not use it any more.
+func (k *checker) removed(a *attachment, when string) {
+	at := callers(1)
+	a.dev.removed.Store(&at)
+	k.leftBehind(a.dev.root, a.client, when)
+}
+
 // leftBehind reports, once, the objects and event functions on d that cl (nil: anybody) should have destroyed before now.
 func (k *checker) leftBehind(d *Device, cl *Client, when string) {
 	k.mu.Lock()
@@ -238,7 +259,7 @@ func (oc *objectCheck) call(what string, raised []uintptr, f func()) {
 
 // callEvent reports an event of the device to a consumer.
 func (k *checker) callEvent(e Event, x *eventHandler) {
-	fr := &frame{k: k, kind: inCallback, what: fmt.Sprintf("the function for the event %q", e.Type), dev: e.Device, listener: x}
+	fr := &frame{k: k, kind: inCallback, what: fmt.Sprintf("the function for the event %q", e.Type), dev: e.Device.root, listener: x}
 	fr.callback(func() { x.f(e) })
 }
 
@@ -435,7 +456,7 @@ func (k *checker) register(what string, d *Device, cl *Client) (*frame, error) {
 	if k == nil {
 		return nil, nil
 	}
-	f := &frame{kind: inRegister, what: what, dev: d, client: cl, waits: true}
+	f := &frame{kind: inRegister, what: what, dev: d, client: cl, waits: true} // d is everybody's
 	if k.enter(f) {
 		return f, syscall.EDEADLK
 	}
@@ -443,7 +464,7 @@ func (k *checker) register(what string, d *Device, cl *Client) (*frame, error) {
 }
 
 // client notes that the thread is in a client's Add or Remove.
-func (d *Device) client(what string, cl *Client) *frame {
+func (d *Device) clientFrame(what string, cl *Client) *frame {
 	k := d.check.Load()
 	if k == nil {
 		return nil

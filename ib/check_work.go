@@ -411,7 +411,7 @@ func (k *checker) inFlight(d *Device, pd *PD, what string, keys func(uint32) boo
 	var all []*work
 	k.mu.Lock()
 	for oc := range k.live {
-		if oc.dev == d && oc.work != nil && oc.work.pd == pd {
+		if oc.dev == d.root && oc.work != nil && oc.work.pd == pd {
 			all = append(all, oc.work)
 		}
 	}

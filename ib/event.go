@@ -17,7 +17,8 @@ type eventHandlers struct {
 
 type eventHandler struct {
 	f     func(Event)
-	ended bool // under eventHandlers.mu
+	dev   *Device // by which it listens
+	ended bool    // under eventHandlers.mu
 
 	// checked mode
 	owner *Client // in whose Add or Remove it began to listen; nil if that is not known
@@ -38,6 +39,7 @@ func (h *eventHandlers) call(e Event) {
 // run gives up mu while the function runs, which may also panic or end the goroutine.
 func (h *eventHandlers) run(x *eventHandler, e Event) {
 	h.running, h.thread = x, goid()
+	e.Device = x.dev
 	h.mu.Unlock()
 	defer func() {
 		h.mu.Lock()
@@ -68,16 +70,19 @@ func (h *eventHandlers) end(x *eventHandler) {
 func (d *Device) OnEvent(f func(Event)) (stop func()) {
 	fr := d.sleeps("Device.OnEvent")
 	defer fr.leave()
-	h, x := &d.events, &eventHandler{f: f}
+	h, x := &d.events, &eventHandler{f: f, dev: d}
 	if fr != nil {
-		x.owner, x.made = fr.k.owner(d), fr.entry
+		if x.owner = d.client; x.owner == nil {
+			x.owner = fr.k.owner(d)
+		}
+		x.made = fr.entry
 	}
 	h.mu.Lock()
 	h.list = append(h.list, x)
 	h.mu.Unlock()
 	return func() {
 		if k := d.check.Load(); k != nil {
-			fr := &frame{kind: inMethod, what: "the end of Device.OnEvent", dev: d, waits: true, listener: x}
+			fr := &frame{kind: inMethod, what: "the end of Device.OnEvent", dev: d.root, waits: true, listener: x}
 			k.enter(fr)
 			defer fr.leave()
 		}

@@ -63,6 +63,8 @@ const (
 	RuleUnsignaledOnly
 	// RuleNotRearmed: a completion handler emptied its CQ and did not arm it again, and completions came that were not polled.
 	RuleNotRearmed
+	// RuleUseAfterRemove: a client used a device when its Remove had returned.
+	RuleUseAfterRemove
 	numRules
 )
 
@@ -90,6 +92,7 @@ var ruleText = [numRules]struct {
 	RuleInUse:                {"in-use", 5},
 	RuleArmWithoutPoll:       {"arm-without-poll", 3},
 	RuleNotRearmed:           {"not-rearmed", 3},
+	RuleUseAfterRemove:       {"use-after-remove", 5},
 	RuleInFlight:             {"in-flight", 5},
 	RuleDestroyUndrained:     {"destroy-undrained", 5},
 	RuleSRQUndrained:         {"srq-undrained", 5},

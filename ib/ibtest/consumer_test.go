@@ -172,7 +172,7 @@ var basicConsumers = []wrongConsumer{
 			}, func(*ib.Device, any) {})
 			e.unregister()
 		},
-		asleep: true, says: "objects left when Core.Unregister returned: PD",
+		asleep: true, says: "objects left when Remove of client wrong returned: PD",
 	},
 	{
 		defect: "leaves a PD behind when its Add fails",

@@ -472,6 +472,39 @@ var lifeConsumers = []wrongConsumer{
 		asleep: true, says: "rule lock-across-register",
 	},
 	{
+		defect: "goes on with work that its Add has begun, on a device that stays when the client goes",
+		use: func(e *env) {
+			removed, done := make(chan int), make(chan int)
+			cl := withClient(e, func(d *ib.Device) (any, error) {
+				go func() {
+					defer close(done)
+					<-removed
+					d.QueryPort(1)
+				}()
+				return nil, nil
+			}, func(*ib.Device, any) {})
+			e.core.UnregisterClient(cl)
+			close(removed)
+			<-done
+		},
+		asleep: true, says: "Device.QueryPort called when Remove of client wrong had returned",
+	},
+	{
+		defect: "polls a CQ that its Remove has forgotten, while another client uses the device",
+		use: func(e *env) {
+			var cq *ib.CQ
+			cl := withClient(e, func(d *ib.Device) (_ any, err error) {
+				cq, err = d.CreateCQ(ib.CQInit{Entries: 4})
+				return nil, err
+			}, func(*ib.Device, any) {})
+			e.client(&ib.Client{Name: "other", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(*ib.Device, any) {}})
+			e.core.UnregisterClient(cl)
+			cq.Poll(make([]ib.WC, 1))
+			cq.Destroy()
+		},
+		asleep: true, says: "rule use-after-remove",
+	},
+	{
 		defect: "unregisters the device in its function for a fatal event",
 		use: func(e *env) {
 			var done atomic.Bool
