@@ -1,0 +1,83 @@
+package minimal
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// completionQueue is a completion queue.
+type completionQueue struct {
+	d   *Device
+	h   ib.CQHandle
+	max int
+
+	// guarded by Device.mu
+	wcs     []ib.WC
+	armed   ib.NotifyFlags // zero: not armed
+	overrun bool           // a completion was lost
+}
+
+// CreateCQ implements ib.Driver.
+func (d *Device) CreateCQ(h ib.CQHandle, attr ib.CQAttr, _ *ib.Udata) (ib.DriverCQ, error) {
+	if attr.Entries < 1 || attr.Entries > maxCQE {
+		return nil, fmt.Errorf("create CQ: %d entries, not 1 to %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
+	}
+	if attr.Flags != 0 {
+		return nil, fmt.Errorf("create CQ: flags %v: %w", attr.Flags, syscall.EOPNOTSUPP)
+	}
+	d.mu.Lock()
+	defer d.unlock()
+	if d.failed {
+		return nil, fmt.Errorf("create CQ on a device in error: %w", syscall.EIO)
+	}
+	h.SetEntries(attr.Entries)
+	return &completionQueue{d: d, h: h, max: attr.Entries}, nil
+}
+
+// Poll implements ib.DriverCQ. It may not sleep.
+func (c *completionQueue) Poll(wc []ib.WC) (int, error) {
+	c.d.mu.Lock()
+	defer c.d.unlock()
+	n := copy(wc, c.wcs)
+	c.wcs = append(c.wcs[:0], c.wcs[n:]...)
+	return n, nil
+}
+
+// ReqNotify implements ib.DriverCQ. It may not sleep.
+func (c *completionQueue) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
+	c.d.mu.Lock()
+	defer c.d.unlock()
+	c.armed |= flags & (ib.NotifySolicited | ib.NotifyNextComp)
+	return flags&ib.NotifyReportMissed != 0 && len(c.wcs) > 0, nil
+}
+
+// Destroy implements ib.DriverCQ. No queue pair uses the queue any more.
+func (c *completionQueue) Destroy() error { return nil }
+
+// post adds a completion, and reports false if there is no room for it.
+func (c *completionQueue) post(wc ib.WC, solicited bool) bool {
+	if len(c.wcs) == c.max {
+		if !c.overrun {
+			c.overrun = true
+			c.h.Raise(ib.EventCQErr)
+		}
+		return false
+	}
+	c.wcs = append(c.wcs, wc)
+	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != ib.WCSuccess) {
+		c.armed = 0
+		c.h.Completed()
+	}
+	return true
+}
+
+// forget takes a queue pair that is destroyed out of its completions.
+func (c *completionQueue) forget(qp *ib.QP) {
+	for i := range c.wcs {
+		if c.wcs[i].QP == qp {
+			c.wcs[i].QP = nil
+		}
+	}
+}

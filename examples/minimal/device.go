@@ -1,0 +1,170 @@
+// Package minimal is a small driver, to be read in one sitting: reliable connections with SEND and receive between
+// queue pairs of one device, and no thread, timer or optional ability. It keeps the contract of package ib by three
+// decisions (the numbers in brackets are points of docs/contract.md):
+//
+//   - One mutex, Device.mu, guards everything. No critical section waits for anything, so that the methods that may
+//     not sleep can take it, too [1], and all methods are reentrant [2]. It is not held across Register or
+//     Unregister [5].
+//   - PostSend carries out what it takes at once. A send whose peer is not ready for it waits in the peer's list, and
+//     is carried out by the call that makes the peer ready: PostRecv, Modify or Destroy.
+//   - Completions and events are reported under the lock, since the midlayer calls the consumer later [3].
+//
+// Completion queues are in cq.go, queue pairs in qp.go, and the way of a SEND in send.go.
+package minimal
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// The limits of the device.
+const (
+	maxWR      = 1 << 12
+	maxSGE     = 8
+	maxInline  = 256
+	maxCQE     = 1 << 16
+	maxMessage = 1 << 20
+	maxReads   = 1 // RDMA READs are not supported, but connections are made with attributes for one
+)
+
+var gid = ib.GIDFromAddr(netip.MustParseAddr("fd00::1"))
+
+// Device is a device of this driver. It implements ib.Driver.
+type Device struct {
+	h *ib.DeviceHandle
+
+	mu     sync.Mutex
+	failed bool // EnterError was called
+	qps    map[uint32]*queuePair
+	mrs    map[uint32]*region // by key
+	number uint32             // the last number or key given out; none is given out again
+	ready  []*queuePair       // whose sends are to be tried again before mu is unlocked
+}
+
+// New returns a device to register. logf may be nil.
+func New(name string, logf func(format string, args ...any)) *Device {
+	d := &Device{qps: map[uint32]*queuePair{}, mrs: map[uint32]*region{}, number: 0x10}
+	d.h = ib.NewDevice(name, d, logf)
+	return d
+}
+
+// Handle returns the device to register.
+func (d *Device) Handle() *ib.DeviceHandle { return d.h }
+
+// Close frees the device, when Unregister has returned. EBUSY before.
+func (d *Device) Close() error { return d.h.Dealloc() }
+
+// unlock carries out what has become ready, and unlocks.
+func (d *Device) unlock() {
+	for len(d.ready) > 0 {
+		q := d.ready[0]
+		d.ready = d.ready[1:]
+		q.run()
+	}
+	d.mu.Unlock()
+}
+
+// next returns a number for an object.
+func (d *Device) next() uint32 {
+	d.number++
+	return d.number
+}
+
+// QueryDevice implements ib.Driver.
+func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
+	return ib.DeviceAttr{
+		NodeGUID: 0x02, SysImageGUID: 0x02, PhysPorts: 1, MaxPKeys: 1,
+		MaxMRSize: 1 << 40, PageSizeCap: umem.PageSize,
+		MaxQP: 1 << 16, MaxCQ: 1 << 16, MaxMR: 1 << 16, MaxPD: 1 << 16,
+		MaxQPWR: maxWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE, MaxSGERd: maxSGE, MaxCQE: maxCQE,
+		MaxQPRdAtom: maxReads, MaxQPInitRdAtom: maxReads, AtomicCap: ib.AtomicNone,
+	}, nil
+}
+
+// QueryPort implements ib.Driver.
+func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
+	if port != 1 {
+		return ib.PortAttr{}, fmt.Errorf("query port %d: the only port is 1: %w", port, syscall.EINVAL)
+	}
+	return ib.PortAttr{State: ib.PortActive, MaxMTU: ib.MTU4096, ActiveMTU: ib.MTU4096, GIDTableLen: 1, PKeyTableLen: 1,
+		MaxMsgSize: maxMessage, ActiveWidth: 1, ActiveSpeed: 1, PhysState: 5, LinkLayer: ib.LinkEthernet}, nil
+}
+
+// QueryGID implements ib.Driver.
+func (d *Device) QueryGID(port, index int) (ib.GIDEntry, error) {
+	if port != 1 || index != 0 {
+		return ib.GIDEntry{}, fmt.Errorf("query GID %d of port %d, not 0 of port 1: %w", index, port, syscall.EINVAL)
+	}
+	return ib.GIDEntry{GID: gid, Type: ib.GIDTypeRoCEv2}, nil
+}
+
+// QueryPKey implements ib.Driver.
+func (d *Device) QueryPKey(port, index int) (uint16, error) {
+	if port != 1 || index != 0 {
+		return 0, fmt.Errorf("query P_Key %d of port %d, not 0 of port 1: %w", index, port, syscall.EINVAL)
+	}
+	return 0xffff, nil
+}
+
+// EnterError implements ib.Driver: it flushes everything [6]. It may not sleep.
+func (d *Device) EnterError() {
+	d.mu.Lock()
+	defer d.unlock()
+	d.failed = true
+	for _, n := range slices.Sorted(maps.Keys(d.qps)) {
+		if q := d.qps[n]; q.attr.State != ib.QPReset {
+			q.enterErr()
+		}
+	}
+}
+
+// domain is a protection domain. It has a size, so that each has an address of its own.
+type domain struct{ _ byte }
+
+// AllocPD implements ib.Driver.
+func (d *Device) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &domain{}, nil }
+
+// Dealloc implements ib.DriverPD.
+func (*domain) Dealloc() error { return nil }
+
+// region is a memory region.
+type region struct {
+	d      *Device
+	key    uint32 // local and remote
+	pd     ib.DriverPD
+	mem    *umem.Region
+	access ib.AccessFlags
+}
+
+// RegMR implements ib.Driver.
+func (d *Device) RegMR(
+	mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access ib.AccessFlags, _ *ib.Udata,
+) (ib.DriverMR, error) {
+	if mem.OnDemand() {
+		return nil, fmt.Errorf("register memory on demand: %w", syscall.EOPNOTSUPP)
+	}
+	d.mu.Lock()
+	defer d.unlock()
+	if d.failed {
+		return nil, fmt.Errorf("register memory on a device in error: %w", syscall.EIO)
+	}
+	r := &region{d: d, key: d.next(), pd: pd, mem: mem, access: access}
+	d.mrs[r.key] = r
+	mr.SetKeys(r.key, r.key)
+	return r, nil
+}
+
+// Dereg implements ib.DriverMR. Memory is accessed under the lock alone, so that no access is in flight afterwards.
+func (r *region) Dereg() error {
+	r.d.mu.Lock()
+	defer r.d.unlock()
+	delete(r.d.mrs, r.key)
+	return nil
+}

@@ -1,0 +1,168 @@
+package minimal
+
+import (
+	"verbena/ib"
+)
+
+// run carries out the sends that can be, and flushes what is there in ERR. Device.mu is held.
+func (q *queuePair) run() {
+	for len(q.sends) > 0 && !q.waits && (q.attr.State == ib.QPRTS || q.attr.State == ib.QPSQD && q.begun) {
+		status, done := q.transmit(&q.sends[0])
+		if !done {
+			q.waits = true
+			return
+		}
+		q.completeSend(status)
+		q.drained()
+	}
+	if q.attr.State == ib.QPErr {
+		q.flush()
+	}
+}
+
+// wake has the sends that wait for q tried again.
+func (q *queuePair) wake() {
+	for _, w := range q.waiting {
+		w.waits = false
+	}
+	q.d.ready = append(q.d.ready, q.waiting...)
+	q.waiting = nil
+}
+
+// enterErr takes q to ERR, where all that is outstanding, and what is posted later, is flushed. The flush comes
+// before Device.mu is unlocked, but not at once: q may be its own peer, and be in the middle of a send.
+func (q *queuePair) enterErr() {
+	q.attr.State, q.attr.SQDraining = ib.QPErr, false
+	q.d.ready = append(q.d.ready, q)
+	q.wake()
+}
+
+func (q *queuePair) flush() {
+	for len(q.sends) > 0 {
+		q.completeSend(ib.WCWRFlushErr)
+	}
+	for len(q.recvs) > 0 {
+		q.completeRecv(ib.WC{Status: ib.WCWRFlushErr, Opcode: ib.WCRecv}, false)
+	}
+}
+
+// drained ends the draining of SQD once no send is under way.
+func (q *queuePair) drained() {
+	if q.attr.State == ib.QPSQD && q.attr.SQDraining && !q.begun {
+		q.attr.SQDraining = false
+		if q.attr.EnSQDAsyncNotify {
+			q.h.Raise(ib.EventSQDrained)
+		}
+	}
+}
+
+// completeSend completes the first send. A failure takes the queue pair to ERR.
+func (q *queuePair) completeSend(status ib.WCStatus) {
+	wr := q.sends[0]
+	q.sends, q.begun, q.waits = q.sends[1:], false, false
+	if status == ib.WCSuccess && !q.sigAll && wr.Flags&ib.SendSignaled == 0 {
+		return
+	}
+	ok := q.sendCQ.post(ib.WC{ID: wr.ID, Status: status, Opcode: ib.WCSend, QPNum: q.h.Num(), QP: q.h.QP()}, false)
+	if (!ok || status != ib.WCSuccess) && q.attr.State != ib.QPErr {
+		q.enterErr()
+	}
+}
+
+// completeRecv completes the first receive.
+func (q *queuePair) completeRecv(wc ib.WC, solicited bool) {
+	wc.ID, wc.QPNum, wc.QP = q.recvs[0].ID, q.h.Num(), q.h.QP()
+	q.recvs = q.recvs[1:]
+	ok := q.recvCQ.post(wc, solicited)
+	if (!ok || wc.Status != ib.WCSuccess) && q.attr.State != ib.QPErr {
+		q.enterErr()
+	}
+}
+
+// transmit carries out a send, requester and responder. It returns false if the peer is not ready, and has q run
+// again when that changes.
+func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
+	q.begun = true
+	data := wr.Inline
+	if wr.Flags&ib.SendInline == 0 {
+		if length(wr.SGList) > maxMessage {
+			return ib.WCLocLenErr, true
+		}
+		data = make([]byte, length(wr.SGList))
+		if !q.gather(data, wr.SGList) {
+			return ib.WCLocProtErr, true
+		}
+	}
+
+	// From here on it is the responder's.
+	p := q.d.qps[q.attr.DestQPN]
+	switch {
+	case q.attr.AH.GRH.DGID != gid || p == nil:
+		return ib.WCRetryExcErr, true
+	case p.attr.State == ib.QPInit: // about to be connected
+		p.waiting = append(p.waiting, q)
+		return 0, false
+	case p.attr.State == ib.QPReset || p.attr.State == ib.QPErr || p.attr.DestQPN != q.h.Num():
+		return ib.WCRetryExcErr, true // as if there was no answer
+	case len(p.recvs) == 0: // receiver not ready
+		p.waiting = append(p.waiting, q)
+		return 0, false
+	}
+	wc := ib.WC{Opcode: ib.WCRecv, ByteLen: uint32(len(data)), SrcQP: q.h.Num(), Port: 1}
+	if wr.Opcode == ib.WRSendWithImm {
+		wc.Imm, wc.Flags = wr.Imm, ib.WCWithImm
+	}
+	switch sgl := p.recvs[0].SGList; {
+	case uint64(len(data)) > length(sgl):
+		wc.Status, status = ib.WCLocLenErr, ib.WCRemInvReqErr
+	case !p.scatter(sgl, data):
+		wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
+	}
+	p.completeRecv(wc, wr.Flags&ib.SendSolicited != 0)
+	return status, true
+}
+
+func length(sgl []ib.SGE) (n uint64) {
+	for _, s := range sgl {
+		n += uint64(s.Length)
+	}
+	return n
+}
+
+// find returns the region of an element that q may use, nil if there is none.
+func (q *queuePair) find(s ib.SGE, access ib.AccessFlags) *region {
+	r := q.d.mrs[s.LKey]
+	if r == nil || r.pd != q.pd || r.access&access != access || !r.mem.Contains(s.Addr, uint64(s.Length)) {
+		return nil
+	}
+	return r
+}
+
+// gather fills data from local memory.
+func (q *queuePair) gather(data []byte, sgl []ib.SGE) bool {
+	for _, s := range sgl {
+		r := q.find(s, 0)
+		if r == nil || r.mem.ReadV([][]byte{data[:s.Length]}, s.Addr) != nil {
+			return false
+		}
+		data = data[s.Length:]
+	}
+	return true
+}
+
+// scatter stores data in local memory. It stores nothing unless q may write to all of the elements.
+func (q *queuePair) scatter(sgl []ib.SGE, data []byte) bool {
+	for _, s := range sgl {
+		if q.find(s, ib.AccessLocalWrite) == nil {
+			return false
+		}
+	}
+	for _, s := range sgl {
+		n := min(int(s.Length), len(data))
+		if q.find(s, ib.AccessLocalWrite).mem.WriteV([][]byte{data[:n]}, s.Addr) != nil {
+			return false
+		}
+		data = data[n:]
+	}
+	return true
+}

@@ -1,0 +1,136 @@
+// Package page is an upper-level protocol on one page: numbered tickets, drawn from a counter by RDMA atomics.
+//
+// On each device that comes, a client keeps a counter in registered memory and a queue pair that is connected with
+// itself; on a network the other end would be on another host. FETCH AND ADD draws a ticket, without a thread at the
+// counter. The counter outlives the device: after a reset or an unplug the numbers go on, and none comes twice.
+//
+// The numbers in brackets are points of docs/contract.md.
+package page
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/ib/completion"
+)
+
+// Tickets is a client of the midlayer. The zero Tickets is ready for use; register its Client.
+type Tickets struct{ counters sync.Map } // a *counter for each device name
+
+// Client returns the client to register.
+func (t *Tickets) Client() *ib.Client {
+	return &ib.Client{Name: "tickets", Add: t.add, Remove: t.remove}
+}
+
+// counter stays when the device of its name goes.
+type counter struct {
+	drawing sync.Mutex // held while a ticket is drawn, which may sleep
+	mem     []byte     // 8 bytes of counter, and 8 for the answer
+
+	mu sync.Mutex // guards s; no call below it sleeps
+	s  *session   // nil while there is no device; QP.PostSend and QP.Destroy may not overlap
+}
+
+// session is what the client has on a device, from Add to Remove.
+type session struct {
+	mr   *ib.MR
+	qp   *completion.QP
+	undo []func() error // what destroys its objects, in the order in which they were made
+}
+
+func (t *Tickets) counter(device string) *counter {
+	c, _ := t.counters.LoadOrStore(device, &counter{mem: make([]byte, 16)})
+	return c.(*counter)
+}
+
+// Next draws a ticket: ENODEV if there is no such device, EIO if it fails meanwhile, when a number may be lost. It may
+// sleep.
+func (t *Tickets) Next(device string) (ticket uint64, err error) {
+	c := t.counter(device)
+	c.drawing.Lock()
+	defer c.drawing.Unlock()
+	status := make(chan ib.WCStatus, 1) // with room, so that the callback does not wait [4]
+	if err := c.post(func(wc *ib.WC) { status <- wc.Status }); err != nil {
+		return 0, fmt.Errorf("draw a ticket on %s: %w", device, err)
+	}
+	if st := <-status; st != ib.WCSuccess { // comes also if the device goes, since remove flushes the request
+		return 0, fmt.Errorf("draw a ticket on %s: %v: %w", device, st, syscall.EIO)
+	}
+	return binary.NativeEndian.Uint64(c.mem[8:]), nil
+}
+
+// post posts under the lock, so that no call is inside of the queue pair when remove destroys it [5].
+func (c *counter) post(done completion.Done) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.s == nil {
+		return syscall.ENODEV
+	}
+	mr := c.s.mr
+	return c.s.qp.PostSend(ib.SendWR{Opcode: ib.WRAtomicFetchAdd, RemoteAddr: mr.Addr(), RKey: mr.RKey(), CompareAdd: 1,
+		SGList: []ib.SGE{{Addr: mr.Addr() + 8, Length: 8, LKey: mr.LKey()}}}, done)
+}
+
+func (c *counter) set(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s = s
+}
+
+// add is called when a device comes. After an error it has left nothing behind [5].
+func (t *Tickets) add(d *ib.Device) (any, error) {
+	c, s := t.counter(d.Name()), &session{}
+	if err := s.open(d, c.mem); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	c.set(s)
+	return s, nil
+}
+
+// remove is called before a device goes. It stops new requests, then flushes the one in flight.
+func (t *Tickets) remove(d *ib.Device, data any) {
+	t.counter(d.Name()).set(nil)
+	if err := data.(*session).close(); err != nil {
+		log.Print(err)
+	}
+}
+
+func (s *session) open(d *ib.Device, mem []byte) error {
+	here, err := d.Local(1)
+	if err != nil {
+		return err
+	}
+	pd, err := d.AllocPD()
+	if err != nil {
+		return err
+	}
+	s.undo = append(s.undo, pd.Dealloc)
+	if s.mr, err = pd.RegBytes(mem, ib.AccessLocalWrite|ib.AccessRemoteAtomic); err != nil {
+		return err
+	}
+	s.undo = append(s.undo, s.mr.Dereg)
+	cq, err := completion.New(d, completion.Init{Entries: 1, Context: completion.Callback})
+	if err != nil {
+		return err
+	}
+	s.undo = append(s.undo, cq.Destroy)
+	init := ib.QPInitAttr{Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}}
+	if s.qp, err = cq.CreateQP(pd, init); err != nil {
+		return err
+	}
+	s.undo = append(s.undo, s.qp.Destroy) // returns when the function of a request in flight has
+	self := here.Endpoint(s.qp.QP)
+	return s.qp.Connect(here, self, self, ib.Path{Access: ib.AccessRemoteAtomic})
+}
+
+func (s *session) close() (err error) {
+	for i := len(s.undo) - 1; i >= 0; i-- {
+		err = errors.Join(err, s.undo[i]())
+	}
+	return err
+}
