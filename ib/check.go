@@ -98,6 +98,7 @@ type frame struct {
 	th        *thread
 	left      bool
 	timer     *time.Timer
+	late      *time.Timer // inCallback: it should have returned
 	delay     time.Duration
 	suspected bool           // the last look found what may be sleep
 	waited    int            // looks in a row that found it waiting for a lock
@@ -149,6 +150,9 @@ func (k *checker) pop(f *frame) {
 	f.left = true
 	if f.timer != nil {
 		f.timer.Stop()
+	}
+	if f.late != nil {
+		f.late.Stop()
 	}
 	th := f.th
 	for i, x := range th.frames {

@@ -20,6 +20,9 @@ const (
 
 // watch is called with mu held.
 func (k *checker) watch(f *frame) {
+	if f.kind == inCallback {
+		f.late = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f, RuleCallbackReturns) })
+	}
 	switch {
 	case f.kind.mayNotSleep():
 		f.delay = firstLook
@@ -29,7 +32,7 @@ func (k *checker) watch(f *frame) {
 		f.blocked = map[*frame]int{}
 		f.timer = time.AfterFunc(f.delay, func() { k.lookAround(f) })
 	case f.kind == inClient:
-		f.timer = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f) })
+		f.timer = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f, RuleClientReturns) })
 	}
 }
 
@@ -166,8 +169,8 @@ func (k *checker) lookAround(f *frame) {
 	k.report(v, stuck.dev, stuck.entry)
 }
 
-// lookAtClient reports an Add or Remove that has not returned for ClientPatience.
-func (k *checker) lookAtClient(f *frame) {
+// lookAtClient reports an Add, Remove or callback that has not returned for ClientPatience.
+func (k *checker) lookAtClient(f *frame, rule Rule) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
 	all := goroutines()
@@ -178,7 +181,7 @@ func (k *checker) lookAtClient(f *frame) {
 	}
 	g := all[f.th.id]
 	v := Violation{
-		Rule: RuleClientReturns,
+		Rule: rule,
 		What: fmt.Sprintf("%s has not returned for %v (%s)", f.what, k.cfg.ClientPatience, g.state),
 		Stacks: append([]Stack{{f.what + ", now", g.trace}, {"called at", trace(f.entry)}},
 			k.others(f.dev, f.th, all)...),

@@ -43,7 +43,7 @@ const (
 	RuleFreeBeforeUnregister
 	// RuleResult: what a driver's method returned contradicts itself.
 	RuleResult
-	// RuleCallbackReturns: a consumer's callback panicked or ended its goroutine.
+	// RuleCallbackReturns: a consumer's callback panicked, ended its goroutine, or has not returned for long.
 	RuleCallbackReturns
 	// RuleClientReturns: a client's Add or Remove has not returned for long.
 	RuleClientReturns
@@ -149,7 +149,7 @@ type CheckConfig struct {
 	// Patience is how long a call may wait for a lock before that is a violation: a deadlock, or a lock whose
 	// holder sleeps. Default: 2 s. Sleeping itself is reported at once.
 	Patience time.Duration
-	// ClientPatience is how long an Add or Remove may take. Default: 30 s.
+	// ClientPatience is how long an Add, a Remove or a callback may take. Default: 30 s.
 	ClientPatience time.Duration
 }
 
