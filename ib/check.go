@@ -92,14 +92,18 @@ type frame struct {
 	waits  bool      // waits for callbacks of obj or listener, or all of dev
 
 	listener *eventHandler // whose function it is, or whose end
+	emptied  []uintptr     // where a completion handler found its CQ empty; of its thread
 
 	// under checker.mu
 	th        *thread
 	left      bool
 	timer     *time.Timer
+	late      *time.Timer // inCallback: it should have returned
 	delay     time.Duration
 	suspected bool           // the last look found what may be sleep
 	waited    int            // looks in a row that found it waiting for a lock
+	resting   int            // looks in a row that found it waiting for a lock, and nothing running
+	restSince time.Time      // the first of them
 	ran       int            // looks in a row that found it running, without a call
 	lastSeq   uint64         // of the thread, at the last of these
 	blocked   map[*frame]int // inRegister: the same of other threads' calls
@@ -146,6 +150,9 @@ func (k *checker) pop(f *frame) {
 	f.left = true
 	if f.timer != nil {
 		f.timer.Stop()
+	}
+	if f.late != nil {
+		f.late.Stop()
 	}
 	th := f.th
 	for i, x := range th.frames {
@@ -293,39 +300,62 @@ func (k *checker) endHold(d *Device) {
 // objectCheck is what checked mode knows of an object.
 type objectCheck struct {
 	k     *checker
-	dev   *Device
+	dev   *Device // everybody's
+	by    *Device // by which it was made
 	kind  objectKind
-	owner *Client // in whose Add the object, or what it was made of, was made; nil if that is not known
+	owner *Client // of that Device, or in whose Add or Remove it, or what it is made of, was made; nil if that is not known
 	made  []uintptr
 
 	destroyed atomic.Pointer[[]uintptr] // where, once it is
+	ending    atomic.Pointer[[]uintptr] // where that was called for
 	abandoned atomic.Bool               // may be used after Unregister, to end
 	// of a CQ
-	requests atomic.Int64 // by ReqNotify, less the answers
+	requests atomic.Int64          // by ReqNotify, less the answers
+	armings  atomic.Int64          // calls of ReqNotify
+	probed   atomic.Pointer[rearm] // checked mode has armed the queue, the consumer has not
+	rearm    atomic.Pointer[time.Timer]
 	answers  atomic.Int64 // calls of Completed
 	polls    atomic.Int64
-	user     bool // of a user context, which may poll without a call
-	armed    atomic.Pointer[time.Timer]
-	probing  sync.Mutex // held while expectPoll asks the driver, and while the driver destroys the queue
-	raised   atomic.Pointer[[]uintptr]
-	handler  atomic.Pointer[frame] // that runs now
+	user     bool         // of a user context, which may poll without a call
+	pending  atomic.Int64 // work requests that may complete on it
+	polling  atomic.Int32 // calls of Poll
+	broken   atomic.Bool  // completions may have been lost
+
+	mayOverrun bool // CQIgnoreOverrun
+	deadMu     sync.Mutex
+	dead       map[uint32]*work // by number: queue pairs that were destroyed, of which completions may be in it
+
+	// of a QP or SRQ
+	work    *work // nil: its work requests are not followed
+	armed   atomic.Pointer[time.Timer]
+	probing sync.Mutex // held while expectPoll asks the driver, and while the driver destroys the queue
+	raised  atomic.Pointer[[]uintptr]
+	handler atomic.Pointer[frame] // that runs now
 }
 
 // newObject notes where an object is made, and by whom. of is what it is made of, nil for nothing.
 func (k *checker) newObject(d *Device, kind objectKind, of *objectCheck) *objectCheck {
-	oc := &objectCheck{k: k, dev: d, kind: kind, made: callers(2)}
-	if of != nil {
+	oc := &objectCheck{k: k, dev: d.root, by: d, kind: kind, made: callers(2), owner: d.client}
+	if of != nil && oc.owner == nil {
 		oc.owner = of.owner
 	}
+	if oc.owner == nil {
+		oc.owner = k.owner(d)
+	}
+	return oc
+}
+
+// owner is the client in whose Add or Remove of d the calling thread is, nil if it is in none.
+func (k *checker) owner(d *Device) *Client {
 	id := goid()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if th := k.threads[id]; th != nil && oc.owner == nil {
-		if f := th.find(func(f *frame) bool { return f.kind == inClient }); f != nil && f.dev == d {
-			oc.owner = f.client
+	if th := k.threads[id]; th != nil {
+		if f := th.find(func(f *frame) bool { return f.kind == inClient }); f != nil && f.dev == d.root {
+			return f.client
 		}
 	}
-	return oc
+	return nil
 }
 
 // goid is the number of the calling goroutine. Only checked mode needs it.

@@ -92,6 +92,32 @@ func TestCheckCallbackRunsLong(t *testing.T) {
 	}
 }
 
+// A callback that makes progress, and does not return, is reported when the patience with clients ends.
+func TestCheckCallbackDoesNotReturn(t *testing.T) {
+	var done atomic.Bool
+	w, core := &witness{}, &Core{}
+	core.Check(CheckConfig{ClientPatience: 100 * time.Millisecond, Report: func(v Violation) {
+		w.report(v)
+		done.Store(true)
+	}})
+	began := time.Now()
+	begun := make(chan int, 1)
+	b := newBenchOn(t, core, func(cq *CQ) {
+		begun <- 1
+		for !done.Load() && time.Since(began) < 20*time.Second {
+			second(cq.Poll(nil))
+		}
+	}, nil, nil)
+	second(b.cq.ReqNotify(NotifyNextComp))
+	CQHandle{b.cq}.Completed()
+	<-begun
+	b.free(t)
+	w.expect(t, RuleCallbackReturns)
+	if d := time.Since(began); d < 100*time.Millisecond {
+		t.Errorf("reported after %v", d)
+	}
+}
+
 // A thread that is inside a call when the object has been destroyed is reported.
 func TestCheckInUseAtDestroy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -17,15 +17,16 @@ func (d *Device) sleeps(what string) *frame {
 		return nil
 	}
 	d.checkGone(k, what)
-	f := &frame{kind: inMethod, what: what, dev: d}
+	f := &frame{kind: inMethod, what: what, dev: d.root}
 	k.enter(f)
 	return f
 }
 
-// checkGone reports the use of a device after Unregister.
+// checkGone reports the use of a device after Unregister, or by a client after its Remove; then the call goes on.
 func (d *Device) checkGone(k *checker, what string) error {
 	at := d.unregistered.Load()
 	if at == nil {
+		d.checkRemoved(k, what)
 		return nil
 	}
 	place := callers(2)
@@ -34,6 +35,19 @@ func (d *Device) checkGone(k *checker, what string) error {
 		Stacks: []Stack{{what, trace(place)}, {"unregistered at", trace(*at)}},
 	}, d, place)
 	return syscall.ENODEV
+}
+
+// checkRemoved reports the use of a device by a client that has been removed from it.
+func (d *Device) checkRemoved(k *checker, what string) {
+	at := d.removed.Load()
+	if at == nil {
+		return
+	}
+	place := callers(3)
+	k.report(Violation{
+		Rule: RuleUseAfterRemove, What: fmt.Sprintf("%s called when Remove of client %s had returned", what, d.client.Name),
+		Stacks: []Stack{{what, trace(place)}, {"removed at", trace(*at)}},
+	}, d, place)
 }
 
 // sleeps is the same for the method of an object.
@@ -55,6 +69,7 @@ func (o *object) destroys(what string) (*frame, error) {
 	if _, err := o.check.enter(f); err == syscall.EDEADLK {
 		return f, err
 	}
+	o.check.ending.Store(&f.entry)
 	return f, nil
 }
 
@@ -71,7 +86,7 @@ func (oc *objectCheck) enter(f *frame) (*frame, error) {
 	f.obj, f.dev = oc, oc.dev
 	err := oc.checkDestroyed(f.what)
 	if err == nil && !oc.abandoned.Load() {
-		err = oc.dev.checkGone(oc.k, f.what)
+		err = oc.by.checkGone(oc.k, f.what)
 	}
 	if oc.k.enter(f) {
 		err = syscall.EDEADLK
@@ -104,9 +119,15 @@ func (oc *objectCheck) born() {
 
 func (oc *objectCheck) died() {
 	at := callers(2)
+	if called := oc.ending.Load(); called != nil {
+		at = *called // perhaps by another goroutine
+	}
 	oc.destroyed.Store(&at)
-	if t := oc.armed.Load(); t != nil {
-		t.Stop()
+	oc.work.gone(at)
+	for _, t := range []*time.Timer{oc.armed.Load(), oc.rearm.Load()} {
+		if t != nil {
+			t.Stop()
+		}
 	}
 	id := goid()
 	oc.k.mu.Lock()
@@ -135,7 +156,30 @@ func (oc *objectCheck) abandon() {
 	delete(oc.k.live, oc)
 }
 
-// leftBehind reports, once, the objects on d that cl (nil: anybody) should have destroyed before now.
+// left returns where the functions that the client should have ended began to listen, once.
+func (h *eventHandlers) left(cl *Client) (made [][]uintptr) {
+	if cl == nil {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, x := range h.list {
+		if x.owner == cl {
+			x.owner = nil
+			made = append(made, x.made)
+		}
+	}
+	return made
+}
+
+// removed notes that a client has been removed from its device: it has left nothing behind, and does not use it any more.
+func (k *checker) removed(a *attachment, when string) {
+	at := callers(1)
+	a.dev.removed.Store(&at)
+	k.leftBehind(a.dev.root, a.client, when)
+}
+
+// leftBehind reports, once, the objects and event functions on d that cl (nil: anybody) should have destroyed before now.
 func (k *checker) leftBehind(d *Device, cl *Client, when string) {
 	k.mu.Lock()
 	var left []*objectCheck
@@ -146,22 +190,32 @@ func (k *checker) leftBehind(d *Device, cl *Client, when string) {
 		}
 	}
 	k.mu.Unlock()
-	if len(left) == 0 {
-		return
-	}
 	slices.SortFunc(left, func(a, b *objectCheck) int { return int(a.kind) - int(b.kind) })
 	var kinds []string
+	var place []uintptr
 	stacks := []Stack{{when, trace(callers(1))}}
-	for _, oc := range left {
-		kinds = append(kinds, oc.kind.String())
+	note := func(what string, made []uintptr) {
+		kinds = append(kinds, what)
 		if len(stacks) < 10 {
-			stacks = append(stacks, Stack{oc.kind.String() + " made at", trace(oc.made)})
+			stacks = append(stacks, Stack{what + " made at", trace(made)})
 		}
+		if place == nil {
+			place = made
+		}
+	}
+	for _, oc := range left {
+		note(oc.kind.String(), oc.made)
+	}
+	for _, made := range d.events.left(cl) {
+		note("event function", made)
+	}
+	if len(kinds) == 0 {
+		return
 	}
 	k.report(Violation{
 		Rule: RuleLeftBehind, What: fmt.Sprintf("objects left when %s returned: %s", when, strings.Join(kinds, ", ")),
 		Stacks: stacks,
-	}, d, left[0].made)
+	}, d, place)
 }
 
 // stillInside reports the calls on d that have not returned when Unregister, whose frame is f, does.
@@ -205,7 +259,7 @@ func (oc *objectCheck) call(what string, raised []uintptr, f func()) {
 
 // callEvent reports an event of the device to a consumer.
 func (k *checker) callEvent(e Event, x *eventHandler) {
-	fr := &frame{k: k, kind: inCallback, what: fmt.Sprintf("the function for the event %q", e.Type), dev: e.Device, listener: x}
+	fr := &frame{k: k, kind: inCallback, what: fmt.Sprintf("the function for the event %q", e.Type), dev: e.Device.root, listener: x}
 	fr.callback(func() { x.f(e) })
 }
 
@@ -225,12 +279,16 @@ func (cq *CQ) checkedHandler() {
 			}, oc.dev, fr.entry)
 		}
 		defer oc.handler.CompareAndSwap(fr, nil)
+		armings := oc.armings.Load()
 		cq.handler(cq)
+		if fr.emptied != nil && oc.armings.Load() == armings {
+			cq.expectRearm(fr.emptied)
+		}
 	})
 }
 
-// completed checks that the driver's report is called for.
-func (oc *objectCheck) completed() {
+// completed checks that the driver's report is called for, and reports whether it is of checked mode's own making.
+func (oc *objectCheck) completed() bool {
 	oc.reports("CQHandle.Completed")
 	place := callers(2)
 	oc.raised.Store(&place)
@@ -242,6 +300,7 @@ func (oc *objectCheck) completed() {
 			Stacks: []Stack{{"CQHandle.Completed", trace(place)}, {"the CQ made at", trace(oc.made)}},
 		}, oc.dev, place)
 	}
+	return oc.ownProbe()
 }
 
 // The methods of the data path cost nothing when the check is off: an object calls its driver, or one of these.
@@ -264,15 +323,15 @@ type (
 )
 
 func (c checkedQP) PostSend(wrs []SendWR) (int, error) {
-	return checkedPost(&c.qp.object, "QP.PostSend", wrs, c.qp.drv.PostSend)
+	return checkedPost(&c.qp.object, "QP.PostSend", wrs, c.qp.drv.PostSend, c.qp.check.work.sends)
 }
 
 func (c checkedQP) PostRecv(wrs []RecvWR) (int, error) {
-	return checkedPost(&c.qp.object, "QP.PostRecv", wrs, c.qp.drv.PostRecv)
+	return checkedPost(&c.qp.object, "QP.PostRecv", wrs, c.qp.drv.PostRecv, c.qp.check.work.recvs)
 }
 
 func (c checkedSRQ) PostRecv(wrs []RecvWR) (int, error) {
-	return checkedPost(&c.srq.object, "SRQ.PostRecv", wrs, c.srq.drv.PostRecv)
+	return checkedPost(&c.srq.object, "SRQ.PostRecv", wrs, c.srq.drv.PostRecv, c.srq.check.work.recvs)
 }
 
 func (c checkedCQ) Poll(wc []WC) (int, error) {
@@ -283,9 +342,18 @@ func (c checkedCQ) Poll(wc []WC) (int, error) {
 		return 0, err
 	}
 	cq.check.polls.Add(1)
+	before := cq.check.destroyedQPs()
+	cq.check.polling.Add(1)
+	defer cq.check.polling.Add(-1)
 	n, err := cq.drv.Poll(wc)
-	if n < 0 || n > len(wc) {
+	switch {
+	case n < 0 || n > len(wc):
 		f.result(fmt.Sprintf("%d completions returned into room for %d", n, len(wc)))
+	case err != nil:
+		cq.check.broken.Store(true)
+	case len(wc) > 0:
+		cq.polled(f, wc[:n], before)
+		f.noteEmptied(n < len(wc))
 	}
 	return n, err
 }
@@ -298,6 +366,7 @@ func (c checkedCQ) ReqNotify(flags NotifyFlags) (bool, error) {
 		return false, err
 	}
 	cq.check.requests.Add(1)
+	cq.check.armings.Add(1)
 	missed, err := cq.drv.ReqNotify(flags)
 	if err != nil {
 		cq.check.requests.Add(-1)
@@ -357,13 +426,17 @@ func (cq *CQ) expectPoll(flags NotifyFlags, missed bool, at []uintptr) {
 }
 
 // checkedPost is PostSend or PostRecv of a queue.
-func checkedPost[WR any](o *object, what string, wrs []WR, post func([]WR) (int, error)) (int, error) {
+func checkedPost[WR any](o *object, what string, wrs []WR, post func([]WR) (int, error),
+	note func(*frame, []WR) (taken func(int))) (int, error) {
+
 	f, err := o.atomically(what)
 	defer f.leave()
 	if err != nil {
 		return 0, err
 	}
+	taken := note(f, wrs)
 	n, err := post(wrs)
+	taken(n)
 	if n < 0 || n > len(wrs) || n < len(wrs) && err == nil || n == len(wrs) && n > 0 && err != nil {
 		f.result(fmt.Sprintf("%d of %d work requests taken, error %v", n, len(wrs), err))
 	}
@@ -383,7 +456,7 @@ func (k *checker) register(what string, d *Device, cl *Client) (*frame, error) {
 	if k == nil {
 		return nil, nil
 	}
-	f := &frame{kind: inRegister, what: what, dev: d, client: cl, waits: true}
+	f := &frame{kind: inRegister, what: what, dev: d, client: cl, waits: true} // d is everybody's
 	if k.enter(f) {
 		return f, syscall.EDEADLK
 	}
@@ -391,7 +464,7 @@ func (k *checker) register(what string, d *Device, cl *Client) (*frame, error) {
 }
 
 // client notes that the thread is in a client's Add or Remove.
-func (d *Device) client(what string, cl *Client) *frame {
+func (d *Device) clientFrame(what string, cl *Client) *frame {
 	k := d.check.Load()
 	if k == nil {
 		return nil

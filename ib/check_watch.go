@@ -20,6 +20,9 @@ const (
 
 // watch is called with mu held.
 func (k *checker) watch(f *frame) {
+	if f.kind == inCallback {
+		f.late = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f, RuleCallbackReturns) })
+	}
 	switch {
 	case f.kind.mayNotSleep():
 		f.delay = firstLook
@@ -29,7 +32,7 @@ func (k *checker) watch(f *frame) {
 		f.blocked = map[*frame]int{}
 		f.timer = time.AfterFunc(f.delay, func() { k.lookAround(f) })
 	case f.kind == inClient:
-		f.timer = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f) })
+		f.timer = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f, RuleClientReturns) })
 	}
 }
 
@@ -67,22 +70,27 @@ func (k *checker) look(f *frame) {
 		return
 	}
 	if !inside || !ok || f.left || th.seq != seq {
-		f.waited, f.ran, f.suspected = 0, 0, false
+		f.waited, f.ran, f.suspected, f.resting = 0, 0, false, 0
 		k.again(f)
 		k.mu.Unlock()
 		return
 	}
 	v := Violation{Rule: f.kind.sleepRule()}
+	var suspects []Stack
 	switch {
 	case g.sleeps() && g.state == runtimeToo && !f.suspected:
 		f.suspected = true // not sure yet
 	case g.sleeps():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
-	case g.waits() && f.delay >= k.cfg.Patience/longWait:
-		if f.waited++; f.waited < longWait {
+	case g.waitsForLock() && f.rests(all), g.waits() && f.delay >= k.cfg.Patience/longWait:
+		if f.waited++; f.waited < longWait && !f.asleep() {
 			break
 		}
 		v.What = fmt.Sprintf("%s has waited for long (%s): a deadlock, or whoever it waits for sleeps", f.what, g.state)
+		if f.asleep() {
+			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the lock's holder sleeps", f.what, g.state)
+			suspects = g.suspects(all)
+		}
 		if reg := k.registering(f.dev); reg != nil {
 			v.Rule = RuleLockAcrossRegister
 			v.What += fmt.Sprintf("; %s is in progress", reg.what)
@@ -90,7 +98,7 @@ func (k *checker) look(f *frame) {
 			v.Rule = RuleLockAcrossCallback
 		}
 	case !g.waits():
-		f.waited, f.suspected = 0, false
+		f.waited, f.suspected, f.resting = 0, false, 0
 		if f.lastSeq != seq {
 			f.ran, f.lastSeq = 0, seq
 		}
@@ -108,7 +116,7 @@ func (k *checker) look(f *frame) {
 	}
 	v.Stacks = append([]Stack{{f.what + ", waiting", g.trace}}, f.raisedAt()...)
 	if g.waits() {
-		v.Stacks = append(v.Stacks, k.others(f.dev, th, all)...)
+		v.Stacks = append(append(v.Stacks, suspects...), k.others(f.dev, th, all)...)
 	}
 	k.mu.Unlock()
 	k.report(v, f.dev, f.entry)
@@ -161,8 +169,8 @@ func (k *checker) lookAround(f *frame) {
 	k.report(v, stuck.dev, stuck.entry)
 }
 
-// lookAtClient reports an Add or Remove that has not returned for ClientPatience.
-func (k *checker) lookAtClient(f *frame) {
+// lookAtClient reports an Add, Remove or callback that has not returned for ClientPatience.
+func (k *checker) lookAtClient(f *frame, rule Rule) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
 	all := goroutines()
@@ -173,7 +181,7 @@ func (k *checker) lookAtClient(f *frame) {
 	}
 	g := all[f.th.id]
 	v := Violation{
-		Rule: RuleClientReturns,
+		Rule: rule,
 		What: fmt.Sprintf("%s has not returned for %v (%s)", f.what, k.cfg.ClientPatience, g.state),
 		Stacks: append([]Stack{{f.what + ", now", g.trace}, {"called at", trace(f.entry)}},
 			k.others(f.dev, f.th, all)...),

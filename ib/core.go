@@ -22,7 +22,7 @@ type Core struct {
 // RegisterClient.
 type Client struct {
 	Name string
-	// Add is called for each device, present and future. What it returns is handed to Remove; after an error
+	// Add is called for each device, present and future; d is this client's until its Remove returns. What it returns is handed to Remove; after an error
 	// Remove is not called for that device. It may sleep, and may use the device at once.
 	Add func(d *Device) (data any, err error)
 	// Remove is called when the device or the client goes. When it returns, the client has freed every object
@@ -48,6 +48,7 @@ const (
 
 type attachment struct {
 	client *Client
+	dev    *Device // the client's
 	state  attachState
 	data   any
 }
@@ -66,7 +67,7 @@ func (c *Core) lock() {
 }
 
 // Register makes the device known: every client's Add is called, in the order in which the clients came, before
-// it returns. A client that fails is logged by the caller's choice of Device.Log and left out. The device must be
+// it returns. A client whose Add fails is logged (the logf of NewDevice) and left out. The device must be
 // ready for use. It may sleep. (ib_register_device)
 func (c *Core) Register(h *DeviceHandle) error {
 	d := h.dev
@@ -289,7 +290,7 @@ func (c *Core) attach(d *Device, cl *Client) {
 	if d.leaving || cl.leaving {
 		return
 	}
-	a := &attachment{client: cl, state: adding}
+	a := &attachment{client: cl, dev: &Device{device: d.device, client: cl}, state: adding}
 	d.attached = append(d.attached, a)
 	defer c.cond.Broadcast()
 	defer func() {
@@ -297,7 +298,7 @@ func (c *Core) attach(d *Device, cl *Client) {
 			d.remove(a)
 		}
 	}()
-	data, err := c.add(d, cl)
+	data, err := c.add(d, a)
 	if err != nil {
 		d.logf("client %s: add failed: %v", cl.Name, err)
 		return
@@ -326,17 +327,17 @@ func (c *Core) detach(d *Device, a *attachment) {
 }
 
 // add gives up c.mu while it runs the client's Add, which may also panic or end the goroutine.
-func (c *Core) add(d *Device, cl *Client) (any, error) {
+func (c *Core) add(d *Device, a *attachment) (any, error) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
-	k := d.check.Load()
+	k, cl := d.check.Load(), a.client
 	if k == nil {
-		return cl.Add(d)
+		return cl.Add(a.dev)
 	}
-	defer d.client("Add", cl).leave()
-	data, err := cl.Add(d)
+	defer d.clientFrame("Add", cl).leave()
+	data, err := cl.Add(a.dev)
 	if err != nil {
-		k.leftBehind(d, cl, "the failing Add of client "+cl.Name)
+		k.removed(a, "the failing Add of client "+cl.Name)
 	}
 	return data, err
 }
@@ -347,10 +348,10 @@ func (c *Core) remove(d *Device, a *attachment) {
 	defer c.mu.Lock()
 	k := d.check.Load()
 	if k == nil {
-		a.client.Remove(d, a.data)
+		a.client.Remove(a.dev, a.data)
 		return
 	}
-	defer d.client("Remove", a.client).leave()
-	a.client.Remove(d, a.data)
-	k.leftBehind(d, a.client, "Remove of client "+a.client.Name)
+	defer d.clientFrame("Remove", a.client).leave()
+	a.client.Remove(a.dev, a.data)
+	k.removed(a, "Remove of client "+a.client.Name)
 }

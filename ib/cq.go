@@ -64,7 +64,7 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	cq.entries.Store(int64(init.Entries))
 	cq.bind(d, kindCQ, nil)
 	if cq.check != nil {
-		cq.check.user = u != nil
+		cq.check.user, cq.check.mayOverrun = u != nil, init.Flags&CQIgnoreOverrun != 0
 	}
 	drv, err := d.drv.CreateCQ(CQHandle{cq}, CQAttr{Entries: init.Entries, Vector: init.Vector, Flags: init.Flags}, u)
 	if err != nil {
@@ -91,13 +91,10 @@ func (cq *CQ) Poll(wc []WC) (int, error) { return cq.poll.Poll(wc) }
 func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.poll.ReqNotify(flags) }
 
 // Completed says that a completion has come that the queue was armed for. The handler is called later, by a thread that
-// holds nothing. It may not sleep. (ib_cq.comp_handler)
+// holds nothing, so that the driver may hold any lock here. It may not sleep. (ib_cq.comp_handler)
 func (h CQHandle) Completed() {
 	cq := h.cq
-	if cq.check != nil {
-		cq.check.completed()
-	}
-	if cq.handler == nil {
+	if cq.check != nil && cq.check.completed() || cq.handler == nil {
 		return
 	}
 	if cq.notify.dead.Load() {
@@ -116,6 +113,7 @@ func (h CQHandle) Raise(e EventType) {
 	cq := h.cq
 	if cq.check != nil {
 		cq.check.reports("CQHandle.Raise")
+		cq.check.broken.Store(true)
 	}
 	if cq.event != nil && !cq.notify.dead.Load() {
 		cq.notify.events.Add(1)

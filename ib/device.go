@@ -31,8 +31,18 @@ func (s DeviceState) String() string {
 	return fmt.Sprintf("DeviceState(%d)", int32(s))
 }
 
-// Device is a device as consumers see it (struct ib_device).
+// Device is a device as one consumer sees it (struct ib_device). Each client gets a Device of its own in its Add, which it may use
+// until its Remove returns; others get that of Core.Device. [Device.Same] compares them.
 type Device struct {
+	*device
+	client *Client // whose it is; nil: everybody's
+
+	removed atomic.Pointer[[]uintptr] // checked mode: where the client's Remove had returned
+}
+
+// device is what all who see a device share.
+type device struct {
+	root   *Device // everybody's
 	handle DeviceHandle
 	name   string
 	drv    Driver
@@ -64,12 +74,16 @@ type Device struct {
 // NewDevice makes a device that drv serves, and returns the driver's handle of it; Core.Register makes it known. logf, which
 // may be nil, gets the midlayer's rare messages, one line each. (ib_alloc_device)
 func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *DeviceHandle {
-	d := &Device{name: name, drv: drv, log: logf}
-	d.handle.dev = d
+	d := &device{name: name, drv: drv, log: logf}
+	d.root = &Device{device: d}
+	d.handle.dev = d.root
 	d.callbacks.init()
 	d.events.idle.L = &d.events.mu
 	return &d.handle
 }
+
+// Same reports whether d and o are one device. It may not sleep.
+func (d *Device) Same(o *Device) bool { return o != nil && d.device == o.device }
 
 // Name is the device's name, such as rxe0.
 func (d *Device) Name() string { return d.name }
@@ -352,7 +366,7 @@ func (o *object) born(unmake func() error) error {
 
 // get takes a use count for another object on device d.
 func (o *object) get(d *Device) error {
-	if o.dev != d {
+	if !o.dev.Same(d) {
 		return fmt.Errorf("object of device %s used on %s: %w", o.dev.name, d.name, syscall.EINVAL)
 	}
 	for {

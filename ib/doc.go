@@ -1,12 +1,16 @@
 // Package ib is the midlayer: it stands between low-level drivers ([Driver]) below and their consumers above,
 // upper-level protocols in this process or user programs through package uverbs. It mirrors
-// drivers/infiniband/core/{device,verbs,cq}.c and include/rdma/ib_verbs.h.
+// drivers/infiniband/core/{device,verbs,cq,cache,roce_gid_mgmt}.c and include/rdma/ib_verbs.h.
 //
 // A [Core] knows the devices and the clients. A driver makes a device, registers it and reports through it by its
 // [DeviceHandle]; a consumer registers a [Client], whose Add is called for each device, and makes objects on it: protection
 // domains ([PD]), memory regions ([MR]) and windows ([MW]), completion queues ([CQ]), queue pairs ([QP]), shared
 // receive queues ([SRQ]), XRC domains ([XRCD]), address handles ([AH]). What not every driver can do is in optional
 // interfaces, and EOPNOTSUPP without them.
+//
+// Who writes a driver reads [Driver], [DriverCQ], [DriverQP], [DriverMR], the handles [DeviceHandle], [CQHandle] and
+// [QPHandle], [NextState], and package ibtest; a driver whose addresses change has a [GIDTable]. Who writes a consumer
+// reads [Client], [Device.Local], [QP.Connect], and package completion; package ibfake is for its tests.
 //
 // # The contract
 //

@@ -35,19 +35,26 @@ type Driver interface {
 	// QueryPKey reports one entry of a port's P_Key table, EINVAL outside of it. It may sleep.
 	QueryPKey(port, index int) (uint16, error)
 
-	// AllocPD makes a protection domain. It may sleep.
+	// AllocPD makes a protection domain. What it returns differs from every other domain: not pointers to a type of size
+	// zero, which may be equal. It may sleep.
 	AllocPD(u *Udata) (DriverPD, error)
 	// RegMR makes a memory region of r, which the midlayer has checked, charged, and releases after
-	// DriverMR.Dereg. The driver sets the keys with mr.SetKeys. It may sleep.
+	// DriverMR.Dereg; with AccessZeroBased its IOVA is 0. access makes sense in itself (no remote write without local
+	// write), and may have rights for abilities that the driver lacks: it refuses them. AccessOnDemand comes only if
+	// DeviceAttr.ODP has it. The driver sets the keys with mr.SetKeys. It may sleep.
 	RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error)
-	// CreateCQ makes a completion queue of at least attr.Entries entries. It may sleep.
+	// CreateCQ makes a completion queue of at least attr.Entries entries, and tells how many by cq.SetEntries. attr.Vector is
+	// a hint; EOPNOTSUPP for flags that it does not know. It may sleep.
 	CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error)
 	// CreateQP makes a queue pair in state RESET. The driver stores the number by qp.SetNum and the capacities
-	// that it granted, at least those asked for, in init.Cap. It may sleep.
+	// that it granted, at least those asked for, in init.Cap. The queues and domains in init are what the Create methods
+	// have returned, or what wraps it: find your own with As. It may sleep.
 	CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error)
 
 	// EnterError is called once, when the device goes into the error state, whoever called [DeviceHandle.SetError]: no new
-	// work request is to be processed, and what is in flight completes with a flush error. It may not sleep.
+	// work request is to be processed, and what is in flight completes with a flush error. Queue pairs on which that is so
+	// are in ERR afterwards; those in RESET stay there. The midlayer refuses what is called later, but a call that has begun
+	// may still be inside the driver, so that it looks again under its lock. It may not sleep.
 	EnterError()
 }
 
@@ -85,7 +92,8 @@ type CQResizer interface {
 	Resize(entries int, u *Udata) error
 }
 
-// DriverQP is a driver's side of a queue pair.
+// DriverQP is a driver's side of a queue pair. It may be connected with itself, so that a driver that carries out a send while it
+// is posted may come back to the queue pair in the middle of it.
 type DriverQP interface {
 	// PostSend queues work requests in order and returns how many were taken. When that is fewer than len(wrs),
 	// err tells why wrs[n] was refused (ENOMEM: the queue is full; EINVAL: wrong state or request). It may not
@@ -101,8 +109,9 @@ type DriverQP interface {
 	State() QPState
 	// Query reports the present attributes. It may sleep. (query_qp)
 	Query(mask QPAttrMask) (QPAttr, error)
-	// Destroy stops the queue pair, drops what is outstanding without completions, and returns when no work of
-	// it is in flight. It may sleep. (destroy_qp)
+	// Destroy stops the queue pair, drops what is outstanding without completions, and returns when no work of it is in
+	// flight. In completions of it that are still in a queue, and come to be polled later, WC.QP is nil: the driver clears
+	// it. It may sleep. (destroy_qp)
 	Destroy() error
 }
 

@@ -82,7 +82,7 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 		case n < 0:
 			return syscall.EINVAL
 		}
-		return syscall.EBUSY
+		return inUse(n)
 	}
 	e := newEnding()
 	o.ending = e
@@ -112,12 +112,21 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 // kill does the same where sleeping is not allowed: a second call fails instead of joining the first.
 func (o *object) kill(destroy func() error) error {
 	if !o.uses.CompareAndSwap(0, destroying) {
-		if o.uses.Load() < 0 {
+		n := o.uses.Load()
+		if n < 0 {
 			return syscall.EINVAL
 		}
-		return syscall.EBUSY
+		return inUse(n)
 	}
 	return o.finish(destroy)
+}
+
+// inUse is the error for an object that n others refer to.
+func inUse(n int32) error {
+	if n < 1 { // they have let go meanwhile
+		return syscall.EBUSY
+	}
+	return fmt.Errorf("objects that are made of it: %d: %w", n, syscall.EBUSY)
 }
 
 // finish is called in state destroying.

@@ -17,7 +17,12 @@ type eventHandlers struct {
 
 type eventHandler struct {
 	f     func(Event)
-	ended bool // under eventHandlers.mu
+	dev   *Device // by which it listens
+	ended bool    // under eventHandlers.mu
+
+	// checked mode
+	owner *Client // in whose Add or Remove it began to listen; nil if that is not known
+	made  []uintptr
 }
 
 // call runs the functions one after the other, in the order in which they began to listen.
@@ -34,6 +39,7 @@ func (h *eventHandlers) call(e Event) {
 // run gives up mu while the function runs, which may also panic or end the goroutine.
 func (h *eventHandlers) run(x *eventHandler, e Event) {
 	h.running, h.thread = x, goid()
+	e.Device = x.dev
 	h.mu.Unlock()
 	defer func() {
 		h.mu.Lock()
@@ -62,14 +68,21 @@ func (h *eventHandlers) end(x *eventHandler) {
 // returned, f is not running and will not be called again; so it must not be called by f, nor with a lock that f takes. f may
 // not sleep. OnEvent and the returned function may sleep. (ib_register_event_handler, ib_unregister_event_handler)
 func (d *Device) OnEvent(f func(Event)) (stop func()) {
-	defer d.sleeps("Device.OnEvent").leave()
-	h, x := &d.events, &eventHandler{f: f}
+	fr := d.sleeps("Device.OnEvent")
+	defer fr.leave()
+	h, x := &d.events, &eventHandler{f: f, dev: d}
+	if fr != nil {
+		if x.owner = d.client; x.owner == nil {
+			x.owner = fr.k.owner(d)
+		}
+		x.made = fr.entry
+	}
 	h.mu.Lock()
 	h.list = append(h.list, x)
 	h.mu.Unlock()
 	return func() {
 		if k := d.check.Load(); k != nil {
-			fr := &frame{kind: inMethod, what: "the end of Device.OnEvent", dev: d, waits: true, listener: x}
+			fr := &frame{kind: inMethod, what: "the end of Device.OnEvent", dev: d.root, waits: true, listener: x}
 			k.enter(fr)
 			defer fr.leave()
 		}

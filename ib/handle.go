@@ -15,7 +15,7 @@ func (h *DeviceHandle) Device() *Device { return h.dev }
 
 // PD returns the driver's side of a protection domain. It may not sleep.
 func (h *DeviceHandle) PD(pd *PD) DriverPD {
-	if pd == nil || pd.dev != h.dev {
+	if pd == nil || !pd.dev.Same(h.dev) {
 		return nil
 	}
 	return pd.drv
@@ -23,7 +23,7 @@ func (h *DeviceHandle) PD(pd *PD) DriverPD {
 
 // MR returns the driver's side of a memory region. It may not sleep.
 func (h *DeviceHandle) MR(mr *MR) DriverMR {
-	if mr == nil || mr.dev != h.dev {
+	if mr == nil || !mr.dev.Same(h.dev) {
 		return nil
 	}
 	return mr.drv
@@ -31,7 +31,7 @@ func (h *DeviceHandle) MR(mr *MR) DriverMR {
 
 // MW returns the driver's side of a memory window. It may not sleep.
 func (h *DeviceHandle) MW(mw *MW) DriverMW {
-	if mw == nil || mw.dev != h.dev {
+	if mw == nil || !mw.dev.Same(h.dev) {
 		return nil
 	}
 	return mw.drv
@@ -39,7 +39,7 @@ func (h *DeviceHandle) MW(mw *MW) DriverMW {
 
 // CQ returns the driver's side of a completion queue. It may not sleep.
 func (h *DeviceHandle) CQ(cq *CQ) DriverCQ {
-	if cq == nil || cq.dev != h.dev {
+	if cq == nil || !cq.dev.Same(h.dev) {
 		return nil
 	}
 	return cq.drv
@@ -47,7 +47,7 @@ func (h *DeviceHandle) CQ(cq *CQ) DriverCQ {
 
 // QP returns the driver's side of a queue pair. It may not sleep.
 func (h *DeviceHandle) QP(qp *QP) DriverQP {
-	if qp == nil || qp.dev != h.dev {
+	if qp == nil || !qp.dev.Same(h.dev) {
 		return nil
 	}
 	return qp.drv
@@ -55,7 +55,7 @@ func (h *DeviceHandle) QP(qp *QP) DriverQP {
 
 // SRQ returns the driver's side of a shared receive queue. It may not sleep.
 func (h *DeviceHandle) SRQ(srq *SRQ) DriverSRQ {
-	if srq == nil || srq.dev != h.dev {
+	if srq == nil || !srq.dev.Same(h.dev) {
 		return nil
 	}
 	return srq.drv
@@ -63,7 +63,7 @@ func (h *DeviceHandle) SRQ(srq *SRQ) DriverSRQ {
 
 // AH returns the driver's side of an address handle. It may not sleep.
 func (h *DeviceHandle) AH(ah *AH) DriverAH {
-	if ah == nil || ah.dev != h.dev {
+	if ah == nil || !ah.dev.Same(h.dev) {
 		return nil
 	}
 	return ah.drv
@@ -71,7 +71,7 @@ func (h *DeviceHandle) AH(ah *AH) DriverAH {
 
 // XRCD returns the driver's side of an XRC domain. It may not sleep.
 func (h *DeviceHandle) XRCD(x *XRCD) DriverXRCD {
-	if x == nil || x.dev != h.dev {
+	if x == nil || !x.dev.Same(h.dev) {
 		return nil
 	}
 	return x.drv

@@ -95,8 +95,8 @@ func (pd *PD) RegMR(init MRInit) (*MR, error) {
 	return pd.regMR(init, nil)
 }
 
-// RegBytes registers b, memory of this process, which the region keeps alive; [MR.Addr] is its address. Errors as of RegMR.
-// It may sleep.
+// RegBytes registers b, memory of this process, which the region keeps alive; [MR.Addr] is its address. For atomics b begins
+// at a multiple of 8, as what make returns for 8 bytes or more does. Errors as of RegMR. It may sleep.
 func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
 	defer pd.sleeps("PD.RegBytes").leave()
 	space := umem.NewLocal()
@@ -225,6 +225,7 @@ func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx)
 func (mr *MR) destroyIn(ctx context.Context) error {
 	f, err := mr.destroys("MR.Dereg")
 	defer f.leave()
+	mr.checkInFlight("MR.Dereg")
 	if err == nil {
 		err = mr.end(ctx, "MR.Dereg", mr.dereg, func() { mr.released() })
 	}

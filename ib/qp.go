@@ -53,7 +53,8 @@ func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 	}
 	qp.init.Cap = drvInit.Cap
 	if qp.post = qp.drv; qp.check != nil {
-		qp.post = checkedQP{qp}
+		qp.post, qp.check.user = checkedQP{qp}, u != nil
+		qp.follow()
 	}
 	if err := qp.born(qp.destroy); err != nil {
 		putAll(qp.refersTo())
@@ -177,7 +178,7 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 		return fail(err)
 	}
 	if mask&QPAttrAV == 0 {
-		if err := qp.drv.Modify(&attr, mask, u); err != nil {
+		if err := qp.modify(&attr, mask, u); err != nil {
 			return fail(err)
 		}
 		return nil
@@ -186,12 +187,20 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	if err != nil {
 		return fail(err)
 	}
-	if err := qp.drv.Modify(&attr, mask, u); err != nil {
+	if err := qp.modify(&attr, mask, u); err != nil {
 		gid.put()
 		return fail(err)
 	}
 	qp.gid.Swap(gid).put()
 	return nil
+}
+
+func (qp *QP) modify(attr *QPAttr, mask QPAttrMask, u *Udata) error {
+	err := qp.drv.Modify(attr, mask, u)
+	if err == nil && qp.check != nil && mask&QPAttrState != 0 {
+		qp.check.work.moved(attr.State)
+	}
+	return err
 }
 
 // Query reports the present attributes. It may sleep. (ib_query_qp)
@@ -233,6 +242,9 @@ func (h QPHandle) Raise(e EventType) {
 
 func (qp *QP) callEvent(e EventType) {
 	if qp.check != nil {
+		if e == EventQPLastWQEReached {
+			qp.check.work.lastWQE()
+		}
 		qp.check.call("the event function of a QP", nil, func() { qp.init.Event(qp, e) })
 		return
 	}

@@ -44,6 +44,7 @@ type ReregMR interface {
 // It may sleep. (ib_uverbs_rereg_mr, IBA 11.2.8.5)
 func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
 	defer mr.sleeps("MR.Rereg").leave()
+	mr.checkInFlight("MR.Rereg")
 	if to.IOVA == 0 {
 		to.IOVA = to.Addr
 	}

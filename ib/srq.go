@@ -98,7 +98,8 @@ func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 	}
 	srq.init.Attr = drvInit.Attr
 	if srq.post = srq.drv; srq.check != nil {
-		srq.post = checkedSRQ{srq}
+		srq.post, srq.check.user = checkedSRQ{srq}, u != nil
+		srq.follow()
 	}
 	if err := srq.born(srq.destroy); err != nil {
 		putAll(srq.refersTo())

@@ -86,7 +86,7 @@ type AHAttr struct {
 // CQAttr is what a driver makes a completion queue with: see [CQInit].
 type CQAttr struct {
 	Entries int
-	Vector  int
+	Vector  int // which of the device's completion vectors reports: any number
 	Flags   CQFlags
 }
 
@@ -156,7 +156,8 @@ type SendWR struct {
 	Imm            uint32
 	InvalidateRKey uint32
 
-	// RDMA and atomics
+	// RDMA and atomics. Those work on 8 bytes in the host's order, at a RemoteAddr that is a multiple of 8, and store what was
+	// there in SGList.
 	RemoteAddr       uint64
 	RKey             uint32
 	CompareAdd, Swap uint64

@@ -43,7 +43,7 @@ const (
 	RuleFreeBeforeUnregister
 	// RuleResult: what a driver's method returned contradicts itself.
 	RuleResult
-	// RuleCallbackReturns: a consumer's callback panicked or ended its goroutine.
+	// RuleCallbackReturns: a consumer's callback panicked, ended its goroutine, or has not returned for long.
 	RuleCallbackReturns
 	// RuleClientReturns: a client's Add or Remove has not returned for long.
 	RuleClientReturns
@@ -51,6 +51,20 @@ const (
 	RuleInUse
 	// RuleArmWithoutPoll: a consumer armed a CQ that had completions in it, and did not poll it afterwards.
 	RuleArmWithoutPoll
+	// RuleInFlight: a region was deregistered or changed while a work request that names it was outstanding.
+	RuleInFlight
+	// RuleDestroyUndrained: a completion was polled of a QP that had been destroyed before it was drained.
+	RuleDestroyUndrained
+	// RuleSRQUndrained: a QP with a shared receive queue was destroyed before EventQPLastWQEReached.
+	RuleSRQUndrained
+	// RuleCQTooSmall: more work requests were posted than the CQ on which they complete has entries.
+	RuleCQTooSmall
+	// RuleUnsignaledOnly: a send queue was filled with work requests of which none is signaled.
+	RuleUnsignaledOnly
+	// RuleNotRearmed: a completion handler emptied its CQ and did not arm it again, and completions came that were not polled.
+	RuleNotRearmed
+	// RuleUseAfterRemove: a client used a device when its Remove had returned.
+	RuleUseAfterRemove
 	numRules
 )
 
@@ -77,6 +91,13 @@ var ruleText = [numRules]struct {
 	RuleClientReturns:        {"client-returns", 5},
 	RuleInUse:                {"in-use", 5},
 	RuleArmWithoutPoll:       {"arm-without-poll", 3},
+	RuleNotRearmed:           {"not-rearmed", 3},
+	RuleUseAfterRemove:       {"use-after-remove", 5},
+	RuleInFlight:             {"in-flight", 5},
+	RuleDestroyUndrained:     {"destroy-undrained", 5},
+	RuleSRQUndrained:         {"srq-undrained", 5},
+	RuleCQTooSmall:           {"cq-too-small", 1},
+	RuleUnsignaledOnly:       {"unsignaled-only", 1},
 }
 
 // String is the rule's name, such as "callchain".
@@ -128,7 +149,7 @@ type CheckConfig struct {
 	// Patience is how long a call may wait for a lock before that is a violation: a deadlock, or a lock whose
 	// holder sleeps. Default: 2 s. Sleeping itself is reported at once.
 	Patience time.Duration
-	// ClientPatience is how long an Add or Remove may take. Default: 30 s.
+	// ClientPatience is how long an Add, a Remove or a callback may take. Default: 30 s.
 	ClientPatience time.Duration
 }
 

@@ -332,7 +332,7 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 		info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
 			Wire: l.spec.Wire}
 		for _, d := range s.uverbs.Devices() {
-			if d.IB() == ibdev {
+			if d.IB().Same(ibdev) {
 				info.Uverbs = d.Name()
 			}
 		}

@@ -527,7 +527,7 @@ func TestOpen(t *testing.T) {
 	_, err := w.srv.Open("uverbs1", nil, m)
 	wantErrno(t, "open what is not there", err, syscall.ENODEV)
 	d := w.srv.Devices()[0]
-	if d.Name() != "uverbs0" || d.Minor() != 0 || d.IB() != w.dev || d.ABIVersion() != 6 || d.DriverABI() != 2 {
+	if d.Name() != "uverbs0" || d.Minor() != 0 || !d.IB().Same(w.dev) || d.ABIVersion() != 6 || d.DriverABI() != 2 {
 		t.Errorf("%s, minor %d, versions %d and %d", d.Name(), d.Minor(), d.ABIVersion(), d.DriverABI())
 	}
 	p := w.open(byWrite)

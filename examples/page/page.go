@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/ib"
@@ -29,11 +30,9 @@ func (t *Tickets) Client() *ib.Client {
 
 // counter stays when the device of its name goes.
 type counter struct {
-	drawing sync.Mutex // held while a ticket is drawn, which may sleep
-	mem     []byte     // 8 bytes of counter, and 8 for the answer
-
-	mu sync.Mutex // guards s; no call below it sleeps
-	s  *session   // nil while there is no device; QP.PostSend and QP.Destroy may not overlap
+	drawing sync.Mutex              // held while a ticket is drawn, which may sleep
+	mem     []byte                  // 8 bytes of counter, and 8 for the answer
+	s       atomic.Pointer[session] // nil while there is no device
 }
 
 // session is what the client has on a device, from Add to Remove.
@@ -48,14 +47,19 @@ func (t *Tickets) counter(device string) *counter {
 	return c.(*counter)
 }
 
-// Next draws a ticket: ENODEV if there is no such device, EIO if it fails meanwhile, when a number may be lost. It may
-// sleep.
+// Next draws a ticket: ENODEV if there is no such device, ESHUTDOWN if it goes, EIO if it fails meanwhile, when a number may be
+// lost. It may sleep.
 func (t *Tickets) Next(device string) (ticket uint64, err error) {
 	c := t.counter(device)
 	c.drawing.Lock()
 	defer c.drawing.Unlock()
-	status := make(chan ib.WCStatus, 1) // with room, so that the callback does not wait [4]
-	if err := c.post(func(wc *ib.WC) { status <- wc.Status }); err != nil {
+	s, status := c.s.Load(), make(chan ib.WCStatus, 1) // with room, so that the callback does not wait [4]
+	if s == nil {
+		return 0, fmt.Errorf("draw a ticket on %s: %w", device, syscall.ENODEV)
+	}
+	wr := ib.SendWR{Opcode: ib.WRAtomicFetchAdd, RemoteAddr: s.mr.Addr(), RKey: s.mr.RKey(), CompareAdd: 1,
+		SGList: []ib.SGE{{Addr: s.mr.Addr() + 8, Length: 8, LKey: s.mr.LKey()}}}
+	if err := s.qp.PostSend(wr, func(wc *ib.WC) { status <- wc.Status }); err != nil { // ESHUTDOWN if the device goes
 		return 0, fmt.Errorf("draw a ticket on %s: %w", device, err)
 	}
 	if st := <-status; st != ib.WCSuccess { // comes also if the device goes, since remove flushes the request
@@ -64,37 +68,19 @@ func (t *Tickets) Next(device string) (ticket uint64, err error) {
 	return binary.NativeEndian.Uint64(c.mem[8:]), nil
 }
 
-// post posts under the lock, so that no call is inside of the queue pair when remove destroys it [5].
-func (c *counter) post(done completion.Done) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.s == nil {
-		return syscall.ENODEV
-	}
-	mr := c.s.mr
-	return c.s.qp.PostSend(ib.SendWR{Opcode: ib.WRAtomicFetchAdd, RemoteAddr: mr.Addr(), RKey: mr.RKey(), CompareAdd: 1,
-		SGList: []ib.SGE{{Addr: mr.Addr() + 8, Length: 8, LKey: mr.LKey()}}}, done)
-}
-
-func (c *counter) set(s *session) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.s = s
-}
-
 // add is called when a device comes. After an error it has left nothing behind [5].
 func (t *Tickets) add(d *ib.Device) (any, error) {
 	c, s := t.counter(d.Name()), &session{}
 	if err := s.open(d, c.mem); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
-	c.set(s)
+	c.s.Store(s)
 	return s, nil
 }
 
-// remove is called before a device goes. It stops new requests, then flushes the one in flight.
+// remove is called before a device goes. It flushes what is in flight.
 func (t *Tickets) remove(d *ib.Device, data any) {
-	t.counter(d.Name()).set(nil)
+	t.counter(d.Name()).s.Store(nil)
 	if err := data.(*session).close(); err != nil {
 		log.Print(err)
 	}

@@ -139,7 +139,7 @@ func TestTransientReset(t *testing.T) {
 			pd, err := d.a.Acquire(t.Context())
 			must(t, err)
 			dev = <-back
-			if pd.Device() != dev.Device() || time.Since(began) != 3*time.Second {
+			if !pd.Device().Same(dev.Device()) || time.Since(began) != 3*time.Second {
 				t.Errorf("on %p after %v, want %p after 3s", pd.Device(), time.Since(began), dev)
 			}
 			d.a.Release()
@@ -237,7 +237,7 @@ func TestIdentity(t *testing.T) {
 			switch {
 			case ok != (test.want != nil):
 				t.Errorf("%v: attached: %v", test.id, ok)
-			case ok && pd.Device() != test.want:
+			case ok && !pd.Device().Same(test.want):
 				t.Errorf("%v: attached to %s", test.id, pd.Device().Name())
 			}
 			if ok {

@@ -31,14 +31,21 @@ type world struct {
 	pd  *ib.PD
 	mr  *ib.MR
 	buf []byte
+
+	allowed ib.Rule // that the test breaks on purpose
 }
 
 func newWorld(t *testing.T) *world {
 	core := &ib.Core{}
-	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	w := &world{t: t}
+	core.Check(ib.CheckConfig{Report: func(v ib.Violation) {
+		if v.Rule != w.allowed {
+			t.Error(v)
+		}
+	}})
 	d := loopback.New("lo0", nil)
 	check(t, core.Register(d.Handle()))
-	w := &world{t: t, dev: d.IB(), buf: make([]byte, 4096)}
+	w.dev, w.buf = d.IB(), make([]byte, 4096)
 	var err error
 	w.at, err = w.dev.Local(1)
 	check(t, err)
@@ -353,6 +360,7 @@ func TestFailedQueue(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
+			w.allowed = ib.RuleCQTooSmall
 			failed := make(chan error, 1)
 			cq, err := completion.New(w.dev, completion.Init{Entries: 1, Context: c, Failed: func(err error) { failed <- err }})
 			check(t, err)
@@ -369,6 +377,48 @@ func TestFailedQueue(t *testing.T) {
 			}
 			<-failed
 			check(t, cq.Destroy())
+		})
+	}
+}
+
+// Threads may post until they are refused, while another one closes the queue pair: none is inside of it when it is destroyed, and
+// each function of what was taken is called.
+func TestPostDuringClose(t *testing.T) {
+	for name, c := range contexts {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			for range 50 {
+				cq := w.cq(32, c)
+				a, b := w.pair(cq, 8)
+				var threads sync.WaitGroup
+				var taken, called atomic.Int64
+				done := func(*ib.WC) { called.Add(1) }
+				for _, post := range []func() error{
+					func() error { return a.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, done) },
+					func() error { return b.PostRecv(ib.RecvWR{SGList: w.sgl(8, 8)}, done) },
+					func() error { return a.PostRecv(ib.RecvWR{SGList: w.sgl(16, 8)}, done) },
+				} {
+					threads.Go(func() {
+						for {
+							switch err := post(); {
+							case err == nil:
+								taken.Add(1)
+							case errors.Is(err, syscall.ESHUTDOWN):
+								return
+							case !errors.Is(err, syscall.ENOMEM) && !errors.Is(err, syscall.EINVAL):
+								t.Error("post: ", err)
+								return
+							}
+						}
+					})
+				}
+				process(t, cq, c, func() bool { return called.Load() > 3 })
+				check(t, errors.Join(a.Destroy(), b.Destroy()))
+				threads.Wait()
+				if taken.Load() != called.Load() {
+					t.Errorf("%d work requests were taken, %d functions called", taken.Load(), called.Load())
+				}
+			}
 		})
 	}
 }

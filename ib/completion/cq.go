@@ -29,7 +29,7 @@ type Done func(wc *ib.WC)
 
 // Init is what a queue is made with.
 type Init struct {
-	Entries int // work requests that can be posted and not completed, in all
+	Entries int // work requests that can be posted and not completed, in all; draining takes none
 	Context Context
 	Vector  int // which of the device's completion vectors reports
 	// Failed is called, at most once, when the queue cannot be polled any more, such as after an overrun that the driver has

@@ -9,6 +9,7 @@
 //	...
 //	err = errors.Join(qp.Close(ctx), cq.Destroy()) // every function has been called
 //
-// Three mistakes that drivers of the kernel have made again and again cannot be made with it: to arm a queue and not to look
-// once more, to post more than the completion queue has room for, and to free what a completion that is still to come needs.
+// Four mistakes that drivers of the kernel have made again and again cannot be made with it: to arm a queue and not to look
+// once more, to post more than the completion queue has room for, to free what a completion that is still to come needs, and to
+// destroy a queue pair while another thread posts.
 package completion

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -12,15 +13,17 @@ import (
 )
 
 // QP is a queue pair whose work requests are posted with the functions that their completions call. Every work request makes a
-// completion.
+// completion. All methods may be called from any goroutine, also while another one closes the queue pair.
 type QP struct {
 	*ib.QP
 	send, recv *CQ
 
+	posting  atomic.Int64 // calls that post and have not returned
 	posted   atomic.Int64 // work requests whose functions have not returned
 	draining atomic.Bool  // nothing is posted any more
 	idle     chan struct{}
 	turn     chan struct{} // full while a Drain runs
+	last     chan struct{} // closed at EventQPLastWQEReached; nil: it does not come
 }
 
 // CreateQP makes a queue pair that completes on q. It may sleep.
@@ -34,6 +37,10 @@ func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	}
 	init.SendCQ, init.RecvCQ = send.cq, recv.cq
 	qp := &QP{send: send, recv: recv, idle: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
+	if init.SRQ != nil {
+		qp.last = make(chan struct{})
+		init.Event = qp.listen(init.Event)
+	}
 	var err error
 	if qp.QP, err = pd.CreateQP(init); err != nil {
 		return nil, err
@@ -41,33 +48,64 @@ func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	return qp, nil
 }
 
-// begin counts a work request, and takes a slot for it.
+// listen returns an event function that takes note of EventQPLastWQEReached, and calls f, which may be nil.
+func (qp *QP) listen(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
+	var once sync.Once
+	return func(q *ib.QP, e ib.EventType) {
+		if e == ib.EventQPLastWQEReached {
+			once.Do(func() { close(qp.last) })
+		}
+		if f != nil {
+			f(q, e)
+		}
+	}
+}
+
+// begin counts a call that posts, and a work request, for which it takes a slot. The call ends by returned, the request by end.
 func (qp *QP) begin(what string, q *CQ, done Done, id uint64) (uint64, error) {
+	qp.posting.Add(1)
 	qp.posted.Add(1)
 	if qp.draining.Load() {
-		qp.end()
-		return 0, fmt.Errorf("%s: qp %d is being drained: %w", what, qp.Num(), syscall.ESHUTDOWN)
+		return 0, qp.refuse(fmt.Errorf("%s: qp %d is being drained: %w", what, qp.Num(), syscall.ESHUTDOWN))
 	}
 	slot, err := q.get(qp, done, id)
 	if err != nil {
-		qp.end()
-		return 0, fmt.Errorf("%s: %w", what, err)
+		return 0, qp.refuse(fmt.Errorf("%s: %w", what, err))
 	}
 	return slot, nil
+}
+
+// refuse ends a call whose work request is not posted.
+func (qp *QP) refuse(err error) error {
+	qp.end()
+	qp.returned()
+	return err
 }
 
 // end is called when a work request's function has returned.
 func (qp *QP) end() {
 	if qp.posted.Add(-1) == 0 {
-		select {
-		case qp.idle <- struct{}{}:
-		default:
-		}
+		qp.look()
+	}
+}
+
+// returned is called when a call that posts has left the queue pair.
+func (qp *QP) returned() {
+	if qp.posting.Add(-1) == 0 {
+		qp.look()
+	}
+}
+
+// look has a Drain look again.
+func (qp *QP) look() {
+	select {
+	case qp.idle <- struct{}{}:
+	default:
 	}
 }
 
 // PostSend posts a work request; done, which may be nil, is called when it has completed, also with an error. ENOMEM while the send
-// queue or the completion queue is full, ESHUTDOWN once Drain has been called. It may not sleep.
+// queue or the completion queue is full, ESHUTDOWN once Drain, Close or Destroy has been called. It may not sleep.
 func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
 	slot, err := qp.begin("post send", qp.send, done, wr.ID)
 	if err != nil {
@@ -77,9 +115,9 @@ func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
 	wr.Flags |= ib.SendSignaled
 	if _, err := qp.QP.PostSend(wr); err != nil {
 		qp.send.put(slot)
-		qp.end()
-		return err
+		return qp.refuse(err)
 	}
+	qp.returned()
 	return nil
 }
 
@@ -92,16 +130,17 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 	wr.ID = slot
 	if _, err := qp.QP.PostRecv(wr); err != nil {
 		qp.recv.put(slot)
-		qp.end()
-		return err
+		return qp.refuse(err)
 	}
+	qp.returned()
 	return nil
 }
 
 // Drain takes the queue pair to ERR, and returns when the functions of all work requests have returned: those that were under
-// way got [ib.WCWRFlushErr]. Nothing can be posted any more. Receives of a shared receive queue stay there. If ctx ends first they
-// have not all returned; Drain may be called again. EIO if a completion queue has failed. It may sleep, must not be called by a function of the queue, and processes a
-// Direct queue itself. (ib_drain_qp)
+// way got [ib.WCWRFlushErr]. Nothing can be posted any more. Receives of a shared receive queue stay there, but for those that
+// the queue pair has taken, whose functions have returned. It works on a device in error, too. If ctx ends first they have not all
+// returned; Drain may be called again. EIO if a completion queue has failed. It may sleep, must not be called by a function of the
+// queue, and processes a Direct queue itself. (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {
 	if err := qp.drain(ctx); err != nil {
 		return fmt.Errorf("drain qp %d: %w", qp.Num(), err)
@@ -117,18 +156,41 @@ func (qp *QP) drain(ctx context.Context) error {
 	}
 	defer func() { <-qp.turn }()
 	qp.draining.Store(true)
+	state := qp.State()
 	if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 		return err
 	}
-	for qp.posted.Load() > 0 {
-		if qp.send.hasFailed() || qp.recv.hasFailed() {
+	for qp.posting.Load() > 0 || qp.posted.Load() > 0 {
+		if qp.posting.Load() == 0 && (qp.send.hasFailed() || qp.recv.hasFailed()) {
 			return errFailed
 		}
 		if err := qp.await(ctx); err != nil {
 			return err
 		}
 	}
-	return nil
+	if qp.last == nil || state < ib.QPRTR {
+		return nil
+	}
+	return qp.drainShared(ctx)
+}
+
+// lastPause bounds the wait for EventQPLastWQEReached, which a queue pair that was never connected need not raise. (__ib_drain_srq)
+const lastPause = 10 * time.Second
+
+// drainShared returns when the functions of the receives that the queue pair has taken from the shared queue have returned.
+func (qp *QP) drainShared(ctx context.Context) error {
+	select {
+	case <-qp.last:
+	case <-time.After(lastPause):
+	case <-qp.recv.broken:
+		return errFailed
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	qp.recv.polled.Lock()
+	defer qp.recv.polled.Unlock()
+	_, err := qp.recv.process(len(qp.recv.slots))
+	return err
 }
 
 var errFailed = fmt.Errorf("the completion queue has failed, so that functions are not called: %w", syscall.EIO)

@@ -3,6 +3,7 @@ package ibtest
 import (
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -44,7 +45,9 @@ func withClient(e *env, add func(d *ib.Device) (any, error), remove func(d *ib.D
 	return cl
 }
 
-var wrongConsumers = []wrongConsumer{
+var wrongConsumers = slices.Concat(basicConsumers, workConsumers, callbackConsumers, lifeConsumers)
+
+var basicConsumers = []wrongConsumer{
 	{
 		defect: "sleeps in a completion handler",
 		use: func(e *env) {
@@ -169,7 +172,7 @@ var wrongConsumers = []wrongConsumer{
 			}, func(*ib.Device, any) {})
 			e.unregister()
 		},
-		asleep: true, says: "objects left when Core.Unregister returned: PD",
+		asleep: true, says: "objects left when Remove of client wrong returned: PD",
 	},
 	{
 		defect: "leaves a PD behind when its Add fails",

@@ -204,6 +204,7 @@ func testNothingAfterDestroy(e *env) {
 }
 
 func testDeregUnderTraffic(e *env) {
+	e.allow(ib.RuleInFlight)
 	pd := e.pd()
 	for range 6 * e.cfg.load {
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})

@@ -373,7 +373,7 @@ func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
 	gone := make(chan error, 1)
 	cl := &ib.Client{Name: "slot " + s.name, Remove: func(*ib.Device, any) {}}
 	cl.Add = func(d *ib.Device) (any, error) {
-		if h := dev.Handle(); d == h.Device() {
+		if h := dev.Handle(); d.Same(h.Device()) {
 			hit()
 			h.DispatchEvent(ib.EventDeviceFatal, 0)
 			h.SetError()

@@ -251,7 +251,7 @@ func TestMoments(t *testing.T) {
 		_, err = qp.PostRecv(ib.RecvWR{})
 		must(t, err)
 		cl := &ib.Client{Name: "owner", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(x *ib.Device, _ any) {
-			if x == d {
+			if x.Same(d) {
 				must(t, errors.Join(qp.Destroy(), cq.Destroy(), pd.Dealloc()))
 			}
 		}}

@@ -3,6 +3,7 @@ package wrong
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -180,7 +181,9 @@ func (l *link) traffic(n int) error {
 const pause = 50 * time.Millisecond // for handlers to be called
 
 // Consumers are the mistakes.
-var Consumers = []Consumer{
+var Consumers = slices.Concat(firstConsumers, secondConsumers)
+
+var firstConsumers = []Consumer{
 	{
 		// The completion handler calls what allocates and may sleep.
 		Name:   "sleep-in-handler",
@@ -204,10 +207,9 @@ var Consumers = []Consumer{
 	},
 	{
 		// The handler takes a lock that another thread holds while it waits for time to pass.
-		Name:    "handler-lock-held-by-sleeper",
-		Commit:  `65936bf25f90 ("RDMA/ipoib: Fix ABBA deadlock with ipoib_reap_ah()")`,
-		Escapes: true,
-		Rule:    "A callback does not sleep",
+		Name:   "handler-lock-held-by-sleeper",
+		Commit: `65936bf25f90 ("RDMA/ipoib: Fix ABBA deadlock with ipoib_reap_ah()")`,
+		Rule:   "A callback does not sleep",
 		Run: func(s *Site) error {
 			var mu sync.Mutex
 			l, err := open(s.Handles[0].Device(), options{handler: func(cq *ib.CQ) {
@@ -250,10 +252,9 @@ var Consumers = []Consumer{
 	},
 	{
 		// The handler does not arm again on one of its ways out, so that the connection stalls.
-		Name:    "not-rearmed",
-		Commit:  `d455ab64096b ("RDS/IB: always process recv completions")`,
-		Escapes: true,
-		Rule:    "ReqNotify arms the CQ for one call",
+		Name:   "not-rearmed",
+		Commit: `d455ab64096b ("RDS/IB: always process recv completions")`,
+		Rule:   "ReqNotify arms the CQ for one call",
 		Run: func(s *Site) error {
 			l, err := open(s.Handles[0].Device(), options{handler: drainCQ})
 			if err != nil {
@@ -270,10 +271,9 @@ var Consumers = []Consumer{
 	},
 	{
 		// The queue pair is destroyed, and the requests freed, with flush completions in the queue that name them.
-		Name:    "destroy-before-flush",
-		Commit:  `7dad6b2e440d ("IB/srp: Fix a race condition triggered by destroying a queue pair")`,
-		Escapes: true,
-		Rule:    "flush not awaited: completions of a queue pair name requests that its consumer has freed",
+		Name:   "destroy-before-flush",
+		Commit: `7dad6b2e440d ("IB/srp: Fix a race condition triggered by destroying a queue pair")`,
+		Rule:   "flush not awaited: completions of a queue pair name requests that its consumer has freed",
 		Run: func(s *Site) error {
 			l, err := open(s.Handles[0].Device(), options{handler: func(*ib.CQ) {}})
 			if err != nil {
@@ -291,10 +291,9 @@ var Consumers = []Consumer{
 	},
 	{
 		// A region is deregistered while a send from it is in the queue.
-		Name:    "dereg-in-flight",
-		Commit:  `4af7f7ff92a4 ("nvme-rdma: don't complete requests before a send work request has completed")`,
-		Escapes: true,
-		Rule:    "flush not awaited before Dereg",
+		Name:   "dereg-in-flight",
+		Commit: `4af7f7ff92a4 ("nvme-rdma: don't complete requests before a send work request has completed")`,
+		Rule:   "flush not awaited before Dereg",
 		Run: func(s *Site) error {
 			l, err := open(s.Handles[0].Device(), options{})
 			if err != nil {
@@ -357,9 +356,8 @@ var Consumers = []Consumer{
 	},
 	{
 		// Remove frees the client's state, and leaves its function for events registered.
-		Name:    "event-handler-left",
-		Escapes: true,
-		Rule:    "When Remove returns the client has freed everything; the end of an event registration",
+		Name: "event-handler-left",
+		Rule: "When Remove returns the client has freed everything; the end of an event registration",
 		Run: func(s *Site) error {
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
@@ -497,9 +495,8 @@ var Consumers = []Consumer{
 	},
 	{
 		// No send is signaled, so that on hardware the send queue is full for ever after the first eight.
-		Name:    "unsignaled-only",
-		Escapes: true,
-		Rule:    "signaling: a slot of the send queue is free again when a later signaled request has been polled",
+		Name: "unsignaled-only",
+		Rule: "signaling: a slot of the send queue is free again when a later signaled request has been polled",
 		Run: func(s *Site) error {
 			l, err := open(s.Handles[0].Device(), options{})
 			if err != nil {
@@ -519,9 +516,8 @@ var Consumers = []Consumer{
 	},
 	{
 		// More is posted than there are completions for.
-		Name:    "cq-too-small",
-		Escapes: true,
-		Rule:    "a CQ has an entry for each request that may be outstanding",
+		Name: "cq-too-small",
+		Rule: "a CQ has an entry for each request that may be outstanding",
 		Run: func(s *Site) error {
 			l, err := open(s.Handles[0].Device(), options{entries: 4})
 			if err != nil {
@@ -554,10 +550,9 @@ var Consumers = []Consumer{
 	},
 	{
 		// A queue pair with a shared receive queue is destroyed with receives of it in use, without the last event.
-		Name:    "srq-not-drained",
-		Commit:  `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
-		Escapes: true,
-		Rule:    "EventQPLastWQEReached is awaited before the queue pair is destroyed",
+		Name:   "srq-not-drained",
+		Commit: `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
+		Rule:   "EventQPLastWQEReached is awaited before the queue pair is destroyed",
 		Run: func(s *Site) error {
 			l, err := open(s.Handles[0].Device(), options{srq: true})
 			if err != nil {

@@ -1,5 +1,7 @@
 package wrong
 
+import "slices"
+
 // Edit changes the source of the reference driver, in the copy that is compiled.
 type Edit struct {
 	File   string // of driver/loopback
@@ -29,7 +31,9 @@ type Driver struct {
 }
 
 // Drivers are the defects, each of which is one by itself.
-var Drivers = []Driver{
+var Drivers = slices.Concat(firstDrivers, secondDrivers)
+
+var firstDrivers = []Driver{
 	{
 		Name: "solicited-error",
 		Rule: "NotifySolicited is answered by solicited and failed completions",

@@ -1,0 +1,140 @@
+package ib_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+)
+
+// A handler that empties its CQ arms it again, unless others poll or nothing comes.
+func TestCheckNotRearmed(t *testing.T) {
+	const patience = 200 * time.Millisecond
+	for _, c := range []struct {
+		name   string
+		rearm  func(n int32, cq *ib.CQ) bool // in the n-th call
+		then   func(x *consumer)             // when the handler has been called once, and returned
+		caught bool
+	}{
+		{"completions that wait", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
+			x.recv(1)
+			x.send(1, ib.SendSignaled)
+			time.Sleep(5 * patience)
+		}, true},
+		{"completions that come late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
+			time.Sleep(5 * patience)
+			x.recv(1)
+			x.send(1, ib.SendSignaled)
+			time.Sleep(5 * patience)
+		}, true},
+		{"forgotten in the second call", func(n int32, _ *ib.CQ) bool { return n < 2 }, func(x *consumer) {
+			for range 2 {
+				x.recv(1)
+				x.send(1, ib.SendSignaled)
+				time.Sleep(5 * patience)
+			}
+		}, true},
+		{"armed again", func(n int32, _ *ib.CQ) bool { return true }, func(x *consumer) {
+			x.recv(1)
+			x.send(1, ib.SendSignaled)
+			time.Sleep(5 * patience)
+		}, false},
+		{"nothing comes", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) { time.Sleep(5 * patience) }, false},
+		{"another thread polls", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
+			x.recv(1)
+			x.send(1, ib.SendSignaled)
+			for range 50 {
+				time.Sleep(patience / 10)
+				x.poll()
+			}
+		}, false},
+		{"armed by another thread, late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
+			time.Sleep(5 * patience)
+			_, err := x.cq.ReqNotify(ib.NotifyNextComp)
+			x.must(err)
+			calls := x.calls.Load()
+			x.recv(1)
+			x.send(1, ib.SendSignaled)
+			time.Sleep(patience)
+			if n := x.calls.Load() - calls; n != 1 {
+				x.t.Errorf("calls of the handler: got %d, want 1", n)
+			}
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var x *consumer
+				x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
+					n := x.calls.Add(1)
+					wc := make([]ib.WC, 2*depth)
+					second(cq.Poll(wc))
+					if c.rearm(n, cq) {
+						second(cq.ReqNotify(ib.NotifyNextComp))
+					}
+				}})
+				second(x.cq.ReqNotify(ib.NotifyNextComp))
+				x.recv(1)
+				x.send(1, ib.SendSignaled)
+				synctest.Wait()
+				c.then(x)
+				if c.caught {
+					x.end(ib.RuleNotRearmed)
+				} else {
+					x.end()
+				}
+			})
+		})
+	}
+}
+
+func second[T any](_ T, err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// The handler is not called for completions that it did not ask for.
+func TestCheckProbeIsNotSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var x *consumer
+		x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
+			x.calls.Add(1)
+			second(cq.Poll(make([]ib.WC, 2*depth)))
+		}})
+		second(x.cq.ReqNotify(ib.NotifyNextComp))
+		x.recv(1)
+		x.send(1, ib.SendSignaled)
+		time.Sleep(time.Second) // it is armed by checked mode
+		x.recv(1)
+		x.send(1, ib.SendSignaled)
+		synctest.Wait()
+		x.poll()
+		if n := x.calls.Load(); n != 1 {
+			t.Errorf("calls of the handler: got %d, want 1", n)
+		}
+		x.end()
+	})
+}
+
+// A client's function for events is ended before its Remove returns.
+func TestCheckEventFunctionLeft(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		x := newConsumer(t, consumerConfig{})
+		client := &ib.Client{Name: "A",
+			Add: func(d *ib.Device) (any, error) { return d.OnEvent(func(ib.Event) {}), nil },
+			Remove: func(_ *ib.Device, stop any) {
+				if ended {
+					stop.(func())()
+				}
+			},
+		}
+		x.must(x.core.RegisterClient(client))
+		x.core.UnregisterClient(client)
+		if ended {
+			x.end()
+		} else {
+			x.end(ib.RuleLeftBehind)
+		}
+	}
+}

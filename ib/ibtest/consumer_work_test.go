@@ -1,0 +1,523 @@
+package ibtest
+
+import (
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+)
+
+// rc is a connected pair.
+func rc(e *env) *pair { return e.pair(pairConfig{kind: ib.QPTypeRC}) }
+
+func (e *env) reported() {
+	e.Helper()
+	e.eventually("a report", e.Failed)
+}
+
+// asks is a wrong consumer that calls a function in a completion handler.
+func asks(what string, f func(e *env, p *pair, cq *ib.CQ), says string) wrongConsumer {
+	return wrongConsumer{defect: what, says: says, use: func(e *env) {
+		inHandler(e, func(p *pair, cq *ib.CQ) { f(e, p, cq) })
+	}}
+}
+
+// workConsumers are wrong with their work requests.
+var workConsumers = []wrongConsumer{
+	{
+		defect: "deregisters memory that a posted receive names",
+		use: func(e *env) {
+			p := rc(e)
+			p.recv(1, 1, 0, 64)
+			e.destroy(p.buf[1].mr)
+		},
+		says: "MR.Dereg while a work request that names the region is outstanding",
+	},
+	{
+		defect: "deregisters the memory of a request when the reply has come, and the request has not completed",
+		use: func(e *env) {
+			p := rc(e)
+			reply := e.buffer(p.pd, 64, allAccess)
+			p.recv(1, 1, 0, 64)
+			if _, err := p.qps[0].PostRecv(ib.RecvWR{ID: 2, SGList: reply.sgl(0, 64)}); err != nil {
+				e.Fatal(err)
+			}
+			p.send(0, 3, 64)
+			e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+			p.send(1, 4, 64)
+			e.eventually("the reply", func() bool {
+				wc := make([]ib.WC, 1)
+				n, _ := p.cqs[1].Poll(wc) // the acknowledgement
+				return n == 1
+			})
+			e.destroy(p.buf[0].mr)
+		},
+		says: "rule in-flight",
+	},
+	{
+		defect: "deregisters the source of an unsignaled write that no later completion has proved done",
+		use: func(e *env) {
+			p := rc(e)
+			p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+				RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()})
+			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+			p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8),
+				RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()})
+			e.destroy(p.buf[0].mr)
+		},
+		says: "rule in-flight",
+	},
+	{
+		defect: "deregisters memory when it has brought the queue pair to ERR, and not awaited the flush",
+		use: func(e *env) {
+			p := rc(e)
+			p.recv(1, 1, 0, 64)
+			e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+			e.destroy(p.buf[1].mr)
+		},
+		says: "rule in-flight",
+	},
+	{
+		defect: "changes the translation of a region that a receive names",
+		use: func(e *env) {
+			p := rc(e)
+			p.recv(1, 1, 0, 64)
+			_, addr := e.alloc(4096)
+			e.must("reregister", p.buf[1].mr.Rereg(ib.MRChangeTranslation, ib.MRChange{Space: e.mem, Addr: addr, Length: 4096}))
+		},
+		says: "MR.Rereg while a work request that names the region is outstanding",
+	},
+	{
+		defect: "deregisters memory of which a shared receive queue has receives",
+		use: func(e *env) {
+			pd := e.pd()
+			srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+			_, err := srq.PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 64)})
+			e.must("post receive", err)
+			e.destroy(p.buf[1].mr)
+		},
+		says: "outstanding on a SRQ",
+	},
+	{
+		defect: "destroys a queue pair, and polls its flushed receives then",
+		use: func(e *env) {
+			p := rc(e)
+			p.recv(1, 1, 0, 64)
+			e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+			e.destroy(p.qps[1])
+			e.wait(p.cqs[1], 1)
+		},
+		says: "rule destroy-undrained",
+	},
+	{
+		defect: "destroys a queue pair on a CQ that others use, with completions of it there",
+		use: func(e *env) {
+			pd := e.pd()
+			cq, buf := e.cq(8, nil), e.buffer(pd, 64, allAccess)
+			var qps [2]*ib.QP
+			for i := range qps {
+				qps[i] = e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
+					Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
+			}
+			for i, qp := range qps {
+				e.up(qp, qps[1-i].Num(), ib.QPRTS)
+			}
+			second(qps[1].PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}))
+			second(qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8)}))
+			e.wait(cq, 1)
+			time.Sleep(10 * time.Millisecond)
+			e.destroy(qps[0])
+			e.destroy(qps[1])
+			e.wait(cq, 1)
+		},
+		says: "rule destroy-undrained",
+	},
+	{
+		defect: "destroys a queue pair with a shared receive queue without awaiting the last WQE",
+		use: func(e *env) {
+			pd := e.pd()
+			srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+			for range 4 {
+				second(srq.PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 64)}))
+			}
+			e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+			e.destroy(p.qps[1])
+		},
+		says: "rule srq-undrained",
+	},
+	{
+		defect: "posts more receives than the CQ has entries for",
+		use: func(e *env) {
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: queueLen / 2})
+			for k := range queueLen/2 + 1 {
+				p.recv(1, uint64(k), 0, 8)
+			}
+		},
+		says: "rule cq-too-small",
+	},
+	{
+		defect: "makes a CQ for the signaled work requests alone, which all complete when they fail",
+		use: func(e *env) {
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4})
+			for k := range 8 { // the peer has no receives
+				var flags ib.SendFlags
+				if k%4 == 3 {
+					flags = ib.SendSignaled
+				}
+				p.post(0, ib.SendWR{Opcode: ib.WRSend, Flags: flags, SGList: p.buf[0].sgl(0, 8)})
+			}
+		},
+		says: "rule cq-too-small",
+	},
+	{
+		defect: "adds a queue pair to a CQ that has room for the first",
+		use: func(e *env) {
+			pd := e.pd()
+			cq, buf := e.cq(queueLen, nil), e.buffer(pd, 64, allAccess)
+			for range 2 {
+				qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+				e.up(qp, 1, ib.QPInit)
+				for range queueLen {
+					second(qp.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}))
+				}
+			}
+		},
+		says: "rule cq-too-small",
+	},
+	{
+		defect: "signals no send",
+		use: func(e *env) {
+			p := rc(e)
+			for k := range 3 * queueLen {
+				p.recv(1, uint64(k), 0, 8)
+				p.post(0, ib.SendWR{Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)})
+				e.waitOne(p.cqs[1], uint64(k), ib.WCSuccess)
+			}
+		},
+		says: "rule unsignaled-only",
+	},
+	{
+		defect: "posts to a shared receive queue that it has destroyed",
+		use: func(e *env) {
+			srq := e.srq(e.pd(), ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+			e.destroy(srq)
+			second(srq.PostRecv(ib.RecvWR{}))
+		},
+		says: "SRQ.PostRecv on a SRQ that was destroyed",
+	},
+	{
+		defect: "redirects an address handle that it has destroyed",
+		use: func(e *env) {
+			ah := e.ah(e.pd())
+			e.destroy(ah)
+			a := e.address()
+			ah.Modify(&a)
+		},
+		says: "AH.Modify on a AH that was destroyed",
+	},
+	{
+		defect: "deregisters a region on its error path, and again",
+		use: func(e *env) {
+			mr := e.buffer(e.pd(), 64, allAccess).mr
+			e.destroy(mr)
+			mr.Dereg()
+		},
+		says: "MR.Dereg on a MR that was destroyed",
+	},
+	{
+		defect: "posts from a thread that is not told that the connection was destroyed",
+		use: func(e *env) {
+			p := rc(e)
+			var end atomic.Bool
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				for !end.Load() {
+					p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled})
+				}
+			})
+			e.destroy(p.qps[0])
+			e.reported()
+			end.Store(true)
+			wg.Wait()
+		},
+		says: "QP.PostSend on a QP that was destroyed",
+	},
+}
+
+// callbackConsumers are wrong in callbacks, or with notifications.
+var callbackConsumers = []wrongConsumer{
+	{
+		defect: "does not arm its CQ again on one of its handler's ways out",
+		use: func(e *env) {
+			var calls atomic.Int32
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+				wc := make([]ib.WC, 4)
+				cq.Poll(wc)
+				calls.Add(1)
+			}}})
+			second(p.cqs[1].ReqNotify(ib.NotifyNextComp))
+			p.recv(1, 1, 0, 8)
+			p.send(0, 1, 8)
+			e.eventually("the handler", func() bool { return calls.Load() == 1 })
+			p.recv(1, 2, 0, 8)
+			p.send(0, 2, 8)
+			e.reported()
+		},
+		says: "rule not-rearmed",
+	},
+	{
+		defect: "arms its CQ when it has polled it empty, and not before",
+		use: func(e *env) {
+			inHandler(e, func(p *pair, cq *ib.CQ) {
+				wc := make([]ib.WC, 4)
+				cq.Poll(wc)
+				p.recv(1, 2, 0, 8) // what comes now is not seen
+				p.send(0, 2, 8)
+				time.Sleep(0)
+				cq.ReqNotify(ib.NotifyNextComp)
+			})
+			e.reported()
+		},
+		says: "rule arm-without-poll",
+	},
+	{
+		defect: "is told of missed completions, and waits for the handler all the same",
+		use: func(e *env) {
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {}}})
+			p.recv(1, 1, 0, 8)
+			p.send(0, 1, 8)
+			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+			missed, err := p.cqs[1].ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+			e.must("request notify", err)
+			if !missed {
+				e.Fatal("nothing was missed")
+			}
+			e.reported()
+		},
+		says: "rule arm-without-poll",
+	},
+	{
+		defect: "takes a lock in a handler that another thread holds while it sleeps",
+		use: func(e *env) {
+			var mu sync.Mutex
+			var begun atomic.Bool
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
+				begun.Store(true)
+				mu.Lock()
+				defer mu.Unlock()
+			}}})
+			second(p.cqs[1].ReqNotify(ib.NotifyNextComp))
+			mu.Lock()
+			defer mu.Unlock()
+			p.recv(1, 1, 0, 8)
+			p.send(0, 1, 8)
+			e.eventually("the handler", begun.Load)
+			e.reported()
+		},
+		says: "the completion handler has waited for long",
+	},
+	asks("resizes the CQ in its handler", func(_ *env, _ *pair, cq *ib.CQ) { cq.Resize(256) }, "rule sleep-in-callback"),
+	asks("queries a queue pair in a handler", func(_ *env, p *pair, _ *ib.CQ) { p.qps[0].Query(ib.QPAttrState) },
+		"QP.Query, which may sleep, called in the completion handler"),
+	asks("frees memory in a handler that the message is done with", func(e *env, p *pair, _ *ib.CQ) {
+		p.buf[0].mr.Dereg()
+	}, "MR.Dereg, which may sleep, called in the completion handler"),
+	asks("begins to listen for events in a handler", func(e *env, _ *pair, _ *ib.CQ) {
+		go e.dev.OnEvent(func(ib.Event) {})()
+	}, "Device.OnEvent, which may sleep, called in the completion handler"),
+	asks("reads from a pipe in a handler", func(e *env, _ *pair, _ *ib.CQ) {
+		r, w, err := os.Pipe()
+		e.must("make a pipe", err)
+		time.AfterFunc(50*time.Millisecond, func() { w.Close() })
+		r.Read(make([]byte, 1))
+		r.Close()
+	}, "the completion handler sleeps (IO wait)"),
+	asks("starts threads in a handler, and waits for them", func(*env, *pair, *ib.CQ) {
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { time.Sleep(50 * time.Millisecond) })
+		}
+		wg.Wait()
+	}, "rule sleep-in-callback"),
+	asks("computes in a handler without end", func(e *env, _ *pair, _ *ib.CQ) {
+		for end := time.Now().Add(e.cfg.patience); !e.Failed() && time.Now().Before(end); {
+		}
+	}, "the completion handler has run for"),
+	{
+		defect: "has a test's check in a handler, which ends the goroutine",
+		use: func(e *env) {
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { runtime.Goexit() }}})
+			second(p.cqs[1].ReqNotify(ib.NotifyNextComp))
+			p.recv(1, 1, 0, 8)
+			p.send(0, 1, 8)
+			e.reported()
+		},
+		says: "rule callback-returns",
+	},
+	{
+		defect: "waits in a queue pair's event function for the flush that follows",
+		use: func(e *env) {
+			var done atomic.Bool
+			flushed := make(chan int)
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, event: func(*ib.QP, ib.EventType) {
+				<-flushed
+				done.Store(true)
+			}})
+			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)}) // an access error at the other
+			time.AfterFunc(100*time.Millisecond, func() { close(flushed) })
+			e.eventually("the event", done.Load)
+		},
+		says: "the event function of a QP sleeps",
+	},
+	{
+		defect: "destroys a shared receive queue in its limit event",
+		use: func(e *env) {
+			var done atomic.Bool
+			srq := e.srq(e.pd(), ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1, Limit: 1}, Event: func(srq *ib.SRQ, _ ib.EventType) {
+				srq.Destroy()
+				done.Store(true)
+			}})
+			e.must("set the limit", srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit))
+			e.eventually("the event", done.Load)
+		},
+		says: "rule wait-for-self",
+	},
+	{
+		defect: "ends its function for events in that function",
+		use: func(e *env) {
+			var stop func()
+			var done atomic.Bool
+			stop = e.dev.OnEvent(func(ib.Event) {
+				stop()
+				done.Store(true)
+			})
+			e.handle.DispatchEvent(ib.EventPortErr, 1)
+			e.eventually("the event", done.Load)
+		},
+		says: "rule wait-for-self",
+	},
+	{
+		defect: "returns on its error path without running the callbacks that it holds",
+		use: func(e *env) {
+			var wg sync.WaitGroup
+			wg.Go(e.handle.HoldCallbacks)
+			wg.Wait()
+			e.reported()
+		},
+		says: "rule hold",
+	},
+}
+
+// lifeConsumers are wrong with what comes and goes.
+var lifeConsumers = []wrongConsumer{
+	{
+		defect: "leaves its function for events registered when it has been removed",
+		use: func(e *env) {
+			withClient(e, func(d *ib.Device) (any, error) {
+				d.OnEvent(func(ib.Event) {})
+				return nil, nil
+			}, func(*ib.Device, any) {})
+			e.unregister()
+		},
+		asleep: true, says: "objects left when Remove of client wrong returned: event function",
+	},
+	{
+		defect: "makes an address handle for each answer, and forgets it when it cannot be sent",
+		use: func(e *env) {
+			withClient(e, func(d *ib.Device) (any, error) {
+				e.findGID()
+				pd, err := d.AllocPD()
+				if err == nil {
+					a := e.address()
+					_, err = pd.CreateAH(&a)
+				}
+				return pd, err
+			}, func(_ *ib.Device, data any) { data.(*ib.PD).Dealloc() })
+			e.unregister()
+		},
+		asleep: true, says: "objects left when Remove of client wrong returned: PD, AH",
+	},
+	{
+		defect: "waits in Remove for a user who does not let go",
+		use: func(e *env) {
+			gone := make(chan int)
+			var once sync.Once
+			e.TB.(*recorder).whenFailed(func() { once.Do(func() { close(gone) }) })
+			withClient(e, func(d *ib.Device) (any, error) { return nil, nil }, func(*ib.Device, any) { <-gone })
+			e.unregister()
+		},
+		asleep: true, says: "rule client-returns",
+	},
+	{
+		defect: "holds a lock when it unregisters that its Remove takes",
+		use: func(e *env) {
+			var mu sync.Mutex
+			var once sync.Once
+			unlock := func() { once.Do(mu.Unlock) }
+			e.TB.(*recorder).whenFailed(unlock)
+			cl := withClient(e, func(d *ib.Device) (any, error) { return nil, nil }, func(*ib.Device, any) {
+				mu.Lock()
+				defer mu.Unlock()
+			})
+			mu.Lock()
+			e.core.UnregisterClient(cl)
+			unlock()
+		},
+		asleep: true, says: "rule lock-across-register",
+	},
+	{
+		defect: "goes on with work that its Add has begun, on a device that stays when the client goes",
+		use: func(e *env) {
+			removed, done := make(chan int), make(chan int)
+			cl := withClient(e, func(d *ib.Device) (any, error) {
+				go func() {
+					defer close(done)
+					<-removed
+					d.QueryPort(1)
+				}()
+				return nil, nil
+			}, func(*ib.Device, any) {})
+			e.core.UnregisterClient(cl)
+			close(removed)
+			<-done
+		},
+		asleep: true, says: "Device.QueryPort called when Remove of client wrong had returned",
+	},
+	{
+		defect: "polls a CQ that its Remove has forgotten, while another client uses the device",
+		use: func(e *env) {
+			var cq *ib.CQ
+			cl := withClient(e, func(d *ib.Device) (_ any, err error) {
+				cq, err = d.CreateCQ(ib.CQInit{Entries: 4})
+				return nil, err
+			}, func(*ib.Device, any) {})
+			e.client(&ib.Client{Name: "other", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(*ib.Device, any) {}})
+			e.core.UnregisterClient(cl)
+			cq.Poll(make([]ib.WC, 1))
+			cq.Destroy()
+		},
+		asleep: true, says: "rule use-after-remove",
+	},
+	{
+		defect: "unregisters the device in its function for a fatal event",
+		use: func(e *env) {
+			var done atomic.Bool
+			stop := e.dev.OnEvent(func(ib.Event) {
+				if err := e.core.Unregister(e.handle); err != syscall.EDEADLK && err == nil {
+					e.Errorf("unregister in the function: %v", err)
+				}
+				done.Store(true)
+			})
+			defer stop()
+			e.handle.DispatchEvent(ib.EventDeviceFatal, 0)
+			e.eventually("the event", done.Load)
+		},
+		says: "rule wait-for-self",
+	},
+}

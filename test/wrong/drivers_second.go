@@ -1,0 +1,139 @@
+package wrong
+
+// secondDrivers were written without knowledge of the suite.
+var secondDrivers = []Driver{
+	{
+		// A message that does not fit ends the registration all the same.
+		Name:   "invalidate-before-check",
+		Commit: `unconfirmed: "IB/rdmavt: Fix loopback send with invalidate ordering", 2019`,
+		Rule:   "Keys give the rights that they were made with",
+		Edits: []Edit{
+			{"send.go", `	wc := ib.WC{SrcQP: q.obj.Num(), ByteLen: uint32(src.n)}`, After, `
+	invalidated := wrong("invalidate-before-check") && w.wr.Opcode == ib.WRSendWithInv && d.invalidate(w.wr.InvalidateRKey, p)`},
+			{"send.go", `	case w.wr.Opcode == ib.WRSendWithInv && !d.invalidate(w.wr.InvalidateRKey, p):`, Instead,
+				`	case w.wr.Opcode == ib.WRSendWithInv && !invalidated && !d.invalidate(w.wr.InvalidateRKey, p):`},
+		},
+	},
+	{
+		// The position in the gather list is not restored before a request is sent again.
+		Name:   "retry-list-lost",
+		Commit: `"RDMA/rxe: Fix incomplete state save in rxe_requester", 2023`,
+		Rule:   "Messages arrive whole",
+		Edits: []Edit{{"send.go", `		q.sq.unpop()`, Before,
+			`		if wrong("retry-list-lost") && len(w.sges) > 1 {
+			w.sges = w.sges[1:]
+		}
+`}},
+	},
+	{
+		// The key numbers have fewer bits than the counter that they come from.
+		Name:   "key-wrap",
+		Commit: `"RDMA/rxe: Prevent faulty rkey generation", 2022`,
+		Rule:   "Keys give the rights that they were made with, until Dereg returns",
+		Edits: []Edit{{"mr.go", `	k := &key{dev: d, num: i << 8, pd: domain(p)}`, After,
+			`
+	if wrong("key-wrap") {
+		k.num &= 0xffffff
+	}`}},
+	},
+	{
+		// The driver itself completes what is posted in ERR, and takes the wrong queue for it.
+		Name:   "flush-other-cq",
+		Commit: `"RDMA/irdma: Fix drain SQ hang with no completion", 2022`,
+		Rule:   "ERR flushes everything in order, also what is posted later",
+		Edits: []Edit{{"send.go", `		case q.state == ib.QPErr, q.state == ib.QPSQE:`, Before,
+			`		case wrong("flush-other-cq") && q.state == ib.QPErr && q.recvCQ != nil:
+			cq := q.sendCQ
+			q.sendCQ = q.recvCQ
+			q.flushSends()
+			q.sendCQ = cq
+`}},
+	},
+	{
+		// The limit is compared with the work requests that are there only when the next one is taken.
+		Name:   "srq-arm-below",
+		Commit: `"RDMA/bnxt_re: Fix to remove workload check in SRQ limit path", 2025`,
+		Rule:   "Setting a limit arms EventSRQLimitReached, which comes at once if fewer work requests than that are there",
+		Edits: []Edit{{"srq.go", `		s.rq.checkLimit()`, Before,
+			`		if wrong("srq-arm-below") && uint32(s.rq.n) < s.rq.limit {
+			return nil
+		}
+`}},
+	},
+	{
+		// The queue pair of the previous completion is used again, if it is the same by the wrong number.
+		Name:   "poll-cached-qp",
+		Commit: `"RDMA/mlx5: Fix mlx5_poll_one() cur_qp update flow", 2025`,
+		Rule:   "A completion names its queue pair by number and object (WC.QPNum, WC.QP)",
+		Edits: []Edit{{"cq.go", `	}
+	return n, nil
+}
+
+// ReqNotify implements ib.DriverCQ.`, Before,
+			`		if wrong("poll-cached-qp") && n > 0 && wc[n].SrcQP == wc[n-1].SrcQP {
+			wc[n].QP = wc[n-1].QP
+		}
+`}},
+	},
+	{
+		// One of the errors of a bind leaves the region counted as bound.
+		Name:   "bind-error-leak",
+		Commit: `"RDMA/rxe: Fix an error handling path in rxe_bind_mw()", 2023`,
+		Rule:   "Dereg: EBUSY while a window is bound to the region",
+		Edits: []Edit{{"mw.go", `	mr := q.dev.key(w.region)`, After,
+			`
+	const offered = ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessRemoteRead | ib.AccessZeroBased
+	if wrong("bind-error-leak") && mr != nil && b.Access&^offered != 0 {
+		mr.bound++
+		return ib.WCMWBindErr
+	}`}},
+	},
+	{
+		// CurState is taken from the attributes although the mask does not name it.
+		Name:   "cur-state-unnamed",
+		Commit: `"RDMA/efa: Use the correct current and new states in modify QP", 2020`,
+		Rule:   "QPAttrMask names the valid fields of a QPAttr",
+		Edits: []Edit{{"qp.go", `	if _, err := ib.NextState(q.state, q.init.Type, attr, mask); err != nil {`, Before,
+			`	if wrong("cur-state-unnamed") && attr.CurState != ib.QPReset && attr.CurState != q.state {
+		return fmt.Errorf("the state is %v, not %v: %w", q.state, attr.CurState, syscall.EINVAL)
+	}
+`}},
+	},
+	{
+		// The doorbell is not rung for what was taken before the work request that is refused.
+		Name:   "list-error-stalls",
+		Commit: `"RDMA/siw: avoid hiding errors in siw_post_send()", 2025`,
+		Rule:   "Posting returns how many work requests were taken, and an error exactly if that is not all",
+		Edits: []Edit{{"qp.go", `	for ; n < len(wrs) && err == nil; n++ {`, Before,
+			`	if wrong("list-error-stalls") {
+		for n < len(wrs) && err == nil {
+			if err = q.take(&wrs[n]); err == nil {
+				n++
+			}
+		}
+		if err == nil {
+			q.run()
+		}
+		wrs = wrs[:n]
+	}
+`}},
+	},
+	{
+		// The state is the one that the consumer asked for last, even if the queue pair has failed since.
+		Name:   "query-asked-state",
+		Commit: `"RDMA/erdma: Return QP state in erdma_query_qp", 2024`,
+		Rule:   "Query reports the present attributes",
+		Edits: []Edit{
+			{"qp.go", `	waiting bool       // the first send has begun, and waits for a receive`, After, `
+	asked   ib.QPState`},
+			{"qp.go", `	copyAttr(&q.attr, attr, mask)`, After, `
+	if mask&ib.QPAttrState != 0 {
+		q.asked = attr.State
+	}`},
+			{"qp.go", `	a.SQDraining = q.state == ib.QPSQD && q.waiting`, After, `
+	if wrong("query-asked-state") {
+		a.State, a.CurState = q.asked, q.asked
+	}`},
+		},
+	},
+}
