@@ -1,0 +1,98 @@
+package ibtest
+
+import (
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// wrongRefusals change something before they refuse it, or before it is retried.
+var wrongRefusals = []wrong{
+	{
+		defect: "invalidates before it looks whether the message fits the receive",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if wr := wrs[0]; wr.Opcode == ib.WRSendWithInv && length(wr.SGList) > 8 {
+					d.peer(q).QP.PostSend([]ib.SendWR{{Opcode: ib.WRLocalInv, InvalidateRKey: wr.InvalidateRKey}})
+				}
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "MW/InvalidateRefused", says: "SEND with invalidate of a window, of 9 bytes, too long for the receive of 8",
+	},
+	{
+		defect: "invalidates a region before it looks whether there is a receive",
+		break_: func(d *wrongDriver) {
+			var posted sync.Map // queue pairs that have had a receive
+			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+				posted.Store(q, true)
+				return q.QP.PostRecv(wrs)
+			}
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if wr := wrs[0]; wr.Opcode == ib.WRSendWithInv {
+					if _, ok := posted.Load(d.peer(q)); !ok {
+						d.peer(q).QP.PostSend([]ib.SendWR{{Opcode: ib.WRLocalInv, InvalidateRKey: wr.InvalidateRKey}})
+					}
+				}
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "FastReg/InvalidateRefused", says: "while a SEND with invalidate waits for a receive",
+	},
+	{
+		defect: "counts a region as bound by a window that was refused since it is of another domain",
+		break_: func(d *wrongDriver) {
+			var bound sync.Map // by inner region
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if b := wrs[0].Bind; b != nil {
+					if m, ok := ib.As[*wrongMR](d.dev.MR(b.MR)); ok && m.pd != q.pd {
+						bound.Store(m.DriverMR, true)
+					}
+				}
+				return q.QP.PostSend(wrs)
+			}
+			d.dereg = func(m ib.DriverMR) error {
+				if _, ok := bound.LoadAndDelete(m); ok {
+					return syscall.EBUSY
+				}
+				return m.Dereg()
+			}
+		},
+		by: "MW/BindRefused", says: "to a region of another domain: was refused, and the region cannot be deregistered",
+	},
+	{
+		defect: "unbinds a window before it looks whether the new bind can be done",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if b := wrs[0].Bind; b != nil && b.MW.Type() == ib.MWType1 && b.Access&ib.AccessRemoteAtomic != 0 && b.Length > 0 {
+					unbind := *b
+					unbind.Length, unbind.RKey = 0, b.MW.RKey()
+					q.QP.PostSend([]ib.SendWR{{Opcode: ib.WRBindMW, Bind: &unbind}})
+				}
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "MW/BindRefused", says: "write by the window, after a bind of a type 1 window, bound: true, to the right to atomics",
+	},
+}
+
+func length(sgl []ib.SGE) (n uint32) {
+	for _, s := range sgl {
+		n += s.Length
+	}
+	return n
+}
+
+// numbered is the queue pair of a number, nil for none.
+func (d *wrongDriver) numbered(num uint32) *wrongQP {
+	for _, q := range each(d, &d.qps) {
+		if q.obj.Num() == num {
+			return q
+		}
+	}
+	return nil
+}
+
+// peer is the queue pair that q is connected to.
+func (d *wrongDriver) peer(q *wrongQP) *wrongQP { return d.numbered(q.dest) }
