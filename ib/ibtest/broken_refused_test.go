@@ -75,6 +75,31 @@ var wrongRefusals = []wrong{
 		},
 		by: "MW/BindRefused", says: "write by the window, after a bind of a type 1 window, bound: true, to the right to atomics",
 	},
+	{
+		defect: "flushes sends that are posted in ERR to the receive queue's completion queue",
+		break_: func(d *wrongDriver) {
+			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				if n := copy(wc, c.stash); n > 0 {
+					c.stash = c.stash[n:]
+					return n, nil
+				}
+				n, err := c.CQ.Poll(wc)
+				keep := wc[:0]
+				for _, w := range wc[:max(n, 0)] {
+					q, send := d.numbered(w.QPNum), w.Status == ib.WCWRFlushErr && w.Opcode != ib.WCRecv
+					if q != nil && send && q.recvCQ != nil && q.recvCQ != c {
+						q.recvCQ.stash = append(q.recvCQ.stash, w)
+						continue
+					}
+					keep = append(keep, w)
+				}
+				return len(keep), err
+			}
+		},
+		by: "Errors/FlushQueues", says: "on the completion queue of side 1",
+	},
 }
 
 func length(sgl []ib.SGE) (n uint32) {
