@@ -1,6 +1,7 @@
 package ibtest
 
 import (
+	"slices"
 	"sync"
 	"syscall"
 
@@ -74,6 +75,32 @@ var wrongRefusals = []wrong{
 			}
 		},
 		by: "MW/BindRefused", says: "write by the window, after a bind of a type 1 window, bound: true, to the right to atomics",
+	},
+	{
+		defect: "forgets the first element of a message that it sends again",
+		break_: func(d *wrongDriver) {
+			var mu sync.Mutex
+			receives := map[*wrongQP]int{}
+			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+				mu.Lock()
+				receives[q] += len(wrs)
+				mu.Unlock()
+				return q.QP.PostRecv(wrs)
+			}
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				mu.Lock()
+				wr := wrs[0]
+				if p := d.peer(q); p != nil && wr.Opcode != ib.WRRDMAWrite && wr.Opcode != ib.WRRDMARead {
+					if receives[p]--; receives[p] < 0 && len(wr.SGList) > 1 {
+						wrs = slices.Clone(wrs)
+						wrs[0].SGList = wr.SGList[1:]
+					}
+				}
+				mu.Unlock()
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Data/Retried", says: "SEND of two elements, number 0 without a receive at first",
 	},
 	{
 		defect: "flushes sends that are posted in ERR to the receive queue's completion queue",
