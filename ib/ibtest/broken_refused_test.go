@@ -127,6 +127,25 @@ var wrongRefusals = []wrong{
 		},
 		by: "Errors/FlushQueues", says: "on the completion queue of side 1",
 	},
+	{
+		defect: "reports the state that the consumer has asked for last",
+		break_: func(d *wrongDriver) {
+			var asked sync.Map
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				err := q.QP.Modify(a, m, nil)
+				if err == nil && m&ib.QPAttrState != 0 {
+					asked.Store(q.obj.Num(), a.State)
+				}
+				return err
+			}
+			d.queried = func(q *wrongQP, a *ib.QPAttr) {
+				if s, ok := asked.Load(q.obj.Num()); ok {
+					a.State = s.(ib.QPState)
+				}
+			}
+		},
+		by: "QueuePair/QueryFailed", says: "Query shows state RTS (<nil>), want ERR, as State does",
+	},
 }
 
 func length(sgl []ib.SGE) (n uint32) {
