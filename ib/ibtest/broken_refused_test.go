@@ -146,6 +146,18 @@ var wrongRefusals = []wrong{
 		},
 		by: "QueuePair/QueryFailed", says: "Query shows state RTS (<nil>), want ERR, as State does",
 	},
+	{
+		defect: "has 11 bits for the number of a region",
+		break_: func(d *wrongDriver) {
+			d.regMR = func(mr ib.MRHandle, m *wrongMR) error {
+				if m.num > 0x7ffff {
+					mr.SetKeys(m.num&0x7ffff, m.num&0x7ffff)
+				}
+				return nil
+			}
+		},
+		by: "Data/ManyRegistrations", says: "are those of another region, too",
+	},
 }
 
 func length(sgl []ib.SGE) (n uint32) {

@@ -122,7 +122,7 @@ func checks() []check {
 		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks,
-		refusedMemoryChecks, sideChecks, retriedChecks, failedStateChecks,
+		refusedMemoryChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks,
 		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, loadChecks,
 	)
 }
