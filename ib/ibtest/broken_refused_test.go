@@ -158,6 +158,29 @@ var wrongRefusals = []wrong{
 		},
 		by: "Data/ManyRegistrations", says: "are those of another region, too",
 	},
+	{
+		defect: "does not arm a limit of which fewer receives are there already",
+		break_: func(d *wrongDriver) {
+			var mu sync.Mutex
+			posted := map[*wrongSRQ]int{} // since it was made
+			d.srqPost = func(s *wrongSRQ, wrs []ib.RecvWR) (int, error) {
+				mu.Lock()
+				posted[s] += len(wrs)
+				mu.Unlock()
+				return s.SRQ.PostRecv(wrs)
+			}
+			d.modifySRQ = func(s *wrongSRQ, a *ib.SRQAttr, m ib.SRQAttrMask) error {
+				mu.Lock()
+				below := m == ib.SRQAttrLimit && posted[s] < int(a.Limit)
+				mu.Unlock()
+				if below {
+					return nil
+				}
+				return s.SRQ.Modify(a, m, nil)
+			}
+		},
+		by: "SRQ/LimitBelow", says: "the event when a receive has been taken",
+	},
 }
 
 func length(sgl []ib.SGE) (n uint32) {
