@@ -175,7 +175,8 @@ type DriverSRQ interface {
 	// PostRecv queues receive work requests as DriverQP.PostRecv does. It may not sleep. (post_srq_recv)
 	PostRecv(wrs []RecvWR) (n int, err error)
 	// Modify changes the attributes named by mask: EINVAL for less room than is taken. Setting a limit arms
-	// EventSRQLimitReached, which comes at once if fewer work requests than that are there. It may sleep.
+	// EventSRQLimitReached. If fewer work requests than that are there already it comes at once, or with the next one that is
+	// taken. It may sleep.
 	Modify(attr *SRQAttr, mask SRQAttrMask, u *Udata) error
 	// Query may sleep.
 	Query() (SRQAttr, error)

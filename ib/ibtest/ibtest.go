@@ -122,6 +122,7 @@ func checks() []check {
 		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, peerChecks,
+		refusedMemoryChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks, srqLimitChecks,
 		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, loadChecks,
 	)
 }

@@ -1,0 +1,87 @@
+package ibtest
+
+import (
+	"fmt"
+
+	"verbena/ib"
+)
+
+// The state of a queue pair that its consumer has not asked for.
+
+var failedStateChecks = []check{
+	{
+		name: "QueuePair/QueryFailed",
+		rule: "Query shows the present state, as State does, also when a failure, or an error of the device, has changed it",
+		test: testQueryFailed,
+	},
+}
+
+// wantState waits until State shows a state, which Query then shows, too.
+func (e *env) wantState(what string, qp *ib.QP, want ib.QPState) {
+	e.Helper()
+	e.eventually(fmt.Sprintf("%s: state %v", what, want), func() bool { return qp.State() == want })
+	for _, mask := range []ib.QPAttrMask{0, ib.QPAttrState, ib.QPAttrState | ib.QPAttrCurState | ib.QPAttrAV} {
+		a, _, err := qp.Query(mask)
+		if err != nil || a.State != want {
+			e.Fatalf("%s: Query shows state %v (%v), want %v, as State does", what, a.State, err, want)
+		}
+	}
+}
+
+func testQueryFailed(e *env) {
+	pd := e.pd()
+	for _, kind := range queuePairTypes {
+		p := e.tryPair(kind, pd)
+		if p == nil {
+			continue
+		}
+		what := func(s string) string { return fmt.Sprintf("%v queue pair, %s", kind, s) }
+		send := ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
+		if kind == ib.QPTypeUD {
+			send = p.datagram(1, e.ah(pd), 8)
+		}
+		for _, qp := range p.qps {
+			e.wantState(what("connected"), qp, ib.QPRTS)
+		}
+		send.SGList[0].LKey += 0x12345600
+		for range 2 {
+			p.post(0, send)
+			if wc := e.waitAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+				e.Fatalf("%s: %q", what("SEND by a wrong local key"), wc.Status)
+			}
+			if kind == ib.QPTypeRC {
+				e.wantState(what("after a SEND by a wrong local key"), p.qps[0], ib.QPErr)
+				p.again()
+				e.wantState(what("connected again"), p.qps[0], ib.QPRTS)
+				continue
+			}
+			e.eventually(what("an error state"), func() bool { return p.qps[0].State() != ib.QPRTS })
+			e.wantState(what("after a SEND by a wrong local key"), p.qps[0], ib.QPSQE)
+			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
+			e.wantState(what("from SQE to RTS"), p.qps[0], ib.QPRTS)
+		}
+		if kind == ib.QPTypeRC { // the responder, too
+			for range 2 {
+				p.recv(1, 1, 0, 7)
+				p.send(0, 2, 8)
+				e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
+				for side, qp := range p.qps {
+					e.wantState(what(fmt.Sprintf("side %d of a SEND that was too long", side)), qp, ib.QPErr)
+				}
+				p.again()
+			}
+		}
+		e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+		e.wantState(what("modified to ERR"), p.qps[0], ib.QPErr)
+	}
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	p.send(0, 1, 8) // in flight
+	e.handle.SetError()
+	for side, qp := range p.qps {
+		state := qp.State()
+		a, _, err := qp.Query(ib.QPAttrState)
+		if now := qp.State(); err != nil || a.State != state && a.State != now {
+			e.Errorf("side %d when the device is in error: Query shows state %v (%v), State %v and then %v", side, a.State, err, state, now)
+		}
+	}
+}

@@ -1,0 +1,271 @@
+package ibtest
+
+import (
+	"bytes"
+	"fmt"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// Refused invalidations and binds: they leave regions and windows as they were.
+
+var refusedMemoryChecks = []check{
+	{
+		name: "FastReg/InvalidateRefused",
+		rule: "an invalidation that is refused, and one of a SEND that fails, or has yet to be received, leaves the region as it was",
+		test: testRegionInvalidateRefused,
+	},
+	{
+		name: "MW/InvalidateRefused",
+		rule: "an invalidation that is refused, and one of a SEND that fails, leaves the window as it was",
+		test: testWindowInvalidateRefused,
+	},
+	{
+		name: "MW/BindRefused",
+		rule: "a bind that is refused leaves the window as it was, and its region free",
+		test: testBindRefused,
+	},
+}
+
+// keptKey is a key that refused invalidations leave as it is.
+type keptKey struct {
+	e    *env
+	p    *pair // by whose side 1 the key was made
+	what string
+	key  func() uint32
+	addr uint64
+	b    []byte // the memory at addr
+	seed int
+}
+
+// works checks that an RDMA WRITE of p by the key arrives.
+func (k *keptKey) works(when string) {
+	e, p := k.e, k.p
+	e.Helper()
+	k.seed++
+	fill(p.buf[0].b[:8], k.seed)
+	p.wantWrite(fmt.Sprintf("write by %s, %s", k.what, when), k.addr, k.key(), ib.WCSuccess)
+	if !bytes.Equal(k.b[:8], p.buf[0].b[:8]) {
+		e.Fatalf("write by %s, %s: the data are not where they should be", k.what, when)
+	}
+}
+
+// fails lets a SEND with invalidate of a pair fail, and checks the key. unanswered says that the responder may not answer, so
+// that the sender has to time out (class J of IBA 9.9.6.3).
+func (k *keptKey) fails(how string, of *pair, key uint32, recv []ib.SGE, n int, unanswered bool) {
+	e := k.e
+	e.Helper()
+	timeout, retries := e.timeout, e.retries
+	if unanswered {
+		e.timeout, e.retries = 12, 1 // 17 ms
+	}
+	of.again()
+	if taken, err := of.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: recv}); taken != 1 {
+		e.Fatalf("post receive: %v", err)
+	}
+	of.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: of.buf[0].sgl(0, n), InvalidateRKey: key})
+	what := fmt.Sprintf("SEND with invalidate of %s, %s", k.what, how)
+	for _, side := range []int{1, 0} {
+		if wc := e.waitAny(of.cqs[side]); wc.Status == ib.WCSuccess {
+			e.Fatalf("%s: side %d completed with %q", what, side, wc.Status)
+		}
+	}
+	e.timeout, e.retries = timeout, retries
+	of.again()
+	k.works("after a " + what)
+}
+
+// failures lets SENDs with invalidate fail in each way. strangers are queue pairs that may not invalidate the key.
+func (k *keptKey) failures(strangers map[string]*pair) {
+	e, p := k.e, k.p
+	e.Helper()
+	readOnly := e.buffer(p.pd, bufLen, ib.AccessRemoteRead)
+	room := p.buf[1]
+	k.works("at first")
+	for _, n := range []int{9, 100, 5000, 2*5000 + 1} {
+		k.fails(fmt.Sprintf("of %d bytes, too long for the receive of %d", n, n-1), p, k.key(), room.sgl(0, n-1), n, false)
+	}
+	k.fails("too long for a receive of two elements", p, k.key(), []ib.SGE{room.sge(0, 8), room.sge(64, 8)}, 17, false)
+	k.fails("to a receive of no bytes", p, k.key(), nil, 8, false)
+	bad := room.sge(0, 64)
+	bad.LKey += 0x12345600
+	k.fails("to a receive with a wrong key", p, k.key(), []ib.SGE{bad}, 8, false)
+	k.fails("to a receive in memory that is read-only", p, k.key(), readOnly.sgl(0, 64), 8, false)
+	k.fails("by a key that differs in its low bits", p, k.key()^1, room.sgl(0, 64), 8, true)
+	for who, of := range strangers {
+		k.fails("by "+who, of, k.key(), of.buf[1].sgl(0, 64), 8, true)
+	}
+	for who, of := range strangers {
+		k.localFails("by "+who, of, k.key())
+	}
+	k.localFails("by a key that differs in its low bits", p, k.key()^1)
+}
+
+func (k *keptKey) localFails(how string, of *pair, key uint32) {
+	e := k.e
+	e.Helper()
+	of.post(1, ib.SendWR{ID: 3, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: key})
+	if wc := e.waitAny(of.cqs[1]); wc.Status == ib.WCSuccess {
+		e.Fatalf("local invalidation of %s %s: completed with %q", k.what, how, wc.Status)
+	}
+	of.again()
+	k.works("after a local invalidation " + how)
+}
+
+// ends checks that the key can still be invalidated.
+func (k *keptKey) ends() {
+	e, p := k.e, k.p
+	e.Helper()
+	p.recv(1, 1, 0, 8)
+	p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), InvalidateRKey: k.key()})
+	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	p.wantWrite(fmt.Sprintf("write by %s that was invalidated", k.what), k.addr, k.key(), ib.WCRemAccessErr)
+}
+
+func testRegionInvalidateRefused(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	mr, err := p.pd.AllocMR(2)
+	e.need("fast registration", err)
+	own(e, mr, mr.Dereg)
+	b, addr := e.alloc(64)
+	const iova = 0x400000
+	e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, iova))
+	mr.UpdateKey(5)
+	p.post(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
+		Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}})
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	k := &keptKey{e: e, p: p, what: "a region", key: mr.RKey, addr: iova + 8, b: b[8:]}
+	k.failures(map[string]*pair{"a queue pair of another domain": e.pair(pairConfig{kind: ib.QPTypeRC})})
+	// Another queue pair of the domain may invalidate it, but not before it has a receive.
+	other := e.pair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
+	other.post(0, ib.SendWR{
+		ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: other.buf[0].sgl(0, 8), InvalidateRKey: mr.RKey(),
+	})
+	e.settle()
+	k.works("while a SEND with invalidate waits for a receive")
+	other.again()
+	k.works("after a SEND with invalidate that has found no receive")
+	k.ends()
+}
+
+func testWindowInvalidateRefused(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	mw := e.mw(p.pd, ib.MWType2)
+	target := e.buffer(p.pd, 64, allAccess)
+	p.bind(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64, Access: ib.AccessRemoteWrite},
+		ib.WCSuccess)
+	k := &keptKey{e: e, p: p, what: "a window", key: mw.RKey, addr: target.addr + 8, b: target.b[8:]}
+	k.failures(map[string]*pair{
+		"a queue pair that has not bound it": e.pair(pairConfig{kind: ib.QPTypeRC, pd: p.pd}),
+		"a queue pair of another domain":     e.pair(pairConfig{kind: ib.QPTypeRC}),
+	})
+	k.ends()
+	if err := e.tryDestroy(target.mr); err != nil {
+		e.Fatalf("deregister a region whose window was invalidated: %v", err)
+	}
+}
+
+// badBind is a bind that drivers refuse, or may refuse.
+type badBind struct {
+	what   string
+	access ib.AccessFlags // of the region
+	alien  bool           // the region is of another domain
+	bind   func(b *ib.BindMW)
+	only   ib.MWType // 0: both
+	may    bool      // some drivers do it
+}
+
+var badBinds = []badBind{
+	{what: "a region without the right to be bound", access: allAccess &^ ib.AccessMWBind},
+	{what: "the right to write, to a region without local write", access: ib.AccessRemoteRead | ib.AccessMWBind},
+	{what: "the right to atomics, to a region without local write", access: ib.AccessRemoteRead | ib.AccessMWBind,
+		bind: func(b *ib.BindMW) { b.Access = ib.AccessRemoteAtomic }},
+	{what: "a region of another domain", alien: true},
+	{what: "a range that ends behind the region", bind: func(b *ib.BindMW) { b.Addr++ }},
+	{what: "a range that begins before the region", bind: func(b *ib.BindMW) { b.Addr-- }},
+	{what: "a range outside of the region", bind: func(b *ib.BindMW) { b.Addr += 1 << 20 }},
+	{what: "a range that is longer than the region", bind: func(b *ib.BindMW) { b.Length++ }},
+	{what: "a range that wraps", bind: func(b *ib.BindMW) { b.Addr += 8; b.Length = -8 & (1<<64 - 1) }},
+	{what: "local rights", may: true, bind: func(b *ib.BindMW) { b.Access |= ib.AccessLocalWrite }},
+	{what: "the right to bind", may: true, bind: func(b *ib.BindMW) { b.Access |= ib.AccessMWBind }},
+	{what: "a right to flush", may: true, bind: func(b *ib.BindMW) { b.Access |= ib.AccessFlushPersistent }},
+	{what: "on-demand paging", may: true, bind: func(b *ib.BindMW) { b.Access |= ib.AccessOnDemand }},
+	{what: "zero-based addresses", only: ib.MWType1, may: true, bind: func(b *ib.BindMW) { b.Access |= ib.AccessZeroBased }},
+	{what: "no bytes", only: ib.MWType2, may: true, bind: func(b *ib.BindMW) { b.Length = 0 }},
+	{what: "the key that it has", may: true, bind: func(b *ib.BindMW) { b.RKey = b.MW.RKey() }},
+}
+
+func testBindRefused(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	other := e.pair(pairConfig{kind: ib.QPTypeRC})
+	e.destroy(e.mw(p.pd, ib.MWType2))
+	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
+		for _, bad := range badBinds {
+			for _, bound := range []bool{false, true} {
+				if bad.only == 0 || bad.only == kind {
+					bad.test(e, p, other, kind, bound)
+				}
+			}
+		}
+	}
+}
+
+// test has p's side 1 bind a window, which is bound to another region if bound says so. other is of another domain.
+func (c *badBind) test(e *env, p, other *pair, kind ib.MWType, bound bool) {
+	e.Helper()
+	what := fmt.Sprintf("bind of a type %d window, bound: %v, to %s", kind, bound, c.what)
+	const n = 64
+	mw, old := e.mw(p.pd, kind), e.buffer(p.pd, n, allAccess)
+	pd, access := p.pd, c.access
+	if c.alien {
+		pd = other.pd
+	}
+	if access == 0 {
+		access = allAccess
+	}
+	target := e.buffer(pd, n, access)
+	bindTo := func(b *buffer) ib.BindMW {
+		return ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr, Length: n, Access: ib.AccessRemoteWrite}
+	}
+	if bound {
+		p.bind(bindTo(old), ib.WCSuccess)
+	}
+	k := &keptKey{e: e, p: p, what: "the window", key: mw.RKey, addr: old.addr, b: old.b}
+	key, b := mw.RKey(), bindTo(target)
+	if c.bind != nil {
+		c.bind(&b)
+	}
+	refused := true
+	if taken, _ := p.qps[1].PostSend(ib.SendWR{ID: 1, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &b}); taken == 1 {
+		wc := e.waitAny(p.cqs[1])
+		if refused = wc.Status != ib.WCSuccess; refused {
+			p.again()
+		}
+	}
+	switch {
+	case !refused && !c.may:
+		e.Fatalf("%s: was done", what)
+	case refused && mw.RKey() != key:
+		e.Fatalf("%s: was refused, and the key is %#x, want %#x, which it was", what, mw.RKey(), key)
+	case refused && bound:
+		k.works("after a " + what)
+	}
+	if refused {
+		if err := e.tryDestroy(target.mr); err != nil {
+			e.Fatalf("%s: was refused, and the region cannot be deregistered: %v", what, err)
+		}
+		if !bound { // it can be bound
+			p.bind(bindTo(old), ib.WCSuccess)
+			k.works("bound after a " + what)
+		}
+	}
+	e.destroy(mw)
+	if err := e.tryDestroy(old.mr); err != nil {
+		e.Fatalf("%s: the window is gone, and the region cannot be deregistered: %v", what, err)
+	}
+	if !refused {
+		e.destroy(target.mr)
+	}
+}

@@ -1,0 +1,67 @@
+package ibtest
+
+import (
+	"bytes"
+	"time"
+
+	"verbena/ib"
+)
+
+// Regions, one after the other.
+
+var registrationChecks = []check{
+	{
+		name: "Data/ManyRegistrations",
+		rule: "however many regions there have been, the keys of the next are those of no other, and give its memory",
+		test: testManyRegistrations, plain: true,
+	},
+}
+
+// registrationsTime is after which a slow machine stops.
+const registrationsTime = 2 * time.Second
+
+// testManyRegistrations registers and deregisters, while other regions stay.
+func testManyRegistrations(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
+	stay := []*buffer{e.buffer(p.pd, 64, allAccess), e.buffer(p.pd, 64, allAccess)}
+	b, addr := e.alloc(64)
+	others := []*ib.MR{p.buf[0].mr, p.buf[1].mr, stay[0].mr, stay[1].mr}
+	init := ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: ib.AccessLocalWrite | ib.AccessRemoteWrite}
+	seed := 0
+	reaches := func(round int, what string, b []byte, mr *ib.MR) {
+		e.Helper()
+		seed++
+		fill(p.buf[0].b[:8], seed)
+		if got := p.write(mr.Addr(), mr.RKey()); got != ib.WCSuccess {
+			e.Fatalf("after %d registrations: write to %s, key %#x: %q, want %q", round, what, mr.RKey(), got, ib.WCSuccess)
+		}
+		if !bytes.Equal(b[:8], p.buf[0].b[:8]) {
+			e.Fatalf("after %d registrations: the data of a write to %s are not there", round, what)
+		}
+	}
+	for i, end := 0, time.Now().Add(registrationsTime); i < registrations; i++ {
+		mr, err := p.pd.RegMR(init)
+		if err != nil {
+			e.Fatalf("registration %d: %v", i, err)
+		}
+		for _, o := range others {
+			if mr.RKey() == o.RKey() || mr.LKey() == o.LKey() {
+				e.Fatalf("registration %d: keys %#x and %#x are those of another region, too", i, mr.LKey(), mr.RKey())
+			}
+		}
+		if i%1000 == 0 || i > registrations-50 { // most keys are only compared
+			reaches(i, "the last region", b, mr)
+			for _, s := range stay {
+				reaches(i, "the first region", s.b, s.mr)
+			}
+			if time.Now().After(end) {
+				i = registrations
+			}
+		}
+		e.must("deregister", mr.Dereg())
+	}
+	key := stay[0].mr.RKey()
+	e.destroy(stay[0].mr)
+	p.wantWrite("write to the first region, which is deregistered", stay[0].addr, key, ib.WCRemAccessErr)
+}

@@ -1,0 +1,59 @@
+package ibtest
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"verbena/ib"
+)
+
+// The limit of a shared receive queue that has fewer receives already.
+
+var srqLimitChecks = []check{
+	{
+		name: "SRQ/LimitBelow",
+		rule: "a limit that is armed when fewer receives are there raises its event, once: at once, or with the next receive that is taken",
+		test: testSRQLimitBelow,
+	},
+}
+
+func testSRQLimitBelow(e *env) {
+	pd := e.pd()
+	for _, c := range []struct{ there, limit int }{{3, 4}, {3, 8}, {5, 6}, {1, 2}} {
+		what := fmt.Sprintf("limit %d with %d receives", c.limit, c.there)
+		var events atomic.Int32
+		srq := e.srq(pd, ib.SRQInitAttr{
+			Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1},
+			Event: func(_ *ib.SRQ, ev ib.EventType) {
+				if ev == ib.EventSRQLimitReached {
+					events.Add(1)
+				}
+			},
+		})
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+		take := func() {
+			e.Helper()
+			p.send(0, 1, 8)
+			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOne(p.cqs[1], 0, ib.WCSuccess)
+		}
+		for range c.there {
+			e.postSRQ(srq, ib.RecvWR{SGList: p.buf[1].sgl(0, 8)})
+		}
+		e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: uint32(c.limit)}, ib.SRQAttrLimit))
+		take()
+		e.eventually(what+": the event when a receive has been taken", func() bool { return events.Load() > 0 })
+		for range c.there - 1 {
+			take()
+		}
+		e.settle()
+		if n := events.Load(); n != 1 {
+			e.Fatalf("%s: %d limit events, want 1", what, n)
+		}
+		a, err := srq.Query()
+		e.must("query srq", err)
+		if a.Limit != 0 {
+			e.Errorf("%s: Query shows limit %d when it has been reached, want 0", what, a.Limit)
+		}
+	}
+}
