@@ -156,7 +156,7 @@ var wrongRefusals = []wrong{
 				return nil
 			}
 		},
-		by: "Data/ManyRegistrations", says: "are those of another region, too",
+		by: "Load/ManyRegistrations", says: "are those of another region, too",
 	},
 	{
 		defect: "does not arm a limit of which fewer receives are there already",

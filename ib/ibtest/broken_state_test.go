@@ -203,7 +203,7 @@ var wrongQueues = []wrong{
 				return c.CQ.Poll(wc)
 			}
 		},
-		by: "CQ/ResizeUnderTraffic", says: "while the queue is resized",
+		by: "CQ/ResizeUnderTraffic", says: "is lost",
 	},
 	{
 		defect: "drops completions that do not fit, without a word",

@@ -11,7 +11,7 @@ import (
 
 var registrationChecks = []check{
 	{
-		name: "Data/ManyRegistrations",
+		name: "Load/ManyRegistrations",
 		rule: "however many regions there have been, the keys of the next are those of no other, and give its memory",
 		test: testManyRegistrations, plain: true,
 	},

@@ -14,6 +14,11 @@ var sideChecks = []check{
 		rule: "flushed work requests complete on the completion queue of their side, in order, as others do, whatever has flushed them",
 		test: testFlushQueues,
 	},
+	{
+		name: "DeviceError/FlushQueues",
+		rule: "so do those that an error of the device flushes",
+		test: testFlushQueuesInError,
+	},
 }
 
 // sided is a queue pair with two completion queues, and its peer.
@@ -106,11 +111,7 @@ func (s *sided) flushed(when string, n int) {
 func testFlushQueues(e *env) {
 	pd := e.pd()
 	toError := ib.QPAttr{State: ib.QPErr}
-	ways := []struct {
-		when string
-		bad  bool
-		do   func(s *sided) (more int)
-	}{
+	e.flushBy(pd, []flushWay{
 		{"flushed by Modify to ERR", false, func(s *sided) int {
 			e.must("modify to ERR", s.qp.Modify(toError, ib.QPAttrState))
 			return 0
@@ -131,6 +132,11 @@ func testFlushQueues(e *env) {
 			s.postBoth(sidedWRs, 2)
 			return 2
 		}},
+	})
+}
+
+func testFlushQueuesInError(e *env) {
+	e.flushBy(e.pd(), []flushWay{
 		{"flushed by an error of the device", false, func(s *sided) int {
 			e.handle.SetError()
 			if s.postBoth(sidedWRs, 2) {
@@ -138,7 +144,18 @@ func testFlushQueues(e *env) {
 			}
 			return 0
 		}},
-	}
+	})
+}
+
+// flushWay is a way to flush what is outstanding; do returns how many more were posted on each side.
+type flushWay struct {
+	when string
+	bad  bool
+	do   func(s *sided) (more int)
+}
+
+func (e *env) flushBy(pd *ib.PD, ways []flushWay) {
+	e.Helper()
 	for _, way := range ways {
 		var all []*sided
 		for _, kind := range queuePairTypes {
