@@ -60,7 +60,7 @@ func TestCheckUseAfterRemove(t *testing.T) {
 	}
 }
 
-// What another goroutine of a client makes is the client's, too, and events name its device.
+// Objects made by another goroutine of a client belong to the client, and its events name its own Device.
 func TestClientsDevice(t *testing.T) {
 	w, core := &witness{}, &Core{}
 	core.Check(CheckConfig{Report: w.report})

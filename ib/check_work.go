@@ -372,7 +372,7 @@ func (w *work) gone(at []uintptr) {
 	}
 }
 
-// checkLast reports that a queue pair was destroyed that may have taken receives of its SRQ which nobody will see again. It is
+// checkLast reports the destruction of a queue pair that may have taken receives from its SRQ whose completions are lost. It is
 // called with w.mu held.
 func (w *work) checkLast(at []uintptr) {
 	if w.srq == nil || !w.connected || w.last {

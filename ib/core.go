@@ -22,8 +22,8 @@ type Core struct {
 // RegisterClient.
 type Client struct {
 	Name string
-	// Add is called for each device, present and future; d is this client's until its Remove returns. What it returns is handed to Remove; after an error
-	// Remove is not called for that device. It may sleep, and may use the device at once.
+	// Add is called for each device, present and future; d is this client's until its Remove returns. Remove gets the data
+	// that Add returns; after an error Remove is not called for that device. It may sleep, and may use the device at once.
 	Add func(d *Device) (data any, err error)
 	// Remove is called when the device or the client goes. When it returns, the client has freed every object
 	// that it made on the device. It may sleep.

@@ -8,9 +8,9 @@
 // receive queues ([SRQ]), XRC domains ([XRCD]), address handles ([AH]). What not every driver can do is in optional
 // interfaces, and EOPNOTSUPP without them.
 //
-// Who writes a driver reads [Driver], [DriverCQ], [DriverQP], [DriverMR], the handles [DeviceHandle], [CQHandle] and
-// [QPHandle], [NextState], and package ibtest; a driver whose addresses change has a [GIDTable]. Who writes a consumer
-// reads [Client], [Device.Local], [QP.Connect], and package completion; package ibfake is for its tests.
+// Authors of drivers start with [Driver], [DriverCQ], [DriverQP], [DriverMR], the handles [DeviceHandle], [CQHandle] and
+// [QPHandle], [NextState], and package ibtest; [GIDTable] is for drivers whose addresses change. Authors of consumers start
+// with [Client], [Device.Local], [QP.Connect], and package completion; package ibfake is for their tests.
 //
 // # The contract
 //

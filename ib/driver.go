@@ -35,8 +35,8 @@ type Driver interface {
 	// QueryPKey reports one entry of a port's P_Key table, EINVAL outside of it. It may sleep.
 	QueryPKey(port, index int) (uint16, error)
 
-	// AllocPD makes a protection domain. What it returns differs from every other domain: not pointers to a type of size
-	// zero, which may be equal. It may sleep.
+	// AllocPD makes a protection domain. Its result must compare unequal to every other domain; pointers to a type of size
+	// zero may be equal. It may sleep.
 	AllocPD(u *Udata) (DriverPD, error)
 	// RegMR makes a memory region of r, which the midlayer has checked, charged, and releases after
 	// DriverMR.Dereg; with AccessZeroBased its IOVA is 0. access makes sense in itself (no remote write without local
@@ -128,7 +128,7 @@ type UserQP interface {
 }
 
 // GIDDriver is implemented by a Driver whose GIDs change: address handles and queue pairs refer to those that they were given, so
-// that their places in the table do not come to mean others. (rdma_cap_roce_gid_table)
+// that an index in use is not reused for another GID. (rdma_cap_roce_gid_table)
 type GIDDriver interface {
 	// GIDTable is the table of a port, always the same, nil if there is no such port. It may not sleep.
 	GIDTable(port int) *GIDTable

@@ -121,12 +121,12 @@ func (o *object) kill(destroy func() error) error {
 	return o.finish(destroy)
 }
 
-// inUse is the error for an object that n others refer to.
+// inUse returns the error for an object that n others refer to.
 func inUse(n int32) error {
-	if n < 1 { // they have let go meanwhile
+	if n < 1 { // they were destroyed meanwhile
 		return syscall.EBUSY
 	}
-	return fmt.Errorf("objects that are made of it: %d: %w", n, syscall.EBUSY)
+	return fmt.Errorf("%d other objects refer to it: %w", n, syscall.EBUSY)
 }
 
 // finish is called in state destroying.

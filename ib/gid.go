@@ -16,7 +16,7 @@ import (
 // brings it up to date when the interface changes, and answers QueryGID from it; the midlayer takes references from it
 // (GIDDriver). Its methods may not sleep, and may be called from any context. (struct ib_gid_table; core/roce_gid_mgmt.c)
 //
-// A place in the table stands for one GID as long as anything refers to it, an address handle, a queue pair or a GIDRef:
+// An index of the table names one GID for as long as an address handle, a queue pair or a GIDRef refers to it:
 //
 //	empty --Update: a new address--> valid --Update: it has gone--> empty
 //	                                 |   ^                            ^
@@ -24,7 +24,7 @@ import (
 //	                                 v   |                            |
 //	                               leaving -----the last reference----+
 //
-// A place that is leaving looks empty, and no other GID gets it.
+// An entry that is leaving looks empty, and its index is not reused.
 type GIDTable struct {
 	size int
 
@@ -39,25 +39,24 @@ type gidSlot struct {
 	leaving bool
 }
 
-// NewGIDTable returns a table of size places, all of them empty. (ib_gid_table_setup_one)
+// NewGIDTable returns a table of size empty entries. (ib_gid_table_setup_one)
 func NewGIDTable(size int) *GIDTable {
 	t := &GIDTable{size: size}
 	t.shown.Store(&[]GIDEntry{})
 	return t
 }
 
-// Len is the number of places (PortAttr.GIDTableLen).
+// Len returns the number of entries (PortAttr.GIDTableLen). It may not sleep.
 func (t *GIDTable) Len() int { return t.size }
 
-// Entries are the places up to the last one that has ever been used; an empty one is zero. They are not to be changed, and do
-// not change: the next Update makes others.
+// Entries returns the entries up to the last that was ever used; an empty one is zero. The slice is immutable: Update makes
+// another. It may not sleep.
 func (t *GIDTable) Entries() []GIDEntry { return *t.shown.Load() }
 
-// Query returns one place, zero if it is empty. EINVAL outside of the table. It is what QueryGID of a driver is made of. It may
-// not sleep.
+// Query returns one entry, zero if it is empty, for a driver's QueryGID. EINVAL outside of the table. It may not sleep.
 func (t *GIDTable) Query(index int) (GIDEntry, error) {
 	if index < 0 || index >= t.size {
-		return GIDEntry{}, fmt.Errorf("gid %d: the table has %d places: %w", index, t.size, syscall.EINVAL)
+		return GIDEntry{}, fmt.Errorf("GID index %d exceeds the table of %d entries: %w", index, t.size, syscall.EINVAL)
 	}
 	if e := t.Entries(); index < len(e) {
 		return e[index], nil
@@ -65,10 +64,10 @@ func (t *GIDTable) Query(index int) (GIDEntry, error) {
 	return GIDEntry{}, nil
 }
 
-// Update brings the table up to an interface and those of its addresses that the device uses, as RoCE v2, and returns how many
-// places changed, for each of which the driver dispatches EventGIDChange. Place 0 has the default GID, which derives from the
-// MAC address. The GIDs that stay keep their places; an address that has come gets the place that it had, if that is kept for
-// it, or the first empty one, IPv4 before IPv6. What has no room is left out. It may not sleep.
+// Update makes the table that of an interface and those of its addresses that the device uses, as RoCE v2, and returns the number
+// of entries that changed; the driver dispatches EventGIDChange for each. Index 0 is the default GID, derived from the MAC
+// address. A GID that stays keeps its index; a new one gets the index that is kept for it, or the first empty one, IPv4 before
+// IPv6. GIDs beyond the size of the table are left out. It may not sleep.
 // (enum_all_gids_of_dev_cb)
 func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int) {
 	t.mu.Lock()
@@ -82,7 +81,7 @@ func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int
 	var mac [6]byte
 	copy(mac[:], ifi.MAC)
 	def := roce.LinkLocalGID(mac)
-	var want []GID // default GID aside; its own address needs no other place
+	var want []GID // without the default GID, whose address needs no second entry
 	for _, v4 := range []bool{true, false} {
 		for _, a := range addrs {
 			if g := GIDFromAddr(a); a.Is4() == v4 && g != def && !slices.Contains(want, g) {
@@ -124,7 +123,7 @@ func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int
 	return changed
 }
 
-// set makes the place valid, and tells by 1 or 0 whether that changes what is seen of it.
+// set makes the entry valid, and returns 1 if that is a visible change, else 0.
 func (s *gidSlot) set(e GIDEntry) int {
 	if s.entry == e && !s.leaving {
 		return 0
@@ -133,7 +132,7 @@ func (s *gidSlot) set(e GIDEntry) int {
 	return 1
 }
 
-// clear empties the place, now or when nothing refers to it, and reports whether that changes what is seen of it.
+// clear empties the entry, at once or after the last reference, and reports whether that is a visible change.
 func (s *gidSlot) clear() bool {
 	if s.leaving {
 		return false
@@ -155,19 +154,19 @@ func (t *GIDTable) show() {
 	t.shown.Store(&e)
 }
 
-// gidHold is a reference to a place of a table.
+// gidHold is a reference to an entry of a table.
 type gidHold struct {
 	table *GIDTable
 	index int
 	entry GIDEntry
 }
 
-// hold refers to a place. EINVAL if it is empty, or leaving. (rdma_get_gid_attr)
+// hold takes a reference. EINVAL if the entry is empty or leaving. (rdma_get_gid_attr)
 func (t *GIDTable) hold(index int) (*gidHold, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if index < 0 || index >= len(t.slots) || t.slots[index].leaving || t.slots[index].entry.GID.IsZero() {
-		return nil, fmt.Errorf("gid %d: there is none at this place of the table: %w", index, syscall.EINVAL)
+		return nil, fmt.Errorf("GID index %d is empty: %w", index, syscall.EINVAL)
 	}
 	t.slots[index].refs++
 	return &gidHold{t, index, t.slots[index].entry}, nil
@@ -186,8 +185,8 @@ func (h *gidHold) put() {
 	}
 }
 
-// holdGID refers to the source of an address vector. Without a GID table there is nothing to refer to: what is wrong then is
-// the driver's to say.
+// holdGID takes a reference to the source of an address vector, nil if the driver has no GID table; the driver then checks the
+// index itself.
 func (d *Device) holdGID(a *AHAttr) (*gidHold, error) {
 	drv, ok := As[GIDDriver](d.drv)
 	if !ok || !a.HasGRH {
@@ -200,8 +199,8 @@ func (d *Device) holdGID(a *AHAttr) (*gidHold, error) {
 	return t.hold(int(a.GRH.SGIDIndex))
 }
 
-// GIDRef is a reference to a GID: as long as there is one, no other GID gets its place in the table, so that an address vector
-// with this index never comes to name another source. (struct ib_gid_attr)
+// GIDRef is a reference to a GID. Its index is not reused while the reference exists, so that an address vector never comes to
+// name another source. (struct ib_gid_attr)
 type GIDRef struct {
 	object
 	GIDEntry
@@ -209,12 +208,11 @@ type GIDRef struct {
 	held        *gidHold // nil: the driver's table does not change
 }
 
-// GetGID refers to a GID, which must be put before the client's Remove returns. EINVAL if there is none at this place. It may
-// sleep. (rdma_get_gid_attr)
+// GetGID returns a reference, which must be put before the client's Remove returns. EINVAL if the entry is empty. It may sleep. (rdma_get_gid_attr)
 func (d *Device) GetGID(port, index int) (*GIDRef, error) {
 	defer d.sleeps("Device.GetGID").leave()
 	fail := func(err error) (*GIDRef, error) {
-		return nil, fmt.Errorf("get gid %d of port %d of %s: %w", index, port, d.name, err)
+		return nil, fmt.Errorf("get gid of port %d of %s: %w", port, d.name, err)
 	}
 	if err := d.begin(); err != nil {
 		return fail(err)
@@ -227,7 +225,7 @@ func (d *Device) GetGID(port, index int) (*GIDRef, error) {
 			r.GIDEntry = r.held.entry
 		}
 	} else if r.GIDEntry, err = d.drv.QueryGID(port, index); err == nil && r.GID.IsZero() {
-		err = fmt.Errorf("it is empty: %w", syscall.EINVAL)
+		err = fmt.Errorf("GID index %d is empty: %w", index, syscall.EINVAL)
 	}
 	if err != nil {
 		return fail(err)

@@ -64,7 +64,8 @@ func (e *endpoint) send(t *link.Train) error {
 }
 
 // SetInterface tells the device what its interface is like now, and which of its addresses the device is to use; an
-// interface that has gone is one that is down and has no address. The GID table follows (ib.GIDTable.Update). Queue pairs and address handles keep the addresses that they were given: while one is
+// interface that has gone is one that is down and has no address. The GID table follows (ib.GIDTable.Update). Queue pairs
+// and address handles keep the addresses that they were given: while one is
 // not there, or the port is down, what they send is lost. Consumers hear EventPortErr and EventPortActive of the port,
 // and EventGIDChange of each entry that changed.
 //

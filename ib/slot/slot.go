@@ -128,10 +128,10 @@ func (s *Slot) lock(ctx context.Context) error {
 
 func (s *Slot) unlock() { <-s.flow }
 
-// turn carries out f, a change of the device, for which it is the caller's turn. When ctx ends before a client's function has
-// returned the caller does not wait any more: the change goes on, and others wait for their turn. What f waits for at the
-// hardware has the same context, so that f says itself how that ended.
-func (s *Slot) turn(ctx context.Context, what string, f func() error) error {
+// runChange runs f, which changes the device, with the slot locked. If ctx ends while a client's function has not returned,
+// runChange returns and f continues, with the slot locked until it ends. A wait for the hardware has the same context, so that f
+// itself returns the error of that.
+func (s *Slot) runChange(ctx context.Context, what string, f func() error) error {
 	if ctx.Done() == nil {
 		defer s.unlock()
 		return f()
@@ -200,7 +200,7 @@ func (s *Slot) UnplugContext(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("unplug %s: wait for another change: %w", s.name, err)
 	}
-	return s.turn(ctx, "unplug", func() error {
+	return s.runChange(ctx, "unplug", func() error {
 		switch {
 		case dev != nil:
 		case present: // what was there has been given up
@@ -226,7 +226,7 @@ func (s *Slot) reset(ctx context.Context, certain Device) error {
 	if err := s.lock(ctx); err != nil {
 		return fmt.Errorf("reset %s: wait for another change: %w", s.name, err)
 	}
-	return s.turn(ctx, "reset", func() error {
+	return s.runChange(ctx, "reset", func() error {
 		dev := s.Device()
 		if certain != nil && dev != certain {
 			return nil
