@@ -16,13 +16,15 @@ import (
 // A thread that holds callbacks may be stopped in the memory of a program that does not answer. When for lateDelay nothing
 // that is due has been run, the holds that there are count no more.
 type callbacks struct {
+	// holds are the threads that run callbacks, or will: each takes mu before it ends its hold, and only ends are under mu.
+	holds atomic.Int32
+
 	mu      sync.Mutex
 	idle    sync.Cond      // on mu; a callback has returned
 	due     fifo[*CQ]      // completion handlers, each queue at most once
 	events  fifo[callback] // asynchronous events, delivered one after the other in this order
 	inEvent bool           // one of them is being delivered
 	closed  bool           // no event of the device is taken any more
-	holds   int            // threads that will run callbacks, or do
 	workers int
 	running [2]int      // by the parity of the epoch in which they began
 	epoch   uint        // counts calls of drain
@@ -117,7 +119,7 @@ func (c *callbacks) unlockAndServe() {
 }
 
 // helpers is called with mu held: the threads that run callbacks, or will soon.
-func (c *callbacks) helpers() int { return c.holds - c.stale + c.workers }
+func (c *callbacks) helpers() int { return int(c.holds.Load()) - c.stale + c.workers }
 
 // expect is called with mu held: what is due is to be begun within lateDelay.
 func (c *callbacks) expect() {
@@ -137,7 +139,7 @@ func (c *callbacks) isLate() {
 	c.mu.Lock()
 	c.looking = false
 	if c.ready() && c.begun == c.looked {
-		c.stale = c.holds
+		c.stale = int(c.holds.Load())
 	}
 	c.unlockAndServe()
 }
@@ -192,20 +194,13 @@ func (c *callbacks) runOne() {
 	epoch := c.epoch % 2
 	c.running[epoch]++
 	c.begun++
-	defer func() {
-		c.running[epoch]--
-		c.idle.Broadcast()
-	}()
 	if c.events.len() > 0 && !c.inEvent {
 		cb := c.events.pop()
 		c.taken[1]++
 		c.inEvent = true
 		c.callHelp()
 		c.mu.Unlock()
-		defer func() {
-			c.mu.Lock()
-			c.inEvent = false
-		}()
+		defer c.eventRan(epoch)
 		cb.call()
 		return
 	}
@@ -213,14 +208,31 @@ func (c *callbacks) runOne() {
 	c.taken[0]++
 	c.callHelp()
 	c.mu.Unlock()
-	defer func() {
-		again := cq.notify.returned()
-		c.mu.Lock()
-		if again {
-			c.due.push(cq)
-		}
-	}()
+	defer c.handlerRan(epoch, cq)
 	cq.callHandler()
+}
+
+// eventRan notes that the event function has returned, and returns with mu held.
+func (c *callbacks) eventRan(epoch uint) {
+	c.mu.Lock()
+	c.inEvent = false
+	c.ran(epoch)
+}
+
+// handlerRan notes that the handler of cq has returned, and returns with mu held.
+func (c *callbacks) handlerRan(epoch uint, cq *CQ) {
+	again := cq.notify.returned()
+	c.mu.Lock()
+	if again {
+		c.due.push(cq)
+	}
+	c.ran(epoch)
+}
+
+// ran is called with mu held.
+func (c *callbacks) ran(epoch uint) {
+	c.running[epoch]--
+	c.idle.Broadcast()
 }
 
 // drain returns when what was due or running when it was called has run. No event of the device is taken any more; what comes
@@ -263,10 +275,7 @@ func (h *DeviceHandle) HoldCallbacks() {
 	if k := d.check.Load(); k != nil {
 		k.hold(d)
 	}
-	c := &d.callbacks
-	c.mu.Lock()
-	c.holds++
-	c.mu.Unlock()
+	d.callbacks.holds.Add(1)
 }
 
 // RunCallbacks runs what is due, and ends the hold of HoldCallbacks. The caller must hold no lock that a callback
@@ -286,8 +295,7 @@ func (h *DeviceHandle) RunCallbacks() {
 
 // endHold is called with mu held, and gives it up.
 func (c *callbacks) endHold() {
-	c.holds--
-	c.stale = min(c.stale, c.holds)
+	c.stale = min(c.stale, int(c.holds.Add(-1)))
 	c.unlockAndServe()
 }
 
