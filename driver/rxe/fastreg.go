@@ -80,32 +80,28 @@ func (qp *QP) invalidate(key uint32) bool {
 // doLocal carries out a work request that makes no packets. It reports whether the requester may go on. What it binds or
 // registers is there for the work requests behind it; an invalidation waits until those before it are complete, since
 // they may be sent again, and need their memory then. Once done it is not done again after a retry.
-func (qp *QP) doLocal(p *pass, w *sendWQE) bool {
-	r := &qp.req
-	if !w.done {
-		if w.kind == opInvalidate && r.at != r.flight.head {
+func (r *requester) doLocal(p *pass, w *sendWQE) bool {
+	qp := r.qp
+	if !r.snd.LocalDone() {
+		if n, _ := r.snd.Current(); w.opcode == uapi.WRLocalInv && n != r.snd.Head() {
 			return false
 		}
 		p.enter(qp) // these wait for copies
-		switch w.kind {
-		case opInvalidate:
+		switch w.opcode {
+		case uapi.WRLocalInv:
 			if !qp.invalidate(w.rkey) {
 				w.status = uapi.WCLocQPOpErr
 			}
-		case opBind:
+		case uapi.WRBindMW:
 			w.status = qp.bindMW(&w.mw)
-		case opRegister:
+		case wrRegMR:
 			w.status = qp.fastReg(&w.mw)
 		}
 		p.leave()
 		if w.status != uapi.WCSuccess {
 			return true // to end with that when its turn comes
 		}
-		w.done = true
 	}
-	r.at, r.pkt = r.at+1, 0
-	if r.at-1 == r.flight.head {
-		qp.completeHead(uapi.WCSuccess)
-	}
+	r.succeed(r.snd.SkipLocal())
 	return true
 }

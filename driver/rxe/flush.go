@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uapi"
@@ -11,56 +12,11 @@ import (
 
 // FLUSH and ATOMIC WRITE (IBA annex A19): one packet each, answered by an RDMA READ response of no length.
 
-// sendSingle sends one of them.
-func (qp *QP) sendSingle(p *pass, w *sendWQE) bool {
-	r := &qp.req
-	op, n := qp.opcode(roce.Flush), 0
-	if w.kind == opAtomicWrite {
-		op, n = qp.opcode(roce.AtomicWrite), atomicLen
-	}
-	size := op.PacketLen(n)
-	cost := w.cost(qp.mtu, 0, 1)
-	if r.reads >= int(qp.attr.MaxRdAtomic) || r.out > 0 && r.out+cost > r.window || !qp.room(p, size) {
-		return false
-	}
-	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
-		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: w.first, AckReq: true,
-	}, n)
-	w.name(&k)
-	if w.kind == opAtomicWrite {
-		k.RETH().Encode(w.remote, w.rkey, atomicLen)
-		copy(k.Payload, w.inline)
-	} else {
-		k.FETH().Encode(w.flush.placement, w.flush.level)
-		k.RETH().Encode(w.remote, w.rkey, w.flush.length)
-	}
-	r.reads++
-	r.out += cost
-	r.pkt = 1
-	qp.advanced(w)
-	return true
-}
-
-// receiveDone completes one of them, or retires it, with its response.
-func (qp *QP) receiveDone(w *sendWQE, k *packet) {
-	r := &qp.req
-	if k.Opcode.Operation() != roce.RDMAReadResponseOnly || !k.AETH().Syndrome().IsACK() || len(k.Payload) != 0 {
-		qp.fail(uapi.WCBadRespErr)
-		return
-	}
-	bytes := w.cost(qp.mtu, 0, 1)
-	r.reads--
-	r.ordered--
-	r.una = k.psn.Next()
-	qp.completeHead(uapi.WCSuccess)
-	qp.progressed(bytes)
-}
-
 // executeAtomicWrite stores 8 bytes at once, after all that came before.
 func (qp *QP) executeAtomicWrite(p *pass, k *packet) verdict {
 	h := k.RETH()
 	if qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 || h.DMALen() != atomicLen || len(k.Payload) != atomicLen ||
-		h.VA()%atomicLen != 0 || !qp.admits() {
+		h.VA()%atomicLen != 0 || !qp.resp.rcv.Admits() {
 		return invalid
 	}
 	if !qp.settle(p) {
@@ -77,7 +33,7 @@ func (qp *QP) executeAtomicWrite(p *pass, k *packet) verdict {
 	if err != nil {
 		return denied
 	}
-	qp.answered(k, opAtomicWrite)
+	qp.resp.rcv.Answer(&transport.Answer{Kind: transport.AtomicWrite, Packets: 1})
 	return accepted
 }
 
@@ -103,7 +59,7 @@ func (qp *QP) executeFlush(p *pass, k *packet) verdict {
 		need |= ib.AccessFlushPersistent
 	}
 	if need == 0 || f.Type()&^(roce.FlushGlobal|roce.FlushPersistent) != 0 || f.Level() > roce.FlushMR ||
-		qp.attr.AccessFlags&need != need || !qp.admits() {
+		qp.attr.AccessFlags&need != need || !qp.resp.rcv.Admits() {
 		return invalid
 	}
 	g := qp.memory(qp.domain(), h.RKey(), need)
@@ -118,18 +74,8 @@ func (qp *QP) executeFlush(p *pass, k *packet) verdict {
 	case !qp.settle(p):
 		return refused
 	}
-	qp.answered(k, opFlush)
+	qp.resp.rcv.Answer(&transport.Answer{Kind: transport.Flush, Packets: 1})
 	return accepted
-}
-
-// answered has the response to a request that was executed sent, and sent again if the request comes again.
-func (qp *QP) answered(k *packet, kind opKind) {
-	r := &qp.resp
-	r.msn++
-	r.psn = r.psn.Next()
-	x := past{psn: k.psn, packets: 1, kind: kind, msn: r.msn}
-	qp.remember(&x)
-	r.replies = append(r.replies, x.reply())
 }
 
 // decodeSingle takes what is particular of the work request. The data of an ATOMIC WRITE are always inline.
@@ -138,7 +84,7 @@ func (qp *QP) decodeSingle(w *sendWQE, h *uapi.RXESendWQE, data []byte) uapi.WCS
 	switch {
 	case qp.attr.MaxRdAtomic == 0:
 		return uapi.WCLocQPOpErr
-	case w.kind == opFlush:
+	case w.kind == transport.Flush:
 		f := h.WR.Flush()
 		w.remote, w.rkey = f.RemoteAddr, f.RKey
 		w.flush.placement, w.flush.level, w.flush.length = roce.FlushType(f.Type), roce.FlushLevel(f.Level), f.Length
@@ -160,13 +106,13 @@ func (qp *QP) decodeSingle(w *sendWQE, h *uapi.RXESendWQE, data []byte) uapi.WCS
 }
 
 // encodeMemory is encodeSend for the work requests about memory, windows and regions.
-func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *uapi.RXESendWQE) (int, error) {
+func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (int, error) {
 	invalid := func(format string, args ...any) (int, error) {
 		return 0, fmt.Errorf(format+": %w", append(args, syscall.EINVAL)...)
 	}
 	n := uapi.RXESendWQESGEOffset
-	switch kind {
-	case opBind:
+	switch wr.Opcode {
+	case ib.WRBindMW:
 		if wr.Bind == nil || wr.Bind.MW == nil || wr.Bind.MR == nil && wr.Bind.Length != 0 {
 			return invalid("bind without window or region")
 		}
@@ -180,7 +126,7 @@ func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *uapi.RXESend
 		if wr.Bind.MR != nil {
 			h.WR.MW().MRLKey = wr.Bind.MR.LKey()
 		}
-	case opRegister:
+	case ib.WRRegMR:
 		if wr.Reg == nil || wr.Reg.MR == nil {
 			return invalid("registration without region")
 		}
@@ -188,12 +134,12 @@ func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, kind opKind, h *uapi.RXESend
 			return invalid("region of another device")
 		}
 		*h.WR.MW() = uapi.RXESendWRMW{MRLKey: wr.Reg.MR.LKey(), RKey: wr.Reg.Key, Access: wr.Reg.Access}
-	case opFlush:
+	case ib.WRFlush:
 		*h.WR.Flush() = uapi.RXESendWRFlush{
 			RemoteAddr: wr.RemoteAddr, RKey: wr.RKey, Length: wr.Flush.Length,
 			Type: wr.Flush.Placement, Level: wr.Flush.Level,
 		}
-	case opAtomicWrite:
+	case ib.WRAtomicWrite:
 		if len(wr.Inline) != atomicLen || wr.RemoteAddr%atomicLen != 0 {
 			return invalid("atomic write of %d bytes at %#x, must be 8 at a multiple of 8", len(wr.Inline), wr.RemoteAddr)
 		}

@@ -375,9 +375,9 @@ func (c *craft) make() []byte {
 		num = c.to.num
 		c.to.mu.Lock()
 		if c.op.Has(roce.FlagResponse) {
-			psn = c.to.req.una.Add(c.psn)
+			psn = c.to.req.snd.Status().Unacknowledged.Add(c.psn)
 		} else {
-			psn = c.to.resp.psn.Add(c.psn)
+			psn = c.to.resp.rcv.PSN().Add(c.psn)
 		}
 		c.to.mu.Unlock()
 	}
@@ -558,10 +558,11 @@ func (h *hostile) checkBounds() {
 		}
 		v.mu.Lock()
 		r := &v.resp
-		if len(r.replies) > askedReads || len(r.past) > askedReads || len(v.egress.queue) > 2*maxBacklog || len(v.req.flight.q) > 8 ||
+		replies, past := r.rcv.Len()
+		if replies > askedReads || past > askedReads || len(v.egress.queue) > 2*maxBacklog || len(v.req.wqes) > 8 ||
 			v.egress.draining || r.wqe.filled > recvLen {
 			h.t.Errorf("queue pair %d: %d replies, %d past requests, %d trains, %d work requests, draining %t, %d bytes received",
-				i, len(r.replies), len(r.past), len(v.egress.queue), len(v.req.flight.q), v.egress.draining, r.wqe.filled)
+				i, replies, past, len(v.egress.queue), len(v.req.wqes), v.egress.draining, r.wqe.filled)
 		}
 		v.mu.Unlock()
 	}

@@ -181,36 +181,13 @@ func stream(b *bench, r *rand.Rand, n int, seed uint64) {
 	}
 }
 
-// verify checks what the requester keeps count of against the work requests in flight.
+// verify checks what the sender counts against its requests in flight.
 func (qp *QP) verify(t testing.TB) {
 	t.Helper()
 	qp.mu.Lock()
 	defer qp.mu.Unlock()
-	r := &qp.req
-	place := r.place()
-	if int32(r.at-r.flight.head) < 0 || int32(r.flight.tail-r.at) < 0 || place.Less(r.una) || r.sent.Less(place) || r.next.Less(r.sent) {
-		t.Errorf("una %d, place %d, sent %d, next %d; at %d of %d to %d", r.una, place, r.sent, r.next, r.at, r.flight.head, r.flight.tail)
-	}
-	out, reads, ordered := 0, 0, 0
-	for n := r.flight.head; n != r.flight.tail; n++ {
-		w := r.flight.at(n)
-		if w.kind.answered() && w.packets > 0 { // 0: it cannot be done
-			ordered++
-		}
-		from, to := max(r.una.Diff(w.first), 0), min(place.Diff(w.first), w.packets)
-		if from >= to {
-			continue
-		}
-		out += w.cost(qp.mtu, from, to)
-		switch {
-		case w.kind == opRead:
-			reads += (to-1)/qp.chunkPackets() - from/qp.chunkPackets() + 1
-		case w.kind.answered():
-			reads++
-		}
-	}
-	if out != r.out || reads != r.reads || ordered != r.ordered || r.reads > int(qp.attr.MaxRdAtomic) {
-		t.Errorf("out %d, reads %d, ordered %d; the work requests say %d, %d, %d", r.out, r.reads, r.ordered, out, reads, ordered)
+	if err := qp.req.snd.Verify(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -96,6 +96,13 @@ func (qp *QP) forgetPort() {
 	}
 }
 
+// setMTU sets the path MTU of both directions; qp.mu is held.
+func (qp *QP) setMTU(m roce.MTU) {
+	qp.attr.PathMTU, qp.pathMTU, qp.mtu = m, m, m.Bytes()
+	qp.req.snd.MTU = qp.mtu
+	qp.resp.rcv.SetMTU(qp.mtu)
+}
+
 // change makes the change; qp.mu is held. (rxe_qp_from_attr)
 func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	moves := mask&ib.QPAttrState != 0
@@ -121,24 +128,35 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 		{ib.QPAttrPort, func() { qp.attr.Port = a.Port }},
 		{ib.QPAttrQKey, func() { qp.attr.QKey = a.QKey }},
 		{ib.QPAttrPathMTU, func() {
-			qp.attr.PathMTU, qp.pathMTU = a.PathMTU, a.PathMTU
-			qp.mtu = a.PathMTU.Bytes()
+			qp.setMTU(a.PathMTU)
 		}},
-		{ib.QPAttrTimeout, func() { qp.attr.Timeout = a.Timeout }},
-		{ib.QPAttrRetryCnt, func() { qp.attr.RetryCnt, qp.req.retries = a.RetryCnt, a.RetryCnt }},
-		{ib.QPAttrRNRRetry, func() { qp.attr.RNRRetry, qp.req.rnrRetries = a.RNRRetry, a.RNRRetry }},
+		{ib.QPAttrTimeout, func() {
+			qp.attr.Timeout = a.Timeout
+			qp.req.snd.Timeout = roce.AckTimeout(a.Timeout)
+		}},
+		{ib.QPAttrRetryCnt, func() {
+			qp.attr.RetryCnt = a.RetryCnt
+			qp.req.snd.SetRetryCnt(a.RetryCnt)
+		}},
+		{ib.QPAttrRNRRetry, func() {
+			qp.attr.RNRRetry = a.RNRRetry
+			qp.req.snd.SetRNRRetry(a.RNRRetry)
+		}},
 		{ib.QPAttrMinRNRTimer, func() { qp.attr.MinRNRTimer = a.MinRNRTimer }},
-		{ib.QPAttrMaxRdAtomic, func() { qp.attr.MaxRdAtomic = a.MaxRdAtomic }},
+		{ib.QPAttrMaxRdAtomic, func() {
+			qp.attr.MaxRdAtomic = a.MaxRdAtomic
+			qp.req.snd.MaxReads = int(a.MaxRdAtomic)
+		}},
 		{ib.QPAttrMaxDestRdAtomic, func() {
 			qp.attr.MaxDestRdAtomic = a.MaxDestRdAtomic
-			qp.resp.past, qp.resp.oldest = nil, 0
+			qp.resp.rcv.SetDepth(int(a.MaxDestRdAtomic))
 		}},
 		{ib.QPAttrDestQPN, func() {
 			qp.attr.DestQPN = a.DestQPN
 			qp.peer.Store(a.DestQPN)
 		}},
-		{ib.QPAttrRQPSN, func() { qp.resp.psn = roce.MakePSN(a.RQPSN) }},
-		{ib.QPAttrSQPSN, func() { qp.req.begin(roce.MakePSN(a.SQPSN)) }},
+		{ib.QPAttrRQPSN, func() { qp.resp.rcv.Begin(roce.MakePSN(a.RQPSN)) }},
+		{ib.QPAttrSQPSN, func() { qp.req.snd.Begin(roce.MakePSN(a.SQPSN)) }},
 		{ib.QPAttrAltPath, func() {
 			qp.attr.AltAH, qp.attr.AltPort = a.AltAH, a.AltPort
 			qp.attr.AltPKeyIndex, qp.attr.AltTimeout = a.AltPKeyIndex, a.AltTimeout
@@ -168,7 +186,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 		qp.setState(a.State)
 	case ib.QPRTS:
 		if qp.state == ib.QPSQE {
-			qp.req.rewind()
+			qp.req.snd.Rewind()
 		}
 		qp.setState(a.State)
 	default:
@@ -180,7 +198,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 // reset forgets everything that is outstanding, without completions. (rxe_qp_reset)
 func (qp *QP) reset() {
 	qp.setState(ib.QPReset)
-	qp.req.reset()
+	qp.req.snd.Reset()
 	qp.resp.reset()
 	qp.egress.drop()
 	qp.timer.unblock, qp.egress.blocked = noTime, false
@@ -204,7 +222,7 @@ func (qp *QP) Query(ib.QPAttrMask) (ib.QPAttr, error) {
 	a := qp.attr
 	a.State, a.CurState = qp.state, qp.state
 	a.Cap = qp.cap
-	a.RQPSN, a.SQPSN = uint32(qp.resp.psn), uint32(qp.req.place())
+	a.RQPSN, a.SQPSN = uint32(qp.resp.rcv.PSN()), uint32(qp.req.snd.Place())
 	a.SQDraining = qp.state == ib.QPSQD && !qp.drained
 	return a, nil
 }

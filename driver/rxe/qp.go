@@ -134,12 +134,11 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 		qp.lane = &qp.ctx.lane
 	}
 	qp.idle.L = &qp.mu
-	qp.req.reset()
+	qp.req.init(qp)
 	if qp.datagram() {
 		qp.pathMTU = d.activeMTU()
 	}
-	qp.mtu = qp.pathMTU.Bytes()
-	qp.attr.PathMTU = qp.pathMTU
+	qp.setMTU(qp.pathMTU)
 	if err := qp.makeRings(c, u); err != nil {
 		return nil, err
 	}
@@ -334,14 +333,14 @@ func (qp *QP) advance(p *pass) {
 		return
 	}
 	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
-		qp.request(p)
+		qp.req.run(p)
 	}
 	switch qp.state {
 	case ib.QPSQE:
-		qp.flushSend(p)
+		qp.req.flush(p)
 	case ib.QPErr:
-		qp.flushSend(p)
-		qp.flushRecv(p)
+		qp.req.flush(p)
+		qp.flushReceives(p)
 	}
 	qp.rearm()
 	p.owe(qp)
@@ -404,12 +403,18 @@ const (
 
 // enterError makes the queue pair complete everything with a flush error from now on. (rxe_qp_error)
 func (qp *QP) enterError(why string) {
+	qp.resp.rcv.DropReplies()
+	qp.enterErrorReplying(why)
+}
+
+// enterErrorReplying does the same, but still sends the responses to requests that have been carried out.
+func (qp *QP) enterErrorReplying(why string) {
 	if f := qp.dev.qpFailed; f != nil && qp.state != ib.QPErr {
 		f(qp.num, why)
 	}
 	qp.setState(ib.QPErr)
-	qp.resp.abort()
-	qp.req.deadline, qp.req.rnrUntil = noTime, noTime
+	qp.resp.rcv.Abort()
+	qp.req.snd.Stop()
 }
 
 // EnterError implements ib.Driver: every queue pair goes to ERR, where work requests are flushed, those too that
@@ -453,45 +458,5 @@ func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
 	wc.QPNum = qp.num
 	if !c.post(wc, solicited) && qp.state != ib.QPErr {
 		qp.enterError(completionsLost)
-	}
-}
-
-// flushSend completes what is in the send queue with a flush error. It is bounded by the size of the queue, also
-// against a user who goes on posting. (rxe_drain_resp_pkts)
-func (qp *QP) flushSend(p *pass) {
-	for qp.req.flight.len() > 0 {
-		qp.completeHead(uapi.WCWRFlushErr)
-	}
-	qp.req.rewind()
-	slot := qp.sendSlot(p)
-	for range qp.sq.mask {
-		if filled, ok := qp.sq.peek(qp.sqDone, slot); !ok {
-			qp.ringGone()
-			return
-		} else if !filled {
-			break
-		}
-		qp.decodeSend(&qp.req.flushed, slot)
-		qp.sqNext.Store(qp.sq.next(qp.sqDone))
-		qp.completeSend(&qp.req.flushed, uapi.WCWRFlushErr)
-	}
-}
-
-// flushRecv does the same with the receive queue. (rxe_drain_req_pkts)
-func (qp *QP) flushRecv(p *pass) {
-	if qp.resp.wqe.taken {
-		qp.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
-	}
-	qp.lastReached()
-	slot := qp.recvSlot(p)
-	for range qp.rq.mask {
-		if filled, ok := qp.rq.peek(qp.rqNext, slot); !ok {
-			qp.ringGone()
-			return
-		} else if !filled {
-			break
-		}
-		decodeRecv(&qp.resp.wqe, slot, qp.cap.MaxRecvSGE)
-		qp.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
 	}
 }

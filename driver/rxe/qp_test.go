@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/link"
 	"verbena/link/simnet"
@@ -270,7 +271,7 @@ func TestReadLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{bufLen: 1 << 20, net: simnet.Config{Latency: time.Millisecond, Record: true}})
 		b.connect(conn{mtu: ib.MTU1024, rdAtomic: 2})
-		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5*readChunk), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5*transport.ReadChunk), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
 		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMARead})
 		outstanding, most, requests := 0, 0, 0
 		for _, p := range b.net.Packets() {

@@ -79,7 +79,7 @@ func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 		}
 		qp.notePacket(traceReceive, b, 0)
 		if k.Flags&roce.FlagResponse != 0 {
-			qp.receiveResponse(p, &k)
+			qp.req.receiveResponse(p, &k)
 		} else {
 			qp.receiveRequest(p, &k)
 		}
@@ -214,6 +214,6 @@ func (qp *QP) unstorable(kind scatterKind, psn roce.PSN) {
 	case scatterWrite:
 		qp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	case scatterRead:
-		qp.fail(uapi.WCLocProtErr)
+		qp.req.fail(uapi.WCLocProtErr)
 	}
 }

@@ -1,157 +1,77 @@
 package rxe
 
 import (
-	"time"
-
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uapi"
 )
 
-// flight holds the send work requests that the requester has taken and that are not complete, oldest first. Each
-// has a number that counts up.
-type flight struct {
-	q    []sendWQE // a power of two of them
-	head uint32    // number of the oldest
-	tail uint32    // number of the next
-}
-
-func (f *flight) len() int { return int(f.tail - f.head) }
-
-func (f *flight) at(n uint32) *sendWQE { return &f.q[n&uint32(len(f.q)-1)] }
-
-// push returns the place for the next one.
-func (f *flight) push() *sendWQE {
-	if f.len() == len(f.q) {
-		q := make([]sendWQE, max(4, 2*len(f.q)))
-		for n := f.head; n != f.tail; n++ {
-			q[n&uint32(len(q)-1)] = *f.at(n)
-		}
-		f.q = q
-	}
-	f.tail++
-	return f.at(f.tail - 1)
-}
-
-// requester is the state of the sending side of a queue pair.
-//
-// The PSNs from una to the requester's place have been sent and are not acknowledged. Where something was lost the
-// place goes back to una (go-back-N), and everything from there is sent again, read again from the consumer's
-// memory.
-//
-//	completed |  sent, unacknowledged  |  sent before, to be sent again  |  never sent
-//	          una                    place                              sent          next
+// requester is the sending half of a queue pair, under its lock. The protocol is transport.Sender's: which packet is to be sent
+// next, what an acknowledgement means, when to send again. Here its requests get their packets, out of the consumer's memory,
+// each time they are sent, and their completions (comp.go).
 type requester struct {
-	flight flight
-	at     uint32 // number of the work request whose packets are sent now; flight.tail if there is none
-	pkt    int    // next packet of it
+	qp  *QP
+	snd transport.Sender
+	// wqes are the work requests in flight, by their number in snd modulo the length, which is a power of two.
+	wqes    []sendWQE
+	flushed sendWQE // scratch
+	result  [atomicLen]byte
 
-	una  roce.PSN // oldest PSN that is not acknowledged; of RDMA READ, whose response has not come
-	sent roce.PSN // one past the newest PSN ever sent
-	next roce.PSN // first PSN of the next work request
-
-	window  int // bytes that may be unacknowledged
-	out     int // bytes between una and the place
-	unasked int // bytes since the last request for an acknowledgement
-	reads   int // requests between una and the place that are answered (opKind.answered)
-	ordered int // work requests in flight that are answered, which a fence waits for
-
-	retries    uint8
-	rnrRetries uint8
-	gap        bool // among the responses, as gapEnd has shown; everything was asked for again
-	gapEnd     roce.PSN
-
-	deadline time.Time // of the acknowledgement of una; noTime: nothing is outstanding
-	rnrUntil time.Time // nothing is sent before
-
-	probe     time.Time // while there is a deadline: una is sent again
-	probeWait time.Duration
-	flushed   sendWQE // scratch
-	result    [atomicLen]byte
+	aimd transport.AIMD
 }
 
-const (
-	startWindow = 256 << 10
-	maxWindow   = 1 << 20
-	// packetCost is what a packet counts for beside its payload.
-	packetCost = 64
-	// readChunk is the number of bytes that one RDMA READ request asks for, at most: a message is read in parts,
-	// so that the window bounds what may come in at once.
-	readChunk = 64 << 10
-)
-
-func (r *requester) reset() {
-	*r = requester{flight: flight{q: r.flight.q}, flushed: r.flushed, window: startWindow}
+func (r *requester) init(qp *QP) {
+	r.qp = qp
+	r.snd.Init(&r.aimd)
+	r.snd.Reliable = qp.reliable()
 }
 
-// begin sets the first PSN (RTR to RTS).
-func (r *requester) begin(psn roce.PSN) { r.una, r.sent, r.next = psn, psn, psn }
+// wqe returns the work request with a number of snd.
+func (r *requester) wqe(n uint32) *sendWQE { return &r.wqes[n&uint32(len(r.wqes)-1)] }
 
-// place is the PSN of the next packet.
-func (r *requester) place() roce.PSN {
-	if r.at == r.flight.tail {
-		return r.next
+// grow sees to it that there is room for the next work request.
+func (r *requester) grow() {
+	if r.snd.Len() < len(r.wqes) {
+		return
 	}
-	return r.flight.at(r.at).first.Add(r.pkt)
-}
-
-// rewind takes the place back, or forward, to una.
-func (r *requester) rewind() {
-	r.at, r.pkt = r.flight.head, 0
-	if r.at != r.flight.tail {
-		r.pkt = r.una.Since(r.flight.at(r.at).first)
+	old, q := r.wqes, make([]sendWQE, max(4, 2*len(r.wqes)))
+	for n := r.snd.Head(); n != r.snd.Tail(); n++ {
+		q[n&uint32(len(q)-1)] = old[n&uint32(len(old)-1)]
 	}
-	r.out, r.unasked, r.reads = 0, 0, 0
+	r.wqes = q
 }
 
-// cost is what the packets from a to b, b excluded, of a work request count for in the window.
-func (w *sendWQE) cost(mtu, a, b int) int {
-	return (b-a)*packetCost + min(b*mtu, w.length) - min(a*mtu, w.length)
-}
-
-// chunkPackets is the number of responses to an RDMA READ request that is not the last of its work request. The
-// boundaries do not depend on what was lost, so that a repeated request stays within the original one.
-func (qp *QP) chunkPackets() int { return readChunk / qp.mtu }
-
-// request sends what may be sent. qp.mu is held. (rxe_requester)
-func (qp *QP) request(p *pass) {
-	r := &qp.req
-	for r.rnrUntil.IsZero() && (qp.state == ib.QPRTS || qp.state == ib.QPSQD) {
-		if r.at == r.flight.tail && !qp.fetch(p) {
+// run sends what may be sent. qp.mu is held. (rxe_requester)
+func (r *requester) run(p *pass) {
+	qp := r.qp
+	for r.snd.Open() && (qp.state == ib.QPRTS || qp.state == ib.QPSQD) {
+		n, ok := r.snd.Current()
+		if !ok && !r.fetch(p) {
 			break
 		}
-		w := r.flight.at(r.at)
+		w := r.wqe(n)
 		if w.status != uapi.WCSuccess {
 			// It completes when everything before it has.
-			if r.at == r.flight.head {
-				qp.fail(w.status)
+			if n == r.snd.Head() {
+				r.fail(w.status)
 			}
 			break
 		}
-		var more bool
-		switch {
-		case qp.datagram():
-			more = qp.sendDatagram(p, w)
-		case w.kind == opRead:
-			more = qp.sendRead(p, w)
-		case w.kind == opAtomic:
-			more = qp.sendAtomic(p, w)
-		case w.kind.local():
-			more = qp.doLocal(p, w)
-		case w.kind.answered():
-			more = qp.sendSingle(p, w)
-		default:
-			more = qp.sendMessage(p, w)
+		if w.kind == transport.Local {
+			ok = r.doLocal(p, w)
+		} else {
+			ok = r.send(p, w)
 		}
-		if !more {
+		if !ok {
 			break
 		}
 	}
 	p.build.finish(&qp.egress)
-	if qp.reliable() && r.deadline.IsZero() && r.rnrUntil.IsZero() && r.una != r.place() {
-		qp.startTimeout()
+	if r.snd.Unarmed() {
+		r.snd.Arm(qp.dev.clock.Now())
 	}
-	if qp.state == ib.QPSQD && r.flight.len() == 0 && !qp.drained {
+	if qp.state == ib.QPSQD && r.snd.Len() == 0 && !qp.drained {
 		qp.drained = true
 		if qp.attr.EnSQDAsyncNotify {
 			qp.obj.Raise(ib.EventSQDrained)
@@ -160,9 +80,9 @@ func (qp *QP) request(p *pass) {
 }
 
 // fetch takes the next work request out of the ring, false if there is none or it has to wait.
-func (qp *QP) fetch(p *pass) bool {
-	r := &qp.req
-	if qp.state == ib.QPSQD || r.flight.len() >= qp.sq.capacity() {
+func (r *requester) fetch(p *pass) bool {
+	qp := r.qp
+	if qp.state == ib.QPSQD || r.snd.Len() >= qp.sq.capacity() {
 		return false
 	}
 	slot, next := qp.sendSlot(p), qp.sqNext.Load()
@@ -175,22 +95,18 @@ func (qp *QP) fetch(p *pass) bool {
 	if !filled {
 		return false
 	}
-	w := r.flight.push()
+	r.grow()
+	w := r.wqe(r.snd.Tail())
 	qp.decodeSend(w, slot)
-	if w.flags&uapi.SendFence != 0 && r.ordered > 0 || qp.dev.stopAt() {
-		r.flight.tail-- // again when what it waits for is complete
-		return false
+	if w.flags&uapi.SendFence != 0 && r.snd.Ordered() > 0 || qp.dev.stopAt() {
+		return false // again when the requests that it waits for are complete
 	}
 	qp.sqNext.Store(qp.sq.next(next))
-	w.first, r.pkt = r.next, 0
-	if w.status == uapi.WCSuccess {
-		r.next = r.next.Add(w.packets)
-		if w.kind.answered() {
-			r.ordered++
-		}
-	} else {
-		w.packets = 0
+	q := transport.Request{Kind: w.kind, Length: w.length, Packets: w.packets}
+	if w.status != uapi.WCSuccess {
+		q.Packets = 0
 	}
+	r.snd.Push(q)
 	return true
 }
 
@@ -200,255 +116,180 @@ var messageOpcodes = [2][4]roce.Operation{
 	{roce.RDMAWriteMiddle, roce.RDMAWriteFirst, roce.RDMAWriteLast, roce.RDMAWriteOnly},
 }
 
-// operation is what the pkt-th packet of a SEND or RDMA WRITE does.
-func (w *sendWQE) operation(pkt int) roce.Operation {
-	place := 0
-	if pkt == 0 {
+// operation returns what a packet of the work request does.
+func (w *sendWQE) operation(k *transport.Packet) roce.Operation {
+	switch w.kind {
+	case transport.Read:
+		return roce.RDMAReadRequest
+	case transport.Atomic:
+		if w.opcode == uapi.WRAtomicCmpAndSwp {
+			return roce.CmpSwap
+		}
+		return roce.FetchAdd
+	case transport.AtomicWrite:
+		return roce.AtomicWrite
+	case transport.Flush:
+		return roce.Flush
+	}
+	place, kind := 0, 0
+	if k.First {
 		place |= 1
 	}
-	last := pkt == w.packets-1
-	if last {
+	if k.Last {
 		place |= 2
 	}
-	kind := 0
-	if w.kind == opWrite {
+	if w.kind == transport.Write {
 		kind = 1
 	}
 	op := messageOpcodes[kind][place]
-	if last && (w.opcode == uapi.WRSendWithImm || w.opcode == uapi.WRRDMAWriteWithImm) {
+	switch {
+	case !k.Last:
+	case w.opcode == uapi.WRSendWithImm, w.opcode == uapi.WRRDMAWriteWithImm:
 		op++ // "with Immediate" follows its plain form
-	}
-	if last && w.opcode == uapi.WRSendWithInv {
+	case w.opcode == uapi.WRSendWithInv && k.First:
+		op = roce.SendOnlyWithInvalidate
+	case w.opcode == uapi.WRSendWithInv:
 		op = roce.SendLastWithInvalidate
-		if pkt == 0 {
-			op = roce.SendOnlyWithInvalidate
-		}
 	}
 	return op
 }
 
-// sendMessage sends packets of a SEND or RDMA WRITE of a connected queue pair. It reports whether the requester
-// may go on with the next work request.
-func (qp *QP) sendMessage(p *pass, w *sendWQE) bool {
-	r := &qp.req
-	reliable := qp.reliable()
-	mark, start := 0, r.pkt // what has to be taken back when the memory cannot be read
+// send builds the packets of the current work request that may be sent now. It reports whether the requester may go on with the
+// next one.
+func (r *requester) send(p *pass, w *sendWQE) bool {
+	qp := r.qp
+	to := qp.path
+	if qp.datagram() {
+		to = w.path
+	}
+	mark, start := 0, -1 // to be taken back when the memory cannot be read
 	if p.build.t != nil {
 		mark = p.build.t.packets
 	}
-	undo := func() bool {
-		p.build.cut(mark)
-		p.gather.reset()
-		r.pkt = start
-		return qp.unreadable(w)
-	}
-	for r.pkt < w.packets {
-		off := r.pkt * qp.mtu
-		n := min(qp.mtu, w.length-off)
-		last := r.pkt == w.packets-1
-		op := qp.opcode(w.operation(r.pkt))
-		if reliable && r.out > 0 && r.out+n+packetCost > r.window {
+	for {
+		k, ok := r.snd.Next()
+		if !ok {
 			break
 		}
-		size := op.PacketLen(n)
-		if !p.build.fits(qp.path, size) {
+		if start < 0 {
+			start = k.Index
+		}
+		op := qp.opcode(w.operation(&k))
+		size := op.PacketLen(w.payload(&k))
+		if !p.build.fits(to, size) {
 			if !p.gather.flush(qp) {
-				return undo()
+				return r.unreadable(p, w, mark, start)
 			}
 			p.build.finish(&qp.egress)
 			if qp.egress.full() {
 				break
 			}
-			p.build.start(&trainPool, qp.path, size)
-			mark, start = 0, r.pkt
+			p.build.start(&trainPool, to, size)
+			mark, start = 0, k.Index
 		}
-		f := roce.BTHFields{
-			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: w.first.Add(r.pkt),
-			SolicitedEvent: last && w.flags&uapi.SendSolicited != 0,
-		}
-		if reliable {
-			r.out += n + packetCost
-			r.unasked += n + packetCost
-			// The window must not fill up without an acknowledgement on its way.
-			f.AckReq = last || r.unasked >= r.window/2 || r.out+qp.mtu+packetCost > r.window
-			if f.AckReq {
-				r.unasked = 0
-			}
-		}
-		k := roce.NewPacket(p.build.add(size), &f, n)
-		w.name(&k)
-		if h := k.RETH(); h != nil {
-			h.Encode(w.remote, w.rkey, uint32(w.length))
-		}
-		if h := k.ImmDt(); h != nil {
-			copy(h, w.imm[:])
-		}
-		if h := k.IETH(); h != nil {
-			h.Encode(w.imm.InvalidateRKey())
-		}
-		r.pkt++
-		if w.flags&uapi.SendInline != 0 {
-			copy(k.Payload, w.inline[off:])
-		} else if !p.gather.fill(qp, w.sges, off, k.Payload) {
-			return undo()
+		r.snd.Sent(&k)
+		if !r.build(p, w, &k, op, size) {
+			return r.unreadable(p, w, mark, start)
 		}
 	}
 	if !p.gather.flush(qp) {
-		return undo()
+		return r.unreadable(p, w, mark, start)
 	}
-	done := r.pkt == w.packets
-	qp.advanced(w)
-	return done
+	completed, next := r.snd.Advance()
+	r.succeed(completed)
+	return next
 }
 
-// sendProbe sends the packet of una again and asks for an acknowledgement, long before the timeout, which may be a second:
-// if it, or the NAK for it, was lost, that gets things going, and if an acknowledgement was, the responder repeats it, as for
-// any duplicate (IBA 9.7.5.1.1). It is no retry: nothing else is sent again, and the timeout runs on.
-func (qp *QP) sendProbe(p *pass) {
-	r := &qp.req
-	if r.deadline.IsZero() || !r.rnrUntil.IsZero() || r.una == r.place() || r.flight.len() == 0 || qp.egress.full() || qp.egress.blocked ||
-		qp.state != ib.QPRTS && qp.state != ib.QPSQD {
-		return
+// payload returns the number of bytes that a packet of the work request carries.
+func (w *sendWQE) payload(k *transport.Packet) int {
+	switch w.kind {
+	case transport.Send, transport.Write, transport.AtomicWrite:
+		return k.Length
 	}
-	r.probeWait *= 2
-	r.probe = qp.dev.clock.Now().Add(r.probeWait)
-	w := r.flight.at(r.flight.head)
-	if w.kind != opSend && w.kind != opWrite || w.status != uapi.WCSuccess {
-		return
-	}
-	at, pkt, out, unasked, window := r.at, r.pkt, r.out, r.unasked, r.window
-	r.at, r.pkt, r.out, r.window = r.flight.head, r.una.Diff(w.first), 0, 0 // room for one packet
-	qp.sendMessage(p, w)
-	p.build.finish(&qp.egress)
-	r.at, r.pkt, r.out, r.unasked, r.window = at, pkt, out, unasked, window
+	return 0
 }
 
-// unreadable has the work request end with a protection error when its turn comes.
-func (qp *QP) unreadable(w *sendWQE) bool {
+// build lays a packet of size bytes into the open train, which it fits. It returns false where the memory cannot be read; it
+// may also turn out later, when the train is finished.
+func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opcode, size int) bool {
+	qp := r.qp
+	message := w.kind == transport.Send || w.kind == transport.Write
+	f := roce.BTHFields{
+		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: k.PSN, AckReq: k.AckReq,
+		SolicitedEvent: message && k.Last && w.flags&uapi.SendSolicited != 0,
+	}
+	if qp.datagram() {
+		f.DestQPN = w.qpn
+	}
+	b := roce.NewPacket(p.build.add(size), &f, w.payload(k))
+	if h := b.XRCETH(); h != nil {
+		h.Encode(w.srqn)
+	}
+	if h := b.DETH(); h != nil {
+		h.Encode(w.qkey, qp.num)
+	}
+	if h := b.RETH(); h != nil {
+		n := k.Length
+		switch w.kind {
+		case transport.Write:
+			n = w.length
+		case transport.Flush:
+			b.FETH().Encode(w.flush.placement, w.flush.level)
+			n = int(w.flush.length)
+		}
+		h.Encode(w.remote+uint64(k.Offset), w.rkey, uint32(n))
+	}
+	if h := b.AtomicETH(); h != nil {
+		swapAdd, compare := w.a, uint64(0)
+		if w.opcode == uapi.WRAtomicCmpAndSwp {
+			swapAdd, compare = w.b, w.a
+		}
+		h.Encode(w.remote, w.rkey, swapAdd, compare)
+	}
+	if h := b.ImmDt(); h != nil {
+		copy(h, w.imm[:])
+	}
+	if h := b.IETH(); h != nil {
+		h.Encode(w.imm.InvalidateRKey())
+	}
+	if w.flags&uapi.SendInline != 0 || w.kind == transport.AtomicWrite {
+		copy(b.Payload, w.inline[k.Offset:])
+		return true
+	}
+	return p.gather.fill(qp, w.sges, k.Offset, b.Payload)
+}
+
+// unreadable takes the packets of the open train from the mark-th on back, the first of which is the one with this index, and
+// lets the work request end with a protection error when those before it are complete.
+func (r *requester) unreadable(p *pass, w *sendWQE, mark, index int) bool {
+	p.build.cut(mark)
+	p.gather.reset()
+	r.snd.Unsend(index)
 	w.status = uapi.WCLocProtErr
 	return true
 }
 
-// advanced goes on to the next work request when all packets of w have been made.
-func (qp *QP) advanced(w *sendWQE) {
-	r := &qp.req
-	if place := w.first.Add(r.pkt); r.sent.Less(place) {
-		r.sent = place
-	}
-	if r.pkt < w.packets {
+// probe sends the oldest packet without an acknowledgement again, if there is room for it.
+func (r *requester) probe(p *pass) {
+	qp := r.qp
+	if qp.egress.full() || qp.egress.blocked || qp.state != ib.QPRTS && qp.state != ib.QPSQD {
 		return
 	}
-	r.at, r.pkt = r.at+1, 0
-	if !qp.reliable() {
-		// Nobody acknowledges: it is complete.
-		r.una = w.first.Add(w.packets)
-		qp.completeHead(uapi.WCSuccess)
+	k, ok := r.snd.Probe(qp.dev.clock.Now())
+	if !ok {
+		return
 	}
-}
-
-// name has a request of XRC name the queue that it is for.
-func (w *sendWQE) name(k *roce.Packet) {
-	if h := k.XRCETH(); h != nil {
-		h.Encode(w.srqn)
+	w := r.wqe(r.snd.Head())
+	if w.status != uapi.WCSuccess {
+		return
 	}
-}
-
-// sendRead sends RDMA READ requests.
-func (qp *QP) sendRead(p *pass, w *sendWQE) bool {
-	r := &qp.req
-	op := qp.opcode(roce.RDMAReadRequest)
-	size := op.PacketLen(0)
-	chunk := qp.chunkPackets()
-	for r.pkt < w.packets {
-		end := min((r.pkt/chunk+1)*chunk, w.packets)
-		cost := w.cost(qp.mtu, r.pkt, end)
-		if r.reads >= int(qp.attr.MaxRdAtomic) || r.out > 0 && r.out+cost > r.window || !qp.room(p, size) {
-			break
-		}
-		off := r.pkt * qp.mtu
-		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
-			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN,
-			PSN: w.first.Add(r.pkt), AckReq: true,
-		}, 0)
-		w.name(&k)
-		k.RETH().Encode(w.remote+uint64(off), w.rkey, uint32(min(end*qp.mtu, w.length)-off))
-		r.reads++
-		r.out += cost
-		r.pkt = end
-	}
-	done := r.pkt == w.packets
-	qp.advanced(w)
-	return done
-}
-
-// sendAtomic sends an atomic request.
-func (qp *QP) sendAtomic(p *pass, w *sendWQE) bool {
-	r := &qp.req
-	op, swapAdd, compare := qp.opcode(roce.FetchAdd), w.a, uint64(0)
-	if w.opcode == uapi.WRAtomicCmpAndSwp {
-		op, swapAdd, compare = qp.opcode(roce.CmpSwap), w.b, w.a
-	}
-	size := op.PacketLen(0)
-	cost := w.cost(qp.mtu, 0, 1)
-	if r.reads >= int(qp.attr.MaxRdAtomic) || r.out > 0 && r.out+cost > r.window || !qp.room(p, size) {
-		return false
-	}
-	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
-		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: w.first, AckReq: true,
-	}, 0)
-	w.name(&k)
-	k.AtomicETH().Encode(w.remote, w.rkey, swapAdd, compare)
-	r.reads++
-	r.out += cost
-	r.pkt = 1
-	qp.advanced(w)
-	return true
-}
-
-// room sees to it that a packet without payload of size bytes can be added, false where the egress queue is full.
-func (qp *QP) room(p *pass, size int) bool {
-	if p.build.fits(qp.path, size) {
-		return true
+	op := qp.opcode(w.operation(&k))
+	size := op.PacketLen(w.payload(&k))
+	p.build.start(&trainPool, qp.path, size)
+	if !r.build(p, w, &k, op, size) || !p.gather.flush(qp) {
+		p.build.cut(0)
+		p.gather.reset()
+		w.status = uapi.WCLocProtErr
 	}
 	p.build.finish(&qp.egress)
-	if qp.egress.full() {
-		return false
-	}
-	p.build.start(&trainPool, qp.path, size)
-	return true
-}
-
-// sendDatagram sends a datagram.
-func (qp *QP) sendDatagram(p *pass, w *sendWQE) bool {
-	op := roce.UDSendOnly
-	if w.opcode == uapi.WRSendWithImm {
-		op = roce.UDSendOnlyWithImmediate
-	}
-	size := op.PacketLen(w.length)
-	if !p.build.fits(w.path, size) {
-		p.build.finish(&qp.egress)
-		if qp.egress.full() {
-			return false
-		}
-		p.build.start(&trainPool, w.path, size)
-	}
-	mark := p.build.t.packets
-	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
-		Opcode: op, PKey: roce.DefaultPKey, DestQPN: w.qpn, PSN: w.first,
-		SolicitedEvent: w.flags&uapi.SendSolicited != 0,
-	}, w.length)
-	k.DETH().Encode(w.qkey, qp.num)
-	if h := k.ImmDt(); h != nil {
-		copy(h, w.imm[:])
-	}
-	if w.flags&uapi.SendInline != 0 {
-		copy(k.Payload, w.inline)
-	} else if !p.gather.fill(qp, w.sges, 0, k.Payload) || !p.gather.flush(qp) {
-		p.build.cut(mark)
-		p.gather.reset()
-		return qp.unreadable(w)
-	}
-	qp.req.pkt = 1
-	qp.advanced(w)
-	return true
 }

@@ -1,108 +1,26 @@
 package rxe
 
 import (
-	"slices"
-
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uapi"
 )
 
-// responder is the state of the receiving side of a queue pair.
+// responder is the receiving half of a queue pair, under its lock. The order of requests, duplicates and answers are
+// transport.Receiver's; here requests are carried out and receives completed.
 type responder struct {
-	psn    roce.PSN // expected next
-	msn    uint32   // requests completed
-	silent bool     // psn was asked for by a NAK or RNR NAK: what comes after it is dropped without another
-	drop   bool     // UC: the rest of a message is dropped
-
+	rcv   transport.Receiver
 	named *srq    // XRC: the queue that the request is for
-	op    opKind  // of the message that is being received; opNone between messages
 	wqe   recvWQE // of the message, if it takes one; one that was not used in the end serves the next
-
-	write struct { // of an RDMA WRITE
-		addr   uint64
-		key    uint32
-		length int
-		got    int
-	}
-
-	// ack is what will be sent once the replies before it have been made. It acknowledges all before it, so that
-	// one is enough.
-	ack struct {
-		due      bool
-		syndrome roce.Syndrome
-		psn      roce.PSN
-	}
-	replies []reply // to requests that are answered, in progress
-	past    []past  // the last requests of these kinds, for the case that they come again
-	oldest  int     // in past, once it is full
-}
-
-// reply is a response to an RDMA READ request, or the rest of one, or to another request that is answered; a FLUSH and an
-// ATOMIC WRITE are answered like a READ of nothing.
-type reply struct {
-	psn    roce.PSN // of the next packet
-	first  bool     // nothing of it was made yet
-	in     *pd      // opRead: of the memory
-	addr   uint64
-	key    uint32
-	left   int // bytes
-	kind   opKind
-	result uint64 // opAtomic
-	msn    uint32
-	repeat bool // of an answer that was given before
-}
-
-// past is a request that a requester may repeat (struct resp_res).
-type past struct {
-	psn     roce.PSN
-	packets int
-	in      *pd
-	addr    uint64
-	key     uint32
-	length  int
-	kind    opKind
-	result  uint64
-	msn     uint32
-}
-
-// reply is the response to all of it.
-func (x *past) reply() reply {
-	return reply{psn: x.psn, first: true, in: x.in, addr: x.addr, key: x.key, left: x.length, kind: x.kind, result: x.result, msn: x.msn}
 }
 
 // flagAnswered are the requests with a response of their own.
 const flagAnswered = roce.FlagRead | roce.FlagAtomic | roce.FlagAtomicWrite | roce.FlagFlush
 
-// kindOfRequest is what a packet asks for.
-func kindOfRequest(f roce.Flags) opKind {
-	switch {
-	case f&roce.FlagSend != 0:
-		return opSend
-	case f&roce.FlagWrite != 0:
-		return opWrite
-	case f&roce.FlagRead != 0:
-		return opRead
-	case f&roce.FlagAtomic != 0:
-		return opAtomic
-	case f&roce.FlagAtomicWrite != 0:
-		return opAtomicWrite
-	case f&roce.FlagFlush != 0:
-		return opFlush
-	}
-	return opNone
-}
-
 func (r *responder) reset() {
-	*r = responder{
-		wqe: recvWQE{sges: r.wqe.sges[:0]}, replies: r.replies[:0], past: r.past[:0],
-	}
-}
-
-// abort forgets what is in progress, save the receive, which is going to be flushed, and an answer that is due.
-func (r *responder) abort() {
-	r.replies, r.past = r.replies[:0], r.past[:0]
-	r.op = opNone
+	r.rcv.Reset()
+	r.named, r.wqe = nil, recvWQE{sges: r.wqe.sges[:0]}
 }
 
 // receiveRequest handles a packet of the peer's requester. qp.mu is held. (rxe_responder)
@@ -130,69 +48,47 @@ const (
 
 // receiveReliable checks the PSN (IBA 9.7.4.1.1, 9.9.3).
 func (qp *QP) receiveReliable(p *pass, k *packet) {
-	r := &qp.resp
-	switch ahead := k.psn.Diff(r.psn); {
-	case ahead > 0:
-		if !r.silent {
-			qp.dev.counters.add(cntOutOfSeqReq, 1)
-			qp.acknowledge(roce.NAKPSNSequenceError, r.psn)
-			r.silent = true
-		} else {
-			qp.dev.counters.add(cntDropGap, 1)
-		}
+	r := &qp.resp.rcv
+	switch r.Arrive(k.psn) {
+	case transport.Gap:
+		qp.dev.counters.add(cntOutOfSeqReq, 1)
 		return
-	case ahead < 0:
+	case transport.LaterGap:
+		qp.dev.counters.add(cntDropGap, 1)
+		return
+	case transport.Duplicate:
 		qp.dev.counters.add(cntDupReq, 1)
 		qp.receiveDuplicate(k)
 		return
 	}
-	psn := r.psn
 	switch qp.execute(p, k) {
-	case accepted:
-		r.silent = false
-		if k.BTH().AckReq() && k.Flags&flagAnswered == 0 {
-			qp.acknowledge(roce.ACKUnlimited, r.psn.Add(-1))
-		}
 	case notReady:
 		qp.dev.counters.add(cntSndRNR, 1)
-		qp.acknowledge(roce.RNRNAK(roce.RNRTimer(qp.attr.MinRNRTimer)), psn)
-		r.silent = true
+		r.NotReady(roce.RNRTimer(qp.attr.MinRNRTimer))
 	case invalid:
-		qp.refuse(psn, roce.NAKInvalidRequest, uapi.WCRemInvReqErr)
+		qp.refuse(k.psn, roce.NAKInvalidRequest, uapi.WCRemInvReqErr)
 	case denied:
-		qp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
+		qp.refuse(k.psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	}
 }
 
 // receiveUnreliable: a gap costs the message in progress, and the next one begins anew (IBA 9.8.2).
 func (qp *QP) receiveUnreliable(p *pass, k *packet) {
-	r := &qp.resp
+	r := &qp.resp.rcv
 	starts := k.Flags&roce.FlagStarts != 0
-	if k.psn != r.psn || starts {
-		if r.op != opNone {
-			qp.settle(p) // what has come may have been stored; nobody is told
-			r.op = opNone
-			r.wqe.filled = 0
-		}
-		r.drop = !starts
-		r.psn = k.psn
+	if r.Interrupts(k.psn, starts) {
+		qp.settle(p) // what has come may have been stored; nobody is told
+		qp.resp.wqe.filled = 0
 	}
-	if r.drop {
-		r.psn = k.psn.Next()
+	if !r.ArriveUnreliable(k.psn, starts) {
 		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
 	if qp.execute(p, k) != accepted && qp.state != ib.QPErr {
-		r.op, r.drop, r.psn = opNone, true, k.psn.Next()
-		r.wqe.filled = 0
+		r.Abandon(k.psn)
+		qp.resp.wqe.filled = 0
 		qp.dev.counters.add(cntDropUnreliable, 1)
 	}
-}
-
-// acknowledge has an answer sent after the replies that are due before it.
-func (qp *QP) acknowledge(s roce.Syndrome, psn roce.PSN) {
-	a := &qp.resp.ack
-	a.due, a.syndrome, a.psn = true, s, psn
 }
 
 // refuse ends the queue pair for what the peer, or the receive, has wrong, as status says: the receive in progress
@@ -205,13 +101,13 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	case qp.state == ib.QPErr:
 		return
 	case qp.reliable():
-		qp.acknowledge(s, psn)
+		r.rcv.Acknowledge(s, psn)
 	case !own:
-		r.op, r.drop = opNone, true
+		r.rcv.AbandonRest()
 		return
 	}
 	switch {
-	case r.wqe.taken && (own || status == uapi.WCLocLenErr || r.op == opSend):
+	case r.wqe.taken && (own || status == uapi.WCLocLenErr || r.rcv.Within() == transport.Send):
 		qp.completeRecv(&uapi.WC{Status: status}, false)
 	case s == roce.NAKRemoteAccessError:
 		qp.obj.Raise(ib.EventQPAccessErr)
@@ -238,22 +134,17 @@ func (qp *QP) responderFails(status uapi.WCStatus) {
 	if qp.dev.qpFailed != nil {
 		why = "a request of its peer failed: " + status.String()
 	}
-	due := qp.resp.replies
-	qp.enterError(why)
-	qp.resp.replies = due
+	qp.enterErrorReplying(why)
 }
 
 // execute checks and does what the packet with the expected PSN asks for (IBA 9.7.4.1.2 and on).
 func (qp *QP) execute(p *pass, k *packet) verdict {
-	r := &qp.resp
-	op := kindOfRequest(k.Flags)
-	starts, ends := k.Flags&roce.FlagStarts != 0, k.Flags&roce.FlagEnds != 0
-	if op == opNone || starts != (r.op == opNone) || !starts && op != r.op {
-		return invalid
+	r := &qp.resp.rcv
+	a := transport.Arrival{
+		Kind: transport.KindOf(k.Flags), Starts: k.Flags&roce.FlagStarts != 0, Ends: k.Flags&roce.FlagEnds != 0,
+		Length: len(k.Payload),
 	}
-	switch n := len(k.Payload); {
-	case op.answered():
-	case !ends && n != qp.mtu, n > qp.mtu, !starts && n == 0:
+	if !r.Check(&a) {
 		return invalid
 	}
 	if qp.typ == ib.QPTypeXRCTgt {
@@ -262,30 +153,24 @@ func (qp *QP) execute(p *pass, k *packet) verdict {
 		}
 	}
 	var v verdict
-	switch op {
-	case opSend:
-		v = qp.executeSend(p, k, starts, ends)
-	case opWrite:
-		v = qp.executeWrite(p, k, starts, ends)
-	case opRead:
+	switch a.Kind {
+	case transport.Send:
+		v = qp.executeSend(p, k, a.Starts, a.Ends)
+	case transport.Write:
+		v = qp.executeWrite(p, k, a.Starts, a.Ends)
+	case transport.Read:
 		return qp.executeRead(k)
-	case opAtomic:
+	case transport.Atomic:
 		return qp.executeAtomic(p, k)
-	case opAtomicWrite:
+	case transport.AtomicWrite:
 		return qp.executeAtomicWrite(p, k)
-	case opFlush:
+	case transport.Flush:
 		return qp.executeFlush(p, k)
 	}
-	if v != accepted {
-		return v
+	if v == accepted {
+		r.Executed(&a, qp.reliable() && k.BTH().AckReq())
 	}
-	r.op = op
-	if ends {
-		r.op = opNone
-		r.msn++
-	}
-	r.psn = r.psn.Next()
-	return accepted
+	return v
 }
 
 // takeRecv sees to it that there is a receive for the message.
@@ -312,7 +197,7 @@ func (qp *QP) takeRecv(p *pass) verdict {
 	status := decodeRecv(&r.wqe, slot, qp.cap.MaxRecvSGE)
 	r.wqe.pd = qp.pd
 	if status != uapi.WCSuccess {
-		qp.refuse(r.psn, roce.NAKRemoteOperationalError, status)
+		qp.refuse(r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
 		return refused
 	}
 	return accepted
@@ -326,7 +211,7 @@ func (qp *QP) takeShared(p *pass, s *srq) verdict {
 		return notReady
 	}
 	if status != uapi.WCSuccess {
-		qp.refuse(r.psn, roce.NAKRemoteOperationalError, status)
+		qp.refuse(r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
 		return refused
 	}
 	return accepted
@@ -378,8 +263,7 @@ func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 }
 
 func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
-	r := &qp.resp
-	w := &r.write
+	r := &qp.resp.rcv
 	if starts {
 		if qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 {
 			return invalid
@@ -388,14 +272,15 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 		if h.DMALen() > maxMsgSize {
 			return invalid
 		}
-		w.addr, w.key, w.length, w.got = h.VA(), h.RKey(), int(h.DMALen()), 0
-		if !qp.permits(w.key, ib.AccessRemoteWrite, w.addr, w.length) {
+		r.BeginWrite(h.VA(), h.RKey(), int(h.DMALen()))
+		if !qp.permits(h.RKey(), ib.AccessRemoteWrite, h.VA(), int(h.DMALen())) {
 			return denied
 		}
 	}
-	if n := w.got + len(k.Payload); n > w.length || ends && n != w.length {
+	if !r.WriteFits(len(k.Payload), ends) {
 		return invalid
 	}
+	addr, key, length := r.Write()
 	takes := k.Flags&roce.FlagCompletesReceive != 0
 	if takes {
 		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
@@ -406,10 +291,10 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 		}
 	}
 	if len(k.Payload) > 0 {
-		if !qp.storeAt(p, scatterWrite, k.psn, w.key, ib.AccessRemoteWrite, w.addr+uint64(w.got), k.Payload) {
+		if !qp.storeAt(p, scatterWrite, k.psn, key, ib.AccessRemoteWrite, addr, k.Payload) {
 			return refused
 		}
-		w.got += len(k.Payload)
+		r.Wrote(len(k.Payload))
 	}
 	if !takes {
 		return accepted
@@ -418,7 +303,7 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 		return refused
 	}
 	wc := uapi.WC{
-		Opcode: uapi.WCRecvRDMAWithImm, ByteLen: uint32(w.length), WCFlags: uapi.WCFlags(uapi.IBVWCWithImm),
+		Opcode: uapi.WCRecvRDMAWithImm, ByteLen: uint32(length), WCFlags: uapi.WCFlags(uapi.IBVWCWithImm),
 	}
 	copy(wc.Ex[:], k.ImmDt())
 	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
@@ -439,28 +324,26 @@ func (qp *QP) permits(key uint32, right ib.AccessFlags, addr uint64, length int)
 }
 
 func (qp *QP) executeRead(k *packet) verdict {
-	r := &qp.resp
+	r := &qp.resp.rcv
 	h := k.RETH()
 	length := int(h.DMALen())
-	if qp.attr.AccessFlags&ib.AccessRemoteRead == 0 || length > maxMsgSize || !qp.admits() {
+	if qp.attr.AccessFlags&ib.AccessRemoteRead == 0 || length > maxMsgSize || !r.Admits() {
 		return invalid
 	}
 	if !qp.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), length) {
 		return denied
 	}
-	r.msn++
-	x := past{psn: k.psn, packets: qp.pathMTU.Packets(uint32(length)), kind: opRead, length: length, msn: r.msn}
-	x.in, x.addr, x.key = qp.domain(), h.VA(), h.RKey()
-	r.psn = r.psn.Add(x.packets)
-	qp.remember(&x)
-	r.replies = append(r.replies, x.reply())
+	r.Answer(&transport.Answer{
+		Kind: transport.Read, Packets: qp.pathMTU.Packets(uint32(length)),
+		Domain: qp.domain(), Addr: h.VA(), Key: h.RKey(), Length: length,
+	})
 	return accepted
 }
 
 func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
-	r := &qp.resp
+	r := &qp.resp.rcv
 	h := k.AtomicETH()
-	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || !qp.admits() {
+	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || !r.Admits() {
 		return invalid
 	}
 	if !qp.settle(p) { // it finds what was written before
@@ -477,137 +360,61 @@ func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	if err != nil {
 		return denied
 	}
-	r.msn++
-	x := past{psn: k.psn, packets: 1, kind: opAtomic, result: result, msn: r.msn}
-	r.psn = r.psn.Next()
-	qp.remember(&x)
-	r.replies = append(r.replies, x.reply())
+	r.Answer(&transport.Answer{Kind: transport.Atomic, Packets: 1, Result: result})
 	return accepted
 }
 
-// admits reports whether one more request may be answered: as many are outstanding as was agreed on, at most. A repetition
-// that is still waiting does not count, for who asks for more has had the answer before it came to that.
-func (qp *QP) admits() bool {
-	r := &qp.resp
-	if len(r.replies) < int(qp.attr.MaxDestRdAtomic) {
-		return true
-	}
-	i := slices.IndexFunc(r.replies, func(y reply) bool { return y.repeat })
-	if i >= 0 {
-		r.replies = slices.Delete(r.replies, i, i+1)
-	}
-	return i >= 0
-}
-
-// remember keeps a request for as long as the requester may repeat it.
-func (qp *QP) remember(x *past) {
-	r := &qp.resp
-	if len(r.past) < int(qp.attr.MaxDestRdAtomic) {
-		r.past = append(r.past, *x)
-		return
-	}
-	r.oldest %= len(r.past)
-	r.past[r.oldest] = *x
-	r.oldest++
-}
-
-// receiveDuplicate handles a request that was executed before (IBA 9.7.4.1.3): SEND and RDMA WRITE are
-// acknowledged again, RDMA READ is executed again, and of an atomic the result is sent again. A request of which
-// nothing is known is dropped.
+// receiveDuplicate handles a request that was executed before. A request of which nothing is known is dropped.
 func (qp *QP) receiveDuplicate(k *packet) {
-	r := &qp.resp
-	if k.Flags&flagAnswered == 0 {
-		if !r.ack.due {
-			qp.acknowledge(roce.ACKUnlimited, r.psn.Add(-1))
-		}
-		return
+	q := transport.Repeat{PSN: k.psn, Kind: transport.KindOf(k.Flags)}
+	if q.Kind == transport.Read {
+		h := k.RETH()
+		q.Addr, q.Key, q.Length = h.VA(), h.RKey(), int(h.DMALen())
 	}
-	for i := range r.past {
-		x := &r.past[i]
-		at := k.psn.Diff(x.psn)
-		if at < 0 || at >= x.packets || x.kind != kindOfRequest(k.Flags) {
-			continue
-		}
-		again := x.reply()
-		again.psn, again.repeat = k.psn, true
-		if x.kind == opRead {
-			h, off := k.RETH(), at*qp.mtu
-			if h.RKey() != x.key || h.VA() != x.addr+uint64(off) || int(h.DMALen()) > x.length-off {
-				return
-			}
-			again.addr, again.left = h.VA(), int(h.DMALen())
-		}
-		// What was still to be sent from here on will be asked for again.
-		for n, y := range r.replies {
-			if !y.psn.Less(k.psn) {
-				r.replies = r.replies[:n]
-				break
-			}
-		}
-		if len(r.replies) < int(qp.attr.MaxDestRdAtomic) {
-			r.replies = append(r.replies, again)
-		}
-		return
+	if !qp.resp.rcv.Duplicate(&q) {
+		qp.dev.counters.add(cntDropDuplicate, 1)
 	}
-	qp.dev.counters.add(cntDropDuplicate, 1)
 }
 
 // answer makes the replies and the acknowledgement that are due, as far as there is room. qp.mu is held.
 func (qp *QP) answer(p *pass) {
-	r := &qp.resp
-	for len(r.replies) > 0 {
+	r := &qp.resp.rcv
+	for y := r.Reply(); y != nil; y = r.Reply() {
 		if qp.egress.full() || qp.egress.blocked {
 			return
 		}
-		if !qp.makeReply(p, &r.replies[0]) {
+		if !qp.makeReply(p, y) {
 			break
 		}
-		if r.replies[0].left == 0 {
-			r.replies = r.replies[:copy(r.replies, r.replies[1:])]
+		if y.Left == 0 {
+			r.Replied()
 		}
 	}
-	if !r.ack.due || qp.egress.full() || qp.egress.blocked || qp.path == nil {
+	a, due := r.Ack()
+	if !due || qp.egress.full() || qp.egress.blocked || qp.path == nil {
 		return // what is due waits, and may be joined by more
 	}
-	r.ack.due = false
+	r.AckSent()
 	op := qp.opcode(roce.Acknowledge)
 	size := op.PacketLen(0)
 	p.build.start(&ackPool, qp.path, size)
 	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
-		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: r.ack.psn,
+		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: a.PSN,
 	}, 0)
-	k.AETH().Encode(r.ack.syndrome, r.msn)
+	k.AETH().Encode(a.Syndrome, r.MSN())
 	p.build.finish(&qp.egress)
 }
 
 // makeReply makes one part of a reply, as much as fits into the egress queue at once. It reports false where the
 // memory cannot be read; the queue pair is in error then.
-func (qp *QP) makeReply(p *pass, y *reply) bool {
-	if y.kind == opAtomic {
-		op := qp.opcode(roce.AtomicAcknowledge)
-		size := op.PacketLen(0)
-		p.build.start(&ackPool, qp.path, size)
-		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
-			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: y.psn,
-		}, 0)
-		k.AETH().Encode(roce.ACKUnlimited, y.msn)
-		k.AtomicAckETH().Encode(y.result)
-		p.build.finish(&qp.egress)
-		return true
+func (qp *QP) makeReply(p *pass, y *transport.Reply) bool {
+	pool := &trainPool
+	if y.Kind == transport.Atomic {
+		pool = &ackPool
 	}
-	psn := y.psn
+	psn := y.PSN
 	for done := false; !done; {
-		n := min(qp.mtu, y.left)
-		last := n == y.left
-		what := roce.RDMAReadResponseMiddle
-		switch {
-		case y.first && last:
-			what = roce.RDMAReadResponseOnly
-		case y.first:
-			what = roce.RDMAReadResponseFirst
-		case last:
-			what = roce.RDMAReadResponseLast
-		}
+		what, n := y.Packet(qp.mtu)
 		op := qp.opcode(what)
 		size := op.PacketLen(n)
 		if !p.build.fits(qp.path, size) {
@@ -618,46 +425,47 @@ func (qp *QP) makeReply(p *pass, y *reply) bool {
 			if qp.egress.full() {
 				return true
 			}
-			p.build.start(&trainPool, qp.path, size)
-			psn = y.psn
+			p.build.start(pool, qp.path, size)
+			psn = y.PSN
 		}
 		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
-			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: y.psn,
+			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: y.PSN,
 		}, n)
 		if h := k.AETH(); h != nil {
-			h.Encode(roce.ACKUnlimited, y.msn)
+			h.Encode(roce.ACKUnlimited, y.MSN)
+		}
+		if h := k.AtomicAckETH(); h != nil {
+			h.Encode(y.Result)
 		}
 		if n > 0 && !qp.gatherRemote(p, y, k.Payload) {
 			break
 		}
-		y.psn, y.first = y.psn.Next(), false
-		y.addr += uint64(n)
-		y.left -= n
-		done = last
+		y.Sent(n)
+		done = y.Left == 0
 	}
-	if p.gather.flush(qp) && y.left == 0 {
+	if p.gather.flush(qp) && y.Left == 0 {
 		p.build.finish(&qp.egress)
 		return true
 	}
 	p.gather.reset()
 	p.build.cut(0)
 	p.build.finish(&qp.egress)
-	qp.resp.replies = qp.resp.replies[:0]
+	qp.resp.rcv.DropReplies()
 	if qp.state == ib.QPErr {
-		qp.acknowledge(roce.NAKRemoteAccessError, psn) // comes before the one that is due
+		qp.resp.rcv.Acknowledge(roce.NAKRemoteAccessError, psn) // comes before the one that is due
 	}
 	qp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	return false
 }
 
 // gatherRemote has a place filled from the memory that a reply is about, if the peer may still read it.
-func (qp *QP) gatherRemote(p *pass, y *reply, dst []byte) bool {
+func (qp *QP) gatherRemote(p *pass, y *transport.Reply, dst []byte) bool {
 	g := &p.gather
 	if g.from == nil {
-		if g.from = qp.memory(y.in, y.key, ib.AccessRemoteRead); g.from == nil {
+		if g.from = qp.memory(y.Domain.(*pd), y.Key, ib.AccessRemoteRead); g.from == nil {
 			return false
 		}
-		g.addr = y.addr
+		g.addr = y.Addr
 	}
 	g.vec = append(g.vec, dst)
 	g.n += uint64(len(dst))
@@ -736,4 +544,23 @@ func grhOf(p *pass, k *packet) []byte {
 		SGID: roce.GID(k.src.As16()), DGID: roce.GID(k.dst.As16()),
 	})
 	return p.grh[:]
+}
+
+// flushReceives completes everything in the receive queue with a flush error. (rxe_drain_req_pkts)
+func (qp *QP) flushReceives(p *pass) {
+	if qp.resp.wqe.taken {
+		qp.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
+	}
+	qp.lastReached()
+	slot := qp.recvSlot(p)
+	for range qp.rq.mask {
+		if filled, ok := qp.rq.peek(qp.rqNext, slot); !ok {
+			qp.ringGone()
+			return
+		} else if !filled {
+			break
+		}
+		decodeRecv(&qp.resp.wqe, slot, qp.cap.MaxRecvSGE)
+		qp.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
+	}
 }

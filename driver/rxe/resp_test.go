@@ -7,6 +7,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/link/simnet"
 	"verbena/roce"
@@ -111,7 +112,7 @@ func TestRequester(t *testing.T) {
 		qp := qpOf(d.b.qp)
 		qp.mu.Lock()
 		defer qp.mu.Unlock()
-		qp.req.window = packets * (mtu + packetCost)
+		qp.req.aimd.Bytes = packets * (mtu + transport.PacketCost)
 	}
 	for _, c := range []struct {
 		name  string

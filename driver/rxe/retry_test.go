@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/link/simnet"
 	"verbena/roce"
@@ -85,7 +86,7 @@ func TestRNRRetryCount(t *testing.T) {
 }
 
 // TestAckTimeouts: with a code n from 1 to 31 a try lasts from 4.096 µs * 2^n to four times that (IBA 9.7.6.1.3), but
-// never less than minTimeout; the retry count says how many follow the first.
+// never less than transport.MinTimeout; the retry count says how many follow the first.
 func TestAckTimeouts(t *testing.T) {
 	for code := uint8(1); code < 32; code++ {
 		for _, retry := range []uint8{0, 1, 7} {
@@ -94,7 +95,7 @@ func TestAckTimeouts(t *testing.T) {
 				b.connectAs(code, retry, 0, 1)
 				b.net.SetLink(addrB, false)
 				b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend})
-				try := max(4096*time.Nanosecond<<code, minTimeout)
+				try := max(4096*time.Nanosecond<<code, transport.MinTimeout)
 				tries := time.Duration(retry) + 1
 				time.Sleep(tries*try - time.Microsecond)
 				b.a.none()

@@ -3,6 +3,7 @@ package rxe
 import (
 	"time"
 
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/internal/clock"
 )
@@ -20,13 +21,6 @@ var noTime time.Time
 
 // reflushPeriod is how often a queue pair in error looks for work that a user posted without a doorbell.
 const reflushPeriod = 10 * time.Millisecond
-
-// minTimeout is the shortest that the local ACK timeout gets, whatever its code says: below the time for which a
-// thread may have to wait for a processor it would only count delays as losses. The kernel's is a jiffy.
-const minTimeout = 4 * time.Millisecond
-
-// probeAfter is when the oldest packet is sent again for the first time; then each time after twice as long.
-const probeAfter = minTimeout
 
 func (t *timer) init(qp *QP) {
 	t.t = qp.dev.clock.AfterFunc(time.Hour, qp.expire)
@@ -55,10 +49,7 @@ func (qp *QP) rearm() {
 	} else {
 		t.reflush = noTime
 	}
-	at := earliest(earliest(qp.req.deadline, qp.req.rnrUntil), earliest(t.unblock, t.reflush))
-	if !qp.req.deadline.IsZero() {
-		at = earliest(at, qp.req.probe)
-	}
+	at := earliest(qp.req.snd.Deadline(), earliest(t.unblock, t.reflush))
 	if at.IsZero() || !t.at.IsZero() && !at.Before(t.at) {
 		return
 	}
@@ -98,11 +89,11 @@ func (qp *QP) expire() {
 			qp.egress.blocked = false
 		}
 		due(&t.reflush)
-		due(&qp.req.rnrUntil)
-		if due(&qp.req.deadline) {
-			qp.timedOut()
-		} else if due(&qp.req.probe) {
-			qp.sendProbe(p)
+		switch qp.req.snd.Tick(now) {
+		case transport.AckTimeout:
+			qp.req.timedOut()
+		case transport.ProbeDue:
+			qp.req.probe(p)
 		}
 		qp.advance(p)
 	}

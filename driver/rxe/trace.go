@@ -241,10 +241,10 @@ func (d *Device) QPStatuses() []QPStatus {
 			list = append(list, s)
 			continue
 		}
-		r := &qp.req
-		s.MTU, s.Unacknowledged, s.NextPSN = qp.mtu, uint32(r.una), uint32(r.place())
-		s.ExpectedPSN, s.InFlight, s.Window = uint32(qp.resp.psn), r.flight.len(), r.window
-		s.Retries, s.RNRRetries, s.Egress = r.retries, r.rnrRetries, len(qp.egress.queue)
+		x := qp.req.snd.Status()
+		s.MTU, s.Unacknowledged, s.NextPSN = qp.mtu, uint32(x.Unacknowledged), uint32(x.Place)
+		s.ExpectedPSN, s.InFlight, s.Window = uint32(qp.resp.rcv.PSN()), x.InFlight, x.Window
+		s.Retries, s.RNRRetries, s.Egress = x.Retries, x.RNRRetries, len(qp.egress.queue)
 		if qp.path != nil && !qp.datagram() {
 			s.DestQPN, s.Peer = qp.attr.DestQPN, qp.path.dst.String()
 		}

@@ -4,66 +4,45 @@ import (
 	"fmt"
 	"syscall"
 
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uapi"
 )
 
-// opKind is what the engine does for a work request.
-type opKind uint8
-
-const (
-	opNone opKind = iota // not a work request that the queue pair takes
-	opSend
-	opWrite
-	opRead
-	opAtomic
-	opAtomicWrite
-	opFlush
-	opInvalidate // of this queue pair's own consumer; so the next two
-	opBind
-	opRegister
-)
-
-// answered tells that the peer answers with more than an acknowledgement.
-func (k opKind) answered() bool { return k >= opRead && k <= opFlush }
-
-// local tells that it makes no packets.
-func (k opKind) local() bool { return k >= opInvalidate }
-
 // wrRegMR is ib.WRRegMR, which no user process can ask for.
 const wrRegMR = ib.WRRegMR
 
-// opKinds are the work requests of the connected services; datagrams take only opSend. (rxe_wr_opcode_info)
-var opKinds = [...]opKind{
-	uapi.WRRDMAWrite:         opWrite,
-	uapi.WRRDMAWriteWithImm:  opWrite,
-	uapi.WRSend:              opSend,
-	uapi.WRSendWithImm:       opSend,
-	uapi.WRRDMARead:          opRead,
-	uapi.WRAtomicCmpAndSwp:   opAtomic,
-	uapi.WRAtomicFetchAndAdd: opAtomic,
-	uapi.WRLocalInv:          opInvalidate,
-	uapi.WRBindMW:            opBind,
-	uapi.WRSendWithInv:       opSend,
-	uapi.WRFlush:             opFlush,
-	uapi.WRAtomicWrite:       opAtomicWrite,
-	wrRegMR:                  opRegister,
+// kinds are the work requests of the connected services; datagrams take only transport.Send. (rxe_wr_opcode_info)
+var kinds = [...]transport.Kind{
+	uapi.WRRDMAWrite:         transport.Write,
+	uapi.WRRDMAWriteWithImm:  transport.Write,
+	uapi.WRSend:              transport.Send,
+	uapi.WRSendWithImm:       transport.Send,
+	uapi.WRRDMARead:          transport.Read,
+	uapi.WRAtomicCmpAndSwp:   transport.Atomic,
+	uapi.WRAtomicFetchAndAdd: transport.Atomic,
+	uapi.WRLocalInv:          transport.Local,
+	uapi.WRBindMW:            transport.Local,
+	uapi.WRSendWithInv:       transport.Send,
+	uapi.WRFlush:             transport.Flush,
+	uapi.WRAtomicWrite:       transport.AtomicWrite,
+	wrRegMR:                  transport.Local,
 }
 
-// kindOf is opNone for what a queue pair of type t does not do.
-func kindOf(t ib.QPType, op uapi.WROpcode) opKind {
-	if int(op) >= len(opKinds) {
-		return opNone
+// kindOf is transport.None for what a queue pair of type t does not do.
+func kindOf(t ib.QPType, op uapi.WROpcode) transport.Kind {
+	if int(op) >= len(kinds) {
+		return transport.None
 	}
-	k := opKinds[op]
+	k := kinds[op]
 	switch {
 	case t == ib.QPTypeRC, t == ib.QPTypeXRCInit,
-		t == ib.QPTypeUC && (k == opSend && op != uapi.WRSendWithInv || k == opWrite || k.local()),
-		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == opSend && op != uapi.WRSendWithInv:
+		t == ib.QPTypeUC && (k == transport.Send && op != uapi.WRSendWithInv || k == transport.Write || k == transport.Local),
+		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == transport.Send && op != uapi.WRSendWithInv:
 		return k
 	}
-	return opNone
+	return transport.None
 }
 
 // wcOpcodes are the completions of the work requests (wr_to_wc_opcode).
@@ -88,13 +67,11 @@ type sendWQE struct {
 	id     uint64
 	opcode uapi.WROpcode
 	flags  uapi.SendFlags
-	kind   opKind
+	kind   transport.Kind
 	imm    uapi.ImmData
 	status uapi.WCStatus // not success: the request cannot be done, and will be completed with this
-	done   bool          // of local ones: carried out
 
 	length  int
-	first   roce.PSN
 	packets int // PSNs that it takes
 	sges    []uapi.RXESGE
 	inline  []byte
@@ -130,19 +107,19 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		kind: kindOf(qp.typ, h.WR.Opcode), packets: 1,
 		sges: w.sges[:0], inline: w.inline[:0],
 	}
-	if w.kind == opNone || w.kind == opRegister && qp.ctx != nil {
-		w.kind, w.status = opNone, uapi.WCLocQPOpErr
+	if w.kind == transport.None || w.opcode == wrRegMR && qp.ctx != nil {
+		w.kind, w.status = transport.None, uapi.WCLocQPOpErr
 		return
 	}
-	if w.kind.local() {
+	if w.kind == transport.Local {
 		w.packets, w.rkey, w.mw = 0, h.WR.Ex.InvalidateRKey(), *h.WR.MW()
 		return
 	}
-	if w.kind == opFlush || w.kind == opAtomicWrite {
+	if w.kind == transport.Flush || w.kind == transport.AtomicWrite {
 		w.status = qp.decodeSingle(w, &h, data)
 		return
 	}
-	if w.flags&uapi.SendInline != 0 && (w.kind == opSend || w.kind == opWrite) {
+	if w.flags&uapi.SendInline != 0 && (w.kind == transport.Send || w.kind == transport.Write) {
 		if h.DMA.Length > qp.cap.MaxInlineData {
 			w.status = uapi.WCLocLenErr
 			return
@@ -156,10 +133,10 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		}
 	}
 	switch w.kind {
-	case opWrite, opRead:
+	case transport.Write, transport.Read:
 		r := h.WR.RDMA()
 		w.remote, w.rkey = r.RemoteAddr, r.RKey
-	case opAtomic:
+	case transport.Atomic:
 		a := h.WR.Atomic()
 		w.remote, w.rkey, w.a, w.b = a.RemoteAddr, a.RKey, a.CompareAdd, a.Swap
 		if w.length < atomicLen || w.remote%atomicLen != 0 {
@@ -168,7 +145,7 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		}
 		w.length = atomicLen
 	}
-	if (w.kind == opRead || w.kind == opAtomic) && qp.attr.MaxRdAtomic == 0 {
+	if (w.kind == transport.Read || w.kind == transport.Atomic) && qp.attr.MaxRdAtomic == 0 {
 		w.status = uapi.WCLocQPOpErr
 		return
 	}
@@ -176,7 +153,7 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		w.status = qp.decodeUD(w, h.WR.UD())
 		return
 	}
-	if w.kind != opAtomic {
+	if w.kind != transport.Atomic {
 		w.packets = qp.pathMTU.Packets(uint32(w.length))
 	}
 }
@@ -238,11 +215,11 @@ func (qp *QP) encodeSend(b []byte, slot uint32, wr *ib.SendWR) (int, error) {
 	}
 	inline := wr.Flags&ib.SendInline != 0
 	switch {
-	case kind.local(), kind == opFlush, kind == opAtomicWrite:
-		return qp.encodeMemory(b, wr, kind, &h)
-	case kind == opNone:
+	case kind == transport.Local, kind == transport.Flush, kind == transport.AtomicWrite:
+		return qp.encodeMemory(b, wr, &h)
+	case kind == transport.None:
 		return 0, fmt.Errorf("work request opcode %d on a %v queue pair: %w", wr.Opcode, qp.typ, syscall.EINVAL)
-	case inline && kind != opSend && kind != opWrite:
+	case inline && kind != transport.Send && kind != transport.Write:
 		return 0, fmt.Errorf("work request opcode %d cannot be inline: %w", wr.Opcode, syscall.EINVAL)
 	case inline && len(wr.Inline) > int(qp.cap.MaxInlineData):
 		return 0, fmt.Errorf("%d bytes inline, at most %d: %w", len(wr.Inline), qp.cap.MaxInlineData, syscall.EINVAL)
@@ -263,10 +240,10 @@ func (qp *QP) encodeSend(b []byte, slot uint32, wr *ib.SendWR) (int, error) {
 			num, qp.paths[slot] = slot, to.pathFor(qp)
 		}
 		*h.WR.UD() = uapi.RXESendWRUD{RemoteQPN: wr.RemoteQPN, RemoteQKey: wr.RemoteQKey, AHNum: num}
-	case kind == opWrite, kind == opRead:
+	case kind == transport.Write, kind == transport.Read:
 		*h.WR.RDMA() = uapi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
 		h.IOVA = wr.RemoteAddr
-	case kind == opAtomic:
+	case kind == transport.Atomic:
 		if wr.RemoteAddr%atomicLen != 0 {
 			return 0, fmt.Errorf("atomic at %#x, not a multiple of 8: %w", wr.RemoteAddr, syscall.EINVAL)
 		}

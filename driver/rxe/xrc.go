@@ -1,6 +1,7 @@
 package rxe
 
 import (
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/roce"
 )
@@ -56,7 +57,7 @@ func (d *Device) srq(num uint32) *srq {
 func (qp *QP) nameQueue(k *packet) verdict {
 	r := &qp.resp
 	s := qp.dev.srq(k.XRCETH().SRQN())
-	if s == nil || s.xrcd == nil || s.xrcd != qp.xrcd || r.op != opNone && s != r.named {
+	if s == nil || s.xrcd == nil || s.xrcd != qp.xrcd || r.rcv.Within() != transport.None && s != r.named {
 		return invalid
 	}
 	r.named = s

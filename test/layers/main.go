@@ -40,7 +40,7 @@ var layers = []layer{
 	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/completion", "ib/ibtest", "ib/slot"}},
 	{"the midlayer for user contexts", []string{"ib/user"}},
 	{"the midlayer", []string{"ib"}},
-	{"sockets, faults, simulated networks", []string{"link"}},
+	{"the protocol as values; sockets, faults, simulated networks", []string{"driver/rxe/transport", "link"}},
 	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
 }
 

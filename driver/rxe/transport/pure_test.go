@@ -1,0 +1,72 @@
+package transport
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestPure: the package is what doc.go says: it imports packet formats and little else, asks no clock, and has no lock,
+// goroutine, channel, or function to call back.
+func TestPure(t *testing.T) {
+	fset := token.NewFileSet()
+	pkgs, err := parser.ParseDir(fset, ".", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	allowed := []string{"fmt", "slices", "time", "verbena/roce"}
+	files := 0
+	for _, pkg := range pkgs {
+		for name, f := range pkg.Files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			files++
+			for _, i := range f.Imports {
+				if p, _ := strconv.Unquote(i.Path.Value); !slices.Contains(allowed, p) {
+					t.Errorf("%s imports %s", name, p)
+				}
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				at := ""
+				switch n := n.(type) {
+				case *ast.GoStmt:
+					at = "a goroutine"
+				case *ast.ChanType:
+					at = "a channel"
+				case *ast.StructType:
+					if hasFunc(n.Fields) {
+						at = "a function in a field"
+					}
+				case *ast.FuncDecl:
+					if hasFunc(n.Type.Params) {
+						at = "a function as a parameter"
+					}
+				case *ast.SelectorExpr:
+					if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && !slices.Contains([]string{"Time", "Duration", "Millisecond"}, n.Sel.Name) {
+						at = "time." + n.Sel.Name
+					}
+				}
+				if at != "" {
+					t.Errorf("%s: %s", fset.Position(n.Pos()), at)
+				}
+				return true
+			})
+		}
+	}
+	if files < 4 {
+		t.Errorf("%d files were looked at", files)
+	}
+}
+
+// hasFunc reports whether one of the fields or parameters is a function.
+func hasFunc(l *ast.FieldList) bool {
+	return slices.ContainsFunc(l.List, func(f *ast.Field) bool {
+		_, ok := f.Type.(*ast.FuncType)
+		return ok
+	})
+}

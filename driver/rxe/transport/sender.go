@@ -1,0 +1,587 @@
+package transport
+
+import (
+	"fmt"
+	"time"
+
+	"verbena/roce"
+)
+
+// SenderConfig holds the attributes of a queue pair that its sender goes by. They may change between calls.
+type SenderConfig struct {
+	Reliable bool // RC and XRC: requests are acknowledged
+	MTU      int  // path MTU in bytes
+	Timeout  roce.AckTimeout
+	RetryCnt uint8 // retransmissions in a row without progress, at most
+	RNRRetry uint8 // the same after RNR NAKs; RNRForever: no limit
+	MaxReads int   // requests outstanding that are answered (max_rd_atomic)
+}
+
+// RNRForever is the RNR retry count that means no limit (IBA 9.7.5.2.8).
+const RNRForever = 7
+
+// Sender is the requester and the completer of a queue pair (IBA 9.7.5, 9.7.6, 9.8.2, 9.8.3).
+//
+// The PSNs from una to the place have been sent and are not acknowledged. After a loss the place goes back to una, and
+// everything from there is sent again.
+//
+//	completed |  sent, unacknowledged  |  sent before, to be sent again  |  never sent
+//	          una                    place                              sent          next
+//
+// It waits in one of these states, of which only the first two send:
+//
+//	idle       nothing is unacknowledged: no deadline
+//	in flight  una is unacknowledged: deadline, and probe before it
+//	not ready  the peer had no receive: nothing is sent before rnrUntil
+type Sender struct {
+	SenderConfig
+	recovery Recovery
+
+	flight flight
+	at     uint32 // number of the request whose packets are sent now; flight.tail if there is none
+	pkt    int    // next packet of it
+
+	una  roce.PSN // oldest PSN that is not acknowledged; of a READ, whose response has not come
+	sent roce.PSN // one past the newest PSN ever sent
+	next roce.PSN // first PSN of the next request
+
+	out     int // bytes between una and the place
+	unasked int // bytes since the last request for an acknowledgement
+	reads   int // requests between una and the place that are answered
+	ordered int // requests in flight that are answered, which a fence waits for
+
+	retries    uint8
+	rnrRetries uint8
+	gap        bool // among the responses, as gapEnd has shown; everything was asked for again
+	gapEnd     roce.PSN
+
+	deadline  time.Time // of the acknowledgement of una; zero: nothing is waited for
+	rnrUntil  time.Time // nothing is sent before
+	probe     time.Time // while there is a deadline: una is sent again
+	probeWait time.Duration
+}
+
+// Failure is why a request ends without success.
+type Failure uint8
+
+const (
+	NoFailure       Failure = iota
+	RemoteInvalid           // NAK invalid request
+	RemoteAccess            // NAK remote access error
+	RemoteOperation         // NAK remote operational error, and codes that are not defined
+	RetryExceeded           // no acknowledgement after all retransmissions
+	RNRExceeded             // no receive after all retransmissions
+	BadResponse             // the response does not fit the request
+)
+
+// Result is the outcome of an acknowledgement, a response, or a timeout. The owner completes Done requests with success, then,
+// if there is a Failure, the oldest one that is left with that (see [Sender.Drop]).
+type Result struct {
+	Done        int
+	Failure     Failure
+	Retransmits bool          // everything unacknowledged is sent again; also set with RetryExceeded
+	Retries     uint8         // how often that may be done again
+	Wait        time.Duration // everything unacknowledged is sent again after that, as the peer asks; 0: no
+}
+
+// Init prepares a new sender, with the policy that is its own from then on.
+func (s *Sender) Init(r Recovery) {
+	s.recovery = r
+	s.Reset()
+}
+
+// Reset forgets all requests and the PSNs (RESET state); the configuration stays.
+func (s *Sender) Reset() {
+	*s = Sender{SenderConfig: s.SenderConfig, recovery: s.recovery, flight: flight{q: s.flight.q}}
+	s.recovery.Reset()
+}
+
+// Begin sets the first PSN (RTR to RTS).
+func (s *Sender) Begin(psn roce.PSN) { s.una, s.sent, s.next = psn, psn, psn }
+
+// SetRetryCnt changes the limit of retransmissions, and begins to count anew.
+func (s *Sender) SetRetryCnt(n uint8) { s.RetryCnt, s.retries = n, n }
+
+// SetRNRRetry changes the limit of retransmissions after RNR NAKs, and begins to count anew.
+func (s *Sender) SetRNRRetry(n uint8) { s.RNRRetry, s.rnrRetries = n, n }
+
+// Len returns the number of requests in flight.
+func (s *Sender) Len() int { return s.flight.len() }
+
+// Head and Tail return the numbers of the oldest request in flight and of the next to be pushed. They count up modulo 2^32.
+func (s *Sender) Head() uint32 { return s.flight.head }
+
+// Tail returns the number that the next request will have.
+func (s *Sender) Tail() uint32 { return s.flight.tail }
+
+// Ordered returns the number of requests in flight that are answered, which a fenced request has to wait for (IBA 10.8.3.3).
+func (s *Sender) Ordered() int { return s.ordered }
+
+// Place returns the PSN of the next packet.
+func (s *Sender) Place() roce.PSN {
+	if s.at == s.flight.tail {
+		return s.next
+	}
+	return s.flight.at(s.at).first.Add(s.pkt)
+}
+
+// Open reports whether something may be sent at all: not while the peer has no receive.
+func (s *Sender) Open() bool { return s.rnrUntil.IsZero() }
+
+// Push takes a request, whose number is the one that Tail has returned.
+func (s *Sender) Push(q Request) {
+	if s.at == s.flight.tail {
+		s.pkt = 0
+	}
+	s.flight.push(entry{Request: q, first: s.next})
+	s.next = s.next.Add(q.Packets)
+	if q.Kind.Answered() && q.Packets > 0 {
+		s.ordered++
+	}
+}
+
+// Current returns the number of the request whose packets are sent now; false if all that were pushed have been sent.
+func (s *Sender) Current() (n uint32, ok bool) { return s.at, s.at != s.flight.tail }
+
+// Packet is a packet to be sent.
+type Packet struct {
+	Index   int // of the first packet within its request
+	Packets int // PSNs that it stands for: one, or those of the response to a READ request
+	PSN     roce.PSN
+	Offset  int // bytes of the request before it
+	Length  int // bytes of its payload, or that it asks for
+	First   bool
+	Last    bool
+	AckReq  bool
+
+	cost int
+}
+
+// Next returns the packet of the current request that may be sent now; false if there is none, or the window, or the number
+// of answers outstanding, does not allow it. It changes nothing: the owner calls Sent when it sends the packet.
+func (s *Sender) Next() (p Packet, ok bool) {
+	e := s.flight.at(s.at)
+	if s.pkt >= e.Packets {
+		return p, false
+	}
+	p = s.packet(e, s.pkt)
+	if !s.Reliable {
+		return p, true
+	}
+	window := s.recovery.Window()
+	if s.out > 0 && s.out+p.cost > window || e.Kind.Answered() && s.reads >= s.MaxReads {
+		return p, false
+	}
+	// The window must not fill up without an acknowledgement on its way.
+	p.AckReq = p.AckReq || s.unasked+p.cost >= window/2 || s.out+p.cost+s.MTU+PacketCost > window
+	return p, true
+}
+
+// packet describes a packet of a request. The last of a message asks for an acknowledgement, and so does a request that is
+// answered.
+func (s *Sender) packet(e *entry, index int) Packet {
+	p := Packet{Index: index, Packets: 1, PSN: e.first.Add(index), Offset: index * s.MTU, First: index == 0}
+	if e.Kind == Read {
+		chunk := s.chunk()
+		p.Packets = min((index/chunk+1)*chunk, e.Packets) - index
+	}
+	end := index + p.Packets
+	p.Last = end == e.Packets
+	p.Length = min(end*s.MTU, e.Length) - min(p.Offset, e.Length)
+	p.AckReq = s.Reliable && (p.Last || e.Kind.Answered())
+	p.cost = e.cost(s.MTU, index, end)
+	return p
+}
+
+// chunk returns the number of responses to a READ request that is not the last of its work request.
+func (s *Sender) chunk() int { return ReadChunk / s.MTU }
+
+// Sent notes that the packet that Next has returned is going to be sent.
+func (s *Sender) Sent(p *Packet) {
+	s.pkt = p.Index + p.Packets
+	if !s.Reliable {
+		return
+	}
+	s.out += p.cost
+	if s.flight.at(s.at).Kind.Answered() {
+		s.reads++
+		return
+	}
+	if s.unasked += p.cost; p.AckReq {
+		s.unasked = 0
+	}
+}
+
+// Unsend takes back the packets of the current request from index on, which will not be sent after all.
+func (s *Sender) Unsend(index int) { s.pkt = index }
+
+// Advance goes on to the next request when all packets of the current one have been sent, which next reports. It returns how many
+// requests are complete by that: of an unreliable service they are, since nobody acknowledges.
+func (s *Sender) Advance() (done int, next bool) {
+	e := s.flight.at(s.at)
+	if place := e.first.Add(s.pkt); s.sent.Less(place) {
+		s.sent = place
+	}
+	if s.pkt < e.Packets {
+		return 0, false
+	}
+	s.at, s.pkt = s.at+1, 0
+	if s.Reliable {
+		return 0, true
+	}
+	s.una = e.first.Add(e.Packets)
+	return s.flight.pop(), true
+}
+
+// LocalDone reports whether the current request, a local one, has been carried out before, and has only come up again by a
+// retransmission.
+func (s *Sender) LocalDone() bool { return s.flight.at(s.at).done }
+
+// SkipLocal goes on after the current request, a local one that has been carried out. It returns how many requests are complete
+// by that: none while older ones are in flight.
+func (s *Sender) SkipLocal() (done int) {
+	s.flight.at(s.at).done = true
+	s.at, s.pkt = s.at+1, 0
+	if s.at-1 == s.flight.head {
+		return s.flight.pop()
+	}
+	return 0
+}
+
+// Drop takes the oldest request out, which ends without success.
+func (s *Sender) Drop() { s.flight.head++ }
+
+// Rewind takes the place back, or forward, to una.
+func (s *Sender) Rewind() {
+	s.at, s.pkt = s.flight.head, 0
+	if s.at != s.flight.tail {
+		s.pkt = s.una.Since(s.flight.at(s.at).first)
+	}
+	s.out, s.unasked, s.reads = 0, 0, 0
+}
+
+// Unarmed reports whether something is unacknowledged and no wait for it has begun: Arm is to be called.
+func (s *Sender) Unarmed() bool {
+	return s.Reliable && s.deadline.IsZero() && s.rnrUntil.IsZero() && s.una != s.Place()
+}
+
+// Arm begins to wait for an acknowledgement, for as long as the consumer has asked for (IBA 9.7.6.1.3).
+func (s *Sender) Arm(now time.Time) {
+	timeout, probe := s.recovery.Timeout(s.Timeout)
+	if timeout == 0 {
+		return
+	}
+	s.deadline, s.probe, s.probeWait = now.Add(timeout), time.Time{}, probe
+	if probe != 0 {
+		s.probe = now.Add(probe)
+	}
+}
+
+// Expects reports whether a response with this PSN belongs to a packet that was sent and is not acknowledged. Any other is a
+// ghost or stale, and to be dropped (IBA 9.7.5.1.2).
+func (s *Sender) Expects(psn roce.PSN) bool {
+	return s.flight.len() > 0 && !psn.Less(s.una) && psn.Less(s.sent)
+}
+
+// Ack handles an acknowledgement that Expects allows (IBA 9.7.5.1.2). A NAK acknowledges everything before its PSN. One with a
+// reserved syndrome is ignored.
+func (s *Sender) Ack(now time.Time, psn roce.PSN, syndrome roce.Syndrome) (res Result) {
+	upTo := psn
+	switch {
+	case syndrome.IsACK():
+		upTo = psn.Next()
+	case !syndrome.IsRNR() && !syndrome.IsNAK():
+		return res
+	}
+	if !s.acknowledge(now, upTo, &res) {
+		s.responseLost(now, s.una, &res)
+		return res
+	}
+	waiting := !s.rnrUntil.IsZero()
+	switch {
+	case syndrome.IsACK():
+	case syndrome.IsRNR():
+		if !waiting {
+			s.notReady(now, syndrome.RNRTimer().Duration(), &res)
+		}
+	case syndrome == roce.NAKPSNSequenceError:
+		if !waiting {
+			s.retransmit(now, &res)
+		}
+	case syndrome == roce.NAKInvalidRequest:
+		res.Failure = RemoteInvalid
+	case syndrome == roce.NAKRemoteAccessError:
+		res.Failure = RemoteAccess
+	default:
+		res.Failure = RemoteOperation
+	}
+	return res
+}
+
+// acknowledge notes that everything before psn has been done, and counts the requests that end there. It returns false, and
+// stops, at a request whose response has not come.
+func (s *Sender) acknowledge(now time.Time, psn roce.PSN, res *Result) bool {
+	bytes := 0
+	for s.una != psn && s.flight.len() > 0 {
+		e := s.flight.at(s.flight.head)
+		if e.Kind.Answered() {
+			break
+		}
+		from, to := s.una.Since(e.first), min(psn.Since(e.first), e.Packets)
+		bytes += e.cost(s.MTU, from, to)
+		s.una = e.first.Add(to)
+		if to == e.Packets {
+			res.Done += s.flight.pop()
+		}
+	}
+	if bytes > 0 {
+		s.progress(now, bytes)
+	}
+	return s.una == psn
+}
+
+// progress notes that una has moved over so many bytes.
+func (s *Sender) progress(now time.Time, bytes int) {
+	if int32(s.at-s.flight.head) < 0 || s.Place().Less(s.una) {
+		s.Rewind() // forward: packets that were to be sent again had arrived after all
+	} else {
+		s.out -= bytes
+	}
+	s.recovery.Acked(bytes)
+	s.retries, s.rnrRetries = s.RetryCnt, s.RNRRetry
+	s.gap = s.gap && !s.gapEnd.Less(s.una)
+	s.deadline = time.Time{}
+	if s.una != s.Place() {
+		s.Arm(now)
+	}
+}
+
+// Response is the header of a response to a request that is answered.
+type Response struct {
+	PSN      roce.PSN
+	Op       roce.Operation // an RDMA READ response, or an atomic acknowledgement
+	Syndrome roce.Syndrome  // where the packet has one
+	Length   int            // bytes of payload
+}
+
+// Store says where the payload of a response belongs: Offset bytes into the memory of the oldest request. Last ends the
+// response.
+type Store struct {
+	Offset int
+	Last   bool
+}
+
+// Response handles a response that Expects allows. With ok its payload is to be stored, and then Stored to be called; where that
+// is impossible the request fails.
+func (s *Sender) Response(now time.Time, r *Response) (res Result, to Store, ok bool) {
+	if !s.acknowledge(now, r.PSN, &res) {
+		s.responseLost(now, r.PSN, &res)
+		return res, to, false
+	}
+	e := s.flight.at(s.flight.head)
+	index := r.PSN.Since(e.first)
+	acks := r.Op == roce.RDMAReadResponseMiddle || r.Syndrome.IsACK()
+	switch {
+	case r.Op == roce.AtomicAcknowledge:
+		if e.Kind != Atomic || index != 0 || !acks {
+			return res, to, false
+		}
+		return res, Store{Last: true}, true
+	case (e.Kind == Flush || e.Kind == AtomicWrite) && index == 0:
+		if r.Op != roce.RDMAReadResponseOnly || !acks || r.Length != 0 {
+			res.Failure = BadResponse
+			return res, to, false
+		}
+		return res, Store{Last: true}, true
+	case e.Kind != Read || index >= e.Packets:
+		return res, to, false
+	}
+	to = Store{Offset: index * s.MTU, Last: index+1 == e.Packets}
+	if !acks || r.Length != min(s.MTU, e.Length-to.Offset) {
+		res.Failure = BadResponse
+		return res, to, false
+	}
+	return res, to, true
+}
+
+// Stored notes that the payload of the response that is due, the one with the PSN una, is in memory.
+func (s *Sender) Stored(now time.Time) (res Result) {
+	e := s.flight.at(s.flight.head)
+	index := s.una.Since(e.first)
+	bytes, last := e.cost(s.MTU, index, index+1), index+1 == e.Packets
+	if last || (index+1)%s.chunk() == 0 {
+		s.reads--
+	}
+	s.una = s.una.Next()
+	if last {
+		s.ordered--
+		res.Done = s.flight.pop()
+	}
+	s.progress(now, bytes)
+	return res
+}
+
+// responseLost handles a response, to psn, that is newer than the one that is waited for: a response before it is lost (an
+// implied NAK, IBA 9.7.5.2.1). Until that has come, others that arrive too early tell nothing new.
+func (s *Sender) responseLost(now time.Time, psn roce.PSN, res *Result) {
+	if !s.gap && s.rnrUntil.IsZero() {
+		s.retransmit(now, res)
+		s.gap, s.gapEnd = true, psn
+	}
+}
+
+// retransmit sends everything that is not acknowledged again, or gives up.
+func (s *Sender) retransmit(now time.Time, res *Result) {
+	res.Retransmits = true
+	if s.retries == 0 {
+		res.Failure = RetryExceeded
+		return
+	}
+	s.retries--
+	res.Retries = s.retries
+	s.recovery.Lost(s.MTU)
+	s.Rewind()
+	s.deadline = time.Time{}
+	s.Arm(now)
+}
+
+// notReady waits as the peer asks, then sends everything from una on again, or gives up (IBA 9.7.5.2.8).
+func (s *Sender) notReady(now time.Time, wait time.Duration, res *Result) {
+	if s.flight.len() == 0 {
+		return
+	}
+	if s.RNRRetry != RNRForever {
+		if s.rnrRetries == 0 {
+			res.Failure = RNRExceeded
+			return
+		}
+		s.rnrRetries--
+	}
+	s.Rewind()
+	s.deadline = time.Time{}
+	s.rnrUntil = now.Add(wait)
+	res.Wait = wait
+}
+
+// Deadline returns when Tick is to be called at the latest; zero: not before something else has happened.
+func (s *Sender) Deadline() time.Time {
+	at := s.deadline
+	if !at.IsZero() && !s.probe.IsZero() && s.probe.Before(at) {
+		at = s.probe
+	}
+	if at.IsZero() || !s.rnrUntil.IsZero() && s.rnrUntil.Before(at) {
+		return s.rnrUntil
+	}
+	return at
+}
+
+// Expiry is what time has brought.
+type Expiry uint8
+
+const (
+	NothingExpired Expiry = iota
+	AckTimeout            // no acknowledgement in time: see TimedOut
+	ProbeDue              // see Probe
+)
+
+// Tick looks at the deadlines. It ends the wait for a peer that was not ready.
+func (s *Sender) Tick(now time.Time) Expiry {
+	due := func(at *time.Time) bool {
+		if at.IsZero() || now.Before(*at) {
+			return false
+		}
+		*at = time.Time{}
+		return true
+	}
+	due(&s.rnrUntil)
+	switch {
+	case due(&s.deadline):
+		return AckTimeout
+	case due(&s.probe):
+		return ProbeDue
+	}
+	return NothingExpired
+}
+
+// TimedOut is to be called after Tick has returned AckTimeout (IBA 9.7.6.1.3). It returns false if nothing was outstanding any
+// more.
+func (s *Sender) TimedOut(now time.Time) (res Result, ok bool) {
+	if s.flight.len() == 0 || s.una == s.Place() {
+		return res, false
+	}
+	s.gap = false
+	s.retransmit(now, &res)
+	return res, true
+}
+
+// Probe is to be called after Tick has returned ProbeDue. It returns the oldest packet without an acknowledgement, to be sent
+// again with a request for one, long before the timeout, which may be a second: if the packet, or the NAK for it, was lost, that
+// gets things going; if an acknowledgement was, the peer repeats it, as for any duplicate (IBA 9.7.5.1.1). It is no
+// retransmission: nothing else is sent again, and the timeout runs on. False: there is nothing to be probed for.
+func (s *Sender) Probe(now time.Time) (p Packet, ok bool) {
+	if s.deadline.IsZero() || !s.rnrUntil.IsZero() || s.una == s.Place() || s.flight.len() == 0 {
+		return p, false
+	}
+	s.probeWait *= 2
+	s.probe = now.Add(s.probeWait)
+	e := s.flight.at(s.flight.head)
+	if e.Kind != Send && e.Kind != Write {
+		return p, false
+	}
+	p = s.packet(e, s.una.Diff(e.first))
+	p.AckReq = true
+	return p, true
+}
+
+// Stop ends all waiting: the queue pair is in the error state.
+func (s *Sender) Stop() { s.deadline, s.rnrUntil = time.Time{}, time.Time{} }
+
+// SenderStatus is the state of a sender, to be shown.
+type SenderStatus struct {
+	Unacknowledged roce.PSN // the oldest PSN that is
+	Place          roce.PSN // of the next packet
+	InFlight       int      // requests
+	Window         int      // bytes
+	Retries        uint8    // left
+	RNRRetries     uint8    // left
+}
+
+// Status returns the state.
+func (s *Sender) Status() SenderStatus {
+	return SenderStatus{
+		Unacknowledged: s.una, Place: s.Place(), InFlight: s.Len(), Window: s.recovery.Window(),
+		Retries: s.retries, RNRRetries: s.rnrRetries,
+	}
+}
+
+// Verify compares what the sender counts with its requests in flight, and returns a contradiction. It is for tests.
+func (s *Sender) Verify() error {
+	f, place := &s.flight, s.Place()
+	if int32(s.at-f.head) < 0 || int32(f.tail-s.at) < 0 || place.Less(s.una) || s.sent.Less(place) || s.next.Less(s.sent) {
+		return fmt.Errorf("sender: una %d, place %d, sent %d, next %d; at request %d of %d to %d",
+			s.una, place, s.sent, s.next, s.at, f.head, f.tail)
+	}
+	out, reads, ordered := 0, 0, 0
+	for n := f.head; n != f.tail; n++ {
+		e := f.at(n)
+		if e.Kind.Answered() && e.Packets > 0 {
+			ordered++
+		}
+		from, to := max(s.una.Diff(e.first), 0), min(place.Diff(e.first), e.Packets)
+		if from >= to {
+			continue
+		}
+		out += e.cost(s.MTU, from, to)
+		switch {
+		case e.Kind == Read:
+			reads += (to-1)/s.chunk() - from/s.chunk() + 1
+		case e.Kind.Answered():
+			reads++
+		}
+	}
+	if out != s.out || reads != s.reads || ordered != s.ordered || s.reads > s.MaxReads {
+		return fmt.Errorf("sender: counts %d bytes out, %d reads of %d, %d ordered; the requests say %d, %d, %d",
+			s.out, s.reads, s.MaxReads, s.ordered, out, reads, ordered)
+	}
+	return nil
+}
