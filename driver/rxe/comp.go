@@ -161,7 +161,7 @@ func (r *requester) flush(p *pass) {
 		r.drop(uapi.WCWRFlushErr)
 	}
 	r.snd.Rewind()
-	slot := qp.sendSlot(p)
+	slot := r.sendSlot(p)
 	for range qp.sq.mask {
 		if filled, ok := qp.sq.peek(qp.sqDone, slot); !ok {
 			qp.ringGone()
@@ -169,7 +169,7 @@ func (r *requester) flush(p *pass) {
 		} else if !filled {
 			break
 		}
-		qp.decodeSend(&r.flushed, slot)
+		r.decodeSend(&r.flushed, slot)
 		qp.sqNext.Store(qp.sq.next(qp.sqDone))
 		r.complete(&r.flushed, uapi.WCWRFlushErr)
 	}

@@ -38,7 +38,8 @@ func (m *mr) Map(r *umem.Region) error {
 // fastReg carries out a WRRegMR: the region must be free, of the queue pair's domain, and mapped; of the key only the
 // low bits are the consumer's (IBA 10.6.3). The addresses are those of Map. Its pass has no access in flight.
 // (rxe_reg_fast_mr)
-func (qp *QP) fastReg(b *uapi.RXESendWRMW) uapi.WCStatus {
+func (r *requester) fastReg(b *uapi.RXESendWRMW) uapi.WCStatus {
+	qp := r.qp
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	access := b.Access
 	m := qp.dev.mrs.get(b.MRLKey >> 8)
@@ -60,7 +61,7 @@ func (qp *QP) fastReg(b *uapi.RXESendWRMW) uapi.WCStatus {
 func (m *mr) invalidate(qp *QP, key uint32) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if g := m.grant.Load(); !m.fast || g == nil || g.key != key || g.pd != qp.domain() || m.windows > 0 {
+	if g := m.grant.Load(); !m.fast || g == nil || g.key != key || g.pd != qp.resp.domain() || m.windows > 0 {
 		return false
 	}
 	m.replace(nil)
@@ -93,9 +94,9 @@ func (r *requester) doLocal(p *pass, w *sendWQE) bool {
 				w.status = uapi.WCLocQPOpErr
 			}
 		case uapi.WRBindMW:
-			w.status = qp.bindMW(&w.mw)
+			w.status = r.bindMW(&w.mw)
 		case wrRegMR:
-			w.status = qp.fastReg(&w.mw)
+			w.status = r.fastReg(&w.mw)
 		}
 		p.leave()
 		if w.status != uapi.WCSuccess {

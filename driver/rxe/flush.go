@@ -13,16 +13,17 @@ import (
 // FLUSH and ATOMIC WRITE (IBA annex A19): one packet each, answered by an RDMA READ response of no length.
 
 // executeAtomicWrite stores 8 bytes at once, after all that came before.
-func (qp *QP) executeAtomicWrite(p *pass, k *packet) verdict {
+func (r *responder) executeAtomicWrite(p *pass, k *packet) verdict {
+	qp := r.qp
 	h := k.RETH()
 	if qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 || h.DMALen() != atomicLen || len(k.Payload) != atomicLen ||
-		h.VA()%atomicLen != 0 || !qp.resp.rcv.Admits() {
+		h.VA()%atomicLen != 0 || !r.rcv.Admits() {
 		return invalid
 	}
 	if !qp.settle(p) {
 		return refused
 	}
-	g := qp.memory(qp.domain(), h.RKey(), ib.AccessRemoteWrite)
+	g := qp.memory(r.domain(), h.RKey(), ib.AccessRemoteWrite)
 	if g == nil {
 		return denied
 	}
@@ -33,7 +34,7 @@ func (qp *QP) executeAtomicWrite(p *pass, k *packet) verdict {
 	if err != nil {
 		return denied
 	}
-	qp.resp.rcv.Answer(&transport.Answer{Kind: transport.AtomicWrite, Packets: 1})
+	r.rcv.Answer(&transport.Answer{Kind: transport.AtomicWrite, Packets: 1})
 	return accepted
 }
 
@@ -49,7 +50,8 @@ func (g *grant) atomicWrite(addr uint64, b []byte) error {
 
 // executeFlush sees to it that what came before is in memory, where all processors see it (IBA A19.4). Memory that keeps
 // it without power is not offered: no region can have the right for that placement, whatever the queue pair's are.
-func (qp *QP) executeFlush(p *pass, k *packet) verdict {
+func (r *responder) executeFlush(p *pass, k *packet) verdict {
+	qp := r.qp
 	f, h := k.FETH(), k.RETH()
 	need := ib.AccessFlags(0)
 	if f.Type()&roce.FlushGlobal != 0 {
@@ -59,10 +61,10 @@ func (qp *QP) executeFlush(p *pass, k *packet) verdict {
 		need |= ib.AccessFlushPersistent
 	}
 	if need == 0 || f.Type()&^(roce.FlushGlobal|roce.FlushPersistent) != 0 || f.Level() > roce.FlushMR ||
-		qp.attr.AccessFlags&need != need || !qp.resp.rcv.Admits() {
+		qp.attr.AccessFlags&need != need || !r.rcv.Admits() {
 		return invalid
 	}
-	g := qp.memory(qp.domain(), h.RKey(), need)
+	g := qp.memory(r.domain(), h.RKey(), need)
 	if g == nil {
 		return denied
 	}
@@ -74,12 +76,13 @@ func (qp *QP) executeFlush(p *pass, k *packet) verdict {
 	case !qp.settle(p):
 		return refused
 	}
-	qp.resp.rcv.Answer(&transport.Answer{Kind: transport.Flush, Packets: 1})
+	r.rcv.Answer(&transport.Answer{Kind: transport.Flush, Packets: 1})
 	return accepted
 }
 
 // decodeSingle takes what is particular of the work request. The data of an ATOMIC WRITE are always inline.
-func (qp *QP) decodeSingle(w *sendWQE, h *uapi.RXESendWQE, data []byte) uapi.WCStatus {
+func (r *requester) decodeSingle(w *sendWQE, h *uapi.RXESendWQE, data []byte) uapi.WCStatus {
+	qp := r.qp
 	w.flags &^= uapi.SendInline
 	switch {
 	case qp.attr.MaxRdAtomic == 0:
@@ -106,7 +109,8 @@ func (qp *QP) decodeSingle(w *sendWQE, h *uapi.RXESendWQE, data []byte) uapi.WCS
 }
 
 // encodeMemory is encodeSend for the work requests about memory, windows and regions.
-func (qp *QP) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (int, error) {
+func (r *requester) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (int, error) {
+	qp := r.qp
 	invalid := func(format string, args ...any) (int, error) {
 		return 0, fmt.Errorf(format+": %w", append(args, syscall.EINVAL)...)
 	}

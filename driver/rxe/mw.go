@@ -72,7 +72,8 @@ func (w *mw) replace(g *grant) {
 }
 
 // bindMW carries out a WRBindMW. Its pass has no access in flight.
-func (qp *QP) bindMW(b *uapi.RXESendWRMW) uapi.WCStatus {
+func (r *requester) bindMW(b *uapi.RXESendWRMW) uapi.WCStatus {
+	qp := r.qp
 	w := qp.dev.mws.get(b.MWRKey >> 8)
 	if w == nil || !w.bind(qp, b) {
 		return uapi.WCMWBindErr

@@ -106,7 +106,7 @@ func TestPanic(t *testing.T) {
 			qp := qpOf(c.qps[0])
 			p := qp.dev.begin(false)
 			qp.mu.Lock()
-			_, err := qp.postSend(p, []ib.SendWR{{ID: 1, Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: c.addr, Length: 8, LKey: c.mr.LKey()}}}})
+			_, err := qp.req.postSend(p, []ib.SendWR{{ID: 1, Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: c.addr, Length: 8, LKey: c.mr.LKey()}}}})
 			qp.mu.Unlock()
 			p.end()
 			check(c.t, err)

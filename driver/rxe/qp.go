@@ -135,6 +135,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	}
 	qp.idle.L = &qp.mu
 	qp.req.init(qp)
+	qp.resp.qp = qp
 	if qp.datagram() {
 		qp.pathMTU = d.activeMTU()
 	}
@@ -205,11 +206,13 @@ func (qp *QP) freeRings() {
 }
 
 // sendSlot and recvSlot are the pass's room for a copy of a work request, as long as the queue pair's can be.
-func (qp *QP) sendSlot(p *pass) []byte {
+func (r *requester) sendSlot(p *pass) []byte {
+	qp := r.qp
 	return p.slot[:uapi.RXESendWQESize+int(qp.cap.MaxInlineData)]
 }
 
-func (qp *QP) recvSlot(p *pass) []byte {
+func (r *responder) recvSlot(p *pass) []byte {
+	qp := r.qp
 	return p.slot[:recvWQESize(qp.cap.MaxRecvSGE)]
 }
 
@@ -234,7 +237,7 @@ func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 		err = fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, qp.state, syscall.EINVAL)
 	}
 	if err == nil {
-		n, err = qp.postSend(p, wrs)
+		n, err = qp.req.postSend(p, wrs)
 	}
 	qp.advance(p)
 	qp.mu.Unlock()
@@ -242,13 +245,14 @@ func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	return n, err
 }
 
-func (qp *QP) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
+func (r *requester) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
+	qp := r.qp
 	prod, ok := qp.sq.producer()
 	if !ok {
 		return 0, errRingGone
 	}
 	for ; n < len(wrs); n++ {
-		size, err := qp.encodeSend(p.slot[:], prod, &wrs[n])
+		size, err := r.encodeSend(p.slot[:], prod, &wrs[n])
 		if err != nil {
 			return n, err
 		}
@@ -328,7 +332,7 @@ func (qp *QP) advance(p *pass) {
 		qp.enterError(ringsGone)
 	}
 	if !stopped {
-		qp.answer(p)
+		qp.resp.answer(p)
 	} else if qp.state != ib.QPErr {
 		return
 	}
@@ -340,7 +344,7 @@ func (qp *QP) advance(p *pass) {
 		qp.req.flush(p)
 	case ib.QPErr:
 		qp.req.flush(p)
-		qp.flushReceives(p)
+		qp.resp.flush(p)
 	}
 	qp.rearm()
 	p.owe(qp)

@@ -81,7 +81,7 @@ func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 		if k.Flags&roce.FlagResponse != 0 {
 			qp.req.receiveResponse(p, &k)
 		} else {
-			qp.receiveRequest(p, &k)
+			qp.resp.receive(p, &k)
 		}
 	}
 	qp.settle(p)
@@ -175,7 +175,7 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 		case scatterSend:
 			in = qp.resp.wqe.pd
 		case scatterWrite:
-			in = qp.domain()
+			in = qp.resp.domain()
 		}
 		m := qp.memory(in, key, right)
 		if m == nil {
@@ -210,9 +210,9 @@ func (qp *QP) settle(p *pass) bool {
 func (qp *QP) unstorable(kind scatterKind, psn roce.PSN) {
 	switch kind {
 	case scatterSend:
-		qp.refuse(psn, roce.NAKRemoteOperationalError, uapi.WCLocProtErr)
+		qp.resp.refuse(psn, roce.NAKRemoteOperationalError, uapi.WCLocProtErr)
 	case scatterWrite:
-		qp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
+		qp.resp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	case scatterRead:
 		qp.req.fail(uapi.WCLocProtErr)
 	}

@@ -85,7 +85,7 @@ func (r *requester) fetch(p *pass) bool {
 	if qp.state == ib.QPSQD || r.snd.Len() >= qp.sq.capacity() {
 		return false
 	}
-	slot, next := qp.sendSlot(p), qp.sqNext.Load()
+	slot, next := r.sendSlot(p), qp.sqNext.Load()
 	filled, ok := qp.sq.peek(next, slot)
 	if !ok {
 		qp.ringGone()
@@ -97,7 +97,7 @@ func (r *requester) fetch(p *pass) bool {
 	}
 	r.grow()
 	w := r.wqe(r.snd.Tail())
-	qp.decodeSend(w, slot)
+	r.decodeSend(w, slot)
 	if w.flags&uapi.SendFence != 0 && r.snd.Ordered() > 0 || qp.dev.stopAt() {
 		return false // again when the requests that it waits for are complete
 	}

@@ -10,6 +10,7 @@ import (
 // responder is the receiving half of a queue pair, under its lock. The order of requests, duplicates and answers are
 // transport.Receiver's; here requests are carried out and receives completed.
 type responder struct {
+	qp    *QP
 	rcv   transport.Receiver
 	named *srq    // XRC: the queue that the request is for
 	wqe   recvWQE // of the message, if it takes one; one that was not used in the end serves the next
@@ -23,15 +24,16 @@ func (r *responder) reset() {
 	r.named, r.wqe = nil, recvWQE{sges: r.wqe.sges[:0]}
 }
 
-// receiveRequest handles a packet of the peer's requester. qp.mu is held. (rxe_responder)
-func (qp *QP) receiveRequest(p *pass, k *packet) {
+// receive handles a packet of the peer's requester. qp.mu is held. (rxe_responder)
+func (r *responder) receive(p *pass, k *packet) {
+	qp := r.qp
 	switch qp.typ {
 	case ib.QPTypeRC, ib.QPTypeXRCTgt:
-		qp.receiveReliable(p, k)
+		r.receiveReliable(p, k)
 	case ib.QPTypeUC:
-		qp.receiveUnreliable(p, k)
+		r.receiveUnreliable(p, k)
 	case ib.QPTypeUD, ib.QPTypeGSI:
-		qp.receiveDatagram(p, k)
+		r.receiveDatagram(p, k)
 	}
 }
 
@@ -47,9 +49,10 @@ const (
 )
 
 // receiveReliable checks the PSN (IBA 9.7.4.1.1, 9.9.3).
-func (qp *QP) receiveReliable(p *pass, k *packet) {
-	r := &qp.resp.rcv
-	switch r.Arrive(k.psn) {
+func (r *responder) receiveReliable(p *pass, k *packet) {
+	qp := r.qp
+	rcv := &r.rcv
+	switch rcv.Arrive(k.psn) {
 	case transport.Gap:
 		qp.dev.counters.add(cntOutOfSeqReq, 1)
 		return
@@ -58,35 +61,36 @@ func (qp *QP) receiveReliable(p *pass, k *packet) {
 		return
 	case transport.Duplicate:
 		qp.dev.counters.add(cntDupReq, 1)
-		qp.receiveDuplicate(k)
+		r.receiveDuplicate(k)
 		return
 	}
-	switch qp.execute(p, k) {
+	switch r.execute(p, k) {
 	case notReady:
 		qp.dev.counters.add(cntSndRNR, 1)
-		r.NotReady(roce.RNRTimer(qp.attr.MinRNRTimer))
+		rcv.NotReady(roce.RNRTimer(qp.attr.MinRNRTimer))
 	case invalid:
-		qp.refuse(k.psn, roce.NAKInvalidRequest, uapi.WCRemInvReqErr)
+		r.refuse(k.psn, roce.NAKInvalidRequest, uapi.WCRemInvReqErr)
 	case denied:
-		qp.refuse(k.psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
+		r.refuse(k.psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	}
 }
 
-// receiveUnreliable: a gap costs the message in progress, and the next one begins anew (IBA 9.8.2).
-func (qp *QP) receiveUnreliable(p *pass, k *packet) {
-	r := &qp.resp.rcv
+// receiveUnreliable checks the PSN: a gap costs the message in progress, and the next one begins anew (IBA 9.8.2).
+func (r *responder) receiveUnreliable(p *pass, k *packet) {
+	qp := r.qp
+	rcv := &r.rcv
 	starts := k.Flags&roce.FlagStarts != 0
-	if r.Interrupts(k.psn, starts) {
+	if rcv.Interrupts(k.psn, starts) {
 		qp.settle(p) // what has come may have been stored; nobody is told
-		qp.resp.wqe.filled = 0
+		r.wqe.filled = 0
 	}
-	if !r.ArriveUnreliable(k.psn, starts) {
+	if !rcv.ArriveUnreliable(k.psn, starts) {
 		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
-	if qp.execute(p, k) != accepted && qp.state != ib.QPErr {
-		r.Abandon(k.psn)
-		qp.resp.wqe.filled = 0
+	if r.execute(p, k) != accepted && qp.state != ib.QPErr {
+		rcv.Abandon(k.psn)
+		r.wqe.filled = 0
 		qp.dev.counters.add(cntDropUnreliable, 1)
 	}
 }
@@ -94,8 +98,8 @@ func (qp *QP) receiveUnreliable(p *pass, k *packet) {
 // refuse ends the queue pair for what the peer, or the receive, has wrong, as status says: the receive in progress
 // completes with it, or else the consumer is told by an event. A peer that waits for an answer gets a NAK. On an
 // unreliable connection what the peer has wrong costs the message only (classes A, C and D of IBA 9.9.3).
-func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
-	r := &qp.resp
+func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
+	qp := r.qp
 	own := status == uapi.WCLocProtErr || status == uapi.WCLocQPOpErr
 	switch {
 	case qp.state == ib.QPErr:
@@ -108,7 +112,7 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	}
 	switch {
 	case r.wqe.taken && (own || status == uapi.WCLocLenErr || r.rcv.Within() == transport.Send):
-		qp.completeRecv(&uapi.WC{Status: status}, false)
+		r.completeRecv(&uapi.WC{Status: status}, false)
 	case s == roce.NAKRemoteAccessError:
 		qp.obj.Raise(ib.EventQPAccessErr)
 	case s == roce.NAKInvalidRequest:
@@ -116,20 +120,20 @@ func (qp *QP) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	default:
 		qp.obj.Raise(ib.EventQPFatal)
 	}
-	qp.responderFails(status)
+	r.fail(status)
 }
 
 // notInvalidated ends the queue pair for a SEND whose invalidation failed (class J of IBA 9.9.6.3): the receive
 // completes with a memory management operation error, which is what libibverbs calls WCMWBindErr. The peer gets no
 // answer, neither a NAK nor an acknowledgement, to this request; to those before it, it does.
-func (qp *QP) notInvalidated() {
-	qp.completeRecv(&uapi.WC{Status: uapi.WCMWBindErr}, false)
-	qp.responderFails(uapi.WCMWBindErr)
+func (r *responder) notInvalidated() {
+	r.completeRecv(&uapi.WC{Status: uapi.WCMWBindErr}, false)
+	r.fail(uapi.WCMWBindErr)
 }
 
-// responderFails takes the queue pair to the error state, for a status of the request; what is due to requests before the one that failed is still
-// sent.
-func (qp *QP) responderFails(status uapi.WCStatus) {
+// fail takes the queue pair to the error state, for a status of the request; the responses to requests before it are still sent.
+func (r *responder) fail(status uapi.WCStatus) {
+	qp := r.qp
 	why := ""
 	if qp.dev.qpFailed != nil {
 		why = "a request of its peer failed: " + status.String()
@@ -138,54 +142,55 @@ func (qp *QP) responderFails(status uapi.WCStatus) {
 }
 
 // execute checks and does what the packet with the expected PSN asks for (IBA 9.7.4.1.2 and on).
-func (qp *QP) execute(p *pass, k *packet) verdict {
-	r := &qp.resp.rcv
+func (r *responder) execute(p *pass, k *packet) verdict {
+	qp := r.qp
+	rcv := &r.rcv
 	a := transport.Arrival{
 		Kind: transport.KindOf(k.Flags), Starts: k.Flags&roce.FlagStarts != 0, Ends: k.Flags&roce.FlagEnds != 0,
 		Length: len(k.Payload),
 	}
-	if !r.Check(&a) {
+	if !rcv.Check(&a) {
 		return invalid
 	}
 	if qp.typ == ib.QPTypeXRCTgt {
-		if v := qp.nameQueue(k); v != accepted {
+		if v := r.nameQueue(k); v != accepted {
 			return v
 		}
 	}
 	var v verdict
 	switch a.Kind {
 	case transport.Send:
-		v = qp.executeSend(p, k, a.Starts, a.Ends)
+		v = r.executeSend(p, k, a.Starts, a.Ends)
 	case transport.Write:
-		v = qp.executeWrite(p, k, a.Starts, a.Ends)
+		v = r.executeWrite(p, k, a.Starts, a.Ends)
 	case transport.Read:
-		return qp.executeRead(k)
+		return r.executeRead(k)
 	case transport.Atomic:
-		return qp.executeAtomic(p, k)
+		return r.executeAtomic(p, k)
 	case transport.AtomicWrite:
-		return qp.executeAtomicWrite(p, k)
+		return r.executeAtomicWrite(p, k)
 	case transport.Flush:
-		return qp.executeFlush(p, k)
+		return r.executeFlush(p, k)
 	}
 	if v == accepted {
-		r.Executed(&a, qp.reliable() && k.BTH().AckReq())
+		rcv.Executed(&a, qp.reliable() && k.BTH().AckReq())
 	}
 	return v
 }
 
 // takeRecv sees to it that there is a receive for the message.
-func (qp *QP) takeRecv(p *pass) verdict {
-	r := &qp.resp
+func (r *responder) takeRecv(p *pass) verdict {
+	qp := r.qp
 	if r.wqe.taken {
 		return accepted
 	}
 	switch {
 	case qp.typ == ib.QPTypeXRCTgt:
-		return qp.takeShared(p, r.named)
+		return r.takeShared(p, r.named)
 	case qp.srq != nil:
-		return qp.takeShared(p, qp.srq)
+		return r.takeShared(p, qp.srq)
 	}
-	slot := qp.recvSlot(p)
+	slot := r.recvSlot(p)
 	filled, ok := qp.rq.peek(qp.rqNext, slot)
 	if !ok {
 		qp.ringGone()
@@ -197,39 +202,38 @@ func (qp *QP) takeRecv(p *pass) verdict {
 	status := decodeRecv(&r.wqe, slot, qp.cap.MaxRecvSGE)
 	r.wqe.pd = qp.pd
 	if status != uapi.WCSuccess {
-		qp.refuse(r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
+		r.refuse(r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
 		return refused
 	}
 	return accepted
 }
 
 // takeShared takes the receive out of a shared queue.
-func (qp *QP) takeShared(p *pass, s *srq) verdict {
-	r := &qp.resp
+func (r *responder) takeShared(p *pass, s *srq) verdict {
 	status, taken := s.take(&r.wqe, p.slot[:])
 	if !taken {
 		return notReady
 	}
 	if status != uapi.WCSuccess {
-		qp.refuse(r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
+		r.refuse(r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
 		return refused
 	}
 	return accepted
 }
 
-func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
-	r := &qp.resp
+func (r *responder) executeSend(p *pass, k *packet, starts, ends bool) verdict {
+	qp := r.qp
 	if starts {
 		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
 			return notReady
 		}
-		if v := qp.takeRecv(p); v != accepted {
+		if v := r.takeRecv(p); v != accepted {
 			return v
 		}
 	}
 	if r.wqe.filled+len(k.Payload) > r.wqe.length {
 		if qp.settle(p) {
-			qp.refuse(k.psn, roce.NAKInvalidRequest, uapi.WCLocLenErr)
+			r.refuse(k.psn, roce.NAKInvalidRequest, uapi.WCLocLenErr)
 		}
 		return refused
 	}
@@ -249,7 +253,7 @@ func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 		ended := qp.invalidate(h.RKey())
 		p.leave()
 		if !ended {
-			qp.notInvalidated()
+			r.notInvalidated()
 			return refused
 		}
 		wc.Ex, wc.WCFlags = uapi.NewImmRKey(h.RKey()), uapi.WCFlags(uapi.IBVWCWithInv)
@@ -258,12 +262,13 @@ func (qp *QP) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 		copy(wc.Ex[:], h)
 		wc.WCFlags = uapi.WCFlags(uapi.IBVWCWithImm)
 	}
-	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
+	r.completeRecv(&wc, k.BTH().SolicitedEvent())
 	return accepted
 }
 
-func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
-	r := &qp.resp.rcv
+func (r *responder) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
+	qp := r.qp
+	rcv := &r.rcv
 	if starts {
 		if qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 {
 			return invalid
@@ -272,21 +277,21 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 		if h.DMALen() > maxMsgSize {
 			return invalid
 		}
-		r.BeginWrite(h.VA(), h.RKey(), int(h.DMALen()))
-		if !qp.permits(h.RKey(), ib.AccessRemoteWrite, h.VA(), int(h.DMALen())) {
+		rcv.BeginWrite(h.VA(), h.RKey(), int(h.DMALen()))
+		if !r.permits(h.RKey(), ib.AccessRemoteWrite, h.VA(), int(h.DMALen())) {
 			return denied
 		}
 	}
-	if !r.WriteFits(len(k.Payload), ends) {
+	if !rcv.WriteFits(len(k.Payload), ends) {
 		return invalid
 	}
-	addr, key, length := r.Write()
+	addr, key, length := rcv.Write()
 	takes := k.Flags&roce.FlagCompletesReceive != 0
 	if takes {
 		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
 			return notReady
 		}
-		if v := qp.takeRecv(p); v != accepted {
+		if v := r.takeRecv(p); v != accepted {
 			return v
 		}
 	}
@@ -294,7 +299,7 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 		if !qp.storeAt(p, scatterWrite, k.psn, key, ib.AccessRemoteWrite, addr, k.Payload) {
 			return refused
 		}
-		r.Wrote(len(k.Payload))
+		rcv.Wrote(len(k.Payload))
 	}
 	if !takes {
 		return accepted
@@ -306,16 +311,17 @@ func (qp *QP) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
 		Opcode: uapi.WCRecvRDMAWithImm, ByteLen: uint32(length), WCFlags: uapi.WCFlags(uapi.IBVWCWithImm),
 	}
 	copy(wc.Ex[:], k.ImmDt())
-	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
+	r.completeRecv(&wc, k.BTH().SolicitedEvent())
 	return accepted
 }
 
 // permits reports whether a peer may do to a range what right says. An empty range needs no key.
-func (qp *QP) permits(key uint32, right ib.AccessFlags, addr uint64, length int) bool {
+func (r *responder) permits(key uint32, right ib.AccessFlags, addr uint64, length int) bool {
+	qp := r.qp
 	if length == 0 {
 		return true
 	}
-	m := qp.memory(qp.domain(), key, right)
+	m := qp.memory(r.domain(), key, right)
 	if m == nil {
 		return false
 	}
@@ -323,33 +329,35 @@ func (qp *QP) permits(key uint32, right ib.AccessFlags, addr uint64, length int)
 	return m.contains(addr, uint64(length))
 }
 
-func (qp *QP) executeRead(k *packet) verdict {
-	r := &qp.resp.rcv
+func (r *responder) executeRead(k *packet) verdict {
+	qp := r.qp
+	rcv := &r.rcv
 	h := k.RETH()
 	length := int(h.DMALen())
-	if qp.attr.AccessFlags&ib.AccessRemoteRead == 0 || length > maxMsgSize || !r.Admits() {
+	if qp.attr.AccessFlags&ib.AccessRemoteRead == 0 || length > maxMsgSize || !rcv.Admits() {
 		return invalid
 	}
-	if !qp.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), length) {
+	if !r.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), length) {
 		return denied
 	}
-	r.Answer(&transport.Answer{
+	rcv.Answer(&transport.Answer{
 		Kind: transport.Read, Packets: qp.pathMTU.Packets(uint32(length)),
-		Domain: qp.domain(), Addr: h.VA(), Key: h.RKey(), Length: length,
+		Domain: r.domain(), Addr: h.VA(), Key: h.RKey(), Length: length,
 	})
 	return accepted
 }
 
-func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
-	r := &qp.resp.rcv
+func (r *responder) executeAtomic(p *pass, k *packet) verdict {
+	qp := r.qp
+	rcv := &r.rcv
 	h := k.AtomicETH()
-	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || !r.Admits() {
+	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || !rcv.Admits() {
 		return invalid
 	}
 	if !qp.settle(p) { // it finds what was written before
 		return refused
 	}
-	m := qp.memory(qp.domain(), h.RKey(), ib.AccessRemoteAtomic)
+	m := qp.memory(r.domain(), h.RKey(), ib.AccessRemoteAtomic)
 	if m == nil {
 		return denied
 	}
@@ -360,54 +368,57 @@ func (qp *QP) executeAtomic(p *pass, k *packet) verdict {
 	if err != nil {
 		return denied
 	}
-	r.Answer(&transport.Answer{Kind: transport.Atomic, Packets: 1, Result: result})
+	rcv.Answer(&transport.Answer{Kind: transport.Atomic, Packets: 1, Result: result})
 	return accepted
 }
 
 // receiveDuplicate handles a request that was executed before. A request of which nothing is known is dropped.
-func (qp *QP) receiveDuplicate(k *packet) {
+func (r *responder) receiveDuplicate(k *packet) {
+	qp := r.qp
 	q := transport.Repeat{PSN: k.psn, Kind: transport.KindOf(k.Flags)}
 	if q.Kind == transport.Read {
 		h := k.RETH()
 		q.Addr, q.Key, q.Length = h.VA(), h.RKey(), int(h.DMALen())
 	}
-	if !qp.resp.rcv.Duplicate(&q) {
+	if !r.rcv.Duplicate(&q) {
 		qp.dev.counters.add(cntDropDuplicate, 1)
 	}
 }
 
 // answer makes the replies and the acknowledgement that are due, as far as there is room. qp.mu is held.
-func (qp *QP) answer(p *pass) {
-	r := &qp.resp.rcv
-	for y := r.Reply(); y != nil; y = r.Reply() {
+func (r *responder) answer(p *pass) {
+	qp := r.qp
+	rcv := &r.rcv
+	for y := rcv.Reply(); y != nil; y = rcv.Reply() {
 		if qp.egress.full() || qp.egress.blocked {
 			return
 		}
-		if !qp.makeReply(p, y) {
+		if !r.makeReply(p, y) {
 			break
 		}
 		if y.Left == 0 {
-			r.Replied()
+			rcv.Replied()
 		}
 	}
-	a, due := r.Ack()
+	a, due := rcv.Ack()
 	if !due || qp.egress.full() || qp.egress.blocked || qp.path == nil {
 		return // what is due waits, and may be joined by more
 	}
-	r.AckSent()
+	rcv.AckSent()
 	op := qp.opcode(roce.Acknowledge)
 	size := op.PacketLen(0)
 	p.build.start(&ackPool, qp.path, size)
 	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
 		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: a.PSN,
 	}, 0)
-	k.AETH().Encode(a.Syndrome, r.MSN())
+	k.AETH().Encode(a.Syndrome, rcv.MSN())
 	p.build.finish(&qp.egress)
 }
 
 // makeReply makes one part of a reply, as much as fits into the egress queue at once. It reports false where the
 // memory cannot be read; the queue pair is in error then.
-func (qp *QP) makeReply(p *pass, y *transport.Reply) bool {
+func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
+	qp := r.qp
 	pool := &trainPool
 	if y.Kind == transport.Atomic {
 		pool = &ackPool
@@ -437,7 +448,7 @@ func (qp *QP) makeReply(p *pass, y *transport.Reply) bool {
 		if h := k.AtomicAckETH(); h != nil {
 			h.Encode(y.Result)
 		}
-		if n > 0 && !qp.gatherRemote(p, y, k.Payload) {
+		if n > 0 && !r.gatherRemote(p, y, k.Payload) {
 			break
 		}
 		y.Sent(n)
@@ -450,16 +461,17 @@ func (qp *QP) makeReply(p *pass, y *transport.Reply) bool {
 	p.gather.reset()
 	p.build.cut(0)
 	p.build.finish(&qp.egress)
-	qp.resp.rcv.DropReplies()
+	r.rcv.DropReplies()
 	if qp.state == ib.QPErr {
-		qp.resp.rcv.Acknowledge(roce.NAKRemoteAccessError, psn) // comes before the one that is due
+		r.rcv.Acknowledge(roce.NAKRemoteAccessError, psn) // comes before the one that is due
 	}
-	qp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
+	r.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	return false
 }
 
 // gatherRemote has a place filled from the memory that a reply is about, if the peer may still read it.
-func (qp *QP) gatherRemote(p *pass, y *transport.Reply, dst []byte) bool {
+func (r *responder) gatherRemote(p *pass, y *transport.Reply, dst []byte) bool {
+	qp := r.qp
 	g := &p.gather
 	if g.from == nil {
 		if g.from = qp.memory(y.Domain.(*pd), y.Key, ib.AccessRemoteRead); g.from == nil {
@@ -473,9 +485,9 @@ func (qp *QP) gatherRemote(p *pass, y *transport.Reply, dst []byte) bool {
 }
 
 // receiveDatagram handles a datagram (IBA 9.8.3): without a receive, or with one that is too small, it is lost.
-func (qp *QP) receiveDatagram(p *pass, k *packet) {
-	r := &qp.resp
-	if len(k.Payload) > qp.mtu || qp.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.length {
+func (r *responder) receiveDatagram(p *pass, k *packet) {
+	qp := r.qp
+	if len(k.Payload) > qp.mtu || r.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.length {
 		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
@@ -485,13 +497,13 @@ func (qp *QP) receiveDatagram(p *pass, k *packet) {
 	}
 	wc := uapi.WC{
 		Opcode: uapi.WCRecv, ByteLen: uint32(grhLen + len(k.Payload)), SrcQP: k.DETH().SrcQPN(),
-		WCFlags: uapi.WCFlags(uapi.IBVWCGRH), SL: qp.headerType(k),
+		WCFlags: uapi.WCFlags(uapi.IBVWCGRH), SL: r.headerType(k),
 	}
 	if h := k.ImmDt(); h != nil {
 		copy(wc.Ex[:], h)
 		wc.WCFlags |= uapi.WCFlags(uapi.IBVWCWithImm)
 	}
-	qp.completeRecv(&wc, k.BTH().SolicitedEvent())
+	r.completeRecv(&wc, k.BTH().SolicitedEvent())
 }
 
 // The types of network header that mlx5 reports in the three low bits of a completion's service level, which RoCEv2 has
@@ -504,7 +516,8 @@ const (
 
 // headerType returns the SL of a datagram's completion. On the GSI queue pair, whose completions the kernel's mlx5
 // makes, it is the VLAN's priority, and so 0.
-func (qp *QP) headerType(k *packet) uint8 {
+func (r *responder) headerType(k *packet) uint8 {
+	qp := r.qp
 	switch {
 	case qp.typ != ib.QPTypeUD:
 		return 0
@@ -515,9 +528,9 @@ func (qp *QP) headerType(k *packet) uint8 {
 }
 
 // completeRecv completes the receive that was taken.
-func (qp *QP) completeRecv(wc *uapi.WC, solicited bool) {
+func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
+	qp := r.qp
 	qp.note(traceRecvDone, uint32(wc.Status))
-	r := &qp.resp
 	if r.wqe.from == nil {
 		qp.rqNext = qp.rq.next(qp.rqNext)
 		if !qp.rq.setConsumer(qp.rqNext) {
@@ -531,7 +544,7 @@ func (qp *QP) completeRecv(wc *uapi.WC, solicited bool) {
 		wc.Opcode = uapi.WCRecv // consumers tell sends and receives apart by it
 	}
 	wc.WRID, wc.PortNum = r.wqe.id, 1
-	qp.complete(qp.recvQueue(), wc, solicited)
+	qp.complete(r.recvQueue(), wc, solicited)
 }
 
 // grhLen is the length of what precedes a datagram in its receive buffer.
@@ -546,13 +559,14 @@ func grhOf(p *pass, k *packet) []byte {
 	return p.grh[:]
 }
 
-// flushReceives completes everything in the receive queue with a flush error. (rxe_drain_req_pkts)
-func (qp *QP) flushReceives(p *pass) {
-	if qp.resp.wqe.taken {
-		qp.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
+// flush completes everything in the receive queue with a flush error. (rxe_drain_req_pkts)
+func (r *responder) flush(p *pass) {
+	qp := r.qp
+	if r.wqe.taken {
+		r.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
 	}
-	qp.lastReached()
-	slot := qp.recvSlot(p)
+	r.lastReached()
+	slot := r.recvSlot(p)
 	for range qp.rq.mask {
 		if filled, ok := qp.rq.peek(qp.rqNext, slot); !ok {
 			qp.ringGone()
@@ -560,7 +574,7 @@ func (qp *QP) flushReceives(p *pass) {
 		} else if !filled {
 			break
 		}
-		decodeRecv(&qp.resp.wqe, slot, qp.cap.MaxRecvSGE)
-		qp.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
+		decodeRecv(&r.wqe, slot, qp.cap.MaxRecvSGE)
+		r.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
 	}
 }

@@ -298,7 +298,8 @@ func (s *srq) place() dirRing {
 
 // lastReached tells the consumer of a queue pair with a shared receive queue, once, that it takes no more receives
 // from there. (IBA 11.6.3.2; flush_recv_queue)
-func (qp *QP) lastReached() {
+func (r *responder) lastReached() {
+	qp := r.qp
 	if qp.srq != nil && !qp.toldLast {
 		qp.toldLast = true
 		qp.obj.Raise(ib.EventQPLastWQEReached)

@@ -272,7 +272,7 @@ func TestWorkOfAStoppedPass(t *testing.T) {
 		defer close(stopped)
 		p := q.dev.begin(false)
 		q.mu.Lock()
-		_, err := q.postSend(p, []ib.SendWR{{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64)}})
+		_, err := q.req.postSend(p, []ib.SendWR{{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64)}})
 		q.advance(p)
 		q.mu.Unlock()
 		silent.mu.Lock()

@@ -99,7 +99,8 @@ const (
 
 // decodeSend takes the work request that lies in b, a private copy of its slot. What is wrong with it goes into
 // w.status. (validate_send_wr, for what a user process wrote past its library)
-func (qp *QP) decodeSend(w *sendWQE, b []byte) {
+func (r *requester) decodeSend(w *sendWQE, b []byte) {
+	qp := r.qp
 	h, _ := uapi.Decode[uapi.RXESendWQE](b)
 	data := b[uapi.RXESendWQESGEOffset:]
 	*w = sendWQE{
@@ -116,7 +117,7 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		return
 	}
 	if w.kind == transport.Flush || w.kind == transport.AtomicWrite {
-		w.status = qp.decodeSingle(w, &h, data)
+		w.status = r.decodeSingle(w, &h, data)
 		return
 	}
 	if w.flags&uapi.SendInline != 0 && (w.kind == transport.Send || w.kind == transport.Write) {
@@ -150,7 +151,7 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 		return
 	}
 	if qp.datagram() {
-		w.status = qp.decodeUD(w, h.WR.UD())
+		w.status = r.decodeUD(w, h.WR.UD())
 		return
 	}
 	if w.kind != transport.Atomic {
@@ -159,7 +160,8 @@ func (qp *QP) decodeSend(w *sendWQE, b []byte) {
 }
 
 // decodeUD finds the way of a datagram.
-func (qp *QP) decodeUD(w *sendWQE, u *uapi.RXESendWRUD) uapi.WCStatus {
+func (r *requester) decodeUD(w *sendWQE, u *uapi.RXESendWRUD) uapi.WCStatus {
+	qp := r.qp
 	if qp.paths != nil {
 		w.path = qp.paths[u.AHNum]
 	} else if h := qp.dev.ahs.get(u.AHNum); h != nil {
@@ -201,7 +203,8 @@ func decodeSGEs(list []uapi.RXESGE, b []byte, n, limit uint32) ([]uapi.RXESGE, i
 
 // encodeSend writes a work request of a consumer in this process to b, as a library would into the slot, and
 // returns the number of bytes. EINVAL for what the queue pair cannot do.
-func (qp *QP) encodeSend(b []byte, slot uint32, wr *ib.SendWR) (int, error) {
+func (r *requester) encodeSend(b []byte, slot uint32, wr *ib.SendWR) (int, error) {
+	qp := r.qp
 	h := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: wr.ID, Opcode: wr.Opcode, SendFlags: wr.Flags}}
 	if qp.typ == ib.QPTypeXRCInit {
 		h.WR.Reserved = wr.RemoteSRQN // Linux's rxe has no XRC, and so no place of its own for it
@@ -216,7 +219,7 @@ func (qp *QP) encodeSend(b []byte, slot uint32, wr *ib.SendWR) (int, error) {
 	inline := wr.Flags&ib.SendInline != 0
 	switch {
 	case kind == transport.Local, kind == transport.Flush, kind == transport.AtomicWrite:
-		return qp.encodeMemory(b, wr, &h)
+		return r.encodeMemory(b, wr, &h)
 	case kind == transport.None:
 		return 0, fmt.Errorf("work request opcode %d on a %v queue pair: %w", wr.Opcode, qp.typ, syscall.EINVAL)
 	case inline && kind != transport.Send && kind != transport.Write:

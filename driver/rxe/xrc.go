@@ -38,8 +38,9 @@ func (qp *QP) receives() bool {
 }
 
 // domain is where keys in the peer's requests are looked up.
-func (qp *QP) domain() *pd {
-	if s := qp.resp.named; s != nil {
+func (r *responder) domain() *pd {
+	qp := r.qp
+	if s := r.named; s != nil {
 		return s.pd
 	}
 	return qp.pd
@@ -54,8 +55,8 @@ func (d *Device) srq(num uint32) *srq {
 }
 
 // nameQueue finds the queue that a request to a target names: the same throughout a message.
-func (qp *QP) nameQueue(k *packet) verdict {
-	r := &qp.resp
+func (r *responder) nameQueue(k *packet) verdict {
+	qp := r.qp
 	s := qp.dev.srq(k.XRCETH().SRQN())
 	if s == nil || s.xrcd == nil || s.xrcd != qp.xrcd || r.rcv.Within() != transport.None && s != r.named {
 		return invalid
@@ -65,8 +66,9 @@ func (qp *QP) nameQueue(k *packet) verdict {
 }
 
 // recvQueue is where the receive in progress completes.
-func (qp *QP) recvQueue() *cq {
-	if s := qp.resp.wqe.from; s != nil && s.cq != nil {
+func (r *responder) recvQueue() *cq {
+	qp := r.qp
+	if s := r.wqe.from; s != nil && s.cq != nil {
 		return s.cq
 	}
 	return qp.recvCQ
