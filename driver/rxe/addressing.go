@@ -159,7 +159,7 @@ func (d *Device) setDatagramMTU() {
 	p := d.begin(false)
 	defer p.end()
 	for qp := range d.qps.all() {
-		if !qp.datagram() {
+		if !datagram(qp.typ) {
 			continue
 		}
 		p.soon(qp, func(*pass) {

@@ -45,7 +45,7 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 		data = r.result[:]
 	}
 	w := r.wqe(r.snd.Head())
-	if !qp.store(p, scatterRead, k.psn, w.sges, to.Offset, data) || to.Last && !qp.settle(p) {
+	if !p.store(qp, scatterRead, k.psn, w.sges, to.Offset, data) || to.Last && !p.settle(qp) {
 		return
 	}
 	r.apply(r.snd.Stored(now))
@@ -71,10 +71,10 @@ func (r *requester) apply(res transport.Result) {
 	switch {
 	case res.Failure == transport.NoFailure:
 		if res.Retransmits {
-			qp.note(traceRetry, uint32(res.Retries))
+			qp.trace.note(traceRetry, uint32(res.Retries))
 		}
 		if res.Wait != 0 {
-			qp.note(traceRNRWait, uint32(res.Wait/time.Microsecond))
+			qp.trace.note(traceRNRWait, uint32(res.Wait/time.Microsecond))
 		}
 		return
 	case res.Failure == transport.RetryExceeded:
@@ -92,7 +92,7 @@ func (r *requester) timedOut() {
 		return
 	}
 	if res, ok := r.snd.TimedOut(qp.dev.clock.Now()); ok {
-		qp.note(traceTimeout, 0)
+		qp.trace.note(traceTimeout, 0)
 		r.apply(res)
 	}
 }
@@ -108,7 +108,7 @@ func (r *requester) succeed(n int) {
 // be (IBA 10.7.3.1).
 func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	qp := r.qp
-	qp.note(traceSendDone, uint32(status))
+	qp.trace.note(traceSendDone, uint32(status))
 	qp.sqDone = qp.sq.next(qp.sqDone)
 	if !qp.sq.setConsumer(qp.sqDone) {
 		qp.ringGone()
@@ -139,7 +139,7 @@ func (r *requester) fail(status uapi.WCStatus) {
 	}
 	switch {
 	case qp.state == ib.QPErr:
-	case qp.reliable():
+	case reliable(qp.typ):
 		qp.enterError(why)
 	default:
 		qp.setState(ib.QPSQE)

@@ -131,7 +131,7 @@ func (d *Device) SetShortcut(on bool) {
 // queue pair that sends it. Packets do not tell who sends them, so that any program could send into the connections of
 // others, if it was not stopped here.
 func (d *Device) intrudes(qp *QP, t *train) bool {
-	if qp.datagram() {
+	if datagram(qp.typ) {
 		return false // the Q_Key guards those
 	}
 	peer := d.fabric.load().byAddr[t.Dst]
@@ -139,7 +139,7 @@ func (d *Device) intrudes(qp *QP, t *train) bool {
 		return false
 	}
 	to := peer.qp(roce.BTH(t.Buf).DestQPN())
-	if to == nil || to.datagram() || to.peer.Load() == qp.num {
+	if to == nil || datagram(to.typ) || to.peer.Load() == qp.num {
 		return false
 	}
 	peer.counters.add(cntDropSource, t.packets)

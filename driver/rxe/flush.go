@@ -20,7 +20,7 @@ func (r *responder) executeAtomicWrite(p *pass, k *packet) verdict {
 		h.VA()%atomicLen != 0 || !r.rcv.Admits() {
 		return invalid
 	}
-	if !qp.settle(p) {
+	if !p.settle(qp) {
 		return refused
 	}
 	g := qp.memory(r.domain(), h.RKey(), ib.AccessRemoteWrite)
@@ -73,7 +73,7 @@ func (r *responder) executeFlush(p *pass, k *packet) verdict {
 	switch {
 	case !within:
 		return denied
-	case !qp.settle(p):
+	case !p.settle(qp):
 		return refused
 	}
 	r.rcv.Answer(&transport.Answer{Kind: transport.Flush, Packets: 1})

@@ -282,7 +282,7 @@ func (h *hostile) connect(i int) {
 	if i != ud {
 		mask |= ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
 	}
-	if v.reliable() {
+	if reliable(v.typ) {
 		mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
 	}
 	check(h.t, v.obj.Modify(attr, mask))
@@ -547,13 +547,13 @@ func (h *hostile) checkBounds() {
 		switch s := v.QP.State(); s {
 		case ib.QPRTS, ib.QPSQD, ib.QPErr, ib.QPReset:
 		case ib.QPSQE:
-			if v.reliable() {
+			if reliable(v.typ) {
 				h.t.Errorf("a reliable queue pair is in %v", s)
 			}
 		default:
 			h.t.Errorf("queue pair %d is in %v", i, s)
 		}
-		if v.reliable() && v.QP.State() == ib.QPRTS {
+		if reliable(v.typ) && v.QP.State() == ib.QPRTS {
 			v.verify(h.t)
 		}
 		v.mu.Lock()

@@ -152,8 +152,8 @@ func (p *pass) receiveGroup(d *Device, a *link.Arrival, packets [][]byte) {
 	}
 }
 
-// echo reports whether a packet for a group is the queue pair's own: who sends gets no copy.
-func (qp *QP) echo(k *packet) bool {
+// echoes reports whether a packet for a group is the queue pair's own: the sender gets no copy.
+func echoes(qp *QP, k *packet) bool {
 	if !k.dst.IsMulticast() || k.Flags&roce.FlagDETH == 0 || k.DETH().SrcQPN() != qp.num {
 		return false
 	}

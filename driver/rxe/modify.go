@@ -10,7 +10,7 @@ import (
 )
 
 // checkAttr checks the values of attributes (rxe_qp_chk_attr).
-func (qp *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
+func checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	for _, c := range []struct {
 		bit ib.QPAttrMask
 		bad bool
@@ -48,7 +48,7 @@ func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) 
 	if _, err := ib.NextState(qp.State(), qp.typ, a, mask); err != nil {
 		return err
 	}
-	if err := qp.checkAttr(a, mask); err != nil {
+	if err := checkAttr(a, mask); err != nil {
 		return err
 	}
 	var to *path
@@ -167,7 +167,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 			c.set()
 		}
 	}
-	if mask&(ib.QPAttrAV|ib.QPAttrDestQPN) != 0 && !qp.datagram() {
+	if mask&(ib.QPAttrAV|ib.QPAttrDestQPN) != 0 && !datagram(qp.typ) {
 		qp.choosePort()
 	}
 	if !moves {

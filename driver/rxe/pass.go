@@ -161,9 +161,9 @@ func (p *pass) drainQP(qp *QP) {
 		return
 	}
 	sport := qp.sport
-	if qp.trace != nil {
+	if qp.traced.Load() {
 		for _, t := range p.batch {
-			qp.notePacket(traceSend, t.Buf, uint32(t.packets))
+			qp.trace.packet(traceSend, t.Buf, uint32(t.packets))
 		}
 	}
 	qp.mu.Unlock()
@@ -183,7 +183,7 @@ func (p *pass) drainQP(qp *QP) {
 		qp.egress.putBack(p.batch[i:])
 		qp.egress.draining = false
 		qp.idle.Broadcast()
-		qp.block()
+		qp.timer.block()
 		qp.mu.Unlock()
 		clear(p.batch)
 		return

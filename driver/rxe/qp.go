@@ -136,7 +136,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	qp.idle.L = &qp.mu
 	qp.req.init(qp)
 	qp.resp.qp = qp
-	if qp.datagram() {
+	if datagram(qp.typ) {
 		qp.pathMTU = d.activeMTU()
 	}
 	qp.setMTU(qp.pathMTU)
@@ -148,7 +148,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 		return nil, err
 	}
 	slot := qp.num & (maxQPSlot - 1)
-	if qp.datagram() {
+	if datagram(qp.typ) {
 		qp.sport = roce.SourcePortUD(qp.num)
 		if qp.ctx == nil {
 			qp.paths = make([]*path, qp.sq.capacity()+1)
@@ -346,14 +346,14 @@ func (qp *QP) advance(p *pass) {
 		qp.req.flush(p)
 		qp.resp.flush(p)
 	}
-	qp.rearm()
+	qp.timer.rearm()
 	p.owe(qp)
 }
 
 // setState changes the state; qp.mu is held.
 func (qp *QP) setState(s ib.QPState) {
 	if s != qp.state {
-		qp.note(traceState, uint32(s))
+		qp.trace.note(traceState, uint32(s))
 	}
 	qp.state = s
 	qp.stateNow.Store(uint32(s))

@@ -67,24 +67,24 @@ func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 		return
 	}
 	if !p.lock(qp) {
-		qp.receiveLater(a, packets)
+		qp.lane.receiveLater(qp, a, packets)
 		return
 	}
 	for _, b := range packets {
 		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
-		if why := qp.refuses(&k, b); why != accept {
+		if why := qp.check(&k, b); why != accept {
 			qp.dev.counters.add(why, 1)
-			qp.notePacket(traceDrop, b, uint32(why))
+			qp.trace.packet(traceDrop, b, uint32(why))
 			continue
 		}
-		qp.notePacket(traceReceive, b, 0)
+		qp.trace.packet(traceReceive, b, 0)
 		if k.Flags&roce.FlagResponse != 0 {
 			qp.req.receiveResponse(p, &k)
 		} else {
 			qp.resp.receive(p, &k)
 		}
 	}
-	qp.settle(p)
+	p.settle(qp)
 	qp.advance(p)
 	qp.mu.Unlock()
 }
@@ -102,12 +102,12 @@ func serviceOf(t ib.QPType) roce.Service {
 	return roce.RC
 }
 
-// accept is what refuses returns for a packet that is not to be dropped.
+// accept is what check returns for a packet that is not to be dropped.
 const accept = numCounters
 
-// refuses checks that a packet is well-formed and may be for this queue pair as it is now: service, state, partition, and
+// check checks that a packet is well-formed and may be for this queue pair as it is now: service, state, partition, and
 // the addresses of a connection or the Q_Key. What it returns says why the packet is to be dropped. (hdr_check)
-func (qp *QP) refuses(k *packet, b []byte) counter {
+func (qp *QP) check(k *packet, b []byte) counter {
 	var err error
 	if k.Packet, err = roce.ParseBody(b); err != nil {
 		return malformed(err)
@@ -130,11 +130,11 @@ func (qp *QP) refuses(k *packet, b []byte) counter {
 	switch {
 	case !ready || qp.gone:
 		return cntDropState
-	case !qp.datagram() && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
+	case !datagram(qp.typ) && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
 		return cntDropSource
-	case qp.datagram() && k.DETH().QKey() != qp.qkey():
+	case datagram(qp.typ) && k.DETH().QKey() != qp.qkey():
 		return cntDropQKey
-	case qp.datagram() && qp.echo(k):
+	case datagram(qp.typ) && echoes(qp, k):
 		return cntDropEcho
 	}
 	return accept
@@ -145,16 +145,16 @@ const pkeyFull = 0x8000
 
 // store has data written into the memory of a list of elements, from the off-th byte on, together with what
 // follows it if possible. On failure it reports false, and the queue pair has been told.
-func (qp *QP) store(p *pass, kind scatterKind, psn roce.PSN, list []uapi.RXESGE, off int, data []byte) bool {
+func (p *pass) store(qp *QP, kind scatterKind, psn roce.PSN, list []uapi.RXESGE, off int, data []byte) bool {
 	i, at := sgeAt(list, off)
 	for len(data) > 0 {
 		if i >= len(list) {
-			qp.unstorable(kind, psn)
+			unstorable(qp, kind, psn)
 			return false
 		}
 		s := &list[i]
 		n := min(len(data), int(s.Length)-at)
-		if !qp.storeAt(p, kind, psn, s.LKey, ib.AccessLocalWrite, s.Addr+uint64(at), data[:n]) {
+		if !p.storeAt(qp, kind, psn, s.LKey, ib.AccessLocalWrite, s.Addr+uint64(at), data[:n]) {
 			return false
 		}
 		data = data[n:]
@@ -164,10 +164,10 @@ func (qp *QP) store(p *pass, kind scatterKind, psn roce.PSN, list []uapi.RXESGE,
 }
 
 // storeAt does the same for one range of a region.
-func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right ib.AccessFlags, addr uint64, data []byte) bool {
+func (p *pass) storeAt(qp *QP, kind scatterKind, psn roce.PSN, key uint32, right ib.AccessFlags, addr uint64, data []byte) bool {
 	s := &p.scatter
 	if !s.joins(kind, key, addr) {
-		if !qp.settle(p) {
+		if !p.settle(qp) {
 			return false
 		}
 		in := qp.pd
@@ -179,7 +179,7 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 		}
 		m := qp.memory(in, key, right)
 		if m == nil {
-			qp.unstorable(kind, psn)
+			unstorable(qp, kind, psn)
 			return false
 		}
 		s.start(m, kind, psn, addr)
@@ -190,7 +190,7 @@ func (qp *QP) storeAt(p *pass, kind scatterKind, psn roce.PSN, key uint32, right
 
 // settle writes what store has collected: before a completion that promises it, and before the packets that hold
 // it go away.
-func (qp *QP) settle(p *pass) bool {
+func (p *pass) settle(qp *QP) bool {
 	s := &p.scatter
 	if s.to == nil {
 		return true
@@ -202,12 +202,12 @@ func (qp *QP) settle(p *pass) bool {
 	if ok {
 		return true
 	}
-	qp.unstorable(kind, psn)
+	unstorable(qp, kind, psn)
 	return false
 }
 
 // unstorable ends a queue pair whose data cannot be stored.
-func (qp *QP) unstorable(kind scatterKind, psn roce.PSN) {
+func unstorable(qp *QP, kind scatterKind, psn roce.PSN) {
 	switch kind {
 	case scatterSend:
 		qp.resp.refuse(psn, roce.NAKRemoteOperationalError, uapi.WCLocProtErr)

@@ -24,7 +24,7 @@ type requester struct {
 func (r *requester) init(qp *QP) {
 	r.qp = qp
 	r.snd.Init(&r.aimd)
-	r.snd.Reliable = qp.reliable()
+	r.snd.Reliable = reliable(qp.typ)
 }
 
 // wqe returns the work request with a number of snd.
@@ -159,7 +159,7 @@ func (w *sendWQE) operation(k *transport.Packet) roce.Operation {
 func (r *requester) send(p *pass, w *sendWQE) bool {
 	qp := r.qp
 	to := qp.path
-	if qp.datagram() {
+	if datagram(qp.typ) {
 		to = w.path
 	}
 	mark, start := 0, -1 // to be taken back when the memory cannot be read
@@ -174,7 +174,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 		if start < 0 {
 			start = k.Index
 		}
-		op := qp.opcode(w.operation(&k))
+		op := serviceOf(qp.typ).Opcode(w.operation(&k))
 		size := op.PacketLen(w.payload(&k))
 		if !p.build.fits(to, size) {
 			if !p.gather.flush(qp) {
@@ -218,7 +218,7 @@ func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opco
 		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: k.PSN, AckReq: k.AckReq,
 		SolicitedEvent: message && k.Last && w.flags&uapi.SendSolicited != 0,
 	}
-	if qp.datagram() {
+	if datagram(qp.typ) {
 		f.DestQPN = w.qpn
 	}
 	b := roce.NewPacket(p.build.add(size), &f, w.payload(k))
@@ -283,7 +283,7 @@ func (r *requester) probe(p *pass) {
 	if w.status != uapi.WCSuccess {
 		return
 	}
-	op := qp.opcode(w.operation(&k))
+	op := serviceOf(qp.typ).Opcode(w.operation(&k))
 	size := op.PacketLen(w.payload(&k))
 	p.build.start(&trainPool, qp.path, size)
 	if !r.build(p, w, &k, op, size) || !p.gather.flush(qp) {

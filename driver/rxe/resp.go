@@ -81,7 +81,7 @@ func (r *responder) receiveUnreliable(p *pass, k *packet) {
 	rcv := &r.rcv
 	starts := k.Flags&roce.FlagStarts != 0
 	if rcv.Interrupts(k.psn, starts) {
-		qp.settle(p) // what has come may have been stored; nobody is told
+		p.settle(qp) // what has come may have been stored; nobody is told
 		r.wqe.filled = 0
 	}
 	if !rcv.ArriveUnreliable(k.psn, starts) {
@@ -104,7 +104,7 @@ func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) 
 	switch {
 	case qp.state == ib.QPErr:
 		return
-	case qp.reliable():
+	case reliable(qp.typ):
 		r.rcv.Acknowledge(s, psn)
 	case !own:
 		r.rcv.AbandonRest()
@@ -173,7 +173,7 @@ func (r *responder) execute(p *pass, k *packet) verdict {
 		return r.executeFlush(p, k)
 	}
 	if v == accepted {
-		rcv.Executed(&a, qp.reliable() && k.BTH().AckReq())
+		rcv.Executed(&a, reliable(qp.typ) && k.BTH().AckReq())
 	}
 	return v
 }
@@ -224,7 +224,7 @@ func (r *responder) takeShared(p *pass, s *srq) verdict {
 func (r *responder) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 	qp := r.qp
 	if starts {
-		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
+		if reliable(qp.typ) && qp.dev.faults.NotReady(qp.num, k.src) {
 			return notReady
 		}
 		if v := r.takeRecv(p); v != accepted {
@@ -232,19 +232,19 @@ func (r *responder) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 		}
 	}
 	if r.wqe.filled+len(k.Payload) > r.wqe.length {
-		if qp.settle(p) {
+		if p.settle(qp) {
 			r.refuse(k.psn, roce.NAKInvalidRequest, uapi.WCLocLenErr)
 		}
 		return refused
 	}
-	if !qp.store(p, scatterSend, k.psn, r.wqe.sges, r.wqe.filled, k.Payload) {
+	if !p.store(qp, scatterSend, k.psn, r.wqe.sges, r.wqe.filled, k.Payload) {
 		return refused
 	}
 	r.wqe.filled += len(k.Payload)
 	if !ends {
 		return accepted
 	}
-	if !qp.settle(p) {
+	if !p.settle(qp) {
 		return refused
 	}
 	wc := uapi.WC{Opcode: uapi.WCRecv, ByteLen: uint32(r.wqe.filled)}
@@ -288,7 +288,7 @@ func (r *responder) executeWrite(p *pass, k *packet, starts, ends bool) verdict 
 	addr, key, length := rcv.Write()
 	takes := k.Flags&roce.FlagCompletesReceive != 0
 	if takes {
-		if qp.reliable() && qp.dev.faults.NotReady(qp.num, k.src) {
+		if reliable(qp.typ) && qp.dev.faults.NotReady(qp.num, k.src) {
 			return notReady
 		}
 		if v := r.takeRecv(p); v != accepted {
@@ -296,7 +296,7 @@ func (r *responder) executeWrite(p *pass, k *packet, starts, ends bool) verdict 
 		}
 	}
 	if len(k.Payload) > 0 {
-		if !qp.storeAt(p, scatterWrite, k.psn, key, ib.AccessRemoteWrite, addr, k.Payload) {
+		if !p.storeAt(qp, scatterWrite, k.psn, key, ib.AccessRemoteWrite, addr, k.Payload) {
 			return refused
 		}
 		rcv.Wrote(len(k.Payload))
@@ -304,7 +304,7 @@ func (r *responder) executeWrite(p *pass, k *packet, starts, ends bool) verdict 
 	if !takes {
 		return accepted
 	}
-	if !qp.settle(p) {
+	if !p.settle(qp) {
 		return refused
 	}
 	wc := uapi.WC{
@@ -354,7 +354,7 @@ func (r *responder) executeAtomic(p *pass, k *packet) verdict {
 	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || !rcv.Admits() {
 		return invalid
 	}
-	if !qp.settle(p) { // it finds what was written before
+	if !p.settle(qp) { // it finds what was written before
 		return refused
 	}
 	m := qp.memory(r.domain(), h.RKey(), ib.AccessRemoteAtomic)
@@ -405,7 +405,7 @@ func (r *responder) answer(p *pass) {
 		return // what is due waits, and may be joined by more
 	}
 	rcv.AckSent()
-	op := qp.opcode(roce.Acknowledge)
+	op := serviceOf(qp.typ).Opcode(roce.Acknowledge)
 	size := op.PacketLen(0)
 	p.build.start(&ackPool, qp.path, size)
 	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
@@ -426,7 +426,7 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 	psn := y.PSN
 	for done := false; !done; {
 		what, n := y.Packet(qp.mtu)
-		op := qp.opcode(what)
+		op := serviceOf(qp.typ).Opcode(what)
 		size := op.PacketLen(n)
 		if !p.build.fits(qp.path, size) {
 			if !p.gather.flush(qp) {
@@ -491,8 +491,8 @@ func (r *responder) receiveDatagram(p *pass, k *packet) {
 		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
-	if !qp.store(p, scatterSend, k.psn, r.wqe.sges, 0, grhOf(p, k)) ||
-		!qp.store(p, scatterSend, k.psn, r.wqe.sges, grhLen, k.Payload) || !qp.settle(p) {
+	if !p.store(qp, scatterSend, k.psn, r.wqe.sges, 0, grhOf(p, k)) ||
+		!p.store(qp, scatterSend, k.psn, r.wqe.sges, grhLen, k.Payload) || !p.settle(qp) {
 		return
 	}
 	wc := uapi.WC{
@@ -530,7 +530,7 @@ func (r *responder) headerType(k *packet) uint8 {
 // completeRecv completes the receive that was taken.
 func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 	qp := r.qp
-	qp.note(traceRecvDone, uint32(wc.Status))
+	qp.trace.note(traceRecvDone, uint32(wc.Status))
 	if r.wqe.from == nil {
 		qp.rqNext = qp.rq.next(qp.rqNext)
 		if !qp.rq.setConsumer(qp.rqNext) {

@@ -169,8 +169,8 @@ func (p *pass) soon(qp *QP, f func(p *pass)) {
 	qp.lane.add(job{qp: qp, do: f})
 }
 
-// receiveLater has packets received by the lane. They are copied.
-func (qp *QP) receiveLater(a *link.Arrival, packets [][]byte) {
+// receiveLater leaves packets for the queue pair to the lane. They are copied.
+func (l *lane) receiveLater(qp *QP, a *link.Arrival, packets [][]byte) {
 	n := 0
 	for _, b := range packets {
 		n += len(b)
@@ -183,7 +183,7 @@ func (qp *QP) receiveLater(a *link.Arrival, packets [][]byte) {
 			j.arrival.Packets = append(j.arrival.Packets, buf[len(buf)-len(b):len(buf):len(buf)])
 		}
 	}
-	if len(j.arrival.Packets) == 0 || !qp.lane.add(j) {
+	if len(j.arrival.Packets) == 0 || !l.add(j) {
 		qp.dev.counters.add(cntDropStalled, len(packets))
 	}
 }

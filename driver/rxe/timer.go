@@ -11,6 +11,7 @@ import (
 // timer is the one timer of a queue pair. Deadlines are only written down; the timer is set when it is not, or
 // would be late, and where it then fires early it is set again. So the data path does not touch it.
 type timer struct {
+	qp      *QP
 	t       clock.Timer
 	at      time.Time // when it fires; noTime: it is not set
 	unblock time.Time // the egress queue is to be tried again
@@ -23,7 +24,8 @@ var noTime time.Time
 const reflushPeriod = 10 * time.Millisecond
 
 func (t *timer) init(qp *QP) {
-	t.t = qp.dev.clock.AfterFunc(time.Hour, qp.expire)
+	t.qp = qp
+	t.t = qp.dev.clock.AfterFunc(time.Hour, t.expire)
 	t.t.Stop()
 }
 
@@ -40,8 +42,8 @@ func earliest(a, b time.Time) time.Time {
 }
 
 // rearm sets the timer for the earliest deadline. qp.mu is held.
-func (qp *QP) rearm() {
-	t := &qp.timer
+func (t *timer) rearm() {
+	qp := t.qp
 	if qp.state == ib.QPErr && qp.ctx != nil && !qp.stranded {
 		if t.reflush.IsZero() {
 			t.reflush = qp.dev.clock.Now().Add(reflushPeriod)
@@ -58,23 +60,24 @@ func (qp *QP) rearm() {
 }
 
 // block has the egress queue wait a little. qp.mu is held.
-func (qp *QP) block() {
+func (t *timer) block() {
+	qp := t.qp
 	qp.egress.blocked = true
-	qp.timer.unblock = qp.dev.clock.Now().Add(egressRetry)
+	t.unblock = qp.dev.clock.Now().Add(egressRetry)
 	if !qp.gone {
-		qp.rearm()
+		t.rearm()
 	}
 }
 
 // expire runs when the timer fires.
-func (qp *QP) expire() {
+func (t *timer) expire() {
+	qp := t.qp
 	if !qp.lockOwn() { // first: this may take long, if the program is slow
 		return
 	}
 	p := qp.dev.begin(true)
 	p.last = qp
 	defer p.caught()
-	t := &qp.timer
 	t.at = noTime
 	if !qp.gone && !qp.cut && (!qp.dev.stopped.Load() || qp.state == ib.QPErr) {
 		now := qp.dev.clock.Now()

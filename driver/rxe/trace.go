@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/clock"
 	"verbena/roce"
 	"verbena/uapi"
 )
@@ -47,23 +48,17 @@ type traceRecord struct {
 	syndrome roce.Syndrome
 }
 
-// trace is the ring of a queue pair's latest protocol events.
+// trace is the ring of a queue pair's latest protocol events, under its lock.
 type trace struct {
-	n    uint64 // events since the trace began
-	ring [traceLen]traceRecord
+	clock clock.Clock
+	n     uint64 // events since the trace began
+	ring  [traceLen]traceRecord
 }
 
-// note records an event that is not about a packet. qp.mu is held.
-func (qp *QP) note(kind traceKind, detail uint32) {
-	if qp.trace != nil {
-		qp.trace.add(traceRecord{at: qp.dev.clock.Now(), kind: kind, detail: detail})
-	}
-}
-
-// notePacket records an event about a packet; b is at least its headers, without or with an ICRC. qp.mu is held.
-func (qp *QP) notePacket(kind traceKind, b []byte, detail uint32) {
-	if qp.trace != nil {
-		qp.trace.packet(qp.dev.clock.Now(), kind, b, detail)
+// note records an event that is not about a packet; without a trace it does nothing.
+func (t *trace) note(kind traceKind, detail uint32) {
+	if t != nil {
+		t.add(traceRecord{at: t.clock.Now(), kind: kind, detail: detail})
 	}
 }
 
@@ -72,8 +67,12 @@ func (t *trace) add(r traceRecord) {
 	t.n++
 }
 
-func (t *trace) packet(now time.Time, kind traceKind, b []byte, detail uint32) {
-	r := traceRecord{at: now, kind: kind, detail: detail}
+// packet records an event about a packet; b is at least its headers, without or with an ICRC. Without a trace it does nothing.
+func (t *trace) packet(kind traceKind, b []byte, detail uint32) {
+	if t == nil {
+		return
+	}
+	r := traceRecord{at: t.clock.Now(), kind: kind, detail: detail}
 	if len(b) >= roce.BTHLen {
 		h := roce.BTH(b)
 		r.op, r.psn = h.Opcode(), h.PSN()
@@ -136,7 +135,7 @@ func (r *traceRecord) event() TraceEvent {
 }
 
 // lockToLook locks a queue pair on behalf of a caller other than its consumer: EAGAIN if its program's memory does not answer.
-func (qp *QP) lockToLook() error {
+func lockToLook(qp *QP) error {
 	if !qp.mu.LockUnless(&qp.lane.slow) {
 		return fmt.Errorf("QP %d on %s: the memory of its program does not answer: %w", qp.num, qp.dev.name, syscall.EAGAIN)
 	}
@@ -161,7 +160,7 @@ func (d *Device) TraceQP(num uint32, on bool) error {
 	if on && traced >= maxTraced {
 		return fmt.Errorf("trace QP %d on %s: %d queue pairs are traced, at most %d: end a trace first: %w", num, d.name, traced, maxTraced, syscall.ENOSPC)
 	}
-	if err := qp.lockToLook(); err != nil {
+	if err := lockToLook(qp); err != nil {
 		return err
 	}
 	defer qp.mu.Unlock()
@@ -169,7 +168,7 @@ func (d *Device) TraceQP(num uint32, on bool) error {
 	case !on:
 		qp.trace = nil
 	case qp.trace == nil:
-		qp.trace = new(trace)
+		qp.trace = &trace{clock: d.clock}
 	}
 	qp.traced.Store(on)
 	return nil
@@ -189,7 +188,7 @@ func (d *Device) QPTrace(num uint32) (QPTrace, error) {
 	if qp == nil {
 		return QPTrace{}, fmt.Errorf("trace of QP %d on %s: no such queue pair: %w", num, d.name, syscall.ENOENT)
 	}
-	if err := qp.lockToLook(); err != nil {
+	if err := lockToLook(qp); err != nil {
 		return QPTrace{}, err
 	}
 	var t trace
@@ -236,7 +235,7 @@ func (d *Device) QPStatuses() []QPStatus {
 	list := []QPStatus{}
 	for qp := range d.qps.all() {
 		s := QPStatus{Num: qp.num, Type: qp.typ.String(), State: qp.State().String(), Traced: qp.traced.Load()}
-		if qp.lockToLook() != nil {
+		if lockToLook(qp) != nil {
 			s.Slow = true
 			list = append(list, s)
 			continue
@@ -245,7 +244,7 @@ func (d *Device) QPStatuses() []QPStatus {
 		s.MTU, s.Unacknowledged, s.NextPSN = qp.mtu, uint32(x.Unacknowledged), uint32(x.Place)
 		s.ExpectedPSN, s.InFlight, s.Window = uint32(qp.resp.rcv.PSN()), x.InFlight, x.Window
 		s.Retries, s.RNRRetries, s.Egress = x.Retries, x.RNRRetries, len(qp.egress.queue)
-		if qp.path != nil && !qp.datagram() {
+		if qp.path != nil && !datagram(qp.typ) {
 			s.DestQPN, s.Peer = qp.attr.DestQPN, qp.path.dst.String()
 		}
 		qp.mu.Unlock()

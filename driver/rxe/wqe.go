@@ -150,7 +150,7 @@ func (r *requester) decodeSend(w *sendWQE, b []byte) {
 		w.status = uapi.WCLocQPOpErr
 		return
 	}
-	if qp.datagram() {
+	if datagram(qp.typ) {
 		w.status = r.decodeUD(w, h.WR.UD())
 		return
 	}
@@ -230,7 +230,7 @@ func (r *requester) encodeSend(b []byte, slot uint32, wr *ib.SendWR) (int, error
 		return 0, fmt.Errorf("%d gather elements, at most %d: %w", len(wr.SGList), qp.cap.MaxSendSGE, syscall.EINVAL)
 	}
 	switch {
-	case qp.datagram():
+	case datagram(qp.typ):
 		if wr.AH == nil {
 			return 0, fmt.Errorf("datagram without address handle: %w", syscall.EINVAL)
 		}

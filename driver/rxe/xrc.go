@@ -3,7 +3,6 @@ package rxe
 import (
 	"verbena/driver/rxe/transport"
 	"verbena/ib"
-	"verbena/roce"
 )
 
 // Extended reliable connections (IBA annex A14) are reliable ones whose requests name, in a header of their own, the
@@ -24,13 +23,10 @@ func (d *Device) AllocXRCD(*ib.Udata) (ib.DriverXRCD, error) { return &xrcd{dev:
 // Dealloc implements ib.DriverXRCD.
 func (*xrcd) Dealloc() error { return nil }
 
-// reliable reports whether requests are acknowledged.
-func (qp *QP) reliable() bool {
-	return qp.typ == ib.QPTypeRC || qp.typ == ib.QPTypeXRCInit || qp.typ == ib.QPTypeXRCTgt
+// reliable reports whether the requests of a queue pair of type t are acknowledged.
+func reliable(t ib.QPType) bool {
+	return t == ib.QPTypeRC || t == ib.QPTypeXRCInit || t == ib.QPTypeXRCTgt
 }
-
-// opcode is that of an operation of the queue pair's service.
-func (qp *QP) opcode(op roce.Operation) roce.Opcode { return serviceOf(qp.typ).Opcode(op) }
 
 // receives reports whether the queue pair has a receive queue of its own.
 func (qp *QP) receives() bool {

@@ -80,7 +80,7 @@ var mutants = []struct {
 	{"an atomic write is acknowledged, and not done", "flush.go",
 		"	return g.write(a.vec[:], addr, atomicLen)", "	return nil"},
 	{"a duplicate atomic write is done again", "resp.go",
-		"	q := transport.Repeat{PSN: k.psn, Kind: transport.KindOf(k.Flags)}\n", "	q := transport.Repeat{PSN: k.psn, Kind: transport.KindOf(k.Flags)}\n\tif q.Kind == transport.AtomicWrite {\n\t\tif m := qp.memory(qp.domain(), k.RETH().RKey(), 0); m != nil {\n\t\t\tm.atomicWrite(k.RETH().VA(), k.Payload)\n\t\t\tm.put()\n\t\t}\n\t}\n"},
+		"	q := transport.Repeat{PSN: k.psn, Kind: transport.KindOf(k.Flags)}\n", "	q := transport.Repeat{PSN: k.psn, Kind: transport.KindOf(k.Flags)}\n\tif q.Kind == transport.AtomicWrite {\n\t\tif m := qp.memory(r.domain(), k.RETH().RKey(), 0); m != nil {\n\t\t\tm.atomicWrite(k.RETH().VA(), k.Payload)\n\t\t\tm.put()\n\t\t}\n\t}\n"},
 	{"a FLUSH has no PSN of its own", "transport/receiver.go",
 		"	r.psn = r.psn.Add(a.Packets)\n", "	if a.Kind != Flush {\n\t\tr.psn = r.psn.Add(a.Packets)\n\t}\n"},
 	{"a shared receive is taken twice", "srq.go",
