@@ -112,7 +112,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	if _, err := ib.NextState(qp.state, qp.typ, a, mask); err != nil {
 		return err
 	}
-	if moves && qp.state == ib.QPSQD && !qp.drained && a.State != ib.QPErr && a.State != ib.QPReset {
+	if moves && qp.req.drain == draining && a.State != ib.QPErr && a.State != ib.QPReset {
 		return fmt.Errorf("send queue is being drained: %w", syscall.EINVAL)
 	}
 	if to != nil {
@@ -180,7 +180,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 		qp.enterError(modified)
 	case ib.QPSQD:
 		if qp.state != ib.QPSQD {
-			qp.drained = false
+			qp.req.drain = draining
 			qp.attr.EnSQDAsyncNotify = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify // for this transition alone
 		}
 		qp.setState(a.State)
@@ -202,7 +202,7 @@ func (qp *QP) reset() {
 	qp.resp.reset()
 	qp.egress.drop()
 	qp.timer.unblock, qp.egress.blocked = noTime, false
-	qp.path, qp.drained, qp.toldLast = nil, false, false
+	qp.path = nil
 	sq, ok1 := qp.sq.producer()
 	rq, ok2 := qp.rq.producer()
 	if !ok1 || !ok2 || !qp.sq.setConsumer(sq) || !qp.rq.setConsumer(rq) {
@@ -223,6 +223,6 @@ func (qp *QP) Query(ib.QPAttrMask) (ib.QPAttr, error) {
 	a.State, a.CurState = qp.state, qp.state
 	a.Cap = qp.cap
 	a.RQPSN, a.SQPSN = uint32(qp.resp.rcv.PSN()), uint32(qp.req.snd.Place())
-	a.SQDraining = qp.state == ib.QPSQD && !qp.drained
+	a.SQDraining = qp.req.drain == draining
 	return a, nil
 }

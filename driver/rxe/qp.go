@@ -68,27 +68,23 @@ type QP struct {
 
 	// mu guards what follows. The lock of one queue pair is never taken under that of another. Below it are the
 	// locks of the completion queues.
-	mu       sched.Mutex
-	idle     sync.Cond // on mu: egress.draining has become false
-	gone     bool      // destroyed
-	state    ib.QPState
-	drained  bool // in SQD: nothing is outstanding any more
-	attr     ib.QPAttr
-	path     *path
-	pathMTU  roce.MTU
-	mtu      int
-	sport    uint16 // UDP source port; 0 while the peer is not known
-	sqDone   uint32 // slot of the send ring that completes next
-	rqNext   uint32 // slot of the receive ring that is taken next
-	req      requester
-	resp     responder
-	egress   egress
-	timer    timer
-	stranded bool // a ring's memory is gone
-	cut      bool // its context was disassociated: its rings are not looked at any more
-	toldLast bool // that no more receives are taken from srq
-	bound    bool // it has bound a window of type 2
-	trace    *trace
+	mu      sched.Mutex
+	idle    sync.Cond // on mu: egress.draining has become false
+	life    life
+	state   ib.QPState
+	attr    ib.QPAttr
+	path    *path
+	pathMTU roce.MTU
+	mtu     int
+	sport   uint16 // UDP source port; 0 while the peer is not known
+	sqDone  uint32 // slot of the send ring that completes next
+	rqNext  uint32 // slot of the receive ring that is taken next
+	req     requester
+	resp    responder
+	egress  egress
+	timer   timer
+	bound   bool // it has bound a window of type 2
+	trace   *trace
 }
 
 // CreateQP implements ib.Driver.
@@ -127,7 +123,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 		qp.ctx, *c = nil, ib.QPCap{}
 		qp.xrcd, _ = ib.As[*xrcd](init.XRCD)
 	}
-	if !qp.receives() {
+	if !hasReceiveQueue(qp) {
 		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
 	}
 	if qp.lane = new(lane); qp.ctx != nil {
@@ -184,7 +180,7 @@ func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
 		return fmt.Errorf("send %w", err)
 	}
 	c.MaxSendWR = uint32(qp.sq.capacity())
-	if !qp.receives() {
+	if !hasReceiveQueue(qp) {
 		qp.rq, err = newRing(nil, 0, 0) // nobody fills it
 	} else if qp.rq, err = newRing(ctx, int(c.MaxRecvWR), recvWQESize(c.MaxRecvSGE)); err == nil {
 		c.MaxRecvWR = uint32(qp.rq.capacity())
@@ -271,7 +267,7 @@ func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	if s := qp.State(); s == ib.QPReset {
 		return 0, fmt.Errorf("post receive to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
 	}
-	if !qp.receives() {
+	if !hasReceiveQueue(qp) {
 		return 0, fmt.Errorf("post receive to queue pair %d, which has no receive queue of its own: %w", qp.num, syscall.EINVAL)
 	}
 	n, err = qp.postRecv(wrs)
@@ -322,13 +318,13 @@ func (qp *QP) Posted() bool {
 // held. Every holder of mu that changed something calls it before unlocking.
 func (qp *QP) advance(p *pass) {
 	stopped := qp.dev.stopped.Load()
-	if stopped || qp.cut {
+	if stopped {
 		qp.egress.drop()
 	}
-	if qp.gone || qp.cut {
+	if qp.life >= detached {
 		return // what one that is gone had to send still goes out: Destroy waits for that
 	}
-	if qp.stranded && qp.state != ib.QPErr && qp.state != ib.QPReset {
+	if qp.life == ringless && qp.state != ib.QPErr && qp.state != ib.QPReset {
 		qp.enterError(ringsGone)
 	}
 	if !stopped {
@@ -356,6 +352,9 @@ func (qp *QP) setState(s ib.QPState) {
 		qp.trace.note(traceState, uint32(s))
 	}
 	qp.state = s
+	if s != ib.QPSQD {
+		qp.req.drain = notDraining
+	}
 	qp.stateNow.Store(uint32(s))
 }
 
@@ -369,7 +368,7 @@ func (qp *QP) Destroy() error {
 	if !qp.lockOwn() {
 		return nil // what it has stays, and dies with the device
 	}
-	qp.gone = true
+	qp.life.reach(destroyed)
 	qp.timer.stop()
 	for qp.egress.draining && !qp.dev.broken.Load() {
 		qp.idle.Wait()
@@ -394,7 +393,7 @@ func (qp *QP) Destroy() error {
 }
 
 // ringGone notes that the user took a ring's memory away: the queue pair ends in error.
-func (qp *QP) ringGone() { qp.stranded = true }
+func (qp *QP) ringGone() { qp.life.reach(ringless) }
 
 // Reasons for which a queue pair enters ERR, beside the status of a work request.
 const (
@@ -449,7 +448,8 @@ func (d *Device) Disassociate(c ib.UserContext) {
 				qp.enterError(contextEnds)
 			}
 			qp.advance(p)
-			qp.cut = true
+			qp.life.reach(detached)
+			qp.egress.drop()
 			qp.timer.stop()
 		})
 	}

@@ -334,18 +334,18 @@ func TestLastAnswer(t *testing.T) {
 		if c.hang {
 			b.b.dev.Hardware().Hang()
 		}
-		destroyed := make(chan error)
-		go func() { destroyed <- b.b.qp.Destroy() }()
+		result := make(chan error)
+		go func() { result <- b.b.qp.Destroy() }()
 		for gone := false; !gone; {
 			time.Sleep(time.Millisecond)
 			qp.mu.Lock()
-			gone = qp.gone
+			gone = qp.life == destroyed
 			qp.mu.Unlock()
 		}
 		p := b.b.dev.begin(true)
 		p.todo = append(p.todo, qp)
 		p.end()
-		check(t, <-destroyed)
+		check(t, <-result)
 		b.a.expect(c.want)
 		b.b.qp = b.b.newQP(setup{typ: ib.QPTypeRC}) // for close
 	}

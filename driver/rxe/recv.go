@@ -128,7 +128,7 @@ func (qp *QP) check(k *packet, b []byte) counter {
 		ready = qp.state == ib.QPRTS || qp.state == ib.QPSQD
 	}
 	switch {
-	case !ready || qp.gone:
+	case !ready || qp.life == destroyed:
 		return cntDropState
 	case !datagram(qp.typ) && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
 		return cntDropSource

@@ -18,7 +18,8 @@ type requester struct {
 	flushed sendWQE // scratch
 	result  [atomicLen]byte
 
-	aimd transport.AIMD
+	aimd  transport.AIMD
+	drain drain
 }
 
 func (r *requester) init(qp *QP) {
@@ -71,8 +72,8 @@ func (r *requester) run(p *pass) {
 	if r.snd.Unarmed() {
 		r.snd.Arm(qp.dev.clock.Now())
 	}
-	if qp.state == ib.QPSQD && r.snd.Len() == 0 && !qp.drained {
-		qp.drained = true
+	if r.drain == draining && r.snd.Len() == 0 {
+		r.drain = drained
 		if qp.attr.EnSQDAsyncNotify {
 			qp.obj.Raise(ib.EventSQDrained)
 		}

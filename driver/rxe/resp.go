@@ -10,10 +10,11 @@ import (
 // responder is the receiving half of a queue pair, under its lock. The order of requests, duplicates and answers are
 // transport.Receiver's; here requests are carried out and receives completed.
 type responder struct {
-	qp    *QP
-	rcv   transport.Receiver
-	named *srq    // XRC: the queue that the request is for
-	wqe   recvWQE // of the message, if it takes one; one that was not used in the end serves the next
+	qp      *QP
+	rcv     transport.Receiver
+	lastWQE bool    // EventQPLastWQEReached has been raised
+	named   *srq    // XRC: the queue that the request is for
+	wqe     recvWQE // of the message, if it takes one; one that was not used in the end serves the next
 }
 
 // flagAnswered are the requests with a response of their own.
@@ -21,7 +22,7 @@ const flagAnswered = roce.FlagRead | roce.FlagAtomic | roce.FlagAtomicWrite | ro
 
 func (r *responder) reset() {
 	r.rcv.Reset()
-	r.named, r.wqe = nil, recvWQE{sges: r.wqe.sges[:0]}
+	r.named, r.lastWQE, r.wqe = nil, false, recvWQE{sges: r.wqe.sges[:0]}
 }
 
 // receive handles a packet of the peer's requester. qp.mu is held. (rxe_responder)

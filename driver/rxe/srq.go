@@ -27,12 +27,11 @@ type srq struct {
 
 	posting sync.Mutex // one producer in this process at a time; before mu
 
-	mu       sync.Mutex // a leaf below the queue pairs' but for the midlayer's queue of callbacks
-	ring     *ring
-	head     uint32 // slot that is taken next
-	limit    uint32 // raises the event when fewer are left; 0: disarmed
-	stranded bool   // the ring's memory is gone
-	gone     bool   // destroyed
+	mu    sync.Mutex // a leaf below the queue pairs' but for the midlayer's queue of callbacks
+	ring  *ring
+	head  uint32 // slot that is taken next
+	limit uint32 // raises the event when fewer are left; 0: disarmed
+	life  life
 }
 
 // CreateSRQ implements ib.SRQDriver. (rxe_create_srq)
@@ -99,7 +98,7 @@ func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 func (s *srq) take(w *recvWQE, slot []byte) (status uapi.WCStatus, taken bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone || s.stranded {
+	if s.life != whole {
 		return 0, false
 	}
 	slot = slot[:recvWQESize(s.maxSGE)]
@@ -109,7 +108,7 @@ func (s *srq) take(w *recvWQE, slot []byte) (status uapi.WCStatus, taken bool) {
 		ok = s.ring.setConsumer(s.head)
 	}
 	if !ok {
-		s.stranded = true
+		s.life.reach(ringless)
 		s.obj.Raise(ib.EventSRQErr)
 		return 0, false
 	}
@@ -191,7 +190,7 @@ func (s *srq) fits(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 
 // check is called with mu held. r is the new ring, nil if it stays.
 func (s *srq) check(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
-	if s.gone {
+	if s.life == destroyed {
 		return fmt.Errorf("shared receive queue %d was destroyed: %w", s.num, syscall.EINVAL)
 	}
 	room := uint32(s.ring.capacity())
@@ -282,7 +281,7 @@ func (s *srq) Destroy() error {
 	defer s.posting.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.gone = true
+	s.life.reach(destroyed)
 	s.ring.free()
 	s.ring = nil
 	s.dev.srqs.drop(slot)
@@ -300,8 +299,8 @@ func (s *srq) place() dirRing {
 // from there. (IBA 11.6.3.2; flush_recv_queue)
 func (r *responder) lastReached() {
 	qp := r.qp
-	if qp.srq != nil && !qp.toldLast {
-		qp.toldLast = true
+	if qp.srq != nil && !r.lastWQE {
+		r.lastWQE = true
 		qp.obj.Raise(ib.EventQPLastWQEReached)
 	}
 }

@@ -44,7 +44,7 @@ func earliest(a, b time.Time) time.Time {
 // rearm sets the timer for the earliest deadline. qp.mu is held.
 func (t *timer) rearm() {
 	qp := t.qp
-	if qp.state == ib.QPErr && qp.ctx != nil && !qp.stranded {
+	if qp.state == ib.QPErr && qp.ctx != nil && qp.life == whole {
 		if t.reflush.IsZero() {
 			t.reflush = qp.dev.clock.Now().Add(reflushPeriod)
 		}
@@ -64,7 +64,7 @@ func (t *timer) block() {
 	qp := t.qp
 	qp.egress.blocked = true
 	t.unblock = qp.dev.clock.Now().Add(egressRetry)
-	if !qp.gone {
+	if qp.life != destroyed {
 		t.rearm()
 	}
 }
@@ -79,7 +79,7 @@ func (t *timer) expire() {
 	p.last = qp
 	defer p.caught()
 	t.at = noTime
-	if !qp.gone && !qp.cut && (!qp.dev.stopped.Load() || qp.state == ib.QPErr) {
+	if qp.life < detached && (!qp.dev.stopped.Load() || qp.state == ib.QPErr) {
 		now := qp.dev.clock.Now()
 		due := func(at *time.Time) bool {
 			if at.IsZero() || now.Before(*at) {

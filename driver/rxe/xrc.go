@@ -28,8 +28,8 @@ func reliable(t ib.QPType) bool {
 	return t == ib.QPTypeRC || t == ib.QPTypeXRCInit || t == ib.QPTypeXRCTgt
 }
 
-// receives reports whether the queue pair has a receive queue of its own.
-func (qp *QP) receives() bool {
+// hasReceiveQueue reports whether the queue pair has a receive queue of its own.
+func hasReceiveQueue(qp *QP) bool {
 	return qp.srq == nil && qp.typ != ib.QPTypeXRCInit && qp.typ != ib.QPTypeXRCTgt
 }
 
