@@ -14,11 +14,12 @@
 //	ring                 |                                                   +---------- receive ring
 //	                     +--> memory (RDMA READ)
 //
-// The requester (req.go) takes work requests out of the send ring, cuts them into packets of the path MTU, and
-// lays those into trains (train.go), runs of packets that the network takes at once. The responder (resp.go)
-// checks a request, stores the data, completes a receive, and answers. The completer (comp.go) takes the answers
-// and completes the work requests. What is lost is sent again from the oldest packet without an answer on, after a
-// NAK, a gap among the responses, or a timeout (timer.go).
+// The protocol itself, chapter 9 of the specification, is package transport: values that know PSNs, requests in flight,
+// duplicates, acknowledgements, retransmissions and timeouts, and nothing of memory, rings, locks or clocks. Around them, the
+// requester (req.go) takes work requests out of the send ring, builds the packets that transport's Sender asks for, and lays
+// them into trains (train.go), runs of packets that the network takes at once. The responder (resp.go) carries out the requests
+// that transport's Receiver lets pass, stores the data, completes receives, and answers. The completer (comp.go) stores
+// responses and completes the work requests that the Sender says are done.
 //
 // # Threads
 //
@@ -65,13 +66,15 @@
 //	table.go    numbers of objects                         rxe_pool.c
 //	qp.go       queue pairs                                rxe_qp.c
 //	modify.go   their attributes and states                rxe_qp.c
-//	req.go      requester                                  rxe_req.c
-//	comp.go     completer                                  rxe_comp.c
-//	resp.go     responder                                  rxe_resp.c
+//	life.go     the ends of a queue pair
+//	transport/  the rules of chapter 9                     rxe_req.c, rxe_comp.c, rxe_resp.c
+//	req.go      requester                                  the rest of rxe_req.c
+//	comp.go     completer                                  the rest of rxe_comp.c
+//	resp.go     responder                                  the rest of rxe_resp.c
 //	recv.go     packets that arrive                        rxe_recv.c
 //	train.go    packets that leave; copying of payload     rxe_net.c
 //	pass.go     one run of the engine                      rxe_task.c
-//	timer.go    timeouts
+//	timer.go    the one timer of a queue pair
 //	stall.go    memory that does not answer
 //	panic.go    the end of a device that cannot be relied on
 //	trace.go    the latest protocol events of a queue pair
