@@ -191,7 +191,7 @@ func (r *responder) takeRecv(p *pass) verdict {
 		return r.takeShared(p, qp.srq)
 	}
 	slot := r.recvSlot(p)
-	filled, ok := qp.rq.peek(qp.rqNext, slot)
+	filled, ok := qp.rq.Peek(qp.rqNext, slot)
 	if !ok {
 		qp.ringGone()
 		return notReady
@@ -532,8 +532,8 @@ func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 	qp := r.qp
 	qp.trace.note(traceRecvDone, uint32(wc.Status))
 	if r.wqe.from == nil {
-		qp.rqNext = qp.rq.next(qp.rqNext)
-		if !qp.rq.setConsumer(qp.rqNext) {
+		qp.rqNext = qp.rq.Next(qp.rqNext)
+		if !qp.rq.SetConsumer(qp.rqNext) {
 			qp.ringGone()
 		}
 	}
@@ -567,8 +567,8 @@ func (r *responder) flush(p *pass) {
 	}
 	r.lastReached()
 	slot := r.recvSlot(p)
-	for range qp.rq.mask {
-		if filled, ok := qp.rq.peek(qp.rqNext, slot); !ok {
+	for range qp.rq.Capacity() {
+		if filled, ok := qp.rq.Peek(qp.rqNext, slot); !ok {
 			qp.ringGone()
 			return
 		} else if !filled {
