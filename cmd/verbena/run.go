@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"verbena/driver/rxe"
+	"verbena/driver/rxe/ring"
 	"verbena/internal/ctl"
 	"verbena/service"
 	"verbena/supervisor"
@@ -242,7 +242,7 @@ func abandon(dir *service.SessionDir) error {
 	files, err := dir.Queues()
 	errs := []error{err}
 	for _, f := range files {
-		errs = append(errs, rxe.Abandon(f))
+		errs = append(errs, ring.Abandon(f))
 		f.Close()
 	}
 	return errors.Join(errs...)

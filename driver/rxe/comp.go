@@ -109,8 +109,8 @@ func (r *requester) succeed(n int) {
 func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	qp := r.qp
 	qp.trace.note(traceSendDone, uint32(status))
-	qp.sqDone = qp.sq.next(qp.sqDone)
-	if !qp.sq.setConsumer(qp.sqDone) {
+	qp.sqDone = qp.sq.Next(qp.sqDone)
+	if !qp.sq.SetConsumer(qp.sqDone) {
 		qp.ringGone()
 	}
 	if status == uapi.WCSuccess {
@@ -162,15 +162,15 @@ func (r *requester) flush(p *pass) {
 	}
 	r.snd.Rewind()
 	slot := r.sendSlot(p)
-	for range qp.sq.mask {
-		if filled, ok := qp.sq.peek(qp.sqDone, slot); !ok {
+	for range qp.sq.Capacity() {
+		if filled, ok := qp.sq.Peek(qp.sqDone, slot); !ok {
 			qp.ringGone()
 			return
 		} else if !filled {
 			break
 		}
 		r.decodeSend(&r.flushed, slot)
-		qp.sqNext.Store(qp.sq.next(qp.sqDone))
+		qp.sqNext.Store(qp.sq.Next(qp.sqDone))
 		r.complete(&r.flushed, uapi.WCWRFlushErr)
 	}
 }

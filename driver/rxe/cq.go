@@ -5,6 +5,7 @@ import (
 	"sync"
 	"syscall"
 
+	"verbena/driver/rxe/ring"
 	"verbena/ib"
 	"verbena/uapi"
 )
@@ -22,7 +23,7 @@ type cq struct {
 	poll sync.Mutex // one Poll at a time; before mu
 
 	mu    sync.Mutex // a leaf: under it nothing is locked but the midlayer's queue of callbacks
-	ring  *ring
+	ring  *ring.Ring
 	prod  uint32 // next slot to fill
 	armed ib.NotifyFlags
 	lost  bool // a completion was lost: no more come
@@ -42,21 +43,21 @@ func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driv
 		return nil, err
 	}
 	c.ring = r
-	obj.SetEntries(r.capacity())
+	obj.SetEntries(r.Capacity())
 	return c, nil
 }
 
 // newCQRing makes the ring and tells the user where it is.
-func newCQRing(ctx *userContext, entries int, u *ib.Udata) (*ring, error) {
+func newCQRing(ctx *userContext, entries int, u *ib.Udata) (*ring.Ring, error) {
 	if ctx == nil {
-		return newRing(nil, entries, uapi.RXECQESize)
+		return ring.New(entries, uapi.RXECQESize, nil)
 	}
 	if len(u.Out) < uapi.SizeOf[uapi.RXECreateCQResp]() {
 		return nil, fmt.Errorf("no room in the response for the place of the queue: %w", syscall.EINVAL)
 	}
-	r, err := newRing(ctx.UserContext, entries, uapi.RXECQESize)
+	r, err := ring.New(entries, uapi.RXECQESize, ctx.shared())
 	if err == nil {
-		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateCQResp{MI: r.info()}))
+		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateCQResp{MI: r.Info()}))
 	}
 	return r, err
 }
@@ -74,12 +75,12 @@ func (c *cq) post(wc *uapi.WC, solicited bool) bool {
 	if c.lost {
 		return false
 	}
-	if pushed, ok := c.ring.push(c.prod, slot[:]); !pushed || !ok {
+	if pushed, ok := c.ring.Push(c.prod, slot[:]); !pushed || !ok {
 		c.lost = true
 		c.obj.Raise(ib.EventCQErr)
 		return false
 	}
-	c.prod = c.ring.next(c.prod)
+	c.prod = c.ring.Next(c.prod)
 	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != uapi.WCSuccess) {
 		c.armed = 0
 		c.obj.Completed()
@@ -92,13 +93,13 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	c.poll.Lock()
 	defer c.poll.Unlock()
 	r := c.current()
-	cons, ok := r.consumer()
+	cons, ok := r.Consumer()
 	if !ok {
 		return 0, errRingGone
 	}
 	for ; n < len(wc); n++ {
 		var slot [uapi.RXECQESize]byte
-		filled, ok := r.peek(cons, slot[:])
+		filled, ok := r.Peek(cons, slot[:])
 		if !ok {
 			return n, errRingGone
 		}
@@ -107,9 +108,9 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		}
 		w, _ := uapi.Decode[uapi.WC](slot[:])
 		c.decode(&wc[n], &w)
-		cons = r.next(cons)
+		cons = r.Next(cons)
 	}
-	if n > 0 && !r.setConsumer(cons) {
+	if n > 0 && !r.SetConsumer(cons) {
 		return n, errRingGone
 	}
 	return n, nil
@@ -118,7 +119,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 var errRingGone = fmt.Errorf("the process took the memory of its queue away: %w", syscall.EFAULT)
 
 // current is the ring, nil of no queue, which only Resize replaces, under both locks.
-func (c *cq) current() *ring {
+func (c *cq) current() *ring.Ring {
 	if c == nil {
 		return nil
 	}
@@ -160,7 +161,7 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 		c.armed = ib.NotifySolicited
 	}
 	if flags&ib.NotifyReportMissed != 0 {
-		cons, ok := c.ring.consumer()
+		cons, ok := c.ring.Consumer()
 		if !ok {
 			return false, errRingGone
 		}
@@ -180,40 +181,40 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	}
 	old, err := c.replace(r)
 	if err != nil {
-		r.free()
+		r.Free()
 		return err
 	}
 	c.ctx.moved()
-	old.free()
+	old.Free()
 	return nil
 }
 
 // replace moves what is in the queue to another ring.
-func (c *cq) replace(r *ring) (old *ring, err error) {
+func (c *cq) replace(r *ring.Ring) (old *ring.Ring, err error) {
 	c.poll.Lock()
 	defer c.poll.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cons, ok := c.ring.consumer()
+	cons, ok := c.ring.Consumer()
 	if !ok {
 		return nil, errRingGone
 	}
-	if n := int((c.prod - cons) & c.ring.mask); n > r.capacity() {
+	if n := int(c.ring.Between(cons, c.prod)); n > r.Capacity() {
 		return nil, fmt.Errorf("%d completions are waiting: %w", n, syscall.EINVAL)
 	}
 	n := uint32(0)
-	for ; cons != c.prod; cons = c.ring.next(cons) {
+	for ; cons != c.prod; cons = c.ring.Next(cons) {
 		var slot [uapi.RXECQESize]byte
-		if _, ok := c.ring.peek(cons, slot[:]); !ok {
+		if _, ok := c.ring.Peek(cons, slot[:]); !ok {
 			return nil, errRingGone
 		}
-		if _, ok := r.push(n, slot[:]); !ok {
+		if _, ok := r.Push(n, slot[:]); !ok {
 			return nil, errRingGone
 		}
 		n++
 	}
 	old, c.ring, c.prod = c.ring, r, n
-	c.obj.SetEntries(r.capacity())
+	c.obj.SetEntries(r.Capacity())
 	return old, nil
 }
 
@@ -224,6 +225,6 @@ func (c *cq) Destroy() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lost = true
-	c.ring.free()
+	c.ring.Free()
 	return nil
 }

@@ -375,7 +375,7 @@ type userContext struct {
 // AllocUserContext implements ib.UserContexter.
 func (d *Device) AllocUserContext(u *ib.Udata) error {
 	c := &userContext{UserContext: u.Context}
-	if err := c.dir.open(u.Context); err != nil {
+	if err := c.dir.open(c.shared()); err != nil {
 		return fmt.Errorf("directory of queue pairs: %w", err)
 	}
 	d.contexts.Lock()
@@ -405,7 +405,7 @@ func (d *Device) context(u *ib.Udata) *userContext {
 	return d.contexts.m[u.Context]
 }
 
-// moved notes in the directory that a completion ring has a new place.
+// moved notes in the directory that a ring has another location.
 func (c *userContext) moved() {
 	if c != nil {
 		c.dir.refresh()

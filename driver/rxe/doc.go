@@ -36,12 +36,12 @@
 // What a key stands for is a grant (key.go), which does not change; binding, registering, invalidating and the like put
 // another behind the key, and wait until nobody uses the old one.
 //
-// Every queue is a ring in the layout of struct rxe_queue_buf (queue.go): shared with a user process, or in
+// Every queue is a ring in the layout of struct rxe_queue_buf (package ring): shared with a user process, or in
 // memory of this process for a consumer here, so that there is one path for both. Work requests are copied out of
 // a ring once, then checked (wqe.go). Of registered memory the engine holds no pointer; package umem copies in and
 // out, one call for a train rather than for a packet. On the data path nothing is allocated.
 //
-// When the service dies, [Abandon] completes what its programs wait for, with errors.
+// When the service dies, ring.Abandon completes what its programs wait for, with errors.
 //
 // # Files
 //
@@ -50,7 +50,8 @@
 //	hardware.go the adapter, which resets, hangs and dies  (pci_driver)
 //	gid.go      GID and P_Key tables
 //	fabric.go   devices that reach each other in memory    (loopback in rxe_net.c)
-//	queue.go    rings                                      rxe_queue.h
+//	ring/       queues in memory that a program can write  rxe_queue.h
+//	queue.go    whose memory they have; their directory
 //	wqe.go      work requests in the rings                 struct rxe_send_wqe, rxe_recv_wqe
 //	cq.go       completion queues                          rxe_cq.c
 //	key.go      what keys stand for, and its end           lookup_mr, rxe_lookup_mw
@@ -79,5 +80,4 @@
 //	panic.go    the end of a device that cannot be relied on
 //	trace.go    the latest protocol events of a queue pair
 //	counters.go statistics                                 rxe_hw_counters.c
-//	abandon.go  the end of programs without a service
 package rxe

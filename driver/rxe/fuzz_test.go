@@ -22,7 +22,7 @@ func FuzzSendRing(f *testing.F) {
 		qp := qpOf(b.a.qp)
 		slot := make([]byte, uapi.RXESendWQESize+int(qp.cap.MaxInlineData))
 		copy(slot, in)
-		if pushed, _ := qp.sq.push(0, slot); !pushed {
+		if pushed, _ := qp.sq.Push(0, slot); !pushed {
 			t.Fatal("send ring is full")
 		}
 		before := bytes.Clone(b.b.buf)

@@ -2,18 +2,25 @@ package rxe
 
 import (
 	"fmt"
-	"math/bits"
 	"os"
 	"syscall"
 
+	"verbena/driver/rxe/ring"
 	"verbena/uapi"
 )
 
 // The largest queues there can be, one slot less than a power of two. Work queues could be longer in the kernel's rxe
 // (2^20), but not with all scatter and gather elements in each work request; adapters have 2^14 to 2^15.
 const (
-	maxQPWR = 1<<16 - 1
+	maxQPWR = ring.MaxSlots - 1
 	maxCQE  = 1<<15 - 1 // RXE_MAX_LOG_CQE
+)
+
+// ring.Abandon completes the work requests of every queue pair that the device can have.
+var (
+	_ [ring.MaxEntries - maxQPSlot]struct{}
+	_ [ring.MaxSlotBytes - max(maxSendWQESize, maxRecvWQESize)]struct{}
+	_ [ring.MaxSlots - (maxCQE + 1)]struct{}
 )
 
 // limits are what the device says the sizes of queues can be.
@@ -29,7 +36,7 @@ func limitsIn(memory uint64) (limits, error) {
 	for memory != 0 {
 		work, completions := l.memory()
 		switch {
-		case work+completions+dirPageSize <= memory:
+		case work+completions+ring.DirectoryPageSize <= memory:
 			return l, nil
 		case l.wr > 1 && (work >= completions || l.cqe == 1):
 			l.wr >>= 1
@@ -52,20 +59,11 @@ func (l limits) memory() (work, completions uint64) {
 // MinQueueMemory returns the least Config.QueueMemory, in bytes, with which a device can be made.
 func MinQueueMemory() uint64 {
 	work, completions := limits{wr: 1, cqe: 1}.memory()
-	return work + completions + dirPageSize
+	return work + completions + ring.DirectoryPageSize
 }
 
 // ringMemory returns the shared memory that a ring takes, in bytes.
 func ringMemory(entries, size int) uint64 {
-	_, _, n := ringGeometry(entries, size)
 	page := os.Getpagesize()
-	return uint64((n + page - 1) / page * page)
-}
-
-// ringGeometry returns how a ring with room for at least entries elements of size bytes is laid out: the logarithm of
-// the slot's size, the number of slots, and the bytes of all of it.
-func ringGeometry(entries, size int) (shift uint8, slots, n int) {
-	shift = uint8(bits.Len(uint(max(size, minSlot) - 1)))
-	slots = 1 << bits.Len(uint(max(entries, 1)))
-	return shift, slots, uapi.RXEQueueDataOffset + slots<<shift
+	return uint64((ring.Size(entries, size) + page - 1) / page * page)
 }

@@ -203,9 +203,9 @@ func (qp *QP) reset() {
 	qp.egress.drop()
 	qp.timer.unblock, qp.egress.blocked = noTime, false
 	qp.path = nil
-	sq, ok1 := qp.sq.producer()
-	rq, ok2 := qp.rq.producer()
-	if !ok1 || !ok2 || !qp.sq.setConsumer(sq) || !qp.rq.setConsumer(rq) {
+	sq, ok1 := qp.sq.Producer()
+	rq, ok2 := qp.rq.Producer()
+	if !ok1 || !ok2 || !qp.sq.SetConsumer(sq) || !qp.rq.SetConsumer(rq) {
 		qp.ringGone()
 		return
 	}

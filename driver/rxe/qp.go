@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"verbena/driver/rxe/ring"
 	"verbena/ib"
 	"verbena/internal/sched"
 	"verbena/roce"
@@ -38,12 +39,12 @@ type QP struct {
 	typ    ib.QPType
 	pd     *pd
 	ctx    *userContext // nil for a consumer in this process
-	listed int          // place in its directory; under directory.mu
+	listed int          // index in its directory; under directory.mu
 	sendCQ *cq
 	recvCQ *cq
 	sigAll bool
 	cap    ib.QPCap
-	sq, rq *ring
+	sq, rq *ring.Ring
 	xrcd   *xrcd // of an XRC target
 	srq    *srq  // where the receives come from instead of rq; may be nil
 
@@ -147,7 +148,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	if datagram(qp.typ) {
 		qp.sport = roce.SourcePortUD(qp.num)
 		if qp.ctx == nil {
-			qp.paths = make([]*path, qp.sq.capacity()+1)
+			qp.paths = make([]*path, qp.sq.Capacity()+1)
 		}
 	}
 	if qp.ctx != nil {
@@ -166,39 +167,35 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 // makeRings makes the two rings and tells a user where they are. The space for elements and for inline data is
 // one, so that what was asked for one may give more of the other, as the library of rxe expects.
 func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
-	var ctx ib.UserContext
-	if qp.ctx != nil {
-		ctx = qp.ctx.UserContext
-		if len(u.Out) < uapi.SizeOf[uapi.RXECreateQPResp]() {
-			return fmt.Errorf("no room in the response for the place of the queues: %w", syscall.EINVAL)
-		}
+	if qp.ctx != nil && len(u.Out) < uapi.SizeOf[uapi.RXECreateQPResp]() {
+		return fmt.Errorf("no room in the response for the place of the queues: %w", syscall.EINVAL)
 	}
 	data := max(c.MaxSendSGE*16, c.MaxInlineData, atomicLen)
 	data = (data + 15) &^ 15
 	c.MaxSendSGE, c.MaxInlineData = data/16, data
-	if qp.sq, err = newRing(ctx, int(c.MaxSendWR), uapi.RXESendWQESize+int(data)); err != nil {
+	if qp.sq, err = ring.New(int(c.MaxSendWR), uapi.RXESendWQESize+int(data), qp.ctx.shared()); err != nil {
 		return fmt.Errorf("send %w", err)
 	}
-	c.MaxSendWR = uint32(qp.sq.capacity())
+	c.MaxSendWR = uint32(qp.sq.Capacity())
 	if !hasReceiveQueue(qp) {
-		qp.rq, err = newRing(nil, 0, 0) // nobody fills it
-	} else if qp.rq, err = newRing(ctx, int(c.MaxRecvWR), recvWQESize(c.MaxRecvSGE)); err == nil {
-		c.MaxRecvWR = uint32(qp.rq.capacity())
+		qp.rq, err = ring.New(0, 0, nil) // nobody fills it
+	} else if qp.rq, err = ring.New(int(c.MaxRecvWR), recvWQESize(c.MaxRecvSGE), qp.ctx.shared()); err == nil {
+		c.MaxRecvWR = uint32(qp.rq.Capacity())
 	}
 	if err != nil {
-		qp.sq.free()
+		qp.sq.Free()
 		return fmt.Errorf("receive %w", err)
 	}
 	qp.cap = *c
-	if ctx != nil {
-		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateQPResp{RQMI: qp.rq.info(), SQMI: qp.sq.info()}))
+	if qp.ctx != nil {
+		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateQPResp{RQMI: qp.rq.Info(), SQMI: qp.sq.Info()}))
 	}
 	return nil
 }
 
 func (qp *QP) freeRings() {
-	qp.sq.free()
-	qp.rq.free()
+	qp.sq.Free()
+	qp.rq.Free()
 }
 
 // sendSlot and recvSlot are the pass's room for a copy of a work request, as long as the queue pair's can be.
@@ -243,7 +240,7 @@ func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 
 func (r *requester) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
 	qp := r.qp
-	prod, ok := qp.sq.producer()
+	prod, ok := qp.sq.Producer()
 	if !ok {
 		return 0, errRingGone
 	}
@@ -252,12 +249,12 @@ func (r *requester) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
 		if err != nil {
 			return n, err
 		}
-		if pushed, ok := qp.sq.push(prod, p.slot[:size]); !ok {
+		if pushed, ok := qp.sq.Push(prod, p.slot[:size]); !ok {
 			return n, errRingGone
 		} else if !pushed {
 			return n, fmt.Errorf("send queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
 		}
-		prod = qp.sq.next(prod)
+		prod = qp.sq.Next(prod)
 	}
 	return n, nil
 }
@@ -280,7 +277,7 @@ func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
 	qp.posting.Lock()
 	defer qp.posting.Unlock()
-	n, full, err := qp.rq.postRecv(wrs, qp.cap.MaxRecvSGE)
+	n, full, err := postRecv(qp.rq, wrs, qp.cap.MaxRecvSGE)
 	if full {
 		err = fmt.Errorf("receive queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
 	}
@@ -310,7 +307,7 @@ func (qp *QP) Posted() bool {
 	if qp.State() < ib.QPRTS {
 		return false
 	}
-	prod, ok := qp.sq.producer()
+	prod, ok := qp.sq.Producer()
 	return !ok || prod != qp.sqNext.Load()
 }
 

@@ -83,11 +83,11 @@ func (r *requester) run(p *pass) {
 // fetch takes the next work request out of the ring, false if there is none or it has to wait.
 func (r *requester) fetch(p *pass) bool {
 	qp := r.qp
-	if qp.state == ib.QPSQD || r.snd.Len() >= qp.sq.capacity() {
+	if qp.state == ib.QPSQD || r.snd.Len() >= qp.sq.Capacity() {
 		return false
 	}
 	slot, next := r.sendSlot(p), qp.sqNext.Load()
-	filled, ok := qp.sq.peek(next, slot)
+	filled, ok := qp.sq.Peek(next, slot)
 	if !ok {
 		qp.ringGone()
 		qp.enterError(ringsGone)
@@ -102,7 +102,7 @@ func (r *requester) fetch(p *pass) bool {
 	if w.flags&uapi.SendFence != 0 && r.snd.Ordered() > 0 || qp.dev.stopAt() {
 		return false // again when the requests that it waits for are complete
 	}
-	qp.sqNext.Store(qp.sq.next(next))
+	qp.sqNext.Store(qp.sq.Next(next))
 	q := transport.Request{Kind: w.kind, Length: w.length, Packets: w.packets}
 	if w.status != uapi.WCSuccess {
 		q.Packets = 0

@@ -192,7 +192,7 @@ func (r *responder) takeRecv(p *pass) verdict {
 		return r.takeShared(p, qp.srq)
 	}
 	slot := r.recvSlot(p)
-	filled, ok := qp.rq.peek(qp.rqNext, slot)
+	filled, ok := qp.rq.Peek(qp.rqNext, slot)
 	if !ok {
 		qp.ringGone()
 		return notReady
@@ -533,8 +533,8 @@ func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 	qp := r.qp
 	qp.trace.note(traceRecvDone, uint32(wc.Status))
 	if r.wqe.from == nil {
-		qp.rqNext = qp.rq.next(qp.rqNext)
-		if !qp.rq.setConsumer(qp.rqNext) {
+		qp.rqNext = qp.rq.Next(qp.rqNext)
+		if !qp.rq.SetConsumer(qp.rqNext) {
 			qp.ringGone()
 		}
 	}
@@ -568,8 +568,8 @@ func (r *responder) flush(p *pass) {
 	}
 	r.lastReached()
 	slot := r.recvSlot(p)
-	for range qp.rq.mask {
-		if filled, ok := qp.rq.peek(qp.rqNext, slot); !ok {
+	for range qp.rq.Capacity() {
+		if filled, ok := qp.rq.Peek(qp.rqNext, slot); !ok {
 			qp.ringGone()
 			return
 		} else if !filled {

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"syscall"
 
+	"verbena/driver/rxe/ring"
 	"verbena/ib"
 	"verbena/uapi"
 )
@@ -28,7 +29,7 @@ type srq struct {
 	posting sync.Mutex // one producer in this process at a time; before mu
 
 	mu    sync.Mutex // a leaf below the queue pairs' but for the midlayer's queue of callbacks
-	ring  *ring
+	ring  *ring.Ring
 	head  uint32 // slot that is taken next
 	limit uint32 // raises the event when fewer are left; 0: disarmed
 	life  life
@@ -46,34 +47,30 @@ func (d *Device) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata
 		s.cq, _ = ib.As[*cq](init.CQ)
 		s.xrcd, _ = ib.As[*xrcd](init.XRCD)
 	}
-	var ctx ib.UserContext
-	if s.ctx != nil {
-		ctx = s.ctx.UserContext
-		if len(u.Out) < uapi.SizeOf[uapi.RXECreateSRQResp]() {
-			return nil, fmt.Errorf("no room in the response for the place of the queue: %w", syscall.EINVAL)
-		}
+	if s.ctx != nil && len(u.Out) < uapi.SizeOf[uapi.RXECreateSRQResp]() {
+		return nil, fmt.Errorf("no room in the response for the place of the queue: %w", syscall.EINVAL)
 	}
 	var err error
-	if s.ring, err = s.newRing(ctx, a.MaxWR); err != nil {
+	if s.ring, err = s.newRing(a.MaxWR); err != nil {
 		return nil, err
 	}
 	slot, ok := d.srqs.reserve()
 	if !ok {
-		s.ring.free()
+		s.ring.Free()
 		return nil, fmt.Errorf("%d shared receive queues exist: %w", maxQPSlot-1, syscall.ENOMEM)
 	}
 	s.num = numberOf(d.srqKeys.take(slot, uint8(d.random())), slot)
-	a.MaxWR = uint32(s.ring.capacity())
+	a.MaxWR = uint32(s.ring.Capacity())
 	obj.SetNum(s.num)
 	if s.ctx != nil {
-		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateSRQResp{MI: s.ring.info(), SRQNum: s.num}))
+		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateSRQResp{MI: s.ring.Info(), SRQNum: s.num}))
 	}
 	d.srqs.set(slot, s)
 	return s, nil
 }
 
-func (s *srq) newRing(ctx ib.UserContext, entries uint32) (*ring, error) {
-	r, err := newRing(ctx, int(entries), recvWQESize(s.maxSGE))
+func (s *srq) newRing(entries uint32) (*ring.Ring, error) {
+	r, err := ring.New(int(entries), recvWQESize(s.maxSGE), s.ctx.shared())
 	if err != nil {
 		return nil, fmt.Errorf("shared receive %w", err)
 	}
@@ -87,7 +84,7 @@ func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	if s.ring == nil {
 		return 0, errRingGone
 	}
-	n, full, err := s.ring.postRecv(wrs, s.maxSGE)
+	n, full, err := postRecv(s.ring, wrs, s.maxSGE)
 	if full {
 		err = fmt.Errorf("shared receive queue %d is full: %w", s.num, syscall.ENOMEM)
 	}
@@ -102,10 +99,10 @@ func (s *srq) take(w *recvWQE, slot []byte) (status uapi.WCStatus, taken bool) {
 		return 0, false
 	}
 	slot = slot[:recvWQESize(s.maxSGE)]
-	filled, ok := s.ring.peek(s.head, slot)
+	filled, ok := s.ring.Peek(s.head, slot)
 	if ok && filled {
-		s.head = s.ring.next(s.head)
-		ok = s.ring.setConsumer(s.head)
+		s.head = s.ring.Next(s.head)
+		ok = s.ring.SetConsumer(s.head)
 	}
 	if !ok {
 		s.life.reach(ringless)
@@ -134,8 +131,8 @@ func (s *srq) checkLimit() {
 
 // left is how many receives are waiting; mu is held.
 func (s *srq) left() (uint32, bool) {
-	prod, ok := s.ring.producer()
-	return (prod - s.head) & s.ring.mask, ok
+	prod, ok := s.ring.Producer()
+	return s.ring.Between(s.head, prod), ok
 }
 
 // Modify implements ib.DriverSRQ. A user who resizes tells where in its memory the place of the new ring goes; that is stored
@@ -148,7 +145,7 @@ func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 		return fmt.Errorf("%d receives, at most %d: %w", attr.MaxWR, s.dev.limits.wr, syscall.EINVAL)
 	}
 	if s.ctx == nil {
-		r, err := s.newRing(nil, attr.MaxWR)
+		r, err := s.newRing(attr.MaxWR)
 		if err != nil {
 			return err
 		}
@@ -158,44 +155,44 @@ func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 	if !ok {
 		return fmt.Errorf("no address for the place of the queue: %w", syscall.EINVAL)
 	}
-	r, err := s.newRing(s.ctx.UserContext, attr.MaxWR)
+	r, err := s.newRing(attr.MaxWR)
 	if err != nil {
 		return err
 	}
 	if err := s.fits(r, attr, mask); err != nil {
-		r.free()
+		r.Free()
 		return err
 	}
-	info, a := r.info(), *attr
+	info, a := r.Info(), *attr
 	place := ib.Stored{
-		Addr: cmd.MMapInfoAddr, Data: uapi.AppendTo(nil, &info), Done: func() error { return s.modify(r, &a, mask) }, Drop: r.free,
+		Addr: cmd.MMapInfoAddr, Data: uapi.AppendTo(nil, &info), Done: func() error { return s.modify(r, &a, mask) }, Drop: r.Free,
 	}
 	if u.Defer != nil {
 		u.Defer(place)
 		return nil
 	}
 	if err := u.Space.WriteV([][]byte{place.Data}, place.Addr); err != nil {
-		r.free()
+		r.Free()
 		return fmt.Errorf("tell the place of the queue: %w", err)
 	}
 	return place.Done()
 }
 
 // fits reports whether modify would succeed now.
-func (s *srq) fits(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
+func (s *srq) fits(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.check(r, attr, mask)
 }
 
 // check is called with mu held. r is the new ring, nil if it stays.
-func (s *srq) check(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
+func (s *srq) check(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 	if s.life == destroyed {
 		return fmt.Errorf("shared receive queue %d was destroyed: %w", s.num, syscall.EINVAL)
 	}
-	room := uint32(s.ring.capacity())
+	room := uint32(s.ring.Capacity())
 	if r != nil {
-		room = uint32(r.capacity())
+		room = uint32(r.Capacity())
 		n, ok := s.left()
 		if !ok {
 			return errRingGone
@@ -211,23 +208,23 @@ func (s *srq) check(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 }
 
 // modify makes the change; r is the new ring, nil if it stays.
-func (s *srq) modify(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
+func (s *srq) modify(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 	s.posting.Lock()
 	defer s.posting.Unlock()
 	old, err := s.change(r, attr, mask)
 	if err != nil {
-		r.free()
+		r.Free()
 		return err
 	}
 	if old != nil {
 		s.ctx.moved()
-		old.free()
+		old.Free()
 	}
 	return nil
 }
 
 // change is called with posting locked, and returns the ring that is used no more.
-func (s *srq) change(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) (old *ring, err error) {
+func (s *srq) change(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) (old *ring.Ring, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.check(r, attr, mask); err != nil {
@@ -247,20 +244,22 @@ func (s *srq) change(r *ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) (old *ring,
 }
 
 // move copies the receives that wait to an empty ring, which is going to be the queue's; both locks are held.
-func (s *srq) move(r *ring) error {
+func (s *srq) move(r *ring.Ring) error {
 	n, ok := s.left()
 	if !ok {
 		return errRingGone
 	}
-	n = min(n, uint32(r.capacity())) // the program writes the index it comes from
+	n = min(n, uint32(r.Capacity())) // the program writes the index it comes from
 	slot := make([]byte, recvWQESize(s.maxSGE))
+	at := s.head
 	for i := range n {
-		if _, ok := s.ring.peek((s.head+i)&s.ring.mask, slot); !ok {
+		if _, ok := s.ring.Peek(at, slot); !ok {
 			return errRingGone
 		}
-		if _, ok := r.push(i, slot); !ok {
+		if _, ok := r.Push(i, slot); !ok {
 			return errRingGone
 		}
+		at = s.ring.Next(at)
 	}
 	s.head = 0
 	return nil
@@ -270,7 +269,7 @@ func (s *srq) move(r *ring) error {
 func (s *srq) Query() (ib.SRQAttr, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return ib.SRQAttr{MaxWR: uint32(s.ring.capacity()), MaxSGE: s.maxSGE, Limit: s.limit}, nil
+	return ib.SRQAttr{MaxWR: uint32(s.ring.Capacity()), MaxSGE: s.maxSGE, Limit: s.limit}, nil
 }
 
 // Destroy implements ib.DriverSRQ. A target queue pair that has taken one of its receives keeps that.
@@ -282,17 +281,17 @@ func (s *srq) Destroy() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.life.reach(destroyed)
-	s.ring.free()
+	s.ring.Free()
 	s.ring = nil
 	s.dev.srqs.drop(slot)
 	return nil
 }
 
-// place is where the ring is now; of no queue, nowhere.
-func (s *srq) place() dirRing {
+// location returns the location of the ring that is used now.
+func (s *srq) location() ring.Location {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ring.place()
+	return s.ring.Location()
 }
 
 // lastReached tells the consumer of a queue pair with a shared receive queue, once, that it takes no more receives

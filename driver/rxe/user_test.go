@@ -3,12 +3,10 @@ package rxe
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -16,6 +14,7 @@ import (
 	"time"
 	"unsafe"
 
+	"verbena/driver/rxe/ring"
 	"verbena/ib"
 	ibuser "verbena/ib/user"
 	"verbena/link/simnet"
@@ -482,7 +481,7 @@ func abandonPath(path string) error {
 		return err
 	}
 	defer f.Close()
-	return Abandon(f)
+	return ring.Abandon(f)
 }
 
 // TestAbandon: after the service has died the program gets a flush error for everything that was outstanding.
@@ -522,7 +521,7 @@ func TestAbandonManyAndResized(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
 	var more []*ib.QP
-	for range dirPerPage + 3 {
+	for range ring.DirectoryPageSize/uapi.SizeOf[ring.Entry]() + 3 {
 		qp, err := ibuser.CreateQP(b.a.pd, ib.QPInitAttr{SendCQ: u.cq, RecvCQ: u.cq, Cap: userCap, Type: ib.QPTypeRC}, &ib.Udata{Context: u.program, Out: make([]byte, 64)})
 		check(t, err)
 		more = append(more, qp)
@@ -540,109 +539,11 @@ func TestAbandonManyAndResized(t *testing.T) {
 	check(t, ibuser.ResizeCQ(u.cq, 300, data))
 	resp, _ := uapi.Decode[uapi.RXEResizeCQResp](data.Out[:data.N])
 	u.cqueue = queue{u.mmap(resp.MI)}
-	rq := queue{u.mmap(last.rq.info())}
+	rq := queue{u.mmap(last.rq.Info())}
 	rq.post(u.recvWQE(77))
 	check(t, abandonPath(u.path))
 	wc, ok := u.cqueue.poll()
 	if !ok || wc.WRID != 77 || wc.QPNum != last.num {
 		t.Errorf("completion %+v, %v", wc, ok)
-	}
-}
-
-// TestAbandonDistrusts feeds Abandon files that a program has damaged.
-func TestAbandonDistrusts(t *testing.T) {
-	b := newBench(t, setup{shortcut: true})
-	u := newUser(b, userCap)
-	whole, err := os.ReadFile(u.path)
-	check(t, err)
-	damaged := filepath.Join(t.TempDir(), "damaged")
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 1))
-	for range 500 {
-		f := slices.Clone(whole)
-		for range 1 + r.IntN(20) {
-			binary.NativeEndian.PutUint32(f[r.IntN(600)&^3:], r.Uint32()>>r.IntN(32))
-		}
-		if r.IntN(3) == 0 {
-			f = f[:r.IntN(len(f))]
-		}
-		writeFile(t, damaged, f)
-		_ = abandonPath(damaged) // must not crash, and must end
-	}
-	for _, f := range []string{t.TempDir(), filepath.Join(t.TempDir(), "none"), os.DevNull} {
-		if abandonPath(f) == nil {
-			t.Errorf("Abandon of %s has no error", f)
-		}
-	}
-}
-
-// writeFile makes a file that has memory for all its bytes, as a program's has.
-func writeFile(t *testing.T, path string, b []byte) {
-	t.Helper()
-	f, err := os.Create(path)
-	check(t, err)
-	defer f.Close()
-	check(t, syscall.Fallocate(int(f.Fd()), 0, 0, int64(max(len(b), 1))))
-	_, err = f.WriteAt(b, 0)
-	check(t, err)
-	check(t, f.Truncate(int64(len(b))))
-}
-
-// TestAbandonBounded: a directory that lists more than the file has memory for is not believed, however large the file
-// says it is.
-func TestAbandonBounded(t *testing.T) {
-	const (
-		work, slots = 40, 1024 // rings, each from a page on and over the next ones
-		cqAt        = 256 << 12
-		cqSlots     = 1 << 16
-	)
-	path := filepath.Join(t.TempDir(), "queues")
-	f, err := os.Create(path)
-	check(t, err)
-	defer f.Close()
-	page := os.Getpagesize()
-	check(t, f.Truncate(1<<40))
-	mem, err := syscall.Mmap(int(f.Fd()), 0, 64<<20, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
-	check(t, err)
-	defer func() { check(t, syscall.Munmap(mem)) }()
-	listed := func(entries int) {
-		uapi.Encode(mem, &dirHeader{Magic: dirMagic})
-		for i := range dirPerPage {
-			e := dirEntry{}
-			if i < entries {
-				e = dirEntry{Live: 1, QPN: 17, SQ: dirRing{Offset: uint64((1 + i) * page), Mask: slots - 1, Shift: 6},
-					SendCQ: dirRing{Offset: cqAt, Mask: cqSlots - 1, Shift: 6}}
-			}
-			uapi.Encode(mem[uapi.SizeOf[dirHeader]()+i*uapi.SizeOf[dirEntry]():], &e)
-		}
-	}
-	allocated := func(pages int) {
-		check(t, syscall.Fallocate(int(f.Fd()), 0, 0, int64(pages*page)))
-	}
-	allocated(8)
-	listed(dirPerPage)
-	if err := abandonPath(path); !errors.Is(err, ErrNotQueues) {
-		t.Errorf("%d queue pairs in 8 pages: got %v, want ErrNotQueues", dirPerPage, err)
-	}
-	allocated(64)
-	listed(work)
-	cq := &ring{mem: mem[cqAt : cqAt+cqSlots<<6+uapi.RXEQueueDataOffset], shift: 6, mask: cqSlots - 1}
-	cq.attach()
-	cq.format()
-	for i := range work {
-		r := &ring{mem: mem[(1+i)*page : (1+i)*page+slots<<6+uapi.RXEQueueDataOffset], shift: 6, mask: slots - 1}
-		r.attach()
-		r.format()
-		*r.prod = slots - 1
-	}
-	fi, err := f.Stat()
-	check(t, err)
-	most := uint32(fi.Sys().(*syscall.Stat_t).Blocks * 512 / minSlot)
-	if err := abandonPath(path); !errors.Is(err, ErrNotQueues) {
-		t.Errorf("%d work requests: got %v, want ErrNotQueues", work*(slots-1), err)
-	}
-	if *cq.prod == 0 || *cq.prod > most {
-		t.Errorf("%d work requests: got %d completions, want at most %d", work*(slots-1), *cq.prod, most)
 	}
 }

@@ -40,13 +40,15 @@ var layers = []layer{
 	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/completion", "ib/ibtest", "ib/slot"}},
 	{"the midlayer for user contexts", []string{"ib/user"}},
 	{"the midlayer", []string{"ib"}},
-	{"the protocol as values; sockets, faults, simulated networks", []string{"driver/rxe/transport", "link"}},
+	{"the protocol as values; shared rings; sockets, faults, simulated networks",
+		[]string{"driver/rxe/transport", "driver/rxe/ring", "link"}},
 	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
 }
 
 // never are imports that the layers would allow: what stands above the midlayer knows no driver.
 var never = []struct{ from, to string }{
-	{"uverbs", "driver"}, {"supervisor", "driver"}, {"ulp", "driver"}, {"capture", "driver"}, {"ib", "link"}, {"supervisor", "link"},
+	{"uverbs", "driver"}, {"supervisor", "driver"}, {"ulp", "driver"}, {"capture", "driver"}, {"ib", "driver"},
+	{"ib", "link"}, {"supervisor", "link"},
 }
 
 // only names the folders that alone import another: everybody else has no need to act as a user context.

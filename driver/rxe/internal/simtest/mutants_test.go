@@ -84,7 +84,7 @@ var mutants = []struct {
 	{"a FLUSH has no PSN of its own", "transport/receiver.go",
 		"	r.psn = r.psn.Add(a.Packets)\n", "	if a.Kind != Flush {\n\t\tr.psn = r.psn.Add(a.Packets)\n\t}\n"},
 	{"a shared receive is taken twice", "srq.go",
-		"		s.head = s.ring.next(s.head)\n", "		if w.id%16 != 1 {\n\t\t\ts.head = s.ring.next(s.head)\n\t\t}\n"},
+		"		s.head = s.ring.Next(s.head)\n", "		if w.id%16 != 1 {\n\t\t\ts.head = s.ring.Next(s.head)\n\t\t}\n"},
 	{"nobody is told of the last shared receive", "srq.go",
 		"		qp.obj.Raise(ib.EventQPLastWQEReached)\n", ""},
 	{"XRC: duplicates are executed again", "transport/receiver.go",

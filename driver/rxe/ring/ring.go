@@ -1,0 +1,213 @@
+package ring
+
+import (
+	"fmt"
+	"math/bits"
+	"runtime/debug"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/uapi"
+)
+
+// Ring is a queue of fixed-size slots with one producer and one consumer. One slot always stays empty. Free, Info and
+// Location may be called on a nil Ring.
+//
+// A Ring has no lock: its methods for the producer are called by one goroutine at a time, those for the consumer
+// likewise. None of its methods but Free sleeps.
+type Ring struct {
+	mem        []byte
+	prod, cons *uint32 // in mem
+	shift      uint8   // log2 of the bytes per slot
+	mask       uint32  // slots - 1
+	shared     bool
+	offset     uint64 // for mmap
+	release    func()
+}
+
+const (
+	// MaxSlots is the largest number of slots of a ring that [Abandon] completes work requests of.
+	MaxSlots = 1 << 16
+	// MaxSlotBytes is the largest size of such a ring's slots.
+	MaxSlotBytes = 1 << maxShift
+
+	minShift = 6 // a cache line, as in the kernel
+	maxShift = 10
+	minSlot  = 1 << minShift
+	// maxRing keeps the size of a ring within the 32 bits of struct mminfo.
+	maxRing = 1 << 31
+)
+
+// Memory is memory that is shared with a user process. The process may write anything into it at any time, and may take
+// its pages away.
+type Memory struct {
+	// Mem is zeroed, and aligned to a page.
+	Mem []byte
+	// Offset is what the process passes to mmap.
+	Offset uint64
+	// Free returns the memory; the process's mappings stay valid.
+	Free func()
+}
+
+// Alloc allocates memory of at least size bytes that is shared with a user process. It may sleep. The memory belongs to
+// the caller until Memory.Free.
+type Alloc func(size int) (Memory, error)
+
+// Size returns the bytes of a ring with room for at least entries elements of slotBytes bytes.
+func Size(entries, slotBytes int) int {
+	shift, slots := geometry(entries, slotBytes)
+	return uapi.RXEQueueDataOffset + slots<<shift
+}
+
+// geometry returns the logarithm of the slot's size, and the number of slots.
+func geometry(entries, slotBytes int) (shift uint8, slots int) {
+	return uint8(bits.Len(uint(max(slotBytes, minSlot) - 1))), 1 << bits.Len(uint(max(entries, 1)))
+}
+
+// New makes an empty ring with room for at least entries elements of slotBytes bytes, in memory from alloc, or, if
+// alloc is nil, in ordinary memory of this process. The caller owns the ring until Free. New may sleep, as alloc may.
+//
+// The error is ENOMEM if the ring would be larger than 2^31 bytes, that of alloc, or EFAULT if the process has taken
+// the memory away already.
+func New(entries, slotBytes int, alloc Alloc) (*Ring, error) {
+	n := Size(entries, slotBytes)
+	if n > maxRing {
+		return nil, fmt.Errorf("queue of %d entries of %d bytes: %w", entries, slotBytes, syscall.ENOMEM)
+	}
+	shift, slots := geometry(entries, slotBytes)
+	r := &Ring{shift: shift, mask: uint32(slots - 1)}
+	if alloc == nil {
+		r.mem = make([]byte, n)
+	} else {
+		m, err := alloc(n)
+		if err != nil {
+			return nil, fmt.Errorf("queue of %d entries of %d bytes: %w", entries, slotBytes, err)
+		}
+		r.mem, r.offset, r.release, r.shared = m.Mem[:n:n], m.Offset, m.Free, true
+	}
+	r.attach()
+	if !r.format() {
+		r.Free()
+		return nil, fmt.Errorf("queue of %d entries: its memory was taken away: %w", entries, syscall.EFAULT)
+	}
+	return r, nil
+}
+
+// Free returns the memory to its allocator. Nothing may use the ring afterwards. It sleeps if Memory.Free does.
+func (r *Ring) Free() {
+	if r != nil && r.release != nil {
+		r.release()
+	}
+}
+
+// Info returns the offset and size with which a user process maps the ring; zero if it is not shared.
+func (r *Ring) Info() uapi.MMInfo {
+	if r == nil || !r.shared {
+		return uapi.MMInfo{}
+	}
+	return uapi.MMInfo{Offset: r.offset, Size: uint32(len(r.mem))}
+}
+
+// Capacity returns the number of elements that fit: one less than the slots.
+func (r *Ring) Capacity() int { return int(r.mask) }
+
+// Next returns the index after i.
+func (r *Ring) Next(i uint32) uint32 { return (i + 1) & r.mask }
+
+// Between returns the number of slots from index from up to, and without, index to.
+func (r *Ring) Between(from, to uint32) uint32 { return (to - from) & r.mask }
+
+func (r *Ring) slot(i uint32) []byte {
+	at := uapi.RXEQueueDataOffset + int(i&r.mask)<<r.shift
+	return r.mem[at : at+1<<r.shift]
+}
+
+// format writes the header of a new ring.
+func (r *Ring) format() (ok bool) {
+	if r.shared {
+		defer survive(debug.SetPanicOnFault(true))
+	}
+	uapi.Encode(r.mem, &uapi.RXEQueueBuf{Log2ElemSize: uint32(r.shift), IndexMask: r.mask})
+	return true
+}
+
+// Producer returns the index of the next slot to be filled, as it is in the memory; it is within the ring, and
+// otherwise as the process has written it. Either end may call it. ok is false if the memory is gone.
+func (r *Ring) Producer() (i uint32, ok bool) {
+	if r.shared {
+		defer survive(debug.SetPanicOnFault(true))
+	}
+	return atomic.LoadUint32(r.prod) & r.mask, true
+}
+
+// Consumer returns the index of the next slot to be emptied, as it is in the memory; it is within the ring, and
+// otherwise as the process has written it. Either end may call it. ok is false if the memory is gone.
+func (r *Ring) Consumer() (i uint32, ok bool) {
+	if r.shared {
+		defer survive(debug.SetPanicOnFault(true))
+	}
+	return atomic.LoadUint32(r.cons) & r.mask, true
+}
+
+// SetConsumer returns the slots before index i to the producer, which may overwrite them at once. It is for the
+// consumer. ok is false if the memory is gone.
+func (r *Ring) SetConsumer(i uint32) (ok bool) {
+	if r.shared {
+		defer survive(debug.SetPanicOnFault(true))
+	}
+	atomic.StoreUint32(r.cons, i)
+	return true
+}
+
+// Peek copies the start of slot i, which is the consumer's next, to dst, which is no longer than a slot. filled is
+// false, and nothing is copied, if the producer has not filled the slot. It is for the consumer, which keeps the slot
+// until SetConsumer. ok is false if the memory is gone; dst may then hold a part of the slot.
+func (r *Ring) Peek(i uint32, dst []byte) (filled, ok bool) {
+	if r.shared {
+		defer survive(debug.SetPanicOnFault(true))
+	}
+	if atomic.LoadUint32(r.prod)&r.mask == i {
+		return false, true
+	}
+	copy(dst, r.slot(i))
+	return true, true
+}
+
+// Push copies src, which is no longer than a slot, to slot i, which is the producer's next, and publishes it. pushed is
+// false, and nothing is written, if the ring is full. It is for the producer. ok is false if the memory is gone.
+func (r *Ring) Push(i uint32, src []byte) (pushed, ok bool) {
+	if r.shared {
+		defer survive(debug.SetPanicOnFault(true))
+	}
+	next := r.Next(i)
+	if atomic.LoadUint32(r.cons)&r.mask == next {
+		return false, true
+	}
+	copy(r.slot(i), src)
+	atomic.StoreUint32(r.prod, next)
+	return true, true
+}
+
+// survive ends an access to shared memory: after a fault the function that has deferred it, directly, returns with its
+// results as they are, of which ok is false until the access is over.
+func survive(panicOnFault bool) {
+	debug.SetPanicOnFault(panicOnFault)
+	if e := recover(); e != nil {
+		if _, fault := e.(interface{ Addr() uintptr }); !fault {
+			panic(e)
+		}
+	}
+}
+
+// writeShared encodes v into shared memory. ok is false if the memory is gone.
+func writeShared[T any](mem []byte, at int, v *T) (ok bool) {
+	defer survive(debug.SetPanicOnFault(true))
+	uapi.Encode(mem[at:], v)
+	return true
+}
+
+// readShared decodes a T in shared memory. ok is false if the memory is gone, or too short.
+func readShared[T any](mem []byte, at int) (v T, ok bool) {
+	defer survive(debug.SetPanicOnFault(true))
+	return uapi.Decode[T](mem[at:])
+}
