@@ -106,9 +106,9 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 	now.gids = d.gids.Entries()
 	d.at.Store(now)
 	d.fabric.update(d)
-	d.rejoinGroups()
+	rejoinGroups(d)
 	if now.netdev.MTU != old.netdev.MTU {
-		d.setDatagramMTU()
+		setDatagramMTU(d)
 	}
 	switch {
 	case old.up() && !now.up():
@@ -154,7 +154,7 @@ func (d *Device) unbind(e *endpoint) error {
 }
 
 // setDatagramMTU gives datagram queue pairs the port's MTU.
-func (d *Device) setDatagramMTU() {
+func setDatagramMTU(d *Device) {
 	mtu := d.activeMTU()
 	p := d.begin(false)
 	defer p.end()

@@ -204,7 +204,7 @@ func TestSetInterfaceTaken(t *testing.T) {
 		check(t, again.Close())
 		// An empty entry is no source.
 		gid := ib.GIDFromAddr(netip.MustParseAddr("10.0.0.7"))
-		_, err = h.dev.resolve(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid, SGIDIndex: 1}})
+		_, err = resolve(h.dev, &ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid, SGIDIndex: 1}})
 		if !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("an address vector with an empty source: %v", err)
 		}

@@ -20,7 +20,7 @@ type path struct {
 
 // resolve finds the path that an address vector describes. EINVAL for a source that is not in the GID table,
 // ENETUNREACH for a destination that no endpoint of the device leads to.
-func (d *Device) resolve(a *ib.AHAttr) (*path, error) {
+func resolve(d *Device, a *ib.AHAttr) (*path, error) {
 	g, at := &a.GRH, d.at.Load()
 	switch dgid := g.DGID; {
 	case a.Port != 1:
@@ -100,8 +100,9 @@ type ah struct {
 const maxAH = 1<<15 - 1
 
 // CreateAH implements ib.AHDriver. It may not sleep.
-func (d *Device) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
-	p, err := d.resolve(attr)
+func (o ops) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+	d := o.dev
+	p, err := resolve(d, attr)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +129,7 @@ func (h *ah) pathFor(qp *QP) *path {
 
 // Modify implements ib.DriverAH.
 func (h *ah) Modify(attr *ib.AHAttr) error {
-	p, err := h.dev.resolve(attr)
+	p, err := resolve(h.dev, attr)
 	if err == nil {
 		h.path.Store(p)
 	}

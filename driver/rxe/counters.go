@@ -143,6 +143,9 @@ func (d *Device) Stats() map[string]uint64 {
 	return s
 }
 
+// Stats implements uverbs.Counters.
+func (o ops) Stats() map[string]uint64 { return o.dev.Stats() }
+
 // wireStats sums up the endpoints, those too that are gone. It may sleep.
 func (d *Device) wireStats() link.Stats {
 	d.changes.Lock()

@@ -30,7 +30,8 @@ type cq struct {
 }
 
 // CreateCQ implements ib.Driver.
-func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (o ops) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+	d := o.dev
 	if attr.Entries > d.limits.cqe {
 		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, d.limits.cqe, syscall.EINVAL)
 	}

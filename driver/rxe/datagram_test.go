@@ -162,7 +162,7 @@ func TestAddressHandleDomain(t *testing.T) {
 func TestAddressHandle(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUD})
-		gid, _ := b.b.dev.QueryGID(1, 1)
+		gid, _ := ops{b.b.dev}.QueryGID(1, 1)
 		good := ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1, HopLimit: 9, TrafficClass: 4}}
 		for _, c := range []struct {
 			name string

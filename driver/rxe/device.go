@@ -59,7 +59,7 @@ type Config struct {
 	Logf func(format string, args ...any)
 }
 
-// Device is a software RoCEv2 device with one port. It implements ib.Driver.
+// Device is a software RoCEv2 device with one port. Its methods are for its owner; the midlayer calls those of ops.
 type Device struct {
 	name     string
 	obj      *ib.DeviceHandle
@@ -109,6 +109,10 @@ type Device struct {
 	closed   atomic.Bool
 }
 
+// ops are the methods that the midlayer calls: ib.Driver and what else of package ib the device supports. (struct ib_device_ops,
+// rxe_dev_ops)
+type ops struct{ dev *Device }
+
 // New makes a device, ready for ib.Core.Register, on hardware of its own, and binds its addresses. EADDRINUSE when one
 // of them is taken, by another program or by the kernel's own rxe. It may sleep.
 func New(cfg Config) (*Device, error) { return NewHardware(cfg).probe() }
@@ -150,7 +154,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		qpKeys:  &hw.numbers.qpKeys,
 		srqKeys: &hw.numbers.srqKeys,
 	}
-	d.passes.New = d.newPass
+	d.passes.New = func() any { return newPass(d) }
 	if d.clock == nil {
 		d.clock = clock.System
 	}
@@ -158,7 +162,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		d.logf = func(string, ...any) {}
 	}
 	d.changes.network, d.changes.ends, d.changes.warned = cfg.Network, map[netip.Addr]*endpoint{}, map[netip.Addr]string{}
-	d.obj = ib.NewDevice(cfg.Name, d, cfg.Logf)
+	d.obj = ib.NewDevice(cfg.Name, ops{d}, cfg.Logf)
 	d.contexts.m = map[ib.UserContext]*userContext{}
 	d.direct.Store(!hw.travels.Load())
 	d.qps.init(minQPSlot, maxQPSlot)
@@ -278,10 +282,11 @@ const (
 
 // UserABI is the driver's number and the version of its private data in the user ABI (RDMA_DRIVER_RXE,
 // RXE_UVERBS_ABI_VERSION): those of the kernel's rxe, whose provider in libibverbs works with this driver.
-func (d *Device) UserABI() (driverID, version uint32) { return uint32(uapi.DriverRXE), 2 }
+func (o ops) UserABI() (driverID, version uint32) { return uint32(uapi.DriverRXE), 2 }
 
 // QueryDevice implements ib.Driver.
-func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
+func (o ops) QueryDevice() (ib.DeviceAttr, error) {
+	d := o.dev
 	return ib.DeviceAttr{
 		NodeGUID:     d.guid,
 		SysImageGUID: d.guid,
@@ -327,7 +332,8 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 }
 
 // QueryPort implements ib.Driver.
-func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
+func (o ops) QueryPort(port int) (ib.PortAttr, error) {
+	d := o.dev
 	if port != 1 {
 		return ib.PortAttr{}, fmt.Errorf("port %d: a device has port 1 only: %w", port, syscall.EINVAL)
 	}
@@ -373,7 +379,8 @@ type userContext struct {
 }
 
 // AllocUserContext implements ib.UserContexter.
-func (d *Device) AllocUserContext(u *ib.Udata) error {
+func (o ops) AllocUserContext(u *ib.Udata) error {
+	d := o.dev
 	c := &userContext{UserContext: u.Context}
 	if err := c.dir.open(c.shared()); err != nil {
 		return fmt.Errorf("directory of queue pairs: %w", err)
@@ -385,7 +392,8 @@ func (d *Device) AllocUserContext(u *ib.Udata) error {
 }
 
 // DeallocUserContext implements ib.UserContexter.
-func (d *Device) DeallocUserContext(u ib.UserContext) {
+func (o ops) DeallocUserContext(u ib.UserContext) {
+	d := o.dev
 	d.contexts.Lock()
 	c := d.contexts.m[u]
 	delete(d.contexts.m, u)

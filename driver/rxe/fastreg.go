@@ -10,7 +10,8 @@ import (
 )
 
 // AllocMR implements ib.FastRegDriver. (rxe_alloc_mr)
-func (d *Device) AllocMR(obj ib.MRHandle, p ib.DriverPD, maxPages int) (ib.DriverMR, error) {
+func (o ops) AllocMR(obj ib.MRHandle, p ib.DriverPD, maxPages int) (ib.DriverMR, error) {
+	d := o.dev
 	m, key, err := d.newMR(obj, p, nil)
 	if err != nil {
 		return nil, err

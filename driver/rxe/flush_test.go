@@ -61,7 +61,7 @@ func TestFlush(t *testing.T) {
 func TestPersistenceRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
-		attr, err := b.a.dev.QueryDevice()
+		attr, err := ops{b.a.dev}.QueryDevice()
 		check(t, err)
 		if attr.DeviceCapFlags&(1<<39) != 0 || attr.DeviceCapFlags&(1<<38) == 0 || attr.DeviceCapFlags&(1<<40) == 0 {
 			t.Errorf("capabilities %#x", attr.DeviceCapFlags)

@@ -12,7 +12,8 @@ import (
 const gidTableLen = 1024
 
 // GIDTable implements ib.GIDDriver.
-func (d *Device) GIDTable(port int) *ib.GIDTable {
+func (o ops) GIDTable(port int) *ib.GIDTable {
+	d := o.dev
 	if port != 1 {
 		return nil
 	}
@@ -20,7 +21,8 @@ func (d *Device) GIDTable(port int) *ib.GIDTable {
 }
 
 // QueryGID implements ib.Driver.
-func (d *Device) QueryGID(port, index int) (ib.GIDEntry, error) {
+func (o ops) QueryGID(port, index int) (ib.GIDEntry, error) {
+	d := o.dev
 	if port != 1 {
 		return ib.GIDEntry{}, fmt.Errorf("gid %d: no port %d: %w", index, port, syscall.EINVAL)
 	}
@@ -28,7 +30,7 @@ func (d *Device) QueryGID(port, index int) (ib.GIDEntry, error) {
 }
 
 // QueryPKey implements ib.Driver: RoCE has one partition.
-func (d *Device) QueryPKey(port, index int) (uint16, error) {
+func (o ops) QueryPKey(port, index int) (uint16, error) {
 	if port != 1 || index != 0 {
 		return 0, fmt.Errorf("pkey %d of port %d: no such entry: %w", index, port, syscall.EINVAL)
 	}

@@ -15,8 +15,8 @@ import (
 // datagram reports whether a queue pair of type t is a datagram one, general services included.
 func datagram(t ib.QPType) bool { return t == ib.QPTypeUD || t == ib.QPTypeGSI }
 
-// qkey is the Q_Key of what the queue pair receives.
-func (qp *QP) qkey() uint32 {
+// qkeyOf returns the Q_Key of what the queue pair receives.
+func qkeyOf(qp *QP) uint32 {
 	if qp.typ == ib.QPTypeGSI {
 		return roce.GSIQKey
 	}
@@ -24,7 +24,7 @@ func (qp *QP) qkey() uint32 {
 }
 
 // checkGSI tells whether a GSI queue pair can be made as asked for.
-func (d *Device) checkGSI(init *ib.DriverQPInit, u *ib.Udata) error {
+func checkGSI(d *Device, init *ib.DriverQPInit, u *ib.Udata) error {
 	switch {
 	case u != nil && u.Context != nil:
 		return fmt.Errorf("the GSI queue pair is not for user processes: %w", syscall.EINVAL)
@@ -37,7 +37,7 @@ func (d *Device) checkGSI(init *ib.DriverQPInit, u *ib.Udata) error {
 }
 
 // number gives a new queue pair its number, and its slot in the table.
-func (d *Device) number(qp *QP) error {
+func number(d *Device, qp *QP) error {
 	if qp.typ == ib.QPTypeGSI {
 		if !d.qps.claim(roce.QPNGSI) {
 			return fmt.Errorf("port 1 has a GSI queue pair already: %w", syscall.EBUSY)

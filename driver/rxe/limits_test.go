@@ -58,14 +58,14 @@ func newLimited(t *testing.T, memory uint64) *limited {
 		left = 1 << 40
 	}
 	l := &limited{t: t, dev: d.IB(), u: ib.Udata{Context: &frugal{newProgram(t), left}, Out: make([]byte, 64)}}
-	check(t, d.AllocUserContext(&l.u))
+	check(t, ops{d}.AllocUserContext(&l.u))
 	l.pd, err = ibuser.AllocPD(l.dev, &l.u)
 	check(t, err)
 	l.attr, err = l.dev.QueryDevice()
 	check(t, err)
 	t.Cleanup(func() {
 		check(t, l.pd.Dealloc())
-		d.DeallocUserContext(l.u.Context)
+		ops{d}.DeallocUserContext(l.u.Context)
 		check(t, core.Unregister(d.Handle()))
 		check(t, d.Close())
 	})

@@ -71,7 +71,7 @@ func (qp *QP) AttachMcast(gid ib.GID, _ uint16) error {
 		return fmt.Errorf("%d groups are in use: %w", len(v), syscall.ENOMEM)
 	}
 	if len(qps) == 0 {
-		if err := d.joinGroup(group); err != nil {
+		if err := joinGroup(d, group); err != nil {
 			return err
 		}
 	}
@@ -80,14 +80,14 @@ func (qp *QP) AttachMcast(gid ib.GID, _ uint16) error {
 }
 
 // joinGroup has the device's addresses join a group in the network.
-func (d *Device) joinGroup(group netip.Addr) error {
+func joinGroup(d *Device, group netip.Addr) error {
 	joined := false
 	for _, e := range d.Endpoints() {
 		if e.Addr().Is4() != group.Is4() {
 			continue
 		}
 		if err := link.Join(e, group); err != nil {
-			d.leaveGroup(group)
+			leaveGroup(d, group)
 			return err
 		}
 		joined = true
@@ -98,7 +98,7 @@ func (d *Device) joinGroup(group netip.Addr) error {
 	return nil
 }
 
-func (d *Device) leaveGroup(group netip.Addr) {
+func leaveGroup(d *Device, group netip.Addr) {
 	for _, e := range d.Endpoints() {
 		if e.Addr().Is4() == group.Is4() {
 			_ = link.Leave(e, group) // what still arrives is for nobody
@@ -107,7 +107,7 @@ func (d *Device) leaveGroup(group netip.Addr) {
 }
 
 // rejoinGroups has addresses that have come join the groups that there are.
-func (d *Device) rejoinGroups() {
+func rejoinGroups(d *Device) {
 	g := &d.groups
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -137,7 +137,7 @@ func (qp *QP) DetachMcast(gid ib.GID, _ uint16) error {
 	qps = slices.Delete(qps, i, i+1)
 	g.set(group, qps)
 	if len(qps) == 0 {
-		d.leaveGroup(group)
+		leaveGroup(d, group)
 	}
 	return nil
 }

@@ -53,7 +53,7 @@ func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) 
 	}
 	var to *path
 	if mask&ib.QPAttrAV != 0 {
-		if to, err = qp.dev.resolve(&a.AH); err != nil {
+		if to, err = resolve(qp.dev, &a.AH); err != nil {
 			return err
 		}
 	}

@@ -16,7 +16,7 @@ import (
 type pd struct{ dev *Device }
 
 // AllocPD implements ib.Driver.
-func (d *Device) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{dev: d}, nil }
+func (o ops) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{dev: o.dev}, nil }
 
 // Dealloc implements ib.DriverPD.
 func (*pd) Dealloc() error { return nil }
@@ -71,7 +71,8 @@ func checkMRAccess(access ib.AccessFlags) error {
 }
 
 // RegMR implements ib.Driver.
-func (d *Device) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+func (o ops) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+	d := o.dev
 	if err := checkMRAccess(access); err != nil {
 		return nil, err
 	}
@@ -96,19 +97,20 @@ func (m *mr) setKeys(key uint32, access ib.AccessFlags) {
 
 // AdviseMR implements ib.MRAdviser. Advice is followed at once, whether or not that was asked for; what is to be
 // prefetched only where it is there already is there. (rxe_ib_advise_mr)
-func (d *Device) AdviseMR(in ib.DriverPD, advice ib.MRAdvice, _ ib.MRAdviceFlags, sgl []ib.SGE) error {
+func (o ops) AdviseMR(in ib.DriverPD, advice ib.MRAdvice, _ ib.MRAdviceFlags, sgl []ib.SGE) error {
+	d := o.dev
 	if advice > ib.AdvicePrefetchNoFault {
 		return fmt.Errorf("advice %d: %w", advice, syscall.EOPNOTSUPP)
 	}
 	for _, s := range sgl {
-		if err := d.prefetch(domain(in), advice, s); err != nil {
+		if err := prefetch(d, domain(in), advice, s); err != nil {
 			return fmt.Errorf("%d bytes at %#x by key %#x: %w", s.Length, s.Addr, s.LKey, err)
 		}
 	}
 	return nil
 }
 
-func (d *Device) prefetch(in *pd, advice ib.MRAdvice, s ib.SGE) error {
+func prefetch(d *Device, in *pd, advice ib.MRAdvice, s ib.SGE) error {
 	m := d.memory(in, s.LKey, localRead)
 	if m == nil {
 		return fmt.Errorf("no such region: %w", syscall.EINVAL)

@@ -32,7 +32,8 @@ type mw struct {
 }
 
 // AllocMW implements ib.MWDriver.
-func (d *Device) AllocMW(obj ib.MWHandle, p ib.DriverPD, kind ib.MWType, _ *ib.Udata) (ib.DriverMW, error) {
+func (o ops) AllocMW(obj ib.MWHandle, p ib.DriverPD, kind ib.MWType, _ *ib.Udata) (ib.DriverMW, error) {
+	d := o.dev
 	index, ok := d.mws.reserve()
 	if !ok {
 		return nil, fmt.Errorf("%d memory windows exist: %w", maxMW, syscall.ENOMEM)
@@ -142,7 +143,7 @@ func (w *mw) window(qp *QP, b *uapi.RXESendWRMW, key uint32) *grant {
 }
 
 // unbindWindows ends the binds of type 2B by a queue pair that is gone, and so makes no others.
-func (d *Device) unbindWindows(qp *QP) {
+func unbindWindows(d *Device, qp *QP) {
 	for w := range d.mws.all() {
 		if g := w.grant.Load(); g == nil || g.qp != qp {
 			continue

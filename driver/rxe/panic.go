@@ -45,7 +45,7 @@ func (p *pass) panicked(r any) {
 	if p.scatter.to != nil {
 		p.scatter.to.put()
 	}
-	p.dev.takeOver(p)
+	takeOver(p.dev, p)
 	p.runCallbacks()
 }
 

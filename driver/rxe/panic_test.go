@@ -55,7 +55,8 @@ type couple struct {
 
 func (c *couple) add(d *ib.Device) (any, error) {
 	var err error
-	c.dev, _ = ibuser.DriverAs[*Device](d)
+	o, _ := ibuser.DriverAs[ops](d)
+	c.dev = o.dev
 	c.pd, err = d.AllocPD()
 	check(c.t, err)
 	c.cq, err = d.CreateCQ(ib.CQInit{Entries: 50})
@@ -217,7 +218,7 @@ func TestFailedDeviceDoesNotHang(t *testing.T) {
 		if err := qp.Modify(&ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil); !errors.Is(err, syscall.EIO) {
 			t.Errorf("Modify: got %v, want EIO", err)
 		}
-		b.b.dev.EnterError()
-		b.b.dev.Disassociate(x.program)
+		ops{b.b.dev}.EnterError()
+		ops{b.b.dev}.Disassociate(x.program)
 	})
 }

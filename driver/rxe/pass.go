@@ -54,7 +54,7 @@ const (
 )
 
 // newPass makes a pass for the device's pool.
-func (d *Device) newPass() any {
+func newPass(d *Device) *pass {
 	p := &pass{dev: d}
 	p.gather.p = p
 	d.watchdog.add(p)

@@ -89,11 +89,12 @@ type QP struct {
 }
 
 // CreateQP implements ib.Driver.
-func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
+func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
+	d := o.dev
 	switch init.Type {
 	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
 	case ib.QPTypeGSI:
-		if err := d.checkGSI(init, u); err != nil {
+		if err := checkGSI(d, init, u); err != nil {
 			return nil, err
 		}
 	default:
@@ -140,7 +141,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	if err := qp.makeRings(c, u); err != nil {
 		return nil, err
 	}
-	if err := d.number(qp); err != nil {
+	if err := number(d, qp); err != nil {
 		qp.freeRings()
 		return nil, err
 	}
@@ -374,7 +375,7 @@ func (qp *QP) Destroy() error {
 	bound := qp.bound
 	qp.mu.Unlock()
 	if bound {
-		qp.dev.unbindWindows(qp)
+		unbindWindows(qp.dev, qp)
 	}
 	if qp.ctx != nil {
 		qp.ctx.dir.remove(qp)
@@ -419,7 +420,8 @@ func (qp *QP) enterErrorReplying(why string) {
 
 // EnterError implements ib.Driver: every queue pair goes to ERR, where work requests are flushed, those too that
 // are posted later. It may not sleep.
-func (d *Device) EnterError() {
+func (o ops) EnterError() {
+	d := o.dev
 	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change
 	p := d.begin(false)
 	for qp := range d.qps.all() {
@@ -434,7 +436,8 @@ func (d *Device) EnterError() {
 }
 
 // Disassociate implements ib.Disassociator: the context's queue pairs are flushed once more, and then left alone.
-func (d *Device) Disassociate(c ib.UserContext) {
+func (o ops) Disassociate(c ib.UserContext) {
+	d := o.dev
 	p := d.begin(false)
 	for qp := range d.qps.all() {
 		if qp.ctx == nil || qp.ctx.UserContext != c {

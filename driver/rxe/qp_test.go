@@ -42,7 +42,7 @@ func TestGIDTable(t *testing.T) {
 			if i < len(c.want) {
 				want = c.want[i]
 			}
-			g, err := d.QueryGID(1, i)
+			g, err := ops{d}.QueryGID(1, i)
 			if err != nil || g.GID.String() != want {
 				t.Fatalf("GID %d is %v, %v, want %v", i, g.GID, err, want)
 			}
@@ -51,7 +51,7 @@ func TestGIDTable(t *testing.T) {
 			}
 		}
 		for _, at := range [][2]int{{1, gidTableLen}, {1, -1}, {2, 0}, {0, 0}} {
-			if _, err := d.QueryGID(at[0], at[1]); !errors.Is(err, syscall.EINVAL) {
+			if _, err := (ops{d}).QueryGID(at[0], at[1]); !errors.Is(err, syscall.EINVAL) {
 				t.Errorf("GID %d of port %d: %v", at[1], at[0], err)
 			}
 		}
@@ -78,14 +78,14 @@ func TestPort(t *testing.T) {
 			Netdev: netdev.Interface{Name: "eth0", MTU: c.mtu, Up: c.up, Running: c.running},
 		})
 		check(t, err)
-		p, err := d.QueryPort(1)
+		p, err := (ops{d}).QueryPort(1)
 		if err != nil || p.ActiveMTU != c.active || p.State != c.state || p.LinkLayer != ib.LinkEthernet || p.GIDTableLen != 1024 || p.PKeyTableLen != 1 {
 			t.Errorf("%+v: %+v, %v", c, p, err)
 		}
-		if _, err := d.QueryPort(2); !errors.Is(err, syscall.EINVAL) {
+		if _, err := (ops{d}).QueryPort(2); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("port 2: %v", err)
 		}
-		if k, err := d.QueryPKey(1, 0); k != 0xffff || err != nil {
+		if k, err := (ops{d}).QueryPKey(1, 0); k != 0xffff || err != nil {
 			t.Errorf("P_Key 0 is %#x, %v", k, err)
 		}
 		check(t, d.Close())
@@ -132,7 +132,7 @@ func TestModifyErrors(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
 		toInit(t, b.a.qp, conn{})
-		gid, _ := b.b.dev.QueryGID(1, 1)
+		gid, _ := ops{b.b.dev}.QueryGID(1, 1)
 		good := ib.QPAttr{
 			State: ib.QPRTR, PathMTU: ib.MTU1024, DestQPN: 5, MaxDestRdAtomic: 1, MinRNRTimer: 1,
 			AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1}},

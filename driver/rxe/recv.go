@@ -132,7 +132,7 @@ func (qp *QP) check(k *packet, b []byte) counter {
 		return cntDropState
 	case !datagram(qp.typ) && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
 		return cntDropSource
-	case datagram(qp.typ) && k.DETH().QKey() != qp.qkey():
+	case datagram(qp.typ) && k.DETH().QKey() != qkeyOf(qp):
 		return cntDropQKey
 	case datagram(qp.typ) && echoes(qp, k):
 		return cntDropEcho

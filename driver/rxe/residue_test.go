@@ -33,7 +33,7 @@ func poison(t *testing.T, with byte, devs ...*Device) {
 	t.Cleanup(initTrains)
 	for _, d := range devs {
 		d.passes.New = func() any {
-			p := d.newPass().(*pass)
+			p := newPass(d)
 			fill(p.slot[:])
 			fill(p.grh[:])
 			return p

@@ -17,9 +17,6 @@ type responder struct {
 	wqe     recvWQE // of the message, if it takes one; one that was not used in the end serves the next
 }
 
-// flagAnswered are the requests with a response of their own.
-const flagAnswered = roce.FlagRead | roce.FlagAtomic | roce.FlagAtomicWrite | roce.FlagFlush
-
 func (r *responder) reset() {
 	r.rcv.Reset()
 	r.named, r.lastWQE, r.wqe = nil, false, recvWQE{sges: r.wqe.sges[:0]}

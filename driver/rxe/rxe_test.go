@@ -468,6 +468,6 @@ func srqOf(s *ib.SRQ) *srq { return deviceOf(s).obj.SRQ(s).(*srq) }
 func mwOf(w *ib.MW) *mw    { return deviceOf(w).obj.MW(w).(*mw) }
 
 func deviceOf(o interface{ Device() *ib.Device }) *Device {
-	d, _ := ibuser.DriverAs[*Device](o.Device())
-	return d
+	d, _ := ibuser.DriverAs[ops](o.Device())
+	return d.dev
 }

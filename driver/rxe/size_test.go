@@ -253,12 +253,12 @@ func TestRoomForManyUsers(t *testing.T) {
 	b := newBench(t, setup{})
 	p := newProgram(t)
 	dev := b.a.dev
-	check(t, dev.AllocUserContext(&ib.Udata{Context: p}))
-	defer dev.DeallocUserContext(p)
+	check(t, ops{dev}.AllocUserContext(&ib.Udata{Context: p}))
+	defer ops{dev}.DeallocUserContext(p)
 	init := ib.QPInitAttr{
 		SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
 	}
-	attr, err := dev.QueryDevice()
+	attr, err := ops{dev}.QueryDevice()
 	check(t, err)
 	if attr.MaxQP >= n {
 		t.Fatalf("MaxQP: got %d, want less than the %d of this test", attr.MaxQP, n)

@@ -36,7 +36,8 @@ type srq struct {
 }
 
 // CreateSRQ implements ib.SRQDriver. (rxe_create_srq)
-func (d *Device) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
+func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
+	d := o.dev
 	a := &init.Attr
 	if a.MaxWR > d.limits.wr || a.MaxSGE > maxSGE {
 		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, d.limits.wr, maxSGE,

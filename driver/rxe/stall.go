@@ -298,11 +298,11 @@ func (p *pass) rob(n uint32) {
 		return
 	}
 	p.at.lane.stall()
-	p.dev.takeOver(p)
+	takeOver(p.dev, p)
 }
 
 // takeOver gives what a pass that is stopped has still to send to a goroutine.
-func (d *Device) takeOver(p *pass) {
+func takeOver(d *Device, p *pass) {
 	if p.done == len(p.todo) {
 		return
 	}

@@ -70,7 +70,7 @@ func newSilentProgram(b *bench, typ ib.QPType) *silentProgram {
 	x.space.Local = umem.NewLocal()
 	dev := b.b.dev
 	data := func() *ib.Udata { return &ib.Udata{Context: x.program, Out: make([]byte, 64)} }
-	check(t, dev.AllocUserContext(data()))
+	check(t, ops{dev}.AllocUserContext(data()))
 	var err error
 	x.pd, err = ibuser.AllocPD(dev.IB(), data())
 	check(t, err)
@@ -99,7 +99,7 @@ func newSilentProgram(b *bench, typ ib.QPType) *silentProgram {
 		check(t, x.own.Destroy())
 		check(t, x.cq.Destroy())
 		check(t, x.pd.Dealloc())
-		dev.DeallocUserContext(x.program)
+		ops{dev}.DeallocUserContext(x.program)
 	})
 	return x
 }
@@ -204,7 +204,7 @@ func TestSilentMemory(t *testing.T) {
 				if wc := b.b.poll(1)[0]; wc.ID != 9 || wc.Status != ib.WCWRFlushErr {
 					t.Errorf("after SetError: got %+v, want work request 9 flushed", wc)
 				}
-				within(t, "Disassociate", func() { b.b.dev.Disassociate(x.program) })
+				within(t, "Disassociate", func() { ops{b.b.dev}.Disassociate(x.program) })
 				x.space.answer()
 				testutil.Eventually(t, "the program's queue pair is in error", func() bool { return x.qps[0].State() == ib.QPErr })
 			})

@@ -21,7 +21,7 @@ func TestDatagramRoute(t *testing.T) {
 		s.typ = ib.QPTypeUD
 		b := newBench(t, s)
 		b.connect(conn{})
-		gid, err := b.b.dev.QueryGID(1, 1)
+		gid, err := ops{b.b.dev}.QueryGID(1, 1)
 		check(t, err)
 		route := ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1}}
 		for i, x := range []struct{ class, hops, want uint8 }{{0, 0, 64}, {0xb8, 5, 5}, {0x20, 255, 255}, {0x20, 1, 1}} {
@@ -40,7 +40,7 @@ func TestDatagramRoute(t *testing.T) {
 
 			back, err := b.b.dev.IB().AddressOfSender(1, &wc, b.b.buf[:grhLen])
 			check(t, err)
-			own, err := b.a.dev.QueryGID(1, 1)
+			own, err := ops{b.a.dev}.QueryGID(1, 1)
 			check(t, err)
 			if back.GRH.DGID != own.GID || back.GRH.SGIDIndex != 1 || back.GRH.TrafficClass != x.class {
 				t.Fatalf("address of the sender: %+v", back)
@@ -125,7 +125,7 @@ func TestViolations(t *testing.T) {
 		roce.NewPacket(buf, &roce.BTHFields{Opcode: roce.UDSendOnly, PKey: 0x1234, DestQPN: b.b.qp.Num()}, 0)
 		b.b.dev.at.Load().endpoints[0].arrive(addrA, addrB, buf[:len(buf)-roce.ICRCLen])
 		time.Sleep(time.Millisecond)
-		a, err := b.b.dev.QueryPort(1)
+		a, err := ops{b.b.dev}.QueryPort(1)
 		check(t, err)
 		if a.QKeyViolations != 3 || a.BadPKeyCounter != 1 {
 			t.Errorf("%d Q_Key and %d P_Key violations, want 3 and 1", a.QKeyViolations, a.BadPKeyCounter)
@@ -201,7 +201,7 @@ func TestGSI(t *testing.T) {
 		check(t, err)
 		b.a.poll(1)
 		time.Sleep(time.Millisecond)
-		if p, _ := b.b.dev.QueryPort(1); p.QKeyViolations != 1 {
+		if p, _ := (ops{b.b.dev}).QueryPort(1); p.QKeyViolations != 1 {
 			t.Errorf("%d violations", p.QKeyViolations)
 		}
 		check(t, ud.Destroy())

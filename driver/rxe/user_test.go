@@ -134,7 +134,7 @@ func openUser(b *bench, cap ib.QPCap) *user {
 	t.Helper()
 	u := &user{program: newProgram(t), b: b}
 	dev := b.a.dev
-	check(t, dev.AllocUserContext(&ib.Udata{Context: u.program}))
+	check(t, ops{dev}.AllocUserContext(&ib.Udata{Context: u.program}))
 	data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 	var err error
 	u.cq, err = ibuser.CreateCQ(dev.IB(), ib.CQInit{Entries: 50, Event: func(_ *ib.CQ, e ib.EventType) { b.a.event(e) }}, data)
@@ -161,7 +161,7 @@ func openUser(b *bench, cap ib.QPCap) *user {
 func (u *user) close() {
 	check(u.t, u.qp.Destroy())
 	check(u.t, u.cq.Destroy())
-	u.b.a.dev.DeallocUserContext(u.program)
+	ops{u.b.a.dev}.DeallocUserContext(u.program)
 }
 
 func (u *user) doorbell() { qpOf(u.qp).Doorbell() }

@@ -175,7 +175,7 @@ func (r *requester) decodeUD(w *sendWQE, u *uapi.RXESendWRUD) uapi.WCStatus {
 	}
 	w.qpn, w.qkey = u.RemoteQPN&roce.PSNMask, u.RemoteQKey
 	if w.qkey>>31 != 0 || qp.typ == ib.QPTypeGSI {
-		w.qkey = qp.qkey() // a controlled key: the queue pair's own goes (IBA 10.2.5)
+		w.qkey = qkeyOf(qp) // a controlled key: the queue pair's own goes (IBA 10.2.5)
 	}
 	return uapi.WCSuccess
 }

@@ -18,7 +18,7 @@ import (
 type xrcd struct{ dev *Device }
 
 // AllocXRCD implements ib.XRCDriver.
-func (d *Device) AllocXRCD(*ib.Udata) (ib.DriverXRCD, error) { return &xrcd{dev: d}, nil }
+func (o ops) AllocXRCD(*ib.Udata) (ib.DriverXRCD, error) { return &xrcd{dev: o.dev}, nil }
 
 // Dealloc implements ib.DriverXRCD.
 func (*xrcd) Dealloc() error { return nil }
