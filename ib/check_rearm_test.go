@@ -19,31 +19,31 @@ func TestCheckNotRearmed(t *testing.T) {
 	}{
 		{"completions that wait", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
 			x.recv(1)
-			x.send(1, ib.SendSignaled)
+			x.send(1, 0)
 			time.Sleep(5 * patience)
 		}, true},
 		{"completions that come late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
 			time.Sleep(5 * patience)
 			x.recv(1)
-			x.send(1, ib.SendSignaled)
+			x.send(1, 0)
 			time.Sleep(5 * patience)
 		}, true},
 		{"forgotten in the second call", func(n int32, _ *ib.CQ) bool { return n < 2 }, func(x *consumer) {
 			for range 2 {
 				x.recv(1)
-				x.send(1, ib.SendSignaled)
+				x.send(1, 0)
 				time.Sleep(5 * patience)
 			}
 		}, true},
 		{"armed again", func(n int32, _ *ib.CQ) bool { return true }, func(x *consumer) {
 			x.recv(1)
-			x.send(1, ib.SendSignaled)
+			x.send(1, 0)
 			time.Sleep(5 * patience)
 		}, false},
 		{"nothing comes", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) { time.Sleep(5 * patience) }, false},
 		{"another thread polls", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
 			x.recv(1)
-			x.send(1, ib.SendSignaled)
+			x.send(1, 0)
 			for range 50 {
 				time.Sleep(patience / 10)
 				x.poll()
@@ -55,7 +55,7 @@ func TestCheckNotRearmed(t *testing.T) {
 			x.must(err)
 			calls := x.calls.Load()
 			x.recv(1)
-			x.send(1, ib.SendSignaled)
+			x.send(1, 0)
 			time.Sleep(patience)
 			if n := x.calls.Load() - calls; n != 1 {
 				x.t.Errorf("calls of the handler: got %d, want 1", n)
@@ -75,7 +75,7 @@ func TestCheckNotRearmed(t *testing.T) {
 				}})
 				second(x.cq.ReqNotify(ib.NotifyNextComp))
 				x.recv(1)
-				x.send(1, ib.SendSignaled)
+				x.send(1, 0)
 				synctest.Wait()
 				c.then(x)
 				if c.caught {
@@ -104,10 +104,10 @@ func TestCheckProbeIsNotSeen(t *testing.T) {
 		}})
 		second(x.cq.ReqNotify(ib.NotifyNextComp))
 		x.recv(1)
-		x.send(1, ib.SendSignaled)
+		x.send(1, 0)
 		time.Sleep(time.Second) // it is armed by checked mode
 		x.recv(1)
-		x.send(1, ib.SendSignaled)
+		x.send(1, 0)
 		synctest.Wait()
 		x.poll()
 		if n := x.calls.Load(); n != 1 {
