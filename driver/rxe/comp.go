@@ -18,7 +18,6 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 		qp.dev.counters.add(cntDropResponse, 1)
 		return // to something that is complete already, or that was never sent
 	}
-	now := qp.dev.clock.Now()
 	if k.Flags&roce.FlagAck != 0 {
 		syndrome := k.AETH().Syndrome()
 		switch {
@@ -27,14 +26,14 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 		case syndrome == roce.NAKPSNSequenceError:
 			qp.dev.counters.add(cntRcvSeqErr, 1)
 		}
-		r.apply(r.snd.Ack(now, k.psn, syndrome))
+		r.apply(r.snd.Ack(k.psn, syndrome))
 		return
 	}
 	x := transport.Response{PSN: k.psn, Op: k.Opcode.Operation(), Length: len(k.Payload)}
 	if h := k.AETH(); h != nil {
 		x.Syndrome = h.Syndrome()
 	}
-	res, to, ok := r.snd.Response(now, &x)
+	res, to, ok := r.snd.Response(&x)
 	if r.apply(res); !ok {
 		return
 	}
@@ -48,7 +47,7 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 	if !p.store(qp, scatterRead, k.psn, w.sges, to.Offset, data) || to.Last && !p.settle(qp) {
 		return
 	}
-	r.apply(r.snd.Stored(now))
+	r.apply(r.snd.Stored())
 }
 
 // statuses are the completions of the work requests that fail on the wire.
@@ -91,7 +90,7 @@ func (r *requester) timedOut() {
 	if qp.state != ib.QPRTS && qp.state != ib.QPSQD {
 		return
 	}
-	if res, ok := r.snd.TimedOut(qp.dev.clock.Now()); ok {
+	if res, ok := r.snd.TimedOut(); ok {
 		qp.trace.note(traceTimeout, 0)
 		r.apply(res)
 	}

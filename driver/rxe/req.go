@@ -223,11 +223,23 @@ func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opco
 		f.DestQPN = w.qpn
 	}
 	b := roce.NewPacket(p.build.add(size), &f, w.payload(k))
+	if op.HeaderLen() > roce.BTHLen {
+		r.extend(&b, w, k)
+	}
+	if w.flags&uapi.SendInline != 0 || w.kind == transport.AtomicWrite {
+		copy(b.Payload, w.inline[k.Offset:])
+		return true
+	}
+	return p.gather.fill(qp, w.sges, k.Offset, b.Payload)
+}
+
+// extend writes the headers that follow the BTH.
+func (r *requester) extend(b *roce.Packet, w *sendWQE, k *transport.Packet) {
 	if h := b.XRCETH(); h != nil {
 		h.Encode(w.srqn)
 	}
 	if h := b.DETH(); h != nil {
-		h.Encode(w.qkey, qp.num)
+		h.Encode(w.qkey, r.qp.num)
 	}
 	if h := b.RETH(); h != nil {
 		n := k.Length
@@ -253,11 +265,6 @@ func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opco
 	if h := b.IETH(); h != nil {
 		h.Encode(w.imm.InvalidateRKey())
 	}
-	if w.flags&uapi.SendInline != 0 || w.kind == transport.AtomicWrite {
-		copy(b.Payload, w.inline[k.Offset:])
-		return true
-	}
-	return p.gather.fill(qp, w.sges, k.Offset, b.Payload)
 }
 
 // unreadable takes the packets of the open train from the mark-th on back, the first of which is the one with this index, and

@@ -4,7 +4,7 @@
 // duplicates, and says which acknowledgement or response is to be sent next. They are the rules of rxe_req.c, rxe_comp.c and
 // rxe_resp.c of Linux, and nothing else of those files.
 //
-// Times and packet fields go in, results come out. The package has no lock, clock, goroutine, memory region, ring or socket, and
+// Packet fields go in, results come out; time goes in where a wait begins or may have ended (Arm, Tick, Probe). The package has no lock, clock, goroutine, memory region, ring or socket, and
 // calls nobody back: each method is a function of the value and its arguments, does not sleep, and allocates nothing once the
 // slices of a value have grown to their size. A value is used by one thread at a time, which its owner sees to.
 //
@@ -22,6 +22,7 @@
 //	              <--- acknowledgement ---             Ack        the acknowledgement that is due
 //	Ack, Response  requests that are complete,  <---   Reply      the response that is due
 //	               or a failure, or a retransmission
+//	Unarmed, Arm   begin to wait
 //	Deadline       when Tick must be called
 //
 // # Three rules run through all of it

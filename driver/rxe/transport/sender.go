@@ -55,9 +55,10 @@ type Sender struct {
 	gap        bool // among the responses, as gapEnd has shown; everything was asked for again
 	gapEnd     roce.PSN
 
-	deadline  time.Time // of the acknowledgement of una; zero: nothing is waited for
-	rnrUntil  time.Time // nothing is sent before
-	probe     time.Time // while there is a deadline: una is sent again
+	deadline  time.Time     // of the acknowledgement of una; zero: nothing is waited for
+	rnrUntil  time.Time     // nothing is sent before
+	rnrWait   time.Duration // it is to be set to that from now on; see Arm
+	probe     time.Time     // while there is a deadline: una is sent again
 	probeWait time.Duration
 }
 
@@ -126,7 +127,7 @@ func (s *Sender) Place() roce.PSN {
 }
 
 // Open reports whether something may be sent at all: not while the peer has no receive.
-func (s *Sender) Open() bool { return s.rnrUntil.IsZero() }
+func (s *Sender) Open() bool { return s.rnrUntil.IsZero() && s.rnrWait == 0 }
 
 // Push takes a request, whose number is the one that Tail has returned.
 func (s *Sender) Push(q Request) {
@@ -179,17 +180,17 @@ func (s *Sender) Next() (p Packet, ok bool) {
 
 // packet describes a packet of a request. The last of a message asks for an acknowledgement, and so does a request that is
 // answered.
-func (s *Sender) packet(e *entry, index int) Packet {
-	p := Packet{Index: index, Packets: 1, PSN: e.first.Add(index), Offset: index * s.MTU, First: index == 0}
+func (s *Sender) packet(e *entry, index int) (p Packet) {
+	p.Index, p.Packets, p.PSN, p.Offset, p.First = index, 1, e.first.Add(index), index*s.MTU, index == 0
+	p.Length = min(s.MTU, e.Length-p.Offset)
 	if e.Kind == Read {
 		chunk := s.chunk()
-		p.Packets = min((index/chunk+1)*chunk, e.Packets) - index
+		end := min((index/chunk+1)*chunk, e.Packets)
+		p.Packets, p.Length = end-index, min(end*s.MTU, e.Length)-p.Offset
 	}
-	end := index + p.Packets
-	p.Last = end == e.Packets
-	p.Length = min(end*s.MTU, e.Length) - min(p.Offset, e.Length)
+	p.Last = index+p.Packets == e.Packets
 	p.AckReq = s.Reliable && (p.Last || e.Kind.Answered())
-	p.cost = e.cost(s.MTU, index, end)
+	p.cost = p.Packets*PacketCost + p.Length
 	return p
 }
 
@@ -260,13 +261,22 @@ func (s *Sender) Rewind() {
 	s.out, s.unasked, s.reads = 0, 0, 0
 }
 
-// Unarmed reports whether something is unacknowledged and no wait for it has begun: Arm is to be called.
+// Unarmed reports whether a wait has to begin, for an acknowledgement or for a peer that was not ready: Arm is to be called, after
+// everything that may be sent now has been.
 func (s *Sender) Unarmed() bool {
+	if s.rnrWait != 0 {
+		return true
+	}
 	return s.Reliable && s.deadline.IsZero() && s.rnrUntil.IsZero() && s.una != s.Place()
 }
 
-// Arm begins to wait for an acknowledgement, for as long as the consumer has asked for (IBA 9.7.6.1.3).
+// Arm begins the wait that Unarmed speaks of: for as long as the peer, or for an acknowledgement the consumer, has asked for (IBA
+// 9.7.5.2.8, 9.7.6.1.3).
 func (s *Sender) Arm(now time.Time) {
+	if s.rnrWait != 0 {
+		s.rnrUntil, s.rnrWait = now.Add(s.rnrWait), 0
+		return
+	}
 	timeout, probe := s.recovery.Timeout(s.Timeout)
 	if timeout == 0 {
 		return
@@ -285,7 +295,7 @@ func (s *Sender) Expects(psn roce.PSN) bool {
 
 // Ack handles an acknowledgement that Expects allows (IBA 9.7.5.1.2). A NAK acknowledges everything before its PSN. One with a
 // reserved syndrome is ignored.
-func (s *Sender) Ack(now time.Time, psn roce.PSN, syndrome roce.Syndrome) (res Result) {
+func (s *Sender) Ack(psn roce.PSN, syndrome roce.Syndrome) (res Result) {
 	upTo := psn
 	switch {
 	case syndrome.IsACK():
@@ -293,20 +303,20 @@ func (s *Sender) Ack(now time.Time, psn roce.PSN, syndrome roce.Syndrome) (res R
 	case !syndrome.IsRNR() && !syndrome.IsNAK():
 		return res
 	}
-	if !s.acknowledge(now, upTo, &res) {
-		s.responseLost(now, s.una, &res)
+	if !s.acknowledge(upTo, &res) {
+		s.responseLost(s.una, &res)
 		return res
 	}
-	waiting := !s.rnrUntil.IsZero()
+	waiting := !s.Open()
 	switch {
 	case syndrome.IsACK():
 	case syndrome.IsRNR():
 		if !waiting {
-			s.notReady(now, syndrome.RNRTimer().Duration(), &res)
+			s.notReady(syndrome.RNRTimer().Duration(), &res)
 		}
 	case syndrome == roce.NAKPSNSequenceError:
 		if !waiting {
-			s.retransmit(now, &res)
+			s.retransmit(&res)
 		}
 	case syndrome == roce.NAKInvalidRequest:
 		res.Failure = RemoteInvalid
@@ -320,7 +330,7 @@ func (s *Sender) Ack(now time.Time, psn roce.PSN, syndrome roce.Syndrome) (res R
 
 // acknowledge notes that everything before psn has been done, and counts the requests that end there. It returns false, and
 // stops, at a request whose response has not come.
-func (s *Sender) acknowledge(now time.Time, psn roce.PSN, res *Result) bool {
+func (s *Sender) acknowledge(psn roce.PSN, res *Result) bool {
 	bytes := 0
 	for s.una != psn && s.flight.len() > 0 {
 		e := s.flight.at(s.flight.head)
@@ -335,13 +345,13 @@ func (s *Sender) acknowledge(now time.Time, psn roce.PSN, res *Result) bool {
 		}
 	}
 	if bytes > 0 {
-		s.progress(now, bytes)
+		s.progress(bytes)
 	}
 	return s.una == psn
 }
 
 // progress notes that una has moved over so many bytes.
-func (s *Sender) progress(now time.Time, bytes int) {
+func (s *Sender) progress(bytes int) {
 	if int32(s.at-s.flight.head) < 0 || s.Place().Less(s.una) {
 		s.Rewind() // forward: packets that were to be sent again had arrived after all
 	} else {
@@ -351,9 +361,6 @@ func (s *Sender) progress(now time.Time, bytes int) {
 	s.retries, s.rnrRetries = s.RetryCnt, s.RNRRetry
 	s.gap = s.gap && !s.gapEnd.Less(s.una)
 	s.deadline = time.Time{}
-	if s.una != s.Place() {
-		s.Arm(now)
-	}
 }
 
 // Response is the header of a response to a request that is answered.
@@ -373,9 +380,9 @@ type Store struct {
 
 // Response handles a response that Expects allows. With ok its payload is to be stored, and then Stored to be called; where that
 // is impossible the request fails.
-func (s *Sender) Response(now time.Time, r *Response) (res Result, to Store, ok bool) {
-	if !s.acknowledge(now, r.PSN, &res) {
-		s.responseLost(now, r.PSN, &res)
+func (s *Sender) Response(r *Response) (res Result, to Store, ok bool) {
+	if !s.acknowledge(r.PSN, &res) {
+		s.responseLost(r.PSN, &res)
 		return res, to, false
 	}
 	e := s.flight.at(s.flight.head)
@@ -405,7 +412,7 @@ func (s *Sender) Response(now time.Time, r *Response) (res Result, to Store, ok 
 }
 
 // Stored notes that the payload of the response that is due, the one with the PSN una, is in memory.
-func (s *Sender) Stored(now time.Time) (res Result) {
+func (s *Sender) Stored() (res Result) {
 	e := s.flight.at(s.flight.head)
 	index := s.una.Since(e.first)
 	bytes, last := e.cost(s.MTU, index, index+1), index+1 == e.Packets
@@ -417,21 +424,21 @@ func (s *Sender) Stored(now time.Time) (res Result) {
 		s.ordered--
 		res.Done = s.flight.pop()
 	}
-	s.progress(now, bytes)
+	s.progress(bytes)
 	return res
 }
 
 // responseLost handles a response, to psn, that is newer than the one that is waited for: a response before it is lost (an
 // implied NAK, IBA 9.7.5.2.1). Until that has come, others that arrive too early tell nothing new.
-func (s *Sender) responseLost(now time.Time, psn roce.PSN, res *Result) {
-	if !s.gap && s.rnrUntil.IsZero() {
-		s.retransmit(now, res)
+func (s *Sender) responseLost(psn roce.PSN, res *Result) {
+	if !s.gap && s.Open() {
+		s.retransmit(res)
 		s.gap, s.gapEnd = true, psn
 	}
 }
 
 // retransmit sends everything that is not acknowledged again, or gives up.
-func (s *Sender) retransmit(now time.Time, res *Result) {
+func (s *Sender) retransmit(res *Result) {
 	res.Retransmits = true
 	if s.retries == 0 {
 		res.Failure = RetryExceeded
@@ -442,11 +449,10 @@ func (s *Sender) retransmit(now time.Time, res *Result) {
 	s.recovery.Lost(s.MTU)
 	s.Rewind()
 	s.deadline = time.Time{}
-	s.Arm(now)
 }
 
 // notReady waits as the peer asks, then sends everything from una on again, or gives up (IBA 9.7.5.2.8).
-func (s *Sender) notReady(now time.Time, wait time.Duration, res *Result) {
+func (s *Sender) notReady(wait time.Duration, res *Result) {
 	if s.flight.len() == 0 {
 		return
 	}
@@ -459,8 +465,7 @@ func (s *Sender) notReady(now time.Time, wait time.Duration, res *Result) {
 	}
 	s.Rewind()
 	s.deadline = time.Time{}
-	s.rnrUntil = now.Add(wait)
-	res.Wait = wait
+	s.rnrWait, res.Wait = wait, wait
 }
 
 // Deadline returns when Tick is to be called at the latest; zero: not before something else has happened.
@@ -505,12 +510,12 @@ func (s *Sender) Tick(now time.Time) Expiry {
 
 // TimedOut is to be called after Tick has returned AckTimeout (IBA 9.7.6.1.3). It returns false if nothing was outstanding any
 // more.
-func (s *Sender) TimedOut(now time.Time) (res Result, ok bool) {
+func (s *Sender) TimedOut() (res Result, ok bool) {
 	if s.flight.len() == 0 || s.una == s.Place() {
 		return res, false
 	}
 	s.gap = false
-	s.retransmit(now, &res)
+	s.retransmit(&res)
 	return res, true
 }
 
@@ -534,7 +539,7 @@ func (s *Sender) Probe(now time.Time) (p Packet, ok bool) {
 }
 
 // Stop ends all waiting: the queue pair is in the error state.
-func (s *Sender) Stop() { s.deadline, s.rnrUntil = time.Time{}, time.Time{} }
+func (s *Sender) Stop() { s.deadline, s.rnrUntil, s.rnrWait = time.Time{}, time.Time{}, 0 }
 
 // SenderStatus is the state of a sender, to be shown.
 type SenderStatus struct {

@@ -3,7 +3,6 @@ package transport
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"verbena/roce"
 )
@@ -36,7 +35,6 @@ func TestLongestMessage(t *testing.T) {
 					if at == packets {
 						s.at, s.pkt = s.flight.tail, 0
 					}
-					var now time.Time
 					psn, done := first.Add(at-1), 0
 					if !s.Expects(psn) || s.Expects(psn.Next()) || s.Expects(psn.Add(-1)) {
 						t.Error("Expects: not that PSN alone")
@@ -47,13 +45,13 @@ func TestLongestMessage(t *testing.T) {
 						if at == packets {
 							r.Op, r.Syndrome = roce.RDMAReadResponseLast, roce.ACKUnlimited
 						}
-						res, to, ok := s.Response(now, &r)
+						res, to, ok := s.Response(&r)
 						if !ok || to.Offset != (at-1)*mtu || to.Last != (at == packets) || res != (Result{}) {
 							t.Fatalf("Response: got %+v, %+v, %v", res, to, ok)
 						}
-						done = s.Stored(now).Done
+						done = s.Stored().Done
 					} else {
-						done = s.Ack(now, psn, roce.ACKUnlimited).Done
+						done = s.Ack(psn, roce.ACKUnlimited).Done
 					}
 					if want := at / packets; done != want || s.Len() != 1-want {
 						t.Errorf("got %d complete, %d in flight, want %d complete", done, s.Len(), want)
