@@ -13,29 +13,33 @@ import (
 // FLUSH and ATOMIC WRITE (IBA annex A19): one packet each, answered by an RDMA READ response of no length.
 
 // executeAtomicWrite stores 8 bytes at once, after all that came before.
-func (r *responder) executeAtomicWrite(p *pass, k *packet) verdict {
-	qp := r.qp
-	h := k.RETH()
-	if qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 || h.DMALen() != atomicLen || len(k.Payload) != atomicLen ||
-		h.VA()%atomicLen != 0 || !r.rcv.Admits() {
-		return invalid
-	}
-	if !p.settle(qp) {
-		return refused
+func (r *responder) executeAtomicWrite(p *pass, k *packet) (verdict, transport.Check) {
+	qp, h := r.qp, k.RETH()
+	switch {
+	case qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 || h.VA()%atomicLen != 0:
+		return invalid, transport.CheckOpcode
+	case !r.rcv.Admits():
+		return invalid, transport.CheckResources
+	case !r.permits(h.RKey(), ib.AccessRemoteWrite, h.VA(), atomicLen):
+		return denied, transport.CheckRKey
+	case h.DMALen() != atomicLen || len(k.Payload) != atomicLen:
+		return invalid, transport.CheckLength
+	case !p.settle(qp):
+		return refused, transport.CheckLocal
 	}
 	g := qp.memory(r.domain(), h.RKey(), ib.AccessRemoteWrite)
 	if g == nil {
-		return denied
+		return denied, transport.CheckRKey
 	}
 	p.enter(qp)
 	err := g.atomicWrite(h.VA(), k.Payload)
 	p.leave()
 	g.put()
 	if err != nil {
-		return denied
+		return denied, transport.CheckRKey
 	}
 	r.rcv.Answer(&transport.Answer{Kind: transport.AtomicWrite, Packets: 1})
-	return accepted
+	return accepted, 0
 }
 
 // atomicWrite stores 8 bytes, also as far as the atomic operations see.
@@ -50,9 +54,8 @@ func (g *grant) atomicWrite(addr uint64, b []byte) error {
 
 // executeFlush sees to it that what came before is in memory, where all processors see it (IBA A19.4). Memory that keeps
 // it without power is not offered: no region can have the right for that placement, whatever the queue pair's are.
-func (r *responder) executeFlush(p *pass, k *packet) verdict {
-	qp := r.qp
-	f, h := k.FETH(), k.RETH()
+func (r *responder) executeFlush(p *pass, k *packet) (verdict, transport.Check) {
+	qp, f, h := r.qp, k.FETH(), k.RETH()
 	need := ib.AccessFlags(0)
 	if f.Type()&roce.FlushGlobal != 0 {
 		need |= ib.AccessFlushGlobal
@@ -60,24 +63,27 @@ func (r *responder) executeFlush(p *pass, k *packet) verdict {
 	if f.Type()&roce.FlushPersistent != 0 {
 		need |= ib.AccessFlushPersistent
 	}
-	if need == 0 || f.Type()&^(roce.FlushGlobal|roce.FlushPersistent) != 0 || f.Level() > roce.FlushMR ||
-		qp.attr.AccessFlags&need != need || !r.rcv.Admits() {
-		return invalid
+	switch {
+	case need == 0 || f.Type()&^(roce.FlushGlobal|roce.FlushPersistent) != 0 || f.Level() > roce.FlushMR ||
+		qp.attr.AccessFlags&need != need:
+		return invalid, transport.CheckOpcode
+	case !r.rcv.Admits():
+		return invalid, transport.CheckResources
 	}
 	g := qp.memory(r.domain(), h.RKey(), need)
 	if g == nil {
-		return denied
+		return denied, transport.CheckRKey
 	}
 	within := f.Level() == roce.FlushMR || g.contains(h.VA(), uint64(h.DMALen()))
 	g.put()
 	switch {
 	case !within:
-		return denied
+		return denied, transport.CheckRKey
 	case !p.settle(qp):
-		return refused
+		return refused, transport.CheckLocal
 	}
 	r.rcv.Answer(&transport.Answer{Kind: transport.Flush, Packets: 1})
-	return accepted
+	return accepted, 0
 }
 
 // decodeSingle takes what is particular of the work request. The data of an ATOMIC WRITE are always inline.

@@ -134,12 +134,12 @@ func TestHostilePackets(t *testing.T) {
 			c := write(h, roce.RCRDMAWriteFirst, 0, mtu, 0, regionOpen)
 			c.length = 1<<31 + 1
 			return []craft{c}
-		}, want: invalidRequest, state: dead},
+		}, want: accessError, state: dead},
 		{name: "READ of more than 2 GiB", packets: func(h *hostile) []craft {
 			c := write(h, roce.RCRDMAReadRequest, 0, 0, 0, regionOpen)
 			c.length = 1<<32 - 1
 			return []craft{c}
-		}, want: invalidRequest, state: dead},
+		}, want: accessError, state: dead},
 
 		// Rights (IBA 9.7.4.1.5, 10.6.7): NAK remote access error.
 		{name: "WRITE with an unknown key", packets: one(craft{op: roce.RCRDMAWriteOnly, n: 8, length: 8, va: regionVA(0), rkey: 0x7fffff00}), want: accessError, state: dead},
@@ -372,4 +372,54 @@ func TestTruncated(t *testing.T) {
 	h.sleep(time.Millisecond)
 	h.bystanderWorks()
 	h.checkMemory()
+}
+
+// TestCheckOrder: of two things that are wrong with a request, the check that comes first decides what the requester hears
+// (IBA 9.7.4.1), and the trace names it.
+func TestCheckOrder(t *testing.T) {
+	nak := func(s roce.Syndrome) string { return fmt.Sprintf("%v +0", s) }
+	const badKey = 0xdead00
+	for _, c := range []struct {
+		name   string
+		noRecv bool
+		packet craft
+		answer string
+		check  string
+	}{
+		{"a gap, and a middle packet", false, craft{op: roce.RCSendMiddle, psn: 1, n: 4}, nak(roce.NAKPSNSequenceError), "PSN"},
+		{"a middle packet, and no receive", true, craft{op: roce.RCSendMiddle, n: 4}, nak(roce.NAKInvalidRequest), "opcode sequence"},
+		{"an atomic out of place, and a bad key", false, craft{op: roce.RCFetchAdd, va: 1, rkey: badKey}, nak(roce.NAKInvalidRequest), "opcode"},
+		{"no receive, and a bad length", true, craft{op: roce.RCSendFirst, n: 4}, nak(roce.RNRNAK(0)), "resources"},
+		{"no receive, and a bad key", true, craft{op: roce.RCRDMAWriteOnlyWithImmediate, n: 4, length: 4, rkey: badKey}, nak(roce.RNRNAK(0)), "resources"},
+		{"a bad key, and a bad length", false, craft{op: roce.RCRDMAWriteFirst, n: 4, length: 8, rkey: badKey}, nak(roce.NAKRemoteAccessError), "R_Key"},
+		{"a bad length", false, craft{op: roce.RCSendFirst, n: 4}, nak(roce.NAKInvalidRequest), "length"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHostile(t)
+			defer h.close()
+			if !c.noRecv {
+				for range maxRecvs {
+					h.postRecv(rc)
+				}
+			}
+			v := h.qps[rc]
+			check(t, h.dev.TraceQP(v.num, true))
+			c.packet.to = v.QP
+			h.inject(c.packet)
+			h.run()
+			got := h.heard()
+			if len(got) != 1 || got[0] != c.answer && !(strings.Contains(c.answer, "RNR") && strings.Contains(got[0], "RNR")) {
+				t.Errorf("the device answers %q, want %q", got, c.answer)
+			}
+			h.completions()
+			tr, err := h.dev.QPTrace(v.num)
+			check(t, err)
+			for _, e := range tr.Events {
+				if e.Event == "refuse" && e.Detail == c.check {
+					return
+				}
+			}
+			t.Errorf("trace: got %v, want a packet refused for its %s", tr.Events, c.check)
+		})
+	}
 }

@@ -205,8 +205,7 @@ func (r *requester) sendSlot(p *pass) []byte {
 	return p.slot[:uapi.RXESendWQESize+int(qp.cap.MaxInlineData)]
 }
 
-func (r *responder) recvSlot(p *pass) []byte {
-	qp := r.qp
+func recvSlot(qp *QP, p *pass) []byte {
 	return p.slot[:recvWQESize(qp.cap.MaxRecvSGE)]
 }
 

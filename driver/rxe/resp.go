@@ -53,9 +53,11 @@ func (r *responder) receiveReliable(p *pass, k *packet) {
 	switch rcv.Arrive(k.psn) {
 	case transport.Gap:
 		qp.dev.counters.add(cntOutOfSeqReq, 1)
+		r.refused(k, transport.CheckPSN)
 		return
 	case transport.LaterGap:
 		qp.dev.counters.add(cntDropGap, 1)
+		r.refused(k, transport.CheckPSN)
 		return
 	case transport.Duplicate:
 		qp.dev.counters.add(cntDupReq, 1)
@@ -83,6 +85,7 @@ func (r *responder) receiveUnreliable(p *pass, k *packet) {
 		r.wqe.filled = 0
 	}
 	if !rcv.ArriveUnreliable(k.psn, starts) {
+		r.refused(k, transport.CheckPSN)
 		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
@@ -139,28 +142,38 @@ func (r *responder) fail(status uapi.WCStatus) {
 	qp.enterErrorReplying(why)
 }
 
-// execute checks and does what the packet with the expected PSN asks for (IBA 9.7.4.1.2 and on).
+// refused notes in the trace which check has refused a packet.
+func (r *responder) refused(k *packet, c transport.Check) {
+	r.qp.trace.packet(traceRefuse, k.Data, uint32(c))
+}
+
+// execute makes the checks that a packet with the expected PSN has to pass, in the order of transport.Check, and does what the
+// packet asks for.
 func (r *responder) execute(p *pass, k *packet) verdict {
-	qp := r.qp
-	rcv := &r.rcv
 	a := transport.Arrival{
 		Kind: transport.KindOf(k.Flags), Starts: k.Flags&roce.FlagStarts != 0, Ends: k.Flags&roce.FlagEnds != 0,
 		Length: len(k.Payload),
 	}
-	if !rcv.Check(&a) {
-		return invalid
+	v, by := r.executeKind(p, k, &a)
+	if v != accepted {
+		r.refused(k, by)
 	}
-	if qp.typ == ib.QPTypeXRCTgt {
-		if v := r.nameQueue(k); v != accepted {
-			return v
-		}
+	return v
+}
+
+// executeKind returns, where a packet is not accepted, the check that has refused it.
+func (r *responder) executeKind(p *pass, k *packet, a *transport.Arrival) (v verdict, by transport.Check) {
+	if !r.rcv.Follows(a) {
+		return invalid, transport.CheckSequence
 	}
-	var v verdict
+	if r.qp.typ == ib.QPTypeXRCTgt && !r.nameQueue(k) {
+		return invalid, transport.CheckOpcode
+	}
 	switch a.Kind {
 	case transport.Send:
-		v = r.executeSend(p, k, a.Starts, a.Ends)
+		v, by = r.executeSend(p, k, a)
 	case transport.Write:
-		v = r.executeWrite(p, k, a.Starts, a.Ends)
+		v, by = r.executeWrite(p, k, a)
 	case transport.Read:
 		return r.executeRead(k)
 	case transport.Atomic:
@@ -171,9 +184,9 @@ func (r *responder) execute(p *pass, k *packet) verdict {
 		return r.executeFlush(p, k)
 	}
 	if v == accepted {
-		rcv.Executed(&a, reliable(qp.typ) && k.BTH().AckReq())
+		r.rcv.Executed(a, reliable(r.qp.typ) && k.BTH().AckReq())
 	}
-	return v
+	return v, by
 }
 
 // takeRecv sees to it that there is a receive for the message.
@@ -188,7 +201,7 @@ func (r *responder) takeRecv(p *pass) verdict {
 	case qp.srq != nil:
 		return r.takeShared(p, qp.srq)
 	}
-	slot := r.recvSlot(p)
+	slot := recvSlot(qp, p)
 	filled, ok := qp.rq.Peek(qp.rqNext, slot)
 	if !ok {
 		qp.ringGone()
@@ -219,31 +232,31 @@ func (r *responder) takeShared(p *pass, s *srq) verdict {
 	return accepted
 }
 
-func (r *responder) executeSend(p *pass, k *packet, starts, ends bool) verdict {
+func (r *responder) executeSend(p *pass, k *packet, a *transport.Arrival) (verdict, transport.Check) {
 	qp := r.qp
-	if starts {
-		if reliable(qp.typ) && qp.dev.faults.NotReady(qp.num, k.src) {
-			return notReady
+	if a.Starts {
+		if v := r.takeRecvFor(p, k); v != accepted {
+			return v, transport.CheckResources
 		}
-		if v := r.takeRecv(p); v != accepted {
-			return v
-		}
+	}
+	if !r.rcv.Fits(a) {
+		return invalid, transport.CheckLength
 	}
 	if r.wqe.filled+len(k.Payload) > r.wqe.length {
 		if p.settle(qp) {
 			r.refuse(k.psn, roce.NAKInvalidRequest, uapi.WCLocLenErr)
 		}
-		return refused
+		return refused, transport.CheckLength
 	}
 	if !p.store(qp, scatterSend, k.psn, r.wqe.sges, r.wqe.filled, k.Payload) {
-		return refused
+		return refused, transport.CheckLocal
 	}
 	r.wqe.filled += len(k.Payload)
-	if !ends {
-		return accepted
+	if !a.Ends {
+		return accepted, 0
 	}
 	if !p.settle(qp) {
-		return refused
+		return refused, transport.CheckLocal
 	}
 	wc := uapi.WC{Opcode: uapi.WCRecv, ByteLen: uint32(r.wqe.filled)}
 	if h := k.IETH(); h != nil {
@@ -252,7 +265,7 @@ func (r *responder) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 		p.leave()
 		if !ended {
 			r.notInvalidated()
-			return refused
+			return refused, transport.CheckLocal
 		}
 		wc.Ex, wc.WCFlags = uapi.NewImmRKey(h.RKey()), uapi.WCFlags(uapi.IBVWCWithInv)
 	}
@@ -261,56 +274,58 @@ func (r *responder) executeSend(p *pass, k *packet, starts, ends bool) verdict {
 		wc.WCFlags = uapi.WCFlags(uapi.IBVWCWithImm)
 	}
 	r.completeRecv(&wc, k.BTH().SolicitedEvent())
-	return accepted
+	return accepted, 0
 }
 
-func (r *responder) executeWrite(p *pass, k *packet, starts, ends bool) verdict {
+func (r *responder) executeWrite(p *pass, k *packet, a *transport.Arrival) (verdict, transport.Check) {
 	qp := r.qp
 	rcv := &r.rcv
-	if starts {
-		if qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 {
-			return invalid
-		}
-		h := k.RETH()
-		if h.DMALen() > maxMsgSize {
-			return invalid
-		}
-		rcv.BeginWrite(h.VA(), h.RKey(), int(h.DMALen()))
-		if !r.permits(h.RKey(), ib.AccessRemoteWrite, h.VA(), int(h.DMALen())) {
-			return denied
-		}
+	if a.Starts && qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 {
+		return invalid, transport.CheckOpcode
 	}
-	if !rcv.WriteFits(len(k.Payload), ends) {
-		return invalid
-	}
-	addr, key, length := rcv.Write()
 	takes := k.Flags&roce.FlagCompletesReceive != 0
 	if takes {
-		if reliable(qp.typ) && qp.dev.faults.NotReady(qp.num, k.src) {
-			return notReady
+		if v := r.takeRecvFor(p, k); v != accepted {
+			return v, transport.CheckResources
 		}
-		if v := r.takeRecv(p); v != accepted {
-			return v
+	}
+	if a.Starts {
+		h := k.RETH()
+		rcv.BeginWrite(h.VA(), h.RKey(), int(h.DMALen()))
+		if !r.permits(h.RKey(), ib.AccessRemoteWrite, h.VA(), int(h.DMALen())) {
+			return denied, transport.CheckRKey
 		}
+	}
+	addr, key, length := rcv.Write()
+	if length > maxMsgSize || !rcv.Fits(a) || !rcv.WriteFits(a.Length, a.Ends) {
+		return invalid, transport.CheckLength
 	}
 	if len(k.Payload) > 0 {
 		if !p.storeAt(qp, scatterWrite, k.psn, key, ib.AccessRemoteWrite, addr, k.Payload) {
-			return refused
+			return refused, transport.CheckLocal
 		}
 		rcv.Wrote(len(k.Payload))
 	}
 	if !takes {
-		return accepted
+		return accepted, 0
 	}
 	if !p.settle(qp) {
-		return refused
+		return refused, transport.CheckLocal
 	}
 	wc := uapi.WC{
 		Opcode: uapi.WCRecvRDMAWithImm, ByteLen: uint32(length), WCFlags: uapi.WCFlags(uapi.IBVWCWithImm),
 	}
 	copy(wc.Ex[:], k.ImmDt())
 	r.completeRecv(&wc, k.BTH().SolicitedEvent())
-	return accepted
+	return accepted, 0
+}
+
+// takeRecvFor takes the receive that a packet needs, unless a fault rule makes it seem that there is none.
+func (r *responder) takeRecvFor(p *pass, k *packet) verdict {
+	if reliable(r.qp.typ) && r.qp.dev.faults.NotReady(r.qp.num, k.src) {
+		return notReady
+	}
+	return r.takeRecv(p)
 }
 
 // permits reports whether a peer may do to a range what right says. An empty range needs no key.
@@ -327,47 +342,49 @@ func (r *responder) permits(key uint32, right ib.AccessFlags, addr uint64, lengt
 	return m.contains(addr, uint64(length))
 }
 
-func (r *responder) executeRead(k *packet) verdict {
-	qp := r.qp
-	rcv := &r.rcv
-	h := k.RETH()
+func (r *responder) executeRead(k *packet) (verdict, transport.Check) {
+	qp, rcv, h := r.qp, &r.rcv, k.RETH()
 	length := int(h.DMALen())
-	if qp.attr.AccessFlags&ib.AccessRemoteRead == 0 || length > maxMsgSize || !rcv.Admits() {
-		return invalid
-	}
-	if !r.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), length) {
-		return denied
+	switch {
+	case qp.attr.AccessFlags&ib.AccessRemoteRead == 0:
+		return invalid, transport.CheckOpcode
+	case !rcv.Admits():
+		return invalid, transport.CheckResources
+	case !r.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), length):
+		return denied, transport.CheckRKey
+	case length > maxMsgSize:
+		return invalid, transport.CheckLength
 	}
 	rcv.Answer(&transport.Answer{
 		Kind: transport.Read, Packets: qp.pathMTU.Packets(uint32(length)),
 		Domain: r.domain(), Addr: h.VA(), Key: h.RKey(), Length: length,
 	})
-	return accepted
+	return accepted, 0
 }
 
-func (r *responder) executeAtomic(p *pass, k *packet) verdict {
-	qp := r.qp
-	rcv := &r.rcv
-	h := k.AtomicETH()
-	if qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0 || !rcv.Admits() {
-		return invalid
-	}
-	if !p.settle(qp) { // it finds what was written before
-		return refused
+func (r *responder) executeAtomic(p *pass, k *packet) (verdict, transport.Check) {
+	qp, rcv, h := r.qp, &r.rcv, k.AtomicETH()
+	switch {
+	case qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0:
+		return invalid, transport.CheckOpcode
+	case !rcv.Admits():
+		return invalid, transport.CheckResources
+	case !p.settle(qp): // it finds what was written before
+		return refused, transport.CheckLocal
 	}
 	m := qp.memory(r.domain(), h.RKey(), ib.AccessRemoteAtomic)
 	if m == nil {
-		return denied
+		return denied, transport.CheckRKey
 	}
 	p.enter(qp)
 	result, err := m.atomic(k.Opcode, h)
 	p.leave()
 	m.put()
 	if err != nil {
-		return denied
+		return denied, transport.CheckRKey
 	}
 	rcv.Answer(&transport.Answer{Kind: transport.Atomic, Packets: 1, Result: result})
-	return accepted
+	return accepted, 0
 }
 
 // receiveDuplicate handles a request that was executed before. A request of which nothing is known is dropped.
@@ -446,7 +463,7 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 		if h := k.AtomicAckETH(); h != nil {
 			h.Encode(y.Result)
 		}
-		if n > 0 && !r.gatherRemote(p, y, k.Payload) {
+		if n > 0 && !p.gather.addRemote(qp, y, k.Payload) {
 			break
 		}
 		y.Sent(n)
@@ -467,21 +484,6 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 	return false
 }
 
-// gatherRemote has a place filled from the memory that a reply is about, if the peer may still read it.
-func (r *responder) gatherRemote(p *pass, y *transport.Reply, dst []byte) bool {
-	qp := r.qp
-	g := &p.gather
-	if g.from == nil {
-		if g.from = qp.memory(y.Domain.(*pd), y.Key, ib.AccessRemoteRead); g.from == nil {
-			return false
-		}
-		g.addr = y.Addr
-	}
-	g.vec = append(g.vec, dst)
-	g.n += uint64(len(dst))
-	return true
-}
-
 // receiveDatagram handles a datagram (IBA 9.8.3): without a receive, or with one that is too small, it is lost.
 func (r *responder) receiveDatagram(p *pass, k *packet) {
 	qp := r.qp
@@ -495,7 +497,7 @@ func (r *responder) receiveDatagram(p *pass, k *packet) {
 	}
 	wc := uapi.WC{
 		Opcode: uapi.WCRecv, ByteLen: uint32(grhLen + len(k.Payload)), SrcQP: k.DETH().SrcQPN(),
-		WCFlags: uapi.WCFlags(uapi.IBVWCGRH), SL: r.headerType(k),
+		WCFlags: uapi.WCFlags(uapi.IBVWCGRH), SL: headerType(qp, k),
 	}
 	if h := k.ImmDt(); h != nil {
 		copy(wc.Ex[:], h)
@@ -514,8 +516,7 @@ const (
 
 // headerType returns the SL of a datagram's completion. On the GSI queue pair, whose completions the kernel's mlx5
 // makes, it is the VLAN's priority, and so 0.
-func (r *responder) headerType(k *packet) uint8 {
-	qp := r.qp
+func headerType(qp *QP, k *packet) uint8 {
 	switch {
 	case qp.typ != ib.QPTypeUD:
 		return 0
@@ -564,7 +565,7 @@ func (r *responder) flush(p *pass) {
 		r.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
 	}
 	r.lastReached()
-	slot := r.recvSlot(p)
+	slot := recvSlot(qp, p)
 	for range qp.rq.Capacity() {
 		if filled, ok := qp.rq.Peek(qp.rqNext, slot); !ok {
 			qp.ringGone()

@@ -5,6 +5,7 @@ import (
 	"syscall"
 	"time"
 
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/internal/clock"
 	"verbena/roce"
@@ -25,6 +26,7 @@ const (
 	traceSend                      // a train leaves: its first packet; detail: packets
 	traceReceive                   // a packet has come
 	traceDrop                      // and is dropped; detail: counter
+	traceRefuse                    // a request is not carried out; detail: transport.Check that has refused it
 	traceRetry                     // everything unacknowledged is sent again; detail: retries left
 	traceRNRWait                   // the peer has no receive; detail: microseconds until everything is sent again
 	traceTimeout                   // no acknowledgement in time
@@ -33,7 +35,7 @@ const (
 )
 
 var traceNames = [...]string{
-	traceState: "state", traceSend: "send", traceReceive: "receive", traceDrop: "drop", traceRetry: "retry",
+	traceState: "state", traceSend: "send", traceReceive: "receive", traceDrop: "drop", traceRefuse: "refuse", traceRetry: "retry",
 	traceRNRWait: "rnr wait", traceTimeout: "timeout", traceSendDone: "send completed", traceRecvDone: "receive completed",
 }
 
@@ -106,7 +108,7 @@ func (e TraceEvent) String() string {
 
 func (r *traceRecord) event() TraceEvent {
 	e := TraceEvent{Time: r.at, Event: traceNames[r.kind]}
-	if r.kind == traceSend || r.kind == traceReceive || r.kind == traceDrop {
+	if r.kind == traceSend || r.kind == traceReceive || r.kind == traceDrop || r.kind == traceRefuse {
 		e.Opcode, e.PSN = r.op.String(), uint32(r.psn)
 	}
 	switch r.kind {
@@ -118,6 +120,8 @@ func (r *traceRecord) event() TraceEvent {
 		}
 	case traceDrop:
 		e.Detail = counterNames[r.detail]
+	case traceRefuse:
+		e.Detail = transport.Check(r.detail).String()
 	case traceRetry:
 		e.Detail = fmt.Sprintf("%d retries left", r.detail)
 	case traceRNRWait:

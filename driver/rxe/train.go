@@ -3,6 +3,8 @@ package rxe
 import (
 	"sync"
 
+	"verbena/driver/rxe/transport"
+	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
 	"verbena/uapi"
@@ -155,6 +157,19 @@ func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
 			return false
 		}
 		g.addr = addr
+	}
+	g.vec = append(g.vec, dst)
+	g.n += uint64(len(dst))
+	return true
+}
+
+// addRemote has dst filled from the memory that a reply is about. It reports false where the peer may not read it any more.
+func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
+	if g.from == nil {
+		if g.from = qp.memory(y.Domain.(*pd), y.Key, ib.AccessRemoteRead); g.from == nil {
+			return false
+		}
+		g.addr = y.Addr
 	}
 	g.vec = append(g.vec, dst)
 	g.n += uint64(len(dst))

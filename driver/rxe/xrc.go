@@ -50,15 +50,16 @@ func (d *Device) srq(num uint32) *srq {
 	return nil
 }
 
-// nameQueue finds the queue that a request to a target names: the same throughout a message.
-func (r *responder) nameQueue(k *packet) verdict {
+// nameQueue finds the queue that a request to a target names, the same throughout a message. It reports whether the target may
+// take receives from there.
+func (r *responder) nameQueue(k *packet) bool {
 	qp := r.qp
 	s := qp.dev.srq(k.XRCETH().SRQN())
 	if s == nil || s.xrcd == nil || s.xrcd != qp.xrcd || r.rcv.Within() != transport.None && s != r.named {
-		return invalid
+		return false
 	}
 	r.named = s
-	return accepted
+	return true
 }
 
 // recvQueue is where the receive in progress completes.

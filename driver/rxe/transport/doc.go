@@ -16,7 +16,7 @@
 //	Next      the packet to send now, or none
 //	Sent      it is on its way
 //	Advance   all packets up to here are built         Arrive     expected, duplicate, or after a gap
-//	              ------- packets ------->             Check      sequence of opcodes, lengths
+//	              ------- packets ------->             Follows, Fits  sequence of opcodes, lengths
 //	                                                   Executed   the request has been carried out
 //	                                                   Answer     the same, for one with a response
 //	              <--- acknowledgement ---             Ack        the acknowledgement that is due

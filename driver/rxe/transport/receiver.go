@@ -169,15 +169,15 @@ type Arrival struct {
 	Length int  // bytes of payload
 }
 
-// Check reports whether a packet with the expected PSN is a legal one here: its opcode after the one before it, and its length
-// (IBA 9.7.4.1.2, 9.7.4.1.6). One that is not is an invalid request.
-func (r *Receiver) Check(a *Arrival) bool {
-	if a.Kind == None || a.Starts != (r.kind == None) || !a.Starts && a.Kind != r.kind {
-		return false
-	}
-	if a.Kind.Answered() {
-		return true
-	}
+// Follows reports whether the opcode of a packet with the expected PSN may follow the one before it (IBA 9.7.4.1.2). One that may
+// not is an invalid request.
+func (r *Receiver) Follows(a *Arrival) bool {
+	return a.Kind != None && a.Starts == (r.kind == None) && (a.Starts || a.Kind == r.kind)
+}
+
+// Fits reports whether a packet of a SEND or RDMA WRITE has a length that its place in the message allows (IBA 9.7.4.1.6): all but
+// the last have the path MTU. One that has not is an invalid request.
+func (r *Receiver) Fits(a *Arrival) bool {
 	return a.Length <= r.mtu && (a.Ends || a.Length == r.mtu) && (a.Starts || a.Length > 0)
 }
 
