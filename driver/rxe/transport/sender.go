@@ -165,7 +165,7 @@ func (s *Sender) Next() (p Packet, ok bool) {
 	if s.pkt >= e.Packets {
 		return p, false
 	}
-	p = s.packet(e, s.pkt)
+	s.describe(&p, e, s.pkt)
 	if !s.Reliable {
 		return p, true
 	}
@@ -178,9 +178,9 @@ func (s *Sender) Next() (p Packet, ok bool) {
 	return p, true
 }
 
-// packet describes a packet of a request. The last of a message asks for an acknowledgement, and so does a request that is
+// describe fills p with a packet of a request. The last of a message asks for an acknowledgement, and so does a request that is
 // answered.
-func (s *Sender) packet(e *entry, index int) (p Packet) {
+func (s *Sender) describe(p *Packet, e *entry, index int) {
 	p.Index, p.Packets, p.PSN, p.Offset, p.First = index, 1, e.first.Add(index), index*s.MTU, index == 0
 	p.Length = min(s.MTU, e.Length-p.Offset)
 	if e.Kind == Read {
@@ -191,7 +191,6 @@ func (s *Sender) packet(e *entry, index int) (p Packet) {
 	p.Last = index+p.Packets == e.Packets
 	p.AckReq = s.Reliable && (p.Last || e.Kind.Answered())
 	p.cost = p.Packets*PacketCost + p.Length
-	return p
 }
 
 // chunk returns the number of responses to a READ request that is not the last of its work request.
@@ -533,7 +532,7 @@ func (s *Sender) Probe(now time.Time) (p Packet, ok bool) {
 	if e.Kind != Send && e.Kind != Write {
 		return p, false
 	}
-	p = s.packet(e, s.una.Diff(e.first))
+	s.describe(&p, e, s.una.Diff(e.first))
 	p.AckReq = true
 	return p, true
 }
