@@ -125,8 +125,7 @@ type connection struct {
 	jobs    []job
 	posted  int
 	done    int
-	depth   int // of the send queue
-	locals  int
+	depth   int   // of the send queue
 	cost    []int // of each PSN, in a window
 	asks    []bool
 	rnr     int // per cent

@@ -25,8 +25,6 @@ type responder struct {
 	*testing.T
 	transport.Receiver
 	first    roce.PSN
-	depth    int
-	invalid  bool  // it has refused a packet
 	executed []int // PSNs
 }
 

@@ -12,9 +12,9 @@ import (
 
 // fixed is a Recovery with a window that does not change.
 type fixed struct {
-	window         int
-	timeout, probe time.Duration
-	acked, lost    int // bytes, calls
+	window      int
+	probe       time.Duration
+	acked, lost int // bytes, calls
 }
 
 func (f *fixed) Reset()          { f.acked, f.lost = 0, 0 }
@@ -36,7 +36,6 @@ type requester struct {
 	now   time.Time
 	reqs  []transport.Request
 	head  int // of reqs: the oldest that is not complete
-	cur   int // of reqs: the one that is sent now, as the row expects
 	local int // local requests carried out
 	base  uint32
 	dead  bool
