@@ -175,22 +175,29 @@ func (c *callbacks) helpOut() {
 	}
 }
 
-// work is a worker's life. A callback that ends its goroutine is the end of the worker; another takes over.
+// work is a worker's life.
 func (c *callbacks) work() {
 	c.mu.Lock()
-	defer func() {
-		c.workers--
-		c.idle.Broadcast()
-		c.unlockAndServe()
-	}()
 	for c.ready() {
-		c.runOne()
+		c.runOne(true)
 	}
+	c.leave(true)
 }
 
-// runOne is called with mu held and something ready, and returns with mu held, also when the callback panics or ends the
-// goroutine.
-func (c *callbacks) runOne() {
+// leave ends a worker, or the hold of a thread. It is called with mu held, and gives it up.
+func (c *callbacks) leave(worker bool) {
+	if worker {
+		c.workers--
+		c.idle.Broadcast()
+	} else {
+		c.stale = min(c.stale, int(c.holds.Add(-1)))
+	}
+	c.unlockAndServe()
+}
+
+// runOne is called with mu held and something ready, by a worker or by a thread that holds callbacks, and returns with mu held.
+// A callback that panics or ends the goroutine is the end of the worker, or of the hold: another takes over.
+func (c *callbacks) runOne(worker bool) {
 	epoch := c.epoch % 2
 	c.running[epoch]++
 	c.begun++
@@ -200,16 +207,30 @@ func (c *callbacks) runOne() {
 		c.inEvent = true
 		c.callHelp()
 		c.mu.Unlock()
-		defer c.eventRan(epoch)
+		returned := false
+		defer func() {
+			c.eventRan(epoch)
+			if !returned {
+				c.leave(worker)
+			}
+		}()
 		cb.call()
+		returned = true
 		return
 	}
 	cq := c.due.pop()
 	c.taken[0]++
 	c.callHelp()
 	c.mu.Unlock()
-	defer c.handlerRan(epoch, cq)
+	returned := false
+	defer func() {
+		c.handlerRan(epoch, cq)
+		if !returned {
+			c.leave(worker)
+		}
+	}()
 	cq.callHandler()
+	returned = true
 }
 
 // eventRan notes that the event function has returned, and returns with mu held.
@@ -287,16 +308,10 @@ func (h *DeviceHandle) RunCallbacks() {
 	}
 	c := &d.callbacks
 	c.mu.Lock()
-	defer c.endHold() // also when a callback ends the goroutine
 	for n := 0; n < runBatch && c.ready(); n++ {
-		c.runOne()
+		c.runOne(false)
 	}
-}
-
-// endHold is called with mu held, and gives it up.
-func (c *callbacks) endHold() {
-	c.stale = min(c.stale, int(c.holds.Add(-1)))
-	c.unlockAndServe()
+	c.leave(false)
 }
 
 // notifyState serialises the completion handler of one CQ.

@@ -62,7 +62,7 @@ func (k *checker) look(f *frame) {
 		k.pop(f)
 		k.mu.Unlock()
 		f.dev.callbacks.mu.Lock()
-		f.dev.callbacks.endHold()
+		f.dev.callbacks.leave(false)
 		k.report(Violation{
 			Rule: RuleHold, What: "the thread that called HoldCallbacks ended without RunCallbacks",
 			Stacks: []Stack{{"HoldCallbacks called at", trace(f.entry)}},

@@ -48,7 +48,7 @@ var mutants = []struct {
 	{"old acknowledgements count", "transport/sender.go",
 		"s.flight.len() > 0 && !psn.Less(s.una) && ", "s.flight.len() > 0 && "},
 	{"a gap among the responses is not noticed", "transport/sender.go",
-		"		s.responseLost(now, r.PSN, &res)\n		return res, to, false\n", ""},
+		"		s.responseLost(r.PSN, &res)\n		return res, to, false\n", ""},
 	{"nothing is sent again", "transport/sender.go",
 		"	s.recovery.Lost(s.MTU)\n	s.Rewind()\n", "	s.recovery.Lost(s.MTU)\n"},
 	{"there is no end of retries", "transport/sender.go",
