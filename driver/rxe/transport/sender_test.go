@@ -1486,6 +1486,10 @@ func TestSenderTime(t *testing.T) {
 			r.nak(1, "done 1, retransmits")
 			r.sends("1 only")
 			r.deadline(timeout)
+			r.after(timeout / 2)
+			r.nak(1, "retransmits")
+			r.sends("1 only")
+			r.deadline(timeout)
 		}},
 		{"9.7.6.1.3", "timeouts and NAKs are counted together", func(r *requester) {
 			r.push("send 1")
@@ -1861,6 +1865,19 @@ func TestKindOf(t *testing.T) {
 	} {
 		if got := transport.KindOf(op.Flags()); got != want {
 			t.Errorf("KindOf(%v): got %v, want %v", op, got, want)
+		}
+	}
+}
+
+func TestAnswered(t *testing.T) {
+	for _, k := range []transport.Kind{transport.Read, transport.Atomic, transport.AtomicWrite, transport.Flush} {
+		if !k.Answered() {
+			t.Errorf("Answered of %v: got false, want true", k)
+		}
+	}
+	for _, k := range []transport.Kind{transport.None, transport.Send, transport.Write, transport.Local} {
+		if k.Answered() {
+			t.Errorf("Answered of %v: got true, want false", k)
 		}
 	}
 }
