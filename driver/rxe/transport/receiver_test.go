@@ -418,6 +418,13 @@ func TestReceiverOrder(t *testing.T) {
 			r.takes("taken", "1 send middle 1024", "2 send last 3 ack")
 			r.sends("ack 2 msn 1")
 		}},
+		{"9.7.5.2.4", "after a READ that was missing another gap gives another NAK", func(r *responder) {
+			r.takes("gap", "3 send only 1")
+			r.sends("nak 0")
+			r.takes("taken", "0 read 2000")
+			r.takes("gap", "3 send only 1")
+			r.sends("0 first 1024 at 0", "1 last 976 at 1024", "nak 2")
+		}},
 		{"9.7.5.2.4", "a gap after a READ is named by the PSN after its response", func(r *responder) {
 			r.takes("taken", "0 read 3000")
 			r.takes("gap", "4 send only 1")
@@ -975,6 +982,36 @@ func TestReceiverResponses(t *testing.T) {
 			}
 			r.sends()
 		}},
+		{"9.7.7.2", "parts of a READ that are asked for again do not make more responses due than may be outstanding", func(r *responder) {
+			r.SetDepth(2)
+			r.takes("taken", "0 read 3000")
+			r.sends("0 first 1024 at 0", "1 middle 1024 at 1024", "2 last 952 at 2048")
+			r.takes("repeated", "0 read 1024")
+			r.takes("repeated", "1 read 1024 at 1024")
+			r.takes("repeated", "2 read 952 at 2048")
+			r.sends("0 only 1024 at 0", "1 only 1024 at 1024")
+		}},
+		{"9.7.5.1.4", "a duplicate takes the place of responses after it, which will be asked for again", func(r *responder) {
+			r.takes("taken", "0 atomic", "1 read 2000", "3 atomic")
+			r.takes("repeated", "1 read 2000")
+			r.sends("0 atomic 1000", "1 first 1024 at 0", "2 last 976 at 1024")
+			r.takes("repeated", "3 atomic")
+			r.sends("3 atomic 1003")
+		}},
+		{"9.7.5.1.5", "with another number of resources the oldest result is displaced first", func(r *responder) {
+			for n := range 5 {
+				r.takes("taken", fmt.Sprint(n, " atomic"))
+				r.sends(fmt.Sprint(n, " atomic ", 1000+n))
+			}
+			r.SetDepth(2)
+			for n := 5; n < 8; n++ {
+				r.takes("taken", fmt.Sprint(n, " atomic"))
+				r.sends(fmt.Sprint(n, " atomic ", 1000+n))
+			}
+			r.takes("unknown", "5 atomic")
+			r.takes("repeated", "6 atomic")
+			r.sends("6 atomic 1006")
+		}},
 		{"9.7.5.1.4", "another number of resources forgets the past", func(r *responder) {
 			r.takes("taken", "0 atomic")
 			r.sends("0 atomic 1000")
@@ -1013,6 +1050,7 @@ func TestReceiverUnreliable(t *testing.T) {
 		}},
 		{"9.8.2.2.3", "a middle packet without a first is dropped, and so is the rest", func(r *responder) {
 			r.unreliable("dropped", "1 send middle 1024", "2 send middle 1024", "3 send last 1")
+			r.expects(4)
 			r.unreliable("taken", "4 send only 1")
 		}},
 		{"9.8.2.2.2", "a gap within a message costs the message", func(r *responder) {

@@ -50,6 +50,7 @@ func newRequester(t *testing.T, first roce.PSN) *requester {
 	r.SetRetryCnt(3)
 	r.SetRNRRetry(2)
 	r.Begin(first)
+	r.SetNumber(-uint32(first & 3)) // of many rows they wrap
 	r.base = r.Tail()
 	return r
 }
@@ -455,6 +456,15 @@ func TestSenderPackets(t *testing.T) {
 				}
 			}
 			r.ack(9, "done 1")
+		}},
+		{"9.7.5.1", "half a window without a request for an acknowledgement ends with one", func(r *requester) {
+			r.rec.window = 10 * (mtu + transport.PacketCost)
+			r.push("send 20000")
+			r.sends("0 first", "1 middle", "2 middle", "3 middle", "4 middle ack", "5 middle", "6 middle", "7 middle", "8 middle", "9 middle ack")
+		}},
+		{"9.7.5.1", "packets within a message that the window allows ask for nothing", func(r *requester) {
+			r.push("send 5000", "send 3000")
+			r.sends("0 first", "1 middle", "2 middle", "3 middle", "4 last ack", "5 first", "6 middle", "7 last ack")
 		}},
 		{"9.7.7", "a window bounds what is unacknowledged", func(r *requester) {
 			r.rec.window = 2 * (mtu + transport.PacketCost)
@@ -966,6 +976,35 @@ func TestSenderNAKs(t *testing.T) {
 			r.sends("0 only")
 			r.retries(3, 1)
 		}},
+		{"9.7.5.2.8", "an RNR NAK that is repeated while the peer is not ready counts once", func(r *requester) {
+			r.push("send 1", "send 1")
+			r.transmit()
+			r.rnr(0, fmt.Sprint("wait ", rnr14))
+			r.after(rnr14 / 2)
+			r.rnr(0, "")
+			r.retries(3, 1)
+			r.deadline(rnr14 - rnr14/2)
+		}},
+		{"9.7.5.2.8", "a NAK does not end the wait for a peer that is not ready", func(r *requester) {
+			r.push("send 1", "send 1")
+			r.transmit()
+			r.rnr(0, fmt.Sprint("wait ", rnr14))
+			r.nak(0, "")
+			r.sends()
+			r.retries(3, 1)
+			r.deadline(rnr14)
+		}},
+		{"9.7.5.2.8", "an ACK beyond a READ does not end the wait for a peer that is not ready", func(r *requester) {
+			r.push("send 1", "read 10", "send 1")
+			r.transmit()
+			r.rnr(0, fmt.Sprint("wait ", rnr14))
+			r.ack(2, "done 1")
+			r.sends()
+			r.deadline(rnr14)
+			r.after(rnr14)
+			r.tick("")
+			r.sends("1 read 10 at 0", "2 only")
+		}},
 		{"9.7.5.2.8", "a new request waits while the peer is not ready", func(r *requester) {
 			r.push("send 1")
 			r.transmit()
@@ -1121,6 +1160,29 @@ func TestSenderResponses(t *testing.T) {
 				return
 			}
 			r.retries(2, 2)
+		}},
+		{"9.7.6.1.2", "after a timeout a gap among the responses is another loss", func(r *requester) {
+			r.push("read 4000")
+			r.transmit()
+			r.gets("0 first 1024", "at 0")
+			r.gets("2 middle 1024", "retransmits")
+			r.sends("1 read 2976 at 1024")
+			r.after(roce.AckTimeout(14).Duration())
+			r.tick("timeout, retransmits")
+			r.sends("1 read 2976 at 1024")
+			r.gets("2 middle 1024", "retransmits")
+		}},
+		{"9.7.6.1.2", "after the missing response has come a gap is another loss", func(r *requester) {
+			r.push("read 8192")
+			r.transmit()
+			r.gets("0 first 1024", "at 0")
+			r.gets("2 middle 1024", "retransmits")
+			r.transmit()
+			for i := 1; i < 4; i++ {
+				r.gets(fmt.Sprint(i, " middle 1024"), fmt.Sprint("at ", i*1024))
+			}
+			r.gets("5 middle 1024", "retransmits")
+			r.sends("4 read 4096 at 4096")
 		}},
 		{"9.7.5.1.2", "a response that has been taken is stale", func(r *requester) {
 			r.push("read 3000")
@@ -1421,6 +1483,10 @@ func TestSenderTime(t *testing.T) {
 			r.transmit()
 			r.after(timeout / 2)
 			r.nak(1, "done 1, retransmits")
+			r.sends("1 only")
+			r.deadline(timeout)
+			r.after(timeout / 2)
+			r.nak(1, "retransmits")
 			r.sends("1 only")
 			r.deadline(timeout)
 		}},
@@ -1743,9 +1809,13 @@ func TestAIMD(t *testing.T) {
 		w.Acked(1000)
 	}
 	grown := w.Window()
-	if grown <= start || grown > 2*start {
-		t.Errorf("after a window has been acknowledged: got %d, want more than %d and at most twice", grown, start)
+	if got := grown - start; got < transport.ReadChunk*9/10 || got > transport.ReadChunk*11/10 {
+		t.Errorf("after a window has been acknowledged: got %d bytes more, want about %d", got, transport.ReadChunk)
 	}
+	if w.Acked(1); w.Window() <= grown {
+		t.Errorf("after a byte has been acknowledged: got %d, want more than %d", w.Window(), grown)
+	}
+	grown = w.Window()
 	w.Lost(mtu)
 	if got, want := w.Window(), grown/2; got != want {
 		t.Errorf("after a loss: got %d, want %d", got, want)
@@ -1778,8 +1848,35 @@ func TestAIMD(t *testing.T) {
 		if probe != 0 && timeout != 0 && probe >= timeout {
 			t.Errorf("Timeout(%d): got a probe after %v, and the timeout after %v", code, probe, timeout)
 		}
-		if probe != 0 && probe != transport.ProbeAfter || probe == 0 && timeout > 10*transport.ProbeAfter {
+		if probe != 0 && probe != transport.ProbeAfter || (probe == 0) != (timeout < 2*transport.ProbeAfter) {
 			t.Errorf("Timeout(%d): got a probe after %v", code, probe)
+		}
+	}
+}
+
+func TestKindOf(t *testing.T) {
+	for op, want := range map[roce.Opcode]transport.Kind{
+		roce.RCSendFirst: transport.Send, roce.RCSendLastWithInvalidate: transport.Send, roce.UDSendOnlyWithImmediate: transport.Send,
+		roce.UCRDMAWriteMiddle: transport.Write, roce.RCRDMAWriteOnlyWithImmediate: transport.Write,
+		roce.RCRDMAReadRequest: transport.Read, roce.XRCCmpSwap: transport.Atomic, roce.RCFetchAdd: transport.Atomic,
+		roce.RCAtomicWrite: transport.AtomicWrite, roce.RCFlush: transport.Flush,
+		roce.RCAcknowledge: transport.None, roce.RCAtomicAcknowledge: transport.None, roce.RCRDMAReadResponseOnly: transport.None,
+	} {
+		if got := transport.KindOf(op.Flags()); got != want {
+			t.Errorf("KindOf(%v): got %v, want %v", op, got, want)
+		}
+	}
+}
+
+func TestAnswered(t *testing.T) {
+	for _, k := range []transport.Kind{transport.Read, transport.Atomic, transport.AtomicWrite, transport.Flush} {
+		if !k.Answered() {
+			t.Errorf("Answered of %v: got false, want true", k)
+		}
+	}
+	for _, k := range []transport.Kind{transport.None, transport.Send, transport.Write, transport.Local} {
+		if k.Answered() {
+			t.Errorf("Answered of %v: got true, want false", k)
 		}
 	}
 }

@@ -419,7 +419,7 @@ func (c *connection) tick() {
 // run plays until all requests are complete.
 func (c *connection) run() {
 	for steps := 0; c.done < len(c.jobs); steps++ {
-		c.check(steps < 200_000, "no end: %d of %d are complete; %+v", c.done, len(c.jobs), c.snd.Status())
+		c.check(steps < 20_000, "no end: %d of %d are complete; %+v", c.done, len(c.jobs), c.snd.Status())
 		c.transmit()
 		if c.rng.IntN(100) >= c.lazy {
 			c.answer(1 + c.rng.IntN(20))
