@@ -222,7 +222,7 @@ func (r *requester) compare(what, want string, got []string) {
 	}
 }
 
-// acked hands an acknowledgement in; "ghost" is one that is not expected.
+// syndrome hands an acknowledgement in; "ghost" is one that is not expected.
 func (r *requester) syndrome(psn int, s roce.Syndrome, want string) {
 	r.Helper()
 	var got []string
@@ -248,7 +248,7 @@ func (r *requester) nak(psn int, want string) {
 
 func (r *requester) rnr(psn int, want string) {
 	r.Helper()
-	r.syndrome(psn, roce.RNRNAK(14), want) // 10 ns * 2^.. : see rnr14
+	r.syndrome(psn, roce.RNRNAK(14), want)
 }
 
 // rnr14 is the time of RNR timer code 14.
