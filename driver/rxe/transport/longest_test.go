@@ -42,7 +42,7 @@ func TestLongestMessage(t *testing.T) {
 					if kind == Read {
 						s.reads = 1
 						r := Response{PSN: psn, Op: roce.RDMAReadResponseMiddle, Length: mtu}
-						if at == packets {
+						if at == packets || at%s.chunk() == 0 {
 							r.Op, r.Syndrome = roce.RDMAReadResponseLast, roce.ACKUnlimited
 						}
 						res, to, ok := s.Response(&r)

@@ -210,11 +210,19 @@ func (r *Receiver) Executed(a *Arrival, acks bool) {
 		r.kind = None
 		r.msn++
 	}
-	r.silent = false
+	r.asExpected()
 	if acks {
 		r.Acknowledge(roce.ACKUnlimited, r.psn)
 	}
 	r.psn = r.psn.Next()
+}
+
+// asExpected notes that the packet that was expected has come. A NAK that has asked for it, and was not sent yet, is not needed.
+func (r *Receiver) asExpected() {
+	r.silent = false
+	if r.ack.Syndrome == roce.NAKPSNSequenceError {
+		r.due = false
+	}
 }
 
 // Admits reports whether one more request may be answered: as many are outstanding as was agreed on, at most. A repetition that
@@ -236,7 +244,7 @@ func (r *Receiver) Answer(a *Answer) {
 	r.msn++
 	x := past{Answer: *a, psn: r.psn, msn: r.msn}
 	r.psn = r.psn.Add(a.Packets)
-	r.silent = false
+	r.asExpected()
 	if len(r.past) < r.depth {
 		r.past = append(r.past, x)
 	} else {
@@ -267,7 +275,8 @@ func (r *Receiver) Duplicate(q *Repeat) bool {
 		return true
 	}
 	for i := range r.past {
-		x := &r.past[i]
+		// The newest first: one of 2^24 PSNs ago may have the same.
+		x := &r.past[(r.oldest-1-i+2*len(r.past))%len(r.past)]
 		at := q.PSN.Diff(x.psn)
 		if at < 0 || at >= x.Packets || x.Kind != q.Kind {
 			continue
@@ -352,4 +361,4 @@ func (r *Receiver) DropReplies() { r.replies = r.replies[:0] }
 
 // Abort forgets the message in progress and what may be repeated, and keeps the acknowledgement that is due: the queue pair is
 // in the error state.
-func (r *Receiver) Abort() { r.past, r.kind = r.past[:0], None }
+func (r *Receiver) Abort() { r.past, r.oldest, r.kind = r.past[:0], 0, None }

@@ -212,8 +212,18 @@ func (s *Sender) Sent(p *Packet) {
 	}
 }
 
-// Unsend takes back the packets of the current request from index on, which will not be sent after all.
-func (s *Sender) Unsend(index int) { s.pkt = index }
+// Unsend takes back the packets of the current SEND or RDMA WRITE from index on, which will not be sent after all. Those before it
+// have been.
+func (s *Sender) Unsend(index int) {
+	e := s.flight.at(s.at)
+	if s.Reliable {
+		s.out -= e.cost(s.MTU, index, s.pkt)
+	}
+	s.pkt = index
+	if place := e.first.Add(index); s.sent.Less(place) {
+		s.sent = place
+	}
+}
 
 // Advance goes on to the next request when all packets of the current one have been sent, which next reports. It returns how many
 // requests are complete by that: of an unreliable service they are, since nobody acknowledges.
@@ -377,7 +387,8 @@ type Store struct {
 	Last   bool
 }
 
-// Response handles a response that Expects allows. With ok its payload is to be stored, and then Stored to be called; where that
+// Response handles a response that Expects allows. One of the wrong length or place is a bad response (IBA 9.9.2.1); one that
+// belongs to another kind of request is ignored, since it may be forged, and the true one is still to come. With ok its payload is to be stored, and then Stored to be called; where that
 // is impossible the request fails.
 func (s *Sender) Response(r *Response) (res Result, to Store, ok bool) {
 	if !s.acknowledge(r.PSN, &res) {
@@ -388,26 +399,29 @@ func (s *Sender) Response(r *Response) (res Result, to Store, ok bool) {
 	index := r.PSN.Since(e.first)
 	acks := r.Op == roce.RDMAReadResponseMiddle || r.Syndrome.IsACK()
 	switch {
-	case r.Op == roce.AtomicAcknowledge:
-		if e.Kind != Atomic || index != 0 || !acks {
-			return res, to, false
-		}
-		return res, Store{Last: true}, true
-	case (e.Kind == Flush || e.Kind == AtomicWrite) && index == 0:
-		if r.Op != roce.RDMAReadResponseOnly || !acks || r.Length != 0 {
-			res.Failure = BadResponse
-			return res, to, false
-		}
-		return res, Store{Last: true}, true
-	case e.Kind != Read || index >= e.Packets:
+	case (r.Op == roce.AtomicAcknowledge) != (e.Kind == Atomic):
+		return res, to, false
+	case e.Kind == Atomic:
+		return res, Store{Last: true}, acks
+	case e.Kind == Flush, e.Kind == AtomicWrite:
+		ok, to.Last = acks && r.Op == roce.RDMAReadResponseOnly && r.Length == 0, true
+	case e.Kind == Read:
+		to = Store{Offset: index * s.MTU, Last: index+1 == e.Packets}
+		ends := to.Last || (index+1)%s.chunk() == 0
+		ok = acks && r.ends() == ends && r.Length == min(s.MTU, e.Length-to.Offset)
+	default:
 		return res, to, false
 	}
-	to = Store{Offset: index * s.MTU, Last: index+1 == e.Packets}
-	if !acks || r.Length != min(s.MTU, e.Length-to.Offset) {
+	if !ok {
 		res.Failure = BadResponse
-		return res, to, false
 	}
-	return res, to, true
+	return res, to, ok
+}
+
+// ends reports whether the response is the last packet that answers a READ request. Where it is the first depends on where the
+// request began, which may have been a repeated one.
+func (r *Response) ends() bool {
+	return r.Op == roce.RDMAReadResponseLast || r.Op == roce.RDMAReadResponseOnly
 }
 
 // Stored notes that the payload of the response that is due, the one with the PSN una, is in memory.
