@@ -103,8 +103,8 @@ func (r *requester) succeed(n int) {
 	}
 }
 
-// complete gives the slot of a work request back and posts its completion. Failures are reported also where success would not
-// be (IBA 10.7.3.1).
+// complete gives the slot of a work request back and posts its completion. Failures are reported also where success
+// would not be (IBA 10.7.3.1).
 func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	qp := r.qp
 	qp.trace.note(traceSendDone, uint32(status))
@@ -125,8 +125,8 @@ func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	qp.complete(qp.sendCQ, &wc, false)
 }
 
-// fail completes the oldest work request with an error; the queue pair, or for the unconnected and unreliable services its
-// send queue, goes to the error state.
+// fail completes the oldest work request with an error; the queue pair, or for the unconnected and unreliable services
+// its send queue, goes to the error state.
 func (r *requester) fail(status uapi.WCStatus) {
 	qp := r.qp
 	if r.snd.Len() > 0 {
@@ -152,8 +152,8 @@ func (r *requester) drop(status uapi.WCStatus) {
 	r.complete(w, status)
 }
 
-// flush completes everything in the send queue with a flush error. It is bounded by the size of the queue, also against a user
-// who goes on posting. (rxe_drain_resp_pkts)
+// flush completes everything in the send queue with a flush error. It is bounded by the size of the queue, also against
+// a user who goes on posting. (rxe_drain_resp_pkts)
 func (r *requester) flush(p *pass) {
 	qp := r.qp
 	for r.snd.Len() > 0 {

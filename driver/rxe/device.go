@@ -52,8 +52,8 @@ type Config struct {
 	Probed func(*Device)
 	// Recover has a panic of the engine reset the device, rather than end the process.
 	Recover bool
-	// QPFailed, if not nil, is called when a queue pair enters ERR, with its number and the reason for people to read; locks of
-	// the device are held. It must not sleep, nor call the device.
+	// QPFailed, if not nil, is called when a queue pair enters ERR, with its number and the reason for people to read;
+	// locks of the device are held. It must not sleep, nor call the device.
 	QPFailed func(num uint32, why string)
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
@@ -109,8 +109,8 @@ type Device struct {
 	closed   atomic.Bool
 }
 
-// ops are the methods that the midlayer calls: ib.Driver and what else of package ib the device supports. (struct ib_device_ops,
-// rxe_dev_ops)
+// ops are the methods that the midlayer calls: ib.Driver and what else of package ib the device supports. (struct
+// ib_device_ops, rxe_dev_ops)
 type ops struct{ dev *Device }
 
 // New makes a device, ready for ib.Core.Register, on hardware of its own, and binds its addresses. EADDRINUSE when one
@@ -224,9 +224,9 @@ func (d *Device) Endpoints() []link.Endpoint {
 // closeGrace is how long Close waits for threads that are stopped in the memory of a program.
 const closeGrace = 100 * time.Millisecond
 
-// Close frees the addresses. It does not wait for threads that are stopped in the memory of a process which does not answer:
-// they end when it does. The device must not be registered, or be unregistered already. It may sleep, and
-// must not be called from a callback.
+// Close frees the addresses. It does not wait for threads that are stopped in the memory of a process which does not
+// answer: they end when it does. The device must not be registered, or be unregistered already. It may sleep, and must
+// not be called from a callback.
 func (d *Device) Close() error {
 	if d.closed.Swap(true) {
 		return nil

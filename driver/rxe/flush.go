@@ -52,8 +52,9 @@ func (g *grant) atomicWrite(addr uint64, b []byte) error {
 	return g.write(a.vec[:], addr, atomicLen)
 }
 
-// executeFlush sees to it that what came before is in memory, where all processors see it (IBA A19.4). Memory that keeps
-// it without power is not offered: no region can have the right for that placement, whatever the queue pair's are.
+// executeFlush sees to it that what came before is in memory, where all processors see it (IBA A19.4). Memory that
+// keeps it without power is not offered: no region can have the right for that placement, whatever the queue pair's
+// are.
 func (r *responder) executeFlush(p *pass, k *packet) (verdict, transport.Check) {
 	qp, f, h := r.qp, k.FETH(), k.RETH()
 	need := ib.AccessFlags(0)

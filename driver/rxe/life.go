@@ -1,12 +1,13 @@
 package rxe
 
-// life is how much of a queue pair, or of a shared receive queue, is still there. It only goes forward, and may skip states.
+// life is how much of a queue pair, or of a shared receive queue, is still there. It only goes forward, and may skip
+// states.
 //
 //	whole --> ringless --> detached --> destroyed
 //
-// ringless: the program has taken the memory of a ring away; the queue pair goes to ERR, and what lies in the ring is lost.
-// detached: the context of the program was disassociated; the queue pair has been flushed, and its rings are not looked at any
-// more. destroyed: Destroy has begun; pointers to it may still be around.
+// ringless: the program has taken the memory of a ring away; the queue pair goes to ERR, and what lies in the ring is
+// lost. detached: the context of the program was disassociated; the queue pair has been flushed, and its rings are not
+// looked at any more. destroyed: Destroy has begun; pointers to it may still be around.
 type life uint8
 
 const (

@@ -42,8 +42,8 @@ func checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	return nil
 }
 
-// Modify implements ib.DriverQP. The transition is checked here, since a wrong one is to be reported before a wrong value, and
-// once more when the state cannot change any more.
+// Modify implements ib.DriverQP. The transition is checked here, since a wrong one is to be reported before a wrong
+// value, and once more when the state cannot change any more.
 func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) {
 	if _, err := ib.NextState(qp.State(), qp.typ, a, mask); err != nil {
 		return err

@@ -19,8 +19,8 @@ const (
 	qpSlotBits = 17
 	minQPSlot  = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
 	maxQPSlot  = 1 << qpSlotBits
-	// maxQP is what the device says there can be, as the kernel's. There is room for more, so that users who have all of
-	// theirs leave some for others.
+	// maxQP is what the device says there can be, as the kernel's. There is room for more, so that users who have all
+	// of theirs leave some for others.
 	maxQP = 1<<16 - minQPSlot
 )
 
@@ -50,8 +50,9 @@ type QP struct {
 
 	lane *lane // of the program; of a consumer in this process and of an XRC target, its own
 
-	// paths are those of the datagrams in the send ring, by slot, as the address handles were when a consumer in this process
-	// posted; guarded by mu. nil: a program posts, by the number of a handle, which is looked up when the datagram is sent.
+	// paths are those of the datagrams in the send ring, by slot, as the address handles were when a consumer in this
+	// process posted; guarded by mu. nil: a program posts, by the number of a handle, which is looked up when the
+	// datagram is sent.
 	paths []*path
 
 	// posting serialises PostRecv, which does not need mu.
@@ -296,8 +297,8 @@ func (qp *QP) Doorbell() {
 	p.end()
 }
 
-// lockOwn locks the queue pair for its own consumer, who waits as long as it takes: false if the device has failed, and may
-// have left the lock behind.
+// lockOwn locks the queue pair for its own consumer, who waits as long as it takes: false if the device has failed, and
+// may have left the lock behind.
 func (qp *QP) lockOwn() bool { return qp.mu.LockUnless(&qp.dev.broken) }
 
 var errBroken = fmt.Errorf("the device has failed: %w", syscall.EIO)
@@ -358,8 +359,8 @@ func (qp *QP) setState(s ib.QPState) {
 // State implements ib.DriverQP. It may not sleep.
 func (qp *QP) State() ib.QPState { return ib.QPState(qp.stateNow.Load()) }
 
-// Destroy implements ib.DriverQP. What waits in the egress queue is sent first, the acknowledgement above all of what the
-// consumer has just seen complete.
+// Destroy implements ib.DriverQP. What waits in the egress queue is sent first, the acknowledgement above all of what
+// the consumer has just seen complete.
 func (qp *QP) Destroy() error {
 	qp.dev.qps.set(qp.num&(maxQPSlot-1), nil)
 	if !qp.lockOwn() {

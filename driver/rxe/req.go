@@ -7,9 +7,9 @@ import (
 	"verbena/uapi"
 )
 
-// requester is the sending half of a queue pair, under its lock. The protocol is transport.Sender's: which packet is to be sent
-// next, what an acknowledgement means, when to send again. Here its requests get their packets, out of the consumer's memory,
-// each time they are sent, and their completions (comp.go).
+// requester is the sending half of a queue pair, under its lock. The protocol is transport.Sender's: which packet is to
+// be sent next, what an acknowledgement means, when to send again. Here its requests get their packets, out of the
+// consumer's memory, each time they are sent, and their completions (comp.go).
 type requester struct {
 	qp  *QP
 	snd transport.Sender
@@ -155,8 +155,8 @@ func (w *sendWQE) operation(k *transport.Packet) roce.Operation {
 	return op
 }
 
-// send builds the packets of the current work request that may be sent now. It reports whether the requester may go on with the
-// next one.
+// send builds the packets of the current work request that may be sent now. It reports whether the requester may go on
+// with the next one.
 func (r *requester) send(p *pass, w *sendWQE) bool {
 	qp := r.qp
 	to := qp.path
@@ -210,8 +210,8 @@ func (w *sendWQE) payload(k *transport.Packet) int {
 	return 0
 }
 
-// build lays a packet of size bytes into the open train, which it fits. It returns false where the memory cannot be read; it
-// may also turn out later, when the train is finished.
+// build lays a packet of size bytes into the open train, which it fits. It returns false where the memory cannot be
+// read; it may also turn out later, when the train is finished.
 func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opcode, size int) bool {
 	qp := r.qp
 	message := w.kind == transport.Send || w.kind == transport.Write
@@ -267,8 +267,8 @@ func (r *requester) extend(b *roce.Packet, w *sendWQE, k *transport.Packet) {
 	}
 }
 
-// unreadable takes the packets of the open train from the mark-th on back, the first of which is the one with this index, and
-// lets the work request end with a protection error when those before it are complete.
+// unreadable takes the packets of the open train from the mark-th on back, the first of which is the one with this
+// index, and lets the work request end with a protection error when those before it are complete.
 func (r *requester) unreadable(p *pass, w *sendWQE, mark, index int) bool {
 	p.build.cut(mark)
 	p.gather.reset()

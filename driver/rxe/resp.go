@@ -132,7 +132,8 @@ func (r *responder) notInvalidated() {
 	r.fail(uapi.WCMWBindErr)
 }
 
-// fail takes the queue pair to the error state, for a status of the request; the responses to requests before it are still sent.
+// fail takes the queue pair to the error state, for a status of the request; the responses to requests before it are
+// still sent.
 func (r *responder) fail(status uapi.WCStatus) {
 	qp := r.qp
 	why := ""
@@ -147,8 +148,8 @@ func (r *responder) refused(k *packet, c transport.Check) {
 	r.qp.trace.packet(traceRefuse, k.Data, uint32(c))
 }
 
-// execute makes the checks that a packet with the expected PSN has to pass, in the order of transport.Check, and does what the
-// packet asks for.
+// execute makes the checks that a packet with the expected PSN has to pass, in the order of transport.Check, and does
+// what the packet asks for.
 func (r *responder) execute(p *pass, k *packet) verdict {
 	a := transport.Arrival{
 		Kind: transport.KindOf(k.Flags), Starts: k.Flags&roce.FlagStarts != 0, Ends: k.Flags&roce.FlagEnds != 0,

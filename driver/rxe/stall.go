@@ -11,8 +11,8 @@ import (
 )
 
 // Memory that does not answer. A copy into or out of a program's memory may take for ever: a page may be that of a FUSE
-// file, or of userfaultfd(2), whatever it was when it was registered. The copy is made under the lock of a queue pair, by the
-// thread that had a packet or a doorbell for it, which may be another program's or the endpoint's. So:
+// file, or of userfaultfd(2), whatever it was when it was registered. The copy is made under the lock of a queue pair,
+// by the thread that had a packet or a doorbell for it, which may be another program's or the endpoint's. So:
 //
 //   - A pass says so when it is in a copy (pass.enter, leave). The device's watchdog finds those that have been for stallTick
 //     or longer, gives what else they have to do to a goroutine, and marks the program as slow.
@@ -20,8 +20,8 @@ import (
 //     that a goroutine works off. What does not fit is lost, as in a network that is too slow.
 //   - The network's receive thread that is stopped in a copy is replaced by another (package link).
 //
-// A program that is slow costs each thread that meets it one stall of up to 2*stallTick. After that it is let alone until
-// nothing of it has been stopped for a time that doubles with each stall.
+// A program that is slow costs each thread that meets it one stall of up to 2*stallTick. After that it is let alone
+// until nothing of it has been stopped for a time that doubles with each stall.
 
 const (
 	stallTick = 10 * time.Millisecond
@@ -83,7 +83,8 @@ func (l *lane) recovered() bool {
 	return true
 }
 
-// add queues a job. It reports false where there is no room for packets. What is for a device that has failed is dropped.
+// add queues a job. It reports false where there is no room for packets. What is for a device that has failed is
+// dropped.
 func (l *lane) add(j job) bool {
 	if j.qp.dev.broken.Load() {
 		return true

@@ -69,7 +69,8 @@ func (t *trace) add(r traceRecord) {
 	t.n++
 }
 
-// packet records an event about a packet; b is at least its headers, without or with an ICRC. Without a trace it does nothing.
+// packet records an event about a packet; b is at least its headers, without or with an ICRC. Without a trace it does
+// nothing.
 func (t *trace) packet(kind traceKind, b []byte, detail uint32) {
 	if t == nil {
 		return
@@ -138,7 +139,8 @@ func (r *traceRecord) event() TraceEvent {
 	return e
 }
 
-// lockToLook locks a queue pair on behalf of a caller other than its consumer: EAGAIN if its program's memory does not answer.
+// lockToLook locks a queue pair on behalf of a caller other than its consumer: EAGAIN if its program's memory does not
+// answer.
 func lockToLook(qp *QP) error {
 	if !qp.mu.LockUnless(&qp.lane.slow) {
 		return fmt.Errorf("QP %d on %s: the memory of its program does not answer: %w", qp.num, qp.dev.name, syscall.EAGAIN)
@@ -146,8 +148,8 @@ func lockToLook(qp *QP) error {
 	return nil
 }
 
-// TraceQP begins or ends the trace of a queue pair: its latest protocol events. It may sleep. ENOENT if there is no queue
-// pair of that number, ENOSPC if too many are traced, EAGAIN if the memory of its program does not answer.
+// TraceQP begins or ends the trace of a queue pair: its latest protocol events. It may sleep. ENOENT if there is no
+// queue pair of that number, ENOSPC if too many are traced, EAGAIN if the memory of its program does not answer.
 func (d *Device) TraceQP(num uint32, on bool) error {
 	qp := d.qp(num)
 	if qp == nil {
@@ -185,8 +187,8 @@ type QPTrace struct {
 	Events []TraceEvent `json:"events"`
 }
 
-// QPTrace returns the latest protocol events of a queue pair, the oldest first. It may sleep. ENOENT if there is no queue
-// pair of that number.
+// QPTrace returns the latest protocol events of a queue pair, the oldest first. It may sleep. ENOENT if there is no
+// queue pair of that number.
 func (d *Device) QPTrace(num uint32) (QPTrace, error) {
 	qp := d.qp(num)
 	if qp == nil {

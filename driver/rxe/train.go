@@ -163,7 +163,8 @@ func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
 	return true
 }
 
-// addRemote has dst filled from the memory that a reply is about. It reports false where the peer may not read it any more.
+// addRemote has dst filled from the memory that a reply is about. It reports false where the peer may not read it any
+// more.
 func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
 	if g.from == nil {
 		if g.from = qp.memory(y.Domain.(*pd), y.Key, ib.AccessRemoteRead); g.from == nil {

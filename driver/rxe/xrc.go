@@ -50,8 +50,8 @@ func (d *Device) srq(num uint32) *srq {
 	return nil
 }
 
-// nameQueue finds the queue that a request to a target names, the same throughout a message. It reports whether the target may
-// take receives from there.
+// nameQueue finds the queue that a request to a target names, the same throughout a message. It reports whether the
+// target may take receives from there.
 func (r *responder) nameQueue(k *packet) bool {
 	qp := r.qp
 	s := qp.dev.srq(k.XRCETH().SRQN())

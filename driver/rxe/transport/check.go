@@ -1,7 +1,7 @@
 package transport
 
-// Check is one of the checks that a request has to pass, in the order in which a responder makes them (IBA 9.7.4.1). The first
-// that fails decides what the requester hears.
+// Check is one of the checks that a request has to pass, in the order in which a responder makes them (IBA 9.7.4.1).
+// The first that fails decides what the requester hears.
 type Check uint8
 
 const (

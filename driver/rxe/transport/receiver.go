@@ -6,10 +6,12 @@ import (
 	"verbena/roce"
 )
 
-// Receiver is the responder of a queue pair, as far as the order of requests goes (IBA 9.7.4, 9.7.5.1, 9.8.2): which packet is
-// expected next, what is owed for those that have come, and which requests may come again. Carrying a request out is its owner's.
+// Receiver is the responder of a queue pair, as far as the order of requests goes (IBA 9.7.4, 9.7.5.1, 9.8.2): which
+// packet is expected next, what is owed for those that have come, and which requests may come again. Carrying a request
+// out is its owner's.
 //
-// Between messages a receiver of a reliable service expects a packet that starts one; within a message, one that goes on:
+// Between messages a receiver of a reliable service expects a packet that starts one; within a message, one that goes
+// on:
 //
 //	between --first packet--> within --last packet--> between
 //	   |  ^                     |  ^
@@ -45,8 +47,8 @@ type Ack struct {
 	PSN      roce.PSN
 }
 
-// Reply is a response to a request that is answered, or the rest of one. FLUSH and ATOMIC WRITE are answered like a READ of
-// no length.
+// Reply is a response to a request that is answered, or the rest of one. FLUSH and ATOMIC WRITE are answered like a
+// READ of no length.
 type Reply struct {
 	Kind   Kind
 	PSN    roce.PSN // of the next packet
@@ -137,14 +139,14 @@ func (r *Receiver) Arrive(psn roce.PSN) Order {
 	return Expected
 }
 
-// Interrupts reports whether a packet of an unreliable connection costs the message in progress its end: there is a gap, or
-// another message starts.
+// Interrupts reports whether a packet of an unreliable connection costs the message in progress its end: there is a
+// gap, or another message starts.
 func (r *Receiver) Interrupts(psn roce.PSN, starts bool) bool {
 	return r.kind != None && (psn != r.psn || starts)
 }
 
-// ArriveUnreliable handles the PSN of a packet of an unreliable connection: a gap costs the message in progress, and the next one
-// begins anew (IBA 9.8.2). False: the packet is to be dropped.
+// ArriveUnreliable handles the PSN of a packet of an unreliable connection: a gap costs the message in progress, and
+// the next one begins anew (IBA 9.8.2). False: the packet is to be dropped.
 func (r *Receiver) ArriveUnreliable(psn roce.PSN, starts bool) bool {
 	if psn != r.psn || starts {
 		r.kind, r.dropping, r.psn = None, !starts, psn
@@ -155,7 +157,8 @@ func (r *Receiver) ArriveUnreliable(psn roce.PSN, starts bool) bool {
 	return !r.dropping
 }
 
-// Abandon gives up the message in progress of an unreliable connection, at the packet with this PSN. Its rest will be dropped.
+// Abandon gives up the message in progress of an unreliable connection, at the packet with this PSN. Its rest will be
+// dropped.
 func (r *Receiver) Abandon(psn roce.PSN) { r.kind, r.dropping, r.psn = None, true, psn.Next() }
 
 // AbandonRest does the same after a packet that counted.
@@ -169,14 +172,14 @@ type Arrival struct {
 	Length int  // bytes of payload
 }
 
-// Follows reports whether the opcode of a packet with the expected PSN may follow the one before it (IBA 9.7.4.1.2). One that may
-// not is an invalid request.
+// Follows reports whether the opcode of a packet with the expected PSN may follow the one before it (IBA 9.7.4.1.2).
+// One that may not is an invalid request.
 func (r *Receiver) Follows(a *Arrival) bool {
 	return a.Kind != None && a.Starts == (r.kind == None) && (a.Starts || a.Kind == r.kind)
 }
 
-// Fits reports whether a packet of a SEND or RDMA WRITE has a length that its place in the message allows (IBA 9.7.4.1.6): all but
-// the last have the path MTU. One that has not is an invalid request.
+// Fits reports whether a packet of a SEND or RDMA WRITE has a length that its place in the message allows (IBA
+// 9.7.4.1.6): all but the last have the path MTU. One that has not is an invalid request.
 func (r *Receiver) Fits(a *Arrival) bool {
 	return a.Length <= r.mtu && (a.Ends || a.Length == r.mtu) && (a.Starts || a.Length > 0)
 }
@@ -187,8 +190,8 @@ func (r *Receiver) BeginWrite(addr uint64, key uint32, length int) {
 	w.addr, w.key, w.length, w.got = addr, key, length, 0
 }
 
-// WriteFits reports whether so many bytes more fit the length that the RDMA WRITE has announced, which a last packet must fill
-// (IBA 9.7.4.1.6).
+// WriteFits reports whether so many bytes more fit the length that the RDMA WRITE has announced, which a last packet
+// must fill (IBA 9.7.4.1.6).
 func (r *Receiver) WriteFits(n int, ends bool) bool {
 	n += r.write.got
 	return n <= r.write.length && (!ends || n == r.write.length)
@@ -217,7 +220,8 @@ func (r *Receiver) Executed(a *Arrival, acks bool) {
 	r.psn = r.psn.Next()
 }
 
-// asExpected notes that the packet that was expected has come. A NAK that has asked for it, and was not sent yet, is not needed.
+// asExpected notes that the packet that was expected has come. A NAK that has asked for it, and was not sent yet, is
+// not needed.
 func (r *Receiver) asExpected() {
 	r.silent = false
 	if r.ack.Syndrome == roce.NAKPSNSequenceError {
@@ -225,8 +229,9 @@ func (r *Receiver) asExpected() {
 	}
 }
 
-// Admits reports whether one more request may be answered: as many are outstanding as was agreed on, at most. A repetition that
-// still waits is given up for it, since the requester has had that answer before it came to ask for more.
+// Admits reports whether one more request may be answered: as many are outstanding as was agreed on, at most. A
+// repetition that still waits is given up for it, since the requester has had that answer before it came to ask for
+// more.
 func (r *Receiver) Admits() bool {
 	if len(r.replies) < r.depth {
 		return true
@@ -238,8 +243,8 @@ func (r *Receiver) Admits() bool {
 	return i >= 0
 }
 
-// Answer notes that a request that is answered has been carried out, and has the response sent: now, and again if the request
-// comes again.
+// Answer notes that a request that is answered has been carried out, and has the response sent: now, and again if the
+// request comes again.
 func (r *Receiver) Answer(a *Answer) {
 	r.msn++
 	x := past{Answer: *a, psn: r.psn, msn: r.msn}
@@ -264,9 +269,9 @@ type Repeat struct {
 	Length int
 }
 
-// Duplicate handles a request that was executed before (IBA 9.7.5.1.1 to 9.7.5.1.5): SEND and RDMA WRITE are acknowledged
-// again, a READ is answered again from memory, also a part of it, and of an atomic the result is sent again. It returns false
-// for a request of which nothing is known any more, which is dropped.
+// Duplicate handles a request that was executed before (IBA 9.7.5.1.1 to 9.7.5.1.5): SEND and RDMA WRITE are
+// acknowledged again, a READ is answered again from memory, also a part of it, and of an atomic the result is sent
+// again. It returns false for a request of which nothing is known any more, which is dropped.
 func (r *Receiver) Duplicate(q *Repeat) bool {
 	if !q.Kind.Answered() {
 		if !r.due {
@@ -322,7 +327,8 @@ func (r *Receiver) Ack() (a Ack, due bool) { return r.ack, r.due }
 // AckSent notes that it has been sent.
 func (r *Receiver) AckSent() { r.due = false }
 
-// Reply returns the oldest response that is due, nil if there is none. It stays valid until the next call of another method.
+// Reply returns the oldest response that is due, nil if there is none. It stays valid until the next call of another
+// method.
 func (r *Receiver) Reply() *Reply {
 	if len(r.replies) == 0 {
 		return nil
@@ -359,6 +365,6 @@ func (r *Receiver) Replied() { r.replies = r.replies[:copy(r.replies, r.replies[
 // DropReplies gives up all responses that are due.
 func (r *Receiver) DropReplies() { r.replies = r.replies[:0] }
 
-// Abort forgets the message in progress and what may be repeated, and keeps the acknowledgement that is due: the queue pair is
-// in the error state.
+// Abort forgets the message in progress and what may be repeated, and keeps the acknowledgement that is due: the queue
+// pair is in the error state.
 func (r *Receiver) Abort() { r.past, r.oldest, r.kind = r.past[:0], 0, None }

@@ -84,8 +84,9 @@ func (r *responder) psn(n int) roce.PSN { return r.first.Add(n) }
 // packets returns the number of PSNs of a READ.
 func packets(length, mtu int) int { return max(1, (length+mtu-1)/mtu) }
 
-// takes hands packets in and compares what becomes of the last one: taken, repeated, unknown (a duplicate of which nothing
-// is known), gap, dropped, invalid, refused (too many are outstanding), or "" for any. Those before it must be taken.
+// takes hands packets in and compares what becomes of the last one: taken, repeated, unknown (a duplicate of which
+// nothing is known), gap, dropped, invalid, refused (too many are outstanding), or "" for any. Those before it must be
+// taken.
 func (r *responder) takes(want string, packets ...string) {
 	r.Helper()
 	for i, p := range packets {
@@ -177,8 +178,8 @@ var operations = map[roce.Operation]string{
 	roce.RDMAReadResponseOnly: "only", roce.AtomicAcknowledge: "atomic",
 }
 
-// reply sends the next packet of the oldest response: "PSN only LENGTH at OFFSET msn M", "PSN atomic RESULT msn M". It is ""
-// if none is due.
+// reply sends the next packet of the oldest response: "PSN only LENGTH at OFFSET msn M", "PSN atomic RESULT msn M". It
+// is "" if none is due.
 func (r *responder) reply() string {
 	y := r.Reply()
 	if y == nil {
@@ -269,8 +270,8 @@ func (r *responder) within(want transport.Kind) {
 	}
 }
 
-// unreliable hands packets to an unreliable connection and compares what becomes of each: taken, dropped, or abandoned where
-// the owner finds it illegal; with ", interrupts" if the message in progress is lost by it.
+// unreliable hands packets to an unreliable connection and compares what becomes of each: taken, dropped, or abandoned
+// where the owner finds it illegal; with ", interrupts" if the message in progress is lost by it.
 func (r *responder) unreliable(want string, packets ...string) {
 	r.Helper()
 	for _, p := range packets {

@@ -74,8 +74,8 @@ func TestUnsend(t *testing.T) {
 	}
 }
 
-// TestResponseOpcodes: a response whose opcode cannot be that of the packet is a bad response (IBA 9.9.2.1), one for another kind
-// of request is ignored.
+// TestResponseOpcodes: a response whose opcode cannot be that of the packet is a bad response (IBA 9.9.2.1), one for
+// another kind of request is ignored.
 func TestResponseOpcodes(t *testing.T) {
 	const mtu, ack = 1024, roce.ACKUnlimited
 	read := func(n int) transport.Request {

@@ -16,8 +16,8 @@ const (
 	Local       // of this end alone, without packets: bind, register, invalidate
 )
 
-// Answered reports whether the peer answers with a response of its own, instead of an acknowledgement that may speak for
-// several requests.
+// Answered reports whether the peer answers with a response of its own, instead of an acknowledgement that may speak
+// for several requests.
 func (k Kind) Answered() bool { return k >= Read && k <= Flush }
 
 // KindOf returns the kind of the request that a packet with these flags belongs to, None for a response.
@@ -42,9 +42,9 @@ func KindOf(f roce.Flags) Kind {
 // PacketCost is the number of bytes that a packet counts for in a window, beside its payload.
 const PacketCost = 64
 
-// ReadChunk is the number of bytes that one RDMA READ request asks for, at most: a longer message is read in parts, so that the
-// window bounds the bytes that may arrive at once. The boundaries do not depend on what was lost, so that a repeated request
-// stays within the original one.
+// ReadChunk is the number of bytes that one RDMA READ request asks for, at most: a longer message is read in parts, so
+// that the window bounds the bytes that may arrive at once. The boundaries do not depend on what was lost, so that a
+// repeated request stays within the original one.
 const ReadChunk = 64 << 10
 
 // Request is a send work request as the protocol sees it.

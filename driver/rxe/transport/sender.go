@@ -75,8 +75,8 @@ const (
 	BadResponse             // the response does not fit the request
 )
 
-// Result is the outcome of an acknowledgement, a response, or a timeout. The owner completes Done requests with success, then,
-// if there is a Failure, the oldest one that is left with that (see [Sender.Drop]).
+// Result is the outcome of an acknowledgement, a response, or a timeout. The owner completes Done requests with
+// success, then, if there is a Failure, the oldest one that is left with that (see [Sender.Drop]).
 type Result struct {
 	Done        int
 	Failure     Failure
@@ -109,13 +109,15 @@ func (s *Sender) SetRNRRetry(n uint8) { s.RNRRetry, s.rnrRetries = n, n }
 // Len returns the number of requests in flight.
 func (s *Sender) Len() int { return s.flight.len() }
 
-// Head and Tail return the numbers of the oldest request in flight and of the next to be pushed. They count up modulo 2^32.
+// Head and Tail return the numbers of the oldest request in flight and of the next to be pushed. They count up modulo
+// 2^32.
 func (s *Sender) Head() uint32 { return s.flight.head }
 
 // Tail returns the number that the next request will have.
 func (s *Sender) Tail() uint32 { return s.flight.tail }
 
-// Ordered returns the number of requests in flight that are answered, which a fenced request has to wait for (IBA 10.8.3.3).
+// Ordered returns the number of requests in flight that are answered, which a fenced request has to wait for (IBA
+// 10.8.3.3).
 func (s *Sender) Ordered() int { return s.ordered }
 
 // Place returns the PSN of the next packet.
@@ -158,8 +160,8 @@ type Packet struct {
 	cost int
 }
 
-// Next returns the packet of the current request that may be sent now; false if there is none, or the window, or the number
-// of answers outstanding, does not allow it. It changes nothing: the owner calls Sent when it sends the packet.
+// Next returns the packet of the current request that may be sent now; false if there is none, or the window, or the
+// number of answers outstanding, does not allow it. It changes nothing: the owner calls Sent when it sends the packet.
 func (s *Sender) Next() (p Packet, ok bool) {
 	e := s.flight.at(s.at)
 	if s.pkt >= e.Packets {
@@ -178,8 +180,8 @@ func (s *Sender) Next() (p Packet, ok bool) {
 	return p, true
 }
 
-// describe fills p with a packet of a request. The last of a message asks for an acknowledgement, and so does a request that is
-// answered.
+// describe fills p with a packet of a request. The last of a message asks for an acknowledgement, and so does a request
+// that is answered.
 func (s *Sender) describe(p *Packet, e *entry, index int) {
 	p.Index, p.Packets, p.PSN, p.Offset, p.First = index, 1, e.first.Add(index), index*s.MTU, index == 0
 	p.Length = min(s.MTU, e.Length-p.Offset)
@@ -212,8 +214,8 @@ func (s *Sender) Sent(p *Packet) {
 	}
 }
 
-// Unsend takes back the packets of the current SEND or RDMA WRITE from index on, which will not be sent after all. Those before it
-// have been.
+// Unsend takes back the packets of the current SEND or RDMA WRITE from index on, which will not be sent after all.
+// Those before it have been.
 func (s *Sender) Unsend(index int) {
 	e := s.flight.at(s.at)
 	if s.Reliable {
@@ -225,8 +227,8 @@ func (s *Sender) Unsend(index int) {
 	}
 }
 
-// Advance goes on to the next request when all packets of the current one have been sent, which next reports. It returns how many
-// requests are complete by that: of an unreliable service they are, since nobody acknowledges.
+// Advance goes on to the next request when all packets of the current one have been sent, which next reports. It
+// returns how many requests are complete by that: of an unreliable service they are, since nobody acknowledges.
 func (s *Sender) Advance() (done int, next bool) {
 	e := s.flight.at(s.at)
 	if place := e.first.Add(s.pkt); s.sent.Less(place) {
@@ -243,12 +245,12 @@ func (s *Sender) Advance() (done int, next bool) {
 	return s.flight.pop(), true
 }
 
-// LocalDone reports whether the current request, a local one, has been carried out before, and has only come up again by a
-// retransmission.
+// LocalDone reports whether the current request, a local one, has been carried out before, and has only come up again
+// by a retransmission.
 func (s *Sender) LocalDone() bool { return s.flight.at(s.at).done }
 
-// SkipLocal goes on after the current request, a local one that has been carried out. It returns how many requests are complete
-// by that: none while older ones are in flight.
+// SkipLocal goes on after the current request, a local one that has been carried out. It returns how many requests are
+// complete by that: none while older ones are in flight.
 func (s *Sender) SkipLocal() (done int) {
 	s.flight.at(s.at).done = true
 	s.at, s.pkt = s.at+1, 0
@@ -270,8 +272,8 @@ func (s *Sender) Rewind() {
 	s.out, s.unasked, s.reads = 0, 0, 0
 }
 
-// Unarmed reports whether a wait has to begin, for an acknowledgement or for a peer that was not ready: Arm is to be called, after
-// everything that may be sent now has been.
+// Unarmed reports whether a wait has to begin, for an acknowledgement or for a peer that was not ready: Arm is to be
+// called, after everything that may be sent now has been.
 func (s *Sender) Unarmed() bool {
 	if s.rnrWait != 0 {
 		return true
@@ -279,8 +281,8 @@ func (s *Sender) Unarmed() bool {
 	return s.Reliable && s.deadline.IsZero() && s.rnrUntil.IsZero() && s.una != s.Place()
 }
 
-// Arm begins the wait that Unarmed speaks of: for as long as the peer, or for an acknowledgement the consumer, has asked for (IBA
-// 9.7.5.2.8, 9.7.6.1.3).
+// Arm begins the wait that Unarmed speaks of: for as long as the peer, or for an acknowledgement the consumer, has
+// asked for (IBA 9.7.5.2.8, 9.7.6.1.3).
 func (s *Sender) Arm(now time.Time) {
 	if s.rnrWait != 0 {
 		s.rnrUntil, s.rnrWait = now.Add(s.rnrWait), 0
@@ -296,14 +298,14 @@ func (s *Sender) Arm(now time.Time) {
 	}
 }
 
-// Expects reports whether a response with this PSN belongs to a packet that was sent and is not acknowledged. Any other is a
-// ghost or stale, and to be dropped (IBA 9.7.5.1.2).
+// Expects reports whether a response with this PSN belongs to a packet that was sent and is not acknowledged. Any other
+// is a ghost or stale, and to be dropped (IBA 9.7.5.1.2).
 func (s *Sender) Expects(psn roce.PSN) bool {
 	return s.flight.len() > 0 && !psn.Less(s.una) && psn.Less(s.sent)
 }
 
-// Ack handles an acknowledgement that Expects allows (IBA 9.7.5.1.2). A NAK acknowledges everything before its PSN. One with a
-// reserved syndrome is ignored.
+// Ack handles an acknowledgement that Expects allows (IBA 9.7.5.1.2). A NAK acknowledges everything before its PSN. One
+// with a reserved syndrome is ignored.
 func (s *Sender) Ack(psn roce.PSN, syndrome roce.Syndrome) (res Result) {
 	upTo := psn
 	switch {
@@ -337,8 +339,8 @@ func (s *Sender) Ack(psn roce.PSN, syndrome roce.Syndrome) (res Result) {
 	return res
 }
 
-// acknowledge notes that everything before psn has been done, and counts the requests that end there. It returns false, and
-// stops, at a request whose response has not come.
+// acknowledge notes that everything before psn has been done, and counts the requests that end there. It returns false,
+// and stops, at a request whose response has not come.
 func (s *Sender) acknowledge(psn roce.PSN, res *Result) bool {
 	bytes := 0
 	for s.una != psn && s.flight.len() > 0 {
@@ -387,9 +389,9 @@ type Store struct {
 	Last   bool
 }
 
-// Response handles a response that Expects allows. One of the wrong length or place is a bad response (IBA 9.9.2.1); one that
-// belongs to another kind of request is ignored, since it may be forged, and the true one is still to come. With ok its payload is to be stored, and then Stored to be called; where that
-// is impossible the request fails.
+// Response handles a response that Expects allows. One of the wrong length or place is a bad response (IBA 9.9.2.1);
+// one that belongs to another kind of request is ignored, since it may be forged, and the true one is still to come.
+// With ok its payload is to be stored, and then Stored to be called; where that is impossible the request fails.
 func (s *Sender) Response(r *Response) (res Result, to Store, ok bool) {
 	if !s.acknowledge(r.PSN, &res) {
 		s.responseLost(r.PSN, &res)
@@ -418,8 +420,8 @@ func (s *Sender) Response(r *Response) (res Result, to Store, ok bool) {
 	return res, to, ok
 }
 
-// ends reports whether the response is the last packet that answers a READ request. Where it is the first depends on where the
-// request began, which may have been a repeated one.
+// ends reports whether the response is the last packet that answers a READ request. Where it is the first depends on
+// where the request began, which may have been a repeated one.
 func (r *Response) ends() bool {
 	return r.Op == roce.RDMAReadResponseLast || r.Op == roce.RDMAReadResponseOnly
 }
@@ -441,8 +443,8 @@ func (s *Sender) Stored() (res Result) {
 	return res
 }
 
-// responseLost handles a response, to psn, that is newer than the one that is waited for: a response before it is lost (an
-// implied NAK, IBA 9.7.5.2.1). Until that has come, others that arrive too early tell nothing new.
+// responseLost handles a response, to psn, that is newer than the one that is waited for: a response before it is lost
+// (an implied NAK, IBA 9.7.5.2.1). Until that has come, others that arrive too early tell nothing new.
 func (s *Sender) responseLost(psn roce.PSN, res *Result) {
 	if !s.gap && s.Open() {
 		s.retransmit(res)
@@ -521,8 +523,8 @@ func (s *Sender) Tick(now time.Time) Expiry {
 	return NothingExpired
 }
 
-// TimedOut is to be called after Tick has returned AckTimeout (IBA 9.7.6.1.3). It returns false if nothing was outstanding any
-// more.
+// TimedOut is to be called after Tick has returned AckTimeout (IBA 9.7.6.1.3). It returns false if nothing was
+// outstanding any more.
 func (s *Sender) TimedOut() (res Result, ok bool) {
 	if s.flight.len() == 0 || s.una == s.Place() {
 		return res, false
@@ -532,10 +534,11 @@ func (s *Sender) TimedOut() (res Result, ok bool) {
 	return res, true
 }
 
-// Probe is to be called after Tick has returned ProbeDue. It returns the oldest packet without an acknowledgement, to be sent
-// again with a request for one, long before the timeout, which may be a second: if the packet, or the NAK for it, was lost, that
-// gets things going; if an acknowledgement was, the peer repeats it, as for any duplicate (IBA 9.7.5.1.1). It is no
-// retransmission: nothing else is sent again, and the timeout runs on. False: there is nothing to be probed for.
+// Probe is to be called after Tick has returned ProbeDue. It returns the oldest packet without an acknowledgement, to
+// be sent again with a request for one, long before the timeout, which may be a second: if the packet, or the NAK for
+// it, was lost, that gets things going; if an acknowledgement was, the peer repeats it, as for any duplicate (IBA
+// 9.7.5.1.1). It is no retransmission: nothing else is sent again, and the timeout runs on. False: there is nothing to
+// be probed for.
 func (s *Sender) Probe(now time.Time) (p Packet, ok bool) {
 	if s.deadline.IsZero() || !s.rnrUntil.IsZero() || s.una == s.Place() || s.flight.len() == 0 {
 		return p, false

@@ -259,8 +259,8 @@ var responses = map[string]roce.Operation{
 	"only": roce.RDMAReadResponseOnly, "atomic": roce.AtomicAcknowledge,
 }
 
-// gets hands a response in: "PSN first|middle|last|only LENGTH", "PSN atomic". Where it is stored is described as "at OFFSET",
-// and " last" if it ends the response.
+// gets hands a response in: "PSN first|middle|last|only LENGTH", "PSN atomic". Where it is stored is described as "at
+// OFFSET", and " last" if it ends the response.
 func (r *requester) gets(response, want string) {
 	r.Helper()
 	f := strings.Fields(response)

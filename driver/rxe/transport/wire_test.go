@@ -495,8 +495,9 @@ func anyJob(t *rapid.T, kinds []transport.Kind) job {
 	return j
 }
 
-// TestChannel: whatever a channel loses, duplicates, delays and reorders, each request is executed once, in order, and complete
-// once, in order; reads bring the right bytes, and nothing is sent outside the window or beyond what may be outstanding.
+// TestChannel: whatever a channel loses, duplicates, delays and reorders, each request is executed once, in order, and
+// complete once, in order; reads bring the right bytes, and nothing is sent outside the window or beyond what may be
+// outstanding.
 func TestChannel(t *testing.T) {
 	for range 5 {
 		rapid.Check(t, func(t *rapid.T) {
@@ -538,8 +539,8 @@ func TestChannel(t *testing.T) {
 	}
 }
 
-// TestUnreliableChannel: of an unreliable connection a message is delivered if and only if its packets come one after the other,
-// with nothing between them; and each request is complete when it is sent.
+// TestUnreliableChannel: of an unreliable connection a message is delivered if and only if its packets come one after
+// the other, with nothing between them; and each request is complete when it is sent.
 func TestUnreliableChannel(t *testing.T) {
 	for range 5 {
 		rapid.Check(t, func(t *rapid.T) {
