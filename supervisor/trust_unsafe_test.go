@@ -410,7 +410,11 @@ func programBeside([]string) {
 	executed := make(chan struct{})
 	go func() {
 		runtime.LockOSThread()
-		check(unix.Exec("/nonexistent", []string{"x"}, nil) != nil, "exec")
+		// Not by syscall.Exec: until that returns the runtime starts no thread, and other goroutines may wait for one.
+		path, _ := unix.BytePtrFromString("/nonexistent")
+		args := []*byte{path, nil}
+		_, _, errno := unix.Syscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&args[0])), 0)
+		check(errno == unix.ENOENT, "exec")
 		close(executed)
 	}()
 	must(in.ReadString('\n'))
