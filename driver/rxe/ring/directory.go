@@ -82,10 +82,10 @@ func (d *Directory) grow() error {
 		return err
 	}
 	n := len(d.pages)
+	writeShared(m.Mem, 0, &dirHeader{Magic: dirMagic}) // first: the service may die before the page is linked, and after it
 	if n > 0 {
 		writeShared(d.pages[n-1].Mem, 0, &dirHeader{Magic: dirMagic, Next: m.Offset})
 	}
-	writeShared(m.Mem, 0, &dirHeader{Magic: dirMagic})
 	d.pages = append(d.pages, m)
 	for i := range dirPerPage {
 		d.free = append(d.free, (n+1)*dirPerPage-1-i)
