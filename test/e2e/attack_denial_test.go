@@ -17,8 +17,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// Bounds on a service of root's, whatever its users do. They are far above what it needs and far below what ends it: the
-// Go runtime's limit of 10000 threads, vm.max_map_count (65530) and the usual hard limit of descriptors.
+// Bounds on a service of root's, whatever its users do. They are far above what it needs and far below what ends it:
+// the Go runtime's limit of 10000 threads, vm.max_map_count (65530) and the usual hard limit of descriptors.
 const (
 	maxThreads     = 1500
 	maxMappings    = 49152
@@ -36,7 +36,8 @@ func (s *siege) bounded(before load, rss int) {
 	}
 }
 
-// TestAttackThreads: a user's sessions, each with calls that do not end, are refused before they hold the service up. (B1)
+// TestAttackThreads: a user's sessions, each with calls that do not end, are refused before they hold the service up.
+// (B1)
 func TestAttackThreads(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
@@ -275,7 +276,8 @@ func TestAttackGarbage(t *testing.T) {
 	testutil.Eventually(t, "descriptors to be closed", func() bool { return s.load().descriptors <= before.descriptors+100 })
 }
 
-// TestAttackCloseStorm: a file that is opened again and closed, as fast as a program can, costs the service little. (B6)
+// TestAttackCloseStorm: a file that is opened again and closed, as fast as a program can, costs the service little.
+// (B6)
 func TestAttackCloseStorm(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
@@ -305,7 +307,9 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		s.lives()
 		s.unharmed()
-		if l := s.load(); l.threads > before.threads+100 {
+		// A thread for each would be 400. Go's runtime starts some, and keeps them, when a busy machine is slow to run
+		// those that it has.
+		if l := s.load(); l.threads > before.threads+250 {
 			t.Errorf("the service had %d threads, has %d", before.threads, l.threads)
 		}
 	})
@@ -402,7 +406,8 @@ func TestAttackNumberRace(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackForeignPID: a client that the kernel gives no number for, of another PID namespace, is not whom it says. (C7)
+// TestAttackForeignPID: a client that the kernel gives no number for, of another PID namespace, is not whom it says.
+// (C7)
 func TestAttackForeignPID(t *testing.T) {
 	needRoot(t)
 	program := attackProgram(t, "attack")
