@@ -101,7 +101,7 @@ func (r *requester) doLocal(p *pass, w *sendWQE) bool {
 		}
 		p.leave()
 		if w.status != uapi.WCSuccess {
-			return true // to end with that when its turn comes
+			return true // it ends with that when those before it are complete
 		}
 	}
 	r.succeed(r.snd.SkipLocal())

@@ -180,7 +180,7 @@ func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
 	}
 	c.MaxSendWR = uint32(qp.sq.Capacity())
 	if !hasReceiveQueue(qp) {
-		qp.rq, err = ring.New(0, 0, nil) // nobody fills it
+		qp.rq, err = ring.New(0, 0, nil) // no receive is ever posted to it
 	} else if qp.rq, err = ring.New(int(c.MaxRecvWR), recvWQESize(c.MaxRecvSGE), qp.ctx.shared()); err == nil {
 		c.MaxRecvWR = uint32(qp.rq.Capacity())
 	}
@@ -359,8 +359,8 @@ func (qp *QP) setState(s ib.QPState) {
 // State implements ib.DriverQP. It may not sleep.
 func (qp *QP) State() ib.QPState { return ib.QPState(qp.stateNow.Load()) }
 
-// Destroy implements ib.DriverQP. What waits in the egress queue is sent first, the acknowledgement above all of what
-// the consumer has just seen complete.
+// Destroy implements ib.DriverQP. It sends the packets in the egress queue first, above all the acknowledgement
+// of a request that the consumer has just seen complete.
 func (qp *QP) Destroy() error {
 	qp.dev.qps.set(qp.num&(maxQPSlot-1), nil)
 	if !qp.lockOwn() {

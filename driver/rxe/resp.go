@@ -81,7 +81,7 @@ func (r *responder) receiveUnreliable(p *pass, k *packet) {
 	rcv := &r.rcv
 	starts := k.Flags&roce.FlagStarts != 0
 	if rcv.Interrupts(k.psn, starts) {
-		p.settle(qp) // what has come may have been stored; nobody is told
+		p.settle(qp) // the data of an incomplete message may be stored, without a completion
 		r.wqe.filled = 0
 	}
 	if !rcv.ArriveUnreliable(k.psn, starts) {

@@ -83,8 +83,7 @@ func (l *lane) recovered() bool {
 	return true
 }
 
-// add queues a job. It reports false where there is no room for packets. What is for a device that has failed is
-// dropped.
+// add queues a job. It reports false where there is no room for packets. It drops a job for a device that has failed.
 func (l *lane) add(j job) bool {
 	if j.qp.dev.broken.Load() {
 		return true

@@ -322,8 +322,8 @@ var wrongMemory = []wrong{
 			d.dereg = func(inner ib.DriverMR) error {
 				for _, m := range each(d, &d.dead) {
 					if m.DriverMR == inner {
-						nobodys, _ := d.Device.AllocPD(nil)
-						m.change(nobodys, 0)
+						fresh, _ := d.Device.AllocPD(nil)
+						m.change(fresh, 0)
 						free.Store(m)
 					}
 				}

@@ -5,7 +5,7 @@
 // rxe_comp.c and rxe_resp.c of Linux, and nothing else of those files.
 //
 // Packet fields go in, results come out; time goes in where a wait begins or may have ended (Arm, Tick, Probe). The
-// package has no lock, clock, goroutine, memory region, ring or socket, and calls nobody back: each method is a
+// package has no lock, clock, goroutine, memory region, ring or socket, and no callback: each method is a
 // function of the value and its arguments, does not sleep, and allocates nothing once the slices of a value have grown
 // to their size. A value is used by one thread at a time, which its owner sees to.
 //

@@ -7,8 +7,8 @@ import (
 )
 
 // Receiver is the responder of a queue pair, as far as the order of requests goes (IBA 9.7.4, 9.7.5.1, 9.8.2): which
-// packet is expected next, what is owed for those that have come, and which requests may come again. Carrying a request
-// out is its owner's.
+// packet is expected next, which acknowledgement or response is due, and which requests may come again. The owner
+// carries the requests out.
 //
 // Between messages a receiver of a reliable service expects a packet that starts one; within a message, one that goes
 // on:
@@ -161,7 +161,7 @@ func (r *Receiver) ArriveUnreliable(psn roce.PSN, starts bool) bool {
 // dropped.
 func (r *Receiver) Abandon(psn roce.PSN) { r.kind, r.dropping, r.psn = None, true, psn.Next() }
 
-// AbandonRest does the same after a packet that counted.
+// AbandonRest gives up the message in progress after a packet whose PSN has been counted.
 func (r *Receiver) AbandonRest() { r.kind, r.dropping = None, true }
 
 // Arrival is the header of a request packet.
@@ -213,20 +213,11 @@ func (r *Receiver) Executed(a *Arrival, acks bool) {
 		r.kind = None
 		r.msn++
 	}
-	r.asExpected()
+	r.silent = false
 	if acks {
 		r.Acknowledge(roce.ACKUnlimited, r.psn)
 	}
 	r.psn = r.psn.Next()
-}
-
-// asExpected notes that the packet that was expected has come. A NAK that has asked for it, and was not sent yet, is
-// not needed.
-func (r *Receiver) asExpected() {
-	r.silent = false
-	if r.ack.Syndrome == roce.NAKPSNSequenceError {
-		r.due = false
-	}
 }
 
 // Admits reports whether one more request may be answered: as many are outstanding as was agreed on, at most. A
@@ -249,7 +240,7 @@ func (r *Receiver) Answer(a *Answer) {
 	r.msn++
 	x := past{Answer: *a, psn: r.psn, msn: r.msn}
 	r.psn = r.psn.Add(a.Packets)
-	r.asExpected()
+	r.silent = false
 	if len(r.past) < r.depth {
 		r.past = append(r.past, x)
 	} else {

@@ -31,16 +31,20 @@ func TestOldAnswerIsNotRepeated(t *testing.T) {
 	}
 }
 
-// TestNAKOfPastGap: a NAK that has not been sent when the packet comes that it asks for is not sent.
-func TestNAKOfPastGap(t *testing.T) {
+// TestNAKOutlivesGap: packets 0, 2 and 1 arrive before anything is sent. The NAK stays due: packet 2 was dropped, and
+// without the NAK only a timeout would bring it again. It acknowledges packet 0 as well (IBA 9.7.5.2.4).
+func TestNAKOutlivesGap(t *testing.T) {
 	var r transport.Receiver
 	r.SetMTU(256)
-	if got := r.Arrive(1); got != transport.Gap {
+	only := transport.Arrival{Kind: transport.Send, Starts: true, Ends: true}
+	r.Executed(&only, true)
+	if got := r.Arrive(2); got != transport.Gap {
 		t.Fatalf("Arrive: got %v, want Gap", got)
 	}
-	r.Executed(&transport.Arrival{Kind: transport.Send, Starts: true, Ends: true}, false)
-	if a, due := r.Ack(); due {
-		t.Errorf("Ack: got %v, want none", a)
+	r.Executed(&only, false)
+	want := transport.Ack{Syndrome: roce.NAKPSNSequenceError, PSN: 1}
+	if a, due := r.Ack(); !due || a != want {
+		t.Errorf("Ack: got %v, due %v, want %v", a, due, want)
 	}
 }
 

@@ -228,7 +228,7 @@ func (s *Sender) Unsend(index int) {
 }
 
 // Advance goes on to the next request when all packets of the current one have been sent, which next reports. It
-// returns how many requests are complete by that: of an unreliable service they are, since nobody acknowledges.
+// returns how many requests are complete by that: of an unreliable service they are, since no acknowledgement follows.
 func (s *Sender) Advance() (done int, next bool) {
 	e := s.flight.at(s.at)
 	if place := e.first.Add(s.pkt); s.sent.Less(place) {

@@ -450,7 +450,7 @@ func (c *connection) run() {
 		c.check(c.jobs[i].Kind == transport.Local || c.taken(i), "request %d was not executed", i)
 	}
 	c.check(c.snd.Len() == 0 && c.snd.Ordered() == 0, "in flight at the end: %d, %d ordered", c.snd.Len(), c.snd.Ordered())
-	// What is still on the way finds nothing left to do.
+	// Packets still in flight change nothing any more.
 	for len(c.wire) > 0 {
 		p := heap.Pop(&c.wire).(*wirePacket)
 		if p.reply {
