@@ -13,10 +13,11 @@ import (
 // when a callback takes so long that another has waited for helpDelay: callbacks are short, and waking a thread for
 // each would cost more than it gains.
 //
-// A thread that holds callbacks may be stopped in the memory of a program that does not answer. When for lateDelay nothing
-// that is due has been run, the holds that there are count no more.
+// A thread that holds callbacks may be stopped in the memory of a program that does not answer. When for lateDelay
+// nothing that is due has been run, the holds that there are count no more.
 type callbacks struct {
-	// holds are the threads that run callbacks, or will: each takes mu before it ends its hold, and only ends are under mu.
+	// holds are the threads that run callbacks, or will: each takes mu before it ends its hold, and only ends are under
+	// mu.
 	holds atomic.Int32
 
 	mu      sync.Mutex
@@ -195,8 +196,8 @@ func (c *callbacks) leave(worker bool) {
 	c.unlockAndServe()
 }
 
-// runOne is called with mu held and something ready, by a worker or by a thread that holds callbacks, and returns with mu held.
-// A callback that panics or ends the goroutine is the end of the worker, or of the hold: another takes over.
+// runOne is called with mu held and something ready, by a worker or by a thread that holds callbacks, and returns with
+// mu held. A callback that panics or ends the goroutine is the end of the worker, or of the hold: another takes over.
 func (c *callbacks) runOne(worker bool) {
 	epoch := c.epoch % 2
 	c.running[epoch]++
@@ -256,8 +257,8 @@ func (c *callbacks) ran(epoch uint) {
 	c.idle.Broadcast()
 }
 
-// drain returns when what was due or running when it was called has run. No event of the device is taken any more; what comes
-// after that of the objects that are left is not waited for.
+// drain returns when what was due or running when it was called has run. No event of the device is taken any more; what
+// comes after that of the objects that are left is not waited for.
 func (c *callbacks) drain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -286,11 +287,11 @@ func (c *callbacks) waitFor(done func() bool) {
 // a worker: it may not be kept for ever by what others raise.
 const runBatch = 256
 
-// HoldCallbacks announces that the calling thread will soon call RunCallbacks: until then callbacks that come due
-// wait for it instead of waking a worker, which saves a thread switch on the path from a doorbell or a packet to a
-// completion handler. The caller must not sleep in between; callbacks that have waited for it for 10 ms are run by a worker
-// all the same. It may not be called from a consumer's callback or from
-// a driver's method. It may not sleep itself.
+// HoldCallbacks announces that the calling thread will soon call RunCallbacks: until then callbacks that come due wait
+// for it instead of waking a worker, which saves a thread switch on the path from a doorbell or a packet to a
+// completion handler. The caller must not sleep in between; callbacks that have waited for it for 10 ms are run by a
+// worker all the same. It may not be called from a consumer's callback or from a driver's method. It may not sleep
+// itself.
 func (h *DeviceHandle) HoldCallbacks() {
 	d := h.dev
 	if k := d.check.Load(); k != nil {
