@@ -235,6 +235,8 @@ var mutants = []mutant{
 		"(a.Starts || a.Length > 0)", "(a.Starts || a.Length >= 0)"},
 	{"an RDMA WRITE may end early", "driver/rxe/transport/receiver.go",
 		"(!ends || n == r.write.length)", "(!ends || n <= r.write.length)"},
+	{"the packet that a NAK asks for cancels it", "driver/rxe/transport/receiver.go",
+		"	r.silent = false\n	if acks {", "	r.silent, r.due = false, false\n	if acks {"},
 	{"a response does not end the wait after a NAK", "driver/rxe/transport/receiver.go",
 		"	r.psn = r.psn.Add(a.Packets)\n	r.silent = false", "	r.psn = r.psn.Add(a.Packets)"},
 	{"one request more than agreed on is admitted", "driver/rxe/transport/receiver.go",
