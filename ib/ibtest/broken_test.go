@@ -747,10 +747,18 @@ var wrongDrivers = slices.Concat([]wrong{
 	{
 		defect: "reports a completion when the CQ has been destroyed",
 		break_: func(d *wrongDriver) {
+			var destroyed *wrongCQ // under mu
 			d.destroyCQ = func(c *wrongCQ) error {
-				err := c.CQ.Destroy()
-				time.AfterFunc(time.Millisecond, c.obj.Completed)
-				return err
+				d.locked(func() { destroyed = c })
+				return c.CQ.Destroy()
+			}
+			d.createCQ = func(ib.CQHandle, ib.CQAttr) error {
+				var c *wrongCQ
+				d.locked(func() { c, destroyed = destroyed, nil })
+				if c != nil {
+					c.obj.Completed()
+				}
+				return nil
 			}
 		},
 		says: "rule use-after-destroy",
@@ -758,10 +766,18 @@ var wrongDrivers = slices.Concat([]wrong{
 	{
 		defect: "raises an event of a queue pair that has been destroyed",
 		break_: func(d *wrongDriver) {
+			var destroyed *wrongQP // under mu
 			d.destroyQP = func(q *wrongQP) error {
-				err := q.QP.Destroy()
-				time.AfterFunc(time.Millisecond, func() { q.obj.Raise(ib.EventQPFatal) })
-				return err
+				d.locked(func() { destroyed = q })
+				return q.QP.Destroy()
+			}
+			d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
+				var q *wrongQP
+				d.locked(func() { q, destroyed = destroyed, nil })
+				if q != nil {
+					q.obj.Raise(ib.EventQPFatal)
+				}
+				return nil
 			}
 		},
 		says: "rule use-after-destroy",
