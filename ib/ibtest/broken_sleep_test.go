@@ -75,7 +75,7 @@ var wrongSleepers = []wrong{
 				f.Sync()
 			}
 		}),
-		by: "Sleep/ContextSwitches", says: "QP.PostSend gave up the processor",
+		by: "Sleep/ContextSwitches", says: "QP.PostSend gave up the processor", sooner: "rule sleep-in-method", // a slow disk
 	},
 	{
 		defect: "asks a server in post send, and waits for the answer",
