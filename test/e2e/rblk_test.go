@@ -83,7 +83,8 @@ func TestBlockDevice(t *testing.T) {
 	if m == nil {
 		t.Fatalf("the disk said at its end: %s", said)
 	}
-	if resets, _ := strconv.Atoi(m[1]); resets < 50 || m[4] != "0" {
+	// A run takes some 2 to 4 s, so there are about 40 to 80 resets.
+	if resets, _ := strconv.Atoi(m[1]); resets < 20 || m[4] != "0" {
 		t.Errorf("%s", m[0])
 	}
 	target.end(t)
