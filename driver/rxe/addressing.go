@@ -162,7 +162,7 @@ func setDatagramMTU(d *Device) {
 		if !datagram(qp.typ) {
 			continue
 		}
-		p.soon(qp, func(*pass) {
+		p.post(qp, func(*pass) {
 			qp.pathMTU, qp.mtu = mtu, mtu.Bytes()
 			qp.attr.PathMTU = mtu
 		})

@@ -16,6 +16,7 @@ type path struct {
 	dst      netip.Addr
 	tos, ttl uint8
 	attr     ib.AHAttr
+	resolved atomic.Pointer[resolved] // as of the latest look
 }
 
 // resolve finds the path that an address vector describes. EINVAL for a source that is not in the GID table,

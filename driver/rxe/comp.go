@@ -10,7 +10,7 @@ import (
 	"verbena/uapi"
 )
 
-// receiveResponse handles an acknowledgement or a response for a work request of this queue pair. qp.mu is held.
+// receiveResponse handles an acknowledgement or a response for a work request of this queue pair.
 // (rxe_completer)
 func (r *requester) receiveResponse(p *pass, k *packet) {
 	qp := r.qp

@@ -105,15 +105,21 @@ func (f *Fabric) copyView(without *Device) *fabricView {
 	return v
 }
 
-// shortcut finds the device that a packet for dst can be handed to, nil if it has to travel.
-func (d *Device) shortcut(dst netip.Addr) *Device {
-	if !d.allowsShortcut() {
-		return nil
+// peer returns the device of the Fabric that the path leads to, nil if there is none.
+func (p *path) peer() *Device {
+	v := p.from.dev.fabric.load()
+	r := p.resolved.Load()
+	if r == nil || r.in != v {
+		r = &resolved{in: v, peer: v.byAddr[p.dst]}
+		p.resolved.Store(r)
 	}
-	if peer := d.fabric.load().byAddr[dst]; peer != nil && peer.allowsShortcut() && peer.at.Load().up() {
-		return peer
-	}
-	return nil
+	return r.peer
+}
+
+// resolved is where a path leads, as long as the Fabric does not change.
+type resolved struct {
+	in   *fabricView
+	peer *Device // nil: to the network
 }
 
 // allowsShortcut: fault rules work on packets on the wire.
@@ -127,21 +133,16 @@ func (d *Device) SetShortcut(on bool) {
 	d.direct.Store(on)
 }
 
-// intrudes reports whether a train would reach a connection, on a device of the Fabric, whose other end is not the
-// queue pair that sends it. Packets do not tell who sends them, so that any program could send into the connections of
-// others, if it was not stopped here.
-func (d *Device) intrudes(qp *QP, t *train) bool {
+// intruded reports whether a train would reach a connection of the device whose other end is not the queue pair that
+// sends it. A packet does not identify its sender; without this check any program could inject into another's connection.
+func (d *Device) intruded(qp *QP, t *train) bool {
 	if datagram(qp.typ) {
 		return false // the Q_Key guards those
 	}
-	peer := d.fabric.load().byAddr[t.Dst]
-	if peer == nil {
-		return false
-	}
-	to := peer.qp(roce.BTH(t.Buf).DestQPN())
+	to := d.qp(roce.BTH(t.Buf).DestQPN())
 	if to == nil || datagram(to.typ) || to.peer.Load() == qp.num {
 		return false
 	}
-	peer.counters.add(cntDropSource, t.packets)
+	d.counters.add(cntDropSource, t.packets)
 	return true
 }

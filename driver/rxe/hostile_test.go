@@ -373,13 +373,13 @@ func (c *craft) make() []byte {
 	num := c.num
 	if c.to != nil {
 		num = c.to.num
-		c.to.mu.Lock()
-		if c.op.Has(roce.FlagResponse) {
-			psn = c.to.req.snd.Status().Unacknowledged.Add(c.psn)
-		} else {
-			psn = c.to.resp.rcv.PSN().Add(c.psn)
-		}
-		c.to.mu.Unlock()
+		c.to.exclusively(func(*pass) {
+			if c.op.Has(roce.FlagResponse) {
+				psn = c.to.req.snd.Status().Unacknowledged.Add(c.psn)
+			} else {
+				psn = c.to.resp.rcv.PSN().Add(c.psn)
+			}
+		})
 	}
 	roce.BTH(b).Encode(&roce.BTHFields{
 		Opcode: c.op, PadCount: uint8(pad + c.morePad), PKey: c.pkey, DestQPN: num, PSN: psn, AckReq: c.ack, SolicitedEvent: c.se,
@@ -556,15 +556,16 @@ func (h *hostile) checkBounds() {
 		if reliable(v.typ) && v.QP.State() == ib.QPRTS {
 			v.verify(h.t)
 		}
-		v.mu.Lock()
-		r := &v.resp
-		replies, past := r.rcv.Len()
-		if replies > askedReads || past > askedReads || len(v.egress.queue) > 2*maxBacklog || len(v.req.wqes) > 8 ||
-			v.egress.draining || r.wqe.filled > recvLen {
-			h.t.Errorf("queue pair %d: %d replies, %d past requests, %d trains, %d work requests, draining %t, %d bytes received",
-				i, replies, past, len(v.egress.queue), len(v.req.wqes), v.egress.draining, r.wqe.filled)
-		}
-		v.mu.Unlock()
+		v.QP.exclusively(func(*pass) {
+			r := &v.resp
+			replies, past := r.rcv.Len()
+			handed := v.egress.handed.Load()
+			if replies > askedReads || past > askedReads || len(v.egress.queue) > 2*maxBacklog || len(v.req.wqes) > 8 ||
+				handed != 0 || r.wqe.filled > recvLen {
+				h.t.Errorf("queue pair %d: %d replies, %d past requests, %d trains, %d work requests, %d trains handed over, %d bytes received",
+					i, replies, past, len(v.egress.queue), len(v.req.wqes), handed, r.wqe.filled)
+			}
+		})
 	}
 	if s := h.bystander.qp.State(); s != ib.QPRTS {
 		h.t.Errorf("the bystander is in %v", s)

@@ -184,11 +184,11 @@ func stream(b *bench, r *rand.Rand, n int, seed uint64) {
 // verify checks what the sender counts against its requests in flight.
 func (qp *QP) verify(t testing.TB) {
 	t.Helper()
-	qp.mu.Lock()
-	defer qp.mu.Unlock()
-	if err := qp.req.snd.Verify(); err != nil {
-		t.Error(err)
-	}
+	qp.exclusively(func(*pass) {
+		if err := qp.req.snd.Verify(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // split cuts a gather list of one element into up to four.

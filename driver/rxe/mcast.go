@@ -148,7 +148,7 @@ func (p *pass) receiveGroup(d *Device, a *link.Arrival, packets [][]byte) {
 		if a.Dropped() {
 			return
 		}
-		qp.receive(p, a, packets)
+		p.arrive(qp, a, packets)
 	}
 }
 

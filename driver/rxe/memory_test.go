@@ -212,19 +212,16 @@ func TestDestroyWaits(t *testing.T) {
 	})
 }
 
-// TestPutBack: what could not be sent comes before what was queued since.
-func TestPutBack(t *testing.T) {
+// TestEgressCut: what could not be sent stays, in order.
+func TestEgressCut(t *testing.T) {
 	trains := make([]*train, 5)
 	for i := range trains {
 		trains[i] = &train{packets: i}
 	}
-	var e egress
-	e.queue = append(e.queue, trains[:3]...)
-	batch := e.take(nil)
-	e.queue = append(e.queue, trains[3:]...)
-	e.putBack(batch[1:])
-	if !slices.Equal(e.queue, trains[1:]) {
-		t.Errorf("queue is %v", e.queue)
+	e := egress{queue: slices.Clone(trains)}
+	e.cut(2)
+	if !slices.Equal(e.queue, trains[2:]) {
+		t.Errorf("after cut(2): got %v, want %v", e.queue, trains[2:])
 	}
 }
 

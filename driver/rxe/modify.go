@@ -57,24 +57,16 @@ func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) 
 			return err
 		}
 	}
-	p := qp.dev.begin(false)
-	if !qp.lockOwn() {
-		p.end()
+	if !qp.exclusively(func(*pass) { err = qp.change(a, mask, to) }) {
 		return errBroken
 	}
-	p.last = qp
-	defer p.caughtAs(&err)
-	err = qp.change(a, mask, to)
-	qp.advance(p)
-	qp.mu.Unlock()
-	p.end()
 	if err == nil && mask&ib.QPAttrState != 0 && a.State == ib.QPReset {
 		qp.forgetPort()
 	}
 	return err
 }
 
-// choosePort gives a connection the UDP source port that Linux would; qp.mu is held. (rdma_get_udp_sport)
+// choosePort gives a connection the UDP source port that Linux would. (rdma_get_udp_sport)
 func (qp *QP) choosePort() {
 	if label := qp.attr.AH.GRH.FlowLabel; label != 0 {
 		qp.sport = roce.SourcePortFlowLabel(label)
@@ -86,24 +78,23 @@ func (qp *QP) choosePort() {
 // forgetPort says that the queue pair sends no more from its UDP source port. Should another one do so, the port is
 // found again.
 func (qp *QP) forgetPort() {
-	if !qp.lockOwn() {
+	port := uint16(0)
+	if !qp.exclusively(func(*pass) { port = qp.sport }) {
 		return
 	}
-	port := qp.sport
-	qp.mu.Unlock()
 	for _, e := range qp.dev.Endpoints() {
 		link.ForgetPort(e, port)
 	}
 }
 
-// setMTU sets the path MTU of both directions; qp.mu is held.
+// setMTU sets the path MTU of both directions.
 func (qp *QP) setMTU(m roce.MTU) {
 	qp.attr.PathMTU, qp.pathMTU, qp.mtu = m, m, m.Bytes()
 	qp.req.snd.MTU = qp.mtu
 	qp.resp.rcv.SetMTU(qp.mtu)
 }
 
-// change makes the change; qp.mu is held. (rxe_qp_from_attr)
+// change makes the change. (rxe_qp_from_attr)
 func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	moves := mask&ib.QPAttrState != 0
 	if qp.dev.failed.Load() && (!moves || a.State != ib.QPErr && a.State != ib.QPReset) {
@@ -215,14 +206,15 @@ func (qp *QP) reset() {
 
 // Query implements ib.DriverQP. (rxe_qp_to_attr)
 func (qp *QP) Query(ib.QPAttrMask) (ib.QPAttr, error) {
-	if !qp.lockOwn() {
+	var a ib.QPAttr
+	if !qp.exclusively(func(*pass) {
+		a = qp.attr
+		a.State, a.CurState = qp.state, qp.state
+		a.Cap = qp.cap
+		a.RQPSN, a.SQPSN = uint32(qp.resp.rcv.PSN()), uint32(qp.req.snd.Place())
+		a.SQDraining = qp.req.drain == draining
+	}) {
 		return ib.QPAttr{}, errBroken
 	}
-	defer qp.mu.Unlock()
-	a := qp.attr
-	a.State, a.CurState = qp.state, qp.state
-	a.Cap = qp.cap
-	a.RQPSN, a.SQPSN = uint32(qp.resp.rcv.PSN()), uint32(qp.req.snd.Place())
-	a.SQDraining = qp.req.drain == draining
 	return a, nil
 }

@@ -6,9 +6,9 @@ import (
 	"syscall"
 )
 
-// A panic is a bug. It may leave the lock of a queue pair locked, and its state half changed: nothing that the device has is
-// to be relied on any more. With Config.Recover the device fails (ib.DeviceHandle.Fail), and a reset replaces it. Until then, and
-// while its contexts and consumers go, nobody waits for the locks of its queue pairs.
+// A panic is a bug. It may leave the state of a queue pair half changed, which is run by no thread from then on: nothing that
+// the device has is to be relied on any more. With Config.Recover the device fails (ib.DeviceHandle.Fail), and a reset replaces
+// it. Until then, and while its contexts and consumers go, no thread waits for its queue pairs.
 
 // caught recovers a panic of a pass. It must be deferred directly.
 func (p *pass) caught() {
@@ -31,7 +31,7 @@ func (p *pass) caughtAs(err *error) {
 	}
 }
 
-// panicked ends the pass: what it holds is let go, but for the lock of the last queue pair that it has had.
+// panicked ends the pass. The last queue pair that it has run stays as it is.
 func (p *pass) panicked(r any) {
 	why := fmt.Errorf("panic: %v\n%s", r, debug.Stack())
 	p.dev.fail(why)
@@ -45,11 +45,11 @@ func (p *pass) panicked(r any) {
 	if p.scatter.to != nil {
 		p.scatter.to.put()
 	}
-	takeOver(p.dev, p)
+	takeOver(p, p.dev.begin(false))
 	p.runCallbacks()
 }
 
-// fail has nobody wait for locks any more, and the device's owner reset it.
+// fail ends all waiting for queue pairs, and asks the device's owner for a reset.
 func (d *Device) fail(why error) {
 	if d.broken.Swap(true) {
 		return
@@ -57,7 +57,6 @@ func (d *Device) fail(why error) {
 	d.stopped.Store(true)
 	for qp := range d.qps.all() {
 		qp.lane.stall()
-		qp.idle.Broadcast() // Destroy waits no more
 	}
 	d.obj.Fail(why)
 }

@@ -106,9 +106,7 @@ func TestPanic(t *testing.T) {
 		{"doorbell", true, func(c *couple) {
 			qp := qpOf(c.qps[0])
 			p := qp.dev.begin(false)
-			qp.mu.Lock()
 			_, err := qp.req.postSend(p, []ib.SendWR{{ID: 1, Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: c.addr, Length: 8, LKey: c.mr.LKey()}}}})
-			qp.mu.Unlock()
 			p.end()
 			check(c.t, err)
 			c.space.broken.Store(true)
@@ -200,8 +198,7 @@ func TestFailedDeviceDoesNotHang(t *testing.T) {
 	b.connect(conn{})
 	x := newSilentProgram(b, ib.QPTypeRC)
 	qp := qpOf(x.qps[0])
-	qp.mu.Lock() // as a panic leaves it
-	defer qp.mu.Unlock()
+	qp.activity.wake() // as a panic leaves it
 	done := make(chan struct{})
 	go func() { // it waits already
 		defer close(done)

@@ -4,26 +4,43 @@ import (
 	"cmp"
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"verbena/link"
+	"verbena/roce"
 )
 
-// pass is one run of the engine to completion, on the thread that had a reason for it: a doorbell, packets that
-// came, a timer. It holds the thread's working memory and the queue pairs whose egress queues it drains.
+// The way of a message, from the event that begins it to the trains that it leaves as:
 //
-// At most one queue pair is locked at a time: under its lock a queue pair turns work requests into packets, or
-// packets into completions and answers, and leaves what is to be sent in its egress queue; the packets are sent
-// after unlocking, by the one pass that drains that queue. A packet for a device of the same Fabric is not sent
-// but handled right here, which may give another queue pair something to send, and so on until nothing is left.
+//	doorbell, packets, timer, task
+//	        |
+//	      begin        a pass: the thread's working memory, and its run queue
+//	        |
+//	      wake         the queue pair rests: into the run queue. It is being run: noted, for the thread that does
+//	        |
+//	      end, drain   the run queue, until it is empty or the budget is spent; then a goroutine goes on
+//	        |
+//	      run          one queue pair: its events (receive: recv.go, resp.go, comp.go), then what is possible
+//	        |          now (advance: answers, then new requests), then the trains that have come of it
+//	        |
+//	      send ------> the network (endpoint.send), whose other end begins with Receive
+//	        |
+//	      hand         a device of the same Fabric: the train is an event of the peer, which wakes it
+//
+// At most one thread runs a queue pair at a time, and no thread waits for that: one that has an event for a queue pair that
+// is being run leaves it there and goes on. So no lock is held while payload is copied, while packets are sent, and while
+// completions are reported, and memory that does not answer stops only the queue pairs of its own program (stall.go).
+
+// pass is one run of the engine to completion, on the thread that had an event for it. It holds the thread's working
+// memory and the queue pairs that it has to run.
 type pass struct {
 	dev   *Device
-	todo  []*QP // whose egress queues this pass drains
-	done  int   // todo[:done] have been looked at
-	batch []*train
-	spent int // bytes sent since the thread began, and trainCost for each train
+	todo  []*QP // the run queue; their activity says running
+	done  int   // todo[:done] have been run
+	spent int   // bytes sent since the thread began, and trainCost for each train
 
 	build   builder
 	gather  gather
@@ -39,7 +56,7 @@ type pass struct {
 	// Where it is stopped; see stall.go.
 	copies atomic.Uint32 // odd while it is in a copy
 	at     *QP           // whose program's memory that is
-	last   *QP           // that it has locked
+	last   *QP           // that it has run
 	lane   *lane         // that it belongs to
 	theft  sync.Mutex    // held while the watchdog takes todo
 	seen   uint32        // copies at the watchdog's last look; under watchdog.mu
@@ -70,7 +87,7 @@ func (d *Device) begin(callbacks bool) *pass {
 	return p
 }
 
-// hold has the callbacks of the device wait for the end of this pass.
+// hold makes the callbacks of the device wait for the end of this pass.
 func (p *pass) hold(d *Device) {
 	if !p.holds {
 		return
@@ -92,7 +109,118 @@ func (p *pass) runCallbacks() {
 	p.holding = p.holding[:0]
 }
 
-// end drains the egress queues and gives the pass back. A pass that takes long is finished by a goroutine.
+// activity says whether a thread runs a queue pair, or has it in its run queue, and whether there has been an event since it
+// began to.
+//
+//	         wake             wake
+//	resting -----> running -----------> woken
+//	   ^            |   ^                 |
+//	   +--- rest ---+   +----- begin -----+
+type activity struct{ state atomic.Uint32 }
+
+const (
+	resting uint32 = iota
+	running
+	woken
+)
+
+// wake notes that there is an event. It reports whether the queue pair rested; then the caller must run it.
+func (a *activity) wake() bool {
+	for {
+		switch s := a.state.Load(); {
+		case s == woken:
+			return false
+		case a.state.CompareAndSwap(s, s+1):
+			return s == resting
+		}
+	}
+}
+
+// begin is called before the thread that runs the queue pair looks at its events.
+func (a *activity) begin() { a.state.Store(running) }
+
+// rest ends the run, unless there has been an event since begin. It reports whether it did.
+func (a *activity) rest() bool { return a.state.CompareAndSwap(running, resting) }
+
+// event is something that a queue pair has to deal with: exactly one of these.
+type event struct {
+	train   *train        // packets from a device of the Fabric
+	arrival *link.Arrival // packets from the network that came while another thread ran the queue pair; a copy
+	task    *task
+}
+
+// events are what a queue pair has still to deal with, in order. Each is followed by a wake.
+type events struct {
+	any atomic.Bool // list is not empty
+
+	mu    sync.Mutex
+	list  []event
+	spare []event // empty
+}
+
+func (e *events) add(v event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = append(e.list, v)
+	e.any.Store(true)
+}
+
+// addTrain adds a train, which counts among those that its sender has handed over until it is taken; of a slow program, in
+// its lane instead. It reports false where there is no room for it.
+func (e *events) addTrain(t *train, l *lane) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if l.slow.Load() {
+		if !l.charge(len(t.Buf)) {
+			return false
+		}
+		t.charged = true
+	} else {
+		t.from.egress.handed.Add(1)
+	}
+	e.list = append(e.list, event{train: t})
+	e.any.Store(true)
+	return true
+}
+
+// remove takes a task out again, if it is still there.
+func (e *events) remove(t *task) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = slices.DeleteFunc(e.list, func(v event) bool { return v.task == t })
+}
+
+// take returns all events, which recycle gives back.
+func (e *events) take() []event {
+	if !e.any.Load() {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	list := e.list
+	e.list, e.spare = e.spare, nil
+	e.any.Store(false)
+	return list
+}
+
+func (e *events) recycle(list []event) {
+	if list == nil {
+		return
+	}
+	clear(list)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.spare = list[:0]
+}
+
+// wake makes the pass run the queue pair, unless another thread, or another place in its run queue, is going to.
+func (p *pass) wake(qp *QP) {
+	if qp.activity.wake() {
+		p.todo = append(p.todo, qp)
+	}
+}
+
+// end runs what is in the run queue, and gives the pass back. A pass that takes long is finished by a goroutine.
 func (p *pass) end() {
 	if p.drain(passBudget) {
 		p.runCallbacks()
@@ -122,15 +250,7 @@ func (p *pass) release() {
 	p.dev.passes.Put(p)
 }
 
-// owe makes the pass drain the queue pair's egress queue, unless somebody does it already. qp.mu is held.
-func (p *pass) owe(qp *QP) {
-	if e := &qp.egress; len(e.queue) > 0 && !e.draining && !e.blocked {
-		e.draining = true
-		p.todo = append(p.todo, qp)
-	}
-}
-
-// drain sends until nothing is left, and reports true, or until the budget is spent.
+// drain runs queue pairs until none is left, and reports true, or until the budget is spent.
 func (p *pass) drain(budget int) bool {
 	for p.spent = 0; p.done < len(p.todo); {
 		if p.spent > budget {
@@ -138,7 +258,11 @@ func (p *pass) drain(budget int) bool {
 		}
 		qp := p.todo[p.done]
 		p.done++
-		p.drainQP(qp)
+		if p.avoids(qp) {
+			qp.lane.add(qp)
+		} else {
+			p.run(qp, nil, nil)
+		}
 		if p.done > 64 {
 			p.todo = append(p.todo[:0], p.todo[p.done:]...)
 			p.done = 0
@@ -147,88 +271,150 @@ func (p *pass) drain(budget int) bool {
 	return true
 }
 
-func (p *pass) drainQP(qp *QP) {
-	if !p.lock(qp) {
-		qp.lane.add(job{qp: qp})
-		return
+// run does all that there is to do for a queue pair, whose activity says running; packets that have arrived for it
+// just now come first.
+func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
+	if qp.dev.broken.Load() {
+		return // it stays as it is
+	}
+	p.last = qp
+	p.hold(qp.dev)
+	qp.activity.begin()
+	if packets != nil {
+		qp.receive(p, a, packets)
+	}
+	list := qp.events.take()
+	for i := range list {
+		if t := list[i].train; t != nil {
+			p.taken(qp, t)
+		}
+	}
+	for i := range list {
+		switch e := &list[i]; {
+		case e.train != nil:
+			p.receiveTrain(qp, e.train)
+		case e.arrival != nil:
+			qp.lane.uncharge(lenOf(e.arrival.Packets))
+			qp.receive(p, e.arrival, e.arrival.Packets)
+		default:
+			if i > 0 || packets != nil { // what those before it have led to is sent, even if it destroys the queue pair
+				qp.advance(p)
+				p.sendAll(qp)
+			}
+			e.task.run(p)
+		}
+	}
+	qp.events.recycle(list)
+	if qp.timer.fired.Load() {
+		qp.timer.expired(p)
 	}
 	qp.advance(p)
-	p.batch = qp.egress.take(p.batch[:0])
-	if len(p.batch) == 0 {
-		qp.egress.draining = false
-		qp.idle.Broadcast()
-		qp.mu.Unlock()
-		return
+	if more := p.sendAll(qp); more || !qp.activity.rest() {
+		p.todo = append(p.todo, qp)
 	}
-	sport := qp.sport
-	if qp.traced.Load() {
-		for _, t := range p.batch {
+}
+
+// sendAll sends the trains of the egress queue, and reports whether there may be more to send now.
+func (p *pass) sendAll(qp *QP) (more bool) {
+	e := &qp.egress
+	if e.blocked {
+		return false
+	}
+	for i, t := range e.queue {
+		t.QP, t.SPort = qp.num, qp.sport
+		if qp.trace != nil {
 			qp.trace.packet(traceSend, t.Buf, uint32(t.packets))
 		}
-	}
-	qp.mu.Unlock()
-	for i, t := range p.batch {
-		t.QP, t.SPort = qp.num, sport
-		if p.send(qp, t) {
-			continue
+		if !p.send(qp, t) {
+			e.cut(i)
+			qp.timer.block()
+			return false
 		}
-		if !p.lock(qp) {
-			for _, t := range p.batch[i:] {
-				t.free() // as lost
-			}
-			clear(p.batch)
-			qp.lane.add(job{qp: qp})
-			return
-		}
-		qp.egress.putBack(p.batch[i:])
-		qp.egress.draining = false
-		qp.idle.Broadcast()
-		qp.timer.block()
-		qp.mu.Unlock()
-		clear(p.batch)
-		return
 	}
-	clear(p.batch)
-	p.todo = append(p.todo, qp)
+	e.cut(len(e.queue))
+	if !e.short || e.full() {
+		return false
+	}
+	e.short = false
+	return true
 }
 
 // send hands a train of the queue pair to the device that it is for, or to the network, and frees it. It reports
 // false, and does not free it, when the socket is full.
 func (p *pass) send(qp *QP, t *train) bool {
 	from := t.path.from
-	d := from.dev
-	if d.intrudes(qp, t) {
+	d, peer := from.dev, t.path.peer()
+	if peer != nil && peer.intruded(qp, t) {
 		t.free()
 		return true
 	}
+	p.spent += len(t.Buf) + trainCost
 	if !from.ready() { // as without a route (rxe_find_route)
-		p.spent += len(t.Buf) + trainCost
 		d.counters.add(cntSendErr, 1)
 		t.free()
 		return true
 	}
-	if peer := d.shortcut(t.Dst); peer != nil {
-		p.spent += len(t.Buf) + trainCost
+	if peer != nil && d.allowsShortcut() && peer.allowsShortcut() && peer.at.Load().up() {
 		d.counters.add(cntSentPkts, t.packets)
 		if d.taps.On() || peer.taps.On() {
 			tapShortcut(d, peer, from.addr, t)
 		}
-		p.deliver(peer, from.addr, t)
-		t.free()
+		p.hand(qp, peer, t)
 		return true
 	}
+	packets := t.packets
 	err := from.send(&t.Train)
 	if err != nil && errors.Is(err, link.ErrAgain) {
 		return false
 	}
-	p.spent += len(t.Buf) + trainCost
 	if err != nil {
 		d.counters.add(cntSendErr, 1)
 	} else {
-		d.counters.add(cntSentPkts, t.packets)
+		d.counters.add(cntSentPkts, packets)
 	}
 	t.free()
 	return true
+}
+
+// hand makes a train an event of the queue pair that it is for, on a device of the Fabric.
+func (p *pass) hand(qp *QP, peer *Device, t *train) {
+	peer.counters.add(cntRcvdPkts, t.packets)
+	to := peer.qp(roce.BTH(t.Buf).DestQPN())
+	if to == nil {
+		peer.counters.add(cntDropNobody, t.packets)
+		t.free()
+		return
+	}
+	t.from = qp
+	if !to.events.addTrain(t, to.lane) {
+		peer.counters.add(cntDropStalled, t.packets)
+		t.free()
+		return
+	}
+	p.wake(to)
+}
+
+// taken notes that a queue pair is about to receive a train that was handed to it. Its sender goes on if it has waited for
+// that.
+func (p *pass) taken(to *QP, t *train) {
+	if t.charged {
+		to.lane.uncharge(len(t.Buf))
+	} else if t.from.egress.handed.Add(-1) == maxBacklog-1 {
+		p.wake(t.from)
+	}
+	t.from, t.charged = nil, false
+}
+
+// receiveTrain has a queue pair receive a train of a device of the Fabric.
+func (p *pass) receiveTrain(qp *QP, t *train) {
+	p.packets = p.packets[:0]
+	for i := range t.packets {
+		b := t.Packet(i)
+		p.packets = append(p.packets, b[:len(b)-link.ICRCLen])
+	}
+	p.arrival = link.Arrival{Src: t.path.from.addr, Dst: t.Dst, TOS: t.TOS, TTL: cmp.Or(t.TTL, defaultTTL), Packets: p.packets}
+	qp.receive(p, &p.arrival, p.packets)
+	t.free()
 }
 
 // tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
@@ -236,21 +422,6 @@ func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
 	now, from := d.clock.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, link.Port))
 	d.taps.Train(&link.Tapped{Out: true, Unsealed: true}, now, from, &t.Train, 0)
 	peer.taps.Train(&link.Tapped{Unsealed: true}, now, from, &t.Train, 0)
-}
-
-// deliver has a device of the Fabric receive a train.
-func (p *pass) deliver(d *Device, src netip.Addr, t *train) {
-	p.hold(d)
-	p.packets = p.packets[:0]
-	for i := range t.packets {
-		b := t.Packet(i)
-		p.packets = append(p.packets, b[:len(b)-link.ICRCLen])
-	}
-	p.arrival = link.Arrival{Src: src, Dst: t.Dst, TOS: t.TOS, TTL: t.TTL, Packets: p.packets}
-	if p.arrival.TTL == 0 {
-		p.arrival.TTL = defaultTTL
-	}
-	p.receive(d, &p.arrival)
 }
 
 // defaultTTL is that of packets whose address vector does not say.

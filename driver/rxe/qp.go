@@ -8,7 +8,6 @@ import (
 
 	"verbena/driver/rxe/ring"
 	"verbena/ib"
-	"verbena/internal/sched"
 	"verbena/roce"
 	"verbena/uapi"
 )
@@ -51,27 +50,27 @@ type QP struct {
 	lane *lane // of the program; of a consumer in this process and of an XRC target, its own
 
 	// paths are those of the datagrams in the send ring, by slot, as the address handles were when a consumer in this
-	// process posted; guarded by mu. nil: a program posts, by the number of a handle, which is looked up when the
+	// process posted; an element belongs to the poster until its slot is posted, and then to the requester. nil: a program posts, by the number of a handle, which is looked up when the
 	// datagram is sent.
 	paths []*path
 
-	// posting serialises PostRecv, which does not need mu.
-	posting sync.Mutex
+	sending sync.Mutex // serialises PostSend
+	posting sync.Mutex // serialises PostRecv
 
-	// sqNext is the slot of the send ring that the requester looks at next; written under mu.
+	// sqNext is the slot of the send ring that the requester looks at next; written by the thread that runs the queue pair.
 	sqNext atomic.Uint32
-	// stateNow is a copy of state for those who do not hold mu.
+	// stateNow is a copy of state for other threads.
 	stateNow atomic.Uint32
-	// peer is a copy of attr.DestQPN for those who do not hold mu.
+	// peer is a copy of attr.DestQPN for other threads.
 	peer atomic.Uint32
-
-	// traced says that trace is not nil, for those who do not hold mu; written under Device.tracing.
+	// traced says that trace is not nil, for other threads; written under Device.tracing.
 	traced atomic.Bool
 
-	// mu guards what follows. The lock of one queue pair is never taken under that of another. Below it are the
-	// locks of the completion queues.
-	mu      sched.Mutex
-	idle    sync.Cond // on mu: egress.draining has become false
+	activity activity
+	events   events
+
+	// What follows belongs to the thread that runs the queue pair: see activity. That thread takes the locks of
+	// completion queues, of shared receive queues and of regions, and waits for nothing else.
 	life    life
 	state   ib.QPState
 	attr    ib.QPAttr
@@ -132,7 +131,6 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	if qp.lane = new(lane); qp.ctx != nil {
 		qp.lane = &qp.ctx.lane
 	}
-	qp.idle.L = &qp.mu
 	qp.req.init(qp)
 	qp.resp.qp = qp
 	if datagram(qp.typ) {
@@ -220,27 +218,24 @@ func (d *Device) qp(num uint32) *QP {
 
 // PostSend implements ib.DriverQP. It may not sleep.
 func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
-	p := qp.dev.begin(false)
-	defer p.caughtAs(&err)
-	if !qp.lockOwn() {
-		p.end()
+	if qp.dev.broken.Load() {
 		return 0, errBroken
 	}
-	p.last = qp
-	if qp.state < ib.QPRTS {
-		err = fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, qp.state, syscall.EINVAL)
+	if s := qp.State(); s < ib.QPRTS {
+		return 0, fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
 	}
-	if err == nil {
-		n, err = qp.req.postSend(p, wrs)
-	}
-	qp.advance(p)
-	qp.mu.Unlock()
+	p := qp.dev.begin(false)
+	defer p.caughtAs(&err)
+	n, err = qp.req.postSend(p, wrs)
+	p.wake(qp)
 	p.end()
 	return n, err
 }
 
 func (r *requester) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
 	qp := r.qp
+	qp.sending.Lock()
+	defer qp.sending.Unlock()
 	prod, ok := qp.sq.Producer()
 	if !ok {
 		return 0, errRingGone
@@ -289,17 +284,9 @@ func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
 func (qp *QP) Doorbell() {
 	p := qp.dev.begin(false)
 	defer p.caught()
-	if qp.lockOwn() {
-		p.last = qp
-		qp.advance(p)
-		qp.mu.Unlock()
-	}
+	p.wake(qp)
 	p.end()
 }
-
-// lockOwn locks the queue pair for its own consumer, who waits as long as it takes: false if the device has failed, and
-// may have left the lock behind.
-func (qp *QP) lockOwn() bool { return qp.mu.LockUnless(&qp.dev.broken) }
 
 var errBroken = fmt.Errorf("the device has failed: %w", syscall.EIO)
 
@@ -312,8 +299,7 @@ func (qp *QP) Posted() bool {
 	return !ok || prod != qp.sqNext.Load()
 }
 
-// advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send. qp.mu is
-// held. Every holder of mu that changed something calls it before unlocking.
+// advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send.
 func (qp *QP) advance(p *pass) {
 	stopped := qp.dev.stopped.Load()
 	if stopped {
@@ -341,10 +327,9 @@ func (qp *QP) advance(p *pass) {
 		qp.resp.flush(p)
 	}
 	qp.timer.rearm()
-	p.owe(qp)
 }
 
-// setState changes the state; qp.mu is held.
+// setState changes the state.
 func (qp *QP) setState(s ib.QPState) {
 	if s != qp.state {
 		qp.trace.note(traceState, uint32(s))
@@ -359,21 +344,19 @@ func (qp *QP) setState(s ib.QPState) {
 // State implements ib.DriverQP. It may not sleep.
 func (qp *QP) State() ib.QPState { return ib.QPState(qp.stateNow.Load()) }
 
-// Destroy implements ib.DriverQP. It sends the packets in the egress queue first, above all the acknowledgement
-// of a request that the consumer has just seen complete.
+// Destroy implements ib.DriverQP. The packets that have come of earlier events are sent first, above all the
+// acknowledgement of a request that the consumer has just seen complete.
 func (qp *QP) Destroy() error {
 	qp.dev.qps.set(qp.num&(maxQPSlot-1), nil)
-	if !qp.lockOwn() {
+	bound := false
+	if !qp.exclusively(func(*pass) {
+		qp.life.reach(destroyed)
+		qp.timer.stop()
+		qp.egress.drop()
+		bound = qp.bound
+	}) {
 		return nil // what it has stays, and dies with the device
 	}
-	qp.life.reach(destroyed)
-	qp.timer.stop()
-	for qp.egress.draining && !qp.dev.broken.Load() {
-		qp.idle.Wait()
-	}
-	qp.egress.drop()
-	bound := qp.bound
-	qp.mu.Unlock()
 	if bound {
 		unbindWindows(qp.dev, qp)
 	}
@@ -381,11 +364,12 @@ func (qp *QP) Destroy() error {
 		qp.ctx.dir.remove(qp)
 	}
 	qp.forgetPort()
-	// Whoever finds the queue pair from now on, by a pointer that it still holds, finds it gone; PostRecv too is
-	// over.
+	// Threads that still hold a pointer to the queue pair find it destroyed, and posting ends here.
+	qp.sending.Lock()
 	qp.posting.Lock()
 	qp.freeRings()
 	qp.posting.Unlock()
+	qp.sending.Unlock()
 	qp.dev.qps.drop(qp.num & (maxQPSlot - 1))
 	return nil
 }
@@ -425,11 +409,10 @@ func (o ops) EnterError() {
 	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change
 	p := d.begin(false)
 	for qp := range d.qps.all() {
-		p.soon(qp, func(p *pass) {
+		p.post(qp, func(*pass) {
 			if qp.state != ib.QPReset {
 				qp.enterError(deviceInError)
 			}
-			qp.advance(p)
 		})
 	}
 	p.end()
@@ -439,11 +422,12 @@ func (o ops) EnterError() {
 func (o ops) Disassociate(c ib.UserContext) {
 	d := o.dev
 	p := d.begin(false)
+	var tasks []*task
 	for qp := range d.qps.all() {
 		if qp.ctx == nil || qp.ctx.UserContext != c {
 			continue
 		}
-		p.soon(qp, func(p *pass) {
+		tasks = append(tasks, p.post(qp, func(p *pass) {
 			if qp.state != ib.QPReset {
 				qp.enterError(contextEnds)
 			}
@@ -451,9 +435,12 @@ func (o ops) Disassociate(c ib.UserContext) {
 			qp.life.reach(detached)
 			qp.egress.drop()
 			qp.timer.stop()
-		})
+		}))
 	}
 	p.end()
+	for _, t := range tasks {
+		t.wait(t.qp.unresponsive) // where memory does not answer, this comes when it does
+	}
 }
 
 // complete posts a completion to one of the queue pair's completion queues. Where it is lost, the queue pair goes

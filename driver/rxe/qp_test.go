@@ -117,7 +117,7 @@ func TestNewErrors(t *testing.T) {
 	if _, err := New(good); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("a second device: %v", err)
 	}
-	if d.shortcut(addrA) != d {
+	if fabric.load().byAddr[addrA] != d {
 		t.Error("the failure took the first device out of the fabric")
 	}
 	check(t, d.Close())
@@ -325,24 +325,23 @@ func TestLastAnswer(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
 		b.connect(conn{timeout: 8, retry: 1})
 		qp := b.b.dev.qp(b.b.qp.Num())
-		qp.mu.Lock()
-		qp.egress.draining = true // a pass has not got so far yet
-		qp.mu.Unlock()
+		qp.activity.wake() // this thread runs it, and has not got to the answer when the consumer destroys it
 		b.b.recv(1, 0, 100)
 		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: b.a.sge(0, 60), Flags: ib.SendSignaled})
+		p := b.b.dev.begin(true)
+		for _, e := range qp.events.take() {
+			p.taken(qp, e.train)
+			p.receiveTrain(qp, e.train)
+		}
 		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 60})
 		if c.hang {
 			b.b.dev.Hardware().Hang()
 		}
 		result := make(chan error)
 		go func() { result <- b.b.qp.Destroy() }()
-		for gone := false; !gone; {
+		for !qp.events.any.Load() {
 			time.Sleep(time.Millisecond)
-			qp.mu.Lock()
-			gone = qp.life == destroyed
-			qp.mu.Unlock()
 		}
-		p := b.b.dev.begin(true)
 		p.todo = append(p.todo, qp)
 		p.end()
 		check(t, <-result)

@@ -53,7 +53,7 @@ func (p *pass) receive(d *Device, a *link.Arrival) {
 				d.counters.add(cntDropNobody, n)
 			}
 		case qp != nil:
-			qp.receive(p, a, packets[:n])
+			p.arrive(qp, a, packets[:n])
 		default:
 			d.counters.add(cntDropNobody, n)
 		}
@@ -61,13 +61,45 @@ func (p *pass) receive(d *Device, a *link.Arrival) {
 	}
 }
 
-// receive handles packets for the queue pair, then does what has become possible.
-func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
+// arrive has a queue pair receive packets of the network: now, or, if it is being run, later.
+func (p *pass) arrive(qp *QP, a *link.Arrival, packets [][]byte) {
 	if qp.dev.stopped.Load() {
 		return
 	}
-	if !p.lock(qp) {
-		qp.lane.receiveLater(qp, a, packets)
+	if !p.avoids(qp) && qp.activity.wake() {
+		p.run(qp, a, packets)
+		return
+	}
+	if !qp.lane.charge(lenOf(packets)) {
+		qp.dev.counters.add(cntDropStalled, len(packets))
+		return
+	}
+	qp.events.add(event{arrival: copyOf(a, packets)})
+	p.wake(qp)
+}
+
+// lenOf returns the number of bytes of packets.
+func lenOf(packets [][]byte) (n int) {
+	for _, b := range packets {
+		n += len(b)
+	}
+	return n
+}
+
+// copyOf returns packets of an arrival in memory of their own.
+func copyOf(a *link.Arrival, packets [][]byte) *link.Arrival {
+	c := &link.Arrival{Src: a.Src, Dst: a.Dst, TOS: a.TOS, TTL: a.TTL, Packets: make([][]byte, len(packets))}
+	buf := make([]byte, 0, lenOf(packets))
+	for i, b := range packets {
+		buf = append(buf, b...)
+		c.Packets[i] = buf[len(buf)-len(b) : len(buf) : len(buf)]
+	}
+	return c
+}
+
+// receive handles packets for the queue pair.
+func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
+	if qp.dev.stopped.Load() {
 		return
 	}
 	for _, b := range packets {
@@ -85,8 +117,6 @@ func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 		}
 	}
 	p.settle(qp)
-	qp.advance(p)
-	qp.mu.Unlock()
 }
 
 // serviceOf is the transport service of a type of queue pair.

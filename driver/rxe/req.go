@@ -7,7 +7,7 @@ import (
 	"verbena/uapi"
 )
 
-// requester is the sending half of a queue pair, under its lock. The protocol is transport.Sender's: which packet is to
+// requester is the sending half of a queue pair. The protocol is transport.Sender's: which packet is to
 // be sent next, what an acknowledgement means, when to send again. Here its requests get their packets, out of the
 // consumer's memory, each time they are sent, and their completions (comp.go).
 type requester struct {
@@ -43,7 +43,7 @@ func (r *requester) grow() {
 	r.wqes = q
 }
 
-// run sends what may be sent. qp.mu is held. (rxe_requester)
+// run sends what may be sent. (rxe_requester)
 func (r *requester) run(p *pass) {
 	qp := r.qp
 	for r.snd.Open() && (qp.state == ib.QPRTS || qp.state == ib.QPSQD) {

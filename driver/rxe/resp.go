@@ -7,7 +7,7 @@ import (
 	"verbena/uapi"
 )
 
-// responder is the receiving half of a queue pair, under its lock. The order of requests, duplicates and answers are
+// responder is the receiving half of a queue pair. The order of requests, duplicates and answers are
 // transport.Receiver's; here requests are carried out and receives completed.
 type responder struct {
 	qp      *QP
@@ -22,7 +22,7 @@ func (r *responder) reset() {
 	r.named, r.lastWQE, r.wqe = nil, false, recvWQE{sges: r.wqe.sges[:0]}
 }
 
-// receive handles a packet of the peer's requester. qp.mu is held. (rxe_responder)
+// receive handles a packet of the peer's requester. (rxe_responder)
 func (r *responder) receive(p *pass, k *packet) {
 	qp := r.qp
 	switch qp.typ {
@@ -401,7 +401,7 @@ func (r *responder) receiveDuplicate(k *packet) {
 	}
 }
 
-// answer makes the replies and the acknowledgement that are due, as far as there is room. qp.mu is held.
+// answer makes the replies and the acknowledgement that are due, as far as there is room.
 func (r *responder) answer(p *pass) {
 	qp := r.qp
 	rcv := &r.rcv

@@ -110,9 +110,7 @@ func TestRequester(t *testing.T) {
 	}
 	window := func(d *dialogue, packets int) {
 		qp := qpOf(d.b.qp)
-		qp.mu.Lock()
-		defer qp.mu.Unlock()
-		qp.req.aimd.Bytes = packets * (mtu + transport.PacketCost)
+		qp.exclusively(func(*pass) { qp.req.aimd.Bytes = packets * (mtu + transport.PacketCost) })
 	}
 	for _, c := range []struct {
 		name  string
@@ -309,9 +307,7 @@ func TestResponder(t *testing.T) {
 			d.hears("RDMA READ response Only 0 (4)")
 			block := func(on bool) {
 				qp := qpOf(d.b.qp)
-				qp.mu.Lock()
-				qp.egress.blocked = on
-				qp.mu.Unlock()
+				qp.exclusively(func(*pass) { qp.egress.blocked = on })
 			}
 			block(true)
 			d.say(read)

@@ -234,9 +234,8 @@ func TestFenceAnswered(t *testing.T) {
 			b.a.send(wr, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendFence | ib.SendSignaled})
 			time.Sleep(time.Millisecond)
 			qp := qpOf(b.a.qp)
-			qp.mu.Lock()
-			waits := qp.req.snd.Len() == 1
-			qp.mu.Unlock()
+			waits := false
+			qp.exclusively(func(*pass) { waits = qp.req.snd.Len() == 1 })
 			if waits != c.waits {
 				t.Errorf("opcode %d: the request behind it waits: %v", c.op, waits)
 			}

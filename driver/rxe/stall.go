@@ -1,62 +1,55 @@
 package rxe
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 	"weak"
 
 	"verbena/internal/clock"
-	"verbena/link"
 )
 
 // Memory that does not answer. A copy into or out of a program's memory may take for ever: a page may be that of a FUSE
-// file, or of userfaultfd(2), whatever it was when it was registered. The copy is made under the lock of a queue pair,
-// by the thread that had a packet or a doorbell for it, which may be another program's or the endpoint's. So:
+// file, or of userfaultfd(2), whatever it was when it was registered. The copy is made by the thread that runs the queue pair
+// of that program, which may be another program's or the endpoint's; the queue pairs of others are not held meanwhile. So:
 //
 //   - A pass says so when it is in a copy (pass.enter, leave). The device's watchdog finds those that have been for stallTick
-//     or longer, gives what else they have to do to a goroutine, and marks the program as slow.
-//   - Nobody waits for a lock of a slow program's queue pair: packets for it, and its turn to send, go to its lane, a queue
-//     that a goroutine works off. What does not fit is lost, as in a network that is too slow.
+//     or longer, gives their run queue to a goroutine, and marks the program as slow.
+//   - The queue pairs of a slow program are run by a goroutine of its own, from its lane. The packets that wait for them are
+//     bounded; more are lost, as in a network that is too slow.
 //   - The network's receive thread that is stopped in a copy is replaced by another (package link).
 //
-// A program that is slow costs each thread that meets it one stall of up to 2*stallTick. After that it is let alone
-// until nothing of it has been stopped for a time that doubles with each stall.
+// A slow program costs each thread that meets it one stall of up to 2*stallTick. After that no other thread runs its queue
+// pairs until nothing of it has been stopped for a time that doubles with each stall.
 
 const (
 	stallTick = 10 * time.Millisecond
 	// A program stays slow for minPenalty after its first stall, up to maxPenalty after its last.
 	minPenalty = time.Second
 	maxPenalty = time.Minute
-	// maxLaneBytes and maxLaneJobs bound what waits for a slow program.
+	// maxLaneBytes bounds the packets that are kept for the queue pairs of one program while they cannot be received, those
+	// from fast programs of the same Fabric excepted, which egress bounds.
 	maxLaneBytes = 1 << 20
-	maxLaneJobs  = 1 << 10
 )
 
-// lane is where the queue pairs of one program are served from while it is slow.
+// lane is where the queue pairs of one program are run from while it is slow.
 //
 //	        a pass is stopped                            none is, the penalty is over and the queue is empty
-//	fast ---------------------> slow (jobs go to a goroutine) -----------------------------------------> fast
+//	fast ---------------------> slow (a goroutine runs its queue pairs) -------------------------------------> fast
 type lane struct {
-	slow atomic.Bool // written under mu
+	slow  atomic.Bool  // written under mu
+	bytes atomic.Int64 // of packets that wait for its queue pairs
 
 	mu      sync.Mutex
-	jobs    []job
-	bytes   int // of packets in jobs
+	queue   []*QP // to be run; their activity says running
 	running bool
 	stopped int // passes that are stopped in the program's memory; a broken device counts as one
 	until   time.Time
 	penalty time.Duration
 }
 
-// job is something to be done with a queue pair when it can be locked.
-type job struct {
-	qp      *QP
-	arrival link.Arrival  // packets to receive; none: there is something else to do
-	do      func(p *pass) // under the lock; nil: send what is in the egress queue, whose drainer the job is
-}
-
-// stall notes that a pass is stopped in the program's memory, as long as it does not call resume.
+// stall notes that a pass is stopped in the program's memory, until resume is called.
 func (l *lane) stall() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -83,115 +76,140 @@ func (l *lane) recovered() bool {
 	return true
 }
 
-// add queues a job. It reports false where there is no room for packets. It drops a job for a device that has failed.
-func (l *lane) add(j job) bool {
-	if j.qp.dev.broken.Load() {
-		return true
-	}
-	n := 0
-	for _, b := range j.arrival.Packets {
-		n += len(b)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if n > 0 && (l.bytes+n > maxLaneBytes || len(l.jobs) >= maxLaneJobs) {
+// charge counts n bytes of packets that are going to wait. It reports false where there is no room for them.
+func (l *lane) charge(n int) bool {
+	if l.bytes.Add(int64(n)) > maxLaneBytes {
+		l.bytes.Add(-int64(n))
 		return false
 	}
-	l.jobs = append(l.jobs, j)
-	l.bytes += n
+	return true
+}
+
+// uncharge is the opposite of charge.
+func (l *lane) uncharge(n int) { l.bytes.Add(-int64(n)) }
+
+// add queues a queue pair, to be run by the program's goroutine.
+func (l *lane) add(qp *QP) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queue = append(l.queue, qp)
 	if !l.running {
 		l.running = true
 		go l.run()
 	}
-	return true
 }
 
 // run works the queue off.
 func (l *lane) run() {
 	for {
 		l.mu.Lock()
-		if len(l.jobs) == 0 {
-			l.jobs, l.running = nil, false
+		if len(l.queue) == 0 {
+			l.queue, l.running = nil, false
 			l.mu.Unlock()
 			return
 		}
-		j := l.jobs[0]
-		l.jobs = l.jobs[1:]
-		for _, b := range j.arrival.Packets {
-			l.bytes -= len(b)
-		}
+		qp := l.queue[0]
+		l.queue = l.queue[1:]
 		l.mu.Unlock()
-		j.run(l)
-	}
-}
-
-func (j *job) run(l *lane) {
-	qp := j.qp
-	p := qp.dev.begin(false)
-	defer p.caught()
-	p.lane, p.last = l, qp
-	switch {
-	case len(j.arrival.Packets) > 0:
-		qp.receive(p, &j.arrival, j.arrival.Packets)
-	case j.do != nil:
-		if p.lock(qp) {
-			j.do(p)
-			qp.mu.Unlock()
-		}
-	default:
+		p := qp.dev.begin(false)
+		p.lane = l
 		p.todo = append(p.todo, qp)
+		p.finish()
 	}
-	p.end()
 }
 
-// lock locks a queue pair for the pass, false where the pass may not wait for it: its program is slow.
-func (p *pass) lock(qp *QP) bool {
+// avoids reports whether the pass must not run the queue pair, because its program is slow.
+func (p *pass) avoids(qp *QP) bool {
 	l := qp.lane
-	if l == p.lane {
-		if !qp.lockOwn() {
-			return false
+	return l != p.lane && l.slow.Load() && !l.recovered()
+}
+
+// task is something to be done by the thread that runs a queue pair.
+//
+//	waiting --run--> begun --> over
+//	   |
+//	   +--wait gives up--> withdrawn
+type task struct {
+	qp    *QP
+	do    func(p *pass)
+	state atomic.Uint32
+	over  chan struct{}
+}
+
+const (
+	taskWaiting uint32 = iota
+	taskBegun
+	taskWithdrawn
+)
+
+// taskPoll is how often a thread that waits for a task looks whether it has to give up.
+const taskPoll = time.Millisecond
+
+// post makes do a task of the queue pair, which the pass runs unless another thread does.
+func (p *pass) post(qp *QP, do func(p *pass)) *task {
+	t := &task{qp: qp, do: do, over: make(chan struct{})}
+	qp.events.add(event{task: t})
+	p.wake(qp)
+	return t
+}
+
+func (t *task) run(p *pass) {
+	if t.state.CompareAndSwap(taskWaiting, taskBegun) {
+		t.do(p)
+		close(t.over)
+	}
+}
+
+// wait returns true when the task is over, and false when stop is true before it has begun; then it never does. It may sleep.
+func (t *task) wait(stop func() bool) bool {
+	select {
+	case <-t.over:
+		return true
+	default:
+	}
+	poll := time.NewTicker(taskPoll)
+	defer poll.Stop()
+	for {
+		select {
+		case <-t.over:
+			return true
+		case <-poll.C:
+			if stop() && t.state.CompareAndSwap(taskWaiting, taskWithdrawn) {
+				t.qp.events.remove(t)
+				return false
+			}
+			if t.qp.dev.broken.Load() {
+				return false
+			}
 		}
-	} else if l.slow.Load() && !l.recovered() || !qp.mu.LockUnless(&l.slow) {
+	}
+}
+
+// exclusively calls f while no thread runs the queue pair, on behalf of its own consumer, who waits as long as it takes. It
+// returns false, perhaps without having called f, if the device has failed. It may sleep.
+func (qp *QP) exclusively(f func(p *pass)) bool {
+	if qp.dev.broken.Load() {
 		return false
 	}
-	p.last = qp
-	return true
+	p := qp.dev.begin(false)
+	t := p.post(qp, f)
+	p.finish()
+	return t.wait(qp.dev.broken.Load)
 }
 
-// soon does something under the lock of a queue pair: now, or if the program is slow when it can be.
-func (p *pass) soon(qp *QP, f func(p *pass)) {
-	if qp.mu.TryLock() || p.lock(qp) || qp.dev.broken.Load() && qp.lockOwn() {
-		p.last = qp
-		f(p)
-		qp.mu.Unlock()
-		return
-	}
-	qp.lane.add(job{qp: qp, do: f})
-}
+// unresponsive reports whether memory of the queue pair's program does not answer.
+func (qp *QP) unresponsive() bool { return qp.lane.slow.Load() }
 
-// receiveLater leaves packets for the queue pair to the lane. They are copied.
-func (l *lane) receiveLater(qp *QP, a *link.Arrival, packets [][]byte) {
-	n := 0
-	for _, b := range packets {
-		n += len(b)
-	}
-	j := job{qp: qp, arrival: link.Arrival{Src: a.Src, Dst: a.Dst, TOS: a.TOS, TTL: a.TTL}}
-	if n <= maxLaneBytes {
-		buf := make([]byte, 0, n)
-		for _, b := range packets {
-			buf = append(buf, b...)
-			j.arrival.Packets = append(j.arrival.Packets, buf[len(buf)-len(b):len(buf):len(buf)])
-		}
-	}
-	if len(j.arrival.Packets) == 0 || !l.add(j) {
-		qp.dev.counters.add(cntDropStalled, len(packets))
-	}
+// finish is end, for a caller whose own panic is not at stake.
+func (p *pass) finish() {
+	defer p.caught()
+	p.end()
 }
 
 // robbed is set in pass.copies when the watchdog has taken what the pass has to do.
 const robbed = 1 << 31
 
-// enter says that the pass is going to copy from or to the memory of a queue pair's program, or waits for somebody who
+// enter says that the pass is going to copy from or to the memory of a queue pair's program, or waits for a thread that
 // does; leave follows.
 func (p *pass) enter(qp *QP) {
 	p.at = qp
@@ -290,7 +308,7 @@ func (w *watchdog) entered() bool {
 	return false
 }
 
-// rob has a goroutine do what the pass has still to do, but for the queue pair that it is at. n is what copies was.
+// rob gives the run queue of a pass to a goroutine. n is what copies was.
 func (p *pass) rob(n uint32) {
 	p.theft.Lock()
 	defer p.theft.Unlock()
@@ -298,21 +316,49 @@ func (p *pass) rob(n uint32) {
 		return
 	}
 	p.at.lane.stall()
-	takeOver(p.dev, p)
+	q := p.dev.begin(false)
+	q.forgive(p.at)
+	takeOver(p, q)
 }
 
-// takeOver gives what a pass that is stopped has still to send to a goroutine.
-func takeOver(d *Device, p *pass) {
-	if p.done == len(p.todo) {
-		return
-	}
-	q := d.begin(false)
+// takeOver adds the run queue of a pass that is stopped to that of another, which a goroutine works off.
+func takeOver(p, q *pass) {
 	q.todo = append(q.todo, p.todo[p.done:]...)
 	clear(p.todo[p.done:])
 	p.todo = p.todo[:p.done]
-	d.workers.start(func() {
-		defer q.caught()
-		q.end()
+	q.dev.workers.start(q.finish)
+}
+
+// forgive lets the senders go on whose trains wait for queue pairs of a program that has become slow. From now on the trains
+// count in its lane; those that do not fit are lost.
+func (p *pass) forgive(slow *QP) {
+	p.forgiveOne(slow) // it may be about to be destroyed, and in no table
+	for qp := range slow.dev.qps.all() {
+		if qp.lane == slow.lane {
+			p.forgiveOne(qp)
+		}
+	}
+}
+
+func (p *pass) forgiveOne(qp *QP) {
+	e := &qp.events
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = slices.DeleteFunc(e.list, func(v event) bool {
+		t := v.train
+		if t == nil || t.charged {
+			return false
+		}
+		fits := qp.lane.charge(len(t.Buf))
+		if t.from.egress.handed.Add(-1) == maxBacklog-1 {
+			p.wake(t.from)
+		}
+		if t.charged = fits; !fits {
+			qp.dev.counters.add(cntDropStalled, t.packets)
+			t.from = nil
+			t.free()
+		}
+		return !fits
 	})
 }
 

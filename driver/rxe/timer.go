@@ -1,6 +1,7 @@
 package rxe
 
 import (
+	"sync/atomic"
 	"time"
 
 	"verbena/driver/rxe/transport"
@@ -13,6 +14,7 @@ import (
 type timer struct {
 	qp      *QP
 	t       clock.Timer
+	fired   atomic.Bool // since it was last looked at
 	at      time.Time // when it fires; noTime: it is not set
 	unblock time.Time // the egress queue is to be tried again
 	reflush time.Time // the rings of a queue pair in error are to be looked at again
@@ -41,7 +43,7 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// rearm sets the timer for the earliest deadline. qp.mu is held.
+// rearm sets the timer for the earliest deadline.
 func (t *timer) rearm() {
 	qp := t.qp
 	if qp.state == ib.QPErr && qp.ctx != nil && qp.life == whole {
@@ -59,7 +61,7 @@ func (t *timer) rearm() {
 	t.t.Reset(at.Sub(qp.dev.clock.Now()))
 }
 
-// block has the egress queue wait a little. qp.mu is held.
+// block has the egress queue wait a little.
 func (t *timer) block() {
 	qp := t.qp
 	qp.egress.blocked = true
@@ -71,35 +73,37 @@ func (t *timer) block() {
 
 // expire runs when the timer fires.
 func (t *timer) expire() {
+	t.fired.Store(true)
+	p := t.qp.dev.begin(true)
+	defer p.caught()
+	p.wake(t.qp)
+	p.end()
+}
+
+// expired does what is due when the timer has fired. The pass runs the queue pair.
+func (t *timer) expired(p *pass) {
 	qp := t.qp
-	if !qp.lockOwn() { // first: this may take long, if the program is slow
+	t.fired.Store(false)
+	t.at = noTime
+	if qp.life >= detached || qp.dev.stopped.Load() && qp.state != ib.QPErr {
 		return
 	}
-	p := qp.dev.begin(true)
-	p.last = qp
-	defer p.caught()
-	t.at = noTime
-	if qp.life < detached && (!qp.dev.stopped.Load() || qp.state == ib.QPErr) {
-		now := qp.dev.clock.Now()
-		due := func(at *time.Time) bool {
-			if at.IsZero() || now.Before(*at) {
-				return false
-			}
-			*at = noTime
-			return true
+	now := qp.dev.clock.Now()
+	due := func(at *time.Time) bool {
+		if at.IsZero() || now.Before(*at) {
+			return false
 		}
-		if due(&t.unblock) {
-			qp.egress.blocked = false
-		}
-		due(&t.reflush)
-		switch qp.req.snd.Tick(now) {
-		case transport.AckTimeout:
-			qp.req.timedOut()
-		case transport.ProbeDue:
-			qp.req.probe(p)
-		}
-		qp.advance(p)
+		*at = noTime
+		return true
 	}
-	qp.mu.Unlock()
-	p.end()
+	if due(&t.unblock) {
+		qp.egress.blocked = false
+	}
+	due(&t.reflush)
+	switch qp.req.snd.Tick(now) {
+	case transport.AckTimeout:
+		qp.req.timedOut()
+	case transport.ProbeDue:
+		qp.req.probe(p)
+	}
 }

@@ -50,7 +50,7 @@ type traceRecord struct {
 	syndrome roce.Syndrome
 }
 
-// trace is the ring of a queue pair's latest protocol events, under its lock.
+// trace is the ring of a queue pair's latest protocol events.
 type trace struct {
 	clock clock.Clock
 	n     uint64 // events since the trace began
@@ -139,10 +139,13 @@ func (r *traceRecord) event() TraceEvent {
 	return e
 }
 
-// lockToLook locks a queue pair on behalf of a caller other than its consumer: EAGAIN if its program's memory does not
-// answer.
-func lockToLook(qp *QP) error {
-	if !qp.mu.LockUnless(&qp.lane.slow) {
+// look calls f while no thread runs the queue pair, on behalf of a caller other than its consumer: EAGAIN if its program's
+// memory does not answer.
+func (qp *QP) look(f func()) error {
+	p := qp.dev.begin(false)
+	t := p.post(qp, func(*pass) { f() })
+	p.finish()
+	if !t.wait(qp.unresponsive) {
 		return fmt.Errorf("QP %d on %s: the memory of its program does not answer: %w", qp.num, qp.dev.name, syscall.EAGAIN)
 	}
 	return nil
@@ -166,18 +169,15 @@ func (d *Device) TraceQP(num uint32, on bool) error {
 	if on && traced >= maxTraced {
 		return fmt.Errorf("trace QP %d on %s: %d queue pairs are traced, at most %d: end a trace first: %w", num, d.name, traced, maxTraced, syscall.ENOSPC)
 	}
-	if err := lockToLook(qp); err != nil {
-		return err
-	}
-	defer qp.mu.Unlock()
-	switch {
-	case !on:
-		qp.trace = nil
-	case qp.trace == nil:
-		qp.trace = &trace{clock: d.clock}
-	}
-	qp.traced.Store(on)
-	return nil
+	return qp.look(func() {
+		switch {
+		case !on:
+			qp.trace = nil
+		case qp.trace == nil:
+			qp.trace = &trace{clock: d.clock}
+		}
+		qp.traced.Store(on)
+	})
 }
 
 // QPTrace is what a queue pair's trace has.
@@ -194,15 +194,15 @@ func (d *Device) QPTrace(num uint32) (QPTrace, error) {
 	if qp == nil {
 		return QPTrace{}, fmt.Errorf("trace of QP %d on %s: no such queue pair: %w", num, d.name, syscall.ENOENT)
 	}
-	if err := lockToLook(qp); err != nil {
+	var t trace
+	on := false
+	if err := qp.look(func() {
+		if on = qp.trace != nil; on {
+			t = *qp.trace
+		}
+	}); err != nil {
 		return QPTrace{}, err
 	}
-	var t trace
-	on := qp.trace != nil
-	if on {
-		t = *qp.trace
-	}
-	qp.mu.Unlock()
 	r := QPTrace{On: on, Events: []TraceEvent{}}
 	if t.n > traceLen {
 		r.Lost = t.n - traceLen
@@ -241,19 +241,15 @@ func (d *Device) QPStatuses() []QPStatus {
 	list := []QPStatus{}
 	for qp := range d.qps.all() {
 		s := QPStatus{Num: qp.num, Type: qp.typ.String(), State: qp.State().String(), Traced: qp.traced.Load()}
-		if lockToLook(qp) != nil {
-			s.Slow = true
-			list = append(list, s)
-			continue
-		}
-		x := qp.req.snd.Status()
-		s.MTU, s.Unacknowledged, s.NextPSN = qp.mtu, uint32(x.Unacknowledged), uint32(x.Place)
-		s.ExpectedPSN, s.InFlight, s.Window = uint32(qp.resp.rcv.PSN()), x.InFlight, x.Window
-		s.Retries, s.RNRRetries, s.Egress = x.Retries, x.RNRRetries, len(qp.egress.queue)
-		if qp.path != nil && !datagram(qp.typ) {
-			s.DestQPN, s.Peer = qp.attr.DestQPN, qp.path.dst.String()
-		}
-		qp.mu.Unlock()
+		s.Slow = qp.look(func() {
+			x := qp.req.snd.Status()
+			s.MTU, s.Unacknowledged, s.NextPSN = qp.mtu, uint32(x.Unacknowledged), uint32(x.Place)
+			s.ExpectedPSN, s.InFlight, s.Window = uint32(qp.resp.rcv.PSN()), x.InFlight, x.Window
+			s.Retries, s.RNRRetries, s.Egress = x.Retries, x.RNRRetries, len(qp.egress.queue)+int(qp.egress.handed.Load())
+			if qp.path != nil && !datagram(qp.typ) {
+				s.DestQPN, s.Peer = qp.attr.DestQPN, qp.path.dst.String()
+			}
+		}) != nil
 		list = append(list, s)
 	}
 	return list

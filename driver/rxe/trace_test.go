@@ -146,14 +146,17 @@ func TestQPStatuses(t *testing.T) {
 	qp := qpOf(b.a.qp)
 	lane := qp.lane
 	lane.stall()
-	qp.mu.Lock() // by a pass that is stopped in the program's memory
+	qp.activity.wake() // by a pass that is stopped in the program's memory
 	if s := find(b.a); !s.Slow || s.MTU != 0 {
 		t.Errorf("of a program whose memory does not answer: %+v", s)
 	}
 	if err := b.a.dev.TraceQP(b.a.qp.Num(), true); !errors.Is(err, syscall.EAGAIN) {
 		t.Errorf("trace of a program whose memory does not answer: %v", err)
 	}
-	qp.mu.Unlock()
+	if n := len(qp.events.list); n != 0 {
+		t.Errorf("of those that gave up: %d events are left", n)
+	}
+	qp.activity.state.Store(resting)
 	lane.resume()
 	lane.mu.Lock()
 	lane.until = time.Time{}

@@ -2,6 +2,7 @@ package rxe
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"verbena/driver/rxe/transport"
 	"verbena/ib"
@@ -16,6 +17,8 @@ type train struct {
 	path    *path
 	packets int
 	pool    *sync.Pool
+	from    *QP  // that sent it, while it is an event of another queue pair
+	charged bool // to that one's lane
 }
 
 // Two sizes of trains: what carries data may grow to the limit; acknowledgements are alone.
@@ -49,34 +52,32 @@ func (t *train) free() {
 	t.pool.Put(t)
 }
 
-// maxBacklog is the number of trains that wait in an egress queue before the requester and the READ responses of
-// the queue pair pause: enough to fill a socket buffer, and a bound on memory.
+// maxBacklog is the number of trains of a queue pair that wait to be sent, or to be received by queue pairs of the same
+// Fabric, before its requester and its READ responses pause: enough to fill a socket buffer, and a bound on memory.
 const maxBacklog = 4
 
-// egress holds what a queue pair has to send, in order. At most one thread takes trains out at a time; the others
-// leave theirs to it.
+// egress holds what a queue pair has to send, in order.
 type egress struct {
-	queue    []*train
-	draining bool // a thread sends
-	blocked  bool // the socket was full; the timer goes on
+	queue   []*train
+	handed  atomic.Int32 // trains that queue pairs of the Fabric have not received yet
+	short   bool         // there was no room for more
+	blocked bool         // the socket was full; the timer goes on
 }
 
-func (e *egress) full() bool { return len(e.queue) >= maxBacklog }
-
-// take moves the queue to batch.
-func (e *egress) take(batch []*train) []*train {
-	batch = append(batch, e.queue...)
-	clear(e.queue)
-	e.queue = e.queue[:0]
-	return batch
+// full reports whether the queue pair has to pause. When a train has been sent, or received, it is run again.
+func (e *egress) full() bool {
+	if len(e.queue)+int(e.handed.Load()) < maxBacklog {
+		return false
+	}
+	e.short = true
+	return true
 }
 
-// putBack returns what could not be sent.
-func (e *egress) putBack(batch []*train) {
-	n := len(e.queue)
-	e.queue = append(e.queue, batch...)
-	copy(e.queue[len(batch):], e.queue[:n])
-	copy(e.queue, batch)
+// cut removes the first n trains, which have been sent.
+func (e *egress) cut(n int) {
+	left := copy(e.queue, e.queue[n:])
+	clear(e.queue[left:])
+	e.queue = e.queue[:left]
 }
 
 func (e *egress) drop() {

@@ -244,13 +244,13 @@ func TestSourcePorts(t *testing.T) {
 		check(t, ud[1].Destroy())
 		// The flow label of a connection's address vector decides.
 		qp := qpOf(b.a.qp)
-		qp.mu.Lock()
-		qp.attr.AH.GRH.FlowLabel = 0x12345
-		qp.choosePort()
-		if qp.sport != roce.SourcePortFlowLabel(0x12345) {
-			t.Errorf("port %#x for a flow label", qp.sport)
-		}
-		qp.mu.Unlock()
+		qp.exclusively(func(*pass) {
+			qp.attr.AH.GRH.FlowLabel = 0x12345
+			qp.choosePort()
+			if qp.sport != roce.SourcePortFlowLabel(0x12345) {
+				t.Errorf("port %#x for a flow label", qp.sport)
+			}
+		})
 	})
 }
 

@@ -248,10 +248,11 @@ func TestUserQueues(t *testing.T) {
 	for i := range 40 { // around the rings several times
 		u.rq.post(u.recvWQE(uint64(100+i), b.a.sge(0, 1000)...))
 		b.b.recv(1, 0, 1000)
-		q.mu.Lock()
-		u.sq.post(u.wqe(uint64(i), uapi.WRSend, uapi.SendSignaled, b.a.sge(i, 700)...))
-		posted := q.Posted()
-		q.mu.Unlock()
+		posted := false
+		q.exclusively(func(*pass) {
+			u.sq.post(u.wqe(uint64(i), uapi.WRSend, uapi.SendSignaled, b.a.sge(i, 700)...))
+			posted = q.Posted()
+		})
 		if !posted {
 			t.Fatal("Posted does not see it")
 		}
@@ -267,12 +268,12 @@ func TestUserQueues(t *testing.T) {
 		b.b.send(ib.SendWR{Opcode: ib.WRSend, SGList: b.b.sge(0, 500)})
 		u.expect(uapi.WC{WRID: uint64(100 + i), Opcode: uapi.WCRecv, ByteLen: 500})
 	}
-	q.mu.Lock()
 	room := uint32(0)
-	for room <= init.MaxSendWR && u.sq.post(u.wqe(0, uapi.WRRDMAWrite, 0)) {
-		room++
-	}
-	q.mu.Unlock()
+	q.exclusively(func(*pass) {
+		for room <= init.MaxSendWR && u.sq.post(u.wqe(0, uapi.WRRDMAWrite, 0)) {
+			room++
+		}
+	})
 	if room != init.MaxSendWR {
 		t.Fatalf("send queue takes %d work requests, want %d", room, init.MaxSendWR)
 	}
