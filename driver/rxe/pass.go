@@ -144,8 +144,8 @@ func (a *activity) rest() bool { return a.state.CompareAndSwap(running, resting)
 
 // event is something that a queue pair has to deal with: exactly one of these.
 type event struct {
-	train   *train        // packets from a device of the Fabric
-	arrival *link.Arrival // packets from the network that came while another thread ran the queue pair; a copy
+	train   *train   // packets from a device of the Fabric
+	waiting *waiting // packets from the network, which came while another thread ran the queue pair
 	task    *task
 }
 
@@ -293,9 +293,10 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 		switch e := &list[i]; {
 		case e.train != nil:
 			p.receiveTrain(qp, e.train)
-		case e.arrival != nil:
-			qp.lane.uncharge(lenOf(e.arrival.Packets))
-			qp.receive(p, e.arrival, e.arrival.Packets)
+		case e.waiting != nil:
+			qp.lane.uncharge(len(e.waiting.buf))
+			qp.receive(p, &e.waiting.Arrival, e.waiting.Packets)
+			e.waiting.free()
 		default:
 			if i > 0 || packets != nil { // what those before it have led to is sent, even if it destroys the queue pair
 				qp.advance(p)

@@ -2,6 +2,8 @@ package rxe
 
 import (
 	"net/netip"
+	"slices"
+	"sync"
 
 	"verbena/ib"
 	"verbena/link"
@@ -74,7 +76,7 @@ func (p *pass) arrive(qp *QP, a *link.Arrival, packets [][]byte) {
 		qp.dev.counters.add(cntDropStalled, len(packets))
 		return
 	}
-	qp.events.add(event{arrival: copyOf(a, packets)})
+	qp.events.add(event{waiting: copyOf(a, packets)})
 	p.wake(qp)
 }
 
@@ -86,16 +88,28 @@ func lenOf(packets [][]byte) (n int) {
 	return n
 }
 
-// copyOf returns packets of an arrival in memory of their own.
-func copyOf(a *link.Arrival, packets [][]byte) *link.Arrival {
-	c := &link.Arrival{Src: a.Src, Dst: a.Dst, TOS: a.TOS, TTL: a.TTL, Packets: make([][]byte, len(packets))}
-	buf := make([]byte, 0, lenOf(packets))
-	for i, b := range packets {
-		buf = append(buf, b...)
-		c.Packets[i] = buf[len(buf)-len(b) : len(buf) : len(buf)]
-	}
-	return c
+// waiting is packets of the network that wait for the queue pair, in memory of their own.
+type waiting struct {
+	link.Arrival
+	buf []byte
 }
+
+var waitingPool = sync.Pool{New: func() any { return new(waiting) }}
+
+// copyOf returns a copy of packets of an arrival, to be freed.
+func copyOf(a *link.Arrival, packets [][]byte) *waiting {
+	w := waitingPool.Get().(*waiting)
+	w.Src, w.Dst, w.TOS, w.TTL = a.Src, a.Dst, a.TOS, a.TTL
+	w.buf = slices.Grow(w.buf[:0], lenOf(packets))
+	w.Packets = w.Packets[:0]
+	for _, b := range packets {
+		w.buf = append(w.buf, b...)
+		w.Packets = append(w.Packets, w.buf[len(w.buf)-len(b):len(w.buf):len(w.buf)])
+	}
+	return w
+}
+
+func (w *waiting) free() { waitingPool.Put(w) }
 
 // receive handles packets for the queue pair.
 func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
