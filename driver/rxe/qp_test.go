@@ -342,6 +342,13 @@ func TestLastAnswer(t *testing.T) {
 		for !qp.events.any.Load() {
 			time.Sleep(time.Millisecond)
 		}
+		qp.advance(p) // the rest of the run
+		p.sendAll(qp)
+		select {
+		case err := <-result:
+			t.Fatalf("Destroy returned %v while a thread ran the queue pair", err)
+		default:
+		}
 		p.todo = append(p.todo, qp)
 		p.end()
 		check(t, <-result)

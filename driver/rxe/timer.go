@@ -15,9 +15,9 @@ type timer struct {
 	qp      *QP
 	t       clock.Timer
 	fired   atomic.Bool // since it was last looked at
-	at      time.Time // when it fires; noTime: it is not set
-	unblock time.Time // the egress queue is to be tried again
-	reflush time.Time // the rings of a queue pair in error are to be looked at again
+	at      time.Time   // when it fires; noTime: it is not set
+	unblock time.Time   // the egress queue is to be tried again
+	reflush time.Time   // the rings of a queue pair in error are to be looked at again
 }
 
 var noTime time.Time
