@@ -23,13 +23,14 @@
 //
 // # Threads
 //
-// The engine has no threads. Whoever has a reason runs it to completion, in a [pass]: a doorbell or PostSend, on
-// the caller's thread; packets that arrive, on the endpoint's thread; a timer. Each queue pair has one lock, which
-// guards all three of its state machines, and no two of them are held together: packets are made under the lock
-// and sent after it was released, in order, because only one pass at a time sends from an egress queue. A packet
-// to another device of the same [Fabric] is not sent: the same pass takes it to the other queue pair, whose answer
-// it takes back, so that a message between two programs of one service costs no change of thread and no system
-// call. A pass that takes long is finished by a goroutine.
+// The engine has no threads. A thread that has an event for a queue pair (a doorbell or PostSend on the caller's thread,
+// packets on the endpoint's, a timer) begins a [pass], which works off a run queue of queue pairs; pass.go has the way of a
+// message from top to bottom. At most one thread runs a queue pair at a time, and none waits for that: an event for one that is
+// being run is left to the thread that runs it. So a message takes three runs (the sender's, the receiver's, and the
+// sender's again for the acknowledgement), and no lock is held while payload is copied, packets are sent or completions are
+// reported. A train for another device of the same [Fabric] is not sent: it is an event of the peer, which the same pass
+// runs next, so that a message between two programs of one service costs no change of thread and no system call. A pass
+// that takes long is finished by a goroutine.
 //
 // # Memory
 //
@@ -74,7 +75,7 @@
 //	resp.go     responder                                  the rest of rxe_resp.c
 //	recv.go     packets that arrive                        rxe_recv.c
 //	train.go    packets that leave; copying of payload     rxe_net.c
-//	pass.go     one run of the engine                      rxe_task.c
+//	pass.go     run queue; the way of a message            rxe_task.c
 //	timer.go    the one timer of a queue pair
 //	stall.go    memory that does not answer
 //	panic.go    the end of a device that cannot be relied on

@@ -3,10 +3,6 @@ package sched
 import (
 	"runtime"
 	"sync"
-	"sync/atomic"
-	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Mutex is a sync.Mutex for the data path, where critical sections last for some microseconds, the time of copying a
@@ -26,37 +22,14 @@ var alone = runtime.NumCPU() == 1
 
 // Lock locks m.
 func (m *Mutex) Lock() {
-	if m.mu.TryLock() || m.look(nil) {
+	if m.mu.TryLock() || m.look() {
 		return
 	}
 	m.mu.Lock()
 }
 
-// LockUnless sleeps between two tries, first for firstNap and each time twice as long, up to lastNap.
-const (
-	firstNap = 20 * time.Microsecond
-	lastNap  = 2 * time.Millisecond
-)
-
-// LockUnless locks m, unless that would take longer than until stop is true. It reports whether m is locked.
-func (m *Mutex) LockUnless(stop *atomic.Bool) bool {
-	if m.mu.TryLock() || m.look(stop) {
-		return true
-	}
-	// A mutex cannot be waited for and left again, so this polls. It is in the kernel meanwhile, not in the Go scheduler:
-	// see Mutex.
-	for nap := firstNap; !stop.Load(); nap = min(2*nap, lastNap) {
-		ts := unix.NsecToTimespec(nap.Nanoseconds())
-		_ = unix.Nanosleep(&ts, nil)
-		if m.mu.TryLock() {
-			return true
-		}
-	}
-	return false
-}
-
-// look tries for a while, or until stop, which may be nil, is true.
-func (m *Mutex) look(stop *atomic.Bool) bool {
+// look tries for a while.
+func (m *Mutex) look() bool {
 	if alone {
 		return false
 	}
@@ -65,9 +38,6 @@ func (m *Mutex) look(stop *atomic.Bool) bool {
 		}
 		if m.mu.TryLock() {
 			return true
-		}
-		if stop != nil && stop.Load() {
-			return false
 		}
 	}
 	return false
