@@ -1,0 +1,128 @@
+package rxe
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"verbena/ib"
+)
+
+// TestActivity: whatever threads wake a queue pair, one runs it at a time, and each event is seen by a run that begins after it.
+func TestActivity(t *testing.T) {
+	const threads, events = 4, 20000
+	var (
+		a               activity
+		posted, handled atomic.Int64
+		inside          atomic.Int32
+		wg              sync.WaitGroup
+	)
+	for range threads {
+		wg.Go(func() {
+			for range events {
+				posted.Add(1)
+				if !a.wake() {
+					continue
+				}
+				for {
+					if inside.Add(1) != 1 {
+						t.Error("two threads run it")
+					}
+					a.begin()
+					handled.Store(posted.Load())
+					inside.Add(-1)
+					if a.rest() {
+						break
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if handled.Load() != threads*events {
+		t.Errorf("handled %d of %d events", handled.Load(), threads*events)
+	}
+	if s := a.state.Load(); s != resting {
+		t.Errorf("afterwards the state is %d, want resting", s)
+	}
+}
+
+// TestEventsOfARunningQueuePair: what comes for a queue pair that another thread runs waits without bound in time, and is
+// bounded in size: a sender pauses when four of its trains wait, and goes on when they are taken, or when the receiver's
+// program turns out to be slow; then they count in its lane.
+func TestEventsOfARunningQueuePair(t *testing.T) {
+	const messages = 2 * maxBacklog
+	for _, slow := range []bool{false, true} {
+		b := newBench(t, setup{shortcut: true})
+		b.connect(conn{})
+		from, to := qpOf(b.a.qp), qpOf(b.b.qp)
+		for i := range messages {
+			b.b.recv(uint64(i), 0, 8)
+		}
+		to.activity.wake() // this thread runs it
+		for i := range messages {
+			b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: []byte("12345678")})
+		}
+		waiting := func(want int) {
+			t.Helper()
+			if n := len(to.events.list); n != want {
+				t.Errorf("%d events wait, want %d", n, want)
+			}
+		}
+		waiting(maxBacklog)
+		b.b.none()
+		p := b.a.dev.begin(false)
+		if slow {
+			to.lane.stall()
+			p.forgive(to)
+			p.end()
+			waiting(maxBacklog + 1) // the rest makes one train
+			if n := to.lane.bytes.Load(); n == 0 || from.egress.handed.Load() != 0 {
+				t.Errorf("%d bytes in the lane, %d trains handed over, want some and none", n, from.egress.handed.Load())
+			}
+			to.lane.resume()
+			to.lane.until = time.Time{}
+			p = b.a.dev.begin(false)
+		}
+		p.todo = append(p.todo, to)
+		p.end()
+		b.a.poll(messages)
+		for i, wc := range b.b.poll(messages) {
+			if wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
+				t.Errorf("receive %d is %d, %v", i, wc.ID, wc.Status)
+			}
+		}
+		if n, h := to.lane.bytes.Load(), from.egress.handed.Load(); n != 0 || h != 0 {
+			t.Errorf("afterwards %d bytes are in the lane, and %d trains are handed over", n, h)
+		}
+	}
+}
+
+// TestPacketsOfARunningQueuePair: packets of the network for a queue pair that another thread runs are kept up to the lane's
+// limit.
+func TestPacketsOfARunningQueuePair(t *testing.T) {
+	b := newBench(t, setup{})
+	b.connect(conn{})
+	to := qpOf(b.b.qp)
+	to.activity.wake()
+	b.b.recv(1, 0, 100)
+	b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: []byte("12345678")})
+	for deadline := time.Now().Add(10 * time.Second); !to.events.any.Load(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the packet does not come")
+		}
+	}
+	b.b.none()
+	to.lane.charge(maxLaneBytes - int(to.lane.bytes.Load()))
+	p := b.b.dev.begin(false)
+	p.arrive(to, arrival(addrA, addrB), [][]byte{make([]byte, 20)})
+	if n := b.b.dev.Stats()["drop_stalled"]; n != 1 {
+		t.Errorf("drop_stalled: got %d, want 1", n)
+	}
+	to.lane.bytes.Store(28) // the packet's
+	p.todo = append(p.todo, to)
+	p.end()
+	b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 8})
+	b.a.expect(ib.WC{ID: 1, Opcode: ib.WCSend})
+}
