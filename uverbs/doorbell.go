@@ -60,14 +60,29 @@ func (d *doorbells) silence() {
 	d.list, d.byHandle = nil, nil
 }
 
+// holds are for doorbells, which allocate nothing.
+var holds = sync.Pool{New: func() any { return new(ib.Hold) }}
+
+// hold has the callbacks that come due run by this thread, when it calls runCallbacks.
+func (f *File) hold() *ib.Hold {
+	h := holds.Get().(*ib.Hold)
+	user.HoldCallbacks(f.dev.ib, h)
+	return h
+}
+
+// runCallbacks ends a hold, if there is one.
+func runCallbacks(h *ib.Hold) {
+	if h != nil {
+		h.Run()
+		holds.Put(h)
+	}
+}
+
 // ringPosted rings for each queue pair that has something posted, and reports whether there was one.
 func (f *File) ringPosted() (rang bool) {
 	d := &f.bells
-	defer func() {
-		if rang {
-			user.RunCallbacks(f.dev.ib)
-		}
-	}()
+	var h *ib.Hold
+	defer func() { runCallbacks(h) }()
 	if f.state.Load() != contextLive || !d.mu.TryRLock() {
 		return false // the command itself is refused, or may wait
 	}
@@ -79,13 +94,12 @@ func (f *File) ringPosted() (rang bool) {
 		if !qp.user.Posted() {
 			continue
 		}
-		if !rang {
-			user.HoldCallbacks(f.dev.ib)
-			rang = true
+		if h == nil {
+			h = f.hold()
 		}
-		qp.user.Doorbell()
+		qp.user.Doorbell(h)
 	}
-	return rang
+	return h != nil
 }
 
 // ringHandle rings as the doorbell command in b says. It reports false when b is anything else, or wrong, or the
@@ -96,11 +110,8 @@ func (f *File) ringHandle(b []byte) (rang bool) {
 	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 {
 		return false
 	}
-	defer func() {
-		if rang {
-			user.RunCallbacks(f.dev.ib)
-		}
-	}()
+	var h *ib.Hold
+	defer func() { runCallbacks(h) }()
 	if f.state.Load() != contextLive || !f.bells.mu.TryRLock() {
 		return false
 	}
@@ -109,10 +120,9 @@ func (f *File) ringHandle(b []byte) (rang bool) {
 	if qp == nil || qp.State() < ib.QPRTS {
 		return false
 	}
-	user.HoldCallbacks(f.dev.ib)
-	rang = true
-	qp.user.Doorbell()
-	return rang
+	h = f.hold()
+	qp.user.Doorbell(h)
+	return true
 }
 
 // isDoorbell tells the command that announces send work requests in a shared queue: POST_SEND of none.

@@ -2,10 +2,13 @@ package uverbs
 
 import (
 	"errors"
+	"runtime/debug"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 
+	"verbena/ib"
 	"verbena/ib/ibfake"
 	"verbena/uapi"
 	"verbena/umem"
@@ -168,6 +171,40 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 			if qp.Rung() != 201 {
 				t.Errorf("rung %d times", qp.Rung())
 			}
+		})
+	}
+}
+
+// Callbacks of another device that a doorbell makes due run on the thread that rings, when the driver's method has returned.
+func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
+	for _, form := range []form{byIoctl, byWrite} {
+		t.Run(form.String(), func(t *testing.T) {
+			w := newWorld(t)
+			other := ib.NewDevice("rxe1", ibfake.New(), nil)
+			must(t, w.core.Register(other))
+			var stacks []string
+			stop := other.Device().OnEvent(func(ib.Event) { stacks = append(stacks, string(debug.Stack())) })
+			p := w.start(form)
+			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
+			qp := p.fakeQP(handle).Ready()
+			qp.OnDoorbell(func(h *ib.Hold) {
+				h.Add(other)
+				other.DispatchEvent(ib.EventPortActive, 1)
+			})
+			for range 2 {
+				qp.SetPosted()
+				must(t, p.ring(handle))
+			}
+			if len(stacks) != 2 {
+				t.Fatalf("callbacks: got %d, want 2", len(stacks))
+			}
+			for _, s := range stacks {
+				if !strings.Contains(s, "uverbs.(*File).Write(") || strings.Contains(s, ".Doorbell(") {
+					t.Errorf("callback: got\n%s, want it on the thread that rings, outside of Doorbell", s)
+				}
+			}
+			stop()
+			must(t, w.core.Unregister(other))
 		})
 	}
 }
