@@ -292,27 +292,78 @@ const runBatch = 256
 // completion handler. The caller must not sleep in between; callbacks that have waited for it for 10 ms are run by a
 // worker all the same. It may not be called from a consumer's callback or from a driver's method. It may not sleep
 // itself.
-func (h *DeviceHandle) HoldCallbacks() {
-	d := h.dev
+func (h *DeviceHandle) HoldCallbacks() { h.dev.holdCallbacks(nil) }
+
+// holdCallbacks begins a hold, which is one of by if that is not nil.
+func (d *Device) holdCallbacks(by *Hold) {
 	if k := d.check.Load(); k != nil {
-		k.hold(d)
+		k.hold(d, by)
 	}
 	d.callbacks.holds.Add(1)
 }
 
 // RunCallbacks runs what is due, and ends the hold of HoldCallbacks. The caller must hold no lock that a callback
 // could need, and must not be in the callchain of a consumer's call. It may not sleep; the callbacks may not either.
-func (h *DeviceHandle) RunCallbacks() {
-	d := h.dev
+func (h *DeviceHandle) RunCallbacks() { h.dev.runCallbacks(nil, runBatch) }
+
+// runCallbacks runs what is due, up to a number of callbacks, and ends the hold. If one of them does not return, the hold
+// has ended all the same.
+func (d *Device) runCallbacks(by *Hold, most int) {
 	if k := d.check.Load(); k != nil {
-		k.endHold(d)
+		k.endHold(d, by)
 	}
 	c := &d.callbacks
 	c.mu.Lock()
-	for n := 0; n < runBatch && c.ready(); n++ {
+	for n := 0; n < most && c.ready(); n++ {
 		c.runOne(false)
 	}
 	c.leave(false)
+}
+
+// Hold is a set of devices whose callbacks one thread is going to run: [DeviceHandle.HoldCallbacks] for as many devices as
+// come to have something due. The zero Hold is empty and ready for use. It is not safe for concurrent use, and must not be
+// copied. It may be used again when Run has returned, and allocates nothing for up to four devices.
+type Hold struct {
+	devices []*Device
+	first   [4]*Device // room for devices
+}
+
+// Add holds the callbacks of a device until Run, as HoldCallbacks does; for a device that is in the set, or with a nil Hold, it
+// does nothing. The thread that calls Add must be the one that is to call Run. Add may not be called from a consumer's callback,
+// nor from a driver's method; the exception is [UserQP].Doorbell, for the Hold that it was given. It may not sleep.
+func (h *Hold) Add(d *DeviceHandle) {
+	if h == nil {
+		return
+	}
+	for _, x := range h.devices {
+		if x == d.dev {
+			return
+		}
+	}
+	if h.devices == nil {
+		h.devices = h.first[:0]
+	}
+	d.dev.holdCallbacks(h)
+	h.devices = append(h.devices, d.dev)
+}
+
+// Run runs what is due on each device, in the order of Add, and ends their holds; the set is empty then. The rules are those of
+// [DeviceHandle.RunCallbacks]. If a callback panics or ends the goroutine, workers run what is left, on every device. It may not
+// sleep.
+func (h *Hold) Run() {
+	next := 0
+	defer func() {
+		for ; next < len(h.devices); next++ {
+			h.devices[next].runCallbacks(h, 0)
+		}
+		clear(h.devices)
+		h.devices = h.devices[:0]
+	}()
+	for next < len(h.devices) {
+		d := h.devices[next]
+		next++
+		d.runCallbacks(h, runBatch)
+	}
 }
 
 // notifyState serialises the completion handler of one CQ.

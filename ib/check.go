@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -90,6 +91,7 @@ type frame struct {
 	entry  []uintptr
 	raised []uintptr // inCallback: where it was raised, if known
 	waits  bool      // waits for callbacks of obj or listener, or all of dev
+	holder *Hold     // inHold: whose it is, nil for HoldCallbacks; inAtomic: that a doorbell was given
 
 	listener *eventHandler // whose function it is, or whose end
 	emptied  []uintptr     // where a completion handler found its CQ empty; of its thread
@@ -124,7 +126,11 @@ func (k *checker) enter(f *frame) (refuse bool) {
 	rule, outer := th.wrong(f)
 	refuse = rule == RuleWaitForSelf
 	f.th = th
-	th.frames = append(th.frames, f)
+	at := len(th.frames)
+	if x := th.doorbell(f); x != nil {
+		at = slices.Index(th.frames, x) // the hold outlives the method
+	}
+	th.frames = slices.Insert(th.frames, at, f)
 	th.seq++
 	k.watch(f)
 	k.mu.Unlock()
@@ -167,11 +173,22 @@ func (k *checker) pop(f *frame) {
 	}
 }
 
+// doorbell is the innermost call of a method if f is a hold that may begin in it, else nil.
+func (th *thread) doorbell(f *frame) *frame {
+	if f.kind != inHold || f.holder == nil {
+		return nil
+	}
+	if x := th.find(func(x *frame) bool { return x.kind.isCall() }); x != nil && x.holder == f.holder {
+		return x
+	}
+	return nil
+}
+
 // wrong is the rule that entering f breaks, and the frame outside of it that makes it so, nil if all is well.
 func (th *thread) wrong(f *frame) (Rule, *frame) {
 	switch f.kind {
 	case inCallback, inHold:
-		if x := th.find(func(x *frame) bool { return x.kind.isCall() }); x != nil {
+		if x := th.find(func(x *frame) bool { return x.kind.isCall() }); x != nil && x != th.doorbell(f) {
 			if f.kind == inHold {
 				return RuleHold, x
 			}
@@ -242,7 +259,8 @@ func (k *checker) reportNested(rule Rule, inner, outer *frame) {
 		d = outer.dev
 	}
 	if inner.kind == inHold {
-		what = fmt.Sprintf("HoldCallbacks called in %s", outer.what)
+		begin, _ := holdCalls(inner.holder)
+		what = fmt.Sprintf("%s called in %s", begin, outer.what)
 	}
 	k.report(Violation{Rule: rule, What: what, Stacks: append([]Stack{
 		{inner.what, trace(inner.entry)},
@@ -273,28 +291,50 @@ func (k *checker) report(v Violation, d *Device, place []uintptr) {
 	k.cfg.Report(v)
 }
 
-// hold and endHold are the checked parts of HoldCallbacks and RunCallbacks.
-func (k *checker) hold(d *Device) {
-	k.enter(&frame{kind: inHold, what: "the thread that called HoldCallbacks", dev: d})
+// holdCalls are the calls that begin and end a hold, by a Hold if it is not nil.
+func holdCalls(by *Hold) (begin, end string) {
+	if by != nil {
+		return "Hold.Add", "Hold.Run"
+	}
+	return "HoldCallbacks", "RunCallbacks"
 }
 
-func (k *checker) endHold(d *Device) {
+// hold and endHold are the checked parts of HoldCallbacks and RunCallbacks, and with by those of a Hold.
+func (k *checker) hold(d *Device, by *Hold) {
+	begin, _ := holdCalls(by)
+	k.enter(&frame{kind: inHold, what: "the thread that called " + begin, dev: d, holder: by})
+}
+
+func (k *checker) endHold(d *Device, by *Hold) {
 	id := goid()
+	var held, inside *frame
 	k.mu.Lock()
-	th, held := k.threads[id], (*frame)(nil)
-	if th != nil {
-		if held = th.find(func(f *frame) bool { return f.kind == inHold && f.dev == d }); held != nil {
+	if th := k.threads[id]; th != nil {
+		held = th.find(func(f *frame) bool { return f.kind == inHold && f.dev == d && f.holder == by })
+		if held != nil {
+			for _, f := range th.frames[slices.Index(th.frames, held):] {
+				if f.kind.isCall() {
+					inside = f
+				}
+			}
 			k.pop(held)
 		}
 	}
 	k.mu.Unlock()
-	if held == nil {
-		place := callers(2)
-		k.report(Violation{
-			Rule: RuleHold, What: "RunCallbacks called by a thread that has not called HoldCallbacks",
-			Stacks: []Stack{{"RunCallbacks", trace(place)}},
-		}, d, place)
+	if held != nil && inside == nil {
+		return
 	}
+	begin, end := holdCalls(by)
+	place := callers(2)
+	v := Violation{
+		Rule: RuleHold, What: fmt.Sprintf("%s called by a thread that has not called %s", end, begin),
+		Stacks: []Stack{{end, trace(place)}},
+	}
+	if inside != nil {
+		v.What = fmt.Sprintf("%s called in %s", end, inside.what)
+		v.Stacks = append(v.Stacks, Stack{"inside of " + inside.what, trace(inside.entry)})
+	}
+	k.report(v, d, place)
 }
 
 // objectCheck is what checked mode knows of an object.

@@ -82,6 +82,29 @@ func (o *object) atomically(what string) (*frame, error) {
 	return o.check.enter(&frame{kind: inAtomic, what: what})
 }
 
+// checkedQueue is a shared send queue in checked mode.
+type checkedQueue struct {
+	UserQP
+	qp *QP
+}
+
+// Unwrap returns the driver's.
+func (q *checkedQueue) Unwrap() DriverQP { return q.UserQP }
+
+func (q *checkedQueue) Doorbell(h *Hold) {
+	f, err := q.qp.check.enter(&frame{kind: inAtomic, what: "UserQP.Doorbell", holder: h})
+	defer f.leave()
+	if err == nil {
+		q.UserQP.Doorbell(h)
+	}
+}
+
+func (q *checkedQueue) Posted() bool {
+	f, err := q.qp.atomically("UserQP.Posted")
+	defer f.leave()
+	return err == nil && q.UserQP.Posted()
+}
+
 func (oc *objectCheck) enter(f *frame) (*frame, error) {
 	f.obj, f.dev = oc, oc.dev
 	err := oc.checkDestroyed(f.what)

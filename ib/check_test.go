@@ -118,7 +118,7 @@ func TestCheckSleep(t *testing.T) {
 			var wg sync.WaitGroup
 			wg.Go(b.dev.handle.RunCallbacks)
 			synctest.Wait()
-			b.dev.check.Load().endHold(b.dev) // the hold is this thread's
+			b.dev.check.Load().endHold(b.dev, nil) // the hold is this thread's
 		}},
 		{"driver holds callbacks in post send", RuleHold, func(t *testing.T, b *bench) {
 			b.drv.onPost = b.dev.handle.HoldCallbacks

@@ -63,9 +63,10 @@ func (k *checker) look(f *frame) {
 		k.mu.Unlock()
 		f.dev.callbacks.mu.Lock()
 		f.dev.callbacks.leave(false)
+		begin, end := holdCalls(f.holder)
 		k.report(Violation{
-			Rule: RuleHold, What: "the thread that called HoldCallbacks ended without RunCallbacks",
-			Stacks: []Stack{{"HoldCallbacks called at", trace(f.entry)}},
+			Rule: RuleHold, What: fmt.Sprintf("the thread that called %s ended without %s", begin, end),
+			Stacks: []Stack{{begin + " called at", trace(f.entry)}},
 		}, f.dev, f.entry)
 		return
 	}

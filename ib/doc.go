@@ -25,7 +25,8 @@
 //  2. Every driver method is fully reentrant. The midlayer serialises nothing. Concurrent Poll is allowed: the
 //     order between the callers is undefined, but no completion is lost or seen twice.
 //  3. No callback comes from the callchain of a method call: a completion raised inside PostSend is delivered
-//     after it has returned, by another goroutine or by a thread that said it would ([DeviceHandle.HoldCallbacks]).
+//     after it has returned, by another goroutine or by a thread that said it would ([DeviceHandle.HoldCallbacks],
+//     [Hold]).
 //     At most one completion handler of one CQ runs at a time, also when the handler re-arms the CQ and new
 //     completions arrive; no armed notification is lost. Different CQs run in parallel.
 //     Asynchronous events of a device and its objects come one at a time, in the order in which they were raised.

@@ -121,7 +121,11 @@ type UserQP interface {
 	DriverQP
 	// Doorbell processes what the user has posted since. It may not sleep. The kernel's rxe does this in
 	// post_send with no work request.
-	Doorbell()
+	//
+	// The calling thread will run the callbacks of the devices in h, when the method has returned: the driver adds each device
+	// on which it makes something due, so that no other thread needs to be woken. With a nil h, whose Add does nothing,
+	// callbacks find a thread of their own. The driver does not call Run, and does not keep h.
+	Doorbell(h *Hold)
 	// Posted reports, cheaply, whether there seems to be something posted that Doorbell would process. It may
 	// not sleep.
 	Posted() bool

@@ -195,8 +195,13 @@ func newBench(t testing.TB, handler func(*CQ), cqEvent func(*CQ, EventType), qpE
 
 func newBenchOn(t testing.TB, core *Core, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
 	t.Helper()
+	return newBenchNamed(t, core, "fake0", handler, cqEvent, qpEvent)
+}
+
+func newBenchNamed(t testing.TB, core *Core, name string, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
+	t.Helper()
 	b := &bench{core: core}
-	b.dev, b.drv = newDevice("fake0")
+	b.dev, b.drv = newDevice(name)
 	must(t, b.core.Register(&b.dev.handle))
 	var err error
 	b.pd, err = b.dev.AllocPD()

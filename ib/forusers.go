@@ -101,22 +101,20 @@ func (s UserSide) Driver(d *Device) Driver {
 	return d.drv
 }
 
-// DriverQP may not sleep.
-func (s UserSide) DriverQP(qp *QP) DriverQP {
+// Queue may not sleep.
+func (s UserSide) Queue(qp *QP) (UserQP, bool) {
 	s.key.Check()
-	return qp.drv
+	q, ok := As[UserQP](qp.drv)
+	if ok && qp.check != nil {
+		q = &checkedQueue{q, qp}
+	}
+	return q, ok
 }
 
 // HoldCallbacks may not sleep.
-func (s UserSide) HoldCallbacks(d *Device) {
+func (s UserSide) HoldCallbacks(d *Device, h *Hold) {
 	s.key.Check()
-	d.handle.HoldCallbacks()
-}
-
-// RunCallbacks may not sleep.
-func (s UserSide) RunCallbacks(d *Device) {
-	s.key.Check()
-	d.handle.RunCallbacks()
+	h.Add(&d.handle)
 }
 
 // Fail may not sleep.

@@ -17,7 +17,8 @@ const (
 	RuleSleepInMethod Rule = 1 + iota
 	// RuleSleepInCallback: a consumer slept in a callback, or called something there that may sleep.
 	RuleSleepInCallback
-	// RuleHold: a thread slept between HoldCallbacks and RunCallbacks, or called one without the other.
+	// RuleHold: a thread slept between HoldCallbacks and RunCallbacks, called one without the other, or called them in a
+	// method or a callback; the same for a Hold.
 	RuleHold
 	// RuleCallchain: a callback came from the callchain of a call.
 	RuleCallchain

@@ -33,7 +33,7 @@ func cmdPostSend(c *call) error {
 				return fmt.Errorf("queue pair %d is in state %v, it cannot send yet: %w", qp.res.Num(), s, syscall.EINVAL)
 			}
 			c.hold()
-			qp.res.user.Doorbell()
+			qp.res.user.Doorbell(&c.callbacks)
 		}
 		return nil
 	}

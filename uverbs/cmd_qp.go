@@ -17,7 +17,7 @@ type qpObject struct {
 	handle uint32
 	uid    uint64    // the program's handle of it, which its events tell
 	user   ib.UserQP // nil where no queue is shared with the program
-	bell   int       // place in doorbells.list; under doorbells.mu
+	bell   bell
 	port   *atomic.Uint32
 	groups memberships
 	xrcd   *xrcdObject // of an XRC target

@@ -140,8 +140,8 @@ type call struct {
 	reader int
 	// async, if there is one, takes the asynchronous events of a new object instead of the context's first event file.
 	async *eventFile
-	// callbacks: callbacks have been held, and are to be run when no lock is held any more.
-	callbacks bool
+	// callbacks are those that have been held, and are to be run when no lock is held any more.
+	callbacks ib.Hold
 	failed    error         // the command failed, but has a response all the same
 	stored    *ib.Stored    // by the driver
 	commit    func()        // after the response has been delivered; may be nil
@@ -174,10 +174,7 @@ func reply[T any](c *call, v T) {
 func replyLength[T any](c *call) uint32 { return uint32(min(c.room, uapi.SizeOf[T]())) }
 
 // hold has the callbacks that come due run by this thread, soon.
-func (c *call) hold() {
-	user.HoldCallbacks(c.f.dev.ib)
-	c.callbacks = true
-}
+func (c *call) hold() { user.HoldCallbacks(c.f.dev.ib, &c.callbacks) }
 
 // created announces a new object with the response.
 func (c *call) created(o *object) {
@@ -197,11 +194,7 @@ func (c *call) run(cmd func(*call) error) error {
 	c.reader = -1
 	c.udata.Context, c.udata.Space = userContext{c.f}, c.caller.Space()
 	c.udata.Defer = func(s ib.Stored) { c.stored = &s }
-	defer func() {
-		if c.callbacks {
-			user.RunCallbacks(c.f.dev.ib)
-		}
-	}()
+	defer c.callbacks.Run()
 	if err := c.f.enter(); err != nil {
 		return err
 	}

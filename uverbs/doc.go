@@ -55,7 +55,8 @@
 //	File.life     read by a command while it is in the midlayer, written to end the context
 //	File.open     one GET_CONTEXT at a time
 //	xrcDomain.mu, xrcDomains.mu  XRC domains, which programs share
-//	doorbells.mu  read by the doorbell, written when queue pairs come and go
+//	doorbells.mu  held when queue pairs come and go; the doorbell does not take it
+//	bell.ringing  read by the doorbell of one queue pair, written when it comes and goes
 //	table.mu      the handles
 //	eventFiles.mu the event files; then eventFile.mu, one of them
 //

@@ -1,7 +1,9 @@
 package uverbs
 
 import (
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"verbena/ib"
 	"verbena/ib/user"
@@ -9,30 +11,44 @@ import (
 )
 
 // doorbells are the queue pairs of a context whose send queues are shared with the program: it posts into them
-// without a call and then rings. Ringing takes mu for reading, and allocates nothing.
+// without a call and then rings. Ringing takes no lock that add, remove or silence hold while they change the table, never
+// waits for them, and allocates nothing.
 type doorbells struct {
-	mu       sync.RWMutex
+	few      atomic.Pointer[[]*qpObject] // all of them, in a slice that is never changed; nil if there are none, or more than maxScan
+	byHandle sync.Map                    // uint32 to *qpObject
+
+	mu       sync.Mutex
 	list     []*qpObject
-	byHandle map[uint32]*qpObject
+	silenced bool
 }
 
-// maxScan is up to how many queue pairs ringPosted looks at each of them, which costs less than to read from the
-// program's memory which one is meant.
+// bell is a queue pair's part of doorbells.
+type bell struct {
+	at int // place in doorbells.list; under doorbells.mu
+
+	ringing sync.RWMutex // held for reading while the queue pair is rung; ringing does not wait for it
+	on      bool         // it may be rung; under ringing
+}
+
+// maxScan is the largest number of queue pairs for which looking at all of them is cheaper than reading from the program's
+// memory which one is meant.
 const maxScan = 8
 
-// add makes a queue pair known. One without a shared queue is ignored.
+// add makes a queue pair known, except after silence. One without a shared queue is ignored.
 func (d *doorbells) add(qp *qpObject) {
 	if qp.user == nil {
 		return
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.byHandle == nil {
-		d.byHandle = map[uint32]*qpObject{}
+	if d.silenced {
+		return
 	}
-	qp.bell = len(d.list)
+	qp.bell.set(true)
+	qp.bell.at = len(d.list)
 	d.list = append(d.list, qp)
-	d.byHandle[qp.handle] = qp
+	d.byHandle.Store(qp.handle, qp)
+	d.publish()
 }
 
 // remove returns when the queue pair is not being rung, and will not be any more.
@@ -40,50 +56,102 @@ func (d *doorbells) remove(qp *qpObject) {
 	if qp.user == nil {
 		return
 	}
+	qp.bell.set(false) // before it leaves the list, so that silence waits for it too
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.byHandle[qp.handle] != qp {
+	at, last := qp.bell.at, len(d.list)-1
+	if at > last || d.list[at] != qp {
 		return
 	}
-	delete(d.byHandle, qp.handle)
-	last := len(d.list) - 1
-	d.list[qp.bell] = d.list[last]
-	d.list[qp.bell].bell = qp.bell
+	d.byHandle.Delete(qp.handle)
+	d.list[at] = d.list[last]
+	d.list[at].bell.at = at
 	d.list[last] = nil
 	d.list = d.list[:last]
+	d.publish()
 }
 
 // silence forgets all queue pairs: it returns when none is being rung, and none will be any more.
 func (d *doorbells) silence() {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.list, d.byHandle = nil, nil
+	list := d.list
+	d.list, d.silenced = nil, true
+	d.byHandle.Clear()
+	d.publish()
+	d.mu.Unlock()
+	for _, qp := range list {
+		qp.bell.set(false)
+	}
 }
+
+// publish is called with mu held, when list has changed.
+func (d *doorbells) publish() {
+	if n := len(d.list); n == 0 || n > maxScan {
+		d.few.Store(nil)
+		return
+	}
+	few := slices.Clone(d.list)
+	d.few.Store(&few)
+}
+
+// set says whether the queue pair may be rung. It waits while it is being rung.
+func (b *bell) set(on bool) {
+	b.ringing.Lock()
+	defer b.ringing.Unlock()
+	b.on = on
+}
+
+// holds are for doorbells, which allocate nothing.
+var holds = sync.Pool{New: func() any { return new(ib.Hold) }}
+
+// hold has the callbacks that come due run by this thread, when it calls runCallbacks.
+func (f *File) hold() *ib.Hold {
+	h := holds.Get().(*ib.Hold)
+	user.HoldCallbacks(f.dev.ib, h)
+	return h
+}
+
+// runCallbacks ends a hold, if there is one.
+func runCallbacks(h *ib.Hold) {
+	if h != nil {
+		h.Run()
+		holds.Put(h)
+	}
+}
+
+// ring rings for a queue pair if wanted says so. It reports false if not, and if the queue pair is being removed or has been. The
+// first to ring begins the hold.
+func (f *File) ring(qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
+	b := &qp.bell
+	if !b.ringing.TryRLock() {
+		return false
+	}
+	defer b.ringing.RUnlock()
+	if !b.on || !wanted(qp) {
+		return false
+	}
+	if *h == nil {
+		*h = f.hold()
+	}
+	qp.user.Doorbell(*h)
+	return true
+}
+
+func hasPosted(qp *qpObject) bool { return qp.user.Posted() }
+func canSend(qp *qpObject) bool   { return qp.State() >= ib.QPRTS }
 
 // ringPosted rings for each queue pair that has something posted, and reports whether there was one.
 func (f *File) ringPosted() (rang bool) {
-	d := &f.bells
-	defer func() {
-		if rang {
-			user.RunCallbacks(f.dev.ib)
-		}
-	}()
-	if f.state.Load() != contextLive || !d.mu.TryRLock() {
-		return false // the command itself is refused, or may wait
+	few := f.bells.few.Load()
+	if few == nil || f.state.Load() != contextLive {
+		return false // the command itself is refused, or says which is meant
 	}
-	defer d.mu.RUnlock()
-	if len(d.list) > maxScan {
-		return false
-	}
-	for _, qp := range d.list {
-		if !qp.user.Posted() {
-			continue
-		}
-		if !rang {
-			user.HoldCallbacks(f.dev.ib)
+	var h *ib.Hold
+	defer func() { runCallbacks(h) }()
+	for _, qp := range *few {
+		if f.ring(qp, hasPosted, &h) {
 			rang = true
 		}
-		qp.user.Doorbell()
 	}
 	return rang
 }
@@ -93,26 +161,16 @@ func (f *File) ringPosted() (rang bool) {
 func (f *File) ringHandle(b []byte) (rang bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	req, ok := uapi.Decode[uapi.PostSend](b[cmdHdrSize:])
-	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 {
+	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 || f.state.Load() != contextLive {
 		return false
 	}
-	defer func() {
-		if rang {
-			user.RunCallbacks(f.dev.ib)
-		}
-	}()
-	if f.state.Load() != contextLive || !f.bells.mu.TryRLock() {
+	qp, ok := f.bells.byHandle.Load(req.QPHandle)
+	if !ok {
 		return false
 	}
-	defer f.bells.mu.RUnlock()
-	qp := f.bells.byHandle[req.QPHandle]
-	if qp == nil || qp.State() < ib.QPRTS {
-		return false
-	}
-	user.HoldCallbacks(f.dev.ib)
-	rang = true
-	qp.user.Doorbell()
-	return rang
+	var h *ib.Hold
+	defer func() { runCallbacks(h) }()
+	return f.ring(qp.(*qpObject), canSend, &h)
 }
 
 // isDoorbell tells the command that announces send work requests in a shared queue: POST_SEND of none.

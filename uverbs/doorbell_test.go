@@ -2,10 +2,17 @@ package uverbs
 
 import (
 	"errors"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
+	"verbena/ib"
 	"verbena/ib/ibfake"
 	"verbena/uapi"
 	"verbena/umem"
@@ -154,6 +161,7 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 	}{{"not read", byIoctl}, {"read", byWrite}} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newWorld(t).start(test.form)
+			p.f.objects.last = 1 << 16 // the runtime boxes small numbers without an allocation
 			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 			qp, cmd := p.fakeQP(handle).Ready(), p.store(doorbell(handle))
 			addr := addressOf(cmd)
@@ -168,6 +176,40 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 			if qp.Rung() != 201 {
 				t.Errorf("rung %d times", qp.Rung())
 			}
+		})
+	}
+}
+
+// Callbacks of another device that a doorbell makes due run on the thread that rings, when the driver's method has returned.
+func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
+	for _, form := range []form{byIoctl, byWrite} {
+		t.Run(form.String(), func(t *testing.T) {
+			w := newWorld(t)
+			other := ib.NewDevice("rxe1", ibfake.New(), nil)
+			must(t, w.core.Register(other))
+			var stacks []string
+			stop := other.Device().OnEvent(func(ib.Event) { stacks = append(stacks, string(debug.Stack())) })
+			p := w.start(form)
+			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
+			qp := p.fakeQP(handle).Ready()
+			qp.OnDoorbell(func(h *ib.Hold) {
+				h.Add(other)
+				other.DispatchEvent(ib.EventPortActive, 1)
+			})
+			for range 2 {
+				qp.SetPosted()
+				must(t, p.ring(handle))
+			}
+			if len(stacks) != 2 {
+				t.Fatalf("callbacks: got %d, want 2", len(stacks))
+			}
+			for _, s := range stacks {
+				if !strings.Contains(s, "uverbs.(*File).Write(") || strings.Contains(s, ".Doorbell(") {
+					t.Errorf("callback: got\n%s, want it on the thread that rings, outside of Doorbell", s)
+				}
+			}
+			stop()
+			must(t, w.core.Unregister(other))
 		})
 	}
 }
@@ -212,4 +254,208 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
+}
+
+// bellQueue is a shared send queue that notes when it is rung, and reports when it may not be.
+type bellQueue struct {
+	ib.UserQP
+	t       testing.TB
+	removed atomic.Bool
+	inside  atomic.Int32
+	rung    atomic.Int32
+	wait    chan struct{} // not nil: the doorbell waits for it
+}
+
+func (q *bellQueue) Posted() bool { return true }
+
+func (q *bellQueue) Doorbell(*ib.Hold) {
+	q.inside.Add(1)
+	if q.removed.Load() {
+		q.t.Error("rung after it was removed")
+	}
+	if q.wait != nil {
+		<-q.wait
+	} else {
+		runtime.Gosched()
+	}
+	q.rung.Add(1)
+	q.inside.Add(-1)
+}
+
+// bells returns queue pairs that are known to nothing but doorbells, with handles from 1<<16 on.
+func (p *program) bells(t testing.TB, n int) ([]*qpObject, []*bellQueue) {
+	handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
+	p.fakeQP(handle).Ready()
+	obj := p.f.objects.find(handle).res.(*qpObject)
+	p.f.bells.remove(obj)
+	qps, queues := make([]*qpObject, n), make([]*bellQueue, n)
+	for i := range n {
+		queues[i] = &bellQueue{t: t}
+		qps[i] = &qpObject{QP: obj.QP, f: p.f, handle: 1<<16 + uint32(i), user: queues[i]}
+	}
+	return qps, queues
+}
+
+// Threads ring while another removes queue pairs and makes them known again, and in the end silences all: when remove or silence
+// has returned none is being rung, or will be.
+func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
+	p := newWorld(t).start(byIoctl)
+	qps, queues := p.bells(t, maxScan+2) // so that the list of few comes and goes
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for !stop.Load() {
+				p.f.ringPosted()
+			}
+		})
+		wg.Go(func() {
+			for i := 0; !stop.Load(); i++ {
+				p.f.ringHandle(doorbell(qps[i%len(qps)].handle))
+			}
+		})
+	}
+	silent := func(what string, i int) {
+		queues[i].removed.Store(true)
+		if n := queues[i].inside.Load(); n != 0 {
+			t.Errorf("when %s had returned: got %d threads that ring, want 0", what, n)
+		}
+	}
+	for round := range 40 {
+		for i, qp := range qps {
+			queues[i].removed.Store(false)
+			p.f.bells.add(qp)
+		}
+		for queues[round%len(qps)].rung.Load() == 0 {
+			runtime.Gosched()
+		}
+		for k := range qps {
+			i := (round + 3*k) % len(qps) // each once, in another order than they came
+			p.f.bells.remove(qps[i])
+			silent("remove", i)
+		}
+	}
+	for i, qp := range qps {
+		queues[i].removed.Store(false)
+		p.f.bells.add(qp)
+	}
+	p.f.bells.silence()
+	for i, qp := range qps {
+		silent("silence", i)
+		p.f.bells.add(qp) // is refused
+		if p.f.ringPosted() || p.f.ringHandle(doorbell(qp.handle)) {
+			t.Errorf("queue pair %d is rung after silence", i)
+		}
+	}
+	stop.Store(true)
+	wg.Wait()
+	for i, q := range queues {
+		if q.rung.Load() == 0 {
+			t.Errorf("queue pair %d was never rung", i)
+		}
+	}
+}
+
+// While one queue pair is being rung and removed, neither others nor those who ring for it wait.
+func TestDoorbellDoesNotWait(t *testing.T) {
+	p := newWorld(t).start(byIoctl)
+	qps, queues := p.bells(t, 3)
+	stuck, other, late := qps[0], qps[1], qps[2]
+	queues[0].wait = make(chan struct{})
+	p.f.bells.add(stuck)
+	p.f.bells.add(other)
+	var wg sync.WaitGroup
+	wg.Go(func() { p.f.ringHandle(doorbell(stuck.handle)) })
+	for queues[0].inside.Load() == 0 {
+		runtime.Gosched()
+	}
+	var removed atomic.Bool
+	wg.Go(func() {
+		p.f.bells.remove(stuck)
+		removed.Store(true)
+	})
+	for !removed.Load() && stuck.bell.ringing.TryRLock() { // until remove waits for it
+		stuck.bell.ringing.RUnlock()
+		runtime.Gosched()
+	}
+	if p.f.ringHandle(doorbell(stuck.handle)) {
+		t.Error("rings for a queue pair that is being removed")
+	}
+	if !p.f.ringPosted() || !p.f.ringHandle(doorbell(other.handle)) || queues[1].rung.Load() != 2 {
+		t.Errorf("the other queue pair: rung %d times, want 2", queues[1].rung.Load())
+	}
+	p.f.bells.add(late)
+	p.f.bells.remove(other)
+	if !p.f.ringPosted() || queues[2].rung.Load() != 1 {
+		t.Errorf("the queue pair that came last: rung %d times, want 1", queues[2].rung.Load())
+	}
+	if removed.Load() {
+		t.Error("remove has returned while the queue pair is being rung")
+	}
+	close(queues[0].wait)
+	wg.Wait()
+	p.f.bells.remove(late)
+}
+
+// Remove and silence wait for the end of a doorbell, also one after the other.
+func TestDoorbellsEndIsWaitedFor(t *testing.T) {
+	remove := func(d *doorbells, qp *qpObject) { d.remove(qp) }
+	silence := func(d *doorbells, _ *qpObject) { d.silence() }
+	for _, test := range []struct {
+		name  string
+		calls []func(d *doorbells, qp *qpObject)
+	}{
+		{"remove", []func(*doorbells, *qpObject){remove}},
+		{"silence", []func(*doorbells, *qpObject){silence}},
+		{"remove, silence", []func(*doorbells, *qpObject){remove, silence}},
+		{"silence, remove", []func(*doorbells, *qpObject){silence, remove}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := newWorld(t).start(byIoctl)
+			qps, queues := p.bells(t, 1)
+			queues[0].wait = make(chan struct{})
+			p.f.bells.add(qps[0])
+			var wg sync.WaitGroup
+			wg.Go(func() { p.f.ringHandle(doorbell(qps[0].handle)) })
+			for queues[0].inside.Load() == 0 {
+				runtime.Gosched()
+			}
+			returned := make(chan int, len(test.calls))
+			for i, call := range test.calls {
+				wg.Go(func() {
+					call(&p.f.bells, qps[0])
+					returned <- i
+				})
+				select {
+				case i := <-returned:
+					t.Errorf("call %d has returned while the queue pair is being rung", i)
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+			close(queues[0].wait)
+			wg.Wait()
+			p.f.bells.remove(qps[0])
+		})
+	}
+}
+
+// BenchmarkDoorbells makes many queue pairs known and removes them again; one operation is all of them.
+func BenchmarkDoorbells(b *testing.B) {
+	for _, n := range []int{100, 10_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			qps := make([]*qpObject, n)
+			for i := range qps {
+				qps[i] = &qpObject{handle: uint32(i), user: &bellQueue{t: b}}
+			}
+			for b.Loop() {
+				var d doorbells
+				for _, qp := range qps {
+					d.add(qp)
+				}
+				for _, qp := range qps {
+					d.remove(qp)
+				}
+			}
+		})
+	}
 }

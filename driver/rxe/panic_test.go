@@ -110,7 +110,7 @@ func TestPanic(t *testing.T) {
 			p.end()
 			check(c.t, err)
 			c.space.broken.Store(true)
-			qp.Doorbell()
+			qp.Doorbell(nil)
 		}},
 		{"receive", false, func(c *couple) {
 			// Inline, so that only the receiver touches memory.
@@ -211,7 +211,7 @@ func TestFailedDeviceDoesNotHang(t *testing.T) {
 		if _, err := qp.PostSend(nil); !errors.Is(err, syscall.EIO) {
 			t.Errorf("PostSend: got %v, want EIO", err)
 		}
-		qp.Doorbell()
+		qp.Doorbell(nil)
 		if err := qp.Modify(&ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil); !errors.Is(err, syscall.EIO) {
 			t.Errorf("Modify: got %v, want EIO", err)
 		}

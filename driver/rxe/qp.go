@@ -265,7 +265,7 @@ func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	}
 	n, err = qp.postRecv(wrs)
 	if qp.State() == ib.QPErr {
-		qp.Doorbell()
+		qp.Doorbell(nil)
 	}
 	return n, err
 }
@@ -281,7 +281,7 @@ func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
 }
 
 // Doorbell implements ib.UserQP. It may not sleep.
-func (qp *QP) Doorbell() {
+func (qp *QP) Doorbell(h *ib.Hold) {
 	p := qp.dev.begin(false)
 	defer p.caught()
 	p.wake(qp)

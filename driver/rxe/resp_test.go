@@ -316,7 +316,7 @@ func TestResponder(t *testing.T) {
 			next.psn = 1
 			d.say(next)
 			block(false)
-			qpOf(d.b.qp).Doorbell()
+			qpOf(d.b.qp).Doorbell(nil)
 			d.hears("RDMA READ response Only 1 (4)")
 		}},
 		{"an old read of which nothing is known is dropped", conn{destRdAtomic: 1}, 0, func(d *dialogue) {

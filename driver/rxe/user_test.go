@@ -164,7 +164,7 @@ func (u *user) close() {
 	ops{u.b.a.dev}.DeallocUserContext(u.program)
 }
 
-func (u *user) doorbell() { qpOf(u.qp).Doorbell() }
+func (u *user) doorbell() { qpOf(u.qp).Doorbell(nil) }
 
 // wqe is a send work request as the library lays it out.
 func (u *user) wqe(id uint64, op uapi.WROpcode, flags uapi.SendFlags, list ...ib.SGE) []byte {

@@ -154,6 +154,7 @@ type QP struct {
 
 	posted atomic.Bool
 	rung   atomic.Int32
+	onBell atomic.Pointer[func(*ib.Hold)]
 
 	mu   sync.Mutex
 	attr ib.QPAttr
@@ -169,11 +170,17 @@ func (q *QP) SetPosted() { q.posted.Store(true) }
 func (q *QP) Posted() bool { return q.posted.Load() }
 
 // Doorbell implements ib.UserQP.
-func (q *QP) Doorbell() {
+func (q *QP) Doorbell(h *ib.Hold) {
 	_ = q.d.enter(Doorbell)
 	q.rung.Add(1)
 	q.posted.Store(false)
+	if f := q.onBell.Load(); f != nil {
+		(*f)(h)
+	}
 }
+
+// OnDoorbell has f called at the end of each doorbell, with what it was given.
+func (q *QP) OnDoorbell(f func(h *ib.Hold)) { q.onBell.Store(&f) }
 
 // Rung is how many doorbells there were.
 func (q *QP) Rung() int { return int(q.rung.Load()) }

@@ -27,8 +27,8 @@ func newSharedQP(q *wrongQP, c ib.UserContext) (ib.DriverQP, error) {
 	return &sharedQP{q, s}, err
 }
 
-func (q *sharedQP) Doorbell()    { q.d.doorbell(q.shared.Mem) }
-func (q *sharedQP) Posted() bool { return true }
+func (q *sharedQP) Doorbell(h *ib.Hold) { q.d.doorbell(q.shared.Mem, h) }
+func (q *sharedQP) Posted() bool        { return true }
 
 func (q *sharedQP) Destroy() error {
 	q.shared.Free()
@@ -97,7 +97,19 @@ var wrongDisassociators = []wrong{
 	},
 	{
 		defect: "goes on taking work requests from the memory of a process that is cut off, and moves the queue's index there",
-		break_: func(d *wrongDriver) { d.doorbell = func(shared []byte) { shared[128]++ } },
+		break_: func(d *wrongDriver) { d.doorbell = func(shared []byte, _ *ib.Hold) { shared[128]++ } },
 		by:     "Disassociate/Harmless", says: "the driver wrote into region 0",
+	},
+	{
+		defect: "runs callbacks in the doorbell",
+		break_: func(d *wrongDriver) {
+			d.doorbell = func(_ []byte, h *ib.Hold) {
+				if h != nil {
+					h.Run()
+					h.Add(d.dev)
+				}
+			}
+		},
+		by: "Disassociate/Harmless", says: "rule hold",
 	},
 }

@@ -58,7 +58,7 @@ type wrongDriver struct {
 	keys  uint32     // that the inner driver has given out for regions
 
 	disassociate func(c ib.UserContext)
-	doorbell     func(shared []byte) // with it, a user's queue pair shares memory with its process
+	doorbell     func(shared []byte, h *ib.Hold) // with it, a user's queue pair shares memory with its process
 }
 
 type wrongQP struct {

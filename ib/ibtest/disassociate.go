@@ -141,8 +141,11 @@ func testDisassociated(e *env) {
 		before[i] = slices.Clone(b)
 	}
 	for _, qp := range p.qps {
-		if u, ok := ib.As[ib.UserQP](e.handle.QP(qp)); ok {
-			doorbell(u)
+		if u, ok := user.Queue(qp); ok {
+			var h ib.Hold
+			user.HoldCallbacks(e.dev, &h)
+			doorbell(u, &h)
+			h.Run()
 		}
 		var errno syscall.Errno
 		if _, _, err := qp.Query(^ib.QPAttrMask(0)); err != nil && !errors.As(err, &errno) {

@@ -55,8 +55,8 @@ type atomicCall struct {
 const measurements = 100
 
 // NothingBlocked knows the methods of queues that are shared with a process by the names of these functions.
-func doorbell(q ib.UserQP) { q.Doorbell() }
-func posted(q ib.UserQP)   { q.Posted() }
+func doorbell(q ib.UserQP, h *ib.Hold) { q.Doorbell(h) }
+func posted(q ib.UserQP)               { q.Posted() }
 
 // atomicCalls are calls of all methods that may not sleep, except EnterError, which is called once in a device's life.
 func (e *env) atomicCalls() []atomicCall {
@@ -113,8 +113,10 @@ func (e *env) doorbells() []atomicCall {
 	if !ok {
 		return nil
 	}
+	var h ib.Hold
 	return []atomicCall{
-		{"UserQP.Doorbell", measurements, nil, func() { doorbell(q) }, nil},
+		{"UserQP.Doorbell", measurements, nil, func() { doorbell(q, nil) }, nil},
+		{"UserQP.Doorbell with a hold", measurements, func() { user.HoldCallbacks(e.dev, &h) }, func() { doorbell(q, &h) }, h.Run},
 		{"UserQP.Posted", measurements, nil, func() { posted(q) }, nil},
 	}
 }

@@ -84,16 +84,13 @@ func Disassociate(d *ib.Device, c ib.UserContext) bool {
 }
 
 // Queue returns the queue pair's send queue that is shared with the program, for its doorbell. It may not sleep.
-func Queue(qp *ib.QP) (ib.UserQP, bool) { return ib.As[ib.UserQP](side.DriverQP(qp)) }
+func Queue(qp *ib.QP) (ib.UserQP, bool) { return side.Queue(qp) }
 
 // DriverAs returns an ability of the device's driver, such as its version of the user ABI. It may not sleep.
 func DriverAs[T any](d *ib.Device) (T, bool) { return ib.As[T](side.Driver(d)) }
 
-// HoldCallbacks is [ib.DeviceHandle.HoldCallbacks], for the thread that carries out a program's call. It may not sleep.
-func HoldCallbacks(d *ib.Device) { side.HoldCallbacks(d) }
-
-// RunCallbacks is [ib.DeviceHandle.RunCallbacks]. It may not sleep.
-func RunCallbacks(d *ib.Device) { side.RunCallbacks(d) }
+// HoldCallbacks adds the device to h ([ib.Hold.Add]), for the thread that carries out a program's call. It may not sleep.
+func HoldCallbacks(d *ib.Device, h *ib.Hold) { side.HoldCallbacks(d, h) }
 
 // Fail is [ib.DeviceHandle.Fail], for a panic in a program's call. It may not sleep.
 func Fail(d *ib.Device, why error) { side.Fail(d, why) }

@@ -3,7 +3,7 @@ package consumer
 
 import "verbena/ib"
 
-func forge(core *ib.Core, d *ib.Device, pd *ib.PD, mr *ib.MR, mw *ib.MW, cq *ib.CQ, qp *ib.QP, srq *ib.SRQ, ah *ib.AH, x *ib.XRCD, drv ib.Driver) {
+func forge(core *ib.Core, d *ib.Device, pd *ib.PD, mr *ib.MR, mw *ib.MW, cq *ib.CQ, qp *ib.QP, srq *ib.SRQ, ah *ib.AH, x *ib.XRCD, drv ib.Driver, hold *ib.Hold) {
 	core.Register(d)                        // error: cannot use d
 	core.Unregister(d)                      // error: cannot use d
 	d.DispatchEvent(ib.EventDeviceFatal, 0) // error: d.DispatchEvent undefined
@@ -13,6 +13,7 @@ func forge(core *ib.Core, d *ib.Device, pd *ib.PD, mr *ib.MR, mw *ib.MW, cq *ib.
 	d.AtHandler(nil)                        // error: d.AtHandler undefined
 	d.HoldCallbacks()                       // error: d.HoldCallbacks undefined
 	d.RunCallbacks()                        // error: d.RunCallbacks undefined
+	hold.Add(d)                             // error: cannot use d
 	d.Dealloc()                             // error: d.Dealloc undefined
 	mr.SetKeys(1, 1)                        // error: mr.SetKeys undefined
 	mw.SetRKey(1)                           // error: mw.SetRKey undefined
@@ -37,4 +38,5 @@ func forge(core *ib.Core, d *ib.Device, pd *ib.PD, mr *ib.MR, mw *ib.MW, cq *ib.
 	_ = ib.QPHandle{qp: qp}                 // error: qp
 	_ = d.handle                            // error: handle
 	_ = ib.UserSide{key: nil}               // error: key
+	_ = ib.Hold{devices: nil}               // error: devices
 }

@@ -1,0 +1,319 @@
+package ib
+
+import (
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"verbena/ib/internal/gate"
+)
+
+// bellQP is a queue pair whose doorbell is ring.
+type bellQP struct {
+	*fakeQP
+	ring func(h *Hold)
+}
+
+func (q *bellQP) Doorbell(h *Hold) { q.ring(h) }
+func (q *bellQP) Posted() bool     { return true }
+
+// holdWorld is some devices of one core, whose handlers note where they run.
+type holdWorld struct {
+	*testing.T
+	benches []*bench
+	seen    *witness // nil: not in checked mode
+	queue   UserQP   // of the first device
+
+	mu      sync.Mutex
+	ran     []int // devices in the order of their handlers
+	threads []int64
+	inBell  bool        // a handler ran in the callchain of Doorbell
+	handler func(i int) // what handlers do besides; may be nil
+}
+
+func newHoldWorld(t *testing.T, devices int, checked bool, ring func(w *holdWorld, h *Hold)) *holdWorld {
+	w := &holdWorld{T: t}
+	core := &Core{}
+	if checked {
+		w.seen = &witness{}
+		core.Check(CheckConfig{Report: w.seen.report})
+	}
+	for i := range devices {
+		w.benches = append(w.benches, newBenchNamed(t, core, "fake"+strconv.Itoa(i), func(*CQ) {
+			w.mu.Lock()
+			w.ran, w.threads = append(w.ran, i), append(w.threads, goid())
+			w.inBell = w.inBell || onStack(".Doorbell")
+			w.mu.Unlock()
+			if w.handler != nil {
+				w.handler(i)
+			}
+		}, nil, nil))
+		w.arm(i)
+	}
+	qp := w.benches[0].qp
+	qp.drv = &bellQP{qp.drv.(*fakeQP), func(h *Hold) { ring(w, h) }}
+	w.queue, _ = ForUser(gate.Open()).Queue(qp)
+	return w
+}
+
+func (w *holdWorld) arm(i int) { second(w.benches[i].cq.ReqNotify(NotifyNextComp)) }
+
+// complete has the handler of a device come due.
+func (w *holdWorld) complete(i int) { CQHandle{w.benches[i].cq}.Completed() }
+
+// ring rings as uverbs does, with the callbacks of the first device held from the beginning.
+func (w *holdWorld) ring(h *Hold, run func()) {
+	ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, h)
+	w.queue.Doorbell(h)
+	run()
+}
+
+// free destroys everything, and checks that no hold is left and that only these rules were broken.
+func (w *holdWorld) free(rules ...Rule) {
+	w.Helper()
+	for i, b := range w.benches {
+		if n := b.dev.callbacks.holds.Load(); n != 0 {
+			w.Errorf("holds of device %d: got %d, want 0", i, n)
+		}
+		b.free(w)
+	}
+	if w.seen != nil {
+		w.seen.expect(w.T, rules...)
+	}
+}
+
+// Callbacks of each device that a doorbell adds run on its thread, when the method has returned, in the order of Add.
+func TestHoldOfSeveralDevices(t *testing.T) {
+	for _, checked := range []bool{false, true} {
+		t.Run("checked="+strconv.FormatBool(checked), func(t *testing.T) {
+			const devices = 6 // more than there is room for in a Hold
+			w := newHoldWorld(t, devices, checked, func(w *holdWorld, h *Hold) {
+				for i := devices - 1; i >= 0; i-- {
+					h.Add(&w.benches[i].dev.handle)
+					h.Add(&w.benches[i].dev.handle)
+					w.complete(i)
+				}
+				for i, b := range w.benches {
+					if n := b.dev.callbacks.holds.Load(); n != 1 {
+						w.Errorf("holds of device %d, which was added twice: got %d, want 1", i, n)
+					}
+				}
+			})
+			var h Hold
+			for range 2 { // a Hold can be used again
+				w.ran, w.threads = nil, nil
+				w.ring(&h, func() {
+					w.mu.Lock()
+					if len(w.ran) != 0 {
+						t.Errorf("handlers before Run: got those of devices %v, want none", w.ran)
+					}
+					w.mu.Unlock()
+					h.Run()
+				})
+				if want := []int{0, 5, 4, 3, 2, 1}; !slices.Equal(w.ran, want) {
+					t.Errorf("handlers: got those of devices %v, want %v", w.ran, want)
+				}
+				for _, id := range w.threads {
+					if id != goid() {
+						t.Errorf("handlers ran on goroutines %v, want %d", w.threads, goid())
+						break
+					}
+				}
+				for i := range devices {
+					w.arm(i)
+				}
+			}
+			if w.inBell {
+				t.Error("a handler ran in the callchain of Doorbell")
+			}
+			w.free()
+		})
+	}
+}
+
+// Without a hold, callbacks of a doorbell find a thread of their own.
+func TestDoorbellWithoutHold(t *testing.T) {
+	w := newHoldWorld(t, 2, true, func(w *holdWorld, h *Hold) {
+		h.Add(&w.benches[1].dev.handle)
+		w.complete(1)
+	})
+	w.queue.Doorbell(nil)
+	w.benches[1].dev.callbacks.drain()
+	if w.inBell || !slices.Equal(w.ran, []int{1}) || w.threads[0] == goid() {
+		t.Errorf("handlers of devices %v on goroutines %v, in Doorbell: %v; want that of 1 on another than %d", w.ran, w.threads, w.inBell, goid())
+	}
+	w.free()
+}
+
+// A callback that does not return ends the holds of all devices, and workers run what is left.
+func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
+	for name, end := range map[string]func(){"panics": func() { panic("test") }, "ends its goroutine": runtime.Goexit} {
+		for _, checked := range []bool{false, true} {
+			t.Run(name+"/checked="+strconv.FormatBool(checked), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newHoldWorld(t, 3, checked, func(w *holdWorld, h *Hold) {
+						for i := range w.benches {
+							h.Add(&w.benches[i].dev.handle)
+							w.complete(i)
+						}
+					})
+					w.handler = func(i int) {
+						if i == 1 {
+							end()
+						}
+					}
+					var h Hold
+					var wg sync.WaitGroup
+					wg.Go(func() {
+						defer func() { _ = recover() }()
+						w.ring(&h, h.Run)
+					})
+					wg.Wait()
+					synctest.Wait()
+					if want := []int{0, 1, 2}; !slices.Equal(w.ran, want) {
+						t.Errorf("handlers: got those of devices %v, want %v", w.ran, want)
+					}
+					if w.threads[0] != w.threads[1] || w.threads[1] == w.threads[2] {
+						t.Errorf("handlers ran on goroutines %v, want the last on another than the first two", w.threads)
+					}
+					if len(h.devices) != 0 {
+						t.Errorf("the hold has %d devices, want none", len(h.devices))
+					}
+					w.handler = nil
+					w.arm(2)
+					w.ring(&h, h.Run)
+					if n := len(w.ran); n < 4 {
+						t.Errorf("got %d handler calls, want more: the hold cannot be used again", n)
+					}
+					synctest.Wait()
+					if checked {
+						rules := []Rule{RuleCallbackReturns}
+						for range w.seen.seen()[1:] {
+							rules = append(rules, RuleNotifyOnce) // devices that were not armed again
+						}
+						w.free(rules...)
+					} else {
+						w.free()
+					}
+				})
+			})
+		}
+	}
+}
+
+// Checked mode reports a Hold that is not used as it must be.
+func TestCheckHold(t *testing.T) {
+	add := func(w *holdWorld, h *Hold) { h.Add(&w.benches[1].dev.handle) }
+	none := func(*holdWorld, *Hold) {}
+	for _, test := range []struct {
+		name string
+		bell func(w *holdWorld, h *Hold)
+		run  func(w *holdWorld, h *Hold)
+		want string // "": nothing
+	}{
+		{"added in the doorbell that it was given to", add, func(w *holdWorld, h *Hold) { w.ring(h, h.Run) }, ""},
+		{"run in the doorbell", func(w *holdWorld, h *Hold) { add(w, h); h.Run() }, func(w *holdWorld, h *Hold) {
+			w.ring(h, h.Run)
+		}, "Hold.Run called in UserQP.Doorbell"},
+		{"another in a doorbell", func(w *holdWorld, h *Hold) {
+			var other Hold
+			add(w, &other)
+			other.Run()
+		}, func(w *holdWorld, h *Hold) { w.ring(h, h.Run) }, "Hold.Add called in UserQP.Doorbell"},
+		{"another in a doorbell without one", func(w *holdWorld, h *Hold) {
+			var other Hold
+			add(w, &other)
+			other.Run()
+		}, func(w *holdWorld, h *Hold) { w.queue.Doorbell(nil) }, "Hold.Add called in UserQP.Doorbell"},
+		{"HoldCallbacks in a doorbell", func(w *holdWorld, h *Hold) {
+			w.benches[1].dev.handle.HoldCallbacks()
+			w.benches[1].dev.handle.RunCallbacks()
+		}, func(w *holdWorld, h *Hold) { w.ring(h, h.Run) }, "HoldCallbacks called in UserQP.Doorbell"},
+		{"RunCallbacks in a doorbell", func(w *holdWorld, h *Hold) { w.benches[1].dev.handle.RunCallbacks() }, func(w *holdWorld, h *Hold) {
+			w.benches[1].dev.handle.HoldCallbacks()
+			w.ring(h, h.Run)
+		}, "RunCallbacks called in UserQP.Doorbell"},
+		{"added in post send", none, func(w *holdWorld, h *Hold) {
+			w.benches[0].drv.onPost = func() { add(w, h) }
+			w.benches[0].qp.PostSend(SendWR{})
+			w.benches[0].drv.onPost = nil
+			h.Run()
+		}, "Hold.Add called in QP.PostSend"},
+		{"run in post send", none, func(w *holdWorld, h *Hold) {
+			add(w, h)
+			w.benches[0].drv.onPost = h.Run
+			w.benches[0].qp.PostSend(SendWR{})
+			w.benches[0].drv.onPost = nil
+		}, "Hold.Run called in QP.PostSend"},
+		{"added in a callback", none, func(w *holdWorld, h *Hold) {
+			w.handler = func(int) { w.handler = nil; add(w, h); h.Run() }
+			w.complete(0)
+			w.benches[0].dev.callbacks.drain()
+		}, "Hold.Add called in the completion handler"},
+		{"run by another thread", none, func(w *holdWorld, h *Hold) {
+			add(w, h)
+			var wg sync.WaitGroup
+			wg.Go(h.Run)
+			wg.Wait()
+			d := w.benches[1].dev
+			d.check.Load().endHold(d, h) // the hold is this thread's
+		}, "Hold.Run called by a thread that has not called Hold.Add"},
+		{"never run", none, func(w *holdWorld, h *Hold) {
+			var wg sync.WaitGroup
+			wg.Go(func() { add(w, h) })
+			wg.Wait()
+			for len(w.seen.seen()) == 0 {
+				runtime.Gosched()
+			}
+		}, "the thread that called Hold.Add ended without Hold.Run"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newHoldWorld(t, 2, true, test.bell)
+			var h Hold
+			test.run(w, &h)
+			rules := make([]Rule, 0)
+			for range w.seen.seen() {
+				rules = append(rules, RuleHold) // for each device that is held
+			}
+			w.free(rules...)
+			if reported := len(rules) > 0; reported != (test.want != "") {
+				t.Errorf("reported: got %v, want %v", reported, !reported)
+			}
+			for _, v := range w.seen.seen() {
+				if v.What != test.want {
+					t.Errorf("got %q, want %q", v.What, test.want)
+				}
+			}
+		})
+	}
+}
+
+// A doorbell that adds as many devices as there is room for, and their callbacks, allocate nothing; nor does a new Hold.
+func TestHoldDoesNotAllocate(t *testing.T) {
+	w := newHoldWorld(t, 4, false, func(w *holdWorld, h *Hold) {
+		for i, b := range w.benches {
+			h.Add(&b.dev.handle)
+			w.complete(i)
+		}
+	})
+	for i, b := range w.benches {
+		b.cq.handler = func(*CQ) { w.ran[i]++ }
+	}
+	w.ran = make([]int, 4)
+	var h Hold
+	if n := testing.AllocsPerRun(100, func() {
+		h = Hold{}
+		ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, &h)
+		w.queue.Doorbell(&h)
+		h.Run()
+	}); n != 0 {
+		t.Errorf("got %v allocations, want 0", n)
+	}
+	if want := []int{101, 101, 101, 101}; !slices.Equal(w.ran, want) {
+		t.Errorf("handler calls: got %v, want %v", w.ran, want)
+	}
+	w.free()
+}
