@@ -250,8 +250,10 @@ func TestMoments(t *testing.T) {
 		must(t, qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
 		_, err = qp.PostRecv(ib.RecvWR{})
 		must(t, err)
+		flushed := make(chan bool) // closed when Modify, in which the reset begins, has returned
 		cl := &ib.Client{Name: "owner", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(x *ib.Device, _ any) {
 			if x.Same(d) {
+				<-flushed
 				must(t, errors.Join(qp.Destroy(), cq.Destroy(), pd.Dealloc()))
 			}
 		}}
@@ -260,6 +262,7 @@ func TestMoments(t *testing.T) {
 		must(t, err)
 		must(t, s.ResetAt(slot.InHandler, nil))
 		must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)) // the receive is flushed
+		close(flushed)
 		<-called
 		if during != ib.DeviceError {
 			t.Errorf("in the handler the device is %v", during)
