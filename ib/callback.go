@@ -326,6 +326,29 @@ func (d *Device) runCallbacks(by *Hold, most int) {
 type Hold struct {
 	devices []*Device
 	first   [4]*Device // room for devices
+	work    []Work
+	some    [4]Work // room for work
+}
+
+// Work is something that a driver does when its method has returned. Run may not sleep.
+type Work interface{ Run() }
+
+// Defer makes Run begin with w, on the thread that calls it: what a method does on behalf of others it does there, where no
+// object of its caller has to wait for it. It may be called where Add may, not with a nil Hold, and may not sleep.
+func (h *Hold) Defer(w Work) {
+	if h.work == nil {
+		h.work = h.some[:0]
+	}
+	h.work = append(h.work, w)
+}
+
+// Deferred returns what Defer was called with last since Run, nil if nothing: a method may find there what another one before
+// it has left, and add to it.
+func (h *Hold) Deferred() Work {
+	if h == nil || len(h.work) == 0 {
+		return nil
+	}
+	return h.work[len(h.work)-1]
 }
 
 // Add holds the callbacks of a device until Run, as HoldCallbacks does; for a device that is in the set, or with a nil Hold, it
@@ -347,18 +370,23 @@ func (h *Hold) Add(d *DeviceHandle) {
 	h.devices = append(h.devices, d.dev)
 }
 
-// Run runs what is due on each device, in the order of Add, and ends their holds; the set is empty then. The rules are those of
-// [DeviceHandle.RunCallbacks]. If a callback panics or ends the goroutine, workers run what is left, on every device. It may not
-// sleep.
+// Run does what was deferred, runs what is due then on each device, in the order of Add, and ends their holds; the set is empty
+// then. The rules are those of [DeviceHandle.RunCallbacks]. If a callback panics or ends the goroutine, workers run what is left,
+// on every device. It may not sleep.
 func (h *Hold) Run() {
 	next := 0
 	defer func() {
+		clear(h.work)
+		h.work = h.work[:0]
 		for ; next < len(h.devices); next++ {
 			h.devices[next].runCallbacks(h, 0)
 		}
 		clear(h.devices)
 		h.devices = h.devices[:0]
 	}()
+	for i := 0; i < len(h.work); i++ {
+		h.work[i].Run()
+	}
 	for next < len(h.devices) {
 		d := h.devices[next]
 		next++

@@ -124,7 +124,8 @@ type UserQP interface {
 	//
 	// The calling thread will run the callbacks of the devices in h, when the method has returned: the driver adds each device
 	// on which it makes something due, so that no other thread needs to be woken. With a nil h, whose Add does nothing,
-	// callbacks find a thread of their own. The driver does not call Run, and does not keep h.
+	// callbacks find a thread of their own. What it has to do for other queue pairs the driver may leave to h (see Hold.Defer);
+	// this one can be destroyed as soon as Doorbell has returned. The driver does not call Run, and does not keep h.
 	Doorbell(h *Hold)
 	// Posted reports, cheaply, whether there seems to be something posted that Doorbell would process. It may
 	// not sleep.

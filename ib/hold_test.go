@@ -317,3 +317,50 @@ func TestHoldDoesNotAllocate(t *testing.T) {
 	}
 	w.free()
 }
+
+type workFunc func()
+
+func (f workFunc) Run() { f() }
+
+// TestHoldDefer: what a doorbell has left is done by Run, after the method has returned and before callbacks, once.
+func TestHoldDefer(t *testing.T) {
+	for _, checked := range []bool{false, true} {
+		done := 0
+		w := newHoldWorld(t, 2, checked, nil)
+		w.benches[0].qp.drv = &bellQP{w.benches[0].qp.drv.(*bellQP).fakeQP, func(h *Hold) {
+			if h.Deferred() != nil {
+				t.Error("Deferred: got work before Defer")
+			}
+			h.Defer(workFunc(func() {
+				done++
+				if onStack(".Doorbell") {
+					t.Error("deferred work runs in Doorbell")
+				}
+				if len(w.ran) != 0 {
+					t.Error("deferred work runs after a callback")
+				}
+				h.Add(&w.benches[1].dev.handle)
+				w.complete(1)
+			}))
+			if h.Deferred() == nil {
+				t.Error("Deferred: got nil after Defer")
+			}
+		}}
+		w.queue, _ = ForUser(gate.Open()).Queue(w.benches[0].qp)
+		var h Hold
+		w.ring(&h, func() {
+			if done != 0 {
+				t.Error("deferred work is done before Run")
+			}
+			h.Run()
+		})
+		if done != 1 || !slices.Equal(w.ran, []int{1}) || w.threads[0] != goid() {
+			t.Errorf("done %d times, handlers of %v on %v, want once, of device 1 on this thread %d", done, w.ran, w.threads, goid())
+		}
+		h.Run()
+		if done != 1 {
+			t.Error("deferred work is done again")
+		}
+		w.free()
+	}
+}

@@ -46,7 +46,7 @@ func (p *pass) panicked(r any) {
 		p.scatter.to.put()
 	}
 	takeOver(p, p.dev.begin(false))
-	p.runCallbacks()
+	p.letGo()
 }
 
 // fail ends all waiting for queue pairs, and asks the device's owner for a reset.

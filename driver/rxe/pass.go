@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
 )
@@ -50,8 +51,8 @@ type pass struct {
 	packets [][]byte
 	arrival link.Arrival
 
-	holds   bool      // callbacks run at the end of this pass
-	holding []*Device // whose callbacks wait for it
+	held *ib.Hold // has the callbacks of the devices that it works for; nil: they find a thread of their own
+	own  ib.Hold  // for held
 
 	// Where it is stopped; see stall.go.
 	copies atomic.Uint32 // odd while it is in a copy
@@ -82,31 +83,20 @@ func newPass(d *Device) *pass {
 // which therefore must not be in a consumer's call.
 func (d *Device) begin(callbacks bool) *pass {
 	p := d.passes.Get().(*pass)
-	p.holds = callbacks
+	if callbacks {
+		p.held = &p.own
+	}
 	p.hold(d)
 	return p
 }
 
-// hold makes the callbacks of the device wait for the end of this pass.
-func (p *pass) hold(d *Device) {
-	if !p.holds {
-		return
-	}
-	for _, h := range p.holding {
-		if h == d {
-			return
-		}
-	}
-	d.obj.HoldCallbacks()
-	p.holding = append(p.holding, d)
-}
+// hold makes the callbacks of the device wait for the thread of this pass.
+func (p *pass) hold(d *Device) { p.held.Add(d.obj) }
 
-func (p *pass) runCallbacks() {
-	for i, d := range p.holding {
-		d.obj.RunCallbacks()
-		p.holding[i] = nil
-	}
-	p.holding = p.holding[:0]
+// letGo runs the callbacks that wait for this pass. Those of a doorbell its caller runs.
+func (p *pass) letGo() {
+	p.held = nil
+	p.own.Run()
 }
 
 // activity says whether a thread runs a queue pair, or has it in its run queue, and whether there has been an event since it
@@ -222,27 +212,28 @@ func (p *pass) wake(qp *QP) {
 
 // end runs what is in the run queue, and gives the pass back. A pass that takes long is finished by a goroutine.
 func (p *pass) end() {
-	if p.drain(passBudget) {
-		p.runCallbacks()
-		p.release()
+	if finished := p.drain(passBudget); !finished {
+		p.letGo()
+		p.dev.workers.start(p.goOn)
 		return
 	}
-	holds := p.holds
-	p.runCallbacks()
-	p.dev.workers.start(func() {
-		defer p.caught()
-		for p.holds = true; ; {
-			p.hold(p.dev)
-			finished := p.drain(passBudget)
-			p.runCallbacks()
-			if finished {
-				break
-			}
-		}
-		p.holds = holds
-		p.release()
-	})
+	p.letGo()
+	p.release()
 }
+
+// goOn finishes the pass on a goroutine.
+func (p *pass) goOn() {
+	defer p.caught()
+	for finished := false; !finished; {
+		p.held = &p.own
+		finished = p.drain(passBudget)
+		p.letGo()
+	}
+	p.release()
+}
+
+// Run implements ib.Work: the end of a doorbell.
+func (p *pass) Run() { p.finish() }
 
 func (p *pass) release() {
 	clear(p.todo)

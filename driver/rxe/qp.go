@@ -282,10 +282,18 @@ func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
 
 // Doorbell implements ib.UserQP. It may not sleep.
 func (qp *QP) Doorbell(h *ib.Hold) {
+	if p, ok := h.Deferred().(*pass); ok && p.dev == qp.dev {
+		p.wake(qp)
+		return
+	}
 	p := qp.dev.begin(false)
-	defer p.caught()
 	p.wake(qp)
-	p.end()
+	if h == nil || len(p.todo) == 0 {
+		p.finish()
+		return
+	}
+	p.held = h
+	h.Defer(p)
 }
 
 var errBroken = fmt.Errorf("the device has failed: %w", syscall.EIO)

@@ -295,6 +295,76 @@ func TestWorkOfAStoppedPass(t *testing.T) {
 	<-stopped
 }
 
+// TestDestroyBehindAStoppedDoorbell: a queue pair whose doorbell has stopped in the memory of its peer's program can be modified
+// and destroyed.
+func TestDestroyBehindAStoppedDoorbell(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	x := newSilentProgram(b, ib.QPTypeRC)
+	x.space.hush()
+	obj := x.peers[0]
+	qp := qpOf(obj)
+	p := qp.dev.begin(false)
+	_, err := qp.req.postSend(p, []ib.SendWR{{ID: 2, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 64), RemoteAddr: x.addr, RKey: x.mr.RKey()}})
+	check(t, err)
+	p.end()
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		var h ib.Hold
+		qp.Doorbell(&h)
+		h.Run()
+	}()
+	x.awaitSlow()
+	within(t, "Modify and Destroy", func() {
+		check(t, obj.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+		check(t, obj.Destroy())
+	})
+	select {
+	case <-stopped:
+		t.Error("the doorbell was not stopped")
+	default:
+	}
+	x.space.answer()
+	<-stopped
+	x.peers[0], err = b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: x.cq, RecvCQ: x.cq, Cap: userCap, Type: ib.QPTypeRC}) // for the cleanup
+	check(t, err)
+}
+
+// TestDoorbellHoldsCallbacksOfPeers: the handler of a receiver on another device runs on the thread that rang the sender's
+// doorbell, when the doorbell has returned.
+func TestDoorbellHoldsCallbacksOfPeers(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	b.connect(conn{})
+	ran := make(chan bool, 1)
+	inRun := false
+	cq, err := b.b.dev.IB().CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) { ran <- inRun }})
+	check(t, err)
+	recv, err := b.b.pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Cap: userCap, Type: ib.QPTypeRC})
+	check(t, err)
+	send, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Cap: userCap, Type: ib.QPTypeRC})
+	check(t, err)
+	defer func() { check(t, send.Destroy()); check(t, recv.Destroy()); check(t, cq.Destroy()) }()
+	connectQPs(t, b.a.dev, send, b.b.dev, recv, conn{})
+	_, err = recv.PostRecv(ib.RecvWR{ID: 1})
+	check(t, err)
+	_, err = cq.ReqNotify(ib.NotifyNextComp)
+	check(t, err)
+	qp := qpOf(send)
+	p := qp.dev.begin(false)
+	_, err = qp.req.postSend(p, []ib.SendWR{{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled}})
+	check(t, err)
+	p.end()
+	var h ib.Hold
+	qp.Doorbell(&h)
+	inRun = true // seen by the handler if it runs on this thread; the race detector sees it if not
+	h.Run()
+	inRun = false
+	if !<-ran {
+		t.Error("the handler did not run in Hold.Run")
+	}
+	b.a.expect(ib.WC{ID: 2, Opcode: ib.WCSend})
+}
+
 // TestLaneIsBounded: what waits for a program that does not answer is bounded, and the rest is counted.
 func TestLaneIsBounded(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
