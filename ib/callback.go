@@ -328,6 +328,22 @@ type Hold struct {
 	first   [4]*Device // room for devices
 	work    []Work
 	some    [4]Work // room for work
+	stall   Staller
+}
+
+// Staller is told that deferred work takes long.
+type Staller interface{ Stalled() }
+
+// OnStall makes Stalled call s, until Run has returned. A nil Staller is not called.
+func (h *Hold) OnStall(s Staller) { h.stall = s }
+
+// Stalled is called by a driver, on another thread than that of Run, when deferred work is stopped in memory that does not
+// answer: the caller of Run, whose own work is done by then, can let go of those that wait for it. Deferred work must not go on
+// before Stalled has returned. It may be called more than once, and does nothing for a nil Hold. It may not sleep.
+func (h *Hold) Stalled() {
+	if h != nil && h.stall != nil {
+		h.stall.Stalled()
+	}
 }
 
 // Work is something that a driver does when its method has returned. Run may not sleep.
@@ -377,7 +393,7 @@ func (h *Hold) Run() {
 	next := 0
 	defer func() {
 		clear(h.work)
-		h.work = h.work[:0]
+		h.work, h.stall = h.work[:0], nil
 		for ; next < len(h.devices); next++ {
 			h.devices[next].runCallbacks(h, 0)
 		}

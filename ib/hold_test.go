@@ -364,3 +364,25 @@ func TestHoldDefer(t *testing.T) {
 		w.free()
 	}
 }
+
+type stallFunc func()
+
+func (f stallFunc) Stalled() { f() }
+
+// TestHoldStalled: a driver can say that deferred work takes long, until Run has returned.
+func TestHoldStalled(t *testing.T) {
+	n := 0
+	var h Hold
+	h.Stalled() // nobody asked
+	(*Hold)(nil).Stalled()
+	h.OnStall(stallFunc(func() { n++ }))
+	h.Defer(workFunc(h.Stalled))
+	h.Run()
+	if n != 1 {
+		t.Errorf("Stalled was called %d times, want 1", n)
+	}
+	h.Stalled()
+	if n != 1 {
+		t.Error("Stalled was called after Run")
+	}
+}

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/ib"
 	"verbena/internal/sched"
 	"verbena/umem"
 	"verbena/uverbs"
@@ -36,14 +37,18 @@ type worker struct {
 	trace *callTrace // nil: the session is not traced
 
 	// For the watchdog; see turn.
-	busy  atomic.Uint32 // busyState
-	calls atomic.Uint64 // that were begun
-	seen  uint64        // of these, by the watchdog; under turn.mu
-	timed bool
-	used  int64 // the thread's processor time before, if timed
+	busy    atomic.Uint32 // busyState
+	calls   atomic.Uint64 // that were begun
+	seen    uint64        // of these, by the watchdog; under turn.mu
+	timed   bool
+	used    int64 // the thread's processor time before, if timed
+	stalled bool  // the call has been answered by Stalled
 }
 
-var _ uverbs.Caller = (*worker)(nil)
+var (
+	_ uverbs.Caller = (*worker)(nil)
+	_ ib.Staller    = (*worker)(nil)
+)
 
 func newWorker(t *Session) *worker {
 	return &worker{session: t, source: newSource(t.listener, t.sup.stop, &t.intake)}
@@ -188,7 +193,12 @@ func (w *worker) handle() (v verdict) {
 
 // command answers a call on an open device file that was entered.
 func (w *worker) command(c call, f *openFile) verdict {
-	defer f.leave()
+	w.stalled = false
+	defer func() {
+		if !w.stalled {
+			f.leave()
+		}
+	}()
 	if c == callWrite && f.readOnly {
 		return fails(syscall.EBADF)
 	}
@@ -201,6 +211,9 @@ func (w *worker) command(c call, f *openFile) verdict {
 		n, v.err = f.file.Write(w, w.n.args[1], int(min(w.n.args[2], math.MaxInt32)))
 		v.val = int64(n)
 	}
+	if w.stalled {
+		return verdict{fate: sent}
+	}
 	if w.known.stale { // nothing was read or done
 		return verdict{fate: letThrough}
 	}
@@ -209,6 +222,20 @@ func (w *worker) command(c call, f *openFile) verdict {
 		w.refused(f, v.err)
 	}
 	return v
+}
+
+// Stalled answers a doorbell whose thread is stopped in the memory of another program: what the caller has posted is taken, and
+// its file can be closed. It is called on another thread, while this one waits. (ib.Staller)
+func (w *worker) Stalled() {
+	if w.stalled {
+		return
+	}
+	w.stalled = true
+	r := response{id: w.n.id, val: int64(w.n.args[2])}
+	if err := send(w.session.fd, &r); err != nil && err != unix.ENOENT {
+		w.session.log.Warn("answer a doorbell", "tid", w.n.tid, "err", err)
+	}
+	go w.desc.file.leave() // which may end the file
 }
 
 // refused logs a command that fails. Its error begins with the name of the command.

@@ -290,7 +290,7 @@ func (b *commandBuffer) read(space umem.Space, addr uint64, n int) ([]byte, erro
 // A program that sends its other commands by ioctl writes doorbells only. Such a one is not read, which would cost
 // more than to look at the queue pairs; if none of them has anything posted, it is read after all.
 func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
-	if n == doorbellSize && f.byIoctl.Load() && !f.byWrite.Load() && f.ringPosted() {
+	if n == doorbellSize && f.byIoctl.Load() && !f.byWrite.Load() && f.ringPosted(c) {
 		return n, nil
 	}
 	if n < cmdHdrSize || n > maxCommand {
@@ -302,7 +302,7 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read the command: %w", err)
 	}
-	if n == doorbellSize && f.ringHandle(b) {
+	if n == doorbellSize && f.ringHandle(c, b) {
 		return n, nil
 	}
 	if err := f.write(c, b); err != nil {

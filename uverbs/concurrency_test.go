@@ -208,7 +208,7 @@ func TestUseWhileDestroying(t *testing.T) {
 	wantErrno(t, "driver refuses", destroy(), syscall.EAGAIN)
 	w.drv.Fail(ibfake.DestroyQP, nil)
 	p.fakeQP(qp).SetPosted()
-	if !p.f.ringPosted() || p.fakeQP(qp).Rung() != 1 {
+	if !p.f.ringPosted(p) || p.fakeQP(qp).Rung() != 1 {
 		t.Error("does not ring any more")
 	}
 }

@@ -104,10 +104,14 @@ func (b *bell) set(on bool) {
 // holds are for doorbells, which allocate nothing.
 var holds = sync.Pool{New: func() any { return new(ib.Hold) }}
 
-// hold has the callbacks that come due run by this thread, when it calls runCallbacks.
-func (f *File) hold() *ib.Hold {
+// hold has the callbacks that come due run by this thread, when it calls runCallbacks. The caller, if it can, answers sooner where
+// the doorbell is stopped in the memory of another program.
+func (f *File) hold(c Caller) *ib.Hold {
 	h := holds.Get().(*ib.Hold)
 	user.HoldCallbacks(f.dev.ib, h)
+	if s, ok := c.(ib.Staller); ok {
+		h.OnStall(s)
+	}
 	return h
 }
 
@@ -121,7 +125,7 @@ func runCallbacks(h *ib.Hold) {
 
 // ring rings for a queue pair if wanted says so. It reports false if not, and if the queue pair is being removed or has been. The
 // first to ring begins the hold.
-func (f *File) ring(qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
+func (f *File) ring(c Caller, qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
 	b := &qp.bell
 	if !b.ringing.TryRLock() {
 		return false
@@ -131,7 +135,7 @@ func (f *File) ring(qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool
 		return false
 	}
 	if *h == nil {
-		*h = f.hold()
+		*h = f.hold(c)
 	}
 	qp.user.Doorbell(*h)
 	return true
@@ -141,7 +145,7 @@ func hasPosted(qp *qpObject) bool { return qp.user.Posted() }
 func canSend(qp *qpObject) bool   { return qp.State() >= ib.QPRTS }
 
 // ringPosted rings for each queue pair that has something posted, and reports whether there was one.
-func (f *File) ringPosted() (rang bool) {
+func (f *File) ringPosted(c Caller) (rang bool) {
 	few := f.bells.few.Load()
 	if few == nil || f.state.Load() != contextLive {
 		return false // the command itself is refused, or says which is meant
@@ -149,7 +153,7 @@ func (f *File) ringPosted() (rang bool) {
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
 	for _, qp := range *few {
-		if f.ring(qp, hasPosted, &h) {
+		if f.ring(c, qp, hasPosted, &h) {
 			rang = true
 		}
 	}
@@ -158,7 +162,7 @@ func (f *File) ringPosted() (rang bool) {
 
 // ringHandle rings as the doorbell command in b says. It reports false when b is anything else, or wrong, or the
 // queue pair cannot send.
-func (f *File) ringHandle(b []byte) (rang bool) {
+func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	req, ok := uapi.Decode[uapi.PostSend](b[cmdHdrSize:])
 	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 || f.state.Load() != contextLive {
@@ -170,7 +174,7 @@ func (f *File) ringHandle(b []byte) (rang bool) {
 	}
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
-	return f.ring(qp.(*qpObject), canSend, &h)
+	return f.ring(c, qp.(*qpObject), canSend, &h)
 }
 
 // isDoorbell tells the command that announces send work requests in a shared queue: POST_SEND of none.

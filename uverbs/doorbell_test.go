@@ -306,12 +306,12 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	for range 2 {
 		wg.Go(func() {
 			for !stop.Load() {
-				p.f.ringPosted()
+				p.f.ringPosted(p)
 			}
 		})
 		wg.Go(func() {
 			for i := 0; !stop.Load(); i++ {
-				p.f.ringHandle(doorbell(qps[i%len(qps)].handle))
+				p.f.ringHandle(p, doorbell(qps[i%len(qps)].handle))
 			}
 		})
 	}
@@ -343,7 +343,7 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	for i, qp := range qps {
 		silent("silence", i)
 		p.f.bells.add(qp) // is refused
-		if p.f.ringPosted() || p.f.ringHandle(doorbell(qp.handle)) {
+		if p.f.ringPosted(p) || p.f.ringHandle(p, doorbell(qp.handle)) {
 			t.Errorf("queue pair %d is rung after silence", i)
 		}
 	}
@@ -365,7 +365,7 @@ func TestDoorbellDoesNotWait(t *testing.T) {
 	p.f.bells.add(stuck)
 	p.f.bells.add(other)
 	var wg sync.WaitGroup
-	wg.Go(func() { p.f.ringHandle(doorbell(stuck.handle)) })
+	wg.Go(func() { p.f.ringHandle(p, doorbell(stuck.handle)) })
 	for queues[0].inside.Load() == 0 {
 		runtime.Gosched()
 	}
@@ -378,15 +378,15 @@ func TestDoorbellDoesNotWait(t *testing.T) {
 		stuck.bell.ringing.RUnlock()
 		runtime.Gosched()
 	}
-	if p.f.ringHandle(doorbell(stuck.handle)) {
+	if p.f.ringHandle(p, doorbell(stuck.handle)) {
 		t.Error("rings for a queue pair that is being removed")
 	}
-	if !p.f.ringPosted() || !p.f.ringHandle(doorbell(other.handle)) || queues[1].rung.Load() != 2 {
+	if !p.f.ringPosted(p) || !p.f.ringHandle(p, doorbell(other.handle)) || queues[1].rung.Load() != 2 {
 		t.Errorf("the other queue pair: rung %d times, want 2", queues[1].rung.Load())
 	}
 	p.f.bells.add(late)
 	p.f.bells.remove(other)
-	if !p.f.ringPosted() || queues[2].rung.Load() != 1 {
+	if !p.f.ringPosted(p) || queues[2].rung.Load() != 1 {
 		t.Errorf("the queue pair that came last: rung %d times, want 1", queues[2].rung.Load())
 	}
 	if removed.Load() {
@@ -416,7 +416,7 @@ func TestDoorbellsEndIsWaitedFor(t *testing.T) {
 			queues[0].wait = make(chan struct{})
 			p.f.bells.add(qps[0])
 			var wg sync.WaitGroup
-			wg.Go(func() { p.f.ringHandle(doorbell(qps[0].handle)) })
+			wg.Go(func() { p.f.ringHandle(p, doorbell(qps[0].handle)) })
 			for queues[0].inside.Load() == 0 {
 				runtime.Gosched()
 			}

@@ -157,7 +157,7 @@ func (d *Device) unbind(e *endpoint) error {
 func setDatagramMTU(d *Device) {
 	mtu := d.activeMTU()
 	p := d.begin(false)
-	defer p.end()
+	defer p.endOwn()
 	for qp := range d.qps.all() {
 		if !datagram(qp.typ) {
 			continue

@@ -247,19 +247,24 @@ func (p *pass) drain(budget int) bool {
 		if p.spent > budget {
 			return false
 		}
-		qp := p.todo[p.done]
-		p.done++
-		if p.avoids(qp) {
-			qp.lane.add(qp)
-		} else {
-			p.run(qp, nil, nil)
-		}
+		p.step()
 		if p.done > 64 {
 			p.todo = append(p.todo[:0], p.todo[p.done:]...)
 			p.done = 0
 		}
 	}
 	return true
+}
+
+// step runs the next queue pair.
+func (p *pass) step() {
+	qp := p.todo[p.done]
+	p.done++
+	if p.avoids(qp) {
+		qp.lane.add(qp)
+	} else {
+		p.run(qp, nil, nil)
+	}
 }
 
 // run does all that there is to do for a queue pair, whose activity says running; packets that have arrived for it

@@ -423,7 +423,7 @@ func (o ops) EnterError() {
 			}
 		})
 	}
-	p.end()
+	p.endOwn()
 }
 
 // Disassociate implements ib.Disassociator: the context's queue pairs are flushed once more, and then left alone.
@@ -445,7 +445,7 @@ func (o ops) Disassociate(c ib.UserContext) {
 			qp.timer.stop()
 		}))
 	}
-	p.end()
+	p.endOwn()
 	for _, t := range tasks {
 		t.wait(t.qp.unresponsive) // where memory does not answer, this comes when it does
 	}

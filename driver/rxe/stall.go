@@ -20,6 +20,8 @@ import (
 //     bounded; more are lost, as in a network that is too slow.
 //   - The network's receive thread that is stopped in a copy is replaced by another (package link).
 //
+//   - A doorbell that is stopped so in another program's memory is answered by the watchdog (ib.Hold.Stalled).
+//
 // A slow program costs each thread that meets it one stall of up to 2*stallTick. After that no other thread runs its queue
 // pairs until nothing of it has been stopped for a time that doubles with each stall.
 
@@ -193,7 +195,7 @@ func (qp *QP) exclusively(f func(p *pass)) bool {
 	}
 	p := qp.dev.begin(false)
 	t := p.post(qp, f)
-	p.finish()
+	p.endOwn()
 	return t.wait(qp.dev.broken.Load)
 }
 
@@ -204,6 +206,20 @@ func (qp *QP) unresponsive() bool { return qp.lane.slow.Load() }
 func (p *pass) finish() {
 	defer p.caught()
 	p.end()
+}
+
+// endOwn ends a pass that has only tasks to run: what that leads to for other queue pairs, whose programs' memory may not answer,
+// is left to a goroutine, as somebody waits for the tasks.
+func (p *pass) endOwn() {
+	defer p.caught()
+	for own := len(p.todo); p.done < len(p.todo) && (p.done < own || p.todo[p.done] == p.todo[p.done-1]); {
+		p.step()
+	}
+	if p.done == len(p.todo) {
+		p.release()
+		return
+	}
+	p.dev.workers.start(p.goOn)
 }
 
 // robbed is set in pass.copies when the watchdog has taken what the pass has to do.
@@ -316,6 +332,7 @@ func (p *pass) rob(n uint32) {
 		return
 	}
 	p.at.lane.stall()
+	p.held.Stalled()
 	q := p.dev.begin(false)
 	q.forgive(p.at)
 	takeOver(p, q)

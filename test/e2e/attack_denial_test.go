@@ -170,6 +170,10 @@ func testStall(t *testing.T, serve []string, attack ...string) {
 		time.Sleep(200 * time.Millisecond)
 	} else {
 		a = s.stuck(t, newStallFS(t, attacker, fuseRead), attack...)
+		// The sender might be somebody else.
+		if line := a.until("doorbell", 10*time.Second); line != "doorbell: returned" {
+			t.Errorf("of the sender: got %q, want its doorbell returned", line)
+		}
 	}
 	for _, step := range []func(){
 		s.unharmed,

@@ -22,15 +22,20 @@ int stall_region(int argc, char **argv)
 	int atomic = !strcmp(argv[1], "atomic");
 	enum ibv_wr_opcode op = atomic ? IBV_WR_ATOMIC_FETCH_AND_ADD : !strcmp(argv[1], "read") ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
 	enum ibv_wc_status s;
+	int returned[2];
+	CHECK(!pipe(returned));
 	pid_t child = fork(); // the doorbell itself may not return
 	if (!child) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		struct loop mine = share_loop(&l);
 		post(&mine, op, mine.buf, 8, page, mr->rkey);
+		CHECK(write(returned[1], "", 1) == 1);
 		pause();
 	}
 	usleep(50000);
 	say("posted");
+	struct pollfd p = {.fd = returned[0], .events = POLLIN};
+	say("doorbell: %s", poll(&p, 1, 5000) == 1 ? "returned" : "stopped");
 	say("completion: %s", finish(&l, 3600, &s) ? ibv_wc_status_str(s) : "none");
 	return 0;
 }
