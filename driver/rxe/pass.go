@@ -42,6 +42,7 @@ type pass struct {
 	todo  []*QP // the run queue; their activity says running
 	done  int   // todo[:done] have been run
 	spent int   // bytes sent since the thread began, and trainCost for each train
+	runs  int   // since the pass was made
 
 	build   builder
 	gather  gather
@@ -274,6 +275,7 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 		return // it stays as it is
 	}
 	p.last = qp
+	p.runs++
 	p.hold(qp.dev)
 	qp.activity.begin()
 	if packets != nil {
