@@ -253,3 +253,40 @@ func TestUnreliableTooLong(t *testing.T) {
 		}
 	})
 }
+
+// TestDatagramsOfOneHandle: datagrams that are posted together by one address handle reach the queue pairs that they name.
+func TestDatagramsOfOneHandle(t *testing.T) {
+	eachNetwork(t, func(t *testing.T, s setup) {
+		b := newBench(t, s)
+		b.connect(conn{})
+		from := b.a.newQP(setup{typ: ib.QPTypeUD, cap: userCap})
+		to := [3]*ib.QP{}
+		for i := range to {
+			to[i] = b.b.newQP(setup{typ: ib.QPTypeUD, cap: userCap})
+			toRTR(t, to[i], b.a.dev, from.Num(), conn{})
+		}
+		toRTR(t, from, b.b.dev, to[0].Num(), conn{})
+		toRTS(t, from, conn{})
+		ah := newAH(b.a, b.b.dev, 1)
+		var wrs []ib.SendWR
+		for i := range 2 * len(to) {
+			qp := to[i%len(to)]
+			_, err := qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: b.b.sge(1000*i, 100)})
+			check(t, err)
+			wrs = append(wrs, ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: []byte{byte(i)}, AH: ah,
+				RemoteQPN: qp.Num(), RemoteQKey: testQKey})
+		}
+		_, err := from.PostSend(wrs...)
+		check(t, err)
+		b.a.poll(len(wrs))
+		for _, wc := range b.b.poll(len(wrs)) {
+			if i := int(wc.ID); wc.QPNum != to[i%len(to)].Num() || b.b.buf[1000*i+grhLen] != byte(i) {
+				t.Errorf("receive %d of queue pair %d: got datagram %d on %d", i, to[i%len(to)].Num(), b.b.buf[1000*i+grhLen], wc.QPNum)
+			}
+		}
+		check(t, ah.Destroy())
+		for _, qp := range append(to[:], from) {
+			check(t, qp.Destroy())
+		}
+	})
+}

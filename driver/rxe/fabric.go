@@ -8,7 +8,6 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/roce"
 )
 
 // Fabric is a set of devices in one process that reach each other without the network: a packet from one to
@@ -139,7 +138,7 @@ func (d *Device) intruded(qp *QP, t *train) bool {
 	if datagram(qp.typ) {
 		return false // the Q_Key guards those
 	}
-	to := d.qp(roce.BTH(t.Buf).DestQPN())
+	to := d.qp(t.to)
 	if to == nil || datagram(to.typ) || to.peer.Load() == qp.num {
 		return false
 	}

@@ -11,7 +11,6 @@ import (
 
 	"verbena/ib"
 	"verbena/link"
-	"verbena/roce"
 )
 
 // The way of a message, from the event that begins it to the trains that it leaves as:
@@ -378,7 +377,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 // hand makes a train an event of the queue pair that it is for, on a device of the Fabric.
 func (p *pass) hand(qp *QP, peer *Device, t *train) {
 	peer.counters.add(cntRcvdPkts, t.packets)
-	to := peer.qp(roce.BTH(t.Buf).DestQPN())
+	to := peer.qp(t.to)
 	if to == nil {
 		peer.counters.add(cntDropNobody, t.packets)
 		t.free()

@@ -159,9 +159,9 @@ func (w *sendWQE) operation(k *transport.Packet) roce.Operation {
 // with the next one.
 func (r *requester) send(p *pass, w *sendWQE) bool {
 	qp := r.qp
-	to := qp.path
+	to, num := qp.path, qp.attr.DestQPN
 	if datagram(qp.typ) {
-		to = w.path
+		to, num = w.path, w.qpn
 	}
 	mark, start := 0, -1 // to be taken back when the memory cannot be read
 	if p.build.t != nil {
@@ -177,7 +177,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 		}
 		op := serviceOf(qp.typ).Opcode(w.operation(&k))
 		size := op.PacketLen(w.payload(&k))
-		if !p.build.fits(to, size) {
+		if !p.build.fits(to, num, size) {
 			if !p.gather.flush(qp) {
 				return r.unreadable(p, w, mark, start)
 			}
@@ -185,7 +185,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 			if qp.egress.full() {
 				break
 			}
-			p.build.start(&trainPool, to, size)
+			p.build.start(&trainPool, to, num, size)
 			mark, start = 0, k.Index
 		}
 		r.snd.Sent(&k)
@@ -293,7 +293,7 @@ func (r *requester) probe(p *pass) {
 	}
 	op := serviceOf(qp.typ).Opcode(w.operation(&k))
 	size := op.PacketLen(w.payload(&k))
-	p.build.start(&trainPool, qp.path, size)
+	p.build.start(&trainPool, qp.path, qp.attr.DestQPN, size)
 	if !r.build(p, w, &k, op, size) || !p.gather.flush(qp) {
 		p.build.cut(0)
 		p.gather.reset()

@@ -423,7 +423,7 @@ func (r *responder) answer(p *pass) {
 	rcv.AckSent()
 	op := serviceOf(qp.typ).Opcode(roce.Acknowledge)
 	size := op.PacketLen(0)
-	p.build.start(&ackPool, qp.path, size)
+	p.build.start(&ackPool, qp.path, qp.attr.DestQPN, size)
 	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
 		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: a.PSN,
 	}, 0)
@@ -444,7 +444,7 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 		what, n := y.Packet(qp.mtu)
 		op := serviceOf(qp.typ).Opcode(what)
 		size := op.PacketLen(n)
-		if !p.build.fits(qp.path, size) {
+		if !p.build.fits(qp.path, qp.attr.DestQPN, size) {
 			if !p.gather.flush(qp) {
 				break
 			}
@@ -452,7 +452,7 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 			if qp.egress.full() {
 				return true
 			}
-			p.build.start(pool, qp.path, size)
+			p.build.start(pool, qp.path, qp.attr.DestQPN, size)
 			psn = y.PSN
 		}
 		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{

@@ -15,6 +15,7 @@ import (
 type train struct {
 	link.Train
 	path    *path
+	to      uint32 // number of the queue pair that all packets are for
 	packets int
 	pool    *sync.Pool
 	from    *QP  // that sent it, while it is an event of another queue pair
@@ -88,16 +89,16 @@ func (e *egress) drop() {
 	e.queue = e.queue[:0]
 }
 
-// builder lays packets into trains: as long as one is as long as the one before, to the same destination, it goes
-// into the same train; a shorter one ends it.
+// builder lays packets into trains: as long as one is as long as the one before, to the same queue pair, it goes into the same
+// train; a shorter one ends it.
 type builder struct {
 	t      *train
 	closed bool
 }
 
-// fits reports whether a packet of size bytes can join the open train.
-func (b *builder) fits(p *path, size int) bool {
-	return b.t != nil && !b.closed && b.t.path == p && size <= b.t.Size &&
+// fits reports whether a packet of size bytes, to a queue pair, can join the open train.
+func (b *builder) fits(p *path, to uint32, size int) bool {
+	return b.t != nil && !b.closed && b.t.path == p && b.t.to == to && size <= b.t.Size &&
 		len(b.t.Buf)+size <= cap(b.t.Buf) && b.t.packets < link.MaxTrainPackets
 }
 
@@ -110,10 +111,10 @@ func (b *builder) add(size int) []byte {
 	return b.t.Buf[n : n+size : n+size]
 }
 
-// start opens a train whose packets have size bytes.
-func (b *builder) start(pool *sync.Pool, p *path, size int) {
+// start opens a train whose packets have size bytes, and are for a queue pair.
+func (b *builder) start(pool *sync.Pool, p *path, to uint32, size int) {
 	b.t, b.closed = getTrain(pool, p), false
-	b.t.Size = size
+	b.t.to, b.t.Size = to, size
 }
 
 // finish puts the open train into the egress queue.
