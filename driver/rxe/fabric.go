@@ -115,6 +115,12 @@ func (p *path) peer() *Device {
 	return r.peer
 }
 
+// direct reports whether a train that is built now is likely to be handed to a device of the Fabric.
+func (p *path) direct() bool {
+	d, peer := p.from.dev, p.peer()
+	return peer != nil && d.allowsShortcut() && peer.allowsShortcut() && !d.taps.On() && !peer.taps.On()
+}
+
 // resolved is where a path leads, as long as the Fabric does not change.
 type resolved struct {
 	in   *fabricView

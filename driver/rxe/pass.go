@@ -283,7 +283,7 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 	list := qp.events.take()
 	for i := range list {
 		if t := list[i].train; t != nil {
-			p.taken(qp, t)
+			p.taken(t)
 		}
 	}
 	for i := range list {
@@ -291,8 +291,8 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 		case e.train != nil:
 			p.receiveTrain(qp, e.train)
 		case e.waiting != nil:
-			qp.lane.uncharge(len(e.waiting.buf))
 			qp.receive(p, &e.waiting.Arrival, e.waiting.Packets)
+			qp.lane.uncharge(len(e.waiting.buf))
 			e.waiting.free()
 		default:
 			if i > 0 || packets != nil { // what those before it have led to is sent, even if it destroys the queue pair
@@ -360,17 +360,29 @@ func (p *pass) send(qp *QP, t *train) bool {
 		p.hand(qp, peer, t)
 		return true
 	}
-	packets := t.packets
-	err := from.send(&t.Train)
-	if err != nil && errors.Is(err, link.ErrAgain) {
+	if t.mixed { // the way has changed since it was built
+		for ; t.sent < t.packets; t.sent++ {
+			if x := t.alone(t.sent); !from.transmit(&x, 1) {
+				return false
+			}
+		}
+	} else if !from.transmit(&t.Train, t.packets) {
 		return false
 	}
-	if err != nil {
-		d.counters.add(cntSendErr, 1)
-	} else {
-		d.counters.add(cntSentPkts, packets)
-	}
 	t.free()
+	return true
+}
+
+// transmit sends packets to the network, and counts them. It reports false if the socket is full.
+func (e *endpoint) transmit(t *link.Train, packets int) bool {
+	switch err := e.send(t); {
+	case err == nil:
+		e.dev.counters.add(cntSentPkts, packets)
+	case errors.Is(err, link.ErrAgain):
+		return false
+	default:
+		e.dev.counters.add(cntSendErr, 1)
+	}
 	return true
 }
 
@@ -394,32 +406,44 @@ func (p *pass) hand(qp *QP, peer *Device, t *train) {
 
 // taken notes that a queue pair is about to receive a train that was handed to it. Its sender goes on if it has waited for
 // that.
-func (p *pass) taken(to *QP, t *train) {
-	if t.charged {
-		to.lane.uncharge(len(t.Buf))
-	} else if t.from.egress.handed.Add(-1) == maxBacklog-1 {
+func (p *pass) taken(t *train) {
+	if !t.charged && t.from.egress.handed.Add(-1) == maxBacklog-1 {
 		p.wake(t.from)
 	}
-	t.from, t.charged = nil, false
+	t.from = nil
 }
 
 // receiveTrain has a queue pair receive a train of a device of the Fabric.
 func (p *pass) receiveTrain(qp *QP, t *train) {
 	p.packets = p.packets[:0]
 	for i := range t.packets {
-		b := t.Packet(i)
+		b := t.packet(i)
 		p.packets = append(p.packets, b[:len(b)-link.ICRCLen])
 	}
 	p.arrival = link.Arrival{Src: t.path.from.addr, Dst: t.Dst, TOS: t.TOS, TTL: cmp.Or(t.TTL, defaultTTL), Packets: p.packets}
 	qp.receive(p, &p.arrival, p.packets)
+	if t.charged {
+		qp.lane.uncharge(len(t.Buf))
+		t.charged = false
+	}
 	t.free()
 }
 
 // tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
 func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
 	now, from := d.clock.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, link.Port))
-	d.taps.Train(&link.Tapped{Out: true, Unsealed: true}, now, from, &t.Train, 0)
-	peer.taps.Train(&link.Tapped{Unsealed: true}, now, from, &t.Train, 0)
+	show := func(x *link.Train) {
+		d.taps.Train(&link.Tapped{Out: true, Unsealed: true}, now, from, x, 0)
+		peer.taps.Train(&link.Tapped{Unsealed: true}, now, from, x, 0)
+	}
+	if !t.mixed {
+		show(&t.Train)
+		return
+	}
+	for i := range t.packets {
+		x := t.alone(i)
+		show(&x)
+	}
 }
 
 // defaultTTL is that of packets whose address vector does not say.

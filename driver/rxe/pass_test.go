@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/link/simnet"
 )
 
 // TestActivity: whatever threads wake a queue pair, one runs it at a time, and each event is seen by a run that begins after it.
@@ -125,4 +126,41 @@ func TestPacketsOfARunningQueuePair(t *testing.T) {
 	p.end()
 	b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 8})
 	b.a.expect(ib.WC{ID: 1, Opcode: ib.WCSend})
+}
+
+// TestWayChangesUnderTrain: a message that was built for a device of the Fabric, and has to travel after all, arrives whole,
+// also where the socket is full in between.
+func TestWayChangesUnderTrain(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			s := setup{shortcut: true}
+			if full {
+				s.net = simnet.Config{SendBuffer: 3000, Bandwidth: 1 << 24}
+			}
+			b := newBench(t, s)
+			b.connect(conn{})
+			const size = 20_000
+			fill(b.a.buf[:size], 1)
+			qp := qpOf(b.a.qp)
+			qp.exclusively(func(p *pass) {
+				_, err := qp.req.postSend(p, []ib.SendWR{{
+					ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(),
+				}})
+				check(t, err)
+				qp.advance(p)
+				if q := qp.egress.queue; len(q) == 0 || !q[0].mixed {
+					t.Error("the train is not mixed")
+				}
+				b.a.dev.SetShortcut(false)
+				b.b.dev.SetShortcut(false)
+			})
+			b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
+			if i := firstDifference(b.a.buf[:size], b.b.buf[:size]); i >= 0 {
+				t.Errorf("byte %d differs", i)
+			}
+			if n := b.a.dev.Stats()["completer_retry_err"]; n != 0 && !full {
+				t.Errorf("%d retries", n)
+			}
+		})
+	}
 }

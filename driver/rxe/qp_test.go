@@ -330,7 +330,7 @@ func TestLastAnswer(t *testing.T) {
 		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: b.a.sge(0, 60), Flags: ib.SendSignaled})
 		p := b.b.dev.begin(true)
 		for _, e := range qp.events.take() {
-			p.taken(qp, e.train)
+			p.taken(e.train)
 			p.receiveTrain(qp, e.train)
 		}
 		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 60})

@@ -31,6 +31,7 @@ func poison(t *testing.T, with byte, devs ...*Device) {
 		}
 	}
 	trainPool.New, ackPool.New = poisoned(&trainPool, link.MaxTrain), poisoned(&ackPool, ackTrain)
+	mixedPool.New = poisoned(&mixedPool, mixedTrain)
 	t.Cleanup(initTrains)
 	for _, d := range devs {
 		d.passes.New = func() any {

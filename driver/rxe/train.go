@@ -12,8 +12,14 @@ import (
 )
 
 // train is a link.Train in a pooled buffer, on its way through the egress queue of a queue pair.
+//
+// The network takes packets of one length at once. One for a device of the same Fabric may be mixed: its packets have any
+// length, so that the payload of a message is one copy, whatever headers lie between.
 type train struct {
 	link.Train
+	mixed   bool
+	ends    []int // of the packets in Buf, if mixed
+	sent    int   // packets of a mixed train that have had to go to the network, and have gone
 	path    *path
 	to      uint32 // number of the queue pair that all packets are for
 	packets int
@@ -22,16 +28,23 @@ type train struct {
 	charged bool // to that one's lane
 }
 
-// Two sizes of trains: what carries data may grow to the limit; acknowledgements are alone.
-const ackTrain = 128
+// Three sizes of trains: what carries data may grow to the limit, which a mixed one has for its payload; acknowledgements are
+// alone.
+const (
+	ackTrain   = 128
+	mixedTrain = link.MaxTrain + link.MaxTrain/8
+	// maxMixedPackets is the number of packets of a mixed train, and so of elements of a copy, at most.
+	maxMixedPackets = maxScatter
+)
 
-var trainPool, ackPool sync.Pool
+var trainPool, ackPool, mixedPool sync.Pool
 
 func init() { initTrains() }
 
 func initTrains() {
 	trainPool.New = func() any { return newTrain(&trainPool, link.MaxTrain) }
 	ackPool.New = func() any { return newTrain(&ackPool, ackTrain) }
+	mixedPool.New = func() any { return newTrain(&mixedPool, mixedTrain) }
 }
 
 func newTrain(pool *sync.Pool, size int) *train {
@@ -42,7 +55,8 @@ func newTrain(pool *sync.Pool, size int) *train {
 
 func getTrain(pool *sync.Pool, p *path) *train {
 	t := pool.Get().(*train)
-	t.path, t.packets = p, 0
+	t.path, t.packets, t.mixed, t.sent = p, 0, false, 0
+	t.ends = t.ends[:0]
 	t.Dst, t.TOS, t.TTL = p.dst, p.tos, p.ttl
 	t.Buf, t.Size = t.Buf[:0], 0
 	return t
@@ -51,6 +65,26 @@ func getTrain(pool *sync.Pool, p *path) *train {
 func (t *train) free() {
 	t.path = nil
 	t.pool.Put(t)
+}
+
+// packet returns the i-th packet, with room for the ICRC.
+func (t *train) packet(i int) []byte {
+	if !t.mixed {
+		return t.Packet(i)
+	}
+	start := 0
+	if i > 0 {
+		start = t.ends[i-1]
+	}
+	return t.Buf[start:t.ends[i]:t.ends[i]]
+}
+
+// alone returns the i-th packet as a train of its own.
+func (t *train) alone(i int) link.Train {
+	x := t.Train
+	x.Buf = t.packet(i)
+	x.Size = len(x.Buf)
+	return x
 }
 
 // maxBacklog is the number of trains of a queue pair that wait to be sent, or to be received by queue pairs of the same
@@ -98,8 +132,13 @@ type builder struct {
 
 // fits reports whether a packet of size bytes, to a queue pair, can join the open train.
 func (b *builder) fits(p *path, to uint32, size int) bool {
-	return b.t != nil && !b.closed && b.t.path == p && b.t.to == to && size <= b.t.Size &&
-		len(b.t.Buf)+size <= cap(b.t.Buf) && b.t.packets < link.MaxTrainPackets
+	if b.t == nil || b.t.path != p || b.t.to != to || len(b.t.Buf)+size > cap(b.t.Buf) {
+		return false
+	}
+	if b.t.mixed {
+		return b.t.packets < maxMixedPackets
+	}
+	return !b.closed && size <= b.t.Size && b.t.packets < link.MaxTrainPackets
 }
 
 // add returns the place of a packet of size bytes in the open train, which it fits.
@@ -108,13 +147,20 @@ func (b *builder) add(size int) []byte {
 	b.t.Buf = b.t.Buf[:n+size]
 	b.t.packets++
 	b.closed = size < b.t.Size
+	if b.t.mixed {
+		b.t.ends = append(b.t.ends, n+size)
+	}
 	return b.t.Buf[n : n+size : n+size]
 }
 
-// start opens a train whose packets have size bytes, and are for a queue pair.
+// start opens a train whose packets have size bytes, or any number if it is likely to stay in the Fabric, and are for a queue pair.
 func (b *builder) start(pool *sync.Pool, p *path, to uint32, size int) {
+	mixed := pool == &trainPool && p.direct()
+	if mixed {
+		pool = &mixedPool
+	}
 	b.t, b.closed = getTrain(pool, p), false
-	b.t.to, b.t.Size = to, size
+	b.t.to, b.t.Size, b.t.mixed = to, size, mixed
 }
 
 // finish puts the open train into the egress queue.
@@ -133,8 +179,16 @@ func (b *builder) finish(e *egress) {
 // cut takes the packets from the n-th on out of the open train.
 func (b *builder) cut(n int) {
 	if b.t != nil && n < b.t.packets {
+		end := n * b.t.Size
+		if b.t.mixed {
+			end = 0
+			if n > 0 {
+				end = b.t.ends[n-1]
+			}
+			b.t.ends = b.t.ends[:n]
+		}
 		b.t.packets = n
-		b.t.Buf = b.t.Buf[:n*b.t.Size]
+		b.t.Buf = b.t.Buf[:end]
 		b.closed = false
 	}
 }
