@@ -407,7 +407,7 @@ func (p *pass) hand(qp *QP, peer *Device, t *train) {
 // taken notes that a queue pair is about to receive a train that was handed to it. Its sender goes on if it has waited for
 // that.
 func (p *pass) taken(t *train) {
-	if !t.charged && t.from.egress.handed.Add(-1) == maxBacklog-1 {
+	if !t.charged && t.from.egress.handed.Add(-1) == maxHanded-1 {
 		p.wake(t.from)
 	}
 	t.from = nil

@@ -50,10 +50,10 @@ func TestActivity(t *testing.T) {
 }
 
 // TestEventsOfARunningQueuePair: what comes for a queue pair that another thread runs waits without bound in time, and is
-// bounded in size: a sender pauses when four of its trains wait, and goes on when they are taken, or when the receiver's
+// bounded in size: a sender pauses when two of its trains wait, and goes on when they are taken, or when the receiver's
 // program turns out to be slow; then they count in its lane.
 func TestEventsOfARunningQueuePair(t *testing.T) {
-	const messages = 2 * maxBacklog
+	const messages = 4 * maxHanded
 	for _, slow := range []bool{false, true} {
 		b := newBench(t, setup{shortcut: true})
 		b.connect(conn{})
@@ -71,14 +71,14 @@ func TestEventsOfARunningQueuePair(t *testing.T) {
 				t.Errorf("%d events wait, want %d", n, want)
 			}
 		}
-		waiting(maxBacklog)
+		waiting(maxHanded)
 		b.b.none()
 		p := b.a.dev.begin(false)
 		if slow {
 			to.lane.stall()
 			p.forgive(to)
 			p.end()
-			waiting(maxBacklog + 1) // the rest makes one train
+			waiting(maxHanded + 1) // the rest makes one train
 			if n := to.lane.bytes.Load(); n == 0 || from.egress.handed.Load() != 0 {
 				t.Errorf("%d bytes in the lane, %d trains handed over, want some and none", n, from.egress.handed.Load())
 			}

@@ -367,7 +367,7 @@ func (p *pass) forgiveOne(qp *QP) {
 			return false
 		}
 		fits := qp.lane.charge(len(t.Buf))
-		if t.from.egress.handed.Add(-1) == maxBacklog-1 {
+		if t.from.egress.handed.Add(-1) == maxHanded-1 {
 			p.wake(t.from)
 		}
 		if t.charged = fits; !fits {

@@ -28,11 +28,11 @@ type train struct {
 	charged bool // to that one's lane
 }
 
-// Three sizes of trains: what carries data may grow to the limit, which a mixed one has for its payload; acknowledgements are
-// alone.
+// Three sizes of trains: what carries data to the network may grow to its limit; acknowledgements are alone. A mixed train holds
+// as much as is copied twice from a core's own cache, beside its headers: smaller ones cost more system calls.
 const (
 	ackTrain   = 128
-	mixedTrain = link.MaxTrain + link.MaxTrain/8
+	mixedTrain = 4*link.MaxTrain + link.MaxTrain/8
 	// maxMixedPackets is the number of packets of a mixed train, and so of elements of a copy, at most.
 	maxMixedPackets = maxScatter
 )
@@ -87,9 +87,12 @@ func (t *train) alone(i int) link.Train {
 	return x
 }
 
-// maxBacklog is the number of trains of a queue pair that wait to be sent, or to be received by queue pairs of the same
-// Fabric, before its requester and its READ responses pause: enough to fill a socket buffer, and a bound on memory.
-const maxBacklog = 4
+// Before more trains of a queue pair wait to be sent, or to be received by queue pairs of the same Fabric, its requester and its
+// READ responses pause: enough to fill a socket buffer, and a bound on memory. A mixed train counts twice.
+const (
+	maxBacklog = 4
+	maxHanded  = maxBacklog / 2
+)
 
 // egress holds what a queue pair has to send, in order.
 type egress struct {
@@ -101,7 +104,13 @@ type egress struct {
 
 // full reports whether the queue pair has to pause. When a train has been sent, or received, it is run again.
 func (e *egress) full() bool {
-	if len(e.queue)+int(e.handed.Load()) < maxBacklog {
+	n := len(e.queue) + 2*int(e.handed.Load())
+	for _, t := range e.queue {
+		if t.mixed {
+			n++
+		}
+	}
+	if n < maxBacklog {
 		return false
 	}
 	e.short = true
