@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/roce"
 )
 
 const bindable = allAccess | ib.AccessMWBind
@@ -558,6 +559,8 @@ func TestWindowRace(t *testing.T) {
 		}
 		b.connect(conn{})
 		mr := b.b.regMR(nil, bindable)
+		begin, err := qpOf(b.a.qp).Query(0)
+		check(t, err)
 		var key, writes atomic.Uint32
 		var stop atomic.Bool
 		var wg sync.WaitGroup
@@ -575,14 +578,25 @@ func TestWindowRace(t *testing.T) {
 				}
 			}
 		})
+		// executed waits until the peer has executed the first n writes, of one packet each.
+		executed := func(n uint32) {
+			for sent := uint32(0); sent < n && !t.Failed(); runtime.Gosched() {
+				a, err := qpOf(b.a.qp).Query(0)
+				check(t, err)
+				sent = (a.SQPSN - begin.SQPSN) & roce.PSNMask
+			}
+			_, err := qpOf(b.b.qp).Query(0) // comes after what has been sent
+			check(t, err)
+		}
 		written := 0
 		for range windows {
 			mw, err := b.b.pd.AllocMW(kind)
 			check(t, err)
 			key.Store(b.b.bind(mw, mr, 0, 1, ib.AccessRemoteWrite))
-			for before := writes.Load(); writes.Load() < before+200 && !t.Failed(); { // more than can be queued: one by this key has been executed
+			for before := writes.Load(); writes.Load() < before+2 && !t.Failed(); { // one of them by this key
 				runtime.Gosched()
 			}
+			executed(writes.Load())
 			if kind == ib.MWType2 {
 				if s := b.b.status(ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: key.Load()}); s != ib.WCSuccess {
 					t.Fatal(s)
