@@ -44,7 +44,7 @@ cross: ## compile for the other architecture
 .PHONY: unit
 unit: ## unit tests with the race detector
 	CGO_ENABLED=1 $(GO) test -race -json -timeout 8m ./... | $(GO) run ./test/verdict -slowest 10
-	$(GO) test -run '^TestDataPathAllocates$$' ./driver/rxe
+	$(GO) test -run '^(TestDataPathAllocates|TestMessageCosts)$$' ./driver/rxe
 	$(GO) test -run '^TestSchedules$$' ./driver/rxe/internal/simtest
 
 .PHONY: e2e

@@ -55,8 +55,11 @@ func (d *Device) fail(why error) {
 		return
 	}
 	d.stopped.Store(true)
+	p := d.begin(false)
 	for qp := range d.qps.all() {
 		qp.lane.stall()
+		p.forgiveOne(qp) // its senders, on other devices, go on
 	}
+	d.workers.start(p.finish)
 	d.obj.Fail(why)
 }

@@ -192,6 +192,27 @@ func TestPanicWithoutRecover(t *testing.T) {
 	}()
 }
 
+// TestFailedDeviceFreesSenders: a queue pair of another device does not wait for trains that a failed device will never receive.
+func TestFailedDeviceFreesSenders(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	b.connect(conn{})
+	from, to := qpOf(b.a.qp), qpOf(b.b.qp)
+	to.activity.wake() // as a panic leaves it
+	for i := range maxHanded {
+		b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+	}
+	if n := from.egress.handed.Load(); n != maxHanded {
+		t.Fatalf("%d trains are handed over, want %d", n, maxHanded)
+	}
+	b.b.dev.fail(errors.New("test"))
+	for range 2 { // before, and since
+		if n := from.egress.handed.Load(); n != 0 {
+			t.Errorf("%d trains of the sender count still", n)
+		}
+		b.a.send(ib.SendWR{ID: 9, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+	}
+}
+
 // TestFailedDeviceDoesNotHang: of a device that has failed, and has left locks behind, every method of a queue pair returns.
 func TestFailedDeviceDoesNotHang(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
