@@ -314,7 +314,7 @@ func (qp *QP) advance(p *pass) {
 		qp.egress.drop()
 	}
 	if qp.life >= detached {
-		return // what one that is gone had to send still goes out: Destroy waits for that
+		return // what it had to send has been sent
 	}
 	if qp.life == ringless && qp.state != ib.QPErr && qp.state != ib.QPReset {
 		qp.enterError(ringsGone)

@@ -3,6 +3,24 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 
+// post_elsewhere posts in a child, since the doorbell itself may not return, and says whether it has.
+static void post_elsewhere(struct loop *l, enum ibv_wr_opcode op, unsigned length, void *remote, uint32_t rkey)
+{
+	int returned[2];
+	CHECK(!pipe(returned));
+	if (!fork()) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		struct loop mine = share_loop(l);
+		post(&mine, op, mine.buf, length, remote, rkey);
+		CHECK(write(returned[1], "", 1) == 1);
+		pause();
+	}
+	usleep(50000);
+	say("posted");
+	struct pollfd p = {.fd = returned[0], .events = POLLIN};
+	say("doorbell: %s", poll(&p, 1, 5000) == 1 ? "returned" : "stopped");
+}
+
 // stall_region FUSEFILE OPERATION: registers a page of a file that does not answer, and moves data there.
 int stall_region(int argc, char **argv)
 {
@@ -22,20 +40,7 @@ int stall_region(int argc, char **argv)
 	int atomic = !strcmp(argv[1], "atomic");
 	enum ibv_wr_opcode op = atomic ? IBV_WR_ATOMIC_FETCH_AND_ADD : !strcmp(argv[1], "read") ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
 	enum ibv_wc_status s;
-	int returned[2];
-	CHECK(!pipe(returned));
-	pid_t child = fork(); // the doorbell itself may not return
-	if (!child) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		struct loop mine = share_loop(&l);
-		post(&mine, op, mine.buf, 8, page, mr->rkey);
-		CHECK(write(returned[1], "", 1) == 1);
-		pause();
-	}
-	usleep(50000);
-	say("posted");
-	struct pollfd p = {.fd = returned[0], .events = POLLIN};
-	say("doorbell: %s", poll(&p, 1, 5000) == 1 ? "returned" : "stopped");
+	post_elsewhere(&l, op, 8, page, mr->rkey);
 	say("completion: %s", finish(&l, 3600, &s) ? ibv_wc_status_str(s) : "none");
 	return 0;
 }
@@ -54,14 +59,7 @@ int remap(int argc, char **argv)
 	for (int i = 0; i < 20; i++)
 		CHECK(move(&l, IBV_WR_RDMA_WRITE, l.buf, 64, at, mr->rkey) == IBV_WC_SUCCESS);
 	CHECK(mmap(at, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at);
-	if (!fork()) { // the doorbell itself may not return
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		struct loop mine = share_loop(&l);
-		post(&mine, IBV_WR_RDMA_WRITE, mine.buf, 64, at, mr->rkey);
-		pause();
-	}
-	usleep(50000);
-	say("posted");
+	post_elsewhere(&l, IBV_WR_RDMA_WRITE, 64, at, mr->rkey);
 	enum ibv_wc_status s;
 	say("completion: %s", finish(&l, 3600, &s) ? ibv_wc_status_str(s) : "none");
 	return 0;
