@@ -404,6 +404,7 @@ func TestCheckOrder(t *testing.T) {
 			}
 			v := h.qps[rc]
 			check(t, h.dev.TraceQP(v.num, true))
+			h.dev.workers.wait(time.Minute) // the goroutine that did it may still run the queue pair, and take the packet
 			c.packet.to = v.QP
 			h.inject(c.packet)
 			h.run()
