@@ -72,6 +72,10 @@ soak-users: build ## ROUNDS (default 1000) of programs or launchers of two users
 soak-transport: ## SCHEDULES (default 10000) random schedules of each transport service on virtual time, from seed FIRST (1) on
 	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./driver/rxe/internal/simtest -schedules $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
 
+.PHONY: soak-travel
+soak-travel: ## SCHEDULES (default 10000) schedules of each service by the shortcut, as packets, and with the way changing: the outcome is the same
+	$(GO) test -count=1 -timeout 12h -v -run '^TestTravel$$' ./driver/rxe/internal/simtest -travels $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
+
 .PHONY: flood
 flood: ## what a neighbour has while another process floods the device with packets, for some seconds
 	$(GO) test -count=1 -timeout 5m -v -run '^TestFlood$$' ./driver/rxe -flood

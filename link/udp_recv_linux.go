@@ -17,10 +17,10 @@ const (
 	recvMessages = 16      // messages taken from the kernel at once
 	recvBuffer   = 1 << 16 // bytes for one: the longest that receive offload makes
 	recvControl  = 128     // bytes for its control messages
-	// recvPackets and recvBytes bound a batch for the Receiver: many small messages make one, but large ones are
-	// handed over while they are in the cache.
+	// recvPackets and recvBytes bound a batch for the Receiver, which copies and acknowledges each batch at once: enough
+	// for that to cost little, and no more than a core's own cache holds.
 	recvPackets = 256
-	recvBytes   = recvBuffer
+	recvBytes   = 4 * recvBuffer
 )
 
 // receiver is the receive thread of an endpoint. Nothing in it is shared but what is atomic.

@@ -131,6 +131,14 @@ func (b BTH) SetPadCount(n int) {
 	b[bthFlags] = b[bthFlags]&^(3<<bthPadShift) | uint8(n&3)<<bthPadShift
 }
 
+// SetAckReq changes whether the requester asks for an acknowledgement, only.
+func (b BTH) SetAckReq(asks bool) {
+	b[bthPSN] &^= bthAckReq
+	if asks {
+		b[bthPSN] |= bthAckReq
+	}
+}
+
 // SetPSN changes the sequence number only, as when a packet is built again for
 // the next segment.
 func (b BTH) SetPSN(p PSN) {

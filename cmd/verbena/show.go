@@ -160,7 +160,7 @@ type statShowCmd struct {
 func (s *statShowCmd) Help() string {
 	return `The names are those of the files below /sys/class/infiniband/NAME/ports/1/hw_counters, which programs see. Those
 that the kernel's rxe has too are named as there (rxe_hw_counters.c); drop_* count packets dropped without an answer, by reason,
-and send_*_err why they could not leave.`
+and send_*_err why they could not leave. Of sent_pkts, sent_shortcut_pkts went to a device of the same service without the network.`
 }
 
 func (s *statShowCmd) Run(c *cli) error {

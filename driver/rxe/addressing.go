@@ -157,7 +157,7 @@ func (d *Device) unbind(e *endpoint) error {
 func setDatagramMTU(d *Device) {
 	mtu := d.activeMTU()
 	p := d.begin(false)
-	defer p.endOwn()
+	defer p.endElsewhere()
 	for qp := range d.qps.all() {
 		if !datagram(qp.typ) {
 			continue

@@ -168,6 +168,7 @@ func (r *requester) flush(p *pass) {
 		} else if !filled {
 			break
 		}
+		qp.timer.quiet = 0
 		r.decodeSend(&r.flushed, slot)
 		qp.sqNext.Store(qp.sq.Next(qp.sqDone))
 		r.complete(&r.flushed, uapi.WCWRFlushErr)

@@ -27,6 +27,8 @@ const (
 	cntRDMASend
 	cntRDMARecv
 
+	cntSentShortcut // of the sent ones
+
 	// Why a packet was dropped without an answer; the kernel does not count these.
 	cntDropShort
 	cntDropVersion
@@ -67,6 +69,7 @@ var counterNames = [numCounters]string{
 	cntLinkDowned:       "link_downed",
 	cntRDMASend:         "rdma_sends",
 	cntRDMARecv:         "rdma_recvs",
+	cntSentShortcut:     "sent_shortcut_pkts",       // to a device of the same Fabric, without the network
 	cntDropShort:        "drop_short",               // less than a BTH and an ICRC
 	cntDropVersion:      "drop_wrong_version",       // of the transport header
 	cntDropOpcode:       "drop_unknown_opcode",      //

@@ -105,6 +105,24 @@ func reth(k []byte, va uint64, rkey uint32, n int) {
 	binary.BigEndian.PutUint32(k[roce.BTHLen+12:], uint32(n))
 }
 
+// TestSendErrors: send_err counts packets, however they are laid into trains.
+func TestSendErrors(t *testing.T) {
+	for _, shortcut := range []bool{true, false} {
+		bubble(t, func(t *testing.T) {
+			b := newBenchIn(t, setup{shortcut: shortcut, typ: ib.QPTypeUC})
+			defer b.close()
+			b.connect(conn{mtu: ib.MTU1024})
+			i := b.a.dev.at.Load().netdev
+			i.Running = false
+			b.a.dev.SetInterface(i, ips(addrA.String()))
+			b.a.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 5000), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+			if n := b.a.dev.Stats()["send_err"]; n != 5 {
+				t.Errorf("shortcut %t: send_err: got %d, want 5", shortcut, n)
+			}
+		})
+	}
+}
+
 // TestStatsNames: the kernel's counters are there by their names, and no two have the same.
 func TestStatsNames(t *testing.T) {
 	bubble(t, func(t *testing.T) {

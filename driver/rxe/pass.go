@@ -40,7 +40,7 @@ type pass struct {
 	dev   *Device
 	todo  []*QP // the run queue; their activity says running
 	done  int   // todo[:done] have been run
-	spent int   // bytes sent since the thread began, and trainCost for each train
+	spent int   // bytes sent and received since the thread began, and trainCost for each train
 	runs  int   // since the pass was made
 
 	build   builder
@@ -50,6 +50,7 @@ type pass struct {
 	grh     [grhLen]byte
 	packets [][]byte
 	arrival link.Arrival
+	span    span
 
 	held *ib.Hold // has the callbacks of the devices that it works for; nil: they find a thread of their own
 	own  ib.Hold  // for held
@@ -64,9 +65,9 @@ type pass struct {
 }
 
 const (
-	// passBudget is what a pass may spend on the thread that it borrowed, a fraction of a millisecond; then a
-	// goroutine goes on.
-	passBudget = 2 << 20
+	// passBudget is what a pass may spend on the thread that it borrowed, a millisecond at most; then a goroutine goes on. A
+	// message between devices of a Fabric counts at both ends.
+	passBudget = 4 << 20
 	// trainCost is what a train counts for beside its bytes: about as long as it takes.
 	trainCost = 4 << 10
 )
@@ -165,6 +166,7 @@ func (e *events) addTrain(t *train, l *lane) bool {
 			return false
 		}
 		t.charged = true
+		t.shrink()
 	} else {
 		t.from.egress.handed.Add(1)
 	}
@@ -261,6 +263,7 @@ func (p *pass) step() {
 	qp := p.todo[p.done]
 	p.done++
 	if p.avoids(qp) {
+		p.forgiveOne(qp)
 		qp.lane.add(qp)
 	} else {
 		p.run(qp, nil, nil)
@@ -271,6 +274,7 @@ func (p *pass) step() {
 // just now come first.
 func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 	if qp.dev.broken.Load() {
+		p.forgiveOne(qp)
 		return // it stays as it is
 	}
 	p.last = qp
@@ -291,6 +295,7 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 		case e.train != nil:
 			p.receiveTrain(qp, e.train)
 		case e.waiting != nil:
+			p.spent += len(e.waiting.buf) + trainCost
 			qp.receive(p, &e.waiting.Arrival, e.waiting.Packets)
 			qp.lane.uncharge(len(e.waiting.buf))
 			e.waiting.free()
@@ -348,23 +353,28 @@ func (p *pass) send(qp *QP, t *train) bool {
 	}
 	p.spent += len(t.Buf) + trainCost
 	if !from.ready() { // as without a route (rxe_find_route)
-		d.counters.add(cntSendErr, 1)
+		d.counters.add(cntSendErr, t.packets-t.sent)
 		t.free()
 		return true
 	}
-	if peer != nil && d.allowsShortcut() && peer.allowsShortcut() && peer.at.Load().up() {
+	if t.sent == 0 && peer != nil && d.allowsShortcut() && peer.allowsShortcut() && peer.at.Load().up() {
 		d.counters.add(cntSentPkts, t.packets)
+		d.counters.add(cntSentShortcut, t.packets)
 		if d.taps.On() || peer.taps.On() {
 			tapShortcut(d, peer, from.addr, t)
 		}
 		p.hand(qp, peer, t)
 		return true
 	}
-	if t.mixed { // the way has changed since it was built
-		for ; t.sent < t.packets; t.sent++ {
-			if x := t.alone(t.sent); !from.transmit(&x, 1) {
-				return false
+	if t.mixed { // the way has changed since it was built; what is left then follows by the network, come what may
+		if !t.each(t.sent, func(x *link.Train) bool {
+			ok := from.transmit(x, 1)
+			if ok {
+				t.sent++
 			}
+			return ok
+		}) {
+			return false
 		}
 	} else if !from.transmit(&t.Train, t.packets) {
 		return false
@@ -381,7 +391,7 @@ func (e *endpoint) transmit(t *link.Train, packets int) bool {
 	case errors.Is(err, link.ErrAgain):
 		return false
 	default:
-		e.dev.counters.add(cntSendErr, 1)
+		e.dev.counters.add(cntSendErr, packets)
 	}
 	return true
 }
@@ -415,13 +425,18 @@ func (p *pass) taken(t *train) {
 
 // receiveTrain has a queue pair receive a train of a device of the Fabric.
 func (p *pass) receiveTrain(qp *QP, t *train) {
-	p.packets = p.packets[:0]
-	for i := range t.packets {
-		b := t.packet(i)
-		p.packets = append(p.packets, b[:len(b)-link.ICRCLen])
+	p.spent += len(t.Buf) + trainCost
+	if t.mixed {
+		qp.receiveParts(p, t)
+	} else {
+		p.packets = p.packets[:0]
+		for i := range t.packets {
+			b := t.Packet(i)
+			p.packets = append(p.packets, b[:len(b)-link.ICRCLen])
+		}
+		p.arrival = link.Arrival{Src: t.path.from.addr, Dst: t.Dst, TOS: t.TOS, TTL: cmp.Or(t.TTL, defaultTTL), Packets: p.packets}
+		qp.receive(p, &p.arrival, p.packets)
 	}
-	p.arrival = link.Arrival{Src: t.path.from.addr, Dst: t.Dst, TOS: t.TOS, TTL: cmp.Or(t.TTL, defaultTTL), Packets: p.packets}
-	qp.receive(p, &p.arrival, p.packets)
 	if t.charged {
 		qp.lane.uncharge(len(t.Buf))
 		t.charged = false
@@ -440,10 +455,10 @@ func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
 		show(&t.Train)
 		return
 	}
-	for i := range t.packets {
-		x := t.alone(i)
-		show(&x)
-	}
+	t.each(0, func(x *link.Train) bool {
+		show(x)
+		return true
+	})
 }
 
 // defaultTTL is that of packets whose address vector does not say.

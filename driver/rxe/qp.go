@@ -228,7 +228,7 @@ func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	defer p.caughtAs(&err)
 	n, err = qp.req.postSend(p, wrs)
 	p.wake(qp)
-	p.end()
+	p.endMethod(qp)
 	return n, err
 }
 
@@ -289,7 +289,8 @@ func (qp *QP) Doorbell(h *ib.Hold) {
 	p := qp.dev.begin(false)
 	p.wake(qp)
 	if h == nil || len(p.todo) == 0 {
-		p.finish()
+		defer p.caught()
+		p.endMethod(qp)
 		return
 	}
 	p.held = h
@@ -447,7 +448,7 @@ func (o ops) Disassociate(c ib.UserContext) {
 	}
 	p.endOwn()
 	for _, t := range tasks {
-		t.wait(t.qp.unresponsive) // where memory does not answer, this comes when it does
+		t.await(t.qp.unresponsive) // where memory does not answer, this comes when it does
 	}
 }
 

@@ -118,19 +118,28 @@ func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 	}
 	for _, b := range packets {
 		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
-		if why := qp.check(&k, b); why != accept {
-			qp.dev.counters.add(why, 1)
-			qp.trace.packet(traceDrop, b, uint32(why))
-			continue
+		why := qp.parse(&k, b)
+		if why == accept {
+			why = qp.check(&k)
 		}
-		qp.trace.packet(traceReceive, b, 0)
-		if k.Flags&roce.FlagResponse != 0 {
-			qp.req.receiveResponse(p, &k)
-		} else {
-			qp.resp.receive(p, &k)
-		}
+		qp.take(p, &k, b, why)
 	}
 	p.settle(qp)
+}
+
+// take handles a packet, unless it is to be dropped.
+func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
+	if why != accept {
+		qp.dev.counters.add(why, 1)
+		qp.trace.packet(traceDrop, b, uint32(why))
+		return
+	}
+	qp.trace.packet(traceReceive, b, 0)
+	if k.Flags&roce.FlagResponse != 0 {
+		qp.req.receiveResponse(p, k)
+	} else {
+		qp.resp.receive(p, k)
+	}
 }
 
 // serviceOf is the transport service of a type of queue pair.
@@ -149,14 +158,19 @@ func serviceOf(t ib.QPType) roce.Service {
 // accept is what check returns for a packet that is not to be dropped.
 const accept = numCounters
 
-// check checks that a packet is well-formed and may be for this queue pair as it is now: service, state, partition, and
-// the addresses of a connection or the Q_Key. What it returns says why the packet is to be dropped. (hdr_check)
-func (qp *QP) check(k *packet, b []byte) counter {
+// parse checks that a packet is well-formed. What it returns says why it is to be dropped.
+func (qp *QP) parse(k *packet, b []byte) counter {
 	var err error
 	if k.Packet, err = roce.ParseBody(b); err != nil {
 		return malformed(err)
 	}
 	k.psn = k.BTH().PSN()
+	return accept
+}
+
+// check checks that a packet may be for this queue pair as it is now: service, state, partition, and the addresses of a
+// connection or the Q_Key. What it returns says why the packet is to be dropped. (hdr_check)
+func (qp *QP) check(k *packet) counter {
 	switch {
 	case k.Opcode.Service() != serviceOf(qp.typ):
 		return cntDropService

@@ -175,6 +175,15 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 		if start < 0 {
 			start = k.Index
 		}
+		if !k.First && !k.Last {
+			if payload, ok := p.build.stretch(k.Length, k.AckReq); ok {
+				r.snd.Sent(&k)
+				if !p.gather.fill(qp, w.sges, k.Offset, payload) {
+					return r.unreadable(p, w, mark, start)
+				}
+				continue
+			}
+		}
 		op := serviceOf(qp.typ).Opcode(w.operation(&k))
 		size := op.PacketLen(w.payload(&k))
 		if !p.build.fits(to, num, size) {
@@ -222,7 +231,8 @@ func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opco
 	if datagram(qp.typ) {
 		f.DestQPN = w.qpn
 	}
-	b := roce.NewPacket(p.build.add(size), &f, w.payload(k))
+	place := p.build.add(size)
+	b := roce.NewPacket(place, &f, w.payload(k))
 	if op.HeaderLen() > roce.BTHLen {
 		r.extend(&b, w, k)
 	}
@@ -230,7 +240,10 @@ func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opco
 		copy(b.Payload, w.inline[k.Offset:])
 		return true
 	}
-	return p.gather.fill(qp, w.sges, k.Offset, b.Payload)
+	if message && !k.First && !k.Last {
+		p.build.added(k.AckReq)
+	}
+	return p.gather.fill(qp, w.sges, k.Offset, place[op.HeaderLen():][:len(b.Payload)])
 }
 
 // extend writes the headers that follow the BTH.

@@ -89,11 +89,19 @@ func (r *responder) receiveUnreliable(p *pass, k *packet) {
 		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
-	if r.execute(p, k) != accepted && qp.state != ib.QPErr {
-		rcv.Abandon(k.psn)
-		r.wqe.filled = 0
-		qp.dev.counters.add(cntDropUnreliable, 1)
+	if r.execute(p, k) != accepted {
+		r.abandon(k.psn)
 	}
+}
+
+// abandon gives up the message of an unreliable connection at a packet that was not accepted.
+func (r *responder) abandon(psn roce.PSN) {
+	if r.qp.state == ib.QPErr {
+		return
+	}
+	r.rcv.Abandon(psn)
+	r.wqe.filled = 0
+	r.qp.dev.counters.add(cntDropUnreliable, 1)
 }
 
 // refuse ends the queue pair for what the peer, or the receive, has wrong, as status says: the receive in progress
@@ -405,16 +413,10 @@ func (r *responder) receiveDuplicate(k *packet) {
 func (r *responder) answer(p *pass) {
 	qp := r.qp
 	rcv := &r.rcv
-	for y := rcv.Reply(); y != nil; y = rcv.Reply() {
-		if qp.egress.full() || qp.egress.blocked {
-			return
-		}
-		if !r.makeReply(p, y) {
-			break
-		}
-		if y.Left == 0 {
-			rcv.Replied()
-		}
+	room := r.reply(p)
+	p.build.finish(&qp.egress)
+	if !room {
+		return
 	}
 	a, due := rcv.Ack()
 	if !due || qp.egress.full() || qp.egress.blocked || qp.path == nil {
@@ -431,10 +433,31 @@ func (r *responder) answer(p *pass) {
 	p.build.finish(&qp.egress)
 }
 
+// reply makes the replies that are due, as far as there is room, which it reports. The last train may be open.
+func (r *responder) reply(p *pass) (room bool) {
+	qp := r.qp
+	for y := r.rcv.Reply(); y != nil; y = r.rcv.Reply() {
+		if qp.egress.full() || qp.egress.blocked {
+			return false
+		}
+		if !r.makeReply(p, y) {
+			break
+		}
+		if y.Left == 0 {
+			r.rcv.Replied()
+		}
+	}
+	return true
+}
+
 // makeReply makes one part of a reply, as much as fits into the egress queue at once. It reports false where the
 // memory cannot be read; the queue pair is in error then.
 func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 	qp := r.qp
+	mark := 0 // to be taken back when the memory cannot be read
+	if p.build.t != nil {
+		mark = p.build.t.packets
+	}
 	pool := &trainPool
 	if y.Kind == transport.Atomic {
 		pool = &ackPool
@@ -442,6 +465,16 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 	psn := y.PSN
 	for done := false; !done; {
 		what, n := y.Packet(qp.mtu)
+		middle := what == roce.RDMAReadResponseMiddle
+		if middle {
+			if payload, ok := p.build.stretch(n, false); ok {
+				if !p.gather.addRemote(qp, y, payload) {
+					break
+				}
+				y.Sent(n)
+				continue
+			}
+		}
 		op := serviceOf(qp.typ).Opcode(what)
 		size := op.PacketLen(n)
 		if !p.build.fits(qp.path, qp.attr.DestQPN, size) {
@@ -453,9 +486,10 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 				return true
 			}
 			p.build.start(pool, qp.path, qp.attr.DestQPN, size)
-			psn = y.PSN
+			psn, mark = y.PSN, 0
 		}
-		k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
+		place := p.build.add(size)
+		k := roce.NewPacket(place, &roce.BTHFields{
 			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: y.PSN,
 		}, n)
 		if h := k.AETH(); h != nil {
@@ -464,18 +498,23 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 		if h := k.AtomicAckETH(); h != nil {
 			h.Encode(y.Result)
 		}
-		if n > 0 && !p.gather.addRemote(qp, y, k.Payload) {
+		if middle {
+			p.build.added(false)
+		}
+		if n > 0 && !p.gather.addRemote(qp, y, place[op.HeaderLen():][:n]) {
 			break
 		}
 		y.Sent(n)
 		done = y.Left == 0
 	}
 	if p.gather.flush(qp) && y.Left == 0 {
-		p.build.finish(&qp.egress)
+		if !p.build.t.mixed {
+			p.build.finish(&qp.egress)
+		}
 		return true
 	}
 	p.gather.reset()
-	p.build.cut(0)
+	p.build.cut(mark)
 	p.build.finish(&qp.egress)
 	r.rcv.DropReplies()
 	if qp.state == ib.QPErr {
@@ -574,6 +613,7 @@ func (r *responder) flush(p *pass) {
 		} else if !filled {
 			break
 		}
+		qp.timer.quiet = 0
 		decodeRecv(&r.wqe, slot, qp.cap.MaxRecvSGE)
 		r.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 	"weak"
 
+	"verbena/ib"
 	"verbena/internal/clock"
 )
 
@@ -21,6 +22,8 @@ import (
 //   - The network's receive thread that is stopped in a copy is replaced by another (package link).
 //
 //   - A doorbell that is stopped so in another program's memory is answered by the watchdog (ib.Hold.Stalled).
+//   - A method that may not sleep, or is about another program's queue pair, leaves what leads to such memory to a goroutine
+//     (pass.endMethod, endElsewhere).
 //
 // A slow program costs each thread that meets it one stall of up to 2*stallTick. After that no other thread runs its queue
 // pairs until nothing of it has been stopped for a time that doubles with each stall.
@@ -164,6 +167,20 @@ func (t *task) run(p *pass) {
 
 // wait returns true when the task is over, and false when stop is true before it has begun; then it never does. It may sleep.
 func (t *task) wait(stop func() bool) bool {
+	for !t.await(stop) {
+		if t.state.CompareAndSwap(taskWaiting, taskWithdrawn) {
+			t.qp.events.remove(t)
+			return false
+		}
+		if t.qp.dev.broken.Load() {
+			return false
+		}
+	}
+	return true
+}
+
+// await returns true when the task is over, and false when stop is true, or the device has failed, before that. It may sleep.
+func (t *task) await(stop func() bool) bool {
 	select {
 	case <-t.over:
 		return true
@@ -176,11 +193,7 @@ func (t *task) wait(stop func() bool) bool {
 		case <-t.over:
 			return true
 		case <-poll.C:
-			if stop() && t.state.CompareAndSwap(taskWaiting, taskWithdrawn) {
-				t.qp.events.remove(t)
-				return false
-			}
-			if t.qp.dev.broken.Load() {
+			if stop() || t.qp.dev.broken.Load() {
 				return false
 			}
 		}
@@ -209,12 +222,31 @@ func (p *pass) finish() {
 }
 
 // endOwn ends a pass that has only tasks to run: what that leads to for other queue pairs, whose programs' memory may not answer,
-// is left to a goroutine, as somebody waits for the tasks.
+// is left to a goroutine, as somebody waits for the tasks; so is what is left when the budget is spent, as a consumer may go on
+// posting for ever.
 func (p *pass) endOwn() {
 	defer p.caught()
-	for own := len(p.todo); p.done < len(p.todo) && (p.done < own || p.todo[p.done] == p.todo[p.done-1]); {
+	own := len(p.todo)
+	goesOn := func() bool { return p.todo[p.done] == p.todo[p.done-1] && p.spent <= passBudget }
+	for p.done < len(p.todo) && (p.done < own || goesOn()) {
 		p.step()
 	}
+	p.endElsewhere()
+}
+
+// endMethod ends a pass of a method that may not sleep, for a queue pair. What leads to memory of another program, which may not
+// answer, is left to a goroutine.
+func (p *pass) endMethod(own *QP) {
+	safe := func(qp *QP) bool { return qp.ctx == own.ctx || qp.ctx == nil && qp.typ != ib.QPTypeXRCTgt }
+	for p.done < len(p.todo) && safe(p.todo[p.done]) && p.spent <= passBudget {
+		p.step()
+	}
+	p.endElsewhere()
+}
+
+// endElsewhere leaves what the pass has to do to a goroutine. A pass with tasks for a queue pair of another program ends so from the
+// beginning: that program may have posted without a doorbell, from memory that does not answer.
+func (p *pass) endElsewhere() {
 	if p.done == len(p.todo) {
 		p.release()
 		return
@@ -347,7 +379,8 @@ func takeOver(p, q *pass) {
 }
 
 // forgive lets the senders go on whose trains wait for queue pairs of a program that has become slow. From now on the trains
-// count in its lane; those that do not fit are lost.
+// count in its lane; those that do not fit are lost. For a queue pair that is about to be destroyed, and in no table, step
+// does it.
 func (p *pass) forgive(slow *QP) {
 	p.forgiveOne(slow) // it may be about to be destroyed, and in no table
 	for qp := range slow.dev.qps.all() {
@@ -374,8 +407,10 @@ func (p *pass) forgiveOne(qp *QP) {
 			qp.dev.counters.add(cntDropStalled, t.packets)
 			t.from = nil
 			t.free()
+			return true
 		}
-		return !fits
+		t.shrink()
+		return false
 	})
 }
 

@@ -18,12 +18,17 @@ type timer struct {
 	at      time.Time   // when it fires; noTime: it is not set
 	unblock time.Time   // the egress queue is to be tried again
 	reflush time.Time   // the rings of a queue pair in error are to be looked at again
+	quiet   int         // times in a row that there was nothing in them
 }
 
 var noTime time.Time
 
-// reflushPeriod is how often a queue pair in error looks for work that a user posted without a doorbell.
-const reflushPeriod = 10 * time.Millisecond
+// A queue pair in error looks for work that a user posted without a doorbell: every reflushPeriod, and half as often each time that
+// it finds nothing, but every 2^reflushPatience periods, 1.28 s. A program may leave any number of them behind.
+const (
+	reflushPeriod   = 10 * time.Millisecond
+	reflushPatience = 7
+)
 
 func (t *timer) init(qp *QP) {
 	t.qp = qp
@@ -48,10 +53,10 @@ func (t *timer) rearm() {
 	qp := t.qp
 	if qp.state == ib.QPErr && qp.ctx != nil && qp.life == whole {
 		if t.reflush.IsZero() {
-			t.reflush = qp.dev.clock.Now().Add(reflushPeriod)
+			t.reflush = qp.dev.clock.Now().Add(reflushPeriod << min(t.quiet, reflushPatience))
 		}
 	} else {
-		t.reflush = noTime
+		t.reflush, t.quiet = noTime, 0
 	}
 	at := earliest(qp.req.snd.Deadline(), earliest(t.unblock, t.reflush))
 	if at.IsZero() || !t.at.IsZero() && !at.Before(t.at) {
@@ -99,7 +104,9 @@ func (t *timer) expired(p *pass) {
 	if due(&t.unblock) {
 		qp.egress.blocked = false
 	}
-	due(&t.reflush)
+	if due(&t.reflush) {
+		t.quiet++
+	}
 	switch qp.req.snd.Tick(now) {
 	case transport.AckTimeout:
 		qp.req.timedOut()

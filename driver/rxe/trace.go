@@ -144,7 +144,7 @@ func (r *traceRecord) event() TraceEvent {
 func (qp *QP) look(f func()) error {
 	p := qp.dev.begin(false)
 	t := p.post(qp, func(*pass) { f() })
-	p.endOwn()
+	p.endElsewhere()
 	if !t.wait(qp.unresponsive) {
 		return fmt.Errorf("QP %d on %s: the memory of its program does not answer: %w", qp.num, qp.dev.name, syscall.EAGAIN)
 	}

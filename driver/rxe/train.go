@@ -1,6 +1,7 @@
 package rxe
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -14,18 +15,26 @@ import (
 // train is a link.Train in a pooled buffer, on its way through the egress queue of a queue pair.
 //
 // The network takes packets of one length at once. One for a device of the same Fabric may be mixed: its packets have any
-// length, so that the payload of a message is one copy, whatever headers lie between.
+// length, so that the payload of a message is one copy, whatever headers lie between. And it may have spans: consecutive middle
+// packets of a message, which differ in their PSNs only, with the header of the first and the payload of all. Who needs
+// packets, such as a capture or a receiver that has to refuse one of them, takes them apart again (train.each, span).
 type train struct {
 	link.Train
 	mixed   bool
-	ends    []int // of the packets in Buf, if mixed
-	sent    int   // packets of a mixed train that have had to go to the network, and have gone
+	parts   []part // if mixed
+	sent    int    // packets of a mixed train that have had to go to the network, and have gone
 	path    *path
 	to      uint32 // number of the queue pair that all packets are for
 	packets int
-	pool    *sync.Pool
-	from    *QP  // that sent it, while it is an event of another queue pair
-	charged bool // to that one's lane
+	pool    *sync.Pool // nil: none, it is as small as can be
+	from    *QP        // that sent it, while it is an event of another queue pair
+	charged bool       // to that one's lane
+}
+
+// part is a packet of a mixed train, or a span.
+type part struct {
+	end     int // in Buf
+	packets int // in a span
 }
 
 // Three sizes of trains: what carries data to the network may grow to its limit; acknowledgements are alone. A mixed train holds
@@ -33,8 +42,8 @@ type train struct {
 const (
 	ackTrain   = 128
 	mixedTrain = 4*link.MaxTrain + link.MaxTrain/8
-	// maxMixedPackets is the number of packets of a mixed train, and so of elements of a copy, at most.
-	maxMixedPackets = maxScatter
+	// maxParts is the number of parts of a mixed train, and so of elements of a copy, at most.
+	maxParts = maxScatter
 )
 
 var trainPool, ackPool, mixedPool sync.Pool
@@ -56,7 +65,7 @@ func newTrain(pool *sync.Pool, size int) *train {
 func getTrain(pool *sync.Pool, p *path) *train {
 	t := pool.Get().(*train)
 	t.path, t.packets, t.mixed, t.sent = p, 0, false, 0
-	t.ends = t.ends[:0]
+	t.parts = t.parts[:0]
 	t.Dst, t.TOS, t.TTL = p.dst, p.tos, p.ttl
 	t.Buf, t.Size = t.Buf[:0], 0
 	return t
@@ -64,27 +73,57 @@ func getTrain(pool *sync.Pool, p *path) *train {
 
 func (t *train) free() {
 	t.path = nil
-	t.pool.Put(t)
+	if t.pool != nil {
+		t.pool.Put(t)
+	}
 }
 
-// packet returns the i-th packet, with room for the ICRC.
-func (t *train) packet(i int) []byte {
-	if !t.mixed {
-		return t.Packet(i)
+// shrink gives the pool back the room that the train does not need.
+func (t *train) shrink() {
+	if t.pool == nil || cap(t.Buf) <= 2*len(t.Buf) {
+		return
 	}
+	roomy := &train{pool: t.pool, parts: t.parts}
+	roomy.Buf = t.Buf
+	t.Buf, t.parts, t.pool = slices.Clone(t.Buf), slices.Clone(t.parts), nil
+	roomy.free()
+}
+
+// part returns the i-th part of a mixed train, with room for the ICRC.
+func (t *train) part(i int) []byte {
 	start := 0
 	if i > 0 {
-		start = t.ends[i-1]
+		start = t.parts[i-1].end
 	}
-	return t.Buf[start:t.ends[i]:t.ends[i]]
+	return t.Buf[start:t.parts[i].end:t.parts[i].end]
 }
 
-// alone returns the i-th packet as a train of its own.
-func (t *train) alone(i int) link.Train {
+// each calls f with each packet of a mixed train from the n-th on, as a train of its own, until that returns false. The train is
+// good until then.
+func (t *train) each(n int, f func(x *link.Train) bool) bool {
 	x := t.Train
-	x.Buf = t.packet(i)
-	x.Size = len(x.Buf)
-	return x
+	var room []byte
+	for i, k := range t.parts {
+		if n >= k.packets {
+			n -= k.packets
+			continue
+		}
+		b := t.part(i)
+		s := spanOf(b[:len(b)-link.ICRCLen], k.packets)
+		for ; n < k.packets; n++ {
+			if x.Buf = b; k.packets > 1 {
+				h, payload := s.packet(n)
+				room = append(append(append(room[:0], h...), payload...), make([]byte, link.ICRCLen)...)
+				x.Buf = room
+			}
+			x.Size = len(x.Buf)
+			if !f(&x) {
+				return false
+			}
+		}
+		n = 0
+	}
+	return true
 }
 
 // Before more trains of a queue pair wait to be sent, or to be received by queue pairs of the same Fabric, its requester and its
@@ -137,6 +176,7 @@ func (e *egress) drop() {
 type builder struct {
 	t      *train
 	closed bool
+	middle bool // the last part of a mixed train is of middle packets, which the next one of the message may join
 }
 
 // fits reports whether a packet of size bytes, to a queue pair, can join the open train.
@@ -145,7 +185,7 @@ func (b *builder) fits(p *path, to uint32, size int) bool {
 		return false
 	}
 	if b.t.mixed {
-		return b.t.packets < maxMixedPackets
+		return len(b.t.parts) < maxParts
 	}
 	return !b.closed && size <= b.t.Size && b.t.packets < link.MaxTrainPackets
 }
@@ -156,10 +196,37 @@ func (b *builder) add(size int) []byte {
 	b.t.Buf = b.t.Buf[:n+size]
 	b.t.packets++
 	b.closed = size < b.t.Size
+	b.middle = false
 	if b.t.mixed {
-		b.t.ends = append(b.t.ends, n+size)
+		b.t.parts = append(b.t.parts, part{n + size, 1})
 	}
-	return b.t.Buf[n : n+size : n+size]
+	return b.t.Buf[n : n+size]
+}
+
+// added notes that the packet just added is a middle one. If it asks for an acknowledgement, nothing joins it.
+func (b *builder) added(asks bool) { b.middle = b.t.mixed && !asks }
+
+// stretch adds a middle packet with size bytes of payload to the span that is last in the open train, if that is possible, and
+// returns the place of its payload.
+func (b *builder) stretch(size int, asks bool) (payload []byte, ok bool) {
+	if !b.middle || len(b.t.Buf)+size > cap(b.t.Buf) {
+		return nil, false
+	}
+	last := &b.t.parts[len(b.t.parts)-1]
+	last.packets++
+	last.end += size
+	b.t.packets++
+	n := len(b.t.Buf) - link.ICRCLen
+	b.t.Buf = b.t.Buf[:last.end]
+	if asks {
+		start := 0
+		if i := len(b.t.parts) - 2; i >= 0 {
+			start = b.t.parts[i].end
+		}
+		roce.BTH(b.t.Buf[start:]).SetAckReq(true)
+		b.middle = false
+	}
+	return b.t.Buf[n : n+size], true
 }
 
 // start opens a train whose packets have size bytes, or any number if it is likely to stay in the Fabric, and are for a queue pair.
@@ -168,7 +235,7 @@ func (b *builder) start(pool *sync.Pool, p *path, to uint32, size int) {
 	if mixed {
 		pool = &mixedPool
 	}
-	b.t, b.closed = getTrain(pool, p), false
+	b.t, b.closed, b.middle = getTrain(pool, p), false, false
 	b.t.to, b.t.Size, b.t.mixed = to, size, mixed
 }
 
@@ -182,23 +249,25 @@ func (b *builder) finish(e *egress) {
 	} else {
 		e.queue = append(e.queue, b.t)
 	}
-	b.t = nil
+	b.t, b.middle = nil, false
 }
 
-// cut takes the packets from the n-th on out of the open train.
+// cut takes the packets from the n-th on, which begins a message or the train, out of the open train.
 func (b *builder) cut(n int) {
 	if b.t != nil && n < b.t.packets {
 		end := n * b.t.Size
 		if b.t.mixed {
 			end = 0
-			if n > 0 {
-				end = b.t.ends[n-1]
+			i := 0
+			for left := n; left > 0; i++ {
+				left -= b.t.parts[i].packets
+				end = b.t.parts[i].end
 			}
-			b.t.ends = b.t.ends[:n]
+			b.t.parts = b.t.parts[:i]
 		}
 		b.t.packets = n
 		b.t.Buf = b.t.Buf[:end]
-		b.closed = false
+		b.closed, b.middle = false, false
 	}
 }
 
@@ -223,9 +292,20 @@ func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
 		}
 		g.addr = addr
 	}
-	g.vec = append(g.vec, dst)
+	g.vec = appendPlace(g.vec, dst)
 	g.n += uint64(len(dst))
 	return true
+}
+
+// appendPlace appends a place to a vector, or makes its last one longer where it follows that at once.
+func appendPlace(vec [][]byte, b []byte) [][]byte {
+	if i := len(vec) - 1; i >= 0 && len(b) > 0 {
+		if a := vec[i]; cap(a)-len(a) >= len(b) && &a[:len(a)+1][len(a)] == &b[0] {
+			vec[i] = a[:len(a)+len(b)]
+			return vec
+		}
+	}
+	return append(vec, b)
 }
 
 // addRemote has dst filled from the memory that a reply is about. It reports false where the peer may not read it any
@@ -237,7 +317,7 @@ func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
 		}
 		g.addr = y.Addr
 	}
-	g.vec = append(g.vec, dst)
+	g.vec = appendPlace(g.vec, dst)
 	g.n += uint64(len(dst))
 	return true
 }
@@ -315,7 +395,7 @@ func (s *scatter) start(to *grant, kind scatterKind, psn roce.PSN, addr uint64) 
 }
 
 func (s *scatter) add(b []byte) {
-	s.vec = append(s.vec, b)
+	s.vec = appendPlace(s.vec, b)
 	s.n += uint64(len(b))
 }
 

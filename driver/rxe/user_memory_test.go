@@ -3,6 +3,7 @@ package rxe
 import (
 	"encoding/binary"
 	"testing"
+	"time"
 
 	"verbena/ib"
 	"verbena/uapi"
@@ -19,6 +20,9 @@ func (u *user) post(op uapi.WROpcode, data []byte, set func(wr *uapi.RXESendWR))
 	}
 	u.doorbell()
 	wc, ok := u.cqueue.poll()
+	for deadline := time.Now().Add(10 * time.Second); !ok && time.Now().Before(deadline); wc, ok = u.cqueue.poll() {
+		time.Sleep(10 * time.Microsecond) // another thread may be running the queue pair, or the peer's
+	}
 	if !ok || wc.WRID != 9 {
 		u.t.Fatalf("%v: completion %+v, %v", op, wc, ok)
 	}

@@ -297,6 +297,37 @@ func TestUserError(t *testing.T) {
 	u.expect(uapi.WC{WRID: 3, Status: uapi.WCWRFlushErr}, uapi.WC{WRID: 2, Status: uapi.WCWRFlushErr})
 }
 
+// TestUserErrorIdle: a queue pair in error to which nothing is posted is looked at less and less often, and what is posted then is
+// flushed all the same.
+func TestUserErrorIdle(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBenchIn(t, setup{shortcut: true})
+		u := openUser(b, userCap)
+		runs := 0
+		check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+		qp := qpOf(u.qp)
+		for at := time.Now(); time.Since(at) < 15*time.Second; time.Sleep(time.Millisecond) {
+			qp.look(func() {
+				if !qp.timer.reflush.IsZero() && time.Until(qp.timer.reflush) <= time.Millisecond {
+					runs++
+				}
+			})
+		}
+		if runs < 10 || runs > 40 {
+			t.Errorf("it was looked at some %d times in 15 s, want about 18", runs)
+		}
+		u.rq.post(u.recvWQE(1))
+		u.rq.post(u.recvWQE(2))
+		time.Sleep(reflushPeriod<<reflushPatience + time.Millisecond)
+		u.expect(uapi.WC{WRID: 1, Status: uapi.WCWRFlushErr}, uapi.WC{WRID: 2, Status: uapi.WCWRFlushErr})
+		u.rq.post(u.recvWQE(3))
+		time.Sleep(reflushPeriod + time.Millisecond)
+		u.expect(uapi.WC{WRID: 3, Status: uapi.WCWRFlushErr})
+		u.close()
+		b.close()
+	})
+}
+
 // TestSilence: on a device that is silent programs get no completions, not even flush errors, and consumers in the process do.
 func TestSilence(t *testing.T) {
 	bubble(t, func(t *testing.T) {

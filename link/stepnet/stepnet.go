@@ -12,6 +12,7 @@
 package stepnet
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -49,6 +50,7 @@ type Packet struct {
 	Src, Dst netip.Addr
 	ID       uint16 // IPv4 identification
 	Data     []byte // from the BTH to the ICRC
+	TOS, TTL uint8  // TTL 0: 64
 	net      *Net
 }
 
@@ -75,7 +77,7 @@ func (p *Packet) arriveAt(to *endpoint, d time.Duration) {
 	for i > 0 && to.queue[i-1].at.After(at) {
 		i--
 	}
-	v := arrival{at: at, src: p.Src, dst: p.Dst}
+	v := arrival{at: at, src: p.Src, dst: p.Dst, tos: p.TOS, ttl: cmp.Or(p.TTL, 64)}
 	if end := len(p.Data) - link.ICRCLen; end >= roce.BTHLen {
 		f := flow(p.Src, p.Dst)
 		v.data = slices.Clone(p.Data[:end])
@@ -115,8 +117,15 @@ type arrival struct {
 	at     time.Time
 	src    netip.Addr
 	dst    netip.Addr // of the endpoint, or a group
-	data   []byte     // without the ICRC; nil: there was no room for one
+	tos    uint8
+	ttl    uint8
+	data   []byte // without the ICRC; nil: there was no room for one
 	intact bool
+}
+
+// from reports whether the packet can be of the batch.
+func (v *arrival) from(a *link.Arrival) bool {
+	return v.src == a.Src && v.dst == a.Dst && v.tos == a.TOS && v.ttl == a.TTL
 }
 
 type endpoint struct {
@@ -145,7 +154,7 @@ func (e *endpoint) Send(t *link.Train) error {
 	}
 	f := flow(e.addr, t.Dst)
 	for i := range t.NumPackets() {
-		p := Packet{Src: e.addr, Dst: t.Dst, Data: slices.Clone(t.Packet(i)), net: n}
+		p := Packet{Src: e.addr, Dst: t.Dst, Data: slices.Clone(t.Packet(i)), TOS: t.TOS, TTL: t.TTL, net: n}
 		if p.Dst.Is4() {
 			p.ID = uint16(i)
 		}
@@ -164,8 +173,9 @@ func (e *endpoint) Send(t *link.Train) error {
 func (e *endpoint) deliver() {
 	now := e.net.clock.Now()
 	for len(e.queue) > 0 && !e.queue[0].at.After(now) && !e.closed {
-		a := &link.Arrival{Src: e.queue[0].src, Dst: e.queue[0].dst}
-		for len(e.queue) > 0 && !e.queue[0].at.After(now) && e.queue[0].src == a.Src && e.queue[0].dst == a.Dst {
+		v := &e.queue[0]
+		a := &link.Arrival{Src: v.src, Dst: v.dst, TOS: v.tos, TTL: v.ttl}
+		for len(e.queue) > 0 && !e.queue[0].at.After(now) && e.queue[0].from(a) {
 			if e.queue[0].intact {
 				a.Packets = append(a.Packets, e.queue[0].data)
 				e.net.Delivered++

@@ -220,6 +220,12 @@ func (r *Receiver) Executed(a *Arrival, acks bool) {
 	r.psn = r.psn.Next()
 }
 
+// ExecutedAll notes the same of n middle packets with consecutive PSNs, the last of which asks for the acknowledgement.
+func (r *Receiver) ExecutedAll(a *Arrival, n int, acks bool) {
+	r.psn = r.psn.Add(n - 1)
+	r.Executed(a, acks)
+}
+
 // Admits reports whether one more request may be answered: as many are outstanding as was agreed on, at most. A
 // repetition that still waits is given up for it, since the requester has had that answer before it came to ask for
 // more.

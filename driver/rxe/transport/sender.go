@@ -443,6 +443,27 @@ func (s *Sender) Stored() (res Result) {
 	return res
 }
 
+// Responses handles n middle responses to an RDMA READ at once, which begin at psn and have size bytes each: if they are
+// those that are waited for, and no other belongs between them, it returns where their payload belongs, bytes into the
+// memory of the oldest request, and StoredAll is to be called then. False: they are to be handled one by one.
+func (s *Sender) Responses(psn roce.PSN, n, size int) (offset int, ok bool) {
+	if s.flight.len() == 0 || psn != s.una || s.sent.Less(psn.Add(n)) {
+		return 0, false
+	}
+	e := s.flight.at(s.flight.head)
+	index := psn.Since(e.first)
+	ok = e.Kind == Read && size == s.MTU && index+n < e.Packets && index/s.chunk() == (index+n)/s.chunk()
+	return index * s.MTU, ok
+}
+
+// StoredAll notes that the payload of n responses, none of which ends a request, is in memory.
+func (s *Sender) StoredAll(n int) {
+	e := s.flight.at(s.flight.head)
+	index := s.una.Since(e.first)
+	s.una = s.una.Add(n)
+	s.progress(e.cost(s.MTU, index, index+n))
+}
+
 // responseLost handles a response, to psn, that is newer than the one that is waited for: a response before it is lost
 // (an implied NAK, IBA 9.7.5.2.1). Until that has come, others that arrive too early tell nothing new.
 func (s *Sender) responseLost(psn roce.PSN, res *Result) {

@@ -43,6 +43,13 @@
 // Of datagrams (IBA 9.8.3): each arrives at most as often as the network delivered it, whole, with the addresses and the
 // queue pair that it came from.
 //
+// # One outcome by every way
+//
+// Between devices of a Fabric messages take the shortcut. [Travel] plays a schedule whose outcome does not depend on times, on a network
+// that does nothing wrong: all by the shortcut, all as packets, and with the way changing at random messages. Completions
+// and their order, events, counters, PSNs, states and memory must be the same. What may differ is said where it is left out: how many
+// acknowledgements there are, and what happens when later packets take a faster way.
+//
 // # Does it find anything?
 //
 // mutants_test.go breaks the engine on purpose, in one place at a time, and has the schedules find each of them.

@@ -55,7 +55,9 @@ func (w *world) newPair() {
 		if r.IntN(2) == 0 {
 			e.psn = 0xffffff - uint32(r.IntN(20))
 		}
-		e.attributes = makeAttributes(r, &w.profile)
+		if e.attributes = makeAttributes(r, &w.profile); w.travels() {
+			e.retry = 7
+		}
 		if e.in = e.host.shares; e.in == nil {
 			e.in = w.newInbox(e.host)
 		}
@@ -198,12 +200,21 @@ func (e *end) schedule() {
 	w, r := e.w, e.w.rng
 	in := func(most time.Duration) time.Duration { return time.Duration(r.Int64N(int64(most))) }
 	at := time.Millisecond
+	if w.travels() && e.disturbed() {
+		at += lull
+		if e.peer.disturbed() && e.host == w.hosts[1] {
+			at += lull
+		}
+	}
 	pace := []time.Duration{time.Microsecond, 100 * time.Microsecond, time.Millisecond}[r.IntN(3)]
 	for n := 0; n < len(e.requests); {
 		n += 1 + r.IntN(6)
 		upTo := min(n, len(e.requests))
 		w.clock.AfterFunc(at, func() { e.post(upTo) })
 		at += in(pace)
+	}
+	if w.travels() {
+		return
 	}
 	if w.service.reliable() && r.IntN(12) == 0 {
 		w.clock.AfterFunc(time.Millisecond+in(3*time.Millisecond), e.kill)
@@ -250,6 +261,7 @@ func (e *end) undrain() {
 // post posts requests, as far as there is room.
 func (e *end) post(upTo int) {
 	for e.posted < upTo {
+		e.w.turn()
 		q := e.requests[e.posted]
 		n, err := e.qp.PostSend(e.encode(q))
 		if n == 0 {

@@ -22,6 +22,9 @@ type inbox struct {
 
 func (w *world) newInbox(h *host) *inbox {
 	in := &inbox{host: h, depth: 1 << w.rng.IntN(6), late: w.rng.IntN(3) == 0}
+	if w.travels() {
+		in.depth, in.late = 64, false
+	}
 	w.boxes = append(w.boxes, in)
 	return in
 }

@@ -14,7 +14,7 @@ import (
 var mutantsFlag = flag.Bool("mutants", false, "break the engine in every way of TestMutants (a minute or two)")
 
 // mutants are ways to break the engine, each of which the schedules of RC, or of the service that its name begins with,
-// must notice: in file, from becomes to.
+// must notice, or where it begins with the shortcut TestTravel: in file, from becomes to.
 var mutants = []struct {
 	name           string
 	file, from, to string
@@ -89,6 +89,18 @@ var mutants = []struct {
 		"		qp.obj.Raise(ib.EventQPLastWQEReached)\n", ""},
 	{"XRC: duplicates are executed again", "transport/receiver.go",
 		"	case ahead < 0:", "	case ahead < -1<<22:"},
+	{"shortcut: a span is stored, and half of it counted", "span.go",
+		"			w.filled += n\n", "			w.filled += n / 2\n"},
+	{"shortcut: one response less than were stored", "span.go",
+		"	r.snd.StoredAll(s.packets)\n", "	r.snd.StoredAll(s.packets - 1)\n"},
+	{"shortcut: a train counts as one packet", "pass.go",
+		"	peer.counters.add(cntRcvdPkts, t.packets)\n", "	peer.counters.add(cntRcvdPkts, 1)\n"},
+	{"shortcut: the PSN after a span is one too far", "transport/receiver.go",
+		"	r.psn = r.psn.Add(n - 1)\n", "	r.psn = r.psn.Add(n)\n"},
+	{"shortcut: a datagram has come through a router", "span.go",
+		"ttl: cmp.Or(t.TTL, defaultTTL)}", "ttl: cmp.Or(t.TTL, defaultTTL) - 1}"},
+	{"shortcut: packets that are taken out of a span have one number", "span.go",
+		"	h.SetPSN(s.first.Add(i))\n", "	h.SetPSN(s.first)\n"},
 	{"PSNs are plain numbers", "../../roce/psn.go",
 		"{ return int32((p-q)<<8) < 0 }", "{ return p < q }"},
 }
@@ -146,9 +158,13 @@ func TestMutants(t *testing.T) {
 			if name, _, ok := strings.Cut(m.name, ":"); ok {
 				service = name
 			}
-			out, err := exec.Command(bin, "-test.run", "TestSchedules/"+service, "-test.timeout", "5m", "-schedules", "400").CombinedOutput()
+			test := "TestSchedules/" + service
+			if service == "shortcut" {
+				test = "TestTravel"
+			}
+			out, err := exec.Command(bin, "-test.run", test, "-test.timeout", "5m", "-schedules", "400", "-travels", "60").CombinedOutput()
 			if err == nil {
-				t.Fatalf("400 schedules did not notice")
+				t.Fatalf("%s did not notice", test)
 			}
 			for line := range strings.Lines(string(out)) {
 				if strings.Contains(line, " seed ") || strings.HasPrefix(line, "panic") {

@@ -7,3 +7,6 @@ const schedules = 100
 
 // replays is how many schedules of each service TestReplay plays twice.
 const replays = 30
+
+// travels is the default of -travels.
+const travels = 60

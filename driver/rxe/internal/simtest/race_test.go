@@ -7,3 +7,6 @@ const schedules = 20
 
 // replays is how many schedules of each service TestReplay plays twice.
 const replays = 8
+
+// travels is the default of -travels.
+const travels = 10

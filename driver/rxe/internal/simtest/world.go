@@ -49,19 +49,8 @@ type Report struct {
 // Run plays the schedule of a seed. The error is the first promise that was not kept. What happens is written to log,
 // if that is not nil, a line each.
 func Run(s Service, seed uint64, log io.Writer) (rep Report, err error) {
-	w := &world{
-		service: s, rng: rand.New(rand.NewPCG(seed, uint64(s))), log: log, hash: fnv.New64a(),
-		byID: map[uint64]any{}, copies: map[copyKey]int{}, statuses: map[ib.WCStatus]int{},
-	}
-	defer func() {
-		if r := recover(); r != nil {
-			f, ok := r.(failure)
-			if !ok {
-				panic(r)
-			}
-			err = fmt.Errorf("%v seed %d at %v: %s (network %s)", s, seed, w.now(), string(f), &w.profile)
-		}
-	}()
+	w := newWorld(s, seed, log)
+	defer w.failed(seed, &err)
 	w.build()
 	w.play()
 	w.finish()
@@ -73,6 +62,24 @@ func Run(s Service, seed uint64, log io.Writer) (rep Report, err error) {
 		}
 	}
 	return rep, nil
+}
+
+func newWorld(s Service, seed uint64, log io.Writer) *world {
+	return &world{
+		service: s, rng: rand.New(rand.NewPCG(seed, uint64(s))), log: log, hash: fnv.New64a(),
+		byID: map[uint64]any{}, copies: map[copyKey]int{}, statuses: map[ib.WCStatus]int{},
+	}
+}
+
+// failed makes the error of a promise that was not kept. It must be deferred directly.
+func (w *world) failed(seed uint64, err *error) {
+	if r := recover(); r != nil {
+		f, ok := r.(failure)
+		if !ok {
+			panic(r)
+		}
+		*err = fmt.Errorf("%v seed %d at %v: %s (network %s)", w.service, seed, w.now(), string(f), &w.profile)
+	}
 }
 
 // failure is a promise that was not kept.
@@ -129,6 +136,12 @@ type world struct {
 	lost     int
 	statuses map[ib.WCStatus]int
 	final    bool // everything that was to happen has happened; the queue pairs are taken to ERR
+
+	// Of a schedule of Travel.
+	way    Way
+	ways   *rand.Rand
+	fabric *rxe.Fabric
+	out    *Outcome
 }
 
 // copyKey names a packet: to which host, queue pair, and with which PSN.
@@ -233,7 +246,9 @@ func (w *world) build() {
 	w.net = stepnet.New(w.clock)
 	w.net.Route, w.net.Full = w.route, func(netip.Addr) bool { return w.rng.Float64() < w.profile.full }
 	w.last = map[netip.Addr]time.Duration{}
-	w.profile = makeProfile(w.rng)
+	if w.profile = makeProfile(w.rng); w.travels() {
+		w.profile = profile{name: "perfect", latency: w.profile.latency, batch: w.profile.batch, budget: -1}
+	}
 	addrs := [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
 	if w.rng.IntN(3) == 0 {
 		addrs = [2]netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")}
@@ -242,6 +257,9 @@ func (w *world) build() {
 		w.hosts[i] = w.newHost(i, addrs[i])
 	}
 	pairs := 1 + w.rng.IntN(3)
+	if w.travels() {
+		pairs = 1
+	}
 	for range pairs {
 		w.newPair()
 	}
@@ -288,7 +306,7 @@ func (w *world) newHost(i int, addr netip.Addr) *host {
 	var err error
 	h.dev, err = rxe.New(rxe.Config{
 		Name: fmt.Sprintf("rxe%d", i), Addrs: []netip.Addr{addr}, Network: w.net, Clock: w.clock,
-		Rand:   rand.New(rand.NewPCG(w.rng.Uint64(), 1)),
+		Rand: rand.New(rand.NewPCG(w.rng.Uint64(), 1)), Fabric: w.fabric,
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, byte(i)}, MTU: 9000, Up: true, Running: true},
 	})
 	w.check(err)
@@ -430,9 +448,13 @@ func (w *world) poll() {
 }
 
 func (q *watched) poll(w *world) {
-	var wc [16]ib.WC
+	var room [16]ib.WC
+	wc := room[:]
+	if w.travels() {
+		wc = room[:1] // see effect
+	}
 	for {
-		n, err := q.cq.Poll(wc[:])
+		n, err := q.cq.Poll(wc)
 		w.check(err)
 		for i := range wc[:n] {
 			solicited := w.completed(&wc[i])
@@ -463,7 +485,7 @@ func (w *world) finish() {
 	for _, e := range w.ends {
 		e.quiet()
 	}
-	if w.profile.perfect() && !slices.ContainsFunc(w.ends, (*end).broken) {
+	if w.profile.perfect() && !(w.way == Changing && w.overtakes()) && !slices.ContainsFunc(w.ends, (*end).broken) {
 		for _, h := range w.hosts {
 			s := h.dev.Stats()
 			for _, name := range []string{"duplicate_request", "out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "send_err"} {
