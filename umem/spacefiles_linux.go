@@ -27,7 +27,29 @@ type Files struct {
 
 	// The mappings that were last found to be read and written, for the next accesses: to ask the kernel takes a third
 	// of what a short access does.
-	forReading, forWriting recentMapping
+	forReading, forWriting recentMappings
+}
+
+// recentMappings are as many as a message leads to by turns: of its command, its work request and its payload.
+type recentMappings struct {
+	places [4]recentMapping
+	next   atomic.Uint32 // the place to be stored in
+}
+
+// covers reports whether all of the range was found in one mapping a moment ago.
+func (r *recentMappings) covers(addr, end uint64) bool {
+	now := int64(time.Since(clockBase))
+	for i := range r.places {
+		if r.places[i].covers(addr, end, now) {
+			return true
+		}
+	}
+	return false
+}
+
+// note stores a mapping that is to be taken to be there until so long after clockBase.
+func (r *recentMappings) note(m mapping, until time.Duration) {
+	r.places[r.next.Add(1)%uint32(len(r.places))].note(m, until)
 }
 
 // recentMapping is a mapping that was found to allow an access, and is taken to do so for a moment. The zero value is
@@ -45,17 +67,15 @@ const mappingLasts = 10 * time.Millisecond
 
 var clockBase = time.Now()
 
-// covers reports whether all of the range was found a moment ago.
-func (r *recentMapping) covers(addr, end uint64) bool {
+func (r *recentMapping) covers(addr, end uint64, now int64) bool {
 	until := r.until.Load()
-	if until == 0 || int64(time.Since(clockBase)) >= until {
+	if until == 0 || now >= until {
 		return false
 	}
 	covered := r.start.Load() <= addr && end <= r.end.Load()
 	return covered && r.until.Load() == until
 }
 
-// note stores a mapping that is to be taken to be there until so long after clockBase.
 func (r *recentMapping) note(m mapping, until time.Duration) {
 	if !r.mu.TryLock() {
 		return
@@ -180,7 +200,7 @@ func (s *Files) move(bufs [][]byte, addr uint64, write bool) error {
 	return moveVectors(nil, s, bufs, addr, write)
 }
 
-func (s *Files) recent(write bool) *recentMapping {
+func (s *Files) recent(write bool) *recentMappings {
 	if write {
 		return &s.forWriting
 	}

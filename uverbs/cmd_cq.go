@@ -215,12 +215,8 @@ func cmdReqNotifyCQ(c *call) error {
 		return err
 	}
 	defer cq.done()
-	flags := ib.NotifyNextComp
-	if req.SolicitedOnly != 0 {
-		flags = ib.NotifySolicited
-	}
 	c.hold()
-	_, err = cq.res.ReqNotify(flags)
+	_, err = cq.res.ReqNotify(notifyFlags(req))
 	return err
 }
 

@@ -287,10 +287,11 @@ func (b *commandBuffer) read(space umem.Space, addr uint64, n int) ([]byte, erro
 // Write is a write(2) of n bytes at addr of the caller's memory: one command. It returns n, or an error that wraps a
 // syscall.Errno. It may sleep, except that the doorbell does not. (ib_uverbs_write)
 //
-// A program that sends its other commands by ioctl writes doorbells only. Such a one is not read, which would cost
-// more than to look at the queue pairs; if none of them has anything posted, it is read after all.
+// A program that sends its other commands by ioctl writes doorbells only. Such a one is not read where there are few queue
+// pairs, which would cost more than to look at them; if none of them has anything posted, it is read after all.
 func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
-	if n == doorbellSize && f.byIoctl.Load() && !f.byWrite.Load() && f.ringPosted(c) {
+	doorbell := n == doorbellSize && f.byIoctl.Load() && !f.byWrite.Load()
+	if doorbell && f.ringPosted(c) {
 		return n, nil
 	}
 	if n < cmdHdrSize || n > maxCommand {
@@ -298,6 +299,9 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 	}
 	buf := commandBuffers.Get().(*commandBuffer)
 	defer commandBuffers.Put(buf)
+	if doorbell && f.ringPeeked(c, buf, addr) {
+		return n, nil
+	}
 	b, err := buf.read(c.Space(), addr, n)
 	if err != nil {
 		return 0, fmt.Errorf("read the command: %w", err)

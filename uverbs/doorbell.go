@@ -32,7 +32,7 @@ type bell struct {
 
 // maxScan is the largest number of queue pairs for which looking at all of them is cheaper than reading from the program's
 // memory which one is meant.
-const maxScan = 8
+const maxScan = 32
 
 // add makes a queue pair known, except after silence. One without a shared queue is ignored.
 func (d *doorbells) add(qp *qpObject) {

@@ -136,6 +136,73 @@ func TestDoorbell(t *testing.T) {
 	}
 }
 
+// peekingCaller is the program whose memory can also be read in a way that may be wrong about it.
+type peekingCaller struct {
+	*program
+	seen         []byte // nil: there is no such way now
+	peeks, reads int
+}
+
+func (c *peekingCaller) Peek(dst [][]byte, _ uint64) bool {
+	c.peeks++
+	copy(dst[0], c.seen)
+	return c.seen != nil
+}
+
+func (c *peekingCaller) Space() umem.Space {
+	c.reads++
+	return c.program.Space()
+}
+
+// TestDoorbellPeeked: of many queue pairs the one that is meant is found without a look at who calls; what is seen so is not relied
+// on for anything else.
+func TestDoorbellPeeked(t *testing.T) {
+	other := uapi.AppendTo(nil, &uapi.CmdHdr{Command: uint32(uapi.CmdDestroyQP), InWords: doorbellSize / 4})
+	for _, test := range []struct {
+		name  string
+		form  form
+		qps   int
+		seen  func(qp, early uint32) []byte
+		peeks int
+		reads int
+	}{
+		{"the doorbell", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return doorbell(qp) }, 1, 0},
+		{"nothing", byIoctl, maxScan + 1, func(_, _ uint32) []byte { return nil }, 1, 1},
+		{"zeros", byIoctl, maxScan + 1, func(_, _ uint32) []byte { return make([]byte, doorbellSize) }, 1, 1},
+		{"another command", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return append(other, byte(qp)) }, 1, 1},
+		{"a queue pair of another file", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return doorbell(qp + 1000) }, 1, 1},
+		{"a queue pair that cannot send", byIoctl, maxScan + 1, func(_, early uint32) []byte { return doorbell(early) }, 1, 1},
+		{"not looked at: few queue pairs", byIoctl, 2, func(qp, _ uint32) []byte { return doorbell(qp) }, 0, 0},
+		{"not looked at: other commands come by write", byWrite, maxScan + 1, func(qp, _ uint32) []byte { return doorbell(qp) }, 0, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := newWorld(t).start(test.form)
+			pd, cq := p.allocPD(), p.createCQ(-1, 0)
+			early := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
+			var handle uint32
+			for range test.qps - 1 {
+				handle = p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
+				p.fakeQP(handle).Ready()
+			}
+			p.fakeQP(handle).SetPosted()
+			c := &peekingCaller{program: p, seen: test.seen(handle, early)}
+			cmd := p.store(doorbell(handle))
+			if n, err := p.f.Write(c, addressOf(cmd), len(cmd)); n != len(cmd) || err != nil {
+				t.Errorf("Write = %d, %v", n, err)
+			}
+			if c.peeks != test.peeks || c.reads != test.reads {
+				t.Errorf("%d peeks and %d reads, want %d and %d", c.peeks, c.reads, test.peeks, test.reads)
+			}
+			if n := p.fakeQP(handle).Rung(); n != 1 {
+				t.Errorf("rung %d times", n)
+			}
+			if n := p.fakeQP(early).Rung(); n != 0 {
+				t.Errorf("one that cannot send is rung %d times", n)
+			}
+		})
+	}
+}
+
 // A command that is as long as a doorbell is not taken for one.
 func TestCommandOfDoorbellSize(t *testing.T) {
 	p := newWorld(t).start(byIoctl)

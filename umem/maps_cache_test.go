@@ -1,0 +1,39 @@
+package umem
+
+import (
+	"testing"
+	"time"
+)
+
+// TestRecentMappings: the mappings that a message leads to by turns are all remembered, each for its time.
+func TestRecentMappings(t *testing.T) {
+	const page = 4096
+	var r recentMappings
+	now := time.Since(clockBase)
+	n := uint64(len(r.places))
+	for i := range n {
+		r.note(mapping{start: 2 * i * page, end: (2*i + 1) * page}, now+time.Hour)
+	}
+	for i := range n {
+		at := 2 * i * page
+		if !r.covers(at, at+page) || !r.covers(at+1, at+2) {
+			t.Errorf("mapping %d of %d is forgotten", i, n)
+		}
+		if r.covers(at, at+page+1) || r.covers(at+page, at+page+1) {
+			t.Errorf("what follows mapping %d is taken to be mapped", i)
+		}
+	}
+	r.note(mapping{start: 100 * page, end: 101 * page}, now)
+	if r.covers(100*page, 101*page) {
+		t.Error("a mapping is remembered for longer than it is to be")
+	}
+	known := 0
+	for i := range n {
+		if r.covers(2*i*page, (2*i+1)*page) {
+			known++
+		}
+	}
+	if known != int(n)-1 {
+		t.Errorf("after one more mapping %d of %d are known, want all but one", known, n)
+	}
+}

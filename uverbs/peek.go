@@ -1,0 +1,93 @@
+package uverbs
+
+import (
+	"verbena/ib"
+	"verbena/uapi"
+)
+
+// Peeker is a Caller whose memory can be read sooner, if less surely, than by its Space: what is read may be another program's. So
+// it is good for what makes no difference then, and concerns objects of the file alone: for which queue pair to ring, which queue
+// to arm.
+type Peeker interface {
+	// Peek fills dst from addr. It reports false if it can't.
+	Peek(dst [][]byte, addr uint64) bool
+}
+
+// peek reads n bytes into the buffer, nil if that cannot be done without a look at who calls.
+func (b *commandBuffer) peek(c Caller, addr uint64, n int) []byte {
+	p, ok := c.(Peeker)
+	if !ok {
+		return nil
+	}
+	b.iov[0] = b.data[:n]
+	if !p.Peek(b.iov[:], addr) {
+		return nil
+	}
+	return b.iov[0]
+}
+
+// ringPeeked rings as the doorbell command at addr says. It reports false as ringHandle does, and when the command can only
+// be read by the caller's Space.
+func (f *File) ringPeeked(c Caller, buf *commandBuffer, addr uint64) (rang bool) {
+	b := buf.peek(c, addr, doorbellSize)
+	return b != nil && f.ringHandle(c, b)
+}
+
+// armSize is the length of a REQ_NOTIFY_CQ by ioctl(2), as libibverbs makes it.
+const armSize = ioctlHdrSize + 2*attrSize
+
+// armPeeked arms a completion queue as the REQ_NOTIFY_CQ at addr says: next to doorbells, what programs call most often. It
+// reports false when what is there is anything else, or wrong, or can only be read by the caller's Space.
+func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool) {
+	if traceOf(c) != nil {
+		return false
+	}
+	b := buf.peek(c, addr, armSize)
+	if b == nil {
+		return false
+	}
+	req, ok := parseArm(b)
+	if !ok || f.dev.checkDriver && driverOf(b) != f.dev.driverID || !f.life.TryRLock() {
+		return false
+	}
+	h := f.hold(c)
+	defer runCallbacks(h)
+	defer f.life.RUnlock()
+	cq, err := lookup[*cqObject](f, req.CQHandle)
+	if err != nil {
+		return false
+	}
+	defer cq.done()
+	_, err = cq.res.ReqNotify(notifyFlags(req))
+	return err == nil
+}
+
+func driverOf(b []byte) uapi.DriverID {
+	hdr, _ := uapi.Decode[uapi.IoctlHdr](b)
+	return hdr.DriverID
+}
+
+// parseArm understands a REQ_NOTIFY_CQ by ioctl in the one form that libibverbs gives it.
+func parseArm(b []byte) (req uapi.ReqNotifyCQ, ok bool) {
+	hdr, _ := uapi.Decode[uapi.IoctlHdr](b)
+	cmd, _ := uapi.Decode[uapi.Attr](b[ioctlHdrSize:])
+	in, _ := uapi.Decode[uapi.Attr](b[ioctlHdrSize+attrSize:])
+	if cmd.AttrID != uapi.AttrWriteCmd {
+		cmd, in = in, cmd
+	}
+	ok = hdr.Length == armSize && hdr.NumAttrs == 2 && hdr.Reserved1 == 0 && hdr.Reserved2 == 0 &&
+		hdr.ObjectID == uapi.ObjectDevice && hdr.MethodID == uapi.MethodInvokeWrite &&
+		cmd.AttrID == uapi.AttrWriteCmd && cmd.Len == 8 && cmd.Data == uint64(uapi.CmdReqNotifyCQ) && cmd.AttrData == (uapi.AttrEnumData{}) &&
+		in.AttrID == uapi.AttrCoreIn && in.Len == 8 && in.AttrData == (uapi.AttrEnumData{})
+	var data [8]byte
+	putUint64(data[:], in.Data)
+	req, _ = uapi.Decode[uapi.ReqNotifyCQ](data[:])
+	return req, ok
+}
+
+func notifyFlags(req uapi.ReqNotifyCQ) ib.NotifyFlags {
+	if req.SolicitedOnly != 0 {
+		return ib.NotifySolicited
+	}
+	return ib.NotifyNextComp
+}

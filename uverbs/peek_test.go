@@ -1,0 +1,152 @@
+package uverbs
+
+import (
+	"errors"
+	"slices"
+	"syscall"
+	"testing"
+
+	"verbena/ib"
+	"verbena/ib/ibfake"
+	"verbena/uapi"
+)
+
+// armCall is a REQ_NOTIFY_CQ by ioctl, as libibverbs makes it.
+type armCall struct {
+	hdr   uapi.IoctlHdr
+	attrs []uapi.Attr
+}
+
+func newArmCall(cq uint32) *armCall {
+	return &armCall{
+		uapi.IoctlHdr{Length: armSize, ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodInvokeWrite, NumAttrs: 2, DriverID: uapi.DriverRXE},
+		[]uapi.Attr{
+			{AttrID: uapi.AttrWriteCmd, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(uapi.CmdReqNotifyCQ)},
+			{AttrID: uapi.AttrCoreIn, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(cq)},
+		},
+	}
+}
+
+func (a *armCall) bytes() []byte {
+	b := uapi.AppendTo(nil, &a.hdr)
+	for i := range a.attrs {
+		b = uapi.AppendTo(b, &a.attrs[i])
+	}
+	return b
+}
+
+// armed reports whether a completion makes an event.
+func (p *program) armed(ch int, cq uint32) bool {
+	p.w.now(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
+	events, _ := p.completions(ch)
+	return len(events) == 1
+}
+
+// TestArmPeeked: a queue is armed without a look at who calls if the call has the form that libibverbs gives it. Anything else
+// ends as it does without that.
+func TestArmPeeked(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(a *armCall, pd uint32)
+		reads  bool
+		want   error
+	}{
+		{"as libibverbs does", func(*armCall, uint32) {}, false, nil},
+		{"the other way round", func(a *armCall, _ uint32) { slices.Reverse(a.attrs) }, false, nil},
+		{"for solicited events", func(a *armCall, _ uint32) { a.attrs[1].Data |= 1 << 32 }, false, nil},
+		{"with room for an answer", func(a *armCall, _ uint32) {
+			a.hdr.Length, a.hdr.NumAttrs = armSize+attrSize, 3
+			a.attrs = append(a.attrs, uapi.Attr{AttrID: uapi.AttrUHWOut})
+		}, true, nil},
+		{"no queue", func(a *armCall, _ uint32) { a.attrs[1].Data = 1 << 20 }, true, syscall.ENOENT},
+		{"a protection domain", func(a *armCall, pd uint32) { a.attrs[1].Data = uint64(pd) }, true, syscall.EINVAL},
+		{"a request that is too short", func(a *armCall, _ uint32) { a.attrs[1].Len = 4 }, true, syscall.ENOSPC},
+		{"a request that is elsewhere", func(a *armCall, _ uint32) { a.attrs[1].Len, a.attrs[1].Data = 16, 8 }, true, syscall.EFAULT},
+		{"no command", func(a *armCall, _ uint32) { a.attrs[0] = a.attrs[1] }, true, syscall.EINVAL},
+		{"no request", func(a *armCall, _ uint32) { a.attrs[1] = a.attrs[0] }, true, syscall.EINVAL},
+		{"a command that is too short", func(a *armCall, _ uint32) { a.attrs[0].Len = 4 }, true, syscall.EINVAL},
+		{"a command in 33 bits", func(a *armCall, _ uint32) { a.attrs[0].Data |= 1 << 32 }, true, syscall.EINVAL},
+		{"reserved fields of the command", func(a *armCall, _ uint32) { a.attrs[0].AttrData.ElemID = 1 }, true, syscall.EINVAL},
+		{"reserved fields of the request", func(a *armCall, _ uint32) { a.attrs[1].AttrData.ElemID = 1 }, true, syscall.EINVAL},
+		{"reserved field of the header", func(a *armCall, _ uint32) { a.hdr.Reserved1 = 1 }, true, syscall.EPROTONOSUPPORT},
+		{"another reserved field of the header", func(a *armCall, _ uint32) { a.hdr.Reserved2 = 1 }, true, syscall.EPROTONOSUPPORT},
+		{"another method", func(a *armCall, _ uint32) { a.hdr.MethodID = 99 }, true, syscall.EPROTONOSUPPORT},
+		{"another object", func(a *armCall, _ uint32) { a.hdr.ObjectID = 99 }, true, syscall.EPROTONOSUPPORT},
+		{"a wrong length", func(a *armCall, _ uint32) { a.hdr.Length-- }, true, syscall.EINVAL},
+		{"a wrong number of attributes", func(a *armCall, _ uint32) { a.hdr.NumAttrs = 1 }, true, syscall.EINVAL},
+		{"another driver", func(a *armCall, _ uint32) { a.hdr.DriverID++ }, true, syscall.EINVAL},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := newWorld(t).start(byIoctl)
+			pd, ch := p.allocPD(), p.channel()
+			cq := p.createCQ(ch, 7)
+			call := newArmCall(cq)
+			test.change(call, pd)
+			b := p.store(append(call.bytes(), make([]byte, 64)...))
+
+			err := p.f.Ioctl(p, uapi.VerbsIoctl, addressOf(b)) // without a way to peek
+			if !errors.Is(err, test.want) {
+				t.Errorf("%v, want %v", err, test.want)
+			}
+			if armed := p.armed(ch, cq); armed != (test.want == nil) {
+				t.Errorf("armed: %v", armed)
+			}
+			c := &peekingCaller{program: p, seen: slices.Clone(b)}
+			if got := p.f.Ioctl(c, uapi.VerbsIoctl, addressOf(b)); !errors.Is(got, test.want) || (got == nil) != (err == nil) {
+				t.Errorf("%v where memory can be peeked at, %v where not", got, err)
+			}
+			if reads := c.reads > 0; reads != test.reads {
+				t.Errorf("reads by a look at who calls: %d", c.reads)
+			}
+			if armed := p.armed(ch, cq); armed != (test.want == nil) {
+				t.Errorf("armed where memory can be peeked at: %v", armed)
+			}
+		})
+	}
+}
+
+func TestNotifyFlags(t *testing.T) {
+	for solicited, want := range map[uint32]ib.NotifyFlags{0: ib.NotifyNextComp, 1: ib.NotifySolicited, 1 << 31: ib.NotifySolicited} {
+		call := newArmCall(3)
+		call.attrs[1].Data |= uint64(solicited) << 32
+		req, ok := parseArm(call.bytes())
+		if got := notifyFlags(req); !ok || got != want {
+			t.Errorf("solicited_only %d: %v, want %v", solicited, got, want)
+		}
+	}
+}
+
+// TestArmPeekedElsewhere: what is seen there may be another program's. It arms what it says, of this file, or nothing; and a zombie
+// says what it always says.
+func TestArmPeekedElsewhere(t *testing.T) {
+	p := newWorld(t).start(byIoctl)
+	ch := p.channel()
+	cq := p.createCQ(ch, 7)
+	b := p.store(newArmCall(cq).bytes())
+	for name, seen := range map[string][]byte{
+		"nothing": nil, "zeros": make([]byte, armSize), "another file's queue": newArmCall(1 << 20).bytes(),
+		"a doorbell": append(doorbell(cq), make([]byte, armSize)...)[:armSize],
+	} {
+		if err := p.f.Ioctl(&peekingCaller{program: p, seen: seen}, uapi.VerbsIoctl, addressOf(b)); err != nil {
+			t.Errorf("%s is seen: %v", name, err)
+		}
+		if !p.armed(ch, cq) {
+			t.Errorf("%s is seen: the queue is not armed", name)
+		}
+	}
+	must(t, p.w.core.Unregister(p.w.handle))
+	if err := p.f.Ioctl(&peekingCaller{program: p, seen: b}, uapi.VerbsIoctl, addressOf(b)); !errors.Is(err, syscall.EIO) {
+		t.Errorf("a zombie says %v, want EIO", err)
+	}
+}
+
+// TestArmPeekedFails: what the driver says of it is what the program hears.
+func TestArmPeekedFails(t *testing.T) {
+	p := newWorld(t).start(byIoctl)
+	cq := p.createCQ(p.channel(), 7)
+	b := p.store(newArmCall(cq).bytes())
+	p.w.drv.Fail(ibfake.ReqNotifyCQ, syscall.ENOMEM)
+	if err := p.f.Ioctl(&peekingCaller{program: p, seen: b}, uapi.VerbsIoctl, addressOf(b)); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("%v, want ENOMEM", err)
+	}
+}
