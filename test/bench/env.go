@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -153,7 +154,10 @@ func (e *Env) output(ctx context.Context, argv ...string) (string, error) {
 }
 
 // cost is the processor time that an exchange took.
-type cost struct{ service, client, server time.Duration }
+type cost struct {
+	service, client, server time.Duration
+	sent, short             float64 // packets of all devices, and those of them by the shortcut
+}
 
 // pair runs server and client of one program, each under a `verbena run` of its own, or both on the kernel's devices if
 // path is "". It returns what the client printed. The program takes its port after portFlag, and the client the address.
@@ -169,6 +173,9 @@ func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clien
 		}
 		run = append(run, e.Inside...)
 		run = append(run, e.Verbena, "run", "--socket", s.socket, "--")
+		if c.sent, c.short, err = e.packets(ctx, s); err != nil {
+			return "", c, err
+		}
 		if before, err = cpuTime(s.pid()); err != nil {
 			return "", c, err
 		}
@@ -216,9 +223,31 @@ func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clien
 			return "", c, err
 		}
 		c.service = after - before
+		sent, short, err := e.packets(ctx, s)
+		if err != nil {
+			return "", c, err
+		}
+		c.sent, c.short = sent-c.sent, short-c.short
 	}
 	c.client, c.server = used(client), used(server)
 	return cout.String(), c, nil
+}
+
+// packets returns how many packets the devices of a service have sent, and how many of them by the shortcut.
+func (e *Env) packets(ctx context.Context, s *service) (sent, short float64, err error) {
+	out, err := e.output(ctx, join(e.Inside, []string{e.Verbena, "stat", "show", "--json", "--socket", s.socket})...)
+	if err != nil {
+		return 0, 0, err
+	}
+	var devs []struct{ Counters map[string]float64 }
+	if err := json.Unmarshal([]byte(out), &devs); err != nil {
+		return 0, 0, fmt.Errorf("counters of the service: %w", err)
+	}
+	for _, d := range devs {
+		sent += d.Counters["sent_pkts"]
+		short += d.Counters["sent_shortcut_pkts"]
+	}
+	return sent, short, nil
 }
 
 func join(parts ...[]string) []string {

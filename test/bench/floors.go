@@ -11,7 +11,7 @@ import (
 )
 
 // floorPrograms are the sources below test/bench/floor, with what they are linked to.
-var floorPrograms = map[string][]string{"trap": {"-pthread"}, "copy": nil, "tcp": nil, "udp": nil, "verbs": {"-libverbs"}}
+var floorPrograms = map[string][]string{"trap": {"-pthread"}, "copy": nil, "tcp": nil, "udp": nil, "verbs": {"-libverbs"}, "scale": {"-libverbs"}, "mix": {"-libverbs"}}
 
 // program returns the path of a program that build made.
 func (e *Env) program(name string) string { return filepath.Join(e.Dir, name) }

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -81,54 +82,131 @@ func startUp(path string, program ...string) func(context.Context, *Env) (Sample
 // idle takes what a service costs while nothing happens: the processor time of two seconds, in milliseconds, memory and
 // threads. While it is measured the program runs, which says in a line that begins with `ready` that it waits; nil: none.
 func idle(ready string, program ...string) func(context.Context, *Env) (Sample, error) {
-	return func(ctx context.Context, e *Env) (Sample, error) {
-		const settle, window = 300 * time.Millisecond, 2 * time.Second
+	return func(ctx context.Context, e *Env) (sample Sample, err error) {
 		s, err := e.serve(ctx, filepath.Join(e.Dir, "idle"), []string{"--link", fmt.Sprintf("rxe0=127.9.%d.200", e.Subnet)})
 		if err != nil {
 			return Sample{}, err
 		}
 		defer s.stop()
-		if len(program) > 0 {
-			ctx, cancel := context.WithCancel(ctx)
-			c := e.command(ctx, join([]string{e.Verbena, "run", "--socket", s.socket, "--", "stdbuf", "-oL"}, program)...)
-			out, err := c.StdoutPipe()
-			if err == nil {
-				err = c.Start()
-			}
+		if len(program) == 0 {
+			return s.resting(ctx)
+		}
+		_, err = e.beside(ctx, s, ready, program, func() error {
+			sample, err = s.resting(ctx)
+			return err
+		})
+		return sample, err
+	}
+}
+
+// beside calls f when a program of the service has printed a line that begins with `ready`, and then ends it. It returns the lines
+// before.
+func (e *Env) beside(ctx context.Context, s *service, ready string, program []string, f func() error) (lines []string, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	c := e.command(ctx, join([]string{e.Verbena, "run", "--socket", s.socket, "--", "stdbuf", "-oL"}, program)...)
+	stdin, err := c.StdinPipe() // some programs wait for its end
+	if err == nil {
+		defer stdin.Close()
+	}
+	out, err2 := c.StdoutPipe()
+	c.Stderr = &s.log
+	if err = errors.Join(err, err2); err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	defer func() {
+		cancel()
+		c.Wait()
+	}()
+	for text := bufio.NewScanner(out); ; lines = append(lines, text.Text()) {
+		if !text.Scan() {
+			return nil, fmt.Errorf("%s ended before it printed %q: %s", program[0], ready, tail(s.log.String()))
+		}
+		if strings.HasPrefix(strings.TrimSpace(text.Text()), ready) {
+			return lines, f()
+		}
+	}
+}
+
+// resting takes what the service costs from now on, while nothing happens.
+func (s *service) resting(ctx context.Context) (Sample, error) {
+	const settle, window = 300 * time.Millisecond, 2 * time.Second
+	if err := sleep(ctx, settle); err != nil {
+		return Sample{}, err
+	}
+	before, err := cpuTime(s.pid())
+	if err != nil {
+		return Sample{}, err
+	}
+	began := time.Now()
+	if err := sleep(ctx, window); err != nil {
+		return Sample{}, err
+	}
+	took := time.Since(began)
+	after, err := cpuTime(s.pid())
+	if err != nil {
+		return Sample{}, err
+	}
+	rss, threads, err := memory(s.pid())
+	return Sample{float64((after - before).Microseconds()) / 1e3 * float64(window) / float64(took),
+		map[string]float64{exRSS: rss, exThreads: threads}}, err
+}
+
+// mix takes the bandwidth of WRITEs of all sizes: at random on so many queue pairs, or on one in the order of their sizes if that is 0.
+func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
+	const bytes = (60*64 + 30*4096 + 9*65536 + 1<<20) / 100.0 // of a message
+	return func(ctx context.Context, e *Env) (Sample, error) {
+		s, err := e.Service(ctx, path)
+		if err != nil {
+			return Sample{}, err
+		}
+		argv := join(e.Inside, []string{e.Verbena, "run", "--socket", s.socket, "--", e.program("mix"), "-d", "rxe0", "-g", "1"})
+		if qps > 0 {
+			argv = append(argv, "-s", "1", "-q", strconv.Itoa(qps))
+		}
+		out, err := e.output(ctx, append(argv, strconv.Itoa(max(100, e.count(40))))...)
+		if err != nil {
+			return Sample{}, err
+		}
+		one, err := parseFloor(out)
+		return Sample{Value: bytes / one.Value}, err
+	}
+}
+
+// many takes what operations cost beside queue pairs that stay in a state, in so many contexts: the value is the time of a WRITE.
+func many(contexts, qps int, state string) func(context.Context, *Env) (Sample, error) {
+	return func(ctx context.Context, e *Env) (sample Sample, err error) {
+		s, err := e.serve(ctx, filepath.Join(e.Dir, "many"), []string{"--link", fmt.Sprintf("rxe0=127.9.%d.201", e.Subnet),
+			"--limit", "qps=0", "--limit", "contexts=0", "--limit", "descriptors=0", "--limit", "ring-bytes=0", "--limit", "mappings=0"})
+		if err != nil {
+			return Sample{}, err
+		}
+		defer s.stop()
+		lines, err := e.beside(ctx, s, "ready", []string{e.program("scale"), "-d", "rxe0", "-g", "1", "-c", strconv.Itoa(contexts),
+			"-q", strconv.Itoa(qps), "-s", state, "-n", strconv.Itoa(e.count(15))}, func() error {
+			sample, err = s.resting(ctx)
+			return err
+		})
+		if err != nil {
+			return Sample{}, err
+		}
+		sample.Extras[exIdle] = sample.Value
+		for _, l := range lines {
+			name, figures, _ := strings.Cut(l, " ")
+			one, err := parseFloor(figures)
 			if err != nil {
-				cancel()
 				return Sample{}, err
 			}
-			defer func() {
-				cancel()
-				c.Wait()
-			}()
-			lines := bufio.NewScanner(out)
-			for !strings.HasPrefix(strings.TrimSpace(lines.Text()), ready) {
-				if !lines.Scan() {
-					return Sample{}, fmt.Errorf("%s ended before it printed %q", program[0], ready)
-				}
+			if name == "write" {
+				sample.Value = one.Value
+			} else {
+				sample.Extras[name] = one.Value
 			}
 		}
-		if err := sleep(ctx, settle); err != nil {
-			return Sample{}, err
-		}
-		before, err := cpuTime(s.pid())
-		if err != nil {
-			return Sample{}, err
-		}
-		began := time.Now()
-		if err := sleep(ctx, window); err != nil {
-			return Sample{}, err
-		}
-		took := time.Since(began)
-		after, err := cpuTime(s.pid())
-		if err != nil {
-			return Sample{}, err
-		}
-		rss, threads, err := memory(s.pid())
-		return Sample{float64((after - before).Microseconds()) / 1e3 * float64(window) / float64(took),
-			map[string]float64{exRSS: rss, exThreads: threads}}, err
+		return sample, nil
 	}
 }
 

@@ -22,6 +22,16 @@ const (
 	exRSS      = "RSS, MB"
 	exThreads  = "threads"
 	exNinetyth = "p90"
+	exOnPath   = "on its path, %" // packets
+
+	// Those of scale.c are what it prints.
+	exSend       = "send"
+	exCreate     = "create"
+	exConnect    = "connect"
+	exDestroy    = "destroy"
+	exRegister   = "register"
+	exDeregister = "deregister"
+	exIdle       = "ms in 2 s"
 )
 
 // exchange is one run of a program of perftest, or of test/bench/floor/verbs.c.
@@ -65,11 +75,26 @@ func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
 		messages *= 2 // there and back
 	}
 	if x.path != "" {
+		if s.Extras[exOnPath], err = x.onPath(c); err != nil {
+			return Sample{}, err
+		}
 		s.Extras[exService] = float64((c.service - baseCost.service).Nanoseconds()) / 1e3 / messages
 		s.Extras[exClient] = float64((c.client - baseCost.client).Nanoseconds()) / 1e3 / messages
 		s.Extras[exServer] = float64((c.server - baseCost.server).Nanoseconds()) / 1e3 / messages
 	}
 	return s, nil
+}
+
+// onPath returns which part of the packets took the path that is measured, in percent. It is an error if that is less than 99.
+func (x exchange) onPath(c cost) (float64, error) {
+	part := 100 * c.short / c.sent
+	if x.path != shortcut {
+		part = 100 - part
+	}
+	if !(part >= 99) {
+		return part, fmt.Errorf("of %.0f packets %.0f took the shortcut: that is no measurement of the %s", c.sent, c.short, x.path)
+	}
+	return part, nil
 }
 
 // figure runs the exchange once, without a look at processor time.
@@ -104,9 +129,9 @@ func (x exchange) shortest(ctx context.Context, e *Env) (cost, error) {
 		return v[1]
 	}
 	c := cost{
-		middle(func(c cost) time.Duration { return c.service }),
-		middle(func(c cost) time.Duration { return c.client }),
-		middle(func(c cost) time.Duration { return c.server }),
+		service: middle(func(c cost) time.Duration { return c.service }),
+		client:  middle(func(c cost) time.Duration { return c.client }),
+		server:  middle(func(c cost) time.Duration { return c.server }),
 	}
 	if e.base == nil {
 		e.base = map[exchange]cost{}

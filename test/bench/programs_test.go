@@ -157,3 +157,28 @@ func TestProcess(t *testing.T) {
 }
 
 func same(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+
+// TestOnPath: what went another way than the one that is measured is no measurement of that.
+func TestOnPath(t *testing.T) {
+	for _, test := range []struct {
+		path        string
+		sent, short float64
+		want        float64
+		ok          bool
+	}{
+		{shortcut, 1000, 1000, 100, true},
+		{shortcut, 1000, 990, 99, true},
+		{shortcut, 1000, 989, 98.9, false},
+		{shortcut, 1000, 0, 0, false},
+		{wire, 1000, 0, 100, true},
+		{wire, 1000, 11, 98.9, false},
+	} {
+		got, err := exchange{path: test.path}.onPath(cost{sent: test.sent, short: test.short})
+		if math.Abs(got-test.want) > 1e-9 || (err == nil) != test.ok {
+			t.Errorf("%s, %v of %v packets by the shortcut: %v, %v", test.path, test.short, test.sent, got, err)
+		}
+	}
+	if _, err := (exchange{path: wire}).onPath(cost{}); err == nil {
+		t.Error("nothing was sent, and it went by the wire")
+	}
+}

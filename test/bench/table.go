@@ -28,8 +28,8 @@ func pathCosts(path string) costs {
 
 // fullTable returns everything that a full run measures.
 func fullTable() []Section {
-	return []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(), embeddedSection(),
-		startUpSection(), idleSection()}
+	return []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(), mixSection(), embeddedSection(),
+		startUpSection(), idleSection(), scaleSection()}
 }
 
 func floorSection() Section {
@@ -59,7 +59,7 @@ func latencySection() Section {
 			"The floor of the shortcut is a trapped call with one process_vm_readv and one writev, that of the wire a UDP ping-pong of " +
 			"two busy processes; the peer is blocking TCP.",
 		Peer:   "TCP",
-		Extras: []string{exMean, exP99, exService, exClient, exServer}}
+		Extras: []string{exMean, exP99, exService, exClient, exServer, exOnPath}}
 	for _, size := range sizes {
 		n := strconv.Itoa(size)
 		g := Group{Name: sizeNames[size], Short: size == 64, Measurements: []Measurement{
@@ -109,7 +109,7 @@ func bandwidthSection() Section {
 		Note: "One queue pair, polling; more is better. The server of WRITE and READ sleeps: its processor time is what a passive " +
 			"target costs. The floor of the wire is the UDP stream with GSO, GRO and CRC-32 in Go, in packets of 4 KB; the peer is a TCP stream.",
 		Peer:   "TCP",
-		Extras: []string{exRate, exService, exClient, exServer}}
+		Extras: []string{exRate, exService, exClient, exServer, exOnPath}}
 	for _, size := range sizes {
 		n := strconv.Itoa(size)
 		g := Group{Name: sizeNames[size], Short: size == 64 || size == 65536, Measurements: []Measurement{
@@ -148,7 +148,7 @@ func variantSection() Section {
 	s := Section{Name: "variants", Title: "Variants of the SEND latency", Unit: "µs",
 		Note:   "perftest offers no inline data on rxe devices, so a program of our own (test/bench/floor/verbs.c) sends with and without.",
 		Floor:  "plain",
-		Extras: []string{exMean, exP99, exService, exClient, exServer}}
+		Extras: []string{exMean, exP99, exService, exClient, exServer, exOnPath}}
 	for _, path := range []string{shortcut, wire} {
 		for _, size := range []int{64, 65536} {
 			plain := exchange{path: path, tool: "ib_send_lat", size: size, each: pathCosts(path)[size]}
@@ -176,7 +176,7 @@ func variantSection() Section {
 func streamVariantSection() Section {
 	s := Section{Name: "streams", Title: "Variants of the bandwidth", Unit: "MB/s (10^6 bytes)",
 		Floor:  "plain",
-		Extras: []string{exRate, exService, exClient, exServer}}
+		Extras: []string{exRate, exService, exClient, exServer, exOnPath}}
 	for _, path := range []string{shortcut, wire} {
 		for _, size := range []int{64, 65536} {
 			plain := exchange{path: path, tool: "ib_write_bw", size: size, each: streamCosts[path][size]}
@@ -193,6 +193,21 @@ func streamVariantSection() Section {
 				{Name: "SEND, events (-e)", Kind: Ours, Floor: "SEND", Take: events.take},
 			}})
 		}
+	}
+	return s
+}
+
+func mixSection() Section {
+	s := Section{Name: "mix", Title: "WRITEs of all sizes", Unit: "MB/s (10^6 bytes)", Floor: "size by size",
+		Note: "One program (test/bench/floor/mix.c) writes to itself, 16 messages at a time: of 100 messages 60 have 64 bytes, 30 4 KB, 9 64 KB and one 1 MB. " +
+			"The same messages go size by size on one queue pair, or in random order on queue pairs at random."}
+	for _, path := range []string{shortcut, wire} {
+		const bySize = "size by size, one QP"
+		g := Group{Name: path, Measurements: []Measurement{{Name: bySize, Kind: Ours, Take: mix(path, 0)}}}
+		for _, n := range []int{1, 16, 100} {
+			g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprintf("at random, QPs: %d", n), Kind: Ours, Floor: bySize, Take: mix(path, n)})
+		}
+		s.Groups = append(s.Groups, g)
 	}
 	return s
 }
@@ -245,6 +260,23 @@ func idleSection() Section {
 			{Name: "a context (ibv_asyncwatch)", Kind: Ours, Take: idle("rxe0", "ibv_asyncwatch")},
 			{Name: "a queue pair (ibv_rc_pingpong)", Kind: Ours, Take: idle("local address", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", "19199")},
 		}}}}
+}
+
+func scaleSection() Section {
+	const none = "none idle"
+	s := Section{Name: "scale", Title: "Beside idle queue pairs", Unit: "µs for a WRITE of 64 bytes", Floor: none,
+		Note: "One program (test/bench/floor/scale.c) makes contexts and queue pairs, which stay idle, and then uses further ones: typical times. " +
+			"Each row has a service of its own. Processor time is the service's while the program waits.",
+		Extras: []string{exSend, exCreate, exConnect, exDestroy, exRegister, exDeregister, exIdle, exRSS, exThreads}}
+	g := Group{Name: "in RTS", Measurements: []Measurement{{Name: none, Kind: Ours, Take: many(1, 0, "rts")}}}
+	for _, n := range []int{30, 100, 1000, 10_000} {
+		g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprintf("%d", n), Kind: Ours, Floor: none, Take: many(1, n, "rts")})
+	}
+	g.Measurements = append(g.Measurements,
+		Measurement{Name: "10000 in 1000 contexts", Kind: Ours, Floor: none, Take: many(1000, 10_000, "rts")},
+		Measurement{Name: "10000 in ERR", Kind: Ours, Floor: none, Take: many(1, 10_000, "err")})
+	s.Groups = []Group{g}
+	return s
 }
 
 // comparedTable is the short list of make bench-compare, taken of two binaries.
