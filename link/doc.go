@@ -4,6 +4,9 @@
 // destination in one buffer, the shape that UDP segmentation offload takes. What arrives is handed to a
 // [Receiver] in batches, on the endpoint's own thread, which therefore runs the protocol to completion.
 //
+// What is sent to an address of this host is in its socket before the call that sends it returns. A thread that has the turn
+// of that endpoint ([Taker]) receives it itself, and wakes no other.
+//
 // The ICRC covers the IP header, which only this package knows. So it is computed here on sending and checked
 // here on receipt: a Train has room for it, and a Receiver never sees a packet whose ICRC was wrong.
 //

@@ -232,6 +232,14 @@ func (e *faultEndpoint) Receive(a *Arrival) {
 	e.receiver.Receive(a)
 }
 
+// Claim is [Taker.Claim]: what is sent at once can be taken at once.
+func (e *faultEndpoint) Claim() Turn {
+	if t, ok := e.RawEndpoint.(Taker); ok {
+		return t.Claim()
+	}
+	return nil
+}
+
 // Send is [Endpoint.Send].
 func (e *faultEndpoint) Send(t *Train) error {
 	if e.faults.kinds.Load()&actsOnSent == 0 && e.waiting.Load() == 0 || t.Validate() != nil {

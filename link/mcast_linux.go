@@ -38,7 +38,10 @@ func (e *UDPEndpoint) Join(group netip.Addr) error {
 	if g.fd, err = e.groupSocket(group); err != nil {
 		return fail(err)
 	}
-	newReceiver(g, e.to, -1).start()
+	if err := g.start(e.turn.to, -1); err != nil {
+		unix.Close(g.fd)
+		return fail(err)
+	}
 	if e.groups.m == nil {
 		e.groups.m = map[netip.Addr]*UDPEndpoint{}
 	}

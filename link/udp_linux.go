@@ -58,7 +58,6 @@ type UDPEndpoint struct {
 	addr netip.Addr
 	fd   int
 	opts UDPOptions
-	to   Receiver
 	taps *Taps
 
 	// The interface that has addr, if known: its name, and its index in both forms.
@@ -75,12 +74,11 @@ type UDPEndpoint struct {
 	groups groups
 	left   recvCounters // what was received for groups that were left
 	tx     sendCounters
-	_      [64]byte // the counters below are the receive thread's
+	_      [64]byte // the counters below are those of who receives
 
-	rx       recvCounters
-	receiver atomic.Pointer[receiver] // the receive thread
-	watching atomic.Bool              // a timer looks whether it is stopped in Receive
-	done     chan struct{}            // closed when it is gone
+	rx   recvCounters
+	turn turn
+	done chan struct{} // closed when the receive thread is gone
 }
 
 // Listen is [Network.Listen].
@@ -89,8 +87,10 @@ func (n udp) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.to = r
-	newReceiver(e, r, n.opts.Spin).start()
+	if err := e.start(r, n.opts.Spin); err != nil {
+		unix.Close(e.fd)
+		return nil, fmt.Errorf("listen on %v: %w", addr, err)
+	}
 	return e, nil
 }
 
@@ -257,14 +257,16 @@ func (e *UDPEndpoint) Close() error {
 	e.users.Add(closed)
 	// Shutting down wakes the receive thread, though there is no connection that could be shut down: inet_shutdown
 	// of the kernel does so on purpose, and then says ENOTCONN.
+	sender := e.turn.close()
 	_ = unix.Shutdown(e.fd, unix.SHUT_RD)
 	<-e.done
+	<-sender
 	for e.users.Load() != closed {
 		runtime.Gosched() // a few microseconds: nobody sleeps between enter and leave
 	}
 	e.drops.Store(uint64(socketDrops(e.fd)))
 	e.closePorts()
-	if err := errors.Join(unix.Close(e.fd), groups); err != nil {
+	if err := errors.Join(unix.Close(e.turn.epoll), unix.Close(e.fd), groups); err != nil {
 		return fmt.Errorf("close endpoint %v: %w", e.addr, err)
 	}
 	return nil

@@ -2,14 +2,11 @@ package link
 
 import (
 	"net/netip"
-	"runtime"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"verbena/internal/sched"
 	"verbena/roce"
 )
 
@@ -23,23 +20,13 @@ const (
 	recvBytes   = 4 * recvBuffer
 )
 
-// receiver is the receive thread of an endpoint. Nothing in it is shared but what is atomic.
-//
-//	receiving --Receive--> inside --returns--> receiving
-//	                         |
-//	                         | after stopTime: another takes its place
-//	                         v
-//	                        late --returns--> ended
+// receiver is what receives from an endpoint, in the hands of whoever has the turn.
 type receiver struct {
-	e    *UDPEndpoint
-	to   Receiver
-	idle idleness
-	base time.Time // of all durations here
-
-	calls atomic.Uint64 // of Receive, begun and ended: odd inside
-	late  atomic.Bool   // another receives; for the Receiver
-	ended bool          // the same; for the thread
-	seen  uint64        // calls when the timer last looked; the timer's
+	e     *UDPEndpoint
+	to    Receiver
+	base  time.Time   // of all durations here
+	late  atomic.Bool // it was given up; for the Receiver
+	ended bool        // the same; for who has it
 
 	msgs    [recvMessages]mmsghdr
 	iovs    [recvMessages]unix.Iovec
@@ -73,11 +60,10 @@ type hostEntry struct {
 	ident idents
 }
 
-func newReceiver(e *UDPEndpoint, to Receiver, spin time.Duration) *receiver {
+func newReceiver(e *UDPEndpoint, to Receiver) *receiver {
 	r := &receiver{
 		e:    e,
 		to:   to,
-		idle: idleness{most: max(spin, 0), pass: 1, fail: 1},
 		base: time.Now(),
 		bufs: make([]byte, recvMessages*recvBuffer),
 	}
@@ -97,102 +83,65 @@ func (r *receiver) rearm(i int) {
 	r.msgs[i].hdr.Flags = 0
 }
 
-// stopTime is how long a call of Receive may take, and up to twice that, before another thread takes over.
-const stopTime = 10 * time.Millisecond
-
-// start makes r the endpoint's receive thread.
-func (r *receiver) start() {
-	e := r.e
-	e.receiver.Store(r)
-	go func() {
-		runtime.LockOSThread()
-		sched.Prompt()
-		defer runtime.UnlockOSThread()
-		r.run()
-		if !r.ended {
-			close(e.done)
-		}
-	}()
-}
-
-// watch has the endpoint's timer run while packets arrive.
-func (e *UDPEndpoint) watch() {
-	if e.watching.CompareAndSwap(false, true) {
-		time.AfterFunc(stopTime, e.look)
+// batch hands over n messages.
+func (r *receiver) batch(n int) {
+	now := time.Since(r.base)
+	for i := range n {
+		r.message(i, now)
+		r.rearm(i)
 	}
+	r.flush()
 }
 
-// look replaces the receive thread if it is in the same call of Receive as at the last look. A thread that has been replaced
-// ends when the call returns; until then it costs its stack and buffers. That there are not too many is the business of
-// whoever stops them.
-func (e *UDPEndpoint) look() {
-	r := e.receiver.Load()
-	n := r.calls.Load()
-	switch {
-	case n != r.seen:
-		r.seen = n
-	case n&1 != 0:
-		if r.calls.CompareAndSwap(n, n+2) {
-			r.late.Store(true)
-			newReceiver(e, r.to, r.idle.most).start()
-		}
-	default:
-		e.watching.Store(false)
-		if r.calls.Load() == n || !e.watching.CompareAndSwap(false, true) {
-			return
-		}
-	}
-	time.AfterFunc(stopTime, e.look)
-}
-
-// run receives until the endpoint is closed, or another thread does.
-func (r *receiver) run() {
-	for {
-		n, errno := r.wait()
-		if r.e.users.Load() < 0 {
-			return
-		}
-		switch errno {
+// drain hands over all that there is. It reports false when the receiver was given up.
+func (r *receiver) drain() bool {
+	for r.e.users.Load() >= 0 {
+		switch n, errno := tryRecvmmsg(r.e.fd, r.msgs[:]); errno {
 		case 0:
+			if r.batch(n); r.ended {
+				return false
+			}
+		case unix.EAGAIN:
+			return true
 		case unix.EINTR:
-			continue
 		default:
 			// No error of the kernel's ends an endpoint. One that would come again at once, such as want of
 			// memory, must not occupy a processor.
 			r.e.rx.errors.Add(1)
 			time.Sleep(time.Millisecond)
-			continue
-		}
-		now := time.Since(r.base)
-		for i := range n {
-			r.message(i, now)
-			r.rearm(i)
-		}
-		r.flush()
-		if r.ended {
-			return
+			if !r.e.turn.alive(r, false) {
+				return false
+			}
 		}
 	}
+	return true
 }
 
-// wait returns messages, at best without sleeping.
-func (r *receiver) wait() (n int, errno syscall.Errno) {
-	n, errno = tryRecvmmsg(r.e.fd, r.msgs[:])
-	if errno != unix.EAGAIN {
-		return n, errno
+// Take is [Turn.Take].
+func (r *receiver) Take(by any, trains int) bool {
+	if r.ended || !r.e.turn.alive(r, false) || !r.e.enter() {
+		return false
 	}
-	start := time.Now()
-	spin := r.idle.next()
-	for spin > 0 && time.Since(start) < spin {
-		if n, errno = tryRecvmmsg(r.e.fd, r.msgs[:]); errno != unix.EAGAIN {
-			r.idle.waited(time.Since(start), true)
-			return n, errno
+	n, errno := tryRecvmmsg(r.e.fd, r.msgs[:min(trains, recvMessages)])
+	r.e.leave()
+	if errno != 0 {
+		return false
+	}
+	r.arrival.By = by
+	whole := false
+	defer func() {
+		r.arrival.By = nil
+		if !whole { // a panic, and nobody knows what is left in here
+			r.e.turn.abandon(r)
 		}
-	}
-	n, errno = recvmmsg(r.e.fd, r.msgs[:])
-	r.idle.waited(time.Since(start), spin > 0)
-	return n, errno
+	}()
+	r.batch(n)
+	whole = true
+	return n > 0
 }
+
+// Yield is [Turn.Yield].
+func (r *receiver) Yield() { r.e.turn.yield(r) }
 
 // idleness learns whether it pays to spin before sleeping.
 //
@@ -291,16 +240,13 @@ func (r *receiver) flush() {
 	if n == 0 || r.ended {
 		return
 	}
-	r.e.rx.batches.Add(1)
-	r.e.rx.packets.Add(uint64(n))
-	r.e.rx.bytes.Add(uint64(r.bytes))
-	if !r.e.watching.Load() {
-		r.e.watch()
+	if r.e.turn.alive(r, true) {
+		r.e.rx.batches.Add(1)
+		r.e.rx.packets.Add(uint64(n))
+		r.e.rx.bytes.Add(uint64(r.bytes))
+		r.to.Receive(&r.arrival)
 	}
-	calls := r.calls.Load() + 1
-	r.calls.Store(calls)
-	r.to.Receive(&r.arrival)
-	r.ended = !r.calls.CompareAndSwap(calls, calls+1)
+	r.ended = !r.e.turn.alive(r, false)
 	r.arrival.Dst = r.e.addr
 	r.arrival.Packets = r.arrival.Packets[:0]
 	r.bytes = 0

@@ -15,7 +15,7 @@ type mmsghdr struct {
 }
 
 // The calls below go around Go's network poller: they run on the caller's thread. The raw ones, which do not
-// tell the scheduler that the thread may block, are only made with MSG_DONTWAIT.
+// tell the scheduler that the thread may block, are only made where it does not.
 
 // sendmsg is sendmsg(2) with MSG_DONTWAIT.
 func sendmsg(fd int, h *unix.Msghdr) syscall.Errno {
@@ -43,14 +43,18 @@ func tryRecvmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
 	return int(r), 0
 }
 
-// recvmmsg is recvmmsg(2); it sleeps until there is at least one message or the socket is shut down.
-func recvmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
-	r, _, e := syscall.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
-		uintptr(len(v)), unix.MSG_WAITFORONE, 0, 0)
-	if e != 0 {
-		return 0, e
+// epollWait is epoll_wait(2) for one event. It reports whether there is one, at once if wait is false; an interrupted call may
+// say so, too.
+func epollWait(fd int, wait bool) bool {
+	var v unix.EpollEvent
+	var n uintptr
+	var e syscall.Errno
+	if wait {
+		n, _, e = syscall.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&v)), 1, ^uintptr(0), 0, 0)
+	} else {
+		n, _, e = syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&v)), 1, 0, 0, 0)
 	}
-	return int(r), 0
+	return e != 0 || n > 0
 }
 
 // socketDrops is the number of packets that the receive buffer of a socket had no room for (SO_MEMINFO of

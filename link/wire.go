@@ -63,6 +63,8 @@ type Arrival struct {
 	// Late, which may be nil, becomes true when Receive has taken so long that another thread receives in the place of its
 	// own. What is left of the batch is to be dropped: newer packets may have overtaken it.
 	Late *atomic.Bool
+	// By is what was given to [Turn.Take], nil on a receive thread.
+	By any
 }
 
 // Dropped reports whether what is left of the batch is to be dropped.
@@ -71,9 +73,27 @@ func (a *Arrival) Dropped() bool { return a.Late != nil && a.Late.Load() }
 // Receiver takes what arrives.
 type Receiver interface {
 	// Receive processes a batch. It may not sleep, but for the memory of a process that does not answer: an endpoint does
-	// without the thread then. It is called from one thread per endpoint, and one for each group that it has joined, so
-	// that packets from one source to one destination stay in order.
+	// without the thread then. It is called from one thread at a time for an endpoint, and one for each group that it has
+	// joined, so that packets from one source to one destination stay in order.
 	Receive(a *Arrival)
+}
+
+// Taker is an Endpoint from which a thread of the same process can receive what it has sent there itself. The host's network
+// delivers to its own addresses before the call that sends returns, so nobody else needs to wake for that.
+type Taker interface {
+	Endpoint
+	// Claim has the caller receive from now on, until Yield, which must follow soon: what comes from elsewhere waits
+	// too. It returns nil where another thread receives, which will get what is sent next. It may not sleep.
+	Claim() Turn
+}
+
+// Turn is the right to receive from an endpoint. One thread has it; it may not sleep as long as it does, but in Receive.
+type Turn interface {
+	// Take hands what has arrived to the Receiver, on this thread, with Arrival.By, and reports whether there was anything: it
+	// takes up to so many trains, and may leave the rest.
+	Take(by any, trains int) bool
+	// Yield gives the turn back. It does nothing where Receive took so long that another thread has it (Arrival.Late).
+	Yield()
 }
 
 // Network opens endpoints.

@@ -1,0 +1,241 @@
+package link
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/sched"
+)
+
+// stopTime is how long a call of Receive may take, and up to twice that, before the turn is another's. Outside of Receive who has
+// the turn can only lack a processor, or be stopped by what it does for another endpoint: that may take stopLooks times as long.
+const (
+	stopTime  = 10 * time.Millisecond
+	stopLooks = 10
+)
+
+// turn says who receives from an endpoint: its receive thread, or a thread that sends to it ([Taker]).
+//
+//	      enter, claim               leave, yield
+//	free --------------> had ------------------------> free
+//	                      |
+//	                      | a time without a sign of life
+//	                      v
+//	                     free, with a new receiver; who had it finds itself late
+//
+// The receive thread sleeps in epoll_wait(2). While a sender has the turn the socket is not armed there, and what
+// arrives wakes nobody. When it is armed again, what is left wakes the thread.
+type turn struct {
+	to    Receiver
+	spin  time.Duration
+	epoll int
+
+	mu       sync.Mutex
+	receiver *receiver // of who has the turn now, or next
+	holder   holder
+	armed    bool
+	inside   bool          // who has it is in Receive
+	beats    uint64        // signs of life: changes of the holder, and begins and ends of calls of Receive
+	seen     uint64        // beats when the timer last looked
+	looks    int           // times that it has seen these
+	watched  bool          // the timer is going to look
+	sender   chan struct{} // not nil: the endpoint closes. Closed when no sender has the turn
+}
+
+// holder is who has the turn.
+type holder uint8
+
+const (
+	nobody holder = iota
+	thread
+	sender
+)
+
+// start begins to receive.
+func (e *UDPEndpoint) start(to Receiver, spin time.Duration) error {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("epoll_create1", err)
+	}
+	t := &e.turn
+	t.to, t.spin, t.epoll, t.armed = to, max(spin, 0), fd, true
+	t.receiver = newReceiver(e, to)
+	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, e.fd, &unix.EpollEvent{Events: unix.EPOLLIN}); err != nil {
+		unix.Close(fd)
+		return fmt.Errorf("wait for packets: %w", os.NewSyscallError("epoll_ctl", err))
+	}
+	go e.receive()
+	return nil
+}
+
+// receive is the receive thread.
+func (e *UDPEndpoint) receive() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	sched.Prompt()
+	idle := idleness{most: e.turn.spin, pass: 1, fail: 1}
+	for e.users.Load() >= 0 {
+		if r := e.enterTurn(); r != nil && (!r.drain() || !e.turn.yield(r)) {
+			return // another thread receives
+		}
+		e.sleep(&idle)
+	}
+	close(e.done)
+}
+
+// sleep returns when there may be something to receive, at best without sleeping.
+func (e *UDPEndpoint) sleep(idle *idleness) {
+	start := time.Now()
+	spin := idle.next()
+	for spin > 0 && time.Since(start) < spin {
+		if epollWait(e.turn.epoll, false) {
+			idle.waited(time.Since(start), true)
+			return
+		}
+	}
+	epollWait(e.turn.epoll, true)
+	idle.waited(time.Since(start), spin > 0)
+}
+
+// enterTurn gives the receive thread the turn; nil: a sender has it, and what it leaves wakes the thread.
+func (e *UDPEndpoint) enterTurn() *receiver {
+	t := &e.turn
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.holder != nobody {
+		return nil
+	}
+	return t.give(e, thread)
+}
+
+// Claim is [Taker.Claim].
+func (e *UDPEndpoint) Claim() Turn {
+	if !e.enter() {
+		return nil
+	}
+	defer e.leave()
+	t := &e.turn
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.holder != nobody || t.sender != nil {
+		return nil
+	}
+	t.arm(e, false)
+	return t.give(e, sender)
+}
+
+// give gives the turn to who has asked for it. mu is held.
+func (t *turn) give(e *UDPEndpoint, to holder) *receiver {
+	t.holder = to
+	t.beats++
+	if !t.watched {
+		t.watched = true
+		time.AfterFunc(stopTime, e.look)
+	}
+	return t.receiver
+}
+
+// arm says whether what arrives wakes the receive thread. mu is held.
+func (t *turn) arm(e *UDPEndpoint, on bool) {
+	if on == t.armed {
+		return
+	}
+	t.armed = on
+	var v unix.EpollEvent
+	if on {
+		v.Events = unix.EPOLLIN
+	}
+	_ = unix.EpollCtl(t.epoll, unix.EPOLL_CTL_MOD, e.fd, &v) // which can only fail for descriptors that are none
+}
+
+// alive is a sign of life of who has the turn, and says whether it is in Receive now. It reports false if the turn has been given
+// to another meanwhile.
+func (t *turn) alive(r *receiver, inside bool) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.receiver != r {
+		return false
+	}
+	t.beats++
+	t.inside = inside
+	return true
+}
+
+// yield takes the turn back. It reports false if it has been given to another meanwhile.
+func (t *turn) yield(r *receiver) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.receiver != r {
+		return false
+	}
+	t.free(r.e)
+	return true
+}
+
+// free makes the turn nobody's. mu is held.
+func (t *turn) free(e *UDPEndpoint) {
+	was := t.holder
+	t.holder, t.inside = nobody, false
+	t.beats++
+	t.arm(e, true)
+	if t.sender != nil && was == sender {
+		close(t.sender) // the last of all: Close goes on then
+	}
+}
+
+// look gives the turn to another if who has it has given no sign of life since the last look. A late thread ends, or goes on
+// without the turn, when its call of Receive returns; until then it costs its stack and buffers. That there are not too many is
+// the business of whoever stops them.
+func (e *UDPEndpoint) look() {
+	t := &e.turn
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.beats != t.seen:
+		t.seen, t.looks = t.beats, 1
+	case t.holder == nobody:
+		t.watched = false
+		return
+	case !t.inside && t.looks < stopLooks:
+		t.looks++
+	default:
+		if t.holder == thread {
+			go e.receive()
+		}
+		t.replace()
+	}
+	time.AfterFunc(stopTime, e.look)
+}
+
+// abandon takes the turn from who has it, unless that has happened.
+func (t *turn) abandon(r *receiver) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.receiver == r {
+		t.replace()
+	}
+}
+
+// replace makes the turn nobody's, with a new receiver. mu is held.
+func (t *turn) replace() {
+	e := t.receiver.e
+	t.receiver.late.Store(true)
+	t.receiver = newReceiver(e, t.to)
+	t.free(e)
+}
+
+// close ends all claims. What it returns is closed when no sender has the turn.
+func (t *turn) close() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sender = make(chan struct{})
+	if t.holder != sender {
+		close(t.sender)
+	}
+	return t.sender
+}

@@ -1,0 +1,335 @@
+package link
+
+import (
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"verbena/roce"
+)
+
+// taken is a Receiver that also keeps by whom each batch was received.
+type taken struct {
+	*collector
+	mu sync.Mutex
+	by []any
+}
+
+func newTaken() *taken { return &taken{collector: newCollector()} }
+
+func (c *taken) Receive(a *Arrival) {
+	c.mu.Lock()
+	c.by = append(c.by, a.By)
+	c.mu.Unlock()
+	c.collector.Receive(a)
+}
+
+// claim has the turn of an endpoint, which is to be had.
+func claim(t *testing.T, e Endpoint) Turn {
+	t.Helper()
+	for range 1000 {
+		if turn := e.(Taker).Claim(); turn != nil {
+			return turn
+		}
+		time.Sleep(time.Millisecond) // the receive thread has it
+	}
+	t.Fatal("Claim: got nil for a second")
+	return nil
+}
+
+// TestTake: who sends receives it on its own thread.
+func TestTake(t *testing.T) {
+	families(t, func(t *testing.T, src, dst netip.Addr) {
+		c := newTaken()
+		from, to := pair(t, UDP(UDPOptions{}), src, dst, c)
+		turn := claim(t, to)
+		var want []*Train
+		for i := range 3 {
+			tr := makeTrain(dst, 4, 100, 100, uint32(4*i))
+			if err := from.Send(tr); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, tr)
+		}
+		if !turn.Take("me", 2) {
+			t.Error("Take: got false, want true")
+		}
+		if n := c.count(); n != 8 {
+			t.Errorf("%d packets of two trains, want 8", n)
+		}
+		if !turn.Take("me", 16) {
+			t.Error("Take: got false, want true")
+		}
+		if turn.Take("me", 16) {
+			t.Error("Take when there is nothing: got true, want false")
+		}
+		turn.Yield()
+		for _, by := range c.by {
+			if by != "me" {
+				t.Errorf("Arrival.By: got %v", by)
+			}
+		}
+		checkPackets(t, c.wait(12), want...)
+	})
+}
+
+// TestClaimHolds: while a sender has the turn nobody else receives, and what it leaves is received by the thread.
+func TestClaimHolds(t *testing.T) {
+	c := newTaken()
+	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), c)
+	for range 20 {
+		before := c.count()
+		turn := claim(t, to)
+		if to.(Taker).Claim() != nil {
+			t.Fatal("two have the turn")
+		}
+		if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, 1)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+		if epollWait(to.(*UDPEndpoint).turn.epoll, false) {
+			t.Fatal("what arrives wakes the receive thread while another has the turn")
+		}
+		if n := c.count(); n != before {
+			t.Fatal("received by another than who has the turn")
+		}
+		turn.Yield()
+		c.wait(before + 1)
+	}
+	for _, by := range c.by {
+		if by != nil {
+			t.Errorf("Arrival.By on the receive thread: got %v, want nil", by)
+		}
+	}
+}
+
+// TestClaimWhileReceiving: the turn is not to be had while the receive thread is in Receive.
+func TestClaimWhileReceiving(t *testing.T) {
+	inside, done := make(chan struct{}), make(chan struct{})
+	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), receiverFunc(func(*Arrival) {
+		inside <- struct{}{}
+		<-done
+	}))
+	if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, 1)); err != nil {
+		t.Fatal(err)
+	}
+	<-inside
+	if to.(Taker).Claim() != nil {
+		t.Error("Claim during Receive: got a turn, want nil")
+	}
+	close(done)
+	claim(t, to).Yield()
+}
+
+// TestClaimIsForgotten: a sender that does not come back does not keep the others from receiving.
+func TestClaimIsForgotten(t *testing.T) {
+	c := newTaken()
+	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), c)
+	turn := claim(t, to)
+	defer turn.Yield() // for Close, where it is not forgotten
+	tr := makeTrain(to.Addr(), 1, 100, 100, 1)
+	if err := from.Send(tr); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); c.count() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("nobody receives after 10 s")
+		}
+	}
+	checkPackets(t, c.wait(1), tr)
+	if turn.Take("late", 1) {
+		t.Error("Take of a turn that is another's: got true, want false")
+	}
+	turn.Yield()
+	other := claim(t, to)
+	turn.Yield() // which has nothing to do with the other's
+	if to.(Taker).Claim() != nil {
+		t.Error("a late Yield has ended another's turn")
+	}
+	other.Yield()
+	if err := to.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTakeThatDoesNotReturn: a sender that is stopped in Receive loses its batch, and the receive thread goes on; Close does not
+// wait for it.
+func TestTakeThatDoesNotReturn(t *testing.T) {
+	c := newTaken()
+	hold, inside := make(chan struct{}), make(chan *Arrival)
+	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), receiverFunc(func(a *Arrival) {
+		if a.By != nil {
+			inside <- a
+			<-hold
+			return
+		}
+		c.Receive(a)
+	}))
+	turn := claim(t, to)
+	send := func(psn uint32) *Train {
+		tr := makeTrain(to.Addr(), 1, 100, 100, psn)
+		if err := from.Send(tr); err != nil {
+			t.Fatal(err)
+		}
+		return tr
+	}
+	send(1)
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		turn.Take("me", 16)
+		if turn.Take("me", 16) {
+			t.Error("Take when it is late: got true, want false")
+		}
+		turn.Yield()
+	}()
+	a := <-inside
+	want := send(2)
+	checkPackets(t, c.wait(1), want)
+	if !a.Dropped() {
+		t.Error("Arrival.Dropped when another receives: got false, want true")
+	}
+	if err := to.Close(); err != nil {
+		t.Error(err)
+	}
+	close(hold)
+	<-returned
+}
+
+// TestTakePanics: a Receiver that panics in Take costs its batch.
+func TestTakePanics(t *testing.T) {
+	c := newTaken()
+	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), receiverFunc(func(a *Arrival) {
+		if a.By != nil {
+			panic("on purpose")
+		}
+		c.Receive(a)
+	}))
+	turn := claim(t, to)
+	if err := from.Send(makeTrain(to.Addr(), 3, 100, 100, 1)); err != nil {
+		t.Fatal(err)
+	}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		turn.Take("me", 1)
+	}()
+	turn.Yield()
+	tr := makeTrain(to.Addr(), 1, 100, 100, 7)
+	if err := from.Send(tr); err != nil {
+		t.Fatal(err)
+	}
+	checkPackets(t, c.wait(1), tr)
+}
+
+// TestCloseDuringTake: Close waits for who has the turn, and there is none afterwards.
+func TestCloseDuringTake(t *testing.T) {
+	var in atomic.Bool
+	inside := make(chan struct{})
+	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), receiverFunc(func(a *Arrival) {
+		in.Store(true)
+		close(inside)
+		time.Sleep(3 * time.Millisecond)
+		in.Store(false)
+	}))
+	turn := claim(t, to)
+	if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, 1)); err != nil {
+		t.Fatal(err)
+	}
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		turn.Take("me", 1)
+		turn.Yield()
+	}()
+	<-inside
+	if err := to.Close(); err != nil {
+		t.Error(err)
+	}
+	if in.Load() {
+		t.Error("Close has returned during a call of Receive")
+	}
+	<-returned
+	if to.(Taker).Claim() != nil {
+		t.Error("Claim of a closed endpoint: got a turn, want nil")
+	}
+}
+
+// TestTakeFaults: rules for what arrives hold for what is taken, too.
+func TestTakeFaults(t *testing.T) {
+	f := NewFaults(UDP(UDPOptions{}), nil)
+	c := newTaken()
+	from, to := pair(t, f, loopback(), loopback(), c)
+	turn := claim(t, to)
+	if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Add(Rule{Stop: true}); err != nil {
+		t.Fatal(err)
+	}
+	turn.Take("me", 1)
+	turn.Yield()
+	if n := c.count(); n != 0 {
+		t.Errorf("%d packets arrived after all was to be stopped", n)
+	}
+}
+
+// TestTakersAndThread: many send, some of whom take; each packet arrives once, and those of a sender in order.
+func TestTakersAndThread(t *testing.T) {
+	const senders, rounds = 6, 300
+	n := UDP(UDPOptions{})
+	var last [senders]atomic.Int64
+	var got, inside atomic.Int64
+	to := listen(t, n, loopback(), receiverFunc(func(a *Arrival) {
+		if inside.Add(1) != 1 {
+			t.Error("two threads are in Receive")
+		}
+		defer inside.Add(-1)
+		for _, p := range a.Packets {
+			h := roce.BTH(p)
+			psn := int64(h.PSN())
+			if before := last[h.DestQPN()].Swap(psn); psn <= before {
+				t.Errorf("sender %d: packet %d after %d", h.DestQPN(), psn, before)
+			}
+			got.Add(1)
+		}
+	}))
+	var wg sync.WaitGroup
+	for i := range senders {
+		from := listen(t, n, loopback(), receiverFunc(func(*Arrival) {}))
+		wg.Go(func() {
+			for k := range rounds {
+				var turn Turn
+				if i%2 == 0 {
+					turn = to.(Taker).Claim()
+				}
+				tr := makeTrain(to.Addr(), 1, 100, 100, 0)
+				h := roce.BTH(tr.Packet(0))
+				h.Encode(&roce.BTHFields{Opcode: 4, DestQPN: uint32(i)})
+				h.SetPSN(roce.PSN(k + 1))
+				if err := from.Send(tr); err != nil {
+					t.Error(err)
+				}
+				if turn != nil {
+					turn.Take(i, 1+k%3)
+					turn.Yield()
+				}
+				for got.Load() < int64(k) { // not more than the socket holds
+					time.Sleep(10 * time.Microsecond)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for end := time.Now().Add(10 * time.Second); got.Load() < senders*rounds && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if got.Load() != senders*rounds {
+		t.Errorf("%d packets arrived, want %d", got.Load(), senders*rounds)
+	}
+}
