@@ -50,7 +50,10 @@ type endpoint struct {
 	wire atomic.Pointer[boundEndpoint] // nil while the address is not the device's
 }
 
-type boundEndpoint struct{ link.Endpoint }
+type boundEndpoint struct {
+	link.Endpoint
+	taker link.Taker // the same; nil where it is none
+}
 
 // ready reports whether packets can leave: the address is there, and the port is active.
 func (e *endpoint) ready() bool { return e.wire.Load() != nil && e.dev.at.Load().up() }
@@ -137,7 +140,8 @@ func (d *Device) bind(a netip.Addr) (*endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.wire.Store(&boundEndpoint{w})
+	taker, _ := w.(link.Taker)
+	e.wire.Store(&boundEndpoint{w, taker})
 	d.changes.ends[a] = e
 	return e, nil
 }

@@ -119,6 +119,17 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 
 var errRingGone = fmt.Errorf("the process took the memory of its queue away: %w", syscall.EFAULT)
 
+// polled reports whether the consumer has taken all completions but the newest n.
+func (c *cq) polled(n uint32) bool {
+	if c == nil {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cons, ok := c.ring.Consumer()
+	return ok && c.ring.Between(cons, c.prod) <= n
+}
+
 // current is the ring, nil of no queue, which only Resize replaces, under both locks.
 func (c *cq) current() *ring.Ring {
 	if c == nil {

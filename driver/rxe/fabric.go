@@ -105,14 +105,23 @@ func (f *Fabric) copyView(without *Device) *fabricView {
 }
 
 // peer returns the device of the Fabric that the path leads to, nil if there is none.
-func (p *path) peer() *Device {
+func (p *path) peer() *Device { return p.lookUp().peer }
+
+func (p *path) lookUp() *resolved {
 	v := p.from.dev.fabric.load()
 	r := p.resolved.Load()
 	if r == nil || r.in != v {
 		r = &resolved{in: v, peer: v.byAddr[p.dst]}
+		if r.peer != nil {
+			for _, e := range r.peer.at.Load().endpoints {
+				if e.addr == p.dst {
+					r.to = e
+				}
+			}
+		}
 		p.resolved.Store(r)
 	}
-	return r.peer
+	return r
 }
 
 // direct reports whether a train that is built now is likely to be handed to a device of the Fabric.
@@ -124,7 +133,8 @@ func (p *path) direct() bool {
 // resolved is where a path leads, as long as the Fabric does not change.
 type resolved struct {
 	in   *fabricView
-	peer *Device // nil: to the network
+	peer *Device   // nil: to the network
+	to   *endpoint // of peer; nil where it is none any more
 }
 
 // allowsShortcut: fault rules work on packets on the wire.

@@ -45,6 +45,7 @@ func (p *pass) panicked(r any) {
 	if p.scatter.to != nil {
 		p.scatter.to.put()
 	}
+	p.yield()
 	takeOver(p, p.dev.begin(false))
 	p.letGo()
 }

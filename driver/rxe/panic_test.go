@@ -14,6 +14,7 @@ import (
 	"verbena/ib/slot"
 	ibuser "verbena/ib/user"
 	"verbena/internal/testutil"
+	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/umem"
@@ -120,6 +121,15 @@ func TestPanic(t *testing.T) {
 			})
 			check(c.t, err)
 		}},
+		{"take", false, func(c *couple) { // the same, on the thread that sends
+			c.space.broken.Store(true)
+			_, err := c.qps[0].PostSend(ib.SendWR{
+				ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("12345678"), RemoteAddr: c.addr, RKey: c.mr.RKey(),
+			})
+			if !errors.Is(err, syscall.EIO) {
+				t.Errorf("PostSend that panics: got %v, want EIO", err)
+			}
+		}},
 		{"timer", false, func(c *couple) {
 			// Nobody answers, so that it is sent again.
 			c.dev.qps.set(c.qps[1].Num()&(maxQPSlot-1), nil)
@@ -141,8 +151,13 @@ func TestPanic(t *testing.T) {
 				}
 			}
 			core := &ib.Core{}
+			network, addr := link.Network(simnet.New(simnet.Config{})), addrA
+			if test.name == "take" {
+				s := loopback()
+				network, addr = s.network, s.addrs[0]
+			}
 			hw := NewHardware(Config{
-				Name: "rxe0", Addrs: []netip.Addr{addrA}, Network: simnet.New(simnet.Config{}), Fabric: &Fabric{}, Recover: true, Logf: logf,
+				Name: "rxe0", Addrs: []netip.Addr{addr}, Network: network, Fabric: &Fabric{}, Recover: true, Logf: logf,
 				Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, 1}, MTU: 9000, Up: true, Running: true},
 				Probed: func(d *Device) { d.direct.Store(test.shortcut) },
 			})

@@ -52,6 +52,11 @@ type pass struct {
 	arrival link.Arrival
 	span    span
 
+	takes  bool    // it may receive what it has sent to endpoints of the Fabric: see take.go
+	claims []claim // of those endpoints
+	urgent bool    // somebody waits for what is being sent
+	method *QP     // it works for a method of this queue pair that may not sleep; nil: for none
+
 	held *ib.Hold // has the callbacks of the devices that it works for; nil: they find a thread of their own
 	own  ib.Hold  // for held
 
@@ -226,6 +231,7 @@ func (p *pass) end() {
 // goOn finishes the pass on a goroutine.
 func (p *pass) goOn() {
 	defer p.caught()
+	p.method = nil
 	for finished := false; !finished; {
 		p.held = &p.own
 		finished = p.drain(passBudget)
@@ -239,13 +245,15 @@ func (p *pass) Run() { p.finish() }
 
 func (p *pass) release() {
 	clear(p.todo)
-	p.todo, p.done, p.spent, p.at, p.last, p.lane = p.todo[:0], 0, 0, nil, nil, nil
+	p.todo, p.done, p.spent, p.at, p.last, p.lane, p.method, p.takes = p.todo[:0], 0, 0, nil, nil, nil, nil, false
 	p.dev.passes.Put(p)
 }
 
 // drain runs queue pairs until none is left, and reports true, or until the budget is spent.
 func (p *pass) drain(budget int) bool {
-	for p.spent = 0; p.done < len(p.todo); {
+	p.takes = true
+	p.spent = 0
+	for p.take(); p.done < len(p.todo); p.take() {
 		if p.spent > budget {
 			return false
 		}
@@ -323,6 +331,7 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 	if e.blocked {
 		return false
 	}
+	p.urgent = len(e.queue) > 0 && qp.urgent()
 	for i, t := range e.queue {
 		t.QP, t.SPort = qp.num, qp.sport
 		if qp.trace != nil {
@@ -366,6 +375,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 		p.hand(qp, peer, t)
 		return true
 	}
+	p.claim(t.path)
 	if t.mixed { // the way has changed since it was built; what is left then follows by the network, come what may
 		if !t.each(t.sent, func(x *link.Train) bool {
 			ok := from.transmit(x, 1)

@@ -25,8 +25,14 @@ func (e *endpoint) Receive(a *link.Arrival) {
 		e.dev.counters.add(cntDropPortDown, len(a.Packets)) // it gets nothing
 		return
 	}
+	if p, ok := a.By.(*pass); ok {
+		p.spent += lenOf(a.Packets) + trainCost
+		p.receive(e.dev, a)
+		return
+	}
 	p := e.dev.begin(true)
 	defer p.caught()
+	p.takes = true
 	p.receive(e.dev, a)
 	p.end()
 }
@@ -68,7 +74,7 @@ func (p *pass) arrive(qp *QP, a *link.Arrival, packets [][]byte) {
 	if qp.dev.stopped.Load() {
 		return
 	}
-	if !p.avoids(qp) && qp.activity.wake() {
+	if !p.avoids(qp) && p.mayRun(qp) && qp.activity.wake() {
 		p.run(qp, a, packets)
 		return
 	}
@@ -138,6 +144,7 @@ func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
 	if k.Flags&roce.FlagResponse != 0 {
 		qp.req.receiveResponse(p, k)
 	} else {
+		qp.req.waits.heard = true
 		qp.resp.receive(p, k)
 	}
 }

@@ -20,12 +20,14 @@ type requester struct {
 
 	aimd  transport.AIMD
 	drain drain
+	waits waits
 }
 
 func (r *requester) init(qp *QP) {
 	r.qp = qp
 	r.snd.Init(&r.aimd)
 	r.snd.Reliable = reliable(qp.typ)
+	r.waits.told = true
 }
 
 // wqe returns the work request with a number of snd.
@@ -46,6 +48,7 @@ func (r *requester) grow() {
 // run sends what may be sent. (rxe_requester)
 func (r *requester) run(p *pass) {
 	qp := r.qp
+	r.waits.begin(r.snd.Len() == 0)
 	for r.snd.Open() && (qp.state == ib.QPRTS || qp.state == ib.QPSQD) {
 		n, ok := r.snd.Current()
 		if !ok && !r.fetch(p) {
@@ -108,6 +111,7 @@ func (r *requester) fetch(p *pass) bool {
 		q.Packets = 0
 	}
 	r.snd.Push(q)
+	r.waits.posted(qp.sigAll || w.flags&uapi.SendSignaled != 0)
 	return true
 }
 

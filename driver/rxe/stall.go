@@ -237,11 +237,17 @@ func (p *pass) endOwn() {
 // endMethod ends a pass of a method that may not sleep, for a queue pair. What leads to memory of another program, which may not
 // answer, is left to a goroutine.
 func (p *pass) endMethod(own *QP) {
-	safe := func(qp *QP) bool { return qp.ctx == own.ctx || qp.ctx == nil && qp.typ != ib.QPTypeXRCTgt }
-	for p.done < len(p.todo) && safe(p.todo[p.done]) && p.spent <= passBudget {
+	p.method, p.takes = own, true
+	for p.done < len(p.todo) && p.mayRun(p.todo[p.done]) && p.spent <= passBudget {
 		p.step()
+		p.take()
 	}
 	p.endElsewhere()
+}
+
+// mayRun reports whether the pass may run the queue pair as far as its method is concerned.
+func (p *pass) mayRun(qp *QP) bool {
+	return p.method == nil || qp.ctx == p.method.ctx || qp.ctx == nil && qp.typ != ib.QPTypeXRCTgt
 }
 
 // endElsewhere leaves what the pass has to do to a goroutine. A pass with tasks for a queue pair of another program ends so from the

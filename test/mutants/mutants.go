@@ -26,6 +26,36 @@ var mutants = []mutant{
 	{"the checksum leaves out the length", "capture/frame.go",
 		"sum(pseudo+protUDP+uint32(udp), b[u:])", "sum(pseudo+protUDP, b[u:])"},
 
+	// link
+	{"two have the turn", "link/turn_linux.go",
+		"	if t.holder != nobody || t.sender != nil {", "	if t.sender != nil {"},
+	{"a sender's turn wakes the thread", "link/turn_linux.go",
+		"	t.arm(e, false)\n", ""},
+	{"a turn is a sender's for ever", "link/turn_linux.go",
+		"case !t.inside && t.looks < stopLooks:", "case !t.inside:"},
+	{"who is late does not know", "link/turn_linux.go",
+		"	t.receiver.late.Store(true)\n", ""},
+	{"a late Yield ends another's turn", "link/turn_linux.go",
+		"	if t.receiver != r {\n		return false\n	}\n	t.free(r.e)", "	t.free(r.e)"},
+	{"Close does not wait for a sender", "link/turn_linux.go",
+		"	if t.holder != sender {\n		close(t.sender)", "	if true {\n		close(t.sender)"},
+	{"what is left of a panic is handed over later", "link/udp_recv_linux.go",
+		"			r.e.turn.abandon(r)\n", ""},
+	{"a sender takes all that there is", "link/udp_recv_linux.go",
+		"r.msgs[:min(trains, recvMessages)]", "r.msgs[:]"},
+	{"nobody knows who has taken", "link/udp_recv_linux.go",
+		"	r.arrival.By = by\n", ""},
+
+	// rxe: what a sender receives itself
+	{"streams are taken", "driver/rxe/take.go",
+		"	if !p.urgent {\n		return\n	}\n", ""},
+	{"nothing is taken", "driver/rxe/take.go",
+		"	if !p.urgent {\n", "	if true {\n"},
+	{"what is sent on the way is not taken", "driver/rxe/take.go",
+		"			c.sent++\n", ""},
+	{"PostSend runs the queue pairs of programs", "driver/rxe/recv.go",
+		"	if !p.avoids(qp) && p.mayRun(qp) && qp", "	if !p.avoids(qp) && qp"},
+
 	// shm
 	{"a failed allocation stays charged", "internal/shm/file.go",
 		"		f.user.Give(quota.RingBytes, uint64(length))\n		return fail(err)", "		return fail(err)"},
