@@ -12,6 +12,8 @@ static char *map(void *at, int prot)
 {
 	char *p = mmap(at, 4 * page, prot, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0), -1, 0);
 	CHECK(p != MAP_FAILED);
+	if (at)
+		usleep(20 * 1000); // what was mapped there is believed for 10 ms (umem.Files)
 	return p;
 }
 
