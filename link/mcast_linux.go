@@ -33,7 +33,7 @@ func (e *UDPEndpoint) Join(group netip.Addr) error {
 	case e.groups.m[group] != nil:
 		return nil
 	}
-	g := &UDPEndpoint{addr: group, taps: e.taps, ifname: e.ifname, ifnumber: e.ifnumber, ifindex: e.ifindex, done: make(chan struct{})}
+	g := &UDPEndpoint{addr: group, opts: e.opts, taps: e.taps, ifname: e.ifname, ifnumber: e.ifnumber, ifindex: e.ifindex, done: make(chan struct{})}
 	var err error
 	if g.fd, err = e.groupSocket(group); err != nil {
 		return fail(err)

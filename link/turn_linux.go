@@ -33,6 +33,7 @@ const (
 type turn struct {
 	to    Receiver
 	spin  time.Duration
+	stop  time.Duration // stopTime
 	epoll int
 
 	mu       sync.Mutex
@@ -63,7 +64,7 @@ func (e *UDPEndpoint) start(to Receiver, spin time.Duration) error {
 		return os.NewSyscallError("epoll_create1", err)
 	}
 	t := &e.turn
-	t.to, t.spin, t.epoll, t.armed = to, max(spin, 0), fd, true
+	t.to, t.spin, t.stop, t.epoll, t.armed = to, max(spin, 0), e.opts.stop, fd, true
 	t.receiver = newReceiver(e, to)
 	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, e.fd, &unix.EpollEvent{Events: unix.EPOLLIN}); err != nil {
 		unix.Close(fd)
@@ -135,7 +136,7 @@ func (t *turn) give(e *UDPEndpoint, to holder) *receiver {
 	t.beats++
 	if !t.watched {
 		t.watched = true
-		time.AfterFunc(stopTime, e.look)
+		time.AfterFunc(t.stop, e.look)
 	}
 	return t.receiver
 }
@@ -209,7 +210,7 @@ func (e *UDPEndpoint) look() {
 		}
 		t.replace()
 	}
-	time.AfterFunc(stopTime, e.look)
+	time.AfterFunc(t.stop, e.look)
 }
 
 // abandon takes the turn from who has it, unless that has happened.

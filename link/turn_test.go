@@ -26,6 +26,9 @@ func (c *taken) Receive(a *Arrival) {
 	c.collector.Receive(a)
 }
 
+// patient is a network whose threads may be stopped for as long as the machine likes: they keep the turn.
+func patient() Network { return UDP(UDPOptions{stop: time.Hour}) }
+
 // claim has the turn of an endpoint, which is to be had.
 func claim(t *testing.T, e Endpoint) Turn {
 	t.Helper()
@@ -43,7 +46,7 @@ func claim(t *testing.T, e Endpoint) Turn {
 func TestTake(t *testing.T) {
 	families(t, func(t *testing.T, src, dst netip.Addr) {
 		c := newTaken()
-		from, to := pair(t, UDP(UDPOptions{}), src, dst, c)
+		from, to := pair(t, patient(), src, dst, c)
 		turn := claim(t, to)
 		var want []*Train
 		for i := range 3 {
@@ -78,7 +81,7 @@ func TestTake(t *testing.T) {
 // TestClaimHolds: while a sender has the turn nobody else receives, and what it leaves is received by the thread.
 func TestClaimHolds(t *testing.T) {
 	c := newTaken()
-	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), c)
+	from, to := pair(t, patient(), loopback(), loopback(), c)
 	for range 20 {
 		before := c.count()
 		turn := claim(t, to)
@@ -108,7 +111,7 @@ func TestClaimHolds(t *testing.T) {
 // TestClaimWhileReceiving: the turn is not to be had while the receive thread is in Receive.
 func TestClaimWhileReceiving(t *testing.T) {
 	inside, done := make(chan struct{}), make(chan struct{})
-	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), receiverFunc(func(*Arrival) {
+	from, to := pair(t, patient(), loopback(), loopback(), receiverFunc(func(*Arrival) {
 		inside <- struct{}{}
 		<-done
 	}))
@@ -201,7 +204,7 @@ func TestTakeThatDoesNotReturn(t *testing.T) {
 // TestTakePanics: a Receiver that panics in Take costs its batch.
 func TestTakePanics(t *testing.T) {
 	c := newTaken()
-	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), receiverFunc(func(a *Arrival) {
+	from, to := pair(t, patient(), loopback(), loopback(), receiverFunc(func(a *Arrival) {
 		if a.By != nil {
 			panic("on purpose")
 		}
@@ -231,7 +234,7 @@ func TestTakePanics(t *testing.T) {
 func TestCloseDuringTake(t *testing.T) {
 	var in atomic.Bool
 	inside := make(chan struct{})
-	from, to := pair(t, UDP(UDPOptions{}), loopback(), loopback(), receiverFunc(func(a *Arrival) {
+	from, to := pair(t, patient(), loopback(), loopback(), receiverFunc(func(a *Arrival) {
 		in.Store(true)
 		close(inside)
 		time.Sleep(3 * time.Millisecond)
@@ -262,7 +265,7 @@ func TestCloseDuringTake(t *testing.T) {
 
 // TestTakeFaults: rules for what arrives hold for what is taken, too.
 func TestTakeFaults(t *testing.T) {
-	f := NewFaults(UDP(UDPOptions{}), nil)
+	f := NewFaults(patient(), nil)
 	c := newTaken()
 	from, to := pair(t, f, loopback(), loopback(), c)
 	turn := claim(t, to)
@@ -282,7 +285,7 @@ func TestTakeFaults(t *testing.T) {
 // TestTakersAndThread: many send, some of whom take; each packet arrives once, and those of a sender in order.
 func TestTakersAndThread(t *testing.T) {
 	const senders, rounds = 6, 300
-	n := UDP(UDPOptions{})
+	n := patient()
 	var last [senders]atomic.Int64
 	var got, inside atomic.Int64
 	to := listen(t, n, loopback(), receiverFunc(func(a *Arrival) {

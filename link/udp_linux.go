@@ -33,6 +33,8 @@ type UDPOptions struct {
 	Spin time.Duration
 	// Taps see what goes through the sockets, damaged packets included; nil: nobody does.
 	Taps *Taps
+
+	stop time.Duration // stopTime, but in tests
 }
 
 const (
@@ -47,6 +49,9 @@ const (
 func UDP(opts UDPOptions) Network {
 	if opts.Spin == 0 {
 		opts.Spin = defaultSpin
+	}
+	if opts.stop == 0 {
+		opts.stop = stopTime
 	}
 	return udp{opts}
 }
