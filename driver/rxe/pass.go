@@ -335,7 +335,7 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 	for i, t := range e.queue {
 		t.QP, t.SPort = qp.num, qp.sport
 		if qp.trace != nil {
-			qp.trace.packet(traceSend, t.Buf, uint32(t.packets))
+			qp.trace.packet(traceSend, t.first(), uint32(t.packets))
 		}
 		if !p.send(qp, t) {
 			e.cut(i)

@@ -214,6 +214,15 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 	return next
 }
 
+// source returns the address of a byte of the work request's payload; 0: there is none.
+func (w *sendWQE) source(off int) uint64 {
+	i, at := sgeAt(w.sges, off)
+	if i == len(w.sges) {
+		return 0
+	}
+	return w.sges[i].Addr + uint64(at)
+}
+
 // payload returns the number of bytes that a packet of the work request carries.
 func (w *sendWQE) payload(k *transport.Packet) int {
 	switch w.kind {
@@ -235,7 +244,7 @@ func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opco
 	if datagram(qp.typ) {
 		f.DestQPN = w.qpn
 	}
-	place := p.build.add(size)
+	place := p.build.add(size, op.HeaderLen(), w.source(k.Offset))
 	b := roce.NewPacket(place, &f, w.payload(k))
 	if op.HeaderLen() > roce.BTHLen {
 		r.extend(&b, w, k)

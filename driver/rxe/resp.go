@@ -426,7 +426,7 @@ func (r *responder) answer(p *pass) {
 	op := serviceOf(qp.typ).Opcode(roce.Acknowledge)
 	size := op.PacketLen(0)
 	p.build.start(&ackPool, qp.path, qp.attr.DestQPN, size)
-	k := roce.NewPacket(p.build.add(size), &roce.BTHFields{
+	k := roce.NewPacket(p.build.add(size, size, 0), &roce.BTHFields{
 		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: a.PSN,
 	}, 0)
 	k.AETH().Encode(a.Syndrome, rcv.MSN())
@@ -488,7 +488,7 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 			p.build.start(pool, qp.path, qp.attr.DestQPN, size)
 			psn, mark = y.PSN, 0
 		}
-		place := p.build.add(size)
+		place := p.build.add(size, op.HeaderLen(), y.Addr)
 		k := roce.NewPacket(place, &roce.BTHFields{
 			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: y.PSN,
 		}, n)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -183,6 +184,55 @@ func TestSpansRefused(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestSpansAligned: what is copied from a memory, to the network's form and back, lies at the same place of a cache line there.
+func TestSpansAligned(t *testing.T) {
+	const size = 300_000
+	aligned := func(t *testing.T, qp *QP, source uint64) {
+		t.Helper()
+		n := 0
+		for _, x := range qp.egress.queue {
+			for i, k := range x.parts {
+				place := uint64(reflect.ValueOf(x.Buf).Pointer()) + uint64(k.start)
+				payload := roce.BTH(x.part(i)).Opcode().HeaderLen()
+				if want := source % 64; (place+uint64(payload))%64 != want {
+					t.Errorf("payload %d of what comes from %#x begins at %d of a cache line, want %d", n, source, (place+uint64(payload))%64, want)
+				}
+				source += uint64(k.end - k.start - payload - link.ICRCLen)
+				n++
+			}
+		}
+		if n < 2 {
+			t.Fatalf("%d parts", n)
+		}
+	}
+	for _, off := range []int{0, 1, 52, 63} {
+		b := newBench(t, setup{shortcut: true, bufLen: 1 << 20})
+		b.connect(conn{mtu: ib.MTU4096})
+		from, to := qpOf(b.a.qp), qpOf(b.b.qp)
+		source := b.a.sge(off, size)
+		from.exclusively(func(p *pass) {
+			_, err := from.req.postSend(p, []ib.SendWR{
+				{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: source, RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()},
+			})
+			check(t, err)
+			from.advance(p)
+			aligned(t, from, source[0].Addr)
+		})
+		b.a.poll(1)
+
+		remote := b.b.addr + uint64(off)
+		to.exclusively(func(p *pass) {
+			b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: remote, RKey: b.b.mr.RKey()})
+			for _, e := range to.events.take() {
+				p.receiveTrain(to, e.train)
+			}
+			to.advance(p)
+			aligned(t, to, remote)
+		})
+		b.a.poll(1)
 	}
 }
 

@@ -33,9 +33,13 @@ type train struct {
 
 // part is a packet of a mixed train, or a span.
 type part struct {
-	end     int // in Buf
-	packets int // in a span
+	start, end int // in Buf
+	packets    int // in a span
 }
+
+// alignment is that of the payload of a mixed train to the memory that it comes from. Processors copy several times more slowly where
+// the places of source and destination in their pages are a few bytes apart (AMD's Zen 3 and 4, with REP MOVSB).
+const alignment = 64
 
 // Three sizes of trains: what carries data to the network may grow to its limit; acknowledgements are alone. A mixed train holds
 // as much as is copied twice from a core's own cache, beside its headers: smaller ones cost more system calls.
@@ -91,11 +95,16 @@ func (t *train) shrink() {
 
 // part returns the i-th part of a mixed train, with room for the ICRC.
 func (t *train) part(i int) []byte {
-	start := 0
-	if i > 0 {
-		start = t.parts[i-1].end
+	k := &t.parts[i]
+	return t.Buf[k.start:k.end:k.end]
+}
+
+// first returns the train from its first packet on.
+func (t *train) first() []byte {
+	if t.mixed {
+		return t.part(0)
 	}
-	return t.Buf[start:t.parts[i].end:t.parts[i].end]
+	return t.Buf
 }
 
 // each calls f with each packet of a mixed train from the n-th on, as a train of its own, until that returns false. The train is
@@ -190,15 +199,21 @@ func (b *builder) fits(p *path, to uint32, size int) bool {
 	return !b.closed && size <= b.t.Size && b.t.packets < link.MaxTrainPackets
 }
 
-// add returns the place of a packet of size bytes in the open train, which it fits.
-func (b *builder) add(size int) []byte {
+// add returns the place of a packet of size bytes in the open train, which it fits. After its headers comes what is to be read from
+// an address.
+func (b *builder) add(size, headers int, addr uint64) []byte {
 	n := len(b.t.Buf)
+	if b.t.mixed { // the buffer begins at a page
+		if pad := int((addr - uint64(n+headers)) % alignment); n+pad+size <= cap(b.t.Buf) {
+			n += pad
+		}
+	}
 	b.t.Buf = b.t.Buf[:n+size]
 	b.t.packets++
 	b.closed = size < b.t.Size
 	b.middle = false
 	if b.t.mixed {
-		b.t.parts = append(b.t.parts, part{n + size, 1})
+		b.t.parts = append(b.t.parts, part{n, n + size, 1})
 	}
 	return b.t.Buf[n : n+size]
 }
@@ -219,11 +234,7 @@ func (b *builder) stretch(size int, asks bool) (payload []byte, ok bool) {
 	n := len(b.t.Buf) - link.ICRCLen
 	b.t.Buf = b.t.Buf[:last.end]
 	if asks {
-		start := 0
-		if i := len(b.t.parts) - 2; i >= 0 {
-			start = b.t.parts[i].end
-		}
-		roce.BTH(b.t.Buf[start:]).SetAckReq(true)
+		roce.BTH(b.t.Buf[last.start:]).SetAckReq(true)
 		b.middle = false
 	}
 	return b.t.Buf[n : n+size], true

@@ -56,6 +56,12 @@ var mutants = []mutant{
 	{"PostSend runs the queue pairs of programs", "driver/rxe/recv.go",
 		"	if !p.avoids(qp) && p.mayRun(qp) && qp", "	if !p.avoids(qp) && qp"},
 
+	// rxe: where in its train a payload lies
+	{"requests lie where there is room", "driver/rxe/req.go",
+		"p.build.add(size, op.HeaderLen(), w.source(k.Offset))", "p.build.add(size, op.HeaderLen(), 0)"},
+	{"responses lie where there is room", "driver/rxe/resp.go",
+		"p.build.add(size, op.HeaderLen(), y.Addr)", "p.build.add(size, op.HeaderLen(), 0)"},
+
 	// shm
 	{"a failed allocation stays charged", "internal/shm/file.go",
 		"		f.user.Give(quota.RingBytes, uint64(length))\n		return fail(err)", "		return fail(err)"},
