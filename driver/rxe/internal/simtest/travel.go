@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"testing/synctest"
 	"time"
 
 	"verbena/driver/rxe"
@@ -40,7 +41,7 @@ type Outcome struct {
 
 // Travel plays the schedule of a seed on a network that does nothing wrong, between one pair of queue pairs whose messages take a way.
 // The schedule is one whose outcome does not depend on times: there is a receive for each message from the beginning, and
-// an end that has something wrong posts when the other has nothing left to do.
+// an end that has something wrong posts when the other has nothing left to do. It is to be called in a bubble.
 func Travel(s Service, seed uint64, way Way, log io.Writer) (out Outcome, err error) {
 	w := newWorld(s, seed, log)
 	w.way, w.ways, w.out = way, rand.New(rand.NewPCG(seed, 1<<32)), &out
@@ -63,6 +64,7 @@ func Travel(s Service, seed uint64, way Way, log io.Writer) (out Outcome, err er
 	if out.Short != out.Sent-w.net.Sent {
 		w.failf("%d packets were sent, %d of them by the shortcut, but %d by the network", out.Sent, out.Short, w.net.Sent)
 	}
+	synctest.Wait() // for the goroutines that have looked at the queue pairs: they still run them
 	w.finish()
 	for i, e := range w.ends {
 		out.Events[i] = e.events
