@@ -12,11 +12,12 @@ var (
 	sizeNames = map[int]string{64: "64 B", 4096: "4 KB", 65536: "64 KB", 1 << 20: "1 MB"}
 	sizes     = []int{64, 4096, 65536, 1 << 20}
 
-	trapCosts     = costs{64: 11, 4096: 12, 65536: 25, 1 << 20: 220}
-	shortcutCosts = costs{64: 25, 4096: 28, 65536: 60, 1 << 20: 900} // of a round trip; of a message in a stream a half
-	wireCosts     = costs{64: 90, 4096: 100, 65536: 250, 1 << 20: 2500}
-	tcpCosts      = costs{64: 30, 4096: 40, 65536: 100, 1 << 20: 900}
-	fabricCosts   = costs{64: 80, 4096: 100, 65536: 150, 1 << 20: 1200}
+	trapCosts      = costs{64: 11, 4096: 12, 65536: 25, 1 << 20: 220}
+	shortcutCosts  = costs{64: 25, 4096: 28, 65536: 60, 1 << 20: 900} // of a round trip; of a message in a stream a half
+	wireCosts      = costs{64: 90, 4096: 100, 65536: 250, 1 << 20: 2500}
+	tcpCosts       = costs{64: 30, 4096: 40, 65536: 100, 1 << 20: 900}
+	fabricCosts    = costs{64: 80, 4096: 100, 65536: 150, 1 << 20: 1200}
+	fabricUDPCosts = costs{64: 20, 4096: 35, 65536: 350, 1 << 20: 5000}
 )
 
 func pathCosts(path string) costs {
@@ -67,6 +68,7 @@ func latencySection() Section {
 			{Name: "trap, process_vm", Kind: Floor, Take: floor(1, trapCosts[size], "trap", "stream", n)},
 			{Name: "TCP, blocking", Kind: Peer, Take: floor(1, tcpCosts[size], "tcp", "pingpong", n)},
 			{Name: "libfabric tcp, msg", Kind: Peer, Take: fabric("tcp", "msg", size, fabricCosts[size])},
+			{Name: "libfabric udp, rdm", Kind: Peer, Take: fabric("udp;ofi_rxd", "rdm", size, fabricUDPCosts[size])},
 		}}
 		udp := ""
 		if size <= 4096 { // one datagram
