@@ -46,7 +46,9 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 	s := &srq{dev: d, obj: obj, pd: domain(init.PD), ctx: d.context(u), maxSGE: a.MaxSGE, limit: a.Limit}
 	if init.Type == ib.SRQXRC {
 		s.cq, _ = ib.As[*cq](init.CQ)
-		s.xrcd, _ = ib.As[*xrcd](init.XRCD)
+		if s.xrcd, _ = ib.As[*xrcd](init.XRCD); s.xrcd != nil && s.ctx != nil {
+			s.xrcd.programs.Store(true)
+		}
 	}
 	if s.ctx != nil && len(u.Out) < uapi.SizeOf[uapi.RXECreateSRQResp]() {
 		return nil, fmt.Errorf("no room in the response for the place of the queue: %w", syscall.EINVAL)

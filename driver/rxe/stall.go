@@ -247,7 +247,13 @@ func (p *pass) endMethod(own *QP) {
 
 // mayRun reports whether the pass may run the queue pair as far as its method is concerned.
 func (p *pass) mayRun(qp *QP) bool {
-	return p.method == nil || qp.ctx == p.method.ctx || qp.ctx == nil && qp.typ != ib.QPTypeXRCTgt
+	switch {
+	case p.method == nil:
+		return true
+	case qp.typ == ib.QPTypeXRCTgt:
+		return qp.xrcd != nil && !qp.xrcd.programs.Load()
+	}
+	return qp.ctx == nil || qp.ctx == p.method.ctx
 }
 
 // endElsewhere leaves what the pass has to do to a goroutine. A pass with tasks for a queue pair of another program ends so from the
@@ -370,6 +376,7 @@ func (p *pass) rob(n uint32) {
 		return
 	}
 	p.at.lane.stall()
+
 	p.held.Stalled()
 	q := p.dev.begin(false)
 	q.forgive(p.at)

@@ -424,3 +424,38 @@ func TestLaneRecovers(t *testing.T) {
 		t.Errorf("penalty after many stalls: got %v, want %v", l.penalty, maxPenalty)
 	}
 }
+
+// TestXRCTargetOfProgram: PostSend of a consumer in this process does not wait for the memory of a program behind an XRC target that
+// nobody's context owns.
+func TestXRCTargetOfProgram(t *testing.T) {
+	for name, s := range map[string]setup{"shortcut": {shortcut: true}, "wire": loopback()} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, s)
+			b.connect(conn{timeout: 20})
+			x := newSilentProgram(b, ib.QPTypeRC)
+			dom, err := b.b.dev.IB().AllocXRCD()
+			check(t, err)
+			srq, err := ibuser.CreateSRQ(x.pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: dom, CQ: x.own, Attr: ib.SRQAttr{MaxWR: 20, MaxSGE: 1}}, &ib.Udata{Context: x.program, Out: make([]byte, 64)})
+			check(t, err)
+			ini, err := b.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: b.a.cq, Cap: ib.QPCap{MaxSendWR: 20, MaxSendSGE: 1, MaxInlineData: 16}})
+			check(t, err)
+			tgt, err := b.b.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: dom})
+			check(t, err)
+			connectQPs(t, b.a.dev, ini, b.b.dev, tgt, conn{timeout: 20})
+			defer func() {
+				x.space.answer()
+				check(t, ini.Destroy())
+				check(t, tgt.Destroy())
+				check(t, srq.Destroy())
+				check(t, dom.Dealloc())
+			}()
+			x.space.hush()
+			within(t, "PostSend", func() {
+				_, err := ini.PostSend(ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("12345678"), RemoteAddr: x.addr, RKey: x.mr.RKey(), RemoteSRQN: srq.Num()})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}

@@ -1,6 +1,8 @@
 package rxe
 
 import (
+	"sync/atomic"
+
 	"verbena/driver/rxe/transport"
 	"verbena/ib"
 )
@@ -14,8 +16,11 @@ import (
 //
 // All else is as with RC.
 
-// xrcd is an XRC domain. Its identity is all that matters.
-type xrcd struct{ dev *Device }
+// xrcd is an XRC domain. Its identity is nearly all that matters.
+type xrcd struct {
+	dev      *Device
+	programs atomic.Bool // a program has made a queue in it, to whose memory targets may copy
+}
 
 // AllocXRCD implements ib.XRCDriver.
 func (o ops) AllocXRCD(*ib.Udata) (ib.DriverXRCD, error) { return &xrcd{dev: o.dev}, nil }
