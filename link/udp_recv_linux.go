@@ -143,6 +143,9 @@ func (r *receiver) Take(by any, trains int) bool {
 // Yield is [Turn.Yield].
 func (r *receiver) Yield() { r.e.turn.yield(r) }
 
+// Abandon is [Turn.Abandon].
+func (r *receiver) Abandon() { r.e.turn.abandon(r) }
+
 // idleness learns whether it pays to spin before sleeping.
 //
 // It spins as long as that finds packets. When it did not, it sleeps at once, until there was a wait that spinning

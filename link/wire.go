@@ -94,6 +94,8 @@ type Turn interface {
 	Take(by any, trains int) bool
 	// Yield gives the turn back. It does nothing where Receive took so long that another thread has it (Arrival.Late).
 	Yield()
+	// Abandon gives the turn to another, on another thread than that which has it, which is stopped: it finds itself late.
+	Abandon()
 }
 
 // Network opens endpoints.

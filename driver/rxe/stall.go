@@ -376,6 +376,7 @@ func (p *pass) rob(n uint32) {
 		return
 	}
 	p.at.lane.stall()
+	p.abandon()
 
 	p.held.Stalled()
 	q := p.dev.begin(false)

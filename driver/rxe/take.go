@@ -19,9 +19,10 @@ type claim struct {
 	sent int // trains, there, after the last Take
 }
 
-// claim is called before a train is sent to the network by a path.
+// claim is called before a train is sent to the network by a path. A pass of a slow program claims nothing: it would be stopped in
+// Receive, and others' packets with it.
 func (p *pass) claim(by *path) {
-	if !p.takes {
+	if !p.takes || p.lane != nil {
 		return
 	}
 	to := by.lookUp().to
@@ -65,6 +66,13 @@ func (p *pass) yield() {
 	}
 	clear(p.claims)
 	p.claims = p.claims[:0]
+}
+
+// abandon leaves the endpoints to others while the pass is stopped. theft is locked.
+func (p *pass) abandon() {
+	for _, c := range p.claims {
+		c.turn.Abandon()
+	}
 }
 
 // waits tells messages that their program waits for from those of a stream, which two threads on two processors move faster than

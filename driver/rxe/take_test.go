@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"verbena/ib"
+	ibuser "verbena/ib/user"
 	"verbena/link"
+	"verbena/umem"
 )
 
 // countingNet is a network that counts the batches that were received by who sent them, and by receive threads.
@@ -170,4 +172,136 @@ func TestWaits(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lateNet is a network that counts the batches in which who received was stopped for so long that another has the turn.
+type lateNet struct {
+	link.Network
+	late, lateTaken atomic.Int64
+}
+
+type lateReceiver struct {
+	link.Receiver
+	net *lateNet
+}
+
+func (n *lateNet) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, error) {
+	return n.Network.Listen(addr, lateReceiver{r, n})
+}
+
+func (r lateReceiver) Receive(a *link.Arrival) {
+	r.Receiver.Receive(a)
+	if a.Dropped() {
+		r.net.late.Add(1)
+		if a.By != nil {
+			r.net.lateTaken.Add(1)
+		}
+	}
+}
+
+// TestSlowProgramTakesNothing: a program each access to whose memory takes longer than a stall, and that sends to itself, stops the
+// reception of its device once, not with each message.
+func TestSlowProgramTakesNothing(t *testing.T) {
+	s := loopback()
+	n := &lateNet{Network: s.network}
+	s.network = n
+	b := newBench(t, s)
+	b.connect(conn{timeout: 20})
+	x := newSilentProgram(b, ib.QPTypeRC)
+	mem := &sluggishSpace{Local: x.space.Local}
+	data := func() *ib.Udata { return &ib.Udata{Context: x.program, Out: make([]byte, 64)} }
+	dev := b.b.dev
+	mr, err := ibuser.RegMR(x.pd, ib.MRInit{Space: mem, Addr: x.addr, Length: uint64(len(x.buf)), IOVA: x.addr, Access: allAccess}, data())
+	check(t, err)
+	var qps [2]*ib.QP
+	for i := range qps {
+		qps[i], err = ibuser.CreateQP(x.pd, ib.QPInitAttr{SendCQ: x.own, RecvCQ: x.own, Cap: userCap, Type: ib.QPTypeRC}, data())
+		check(t, err)
+	}
+	connectQPs(t, dev, qps[0], dev, qps[1], conn{timeout: 20})
+	defer func() {
+		mem.takes.Store(0)
+		check(t, qps[0].Destroy())
+		check(t, qps[1].Destroy())
+		check(t, mr.Dereg())
+	}()
+	mem.takes.Store(int64(4 * stallTick))
+	const messages = 20
+	for range messages {
+		_, err := qps[0].PostSend(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline | ib.SendSignaled, Inline: []byte("12345678"), RemoteAddr: x.addr, RKey: mr.RKey()})
+		check(t, err)
+		o := node{t: t, dev: dev, cq: x.own}
+		o.poll(1)
+	}
+	// One is the first stall; on a busy machine who has the turn lacks a processor now and then.
+	if late := n.late.Load(); late > messages/3 {
+		t.Errorf("the reception of the device was stopped %d times in %d messages, %d of these by who sent them", late, messages, n.lateTaken.Load())
+	}
+}
+
+// sluggishSpace is memory of which each access takes a time.
+type sluggishSpace struct {
+	*umem.Local
+	takes atomic.Int64
+}
+
+func (s *sluggishSpace) ReadV(dst [][]byte, addr uint64) error {
+	time.Sleep(time.Duration(s.takes.Load()))
+	return s.Local.ReadV(dst, addr)
+}
+
+func (s *sluggishSpace) WriteV(src [][]byte, addr uint64) error {
+	time.Sleep(time.Duration(s.takes.Load()))
+	return s.Local.WriteV(src, addr)
+}
+
+// TestStoppedPassGivesUpClaims: a pass that is stopped in the memory of one endpoint's program does not keep the others from which it
+// receives.
+func TestStoppedPassGivesUpClaims(t *testing.T) {
+	b := newBench(t, loopback())
+	b.connect(conn{timeout: 20})
+	x := newSilentProgram(b, ib.QPTypeRC)
+	b.neighbours(2)
+	x.space.hush()
+	e := b.b.dev.at.Load().endpoints[0]
+	other := &watchedTurn{claimed(t, b.a.dev.at.Load().endpoints[0]), make(chan struct{})}
+	turn := claimed(t, e)
+	_, err := x.peers[0].PostSend(ib.SendWR{ID: 3, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("12345678"), RemoteAddr: x.addr, RKey: x.mr.RKey()})
+	check(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p := b.a.dev.begin(false)
+		p.claims = append(p.claims, claim{e, turn, 16}, claim{b.a.dev.at.Load().endpoints[0], other, 0})
+		p.finish()
+	}()
+	within(t, "giving up the other endpoint", func() { <-other.abandoned })
+	if x.space.waiting.Load() == 0 {
+		t.Error("it was given up before the pass was stopped")
+	}
+	x.space.answer()
+	<-done
+	b.neighbours(2)
+}
+
+// watchedTurn is a turn that says when it is abandoned.
+type watchedTurn struct {
+	link.Turn
+	abandoned chan struct{}
+}
+
+func (w *watchedTurn) Abandon() {
+	close(w.abandoned)
+	w.Turn.Abandon()
+}
+
+// claimed is the turn of an endpoint.
+func claimed(t *testing.T, e *endpoint) (turn link.Turn) {
+	t.Helper()
+	within(t, "claiming an endpoint", func() {
+		for turn == nil {
+			turn = e.wire.Load().taker.Claim()
+		}
+	})
+	return turn
 }
