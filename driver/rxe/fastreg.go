@@ -44,13 +44,13 @@ func (r *requester) fastReg(b *uapi.RXESendWRMW) uapi.WCStatus {
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	access := b.Access
 	m := qp.dev.mrs.get(b.MRLKey >> 8)
-	if m == nil || checkMRAccess(access) != nil || access&ib.AccessZeroBased != 0 ||
+	if m == nil || !m.fast || checkMRAccess(access) != nil || access&ib.AccessZeroBased != 0 ||
 		access&writes != 0 && access&ib.AccessLocalWrite == 0 {
 		return uapi.WCLocQPOpErr
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.fast || m.gone || m.grant.Load() != nil || m.mapped == nil || m.pd != qp.pd || b.RKey>>8 != m.index {
+	if m.gone || m.grant.Load() != nil || m.mapped == nil || m.pd != qp.pd || b.RKey>>8 != m.index {
 		return uapi.WCLocQPOpErr
 	}
 	m.replace(m.cover(b.RKey, m.mapped, access))
@@ -60,9 +60,13 @@ func (r *requester) fastReg(b *uapi.RXESendWRMW) uapi.WCStatus {
 // invalidate makes a region of AllocMR free again; not while windows are bound to it. (rxe_invalidate_mr, which takes
 // any region)
 func (m *mr) invalidate(qp *QP, key uint32) bool {
+	is := func(g *grant) bool { return m.fast && g != nil && g.key == key && g.pd == qp.resp.domain() }
+	if !is(m.grant.Load()) { // the lock may wait for memory of the program that has the region
+		return false
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if g := m.grant.Load(); !m.fast || g == nil || g.key != key || g.pd != qp.resp.domain() || m.windows > 0 {
+	if !is(m.grant.Load()) || m.windows > 0 {
 		return false
 	}
 	m.replace(nil)

@@ -26,7 +26,7 @@ type mw struct {
 	pd    *pd
 	grant atomic.Pointer[grant] // nil: not bound; set under mu
 
-	mu   sync.Mutex // see mr.mu
+	mu   sync.Mutex //verbena:program see mr.mu: of the domain that the window is of
 	key  uint32     // the last one
 	gone bool
 }
@@ -89,10 +89,13 @@ func (w *mw) bind(qp *QP, b *uapi.RXESendWRMW) bool {
 	// The right to write locally means nothing for a window, but programs ask for it.
 	const known = remoteAccess | ib.AccessZeroBased | ib.AccessLocalWrite
 	access, key := b.Access, w.index<<8|b.RKey&0xff
+	if w.pd != qp.pd { // another's, for whose memory the lock may wait
+		return false
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.gone, w.pd != qp.pd, access&^known != 0:
+	case w.gone, access&^known != 0:
 		return false
 	case w.kind == ib.MWType1 && (key == w.key || access&ib.AccessZeroBased != 0):
 		return false
@@ -115,6 +118,9 @@ func (w *mw) bind(qp *QP, b *uapi.RXESendWRMW) bool {
 func (w *mw) window(qp *QP, b *uapi.RXESendWRMW, key uint32) *grant {
 	m := qp.dev.mrs.get(b.MRLKey >> 8)
 	if m == nil {
+		return nil
+	}
+	if of := m.grant.Load(); of == nil || of.pd != qp.pd { // another's, for whose memory the lock may wait
 		return nil
 	}
 	m.mu.Lock()
@@ -158,9 +164,13 @@ func unbindWindows(d *Device, qp *QP) {
 
 // invalidate ends a bind of type 2B, by its queue pair's consumer or peer. (rxe_invalidate_mw)
 func (w *mw) invalidate(qp *QP, key uint32) bool {
+	is := func(g *grant) bool { return g != nil && g.key == key && g.qp == qp }
+	if !is(w.grant.Load()) { // the lock may wait for memory of the program that has the window
+		return false
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if g := w.grant.Load(); g == nil || g.key != key || g.qp != qp {
+	if !is(w.grant.Load()) {
 		return false
 	}
 	w.replace(nil)

@@ -8,6 +8,7 @@ import (
 	"verbena/ib"
 	ibuser "verbena/ib/user"
 	"verbena/internal/testutil"
+	"verbena/uapi"
 	"verbena/umem"
 )
 
@@ -458,4 +459,41 @@ func TestXRCTargetOfProgram(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestKeysOfOthers: a work request that names the key of another program's region or window does not wait for the lock of that,
+// whose holder may wait for that program's memory.
+func TestKeysOfOthers(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	b.connect(conn{timeout: 20})
+	x := newSilentProgram(b, ib.QPTypeRC)
+	mw, err := ibuser.AllocMW(x.pd, ib.MWType1, &ib.Udata{Context: x.program, Out: make([]byte, 64)})
+	check(t, err)
+	defer func() { check(t, mw.Dealloc()) }()
+	victim := qpOf(b.b.qp)
+	m, w := b.b.dev.mrs.get(x.mr.RKey()>>8), b.b.dev.mws.get(mw.RKey()>>8)
+	m.mu.Lock()
+	w.mu.Lock()
+	defer m.mu.Unlock()
+	defer w.mu.Unlock()
+	within(t, "an invalidation of another's region", func() {
+		if victim.invalidate(x.mr.RKey()) {
+			t.Error("the region of another program was invalidated")
+		}
+	})
+	within(t, "an invalidation of another's window", func() {
+		if victim.invalidate(mw.RKey()) {
+			t.Error("the window of another program was invalidated")
+		}
+	})
+	within(t, "a bind of another's window", func() {
+		if w.bind(victim, &uapi.RXESendWRMW{MWRKey: mw.RKey(), MRLKey: b.b.mr.LKey(), RKey: mw.RKey() + 1, Length: 8, Addr: b.b.addr}) {
+			t.Error("the window of another program was bound")
+		}
+	})
+	within(t, "a registration of another's region", func() {
+		if s := victim.req.fastReg(&uapi.RXESendWRMW{MRLKey: x.mr.LKey(), RKey: x.mr.LKey()}); s == uapi.WCSuccess {
+			t.Error("the region of another program was registered")
+		}
+	})
 }
