@@ -94,7 +94,7 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 			o.ends.Unlock()
 			close(e.done)
 		}()
-		if e.err = o.finish(destroy); e.err == nil {
+		if e.err = o.finish(destroy()); e.err == nil {
 			after()
 		}
 		return e.err
@@ -118,7 +118,7 @@ func (o *object) kill(destroy func() error) error {
 		}
 		return inUse(n)
 	}
-	return o.finish(destroy)
+	return o.finish(destroy())
 }
 
 // inUse returns the error for an object that n others refer to.
@@ -129,9 +129,9 @@ func inUse(n int32) error {
 	return fmt.Errorf("%d other objects refer to it: %w", n, syscall.EBUSY)
 }
 
-// finish is called in state destroying.
-func (o *object) finish(destroy func() error) error {
-	if err := destroy(); err != nil {
+// finish is called in state destroying, with what the driver's method has returned.
+func (o *object) finish(err error) error {
+	if err != nil {
 		o.uses.Store(0)
 		return err
 	}

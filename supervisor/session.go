@@ -63,6 +63,7 @@ type Session struct {
 	opening sync.Mutex // serialises the choice of descriptor numbers
 	execs   execs
 
+	//verbena:program the processes of one session: what is read of a new one is an address of the kernel's
 	mu        sync.Mutex
 	processes map[int]*process // by number
 

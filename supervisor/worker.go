@@ -232,10 +232,14 @@ func (w *worker) Stalled() {
 	}
 	w.stalled = true
 	r := response{id: w.n.id, val: int64(w.n.args[2])}
-	if err := send(w.session.fd, &r); err != nil && err != unix.ENOENT {
-		w.session.log.Warn("answer a doorbell", "tid", w.n.tid, "err", err)
-	}
-	go w.desc.file.leave() // which may end the file
+	err := send(w.session.fd, &r)
+	log, tid, file := w.session.log, w.n.tid, w.desc.file
+	go func() {
+		if err != nil && err != unix.ENOENT {
+			log.Warn("answer a doorbell", "tid", tid, "err", err)
+		}
+		file.leave() // which may end it
+	}()
 }
 
 // refused logs a command that fails. Its error begins with the name of the command.

@@ -134,9 +134,10 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 		return nil, err
 	}
 	if !cfg.Bound {
-		// The kernel looks at the permission before the address, so that any address will do.
+		// The kernel looks at the permission before the address: one of its own, which no process can have anything at that
+		// does not answer.
 		var b [1]byte
-		_, err := p.vm([]unix.Iovec{{Base: &b[0], Len: 1}}, 0, 1, false)
+		_, err := p.vm([]unix.Iovec{{Base: &b[0], Len: 1}}, 1<<63, 1, false)
 		cfg.Bound = err == unix.EPERM || err == unix.ESRCH
 	}
 	if cfg.Bound {

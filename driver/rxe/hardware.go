@@ -36,10 +36,11 @@ type Hardware struct {
 	numbers numbers
 	travels atomic.Bool // devices do not use the Fabric
 
+	dev atomic.Pointer[Device] // the present one, nil if there is none; written under mu
+
 	mu      sync.Mutex
 	state   HardwareState
 	changed chan struct{} // closed, and replaced, when the state changes
-	dev     *Device       // the present one, nil if there is none
 }
 
 // HardwareState is the state of a Hardware.
@@ -101,14 +102,14 @@ func (h *Hardware) probe() (*Device, error) {
 	if h.state != HardwareRunning {
 		return nil, fmt.Errorf("device %s: the adapter is %v: %w", h.cfg.Name, h.state, syscall.EIO)
 	}
-	if h.dev != nil {
+	if h.dev.Load() != nil {
 		return nil, fmt.Errorf("device %s: the adapter has a device already: %w", h.cfg.Name, syscall.EBUSY)
 	}
 	d, err := newDevice(h)
 	if err != nil {
 		return nil, err
 	}
-	h.dev = d
+	h.dev.Store(d)
 	return d, nil
 }
 
@@ -120,9 +121,7 @@ func (h *Hardware) released(d *Device) {
 	h.numbers.mrs += d.mrs.used()
 	h.numbers.mws += d.mws.used()
 	h.numbers.srqs += d.srqs.used()
-	if h.dev == d {
-		h.dev = nil
-	}
+	h.dev.CompareAndSwap(d, nil)
 }
 
 // follow notes what the interface is like, for the next device. It may sleep.
@@ -135,12 +134,8 @@ func (h *Hardware) follow(ifi netdev.Interface, addrs []netip.Addr) {
 	}
 }
 
-// Device is the present device, nil if there is none.
-func (h *Hardware) Device() *Device {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.dev
-}
+// Device is the present device, nil if there is none. It may not sleep.
+func (h *Hardware) Device() *Device { return h.dev.Load() }
 
 // State is the present state. It may not sleep.
 func (h *Hardware) State() HardwareState {
@@ -153,8 +148,8 @@ func (h *Hardware) State() HardwareState {
 func (h *Hardware) set(s HardwareState) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.dev != nil {
-		h.dev.stopped.Store(true)
+	if d := h.Device(); d != nil {
+		d.stopped.Store(true)
 	}
 	if h.state == HardwareDead {
 		return

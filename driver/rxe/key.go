@@ -26,6 +26,7 @@ type grant struct {
 
 	// inUse is held for reading during an access; for writing, and for ever, by revoke. Who begins an access does not
 	// wait.
+	//verbena:program who ends the access to memory, or takes the key away, on behalf of the program whose memory it is
 	inUse sync.RWMutex
 }
 
@@ -91,7 +92,7 @@ func (g *grant) put() { g.inUse.RUnlock() }
 // may be called where one may not sleep.
 func (g *grant) revoke() {
 	if !g.inUse.TryLock() && !g.mr.dev.broken.Load() {
-		g.inUse.Lock()
+		g.inUse.Lock() //verbena:allow nosleep an access waits for nothing but the memory that it is to
 	}
 }
 

@@ -40,6 +40,7 @@ type mr struct {
 	grant   atomic.Pointer[grant] // set under mu
 
 	// mu may be held while accesses end, which never wait for it. That of a window comes before that of its region.
+	//verbena:program work requests and commands of the domain that the region is of, and the end of that
 	mu      sync.Mutex
 	pd      *pd
 	mapped  *umem.Region // fast: what the next WRRegMR registers
@@ -186,6 +187,7 @@ func (m *mr) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, _ *ib.U
 // registered, are not atomic with regard to one another. The process may change the memory at the same time; the lock does
 // not help against that.
 type atomics struct {
+	//verbena:program each program has its own, and the consumers in this process, whose memory answers, have one together
 	sync.Mutex
 	buf [atomicLen]byte
 	vec [1][]byte

@@ -20,6 +20,17 @@ func (p *pass) caught() {
 	}
 }
 
+// caughtHolding does the same for a pass that has callbacks, which it runs. It must be deferred directly.
+func (p *pass) caughtHolding() {
+	if !p.dev.recovers {
+		return
+	}
+	if r := recover(); r != nil {
+		p.panicked(r)
+		p.letGo()
+	}
+}
+
 // caughtAs does the same in a method that returns an error.
 func (p *pass) caughtAs(err *error) {
 	if !p.dev.recovers {
@@ -47,7 +58,6 @@ func (p *pass) panicked(r any) {
 	}
 	p.yield()
 	takeOver(p, p.dev.begin(false))
-	p.letGo()
 }
 
 // fail ends all waiting for queue pairs, and asks the device's owner for a reset.
@@ -62,5 +72,5 @@ func (d *Device) fail(why error) {
 		p.forgiveOne(qp) // its senders, on other devices, go on
 	}
 	d.workers.start(p.finish)
-	d.obj.Fail(why)
+	d.workers.start(func() { d.obj.Fail(why) }) // which writes to the log
 }

@@ -230,7 +230,7 @@ func (p *pass) end() {
 
 // goOn finishes the pass on a goroutine.
 func (p *pass) goOn() {
-	defer p.caught()
+	defer p.caughtHolding()
 	p.method = nil
 	for finished := false; !finished; {
 		p.held = &p.own

@@ -332,10 +332,15 @@ func (qp *QP) advance(p *pass) {
 	case ib.QPSQE:
 		qp.req.flush(p)
 	case ib.QPErr:
-		qp.req.flush(p)
-		qp.resp.flush(p)
+		qp.flush(p)
 	}
 	qp.timer.rearm()
+}
+
+// flush completes everything with a flush error, and waits for no program's memory.
+func (qp *QP) flush(p *pass) {
+	qp.req.flush(p)
+	qp.resp.flush(p)
 }
 
 // setState changes the state.
@@ -418,13 +423,23 @@ func (o ops) EnterError() {
 	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change
 	p := d.begin(false)
 	for qp := range d.qps.all() {
-		p.post(qp, func(*pass) {
+		enter := func(*pass) {
 			if qp.state != ib.QPReset {
 				qp.enterError(deviceInError)
 			}
-		})
+		}
+		if !qp.activity.wake() {
+			p.post(qp, enter)
+			continue
+		}
+		if enter(p); qp.state == ib.QPErr && qp.life < detached {
+			qp.flush(p)
+		}
+		if !qp.activity.rest() {
+			p.todo = append(p.todo, qp)
+		}
 	}
-	p.endOwn()
+	p.endElsewhere() // what the queue pairs have still to do may wait for the memory of programs
 }
 
 // Disassociate implements ib.Disassociator: the context's queue pairs are flushed once more, and then left alone.
@@ -446,7 +461,7 @@ func (o ops) Disassociate(c ib.UserContext) {
 			qp.timer.stop()
 		}))
 	}
-	p.endOwn()
+	p.endElsewhere()
 	for _, t := range tasks {
 		t.await(t.qp.unresponsive) // where memory does not answer, this comes when it does
 	}

@@ -213,8 +213,8 @@ func (s *srq) check(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 // modify makes the change; r is the new ring, nil if it stays.
 func (s *srq) modify(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 	s.posting.Lock()
-	defer s.posting.Unlock()
 	old, err := s.change(r, attr, mask)
+	s.posting.Unlock()
 	if err != nil {
 		r.Free()
 		return err

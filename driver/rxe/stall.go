@@ -217,7 +217,7 @@ func (qp *QP) unresponsive() bool { return qp.lane.slow.Load() }
 
 // finish is end, for a caller whose own panic is not at stake.
 func (p *pass) finish() {
-	defer p.caught()
+	defer p.caughtHolding()
 	p.end()
 }
 

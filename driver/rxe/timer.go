@@ -80,7 +80,7 @@ func (t *timer) block() {
 func (t *timer) expire() {
 	t.fired.Store(true)
 	p := t.qp.dev.begin(true)
-	defer p.caught()
+	defer p.caughtHolding()
 	p.wake(t.qp)
 	p.end()
 }
