@@ -33,7 +33,7 @@ have-deps:
 	@NO_INSTALL=1 scripts/deps
 
 .PHONY: lint
-lint: ## gofmt, vet, staticcheck, the rules of imports
+lint: ## gofmt, vet, staticcheck, the contract (verbenavet), the rules of imports
 	@scripts/lint
 
 .PHONY: cross
@@ -92,8 +92,8 @@ pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner'
 	@$(BIN) run --private -- test/pyverbs/run $(ARGS) rxe0 1 1
 
 .PHONY: docs
-docs: ## make the tables of docs/verbs.md anew
-	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./uverbs
+docs: ## make the tables in docs anew
+	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./uverbs ./internal/layers
 
 .PHONY: interop
 interop: build ## run against the Linux kernel's Soft-RoCE, in QEMU; the report is bin/interop.md

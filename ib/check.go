@@ -277,6 +277,8 @@ func (f *frame) raisedAt() []Stack {
 
 // report hands a violation on, unless the same has been reported with the offender at the same place, which is that of
 // the call and of the two around it.
+//
+//verbena:allow nosleep it tells of a defect, in checked mode, and nothing is then as it should be
 func (k *checker) report(v Violation, d *Device, place []uintptr) {
 	if d != nil {
 		v.Device = d.name

@@ -65,6 +65,7 @@ func (cq *CQ) probe(r *rearm) bool {
 	}
 	oc.requests.Add(1)
 	oc.probed.Store(r)
+	//verbena:allow serial no consumer's call waits for probing: it keeps the checker's calls from the queue's end
 	missed, err := cq.drv.ReqNotify(NotifyNextComp | NotifyReportMissed)
 	return missed && err == nil
 }

@@ -202,6 +202,7 @@ func (cq *CQ) destroy() error {
 		cq.check.probing.Lock()
 		defer cq.check.probing.Unlock()
 	}
+	//verbena:allow serial only calls of the checker wait for probing, none of a consumer
 	err := cq.drv.Destroy()
 	if err != nil {
 		cq.notify.dead.Store(false)

@@ -38,9 +38,9 @@ func (s *portSocket) leave() { s.users.Add(-1) }
 func (s *portSocket) close() {
 	s.users.Add(closed)
 	for s.users.Load() != closed {
-		runtime.Gosched() // nobody sleeps between enter and leave
+		runtime.Gosched() //verbena:allow nosleep nobody sleeps between enter and leave
 	}
-	unix.Close(s.fd)
+	unix.Close(s.fd) //verbena:allow nosleep a socket without linger
 }
 
 // sourcePort finds or opens the socket of a port. It is nil where the port is somebody else's or there are too many
@@ -83,7 +83,7 @@ func (e *UDPEndpoint) sendSocket(port uint16) (int, error) {
 		err = unix.Bind(fd, socketAddress(e.addr, port, e.ifindex))
 	}
 	if err != nil {
-		unix.Close(fd)
+		unix.Close(fd) //verbena:allow nosleep it has sent nothing that could keep it
 		return -1, err
 	}
 	return fd, nil

@@ -19,12 +19,14 @@ type mmsghdr struct {
 
 // sendmsg is sendmsg(2) with MSG_DONTWAIT.
 func sendmsg(fd int, h *unix.Msghdr) syscall.Errno {
+	//verbena:allow nosleep MSG_DONTWAIT: a full or empty socket is an error
 	_, _, e := syscall.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(h)), unix.MSG_DONTWAIT)
 	return e
 }
 
 // sendmmsg is sendmmsg(2) with MSG_DONTWAIT. If n > 0 messages were sent there is no error.
 func sendmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
+	//verbena:allow nosleep MSG_DONTWAIT: a full or empty socket is an error
 	r, _, e := syscall.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
 		uintptr(len(v)), unix.MSG_DONTWAIT, 0, 0)
 	if e != 0 {
@@ -35,6 +37,7 @@ func sendmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
 
 // tryRecvmmsg is recvmmsg(2) with MSG_DONTWAIT.
 func tryRecvmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
+	//verbena:allow nosleep MSG_DONTWAIT: a full or empty socket is an error
 	r, _, e := syscall.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
 		uintptr(len(v)), unix.MSG_DONTWAIT, 0, 0)
 	if e != 0 {

@@ -103,6 +103,7 @@ func (s *Service) openLinkOn(spec ctl.LinkSpec, host *netdev.Interface, addrs []
 	if s.log.Enabled(context.Background(), slog.LevelDebug) {
 		// It is called with locks held; records at this level are written by a goroutine of their own.
 		cfg.QPFailed = func(num uint32, why string) {
+			//verbena:allow nosleep a goroutine of the log's writes what has this level
 			s.log.Debug("queue pair enters ERR", "dev", spec.Name, "qp", num, "why", why)
 		}
 	}

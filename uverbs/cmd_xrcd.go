@@ -34,7 +34,8 @@ type xrcDomain struct {
 	file   fileID // zero: nobody else finds it
 	opened int    // under xrcDomains.mu
 
-	mu      sync.Mutex            // held also while a target is made or destroyed, which may wait for a program of the domain
+	//verbena:program those that share the domain; held also while a target is made or destroyed, which may wait for one of them
+	mu      sync.Mutex
 	targets map[uint32]*xrcTarget // by number
 }
 

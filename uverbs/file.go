@@ -78,6 +78,7 @@ type File struct {
 	mem  Memory
 
 	// life is held for reading while a command is in the midlayer, and for writing to end the context.
+	//verbena:program the commands of one context, and its end, which gives up after a time
 	life  sync.RWMutex
 	state atomic.Int32           // contextState
 	end   atomic.Pointer[ending] // not nil: the context is being ended, or has been

@@ -30,7 +30,10 @@ type Device struct {
 	obj *ib.DeviceHandle
 	gid ib.GID
 
-	mu      sync.Mutex // the locks of CQs nest inside
+	// The locks of CQs nest inside. Memory is copied under it: that of a process which stalls its pages stops the device, which is
+	// for tests. A driver that programs share copies under no lock, as package rxe does.
+	//verbena:program a device for tests, whose consumers' memory answers
+	mu      sync.Mutex
 	qps     map[uint32]*QP
 	nextQPN uint32
 	srqs    map[uint32]*SRQ // those of XRC domains

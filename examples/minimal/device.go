@@ -41,6 +41,7 @@ var gid = ib.GIDFromAddr(netip.MustParseAddr("fd00::1"))
 type Device struct {
 	h *ib.DeviceHandle
 
+	//verbena:program the consumers in this process, whose memory answers: there are no user contexts
 	mu     sync.Mutex
 	failed bool // EnterError was called
 	qps    map[uint32]*queuePair

@@ -37,7 +37,9 @@ type Device struct {
 
 	// mu guards everything below and all queue pairs and regions. Its critical sections copy memory and wait for nothing,
 	// so it may be taken where sleeping is not allowed (point 1). It is never held while callbacks run (point 3), nor
-	// across Register and Unregister (point 5). The locks of CQs nest inside.
+	// across Register and Unregister (point 5). The locks of CQs nest inside. A driver with user contexts copies under no lock:
+	// a program may have its memory not answer.
+	//verbena:program the consumers in this process, whose memory answers: there are no user contexts
 	mu      sync.Mutex
 	closed  bool
 	failed  bool // the device is in error

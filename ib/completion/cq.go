@@ -157,7 +157,7 @@ func (q *CQ) serve() {
 				q.end.Go(q.serve)
 				return
 			}
-			runtime.Gosched()
+			runtime.Gosched() //verbena:allow nosleep the goroutine of a Worker queue, which is no callback
 			continue
 		}
 		if missed, err := q.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); err != nil || !missed {

@@ -111,6 +111,8 @@ func New() *Driver {
 }
 
 // enter is the start of every method: it waits while the method is held, and fails if it is to.
+//
+//verbena:allow nosleep a test has asked for the wait, by Hold
 func (d *Driver) enter(m Method) error {
 	d.mu.Lock()
 	g, err := d.gates[m], d.fail[m]

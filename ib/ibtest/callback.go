@@ -430,7 +430,7 @@ func testQueuesInParallel(e *env) {
 		func(*ib.CQ) {
 			first.Store(true)
 			for !second.Load() && !gaveUp.Load() {
-				runtime.Gosched()
+				runtime.Gosched() //verbena:allow nosleep awake on purpose, until the other handler runs
 			}
 			done.Add(1)
 		},

@@ -52,7 +52,8 @@ type Target struct {
 type initiator struct {
 	users int // under Target.mu: logins and sessions
 
-	mu      sync.Mutex // held through a login, which sleeps
+	//verbena:program those who serve one initiator; held through a login, which sleeps
+	mu      sync.Mutex
 	session *session
 }
 

@@ -1,0 +1,198 @@
+// Package layers knows who may import whom in this module: the layers of docs/ARCHITECTURE.md, checked against the imports themselves.
+//
+// A package imports packages of lower layers only, or of its own folder. Test files are free to import anything. Command verbenavet
+// applies the rules; the table of docs/ARCHITECTURE.md is made by [Draw].
+package layers
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+const module = "verbena/"
+
+// layer is a row of folders. Packages in different folders of one layer do not import one another.
+type layer struct {
+	name    string
+	folders []string
+}
+
+// layers are listed from the top down. A package belongs to the longest folder that holds it.
+var layers = []layer{
+	{"programs", []string{"cmd/verbena", "cmd/verbenavet", "cmd/rblk", "examples", "test"}},
+	{"the process that owns the devices", []string{"service"}},
+	{"unmodified programs; capture files", []string{"supervisor", "capture"}},
+	{"upper-level protocols", []string{"ulp"}},
+	{"user contexts", []string{"uverbs"}},
+	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
+	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/completion", "ib/ibtest", "ib/slot"}},
+	{"the midlayer for user contexts", []string{"ib/user"}},
+	{"the midlayer", []string{"ib"}},
+	{"the protocol as values; shared rings; sockets, faults, simulated networks",
+		[]string{"driver/rxe/transport", "driver/rxe/ring", "link"}},
+	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
+}
+
+// never are imports that the layers would allow: what stands above the midlayer knows no driver.
+var never = []struct{ from, to string }{
+	{"uverbs", "driver"}, {"supervisor", "driver"}, {"ulp", "driver"}, {"capture", "driver"}, {"ib", "driver"},
+	{"ib", "link"}, {"supervisor", "link"},
+}
+
+// only names the folders that alone import another: everybody else has no need to act as a user context.
+var only = []struct {
+	to   string
+	from []string
+}{
+	{"ib/user", []string{"uverbs", "ib/ibtest"}},
+}
+
+// core is the folders that use nothing but the standard library, golang.org/x and one another.
+var core = []string{"driver", "ib", "link", "netdev", "roce", "uapi", "umem", "uverbs"}
+
+// Package is what go list says of one.
+type Package struct {
+	ImportPath string
+	Imports    []string
+}
+
+// Load reads the imports of the module's packages, in a folder of the module. Files of tests do not count. overlay is go list's; "": none.
+func Load(dir, overlay string) ([]Package, error) {
+	args := []string{"list", "-json=ImportPath,Imports"}
+	if overlay != "" {
+		args = append(args, "-overlay="+overlay)
+	}
+	c := exec.Command("go", append(args, module+"...")...)
+	c.Dir = dir
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w\n%s", err, stderr.String())
+	}
+	var pkgs []Package
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p Package
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return pkgs, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("read the answer of go list: %w", err)
+		}
+		p.ImportPath = strings.TrimPrefix(p.ImportPath, module)
+		pkgs = append(pkgs, p)
+	}
+}
+
+// below reports whether a package is a folder's, or in one of its folders.
+func below(pkg, folder string) bool {
+	rest, ok := strings.CutPrefix(pkg, folder)
+	return ok && (rest == "" || rest[0] == '/')
+}
+
+// place returns the index in layers, -1 if it has none, and the folder of a package.
+func place(pkg string) (int, string) {
+	at, folder := -1, ""
+	for i, l := range layers {
+		for _, f := range l.folders {
+			if below(pkg, f) && len(f) > len(folder) {
+				at, folder = i, f
+			}
+		}
+	}
+	return at, folder
+}
+
+// Check returns a line for each import that breaks a rule.
+func Check(pkgs []Package) (bad []string) {
+	used := map[string]bool{}
+	for _, p := range pkgs {
+		from, folder := place(p.ImportPath)
+		used[folder] = true
+		if from < 0 {
+			bad = append(bad, fmt.Sprintf("%s is in no layer", p.ImportPath))
+			continue
+		}
+		for _, i := range p.Imports {
+			to, ok := strings.CutPrefix(i, module)
+			if !ok {
+				if external(i) && slices.ContainsFunc(core, func(f string) bool { return below(p.ImportPath, f) }) {
+					bad = append(bad, fmt.Sprintf("%s imports %s: it may import the standard library and golang.org/x only", p.ImportPath, i))
+				}
+				continue
+			}
+			at, other := place(to)
+			switch {
+			case at == from && other != folder:
+				bad = append(bad, fmt.Sprintf("%s imports %s, of the same layer", p.ImportPath, to))
+			case at < from:
+				bad = append(bad, fmt.Sprintf("%s imports %s, of a higher layer", p.ImportPath, to))
+			}
+			for _, o := range only {
+				if below(to, o.to) && !slices.ContainsFunc(o.from, func(f string) bool { return below(p.ImportPath, f) }) {
+					bad = append(bad, fmt.Sprintf("%s imports %s, which is for %s only", p.ImportPath, to, strings.Join(o.from, ", ")))
+				}
+			}
+			for _, n := range never {
+				if below(p.ImportPath, n.from) && below(to, n.to) {
+					bad = append(bad, fmt.Sprintf("%s imports %s: %s knows nothing of %s", p.ImportPath, to, n.from, n.to))
+				}
+			}
+		}
+	}
+	for _, l := range layers {
+		for _, f := range l.folders {
+			if !used[f] {
+				bad = append(bad, fmt.Sprintf("folder %s has no package; remove it from the layers", f))
+			}
+		}
+	}
+	return bad
+}
+
+// external reports whether an import is neither of the standard library nor of golang.org/x.
+func external(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return strings.Contains(first, ".") && !below(path, "golang.org/x")
+}
+
+// Draw is the layers as a Markdown table: folders, and the folders that each imports.
+func Draw(pkgs []Package) string {
+	imports := map[string][]string{}
+	for _, p := range pkgs {
+		_, from := place(p.ImportPath)
+		for _, i := range p.Imports {
+			if i, ok := strings.CutPrefix(i, module); ok {
+				if _, to := place(i); to != from && !slices.Contains(imports[from], to) {
+					imports[from] = append(imports[from], to)
+				}
+			}
+		}
+	}
+	var b strings.Builder
+	b.WriteString("| layer | folder | imports |\n|---|---|---|\n")
+	for _, l := range layers {
+		for i, f := range l.folders {
+			name := l.name
+			if i > 0 {
+				name = ""
+			}
+			to := imports[f]
+			slices.SortFunc(to, func(a, b string) int {
+				x, _ := place(a)
+				y, _ := place(b)
+				if x != y {
+					return x - y
+				}
+				return strings.Compare(a, b)
+			})
+			fmt.Fprintf(&b, "| %s | `%s` | %s |\n", name, f, strings.Join(to, ", "))
+		}
+	}
+	return b.String()
+}

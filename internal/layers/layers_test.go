@@ -1,0 +1,103 @@
+package layers
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"verbena/internal/gendoc"
+)
+
+func TestCheck(t *testing.T) {
+	for _, c := range []struct {
+		from, to string
+		want     string // part of the complaint; "": none
+	}{
+		{"ib", "umem", ""},
+		{"driver/rxe", "link/simnet", ""},
+		{"link/simnet", "link", ""},
+		{"driver/rxe", "driver/rxe/ring", ""},
+		{"driver/rxe/ring", "uapi", ""},
+		{"driver/rxe/ring", "driver/rxe", "higher layer"},
+		{"driver/rxe/ring", "ib", "higher layer"},
+		{"driver/rxe/ring", "link", "same layer"},
+		{"ib", "driver/rxe/ring", "ib knows nothing of driver"},
+		{"internal/shm", "internal/quota", ""},
+		{"ib/ibtest", "ib/internal/qptable", ""},
+		{"uapi", "ib", "higher layer"},
+		{"ib", "ib/slot", "higher layer"},
+		{"ib", "link", "ib knows nothing of link"},
+		{"umem", "roce", "same layer"},
+		{"driver/loopback", "driver/rxe", "same layer"},
+		{"capture", "supervisor", "same layer"},
+		{"uverbs", "ib/user", ""},
+		{"ib/ibtest", "ib/user", ""},
+		{"ulp/rblk", "ib/user", "which is for uverbs, ib/ibtest only"},
+		{"driver/rxe", "ib/user", "which is for uverbs, ib/ibtest only"},
+		{"uverbs", "driver/rxe", "uverbs knows nothing of driver"},
+		{"supervisor", "driver/loopback", "supervisor knows nothing of driver"},
+		{"internal/quota", "uverbs", "higher layer"},
+		{"service", "internal/ctl", ""},
+		{"internal/ctl", "link", "higher layer"},
+		{"ibx", "ib", "ibx is in no layer"},
+	} {
+		bad := Check([]Package{{c.from, []string{module + c.to}}})
+		got := ""
+		for _, b := range bad {
+			if !strings.Contains(b, "has no package") {
+				got += b + "\n"
+			}
+		}
+		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s imports %s: got %q, want %q", c.from, c.to, got, c.want)
+		}
+	}
+	for path, want := range map[string]bool{"fmt": false, "golang.org/x/sys/unix": false, "github.com/a/b": true, "golang.org/y": true} {
+		bad := strings.Join(Check([]Package{{"ib", []string{path}}}), "\n")
+		if got := strings.Contains(bad, "standard library"); got != want {
+			t.Errorf("ib imports %s: a complaint: %v, want %v", path, got, want)
+		}
+	}
+}
+
+// TestPlanted plants an import that breaks the rules in the module itself, and reads the imports as `make lint` does.
+func TestPlanted(t *testing.T) {
+	dir := t.TempDir()
+	planted := filepath.Join(dir, "planted.go")
+	if err := os.WriteFile(planted, []byte("package umem\n\nimport _ \"verbena/uapi\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at, err := filepath.Abs("../../umem/planted.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := json.Marshal(map[string]map[string]string{"Replace": {at: planted}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(overlay, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pkgs, err := Load(".", overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := Check(pkgs)
+	if len(bad) != 1 || bad[0] != "umem imports uapi, of the same layer" {
+		t.Errorf("got %q, want the planted import alone", bad)
+	}
+}
+
+func TestModule(t *testing.T) {
+	pkgs, err := Load(".", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bad := Check(pkgs); len(bad) > 0 {
+		t.Errorf("imports break the rules:\n%s", strings.Join(bad, "\n"))
+	}
+	gendoc.Check(t, "../../docs/ARCHITECTURE.md", "layers", Draw(pkgs))
+}

@@ -1,0 +1,83 @@
+package vet
+
+import (
+	"go/ast"
+	"go/token"
+	"strings"
+)
+
+// A directive is a comment of a line of its own, or behind code:
+//
+//	//verbena:nosleep             the function, or what is stored in the field, must not sleep
+//	//verbena:held x.mu           the function is called with the lock held
+//	//verbena:program REASON      only threads of one program wait for the lock in this field
+//	//verbena:allow CHECK REASON  the check says nothing here
+//
+// In the comment of a function it is about the function. Otherwise it is about its own line, or the one below the comment.
+const prefix = "//verbena:"
+
+// directive is one of them.
+type directive struct {
+	verb string
+	rest string
+	pos  token.Pos
+}
+
+func directives(g *ast.CommentGroup) (list []directive) {
+	if g == nil {
+		return nil
+	}
+	for _, c := range g.List {
+		text, ok := strings.CutPrefix(c.Text, prefix)
+		if !ok {
+			continue
+		}
+		text, _, _ = strings.Cut(text, " // ") // another comment
+		verb, rest, _ := strings.Cut(text, " ")
+		list = append(list, directive{verb, strings.TrimSpace(rest), c.Pos()})
+	}
+	return list
+}
+
+// Escape is a place where a check says nothing, and why.
+type Escape struct {
+	Check  string
+	Reason string
+	Pos    token.Pos
+	Used   bool
+}
+
+// escapes are those of a program, by the line that they are about.
+type escapes map[line][]*Escape
+
+type line struct {
+	file string
+	n    int
+}
+
+// add adds one that is about its own line, and what follows up to the line below the comment, which ends at end.
+func (e escapes) add(fset *token.FileSet, d directive, end token.Pos) *Escape {
+	check, reason, _ := strings.Cut(d.rest, " ")
+	x := &Escape{Check: check, Reason: strings.TrimSpace(reason), Pos: d.pos}
+	at := fset.Position(d.pos)
+	for n := at.Line; n <= fset.Position(end).Line+1; n++ {
+		l := line{at.Filename, n}
+		e[l] = append(e[l], x)
+	}
+	return x
+}
+
+// at returns the escape of a check at a place, nil if there is none.
+func (e escapes) at(fset *token.FileSet, pos token.Pos, check string) *Escape {
+	if !pos.IsValid() {
+		return nil
+	}
+	p := fset.Position(pos)
+	for _, x := range e[line{p.Filename, p.Line}] {
+		if x.Check == check {
+			x.Used = true
+			return x
+		}
+	}
+	return nil
+}

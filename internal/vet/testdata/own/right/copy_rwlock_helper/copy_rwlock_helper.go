@@ -1,0 +1,23 @@
+package copy_rwlock_helper
+
+import (
+	"sync"
+
+	"verbena/umem"
+)
+
+// Table has functions for its lock.
+type Table struct {
+	mu    sync.RWMutex
+	space umem.Space
+}
+
+func (t *Table) begin() { t.mu.RLock() }
+func (t *Table) end()   { t.mu.RUnlock() }
+
+func (t *Table) Store(b []byte) error {
+	t.begin()
+	s := t.space
+	t.end()
+	return s.WriteV([][]byte{b}, 0)
+}

@@ -1,0 +1,84 @@
+package vet
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// want is what a comment expects of its line: // want "regexp" ["regexp" ...], each to match "CHECK: TEXT" of a report there.
+var want = regexp.MustCompile(`// want ((?:"(?:[^"\\]|\\.)*"\s*)+)(?:$|\*/)`)
+var quoted = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
+
+// TestSnippets: of each wrong snippet what is wrong is reported, where it is, and nothing else; of the right ones nothing.
+func TestSnippets(t *testing.T) {
+	files, err := filepath.Glob("testdata/*/*/*/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no snippets", err)
+	}
+	var patterns []string
+	for _, name := range files {
+		patterns = append(patterns, "./"+filepath.Dir(name))
+	}
+	programs, err := Load(".", patterns...)
+	if err != nil || len(programs) != 1 {
+		t.Fatal(len(programs), "programs", err)
+	}
+	p := programs[0]
+	got := map[line][]string{}
+	for _, r := range p.Check() {
+		at := p.Fset.Position(r.Pos)
+		if strings.Contains(at.Filename, "testdata") {
+			got[line{at.Filename, at.Line}] = append(got[line{at.Filename, at.Line}], p.Format(&r, true))
+		}
+	}
+	counts := map[string]int{}
+	for _, name := range files {
+		abs, err := filepath.Abs(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind := strings.Split(filepath.ToSlash(name), "/")[2]
+		counts[kind]++
+		t.Run(name, func(t *testing.T) {
+			wanted := 0
+			f, err := os.Open(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			s := bufio.NewScanner(f)
+			for n := 1; s.Scan(); n++ {
+				l := line{abs, n}
+				m := want.FindStringSubmatch(s.Text())
+				if m != nil {
+					for _, q := range quoted.FindAllStringSubmatch(m[1], -1) {
+						wanted++
+						re := regexp.MustCompile(q[1])
+						found := false
+						for i, r := range got[l] {
+							if re.MatchString(r) {
+								got[l] = append(got[l][:i:i], got[l][i+1:]...)
+								found = true
+								break
+							}
+						}
+						if !found {
+							t.Errorf("%s:%d: no report that matches %q", name, n, q[1])
+						}
+					}
+				}
+				for _, r := range got[l] {
+					t.Errorf("%s:%d: unexpected report: %s", name, n, r)
+				}
+			}
+			if wrong := strings.HasPrefix(kind, "wrong"); wrong != (wanted > 0) {
+				t.Errorf("%d reports are wanted of a snippet in %s", wanted, kind)
+			}
+		})
+	}
+	t.Log(counts)
+}
