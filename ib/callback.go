@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"verbena/internal/notify"
 )
 
 // callbacks is what a device's consumers are still to be told. A callback never runs in the callchain of the method
@@ -243,7 +245,7 @@ func (c *callbacks) eventRan(epoch uint) {
 
 // handlerRan notes that the handler of cq has returned, and returns with mu held.
 func (c *callbacks) handlerRan(epoch uint, cq *CQ) {
-	again := cq.notify.returned()
+	again := cq.notify.step(notify.Notice.Return)
 	c.mu.Lock()
 	if again {
 		c.due.push(cq)
@@ -410,75 +412,33 @@ func (h *Hold) Run() {
 	}
 }
 
-// notifyState serialises the completion handler of one CQ.
-//
-//	idle --Completed--> due --taken--> running --returned--> idle
-//	                     ^                |
-//	                     |            Completed
-//	                     |                v
-//	                     +--returned-- rerun
-type notifyState int32
+// notifier is the [notify.Notice] of a CQ.
+type notifier struct{ word atomic.Uint32 }
 
-const (
-	notifyIdle notifyState = iota
-	notifyDue
-	notifyRunning
-	notifyRerun
-)
+func (n *notifier) now() notify.Notice { return notify.Notice(n.word.Load()) }
 
-type notifier struct {
-	state  atomic.Int32 // notifyState
-	events atomic.Int32 // asynchronous events that are due
-	dead   atomic.Bool  // no handler is to start any more
-	missed atomic.Bool  // one would have, since
-}
-
-func (n *notifier) swap(from, to notifyState) bool {
-	return n.state.CompareAndSwap(int32(from), int32(to))
-}
-
-// raise reports whether the handler has to be queued.
-func (n *notifier) raise() bool {
+// step makes a transition, and returns what it says.
+func (n *notifier) step(f func(notify.Notice) (notify.Notice, bool)) (yes bool) {
 	for {
-		switch notifyState(n.state.Load()) {
-		case notifyIdle:
-			if n.swap(notifyIdle, notifyDue) {
-				return true
-			}
-		case notifyRunning:
-			if n.swap(notifyRunning, notifyRerun) {
-				return false
-			}
-		default:
-			return false
+		old := n.now()
+		next, yes := f(old)
+		if next == old || n.word.CompareAndSwap(uint32(old), uint32(next)) {
+			return yes
 		}
 	}
 }
 
-// quiet reports that no handler is due or running.
-func (n *notifier) quiet() bool {
-	return notifyState(n.state.Load()) == notifyIdle && n.events.Load() == 0
-}
-
-// returned notes that the handler has returned, and reports whether it is due again.
-func (n *notifier) returned() (again bool) {
-	if n.swap(notifyRunning, notifyIdle) {
-		return false
-	}
-	n.state.Store(int32(notifyDue))
-	return true
-}
+// quiet reports that no callback is due or running.
+func (n *notifier) quiet() bool { return n.now().Quiet() }
 
 // callHandler runs the completion handler.
 func (cq *CQ) callHandler() {
-	n := &cq.notify
-	n.state.Store(int32(notifyRunning))
+	call := cq.notify.step(notify.Notice.Begin)
 	if f := cq.dev.atHandler.Load(); f != nil && cq.dev.atHandler.CompareAndSwap(f, nil) {
 		(*f)()
 	}
 	switch {
-	case n.dead.Load():
-		n.missed.Store(true)
+	case !call:
 	case cq.check != nil:
 		cq.checkedHandler()
 	default:
@@ -490,8 +450,8 @@ func (cq *CQ) callHandler() {
 func (cb *callback) call() {
 	switch {
 	case cb.cq != nil:
-		defer cb.cq.notify.events.Add(-1)
-		if !cb.cq.notify.dead.Load() {
+		defer cb.cq.notify.step(notify.Notice.Delivered)
+		if cb.cq.notify.step(notify.Notice.Deliver) {
 			cb.cq.callEvent(cb.ev.Type)
 		}
 	case cb.qp != nil:

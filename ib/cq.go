@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"verbena/internal/notify"
 	"verbena/uapi"
 )
 
@@ -97,13 +98,7 @@ func (h CQHandle) Completed() {
 	if cq.check != nil && cq.check.completed() || cq.handler == nil {
 		return
 	}
-	if cq.notify.dead.Load() {
-		cq.notify.missed.Store(true)
-		if cq.notify.dead.Load() {
-			return
-		}
-	}
-	if cq.notify.raise() {
+	if cq.notify.step(notify.Notice.Completed) {
 		cq.dev.callbacks.pushHandler(cq)
 	}
 }
@@ -115,8 +110,7 @@ func (h CQHandle) Raise(e EventType) {
 		cq.check.reports("CQHandle.Raise")
 		cq.check.broken.Store(true)
 	}
-	if cq.event != nil && !cq.notify.dead.Load() {
-		cq.notify.events.Add(1)
+	if cq.event != nil && cq.notify.step(notify.Notice.Event) {
 		cq.dev.callbacks.pushEvent(callback{cq: cq, ev: Event{Device: cq.dev, Type: e}})
 	}
 }
@@ -196,7 +190,7 @@ func (cq *CQ) destroyIn(ctx context.Context) error {
 
 // destroy ends the callbacks first, since they use the driver's queue.
 func (cq *CQ) destroy() error {
-	cq.notify.dead.Store(true)
+	cq.notify.step(notify.Notice.Die)
 	cq.dev.callbacks.waitFor(cq.notify.quiet)
 	if cq.check != nil {
 		cq.check.probing.Lock()
@@ -205,8 +199,7 @@ func (cq *CQ) destroy() error {
 	//verbena:allow serial only calls of the checker wait for probing, none of a consumer
 	err := cq.drv.Destroy()
 	if err != nil {
-		cq.notify.dead.Store(false)
-		if cq.notify.missed.Swap(false) && cq.notify.raise() {
+		if cq.notify.step(notify.Notice.Revive) {
 			cq.dev.callbacks.pushHandler(cq)
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"verbena/internal/notify"
 )
 
 // When the end of a registration has returned, its function does not run, and does not begin any more.
@@ -95,7 +97,7 @@ func TestUnregisterUnderEvents(t *testing.T) {
 	}
 	stop.Store(true)
 	<-flooded
-	b.cq.notify.dead.Store(true)
+	b.cq.notify.step(notify.Notice.Die)
 	b.dev.callbacks.waitFor(b.cq.notify.quiet)
 }
 

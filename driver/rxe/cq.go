@@ -7,6 +7,7 @@ import (
 
 	"verbena/driver/rxe/ring"
 	"verbena/ib"
+	"verbena/internal/notify"
 	"verbena/uapi"
 )
 
@@ -25,7 +26,7 @@ type cq struct {
 	mu    sync.Mutex // a leaf: under it nothing is locked but the midlayer's queue of callbacks
 	ring  *ring.Ring
 	prod  uint32 // next slot to fill
-	armed ib.NotifyFlags
+	armed notify.Arming
 	lost  bool // a completion was lost: no more come
 }
 
@@ -82,8 +83,8 @@ func (c *cq) post(wc *uapi.WC, solicited bool) bool {
 		return false
 	}
 	c.prod = c.ring.Next(c.prod)
-	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != uapi.WCSuccess) {
-		c.armed = 0
+	armed, tell := c.armed.Posted(solicited || wc.Status != uapi.WCSuccess)
+	if c.armed = armed; tell {
 		c.obj.Completed()
 	}
 	return true
@@ -167,11 +168,7 @@ func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if flags&ib.NotifyNextComp != 0 {
-		c.armed = ib.NotifyNextComp
-	} else if c.armed == 0 {
-		c.armed = ib.NotifySolicited
-	}
+	c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
 	if flags&ib.NotifyReportMissed != 0 {
 		cons, ok := c.ring.Consumer()
 		if !ok {

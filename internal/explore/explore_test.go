@@ -1,0 +1,81 @@
+package explore
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// counters are two threads that each add one to a number, by reading and writing it, perhaps under a lock.
+type counters struct {
+	n, pc    [2]int
+	sum      int
+	lock     int // 0: free; else whose, counted from 1
+	useLock  bool
+	forgetIt bool // thread 1 does not give it up
+}
+
+func (c counters) thread(i int) []Step[counters] {
+	if c.useLock && c.lock != i+1 && c.pc[i] < 2 {
+		if c.lock != 0 {
+			return nil
+		}
+		c.lock = i + 1
+		return []Step[counters]{{"locks", c}}
+	}
+	switch c.pc[i] {
+	case 0:
+		c.n[i], c.pc[i] = c.sum, 1
+		return []Step[counters]{{"reads", c}}
+	case 1:
+		c.sum, c.pc[i] = c.n[i]+1, 2
+		if c.lock == i+1 && !(c.forgetIt && i == 0) {
+			c.lock = 0
+		}
+		return []Step[counters]{{"writes", c}}
+	}
+	return nil
+}
+
+func (c counters) explore() (Result, error) {
+	s := System[counters]{
+		Start: c,
+		Threads: []Thread[counters]{
+			func(c counters) []Step[counters] { return c.thread(0) },
+			func(c counters) []Step[counters] { return c.thread(1) },
+		},
+		Check: func(c counters) error {
+			if c.sum > 2 {
+				return errors.New("too many")
+			}
+			return nil
+		},
+		End: func(c counters) error {
+			switch {
+			case c.pc != [2]int{2, 2}:
+				return errors.New("a thread waits for ever")
+			case c.sum != 2:
+				return errors.New("one was lost")
+			}
+			return nil
+		},
+	}
+	return s.Run(1000)
+}
+
+func TestRun(t *testing.T) {
+	if r, err := (counters{useLock: true}).explore(); err != nil || r.States != 13 || r.Ends != 2 || r.Depth != 6 {
+		t.Errorf("with a lock: %v, %v", r, err)
+	}
+	for name, c := range map[string]counters{"one was lost": {}, "a thread waits for ever": {useLock: true, forgetIt: true}} {
+		_, err := c.explore()
+		var b *Broken
+		if !errors.As(err, &b) || !strings.Contains(err.Error(), name) || len(b.Way) == 0 {
+			t.Errorf("got %v, want %s", err, name)
+		}
+	}
+	s := System[int]{Check: func(int) error { return nil }, Threads: []Thread[int]{func(n int) []Step[int] { return []Step[int]{{"counts", n + 1}} }}}
+	if _, err := s.Run(10); err == nil {
+		t.Error("an exploration without end has ended")
+	}
+}

@@ -1,0 +1,486 @@
+package notify
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"verbena/internal/explore"
+)
+
+// The model: a driver that posts completions and tells of them under the queue's lock, as package rxe does; the midlayer's queue of
+// callbacks with two threads that run them; a consumer whose handler polls and arms; and one who destroys the queue. What they share
+// changes by the transitions of this package alone.
+
+// rules are those that a transition breaks at once.
+var rules = [...]string{
+	1: "the driver tells of a completion that nobody has asked for",
+	2: "the driver does not tell of a completion that was asked for",
+	3: "a callback begins although the end of the queue has",
+}
+
+// style is how a consumer keeps hold of its queue.
+type style uint8
+
+const (
+	asksMissed style = iota // polls until the queue is empty, arms, and polls again where that says that something was missed
+	armsFirst               // arms, and polls until the queue is empty
+	solicits                // as asksMissed, but arms for solicited completions
+	mixes                   // as solicits, but arms for every completion beside the handler
+)
+
+// world is a state. The first fields say what is explored and never change.
+type world struct {
+	style   style
+	refuses bool // the driver refuses to destroy the queue
+
+	arm       Arming
+	wanted    Arming // what has been asked for since the driver told last, by the specification (IBA 11.4.2.2)
+	wrong     uint8  // what a transition did that breaks a rule: an index of rules
+	notice    Notice
+	handlers  uint8 // in the queue of callbacks
+	events    uint8 // the same
+	waiting   uint8 // completions in the queue
+	posted    uint8
+	seen      uint8
+	mu        bool // the driver's lock is held
+	polling   bool // the lock of those who poll is held: by the resizer, since a poll is one step
+	destroyed bool
+	inHandler uint8
+	inEvent   uint8
+	delivered uint8
+	raised    uint8 // events that were queued
+
+	producers [2]producer
+	runners   [2]runner
+	arms      uint8 // what the consumer does beside its handler
+	resizer   uint8
+	destroyer uint8
+}
+
+// producer posts left completions, of which the last is solicited, and then raises an event if it is to.
+type producer struct {
+	pc, left uint8
+	raises   bool
+}
+
+// Where a producer is.
+const (
+	posts uint8 = iota
+	tells
+	queues
+	raises
+	queuesEvent
+)
+
+func (w world) produce(i int) []explore.Step[world] {
+	p := &w.producers[i]
+	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
+	posted := func() {
+		w.mu = false
+		p.pc = posts
+		if p.left--; p.left == 0 && p.raises {
+			p.pc = raises
+		}
+	}
+	switch p.pc {
+	case posts:
+		if p.left == 0 || w.mu {
+			return nil
+		}
+		if w.destroyed { // it is lost
+			posted()
+			return step("posts to a queue that has gone")
+		}
+		w.mu = true
+		w.waiting++
+		w.posted++
+		solicited := p.left == 1
+		asked := w.wanted == Next || w.wanted == Solicited && solicited
+		var tell bool
+		w.arm, tell = w.arm.Posted(solicited)
+		switch {
+		case tell && !asked:
+			w.wrong = 1
+		case asked && !tell:
+			w.wrong = 2
+		}
+		if tell {
+			w.wanted = Disarmed
+			p.pc = tells
+		} else {
+			posted()
+		}
+		return step("posts a completion")
+	case tells:
+		var queue bool
+		if w.notice, queue = w.notice.Completed(); queue {
+			p.pc = queues
+		} else {
+			posted()
+		}
+		return step("tells of it")
+	case queues:
+		w.handlers++
+		posted()
+		return step("queues the handler")
+	case raises:
+		p.raises = false
+		var queue bool
+		if w.notice, queue = w.notice.Event(); queue {
+			p.pc = queuesEvent
+			w.raised++
+		} else {
+			p.pc = posts
+		}
+		return step("raises an event")
+	case queuesEvent:
+		w.events++
+		p.pc = posts
+		return step("queues the event")
+	}
+	return nil
+}
+
+// request arms the queue.
+func (w *world) request(every bool) {
+	w.arm = w.arm.Request(every)
+	if every {
+		w.wanted = Next
+	} else {
+		w.wanted = max(w.wanted, Solicited)
+	}
+}
+
+// dying reports whether the end of the queue has begun, and was not taken back.
+func (w *world) dying() bool {
+	return w.destroyer > dies && !w.refuses || w.destroyer > dies && w.destroyer <= revives
+}
+
+// runner is a thread that runs callbacks.
+type runner uint8
+
+const (
+	free runner = iota
+	begins
+	first  // of the handler: poll, or arm
+	second // arm, or poll
+	leaves
+	returns
+	requeues
+	wakes // who waits for the end of callbacks
+	delivers
+	inFunction
+	ends
+)
+
+func (w world) run(i int) []explore.Step[world] {
+	r := &w.runners[i]
+	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
+	poll := func(empty runner) string {
+		if w.waiting == 0 {
+			*r = empty
+			return "finds the queue empty"
+		}
+		w.waiting--
+		w.seen++
+		return "polls a completion"
+	}
+	switch *r {
+	case free:
+		var list []explore.Step[world]
+		if w.handlers > 0 {
+			x := w
+			x.handlers--
+			x.runners[i] = begins
+			list = append(list, explore.Step[world]{What: "takes the handler", To: x})
+		}
+		if w.events > 0 {
+			x := w
+			x.events--
+			x.runners[i] = delivers
+			list = append(list, explore.Step[world]{What: "takes the event", To: x})
+		}
+		return list
+	case begins:
+		var call bool
+		if w.notice, call = w.notice.Begin(); !call {
+			*r = returns
+			return step("does not call the handler")
+		}
+		if w.dying() {
+			w.wrong = 3
+		}
+		w.inHandler++
+		*r = first
+		return step("calls the handler")
+	case first, second:
+		if arms := (w.style == armsFirst) == (*r == first); arms && w.mu || !arms && w.polling {
+			return nil
+		}
+		if (w.style == armsFirst) == (*r == first) {
+			w.request(w.style < solicits)
+			switch {
+			case w.style == armsFirst:
+				*r = second
+			case w.waiting > 0:
+				*r = first
+			default:
+				*r = leaves
+			}
+			return step("arms the queue")
+		}
+		if w.style == armsFirst {
+			return step(poll(leaves))
+		}
+		return step(poll(second))
+	case leaves:
+		w.inHandler--
+		*r = returns
+		return step("leaves the handler")
+	case returns:
+		var queue bool
+		if w.notice, queue = w.notice.Return(); queue {
+			*r = requeues
+		} else {
+			*r = wakes
+		}
+		return step("notes that the handler has returned")
+	case requeues:
+		w.handlers++
+		*r = wakes
+		return step("queues the handler again")
+	case delivers:
+		var call bool
+		if w.notice, call = w.notice.Deliver(); !call {
+			*r = ends
+			return step("does not deliver the event")
+		}
+		if w.dying() {
+			w.wrong = 3
+		}
+		w.inEvent++
+		*r = inFunction
+		return step("calls the event function")
+	case inFunction:
+		w.inEvent--
+		w.delivered++
+		*r = ends
+		return step("leaves the event function")
+	case ends:
+		w.notice, _ = w.notice.Delivered()
+		*r = wakes
+		return step("notes that the event function has returned")
+	case wakes:
+		if w.destroyer == waits {
+			w.destroyer = looks
+		}
+		*r = free
+		return step("wakes who waits")
+	}
+	return nil
+}
+
+// Where the thread that destroys is.
+const (
+	nobody uint8 = iota
+	dies
+	looks
+	waits
+	frees
+	revives
+	requeuesRevived
+	hasEnded
+)
+
+func (w world) destroy() []explore.Step[world] {
+	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
+	switch w.destroyer {
+	case dies:
+		w.notice, _ = w.notice.Die()
+		w.destroyer = looks
+		return step("ends the callbacks")
+	case looks:
+		if w.notice.Quiet() {
+			w.destroyer = frees
+			return step("finds that none is left")
+		}
+		w.destroyer = waits
+		return step("waits for those that are left")
+	case frees:
+		switch {
+		case w.mu || w.polling:
+			return nil
+		case w.refuses:
+			w.destroyer = revives
+			return step("is refused by the driver")
+		}
+		w.destroyed = true
+		w.destroyer = hasEnded
+		return step("frees the queue")
+	case revives:
+		var queue bool
+		if w.notice, queue = w.notice.Revive(); queue {
+			w.destroyer = requeuesRevived
+		} else {
+			w.destroyer = hasEnded
+		}
+		return step("takes the end of the callbacks back")
+	case requeuesRevived:
+		w.handlers++
+		w.destroyer = hasEnded
+		return step("queues the handler")
+	}
+	return nil
+}
+
+// consume is the consumer at the beginning, beside its handler: it arms the queue, and then polls what has come before.
+func (w world) consume() []explore.Step[world] {
+	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
+	if w.arms == 1 && w.mu || w.arms == 2 && w.polling || w.destroyed {
+		return nil
+	}
+	switch w.arms {
+	case 1:
+		w.request(w.style != solicits)
+		w.arms = 2
+		return step("arms the queue")
+	case 2:
+		if w.waiting == 0 {
+			w.arms = 0
+			return step("finds the queue empty")
+		}
+		w.waiting--
+		w.seen++
+		return step("polls a completion")
+	}
+	return nil
+}
+
+// resize moves the completions to another ring, under both locks.
+func (w world) resize() []explore.Step[world] {
+	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
+	switch {
+	case w.resizer == 1 && !w.polling && !w.destroyed:
+		w.polling = true
+		w.resizer = 2
+		return step("keeps others from polling")
+	case w.resizer == 2 && !w.mu:
+		w.mu = true
+		w.resizer = 3
+		return step("keeps others from posting")
+	case w.resizer == 3:
+		w.mu, w.polling, w.resizer = false, false, 0
+		return step("has moved what is in the queue")
+	}
+	return nil
+}
+
+// busy reports whether a thread is about to use the queue.
+func (w world) busy() bool {
+	for _, r := range w.runners {
+		if r != free && r != wakes {
+			return true
+		}
+	}
+	return false
+}
+
+func (w world) check() error {
+	switch {
+	case w.inHandler > 1:
+		return errors.New("two handlers of one queue run at once")
+	case w.handlers > 1:
+		return errors.New("the handler is queued twice")
+	case w.waiting+w.seen != w.posted:
+		return errors.New("a completion was lost or seen twice")
+	case w.wrong > 0:
+		return errors.New(rules[w.wrong])
+	case w.destroyed && (w.inHandler > 0 || w.inEvent > 0):
+		return errors.New("a callback runs when the end of the queue has returned")
+	case w.destroyed && (w.handlers > 0 || w.events > 0 || w.busy()):
+		return errors.New("the queue is used when its end has returned")
+	case w.delivered > w.raised:
+		return errors.New("an event was delivered twice")
+	}
+	return nil
+}
+
+func (w world) end() error {
+	for _, p := range w.producers {
+		if p.pc != posts || p.left > 0 {
+			return errors.New("a producer waits for ever")
+		}
+	}
+	for _, r := range w.runners {
+		if r != free {
+			return errors.New("a thread that runs callbacks waits for ever")
+		}
+	}
+	switch {
+	case w.destroyer != nobody && w.destroyer != hasEnded:
+		return errors.New("the end of the queue waits for ever")
+	case w.destroyed:
+		return nil
+	case w.waiting > 0:
+		return errors.New("a notification was lost: completions wait, and nobody is going to look")
+	case w.destroyer == nobody && w.delivered != w.raised:
+		return errors.New("an event was lost")
+	case !w.notice.Quiet():
+		return errors.New("a callback that nobody has is said to be due")
+	}
+	return nil
+}
+
+// TestExplore visits every state of the model, for each number of threads that producers, callbacks, consumer and destroyer can be.
+func TestExplore(t *testing.T) {
+	began := time.Now()
+	all := explore.Result{}
+	for _, c := range []struct {
+		name  string
+		start world
+	}{
+		{"one producer, two threads for callbacks", world{producers: [2]producer{{left: 4}}}},
+		{"two producers, two threads for callbacks", world{producers: [2]producer{{left: 2, raises: true}, {left: 2}}}},
+		{"while the consumer begins", world{producers: [2]producer{{left: 3, raises: true}}, arms: 1}},
+		{"while it is resized", world{producers: [2]producer{{left: 3, raises: true}}, resizer: 1}},
+		{"while it is resized and destroyed", world{producers: [2]producer{{left: 3}}, resizer: 1, destroyer: dies}},
+		{"while the queue is destroyed", world{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies}},
+		{"while two post and the queue is destroyed", world{producers: [2]producer{{left: 2}, {left: 2, raises: true}}, destroyer: dies}},
+		{"while its end is refused", world{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies, refuses: true}},
+		{"while two post and its end is refused", world{producers: [2]producer{{left: 2}, {left: 2, raises: true}}, destroyer: dies, refuses: true}},
+	} {
+		for s, how := range []string{"asks what was missed", "arms first", "arms for solicited ones", "arms for both"} {
+			t.Run(c.name+", "+how, func(t *testing.T) {
+				w := c.start
+				w.style = style(s)
+				if w.arms == 0 {
+					w.arm = Next
+				}
+				w.wanted = w.arm
+				if w.style >= solicits {
+					w.request(false)
+				}
+				system := explore.System[world]{
+					Start: w, Check: world.check, End: world.end,
+					Threads: []explore.Thread[world]{
+						func(w world) []explore.Step[world] { return w.produce(0) },
+						func(w world) []explore.Step[world] { return w.produce(1) },
+						func(w world) []explore.Step[world] { return w.run(0) },
+						func(w world) []explore.Step[world] { return w.run(1) },
+						world.consume, world.resize, world.destroy,
+					},
+				}
+				r, err := system.Run(2_000_000)
+				if err != nil {
+					t.Fatal(err)
+				}
+				all.States += r.States
+				all.Steps += r.Steps
+				all.Ends += r.Ends
+				all.Depth = max(all.Depth, r.Depth)
+			})
+		}
+	}
+	t.Logf("%v; %v", all, time.Since(began).Round(time.Millisecond))
+}
