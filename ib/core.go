@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+
+	"verbena/internal/states"
 )
 
 // Core is one world of devices and clients. The zero Core is ready for use. The kernel has one of them; a Go
@@ -76,8 +78,9 @@ func (c *Core) Register(h *DeviceHandle) error {
 	defer f.leave()
 	c.lock()
 	defer c.mu.Unlock()
-	if s := d.State(); s != DeviceNew {
-		return fmt.Errorf("register device %s: device is %v: %w", d.name, s, syscall.EINVAL)
+	active, ok := states.Device(d.state.Load()).Register()
+	if !ok {
+		return fmt.Errorf("register device %s: device is %v: %w", d.name, d.State(), syscall.EINVAL)
 	}
 	for _, o := range c.devices {
 		if o.name == d.name {
@@ -89,7 +92,7 @@ func (c *Core) Register(h *DeviceHandle) error {
 		d.registered = callers(0)
 		d.check.Store(k)
 	}
-	d.state.Store(int32(DeviceActive))
+	d.state.Store(int32(active))
 	c.devices = append(c.devices, d)
 	for _, cl := range slices.Clone(c.clients) {
 		c.attach(d, cl)
@@ -159,7 +162,7 @@ func (c *Core) takeAway(d *Device, k *checker, f *frame) error {
 		d.unregistered.Store(&at)
 		k.leftBehind(d, nil, "Core.Unregister")
 	}
-	d.state.Store(int32(DeviceGone))
+	states.Step(&d.state, states.Device.Unregister)
 	k.stillInside(d, f)
 	if n := d.making.Load(); n > 0 {
 		d.logf("unregister device %s: %d calls that make objects have not returned; they will fail", d.name, n)

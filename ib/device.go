@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"verbena/internal/states"
 )
 
 // DeviceState is where a device stands in its life.
@@ -18,10 +20,10 @@ import (
 type DeviceState int32
 
 const (
-	DeviceNew DeviceState = iota
-	DeviceActive
-	DeviceError
-	DeviceGone
+	DeviceNew    = DeviceState(states.DeviceNew)
+	DeviceActive = DeviceState(states.DeviceActive)
+	DeviceError  = DeviceState(states.DeviceError)
+	DeviceGone   = DeviceState(states.DeviceGone)
 )
 
 func (s DeviceState) String() string {
@@ -95,7 +97,7 @@ func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
 // no lock that the driver takes then. It may not sleep and may be called from any context.
 func (h *DeviceHandle) SetError() {
 	d := h.dev
-	if !d.state.CompareAndSwap(int32(DeviceActive), int32(DeviceError)) {
+	if !states.Step(&d.state, states.Device.Fail) {
 		return
 	}
 	if k := d.check.Load(); k != nil {
@@ -142,10 +144,10 @@ func (h *DeviceHandle) AtHandler(f func()) {
 
 // usable is nil when objects may be made and modified.
 func (d *Device) usable() error {
-	switch d.State() {
-	case DeviceActive:
+	switch s := states.Device(d.state.Load()); {
+	case s.Makes():
 		return nil
-	case DeviceError:
+	case s == states.DeviceError:
 		return syscall.EIO
 	}
 	return syscall.ENODEV
@@ -369,18 +371,15 @@ func (o *object) get(d *Device) error {
 	if !o.dev.Same(d) {
 		return fmt.Errorf("object of device %s used on %s: %w", o.dev.name, d.name, syscall.EINVAL)
 	}
-	for {
-		n := o.uses.Load()
-		if n < 0 {
-			return o.live()
-		}
-		if o.uses.CompareAndSwap(n, n+1) {
-			return nil
+	for !states.Step(&o.uses, states.Object.Get) {
+		if err := o.live(); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
-func (o *object) put() { o.uses.Add(-1) }
+func (o *object) put() { states.Step(&o.uses, states.Object.Put) }
 
 // Abandon is for a consumer that cannot destroy the object before its Remove returns, because a call on it is stopped in the
 // memory of a process that does not answer. The object counts no longer as one of the device's, and Unregister does not

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+
+	"verbena/internal/states"
 )
 
 // ending is the end of an object, a device or a client that is going on. Those who call for it meanwhile join it.
@@ -51,19 +53,12 @@ func inContext(ctx context.Context, f func() error) error {
 	return e.wait(ctx)
 }
 
-// object.uses is the state of an object: how many others refer to it while it is alive, and one of these.
-//
-//	alive --end--> destroying --done--> destroyed
-//	  ^                |
-//	  +----refused-----+
-const (
-	destroying int32 = -1 - iota
-	destroyed
-)
+// now is what object.uses says.
+func (o *object) now() states.Object { return states.Object(o.uses.Load()) }
 
 // live is nil while the object is alive.
 func (o *object) live() error {
-	if o.uses.Load() < 0 {
+	if !o.now().Alive() {
 		return fmt.Errorf("%v was destroyed, or is being: %w", o.kind, syscall.EINVAL)
 	}
 	return nil
@@ -73,13 +68,13 @@ func (o *object) live() error {
 // after follows. ctx ends the wait alone.
 func (o *object) end(ctx context.Context, what string, destroy func() error, after func()) error {
 	o.ends.Lock()
-	if !o.uses.CompareAndSwap(0, destroying) {
-		n, e := o.uses.Load(), o.ending
+	if !states.Step(&o.uses, states.Object.End) {
+		n, e := o.now(), o.ending
 		o.ends.Unlock()
 		switch {
-		case n == destroying && e != nil:
+		case n == states.ObjectEnding && e != nil:
 			return e.wait(ctx)
-		case n < 0:
+		case !n.Alive():
 			return syscall.EINVAL
 		}
 		return inUse(n)
@@ -111,9 +106,9 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 
 // kill does the same where sleeping is not allowed: a second call fails instead of joining the first.
 func (o *object) kill(destroy func() error) error {
-	if !o.uses.CompareAndSwap(0, destroying) {
-		n := o.uses.Load()
-		if n < 0 {
+	if !states.Step(&o.uses, states.Object.End) {
+		n := o.now()
+		if !n.Alive() {
 			return syscall.EINVAL
 		}
 		return inUse(n)
@@ -122,7 +117,7 @@ func (o *object) kill(destroy func() error) error {
 }
 
 // inUse returns the error for an object that n others refer to.
-func inUse(n int32) error {
+func inUse(n states.Object) error {
 	if n < 1 { // they were destroyed meanwhile
 		return syscall.EBUSY
 	}
@@ -132,10 +127,10 @@ func inUse(n int32) error {
 // finish is called in state destroying, with what the driver's method has returned.
 func (o *object) finish(err error) error {
 	if err != nil {
-		o.uses.Store(0)
+		states.Step(&o.uses, states.Object.Refused)
 		return err
 	}
-	o.uses.Store(destroyed)
+	states.Step(&o.uses, states.Object.Ended)
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)
 	}

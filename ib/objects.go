@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"verbena/internal/states"
 	"verbena/umem"
 )
 
@@ -254,7 +255,7 @@ func (mr *MR) dereg() error {
 // beginChange guards what the midlayer knows of the region. It does not wait: the result of two changes at once would be
 // undefined, so the second is refused.
 func (mr *MR) beginChange() error {
-	if mr.uses.Load() == destroyed {
+	if mr.now() == states.ObjectEnded {
 		return mr.live()
 	}
 	if mr.changing.Swap(true) {

@@ -9,6 +9,7 @@ import (
 
 	"verbena/ib"
 	"verbena/ib/user"
+	"verbena/internal/states"
 	"verbena/uapi"
 	"verbena/umem"
 )
@@ -199,7 +200,7 @@ func (c *call) run(cmd func(*call) error) error {
 		return err
 	}
 	defer c.f.life.RUnlock()
-	if c.f.state.Load() == contextClosed {
+	if c.f.now() == states.ContextClosed {
 		return errClosed
 	}
 	return cmd(c)
@@ -231,7 +232,7 @@ func (c *call) store() error {
 	}
 	defer c.f.life.RUnlock()
 	switch err := c.f.context(); {
-	case c.f.state.Load() == contextClosed: // and what the driver had made with it
+	case c.f.now() == states.ContextClosed: // and what the driver had made with it
 		return err
 	case failed == nil && err == nil:
 		return c.stored.Done()

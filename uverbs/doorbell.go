@@ -147,7 +147,7 @@ func canSend(qp *qpObject) bool   { return qp.State() >= ib.QPRTS }
 // ringPosted rings for each queue pair that has something posted, and reports whether there was one.
 func (f *File) ringPosted(c Caller) (rang bool) {
 	few := f.bells.few.Load()
-	if few == nil || f.state.Load() != contextLive {
+	if few == nil || !f.now().Makes() {
 		return false // the command itself is refused, or says which is meant
 	}
 	var h *ib.Hold
@@ -165,7 +165,7 @@ func (f *File) ringPosted(c Caller) (rang bool) {
 func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	req, ok := uapi.Decode[uapi.PostSend](b[cmdHdrSize:])
-	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 || f.state.Load() != contextLive {
+	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 || !f.now().Makes() {
 		return false
 	}
 	qp, ok := f.bells.byHandle.Load(req.QPHandle)

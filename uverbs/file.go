@@ -10,6 +10,7 @@ import (
 	"verbena/ib"
 	"verbena/ib/user"
 	"verbena/internal/quota"
+	"verbena/internal/states"
 	"verbena/umem"
 )
 
@@ -46,23 +47,6 @@ type Memory interface {
 	Close() error
 }
 
-// contextState is where a file stands in its life; see the package comment.
-//
-//	contextFresh -> contextOpening -> contextLive -> contextZombie -> contextClosed
-//	     ^                |
-//	     +-- no answer ---+            (from any state: contextZombie, contextClosed)
-//
-// The last two begin with the end of the context (ending), not after it.
-type contextState = int32
-
-const (
-	contextFresh   contextState = iota
-	contextOpening              // GET_CONTEXT has not been answered yet
-	contextLive
-	contextZombie
-	contextClosed
-)
-
 var (
 	errGone      = fmt.Errorf("the device is gone: %w", syscall.EIO)
 	errNoContext = fmt.Errorf("no context: GET_CONTEXT comes first: %w", syscall.EINVAL)
@@ -80,7 +64,7 @@ type File struct {
 	// life is held for reading while a command is in the midlayer, and for writing to end the context.
 	//verbena:program the commands of one context, and its end, which gives up after a time
 	life  sync.RWMutex
-	state atomic.Int32           // contextState
+	state atomic.Int32           // states.Context
 	end   atomic.Pointer[ending] // not nil: the context is being ended, or has been
 	ends  sync.Mutex             // held while a thread decides to end the context
 	open  sync.Mutex             // serialises GET_CONTEXT
@@ -130,14 +114,17 @@ func (f *File) isGone(o *object) {
 // Device is the device that the file was opened on.
 func (f *File) Device() *Device { return f.dev }
 
+// now is where the file stands in its life; see the package comment.
+func (f *File) now() states.Context { return states.Context(f.state.Load()) }
+
 // context is nil while objects can be made. Called with life held. (ib_uverbs_get_ucontext_file)
 func (f *File) context() error {
-	switch f.state.Load() {
-	case contextLive:
+	switch s := f.now(); {
+	case s.Makes():
 		return nil
-	case contextZombie:
+	case s == states.ContextZombie:
 		return errGone
-	case contextClosed:
+	case s == states.ContextClosed:
 		return errClosed
 	}
 	return errNoContext
@@ -148,11 +135,11 @@ func (f *File) context() error {
 func (f *File) openContext(u *ib.Udata) error {
 	f.open.Lock()
 	defer f.open.Unlock()
-	switch f.state.Load() {
-	case contextFresh:
-	case contextZombie:
+	switch f.now() {
+	case states.ContextFresh:
+	case states.ContextZombie:
 		return errGone
-	case contextClosed:
+	case states.ContextClosed:
 		return errClosed
 	default:
 		return fmt.Errorf("the file has a context already: %w", syscall.EINVAL)
@@ -164,7 +151,7 @@ func (f *File) openContext(u *ib.Udata) error {
 		return err
 	}
 	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.device(e.Port, e.Type) })
-	if !f.state.CompareAndSwap(contextFresh, contextOpening) {
+	if !states.Step(&f.state, states.Context.Open) {
 		f.dealloc() // the device has gone meanwhile
 		return errGone
 	}
@@ -172,7 +159,7 @@ func (f *File) openContext(u *ib.Udata) error {
 }
 
 // commitContext and abortContext end openContext. Called without life.
-func (f *File) commitContext() { f.state.CompareAndSwap(contextOpening, contextLive) }
+func (f *File) commitContext() { states.Step(&f.state, states.Context.Commit) }
 
 func (f *File) abortContext() {
 	if f.enter() != nil {
@@ -181,7 +168,7 @@ func (f *File) abortContext() {
 	defer f.life.RUnlock()
 	f.open.Lock()
 	defer f.open.Unlock()
-	if f.state.CompareAndSwap(contextOpening, contextFresh) {
+	if states.Step(&f.state, states.Context.Abort) {
 		f.dealloc()
 	}
 }
@@ -393,10 +380,9 @@ func (s *Server) expiry() (expired <-chan struct{}, stop func() bool) {
 func (f *File) disassociate() *ending {
 	f.ends.Lock()
 	defer f.ends.Unlock()
-	if f.state.Load() == contextClosed {
+	if !states.Step(&f.state, states.Context.Disassociate) {
 		return f.end.Load()
 	}
-	f.state.Store(contextZombie)
 	return f.begin(func() {
 		f.flush()
 		f.parting.Store(true)
@@ -431,7 +417,7 @@ func (f *File) logf(format string, args ...any) {
 // follows when the process answers, or has ended. It may sleep. (ib_uverbs_close)
 func (f *File) Close() {
 	f.ends.Lock()
-	if f.state.Swap(contextClosed) == contextClosed {
+	if !states.Step(&f.state, states.Context.Close) {
 		f.ends.Unlock()
 		return
 	}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"verbena/internal/states"
 )
 
 // kind is the kind of an object, in the order in which a context destroys them.
@@ -171,7 +173,7 @@ type share[R resource] struct {
 // lookup returns the object of a handle for use until done is called. EIO in a zombie, ENOENT if there is none, EINVAL
 // if it is of another kind, EBUSY while somebody has it exclusively. (rdma_lookup_get_uobject, UVERBS_LOOKUP_READ)
 func lookup[R resource](f *File, handle uint32) (share[R], error) {
-	if f.state.Load() == contextZombie {
+	if f.now() == states.ContextZombie {
 		return share[R]{}, errGone
 	}
 	o := f.objects.find(handle)

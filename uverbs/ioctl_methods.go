@@ -6,6 +6,7 @@ import (
 	"math"
 	"syscall"
 
+	"verbena/internal/states"
 	"verbena/uapi"
 )
 
@@ -85,7 +86,7 @@ func infoHandles(c *ioctlCall) error {
 		var handles []byte
 		var n uint32
 		for o := range c.f.objects.all() {
-			if o.res.kind() != k || o.users.Load() == exclusive || c.f.state.Load() == contextZombie {
+			if o.res.kind() != k || o.users.Load() == exclusive || c.f.now() == states.ContextZombie {
 				continue
 			}
 			if len(handles) == room {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"verbena/ib"
+	"verbena/internal/states"
 )
 
 // ContextInfo tells what an open file holds. (rdma resource show)
@@ -99,14 +100,14 @@ func (s *Server) Resources() []ContextInfo {
 // Info tells what the file holds; what is being made or destroyed is left out. It may sleep, but does not wait for the
 // process.
 func (f *File) Info() ContextInfo {
-	state := f.state.Load()
+	state := f.now()
 	info := ContextInfo{
 		Device:      f.dev.ib.Name(),
 		File:        f.dev.Name(),
 		PID:         f.proc.PID(),
 		ProcessName: f.proc.Name(),
 		UID:         f.proc.UID(),
-		Zombie:      state == contextZombie,
+		Zombie:      state == states.ContextZombie,
 		PinnedPages: f.proc.Account().Pages(),
 	}
 	if !f.life.TryRLock() {
@@ -114,7 +115,7 @@ func (f *File) Info() ContextInfo {
 		return info
 	}
 	defer f.life.RUnlock()
-	if state == contextClosed {
+	if state == states.ContextClosed {
 		return info
 	}
 	for o := range f.objects.all() {

@@ -23,6 +23,7 @@ import (
 	"verbena/driver/rxe"
 	"verbena/ib"
 	"verbena/ib/slot"
+	"verbena/internal/states"
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/uapi"
@@ -257,7 +258,7 @@ func (p *soakProc) live() bool {
 	p.s.lives.Add(1)
 	for x.work() {
 	}
-	if p.s.stop.Load() && x.f.state.Load() == contextLive {
+	if p.s.stop.Load() && x.f.now().Makes() {
 		for _, q := range x.qps {
 			err := silently(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: q.handle, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
 			p.gone("modify to ERR", err)
@@ -441,7 +442,7 @@ func (x *soakContext) fatal() {
 
 // bury does what may be done with a zombie: nothing but destroy.
 func (x *soakContext) bury() {
-	if x.f.state.Load() != contextZombie {
+	if x.f.now() != states.ContextZombie {
 		return
 	}
 	if _, err := do[uapi.AllocPDResp](x.program, uapi.CmdAllocPD, uapi.AllocPD{}); !errors.Is(err, syscall.EIO) {

@@ -18,7 +18,7 @@ import (
 type ioctlRow struct {
 	object uapi.ObjectID
 	method uapi.MethodID
-	want   states
+	want   outcomes
 	attrs  func(x *stateProgram) []uapi.Attr
 }
 
@@ -29,7 +29,7 @@ func (r ioctlRow) run(x *stateProgram) error {
 		_, err := x.ioctl(r.object, r.method, r.attrs(x)...)
 		return err
 	}
-	if r.method == uapi.MethodGetContext && r.object == uapi.ObjectDevice && x.f.state.Load() == contextLive {
+	if r.method == uapi.MethodGetContext && r.object == uapi.ObjectDevice && x.f.now().Makes() {
 		return x.onFreshFile(call)
 	}
 	return call()
@@ -75,7 +75,7 @@ var ioctlRows = []ioctlRow{
 		}
 	}},
 	// It asks no device and needs no context: Linux lists what the file has, which in a zombie is nothing any more.
-	{uapi.ObjectDevice, uapi.MethodInfoHandles, states{works, works, works, never}, func(x *stateProgram) []uapi.Attr {
+	{uapi.ObjectDevice, uapi.MethodInfoHandles, outcomes{works, works, works, never}, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
 			inline(uapi.AttrInfoObjectID, 8, uint64(uapi.ObjectPD)), x.room(uapi.AttrInfoTotalHandles, 4), x.room(uapi.AttrInfoHandlesList, 64),
 		}
@@ -86,7 +86,7 @@ var ioctlRows = []ioctlRow{
 	destroyed(uapi.ObjectPD, uapi.MethodPDDestroy, func(x *stateProgram) uint32 { return x.spare }, 0),
 	{uapi.ObjectMR, uapi.MethodRegMR, makes, func(x *stateProgram) []uapi.Attr { return mrAttrs(x.program, x.pd, x.data, 4096) }},
 	// No driver here takes a dma-buf; Linux's rxe neither.
-	{uapi.ObjectMR, uapi.MethodRegDMABufMR, states{syscall.EOPNOTSUPP, syscall.EOPNOTSUPP, syscall.EIO, never}, func(x *stateProgram) []uapi.Attr {
+	{uapi.ObjectMR, uapi.MethodRegDMABufMR, outcomes{syscall.EOPNOTSUPP, syscall.EOPNOTSUPP, syscall.EIO, never}, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
 			handleAttr(uapi.AttrRegDMABufMRHandle, 0), handleAttr(uapi.AttrRegDMABufMRPDHandle, uint64(x.pd)),
 			inline(uapi.AttrRegDMABufMROffset, 8, 0), inline(uapi.AttrRegDMABufMRLength, 8, 4096), inline(uapi.AttrRegDMABufMRIOVA, 8, 0),

@@ -59,13 +59,13 @@ func errnoOf(err error) syscall.Errno {
 }
 
 // states is what a row says: active, error, zombie (of methods: none), gone.
-type states [4]syscall.Errno
+type outcomes [4]syscall.Errno
 
 var (
-	makes    = states{works, syscall.EIO, syscall.EIO, never} // creates or modifies
-	asks     = states{works, works, syscall.EIO, never}       // queries, polls, arms
-	destroys = states{works, works, works, never}
-	posts    = states{works, flushes, syscall.EIO, never}
+	makes    = outcomes{works, syscall.EIO, syscall.EIO, never} // creates or modifies
+	asks     = outcomes{works, works, syscall.EIO, never}       // queries, polls, arms
+	destroys = outcomes{works, works, works, never}
+	posts    = outcomes{works, flushes, syscall.EIO, never}
 )
 
 // stateProgram is a program with one of each object.
@@ -186,11 +186,11 @@ type stateRow struct {
 	name string
 	cmd  uapi.Command // 0 and extended: by number
 	ex   uapi.ExCommand
-	want states
+	want outcomes
 	run  func(x *stateProgram) error
 }
 
-func plain[Resp, Req any](cmd uapi.Command, want states, req func(x *stateProgram) Req) stateRow {
+func plain[Resp, Req any](cmd uapi.Command, want outcomes, req func(x *stateProgram) Req) stateRow {
 	return stateRow{name: cmd.String(), cmd: cmd, want: want, run: func(x *stateProgram) error {
 		driver := 0
 		if commands[cmd].udata {
@@ -201,13 +201,13 @@ func plain[Resp, Req any](cmd uapi.Command, want states, req func(x *stateProgra
 	}}
 }
 
-func silentRow[Req any](cmd uapi.Command, want states, req func(x *stateProgram) Req) stateRow {
+func silentRow[Req any](cmd uapi.Command, want outcomes, req func(x *stateProgram) Req) stateRow {
 	return stateRow{name: cmd.String(), cmd: cmd, want: want, run: func(x *stateProgram) error {
 		return silently(x.program, cmd, req(x))
 	}}
 }
 
-func extended[Resp, Req any](cmd uapi.ExCommand, want states, req func(x *stateProgram) Req) stateRow {
+func extended[Resp, Req any](cmd uapi.ExCommand, want outcomes, req func(x *stateProgram) Req) stateRow {
 	return stateRow{name: cmd.String() + " (extended)", ex: cmd, want: want, run: func(x *stateProgram) error {
 		_, _, err := doEx[Resp](x.program, cmd, req(x), 32)
 		return err
@@ -215,7 +215,7 @@ func extended[Resp, Req any](cmd uapi.ExCommand, want states, req func(x *stateP
 }
 
 var stateRows = []stateRow{
-	{name: "open(2)", want: states{works, works, syscall.ENODEV, syscall.ENODEV}, run: func(x *stateProgram) error {
+	{name: "open(2)", want: outcomes{works, works, syscall.ENODEV, syscall.ENODEV}, run: func(x *stateProgram) error {
 		f, err := x.srv.Open("uverbs0", x.program, &memory{})
 		if err == nil {
 			f.Close()
@@ -223,7 +223,7 @@ var stateRows = []stateRow{
 		return err
 	}},
 	{name: "GET_CONTEXT", cmd: uapi.CmdGetContext, want: makes, run: func(x *stateProgram) error {
-		if x.f.state.Load() != contextLive {
+		if !x.f.now().Makes() {
 			_, err := do[uapi.GetContextResp](x.program, uapi.CmdGetContext, uapi.GetContext{})
 			return err
 		}
@@ -324,7 +324,7 @@ func (x *stateProgram) post(cmd uapi.Command, handle uint32) error {
 // A midlayer method, called by a consumer in this process. Its "zombie" column does not exist.
 type methodRow struct {
 	name string
-	want states
+	want outcomes
 	run  func(k *stateConsumer) error
 }
 
@@ -347,11 +347,11 @@ type stateConsumer struct {
 }
 
 var (
-	methodMakes    = states{works, syscall.EIO, never, never}
-	methodAsks     = states{works, works, never, never}
-	methodPosts    = states{works, flushes, never, never}
-	deviceMakes    = states{works, syscall.EIO, never, syscall.ENODEV}
-	deviceAsks     = states{works, works, never, works}
+	methodMakes    = outcomes{works, syscall.EIO, never, never}
+	methodAsks     = outcomes{works, works, never, never}
+	methodPosts    = outcomes{works, flushes, never, never}
+	deviceMakes    = outcomes{works, syscall.EIO, never, syscall.ENODEV}
+	deviceAsks     = outcomes{works, works, never, works}
 	methodDestroys = methodAsks
 )
 
@@ -410,7 +410,7 @@ var methodRows = []methodRow{
 	{"CQ.Poll", methodAsks, func(k *stateConsumer) error { _, err := k.cq.Poll(make([]ib.WC, 1)); return err }},
 	{"CQ.ReqNotify", methodAsks, func(k *stateConsumer) error { _, err := k.cq.ReqNotify(ib.NotifyNextComp); return err }},
 	// The rxe driver, as the kernel's, cannot; where one can, this is a change like others.
-	{"CQ.Moderate", states{syscall.EOPNOTSUPP, syscall.EIO, never, never}, func(k *stateConsumer) error { return k.cq.Moderate(2, 0) }},
+	{"CQ.Moderate", outcomes{syscall.EOPNOTSUPP, syscall.EIO, never, never}, func(k *stateConsumer) error { return k.cq.Moderate(2, 0) }},
 	{"CQ.Resize", methodMakes, func(k *stateConsumer) error { return k.cq.Resize(20) }},
 	{"CQ.Destroy", methodDestroys, func(k *stateConsumer) error { return k.spareCQ.Destroy() }},
 	{"QP.Modify", methodMakes, func(k *stateConsumer) error {
@@ -551,7 +551,7 @@ func TestStates(t *testing.T) {
 			t.Errorf("%s in state %s: seen %s, expected %s", name, [...]string{"active", "error", "zombie", "gone"}[state], outcome(got), outcome(want))
 		}
 	}
-	line := func(name string, seen states) {
+	line := func(name string, seen outcomes) {
 		fmt.Fprintf(&b, "| %s |", name)
 		for _, e := range seen {
 			fmt.Fprintf(&b, " %s |", outcome(e))

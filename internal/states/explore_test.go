@@ -1,0 +1,590 @@
+package states
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"verbena/internal/explore"
+)
+
+// The model: programs that open the device, get a context, make a queue pair, post, destroy and close, as package uverbs lets them;
+// and resets, which take the device to the error state, make zombies of the contexts, unregister it, and register the next. Where there
+// is a lock in the product, the model has one. What the threads share changes by the transitions of this package alone.
+
+const (
+	numFiles = 2
+	numLives = 3 // of the device
+)
+
+// file is an open device file with at most one queue pair.
+type file struct {
+	state    Context
+	on       int8 // a life of the device; -1: not opened
+	readers  int8 // File.life
+	writer   bool
+	wants    int8 // who wait for writing; no reader begins then
+	open     bool // File.open is held
+	driver   bool // the driver has a context
+	qp       Object
+	made     bool // the file has a queue pair
+	driverQP bool
+	attached bool
+	retried  bool    // GET_CONTEXT
+	ends     [2]int8 // where the ends of the context are that the device and Close have begun
+}
+
+// Where an end of a context is.
+const (
+	notBegun int8 = iota
+	wantsLife
+	flushes
+	leaves
+	lets
+	isOver
+)
+
+// Ends of a context.
+const (
+	byDevice = iota
+	byClose
+)
+
+// Where a program is.
+const (
+	opens int8 = iota
+	enters
+	gets
+	begins
+	answers
+	entersAgain
+	aborts
+	entersMaking
+	makes
+	driverMakes
+	born
+	posts
+	entersDestroying
+	ends
+	driverEnds
+	closes
+	waitsClosed
+	programOver
+)
+
+// Where a reset is.
+const (
+	fails int8 = iota
+	takesFlow
+	disassociates
+	waitsEnds
+	unregisters
+	registers
+	resetOver
+)
+
+type world struct {
+	dev     [numLives]Device
+	present int8 // the life that programs find; -1: none
+	next    int8 // the life that is registered next
+	told    [numLives]int8
+	flow    bool           // one reset at a time changes the device (slot.Slot.flow)
+	gone    [numLives]bool // uverbs.Device.gone
+	wrong   int8
+
+	files    [numFiles]file
+	programs [numFiles]int8
+	resets   [2]reset
+}
+
+type reset struct {
+	pc   int8
+	of   int8 // the life that it takes away
+	left int8 // resets that the thread still makes
+}
+
+var rules = [...]string{
+	1:  "the driver is called on a device that has gone",
+	2:  "a context is taken from the driver twice",
+	3:  "a queue pair is destroyed twice",
+	4:  "a context is made although the device has gone",
+	5:  "the driver is told of the error twice",
+	6:  "a queue pair is made although the context ends",
+	7:  "two ends of one kind have begun",
+	8:  "work is accepted on a queue pair that is gone",
+	9:  "a device that has gone is registered, or fails",
+	10: "an object is made on a device that is not active",
+	11: "the driver makes a second context for a file",
+}
+
+func one(what string, w world) []explore.Step[world] {
+	return []explore.Step[world]{{What: what, To: w}}
+}
+
+func (w *world) breaks(rule int8) {
+	if w.wrong == 0 {
+		w.wrong = rule
+	}
+}
+
+// calls is a call of the driver's.
+func (w *world) calls(f *file) {
+	if w.dev[f.on] == DeviceGone {
+		w.breaks(1)
+	}
+}
+
+// dealloc takes the context from the driver, if it has it.
+func (w *world) dealloc(f *file) {
+	if !f.driver {
+		return
+	}
+	w.calls(f)
+	f.driver = false
+}
+
+// destroyQP is the end of a queue pair in the driver.
+func (w *world) destroyQP(f *file) {
+	w.calls(f)
+	if !f.driverQP {
+		w.breaks(3)
+	}
+	f.driverQP = false
+	f.qp, _ = f.qp.Ended()
+}
+
+// enter is File.enter: false where the thread has to wait.
+func (f *file) enter() bool {
+	if f.writer || f.wants > 0 {
+		return false
+	}
+	f.readers++
+	return true
+}
+
+func (w world) program(i int) []explore.Step[world] {
+	f, pc := &w.files[i], &w.programs[i]
+	leave := func(to int8) { f.readers--; *pc = to }
+	switch *pc {
+	case opens:
+		if w.present < 0 {
+			if w.resets[0].pc == resetOver && w.resets[1].pc == resetOver {
+				*pc = programOver
+				return one("finds no device", w)
+			}
+			return nil // it comes again
+		}
+		if w.gone[w.present] {
+			return nil
+		}
+		f.on, f.attached, *pc = w.present, true, enters
+		return one("opens the device", w)
+	case enters:
+		if !f.enter() {
+			return nil
+		}
+		*pc = gets
+		return one("enters GET_CONTEXT", w)
+	case gets:
+		if f.open {
+			return nil
+		}
+		if f.state != ContextFresh || !w.dev[f.on].Makes() {
+			leave(closes)
+			return one("is refused a context", w)
+		}
+		w.calls(f)
+		if f.driver {
+			w.breaks(11)
+		}
+		f.open, f.driver, *pc = true, true, begins
+		return one("has the driver make a context", w)
+	case begins:
+		var ok bool
+		f.open = false
+		if f.state, ok = f.state.Open(); !ok {
+			w.dealloc(f)
+			leave(closes)
+			return one("takes its context back, since the device goes", w)
+		}
+		leave(answers)
+		return one("has a context", w)
+	case answers: // the answer is delivered, or not
+		x, y := w, w
+		x.files[i].state, _ = x.files[i].state.Commit()
+		x.programs[i] = entersMaking
+		y.programs[i] = entersAgain
+		return append(one("is told of its context", x), one("cannot be told of its context", y)...)
+	case entersAgain:
+		if !f.enter() {
+			return nil
+		}
+		*pc = aborts
+		return one("enters the undoing of its context", w)
+	case aborts:
+		if f.open {
+			return nil
+		}
+		var undo bool
+		if f.state, undo = f.state.Abort(); undo {
+			if !f.driver {
+				w.breaks(2)
+			}
+			w.dealloc(f)
+		}
+		leave(closes)
+		if f.retried {
+			return one("undoes its context", w)
+		}
+		x := w
+		x.files[i].retried = true
+		x.programs[i] = enters
+		return append(one("undoes its context", w), one("undoes its context, and tries again", x)...)
+	case entersMaking:
+		if !f.enter() {
+			return nil
+		}
+		*pc = makes
+		return one("enters CREATE_QP", w)
+	case makes:
+		if !f.state.Makes() || !w.dev[f.on].Makes() {
+			leave(closes)
+			return one("is refused a queue pair", w)
+		}
+		if w.dev[f.on] != DeviceActive {
+			w.breaks(10)
+		}
+		*pc = driverMakes
+		return one("may make a queue pair", w)
+	case driverMakes:
+		w.calls(f)
+		if !f.driver {
+			w.breaks(6)
+		}
+		f.driverQP, f.qp, *pc = true, 0, born
+		return one("has the driver make a queue pair", w)
+	case born:
+		if w.dev[f.on] == DeviceGone {
+			f.qp, _ = f.qp.End()
+			w.destroyQP(f)
+			leave(closes)
+			return one("unmakes its queue pair", w)
+		}
+		f.made = true
+		leave(posts)
+		return one("has a queue pair", w)
+	case posts:
+		*pc = entersDestroying
+		if !f.state.Makes() {
+			return one("cannot ring", w)
+		}
+		if !f.made || !f.driverQP && f.ends == [2]int8{} {
+			w.breaks(8)
+		}
+		return one("posts", w)
+	case entersDestroying:
+		if !f.enter() {
+			return nil
+		}
+		*pc = ends
+		return one("enters DESTROY_QP", w)
+	case ends:
+		var ok bool
+		if !f.made {
+			leave(closes)
+			return one("has no queue pair any more", w)
+		}
+		if f.qp, ok = f.qp.End(); !ok {
+			f.made = false
+			leave(closes)
+			return one("finds its queue pair destroyed", w)
+		}
+		*pc = driverEnds
+		return one("begins to destroy its queue pair", w)
+	case driverEnds:
+		// The driver may refuse once; then the file's end does it.
+		x, y := w, w
+		x.destroyQP(&x.files[i])
+		x.files[i].made = false
+		x.files[i].readers--
+		x.programs[i] = closes
+		y.files[i].qp, _ = y.files[i].qp.Refused()
+		y.files[i].readers--
+		y.programs[i] = closes
+		return append(one("destroys its queue pair", x), one("is refused the end of its queue pair", y)...)
+	case closes:
+		var first bool
+		if f.state, first = f.state.Close(); first {
+			if f.ends[byClose] != notBegun {
+				w.breaks(7)
+			}
+			f.ends[byClose] = wantsLife
+			f.wants++
+		}
+		*pc = waitsClosed
+		return one("closes the file", w)
+	case waitsClosed:
+		if f.ends[byClose] != isOver {
+			return nil
+		}
+		*pc = programOver
+		return one("has closed the file", w)
+	}
+	return nil
+}
+
+// ending is the goroutine that ends a context.
+func (w world) ending(i, kind int) []explore.Step[world] {
+	f := &w.files[i]
+	e := &f.ends[kind]
+	switch *e {
+	case wantsLife:
+		if f.readers > 0 || f.writer {
+			return nil
+		}
+		f.writer = true
+		f.wants--
+		*e = leaves
+		if kind == byDevice {
+			*e = flushes
+		}
+		return one("begins the end of a context", w)
+	case flushes:
+		if f.driver {
+			w.calls(f)
+		}
+		*e = leaves
+		return one("flushes", w)
+	case leaves:
+		if f.made {
+			var ok bool
+			if f.qp, ok = f.qp.End(); ok {
+				w.destroyQP(f)
+			}
+			f.made = false
+		}
+		w.dealloc(f)
+		*e = lets
+		return one("takes everything off the device", w)
+	case lets:
+		if kind == byClose {
+			f.attached = false
+		}
+		f.writer = false
+		*e = isOver
+		return one("has ended a context", w)
+	}
+	return nil
+}
+
+func (w world) reset(i int) []explore.Step[world] {
+	r := &w.resets[i]
+	switch r.pc {
+	case fails: // of whatever device is there, without the slot's lock: a fatal event
+		if w.present < 0 {
+			r.pc = takesFlow
+			return one("finds nothing to fail", w)
+		}
+		var tell bool
+		if w.dev[w.present], tell = w.dev[w.present].Fail(); tell {
+			w.told[w.present]++
+		}
+		r.of = w.present
+		r.pc = takesFlow
+		return one("has the device fail", w)
+	case takesFlow:
+		if w.flow {
+			return nil
+		}
+		if r.of < 0 || r.of != w.present { // another reset has been quicker
+			r.done()
+			return one("finds that device gone", w)
+		}
+		w.flow = true
+		w.present = -1
+		w.gone[r.of] = true
+		r.pc = disassociates
+		return one("takes the device from those who open it", w)
+	case disassociates: // files, one after the other
+		for k := range w.files {
+			f := &w.files[k]
+			if f.on != r.of || !f.attached || f.ends[byDevice] != notBegun {
+				continue
+			}
+			var begin bool
+			if f.state, begin = f.state.Disassociate(); begin {
+				f.ends[byDevice] = wantsLife
+				f.wants++
+				return one("makes a zombie", w)
+			}
+			if f.ends[byClose] == notBegun {
+				w.breaks(4)
+			}
+		}
+		r.pc = waitsEnds
+		return one("has begun all ends", w)
+	case waitsEnds:
+		for k := range w.files {
+			f := &w.files[k]
+			if f.on == r.of && f.attached && f.ends[byDevice] != isOver && f.ends[byClose] != isOver {
+				return nil
+			}
+		}
+		r.pc = unregisters
+		return one("finds all contexts ended", w)
+	case unregisters:
+		for k := range w.files {
+			if f := &w.files[k]; f.on == r.of && (f.driver || f.driverQP) {
+				w.breaks(4)
+			}
+		}
+		w.dev[r.of], _ = w.dev[r.of].Unregister()
+		if _, ok := w.dev[r.of].Register(); ok {
+			w.breaks(9)
+		}
+		r.pc = registers
+		return one("has unregistered the device", w)
+	case registers:
+		var ok bool
+		if _, tell := w.dev[r.of].Fail(); tell { // somebody is late
+			w.breaks(9)
+		}
+		if w.next < numLives {
+			if w.dev[w.next], ok = w.dev[w.next].Register(); ok {
+				w.present = w.next
+			}
+			w.next++
+		}
+		w.flow = false
+		r.done()
+		return one("has registered the device again", w)
+	}
+	return nil
+}
+
+// done is the end of one reset.
+func (r *reset) done() {
+	r.of = -1
+	if r.left--; r.left > 0 {
+		r.pc = fails
+	} else {
+		r.pc = resetOver
+	}
+}
+
+func (w world) check() error {
+	if w.wrong > 0 {
+		return errors.New(rules[w.wrong])
+	}
+	for i, n := range w.told {
+		if n > 1 {
+			return errors.New(rules[5])
+		}
+		if w.dev[i] == DeviceError && n == 0 {
+			return errors.New("the driver is not told of the error")
+		}
+	}
+	for i := range w.files {
+		f := &w.files[i]
+		if f.on < 0 {
+			continue
+		}
+		if w.dev[f.on] == DeviceGone && (f.driver || f.driverQP || f.state == ContextLive) {
+			return errors.New("a context is left on a device that has gone")
+		}
+		if w.programs[i] == entersMaking && f.ends == [2]int8{} && !f.state.Makes() {
+			return errors.New("a program has a context that it cannot use")
+		}
+		if f.state == ContextLive && !f.driver && f.ends == [2]int8{} {
+			return errors.New("a program has a context that the driver does not have")
+		}
+		if (f.ends[byDevice] == isOver || f.ends[byClose] == isOver) && (f.driver || f.driverQP) {
+			return errors.New("a context is left behind by its end")
+		}
+	}
+	return nil
+}
+
+func (w world) end() error {
+	for i, pc := range w.programs {
+		if pc != programOver {
+			return errors.New("a program waits for ever")
+		}
+		if f := &w.files[i]; f.driver || f.driverQP || f.attached || f.readers != 0 || f.writer || f.wants != 0 || f.on >= 0 && f.state != ContextClosed {
+			return errors.New("a file leaves something behind")
+		}
+	}
+	for _, r := range w.resets {
+		if r.pc != resetOver {
+			return errors.New("a reset waits for ever")
+		}
+	}
+	if w.flow {
+		return errors.New("no further reset is possible")
+	}
+	for i := int8(0); i < w.next; i++ {
+		if i != w.present && w.dev[i] != DeviceGone {
+			return errors.New("a device has not gone")
+		}
+	}
+	if w.present < 0 || !w.dev[w.present].Makes() {
+		return errors.New("the device has not come again")
+	}
+	return nil
+}
+
+// TestExplore visits every state of the model.
+func TestExplore(t *testing.T) {
+	began := time.Now()
+	all := explore.Result{}
+	for _, c := range []struct {
+		name             string
+		programs, resets int
+		again            int8 // resets of the first thread
+	}{
+		{"a program, a reset", 1, 1, 1},
+		{"a program, a reset and another after it", 1, 1, 2},
+		{"a program, two resets at once", 1, 2, 1},
+		{"two programs, a reset", 2, 1, 1},
+		{"two programs, a reset and another after it", 2, 1, 2},
+		{"two programs, two resets at once", 2, 2, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := world{next: 1}
+			w.dev[0], _ = w.dev[0].Register()
+			for i := range w.files {
+				w.files[i].on, w.files[i].qp = -1, ObjectEnded
+				if i >= c.programs {
+					w.programs[i] = programOver
+				}
+			}
+			for i := range w.resets {
+				w.resets[i] = reset{of: -1, left: 1}
+				if i >= c.resets {
+					w.resets[i].pc = resetOver
+				}
+			}
+			w.resets[0].left = c.again
+			s := explore.System[world]{Start: w, Check: world.check, End: world.end}
+			for i := range numFiles {
+				s.Threads = append(s.Threads,
+					func(w world) []explore.Step[world] { return w.program(i) },
+					func(w world) []explore.Step[world] { return w.ending(i, byDevice) },
+					func(w world) []explore.Step[world] { return w.ending(i, byClose) })
+			}
+			for i := range w.resets {
+				s.Threads = append(s.Threads, func(w world) []explore.Step[world] { return w.reset(i) })
+			}
+			r, err := s.Run(3_000_000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Log(r)
+			all.States += r.States
+			all.Steps += r.Steps
+			all.Ends += r.Ends
+			all.Depth = max(all.Depth, r.Depth)
+		})
+	}
+	t.Logf("%v; %v", all, time.Since(began).Round(time.Millisecond))
+}
