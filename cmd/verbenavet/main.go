@@ -90,19 +90,25 @@ func run(args []string, out, errs io.Writer) int {
 	}
 	loaded := time.Since(start)
 	said, escapes, unresolved := map[string]bool{}, map[string]bool{}, map[string]bool{}
-	for _, p := range programs {
-		for _, r := range p.Check() {
+	say := func(p *vet.Program, list []vet.Report) {
+		for _, r := range list {
 			if head := p.Format(&r, false); !said[head] {
 				said[head] = true
 				fmt.Fprintln(out, p.Format(&r, true))
 			}
 		}
+	}
+	for _, p := range programs {
+		say(p, p.Check())
 		for _, x := range p.Escapes() {
 			escapes[p.Place(x.Pos)+": "+x.Check+": "+x.Reason] = true
 		}
 		for pos, what := range p.Unresolved() {
 			unresolved[p.Place(pos)+": "+what] = true
 		}
+	}
+	if len(programs) > 0 {
+		say(programs[0], vet.Unused(programs))
 	}
 	if layered(*dir) {
 		imports, err := layers.Load(*dir, "")

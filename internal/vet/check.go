@@ -203,7 +203,7 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 			after++
 			for _, s := range l.sites {
 				if p.escapes.at(p.Fset, s.at.Pos(), NoSleep) == nil {
-					sleep.add(s.in, &cause{at: s.at, pos: s.at.Pos(), what: fmt.Sprintf("locks %s, which is held at %s across what sleeps (%s)", l.name, p.Place(l.sleepy.pos), l.sleepy.what)})
+					sleep.add(s.in, &cause{at: s.at, pos: s.at.Pos(), what: fmt.Sprintf("locks %s, which is held at %s across a call that sleeps (%s)", l.name, p.Place(l.sleepy.pos), l.sleepy.what)})
 				}
 			}
 		}
@@ -541,7 +541,7 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 			h := l.sleepy
 			end := Step{s.at.Pos(), name(v.f), "locks " + l.name}
 			path := append(v.path(end), Step{h.pos, name(h.in), "meanwhile, with " + l.name + " held, " + h.what})
-			reports = append(reports, Report{NoSleep, s.at.Pos(), fmt.Sprintf("%s may sleep: it locks %s, which is held at %s across what sleeps (%s)",
+			reports = append(reports, Report{NoSleep, s.at.Pos(), fmt.Sprintf("%s may sleep: it locks %s, which is held at %s across a call that sleeps (%s)",
 				v.root.why, l.name, p.Place(h.pos), h.what), path})
 		}
 	})
@@ -574,7 +574,7 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 			if next != nil {
 				path = append(path, copies.path(next)...)
 			}
-			reports = append(reports, Report{Copy, pos, fmt.Sprintf("%s copies from or to the memory of a program, which may stop it, with %s held", name(f), l.name), path})
+			reports = append(reports, Report{Copy, pos, fmt.Sprintf("%s copies to or from the memory of a process, which can stall the copy, with %s held", name(f), l.name), path})
 		}
 	}
 	for _, f := range p.order {
@@ -840,19 +840,35 @@ func (f *function) otherInstance(c *call, g *function, l *lock) bool {
 	return held != "" && path != "" && held != path+want.fields
 }
 
-// checkEscapes finds escapes without a reason, and those that are of no use.
+// excusable are the checks that an escape can be about.
+var excusable = []string{NoSleep, Serial, Callback, Hotplug, Held, program}
+
+// checkEscapes finds escapes without a reason.
 func (p *Program) checkEscapes() (reports []Report) {
-	known := []string{NoSleep, Serial, Callback, Hotplug, Held, program}
 	for _, x := range p.all {
 		switch {
 		case x.Check == Copy:
-			reports = append(reports, Report{"directive", x.Pos, "a copy with a lock held has no excuse", nil})
-		case !slices.Contains(known, x.Check):
-			reports = append(reports, Report{"directive", x.Pos, fmt.Sprintf("there is no check %q", x.Check), nil})
+			reports = append(reports, Report{"directive", x.Pos, "a copy with a lock held cannot be excused", nil})
+		case !slices.Contains(excusable, x.Check):
+			reports = append(reports, Report{"directive", x.Pos, fmt.Sprintf("unknown check %q", x.Check), nil})
 		case len(strings.Fields(x.Reason)) < 3:
-			reports = append(reports, Report{"directive", x.Pos, "an escape needs a reason", nil})
-		case !x.Used && p.unit == nil:
-			reports = append(reports, Report{"directive", x.Pos, "this escape is of no use: the check says nothing here", nil})
+			reports = append(reports, Report{"directive", x.Pos, "an escape needs a reason of at least three words", nil})
+		}
+	}
+	return reports
+}
+
+// Unused returns a report for each escape of the module that none of the programs has a use for. They have been checked.
+func Unused(programs []*Program) (reports []Report) {
+	used := map[token.Pos]bool{}
+	for _, p := range programs {
+		for _, x := range p.all {
+			used[x.Pos] = used[x.Pos] || x.Used || !slices.Contains(excusable, x.Check) || !p.main[p.Fset.Position(x.Pos).Filename]
+		}
+	}
+	for _, pos := range slices.Sorted(maps.Keys(used)) {
+		if !used[pos] {
+			reports = append(reports, Report{"directive", pos, "unused escape: the check reports nothing here", nil})
 		}
 	}
 	return reports
@@ -870,7 +886,9 @@ func (p *Program) Format(r *Report, long bool) string {
 	fmt.Fprintf(&b, "%s: %s: %s", p.Place(r.Pos), r.Check, r.Text)
 	if long {
 		for _, s := range r.Path {
-			fmt.Fprintf(&b, "\n\t%s: %s %s", p.Place(s.Pos), s.In, s.What)
+			if s.Pos.IsValid() { // else it is a wrapper of the compiler's
+				fmt.Fprintf(&b, "\n\t%s: %s %s", p.Place(s.Pos), s.In, s.What)
+			}
 		}
 	}
 	return b.String()

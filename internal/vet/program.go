@@ -26,6 +26,7 @@ type Program struct {
 	sleep   *effect        // after Check
 	copies  *effect
 	own     map[string]bool // paths of the packages that are looked at
+	main    map[string]bool // files of the module itself
 	escapes escapes
 	all     []*Escape
 	funcs   map[*ssa.Function]*function
@@ -164,6 +165,9 @@ func load(dir string, each bool, patterns ...string) ([]*Program, error) {
 		packages.Visit(g, nil, func(k *packages.Package) {
 			if ours(k) {
 				p.own[k.PkgPath] = true
+				for _, name := range k.CompiledGoFiles {
+					p.main[name] = k.Module.Main
+				}
 				p.readDirectives(k.Syntax, k.TypesInfo)
 			}
 		})
@@ -211,7 +215,7 @@ func ours(k *packages.Package) bool {
 
 func newProgram(fset *token.FileSet) *Program {
 	return &Program{
-		Fset: fset, own: map[string]bool{}, escapes: escapes{}, funcs: map[*ssa.Function]*function{}, locks: map[string]*lock{},
+		Fset: fset, own: map[string]bool{}, main: map[string]bool{}, escapes: escapes{}, funcs: map[*ssa.Function]*function{}, locks: map[string]*lock{},
 		nosleepFields: map[*types.Var]bool{}, programLocks: map[*types.Var]*Escape{}, values: map[*types.Package][]*ssa.Function{}, nosleepLines: map[line]bool{}, decls: map[types.Object][]directive{},
 		unresolved: map[token.Pos]string{},
 	}
@@ -721,7 +725,7 @@ func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Fun
 		recv := common.Value.Type()
 		switch {
 		case isNamed(recv, copyInterface) && copyMethods[c.iface.Name()]:
-			f.ops = append(f.ops, op{at: at, pos: c.pos, kind: opCopy, what: "copies from or to the memory of a program by " + short(c.iface)})
+			f.ops = append(f.ops, op{at: at, pos: c.pos, kind: opCopy, what: "copies to or from process memory by " + short(c.iface)})
 			return // whatever it is
 		case p.isDriverMethod(recv, c.iface):
 			c.agreed = true
@@ -760,7 +764,7 @@ func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Fun
 		}
 		c.static, _ = objectOf(fn).(*types.Func)
 		if p.isSpace(fn) && copyMethods[fn.Name()] && pkgOf(f.Function) != pkgOf(fn) {
-			f.ops = append(f.ops, op{at: at, pos: c.pos, kind: opCopy, what: "copies from or to the memory of a program by " + short(c.static)})
+			f.ops = append(f.ops, op{at: at, pos: c.pos, kind: opCopy, what: "copies to or from process memory by " + short(c.static)})
 			return
 		}
 		if lockCall(fn) != noLockCall {

@@ -29,7 +29,7 @@ func TestSnippets(t *testing.T) {
 	}
 	p := programs[0]
 	got := map[line][]string{}
-	for _, r := range p.Check() {
+	for _, r := range append(p.Check(), Unused(programs)...) {
 		at := p.Fset.Position(r.Pos)
 		if strings.Contains(at.Filename, "testdata") {
 			got[line{at.Filename, at.Line}] = append(got[line{at.Filename, at.Line}], p.Format(&r, true))

@@ -18,7 +18,7 @@ func (c *Cache) Fill(b []byte) error {
 	if !c.small {
 		c.mu.Unlock()
 	}
-	err := c.space.ReadV([][]byte{b}, 0) // want "copy: .*Fill copies from or to the memory of a program.*with copy_branch.Cache.mu held"
+	err := c.space.ReadV([][]byte{b}, 0) // want "copy: .*Fill copies to or from the memory of a process.*with copy_branch.Cache.mu held"
 	if c.small {
 		c.mu.Unlock()
 	}

@@ -17,7 +17,7 @@ type QP struct {
 func (q *QP) Doorbell(*ib.Hold) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.work() // want "copy: .*Doorbell copies from or to the memory of a program.*with copy_locked.QP.mu held"
+	q.work() // want "copy: .*Doorbell copies to or from the memory of a process.*with copy_locked.QP.mu held"
 }
 
 func (q *QP) Posted() bool { return false }

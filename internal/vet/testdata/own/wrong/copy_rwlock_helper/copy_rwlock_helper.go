@@ -18,5 +18,5 @@ func (t *Table) end()   { t.mu.RUnlock() }
 func (t *Table) Store(b []byte) error {
 	t.begin()
 	defer t.end()
-	return t.space.WriteV([][]byte{b}, 0) // want "copy: .*Store copies from or to the memory of a program.*with copy_rwlock_helper.Table.mu held"
+	return t.space.WriteV([][]byte{b}, 0) // want "copy: .*Store copies to or from the memory of a process.*with copy_rwlock_helper.Table.mu held"
 }

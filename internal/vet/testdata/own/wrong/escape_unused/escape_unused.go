@@ -4,6 +4,6 @@ package escape_unused
 //
 //verbena:nosleep
 func Ring(n int) int {
-	//verbena:allow nosleep there was a channel here once // want "directive: this escape is of no use"
+	//verbena:allow nosleep there was a channel here once // want "directive: unused escape"
 	return n
 }

@@ -15,7 +15,7 @@ type QP struct {
 }
 
 func (q *QP) PostSend(wrs []ib.SendWR) (int, error) {
-	q.mu.Lock() // want "nosleep: .*PostSend.* may sleep: it locks sleepy_lock.QP.mu, which is held at .*sleepy_lock.go:\d+ across what sleeps"
+	q.mu.Lock() // want "nosleep: .*PostSend.* may sleep: it locks sleepy_lock.QP.mu, which is held at .*sleepy_lock.go:\d+ across a call that sleeps"
 	defer q.mu.Unlock()
 	q.n += len(wrs)
 	return len(wrs), nil
