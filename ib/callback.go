@@ -103,10 +103,14 @@ func (c *callbacks) pushEvent(cb callback) {
 	c.unlockAndServe()
 }
 
-// ready is called with mu held: there is something that a thread could run now.
+// ready reports whether there is something that a thread could run now.
+//
+//verbena:held mu
 func (c *callbacks) ready() bool { return c.due.len() > 0 || c.events.len() > 0 && !c.inEvent }
 
-// unlockAndServe gives up mu, and sees to it that someone will run what is due.
+// unlockAndServe releases mu, and starts a worker if no thread will run what is due.
+//
+//verbena:held mu
 func (c *callbacks) unlockAndServe() {
 	start := c.ready() && c.helpers() == 0
 	if start {
@@ -121,10 +125,14 @@ func (c *callbacks) unlockAndServe() {
 	}
 }
 
-// helpers is called with mu held: the threads that run callbacks, or will soon.
+// helpers returns the number of threads that run callbacks, or will soon.
+//
+//verbena:held mu
 func (c *callbacks) helpers() int { return int(c.holds.Load()) - c.stale + c.workers }
 
-// expect is called with mu held: what is due is to be begun within lateDelay.
+// expect has isLate look whether what is due was begun within lateDelay.
+//
+//verbena:held mu
 func (c *callbacks) expect() {
 	if c.looking || !c.ready() || c.workers > 0 {
 		return
@@ -147,12 +155,14 @@ func (c *callbacks) isLate() {
 	c.unlockAndServe()
 }
 
-// short is called with mu held: something is due, and everyone who could run it is busy with another callback.
+// short reports whether something is due, and every thread that could run it is busy with another callback.
+//
+//verbena:held mu
 func (c *callbacks) short() bool {
 	return c.ready() && c.runningNow() >= c.helpers() && c.workers < max(2, runtime.GOMAXPROCS(0))
 }
 
-// callHelp is called with mu held.
+//verbena:held mu
 func (c *callbacks) callHelp() {
 	if c.helping || !c.short() {
 		return
@@ -187,7 +197,9 @@ func (c *callbacks) work() {
 	c.leave(true)
 }
 
-// leave ends a worker, or the hold of a thread. It is called with mu held, and gives it up.
+// leave ends a worker, or the hold of a thread, and releases mu.
+//
+//verbena:held mu
 func (c *callbacks) leave(worker bool) {
 	if worker {
 		c.workers--
@@ -198,8 +210,9 @@ func (c *callbacks) leave(worker bool) {
 	c.unlockAndServe()
 }
 
-// runOne is called with mu held and something ready, by a worker or by a thread that holds callbacks, and returns with
-// mu held. A callback that panics or ends the goroutine is the end of the worker, or of the hold: another takes over.
+// runOne runs a callback that is ready, on a worker or a thread that holds callbacks, and returns with mu held. A callback that panics or ends the goroutine is the end of the worker, or of the hold: another takes over.
+//
+//verbena:held mu
 func (c *callbacks) runOne(worker bool) {
 	epoch := c.epoch % 2
 	c.running[epoch]++
@@ -253,7 +266,7 @@ func (c *callbacks) handlerRan(epoch uint, cq *CQ) {
 	c.ran(epoch)
 }
 
-// ran is called with mu held.
+//verbena:held mu
 func (c *callbacks) ran(epoch uint) {
 	c.running[epoch]--
 	c.idle.Broadcast()

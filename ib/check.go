@@ -151,7 +151,7 @@ func (f *frame) leave() {
 	k.pop(f)
 }
 
-// pop is called with mu held.
+//verbena:held mu
 func (k *checker) pop(f *frame) {
 	f.left = true
 	if f.timer != nil {

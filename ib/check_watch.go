@@ -18,7 +18,7 @@ const (
 	longWait  = 20
 )
 
-// watch is called with mu held.
+//verbena:held mu
 func (k *checker) watch(f *frame) {
 	if f.kind == inCallback {
 		f.late = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f, RuleCallbackReturns) })
@@ -36,7 +36,7 @@ func (k *checker) watch(f *frame) {
 	}
 }
 
-// again is called with mu held.
+//verbena:held mu
 func (k *checker) again(f *frame) {
 	if !f.left {
 		f.delay = min(2*f.delay, k.cfg.Patience/longWait)
@@ -191,7 +191,9 @@ func (k *checker) lookAtClient(f *frame, rule Rule) {
 	k.report(v, f.dev, f.entry)
 }
 
-// registering is the Register or Unregister of the device that is in progress, if any. It is called with mu held.
+// registering is the Register or Unregister of the device that is in progress, if any.
+//
+//verbena:held mu
 func (k *checker) registering(d *Device) *frame {
 	for _, th := range k.threads {
 		if f := th.find(func(f *frame) bool { return f.kind == inRegister && f.dev == d }); f != nil {

@@ -141,7 +141,7 @@ func (w *work) taken(queue *[]*request, posted []*request, n int, cq *CQ, room i
 	}
 }
 
-// done is called with w.mu held.
+// done is called with the mu of its work held.
 func (r *request) done() {
 	if r.pending != nil {
 		r.pending.check.pending.Add(-1)
@@ -270,8 +270,9 @@ func (w *work) completed(cq *CQ, wc *WC) (r *request) {
 	return r
 }
 
-// sent takes the request of a completion out of the send queue, with all that may have been before it. It is called with w.mu
-// held.
+// sent takes the request of a completion out of the send queue, with all that may have been before it.
+//
+//verbena:held w.mu
 func (w *work) sent(wc *WC) *request {
 	var r *request
 	same := 0
@@ -317,7 +318,7 @@ func (w *work) moved(s QPState) {
 	}
 }
 
-// connect is called with w.mu held.
+//verbena:held w.mu
 func (w *work) connect(on bool) {
 	if w.connected != on && w.srq != nil {
 		w.srq.mu.Lock()
@@ -331,7 +332,9 @@ func (w *work) connect(on bool) {
 	w.connected = on
 }
 
-// forget drops what is outstanding: it will not complete. It is called with w.mu held.
+// forget drops what is outstanding: it will not complete.
+//
+//verbena:held w.mu
 func (w *work) forget() {
 	for _, r := range slices.Concat(w.send, w.recv) {
 		r.done()
@@ -372,8 +375,10 @@ func (w *work) gone(at []uintptr) {
 	}
 }
 
-// checkLast reports the destruction of a queue pair that may have taken receives from its SRQ whose completions are lost. It is
-// called with w.mu held.
+// checkLast reports the destruction of a queue pair that may have taken receives from its SRQ whose completions are
+// lost.
+//
+//verbena:held w.mu
 func (w *work) checkLast(at []uintptr) {
 	if w.srq == nil || !w.connected || w.last {
 		return

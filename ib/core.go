@@ -173,7 +173,9 @@ func (c *Core) takeAway(d *Device, k *checker, f *frame) error {
 	return nil
 }
 
-// detachAll is called with c.mu held, and gives it up.
+// detachAll detaches every client, and releases c.mu.
+//
+//verbena:held c.mu
 func (c *Core) detachAll(d *Device) {
 	defer c.mu.Unlock()
 	for len(d.attached) > 0 {

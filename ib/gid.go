@@ -143,7 +143,7 @@ func (s *gidSlot) clear() bool {
 	return true
 }
 
-// show is called with mu held.
+//verbena:held mu
 func (t *GIDTable) show() {
 	e := make([]GIDEntry, len(t.slots))
 	for i, s := range t.slots {

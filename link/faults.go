@@ -79,7 +79,7 @@ func (f *Faults) Add(r Rule) error {
 	return nil
 }
 
-// changed is called with mu held.
+//verbena:held mu
 func (f *Faults) changed() {
 	var kinds uint32
 	for _, r := range f.rules {

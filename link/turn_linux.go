@@ -130,7 +130,9 @@ func (e *UDPEndpoint) Claim() Turn {
 	return t.give(e, sender)
 }
 
-// give gives the turn to who has asked for it. mu is held.
+// give gives the turn to who has asked for it.
+//
+//verbena:held mu
 func (t *turn) give(e *UDPEndpoint, to holder) *receiver {
 	t.holder = to
 	t.beats++
@@ -141,7 +143,9 @@ func (t *turn) give(e *UDPEndpoint, to holder) *receiver {
 	return t.receiver
 }
 
-// arm says whether what arrives wakes the receive thread. mu is held.
+// arm says whether what arrives wakes the receive thread.
+//
+//verbena:held mu
 func (t *turn) arm(e *UDPEndpoint, on bool) {
 	if on == t.armed {
 		return
@@ -178,7 +182,9 @@ func (t *turn) yield(r *receiver) bool {
 	return true
 }
 
-// free makes the turn nobody's. mu is held.
+// free makes the turn nobody's.
+//
+//verbena:held mu
 func (t *turn) free(e *UDPEndpoint) {
 	was := t.holder
 	t.holder, t.inside = nobody, false
@@ -222,7 +228,9 @@ func (t *turn) abandon(r *receiver) {
 	}
 }
 
-// replace makes the turn nobody's, with a new receiver. mu is held.
+// replace makes the turn nobody's, with a new receiver.
+//
+//verbena:held mu
 func (t *turn) replace() {
 	e := t.receiver.e
 	t.receiver.late.Store(true)

@@ -275,7 +275,9 @@ func (s *Service) LinkDel(name string) error {
 	return l.slot.Close()
 }
 
-// forgetLink makes the link unknown; s.mu is held.
+// forgetLink makes the link unknown.
+//
+//verbena:held s.mu
 func (s *Service) forgetLink(l *rxeLink) {
 	s.links = slices.DeleteFunc(slices.Clone(s.links), func(o *rxeLink) bool { return o == l })
 	for r := range s.recordings {
@@ -290,7 +292,9 @@ func (s *Service) all() []*rxeLink {
 	return slices.Clone(s.links)
 }
 
-// find returns the link of a name, nil if there is none; s.mu is held.
+// find returns the link of a name, nil if there is none.
+//
+//verbena:held s.mu
 func (s *Service) find(name string) *rxeLink {
 	for _, l := range s.links {
 		if l.spec.Name == name {

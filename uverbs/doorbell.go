@@ -84,7 +84,9 @@ func (d *doorbells) silence() {
 	}
 }
 
-// publish is called with mu held, when list has changed.
+// publish is called when list has changed.
+//
+//verbena:held mu
 func (d *doorbells) publish() {
 	if n := len(d.list); n == 0 || n > maxScan {
 		d.few.Store(nil)

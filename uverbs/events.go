@@ -141,7 +141,7 @@ func (e *eventFile) raise(r record) {
 	e.add(r)
 }
 
-// add is called with mu held.
+//verbena:held mu
 func (e *eventFile) add(r record) {
 	// An event that nobody could have read yet says it all: so there is no more waiting than there are sources.
 	if r.src.waiting > 0 && slices.Contains(e.records[e.sent:], r) {
@@ -158,7 +158,9 @@ func (e *eventFile) add(r record) {
 	}
 }
 
-// forgetRead drops the records that the program has read. Called with mu held.
+// forgetRead drops the records that the program has read.
+//
+//verbena:held mu
 func (e *eventFile) forgetRead() {
 	//verbena:allow nosleep the kernel counts what is in a pipe without waiting
 	unread, err := unix.IoctlGetInt(e.fd, unix.TIOCINQ) // FIONREAD by another name
@@ -171,7 +173,9 @@ func (e *eventFile) forgetRead() {
 	}
 }
 
-// flush writes what the pipe takes, and sees to it that the goroutine writes the rest. Called with mu held.
+// flush writes what the pipe takes, and sees to it that the goroutine writes the rest.
+//
+//verbena:held mu
 func (e *eventFile) flush() {
 	if e.write(); e.sent < len(e.records) && !e.flushing {
 		e.flushing = true
@@ -179,7 +183,9 @@ func (e *eventFile) flush() {
 	}
 }
 
-// write writes what the pipe takes. Called with mu held.
+// write writes what the pipe takes.
+//
+//verbena:held mu
 func (e *eventFile) write() {
 	for e.sent < len(e.records) {
 		r := &e.records[e.sent]
@@ -252,7 +258,9 @@ func (e *eventFile) retire(src *eventSource) (reported uint32) {
 	return uint32(src.raised)
 }
 
-// drop drops records that are not in the pipe. Called with mu held.
+// drop drops records that are not in the pipe.
+//
+//verbena:held mu
 func (e *eventFile) drop(which func(record) bool) {
 	kept := e.records[:e.sent]
 	for _, r := range e.records[e.sent:] {
@@ -267,11 +275,12 @@ func (e *eventFile) drop(which func(record) bool) {
 	e.records = kept
 }
 
-// takeBack empties the pipe: what was unread is waiting again. Called with mu held.
+// takeBack empties the pipe: what was unread is waiting again.
 //
-// The only descriptor of the reading end is the program's, so that its closing can be seen; another one is opened
-// for the moment. The program may read at the same time: what counts is what this end gets to read.
+// The only descriptor of the reading end is the program's, so that its closing can be seen; another one is opened for
+// the moment. The program may read at the same time: what counts is what this end gets to read.
 //
+//verbena:held mu
 //verbena:allow nosleep it opens and reads a pipe, without blocking
 func (e *eventFile) takeBack() {
 	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(e.fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -391,7 +400,7 @@ func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
 	return e, reader, nil
 }
 
-// keep is called with mu held.
+//verbena:held mu
 func (s *eventFiles) keep(list *[]*eventFile, e *eventFile, reader int) error {
 	if s.closed {
 		e.close()

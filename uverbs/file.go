@@ -117,7 +117,9 @@ func (f *File) Device() *Device { return f.dev }
 // now is where the file stands in its life; see the package comment.
 func (f *File) now() states.Context { return states.Context(f.state.Load()) }
 
-// context is nil while objects can be made. Called with life held. (ib_uverbs_get_ucontext_file)
+// context is nil while objects can be made. (ib_uverbs_get_ucontext_file)
+//
+//verbena:held life
 func (f *File) context() error {
 	switch s := f.now(); {
 	case s.Makes():
@@ -130,8 +132,9 @@ func (f *File) context() error {
 	return errNoContext
 }
 
-// openContext makes the context, which is live when commit is called. Called with life held for reading.
-// (ib_init_ucontext)
+// openContext makes the context, which is live when commit is called. (ib_init_ucontext)
+//
+//verbena:held life
 func (f *File) openContext(u *ib.Udata) error {
 	f.open.Lock()
 	defer f.open.Unlock()
@@ -212,8 +215,10 @@ func (f *File) abortObject(o *object) {
 	f.objects.remove(o)
 }
 
-// destroyObject destroys the object of a handle; also in a zombie, where it has no more to do than to take the
-// handle away. Called with life held for reading. (uobj_get_destroy)
+// destroyObject destroys the object of a handle; also in a zombie, where it has no more to do than to take the handle
+// away. (uobj_get_destroy)
+//
+//verbena:held life
 func (f *File) destroyObject(handle uint32, k kind) (resource, error) {
 	o, err := f.objects.take(handle, k)
 	if err != nil {
@@ -244,8 +249,9 @@ func (f *File) destroyNow(o *object) {
 	}
 }
 
-// leave takes everything off the device, in the order of dependency. Called with life held for writing.
-// (uverbs_destroy_ufile_hw)
+// leave takes everything off the device, in the order of dependency. (uverbs_destroy_ufile_hw)
+//
+//verbena:held life
 func (f *File) leave() {
 	if f.stop == nil {
 		return
@@ -298,8 +304,10 @@ func (f *File) destroyEach(objects []*object) {
 	}
 }
 
-// flush completes what the program waits for with a flush error: it may poll its queues, which stay mapped, and make
-// no call that would tell it that the device has gone. Called with life held for writing.
+// flush completes what the program waits for with a flush error: it may poll its queues, which stay mapped, and make no
+// call that would tell it that the device has gone.
+//
+//verbena:held life
 func (f *File) flush() {
 	if f.stop == nil {
 		return

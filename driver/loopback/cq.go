@@ -70,7 +70,9 @@ func (c *CQ) forget(qp *ib.QP) {
 	}
 }
 
-// notify tells the midlayer, now or as moderation has it; mu is held.
+// notify tells the midlayer, now or as moderation has it.
+//
+//verbena:held mu
 func (c *CQ) notify() {
 	c.due++
 	if c.due < c.count {

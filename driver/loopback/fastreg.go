@@ -35,7 +35,9 @@ func (m *fastMR) Map(r *umem.Region) error {
 	return nil
 }
 
-// fastReg executes WRRegMR; mu is held.
+// fastReg executes WRRegMR.
+//
+//verbena:held q.dev.mu
 func (q *QP) fastReg(w *sendWQE) ib.WCStatus {
 	m := w.fast
 	if m == nil || m.valid || m.mapped == nil || m.pd != q.pd || w.reg.Key>>8 != m.num>>8 {

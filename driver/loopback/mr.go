@@ -37,7 +37,9 @@ func domain(p ib.DriverPD) *pd {
 	return d
 }
 
-// newKey makes a key that is not valid yet; mu is held.
+// newKey makes a key that is not valid yet.
+//
+//verbena:held mu
 func (d *Device) newKey(p ib.DriverPD) *key {
 	i := freeNumber(d.keys, &d.nextKey, 0)
 	k := &key{dev: d, num: i << 8, pd: domain(p)}
@@ -45,7 +47,9 @@ func (d *Device) newKey(p ib.DriverPD) *key {
 	return k
 }
 
-// key finds what is valid by the number now, nil if nothing is; mu is held.
+// key finds what is valid by the number now, nil if nothing is.
+//
+//verbena:held mu
 func (d *Device) key(num uint32) *key {
 	if k := d.keys[num>>8]; k != nil && k.valid && k.num == num {
 		return k
@@ -121,7 +125,9 @@ func (k *key) Dereg() error {
 	return nil
 }
 
-// invalidate ends what a work request of q's consumer or peer began; mu is held.
+// invalidate ends what a work request of q's consumer or peer began.
+//
+//verbena:held mu
 func (d *Device) invalidate(num uint32, q *QP) bool {
 	k := d.key(num)
 	switch {

@@ -28,7 +28,9 @@ func (w *window) Dealloc() error {
 	return nil
 }
 
-// unbind takes the window off its region; mu is held.
+// unbind takes the window off its region.
+//
+//verbena:held k.dev.mu
 func (k *key) unbind() {
 	if k.of != nil {
 		k.of.bound--
@@ -36,7 +38,9 @@ func (k *key) unbind() {
 	k.of, k.qp, k.region, k.valid = nil, nil, nil, false
 }
 
-// bindMW executes WRBindMW (IBA 10.6.7.2.1); mu is held.
+// bindMW executes WRBindMW (IBA 10.6.7.2.1).
+//
+//verbena:held q.dev.mu
 func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
 	b, win := &w.bind, w.window
 	if win == nil || win.pd != q.pd {

@@ -192,13 +192,17 @@ func copyAttr(to, from *ib.QPAttr, mask ib.QPAttrMask) {
 	take(ib.QPAttrDestQPN, func() { to.DestQPN = from.DestQPN })
 }
 
-// reset drops everything; mu is held.
+// reset drops everything.
+//
+//verbena:held q.dev.mu
 func (q *QP) reset() {
 	q.state, q.attr, q.waiting = ib.QPReset, ib.QPAttr{}, false
 	q.sq.n, q.own.n = 0, 0
 }
 
-// toError flushes everything; mu is held.
+// toError flushes everything.
+//
+//verbena:held q.dev.mu
 func (q *QP) toError() {
 	first := q.state != ib.QPErr
 	q.state, q.waiting, q.dev.failed = ib.QPErr, false, true
@@ -211,8 +215,10 @@ func (q *QP) toError() {
 	}
 }
 
-// flushSends completes what is in the queue; mu is held. If a send is being executed, of a queue pair that is connected with
+// flushSends completes what is in the queue. If a send is being executed, of a queue pair that is connected with
 // itself, that one completes first: run does the rest.
+//
+//verbena:held q.dev.mu
 func (q *QP) flushSends() {
 	if q.busy {
 		return
@@ -270,7 +276,9 @@ func (q *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	return n, err
 }
 
-// take copies a work request into the queue; mu is held.
+// take copies a work request into the queue.
+//
+//verbena:held q.dev.mu
 func (q *QP) take(wr *ib.SendWR) error {
 	c := &q.init.Cap
 	switch {
@@ -374,7 +382,9 @@ func (r *recvQueue) post(wrs []ib.RecvWR) (n int, err error) {
 	return n, nil
 }
 
-// block notes that the first send of q waits; mu is held.
+// block notes that the first send of q waits.
+//
+//verbena:held q.dev.mu
 func (q *QP) block() {
 	q.waiting = true
 	if !slices.Contains(q.dev.blocked, q) {
@@ -382,7 +392,9 @@ func (q *QP) block() {
 	}
 }
 
-// unblock lets those go on that waited, as far as they can; mu is held.
+// unblock lets those go on that waited, as far as they can.
+//
+//verbena:held mu
 func (d *Device) unblock() {
 	d.failed = false
 	for n := len(d.blocked); n > 0; n-- {

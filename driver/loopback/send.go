@@ -6,7 +6,9 @@ import (
 	"verbena/ib"
 )
 
-// run executes the send queue as far as it goes; mu is held.
+// run executes the send queue as far as it goes.
+//
+//verbena:held q.dev.mu
 func (q *QP) run() {
 	for q.sq.n > 0 && !q.waiting {
 		switch {
@@ -20,7 +22,9 @@ func (q *QP) run() {
 	}
 }
 
-// step executes the first work request, if it need not wait; mu is held.
+// step executes the first work request, if it need not wait.
+//
+//verbena:held q.dev.mu
 func (q *QP) step() bool {
 	w := q.sq.pop()
 	q.busy = true
@@ -35,7 +39,9 @@ func (q *QP) step() bool {
 	return true
 }
 
-// drained tells the consumer that the send queue has come to rest, if it wants to know; mu is held.
+// drained tells the consumer that the send queue has come to rest, if it wants to know.
+//
+//verbena:held q.dev.mu
 func (q *QP) drained() {
 	if q.state == ib.QPSQD && !q.waiting && q.attr.EnSQDAsyncNotify {
 		q.attr.EnSQDAsyncNotify = false
@@ -43,7 +49,9 @@ func (q *QP) drained() {
 	}
 }
 
-// completeSend ends a send work request, and with an error also what comes after; mu is held.
+// completeSend ends a send work request, and with an error also what comes after.
+//
+//verbena:held q.dev.mu
 func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 	failed := status != ib.WCSuccess
 	over := q.state == ib.QPErr || q.state == ib.QPSQE
@@ -73,7 +81,9 @@ var opcodes = [...]ib.WCOpcode{
 	ib.WRFlush: ib.WCFlush, ib.WRAtomicWrite: ib.WCAtomicWrite,
 }
 
-// completeRecv ends the first receive work request of r, on q, with wc, of which it fills in the rest; mu is held.
+// completeRecv ends the first receive work request of r, on q, with wc, of which it fills in the rest.
+//
+//verbena:held q.dev.mu
 func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	w := r.pop()
 	wc.ID, wc.QPNum, wc.QP, wc.Port = w.id, q.obj.Num(), q.obj.QP(), 1
@@ -91,8 +101,10 @@ func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	r.checkLimit()
 }
 
-// execute does what a work request asks for, on both sides. n is the number of bytes that came in; wait tells that there
-// is no receive yet, or that the peer is in INIT, and nothing was done. mu is held.
+// execute does what a work request asks for, on both sides. n is the number of bytes that came in; wait tells that
+// there is no receive yet, or that the peer is in INIT, and nothing was done.
+//
+//verbena:held q.dev.mu
 func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	d := q.dev
 	switch w.wr.Opcode {

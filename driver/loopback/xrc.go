@@ -10,8 +10,9 @@ func (*xrcd) Dealloc() error { return nil }
 // AllocXRCD implements ib.XRCDriver.
 func (d *Device) AllocXRCD(*ib.Udata) (ib.DriverXRCD, error) { return &xrcd{d}, nil }
 
-// addXRC gives the queue a number, and the domain and completion queue of its messages, if it is one for XRC; mu is
-// held.
+// addXRC gives the queue a number, and the domain and completion queue of its messages, if it is one for XRC.
+//
+//verbena:held mu
 func (d *Device) addXRC(s *SRQ, init *ib.DriverSRQInit) {
 	if init.Type == ib.SRQXRC {
 		n := freeNumber(d.srqs, &d.nextSRQ, 1)
@@ -22,14 +23,16 @@ func (d *Device) addXRC(s *SRQ, init *ib.DriverSRQInit) {
 	}
 }
 
-// removeXRC is called with mu held.
+//verbena:held mu
 func (d *Device) removeXRC(s *SRQ) {
 	if d.srqs[s.obj.Num()] == s {
 		delete(d.srqs, s.obj.Num())
 	}
 }
 
-// xrcQueue is the receive queue that an XRC message is for, nil if there is no such; mu is held.
+// xrcQueue is the receive queue that an XRC message is for, nil if there is no such.
+//
+//verbena:held q.dev.mu
 func (q *QP) xrcQueue(srqn uint32) *recvQueue {
 	if s := q.dev.srqs[srqn]; s != nil && s.rq.xrcd == q.xrcd {
 		return &s.rq

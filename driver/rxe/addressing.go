@@ -127,7 +127,9 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 	return entries > 0 || was.Up != is.Up || was.Running != is.Running || was.MTU != is.MTU || was.Name != is.Name
 }
 
-// bind claims an address. changes is locked.
+// bind claims an address.
+//
+//verbena:held changes.Mutex
 func (d *Device) bind(a netip.Addr) (*endpoint, error) {
 	e := d.changes.ends[a]
 	if e == nil {
@@ -146,7 +148,9 @@ func (d *Device) bind(a netip.Addr) (*endpoint, error) {
 	return e, nil
 }
 
-// unbind gives an address up. changes is locked.
+// unbind gives an address up.
+//
+//verbena:held changes.Mutex
 func (d *Device) unbind(e *endpoint) error {
 	w := e.wire.Swap(nil)
 	if w == nil {

@@ -117,7 +117,7 @@ type ops struct{ dev *Device }
 // of them is taken, by another program or by the kernel's own rxe. It may sleep.
 func New(cfg Config) (*Device, error) { return NewHardware(cfg).probe() }
 
-// newDevice is called with hw.mu held.
+//verbena:held hw.mu
 func newDevice(hw *Hardware) (_ *Device, err error) {
 	cfg := hw.cfg
 	fail := func(err error) (*Device, error) { return nil, fmt.Errorf("device %s: %w", cfg.Name, err) }
@@ -182,7 +182,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	d.at.Store(&addressing{netdev: cfg.Netdev}) // for what arrives from now on
 	at := &addressing{netdev: cfg.Netdev}
 	for _, a := range cfg.Addrs {
-		e, err := d.bind(a)
+		e, err := d.bind(a) //verbena:allow held no other thread has the device yet
 		if err != nil {
 			return fail(err)
 		}

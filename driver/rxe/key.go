@@ -123,7 +123,9 @@ type keyGenerations struct {
 	chunks map[uint32]*[1 << chunkBits]uint16 // 256 and the last generation; 0: the index was never used
 }
 
-// last is the place of the last generation with an index; mu is held.
+// last is the place of the last generation with an index.
+//
+//verbena:held mu
 func (k *keyGenerations) last(index uint32) *uint16 {
 	if k.chunks == nil {
 		k.chunks = map[uint32]*[1 << chunkBits]uint16{}

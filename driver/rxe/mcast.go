@@ -40,7 +40,9 @@ func (g *groups) load() map[netip.Addr][]*QP {
 	return nil
 }
 
-// set gives a group other members; mu is held.
+// set gives a group other members.
+//
+//verbena:held mu
 func (g *groups) set(group netip.Addr, qps []*QP) {
 	v := maps.Clone(g.load())
 	if v == nil {

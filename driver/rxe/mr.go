@@ -151,7 +151,9 @@ func (m *mr) end() error {
 	return nil
 }
 
-// replace puts another grant, or none, behind the key; m.mu is held.
+// replace puts another grant, or none, behind the key.
+//
+//verbena:held m.mu
 func (m *mr) replace(g *grant) {
 	if old := m.grant.Swap(g); old != nil {
 		m.dev.keys.used(old.key)

@@ -59,8 +59,10 @@ func (w *mw) Dealloc() error {
 	return nil
 }
 
-// replace puts another grant, or none, behind the key; w.mu is held. Only when nobody uses the old one any more does its
-// region count the window no longer.
+// replace puts another grant, or none, behind the key. Only when nobody uses the old one any more does its region count
+// the window no longer.
+//
+//verbena:held w.mu
 func (w *mw) replace(g *grant) {
 	old := w.grant.Swap(g)
 	if old == nil {
@@ -114,7 +116,9 @@ func (w *mw) bind(qp *QP, b *uapi.RXESendWRMW) bool {
 	return true
 }
 
-// window makes the grant of a key for a part of a region, nil if the region does not allow it; w.mu is held.
+// window makes the grant of a key for a part of a region, nil if the region does not allow it.
+//
+//verbena:held w.mu
 func (w *mw) window(qp *QP, b *uapi.RXESendWRMW, key uint32) *grant {
 	m := qp.dev.mrs.get(b.MRLKey >> 8)
 	if m == nil {

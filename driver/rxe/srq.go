@@ -121,7 +121,9 @@ func (s *srq) take(w *recvWQE, slot []byte) (status uapi.WCStatus, taken bool) {
 	return status, true
 }
 
-// checkLimit raises the event when fewer receives are left than the limit, once; mu is held.
+// checkLimit raises the event when fewer receives are left than the limit, once.
+//
+//verbena:held mu
 func (s *srq) checkLimit() {
 	if s.limit == 0 {
 		return
@@ -132,7 +134,9 @@ func (s *srq) checkLimit() {
 	}
 }
 
-// left is how many receives are waiting; mu is held.
+// left is how many receives are waiting.
+//
+//verbena:held mu
 func (s *srq) left() (uint32, bool) {
 	prod, ok := s.ring.Producer()
 	return s.ring.Between(s.head, prod), ok
@@ -188,7 +192,9 @@ func (s *srq) fits(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 	return s.check(r, attr, mask)
 }
 
-// check is called with mu held. r is the new ring, nil if it stays.
+// check reports what forbids a change; r is the new ring, nil if it stays.
+//
+//verbena:held mu
 func (s *srq) check(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 	if s.life == destroyed {
 		return fmt.Errorf("shared receive queue %d was destroyed: %w", s.num, syscall.EINVAL)
@@ -226,7 +232,9 @@ func (s *srq) modify(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error 
 	return nil
 }
 
-// change is called with posting locked, and returns the ring that is used no more.
+// change returns the ring that is used no more.
+//
+//verbena:held posting
 func (s *srq) change(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) (old *ring.Ring, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,7 +254,9 @@ func (s *srq) change(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) (old *
 	return old, nil
 }
 
-// move copies the receives that wait to an empty ring, which is going to be the queue's; both locks are held.
+// move copies the receives that wait to an empty ring, which is going to be the queue's.
+//
+//verbena:held posting, mu
 func (s *srq) move(r *ring.Ring) error {
 	n, ok := s.left()
 	if !ok {

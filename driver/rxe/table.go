@@ -81,7 +81,9 @@ func (t *table[T]) claim(n uint32) bool {
 	return true
 }
 
-// grow makes room for a number; mu is held.
+// grow makes room for a number.
+//
+//verbena:held mu
 func (t *table[T]) grow(n uint32) {
 	if c := &t.chunks[n>>chunkBits]; c.Load() == nil {
 		c.Store(new(tableChunk[T]))

@@ -68,7 +68,9 @@ func (p *pass) yield() {
 	p.claims = p.claims[:0]
 }
 
-// abandon leaves the endpoints to others while the pass is stopped. theft is locked.
+// abandon leaves the endpoints to others while the pass is stopped.
+//
+//verbena:held theft
 func (p *pass) abandon() {
 	for _, c := range p.claims {
 		c.turn.Abandon()

@@ -4,7 +4,9 @@ import (
 	"verbena/ib"
 )
 
-// run carries out the sends that can be, and flushes what is there in ERR. Device.mu is held.
+// run carries out the sends that can be, and flushes what is there in ERR.
+//
+//verbena:held q.d.mu
 func (q *queuePair) run() {
 	for len(q.sends) > 0 && !q.waits && (q.attr.State == ib.QPRTS || q.attr.State == ib.QPSQD && q.begun) {
 		status, done := q.transmit(&q.sends[0])

@@ -190,7 +190,9 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	return n, err
 }
 
-// work does what the engine can do for the queue pair now, and reports whether that was anything; mu is held.
+// work does what the engine can do for the queue pair now, and reports whether that was anything.
+//
+//verbena:held q.dev.mu
 func (q *qp) work() (busy bool) {
 	switch {
 	case q.state == ib.QPErr || q.dev.failed && q.state != ib.QPReset:
@@ -211,8 +213,10 @@ func (q *qp) work() (busy bool) {
 	return busy
 }
 
-// transmit sends one message to the other end, with its answer. This is where the wire goes. wait tells that the peer is in
-// INIT, or that the receiver is not ready (RNR); a skeleton waits as long as it takes, unless RNRRetry is 0. mu is held.
+// transmit sends one message to the other end, with its answer. This is where the wire goes. wait tells that the peer
+// is in INIT, or that the receiver is not ready (RNR); a skeleton waits as long as it takes, unless RNRRetry is 0.
+//
+//verbena:held q.dev.mu
 func (q *qp) transmit(wr *ib.SendWR) (status ib.WCStatus, wait bool) {
 	d := q.dev
 	data, ok := wr.Inline, true
@@ -261,7 +265,9 @@ func (q *qp) transmit(wr *ib.SendWR) (status ib.WCStatus, wait bool) {
 	return status, false
 }
 
-// store carries out an RDMA WRITE at its target; mu is held.
+// store carries out an RDMA WRITE at its target.
+//
+//verbena:held q.dev.mu
 func (q *qp) store(wr *ib.SendWR, data []byte) bool {
 	if q.attr.AccessFlags&ib.AccessRemoteWrite == 0 {
 		return false
@@ -282,7 +288,9 @@ func (q *qp) sent(wr *ib.SendWR, status ib.WCStatus) ib.WC {
 	return ib.WC{ID: wr.ID, Status: status, Opcode: op, QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}
 }
 
-// completeSend ends a work request; mu is held.
+// completeSend ends a work request.
+//
+//verbena:held q.dev.mu
 func (q *qp) completeSend(wr *ib.SendWR, status ib.WCStatus) {
 	posted := true
 	if status != ib.WCSuccess || q.init.SigAll || wr.Flags&ib.SendSignaled != 0 {
@@ -293,7 +301,9 @@ func (q *qp) completeSend(wr *ib.SendWR, status ib.WCStatus) {
 	}
 }
 
-// completeRecv ends the first receive; mu is held.
+// completeRecv ends the first receive.
+//
+//verbena:held q.dev.mu
 func (q *qp) completeRecv(wc ib.WC, solicited bool) {
 	wc.ID, wc.QPNum, wc.QP, wc.Port = q.recvs[0].ID, q.obj.Num(), q.obj.QP(), 1
 	q.recvs = slices.Delete(q.recvs, 0, 1)
@@ -302,7 +312,9 @@ func (q *qp) completeRecv(wc ib.WC, solicited bool) {
 	}
 }
 
-// toError flushes both queues, in order; mu is held.
+// toError flushes both queues, in order.
+//
+//verbena:held q.dev.mu
 func (q *qp) toError() {
 	q.state = ib.QPErr
 	for len(q.sends) > 0 {

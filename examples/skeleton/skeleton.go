@@ -195,7 +195,9 @@ func (m *mr) Dereg() error {
 	return nil
 }
 
-// region finds the memory of a key, nil if the domain, the rights or the range are wrong; mu is held.
+// region finds the memory of a key, nil if the domain, the rights or the range are wrong.
+//
+//verbena:held mu
 func (d *Device) region(key uint32, pd ib.DriverPD, need ib.AccessFlags, addr, n uint64) *umem.Region {
 	m := d.keys[key]
 	if m == nil || m.pd != pd || m.access&need != need || !m.region.Contains(addr, n) {
@@ -204,7 +206,9 @@ func (d *Device) region(key uint32, pd ib.DriverPD, need ib.AccessFlags, addr, n
 	return m.region
 }
 
-// read gathers a list into one piece; ok is false if it may not. mu is held.
+// read gathers a list into one piece; ok is false if it may not.
+//
+//verbena:held mu
 func (d *Device) read(sgl []ib.SGE, pd ib.DriverPD) (data []byte, ok bool) {
 	for _, s := range sgl {
 		if s.Length == 0 {
@@ -220,7 +224,9 @@ func (d *Device) read(sgl []ib.SGE, pd ib.DriverPD) (data []byte, ok bool) {
 	return data, true
 }
 
-// write scatters data; mu is held.
+// write scatters data.
+//
+//verbena:held mu
 func (d *Device) write(sgl []ib.SGE, pd ib.DriverPD, data []byte) ib.WCStatus {
 	for _, s := range sgl {
 		n := min(len(data), int(s.Length))

@@ -235,7 +235,9 @@ func (a *Attachment[S]) Release() {
 	}
 }
 
-// wake has work look again; mu is held. It may not sleep.
+// wake has work look again. It may not sleep.
+//
+//verbena:held mu
 func (a *Attachment[S]) wake() {
 	select {
 	case a.kick <- struct{}{}:
@@ -243,14 +245,18 @@ func (a *Attachment[S]) wake() {
 	}
 }
 
-// set changes the state; mu is held.
+// set changes the state.
+//
+//verbena:held mu
 func (a *Attachment[S]) set(s State) {
 	a.state = s
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
 
-// endSession has the session, or the attempt, end; mu is held. It may not sleep.
+// endSession has the session, or the attempt, end. It may not sleep.
+//
+//verbena:held mu
 func (a *Attachment[S]) endSession(cause error) {
 	if a.current != nil {
 		a.current.end(cause)

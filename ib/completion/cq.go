@@ -124,7 +124,7 @@ func (q *CQ) Process(budget int) (int, error) {
 	return q.process(budget)
 }
 
-// process is called with polled held.
+//verbena:held polled
 func (q *CQ) process(budget int) (handled int, err error) {
 	for handled < budget {
 		n, err := q.cq.Poll(q.wc[:min(len(q.wc), budget-handled)])
@@ -230,7 +230,7 @@ func (q *CQ) put(id uint64) (slot, bool) {
 	return q.release(i), true
 }
 
-// release is called with mu held.
+//verbena:held mu
 func (q *CQ) release(i uint32) slot {
 	s := q.slots[i]
 	q.slots[i] = slot{gen: s.gen}

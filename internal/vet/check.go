@@ -179,13 +179,13 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 		for _, f := range p.order {
 			for i := range f.ops {
 				o := &f.ops[i]
-				if o.kind == opSleep && p.escapes.at(p.Fset, o.pos, NoSleep) == nil {
+				if o.kind == opSleep && f.allowed[NoSleep] == nil && p.escapes.at(p.Fset, o.pos, NoSleep) == nil {
 					mark(f, f.locks.may[o.at], &cause{pos: o.pos, what: o.what}, strings.Contains(o.what, "Cond).Wait"), false)
 				}
 			}
 			for _, c := range f.calls {
 				held := f.locks.may[c.at]
-				if c.spawns || c.agreed || len(held) == 0 {
+				if c.spawns || c.agreed || len(held) == 0 || f.allowed[NoSleep] != nil {
 					continue
 				}
 				for _, g := range c.callees {
@@ -801,15 +801,70 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 	return reports
 }
 
-func (p *Program) checkHeld() (reports []Report) {
+// entries are the locks that all callers of a function hold. A function without one is called by nobody that is known.
+type entries map[*function]lockSet
+
+// holds reports whether all callers of a function hold a lock, and it does not release it itself.
+func (e entries) holds(f *function, l *lock) bool {
+	held, ok := e[f]
+	return ok && held[l] && !f.locks.entered[l]
+}
+
+// entryLocks finds what is held at every call of a function, by its caller or by those that call that.
+func (p *Program) entryLocks() entries {
+	callers := map[*function][]caller{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			for _, g := range c.callees {
+			for _, g := range c.here() {
+				callers[g] = append(callers[g], caller{f, c})
+			}
+		}
+	}
+	e := entries{}
+	for _, f := range p.order {
+		if len(callers[f]) == 0 {
+			e[f] = lockSet{}
+		}
+	}
+	for changed := true; changed; {
+		changed = false
+		for _, f := range p.order {
+			var all lockSet // nil: nothing is known yet
+			for _, k := range callers[f] {
+				at := lockSet{}
+				if above, ok := e[k.in]; !ok {
+					continue
+				} else if !k.c.spawns {
+					at = k.in.locks.must[k.c.at].clone()
+					for l := range above {
+						if !k.in.locks.entered[l] {
+							at[l] = true
+						}
+					}
+				}
+				if all == nil {
+					all = at
+				}
+				maps.DeleteFunc(all, func(l *lock, _ bool) bool { return !at[l] })
+			}
+			if old, ok := e[f]; all != nil && (!ok || !maps.Equal(old, all)) {
+				e[f], changed = all, true
+			}
+		}
+	}
+	return e
+}
+
+func (p *Program) checkHeld() (reports []Report) {
+	entry := p.entryLocks()
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			for _, g := range c.here() {
 				if len(g.held) == 0 || p.escapes.at(p.Fset, c.pos, Held) != nil {
 					continue
 				}
 				for _, l := range g.held {
-					if !c.spawns && f.locks.must[c.at][l] && !f.otherInstance(c, g, l) {
+					if !c.spawns && (f.locks.must[c.at][l] && !f.otherInstance(c, g, l) || entry.holds(f, l)) {
 						continue
 					}
 					how := "without " + l.name + " held"

@@ -70,7 +70,17 @@ type call struct {
 	atomic  bool        // agreed, and the contract says that it may not sleep
 	param   int         // calls this parameter of the function, counted from 1; 0: something else
 	passes  []passed    // functions that it passes
+	own     int         // callees[:own] are called here; the others by those that they are passed to
+	through []*function // callees of a parameter: who passes them has them among his callees
 	static  *types.Func
+}
+
+// here are the functions that are called at this place.
+func (c *call) here() []*function {
+	if c.through != nil {
+		return c.through
+	}
+	return c.callees[:c.own]
 }
 
 // passed is a function as an argument.
@@ -86,7 +96,6 @@ type op struct {
 	pos  token.Pos
 	kind opKind
 	what string
-	lock *lock // opLock
 }
 
 type opKind uint8
@@ -94,7 +103,6 @@ type opKind uint8
 const (
 	opSleep opKind = iota
 	opCopy
-	opLock
 )
 
 // Load reads the packages that patterns name, as go list does in a folder, and all of them that those import. It returns a Program for
@@ -401,6 +409,7 @@ func (p *Program) passFunctions() {
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			n := len(c.callees)
+			c.own = n
 			for _, a := range c.passes {
 				for _, g := range c.callees[:n] {
 					if g.runs[a.param] && a.f != nil && !slices.Contains(c.callees, a.f) {
@@ -408,8 +417,10 @@ func (p *Program) passFunctions() {
 					}
 				}
 			}
-			if c.param > 0 && !f.wild[c.param] || c.param < 0 && p.funcs[f.Parent()] != nil && !p.funcs[f.Parent()].wild[-c.param] {
-				c.callees = nil
+			switch outer := p.funcs[f.Parent()]; {
+			case c.spawns, c.param < 0 && (outer == nil || outer.onlySpawns(f)): // nobody calls it here who has passed it
+			case c.param > 0 && !f.wild[c.param], c.param < 0 && !outer.wild[-c.param]:
+				c.through, c.callees, c.own = c.callees, nil, 0
 			}
 		}
 	}
@@ -576,7 +587,7 @@ func (p *Program) parseHeld(f *function, d directive) {
 				continue
 			}
 		}
-		if t == nil && len(names) == 1 && f.Signature.Recv() != nil { // a field of the receiver
+		if t == nil && f.Signature.Recv() != nil { // a field of the receiver
 			t, names = f.Signature.Recv().Type(), append([]string{""}, names...)
 		}
 		if t == nil {

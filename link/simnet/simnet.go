@@ -284,7 +284,9 @@ func (e *endpoint) transmit(t *link.Train, step uint16) error {
 	return nil
 }
 
-// route sends a packet on its way, to arrive at a time. n.mu is held.
+// route sends a packet on its way, to arrive at a time.
+//
+//verbena:held n.mu
 func (n *Net) route(p *Packet, at time.Time) {
 	to := n.endpoints[p.Dst]
 	if p.Dst.IsMulticast() {
@@ -323,7 +325,9 @@ func (n *Net) routeGroup(p *Packet, at time.Time) {
 	}
 }
 
-// enqueue has a packet arrive at a time; net.mu is held.
+// enqueue has a packet arrive at a time.
+//
+//verbena:held net.mu
 func (e *endpoint) enqueue(p *Packet, at time.Time) {
 	if e.queue.Push(at, p) == e.queue.First() {
 		e.runner.Wake()
@@ -356,7 +360,7 @@ func (e *endpoint) Leave(group netip.Addr) error {
 	return nil
 }
 
-// leave is called with mu held.
+//verbena:held mu
 func (n *Net) leave(e *endpoint, group netip.Addr) {
 	n.groups[group] = slices.DeleteFunc(n.groups[group], func(o *endpoint) bool { return o == e })
 	if len(n.groups[group]) == 0 {

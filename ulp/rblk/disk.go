@@ -189,7 +189,9 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 	return nil, err
 }
 
-// ready lets Open return. It is called with mu held.
+// ready lets Open return.
+//
+//verbena:held mu
 func (d *Disk) ready() {
 	select {
 	case <-d.opened:
@@ -293,7 +295,9 @@ func (d *Disk) lost(cause error) {
 	d.finish(fmt.Errorf("%w (%w)", ErrLost, cmp.Or(d.refusal, cause)))
 }
 
-// finish is called with mu held, and without a session.
+// finish ends the disk, which has no session.
+//
+//verbena:held mu
 func (d *Disk) finish(why error) {
 	if d.end == nil {
 		d.end = why
