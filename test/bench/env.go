@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -27,12 +28,14 @@ type Env struct {
 	Subnet  int           // of the services' addresses, 127.9.Subnet.0
 
 	services map[string]*service
+	link     *veth // nil: not made yet
 	base     map[exchange]cost
 	port     int
 }
 
 type service struct {
 	socket string
+	inside []string // a command that runs commands where it runs
 	cmd    *exec.Cmd
 	log    bytes.Buffer
 	ended  chan struct{}
@@ -43,14 +46,23 @@ const (
 	shortcut = "shortcut"
 	wire     = "wire"
 	launcher = "launcher" // reaches programs through their launchers, as it has to where Yama restricts ptrace
+	// Two services, one for each program, over the loopback interface and over a veth pair.
+	between     = "wire, two services"
+	betweenVeth = "wire, two services, veth"
 )
 
 // Service returns the service of the path, with the devices rxe0 and rxe1.
 func (e *Env) Service(ctx context.Context, path string) (*service, error) {
-	if s := e.services[path]; s != nil {
+	return e.serviceAt(ctx, path, path, e.Inside, "")
+}
+
+// serviceAt returns the service of a name and path, which runs inside of a command, with the devices on addresses of the loopback
+// interface, or rxe0 on addr.
+func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string, addr string) (*service, error) {
+	if s := e.services[name]; s != nil {
 		select {
 		case <-s.ended:
-			return nil, fmt.Errorf("the service %s has ended: %s", path, tail(s.log.String()))
+			return nil, fmt.Errorf("the service %s has ended: %s", name, tail(s.log.String()))
 		default:
 			return s, nil
 		}
@@ -58,31 +70,132 @@ func (e *Env) Service(ctx context.Context, path string) (*service, error) {
 	number := len(e.services)*2 + 1
 	var flags []string
 	switch path {
-	case wire:
+	case wire, between, betweenVeth:
 		flags = []string{"--wire"}
 	case launcher:
 		flags = []string{"--ask-launchers"}
 	}
-	for i := range 2 {
-		flags = append(flags, "--link", fmt.Sprintf("rxe%d=127.9.%d.%d", i, e.Subnet, number+i))
+	if addr != "" {
+		flags = append(flags, "--link", "rxe0="+addr)
+	} else {
+		for i := range 2 {
+			flags = append(flags, "--link", fmt.Sprintf("rxe%d=127.9.%d.%d", i, e.Subnet, number+i))
+		}
 	}
-	s, err := e.serve(ctx, filepath.Join(e.Dir, fmt.Sprintf("%d%s", e.Subnet, path)), flags)
+	s, err := e.serve(ctx, inside, filepath.Join(e.Dir, fmt.Sprintf("%d-%d", e.Subnet, number)), flags)
 	if err != nil {
 		return nil, err
 	}
 	if e.services == nil {
 		e.services = map[string]*service{}
 	}
-	e.services[path] = s
+	e.services[name] = s
 	return s, nil
 }
 
+// side is where one of two programs runs.
+type side struct {
+	*service
+	addr string // to connect to
+}
+
+// sides returns those of the server and the client.
+func (e *Env) sides(ctx context.Context, path string) (server, client side, err error) {
+	switch path {
+	case between:
+		server.addr, client.addr = "127.0.0.1", "127.0.0.1"
+		if server.service, err = e.serviceAt(ctx, path+", server", path, e.Inside, ""); err == nil {
+			client.service, err = e.serviceAt(ctx, path+", client", path, e.Inside, "")
+		}
+	case betweenVeth:
+		if e.link == nil {
+			if e.link, err = e.newVeth(ctx); err != nil {
+				return side{}, side{}, fmt.Errorf("make a veth pair (are user namespaces allowed?): %w", err)
+			}
+		}
+		server.addr, client.addr = vethAddrs[0], vethAddrs[1]
+		if server.service, err = e.serviceAt(ctx, path+", server", path, e.link.inside[0], vethAddrs[0]); err == nil {
+			client.service, err = e.serviceAt(ctx, path+", client", path, e.link.inside[1], vethAddrs[1])
+		}
+	default:
+		server.addr = "127.0.0.1"
+		server.service, err = e.Service(ctx, path)
+		client = server
+	}
+	return server, client, err
+}
+
+// veth is two network namespaces with a veth pair between them, in a user namespace of their own. They last as long as the
+// processes that hold them.
+type veth struct {
+	holders [2]*exec.Cmd
+	inside  [2][]string // commands that run commands there
+}
+
+var vethAddrs = [2]string{"10.99.0.1", "10.99.0.2"}
+
+func (e *Env) newVeth(ctx context.Context) (v *veth, err error) {
+	v = new(veth)
+	defer func() {
+		if err != nil {
+			v.close()
+		}
+	}()
+	for i, argv := range [2][]string{{"unshare", "--user", "--map-root-user", "--net"}, {"unshare", "--net"}} {
+		if i == 1 {
+			argv = append(slices.Clone(v.inside[0]), argv...)
+		}
+		c := e.command(context.WithoutCancel(ctx), append(argv, "sleep", "1d")...)
+		if err := c.Start(); err != nil {
+			return v, err
+		}
+		v.holders[i] = c
+		pid := fmt.Sprint(c.Process.Pid)
+		v.inside[i] = []string{"nsenter", "--target", pid, "--user", "--preserve-credentials", "--net", "--"}
+		for ctx.Err() == nil { // until it sleeps, in its namespaces
+			if b, _ := os.ReadFile("/proc/" + pid + "/comm"); strings.TrimSpace(string(b)) == "sleep" {
+				break
+			}
+			pause(ctx)
+		}
+	}
+	there := fmt.Sprint(v.holders[1].Process.Pid)
+	up := func(i int, name string) bool {
+		out, err := e.output(ctx, join(v.inside[i], []string{"ip", "link", "show", "dev", name})...)
+		return err == nil && strings.Contains(out, "state UP")
+	}
+	for _, argv := range [][]string{
+		join(v.inside[0], []string{"ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", there}),
+		join(v.inside[0], []string{"ip", "addr", "add", vethAddrs[0] + "/24", "dev", "v0"}),
+		join(v.inside[0], []string{"ip", "link", "set", "v0", "mtu", "4200", "up"}),
+		join(v.inside[1], []string{"ip", "addr", "add", vethAddrs[1] + "/24", "dev", "v1"}),
+		join(v.inside[1], []string{"ip", "link", "set", "v1", "mtu", "4200", "up"}),
+	} {
+		if _, err := e.output(ctx, argv...); err != nil {
+			return v, err
+		}
+	}
+	for ctx.Err() == nil && !(up(0, "v0") && up(1, "v1")) {
+		pause(ctx)
+	}
+	return v, context.Cause(ctx)
+}
+
+func (v *veth) close() {
+	for _, c := range v.holders {
+		if c != nil {
+			c.Process.Kill()
+			c.Wait()
+		}
+	}
+}
+
 // serve starts a service of its own; the caller ends it with stop.
-func (e *Env) serve(ctx context.Context, socket string, flags []string) (*service, error) {
+func (e *Env) serve(ctx context.Context, inside []string, socket string, flags []string) (*service, error) {
 	argv := append([]string{e.Verbena, "serve", "--socket", socket}, flags...)
-	s := &service{socket: socket, ended: make(chan struct{})}
+	s := &service{socket: socket, inside: inside, ended: make(chan struct{})}
 	// Not bound to the context: it is the measurement's, and the service outlives that.
-	s.cmd = e.command(context.WithoutCancel(ctx), append(e.Inside, argv...)...)
+	s.cmd = e.command(context.WithoutCancel(ctx), join(inside, argv)...)
 	s.cmd.Stderr = &s.log
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the service: %w", err)
@@ -92,7 +205,7 @@ func (e *Env) serve(ctx context.Context, socket string, flags []string) (*servic
 		close(s.ended)
 	}()
 	for ctx.Err() == nil {
-		if e.command(ctx, append(e.Inside, e.Verbena, "link", "show", "--socket", socket)...).Run() == nil {
+		if e.command(ctx, join(inside, []string{e.Verbena, "link", "show", "--socket", socket})...).Run() == nil {
 			return s, nil
 		}
 		select {
@@ -124,6 +237,10 @@ func (e *Env) Close() {
 		s.stop()
 	}
 	e.services = nil
+	if e.link != nil {
+		e.link.close()
+		e.link = nil
+	}
 }
 
 // count returns how many operations to measure, each of which takes about so many microseconds.
@@ -163,20 +280,18 @@ type cost struct {
 // path is "". It returns what the client printed. The program takes its port after portFlag, and the client the address.
 func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clientArgs []string) (string, cost, error) {
 	var c cost
-	var run []string
-	var before time.Duration
-	var s *service
+	var at, from side
+	var serverRun, clientRun []string
+	var before usage
+	addr := "127.0.0.1"
 	if path != "" {
 		var err error
-		if s, err = e.Service(ctx, path); err != nil {
+		if at, from, err = e.sides(ctx, path); err != nil {
 			return "", c, err
 		}
-		run = append(run, e.Inside...)
-		run = append(run, e.Verbena, "run", "--socket", s.socket, "--")
-		if c.sent, c.short, err = e.packets(ctx, s); err != nil {
-			return "", c, err
-		}
-		if before, err = cpuTime(s.pid()); err != nil {
+		addr = at.addr
+		serverRun, clientRun = e.run(at), e.run(from)
+		if before, err = e.usage(ctx, at, from); err != nil {
 			return "", c, err
 		}
 	}
@@ -187,8 +302,8 @@ func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clien
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	where := []string{portFlag, fmt.Sprint(port)}
-	server := e.command(ctx, join(run, serverArgs, where)...)
-	client := e.command(ctx, join(run, clientArgs, where, []string{"127.0.0.1"})...)
+	server := e.command(ctx, join(serverRun, serverArgs, where)...)
+	client := e.command(ctx, join(clientRun, clientArgs, where, []string{addr})...)
 	var sout, cout, cerr bytes.Buffer
 	server.Stdout, server.Stderr = &sout, &sout
 	client.Stdout, client.Stderr = &cout, &cerr
@@ -217,25 +332,51 @@ func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clien
 		return "", c, fmt.Errorf("%s: %w\nserver: %s\nclient: %s%s", strings.Join(clientArgs, " "), err, tail(sout.String()),
 			tail(cout.String()), tail(cerr.String()))
 	}
-	if s != nil {
-		after, err := cpuTime(s.pid())
+	if path != "" {
+		after, err := e.usage(ctx, at, from)
 		if err != nil {
 			return "", c, err
 		}
-		c.service = after - before
-		sent, short, err := e.packets(ctx, s)
-		if err != nil {
-			return "", c, err
-		}
-		c.sent, c.short = sent-c.sent, short-c.short
+		c.service, c.sent, c.short = after.cpu-before.cpu, after.sent-before.sent, after.short-before.short
 	}
 	c.client, c.server = used(client), used(server)
 	return cout.String(), c, nil
 }
 
+// run returns the beginning of a command that runs a program on a side's service.
+func (e *Env) run(s side) []string {
+	return join(s.inside, []string{e.Verbena, "run", "--socket", s.socket, "--"})
+}
+
+// usage is what services have used so far.
+type usage struct {
+	cpu         time.Duration
+	sent, short float64 // see cost
+}
+
+func (e *Env) usage(ctx context.Context, sides ...side) (u usage, err error) {
+	var seen []*service
+	for _, s := range sides {
+		if slices.Contains(seen, s.service) {
+			continue
+		}
+		seen = append(seen, s.service)
+		sent, short, err := e.packets(ctx, s.service)
+		if err != nil {
+			return u, err
+		}
+		cpu, err := cpuTime(s.pid())
+		if err != nil {
+			return u, err
+		}
+		u.sent, u.short, u.cpu = u.sent+sent, u.short+short, u.cpu+cpu
+	}
+	return u, nil
+}
+
 // packets returns how many packets the devices of a service have sent, and how many of them by the shortcut.
 func (e *Env) packets(ctx context.Context, s *service) (sent, short float64, err error) {
-	out, err := e.output(ctx, join(e.Inside, []string{e.Verbena, "stat", "show", "--json", "--socket", s.socket})...)
+	out, err := e.output(ctx, join(s.inside, []string{e.Verbena, "stat", "show", "--json", "--socket", s.socket})...)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -83,7 +83,7 @@ func startUp(path string, program ...string) func(context.Context, *Env) (Sample
 // threads. While it is measured the program runs, which says in a line that begins with `ready` that it waits; nil: none.
 func idle(ready string, program ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
-		s, err := e.serve(ctx, filepath.Join(e.Dir, "idle"), []string{"--link", fmt.Sprintf("rxe0=127.9.%d.200", e.Subnet)})
+		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "idle"), []string{"--link", fmt.Sprintf("rxe0=127.9.%d.200", e.Subnet)})
 		if err != nil {
 			return Sample{}, err
 		}
@@ -179,7 +179,7 @@ func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
 // many takes what operations cost beside queue pairs that stay in a state, in so many contexts: the value is the time of a WRITE.
 func many(contexts, qps int, state string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
-		s, err := e.serve(ctx, filepath.Join(e.Dir, "many"), []string{"--link", fmt.Sprintf("rxe0=127.9.%d.201", e.Subnet),
+		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "many"), []string{"--link", fmt.Sprintf("rxe0=127.9.%d.201", e.Subnet),
 			"--limit", "qps=0", "--limit", "contexts=0", "--limit", "descriptors=0", "--limit", "ring-bytes=0", "--limit", "mappings=0"})
 		if err != nil {
 			return Sample{}, err

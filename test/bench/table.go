@@ -29,7 +29,7 @@ func pathCosts(path string) costs {
 
 // fullTable returns everything that a full run measures.
 func fullTable() []Section {
-	return []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(), mixSection(), embeddedSection(),
+	return []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(), betweenSection(), mixSection(), embeddedSection(),
 		startUpSection(), idleSection(), scaleSection()}
 }
 
@@ -142,7 +142,8 @@ var (
 	streamCosts    = map[string]costs{
 		shortcut: {64: 16, 4096: 22, 65536: 45, 1 << 20: 450},
 		wire:     {64: 16, 4096: 22, 65536: 80, 1 << 20: 1000},
-		"":       {64: 16, 4096: 22, 65536: 80, 1 << 20: 1000},
+		between:  {64: 16, 4096: 22, 65536: 120, 1 << 20: 1500}, betweenVeth: {64: 16, 4096: 22, 65536: 120, 1 << 20: 1500},
+		"": {64: 16, 4096: 22, 65536: 80, 1 << 20: 1000},
 	}
 )
 
@@ -195,6 +196,36 @@ func streamVariantSection() Section {
 				{Name: "SEND, events (-e)", Kind: Ours, Floor: "SEND", Take: events.take},
 			}})
 		}
+	}
+	return s
+}
+
+// betweenSection measures two services, which share nothing but the network. The wait for events shows what a service does with a core
+// that no program has.
+func betweenSection() Section {
+	s := Section{Name: "between", Title: "Between two services", Unit: "MB/s (10^6 bytes)", Floor: "UDP, CRC-32, Go",
+		Note: "Each program on a service of its own: over the loopback interface, and over a veth pair between two network namespaces (MTU 4200, " +
+			"without root). The floor is the UDP stream with GSO, GRO and CRC-32 in Go, over the loopback interface, in packets of 4 KB. " +
+			"With events (-e) both programs sleep, and else both poll, or, of WRITE, one.",
+		Peer:   "TCP",
+		Extras: []string{exRate, exService, exClient, exServer, exOnPath}}
+	for _, size := range []int{65536, 1 << 20} {
+		n := strconv.Itoa(size)
+		g := Group{Name: sizeNames[size], Measurements: []Measurement{
+			{Name: "TCP stream", Kind: Peer, Take: stream(size, tcpStreamCosts[size], "tcp", "stream", n)},
+			{Name: "UDP, CRC-32, Go", Kind: Floor, Take: stream(size, float64(size)/2500, "goudp", n)},
+		}}
+		for _, path := range []string{between, betweenVeth} {
+			for _, op := range []string{"SEND", "WRITE"} {
+				x := exchange{path: path, tool: tools[op] + "_bw", size: size, each: streamCosts[path][size]}
+				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: "UDP, CRC-32, Go", Peer: "TCP stream", Take: x.take})
+				if op == "SEND" {
+					x.events = true
+					g.Measurements = append(g.Measurements, Measurement{Name: op + " -e, " + path, Kind: Ours, Floor: "UDP, CRC-32, Go", Peer: "TCP stream", Take: x.take})
+				}
+			}
+		}
+		s.Groups = append(s.Groups, g)
 	}
 	return s
 }
