@@ -108,12 +108,10 @@ func place(pkg string) (int, string) {
 	return at, folder
 }
 
-// Check returns a line for each import that breaks a rule.
+// Check returns a line for each import that breaks a rule. The packages may be part of the module.
 func Check(pkgs []Package) (bad []string) {
-	used := map[string]bool{}
 	for _, p := range pkgs {
 		from, folder := place(p.ImportPath)
-		used[folder] = true
 		if from < 0 {
 			bad = append(bad, fmt.Sprintf("%s is in no layer", p.ImportPath))
 			continue
@@ -145,14 +143,24 @@ func Check(pkgs []Package) (bad []string) {
 			}
 		}
 	}
+	return bad
+}
+
+// Unused returns the folders of the layers that none of the module's packages is in.
+func Unused(pkgs []Package) (folders []string) {
+	used := map[string]bool{}
+	for _, p := range pkgs {
+		_, folder := place(p.ImportPath)
+		used[folder] = true
+	}
 	for _, l := range layers {
 		for _, f := range l.folders {
 			if !used[f] {
-				bad = append(bad, fmt.Sprintf("folder %s has no package; remove it from the layers", f))
+				folders = append(folders, f)
 			}
 		}
 	}
-	return bad
+	return folders
 }
 
 // external reports whether an import is neither of the standard library nor of golang.org/x.

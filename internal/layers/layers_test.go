@@ -44,12 +44,7 @@ func TestCheck(t *testing.T) {
 		{"ibx", "ib", "ibx is in no layer"},
 	} {
 		bad := Check([]Package{{c.from, []string{module + c.to}}})
-		got := ""
-		for _, b := range bad {
-			if !strings.Contains(b, "has no package") {
-				got += b + "\n"
-			}
-		}
+		got := strings.Join(bad, "\n")
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s imports %s: got %q, want %q", c.from, c.to, got, c.want)
 		}
@@ -98,6 +93,9 @@ func TestModule(t *testing.T) {
 	}
 	if bad := Check(pkgs); len(bad) > 0 {
 		t.Errorf("imports break the rules:\n%s", strings.Join(bad, "\n"))
+	}
+	for _, f := range Unused(pkgs) {
+		t.Errorf("folder %s has no package; remove it from the layers", f)
 	}
 	gendoc.Check(t, "../../docs/ARCHITECTURE.md", "layers", Draw(pkgs))
 }
