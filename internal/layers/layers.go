@@ -28,8 +28,8 @@ var layers = []layer{
 	{"programs", []string{"cmd/verbena", "cmd/verbenavet", "cmd/rblk", "examples", "test"}},
 	{"the process that owns the devices", []string{"service"}},
 	{"unmodified programs; capture files", []string{"supervisor", "capture"}},
-	{"upper-level protocols", []string{"ulp"}},
-	{"user contexts", []string{"uverbs"}},
+	{"the connection manager's device file; upper-level protocols", []string{"rdmacm/ucma", "ulp"}},
+	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
 	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/completion", "ib/ibtest", "ib/slot"}},
 	{"the midlayer for user contexts", []string{"ib/user"}},
@@ -42,7 +42,7 @@ var layers = []layer{
 // never are imports that the layers would allow: what stands above the midlayer knows no driver.
 var never = []struct{ from, to string }{
 	{"uverbs", "driver"}, {"supervisor", "driver"}, {"ulp", "driver"}, {"capture", "driver"}, {"ib", "driver"},
-	{"ib", "link"}, {"supervisor", "link"},
+	{"ib", "link"}, {"supervisor", "link"}, {"rdmacm", "driver"}, {"rdmacm", "link"},
 }
 
 // only names the folders that alone import another: everybody else has no need to act as a user context.
@@ -54,7 +54,7 @@ var only = []struct {
 }
 
 // core is the folders that use nothing but the standard library, golang.org/x and one another.
-var core = []string{"driver", "ib", "link", "netdev", "roce", "uapi", "umem", "uverbs"}
+var core = []string{"driver", "ib", "link", "netdev", "rdmacm", "roce", "uapi", "umem", "uverbs"}
 
 // Package is what go list says of one.
 type Package struct {

@@ -26,6 +26,7 @@ const (
 	SRQs
 	XRCDs
 	Multicast   // memberships of queue pairs in multicast groups
+	CMIDs       // IDs of the connection manager
 	Descriptors // of the service: completion channels, event files, queue files
 	RingBytes   // shared memory of queues, in bytes
 	Mappings    // of shared memory into the service
@@ -49,6 +50,7 @@ var kinds = [NumKinds]struct {
 	SRQs:        {"srqs", syscall.ENOMEM},
 	XRCDs:       {"xrcds", syscall.ENOMEM},
 	Multicast:   {"multicast", syscall.ENOMEM},
+	CMIDs:       {"cm-ids", syscall.ENOMEM},
 	Descriptors: {"descriptors", syscall.EMFILE},
 	RingBytes:   {"ring-bytes", syscall.ENOMEM},
 	Mappings:    {"mappings", syscall.ENOMEM},

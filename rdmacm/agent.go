@@ -1,0 +1,271 @@
+package rdmacm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/ib/completion"
+	"verbena/rdmacm/msg"
+	"verbena/roce"
+)
+
+// agent exchanges datagrams by the general services queue pair of a device's port, which it owns (struct ib_mad_agent).
+type agent struct {
+	m     *Manager
+	dev   *ib.Device
+	guid  uint64 // of the node
+	delay uint8  // the local ACK delay of the device
+	port  int
+
+	pd  *ib.PD
+	cq  *completion.CQ
+	qp  *completion.QP
+	buf []byte // slots: receives of them, then sends
+	mr  *ib.MR
+
+	mu     sync.Mutex
+	in     []ib.WC       // of datagrams that have come
+	out    []datagram    // that wait for a slot, oldest first
+	free   []int         // slots to send from
+	closed bool          // nothing is sent or received any more
+	wake   chan struct{} // there is something to do
+	end    sync.WaitGroup
+}
+
+// datagram is a message to send.
+type datagram struct {
+	to  ib.AHAttr
+	mad [msg.Len]byte
+}
+
+const (
+	// maxReceives and maxSends bound the datagrams that the queue pair has at a time; a small device takes fewer.
+	maxReceives = 256
+	maxSends    = 64
+	// agentBacklog bounds the datagrams that wait to be sent. What is too much is lost, as in a network.
+	agentBacklog = 4096
+
+	slotLen = roce.GRHLen + msg.Len
+)
+
+// newAgent makes the agent of a device. It may sleep.
+func newAgent(m *Manager, dev *ib.Device) (_ *agent, err error) {
+	a := &agent{m: m, dev: dev, port: 1, wake: make(chan struct{}, 1)}
+	attr, err := dev.QueryDevice()
+	if err != nil {
+		return nil, fmt.Errorf("query %s: %w", dev.Name(), err)
+	}
+	a.guid, a.delay = attr.NodeGUID, attr.LocalCAAckDelay
+	sends := max(1, min(maxSends, attr.MaxQPWR, attr.MaxCQE/4))
+	receives := max(1, min(maxReceives, attr.MaxQPWR, attr.MaxCQE-sends))
+	defer func() {
+		if err != nil {
+			a.close()
+			err = fmt.Errorf("connection manager of %s: %w", dev.Name(), err)
+		}
+	}()
+	if a.pd, err = dev.AllocPD(); err != nil {
+		return nil, err
+	}
+	a.buf = make([]byte, (receives+sends)*slotLen)
+	if a.mr, err = a.pd.RegBytes(a.buf, ib.AccessLocalWrite); err != nil {
+		return nil, err
+	}
+	// Fail is called in an atomic context.
+	fail := func(err error) { go m.cfg.Log.Warn("connection manager", "dev", dev.Name(), "err", err) }
+	if a.cq, err = completion.New(dev, completion.Init{Entries: receives + sends, Context: completion.Callback, Failed: fail}); err != nil {
+		return nil, err
+	}
+	if a.qp, err = a.cq.CreateQP(a.pd, ib.QPInitAttr{
+		Type: ib.QPTypeGSI, Port: uint8(a.port),
+		Cap: ib.QPCap{MaxSendWR: uint32(sends), MaxRecvWR: uint32(receives), MaxSendSGE: 1, MaxRecvSGE: 1},
+	}); err != nil {
+		return nil, err
+	}
+	for _, step := range [...]struct {
+		state ib.QPState
+		mask  ib.QPAttrMask
+	}{{ib.QPInit, ib.QPAttrPKeyIndex | ib.QPAttrQKey}, {ib.QPRTR, 0}, {ib.QPRTS, ib.QPAttrSQPSN}} {
+		if err = a.qp.Modify(ib.QPAttr{State: step.state, QKey: roce.GSIQKey}, ib.QPAttrState|step.mask); err != nil {
+			return nil, err
+		}
+	}
+	for i := range receives {
+		if err = a.receive(i); err != nil {
+			return nil, err
+		}
+	}
+	for i := range sends {
+		a.free = append(a.free, receives+i)
+	}
+	a.end.Go(a.run)
+	return a, nil
+}
+
+// close frees everything. It may sleep, and holds no lock of the manager's.
+func (a *agent) close() {
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
+	a.kick()
+	a.end.Wait()
+	var errs []error
+	if a.qp != nil {
+		errs = append(errs, a.qp.Close(context.Background()))
+	}
+	if a.cq != nil {
+		errs = append(errs, a.cq.Destroy())
+	}
+	if a.mr != nil {
+		errs = append(errs, a.mr.Dereg())
+	}
+	if a.pd != nil {
+		errs = append(errs, a.pd.Dealloc())
+	}
+	if err := errors.Join(errs...); err != nil {
+		a.m.cfg.Log.Warn("end of the connection manager", "dev", a.dev.Name(), "err", err)
+	}
+}
+
+func (a *agent) slot(i int) []byte { return a.buf[i*slotLen:][:slotLen] }
+
+func (a *agent) sge(i, off, n int) []ib.SGE {
+	return []ib.SGE{{Addr: a.mr.Addr() + uint64(i*slotLen+off), Length: uint32(n), LKey: a.mr.LKey()}}
+}
+
+// receive posts a slot.
+func (a *agent) receive(i int) error {
+	return a.qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: a.sge(i, 0, slotLen)}, a.received)
+}
+
+// received notes that a datagram has come. It may not sleep. After an error the queue pair takes no more, and the end of
+// its device is near.
+func (a *agent) received(wc *ib.WC) {
+	if wc.Status == ib.WCWRFlushErr {
+		return
+	}
+	a.mu.Lock()
+	if !a.closed {
+		a.in = append(a.in, *wc)
+	}
+	a.mu.Unlock()
+	a.kick()
+}
+
+func (a *agent) handle(wc *ib.WC, b []byte) {
+	tid, m, err := msg.Parse(b[roce.GRHLen:])
+	if err != nil {
+		a.m.count(&a.m.stats.Malformed)
+		return
+	}
+	from, err := a.dev.AddressOfSender(a.port, wc, b)
+	if err != nil {
+		a.m.count(&a.m.stats.Malformed)
+		return
+	}
+	a.m.receive(a, received{from: from, tid: tid, m: m})
+}
+
+// send queues a message. It does not sleep.
+func (a *agent) send(to ib.AHAttr, tid uint64, m msg.Message) {
+	d := datagram{to: to}
+	msg.Append(d.mad[:0], tid, m)
+	a.repeat(&d)
+}
+
+// repeat queues a datagram, which may have been sent before.
+func (a *agent) repeat(d *datagram) {
+	a.mu.Lock()
+	if !a.closed && len(a.out) < agentBacklog {
+		a.out = append(a.out, *d)
+	}
+	a.mu.Unlock()
+	a.kick()
+}
+
+func (a *agent) kick() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run handles what comes, and sends what is queued, until the agent is closed: what is queued then is still sent, such as
+// the ends of connections.
+func (a *agent) run() {
+	for {
+		a.mu.Lock()
+		closed := a.closed
+		in := a.in
+		a.in = nil
+		a.mu.Unlock()
+		for i := range in {
+			wc := &in[i]
+			if wc.Status == ib.WCSuccess && wc.ByteLen == slotLen && !closed {
+				a.handle(wc, a.slot(int(wc.ID)))
+			}
+			_ = a.receive(int(wc.ID))
+		}
+		a.mu.Lock()
+		var d datagram
+		slot := -1
+		if n := len(a.free); n > 0 && len(a.out) > 0 {
+			d, a.out = a.out[0], a.out[1:]
+			slot, a.free = a.free[n-1], a.free[:n-1]
+		}
+		if len(a.out) == 0 {
+			a.out = nil
+		}
+		a.mu.Unlock()
+		switch {
+		case slot >= 0:
+			if err := a.post(slot, &d); err != nil {
+				a.giveBack(slot)
+			}
+		case len(in) > 0:
+		case closed:
+			return
+		default:
+			<-a.wake
+		}
+	}
+}
+
+// post sends a datagram from a slot.
+func (a *agent) post(slot int, d *datagram) error {
+	ah, err := a.pd.CreateAH(&d.to)
+	if err != nil {
+		return err
+	}
+	copy(a.slot(slot), d.mad[:])
+	err = a.qp.PostSend(ib.SendWR{
+		Opcode: ib.WRSend, SGList: a.sge(slot, 0, msg.Len), AH: ah, RemoteQPN: roce.QPNGSI, RemoteQKey: roce.GSIQKey,
+	}, func(*ib.WC) {
+		_ = ah.Destroy()
+		a.giveBack(slot)
+	})
+	if err != nil {
+		_ = ah.Destroy()
+	}
+	return err
+}
+
+func (a *agent) giveBack(slot int) {
+	a.mu.Lock()
+	a.free = append(a.free, slot)
+	a.mu.Unlock()
+	a.kick()
+}
+
+// gidIndex finds an address in the table of the agent's port.
+func (a *agent) gidIndex(g ib.GID) (int, error) {
+	port, i, err := a.dev.FindGID(g, ib.GIDTypeRoCEv2)
+	if err == nil && port != a.port {
+		err = syscall.EADDRNOTAVAIL
+	}
+	return i, err
+}

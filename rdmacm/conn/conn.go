@@ -1,0 +1,309 @@
+package conn
+
+import (
+	"fmt"
+
+	"verbena/rdmacm/msg"
+)
+
+// State is where a connection stands.
+//
+//	active side:                                  passive side:
+//	                 Idle                                        Idle
+//	                  | REQ sent                                  | REQ comes
+//	                  v                                           v          MRA is sent when what it
+//	  MRA comes    ReqSent                          MRA sent   ReqRcvd        answers comes again
+//	     +-----------+ |                               +---------+ |
+//	     v             |                               v           |
+//	  MRAReqRcvd       | REP comes                  MRAReqSent     | REP sent
+//	     +---REP---+   |                               +---REP---+ |
+//	               v   v                                         v v
+//	  MRA sent    RepRcvd                            MRA comes  RepSent
+//	     +-----------+ |                               +---------+ |
+//	     v             |                               v           |
+//	  MRARepSent       | RTU sent                   MRARepRcvd     | RTU comes, or data
+//	     +---RTU---+   |                               +---RTU---+ |
+//	               v   v                                         v v
+//	                              Established
+//	             DREQ sent |                       | DREQ comes
+//	                       v                       v
+//	                   DreqSent                 DreqRcvd
+//	    DREP comes, DREQ,  |                       | DREP sent
+//	    or no answer       v                       v
+//	                              Timewait ------> Idle
+//
+// A REJ ends a connection before it is established: for its sender in Refused, as long as what it refuses may come again,
+// for the other in Idle or Timewait. So
+// does the lack of an answer.
+type State uint8
+
+const (
+	Idle State = iota
+	ReqSent
+	MRAReqRcvd
+	ReqRcvd
+	MRAReqSent
+	RepRcvd
+	MRARepSent
+	RepSent
+	MRARepRcvd
+	Established
+	DreqSent
+	DreqRcvd
+	Timewait
+	// Refused: a request or its answer was, and may come again if its sender has not heard of that.
+	Refused
+	NumStates
+)
+
+func (s State) String() string {
+	names := [NumStates]string{
+		"idle", "REQ sent", "MRA for REQ received", "REQ received", "MRA for REQ sent", "REP received", "MRA for REP sent", "REP sent",
+		"MRA for REP received", "established", "DREQ sent", "DREQ received", "timewait",
+		"refused",
+	}
+	if s < NumStates {
+		return names[s]
+	}
+	return fmt.Sprintf("state %d", uint8(s))
+}
+
+// Event is what the owner of a connection hears (enum ib_cm_event_type).
+type Event uint8
+
+const (
+	None Event = iota
+	REQError
+	REPReceived
+	REPError
+	RTUReceived
+	REJReceived
+	DREQReceived
+	DREPReceived
+	DREQError
+	TimewaitExit
+)
+
+// Timer is what becomes of the timer of a connection, which is one.
+type Timer uint8
+
+const (
+	Keep Timer = iota
+	Stop
+	Response     // the time in which the peer answers
+	Service      // the time that an MRA asks for, and then that
+	TimewaitTime // the time in which packets of the connection may be under way
+	Refusal      // the time in which what was refused may come again
+)
+
+// Do is what a transition asks for.
+type Do struct {
+	Send   msg.Attribute // a message to make and send; 0: none
+	Reason msg.Reason    // of REJ
+	Repeat bool          // send the last message again
+	Event  Event
+	Timer  Timer
+}
+
+// Conn is a connection. The zero Conn is idle.
+type Conn struct {
+	State State
+	Left  uint8 // how often the last message may be sent again
+}
+
+// Call is something that the owner of a connection does.
+type Call uint8
+
+const (
+	SendREQ Call = iota
+	SendREP
+	SendRTU
+	SendREJ
+	SendDREQ
+	SendDREP
+	// Establish: data has come before the RTU (ib_cm_notify).
+	Establish
+	// Drop: the owner goes away. What remains tells the peer, and then waits (ib_destroy_cm_id).
+	Drop
+	NumCalls
+)
+
+// Call makes a transition that the owner asks for. It reports whether the state allows it; if not, nothing changes.
+// retries is for the messages that are to be answered: REQ, REP and DREQ.
+func (c *Conn) Call(call Call, retries uint8) (d Do, ok bool) {
+	type step struct {
+		to   State
+		send msg.Attribute
+		t    Timer
+	}
+	var s step
+	switch {
+	case call == SendREQ && c.State == Idle:
+		s = step{ReqSent, msg.AttrREQ, Response}
+	case call == SendREP && c.in(ReqRcvd, MRAReqSent):
+		s = step{RepSent, msg.AttrREP, Response}
+	case call == SendRTU && c.in(RepRcvd, MRARepSent):
+		s = step{Established, msg.AttrRTU, Stop}
+	case call == SendREJ && c.in(ReqSent, MRAReqRcvd, ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd):
+		s = step{Refused, msg.AttrREJ, Refusal}
+	case call == SendDREQ && c.State == Established:
+		s = step{DreqSent, msg.AttrDREQ, Response}
+	case call == SendDREP && c.State == DreqRcvd:
+		s = step{Timewait, msg.AttrDREP, TimewaitTime}
+	case call == Establish && c.in(RepSent, MRARepRcvd):
+		c.State = Established
+		return Do{Event: RTUReceived, Timer: Stop}, true
+	case call == Drop:
+		return c.drop(retries), true
+	default:
+		return Do{}, false
+	}
+	c.State, c.Left = s.to, retries
+	d = Do{Send: s.send, Timer: s.t}
+	if call == SendREJ {
+		d.Reason = msg.ReasonConsumer
+	}
+	return d, true
+}
+
+func (c *Conn) in(states ...State) bool {
+	for _, s := range states {
+		if c.State == s {
+			return true
+		}
+	}
+	return false
+}
+
+// drop ends a connection whose owner goes. The peer is told.
+func (c *Conn) drop(retries uint8) Do {
+	switch c.State {
+	case Idle:
+		return Do{Timer: Stop}
+	case ReqSent, MRAReqRcvd:
+		c.State = Refused
+		return Do{Send: msg.AttrREJ, Reason: msg.ReasonTimeout, Timer: Refusal}
+	case ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd:
+		c.State = Refused
+		return Do{Send: msg.AttrREJ, Reason: msg.ReasonConsumer, Timer: Refusal}
+	case Established:
+		c.State, c.Left = DreqSent, retries
+		return Do{Send: msg.AttrDREQ, Timer: Response}
+	case DreqRcvd:
+		c.State = Timewait
+		return Do{Send: msg.AttrDREP, Timer: TimewaitTime}
+	}
+	return Do{} // DreqSent, Timewait and Refused go on
+}
+
+// Receive makes the transition for a message of the peer. of is what an MRA is about, reason a REJ's. The caller has
+// found the connection by the communication IDs in the message. A REQ makes a connection, or is one that came before.
+func (c *Conn) Receive(m msg.Attribute, of msg.Answered, reason msg.Reason) Do {
+	switch m {
+	case msg.AttrREQ:
+		return c.receiveREQ()
+	case msg.AttrMRA:
+		switch {
+		case of == msg.OfREQ && c.in(ReqSent, MRAReqRcvd):
+			c.State = MRAReqRcvd
+			return Do{Timer: Service}
+		case of == msg.OfREP && c.in(RepSent, MRARepRcvd):
+			c.State = MRARepRcvd
+			return Do{Timer: Service}
+		}
+	case msg.AttrREP:
+		switch c.State {
+		case ReqSent, MRAReqRcvd:
+			c.State = RepRcvd
+			return Do{Event: REPReceived, Timer: Stop}
+		case RepRcvd: // the owner takes its time
+			c.State = MRARepSent
+			return Do{Send: msg.AttrMRA}
+		case MRARepSent, Established: // MRA, or RTU, was lost
+			return Do{Repeat: true}
+		case Refused:
+			return Do{Repeat: true, Timer: Refusal}
+		}
+	case msg.AttrRTU:
+		if c.in(RepSent, MRARepRcvd) {
+			c.State = Established
+			return Do{Event: RTUReceived, Timer: Stop}
+		}
+	case msg.AttrREJ:
+		return c.receiveREJ(reason)
+	case msg.AttrDREQ:
+		switch c.State {
+		case RepRcvd, MRARepSent, RepSent, MRARepRcvd, Established, DreqSent:
+			c.State = DreqRcvd
+			return Do{Event: DREQReceived, Timer: Stop}
+		case Timewait:
+			return Do{Send: msg.AttrDREP}
+		case Refused: // after the REP that it has got
+			c.State = Timewait
+			return Do{Send: msg.AttrDREP, Timer: TimewaitTime}
+		}
+	case msg.AttrDREP:
+		if c.in(DreqSent, DreqRcvd) {
+			c.State = Timewait
+			return Do{Event: DREPReceived, Timer: TimewaitTime}
+		}
+	}
+	return Do{}
+}
+
+func (c *Conn) receiveREQ() Do {
+	switch c.State {
+	case Idle:
+		c.State = ReqRcvd
+	case ReqRcvd: // the owner takes its time
+		c.State = MRAReqSent
+		return Do{Send: msg.AttrMRA}
+	case MRAReqSent, RepSent: // the answer was lost, or is under way
+		return Do{Repeat: true}
+	case Refused:
+		return Do{Repeat: true, Timer: Refusal}
+	case Timewait: // the peer has not heard of the end, or begins anew with old numbers
+		return Do{Send: msg.AttrREJ, Reason: msg.ReasonStaleConnection}
+	}
+	return Do{}
+}
+
+func (c *Conn) receiveREJ(reason msg.Reason) Do {
+	switch c.State {
+	case ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, ReqRcvd, MRAReqSent:
+		if reason != msg.ReasonStaleConnection {
+			c.State = Idle
+			return Do{Event: REJReceived, Timer: Stop}
+		}
+	case RepRcvd, MRARepSent, Established, DreqSent:
+	default:
+		return Do{}
+	}
+	c.State = Timewait
+	return Do{Event: REJReceived, Timer: TimewaitTime}
+}
+
+// Timeout makes the transition for the end of the timer.
+func (c *Conn) Timeout() Do {
+	if c.in(ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, DreqSent) && c.Left > 0 {
+		c.Left--
+		return Do{Repeat: true, Timer: Response}
+	}
+	switch c.State {
+	case ReqSent, MRAReqRcvd:
+		c.State = Idle
+		return Do{Event: REQError}
+	case RepSent, MRARepRcvd:
+		c.State = Idle
+		return Do{Event: REPError}
+	case DreqSent:
+		c.State = Timewait
+		return Do{Event: DREQError, Timer: TimewaitTime}
+	case Timewait:
+		c.State = Idle
+		return Do{Event: TimewaitExit}
+	case Refused:
+		c.State = Idle
+	}
+	return Do{}
+}

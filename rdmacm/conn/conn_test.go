@@ -1,0 +1,356 @@
+package conn
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"verbena/internal/explore"
+	"verbena/rdmacm/msg"
+)
+
+// kind is a message as it is on its way, with what matters of it.
+type kind uint8
+
+const (
+	req kind = iota
+	mraReq
+	mraRep
+	rep
+	rtu
+	rej
+	stale // a REJ for that reason
+	dreq
+	drep
+	kinds
+)
+
+func (k kind) String() string {
+	return [kinds]string{"REQ", "MRA for REQ", "MRA for REP", "REP", "RTU", "REJ", "REJ stale", "DREQ", "DREP"}[k]
+}
+
+// side is one end: its connection, the last message, and what its owner was told.
+type side struct {
+	c     Conn
+	last  kind
+	sent  bool
+	timer Timer // Keep: it does not run
+
+	asked, up, down, failed, over bool // heard: a request or response; established, disconnected, refused or unreachable, the timewait's end
+	dropped                       bool // the owner has gone
+}
+
+// world is both sides, and what is on its way: each message at most once, since one more is as good as a duplicate.
+type world struct {
+	s      [2]side
+	wire   [2][kinds]bool // towards a side
+	losses uint8          // that may still come
+	faults uint8          // duplicates that may still come
+	wrong  uint8          // of rules
+
+	// What never changes.
+	leaves [2]bool // the owner of a side may go away
+	stays  [2]bool // the owner of a side does not disconnect by himself
+	prompt bool    // owners act before time passes; or else within the time that an MRA asks for
+	dead   bool    // nothing arrives
+	silent bool    // no data comes before an RTU
+}
+
+const retries = 3
+
+var rules = [...]string{
+	1: "established twice", 2: "an end was reported twice", 3: "something was reported to an owner who had gone",
+	4: "established after the end", 5: "a second REP is reported", 6: "the timewait's end came before the end",
+	7: "a side gives up although the other is there",
+}
+
+// do carries out what a transition asks for.
+func (w *world) do(i int, d Do) {
+	s := &w.s[i]
+	to := &w.wire[1-i]
+	send := func(k kind) {
+		s.last, s.sent = k, true
+		to[k] = true
+	}
+	switch d.Send {
+	case msg.AttrREQ:
+		send(req)
+	case msg.AttrMRA:
+		if s.c.State == MRARepSent {
+			send(mraRep)
+		} else {
+			send(mraReq)
+		}
+	case msg.AttrREP:
+		send(rep)
+	case msg.AttrRTU:
+		send(rtu)
+	case msg.AttrREJ:
+		if d.Reason == msg.ReasonStaleConnection {
+			to[stale] = true
+		} else {
+			send(rej)
+		}
+	case msg.AttrDREQ:
+		send(dreq)
+	case msg.AttrDREP:
+		send(drep)
+	}
+	if d.Repeat && s.sent {
+		to[s.last] = true
+	}
+	switch d.Timer {
+	case Stop:
+		s.timer = Keep
+	case Response, Service, TimewaitTime, Refusal:
+		s.timer = d.Timer
+	}
+	if (d.Event == REQError || d.Event == REPError || d.Event == DREQError && w.prompt) && !w.dead && !w.s[1-i].dropped {
+		w.wrong = 7
+	}
+	if d.Event == None || s.dropped {
+		return
+	}
+	switch d.Event {
+	case REPReceived:
+		if s.asked {
+			w.wrong = 5
+		}
+		s.asked = true
+	case RTUReceived:
+		if s.up {
+			w.wrong = 1
+		}
+		if s.down || s.failed {
+			w.wrong = 4
+		}
+		s.up = true
+	case REQError, REPError, REJReceived:
+		if s.failed {
+			w.wrong = 2
+		}
+		s.failed = true
+	case DREQReceived, DREPReceived, DREQError:
+		s.down = true
+	case TimewaitExit:
+		if !s.down && !s.failed {
+			w.wrong = 6
+		}
+		s.over = true
+	}
+}
+
+// owner is what the program of a side does: the active side asks, completes and ends; the passive side accepts or refuses, and ends.
+func owner(i int) explore.Thread[world] {
+	return func(w world) (steps []explore.Step[world]) {
+		try := func(what string, call Call, after func(*side)) {
+			n := w
+			d, ok := n.s[i].c.Call(call, retries)
+			if !ok {
+				return
+			}
+			n.do(i, d)
+			if after != nil {
+				after(&n.s[i])
+			}
+			steps = append(steps, explore.Step[world]{What: what, To: n})
+		}
+		s := w.s[i]
+		if s.dropped {
+			return nil
+		}
+		switch {
+		case i == 0 && !s.sent:
+			try("asks", SendREQ, nil)
+		case i == 0 && s.asked && !s.up:
+			try("completes", SendRTU, func(s *side) { s.up = true })
+			try("refuses", SendREJ, func(s *side) { s.failed = true })
+		case i == 1 && s.asked && (s.c.State == ReqRcvd || s.c.State == MRAReqSent):
+			try("accepts", SendREP, nil)
+			try("refuses", SendREJ, func(s *side) { s.failed = true })
+		case i == 1 && s.c.State == RepSent && !w.stays[1]:
+			try("takes its acceptance back", SendREJ, func(s *side) { s.failed = true })
+		}
+		if i == 1 && w.s[0].asked && !w.silent { // whose queue pair could send
+			try("sees data", Establish, nil)
+		}
+		if s.up && !s.down && !w.stays[i] {
+			try("disconnects", SendDREQ, nil)
+		}
+		try("agrees to disconnect", SendDREP, nil)
+		if w.leaves[i] && (s.sent || s.asked) {
+			try("goes away", Drop, func(s *side) { s.dropped = true })
+		}
+		return steps
+	}
+}
+
+// network delivers to a side, loses and repeats.
+func network(i int) explore.Thread[world] {
+	return func(w world) (steps []explore.Step[world]) {
+		for k := range kinds {
+			if !w.wire[i][k] {
+				continue
+			}
+			deliver := func(what string, keep bool) {
+				n := w
+				n.wire[i][k] = keep
+				s := &n.s[i]
+				if i == 0 && k == req || i == 1 && k == req && s.c.State == Idle && (s.asked || s.dropped) {
+					// A new connection, which is not this one: refused as stale by who knows of it, or forgotten.
+					steps = append(steps, explore.Step[world]{What: what, To: n})
+					return
+				}
+				var d Do
+				switch k {
+				case req:
+					if s.c.State == Idle {
+						s.asked = true
+					}
+					d = s.c.Receive(msg.AttrREQ, 0, 0)
+				case mraReq:
+					d = s.c.Receive(msg.AttrMRA, msg.OfREQ, 0)
+				case mraRep:
+					d = s.c.Receive(msg.AttrMRA, msg.OfREP, 0)
+				case rep:
+					d = s.c.Receive(msg.AttrREP, 0, 0)
+				case rtu:
+					d = s.c.Receive(msg.AttrRTU, 0, 0)
+				case rej:
+					d = s.c.Receive(msg.AttrREJ, 0, msg.ReasonConsumer)
+				case stale:
+					d = s.c.Receive(msg.AttrREJ, 0, msg.ReasonStaleConnection)
+				case dreq:
+					if s.c.State == Idle { // an unknown connection is said to have ended
+						n.wire[1-i][drep] = true
+					}
+					d = s.c.Receive(msg.AttrDREQ, 0, 0)
+				case drep:
+					d = s.c.Receive(msg.AttrDREP, 0, 0)
+				}
+				n.do(i, d)
+				steps = append(steps, explore.Step[world]{What: what, To: n})
+			}
+			if w.dead {
+				n := w
+				n.wire[i][k] = false
+				return []explore.Step[world]{{What: fmt.Sprintf("loses %v to side %d", k, i), To: n}}
+			}
+			deliver(fmt.Sprintf("delivers %v to side %d", k, i), false)
+			if w.faults > 0 {
+				w.faults--
+				deliver(fmt.Sprintf("delivers %v to side %d and keeps it", k, i), true)
+				w.faults++
+			}
+			if w.losses > 0 {
+				n := w
+				n.losses--
+				n.wire[i][k] = false
+				steps = append(steps, explore.Step[world]{What: fmt.Sprintf("loses %v to side %d", k, i), To: n})
+			}
+		}
+		return steps
+	}
+}
+
+// clock ends a timer. A message is not kept for as long as that, but it may be lost.
+func clock(i int) explore.Thread[world] {
+	return func(w world) []explore.Step[world] {
+		if w.s[i].timer == Keep || w.s[i].timer == Service && !w.s[1-i].dropped && len(owner(1-i)(w)) > 0 {
+			return nil // the other owner is not as slow as that
+		}
+		if w.prompt && len(owner(0)(w))+len(owner(1)(w)) > 0 && w.s[i].timer != TimewaitTime {
+			return nil
+		}
+		if o := w.s[1-i].timer; w.s[i].timer == Refusal && (o == Response || o == Service) {
+			return nil // it is longer
+		}
+		for s := range w.wire {
+			for k := range kinds {
+				if w.wire[s][k] {
+					return nil
+				}
+			}
+		}
+		n := w
+		n.s[i].timer = Keep
+		n.do(i, n.s[i].c.Timeout())
+		return []explore.Step[world]{{What: fmt.Sprintf("ends the timer of side %d", i), To: n}}
+	}
+}
+
+func check(w world) error {
+	if w.wrong != 0 {
+		return errors.New(rules[w.wrong])
+	}
+	for i, s := range w.s {
+		waits := s.c.in(ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, DreqSent, Timewait, Refused)
+		if waits != (s.timer != Keep) {
+			return fmt.Errorf("side %d is in %v, timer %d", i, s.c.State, s.timer)
+		}
+		if s.dropped && s.c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, Established, ReqSent, MRAReqRcvd, RepSent, MRARepRcvd) {
+			return fmt.Errorf("side %d is in %v without an owner", i, s.c.State)
+		}
+	}
+	return nil
+}
+
+// end: when nothing can happen any more, whoever was asked, or asked, knows how it ended.
+func end(w world) error {
+	for i, s := range w.s {
+		if s.dropped || !s.sent && !s.asked {
+			continue
+		}
+		if !s.up && !s.failed && !s.down {
+			return fmt.Errorf("side %d (%v) never hears what becomes of its connection", i, s.c.State)
+		}
+		if s.c.State != Idle && s.c.State != Established {
+			return fmt.Errorf("side %d stays in %v", i, s.c.State)
+		}
+		if o := w.s[1-i]; s.c.State == Established && o.c.State != Established && !w.dead {
+			return fmt.Errorf("side %d takes for established what is in %v at the other", i, o.c.State)
+		}
+	}
+	return nil
+}
+
+// TestExplore: every order of what two programs do, with every message lost or repeated up to a number of times.
+func TestExplore(t *testing.T) {
+	both := [2]bool{true, true}
+	for _, c := range []struct {
+		what  string
+		start world
+	}{
+		{"prompt programs", world{prompt: true}},
+		{"prompt programs, losses", world{prompt: true, losses: 2}},
+		{"prompt programs, loss and repetition", world{prompt: true, losses: 1, faults: 1}},
+		{"prompt programs, repetition", world{prompt: true, faults: 2}},
+		{"prompt programs that stay, losses, no data", world{prompt: true, stays: both, losses: 2, silent: true}},
+		{"slow programs", world{}},
+		{"slow programs, repetition", world{faults: 1}},
+		{"the active side stays", world{stays: [2]bool{true, false}, faults: 1}},
+		{"the passive side stays", world{stays: [2]bool{false, true}, faults: 1}},
+		{"both stay", world{stays: both, faults: 1}},
+		{"the active side may go", world{prompt: true, leaves: [2]bool{true, false}, losses: 1}},
+		{"the passive side may go", world{prompt: true, leaves: [2]bool{false, true}, losses: 1}},
+		{"both may go", world{leaves: both, faults: 1}},
+		{"both may go, prompt, losses", world{prompt: true, leaves: both, losses: 2}},
+		{"the active side may go, the passive side stays", world{leaves: [2]bool{true, false}, stays: both}},
+		{"the passive side may go, the active side stays", world{leaves: [2]bool{false, true}, stays: both}},
+		{"no network", world{dead: true}},
+		{"no network, both may go", world{dead: true, leaves: both}},
+	} {
+		sys := explore.System[world]{
+			Start:   c.start,
+			Threads: []explore.Thread[world]{owner(0), owner(1), network(0), network(1), clock(0), clock(1)},
+			Check:   check, End: end,
+		}
+		r, err := sys.Run(3_000_000)
+		if err != nil {
+			t.Errorf("%s: %v", c.what, err)
+		} else if r.Ends == 0 {
+			t.Errorf("%s: it never ends", c.what)
+		}
+		t.Logf("%s: %v", c.what, r)
+	}
+}

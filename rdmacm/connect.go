@@ -1,0 +1,496 @@
+package rdmacm
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+	"verbena/internal/clock"
+	"verbena/rdmacm/conn"
+	"verbena/rdmacm/msg"
+)
+
+// connection is one end of a connection, from its first message until the last packet of it can be under way. It may
+// outlive its ID.
+type connection struct {
+	conn.Conn
+	agent *agent
+	owner *ID // nil: it has gone
+	to    ib.AHAttr
+
+	local, remote uint32 // communication IDs; remote 0: not known yet
+	guid          uint64 // of the peer's node
+	space         msg.PortSpace
+	tid           uint64
+	tidREP        uint64 // of the REP, which RTU repeats
+	last          datagram
+	timer         clock.Timer // nil: none
+	round         uint64      // of the timer, so that a late one is known
+	service       uint8       // the code of the time that an MRA asked for
+	slow          bool        // an MRA was sent
+
+	// For the queue pair.
+	recvPSN, sendPSN uint32 // of the first packet that comes, which this side chooses, and of the first that goes
+	remoteQPN        uint32
+	mtu              ib.MTU
+	ackCode          uint8
+	depth, resources uint8
+	retry, rnrRetry  uint8
+}
+
+func errnoOf(err error) int32 {
+	var e syscall.Errno
+	if errors.As(err, &e) && e != 0 {
+		return int32(e)
+	}
+	return int32(syscall.EIO)
+}
+
+// lifeTime is the code of the time that a packet may be under way. (CMA_IBOE_PACKET_LIFETIME)
+const lifeTime = 16
+
+// ackTimeout is the local ACK timeout of a connection. (cm_ack_timeout)
+func ackTimeout(set, delay uint8) uint8 {
+	if set != 0 {
+		return set
+	}
+	t := uint8(lifeTime + 1)
+	if delay >= t {
+		return min(delay+1, 31)
+	}
+	if delay+1 >= t {
+		t++
+	}
+	return t
+}
+
+func mask24(n uint32) uint32 { return n & 0xffffff }
+
+// data is the user's private data behind the IP header, which port spaces with ports of IP have.
+func (id *ID) data(user []byte, most int) ([]byte, error) {
+	var b []byte
+	if !id.ib {
+		b = msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: id.src.Port(), Src: id.src.Addr().WithZone(""), Dst: id.dst.Addr().WithZone("")})
+	}
+	if len(b)+len(user) > most {
+		return nil, fmt.Errorf("%d bytes of private data, at most %d: %w", len(user), most-len(b), syscall.EINVAL)
+	}
+	return append(b, user...), nil
+}
+
+// Connect asks the peer for a connection, or for its datagram service, and reports ConnectResponse or, of a service,
+// Established; or Rejected, or Unreachable. (rdma_connect)
+func (id *ID) Connect(p Param, user []byte) error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id.state != idRouteResolved {
+		return id.wrong("connect")
+	}
+	if id.opts.Type == ib.QPTypeUD {
+		return m.ask(id, p, user)
+	}
+	d, err := id.data(user, msg.MaxREQData)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	to := *m.address(id)
+	c := &connection{
+		agent: id.at.agent, owner: id, to: to, local: m.number(func(n uint32) bool { return m.conns[n] != nil }),
+		space: id.opts.Space, tid: m.cfg.Rand.Uint64(), recvPSN: mask24(m.cfg.Rand.Uint32()), mtu: id.at.mtu,
+		ackCode: ackTimeout(id.ackCode, id.at.agent.delay), depth: p.InitiatorDepth, resources: p.ResponderResources,
+		retry: p.RetryCount & 7, rnrRetry: p.RNRRetryCount & 7,
+	}
+	m.conns[c.local] = c
+	id.conn, id.param, id.state = c, p, idConnected
+	req := &msg.REQ{
+		LocalCommID: c.local, ServiceID: msg.MakeServiceID(id.opts.Space, id.dst.Port()), LocalCAGUID: c.agent.guid,
+		LocalQPN: mask24(p.QPN), ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
+		RemoteTimeout: m.cfg.Timeout, Transport: transportOf(id.opts.Type), FlowControl: p.FlowControl, StartingPSN: c.recvPSN,
+		LocalTimeout: m.cfg.Timeout, RetryCount: c.retry, PKey: defaultPKey, PathMTU: uint8(c.mtu), RNRRetryCount: c.rnrRetry,
+		MaxCMRetries: m.cfg.Retries & 15, SRQ: p.SRQ, Primary: msg.Path{
+			LocalLID: permissiveLID, RemoteLID: permissiveLID, LocalGID: msg.GID(id.at.gid), RemoteGID: msg.GID(to.GRH.DGID),
+			FlowLabel: to.GRH.FlowLabel, TrafficClass: to.GRH.TrafficClass, HopLimit: to.GRH.HopLimit, ACKTimeout: c.ackCode,
+			SL: id.tos >> 5,
+		}, Data: d,
+	}
+	if req.Transport == msg.TransportExtended {
+		req.Extended = msg.ExtendedXRC
+	}
+	if do, ok := c.Call(conn.SendREQ, m.cfg.Retries); ok {
+		m.send(c, c.tid, req)
+		m.do(c, do)
+	}
+	return nil
+}
+
+const (
+	defaultPKey   = 0xffff
+	permissiveLID = 0xffff // as for all of Ethernet (IB_LID_PERMISSIVE)
+)
+
+func transportOf(t ib.QPType) msg.Transport {
+	switch t {
+	case ib.QPTypeUC:
+		return msg.TransportUC
+	case ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
+		return msg.TransportExtended
+	}
+	return msg.TransportRC
+}
+
+// Accept answers a ConnectRequest, whose connection is established when Established is reported. (rdma_accept)
+func (id *ID) Accept(p Param, user []byte) error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := id.service; s != nil && s.asked {
+		return m.answer(id, msg.SIDRSuccess, p, user)
+	}
+	c := id.conn
+	if id.state != idConnected || c == nil {
+		return id.wrong("accept")
+	}
+	if len(user) > msg.MaxREPData {
+		return fmt.Errorf("accept: %d bytes of private data, at most %d: %w", len(user), msg.MaxREPData, syscall.EINVAL)
+	}
+	do, ok := c.Call(conn.SendREP, m.cfg.Retries)
+	if !ok {
+		return id.wrong("accept")
+	}
+	id.param = p
+	c.depth, c.resources = p.InitiatorDepth, p.ResponderResources
+	m.send(c, c.tid, &msg.REP{
+		LocalCommID: c.local, RemoteCommID: c.remote, LocalQPN: mask24(p.QPN), StartingPSN: c.recvPSN,
+		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, TargetACKDelay: c.agent.delay & 31,
+		Failover: failoverUnsupported, FlowControl: p.FlowControl, RNRRetryCount: p.RNRRetryCount & 7, SRQ: p.SRQ, LocalCAGUID: c.agent.guid,
+		Data: user,
+	})
+	m.settle(id)
+	m.do(c, do)
+	return nil
+}
+
+// failoverUnsupported: an alternate path is not used.
+const failoverUnsupported = 1
+
+// Complete answers a ConnectResponse when the owner has brought its queue pair up: the connection is established.
+// (rdma_accept without parameters)
+func (id *ID) Complete() error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := id.conn
+	if id.state != idConnected || c == nil {
+		return id.wrong("complete")
+	}
+	do, ok := c.Call(conn.SendRTU, 0)
+	if !ok {
+		return id.wrong("complete")
+	}
+	m.send(c, c.tidREP, &msg.RTU{LocalCommID: c.local, RemoteCommID: c.remote})
+	m.do(c, do)
+	return nil
+}
+
+// Reject refuses a ConnectRequest, or a ConnectResponse. The ID is to be destroyed. (rdma_reject)
+func (id *ID) Reject(reason msg.Reason, user []byte) error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := id.service; s != nil && s.asked {
+		return m.answer(id, msg.SIDRRejected, Param{}, user)
+	}
+	c := id.conn
+	if c == nil {
+		return id.wrong("reject")
+	}
+	if len(user) > msg.MaxREJData {
+		return fmt.Errorf("reject: %d bytes of private data, at most %d: %w", len(user), msg.MaxREJData, syscall.EINVAL)
+	}
+	of := c.answered()
+	do, ok := c.Call(conn.SendREJ, 0)
+	if !ok {
+		return id.wrong("reject")
+	}
+	do.Send = 0
+	m.send(c, c.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, Reason: reason, Data: user})
+	m.settle(id)
+	m.do(c, do)
+	return nil
+}
+
+// answered is what a REJ of this side is about.
+func (c *connection) answered() msg.Answered {
+	switch c.State {
+	case conn.ReqRcvd, conn.MRAReqSent:
+		return msg.OfREQ
+	case conn.RepRcvd, conn.MRARepSent:
+		return msg.OfREP
+	}
+	return msg.OfOther
+}
+
+// Disconnect ends a connection, or agrees to its end, and reports Disconnected unless the peer has ended it before.
+// (rdma_disconnect)
+func (id *ID) Disconnect() error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := id.conn
+	switch {
+	case c != nil:
+	case id.state == idConnected, id.state == idDisconnected: // it has ended, or is a datagram service
+		return nil
+	default:
+		return id.wrong("disconnect")
+	}
+	if do, ok := c.Call(conn.SendDREQ, m.cfg.Retries); ok {
+		m.send(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
+		do.Send = 0
+		m.do(c, do)
+	} else if do, ok := c.Call(conn.SendDREP, 0); ok {
+		m.do(c, do)
+	}
+	return nil
+}
+
+// Establish says that data has come from the peer, before its RTU. (rdma_notify with IB_EVENT_COMM_EST)
+func (id *ID) Establish() error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := id.conn
+	if c == nil {
+		return id.wrong("establish")
+	}
+	if c.State == conn.Established {
+		return fmt.Errorf("establish: it is: %w", syscall.EISCONN)
+	}
+	do, ok := c.Call(conn.Establish, 0)
+	if !ok {
+		return id.wrong("establish")
+	}
+	m.do(c, do)
+	return nil
+}
+
+// QPAttr returns the attributes with which the queue pair goes to a state. (rdma_init_qp_attr)
+func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error) {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a.State = to
+	if id.at.agent == nil || id.state == idRemoved {
+		return a, 0, fmt.Errorf("attributes of a queue pair: the id has no device: %w", syscall.EINVAL)
+	}
+	port := uint8(id.at.agent.port)
+	c := id.conn
+	if id.opts.Type == ib.QPTypeUD || c == nil {
+		if to != ib.QPInit {
+			return a, 0, id.wrong("attributes of a queue pair")
+		}
+		a.Port = port
+		mask = ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort
+		if id.opts.Type == ib.QPTypeUD {
+			a.QKey = udpQKey
+			return a, mask | ib.QPAttrQKey, nil
+		}
+		return a, mask | ib.QPAttrAccessFlags, nil
+	}
+	reliable := id.opts.Type != ib.QPTypeUC
+	switch to {
+	case ib.QPInit:
+		a.Port = port
+		a.AccessFlags = ib.AccessRemoteWrite
+		if c.resources > 0 {
+			a.AccessFlags |= ib.AccessRemoteRead | ib.AccessRemoteAtomic
+		}
+		return a, ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags, nil
+	case ib.QPRTR:
+		if c.State == conn.Idle || c.State == conn.ReqSent || c.State == conn.MRAReqRcvd {
+			return a, 0, id.wrong("attributes of a queue pair")
+		}
+		a.AH, a.PathMTU, a.DestQPN, a.RQPSN = c.to, c.mtu, c.remoteQPN, c.recvPSN
+		mask = ib.QPAttrState | ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
+		if reliable {
+			a.MaxDestRdAtomic = c.resources
+			mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
+		}
+		return a, mask, nil
+	case ib.QPRTS:
+		if c.State == conn.Idle || c.State == conn.ReqSent || c.State == conn.MRAReqRcvd {
+			return a, 0, id.wrong("attributes of a queue pair")
+		}
+		a.SQPSN = c.sendPSN
+		mask = ib.QPAttrState | ib.QPAttrSQPSN
+		if reliable {
+			a.Timeout, a.RetryCnt, a.RNRRetry, a.MaxRdAtomic = c.ackCode, c.retry, c.rnrRetry, c.depth
+			mask |= ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrMaxRdAtomic
+		}
+		return a, mask, nil
+	}
+	return a, 0, fmt.Errorf("attributes of a queue pair in state %v: %w", to, syscall.EINVAL)
+}
+
+// udpQKey is that of datagram services. (RDMA_UDP_QKEY)
+const udpQKey = 0x01234567
+
+// send sends a message of a connection, and keeps it to be sent again.
+//
+//verbena:held mu
+func (m *Manager) send(c *connection, tid uint64, x msg.Message) {
+	c.last = datagram{to: c.to}
+	msg.Append(c.last.mad[:0], tid, x)
+	c.agent.repeat(&c.last)
+}
+
+// do carries out what a transition asks for.
+//
+//verbena:held mu
+func (m *Manager) do(c *connection, d conn.Do) {
+	switch d.Send {
+	case msg.AttrREJ:
+		rej := &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: msg.OfOther, Reason: d.Reason}
+		switch d.Reason {
+		case msg.ReasonStaleConnection:
+			rej.Of = msg.OfREQ
+		case msg.ReasonTimeout:
+			rej.Of = msg.OfREQ
+			rej.InfoLength = 8
+			for i := range 8 {
+				rej.Info[i] = byte(c.agent.guid >> (56 - 8*i))
+			}
+		}
+		m.send(c, c.tid, rej)
+	case msg.AttrDREQ:
+		m.send(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
+	case msg.AttrDREP:
+		m.send(c, c.tid, &msg.DREP{LocalCommID: c.local, RemoteCommID: c.remote})
+	case msg.AttrMRA:
+		c.slow = true
+		of := msg.OfREQ
+		if c.State == conn.MRARepSent {
+			of = msg.OfREP
+		}
+		m.send(c, c.tid, &msg.MRA{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, ServiceTimeout: mraTimeout})
+	}
+	if d.Repeat {
+		m.stats.Retries.Add(1)
+		c.agent.repeat(&c.last)
+	}
+	switch d.Timer {
+	case conn.Response:
+		m.arm(c, duration(m.cfg.Timeout))
+	case conn.Service:
+		m.arm(c, duration(m.cfg.Timeout)+duration(c.service))
+	case conn.TimewaitTime:
+		m.arm(c, 2*duration(c.ackCode))
+	case conn.Refusal:
+		if k := (peerID{c.guid, c.remoteQPN}); m.byPeerQP[k] == c {
+			delete(m.byPeerQP, k) // the queue pair may ask again, by a new connection
+		}
+		d := 2*duration(m.cfg.Timeout) + time.Second
+		if c.slow {
+			d += duration(mraTimeout)
+		}
+		m.arm(c, d)
+	case conn.Stop:
+		m.disarm(c)
+	}
+	if d.Event != conn.None {
+		m.happened(c, d.Event)
+	}
+	if c.State == conn.Idle && c.remote|c.local != 0 {
+		m.forget(c)
+	}
+}
+
+// mraTimeout is the code of the time that owners get to answer: 68 s. (CMA_CM_MRA_SETTING)
+const mraTimeout = 24
+
+//verbena:held mu
+func (m *Manager) arm(c *connection, d time.Duration) {
+	c.round++
+	round := c.round
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	c.timer = m.cfg.Clock.AfterFunc(d, func() { m.timeout(c, round) })
+}
+
+//verbena:held mu
+func (m *Manager) disarm(c *connection) {
+	c.round++
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+}
+
+func (m *Manager) timeout(c *connection, round uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c.round == round && m.conns[c.local] == c {
+		m.do(c, c.Timeout())
+	}
+}
+
+// detach separates a connection from its ID.
+//
+//verbena:held mu
+func (m *Manager) detach(id *ID) {
+	id.conn.owner, id.conn = nil, nil
+}
+
+// forget drops a connection.
+//
+//verbena:held mu
+func (m *Manager) forget(c *connection) {
+	m.disarm(c)
+	if m.conns[c.local] == c {
+		delete(m.conns, c.local)
+	}
+	if k := (peerID{c.guid, c.remote}); m.byPeer[k] == c {
+		delete(m.byPeer, k)
+	}
+	if k := (peerID{c.guid, c.remoteQPN}); m.byPeerQP[k] == c {
+		delete(m.byPeerQP, k)
+	}
+	if c.owner != nil {
+		m.detach(c.owner)
+	}
+}
+
+// happened reports an event of a connection to its ID. (cma_ib_handler)
+//
+//verbena:held mu
+func (m *Manager) happened(c *connection, e conn.Event) {
+	id := c.owner
+	if id == nil {
+		return
+	}
+	if e == conn.TimewaitExit {
+		if id.state == idDisconnected {
+			m.tell(id, Event{Type: TimewaitExit})
+		}
+		return
+	}
+	if id.state != idConnected {
+		return
+	}
+	switch e {
+	case conn.REQError, conn.REPError:
+		m.tell(id, Event{Type: Unreachable, Status: -int32(syscall.ETIMEDOUT)})
+	case conn.RTUReceived:
+		m.tell(id, Event{Type: Established})
+	case conn.DREQReceived, conn.DREPReceived:
+		id.state = idDisconnected
+		m.tell(id, Event{Type: Disconnected})
+	case conn.DREQError:
+		id.state = idDisconnected
+		m.tell(id, Event{Type: Disconnected, Status: -int32(syscall.ETIMEDOUT)})
+	}
+}

@@ -1,0 +1,62 @@
+package rdmacm
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Group is a membership of an ID in a multicast group (struct cma_multicast).
+type Group struct {
+	id   *ID
+	addr netip.Addr
+	mgid ib.GID
+}
+
+// Addr is the group's address.
+func (g *Group) Addr() netip.Addr { return g.addr }
+
+// Join joins a multicast group and reports MulticastJoin, with what a queue pair needs to send to the group; to receive
+// from it, it is attached to the group. The ID needs a device. (rdma_join_multicast)
+func (id *ID) Join(addr netip.Addr) (*Group, error) {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	addr = addr.Unmap().WithZone("")
+	switch {
+	case !addr.IsMulticast():
+		return nil, fmt.Errorf("join %v: no multicast address: %w", addr, syscall.EINVAL)
+	case id.opts.Type != ib.QPTypeUD:
+		return nil, fmt.Errorf("join %v: not an id of datagrams: %w", addr, syscall.EINVAL)
+	case id.at.agent == nil || id.state != idBound && id.state != idAddrResolved && id.state != idRouteResolved && id.state != idConnected:
+		return nil, id.wrong("join a multicast group")
+	}
+	g := &Group{id: id, addr: addr, mgid: ib.GIDFromAddr(addr)}
+	id.groups = append(id.groups, g)
+	m.tell(id, Event{Type: MulticastJoin, Group: g, Param: Param{QPN: multicastQPN, QKey: udpQKey}, AH: ib.AHAttr{
+		HasGRH: true, Port: uint8(id.at.agent.port), DLID: multicastLID, GRH: ib.GlobalRoute{
+			DGID: g.mgid, SGIDIndex: uint8(id.at.gidIndex), HopLimit: 1, TrafficClass: id.tos,
+		},
+	}})
+	return g, nil
+}
+
+const (
+	multicastQPN = 0xffffff
+	multicastLID = 0xc000
+)
+
+// Leave ends a membership. (rdma_leave_multicast)
+func (g *Group) Leave() {
+	g.id.m.mu.Lock()
+	defer g.id.m.mu.Unlock()
+	g.id.m.leaveGroup(g)
+}
+
+//verbena:held mu
+func (m *Manager) leaveGroup(g *Group) {
+	g.id.groups = slices.DeleteFunc(g.id.groups, func(o *Group) bool { return o == g })
+}

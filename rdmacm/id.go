@@ -1,0 +1,571 @@
+package rdmacm
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/rdmacm/conn"
+	"verbena/rdmacm/msg"
+)
+
+// idState is where an ID stands (enum rdma_cm_state).
+//
+//	idle -Bind-> bound -Listen-> listening
+//	              | ResolveAddr
+//	              v
+//	         addrQuery -> addrResolved -ResolveRoute-> routeResolved -Connect-> connected -> disconnected
+//	                                                             a request -----^
+//	any of them, when the device goes: removed
+type idState uint8
+
+const (
+	idIdle idState = iota
+	idBound
+	idListening
+	idAddrQuery
+	idAddrResolved
+	idRouteResolved
+	idConnected // or about to be
+	idDisconnected
+	idRemoved
+)
+
+// Options are what an ID is made with.
+type Options struct {
+	Space msg.PortSpace
+	// Type is that of the queue pair: a connected one, or UD.
+	Type ib.QPType
+	// MayUseLowPorts: the owner may bind ports below 1024.
+	MayUseLowPorts bool
+	// Event is called with the ID's events, one at a time. It must not sleep for long: all IDs share a goroutine.
+	Event func(*ID, Event)
+}
+
+// ID is a user's end of a connection, of a listener, or of a datagram service (struct rdma_cm_id).
+type ID struct {
+	m    *Manager
+	opts Options
+
+	reporting sync.Mutex // held while a function runs
+	handler   func(*ID, Event)
+	dead      bool
+
+	// Under m.mu.
+	state     idState
+	gone      bool
+	src, dst  netip.AddrPort // zero: not known
+	ib        bool           // the addresses are GIDs (AF_IB)
+	port      portKey        // in m.ports; port 0: none
+	at        place
+	reuseAddr bool
+	afOnly    bool
+	tos       uint8
+	ackCode   uint8 // RDMA_OPTION_ID_ACK_TIMEOUT; 0: not set
+	backlog   int   // listeners: requests that nobody has accepted yet
+	pending   int
+	listener  *ID // of a request: where it came, until it is accepted or refused
+	conn      *connection
+	service   *service // of a datagram service's ID
+	param     Param    // what the owner asked for
+	groups    []*Group
+}
+
+// NewID makes an ID. (rdma_create_id)
+func (m *Manager) NewID(o Options) (*ID, error) {
+	switch o.Space {
+	case msg.PortSpaceTCP, msg.PortSpaceIB:
+		if o.Type != ib.QPTypeRC && o.Type != ib.QPTypeUC && o.Type != ib.QPTypeUD && o.Type != ib.QPTypeXRCInit && o.Type != ib.QPTypeXRCTgt {
+			return nil, fmt.Errorf("id with queue pairs of type %v: %w", o.Type, syscall.EINVAL)
+		}
+	case msg.PortSpaceUDP, msg.PortSpaceIPoIB:
+		o.Type = ib.QPTypeUD
+	default:
+		return nil, fmt.Errorf("id in %v: %w", o.Space, syscall.EINVAL)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, errClosed
+	}
+	return m.newID(o), nil
+}
+
+var errClosed = fmt.Errorf("the connection manager has ended: %w", syscall.ENODEV)
+
+//verbena:held mu
+func (m *Manager) newID(o Options) *ID {
+	id := &ID{m: m, opts: o, handler: o.Event}
+	m.ids[id] = struct{}{}
+	return id
+}
+
+// Adopt gives an ID a new function for its events, from the next one on.
+func (id *ID) Adopt(f func(*ID, Event)) {
+	id.reporting.Lock()
+	defer id.reporting.Unlock()
+	id.handler = f
+}
+
+// report calls the ID's function.
+func (id *ID) report(e Event) {
+	id.reporting.Lock()
+	f, dead := id.handler, id.dead
+	id.reporting.Unlock()
+	if dead || f == nil {
+		if e.New != nil {
+			e.New.Destroy()
+		}
+		return
+	}
+	f(id, e)
+}
+
+// Destroy ends an ID. A connection is disconnected, or refused; its peer is told. No event is reported that was not
+// before, but one function may still run. It does not sleep. (rdma_destroy_id)
+func (id *ID) Destroy() {
+	id.reporting.Lock()
+	id.dead = true
+	id.reporting.Unlock()
+	id.m.mu.Lock()
+	defer id.m.mu.Unlock()
+	id.m.destroy(id)
+}
+
+//verbena:held mu
+func (m *Manager) destroy(id *ID) {
+	if id.gone {
+		return
+	}
+	id.gone = true
+	if id.state == idListening {
+		m.listenerGone(id.port.port)
+	}
+	m.leave(id)
+	m.settle(id)
+	m.unbind(id)
+	delete(m.ids, id)
+}
+
+// listenerGone notes that a listener has ended, for hold, and forgets those of long ago when there are many.
+//
+//verbena:held mu
+func (m *Manager) listenerGone(port uint16) {
+	now := m.cfg.Clock.Now()
+	if len(m.lately) >= maxLately {
+		for p, t := range m.lately {
+			if now.Sub(t) > holdAfter {
+				delete(m.lately, p)
+			}
+		}
+	}
+	if len(m.lately) < maxLately {
+		m.lately[port] = now
+	}
+}
+
+const maxLately = 1024
+
+// leave ends what the ID has on its device, and on the network.
+//
+//verbena:held mu
+func (m *Manager) leave(id *ID) {
+	for _, g := range slices.Clone(id.groups) {
+		m.leaveGroup(g)
+	}
+	if c := id.conn; c != nil {
+		m.detach(id)
+		if d, ok := c.Call(conn.Drop, m.cfg.Retries); ok {
+			m.do(c, d)
+		}
+	}
+	m.endService(id)
+}
+
+// Settle ends that a request counts against the backlog of its listener: its owner knows of it.
+func (id *ID) Settle() {
+	id.m.mu.Lock()
+	defer id.m.mu.Unlock()
+	id.m.settle(id)
+}
+
+// settle ends that a request counts as one that nobody has accepted.
+//
+//verbena:held mu
+func (m *Manager) settle(id *ID) {
+	if id.listener != nil {
+		id.listener.pending--
+		id.listener = nil
+	}
+}
+
+// state errors
+
+func (id *ID) wrong(what string) error {
+	return fmt.Errorf("%s: not in this state of the id: %w", what, syscall.EINVAL)
+}
+
+// SetOption sets an option before the ID is bound, or, TOS and ACKTimeout, at any time. (rdma_set_service_type,
+// rdma_set_reuseaddr, rdma_set_afonly, rdma_set_ack_timeout)
+func (id *ID) SetOption(o Option, v uint8) error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch o {
+	case TOS:
+		id.tos = v
+	case ACKTimeout:
+		if v > 31 {
+			return fmt.Errorf("ACK timeout %d: %w", v, syscall.EINVAL)
+		}
+		id.ackCode = v
+	case ReuseAddr:
+		if v == 0 && id.state != idIdle {
+			return id.wrong("clear the option of reuse")
+		}
+		if id.state != idIdle && id.state != idBound {
+			return id.wrong("set the option of reuse")
+		}
+		id.reuseAddr = v != 0
+	case AFOnly:
+		if id.state != idIdle && id.state != idBound {
+			return id.wrong("set the option of one family")
+		}
+		id.afOnly = v != 0
+	default:
+		return fmt.Errorf("option %d: %w", o, syscall.ENOSYS)
+	}
+	return nil
+}
+
+// Option is an option of an ID (RDMA_OPTION_ID_*).
+type Option uint32
+
+const (
+	TOS Option = iota
+	ReuseAddr
+	AFOnly
+	ACKTimeout
+)
+
+// Bind gives an ID an address of this host, which may be unspecified, and a port, 0 for any that is free. EADDRNOTAVAIL
+// if no device has the address, or if the port clashes with another's of all addresses, EADDRINUSE if it is in use,
+// EACCES below 1024. (rdma_bind_addr)
+func (id *ID) Bind(a netip.AddrPort) error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.bind(id, a)
+}
+
+//verbena:held mu
+func (m *Manager) bind(id *ID, a netip.AddrPort) error {
+	if id.state != idIdle {
+		return id.wrong("bind")
+	}
+	a = plain(a)
+	at := place{}
+	if !a.Addr().IsUnspecified() {
+		var err error
+		if at, err = m.find(a.Addr()); err != nil {
+			return fmt.Errorf("bind: %w", err)
+		}
+	}
+	if a.Addr().Is4() {
+		id.afOnly = true
+	}
+	id.src = a
+	if err := m.takePort(id, a.Port()); err != nil {
+		id.src = netip.AddrPort{}
+		return fmt.Errorf("bind %v: %w", a, err)
+	}
+	id.src = netip.AddrPortFrom(a.Addr(), id.port.port)
+	id.at = at
+	id.state = idBound
+	return nil
+}
+
+// BindGID gives an ID an address of InfiniBand (AF_IB), of which only the unspecified one makes sense on Ethernet: with
+// it, librdmacm finds out whether it may use the commands that take addresses of any family. ENODEV for another.
+func (id *ID) BindGID(g ib.GID) error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id.state != idIdle {
+		return id.wrong("bind")
+	}
+	if !g.IsZero() {
+		return fmt.Errorf("bind: no subnet of InfiniBand has %v: %w", g, syscall.ENODEV)
+	}
+	id.ib, id.state = true, idBound
+	return nil
+}
+
+// plain is an address with IPv4 not in the clothes of IPv6.
+func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+
+// firstFreePort is the first that needs no privilege. (PROT_SOCK)
+const firstFreePort = 1024
+
+//verbena:held mu
+func (m *Manager) takePort(id *ID, port uint16) error {
+	space := id.opts.Space
+	if port != 0 {
+		if port < firstFreePort && !id.opts.MayUseLowPorts {
+			return syscall.EACCES
+		}
+		if err := m.clash(id, portKey{space, port}, id.reuseAddr); err != nil {
+			return err
+		}
+		m.own(id, portKey{space, port})
+		return nil
+	}
+	n := int(m.cfg.LastPort) - int(m.cfg.FirstPort) + 1
+	first := m.cfg.Rand.IntN(n)
+	for i := range n {
+		k := portKey{space, m.cfg.FirstPort + uint16((first+i)%n)}
+		if len(m.ports[k]) == 0 {
+			m.own(id, k)
+			return nil
+		}
+	}
+	return syscall.EADDRNOTAVAIL
+}
+
+//verbena:held mu
+func (m *Manager) own(id *ID, k portKey) {
+	id.port = k
+	m.ports[k] = append(m.ports[k], id)
+}
+
+//verbena:held mu
+func (m *Manager) unbind(id *ID) {
+	if id.port.port == 0 {
+		return
+	}
+	left := slices.DeleteFunc(m.ports[id.port], func(o *ID) bool { return o == id })
+	if m.ports[id.port] = left; len(left) == 0 {
+		delete(m.ports, id.port)
+	}
+	id.port = portKey{}
+}
+
+// clash tells whether others have the port. (cma_check_port)
+//
+//verbena:held mu
+func (m *Manager) clash(id *ID, k portKey, reuse bool) error {
+	for _, o := range m.ports[k] {
+		a, b := id.src.Addr(), o.src.Addr()
+		switch {
+		case o == id, reuse && o.reuseAddr:
+		case id.afOnly && o.afOnly && a.Is4() != b.Is4():
+		case a.IsUnspecified() || b.IsUnspecified():
+			return fmt.Errorf("port %d of all addresses is taken: %w", k.port, syscall.EADDRNOTAVAIL)
+		case a == b:
+			return fmt.Errorf("port %d of the address is taken: %w", k.port, syscall.EADDRINUSE)
+		}
+	}
+	return nil
+}
+
+// Listen has requests for the ID's port reported; backlog bounds those that are neither accepted nor refused, 0 stands
+// for 1024. An ID that is not bound gets a port of all addresses. (rdma_listen)
+func (id *ID) Listen(backlog int) error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id.state == idIdle {
+		if err := m.bind(id, netip.AddrPortFrom(netip.IPv4Unspecified(), 0)); err != nil {
+			return err
+		}
+	}
+	if id.state != idBound || id.ib {
+		return id.wrong("listen")
+	}
+	if err := m.clash(id, id.port, false); err != nil {
+		return fmt.Errorf("listen at %v: %w", id.src, err)
+	}
+	if backlog <= 0 {
+		backlog = defaultBacklog
+	}
+	id.backlog, id.state = backlog, idListening
+	return nil
+}
+
+const defaultBacklog = 1024
+
+// ResolveAddr finds the device and the address of this host that lead to a peer, and reports AddrResolved or AddrError.
+// src may be the zero AddrPort, or have an unspecified address. (rdma_resolve_addr)
+func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	dst = plain(dst)
+	if !dst.Addr().IsValid() {
+		return fmt.Errorf("resolve: no address: %w", syscall.EINVAL)
+	}
+	if id.state == idIdle {
+		if !src.Addr().IsValid() {
+			src = netip.AddrPortFrom(unspecified(dst.Addr()), src.Port())
+		}
+		src = plain(src)
+		if src.Addr().Is4() != dst.Addr().Is4() {
+			return fmt.Errorf("resolve %v from %v: two families: %w", dst, src, syscall.EINVAL)
+		}
+		if err := m.bind(id, src); err != nil {
+			return err
+		}
+	}
+	if id.state != idBound || id.ib {
+		return id.wrong("resolve an address")
+	}
+	if id.src.Addr().Is4() != dst.Addr().Is4() {
+		return fmt.Errorf("resolve %v from %v: two families: %w", dst, id.src, syscall.EINVAL)
+	}
+	if dst.Addr().IsUnspecified() { // the host itself (cma_resolve_loopback)
+		dst = netip.AddrPortFrom(loopback(dst.Addr()), dst.Port())
+	}
+	id.state, id.dst = idAddrQuery, dst
+	from := id.src.Addr()
+	go func() {
+		if from.IsUnspecified() && m.has(dst.Addr()) {
+			from = dst.Addr() // the host itself, as the kernel routes it
+		}
+		if from.IsUnspecified() {
+			var err error
+			if from, err = m.cfg.Source(dst.Addr()); err != nil {
+				m.resolved(id, place{}, from, err)
+				return
+			}
+		}
+		m.mu.Lock()
+		at, err := m.find(from)
+		m.mu.Unlock()
+		m.resolved(id, at, from, err)
+	}()
+	return nil
+}
+
+func unspecified(like netip.Addr) netip.Addr {
+	if like.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+func loopback(like netip.Addr) netip.Addr {
+	if like.Is4() {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.IPv6Loopback()
+}
+
+func (m *Manager) resolved(id *ID, at place, from netip.Addr, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id.gone || id.state != idAddrQuery {
+		return
+	}
+	if err == nil && !slices.Contains(m.agents, at.agent) { // it went meanwhile
+		err = syscall.ENODEV
+	}
+	if err != nil {
+		id.state = idBound
+		m.tell(id, Event{Type: AddrError, Status: -errnoOf(err)})
+		return
+	}
+	id.state, id.at = idAddrResolved, at
+	id.src = netip.AddrPortFrom(from, id.src.Port())
+	m.tell(id, Event{Type: AddrResolved})
+}
+
+// ResolveRoute reports RouteResolved: a route over Ethernet is known with the address. (rdma_resolve_route)
+func (id *ID) ResolveRoute() error {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id.state != idAddrResolved {
+		return id.wrong("resolve a route")
+	}
+	id.state = idRouteResolved
+	m.tell(id, Event{Type: RouteResolved})
+	return nil
+}
+
+// View is what an ID knows of its addresses and its route.
+type View struct {
+	Src, Dst     netip.AddrPort
+	Device       *ib.Device // nil: not known
+	GUID         uint64     // of the node
+	Port         int
+	SGID, DGID   ib.GID
+	GIDIndex     int
+	MTU          ib.MTU
+	TrafficClass uint8
+	FlowLabel    uint32
+	Routed       bool // the route is known
+}
+
+// View returns what is known. It may sleep.
+func (id *ID) View() View {
+	m := id.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := View{Src: id.src, Dst: id.dst, TrafficClass: id.tos}
+	if a := id.at.agent; a != nil && id.state != idRemoved {
+		v.Device, v.GUID, v.Port, v.SGID, v.GIDIndex, v.MTU = a.dev, a.guid, a.port, id.at.gid, id.at.gidIndex, id.at.mtu
+		if to := m.address(id); to != nil {
+			v.DGID, v.TrafficClass, v.FlowLabel = to.GRH.DGID, to.GRH.TrafficClass, to.GRH.FlowLabel
+		}
+	}
+	switch id.state {
+	case idRouteResolved, idConnected, idDisconnected:
+		v.Routed = true
+	}
+	return v
+}
+
+// address is how the peer is reached; nil: it is not known.
+//
+//verbena:held mu
+func (m *Manager) address(id *ID) *ib.AHAttr {
+	switch {
+	case id.conn != nil:
+		return &id.conn.to
+	case id.service != nil && !id.service.asked:
+		return &id.service.to
+	case id.at.agent == nil || !id.dst.IsValid():
+		return nil
+	}
+	return &ib.AHAttr{HasGRH: true, Port: uint8(id.at.agent.port), GRH: ib.GlobalRoute{
+		DGID: m.peerGID(id.at, id.dst.Addr()), SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit, TrafficClass: id.tos,
+		FlowLabel: flowLabel(id.src.Port(), id.dst.Port()),
+	}}
+}
+
+const hopLimit = 64
+
+// flowLabel is that of a connection, for networks that spread their load by it. (cma_get_roce_udp_flow_label)
+func flowLabel(src, dst uint16) uint32 { return (uint32(src)*31 + uint32(dst)) & 0xfffff }
+
+// Device returns the device, nil if it is not known.
+func (id *ID) Device() *ib.Device {
+	id.m.mu.Lock()
+	defer id.m.mu.Unlock()
+	if id.at.agent == nil || id.state == idRemoved {
+		return nil
+	}
+	return id.at.agent.dev
+}
+
+// Space returns the port space.
+func (id *ID) Space() msg.PortSpace { return id.opts.Space }
+
+// Datagrams reports whether the ID is of a datagram service.
+func (id *ID) Datagrams() bool { return id.opts.Type == ib.QPTypeUD }
+
+// Type returns the type of the queue pair.
+func (id *ID) Type() ib.QPType { return id.opts.Type }

@@ -1,0 +1,250 @@
+package rdmacm
+
+import (
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"verbena/ib"
+	"verbena/internal/clock"
+	"verbena/rdmacm/msg"
+)
+
+// Config configures a Manager.
+type Config struct {
+	// Source returns the address from which packets to dst leave this host. It may sleep. nil: the kernel is asked.
+	Source func(dst netip.Addr) (netip.Addr, error)
+	// Clock is for timers; nil: the system's.
+	Clock clock.Clock
+	// Rand chooses IDs, packet numbers and ports; nil: a random one.
+	Rand *rand.Rand
+	// NoLoopback refuses addresses of the loopback interface that no device has, as Linux does. Else they stand for the
+	// first active device.
+	NoLoopback bool
+	// Timeout is the time in which a peer answers, as a code: 4.096 us * 2^Timeout; 0: 20, 4.3 s
+	// (CMA_CM_RESPONSE_TIMEOUT).
+	Timeout uint8
+	// Retries is how often a message is sent again; 0: 15 (CMA_MAX_CM_RETRIES).
+	Retries uint8
+	// FirstPort and LastPort bound the ports that are chosen for who asks for none; 0: those of Linux's default, 32768
+	// to 60999.
+	FirstPort, LastPort uint16
+	// Log gets what no caller can be told of; nil discards.
+	Log *slog.Logger
+}
+
+// Stats counts what the manager does.
+type Stats struct {
+	// Malformed datagrams, and messages that no connection knows.
+	Malformed, Unknown atomic.Uint64
+	// Repeated messages: sent again, and received again.
+	Retries, Duplicates atomic.Uint64
+	// Refused requests for connections: nothing listens, or the listener's backlog is full.
+	Refused atomic.Uint64
+}
+
+// Manager is the connection manager of a Core. Its methods, and those of its IDs, are safe for concurrent use.
+type Manager struct {
+	core   *ib.Core
+	client ib.Client
+	cfg    Config
+	stats  Stats
+
+	mu     sync.Mutex
+	closed bool
+	agents []*agent // of the devices, in the order in which they came
+	ids    map[*ID]struct{}
+	ports  map[portKey][]*ID // whose they are
+	conns  map[uint32]*connection
+	// Connections by what the peer calls them, and by its queue pair.
+	byPeer   map[peerID]*connection
+	byPeerQP map[peerID]*connection
+	sidr     map[uint32]*ID     // requests that are to be answered, by the ID that this side chose
+	services map[serviceKey]*ID // requests of peers, by the ID that they chose
+
+	lately map[uint16]time.Time // when listeners have gone, of late
+	held   int                  // requests that are held back
+
+	events struct {
+		sync.Mutex
+		list []queued // that are to be reported
+		wake chan struct{}
+		done chan struct{} // closed when no function will be called any more
+	}
+}
+
+// portKey is a port.
+type portKey struct {
+	space msg.PortSpace
+	port  uint16
+}
+
+// peerID is something that a peer has numbered: a connection, or a queue pair.
+type peerID struct {
+	guid   uint64
+	number uint32
+}
+
+// serviceKey is a request for a datagram service.
+type serviceKey struct {
+	from ib.GID
+	id   uint32
+}
+
+// New makes the connection manager of a core. It owns the general services queue pairs of the devices from then on.
+// Close it before the core's devices are unregistered for good. It may sleep.
+func New(core *ib.Core, cfg Config) (*Manager, error) {
+	if cfg.Source == nil {
+		cfg.Source = sourceOf
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.System
+	}
+	if cfg.Rand == nil {
+		cfg.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 20
+	}
+	if cfg.Retries == 0 {
+		cfg.Retries = 15
+	}
+	if cfg.FirstPort == 0 || cfg.LastPort < cfg.FirstPort {
+		cfg.FirstPort, cfg.LastPort = 32768, 60999
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &Manager{
+		core: core, cfg: cfg, ids: map[*ID]struct{}{}, ports: map[portKey][]*ID{}, conns: map[uint32]*connection{},
+		byPeer: map[peerID]*connection{}, byPeerQP: map[peerID]*connection{}, sidr: map[uint32]*ID{}, services: map[serviceKey]*ID{},
+		lately: map[uint16]time.Time{},
+	}
+	m.events.wake, m.events.done = make(chan struct{}, 1), make(chan struct{})
+	go m.report()
+	m.client = ib.Client{Name: "rdma_cm", Add: m.add, Remove: m.remove}
+	if err := core.RegisterClient(&m.client); err != nil {
+		m.stopReporting()
+		return nil, err
+	}
+	return m, nil
+}
+
+// Close ends the manager: IDs that are left are destroyed without a word to their owners, peers are told. It may sleep.
+func (m *Manager) Close() {
+	m.mu.Lock()
+	m.closed = true
+	for id := range m.ids {
+		m.destroy(id)
+	}
+	m.mu.Unlock()
+	m.core.UnregisterClient(&m.client)
+	m.mu.Lock()
+	for _, c := range m.conns {
+		m.forget(c)
+	}
+	m.mu.Unlock()
+	m.stopReporting()
+}
+
+// Stats returns the counters.
+func (m *Manager) Stats() *Stats { return &m.stats }
+
+func (m *Manager) count(c *atomic.Uint64) { c.Add(1) }
+
+// add is the client's Add. (cm_add_one, cma_add_one)
+func (m *Manager) add(dev *ib.Device) (any, error) {
+	a, err := newAgent(m, dev)
+	if err != nil {
+		m.cfg.Log.Warn("programs cannot connect by the connection manager", "dev", dev.Name(), "err", err)
+		return nil, err
+	}
+	m.mu.Lock()
+	m.agents = append(m.agents, a)
+	m.mu.Unlock()
+	return a, nil
+}
+
+// remove is the client's Remove: the IDs of the device are told, and have no connection any more. (cm_remove_one,
+// cma_process_remove)
+func (m *Manager) remove(_ *ib.Device, data any) {
+	a := data.(*agent)
+	m.mu.Lock()
+	for i, o := range m.agents {
+		if o == a {
+			m.agents = append(m.agents[:i:i], m.agents[i+1:]...)
+			break
+		}
+	}
+	for id := range m.ids {
+		if id.at.agent == a && id.state != idRemoved {
+			id.state = idRemoved
+			m.leave(id)
+			m.tell(id, Event{Type: DeviceRemoval})
+		}
+	}
+	for _, c := range m.conns {
+		if c.agent == a {
+			m.forget(c)
+		}
+	}
+	m.mu.Unlock()
+	a.close()
+}
+
+// queued is an event that is to be reported.
+type queued struct {
+	id *ID
+	e  Event
+}
+
+// tell reports an event of an ID, unless it is destroyed before that. It does not sleep.
+//
+//verbena:held mu
+func (m *Manager) tell(id *ID, e Event) {
+	q := &m.events
+	q.Lock()
+	q.list = append(q.list, queued{id, e})
+	q.Unlock()
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// report calls the functions of IDs.
+func (m *Manager) report() {
+	q := &m.events
+	defer close(q.done)
+	for range q.wake {
+		q.Lock()
+		list := q.list
+		q.list = nil
+		q.Unlock()
+		for _, x := range list {
+			x.id.report(x.e)
+		}
+	}
+}
+
+func (m *Manager) stopReporting() {
+	close(m.events.wake)
+	<-m.events.done
+}
+
+// duration is the time of a code: 4.096 us * 2^code. (cm_convert_to_ms)
+func duration(code uint8) time.Duration {
+	return time.Duration(4096) << min(code, 31)
+}
+
+// number returns a random number that is neither 0 nor in use.
+func (m *Manager) number(used func(uint32) bool) uint32 {
+	for {
+		if n := m.cfg.Rand.Uint32(); n != 0 && !used(n) {
+			return n
+		}
+	}
+}

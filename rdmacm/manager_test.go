@@ -1,0 +1,450 @@
+package rdmacm
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/driver/rxe"
+	"verbena/ib"
+	ibslot "verbena/ib/slot"
+	"verbena/internal/leaktest"
+	"verbena/link"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/rdmacm/msg"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// host is a core with a device and a connection manager.
+type host struct {
+	t    *testing.T
+	addr netip.Addr
+	core ib.Core
+	slot *ibslot.Slot
+	m    *Manager
+}
+
+func newHost(t *testing.T, network *simnet.Net, addr string, cfg Config) *host {
+	h := &host{t: t, addr: netip.MustParseAddr(addr)}
+	h.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	rcfg := rxe.Config{
+		Name: "rxe0", Addrs: []netip.Addr{h.addr}, Network: network, Fabric: &rxe.Fabric{}, Rand: rand.New(rand.NewPCG(7, uint64(h.addr.As16()[15]))),
+		Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true, MAC: []byte{2, 0, 0, 0, 0, h.addr.As16()[15]}},
+	}
+	h.slot = ibslot.New(&h.core, "rxe0", rxe.NewHardware(rcfg), nil)
+	h.must(h.slot.Plug())
+	cfg.Source = func(dst netip.Addr) (netip.Addr, error) {
+		if dst.Is4() != h.addr.Is4() {
+			return netip.Addr{}, syscall.ENETUNREACH
+		}
+		return h.addr, nil
+	}
+	var err error
+	h.m, err = New(&h.core, cfg)
+	h.must(err)
+	return h
+}
+
+func (h *host) close() {
+	h.m.Close()
+	h.must(h.slot.Close())
+	if n := len(h.m.ids) + len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP) + len(h.m.sidr) + len(h.m.services) + len(h.m.ports); n > 0 {
+		h.t.Errorf("%v: %d entries are left: %+v", h.addr, n, h.m)
+	}
+}
+
+func (h *host) must(err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// inWorld runs a test with two hosts in a bubble of virtual time.
+func inWorld(t *testing.T, rules []link.Rule, f func(t *testing.T, a, b *host)) {
+	synctest.Test(t, func(t *testing.T) {
+		network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+		for _, r := range rules {
+			if err := network.Faults().Add(r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, b := newHost(t, network, "10.0.0.1", Config{}), newHost(t, network, "10.0.0.2", Config{})
+		defer b.close()
+		defer a.close()
+		f(t, a, b)
+	})
+}
+
+// log collects the events of IDs.
+type log struct {
+	mu     sync.Mutex
+	events []Event
+}
+
+func (l *log) add(_ *ID, e Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.New != nil {
+		e.New.Adopt(l.add)
+	}
+	l.events = append(l.events, e)
+}
+
+// take returns the events when nothing happens any more, for a time.
+func (l *log) take(d time.Duration) []Event {
+	time.Sleep(d)
+	synctest.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.events
+	l.events = nil
+	return e
+}
+
+func types(events []Event) string {
+	var s []string
+	for _, e := range events {
+		x := e.Type.String()
+		if e.Status != 0 {
+			x += fmt.Sprintf(" %d", e.Status)
+		}
+		s = append(s, x)
+	}
+	return fmt.Sprint(s)
+}
+
+func (l *log) expect(t *testing.T, d time.Duration, want ...EventType) []Event {
+	t.Helper()
+	got := l.take(d)
+	ok := len(got) == len(want)
+	for i := range want {
+		ok = ok && got[i].Type == want[i]
+	}
+	if !ok {
+		t.Fatalf("got %v, want %v", types(got), want)
+	}
+	return got
+}
+
+func (h *host) id(space msg.PortSpace, l *log) *ID {
+	h.t.Helper()
+	id, err := h.m.NewID(Options{Space: space, Type: ib.QPTypeRC, Event: l.add})
+	h.must(err)
+	return id
+}
+
+// listen returns a listener at a port.
+func (h *host) listen(space msg.PortSpace, port uint16, l *log) *ID {
+	h.t.Helper()
+	id := h.id(space, l)
+	h.must(id.Bind(netip.AddrPortFrom(netip.IPv4Unspecified(), port)))
+	h.must(id.Listen(0))
+	return id
+}
+
+// resolve returns an ID with a route.
+func (h *host) resolve(space msg.PortSpace, to *host, port uint16, l *log) *ID {
+	h.t.Helper()
+	id := h.id(space, l)
+	h.must(id.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(to.addr, port)))
+	l.expect(h.t, time.Millisecond, AddrResolved)
+	h.must(id.ResolveRoute())
+	l.expect(h.t, time.Millisecond, RouteResolved)
+	return id
+}
+
+const testPort = 7471
+
+func padded(s string, n int) []byte { return append([]byte(s), make([]byte, n-len(s))...) }
+
+// TestConnect: the life of a connection between two hosts, as both see it.
+func TestConnect(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb log
+		l := b.listen(msg.PortSpaceTCP, testPort, &lb)
+		c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+		if v := c.View(); v.Src.Addr() != a.addr || v.Src.Port() < 32768 || v.Dst != netip.AddrPortFrom(b.addr, testPort) ||
+			v.SGID != ib.GIDFromAddr(a.addr) || v.DGID != ib.GIDFromAddr(b.addr) || !v.Routed || v.GUID == 0 {
+			t.Errorf("%+v", v)
+		}
+		a.must(c.Connect(Param{QPN: 0x123456, ResponderResources: 3, InitiatorDepth: 4, RetryCount: 5, RNRRetryCount: 6, SRQ: true}, []byte("hello")))
+		_, sent, err := msg.Parse(c.conn.last.mad[:])
+		a.must(err)
+		req := lb.expect(t, time.Millisecond, ConnectRequest)[0]
+		if want := (Param{QPN: 0x123456, ResponderResources: 4, InitiatorDepth: 3, RetryCount: 5, RNRRetryCount: 6, SRQ: true}); req.Param != want {
+			t.Errorf("request %+v, want %+v", req.Param, want)
+		}
+		if !bytes.Equal(req.Data, padded("hello", msg.MaxREQData-msg.IPHeaderLen)) {
+			t.Errorf("private data of the request %q", req.Data)
+		}
+		s := req.New
+		if v, w := s.View(), c.View(); v.Src != w.Dst || v.Dst != w.Src || v.SGID != w.DGID || v.DGID != w.SGID || v.FlowLabel != w.FlowLabel {
+			t.Errorf("the sides differ:\n%+v\n%+v", v, w)
+		}
+		b.must(s.Accept(Param{QPN: 0x654321, ResponderResources: 1, InitiatorDepth: 2, RNRRetryCount: 7}, []byte("welcome")))
+		rep := la.expect(t, time.Millisecond, ConnectResponse)[0]
+		if want := (Param{QPN: 0x654321, ResponderResources: 2, InitiatorDepth: 1, RNRRetryCount: 7}); rep.Param != want {
+			t.Errorf("response %+v, want %+v", rep.Param, want)
+		}
+		if !bytes.Equal(rep.Data, padded("welcome", msg.MaxREPData)) {
+			t.Errorf("private data of the response %q", rep.Data)
+		}
+		qpAttrs(t, c, s)
+		// The starting PSN is that of what its sender receives (IBA 12.7.31). Two ends that both take it for what it sends
+		// would agree with each other, and with nobody else.
+		if rtr, _, _ := c.QPAttr(ib.QPRTR); sent.(*msg.REQ).StartingPSN != rtr.RQPSN {
+			t.Errorf("starting PSN %#x, expects %#x", sent.(*msg.REQ).StartingPSN, rtr.RQPSN)
+		}
+		a.must(c.Complete())
+		lb.expect(t, time.Millisecond, Established)
+		la.expect(t, time.Second)
+		a.must(c.Disconnect())
+		lb.expect(t, time.Millisecond, Disconnected)
+		b.must(s.Disconnect())
+		la.expect(t, time.Millisecond, Disconnected)
+		la.expect(t, 5*time.Second, TimewaitExit)
+		lb.expect(t, 0, TimewaitExit)
+		for _, id := range []*ID{c, s, l} {
+			id.Destroy()
+		}
+	})
+}
+
+// qpAttrs checks that both sides connect their queue pairs to each other.
+func qpAttrs(t *testing.T, c, s *ID) {
+	t.Helper()
+	var a, b [8]ib.QPAttr
+	for _, to := range []ib.QPState{ib.QPInit, ib.QPRTR, ib.QPRTS} {
+		var ma, mb ib.QPAttrMask
+		var err1, err2 error
+		a[to], ma, err1 = c.QPAttr(to)
+		b[to], mb, err2 = s.QPAttr(to)
+		if err1 != nil || err2 != nil || ma != mb {
+			t.Fatal(to, err1, err2, ma, mb)
+		}
+	}
+	if a[ib.QPInit].AccessFlags&ib.AccessRemoteRead == 0 || a[ib.QPInit].Port != 1 {
+		t.Errorf("INIT: %+v", a[ib.QPInit])
+	}
+	ra, rb := a[ib.QPRTR], b[ib.QPRTR]
+	if ra.DestQPN != 0x654321 || rb.DestQPN != 0x123456 || ra.PathMTU != rb.PathMTU || ra.MaxDestRdAtomic != 2 || rb.MaxDestRdAtomic != 1 {
+		t.Errorf("RTR: %+v\n%+v", ra, rb)
+	}
+	sa, sb := a[ib.QPRTS], b[ib.QPRTS]
+	if ra.RQPSN != sb.SQPSN || rb.RQPSN != sa.SQPSN || sa.MaxRdAtomic != 1 || sb.MaxRdAtomic != 2 || sa.RetryCnt != 5 || sb.RetryCnt != 5 ||
+		sa.RNRRetry != 7 || sb.RNRRetry != 6 || sa.Timeout == 0 || sa.Timeout != sb.Timeout {
+		t.Errorf("RTS: %+v\n%+v", sa, sb)
+	}
+}
+
+// TestRefused: what the active side hears of requests that lead to nothing.
+func TestRefused(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb log
+		step(t, "nothing listens", func(t *testing.T) {
+			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			a.must(c.Connect(Param{QPN: 1}, nil))
+			if e := la.expect(t, time.Millisecond, Rejected)[0]; e.Status != int32(msg.ReasonInvalidServiceID) {
+				t.Errorf("%+v", e)
+			}
+			c.Destroy()
+		})
+		l := b.listen(msg.PortSpaceTCP, testPort, &lb)
+		step(t, "the listener refuses", func(t *testing.T) {
+			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			a.must(c.Connect(Param{QPN: 1}, nil))
+			s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			b.must(s.Reject(msg.ReasonConsumer, []byte("no")))
+			if e := la.expect(t, time.Millisecond, Rejected)[0]; e.Status != 28 || !bytes.Equal(e.Data, padded("no", msg.MaxREJData)) {
+				t.Errorf("%+v", e)
+			}
+			s.Destroy()
+			c.Destroy()
+		})
+		step(t, "the active side refuses the response", func(t *testing.T) {
+			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			a.must(c.Connect(Param{QPN: 1}, nil))
+			s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			b.must(s.Accept(Param{QPN: 2}, nil))
+			la.expect(t, time.Millisecond, ConnectResponse)
+			a.must(c.Reject(msg.ReasonConsumer, nil))
+			lb.expect(t, time.Millisecond, Rejected)
+			s.Destroy()
+			c.Destroy()
+		})
+		step(t, "the peer has gone", func(t *testing.T) {
+			c := a.resolve(msg.PortSpaceTCP, &host{addr: netip.MustParseAddr("10.0.0.9")}, testPort, &la)
+			a.must(c.Connect(Param{QPN: 1}, nil))
+			la.expect(t, 60*time.Second)
+			if e := la.expect(t, 10*time.Second, Unreachable)[0]; e.Status != -int32(syscall.ETIMEDOUT) {
+				t.Errorf("%+v", e)
+			}
+			c.Destroy()
+		})
+		step(t, "the id is destroyed", func(t *testing.T) {
+			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			a.must(c.Connect(Param{QPN: 1}, nil))
+			s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			c.Destroy()
+			lb.expect(t, time.Millisecond, Rejected)
+			s.Destroy()
+			c = a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			a.must(c.Connect(Param{QPN: 1}, nil))
+			lb.expect(t, time.Millisecond, ConnectRequest)[0].New.Destroy()
+			la.expect(t, time.Millisecond, Rejected)
+			c.Destroy()
+		})
+		step(t, "the backlog is full", func(t *testing.T) {
+			l.Destroy()
+			l = b.id(msg.PortSpaceTCP, &lb)
+			b.must(l.Bind(netip.AddrPortFrom(b.addr, testPort)))
+			b.must(l.Listen(1))
+			c, d := a.resolve(msg.PortSpaceTCP, b, testPort, &la), a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			a.must(c.Connect(Param{QPN: 1}, nil))
+			a.must(d.Connect(Param{QPN: 2}, nil))
+			s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			la.expect(t, time.Millisecond, Rejected)
+			b.must(s.Accept(Param{QPN: 3}, nil))
+			la.expect(t, time.Millisecond, ConnectResponse)
+			for _, id := range []*ID{c, d, s} {
+				id.Destroy()
+			}
+		})
+		l.Destroy()
+	})
+}
+
+// TestService: the queue pair of a datagram service is found.
+func TestService(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb log
+		l := b.listen(msg.PortSpaceUDP, testPort, &lb)
+		c := a.resolve(msg.PortSpaceUDP, b, testPort, &la)
+		a.must(c.Connect(Param{}, []byte("who")))
+		e := lb.expect(t, time.Millisecond, ConnectRequest)[0]
+		if !bytes.Equal(e.Data, padded("who", 180)) {
+			t.Errorf("%q", e.Data)
+		}
+		b.must(e.New.Accept(Param{QPN: 77}, []byte("me")))
+		r := la.expect(t, time.Millisecond, Established)[0]
+		if r.Param.QPN != 77 || r.Param.QKey != udpQKey || r.AH.GRH.DGID != ib.GIDFromAddr(b.addr) || !bytes.Equal(r.Data, padded("me", msg.MaxSIDRREPData)) {
+			t.Errorf("%+v", r)
+		}
+		d := a.resolve(msg.PortSpaceUDP, b, testPort, &la)
+		a.must(d.Connect(Param{}, nil))
+		s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+		b.must(s.Reject(msg.ReasonConsumer, nil))
+		if e := la.expect(t, time.Millisecond, Unreachable)[0]; e.Status != int32(msg.SIDRRejected) {
+			t.Errorf("%+v", e)
+		}
+		n := a.resolve(msg.PortSpaceUDP, b, testPort+1, &la)
+		a.must(n.Connect(Param{}, nil))
+		if e := la.expect(t, time.Millisecond, Unreachable)[0]; e.Status != int32(msg.SIDRUnsupported) {
+			t.Errorf("%+v", e)
+		}
+		for _, id := range []*ID{c, d, n, s, e.New, l} {
+			id.Destroy()
+		}
+	})
+}
+
+// peer answers what it is asked at once, as a program does.
+type peer struct {
+	log
+	t *testing.T
+}
+
+func (p *peer) add(id *ID, e Event) {
+	switch e.Type {
+	case ConnectRequest:
+		e.New.Adopt(p.add)
+		if err := e.New.Accept(Param{QPN: e.Param.QPN}, nil); err != nil {
+			p.t.Error(err)
+		}
+	case ConnectResponse:
+		if err := id.Complete(); err != nil {
+			p.t.Error(err)
+		}
+	case Disconnected:
+		if err := id.Disconnect(); err != nil {
+			p.t.Error(err)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.events = append(p.events, e)
+}
+
+func (p *peer) count(want map[EventType]int) {
+	p.t.Helper()
+	got := map[EventType]int{}
+	for _, e := range p.take(0) {
+		got[e.Type]++
+	}
+	if !maps.Equal(got, want) {
+		p.t.Fatalf("got %v, want %v", got, want)
+	}
+}
+
+// TestLossyConnect: connections are made and ended through a network that loses, repeats and reorders messages.
+func TestLossyConnect(t *testing.T) {
+	inWorld(t, []link.Rule{{Drop: 0.15, Duplicate: 0.1, Jitter: time.Second, Delay: time.Millisecond}}, func(t *testing.T, a, b *host) {
+		pa, pb := &peer{t: t}, &peer{t: t}
+		l, err := b.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pb.add})
+		b.must(err)
+		b.must(l.Bind(netip.AddrPortFrom(b.addr, testPort)))
+		b.must(l.Listen(0))
+		const n = 500
+		var ids []*ID
+		for i := range n {
+			c, err := a.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pa.add})
+			a.must(err)
+			a.must(c.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(b.addr, testPort)))
+			synctest.Wait()
+			a.must(c.ResolveRoute())
+			a.must(c.Connect(Param{QPN: uint32(i + 1)}, nil))
+			ids = append(ids, c)
+		}
+		time.Sleep(100 * time.Second)
+		synctest.Wait()
+		passive := map[int]*ID{} // by the queue pair of the other side
+		for _, e := range pb.events {
+			if e.New != nil {
+				passive[int(e.Param.QPN)] = e.New
+				ids = append(ids, e.New)
+			}
+		}
+		pa.count(map[EventType]int{AddrResolved: n, RouteResolved: n, ConnectResponse: n})
+		pb.count(map[EventType]int{ConnectRequest: n, Established: n})
+		for i, id := range ids[:n] {
+			if i%2 == 0 {
+				id = passive[i+1]
+			}
+			a.must(id.Disconnect())
+		}
+		time.Sleep(100 * time.Second)
+		synctest.Wait()
+		pa.count(map[EventType]int{Disconnected: n, TimewaitExit: n})
+		pb.count(map[EventType]int{Disconnected: n, TimewaitExit: n})
+		for _, id := range append(ids, l) {
+			id.Destroy()
+		}
+	})
+}
+
+// step is a part of a test in a bubble, which may not have subtests.
+func step(t *testing.T, name string, f func(t *testing.T)) {
+	t.Helper()
+	t.Log(name)
+	f(t)
+}

@@ -1,0 +1,265 @@
+package msg
+
+import "fmt"
+
+// The most private data that a message takes, in bytes (IBA 12.6).
+const (
+	MaxREQData     = 92
+	MaxMRAData     = 222
+	MaxREJData     = 148
+	MaxREPData     = 196
+	MaxRTUData     = 224
+	MaxDREQData    = 220
+	MaxDREPData    = 224
+	MaxSIDRREQData = 216
+	MaxSIDRREPData = 136
+	MaxLAPData     = 168
+	MaxAPRData     = 148
+	// MaxInfo bounds the additional information of REJ, SIDR_REP and APR.
+	MaxInfo = 72
+)
+
+// GID is a port's address, as it is transmitted.
+type GID [16]byte
+
+// Path is how to reach a queue pair: of REQ and LAP, whose sender calls the one at its own end local (IBA 12.6.5,
+// 12.6.16).
+type Path struct {
+	LocalLID, RemoteLID uint16
+	LocalGID, RemoteGID GID
+	FlowLabel           uint32 // 20 bits
+	PacketRate          uint8  // 6 bits
+	TrafficClass        uint8
+	HopLimit            uint8
+	SL                  uint8 // 4 bits
+	SubnetLocal         bool
+	ACKTimeout          uint8 // 5 bits: 4.096 us * 2^n
+}
+
+// Transport is the transport service of a connection (IBA 12.6.5.7).
+type Transport uint8
+
+const (
+	TransportRC Transport = 0
+	TransportUC Transport = 1
+	TransportRD Transport = 2
+	// TransportExtended: REQ.Extended says which.
+	TransportExtended Transport = 3
+)
+
+// ExtendedXRC is REQ.Extended for XRC (IBA annex A14).
+const ExtendedXRC = 1
+
+// REQ asks for a connection (IBA table 106).
+type REQ struct {
+	LocalCommID        uint32
+	ServiceID          ServiceID
+	LocalCAGUID        uint64
+	LocalQKey          uint32
+	LocalQPN           uint32 // 24 bits
+	ResponderResources uint8  // READs and atomics that the sender takes at once
+	LocalEECN          uint32 // 24 bits
+	InitiatorDepth     uint8  // READs and atomics that the sender begins at once
+	RemoteEECN         uint32 // 24 bits
+	RemoteTimeout      uint8  // 5 bits: 4.096 us * 2^n, in which the peer is to answer
+	Transport          Transport
+	FlowControl        bool
+	StartingPSN        uint32 // 24 bits: of the first packet that the peer sends (IBA 12.7.31)
+	LocalTimeout       uint8  // 5 bits: the same, of the sender
+	RetryCount         uint8  // 3 bits
+	PKey               uint16
+	PathMTU            uint8 // 4 bits: 1 to 5 for 256 to 4096 bytes
+	RDCExists          bool
+	RNRRetryCount      uint8 // 3 bits
+	MaxCMRetries       uint8 // 4 bits
+	SRQ                bool
+	Extended           uint8 // 3 bits
+	Primary, Alternate Path
+	SAPSupported       bool
+	Data               []byte
+}
+
+// MRA says that an answer takes longer (IBA table 107).
+type MRA struct {
+	LocalCommID, RemoteCommID uint32
+	Of                        Answered
+	ServiceTimeout            uint8 // 5 bits: 4.096 us * 2^n
+	Data                      []byte
+}
+
+// Answered is the message that MRA and REJ are about (IBA 12.6.6.2, 12.6.7.2).
+type Answered uint8
+
+const (
+	OfREQ Answered = iota
+	OfREP
+	OfOther // LAP in MRA; none in REJ
+)
+
+// Reason is why a connection was refused (IBA 12.6.7.2, enum ib_cm_rej_reason).
+type Reason uint16
+
+const (
+	ReasonNoQP              Reason = 1
+	ReasonNoEEC             Reason = 2
+	ReasonNoResources       Reason = 3
+	ReasonTimeout           Reason = 4
+	ReasonUnsupported       Reason = 5
+	ReasonInvalidCommID     Reason = 6
+	ReasonInvalidCommInst   Reason = 7
+	ReasonInvalidServiceID  Reason = 8
+	ReasonInvalidTransport  Reason = 9
+	ReasonStaleConnection   Reason = 10
+	ReasonRDCNotExist       Reason = 11
+	ReasonInvalidGID        Reason = 12
+	ReasonInvalidLID        Reason = 13
+	ReasonInvalidSL         Reason = 14
+	ReasonInvalidClass      Reason = 15
+	ReasonInvalidHopLimit   Reason = 16
+	ReasonInvalidPacketRate Reason = 17
+	ReasonInvalidAltGID     Reason = 18
+	ReasonInvalidAltLID     Reason = 19
+	ReasonInvalidAltSL      Reason = 20
+	ReasonInvalidAltClass   Reason = 21
+	ReasonInvalidAltHop     Reason = 22
+	ReasonInvalidAltRate    Reason = 23
+	ReasonPortRedirect      Reason = 24
+	ReasonPortCMRedirect    Reason = 25
+	ReasonInvalidMTU        Reason = 26
+	ReasonNoRespResources   Reason = 27
+	ReasonConsumer          Reason = 28
+	ReasonInvalidRNRRetry   Reason = 29
+	ReasonDuplicateCommID   Reason = 30
+	ReasonInvalidVersion    Reason = 31
+	ReasonInvalidFlowLabel  Reason = 32
+	ReasonInvalidAltFlow    Reason = 33
+	ReasonVendorOption      Reason = 35
+)
+
+func (r Reason) String() string {
+	switch r {
+	case ReasonInvalidServiceID:
+		return "nothing listens for the service ID"
+	case ReasonConsumer:
+		return "refused by the consumer"
+	case ReasonStaleConnection:
+		return "stale connection"
+	case ReasonTimeout:
+		return "timeout"
+	case ReasonNoResources:
+		return "no resources"
+	case ReasonNoQP:
+		return "no queue pair"
+	case ReasonUnsupported:
+		return "unsupported request"
+	}
+	return fmt.Sprintf("reason %d", uint16(r))
+}
+
+// REJ refuses or ends a connection (IBA table 108).
+type REJ struct {
+	LocalCommID, RemoteCommID uint32
+	Of                        Answered
+	InfoLength                uint8 // 7 bits: of Info
+	Reason                    Reason
+	Info                      [MaxInfo]byte // by reason
+	Data                      []byte
+}
+
+// REP accepts a connection (IBA table 110).
+type REP struct {
+	LocalCommID, RemoteCommID uint32
+	LocalQKey                 uint32
+	LocalQPN                  uint32 // 24 bits
+	LocalEECN                 uint32 // 24 bits
+	StartingPSN               uint32 // 24 bits: of the first packet that the peer sends
+	ResponderResources        uint8
+	InitiatorDepth            uint8
+	TargetACKDelay            uint8 // 5 bits
+	Failover                  uint8 // 2 bits: 0 accepted, 1 not supported, 2 refused
+	FlowControl               bool
+	RNRRetryCount             uint8 // 3 bits
+	SRQ                       bool
+	LocalCAGUID               uint64
+	Data                      []byte
+}
+
+// RTU says that REP has come (IBA table 111).
+type RTU struct {
+	LocalCommID, RemoteCommID uint32
+	Data                      []byte
+}
+
+// DREQ ends a connection (IBA table 112).
+type DREQ struct {
+	LocalCommID, RemoteCommID uint32
+	RemoteQPN                 uint32 // 24 bits
+	Data                      []byte
+}
+
+// DREP answers DREQ (IBA table 113).
+type DREP struct {
+	LocalCommID, RemoteCommID uint32
+	Data                      []byte
+}
+
+// LAP asks for an alternate path (IBA table 115).
+type LAP struct {
+	LocalCommID, RemoteCommID uint32
+	RemoteQPN                 uint32 // 24 bits
+	RemoteTimeout             uint8  // 5 bits
+	Alternate                 Path
+	Data                      []byte
+}
+
+// APR answers LAP (IBA table 116). Status 1 is an invalid communication ID, 2 that alternate paths are not supported.
+type APR struct {
+	LocalCommID, RemoteCommID uint32
+	InfoLength, Status        uint8
+	Info                      [MaxInfo]byte
+	Data                      []byte
+}
+
+// SIDRREQ asks for the queue pair of a datagram service (IBA table 119).
+type SIDRREQ struct {
+	RequestID uint32
+	PKey      uint16
+	ServiceID ServiceID
+	Data      []byte
+}
+
+// SIDRStatus is an answer to SIDR_REQ (IBA 12.11.2.1, enum ib_cm_sidr_status).
+type SIDRStatus uint8
+
+const (
+	SIDRSuccess SIDRStatus = iota
+	SIDRUnsupported
+	SIDRRejected
+	SIDRNoQP
+	SIDRRedirect
+	SIDRUnsupportedVersion
+)
+
+// SIDRREP answers it (IBA table 120).
+type SIDRREP struct {
+	RequestID  uint32
+	Status     SIDRStatus
+	InfoLength uint8
+	QPN        uint32 // 24 bits
+	ServiceID  ServiceID
+	QKey       uint32
+	Info       [MaxInfo]byte
+	Data       []byte
+}
+
+func (*REQ) Attribute() Attribute     { return AttrREQ }
+func (*MRA) Attribute() Attribute     { return AttrMRA }
+func (*REJ) Attribute() Attribute     { return AttrREJ }
+func (*REP) Attribute() Attribute     { return AttrREP }
+func (*RTU) Attribute() Attribute     { return AttrRTU }
+func (*DREQ) Attribute() Attribute    { return AttrDREQ }
+func (*DREP) Attribute() Attribute    { return AttrDREP }
+func (*SIDRREQ) Attribute() Attribute { return AttrSIDRREQ }
+func (*SIDRREP) Attribute() Attribute { return AttrSIDRREP }
+func (*LAP) Attribute() Attribute     { return AttrLAP }
+func (*APR) Attribute() Attribute     { return AttrAPR }

@@ -1,0 +1,378 @@
+package rdmacm
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"time"
+
+	"verbena/ib"
+	"verbena/rdmacm/conn"
+	"verbena/rdmacm/msg"
+)
+
+// received is a message with where it came from.
+type received struct {
+	from ib.AHAttr
+	tid  uint64
+	m    msg.Message
+	held int // how often it was held back; see hold
+}
+
+// receive handles a message of a peer.
+func (m *Manager) receive(a *agent, r received) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.handle(a, r)
+}
+
+//verbena:held mu
+func (m *Manager) handle(a *agent, r received) {
+	if m.closed {
+		return
+	}
+	switch x := r.m.(type) {
+	case *msg.REQ:
+		m.receiveREQ(a, &r, x)
+	case *msg.MRA:
+		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
+			c.service = x.ServiceTimeout
+			m.do(c, c.Receive(msg.AttrMRA, x.Of, 0))
+		}
+	case *msg.REP:
+		m.receiveREP(a, &r, x)
+	case *msg.RTU:
+		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
+			d := c.Receive(msg.AttrRTU, 0, 0)
+			if d.Event == conn.None {
+				m.stats.Duplicates.Add(1)
+			}
+			m.doWith(c, d, x.Data)
+		}
+	case *msg.REJ:
+		m.receiveREJ(a, &r, x)
+	case *msg.DREQ:
+		c := m.known(a, &r, x.RemoteCommID, x.LocalCommID)
+		if c == nil { // it has been forgotten, and the peer asks again (cm_issue_drep)
+			a.send(r.from, r.tid, &msg.DREP{LocalCommID: x.RemoteCommID, RemoteCommID: x.LocalCommID})
+			return
+		}
+		d := c.Receive(msg.AttrDREQ, 0, 0)
+		if d.Event == conn.None {
+			m.stats.Duplicates.Add(1)
+		} else {
+			c.tid = r.tid
+		}
+		m.doWith(c, d, x.Data)
+	case *msg.DREP:
+		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
+			m.doWith(c, c.Receive(msg.AttrDREP, 0, 0), x.Data)
+		}
+	case *msg.LAP: // there are no alternate paths
+		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
+			a.send(r.from, r.tid, &msg.APR{LocalCommID: c.local, RemoteCommID: c.remote, Status: alternatePathUnsupported})
+		}
+	case *msg.SIDRREQ:
+		m.receiveAsk(a, &r, x)
+	case *msg.SIDRREP:
+		m.receiveAnswer(a, &r, x)
+	}
+}
+
+const alternatePathUnsupported = 2 // IB_CM_APR_...: IBA table 117
+
+// known finds the connection of a message by both communication IDs, of which the peer's may be learned, and the
+// address that it began with; nil if there is none.
+//
+//verbena:held mu
+func (m *Manager) known(a *agent, r *received, local, remote uint32) *connection {
+	c := m.conns[local]
+	if c == nil || c.agent != a || c.to.GRH.DGID != r.from.GRH.DGID || c.remote != 0 && c.remote != remote {
+		m.stats.Unknown.Add(1)
+		return nil
+	}
+	return c
+}
+
+// doWith carries out a transition whose event comes with private data.
+//
+//verbena:held mu
+func (m *Manager) doWith(c *connection, d conn.Do, data []byte) {
+	id, e := c.owner, d.Event
+	if id == nil || len(data) == 0 || id.state != idConnected {
+		m.do(c, d)
+		return
+	}
+	d.Event = conn.None
+	var ev Event
+	switch e {
+	case conn.RTUReceived:
+		ev = Event{Type: Established, Data: data}
+	case conn.DREQReceived, conn.DREPReceived:
+		id.state = idDisconnected
+		ev = Event{Type: Disconnected, Data: data}
+	default:
+		d.Event = e
+		m.do(c, d)
+		return
+	}
+	m.tell(id, ev)
+	m.do(c, d)
+}
+
+// refuse answers a REQ for which there is no connection.
+func (m *Manager) refuse(a *agent, r *received, req *msg.REQ, why msg.Reason) {
+	m.stats.Refused.Add(1)
+	a.send(r.from, r.tid, &msg.REJ{RemoteCommID: req.LocalCommID, Of: msg.OfREQ, Reason: why})
+}
+
+//verbena:held mu
+func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
+	key := peerID{x.LocalCAGUID, x.LocalCommID}
+	if c := m.byPeer[key]; c != nil {
+		m.stats.Duplicates.Add(1)
+		if c.agent == a && c.to.GRH.DGID == r.from.GRH.DGID {
+			m.do(c, c.Receive(msg.AttrREQ, 0, 0))
+		}
+		return
+	}
+	if old := m.byPeerQP[peerID{x.LocalCAGUID, x.LocalQPN}]; old != nil && x.Transport != msg.TransportExtended {
+		if old.agent == a && old.to.GRH.DGID == r.from.GRH.DGID { // or else somebody only says that he is that peer
+			m.stale(old)
+		}
+		m.refuse(a, r, x, msg.ReasonStaleConnection)
+		return
+	}
+	if x.Primary.LocalGID != msg.GID(r.from.GRH.DGID) {
+		m.refuse(a, r, x, msg.ReasonInvalidGID)
+		return
+	}
+	t, ok := typeOf(x)
+	if !ok {
+		m.refuse(a, r, x, msg.ReasonInvalidTransport)
+		return
+	}
+	l, src, dst, data := m.listenerFor(a, r, x.ServiceID, x.Data)
+	if l == nil && m.hold(a, r, x.ServiceID) {
+		return
+	}
+	if l == nil || l.opts.Type != t {
+		m.refuse(a, r, x, msg.ReasonInvalidServiceID)
+		return
+	}
+	mtu := ib.MTU(x.PathMTU)
+	if !mtu.Valid() {
+		m.refuse(a, r, x, msg.ReasonInvalidMTU)
+		return
+	}
+	id := m.request(l, a, r, src, dst)
+	if id == nil {
+		m.refuse(a, r, x, msg.ReasonConsumer)
+		return
+	}
+	c := &connection{
+		agent: a, owner: id, to: r.from, local: m.number(func(n uint32) bool { return m.conns[n] != nil }), remote: x.LocalCommID,
+		guid: x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: mask24(m.cfg.Rand.Uint32()), sendPSN: x.StartingPSN,
+		remoteQPN: x.LocalQPN, mtu: min(mtu, id.at.mtu), ackCode: x.Primary.ACKTimeout, retry: x.RetryCount, rnrRetry: x.RNRRetryCount,
+		resources: x.InitiatorDepth, depth: x.ResponderResources,
+	}
+	c.to.GRH.TrafficClass, c.to.GRH.FlowLabel = x.Primary.TrafficClass, x.Primary.FlowLabel
+	c.Receive(msg.AttrREQ, 0, 0)
+	m.conns[c.local], m.byPeer[key] = c, c
+	if x.Transport != msg.TransportExtended {
+		m.byPeerQP[peerID{c.guid, c.remoteQPN}] = c
+	}
+	id.conn, id.state = c, idConnected
+	m.tell(l, Event{Type: ConnectRequest, New: id, Data: data, Param: Param{
+		QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources, FlowControl: x.FlowControl,
+		RetryCount: x.RetryCount, RNRRetryCount: x.RNRRetryCount, SRQ: x.SRQ,
+	}})
+}
+
+// A server that listens anew for each connection, such as those of perftest with -R, closes its listener when it has
+// got one and makes the next. A client of Linux takes so long to resolve an address that the next one is there when it
+// asks. This package is faster, so a request that comes shortly after a listener has gone is held back for a while.
+const (
+	holdAfter = time.Second
+	holdPause = 20 * time.Millisecond
+	holdTimes = 25
+	maxHeld   = 64
+)
+
+// hold reports whether a request for which nobody listens was put aside, to be looked at again.
+//
+//verbena:held mu
+func (m *Manager) hold(a *agent, r *received, s msg.ServiceID) bool {
+	_, k, _ := s.Port() // the next may be in another space
+	gone, ok := m.lately[k]
+	if ok && m.cfg.Clock.Now().Sub(gone) > holdAfter {
+		delete(m.lately, k)
+		ok = false
+	}
+	if !ok || r.held >= holdTimes || m.held >= maxHeld {
+		return false
+	}
+	again := *r
+	again.held++
+	m.held++
+	m.cfg.Clock.AfterFunc(holdPause, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.held--
+		if slices.Contains(m.agents, a) {
+			m.handle(a, again)
+		}
+	})
+	return true
+}
+
+func typeOf(x *msg.REQ) (ib.QPType, bool) {
+	switch {
+	case x.Transport == msg.TransportRC:
+		return ib.QPTypeRC, true
+	case x.Transport == msg.TransportUC:
+		return ib.QPTypeUC, true
+	case x.Transport == msg.TransportExtended && x.Extended == msg.ExtendedXRC:
+		return ib.QPTypeXRCTgt, true
+	}
+	return 0, false
+}
+
+// stale ends a connection whose peer has forgotten it. (cm_match_req)
+//
+//verbena:held mu
+func (m *Manager) stale(c *connection) {
+	if do, ok := c.Call(conn.SendDREQ, m.cfg.Retries); ok {
+		m.send(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
+		do.Send = 0
+		m.do(c, do)
+	}
+}
+
+// listenerFor finds who listens for a service, and the addresses and the user's part of the private data; nil if nobody
+// does. (cma_find_listener)
+//
+//verbena:held mu
+func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data []byte) (l *ID, src, dst netip.AddrPort, user []byte) {
+	space, port, ok := service.Port()
+	if !ok {
+		return nil, src, dst, nil
+	}
+	h, err := msg.ParseIPHeader(data)
+	if err != nil {
+		return nil, src, dst, nil
+	}
+	// What the header says must be an address of the device that the packet came to; or one of the loopback interface,
+	// from itself.
+	own, err := a.dev.QueryGID(a.port, int(r.from.GRH.SGIDIndex))
+	if err != nil {
+		return nil, src, dst, nil
+	}
+	if g := ib.GIDFromAddr(h.Dst); g != own.GID {
+		if _, err := a.gidIndex(g); err != nil && !(h.Dst.IsLoopback() && !m.cfg.NoLoopback) {
+			return nil, src, dst, nil
+		}
+	}
+	for _, o := range m.ports[portKey{space, port}] {
+		if o.state != idListening {
+			continue
+		}
+		at := o.src.Addr()
+		switch {
+		case at.WithZone("") == h.Dst:
+		case at.IsUnspecified() && (at.Is4() == h.Dst.Is4() || at.Is6() && !o.afOnly):
+		default:
+			continue
+		}
+		l = o
+		break
+	}
+	return l, netip.AddrPortFrom(h.Src, h.SrcPort), netip.AddrPortFrom(h.Dst, port), data[msg.IPHeaderLen:]
+}
+
+// request makes the ID of a request, nil if the listener has too many that nobody has accepted.
+//
+//verbena:held mu
+func (m *Manager) request(l *ID, a *agent, r *received, src, dst netip.AddrPort) *ID {
+	if l.pending >= l.backlog {
+		return nil
+	}
+	own, err := a.dev.QueryGID(a.port, int(r.from.GRH.SGIDIndex))
+	if err != nil {
+		return nil
+	}
+	at, err := a.place(int(r.from.GRH.SGIDIndex), own.GID)
+	if err != nil {
+		return nil
+	}
+	id := m.newID(Options{Space: l.opts.Space, Type: l.opts.Type})
+	id.src, id.dst, id.at, id.tos, id.afOnly = dst, src, at, r.from.GRH.TrafficClass, l.afOnly
+	id.listener = l
+	l.pending++
+	return id
+}
+
+//verbena:held mu
+func (m *Manager) receiveREP(a *agent, r *received, x *msg.REP) {
+	c := m.known(a, r, x.RemoteCommID, x.LocalCommID)
+	if c == nil {
+		return
+	}
+	if c.State != conn.ReqSent && c.State != conn.MRAReqRcvd {
+		m.stats.Duplicates.Add(1)
+		m.do(c, c.Receive(msg.AttrREP, 0, 0))
+		return
+	}
+	if m.byPeerQP[peerID{x.LocalCAGUID, x.LocalQPN}] != nil || m.byPeer[peerID{x.LocalCAGUID, x.LocalCommID}] != nil {
+		a.send(r.from, r.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: x.LocalCommID, Of: msg.OfREP, Reason: msg.ReasonStaleConnection})
+		return
+	}
+	c.remote, c.guid, c.remoteQPN, c.sendPSN, c.tidREP = x.LocalCommID, x.LocalCAGUID, x.LocalQPN, x.StartingPSN, r.tid
+	c.depth, c.resources = x.ResponderResources, x.InitiatorDepth
+	c.rnrRetry = x.RNRRetryCount
+	m.byPeer[peerID{c.guid, c.remote}] = c
+	if id := c.owner; id != nil && id.opts.Type != ib.QPTypeXRCInit {
+		m.byPeerQP[peerID{c.guid, c.remoteQPN}] = c
+	}
+	d := c.Receive(msg.AttrREP, 0, 0)
+	d.Event = conn.None
+	if c.owner != nil {
+		m.tell(c.owner, Event{Type: ConnectResponse, Data: x.Data, Param: Param{
+			QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources, FlowControl: x.FlowControl,
+			RNRRetryCount: x.RNRRetryCount, SRQ: x.SRQ,
+		}})
+	}
+	m.do(c, d)
+}
+
+// receiveREJ handles a refusal, or the end of a request that its sender has given up. (cm_rej_handler,
+// cm_acquire_rejected_id)
+//
+//verbena:held mu
+func (m *Manager) receiveREJ(a *agent, r *received, x *msg.REJ) {
+	var c *connection
+	switch {
+	case x.Reason == msg.ReasonTimeout && x.InfoLength == 8:
+		c = m.byPeer[peerID{binary.BigEndian.Uint64(x.Info[:8]), x.LocalCommID}]
+		if c != nil && (c.agent != a || c.to.GRH.DGID != r.from.GRH.DGID) {
+			c = nil
+		}
+	case x.Of == msg.OfREQ && x.LocalCommID == 0:
+		if c = m.known(a, r, x.RemoteCommID, 0); c != nil && c.State != conn.ReqSent && c.State != conn.MRAReqRcvd {
+			c = nil
+		}
+	default:
+		c = m.known(a, r, x.RemoteCommID, x.LocalCommID)
+	}
+	if c == nil {
+		return
+	}
+	d := c.Receive(msg.AttrREJ, 0, x.Reason)
+	if d.Event == conn.REJReceived {
+		d.Event = conn.None
+		if id := c.owner; id != nil && id.state == idConnected {
+			m.tell(id, Event{Type: Rejected, Status: int32(x.Reason), Data: x.Data})
+		}
+	}
+	m.do(c, d)
+}

@@ -1,0 +1,249 @@
+package rdmacm
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/link"
+	"verbena/link/simnet"
+	"verbena/rdmacm/msg"
+)
+
+var (
+	schedules = flag.Int("schedules", 150, "number of random schedules")
+	firstSeed = flag.Uint64("seed", 1, "seed of the first of them")
+)
+
+// life is what an ID has heard, and what its owner does.
+type life struct {
+	id      *ID
+	active  bool
+	host    *host
+	heard   map[EventType]int
+	last    EventType
+	asked   bool // Connect was called
+	done    bool // Complete, Accept or Reject was called, or the owner has ended it
+	dropped bool
+}
+
+// schedule is one run: programs that connect, accept, refuse, wait, disconnect and go away as it comes.
+type schedule struct {
+	t    *testing.T
+	seed uint64
+	mu   sync.Mutex
+	rand *rand.Rand
+	all  []*life
+}
+
+func (s *schedule) chance(percent int) bool { return s.rand.IntN(100) < percent }
+
+// later has f called after a random time, usually at once.
+func (s *schedule) later(f func()) {
+	d := time.Duration(0)
+	switch {
+	case s.chance(20):
+		d = time.Duration(s.rand.IntN(100)) * time.Second
+	case s.chance(30):
+		d = time.Duration(s.rand.IntN(1000)) * time.Millisecond
+	}
+	time.AfterFunc(d, f)
+}
+
+func (s *schedule) errorf(l *life, format string, args ...any) {
+	s.t.Errorf("seed %d: %s (active %v, heard %v)", s.seed, fmt.Sprintf(format, args...), l.active, l.heard)
+}
+
+func (s *schedule) newLife(h *host, id *ID, active bool) *life {
+	l := &life{id: id, active: active, host: h, heard: map[EventType]int{}}
+	s.all = append(s.all, l)
+	return l
+}
+
+// event is told to a life, with s.mu held by nobody.
+func (s *schedule) event(l *life, e Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.dropped {
+		return // one may still have been on its way
+	}
+	l.heard[e.Type]++
+	ended := l.heard[Rejected] + l.heard[Unreachable]
+	switch {
+	case l.heard[DeviceRemoval] > 0 && e.Type != DeviceRemoval:
+		s.errorf(l, "%v after the device has gone", e.Type)
+	case e.Type != ConnectRequest && l.heard[e.Type] > 1:
+		s.errorf(l, "%v twice", e.Type)
+	case ended > 1:
+		s.errorf(l, "two ends: %v", e.Type)
+	case e.Type == TimewaitExit && l.heard[Disconnected] == 0:
+		s.errorf(l, "the timewait ends before the connection")
+	case e.Type == Established && l.heard[Disconnected] > 0:
+		s.errorf(l, "established after it was disconnected")
+	}
+	l.last = e.Type
+	switch e.Type {
+	case ConnectRequest:
+		p := s.newLife(l.host, e.New, false)
+		e.New.Adopt(func(_ *ID, e Event) { s.event(p, e) })
+		s.later(func() { s.answer(p) })
+	case AddrResolved:
+		s.later(func() { s.call(l, func() { _ = l.id.ResolveRoute() }) })
+	case RouteResolved:
+		s.later(func() {
+			s.call(l, func() {
+				l.asked = true
+				_ = l.id.Connect(Param{QPN: s.rand.Uint32N(1 << 24)}, nil)
+			})
+		})
+	case ConnectResponse:
+		s.later(func() {
+			s.call(l, func() {
+				l.done = true
+				if s.chance(85) {
+					_ = l.id.Complete()
+				} else {
+					_ = l.id.Reject(msg.ReasonConsumer, nil)
+				}
+			})
+		})
+	case Disconnected:
+		s.later(func() { s.call(l, func() { _ = l.id.Disconnect() }) })
+	}
+	if s.chance(10) {
+		s.later(func() { s.call(l, func() { _ = l.id.Disconnect() }) })
+	}
+	if s.chance(5) {
+		s.later(func() { s.drop(l) })
+	}
+}
+
+func (s *schedule) call(l *life, f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !l.dropped {
+		f()
+	}
+}
+
+func (s *schedule) drop(l *life) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !l.dropped {
+		l.dropped = true
+		l.id.Destroy()
+	}
+}
+
+func (s *schedule) answer(p *life) {
+	s.call(p, func() {
+		p.done = true
+		if s.chance(85) {
+			_ = p.id.Accept(Param{QPN: s.rand.Uint32N(1 << 24)}, nil)
+		} else {
+			_ = p.id.Reject(msg.ReasonConsumer, nil)
+		}
+	})
+}
+
+// check is about the end, when nothing happens any more.
+func (s *schedule) check() {
+	for _, l := range s.all {
+		id := l.id
+		over := l.heard[Rejected]+l.heard[Unreachable]+l.heard[Disconnected]+l.heard[DeviceRemoval]+l.heard[AddrError] > 0
+		switch {
+		case l.dropped, over, id.state == idListening:
+		case l.active && !l.asked: // it is not as far
+		case l.active && !l.done:
+			s.errorf(l, "the active side never hears of its request")
+		case !l.active && !l.done:
+			s.errorf(l, "the passive side's owner was not asked")
+		case id.conn == nil:
+			// Refused by its own owner.
+		case id.conn.Conn.State.String() != "established":
+			s.errorf(l, "it stays in %v", id.conn.Conn.State)
+		}
+	}
+}
+
+func (s *schedule) run(t *testing.T) {
+	network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond, Rand: rand.NewPCG(s.seed, 3)})
+	if s.chance(70) {
+		rule := link.Rule{
+			Drop: 0.3 * s.rand.Float64(), Duplicate: 0.3 * s.rand.Float64(), Jitter: time.Duration(s.rand.IntN(3000)) * time.Millisecond,
+			Delay: time.Millisecond, Seed: s.seed,
+		}
+		if err := network.Faults().Add(rule); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := newHost(t, network, "10.0.0.1", Config{}), newHost(t, network, "10.0.0.2", Config{})
+	hosts := []*host{a, b}
+	s.mu.Lock()
+	for _, h := range hosts {
+		id, err := h.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC})
+		h.must(err)
+		l := s.newLife(h, id, false)
+		id.Adopt(func(_ *ID, e Event) { s.event(l, e) })
+		h.must(id.Bind(netip.AddrPortFrom(netip.IPv4Unspecified(), testPort)))
+		h.must(id.Listen(s.rand.IntN(8)))
+	}
+	for range 1 + s.rand.IntN(8) {
+		h := hosts[s.rand.IntN(2)]
+		to := hosts[s.rand.IntN(2)] // its own host, too
+		s.later(func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			id, err := h.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			l := s.newLife(h, id, true)
+			id.Adopt(func(_ *ID, e Event) { s.event(l, e) })
+			if err := id.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(to.addr, testPort)); err != nil {
+				l.heard[AddrError]++ // while there is no device
+			}
+		})
+	}
+	unplug := s.chance(20)
+	s.mu.Unlock()
+	if unplug {
+		time.Sleep(time.Duration(s.rand.IntN(100)) * time.Second)
+		h := hosts[s.rand.IntN(2)]
+		h.must(h.slot.Unplug())
+		if s.chance(50) {
+			h.must(h.slot.Plug())
+		}
+	}
+	time.Sleep(20 * time.Minute)
+	synctest.Wait()
+	s.check()
+	for _, l := range s.all {
+		s.drop(l)
+	}
+	time.Sleep(10 * time.Minute)
+	a.close()
+	b.close()
+}
+
+// TestSchedules runs random programs through random networks, on virtual time. Many: go test ./rdmacm -run Schedules
+// -schedules 10000.
+func TestSchedules(t *testing.T) {
+	for i := range *schedules {
+		synctest.Test(t, func(t *testing.T) {
+			seed := *firstSeed + uint64(i)
+			s := &schedule{t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 1))}
+			s.run(t)
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}

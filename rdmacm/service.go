@@ -1,0 +1,179 @@
+package rdmacm
+
+import (
+	"fmt"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+	"verbena/internal/clock"
+	"verbena/rdmacm/msg"
+)
+
+// service is a request for a datagram service, at either end (IBA 12.11).
+type service struct {
+	asked bool // by the peer
+	to    ib.AHAttr
+	tid   uint64
+	id    uint32 // of the request, by the side that asks
+	sid   msg.ServiceID
+
+	last   datagram // what was sent; answered: the answer
+	sent   bool
+	timer  clock.Timer
+	left   uint8
+	silent bool // the request has been answered
+}
+
+// sidrTimeout is the time in which a peer answers, in which it may be asked again. (CMA_SIDR_... of cma_resolve_ib_udp)
+const sidrTimeout = 4096 * time.Millisecond
+
+// ask sends the request of an ID. (cma_resolve_ib_udp)
+//
+//verbena:held mu
+func (m *Manager) ask(id *ID, p Param, user []byte) error {
+	d, err := id.data(user, msg.MaxSIDRREQData)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	s := &service{
+		to: *m.address(id), tid: m.cfg.Rand.Uint64(), id: m.number(func(n uint32) bool { return m.sidr[n] != nil }),
+		sid: msg.MakeServiceID(id.opts.Space, id.dst.Port()), left: m.cfg.Retries,
+	}
+	m.sidr[s.id] = id
+	id.service, id.state, id.param = s, idConnected, p
+	s.last = datagram{to: s.to}
+	msg.Append(s.last.mad[:0], s.tid, &msg.SIDRREQ{RequestID: s.id, PKey: defaultPKey, ServiceID: s.sid, Data: d})
+	id.at.agent.repeat(&s.last)
+	m.armService(id)
+	return nil
+}
+
+// sidrTime is sidrTimeout, unless the manager is told to be faster.
+func (m *Manager) sidrTime() time.Duration { return min(sidrTimeout, duration(m.cfg.Timeout)) }
+
+//verbena:held mu
+func (m *Manager) armService(id *ID) {
+	s := id.service
+	s.timer = m.cfg.Clock.AfterFunc(m.sidrTime(), func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if id.service != s || s.silent || id.gone || id.state != idConnected {
+			return
+		}
+		if s.left == 0 {
+			m.endService(id)
+			m.tell(id, Event{Type: Unreachable, Status: -int32(syscall.ETIMEDOUT)})
+			return
+		}
+		s.left--
+		m.stats.Retries.Add(1)
+		id.at.agent.repeat(&s.last)
+		m.armService(id)
+	})
+}
+
+// endService ends what an ID has asked, or was asked.
+//
+//verbena:held mu
+func (m *Manager) endService(id *ID) {
+	s := id.service
+	if s == nil {
+		return
+	}
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if s.asked {
+		if !s.sent && id.at.agent != nil && id.state != idRemoved {
+			_ = m.answer(id, msg.SIDRRejected, Param{}, nil)
+		}
+		delete(m.services, serviceKey{s.to.GRH.DGID, s.id})
+	} else if m.sidr[s.id] == id {
+		delete(m.sidr, s.id)
+	}
+	id.service = nil
+}
+
+// answer answers a request. (cma_send_sidr_rep)
+//
+//verbena:held mu
+func (m *Manager) answer(id *ID, status msg.SIDRStatus, p Param, user []byte) error {
+	s := id.service
+	switch {
+	case s.sent:
+		return id.wrong("answer")
+	case len(user) > msg.MaxSIDRREPData:
+		return fmt.Errorf("answer: %d bytes of private data, at most %d: %w", len(user), msg.MaxSIDRREPData, syscall.EINVAL)
+	}
+	rep := &msg.SIDRREP{RequestID: s.id, Status: status, ServiceID: s.sid, Data: user}
+	if status == msg.SIDRSuccess {
+		rep.QPN, rep.QKey = mask24(p.QPN), p.QKey
+		if p.QKey == 0 {
+			rep.QKey = udpQKey
+		}
+	}
+	s.sent = true
+	s.last = datagram{to: s.to}
+	msg.Append(s.last.mad[:0], s.tid, rep)
+	id.at.agent.repeat(&s.last)
+	m.settle(id)
+	return nil
+}
+
+// receiveAsk handles the request of a peer. (cm_sidr_req_handler)
+//
+//verbena:held mu
+func (m *Manager) receiveAsk(a *agent, r *received, x *msg.SIDRREQ) {
+	key := serviceKey{r.from.GRH.DGID, x.RequestID}
+	if id := m.services[key]; id != nil {
+		m.stats.Duplicates.Add(1)
+		if s := id.service; s.sent && id.at.agent == a {
+			m.stats.Retries.Add(1)
+			a.repeat(&s.last)
+		}
+		return
+	}
+	refuse := func(why msg.SIDRStatus) {
+		m.stats.Refused.Add(1)
+		a.send(r.from, r.tid, &msg.SIDRREP{RequestID: x.RequestID, Status: why, ServiceID: x.ServiceID})
+	}
+	l, src, dst, data := m.listenerFor(a, r, x.ServiceID, x.Data)
+	if l == nil && m.hold(a, r, x.ServiceID) {
+		return
+	}
+	if l == nil || l.opts.Type != ib.QPTypeUD {
+		refuse(msg.SIDRUnsupported)
+		return
+	}
+	id := m.request(l, a, r, src, dst)
+	if id == nil {
+		refuse(msg.SIDRRejected)
+		return
+	}
+	id.service = &service{asked: true, to: r.from, tid: r.tid, id: x.RequestID, sid: x.ServiceID}
+	id.state = idConnected
+	m.services[key] = id
+	m.tell(l, Event{Type: ConnectRequest, New: id, Data: data})
+}
+
+// receiveAnswer handles the answer of a peer. (cm_sidr_rep_handler, cma_sidr_rep_handler)
+//
+//verbena:held mu
+func (m *Manager) receiveAnswer(a *agent, r *received, x *msg.SIDRREP) {
+	id := m.sidr[x.RequestID]
+	if id == nil || id.at.agent != a || id.service.to.GRH.DGID != r.from.GRH.DGID || id.service.silent {
+		m.stats.Unknown.Add(1)
+		return
+	}
+	s := id.service
+	s.silent = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if x.Status != msg.SIDRSuccess {
+		m.tell(id, Event{Type: Unreachable, Status: int32(x.Status), Data: x.Data})
+		return
+	}
+	m.tell(id, Event{Type: Established, Data: x.Data, AH: s.to, Param: Param{QPN: x.QPN, QKey: x.QKey}})
+}

@@ -1,0 +1,775 @@
+package ucma
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/rdmacm"
+	"verbena/rdmacm/msg"
+	"verbena/uapi"
+	"verbena/uapi/ucm"
+	"verbena/umem"
+)
+
+// call is one command.
+type call struct {
+	f     *File
+	c     Caller
+	space umem.Space
+	in    []byte // behind the header
+	out   int    // room for the answer
+	taken *Taken
+
+	response string // for people to read
+}
+
+// commands by number; nil: not implemented (ucma_cmd_table).
+var commands = [ucm.NumCommands]func(*call) error{
+	ucm.CmdCreateID:     (*call).createID,
+	ucm.CmdDestroyID:    (*call).destroyID,
+	ucm.CmdBindIP:       (*call).bindIP,
+	ucm.CmdResolveIP:    (*call).resolveIP,
+	ucm.CmdResolveRoute: (*call).resolveRoute,
+	ucm.CmdQueryRoute:   (*call).queryRoute,
+	ucm.CmdConnect:      (*call).connect,
+	ucm.CmdListen:       (*call).listen,
+	ucm.CmdAccept:       (*call).accept,
+	ucm.CmdReject:       (*call).reject,
+	ucm.CmdDisconnect:   (*call).disconnect,
+	ucm.CmdInitQPAttr:   (*call).initQPAttr,
+	ucm.CmdGetEvent:     (*call).getEvent,
+	ucm.CmdSetOption:    (*call).setOption,
+	ucm.CmdNotify:       (*call).notify,
+	ucm.CmdJoinIPMcast:  (*call).joinIPMcast,
+	ucm.CmdLeaveMcast:   (*call).leaveMcast,
+	ucm.CmdMigrateID:    (*call).migrateID,
+	ucm.CmdQuery:        (*call).query,
+	ucm.CmdBind:         (*call).bind,
+	ucm.CmdResolveAddr:  (*call).resolveAddr,
+	ucm.CmdJoinMcast:    (*call).joinMcast,
+}
+
+// maxCommand is the length of the longest command, with its header.
+const maxCommand = 8 + 16 + 128 + 128 + 288
+
+// Write carries out the command of n bytes at an address of the caller, and returns n. GET_EVENT that gives an event
+// returns it: who cannot answer the program gives it back. It may sleep, but not for an event: see ErrNoEvent.
+// (ucma_write)
+func (f *File) Write(c Caller, addr uint64, n int) (int, *Taken, error) {
+	var buf [maxCommand]byte
+	size := uapi.SizeOf[ucm.Hdr]()
+	if n < size {
+		return 0, nil, fmt.Errorf("command of %d bytes: %w", n, syscall.EINVAL)
+	}
+	space := c.Space()
+	if err := space.ReadV([][]byte{buf[:size]}, addr); err != nil {
+		return 0, nil, fmt.Errorf("read the command: %w", fault(err))
+	}
+	h, _ := uapi.Decode[ucm.Hdr](buf[:])
+	switch {
+	case h.Cmd >= ucm.NumCommands:
+		return 0, nil, fmt.Errorf("command %d: %w", h.Cmd, syscall.EINVAL)
+	case int(h.In)+size > n:
+		return 0, nil, fmt.Errorf("%v: %d bytes, of %d: %w", h.Cmd, n-size, h.In, syscall.EINVAL)
+	case commands[h.Cmd] == nil:
+		return 0, nil, fmt.Errorf("%v: %w", h.Cmd, syscall.ENOSYS)
+	}
+	in := buf[size:][:min(int(h.In), len(buf)-size)]
+	if err := space.ReadV([][]byte{in}, addr+uint64(size)); err != nil {
+		return 0, nil, fmt.Errorf("%v: read the command: %w", h.Cmd, fault(err))
+	}
+	k := call{f: f, c: c, space: space, in: in, out: int(h.Out)}
+	err := commands[h.Cmd](&k)
+	if t, ok := c.(Tracer); ok {
+		t.TraceCM(h.Cmd.String()+k.request(h.Cmd), k.response)
+	}
+	if err != nil {
+		return 0, nil, fmt.Errorf("%v: %w", h.Cmd, err)
+	}
+	return n, k.taken, nil
+}
+
+// Tracer is a Caller that is told of each command, for people to read.
+type Tracer interface {
+	TraceCM(request, response string)
+}
+
+// idAt is where the commands have the ID that they are about.
+var idAt = [ucm.NumCommands]int{
+	ucm.CmdDestroyID: 8, ucm.CmdBindIP: 36, ucm.CmdResolveIP: 56, ucm.CmdQueryRoute: 8, ucm.CmdConnect: 272, ucm.CmdAccept: 280,
+	ucm.CmdInitQPAttr: 8, ucm.CmdSetOption: 8, ucm.CmdJoinIPMcast: 44, ucm.CmdLeaveMcast: 8, ucm.CmdMigrateID: 8, ucm.CmdQuery: 8,
+	ucm.CmdJoinMcast: 16,
+}
+
+// request shows what a command is about.
+func (k *call) request(c ucm.Command) string {
+	switch c {
+	case ucm.CmdCreateID:
+		return fmt.Sprintf("{%v}", msg.PortSpace(decode[ucm.CreateID](k).PS))
+	case ucm.CmdGetEvent:
+		return "{}"
+	}
+	if at := idAt[c]; len(k.in) >= at+4 {
+		return fmt.Sprintf("{ID: %d}", binary.NativeEndian.Uint32(k.in[at:]))
+	}
+	return "{}"
+}
+
+// fault is EFAULT, whatever is wrong with the caller's memory.
+func fault(err error) error { return fmt.Errorf("%w: %w", err, syscall.EFAULT) }
+
+// decode reads a command; what it lacks at its end is zero.
+func decode[T any](k *call) T {
+	v, _ := uapi.DecodePrefix[T](k.in[:min(len(k.in), uapi.SizeOf[T]())])
+	return v
+}
+
+func encode[T any](b []byte, v *T) { uapi.Encode(b, v) }
+
+// answer stores an answer, of which least bytes must have room.
+func answer[T any](k *call, addr uint64, v *T, least int) error {
+	if k.out < least {
+		return fmt.Errorf("room for %d bytes of an answer of %d: %w", k.out, least, syscall.ENOSPC)
+	}
+	b := make([]byte, uapi.SizeOf[T]())
+	uapi.Encode(b, v)
+	return k.store(addr, b)
+}
+
+func (k *call) store(addr uint64, b []byte) error {
+	if err := k.space.WriteV([][]byte{b[:min(len(b), k.out)]}, addr); err != nil {
+		return fmt.Errorf("store the answer: %w", fault(err))
+	}
+	return nil
+}
+
+func (k *call) createID() error {
+	cmd := decode[ucm.CreateID](k)
+	if k.out < uapi.SizeOf[ucm.CreateIDResp]() {
+		return syscall.ENOSPC
+	}
+	space, err := portSpace(cmd.PS)
+	if err != nil {
+		return err
+	}
+	t := ib.QPTypeRC
+	if space == msg.PortSpaceIB {
+		t = ib.QPType(cmd.QPType)
+	}
+	s := k.f.srv
+	var c *context
+	cm, err := s.m.NewID(rdmacm.Options{
+		Space: space, Type: t, MayUseLowPorts: k.c.MayBindLowPorts(), Event: func(_ *rdmacm.ID, e rdmacm.Event) { s.event(c, e) },
+	})
+	if err != nil {
+		return err
+	}
+	if c, err = s.add(k.f, cm, cmd.UID); err != nil {
+		cm.Destroy()
+		return err
+	}
+	k.response = fmt.Sprintf("{ID: %d}", c.id)
+	if err := answer(k, cmd.Response, &ucm.CreateIDResp{ID: c.id}, 0); err != nil {
+		s.mu.Lock()
+		s.drop(c)
+		s.mu.Unlock()
+		cm.Destroy()
+		return err
+	}
+	return nil
+}
+
+func (k *call) destroyID() error {
+	cmd := decode[ucm.DestroyID](k)
+	if k.out < uapi.SizeOf[ucm.DestroyIDResp]() {
+		return syscall.ENOSPC
+	}
+	s := k.f.srv
+	s.mu.Lock()
+	c, err := k.f.any(cmd.ID)
+	if err == nil {
+		s.drop(c)
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	c.cm.Destroy()
+	s.mu.Lock()
+	n := c.reported
+	s.mu.Unlock()
+	return answer(k, cmd.Response, &ucm.DestroyIDResp{EventsReported: n}, 0)
+}
+
+// The sizes of addresses, by family.
+const (
+	afIB         = 27
+	sizeofInet   = 16
+	sizeofInet6  = 28
+	sizeofIB     = 48
+	sizeofIBAddr = 8 // offset of the GID
+)
+
+// sockaddr is an address of a program.
+type sockaddr struct {
+	family uint16
+	size   int // 0: unknown family
+	ip     netip.AddrPort
+	gid    ib.GID
+}
+
+// parse decodes an address. (rdma_addr_size)
+func parse(b []byte) (a sockaddr) {
+	a.family = binary.NativeEndian.Uint16(b)
+	port := binary.BigEndian.Uint16(b[2:])
+	switch a.family {
+	case syscall.AF_INET:
+		a.size = sizeofInet
+		a.ip = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), port)
+	case syscall.AF_INET6:
+		a.size = sizeofInet6
+		ip := netip.AddrFrom16([16]byte(b[8:24]))
+		if scope := binary.NativeEndian.Uint32(b[24:]); scope != 0 && ip.IsLinkLocalUnicast() {
+			ip = ip.WithZone(fmt.Sprint(scope))
+		}
+		a.ip = netip.AddrPortFrom(ip, port)
+	case afIB:
+		a.size = sizeofIB
+		if len(b) >= sizeofIB {
+			a.gid = ib.GID(b[sizeofIBAddr:24])
+		}
+	}
+	return a
+}
+
+// put encodes an address, and returns its size, 0 if it is not known.
+func put(b []byte, a netip.AddrPort) int {
+	clear(b)
+	switch ip := a.Addr(); {
+	case ip.Is4():
+		binary.NativeEndian.PutUint16(b, syscall.AF_INET)
+		binary.BigEndian.PutUint16(b[2:], a.Port())
+		v := ip.As4()
+		copy(b[4:], v[:])
+		return sizeofInet
+	case ip.Is6():
+		binary.NativeEndian.PutUint16(b, syscall.AF_INET6)
+		binary.BigEndian.PutUint16(b[2:], a.Port())
+		v := ip.As16()
+		copy(b[8:], v[:])
+		var scope uint32
+		_, _ = fmt.Sscan(ip.Zone(), &scope)
+		binary.NativeEndian.PutUint32(b[24:], scope)
+		return sizeofInet6
+	}
+	return 0
+}
+
+var errFamily = fmt.Errorf("address of an unknown family: %w", syscall.EAFNOSUPPORT)
+
+func (k *call) bindIP() error {
+	cmd := decode[ucm.BindIP](k)
+	a := parse(cmd.Addr[:])
+	if a.family != 0 && a.size == 0 || a.family == afIB {
+		return fmt.Errorf("address family %d: %w", a.family, syscall.EINVAL)
+	}
+	return k.bindTo(cmd.ID, a)
+}
+
+func (k *call) bind() error {
+	cmd := decode[ucm.Bind](k)
+	a := parse(cmd.Addr[:])
+	if cmd.Reserved != 0 || cmd.AddrSize == 0 || int(cmd.AddrSize) != a.size {
+		return fmt.Errorf("address of %d bytes, family %d: %w", cmd.AddrSize, a.family, syscall.EINVAL)
+	}
+	return k.bindTo(cmd.ID, a)
+}
+
+func (k *call) bindTo(id uint32, a sockaddr) error {
+	c, err := k.f.find(id)
+	if err != nil {
+		return err
+	}
+	switch {
+	case a.family == afIB:
+		return c.cm.BindGID(a.gid)
+	case a.size == 0:
+		return errFamily
+	}
+	return c.cm.Bind(a.ip)
+}
+
+func (k *call) resolveIP() error {
+	cmd := decode[ucm.ResolveIP](k)
+	src, dst := parse(cmd.SrcAddr[:]), parse(cmd.DstAddr[:])
+	if src.family != 0 && src.size == 0 || dst.size == 0 || src.family == afIB || dst.family == afIB {
+		return fmt.Errorf("address families %d and %d: %w", src.family, dst.family, syscall.EINVAL)
+	}
+	return k.resolve(cmd.ID, src, dst)
+}
+
+func (k *call) resolveAddr() error {
+	cmd := decode[ucm.ResolveAddr](k)
+	src, dst := parse(cmd.SrcAddr[:]), parse(cmd.DstAddr[:])
+	if cmd.Reserved != 0 || cmd.SrcSize != 0 && int(cmd.SrcSize) != src.size || cmd.DstSize == 0 || int(cmd.DstSize) != dst.size {
+		return fmt.Errorf("addresses of %d and %d bytes, families %d and %d: %w", cmd.SrcSize, cmd.DstSize, src.family, dst.family, syscall.EINVAL)
+	}
+	if cmd.SrcSize == 0 {
+		src = sockaddr{}
+	}
+	return k.resolve(cmd.ID, src, dst)
+}
+
+func (k *call) resolve(id uint32, src, dst sockaddr) error {
+	c, err := k.f.find(id)
+	if err != nil {
+		return err
+	}
+	if dst.family == afIB || src.family == afIB {
+		return fmt.Errorf("addresses of InfiniBand lead nowhere on Ethernet: %w", syscall.ENODEV)
+	}
+	return c.cm.ResolveAddr(src.ip, dst.ip)
+}
+
+func (k *call) resolveRoute() error {
+	cmd := decode[ucm.ResolveRoute](k)
+	c, err := k.f.find(cmd.ID)
+	if err != nil {
+		return err
+	}
+	return c.cm.ResolveRoute()
+}
+
+// invalidIndex is a device index that is not known. (UCMA_INVALID_IB_INDEX)
+const invalidIndex = 0xffffffff
+
+// Offsets of the first fields that older programs do not know.
+const (
+	routeWithoutIndex = 264
+	addrWithoutIndex  = 272
+)
+
+// lifeTime and rate of paths. (CMA_IBOE_PACKET_LIFETIME, IB_RATE_10_GBPS, IB_SA_EQ)
+const (
+	lifeTime     = 16
+	rate10Gb     = 3
+	selectEqual  = 2
+	defaultPKey  = 0xffff
+	pathHopLimit = 64
+)
+
+func (k *call) queryRoute() error {
+	cmd := decode[ucm.Query](k)
+	if k.out < routeWithoutIndex {
+		return syscall.ENOSPC
+	}
+	c, err := k.f.find(cmd.ID)
+	if err != nil {
+		return err
+	}
+	v := c.cm.View()
+	r := ucm.QueryRouteResp{IBDevIndex: invalidIndex}
+	put(r.SrcAddr[:], v.Src)
+	put(r.DstAddr[:], v.Dst)
+	if v.Device != nil {
+		r.NodeGUID, r.PortNum = uapi.NewBE64(v.GUID), uint8(v.Port)
+		if v.Routed {
+			r.NumPaths = 1
+		}
+		r.IBRoute[0] = ucm.PathRec{
+			DGID: v.DGID, SGID: v.SGID, FlowLabel: uapi.NewBE32(v.FlowLabel), Reversible: 1, MTU: uint32(v.MTU),
+			PKey: uapi.NewBE16(defaultPKey), HopLimit: pathHopLimit, TrafficClass: v.TrafficClass, MTUSelector: selectEqual,
+			RateSelector: selectEqual, Rate: rate10Gb, PacketLifeTimeSelector: selectEqual, PacketLifeTime: lifeTime,
+		}
+	}
+	return answer(k, cmd.Response, &r, routeWithoutIndex)
+}
+
+func (k *call) query() error {
+	cmd := decode[ucm.Query](k)
+	c, err := k.f.find(cmd.ID)
+	if err != nil {
+		return err
+	}
+	v := c.cm.View()
+	if cmd.Option == ucm.QueryPath {
+		return k.queryPath(cmd.Response, &v)
+	}
+	r := ucm.QueryAddrResp{IBDevIndex: invalidIndex}
+	if v.Device != nil {
+		r.NodeGUID, r.PortNum, r.PKey = uapi.NewBE64(v.GUID), uint8(v.Port), defaultPKey
+	}
+	switch cmd.Option {
+	case ucm.QueryAddr:
+		r.SrcSize, r.DstSize = uint16(put(r.SrcAddr[:], v.Src)), uint16(put(r.DstAddr[:], v.Dst))
+	case ucm.QueryGID:
+		r.SrcSize, r.DstSize = sizeofIB, sizeofIB
+		putGID(r.SrcAddr[:], v.SGID, c.cm.Space(), v.Src.Port())
+		putGID(r.DstAddr[:], v.DGID, c.cm.Space(), v.Dst.Port())
+	default:
+		return syscall.ENOSYS
+	}
+	return answer(k, cmd.Response, &r, addrWithoutIndex)
+}
+
+// putGID encodes an address of InfiniBand (struct sockaddr_ib).
+func putGID(b []byte, g ib.GID, space msg.PortSpace, port uint16) {
+	binary.NativeEndian.PutUint16(b, afIB)
+	binary.BigEndian.PutUint16(b[2:], defaultPKey)
+	copy(b[sizeofIBAddr:], g[:])
+	binary.BigEndian.PutUint64(b[24:], uint64(msg.MakeServiceID(space, port)))
+	binary.BigEndian.PutUint64(b[32:], ^uint64(0))
+}
+
+func (k *call) queryPath(addr uint64, v *rdmacm.View) error {
+	r := ucm.QueryPathResp{}
+	if k.out < uapi.SizeOf[ucm.QueryPathResp]() {
+		return syscall.ENOSPC
+	}
+	b := make([]byte, 0, uapi.SizeOf[ucm.QueryPathResp]()+uapi.SizeOf[ucm.PathRecData]())
+	if v.Device != nil && v.Routed {
+		r.NumPaths = 1
+	}
+	b = uapi.AppendTo(b, &r)
+	if r.NumPaths > 0 && k.out >= cap(b) {
+		d := ucm.PathRecData{Flags: ucm.PathGMP | ucm.PathPrimary | ucm.PathBidirectional}
+		p := d.PathRec[:] // (IBA 15.2.5.16, struct ibv_path_record)
+		copy(p[8:], v.DGID[:])
+		copy(p[24:], v.SGID[:])
+		binary.BigEndian.PutUint32(p[44:], v.FlowLabel<<8|pathHopLimit)
+		p[48], p[49] = v.TrafficClass, 1<<7|1
+		binary.BigEndian.PutUint16(p[50:], defaultPKey)
+		p[54], p[55], p[56] = selectEqual<<6|uint8(v.MTU), selectEqual<<6|rate10Gb, selectEqual<<6|lifeTime
+		b = uapi.AppendTo(b, &d)
+	}
+	return k.store(addr, b)
+}
+
+// param decodes the parameters of a connection. (ucma_copy_conn_param)
+func param(p *ucm.ConnParam) (rdmacm.Param, []byte) {
+	return rdmacm.Param{
+		QPN: p.QPNum, QKey: p.QKey, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
+		FlowControl: p.FlowControl != 0, RetryCount: min(p.RetryCount, 7), RNRRetryCount: min(p.RNRRetryCount, 7), SRQ: p.SRQ != 0,
+	}, p.PrivateData[:p.PrivateDataLen]
+}
+
+func (k *call) connect() error {
+	cmd := decode[ucm.Connect](k)
+	c, err := k.f.find(cmd.ID)
+	if err != nil {
+		return err
+	}
+	if cmd.ConnParam.Valid == 0 {
+		return fmt.Errorf("without parameters: %w", syscall.EINVAL)
+	}
+	p, data := param(&cmd.ConnParam)
+	return c.cm.Connect(p, data)
+}
+
+func (k *call) listen() error {
+	cmd := decode[ucm.Listen](k)
+	c, err := k.f.find(cmd.ID)
+	if err != nil {
+		return err
+	}
+	n := int(cmd.Backlog)
+	if n <= 0 || n > MaxBacklog {
+		n = MaxBacklog
+	}
+	return c.cm.Listen(n)
+}
+
+func (k *call) accept() error {
+	cmd := decode[ucm.Accept](k)
+	s := k.f.srv
+	s.mu.Lock() // no event comes between the acceptance and the program's name for the ID
+	defer s.mu.Unlock()
+	c, err := k.f.lookup(cmd.ID)
+	if err != nil {
+		return err
+	}
+	if cmd.ConnParam.Valid == 0 {
+		return c.cm.Complete()
+	}
+	p, data := param(&cmd.ConnParam)
+	if err := c.cm.Accept(p, data); err != nil {
+		return err
+	}
+	c.uid = cmd.UID
+	return nil
+}
+
+func (k *call) reject() error {
+	cmd := decode[ucm.Reject](k)
+	reason := msg.Reason(cmd.Reason)
+	switch reason {
+	case 0:
+		reason = msg.ReasonConsumer
+	case msg.ReasonConsumer, msg.ReasonVendorOption:
+	default:
+		return fmt.Errorf("reason %d: %w", cmd.Reason, syscall.EINVAL)
+	}
+	c, err := k.f.find(cmd.ID)
+	if err != nil {
+		return err
+	}
+	return c.cm.Reject(reason, cmd.PrivateData[:cmd.PrivateDataLen])
+}
+
+func (k *call) disconnect() error {
+	cmd := decode[ucm.Disconnect](k)
+	c, err := k.f.find(cmd.ID)
+	if err != nil {
+		return err
+	}
+	return c.cm.Disconnect()
+}
+
+func (k *call) initQPAttr() error {
+	cmd := decode[ucm.InitQPAttr](k)
+	if k.out < uapi.SizeOf[ucm.QPAttr]() {
+		return syscall.ENOSPC
+	}
+	if cmd.QPState > uint32(ib.QPErr) {
+		return fmt.Errorf("state %d: %w", cmd.QPState, syscall.EINVAL)
+	}
+	c, err := k.f.find(cmd.ID)
+	if err != nil {
+		return err
+	}
+	a, mask, err := c.cm.QPAttr(ib.QPState(cmd.QPState))
+	if err != nil {
+		return err
+	}
+	r := ucm.QPAttr{
+		QPAttrMask: uint32(mask), QPState: uint32(a.State), PathMTU: uint32(a.PathMTU), QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
+		DestQPNum: a.DestQPN, QPAccessFlags: uint32(a.AccessFlags), AHAttr: userAH(&a.AH), MaxRdAtomic: a.MaxRdAtomic,
+		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, PortNum: a.Port, Timeout: a.Timeout, RetryCnt: a.RetryCnt,
+		RNRRetry: a.RNRRetry,
+	}
+	return answer(k, cmd.Response, &r, 0)
+}
+
+// userAH is an address as programs have it. (ib_copy_ah_attr_to_user)
+func userAH(a *ib.AHAttr) (u uapi.AHAttr) {
+	u = uapi.AHAttr{DLID: a.DLID, SL: a.SL, SrcPathBits: a.SrcPathBits, StaticRate: a.StaticRate, PortNum: a.Port}
+	if a.HasGRH {
+		u.IsGlobal = 1
+		u.GRH = uapi.GlobalRoute{
+			DGID: a.GRH.DGID, FlowLabel: a.GRH.FlowLabel, SGIDIndex: a.GRH.SGIDIndex, HopLimit: a.GRH.HopLimit, TrafficClass: a.GRH.TrafficClass,
+		}
+	}
+	return u
+}
+
+func (k *call) getEvent() error {
+	cmd := decode[ucm.GetEvent](k)
+	if k.out < ucm.MinEventResp {
+		return syscall.ENOSPC
+	}
+	t, err := k.f.take()
+	if err != nil {
+		return err
+	}
+	if err := answer(k, cmd.Response, &t.e.resp, 0); err != nil {
+		t.Undo()
+		return err
+	}
+	if r := t.e.request; r != nil {
+		r.cm.Settle()
+	}
+	k.taken = t
+	r := &t.e.resp
+	k.response = fmt.Sprintf("{ID: %d, %v, Status: %d}", r.ID, rdmacm.EventType(r.Event), int32(r.Status))
+	return nil
+}
+
+func (k *call) setOption() error {
+	cmd := decode[ucm.SetOption](k)
+	c, err := k.f.find(cmd.ID)
+	if err != nil {
+		return err
+	}
+	if cmd.Level == ucm.OptionIB && cmd.OptName == ucm.OptionIBPath {
+		if cmd.OptLen == 0 || int(cmd.OptLen)%uapi.SizeOf[ucm.PathRecData]() != 0 {
+			return syscall.EINVAL
+		}
+		return c.cm.ResolveRoute() // there is one path to a peer, whatever somebody has found
+	}
+	size := map[uint32]int{ucm.OptionIDTOS: 1, ucm.OptionIDReuseAddr: 4, ucm.OptionIDAFOnly: 4, ucm.OptionIDACKTimeout: 1}[cmd.OptName]
+	if cmd.Level != ucm.OptionID || size == 0 {
+		return fmt.Errorf("option %d of level %d: %w", cmd.OptName, cmd.Level, syscall.ENOSYS)
+	}
+	if int(cmd.OptLen) != size {
+		return fmt.Errorf("option %d of %d bytes: %w", cmd.OptName, cmd.OptLen, syscall.EINVAL)
+	}
+	var b [4]byte
+	if err := k.space.ReadV([][]byte{b[:size]}, cmd.OptVal); err != nil {
+		return fault(err)
+	}
+	v := b[0]
+	if size == 4 && binary.NativeEndian.Uint32(b[:]) != 0 {
+		v = 1
+	}
+	return c.cm.SetOption(rdmacm.Option(cmd.OptName), v)
+}
+
+func (k *call) notify() error {
+	cmd := decode[ucm.Notify](k)
+	c, err := k.f.find(cmd.ID)
+	if err != nil {
+		return err
+	}
+	if c.cm.Device() == nil {
+		return nil
+	}
+	if uapi.EventType(cmd.Event) != uapi.EventCommEst {
+		return fmt.Errorf("event %d: %w", cmd.Event, syscall.EINVAL)
+	}
+	return c.cm.Establish()
+}
+
+func (k *call) joinIPMcast() error {
+	cmd := decode[ucm.JoinIPMcast](k)
+	return k.join(cmd.Response, cmd.UID, cmd.ID, parse(cmd.Addr[:]))
+}
+
+func (k *call) joinMcast() error {
+	cmd := decode[ucm.JoinMcast](k)
+	a := parse(cmd.Addr[:])
+	if int(cmd.AddrSize) != a.size || cmd.JoinFlags > 1 {
+		return fmt.Errorf("address of %d bytes, flags %d: %w", cmd.AddrSize, cmd.JoinFlags, syscall.EINVAL)
+	}
+	return k.join(cmd.Response, cmd.UID, cmd.ID, a)
+}
+
+func (k *call) join(response, uid uint64, id uint32, a sockaddr) error {
+	if k.out < uapi.SizeOf[ucm.CreateIDResp]() {
+		return syscall.ENOSPC
+	}
+	if !a.ip.IsValid() {
+		return errFamily
+	}
+	s := k.f.srv
+	s.mu.Lock() // the event comes when the group has a number
+	c, err := k.f.lookup(id)
+	var g *group
+	if err == nil {
+		g = &group{uid: uid, ctx: c}
+		if g.member, err = c.cm.Join(a.ip.Addr()); err == nil {
+			g.id = s.number()
+			s.groups[g.id] = g
+			c.groups = append(c.groups, g)
+		}
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := answer(k, response, &ucm.CreateIDResp{ID: g.id}, 0); err != nil {
+		s.leave(g)
+		return err
+	}
+	return nil
+}
+
+// leave ends a membership, and returns the events of it that the program was given.
+func (s *Server) leave(g *group) uint32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.groups, g.id)
+	is := func(o *group) bool { return o == g }
+	g.ctx.groups = slices.DeleteFunc(g.ctx.groups, is)
+	f := g.ctx.file
+	f.events = slices.DeleteFunc(f.events, func(e *event) bool { return e.group == g })
+	s.signal(f)
+	g.member.Leave()
+	return g.reported
+}
+
+func (k *call) leaveMcast() error {
+	cmd := decode[ucm.DestroyID](k)
+	if k.out < uapi.SizeOf[ucm.DestroyIDResp]() {
+		return syscall.ENOSPC
+	}
+	s := k.f.srv
+	s.mu.Lock()
+	g := s.groups[cmd.ID]
+	var err error
+	switch {
+	case g == nil:
+		err = syscall.ENOENT
+	case g.ctx.file != k.f:
+		err = syscall.EINVAL
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("membership %d: %w", cmd.ID, err)
+	}
+	return answer(k, cmd.Response, &ucm.DestroyIDResp{EventsReported: s.leave(g)}, 0)
+}
+
+func (k *call) migrateID() error {
+	cmd := decode[ucm.MigrateID](k)
+	if k.out < uapi.SizeOf[ucm.MigrateResp]() {
+		return syscall.ENOSPC
+	}
+	from, err := k.c.CMFile(int(int32(cmd.FD)))
+	if err != nil {
+		return err
+	}
+	if from.srv != k.f.srv {
+		return syscall.EINVAL
+	}
+	s := k.f.srv
+	s.mu.Lock()
+	c, err := from.lookup(cmd.ID)
+	var n uint32
+	if err == nil && k.f.closed {
+		err = errClosed
+	}
+	if err == nil {
+		n = c.reported
+		s.move(c, k.f)
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return answer(k, cmd.Response, &ucm.MigrateResp{EventsReported: n}, 0)
+}
+
+// move gives an ID to another file, with the events that were not taken. (ucma_migrate_id)
+//
+//verbena:held mu
+func (s *Server) move(c *context, to *File) {
+	from := c.file
+	if from == to {
+		return
+	}
+	moved := []*context{c}
+	kept := from.events[:0:0]
+	for _, e := range from.events {
+		if e.ctx != c {
+			kept = append(kept, e)
+			continue
+		}
+		to.events = append(to.events, e)
+		if e.request != nil {
+			moved = append(moved, e.request)
+		}
+	}
+	from.events = kept
+	for _, m := range moved {
+		delete(from.ids, m)
+		to.ids[m] = struct{}{}
+		m.file = to
+	}
+	s.signal(from)
+	s.signal(to)
+	s.wake(to, len(to.events))
+}

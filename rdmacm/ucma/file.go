@@ -1,0 +1,415 @@
+package ucma
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+
+	"verbena/internal/quota"
+	"verbena/rdmacm"
+	"verbena/rdmacm/msg"
+	"verbena/uapi/ucm"
+	"verbena/umem"
+)
+
+// Caller is who issues one command.
+type Caller interface {
+	// Space is where the addresses in the command point.
+	Space() umem.Space
+	// CMFile finds the file that the caller has under a descriptor. EINVAL if it is none of this package's. It may
+	// sleep.
+	CMFile(fd int) (*File, error)
+	// MayBindLowPorts reports whether the caller has CAP_NET_BIND_SERVICE. It may sleep.
+	MayBindLowPorts() bool
+}
+
+// ErrNoEvent is the error of GET_EVENT while there is no event. It wraps EAGAIN.
+var ErrNoEvent = fmt.Errorf("there is no event: %w", syscall.EAGAIN)
+
+// MaxBacklog bounds the requests of a listener that the program has not taken. (net.rdma_ucm.max_backlog)
+const MaxBacklog = 1024
+
+// Server has the IDs of all files.
+type Server struct {
+	m *rdmacm.Manager
+
+	mu     sync.Mutex
+	ids    map[uint32]*context
+	groups map[uint32]*group
+	next   uint32
+}
+
+// NewServer makes a server on a connection manager, which outlives it.
+func NewServer(m *rdmacm.Manager) *Server {
+	return &Server{m: m, ids: map[uint32]*context{}, groups: map[uint32]*group{}}
+}
+
+// Config is what a file is opened with.
+type Config struct {
+	// User is whom the IDs are charged to; nil: nobody.
+	User *quota.User
+	// Ready is called when the first event comes, and when the last has been taken. It must not sleep, nor call the
+	// File.
+	Ready func(bool)
+}
+
+// File is an open file (struct ucma_file). Its methods are safe for concurrent use.
+type File struct {
+	srv *Server
+	cfg Config
+
+	// Under srv.mu.
+	closed  bool
+	ids     map[*context]struct{}
+	events  []*event
+	waiters []*Waiter
+}
+
+// context is an ID of a program (struct ucma_context).
+type context struct {
+	id   uint32
+	user *quota.User
+	cm   *rdmacm.ID
+
+	// Under Server.mu.
+	file     *File
+	uid      uint64 // 0: the program does not know it yet, and gets no events
+	reported uint32 // events that the program was given
+	removed  bool   // the device has gone
+	gone     bool
+	groups   []*group
+}
+
+// group is a multicast membership of a program (struct ucma_multicast).
+type group struct {
+	id       uint32
+	uid      uint64
+	ctx      *context
+	member   *rdmacm.Group
+	reported uint32
+}
+
+// event is one that the program has not taken yet (struct ucma_event).
+type event struct {
+	ctx     *context
+	group   *group
+	request *context // of a request: its ID
+	resp    ucm.EventResp
+}
+
+// Open opens the file.
+func (s *Server) Open(cfg Config) *File {
+	return &File{srv: s, cfg: cfg, ids: map[*context]struct{}{}}
+}
+
+// Close destroys the file's IDs; peers are told. Calls that wait are woken. It does not sleep.
+func (f *File) Close() {
+	s := f.srv
+	s.mu.Lock()
+	f.closed = true
+	var ids []*context
+	for c := range f.ids {
+		ids = append(ids, c)
+	}
+	for _, c := range ids {
+		s.drop(c)
+	}
+	s.wake(f, len(f.waiters))
+	s.mu.Unlock()
+	for _, c := range ids {
+		c.cm.Destroy()
+	}
+}
+
+// number returns a number that is not in use. (xa_alloc)
+//
+//verbena:held mu
+func (s *Server) number() uint32 {
+	for {
+		s.next++
+		if s.next == 1<<31 {
+			s.next = 1
+		}
+		if s.ids[s.next] == nil && s.groups[s.next] == nil {
+			return s.next
+		}
+	}
+}
+
+// add makes a number for an ID.
+func (s *Server) add(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
+	if err := f.cfg.User.Take(quota.CMIDs, 1); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f.closed {
+		f.cfg.User.Give(quota.CMIDs, 1)
+		return nil, errClosed
+	}
+	c := &context{id: s.number(), user: f.cfg.User, cm: cm, file: f, uid: uid}
+	s.ids[c.id] = c
+	f.ids[c] = struct{}{}
+	return c, nil
+}
+
+var errClosed = fmt.Errorf("the file is closed: %w", syscall.EIO)
+
+// drop takes an ID away from its program, with the events that it has not taken, and with requests that it does not
+// know of. The connection manager's part is the caller's to destroy.
+//
+//verbena:held mu
+func (s *Server) drop(c *context) {
+	if c.gone {
+		return
+	}
+	c.gone = true
+	f := c.file
+	delete(s.ids, c.id)
+	delete(f.ids, c)
+	for _, g := range c.groups {
+		delete(s.groups, g.id)
+	}
+	kept := f.events[:0:0]
+	for _, e := range f.events {
+		if e.ctx != c {
+			kept = append(kept, e)
+		} else if r := e.request; r != nil {
+			s.drop(r)
+			r.cm.Destroy()
+		}
+	}
+	f.events = kept
+	s.signal(f)
+	c.user.Give(quota.CMIDs, 1)
+}
+
+// signal says whether there are events.
+//
+//verbena:held mu
+func (s *Server) signal(f *File) {
+	if f.cfg.Ready != nil {
+		f.cfg.Ready(len(f.events) > 0)
+	}
+}
+
+// find returns the ID of a number, held by no lock. ENOENT if there is none, EINVAL if it is another file's, EIO if its
+// device has gone.
+func (f *File) find(id uint32) (*context, error) {
+	f.srv.mu.Lock()
+	defer f.srv.mu.Unlock()
+	return f.lookup(id)
+}
+
+//verbena:held f.srv.mu
+func (f *File) lookup(id uint32) (*context, error) {
+	c, err := f.any(id)
+	if err == nil && c.removed {
+		err = fmt.Errorf("id %d: its device has gone: %w", id, syscall.EIO)
+	}
+	return c, err
+}
+
+//verbena:held f.srv.mu
+func (f *File) any(id uint32) (*context, error) {
+	c := f.srv.ids[id]
+	switch {
+	case c == nil:
+		return nil, fmt.Errorf("id %d: there is none: %w", id, syscall.ENOENT)
+	case c.file != f:
+		return nil, fmt.Errorf("id %d: it is of another file: %w", id, syscall.EINVAL)
+	}
+	return c, nil
+}
+
+// event queues an event of an ID. (ucma_event_handler)
+func (s *Server) event(c *context, e rdmacm.Event) {
+	if e.Type == rdmacm.ConnectRequest {
+		s.request(c, e)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.gone {
+		return
+	}
+	if e.Type == rdmacm.DeviceRemoval {
+		c.removed = true
+		defer c.cm.Destroy()
+	}
+	if c.uid == 0 {
+		return // the program does not know it yet, and will find out when it accepts
+	}
+	x := &event{ctx: c, resp: ucm.EventResp{UID: c.uid, ID: c.id}}
+	if e.Group != nil {
+		i := slices.IndexFunc(c.groups, func(g *group) bool { return g.member == e.Group })
+		if i < 0 {
+			return // it has left
+		}
+		x.group = c.groups[i]
+		x.resp.UID, x.resp.ID = x.group.uid, x.group.id
+	}
+	x.fill(c.cm, &e)
+	s.queue(c.file, x)
+}
+
+// request queues a request for a connection, whose ID gets a number. (ucma_connect_event_handler)
+func (s *Server) request(l *context, e rdmacm.Event) {
+	s.mu.Lock()
+	f := l.file
+	s.mu.Unlock()
+	c, err := s.add(f, e.New, 0)
+	if err != nil { // the user has too many
+		e.New.Destroy()
+		return
+	}
+	e.New.Adopt(func(_ *rdmacm.ID, e rdmacm.Event) { s.event(c, e) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.gone || l.removed || c.gone || c.file != l.file {
+		s.drop(c)
+		c.cm.Destroy()
+		return
+	}
+	x := &event{ctx: l, request: c, resp: ucm.EventResp{UID: l.uid, ID: c.id}}
+	x.fill(e.New, &e)
+	s.queue(l.file, x)
+}
+
+//verbena:held mu
+func (s *Server) queue(f *File, e *event) {
+	f.events = append(f.events, e)
+	s.signal(f)
+	s.wake(f, 1)
+}
+
+// fill encodes what a program is told.
+func (x *event) fill(id *rdmacm.ID, e *rdmacm.Event) {
+	x.resp.Event, x.resp.Status = uint32(e.Type), uint32(e.Status)
+	if id.Datagrams() {
+		p := ucm.UDParam{QPNum: e.Param.QPN, QKey: e.Param.QKey, AHAttr: userAH(&e.AH)}
+		p.PrivateDataLen = uint8(copy(p.PrivateData[:], e.Data))
+		encode(x.resp.Param[:], &p)
+		return
+	}
+	p := ucm.ConnParam{
+		QPNum: e.Param.QPN, QKey: e.Param.QKey, SRQ: b2u(e.Param.SRQ), ResponderResources: e.Param.ResponderResources,
+		InitiatorDepth: e.Param.InitiatorDepth, FlowControl: b2u(e.Param.FlowControl), RetryCount: e.Param.RetryCount,
+		RNRRetryCount: e.Param.RNRRetryCount,
+	}
+	p.PrivateDataLen = uint8(copy(p.PrivateData[:], e.Data))
+	encode(x.resp.Param[:], &p)
+}
+
+func b2u(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Waiter is a call that waits for an event.
+type Waiter struct {
+	wake func()
+}
+
+// Wait has wake called when there is an event to take, once, or when the file is closed; nil if that is so already.
+// wake must not sleep.
+func (f *File) Wait(wake func()) *Waiter {
+	f.srv.mu.Lock()
+	defer f.srv.mu.Unlock()
+	if len(f.events) > 0 || f.closed {
+		return nil
+	}
+	w := &Waiter{wake}
+	f.waiters = append(f.waiters, w)
+	return w
+}
+
+// Cancel ends a wait, and reports whether wake will not be called.
+func (f *File) Cancel(w *Waiter) bool {
+	f.srv.mu.Lock()
+	defer f.srv.mu.Unlock()
+	i := slices.Index(f.waiters, w)
+	if i < 0 {
+		return false
+	}
+	f.waiters = slices.Delete(f.waiters, i, i+1)
+	return true
+}
+
+// Closed reports whether Close was called.
+func (f *File) Closed() bool {
+	f.srv.mu.Lock()
+	defer f.srv.mu.Unlock()
+	return f.closed
+}
+
+//verbena:held mu
+func (s *Server) wake(f *File, n int) {
+	for range min(n, len(f.waiters)) {
+		w := f.waiters[0]
+		f.waiters = f.waiters[1:]
+		w.wake()
+	}
+}
+
+// Taken is an event that a program was given.
+type Taken struct {
+	f *File
+	e *event
+}
+
+// take takes the oldest event.
+func (f *File) take() (*Taken, error) {
+	s := f.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f.closed {
+		return nil, errClosed
+	}
+	if len(f.events) == 0 {
+		return nil, ErrNoEvent
+	}
+	e := f.events[0]
+	f.events = slices.Delete(f.events, 0, 1)
+	e.ctx.reported++
+	if e.group != nil {
+		e.group.reported++
+	}
+	s.signal(f)
+	return &Taken{f, e}, nil
+}
+
+// Undo gives the event back, which has not reached the program. The next one to ask gets it.
+func (t *Taken) Undo() {
+	s := t.f.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := t.e
+	if e.ctx.gone {
+		if r := e.request; r != nil && !r.gone {
+			s.drop(r)
+			r.cm.Destroy()
+		}
+		return
+	}
+	e.ctx.reported--
+	if e.group != nil {
+		e.group.reported--
+	}
+	f := e.ctx.file
+	f.events = slices.Insert(f.events, 0, e)
+	s.signal(f)
+	s.wake(f, 1)
+}
+
+// portSpaces and their queue pairs. (ucma_get_qp_type)
+func portSpace(ps uint16) (msg.PortSpace, error) {
+	switch p := msg.PortSpace(ps); p {
+	case msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIPoIB, msg.PortSpaceIB:
+		return p, nil
+	}
+	return 0, fmt.Errorf("port space %#x: %w", ps, syscall.EINVAL)
+}

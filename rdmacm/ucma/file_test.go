@@ -1,0 +1,570 @@
+package ucma
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/driver/rxe"
+	"verbena/ib"
+	ibslot "verbena/ib/slot"
+	"verbena/internal/leaktest"
+	"verbena/internal/quota"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/rdmacm"
+	"verbena/rdmacm/msg"
+	"verbena/uapi"
+	"verbena/uapi/ucm"
+	"verbena/umem"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// memory is that of a program: addresses from 0x1000 on.
+type memory struct{ b []byte }
+
+const base = 0x1000
+
+func (m *memory) at(addr uint64, n int) ([]byte, error) {
+	if addr < base || addr-base > uint64(len(m.b)) || uint64(n) > uint64(len(m.b))-(addr-base) {
+		return nil, umem.ErrFault
+	}
+	return m.b[addr-base:][:n], nil
+}
+
+func (m *memory) Check(addr, length uint64, _ bool) error {
+	_, err := m.at(addr, int(length))
+	return err
+}
+
+func (m *memory) ReadV(dst [][]byte, addr uint64) error {
+	for _, d := range dst {
+		b, err := m.at(addr, len(d))
+		if err != nil {
+			return err
+		}
+		addr += uint64(copy(d, b))
+	}
+	return nil
+}
+
+func (m *memory) WriteV(src [][]byte, addr uint64) error {
+	for _, s := range src {
+		b, err := m.at(addr, len(s))
+		if err != nil {
+			return err
+		}
+		addr += uint64(copy(b, s))
+	}
+	return nil
+}
+
+// program is a caller with files.
+type program struct {
+	t     *testing.T
+	mem   memory
+	files []*File
+	low   bool
+	ready bool // of the first file
+}
+
+func (p *program) Space() umem.Space { return &p.mem }
+
+func (p *program) CMFile(fd int) (*File, error) {
+	if fd < 0 || fd >= len(p.files) {
+		return nil, syscall.EINVAL
+	}
+	return p.files[fd], nil
+}
+
+func (p *program) MayBindLowPorts() bool { return p.low }
+
+// The places of a command and of its answer.
+const (
+	commandAt  = base
+	responseAt = base + 2048
+)
+
+func newProgram(t *testing.T, s *Server, u *quota.User) *program {
+	p := &program{t: t, mem: memory{make([]byte, 4096)}}
+	p.files = []*File{s.Open(Config{User: u, Ready: func(on bool) { p.ready = on }})}
+	return p
+}
+
+// raw issues a command as bytes.
+func (p *program) raw(f *File, cmd ucm.Command, in []byte, out int) error {
+	h := ucm.Hdr{Cmd: cmd, In: uint16(len(in)), Out: uint16(out)}
+	b := append(uapi.AppendTo(nil, &h), in...)
+	copy(p.mem.b, b)
+	n, _, err := f.Write(p, commandAt, len(b))
+	if err == nil && n != len(b) {
+		p.t.Errorf("%v: wrote %d of %d bytes", cmd, n, len(b))
+	}
+	return err
+}
+
+func issue[C any](p *program, cmd ucm.Command, v C, out int) error {
+	return p.raw(p.files[0], cmd, uapi.AppendTo(nil, &v), out)
+}
+
+// get reads the answer.
+func get[R any](p *program) R {
+	v, _ := uapi.Decode[R](p.mem.b[responseAt-base:])
+	return v
+}
+
+func (p *program) must(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *program) create(space msg.PortSpace, uid uint64) uint32 {
+	p.t.Helper()
+	p.must(issue(p, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: responseAt, PS: uint16(space), QPType: uint8(ib.QPTypeRC)}, 4))
+	return get[ucm.CreateIDResp](p).ID
+}
+
+func (p *program) destroy(id uint32) uint32 {
+	p.t.Helper()
+	p.must(issue(p, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: id}, 4))
+	return get[ucm.DestroyIDResp](p).EventsReported
+}
+
+func sockaddrOf(a netip.AddrPort) (s ucm.Sockaddr) { put(s[:], a); return s }
+
+func (p *program) bind(id uint32, a string) error {
+	addr := netip.MustParseAddrPort(a)
+	s := sockaddrOf(addr)
+	return issue(p, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: uint16(parse(s[:]).size), Addr: s}, 0)
+}
+
+func (p *program) event() ucm.EventResp {
+	p.t.Helper()
+	synctest.Wait()
+	if err := issue(p, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, uapi.SizeOf[ucm.EventResp]()); err != nil {
+		p.t.Fatal(err)
+	}
+	return get[ucm.EventResp](p)
+}
+
+// inWorld runs a test with a device, a server, and two users' programs.
+func inWorld(t *testing.T, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
+	synctest.Test(t, func(t *testing.T) {
+		var core ib.Core
+		core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+		slot := ibslot.New(&core, "rxe0", rxe.NewHardware(rxe.Config{
+			Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}), Fabric: &rxe.Fabric{},
+			Rand:   rand.New(rand.NewPCG(1, 2)),
+			Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true, MAC: []byte{2, 0, 0, 0, 0, 1}},
+		}), nil)
+		if err := slot.Plug(); err != nil {
+			t.Fatal(err)
+		}
+		m, err := rdmacm.New(&core, rdmacm.Config{Timeout: 10, Source: func(netip.Addr) (netip.Addr, error) { return netip.MustParseAddr("10.0.0.1"), nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := NewServer(m)
+		ledger := quota.New(quota.Limits{quota.CMIDs: {PerUser: 8}})
+		ledger.OnRefusal(func(*quota.Error) {})
+		a, b := newProgram(t, s, ledger.User(1)), newProgram(t, s, ledger.User(2))
+		f(t, s, slot, a, b)
+		for _, p := range []*program{a, b} {
+			for _, f := range p.files {
+				f.Close()
+				f.Close()
+			}
+		}
+		for _, u := range []int{1, 2} {
+			if n := ledger.User(u).Held(quota.CMIDs); n != 0 {
+				t.Errorf("user %d still holds %d IDs", u, n)
+			}
+		}
+		if len(s.ids)+len(s.groups) != 0 {
+			t.Errorf("%d IDs and %d groups are left", len(s.ids), len(s.groups))
+		}
+		m.Close()
+		if err := slot.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestOffsets: the trace finds the ID of every command.
+func TestOffsets(t *testing.T) {
+	for cmd, v := range map[ucm.Command]any{
+		ucm.CmdDestroyID: ucm.DestroyID{}, ucm.CmdBindIP: ucm.BindIP{}, ucm.CmdResolveIP: ucm.ResolveIP{},
+		ucm.CmdResolveRoute: ucm.ResolveRoute{}, ucm.CmdQueryRoute: ucm.Query{}, ucm.CmdConnect: ucm.Connect{}, ucm.CmdListen: ucm.Listen{},
+		ucm.CmdAccept: ucm.Accept{}, ucm.CmdReject: ucm.Reject{}, ucm.CmdDisconnect: ucm.Disconnect{}, ucm.CmdInitQPAttr: ucm.InitQPAttr{},
+		ucm.CmdSetOption: ucm.SetOption{}, ucm.CmdNotify: ucm.Notify{}, ucm.CmdJoinIPMcast: ucm.JoinIPMcast{},
+		ucm.CmdLeaveMcast: ucm.DestroyID{}, ucm.CmdMigrateID: ucm.MigrateID{}, ucm.CmdQuery: ucm.Query{}, ucm.CmdBind: ucm.Bind{},
+		ucm.CmdResolveAddr: ucm.ResolveAddr{}, ucm.CmdJoinMcast: ucm.JoinMcast{},
+	} {
+		f, _ := reflect.TypeOf(v).FieldByName("ID")
+		if int(f.Offset) != idAt[cmd] {
+			t.Errorf("%v: the ID is at %d, not %d", cmd, f.Offset, idAt[cmd])
+		}
+	}
+	if f, _ := reflect.TypeFor[ucm.EventResp]().FieldByName("Reserved"); int(f.Offset) != ucm.MinEventResp {
+		t.Errorf("the reserved field of an event is at %d, not %d", f.Offset, ucm.MinEventResp)
+	}
+}
+
+// TestConnection: two programs connect, and every ID is told of what becomes of it; events are counted as they are given.
+func TestConnection(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		l := b.create(msg.PortSpaceTCP, 0xb0)
+		b.must(b.bind(l, "0.0.0.0:7471"))
+		b.must(issue(b, ucm.CmdListen, ucm.Listen{ID: l, Backlog: 4}, 0))
+		c := a.create(msg.PortSpaceTCP, 0xa0)
+		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, 400); !errors.Is(err, ErrNoEvent) {
+			t.Errorf("an event: %v", err)
+		}
+		dst := sockaddrOf(netip.MustParseAddrPort("10.0.0.1:7471"))
+		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet, DstAddr: dst}, 0))
+		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.UID != 0xa0 || e.ID != c {
+			t.Fatalf("%+v", e)
+		}
+		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
+		a.event()
+		a.must(issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, 400))
+		if r := get[ucm.QueryRouteResp](a); r.NumPaths != 1 || r.PortNum != 1 || parse(r.DstAddr[:]).ip != netip.MustParseAddrPort("10.0.0.1:7471") {
+			t.Errorf("%+v", r)
+		}
+		a.must(issue(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: c, Option: ucm.QueryPath}, 400))
+		if r := get[ucm.QueryPathResp](a); r.NumPaths != 1 {
+			t.Errorf("%+v", r)
+		}
+		cp := ucm.ConnParam{QPNum: 7, ResponderResources: 1, InitiatorDepth: 1, Valid: 1, PrivateDataLen: 2, PrivateData: [256]uint8{1, 2}}
+		a.must(issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: cp, ID: c}, 0))
+		e := b.event()
+		if rdmacm.EventType(e.Event) != rdmacm.ConnectRequest || e.UID != 0xb0 || e.ID == l {
+			t.Fatalf("%+v", e)
+		}
+		p, _ := uapi.Decode[ucm.ConnParam](e.Param[:])
+		if p.QPNum != 7 || p.PrivateDataLen != 56 || p.PrivateData[0] != 1 || p.PrivateData[2] != 0 {
+			t.Errorf("%+v", p)
+		}
+		b.must(issue(b, ucm.CmdAccept, ucm.Accept{UID: 0xb1, ConnParam: ucm.ConnParam{QPNum: 8, Valid: 1}, ID: e.ID}, 0))
+		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.ConnectResponse {
+			t.Fatalf("%+v", e)
+		}
+		a.must(issue(a, ucm.CmdAccept, ucm.Accept{ID: c}, 0))
+		if e := b.event(); rdmacm.EventType(e.Event) != rdmacm.Established || e.UID != 0xb1 {
+			t.Fatalf("%+v", e)
+		}
+		a.must(issue(a, ucm.CmdDisconnect, ucm.Disconnect{ID: c}, 0))
+		if e := b.event(); rdmacm.EventType(e.Event) != rdmacm.Disconnected {
+			t.Fatalf("%+v", e)
+		}
+		b.must(issue(b, ucm.CmdDisconnect, ucm.Disconnect{ID: e.ID}, 0))
+		synctest.Wait()
+		if !a.ready {
+			t.Error("the file is not ready although there is an event")
+		}
+		if n := a.destroy(c); n != 3 || a.ready {
+			t.Errorf("%d events were given, ready %v", n, a.ready)
+		}
+		if n := b.destroy(e.ID); n != 2 {
+			t.Errorf("%d events were given of the connection", n)
+		}
+		if n := b.destroy(l); n != 1 {
+			t.Errorf("%d events were given of the listener", n)
+		}
+	})
+}
+
+// TestRefusals: the errors of the kernel.
+func TestRefusals(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		id := a.create(msg.PortSpaceTCP, 1)
+		other := b.create(msg.PortSpaceTCP, 1)
+		v6 := sockaddrOf(netip.MustParseAddrPort("[fd00::1]:1"))
+		for _, c := range []struct {
+			what string
+			err  error
+			want syscall.Errno
+		}{
+			{"a number too large", a.raw(a.files[0], ucm.NumCommands, nil, 0), syscall.EINVAL},
+			{"GET_OPTION", a.raw(a.files[0], ucm.CmdGetOption, make([]byte, 24), 0), syscall.ENOSYS},
+			{"an unknown ID", issue(a, ucm.CmdListen, ucm.Listen{ID: 99}, 0), syscall.ENOENT},
+			{"another file's ID", issue(a, ucm.CmdListen, ucm.Listen{ID: other}, 0), syscall.EINVAL},
+			{"no room for the answer", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 3), syscall.ENOSPC},
+			{"no room for an event", issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, ucm.MinEventResp-1), syscall.ENOSPC},
+			{"an unknown port space", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 7}, 4), syscall.EINVAL},
+			{"an answer to nowhere", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: 1, PS: 0x106}, 4), syscall.EFAULT},
+			{"a low port", a.bind(id, "0.0.0.0:80"), syscall.EACCES},
+			{"an address of nobody", a.bind(id, "10.0.0.9:0"), syscall.EADDRNOTAVAIL},
+			{"an address of a wrong size", issue(a, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: 28, Addr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:1"))}, 0), syscall.EINVAL},
+			{"an unknown family", issue(a, ucm.CmdBindIP, ucm.BindIP{ID: id, Addr: ucm.SockaddrIn6{1}}, 0), syscall.EINVAL},
+			{"resolve a route", issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0), syscall.EINVAL},
+			{"connect", issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
+			{"connect without parameters", issue(a, ucm.CmdConnect, ucm.Connect{ID: id}, 0), syscall.EINVAL},
+			{"accept", issue(a, ucm.CmdAccept, ucm.Accept{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
+			{"complete", issue(a, ucm.CmdAccept, ucm.Accept{ID: id}, 0), syscall.EINVAL},
+			{"reject", issue(a, ucm.CmdReject, ucm.Reject{ID: id}, 0), syscall.EINVAL},
+			{"reject for a reason of others", issue(a, ucm.CmdReject, ucm.Reject{ID: id, Reason: 8}, 0), syscall.EINVAL},
+			{"disconnect", issue(a, ucm.CmdDisconnect, ucm.Disconnect{ID: id}, 0), syscall.EINVAL},
+			{"attributes without a device", issue(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1}, 144), syscall.EINVAL},
+			{"an option of a wrong size", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptLen: 2, OptVal: responseAt}, 0), syscall.EINVAL},
+			{"an unknown option", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: 9, OptLen: 1, OptVal: responseAt}, 0), syscall.ENOSYS},
+			{"an unknown query", issue(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: id, Option: 7}, 400), syscall.ENOSYS},
+			{"join without a device", issue(a, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: id, AddrSize: 28, Addr: v6}, 4), syscall.EINVAL},
+			{"leave what is none", issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: id}, 4), syscall.ENOENT},
+			{"migrate from no file", issue(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: id, FD: 9}, 4), syscall.EINVAL},
+			{"destroy another's", issue(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: other}, 4), syscall.EINVAL},
+		} {
+			if !errors.Is(c.err, c.want) {
+				t.Errorf("%s: %v, want %v", c.what, c.err, c.want)
+			}
+		}
+		h := ucm.Hdr{Cmd: ucm.CmdListen, In: 8}
+		copy(a.mem.b, uapi.AppendTo(nil, &h))
+		if _, _, err := a.files[0].Write(a, commandAt, 15); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("shorter than it says: %v", err)
+		}
+		if _, _, err := a.files[0].Write(a, 8, 16); !errors.Is(err, syscall.EFAULT) {
+			t.Errorf("from nowhere: %v", err)
+		}
+		var err error
+		for range 20 {
+			if err = issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 4); err != nil {
+				break
+			}
+		}
+		if !errors.Is(err, syscall.ENOMEM) {
+			t.Errorf("too many IDs: %v", err)
+		}
+	})
+}
+
+// TestPorts: who may have a port beside whom. (cma_check_port)
+func TestPorts(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		b.low = true
+		bound := func(p *program, addr string, reuse bool) (uint32, error) {
+			id := p.create(msg.PortSpaceTCP, 1)
+			if reuse {
+				binary.NativeEndian.PutUint32(p.mem.b[1024:], 1)
+				p.must(issue(p, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: ucm.OptionIDReuseAddr, OptLen: 4, OptVal: base + 1024}, 0))
+			}
+			return id, p.bind(id, addr)
+		}
+		for _, c := range []struct {
+			first, second  string
+			reuse1, reuse2 bool
+			want           error
+		}{
+			{"10.0.0.1:5000", "10.0.0.1:5000", false, false, syscall.EADDRINUSE},
+			{"0.0.0.0:5000", "10.0.0.1:5000", false, false, syscall.EADDRNOTAVAIL},
+			{"10.0.0.1:5000", "0.0.0.0:5000", false, false, syscall.EADDRNOTAVAIL},
+			{"10.0.0.1:5000", "10.0.0.1:5000", true, false, syscall.EADDRINUSE},
+			{"10.0.0.1:5000", "10.0.0.1:5000", true, true, nil},
+			{"10.0.0.1:5000", "10.0.0.1:5001", false, false, nil},
+			{"0.0.0.0:5000", "[::]:5000", false, false, syscall.EADDRNOTAVAIL},
+		} {
+			x, err1 := bound(a, c.first, c.reuse1)
+			y, err2 := bound(b, c.second, c.reuse2)
+			if err1 != nil || !errors.Is(err2, c.want) || (c.want == nil) != (err2 == nil) {
+				t.Errorf("%s then %s: %v, %v, want %v", c.first, c.second, err1, err2, c.want)
+			}
+			a.destroy(x)
+			b.destroy(y)
+		}
+		if id, err := bound(b, "0.0.0.0:80", false); err != nil {
+			t.Errorf("a low port with the capability: %v", err)
+		} else {
+			b.destroy(id)
+		}
+	})
+}
+
+// TestRemoval: the IDs of a device that goes are told, and can only be destroyed.
+func TestRemoval(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program) {
+		id, wild := a.create(msg.PortSpaceTCP, 5), b.create(msg.PortSpaceTCP, 6)
+		a.must(a.bind(id, "10.0.0.1:5000"))
+		a.must(issue(a, ucm.CmdListen, ucm.Listen{ID: id}, 0))
+		b.must(b.bind(wild, "0.0.0.0:5001"))
+		b.must(issue(b, ucm.CmdListen, ucm.Listen{ID: wild}, 0))
+		a.must(slot.Unplug())
+		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.DeviceRemoval || e.UID != 5 {
+			t.Fatalf("%+v", e)
+		}
+		if err := issue(a, ucm.CmdListen, ucm.Listen{ID: id}, 0); !errors.Is(err, syscall.EIO) {
+			t.Errorf("listen afterwards: %v", err)
+		}
+		synctest.Wait()
+		if b.ready {
+			t.Error("a listener at all addresses is told")
+		}
+		a.must(slot.Plug())
+		c := a.create(msg.PortSpaceTCP, 7)
+		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet, DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
+		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved {
+			t.Fatalf("by the device that has come back: %+v", e)
+		}
+		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
+		a.event()
+		a.must(issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1, QPNum: 3}, ID: c}, 0))
+		if e := b.event(); rdmacm.EventType(e.Event) != rdmacm.ConnectRequest {
+			t.Fatalf("at the listener of all addresses: %+v", e)
+		}
+		if n := a.destroy(id); n != 1 {
+			t.Errorf("%d events", n)
+		}
+	})
+}
+
+// TestWait: a call that waits is woken by an event, and one whose answer does not arrive gives it back.
+func TestWait(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		f := a.files[0]
+		woken := 0
+		w := f.Wait(func() { woken++ })
+		v := f.Wait(func() { woken += 10 })
+		if !f.Cancel(v) || f.Cancel(v) {
+			t.Error("a wait is cancelled twice, or not at all")
+		}
+		id := a.create(msg.PortSpaceTCP, 5)
+		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet, DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
+		synctest.Wait()
+		if woken != 1 || f.Cancel(w) || f.Wait(func() {}) != nil {
+			t.Errorf("woken %d", woken)
+		}
+		taken, err := f.take()
+		a.must(err)
+		if a.ready {
+			t.Error("ready without an event")
+		}
+		taken.Undo()
+		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.ID != id {
+			t.Errorf("%+v", e)
+		}
+		// An event whose answer cannot be stored stays.
+		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
+		synctest.Wait()
+		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: 3}, 400); !errors.Is(err, syscall.EFAULT) {
+			t.Error(err)
+		}
+		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.RouteResolved {
+			t.Errorf("%+v", e)
+		}
+		if n := a.destroy(id); n != 2 {
+			t.Errorf("%d events", n)
+		}
+		w = f.Wait(func() { woken += 100 })
+		f.Close()
+		if woken != 101 || w == nil {
+			t.Errorf("woken %d at the end", woken)
+		}
+		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, 400); !errors.Is(err, syscall.EIO) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestMigrate: an ID moves with its events, and belongs to one file at a time.
+func TestMigrate(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		a.files = append(a.files, s.Open(Config{User: a.files[0].cfg.User}))
+		id := a.create(msg.PortSpaceTCP, 5)
+		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet, DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
+		a.event()
+		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
+		synctest.Wait()
+		mig := ucm.MigrateID{Response: responseAt, ID: id, FD: 0}
+		a.must(a.raw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4))
+		if n := get[ucm.MigrateResp](a).EventsReported; n != 1 || a.ready {
+			t.Errorf("%d events were given, ready %v", n, a.ready)
+		}
+		if err := issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("by the old file: %v", err)
+		}
+		if err := a.raw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("once more: %v", err)
+		}
+		ge := ucm.GetEvent{Response: responseAt}
+		a.must(a.raw(a.files[1], ucm.CmdGetEvent, uapi.AppendTo(nil, &ge), 400))
+		if e := get[ucm.EventResp](a); rdmacm.EventType(e.Event) != rdmacm.RouteResolved {
+			t.Errorf("%+v", e)
+		}
+	})
+}
+
+// TestMulticast: what a program needs to send to a group, and that a membership ends with its ID.
+func TestMulticast(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		id := a.create(msg.PortSpaceUDP, 5)
+		a.must(a.bind(id, "10.0.0.1:0"))
+		join := ucm.JoinMcast{Response: responseAt, UID: 77, ID: id, AddrSize: sizeofInet, Addr: sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0"))}
+		a.must(issue(a, ucm.CmdJoinMcast, join, 4))
+		g := get[ucm.CreateIDResp](a).ID
+		e := a.event()
+		p, _ := uapi.Decode[ucm.UDParam](e.Param[:])
+		want := [16]uint8{10: 0xff, 0xff, 239, 1, 2, 3}
+		if rdmacm.EventType(e.Event) != rdmacm.MulticastJoin || e.UID != 77 || e.ID != g || p.QPNum != 0xffffff || p.QKey != 0x01234567 ||
+			p.AHAttr.GRH.DGID != want || p.AHAttr.IsGlobal != 1 {
+			t.Errorf("%+v %+v", e, p)
+		}
+		if err := issue(b, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("another's: %v", err)
+		}
+		a.must(issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
+		if n := get[ucm.DestroyIDResp](a).EventsReported; n != 1 {
+			t.Errorf("%d events", n)
+		}
+		a.must(issue(a, ucm.CmdJoinMcast, join, 4))
+		a.destroy(id)
+		if a.ready {
+			t.Error("an event of what is destroyed")
+		}
+	})
+}
+
+// FuzzWrite: whatever programs write, nothing breaks and nothing is left.
+func FuzzWrite(f *testing.F) {
+	f.Add([]byte{0, 24, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0x18, 0, 0, 0, 0, 0, 0, 6, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+			for range 200 {
+				if len(b) < 3 {
+					break
+				}
+				cmd, n, out := ucm.Command(b[0])%(ucm.NumCommands+1), int(b[1]), int(b[2])*2
+				b = b[3:]
+				n = min(n, len(b))
+				in := make([]byte, 400)
+				copy(in, b[:n])
+				b = b[n:]
+				who := p
+				if out&2 != 0 {
+					who = q
+				}
+				if at := idAt[min(cmd, ucm.NumCommands-1)]; cmd < ucm.NumCommands && cmd != ucm.CmdCreateID {
+					binary.NativeEndian.PutUint32(in[at:], binary.NativeEndian.Uint32(in[at:])%12) // of those that exist, mostly
+				}
+				if cmd == ucm.CmdCreateID || cmd == ucm.CmdGetEvent || cmd == ucm.CmdDestroyID {
+					at := 0
+					if cmd == ucm.CmdCreateID {
+						at = 8
+					}
+					binary.NativeEndian.PutUint64(in[at:], responseAt)
+				}
+				_ = who.raw(who.files[0], cmd, in, out)
+				if out&4 != 0 {
+					time.Sleep(time.Millisecond)
+				}
+			}
+		})
+	})
+}
