@@ -97,8 +97,8 @@ func identifyAt(dir int) (*identity, error) {
 		return nil, err
 	}
 	// The creator of a user namespace has all capabilities in it, and none here.
-	if id.fileCapability && !sameFileAt(dir, "ns/user", "/proc/self/ns/user") {
-		id.fileCapability = false
+	if (id.fileCapability || id.bindCapability || id.rawCapability) && !sameFileAt(dir, "ns/user", "/proc/self/ns/user") {
+		id.fileCapability, id.bindCapability, id.rawCapability = false, false, false
 	}
 	return id, nil
 }

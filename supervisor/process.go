@@ -22,6 +22,8 @@ type identity struct {
 	uids, gids     ids
 	groups         []int
 	fileCapability bool // CAP_DAC_OVERRIDE, in this process's user namespace
+	bindCapability bool // CAP_NET_BIND_SERVICE, there too
+	rawCapability  bool // CAP_NET_RAW, there too
 }
 
 // ids are the real, effective, saved and file system id.
@@ -67,6 +69,8 @@ func parseStatus(text []byte) (*identity, error) {
 				caps, err = strconv.ParseUint(value[0], 16, 64)
 			}
 			id.fileCapability = caps&(1<<unix.CAP_DAC_OVERRIDE) != 0
+			id.rawCapability = caps&(1<<unix.CAP_NET_RAW) != 0
+			id.bindCapability = caps&(1<<unix.CAP_NET_BIND_SERVICE) != 0
 		}
 		if err != nil {
 			return nil, fmt.Errorf("malformed process status %q: %w", line, err)

@@ -288,6 +288,19 @@ const (
 	modifyExtended = modifyStandard | uapi.QPAttrRateLimit
 )
 
+// NetRaw is implemented by a Caller that may have CAP_NET_RAW; one that does not implement it has not.
+type NetRaw interface {
+	// NetRaw reports whether it has. It may sleep.
+	NetRaw() bool
+}
+
+// mayControl reports whether the caller may give a queue pair a Q_Key whose highest bit is set: with that of connection
+// managers it could speak for other programs of its host. (rdma_uattrs_has_raw_cap; IBA 3.5.3)
+func mayControl(c Caller) bool {
+	n, ok := c.(NetRaw)
+	return ok && n.NetRaw()
+}
+
 // cmdModifyQP changes a queue pair. (ib_uverbs_modify_qp)
 func cmdModifyQP(c *call) error {
 	req, err := request[uapi.ModifyQP](c)
@@ -314,6 +327,9 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 	r := &req.Base
 	if bad := r.AttrMask &^ known; bad != 0 {
 		return fmt.Errorf("unknown attributes %#x: %w", uint32(bad), syscall.EOPNOTSUPP)
+	}
+	if r.AttrMask&uapi.QPAttrQKey != 0 && r.QKey>>31 != 0 && !mayControl(c.caller) {
+		return fmt.Errorf("Q_Key %#x is a controlled one, such as connection managers have: that takes CAP_NET_RAW: %w", r.QKey, syscall.EPERM)
 	}
 	qp, err := lookup[*qpObject](c.f, r.QPHandle)
 	if err != nil {

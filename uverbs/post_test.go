@@ -194,3 +194,33 @@ func TestModifyPorts(t *testing.T) {
 		}
 	}
 }
+
+// controller is a Caller that may, or may not, have CAP_NET_RAW.
+type controller struct {
+	Caller
+	raw bool
+}
+
+func (c controller) NetRaw() bool { return c.raw }
+
+// A controlled Q_Key is for who has CAP_NET_RAW: with that of connection managers a program could end the connections of others.
+func TestControlledQKey(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		caller Caller
+		mask   uapi.QPAttrMask
+		key    uint32
+		want   syscall.Errno // ENOENT: there is no such queue pair, which is looked for next
+	}{
+		{"without a capability", controller{raw: false}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},
+		{"a caller who does not say", struct{ Caller }{}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},
+		{"the least", controller{raw: false}, uapi.QPAttrQKey | uapi.QPAttrState, 1 << 31, syscall.EPERM},
+		{"with the capability", controller{raw: true}, uapi.QPAttrQKey, 0x80010000, syscall.ENOENT},
+		{"a common one", controller{raw: false}, uapi.QPAttrQKey, 1<<31 - 1, syscall.ENOENT},
+		{"not meant", controller{raw: false}, uapi.QPAttrState, 0x80010000, syscall.ENOENT},
+	} {
+		c := &call{f: &File{}, caller: test.caller}
+		err := c.modifyQP(&uapi.ExModifyQP{Base: uapi.ModifyQP{AttrMask: test.mask, QKey: test.key}}, modifyStandard)
+		wantErrno(t, test.name, err, test.want)
+	}
+}
