@@ -226,28 +226,52 @@ func (s *Service) openDefaultLink() (*rxeLink, error) {
 
 // LinkAdd makes a device and shows it to programs.
 func (s *Service) LinkAdd(spec ctl.LinkSpec) error {
-	s.adding.Lock()
-	defer s.adding.Unlock()
-	s.mu.Lock()
-	exists := s.find(spec.Name) != nil
-	s.mu.Unlock()
-	if exists {
-		return fmt.Errorf("link %s exists already: %w", spec.Name, syscall.EEXIST)
+	if err := s.linkAdd(spec); err != nil {
+		return err
 	}
-	if s.ended.Err() != nil {
-		return fmt.Errorf("link %s: the service ends: %w", ctl.Clip(spec.Name), syscall.ESHUTDOWN)
+	if err := s.guests.Shown(); err != nil {
+		_ = s.LinkDel(spec.Name)
+		return fmt.Errorf("link %s: %w", spec.Name, err)
 	}
+	return nil
+}
+
+func (s *Service) linkAdd(spec ctl.LinkSpec) error {
+	if err := s.reserve(spec.Name); err != nil {
+		return err
+	}
+	defer s.release(spec.Name)
 	spec.Wire = spec.Wire || s.opts.Wire
 	l, err := s.openLink(spec)
 	if err != nil {
 		return err
 	}
 	s.addLink(l)
-	if err := s.guests.Shown(); err != nil {
-		_ = s.LinkDel(spec.Name)
-		return fmt.Errorf("link %s: %w", spec.Name, err)
-	}
 	return nil
+}
+
+// reserve takes a name for a link that is going to be made, and release gives it back.
+func (s *Service) reserve(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.find(name) != nil:
+		return fmt.Errorf("link %s exists already: %w", name, syscall.EEXIST)
+	case s.names[name]:
+		return fmt.Errorf("link %s is being made already: %w", name, syscall.EEXIST)
+	case s.ended.Err() != nil:
+		return fmt.Errorf("link %s: the service ends: %w", ctl.Clip(name), syscall.ESHUTDOWN)
+	}
+	s.names[name] = true
+	s.making.Add(1)
+	return nil
+}
+
+func (s *Service) release(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.names, name)
+	s.making.Done()
 }
 
 // addLink makes the link known.

@@ -6,9 +6,10 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/internal/ctl"
+	"verbena/roce"
 )
 
-// QPs lists the queue pairs of a device, or of all.
+// QPs lists the queue pairs of a device, or of all, but for the one of general services, which is the connection manager's.
 func (s *Service) QPs(dev string) ([]ctl.QPStatusInfo, error) {
 	links, err := s.named(dev)
 	if err != nil {
@@ -21,6 +22,9 @@ func (s *Service) QPs(dev string) ([]ctl.QPStatusInfo, error) {
 			continue
 		}
 		for _, q := range d.QPStatuses() {
+			if q.Num == roce.QPNGSI {
+				continue
+			}
 			list = append(list, ctl.QPStatusInfo{Device: l.spec.Name, QPStatus: ctl.QPStatus(q)})
 		}
 	}

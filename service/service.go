@@ -19,6 +19,8 @@ import (
 	"verbena/internal/privilege"
 	"verbena/internal/quota"
 	"verbena/netdev"
+	"verbena/rdmacm"
+	"verbena/rdmacm/ucma"
 	"verbena/supervisor"
 	"verbena/uverbs"
 )
@@ -64,6 +66,7 @@ type Service struct {
 	made       atomic.Uint64 // devices, so that each has random numbers of its own
 	faultIDs   atomic.Int64
 	uverbs     *uverbs.Server
+	cm         *rdmacm.Manager
 	guests     *supervisor.Supervisor
 	quota      *quota.Ledger
 	requests   requestCount
@@ -75,12 +78,12 @@ type Service struct {
 
 	requestTimeout, closeTimeout time.Duration
 
-	adding sync.Mutex // one link is made at a time
-
 	// mu is held across nothing that a program, whose memory may not answer, can hold up: no reset, removal or change of
 	// addresses of a device, and no look at contexts.
 	mu         sync.Mutex
 	links      []*rxeLink
+	names      map[string]bool // of links that are being made
+	making     sync.WaitGroup  // of them; it grows with mu held, until the service ends
 	recordings map[*recording]struct{}
 	configured bool // links were changed by hand, and would be lost by ending
 
@@ -108,7 +111,7 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
-		recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout}
+		names: map[string]bool{}, recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout}
 	s.programs.attached = map[*net.UnixConn]struct{}{}
 	if opts.Log != nil {
 		s.log, s.debugLog = limitLog(opts.Log)
@@ -140,8 +143,11 @@ func New(opts Options) (_ *Service, err error) {
 	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Log: s.log}); err != nil {
 		return nil, err
 	}
+	if s.cm, err = rdmacm.New(s.core, rdmacm.Config{Log: s.log}); err != nil {
+		return nil, err
+	}
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Log: s.log}); err != nil {
+		Uverbs: s.uverbs, CM: ucma.NewServer(s.cm), Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Log: s.log}); err != nil {
 		return nil, err
 	}
 	if opts.Confine {
@@ -207,8 +213,10 @@ func (s *Service) close(step func(string)) {
 		s.follower.Wait()
 	}
 	step("making a device")
-	s.adding.Lock()
-	defer s.adding.Unlock()
+	s.mu.Lock() // whoever comes now sees that the service ends
+	making := &s.making
+	s.mu.Unlock()
+	making.Wait()
 	for {
 		s.mu.Lock()
 		n := len(s.links)
@@ -227,6 +235,10 @@ func (s *Service) close(step func(string)) {
 	step("programs")
 	if s.guests != nil {
 		s.guests.Close()
+	}
+	step("connections")
+	if s.cm != nil {
+		s.cm.Close()
 	}
 	step("device files")
 	if s.uverbs != nil {

@@ -18,6 +18,7 @@ type callTrace struct {
 	command uverbs.CommandTrace
 	path    string // virtual, cleaned; empty: the call names none
 	flags   uint64 // of openat2
+	later   bool   // the call is answered, and shown, later
 }
 
 // CommandTrace returns the place where package uverbs describes the present command; nil while the session is not
@@ -37,8 +38,8 @@ func (w *worker) handleTraced() verdict {
 	took := time.Since(began)
 	c := callOf(&w.n)
 	doorbell := c == callWrite && w.trace.command.Name == "" && v.err == nil
-	if v.fate != letThrough && !doorbell {
-		line := fmt.Sprintf("%d %v(%s) = %s <%.6f>", w.n.tid, c, w.traceArgs(c), w.traceResult(v), took.Seconds())
+	if v.fate != letThrough && !doorbell && !w.trace.later {
+		line := fmt.Sprintf("%d %v(%s) = %s <%.6f>", w.n.tid, c, w.traceArgs(c), w.trace.result(v), took.Seconds())
 		w.session.info.Trace(line[:min(len(line), maxTraceLine)])
 	}
 	return v
@@ -93,12 +94,12 @@ func (w *worker) traceArgs(c call) string {
 	return "AT_FDCWD, " + path
 }
 
-// traceResult shows what the caller gets.
-func (w *worker) traceResult(v verdict) string {
+// result shows what the caller gets.
+func (t *callTrace) result(v verdict) string {
 	if v.err != nil {
 		return fmt.Sprintf("-1 %s (%v)", unix.ErrnoName(errno(v.err)), v.err)
 	}
-	if r := w.trace.command.Response; r != "" {
+	if r := t.command.Response; r != "" {
 		return fmt.Sprintf("%d %s", v.val, r)
 	}
 	return fmt.Sprint(v.val)

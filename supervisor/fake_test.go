@@ -32,6 +32,7 @@ func newFakeDriver() *ibfake.Driver {
 	d := ibfake.New()
 	d.Answer(func(a *ibfake.Answers) {
 		a.Device = ib.DeviceAttr{NodeGUID: 0x0200000000000001, SysImageGUID: 0x0200000000000001, PhysPorts: 1}
+		a.Port.Netdev = "lo"
 		a.GIDs = make([]ib.GIDEntry, 8)
 		a.GIDs[0] = ib.GIDEntry{GID: ib.GID{0xfe, 0x80, 15: 1}, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}
 		a.GIDs[3] = ib.GIDEntry{GID: ib.GID{10: 0xff, 0xff, 127, 0, 0, 1}, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}

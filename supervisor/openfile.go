@@ -12,6 +12,7 @@ import (
 	"verbena/ib"
 	"verbena/internal/quota"
 	"verbena/internal/shm"
+	"verbena/rdmacm/ucma"
 )
 
 // queueSuffix ends the names of the files that programs have in place of device files.
@@ -27,7 +28,10 @@ type openFile struct {
 	session *Session
 	node    node
 	file    commandFile
-	memory  *shm.File
+	memory  *shm.File  // nil: it has no queues
+	cm      *ucma.File // of rdma_cm; else nil
+	pipe    *cmPipe    // with cm
+	waits   cmWaits    // with cm
 	user    *quota.User
 	inode   inode
 	watch   int32
@@ -158,6 +162,9 @@ func (f *openFile) close() {
 		}
 		// A call of its own sees to it that there is a last one.
 		if f.calls.CompareAndSwap(n, n+1+closing) {
+			if f.cm != nil {
+				f.cm.Close() // calls that wait for events return
+			}
 			f.leave()
 			return
 		}
@@ -175,6 +182,9 @@ const (
 // one made from the program's descriptor, by way of /proc/self/fd; then there will be another close. However many
 // closes there are, one look is pending at a time.
 func (f *openFile) closedOne() {
+	if f.memory == nil {
+		return // the pipe tells
+	}
 	f.look.Lock()
 	defer f.look.Unlock()
 	f.look.next = firstLook
@@ -197,6 +207,15 @@ func (f *openFile) lookAgain() {
 	}
 }
 
+// endQueues is the end of a file with queues.
+func (f *openFile) endQueues() {
+	f.file.Close()
+	if err := f.memory.Close(); err != nil { // usually the file has closed it
+		f.session.log.Warn("close the queue file", "dev", f.node.device, "err", err)
+	}
+	f.user.Give(quota.Descriptors, fileDescriptors)
+}
+
 func (f *openFile) end() {
 	s := f.sup
 	s.mu.Lock()
@@ -205,11 +224,11 @@ func (f *openFile) end() {
 		_, _ = unix.InotifyRmWatch(s.notifyFD, uint32(f.watch))
 	}
 	s.mu.Unlock()
-	f.file.Close()
-	if err := f.memory.Close(); err != nil { // usually the file has closed it
-		f.session.log.Warn("close the queue file", "dev", f.node.device, "err", err)
+	if f.cm != nil {
+		f.endCM()
+	} else {
+		f.endQueues()
 	}
-	f.user.Give(quota.Descriptors, fileDescriptors)
 	// Until here the session's end waits for it.
 	s.mu.Lock()
 	if s.files[f.inode] == f {

@@ -255,7 +255,7 @@ func (w *worker) open(path string, flags uint64) verdict {
 		}
 	case e.dir && !onlyPath && (mode != unix.O_RDONLY || flags&unix.O_CREAT != 0):
 		return fails(syscall.EISDIR)
-	case e.dir && (path == ibDir || strings.HasPrefix(path, ibDir+"/")):
+	case e.dir && (path == ibDir || strings.HasPrefix(path, virtualDir)):
 		w.begin(callOpen)
 		if err := tree.complete(); err != nil {
 			return fails(err)
@@ -349,7 +349,11 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		how = unix.O_RDONLY
 	}
 	w.pause("open")
-	f, description, err := newOpenFile(t, n, o, how)
+	make := newOpenFile
+	if n.cm {
+		make, how = newCMFile, int(flags&unix.O_NONBLOCK)
+	}
+	f, description, err := make(t, n, o, how)
 	if err != nil {
 		if e := errno(err); e != syscall.ENODEV {
 			t.log.Warn("open a device file", "pid", id.pid, "name", id.name, "dev", n.device, "err", err)
@@ -363,6 +367,9 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		f.opened.Store(false)
 		f.close()
 		return fails(err)
+	}
+	if f.pipe != nil {
+		go f.pipe.watch(f.desert)
 	}
 	t.log.Debug("device file opened", "pid", id.pid, "name", id.name, "dev", n.device, "fd", number)
 	return verdict{val: int64(number)}
@@ -474,7 +481,7 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 			return -1, syscall.EBADF
 		}
 		how := unix.O_RDWR
-		if f.readOnly {
+		if f.readOnly || f.cm != nil {
 			how = unix.O_RDONLY
 		}
 		if copied, err = unix.Openat(th.dir, link, how|unix.O_CLOEXEC, 0); err != nil {
@@ -615,18 +622,19 @@ func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error
 type fileInfo struct {
 	mode     uint32
 	uid, gid uint32
-	minor    uint32 // of a device
+	major    uint32 // of a device
+	minor    uint32
 }
 
-func (s *Supervisor) nodeInfo(minor uint32) fileInfo {
+func (s *Supervisor) nodeInfo(d *node) fileInfo {
 	n := s.cfg.Node
-	return fileInfo{mode: unix.S_IFCHR | n.Mode, uid: uint32(n.UID), gid: uint32(n.GID), minor: minor}
+	return fileInfo{mode: unix.S_IFCHR | n.Mode, uid: uint32(n.UID), gid: uint32(n.GID), major: d.major(), minor: d.minor}
 }
 
 func (s *Supervisor) info(e *entry) fileInfo {
 	switch {
 	case e.node != nil:
-		return s.nodeInfo(e.node.minor)
+		return s.nodeInfo(e.node)
 	case e.dir:
 		return fileInfo{mode: unix.S_IFDIR | 0o755}
 	case e.link != "":
@@ -638,14 +646,14 @@ func (s *Supervisor) info(e *entry) fileInfo {
 func (i fileInfo) apply(st *unix.Stat_t) {
 	st.Mode, st.Uid, st.Gid = i.mode, i.uid, i.gid
 	if i.mode&unix.S_IFMT == unix.S_IFCHR {
-		st.Rdev, st.Size, st.Blocks = unix.Mkdev(verbsMajor, i.minor), 0, 0
+		st.Rdev, st.Size, st.Blocks = unix.Mkdev(i.major, i.minor), 0, 0
 	}
 }
 
 func (i fileInfo) applyx(st *unix.Statx_t) {
 	st.Mode, st.Uid, st.Gid = uint16(i.mode), i.uid, i.gid
 	if i.mode&unix.S_IFMT == unix.S_IFCHR {
-		st.Rdev_major, st.Rdev_minor, st.Size, st.Blocks = verbsMajor, i.minor, 0, 0
+		st.Rdev_major, st.Rdev_minor, st.Size, st.Blocks = i.major, i.minor, 0, 0
 	}
 }
 
@@ -733,7 +741,7 @@ func (w *worker) statDevice(f *openFile) verdict {
 // withDeviceInfo answers with what an open device file looks like: as its node does, also when that has gone.
 func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) verdict) verdict {
 	s := w.session.sup
-	path, info := devDir+"/"+f.node.device, s.nodeInfo(f.node.minor)
+	path, info := devDir+"/"+f.node.device, s.nodeInfo(&f.node)
 	if _, e := s.tree.lookup(path, false); e != nil && e.node != nil && *e.node == f.node {
 		if fd, err := s.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW); err == nil {
 			defer unix.Close(fd)
@@ -742,6 +750,9 @@ func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) 
 	}
 	// The file is not to be held while the program's memory is written.
 	own := -1
+	if f.memory == nil {
+		return fails(syscall.EIO)
+	}
 	if err := f.memory.WithFD(func(fd int) (err error) {
 		own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		return err

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/quota"
+	"verbena/rdmacm/ucma"
 	"verbena/umem"
 	"verbena/uverbs"
 )
@@ -23,6 +24,8 @@ import (
 type SupervisorConfig struct {
 	// Uverbs has the devices. It outlives the Supervisor.
 	Uverbs *uverbs.Server
+	// CM is the connection manager of the devices; nil: programs have none. It outlives the Supervisor.
+	CM *ucma.Server
 	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes it
 	// searchable for others, and in it makes what they need to reach: the tree of /dev and /sys that programs see, and
 	// the queue files. Each directory stays this user's.
@@ -172,7 +175,7 @@ func (s *Supervisor) update() {
 	if closed {
 		return
 	}
-	err := s.tree.update(func() entries { return describe(s.server.devices()) })
+	err := s.tree.update(func() entries { return describe(s.server.devices(), s.cfg.CM != nil) })
 	s.shown.Lock()
 	defer s.shown.Unlock()
 	if err != nil && s.shown.err == nil && s.shown.asked {

@@ -3,11 +3,15 @@ package supervisor
 import (
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 
 	"verbena/ib"
+	"verbena/rdmacm/ucma"
 	"verbena/uapi"
+	"verbena/uapi/ucm"
 	"verbena/uverbs"
 )
 
@@ -20,11 +24,35 @@ const (
 	sysDevChar  = "/sys/dev/char/" + majorPrefix
 )
 
+// Device number of rdma_cm, of those that the kernel gives out as it goes. (MISC_MAJOR)
+const (
+	miscMajor = 10
+	cmMinor   = 122
+	cmNumber  = "10:122"
+)
+
+// What belongs to rdma_cm outside of /dev.
+const (
+	cmClass        = "/sys/class/misc/rdma_cm"
+	maxBacklogFile = "/proc/sys/net/rdma_ucm/max_backlog"
+)
+
 const (
 	devDir   = "/dev/infiniband"
 	ibDir    = "/sys/class/infiniband"
 	verbsDir = "/sys/class/infiniband_verbs"
+	// Where the links in those, and in /sys/class/misc, lead.
+	virtualDir = "/sys/devices/virtual"
 )
+
+// addClass makes the directory of a device of a class, and the link to it in the class. (device_add_class_symlinks)
+func (t entries) addClass(class, name string, id any) (dir string) {
+	dir = virtualDir + "/" + class + "/" + name
+	t.at(dir, &entry{dir: true, id: id})
+	t.at("/sys/class/"+class+"/"+name, &entry{link: "../../devices/virtual/" + class + "/" + name, id: id})
+	t.at(dir+"/subsystem", &entry{link: "../../../../class/" + class})
+	return dir
+}
 
 // errEmpty: reading the attribute of an empty entry of the GID table fails with EINVAL, which libibverbs relies on.
 var errEmpty = fmt.Errorf("the entry of the GID table is empty: %w", syscall.EINVAL)
@@ -45,8 +73,11 @@ func deviceOf(d *uverbs.Device) device {
 }
 
 // describe makes the entries of all devices. (core/sysfs.c, uverbs_main.c)
-func describe(devices []device) entries {
+func describe(devices []device, cm bool) entries {
 	t := make(entries)
+	if cm {
+		describeCM(t)
+	}
 	for _, d := range []string{devDir, ibDir, verbsDir} {
 		t.at(d, &entry{dir: true})
 	}
@@ -57,21 +88,31 @@ func describe(devices []device) entries {
 	return t
 }
 
+// describeCM makes the entries of the connection manager. (core/ucma.c)
+func describeCM(t entries) {
+	t.at(devDir+"/"+cmDevice, &entry{node: &node{device: cmDevice, minor: cmMinor, cm: true}})
+	t.at("/dev/char/"+cmNumber, &entry{link: "../infiniband/" + cmDevice})
+	dir := t.addClass("misc", cmDevice, nil)
+	t.text(dir+"/abi_version", fmt.Sprintf("%d\n", ucm.ABIVersion))
+	t.text(dir+"/dev", cmNumber+"\n")
+	t.text(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\nDEVMODE=0666\n", miscMajor, cmMinor, cmDevice))
+	t.at("/sys/dev/char/"+cmNumber, &entry{link: "../../devices/virtual/misc/" + cmDevice})
+	t.text(maxBacklogFile, fmt.Sprintln(ucma.MaxBacklog))
+}
+
 func (d *device) describe(t entries) {
 	number := fmt.Sprintf("%d:%d", verbsMajor, baseMinor+d.minor)
 	t.at(devDir+"/"+d.name, &entry{node: &node{device: d.name, minor: uint32(baseMinor + d.minor)}})
 	t.at("/dev/char/"+number, &entry{link: "../infiniband/" + d.name})
 
-	uv := verbsDir + "/" + d.name
-	t.at(uv, &entry{dir: true, id: d.identity})
+	uv := t.addClass("infiniband_verbs", d.name, d.identity)
 	t.text(uv+"/dev", number+"\n")
 	t.text(uv+"/ibdev", d.ib.Name()+"\n")
 	t.text(uv+"/abi_version", fmt.Sprintf("%d\n", d.driverABI))
 	t.text(uv+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\n", verbsMajor, baseMinor+d.minor, d.name))
-	t.at("/sys/dev/char/"+number, &entry{link: "../../class/infiniband_verbs/" + d.name})
+	t.at("/sys/dev/char/"+number, &entry{link: "../../devices/virtual/infiniband_verbs/" + d.name})
 
-	dir := ibDir + "/" + d.ib.Name()
-	t.at(dir, &entry{dir: true, id: d.identity})
+	dir := t.addClass("infiniband", d.ib.Name(), d.identity)
 	attr := func(name string, text func(a *ib.DeviceAttr) string) {
 		t.file(dir+"/"+name, func() (string, error) {
 			a, err := d.ib.QueryDevice()
@@ -89,9 +130,36 @@ func (d *device) describe(t entries) {
 	if err != nil {
 		return
 	}
+	d.describeHost(t, dir)
 	for port := 1; port <= a.PhysPorts; port++ {
 		d.describePort(t, fmt.Sprintf("%s/ports/%d", dir, port), port)
 	}
+}
+
+// describeHost makes the entries about where a device is: on a network interface, as what rxe's parent says, and near
+// all processors. (rxe's parent_show; Documentation/ABI/testing/sysfs-bus-pci)
+func (d *device) describeHost(t entries, dir string) {
+	p, err := d.ib.QueryPort(1)
+	if err != nil {
+		return
+	}
+	if p.Netdev != "" {
+		t.text(dir+"/parent", p.Netdev+"\n")
+		t.at(dir+"/device/net/"+p.Netdev, &entry{dir: true})
+	}
+	t.text(dir+"/device/numa_node", "-1\n")
+	n := runtime.NumCPU()
+	t.text(dir+"/device/local_cpulist", fmt.Sprintf("0-%d\n", n-1))
+	t.text(dir+"/device/local_cpus", cpuMask(n)+"\n")
+}
+
+// cpuMask is a mask of n processors as the kernel prints it: groups of 32 bits, the highest first.
+func cpuMask(n int) string {
+	s := ""
+	for ; n > 0; n -= 32 {
+		s = fmt.Sprintf("%08x,", uint32(1<<min(n, 32)-1)) + s
+	}
+	return strings.TrimSuffix(s, ",")
 }
 
 // portAttributes are the files of a port. (core/sysfs.c)

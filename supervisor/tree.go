@@ -33,6 +33,15 @@ type entry struct {
 type node struct {
 	device string // its name to the server
 	minor  uint32
+	cm     bool // rdma_cm
+}
+
+// major is the device number's other half.
+func (n *node) major() uint32 {
+	if n.cm {
+		return miscMajor
+	}
+	return verbsMajor
 }
 
 // entries are the virtual paths that there are, absolute and clean.
@@ -328,12 +337,12 @@ func (t *tree) show(path, content string) error {
 // isVirtual reports whether what a clean path names is this package's to show, whether it is there or not: the real
 // devices, if there are any, are hidden.
 func isVirtual(path string) bool {
-	for _, p := range [...]string{"/dev/infiniband", "/sys/class/misc/rdma_cm"} {
+	for _, p := range [...]string{"/dev/infiniband", cmClass, virtualDir + "/misc/rdma_cm", "/dev/char/" + cmNumber, "/sys/dev/char/" + cmNumber, maxBacklogFile} {
 		if rest, ok := strings.CutPrefix(path, p); ok && (rest == "" || rest[0] == '/') {
 			return true
 		}
 	}
-	for _, p := range [...]string{"/sys/class/infiniband", devChar, sysDevChar} {
+	for _, p := range [...]string{"/sys/class/infiniband", virtualDir + "/infiniband", devChar, sysDevChar} {
 		if strings.HasPrefix(path, p) {
 			return true
 		}
@@ -355,4 +364,4 @@ func mayBeVirtual(path []byte) bool {
 }
 
 // virtualWords: each virtual path has one of them.
-var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte(majorPrefix)}
+var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte("rdma_ucm"), []byte(majorPrefix), []byte(cmNumber)}

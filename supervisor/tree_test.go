@@ -182,7 +182,7 @@ func TestTreeRefresh(t *testing.T) {
 }
 
 func TestTreeLookup(t *testing.T) {
-	e := describe([]device{{name: "uverbs3", minor: 3, ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device()}})
+	e := describe([]device{{name: "uverbs3", minor: 3, ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device()}}, true)
 	tr := newTestTree(t)
 	tr.mustUpdate(t, e)
 	for _, tt := range []struct {
@@ -191,13 +191,17 @@ func TestTreeLookup(t *testing.T) {
 		want     string // empty: nothing there
 	}{
 		{"/dev/infiniband/uverbs3", false, "/dev/infiniband/uverbs3"},
+		{"/dev/infiniband/rdma_cm", false, "/dev/infiniband/rdma_cm"},
+		{"/dev/char/10:122", false, "/dev/infiniband/rdma_cm"},
+		{"/sys/class/misc/rdma_cm/dev", false, "/sys/devices/virtual/misc/rdma_cm/dev"},
+		{"/sys/dev/char/10:122", false, "/sys/devices/virtual/misc/rdma_cm"},
 		{"/dev/char/231:195", false, "/dev/infiniband/uverbs3"},
 		{"/dev/char/231:195", true, "/dev/char/231:195"},
 		{"/dev/char/231:192", false, ""},
-		{"/sys/dev/char/231:195", false, "/sys/class/infiniband_verbs/uverbs3"},
-		{"/sys/dev/char/231:195/ibdev", true, "/sys/class/infiniband_verbs/uverbs3/ibdev"},
+		{"/sys/dev/char/231:195", false, "/sys/devices/virtual/infiniband_verbs/uverbs3"},
+		{"/sys/dev/char/231:195/ibdev", true, "/sys/devices/virtual/infiniband_verbs/uverbs3/ibdev"},
 		{"/sys/dev/char/231:195/nosuch", false, ""},
-		{"/sys/class/infiniband/rxe7/ports/1/gids/7", false, "/sys/class/infiniband/rxe7/ports/1/gids/7"},
+		{"/sys/class/infiniband/rxe7/ports/1/gids/7", false, "/sys/devices/virtual/infiniband/rxe7/ports/1/gids/7"},
 		{"/sys/class/infiniband/rxe7/ports/2", false, ""},
 	} {
 		path, entry := tr.lookup(tt.path, tt.nofollow)
@@ -206,7 +210,10 @@ func TestTreeLookup(t *testing.T) {
 		}
 	}
 	for path, entry := range e {
-		if !isVirtual(path) && !slices.Contains([]string{"/dev", "/dev/char", "/sys", "/sys/class", "/sys/dev", "/sys/dev/char"}, path) {
+		if !isVirtual(path) && !slices.Contains([]string{
+			"/dev", "/dev/char", "/sys", "/sys/class", "/sys/class/misc", "/sys/dev", "/sys/dev/char", "/proc", "/proc/sys", "/proc/sys/net",
+			"/proc/sys/net/rdma_ucm", "/sys/devices", "/sys/devices/virtual", "/sys/devices/virtual/misc",
+		}, path) {
 			t.Errorf("%s is not virtual", path)
 		}
 		if _, err := os.Lstat(tr.real(path)); (err == nil) == entry.deferred {

@@ -540,14 +540,14 @@ func TestTreeIsWhatItWas(t *testing.T) {
 		w.sup.tree.mount = nil
 	}
 	w.mustRun("cat", "/sys/class/infiniband/rxe0/node_guid")
-	guid := w.sup.tree.root + "/sys/class/infiniband/rxe0/node_desc"
+	guid := w.sup.tree.root + "/sys/devices/virtual/infiniband/rxe0/node_desc"
 	if err := errors.Join(os.Remove(guid), os.Symlink("/etc/passwd", guid)); err != nil {
 		t.Fatal(err)
 	}
 	if code, out := w.sh("cat /sys/class/infiniband/rxe0/node_desc 2>&1; stat -c %F /sys/class/infiniband/rxe0/node_desc"); strings.Contains(out, "root:") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
-	dir := w.sup.tree.root + "/sys/class/infiniband/rxe0"
+	dir := w.sup.tree.root + "/sys/devices/virtual/infiniband/rxe0"
 	if err := errors.Join(os.Rename(dir, dir+".moved"), os.Symlink("/etc", dir)); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/sched"
+	"verbena/rdmacm/ucma"
 	"verbena/umem"
 	"verbena/uverbs"
 )
@@ -34,7 +35,8 @@ type worker struct {
 	desc  *descriptor // what argument 0 is, for calls on a device file
 	known known       // who calls
 	path  [unix.PathMax]byte
-	trace *callTrace // nil: the session is not traced
+	trace *callTrace  // nil: the session is not traced
+	taken *ucma.Taken // the event that the answer gives; nil: none
 
 	// For the watchdog; see turn.
 	busy    atomic.Uint32 // busyState
@@ -146,7 +148,13 @@ func (w *worker) answer() {
 		r.val = v.val
 	}
 	// ENOENT: the thread was killed. Descriptors that it was given have gone with it, and their last close is seen.
-	if err := send(w.session.fd, &r); err != nil && err != unix.ENOENT {
+	err := send(w.session.fd, &r)
+	if t := w.taken; t != nil {
+		if w.taken = nil; err != nil {
+			t.Undo()
+		}
+	}
+	if err != nil && err != unix.ENOENT {
 		w.session.log.Warn("answer a call", "call", callOf(&w.n).String(), "tid", w.n.tid, "err", err)
 	}
 }
@@ -194,8 +202,9 @@ func (w *worker) handle() (v verdict) {
 // command answers a call on an open device file that was entered.
 func (w *worker) command(c call, f *openFile) verdict {
 	w.stalled = false
+	waits := false
 	defer func() {
-		if !w.stalled {
+		if !w.stalled && !waits {
 			f.leave()
 		}
 	}()
@@ -204,14 +213,16 @@ func (w *worker) command(c call, f *openFile) verdict {
 	}
 	w.begin(c)
 	var v verdict
-	if c == callIoctl {
+	if f.cm != nil && c == callWrite {
+		v, waits = w.cmCommand(f)
+	} else if c == callIoctl {
 		v.err = f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2])
 	} else {
 		var n int
 		n, v.err = f.file.Write(w, w.n.args[1], int(min(w.n.args[2], math.MaxInt32)))
 		v.val = int64(n)
 	}
-	if w.stalled {
+	if w.stalled || waits {
 		return verdict{fate: sent}
 	}
 	if w.known.stale { // nothing was read or done

@@ -1,0 +1,457 @@
+package supervisor
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/rdmacm/ucma"
+	"verbena/umem"
+	"verbena/uverbs"
+)
+
+// The file /dev/infiniband/rdma_cm of a program is the reading end of a pipe, so that poll(2), epoll(7) and select(2)
+// work natively: while there are events there is a byte in it. write(2) of a command is trapped by the descriptor's
+// number, as on the other device files.
+//
+// A GET_EVENT for which there is no event yet is answered later, by a goroutine (await), so that it keeps no worker. A
+// signal would end the wait in the kernel; from Linux 5.19 on it cannot end a call that was received, so the goroutine
+// looks for one.
+
+// cmDevice is the name of the file.
+const cmDevice = "rdma_cm"
+
+// cmPipe is the service's end of the pipe of an open file.
+type cmPipe struct {
+	end *os.File // for writing
+
+	mu   sync.Mutex
+	fd   int  // of end; -1: closed
+	full bool // there is a byte in the pipe
+}
+
+// pipeDescriptors is what a file costs the service: the end, and for a moment the other.
+const pipeDescriptors = 2
+
+// ready puts a byte into the pipe, or takes it out. It does not sleep. (ucma.Config)
+func (p *cmPipe) ready(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fd < 0 || on == p.full {
+		return
+	}
+	p.full = on
+	if on {
+		//verbena:allow nosleep the pipe is empty, and does not block
+		_, _ = unix.Write(p.fd, []byte{0})
+		return
+	}
+	// The only lasting descriptor of the reading end is the program's, so that its closing can be seen.
+	//verbena:allow nosleep it opens and reads a pipe, without blocking
+	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(p.fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		p.full = true // out of descriptors: the program looks once in vain
+		return
+	}
+	var b [16]byte
+	//verbena:allow nosleep a pipe that does not block
+	_, _ = unix.Read(fd, b[:])
+	//verbena:allow nosleep the end of a pipe waits for nobody
+	unix.Close(fd)
+}
+
+// close closes the end.
+func (p *cmPipe) close() {
+	p.mu.Lock()
+	p.fd = -1
+	p.mu.Unlock()
+	p.end.Close()
+}
+
+// watch calls gone when the program has closed its end for good, or close was called.
+func (p *cmPipe) watch(gone func()) {
+	defer gone()
+	raw, err := p.end.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Write(func(fd uintptr) bool {
+		pfd := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(pfd, 0)
+		return err == nil && n == 1 && pfd[0].Revents&unix.POLLERR != 0
+	})
+}
+
+// cmWaits are the calls on a file that wait for events. In the kernel they hold the file: one whose descriptors have
+// all been closed lives until they have returned.
+type cmWaits struct {
+	mu       sync.Mutex
+	calls    int
+	deserted bool
+	left     chan struct{} // closed with deserted
+}
+
+// begin and end are around a call that waits.
+func (f *openFile) beginWait() {
+	f.waits.mu.Lock()
+	defer f.waits.mu.Unlock()
+	f.waits.calls++
+}
+
+func (f *openFile) endWait() {
+	f.waits.mu.Lock()
+	f.waits.calls--
+	last := f.waits.calls == 0 && f.waits.deserted
+	f.waits.mu.Unlock()
+	if last {
+		f.close()
+	}
+}
+
+// desert notes that the program has closed its last descriptor.
+func (f *openFile) desert() {
+	f.waits.mu.Lock()
+	f.waits.deserted = true
+	close(f.waits.left)
+	last := f.waits.calls == 0
+	f.waits.mu.Unlock()
+	if last {
+		f.close()
+	}
+}
+
+// cmFile is an ucma.File as a device file of this package.
+type cmFile struct{ *ucma.File }
+
+// Write is for calls that nobody answers later.
+func (f cmFile) Write(uverbs.Caller, uint64, int) (int, error) { return 0, syscall.EINVAL }
+
+func (f cmFile) Ioctl(uverbs.Caller, uint32, uint64) error {
+	return fmt.Errorf("%s has no ioctl: %w", cmDevice, syscall.ENOTTY)
+}
+
+// Fail does nothing: there is no device below.
+func (f cmFile) Fail(error) {}
+
+// newCMFile opens the file for a process, and returns with it the description for the program, as newOpenFile does.
+func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
+	f := &openFile{sup: t.sup, session: t, node: *n, user: p.user, pid: p.id.pid, ended: make(chan struct{})}
+	if err := f.user.Take(quota.Contexts, 1); err != nil {
+		return nil, nil, err
+	}
+	if err := f.user.Take(quota.Descriptors, pipeDescriptors); err != nil {
+		f.user.Give(quota.Contexts, 1)
+		return nil, nil, err
+	}
+	fail := func(err error) (*openFile, *os.File, error) {
+		f.user.Give(quota.Descriptors, pipeDescriptors)
+		f.user.Give(quota.Contexts, 1)
+		return nil, nil, fmt.Errorf("open %s: %w", cmDevice, err)
+	}
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+		return fail(err)
+	}
+	var st unix.Stat_t
+	err = unix.SetNonblock(ends[1], true)
+	if err == nil && how&unix.O_NONBLOCK != 0 {
+		err = unix.SetNonblock(ends[0], true)
+	}
+	if err == nil {
+		err = unix.Fstat(ends[0], &st)
+	}
+	if err != nil {
+		unix.Close(ends[0])
+		unix.Close(ends[1])
+		return fail(err)
+	}
+	f.inode = inode{st.Dev, st.Ino}
+	f.waits.left = make(chan struct{})
+	f.pipe = &cmPipe{end: os.NewFile(uintptr(ends[1]), cmDevice), fd: ends[1]}
+	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, Ready: f.pipe.ready})
+	f.file = cmFile{f.cm}
+	s := t.sup
+	s.mu.Lock()
+	closed := s.closed
+	if !closed {
+		s.files[f.inode] = f
+	}
+	s.mu.Unlock()
+	if closed {
+		unix.Close(ends[0])
+		f.cm.Close()
+		f.pipe.close()
+		return fail(fmt.Errorf("the service is ending: %w", unix.ENODEV))
+	}
+	return f, os.NewFile(uintptr(ends[0]), cmDevice), nil
+}
+
+// endCM is the end of such a file.
+func (f *openFile) endCM() {
+	f.cm.Close()
+	f.pipe.close()
+	f.user.Give(quota.Descriptors, pipeDescriptors)
+	f.user.Give(quota.Contexts, 1)
+}
+
+// cmCaller is who calls, also after the worker has gone on to other calls (ucma.Caller).
+type cmCaller struct {
+	space umem.Space
+	w     *worker // nil: it has
+	trace *callTrace
+}
+
+func (c *cmCaller) Space() umem.Space { return c.space }
+
+// TraceCM notes the command for the trace of the session. (ucma.Tracer)
+func (c *cmCaller) TraceCM(request, response string) {
+	if c.trace != nil {
+		c.trace.command.Name, c.trace.command.Response = request, response
+	}
+}
+
+// CMFile finds what the caller has under a descriptor, now.
+func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
+	if c.w == nil {
+		return nil, syscall.EINVAL
+	}
+	i, err := inodeOf(c.w.n.tid, int32(fd))
+	if err != nil {
+		return nil, fmt.Errorf("descriptor %d: %w", fd, syscall.ENOENT)
+	}
+	if err := c.w.prove(); err != nil {
+		return nil, err
+	}
+	f := c.w.session.sup.file(i)
+	if f == nil || f.cm == nil {
+		return nil, fmt.Errorf("descriptor %d is none of %s: %w", fd, cmDevice, syscall.EINVAL)
+	}
+	return f.cm, nil
+}
+
+// MayBindLowPorts reports whether the caller has CAP_NET_BIND_SERVICE in this process's user namespace.
+func (c *cmCaller) MayBindLowPorts() bool {
+	if c.w == nil {
+		return false
+	}
+	th, err := c.w.look()
+	if err != nil {
+		return false
+	}
+	defer th.close()
+	return th.id.bindCapability
+}
+
+// NetRaw reports whether the caller has CAP_NET_RAW, there too. (uverbs.NetRaw)
+func (w *worker) NetRaw() bool {
+	th, err := w.look()
+	if err != nil {
+		return false
+	}
+	defer th.close()
+	return th.id.rawCapability
+}
+
+// cmCommand answers a command on the file, which was entered. A GET_EVENT that has to wait is answered later.
+func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
+	c := &cmCaller{space: w.Space(), w: w, trace: w.trace}
+	n, taken, err := f.cm.Write(c, w.n.args[1], int(min(w.n.args[2], 1<<20)))
+	switch {
+	case errors.Is(err, ucma.ErrNoEvent):
+		if w.known.stale {
+			return verdict{fate: letThrough}, false
+		}
+		if w.nonBlocking() {
+			return fails(syscall.EAGAIN), false
+		}
+		if err := w.prove(); err != nil {
+			return fails(err), false
+		}
+		d := &deferred{session: w.session, n: w.n, f: f, caller: &cmCaller{space: c.space}, began: time.Now()}
+		if w.trace != nil {
+			d.caller.trace, w.trace.later = &callTrace{}, true
+		}
+		f.beginWait()
+		go d.await()
+		return verdict{fate: sent}, true
+	case err != nil:
+		return fails(err), false
+	}
+	if taken != nil {
+		w.taken = taken
+	}
+	return verdict{val: int64(n)}, false
+}
+
+// nonBlocking reports whether the caller has set O_NONBLOCK on the descriptor of the call, by whatever way.
+// (proc_pid_fdinfo(5))
+func (w *worker) nonBlocking() bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, int32(w.n.args[0])))
+	if err != nil {
+		return false
+	}
+	for line := range bytes.Lines(b) {
+		if rest, ok := bytes.CutPrefix(line, []byte("flags:")); ok {
+			flags, err := strconv.ParseUint(string(bytes.TrimSpace(rest)), 8, 32)
+			return err == nil && flags&unix.O_NONBLOCK != 0
+		}
+	}
+	return false
+}
+
+// deferred is a GET_EVENT that waits.
+type deferred struct {
+	session *Session
+	n       notification
+	f       *openFile
+	caller  *cmCaller
+	began   time.Time
+}
+
+// How often a waiting call is looked at: for a signal that is to end it, and whether its thread still exists.
+const (
+	firstSignalLook = 10 * time.Millisecond
+	lastSignalLook  = 100 * time.Millisecond
+	threadLook      = time.Second
+)
+
+// errRestart has the kernel restart the call after the signal's handler, or fail it with EINTR, as the handler was
+// installed. (ERESTARTSYS)
+const errRestart = syscall.Errno(512)
+
+// await answers the call when there is an event, the file is closed, or a signal comes. The file was entered for it.
+func (d *deferred) await() {
+	defer d.f.endWait()
+	defer d.f.leave()
+	pause := firstSignalLook
+	shared := false
+	left := d.f.waits.left
+	for {
+		ready := make(chan struct{})
+		w := d.f.cm.Wait(func() { close(ready) })
+		if w == nil {
+			if d.try() {
+				return
+			}
+			continue
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ready:
+			timer.Stop()
+			if d.try() {
+				return
+			}
+			continue
+		case <-left: // the thread may have ended
+			timer.Stop()
+			left, pause = nil, firstSignalLook
+		case <-timer.C:
+		}
+		if !d.f.cm.Cancel(w) { // it comes just now
+			if d.try() {
+				return
+			}
+			continue
+		}
+		if stillTrapped(d.session.fd, d.n.id) != nil {
+			return
+		}
+		s := signalsOf(int(d.n.tid))
+		switch {
+		case s.own, s.shared && shared:
+			if stillTrapped(d.session.fd, d.n.id) == nil {
+				why := errRestart
+				if !s.own && !s.alone {
+					why = syscall.EINTR // another thread may be the one to handle it, and this one sees no signal
+				}
+				d.answer(verdict{err: why})
+			}
+			return
+		}
+		shared = s.shared
+		if pause = min(2*pause, lastSignalLook); !s.handles {
+			pause = threadLook
+		} else if shared {
+			pause = firstSignalLook
+		}
+	}
+}
+
+// try takes an event, and reports whether the call has been answered.
+func (d *deferred) try() bool {
+	n, taken, err := d.f.cm.Write(d.caller, d.n.args[1], int(min(d.n.args[2], 1<<20)))
+	if errors.Is(err, ucma.ErrNoEvent) {
+		return stillTrapped(d.session.fd, d.n.id) != nil
+	}
+	if !d.answer(verdict{val: int64(n), err: err}) && taken != nil {
+		taken.Undo()
+	}
+	return true
+}
+
+// answer reports whether the thread has got the answer.
+func (d *deferred) answer(v verdict) bool {
+	r := response{id: d.n.id, val: v.val}
+	if v.err != nil {
+		r = response{id: d.n.id, errno: -int32(errno(v.err))}
+	}
+	if t := d.caller.trace; t != nil {
+		d.session.info.Trace(fmt.Sprintf("%d write(%d<%s>, %s, %d) = %s <%.6f>", d.n.tid, int32(d.n.args[0]), cmDevice, t.command.Name,
+			d.n.args[2], t.result(v), time.Since(d.began).Seconds()))
+	}
+	return send(d.session.fd, &r) == nil
+}
+
+// signals is what is pending for a thread that it would handle.
+type signals struct {
+	own     bool // sent to it, or to its process, whose main thread it is
+	shared  bool // sent to its process
+	alone   bool // no other thread can take what is shared
+	handles bool // its process has handlers
+}
+
+// signalsOf reads a thread's signals. (proc_pid_status(5))
+func signalsOf(tid int) (s signals) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	if err != nil {
+		return s
+	}
+	var mine, shared, blocked, caught uint64
+	var tgid, threads int
+	for line := range bytes.Lines(b) {
+		key, rest, _ := strings.Cut(string(line), ":")
+		rest = strings.TrimSpace(rest)
+		switch key {
+		case "Tgid":
+			tgid, _ = strconv.Atoi(rest)
+		case "Threads":
+			threads, _ = strconv.Atoi(rest)
+		case "SigPnd":
+			mine, _ = strconv.ParseUint(rest, 16, 64)
+		case "ShdPnd":
+			shared, _ = strconv.ParseUint(rest, 16, 64)
+		case "SigBlk":
+			blocked, _ = strconv.ParseUint(rest, 16, 64)
+		case "SigCgt":
+			caught, _ = strconv.ParseUint(rest, 16, 64)
+		}
+	}
+	// A stop signal without a handler, too, would interrupt the wait.
+	const stops = 1<<(unix.SIGTSTP-1) | 1<<(unix.SIGTTIN-1) | 1<<(unix.SIGTTOU-1) | 1<<(unix.SIGSTOP-1)
+	wanted := (caught | stops) &^ blocked
+	s.handles = caught != 0
+	s.shared = shared&wanted != 0
+	s.alone = threads == 1
+	s.own = mine&wanted != 0 || s.shared && (tid == tgid || s.alone) // the kernel prefers the main thread
+	return s
+}

@@ -1,0 +1,272 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// cmPair is a server and a client that meet by the connection manager. ADDR in the arguments is the address of the
+// server's device, GROUP one of a multicast group, DIR a directory, PORT a port.
+type cmPair struct {
+	name           string
+	server, client string
+	ends           bool // the server ends with its client; else it is ended
+}
+
+var cmPairs = []cmPair{
+	{"rping", "rping -s -C 20", "rping -c -a ADDR -C 20 -V", true},
+	{"rping persistent", "rping -s -P", "rping -c -a ADDR -C 20 -V -S 4000", false},
+	{"rping bound", "rping -s -a ADDR -p PORT -C 3", "rping -c -a ADDR -p PORT -C 3", true},
+	{"ucmatose", "ucmatose", "ucmatose -s ADDR", true},
+	{"ucmatose many", "ucmatose -c 50", "ucmatose -s ADDR -c 50", true},
+	{"ucmatose migrates", "ucmatose -m", "ucmatose -s ADDR -m", true},
+	{"udaddy", "udaddy", "udaddy -s ADDR", true},
+	{"mckey", "mckey -m GROUP -b ADDR -C 5", "mckey -m GROUP -b ADDR -C 5 -s", true},
+	{"rdma_client", "rdma_server", "rdma_client -s ADDR", true},
+	{"rdma_xclient", "rdma_xserver -c r", "rdma_xclient -s ADDR -c r", true},
+	{"rstream", "rstream -S 4096 -I 100 -C 4", "rstream -s ADDR -S 4096 -I 100 -C 4", true},
+	{"riostream", "riostream -S 4096 -I 100 -C 4", "riostream -s ADDR -S 4096 -I 100 -C 4", true},
+	{"rcopy", "rcopy", "rcopy DIR/from ADDR:DIR/to", false},
+	{"cmtime", "cmtime", "cmtime -s ADDR -c 100", false},
+	{"ib_send_bw", "ib_send_bw -R -p PORT -n 200", "ib_send_bw -R -p PORT -n 200 ADDR", true},
+	{"ib_write_bw", "ib_write_bw -R -p PORT -n 200", "ib_write_bw -R -p PORT -n 200 ADDR", true},
+	{"ib_read_bw", "ib_read_bw -R -p PORT -n 200", "ib_read_bw -R -p PORT -n 200 ADDR", true},
+	{"ib_atomic_bw", "ib_atomic_bw -R -p PORT -n 200", "ib_atomic_bw -R -p PORT -n 200 ADDR", true},
+	{"ib_send_lat", "ib_send_lat -R -p PORT -n 200", "ib_send_lat -R -p PORT -n 200 ADDR", true},
+	{"ib_write_lat", "ib_write_lat -R -p PORT -n 200", "ib_write_lat -R -p PORT -n 200 ADDR", true},
+	{"ib_read_lat", "ib_read_lat -R -p PORT -n 200", "ib_read_lat -R -p PORT -n 200 ADDR", true},
+	{"ib_atomic_lat", "ib_atomic_lat -R -p PORT -n 200", "ib_atomic_lat -R -p PORT -n 200 ADDR", true},
+	{"ib_send_lat of datagrams", "ib_send_lat -R -c UD -p PORT -n 200", "ib_send_lat -R -c UD -p PORT -n 200 ADDR", true},
+}
+
+// cmPairs6 are those that can be told to listen at an address of IPv6.
+var cmPairs6 = []cmPair{
+	{"rping", "rping -s -a ADDR -C 20", "rping -c -a ADDR -C 20 -V", true},
+	{"ucmatose", "ucmatose -b ADDR", "ucmatose -s ADDR", true},
+	{"udaddy", "udaddy -b ADDR", "udaddy -s ADDR", true},
+	{"rstream", "rstream -b ADDR -S 4096 -I 100 -C 4", "rstream -s ADDR -S 4096 -I 100 -C 4", true},
+	{"riostream", "riostream -b ADDR -S 4096 -I 100 -C 4", "riostream -s ADDR -S 4096 -I 100 -C 4", true},
+	{"cmtime", "cmtime -b ADDR", "cmtime -s ADDR -c 20", false},
+}
+
+// run runs the pair.
+func (p *cmPair) run(t *testing.T, server, client *world, addr string) {
+	t.Helper()
+	dir := scratch(t)
+	if err := os.Chmod(dir, 0o777); err != nil { // the programs may be another user's
+		t.Fatal(err)
+	}
+	payload := make([]byte, 3<<20)
+	if strings.Contains(p.client, "DIR") {
+		_, _ = rand.Read(payload)
+		if err := os.WriteFile(filepath.Join(dir, "from"), payload, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := netip.MustParseAddr(addr)
+	group := "ff15::" + fmt.Sprintf("%x", nextPort.Add(1))
+	if a.Is4() {
+		v := a.As4()
+		group = fmt.Sprintf("239.%d.%d.%d", v[1], v[2], v[3])
+	}
+	fill := strings.NewReplacer("ADDR", addr, "PORT", tcpPort(), "GROUP", group, "DIR", dir)
+	ctx := server.deadline(60)
+	trace := filepath.Join(dir, "trace")
+	start := func(w *world, line string, flags ...string) (*exec.Cmd, *bytes.Buffer) {
+		var out bytes.Buffer
+		c := w.cmd(ctx, append(append([]string{"run"}, append(flags, "--")...), strings.Fields(fill.Replace(line))...)...)
+		c.Stdout, c.Stderr = &out, &out
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return c, &out
+	}
+	s, sout := start(server, p.server, "--trace="+trace)
+	ended := make(chan error, 1)
+	go func() { ended <- s.Wait() }()
+	for range 1000 { // until the server listens, or is in the group
+		if b, err := os.ReadFile(trace); err == nil && (bytes.Contains(b, []byte("LISTEN{")) || bytes.Contains(b, []byte("multicast join"))) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if strings.HasPrefix(p.server, "mckey") {
+		time.Sleep(100 * time.Millisecond) // it attaches its queue pair, and posts
+	}
+	c, cout := start(client, p.client)
+	cerr := c.Wait()
+	if !p.ends || cerr != nil {
+		s.Process.Signal(syscall.SIGTERM)
+	}
+	serr := <-ended
+	if cerr != nil || p.ends && serr != nil {
+		t.Errorf("%s: server: %v, client: %v (%v)\n--- server\n%s--- client\n%s", p.name, serr, cerr, ctx.Err(), sout, cout)
+		return
+	}
+	if strings.Contains(p.client, "DIR") {
+		got, err := os.ReadFile(filepath.Join(dir, "to"))
+		if err != nil || !bytes.Equal(got, payload) {
+			t.Errorf("%s: the copy has %d bytes: %v", p.name, len(got), err)
+		}
+	}
+}
+
+// held returns how much of a kind all users of a service hold.
+func (w *world) held(kind string) int {
+	for _, line := range strings.Split(w.out("res", "show"), "\n") {
+		if f := strings.Fields(line); len(f) > 2 && f[0] == "all" && f[1] == kind {
+			return atoi(f[2])
+		}
+	}
+	return 0
+}
+
+// cmEmpty waits until no program holds anything of a service, and no ID.
+func (w *world) cmEmpty() {
+	w.t.Helper()
+	w.emptyWithin(5 * time.Second)
+	for range 500 {
+		if w.held("cm-ids") == 0 {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	w.t.Errorf("%d IDs of the connection manager are left:\n%s", w.held("cm-ids"), w.out("res", "show"))
+}
+
+// TestConnectionManager: the programs of librdmacm and perftest, by one service.
+func TestConnectionManager(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "rdmacm-utils", "rping", "ucmatose", "udaddy", "mckey", "rdma_server", "rstream", "riostream", "rcopy", "cmtime")
+	needProgram(t, "perftest", "ib_send_bw")
+	for i, u := range users() {
+		for _, path := range paths {
+			t.Run(u.name+"/"+path.name, func(t *testing.T) {
+				addr := loopback()
+				w := startService(t, u, "", append([]string{"--link", "rxe0=" + addr}, path.args...)...)
+				for j := range cmPairs {
+					if !full && (i+j)%2 != 0 && path.name != paths[0].name {
+						continue
+					}
+					cmPairs[j].run(t, w, w, addr)
+				}
+				w.cmEmpty()
+			})
+		}
+	}
+}
+
+// TestConnectionManagers: the same between two services in two network namespaces, by IPv4 and IPv6; what is captured
+// there is a protocol that tshark knows.
+func TestConnectionManagers(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "rdmacm-utils", "rping")
+	needProgram(t, "tshark", "tshark", "dumpcap")
+	nsA, nsB := netns(t)
+	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
+	b := startService(t, users()[0], nsB, "--link", "rxe0=veth0")
+	file := filepath.Join(t.TempDir(), "cm.pcapng")
+	capture := b.cmd(b.deadline(120), "capture", "record", "-w", file)
+	if err := capture.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+	for j := range cmPairs {
+		if cmPairs[j].name != "mckey" { // each side binds an address of its own
+			cmPairs[j].run(t, a, b, "10.77.0.1")
+		}
+	}
+	mckey := cmPair{"mckey", "mckey -m GROUP -b 10.77.0.1 -C 5", "mckey -m GROUP -b 10.77.0.2 -C 5 -s", true}
+	mckey.run(t, a, b, "10.77.0.1")
+	for j := range cmPairs6 {
+		cmPairs6[j].run(t, a, b, "fd77::1")
+	}
+	a.cmEmpty()
+	b.cmEmpty()
+	capture.Process.Signal(syscall.SIGINT)
+	_ = capture.Wait()
+	out, err := exec.Command("tshark", "-r", file, "-Y", "infiniband.mad.mgmtclass == 7", "-T", "fields", "-e", "infiniband.mad.attributeid",
+		"-e", "_ws.malformed").CombinedOutput()
+	if err != nil {
+		t.Fatalf("tshark: %v\n%s", err, out)
+	}
+	seen := map[string]int{}
+	for line := range strings.Lines(string(out)) {
+		seen[strings.TrimSpace(line)]++
+	}
+	t.Logf("messages: %v", seen)
+	for _, attribute := range []string{"0x0010", "0x0013", "0x0014", "0x0015", "0x0016", "0x0017", "0x0018"} {
+		if seen[attribute] == 0 {
+			t.Errorf("the capture has no message %s without a fault: %v", attribute, seen)
+		}
+	}
+}
+
+// TestCMSignals: calls that wait for an event of the connection manager, and signals.
+func TestCMSignals(t *testing.T) { runC(t, "cm_signals") }
+
+// TestCMEnds: however one end of a connection ends, the other is told.
+func TestCMEnds(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "rdmacm-utils", "rping")
+	for _, c := range []struct {
+		name string
+		end  func(w *world, server *exec.Cmd)
+		says string // by the server; "": it was killed
+	}{
+		{"the server is killed", func(_ *world, s *exec.Cmd) { syscall.Kill(-s.Process.Pid, syscall.SIGKILL) }, ""},
+		{"the device is reset", func(w *world, _ *exec.Cmd) { w.out("dev", "reset", "rxe0") }, "device removal"},
+		{"the device is unplugged", func(w *world, _ *exec.Cmd) { w.out("dev", "unplug", "rxe0") }, "device removal"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			addr := loopback()
+			w := startService(t, users()[0], "", "--link", "rxe0="+addr)
+			trace := filepath.Join(t.TempDir(), "trace")
+			var sout, cout bytes.Buffer
+			s := w.cmd(w.deadline(30), "run", "--trace="+trace, "--", "rping", "-s", "-a", addr)
+			s.Stdout, s.Stderr = &sout, &sout
+			s.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			if err := s.Start(); err != nil {
+				t.Fatal(err)
+			}
+			heard := func(what string) {
+				for range 1000 {
+					if b, err := os.ReadFile(trace); err == nil && bytes.Contains(b, []byte(what)) {
+						return
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				t.Errorf("the server has not got %q", what)
+			}
+			heard("LISTEN{")
+			client := w.cmd(w.deadline(30), "run", "--", "rping", "-c", "-a", addr)
+			client.Stdout, client.Stderr = &cout, &cout
+			if err := client.Start(); err != nil {
+				t.Fatal(err)
+			}
+			heard("established")
+			c.end(w, s)
+			began := time.Now()
+			cerr, serr := client.Wait(), s.Wait()
+			if d := time.Since(began); d > 10*time.Second {
+				t.Errorf("that took %v", d)
+			}
+			t.Logf("client %v, server %v", cerr, serr)
+			if !strings.Contains(sout.String(), c.says) {
+				t.Errorf("the server does not say %q:\n%s", c.says, &sout)
+			}
+			w.cmEmpty()
+		})
+	}
+}
