@@ -65,6 +65,7 @@ func TestInterop(t *testing.T) {
 	t.Run("errors", testErrors)
 	t.Run("wire", testWire)
 	t.Run("programs", testPrograms)
+	t.Run("cm", testCM)
 	t.Run("loss", testLoss)
 }
 

@@ -139,6 +139,8 @@ var sections = []struct{ key, title, text string }{
 		"and the states of the queue pairs."},
 	{"loss", "Loss", "The same transfers while packets are lost, doubled, reordered or damaged: in Verbena by `verbena fault add`, in the " +
 		"kernel's side by `tc netem`. RC must deliver all, once and in order; of UC and UD, what arrives must be right."},
+	{"cm", "Connection managers", "Programs of librdmacm: the server listens at the responder's connection manager, the client connects by the " +
+		"other, over RC or to a datagram service."},
 	{"programs", "Programs", "The server runs on the responder's side, the client on the other; `ibv_*_pingpong` checks the data."},
 }
 
