@@ -212,13 +212,13 @@ func (s *schedule) run(t *testing.T) {
 			}
 		})
 	}
-	unplug := s.chance(20)
+	unplug, replug, h := s.chance(20), s.chance(50), hosts[s.rand.IntN(2)]
+	after := time.Duration(s.rand.IntN(100)) * time.Second
 	s.mu.Unlock()
 	if unplug {
-		time.Sleep(time.Duration(s.rand.IntN(100)) * time.Second)
-		h := hosts[s.rand.IntN(2)]
+		time.Sleep(after)
 		h.must(h.slot.Unplug())
-		if s.chance(50) {
+		if replug {
 			h.must(h.slot.Plug())
 		}
 	}
