@@ -222,7 +222,7 @@ var mutants = []mutant{
 	{"what is found by number is not proven", "supervisor/caller.go",
 		"	if stillTrapped(w.session.fd, w.n.id) != nil {\n		return errGone\n	}\n", ""},
 	{"capabilities of any user namespace count", "supervisor/caller.go",
-		"if id.fileCapability && !sameFileAt(dir, \"ns/user\", \"/proc/self/ns/user\") {", "if false {"},
+		"if (id.fileCapability || id.bindCapability || id.rawCapability) && !sameFileAt(dir, \"ns/user\", \"/proc/self/ns/user\") {", "if false {"},
 	{"a remembered number is taken for the same file", "supervisor/caller.go",
 		"if i, err := inodeOf(w.n.tid, d.fd); err != nil || i != d.file.inode {", "if false {"},
 	{"a remembered process is taken for the thread's", "supervisor/caller.go",
