@@ -1,0 +1,122 @@
+package nldev
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+)
+
+// Admin changes the devices, for a program with CAP_NET_ADMIN. Answer calls it on the caller's goroutine and waits.
+// An error reaches the program as the syscall.Errno that errors.As finds in it, EINVAL if there is none.
+type Admin interface {
+	// AddLink adds a device on a network interface: RDMA_NLDEV_CMD_NEWLINK, "rdma link add". name has 1 to 63
+	// bytes without '%', linkType ("rxe") and netdev up to 15 bytes. nldev.c and the drivers return EINVAL for an
+	// unknown type, ENODEV for an unknown interface, EEXIST for a name or an interface that has a device already.
+	AddLink(name, linkType, netdev string) error
+	// DeleteLink removes a device: RDMA_NLDEV_CMD_DELLINK, "rdma link delete". The device existed when the
+	// request arrived. nldev.c returns EINVAL for a device that is not removable.
+	DeleteLink(name string) error
+}
+
+// errnoOf returns the errno that an error of Admin reaches the program as.
+func errnoOf(err error) syscall.Errno {
+	if err == nil {
+		return 0
+	}
+	if errno, ok := errors.AsType[syscall.Errno](err); ok && errno > 0 && errno < 4096 {
+		return errno
+	}
+	return syscall.EINVAL
+}
+
+// newLink mirrors nldev_newlink.
+func (q *request) newLink() syscall.Errno {
+	if !q.parse(true, attrDevName, attrLinkType, attrNdevName) {
+		return syscall.EINVAL
+	}
+	name := q.tb.text(attrDevName, nameSize)
+	if name == "" || strings.Contains(name, "%") {
+		return syscall.EINVAL
+	}
+	q.loaded = false
+	return errnoOf(q.admin.AddLink(name, q.tb.text(attrLinkType, netdevSize), q.tb.text(attrNdevName, netdevSize)))
+}
+
+// deleteLink mirrors nldev_dellink.
+func (q *request) deleteLink() syscall.Errno {
+	dev := q.parseDevice()
+	if dev == nil {
+		return syscall.EINVAL
+	}
+	q.loaded = false
+	return errnoOf(q.admin.DeleteLink(dev.Name))
+}
+
+// parseDevice strictly parses a request that names a device; nil if it does not or if there is no such device.
+func (q *request) parseDevice(need ...int) *Device {
+	if !q.parse(true, attrDevIndex) || !q.tb.has(need...) {
+		return nil
+	}
+	return q.device()
+}
+
+// set mirrors nldev_set_doit, for devices that cannot be changed: a value that a device has already is accepted,
+// another is EOPNOTSUPP.
+func (q *request) set() syscall.Errno {
+	dev := q.parseDevice()
+	if dev == nil {
+		return syscall.EINVAL
+	}
+	switch {
+	case q.tb.has(attrDevName):
+		return q.rename(dev, q.tb.text(attrDevName, nameSize))
+	case q.tb.has(attrNetNSFD):
+		return syscall.EOPNOTSUPP
+	case q.tb.has(attrDevDIM):
+		return setFlag(q.tb.u8(attrDevDIM), dev.DIM)
+	}
+	return 0
+}
+
+// rename mirrors ib_device_rename as far as it fails.
+func (q *request) rename(dev *Device, name string) syscall.Errno {
+	if name == "" {
+		return syscall.EINVAL
+	}
+	if name == dev.Name {
+		return 0
+	}
+	for i := range q.devices {
+		if q.devices[i].Name == name {
+			return syscall.EEXIST
+		}
+	}
+	return syscall.EOPNOTSUPP
+}
+
+// setFlag returns the errno of setting a boolean that cannot be changed.
+func setFlag(v uint8, is bool) syscall.Errno {
+	switch {
+	case v > 1:
+		return syscall.EINVAL
+	case (v == 1) != is:
+		return syscall.EOPNOTSUPP
+	}
+	return 0
+}
+
+// newDevice mirrors nldev_newdev for devices that cannot have sub-devices.
+func (q *request) newDevice() syscall.Errno {
+	if q.parseDevice(attrDevName, attrDevType) == nil {
+		return syscall.EINVAL
+	}
+	return syscall.EOPNOTSUPP
+}
+
+// deleteDevice mirrors nldev_deldev for devices that are not sub-devices.
+func (q *request) deleteDevice() syscall.Errno {
+	if q.parseDevice() == nil {
+		return syscall.EINVAL
+	}
+	return syscall.EOPNOTSUPP
+}

@@ -1,0 +1,292 @@
+package nldev
+
+import (
+	"cmp"
+	"encoding/binary"
+	"slices"
+	"syscall"
+)
+
+// DefaultDatagram is the size in bytes of the largest datagram for a program whose receive buffer is not known. It
+// is the kernel's NLMSG_GOODSIZE with pages of 4096 bytes.
+const DefaultDatagram = 3776
+
+// maxDatagram is the size of the kernel's largest datagram of a dump in bytes: 32 KiB less its own overhead.
+const maxDatagram = 32<<10 - 320
+
+// receiveQueue bounds the bytes that answer one request, dumps excepted, like the default receive buffer of a
+// socket (net.core.rmem_default).
+const receiveQueue = 212992
+
+// A Socket is what answers depend on besides the devices: properties of the program's netlink socket.
+type Socket struct {
+	PortID uint32 // the address of the program's socket, nl_pid
+	// Datagram is the size in bytes of the largest datagram that the program can receive. Below DefaultDatagram,
+	// in particular 0, it counts as DefaultDatagram; above 32448 it counts as that.
+	Datagram int
+	CapAck   bool // the program has set NETLINK_CAP_ACK: an error does not repeat the request
+}
+
+// Answer returns the datagrams that answer one datagram of a program with default settings of its socket; see
+// [Socket.Answer].
+func Answer(src Source, admin Admin, request []byte, portID uint32) (answers [][]byte) {
+	return Socket{PortID: portID}.Answer(src, admin, request)
+}
+
+// Answer returns the datagrams that answer one datagram of a program, in their order; none for a request that asks
+// for nothing. Errors are part of the answers. A nil admin is a program without CAP_NET_ADMIN: commands that change
+// something are EPERM, and the keys of memory regions and protection domains are hidden. request is not modified or
+// kept, the answers are the caller's.
+//
+// A dump is answered completely at once, in proportion to what it reports. The other answers to one request are
+// bounded by the size of a receive buffer, 212992 bytes; any beyond are dropped, as the kernel drops them. Mirrors
+// rdma_nl_rcv_skb.
+func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byte) {
+	s.Datagram = min(max(s.Datagram, DefaultDatagram), maxDatagram)
+	r := &responder{socket: s, src: src, admin: admin}
+	for len(request) >= headerSize {
+		size := binary.NativeEndian.Uint32(request)
+		if size < headerSize || uint64(size) > uint64(len(request)) {
+			break
+		}
+		r.answer(request[:size:size])
+		request = request[min(align(int(size)), len(request)):]
+	}
+	return r.out
+}
+
+// A responder answers the messages of one datagram.
+type responder struct {
+	socket Socket
+	src    Source
+	admin  Admin
+
+	devices []Device // by index, of the last call of src.Devices
+	loaded  bool     // devices is up to date
+	out     [][]byte
+	queued  int  // bytes in out that are no part of a dump
+	dumping bool // a dump had something to report
+}
+
+// A request is one message.
+type request struct {
+	*responder
+	msg   []byte // with its header
+	typ   uint16
+	flags uint16
+	seq   uint32
+	tb    attrs // valid after parse
+}
+
+// A command answers one of enum rdma_nldev_command. A nil function is not supported. Mirrors struct rdma_nl_cbs.
+type command struct {
+	do    func(*request) syscall.Errno
+	dump  func(*request, *dump) syscall.Errno
+	admin bool // RDMA_NL_ADMIN_PERM
+}
+
+// commands is nldev_cb_table.
+var commands = [cmdCount]command{
+	cmdGet:          {do: (*request).get, dump: (*request).dumpDevices},
+	cmdSet:          {do: (*request).set, admin: true},
+	cmdNewLink:      {do: (*request).newLink, admin: true},
+	cmdDelLink:      {do: (*request).deleteLink, admin: true},
+	cmdPortGet:      {do: (*request).getPort, dump: (*request).dumpPorts},
+	cmdSysGet:       {do: (*request).getSystem},
+	cmdSysSet:       {do: (*request).setSystem, admin: true},
+	cmdResGet:       {do: (*request).getSummary, dump: (*request).dumpSummaries},
+	cmdResQPGet:     query(kindQP, resource.fill),
+	cmdResCMIDGet:   query(kindCMID, resource.fill),
+	cmdResCQGet:     query(kindCQ, resource.fill),
+	cmdResMRGet:     query(kindMR, resource.fill),
+	cmdResPDGet:     query(kindPD, resource.fill),
+	cmdResCtxGet:    query(kindCtx, resource.fill),
+	cmdResSRQGet:    query(kindSRQ, resource.fill),
+	cmdResQPGetRaw:  privileged(query(kindQP, fillRaw)),
+	cmdResCQGetRaw:  privileged(query(kindCQ, fillRaw)),
+	cmdResMRGetRaw:  privileged(query(kindMR, fillRaw)),
+	cmdResSRQGetRaw: privileged(query(kindSRQ, fillRaw)),
+	cmdGetChardev:   {do: (*request).getChardev},
+	cmdStatSet:      {do: (*request).setCounters, admin: true},
+	cmdStatGet:      {do: (*request).getCounters, dump: (*request).dumpCounters},
+	cmdStatDel:      {do: (*request).deleteCounter, admin: true},
+	cmdStatStatus:   {do: (*request).getCounterStatus},
+	cmdNewDev:       {do: (*request).newDevice, admin: true},
+	cmdDelDev:       {do: (*request).deleteDevice, admin: true},
+	cmdMonitor:      {}, // the type of notifications, not a request
+}
+
+// privileged returns the command restricted to programs with CAP_NET_ADMIN.
+func privileged(c command) command {
+	c.admin = true
+	return c
+}
+
+// answer answers one message, whose length has been checked.
+func (r *responder) answer(msg []byte) {
+	q := &request{
+		responder: r,
+		msg:       msg,
+		typ:       binary.NativeEndian.Uint16(msg[4:]),
+		flags:     binary.NativeEndian.Uint16(msg[6:]),
+		seq:       binary.NativeEndian.Uint32(msg[8:]),
+	}
+	var errno syscall.Errno
+	if q.flags&flagRequest != 0 && q.typ >= typeMin {
+		var dumped bool
+		if errno, dumped = q.run(); dumped {
+			return
+		}
+	}
+	if errno != 0 || q.flags&flagAck != 0 {
+		q.ack(errno)
+	}
+}
+
+// run executes the command of the message. It reports whether the answer is a dump, which is not acknowledged.
+// Mirrors rdma_nl_rcv_msg.
+func (q *request) run() (errno syscall.Errno, dumped bool) {
+	cmd := q.typ & commandMask
+	if q.typ>>clientShift != clientNldev || cmd >= cmdCount {
+		return syscall.EINVAL, false
+	}
+	c := &commands[cmd]
+	isDump := q.flags&flagDump != 0
+	switch {
+	case c.do == nil && c.dump == nil:
+		return syscall.EINVAL, false
+	case c.admin && q.admin == nil:
+		return syscall.EPERM, false
+	case isDump && c.dump == nil, !isDump && c.do == nil:
+		return syscall.EINVAL, false
+	case isDump && q.dumping:
+		return syscall.EBUSY, false
+	case isDump:
+		d := &dump{request: q, cur: q.datagram()}
+		d.done(c.dump(q, d))
+		return 0, true
+	}
+	return c.do(q), false
+}
+
+// parse parses the attributes and reports whether they are well-formed and include those given. The errno is EINVAL
+// in either case, except for SYS_GET.
+func (q *request) parse(strict bool, need ...int) bool {
+	return q.tb.parse(q.msg[headerSize:], strict) == 0 && q.tb.has(need...)
+}
+
+// list returns the devices by index.
+func (r *responder) list() []Device {
+	if !r.loaded {
+		r.devices = slices.Clone(r.src.Devices())
+		slices.SortStableFunc(r.devices, func(a, b Device) int { return cmp.Compare(a.Index, b.Index) })
+		r.loaded = true
+	}
+	return r.devices
+}
+
+// device returns the device that attribute DEV_INDEX of the parsed request names, nil if there is none.
+func (q *request) device() *Device {
+	devices, index := q.list(), q.tb.u32(attrDevIndex)
+	i, ok := slices.BinarySearchFunc(devices, index, func(d Device, index uint32) int {
+		return cmp.Compare(d.Index, index)
+	})
+	if !ok {
+		return nil
+	}
+	return &devices[i]
+}
+
+// datagram returns an empty datagram of the size that the program can receive.
+func (r *responder) datagram() datagram { return datagram{size: r.socket.Datagram} }
+
+// send queues a datagram that is no part of a dump, or drops it if the receive queue of the program is full.
+func (r *responder) send(b []byte) {
+	if r.queued+len(b) > receiveQueue {
+		return
+	}
+	r.queued += len(b)
+	r.out = append(r.out, b)
+}
+
+// reply queues the one message that answers the request. It returns what fill returns, or EMSGSIZE if the message
+// exceeds a datagram.
+func (q *request) reply(cmd uint16, fill func(*datagram) syscall.Errno) syscall.Errno {
+	d := q.datagram()
+	at := d.begin(clientNldev<<clientShift|cmd, 0, q.seq, q.socket.PortID)
+	if errno := fill(&d); errno != 0 {
+		return errno
+	}
+	if d.full {
+		return syscall.EMSGSIZE
+	}
+	d.end(at)
+	q.send(d.b)
+	return 0
+}
+
+// ack queues the NLMSG_ERROR of the request; error 0 is an acknowledgement. Mirrors netlink_ack.
+func (q *request) ack(errno syscall.Errno) {
+	var flags uint16
+	echo := q.msg
+	if errno == 0 || q.socket.CapAck {
+		flags, echo = flagCapped, echo[:headerSize]
+	}
+	size := headerSize + 4 + len(echo)
+	b := make([]byte, align(size))
+	binary.NativeEndian.PutUint32(b, uint32(size))
+	binary.NativeEndian.PutUint16(b[4:], typeError)
+	binary.NativeEndian.PutUint16(b[6:], flags)
+	binary.NativeEndian.PutUint32(b[8:], q.seq)
+	binary.NativeEndian.PutUint32(b[12:], q.socket.PortID)
+	binary.NativeEndian.PutUint32(b[headerSize:], uint32(-int32(errno)))
+	copy(b[headerSize+4:], echo)
+	q.send(b)
+}
+
+// A dump is the answer to a message with NLM_F_DUMP, under construction.
+type dump struct {
+	*request
+	cur datagram
+}
+
+// begin appends the header of a message to the current datagram.
+func (d *dump) begin() int { return d.cur.begin(d.typ, flagMulti, d.seq, d.socket.PortID) }
+
+// flush queues the current datagram, if it has any message, and begins another.
+func (d *dump) flush() {
+	if len(d.cur.b) > 0 {
+		d.out = append(d.out, d.cur.b)
+		d.dumping = true
+	}
+	d.cur = d.datagram()
+}
+
+// message appends a message. It returns EMSGSIZE if the message exceeds a datagram of its own.
+func (d *dump) message(fill func(*datagram)) syscall.Errno {
+	for {
+		before := len(d.cur.b)
+		at := d.begin()
+		fill(&d.cur)
+		if !d.cur.full {
+			d.cur.end(at)
+			return 0
+		}
+		d.cur.cancel(before)
+		if before == 0 {
+			return syscall.EMSGSIZE
+		}
+		d.flush()
+	}
+}
+
+// done ends the dump with NLMSG_DONE. Mirrors netlink_dump_done.
+func (d *dump) done(errno syscall.Errno) {
+	d.flush()
+	at := d.cur.begin(typeDone, flagMulti, d.seq, d.socket.PortID)
+	if i, ok := d.cur.reserve(4); ok {
+		binary.NativeEndian.PutUint32(d.cur.b[i:], uint32(-int32(errno)))
+	}
+	d.cur.end(at)
+	d.out = append(d.out, d.cur.b)
+}

@@ -1,0 +1,60 @@
+package nldev
+
+import "syscall"
+
+// A Chardev is a character device file.
+type Chardev struct {
+	Name         string // file name without the directory, for instance "uverbs0"
+	Major, Minor uint32 // at most 12 and 20 bits
+	ABI          uint64 // revision of the file's interface
+}
+
+// dev returns the device number as huge_encode_dev encodes it: minor bits 0 to 7, major, minor bits 8 to 19.
+func (c Chardev) dev() uint64 { return uint64(c.Minor&0xff | c.Major<<8 | c.Minor&^uint32(0xff)<<12) }
+
+// getChardev mirrors nldev_get_chardev, ib_get_client_nl_info, ib_uverbs_get_nl_info and ucma_get_global_nl_info.
+// There are two clients: "uverbs" has a file for each device, "rdma_cm" one for all. A name that has no file of the
+// kind that is asked for is EOPNOTSUPP.
+func (q *request) getChardev() syscall.Errno {
+	if !q.parse(false, attrChardevType) {
+		return syscall.EINVAL
+	}
+	client := q.tb.text(attrChardevType, chardevTypeSize)
+	var dev *Device
+	hasPort := q.tb.has(attrPortIndex)
+	if q.tb.has(attrDevIndex) {
+		if dev = q.device(); dev == nil {
+			return syscall.EINVAL
+		}
+		if hasPort && !dev.validPort(q.tb.u32(attrPortIndex)) {
+			return syscall.EINVAL
+		}
+	} else if hasPort {
+		return syscall.EINVAL
+	}
+
+	var file Chardev
+	switch {
+	case client == "uverbs" && dev != nil && dev.Uverbs.Name != "":
+		if hasPort {
+			return syscall.EINVAL
+		}
+		file = dev.Uverbs
+	case client == "rdma_cm" && dev == nil:
+		var ok bool
+		if file, ok = q.src.ConnectionManager(); !ok {
+			return syscall.EOPNOTSUPP
+		}
+	default:
+		return syscall.EOPNOTSUPP
+	}
+	return q.reply(cmdGetChardev, func(d *datagram) syscall.Errno {
+		if dev != nil {
+			d.u32(attrUverbsDriverID, dev.DriverID)
+		}
+		d.u64(attrChardev, file.dev())
+		d.u64(attrChardevABI, file.ABI)
+		d.text(attrChardevName, file.Name)
+		return 0
+	})
+}

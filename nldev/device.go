@@ -1,0 +1,64 @@
+package nldev
+
+// A Source supplies what the answers report. Answer calls it anew for each request, and after each change that a
+// request makes, on the caller's goroutine. It does not modify or keep what it gets. Calls of Answer may be
+// concurrent, so a Source that they share must allow that.
+type Source interface {
+	// Devices returns the registered devices, in any order; the answers have them by index. Indices and names are
+	// unique.
+	Devices() []Device
+	// ConnectionManager returns the device file of the connection manager, false if there is none. Its Name is
+	// "rdma_cm".
+	ConnectionManager() (Chardev, bool)
+}
+
+// A Device is what nldev.c reads of a struct ib_device.
+type Device struct {
+	Index        uint32 // chosen at registration, unique while the device exists
+	Name         string // at most 63 bytes, for instance "rxe0"
+	NodeType     uint8  // enum rdma_node_type, 1 for a channel adapter
+	NameByUser   bool   // the name was given when the link was added: udev is not to rename it
+	DIM          bool   // completion queues moderate their events (use_cq_dim)
+	Protocol     string // of the first port: "roce", "ib", "iw", "opa", "usnic"; empty if none of them
+	FWVer        string // firmware version, empty if the device has none
+	NodeGUID     uint64 // in host byte order
+	SysImageGUID uint64 // in host byte order
+	CapFlags     uint64 // ib_device_attr.device_cap_flags
+
+	Ports []Port // port n is Ports[n-1]
+
+	Uverbs   Chardev // the device file of user contexts; an empty Name says that there is none
+	DriverID uint32  // enum rdma_driver_id, for instance 14 for rxe
+
+	Resources Resources
+	// Counters returns the hardware counters of a port, numbered from 1, by name. nil is a device without
+	// counters, a nil map a port without.
+	Counters func(port uint32) map[string]uint64
+}
+
+// A Port is what nldev.c reads of a port of a device.
+type Port struct {
+	State       uint8  // enum ib_port_state, 4 for active
+	PhysState   uint8  // enum ib_port_phys_state, 5 for link up
+	NetdevIndex uint32 // index of the network interface, of the program's network namespace
+	NetdevName  string // its name, empty if the port has none
+
+	// The following are reported for the protocol "ib" alone.
+	CapFlags     uint64 // CapabilityMask, CapabilityMask2 from bit 32 on
+	SubnetPrefix uint64 // in host byte order
+	LID, SMLID   uint32
+	LMC          uint8
+}
+
+// validPort reports whether the device has the port. Mirrors rdma_is_port_valid.
+func (d *Device) validPort(port uint32) bool {
+	return port >= 1 && uint64(port) <= uint64(len(d.Ports))
+}
+
+// counters returns the counters of a port, nil if it has none.
+func (d *Device) counters(port uint32) map[string]uint64 {
+	if d.Counters == nil || !d.validPort(port) {
+		return nil
+	}
+	return d.Counters(port)
+}

@@ -1,0 +1,111 @@
+package nldev
+
+import (
+	"encoding/binary"
+	"strings"
+)
+
+// A datagram is a datagram under construction: the kernel's socket buffer. An attribute or header that exceeds its
+// size is left out and sets full, which the caller checks once after a series of them.
+type datagram struct {
+	b    []byte
+	size int // the most bytes that b may have
+	full bool
+}
+
+// reserve appends n zero bytes, rounded up to the alignment, and returns their offset. It reports false if the
+// datagram has no space left.
+func (d *datagram) reserve(n int) (int, bool) {
+	at := len(d.b)
+	if d.full || align(n) > d.size-at {
+		d.full = true
+		return 0, false
+	}
+	d.b = append(d.b, make([]byte, align(n))...)
+	return at, true
+}
+
+// begin appends the header of a message and returns its offset, for end. The length follows in end. Mirrors
+// nlmsg_put.
+func (d *datagram) begin(typ, flags uint16, seq, portID uint32) int {
+	at, ok := d.reserve(headerSize)
+	if ok {
+		binary.NativeEndian.PutUint16(d.b[at+4:], typ)
+		binary.NativeEndian.PutUint16(d.b[at+6:], flags)
+		binary.NativeEndian.PutUint32(d.b[at+8:], seq)
+		binary.NativeEndian.PutUint32(d.b[at+12:], portID)
+	}
+	return at
+}
+
+// end sets the length of the message that begin appended at the offset. Mirrors nlmsg_end.
+func (d *datagram) end(at int) { binary.NativeEndian.PutUint32(d.b[at:], uint32(len(d.b)-at)) }
+
+// cancel removes everything from the offset on, and clears full. Mirrors nlmsg_cancel and nla_nest_cancel.
+func (d *datagram) cancel(at int) {
+	d.b = d.b[:at]
+	d.full = false
+}
+
+// attr appends an attribute with a payload of n bytes, which are zero, and returns the payload; nil if d is full.
+func (d *datagram) attr(typ uint16, n int) []byte {
+	at, ok := d.reserve(attrSize + n)
+	if !ok {
+		return nil
+	}
+	binary.NativeEndian.PutUint16(d.b[at:], uint16(attrSize+n))
+	binary.NativeEndian.PutUint16(d.b[at+2:], typ)
+	return d.b[at+attrSize : at+attrSize+n]
+}
+
+// u8 appends an attribute of one byte.
+func (d *datagram) u8(typ uint16, v uint8) {
+	if p := d.attr(typ, 1); p != nil {
+		p[0] = v
+	}
+}
+
+// u32 appends an attribute of 32 bits.
+func (d *datagram) u32(typ uint16, v uint32) {
+	if p := d.attr(typ, 4); p != nil {
+		binary.NativeEndian.PutUint32(p, v)
+	}
+}
+
+// u64 appends an attribute of 64 bits, without the padding that machines with aligned access have.
+func (d *datagram) u64(typ uint16, v uint64) {
+	if p := d.attr(typ, 8); p != nil {
+		binary.NativeEndian.PutUint64(p, v)
+	}
+}
+
+// flag appends an attribute of one byte, 1 for true.
+func (d *datagram) flag(typ uint16, v bool) {
+	var b uint8
+	if v {
+		b = 1
+	}
+	d.u8(typ, b)
+}
+
+// text appends a string with its terminating NUL. The string ends at the first NUL that it contains.
+func (d *datagram) text(typ uint16, s string) {
+	s, _, _ = strings.Cut(s, "\x00")
+	copy(d.attr(typ, len(s)+1), s)
+}
+
+// nest appends the header of a nested attribute and returns its offset, for endNest. typ may contain
+// attrFlagNested; whether it does depends on the table. Mirrors nla_nest_start and nla_nest_start_noflag.
+func (d *datagram) nest(typ uint16) int {
+	at := len(d.b)
+	d.attr(typ, 0)
+	return at
+}
+
+// endNest sets the length of the nested attribute at the offset. It does nothing if d is full, in which case the
+// attribute may not exist. Mirrors nla_nest_end.
+func (d *datagram) endNest(at int) {
+	if !d.full {
+		binary.NativeEndian.PutUint16(d.b[at:], uint16(len(d.b)-at))
+	}
+}

@@ -1,0 +1,249 @@
+package nldev
+
+import (
+	"bytes"
+	"encoding/binary"
+	"syscall"
+)
+
+// A kind is the type of an attribute in the kernel's policy table (NLA_U8 and so on).
+type kind uint8
+
+// The kinds that nldev uses. kindUnspec is also the kind of an attribute without a policy.
+const (
+	kindUnspec kind = iota
+	kindU8
+	kindU32
+	kindU64
+	kindString // NLA_NUL_STRING
+	kindNested
+	kindBinary
+)
+
+// size returns the size of an integer in bytes, 0 for other kinds.
+func (k kind) size() int {
+	switch k {
+	case kindU8:
+		return 1
+	case kindU32:
+		return 4
+	case kindU64:
+		return 8
+	}
+	return 0
+}
+
+// A policy restricts the payload of an attribute of a request.
+type policy struct {
+	kind kind
+	// max is the largest length of a string without its NUL, 0 for any, or the smallest size of an unspecified
+	// attribute. In bytes.
+	max int
+}
+
+// policies is nldev_policy.
+var policies = [attrCount]policy{
+	attrDevIndex:                {kind: kindU32},
+	attrDevName:                 {kindString, nameSize},
+	attrPortIndex:               {kind: kindU32},
+	attrFWVersion:               {kindString, emptyString},
+	attrNodeGUID:                {kind: kindU64},
+	attrSysImageGUID:            {kind: kindU64},
+	attrSubnetPrefix:            {kind: kindU64},
+	attrLID:                     {kind: kindU32},
+	attrSMLID:                   {kind: kindU32},
+	attrLMC:                     {kind: kindU8},
+	attrPortState:               {kind: kindU8},
+	attrPortPhysState:           {kind: kindU8},
+	attrDevNodeType:             {kind: kindU8},
+	attrResSummary:              {kind: kindNested},
+	attrResSummaryEntry:         {kind: kindNested},
+	attrResSummaryEntryName:     {kindString, emptyString},
+	attrResSummaryEntryCurr:     {kind: kindU64},
+	attrResQP:                   {kind: kindNested},
+	attrResQPEntry:              {kind: kindNested},
+	attrResLQPN:                 {kind: kindU32},
+	attrResRQPN:                 {kind: kindU32},
+	attrResRQPSN:                {kind: kindU32},
+	attrResSQPSN:                {kind: kindU32},
+	attrResPathMigState:         {kind: kindU8},
+	attrResType:                 {kind: kindU8},
+	attrResState:                {kind: kindU8},
+	attrResPID:                  {kind: kindU32},
+	attrResKernName:             {kindString, emptyString},
+	attrResCMID:                 {kind: kindNested},
+	attrResCMIDEntry:            {kind: kindNested},
+	attrResPS:                   {kind: kindU32},
+	attrResSrcAddr:              {kindUnspec, sockaddrSize},
+	attrResDstAddr:              {kindUnspec, sockaddrSize},
+	attrResCQ:                   {kind: kindNested},
+	attrResCQEntry:              {kind: kindNested},
+	attrResCQE:                  {kind: kindU32},
+	attrResUsecnt:               {kind: kindU64},
+	attrResPollCTX:              {kind: kindU8},
+	attrResMR:                   {kind: kindNested},
+	attrResMREntry:              {kind: kindNested},
+	attrResRKEY:                 {kind: kindU32},
+	attrResLKEY:                 {kind: kindU32},
+	attrResIOVA:                 {kind: kindU64},
+	attrResMrlen:                {kind: kindU64},
+	attrResPD:                   {kind: kindNested},
+	attrResPDEntry:              {kind: kindNested},
+	attrResLocalDMALKEY:         {kind: kindU32},
+	attrResUnsafeGlobalRKEY:     {kind: kindU32},
+	attrNdevIndex:               {kind: kindU32},
+	attrNdevName:                {kindString, netdevSize},
+	attrDriver:                  {kind: kindNested},
+	attrDriverEntry:             {kind: kindNested},
+	attrDriverString:            {kindString, emptyString},
+	attrDriverPrintType:         {kind: kindU8},
+	attrDriverS32:               {kind: kindU32},
+	attrDriverU32:               {kind: kindU32},
+	attrDriverS64:               {kind: kindU64},
+	attrDriverU64:               {kind: kindU64},
+	attrResPDN:                  {kind: kindU32},
+	attrResCQN:                  {kind: kindU32},
+	attrResMRN:                  {kind: kindU32},
+	attrResCMIDN:                {kind: kindU32},
+	attrResCTXN:                 {kind: kindU32},
+	attrLinkType:                {kindString, netdevSize},
+	attrSysNetnsMode:            {kind: kindU8},
+	attrDevProtocol:             {kindString, emptyString},
+	attrNetNSFD:                 {kind: kindU32},
+	attrChardevType:             {kindString, chardevTypeSize},
+	attrChardevName:             {kindString, emptyString},
+	attrChardevABI:              {kind: kindU64},
+	attrChardev:                 {kind: kindU64},
+	attrUverbsDriverID:          {kind: kindU32},
+	attrStatMode:                {kind: kindU32},
+	attrStatRes:                 {kind: kindU32},
+	attrStatAutoModeMask:        {kind: kindU32},
+	attrStatCounter:             {kind: kindNested},
+	attrStatCounterEntry:        {kind: kindNested},
+	attrStatCounterID:           {kind: kindU32},
+	attrStatHwcounters:          {kind: kindNested},
+	attrStatHwcounterEntry:      {kind: kindNested},
+	attrStatHwcounterEntryName:  {kind: kindString},
+	attrStatHwcounterEntryValue: {kind: kindU64},
+	attrDevDIM:                  {kind: kindU8},
+	attrResRaw:                  {kind: kindBinary},
+	attrResCTX:                  {kind: kindNested},
+	attrResCTXEntry:             {kind: kindNested},
+	attrResSRQ:                  {kind: kindNested},
+	attrResSRQEntry:             {kind: kindNested},
+	attrResSRQN:                 {kind: kindU32},
+	attrMinRange:                {kind: kindU32},
+	attrMaxRange:                {kind: kindU32},
+	attrSysCopyOnFork:           {kind: kindU8},
+	attrStatHwcounterIndex:      {kind: kindU32},
+	attrStatHwcounterDynamic:    {kind: kindU8},
+	attrSysPrivilegedQkeyMode:   {kind: kindU8},
+	attrDriverDetails:           {kind: kindU8},
+	attrResSubtype:              {kindString, emptyString},
+	attrDevType:                 {kind: kindU8},
+	attrParentName:              {kind: kindString},
+	attrNameAssignType:          {kind: kindU8},
+	attrEventType:               {kind: kindU8},
+	attrStatOpcounterEnabled:    {kind: kindU8},
+}
+
+// check returns the errno of a payload that p rejects, 0 if it accepts it. nested is the attribute's NLA_F_NESTED.
+// Mirrors validate_nla.
+func (p policy) check(payload []byte, nested, strict bool) syscall.Errno {
+	if strict {
+		if p.kind.size() != 0 && len(payload) != p.kind.size() || p.kind == kindUnspec ||
+			nested != (p.kind == kindNested) {
+			return syscall.EINVAL
+		}
+	}
+	switch p.kind {
+	case kindString:
+		head := payload
+		if p.max != 0 && len(head) > p.max+1 {
+			head = head[:p.max+1]
+		}
+		if bytes.IndexByte(head, 0) < 0 {
+			return syscall.EINVAL
+		}
+		if p.max != 0 && len(bytes.TrimSuffix(payload, []byte{0})) > p.max {
+			return syscall.ERANGE
+		}
+	case kindNested:
+		if len(payload) != 0 && len(payload) < attrSize {
+			return syscall.ERANGE
+		}
+	case kindUnspec:
+		if len(payload) < p.max {
+			return syscall.ERANGE
+		}
+	default:
+		if len(payload) < p.kind.size() {
+			return syscall.ERANGE
+		}
+	}
+	return 0
+}
+
+// attrs are the payloads of the attributes of a request by type, nil for those that are absent. They alias the
+// request. The last one of a type counts.
+type attrs [attrCount][]byte
+
+// parse fills tb from the attributes in b, all of which it checks against policies. Mirrors __nla_validate_parse:
+// strict rejects unknown types and bytes after the last attribute.
+func (tb *attrs) parse(b []byte, strict bool) syscall.Errno {
+	clear(tb[:])
+	for len(b) >= attrSize {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < attrSize || size > len(b) {
+			break
+		}
+		raw := binary.NativeEndian.Uint16(b[2:])
+		payload := b[attrSize:size:size]
+		b = b[min(align(size), len(b)):]
+
+		typ := raw & attrTypeMask
+		if typ == attrUnspec || typ >= attrCount {
+			if strict {
+				return syscall.EINVAL
+			}
+			continue
+		}
+		if errno := policies[typ].check(payload, raw&attrFlagNested != 0, strict); errno != 0 {
+			return errno
+		}
+		tb[typ] = payload
+	}
+	if strict && len(b) > 0 {
+		return syscall.EINVAL
+	}
+	return 0
+}
+
+// has reports whether all of the attributes are present.
+func (tb *attrs) has(types ...int) bool {
+	for _, t := range types {
+		if tb[t] == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// u8 returns the value of an attribute of kindU8, which is present.
+func (tb *attrs) u8(typ int) uint8 { return tb[typ][0] }
+
+// u32 returns the value of an attribute of kindU32, which is present.
+func (tb *attrs) u32(typ int) uint32 { return binary.NativeEndian.Uint32(tb[typ]) }
+
+// text returns a string attribute as a buffer of size bytes holds it: up to the first NUL and at most size-1 bytes.
+// Mirrors nla_strscpy.
+func (tb *attrs) text(typ, size int) string {
+	b := tb[typ]
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		b = b[:i]
+	}
+	return string(b[:min(len(b), size-1)])
+}
+
+// align rounds a length up to the alignment of messages and attributes, 4 bytes.
+func align(n int) int { return (n + 3) &^ 3 }

@@ -1,0 +1,161 @@
+package nldev
+
+import "syscall"
+
+// A fillFunc appends what a command reports of one resource. Mirrors res_fill_func_t.
+type fillFunc func(r resource, d *datagram, v view) syscall.Errno
+
+// query returns the command that reports resources of one kind. Mirrors RES_GET_FUNCS.
+func query(k *resourceKind, fill fillFunc) command {
+	return command{
+		do:   func(q *request) syscall.Errno { return q.getResource(k, fill) },
+		dump: func(q *request, d *dump) syscall.Errno { return q.dumpResources(d, k, fill) },
+	}
+}
+
+// fillRaw mirrors fill_res_qp_raw_entry and its like, for drivers that have no raw form.
+func fillRaw(r resource, _ *datagram, v view) syscall.Errno {
+	if qp, ok := r.(*QP); ok && v.port != 0 && v.port != qp.Port {
+		return syscall.EAGAIN
+	}
+	return syscall.EINVAL
+}
+
+// fillStatMR mirrors fill_stat_mr_entry.
+func fillStatMR(r resource, d *datagram, _ view) syscall.Errno {
+	d.u32(attrResMRN, r.id())
+	return 0
+}
+
+// parseQuery parses a request for resources. need are attributes besides the index of the device. The port is 0 if
+// the request has none. The error is EINVAL.
+func (q *request) parseQuery(need ...int) (dev *Device, v view, errno syscall.Errno) {
+	if !q.parse(false, attrDevIndex) || !q.tb.has(need...) {
+		return nil, view{}, syscall.EINVAL
+	}
+	if dev = q.device(); dev == nil {
+		return nil, view{}, syscall.EINVAL
+	}
+	v.admin = q.admin != nil
+	if q.tb.has(attrPortIndex) {
+		if v.port = q.tb.u32(attrPortIndex); !dev.validPort(v.port) {
+			return nil, view{}, syscall.EINVAL
+		}
+	}
+	return dev, v, 0
+}
+
+// getResource reports one resource. A kind whose objects belong to a port needs the port, the others must not have
+// it. Mirrors res_get_common_doit.
+func (q *request) getResource(k *resourceKind, fill fillFunc) syscall.Errno {
+	dev, v, errno := q.parseQuery(int(k.id))
+	if errno != 0 {
+		return errno
+	}
+	if (v.port != 0) == k.perDevice {
+		return syscall.EINVAL
+	}
+	r, ok := find(k.list(&dev.Resources), q.tb.u32(int(k.id)))
+	if !ok {
+		return syscall.ENOENT
+	}
+	return q.reply(q.typ&commandMask, func(d *datagram) syscall.Errno {
+		d.handle(dev)
+		return fill(r, d, v)
+	})
+}
+
+// dumpResources reports the resources of one kind: a message with a table of entries for each datagram. A port
+// restricts it to the objects of that port. Mirrors res_get_common_dumpit.
+func (q *request) dumpResources(d *dump, k *resourceKind, fill fillFunc) syscall.Errno {
+	dev, v, errno := q.parseQuery()
+	if errno != 0 {
+		return errno
+	}
+	list := k.list(&dev.Resources)
+	for len(list) > 0 {
+		n, errno := d.table(dev, k, list, v, fill)
+		if errno != 0 {
+			d.cur.cancel(0)
+			return errno
+		}
+		d.flush()
+		list = list[n:]
+	}
+	return 0
+}
+
+// table fills the current, empty datagram with one message and reports how many resources of the list it covers: at
+// least one. It returns EMSGSIZE if the first one does not fit.
+func (d *dump) table(dev *Device, k *resourceKind, list []resource, v view, fill fillFunc) (int, syscall.Errno) {
+	g := &d.cur
+	at := d.begin()
+	g.handle(dev)
+	table := g.nest(k.table)
+	if g.full {
+		return 0, syscall.EMSGSIZE
+	}
+	n := 0
+	for n < len(list) {
+		entry := g.nest(k.entry)
+		errno := fill(list[n], g, v)
+		if errno != 0 && errno != syscall.EAGAIN {
+			return 0, errno
+		}
+		if errno == 0 && g.full && n == 0 {
+			return 0, syscall.EMSGSIZE
+		}
+		if errno == 0 && g.full {
+			g.cancel(entry)
+			break
+		}
+		if errno == 0 {
+			g.endNest(entry)
+		} else {
+			g.cancel(entry)
+		}
+		n++
+	}
+	g.endNest(table)
+	g.end(at)
+	return n, 0
+}
+
+// summary appends the numbers of resources of a device. Mirrors fill_res_info.
+func (d *datagram) summary(dev *Device) {
+	d.handle(dev)
+	table := d.nest(attrResSummary)
+	for _, k := range summaryKinds {
+		entry := d.nest(attrResSummaryEntry)
+		d.text(attrResSummaryEntryName, k.name)
+		d.u64(attrResSummaryEntryCurr, uint64(len(k.list(&dev.Resources))))
+		d.endNest(entry)
+	}
+	d.endNest(table)
+}
+
+// getSummary mirrors nldev_res_get_doit.
+func (q *request) getSummary() syscall.Errno {
+	if !q.parse(false, attrDevIndex) {
+		return syscall.EINVAL
+	}
+	dev := q.device()
+	if dev == nil {
+		return syscall.EINVAL
+	}
+	return q.reply(cmdResGet, func(d *datagram) syscall.Errno {
+		d.summary(dev)
+		return 0
+	})
+}
+
+// dumpSummaries mirrors nldev_res_get_dumpit, which looks at no attribute.
+func (q *request) dumpSummaries(d *dump) syscall.Errno {
+	devices := q.list()
+	for i := range devices {
+		if errno := d.message(func(g *datagram) { g.summary(&devices[i]) }); errno != 0 {
+			return errno
+		}
+	}
+	return 0
+}

@@ -1,0 +1,387 @@
+package nldev
+
+import (
+	"cmp"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"strconv"
+	"syscall"
+)
+
+// Resources are the functions that list the objects of a device, each in any order; the answers have them by
+// identifier. A nil function lists nothing. A function is called at most once for each message.
+type Resources struct {
+	PDs      func() []PD
+	CQs      func() []CQ
+	QPs      func() []QP
+	CMIDs    func() []CMID
+	MRs      func() []MR
+	Contexts func() []Context
+	SRQs     func() []SRQ
+}
+
+// An Owner is the process, or the part of the service, that made an object.
+type Owner struct {
+	// PID is the process that made a user's object, in the process namespace of the requesting program; 0 if it is
+	// not visible there or has ended.
+	PID uint32
+	// Kernel names the maker of an object that no user context owns. An object with an empty Kernel is a user's.
+	Kernel string
+}
+
+// user reports whether a user context owns the object.
+func (o Owner) user() bool { return o.Kernel == "" }
+
+// fill mirrors fill_res_name_pid.
+func (o Owner) fill(d *datagram) {
+	switch {
+	case !o.user():
+		d.text(attrResKernName, o.Kernel)
+	case o.PID != 0:
+		d.u32(attrResPID, o.PID)
+	}
+}
+
+// A PD is a protection domain.
+type PD struct {
+	ID               uint32
+	Context          uint32 // ID of the user context, of a user's PD
+	UseCount         uint64 // objects that refer to the PD
+	LocalDMALKey     uint32
+	GlobalRKey       uint32 // the unsafe global rkey, if UnsafeGlobalRKey
+	UnsafeGlobalRKey bool
+	Owner
+}
+
+// A CQ is a completion queue.
+type CQ struct {
+	ID       uint32
+	Context  uint32 // ID of the user context, of a user's CQ
+	CQE      uint32 // entries
+	UseCount uint64 // QPs and SRQs that refer to the CQ
+	PollCtx  uint8  // enum ib_poll_context, of a kernel's CQ
+	DIM      bool   // events are moderated
+	Owner
+}
+
+// A QP is a queue pair.
+type QP struct {
+	Num          uint32 // also its identifier
+	Port         uint32 // 0 before the transition to INIT
+	PD           uint32 // ID of the protection domain, of a user's QP
+	Type         uint8  // enum ib_qp_type, 2 for RC
+	State        uint8  // enum ib_qp_state, 3 for RTS
+	RemoteNum    uint32 // of RC and UC
+	RQPSN        uint32 // of RC and UC
+	SQPSN        uint32
+	PathMigState uint8 // enum ib_mig_state, of RC, UC and XRC
+	Owner
+}
+
+// A CMID is an identifier of the connection manager that is bound to the device.
+type CMID struct {
+	ID       uint32
+	Port     uint32         // 0 if it is bound to no port
+	QPNum    uint32         // 0 if it has no QP
+	QPType   uint8          // enum ib_qp_type, with QPNum
+	PS       uint32         // enum rdma_ucm_port_space, 0x0106 for TCP
+	State    uint8          // enum rdma_cm_state
+	Src, Dst netip.AddrPort // the zero value is an address that is not known
+	Owner
+}
+
+// An MR is a memory region.
+type MR struct {
+	ID         uint32
+	PD         uint32 // ID of the protection domain, of a user's MR
+	Length     uint64 // bytes
+	LKey, RKey uint32
+	Owner
+}
+
+// A Context is a user context: one open file of user verbs.
+type Context struct {
+	ID uint32
+	Owner
+}
+
+// An SRQ is a shared receive queue.
+type SRQ struct {
+	ID   uint32
+	PD   uint32   // ID of the protection domain
+	CQ   uint32   // ID of the completion queue, of an SRQ for XRC or tag matching
+	Type uint8    // enum ib_srq_type: 0 basic, 1 XRC, 2 tag matching
+	QPs  []uint32 // numbers of the QPs that receive from the SRQ, in any order
+	Owner
+}
+
+// Values of enum ib_qp_type that decide which attributes a QP has.
+const (
+	qptRC     = 2
+	qptUC     = 3
+	qptXRCIni = 9
+	qptXRCTgt = 10
+)
+
+// Values of enum ib_srq_type whose queues have a completion queue.
+const (
+	srqXRC = 1
+	srqTM  = 2
+)
+
+// A view is the part of a request that decides what it reports of a resource.
+type view struct {
+	admin bool   // the program has CAP_NET_ADMIN
+	port  uint32 // report objects of this port only; 0 for any
+}
+
+// A resource is one object of a device.
+type resource interface {
+	// id returns the identifier, unique among the objects of one kind.
+	id() uint32
+	// fill appends the attributes of the object. It returns EAGAIN, with nothing appended, for an object of
+	// another port than v asks for.
+	fill(d *datagram, v view) syscall.Errno
+}
+
+// A resourceKind is one of the kinds of resources, and how messages name it. Mirrors struct nldev_fill_res_entry.
+type resourceKind struct {
+	name             string // in the summary
+	table, entry, id uint16 // attributes
+	perDevice        bool   // objects have no port
+	list             func(*Resources) []resource
+}
+
+// The kinds of resources.
+var (
+	kindPD   = &resourceKind{"pd", attrResPD, attrResPDEntry, attrResPDN, true, listOf((*Resources).pds)}
+	kindCQ   = &resourceKind{"cq", attrResCQ, attrResCQEntry, attrResCQN, true, listOf((*Resources).cqs)}
+	kindQP   = &resourceKind{"qp", attrResQP, attrResQPEntry, attrResLQPN, false, listOf((*Resources).qps)}
+	kindCMID = &resourceKind{"cm_id", attrResCMID, attrResCMIDEntry, attrResCMIDN, false,
+		listOf((*Resources).cmids)}
+	kindMR  = &resourceKind{"mr", attrResMR, attrResMREntry, attrResMRN, true, listOf((*Resources).mrs)}
+	kindCtx = &resourceKind{"ctx", attrResCTX, attrResCTXEntry, attrResCTXN, true,
+		listOf((*Resources).contexts)}
+	kindSRQ = &resourceKind{"srq", attrResSRQ, attrResSRQEntry, attrResSRQN, true, listOf((*Resources).srqs)}
+	// kindCounter are counters that are bound to QPs, of which there are none.
+	kindCounter = &resourceKind{"counter", attrStatCounter, attrStatCounterEntry, attrStatCounterID, false,
+		func(*Resources) []resource { return nil }}
+)
+
+// summaryKinds are the kinds of a summary in the order of enum rdma_restrack_type.
+var summaryKinds = []*resourceKind{kindPD, kindCQ, kindQP, kindCMID, kindMR, kindCtx, kindSRQ}
+
+func (r *Resources) pds() func() []PD           { return r.PDs }
+func (r *Resources) cqs() func() []CQ           { return r.CQs }
+func (r *Resources) qps() func() []QP           { return r.QPs }
+func (r *Resources) cmids() func() []CMID       { return r.CMIDs }
+func (r *Resources) mrs() func() []MR           { return r.MRs }
+func (r *Resources) contexts() func() []Context { return r.Contexts }
+func (r *Resources) srqs() func() []SRQ         { return r.SRQs }
+
+// listOf returns a function that lists the resources of one field of Resources, by identifier.
+func listOf[T any, P interface {
+	*T
+	resource
+}](field func(*Resources) func() []T) func(*Resources) []resource {
+	return func(r *Resources) []resource {
+		f := field(r)
+		if f == nil {
+			return nil
+		}
+		items := f()
+		out := make([]resource, len(items))
+		for i := range items {
+			out[i] = P(&items[i])
+		}
+		slices.SortStableFunc(out, func(a, b resource) int { return cmp.Compare(a.id(), b.id()) })
+		return out
+	}
+}
+
+// find returns the resource with the identifier, false if there is none. list is by identifier.
+func find(list []resource, id uint32) (resource, bool) {
+	i, ok := slices.BinarySearchFunc(list, id, func(r resource, id uint32) int { return cmp.Compare(r.id(), id) })
+	if !ok {
+		return nil, false
+	}
+	return list[i], true
+}
+
+func (r *PD) id() uint32      { return r.ID }
+func (r *CQ) id() uint32      { return r.ID }
+func (r *QP) id() uint32      { return r.Num }
+func (r *CMID) id() uint32    { return r.ID }
+func (r *MR) id() uint32      { return r.ID }
+func (r *Context) id() uint32 { return r.ID }
+func (r *SRQ) id() uint32     { return r.ID }
+
+// fill mirrors fill_res_pd_entry.
+func (r *PD) fill(d *datagram, v view) syscall.Errno {
+	if v.admin {
+		d.u32(attrResLocalDMALKEY, r.LocalDMALKey)
+		if r.UnsafeGlobalRKey {
+			d.u32(attrResUnsafeGlobalRKEY, r.GlobalRKey)
+		}
+	}
+	d.u64(attrResUsecnt, r.UseCount)
+	d.u32(attrResPDN, r.ID)
+	if r.user() {
+		d.u32(attrResCTXN, r.Context)
+	}
+	r.Owner.fill(d)
+	return 0
+}
+
+// fill mirrors fill_res_cq_entry.
+func (r *CQ) fill(d *datagram, _ view) syscall.Errno {
+	d.u32(attrResCQE, r.CQE)
+	d.u64(attrResUsecnt, r.UseCount)
+	if !r.user() {
+		d.u8(attrResPollCTX, r.PollCtx)
+	}
+	d.flag(attrDevDIM, r.DIM)
+	d.u32(attrResCQN, r.ID)
+	if r.user() {
+		d.u32(attrResCTXN, r.Context)
+	}
+	r.Owner.fill(d)
+	return 0
+}
+
+// fill mirrors fill_res_qp_entry and fill_res_qp_entry_query.
+func (r *QP) fill(d *datagram, v view) syscall.Errno {
+	if v.port != 0 && v.port != r.Port {
+		return syscall.EAGAIN
+	}
+	if r.Port != 0 {
+		d.u32(attrPortIndex, r.Port)
+	}
+	d.u32(attrResLQPN, r.Num)
+	if r.user() {
+		d.u32(attrResPDN, r.PD)
+	}
+	r.Owner.fill(d)
+	connected := r.Type == qptRC || r.Type == qptUC
+	if connected {
+		d.u32(attrResRQPN, r.RemoteNum)
+		d.u32(attrResRQPSN, r.RQPSN)
+	}
+	d.u32(attrResSQPSN, r.SQPSN)
+	if connected || r.Type == qptXRCIni || r.Type == qptXRCTgt {
+		d.u8(attrResPathMigState, r.PathMigState)
+	}
+	d.u8(attrResType, r.Type)
+	d.u8(attrResState, r.State)
+	return 0
+}
+
+// fill mirrors fill_res_cm_id_entry.
+func (r *CMID) fill(d *datagram, v view) syscall.Errno {
+	if v.port != 0 && v.port != r.Port {
+		return syscall.EAGAIN
+	}
+	if r.Port != 0 {
+		d.u32(attrPortIndex, r.Port)
+	}
+	if r.QPNum != 0 {
+		d.u32(attrResLQPN, r.QPNum)
+		d.u8(attrResType, r.QPType)
+	}
+	d.u32(attrResPS, r.PS)
+	d.u8(attrResState, r.State)
+	d.sockaddr(attrResSrcAddr, r.Src)
+	d.sockaddr(attrResDstAddr, r.Dst)
+	d.u32(attrResCMIDN, r.ID)
+	r.Owner.fill(d)
+	return 0
+}
+
+// fill mirrors fill_res_mr_entry.
+func (r *MR) fill(d *datagram, v view) syscall.Errno {
+	if v.admin {
+		d.u32(attrResRKEY, r.RKey)
+		d.u32(attrResLKEY, r.LKey)
+	}
+	d.u64(attrResMrlen, r.Length)
+	d.u32(attrResMRN, r.ID)
+	if r.user() {
+		d.u32(attrResPDN, r.PD)
+	}
+	r.Owner.fill(d)
+	return 0
+}
+
+// fill mirrors fill_res_ctx_entry.
+func (r *Context) fill(d *datagram, _ view) syscall.Errno {
+	if r.user() {
+		d.u32(attrResCTXN, r.ID)
+		r.Owner.fill(d)
+	}
+	return 0
+}
+
+// fill mirrors fill_res_srq_entry.
+func (r *SRQ) fill(d *datagram, _ view) syscall.Errno {
+	d.u32(attrResSRQN, r.ID)
+	d.u8(attrResType, r.Type)
+	d.u32(attrResPDN, r.PD)
+	if r.Type == srqXRC || r.Type == srqTM {
+		d.u32(attrResCQN, r.CQ)
+	}
+	r.fillQPs(d)
+	r.Owner.fill(d)
+	return 0
+}
+
+// fillQPs appends the QPs as ranges of consecutive numbers. Mirrors fill_res_srq_qps.
+func (r *SRQ) fillQPs(d *datagram) {
+	nums := slices.Clone(r.QPs)
+	slices.Sort(nums)
+	nums = slices.Compact(nums)
+
+	table := d.nest(attrResQP | attrFlagNested)
+	for len(nums) > 0 && !d.full {
+		n := 1
+		for n < len(nums) && nums[n] == nums[n-1]+1 {
+			n++
+		}
+		entry := d.nest(attrResQPEntry | attrFlagNested)
+		if n == 1 {
+			d.u32(attrResLQPN, nums[0])
+		} else {
+			d.u32(attrMinRange, nums[0])
+			d.u32(attrMaxRange, nums[n-1])
+		}
+		d.endNest(entry)
+		nums = nums[n:]
+	}
+	d.endNest(table)
+}
+
+// sockaddrSize is the size of struct sockaddr_storage in bytes.
+const sockaddrSize = 128
+
+// sockaddr appends an address as a struct sockaddr_in or sockaddr_in6 in a sockaddr_storage. It appends nothing for
+// an address that is not valid. A zone that is not a number is scope 0.
+func (d *datagram) sockaddr(typ uint16, addr netip.AddrPort) {
+	ip := addr.Addr()
+	if !ip.IsValid() {
+		return
+	}
+	p := d.attr(typ, sockaddrSize)
+	if p == nil {
+		return
+	}
+	binary.BigEndian.PutUint16(p[2:], addr.Port())
+	if ip.Is4() {
+		binary.NativeEndian.PutUint16(p, syscall.AF_INET)
+		copy(p[4:], ip.AsSlice())
+		return
+	}
+	binary.NativeEndian.PutUint16(p, syscall.AF_INET6)
+	copy(p[8:], ip.AsSlice())
+	scope, _ := strconv.ParseUint(ip.Zone(), 10, 32)
+	binary.NativeEndian.PutUint32(p[24:], uint32(scope))
+}

@@ -1,0 +1,161 @@
+package nldev
+
+import (
+	"maps"
+	"slices"
+	"syscall"
+)
+
+// getCounters reports the hardware counters of a port, the mode in which QPs are bound to counters, or a memory
+// region's identifier, as attribute STAT_RES says. Mirrors nldev_stat_get_doit.
+func (q *request) getCounters() syscall.Errno {
+	if !q.parse(false) {
+		return syscall.EINVAL
+	}
+	if !q.tb.has(attrStatRes) {
+		return q.getPortCounters()
+	}
+	switch q.tb.u32(attrStatRes) {
+	case attrResQP:
+		return q.getCounterMode()
+	case attrResMR:
+		return q.getResource(kindMR, fillStatMR)
+	}
+	return syscall.EINVAL
+}
+
+// getPortCounters mirrors stat_get_doit_default_counter.
+func (q *request) getPortCounters() syscall.Errno {
+	dev, port, errno := q.parsePort(false)
+	if errno != 0 {
+		return errno
+	}
+	counters := dev.counters(port)
+	if counters == nil {
+		return syscall.EINVAL
+	}
+	return q.reply(cmdStatGet, func(d *datagram) syscall.Errno {
+		d.handle(dev)
+		d.u32(attrPortIndex, port)
+		table := d.nest(attrStatHwcounters | attrFlagNested)
+		for _, name := range slices.Sorted(maps.Keys(counters)) {
+			entry := d.nest(attrStatHwcounterEntry | attrFlagNested)
+			d.text(attrStatHwcounterEntryName, name)
+			d.u64(attrStatHwcounterEntryValue, counters[name])
+			d.endNest(entry)
+		}
+		d.endNest(table)
+		return 0
+	})
+}
+
+// getCounterMode mirrors stat_get_doit_qp. No counter is ever bound to a QP, so the mode is none, and every
+// identifier of a counter is unknown.
+func (q *request) getCounterMode() syscall.Errno {
+	if q.tb.has(attrStatCounterID) {
+		return q.getResource(kindCounter, resource.fill)
+	}
+	if !q.tb.has(attrStatMode) {
+		return syscall.EINVAL
+	}
+	dev, port, errno := q.parsePort(false)
+	if errno != 0 {
+		return errno
+	}
+	return q.reply(cmdStatGet, func(d *datagram) syscall.Errno {
+		d.handle(dev)
+		d.u32(attrPortIndex, port)
+		d.u32(attrStatMode, counterModeNone)
+		return 0
+	})
+}
+
+// dumpCounters mirrors nldev_stat_get_dumpit.
+func (q *request) dumpCounters(d *dump) syscall.Errno {
+	if !q.parse(false, attrStatRes) {
+		return syscall.EINVAL
+	}
+	switch q.tb.u32(attrStatRes) {
+	case attrResQP:
+		return q.dumpResources(d, kindCounter, resource.fill)
+	case attrResMR:
+		return q.dumpResources(d, kindMR, fillStatMR)
+	}
+	return syscall.EINVAL
+}
+
+// getCounterStatus reports the names of the counters of a port. Mirrors nldev_stat_get_counter_status_doit, for
+// drivers without optional counters.
+func (q *request) getCounterStatus() syscall.Errno {
+	dev, port, errno := q.parsePort(false)
+	if errno != 0 {
+		return errno
+	}
+	counters := dev.counters(port)
+	if counters == nil {
+		return syscall.EINVAL
+	}
+	return q.reply(cmdStatStatus, func(d *datagram) syscall.Errno {
+		d.handle(dev)
+		d.u32(attrPortIndex, port)
+		table := d.nest(attrStatHwcounters | attrFlagNested)
+		for i, name := range slices.Sorted(maps.Keys(counters)) {
+			entry := d.nest(attrStatHwcounterEntry | attrFlagNested)
+			d.text(attrStatHwcounterEntryName, name)
+			d.u32(attrStatHwcounterIndex, uint32(i))
+			d.endNest(entry)
+		}
+		d.endNest(table)
+		return 0
+	})
+}
+
+// setCounters binds QPs to counters, or enables optional counters. There are neither: the first is EOPNOTSUPP, of
+// the second only the empty set is accepted. Mirrors nldev_stat_set_doit.
+func (q *request) setCounters() syscall.Errno {
+	dev, port, errno := q.parsePort(true)
+	if errno != 0 {
+		return errno
+	}
+	if !q.tb.has(attrStatMode) && !q.tb.has(attrStatHwcounters) {
+		return syscall.EINVAL
+	}
+	if q.tb.has(attrStatMode) {
+		return q.bindCounter()
+	}
+	if dev.counters(port) == nil || len(q.tb[attrStatHwcounters]) != 0 {
+		return syscall.EINVAL
+	}
+	return q.reply(cmdStatSet, func(d *datagram) syscall.Errno {
+		d.handle(dev)
+		d.u32(attrPortIndex, port)
+		return 0
+	})
+}
+
+// bindCounter mirrors nldev_stat_set_mode_doit.
+func (q *request) bindCounter() syscall.Errno {
+	if !q.tb.has(attrStatRes) || q.tb.u32(attrStatRes) != attrResQP {
+		return syscall.EINVAL
+	}
+	if q.tb.u32(attrStatMode) != counterModeAuto && !q.tb.has(attrResLQPN) {
+		return syscall.EINVAL
+	}
+	return syscall.EOPNOTSUPP
+}
+
+// deleteCounter unbinds a QP from its counter, of which there is none. Mirrors nldev_stat_del_doit and
+// rdma_counter_unbind_qpn.
+func (q *request) deleteCounter() syscall.Errno {
+	dev, _, errno := q.parsePort(true)
+	if errno != 0 {
+		return errno
+	}
+	if !q.tb.has(attrStatRes, attrStatCounterID, attrResLQPN) || q.tb.u32(attrStatRes) != attrResQP {
+		return syscall.EINVAL
+	}
+	if _, ok := find(kindQP.list(&dev.Resources), q.tb.u32(attrResLQPN)); !ok {
+		return syscall.ENOENT
+	}
+	return syscall.EINVAL
+}

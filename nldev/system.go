@@ -1,0 +1,39 @@
+package nldev
+
+import "syscall"
+
+// State of the subsystem, which a program cannot change.
+const (
+	sharedNetns    = true  // every network namespace sees every device
+	privilegedQKey = false // a program without CAP_NET_RAW cannot use a controlled Q_Key
+	monitor        = false // notifications of devices that come and go are sent
+	copyOnFork     = true  // a fork copies pinned pages: libibverbs needs no madvise
+)
+
+// getSystem mirrors nldev_sys_get_doit, which, alone of all commands, reports the errno of a malformed attribute.
+func (q *request) getSystem() syscall.Errno {
+	if errno := q.tb.parse(q.msg[headerSize:], false); errno != 0 {
+		return errno
+	}
+	return q.reply(cmdSysGet, func(d *datagram) syscall.Errno {
+		d.flag(attrSysNetnsMode, sharedNetns)
+		d.flag(attrSysPrivilegedQkeyMode, privilegedQKey)
+		d.flag(attrSysMonitorMode, monitor)
+		d.flag(attrSysCopyOnFork, copyOnFork)
+		return 0
+	})
+}
+
+// setSystem mirrors nldev_set_sys_set_doit.
+func (q *request) setSystem() syscall.Errno {
+	if !q.parse(true) {
+		return syscall.EINVAL
+	}
+	switch {
+	case q.tb.has(attrSysNetnsMode):
+		return setFlag(q.tb.u8(attrSysNetnsMode), sharedNetns)
+	case q.tb.has(attrSysPrivilegedQkeyMode):
+		return setFlag(q.tb.u8(attrSysPrivilegedQkeyMode), privilegedQKey)
+	}
+	return syscall.EINVAL
+}
