@@ -506,7 +506,15 @@ type View struct {
 	MTU          ib.MTU
 	TrafficClass uint8
 	FlowLabel    uint32
-	Routed       bool // the route is known
+	Routed       bool   // the route is known
+	State        uint8  // enum rdma_cm_state
+	QPN          uint32 // of the owner's queue pair, once the ID has connected or accepted; 0: not known
+}
+
+// linuxStates are the states by the numbers of enum rdma_cm_state.
+var linuxStates = [...]uint8{
+	idIdle: 0, idBound: 7, idListening: 8, idAddrQuery: 1, idAddrResolved: 2, idRouteResolved: 4, idConnected: 5, idDisconnected: 6,
+	idRemoved: 9,
 }
 
 // View returns what is known. It may sleep.
@@ -514,7 +522,7 @@ func (id *ID) View() View {
 	m := id.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v := View{Src: id.src, Dst: id.dst, TrafficClass: id.tos}
+	v := View{Src: id.src, Dst: id.dst, TrafficClass: id.tos, State: linuxStates[id.state], QPN: id.param.QPN}
 	if a := id.at.agent; a != nil && id.state != idRemoved {
 		v.Device, v.GUID, v.Port, v.SGID, v.GIDIndex, v.MTU = a.dev, a.guid, a.port, id.at.gid, id.at.gidIndex, id.at.mtu
 		if to := m.address(id); to != nil {

@@ -250,6 +250,18 @@ func (s *Service) linkAdd(spec ctl.LinkSpec) error {
 	return nil
 }
 
+// linksOf changes links for programs (supervisor.Links).
+type linksOf struct{ s *Service }
+
+func (l linksOf) AddLink(name, linkType, netdev string) error {
+	if linkType != "rxe" {
+		return fmt.Errorf("link %s: type %q; there is rxe: %w", ctl.Clip(name), ctl.Clip(linkType), syscall.EINVAL)
+	}
+	return l.s.LinkAdd(ctl.LinkSpec{Name: name, Netdev: netdev})
+}
+
+func (l linksOf) DeleteLink(name string) error { return l.s.LinkDel(name) }
+
 // reserve takes a name for a link that is going to be made, and release gives it back.
 func (s *Service) reserve(name string) error {
 	s.mu.Lock()

@@ -147,7 +147,7 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, CM: ucma.NewServer(s.cm), Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Log: s.log}); err != nil {
+		Uverbs: s.uverbs, CM: ucma.NewServer(s.cm), Links: linksOf{s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Log: s.log}); err != nil {
 		return nil, err
 	}
 	if opts.Confine {

@@ -64,8 +64,12 @@ func (w *worker) traceArgs(c call) string {
 			return fmt.Sprintf("%s, %s%s", fd, t.command.Name, t.command.Request)
 		}
 		return fmt.Sprintf("%s, %#x, %#x", fd, uint32(a[1]), a[2])
-	case callFstat, callDup:
+	case callFstat, callDup, callBind, callGetsockname:
 		return fd
+	case callSocket:
+		return fmt.Sprintf("AF_NETLINK, %#x, NETLINK_RDMA", uint32(a[1]))
+	case callSetsockopt:
+		return fmt.Sprintf("%s, %d, %d", fd, int32(a[1]), int32(a[2]))
 	case callDup2:
 		return fmt.Sprintf("%s, %d", fd, int32(a[1]))
 	case callDup3:

@@ -15,10 +15,10 @@
 //	  guards (Program.Guard)              mmap(fd), read(sysfs) .... native
 //
 // The filter lets nearly everything through. Trapped are: RDMA's ioctl, by its request number; write and fstat on
-// descriptors from a high number on, which only device files have; and calls with a path, because a filter cannot see
-// what is in it. Most paths are not virtual, and the call goes on in the kernel. A path below /dev/infiniband or
-// /sys/class/infiniband* is answered from a tree of real files (tree.go, sysfs.go): the program gets a descriptor of
-// one and does the rest without being trapped.
+// descriptors from a high number on, which only device files have; sockets of NETLINK_RDMA (netlink.go); and calls with
+// a path, because a filter cannot see what is in it. Most paths are not virtual, and the call goes on in the kernel. A
+// path below /dev/infiniband or /sys/class/infiniband* is answered from a tree of real files (tree.go, sysfs.go): the
+// program gets a descriptor of one and does the rest without being trapped.
 //
 // For a device file it gets a descriptor of a queue file (package shm), so that mmap(2) is native as well.
 // The last close is not trapped either: inotify reports it, however it comes about.

@@ -84,6 +84,8 @@ func (s *fakeServer) devices() []device {
 	return append([]device(nil), s.devs...)
 }
 
+func (s *fakeServer) resources() []uverbs.ContextInfo { return nil }
+
 func (s *fakeServer) onChange(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,7 +28,10 @@ const (
 	callFaccessat
 	callFaccessat2
 	callOpenat2
-	callSocket // refused by the filter
+	callSocket
+	callBind
+	callGetsockname
+	callSetsockopt
 	callDup
 	callDup2
 	callDup3
@@ -62,29 +65,32 @@ var calls = [numCalls]struct {
 	name string
 	trap condition
 }{
-	callOther:      {"other", always},
-	callWrite:      {"write", ifHigh},
-	callIoctl:      {"ioctl", ifVerbs},
-	callOpenat:     {"openat", ifCwd},
-	callNewfstatat: {"newfstatat", ifCwdHigh},
-	callFstat:      {"fstat", ifHigh},
-	callStatx:      {"statx", ifCwdHigh},
-	callFcntl:      {"fcntl", ifDup},
-	callReadlinkat: {"readlinkat", ifCwd},
-	callFaccessat:  {"faccessat", ifCwd},
-	callFaccessat2: {"faccessat2", ifCwd},
-	callOpenat2:    {"openat2", ifCwd},
-	callSocket:     {"socket", ifNetlink},
-	callDup:        {"dup", ifHigh},
-	callDup2:       {"dup2", ifToHigh},
-	callDup3:       {"dup3", ifToHigh},
-	callExecve:     {"execve", always},
-	callExecveat:   {"execveat", always},
-	callOpen:       {"open", always},
-	callStat:       {"stat", always},
-	callLstat:      {"lstat", always},
-	callReadlink:   {"readlink", always},
-	callAccess:     {"access", always},
+	callOther:       {"other", always},
+	callWrite:       {"write", ifHigh},
+	callIoctl:       {"ioctl", ifVerbs},
+	callOpenat:      {"openat", ifCwd},
+	callNewfstatat:  {"newfstatat", ifCwdHigh},
+	callFstat:       {"fstat", ifHigh},
+	callStatx:       {"statx", ifCwdHigh},
+	callFcntl:       {"fcntl", ifDup},
+	callReadlinkat:  {"readlinkat", ifCwd},
+	callFaccessat:   {"faccessat", ifCwd},
+	callFaccessat2:  {"faccessat2", ifCwd},
+	callOpenat2:     {"openat2", ifCwd},
+	callSocket:      {"socket", ifNetlink},
+	callBind:        {"bind", ifHigh},
+	callGetsockname: {"getsockname", ifHigh},
+	callSetsockopt:  {"setsockopt", ifHigh},
+	callDup:         {"dup", ifHigh},
+	callDup2:        {"dup2", ifToHigh},
+	callDup3:        {"dup3", ifToHigh},
+	callExecve:      {"execve", always},
+	callExecveat:    {"execveat", always},
+	callOpen:        {"open", always},
+	callStat:        {"stat", always},
+	callLstat:       {"lstat", always},
+	callReadlink:    {"readlink", always},
+	callAccess:      {"access", always},
 }
 
 func (c call) String() string { return calls[c].name }
@@ -116,28 +122,31 @@ var architectures = map[string]*architecture{
 	"amd64": {
 		audit: unix.AUDIT_ARCH_X86_64,
 		numbers: [numCalls]number{
-			callWrite:      no(1),
-			callOpen:       no(2),
-			callStat:       no(4),
-			callFstat:      no(5),
-			callLstat:      no(6),
-			callIoctl:      no(16),
-			callAccess:     no(21),
-			callDup:        no(32),
-			callDup2:       no(33),
-			callSocket:     no(41),
-			callExecve:     no(59),
-			callFcntl:      no(72),
-			callReadlink:   no(89),
-			callOpenat:     no(257),
-			callNewfstatat: no(262),
-			callReadlinkat: no(267),
-			callFaccessat:  no(269),
-			callDup3:       no(292),
-			callExecveat:   no(322),
-			callStatx:      no(332),
-			callOpenat2:    no(437),
-			callFaccessat2: no(439),
+			callWrite:       no(1),
+			callOpen:        no(2),
+			callStat:        no(4),
+			callFstat:       no(5),
+			callLstat:       no(6),
+			callIoctl:       no(16),
+			callAccess:      no(21),
+			callDup:         no(32),
+			callDup2:        no(33),
+			callSocket:      no(41),
+			callBind:        no(49),
+			callGetsockname: no(51),
+			callSetsockopt:  no(54),
+			callExecve:      no(59),
+			callFcntl:       no(72),
+			callReadlink:    no(89),
+			callOpenat:      no(257),
+			callNewfstatat:  no(262),
+			callReadlinkat:  no(267),
+			callFaccessat:   no(269),
+			callDup3:        no(292),
+			callExecveat:    no(322),
+			callStatx:       no(332),
+			callOpenat2:     no(437),
+			callFaccessat2:  no(439),
 		},
 		execs:  []uint32{x32 + 520, x32 + 545},
 		compat: compat{unix.AUDIT_ARCH_I386, []uint32{11, 358}},
@@ -145,22 +154,25 @@ var architectures = map[string]*architecture{
 	"arm64": {
 		audit: unix.AUDIT_ARCH_AARCH64,
 		numbers: [numCalls]number{
-			callDup:        no(23),
-			callDup3:       no(24),
-			callFcntl:      no(25),
-			callIoctl:      no(29),
-			callFaccessat:  no(48),
-			callOpenat:     no(56),
-			callWrite:      no(64),
-			callReadlinkat: no(78),
-			callNewfstatat: no(79),
-			callFstat:      no(80),
-			callSocket:     no(198),
-			callExecve:     no(221),
-			callExecveat:   no(281),
-			callStatx:      no(291),
-			callOpenat2:    no(437),
-			callFaccessat2: no(439),
+			callDup:         no(23),
+			callDup3:        no(24),
+			callFcntl:       no(25),
+			callIoctl:       no(29),
+			callFaccessat:   no(48),
+			callOpenat:      no(56),
+			callWrite:       no(64),
+			callReadlinkat:  no(78),
+			callNewfstatat:  no(79),
+			callFstat:       no(80),
+			callSocket:      no(198),
+			callBind:        no(200),
+			callGetsockname: no(204),
+			callSetsockopt:  no(208),
+			callExecve:      no(221),
+			callExecveat:    no(281),
+			callStatx:       no(291),
+			callOpenat2:     no(437),
+			callFaccessat2:  no(439),
 		},
 		compat: compat{unix.AUDIT_ARCH_ARM, []uint32{11, 387}},
 	},
@@ -228,7 +240,7 @@ const (
 //	arch is of 32-bit programs -> trap if nr executes a program, else allow
 //	arch is another one        -> allow
 //	nr is not of a call        -> allow
-//	the condition's block      -> trap (or refuse) if it holds, else allow
+//	the condition's block      -> trap if it holds, else allow
 func (a *architecture) filter(firstFD uint32) []unix.SockFilter {
 	const (
 		ld   = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
@@ -263,7 +275,7 @@ func (a *architecture) filter(firstFD uint32) []unix.SockFilter {
 		ifCwdHigh: append([]unix.SockFilter{arg(0), is(jeq, uint32(cwd), 1), give(trap)}, high...),
 		ifNetlink: {
 			arg(0), is(jeq, unix.AF_NETLINK, 3),
-			arg(2), is(jeq, unix.NETLINK_RDMA, 1), give(unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)),
+			arg(2), is(jeq, unix.NETLINK_RDMA, 1), give(trap),
 			give(unix.SECCOMP_RET_ALLOW),
 		},
 	}

@@ -60,7 +60,6 @@ func TestFilterVerdicts(t *testing.T) {
 	const first = 1000
 	const cwd = uint64(1<<64 - 100) // AT_FDCWD as an int sign-extended to a register
 	const cwd32 = uint64(1<<32 - 100)
-	refuse := uint32(unix.SECCOMP_RET_ERRNO) | uint32(unix.EPROTONOSUPPORT)
 	tests := []struct {
 		call call
 		args []uint64
@@ -115,9 +114,15 @@ func TestFilterVerdicts(t *testing.T) {
 		{callFaccessat, []uint64{first}, allow},
 		{callFaccessat2, []uint64{cwd}, trap},
 		{callFaccessat2, []uint64{3}, allow},
-		{callSocket, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_RDMA}, refuse},
+		{callSocket, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_RDMA}, trap},
 		{callSocket, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE}, allow},
 		{callSocket, []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.NETLINK_RDMA}, allow},
+		{callBind, []uint64{3}, allow},
+		{callBind, []uint64{first}, trap},
+		{callGetsockname, []uint64{3}, allow},
+		{callGetsockname, []uint64{first}, trap},
+		{callSetsockopt, []uint64{3}, allow},
+		{callSetsockopt, []uint64{first}, trap},
 		{callOpen, nil, trap},
 		{callStat, nil, trap},
 		{callLstat, nil, trap},

@@ -26,6 +26,8 @@ type SupervisorConfig struct {
 	Uverbs *uverbs.Server
 	// CM is the connection manager of the devices; nil: programs have none. It outlives the Supervisor.
 	CM *ucma.Server
+	// Links makes and removes devices for programs of root and of this process's user; nil: no program may.
+	Links Links
 	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes it
 	// searchable for others, and in it makes what they need to reach: the tree of /dev and /sys that programs see, and
 	// the queue files. Each directory stays this user's.
@@ -71,6 +73,7 @@ type Supervisor struct {
 	sessions map[*Session]struct{}
 	files    map[inode]*openFile // open device files, by the queue file that the program has
 	watches  map[int32]*openFile // the same by inotify watch
+	netlinks map[inode]*netlinkSocket
 	copies   map[int]*umem.Copies
 }
 
@@ -79,6 +82,7 @@ type server interface {
 	devices() []device
 	open(name string, p uverbs.Process, m uverbs.Memory) (commandFile, error)
 	onChange(func())
+	resources() []uverbs.ContextInfo
 }
 
 // commandFile is a uverbs.File.
@@ -108,6 +112,8 @@ func (s uverbsServer) open(name string, p uverbs.Process, m uverbs.Memory) (comm
 
 func (s uverbsServer) onChange(f func()) { s.OnChange(f) }
 
+func (s uverbsServer) resources() []uverbs.ContextInfo { return s.Resources() }
+
 // inode identifies a file on this machine.
 type inode struct{ dev, ino uint64 }
 
@@ -129,6 +135,7 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 		sessions: make(map[*Session]struct{}),
 		files:    make(map[inode]*openFile),
 		watches:  make(map[int32]*openFile),
+		netlinks: make(map[inode]*netlinkSocket),
 		copies:   make(map[int]*umem.Copies),
 
 		allCopies: umem.NewCopies(maxAllCopies, nil),
@@ -238,6 +245,7 @@ func (s *Supervisor) Close() {
 		}
 	}
 	s.closeFiles(late, func(*openFile) bool { return true })
+	s.closeNetlinks()
 	s.notify.Close()
 	s.reader.Wait()
 	s.stop.Close()

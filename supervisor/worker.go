@@ -181,6 +181,10 @@ func (w *worker) handle() (v verdict) {
 		return w.duplicate(c)
 	case callDup2, callDup3:
 		return w.duplicateTo(c)
+	case callSocket:
+		return w.openNetlink()
+	case callBind, callGetsockname, callSetsockopt:
+		return w.netlinkCall(c)
 	case callWrite, callIoctl, callFstat:
 		fd := int32(w.n.args[0])
 		w.desc = w.descriptor(fd)

@@ -1,11 +1,14 @@
 package ucma
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"syscall"
 
+	"verbena/ib"
 	"verbena/internal/quota"
 	"verbena/rdmacm"
 	"verbena/rdmacm/msg"
@@ -49,6 +52,8 @@ func NewServer(m *rdmacm.Manager) *Server {
 type Config struct {
 	// User is whom the IDs are charged to; nil: nobody.
 	User *quota.User
+	// PID and UID are who opened the file, for people to read.
+	PID, UID int
 	// Ready is called when the first event comes, and when the last has been taken. It must not sleep, nor call the
 	// File.
 	Ready func(bool)
@@ -96,6 +101,32 @@ type event struct {
 	group   *group
 	request *context // of a request: its ID
 	resp    ucm.EventResp
+}
+
+// Info tells of an ID.
+type Info struct {
+	ID       uint32
+	PID, UID int // of who opened the file
+	Space    msg.PortSpace
+	Type     ib.QPType
+	View     rdmacm.View
+}
+
+// IDs tells of all, in the order of their numbers. It may sleep.
+func (s *Server) IDs() (list []Info) {
+	s.mu.Lock()
+	ids := slices.SortedFunc(maps.Values(s.ids), func(a, b *context) int { return cmp.Compare(a.id, b.id) })
+	files := make([]*File, len(ids))
+	for i, c := range ids {
+		files[i] = c.file
+	}
+	s.mu.Unlock()
+	for i, c := range ids {
+		list = append(list, Info{
+			ID: c.id, PID: files[i].cfg.PID, UID: files[i].cfg.UID, Space: c.cm.Space(), Type: c.cm.Type(), View: c.cm.View(),
+		})
+	}
+	return list
 }
 
 // Open opens the file.

@@ -236,7 +236,6 @@ func TestCMEnds(t *testing.T) {
 			var sout, cout bytes.Buffer
 			s := w.cmd(w.deadline(30), "run", "--trace="+trace, "--", "rping", "-s", "-a", addr)
 			s.Stdout, s.Stderr = &sout, &sout
-			s.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			if err := s.Start(); err != nil {
 				t.Fatal(err)
 			}

@@ -1,0 +1,412 @@
+package supervisor
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/nldev"
+	"verbena/uapi/ucm"
+	"verbena/uverbs"
+)
+
+// A NETLINK_RDMA socket of a program is one end of a pair of AF_UNIX sockets, SOCK_SEQPACKET, so that sending,
+// receiving and poll(2) are native. The other end, which the service has, is bound to an abstract name that is as long
+// as a netlink address: 12 bytes, with the kernel's number, 0, in the place of nl_pid. libmnl and libnl look at no more
+// of an answer's address. Trapped are socket(2), and by the number of the descriptor bind(2), getsockname(2) and
+// setsockopt(2), which an AF_UNIX socket would refuse. Who asks is what the kernel says of each datagram
+// (SCM_CREDENTIALS).
+
+// netlinkAddr is the length of struct sockaddr_nl.
+const netlinkAddr = 12
+
+// netlinkSocket is such a socket.
+type netlinkSocket struct {
+	sup    *Supervisor
+	end    *os.File
+	user   *quota.User
+	inode  inode // of the program's end
+	portID uint32
+}
+
+// Links makes and removes devices, for `rdma link add` and `rdma link delete` of programs whose user may.
+type Links interface {
+	// AddLink makes a device on a network interface; EINVAL for another type than rxe. It may sleep.
+	AddLink(name, linkType, netdev string) error
+	// DeleteLink removes it. It may sleep.
+	DeleteLink(name string) error
+}
+
+// openNetlink answers socket(2) for a NETLINK_RDMA socket.
+func (w *worker) openNetlink() verdict {
+	kind := uint32(w.n.args[1])
+	t := w.session
+	if t := kind &^ (unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK); t != unix.SOCK_RAW && t != unix.SOCK_DGRAM {
+		return fails(syscall.ESOCKTNOSUPPORT)
+	}
+	w.begin(callOpen)
+	th, err := w.look()
+	if err != nil {
+		return fails(err)
+	}
+	defer th.close()
+	p, _, err := w.process(th)
+	if err != nil {
+		return fails(err)
+	}
+	s, end, err := t.sup.newNetlink(t.sup.cfg.Quota.User(th.id.uids.real), kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
+	if err != nil {
+		t.log.Warn("open a netlink socket", "pid", th.id.pid, "name", th.id.name, "err", err)
+		return fails(err)
+	}
+	number, err := w.installCommandFile(th, p, end, t.firstFD, uint64(kind&unix.SOCK_CLOEXEC))
+	unix.Close(end)
+	go s.serve()
+	if err != nil {
+		return fails(err) // and the socket ends, since nobody has its end
+	}
+	return verdict{val: int64(number)}
+}
+
+// netlinkDescriptors is what a socket costs the service: its end, and for a moment the other.
+const netlinkDescriptors = 2
+
+// newNetlink makes a socket, and returns the program's end, which is the caller's to close.
+func (s *Supervisor) newNetlink(user *quota.User, nonblock bool, portID uint32) (n *netlinkSocket, end int, err error) {
+	if err := user.Take(quota.Descriptors, netlinkDescriptors); err != nil {
+		return nil, -1, err
+	}
+	defer func() {
+		if err != nil {
+			user.Give(quota.Descriptors, netlinkDescriptors)
+		}
+	}()
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, -1, fmt.Errorf("make a pair of sockets: %w", err)
+	}
+	var st unix.Stat_t
+	err = errors.Join(
+		bindAsKernel(ends[1]), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_PASSCRED, 1),
+		unix.SetNonblock(ends[1], true), unix.SetNonblock(ends[0], nonblock), unix.Fstat(ends[0], &st))
+	if err != nil {
+		unix.Close(ends[0])
+		unix.Close(ends[1])
+		return nil, -1, err
+	}
+	n = &netlinkSocket{
+		sup: s, end: os.NewFile(uintptr(ends[1]), "netlink"), user: user, inode: inode{st.Dev, st.Ino}, portID: portID,
+	}
+	s.mu.Lock()
+	closed := s.closed
+	if !closed {
+		s.netlinks[n.inode] = n
+	}
+	s.mu.Unlock()
+	if closed {
+		n.end.Close()
+		unix.Close(ends[0])
+		return nil, -1, fmt.Errorf("the service is ending: %w", unix.ENODEV)
+	}
+	return n, ends[0], nil
+}
+
+// bindAsKernel gives a socket a name in whose bytes nl_pid is 0.
+func bindAsKernel(fd int) error {
+	var name [netlinkAddr - 2]byte // '@' stands for the zero byte of an abstract name
+	for range 16 {
+		r := rand.Uint64()
+		name = [len(name)]byte{'@', byte(r)}
+		binary.NativeEndian.PutUint32(name[6:], uint32(r>>8))
+		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: string(name[:])}); err != unix.EADDRINUSE {
+			return err
+		}
+	}
+	return unix.EADDRINUSE
+}
+
+// maxNetlinkRequest bounds a request; what is longer is cut. Each socket has a buffer of it.
+const maxNetlinkRequest = 8 << 10
+
+// serve answers until the program has closed its end.
+func (n *netlinkSocket) serve() {
+	s := n.sup
+	defer func() {
+		s.mu.Lock()
+		delete(s.netlinks, n.inode)
+		s.mu.Unlock()
+		n.end.Close()
+		n.user.Give(quota.Descriptors, netlinkDescriptors)
+	}()
+	raw, err := n.end.SyscallConn()
+	if err != nil {
+		return
+	}
+	buf, oob := make([]byte, maxNetlinkRequest), make([]byte, unix.CmsgSpace(unix.SizeofUcred))
+	for {
+		var size, control int
+		rerr := raw.Read(func(fd uintptr) bool {
+			size, control, _, _, err = unix.Recvmsg(int(fd), buf, oob, unix.MSG_CMSG_CLOEXEC)
+			return err != unix.EAGAIN
+		})
+		if rerr != nil || err != nil || size == 0 {
+			return
+		}
+		uid := senderOf(oob[:control])
+		s.mu.Lock()
+		socket := nldev.Socket{PortID: n.portID}
+		s.mu.Unlock()
+		var admin nldev.Admin
+		if s.cfg.Links != nil && (uid == 0 || uid == os.Geteuid()) && !isOverflow(uid) {
+			admin = s.cfg.Links
+		}
+		for _, b := range socket.Answer(netlinkSource{s, uid}, admin, buf[:size]) {
+			werr := raw.Write(func(fd uintptr) bool {
+				err = unix.Sendmsg(int(fd), b, nil, nil, unix.MSG_NOSIGNAL)
+				return err != unix.EAGAIN
+			})
+			if werr != nil || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// closeNetlinks ends all sockets: programs see the end of the file.
+func (s *Supervisor) closeNetlinks() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.netlinks {
+		n.end.Close()
+	}
+}
+
+// senderOf returns the user who has sent a datagram, -1 if that is not known.
+func senderOf(oob []byte) int {
+	list, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return -1
+	}
+	for i := range list {
+		if c, err := unix.ParseUnixCredentials(&list[i]); err == nil {
+			return int(c.Uid)
+		}
+	}
+	return -1
+}
+
+// netlink finds the socket that the caller has under a number, nil if that is something else.
+func (w *worker) netlink(fd int32) *netlinkSocket {
+	i, err := inodeOf(w.n.tid, fd)
+	if err != nil {
+		return nil
+	}
+	s := w.session.sup
+	s.mu.Lock()
+	n := s.netlinks[i]
+	s.mu.Unlock()
+	if n == nil || w.prove() != nil {
+		return nil
+	}
+	return n
+}
+
+// netlinkCall answers bind(2), getsockname(2) or setsockopt(2) on a descriptor of a high number.
+func (w *worker) netlinkCall(c call) verdict {
+	n := w.netlink(int32(w.n.args[0]))
+	if n == nil {
+		return verdict{fate: letThrough}
+	}
+	w.begin(callOpen)
+	s := w.session.sup
+	switch c {
+	case callBind:
+		var a [netlinkAddr]byte
+		if w.n.args[2] < netlinkAddr {
+			return fails(syscall.EINVAL)
+		}
+		if got, err := w.session.read(int(w.n.tid), w.n.args[1], a[:]); err != nil || got < len(a) {
+			return fails(syscall.EFAULT)
+		}
+		if err := w.prove(); err != nil {
+			return fails(err)
+		}
+		if binary.NativeEndian.Uint16(a[:]) != unix.AF_NETLINK {
+			return fails(syscall.EINVAL)
+		}
+		if id := binary.NativeEndian.Uint32(a[4:]); id != 0 {
+			s.mu.Lock()
+			n.portID = id
+			s.mu.Unlock()
+		}
+		return verdict{}
+	case callGetsockname:
+		var room [4]byte
+		if got, err := w.session.read(int(w.n.tid), w.n.args[2], room[:]); err != nil || got < len(room) {
+			return fails(syscall.EFAULT)
+		}
+		size := int32(binary.NativeEndian.Uint32(room[:]))
+		if size < 0 {
+			return fails(syscall.EINVAL)
+		}
+		var a [netlinkAddr]byte
+		binary.NativeEndian.PutUint16(a[:], unix.AF_NETLINK)
+		s.mu.Lock()
+		binary.NativeEndian.PutUint32(a[4:], n.portID)
+		s.mu.Unlock()
+		if err := w.write(w.n.args[1], a[:min(int(size), len(a))]); err != nil {
+			return fails(err)
+		}
+		binary.NativeEndian.PutUint32(room[:], netlinkAddr)
+		return fails(w.write(w.n.args[2], room[:]))
+	}
+	if int32(w.n.args[1]) != unix.SOL_NETLINK {
+		return verdict{fate: letThrough}
+	}
+	return verdict{} // nothing depends on the options
+}
+
+// netlinkSource is what a user may know of the devices (nldev.Source).
+type netlinkSource struct {
+	sup *Supervisor
+	uid int
+}
+
+// sees reports whether the user may know of what another's programs hold, as in `verbena res show`.
+func (s netlinkSource) sees(uid int) bool {
+	return !isOverflow(s.uid) && (uid == s.uid || s.uid == 0 || s.uid == os.Geteuid())
+}
+
+// driverRXE is the number of the rxe driver. (RDMA_DRIVER_RXE)
+const driverRXE = 14
+
+func (s netlinkSource) ConnectionManager() (nldev.Chardev, bool) {
+	if s.sup.cfg.CM == nil {
+		return nldev.Chardev{}, false
+	}
+	return nldev.Chardev{Name: cmDevice, Major: miscMajor, Minor: cmMinor, ABI: ucm.ABIVersion}, true
+}
+
+func (s netlinkSource) Devices() (list []nldev.Device) {
+	for _, d := range s.sup.server.devices() {
+		a, err := d.ib.QueryDevice()
+		if err != nil {
+			continue
+		}
+		n := nldev.Device{
+			Index: uint32(d.minor), Name: d.ib.Name(), NodeType: 1, NameByUser: true, Protocol: "roce", NodeGUID: a.NodeGUID,
+			FWVer:        fmt.Sprintf("%d.%d.%d", a.FWVer>>32, a.FWVer>>16&0xffff, a.FWVer&0xffff),
+			SysImageGUID: a.SysImageGUID, CapFlags: uint64(a.DeviceCapFlags), DriverID: driverRXE,
+			Uverbs:    nldev.Chardev{Name: d.name, Major: verbsMajor, Minor: uint32(baseMinor + d.minor), ABI: uint64(d.driverABI)},
+			Resources: s.resources(d.ib.Name()),
+		}
+		if c := d.counters; c != nil {
+			n.Counters = func(uint32) map[string]uint64 { return c.Stats() }
+		}
+		for port := 1; port <= a.PhysPorts; port++ {
+			p, err := d.ib.QueryPort(port)
+			if err != nil {
+				break
+			}
+			n.Ports = append(n.Ports, nldev.Port{
+				State: uint8(p.State), PhysState: p.PhysState, NetdevIndex: ifIndexOf(&d, port), NetdevName: p.Netdev,
+			})
+		}
+		list = append(list, n)
+	}
+	return list
+}
+
+// ifIndexOf returns the index of the network interface of a port, which the first entry of its GID table has.
+func ifIndexOf(d *device, port int) uint32 {
+	g, err := d.ib.QueryGID(port, 0)
+	if err != nil {
+		return 0
+	}
+	return uint32(g.IfIndex)
+}
+
+// handleBits is how much of a number is an object's handle in its context; the rest is the context's place.
+const handleBits = 20
+
+// resources lists what the user's programs hold on a device, and for who manages the service what all do.
+func (s netlinkSource) resources(dev string) nldev.Resources {
+	each := func(f func(id func(handle uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner)) {
+		for i, c := range s.sup.server.resources() {
+			if c.Device != dev || c.Zombie || !s.sees(c.UID) {
+				continue
+			}
+			id := func(handle uint32) uint32 { return uint32(i+1)<<handleBits | handle&(1<<handleBits-1) }
+			f(id, &c, nldev.Owner{PID: uint32(c.PID)})
+		}
+	}
+	return nldev.Resources{
+		Contexts: func() (l []nldev.Context) {
+			each(func(id func(uint32) uint32, _ *uverbs.ContextInfo, o nldev.Owner) {
+				l = append(l, nldev.Context{ID: id(0), Owner: o})
+			})
+			return l
+		},
+		PDs: func() (l []nldev.PD) {
+			each(func(id func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
+				for _, p := range c.PDs {
+					l = append(l, nldev.PD{ID: id(p.Handle), Context: id(0), Owner: o})
+				}
+			})
+			return l
+		},
+		CQs: func() (l []nldev.CQ) {
+			each(func(id func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
+				for _, q := range c.CQs {
+					l = append(l, nldev.CQ{ID: id(q.Handle), Context: id(0), CQE: uint32(q.Entries), Owner: o})
+				}
+			})
+			return l
+		},
+		QPs: func() (l []nldev.QP) {
+			each(func(_ func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
+				for _, q := range c.QPs {
+					l = append(l, nldev.QP{Num: q.Num, Port: 1, Type: uint8(q.Type), State: uint8(q.State), Owner: o})
+				}
+			})
+			return l
+		},
+		MRs: func() (l []nldev.MR) {
+			each(func(id func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
+				for _, m := range c.MRs {
+					l = append(l, nldev.MR{ID: id(m.Handle), PD: id(m.PD), Length: m.Length, LKey: m.LKey, RKey: m.RKey, Owner: o})
+				}
+			})
+			return l
+		},
+		CMIDs: func() (l []nldev.CMID) {
+			if s.sup.cfg.CM == nil {
+				return nil
+			}
+			for _, i := range s.sup.cfg.CM.IDs() {
+				if !s.sees(i.UID) || i.View.Device == nil || i.View.Device.Name() != dev {
+					continue
+				}
+				l = append(l, nldev.CMID{
+					ID: i.ID, Port: uint32(i.View.Port), QPNum: i.View.QPN, QPType: uint8(i.Type), PS: uint32(i.Space), State: i.View.State,
+					Src: i.View.Src, Dst: i.View.Dst, Owner: nldev.Owner{PID: uint32(i.PID)},
+				})
+			}
+			return l
+		},
+		SRQs: func() (l []nldev.SRQ) {
+			each(func(id func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
+				for _, q := range c.SRQs {
+					l = append(l, nldev.SRQ{ID: id(q.Handle), Owner: o})
+				}
+			})
+			return l
+		},
+	}
+}

@@ -1,0 +1,129 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestRdmaTool: iproute2's rdma, unmodified, sees the devices and what programs hold, and makes and removes devices.
+func TestRdmaTool(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "iproute2", "rdma")
+	needProgram(t, "rdmacm-utils", "rping")
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			addr := loopback()
+			w := startService(t, u, "", "--link", "rxe0="+addr)
+			rdma := func(args ...string) string { return w.out(append([]string{"run", "--", "rdma"}, args...)...) }
+			for _, c := range []struct{ args, want string }{
+				{"dev", "0: rxe0: node_type ca "},
+				{"link", "link rxe0/1 state ACTIVE physical_state LINK_UP netdev lo"},
+				{"system", "netns shared"},
+				{"resource", "0: rxe0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0 srq 0"},
+				{"statistic show link rxe0/1", "sent_pkts"},
+			} {
+				if out := rdma(strings.Fields(c.args)...); !strings.Contains(out, c.want) {
+					t.Errorf("rdma %s: no %q in:\n%s", c.args, c.want, out)
+				}
+			}
+			var links []struct {
+				IfName string `json:"ifname"`
+				Port   int    `json:"port"`
+				Netdev string `json:"netdev"`
+			}
+			if err := json.Unmarshal([]byte(rdma("link", "show", "-j")), &links); err != nil || len(links) != 1 || links[0].Netdev != "lo" {
+				t.Errorf("rdma link show -j: %+v, %v", links, err)
+			}
+			s := w.cmd(w.deadline(60), "run", "--", "rping", "-s", "-a", addr)
+			if err := s.Start(); err != nil {
+				t.Fatal(err)
+			}
+			for range 500 {
+				if strings.Contains(rdma("resource", "show", "cm_id"), "state LISTEN") {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			c := w.cmd(w.deadline(60), "run", "--", "rping", "-c", "-a", addr)
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			for range 500 {
+				if strings.Count(rdma("resource", "show", "qp"), "state RTS") == 2 {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if out := rdma("resource", "show", "cm_id"); strings.Count(out, "state CONNECT") != 2 || strings.Count(out, "comm rping") != 3 {
+				t.Errorf("rdma resource show cm_id:\n%s", out)
+			}
+			// What rdma and `verbena res show` count is the same.
+			var pds, mrs, cqs, qps int
+			for _, h := range w.resources() {
+				count := func(key string) int { l, _ := h[key].([]any); return len(l) }
+				n, _ := h["pds"].(float64)
+				pds, mrs, cqs, qps = pds+int(n), mrs+count("mrs"), cqs+count("cqs"), qps+count("qps")
+			}
+			want := fmt.Sprintf("pd %d cq %d qp %d cm_id 3 mr %d ctx 2 srq 0", pds, cqs, qps, mrs)
+			if out := rdma("resource"); !strings.Contains(out, want) {
+				t.Errorf("rdma resource: no %q in:\n%s", want, out)
+			}
+			for _, p := range []*exec.Cmd{c, s} {
+				syscall.Kill(-p.Process.Pid, syscall.SIGKILL)
+				_ = p.Wait()
+			}
+			rdma("link", "add", "rxe7", "type", "rxe", "netdev", "lo")
+			if out := w.out("link", "show"); !strings.Contains(out, "rxe7") {
+				t.Errorf("no rxe7 after rdma link add:\n%s", out)
+			}
+			rdma("link", "delete", "rxe7")
+			if out := w.out("link", "show"); strings.Contains(out, "rxe7") {
+				t.Errorf("rxe7 is there after rdma link delete:\n%s", out)
+			}
+			w.cmEmpty()
+		})
+	}
+}
+
+// TestRdmaToolOfOthers: who shares another user's service sees what is his own, and changes no device.
+func TestRdmaToolOfOthers(t *testing.T) {
+	needRoot(t)
+	needProgram(t, "iproute2", "rdma")
+	needProgram(t, "rdmacm-utils", "rping")
+	addr := loopback()
+	w := startService(t, users()[0], "", "--mode", "0666", "--link", "rxe0="+addr)
+	os.Chmod(filepath.Dir(w.socket), 0o755)
+	s := w.cmd(w.deadline(60), "run", "--", "rping", "-s", "-a", addr)
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		syscall.Kill(-s.Process.Pid, syscall.SIGKILL)
+		_ = s.Wait()
+	}()
+	for range 500 {
+		if strings.Contains(w.out("run", "--", "rdma", "resource", "show", "cm_id"), "LISTEN") {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	other := w.as(users()[1].uid)
+	if out := other.out("run", "--", "rdma", "resource"); !strings.Contains(out, "cm_id 0 ") || !strings.Contains(out, "ctx 0 ") {
+		t.Errorf("another user sees:\n%s", out)
+	}
+	for _, args := range [][]string{{"link", "add", "rxe7", "type", "rxe", "netdev", "lo"}, {"link", "delete", "rxe0"}} {
+		out, err := other.cmd(w.deadline(20), append([]string{"run", "--", "rdma"}, args...)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "not permitted") {
+			t.Errorf("rdma %v by another user: %v: %s", args, err, out)
+		}
+	}
+}
