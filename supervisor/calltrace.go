@@ -67,7 +67,7 @@ func (w *worker) traceArgs(c call) string {
 	case callFstat, callDup, callBind, callGetsockname:
 		return fd
 	case callSocket:
-		return fmt.Sprintf("AF_NETLINK, %#x, NETLINK_RDMA", uint32(a[1]))
+		return fmt.Sprintf("AF_NETLINK, %s, NETLINK_RDMA", socketType(a[1]))
 	case callSetsockopt:
 		return fmt.Sprintf("%s, %d, %d", fd, int32(a[1]), int32(a[2]))
 	case callDup2:
@@ -109,18 +109,38 @@ func (t *callTrace) result(v verdict) string {
 	return fmt.Sprint(v.val)
 }
 
+// A flag is a bit of a call's argument, with the name of its C constant.
+type flag struct {
+	bit  uint64
+	name string
+}
+
 // openFlags shows the flags of open(2).
 func openFlags(flags uint64) string {
 	flags &= 1<<32 - 1
-	s := [...]string{unix.O_RDONLY: "O_RDONLY", unix.O_WRONLY: "O_WRONLY", unix.O_RDWR: "O_RDWR", 3: "O_ACCMODE"}[flags&unix.O_ACCMODE]
-	flags &^= unix.O_ACCMODE
-	for _, f := range [...]struct {
-		bit  uint64
-		name string
-	}{
+	mode := [...]string{unix.O_RDONLY: "O_RDONLY", unix.O_WRONLY: "O_WRONLY", unix.O_RDWR: "O_RDWR", 3: "O_ACCMODE"}[flags&unix.O_ACCMODE]
+	return withFlags(mode, flags&^unix.O_ACCMODE, []flag{
 		{unix.O_CLOEXEC, "O_CLOEXEC"}, {unix.O_NONBLOCK, "O_NONBLOCK"}, {unix.O_DIRECTORY, "O_DIRECTORY"}, {unix.O_NOFOLLOW, "O_NOFOLLOW"},
 		{unix.O_PATH, "O_PATH"}, {unix.O_CREAT, "O_CREAT"}, {unix.O_EXCL, "O_EXCL"}, {unix.O_TRUNC, "O_TRUNC"},
-	} {
+	})
+}
+
+// socketType shows the type of a netlink socket(2), SOCK_RAW and SOCK_DGRAM by name.
+func socketType(typ uint64) string {
+	flags := typ & (unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK)
+	name := fmt.Sprint(uint32(typ &^ flags))
+	switch uint32(typ &^ flags) {
+	case unix.SOCK_RAW:
+		name = "SOCK_RAW"
+	case unix.SOCK_DGRAM:
+		name = "SOCK_DGRAM"
+	}
+	return withFlags(name, flags, []flag{{unix.SOCK_CLOEXEC, "SOCK_CLOEXEC"}, {unix.SOCK_NONBLOCK, "SOCK_NONBLOCK"}})
+}
+
+// withFlags shows s and those of names that are in flags; the rest of flags is a number.
+func withFlags(s string, flags uint64, names []flag) string {
+	for _, f := range names {
 		if flags&f.bit != 0 {
 			s += "|" + f.name
 			flags &^= f.bit
