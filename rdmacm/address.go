@@ -32,7 +32,7 @@ func sourceOf(dst netip.Addr) (netip.Addr, error) {
 }
 
 // find returns the place of an address of this host, EADDRNOTAVAIL if no device has it, ENODEV if there is no device at
-// all. An address of the loopback interface stands for the first active device, unless one has it.
+// all. 127.0.0.1 and ::1 stand for the first active device, unless one has them.
 //
 //verbena:held mu
 func (m *Manager) find(addr netip.Addr) (place, error) {
@@ -45,7 +45,7 @@ func (m *Manager) find(addr netip.Addr) (place, error) {
 			return a.place(i, g)
 		}
 	}
-	if !addr.IsLoopback() || m.cfg.NoLoopback {
+	if !m.standsForDevice(addr) {
 		return place{}, fmt.Errorf("address %v: no RDMA device has it: %w", addr, syscall.EADDRNOTAVAIL)
 	}
 	for _, a := range m.agents {
@@ -53,29 +53,65 @@ func (m *Manager) find(addr netip.Addr) (place, error) {
 		if err != nil || port.State != ib.PortActive {
 			continue
 		}
-		best := -1
-		var gid ib.GID
-		for i := range port.GIDTableLen {
-			e, err := a.dev.QueryGID(a.port, i)
-			if err != nil {
-				break
-			}
-			if e.GID.IsZero() || e.Type != ib.GIDTypeRoCEv2 {
-				continue
-			}
-			same := netip.AddrFrom16(e.GID).Unmap().Is4() == addr.Is4()
-			if best < 0 || same {
-				best, gid = i, e.GID
-			}
-			if same && i > 0 { // 0 is the one made from the interface's MAC
-				break
-			}
-		}
-		if best >= 0 {
-			return a.place(best, gid)
+		if p, ok := a.first(addr); ok {
+			return p, nil
 		}
 	}
 	return place{}, fmt.Errorf("address %v: no RDMA device is active: %w", addr, syscall.ENODEV)
+}
+
+// standsForDevice reports whether an address stands for a device that does not have it. Others of 127.0.0.0/8 do not:
+// devices may have them, of other services too.
+func (m *Manager) standsForDevice(a netip.Addr) bool {
+	return !m.cfg.NoLoopback && (a == localhost4 || a == netip.IPv6Loopback())
+}
+
+var localhost4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// findOn returns a place on a device from which an address of its family is reached.
+//
+//verbena:held mu
+func (m *Manager) findOn(dev *ib.Device, addr netip.Addr) (place, error) {
+	for _, a := range m.agents {
+		if !a.dev.Same(dev) {
+			continue
+		}
+		p, ok := a.first(addr)
+		from := netip.AddrFrom16(p.gid).Unmap()
+		if !ok || from.Is4() != addr.Is4() || from.IsLinkLocalUnicast() && addr.IsGlobalUnicast() {
+			return place{}, fmt.Errorf("device %s has no address to reach %v from: %w", dev.Name(), addr, syscall.EADDRNOTAVAIL)
+		}
+		return p, nil
+	}
+	return place{}, fmt.Errorf("device %s: %w", dev.Name(), syscall.ENODEV)
+}
+
+// first returns the first place of the agent's port, of the family of an address if there is one. The one that is made
+// of the interface's MAC comes last.
+func (a *agent) first(like netip.Addr) (place, bool) {
+	port, err := a.dev.QueryPort(a.port)
+	if err != nil {
+		return place{}, false
+	}
+	best := -1
+	var gid ib.GID
+	for i := range port.GIDTableLen {
+		e, err := a.dev.QueryGID(a.port, i)
+		if err != nil {
+			break
+		}
+		if e.GID.IsZero() || e.Type != ib.GIDTypeRoCEv2 {
+			continue
+		}
+		same := netip.AddrFrom16(e.GID).Unmap().Is4() == like.Is4()
+		if best < 0 || same {
+			best, gid = i, e.GID
+		}
+		if same && i > 0 { // 0 is the one made from the interface's MAC
+			break
+		}
+	}
+	return place{agent: a, gidIndex: best, gid: gid, mtu: port.ActiveMTU}, best >= 0
 }
 
 // has reports whether a device has an address.
@@ -95,12 +131,12 @@ func (a *agent) place(index int, gid ib.GID) (place, error) {
 	return place{agent: a, gidIndex: index, gid: gid, mtu: p.ActiveMTU}, err
 }
 
-// peerGID is the GID that stands for an address of the peer: an address of the loopback interface is the place itself.
+// peerGID is the GID that stands for an address of the peer: that of the place itself for 127.0.0.1 and ::1.
 //
 //verbena:held mu
 func (m *Manager) peerGID(p place, dst netip.Addr) ib.GID {
 	g := ib.GIDFromAddr(dst.WithZone(""))
-	if !dst.IsLoopback() || m.cfg.NoLoopback {
+	if !m.standsForDevice(dst) {
 		return g
 	}
 	for _, a := range m.agents {

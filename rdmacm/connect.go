@@ -304,10 +304,7 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 	switch to {
 	case ib.QPInit:
 		a.Port = port
-		a.AccessFlags = ib.AccessRemoteWrite
-		if c.resources > 0 {
-			a.AccessFlags |= ib.AccessRemoteRead | ib.AccessRemoteAtomic
-		}
+		a.AccessFlags = accessFor(c.resources)
 		return a, ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags, nil
 	case ib.QPRTR:
 		if c.State == conn.Idle || c.State == conn.ReqSent || c.State == conn.MRAReqRcvd {
@@ -333,6 +330,14 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 		return a, mask, nil
 	}
 	return a, 0, fmt.Errorf("attributes of a queue pair in state %v: %w", to, syscall.EINVAL)
+}
+
+// accessFor is what the peer may do with this side's memory. (cm_init_qp_init_attr)
+func accessFor(resources uint8) ib.AccessFlags {
+	if resources == 0 {
+		return ib.AccessRemoteWrite
+	}
+	return ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic
 }
 
 // udpQKey is that of datagram services. (RDMA_UDP_QKEY)

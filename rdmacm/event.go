@@ -57,6 +57,8 @@ type Event struct {
 	AH ib.AHAttr
 	// Group is the group of MulticastJoin and MulticastError.
 	Group *Group
+
+	err error // of AddrError, in words
 }
 
 // Param are the parameters of a connection (struct rdma_conn_param).

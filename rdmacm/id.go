@@ -41,8 +41,12 @@ type Options struct {
 	Type ib.QPType
 	// MayUseLowPorts: the owner may bind ports below 1024.
 	MayUseLowPorts bool
+	// Device is the device to resolve addresses on; nil: that of the address that leads to the peer.
+	Device *ib.Device
 	// Event is called with the ID's events, one at a time. It must not sleep for long: all IDs share a goroutine.
 	Event func(*ID, Event)
+
+	closed func(error) // called when the manager is closed before the ID is destroyed; see own
 }
 
 // ID is a user's end of a connection, of a listener, or of a datagram service (struct rdma_cm_id).
@@ -108,6 +112,16 @@ func (id *ID) Adopt(f func(*ID, Event)) {
 	id.reporting.Lock()
 	defer id.reporting.Unlock()
 	id.handler = f
+}
+
+// own gives a request an owner in this package: closed is called when the manager is closed.
+func (id *ID) own(f func(*ID, Event), closed func(error)) {
+	id.Adopt(f)
+	id.m.mu.Lock()
+	defer id.m.mu.Unlock()
+	if id.opts.closed = closed; id.gone {
+		closed(errClosed)
+	}
 }
 
 // report calls the ID's function.
@@ -429,8 +443,15 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 		dst = netip.AddrPortFrom(loopback(dst.Addr()), dst.Port())
 	}
 	id.state, id.dst = idAddrQuery, dst
-	from := id.src.Addr()
+	from, dev := id.src.Addr(), id.opts.Device
 	go func() {
+		if dev != nil && from.IsUnspecified() {
+			m.mu.Lock()
+			at, err := m.findOn(dev, dst.Addr())
+			m.mu.Unlock()
+			m.resolved(id, at, netip.AddrFrom16(at.gid).Unmap(), err)
+			return
+		}
 		if from.IsUnspecified() && m.has(dst.Addr()) {
 			from = dst.Addr() // the host itself, as the kernel routes it
 		}
@@ -458,7 +479,7 @@ func unspecified(like netip.Addr) netip.Addr {
 
 func loopback(like netip.Addr) netip.Addr {
 	if like.Is4() {
-		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		return localhost4
 	}
 	return netip.IPv6Loopback()
 }
@@ -472,9 +493,12 @@ func (m *Manager) resolved(id *ID, at place, from netip.Addr, err error) {
 	if err == nil && !slices.Contains(m.agents, at.agent) { // it went meanwhile
 		err = syscall.ENODEV
 	}
+	if err == nil && id.opts.Device != nil && !at.agent.dev.Same(id.opts.Device) {
+		err = syscall.ENODEV
+	}
 	if err != nil {
 		id.state = idBound
-		m.tell(id, Event{Type: AddrError, Status: -errnoOf(err)})
+		m.tell(id, Event{Type: AddrError, Status: -errnoOf(err), err: err})
 		return
 	}
 	id.state, id.at = idAddrResolved, at
@@ -559,14 +583,24 @@ const hopLimit = 64
 // flowLabel is that of a connection, for networks that spread their load by it. (cma_get_roce_udp_flow_label)
 func flowLabel(src, dst uint16) uint32 { return (uint32(src)*31 + uint32(dst)) & 0xfffff }
 
-// Device returns the device, nil if it is not known.
+// Device returns everybody's [ib.Device] of the ID's device, nil if it is not known, or has gone. A client of the core
+// makes its objects on its own Device, which is the Same.
 func (id *ID) Device() *ib.Device {
 	id.m.mu.Lock()
-	defer id.m.mu.Unlock()
-	if id.at.agent == nil || id.state == idRemoved {
+	a := id.at.agent
+	if id.state == idRemoved {
+		a = nil
+	}
+	id.m.mu.Unlock()
+	if a == nil {
 		return nil
 	}
-	return id.at.agent.dev
+	for _, d := range id.m.core.Devices() {
+		if d.Same(a.dev) {
+			return d
+		}
+	}
+	return nil
 }
 
 // Space returns the port space.

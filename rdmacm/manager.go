@@ -21,8 +21,8 @@ type Config struct {
 	Clock clock.Clock
 	// Rand chooses IDs, packet numbers and ports; nil: a random one.
 	Rand *rand.Rand
-	// NoLoopback refuses addresses of the loopback interface that no device has, as Linux does. Else they stand for the
-	// first active device.
+	// NoLoopback refuses 127.0.0.1 and ::1 unless a device has them, as Linux does. Else they stand for the first active
+	// device.
 	NoLoopback bool
 	// Timeout is the time in which a peer answers, as a code: 4.096 us * 2^Timeout; 0: 20, 4.3 s
 	// (CMA_CM_RESPONSE_TIMEOUT).
@@ -133,12 +133,20 @@ func New(core *ib.Core, cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Close ends the manager: IDs that are left are destroyed without a word to their owners, peers are told. It may sleep.
+// Close ends the manager, once: IDs that are left are destroyed without an event to their owners, peers are told; a Conn
+// or a Listener ends with ENODEV. It may sleep.
 func (m *Manager) Close() {
 	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return
+	}
 	m.closed = true
 	for id := range m.ids {
 		m.destroy(id)
+		if id.opts.closed != nil {
+			id.opts.closed(errClosed)
+		}
 	}
 	m.mu.Unlock()
 	m.core.UnregisterClient(&m.client)

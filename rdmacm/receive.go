@@ -262,14 +262,14 @@ func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data
 	if err != nil {
 		return nil, src, dst, nil
 	}
-	// What the header says must be an address of the device that the packet came to; or one of the loopback interface,
+	// What the header says must be an address of the device that the packet came to; or one that stands for a device,
 	// from itself.
 	own, err := a.dev.QueryGID(a.port, int(r.from.GRH.SGIDIndex))
 	if err != nil {
 		return nil, src, dst, nil
 	}
 	if g := ib.GIDFromAddr(h.Dst); g != own.GID {
-		if _, err := a.gidIndex(g); err != nil && !(h.Dst.IsLoopback() && !m.cfg.NoLoopback) {
+		if _, err := a.gidIndex(g); err != nil && !m.standsForDevice(h.Dst) {
 			return nil, src, dst, nil
 		}
 	}

@@ -1,0 +1,394 @@
+package rdmacm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/completion"
+	"verbena/link"
+	"verbena/rdmacm/msg"
+)
+
+// end is a consumer's queue pair, with a page of memory.
+type end struct {
+	t   *testing.T
+	pd  *ib.PD
+	cq  *completion.CQ
+	qp  *completion.QP
+	mr  *ib.MR
+	buf []byte
+	in  chan ib.WC
+}
+
+func newEnd(t *testing.T, dev *ib.Device) *end {
+	t.Helper()
+	e := &end{t: t, buf: make([]byte, 4096), in: make(chan ib.WC, 8)}
+	var err error
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.pd, err = dev.AllocPD()
+	must(err)
+	e.cq, err = completion.New(dev, completion.Init{Entries: 16, Context: completion.Callback})
+	must(err)
+	e.qp, err = e.cq.CreateQP(e.pd, ib.QPInitAttr{Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1}})
+	must(err)
+	e.mr, err = e.pd.RegBytes(e.buf, ib.AccessLocalWrite|ib.AccessRemoteRead|ib.AccessRemoteWrite)
+	must(err)
+	return e
+}
+
+func (e *end) close() {
+	e.t.Helper()
+	if err := errors.Join(e.qp.Destroy(), e.cq.Destroy(), e.mr.Dereg(), e.pd.Dealloc()); err != nil {
+		e.t.Error(err)
+	}
+}
+
+func (e *end) sge(n int) []ib.SGE {
+	return []ib.SGE{{Addr: e.mr.Addr(), Length: uint32(n), LKey: e.mr.LKey()}}
+}
+
+func (e *end) listen() error {
+	return e.qp.PostRecv(ib.RecvWR{SGList: e.sge(len(e.buf))}, func(wc *ib.WC) { e.in <- *wc })
+}
+
+func (e *end) say(s string) {
+	e.t.Helper()
+	copy(e.buf, s)
+	done := make(chan ib.WC, 1)
+	if err := e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.sge(len(s))}, func(wc *ib.WC) { done <- *wc }); err != nil {
+		e.t.Fatal(err)
+	}
+	if wc := <-done; wc.Status != ib.WCSuccess {
+		e.t.Fatalf("send: %v", wc.Status)
+	}
+}
+
+func (e *end) hear(want string) {
+	e.t.Helper()
+	wc := <-e.in
+	if got := string(e.buf[:wc.ByteLen]); wc.Status != ib.WCSuccess || got != want {
+		e.t.Errorf("%v, %q; want %q", wc.Status, got, want)
+	}
+}
+
+func at(h *host) netip.AddrPort { return netip.AddrPortFrom(h.addr, testPort) }
+
+var anywhere = netip.AddrPortFrom(netip.IPv6Unspecified(), testPort)
+
+// TestDial: consumers connect, talk, and part.
+func TestDial(t *testing.T) {
+	for name, rules := range map[string][]link.Rule{
+		"a good network": nil,
+		// What is lost of the connection manager's messages is sent again; the RTU perhaps never, until data comes.
+		"a bad network": {{Drop: 0.3, QP: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, rules, func(t *testing.T, a, b *host) {
+				ctx := context.Background()
+				l, err := b.m.Listen(anywhere, 0)
+				b.must(err)
+				defer l.Close()
+				if l.Addr().Port() != testPort {
+					t.Errorf("listens at %v", l.Addr())
+				}
+				served := make(chan struct{})
+				go func() {
+					defer close(served)
+					r, err := l.Accept(ctx)
+					b.must(err)
+					if want := (Param{QPN: r.Param.QPN, ResponderResources: 3, InitiatorDepth: 2, RetryCount: 7}); r.Param != want {
+						t.Errorf("request %+v, want %+v", r.Param, want)
+					}
+					if !bytes.Equal(r.Data, padded("knock", msg.MaxREQData-msg.IPHeaderLen)) || r.RemoteAddr().Addr() != a.addr {
+						t.Errorf("%q from %v", r.Data, r.RemoteAddr())
+					}
+					e := newEnd(t, r.Device())
+					defer e.close()
+					b.must(r.Init(e.qp.QP))
+					b.must(e.listen())
+					c, err := r.Accept(e.qp.QP, Param{ResponderResources: 1, InitiatorDepth: 2}, []byte("come in"))
+					b.must(err)
+					defer c.Close()
+					if q, _, err := e.qp.Query(ib.QPAttrState | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMaxRdAtomic | ib.QPAttrTimeout); err != nil || q.MaxDestRdAtomic != 1 || q.MaxRdAtomic != 2 {
+						t.Errorf("the queue pair has %d, %d; %v", q.MaxDestRdAtomic, q.MaxRdAtomic, err)
+					}
+					e.hear("hello")
+					c.Establish()
+					if err := c.Established(ctx); err != nil {
+						t.Error(err)
+					}
+					b.must(e.listen())
+					e.say("good day")
+					<-c.Done()
+					if !errors.Is(c.Err(), ErrDisconnected) {
+						t.Errorf("ended: %v", c.Err())
+					}
+				}()
+				c, err := a.m.Resolve(ctx, Target{Addr: at(b)})
+				a.must(err)
+				e := newEnd(t, c.Device())
+				a.must(c.Init(e.qp.QP))
+				a.must(e.listen())
+				p, data, err := c.Connect(ctx, e.qp.QP, Param{ResponderResources: 2, InitiatorDepth: 3, RetryCount: 7}, []byte("knock"))
+				a.must(err)
+				if want := (Param{QPN: p.QPN, ResponderResources: 2, InitiatorDepth: 1}); p != want {
+					t.Errorf("response %+v, want %+v", p, want)
+				}
+				if !bytes.Equal(data, padded("come in", msg.MaxREPData)) || c.Established(ctx) != nil {
+					t.Errorf("answer %q", data)
+				}
+				if c.RemoteAddr() != at(b) || c.LocalAddr().Addr() != a.addr {
+					t.Errorf("from %v to %v", c.LocalAddr(), c.RemoteAddr())
+				}
+				e.say("hello")
+				a.must(e.listen())
+				e.hear("good day")
+				select {
+				case <-c.Done():
+					t.Errorf("ended: %v", c.Err())
+				default:
+				}
+				a.must(c.Disconnect())
+				<-c.Done()
+				<-served
+				e.close()
+				c.Close()
+				if !errors.Is(c.Err(), ErrDisconnected) {
+					t.Errorf("ended: %v", c.Err())
+				}
+			})
+		})
+	}
+}
+
+// TestDialFails: what a consumer is told when there is no connection.
+func TestDialFails(t *testing.T) {
+	ctx := context.Background()
+	// dial connects to b, until ctx ends.
+	dial := func(t *testing.T, ctx context.Context, a *host, to netip.AddrPort) error {
+		c, err := a.m.Resolve(ctx, Target{Addr: to})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		e := newEnd(t, c.Device())
+		defer e.close()
+		a.must(c.Init(e.qp.QP))
+		_, _, err = c.Connect(ctx, e.qp.QP, Param{}, nil)
+		return err
+	}
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T, a, b *host) error
+		is   error
+		says string
+	}{
+		{"nobody listens", func(t *testing.T, a, b *host) error { return dial(t, ctx, a, at(b)) },
+			syscall.ECONNREFUSED, "nothing listens at the port"},
+		{"nobody is there", func(t *testing.T, a, b *host) error {
+			return dial(t, ctx, a, netip.MustParseAddrPort("10.0.0.9:7471"))
+		}, syscall.ETIMEDOUT, "does not answer"},
+		{"no route", func(t *testing.T, a, b *host) error {
+			return dial(t, ctx, a, netip.MustParseAddrPort("[fd00::1]:7471"))
+		},
+			syscall.ENETUNREACH, ""},
+		{"refused", func(t *testing.T, a, b *host) error {
+			l, err := b.m.Listen(anywhere, 0)
+			b.must(err)
+			defer l.Close()
+			go func() {
+				r, err := l.Accept(ctx)
+				b.must(err)
+				r.Reject(bytes.Repeat([]byte("no"), 100))
+			}()
+			err = dial(t, ctx, a, at(b))
+			var no *RefusedError
+			if !errors.As(err, &no) || no.Reason != msg.ReasonConsumer || !bytes.Equal(no.Data, bytes.Repeat([]byte("no"), msg.MaxREJData/2)) {
+				t.Errorf("%+v", no)
+			}
+			return err
+		}, syscall.ECONNREFUSED, "the peer refuses"},
+		{"the listener ends", func(t *testing.T, a, b *host) error {
+			l, err := b.m.Listen(anywhere, 0)
+			b.must(err)
+			time.AfterFunc(time.Second, l.Close)
+			return dial(t, ctx, a, at(b))
+		}, syscall.ECONNREFUSED, ""},
+		{"the backlog is full", func(t *testing.T, a, b *host) error {
+			l, err := b.m.Listen(anywhere, 1)
+			b.must(err)
+			defer l.Close()
+			first := make(chan error)
+			short, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			go func() { first <- dial(t, short, a, at(b)) }()
+			time.Sleep(time.Second)
+			err = dial(t, ctx, a, at(b))
+			cancel()
+			if err := <-first; !errors.Is(err, context.Canceled) {
+				t.Errorf("the first: %v", err)
+			}
+			return err
+		}, syscall.ECONNREFUSED, ""},
+		{"it takes too long", func(t *testing.T, a, b *host) error {
+			l, err := b.m.Listen(anywhere, 0)
+			b.must(err)
+			defer l.Close()
+			late, cancel := context.WithTimeout(ctx, 3*time.Second)
+			defer cancel()
+			err = dial(t, late, a, at(b))
+			r, e := l.Accept(ctx)
+			b.must(e)
+			time.Sleep(time.Second)
+			end := newEnd(t, r.Device())
+			defer end.close()
+			b.must(r.Init(end.qp.QP))
+			if c, err := r.Accept(end.qp.QP, Param{}, nil); err == nil {
+				t.Error("a request that was given up is accepted")
+				c.Close()
+			}
+			return err
+		}, context.DeadlineExceeded, ""},
+		{"the device goes", func(t *testing.T, a, b *host) error {
+			l, err := b.m.Listen(anywhere, 0)
+			b.must(err)
+			defer l.Close()
+			c, err := a.m.Resolve(ctx, Target{Addr: at(b)})
+			a.must(err)
+			defer c.Close()
+			e := newEnd(t, c.Device())
+			a.must(c.Init(e.qp.QP))
+			gone := make(chan struct{})
+			remove := &ib.Client{Name: "consumer", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(*ib.Device, any) { <-gone }}
+			a.must(a.core.RegisterClient(remove))
+			defer a.core.UnregisterClient(remove)
+			time.AfterFunc(time.Second, func() {
+				go func() { a.must(a.slot.Unplug()) }()
+				time.Sleep(time.Second)
+				e.close()
+				close(gone)
+			})
+			_, _, err = c.Connect(ctx, e.qp.QP, Param{}, nil)
+			<-gone
+			if c.Device() != nil && c.Err() == nil {
+				t.Error("the device is there")
+			}
+			return err
+		}, syscall.ENODEV, "the device has gone"},
+		{"on a device that is another's", func(t *testing.T, a, b *host) error {
+			_, err := a.m.Resolve(ctx, Target{Addr: at(b), Device: b.core.Devices()[0]})
+			return err
+		}, syscall.ENODEV, ""},
+		{"on a device without such an address", func(t *testing.T, a, b *host) error {
+			_, err := a.m.Resolve(ctx, Target{Addr: netip.MustParseAddrPort("[fd00::1]:7471"), Device: a.core.Devices()[0]})
+			return err
+		}, syscall.EADDRNOTAVAIL, "no address to reach"},
+		{"from an address that is another's", func(t *testing.T, a, b *host) error {
+			_, err := a.m.Resolve(ctx, Target{Addr: at(b), Source: at(b)})
+			return err
+		}, syscall.EADDRNOTAVAIL, ""},
+		{"the manager ends", func(t *testing.T, a, b *host) error {
+			l, err := b.m.Listen(anywhere, 0)
+			b.must(err)
+			time.AfterFunc(time.Second, b.m.Close)
+			if _, err := l.Accept(ctx); !errors.Is(err, syscall.ENODEV) {
+				t.Errorf("accept: %v", err)
+			}
+			if _, err := b.m.Listen(anywhere, 0); !errors.Is(err, syscall.ENODEV) {
+				t.Errorf("listen: %v", err)
+			}
+			time.AfterFunc(time.Second, a.m.Close)
+			c, err := a.m.Resolve(ctx, Target{Addr: at(b)})
+			a.must(err)
+			<-c.Done()
+			return c.Err()
+		}, syscall.ENODEV, "the connection manager has ended"},
+		{"the port is taken", func(t *testing.T, a, b *host) error {
+			l, err := b.m.Listen(at(b), 0)
+			b.must(err)
+			defer l.Close()
+			_, err = b.m.Listen(at(b), 0)
+			return err
+		}, syscall.EADDRINUSE, "listen at"},
+		{"the listener's device goes", func(t *testing.T, a, b *host) error {
+			l, err := b.m.Listen(at(b), 0)
+			b.must(err)
+			defer l.Close()
+			time.AfterFunc(time.Second, func() { b.must(b.slot.Unplug()) })
+			_, err = l.Accept(ctx)
+			return err
+		}, syscall.ENODEV, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inWorld(t, nil, func(t *testing.T, a, b *host) {
+				err := c.run(t, a, b)
+				if !errors.Is(err, c.is) || err == nil || !bytes.Contains([]byte(err.Error()), []byte(c.says)) {
+					t.Errorf("%v; want %v, and %q", err, c.is, c.says)
+				}
+			})
+		})
+	}
+}
+
+// TestDialAgain: a listener at an unspecified address outlives its device, and so does the manager of who connects.
+func TestDialAgain(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, a, b *host) {
+		ctx := context.Background()
+		l, err := b.m.Listen(anywhere, 0)
+		b.must(err)
+		served := make(chan int)
+		go func() {
+			n := 0
+			defer func() { served <- n }()
+			for {
+				r, err := l.Accept(ctx)
+				if err != nil {
+					return
+				}
+				e := newEnd(t, r.Device())
+				b.must(r.Init(e.qp.QP))
+				c, err := r.Accept(e.qp.QP, Param{}, nil)
+				b.must(err)
+				if c.Established(ctx) == nil {
+					n++
+				}
+				<-c.Done()
+				e.close()
+				c.Close()
+			}
+		}()
+		for range 3 {
+			c, err := a.m.Resolve(ctx, Target{Addr: at(b), Device: a.core.Devices()[0], ACKTimeout: 14})
+			a.must(err)
+			e := newEnd(t, c.Device())
+			a.must(c.Init(e.qp.QP))
+			_, _, err = c.Connect(ctx, e.qp.QP, Param{}, nil)
+			a.must(err)
+			if q, _, err := e.qp.Query(ib.QPAttrState | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMaxRdAtomic | ib.QPAttrTimeout); err != nil || q.Timeout != 14 {
+				t.Errorf("timeout %d, %v", q.Timeout, err)
+			}
+			e.close()
+			c.Close()
+			time.Sleep(time.Second)
+			a.must(a.slot.Reset(ctx))
+			b.must(b.slot.Reset(ctx))
+		}
+		l.Close()
+		if n := <-served; n != 3 {
+			t.Errorf("%d connections", n)
+		}
+		synctest.Wait()
+	})
+}
