@@ -12,13 +12,15 @@ import (
 	"verbena/ib/slot"
 	"verbena/link"
 	"verbena/netdev"
+	"verbena/rdmacm"
 )
 
-// host is a midlayer with one slot, whose adapter can be made to fail.
+// host is a midlayer with a connection manager and one slot, whose adapter can be made to fail.
 type host struct {
-	core ib.Core
-	hw   *rxe.Hardware
-	slot *slot.Slot
+	core    ib.Core
+	manager *rdmacm.Manager
+	hw      *rxe.Hardware
+	slot    *slot.Slot
 }
 
 func newHost(addr netip.Addr) (*host, error) {
@@ -30,11 +32,20 @@ func newHost(addr netip.Addr) (*host, error) {
 		Name: "rxe0", Netdev: *dev, Addrs: []netip.Addr{addr}, Network: link.UDP(link.UDPOptions{}), Fabric: &rxe.Fabric{},
 		Logf: log.Printf,
 	})}
+	// A message that is lost, because the other end's device is away, is sent again soon: after 0.27 s.
+	if h.manager, err = rdmacm.New(&h.core, rdmacm.Config{Timeout: 16}); err != nil {
+		return nil, err
+	}
 	h.slot = slot.New(&h.core, "rxe0", h.hw, nil)
-	return h, h.slot.Plug()
+	if err := h.slot.Plug(); err != nil {
+		h.manager.Close()
+		return nil, err
+	}
+	return h, nil
 }
 
 func (h *host) close() {
+	h.manager.Close()
 	if err := h.slot.Close(); err != nil {
 		log.Print(err)
 	}

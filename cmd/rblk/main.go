@@ -2,8 +2,8 @@
 // local programs by the network block device protocol. Each embeds a software RDMA device of its own. See package
 // verbena/ulp/rblk.
 //
-//	rblk target --addr 127.0.0.2 --listen 127.0.0.1:10810 data=/tmp/disk.img
-//	rblk disk   --addr 127.0.0.3 --target 127.0.0.1:10810 --export data --nbd /tmp/disk.sock
+//	rblk target --addr 127.0.0.2 data=/tmp/disk.img
+//	rblk disk   --addr 127.0.0.3 --target 127.0.0.2:10810 --export data --nbd /tmp/disk.sock
 //	nbdinfo nbd+unix:///?socket=/tmp/disk.sock
 package main
 
@@ -32,7 +32,7 @@ type cli struct {
 
 // device are the flags of the software RDMA device.
 type device struct {
-	Addr       netip.Addr    `required:"" placeholder:"IP" help:"Address of the RDMA device, one of this host; UDP port 4791 must be free there."`
+	Addr       netip.Addr    `required:"" placeholder:"IP" help:"Address of the RDMA device, one of this host; UDP port 4791 must be free there. Another address than the other end's."`
 	ResetEvery time.Duration `placeholder:"TIME" help:"Reset the device again and again, after random times up to twice this one: to see that nothing is lost."`
 	Quiet      bool          `short:"q" help:"Do not tell of sessions that come and go."`
 }
@@ -46,7 +46,7 @@ func (d *device) logf() func(string, ...any) {
 
 type targetCmd struct {
 	device
-	Listen  string            `required:"" placeholder:"HOST:PORT" help:"TCP address at which disks log in. Anyone who reaches it may read and write: bind it to a network that you trust."`
+	Port    uint16            `default:"10810" help:"Port of the connection manager at which disks log in; 0: any that is free. Anyone who reaches the device may read and write: give it an address in a network that you trust."`
 	Exports map[string]string `arg:"" name:"name=file" help:"What to export: files or block devices that exist."`
 }
 
@@ -70,24 +70,24 @@ func (c *targetCmd) Run(ctx context.Context) error {
 		return err
 	}
 	defer t.Close()
-	l, err := net.Listen("tcp", c.Listen)
+	l, err := host.manager.Listen(netip.AddrPortFrom(netip.IPv6Unspecified(), c.Port), 0)
 	if err != nil {
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	stop := host.resetting(c.ResetEvery)
 	defer stop()
-	fmt.Printf("exporting %d disks, log in at %v\n", len(exports), l.Addr())
+	fmt.Printf("exporting %d disks, log in at %v\n", len(exports), netip.AddrPortFrom(c.Addr, l.Addr().Port()))
 	return t.Serve(l)
 }
 
 type diskCmd struct {
 	device
-	Target   string        `required:"" placeholder:"HOST:PORT" help:"Where the target listens."`
-	Export   string        `required:"" placeholder:"NAME" help:"Which of its exports."`
-	NBD      string        `required:"" name:"nbd" placeholder:"PATH" help:"Unix socket to make. Its directory decides who may use the disk."`
-	Patience time.Duration `default:"60s" help:"How long reads and writes wait for a lost target or device before they fail; negative: for ever."`
-	Wait     time.Duration `default:"10s" help:"How long to wait for the target at the start."`
+	Target   netip.AddrPort `required:"" placeholder:"IP:PORT" help:"Address of the target's RDMA device, and its port."`
+	Export   string         `required:"" placeholder:"NAME" help:"Which of its exports."`
+	NBD      string         `required:"" name:"nbd" placeholder:"PATH" help:"Unix socket to make. Its directory decides who may use the disk."`
+	Patience time.Duration  `default:"60s" help:"How long reads and writes wait for a lost target or device before they fail; negative: for ever."`
+	Wait     time.Duration  `default:"10s" help:"How long to wait for the target at the start."`
 }
 
 func (c *diskCmd) Run(ctx context.Context) error {
@@ -99,10 +99,7 @@ func (c *diskCmd) Run(ctx context.Context) error {
 	opening, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
 	d, err := rblk.Open(opening, &host.core, rblk.DiskConfig{
-		Export: c.Export, Patience: c.Patience, Logf: c.logf(),
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "tcp", c.Target)
-		},
+		Manager: host.manager, Target: c.Target, Export: c.Export, Patience: c.Patience, Logf: c.logf(),
 	})
 	if err != nil {
 		return err

@@ -58,7 +58,7 @@ func TestBlockDevice(t *testing.T) {
 	run("mkfs.ext4", "-q", "-d", "/usr/include/linux", source)
 
 	target := start(t, regexp.MustCompile(`log in at (\S+)`), bin,
-		"target", "--quiet", "--addr", loopback(), "--listen", "127.0.0.1:0", "--reset-every", "80ms", "data="+disk)
+		"target", "--quiet", "--addr", loopback(), "--port", "0", "--reset-every", "80ms", "data="+disk)
 	socket := filepath.Join(dir, "nbd.sock")
 	initiator := start(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
 		"disk", "--quiet", "--addr", loopback(), "--target", target.ready, "--export", "data", "--nbd", socket, "--reset-every", "50ms", "--wait", "60s")
@@ -105,20 +105,20 @@ func TestBlockDeviceKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	addr := loopback()
-	target := func(listen string) *server {
-		return start(t, regexp.MustCompile(`log in at (\S+)`), bin, "target", "--quiet", "--addr", addr, "--listen", listen, "data="+file)
+	target := func() *server {
+		return start(t, regexp.MustCompile(`log in at (\S+)`), bin, "target", "--quiet", "--addr", addr, "data="+file)
 	}
 	io := func(command string) *exec.Cmd {
 		return exec.Command("qemu-io", "-f", "raw", "-c", command, "nbd+unix:///?socket="+socket)
 	}
-	first := target("127.0.0.1:0")
+	first := target()
 	disk := start(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
 		"disk", "--quiet", "--addr", loopback(), "--target", first.ready, "--export", "data", "--nbd", socket, "--wait", "60s", "--patience=-1s")
 	if out, err := io("write -f -P 7 5000 100000").CombinedOutput(); err != nil {
 		t.Fatalf("write: %v\n%s", err, out)
 	}
 	first.kill()
-	second := target(first.ready)
+	second := target()
 	if out, err := io("read -P 7 5000 100000").CombinedOutput(); err != nil || bytes.Contains(out, []byte("failed")) {
 		t.Errorf("read from the target that was started again: %v\n%s", err, out)
 	}

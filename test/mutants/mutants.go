@@ -126,11 +126,13 @@ var mutants = []mutant{
 	{"an epoch that has passed logs in", "ulp/rblk/target.go",
 		"if l.Epoch <= old.epoch {", "if l.Epoch < old.epoch {"},
 	{"sessions are not limited", "ulp/rblk/target.go",
-		"if len(t.conns) >= t.cfg.Sessions {", "if false {"},
-	{"any version logs in", "ulp/rblk/target.go",
-		"case l.Version != version:", "case l.Version < version:"},
+		"case len(t.sessions) >= t.cfg.Sessions:", "case false:"},
+	{"any version logs in", "ulp/rblk/proto.go",
+		"v != version {", "v > version {"},
 	{"a login has no end", "ulp/rblk/target.go",
-		"	c.SetDeadline(time.Now().Add(t.cfg.LoginTimeout))\n	var l login", "	var l login"},
+		"s.login(t.cfg.LoginTimeout)", "s.login(time.Hour)"},
+	{"a silent initiator is not asked", "ulp/rblk/session.go",
+		"			if err := s.ep.probe(); err != nil {", "			if err := error(nil); err != nil {"},
 
 	// umem
 	{"a process that has ended is alive", "umem/process_linux.go",

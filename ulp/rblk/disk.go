@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"syscall"
@@ -15,12 +16,15 @@ import (
 
 	"verbena/ib"
 	"verbena/ib/attach"
+	"verbena/rdmacm"
 )
 
 // DiskConfig says which remote store a Disk is.
 type DiskConfig struct {
-	// Dial connects to the target's login port. It is called again after each loss.
-	Dial func(ctx context.Context) (net.Conn, error)
+	// Manager is the core's connection manager.
+	Manager *rdmacm.Manager
+	// Target is where the target listens.
+	Target netip.AddrPort
 	// Export is the store's name.
 	Export string
 	// Device is the name of the RDMA device to use; "": any.
@@ -171,8 +175,8 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 	if oldest < 0 {
 		return l, nil
 	}
-	// That a session was agreed upon says nothing of the RDMA path: a request must get through, the oldest one, or
-	// Patience would begin anew with each session.
+	// That a session was agreed upon does not say that its requests get through, which are longer: one must, the oldest,
+	// or Patience would begin anew with each session.
 	select {
 	case <-l.proved:
 		return l, nil
@@ -183,7 +187,7 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if errors.Is(err, attach.ErrLost) {
-		err = errors.New("sessions were agreed upon, but no request has got through: is the way for RDMA, UDP port 4791, open?")
+		err = errors.New("sessions were agreed upon, but no request has got through: are long packets lost on the way?")
 	}
 	d.refusal = err
 	return nil, err

@@ -18,6 +18,7 @@ import (
 
 	"verbena/ib/attach"
 	"verbena/link/simnet"
+	"verbena/roce"
 )
 
 // What is written is read back, in sizes below, at and above what one request has room for.
@@ -204,14 +205,14 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// Where TCP gets through, but RDMA does not, sessions come and fail again. That is no progress: patience ends.
+// Where the data of requests does not get through, sessions come and fail again. That is no progress: patience ends.
 func TestPatienceWithoutPath(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, NewMemory(4096))
 	cfg := w.config()
 	cfg.Patience = 2 * time.Second
 	d := w.open(cfg)
-	w.init.cfg.Network.(*simnet.Net).SetFilter(func(*simnet.Packet) bool { return false })
+	w.network.SetFilter(func(p *simnet.Packet) bool { return roce.BTH(p.Data).Opcode() != roce.RCRDMAReadResponseOnly })
 	done := make(chan error, 1)
 	go func() {
 		_, err := d.WriteAt([]byte("lost"), 0)

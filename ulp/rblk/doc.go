@@ -6,17 +6,20 @@
 //
 // # On the wire
 //
-// An initiator (the Disk's side) logs in over a stream, a TCP connection for example, on which both tell the address, the
-// number and the first PSN of a fresh RC queue pair. The stream then stays open: its end is the end of the session.
+// An initiator (the Disk's side) connects an RC queue pair by the connection manager, package rdmacm, and logs in as the
+// first thing that it says. The end of the connection is the end of the session; who hears nothing asks the other for a
+// sign of life, by an RDMA WRITE of nothing.
 //
 //	initiator                                   target
-//	    | -- login {initiator, epoch, QP} ------> |  ends the initiator's old session, all of it
-//	    | <- welcome {QP, size, depth, max I/O} - |
-//	    |                                         |
-//	    | -- SEND request {tag, op, range, key} -> |
-//	    | <- RDMA READ of the data (write) ------- |
-//	    | <- RDMA WRITE of the data (read) ------- |
-//	    | <- SEND response {tag, status} --------- |
+//	    | -- REQ {version, depth, max I/O} ----> |
+//	    | <- REP, or REJ {why not} ------------- |
+//	    | -- SEND login {initiator, epoch} ----> |  ends the initiator's old session, all of it
+//	    | <- SEND welcome {size, depth, max I/O} |
+//	    |                                        |
+//	    | -- SEND request {tag, op, range, key}> |
+//	    | <- RDMA READ of the data (write) ----- |
+//	    | <- RDMA WRITE of the data (read) ----- |
+//	    | <- SEND response {tag, status} ------- |
 //
 // The tag names the request, its place in the initiator's memory and its place in the target's. There are as many as
 // requests may be outstanding, so that neither side ever lacks a receive.

@@ -1,6 +1,8 @@
 package rblk
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -14,16 +16,17 @@ import (
 // endpoint is one side of a session on a device: a queue pair with its memory. It lives as long as the session.
 type endpoint struct {
 	dev  *ib.Device
-	here ib.Local
 	pd   *ib.PD
 	cq   *completion.CQ
 	qp   *completion.QP
 	mrs  []*ib.MR
-	addr qpAddr
+	talk *memory // a login, or a welcome, to send; then one received
+	said *ib.MR  // of talk
 	done completion.Done
 
-	mu     sync.Mutex // held while posting, never while sleeping: handlers take it
-	closed bool       // the queue pair may be gone
+	mu      sync.Mutex // held while posting, never while sleeping: handlers take it
+	closed  bool       // the queue pair may be gone
+	probing bool       // a probe is under way
 }
 
 // memory is a piece of this process with the rights that a peer shall have.
@@ -41,8 +44,8 @@ func newMemory(n int, access ib.AccessFlags) (*memory, error) {
 	return m, err
 }
 
-// newEndpoint makes everything on a device, up to the queue pair in INIT. handle is called with each completion, one at a
-// time, and may not sleep. What failed is undone.
+// newEndpoint makes everything on a device; the queues get room for what is said at the beginning, and for a probe. handle is called with each completion, one at a time, and may not sleep. What
+// failed is undone.
 func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), event func(ib.EventType), mem ...*memory) (_ *endpoint, err error) {
 	e := &endpoint{dev: dev}
 	e.done = func(wc *ib.WC) {
@@ -55,48 +58,62 @@ func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), 
 			err = fmt.Errorf("%s: %w", dev.Name(), errors.Join(err, e.close()))
 		}
 	}()
-	if e.here, err = dev.Local(1); err != nil {
-		return nil, err
-	}
 	if e.pd, err = dev.AllocPD(); err != nil {
 		return nil, err
 	}
 	for _, m := range mem {
-		mr, err := e.pd.RegMR(ib.MRInit{Space: m.space, Addr: m.addr, Length: uint64(len(m.bytes)), Access: m.access})
+		mr, err := e.register(m)
 		if err != nil {
 			return nil, err
 		}
 		e.mrs = append(e.mrs, mr)
 	}
-	if e.cq, err = completion.New(dev, completion.Init{Entries: sendQueue + recvQueue, Context: completion.Callback}); err != nil {
+	if e.talk, err = newMemory(2*helloLen, ib.AccessLocalWrite); err != nil {
+		return nil, err
+	}
+	if e.said, err = e.register(e.talk); err != nil {
+		return nil, err
+	}
+	if e.cq, err = completion.New(dev, completion.Init{Entries: sendQueue + recvQueue + 3, Context: completion.Callback}); err != nil {
 		return nil, err
 	}
 	if e.qp, err = e.cq.CreateQP(e.pd, ib.QPInitAttr{
 		Type:  ib.QPTypeRC,
-		Cap:   ib.QPCap{MaxSendWR: uint32(sendQueue), MaxRecvWR: uint32(recvQueue), MaxSendSGE: 1, MaxRecvSGE: 1},
+		Cap:   ib.QPCap{MaxSendWR: uint32(sendQueue + 2), MaxRecvWR: uint32(recvQueue + 1), MaxSendSGE: 1, MaxRecvSGE: 1},
 		Event: func(_ *ib.QP, t ib.EventType) { event(t) },
 	}); err != nil {
-		return nil, err
-	}
-	own := e.here.Endpoint(e.qp.QP)
-	e.addr = qpAddr{GID: own.GID, QPN: own.QPN, PSN: own.PSN, MTU: own.MTU}
-	if err = e.qp.Prepare(e.here, ib.AccessRemoteRead|ib.AccessRemoteWrite); err != nil {
 		return nil, err
 	}
 	return e, nil
 }
 
-func (a qpAddr) endpoint() ib.Endpoint {
-	return ib.Endpoint{GID: a.GID, QPN: a.QPN, PSN: a.PSN, MTU: a.MTU}
+func (e *endpoint) register(m *memory) (*ib.MR, error) {
+	return e.pd.RegMR(ib.MRInit{Space: m.space, Addr: m.addr, Length: uint64(len(m.bytes)), Access: m.access})
 }
 
-// up connects the queue pair.
-func (e *endpoint) up(peer qpAddr) error {
-	if !peer.MTU.Valid() {
-		return fmt.Errorf("MTU %d of the peer: %w", peer.MTU, syscall.EINVAL)
+// listen gives the place for the peer's login or welcome to the receive queue, as its first.
+func (e *endpoint) listen() error {
+	return e.recv(ib.RecvWR{ID: ofHello, SGList: []ib.SGE{{Addr: e.talk.addr + helloLen, Length: helloLen, LKey: e.said.LKey()}}})
+}
+
+// heard is what the peer said.
+func (e *endpoint) heard(wc *ib.WC) []byte {
+	return bytes.Clone(e.talk.bytes[helloLen:][:min(wc.ByteLen, helloLen)])
+}
+
+// say sends a login or a welcome, once.
+func (e *endpoint) say(v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
 	}
-	// Seven retries of 67 ms: half a second without an answer is a lost peer. The requests outlive that.
-	return e.qp.Connect(e.here, e.addr.endpoint(), peer.endpoint(), ib.Path{MaxRdAtomic: 4, Timeout: 14, RetryCnt: 7})
+	if len(b) > helloLen {
+		return fmt.Errorf("a message of %d bytes: %w", len(b), syscall.EMSGSIZE)
+	}
+	copy(e.talk.bytes, b)
+	return e.send(ib.SendWR{
+		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: []ib.SGE{{Addr: e.talk.addr, Length: uint32(len(b)), LKey: e.said.LKey()}},
+	})
 }
 
 func (e *endpoint) isClosed() bool {
@@ -130,6 +147,24 @@ func (e *endpoint) send(wrs ...ib.SendWR) error {
 	return nil
 }
 
+// probe asks the peer for a sign of life, by an RDMA WRITE of nothing, unless it has been asked: if it is lost the queue
+// pair fails, as after any other work request. It may be called from anywhere.
+func (e *endpoint) probe() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed || e.probing {
+		return nil
+	}
+	err := e.qp.PostSend(ib.SendWR{ID: ofReply, Opcode: ib.WRRDMAWrite}, func(wc *ib.WC) {
+		e.mu.Lock()
+		e.probing = false
+		e.mu.Unlock()
+		e.done(wc)
+	})
+	e.probing = err == nil
+	return err
+}
+
 func (e *endpoint) recv(wr ib.RecvWR) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -151,8 +186,10 @@ func (e *endpoint) close() error {
 	if e.cq != nil {
 		errs = append(errs, e.cq.Destroy())
 	}
-	for _, mr := range e.mrs {
-		errs = append(errs, mr.Dereg())
+	for _, mr := range append(e.mrs, e.said) {
+		if mr != nil {
+			errs = append(errs, mr.Dereg())
+		}
 	}
 	if e.pd != nil {
 		errs = append(errs, e.pd.Dealloc())

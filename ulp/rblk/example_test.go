@@ -4,26 +4,39 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"net"
+	"net/netip"
 
-	"verbena/driver/loopback"
+	"verbena/driver/rxe"
 	"verbena/ib"
+	"verbena/ib/slot"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/rdmacm"
 	"verbena/ulp/rblk"
 )
 
 // A disk in memory is exported, and read and written through RDMA, all in one process and on one device.
 func Example() {
 	var core ib.Core
-	drv := loopback.New("loop0", nil)
-	if err := core.Register(drv.Handle()); err != nil {
+	addr := netip.MustParseAddr("10.0.0.1")
+	device := slot.New(&core, "rxe0", rxe.NewHardware(rxe.Config{
+		Name: "rxe0", Addrs: []netip.Addr{addr}, Network: simnet.New(simnet.Config{}), Fabric: &rxe.Fabric{},
+		Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
+	}), nil)
+	if err := device.Plug(); err != nil {
 		log.Fatal(err)
 	}
-	defer core.Unregister(drv.Handle())
+	defer device.Close()
+	manager, err := rdmacm.New(&core, rdmacm.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer manager.Close()
 	target, err := rblk.NewTarget(&core, rblk.TargetConfig{Exports: map[string]rblk.Store{"disk": rblk.NewMemory(1 << 20)}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := manager.Listen(netip.AddrPortFrom(netip.IPv4Unspecified(), 0), 0)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -31,10 +44,7 @@ func Example() {
 	go func() { served <- target.Serve(l) }()
 
 	disk, err := rblk.Open(context.Background(), &core, rblk.DiskConfig{
-		Export: "disk",
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
-		},
+		Manager: manager, Target: netip.AddrPortFrom(addr, l.Addr().Port()), Export: "disk",
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -2,44 +2,45 @@ package rblk
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"os"
 	"time"
 
 	"verbena/ib"
+	"verbena/rdmacm"
 )
 
 // link is the initiator's side of a session.
 type link struct {
 	disk   *Disk
 	ep     *endpoint
-	conn   net.Conn
-	ctl    *memory     // depth requests to send, then depth responses received
-	failed func(error) // ends the session
-	watch  chan struct{}
+	conn   *rdmacm.Conn
+	ctl    *memory       // depth requests to send, then depth responses received
+	failed func(error)   // ends the session
+	hello  chan []byte   // the welcome
+	watch  chan struct{} // closed when guard has returned
 
 	oldest int           // under Disk.mu: the tag of the request whose response proves the link; -1: none
 	proved chan struct{} // closed by it
 }
 
-// refusal is the target's answer to a login that it does not like.
-type refusal struct {
-	why   string
-	retry bool
-}
-
-func (r *refusal) Error() string { return "the target refuses: " + r.why }
-
 // loginTime bounds one attempt.
 const loginTime = 10 * time.Second
+
+const (
+	// The target may have as many RDMA READs under way.
+	readDepth = 4
+	// Seven retries of 67 ms: half a second without an answer is a lost peer. The requests outlive that.
+	ackTimeout = 14
+	retryCount = 7
+)
 
 // login makes a session on a device. It leaves nothing if it fails.
 func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_ *link, err error) {
 	ctx, cancel := context.WithTimeout(ctx, loginTime)
 	defer cancel()
-	l := &link{disk: d, failed: failed, watch: make(chan struct{}), proved: make(chan struct{})}
+	l := &link{disk: d, failed: failed, hello: make(chan []byte, 1), watch: make(chan struct{}), proved: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			if l.ep != nil {
@@ -50,11 +51,9 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 			}
 		}
 	}()
-	if l.conn, err = d.cfg.Dial(ctx); err != nil {
+	if l.conn, err = d.cfg.Manager.Resolve(ctx, rdmacm.Target{Addr: d.cfg.Target, Device: dev, ACKTimeout: ackTimeout}); err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { l.conn.Close() }) // ends the reading below
-	defer stop()
 	if d.data == nil {
 		if d.data, err = newMemory(d.cfg.Depth*d.cfg.MaxIO, ib.AccessLocalWrite|ib.AccessRemoteWrite|ib.AccessRemoteRead); err != nil {
 			return nil, err
@@ -67,19 +66,41 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 	if l.ep, err = newEndpoint(dev, 4*depth, depth, l.handle, func(e ib.EventType) { failed(fmt.Errorf("%v", e)) }, l.ctl, d.data); err != nil {
 		return nil, err
 	}
+	if err = l.conn.Init(l.ep.qp.QP); err != nil {
+		return nil, err
+	}
+	if err = l.ep.listen(); err != nil {
+		return nil, err
+	}
 	for slot := range depth {
 		if err = l.receive(slot); err != nil {
 			return nil, err
 		}
 	}
+	param := rdmacm.Param{ResponderResources: readDepth, RetryCount: retryCount}
+	if _, _, err = l.conn.Connect(ctx, l.ep.qp.QP, param, offer{depth, d.cfg.MaxIO}.bytes()); err != nil {
+		var no *rdmacm.RefusedError
+		if errors.As(err, &no) {
+			if r, ok := parseRefusal(no.Data); ok {
+				err = r
+			}
+		}
+		return nil, err
+	}
 	d.epoch++
-	if err = writeLine(l.conn, login{
-		Version: version, Initiator: d.name, Epoch: d.epoch, Export: d.cfg.Export, Depth: depth, MaxIO: d.cfg.MaxIO, QP: l.ep.addr,
-	}); err != nil {
+	if err = l.ep.say(login{Initiator: d.name, Epoch: d.epoch, Export: d.cfg.Export}); err != nil {
 		return nil, err
 	}
 	var w welcome
-	if err = readLine(l.conn, &w); err != nil {
+	select {
+	case b := <-l.hello:
+		err = json.Unmarshal(b, &w)
+	case <-l.conn.Done():
+		err = l.conn.Err()
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("login: %w", err)
 	}
 	if w.Refused != "" {
@@ -88,36 +109,32 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 	if err = d.prepare(&w); err != nil {
 		return nil, err
 	}
-	if err = l.ep.up(w.QP); err != nil {
-		return nil, err
-	}
-	if !stop() {
-		return nil, context.Cause(ctx)
-	}
 	go l.guard()
 	return l, nil
 }
 
-// guard reads the stream, on which nothing comes but its end, and looks after requests that hang.
+// guard waits for the end of the connection, and looks after requests that hang, and after a target that has ended
+// without a word while there are none.
 func (l *link) guard() {
 	defer close(l.watch)
 	hang := l.disk.cfg.Hang
+	tick := time.NewTicker(max(hang/4, time.Millisecond))
+	defer tick.Stop()
 	for {
-		l.conn.SetReadDeadline(time.Now().Add(hang / 4))
-		_, err := l.conn.Read(make([]byte, 1))
-		switch {
-		case err == nil:
-			err = errors.New("the target spoke out of turn")
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			if t := l.disk.oldest(); t.IsZero() || time.Since(t) < hang {
-				continue
-			}
-			err = fmt.Errorf("no response for %v", hang)
-		default:
-			err = fmt.Errorf("the stream to the target: %w", err)
+		select {
+		case <-l.conn.Done():
+			l.failed(fmt.Errorf("the connection to the target: %w", l.conn.Err()))
+			return
+		case <-tick.C:
 		}
-		l.failed(err)
-		return
+		since := l.disk.oldest()
+		if since.IsZero() {
+			if err := l.ep.probe(); err != nil {
+				l.failed(err)
+			}
+		} else if time.Since(since) >= hang {
+			l.failed(fmt.Errorf("no response for %v", hang))
+		}
 	}
 }
 
@@ -153,7 +170,12 @@ func (l *link) handle(wc *ib.WC) {
 		l.failed(fmt.Errorf("completion: %v", wc.Status))
 		return
 	}
-	if wc.ID&^0xffffffff != ofRecv {
+	switch wc.ID &^ 0xffffffff {
+	case ofHello:
+		l.hello <- l.ep.heard(wc) // there is one
+		return
+	case ofRecv:
+	default:
 		return
 	}
 	slot := int(uint32(wc.ID))

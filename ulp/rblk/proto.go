@@ -1,29 +1,85 @@
 package rblk
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"syscall"
-
-	"verbena/ib"
 )
 
-// version is that of login, request and response together.
-const version = 1
+// version is that of offer, login, request and response together.
+const version = 2
 
-// login is what an initiator says first, one line of JSON.
+// offer is what an initiator says in its request for a connection, offerLen bytes, big-endian:
+//
+//	0 "rblk"   4 version (2)   6 zero (2)   8 depth (4)   12 maxIO (4)
+type offer struct {
+	depth int // requests that may be outstanding
+	maxIO int // bytes of one request
+}
+
+const (
+	offerLen   = 16
+	offerMagic = "rblk"
+)
+
+func (o offer) bytes() []byte {
+	b := binary.BigEndian.AppendUint32(append([]byte(offerMagic), 0, version, 0, 0), uint32(o.depth))
+	return binary.BigEndian.AppendUint32(b, uint32(o.maxIO))
+}
+
+// parseOffer checks form, and that there is room for a request at all.
+func parseOffer(b []byte) (offer, error) {
+	if len(b) < offerLen || string(b[:4]) != offerMagic {
+		return offer{}, errors.New("this is no disk that asks")
+	}
+	if v := binary.BigEndian.Uint16(b[4:]); v != version {
+		return offer{}, fmt.Errorf("this target speaks version %d, not %d", version, v)
+	}
+	depth, maxIO := binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])
+	if depth < 1 || maxIO < 512 {
+		return offer{}, fmt.Errorf("depth %d or size %d of requests is too small", depth, maxIO)
+	}
+	return offer{int(min(depth, maxDepth)), int(min(maxIO, maxMaxIO))}, nil
+}
+
+// Tags have 16 bits; an I/O is well below the longest message.
+const (
+	maxDepth = 1 << 15
+	maxMaxIO = 1 << 30
+)
+
+// refusal is the target's answer to an offer or a login that it does not like.
+type refusal struct {
+	why   string
+	retry bool // it may be different later
+}
+
+func (r *refusal) Error() string { return "the target refuses: " + r.why }
+
+// bytes is a refusal as private data: a byte that is 1 if it may be different later, and why not.
+func (r *refusal) bytes() []byte {
+	b := []byte{0}
+	if r.retry {
+		b[0] = 1
+	}
+	return append(b, r.why...)
+}
+
+func parseRefusal(b []byte) (*refusal, bool) {
+	b = bytes.TrimRight(b, "\x00")
+	if len(b) < 2 || b[0] > 1 {
+		return nil, false
+	}
+	return &refusal{string(b[1:]), b[0] == 1}, true
+}
+
+// login is the first message of an initiator, in JSON.
 type login struct {
-	Version   int    `json:"rblk"`
 	Initiator string `json:"initiator"` // stays the same for the life of a Disk
 	Epoch     uint64 `json:"epoch"`     // higher in each login of an initiator
 	Export    string `json:"export"`
-	Depth     int    `json:"depth"`  // requests that may be outstanding
-	MaxIO     int    `json:"max_io"` // bytes of one request
-	QP        qpAddr `json:"qp"`
 }
 
 // welcome is the target's answer.
@@ -35,39 +91,10 @@ type welcome struct {
 	Size    int64  `json:"size"`              // bytes
 	Depth   int    `json:"depth"`
 	MaxIO   int    `json:"max_io"`
-	QP      qpAddr `json:"qp"`
 }
 
-// qpAddr is what the other side must know of a queue pair.
-type qpAddr struct {
-	GID ib.GID `json:"gid"`
-	QPN uint32 `json:"qpn"`
-	PSN uint32 `json:"psn"`
-	MTU ib.MTU `json:"mtu"`
-}
-
-const maxLine = 4096
-
-func writeLine(w io.Writer, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(append(b, '\n'))
-	return err
-}
-
-// readLine reads one line, and no more than that, of at most maxLine bytes.
-func readLine(r io.Reader, v any) error {
-	line, err := bufio.NewReaderSize(io.LimitReader(r, maxLine), maxLine).ReadSlice('\n')
-	if err != nil {
-		if errors.Is(err, io.EOF) && len(line) > 0 {
-			err = io.ErrUnexpectedEOF
-		}
-		return err
-	}
-	return json.Unmarshal(line, v)
-}
+// helloLen bounds a login and a welcome.
+const helloLen = 4096
 
 type op uint8
 

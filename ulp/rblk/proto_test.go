@@ -59,22 +59,6 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-func TestReadLine(t *testing.T) {
-	for _, c := range []struct{ name, in, says string }{
-		{"a login", `{"rblk":1,"initiator":"x","export":"d"}` + "\n", ""},
-		{"nothing", "", "EOF"},
-		{"half a line", `{"rblk":1`, "unexpected EOF"},
-		{"no JSON", "GET / HTTP/1.1\n", "invalid character"},
-		{"no end", strings.Repeat("x", 2*maxLine), "buffer full"},
-	} {
-		var l login
-		err := readLine(strings.NewReader(c.in), &l)
-		if c.says == "" && (err != nil || l.Version != 1) || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
-			t.Errorf("%s: %+v, %v", c.name, l, err)
-		}
-	}
-}
-
 // FuzzParse: whatever a peer sends, what is accepted is within what was agreed, and is what was sent.
 func FuzzParse(f *testing.F) {
 	b := make([]byte, requestLen)
@@ -82,12 +66,20 @@ func FuzzParse(f *testing.F) {
 	f.Add(b)
 	response{tag: 1}.put(b)
 	f.Add(b[:responseLen])
+	f.Add(offer{16, 4096}.bytes())
+	f.Add((&refusal{"no", true}).bytes())
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if r, err := parseRequest(in, 16, 4096); err == nil {
 			out := make([]byte, requestLen)
 			if r.put(out); string(out) != string(in) || r.tag >= 16 || r.length > 4096 {
 				t.Errorf("%x is taken for %+v", in, r)
 			}
+		}
+		if o, err := parseOffer(in); err == nil && (o.depth < 1 || o.depth > maxDepth || o.maxIO < 512 || o.maxIO > maxMaxIO) {
+			t.Errorf("%x is taken for %+v", in, o)
+		}
+		if r, ok := parseRefusal(in); ok && r.why == "" {
+			t.Errorf("%x is taken for %+v", in, r)
 		}
 		if r, err := parseResponse(in, 16); err == nil {
 			out := make([]byte, responseLen)

@@ -1,39 +1,46 @@
 package rblk
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"verbena/ib"
+	"verbena/rdmacm"
 )
 
-// session is the target's side of one login. A request takes a place, named by its tag, from its arrival to its
-// response:
+// session is the target's side of a connection. Its first message is a login. A request takes a place, named by its tag,
+// from its arrival to its response:
 //
 //	free -> fetching (RDMA READ, of a write) -> storing (a worker) -> free, response posted
 //	  +------------- (read, sync) ------------------^
 type session struct {
-	ep    *endpoint
-	store *export
-	conn  net.Conn
-	epoch uint64
+	dev   *ib.Device
 	depth int
 	maxIO int
 
-	ctl    *memory // depth+1 requests received, then depth responses to send
-	data   *memory // maxIO bytes for each tag
+	opened chan struct{} // closed when open has returned
+	ep     *endpoint     // nil: open has failed
+	conn   *rdmacm.Conn  // nil: open has failed
+	ctl    *memory       // depth+1 requests received, then depth responses to send
+	data   *memory       // maxIO bytes for each tag
 	places []place
+
+	hello chan []byte            // the login
+	store atomic.Pointer[export] // nil: nobody has logged in
+	epoch uint64                 // of the login
 
 	work    chan uint16 // tags for the workers; room for all
 	workers sync.WaitGroup
-	nwork   int
 	ending  atomic.Bool   // workers leave alone what they have not begun
 	over    chan struct{} // closed when it has ended
 
-	mu  sync.Mutex
-	why error // the first reason to end
+	mu   sync.Mutex
+	why  error         // the first reason to end
+	lost chan struct{} // closed when there is one
 }
 
 // place is where a request is worked on. It belongs to the completion handler, or to the worker that has its tag.
@@ -47,54 +54,57 @@ const (
 	ofRecv uint64 = iota << 32
 	ofFetch
 	ofReply
+	ofHello
 )
 
-func newSession(cfg *TargetConfig, dev *ib.Device, store *export, c net.Conn, l *login) (*session, error) {
-	s := &session{
-		store: store, conn: c, epoch: l.Epoch, nwork: cfg.Workers, over: make(chan struct{}),
-		depth: min(cfg.Depth, l.Depth), maxIO: min(cfg.MaxIO, l.MaxIO),
+func newSession(dev *ib.Device, depth, maxIO int) *session {
+	return &session{
+		dev: dev, depth: depth, maxIO: maxIO, opened: make(chan struct{}), places: make([]place, depth), hello: make(chan []byte, 1),
+		work: make(chan uint16, depth), over: make(chan struct{}), lost: make(chan struct{}),
 	}
-	s.places, s.work = make([]place, s.depth), make(chan uint16, s.depth)
-	var err error
+}
+
+// open makes what the session needs, and accepts the connection. end undoes it.
+func (s *session) open(r *rdmacm.Request, workers int) (err error) {
+	defer close(s.opened)
 	if s.ctl, err = newMemory((s.depth+1)*requestLen+s.depth*responseLen, ib.AccessLocalWrite); err != nil {
-		return nil, err
+		return err
 	}
 	if s.data, err = newMemory(s.depth*s.maxIO, ib.AccessLocalWrite); err != nil {
-		return nil, err
+		return err
 	}
 	// A place may be taken again when its response is posted, before that has completed: twice the room.
-	if s.ep, err = newEndpoint(dev, 4*s.depth, s.depth+1, s.handle, func(e ib.EventType) { s.lose(fmt.Errorf("%v", e)) }, s.ctl, s.data); err != nil {
-		return nil, err
+	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handle, func(e ib.EventType) { s.lose(fmt.Errorf("%v", e)) }, s.ctl, s.data); err != nil {
+		return err
+	}
+	if err = r.Init(s.ep.qp.QP); err != nil {
+		return err
+	}
+	if err = s.ep.listen(); err != nil {
+		return err
 	}
 	for i := range s.depth + 1 {
-		if err == nil {
-			err = s.receive(i)
+		if err = s.receive(i); err != nil {
+			return err
 		}
 	}
-	if err == nil {
-		err = s.ep.up(l.QP)
+	if s.conn, err = r.Accept(s.ep.qp.QP, rdmacm.Param{InitiatorDepth: min(readDepth, r.Param.InitiatorDepth)}, nil); err != nil {
+		return err
 	}
-	if err != nil {
-		s.ep.close()
-		return nil, err
-	}
-	return s, nil
-}
-
-func (s *session) start() {
-	for range s.nwork {
+	for range workers {
 		s.workers.Go(s.serve)
 	}
+	return nil
 }
 
-// lose closes the stream, on which both sides learn that the session ends. It does not sleep.
+// lose says that the session is to end. It does not sleep.
 func (s *session) lose(why error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.why == nil {
 		s.why = why
+		close(s.lost)
 	}
-	s.mu.Unlock()
-	s.conn.Close()
 }
 
 func (s *session) reason() error {
@@ -103,16 +113,60 @@ func (s *session) reason() error {
 	return s.why
 }
 
-// end returns when nothing of the session touches the device or the store any more. The caller holds initiator.mu.
+// end returns when nothing of the session touches the device or the store any more. It may be called by several.
 func (s *session) end(why error) {
 	s.lose(why)
 	if s.ending.Swap(true) {
+		<-s.over
 		return
 	}
-	s.ep.close() // no handler runs after it, so nobody sends to work
+	<-s.opened
+	if s.ep != nil {
+		s.ep.close() // no handler runs after it, so nobody sends to work
+	}
 	close(s.work)
 	s.workers.Wait()
+	if s.conn != nil {
+		s.conn.Close()
+	}
 	close(s.over)
+}
+
+// login returns the session's first message.
+func (s *session) login(within time.Duration) (*login, error) {
+	late := time.NewTimer(within)
+	defer late.Stop()
+	select {
+	case b := <-s.hello:
+		s.conn.Establish()
+		l := new(login)
+		return l, json.Unmarshal(b, l)
+	case <-late.C:
+		return nil, fmt.Errorf("nothing was said for %v", within)
+	case <-s.conn.Done():
+		return nil, s.conn.Err()
+	case <-s.lost:
+		return nil, s.reason()
+	}
+}
+
+// watch waits for the end of the session. It probes the peer, which may have ended without a word.
+func (s *session) watch(probe time.Duration) {
+	tick := time.NewTicker(probe)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.conn.Done():
+			s.lose(s.conn.Err())
+			return
+		case <-s.lost:
+			return
+		case <-tick.C:
+			if err := s.ep.probe(); err != nil {
+				s.lose(err)
+			}
+		}
+	}
 }
 
 func (s *session) request(slot int) []byte { return s.ctl.bytes[slot*requestLen:][:requestLen] }
@@ -143,6 +197,8 @@ func (s *session) handle(wc *ib.WC) {
 		err = s.arrived(int(low), wc.ByteLen)
 	case ofFetch:
 		s.work <- uint16(low)
+	case ofHello:
+		s.hello <- s.ep.heard(wc) // there is one
 	}
 	if err != nil {
 		s.lose(err)
@@ -155,6 +211,10 @@ func (s *session) arrived(slot int, n uint32) error {
 	if err != nil {
 		return err
 	}
+	store := s.store.Load()
+	if store == nil {
+		return errors.New("a request before the welcome")
+	}
 	p := &s.places[r.tag]
 	if p.busy.Swap(true) {
 		return fmt.Errorf("tag %d is used twice", r.tag)
@@ -163,7 +223,7 @@ func (s *session) arrived(slot int, n uint32) error {
 	if err := s.receive(slot); err != nil {
 		return err
 	}
-	if size := uint64(s.store.Size()); r.offset > size || uint64(r.length) > size-r.offset {
+	if size := uint64(store.Size()); r.offset > size || uint64(r.length) > size-r.offset {
 		return s.respond(r.tag, statusInvalid)
 	}
 	if r.op != opWrite || r.length == 0 {
@@ -181,13 +241,13 @@ func (s *session) serve() {
 		if s.ending.Load() {
 			continue
 		}
-		p := &s.places[tag]
+		store, p := s.store.Load(), &s.places[tag]
 		r := p.req
 		var err error
 		switch data := s.piece(tag, r.length); r.op {
 		case opRead:
 			var n int
-			if n, err = s.store.ReadAt(data, int64(r.offset)); n == len(data) { // and perhaps io.EOF
+			if n, err = store.ReadAt(data, int64(r.offset)); n == len(data) { // and perhaps io.EOF
 				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.pieceSGL(tag, r.length), RemoteAddr: r.addr, RKey: r.rkey})
 				if err != nil {
 					s.lose(err)
@@ -195,9 +255,9 @@ func (s *session) serve() {
 				}
 			}
 		case opWrite:
-			_, err = s.store.WriteAt(data, int64(r.offset))
+			_, err = store.WriteAt(data, int64(r.offset))
 		case opSync:
-			err = s.store.Sync()
+			err = store.Sync()
 		}
 		if err := s.respond(tag, statusOf(err)); err != nil {
 			s.lose(err)

@@ -1,22 +1,24 @@
 package rblk
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"net"
+	"maps"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"verbena/ib"
+	"verbena/rdmacm"
 )
 
 // TargetConfig is what a target exports, and where.
 type TargetConfig struct {
 	// Exports by name. The stores stay the caller's.
 	Exports map[string]Store
-	// Device is the name of the RDMA device to use; "": any.
+	// Device is the name of the RDMA device to serve at; "": all.
 	Device string
 	// Depth and MaxIO bound what an initiator may ask for: requests outstanding, and bytes of one. 0: 64, and 128 KiB.
 	// Each session takes Depth x MaxIO of memory.
@@ -27,6 +29,8 @@ type TargetConfig struct {
 	Sessions int
 	// LoginTimeout bounds how long an initiator may take to log in. 0: 5 s.
 	LoginTimeout time.Duration
+	// Probe is how often an initiator is asked for a sign of life. 0: 5 s.
+	Probe time.Duration
 	// Logf is told of sessions that come and go. nil: nobody.
 	Logf func(format string, args ...any)
 }
@@ -43,9 +47,9 @@ type Target struct {
 	closed     bool
 	devices    []*ib.Device // that may be used
 	initiators map[string]*initiator
-	listeners  map[net.Listener]bool
-	conns      map[net.Conn]*session // nil: logging in
-	logins     sync.WaitGroup        // of conns
+	listeners  map[*rdmacm.Listener]bool
+	sessions   map[*session]bool // with those that have not logged in
+	serving    sync.WaitGroup    // of sessions
 }
 
 // initiator is what a target knows of one. It is kept while a login or a session of it exists.
@@ -71,11 +75,15 @@ func NewTarget(core *ib.Core, cfg TargetConfig) (*Target, error) {
 	if cfg.LoginTimeout <= 0 {
 		cfg.LoginTimeout = 5 * time.Second
 	}
+	if cfg.Probe <= 0 {
+		cfg.Probe = 5 * time.Second
+	}
 	if cfg.Logf == nil {
 		cfg.Logf = func(string, ...any) {}
 	}
 	t := &Target{
-		cfg: cfg, exports: map[string]*export{}, core: core, initiators: map[string]*initiator{}, listeners: map[net.Listener]bool{}, conns: map[net.Conn]*session{},
+		cfg: cfg, exports: map[string]*export{}, core: core, initiators: map[string]*initiator{}, listeners: map[*rdmacm.Listener]bool{},
+		sessions: map[*session]bool{},
 	}
 	for name, store := range cfg.Exports {
 		t.exports[name] = &export{Store: store}
@@ -94,41 +102,29 @@ func (t *Target) add(d *ib.Device) (any, error) {
 	return nil, nil
 }
 
-// remove ends the sessions of a device. A login that is under way on it is ended as well.
+// remove ends the sessions of a device, also those that have not logged in.
 func (t *Target) remove(d *ib.Device, _ any) {
 	t.mu.Lock()
-	var gone []*session
 	t.devices = slices.DeleteFunc(t.devices, func(o *ib.Device) bool { return o == d })
-	for _, in := range t.initiators {
-		in.users++ // so that it stays
-		defer t.release(in)
-	}
-	all := make([]*initiator, 0, len(t.initiators))
-	for _, in := range t.initiators {
-		all = append(all, in)
-	}
-	for _, s := range t.conns {
-		if s != nil && s.ep.dev == d {
+	var gone []*session
+	for s := range t.sessions {
+		if s.dev == d {
 			gone = append(gone, s)
 		}
 	}
 	t.mu.Unlock()
+	why := fmt.Errorf("device %s is going", d.Name())
 	for _, s := range gone { // all begin to end before one is waited for
-		s.lose(fmt.Errorf("device %s is going", d.Name()))
+		s.lose(why)
 	}
-	// A login holds the initiator's lock until its session is in the place where it is seen here.
-	for _, in := range all {
-		in.mu.Lock()
-		if s := in.session; s != nil && s.ep.dev == d {
-			s.end(fmt.Errorf("device %s is going", d.Name()))
-			in.session = nil
-		}
-		in.mu.Unlock()
+	for _, s := range gone {
+		s.end(why)
 	}
 }
 
-// Serve logs initiators in that connect to l, until l or the target is closed. It owns l.
-func (t *Target) Serve(l net.Listener) error {
+// Serve takes the connections of initiators from l, until l or the target is closed. It owns l, which is to have an
+// unspecified address: one of a device's ends with it, also in a reset.
+func (t *Target) Serve(l *rdmacm.Listener) error {
 	defer l.Close()
 	t.mu.Lock()
 	if t.closed {
@@ -138,39 +134,59 @@ func (t *Target) Serve(l net.Listener) error {
 	t.listeners[l] = true
 	t.mu.Unlock()
 	for {
-		c, err := l.Accept()
+		r, err := l.Accept(context.Background())
 		if err != nil {
 			t.mu.Lock()
 			defer t.mu.Unlock()
 			delete(t.listeners, l)
-			if t.closed || errors.Is(err, net.ErrClosed) {
+			if t.closed || errors.Is(err, syscall.ECONNABORTED) {
 				return nil
 			}
 			return err
 		}
-		t.mu.Lock()
-		if t.closed {
-			t.mu.Unlock()
-			c.Close()
-			return nil
-		}
-		if len(t.conns) >= t.cfg.Sessions {
-			t.mu.Unlock()
-			t.cfg.Logf("rblk target: login from %v: there are %d sessions already", c.RemoteAddr(), t.cfg.Sessions)
-			c.Close()
+		s, err := t.admit(r)
+		if err != nil {
+			t.refuse(r, err)
 			continue
 		}
-		t.conns[c] = nil
-		t.logins.Add(1)
-		t.mu.Unlock()
 		go func() {
-			defer t.logins.Done()
-			t.serve(c)
+			defer t.serving.Done()
+			t.serve(s, r)
 			t.mu.Lock()
-			delete(t.conns, c)
+			delete(t.sessions, s)
 			t.mu.Unlock()
 		}()
 	}
+}
+
+// refuse answers a request with what is wrong.
+func (t *Target) refuse(r *rdmacm.Request, why error) {
+	t.cfg.Logf("rblk target: connection from %v: %v", r.RemoteAddr(), why)
+	r.Reject((&refusal{why.Error(), errors.Is(why, errLater)}).bytes())
+}
+
+// admit gives a request for a connection a session, which is not open yet.
+func (t *Target) admit(r *rdmacm.Request) (*session, error) {
+	o, err := parseOffer(r.Data)
+	if err != nil {
+		return nil, err
+	}
+	at := r.Device()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := slices.IndexFunc(t.devices, func(d *ib.Device) bool { return d.Same(at) })
+	switch {
+	case t.closed:
+		return nil, fmt.Errorf("%w: the target ends", errLater)
+	case i < 0:
+		return nil, fmt.Errorf("%w: the device is not used, or is going", errLater)
+	case len(t.sessions) >= t.cfg.Sessions:
+		return nil, fmt.Errorf("%w: there are %d sessions already", errLater, t.cfg.Sessions)
+	}
+	s := newSession(t.devices[i], min(t.cfg.Depth, o.depth), min(t.cfg.MaxIO, o.maxIO))
+	t.sessions[s] = true
+	t.serving.Add(1)
+	return s, nil
 }
 
 // Close ends all sessions, and stops serving. The stores have been left alone when it returns. It sleeps, and must not
@@ -178,14 +194,15 @@ func (t *Target) Serve(l net.Listener) error {
 func (t *Target) Close() error {
 	t.mu.Lock()
 	t.closed = true
-	for l := range t.listeners {
-		l.Close()
-	}
-	for c := range t.conns {
-		c.Close()
+	listeners := slices.Collect(maps.Keys(t.listeners))
+	for s := range t.sessions {
+		s.lose(errors.New("the target ends"))
 	}
 	t.mu.Unlock()
-	t.logins.Wait()
+	for _, l := range listeners {
+		l.Close()
+	}
+	t.serving.Wait()
 	t.core.UnregisterClient(t.client)
 	return nil
 }
@@ -195,41 +212,44 @@ func (t *Target) Sessions() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := 0
-	for _, s := range t.conns {
-		if s != nil {
+	for s := range t.sessions {
+		if s.store.Load() != nil {
 			n++
 		}
 	}
 	return n
 }
 
-// serve is one connection from its login to its end.
-func (t *Target) serve(c net.Conn) {
-	defer c.Close()
-	c.SetDeadline(time.Now().Add(t.cfg.LoginTimeout))
-	var l login
-	if err := readLine(c, &l); err != nil {
-		t.cfg.Logf("rblk target: login from %v: %v", c.RemoteAddr(), err)
+// serve is one connection from its beginning to its end.
+func (t *Target) serve(s *session, r *rdmacm.Request) {
+	if err := s.open(r, t.cfg.Workers); err != nil {
+		t.refuse(r, fmt.Errorf("%w: %w", errLater, err)) // the device is failing: it goes, or recovers
+		s.end(err)
+		return
+	}
+	l, err := s.login(t.cfg.LoginTimeout)
+	if err != nil {
+		t.cfg.Logf("rblk target: login from %v: %v", r.RemoteAddr(), err)
+		s.end(err)
 		return
 	}
 	in := t.initiator(l.Initiator)
 	defer t.release(in)
-	s, err := t.login(in, c, &l)
-	if err != nil {
+	if err := t.login(in, s, l); err != nil {
 		t.cfg.Logf("rblk target: login of initiator %.32q: %v", l.Initiator, err)
-		writeLine(c, welcome{Refused: err.Error(), Retry: errors.Is(err, errLater)})
+		if s.ep.say(welcome{Refused: err.Error(), Retry: errors.Is(err, errLater)}) == nil {
+			select { // until it has heard that
+			case <-s.conn.Done():
+			case <-s.lost:
+			case <-time.After(t.cfg.LoginTimeout):
+			}
+		}
+		s.end(err)
 		return
 	}
-	c.SetDeadline(time.Time{})
-	// The initiator says nothing more on the stream: reading it returns at its end, or the session's.
-	var b [1]byte
-	_, err = c.Read(b[:])
-	if err == nil {
-		err = errors.New("the initiator spoke out of turn")
-	}
-	s.lose(err)
+	s.watch(t.cfg.Probe)
+	s.end(s.reason())
 	in.mu.Lock()
-	s.end(err)
 	if in.session == s {
 		in.session = nil
 	}
@@ -265,62 +285,34 @@ func (t *Target) release(in *initiator) {
 	}
 }
 
-// login ends the initiator's old session, and makes a new one. It waits for nobody else's login: those that are under way
-// have ended their old session before they wait.
-func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
+// login ends the initiator's old session, and welcomes it to a new one. It waits for nobody else's login: those that are
+// under way have ended their old session before they wait, and are not in use by then.
+func (t *Target) login(in *initiator, s *session, l *login) error {
 	store := t.exports[l.Export]
 	switch {
-	case l.Version != version:
-		return nil, fmt.Errorf("this target speaks version %d, not %d", version, l.Version)
 	case l.Initiator == "":
-		return nil, errors.New("the initiator has no name")
+		return errors.New("the initiator has no name")
 	case store == nil:
-		return nil, fmt.Errorf("there is no export %.32q", l.Export)
-	case l.Depth < 1 || l.MaxIO < 512:
-		return nil, fmt.Errorf("depth %d or size %d of requests is too small", l.Depth, l.MaxIO)
+		return fmt.Errorf("there is no export %.32q", l.Export)
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if old := in.session; old != nil {
 		if l.Epoch <= old.epoch {
-			return nil, fmt.Errorf("epoch %d has passed", l.Epoch)
+			return fmt.Errorf("epoch %d has passed", l.Epoch)
 		}
 		old.end(errors.New("the initiator has logged in again"))
 		in.session = nil
 	}
 	t.settle(store)
-	dev, err := t.device()
-	if err != nil {
-		return nil, err
-	}
-	s, err := newSession(&t.cfg, dev, store, c, l)
-	if errors.Is(err, syscall.EINVAL) {
-		return nil, err // what the initiator says of itself cannot be
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errLater, err) // the device is failing: it goes, or recovers
-	}
+	s.epoch = l.Epoch
+	s.store.Store(store)
 	in.session = s
-	t.mu.Lock()
-	t.conns[c] = s
-	usable := !t.closed && slices.Contains(t.devices, dev)
-	t.mu.Unlock()
-	if !usable {
-		s.end(fmt.Errorf("device %s is going", dev.Name()))
-		in.session = nil
-		return nil, fmt.Errorf("%w: device %s is going", errLater, dev.Name())
+	hello := welcome{Store: idOf(store.Store), Cache: cacheOf(store.Store), Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO}
+	if err := s.ep.say(hello); err != nil {
+		s.lose(err)
 	}
-	s.start()
-	c.SetDeadline(time.Now().Add(t.cfg.LoginTimeout)) // anew: the old session may have taken long to end
-	hello := welcome{
-		Store: idOf(store.Store), Cache: cacheOf(store.Store), Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO, QP: s.ep.addr,
-	}
-	if err := writeLine(c, hello); err != nil {
-		s.end(err)
-		in.session = nil
-		return nil, err
-	}
-	return s, nil
+	return nil
 }
 
 // settle waits until the store has finished what sessions had begun that are ending. Without it a write of an initiator
@@ -328,8 +320,8 @@ func (t *Target) login(in *initiator, c net.Conn, l *login) (*session, error) {
 func (t *Target) settle(store *export) {
 	t.mu.Lock()
 	var ending []*session
-	for _, s := range t.conns {
-		if s != nil && s.store == store && s.reason() != nil {
+	for s := range t.sessions {
+		if s.store.Load() == store && s.reason() != nil {
 			ending = append(ending, s)
 		}
 	}
@@ -337,15 +329,4 @@ func (t *Target) settle(store *export) {
 	for _, s := range ending {
 		<-s.over
 	}
-}
-
-func (t *Target) device() (*ib.Device, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, d := range t.devices {
-		if d.State() == ib.DeviceActive {
-			return d, nil
-		}
-	}
-	return nil, fmt.Errorf("%w: no RDMA device", errLater)
 }

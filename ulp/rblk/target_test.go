@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,33 +12,82 @@ import (
 	"testing"
 	"time"
 
-	"verbena/ib"
+	"verbena/ib/attach"
+	"verbena/link/simnet"
+	"verbena/rdmacm"
 )
 
-// A login that cannot be is refused with a reason, and the target goes on.
+// An offer that cannot be is refused with a reason, and the target goes on.
+func TestOfferRefused(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	good := offer{1, 512}.bytes()
+	spoiled := func(i int, v byte) []byte {
+		b := bytes.Clone(good)
+		b[i] = v
+		return b
+	}
+	for _, c := range []struct {
+		offer []byte
+		says  string
+	}{
+		{nil, "no disk"},
+		{[]byte("rbl"), "no disk"},
+		{spoiled(0, 'R'), "no disk"},
+		{spoiled(5, 1), "version 2, not 1"},
+		{spoiled(4, 1), "version 2, not 258"},
+		{offer{0, 512}.bytes(), "too small"},
+		{offer{1, 511}.bytes(), "too small"},
+	} {
+		_, err := w.dial(c.offer)
+		var no *rdmacm.RefusedError
+		if !errors.As(err, &no) {
+			t.Errorf("%x: %v", c.offer, err)
+			continue
+		}
+		if r, ok := parseRefusal(no.Data); !ok || r.retry || !strings.Contains(r.why, c.says) {
+			t.Errorf("%x: %q", c.offer, no.Data)
+		}
+	}
+	// The most that can be said is cut down to what the target has.
+	r, err := w.dial(bytes.Join([][]byte{good[:8], bytes.Repeat([]byte{0xff}, 8), []byte("and more")}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.ep.say(login{Initiator: "x", Export: "disk"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.answer(); got.Depth != 64 || got.MaxIO != 128<<10 {
+		t.Errorf("%+v", got)
+	}
+	w.openDefault()
+}
+
+// So is a login.
 func TestLoginRefused(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
-	for _, c := range []struct{ line, says string }{
-		{`{"rblk":9,"initiator":"x","export":"disk","depth":1,"max_io":512}`, "version 1, not 9"},
-		{`{"rblk":1,"export":"disk","depth":1,"max_io":512}`, "no name"},
-		{`{"rblk":1,"initiator":"x","export":"","depth":1,"max_io":512}`, "no export"},
-		{`{"rblk":1,"initiator":"x","export":"disk","depth":0,"max_io":512}`, "too small"},
-		{`{"rblk":1,"initiator":"x","export":"disk","depth":1,"max_io":-1}`, "too small"},
-		{`{"rblk":1,"initiator":"x","export":"disk","depth":1,"max_io":512,"qp":{"mtu":77}}`, "MTU 77"},
-		{`{"rblk":1,"initiator":"x","export":"disk","depth":1,"max_io":512,"qp":{"mtu":3}}`, "no destination"},
+	for _, c := range []struct {
+		login login
+		says  string
+	}{
+		{login{Export: "disk"}, "no name"},
+		{login{Initiator: "x"}, "no export"},
+		{login{Initiator: "x", Export: "other"}, "no export"},
 	} {
-		c1, err := net.Dial("tcp", w.addr.Load().(string))
-		if err != nil {
-			t.Fatal(err)
+		r := w.log(c.login)
+		if got := r.answer(); !strings.Contains(got.Refused, c.says) || got.Retry {
+			t.Errorf("%+v: %+v", c.login, got)
 		}
-		fmt.Fprintln(c1, c.line)
-		c1.SetReadDeadline(time.Now().Add(20 * time.Second))
-		var got welcome
-		if err := readLine(c1, &got); err != nil || !strings.Contains(got.Refused, c.says) {
-			t.Errorf("%s: %+v, %v", c.line, got, err)
-		}
-		c1.Close()
 	}
+	for _, nonsense := range []any{"text", 7, []int{1}, strings.Repeat("x", helloLen-2), map[string]int{"epoch": -1}} {
+		w.log(nonsense).ended()
+	}
+	// A request is no login, and a second login no request.
+	r := w.log(login{Initiator: "x", Export: "disk"})
+	r.answer()
+	if err := r.ep.say(login{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
+		t.Fatal(err)
+	}
+	r.ended()
 	w.openDefault()
 }
 
@@ -49,22 +96,43 @@ func TestLoginTimeout(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	w.stop()
 	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, LoginTimeout: 50 * time.Millisecond})
-	c, err := net.Dial("tcp", w.addr.Load().(string))
+	r, err := w.dial(offer{1, 512}.bytes())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
 	d := w.openDefault()
-	c.SetReadDeadline(time.Now().Add(20 * time.Second))
-	if _, err := c.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
-		t.Errorf("the target waits: %v", err)
-	}
+	r.ended()
 	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
 		t.Error(err)
 	}
 }
 
-// The target may go and come back, on another port; the disk's users see delay.
+// An initiator that has ended without a word is noticed, also while it had nothing to do. So is a target.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, NewMemory(4096))
+	w.stop()
+	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Probe: 50 * time.Millisecond})
+	cfg := w.config()
+	cfg.Hang = 200 * time.Millisecond
+	d := w.open(cfg)
+	time.Sleep(time.Second) // it is asked now and then, and answers
+	if s := d.Stats(); s.Sessions != 1 || s.State != attach.Attached {
+		t.Errorf("idle: %+v", s)
+	}
+	w.network.SetFilter(func(*simnet.Packet) bool { return false })
+	for end := time.Now().Add(20 * time.Second); w.target.Sessions() > 0 || d.Stats().State == attach.Attached; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("target: %d sessions; disk: %+v", w.target.Sessions(), d.Stats())
+		}
+	}
+	w.network.SetFilter(nil)
+	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
+		t.Error(err)
+	}
+}
+
+// The target may go and come back; the disk's users see delay.
 func TestTargetRestart(t *testing.T) {
 	store := NewMemory(4096)
 	w := newWorld(t, store)
@@ -228,14 +296,12 @@ func TestTooManySessions(t *testing.T) {
 	w.stop()
 	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Sessions: 1})
 	d := w.openDefault()
-	c, err := net.Dial("tcp", w.addr.Load().(string))
-	if err != nil {
-		t.Fatal(err)
+	var no *rdmacm.RefusedError
+	if _, err := w.dial(offer{1, 512}.bytes()); !errors.As(err, &no) {
+		t.Fatalf("a second one is not sent away: %v", err)
 	}
-	defer c.Close()
-	c.SetReadDeadline(time.Now().Add(4 * time.Second)) // sooner than a login times out
-	if _, err := c.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
-		t.Errorf("a second one is not sent away: %v", err)
+	if r, ok := parseRefusal(no.Data); !ok || !r.retry || !strings.Contains(r.why, "there are 1 sessions") {
+		t.Errorf("%q", no.Data)
 	}
 	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
 		t.Error(err)
@@ -257,29 +323,18 @@ func TestLoginWaits(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			d.Close()
-			c, err := net.Dial("tcp", w.addr.Load().(string))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			if err := writeLine(c, login{
-				Version: version, Initiator: d.name, Epoch: 100, Export: "disk", Depth: 1, MaxIO: 512,
-				QP: qpAddr{GID: ib.GID(netip.MustParseAddr("10.0.0.1").As16()), QPN: 17, MTU: ib.MTU1024},
-			}); err != nil {
-				t.Fatal(err)
-			}
+			r := w.log(login{Initiator: d.name, Epoch: 100, Export: "disk"})
 			time.Sleep(100 * time.Millisecond)
 			if !stays {
-				c.(*net.TCPConn).SetLinger(0) // a reset, so that writing to it fails
-				c.Close()
+				r.conn.Close()
 			}
 			close(store.gate)
-			var got welcome
-			c.SetDeadline(time.Now().Add(20 * time.Second))
-			if err := readLine(c, &got); stays && (err != nil || got.Refused != "") {
-				t.Errorf("%+v, %v", got, err)
+			if stays {
+				if got := r.answer(); got.Refused != "" {
+					t.Errorf("%+v", got)
+				}
+				r.conn.Close()
 			}
-			c.Close()
 			for w.target.Sessions() != 0 {
 				time.Sleep(time.Millisecond)
 			}
@@ -293,17 +348,10 @@ func TestLateLogin(t *testing.T) {
 	d := w.openDefault()
 	epoch := d.epoch // it logs in no more, as long as its path works
 	for _, late := range []uint64{epoch, epoch - 1} {
-		c, err := net.Dial("tcp", w.addr.Load().(string))
-		if err != nil {
-			t.Fatal(err)
+		r := w.log(login{Initiator: d.name, Epoch: late, Export: "disk"})
+		if got := r.answer(); !strings.Contains(got.Refused, "has passed") {
+			t.Errorf("epoch %d after %d: got %+v", late, epoch, got)
 		}
-		fmt.Fprintf(c, `{"rblk":1,"initiator":%q,"epoch":%d,"export":"disk","depth":1,"max_io":512}`+"\n", d.name, late)
-		c.SetReadDeadline(time.Now().Add(20 * time.Second))
-		var got welcome
-		if err := readLine(c, &got); err != nil || !strings.Contains(got.Refused, "has passed") {
-			t.Errorf("epoch %d after %d: got %+v, %v", late, epoch, got, err)
-		}
-		c.Close()
 	}
 	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
 		t.Error(err)

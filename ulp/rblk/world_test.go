@@ -2,11 +2,10 @@ package rblk
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math/rand/v2"
-	"net"
 	"net/netip"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -18,17 +17,19 @@ import (
 	ibslot "verbena/ib/slot"
 	"verbena/link/simnet"
 	"verbena/netdev"
+	"verbena/rdmacm"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// host is a core with one slot, whose adapter can fail in every way.
+// host is a core with a connection manager and one slot, whose adapter can fail in every way.
 type host struct {
-	t    testing.TB
-	core ib.Core
-	cfg  rxe.Config
-	hw   *rxe.Hardware
-	slot *ibslot.Slot
+	t       testing.TB
+	core    ib.Core
+	manager *rdmacm.Manager
+	cfg     rxe.Config
+	hw      *rxe.Hardware
+	slot    *ibslot.Slot
 }
 
 // newHost is a host with a software device at addr on a network. Checked mode watches the protocol as a consumer.
@@ -38,8 +39,16 @@ func newHost(t testing.TB, network *simnet.Net, addr string) *host {
 		Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
 	}}
 	h.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	var err error
+	// Messages are lost whenever the other end's device is away: they are sent again after 34 ms.
+	if h.manager, err = rdmacm.New(&h.core, rdmacm.Config{Timeout: 13}); err != nil {
+		t.Fatal(err)
+	}
 	h.insert()
-	t.Cleanup(h.remove)
+	t.Cleanup(func() {
+		h.manager.Close()
+		h.remove()
+	})
 	return h
 }
 
@@ -112,14 +121,16 @@ type world struct {
 	t         testing.TB
 	init      *host
 	targ      *host
+	network   *simnet.Net
 	target    *Target
-	addr      atomic.Value // string
 	listening chan error
 }
 
+const testPort = 10810
+
 func newWorld(t testing.TB, store Store) *world {
 	network := simnet.New(simnet.Config{})
-	w := &world{t: t, init: newHost(t, network, "10.0.0.1"), targ: newHost(t, network, "10.0.0.2")}
+	w := &world{t: t, network: network, init: newHost(t, network, "10.0.0.1"), targ: newHost(t, network, "10.0.0.2")}
 	w.serve(TargetConfig{Exports: map[string]Store{"disk": store}, Logf: t.Logf})
 	t.Cleanup(w.stop)
 	return w
@@ -131,11 +142,10 @@ func (w *world) serve(cfg TargetConfig) {
 	if w.target, err = NewTarget(&w.targ.core, cfg); err != nil {
 		w.t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := w.targ.manager.Listen(netip.AddrPortFrom(netip.IPv4Unspecified(), testPort), 0)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.addr.Store(l.Addr().String())
 	w.listening = make(chan error, 1)
 	target, listening := w.target, w.listening
 	go func() { listening <- target.Serve(l) }()
@@ -150,11 +160,8 @@ func (w *world) stop() {
 
 func (w *world) config() DiskConfig {
 	return DiskConfig{
+		Manager: w.init.manager, Target: netip.MustParseAddrPort("10.0.0.2:10810"),
 		Export: "disk", Depth: 16, MaxIO: 16 << 10, Logf: w.t.Logf,
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "tcp", w.addr.Load().(string))
-		},
 	}
 }
 
@@ -168,6 +175,86 @@ func (w *world) open(cfg DiskConfig) *Disk {
 	}
 	w.t.Cleanup(func() { d.Close() })
 	return d
+}
+
+// raw is a connection to the target, of somebody who says what no disk would.
+type raw struct {
+	t    testing.TB
+	conn *rdmacm.Conn
+	ep   *endpoint
+	said chan []byte
+}
+
+// dial connects with an offer.
+func (w *world) dial(offer []byte) (_ *raw, err error) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	r := &raw{t: w.t, said: make(chan []byte, 1)}
+	dev := w.init.core.Devices()[0]
+	if r.conn, err = w.init.manager.Resolve(ctx, rdmacm.Target{Addr: w.config().Target, Device: dev}); err != nil {
+		w.t.Fatal(err)
+	}
+	handle := func(wc *ib.WC) {
+		if wc.ID == ofHello && wc.Status == ib.WCSuccess {
+			r.said <- r.ep.heard(wc)
+		}
+	}
+	if r.ep, err = newEndpoint(dev, 4, 4, handle, func(ib.EventType) {}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(r.close)
+	if err := errors.Join(r.conn.Init(r.ep.qp.QP), r.ep.listen()); err != nil {
+		w.t.Fatal(err)
+	}
+	_, _, err = r.conn.Connect(ctx, r.ep.qp.QP, rdmacm.Param{ResponderResources: readDepth, RetryCount: retryCount}, offer)
+	return r, err
+}
+
+// log logs in, with whatever it is.
+func (w *world) log(v any) *raw {
+	w.t.Helper()
+	r, err := w.dial(offer{1, 512}.bytes())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := r.ep.say(v); err != nil {
+		w.t.Fatal(err)
+	}
+	return r
+}
+
+// answer is what the target says.
+func (r *raw) answer() (w welcome) {
+	r.t.Helper()
+	select {
+	case b := <-r.said:
+		if err := json.Unmarshal(b, &w); err != nil {
+			r.t.Errorf("%s: %v", b, err)
+		}
+	case <-r.conn.Done():
+		r.t.Errorf("no answer: %v", r.conn.Err())
+	case <-time.After(20 * time.Second):
+		r.t.Error("no answer")
+	}
+	return w
+}
+
+// ended waits until the target has ended the connection.
+func (r *raw) ended() {
+	r.t.Helper()
+	select {
+	case <-r.conn.Done():
+	case <-time.After(20 * time.Second):
+		r.t.Error("the target waits")
+	}
+}
+
+func (r *raw) close() {
+	if err := r.ep.close(); err != nil {
+		r.t.Error(err)
+	}
+	r.conn.Close()
 }
 
 // pattern is data that tells where it belongs and which writing it is of.
