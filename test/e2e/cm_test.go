@@ -60,8 +60,8 @@ var cmPairs6 = []cmPair{
 	{"cmtime", "cmtime -b ADDR", "cmtime -s ADDR -c 20", false},
 }
 
-// run runs the pair.
-func (p *cmPair) run(t *testing.T, server, client *world, addr string) {
+// run runs the pair, and returns what the client said.
+func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 	t.Helper()
 	dir := scratch(t)
 	if err := os.Chmod(dir, 0o777); err != nil { // the programs may be another user's
@@ -112,7 +112,7 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) {
 	serr := <-ended
 	if cerr != nil || p.ends && serr != nil {
 		t.Errorf("%s: server: %v, client: %v (%v)\n--- server\n%s--- client\n%s", p.name, serr, cerr, ctx.Err(), sout, cout)
-		return
+		return ""
 	}
 	if strings.Contains(p.client, "DIR") {
 		got, err := os.ReadFile(filepath.Join(dir, "to"))
@@ -120,6 +120,7 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) {
 			t.Errorf("%s: the copy has %d bytes: %v", p.name, len(got), err)
 		}
 	}
+	return cout.String()
 }
 
 // held returns how much of a kind all users of a service hold.

@@ -1,0 +1,49 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"regexp"
+	"testing"
+	"time"
+)
+
+// TestManyConnections: two services of one host, of which one in fifty packets is lost. Many connections are set up and
+// torn down at once, ROUNDS times; nothing is left. In CI there are a hundred, once.
+func TestManyConnections(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "rdmacm-utils", "cmtime")
+	rounds, many := roundsOf(1), 100
+	if rounds > 1 {
+		many = 1000
+	}
+	u := users()[0]
+	there, here := loopback(), loopback()
+	server := startService(t, u, "", "--link", "rxe0="+there)
+	client := startService(t, u, "", "--link", "rxe0="+here)
+	server.fault("--drop", "2%", "--seed", "1")
+	client.fault("--drop", "2%", "--seed", "2")
+	pair := cmPair{"cmtime", "cmtime", fmt.Sprintf("cmtime -s ADDR -c %d", many), false}
+	for range rounds {
+		begin := time.Now()
+		out := pair.run(t, server, client, there)
+		took := time.Since(begin)
+		for _, step := range []string{"connect", "disconnect"} {
+			if !regexp.MustCompile(`(?m)^` + step + ` `).MatchString(out) {
+				t.Fatalf("cmtime does not tell how long it took to %s:\n%s", step, out)
+			}
+		}
+		t.Logf("%d connections in %.1f s\n%s", many, took.Seconds(), out)
+	}
+	server.cmEmpty()
+	client.cmEmpty()
+	dropped := 0
+	for _, r := range append(server.faults(), client.faults()...) {
+		dropped += r.Dropped
+	}
+	t.Logf("%d packets were lost", dropped)
+	if dropped == 0 {
+		t.Error("nothing was lost")
+	}
+}
