@@ -340,6 +340,9 @@ type object struct {
 // Device is the device that the object is of.
 func (o *object) Device() *Device { return o.dev }
 
+// Uses tells how many objects refer to this one. It may not sleep. (usecnt of struct ib_pd, ib_cq and others)
+func (o *object) Uses() int { return int(max(o.uses.Load(), 0)) }
+
 // bind comes before the driver's create, which may report on the object at once. of is what it is made of, or nil.
 func (o *object) bind(d *Device, kind objectKind, of *object) {
 	o.dev, o.kind = d, kind

@@ -12,6 +12,7 @@ import (
 
 	"verbena/internal/quota"
 	"verbena/nldev"
+	"verbena/uapi"
 	"verbena/uapi/ucm"
 	"verbena/uverbs"
 )
@@ -155,7 +156,7 @@ func (n *netlinkSocket) serve() {
 			size, control, _, _, err = unix.Recvmsg(int(fd), buf, oob, unix.MSG_CMSG_CLOEXEC)
 			return err != unix.EAGAIN
 		})
-		if rerr != nil || err != nil || size == 0 {
+		if rerr != nil || err != nil || size == 0 && control == 0 { // an empty datagram has a sender
 			return
 		}
 		uid := senderOf(oob[:control])
@@ -356,7 +357,7 @@ func (s netlinkSource) resources(dev string) nldev.Resources {
 		PDs: func() (l []nldev.PD) {
 			each(func(id func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
 				for _, p := range c.PDs {
-					l = append(l, nldev.PD{ID: id(p.Handle), Context: id(0), Owner: o})
+					l = append(l, nldev.PD{ID: id(p.Handle), Context: id(0), UseCount: uint64(p.Uses), Owner: o})
 				}
 			})
 			return l
@@ -364,15 +365,24 @@ func (s netlinkSource) resources(dev string) nldev.Resources {
 		CQs: func() (l []nldev.CQ) {
 			each(func(id func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
 				for _, q := range c.CQs {
-					l = append(l, nldev.CQ{ID: id(q.Handle), Context: id(0), CQE: uint32(q.Entries), Owner: o})
+					l = append(l, nldev.CQ{
+						ID: id(q.Handle), Context: id(0), CQE: uint32(q.Entries), UseCount: uint64(q.Uses), Owner: o,
+					})
 				}
 			})
 			return l
 		},
 		QPs: func() (l []nldev.QP) {
-			each(func(_ func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
+			each(func(id func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
 				for _, q := range c.QPs {
-					l = append(l, nldev.QP{Num: q.Num, Port: 1, Type: uint8(q.Type), State: uint8(q.State), Owner: o})
+					n := nldev.QP{
+						Num: q.Num, Port: 1, Type: uint8(q.Type), State: uint8(q.State), RemoteNum: q.DestNum, RQPSN: q.RQPSN, SQPSN: q.SQPSN,
+						Owner: o,
+					}
+					if q.Type != uapi.QPTXRCTgt {
+						n.PD = id(q.PD)
+					}
+					l = append(l, n)
 				}
 			})
 			return l

@@ -15,6 +15,7 @@ type qpObject struct {
 	*ib.QP
 	f      *File
 	handle uint32
+	pd     uint32    // handle
 	uid    uint64    // the program's handle of it, which its events tell
 	user   ib.UserQP // nil where no queue is shared with the program
 	bell   bell
@@ -134,7 +135,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 		return resp, fmt.Errorf("send completion queue: %w", err)
 	}
 	defer scq.done()
-	o := &qpObject{f: f, uid: req.UserHandle, port: new(atomic.Uint32), asyncEvents: c.asyncEvents()}
+	o := &qpObject{f: f, pd: req.PDHandle, uid: req.UserHandle, port: new(atomic.Uint32), asyncEvents: c.asyncEvents()}
 	init := ib.QPInitAttr{
 		SendCQ: scq.res.CQ,
 		Cap: ib.QPCap{

@@ -34,7 +34,10 @@ type ContextInfo struct {
 }
 
 // PDInfo is a protection domain.
-type PDInfo struct{ Handle uint32 }
+type PDInfo struct {
+	Handle uint32
+	Uses   int // objects of it
+}
 
 // MRInfo is a registered region.
 type MRInfo struct {
@@ -57,14 +60,19 @@ type CQInfo struct {
 	Handle  uint32
 	Entries int
 	Channel bool // it has a completion channel
+	Uses    int  // queues that complete on it
 }
 
 // QPInfo is a queue pair.
 type QPInfo struct {
-	Handle uint32
-	Num    uint32
-	Type   ib.QPType
-	State  ib.QPState
+	Handle  uint32
+	Num     uint32
+	PD      uint32 // handle; 0 for an XRC target
+	Type    ib.QPType
+	State   ib.QPState
+	DestNum uint32 // of the peer's
+	RQPSN   uint32
+	SQPSN   uint32
 }
 
 // AHInfo is an address handle.
@@ -124,7 +132,7 @@ func (f *File) Info() ContextInfo {
 		}
 		switch r := o.res.(type) {
 		case *pdObject:
-			info.PDs = append(info.PDs, PDInfo{o.handle})
+			info.PDs = append(info.PDs, PDInfo{o.handle, r.Uses()})
 		case *mrObject:
 			m := MRInfo{Handle: o.handle, PD: r.pd, LKey: r.LKey(), RKey: r.RKey()}
 			m.IOVA, m.Length, m.Pages = r.Region().IOVA(), r.Region().Len(), r.Region().Pages()
@@ -132,11 +140,14 @@ func (f *File) Info() ContextInfo {
 		case *mwObject:
 			info.MWs = append(info.MWs, MWInfo{Handle: o.handle, PD: r.pd, RKey: r.RKey(), Type: r.Type()})
 		case *cqObject:
-			info.CQs = append(info.CQs, CQInfo{o.handle, r.Entries(), r.channel != nil})
+			info.CQs = append(info.CQs, CQInfo{o.handle, r.Entries(), r.channel != nil, r.Uses()})
 		case *qpObject:
-			q := QPInfo{Handle: o.handle, Num: r.Num(), Type: r.Type(), State: ib.QPErr}
+			q := QPInfo{Handle: o.handle, Num: r.Num(), PD: r.pd, Type: r.Type(), State: ib.QPErr}
 			if !o.gone {
 				q.State = r.State()
+				if a, _, err := r.Query(ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrSQPSN); err == nil {
+					q.DestNum, q.RQPSN, q.SQPSN = a.DestQPN, a.RQPSN, a.SQPSN
+				}
 			}
 			info.QPs = append(info.QPs, q)
 		case *ahObject:
