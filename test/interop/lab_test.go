@@ -66,6 +66,7 @@ func TestInterop(t *testing.T) {
 	t.Run("wire", testWire)
 	t.Run("programs", testPrograms)
 	t.Run("cm", testCM)
+	t.Run("netlink", testNetlink)
 	t.Run("loss", testLoss)
 }
 

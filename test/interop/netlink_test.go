@@ -1,0 +1,197 @@
+//go:build interop
+
+package interop
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// nlAttr is an attribute as netlink.py shows it: type, nested, length, and the value in hexadecimal digits or the
+// attributes within.
+type nlAttr struct {
+	kind   int
+	nested bool
+	length int
+	value  string
+	within []nlAttr
+}
+
+func (a *nlAttr) UnmarshalJSON(b []byte) error {
+	var value json.RawMessage
+	if err := json.Unmarshal(b, &[]any{&a.kind, &a.nested, &a.length, &value}); err != nil {
+		return err
+	}
+	if a.nested {
+		return json.Unmarshal(value, &a.within)
+	}
+	return json.Unmarshal(value, &a.value)
+}
+
+// nlAnswer is the answer to a request.
+type nlAnswer struct {
+	Error    string
+	Messages []struct {
+		Kind, Flags int
+		Attrs       []nlAttr
+	}
+}
+
+// The attributes that the comparison knows by name (enum rdma_nldev_attr).
+const (
+	nlPID      = 28
+	nlKernName = 29
+)
+
+// nlVaries are attributes that are of a device, a process or an object.
+var nlVaries = map[int]bool{
+	1: true, 5: true, 6: true, 7: true, 8: true, 18: true, 21: true, 22: true, 23: true, 24: true, nlPID: true, 33: true, 34: true,
+	42: true, 43: true, 44: true, 45: true, 50: true, 51: true, 60: true, 61: true, 62: true, 63: true, 64: true, 72: true, 83: true,
+}
+
+// nlDifferences are the answers of the kernel that Verbena's do not have, with "-", and those that only Verbena has,
+// with "+", and why. The kernel is Linux 6.1.
+var nlDifferences = []struct{ pattern, why string }{
+	{`^- chardev umad[:/]|^\+ chardev umad: ENOTSUP$`, "there is no umad"},
+	{`^\+ get( one)?/101 = 01$`, "NAME_ASSIGN_TYPE is younger than the kernel"},
+	{`^[-+] get( one)?/4 = `, "the kernel's rxe claims path migration; FLUSH and atomic WRITE are younger than it"},
+	{`^\+ get( one)?/5: `, "Verbena tells its version"},
+	{`^\+ sys_get/103 = 00$`, "MONITOR_MODE is younger than the kernel"},
+	{`^\+ stat [a-z]*/80/81/82 = "(drop_|send_|recv_|sent_)`, "counters of Verbena"},
+	{`^[-+] rough: an empty datagram `, "programs send by a socket of the kernel that takes an empty datagram"},
+	{`^[-+] rough: a family without operations `, "there is no ib_sa, which other kernels may lack, too"},
+}
+
+// facts are what there is to say of an answer's attributes: those of programs' objects, for the kernel has some itself.
+// An attribute that was marked as nested has flag 1.
+func (a *nlAnswer) facts(what string, add func(string)) {
+	if a.Error != "" {
+		add(what + ": " + a.Error)
+	}
+	for _, m := range a.Messages {
+		if kernels(m.Attrs) {
+			continue
+		}
+		add(fmt.Sprintf("%s: message %#x, flags %#x", what, m.Kind, m.Flags))
+		nlFacts(what, m.Attrs, add)
+	}
+}
+
+// kernels reports whether an object is the kernel's own.
+func kernels(list []nlAttr) bool {
+	return slices.ContainsFunc(list, func(x nlAttr) bool { return x.kind == nlKernName })
+}
+
+func nlFacts(path string, list []nlAttr, add func(string)) {
+	for _, a := range list {
+		p := fmt.Sprintf("%s/%d", path, a.kind)
+		switch {
+		case a.nested && kernels(a.within):
+		case a.nested:
+			add(fmt.Sprintf("%s {} flag %d", p, a.length))
+			nlFacts(p, a.within, add)
+		case nlVaries[a.kind] || strings.HasPrefix(path, "res_") && a.length == 4:
+			add(fmt.Sprintf("%s: %d bytes", p, a.length))
+		default:
+			v := a.value
+			if b, err := hex.DecodeString(v); err == nil && len(b) > 1 && b[len(b)-1] == 0 && b[0] >= ' ' && b[0] < 0x7f && a.length != 4 && a.length != 8 {
+				v = fmt.Sprintf("%q", b[:len(b)-1])
+			}
+			add(fmt.Sprintf("%s = %s", p, v))
+		}
+	}
+}
+
+// testNetlink compares what NETLINK_RDMA tells of the two devices, attribute by attribute, while programs have objects on
+// them; and how the sockets take what is wrong.
+func testNetlink(t *testing.T) {
+	script, err := filepath.Abs("netlink.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]map[string]bool{}
+	for _, p := range []*peer{kernelPeer, verbenaPeer} {
+		facts := map[string]bool{}
+		said[p.name] = facts
+		var stops []func(time.Duration) (int, string, error)
+		for _, line := range []string{"rping -s -P -a ADDR", "rping -c -a ADDR -C 1000000"} {
+			stop, err := p.start(strings.Fields(strings.ReplaceAll(line, "ADDR", p.ip["IPv4"])))
+			if err != nil {
+				t.Fatal(err)
+			}
+			stops = append(stops, stop)
+			time.Sleep(2 * time.Second)
+		}
+		out, err := p.sh("python3 " + script + " rxe0")
+		for _, stop := range stops {
+			stop(time.Millisecond)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", p.name, err, out)
+		}
+		var all map[string]json.RawMessage
+		if err := json.Unmarshal([]byte(out), &all); err != nil {
+			t.Fatalf("%s: %v\n%s", p.name, err, out)
+		}
+		for what, raw := range all {
+			add := func(s string) { facts[s] = true }
+			var one nlAnswer
+			var many []nlAnswer
+			var lines []string
+			switch {
+			case json.Unmarshal(raw, &one) == nil:
+				one.facts(what, add)
+			case json.Unmarshal(raw, &many) == nil:
+				if len(many) == 0 {
+					add(what + ": none")
+				}
+				for _, a := range many {
+					a.facts(what, add)
+				}
+			default:
+				if err := json.Unmarshal(raw, &lines); err != nil {
+					t.Fatalf("%s: %s: %v", p.name, raw, err)
+				}
+				for _, l := range lines {
+					add("rough: " + l)
+				}
+			}
+		}
+	}
+	k, v := said["kernel"], said["Verbena"]
+	t.Logf("%d facts of the kernel, %d of Verbena", len(k), len(v))
+	var diff []string
+	for f := range k {
+		if !v[f] {
+			diff = append(diff, "- "+f)
+		}
+	}
+	for f := range v {
+		if !k[f] {
+			diff = append(diff, "+ "+f)
+		}
+	}
+	slices.SortFunc(diff, func(a, b string) int { return strings.Compare(a[2:]+a, b[2:]+b) })
+	explained := make([]int, len(nlDifferences))
+	for _, d := range diff {
+		i := slices.IndexFunc(nlDifferences, func(x struct{ pattern, why string }) bool { return regexp.MustCompile(x.pattern).MatchString(d) })
+		if i < 0 {
+			t.Errorf("a difference without a reason: %s", d)
+			continue
+		}
+		explained[i]++
+	}
+	for i, x := range nlDifferences {
+		t.Logf("%d differences: %s", explained[i], x.why)
+		if explained[i] == 0 {
+			t.Errorf("there is no such difference any more: %s", x.pattern)
+		}
+	}
+}
