@@ -17,7 +17,8 @@ import (
 )
 
 // cmPair is a server and a client that meet by the connection manager. ADDR in the arguments is the address of the
-// server's device, GROUP one of a multicast group, DIR a directory, PORT a port.
+// server's device, GROUP one of a multicast group, DIR a directory, PORT a port, LIBRARY that which makes TCP sockets those
+// of librdmacm. nc is for a file.
 type cmPair struct {
 	name           string
 	server, client string
@@ -47,6 +48,8 @@ var cmPairs = []cmPair{
 	{"ib_write_lat", "ib_write_lat -R -p PORT -n 200", "ib_write_lat -R -p PORT -n 200 ADDR", true},
 	{"ib_read_lat", "ib_read_lat -R -p PORT -n 200", "ib_read_lat -R -p PORT -n 200 ADDR", true},
 	{"ib_atomic_lat", "ib_atomic_lat -R -p PORT -n 200", "ib_atomic_lat -R -p PORT -n 200 ADDR", true},
+	{"nc by librspreload", "env LD_PRELOAD=LIBRARY nc.traditional -l -p PORT -s ADDR", "env LD_PRELOAD=LIBRARY nc.traditional -q 1 ADDR PORT", true},
+	{"iperf3 by librspreload", "env LD_PRELOAD=LIBRARY iperf3 -s -1 -B ADDR -p PORT", "env LD_PRELOAD=LIBRARY iperf3 -c ADDR -p PORT -n 4M", true},
 	{"ib_send_lat of datagrams", "ib_send_lat -R -c UD -p PORT -n 200", "ib_send_lat -R -c UD -p PORT -n 200 ADDR", true},
 }
 
@@ -68,7 +71,8 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 		t.Fatal(err)
 	}
 	payload := make([]byte, 3<<20)
-	if strings.Contains(p.client, "DIR") {
+	nc := strings.Contains(p.client, " nc.")
+	if strings.Contains(p.client, "DIR") || nc {
 		_, _ = rand.Read(payload)
 		if err := os.WriteFile(filepath.Join(dir, "from"), payload, 0o644); err != nil {
 			t.Fatal(err)
@@ -80,13 +84,21 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 		v := a.As4()
 		group = fmt.Sprintf("239.%d.%d.%d", v[1], v[2], v[3])
 	}
-	fill := strings.NewReplacer("ADDR", addr, "PORT", tcpPort(), "GROUP", group, "DIR", dir)
+	fill := strings.NewReplacer("ADDR", addr, "PORT", tcpPort(), "GROUP", group, "DIR", dir, "LIBRARY", librspreload())
 	ctx := server.deadline(60)
 	trace := filepath.Join(dir, "trace")
 	start := func(w *world, line string, flags ...string) (*exec.Cmd, *bytes.Buffer) {
 		var out bytes.Buffer
 		c := w.cmd(ctx, append(append([]string{"run"}, append(flags, "--")...), strings.Fields(fill.Replace(line))...)...)
 		c.Stdout, c.Stderr = &out, &out
+		if nc && line == p.client { // a file: at the end of a pipe it turns round in select(2) for long
+			f, err := os.Open(filepath.Join(dir, "from"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			c.Stdin = f
+		}
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -110,9 +122,16 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 		s.Process.Signal(syscall.SIGTERM)
 	}
 	serr := <-ended
+	said := sout.String()
+	if nc {
+		said = fmt.Sprintf("%d bytes", len(said))
+	}
 	if cerr != nil || p.ends && serr != nil {
-		t.Errorf("%s: server: %v, client: %v (%v)\n--- server\n%s--- client\n%s", p.name, serr, cerr, ctx.Err(), sout, cout)
+		t.Errorf("%s: server: %v, client: %v (%v)\n--- server\n%s--- client\n%s", p.name, serr, cerr, ctx.Err(), said, cout)
 		return ""
+	}
+	if nc && !bytes.Equal(sout.Bytes(), payload) {
+		t.Errorf("%s: %d bytes have come of %d", p.name, sout.Len(), len(payload))
 	}
 	if strings.Contains(p.client, "DIR") {
 		got, err := os.ReadFile(filepath.Join(dir, "to"))
@@ -121,6 +140,12 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 		}
 	}
 	return cout.String()
+}
+
+// librspreload is the library that makes TCP sockets those of librdmacm.
+func librspreload() string {
+	found, _ := filepath.Glob("/usr/lib/*/rsocket/librspreload.so")
+	return strings.Join(found, " ")
 }
 
 // held returns how much of a kind all users of a service hold.
@@ -151,6 +176,8 @@ func TestConnectionManager(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping", "ucmatose", "udaddy", "mckey", "rdma_server", "rstream", "riostream", "rcopy", "cmtime")
 	needProgram(t, "perftest", "ib_send_bw")
+	needProgram(t, "iperf3", "iperf3")
+	needProgram(t, "netcat-traditional", "nc.traditional")
 	for i, u := range users() {
 		for _, path := range paths {
 			t.Run(u.name+"/"+path.name, func(t *testing.T) {
@@ -174,6 +201,8 @@ func TestConnectionManagers(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
 	needProgram(t, "tshark", "tshark", "dumpcap")
+	needProgram(t, "iperf3", "iperf3")
+	needProgram(t, "netcat-traditional", "nc.traditional")
 	nsA, nsB := netns(t)
 	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
 	b := startService(t, users()[0], nsB, "--link", "rxe0=veth0")
