@@ -392,7 +392,8 @@ func (m *Manager) do(c *connection, d conn.Do) {
 	case conn.Service:
 		m.arm(c, duration(m.cfg.Timeout)+duration(c.service))
 	case conn.TimewaitTime:
-		m.arm(c, 2*duration(c.ackCode))
+		m.arm(c, 2*duration(min(c.ackCode, maxTimewait)))
+		m.remember(c)
 	case conn.Refusal:
 		if k := (peerID{c.guid, c.remoteQPN}); m.byPeerQP[k] == c {
 			delete(m.byPeerQP, k) // the queue pair may ask again, by a new connection
@@ -402,6 +403,7 @@ func (m *Manager) do(c *connection, d conn.Do) {
 			d += duration(mraTimeout)
 		}
 		m.arm(c, d)
+		m.remember(c)
 	case conn.Stop:
 		m.disarm(c)
 	}
@@ -409,6 +411,25 @@ func (m *Manager) do(c *connection, d conn.Do) {
 		m.happened(c, d.Event)
 	}
 	if c.State == conn.Idle && c.remote|c.local != 0 {
+		m.forget(c)
+	}
+}
+
+const (
+	// maxTimewait is the code of half the longest time for which a connection that is over is remembered: 4.3 s. Owners and
+	// peers choose ACK timeouts of hours.
+	maxTimewait = 20
+	// maxRemembered is how many connections there may be before those that are over, and have no owner, are forgotten at
+	// once: owners and peers make them as fast as they can.
+	maxRemembered = 16384
+)
+
+// remember forgets a connection that is over if there are too many.
+//
+//verbena:held mu
+func (m *Manager) remember(c *connection) {
+	if c.owner == nil && len(m.conns) > maxRemembered {
+		c.State = conn.Idle
 		m.forget(c)
 	}
 }

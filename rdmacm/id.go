@@ -195,6 +195,9 @@ func (m *Manager) leave(id *ID) {
 		if d, ok := c.Call(conn.Drop, m.cfg.Retries); ok {
 			m.do(c, d)
 		}
+		if c.State == conn.Timewait || c.State == conn.Refused {
+			m.remember(c)
+		}
 	}
 	m.endService(id)
 }

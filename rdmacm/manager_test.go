@@ -27,6 +27,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // host is a core with a device and a connection manager.
 type host struct {
 	t    *testing.T
+	net  *simnet.Net
 	addr netip.Addr
 	core ib.Core
 	slot *ibslot.Slot
@@ -34,7 +35,7 @@ type host struct {
 }
 
 func newHost(t *testing.T, network *simnet.Net, addr string, cfg Config) *host {
-	h := &host{t: t, addr: netip.MustParseAddr(addr)}
+	h := &host{t: t, net: network, addr: netip.MustParseAddr(addr)}
 	h.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
 	rcfg := rxe.Config{
 		Name: "rxe0", Addrs: []netip.Addr{h.addr}, Network: network, Fabric: &rxe.Fabric{}, Rand: rand.New(rand.NewPCG(7, uint64(h.addr.As16()[15]))),
@@ -447,4 +448,58 @@ func step(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Log(name)
 	f(t)
+}
+
+// TestRemembered: how long a connection that is over is remembered is not its owner's to say, and not when there are very
+// many.
+func TestRemembered(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb log
+		b.listen(msg.PortSpaceTCP, testPort, &lb)
+		over := func() {
+			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			a.must(c.SetOption(ACKTimeout, 31)) // 2.4 hours
+			a.must(c.Connect(Param{QPN: 0x123456}, nil))
+			s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			b.must(s.Accept(Param{QPN: 0x654321}, nil))
+			la.expect(t, time.Millisecond, ConnectResponse)
+			a.must(c.Complete())
+			lb.expect(t, time.Millisecond, Established)
+			c.Destroy()
+			lb.expect(t, time.Millisecond, Disconnected)
+			b.must(s.Disconnect())
+			s.Destroy()
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+		}
+		remembered := func(what string, want int) {
+			t.Helper()
+			for _, h := range []*host{a, b} {
+				h.m.mu.Lock()
+				if n := len(h.m.conns); n != want {
+					t.Errorf("%v remembers %d connections %s, want %d", h.addr, n, what, want)
+				}
+				h.m.mu.Unlock()
+			}
+		}
+		over()
+		remembered("at first", 1)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		remembered("after ten seconds", 0)
+		for _, h := range []*host{a, b} {
+			h.m.mu.Lock()
+			for i := range uint32(maxRemembered) {
+				h.m.conns[i+1] = &connection{}
+			}
+			h.m.mu.Unlock()
+		}
+		over()
+		remembered("with very many others", maxRemembered)
+		for _, h := range []*host{a, b} {
+			h.m.mu.Lock()
+			clear(h.m.conns)
+			h.m.mu.Unlock()
+		}
+	})
 }

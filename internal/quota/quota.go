@@ -26,7 +26,7 @@ const (
 	SRQs
 	XRCDs
 	Multicast   // memberships of queue pairs in multicast groups
-	CMIDs       // IDs of the connection manager
+	CMIDs       // IDs of the connection manager, and their memberships in multicast groups
 	Descriptors // of the service: completion channels, event files, queue files
 	RingBytes   // shared memory of queues, in bytes
 	Mappings    // of shared memory into the service

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/internal/quota"
 	"verbena/rdmacm"
 	"verbena/rdmacm/msg"
 	"verbena/uapi"
@@ -659,8 +660,13 @@ func (k *call) join(response, uid uint64, id uint32, a sockaddr) error {
 	c, err := k.f.lookup(id)
 	var g *group
 	if err == nil {
+		err = c.user.Take(quota.CMIDs, 1)
+	}
+	if err == nil {
 		g = &group{uid: uid, ctx: c}
-		if g.member, err = c.cm.Join(a.ip.Addr()); err == nil {
+		if g.member, err = c.cm.Join(a.ip.Addr()); err != nil {
+			c.user.Give(quota.CMIDs, 1)
+		} else {
 			g.id = s.number()
 			s.groups[g.id] = g
 			c.groups = append(c.groups, g)
@@ -681,7 +687,11 @@ func (k *call) join(response, uid uint64, id uint32, a sockaddr) error {
 func (s *Server) leave(g *group) uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.groups[g.id] != g { // its ID was destroyed, or another thread was faster
+		return g.reported
+	}
 	delete(s.groups, g.id)
+	g.ctx.user.Give(quota.CMIDs, 1)
 	is := func(o *group) bool { return o == g }
 	g.ctx.groups = slices.DeleteFunc(g.ctx.groups, is)
 	f := g.ctx.file

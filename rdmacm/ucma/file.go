@@ -213,7 +213,7 @@ func (s *Server) drop(c *context) {
 	}
 	f.events = kept
 	s.signal(f)
-	c.user.Give(quota.CMIDs, 1)
+	c.user.Give(quota.CMIDs, uint64(1+len(c.groups)))
 }
 
 // signal says whether there are events.

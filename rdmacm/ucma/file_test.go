@@ -523,7 +523,15 @@ func TestMulticast(t *testing.T) {
 		if n := get[ucm.DestroyIDResp](a).EventsReported; n != 1 {
 			t.Errorf("%d events", n)
 		}
-		a.must(issue(a, ucm.CmdJoinMcast, join, 4))
+		for range 7 { // with the ID they are as many as the user may have
+			a.must(issue(a, ucm.CmdJoinMcast, join, 4))
+		}
+		if err := issue(a, ucm.CmdJoinMcast, join, 4); !errors.Is(err, syscall.ENOMEM) {
+			t.Errorf("one more: %v", err)
+		}
+		other := b.create(msg.PortSpaceUDP, 5)
+		b.must(b.bind(other, "10.0.0.1:0"))
+		b.must(issue(b, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: other, AddrSize: sizeofInet, Addr: join.Addr}, 4))
 		a.destroy(id)
 		if a.ready {
 			t.Error("an event of what is destroyed")
