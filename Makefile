@@ -92,6 +92,7 @@ mutants: ## break the code on purpose, in one place at a time: the transport's s
 	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./driver/rxe/internal/simtest -mutants
 	$(GO) run ./test/mutants
 	$(GO) test -count=1 -timeout 20m -v -run '^Test(Drivers|Consumers)$$' ./test/wrong -wrong
+	$(GO) test -count=1 -timeout 20m -v -run '^TestWrongDrivers$$' ./ib/ibtest -whole
 
 .PHONY: pyverbs
 pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)

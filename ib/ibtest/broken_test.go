@@ -376,7 +376,7 @@ type wrong struct {
 	defect string
 	break_ func(d *wrongDriver)
 	opts   func(d func() *wrongDriver) []Option
-	by     string // the check that catches it; "": any, since what is said is a rule, or names the fault
+	by     string // the check that catches it; "": any, of the whole suite, since what is said is a rule, or names the fault
 	says   string // what is part of what it says
 	sooner string // checked mode may say this before, in any check: it depends on the machine; may be empty
 }
@@ -894,7 +894,7 @@ func brokenOptions(o ...Option) []Option {
 	return append([]Option{Patience(2 * time.Second)}, o...)
 }
 
-// Each wrong driver fails the suite: the first check that fails, which is printed first, is the one that names its fault.
+// Each wrong driver fails the suite, by the check that names its fault. With -whole that is the first one that fails.
 func TestWrongDrivers(t *testing.T) {
 	checks, outputs := make([]string, len(wrongDrivers)), make([]string, len(wrongDrivers))
 	together(len(wrongDrivers), func(i int) { checks[i], outputs[i] = firstFailure(t, i) })

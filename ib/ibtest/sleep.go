@@ -247,8 +247,12 @@ func (s threadState) waitsForLock() bool {
 	return strings.HasPrefix(s.state, "sync.Mutex") || strings.HasPrefix(s.state, "sync.RWMutex")
 }
 
+// runs reports a goroutine that goes on as soon as it gets a processor.
+func (s threadState) runs() bool { return s.state == "running" || s.state == "runnable" }
+
 // testLockHolders calls, on one thread, methods that may sleep, and on another those that may not. If the latter waits for
-// a lock and the former sleeps, both unchanged from one look to the next, it sleeps with the lock.
+// a lock and the former sleeps, both unchanged from one look to the next, it sleeps with the lock: unless somebody else has
+// it, who waits for a processor.
 func testLockHolders(e *env) {
 	var p *pair
 	b, addr := e.alloc(64)
@@ -325,16 +329,20 @@ func testLockHolders(e *env) {
 		})
 		atomically := <-names
 		// Without a suspicion a few looks are enough.
-		found, last := 0, ""
-		for i := 0; i < 8 || found > 0 && i < 100; i++ {
+		found, last, own := 0, "", threadNumber()
+		for i := 0; i < 8 || (found > 0 || last != "") && i < 400; i++ {
 			time.Sleep(300 * time.Microsecond)
 			all := threadStates()
+			othersRest := true
+			for number, s := range all {
+				othersRest = othersRest && (number == own || !s.runs())
+			}
 			a, b := all[atomically], all[sleeper]
 			now := ""
 			if a.waitsForLock() && b.asleep() && inDriverMethod(a.stack) && inDriverMethod(b.stack) {
 				now = a.stack + b.stack
 			}
-			if now != "" && now == last {
+			if now != "" && now == last && othersRest {
 				found++
 			}
 			if last = now; found >= 5 {

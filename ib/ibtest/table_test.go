@@ -14,9 +14,9 @@ const brokenIntro = `# Broken on purpose
 
 Each of these drivers and consumers breaks one rule of [the contract](contract.md), in a way that real ones have. The tests
 TestWrongDrivers and TestWrongConsumers of package ib/ibtest run them, and fail if one is not caught, or the report does
-not say what is in the last column. Each driver has the whole suite run against it, in a process of its own; the first check
-that fails is in the second column, where the fault has one of its own. The suite passes on the same driver without the defect.
-Made by
+not say what is in the last column. The second column has the check that names the fault, where it has one of its own: each driver
+meets it, or the whole suite, in a process of its own. ` + "`make mutants`" + ` has each driver meet the whole suite: that check is the first that fails.
+The suite passes on the same driver without the defect. Made by
 ` + "`go test ./ib/ibtest -run TestBrokenTable -update`" + `; the test fails when the page is out of date.
 
 One way of real drivers to be wrong is not in the table, since a driver of this midlayer cannot go it: two workers that

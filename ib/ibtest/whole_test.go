@@ -3,6 +3,7 @@ package ibtest
 import (
 	"bufio"
 	"bytes"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -37,9 +38,16 @@ func TestSuiteAgainstOne(t *testing.T) {
 	}, opts...)
 }
 
-// firstFailure runs the whole suite against a wrong driver, in a process of its own, until something fails.
+var whole = flag.Bool("whole", false, "run the whole suite against each wrong driver: what names the fault must fail first")
+
+// firstFailure runs the check that is to name the fault of a wrong driver, or the whole suite until something fails, in a
+// process of its own.
 func firstFailure(t *testing.T, i int) (check, says string) {
-	c := exec.Command(os.Args[0], "-test.run=^TestSuiteAgainstOne$", "-test.v", "-test.failfast", "-test.timeout=100s")
+	run := "^TestSuiteAgainstOne$"
+	if by := wrongDrivers[i].by; by != "" && !*whole {
+		run += "/^" + strings.ReplaceAll(by, "/", "$/^") + "$"
+	}
+	c := exec.Command(os.Args[0], "-test.run="+run, "-test.v", "-test.failfast", "-test.timeout=100s")
 	c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", wholeEnv, i))
 	out, _ := c.CombinedOutput()
 	var b strings.Builder
