@@ -144,7 +144,7 @@ var wrongInErrors = []wrong{
 		opts: func(d func() *wrongDriver) []Option {
 			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) error {
 				err := core.Unregister(dev)
-				time.AfterFunc(time.Millisecond, func() { dev.DispatchEvent(ib.EventPortErr, 1) })
+				dev.DispatchEvent(ib.EventPortErr, 1) // later, nobody may be there who would report it
 				return err
 			})}
 		},
