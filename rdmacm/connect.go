@@ -210,7 +210,7 @@ func (id *ID) Reject(reason msg.Reason, user []byte) error {
 	if len(user) > msg.MaxREJData {
 		return fmt.Errorf("reject: %d bytes of private data, at most %d: %w", len(user), msg.MaxREJData, syscall.EINVAL)
 	}
-	of := c.answered()
+	of := c.Answers()
 	do, ok := c.Call(conn.SendREJ, 0)
 	if !ok {
 		return id.wrong("reject")
@@ -220,17 +220,6 @@ func (id *ID) Reject(reason msg.Reason, user []byte) error {
 	m.settle(id)
 	m.do(c, do)
 	return nil
-}
-
-// answered is what a REJ of this side is about.
-func (c *connection) answered() msg.Answered {
-	switch c.State {
-	case conn.ReqRcvd, conn.MRAReqSent:
-		return msg.OfREQ
-	case conn.RepRcvd, conn.MRARepSent:
-		return msg.OfREP
-	}
-	return msg.OfOther
 }
 
 // Disconnect ends a connection, or agrees to its end, and reports Disconnected unless the peer has ended it before.
@@ -358,12 +347,8 @@ func (m *Manager) send(c *connection, tid uint64, x msg.Message) {
 func (m *Manager) do(c *connection, d conn.Do) {
 	switch d.Send {
 	case msg.AttrREJ:
-		rej := &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: msg.OfOther, Reason: d.Reason}
-		switch d.Reason {
-		case msg.ReasonStaleConnection:
-			rej.Of = msg.OfREQ
-		case msg.ReasonTimeout:
-			rej.Of = msg.OfREQ
+		rej := &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: d.Of, Reason: d.Reason}
+		if d.Reason == msg.ReasonTimeout {
 			rej.InfoLength = 8
 			for i := range 8 {
 				rej.Info[i] = byte(c.agent.guid >> (56 - 8*i))

@@ -301,8 +301,15 @@ func TestRefused(t *testing.T) {
 			s.Destroy()
 			c = a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			lb.expect(t, time.Millisecond, ConnectRequest)[0].New.Destroy()
+			s = lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			asked := s.conn
+			s.Destroy()
 			la.expect(t, time.Millisecond, Rejected)
+			_, sent, err := msg.Parse(asked.last.mad[:])
+			a.must(err)
+			if rej := sent.(*msg.REJ); rej.Of != msg.OfREQ { // a kernel does not find what a REJ is about otherwise
+				t.Errorf("%+v", rej)
+			}
 			c.Destroy()
 		})
 		step(t, "the backlog is full", func(t *testing.T) {

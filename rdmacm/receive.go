@@ -47,7 +47,7 @@ func (m *Manager) handle(a *agent, r received) {
 			if d.Event == conn.None {
 				m.stats.Duplicates.Add(1)
 			}
-			m.doWith(c, d, x.Data)
+			m.do(c, d)
 		}
 	case *msg.REJ:
 		m.receiveREJ(a, &r, x)
@@ -63,10 +63,10 @@ func (m *Manager) handle(a *agent, r received) {
 		} else {
 			c.tid = r.tid
 		}
-		m.doWith(c, d, x.Data)
+		m.do(c, d)
 	case *msg.DREP:
 		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
-			m.doWith(c, c.Receive(msg.AttrDREP, 0, 0), x.Data)
+			m.do(c, c.Receive(msg.AttrDREP, 0, 0))
 		}
 	case *msg.LAP: // there are no alternate paths
 		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
@@ -92,32 +92,6 @@ func (m *Manager) known(a *agent, r *received, local, remote uint32) *connection
 		return nil
 	}
 	return c
-}
-
-// doWith carries out a transition whose event comes with private data.
-//
-//verbena:held mu
-func (m *Manager) doWith(c *connection, d conn.Do, data []byte) {
-	id, e := c.owner, d.Event
-	if id == nil || len(data) == 0 || id.state != idConnected {
-		m.do(c, d)
-		return
-	}
-	d.Event = conn.None
-	var ev Event
-	switch e {
-	case conn.RTUReceived:
-		ev = Event{Type: Established, Data: data}
-	case conn.DREQReceived, conn.DREPReceived:
-		id.state = idDisconnected
-		ev = Event{Type: Disconnected, Data: data}
-	default:
-		d.Event = e
-		m.do(c, d)
-		return
-	}
-	m.tell(id, ev)
-	m.do(c, d)
 }
 
 // refuse answers a REQ for which there is no connection.

@@ -100,6 +100,7 @@ const (
 type Do struct {
 	Send   msg.Attribute // a message to make and send; 0: none
 	Reason msg.Reason    // of REJ
+	Of     msg.Answered  // of REJ: what it is about
 	Repeat bool          // send the last message again
 	Event  Event
 	Timer  Timer
@@ -175,6 +176,18 @@ func (c *Conn) in(states ...State) bool {
 	return false
 }
 
+// Answers is what a REJ of this side is about: a peer that has no ID of this side yet looks for one about its REQ only.
+// (cm_format_rej, cm_acquire_rejected_id)
+func (c *Conn) Answers() msg.Answered {
+	switch c.State {
+	case ReqRcvd, MRAReqSent:
+		return msg.OfREQ
+	case RepRcvd, MRARepSent:
+		return msg.OfREP
+	}
+	return msg.OfOther
+}
+
 // drop ends a connection whose owner goes. The peer is told.
 func (c *Conn) drop(retries uint8) Do {
 	switch c.State {
@@ -182,10 +195,11 @@ func (c *Conn) drop(retries uint8) Do {
 		return Do{Timer: Stop}
 	case ReqSent, MRAReqRcvd:
 		c.State = Refused
-		return Do{Send: msg.AttrREJ, Reason: msg.ReasonTimeout, Timer: Refusal}
+		return Do{Send: msg.AttrREJ, Reason: msg.ReasonTimeout, Of: msg.OfREQ, Timer: Refusal}
 	case ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd:
+		of := c.Answers()
 		c.State = Refused
-		return Do{Send: msg.AttrREJ, Reason: msg.ReasonConsumer, Timer: Refusal}
+		return Do{Send: msg.AttrREJ, Reason: msg.ReasonConsumer, Of: of, Timer: Refusal}
 	case Established:
 		c.State, c.Left = DreqSent, retries
 		return Do{Send: msg.AttrDREQ, Timer: Response}
@@ -263,7 +277,7 @@ func (c *Conn) receiveREQ() Do {
 	case Refused:
 		return Do{Repeat: true, Timer: Refusal}
 	case Timewait: // the peer has not heard of the end, or begins anew with old numbers
-		return Do{Send: msg.AttrREJ, Reason: msg.ReasonStaleConnection}
+		return Do{Send: msg.AttrREJ, Reason: msg.ReasonStaleConnection, Of: msg.OfREQ}
 	}
 	return Do{}
 }
