@@ -75,6 +75,10 @@ soak-users: build ## ROUNDS (default 1000) of programs or launchers of two users
 soak-connections: build ## ROUNDS (default 10) of 1000 connections that are set up and torn down at once, while one packet in fifty is lost
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10) $(GO) test -count=1 -timeout 2h -v -tags e2e -run '^TestManyConnections$$' ./test/e2e
 
+.PHONY: soak-cm
+soak-cm: ## SCHEDULES (default 10000) random schedules of the connection manager on virtual time, from SEED (1) on
+	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./rdmacm -schedules $(or $(SCHEDULES),10000) -seed $(or $(SEED),1)
+
 .PHONY: soak-transport
 soak-transport: ## SCHEDULES (default 10000) random schedules of each transport service on virtual time, from seed FIRST (1) on
 	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./driver/rxe/internal/simtest -schedules $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)

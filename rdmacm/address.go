@@ -1,6 +1,7 @@
 package rdmacm
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -48,6 +49,13 @@ func (m *Manager) find(addr netip.Addr) (place, error) {
 	if !m.standsForDevice(addr) {
 		return place{}, fmt.Errorf("address %v: no RDMA device has it: %w", addr, syscall.EADDRNOTAVAIL)
 	}
+	return m.active(addr)
+}
+
+// active returns a place on the first active device, of the family of an address if it has one.
+//
+//verbena:held mu
+func (m *Manager) active(addr netip.Addr) (place, error) {
 	for _, a := range m.agents {
 		port, err := a.dev.QueryPort(a.port)
 		if err != nil || port.State != ib.PortActive {
@@ -58,6 +66,17 @@ func (m *Manager) find(addr netip.Addr) (place, error) {
 		}
 	}
 	return place{}, fmt.Errorf("address %v: no RDMA device is active: %w", addr, syscall.ENODEV)
+}
+
+// source returns the place from which a peer is reached, by an address that the kernel's route has.
+//
+//verbena:held mu
+func (m *Manager) source(from, dst netip.Addr) (place, error) {
+	p, err := m.find(from)
+	if errors.Is(err, syscall.EADDRNOTAVAIL) && from.IsLoopback() && from != dst {
+		return m.active(from) // 127.0.0.1 is the source for all of 127.0.0.0/8
+	}
+	return p, err
 }
 
 // standsForDevice reports whether an address stands for a device that does not have it. Others of 127.0.0.0/8 do not:
@@ -87,13 +106,13 @@ func (m *Manager) findOn(dev *ib.Device, addr netip.Addr) (place, error) {
 }
 
 // first returns the first place of the agent's port, of the family of an address if there is one. The one that is made
-// of the interface's MAC comes last.
+// of the interface's MAC, which the interface may not have, comes last.
 func (a *agent) first(like netip.Addr) (place, bool) {
 	port, err := a.dev.QueryPort(a.port)
 	if err != nil {
 		return place{}, false
 	}
-	best := -1
+	best, rank := -1, -1
 	var gid ib.GID
 	for i := range port.GIDTableLen {
 		e, err := a.dev.QueryGID(a.port, i)
@@ -103,12 +122,16 @@ func (a *agent) first(like netip.Addr) (place, bool) {
 		if e.GID.IsZero() || e.Type != ib.GIDTypeRoCEv2 {
 			continue
 		}
-		same := netip.AddrFrom16(e.GID).Unmap().Is4() == like.Is4()
-		if best < 0 || same {
-			best, gid = i, e.GID
+		r := 0
+		switch {
+		case i == 0: // made from the interface's MAC
+		case netip.AddrFrom16(e.GID).Unmap().Is4() == like.Is4():
+			r = 2
+		default:
+			r = 1
 		}
-		if same && i > 0 { // 0 is the one made from the interface's MAC
-			break
+		if r > rank {
+			best, rank, gid = i, r, e.GID
 		}
 	}
 	return place{agent: a, gidIndex: best, gid: gid, mtu: port.ActiveMTU}, best >= 0

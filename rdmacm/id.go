@@ -466,7 +466,7 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 			}
 		}
 		m.mu.Lock()
-		at, err := m.find(from)
+		at, err := m.source(from, dst.Addr())
 		m.mu.Unlock()
 		m.resolved(id, at, from, err)
 	}()

@@ -1,0 +1,173 @@
+package rdmacm
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/rdmacm/msg"
+)
+
+// couple is the IDs of a connection's two sides, and what they hear.
+type couple struct {
+	a, b   *host
+	c, s   *ID // s is nil until it is asked
+	la, lb log
+}
+
+// A situation is a state of a connection, and how it is reached.
+type situation struct {
+	name  string
+	space msg.PortSpace
+	reach func(t *testing.T, p *couple)
+}
+
+var situations = []situation{
+	{"resolved", msg.PortSpaceTCP, func(*testing.T, *couple) {}},
+	{"requested", msg.PortSpaceTCP, func(t *testing.T, p *couple) { // the request does not arrive
+		p.a.net.SetLink(p.b.addr, false)
+		p.a.must(p.c.Connect(Param{QPN: 1}, nil))
+		p.la.expect(t, time.Millisecond)
+		p.a.net.SetLink(p.b.addr, true)
+	}},
+	{"asked", msg.PortSpaceTCP, ask},
+	{"accepted", msg.PortSpaceTCP, accept},
+	{"connected", msg.PortSpaceTCP, connect},
+	{"disconnecting", msg.PortSpaceTCP, func(t *testing.T, p *couple) {
+		connect(t, p)
+		p.a.must(p.c.Disconnect())
+		p.lb.expect(t, time.Millisecond, Disconnected)
+	}},
+	{"disconnected", msg.PortSpaceTCP, func(t *testing.T, p *couple) {
+		connect(t, p)
+		p.a.must(p.c.Disconnect())
+		p.lb.expect(t, time.Millisecond, Disconnected)
+		p.b.must(p.s.Disconnect())
+		p.la.expect(t, time.Millisecond, Disconnected)
+	}},
+	{"refused", msg.PortSpaceTCP, func(t *testing.T, p *couple) {
+		ask(t, p)
+		p.b.must(p.s.Reject(msg.ReasonConsumer, nil))
+		p.la.expect(t, time.Millisecond, Rejected)
+	}},
+	{"datagrams, asked", msg.PortSpaceUDP, ask},
+	{"datagrams, answered", msg.PortSpaceUDP, func(t *testing.T, p *couple) {
+		ask(t, p)
+		p.b.must(p.s.Accept(Param{QPN: 2}, nil))
+		p.la.expect(t, time.Millisecond, Established)
+	}},
+}
+
+func ask(t *testing.T, p *couple) {
+	p.a.must(p.c.Connect(Param{QPN: 1}, nil))
+	p.s = p.lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+}
+
+func accept(t *testing.T, p *couple) {
+	ask(t, p)
+	p.b.must(p.s.Accept(Param{QPN: 2}, nil))
+	p.la.expect(t, time.Millisecond, ConnectResponse)
+}
+
+func connect(t *testing.T, p *couple) {
+	accept(t, p)
+	p.a.must(p.c.Complete())
+	p.lb.expect(t, time.Millisecond, Established)
+}
+
+// misfortunes are what happens to a connection.
+var misfortunes = []struct {
+	name   string
+	happen func(p *couple)
+}{
+	{"its device goes", func(p *couple) { p.a.must(p.a.slot.Unplug()) }},
+	{"the peer's device goes", func(p *couple) { p.a.must(p.b.slot.Unplug()) }},
+	{"its program ends", func(p *couple) { p.c.Destroy() }},
+	{"the peer's program ends", func(p *couple) {
+		if p.s != nil {
+			p.s.Destroy()
+		}
+	}},
+	{"the peer is lost", func(p *couple) {
+		p.a.net.SetLink(p.b.addr, false)
+		if v := p.c.View(); v.Routed { // who speaks learns of it
+			p.c.Disconnect()
+		}
+	}},
+}
+
+// ends is what the two sides hear within two minutes of each misfortune, in the order of misfortunes. A device that
+// goes tells nobody: as with a peer that is lost, who wants nothing of it does not learn of that.
+var ends = map[string][5]string{
+	"resolved":  {"[device removal] []", "[] []", "[] []", "[] []", "[] []"},
+	"requested": {"[device removal] []", "[unreachable -110] []", "[] []", "[] [connect request]", "[unreachable -110] []"},
+	"asked": {
+		"[device removal] []", "[unreachable -110] [device removal]", "[] [rejected 4]",
+		"[rejected 28] []", "[unreachable -110] []",
+	},
+	"accepted": {
+		"[device removal] [unreachable -110]", "[] [device removal]", "[] [rejected 28]",
+		"[rejected 28] []", "[] [unreachable -110]",
+	},
+	"connected": {
+		"[device removal] []", "[] [device removal]", "[] [disconnected]",
+		"[disconnected] []", "[disconnected -110 timewait exit] []",
+	},
+	"disconnecting": {
+		"[device removal] []", "[disconnected -110 timewait exit] [device removal]", "[] []",
+		"[disconnected timewait exit] []", "[disconnected -110 timewait exit] []",
+	},
+	"disconnected": {
+		"[device removal] [timewait exit]", "[timewait exit] [device removal]", "[] [timewait exit]",
+		"[timewait exit] []", "[timewait exit] [timewait exit]",
+	},
+	"refused": {"[device removal] []", "[] [device removal]", "[] []", "[] []", "[] []"},
+	"datagrams, asked": {
+		"[device removal] []", "[unreachable -110] [device removal]", "[] []",
+		"[unreachable 2] []", "[unreachable -110] []",
+	},
+	"datagrams, answered": {"[device removal] []", "[] [device removal]", "[] []", "[] []", "[] []"},
+}
+
+// TestEnds: whatever happens to a connection, in each of its states, both sides are told, or need not be; and nothing is left.
+func TestEnds(t *testing.T) {
+	for _, at := range situations {
+		for i, m := range misfortunes {
+			t.Run(at.name+"/"+m.name, func(t *testing.T) {
+				inWorld(t, nil, func(t *testing.T, a, b *host) {
+					p := &couple{a: a, b: b}
+					l, err := b.m.NewID(Options{Space: at.space, Type: qpType(at.space), Event: p.lb.add})
+					b.must(err)
+					b.must(l.Bind(netip.AddrPortFrom(netip.IPv4Unspecified(), testPort)))
+					b.must(l.Listen(0))
+					p.c, err = a.m.NewID(Options{Space: at.space, Type: qpType(at.space), Event: p.la.add})
+					a.must(err)
+					a.must(p.c.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(b.addr, testPort)))
+					p.la.expect(t, time.Millisecond, AddrResolved)
+					a.must(p.c.ResolveRoute())
+					p.la.expect(t, time.Millisecond, RouteResolved)
+					at.reach(t, p)
+					m.happen(p)
+					got := types(p.la.take(2*time.Minute)) + " " + types(p.lb.take(0))
+					if want := ends[at.name][i]; got != want {
+						t.Errorf("got %s, want %s", got, want)
+					}
+					for _, id := range []*ID{p.c, p.s, l} {
+						if id != nil {
+							id.Destroy()
+						}
+					}
+					time.Sleep(time.Minute)
+				})
+			})
+		}
+	}
+}
+
+func qpType(s msg.PortSpace) ib.QPType {
+	if s == msg.PortSpaceUDP {
+		return ib.QPTypeUD
+	}
+	return ib.QPTypeRC
+}
