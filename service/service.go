@@ -31,6 +31,8 @@ type Options struct {
 	Links []ctl.LinkSpec
 	// Wire sends every packet through a UDP socket, also between devices of this service.
 	Wire bool
+	// NoLoopback has 127.0.0.1 and ::1 stand for no device, unless one has the address.
+	NoLoopback bool
 	// Node is the owner and mode of the device files; the zero value: root's, for all users.
 	Node supervisor.Node
 	// AskLaunchers makes the service reach programs through their launchers, as where Yama restricts it.
@@ -143,7 +145,7 @@ func New(opts Options) (_ *Service, err error) {
 	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Log: s.log}); err != nil {
 		return nil, err
 	}
-	if s.cm, err = rdmacm.New(s.core, rdmacm.Config{Log: s.log}); err != nil {
+	if s.cm, err = rdmacm.New(s.core, rdmacm.Config{NoLoopback: opts.NoLoopback, Log: s.log}); err != nil {
 		return nil, err
 	}
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{

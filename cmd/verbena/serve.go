@@ -22,9 +22,10 @@ import (
 )
 
 type deviceFlags struct {
-	Link []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none"`
-	Wire bool     `help:"Send every packet through a UDP socket, also between devices of this service."`
-	Seed uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock."`
+	Link       []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none"`
+	Wire       bool     `help:"Send every packet through a UDP socket, also between devices of this service."`
+	NoLoopback bool     `help:"Have 127.0.0.1 and ::1 stand for no device in the connection manager, unless one has the address, as on Linux."`
+	Seed       uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock."`
 }
 
 func (f *deviceFlags) specs() ([]ctl.LinkSpec, error) {
@@ -48,6 +49,9 @@ func (f *deviceFlags) args() []string {
 	if f.Wire {
 		a = append(a, "--wire")
 	}
+	if f.NoLoopback {
+		a = append(a, "--no-loopback")
+	}
 	if f.Seed != 0 {
 		a = append(a, fmt.Sprintf("--seed=%d", f.Seed))
 	}
@@ -69,7 +73,7 @@ type serveCmd struct {
 
 func (s *serveCmd) Help() string {
 	return `Kinds of --limit, which can be repeated, are sessions, workers, connections, contexts, pds, mrs, mws, ahs, cqs, qps, srqs, xrcds,
-multicast, descriptors, ring-bytes and mappings. Numbers may end in K, M, G or T; 0 is no limit. "verbena res show" prints
+multicast, cm-ids, descriptors, ring-bytes and mappings. Numbers may end in K, M, G or T; 0 is no limit. "verbena res show" prints
 what each user holds, with the limits. The service ends within 10 seconds of SIGTERM, SIGINT or "verbena stop"; a second
 signal kills it.
 
@@ -144,9 +148,10 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		level = slog.LevelWarn
 	}
 	opts := service.Options{
-		Wire: s.Wire,
-		Seed: s.Seed,
-		Idle: s.Idle,
+		Wire:       s.Wire,
+		NoLoopback: s.NoLoopback,
+		Seed:       s.Seed,
+		Idle:       s.Idle,
 
 		OnDemand:     s.OnDemand,
 		AskLaunchers: s.AskLaunchers,
