@@ -195,8 +195,8 @@ func TestConnectionManager(t *testing.T) {
 	}
 }
 
-// TestConnectionManagers: the same between two services in two network namespaces, by IPv4 and IPv6; what is captured
-// there is a protocol that tshark knows.
+// TestConnectionManagers: the same between two services in two network namespaces, one of root's and one of nobody's, by
+// IPv4 and IPv6; what is captured there is a protocol that tshark knows.
 func TestConnectionManagers(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
@@ -205,9 +205,9 @@ func TestConnectionManagers(t *testing.T) {
 	needProgram(t, "netcat-traditional", "nc.traditional")
 	nsA, nsB := netns(t)
 	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
-	b := startService(t, users()[0], nsB, "--link", "rxe0=veth0")
+	b := startService(t, users()[1], nsB, "--link", "rxe0=veth0")
 	file := filepath.Join(t.TempDir(), "cm.pcapng")
-	capture := b.cmd(b.deadline(120), "capture", "record", "-w", file)
+	capture := a.cmd(a.deadline(120), "capture", "record", "-w", file)
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -241,6 +241,43 @@ func TestConnectionManagers(t *testing.T) {
 			t.Errorf("the capture has no message %s without a fault: %v", attribute, seen)
 		}
 	}
+}
+
+// TestCMPlaces: programs of two services on one host, and programs in another network namespace than their service.
+func TestCMPlaces(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "rdmacm-utils", "rping")
+	rping := cmPair{"rping", "rping -s -a ADDR -C 3", "rping -c -a ADDR -C 3 -V", true}
+	fails := func(t *testing.T, w *world, says string, args ...string) {
+		t.Helper()
+		out, err := w.cmd(w.deadline(30), args...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), says) {
+			t.Errorf("%v: %v, want an error that says %q:\n%s", args, err, says, out)
+		}
+	}
+	t.Run("two services", func(t *testing.T) {
+		addr, other := loopback(), loopback()
+		a := startService(t, users()[0], "", "--link", "rxe0="+addr)
+		b := startService(t, users()[len(users())-1], "", "--link", "rxe0="+other, "--no-loopback")
+		rping.run(t, a, b, addr)
+		rping.run(t, b, a, other)
+		rping.run(t, a, a, "127.0.0.1")
+		rping.run(t, a, a, "::1")
+		fails(t, b, "RDMA_CM_EVENT_ADDR_ERROR", "run", "--", "rping", "-c", "-a", "127.0.0.1")
+		fails(t, newWorld(t, users()[0], ""), "4791", "serve", "--link", "rxe0="+addr)
+		a.cmEmpty()
+		b.cmEmpty()
+	})
+	t.Run("another network namespace", func(t *testing.T) {
+		nsA, nsB := netns(t)
+		a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
+		b := *a
+		b.netns = nsB
+		rping.run(t, a, &b, "10.77.0.1")
+		rping.run(t, &b, a, "10.77.0.1")
+		fails(t, &b, "rdma_bind_addr", "run", "--", "rping", "-s", "-a", "10.77.0.2")
+		a.cmEmpty()
+	})
 }
 
 // TestCMSignals: calls that wait for an event of the connection manager, and signals.

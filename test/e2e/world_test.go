@@ -179,7 +179,12 @@ func tail(s string, lines int) string {
 func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	argv := append([]string{binary(w.t)}, args...)
 	if w.netns != "" {
-		argv = append([]string{"ip", "netns", "exec", w.netns}, argv...)
+		in := []string{"ip", "netns", "exec", w.netns}
+		if w.user.uid != uint32(os.Getuid()) {
+			id := fmt.Sprint(w.user.uid)
+			in = append(in, "setpriv", "--reuid", id, "--regid", id, "--clear-groups")
+		}
+		argv = append(in, argv...)
 	}
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.Env = append(os.Environ(), "VERBENA_SOCKET="+w.socket, "HOME=/nonexistent")
