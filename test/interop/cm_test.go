@@ -3,10 +3,18 @@
 package interop
 
 import (
+	"bufio"
 	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gopacket/gopacket/pcapgo"
 )
 
 // cmTool is a program of librdmacm that talks with itself. ADDR is the server's address.
@@ -30,8 +38,163 @@ var cmTools = []cmTool{
 	{"rping at a port where nobody listens", "RC", "", "rping -c -a ADDR -p 9999 -C 1", ipNames[:1], false, true},
 }
 
+// dialogues are what the two sides of cmtalk say, by the transport: the same whichever is the kernel's.
+var dialogues = map[string]struct{ space, active, passive string }{
+	"RC": {"tcp", `
+R RDMA_CM_EVENT_REJECTED status 28 data 0+148
+d RDMA_CM_EVENT_REJECTED status 28 data 0+148
+e RDMA_CM_EVENT_ESTABLISHED status 0 data 0+196 depths 1 2
+e RDMA_CM_EVENT_DISCONNECTED status 0 data 0+0
+f RDMA_CM_EVENT_ESTABLISHED status 0 data 196+0 depths 1 2
+f RDMA_CM_EVENT_DISCONNECTED status 0 data 0+0
+n RDMA_CM_EVENT_REJECTED status 8 data 0+148
+r RDMA_CM_EVENT_REJECTED status 28 data 148+0
+s RDMA_CM_EVENT_ESTABLISHED status 0 data 0+196 depths 1 2
+s RDMA_CM_EVENT_DISCONNECTED status 0 data 0+0
+x RDMA_CM_EVENT_ESTABLISHED status 0 data 0+196 depths 1 2
+y RDMA_CM_EVENT_ESTABLISHED status 0 data 0+196 depths 1 2
+y RDMA_CM_EVENT_DISCONNECTED status 0 data 0+0
+`, `
+R RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+55 depths 2 3
+d RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+55 depths 2 3
+e RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 0+56 depths 2 3
+e RDMA_CM_EVENT_ESTABLISHED status 0 data 0+0 depths 0 0
+e RDMA_CM_EVENT_DISCONNECTED status 0 data 0+0
+f RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 56+0 depths 2 3
+f RDMA_CM_EVENT_ESTABLISHED status 0 data 0+0 depths 0 0
+f RDMA_CM_EVENT_DISCONNECTED status 0 data 0+0
+r RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+55 depths 2 3
+s RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+55 depths 2 3
+s RDMA_CM_EVENT_ESTABLISHED status 0 data 0+0 depths 0 0
+s RDMA_CM_EVENT_DISCONNECTED status 0 data 0+0
+x RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+55 depths 2 3
+x RDMA_CM_EVENT_ESTABLISHED status 0 data 0+0 depths 0 0
+x RDMA_CM_EVENT_DISCONNECTED status 0 data 0+0
+y RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+55 depths 2 3
+y RDMA_CM_EVENT_ESTABLISHED status 0 data 0+0 depths 0 0
+`},
+	"UD": {"udp", `
+R RDMA_CM_EVENT_UNREACHABLE status 2 data 0+136
+d RDMA_CM_EVENT_UNREACHABLE status 2 data 0+136
+e RDMA_CM_EVENT_ESTABLISHED status 0 data 0+136 Q_Key 0x1234567
+f RDMA_CM_EVENT_ESTABLISHED status 0 data 136+0 Q_Key 0x1234567
+n RDMA_CM_EVENT_UNREACHABLE status 1 data 0+136
+r RDMA_CM_EVENT_UNREACHABLE status 2 data 136+0
+`, `
+R RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+179
+d RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+179
+e RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 0+180
+f RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 180+0
+r RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+179
+`},
+}
+
+// testDialogues has each way in which a connection can begin and end tried.
+func testDialogues(t *testing.T) {
+	for service, d := range dialogues {
+		for _, ip := range ipNames {
+			for _, r := range roles {
+				c := cell{Section: "cm", Operation: "private data, refusals, disconnection (`cmtalk`)", Service: service, Role: r.String(), IP: ip}
+				runCell(t, c, func() error {
+					argv := func(side string) []string { return []string{theLab.program("cmtalk"), side, r.resp().ip[ip], d.space} }
+					server, err := r.resp().start(argv("-s"))
+					if err != nil {
+						return err
+					}
+					client, err := r.req().start(argv("-c"))
+					if err != nil {
+						return err
+					}
+					cstat, cout, err := client(toolTime)
+					if err != nil {
+						return err
+					}
+					sstat, sout, err := server(time.Second)
+					if err != nil {
+						return err
+					}
+					if got := byLetter(cout); got != d.active || cstat != 0 {
+						return fmt.Errorf("%s: exit status %d, the active side says\n%swant\n%s", r.req().name, cstat, got, d.active)
+					}
+					if got := byLetter(sout); got != d.passive || sstat != 0 {
+						return fmt.Errorf("%s: exit status %d, the passive side says\n%swant\n%s", r.resp().name, sstat, got, d.passive)
+					}
+					return nil
+				})
+			}
+		}
+	}
+}
+
+// byLetter puts the lines of a dialogue together: the end of one and the beginning of the next happen at the same time.
+func byLetter(out string) string {
+	lines := strings.SplitAfter(out, "\n")
+	slices.SortStableFunc(lines, func(a, b string) int { return strings.Compare(a[:min(1, len(a))], b[:min(1, len(b))]) })
+	return "\n" + strings.Join(lines, "")
+}
+
+// testCMCapture has tshark look at the messages of the two: each kind from both, and no fault in any.
+func testCMCapture(t *testing.T) {
+	file := filepath.Join(theLab.dir, "cm.pcap")
+	if err := extract(theLab.pcap, file, func(f *frame) bool { return f.packet.BTH().DestQPN() == 1 }); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("tshark", "-r", file, "-T", "fields", "-e", "infiniband.mad.attributeid", "-e", "_ws.malformed", "-e", "ip.src", "-e", "ipv6.src").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]int{}
+	for line := range strings.Lines(string(out)) {
+		field := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		if len(field) != 4 || field[1] != "" {
+			t.Errorf("malformed: %q", line)
+			continue
+		}
+		for _, p := range []*peer{kernelPeer, verbenaPeer} {
+			if slices.Contains(slices.Collect(maps.Values(p.ip)), field[2]+field[3]) {
+				seen[p.name+" "+field[0]]++
+			}
+		}
+	}
+	t.Logf("messages: %v", seen)
+	for _, attribute := range []string{"0x0010", "0x0012", "0x0013", "0x0014", "0x0015", "0x0016", "0x0017", "0x0018"} {
+		for _, p := range []*peer{kernelPeer, verbenaPeer} {
+			if seen[p.name+" "+attribute] == 0 {
+				t.Errorf("%s has sent no message %s", p.name, attribute)
+			}
+		}
+	}
+}
+
+// extract copies some packets of a capture.
+func extract(from, to string, which func(*frame) bool) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	r, err := pcapgo.NewReader(in)
+	if err != nil {
+		return err
+	}
+	return writeFile(to, func(out *bufio.Writer) {
+		w := pcapgo.NewWriter(out)
+		_ = w.WriteFileHeader(r.Snaplen(), r.LinkType())
+		for {
+			data, info, err := r.ReadPacketData()
+			if err != nil { // the guest is still writing: the last one may be cut
+				return
+			}
+			if f, ok := parseFrame(data); ok && which(f) {
+				_ = w.WritePacket(info, data)
+			}
+		}
+	})
+}
+
 // testCM connects programs by the connection managers of the two.
 func testCM(t *testing.T) {
+	testDialogues(t)
 	for _, tl := range cmTools {
 		for _, ip := range tl.ips {
 			for _, r := range roles {

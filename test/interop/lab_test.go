@@ -66,6 +66,7 @@ func TestInterop(t *testing.T) {
 	t.Run("wire", testWire)
 	t.Run("programs", testPrograms)
 	t.Run("cm", testCM)
+	t.Run("cm capture", testCMCapture)
 	t.Run("netlink", testNetlink)
 	t.Run("loss", testLoss)
 }
@@ -160,6 +161,9 @@ func (p *program) stop(sig syscall.Signal) {
 	}
 }
 
+// program is the path of one that is built from source.
+func (l *lab) program(name string) string { return filepath.Join(l.dir, name) }
+
 // run runs a command of the host to its end.
 func (l *lab) run(argv ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -203,6 +207,10 @@ func newLab() (*lab, error) {
 	}
 	peerArgs := func(name string) []string { return []string{script, ln.Addr().String(), name, "rxe0"} }
 
+	// The guest sees what was there when it booted.
+	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmtalk"), "testdata/cmtalk.c", "-lrdmacm", "-libverbs"); err != nil {
+		return l, err
+	}
 	guest, err := l.launch("guest", append([]string{"guest/boot", "-v", "-n", "tap0", "-p", l.pcap, "-t", "3000", "--"}, peerArgs("kernel")...)...)
 	if err != nil {
 		return l, err
