@@ -21,7 +21,7 @@ import (
 //
 // What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver],
 // [FastRegDriver], [XRCDriver], [Disassociator], [UserContexter]; and, on the objects' side, [ReregMR],
-// [CQResizer], [CQModerator], [McastQP], [UserQP]. Without them the midlayer answers EOPNOTSUPP; so do the methods
+// [CQResizer], [CQModerator], [McastQP], [UserQP], [QPPeeker]. Without them the midlayer answers EOPNOTSUPP; so do the methods
 // themselves for types and opcodes that they do not know. The midlayer finds them by [As], so that a driver, or an object
 // of one, that wraps another has all abilities of the other.
 type Driver interface {
@@ -130,6 +130,13 @@ type UserQP interface {
 	// Posted reports, cheaply, whether there seems to be something posted that Doorbell would process. It may
 	// not sleep.
 	Posted() bool
+}
+
+// QPPeeker is implemented by a DriverQP that reports its connection without waiting for its work, which the memory of a
+// program may hold up. Without it [QP.Peek] reports the state alone.
+type QPPeeker interface {
+	// Peek reports State, DestQPN, RQPSN and SQPSN as they were a moment ago. It may not sleep.
+	Peek() QPAttr
 }
 
 // GIDDriver is implemented by a Driver whose GIDs change: address handles and queue pairs refer to those that they were given, so

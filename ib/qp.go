@@ -217,6 +217,15 @@ func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
 	return a, qp.Init(), nil
 }
 
+// Peek reports State and, where the driver implements [QPPeeker], DestQPN, RQPSN and SQPSN, as they were a moment ago. Unlike
+// Query it does not wait for the work of the queue pair. It may not sleep.
+func (qp *QP) Peek() QPAttr {
+	if p, ok := As[QPPeeker](qp.drv); ok {
+		return p.Peek()
+	}
+	return QPAttr{State: qp.drv.State()}
+}
+
 // State is the present state. It may not sleep.
 func (qp *QP) State() QPState { return qp.drv.State() }
 

@@ -144,10 +144,8 @@ func (f *File) Info() ContextInfo {
 		case *qpObject:
 			q := QPInfo{Handle: o.handle, Num: r.Num(), PD: r.pd, Type: r.Type(), State: ib.QPErr}
 			if !o.gone {
-				q.State = r.State()
-				if a, _, err := r.Query(ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrSQPSN); err == nil {
-					q.DestNum, q.RQPSN, q.SQPSN = a.DestQPN, a.RQPSN, a.SQPSN
-				}
+				a := r.Peek() // Query waits while the program's memory does not answer
+				q.State, q.DestNum, q.RQPSN, q.SQPSN = a.State, a.DestQPN, a.RQPSN, a.SQPSN
 			}
 			info.QPs = append(info.QPs, q)
 		case *ahObject:

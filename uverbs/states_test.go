@@ -534,7 +534,7 @@ event counts as ever.
 // made, what drivers call, and what the rxe driver, or this process, has no use for.
 var noState = map[string]bool{
 	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
-	"Region": true, "Type": true, "Same": true, "Name": true, "State": true, "Objects": true, "Uses": true, "Attached": true, "ClientData": true, "UpdateKey": true,
+	"Region": true, "Type": true, "Same": true, "Name": true, "State": true, "Objects": true, "Uses": true, "Peek": true, "Attached": true, "ClientData": true, "UpdateKey": true,
 
 	"OnEvent": true, "DestroyContext": true, "DeallocContext": true, "DeregContext": true, "ModifyContext": true, "Abandon": true, "AddressOfSender": true,
 }

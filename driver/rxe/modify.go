@@ -57,7 +57,10 @@ func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) 
 			return err
 		}
 	}
-	if !qp.exclusively(func(*pass) { err = qp.change(a, mask, to) }) {
+	if !qp.exclusively(func(*pass) {
+		err = qp.change(a, mask, to)
+		qp.publish()
+	}) {
 		return errBroken
 	}
 	if err == nil && mask&ib.QPAttrState != 0 && a.State == ib.QPReset {

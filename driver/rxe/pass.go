@@ -320,7 +320,9 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 		qp.timer.expired(p)
 	}
 	qp.advance(p)
-	if more := p.sendAll(qp); more || !qp.activity.rest() {
+	more := p.sendAll(qp)
+	qp.publish()
+	if more || !qp.activity.rest() {
 		p.todo = append(p.todo, qp)
 	}
 }

@@ -63,6 +63,8 @@ type QP struct {
 	stateNow atomic.Uint32
 	// peer is a copy of attr.DestQPN for other threads.
 	peer atomic.Uint32
+	// psns are the PSNs that come next, for other threads: expected<<32 | to be sent, as of the end of the last run.
+	psns atomic.Uint64
 	// traced says that trace is not nil, for other threads; written under Device.tracing.
 	traced atomic.Bool
 
@@ -357,6 +359,20 @@ func (qp *QP) setState(s ib.QPState) {
 
 // State implements ib.DriverQP. It may not sleep.
 func (qp *QP) State() ib.QPState { return ib.QPState(qp.stateNow.Load()) }
+
+// Peek implements ib.QPPeeker.
+func (qp *QP) Peek() ib.QPAttr {
+	psns := qp.psns.Load()
+	return ib.QPAttr{State: qp.State(), DestQPN: qp.peer.Load(), RQPSN: uint32(psns >> 32), SQPSN: uint32(psns)}
+}
+
+// publish makes the PSNs known to other threads.
+func (qp *QP) publish() {
+	psns := uint64(qp.resp.rcv.PSN())<<32 | uint64(qp.req.snd.Place())
+	if psns != qp.psns.Load() {
+		qp.psns.Store(psns)
+	}
+}
 
 // Destroy implements ib.DriverQP. The packets that have come of earlier events are sent first, above all the
 // acknowledgement of a request that the consumer has just seen complete.

@@ -407,3 +407,19 @@ func TestNumbersVary(t *testing.T) {
 		}
 	})
 }
+
+// TestPeek: what a queue pair is connected to, and the PSNs that come next, as Query reports them.
+func TestPeek(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	b.connect(conn{})
+	b.neighbours(5)
+	for _, n := range []*node{b.a, b.b} {
+		got := n.qp.Peek()
+		want, _, err := n.qp.Query(0)
+		check(t, err)
+		if got.State != want.State || got.DestQPN != want.DestQPN || got.RQPSN != want.RQPSN || got.SQPSN != want.SQPSN {
+			t.Errorf("Peek: got %v, peer %d, PSNs %d and %d, want %v, %d, %d and %d", got.State, got.DestQPN, got.RQPSN, got.SQPSN,
+				want.State, want.DestQPN, want.RQPSN, want.SQPSN)
+		}
+	}
+}

@@ -196,6 +196,11 @@ func TestSilentMemory(t *testing.T) {
 					}
 				})
 				within(t, "the neighbours' traffic", func() { b.neighbours(200) })
+				within(t, "Peek", func() {
+					if got := x.qps[0].Peek(); got.State != ib.QPRTS || got.DestQPN != x.peers[0].Num() {
+						t.Errorf("Peek: got %v, peer %d, want %v, peer %d", got.State, got.DestQPN, ib.QPRTS, x.peers[0].Num())
+					}
+				})
 				if net.name == "wire" && !returned.Load() {
 					t.Error("PostSend of the peer waits for the memory on the other side of the wire")
 				}
