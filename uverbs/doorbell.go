@@ -1,12 +1,15 @@
 package uverbs
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"verbena/ib"
 	"verbena/ib/user"
+	"verbena/internal/states"
 	"verbena/uapi"
 )
 
@@ -177,6 +180,31 @@ func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
 	return f.ring(c, qp.(*qpObject), canSend, &h)
+}
+
+// Ring is the doorbell of a queue pair, by its handle, for a caller that does not issue system calls: what Write does for a POST_SEND of
+// no work requests. It may not sleep.
+func (f *File) Ring(c Caller, handle uint32) error {
+	switch s := f.now(); {
+	case s == states.ContextZombie:
+		return errGone
+	case s == states.ContextClosed:
+		return errClosed
+	case !s.Makes():
+		return errNoContext
+	}
+	o, ok := f.bells.byHandle.Load(handle)
+	if !ok {
+		return fmt.Errorf("no queue pair has the handle %d: %w", handle, syscall.EINVAL)
+	}
+	qp := o.(*qpObject)
+	var h *ib.Hold
+	rang := f.ring(c, qp, canSend, &h)
+	runCallbacks(h)
+	if !rang {
+		return fmt.Errorf("queue pair %d is in state %v, it cannot send: %w", qp.Num(), qp.State(), syscall.EINVAL)
+	}
+	return nil
 }
 
 // isDoorbell tells the command that announces send work requests in a shared queue: POST_SEND of none.

@@ -204,6 +204,9 @@ func (d *Device) Counters() Counters {
 // ABIVersion is the version of the commands, which sysfs shows as infiniband_verbs/abi_version.
 func (d *Device) ABIVersion() int { return uapi.ABIVersion }
 
+// DriverID is that of the driver, uapi.DriverUnknown if it has none.
+func (d *Device) DriverID() uapi.DriverID { return d.driverID }
+
 // DriverABI is the version of the driver's private data, which sysfs shows as uverbsN/abi_version.
 func (d *Device) DriverABI() int { return d.abiVersion }
 

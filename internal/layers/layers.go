@@ -28,7 +28,7 @@ var layers = []layer{
 	{"programs", []string{"cmd/verbena", "cmd/verbenavet", "cmd/rblk", "examples", "test"}},
 	{"the process that owns the devices", []string{"service"}},
 	{"unmodified programs; capture files", []string{"supervisor", "capture"}},
-	{"the connection manager's device file; netlink's answers; upper-level protocols", []string{"rdmacm/ucma", "nldev", "ulp"}},
+	{"the Go client; the connection manager's device file; netlink's answers; upper-level protocols", []string{"verbs", "rdmacm/ucma", "nldev", "ulp"}},
 	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
 	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/completion", "ib/ibtest", "ib/slot"}},
@@ -54,7 +54,7 @@ var only = []struct {
 }
 
 // core is the folders that use nothing but the standard library, golang.org/x and one another.
-var core = []string{"driver", "ib", "link", "netdev", "nldev", "rdmacm", "roce", "uapi", "umem", "uverbs"}
+var core = []string{"driver", "ib", "link", "netdev", "nldev", "rdmacm", "roce", "uapi", "umem", "uverbs", "verbs"}
 
 // Package is what go list says of one.
 type Package struct {

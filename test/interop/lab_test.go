@@ -68,6 +68,7 @@ func TestInterop(t *testing.T) {
 	t.Run("cm", testCM)
 	t.Run("cm capture", testCMCapture)
 	t.Run("netlink", testNetlink)
+	t.Run("verbs", testVerbs)
 	t.Run("loss", testLoss)
 }
 
@@ -209,6 +210,9 @@ func newLab() (*lab, error) {
 
 	// The guest sees what was there when it booted.
 	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmtalk"), "testdata/cmtalk.c", "-lrdmacm", "-libverbs"); err != nil {
+		return l, err
+	}
+	if _, err := l.run("go", "test", "-c", "-tags", "interop", "-o", l.program("verbs-suite"), "verbena/verbs/internal/suite"); err != nil {
 		return l, err
 	}
 	guest, err := l.launch("guest", append([]string{"guest/boot", "-v", "-n", "tap0", "-p", l.pcap, "-t", "3000", "--"}, peerArgs("kernel")...)...)

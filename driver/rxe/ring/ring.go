@@ -93,6 +93,22 @@ func New(entries, slotBytes int, alloc Alloc) (*Ring, error) {
 	return r, nil
 }
 
+// Attach returns the ring that its owner, whom the caller trusts, has made in mem: how a program takes the other end. mem is the
+// caller's, and aligned to a page. The error is EPROTO if no ring is there.
+func Attach(mem []byte) (*Ring, error) {
+	if len(mem) < uapi.RXEQueueDataOffset {
+		return nil, fmt.Errorf("queue of %d bytes, shorter than its header: %w", len(mem), syscall.EPROTO)
+	}
+	h, _ := uapi.Decode[uapi.RXEQueueBuf](mem)
+	if h.Log2ElemSize < minShift || h.Log2ElemSize > maxShift+1 || h.IndexMask&(h.IndexMask+1) != 0 ||
+		(uint64(h.IndexMask)+1)<<h.Log2ElemSize > uint64(len(mem)-uapi.RXEQueueDataOffset) {
+		return nil, fmt.Errorf("queue of %d slots of 2^%d bytes in %d bytes: %w", uint64(h.IndexMask)+1, h.Log2ElemSize, len(mem), syscall.EPROTO)
+	}
+	r := &Ring{mem: mem, shift: uint8(h.Log2ElemSize), mask: h.IndexMask}
+	r.attach()
+	return r, nil
+}
+
 // Free returns the memory to its allocator. Nothing may use the ring afterwards. It sleeps if Memory.Free does.
 func (r *Ring) Free() {
 	if r != nil && r.release != nil {

@@ -1,0 +1,364 @@
+package verbs
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"verbena/uapi"
+)
+
+// QPAttr are the attributes of a queue pair. (struct ibv_qp_attr)
+type QPAttr struct {
+	State, CurState   QPState
+	Access            Access // rights of the peer
+	PKeyIndex         uint16
+	Port              uint8
+	QKey              uint32
+	AH                AHAttr // of the peer
+	PathMTU           MTU
+	DestQPN           uint32
+	RecvPSN, SendPSN  uint32
+	Timeout           uint8 // as a code: 4.096 us * 2^Timeout; 0: none
+	RetryCount        uint8 // 0 to 7
+	RNRRetry          uint8 // 7: for ever
+	MinRNRTimer       uint8 // as a code
+	MaxReads          uint8 // in flight to the peer
+	MaxPeerReads      uint8 // in flight from the peer
+	SQDraining        bool
+	NotifyWhenDrained bool
+}
+
+// AttrMask says which attributes are meant (enum ibv_qp_attr_mask).
+type AttrMask = uapi.QPAttrMask
+
+// The attributes.
+const (
+	AttrState        = uapi.QPAttrState
+	AttrCurState     = uapi.QPAttrCurState
+	AttrAccess       = uapi.QPAttrAccessFlags
+	AttrPKeyIndex    = uapi.QPAttrPKeyIndex
+	AttrPort         = uapi.QPAttrPort
+	AttrQKey         = uapi.QPAttrQKey
+	AttrAH           = uapi.QPAttrAV
+	AttrPathMTU      = uapi.QPAttrPathMTU
+	AttrTimeout      = uapi.QPAttrTimeout
+	AttrRetryCount   = uapi.QPAttrRetryCnt
+	AttrRNRRetry     = uapi.QPAttrRNRRetry
+	AttrRecvPSN      = uapi.QPAttrRQPSN
+	AttrMaxReads     = uapi.QPAttrMaxQPRDAtomic
+	AttrMinRNRTimer  = uapi.QPAttrMinRNRTimer
+	AttrSendPSN      = uapi.QPAttrSQPSN
+	AttrMaxPeerReads = uapi.QPAttrMaxDestRDAtomic
+	AttrDestQPN      = uapi.QPAttrDestQPN
+	AttrNotifySQD    = uapi.QPAttrEnSQDAsyncNotify
+)
+
+// Modify changes the attributes that mask names. EINVAL if they do not suit the type and the transition. It may sleep. (ibv_modify_qp)
+func (q *QP) Modify(a QPAttr, mask AttrMask) error {
+	what := fmt.Sprintf("modify QP %d", q.num)
+	if mask&AttrState != 0 {
+		what = fmt.Sprintf("take QP %d to %v", q.num, a.State)
+	}
+	req := uapi.ModifyQP{
+		Dest: uapi.QPDest{
+			DGID: a.AH.GID, FlowLabel: a.AH.FlowLabel, SGIDIndex: uint8(a.AH.SGIDIndex), HopLimit: a.AH.hops(), TrafficClass: a.AH.TrafficClass,
+			SL: a.AH.SL, IsGlobal: 1, PortNum: a.AH.port(),
+		},
+		QPHandle: q.handle, AttrMask: mask, QKey: a.QKey, RQPSN: a.RecvPSN, SQPSN: a.SendPSN, DestQPNum: a.DestQPN, QPAccessFlags: a.Access,
+		PKeyIndex: a.PKeyIndex, QPState: a.State, CurQPState: a.CurState, PathMTU: uint8(a.PathMTU), MaxRDAtomic: a.MaxReads,
+		MaxDestRDAtomic: a.MaxPeerReads, MinRNRTimer: a.MinRNRTimer, PortNum: a.Port, Timeout: a.Timeout, RetryCnt: a.RetryCount, RNRRetry: a.RNRRetry,
+	}
+	if a.NotifyWhenDrained {
+		req.EnSQDAsyncNotify = 1
+	}
+	if mask&AttrState != 0 && a.State == Reset {
+		defer func() {
+			q.send.Lock()
+			defer q.send.Unlock()
+			q.q.Reset()
+		}()
+	}
+	return failed(what, q.pd.d.name, q.pd.d.cmd.ModifyQP(req))
+}
+
+// Query returns the attributes. It may sleep. (ibv_query_qp)
+func (q *QP) Query() (QPAttr, error) {
+	r, err := q.pd.d.cmd.QueryQP(q.handle, ^AttrMask(0)>>11)
+	if err != nil {
+		return QPAttr{}, failed(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
+	}
+	return QPAttr{
+		State: r.QPState, CurState: r.CurQPState, Access: r.QPAccessFlags, PKeyIndex: r.PKeyIndex, Port: r.PortNum, QKey: r.QKey,
+		AH: AHAttr{
+			GID: r.Dest.DGID, SGIDIndex: int(r.Dest.SGIDIndex), Port: int(r.Dest.PortNum), HopLimit: int(r.Dest.HopLimit),
+			TrafficClass: r.Dest.TrafficClass, FlowLabel: r.Dest.FlowLabel, SL: r.Dest.SL,
+		},
+		PathMTU: MTU(r.PathMTU), DestQPN: r.DestQPNum, RecvPSN: r.RQPSN, SendPSN: r.SQPSN, Timeout: r.Timeout, RetryCount: r.RetryCnt,
+		RNRRetry: r.RNRRetry, MinRNRTimer: r.MinRNRTimer, MaxReads: r.MaxRDAtomic, MaxPeerReads: r.MaxDestRDAtomic, SQDraining: r.SQDraining != 0,
+	}, nil
+}
+
+// Endpoint is what a peer must know of a queue pair to connect to it. It travels as it likes: as text, as JSON, or in EndpointSize bytes.
+type Endpoint struct {
+	GID  GID
+	QPN  uint32
+	PSN  uint32 // of the first packet that the queue pair sends
+	QKey uint32 // of a UD queue pair
+	MTU  MTU    // the largest that its port takes
+}
+
+// EndpointSize is the length of an Endpoint in bytes.
+const EndpointSize = 32
+
+// AppendBinary appends the endpoint in EndpointSize bytes. Its error is nil.
+func (e Endpoint) AppendBinary(b []byte) ([]byte, error) {
+	b = append(b, e.GID[:]...)
+	b = binary.BigEndian.AppendUint32(b, e.QPN)
+	b = binary.BigEndian.AppendUint32(b, e.PSN)
+	b = binary.BigEndian.AppendUint32(b, e.QKey)
+	return append(b, byte(e.MTU), 0, 0, 0), nil
+}
+
+// MarshalBinary returns the endpoint in EndpointSize bytes. Its error is nil.
+func (e Endpoint) MarshalBinary() ([]byte, error) { return e.AppendBinary(nil) }
+
+// UnmarshalBinary reads what AppendBinary has written.
+func (e *Endpoint) UnmarshalBinary(b []byte) error {
+	if len(b) != EndpointSize {
+		return fmt.Errorf("verbs: endpoint of %d bytes, want %d: %w", len(b), EndpointSize, errInvalid)
+	}
+	copy(e.GID[:], b)
+	e.QPN, e.PSN, e.QKey, e.MTU = binary.BigEndian.Uint32(b[16:]), binary.BigEndian.Uint32(b[20:]), binary.BigEndian.Uint32(b[24:]), MTU(b[28])
+	return nil
+}
+
+// Path says how a queue pair is connected. The zero Path is good for most.
+type Path struct {
+	Port      int    // of this side; 0: 1
+	SGIDIndex int    // of this side; 0: that of Device.DefaultGID. FirstGID stands for index 0
+	Access    Access // what the peer may do to registered memory; 0: everything that its registration allows
+	MTU       MTU    // 0: the largest that both ports take
+	// Timeout is how long an acknowledgement may take before a packet is sent again; 0: 67 ms.
+	Timeout time.Duration
+	// Retries is how often that is done, RNRRetries how often a message is sent again for which the peer has posted no receive. 0 stands for 7,
+	// which, of RNRRetries, is for ever; Never stands for none.
+	Retries, RNRRetries int
+	// RNRTimer is how long a peer waits before that; 0: 0.64 ms.
+	RNRTimer time.Duration
+	// Reads is how many READs and atomic operations are in flight each way, at most; 0: as many as the device can, up to 16.
+	Reads        int
+	TrafficClass uint8
+	FlowLabel    uint32
+	QKey         uint32 // of UD queue pairs; 0: DefaultQKey
+}
+
+const (
+	// FirstGID is the Path.SGIDIndex that stands for index 0.
+	FirstGID = -1
+	// Never is the count that stands for none, where 0 stands for another.
+	Never = -1
+	// DefaultQKey is the Q_Key of UD queue pairs that are given none.
+	DefaultQKey = 0x11111111
+)
+
+// Local returns what a peer needs to connect, by the GID that the zero Path uses. It may sleep.
+func (q *QP) Local() (Endpoint, error) { return q.LocalVia(Path{}) }
+
+// LocalVia is Local for a queue pair that is going to be connected with a Path.
+func (q *QP) LocalVia(p Path) (Endpoint, error) {
+	gid, mtu, err := q.side(&p)
+	if err != nil {
+		return Endpoint{}, err
+	}
+	return Endpoint{GID: gid.GID, QPN: q.num, PSN: q.psn(), QKey: p.qkey(), MTU: mtu}, nil
+}
+
+func (p *Path) qkey() uint32 {
+	if p.QKey == 0 {
+		return DefaultQKey
+	}
+	return p.QKey
+}
+
+// psn is the first PSN that the queue pair sends, always the same.
+func (q *QP) psn() uint32 {
+	k := &q.kept
+	k.Lock()
+	defer k.Unlock()
+	if !k.have {
+		k.psn, k.have = rand.Uint32()&0xffffff, true
+	}
+	return k.psn
+}
+
+// side finds this side's address and MTU.
+func (q *QP) side(p *Path) (g GIDEntry, mtu MTU, err error) {
+	if p.Port == 0 {
+		p.Port = 1
+	}
+	attr, err := q.pd.d.QueryPort(p.Port)
+	if err != nil {
+		return g, 0, err
+	}
+	if p.SGIDIndex == 0 {
+		g, err = q.pd.d.DefaultGID(p.Port)
+		return g, attr.ActiveMTU, err
+	}
+	list, err := q.pd.d.GIDs()
+	if err != nil {
+		return g, 0, err
+	}
+	for _, e := range list {
+		if e.Port == p.Port && e.Index == max(p.SGIDIndex, 0) {
+			return e, attr.ActiveMTU, nil
+		}
+	}
+	return g, 0, failed(fmt.Sprintf("find GID %d of port %d", max(p.SGIDIndex, 0), p.Port), q.pd.d.name, errNoGID)
+}
+
+// Connect takes the queue pair from RESET, or from INIT, to RTS, with a peer at the other end. Receives are best posted before the peer can
+// send: see Prepare. A UD queue pair has no peer: see Activate. It may sleep.
+func (q *QP) Connect(peer Endpoint) error { return q.ConnectVia(peer, Path{}) }
+
+// Prepare takes the queue pair from RESET to INIT, where receives can be posted. It may sleep.
+func (q *QP) Prepare(p Path) error {
+	mask := AttrState | AttrPKeyIndex | AttrPort
+	a := QPAttr{State: Init, Port: uint8(max(p.Port, 1)), Access: p.Access, QKey: p.qkey()}
+	if q.init.Type == UD {
+		return q.Modify(a, mask|AttrQKey)
+	}
+	if a.Access == 0 {
+		a.Access = LocalWrite | RemoteRead | RemoteWrite
+		if q.init.Type == RC {
+			a.Access |= RemoteAtomic
+			d, err := q.pd.d.Query()
+			if err != nil {
+				return err
+			}
+			if d.Caps&uapi.DeviceFlushGlobal != 0 {
+				a.Access |= FlushGlobal
+			}
+			if d.Caps&uapi.DeviceFlushPersistent != 0 {
+				a.Access |= FlushPersistent
+			}
+		}
+	}
+	return q.Modify(a, mask|AttrAccess)
+}
+
+// Activate takes a UD queue pair from RESET, or from INIT, to RTS. It may sleep.
+func (q *QP) Activate(p Path) error {
+	if q.init.Type != UD {
+		return failed(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name, fmt.Errorf("it is of type %v, and needs a peer: %w", q.init.Type, errInvalid))
+	}
+	if err := q.prepared(p); err != nil {
+		return err
+	}
+	if err := q.Modify(QPAttr{State: RTR}, AttrState); err != nil {
+		return err
+	}
+	return q.Modify(QPAttr{State: RTS, SendPSN: q.psn()}, AttrState|AttrSendPSN)
+}
+
+// prepared takes the queue pair to INIT, unless it is there.
+func (q *QP) prepared(p Path) error {
+	a, err := q.Query()
+	if err != nil {
+		return err
+	}
+	if a.State == Init {
+		return nil
+	}
+	return q.Prepare(p)
+}
+
+// ConnectVia is Connect with a Path that says how.
+func (q *QP) ConnectVia(peer Endpoint, p Path) error {
+	if q.init.Type == UD {
+		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name, fmt.Errorf("it is of type UD, which has no peer: %w", errInvalid))
+	}
+	gid, mtu, err := q.side(&p)
+	if err != nil {
+		return err
+	}
+	switch {
+	case p.MTU != 0:
+		mtu = p.MTU
+	case peer.MTU != 0:
+		mtu = min(mtu, peer.MTU)
+	}
+	if err := q.prepared(p); err != nil {
+		return err
+	}
+	reads := p.Reads
+	if reads == 0 && q.init.Type == RC {
+		d, err := q.pd.d.Query()
+		if err != nil {
+			return err
+		}
+		reads = min(16, d.MaxQPReads, d.MaxQPInitReads)
+	}
+	rtr := QPAttr{
+		State: RTR, PathMTU: mtu, DestQPN: peer.QPN, RecvPSN: peer.PSN, MaxPeerReads: uint8(reads), MinRNRTimer: rnrCode(p.RNRTimer),
+		AH: AHAttr{GID: peer.GID, SGIDIndex: gid.Index, Port: p.Port, TrafficClass: p.TrafficClass, FlowLabel: p.FlowLabel},
+	}
+	mask := AttrState | AttrAH | AttrPathMTU | AttrDestQPN | AttrRecvPSN
+	if q.init.Type == RC {
+		mask |= AttrMaxPeerReads | AttrMinRNRTimer
+	}
+	if err := q.Modify(rtr, mask); err != nil {
+		return err
+	}
+	rts := QPAttr{
+		State: RTS, SendPSN: q.psn(), Timeout: timeoutCode(p.Timeout), RetryCount: count(p.Retries), RNRRetry: count(p.RNRRetries), MaxReads: uint8(reads),
+	}
+	mask = AttrState | AttrSendPSN
+	if q.init.Type == RC {
+		mask |= AttrTimeout | AttrRetryCount | AttrRNRRetry | AttrMaxReads
+	}
+	return q.Modify(rts, mask)
+}
+
+// count is a number of retries as the device knows them.
+func count(n int) uint8 {
+	switch {
+	case n == 0:
+		return 7
+	case n < 0:
+		return 0
+	}
+	return uint8(min(n, 7))
+}
+
+// timeoutCode is the shortest local ACK timeout that is at least d. (IBA 9.7.6.1.3)
+func timeoutCode(d time.Duration) uint8 {
+	if d <= 0 {
+		return 14
+	}
+	for code := uint8(1); code < 31; code++ {
+		if time.Duration(4096)<<code >= d {
+			return code
+		}
+	}
+	return 31
+}
+
+// rnrTimers are the times of the codes from 1 on, in units of 10 us. (IBA table 46)
+var rnrTimers = [...]time.Duration{
+	1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+}
+
+// rnrCode is the shortest RNR timer that is at least d.
+func rnrCode(d time.Duration) uint8 {
+	if d <= 0 {
+		return 12
+	}
+	for i, t := range rnrTimers {
+		if t*10*time.Microsecond >= d {
+			return uint8(i + 1)
+		}
+	}
+	return 0 // 655 ms
+}

@@ -1,0 +1,291 @@
+package verbs
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"runtime"
+	"sync"
+
+	"verbena/uapi"
+	"verbena/verbs/internal/transport"
+	"verbena/verbs/provider"
+)
+
+// WC is a completion. (struct ibv_wc)
+type WC = provider.WC
+
+// Flags of a completion, which say what of it is valid.
+const (
+	WithGRH        = uapi.WCFlagGRH // a datagram has a global route header, in the first 40 bytes of its memory
+	WithImm        = uapi.WCFlagWithImm
+	WithInvalidate = uapi.WCFlagWithInvalidate
+)
+
+// Opcodes of completions.
+const (
+	WCSend             = uapi.WCSend
+	WCWrite            = uapi.WCRDMAWrite
+	WCRead             = uapi.WCRDMARead
+	WCCompareSwap      = uapi.WCCompSwap
+	WCFetchAdd         = uapi.WCFetchAdd
+	WCBindWindow       = uapi.WCBindMW
+	WCLocalInvalidate  = uapi.WCLocalInv
+	WCFlush            = uapi.WCFlush
+	WCAtomicWrite      = uapi.WCAtomicWrite
+	WCReceive          = uapi.WCRecv
+	WCReceiveWriteWith = uapi.WCRecvRDMAWithImm
+)
+
+// Channel is a completion channel: completion queues that were armed report there that a completion has come. (struct ibv_comp_channel)
+type Channel struct {
+	d      *Device
+	events *transport.Events
+	id     uint64
+	life   life
+}
+
+// CreateChannel makes a completion channel. It may sleep. (ibv_create_comp_channel)
+func (d *Device) CreateChannel() (*Channel, error) {
+	e, err := d.cmd.CreateChannel()
+	if err != nil {
+		return nil, failed("create a completion channel", d.name, err)
+	}
+	c := &Channel{d: d, events: e}
+	if c.id, err = d.add(c); err != nil {
+		e.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Channel) abandon() { _ = c.events.Close() }
+
+// Wait waits until a completion queue that was armed has something, and returns it; it is not armed any more. One goroutine at a time
+// waits, others wait for it. The error is the cause of ctx, ErrClosed, or that of a device that has gone: io.EOF, or one that wraps EIO.
+// (ibv_get_cq_event)
+func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
+	for {
+		var b [8]byte
+		n, err := c.events.Read(ctx, b[:])
+		if err != nil {
+			return nil, err
+		}
+		r, ok := uapi.Decode[uapi.CompEventDesc](b[:n])
+		if !ok {
+			continue
+		}
+		if cq, ok := c.d.find(r.CQHandle).(*CQ); ok {
+			return cq, nil
+		}
+	}
+}
+
+// Close ends the channel; goroutines that wait return ErrClosed. EBUSY while completion queues report there. It may sleep.
+// (ibv_destroy_comp_channel)
+func (c *Channel) Close() error {
+	return failed("close a completion channel", c.d.name, c.life.end(func() error {
+		c.d.remove(c.id)
+		return c.events.Close()
+	}))
+}
+
+// CQ is a completion queue. (struct ibv_cq)
+type CQ struct {
+	d       *Device
+	channel *Channel // may be nil
+	own     bool     // the channel is the queue's own
+	handle  uint32
+	id      uint64
+	life    life
+
+	//verbena:program those of one program who use the queue
+	mu      sync.Mutex
+	q       provider.CQ // nil: closed
+	entries int
+
+	waits chan struct{} // has an element while no goroutine waits in Wait
+}
+
+// CreateCQ makes a completion queue for at least so many entries. channel is where it reports completions when it is armed; nil stands
+// for a channel of its own, made when it is first waited for with [CQ.Wait]. It may sleep. (ibv_create_cq)
+func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
+	fail := func(err error) (*CQ, error) {
+		return nil, failed(fmt.Sprintf("create a CQ of %d entries", entries), d.name, err)
+	}
+	if entries < 1 || int64(entries) > 1<<31-1 {
+		return fail(errInvalid)
+	}
+	c := &CQ{d: d, channel: channel, waits: make(chan struct{}, 1)}
+	c.waits <- struct{}{}
+	if channel == nil {
+		var err error
+		if c.channel, err = d.CreateChannel(); err != nil {
+			return nil, err
+		}
+		c.own = true
+	}
+	release := func() {
+		c.channel.life.put()
+		if c.own {
+			_ = c.channel.Close()
+		}
+	}
+	if err := c.channel.life.get(); err != nil {
+		return fail(err)
+	}
+	var err error
+	if c.id, err = d.add(c); err != nil {
+		release()
+		return fail(err)
+	}
+	q, r, err := d.p.CreateCQ(d.cmd, uapi.CreateCQ{UserHandle: c.id, CQE: uint32(entries), CompChannel: int32(c.channel.events.FD())})
+	if err != nil {
+		d.remove(c.id)
+		release()
+		return fail(err)
+	}
+	c.q, c.handle, c.entries = q, r.CQHandle, int(r.CQE)
+	return c, nil
+}
+
+// Entries is for how many completions there is room.
+func (c *CQ) Entries() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.entries
+}
+
+// Channel is where the queue reports completions when it is armed.
+func (c *CQ) Channel() *Channel { return c.channel }
+
+// Poll takes the oldest completions into wc, and returns how many; 0 if there are none. ErrClosed is its only error. It does not sleep.
+// (ibv_poll_cq)
+func (c *CQ) Poll(wc []WC) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.q == nil {
+		return 0, ErrClosed
+	}
+	return c.q.Poll(wc), nil
+}
+
+// Arm asks for a report on the channel when the next completion comes, or the next solicited one. A completion that has come before is
+// not reported: poll once more afterwards. It may sleep. (ibv_req_notify_cq)
+func (c *CQ) Arm(solicitedOnly bool) error {
+	if c.closed() {
+		return ErrClosed
+	}
+	return failed("arm a CQ", c.d.name, c.d.cmd.ReqNotifyCQ(c.handle, solicitedOnly))
+}
+
+func (c *CQ) closed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.q == nil
+}
+
+// spins is how often Wait polls before it arms the queue, and lets others run in between.
+const spins = 200
+
+// Wait waits until there are completions, takes the oldest into wc, and returns how many. It polls for some microseconds, and then sleeps.
+// The queue must have a channel of its own (see [Device.CreateCQ]). The error is the cause of ctx, ErrClosed, or that of a device that has
+// gone. It may sleep.
+func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
+	if !c.own {
+		return 0, failed("wait for a CQ that reports to a channel of others", c.d.name, errInvalid)
+	}
+	for range spins {
+		if n, err := c.Poll(wc); n > 0 || err != nil {
+			return n, err
+		}
+		runtime.Gosched()
+	}
+	select {
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	case <-c.waits:
+		defer func() { c.waits <- struct{}{} }()
+	}
+	for {
+		if n, err := c.Poll(wc); n > 0 || err != nil {
+			return n, err
+		}
+		if err := c.Arm(false); err != nil {
+			return c.last(wc, err)
+		}
+		if n, err := c.Poll(wc); n > 0 || err != nil {
+			return n, err
+		}
+		if _, err := c.channel.Wait(ctx); err != nil {
+			return c.last(wc, err)
+		}
+	}
+}
+
+// last takes what has come of a device that has gone.
+func (c *CQ) last(wc []WC, err error) (int, error) {
+	if n, _ := c.Poll(wc); n > 0 {
+		return n, nil
+	}
+	return 0, err
+}
+
+// Completions returns the completions as they come, until ctx ends, or the queue, or the device. Failed ones are among them.
+func (c *CQ) Completions(ctx context.Context) iter.Seq[WC] {
+	return func(yield func(WC) bool) {
+		var wc [16]WC
+		for {
+			n, err := c.Wait(ctx, wc[:])
+			if err != nil {
+				return
+			}
+			for i := range n {
+				if !yield(wc[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Resize makes room for at least so many entries; what is in the queue stays. EINVAL if that is more than would fit. It may sleep.
+// (ibv_resize_cq)
+func (c *CQ) Resize(entries int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.q == nil {
+		return ErrClosed
+	}
+	n, err := c.q.Resize(entries)
+	if err != nil {
+		return failed(fmt.Sprintf("resize a CQ to %d entries", entries), c.d.name, err)
+	}
+	c.entries = n
+	return nil
+}
+
+// Close ends the queue; goroutines that wait return ErrClosed. EBUSY while queue pairs complete on it. It may sleep. (ibv_destroy_cq)
+func (c *CQ) Close() error {
+	return failed("close a CQ", c.d.name, c.life.end(func() error {
+		if err := gone(c.d.cmd.DestroyCQ(c.handle)); err != nil {
+			return err
+		}
+		c.d.remove(c.id)
+		c.abandon()
+		c.channel.life.put()
+		if c.own {
+			return c.channel.Close()
+		}
+		return nil
+	}))
+}
+
+func (c *CQ) abandon() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.q != nil {
+		_ = c.q.Close()
+		c.q = nil
+	}
+}

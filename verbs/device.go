@@ -1,0 +1,270 @@
+package verbs
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"verbena/uapi"
+	"verbena/verbs/internal/cmd"
+	"verbena/verbs/internal/transport"
+	"verbena/verbs/provider"
+	"verbena/verbs/provider/rxe"
+)
+
+// providers are the kinds of devices that are known.
+var providers = []provider.Provider{rxe.Provider{}}
+
+// DeviceInfo is a device that can be opened.
+type DeviceInfo struct {
+	Name string // such as rxe0
+	// Path says where it is, for people: the device file of a kernel, say.
+	Path string
+
+	driver uapi.DriverID
+	abi    int
+	open   func() (transport.Transport, error)
+}
+
+// Entry describes a device to [NewDeviceInfo].
+type Entry struct {
+	Name, Path string
+	Driver     uapi.DriverID
+	ABI        int // the version of the driver's part of the user ABI
+	Open       func() (transport.Transport, error)
+}
+
+// NewDeviceInfo is for packages below this one, which know devices elsewhere than in /dev/infiniband.
+func NewDeviceInfo(e Entry) DeviceInfo {
+	return DeviceInfo{Name: e.Name, Path: e.Path, driver: e.Driver, abi: e.ABI, open: e.Open}
+}
+
+// Devices lists the devices of the kernel, or of the service under which the program runs, by name. It returns those that have a
+// provider here; an empty list is no error. (ibv_get_device_list)
+func Devices() ([]DeviceInfo, error) {
+	return devicesIn("/sys/class/infiniband_verbs", "/dev/infiniband")
+}
+
+func devicesIn(class, nodes string) ([]DeviceInfo, error) {
+	entries, err := os.ReadDir(class)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("verbs: list devices: %w", err)
+	}
+	var list []DeviceInfo
+	for _, e := range entries {
+		dir := filepath.Join(class, e.Name())
+		name, err := attribute(dir, "ibdev")
+		if err != nil {
+			continue // abi_version, or a device that has just gone
+		}
+		text, err := attribute(dir, "abi_version")
+		if err != nil {
+			continue
+		}
+		abi, err := strconv.Atoi(text)
+		if err != nil {
+			continue
+		}
+		path := filepath.Join(nodes, e.Name())
+		d := DeviceInfo{Name: name, Path: path, abi: abi, open: func() (transport.Transport, error) { return transport.Open(path) }}
+		if d.provider() != nil {
+			list = append(list, d)
+		}
+	}
+	slices.SortFunc(list, func(a, b DeviceInfo) int { return cmp.Compare(a.Name, b.Name) })
+	return list, nil
+}
+
+func attribute(dir, name string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(dir, name))
+	return strings.TrimSpace(string(b)), err
+}
+
+func (i DeviceInfo) provider() provider.Provider {
+	for _, p := range providers {
+		if p.Matches(provider.Info{Name: i.Name, Driver: i.driver, ABI: i.abi}) {
+			return p
+		}
+	}
+	return nil
+}
+
+// Open opens a device by its name; "" stands for the first. ErrNoDevice if there is none. It may sleep. (ibv_open_device)
+func Open(name string) (*Device, error) {
+	list, err := Devices()
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range list {
+		if name == "" || i.Name == name {
+			return i.Open()
+		}
+	}
+	if name == "" {
+		return nil, fmt.Errorf("%w: no RDMA device is known here; `verbena run` gives a program one", ErrNoDevice)
+	}
+	return nil, fmt.Errorf("%w: %s", ErrNoDevice, name)
+}
+
+// Open opens the device. It may sleep.
+func (i DeviceInfo) Open() (*Device, error) {
+	p := i.provider()
+	if p == nil {
+		return nil, fmt.Errorf("%w: no provider knows %s", ErrNoDevice, i.Name)
+	}
+	t, err := i.open()
+	if err != nil {
+		return nil, fmt.Errorf("verbs: open %s: %w", i.Name, err)
+	}
+	d := &Device{name: i.Name, p: p, cmd: &cmd.Device{T: t}}
+	d.objects.byID = map[uint64]object{}
+	events, _, err := d.cmd.GetContext()
+	if err != nil {
+		t.Close()
+		return nil, fmt.Errorf("verbs: open %s: %w", i.Name, err)
+	}
+	d.events = events
+	return d, nil
+}
+
+// Device is an open device, the user's context. (struct ibv_context)
+type Device struct {
+	name   string
+	p      provider.Provider
+	cmd    *cmd.Device
+	events *transport.Events
+
+	objects struct {
+		sync.Mutex
+		last   uint64
+		byID   map[uint64]object // by the number that events name
+		closed bool
+	}
+}
+
+// object is what asynchronous events and completion events name.
+type object interface{ abandon() }
+
+// Name is the device's, such as rxe0.
+func (d *Device) Name() string { return d.name }
+
+// Provider is the name of the code that knows the device's queues.
+func (d *Device) Provider() string { return d.p.Name() }
+
+// add gives an object a number.
+func (d *Device) add(o object) (id uint64, err error) {
+	l := &d.objects
+	l.Lock()
+	defer l.Unlock()
+	if l.closed {
+		return 0, ErrClosed
+	}
+	l.last++
+	l.byID[l.last] = o
+	return l.last, nil
+}
+
+func (d *Device) remove(id uint64) {
+	d.objects.Lock()
+	defer d.objects.Unlock()
+	delete(d.objects.byID, id)
+}
+
+func (d *Device) find(id uint64) object {
+	d.objects.Lock()
+	defer d.objects.Unlock()
+	return d.objects.byID[id]
+}
+
+// Close closes the device: everything that was made on it ends, and goroutines that wait return. It may be called again, and may sleep.
+// (ibv_close_device)
+func (d *Device) Close() error {
+	l := &d.objects
+	l.Lock()
+	closed := l.closed
+	l.closed = true
+	left := l.byID
+	l.byID = map[uint64]object{}
+	l.Unlock()
+	if closed {
+		return nil
+	}
+	_ = d.events.Close()
+	for _, o := range left {
+		o.abandon() // mappings of its queues would keep the device open
+	}
+	return failed("close", d.name, d.cmd.T.Close())
+}
+
+// EventType is a kind of asynchronous event (enum ibv_event_type).
+type EventType = uapi.EventType
+
+// The asynchronous events.
+const (
+	EventCQError        = uapi.EventCQErr
+	EventQPFatal        = uapi.EventQPFatal
+	EventQPRequestError = uapi.EventQPReqErr
+	EventQPAccessError  = uapi.EventQPAccessErr
+	EventEstablished    = uapi.EventCommEst
+	EventSQDrained      = uapi.EventSQDrained
+	EventDeviceFatal    = uapi.EventDeviceFatal
+	EventPortActive     = uapi.EventPortActive
+	EventPortError      = uapi.EventPortErr
+	EventSRQError       = uapi.EventSRQErr
+	EventSRQLimit       = uapi.EventSRQLimitReached
+	EventLastWQE        = uapi.EventQPLastWQEReached
+	EventGIDChange      = uapi.EventGIDChange
+)
+
+// Event is an asynchronous event of the device, or of one object, which is in the field of its kind.
+type Event struct {
+	Type EventType
+	Port uint8 // of events of a port
+	QP   *QP
+	CQ   *CQ
+	SRQ  *SRQ
+}
+
+// NextEvent waits for the next asynchronous event. Its error is the cause of ctx, or ErrClosed; io.EOF, or one that wraps EIO, when the
+// device has gone and its last event, EventDeviceFatal, was read. (ibv_get_async_event)
+func (d *Device) NextEvent(ctx context.Context) (Event, error) {
+	for {
+		b := make([]byte, uapi.SizeOf[uapi.AsyncEventDesc]())
+		n, err := d.events.Read(ctx, b)
+		if err != nil {
+			return Event{}, err
+		}
+		r, ok := uapi.Decode[uapi.AsyncEventDesc](b[:n])
+		if !ok {
+			continue
+		}
+		e := Event{Type: r.EventType}
+		switch r.EventType {
+		case uapi.EventDeviceFatal:
+		case uapi.EventPortActive, uapi.EventPortErr, uapi.EventLIDChange, uapi.EventPKeyChange, uapi.EventSMChange,
+			uapi.EventClientReregister, uapi.EventGIDChange, uapi.EventDeviceSpeedChange:
+			e.Port = uint8(r.Element)
+		default:
+			switch o := d.find(r.Element).(type) {
+			case *QP:
+				e.QP = o
+			case *CQ:
+				e.CQ = o
+			case *SRQ:
+				e.SRQ = o
+			default:
+				continue // of an object that has been closed
+			}
+		}
+		return e, nil
+	}
+}

@@ -1,0 +1,285 @@
+// Package embed makes the devices of this process available to package verbs: a program can have a software device, and everything between
+// it and the verbs, without a service and without a kernel's support.
+//
+// The commands of package verbs go to package uverbs by a call, and the queues are memory of this process: what a program finds out here
+// about its use of verbs is so on a kernel's devices, too.
+package embed
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/internal/quota"
+	"verbena/uapi"
+	"verbena/umem"
+	"verbena/uverbs"
+	"verbena/verbs"
+	"verbena/verbs/internal/transport"
+)
+
+// Stack gives access to the devices of a core.
+type Stack struct{ srv *uverbs.Server }
+
+// New makes a Stack on the devices of a core, those that come later included. Close it after the devices that were opened on it. It may
+// sleep.
+func New(core *ib.Core) (*Stack, error) {
+	srv, err := uverbs.NewServer(core, uverbs.ServerOptions{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, fmt.Errorf("verbs: embed: %w", err)
+	}
+	return &Stack{srv: srv}, nil
+}
+
+// Close takes the devices away from who has opened them, as if they had been unplugged. It may sleep.
+func (s *Stack) Close() { s.srv.Close() }
+
+// Devices lists the devices by name.
+func (s *Stack) Devices() []verbs.DeviceInfo {
+	var list []verbs.DeviceInfo
+	for _, d := range s.srv.Devices() {
+		list = append(list, s.info(d))
+	}
+	slices.SortFunc(list, func(a, b verbs.DeviceInfo) int { return cmp.Compare(a.Name, b.Name) })
+	return list
+}
+
+func (s *Stack) info(d *uverbs.Device) verbs.DeviceInfo {
+	name := d.Name()
+	return verbs.NewDeviceInfo(verbs.Entry{
+		Name: d.IB().Name(), Path: "this process", Driver: d.DriverID(), ABI: d.DriverABI(), Open: func() (transport.Transport, error) { return open(s.srv, name) },
+	})
+}
+
+// Open opens a device by its name; "" stands for the first. verbs.ErrNoDevice if there is none. It may sleep.
+func (s *Stack) Open(name string) (*verbs.Device, error) {
+	for _, i := range s.Devices() {
+		if name == "" || i.Name == name {
+			return i.Open()
+		}
+	}
+	return nil, fmt.Errorf("%w: %q in this process", verbs.ErrNoDevice, name)
+}
+
+// file is an open device.
+type file struct {
+	f      *uverbs.File
+	arena  *transport.Arena
+	space  *umem.Local // the commands and responses
+	acct   *umem.Account
+	queues queues
+
+	//verbena:program the calls of one program, in whose memory they are
+	mu     sync.RWMutex // held for reading while the file is used, for writing to close it
+	closed bool
+
+	shut atomic.Bool // a copy of closed
+}
+
+func open(srv *uverbs.Server, name string) (transport.Transport, error) {
+	t := &file{space: umem.NewLocal(), acct: umem.NewAccount(nil)}
+	t.arena = transport.NewArena(t.scratch)
+	f, err := srv.Open(name, process{t.acct}, &t.queues)
+	if err != nil {
+		return nil, err
+	}
+	t.f = f
+	return t, nil
+}
+
+// scratch is memory for commands, which the collector frees.
+func (t *file) scratch(size int) (transport.Memory, error) {
+	b := make([]byte, size)
+	_, err := t.space.Add(b)
+	return transport.Memory{Mem: b, Free: func() {}}, err
+}
+
+func (t *file) Scratch() *transport.Scratch { return t.arena.Get() }
+
+// enter begins a use of the file, which t.mu.RUnlock ends.
+func (t *file) enter() error {
+	t.mu.RLock()
+	if t.closed {
+		t.mu.RUnlock()
+		return transport.ErrClosed
+	}
+	return nil
+}
+
+func (t *file) Write(s *transport.Scratch, n int, mem []byte) error {
+	if err := t.enter(); err != nil {
+		return err
+	}
+	defer t.mu.RUnlock()
+	var space umem.Space = t.space
+	if mem != nil {
+		own := umem.NewLocal()
+		if _, err := own.Add(mem); err != nil {
+			return err
+		}
+		space = registering{t.space, own}
+	}
+	_, err := t.f.Write(caller{space, t.acct}, s.Addr, n)
+	return err
+}
+
+// registering is the Space of a command that registers memory: the command itself, and the memory.
+type registering struct {
+	*umem.Local
+	mem *umem.Local
+}
+
+// Lasting makes umem register the memory alone.
+func (r registering) Lasting() umem.Space { return r.mem }
+
+func (t *file) Ioctl(s *transport.Scratch) error {
+	if err := t.enter(); err != nil {
+		return err
+	}
+	defer t.mu.RUnlock()
+	return t.f.Ioctl(caller{t.space, t.acct}, uapi.VerbsIoctl, s.Addr)
+}
+
+// Doorbell takes no lock, which the end of a command might be waited for with. The file refuses it when it is closed.
+func (t *file) Doorbell(qp uint32) error {
+	if t.shut.Load() {
+		return transport.ErrClosed
+	}
+	return t.f.Ring(caller{t.space, t.acct}, qp)
+}
+
+func (t *file) Map(offset uint64, size int) ([]byte, error) {
+	if err := t.enter(); err != nil {
+		return nil, err
+	}
+	defer t.mu.RUnlock()
+	return t.queues.get(offset, size)
+}
+
+func (t *file) Unmap(b []byte) error { return t.queues.unmap(b) }
+
+func (t *file) Alloc(size int) (transport.Memory, error) { return transport.Anonymous(size) }
+
+func (t *file) Events(fd uint32) (*transport.Events, error) { return transport.EventsOf(int(fd), fd) }
+
+func (t *file) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil
+	}
+	t.closed = true
+	t.shut.Store(true)
+	t.arena.Close()
+	t.f.Close()
+	return nil
+}
+
+// process opened the file.
+type process struct{ acct *umem.Account }
+
+func (process) PID() int                 { return os.Getpid() }
+func (process) Name() string             { return "this process" }
+func (process) UID() int                 { return os.Getuid() }
+func (process) User() *quota.User        { return nil }
+func (p process) Account() *umem.Account { return p.acct }
+
+// caller issues one command.
+type caller struct {
+	space umem.Space
+	acct  *umem.Account
+}
+
+func (c caller) Space() umem.Space      { return c.space }
+func (c caller) Account() *umem.Account { return c.acct }
+
+// InstallFD duplicates a descriptor: that of the server is closed there.
+func (c caller) InstallFD(fd int, _ bool) (int, error) {
+	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+}
+
+func (c caller) SameFile(fd int) (dev, ino uint64, err error) {
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	return st.Dev, st.Ino, err
+}
+
+// queues is the memory of the queues, by their offsets. A queue is freed when neither side has it any more.
+type queues struct {
+	mu   sync.Mutex
+	next uint64
+	list map[uint64]*queue
+}
+
+type queue struct {
+	m     transport.Memory
+	users int // the driver, and mappings
+}
+
+// Alloc implements uverbs.Memory.
+func (q *queues) Alloc(size int) (ib.Shared, error) {
+	m, err := transport.Anonymous(size)
+	if err != nil {
+		return ib.Shared{}, err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.list == nil {
+		q.list = map[uint64]*queue{}
+	}
+	off := q.next
+	q.next += uint64(len(m.Mem))
+	q.list[off] = &queue{m, 1}
+	return ib.Shared{Mem: m.Mem[:size], Offset: off, Free: sync.OnceFunc(func() { q.put(off) })}, nil
+}
+
+// put ends a use of a queue.
+func (q *queues) put(off uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if u := q.list[off]; u != nil {
+		if u.users--; u.users == 0 {
+			delete(q.list, off)
+			u.m.Free()
+		}
+	}
+}
+
+// Close implements uverbs.Memory. What is mapped is freed by Unmap.
+func (q *queues) Close() error { return nil }
+
+func (q *queues) get(off uint64, size int) ([]byte, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	u := q.list[off]
+	if u == nil || size > len(u.m.Mem) {
+		return nil, fmt.Errorf("map a queue of %d bytes: %w", size, syscall.EINVAL)
+	}
+	u.users++
+	return u.m.Mem[:size], nil
+}
+
+// unmap ends a mapping.
+func (q *queues) unmap(b []byte) error {
+	q.mu.Lock()
+	off, found := uint64(0), false
+	for o, u := range q.list {
+		if transport.AddressOf(u.m.Mem) == transport.AddressOf(b) {
+			off, found = o, true
+		}
+	}
+	q.mu.Unlock()
+	if !found {
+		return syscall.EINVAL
+	}
+	q.put(off)
+	return nil
+}

@@ -1,0 +1,51 @@
+package embed_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"verbena/driver/rxe"
+	"verbena/ib"
+	"verbena/internal/leaktest"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/verbs"
+	"verbena/verbs/embed"
+	"verbena/verbs/internal/suite"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// newStack is a stack with a device on the network in this process.
+func newStack(t *testing.T) (*embed.Stack, *rxe.Device) {
+	t.Helper()
+	dev, err := rxe.New(rxe.Config{
+		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true}, Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
+		Network: simnet.New(simnet.Config{}), Fabric: &rxe.Fabric{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var core ib.Core
+	if err := core.Register(dev.Handle()); err != nil {
+		t.Fatal(err)
+	}
+	s, err := embed.New(&core)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.Close()
+		if err := core.Unregister(dev.Handle()); err != nil {
+			t.Error(err)
+		}
+		dev.Close()
+	})
+	return s, dev
+}
+
+// TestVerbs: package verbs on a device in this process.
+func TestVerbs(t *testing.T) {
+	s, _ := newStack(t)
+	suite.Run(t, suite.Config{Open: func() (*verbs.Device, error) { return s.Open("") }})
+}

@@ -1,0 +1,77 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+
+	"verbena/uapi"
+	"verbena/verbs/internal/transport"
+	"verbena/verbs/provider"
+)
+
+// ErrClosed is the error of a call on an object, or on an object of a device, that has been closed.
+var ErrClosed = transport.ErrClosed
+
+// ErrQueueFull is the error of a post to a queue that has no room for another work request. Poll its completions.
+var ErrQueueFull = provider.ErrFull
+
+// ErrNoDevice is the error of Open where there is no such device.
+var ErrNoDevice = errors.New("verbs: no such device")
+
+// Status is how a work request ended (enum ibv_wc_status); as an error it describes itself.
+type Status = provider.Status
+
+// The statuses that a program may want to tell apart.
+const (
+	Success            = Status(uapi.WCSuccess)
+	LocalLengthError   = Status(uapi.WCLocLenErr)
+	LocalQPError       = Status(uapi.WCLocQPOpErr)
+	LocalProtection    = Status(uapi.WCLocProtErr)
+	Flushed            = Status(uapi.WCWRFlushErr)
+	WindowBindError    = Status(uapi.WCMWBindErr)
+	BadResponse        = Status(uapi.WCBadRespErr)
+	LocalAccessError   = Status(uapi.WCLocAccessErr)
+	RemoteInvalid      = Status(uapi.WCRemInvReqErr)
+	RemoteAccessError  = Status(uapi.WCRemAccessErr)
+	RemoteError        = Status(uapi.WCRemOpErr)
+	RetryExceeded      = Status(uapi.WCRetryExcErr)
+	RNRRetryExceeded   = Status(uapi.WCRNRRetryExcErr)
+	DeviceFatal        = Status(uapi.WCFatalErr)
+	UnspecifiedFailure = Status(uapi.WCGeneralErr)
+)
+
+// WCError is the error of a work request that failed. It wraps its Status.
+type WCError struct {
+	Status Status
+	QPN    uint32
+	ID     uint64 // of the work request
+	Vendor uint32 // the device's own number
+}
+
+func (e *WCError) Error() string {
+	return fmt.Sprintf("verbs: work request %d of QP %d: %s", e.ID, e.QPN, e.Status.Error())
+}
+
+// Unwrap returns the Status.
+func (e *WCError) Unwrap() error { return e.Status }
+
+// CompletionError makes the error of a completion: nil if the work request succeeded, else a *WCError.
+func CompletionError(wc *WC) error {
+	if wc.Status == Success {
+		return nil
+	}
+	return &WCError{Status: wc.Status, QPN: wc.QPN, ID: wc.ID, Vendor: wc.VendorErr}
+}
+
+// failed describes an error of an operation on a device.
+func failed(what, dev string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("verbs: %s on %s: %w", what, dev, err)
+}
+
+func isErrno(err error, e syscall.Errno) bool { return errors.Is(err, e) }
+
+func isClosed(err error) bool { return errors.Is(err, ErrClosed) }

@@ -1,0 +1,277 @@
+// Package cmd is the commands of the Linux user ABI as functions: what libibverbs has in cmd.c and cmd_*.c. A provider calls them with
+// the parts of requests and responses that are its device's own.
+package cmd
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"verbena/uapi"
+	"verbena/verbs/internal/transport"
+)
+
+// Device is an open device: its commands go over T.
+type Device struct{ T transport.Transport }
+
+const (
+	hdrSize   = 8
+	exHdrSize = 24
+	// reqRoom is the part of a Scratch for requests; responses are behind it.
+	reqRoom = 1 << 10
+)
+
+// driver is the device's own part of a command: what it sends, and what gets the response.
+type driver struct{ in, out []byte }
+
+// plain issues a plain command whose request starts with the address of the response. mem is the memory that it registers.
+func plain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem []byte) (resp Resp, err error) {
+	s := d.T.Scratch()
+	defer s.Free()
+	b := uapi.AppendTo(s.Mem[:hdrSize], req)
+	binary.NativeEndian.PutUint64(b[hdrSize:], s.Addr+reqRoom)
+	b = append(b, dr.in...)
+	n := uapi.SizeOf[Resp]()
+	out := s.Mem[reqRoom : reqRoom+n+len(dr.out)]
+	clear(out)
+	hdr := uapi.CmdHdr{Command: uint32(c), InWords: uint16(len(b) / 4), OutWords: uint16((len(out) + 3) / 4)}
+	uapi.Encode(b, &hdr)
+	if err := d.T.Write(s, len(b), mem); err != nil {
+		return resp, fmt.Errorf("%v: %w", c, err)
+	}
+	resp, _ = uapi.Decode[Resp](out)
+	copy(dr.out, out[n:])
+	return resp, nil
+}
+
+// silent issues a plain command without a response.
+func silent[Req any](d *Device, c uapi.Command, req *Req, dr driver) error {
+	s := d.T.Scratch()
+	defer s.Free()
+	b := append(uapi.AppendTo(s.Mem[:hdrSize], req), dr.in...)
+	hdr := uapi.CmdHdr{Command: uint32(c), InWords: uint16(len(b) / 4)}
+	uapi.Encode(b, &hdr)
+	if err := d.T.Write(s, len(b), nil); err != nil {
+		return fmt.Errorf("%v: %w", c, err)
+	}
+	return nil
+}
+
+// extended issues an extended command without a part of the device's own.
+func extended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Resp, err error) {
+	s := d.T.Scratch()
+	defer s.Free()
+	b := uapi.AppendTo(s.Mem[:exHdrSize], req)
+	core := len(b) - exHdrSize
+	for core%8 != 0 {
+		b = append(b, 0)
+		core++
+	}
+	n := uapi.SizeOf[Resp]() &^ 7
+	out := s.Mem[reqRoom : reqRoom+uapi.SizeOf[Resp]()]
+	clear(out)
+	hdr := uapi.CmdHdr{Command: uint32(c) | uapi.CmdFlagExtended, InWords: uint16(core / 8), OutWords: uint16(n / 8)}
+	ex := uapi.ExCmdHdr{Response: s.Addr + reqRoom}
+	uapi.Encode(b, &hdr)
+	uapi.Encode(b[hdrSize:], &ex)
+	if err := d.T.Write(s, len(b), nil); err != nil {
+		return resp, fmt.Errorf("%v: %w", c, err)
+	}
+	resp, _ = uapi.Decode[Resp](out)
+	return resp, nil
+}
+
+// GetContext makes the context, and returns the file of its asynchronous events. (ibv_cmd_get_context)
+func (d *Device) GetContext() (*transport.Events, uapi.GetContextResp, error) {
+	r, err := plain[uapi.GetContextResp](d, uapi.CmdGetContext, &uapi.GetContext{}, driver{}, nil)
+	if err != nil {
+		return nil, r, err
+	}
+	e, err := d.T.Events(r.AsyncFD)
+	return e, r, err
+}
+
+// QueryDevice returns what the device can do; kernels that do not know the extended command leave what it adds zero.
+// (ibv_cmd_query_device_any)
+func (d *Device) QueryDevice() (uapi.ExQueryDeviceResp, error) {
+	r, err := extended[uapi.ExQueryDeviceResp](d, uapi.ExCmdQueryDevice, &uapi.ExQueryDevice{})
+	if err == nil {
+		return r, nil
+	}
+	base, err := plain[uapi.QueryDeviceResp](d, uapi.CmdQueryDevice, &uapi.QueryDevice{}, driver{}, nil)
+	return uapi.ExQueryDeviceResp{Base: base, DeviceCapFlagsEx: uapi.DeviceCapFlags(base.DeviceCapFlags)}, err
+}
+
+// QueryPort returns the state of a port. (ibv_cmd_query_port)
+func (d *Device) QueryPort(port uint8) (uapi.QueryPortResp, error) {
+	return plain[uapi.QueryPortResp](d, uapi.CmdQueryPort, &uapi.QueryPort{PortNum: port}, driver{}, nil)
+}
+
+// MaxGIDs is the most entries that GIDTable returns.
+const MaxGIDs = 256
+
+// GIDTable returns the valid entries of the GID tables of all ports. (ibv_cmd_query_gid_table)
+func (d *Device) GIDTable(id uapi.DriverID) ([]uapi.GIDEntry, error) {
+	size := uapi.SizeOf[uapi.GIDEntry]()
+	s := d.T.Scratch()
+	defer s.Free()
+	const count = reqRoom // where their number goes, and behind it the entries
+	table := s.Mem[count+8:][:MaxGIDs*size]
+	clear(s.Mem[count : count+8])
+	attrs := []uapi.Attr{
+		{AttrID: uapi.AttrQueryGIDTableEntrySize, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(size)},
+		{AttrID: uapi.AttrQueryGIDTableFlags, Len: 4, Flags: uapi.AttrFMandatory},
+		{AttrID: uapi.AttrQueryGIDTableRespEntries, Len: uint16(len(table)), Flags: uapi.AttrFMandatory, Data: s.Addr + count + 8},
+		{AttrID: uapi.AttrQueryGIDTableRespNumEntries, Len: 8, Flags: uapi.AttrFMandatory, Data: s.Addr + count},
+	}
+	if err := d.ioctl(s, uapi.ObjectDevice, uapi.MethodQueryGIDTable, id, attrs); err != nil {
+		return nil, fmt.Errorf("query the GID table: %w", err)
+	}
+	n := min(binary.NativeEndian.Uint64(s.Mem[count:]), MaxGIDs)
+	list := make([]uapi.GIDEntry, n)
+	for i := range list {
+		list[i], _ = uapi.Decode[uapi.GIDEntry](table[i*size:])
+	}
+	return list, nil
+}
+
+func (d *Device) ioctl(s *transport.Scratch, o uapi.ObjectID, m uapi.MethodID, id uapi.DriverID, attrs []uapi.Attr) error {
+	hdr := uapi.IoctlHdr{
+		Length: uint16(uapi.SizeOf[uapi.IoctlHdr]() + len(attrs)*uapi.SizeOf[uapi.Attr]()), ObjectID: o, MethodID: m,
+		NumAttrs: uint16(len(attrs)), DriverID: id,
+	}
+	b := uapi.AppendTo(s.Mem[:0], &hdr)
+	for i := range attrs {
+		b = uapi.AppendTo(b, &attrs[i])
+	}
+	return d.T.Ioctl(s)
+}
+
+// AllocPD makes a protection domain. (ibv_cmd_alloc_pd)
+func (d *Device) AllocPD() (handle uint32, err error) {
+	r, err := plain[uapi.AllocPDResp](d, uapi.CmdAllocPD, &uapi.AllocPD{}, driver{}, nil)
+	return r.PDHandle, err
+}
+
+// DeallocPD ends a protection domain.
+func (d *Device) DeallocPD(handle uint32) error {
+	return silent(d, uapi.CmdDeallocPD, &uapi.DeallocPD{PDHandle: handle}, driver{})
+}
+
+// RegMR registers mem under the addresses from iova on. (ibv_cmd_reg_mr)
+func (d *Device) RegMR(pd uint32, mem []byte, iova uint64, access uapi.AccessFlags) (uapi.RegMRResp, error) {
+	return plain[uapi.RegMRResp](d, uapi.CmdRegMR, &uapi.RegMR{
+		Start: transport.AddressOf(mem), Length: uint64(len(mem)), HCAVA: iova, PDHandle: pd, AccessFlags: access,
+	}, driver{}, mem)
+}
+
+// DeregMR ends a registration.
+func (d *Device) DeregMR(handle uint32) error {
+	return silent(d, uapi.CmdDeregMR, &uapi.DeregMR{MRHandle: handle}, driver{})
+}
+
+// AllocMW makes a memory window. (ibv_cmd_alloc_mw)
+func (d *Device) AllocMW(pd uint32, t uapi.MWType) (uapi.AllocMWResp, error) {
+	return plain[uapi.AllocMWResp](d, uapi.CmdAllocMW, &uapi.AllocMW{PDHandle: pd, MWType: t}, driver{}, nil)
+}
+
+// DeallocMW ends a memory window.
+func (d *Device) DeallocMW(handle uint32) error {
+	return silent(d, uapi.CmdDeallocMW, &uapi.DeallocMW{MWHandle: handle}, driver{})
+}
+
+// CreateChannel makes a completion channel. (ibv_create_comp_channel)
+func (d *Device) CreateChannel() (*transport.Events, error) {
+	r, err := plain[uapi.CreateCompChannelResp](d, uapi.CmdCreateCompChannel, &uapi.CreateCompChannel{}, driver{}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return d.T.Events(r.FD)
+}
+
+// CreateCQ makes a completion queue. out gets the device's part of the response. (ibv_cmd_create_cq)
+func (d *Device) CreateCQ(req uapi.CreateCQ, out []byte) (uapi.CreateCQResp, error) {
+	return plain[uapi.CreateCQResp](d, uapi.CmdCreateCQ, &req, driver{out: out}, nil)
+}
+
+// ResizeCQ changes the size of a completion queue. (ibv_cmd_resize_cq)
+func (d *Device) ResizeCQ(handle, entries uint32, out []byte) (uapi.ResizeCQResp, error) {
+	return plain[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, &uapi.ResizeCQ{CQHandle: handle, CQE: entries}, driver{out: out}, nil)
+}
+
+// ReqNotifyCQ arms a completion queue.
+func (d *Device) ReqNotifyCQ(handle uint32, solicitedOnly bool) error {
+	req := uapi.ReqNotifyCQ{CQHandle: handle}
+	if solicitedOnly {
+		req.SolicitedOnly = 1
+	}
+	return silent(d, uapi.CmdReqNotifyCQ, &req, driver{})
+}
+
+// DestroyCQ ends a completion queue.
+func (d *Device) DestroyCQ(handle uint32) error {
+	_, err := plain[uapi.DestroyCQResp](d, uapi.CmdDestroyCQ, &uapi.DestroyCQ{CQHandle: handle}, driver{}, nil)
+	return err
+}
+
+// CreateQP makes a queue pair. out gets the device's part of the response. (ibv_cmd_create_qp)
+func (d *Device) CreateQP(req uapi.CreateQP, out []byte) (uapi.CreateQPResp, error) {
+	return plain[uapi.CreateQPResp](d, uapi.CmdCreateQP, &req, driver{out: out}, nil)
+}
+
+// ModifyQP changes a queue pair. (ibv_cmd_modify_qp)
+func (d *Device) ModifyQP(req uapi.ModifyQP) error {
+	return silent(d, uapi.CmdModifyQP, &req, driver{})
+}
+
+// QueryQP returns the attributes of a queue pair. (ibv_cmd_query_qp)
+func (d *Device) QueryQP(handle uint32, mask uapi.QPAttrMask) (uapi.QueryQPResp, error) {
+	return plain[uapi.QueryQPResp](d, uapi.CmdQueryQP, &uapi.QueryQP{QPHandle: handle, AttrMask: mask}, driver{}, nil)
+}
+
+// DestroyQP ends a queue pair.
+func (d *Device) DestroyQP(handle uint32) error {
+	_, err := plain[uapi.DestroyQPResp](d, uapi.CmdDestroyQP, &uapi.DestroyQP{QPHandle: handle}, driver{}, nil)
+	return err
+}
+
+// CreateSRQ makes a shared receive queue. out gets the device's part of the response. (ibv_cmd_create_srq)
+func (d *Device) CreateSRQ(req uapi.CreateSRQ, out []byte) (uapi.CreateSRQResp, error) {
+	return plain[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, &req, driver{out: out}, nil)
+}
+
+// ModifySRQ changes a shared receive queue; in is the device's part of the request. (ibv_cmd_modify_srq)
+func (d *Device) ModifySRQ(req uapi.ModifySRQ, in []byte) error {
+	return silent(d, uapi.CmdModifySRQ, &req, driver{in: in})
+}
+
+// QuerySRQ returns the attributes of a shared receive queue. (ibv_cmd_query_srq)
+func (d *Device) QuerySRQ(handle uint32) (uapi.QuerySRQResp, error) {
+	return plain[uapi.QuerySRQResp](d, uapi.CmdQuerySRQ, &uapi.QuerySRQ{SRQHandle: handle}, driver{}, nil)
+}
+
+// DestroySRQ ends a shared receive queue.
+func (d *Device) DestroySRQ(handle uint32) error {
+	_, err := plain[uapi.DestroySRQResp](d, uapi.CmdDestroySRQ, &uapi.DestroySRQ{SRQHandle: handle}, driver{}, nil)
+	return err
+}
+
+// CreateAH makes an address handle. out gets the device's part of the response. (ibv_cmd_create_ah)
+func (d *Device) CreateAH(pd uint32, attr uapi.AHAttr, out []byte) (handle uint32, err error) {
+	r, err := plain[uapi.CreateAHResp](d, uapi.CmdCreateAH, &uapi.CreateAH{PDHandle: pd, Attr: attr}, driver{out: out}, nil)
+	return r.AHHandle, err
+}
+
+// DestroyAH ends an address handle.
+func (d *Device) DestroyAH(handle uint32) error {
+	return silent(d, uapi.CmdDestroyAH, &uapi.DestroyAH{AHHandle: handle}, driver{})
+}
+
+// Attach lets a queue pair receive from a multicast group; Detach ends that. (ibv_cmd_attach_mcast)
+func (d *Device) Attach(qp uint32, gid [16]byte) error {
+	return silent(d, uapi.CmdAttachMcast, &uapi.AttachMcast{GID: gid, QPHandle: qp}, driver{})
+}
+
+// Detach ends that a queue pair receives from a multicast group.
+func (d *Device) Detach(qp uint32, gid [16]byte) error {
+	return silent(d, uapi.CmdDetachMcast, &uapi.DetachMcast{GID: gid, QPHandle: qp}, driver{})
+}

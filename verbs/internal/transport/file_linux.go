@@ -1,0 +1,141 @@
+package transport
+
+import (
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/uapi"
+)
+
+// file is a device file of the kernel, or one whose calls a service traps.
+type file struct {
+	f     *os.File
+	fd    int
+	arena *Arena
+	bells sync.Pool // *bell
+
+	mu     sync.RWMutex // held for reading while fd is used, for writing to close it
+	closed bool
+}
+
+// Open opens a device file, such as /dev/infiniband/uverbs0.
+func Open(path string) (Transport, error) {
+	// Not os.OpenFile, which would set O_NONBLOCK, and read from a file of uverbs is an error.
+	fd, err := ignoringEINTR(func() (int, error) { return unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0) })
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	t := &file{f: os.NewFile(uintptr(fd), path), fd: fd}
+	t.bells.New = func() any { return newBell() }
+	t.arena = NewArena(Anonymous)
+	return t, nil
+}
+
+func ignoringEINTR[T any](f func() (T, error)) (T, error) {
+	for {
+		v, err := f()
+		if err != unix.EINTR {
+			return v, err
+		}
+	}
+}
+
+func (t *file) Scratch() *Scratch { return t.arena.Get() }
+
+func (t *file) Write(s *Scratch, n int, _ []byte) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		return ErrClosed
+	}
+	_, err := ignoringEINTR(func() (int, error) { return unix.Write(t.fd, s.Mem[:n]) })
+	return err
+}
+
+func (t *file) Ioctl(s *Scratch) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		return ErrClosed
+	}
+	_, err := ignoringEINTR(func() (struct{}, error) { return struct{}{}, ioctl(t.fd, uapi.VerbsIoctl, s.Mem) })
+	return err
+}
+
+// bell is a doorbell command and the place for its response.
+type bell struct {
+	cmd  [doorbellSize]byte
+	resp [8]byte
+}
+
+const doorbellSize = 8 + 24
+
+func newBell() *bell {
+	b := &bell{}
+	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdPostSend), InWords: doorbellSize / 4, OutWords: 1}
+	uapi.Encode(b.cmd[:], &hdr)
+	return b
+}
+
+func (t *file) Doorbell(qp uint32) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		return ErrClosed
+	}
+	b := t.bells.Get().(*bell)
+	defer t.bells.Put(b)
+	req := uapi.PostSend{Response: AddressOf(b.resp[:]), QPHandle: qp, WQESize: uint32(uapi.SizeOf[uapi.SendWR]())}
+	uapi.Encode(b.cmd[8:], &req)
+	for {
+		_, err := unix.Write(t.fd, b.cmd[:])
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+func (t *file) Map(offset uint64, size int) ([]byte, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		return nil, ErrClosed
+	}
+	b, err := unix.Mmap(t.fd, int64(offset), size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map a queue of %d bytes: %w", size, err)
+	}
+	return b, nil
+}
+
+func (t *file) Unmap(b []byte) error { return unix.Munmap(b) }
+
+func (t *file) Alloc(size int) (Memory, error) {
+	return Anonymous(size)
+}
+
+func (t *file) Events(fd uint32) (*Events, error) { return EventsOf(int(fd), fd) }
+
+// EventsOf takes over a descriptor, which commands name by a number.
+func EventsOf(fd int, number uint32) (*Events, error) {
+	unix.CloseOnExec(fd)
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("event file: %w", err)
+	}
+	return NewEvents(os.NewFile(uintptr(fd), "events"), number), nil
+}
+
+func (t *file) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil
+	}
+	t.closed = true
+	t.arena.Close()
+	return t.f.Close()
+}

@@ -1,0 +1,76 @@
+package transport
+
+import (
+	"sync"
+	"time"
+)
+
+// Scratch is memory for one command: its bytes, and then the places for what answers it.
+type Scratch struct {
+	Mem  []byte
+	Addr uint64 // of Mem, as commands name it
+
+	home   *Arena
+	memory Memory
+}
+
+// ScratchSize is the length of Scratch.Mem: enough for each command of a provider, with a table of 256 GIDs in its response.
+const ScratchSize = 16 << 10
+
+// Arena hands out Scratch, of memory that allocate returns. It is safe for concurrent use.
+type Arena struct {
+	allocate func(size int) (Memory, error)
+
+	mu     sync.Mutex
+	free   []*Scratch
+	closed bool
+}
+
+// NewArena makes an Arena.
+func NewArena(allocate func(size int) (Memory, error)) *Arena { return &Arena{allocate: allocate} }
+
+// Get returns a Scratch. Where no memory is to be had it waits for some.
+func (a *Arena) Get() *Scratch {
+	for {
+		a.mu.Lock()
+		if n := len(a.free); n > 0 {
+			s := a.free[n-1]
+			a.free = a.free[:n-1]
+			a.mu.Unlock()
+			return s
+		}
+		a.mu.Unlock()
+		if m, err := a.allocate(ScratchSize); err == nil {
+			return &Scratch{Mem: m.Mem[:ScratchSize], Addr: AddressOf(m.Mem), home: a, memory: m}
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Free gives the memory back.
+func (s *Scratch) Free() {
+	a := s.home
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		s.memory.Free()
+		return
+	}
+	a.free = append(a.free, s)
+}
+
+// Close frees what is not used, and what comes back later.
+func (a *Arena) Close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	for _, s := range a.free {
+		s.memory.Free()
+	}
+	a.free = nil
+}
+
+var (
+	past  = time.Unix(1, 0)
+	never = time.Time{}
+)

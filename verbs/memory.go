@@ -1,0 +1,325 @@
+package verbs
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"syscall"
+
+	"verbena/uapi"
+	"verbena/verbs/internal/transport"
+)
+
+var (
+	errInvalid = error(syscall.EINVAL)
+	errBusy    = error(syscall.EBUSY)
+	errNoGID   = fmt.Errorf("no address: %w", syscall.EADDRNOTAVAIL)
+)
+
+// Access says what may be done to registered memory (enum ibv_access_flags). The device itself may always read it.
+type Access = uapi.AccessFlags
+
+// Rights to registered memory.
+const (
+	LocalWrite   = uapi.AccessLocalWrite
+	RemoteWrite  = uapi.AccessRemoteWrite // with LocalWrite
+	RemoteRead   = uapi.AccessRemoteRead
+	RemoteAtomic = uapi.AccessRemoteAtomic // with LocalWrite
+	BindWindows  = uapi.AccessMWBind
+	OnDemand     = uapi.AccessOnDemand
+	ZeroBased    = uapi.AccessZeroBased
+	// FlushGlobal and FlushPersistent let peers FLUSH.
+	FlushGlobal     = uapi.AccessFlushGlobal
+	FlushPersistent = uapi.AccessFlushPersistent
+)
+
+// SGE is a range of registered memory. (struct ibv_sge)
+type SGE struct {
+	Addr   uint64
+	Length uint32 // in bytes
+	LKey   uint32
+}
+
+// PD is a protection domain. (struct ibv_pd)
+type PD struct {
+	d      *Device
+	handle uint32
+	life   life
+}
+
+// life counts what an object is used by, and ends once.
+type life struct {
+	mu     sync.Mutex
+	users  int
+	closed bool
+}
+
+// get notes that another object is made of this one. put ends that.
+func (l *life) get() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return ErrClosed
+	}
+	l.users++
+	return nil
+}
+
+func (l *life) put() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.users--
+}
+
+// end calls f, once, unless the object is in use. After an error the object lives on.
+func (l *life) end(f func() error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return nil
+	case l.users > 0:
+		return fmt.Errorf("%d objects were made of it and are to be closed first: %w", l.users, errBusy)
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	l.closed = true
+	return nil
+}
+
+// AllocPD makes a protection domain. It may sleep. (ibv_alloc_pd)
+func (d *Device) AllocPD() (*PD, error) {
+	h, err := d.cmd.AllocPD()
+	if err != nil {
+		return nil, failed("allocate a PD", d.name, err)
+	}
+	return &PD{d: d, handle: h}, nil
+}
+
+// Device is the device that the domain is of.
+func (p *PD) Device() *Device { return p.d }
+
+// Close ends the domain. EBUSY while there are objects of it. It may sleep. (ibv_dealloc_pd)
+func (p *PD) Close() error {
+	return failed("close a PD", p.d.name, p.life.end(func() error { return gone(p.d.cmd.DeallocPD(p.handle)) }))
+}
+
+// gone makes success of the errors of an object that is destroyed after its device has gone.
+func gone(err error) error {
+	switch {
+	case err == nil, isErrno(err, syscall.EIO), isErrno(err, syscall.ENODEV), err == ErrClosed:
+		return nil
+	case isClosed(err):
+		return nil
+	}
+	return err
+}
+
+// MR is registered memory. (struct ibv_mr)
+type MR struct {
+	pd     *PD
+	handle uint32
+	lkey   uint32
+	rkey   uint32
+	mem    []byte
+	iova   uint64
+	home   *Buffer         // whose memory it is; nil: the program's own
+	pin    *runtime.Pinner // of the program's own; nil: of a buffer, or no more; under life.mu
+	id     uint64          // of the program's own
+	life   life
+}
+
+// Alloc returns registered memory of a new buffer: zeroed, and aligned to a page. MR.Close gives it back. It may sleep.
+func (p *PD) Alloc(size int, access Access) (*MR, error) {
+	b, err := p.d.Alloc(size)
+	if err != nil {
+		return nil, err
+	}
+	defer b.Close() // the registration has a reference of its own
+	return p.Register(b, access)
+}
+
+// Register registers a buffer. It may sleep. (ibv_reg_mr)
+func (p *PD) Register(b *Buffer, access Access) (*MR, error) {
+	mem, err := b.get()
+	if err != nil {
+		return nil, failed("register memory", p.d.name, err)
+	}
+	m, err := p.register(mem, access)
+	if err != nil {
+		b.put()
+		return nil, failed(fmt.Sprintf("register %d bytes", len(mem)), p.d.name, err)
+	}
+	m.home = b
+	return m, nil
+}
+
+// RegSlice registers memory of the program's, which is pinned until MR.Close: the collector leaves it where it is. Buffers of [Device.Alloc]
+// are faster where the device is a service's. It may sleep.
+func (p *PD) RegSlice(b []byte, access Access) (*MR, error) {
+	var pin runtime.Pinner
+	if len(b) > 0 {
+		pin.Pin(&b[0])
+	}
+	m, err := p.register(b, access)
+	if err != nil {
+		pin.Unpin()
+		return nil, failed(fmt.Sprintf("register %d bytes", len(b)), p.d.name, err)
+	}
+	m.pin = &pin
+	if m.id, err = p.d.add(m); err != nil {
+		_ = m.Close()
+		return nil, failed(fmt.Sprintf("register %d bytes", len(b)), p.d.name, err)
+	}
+	pinned.Store(m, struct{}{})
+	return m, nil
+}
+
+// pinned are the registrations of slices: what a device may write stays where it is, also where the program has forgotten the MR.
+var pinned sync.Map
+
+// abandon ends what keeps a slice where it is. The device is closed, and reaches it no more.
+func (m *MR) abandon() {
+	m.life.mu.Lock()
+	defer m.life.mu.Unlock()
+	m.unpin()
+}
+
+// unpin is called with life.mu held.
+func (m *MR) unpin() {
+	if m.pin != nil {
+		m.pin.Unpin()
+		m.pin = nil
+		pinned.Delete(m)
+	}
+}
+
+func (p *PD) register(mem []byte, access Access) (*MR, error) {
+	if len(mem) == 0 {
+		return nil, fmt.Errorf("no memory: %w", errInvalid)
+	}
+	if err := p.life.get(); err != nil {
+		return nil, err
+	}
+	iova := transport.AddressOf(mem)
+	if access&ZeroBased != 0 {
+		iova = 0
+	}
+	r, err := p.d.cmd.RegMR(p.handle, mem, iova, access)
+	if err != nil {
+		p.life.put()
+		return nil, err
+	}
+	return &MR{pd: p, handle: r.MRHandle, lkey: r.LKey, rkey: r.RKey, mem: mem, iova: iova}, nil
+}
+
+// Bytes is the memory; nil once the MR is closed.
+func (m *MR) Bytes() []byte {
+	m.life.mu.Lock()
+	defer m.life.mu.Unlock()
+	if m.life.closed {
+		return nil
+	}
+	return m.mem
+}
+
+// Len is the length of the memory, in bytes.
+func (m *MR) Len() int { return len(m.mem) }
+
+// Addr is the address by which work requests, and peers, name the first byte.
+func (m *MR) Addr() uint64 { return m.iova }
+
+// LKey is the key for work requests of this side, RKey that for peers.
+func (m *MR) LKey() uint32 { return m.lkey }
+
+// RKey is the key for work requests of peers.
+func (m *MR) RKey() uint32 { return m.rkey }
+
+// SGE is n bytes from an offset on. It panics if they are not within the memory, as slicing does.
+func (m *MR) SGE(off, n int) SGE {
+	_ = m.mem[off : off+n : off+n]
+	return SGE{Addr: m.iova + uint64(off), Length: uint32(n), LKey: m.lkey}
+}
+
+// Close ends the registration: no device reaches the memory any more when it returns. EBUSY while a memory window is bound to it. It
+// may sleep. (ibv_dereg_mr)
+func (m *MR) Close() error {
+	return failed("end a registration", m.pd.d.name, m.life.end(func() error {
+		if err := gone(m.pd.d.cmd.DeregMR(m.handle)); err != nil {
+			return err
+		}
+		m.pd.life.put()
+		m.pd.d.remove(m.id)
+		m.unpin()
+		if m.home != nil {
+			m.home.put()
+		}
+		return nil
+	}))
+}
+
+// Buffer is memory for registration, outside of the collector's heap. It is zeroed when it is handed out, and aligned to a page.
+type Buffer struct {
+	mem []byte
+
+	mu   sync.Mutex
+	m    transport.Memory
+	refs int
+	shut bool // Close was called
+}
+
+// Alloc returns a Buffer, which has one reference, its owner's. It may sleep.
+func (d *Device) Alloc(size int) (*Buffer, error) {
+	fail := func(err error) (*Buffer, error) {
+		return nil, failed(fmt.Sprintf("allocate %d bytes", size), d.name, err)
+	}
+	if size <= 0 {
+		return fail(errInvalid)
+	}
+	m, err := d.cmd.T.Alloc(size)
+	if err != nil {
+		return fail(err)
+	}
+	return &Buffer{m: m, mem: m.Mem[:size:size], refs: 1}, nil
+}
+
+// Bytes is the memory; nil when the buffer is closed.
+func (b *Buffer) Bytes() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.shut {
+		return nil
+	}
+	return b.mem
+}
+
+func (b *Buffer) get() ([]byte, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.shut {
+		return nil, ErrClosed
+	}
+	b.refs++
+	return b.mem, nil
+}
+
+func (b *Buffer) put() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.refs--; b.refs == 0 {
+		b.m.Free()
+	}
+}
+
+// Close gives up the owner's reference. The memory serves others when the last registration has ended. It may be called again.
+func (b *Buffer) Close() error {
+	b.mu.Lock()
+	shut := b.shut
+	b.shut = true
+	b.mu.Unlock()
+	if !shut {
+		b.put()
+	}
+	return nil
+}

@@ -1,0 +1,647 @@
+package verbs
+
+import (
+	"fmt"
+	"sync"
+
+	"verbena/uapi"
+	"verbena/verbs/provider"
+)
+
+// QPType is the transport service of a queue pair (enum ibv_qp_type).
+type QPType = uapi.QPType
+
+// The transport services.
+const (
+	RC = uapi.QPTRC // reliable connection; the zero QPInit.Type stands for it
+	UC = uapi.QPTUC // unreliable connection
+	UD = uapi.QPTUD // unreliable datagram
+)
+
+// QPState is a state of a queue pair (enum ibv_qp_state).
+type QPState = uapi.QPState
+
+// The states of a queue pair.
+const (
+	Reset = uapi.QPSReset
+	Init  = uapi.QPSInit
+	RTR   = uapi.QPSRTR // ready to receive
+	RTS   = uapi.QPSRTS // ready to send
+	SQD   = uapi.QPSSQD // the send queue is drained
+	SQE   = uapi.QPSSQE // the send queue is in error
+	Error = uapi.QPSErr
+)
+
+// QPInit is what a queue pair is made with. Only SendCQ must be set. (struct ibv_qp_init_attr)
+type QPInit struct {
+	Type   QPType // 0: RC
+	SendCQ *CQ
+	RecvCQ *CQ  // nil: SendCQ
+	SRQ    *SRQ // where receives come from; nil: the queue pair's own queue
+	// How many work requests, and elements of each, there is to be room for; 0: 64 work requests, and one element.
+	SendWRs, RecvWRs   int
+	SendSGEs, RecvSGEs int
+	// Inline is how many bytes a send work request may carry itself; 0: none are needed.
+	Inline int
+	// SignalAll: every send work request completes with a WC, not only those with Signaled.
+	SignalAll bool
+}
+
+const defaultWRs = 64
+
+// QP is a queue pair. (struct ibv_qp)
+type QP struct {
+	pd     *PD
+	init   QPInit
+	handle uint32
+	num    uint32
+	id     uint64
+	life   life
+
+	send sync.Mutex // of those who post sends
+	recv sync.Mutex // of those who post receives
+	q    provider.QP
+	dead bool            // written under both locks
+	wr   provider.SendWR // scratch; under send
+	in   provider.RecvWR // scratch; under recv
+	sges [2][]provider.SGE
+
+	kept struct { // what Local has chosen
+		sync.Mutex
+		psn  uint32
+		have bool
+	}
+}
+
+// CreateQP makes a queue pair. It may sleep. (ibv_create_qp)
+func (p *PD) CreateQP(init QPInit) (*QP, error) {
+	fail := func(err error) (*QP, error) { return nil, failed("create a QP", p.d.name, err) }
+	if init.SendCQ == nil || init.SRQ != nil && init.SRQ.pd.d != p.d || init.SendCQ.d != p.d || init.RecvCQ != nil && init.RecvCQ.d != p.d {
+		return fail(fmt.Errorf("it needs queues of the same device: %w", errInvalid))
+	}
+	if init.RecvCQ == nil {
+		init.RecvCQ = init.SendCQ
+	}
+	if init.Type == 0 {
+		init.Type = RC
+	}
+	for _, f := range []struct {
+		v        *int
+		standard int
+	}{{&init.SendWRs, defaultWRs}, {&init.RecvWRs, defaultWRs}, {&init.SendSGEs, 1}, {&init.RecvSGEs, 1}, {&init.Inline, 0}} {
+		if *f.v < 0 || int64(*f.v) > 1<<31-1 {
+			return fail(fmt.Errorf("size %d: %w", *f.v, errInvalid))
+		}
+		if *f.v == 0 {
+			*f.v = f.standard
+		}
+	}
+	users := []*life{&p.life, &init.SendCQ.life, &init.RecvCQ.life}
+	req := uapi.CreateQP{
+		PDHandle: p.handle, SendCQHandle: init.SendCQ.handle, RecvCQHandle: init.RecvCQ.handle, MaxSendWR: uint32(init.SendWRs),
+		MaxRecvWR: uint32(init.RecvWRs), MaxSendSGE: uint32(init.SendSGEs), MaxRecvSGE: uint32(init.RecvSGEs),
+		MaxInlineData: uint32(init.Inline), QPType: init.Type,
+	}
+	if init.SignalAll {
+		req.SQSigAll = 1
+	}
+	if init.SRQ != nil {
+		req.SRQHandle, req.IsSRQ, req.MaxRecvWR, req.MaxRecvSGE = init.SRQ.handle, 1, 0, 0
+		users = append(users, &init.SRQ.life)
+	}
+	if err := getAll(users); err != nil {
+		return fail(err)
+	}
+	qp := &QP{pd: p, init: init}
+	var err error
+	if qp.id, err = p.d.add(qp); err != nil {
+		putAll(users)
+		return fail(err)
+	}
+	req.UserHandle = qp.id
+	q, r, err := p.d.p.CreateQP(p.d.cmd, req)
+	if err != nil {
+		p.d.remove(qp.id)
+		putAll(users)
+		return fail(err)
+	}
+	qp.q, qp.handle, qp.num = q, r.QPHandle, r.QPN
+	qp.init.SendWRs, qp.init.RecvWRs, qp.init.SendSGEs = int(r.MaxSendWR), int(r.MaxRecvWR), int(r.MaxSendSGE)
+	qp.init.RecvSGEs, qp.init.Inline = int(r.MaxRecvSGE), int(r.MaxInlineData)
+	return qp, nil
+}
+
+func getAll(l []*life) error {
+	for i, u := range l {
+		if err := u.get(); err != nil {
+			putAll(l[:i])
+			return err
+		}
+	}
+	return nil
+}
+
+func putAll(l []*life) {
+	for _, u := range l {
+		u.put()
+	}
+}
+
+// Num is the queue pair's number, 24 bits.
+func (q *QP) Num() uint32 { return q.num }
+
+// Init is what the queue pair was made with: the sizes are those that the device has given it.
+func (q *QP) Init() QPInit { return q.init }
+
+// SendFlags are the flags of a send work request (enum ibv_send_flags).
+type SendFlags = uapi.SendFlags
+
+// Flags of a send work request.
+const (
+	Fence     = uapi.SendFence     // begins when earlier READs and atomic operations have ended
+	Signaled  = uapi.SendSignaled  // completes with a WC
+	Solicited = uapi.SendSolicited // reports on a channel at the peer that waits for solicited messages
+)
+
+// Opcode is what a send work request does (enum ibv_wr_opcode). The zero SendWR is not a SEND: say so.
+type Opcode = uapi.WROpcode
+
+// The opcodes.
+const (
+	Write           = uapi.WRRDMAWrite
+	WriteWithImm    = uapi.WRRDMAWriteWithImm
+	Send            = uapi.WRSend
+	SendWithImm     = uapi.WRSendWithImm
+	SendInvalidate  = uapi.WRSendWithInv
+	Read            = uapi.WRRDMARead
+	CompareSwap     = uapi.WRAtomicCmpAndSwp
+	FetchAdd        = uapi.WRAtomicFetchAndAdd
+	LocalInvalidate = uapi.WRLocalInv
+	BindWindow      = uapi.WRBindMW
+	FlushMemory     = uapi.WRFlush
+	AtomicWrite     = uapi.WRAtomicWrite
+)
+
+// SendWR is a send work request. (struct ibv_send_wr)
+type SendWR struct {
+	ID     uint64 // of its completion
+	Opcode Opcode
+	Flags  SendFlags
+	// Local is what is sent, or read into; List is for more than one range, and Inline is sent instead of either: it is copied by PostSend.
+	// The memory of Local and List is the device's until the completion.
+	Local  SGE
+	List   []SGE
+	Inline []byte
+
+	Remote Remote // of WRITE, READ and atomic operations
+
+	Imm              uint32 // of the opcodes with immediate data
+	InvalidateKey    uint32 // of SendInvalidate and LocalInvalidate
+	CompareAdd, Swap uint64 // of atomic operations
+
+	To     Datagram // of queue pairs of type UD
+	Window Bind     // of BindWindow
+	Flush  Flush    // of FlushMemory
+}
+
+// Remote is memory of a peer.
+type Remote struct {
+	Addr uint64
+	RKey uint32
+}
+
+// Datagram says where a datagram goes.
+type Datagram struct {
+	AH   *AH
+	QPN  uint32
+	QKey uint32
+}
+
+// Flush says how far what was written is to have got.
+type Flush = provider.Flush
+
+// RecvWR is a receive work request. (struct ibv_recv_wr)
+type RecvWR struct {
+	ID    uint64 // of its completion
+	Local SGE    // where a message goes
+	List  []SGE  // for more than one range
+}
+
+// PostSend queues a work request and tells the device. ErrQueueFull if there is no room, EINVAL for what the queue pair cannot take. It
+// does not sleep, and does not keep wr. (ibv_post_send)
+func (q *QP) PostSend(wr *SendWR) error {
+	q.send.Lock()
+	defer q.send.Unlock()
+	if err := q.push(wr); err != nil {
+		return err
+	}
+	return q.ring()
+}
+
+// PostSends queues work requests, tells the device once, and returns how many were queued: fewer than all come with the error of the next
+// one. It does not sleep, and does not keep wrs.
+func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
+	q.send.Lock()
+	defer q.send.Unlock()
+	for ; n < len(wrs); n++ {
+		if err = q.push(&wrs[n]); err != nil {
+			break
+		}
+	}
+	if n > 0 {
+		if e := q.ring(); e != nil && err == nil {
+			err = e
+		}
+	}
+	return n, err
+}
+
+//verbena:held send
+func (q *QP) ring() error {
+	if err := q.q.Ring(); err != nil {
+		return failed(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
+	}
+	return nil
+}
+
+//verbena:held send
+func (q *QP) push(wr *SendWR) error {
+	if q.dead {
+		return ErrClosed
+	}
+	w := &q.wr
+	*w = provider.SendWR{
+		ID: wr.ID, Opcode: wr.Opcode, Flags: wr.Flags, SGE: gather(&q.sges[0], wr.Local, wr.List), Inline: wr.Inline, Imm: wr.Imm,
+		Key: wr.InvalidateKey, RemoteAddr: wr.Remote.Addr, RKey: wr.Remote.RKey, CompareAdd: wr.CompareAdd, Swap: wr.Swap,
+		Flush: wr.Flush,
+	}
+	if q.init.Type == UD {
+		if wr.To.AH == nil {
+			return q.refused(fmt.Errorf("a datagram without an address handle: %w", errInvalid))
+		}
+		h, err := wr.To.AH.use(q.pd)
+		if err != nil {
+			return q.refused(err)
+		}
+		w.AH, w.RemoteQPN, w.RemoteQKey = h, wr.To.QPN, wr.To.QKey
+	}
+	if wr.Opcode == BindWindow {
+		b, err := wr.Window.forDevice()
+		if err != nil {
+			return q.refused(err)
+		}
+		w.Bind = b
+	}
+	if err := q.q.Send(w); err != nil {
+		if err == ErrQueueFull {
+			return err
+		}
+		return q.refused(err)
+	}
+	return nil
+}
+
+func (q *QP) refused(err error) error {
+	return failed(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
+}
+
+// gather makes the list of elements, in memory that is used again.
+func gather(scratch *[]provider.SGE, one SGE, more []SGE) []provider.SGE {
+	l := (*scratch)[:0]
+	if one != (SGE{}) {
+		l = append(l, provider.SGE(one))
+	}
+	for _, e := range more {
+		l = append(l, provider.SGE(e))
+	}
+	*scratch = l
+	return l
+}
+
+// PostRecv queues a receive work request. ErrQueueFull if there is no room. It does not sleep, and does not keep wr. (ibv_post_recv)
+func (q *QP) PostRecv(wr *RecvWR) error {
+	q.recv.Lock()
+	defer q.recv.Unlock()
+	if q.dead {
+		return ErrClosed
+	}
+	q.in = provider.RecvWR{ID: wr.ID, SGE: gather(&q.sges[1], wr.Local, wr.List)}
+	if err := q.q.Recv(&q.in); err != nil {
+		if err == ErrQueueFull {
+			return err
+		}
+		return q.refused(err)
+	}
+	return nil
+}
+
+// Close ends the queue pair: what is outstanding is dropped without completions. It may be called again, and may sleep. (ibv_destroy_qp)
+func (q *QP) Close() error {
+	return failed(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.end(func() error {
+		if err := gone(q.pd.d.cmd.DestroyQP(q.handle)); err != nil {
+			return err
+		}
+		q.pd.d.remove(q.id)
+		q.abandon()
+		putAll([]*life{&q.pd.life, &q.init.SendCQ.life, &q.init.RecvCQ.life})
+		if q.init.SRQ != nil {
+			q.init.SRQ.life.put()
+		}
+		return nil
+	}))
+}
+
+func (q *QP) abandon() {
+	q.send.Lock()
+	defer q.send.Unlock()
+	q.recv.Lock()
+	defer q.recv.Unlock()
+	if !q.dead {
+		q.dead = true
+		_ = q.q.Close()
+	}
+}
+
+// Attach lets a UD queue pair receive what is sent to a multicast group. It may sleep. (ibv_attach_mcast)
+func (q *QP) Attach(group GID) error {
+	return failed(fmt.Sprintf("attach QP %d to %v", q.num, group), q.pd.d.name, q.pd.d.cmd.Attach(q.handle, group))
+}
+
+// Detach ends that. It may sleep. (ibv_detach_mcast)
+func (q *QP) Detach(group GID) error {
+	return failed(fmt.Sprintf("detach QP %d from %v", q.num, group), q.pd.d.name, q.pd.d.cmd.Detach(q.handle, group))
+}
+
+// SRQ is a shared receive queue. (struct ibv_srq)
+type SRQ struct {
+	pd     *PD
+	handle uint32
+	id     uint64
+	life   life
+
+	//verbena:program those of one program who use the queue
+	mu   sync.Mutex
+	q    provider.SRQ
+	dead bool
+	in   provider.RecvWR
+	sges []provider.SGE
+}
+
+// CreateSRQ makes a shared receive queue with room for so many work requests of so many elements; 0 stands for 64, and for one. It may
+// sleep. (ibv_create_srq)
+func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
+	fail := func(err error) (*SRQ, error) { return nil, failed("create an SRQ", p.d.name, err) }
+	if wrs < 0 || sges < 0 || int64(max(wrs, sges)) > 1<<31-1 {
+		return fail(errInvalid)
+	}
+	if wrs == 0 {
+		wrs = defaultWRs
+	}
+	if err := p.life.get(); err != nil {
+		return fail(err)
+	}
+	s := &SRQ{pd: p}
+	var err error
+	if s.id, err = p.d.add(s); err != nil {
+		p.life.put()
+		return fail(err)
+	}
+	q, r, err := p.d.p.CreateSRQ(p.d.cmd, uapi.CreateSRQ{UserHandle: s.id, PDHandle: p.handle, MaxWR: uint32(wrs), MaxSGE: uint32(max(sges, 1))})
+	if err != nil {
+		p.d.remove(s.id)
+		p.life.put()
+		return fail(err)
+	}
+	s.q, s.handle = q, r.SRQHandle
+	return s, nil
+}
+
+// PostRecv queues a receive work request. ErrQueueFull if there is no room. It does not sleep. (ibv_post_srq_recv)
+func (s *SRQ) PostRecv(wr *RecvWR) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dead {
+		return ErrClosed
+	}
+	s.in = provider.RecvWR{ID: wr.ID, SGE: gather(&s.sges, wr.Local, wr.List)}
+	if err := s.q.Recv(&s.in); err != nil {
+		if err == ErrQueueFull {
+			return err
+		}
+		return failed("post to an SRQ", s.pd.d.name, err)
+	}
+	return nil
+}
+
+// SetLimit arms EventSRQLimit: it comes when fewer work requests are left than limit. It may sleep. (ibv_modify_srq)
+func (s *SRQ) SetLimit(limit int) error {
+	return s.modify("set the limit of an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrLimit, SRQLimit: uint32(limit)})
+}
+
+// Resize makes room for at least so many work requests. It may sleep. (ibv_modify_srq)
+func (s *SRQ) Resize(wrs int) error {
+	return s.modify("resize an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrMaxWR, MaxWR: uint32(wrs)})
+}
+
+func (s *SRQ) modify(what string, req uapi.ModifySRQ) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dead {
+		return ErrClosed
+	}
+	req.SRQHandle = s.handle
+	return failed(what, s.pd.d.name, s.q.Modify(req))
+}
+
+// SRQAttr is the state of a shared receive queue. (struct ibv_srq_attr)
+type SRQAttr struct{ MaxWR, MaxSGE, Limit int }
+
+// Query returns the state of the queue. It may sleep. (ibv_query_srq)
+func (s *SRQ) Query() (SRQAttr, error) {
+	r, err := s.pd.d.cmd.QuerySRQ(s.handle)
+	return SRQAttr{int(r.MaxWR), int(r.MaxSGE), int(r.SRQLimit)}, failed("query an SRQ", s.pd.d.name, err)
+}
+
+// Close ends the queue. EBUSY while queue pairs use it. It may sleep. (ibv_destroy_srq)
+func (s *SRQ) Close() error {
+	return failed("close an SRQ", s.pd.d.name, s.life.end(func() error {
+		if err := gone(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
+			return err
+		}
+		s.pd.d.remove(s.id)
+		s.abandon()
+		s.pd.life.put()
+		return nil
+	}))
+}
+
+func (s *SRQ) abandon() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.dead {
+		s.dead = true
+		_ = s.q.Close()
+	}
+}
+
+// AHAttr is the way to a peer. (struct ibv_ah_attr)
+type AHAttr struct {
+	GID          GID // of the peer
+	SGIDIndex    int // of this side, in the GID table
+	Port         int // 0: 1
+	HopLimit     int // 0: 64
+	TrafficClass uint8
+	FlowLabel    uint32
+	SL           uint8
+}
+
+func (a *AHAttr) port() uint8 { return uint8(max(a.Port, 1)) }
+
+func (a *AHAttr) hops() uint8 {
+	if a.HopLimit == 0 {
+		return 64
+	}
+	return uint8(a.HopLimit)
+}
+
+// AH is an address handle, for datagrams. (struct ibv_ah)
+type AH struct {
+	pd   *PD
+	h    provider.AH
+	life life
+}
+
+// CreateAH makes an address handle. It may sleep. (ibv_create_ah)
+func (p *PD) CreateAH(a AHAttr) (*AH, error) {
+	fail := func(err error) (*AH, error) {
+		return nil, failed(fmt.Sprintf("create an address handle for %v", a.GID), p.d.name, err)
+	}
+	if err := p.life.get(); err != nil {
+		return fail(err)
+	}
+	h, err := p.d.p.CreateAH(p.d.cmd, p.handle, uapi.AHAttr{
+		GRH: uapi.GlobalRoute{DGID: a.GID, FlowLabel: a.FlowLabel, SGIDIndex: uint8(a.SGIDIndex), HopLimit: a.hops(), TrafficClass: a.TrafficClass},
+		SL:  a.SL, IsGlobal: 1, PortNum: a.port(),
+	})
+	if err != nil {
+		p.life.put()
+		return fail(err)
+	}
+	return &AH{pd: p, h: h}, nil
+}
+
+// AddressOf makes an address handle for answers to a datagram: wc is its completion, with WithGRH, and header the first 40 bytes of the
+// memory that it was received in. It may sleep. (ibv_create_ah_from_wc)
+func (p *PD) AddressOf(wc *WC, header []byte, sgidIndex int) (*AH, error) {
+	if wc.Flags&WithGRH == 0 || len(header) < 40 {
+		return nil, failed("create an address handle of a datagram", p.d.name, fmt.Errorf("it has no global route header: %w", errInvalid))
+	}
+	var g GID
+	if header[0]>>4 == 6 {
+		copy(g[:], header[8:24])
+	} else { // an IPv4 header is at the end of the 40 bytes
+		g[10], g[11] = 0xff, 0xff
+		copy(g[12:], header[20+12:20+16])
+	}
+	return p.CreateAH(AHAttr{GID: g, SGIDIndex: sgidIndex})
+}
+
+func (a *AH) use(p *PD) (provider.AH, error) {
+	a.life.mu.Lock()
+	defer a.life.mu.Unlock()
+	if a.life.closed {
+		return provider.AH{}, ErrClosed
+	}
+	if a.pd != p {
+		return provider.AH{}, fmt.Errorf("the address handle is of another PD: %w", errInvalid)
+	}
+	return a.h, nil
+}
+
+// Close ends the address handle. Datagrams that were posted with it must have completed. It may sleep. (ibv_destroy_ah)
+func (a *AH) Close() error {
+	return failed("close an address handle", a.pd.d.name, a.life.end(func() error {
+		if err := gone(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
+			return err
+		}
+		a.pd.life.put()
+		return nil
+	}))
+}
+
+// MW is a memory window of type 2: a right to a part of registered memory, which a work request grants and takes back. (struct ibv_mw)
+type MW struct {
+	pd     *PD
+	handle uint32
+	life   life
+
+	mu   sync.Mutex
+	rkey uint32
+}
+
+// AllocMW makes a memory window. It may sleep. (ibv_alloc_mw)
+func (p *PD) AllocMW() (*MW, error) {
+	if err := p.life.get(); err != nil {
+		return nil, failed("allocate a memory window", p.d.name, err)
+	}
+	r, err := p.d.cmd.AllocMW(p.handle, uapi.MWType2)
+	if err != nil {
+		p.life.put()
+		return nil, failed("allocate a memory window", p.d.name, err)
+	}
+	return &MW{pd: p, handle: r.MWHandle, rkey: r.RKey}, nil
+}
+
+// Bind says what a memory window is bound to. (struct ibv_bind_mw)
+type Bind struct {
+	MW     *MW
+	MR     *MR // with BindWindows
+	Offset int // of the part, in bytes
+	Length int
+	Access Access // remote rights
+	// NewKey is what NextKey of the window has returned.
+	NewKey uint32
+}
+
+func (b *Bind) forDevice() (provider.Bind, error) {
+	if b.MW == nil || b.MR == nil {
+		return provider.Bind{}, fmt.Errorf("a bind needs a window and a region: %w", errInvalid)
+	}
+	if b.Offset < 0 || b.Length < 0 || b.Offset > b.MR.Len() || b.Length > b.MR.Len()-b.Offset {
+		return provider.Bind{}, fmt.Errorf("bytes %d to %d of a region of %d: %w", b.Offset, b.Offset+b.Length, b.MR.Len(), errInvalid)
+	}
+	return provider.Bind{
+		WindowKey: b.MW.RKey(), NewKey: b.NewKey, LKey: b.MR.lkey, Addr: b.MR.iova + uint64(b.Offset), Length: uint64(b.Length), Access: b.Access,
+	}, nil
+}
+
+// RKey is the window's key: that of its last bind.
+func (w *MW) RKey() uint32 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.rkey
+}
+
+// NextKey returns the key for the next bind, whose low eight bits differ from the last. (ibv_inc_rkey)
+func (w *MW) NextKey() uint32 {
+	k := w.RKey()
+	return k&^0xff | (k+1)&0xff
+}
+
+// Bound notes that a bind with a key has completed.
+func (w *MW) Bound(key uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rkey = key
+}
+
+// Close ends the window. It may sleep. (ibv_dealloc_mw)
+func (w *MW) Close() error {
+	return failed("close a memory window", w.pd.d.name, w.life.end(func() error {
+		if err := gone(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {
+			return err
+		}
+		w.pd.life.put()
+		return nil
+	}))
+}

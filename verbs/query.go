@@ -1,0 +1,154 @@
+package verbs
+
+import (
+	"fmt"
+	"net/netip"
+
+	"verbena/uapi"
+)
+
+// DeviceAttr is what a device can do. (struct ibv_device_attr_ex)
+type DeviceAttr struct {
+	NodeGUID, SysImageGUID uint64
+	VendorID, VendorPartID uint32
+	HWVersion              uint32
+	Firmware               uint64
+	MaxMRSize              uint64 // in bytes
+	MaxQP                  int
+	MaxQPWR                int // work requests of a queue
+	MaxSGE                 int // elements of a work request
+	MaxSGERead             int // of a READ
+	MaxCQ, MaxCQE          int
+	MaxMR, MaxPD, MaxMW    int
+	MaxQPReads             int // READs and atomic operations in flight to a queue pair
+	MaxQPInitReads         int // and of one
+	MaxAH                  int
+	MaxSRQ, MaxSRQWR       int
+	MaxSRQSGE              int
+	MaxMulticastGroups     int
+	MaxPKeys               int
+	Ports                  int
+	Atomics                uapi.AtomicCap
+	Caps                   uapi.DeviceCapFlags
+	ODP                    bool // memory can be registered on demand
+}
+
+// Query returns the device's attributes. It may sleep. (ibv_query_device_ex)
+func (d *Device) Query() (DeviceAttr, error) {
+	r, err := d.cmd.QueryDevice()
+	if err != nil {
+		return DeviceAttr{}, failed("query", d.name, err)
+	}
+	b := &r.Base
+	return DeviceAttr{
+		NodeGUID: b.NodeGUID.Uint64(), SysImageGUID: b.SysImageGUID.Uint64(), VendorID: b.VendorID, VendorPartID: b.VendorPartID,
+		HWVersion: b.HWVer, Firmware: b.FWVer, MaxMRSize: b.MaxMRSize, MaxQP: int(b.MaxQP), MaxQPWR: int(b.MaxQPWR), MaxSGE: int(b.MaxSGE),
+		MaxSGERead: int(b.MaxSGERD), MaxCQ: int(b.MaxCQ), MaxCQE: int(b.MaxCQE), MaxMR: int(b.MaxMR), MaxPD: int(b.MaxPD), MaxMW: int(b.MaxMW),
+		MaxQPReads: int(b.MaxQPRDAtom), MaxQPInitReads: int(b.MaxQPInitRDAtom), MaxAH: int(b.MaxAH), MaxSRQ: int(b.MaxSRQ),
+		MaxSRQWR: int(b.MaxSRQWR), MaxSRQSGE: int(b.MaxSRQSGE), MaxMulticastGroups: int(b.MaxMcastGrp), MaxPKeys: int(b.MaxPKeys),
+		Ports: int(b.PhysPortCnt), Atomics: b.AtomicCap, Caps: r.DeviceCapFlagsEx, ODP: r.ODPCaps.GeneralCaps&uapi.ODPSupport != 0,
+	}, nil
+}
+
+// MTU is a path MTU, as a code (enum ibv_mtu): 1 for 256 bytes to 5 for 4096.
+type MTU uint8
+
+// Bytes is the MTU in bytes.
+func (m MTU) Bytes() int { return 128 << m }
+
+// PortAttr is the state of a port. (struct ibv_port_attr)
+type PortAttr struct {
+	State      uapi.PortState
+	Phys       uapi.PortPhysState
+	MaxMTU     MTU
+	ActiveMTU  MTU
+	GIDs       int // places of the GID table
+	PKeys      int
+	MaxMessage uint32 // in bytes
+	LinkLayer  uapi.LinkLayer
+	Width      uapi.PortWidth
+	Speed      uapi.PortSpeed
+}
+
+// QueryPort returns the state of a port; ports are numbered from 1. It may sleep. (ibv_query_port)
+func (d *Device) QueryPort(port int) (PortAttr, error) {
+	if port < 1 || port > 255 {
+		return PortAttr{}, failed(fmt.Sprintf("query port %d", port), d.name, errInvalid)
+	}
+	r, err := d.cmd.QueryPort(uint8(port))
+	if err != nil {
+		return PortAttr{}, failed(fmt.Sprintf("query port %d", port), d.name, err)
+	}
+	return PortAttr{
+		State: r.State, Phys: r.PhysState, MaxMTU: MTU(r.MaxMTU), ActiveMTU: MTU(r.ActiveMTU), GIDs: int(r.GIDTblLen), PKeys: int(r.PKeyTblLen),
+		MaxMessage: r.MaxMsgSz, LinkLayer: r.LinkLayer, Width: r.ActiveWidth, Speed: r.ActiveSpeed,
+	}, nil
+}
+
+// GID is a global identifier: on Ethernet an IPv6 address, or an IPv4 address that is mapped.
+type GID [16]byte
+
+// GIDOf returns the GID of an address.
+func GIDOf(a netip.Addr) GID { return a.As16() }
+
+// Addr is the GID as an address, IPv4 where it is one.
+func (g GID) Addr() netip.Addr { return netip.AddrFrom16(g).Unmap() }
+
+// String is the GID as an address.
+func (g GID) String() string { return g.Addr().String() }
+
+// GIDEntry is a valid entry of a port's GID table. (struct ibv_gid_entry)
+type GIDEntry struct {
+	GID       GID
+	Index     int
+	Port      int
+	Type      uapi.GIDType
+	Interface int // index of the network interface; 0: none
+}
+
+// GIDs returns the valid entries of the GID tables, at most 256. It may sleep. (ibv_query_gid_table)
+func (d *Device) GIDs() ([]GIDEntry, error) {
+	table, err := d.cmd.GIDTable(d.p.DriverID())
+	if err != nil {
+		return nil, failed("query", d.name, err)
+	}
+	list := make([]GIDEntry, len(table))
+	for i, e := range table {
+		list[i] = GIDEntry{GID: GID(e.GID), Index: int(e.GIDIndex), Port: int(e.PortNum), Type: e.GIDType, Interface: int(e.NetdevIfindex)}
+	}
+	return list, nil
+}
+
+// DefaultGID returns the entry by which peers best reach a port: of RoCE v2, of an IPv4 address if there is one, else of an IPv6 address
+// that is not link-local, else any. It may sleep.
+func (d *Device) DefaultGID(port int) (GIDEntry, error) {
+	list, err := d.GIDs()
+	if err != nil {
+		return GIDEntry{}, err
+	}
+	rank := func(e GIDEntry) int {
+		a := e.GID.Addr()
+		switch {
+		case e.Port != port:
+			return 0
+		case e.Type != uapi.GIDTypeRoCEV2:
+			return 1
+		case a.IsLinkLocalUnicast():
+			return 2
+		case a.Is6():
+			return 3
+		}
+		return 4
+	}
+	var best GIDEntry
+	found := 0
+	for _, e := range list {
+		if r := rank(e); r > found {
+			best, found = e, r
+		}
+	}
+	if found == 0 {
+		return best, failed(fmt.Sprintf("find a GID of port %d", port), d.name, errNoGID)
+	}
+	return best, nil
+}
