@@ -146,6 +146,20 @@ func (id *ID) Destroy() {
 	id.reporting.Unlock()
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
+	if id.state == idListening && !id.gone {
+		id.m.listenerGone(id.port.port)
+	}
+	id.m.destroy(id)
+}
+
+// Exit destroys an ID whose program has ended. A request for a listener is refused from then on, where after Destroy it
+// waits for the program's next listener.
+func (id *ID) Exit() {
+	id.reporting.Lock()
+	id.dead = true
+	id.reporting.Unlock()
+	id.m.mu.Lock()
+	defer id.m.mu.Unlock()
 	id.m.destroy(id)
 }
 
@@ -155,9 +169,6 @@ func (m *Manager) destroy(id *ID) {
 		return
 	}
 	id.gone = true
-	if id.state == idListening {
-		m.listenerGone(id.port.port)
-	}
 	m.leave(id)
 	m.settle(id)
 	m.unbind(id)

@@ -248,6 +248,55 @@ func qpAttrs(t *testing.T, c, s *ID) {
 	}
 }
 
+// TestNextListener: a request that comes between two listeners of a program finds the second; one that comes after the
+// program's end is refused at once.
+func TestNextListener(t *testing.T) {
+	for _, c := range []struct {
+		name               string
+		end                func(*ID)
+		asked, next, waits time.Duration // since the first listener has gone
+		want               EventType     // on the active side
+	}{
+		{"soon", (*ID).Destroy, 0, 300 * time.Millisecond, 320 * time.Millisecond, ConnectResponse},
+		{"on a busy machine", (*ID).Destroy, 1500 * time.Millisecond, 3 * time.Second, 3020 * time.Millisecond, ConnectResponse},
+		{"never", (*ID).Destroy, time.Second, time.Hour, 4100 * time.Millisecond, Rejected},
+		{"long after", (*ID).Destroy, 5 * time.Second, time.Hour, 5 * time.Second, Rejected},
+		{"its program has ended", (*ID).Exit, 0, time.Hour, 0, Rejected},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inWorld(t, nil, func(t *testing.T, a, b *host) {
+				var la, lb log
+				l := b.listen(msg.PortSpaceTCP, testPort, &lb)
+				id := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+				c.end(l)
+				began := time.Now()
+				time.Sleep(c.asked)
+				a.must(id.Connect(Param{QPN: 1}, nil))
+				var s *ID
+				if c.next < time.Hour {
+					time.Sleep(c.next - c.asked)
+					l = b.listen(msg.PortSpaceTCP, testPort, &lb)
+					s = lb.expect(t, 50*time.Millisecond, ConnectRequest)[0].New
+					b.must(s.Accept(Param{QPN: 2}, nil))
+				}
+				var got []Event
+				for len(got) == 0 && time.Since(began) < 10*time.Second {
+					got = la.take(time.Millisecond)
+				}
+				if d := time.Since(began); len(got) != 1 || got[0].Type != c.want || d > c.waits+100*time.Millisecond {
+					t.Errorf("got %v after %v, want %v within %v", types(got), d, c.want, c.waits)
+				}
+				for _, id := range []*ID{id, s, l} {
+					if id != nil {
+						id.Destroy()
+					}
+				}
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
 // TestRefused: what the active side hears of requests that lead to nothing.
 func TestRefused(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {

@@ -16,7 +16,6 @@ type received struct {
 	from ib.AHAttr
 	tid  uint64
 	m    msg.Message
-	held int // how often it was held back; see hold
 }
 
 // receive handles a message of a peer.
@@ -165,11 +164,12 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 
 // A server that listens anew for each connection, such as those of perftest with -R, closes its listener when it has
 // got one and makes the next. A client of Linux takes so long to resolve an address that the next one is there when it
-// asks. This package is faster, so a request that comes shortly after a listener has gone is held back for a while.
+// asks. This package is faster, so a request that comes after a listener was closed is held back until holdAfter has
+// passed since then. perftest calibrates its clock between two listeners, which takes it 0.5 s, and 1.6 s where four
+// programs share two cores. A peer repeats its request after 4.3 s (CMA_CM_RESPONSE_TIMEOUT).
 const (
-	holdAfter = time.Second
+	holdAfter = 4 * time.Second
 	holdPause = 20 * time.Millisecond
-	holdTimes = 25
 	maxHeld   = 64
 )
 
@@ -183,11 +183,10 @@ func (m *Manager) hold(a *agent, r *received, s msg.ServiceID) bool {
 		delete(m.lately, k)
 		ok = false
 	}
-	if !ok || r.held >= holdTimes || m.held >= maxHeld {
+	if !ok || m.held >= maxHeld {
 		return false
 	}
 	again := *r
-	again.held++
 	m.held++
 	m.cfg.Clock.AfterFunc(holdPause, func() {
 		m.mu.Lock()

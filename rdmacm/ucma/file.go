@@ -149,7 +149,7 @@ func (f *File) Close() {
 	s.wake(f, len(f.waiters))
 	s.mu.Unlock()
 	for _, c := range ids {
-		c.cm.Destroy()
+		c.cm.Exit()
 	}
 }
 
