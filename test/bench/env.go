@@ -27,10 +27,11 @@ type Env struct {
 	Inside  []string      // a command that runs commands where the service and its programs run; empty: here
 	Subnet  int           // of the services' addresses, 127.9.Subnet.0
 
-	services map[string]*service
-	link     *veth // nil: not made yet
-	base     map[exchange]cost
-	port     int
+	services  map[string]*service
+	link      *veth // nil: not made yet
+	base      map[exchange]cost
+	port      int
+	kernelDev bool // kernelAddr has made a device
 }
 
 type service struct {

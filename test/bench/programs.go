@@ -32,6 +32,11 @@ const (
 	exRegister   = "register"
 	exDeregister = "deregister"
 	exIdle       = "ms in 2 s"
+
+	// Those of cmtime; its "connect" is exConnect.
+	exResolve    = "resolve"
+	exCreateQP   = "create QP"
+	exDisconnect = "disconnect"
 )
 
 // exchange is one run of a program of perftest, or of test/bench/floor/verbs.c.

@@ -55,11 +55,36 @@ func TestParse(t *testing.T) {
 }
 
 func TestParseErrors(t *testing.T) {
-	for name, f := range map[string]func(string) (Sample, error){"latency": parseLatency, "bandwidth": parseBandwidth, "floor": parseFloor} {
+	for name, f := range map[string]func(string) (Sample, error){"latency": parseLatency, "bandwidth": parseBandwidth, "floor": parseFloor, "connections": parseConnections} {
 		for _, out := range []string{"", strings.Replace(latencyOutput, "11.90", "inf", 1), "Completion with error at client\nFailed status 12", "mean=-1", "typical=3", "mean=x"} {
 			if s, err := f(out); err == nil {
 				t.Errorf("%s of %q: got %+v, want an error", name, out, s)
 			}
+		}
+	}
+}
+
+const connectionOutput = `creating id
+resolving address
+step              total ms     max ms     min us  us / conn
+create id    :        6.34       0.59      24.00      63.38
+resolve addr :       50.45      35.29   22596.00     504.51
+resolve route:       31.94      17.58    6288.00     319.39
+create qp    :      143.89      34.86     464.00    1438.88
+connect      :    17190.70   17150.35  851092.00  171907.05
+disconnect   :     1567.97     555.10   17574.00   15679.66
+destroy      :        8.35       2.82      36.00      83.47
+`
+
+func TestParseConnections(t *testing.T) {
+	got, err := parseConnections(connectionOutput)
+	want := map[string]float64{exResolve: 823.9, exCreateQP: 1438.88, exConnect: 171907.05, exDisconnect: 15679.66}
+	if err != nil || !same(got.Value, 174169.83) || !maps.EqualFunc(got.Extras, want, same) {
+		t.Errorf("got %+v, %v, want %v", got, err, want)
+	}
+	for _, out := range []string{"event: RDMA_CM_EVENT_REJECTED, error: 8\n" + connectionOutput, strings.Replace(connectionOutput, "504.51", "0.00", 1)} {
+		if got, err := parseConnections(out); err == nil {
+			t.Errorf("%s\ngot %+v, want an error", out, got)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func pathCosts(path string) costs {
 // fullTable returns everything that a full run measures.
 func fullTable() []Section {
 	return []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(), betweenSection(), mixSection(), embeddedSection(),
-		startUpSection(), idleSection(), scaleSection()}
+		connectionSection("Connections", "", shortcut, wire, betweenVeth), startUpSection(), idleSection(), scaleSection()}
 }
 
 func floorSection() Section {
@@ -360,5 +360,5 @@ func guestTable() []Section {
 			latency.Groups, bandwidth.Groups = append(latency.Groups, lat), append(bandwidth.Groups, bw)
 		}
 	}
-	return []Section{latency, bandwidth}
+	return []Section{latency, bandwidth, connectionSection("Connections in the guest", kernel, "", shortcut, wire)}
 }
