@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -60,12 +61,16 @@ func buildRawverbs(t *testing.T) string {
 	})
 }
 
-// compile builds a program of testdata that uses libibverbs.
+// compile builds a program of testdata that uses libibverbs, or, if its name begins with cm_, librdmacm and threads.
 func compile(t *testing.T, name string) string {
 	t.Helper()
-	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
+	needProgram(t, "gcc libc6-dev libibverbs-dev librdmacm-dev", "gcc")
 	return build(t, name, func(path string) []string {
-		return []string{"gcc", "-Wall", "-O1", "-o", path, "testdata/" + name + ".c", "-libverbs"}
+		argv := []string{"gcc", "-Wall", "-O1", "-o", path, "testdata/" + name + ".c", "-libverbs"}
+		if strings.HasPrefix(name, "cm_") {
+			argv = append(argv, "-lrdmacm", "-pthread")
+		}
+		return argv
 	})
 }
 

@@ -27,17 +27,25 @@ type cmPair struct {
 
 var cmPairs = []cmPair{
 	{"rping", "rping -s -C 20", "rping -c -a ADDR -C 20 -V", true},
-	{"rping persistent", "rping -s -P", "rping -c -a ADDR -C 20 -V -S 4000", false},
+	{"rping persistent", "rping -s -P -S 4000", "rping -c -a ADDR -C 20 -S 4000 -v", false},
+	{"rping by queue pairs of its own", "rping -s -q -C 20", "rping -c -q -a ADDR -C 20 -v", true},
 	{"rping bound", "rping -s -a ADDR -p PORT -C 3", "rping -c -a ADDR -p PORT -C 3", true},
 	{"ucmatose", "ucmatose", "ucmatose -s ADDR", true},
 	{"ucmatose many", "ucmatose -c 50", "ucmatose -s ADDR -c 50", true},
 	{"ucmatose migrates", "ucmatose -m", "ucmatose -s ADDR -m", true},
+	{"ucmatose with options", "ucmatose -t 8 -a 14 -C 100 -S 70000", "ucmatose -s ADDR -t 8 -a 14 -C 100 -S 70000", true},
+	{"ucmatose of InfiniBand's port space", "ucmatose -P ib", "ucmatose -s ADDR -P ib", true},
 	{"udaddy", "udaddy", "udaddy -s ADDR", true},
+	{"udaddy many", "udaddy -c 50 -S 2000", "udaddy -s ADDR -c 50 -S 2000", true},
+	{"udaddy of IPoIB's port space", "udaddy -p 0x0002", "udaddy -s ADDR -p 0x0002", true},
 	{"mckey", "mckey -m GROUP -b ADDR -C 5", "mckey -m GROUP -b ADDR -C 5 -s", true},
 	{"rdma_client", "rdma_server", "rdma_client -s ADDR", true},
 	{"rdma_xclient", "rdma_xserver -c r", "rdma_xclient -s ADDR -c r", true},
 	{"rstream", "rstream -S 4096 -I 100 -C 4", "rstream -s ADDR -S 4096 -I 100 -C 4", true},
+	{"rstream does not block", "rstream -T n -S 4096 -I 100 -C 4", "rstream -s ADDR -T n -S 4096 -I 100 -C 4", true},
+	{"rstream by rdma_getaddrinfo", "rstream -T r -S 4096 -I 100 -C 4", "rstream -s ADDR -T r -S 4096 -I 100 -C 4", true},
 	{"riostream", "riostream -S 4096 -I 100 -C 4", "riostream -s ADDR -S 4096 -I 100 -C 4", true},
+	{"riostream blocks", "riostream -T b -S 4096 -I 100 -C 4", "riostream -s ADDR -T b -S 4096 -I 100 -C 4", true},
 	{"rcopy", "rcopy", "rcopy DIR/from ADDR:DIR/to", false},
 	{"cmtime", "cmtime", "cmtime -s ADDR -c 100", false},
 	{"ib_send_bw", "ib_send_bw -R -p PORT -n 200", "ib_send_bw -R -p PORT -n 200 ADDR", true},
@@ -51,12 +59,22 @@ var cmPairs = []cmPair{
 	{"nc by librspreload", "env LD_PRELOAD=LIBRARY nc.traditional -l -p PORT -s ADDR", "env LD_PRELOAD=LIBRARY nc.traditional -q 1 ADDR PORT", true},
 	{"iperf3 by librspreload", "env LD_PRELOAD=LIBRARY iperf3 -s -1 -B ADDR -p PORT", "env LD_PRELOAD=LIBRARY iperf3 -c ADDR -p PORT -n 4M", true},
 	{"ib_send_lat of datagrams", "ib_send_lat -R -c UD -p PORT -n 200", "ib_send_lat -R -c UD -p PORT -n 200 ADDR", true},
+	{"ib_send_bw of datagrams, 4 at once", "ib_send_bw -R -c UD -q 4 -p PORT -n 200", "ib_send_bw -R -c UD -q 4 -p PORT -n 200 ADDR", true},
+	{"ib_send_bw by events, 4 at once", "ib_send_bw -R -e -q 4 -p PORT -n 200", "ib_send_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
+	{"ib_write_bw, 4 at once", "ib_write_bw -R -q 4 -p PORT -n 200", "ib_write_bw -R -q 4 -p PORT -n 200 ADDR", true},
+	{"ib_read_bw by events, 4 at once", "ib_read_bw -R -e -q 4 -p PORT -n 200", "ib_read_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
+	{"ib_atomic_bw by events, 4 at once", "ib_atomic_bw -R -e -q 4 -p PORT -n 200", "ib_atomic_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
 }
+
+// pings is how many messages of rping a row with -v exchanges.
+const pings = 20
 
 // cmPairs6 are those that can be told to listen at an address of IPv6.
 var cmPairs6 = []cmPair{
 	{"rping", "rping -s -a ADDR -C 20", "rping -c -a ADDR -C 20 -V", true},
+	{"rping persistent", "rping -s -P -a ADDR", "rping -c -a ADDR -C 20 -v", false},
 	{"ucmatose", "ucmatose -b ADDR", "ucmatose -s ADDR", true},
+	{"ucmatose of InfiniBand's port space", "ucmatose -b ADDR -P ib", "ucmatose -s ADDR -P ib", true},
 	{"udaddy", "udaddy -b ADDR", "udaddy -s ADDR", true},
 	{"rstream", "rstream -b ADDR -S 4096 -I 100 -C 4", "rstream -s ADDR -S 4096 -I 100 -C 4", true},
 	{"riostream", "riostream -b ADDR -S 4096 -I 100 -C 4", "riostream -s ADDR -S 4096 -I 100 -C 4", true},
@@ -129,6 +147,12 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 	if cerr != nil || p.ends && serr != nil {
 		t.Errorf("%s: server: %v, client: %v (%v)\n--- server\n%s--- client\n%s", p.name, serr, cerr, ctx.Err(), said, cout)
 		return ""
+	}
+	if strings.HasPrefix(p.client, "cmtime") && strings.Contains(cout.String(), "RDMA_CM_EVENT") {
+		t.Errorf("%s: a connection was not made, of which its exit status says nothing:\n%s", p.name, cout)
+	}
+	if n := strings.Count(cout.String(), "ping data: "); strings.HasSuffix(p.client, " -v") && n != pings {
+		t.Errorf("%s: the client has got %d of its %d messages back, of which its exit status says nothing:\n%s", p.name, n, pings, cout)
 	}
 	if nc && !bytes.Equal(sout.Bytes(), payload) {
 		t.Errorf("%s: %d bytes have come of %d", p.name, sout.Len(), len(payload))
@@ -219,6 +243,8 @@ func TestConnectionManagers(t *testing.T) {
 	}
 	mckey := cmPair{"mckey", "mckey -m GROUP -b 10.77.0.1 -C 5", "mckey -m GROUP -b 10.77.0.2 -C 5 -s", true}
 	mckey.run(t, a, b, "10.77.0.1")
+	mckey6 := cmPair{"mckey", "mckey -m GROUP -b fd77::1 -C 5", "mckey -m GROUP -b fd77::2 -C 5 -s", true}
+	mckey6.run(t, a, b, "fd77::1")
 	for j := range cmPairs6 {
 		cmPairs6[j].run(t, a, b, "fd77::1")
 	}
@@ -282,6 +308,9 @@ func TestCMPlaces(t *testing.T) {
 
 // TestCMSignals: calls that wait for an event of the connection manager, and signals.
 func TestCMSignals(t *testing.T) { runC(t, "cm_signals") }
+
+// TestCMChannels: event channels in loops, shared by threads, closed, duplicated; endpoints; ten thousand IDs.
+func TestCMChannels(t *testing.T) { runC(t, "cm_channels") }
 
 // TestCMEnds: however one end of a connection ends, the other is told.
 func TestCMEnds(t *testing.T) {

@@ -1,0 +1,157 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// cmSide is a side of a connection that is held in a state (cm_states.c).
+type cmSide struct {
+	*exec.Cmd
+	in   io.WriteCloser
+	out  *bufio.Reader
+	dead bool // it was killed
+}
+
+func startSide(t *testing.T, w *world, argv ...string) *cmSide {
+	t.Helper()
+	s := &cmSide{Cmd: w.cmd(w.deadline(60), append([]string{"run", "--", compile(t, "cm_states")}, argv...)...)}
+	in, err := s.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := s.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.in, s.out, s.Stderr = in, bufio.NewReader(out), s.Stdout
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// await reads up to a line.
+func (s *cmSide) await(t *testing.T, want string) {
+	t.Helper()
+	for {
+		line, err := s.out.ReadString('\n')
+		if strings.TrimSpace(line) == want {
+			return
+		}
+		if err != nil || line != "listening\n" {
+			t.Fatalf("%q, %v; want %q", line, err, want)
+		}
+	}
+}
+
+// kill ends the program, not its `verbena run`, without a warning.
+func (s *cmSide) kill(t *testing.T) {
+	t.Helper()
+	s.dead = true
+	pid := fmt.Sprint(s.Process.Pid)
+	tasks, _ := filepath.Glob("/proc/" + pid + "/task/*/children")
+	killed := 0
+	for _, file := range tasks {
+		b, _ := os.ReadFile(file)
+		for child := range strings.FieldsSeq(string(b)) {
+			if syscall.Kill(atoi(child), syscall.SIGKILL) == nil {
+				killed++
+			}
+		}
+	}
+	if killed != 1 {
+		t.Fatalf("verbena run has %d children, want the program alone", killed)
+	}
+	_ = s.Wait()
+}
+
+// rest returns the events that the side has got, as a list.
+func (s *cmSide) rest(t *testing.T) string {
+	t.Helper()
+	if s.dead {
+		return "killed"
+	}
+	s.in.Close()
+	b, _ := io.ReadAll(s.out)
+	if err := s.Wait(); err != nil || !strings.HasSuffix(string(b), "ok\n") {
+		t.Errorf("it does not end as it should: %v\n%s", err, b)
+	}
+	said := strings.ReplaceAll(strings.TrimSuffix(string(b), "ok\n"), "RDMA_CM_EVENT_", "")
+	return strings.ToLower(strings.Join(strings.Split(strings.TrimSpace(said), "\n"), ", "))
+}
+
+// TestCMStates: whatever happens to a connection of two programs, in each of its states, they hear of it, end when they want
+// to, and leave nothing. A device that goes sends nothing to its peers. (rdmacm's TestEnds has loss of the peer, too, on
+// virtual time.)
+func TestCMStates(t *testing.T) {
+	t.Parallel()
+	misfortunes := []struct {
+		name   string
+		happen func(t *testing.T, here, there *world, client, server *cmSide)
+	}{
+		{"the active side is killed", func(t *testing.T, _, _ *world, c, _ *cmSide) { c.kill(t) }},
+		{"the passive side is killed", func(t *testing.T, _, _ *world, _, s *cmSide) { s.kill(t) }},
+		{"the active side's device is reset", func(_ *testing.T, here, _ *world, _, _ *cmSide) { here.out("dev", "reset", "rxe0") }},
+		{"the passive side's device is reset", func(_ *testing.T, _, there *world, _, _ *cmSide) { there.out("dev", "reset", "rxe0") }},
+		{"the active side's device is unplugged", func(_ *testing.T, here, _ *world, _, _ *cmSide) { here.out("dev", "unplug", "rxe0") }},
+	}
+	// The events of the active and the passive side.
+	ends := map[string][5]string{
+		"resolved": {
+			"killed | ", " | killed", "device_removal 0 | ", " | listener: device_removal 0", "device_removal 0 | ",
+		},
+		"asked": { // an ID that was not accepted has no events
+			"killed | ", "rejected 28 | killed", "device_removal 0 | ", " | listener: device_removal 0", "device_removal 0 | ",
+		},
+		"accepted": { // the event of the answer is in the queue, and is completed when it is read, which fails then
+			"killed | rejected 28", "connect_error -1 | killed", "connect_error -1, device_removal 0 | ",
+			"established 0 | listener: device_removal 0, device_removal 0", "connect_error -1, device_removal 0 | ",
+		},
+		"connected": {
+			"killed | disconnected 0", "disconnected 0 | killed", "device_removal 0 | ",
+			" | listener: device_removal 0, device_removal 0", "device_removal 0 | ",
+		},
+		"disconnecting": {
+			"killed | ", "disconnected 0 | killed", "device_removal 0 | ",
+			" | listener: device_removal 0, device_removal 0", "device_removal 0 | ",
+		},
+	}
+	for state, want := range ends {
+		t.Run(state, func(t *testing.T) {
+			t.Parallel()
+			u := users()[0]
+			addr := loopback()
+			there := startService(t, u, "", "--link", "rxe0="+addr)
+			here := startService(t, u, "", "--link", "rxe0="+loopback())
+			for i, m := range misfortunes {
+				t.Run(m.name, func(t *testing.T) {
+					port := tcpPort()
+					server := startSide(t, there, "-s", addr, port, state)
+					server.await(t, "listening")
+					client := startSide(t, here, "-c", addr, port, state)
+					server.await(t, "held")
+					client.await(t, "held")
+					m.happen(t, here, there, client, server)
+					if got := client.rest(t) + " | " + server.rest(t); got != want[i] {
+						t.Errorf("got %q, want %q", got, want[i])
+					}
+					if strings.HasSuffix(m.name, "unplugged") {
+						here.out("dev", "plug", "rxe0")
+					}
+					here.cmEmpty()
+					there.cmEmpty()
+				})
+			}
+		})
+	}
+}
