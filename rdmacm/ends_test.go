@@ -96,10 +96,10 @@ var misfortunes = []struct {
 }{
 	{"its device goes", func(p *couple) { p.a.must(p.a.slot.Unplug()) }},
 	{"the peer's device goes", func(p *couple) { p.a.must(p.b.slot.Unplug()) }},
-	{"its program ends", func(p *couple) { p.c.Exit() }},
+	{"its program ends", func(p *couple) { p.c.Destroy() }},
 	{"the peer's program ends", func(p *couple) {
 		if p.s != nil {
-			p.s.Exit()
+			p.s.Destroy()
 		}
 	}},
 	{"the peer is lost", func(p *couple) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"verbena/ib"
 	"verbena/rdmacm/conn"
@@ -43,6 +44,9 @@ type Options struct {
 	MayUseLowPorts bool
 	// Device is the device to resolve addresses on; nil: that of the address that leads to the peer.
 	Device *ib.Device
+	// Listens reports whether the owner may listen again. As long as it does, a request that comes shortly after a listener
+	// was destroyed waits for the next one; nil: it is refused. It must not sleep, nor call the manager.
+	Listens func() bool
 	// Event is called with the ID's events, one at a time. It must not sleep for long: all IDs share a goroutine.
 	Event func(*ID, Event)
 
@@ -146,20 +150,6 @@ func (id *ID) Destroy() {
 	id.reporting.Unlock()
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
-	if id.state == idListening && !id.gone {
-		id.m.listenerGone(id.port.port)
-	}
-	id.m.destroy(id)
-}
-
-// Exit destroys an ID whose program has ended. A request for a listener is refused from then on, where after Destroy it
-// waits for the program's next listener.
-func (id *ID) Exit() {
-	id.reporting.Lock()
-	id.dead = true
-	id.reporting.Unlock()
-	id.m.mu.Lock()
-	defer id.m.mu.Unlock()
 	id.m.destroy(id)
 }
 
@@ -169,26 +159,35 @@ func (m *Manager) destroy(id *ID) {
 		return
 	}
 	id.gone = true
+	if id.state == idListening && id.opts.Listens != nil {
+		m.listenerGone(id)
+	}
 	m.leave(id)
 	m.settle(id)
 	m.unbind(id)
 	delete(m.ids, id)
 }
 
+// formerListener is a listener that has been destroyed.
+type formerListener struct {
+	gone    time.Time
+	listens func() bool // its owner may listen again
+}
+
 // listenerGone notes that a listener has ended, for hold, and forgets those of long ago when there are many.
 //
 //verbena:held mu
-func (m *Manager) listenerGone(port uint16) {
+func (m *Manager) listenerGone(id *ID) {
 	now := m.cfg.Clock.Now()
 	if len(m.lately) >= maxLately {
-		for p, t := range m.lately {
-			if now.Sub(t) > holdAfter {
+		for p, l := range m.lately {
+			if now.Sub(l.gone) > holdAfter {
 				delete(m.lately, p)
 			}
 		}
 	}
 	if len(m.lately) < maxLately {
-		m.lately[port] = now
+		m.lately[id.port.port] = formerListener{now, id.opts.Listens}
 	}
 }
 

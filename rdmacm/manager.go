@@ -65,8 +65,8 @@ type Manager struct {
 	sidr     map[uint32]*ID     // requests that are to be answered, by the ID that this side chose
 	services map[serviceKey]*ID // requests of peers, by the ID that they chose
 
-	lately map[uint16]time.Time // when listeners have gone, of late
-	held   int                  // requests that are held back
+	lately map[uint16]formerListener // by port, of late
+	held   int                       // requests that are held back
 
 	events struct {
 		sync.Mutex
@@ -121,7 +121,7 @@ func New(core *ib.Core, cfg Config) (*Manager, error) {
 	m := &Manager{
 		core: core, cfg: cfg, ids: map[*ID]struct{}{}, ports: map[portKey][]*ID{}, conns: map[uint32]*connection{},
 		byPeer: map[peerID]*connection{}, byPeerQP: map[peerID]*connection{}, sidr: map[uint32]*ID{}, services: map[serviceKey]*ID{},
-		lately: map[uint16]time.Time{},
+		lately: map[uint16]formerListener{},
 	}
 	m.events.wake, m.events.done = make(chan struct{}, 1), make(chan struct{})
 	go m.report()

@@ -248,28 +248,30 @@ func qpAttrs(t *testing.T, c, s *ID) {
 	}
 }
 
-// TestNextListener: a request that comes between two listeners of a program finds the second; one that comes after the
-// program's end is refused at once.
+// TestNextListener: a request that comes between two listeners of a program finds the second, unless the program ends
+// before that.
 func TestNextListener(t *testing.T) {
 	for _, c := range []struct {
 		name               string
-		end                func(*ID)
+		lives              time.Duration // the program
 		asked, next, waits time.Duration // since the first listener has gone
 		want               EventType     // on the active side
 	}{
-		{"soon", (*ID).Destroy, 0, 300 * time.Millisecond, 320 * time.Millisecond, ConnectResponse},
-		{"on a busy machine", (*ID).Destroy, 1500 * time.Millisecond, 3 * time.Second, 3020 * time.Millisecond, ConnectResponse},
-		{"never", (*ID).Destroy, time.Second, time.Hour, 4100 * time.Millisecond, Rejected},
-		{"long after", (*ID).Destroy, 5 * time.Second, time.Hour, 5 * time.Second, Rejected},
-		{"its program has ended", (*ID).Exit, 0, time.Hour, 0, Rejected},
+		{"soon", time.Hour, 0, 300 * time.Millisecond, 320 * time.Millisecond, ConnectResponse},
+		{"on a busy machine", time.Hour, 1500 * time.Millisecond, 3 * time.Second, 3020 * time.Millisecond, ConnectResponse},
+		{"never", time.Hour, time.Second, time.Hour, 4100 * time.Millisecond, Rejected},
+		{"long after", time.Hour, 5 * time.Second, time.Hour, 5 * time.Second, Rejected},
+		{"its program has ended", 0, 0, time.Hour, 0, Rejected},
+		{"its program ends", 2 * time.Second, time.Second, time.Hour, 2 * time.Second, Rejected},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inWorld(t, nil, func(t *testing.T, a, b *host) {
 				var la, lb log
 				l := b.listen(msg.PortSpaceTCP, testPort, &lb)
 				id := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
-				c.end(l)
 				began := time.Now()
+				l.opts.Listens = func() bool { return time.Since(began) < c.lives }
+				l.Destroy()
 				time.Sleep(c.asked)
 				a.must(id.Connect(Param{QPN: 1}, nil))
 				var s *ID

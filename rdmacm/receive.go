@@ -165,7 +165,7 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 // A server that listens anew for each connection, such as those of perftest with -R, closes its listener when it has
 // got one and makes the next. A client of Linux takes so long to resolve an address that the next one is there when it
 // asks. This package is faster, so a request that comes after a listener was closed is held back until holdAfter has
-// passed since then. perftest calibrates its clock between two listeners, which takes it 0.5 s, and 1.6 s where four
+// passed since then, or its owner has gone. perftest calibrates its clock between two listeners, which takes it 0.5 s, and 1.6 s where four
 // programs share two cores. A peer repeats its request after 4.3 s (CMA_CM_RESPONSE_TIMEOUT).
 const (
 	holdAfter = 4 * time.Second
@@ -178,8 +178,8 @@ const (
 //verbena:held mu
 func (m *Manager) hold(a *agent, r *received, s msg.ServiceID) bool {
 	_, k, _ := s.Port() // the next may be in another space
-	gone, ok := m.lately[k]
-	if ok && m.cfg.Clock.Now().Sub(gone) > holdAfter {
+	l, ok := m.lately[k]
+	if ok && (m.cfg.Clock.Now().Sub(l.gone) > holdAfter || !l.listens()) {
 		delete(m.lately, k)
 		ok = false
 	}

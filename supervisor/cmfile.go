@@ -177,7 +177,7 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 	f.inode = inode{st.Dev, st.Ino}
 	f.waits.left = make(chan struct{})
 	f.pipe = &cmPipe{end: os.NewFile(uintptr(ends[1]), cmDevice), fd: ends[1]}
-	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Ready: f.pipe.ready})
+	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.alive, Ready: f.pipe.ready})
 	f.file = cmFile{f.cm}
 	s := t.sup
 	s.mu.Lock()

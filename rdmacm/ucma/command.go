@@ -165,6 +165,7 @@ func (k *call) createID() error {
 	var c *context
 	cm, err := s.m.NewID(rdmacm.Options{
 		Space: space, Type: t, MayUseLowPorts: k.c.MayBindLowPorts(), Event: func(_ *rdmacm.ID, e rdmacm.Event) { s.event(c, e) },
+		Listens: k.f.cfg.Alive,
 	})
 	if err != nil {
 		return err

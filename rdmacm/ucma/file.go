@@ -54,6 +54,8 @@ type Config struct {
 	User *quota.User
 	// PID and UID are who opened the file, for people to read.
 	PID, UID int
+	// Alive reports whether the process that opened the file exists; nil: it is not known. It must not sleep.
+	Alive func() bool
 	// Ready is called when the first event comes, and when the last has been taken. It must not sleep, nor call the
 	// File.
 	Ready func(bool)
@@ -149,7 +151,7 @@ func (f *File) Close() {
 	s.wake(f, len(f.waiters))
 	s.mu.Unlock()
 	for _, c := range ids {
-		c.cm.Exit()
+		c.cm.Destroy()
 	}
 }
 
