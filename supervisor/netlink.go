@@ -413,7 +413,16 @@ func (s netlinkSource) resources(dev string) nldev.Resources {
 		SRQs: func() (l []nldev.SRQ) {
 			each(func(id func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
 				for _, q := range c.SRQs {
-					l = append(l, nldev.SRQ{ID: id(q.Handle), Owner: o})
+					n := nldev.SRQ{ID: id(q.Handle), PD: id(q.PD), Owner: o}
+					if q.XRC {
+						n.Type, n.CQ = uint8(uapi.SRQTXRC), id(q.CQ)
+					}
+					for _, p := range c.QPs {
+						if p.SRQ == q.Handle {
+							n.QPs = append(n.QPs, p.Num)
+						}
+					}
+					l = append(l, n)
 				}
 			})
 			return l

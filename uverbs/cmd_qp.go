@@ -16,6 +16,7 @@ type qpObject struct {
 	f      *File
 	handle uint32
 	pd     uint32    // handle
+	srq    uint32    // handle; 0: none
 	uid    uint64    // the program's handle of it, which its events tell
 	user   ib.UserQP // nil where no queue is shared with the program
 	bell   bell
@@ -164,7 +165,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 				return resp, fmt.Errorf("shared receive queue: %w", err)
 			}
 			defer srq.done()
-			init.SRQ = srq.res.SRQ
+			o.srq, init.SRQ = req.SRQHandle, srq.res.SRQ
 		}
 	}
 	err = f.charged(kindQP, func() (err error) {

@@ -12,6 +12,8 @@ import (
 // srqObject is a shared receive queue and its events. (struct ib_usrq_object)
 type srqObject struct {
 	*ib.SRQ
+	pd   uint32      // handle
+	cq   uint32      // handle, of an XRC queue
 	uid  uint64      // the program's handle of it, which its events tell
 	xrcd *xrcdObject // of an XRC queue
 
@@ -72,7 +74,7 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 	if err := f.context(); err != nil {
 		return resp, err
 	}
-	o := &srqObject{uid: req.UserHandle, asyncEvents: c.asyncEvents()}
+	o := &srqObject{pd: req.PDHandle, uid: req.UserHandle, asyncEvents: c.asyncEvents()}
 	init := ib.SRQInitAttr{
 		Type:  req.SRQType,
 		Attr:  ib.SRQAttr{MaxWR: req.MaxWR, MaxSGE: req.MaxSGE, Limit: req.SRQLimit},
@@ -91,6 +93,7 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 			return resp, fmt.Errorf("completion queue: %w", err)
 		}
 		defer cq.done()
+		o.cq = req.CQHandle
 		o.xrcd, init.XRCD, init.CQ = x.res, x.res.domain.XRCD, cq.res.CQ
 	case uapi.SRQTTM:
 		return resp, fmt.Errorf("tag matching: %w", syscall.EOPNOTSUPP)

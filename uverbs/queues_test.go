@@ -185,6 +185,14 @@ func TestSRQCommands(t *testing.T) {
 		if len(info.SRQs) != 1 || info.SRQs[0].MaxWR < 100 || info.SRQs[0].XRC {
 			t.Errorf("resources: %+v", info.SRQs)
 		}
+		if info.SRQs[0].PD != info.PDs[0].Handle {
+			t.Errorf("the SRQ is in PD %d, want %d", info.SRQs[0].PD, info.PDs[0].Handle)
+		}
+		for _, q := range info.QPs {
+			if q.SRQ != info.SRQs[0].Handle {
+				t.Errorf("QP %d receives from SRQ %d, want %d", q.Num, q.SRQ, info.SRQs[0].Handle)
+			}
+		}
 		for i := range qps {
 			_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qps[i].QPHandle})
 			must(t, err)

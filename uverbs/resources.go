@@ -68,6 +68,7 @@ type QPInfo struct {
 	Handle  uint32
 	Num     uint32
 	PD      uint32 // handle; 0 for an XRC target
+	SRQ     uint32 // handle; 0 for none
 	Type    ib.QPType
 	State   ib.QPState
 	DestNum uint32 // of the peer's
@@ -81,6 +82,8 @@ type AHInfo struct{ Handle uint32 }
 // SRQInfo is a shared receive queue.
 type SRQInfo struct {
 	Handle uint32
+	PD     uint32 // handle
+	CQ     uint32 // handle, of an XRC queue
 	Num    uint32 // by which XRC senders name it
 	XRC    bool
 	MaxWR  uint32 // receives that there is room for
@@ -142,7 +145,7 @@ func (f *File) Info() ContextInfo {
 		case *cqObject:
 			info.CQs = append(info.CQs, CQInfo{o.handle, r.Entries(), r.channel != nil, r.Uses()})
 		case *qpObject:
-			q := QPInfo{Handle: o.handle, Num: r.Num(), PD: r.pd, Type: r.Type(), State: ib.QPErr}
+			q := QPInfo{Handle: o.handle, Num: r.Num(), PD: r.pd, SRQ: r.srq, Type: r.Type(), State: ib.QPErr}
 			if !o.gone {
 				a := r.Peek() // Query waits while the program's memory does not answer
 				q.State, q.DestNum, q.RQPSN, q.SQPSN = a.State, a.DestQPN, a.RQPSN, a.SQPSN
@@ -151,7 +154,7 @@ func (f *File) Info() ContextInfo {
 		case *ahObject:
 			info.AHs = append(info.AHs, AHInfo{o.handle})
 		case *srqObject:
-			q := SRQInfo{Handle: o.handle, Num: r.Num(), XRC: r.xrcd != nil, MaxWR: r.Init().Attr.MaxWR}
+			q := SRQInfo{Handle: o.handle, PD: r.pd, CQ: r.cq, Num: r.Num(), XRC: r.xrcd != nil, MaxWR: r.Init().Attr.MaxWR}
 			if !o.gone {
 				if a, err := r.Query(); err == nil {
 					q.MaxWR = a.MaxWR

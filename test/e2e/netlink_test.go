@@ -19,6 +19,7 @@ func TestRdmaTool(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "iproute2", "rdma")
 	needProgram(t, "rdmacm-utils", "rping")
+	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
 			addr := loopback()
@@ -77,7 +78,27 @@ func TestRdmaTool(t *testing.T) {
 			if out := rdma("resource"); !strings.Contains(out, want) {
 				t.Errorf("rdma resource: no %q in:\n%s", want, out)
 			}
-			for _, p := range []*exec.Cmd{c, s} {
+			// An SRQ names its PD, and the queue pairs that receive from it.
+			p := w.cmd(w.deadline(60), "run", "--", "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-q", "3", "-p", tcpPort())
+			if err := p.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var srqs []struct {
+				PDN  int      `json:"pdn"`
+				LQPN []string `json:"lqpn"`
+			}
+			srq := ""
+			for range 500 {
+				if srq = rdma("-j", "resource", "show", "srq"); strings.Contains(srq, "lqpn") && strings.Count(rdma("resource", "show", "qp"), "ibv_srq") == 3 {
+					srq = rdma("-j", "resource", "show", "srq")
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if err := json.Unmarshal([]byte(srq), &srqs); err != nil || len(srqs) != 1 || srqs[0].PDN == 0 || len(srqs[0].LQPN) != 3 {
+				t.Errorf("rdma resource show srq: no PD, or not the three queue pairs: %v\n%s", err, srq)
+			}
+			for _, p := range []*exec.Cmd{c, s, p} {
 				syscall.Kill(-p.Process.Pid, syscall.SIGKILL)
 				_ = p.Wait()
 			}
