@@ -9,10 +9,13 @@
 package netdev
 
 import (
+	"encoding/hex"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -49,16 +52,52 @@ func All() ([]Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list network interfaces: %w", err)
 	}
+	// Without the file there is no IPv6, or no /proc: then all addresses are taken as usable.
+	table, _ := os.ReadFile("/proc/thread-self/net/if_inet6")
+	pending := unusable(string(table))
 	list := make([]Interface, 0, len(ifs))
 	for _, ifi := range ifs {
 		addrs, err := ifi.Addrs()
 		if err != nil {
 			return nil, fmt.Errorf("list addresses of %s: %w", ifi.Name, err)
 		}
-		list = append(list, makeInterface(ifi, addrs))
+		i := makeInterface(ifi, addrs)
+		i.Addrs = slices.DeleteFunc(i.Addrs, func(a netip.Addr) bool { return pending[indexed{i.Index, a.WithZone("")}] })
+		list = append(list, i)
 	}
 	slices.SortFunc(list, func(a, b Interface) int { return a.Index - b.Index })
 	return list, nil
+}
+
+// indexed is an address of an interface.
+type indexed struct {
+	index int
+	addr  netip.Addr
+}
+
+// unusable returns the addresses to which no socket can be bound yet, since another host may have them (RFC 4862, 5.4), or
+// ever, since one has. The table is /proc/net/if_inet6: address, index, prefix length, scope and flags, in hexadecimal. The
+// kernel announces an address again when it is no longer tentative.
+func unusable(table string) map[indexed]bool {
+	set := map[indexed]bool{}
+	for line := range strings.Lines(table) {
+		f := strings.Fields(line)
+		if len(f) < 5 {
+			continue
+		}
+		b, err := hex.DecodeString(f[0])
+		index, err2 := strconv.ParseInt(f[1], 16, 32)
+		flags, err3 := strconv.ParseUint(f[4], 16, 32)
+		addr, ok := netip.AddrFromSlice(b)
+		if err != nil || err2 != nil || err3 != nil || !ok {
+			continue
+		}
+		const optimistic, failed, tentative = 0x04, 0x08, 0x40 // IFA_F_OPTIMISTIC, IFA_F_DADFAILED, IFA_F_TENTATIVE
+		if flags&failed != 0 || flags&(tentative|optimistic) == tentative {
+			set[indexed{int(index), addr}] = true
+		}
+	}
+	return set
 }
 
 func makeInterface(ifi net.Interface, addrs []net.Addr) Interface {

@@ -2,6 +2,7 @@ package netdev
 
 import (
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -141,5 +142,24 @@ func TestHost(t *testing.T) {
 	}
 	if i, err := FirstUsable(); err == nil && (!i.Up || len(i.Addrs) == 0) {
 		t.Errorf("FirstUsable: %+v", i)
+	}
+}
+
+// TestUnusable: a socket cannot be bound to an address that another host may have, or has.
+func TestUnusable(t *testing.T) {
+	const table = `fe800000000000002c2d35fffe4ea3f0 02 40 20 c0    veth0
+fd770000000000000000000000000001 02 40 00 80    veth0
+fe800000000000002c2d35fffe4ea3f0 0b 40 20 80    veth1
+fd770000000000000000000000000002 0b 40 00 c8    veth1
+fd770000000000000000000000000003 0b 40 00 44    veth1
+00000000000000000000000000000001 01 80 10 80       lo
+no address
+`
+	want := map[indexed]bool{
+		{2, netip.MustParseAddr("fe80::2c2d:35ff:fe4e:a3f0")}: true, // tentative
+		{11, netip.MustParseAddr("fd77::2")}:                  true, // a duplicate
+	}
+	if got := unusable(table); !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
