@@ -33,12 +33,16 @@ type connection struct {
 
 	// For the queue pair.
 	recvPSN, sendPSN uint32 // of the first packet that comes, which this side chooses, and of the first that goes
+	localQPN         uint32 // 0: not known yet
 	remoteQPN        uint32
 	mtu              ib.MTU
 	ackCode          uint8
 	depth, resources uint8
 	retry, rnrRetry  uint8
 }
+
+// peer is the key of what the connection's peer has numbered.
+func (c *connection) peer(number uint32) peerID { return peerID{c.to.GRH.DGID, c.guid, number} }
 
 func errnoOf(err error) int32 {
 	var e syscall.Errno
@@ -101,13 +105,13 @@ func (id *ID) Connect(p Param, user []byte) error {
 		agent: id.at.agent, owner: id, to: to, local: m.number(func(n uint32) bool { return m.conns[n] != nil }),
 		space: id.opts.Space, tid: m.cfg.Rand.Uint64(), recvPSN: mask24(m.cfg.Rand.Uint32()), mtu: id.at.mtu,
 		ackCode: ackTimeout(id.ackCode, id.at.agent.delay), depth: p.InitiatorDepth, resources: p.ResponderResources,
-		retry: p.RetryCount & 7, rnrRetry: p.RNRRetryCount & 7,
+		retry: p.RetryCount & 7, rnrRetry: p.RNRRetryCount & 7, localQPN: mask24(p.QPN),
 	}
 	m.conns[c.local] = c
 	id.conn, id.param, id.state = c, p, idConnected
 	req := &msg.REQ{
 		LocalCommID: c.local, ServiceID: msg.MakeServiceID(id.opts.Space, id.dst.Port()), LocalCAGUID: c.agent.guid,
-		LocalQPN: mask24(p.QPN), ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
+		LocalQPN: c.localQPN, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
 		RemoteTimeout: m.cfg.Timeout, Transport: transportOf(id.opts.Type), FlowControl: p.FlowControl, StartingPSN: c.recvPSN,
 		LocalTimeout: m.cfg.Timeout, RetryCount: c.retry, PKey: defaultPKey, PathMTU: uint8(c.mtu), RNRRetryCount: c.rnrRetry,
 		MaxCMRetries: m.cfg.Retries & 15, SRQ: p.SRQ, Primary: msg.Path{
@@ -161,9 +165,9 @@ func (id *ID) Accept(p Param, user []byte) error {
 		return id.wrong("accept")
 	}
 	id.param = p
-	c.depth, c.resources = p.InitiatorDepth, p.ResponderResources
+	c.depth, c.resources, c.localQPN = p.InitiatorDepth, p.ResponderResources, mask24(p.QPN)
 	m.send(c, c.tid, &msg.REP{
-		LocalCommID: c.local, RemoteCommID: c.remote, LocalQPN: mask24(p.QPN), StartingPSN: c.recvPSN,
+		LocalCommID: c.local, RemoteCommID: c.remote, LocalQPN: c.localQPN, StartingPSN: c.recvPSN,
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, TargetACKDelay: c.agent.delay & 31,
 		Failover: failoverUnsupported, FlowControl: p.FlowControl, RNRRetryCount: p.RNRRetryCount & 7, SRQ: p.SRQ, LocalCAGUID: c.agent.guid,
 		Data: user,
@@ -380,7 +384,7 @@ func (m *Manager) do(c *connection, d conn.Do) {
 		m.arm(c, 2*duration(min(c.ackCode, maxTimewait)))
 		m.remember(c)
 	case conn.Refusal:
-		if k := (peerID{c.guid, c.remoteQPN}); m.byPeerQP[k] == c {
+		if k := c.peer(c.remoteQPN); m.byPeerQP[k] == c {
 			delete(m.byPeerQP, k) // the queue pair may ask again, by a new connection
 		}
 		d := 2*duration(m.cfg.Timeout) + time.Second
@@ -464,10 +468,10 @@ func (m *Manager) forget(c *connection) {
 	if m.conns[c.local] == c {
 		delete(m.conns, c.local)
 	}
-	if k := (peerID{c.guid, c.remote}); m.byPeer[k] == c {
+	if k := c.peer(c.remote); m.byPeer[k] == c {
 		delete(m.byPeer, k)
 	}
-	if k := (peerID{c.guid, c.remoteQPN}); m.byPeerQP[k] == c {
+	if k := c.peer(c.remoteQPN); m.byPeerQP[k] == c {
 		delete(m.byPeerQP, k)
 	}
 	if c.owner != nil {

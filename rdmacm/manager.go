@@ -82,8 +82,10 @@ type portKey struct {
 	port  uint16
 }
 
-// peerID is something that a peer has numbered: a connection, or a queue pair.
+// peerID is something that a peer has numbered: a connection, or a queue pair. A peer is who has an address, too: anybody
+// can say that he is the node with some GUID, and would occupy its numbers.
 type peerID struct {
+	from   ib.GID
 	guid   uint64
 	number uint32
 }

@@ -37,8 +37,14 @@ type host struct {
 func newHost(t *testing.T, network *simnet.Net, addr string, cfg Config) *host {
 	h := &host{t: t, net: network, addr: netip.MustParseAddr(addr)}
 	h.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	h.open(cfg)
+	return h
+}
+
+// open makes the device and the manager.
+func (h *host) open(cfg Config) {
 	rcfg := rxe.Config{
-		Name: "rxe0", Addrs: []netip.Addr{h.addr}, Network: network, Fabric: &rxe.Fabric{}, Rand: rand.New(rand.NewPCG(7, uint64(h.addr.As16()[15]))),
+		Name: "rxe0", Addrs: []netip.Addr{h.addr}, Network: h.net, Fabric: &rxe.Fabric{}, Rand: rand.New(rand.NewPCG(7, uint64(h.addr.As16()[15]))),
 		Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true, MAC: []byte{2, 0, 0, 0, 0, h.addr.As16()[15]}},
 	}
 	h.slot = ibslot.New(&h.core, "rxe0", rxe.NewHardware(rcfg), nil)
@@ -52,7 +58,6 @@ func newHost(t *testing.T, network *simnet.Net, addr string, cfg Config) *host {
 	var err error
 	h.m, err = New(&h.core, cfg)
 	h.must(err)
-	return h
 }
 
 func (h *host) close() {

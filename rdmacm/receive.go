@@ -56,6 +56,10 @@ func (m *Manager) handle(a *agent, r received) {
 			a.send(r.from, r.tid, &msg.DREP{LocalCommID: x.RemoteCommID, RemoteCommID: x.LocalCommID})
 			return
 		}
+		if x.RemoteQPN != c.localQPN { // (cm_dreq_handler)
+			m.stats.Unknown.Add(1)
+			return
+		}
 		d := c.Receive(msg.AttrDREQ, 0, 0)
 		if d.Event == conn.None {
 			m.stats.Duplicates.Add(1)
@@ -63,6 +67,11 @@ func (m *Manager) handle(a *agent, r received) {
 			c.tid = r.tid
 		}
 		m.do(c, d)
+		if c.owner == nil { // both sides have gone at once: there is no owner to agree
+			if d, ok := c.Call(conn.SendDREP, 0); ok {
+				m.do(c, d)
+			}
+		}
 	case *msg.DREP:
 		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
 			m.do(c, c.Receive(msg.AttrDREP, 0, 0))
@@ -101,16 +110,16 @@ func (m *Manager) refuse(a *agent, r *received, req *msg.REQ, why msg.Reason) {
 
 //verbena:held mu
 func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
-	key := peerID{x.LocalCAGUID, x.LocalCommID}
+	key := peerID{r.from.GRH.DGID, x.LocalCAGUID, x.LocalCommID}
 	if c := m.byPeer[key]; c != nil {
 		m.stats.Duplicates.Add(1)
-		if c.agent == a && c.to.GRH.DGID == r.from.GRH.DGID {
+		if c.agent == a {
 			m.do(c, c.Receive(msg.AttrREQ, 0, 0))
 		}
 		return
 	}
-	if old := m.byPeerQP[peerID{x.LocalCAGUID, x.LocalQPN}]; old != nil && x.Transport != msg.TransportExtended {
-		if old.agent == a && old.to.GRH.DGID == r.from.GRH.DGID { // or else somebody only says that he is that peer
+	if old := m.byPeerQP[peerID{key.from, key.guid, x.LocalQPN}]; old != nil && x.Transport != msg.TransportExtended {
+		if old.agent == a {
 			m.stale(old)
 		}
 		m.refuse(a, r, x, msg.ReasonStaleConnection)
@@ -153,7 +162,7 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 	c.Receive(msg.AttrREQ, 0, 0)
 	m.conns[c.local], m.byPeer[key] = c, c
 	if x.Transport != msg.TransportExtended {
-		m.byPeerQP[peerID{c.guid, c.remoteQPN}] = c
+		m.byPeerQP[c.peer(c.remoteQPN)] = c
 	}
 	id.conn, id.state = c, idConnected
 	m.tell(l, Event{Type: ConnectRequest, New: id, Data: data, Param: Param{
@@ -296,16 +305,17 @@ func (m *Manager) receiveREP(a *agent, r *received, x *msg.REP) {
 		m.do(c, c.Receive(msg.AttrREP, 0, 0))
 		return
 	}
-	if m.byPeerQP[peerID{x.LocalCAGUID, x.LocalQPN}] != nil || m.byPeer[peerID{x.LocalCAGUID, x.LocalCommID}] != nil {
+	from := c.to.GRH.DGID
+	if m.byPeerQP[peerID{from, x.LocalCAGUID, x.LocalQPN}] != nil || m.byPeer[peerID{from, x.LocalCAGUID, x.LocalCommID}] != nil {
 		a.send(r.from, r.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: x.LocalCommID, Of: msg.OfREP, Reason: msg.ReasonStaleConnection})
 		return
 	}
 	c.remote, c.guid, c.remoteQPN, c.sendPSN, c.tidREP = x.LocalCommID, x.LocalCAGUID, x.LocalQPN, x.StartingPSN, r.tid
 	c.depth, c.resources = x.ResponderResources, x.InitiatorDepth
 	c.rnrRetry = x.RNRRetryCount
-	m.byPeer[peerID{c.guid, c.remote}] = c
+	m.byPeer[c.peer(c.remote)] = c
 	if id := c.owner; id != nil && id.opts.Type != ib.QPTypeXRCInit {
-		m.byPeerQP[peerID{c.guid, c.remoteQPN}] = c
+		m.byPeerQP[c.peer(c.remoteQPN)] = c
 	}
 	d := c.Receive(msg.AttrREP, 0, 0)
 	d.Event = conn.None
@@ -326,8 +336,8 @@ func (m *Manager) receiveREJ(a *agent, r *received, x *msg.REJ) {
 	var c *connection
 	switch {
 	case x.Reason == msg.ReasonTimeout && x.InfoLength == 8:
-		c = m.byPeer[peerID{binary.BigEndian.Uint64(x.Info[:8]), x.LocalCommID}]
-		if c != nil && (c.agent != a || c.to.GRH.DGID != r.from.GRH.DGID) {
+		c = m.byPeer[peerID{r.from.GRH.DGID, binary.BigEndian.Uint64(x.Info[:8]), x.LocalCommID}]
+		if c != nil && c.agent != a {
 			c = nil
 		}
 	case x.Of == msg.OfREQ && x.LocalCommID == 0:

@@ -1,0 +1,115 @@
+package rdmacm
+
+import (
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/rdmacm/conn"
+	"verbena/rdmacm/msg"
+)
+
+// forgedREQ is a request by which an address says that it is a node with a GUID.
+func forgedREQ(from netip.Addr, to *host, guid uint64, commID, qpn uint32) []byte {
+	return msg.Append(nil, 1, &msg.REQ{
+		LocalCommID: commID, ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort), LocalCAGUID: guid, LocalQPN: qpn, PathMTU: 3,
+		Primary: msg.Path{LocalGID: msg.GID(ib.GIDFromAddr(from))},
+		Data:    msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: 1, Src: from, Dst: to.addr}),
+	})
+}
+
+// TestImpostor: an address that says that it is another node neither ends that one's connections nor takes its numbers.
+func TestImpostor(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb log
+		b.listen(msg.PortSpaceTCP, testPort, &lb)
+		p := &couple{a: a, b: b, c: a.resolve(msg.PortSpaceTCP, b, testPort, &la)}
+		guid := p.c.View().GUID
+		stranger := netip.MustParseAddr("10.0.0.9")
+		requests := 0
+		for qpn := range uint32(4) {
+			b.deliver(stranger, forgedREQ(stranger, b, guid, qpn+1, qpn+1))
+			requests++
+		}
+		for _, e := range lb.take(time.Millisecond) {
+			if requests--; e.Type != ConnectRequest {
+				t.Errorf("got %v", e.Type)
+			}
+		}
+		if requests != 0 {
+			t.Errorf("%d requests of the stranger were refused", requests)
+		}
+		// The node itself, with numbers that the stranger has used.
+		a.must(p.c.Connect(Param{QPN: 2}, nil))
+		s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+		b.must(s.Accept(Param{QPN: 3}, nil))
+		la.expect(t, time.Millisecond, ConnectResponse)
+		a.must(p.c.Complete())
+		lb.expect(t, time.Millisecond, Established)
+		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 2)) // it has used the number itself: its own is stale
+		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 77))
+		for _, e := range lb.take(time.Millisecond) {
+			if e.Type != ConnectRequest {
+				t.Errorf("got %v", e.Type)
+			}
+		}
+		if s.conn == nil || s.conn.State != conn.Established {
+			t.Error("the connection has ended")
+		}
+	})
+}
+
+// TestForgedEnd: a DREQ ends a connection only if it names the queue pair. (cm_dreq_handler)
+func TestForgedEnd(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb log
+		b.listen(msg.PortSpaceTCP, testPort, &lb)
+		c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+		a.must(c.Connect(Param{QPN: 2}, nil))
+		s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+		b.must(s.Accept(Param{QPN: 3}, nil))
+		la.expect(t, time.Millisecond, ConnectResponse)
+		a.must(c.Complete())
+		lb.expect(t, time.Millisecond, Established)
+		for _, end := range []struct {
+			h    *host
+			from netip.Addr
+			qpn  uint32
+			of   *connection
+			want []EventType
+		}{
+			{b, a.addr, 2, s.conn, nil}, {a, b.addr, 3, c.conn, nil}, {b, netip.MustParseAddr("10.0.0.9"), 3, s.conn, nil},
+			{b, a.addr, 3, s.conn, []EventType{Disconnected}},
+		} {
+			end.h.deliver(end.from, msg.Append(nil, 1, &msg.DREQ{LocalCommID: end.of.remote, RemoteCommID: end.of.local, RemoteQPN: end.qpn}))
+			lb.expect(t, time.Millisecond, end.want...)
+			la.expect(t, 0)
+		}
+	})
+}
+
+// TestBothGo: a connection whose two owners go at the same time is forgotten at both ends.
+func TestBothGo(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb log
+		b.listen(msg.PortSpaceTCP, testPort, &lb)
+		c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+		a.must(c.Connect(Param{QPN: 2}, nil))
+		s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+		b.must(s.Accept(Param{QPN: 3}, nil))
+		la.expect(t, time.Millisecond, ConnectResponse)
+		a.must(c.Complete())
+		lb.expect(t, time.Millisecond, Established)
+		c.Destroy()
+		s.Destroy()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		for _, h := range []*host{a, b} {
+			if n := len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP); n > 0 {
+				t.Errorf("%v remembers %d entries", h.addr, n)
+			}
+		}
+	})
+}

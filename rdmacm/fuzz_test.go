@@ -1,0 +1,259 @@
+package rdmacm
+
+import (
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/link/simnet"
+	"verbena/rdmacm/conn"
+	"verbena/rdmacm/msg"
+	"verbena/roce"
+)
+
+// deliver hands a datagram to the host's general services queue pair, as one of an address.
+func (h *host) deliver(from netip.Addr, mad []byte) {
+	b := make([]byte, slotLen)
+	b[20] = 0x45
+	src, dst := from.As4(), h.addr.As4()
+	copy(b[32:], src[:])
+	copy(b[36:], dst[:])
+	copy(b[roce.GRHLen:], mad)
+	h.m.agents[0].handle(&ib.WC{Flags: ib.WCGRH, ByteLen: slotLen}, b)
+}
+
+// script is what a fuzz target does, byte by byte; zeros when there is no more.
+type script []byte
+
+func (s *script) byte() (b byte) {
+	if len(*s) > 0 {
+		b, *s = (*s)[0], (*s)[1:]
+	}
+	return b
+}
+
+func (s *script) bytes(n int) []byte {
+	n = min(n, len(*s))
+	b := (*s)[:n]
+	*s = (*s)[n:]
+	return b
+}
+
+// pick returns one of a list, the zero value of none.
+func pick[T any](s *script, list []T) (v T) {
+	if n := len(list); n > 0 {
+		v = list[int(s.byte())%n]
+	}
+	return v
+}
+
+// forger sends what the script says to a manager whose owner does what it says.
+type forger struct {
+	*script
+	t       *testing.T
+	h       *host
+	log     log
+	ids     []*ID
+	honest  *connection // of an established connection with somebody else
+	victims uint32      // the queue pair's number at its other end
+}
+
+var forgers = []netip.Addr{netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.4"), netip.MustParseAddr("10.0.0.1")}
+
+// numbers are the communication IDs that mean something to the manager, and some that do not.
+func (f *forger) numbers() []uint32 {
+	f.h.m.mu.Lock()
+	defer f.h.m.mu.Unlock()
+	list := []uint32{0, 1, 2, 3}
+	for _, n := range slices.Sorted(maps.Keys(f.h.m.conns)) {
+		list = append(list, n, f.h.m.conns[n].remote)
+	}
+	return append(list, slices.Sorted(maps.Keys(f.h.m.sidr))...)
+}
+
+// packet delivers a message: of arbitrary bytes behind a header, or one that makes sense, a few bytes of it changed.
+func (f *forger) packet() {
+	attr := msg.AttrREQ + msg.Attribute(f.byte()%13)
+	mad := make([]byte, msg.Len)
+	n := f.numbers()
+	// Not the address that the honest connection leads to: that is allowed to end it.
+	from := pick(f.script, forgers)
+	guid := []uint64{f.honest.guid, 1, 2}
+	data := msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: 1, Src: from, Dst: f.h.addr})
+	var m msg.Message
+	switch attr {
+	case msg.AttrREQ:
+		m = &msg.REQ{
+			LocalCommID: pick(f.script, n), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort+uint16(f.byte()%4)), LocalCAGUID: pick(f.script, guid),
+			LocalQPN: pick(f.script, []uint32{f.victims, f.victims + 1, 5}), PathMTU: 3, Primary: msg.Path{LocalGID: msg.GID(ib.GIDFromAddr(from))}, Data: data,
+		}
+	case msg.AttrMRA:
+		m = &msg.MRA{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3), ServiceTimeout: f.byte() & 31}
+	case msg.AttrREJ:
+		m = &msg.REJ{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3), Reason: msg.Reason(f.byte() & 63)}
+	case msg.AttrREP:
+		m = &msg.REP{
+			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), LocalCAGUID: pick(f.script, guid), LocalQPN: pick(f.script, []uint32{f.victims, f.victims + 1, 5}),
+		}
+	case msg.AttrRTU:
+		m = &msg.RTU{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
+	case msg.AttrDREQ:
+		m = &msg.DREQ{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), RemoteQPN: pick(f.script, []uint32{f.victims + 100, 7})}
+	case msg.AttrDREP:
+		m = &msg.DREP{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
+	case msg.AttrLAP:
+		m = &msg.LAP{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
+	case msg.AttrSIDRREQ:
+		m = &msg.SIDRREQ{RequestID: pick(f.script, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, testPort+uint16(f.byte()%4)), Data: data}
+	case msg.AttrSIDRREP:
+		m = &msg.SIDRREP{RequestID: pick(f.script, n), Status: msg.SIDRStatus(f.byte() & 3), QPN: 9, QKey: 9}
+	default:
+		copy(mad, msg.Append(nil, 1, &msg.APR{}))
+		binary.BigEndian.PutUint16(mad[16:], uint16(attr))
+	}
+	if m != nil {
+		mad = msg.Append(nil, uint64(f.byte()), m)
+	}
+	switch how := f.byte(); how & 3 {
+	case 1: // some bytes are others
+		for range how >> 5 {
+			mad[f.byte()] ^= f.byte()
+		}
+	case 2: // the rest is anything
+		copy(mad[24:], f.bytes(int(f.byte())))
+	case 3:
+		copy(mad, f.bytes(int(f.byte())))
+	}
+	f.h.deliver(from, mad)
+}
+
+// call has the owner do something with an ID.
+func (f *forger) call() {
+	for _, e := range f.log.take(0) {
+		if e.New != nil {
+			f.ids = append(f.ids, e.New)
+		}
+	}
+	id := pick(f.script, f.ids)
+	what := f.byte() % 14
+	if id == nil || what == 0 {
+		if len(f.ids) < 16 {
+			space := pick(f.script, []msg.PortSpace{msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIB})
+			f.ids = append(f.ids, f.h.id(space, &f.log))
+		}
+		return
+	}
+	at := netip.AddrPortFrom(pick(f.script, append(slices.Clone(forgers), netip.IPv4Unspecified(), netip.IPv6Unspecified())), testPort+uint16(f.byte()%4))
+	p := Param{QPN: 7, ResponderResources: f.byte(), InitiatorDepth: f.byte(), RetryCount: 9, RNRRetryCount: 9}
+	data := make([]byte, f.byte())
+	switch what {
+	case 1:
+		_ = id.Bind(at)
+	case 2:
+		_ = id.Listen(int(f.byte() & 3))
+	case 3:
+		_ = id.ResolveAddr(netip.AddrPort{}, at)
+		synctest.Wait()
+	case 4:
+		_ = id.ResolveRoute()
+	case 5:
+		_ = id.Connect(p, data)
+	case 6:
+		_ = id.Accept(p, data)
+	case 7:
+		_ = id.Complete()
+	case 8:
+		_ = id.Reject(msg.Reason(f.byte()), data)
+	case 9:
+		_ = id.Disconnect()
+	case 10:
+		_ = id.Establish()
+	case 11:
+		_, _, _ = id.QPAttr(ib.QPState(f.byte()))
+		id.View()
+		_ = id.SetOption(Option(f.byte()%5), f.byte())
+	case 12:
+		_, _ = id.Join(at.Addr())
+		id.Settle()
+	case 13:
+		id.Destroy()
+		f.ids = slices.DeleteFunc(f.ids, func(o *ID) bool { return o == id })
+	}
+}
+
+// FuzzPackets: whatever arrives from others in whatever state, the manager goes on, a connection with somebody else stays,
+// that one can connect again, and nothing is left in the end.
+func FuzzPackets(f *testing.F) {
+	// A listener, a request, its acceptance, and the end; a connection to nobody, and its answers; a datagram service.
+	for a := range byte(13) {
+		f.Add([]byte{2, 0, 0, 2, 0, 1, 3, 0, 0, 0, 0, 0, 2, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, a, 0, 4, 5, 0, 0, 0, 3, 1})
+	}
+	f.Add([]byte{2, 0, 0, 0, 2, 0, 3, 0, 0, 0, 0, 0, 3, 2, 0, 4, 0, 0, 0, 0, 0, 2, 0, 5, 0, 0, 0, 0, 0, 3, 0, 3, 0, 3, 3, 3, 3, 3, 1, 0, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) > 1<<12 {
+			return
+		}
+		s := script(b)
+		synctest.Test(t, func(t *testing.T) {
+			network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+			fast := Config{Timeout: 12, Retries: 3}
+			// Without the checker of the contract, which takes most of the time, and which other tests have.
+			a, peer := &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.1")}, &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.2")}
+			a.open(fast)
+			peer.open(fast)
+			defer peer.close()
+			defer a.close()
+			fz := &forger{script: &s, t: t, h: a, victims: 0x17}
+			var la, lp log
+			l := a.listen(msg.PortSpaceTCP, 2000, &la)
+			join := func(qpn uint32) (*ID, *ID) {
+				c := peer.resolve(msg.PortSpaceTCP, a, 2000, &lp)
+				peer.must(c.Connect(Param{QPN: qpn}, nil))
+				r := la.expect(t, time.Millisecond, ConnectRequest)[0].New
+				a.must(r.Accept(Param{QPN: qpn + 100}, nil))
+				lp.expect(t, time.Millisecond, ConnectResponse)
+				peer.must(c.Complete())
+				la.expect(t, time.Millisecond, Established)
+				return c, r
+			}
+			c, r := join(fz.victims)
+			fz.honest = r.conn
+			for range 100 {
+				if len(s) == 0 {
+					break
+				}
+				switch s.byte() & 3 {
+				case 0, 1:
+					fz.packet()
+				case 2:
+					fz.call()
+				case 3:
+					time.Sleep([]time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, 10 * time.Second}[s.byte()&3])
+				}
+				synctest.Wait()
+			}
+			if got := append(la.take(time.Millisecond), lp.take(0)...); len(got) > 0 || r.conn != fz.honest || r.conn.State != conn.Established {
+				t.Errorf("a connection with somebody else got %v", types(got))
+			}
+			c2, r2 := join(fz.victims + 1)
+			for _, e := range fz.log.take(0) {
+				if e.New != nil {
+					fz.ids = append(fz.ids, e.New)
+				}
+			}
+			for _, id := range append(fz.ids, c, r, c2, r2, l) {
+				id.Destroy()
+			}
+			time.Sleep(2 * time.Minute) // an MRA asks for 68 s, and timewait is 9 s
+			synctest.Wait()
+			if n := len(a.m.ids) + len(a.m.conns) + len(a.m.byPeer) + len(a.m.byPeerQP) + len(a.m.sidr) + len(a.m.services) + len(a.m.ports) + a.m.held; n > 0 {
+				t.Errorf("%d entries are left: ids %d, conns %d, by peer %d and %d, sidr %d, services %d", n, len(a.m.ids), len(a.m.conns), len(a.m.byPeer), len(a.m.byPeerQP), len(a.m.sidr), len(a.m.services))
+			}
+		})
+	})
+}
