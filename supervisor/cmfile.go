@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/ib"
 	"verbena/internal/quota"
 	"verbena/rdmacm/ucma"
 	"verbena/umem"
@@ -30,51 +31,107 @@ import (
 // cmDevice is the name of the file.
 const cmDevice = "rdma_cm"
 
-// cmPipe is the service's end of the pipe of an open file.
+// cmPipe is the service's end of the pipe of an open file. A program that reads from the pipe itself, into memory that
+// does not answer, keeps the kernel's lock of it, and holds up whoever writes or reads it then. So nothing that others
+// need is held meanwhile, and the thread counts as one of the user's.
 type cmPipe struct {
-	end *os.File // for writing
+	end  *os.File // for writing
+	user *quota.User
 
 	mu   sync.Mutex
-	fd   int  // of end; -1: closed
-	full bool // there is a byte in the pipe
+	fd   int           // of end; -1: closed
+	want bool          // there are events
+	full bool          // there is a byte in the pipe
+	busy chan struct{} // closed when the thread that makes them equal has ended; nil: there is none
+	over bool          // close was called
 }
 
 // pipeDescriptors is what a file costs the service: the end, and for a moment the other.
 const pipeDescriptors = 2
 
-// ready puts a byte into the pipe, or takes it out. It does not sleep. (ucma.Config)
+// pipePatience is how long a call waits for another thread to bring the pipe up to date.
+const pipePatience = 100 * time.Millisecond
+
+// ready notes whether there are events. The pipe follows soon, see settle. It does not sleep. (ucma.Config)
 func (p *cmPipe) ready(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.fd < 0 || on == p.full {
-		return
+	if p.want = on; p.want != p.full && p.busy == nil && p.fd >= 0 {
+		go p.settle()
 	}
-	p.full = on
-	if on {
-		//verbena:allow nosleep the pipe is empty, and does not block
-		_, _ = unix.Write(p.fd, []byte{0})
-		return
-	}
-	// The only lasting descriptor of the reading end is the program's, so that its closing can be seen.
-	//verbena:allow nosleep it opens and reads a pipe, without blocking
-	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(p.fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		p.full = true // out of descriptors: the program looks once in vain
-		return
-	}
-	var b [16]byte
-	//verbena:allow nosleep a pipe that does not block
-	_, _ = unix.Read(fd, b[:])
-	//verbena:allow nosleep the end of a pipe waits for nobody
-	unix.Close(fd)
 }
 
-// close closes the end.
+// settle puts a byte into the pipe, or takes it out, until poll(2) says what ready was told. It may sleep as long as the
+// program wants.
+func (p *cmPipe) settle() {
+	for {
+		p.mu.Lock()
+		if busy := p.busy; busy != nil && p.want != p.full {
+			p.mu.Unlock()
+			timer := time.NewTimer(pipePatience)
+			select {
+			case <-busy:
+				timer.Stop()
+				continue
+			case <-timer.C:
+				return
+			}
+		}
+		if p.over || p.fd < 0 || p.want == p.full || p.user.Take(quota.Workers, 1) != nil {
+			p.mu.Unlock()
+			return
+		}
+		p.busy = make(chan struct{})
+		on, fd := p.want, p.fd
+		p.mu.Unlock()
+		ok := setPipe(fd, on)
+		p.user.Give(quota.Workers, 1)
+		p.mu.Lock()
+		close(p.busy)
+		p.busy = nil
+		if ok {
+			p.full = on
+		}
+		over := p.over
+		p.mu.Unlock()
+		if over {
+			p.close()
+		}
+		if over || !ok { // out of descriptors: the program looks once in vain
+			return
+		}
+	}
+}
+
+// setPipe puts a byte into a pipe by its writing end, or takes it out.
+func setPipe(fd int, full bool) bool {
+	if full {
+		_, _ = unix.Write(fd, []byte{0})
+		return true
+	}
+	// The only lasting descriptor of the reading end is the program's, so that its closing can be seen.
+	other, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	var b [16]byte
+	_, _ = unix.Read(other, b[:])
+	unix.Close(other)
+	return true
+}
+
+// close closes the end, at once or when a thread that uses it has done so.
 func (p *cmPipe) close() {
 	p.mu.Lock()
-	p.fd = -1
+	p.over = true
+	now := p.busy == nil && p.fd >= 0
+	if now {
+		p.fd = -1
+	}
 	p.mu.Unlock()
-	p.end.Close()
+	if now {
+		p.end.Close()
+	}
 }
 
 // watch calls gone when the program has closed its end for good, or close was called.
@@ -176,7 +233,7 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 	}
 	f.inode = inode{st.Dev, st.Ino}
 	f.waits.left = make(chan struct{})
-	f.pipe = &cmPipe{end: os.NewFile(uintptr(ends[1]), cmDevice), fd: ends[1]}
+	f.pipe = &cmPipe{end: os.NewFile(uintptr(ends[1]), cmDevice), fd: ends[1], user: p.user}
 	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.alive, Ready: f.pipe.ready})
 	f.file = cmFile{f.cm}
 	s := t.sup
@@ -208,6 +265,8 @@ type cmCaller struct {
 	space umem.Space
 	w     *worker // nil: it has
 	trace *callTrace
+	other *openFile   // that CMFile has found
+	user  *quota.User // who has opened the file
 }
 
 func (c *cmCaller) Space() umem.Space { return c.space }
@@ -235,7 +294,26 @@ func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 	if f == nil || f.cm == nil {
 		return nil, fmt.Errorf("descriptor %d is none of %s: %w", fd, cmDevice, syscall.EINVAL)
 	}
+	c.other = f
 	return f.cm, nil
+}
+
+// MayConnect reports whether a queue pair is of the user who has opened the file, or of the caller's. Root may say anything.
+func (c *cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
+	if c.w == nil {
+		return false
+	}
+	s := c.w.session.sup
+	owner, ok := s.server.queuePairUser(dev, num)
+	if ok && owner == c.user {
+		return true
+	}
+	th, err := c.w.look()
+	if err != nil {
+		return false
+	}
+	defer th.close()
+	return th.id.uids.effective == 0 || ok && owner == s.cfg.Quota.User(th.id.uids.real)
 }
 
 // MayBindLowPorts reports whether the caller has CAP_NET_BIND_SERVICE in this process's user namespace.
@@ -263,8 +341,12 @@ func (w *worker) NetRaw() bool {
 
 // cmCommand answers a command on the file, which was entered. A GET_EVENT that has to wait is answered later.
 func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
-	c := &cmCaller{space: w.Space(), w: w, trace: w.trace}
+	c := &cmCaller{space: w.Space(), w: w, trace: w.trace, user: f.user}
 	n, taken, err := f.cm.Write(c, w.n.args[1], int(min(w.n.args[2], 1<<20)))
+	f.pipe.settle()
+	if c.other != nil {
+		c.other.pipe.settle()
+	}
 	switch {
 	case errors.Is(err, ucma.ErrNoEvent):
 		if w.known.stale {
@@ -393,6 +475,7 @@ func (d *deferred) try() bool {
 	if errors.Is(err, ucma.ErrNoEvent) {
 		return stillTrapped(d.session.fd, d.n.id) != nil
 	}
+	d.f.pipe.settle()
 	if !d.answer(verdict{val: int64(n), err: err}) && taken != nil {
 		taken.Undo()
 	}

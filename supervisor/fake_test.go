@@ -22,6 +22,7 @@ import (
 
 	"verbena/ib"
 	"verbena/ib/ibfake"
+	"verbena/internal/quota"
 	"verbena/internal/testutil"
 	"verbena/umem"
 	"verbena/uverbs"
@@ -84,7 +85,8 @@ func (s *fakeServer) devices() []device {
 	return append([]device(nil), s.devs...)
 }
 
-func (s *fakeServer) resources() []uverbs.ContextInfo { return nil }
+func (s *fakeServer) queuePairUser(*ib.Device, uint32) (*quota.User, bool) { return nil, false }
+func (s *fakeServer) resources() []uverbs.ContextInfo                      { return nil }
 
 func (s *fakeServer) onChange(f func()) {
 	s.mu.Lock()

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/ib"
 	"verbena/internal/quota"
 	"verbena/rdmacm/ucma"
 	"verbena/umem"
@@ -83,6 +84,7 @@ type server interface {
 	open(name string, p uverbs.Process, m uverbs.Memory) (commandFile, error)
 	onChange(func())
 	resources() []uverbs.ContextInfo
+	queuePairUser(dev *ib.Device, num uint32) (*quota.User, bool)
 }
 
 // commandFile is a uverbs.File.
@@ -111,6 +113,10 @@ func (s uverbsServer) open(name string, p uverbs.Process, m uverbs.Memory) (comm
 }
 
 func (s uverbsServer) onChange(f func()) { s.OnChange(f) }
+
+func (s uverbsServer) queuePairUser(dev *ib.Device, num uint32) (*quota.User, bool) {
+	return s.QueuePairUser(dev, num)
+}
 
 func (s uverbsServer) resources() []uverbs.ContextInfo { return s.Resources() }
 

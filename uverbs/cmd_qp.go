@@ -43,6 +43,7 @@ func (o *qpObject) destroy() error {
 		o.f.bells.add(o)
 		return err
 	}
+	o.f.dev.queuePairs.CompareAndDelete(o.Num(), o)
 	o.reported = o.asyncEvents.retire(&o.async)
 	o.xrcd.unuse()
 	return nil
@@ -178,6 +179,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 	o.user, _ = user.Queue(o.QP)
 	obj := f.objects.add(o)
 	o.handle = obj.handle
+	f.dev.queuePairs.Store(o.Num(), o)
 	f.bells.add(o)
 	c.created(obj)
 	granted := o.Init().Cap

@@ -78,6 +78,21 @@ func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
 // who opened them. It may sleep.
 func (s *Server) Close() { s.core.UnregisterClient(&s.client) }
 
+// QueuePairUser returns the user who is charged for a queue pair of a device; false if no program has one of that number.
+// It does not sleep.
+func (s *Server) QueuePairUser(dev *ib.Device, num uint32) (*quota.User, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.devices {
+		if d != nil && d.ib.Same(dev) {
+			if o, ok := d.queuePairs.Load(num); ok {
+				return o.(*qpObject).f.user, true
+			}
+		}
+	}
+	return nil, false
+}
+
 // Devices are the present devices in the order of their minor numbers.
 func (s *Server) Devices() []*Device {
 	s.mu.Lock()
@@ -184,6 +199,8 @@ type Device struct {
 	files map[*File]struct{}
 
 	xrc xrcDomains
+
+	queuePairs sync.Map // *qpObject by number; XRC targets, which belong to nobody, excepted
 }
 
 // Name is the name of the device file, such as uverbs0.

@@ -331,10 +331,23 @@ func (k *call) resolve(id uint32, src, dst sockaddr) error {
 	if err != nil {
 		return err
 	}
+	if f := k.f; f.unread(c) >= maxUnread {
+		return fmt.Errorf("%d events of the ID have not been taken: %w", maxUnread, syscall.ENOMEM)
+	}
 	if dst.family == afIB || src.family == afIB {
 		return fmt.Errorf("addresses of InfiniBand lead nowhere on Ethernet: %w", syscall.ENODEV)
 	}
 	return c.cm.ResolveAddr(src.ip, dst.ip)
+}
+
+// maxUnread bounds the events of an ID that fails to resolve an address, again and again, and whose program does not take
+// them. Everything else that makes events changes the ID's state.
+const maxUnread = 64
+
+func (f *File) unread(c *context) int {
+	f.srv.mu.Lock()
+	defer f.srv.mu.Unlock()
+	return c.unread
 }
 
 func (k *call) resolveRoute() error {
@@ -469,7 +482,21 @@ func (k *call) connect() error {
 		return fmt.Errorf("without parameters: %w", syscall.EINVAL)
 	}
 	p, data := param(&cmd.ConnParam)
+	if err := k.owns(c, p.QPN); err != nil {
+		return err
+	}
 	return c.cm.Connect(p, data)
+}
+
+// owns refuses the number of a queue pair that is not the caller's.
+func (k *call) owns(c *context, qpn uint32) error {
+	switch c.cm.Type() {
+	case ib.QPTypeRC, ib.QPTypeUC:
+		if dev := c.cm.View().Device; dev != nil && !k.c.MayConnect(dev, qpn&0xffffff) {
+			return fmt.Errorf("queue pair %d is not the caller's: %w", qpn, syscall.EINVAL)
+		}
+	}
+	return nil
 }
 
 func (k *call) listen() error {
@@ -488,6 +515,15 @@ func (k *call) listen() error {
 func (k *call) accept() error {
 	cmd := decode[ucm.Accept](k)
 	s := k.f.srv
+	if cmd.ConnParam.Valid != 0 {
+		c, err := k.f.find(cmd.ID)
+		if err == nil {
+			err = k.owns(c, cmd.ConnParam.QPNum)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	s.mu.Lock() // no event comes between the acceptance and the program's name for the ID
 	defer s.mu.Unlock()
 	c, err := k.f.lookup(cmd.ID)
@@ -692,11 +728,17 @@ func (s *Server) leave(g *group) uint32 {
 		return g.reported
 	}
 	delete(s.groups, g.id)
+	g.left = true
 	g.ctx.user.Give(quota.CMIDs, 1)
 	is := func(o *group) bool { return o == g }
 	g.ctx.groups = slices.DeleteFunc(g.ctx.groups, is)
 	f := g.ctx.file
-	f.events = slices.DeleteFunc(f.events, func(e *event) bool { return e.group == g })
+	f.events = slices.DeleteFunc(f.events, func(e *event) bool {
+		if e.group == g {
+			e.ctx.unread--
+		}
+		return e.group == g
+	})
 	s.signal(f)
 	g.member.Leave()
 	return g.reported
@@ -770,8 +812,8 @@ func (s *Server) move(c *context, to *File) {
 			continue
 		}
 		to.events = append(to.events, e)
-		if e.request != nil {
-			moved = append(moved, e.request)
+		if r := e.request; r != nil && r.file == from {
+			moved = append(moved, r)
 		}
 	}
 	from.events = kept

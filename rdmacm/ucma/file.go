@@ -23,6 +23,9 @@ type Caller interface {
 	// CMFile finds the file that the caller has under a descriptor. EINVAL if it is none of this package's. It may
 	// sleep.
 	CMFile(fd int) (*File, error)
+	// MayConnect reports whether the caller may say that a queue pair of a device is the end of a connection of its own. By
+	// the number of another user's it would end that one's connections: their peers would think them stale. It may sleep.
+	MayConnect(dev *ib.Device, num uint32) bool
 	// MayBindLowPorts reports whether the caller has CAP_NET_BIND_SERVICE. It may sleep.
 	MayBindLowPorts() bool
 }
@@ -85,6 +88,7 @@ type context struct {
 	reported uint32 // events that the program was given
 	removed  bool   // the device has gone
 	gone     bool
+	unread   int // events that the program has not taken
 	groups   []*group
 }
 
@@ -95,6 +99,7 @@ type group struct {
 	ctx      *context
 	member   *rdmacm.Group
 	reported uint32
+	left     bool
 }
 
 // event is one that the program has not taken yet (struct ucma_event).
@@ -206,9 +211,15 @@ func (s *Server) drop(c *context) {
 	}
 	kept := f.events[:0:0]
 	for _, e := range f.events {
-		if e.ctx != c {
+		switch {
+		case e.request == c: // the program has guessed its number
+			e.ctx.unread--
+			continue
+		case e.ctx != c:
 			kept = append(kept, e)
-		} else if r := e.request; r != nil {
+			continue
+		}
+		if r := e.request; r != nil {
 			s.drop(r)
 			r.cm.Destroy()
 		}
@@ -313,6 +324,7 @@ func (s *Server) request(l *context, e rdmacm.Event) {
 //verbena:held mu
 func (s *Server) queue(f *File, e *event) {
 	f.events = append(f.events, e)
+	e.ctx.unread++
 	s.signal(f)
 	s.wake(f, 1)
 }
@@ -407,6 +419,7 @@ func (f *File) take() (*Taken, error) {
 	}
 	e := f.events[0]
 	f.events = slices.Delete(f.events, 0, 1)
+	e.ctx.unread--
 	e.ctx.reported++
 	if e.group != nil {
 		e.group.reported++
@@ -432,6 +445,10 @@ func (t *Taken) Undo() {
 	if e.group != nil {
 		e.group.reported--
 	}
+	if e.group != nil && e.group.left || e.request != nil && e.request.gone {
+		return // the program has no use for it
+	}
+	e.ctx.unread++
 	f := e.ctx.file
 	f.events = slices.Insert(f.events, 0, e)
 	s.signal(f)

@@ -67,9 +67,14 @@ var makers = []maker{
 
 // queuePair makes one whose queues it does not map.
 func (p *pair) queuePair(t uapi.QPType, depth uint32) error {
-	_, _, err := command[uapi.CreateQPResp](p.device, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq, RecvCQHandle: p.cq,
-		MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
+	_, err := p.unmapped(t, depth)
 	return err
+}
+
+func (p *pair) unmapped(t uapi.QPType, depth uint32) (uapi.CreateQPResp, error) {
+	r, _, err := command[uapi.CreateQPResp](p.device, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq, RecvCQHandle: p.cq,
+		MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
+	return r, err
 }
 
 // fill makes objects of a kind until it is refused one or has the number; "all" has objects of every kind made in random

@@ -5,6 +5,15 @@
 //	rawverbs reveal           makes objects and prints their numbers; then a message for each line of input
 //	rawverbs intrude NUMBERS  tries everything on the objects with another program's numbers; prints what does not fail
 //	rawverbs fill KIND N      makes N objects of a kind, or of "all", fewer if it is refused; a message for each line of input
+//	rawverbs cm-neighbour P   connects and disconnects by the connection manager at a port, once for each line of input
+//	rawverbs cm-keep PORT     keeps a connection; for each line it says what has become of it, and moves a message
+//	rawverbs cm-stall WHAT F  has the service wait for a page of a file
+//	rawverbs cm-fill KIND N   fill, for what the connection manager and netlink have
+//	rawverbs cm-claim A QPN   connects to an address by a queue pair that is not its own
+//	rawverbs cm-intrude N     tries everything on the IDs below N; prints what does not fail
+//	rawverbs cm-wait N        waits for an event in N threads
+//	rawverbs nl-unread N      asks for dumps on N netlink sockets, and reads no answer
+//	rawverbs nl-change        tries to make and remove devices by netlink
 //	rawverbs hoard SEED       makes objects at random, in threads and child processes too, until it is killed
 package main
 
@@ -41,8 +50,26 @@ func run(args []string) error {
 		return reveal()
 	case len(args) == 2 && args[0] == "intrude":
 		return intrude(args[1])
+	case len(args) == 2 && args[0] == "cm-neighbour":
+		return cmNeighbour(args[1])
+	case len(args) == 2 && args[0] == "cm-keep":
+		return cmKeeper(args[1])
+	case len(args) == 3 && args[0] == "cm-stall":
+		return cmStall(args[1], args[2])
+	case len(args) == 3 && args[0] == "cm-fill":
+		return cmFill(args[1], args[2])
+	case len(args) == 3 && args[0] == "cm-claim":
+		return cmClaim(args[1], args[2])
+	case len(args) == 2 && args[0] == "cm-intrude":
+		return cmIntrude(args[1])
+	case len(args) == 2 && args[0] == "cm-wait":
+		return cmWait(args[1])
+	case len(args) == 2 && args[0] == "nl-unread":
+		return nlUnread(args[1])
+	case len(args) == 1 && args[0] == "nl-change":
+		return nlChange()
 	}
-	return errors.New("usage: rawverbs transfer | fill KIND N | hoard SEED | reveal | intrude NUMBERS")
+	return errors.New("usage: rawverbs transfer | fill KIND N | hoard SEED | reveal | intrude NUMBERS | cm-... | nl-...")
 }
 
 // pair is a connection of a program with itself.

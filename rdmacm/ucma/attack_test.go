@@ -1,0 +1,128 @@
+package ucma
+
+import (
+	"errors"
+	"net/netip"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	ibslot "verbena/ib/slot"
+	"verbena/rdmacm/msg"
+	"verbena/uapi"
+	"verbena/uapi/ucm"
+)
+
+// route takes a new ID as far as it needs no peer.
+func (p *program) route(to string) uint32 {
+	p.t.Helper()
+	id := p.create(msg.PortSpaceTCP, 5)
+	p.must(issue(p, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet, DstAddr: sockaddrOf(netip.MustParseAddrPort(to))}, 0))
+	p.event()
+	p.must(issue(p, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
+	p.event()
+	return id
+}
+
+// requested returns a listener of p's, and the ID of a request of q's that p has not taken.
+func requested(s *Server, p, q *program) (l, r uint32) {
+	l = p.create(msg.PortSpaceTCP, 6)
+	p.must(p.bind(l, "10.0.0.1:7001"))
+	p.must(issue(p, ucm.CmdListen, ucm.Listen{ID: l}, 0))
+	id := q.route("10.0.0.1:7001")
+	q.must(issue(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: ucm.ConnParam{QPNum: 1, Valid: 1}}, 0))
+	synctest.Wait()
+	return l, s.next
+}
+
+// TestGuessedRequest: a request that its program destroys before it takes the event leaves none.
+func TestGuessedRequest(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+		_, r := requested(s, p, q)
+		p.destroy(r)
+		if n := len(p.files[0].events); n > 0 || p.ready {
+			t.Errorf("%d events are left, ready %v", n, p.ready)
+		}
+	})
+}
+
+// TestGuessedMigration: a request that was moved before its listener was stays where it is, and in one table.
+func TestGuessedMigration(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+		p.files = append(p.files, s.Open(Config{}), s.Open(Config{}))
+		l, r := requested(s, p, q)
+		for i, id := range []uint32{r, l} {
+			m := ucm.MigrateID{Response: responseAt, ID: id}
+			p.must(p.raw(p.files[1+i], ucm.CmdMigrateID, uapi.AppendTo(nil, &m), 4))
+		}
+		if a, b := len(p.files[1].ids), len(p.files[2].ids); a != 1 || b != 1 || s.ids[r].file != p.files[1] {
+			t.Errorf("%d and %d IDs, want the request in one file and the listener in the other", a, b)
+		}
+	})
+}
+
+// TestUnread: an ID that fails again and again costs no more than some events.
+func TestUnread(t *testing.T) {
+	inWorld(t, func(t *testing.T, _ *Server, slot *ibslot.Slot, p, _ *program) {
+		id := p.create(msg.PortSpaceTCP, 5)
+		p.must(p.bind(id, "0.0.0.0:0"))
+		var err error
+		n := 0
+		to := ucm.ResolveAddr{ID: id, DstSize: sizeofInet, DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:1"))}
+		if err := slot.Unplug(); err != nil { // no address can be resolved
+			t.Fatal(err)
+		}
+		for n = 0; n < 10*maxUnread && err == nil; n++ {
+			err = issue(p, ucm.CmdResolveAddr, to, 0)
+			synctest.Wait()
+		}
+		n--
+		if !errors.Is(err, syscall.ENOMEM) || n != maxUnread {
+			t.Errorf("after %d: got %v, want ENOMEM", n, err)
+		}
+		for range n {
+			p.event()
+		}
+		if err = issue(p, ucm.CmdResolveAddr, to, 0); errors.Is(err, syscall.ENOMEM) {
+			t.Errorf("when they are taken: %v", err)
+		}
+	})
+}
+
+// TestLeftGroup: the event of a membership that was left meanwhile does not come back.
+func TestLeftGroup(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, _ *program) {
+		id := p.create(msg.PortSpaceUDP, 5)
+		p.must(p.bind(id, "10.0.0.1:0"))
+		p.must(issue(p, ucm.CmdJoinMcast, ucm.JoinMcast{
+			Response: responseAt, UID: 77, ID: id, AddrSize: sizeofInet, Addr: sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0")),
+		}, 4))
+		g := get[ucm.CreateIDResp](p).ID
+		p.event()
+		p.must(issue(p, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
+		p.taken.Undo()
+		if n := len(p.files[0].events); n > 0 {
+			t.Errorf("%d events are left", n)
+		}
+	})
+}
+
+// TestForeignQueuePair: nobody connects or accepts in the name of another user's queue pair.
+func TestForeignQueuePair(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+		_, r := requested(s, p, q)
+		p.event()
+		foreign := ucm.ConnParam{QPNum: foreignQP, Valid: 1}
+		if err := issue(p, ucm.CmdAccept, ucm.Accept{ID: r, ConnParam: foreign}, 0); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("accept: got %v, want EINVAL", err)
+		}
+		p.must(issue(p, ucm.CmdAccept, ucm.Accept{ID: r, ConnParam: ucm.ConnParam{QPNum: 3, Valid: 1}}, 0))
+		id := q.route("10.0.0.1:7001")
+		for _, qpn := range []uint32{foreignQP, 1<<24 | foreignQP} {
+			foreign.QPNum = qpn
+			if err := issue(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: foreign}, 0); !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("connect by %#x: got %v, want EINVAL", qpn, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,191 @@
+package ucma
+
+import (
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	ibslot "verbena/ib/slot"
+	"verbena/rdmacm/msg"
+	"verbena/uapi"
+	"verbena/uapi/ucm"
+)
+
+// script is what the fuzz target does, byte by byte; zeros when there is no more.
+type script []byte
+
+func (s *script) byte() (b byte) {
+	if len(*s) > 0 {
+		b, *s = (*s)[0], (*s)[1:]
+	}
+	return b
+}
+
+func pick[T any](s *script, list ...T) T { return list[int(s.byte())%len(list)] }
+
+// number is an ID or a membership of any file, or none.
+func (s *script) number(srv *Server) uint32 {
+	list := append(slices.Sorted(maps.Keys(srv.ids)), slices.Sorted(maps.Keys(srv.groups))...)
+	return pick(s, append(list, 0, 1000)...)
+}
+
+// addr is an address, and the size that the command says it has.
+func (s *script) addr() (ucm.Sockaddr, uint16) {
+	port := pick(s, uint16(0), 7001, 7002, 80)
+	a := sockaddrOf(netip.AddrPortFrom(netip.MustParseAddr(pick(s, "10.0.0.1", "0.0.0.0", "127.0.0.1", "::", "::1", "239.1.2.3", "10.0.0.9", "fe80::1")), port))
+	size := uint16(sizeofInet)
+	switch pick(s, 0, 0, 0, 1, 2, 3) {
+	case 1:
+		binary.NativeEndian.PutUint16(a[:], afIB)
+		size = sizeofIB
+	case 2:
+		size = uint16(s.byte())
+	default:
+		if binary.NativeEndian.Uint16(a[:]) != 2 {
+			size = sizeofInet6
+		}
+	}
+	return a, size
+}
+
+// command is the next one, with bytes that make sense.
+func (s *script) command(srv *Server) (ucm.Command, []byte) {
+	cmd := ucm.Command(s.byte()) % (ucm.NumCommands + 1)
+	response := pick(s, uint64(responseAt), responseAt, responseAt, 0)
+	id := s.number(srv)
+	p := ucm.ConnParam{QPNum: pick(s, uint32(1), 2, foreignQP), PrivateDataLen: s.byte(), Valid: pick(s, uint8(1), 1, 0), RetryCount: s.byte(), ResponderResources: 1}
+	enc := func(v []byte) (ucm.Command, []byte) { return cmd, v }
+	switch cmd {
+	case ucm.CmdCreateID:
+		return enc(uapi.AppendTo(nil, &ucm.CreateID{
+			UID: uint64(s.byte()), Response: response, PS: uint16(pick(s, msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIB, msg.PortSpaceIPoIB)), QPType: pick(s, uint8(2), 3, 4, 9),
+		}))
+	case ucm.CmdDestroyID, ucm.CmdLeaveMcast:
+		return enc(uapi.AppendTo(nil, &ucm.DestroyID{Response: response, ID: id}))
+	case ucm.CmdBindIP:
+		a, _ := s.addr()
+		return enc(uapi.AppendTo(nil, &ucm.BindIP{Addr: ucm.SockaddrIn6(a[:28]), ID: id}))
+	case ucm.CmdBind:
+		a, n := s.addr()
+		return enc(uapi.AppendTo(nil, &ucm.Bind{ID: id, AddrSize: n, Addr: a}))
+	case ucm.CmdResolveIP:
+		a, _ := s.addr()
+		return enc(uapi.AppendTo(nil, &ucm.ResolveIP{DstAddr: ucm.SockaddrIn6(a[:28]), ID: id}))
+	case ucm.CmdResolveAddr:
+		a, n := s.addr()
+		b, m := s.addr()
+		return enc(uapi.AppendTo(nil, &ucm.ResolveAddr{ID: id, SrcSize: pick(s, 0, m), SrcAddr: b, DstSize: n, DstAddr: a}))
+	case ucm.CmdResolveRoute, ucm.CmdDisconnect:
+		return enc(uapi.AppendTo(nil, &ucm.ResolveRoute{ID: id}))
+	case ucm.CmdQuery, ucm.CmdQueryRoute:
+		return enc(uapi.AppendTo(nil, &ucm.Query{Response: response, ID: id, Option: uint32(s.byte() & 3)}))
+	case ucm.CmdConnect:
+		return enc(uapi.AppendTo(nil, &ucm.Connect{ConnParam: p, ID: id}))
+	case ucm.CmdListen:
+		return enc(uapi.AppendTo(nil, &ucm.Listen{ID: id, Backlog: uint32(s.byte())}))
+	case ucm.CmdAccept:
+		return enc(uapi.AppendTo(nil, &ucm.Accept{UID: uint64(s.byte()), ConnParam: p, ID: id}))
+	case ucm.CmdReject:
+		return enc(uapi.AppendTo(nil, &ucm.Reject{ID: id, PrivateDataLen: s.byte(), Reason: pick(s, uint8(0), 28, 35, 1)}))
+	case ucm.CmdInitQPAttr:
+		return enc(uapi.AppendTo(nil, &ucm.InitQPAttr{Response: response, ID: id, QPState: uint32(s.byte() & 7)}))
+	case ucm.CmdGetEvent:
+		return enc(uapi.AppendTo(nil, &ucm.GetEvent{Response: response}))
+	case ucm.CmdSetOption:
+		return enc(uapi.AppendTo(nil, &ucm.SetOption{OptVal: responseAt, ID: id, Level: uint32(s.byte() & 1), OptName: uint32(s.byte() & 7), OptLen: pick(s, uint32(1), 4, 72)}))
+	case ucm.CmdNotify:
+		return enc(uapi.AppendTo(nil, &ucm.Notify{ID: id, Event: pick(s, uint32(uapi.EventCommEst), 0)}))
+	case ucm.CmdJoinIPMcast:
+		a, _ := s.addr()
+		return enc(uapi.AppendTo(nil, &ucm.JoinIPMcast{Response: response, UID: 9, Addr: ucm.SockaddrIn6(a[:28]), ID: id}))
+	case ucm.CmdJoinMcast:
+		a, n := s.addr()
+		return enc(uapi.AppendTo(nil, &ucm.JoinMcast{Response: response, UID: 9, ID: id, AddrSize: n, Addr: a}))
+	case ucm.CmdMigrateID:
+		return enc(uapi.AppendTo(nil, &ucm.MigrateID{Response: response, ID: id, FD: uint32(pick(s, 0, 1, 2, 3))}))
+	}
+	return cmd, make([]byte, s.byte())
+}
+
+// FuzzSession: two users with three files, one of which each of them has: whatever they write, nothing breaks, no file
+// reaches what belongs to another, what is not taken stays bounded, and nothing is left in the end.
+func FuzzSession(f *testing.F) {
+	for c := range byte(ucm.NumCommands) {
+		f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 20, 0, 0, 0, 0, 0, 1, 0, 0, 0, c, 0, 0, 0, 0, 0, 1})
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) > 1<<12 {
+			return
+		}
+		fuzzWorld(t, false, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+			in := script(b)
+			shared := s.Open(Config{User: p.files[0].cfg.User})
+			p.files = append(p.files, shared)
+			q.files = append(q.files, shared, p.files[0]) // to migrate from: given, as by SCM_RIGHTS
+			for range 200 {
+				if len(in) == 0 {
+					break
+				}
+				how := in.byte()
+				who := []*program{p, q}[how&1]
+				file := who.files[how>>1&1]
+				cmd, body := in.command(s)
+				if how&4 != 0 { // other bytes
+					for range in.byte() >> 6 {
+						if at := int(in.byte()); at < len(body) {
+							body[at] ^= in.byte()
+						}
+					}
+				}
+				foreign := false
+				if cmd < ucm.NumCommands && idAt[cmd] != 0 && cmd != ucm.CmdMigrateID && len(body) >= idAt[cmd]+4 {
+					id := binary.NativeEndian.Uint32(body[idAt[cmd]:])
+					c, g := s.ids[id], s.groups[id]
+					foreign = c != nil && c.file != file || g != nil && g.ctx.file != file
+				}
+				out := 400
+				if how&8 != 0 {
+					out = int(in.byte())
+				}
+				if err := who.raw(file, cmd, body, out); err == nil && foreign {
+					t.Errorf("%v: got no error for what is another file's", cmd)
+				}
+				switch how >> 4 & 7 {
+				case 1:
+					synctest.Wait()
+				case 2:
+					time.Sleep(time.Millisecond)
+				case 3:
+					time.Sleep(time.Second)
+				case 4:
+					if who.taken != nil {
+						who.taken.Undo()
+						who.taken = nil
+					}
+				case 5:
+					if how&8 != 0 {
+						file.Close()
+					}
+				}
+				for _, f := range []*File{p.files[0], q.files[0], shared} {
+					if most := (len(f.ids)+1)*maxUnread + len(s.groups) + MaxBacklog; len(f.events) > most {
+						t.Errorf("%d events that nobody has taken, want at most %d", len(f.events), most)
+					}
+					unread := 0
+					for c := range f.ids {
+						if unread += c.unread; c.file != f || s.ids[c.id] != c {
+							t.Errorf("ID %d is in the table of another file", c.id)
+						}
+					}
+					if unread != len(f.events) {
+						t.Errorf("%d events are counted, %d there are", unread, len(f.events))
+					}
+				}
+			}
+		})
+	})
+}

@@ -1,0 +1,575 @@
+package main
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/uapi"
+	"verbena/uapi/ucm"
+)
+
+// cmFile is an open rdma_cm.
+type cmFile struct {
+	fd  int
+	mem []byte // a command, and a page behind it the answer
+}
+
+func openCM() (*cmFile, error) {
+	fd, err := syscall.Open("/dev/infiniband/rdma_cm", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open rdma_cm: %w", err)
+	}
+	mem, err := syscall.Mmap(-1, 0, 8192, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+	return &cmFile{fd, mem}, err
+}
+
+func (f *cmFile) response() uint64 { return addressOf(f.mem[4096:]) }
+
+// put encodes a command at a place, and returns it.
+func put[C any](at []byte, cmd ucm.Command, v C, out int) []byte {
+	b := append(uapi.AppendTo(nil, &ucm.Hdr{Cmd: cmd, In: uint16(uapi.SizeOf[C]()), Out: uint16(out)}), uapi.AppendTo(nil, &v)...)
+	return at[:copy(at, b)]
+}
+
+func issue[C any](f *cmFile, cmd ucm.Command, v C) error {
+	if _, err := syscall.Write(f.fd, put(f.mem, cmd, v, 4096)); err != nil {
+		return fmt.Errorf("%v: %w", cmd, err)
+	}
+	return nil
+}
+
+func answered[R any](f *cmFile) R {
+	v, _ := uapi.Decode[R](f.mem[4096:])
+	return v
+}
+
+const (
+	spaceTCP = 0x0106
+	spaceUDP = 0x0111
+)
+
+func (f *cmFile) create(space uint16, uid uint64) (uint32, error) {
+	err := issue(f, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: f.response(), PS: space, QPType: uint8(uapi.QPTRC)})
+	return answered[ucm.CreateIDResp](f).ID, err
+}
+
+func (f *cmFile) destroy(id uint32) error {
+	return issue(f, ucm.CmdDestroyID, ucm.DestroyID{Response: f.response(), ID: id})
+}
+
+func sockaddr(a netip.AddrPort) (s ucm.Sockaddr) {
+	binary.NativeEndian.PutUint16(s[:], syscall.AF_INET)
+	binary.BigEndian.PutUint16(s[2:], a.Port())
+	v := a.Addr().As4()
+	copy(s[4:], v[:])
+	return s
+}
+
+const sizeofInet = 16
+
+func (f *cmFile) bind(id uint32, a netip.AddrPort) error {
+	return issue(f, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: sizeofInet, Addr: sockaddr(a)})
+}
+
+func (f *cmFile) listen(id uint32, a netip.AddrPort) error {
+	if err := f.bind(id, a); err != nil {
+		return err
+	}
+	return issue(f, ucm.CmdListen, ucm.Listen{ID: id})
+}
+
+func (f *cmFile) resolve(id uint32, a netip.AddrPort) error {
+	return issue(f, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, TimeoutMs: 2000, DstSize: sizeofInet, DstAddr: sockaddr(a)})
+}
+
+// event waits for an event.
+func (f *cmFile) event() (ucm.EventResp, error) {
+	err := issue(f, ucm.CmdGetEvent, ucm.GetEvent{Response: f.response()})
+	return answered[ucm.EventResp](f), err
+}
+
+// expect waits for an event of a type.
+func (f *cmFile) expect(typ uint32) (ucm.EventResp, error) {
+	e, err := f.event()
+	if err == nil && e.Event != typ {
+		err = fmt.Errorf("event %d of ID %d, status %d, want %d", e.Event, e.ID, int32(e.Status), typ)
+	}
+	return e, err
+}
+
+// Events (enum rdma_cm_event_type).
+const (
+	addrResolved   = 0
+	routeResolved  = 2
+	connectRequest = 4
+	connectAnswer  = 5
+	established    = 9
+	disconnected   = 10
+)
+
+func params(qpn uint32) ucm.ConnParam {
+	return ucm.ConnParam{QPNum: qpn, ResponderResources: 1, InitiatorDepth: 1, RetryCount: 7, RNRRetryCount: 7, Valid: 1}
+}
+
+// routed returns an ID with a route.
+func (f *cmFile) routed(a netip.AddrPort) (uint32, error) {
+	id, err := f.create(spaceTCP, 1)
+	if err == nil {
+		err = f.resolve(id, a)
+	}
+	if err == nil {
+		_, err = f.expect(addrResolved)
+	}
+	if err == nil {
+		err = issue(f, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id, TimeoutMs: 2000})
+	}
+	if err == nil {
+		_, err = f.expect(routeResolved)
+	}
+	return id, err
+}
+
+// cmPair is a program that connects with itself.
+type cmPair struct {
+	*pair
+	active, passive *cmFile
+	addr            netip.AddrPort
+	ids             [2]uint32
+}
+
+// newCMPair listens at a port of the device's address.
+func newCMPair(port string) (*cmPair, error) {
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil, err
+	}
+	c := &cmPair{}
+	if c.pair, err = newPair(); err != nil {
+		return nil, err
+	}
+	c.addr = netip.AddrPortFrom(netip.AddrFrom16(c.gid).Unmap(), uint16(n))
+	if c.active, err = openCM(); err != nil {
+		return nil, err
+	}
+	if c.passive, err = openCM(); err != nil {
+		return nil, err
+	}
+	l, err := c.passive.create(spaceTCP, 1)
+	if err == nil {
+		err = c.passive.listen(l, c.addr)
+	}
+	return c, err
+}
+
+// connect connects the two queue pairs, or rather says so.
+func (c *cmPair) connect() error {
+	id, err := c.active.routed(c.addr)
+	if err != nil {
+		return err
+	}
+	if err := issue(c.active, ucm.CmdConnect, ucm.Connect{ConnParam: params(c.qps[0].QPN), ID: id}); err != nil {
+		return err
+	}
+	e, err := c.passive.expect(connectRequest)
+	if err == nil {
+		err = issue(c.passive, ucm.CmdAccept, ucm.Accept{UID: 2, ConnParam: params(c.qps[1].QPN), ID: e.ID})
+	}
+	if err == nil {
+		_, err = c.active.expect(connectAnswer)
+	}
+	if err == nil {
+		err = issue(c.active, ucm.CmdAccept, ucm.Accept{UID: 1, ID: id})
+	}
+	if err == nil {
+		_, err = c.passive.expect(established)
+	}
+	c.ids = [2]uint32{id, e.ID}
+	return err
+}
+
+func (c *cmPair) disconnect() error {
+	err := issue(c.active, ucm.CmdDisconnect, ucm.Disconnect{ID: c.ids[0]})
+	if err == nil {
+		_, err = c.passive.expect(disconnected)
+	}
+	if err == nil {
+		err = issue(c.passive, ucm.CmdDisconnect, ucm.Disconnect{ID: c.ids[1]})
+	}
+	if err == nil {
+		_, err = c.active.expect(disconnected)
+	}
+	if err == nil {
+		err = c.active.destroy(c.ids[0])
+	}
+	if err == nil {
+		err = c.passive.destroy(c.ids[1])
+	}
+	return err
+}
+
+// cmNeighbour connects and disconnects for each line, and prints how many milliseconds that took.
+func cmNeighbour(port string) error {
+	c, err := newCMPair(port)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		began := time.Now()
+		// New queue pairs each time: the number of one that was connected is in timewait.
+		for i := range c.qps {
+			if c.qps[i], err = c.unmapped(uapi.QPTRC, 1); err != nil {
+				return err
+			}
+		}
+		if err := c.connect(); err != nil {
+			return err
+		}
+		if err := c.disconnect(); err != nil {
+			return err
+		}
+		for _, qp := range c.qps {
+			if _, _, err := command[uapi.DestroyQPResp](c.device, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp.QPHandle}, nil, 0); err != nil {
+				return err
+			}
+		}
+		fmt.Println("took", time.Since(began).Milliseconds())
+	}
+	return nil
+}
+
+// cmKeeper keeps a connection, and prints for each line what has happened to it.
+func cmKeeper(port string) error {
+	c, err := newCMPair(port)
+	if err != nil {
+		return err
+	}
+	if err := c.connect(); err != nil {
+		return err
+	}
+	fmt.Println("connected", c.qps[0].QPN, c.qps[1].QPN, c.ids[0], c.ids[1])
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		events := 0
+		for _, f := range []*cmFile{c.active, c.passive} {
+			n, _ := unix.Poll([]unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLIN}}, 200)
+			events += n
+		}
+		text := "still connected"
+		if events > 0 {
+			text = "there are events"
+		}
+		if err := c.exchange("a message"); err != nil {
+			text += ": " + err.Error()
+		}
+		fmt.Println(text)
+	}
+	return nil
+}
+
+// page maps a file: memory that does not answer.
+func page(path string) ([]byte, error) {
+	fd, err := syscall.Open(path, syscall.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	return syscall.Mmap(fd, 0, 4096, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+}
+
+// cmStall has the service wait for a page: the "command", the "response" of a command, the "event" that is given, the
+// value of an "option", or the "pipe", which this thread reads to there itself.
+func cmStall(what, path string) error {
+	p, err := page(path)
+	if err != nil {
+		return err
+	}
+	c, err := newCMPair("0")
+	if err != nil {
+		return err
+	}
+	f := c.active
+	id, err := f.create(spaceTCP, 1)
+	if err == nil {
+		err = f.resolve(id, c.addr)
+	}
+	if err == nil { // the event has come
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLIN}}, 5000)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("posted")
+	at := addressOf(p)
+	switch what {
+	case "command":
+		_, err = syscall.Write(f.fd, p[:32])
+	case "response":
+		err = issue(f, ucm.CmdCreateID, ucm.CreateID{UID: 1, Response: at, PS: spaceTCP})
+	case "event":
+		err = issue(f, ucm.CmdGetEvent, ucm.GetEvent{Response: at})
+	case "option":
+		err = issue(f, ucm.CmdSetOption, ucm.SetOption{OptVal: at, ID: id, OptLen: 1})
+	case "pipe":
+		go func() {
+			time.Sleep(200 * time.Millisecond)
+			_, err := f.event() // takes the byte out of the pipe
+			fmt.Println("event:", err)
+		}()
+		_, err = syscall.Read(f.fd, p[:1])
+	default:
+		return errors.New("no such stall")
+	}
+	fmt.Println(what, err)
+	return nil
+}
+
+// cmFill makes what there is of the connection manager, until it is refused or has the number.
+func cmFill(kind, number string) error {
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		return err
+	}
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err == nil {
+		l.Cur = l.Max
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &l)
+	}
+	d, err := open("uverbs0")
+	if err != nil {
+		return err
+	}
+	own := netip.AddrFrom16(d.gid).Unmap()
+	f, err := openCM()
+	if err != nil {
+		return err
+	}
+	id, err := f.create(spaceUDP, 1)
+	if err == nil {
+		err = f.bind(id, netip.AddrPortFrom(own, 0))
+	}
+	if err != nil {
+		return err
+	}
+	made := 0
+	for ; made < n && err == nil; made++ {
+		switch kind {
+		case "ids":
+			_, err = f.create(spaceTCP, 1)
+		case "ports", "listeners":
+			var l uint32
+			if l, err = f.create(spaceTCP, 1); err == nil {
+				err = f.bind(l, netip.AddrPortFrom(own, 0))
+			}
+			if err == nil && kind == "listeners" {
+				err = issue(f, ucm.CmdListen, ucm.Listen{ID: l})
+			}
+		case "groups":
+			err = issue(f, ucm.CmdJoinMcast, ucm.JoinMcast{Response: f.response(), UID: 1, ID: id, AddrSize: sizeofInet,
+				Addr: sockaddr(netip.MustParseAddrPort("239.1.2.3:0"))})
+		case "files":
+			var g *cmFile
+			if g, err = openCM(); err == nil {
+				_ = syscall.Munmap(g.mem)
+			}
+		case "netlink":
+			_, err = syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, unix.NETLINK_RDMA)
+		case "failures": // each an event that nobody takes
+			var c uint32
+			if made == 0 {
+				id, err = f.create(spaceTCP, 1)
+			}
+			c = id
+			for try := 0; err == nil; try++ { // until the one before has failed
+				if err = f.resolve(c, netip.MustParseAddrPort("240.0.0.1:1")); err == nil {
+					break
+				}
+				if errors.Is(err, syscall.EINVAL) && try < 10000 {
+					err = nil
+					time.Sleep(10 * time.Microsecond)
+				}
+			}
+		default:
+			return fmt.Errorf("no kind %q", kind)
+		}
+	}
+	if err != nil {
+		made--
+		fmt.Printf("%s refused after %d: %v\n", kind, made, err)
+	}
+	fmt.Printf("has %s=%d\n", kind, made)
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		fmt.Println("ok")
+	}
+	return nil
+}
+
+// cmClaim connects to an address and says that a queue pair is its own.
+func cmClaim(to, number string) error {
+	a, err := netip.ParseAddrPort(to)
+	if err != nil {
+		return err
+	}
+	qpn, err := strconv.ParseUint(number, 10, 24)
+	if err != nil {
+		return err
+	}
+	f, err := openCM()
+	if err != nil {
+		return err
+	}
+	id, err := f.routed(a)
+	if err != nil {
+		return err
+	}
+	err = issue(f, ucm.CmdConnect, ucm.Connect{ConnParam: params(uint32(qpn)), ID: id})
+	fmt.Println("connect:", err)
+	time.Sleep(300 * time.Millisecond)
+	return nil
+}
+
+// cmIntrude tries commands on IDs and memberships that are not its own, and prints those that do not fail.
+func cmIntrude(most string) error {
+	n, err := strconv.Atoi(most)
+	if err != nil {
+		return err
+	}
+	f, err := openCM()
+	if err != nil {
+		return err
+	}
+	a := netip.MustParseAddrPort("127.0.0.1:0")
+	for i := range uint32(n) {
+		for cmd, err := range map[ucm.Command]error{
+			ucm.CmdDestroyID:    f.destroy(i),
+			ucm.CmdLeaveMcast:   issue(f, ucm.CmdLeaveMcast, ucm.DestroyID{Response: f.response(), ID: i}),
+			ucm.CmdBind:         f.bind(i, a),
+			ucm.CmdResolveAddr:  f.resolve(i, a),
+			ucm.CmdResolveRoute: issue(f, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: i}),
+			ucm.CmdQuery:        issue(f, ucm.CmdQuery, ucm.Query{Response: f.response(), ID: i}),
+			ucm.CmdQueryRoute:   issue(f, ucm.CmdQueryRoute, ucm.Query{Response: f.response(), ID: i}),
+			ucm.CmdConnect:      issue(f, ucm.CmdConnect, ucm.Connect{ConnParam: params(1), ID: i}),
+			ucm.CmdListen:       issue(f, ucm.CmdListen, ucm.Listen{ID: i}),
+			ucm.CmdAccept:       issue(f, ucm.CmdAccept, ucm.Accept{ID: i, ConnParam: params(1)}),
+			ucm.CmdReject:       issue(f, ucm.CmdReject, ucm.Reject{ID: i}),
+			ucm.CmdDisconnect:   issue(f, ucm.CmdDisconnect, ucm.Disconnect{ID: i}),
+			ucm.CmdInitQPAttr:   issue(f, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: f.response(), ID: i, QPState: 1}),
+			ucm.CmdNotify:       issue(f, ucm.CmdNotify, ucm.Notify{ID: i, Event: 7}),
+			ucm.CmdMigrateID:    issue(f, ucm.CmdMigrateID, ucm.MigrateID{Response: f.response(), ID: i, FD: uint32(f.fd)}),
+			ucm.CmdJoinMcast: issue(f, ucm.CmdJoinMcast, ucm.JoinMcast{Response: f.response(), ID: i, AddrSize: sizeofInet,
+				Addr: sockaddr(netip.MustParseAddrPort("239.1.2.3:0"))}),
+		} {
+			if err == nil {
+				fmt.Println(cmd, i)
+			}
+		}
+	}
+	fmt.Println("done")
+	return nil
+}
+
+// cmWait waits for an event that does not come, in as many threads.
+func cmWait(threads string) error {
+	n, err := strconv.Atoi(threads)
+	if err != nil {
+		return err
+	}
+	f, err := openCM()
+	if err != nil {
+		return err
+	}
+	for range n {
+		go func() {
+			b := put(make([]byte, 64), ucm.CmdGetEvent, ucm.GetEvent{Response: f.response()}, 4096)
+			_, _ = syscall.Write(f.fd, b)
+		}()
+	}
+	time.Sleep(500 * time.Millisecond)
+	fmt.Println("waiting")
+	bufio.NewScanner(os.Stdin).Scan()
+	return nil
+}
+
+// netlink requests of family NLDEV.
+func nlRequest(cmd, flags uint16, attrs ...[]byte) []byte {
+	b := make([]byte, 16)
+	binary.NativeEndian.PutUint16(b[4:], 5<<10|cmd)
+	binary.NativeEndian.PutUint16(b[6:], syscall.NLM_F_REQUEST|flags)
+	b = append(b, slices.Concat(attrs...)...)
+	binary.NativeEndian.PutUint32(b, uint32(len(b)))
+	return b
+}
+
+func nlAttr(typ uint16, payload []byte) []byte {
+	b := make([]byte, (4+len(payload)+3)&^3)
+	binary.NativeEndian.PutUint16(b, uint16(4+len(payload)))
+	binary.NativeEndian.PutUint16(b[2:], typ)
+	copy(b[4:], payload)
+	return b
+}
+
+// Commands and attributes of NLDEV.
+const (
+	nlNewLink, nlDelLink        = 3, 4
+	nlQPGet, nlCMIDGet          = 10, 11
+	nlDevIndex, nlDevName       = 1, 2
+	nlNdevName, nlLinkType      = 51, 65
+	nlQP, nlQPEntry, nlLocalQPN = 19, 20, 21
+)
+
+// nlUnread asks as often for a dump of queue pairs on as many sockets, and reads no answer.
+func nlUnread(sockets string) error {
+	n, err := strconv.Atoi(sockets)
+	if err != nil {
+		return err
+	}
+	dump := nlRequest(nlQPGet, syscall.NLM_F_DUMP, nlAttr(nlDevIndex, make([]byte, 4)))
+	made := 0
+	for range n {
+		s, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW|syscall.SOCK_NONBLOCK, unix.NETLINK_RDMA)
+		if err != nil {
+			fmt.Println("refused:", err)
+			break
+		}
+		made++
+		for range 100 {
+			if syscall.Sendto(s, dump, syscall.MSG_DONTWAIT, nil) != nil {
+				break
+			}
+		}
+	}
+	fmt.Println("asked on", made)
+	bufio.NewScanner(os.Stdin).Scan()
+	return nil
+}
+
+// nlChange tries to make and remove devices.
+func nlChange() error {
+	s, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, unix.NETLINK_RDMA)
+	if err != nil {
+		return err
+	}
+	for what, b := range map[string][]byte{
+		"add":    nlRequest(nlNewLink, syscall.NLM_F_ACK, nlAttr(nlDevName, []byte("mine\x00")), nlAttr(nlLinkType, []byte("rxe\x00")), nlAttr(nlNdevName, []byte("lo\x00"))),
+		"delete": nlRequest(nlDelLink, syscall.NLM_F_ACK, nlAttr(nlDevIndex, make([]byte, 4))),
+	} {
+		if err := syscall.Sendto(s, b, 0, nil); err != nil {
+			return err
+		}
+		answer := make([]byte, 4096)
+		n, _, err := syscall.Recvfrom(s, answer, 0)
+		if err != nil || n < 20 {
+			return fmt.Errorf("%d bytes: %w", n, err)
+		}
+		fmt.Printf("%s: %v\n", what, syscall.Errno(-int32(binary.NativeEndian.Uint32(answer[16:]))))
+	}
+	return nil
+}
