@@ -55,6 +55,20 @@ func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byt
 	return r.out
 }
 
+// Refuse returns the answer to a datagram none of whose messages is executed: an error for the first.
+func (s Socket) Refuse(request []byte, why syscall.Errno) [][]byte {
+	r := &responder{socket: s}
+	if len(request) < headerSize {
+		return nil
+	}
+	size := binary.NativeEndian.Uint32(request)
+	if size < headerSize || uint64(size) > uint64(len(request)) {
+		return nil
+	}
+	r.read(request[:size:size]).ack(why)
+	return r.out
+}
+
 // A responder answers the messages of one datagram.
 type responder struct {
 	socket Socket
@@ -122,15 +136,20 @@ func privileged(c command) command {
 	return c
 }
 
-// answer answers one message, whose length has been checked.
-func (r *responder) answer(msg []byte) {
-	q := &request{
+// read reads the header of a message, whose length has been checked.
+func (r *responder) read(msg []byte) *request {
+	return &request{
 		responder: r,
 		msg:       msg,
 		typ:       binary.NativeEndian.Uint16(msg[4:]),
 		flags:     binary.NativeEndian.Uint16(msg[6:]),
 		seq:       binary.NativeEndian.Uint32(msg[8:]),
 	}
+}
+
+// answer answers one message, whose length has been checked.
+func (r *responder) answer(msg []byte) {
+	q := r.read(msg)
 	var errno syscall.Errno
 	if q.flags&flagRequest != 0 && q.typ >= typeMin {
 		var dumped bool

@@ -621,6 +621,27 @@ func TestBound(t *testing.T) {
 	}
 }
 
+// TestRefuse checks that a request that is refused is answered by an error, once, and not executed.
+func TestRefuse(t *testing.T) {
+	one := message(cmdGet, flagDump)
+	for _, c := range []struct {
+		request []byte
+		want    int
+	}{{nil, 0}, {one[:8], 0}, {one[:len(one)-1], 0}, {one, 1}, {slices.Concat(one, one), 1}} {
+		answers := Socket{PortID: testPort}.Refuse(c.request, syscall.ENOBUFS)
+		if len(answers) != c.want {
+			t.Fatalf("Refuse of %d bytes: got %d answers, want %d", len(c.request), len(answers), c.want)
+		}
+		for _, b := range answers {
+			list, err := parseDatagram(b)
+			if err != nil || len(list) != 1 || list[0].typ != typeError ||
+				int32(binary.NativeEndian.Uint32(list[0].payload)) != -int32(syscall.ENOBUFS) {
+				t.Errorf("Refuse: got %+v, %v", list, err)
+			}
+		}
+	}
+}
+
 // FuzzAnswer checks that no request makes Answer panic, and that the answers are well-formed.
 func FuzzAnswer(f *testing.F) {
 	for cmd := range uint16(cmdCount + 1) {

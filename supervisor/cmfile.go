@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -155,6 +156,7 @@ type cmWaits struct {
 	calls    int
 	deserted bool
 	left     chan struct{} // closed with deserted
+	user     *atomic.Int64 // how many calls of the user's wait, on all files
 }
 
 // begin and end are around a call that waits.
@@ -184,6 +186,18 @@ func (f *openFile) desert() {
 	if last {
 		f.close()
 	}
+}
+
+// waitsOf returns the number of calls of a user's that wait for events.
+func (s *Supervisor) waitsOf(u *quota.User) *atomic.Int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.waits[u.UID()]
+	if n == nil {
+		n = &atomic.Int64{}
+		s.waits[u.UID()] = n
+	}
+	return n
 }
 
 // cmFile is an ucma.File as a device file of this package.
@@ -232,7 +246,7 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 		return fail(err)
 	}
 	f.inode = inode{st.Dev, st.Ino}
-	f.waits.left = make(chan struct{})
+	f.waits.left, f.waits.user = make(chan struct{}), t.sup.waitsOf(p.user)
 	f.pipe = &cmPipe{end: os.NewFile(uintptr(ends[1]), cmDevice), fd: ends[1], user: p.user}
 	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.alive, Ready: f.pipe.ready})
 	f.file = cmFile{f.cm}
@@ -404,6 +418,8 @@ const (
 	firstSignalLook = 10 * time.Millisecond
 	lastSignalLook  = 100 * time.Millisecond
 	threadLook      = time.Second
+	// lookEach is the least time between two looks at all calls of a user that wait: a user may have thousands.
+	lookEach = time.Millisecond
 )
 
 // errRestart has the kernel restart the call after the signal's handler, or fail it with EINTR, as the handler was
@@ -414,6 +430,8 @@ const errRestart = syscall.Errno(512)
 func (d *deferred) await() {
 	defer d.f.endWait()
 	defer d.f.leave()
+	d.f.waits.user.Add(1)
+	defer d.f.waits.user.Add(-1)
 	pause := firstSignalLook
 	shared := false
 	left := d.f.waits.left
@@ -426,7 +444,7 @@ func (d *deferred) await() {
 			}
 			continue
 		}
-		timer := time.NewTimer(pause)
+		timer := time.NewTimer(max(pause, time.Duration(d.f.waits.user.Load())*lookEach))
 		select {
 		case <-ready:
 			timer.Stop()

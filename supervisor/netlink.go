@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -32,9 +33,29 @@ type netlinkSocket struct {
 	sup    *Supervisor
 	end    *os.File
 	user   *quota.User
+	opener int   // the effective user id of who opened it
 	inode  inode // of the program's end
 	portID uint32
+	all    *netlinkUser
 }
+
+// netlinkUser is what a user's sockets have in common.
+type netlinkUser struct {
+	answering sync.Mutex // held while an answer is made: one at a time
+
+	// Under Supervisor.mu.
+	sockets int
+	unread  int // bytes of answers that programs have not made room for
+}
+
+const (
+	// maxNetlinkSockets bounds those of one user: each costs a goroutine and, in the kernel, netlinkSendBuffer.
+	maxNetlinkSockets = 1024
+	netlinkSendBuffer = 8 << 10
+	// maxNetlinkUnread bounds the answers that wait until programs of one user read: beyond it requests fail. The last
+	// answer may be a large dump.
+	maxNetlinkUnread = 1 << 20
+)
 
 // Links makes and removes devices, for `rdma link add` and `rdma link delete` of programs whose user may.
 type Links interface {
@@ -61,7 +82,7 @@ func (w *worker) openNetlink() verdict {
 	if err != nil {
 		return fails(err)
 	}
-	s, end, err := t.sup.newNetlink(t.sup.cfg.Quota.User(th.id.uids.real), kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
+	s, end, err := t.sup.newNetlink(t.sup.cfg.Quota.User(th.id.uids.real), th.id.uids.effective, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
 	if err != nil {
 		t.log.Warn("open a netlink socket", "pid", th.id.pid, "name", th.id.name, "err", err)
 		return fails(err)
@@ -79,7 +100,7 @@ func (w *worker) openNetlink() verdict {
 const netlinkDescriptors = 2
 
 // newNetlink makes a socket, and returns the program's end, which is the caller's to close.
-func (s *Supervisor) newNetlink(user *quota.User, nonblock bool, portID uint32) (n *netlinkSocket, end int, err error) {
+func (s *Supervisor) newNetlink(user *quota.User, opener int, nonblock bool, portID uint32) (n *netlinkSocket, end int, err error) {
 	if err := user.Take(quota.Descriptors, netlinkDescriptors); err != nil {
 		return nil, -1, err
 	}
@@ -94,7 +115,7 @@ func (s *Supervisor) newNetlink(user *quota.User, nonblock bool, portID uint32) 
 	}
 	var st unix.Stat_t
 	err = errors.Join(
-		bindAsKernel(ends[1]), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_PASSCRED, 1),
+		bindAsKernel(ends[1]), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_SNDBUF, netlinkSendBuffer), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_PASSCRED, 1),
 		unix.SetNonblock(ends[1], true), unix.SetNonblock(ends[0], nonblock), unix.Fstat(ends[0], &st))
 	if err != nil {
 		unix.Close(ends[0])
@@ -102,20 +123,48 @@ func (s *Supervisor) newNetlink(user *quota.User, nonblock bool, portID uint32) 
 		return nil, -1, err
 	}
 	n = &netlinkSocket{
-		sup: s, end: os.NewFile(uintptr(ends[1]), "netlink"), user: user, inode: inode{st.Dev, st.Ino}, portID: portID,
+		sup: s, end: os.NewFile(uintptr(ends[1]), "netlink"), user: user, opener: opener, inode: inode{st.Dev, st.Ino}, portID: portID,
 	}
 	s.mu.Lock()
-	closed := s.closed
-	if !closed {
-		s.netlinks[n.inode] = n
+	if s.closed {
+		err = fmt.Errorf("the service is ending: %w", unix.ENODEV)
+	} else {
+		err = s.enterNetlink(n)
 	}
 	s.mu.Unlock()
-	if closed {
+	if err != nil {
 		n.end.Close()
 		unix.Close(ends[0])
-		return nil, -1, fmt.Errorf("the service is ending: %w", unix.ENODEV)
+		return nil, -1, err
 	}
 	return n, ends[0], nil
+}
+
+// enterNetlink counts a new socket.
+//
+//verbena:held mu
+func (s *Supervisor) enterNetlink(n *netlinkSocket) error {
+	u := s.netlinkUsers[n.user.UID()]
+	if u == nil {
+		u = &netlinkUser{}
+		s.netlinkUsers[n.user.UID()] = u
+	}
+	if u.sockets >= maxNetlinkSockets {
+		return fmt.Errorf("the user has %d netlink sockets: %w", u.sockets, syscall.EMFILE)
+	}
+	u.sockets++
+	n.all = u
+	s.netlinks[n.inode] = n
+	return nil
+}
+
+func (s *Supervisor) leaveNetlink(n *netlinkSocket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.netlinks, n.inode)
+	if n.all.sockets--; n.all.sockets == 0 {
+		delete(s.netlinkUsers, n.user.UID())
+	}
 }
 
 // bindAsKernel gives a socket a name in whose bytes nl_pid is 0.
@@ -132,16 +181,17 @@ func bindAsKernel(fd int) error {
 	return unix.EADDRINUSE
 }
 
-// maxNetlinkRequest bounds a request; what is longer is cut. Each socket has a buffer of it.
+// maxNetlinkRequest bounds a request; what is longer is cut.
 const maxNetlinkRequest = 8 << 10
+
+// netlinkBuffers are for requests, *[maxNetlinkRequest]byte.
+var netlinkBuffers = sync.Pool{New: func() any { return new([maxNetlinkRequest]byte) }}
 
 // serve answers until the program has closed its end.
 func (n *netlinkSocket) serve() {
 	s := n.sup
 	defer func() {
-		s.mu.Lock()
-		delete(s.netlinks, n.inode)
-		s.mu.Unlock()
+		s.leaveNetlink(n)
 		n.end.Close()
 		n.user.Give(quota.Descriptors, netlinkDescriptors)
 	}()
@@ -149,34 +199,75 @@ func (n *netlinkSocket) serve() {
 	if err != nil {
 		return
 	}
-	buf, oob := make([]byte, maxNetlinkRequest), make([]byte, unix.CmsgSpace(unix.SizeofUcred))
+	oob := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
 	for {
 		var size, control int
+		var buf *[maxNetlinkRequest]byte
 		rerr := raw.Read(func(fd uintptr) bool {
-			size, control, _, _, err = unix.Recvmsg(int(fd), buf, oob, unix.MSG_CMSG_CLOEXEC)
+			buf = netlinkBuffers.Get().(*[maxNetlinkRequest]byte)
+			size, control, _, _, err = unix.Recvmsg(int(fd), buf[:], oob, unix.MSG_CMSG_CLOEXEC)
+			if err == unix.EAGAIN {
+				netlinkBuffers.Put(buf)
+			}
 			return err != unix.EAGAIN
 		})
 		if rerr != nil || err != nil || size == 0 && control == 0 { // an empty datagram has a sender
 			return
 		}
-		uid := senderOf(oob[:control])
-		s.mu.Lock()
-		socket := nldev.Socket{PortID: n.portID}
-		s.mu.Unlock()
-		var admin nldev.Admin
-		if s.cfg.Links != nil && (uid == 0 || uid == os.Geteuid()) && !isOverflow(uid) {
-			admin = s.cfg.Links
-		}
-		for _, b := range socket.Answer(netlinkSource{s, uid}, admin, buf[:size]) {
+		answers := n.answers(senderOf(oob[:control]), buf[:size])
+		netlinkBuffers.Put(buf)
+		for i, b := range answers {
 			werr := raw.Write(func(fd uintptr) bool {
 				err = unix.Sendmsg(int(fd), b, nil, nil, unix.MSG_NOSIGNAL)
 				return err != unix.EAGAIN
 			})
-			if werr != nil || err != nil {
+			if answers[i] = nil; werr != nil || err != nil {
+				for _, b := range answers[i+1:] {
+					n.read(len(b))
+				}
+				n.read(len(b))
 				return
 			}
+			n.read(len(b))
 		}
 	}
+}
+
+// answers answers a datagram of a user. What it returns counts as not read yet. A program may write what somebody else
+// wants to a descriptor that it was given, so a request has no more rights than who opened the socket.
+// (netlink_ns_capable)
+func (n *netlinkSocket) answers(uid int, request []byte) [][]byte {
+	s := n.sup
+	who := netlinkSource{s, uid, n.opener}
+	var admin nldev.Admin
+	if s.cfg.Links != nil && who.manages() {
+		admin = s.cfg.Links
+	}
+	n.all.answering.Lock()
+	defer n.all.answering.Unlock()
+	s.mu.Lock()
+	socket := nldev.Socket{PortID: n.portID}
+	full := n.all.unread > maxNetlinkUnread
+	s.mu.Unlock()
+	var answers [][]byte
+	if full {
+		answers = socket.Refuse(request, syscall.ENOBUFS)
+	} else {
+		answers = socket.Answer(who, admin, request)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range answers {
+		n.all.unread += len(b)
+	}
+	return answers
+}
+
+// read notes that the program has made room for some bytes.
+func (n *netlinkSocket) read(size int) {
+	n.sup.mu.Lock()
+	defer n.sup.mu.Unlock()
+	n.all.unread -= size
 }
 
 // closeNetlinks ends all sockets: programs see the end of the file.
@@ -275,14 +366,20 @@ func (w *worker) netlinkCall(c call) verdict {
 
 // netlinkSource is what a user may know of the devices (nldev.Source).
 type netlinkSource struct {
-	sup *Supervisor
-	uid int
+	sup    *Supervisor
+	uid    int // who asks
+	opener int // of the socket
 }
 
-// sees reports whether the user may know of what another's programs hold, as in `verbena res show`.
+// sees reports whether both users may know of what another's programs hold, as in `verbena res show`.
 func (s netlinkSource) sees(uid int) bool {
-	return !isOverflow(s.uid) && (uid == s.uid || s.uid == 0 || s.uid == os.Geteuid())
+	return (uid == s.uid && !isOverflow(uid) || manages(s.uid)) && (uid == s.opener || manages(s.opener))
 }
+
+// manages reports whether both users may manage the service.
+func (s netlinkSource) manages() bool { return manages(s.uid) && manages(s.opener) }
+
+func manages(uid int) bool { return (uid == 0 || uid == os.Geteuid()) && !isOverflow(uid) }
 
 // driverRXE is the number of the rxe driver. (RDMA_DRIVER_RXE)
 const driverRXE = 14

@@ -69,13 +69,15 @@ type Supervisor struct {
 		asked bool  // Shown has reported an earlier one, so that new ones are logged
 	}
 
-	mu       sync.Mutex
-	closed   bool
-	sessions map[*Session]struct{}
-	files    map[inode]*openFile // open device files, by the queue file that the program has
-	watches  map[int32]*openFile // the same by inotify watch
-	netlinks map[inode]*netlinkSocket
-	copies   map[int]*umem.Copies
+	mu           sync.Mutex
+	closed       bool
+	sessions     map[*Session]struct{}
+	files        map[inode]*openFile // open device files, by the queue file that the program has
+	watches      map[int32]*openFile // the same by inotify watch
+	netlinks     map[inode]*netlinkSocket
+	netlinkUsers map[int]*netlinkUser
+	waits        map[int]*atomic.Int64 // calls that wait for events of the connection manager, by user
+	copies       map[int]*umem.Copies
 }
 
 // server is a uverbs.Server, or a double of one.
@@ -136,13 +138,15 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 		cfg.Node.Mode = 0o666
 	}
 	s := &Supervisor{
-		cfg:      cfg,
-		server:   srv,
-		sessions: make(map[*Session]struct{}),
-		files:    make(map[inode]*openFile),
-		watches:  make(map[int32]*openFile),
-		netlinks: make(map[inode]*netlinkSocket),
-		copies:   make(map[int]*umem.Copies),
+		cfg:          cfg,
+		server:       srv,
+		sessions:     make(map[*Session]struct{}),
+		files:        make(map[inode]*openFile),
+		watches:      make(map[int32]*openFile),
+		netlinks:     make(map[inode]*netlinkSocket),
+		netlinkUsers: make(map[int]*netlinkUser),
+		waits:        make(map[int]*atomic.Int64),
+		copies:       make(map[int]*umem.Copies),
 
 		allCopies: umem.NewCopies(maxAllCopies, nil),
 	}
