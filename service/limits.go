@@ -84,7 +84,7 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	for k, total := range map[quota.Kind]uint64{ // of a device's table, somewhat less than what it holds
 		quota.PDs: 64000, quota.MRs: 480000, quota.MWs: 480000, quota.AHs: 32000, quota.CQs: 128000, quota.QPs: 65000,
 		quota.SRQs: 64000, quota.XRCDs: 16000, quota.Multicast: 256,
-		quota.CMIDs: 64000,
+		quota.CMIDs: 28000, // fewer than there are ports to choose from, so that some are left
 	} {
 		l[k] = quota.Limit{PerUser: total / users, Total: total}
 	}
