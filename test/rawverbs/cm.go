@@ -573,3 +573,29 @@ func nlChange() error {
 	}
 	return nil
 }
+
+// nlGive opens a netlink socket and gives it to whoever listens at a path.
+func nlGive(path string) error {
+	s, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, unix.NETLINK_RDMA)
+	if err != nil {
+		return err
+	}
+	return give(path, s)
+}
+
+// give sends a descriptor to whoever listens at a path.
+func give(path string, fd int) error {
+	c, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Connect(c, &syscall.SockaddrUnix{Name: path}); err != nil {
+		return err
+	}
+	if err := syscall.Sendmsg(c, []byte{0}, syscall.UnixRights(fd), nil, 0); err != nil {
+		return err
+	}
+	fmt.Println("given")
+	bufio.NewScanner(os.Stdin).Scan()
+	return nil
+}

@@ -14,6 +14,7 @@
 //	rawverbs cm-wait N        waits for an event in N threads
 //	rawverbs nl-unread N      asks for dumps on N netlink sockets, and reads no answer
 //	rawverbs nl-change        tries to make and remove devices by netlink
+//	rawverbs nl-give PATH     gives a netlink socket to whoever listens at a path
 //	rawverbs hoard SEED       makes objects at random, in threads and child processes too, until it is killed
 package main
 
@@ -66,6 +67,8 @@ func run(args []string) error {
 		return cmWait(args[1])
 	case len(args) == 2 && args[0] == "nl-unread":
 		return nlUnread(args[1])
+	case len(args) == 2 && args[0] == "nl-give":
+		return nlGive(args[1])
 	case len(args) == 1 && args[0] == "nl-change":
 		return nlChange()
 	}

@@ -1,0 +1,278 @@
+//go:build e2e
+
+package e2e
+
+import (
+	wire "encoding/binary"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Attacks by rdma_cm and by netlink: test/rawverbs is the attacker, and the neighbour, who connects and disconnects.
+
+// cmSiege is a siege whose neighbour uses the connection manager, too.
+type cmSiege struct {
+	*siege
+	raw     string
+	connect *dialogue
+}
+
+func besiegeCM(t *testing.T, args ...string) *cmSiege {
+	t.Helper()
+	s := &cmSiege{siege: besiege(t, args...), raw: buildRawverbs(t)}
+	s.connect = s.rawverbs(neighbor, "cm-neighbour", tcpPort())
+	s.connect.expect("ready")
+	return s
+}
+
+// rawverbs starts a program of a user's.
+func (s *cmSiege) rawverbs(uid uint32, args ...string) *dialogue {
+	s.t.Helper()
+	return talk(s.t, s.as(uid).cmd(s.deadline(many(120, 1800)), append([]string{"run", "--", s.raw}, args...)...))
+}
+
+// connects fails unless the neighbour gets connections.
+func (s *cmSiege) connects() {
+	s.t.Helper()
+	for range 3 {
+		s.connect.say("again")
+		if line, ok := s.connect.line(5 * time.Second); !ok || !strings.HasPrefix(line, "took ") {
+			s.t.Errorf("the neighbour does not get a connection in 5 s: %q", s.connect.said)
+			return
+		}
+	}
+}
+
+// TestAttackCMStall: memory that does not answer, as what a command on rdma_cm is, or points to, and as what a program
+// reads from the descriptor itself, stops its own program and no other.
+func TestAttackCMStall(t *testing.T) {
+	for _, what := range []string{"command", "response", "event", "option", "pipe"} {
+		t.Run(what, func(t *testing.T) {
+			s := besiegeCM(t)
+			fs := newStallFS(t, attacker, fuseRead)
+			a := s.rawverbs(attacker, "cm-stall", what, fs.page())
+			a.expect("posted")
+			fs.await("read")
+			time.Sleep(500 * time.Millisecond)
+			for _, step := range []func(){
+				s.connects,
+				s.unharmed,
+				func() { s.quick(5*time.Second, "res", "show") },
+				a.kill,
+				s.connects,
+				s.lives,
+				func() { s.quick(15*time.Second, "stop") },
+			} {
+				if step(); t.Failed() {
+					return
+				}
+			}
+		})
+	}
+}
+
+// TestAttackCMClaim: nobody ends another user's connection by saying that its queue pair is his own.
+func TestAttackCMClaim(t *testing.T) {
+	s := besiegeCM(t)
+	port := tcpPort()
+	k := s.rawverbs(neighbor, "cm-keep", port)
+	f := strings.Fields(k.expect("connected"))
+	for _, qpn := range f[1:3] {
+		out := s.rawverbs(attacker, "cm-claim", s.address()+":"+port, qpn).rest(10 * time.Second)
+		if len(out) != 1 || out[0] != "connect: CONNECT: invalid argument" {
+			t.Errorf("queue pair %s: %q", qpn, out)
+		}
+	}
+	k.say("and now?")
+	if line := k.expect(""); line != "still connected" {
+		t.Error(line)
+	}
+	s.connects()
+}
+
+// address is that of the service's device.
+func (s *cmSiege) address() string {
+	for _, a := range s.serve.Args {
+		if addr, ok := strings.CutPrefix(a, "rxe0="); ok {
+			return addr
+		}
+	}
+	s.t.Fatalf("no address in %q", s.serve.Args)
+	return ""
+}
+
+// TestAttackCMNumbers: IDs and memberships of others cannot be named.
+func TestAttackCMNumbers(t *testing.T) {
+	s := besiegeCM(t)
+	k := s.rawverbs(neighbor, "cm-keep", tcpPort())
+	k.expect("connected")
+	g := s.rawverbs(neighbor, "cm-fill", "groups", "20")
+	g.expect("has groups=20")
+	if out := s.rawverbs(attacker, "cm-intrude", "60").rest(20 * time.Second); len(out) != 1 || out[0] != "done" {
+		t.Errorf("%q", out)
+	}
+	k.say("and now?")
+	if line := k.expect(""); line != "still connected" {
+		t.Error(line)
+	}
+	s.connects()
+}
+
+// TestAttackCMTables: what one user takes of a kind leaves some for others.
+func TestAttackCMTables(t *testing.T) {
+	s := besiegeCM(t)
+	before := s.load()
+	for _, c := range []struct {
+		kind      string
+		all, some int
+	}{
+		{"ids", many(20000, 70000), 100}, {"ports", many(20000, 70000), 100}, {"listeners", many(5000, 70000), 100},
+		{"groups", many(10000, 70000), 100}, {"files", many(300, 200000), 20}, {"netlink", many(1200, 200000), 20},
+		{"failures", 100000, 20},
+	} {
+		s.world.t, s.t = t, t
+		began := time.Now()
+		list := []*dialogue{s.rawverbs(attacker, "cm-fill", c.kind, fmt.Sprint(c.all)), s.rawverbs(stranger, "cm-fill", c.kind, fmt.Sprint(c.all))}
+		for _, a := range list {
+			t.Log(a.until("has", 60*time.Second), a.said[0])
+		}
+		b := s.rawverbs(1001, "cm-fill", c.kind, fmt.Sprint(c.some))
+		if line := b.until("has", 20*time.Second); len(b.said) != 1 {
+			t.Errorf("another user %s: %q", line, b.said)
+		}
+		s.connects()
+		s.bounded(before, 1500)
+		t.Logf("%s: %v, %+v", c.kind, time.Since(began).Round(time.Millisecond), s.load())
+		for _, a := range append(list, b) {
+			a.kill()
+			<-a.over
+		}
+	}
+	s.unharmed()
+}
+
+// TestAttackCMWaiters: threads that wait for events, killed, stopped or not, cost the service little, and others nothing.
+func TestAttackCMWaiters(t *testing.T) {
+	s := besiegeCM(t)
+	a := s.rawverbs(attacker, "cm-wait", fmt.Sprint(many(500, 4000)))
+	a.until("waiting", 60*time.Second)
+	before, began := s.load(), time.Now()
+	time.Sleep(2 * time.Second)
+	used, took := s.load().cpu-before.cpu, time.Since(began)
+	t.Logf("%d threads that wait cost %v in %v", many(500, 4000), used, took)
+	if used > took/3 {
+		t.Errorf("threads that wait cost %v in %v", used, took)
+	}
+	syscall.Kill(programOf(t, a.cmd), syscall.SIGSTOP)
+	s.connects()
+	s.quick(5*time.Second, "res", "show")
+	syscall.Kill(programOf(t, a.cmd), syscall.SIGCONT)
+	a.kill()
+	s.connects()
+	s.unharmed()
+}
+
+// TestAttackNetlinkUnread: answers that are never read cost a bounded amount.
+func TestAttackNetlinkUnread(t *testing.T) {
+	s := besiegeCM(t)
+	a := s.rawverbs(attacker, "fill", "qps", fmt.Sprint(many(4000, 16000)))
+	a.until("has", 60*time.Second)
+	before := s.load()
+	u := s.rawverbs(attacker, "nl-unread", fmt.Sprint(many(600, 2000)))
+	t.Log(u.until("asked", 60*time.Second), u.said)
+	time.Sleep(time.Duration(many(2, 20)) * time.Second)
+	after := s.load()
+	t.Logf("%d MiB before, %d MiB after", before.rss, after.rss)
+	s.bounded(before, 100)
+	s.connects()
+	if out := s.as(neighbor).out("run", "--", "rdma", "resource", "show", "cm_id"); !strings.Contains(out, "LISTEN") {
+		t.Errorf("another user sees %q", out)
+	}
+	s.unharmed()
+}
+
+// TestAttackNetlinkChange: devices are the managers' to make and to remove: neither another user may, nor what root writes
+// to a socket that another user has opened.
+func TestAttackNetlinkChange(t *testing.T) {
+	s := besiegeCM(t)
+	if out := s.rawverbs(attacker, "nl-change").rest(10 * time.Second); len(out) != 2 || strings.Contains(strings.Join(out, " "), "errno 0") ||
+		strings.Count(fmt.Sprint(out), "operation not permitted") != 2 {
+		t.Errorf("%q", out)
+	}
+	dir := scratch(t)
+	os.Chmod(dir, 0o777)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dir + "/s", Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	os.Chmod(dir+"/s", 0o777)
+	s.rawverbs(attacker, "nl-give", dir+"/s").expect("given")
+	fd := received(t, l)
+	defer unix.Close(fd)
+	for _, c := range []struct {
+		what string
+		b    []byte
+		want string // of the answer
+	}{
+		{"delete the device", nlMessage(4, unix.NLM_F_ACK, 1, 0), "ffffffff"}, // -EPERM
+		{"list IDs", nlMessage(11, unix.NLM_F_DUMP, 1, 0), "03000200"},        // the end of the dump, and nothing before
+	} {
+		if err := unix.Sendto(fd, c.b, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 1<<16)
+		n, err := unix.Read(fd, b)
+		if err != nil || n < 20 {
+			t.Fatalf("%s: %d bytes, %v", c.what, n, err)
+		}
+		if got := fmt.Sprintf("%x", b[:n]); c.what == "delete the device" && got[32:40] != c.want || c.what == "list IDs" && got[8:16] != c.want {
+			t.Errorf("root may %s on the attacker's socket: %s", c.what, got)
+		}
+	}
+	s.unharmed()
+	s.connects()
+}
+
+// received returns a descriptor that a program gives.
+func received(t *testing.T, l *net.UnixListener) int {
+	t.Helper()
+	c, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1), oob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil || len(list) != 1 {
+		t.Fatal(list, err)
+	}
+	fds, err := unix.ParseUnixRights(&list[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fds[0]
+}
+
+// nlMessage is a request of family NLDEV with an attribute of 32 bits.
+func nlMessage(cmd, flags, attr uint16, v uint32) []byte {
+	b := make([]byte, 24)
+	wire.NativeEndian.PutUint32(b, 24)
+	wire.NativeEndian.PutUint16(b[4:], 5<<10|cmd)
+	wire.NativeEndian.PutUint16(b[6:], unix.NLM_F_REQUEST|flags)
+	wire.NativeEndian.PutUint16(b[16:], 8)
+	wire.NativeEndian.PutUint16(b[18:], attr)
+	wire.NativeEndian.PutUint32(b[20:], v)
+	return b
+}
