@@ -5,7 +5,9 @@ package e2e
 import (
 	wire "encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"syscall"
@@ -13,6 +15,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/rdmacm/msg"
+	"verbena/roce"
 )
 
 // Attacks by rdma_cm and by netlink: test/rawverbs is the attacker, and the neighbour, who connects and disconnects.
@@ -275,4 +280,124 @@ func nlMessage(cmd, flags, attr uint16, v uint32) []byte {
 	wire.NativeEndian.PutUint16(b[18:], attr)
 	wire.NativeEndian.PutUint32(b[20:], v)
 	return b
+}
+
+// forger sends messages of connection managers from an address.
+type forger struct {
+	t        *testing.T
+	fd       int
+	from, to netip.AddrPort
+	flow     roce.Flow
+	rand     *rand.Rand
+}
+
+func newForger(t *testing.T, from, to string) *forger {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	// The identification of the IPv4 header is 0 then, as the ICRC has it.
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO); err != nil {
+		t.Fatal(err)
+	}
+	f := &forger{t: t, fd: fd, from: netip.AddrPortFrom(netip.MustParseAddr(from), 0), to: netip.AddrPortFrom(netip.MustParseAddr(to), roce.UDPPort),
+		rand: rand.New(rand.NewPCG(1, 2))}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: f.from.Addr().As4()}); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.from = netip.AddrPortFrom(f.from.Addr(), uint16(name.(*unix.SockaddrInet4).Port))
+	f.flow = roce.NewFlow(f.from, f.to)
+	return f
+}
+
+// send sends a datagram to the general services queue pair.
+func (f *forger) send(mad []byte) {
+	b := make([]byte, roce.BTHLen+roce.DETHLen+len(mad)+roce.ICRCLen)
+	roce.BTH(b).Encode(&roce.BTHFields{Opcode: roce.UDSendOnly, PKey: 0xffff, DestQPN: roce.QPNGSI})
+	roce.DETH(b[roce.BTHLen:]).Encode(roce.GSIQKey, roce.QPNGSI)
+	copy(b[roce.BTHLen+roce.DETHLen:], mad)
+	f.flow.Seal(0, b)
+	if err := unix.Sendto(f.fd, b, 0, &unix.SockaddrInet4{Port: int(f.to.Port()), Addr: f.to.Addr().As4()}); err != nil && err != unix.ECONNREFUSED {
+		f.t.Fatal(err)
+	}
+}
+
+// flood sends so many messages of each kind, with numbers of connections at random: requests for ports, and all others.
+func (f *forger) flood(n int, ports ...uint16) {
+	var gid msg.GID
+	gid[10], gid[11] = 0xff, 0xff
+	a := f.from.Addr().As4()
+	copy(gid[12:], a[:])
+	num := f.rand.Uint32
+	for i := range n {
+		ip := msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: 1, Src: f.from.Addr(), Dst: f.to.Addr()})
+		port := ports[i%len(ports)]
+		for _, m := range []msg.Message{
+			&msg.REQ{LocalCommID: num(), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, port), LocalCAGUID: f.rand.Uint64(), LocalQPN: num() >> 8,
+				PathMTU: 3, Primary: msg.Path{LocalGID: gid}, Data: ip},
+			&msg.REP{LocalCommID: num(), RemoteCommID: num(), LocalQPN: num() >> 8}, &msg.RTU{LocalCommID: num(), RemoteCommID: num()},
+			&msg.DREQ{LocalCommID: num(), RemoteCommID: num(), RemoteQPN: num() >> 8}, &msg.DREP{LocalCommID: num(), RemoteCommID: num()},
+			&msg.REJ{LocalCommID: num(), RemoteCommID: num(), Of: msg.Answered(num() & 3), Reason: msg.Reason(num() & 31)},
+			&msg.REJ{RemoteCommID: num(), Reason: msg.ReasonConsumer}, &msg.MRA{LocalCommID: num(), RemoteCommID: num(), ServiceTimeout: 31},
+			&msg.LAP{LocalCommID: num(), RemoteCommID: num()},
+			&msg.SIDRREQ{RequestID: num(), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, port), Data: ip},
+			&msg.SIDRREP{RequestID: num(), QPN: num() >> 8},
+		} {
+			f.send(msg.Append(nil, f.rand.Uint64(), m))
+		}
+		mad := make([]byte, msg.Len)
+		for j := range mad {
+			mad[j] = byte(num())
+		}
+		copy(mad, msg.Append(nil, 1, &msg.APR{})[:f.rand.IntN(24)])
+		f.send(mad)
+		if i%8 == 0 { // as fast as a service gets through, more or less
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// TestAttackCMFlood: messages from the network, of an address of their own and of that which the peers have, neither end a
+// connection nor take the service's memory; and who connects afterwards is served.
+func TestAttackCMFlood(t *testing.T) {
+	s := besiegeCM(t)
+	kept, served := tcpPort(), tcpPort()
+	k := s.rawverbs(neighbor, "cm-keep", kept) // which takes no request
+	k.expect("connected")
+	server := s.rawverbs(neighbor, "cm-serve", served)
+	server.expect("ready")
+	before := s.load()
+	for _, from := range []string{loopback(), s.address()} {
+		f := newForger(t, from, s.address())
+		for range 4 {
+			f.flood(many(1000, 50000), uint16(atoi(kept)), uint16(atoi(served)))
+			k.say("and now?")
+			if line := k.expect(""); line != "still connected" {
+				t.Error(line)
+			}
+		}
+	}
+	after := s.load()
+	t.Logf("%d MiB before, %d MiB after; the service used %v", before.rss, after.rss, after.cpu-before.cpu)
+	s.bounded(before, 100)
+	if out := s.rawverbs(stranger, "cm-call", s.address()+":"+served).rest(30 * time.Second); len(out) != 1 || !strings.HasPrefix(out[0], "connected") {
+		t.Errorf("afterwards: %q", out)
+	}
+	line := server.expect("accepted")
+	if n := atoi(strings.Fields(line)[3]); n < many(1000, 50000)/2 {
+		t.Errorf("the server has seen few of the forged requests: %s", line)
+	}
+	t.Log(line)
+	k.say("and now?")
+	if line := k.expect(""); line != "still connected" {
+		t.Error(line)
+	}
+	s.connects()
+	s.unharmed()
 }

@@ -257,10 +257,18 @@ func cmKeeper(port string) error {
 	if err := c.connect(); err != nil {
 		return err
 	}
+	// The events of the other end come to a file of its own, not to that of the listener, which takes no request.
+	own, err := openCM()
+	if err != nil {
+		return err
+	}
+	if err := issue(own, ucm.CmdMigrateID, ucm.MigrateID{Response: own.response(), ID: c.ids[1], FD: uint32(c.passive.fd)}); err != nil {
+		return err
+	}
 	fmt.Println("connected", c.qps[0].QPN, c.qps[1].QPN, c.ids[0], c.ids[1])
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		events := 0
-		for _, f := range []*cmFile{c.active, c.passive} {
+		for _, f := range []*cmFile{c.active, own} {
 			n, _ := unix.Poll([]unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLIN}}, 200)
 			events += n
 		}
@@ -598,4 +606,90 @@ func give(path string, fd int) error {
 	fmt.Println("given")
 	bufio.NewScanner(os.Stdin).Scan()
 	return nil
+}
+
+// hello is the private data by which cmServe knows cmCall.
+const hello = "hello"
+
+// cmServe accepts requests with the right private data, until its input ends, and rejects all others.
+func cmServe(port string) error {
+	c, err := newCMPair(port)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	go func() {
+		bufio.NewScanner(os.Stdin).Scan()
+		os.Exit(0)
+	}()
+	f := c.passive
+	for accepted, rejected := 0, 0; ; {
+		e, err := f.event()
+		if err != nil {
+			return err
+		}
+		p, _ := uapi.Decode[ucm.ConnParam](e.Param[:])
+		switch {
+		case e.Event != connectRequest:
+			continue
+		case string(p.PrivateData[:len(hello)]) == hello:
+			var qp uapi.CreateQPResp
+			if qp, err = c.unmapped(uapi.QPTRC, 1); err == nil {
+				err = issue(f, ucm.CmdAccept, ucm.Accept{UID: 2, ConnParam: params(qp.QPN), ID: e.ID})
+			}
+			if err == nil {
+				accepted++
+				fmt.Println("accepted", accepted, "rejected", rejected)
+			}
+		default:
+			err = issue(f, ucm.CmdReject, ucm.Reject{ID: e.ID})
+			if err == nil {
+				err = f.destroy(e.ID)
+				rejected++
+			}
+		}
+		if err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) { // the peer may have given up
+			return err
+		}
+	}
+}
+
+// cmCall connects to cmServe, and tries again while it is refused.
+func cmCall(to string) error {
+	a, err := netip.ParseAddrPort(to)
+	if err != nil {
+		return err
+	}
+	p, err := newPair()
+	if err != nil {
+		return err
+	}
+	f, err := openCM()
+	if err != nil {
+		return err
+	}
+	for try := range 100 {
+		id, err := f.routed(a)
+		if err != nil {
+			return err
+		}
+		par := params(p.qps[0].QPN)
+		par.PrivateDataLen = uint8(copy(par.PrivateData[:], hello))
+		if err := issue(f, ucm.CmdConnect, ucm.Connect{ConnParam: par, ID: id}); err != nil {
+			return err
+		}
+		e, err := f.event()
+		if err != nil {
+			return err
+		}
+		if e.Event == connectAnswer {
+			fmt.Println("connected after", try)
+			return issue(f, ucm.CmdAccept, ucm.Accept{UID: 1, ID: id})
+		}
+		if err := f.destroy(id); err != nil {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return errors.New("refused again and again")
 }

@@ -11,6 +11,8 @@
 //	rawverbs cm-fill KIND N   fill, for what the connection manager and netlink have
 //	rawverbs cm-claim A QPN   connects to an address by a queue pair that is not its own
 //	rawverbs cm-intrude N     tries everything on the IDs below N; prints what does not fail
+//	rawverbs cm-serve PORT    accepts requests of cm-call at a port, and rejects all others
+//	rawverbs cm-call ADDR     connects to it; prints how often it was refused
 //	rawverbs cm-wait N        waits for an event in N threads
 //	rawverbs nl-unread N      asks for dumps on N netlink sockets, and reads no answer
 //	rawverbs nl-change        tries to make and remove devices by netlink
@@ -63,6 +65,10 @@ func run(args []string) error {
 		return cmClaim(args[1], args[2])
 	case len(args) == 2 && args[0] == "cm-intrude":
 		return cmIntrude(args[1])
+	case len(args) == 2 && args[0] == "cm-serve":
+		return cmServe(args[1])
+	case len(args) == 2 && args[0] == "cm-call":
+		return cmCall(args[1])
 	case len(args) == 2 && args[0] == "cm-wait":
 		return cmWait(args[1])
 	case len(args) == 2 && args[0] == "nl-unread":
