@@ -282,6 +282,22 @@ func nlMessage(cmd, flags, attr uint16, v uint32) []byte {
 	return b
 }
 
+// TestAttackCMGiven: a file that another user has opened takes no commands, as with the kernel, where a program could be
+// made to write them. (ib_safe_file_access)
+func TestAttackCMGiven(t *testing.T) {
+	s := besiegeCM(t)
+	for user, want := range map[uint32]string{neighbor: "create: CREATE_ID: permission denied", attacker: "create: <nil>"} {
+		dir := scratch(t)
+		os.Chmod(dir, 0o777)
+		u := s.rawverbs(user, "cm-use", dir+"/s")
+		u.expect("listening")
+		s.rawverbs(attacker, "cm-give", dir+"/s").expect("given")
+		if line := u.expect("create"); line != want {
+			t.Errorf("user %d: got %q, want %q", user, line, want)
+		}
+	}
+}
+
 // forger sends messages of connection managers from an address.
 type forger struct {
 	t        *testing.T

@@ -693,3 +693,58 @@ func cmCall(to string) error {
 	}
 	return errors.New("refused again and again")
 }
+
+// cmGive gives its file to whoever listens at a path.
+func cmGive(path string) error {
+	f, err := openCM()
+	if err != nil {
+		return err
+	}
+	return give(path, f.fd)
+}
+
+// cmUse listens at a path, and issues a command on the file that it is given, under a number at which commands are seen.
+func cmUse(path string) error {
+	own, err := openCM()
+	if err != nil {
+		return err
+	}
+	l, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err == nil {
+		err = syscall.Bind(l, &syscall.SockaddrUnix{Name: path})
+	}
+	if err == nil {
+		err = os.Chmod(path, 0o777)
+	}
+	if err == nil {
+		err = syscall.Listen(l, 1)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("listening")
+	c, _, err := syscall.Accept(l)
+	if err != nil {
+		return err
+	}
+	oob := make([]byte, syscall.CmsgSpace(4))
+	_, n, _, _, err := syscall.Recvmsg(c, make([]byte, 1), oob, 0)
+	if err != nil {
+		return err
+	}
+	list, err := syscall.ParseSocketControlMessage(oob[:n])
+	if err != nil || len(list) != 1 {
+		return fmt.Errorf("%d messages: %w", len(list), err)
+	}
+	fds, err := syscall.ParseUnixRights(&list[0])
+	if err != nil {
+		return err
+	}
+	given := &cmFile{fd: own.fd + 10, mem: own.mem}
+	if err := unix.Dup3(fds[0], given.fd, 0); err != nil {
+		return err
+	}
+	_, err = given.create(spaceTCP, 1)
+	fmt.Println("create:", err)
+	return nil
+}

@@ -13,6 +13,8 @@
 //	rawverbs cm-intrude N     tries everything on the IDs below N; prints what does not fail
 //	rawverbs cm-serve PORT    accepts requests of cm-call at a port, and rejects all others
 //	rawverbs cm-call ADDR     connects to it; prints how often it was refused
+//	rawverbs cm-give PATH     gives an open rdma_cm to whoever listens at a path
+//	rawverbs cm-use PATH      listens there, and issues a command on it
 //	rawverbs cm-wait N        waits for an event in N threads
 //	rawverbs nl-unread N      asks for dumps on N netlink sockets, and reads no answer
 //	rawverbs nl-change        tries to make and remove devices by netlink
@@ -69,6 +71,10 @@ func run(args []string) error {
 		return cmServe(args[1])
 	case len(args) == 2 && args[0] == "cm-call":
 		return cmCall(args[1])
+	case len(args) == 2 && args[0] == "cm-give":
+		return cmGive(args[1])
+	case len(args) == 2 && args[0] == "cm-use":
+		return cmUse(args[1])
 	case len(args) == 2 && args[0] == "cm-wait":
 		return cmWait(args[1])
 	case len(args) == 2 && args[0] == "nl-unread":
