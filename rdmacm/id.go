@@ -197,9 +197,7 @@ const maxLately = 1024
 //
 //verbena:held mu
 func (m *Manager) leave(id *ID) {
-	for _, g := range slices.Clone(id.groups) {
-		m.leaveGroup(g)
-	}
+	id.groups = nil
 	if c := id.conn; c != nil {
 		m.detach(id)
 		if d, ok := c.Call(conn.Drop, m.cfg.Retries); ok {

@@ -342,7 +342,7 @@ func (k *call) resolve(id uint32, src, dst sockaddr) error {
 
 // maxUnread bounds the events of an ID that fails to resolve an address, again and again, and whose program does not take
 // them. Everything else that makes events changes the ID's state.
-const maxUnread = 64
+const maxUnread = 8
 
 func (f *File) unread(c *context) int {
 	f.srv.mu.Lock()

@@ -146,13 +146,8 @@ func (f *File) Close() {
 	s := f.srv
 	s.mu.Lock()
 	f.closed = true
-	var ids []*context
-	for c := range f.ids {
-		ids = append(ids, c)
-	}
-	for _, c := range ids {
-		s.drop(c)
-	}
+	ids := slices.Collect(maps.Keys(f.ids))
+	s.drop(ids...)
 	s.wake(f, len(f.waiters))
 	s.mu.Unlock()
 	for _, c := range ids {
@@ -194,39 +189,48 @@ func (s *Server) add(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
 
 var errClosed = fmt.Errorf("the file is closed: %w", syscall.EIO)
 
-// drop takes an ID away from its program, with the events that it has not taken, and with requests that it does not
-// know of. The connection manager's part is the caller's to destroy.
+// drop takes IDs away from their program, with the events that it has not taken, and with requests that it does not
+// know of. The connection manager's part is the caller's to destroy. However many IDs, it looks at each event once.
 //
 //verbena:held mu
-func (s *Server) drop(c *context) {
-	if c.gone {
-		return
-	}
-	c.gone = true
-	f := c.file
-	delete(s.ids, c.id)
-	delete(f.ids, c)
-	for _, g := range c.groups {
-		delete(s.groups, g.id)
-	}
-	kept := f.events[:0:0]
-	for _, e := range f.events {
-		switch {
-		case e.request == c: // the program has guessed its number
-			e.ctx.unread--
-			continue
-		case e.ctx != c:
-			kept = append(kept, e)
+func (s *Server) drop(ids ...*context) {
+	files := map[*File]struct{}{}
+	for _, c := range ids {
+		if c.gone {
 			continue
 		}
-		if r := e.request; r != nil {
-			s.drop(r)
+		c.gone = true
+		files[c.file] = struct{}{}
+		delete(s.ids, c.id)
+		delete(c.file.ids, c)
+		for _, g := range c.groups {
+			delete(s.groups, g.id)
+		}
+		c.user.Give(quota.CMIDs, uint64(1+len(c.groups)))
+	}
+	var requests []*context
+	for f := range files {
+		f.events = slices.DeleteFunc(f.events, func(e *event) bool {
+			switch r := e.request; {
+			case e.ctx.gone:
+				if r != nil && !r.gone {
+					requests = append(requests, r)
+				}
+				return true
+			case r != nil && r.gone: // the program has guessed its number
+				e.ctx.unread--
+				return true
+			}
+			return false
+		})
+		s.signal(f)
+	}
+	if len(requests) > 0 {
+		s.drop(requests...)
+		for _, r := range requests {
 			r.cm.Destroy()
 		}
 	}
-	f.events = kept
-	s.signal(f)
-	c.user.Give(quota.CMIDs, uint64(1+len(c.groups)))
 }
 
 // signal says whether there are events.

@@ -236,7 +236,7 @@ var mutants = []mutant{
 	{"failures are kept without bound", "rdmacm/ucma/command.go",
 		"f.unread(c) >= maxUnread", "f.unread(c) < 0"},
 	{"a request that is destroyed leaves its event", "rdmacm/ucma/file.go",
-		"		case e.request == c:", "		case e == nil:"},
+		"			case r != nil && r.gone:", "			case e == nil:"},
 
 	// supervisor
 	{"who opened a netlink socket does not count", "supervisor/netlink.go",

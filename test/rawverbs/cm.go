@@ -390,9 +390,9 @@ func cmFill(kind, number string) error {
 			}
 		case "netlink":
 			_, err = syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, unix.NETLINK_RDMA)
-		case "failures": // each an event that nobody takes
+		case "failures", "unread": // of one ID, or eight of each; each an event that nobody takes
 			var c uint32
-			if made == 0 {
+			if made == 0 || kind == "unread" && made%8 == 0 {
 				id, err = f.create(spaceTCP, 1)
 			}
 			c = id
