@@ -29,6 +29,8 @@ func pick[T any](s *script, list ...T) T { return list[int(s.byte())%len(list)] 
 
 // number is an ID or a membership of any file, or none.
 func (s *script) number(srv *Server) uint32 {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
 	list := append(slices.Sorted(maps.Keys(srv.ids)), slices.Sorted(maps.Keys(srv.groups))...)
 	return pick(s, append(list, 0, 1000)...)
 }
@@ -144,8 +146,10 @@ func FuzzSession(f *testing.F) {
 				foreign := false
 				if cmd < ucm.NumCommands && idAt[cmd] != 0 && cmd != ucm.CmdMigrateID && len(body) >= idAt[cmd]+4 {
 					id := binary.NativeEndian.Uint32(body[idAt[cmd]:])
+					s.mu.Lock()
 					c, g := s.ids[id], s.groups[id]
 					foreign = c != nil && c.file != file || g != nil && g.ctx.file != file
+					s.mu.Unlock()
 				}
 				out := 400
 				if how&8 != 0 {
@@ -171,6 +175,7 @@ func FuzzSession(f *testing.F) {
 						file.Close()
 					}
 				}
+				s.mu.Lock()
 				for _, f := range []*File{p.files[0], q.files[0], shared} {
 					if most := (len(f.ids)+1)*maxUnread + len(s.groups) + MaxBacklog; len(f.events) > most {
 						t.Errorf("%d events that nobody has taken, want at most %d", len(f.events), most)
@@ -185,6 +190,7 @@ func FuzzSession(f *testing.F) {
 						t.Errorf("%d events are counted, %d there are", unread, len(f.events))
 					}
 				}
+				s.mu.Unlock()
 			}
 		})
 	})

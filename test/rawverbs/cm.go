@@ -500,7 +500,7 @@ func cmWait(threads string) error {
 			_, _ = syscall.Write(f.fd, b)
 		}()
 	}
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(500*time.Millisecond + time.Duration(n)*time.Millisecond) // until all are in the call
 	fmt.Println("waiting")
 	bufio.NewScanner(os.Stdin).Scan()
 	return nil
@@ -747,4 +747,23 @@ func cmUse(path string) error {
 	_, err = given.create(spaceTCP, 1)
 	fmt.Println("create:", err)
 	return nil
+}
+
+// cmExec executes another program, "true", while threads wait for events, and has copies of the descriptor.
+func cmExec() error {
+	f, err := openCM()
+	if err != nil {
+		return err
+	}
+	if _, err := f.create(spaceTCP, 1); err != nil {
+		return err
+	}
+	for range 4 {
+		go func() {
+			b := put(make([]byte, 64), ucm.CmdGetEvent, ucm.GetEvent{Response: f.response()}, 4096)
+			_, _ = syscall.Write(f.fd, b)
+		}()
+	}
+	time.Sleep(100 * time.Millisecond)
+	return syscall.Exec("/bin/true", []string{"true"}, nil)
 }

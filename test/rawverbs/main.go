@@ -15,6 +15,7 @@
 //	rawverbs cm-call ADDR     connects to it; prints how often it was refused
 //	rawverbs cm-give PATH     gives an open rdma_cm to whoever listens at a path
 //	rawverbs cm-use PATH      listens there, and issues a command on it
+//	rawverbs cm-exec          executes another program while threads wait for events
 //	rawverbs cm-wait N        waits for an event in N threads
 //	rawverbs nl-unread N      asks for dumps on N netlink sockets, and reads no answer
 //	rawverbs nl-change        tries to make and remove devices by netlink
@@ -75,6 +76,8 @@ func run(args []string) error {
 		return cmGive(args[1])
 	case len(args) == 2 && args[0] == "cm-use":
 		return cmUse(args[1])
+	case len(args) == 1 && args[0] == "cm-exec":
+		return cmExec()
 	case len(args) == 2 && args[0] == "cm-wait":
 		return cmWait(args[1])
 	case len(args) == 2 && args[0] == "nl-unread":
