@@ -468,7 +468,10 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 		}
 		if from.IsUnspecified() {
 			var err error
-			if from, err = m.cfg.Source(dst.Addr()); err != nil {
+			if from, err = m.cfg.Source(dst.Addr()); err == nil && from.Is4() != dst.Addr().Is4() {
+				err = fmt.Errorf("no address of its family leads to %v: %w", dst, syscall.EHOSTUNREACH)
+			}
+			if err != nil {
 				m.resolved(id, place{}, from, err)
 				return
 			}

@@ -41,6 +41,7 @@ type netlinkSocket struct {
 
 // netlinkUser is what a user's sockets have in common.
 type netlinkUser struct {
+	//verbena:program the programs of one user; what managers add has memory of the service's own
 	answering sync.Mutex // held while an answer is made: one at a time
 
 	// Under Supervisor.mu.

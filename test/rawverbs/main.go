@@ -87,7 +87,7 @@ func run(args []string) error {
 	case len(args) == 1 && args[0] == "nl-change":
 		return nlChange()
 	}
-	return errors.New("usage: rawverbs transfer | fill KIND N | hoard SEED | reveal | intrude NUMBERS | cm-... | nl-...")
+	return errors.New("usage: rawverbs transfer | fill KIND N | hoard SEED | reveal | intrude NUMBERS; cm- and nl-: see the source")
 }
 
 // pair is a connection of a program with itself.
