@@ -83,7 +83,8 @@ func TestForgedEnd(t *testing.T) {
 			{b, a.addr, 2, s.conn, nil}, {a, b.addr, 3, c.conn, nil}, {b, netip.MustParseAddr("10.0.0.9"), 3, s.conn, nil},
 			{b, a.addr, 3, s.conn, []EventType{Disconnected}},
 		} {
-			end.h.deliver(end.from, msg.Append(nil, 1, &msg.DREQ{LocalCommID: end.of.remote, RemoteCommID: end.of.local, RemoteQPN: end.qpn}))
+			dreq := &msg.DREQ{LocalCommID: end.of.remote, RemoteCommID: end.of.local, RemoteQPN: end.qpn}
+			end.h.deliver(end.from, msg.Append(nil, 1, dreq))
 			lb.expect(t, time.Millisecond, end.want...)
 			la.expect(t, 0)
 		}

@@ -89,27 +89,37 @@ func (f *forger) packet() {
 	switch attr {
 	case msg.AttrREQ:
 		m = &msg.REQ{
-			LocalCommID: pick(f.script, n), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort+uint16(f.byte()%4)), LocalCAGUID: pick(f.script, guid),
-			LocalQPN: pick(f.script, []uint32{f.victims, f.victims + 1, 5}), PathMTU: 3, Primary: msg.Path{LocalGID: msg.GID(ib.GIDFromAddr(from))}, Data: data,
+			LocalCommID: pick(f.script, n), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort+uint16(f.byte()%4)),
+			LocalCAGUID: pick(f.script, guid), LocalQPN: pick(f.script, []uint32{f.victims, f.victims + 1, 5}), PathMTU: 3,
+			Primary: msg.Path{LocalGID: msg.GID(ib.GIDFromAddr(from))}, Data: data,
 		}
 	case msg.AttrMRA:
-		m = &msg.MRA{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3), ServiceTimeout: f.byte() & 31}
+		m = &msg.MRA{
+			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3), ServiceTimeout: f.byte() & 31,
+		}
 	case msg.AttrREJ:
-		m = &msg.REJ{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3), Reason: msg.Reason(f.byte() & 63)}
+		m = &msg.REJ{
+			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3), Reason: msg.Reason(f.byte() & 63),
+		}
 	case msg.AttrREP:
 		m = &msg.REP{
-			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), LocalCAGUID: pick(f.script, guid), LocalQPN: pick(f.script, []uint32{f.victims, f.victims + 1, 5}),
+			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), LocalCAGUID: pick(f.script, guid),
+			LocalQPN: pick(f.script, []uint32{f.victims, f.victims + 1, 5}),
 		}
 	case msg.AttrRTU:
 		m = &msg.RTU{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
 	case msg.AttrDREQ:
-		m = &msg.DREQ{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), RemoteQPN: pick(f.script, []uint32{f.victims + 100, 7})}
+		m = &msg.DREQ{
+			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), RemoteQPN: pick(f.script, []uint32{f.victims + 100, 7}),
+		}
 	case msg.AttrDREP:
 		m = &msg.DREP{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
 	case msg.AttrLAP:
 		m = &msg.LAP{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
 	case msg.AttrSIDRREQ:
-		m = &msg.SIDRREQ{RequestID: pick(f.script, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, testPort+uint16(f.byte()%4)), Data: data}
+		m = &msg.SIDRREQ{
+			RequestID: pick(f.script, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, testPort+uint16(f.byte()%4)), Data: data,
+		}
 	case msg.AttrSIDRREP:
 		m = &msg.SIDRREP{RequestID: pick(f.script, n), Status: msg.SIDRStatus(f.byte() & 3), QPN: 9, QKey: 9}
 	default:
@@ -148,7 +158,8 @@ func (f *forger) call() {
 		}
 		return
 	}
-	at := netip.AddrPortFrom(pick(f.script, append(slices.Clone(forgers), netip.IPv4Unspecified(), netip.IPv6Unspecified())), testPort+uint16(f.byte()%4))
+	addrs := append(slices.Clone(forgers), netip.IPv4Unspecified(), netip.IPv6Unspecified())
+	at := netip.AddrPortFrom(pick(f.script, addrs), testPort+uint16(f.byte()%4))
 	p := Param{QPN: 7, ResponderResources: f.byte(), InitiatorDepth: f.byte(), RetryCount: 9, RNRRetryCount: 9}
 	data := make([]byte, f.byte())
 	switch what {
@@ -203,7 +214,8 @@ func FuzzPackets(f *testing.F) {
 			network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
 			fast := Config{Timeout: 12, Retries: 3}
 			// Without the checker of the contract, which takes most of the time, and which other tests have.
-			a, peer := &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.1")}, &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.2")}
+			a := &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.1")}
+			peer := &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.2")}
 			a.open(fast)
 			peer.open(fast)
 			defer peer.close()
@@ -237,7 +249,8 @@ func FuzzPackets(f *testing.F) {
 				}
 				synctest.Wait()
 			}
-			if got := append(la.take(time.Millisecond), lp.take(0)...); len(got) > 0 || r.conn != fz.honest || r.conn.State != conn.Established {
+			got := append(la.take(time.Millisecond), lp.take(0)...)
+			if len(got) > 0 || r.conn != fz.honest || r.conn.State != conn.Established {
 				t.Errorf("a connection with somebody else got %v", types(got))
 			}
 			c2, r2 := join(fz.victims + 1)
@@ -251,8 +264,11 @@ func FuzzPackets(f *testing.F) {
 			}
 			time.Sleep(2 * time.Minute) // an MRA asks for 68 s, and timewait is 9 s
 			synctest.Wait()
-			if n := len(a.m.ids) + len(a.m.conns) + len(a.m.byPeer) + len(a.m.byPeerQP) + len(a.m.sidr) + len(a.m.services) + len(a.m.ports) + a.m.held; n > 0 {
-				t.Errorf("%d entries are left: ids %d, conns %d, by peer %d and %d, sidr %d, services %d", n, len(a.m.ids), len(a.m.conns), len(a.m.byPeer), len(a.m.byPeerQP), len(a.m.sidr), len(a.m.services))
+			left := [...]int{
+				len(a.m.ids), len(a.m.conns), len(a.m.byPeer), len(a.m.byPeerQP), len(a.m.sidr), len(a.m.services), len(a.m.ports), a.m.held,
+			}
+			if left != [len(left)]int{} {
+				t.Errorf("entries of ids, conns, byPeer, byPeerQP, sidr, services, ports and held are left: %d", left)
 			}
 		})
 	})

@@ -83,7 +83,8 @@ func (w *worker) openNetlink() verdict {
 	if err != nil {
 		return fails(err)
 	}
-	s, end, err := t.sup.newNetlink(t.sup.cfg.Quota.User(th.id.uids.real), th.id.uids.effective, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
+	user := t.sup.cfg.Quota.User(th.id.uids.real)
+	s, end, err := t.sup.newNetlink(user, th.id.uids.effective, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
 	if err != nil {
 		t.log.Warn("open a netlink socket", "pid", th.id.pid, "name", th.id.name, "err", err)
 		return fails(err)
@@ -116,7 +117,8 @@ func (s *Supervisor) newNetlink(user *quota.User, opener int, nonblock bool, por
 	}
 	var st unix.Stat_t
 	err = errors.Join(
-		bindAsKernel(ends[1]), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_SNDBUF, netlinkSendBuffer), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_PASSCRED, 1),
+		bindAsKernel(ends[1]), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_SNDBUF, netlinkSendBuffer),
+		unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_PASSCRED, 1),
 		unix.SetNonblock(ends[1], true), unix.SetNonblock(ends[0], nonblock), unix.Fstat(ends[0], &st))
 	if err != nil {
 		unix.Close(ends[0])
