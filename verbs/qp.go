@@ -58,7 +58,8 @@ type QP struct {
 	id     uint64
 	life   life
 
-	send sync.Mutex // of those who post sends
+	//verbena:program those of one program who post sends
+	send sync.Mutex
 	recv sync.Mutex // of those who post receives
 	q    provider.QP
 	dead bool            // written under both locks
