@@ -364,7 +364,7 @@ const invalidIndex = 0xffffffff
 
 // Offsets of the first fields that older programs do not know.
 const (
-	routeWithoutIndex = 264
+	routeWithoutIndex = 200
 	addrWithoutIndex  = 272
 )
 

@@ -255,6 +255,12 @@ func TestConnection(t *testing.T) {
 		if r := get[ucm.QueryRouteResp](a); r.NumPaths != 1 || r.PortNum != 1 || parse(r.DstAddr[:]).ip != netip.MustParseAddrPort("10.0.0.1:7471") {
 			t.Errorf("%+v", r)
 		}
+		// As much room as today's library has, and as one that knows no index of devices.
+		for room, want := range map[int]error{uapi.SizeOf[ucm.QueryRouteResp](): nil, 200: nil, 199: syscall.ENOSPC} {
+			if err := issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, room); !errors.Is(err, want) {
+				t.Errorf("QUERY_ROUTE with room for %d bytes: got %v, want %v", room, err, want)
+			}
+		}
 		a.must(issue(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: c, Option: ucm.QueryPath}, 400))
 		if r := get[ucm.QueryPathResp](a); r.NumPaths != 1 {
 			t.Errorf("%+v", r)
