@@ -148,6 +148,9 @@ func putAll(l []*life) {
 	}
 }
 
+// Device is the device that the queue pair is of.
+func (q *QP) Device() *Device { return q.pd.d }
+
 // Num is the queue pair's number, 24 bits.
 func (q *QP) Num() uint32 { return q.num }
 

@@ -13,11 +13,11 @@ import (
 // multicast group does not come back to its own queue pairs.
 var kernelLacks = []string{"ATOMIC WRITE", "FLUSH", "multicast", "range of a window", "local protection error", "event of an access error"}
 
-// testVerbs runs the tests of package verbs on the kernel's device: the Go library on /dev/infiniband of Linux. None is skipped.
+// testVerbs runs the tests of packages verbs and cm on the kernel's device: the Go library on /dev/infiniband of Linux. None is skipped.
 func testVerbs(t *testing.T) {
-	c := cell{Section: "verbs", Operation: "package verbs on /dev/infiniband", Service: "RC, UC, UD", Role: kernelPeer.name, IP: "IPv4"}
+	c := cell{Section: "verbs", Operation: "packages verbs and cm on /dev/infiniband", Service: "RC, UC, UD", Role: kernelPeer.name, IP: "IPv4"}
 	runCell(t, c, func() error {
-		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_WITHOUT=" + strings.Join(kernelLacks, ","),
+		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_WITHOUT=" + strings.Join(kernelLacks, ","), "VERBS_ADDR=" + guestIP["IPv4"],
 			theLab.program("verbs-suite"), "-test.v"})
 		if err != nil {
 			return err
@@ -26,7 +26,7 @@ func testVerbs(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if status != 0 || strings.Contains(out, "SKIP") || !strings.Contains(out, "--- PASS: TestDevice ") {
+		if status != 0 || strings.Contains(out, "SKIP") || !strings.Contains(out, "--- PASS: TestDevice ") || !strings.Contains(out, "--- PASS: TestConnections ") {
 			return fmt.Errorf("exit status %d: %s", status, out)
 		}
 		return nil

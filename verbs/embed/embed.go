@@ -27,7 +27,10 @@ import (
 )
 
 // Stack gives access to the devices of a core.
-type Stack struct{ srv *uverbs.Server }
+type Stack struct {
+	core *ib.Core
+	srv  *uverbs.Server
+}
 
 // New makes a Stack on the devices of a core, those that come later included. Close it after the devices that were opened on it. It may
 // sleep.
@@ -36,7 +39,7 @@ func New(core *ib.Core) (*Stack, error) {
 	if err != nil {
 		return nil, fmt.Errorf("verbs: embed: %w", err)
 	}
-	return &Stack{srv: srv}, nil
+	return &Stack{core: core, srv: srv}, nil
 }
 
 // Close takes the devices away from who has opened them, as if they had been unplugged. It may sleep.

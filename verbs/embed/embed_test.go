@@ -10,6 +10,7 @@ import (
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/verbs"
+	"verbena/verbs/cm"
 	"verbena/verbs/embed"
 	"verbena/verbs/internal/suite"
 )
@@ -48,4 +49,14 @@ func newStack(t *testing.T) (*embed.Stack, *rxe.Device) {
 func TestVerbs(t *testing.T) {
 	s, _ := newStack(t)
 	suite.Run(t, suite.Config{Open: func() (*verbs.Device, error) { return s.Open("") }})
+}
+
+// TestConnections: package cm on a device in this process.
+func TestConnections(t *testing.T) {
+	s, _ := newStack(t)
+	suite.RunCM(t, suite.CMConfig{
+		Config:  suite.Config{Open: func() (*verbs.Device, error) { return s.Open("") }},
+		Manager: func() (*cm.Manager, error) { return s.ConnectionManager(nil) },
+		Addr:    netip.MustParseAddr("127.0.0.1"),
+	})
 }

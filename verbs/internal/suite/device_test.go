@@ -3,12 +3,14 @@
 package suite
 
 import (
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
 
 	"verbena/internal/leaktest"
 	"verbena/verbs"
+	"verbena/verbs/cm"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -25,4 +27,17 @@ func TestDevice(t *testing.T) {
 		c.Without[Ability(a)] = true
 	}
 	Run(t, c)
+}
+
+// TestConnections runs the tests of package cm on the same device, by the address VERBS_ADDR.
+func TestConnections(t *testing.T) {
+	name, addr := os.Getenv("VERBS_DEVICE"), os.Getenv("VERBS_ADDR")
+	if name == "" || addr == "" {
+		t.Skip("VERBS_DEVICE and VERBS_ADDR name no device")
+	}
+	RunCM(t, CMConfig{
+		Config:  Config{Open: func() (*verbs.Device, error) { return verbs.Open(name) }},
+		Manager: cm.Open,
+		Addr:    netip.MustParseAddr(addr),
+	})
 }

@@ -4,6 +4,7 @@ package suite
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -67,8 +68,9 @@ func Run(t *testing.T, c Config) {
 
 type world struct {
 	*testing.T
-	c Config
-	d *verbs.Device
+	c      Config
+	d      *verbs.Device
+	memory int // of an end, in bytes; 0: 1 MB
 }
 
 func (w *world) must(err error) {
@@ -122,7 +124,7 @@ func (w *world) end(init verbs.QPInit) *end {
 	}
 	e.qp, err = e.pd.CreateQP(init)
 	w.must(err)
-	e.mr, err = e.pd.Alloc(memory, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic|verbs.BindWindows)
+	e.mr, err = e.pd.Alloc(cmp.Or(w.memory, memory), verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic|verbs.BindWindows)
 	w.must(err)
 	return e
 }

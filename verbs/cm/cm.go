@@ -1,0 +1,544 @@
+package cm
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"verbena/verbs"
+	"verbena/verbs/internal/cmid"
+)
+
+// Manager is a connection manager. It is safe for concurrent use.
+type Manager struct {
+	b cmid.Backend
+
+	mu     sync.Mutex
+	closed bool
+	open   map[ender]struct{} // that have not ended
+}
+
+// ender is a Conn or a Listener.
+type ender interface{ end(why error) }
+
+// New makes a Manager; it is for packages that know a connection manager.
+func New(b cmid.Backend) *Manager { return &Manager{b: b, open: map[ender]struct{}{}} }
+
+// Close ends the manager, and what was made of it. It may be called again, and may sleep.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	closed := m.closed
+	m.closed = true
+	left := m.open
+	m.open = map[ender]struct{}{}
+	m.mu.Unlock()
+	if closed {
+		return nil
+	}
+	for e := range left {
+		e.end(errManager)
+	}
+	return m.b.Close()
+}
+
+// enter notes a Conn or a Listener, until leave.
+func (m *Manager) enter(e ender) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return errManager
+	}
+	m.open[e] = struct{}{}
+	return nil
+}
+
+func (m *Manager) leave(e ender) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.open, e)
+}
+
+// ErrDisconnected is why a connection has ended that either side has ended.
+var ErrDisconnected = fmt.Errorf("verbs/cm: the connection has been ended: %w", syscall.ECONNRESET)
+
+// errOwnEnd: Close was called.
+var errOwnEnd = fmt.Errorf("verbs/cm: the connection has been closed: %w", syscall.ECONNABORTED)
+
+var (
+	errDeviceGone = fmt.Errorf("verbs/cm: the device has gone: %w", syscall.ENODEV)
+	errManager    = fmt.Errorf("verbs/cm: the manager has been closed: %w", verbs.ErrClosed)
+)
+
+// RefusedError is the error of a connection that its peer has refused. It wraps ECONNREFUSED.
+type RefusedError struct {
+	Reason int    // of IBA 12.6.7.2; 28: the program's own, 8: nothing listens
+	Data   []byte // private data, as long as the message's field: what the peer has sent, then zeros
+}
+
+func (e *RefusedError) Error() string {
+	switch e.Reason {
+	case 28:
+		return "verbs/cm: the peer refuses the connection"
+	case 8:
+		return "verbs/cm: the peer refuses the connection: nothing listens at the port"
+	}
+	return fmt.Sprintf("verbs/cm: the peer refuses the connection, for reason %d", e.Reason)
+}
+
+// Unwrap returns ECONNREFUSED.
+func (e *RefusedError) Unwrap() error { return syscall.ECONNREFUSED }
+
+// Param are the parameters of a connection. The zero Param is good for most. (struct rdma_conn_param)
+type Param struct {
+	// Reads is how many READs and atomic operations are in flight, at most, each way; 0: as many as the device can, up to 16.
+	Reads int
+	// Retries and RNRRetries are as in [verbs.Path].
+	Retries, RNRRetries int
+}
+
+// forQP completes the parameters for a queue pair.
+func (p Param) forQP(qp *verbs.QP) (cmid.Param, error) {
+	reads := p.Reads
+	if reads == 0 {
+		d, err := qp.Device().Query()
+		if err != nil {
+			return cmid.Param{}, err
+		}
+		reads = min(16, d.MaxQPReads, d.MaxQPInitReads)
+	}
+	if reads < 0 || reads > 255 {
+		return cmid.Param{}, fmt.Errorf("verbs/cm: %d READs in flight: %w", reads, syscall.EINVAL)
+	}
+	return cmid.Param{
+		QPN: qp.Num(), ResponderResources: uint8(reads), InitiatorDepth: uint8(reads), RetryCount: retries(p.Retries),
+		RNRRetryCount: retries(p.RNRRetries), SRQ: qp.Init().SRQ != nil,
+	}, nil
+}
+
+func retries(n int) uint8 {
+	switch {
+	case n == 0:
+		return 7
+	case n < 0:
+		return 0
+	}
+	return uint8(min(n, 7))
+}
+
+// Conn is an end of a connection, from its address on.
+//
+//	active:   Resolve - make a queue pair - Init - post receives - Connect - use it
+//	passive:  Listener.Accept - make a queue pair - Request.Init - post receives - Request.Accept - use it
+//	end:      Done - close the queue pair - Close
+type Conn struct {
+	m     *Manager
+	id    cmid.ID
+	steps chan cmid.Event // what Resolve and Connect wait for
+
+	established chan struct{}
+	done        chan struct{} // closed when the connection has ended
+
+	mu  sync.Mutex
+	up  bool  // established is closed
+	err error // why it has ended; nil: it has not
+}
+
+func newConn(m *Manager) *Conn {
+	return &Conn{m: m, steps: make(chan cmid.Event, 8), established: make(chan struct{}), done: make(chan struct{})}
+}
+
+// event takes an event of the ID.
+func (c *Conn) event(e cmid.Event) {
+	switch e.Type {
+	case cmid.Established:
+		c.nowUp()
+	case cmid.Disconnected:
+		c.end(ErrDisconnected)
+		go c.id.Disconnect() // which answers the peer; not from the function of an event
+	case cmid.DeviceRemoval:
+		c.end(errDeviceGone)
+	case cmid.TimewaitExit, cmid.AddrChange:
+	case cmid.Unreachable, cmid.Rejected, cmid.ConnectError:
+		c.mu.Lock()
+		up := c.up
+		c.mu.Unlock()
+		if up {
+			c.end(ErrDisconnected)
+			return
+		}
+		c.end(errorOf(e))
+	default:
+		select {
+		case c.steps <- e:
+		default: // more than a connection has
+		}
+	}
+}
+
+// errorOf is the error of an event that ends an attempt.
+func errorOf(e cmid.Event) error {
+	switch {
+	case e.Type == cmid.Rejected:
+		return &RefusedError{Reason: int(e.Status), Data: e.Data}
+	case e.Status < 0:
+		return fmt.Errorf("verbs/cm: %w", syscall.Errno(-e.Status))
+	}
+	return fmt.Errorf("verbs/cm: event %d with status %d: %w", e.Type, e.Status, syscall.EHOSTUNREACH)
+}
+
+func (c *Conn) nowUp() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.up {
+		c.up = true
+		close(c.established)
+	}
+}
+
+func (c *Conn) end(why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		c.err = why
+		close(c.done)
+	}
+}
+
+// await waits for a step, or for the end.
+func (c *Conn) await(ctx context.Context, want, wrong cmid.Type) (cmid.Event, error) {
+	for {
+		select {
+		case e := <-c.steps:
+			switch e.Type {
+			case want:
+				return e, nil
+			case wrong:
+				return e, errorOf(e)
+			}
+		case <-c.done:
+			return cmid.Event{}, c.Err()
+		case <-ctx.Done():
+			return cmid.Event{}, context.Cause(ctx)
+		}
+	}
+}
+
+// Target is where a connection leads.
+type Target struct {
+	Addr   netip.AddrPort
+	Source netip.AddrPort // of this side; zero: any that leads there
+}
+
+// Resolve finds the addresses and the device of a connection. The result is to be closed. It may sleep. (rdma_resolve_addr,
+// rdma_resolve_route)
+func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
+	c := newConn(m)
+	if err := m.enter(c); err != nil {
+		return nil, err
+	}
+	if c.id, err = m.b.NewID(c.event); err != nil {
+		m.leave(c)
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			c.Close()
+			err = fmt.Errorf("verbs/cm: resolve %v: %w", to.Addr, err)
+		}
+	}()
+	if err := c.id.ResolveAddr(to.Source, to.Addr); err != nil {
+		return nil, err
+	}
+	if _, err := c.await(ctx, cmid.AddrResolved, cmid.AddrError); err != nil {
+		return nil, err
+	}
+	if err := c.id.ResolveRoute(); err != nil {
+		return nil, err
+	}
+	if _, err := c.await(ctx, cmid.RouteResolved, cmid.RouteError); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// NodeGUID names the device that leads to the peer: that of [verbs.DeviceAttr]. It may sleep.
+func (c *Conn) NodeGUID() (uint64, error) {
+	v, err := c.id.View()
+	return v.NodeGUID, err
+}
+
+// LocalAddr and RemoteAddr are the addresses of the two ends; zero where they are not known. They may sleep.
+func (c *Conn) LocalAddr() netip.AddrPort {
+	v, _ := c.id.View()
+	return v.Local
+}
+
+// RemoteAddr is the address of the peer.
+func (c *Conn) RemoteAddr() netip.AddrPort {
+	v, _ := c.id.View()
+	return v.Remote
+}
+
+// Init takes a queue pair of type RC from RESET to INIT, where receives can be posted. It may sleep.
+func (c *Conn) Init(qp *verbs.QP) error {
+	guid, err := c.NodeGUID()
+	if err != nil {
+		return err
+	}
+	d, err := qp.Device().Query()
+	if err != nil {
+		return err
+	}
+	if d.NodeGUID != guid {
+		return fmt.Errorf("verbs/cm: QP %d is on %s, the connection on the device with node GUID %016x: %w", qp.Num(), qp.Device().Name(), guid, syscall.EINVAL)
+	}
+	return c.take(qp, verbs.Init, cmid.Param{}, false)
+}
+
+// take takes the queue pair to a state. p are the parameters of this side, which the connection manager does not know before Accept.
+// (ucma_modify_qp_rtr, ucma_modify_qp_rts)
+func (c *Conn) take(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) error {
+	a, mask, err := c.id.QPAttr(to)
+	if err != nil {
+		return err
+	}
+	a.State = to
+	switch to {
+	case verbs.Init:
+		mask |= verbs.AttrAccess
+		if a.Access = verbs.LocalWrite | verbs.RemoteWrite; p.ResponderResources > 0 {
+			a.Access |= verbs.RemoteRead | verbs.RemoteAtomic
+		}
+	case verbs.RTR:
+		if accepts {
+			a.MaxPeerReads = p.ResponderResources
+		}
+	case verbs.RTS:
+		if accepts {
+			a.MaxReads = p.InitiatorDepth
+		}
+	}
+	return qp.Modify(a, mask|verbs.AttrState)
+}
+
+// bring takes the queue pair, which is in INIT, to RTS. What the peer may do is known only now, so it goes to INIT once more.
+func (c *Conn) bring(qp *verbs.QP, p cmid.Param, accepts bool) error {
+	for _, s := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
+		if err := c.take(qp, s, p, accepts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Connect connects, and brings the queue pair to RTS; private data of at most 56 bytes goes to the peer, that of the peer comes back. A
+// *RefusedError says that it refuses, ETIMEDOUT that it does not answer. When ctx ends the attempt goes on until Close. It may sleep.
+// (rdma_connect)
+func (c *Conn) Connect(ctx context.Context, qp *verbs.QP, p Param, data []byte) ([]byte, error) {
+	param, err := p.forQP(qp)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.id.Connect(param, data); err != nil {
+		return nil, err
+	}
+	e, err := c.await(ctx, cmid.ConnectResponse, cmid.ConnectError)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.bring(qp, param, false); err != nil {
+		_ = c.id.Reject(nil)
+		return nil, err
+	}
+	if err := c.id.Complete(); err != nil {
+		return nil, err
+	}
+	c.nowUp()
+	return e.Data, nil
+}
+
+// Established waits until the connection is established: on the passive side the peer says so after Accept, or its first message does. It may
+// sleep.
+func (c *Conn) Established(ctx context.Context) error {
+	select {
+	case <-c.established:
+		return nil
+	case <-c.done:
+		return c.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Done is closed when the connection has ended, or was refused, or its device has gone. Err says why.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err is why the connection has ended; nil while it has not.
+func (c *Conn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Disconnect ends the connection; the queue pair is to be taken to the error state, or closed, by its owner. It may sleep.
+// (rdma_disconnect)
+func (c *Conn) Disconnect() error { return c.id.Disconnect() }
+
+// Close ends the connection, and frees what it has. It may be called again, and may sleep. (rdma_destroy_id)
+func (c *Conn) Close() error {
+	c.end(errOwnEnd)
+	c.m.leave(c)
+	c.id.Destroy()
+	return nil
+}
+
+// Listener gets requests for connections.
+type Listener struct {
+	m        *Manager
+	id       cmid.ID
+	requests chan *Request
+	done     chan struct{}
+
+	mu  sync.Mutex
+	err error
+}
+
+// defaultBacklog bounds the requests that nobody has accepted yet, for who asks for none.
+const defaultBacklog = 128
+
+// Listen listens at an address, which may be unspecified, and a port, 0 for any that is free. backlog bounds the requests that Accept has not
+// returned yet; 0 stands for 128. It may sleep. (rdma_bind_addr, rdma_listen)
+func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
+	fail := func(err error) (*Listener, error) { return nil, fmt.Errorf("verbs/cm: listen at %v: %w", at, err) }
+	if backlog <= 0 {
+		backlog = defaultBacklog
+	}
+	l := &Listener{m: m, requests: make(chan *Request, backlog), done: make(chan struct{})}
+	if err := m.enter(l); err != nil {
+		return fail(err)
+	}
+	id, err := m.b.NewID(l.event)
+	if err != nil {
+		m.leave(l)
+		return fail(err)
+	}
+	l.id = id
+	if err = id.Bind(at); err == nil {
+		err = id.Listen(backlog)
+	}
+	if err != nil {
+		m.leave(l)
+		id.Destroy()
+		return fail(err)
+	}
+	return l, nil
+}
+
+func (l *Listener) event(e cmid.Event) {
+	switch e.Type {
+	case cmid.ConnectRequest:
+		r := &Request{Data: e.Data, peer: e.Param, conn: newConn(l.m)}
+		r.conn.id = e.New
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.err == nil && l.m.enter(r.conn) == nil {
+			select {
+			case l.requests <- r:
+				return
+			default:
+			}
+		}
+		go r.Reject(nil) // not from the function of an event
+	case cmid.DeviceRemoval:
+		l.end(errDeviceGone)
+	}
+}
+
+func (l *Listener) end(why error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err == nil {
+		l.err = why
+		close(l.done)
+	}
+}
+
+// Addr is where it listens. It may sleep.
+func (l *Listener) Addr() netip.AddrPort {
+	v, _ := l.id.View()
+	return v.Local
+}
+
+// Accept waits for a request. Its error is the cause of ctx, ErrClosed of package verbs, or ENODEV when its device has gone. It may sleep.
+func (l *Listener) Accept(ctx context.Context) (*Request, error) {
+	select {
+	case r := <-l.requests:
+		return r, nil
+	case <-l.done:
+		return nil, l.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Close ends the listener, and refuses the requests that are left. It may be called again, and may sleep.
+func (l *Listener) Close() error {
+	l.end(errManager)
+	l.m.leave(l)
+	for {
+		select {
+		case r := <-l.requests:
+			r.Reject(nil)
+		default:
+			l.id.Destroy()
+			return nil
+		}
+	}
+}
+
+// Request is a request for a connection, which is to be accepted or refused.
+type Request struct {
+	Data []byte // private data, as long as the message's field: what the peer has sent, then zeros
+	peer cmid.Param
+	conn *Conn
+}
+
+// NodeGUID names the device by which the request has come. It may sleep.
+func (r *Request) NodeGUID() (uint64, error) { return r.conn.NodeGUID() }
+
+// RemoteAddr is the address of the peer. It may sleep.
+func (r *Request) RemoteAddr() netip.AddrPort { return r.conn.RemoteAddr() }
+
+// Init takes a queue pair of type RC from RESET to INIT, where receives can be posted. It may sleep.
+func (r *Request) Init(qp *verbs.QP) error { return r.conn.Init(qp) }
+
+// Accept accepts, and brings the queue pair to RTS; private data of at most 196 bytes goes to the peer. The connection is established when
+// Conn.Established returns; the peer may send before. It may sleep. (rdma_accept)
+func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
+	c := r.conn
+	param, err := p.forQP(qp)
+	if err == nil {
+		// No more than the peer asks for. (rdma_accept)
+		param.ResponderResources = min(param.ResponderResources, r.peer.InitiatorDepth)
+		param.InitiatorDepth = min(param.InitiatorDepth, r.peer.ResponderResources)
+		c.id.Adopt(c.event)
+		err = c.bring(qp, param, true)
+	}
+	if err == nil {
+		err = c.id.Accept(param, data)
+	}
+	if err != nil {
+		r.Reject(nil)
+		return nil, err
+	}
+	return c, nil
+}
+
+// Reject refuses the request; private data of at most 148 bytes goes to the peer. It may sleep. (rdma_reject)
+func (r *Request) Reject(data []byte) error {
+	err := r.conn.id.Reject(data)
+	r.conn.Close()
+	return err
+}

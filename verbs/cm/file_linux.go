@@ -1,0 +1,384 @@
+package cm
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/uapi"
+	"verbena/uapi/ucm"
+	"verbena/verbs"
+	"verbena/verbs/internal/cmid"
+	"verbena/verbs/internal/transport"
+)
+
+// devicePath is the file of the connection manager.
+const devicePath = "/dev/infiniband/rdma_cm"
+
+// Open opens the connection manager of the kernel, or of the service under which the program runs. It may sleep.
+// (rdma_create_event_channel)
+func Open() (*Manager, error) {
+	b, err := open(devicePath)
+	if err != nil {
+		return nil, err
+	}
+	return New(b), nil
+}
+
+// file is an open rdma_cm.
+type file struct {
+	f     *os.File
+	raw   syscall.RawConn
+	arena *transport.Arena
+	ended chan struct{} // closed when no event comes any more
+
+	mu     sync.Mutex
+	last   uint64
+	ids    map[uint64]*fileID // by the number that events name
+	closed bool
+}
+
+func open(path string) (*file, error) {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("verbs/cm: %w", &os.PathError{Op: "open", Path: path, Err: err})
+	}
+	b := &file{f: os.NewFile(uintptr(fd), path), arena: transport.NewArena(transport.Anonymous), ended: make(chan struct{}), ids: map[uint64]*fileID{}}
+	if b.raw, err = b.f.SyscallConn(); err != nil {
+		b.f.Close()
+		return nil, fmt.Errorf("verbs/cm: %w", err)
+	}
+	go b.run()
+	return b, nil
+}
+
+// Close implements cmid.Backend.
+func (b *file) Close() error {
+	b.mu.Lock()
+	b.closed = true
+	b.ids = map[uint64]*fileID{}
+	b.mu.Unlock()
+	err := b.f.Close()
+	<-b.ended
+	b.arena.Close()
+	return err
+}
+
+// command issues a command: its header, then req. at is the offset of the address of the response in req, -1 for none.
+func command[Resp, Req any](b *file, c ucm.Command, req *Req, at int) (resp Resp, err error) {
+	s := b.arena.Get()
+	defer s.Free()
+	n := encode(s, c, req, at, uapi.SizeOf[Resp]())
+	for {
+		var werr error
+		cerr := b.raw.Control(func(fd uintptr) { _, werr = unix.Write(int(fd), s.Mem[:n]) })
+		switch {
+		case cerr != nil:
+			return resp, errManager
+		case werr == unix.EINTR:
+			continue
+		case werr != nil:
+			return resp, fmt.Errorf("verbs/cm: %v: %w", c, werr)
+		}
+		resp, _ = uapi.Decode[Resp](s.Mem[respAt:])
+		return resp, nil
+	}
+}
+
+// respAt is where responses go in a Scratch.
+const respAt = 2048
+
+const hdrSize = 8
+
+// encode puts a command into memory, and returns its length.
+func encode[Req any](s *transport.Scratch, c ucm.Command, req *Req, at, out int) int {
+	hdr := ucm.Hdr{Cmd: c, In: uint16(uapi.SizeOf[Req]()), Out: uint16(out)}
+	b := uapi.AppendTo(uapi.AppendTo(s.Mem[:0], &hdr), req)
+	if at >= 0 {
+		binary.NativeEndian.PutUint64(b[hdrSize+at:], s.Addr+respAt)
+	}
+	clear(s.Mem[respAt : respAt+out])
+	return len(b)
+}
+
+const (
+	noResponse    = -1
+	firstField    = 0
+	createIDField = 8 // CreateID has its uid before
+)
+
+type none struct{}
+
+// run takes events, until the file is closed.
+func (b *file) run() {
+	defer close(b.ended)
+	s := b.arena.Get()
+	defer s.Free()
+	for {
+		n := encode(s, ucm.CmdGetEvent, &ucm.GetEvent{}, firstField, uapi.SizeOf[ucm.EventResp]())
+		var err error
+		rerr := b.raw.Read(func(fd uintptr) bool {
+			for {
+				_, err = unix.Write(int(fd), s.Mem[:n])
+				if err != unix.EINTR {
+					return err != unix.EAGAIN
+				}
+			}
+		})
+		if rerr != nil || err != nil {
+			b.lost()
+			return
+		}
+		e, _ := uapi.Decode[ucm.EventResp](s.Mem[respAt:])
+		b.dispatch(&e)
+	}
+}
+
+// lost tells those who wait that no event comes any more.
+func (b *file) lost() {
+	b.mu.Lock()
+	left := b.ids
+	b.ids = map[uint64]*fileID{}
+	b.mu.Unlock()
+	for _, id := range left {
+		id.deliver(cmid.Event{Type: cmid.DeviceRemoval})
+	}
+}
+
+// dispatch hands an event to its ID.
+func (b *file) dispatch(r *ucm.EventResp) {
+	b.mu.Lock()
+	id := b.ids[r.UID]
+	b.mu.Unlock()
+	p, _ := uapi.Decode[ucm.ConnParam](r.Param[:])
+	e := cmid.Event{Type: cmid.Type(r.Event), Status: int32(r.Status), Data: append([]byte(nil), p.PrivateData[:p.PrivateDataLen]...), Param: cmid.Param{
+		QPN: p.QPNum, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, RetryCount: p.RetryCount,
+		RNRRetryCount: p.RNRRetryCount, SRQ: p.SRQ != 0,
+	}}
+	if e.Type == cmid.ConnectRequest {
+		x := &fileID{b: b, id: r.ID}
+		b.name(x)
+		if id == nil { // of a listener that has been destroyed
+			x.Destroy()
+			return
+		}
+		e.New = x
+	}
+	if id != nil {
+		id.deliver(e)
+	}
+}
+
+// name gives an ID a number for its events. It reports false when the file is closed.
+func (b *file) name(id *fileID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return false
+	}
+	b.last++
+	id.uid = b.last
+	b.ids[id.uid] = id
+	return true
+}
+
+// fileID is an ID.
+type fileID struct {
+	b   *file
+	id  uint32
+	uid uint64
+
+	mu   sync.Mutex // held while its function runs
+	f    func(cmid.Event)
+	gone bool
+}
+
+func (x *fileID) deliver(e cmid.Event) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.f != nil && !x.gone {
+		x.f(e)
+	} else if e.New != nil {
+		go e.New.Destroy()
+	}
+}
+
+// NewID implements cmid.Backend.
+func (b *file) NewID(f func(cmid.Event)) (cmid.ID, error) {
+	x := &fileID{b: b, f: f}
+	if !b.name(x) {
+		return nil, errManager
+	}
+	r, err := command[ucm.CreateIDResp](b, ucm.CmdCreateID, &ucm.CreateID{UID: x.uid, PS: portSpaceTCP, QPType: uint8(uapi.QPTRC)}, createIDField)
+	if err != nil {
+		b.forget(x)
+		return nil, err
+	}
+	x.id = r.ID
+	return x, nil
+}
+
+// portSpaceTCP is RDMA_PS_TCP.
+const portSpaceTCP = 0x0106
+
+func (b *file) forget(x *fileID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.ids, x.uid)
+}
+
+func (x *fileID) Bind(at netip.AddrPort) error {
+	_, err := command[none](x.b, ucm.CmdBindIP, &ucm.BindIP{Addr: sockaddr(at), ID: x.id}, firstField)
+	return err
+}
+
+func (x *fileID) Listen(backlog int) error {
+	_, err := command[none](x.b, ucm.CmdListen, &ucm.Listen{ID: x.id, Backlog: uint32(backlog)}, noResponse)
+	return err
+}
+
+// resolveTimeout bounds the search for an address, in milliseconds.
+const resolveTimeout = 5000
+
+func (x *fileID) ResolveAddr(src, dst netip.AddrPort) error {
+	_, err := command[none](x.b, ucm.CmdResolveIP, &ucm.ResolveIP{SrcAddr: sockaddr(src), DstAddr: sockaddr(dst), ID: x.id, TimeoutMs: resolveTimeout}, noResponse)
+	return err
+}
+
+func (x *fileID) ResolveRoute() error {
+	_, err := command[none](x.b, ucm.CmdResolveRoute, &ucm.ResolveRoute{ID: x.id, TimeoutMs: resolveTimeout}, noResponse)
+	return err
+}
+
+func connParam(p cmid.Param, data []byte) (c ucm.ConnParam, err error) {
+	if len(data) > len(c.PrivateData)-1 {
+		return c, fmt.Errorf("verbs/cm: private data of %d bytes: %w", len(data), syscall.EINVAL)
+	}
+	c = ucm.ConnParam{
+		QPNum: p.QPN, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, RetryCount: p.RetryCount,
+		RNRRetryCount: p.RNRRetryCount, Valid: 1,
+	}
+	if p.SRQ {
+		c.SRQ = 1
+	}
+	c.PrivateDataLen = uint8(copy(c.PrivateData[:], data))
+	return c, nil
+}
+
+func (x *fileID) Connect(p cmid.Param, data []byte) error {
+	c, err := connParam(p, data)
+	if err != nil {
+		return err
+	}
+	_, err = command[none](x.b, ucm.CmdConnect, &ucm.Connect{ConnParam: c, ID: x.id}, noResponse)
+	return err
+}
+
+func (x *fileID) Adopt(f func(cmid.Event)) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.f = f
+}
+
+func (x *fileID) Accept(p cmid.Param, data []byte) error {
+	c, err := connParam(p, data)
+	if err != nil {
+		return err
+	}
+	_, err = command[none](x.b, ucm.CmdAccept, &ucm.Accept{UID: x.uid, ConnParam: c, ID: x.id}, noResponse)
+	return err
+}
+
+func (x *fileID) Complete() error {
+	_, err := command[none](x.b, ucm.CmdAccept, &ucm.Accept{UID: x.uid, ID: x.id}, noResponse)
+	return err
+}
+
+// consumerDefined is the reason of a refusal by a program.
+const consumerDefined = 28
+
+func (x *fileID) Reject(data []byte) error {
+	r := ucm.Reject{ID: x.id, Reason: consumerDefined}
+	if len(data) > len(r.PrivateData)-1 {
+		return fmt.Errorf("verbs/cm: private data of %d bytes: %w", len(data), syscall.EINVAL)
+	}
+	r.PrivateDataLen = uint8(copy(r.PrivateData[:], data))
+	_, err := command[none](x.b, ucm.CmdReject, &r, noResponse)
+	return err
+}
+
+func (x *fileID) Disconnect() error {
+	_, err := command[none](x.b, ucm.CmdDisconnect, &ucm.Disconnect{ID: x.id}, noResponse)
+	return err
+}
+
+func (x *fileID) QPAttr(to verbs.QPState) (a verbs.QPAttr, mask verbs.AttrMask, err error) {
+	r, err := command[ucm.QPAttr](x.b, ucm.CmdInitQPAttr, &ucm.InitQPAttr{ID: x.id, QPState: uint32(to)}, firstField)
+	if err != nil {
+		return a, 0, err
+	}
+	g := r.AHAttr.GRH
+	return verbs.QPAttr{
+		State: verbs.QPState(r.QPState), Access: verbs.Access(r.QPAccessFlags), PKeyIndex: r.PKeyIndex, Port: r.PortNum, QKey: r.QKey,
+		AH: verbs.AHAttr{
+			GID: g.DGID, SGIDIndex: int(g.SGIDIndex), Port: int(r.AHAttr.PortNum), HopLimit: int(g.HopLimit), TrafficClass: g.TrafficClass,
+			FlowLabel: g.FlowLabel, SL: r.AHAttr.SL,
+		},
+		PathMTU: verbs.MTU(r.PathMTU), DestQPN: r.DestQPNum, RecvPSN: r.RQPSN, SendPSN: r.SQPSN, Timeout: r.Timeout, RetryCount: r.RetryCnt,
+		RNRRetry: r.RNRRetry, MinRNRTimer: r.MinRNRTimer, MaxReads: r.MaxRdAtomic, MaxPeerReads: r.MaxDestRdAtomic,
+	}, verbs.AttrMask(r.QPAttrMask), nil
+}
+
+func (x *fileID) View() (cmid.View, error) {
+	r, err := command[ucm.QueryRouteResp](x.b, ucm.CmdQueryRoute, &ucm.Query{ID: x.id}, firstField)
+	if err != nil {
+		return cmid.View{}, err
+	}
+	return cmid.View{Local: addrPort(r.SrcAddr), Remote: addrPort(r.DstAddr), NodeGUID: r.NodeGUID.Uint64(), Port: int(r.PortNum)}, nil
+}
+
+// Destroy implements cmid.ID. The file may be closed already, which has ended the ID.
+func (x *fileID) Destroy() {
+	x.mu.Lock()
+	gone := x.gone
+	x.gone = true
+	x.mu.Unlock()
+	if gone {
+		return
+	}
+	x.b.forget(x)
+	_, _ = command[ucm.DestroyIDResp](x.b, ucm.CmdDestroyID, &ucm.DestroyID{ID: x.id}, firstField)
+}
+
+// sockaddr is an address as commands have it; the zero AddrPort is none.
+func sockaddr(a netip.AddrPort) (s ucm.SockaddrIn6) {
+	ip := a.Addr().Unmap()
+	binary.BigEndian.PutUint16(s[2:], a.Port())
+	switch {
+	case ip.Is4():
+		binary.NativeEndian.PutUint16(s[:], unix.AF_INET)
+		b := ip.As4()
+		copy(s[4:], b[:])
+	case ip.Is6():
+		binary.NativeEndian.PutUint16(s[:], unix.AF_INET6)
+		b := ip.As16()
+		copy(s[8:], b[:])
+	}
+	return s
+}
+
+func addrPort(s ucm.SockaddrIn6) netip.AddrPort {
+	port := binary.BigEndian.Uint16(s[2:])
+	switch binary.NativeEndian.Uint16(s[:]) {
+	case unix.AF_INET:
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(s[4:8])), port)
+	case unix.AF_INET6:
+		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(s[8:24])), port)
+	}
+	return netip.AddrPort{}
+}

@@ -1,0 +1,109 @@
+package embed
+
+import (
+	"net/netip"
+
+	"verbena/ib"
+	"verbena/rdmacm"
+	"verbena/rdmacm/msg"
+	"verbena/verbs"
+	"verbena/verbs/cm"
+	"verbena/verbs/internal/cmid"
+)
+
+// ConnectionManager makes the connection manager of the core's devices. There can be one for a core; m is one that there is, nil makes one,
+// which Manager.Close ends. It may sleep.
+func (s *Stack) ConnectionManager(m *rdmacm.Manager) (*cm.Manager, error) {
+	own := m == nil
+	if own {
+		var err error
+		if m, err = rdmacm.New(s.core, rdmacm.Config{}); err != nil {
+			return nil, err
+		}
+	}
+	return cm.New(manager{m, own}), nil
+}
+
+// manager is a cmid.Backend.
+type manager struct {
+	m   *rdmacm.Manager
+	own bool
+}
+
+func (b manager) Close() error {
+	if b.own {
+		b.m.Close()
+	}
+	return nil
+}
+
+func (b manager) NewID(f func(cmid.Event)) (cmid.ID, error) {
+	id, err := b.m.NewID(rdmacm.Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: translate(f)})
+	if err != nil {
+		return nil, err
+	}
+	return managerID{id}, nil
+}
+
+// translate makes of a function for events one for those of package rdmacm.
+func translate(f func(cmid.Event)) func(*rdmacm.ID, rdmacm.Event) {
+	return func(_ *rdmacm.ID, e rdmacm.Event) {
+		p := e.Param
+		x := cmid.Event{Type: cmid.Type(e.Type), Status: e.Status, Data: e.Data, Param: cmid.Param{
+			QPN: p.QPN, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, RetryCount: p.RetryCount,
+			RNRRetryCount: p.RNRRetryCount, SRQ: p.SRQ,
+		}}
+		if e.New != nil {
+			x.New = managerID{e.New}
+		}
+		f(x)
+	}
+}
+
+// managerID is a cmid.ID.
+type managerID struct{ id *rdmacm.ID }
+
+func (x managerID) Bind(at netip.AddrPort) error              { return x.id.Bind(at) }
+func (x managerID) Listen(backlog int) error                  { return x.id.Listen(backlog) }
+func (x managerID) ResolveAddr(src, dst netip.AddrPort) error { return x.id.ResolveAddr(src, dst) }
+func (x managerID) ResolveRoute() error                       { return x.id.ResolveRoute() }
+
+func param(p cmid.Param) rdmacm.Param {
+	return rdmacm.Param{
+		QPN: p.QPN, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, RetryCount: p.RetryCount,
+		RNRRetryCount: p.RNRRetryCount, SRQ: p.SRQ,
+	}
+}
+
+func (x managerID) Connect(p cmid.Param, data []byte) error { return x.id.Connect(param(p), data) }
+
+// Adopt implements cmid.ID. The request no longer counts against its listener's backlog.
+func (x managerID) Adopt(f func(cmid.Event)) {
+	x.id.Adopt(translate(f))
+	x.id.Settle()
+}
+
+func (x managerID) Accept(p cmid.Param, data []byte) error { return x.id.Accept(param(p), data) }
+func (x managerID) Complete() error                        { return x.id.Complete() }
+func (x managerID) Reject(data []byte) error               { return x.id.Reject(msg.ReasonConsumer, data) }
+func (x managerID) Disconnect() error                      { return x.id.Disconnect() }
+func (x managerID) Destroy()                               { x.id.Destroy() }
+
+func (x managerID) QPAttr(to verbs.QPState) (verbs.QPAttr, verbs.AttrMask, error) {
+	a, mask, err := x.id.QPAttr(to)
+	g := a.AH.GRH
+	return verbs.QPAttr{
+		State: a.State, Access: a.AccessFlags, PKeyIndex: a.PKeyIndex, Port: a.Port, QKey: a.QKey,
+		AH: verbs.AHAttr{
+			GID: verbs.GID(g.DGID), SGIDIndex: int(g.SGIDIndex), Port: int(a.AH.Port), HopLimit: int(g.HopLimit), TrafficClass: g.TrafficClass,
+			FlowLabel: g.FlowLabel, SL: a.AH.SL,
+		},
+		PathMTU: verbs.MTU(a.PathMTU), DestQPN: a.DestQPN, RecvPSN: a.RQPSN, SendPSN: a.SQPSN, Timeout: a.Timeout, RetryCount: a.RetryCnt,
+		RNRRetry: a.RNRRetry, MinRNRTimer: a.MinRNRTimer, MaxReads: a.MaxRdAtomic, MaxPeerReads: a.MaxDestRdAtomic,
+	}, mask, err
+}
+
+func (x managerID) View() (cmid.View, error) {
+	v := x.id.View()
+	return cmid.View{Local: v.Src, Remote: v.Dst, NodeGUID: v.GUID, Port: v.Port}, nil
+}
