@@ -43,6 +43,7 @@ type cmPipe struct {
 	fd   int           // of end; -1: closed
 	want bool          // there are events
 	full bool          // there is a byte in the pipe
+	edge bool          // events have come since the last write: who polls edge-triggered is to see another
 	busy chan struct{} // closed when the thread that makes them equal has ended; nil: there is none
 	over bool          // close was called
 }
@@ -57,17 +58,25 @@ const pipePatience = 100 * time.Millisecond
 func (p *cmPipe) ready(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.want = on; p.want != p.full && p.busy == nil && p.fd >= 0 {
+	p.edge = on && (p.edge || !p.want)
+	p.want = on
+	if !p.settled() && p.busy == nil && p.fd >= 0 {
 		go p.settle()
 	}
 }
+
+// settled reports whether the pipe is as ready has said. A byte that was there before an event is not enough: the program may have seen it,
+// and then that there are no events.
+//
+//verbena:held mu
+func (p *cmPipe) settled() bool { return p.want == p.full && !p.edge }
 
 // settle puts a byte into the pipe, or takes it out, until poll(2) says what ready was told. It may sleep as long as the
 // program wants.
 func (p *cmPipe) settle() {
 	for {
 		p.mu.Lock()
-		if busy := p.busy; busy != nil && p.want != p.full {
+		if busy := p.busy; busy != nil && !p.settled() {
 			p.mu.Unlock()
 			timer := time.NewTimer(pipePatience)
 			select {
@@ -78,12 +87,13 @@ func (p *cmPipe) settle() {
 				return
 			}
 		}
-		if p.over || p.fd < 0 || p.want == p.full || p.user.Take(quota.Workers, 1) != nil {
+		if p.over || p.fd < 0 || p.settled() || p.user.Take(quota.Workers, 1) != nil {
 			p.mu.Unlock()
 			return
 		}
 		p.busy = make(chan struct{})
 		on, fd := p.want, p.fd
+		p.edge = false
 		p.mu.Unlock()
 		ok := setPipe(fd, on)
 		p.user.Give(quota.Workers, 1)
@@ -115,8 +125,12 @@ func setPipe(fd int, full bool) bool {
 	if err != nil {
 		return false
 	}
-	var b [16]byte
-	_, _ = unix.Read(other, b[:])
+	var b [64]byte
+	for n := len(b); n == len(b); {
+		if n, err = unix.Read(other, b[:]); err != nil {
+			break
+		}
+	}
 	unix.Close(other)
 	return true
 }
