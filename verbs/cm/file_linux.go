@@ -40,7 +40,7 @@ type file struct {
 	mu     sync.Mutex
 	last   uint64
 	ids    map[uint64]*fileID // by the number that events name
-	closed bool
+	why    error // no events come any more; nil: they do
 }
 
 func open(path string) (*file, error) {
@@ -60,7 +60,7 @@ func open(path string) (*file, error) {
 // Close implements cmid.Backend.
 func (b *file) Close() error {
 	b.mu.Lock()
-	b.closed = true
+	b.why = errManager
 	b.ids = map[uint64]*fileID{}
 	b.mu.Unlock()
 	err := b.f.Close()
@@ -131,7 +131,7 @@ func (b *file) run() {
 			}
 		})
 		if rerr != nil || err != nil {
-			b.lost()
+			b.lost(err)
 			return
 		}
 		e, _ := uapi.Decode[ucm.EventResp](s.Mem[respAt:])
@@ -139,11 +139,14 @@ func (b *file) run() {
 	}
 }
 
-// lost tells those who wait that no event comes any more.
-func (b *file) lost() {
+// lost tells those who wait that no event comes any more, for a reason, or since the file was closed.
+func (b *file) lost(why error) {
 	b.mu.Lock()
 	left := b.ids
 	b.ids = map[uint64]*fileID{}
+	if b.why = errManager; why != nil {
+		b.why = fmt.Errorf("verbs/cm: wait for events: %w", why)
+	}
 	b.mu.Unlock()
 	for _, id := range left {
 		id.deliver(cmid.Event{Type: cmid.DeviceRemoval})
@@ -162,8 +165,7 @@ func (b *file) dispatch(r *ucm.EventResp) {
 	}}
 	if e.Type == cmid.ConnectRequest {
 		x := &fileID{b: b, id: r.ID}
-		b.name(x)
-		if id == nil { // of a listener that has been destroyed
+		if b.name(x) != nil || id == nil { // of a listener that has been destroyed
 			x.Destroy()
 			return
 		}
@@ -174,17 +176,17 @@ func (b *file) dispatch(r *ucm.EventResp) {
 	}
 }
 
-// name gives an ID a number for its events. It reports false when the file is closed.
-func (b *file) name(id *fileID) bool {
+// name gives an ID a number for its events, if any come.
+func (b *file) name(id *fileID) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
-		return false
+	if b.why != nil {
+		return b.why
 	}
 	b.last++
 	id.uid = b.last
 	b.ids[id.uid] = id
-	return true
+	return nil
 }
 
 // fileID is an ID.
@@ -211,8 +213,8 @@ func (x *fileID) deliver(e cmid.Event) {
 // NewID implements cmid.Backend.
 func (b *file) NewID(f func(cmid.Event)) (cmid.ID, error) {
 	x := &fileID{b: b, f: f}
-	if !b.name(x) {
-		return nil, errManager
+	if err := b.name(x); err != nil {
+		return nil, err
 	}
 	r, err := command[ucm.CreateIDResp](b, ucm.CmdCreateID, &ucm.CreateID{UID: x.uid, PS: portSpaceTCP, QPType: uint8(uapi.QPTRC)}, createIDField)
 	if err != nil {
