@@ -37,10 +37,10 @@ type file struct {
 	arena *transport.Arena
 	ended chan struct{} // closed when no event comes any more
 
-	mu     sync.Mutex
-	last   uint64
-	ids    map[uint64]*fileID // by the number that events name
-	why    error // no events come any more; nil: they do
+	mu   sync.Mutex
+	last uint64
+	ids  map[uint64]*fileID // by the number that events name
+	why  error              // no events come any more; nil: they do
 }
 
 func open(path string) (*file, error) {

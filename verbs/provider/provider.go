@@ -162,7 +162,7 @@ func (s Status) String() string { return uapi.WCStatus(s).String() }
 
 // Error describes the status in words.
 func (s Status) Error() string {
-	if int(s) < len(descriptions) {
+	if int(s) < len(descriptions) && descriptions[s] != "" {
 		return descriptions[s]
 	}
 	return s.String()

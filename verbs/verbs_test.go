@@ -1,0 +1,124 @@
+package verbs
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/verbs/provider"
+)
+
+// TestDevicesIn: devices are those of sysfs that a provider knows, by name; what goes meanwhile is left out.
+func TestDevicesIn(t *testing.T) {
+	dir := t.TempDir()
+	for name, files := range map[string]map[string]string{
+		"uverbs0": {"ibdev": "rxe1\n", "abi_version": "2\n"},
+		"uverbs1": {"ibdev": "rxe0\n", "abi_version": "2\n"},
+		"uverbs2": {"ibdev": "mlx5_0\n", "abi_version": "1\n"}, // no provider
+		"uverbs3": {"ibdev": "rxe3\n", "abi_version": "77\n"},  // too new
+		"uverbs4": {"ibdev": "rxe4\n"},                         // going
+		"uverbs5": {"ibdev": "rxe5\n", "abi_version": "two\n"},
+	} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for f, text := range files {
+			if err := os.WriteFile(filepath.Join(dir, name, f), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "abi_version"), []byte("6\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	list, err := devicesIn(dir, "/dev/infiniband")
+	if err != nil || len(list) != 2 || list[0].Name != "rxe0" || list[0].Path != "/dev/infiniband/uverbs1" || list[1].Name != "rxe1" {
+		t.Errorf("got %v, %v, want rxe0 and rxe1", list, err)
+	}
+	if list, err := devicesIn(filepath.Join(dir, "none"), ""); err != nil || len(list) != 0 {
+		t.Errorf("without RDMA: got %v, %v, want nothing", list, err)
+	}
+}
+
+// TestEndpoint: an endpoint survives its way as bytes.
+func TestEndpoint(t *testing.T) {
+	want := Endpoint{GID: GIDOf(netip.MustParseAddr("10.0.0.7")), QPN: 0x123456, PSN: 0x654321, QKey: 7, MTU: 5}
+	b, err := want.MarshalBinary()
+	if err != nil || len(b) != EndpointSize {
+		t.Fatalf("got %d bytes, %v, want %d", len(b), err, EndpointSize)
+	}
+	var got Endpoint
+	if err := got.UnmarshalBinary(b); err != nil || got != want {
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
+	}
+	if err := got.UnmarshalBinary(b[1:]); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("too short: got %v, want EINVAL", err)
+	}
+	if s := want.GID.String(); s != "10.0.0.7" {
+		t.Errorf("GID: got %s, want 10.0.0.7", s)
+	}
+}
+
+// TestCodes: times are rounded up to what a device has.
+func TestCodes(t *testing.T) {
+	for d, want := range map[time.Duration]uint8{
+		0: 14, 1: 1, 8192: 1, 8193: 2, 67 * time.Millisecond: 14, 68 * time.Millisecond: 15, time.Hour: 30, 3 * time.Hour: 31, 1 << 62: 31,
+	} {
+		if got := timeoutCode(d); got != want {
+			t.Errorf("timeoutCode(%v): got %d, want %d", d, got, want)
+		}
+	}
+	for d, want := range map[time.Duration]uint8{
+		0: 12, 1: 1, 10 * time.Microsecond: 1, 11 * time.Microsecond: 2, 640 * time.Microsecond: 12, 491520 * time.Microsecond: 31, time.Second: 0,
+	} {
+		if got := rnrCode(d); got != want {
+			t.Errorf("rnrCode(%v): got %d, want %d", d, got, want)
+		}
+	}
+	for n, want := range map[int]uint8{0: 7, Never: 0, 3: 3, 9: 7} {
+		if got := count(n); got != want {
+			t.Errorf("count(%d): got %d, want %d", n, got, want)
+		}
+	}
+}
+
+// TestStatus: each status has words, and errors compare with it.
+func TestStatus(t *testing.T) {
+	for s := Success; s <= UnspecifiedFailure; s++ {
+		if s.Error() == "" || s.String() == "" {
+			t.Errorf("status %d has no words", s)
+		}
+	}
+	if Status(999).Error() == "" {
+		t.Error("an unknown status has no words")
+	}
+	err := CompletionError(&WC{ID: 5, QPN: 17, Status: RetryExceeded})
+	if !errors.Is(err, RetryExceeded) || errors.Is(err, Flushed) {
+		t.Errorf("got %v", err)
+	}
+	if want := "verbs: work request 5 of QP 17: transport retries exceeded: the peer does not answer"; err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
+	if err := CompletionError(&WC{}); err != nil {
+		t.Errorf("a success: got %v", err)
+	}
+}
+
+// TestGather: elements are kept in memory that is used again.
+func TestGather(t *testing.T) {
+	var scratch []provider.SGE
+	one, list := SGE{Addr: 1, Length: 2, LKey: 3}, []SGE{{Addr: 4}, {Addr: 5}}
+	if got := gather(&scratch, one, list); len(got) != 3 || got[0] != provider.SGE(one) || got[2].Addr != 5 {
+		t.Errorf("got %v", got)
+	}
+	if got := gather(&scratch, SGE{}, nil); len(got) != 0 {
+		t.Errorf("no elements: got %v", got)
+	}
+	if n := testing.AllocsPerRun(10, func() { gather(&scratch, one, list) }); n != 0 {
+		t.Errorf("%v allocations, want 0", n)
+	}
+}
