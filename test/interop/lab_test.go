@@ -153,7 +153,11 @@ func (p *program) stop(sig syscall.Signal) {
 		return
 	default:
 	}
-	p.cmd.Process.Signal(sig)
+	if sig == syscall.SIGKILL { // its program, too, which a launcher does not end then
+		syscall.Kill(-p.cmd.Process.Pid, sig)
+	} else {
+		p.cmd.Process.Signal(sig)
+	}
 	select {
 	case <-p.done:
 	case <-time.After(20 * time.Second):

@@ -130,6 +130,14 @@ func testNetlink(t *testing.T) {
 			time.Sleep(2 * time.Second)
 		}
 		out, err := p.sh("python3 " + script + " rxe0")
+		if p == verbenaPeer {
+			held, _ := theLab.run(theLab.verbena, "res", "show")
+			defer func() {
+				if t.Failed() {
+					t.Logf("programs on Verbena hold\n%s", held)
+				}
+			}()
+		}
 		for _, stop := range stops {
 			stop(time.Millisecond)
 		}

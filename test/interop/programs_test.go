@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -141,7 +142,7 @@ func (p *peer) start(argv []string) (end func(time.Duration) (int, string, error
 			select {
 			case <-pr.done:
 			case <-time.After(timeout):
-				pr.stop(9)
+				pr.stop(syscall.SIGKILL)
 			}
 			return pr.cmd.ProcessState.ExitCode(), pr.out.String(), nil
 		}, nil
