@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/rdmacm/msg"
 )
 
 // place is where on this host a connection begins: an entry of the GID table of a device.
@@ -26,8 +27,8 @@ func sourceOf(dst netip.Addr) (netip.Addr, error) {
 	}
 	defer c.Close()
 	a, ok := c.LocalAddr().(*net.UDPAddr)
-	if !ok {
-		return netip.Addr{}, fmt.Errorf("no address leads to %v: %w", dst, syscall.EHOSTUNREACH)
+	if !ok || dst.Is4In6() {
+		return netip.Addr{}, fmt.Errorf("no address leads to %v: %w", dst, syscall.ENETUNREACH)
 	}
 	return a.AddrPort().Addr().Unmap(), nil
 }
@@ -68,11 +69,28 @@ func (m *Manager) active(addr netip.Addr) (place, error) {
 	return place{}, fmt.Errorf("address %v: no RDMA device is active: %w", addr, syscall.ENODEV)
 }
 
+// findFor returns the place of an address for an ID. (cma_acquire_dev_by_src_ip)
+//
+//verbena:held mu
+func (m *Manager) findFor(id *ID, addr netip.Addr) (place, error) {
+	p, err := m.find(addr)
+	foreign := addr.Zone() == "" && errors.Is(err, syscall.EADDRNOTAVAIL) // with a zone, its interface is known
+	switch {
+	case addr.Is4In6():
+		return place{}, fmt.Errorf("address %v: no interface has it: %w", addr, syscall.EADDRNOTAVAIL)
+	case id.opts.Space == msg.PortSpaceIPoIB && !foreign:
+		return place{}, fmt.Errorf("address %v: IPoIB needs InfiniBand: %w", addr, syscall.EINVAL)
+	case errors.Is(err, syscall.EADDRNOTAVAIL) && !foreign:
+		return place{}, fmt.Errorf("address %v: no RDMA device has it: %w", addr, syscall.ENODEV)
+	}
+	return p, err
+}
+
 // source returns the place from which a peer is reached, by an address that the kernel's route has.
 //
 //verbena:held mu
-func (m *Manager) source(from, dst netip.Addr) (place, error) {
-	p, err := m.find(from)
+func (m *Manager) source(id *ID, from, dst netip.Addr) (place, error) {
+	p, err := m.findFor(id, from)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) && from.IsLoopback() && from != dst {
 		return m.active(from) // 127.0.0.1 is the source for all of 127.0.0.0/8
 	}
@@ -138,9 +156,12 @@ func (a *agent) first(like netip.Addr) (place, bool) {
 }
 
 // has reports whether a device has an address.
+//
+//verbena:held mu
 func (m *Manager) has(addr netip.Addr) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	if addr.Is4In6() {
+		return false
+	}
 	for _, a := range m.agents {
 		if _, err := a.gidIndex(ib.GIDFromAddr(addr.WithZone(""))); err == nil {
 			return true

@@ -55,19 +55,19 @@ func errnoOf(err error) int32 {
 // lifeTime is the code of the time that a packet may be under way. (CMA_IBOE_PACKET_LIFETIME)
 const lifeTime = 16
 
-// ackTimeout is the local ACK timeout of a connection. (cm_ack_timeout)
-func ackTimeout(set, delay uint8) uint8 {
-	if set != 0 {
-		return set
+// ackTimeout is the local ACK timeout of the ID's connection, of 5 bits. (cma_resolve_iboe_route, cm_ack_timeout)
+func (id *ID) ackTimeout() uint8 {
+	t, delay := uint8(lifeTime+1), id.at.agent.delay
+	if id.ackSet && id.ackCode != 0 {
+		t = id.ackCode
 	}
-	t := uint8(lifeTime + 1)
-	if delay >= t {
-		return min(delay+1, 31)
-	}
-	if delay+1 >= t {
+	switch {
+	case delay >= t:
+		t = delay + 1
+	case delay+1 >= t:
 		t++
 	}
-	return t
+	return min(t, 31)
 }
 
 func mask24(n uint32) uint32 { return n & 0xffffff }
@@ -104,11 +104,11 @@ func (id *ID) Connect(p Param, user []byte) error {
 	c := &connection{
 		agent: id.at.agent, owner: id, to: to, local: m.number(func(n uint32) bool { return m.conns[n] != nil }),
 		space: id.opts.Space, tid: m.cfg.Rand.Uint64(), recvPSN: mask24(m.cfg.Rand.Uint32()), mtu: id.at.mtu,
-		ackCode: ackTimeout(id.ackCode, id.at.agent.delay), depth: p.InitiatorDepth, resources: p.ResponderResources,
+		ackCode: id.ackTimeout(), depth: p.InitiatorDepth, resources: p.ResponderResources,
 		retry: p.RetryCount & 7, rnrRetry: p.RNRRetryCount & 7, localQPN: mask24(p.QPN),
 	}
 	m.conns[c.local] = c
-	id.conn, id.param, id.state = c, p, idConnected
+	id.conn, id.param, id.state, id.begun = c, p, idConnected, true
 	req := &msg.REQ{
 		LocalCommID: c.local, ServiceID: msg.MakeServiceID(id.opts.Space, id.dst.Port()), LocalCAGUID: c.agent.guid,
 		LocalQPN: c.localQPN, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
@@ -145,11 +145,21 @@ func transportOf(t ib.QPType) msg.Transport {
 	return msg.TransportRC
 }
 
-// Accept answers a ConnectRequest, whose connection is established when Established is reported. (rdma_accept)
+// Accept answers a ConnectRequest, whose connection is established when Established is reported. If it fails, the
+// request is rejected, as far as that is possible. (rdma_accept)
 func (id *ID) Accept(p Param, user []byte) error {
 	m := id.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	err := m.accept(id, p, user)
+	if err != nil {
+		_ = m.reject(id, msg.ReasonConsumer, nil)
+	}
+	return err
+}
+
+//verbena:held mu
+func (m *Manager) accept(id *ID, p Param, user []byte) error {
 	if s := id.service; s != nil && s.asked {
 		return m.answer(id, msg.SIDRSuccess, p, user)
 	}
@@ -180,12 +190,25 @@ func (id *ID) Accept(p Param, user []byte) error {
 // failoverUnsupported: an alternate path is not used.
 const failoverUnsupported = 1
 
-// Complete answers a ConnectResponse when the owner has brought its queue pair up: the connection is established.
+// Complete answers a ConnectResponse when the owner has brought its queue pair up: the connection is established. A
+// request for a datagram service is accepted. If it fails, the connection is rejected, as far as that is possible.
 // (rdma_accept without parameters)
 func (id *ID) Complete() error {
 	m := id.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	err := m.complete(id)
+	if err != nil {
+		_ = m.reject(id, msg.ReasonConsumer, nil)
+	}
+	return err
+}
+
+//verbena:held mu
+func (m *Manager) complete(id *ID) error {
+	if s := id.service; s != nil && s.asked {
+		return m.answer(id, msg.SIDRSuccess, Param{}, nil)
+	}
 	c := id.conn
 	if id.state != idConnected || c == nil {
 		return id.wrong("complete")
@@ -201,9 +224,13 @@ func (id *ID) Complete() error {
 
 // Reject refuses a ConnectRequest, or a ConnectResponse. The ID is to be destroyed. (rdma_reject)
 func (id *ID) Reject(reason msg.Reason, user []byte) error {
-	m := id.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	id.m.mu.Lock()
+	defer id.m.mu.Unlock()
+	return id.m.reject(id, reason, user)
+}
+
+//verbena:held mu
+func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 	if s := id.service; s != nil && s.asked {
 		return m.answer(id, msg.SIDRRejected, Param{}, user)
 	}
@@ -235,7 +262,7 @@ func (id *ID) Disconnect() error {
 	c := id.conn
 	switch {
 	case c != nil:
-	case id.state == idConnected, id.state == idDisconnected: // it has ended, or is a datagram service
+	case id.begun: // it has ended, is a datagram service, or listens
 		return nil
 	default:
 		return id.wrong("disconnect")
@@ -281,10 +308,7 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 	}
 	port := uint8(id.at.agent.port)
 	c := id.conn
-	if id.opts.Type == ib.QPTypeUD || c == nil {
-		if to != ib.QPInit {
-			return a, 0, id.wrong("attributes of a queue pair")
-		}
+	if id.opts.Type == ib.QPTypeUD || !id.begun { // whatever the state (cma_ib_init_qp_attr)
 		a.Port = port
 		mask = ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort
 		if id.opts.Type == ib.QPTypeUD {
@@ -293,6 +317,9 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 		}
 		return a, mask | ib.QPAttrAccessFlags, nil
 	}
+	if c == nil || !c.Attributes(to == ib.QPInit) {
+		return a, 0, id.wrong("attributes of a queue pair")
+	}
 	reliable := id.opts.Type != ib.QPTypeUC
 	switch to {
 	case ib.QPInit:
@@ -300,9 +327,6 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 		a.AccessFlags = accessFor(c.resources)
 		return a, ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags, nil
 	case ib.QPRTR:
-		if c.State == conn.Idle || c.State == conn.ReqSent || c.State == conn.MRAReqRcvd {
-			return a, 0, id.wrong("attributes of a queue pair")
-		}
 		a.AH, a.PathMTU, a.DestQPN, a.RQPSN = c.to, c.mtu, c.remoteQPN, c.recvPSN
 		mask = ib.QPAttrState | ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
 		if reliable {
@@ -311,13 +335,13 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 		}
 		return a, mask, nil
 	case ib.QPRTS:
-		if c.State == conn.Idle || c.State == conn.ReqSent || c.State == conn.MRAReqRcvd {
-			return a, 0, id.wrong("attributes of a queue pair")
-		}
 		a.SQPSN = c.sendPSN
 		mask = ib.QPAttrState | ib.QPAttrSQPSN
 		if reliable {
 			a.Timeout, a.RetryCnt, a.RNRRetry, a.MaxRdAtomic = c.ackCode, c.retry, c.rnrRetry, c.depth
+			if id.ackSet {
+				a.Timeout = id.ackCode
+			}
 			mask |= ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrMaxRdAtomic
 		}
 		return a, mask, nil

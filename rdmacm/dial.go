@@ -86,7 +86,7 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	if err = c.id.SetOption(ACKTimeout, to.ACKTimeout); err != nil {
 		return nil, err
 	}
-	if err = c.id.ResolveAddr(to.Source, to.Addr); err != nil {
+	if err = c.id.ResolveAddr(plain(to.Source), plain(to.Addr)); err != nil {
 		return nil, err
 	}
 	if _, err = c.await(ctx, AddrResolved); err != nil {
@@ -294,7 +294,7 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (_ *Listener, err error
 	if err != nil {
 		return nil, err
 	}
-	if err = l.id.Bind(at); err == nil {
+	if err = l.id.Bind(plain(at)); err == nil {
 		err = l.id.Listen(backlog)
 	}
 	if err != nil {

@@ -31,23 +31,20 @@ func (id *ID) Join(addr netip.Addr) (*Group, error) {
 		return nil, fmt.Errorf("join %v: no multicast address: %w", addr, syscall.EINVAL)
 	case id.opts.Type != ib.QPTypeUD:
 		return nil, fmt.Errorf("join %v: not an id of datagrams: %w", addr, syscall.EINVAL)
-	case id.at.agent == nil || id.state != idBound && id.state != idAddrResolved && id.state != idRouteResolved && id.state != idConnected:
+	case id.at.agent == nil || id.state != idBound && id.state != idAddrResolved:
 		return nil, id.wrong("join a multicast group")
 	}
 	g := &Group{id: id, addr: addr, mgid: ib.GIDFromAddr(addr)}
 	id.groups = append(id.groups, g)
 	m.tell(id, Event{Type: MulticastJoin, Group: g, Param: Param{QPN: multicastQPN, QKey: udpQKey}, AH: ib.AHAttr{
-		HasGRH: true, Port: uint8(id.at.agent.port), DLID: multicastLID, GRH: ib.GlobalRoute{
-			DGID: g.mgid, SGIDIndex: uint8(id.at.gidIndex), HopLimit: 1, TrafficClass: id.tos,
+		HasGRH: true, Port: uint8(id.at.agent.port), GRH: ib.GlobalRoute{
+			DGID: g.mgid, SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit, TrafficClass: id.tos,
 		},
 	}})
 	return g, nil
 }
 
-const (
-	multicastQPN = 0xffffff
-	multicastLID = 0xc000
-)
+const multicastQPN = 0xffffff
 
 // Leave ends a membership. (rdma_leave_multicast)
 func (g *Group) Leave() {

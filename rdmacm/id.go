@@ -72,8 +72,10 @@ type ID struct {
 	reuseAddr bool
 	afOnly    bool
 	tos       uint8
-	ackCode   uint8 // RDMA_OPTION_ID_ACK_TIMEOUT; 0: not set
-	backlog   int   // listeners: requests that nobody has accepted yet
+	ackCode   uint8 // RDMA_OPTION_ID_ACK_TIMEOUT, if ackSet
+	ackSet    bool
+	begun     bool // it has asked, was asked, or listens on its device (cm_id.ib is set)
+	backlog   int  // listeners: requests that nobody has accepted yet
 	pending   int
 	listener  *ID // of a request: where it came, until it is accepted or refused
 	conn      *connection
@@ -233,7 +235,8 @@ func (id *ID) wrong(what string) error {
 	return fmt.Errorf("%s: not in this state of the id: %w", what, syscall.EINVAL)
 }
 
-// SetOption sets an option before the ID is bound, or, TOS and ACKTimeout, at any time. (rdma_set_service_type,
+// SetOption sets an option: AFOnly, and ReuseAddr to 0, before the ID is bound; ReuseAddr until it listens; TOS, and
+// ACKTimeout of an ID with reliable connections, at any time. (rdma_set_service_type,
 // rdma_set_reuseaddr, rdma_set_afonly, rdma_set_ack_timeout)
 func (id *ID) SetOption(o Option, v uint8) error {
 	m := id.m
@@ -243,15 +246,15 @@ func (id *ID) SetOption(o Option, v uint8) error {
 	case TOS:
 		id.tos = v
 	case ACKTimeout:
-		if v > 31 {
-			return fmt.Errorf("ACK timeout %d: %w", v, syscall.EINVAL)
+		if id.opts.Type != ib.QPTypeRC && id.opts.Type != ib.QPTypeXRCInit {
+			return fmt.Errorf("ACK timeout of an id with queue pairs of type %v: %w", id.opts.Type, syscall.EINVAL)
 		}
-		id.ackCode = v
+		id.ackCode, id.ackSet = v, true
 	case ReuseAddr:
 		if v == 0 && id.state != idIdle {
 			return id.wrong("clear the option of reuse")
 		}
-		if id.state != idIdle && id.state != idBound {
+		if id.state == idListening {
 			return id.wrong("set the option of reuse")
 		}
 		id.reuseAddr = v != 0
@@ -291,11 +294,13 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 	if id.state != idIdle {
 		return id.wrong("bind")
 	}
-	a = plain(a)
+	if withoutZone(a.Addr()) {
+		return fmt.Errorf("bind %v: a link-local address needs a scope: %w", a, syscall.EINVAL)
+	}
 	at := place{}
 	if !a.Addr().IsUnspecified() {
 		var err error
-		if at, err = m.find(a.Addr()); err != nil {
+		if at, err = m.findFor(id, a.Addr()); err != nil {
 			return fmt.Errorf("bind: %w", err)
 		}
 	}
@@ -308,6 +313,7 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 		return fmt.Errorf("bind %v: %w", a, err)
 	}
 	id.src = netip.AddrPortFrom(a.Addr(), id.port.port)
+	id.dst = netip.AddrPortFrom(unspecified(a.Addr()), 0) // its family is known
 	id.at = at
 	id.state = idBound
 	return nil
@@ -329,8 +335,11 @@ func (id *ID) BindGID(g ib.GID) error {
 	return nil
 }
 
-// plain is an address with IPv4 not in the clothes of IPv6.
+// plain is an address with IPv4 not in the clothes of IPv6, which is none of this host. (rdma_translate_ip)
 func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+
+// withoutZone reports whether an address means something on one link only, and does not say which. (cma_check_linklocal)
+func withoutZone(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" }
 
 // firstFreePort is the first that needs no privilege. (PROT_SOCK)
 const firstFreePort = 1024
@@ -416,29 +425,26 @@ func (id *ID) Listen(backlog int) error {
 	if backlog <= 0 {
 		backlog = defaultBacklog
 	}
-	id.backlog, id.state = backlog, idListening
+	id.backlog, id.state, id.reuseAddr = backlog, idListening, false
+	id.begun = id.at.agent != nil
 	return nil
 }
 
 const defaultBacklog = 1024
 
-// ResolveAddr finds the device and the address of this host that lead to a peer, and reports AddrResolved or AddrError.
-// src may be the zero AddrPort, or have an unspecified address. (rdma_resolve_addr)
+// ResolveAddr finds the device and the address of this host that lead to a peer, and reports AddrResolved or AddrError;
+// without a route it fails, such as with ENETUNREACH, and the ID is bound. src may be the zero AddrPort, or have an
+// unspecified address. It may sleep. (rdma_resolve_addr)
 func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 	m := id.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	dst = plain(dst)
 	if !dst.Addr().IsValid() {
 		return fmt.Errorf("resolve: no address: %w", syscall.EINVAL)
 	}
 	if id.state == idIdle {
 		if !src.Addr().IsValid() {
-			src = netip.AddrPortFrom(unspecified(dst.Addr()), src.Port())
-		}
-		src = plain(src)
-		if src.Addr().Is4() != dst.Addr().Is4() {
-			return fmt.Errorf("resolve %v from %v: two families: %w", dst, src, syscall.EINVAL)
+			src = netip.AddrPortFrom(unspecified(dst.Addr()).WithZone(dst.Addr().Zone()), src.Port())
 		}
 		if err := m.bind(id, src); err != nil {
 			return err
@@ -448,6 +454,7 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 		return id.wrong("resolve an address")
 	}
 	if id.src.Addr().Is4() != dst.Addr().Is4() {
+		id.dst = dst
 		return fmt.Errorf("resolve %v from %v: two families: %w", dst, id.src, syscall.EINVAL)
 	}
 	if dst.Addr().IsUnspecified() { // the host itself (cma_resolve_loopback)
@@ -455,32 +462,35 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 	}
 	id.state, id.dst = idAddrQuery, dst
 	from, dev := id.src.Addr(), id.opts.Device
-	go func() {
-		if dev != nil && from.IsUnspecified() {
-			m.mu.Lock()
-			at, err := m.findOn(dev, dst.Addr())
-			m.mu.Unlock()
-			m.resolved(id, at, netip.AddrFrom16(at.gid).Unmap(), err)
-			return
+	switch {
+	case dev != nil && from.IsUnspecified():
+		at, err := m.findOn(dev, dst.Addr())
+		m.resolved(id, at, netip.AddrFrom16(at.gid).Unmap(), err)
+		return nil
+	case m.has(dst.Addr()): // the host itself
+		if from.IsUnspecified() {
+			from = dst.Addr() // as the kernel routes it
 		}
-		if from.IsUnspecified() && m.has(dst.Addr()) {
-			from = dst.Addr() // the host itself, as the kernel routes it
+	case from.IsUnspecified() || from.Is6(): // an interface reaches all of IPv4, by its own routes
+		m.mu.Unlock()
+		way, err := m.cfg.Source(dst.Addr())
+		m.mu.Lock()
+		if id.gone || id.state != idAddrQuery {
+			return nil
+		}
+		if err == nil && way.Is4() != dst.Addr().Is4() {
+			err = fmt.Errorf("no address of its family leads there: %w", syscall.ENETUNREACH)
+		}
+		if err != nil {
+			id.state = idBound
+			return fmt.Errorf("resolve %v: %w", dst, err)
 		}
 		if from.IsUnspecified() {
-			var err error
-			if from, err = m.cfg.Source(dst.Addr()); err == nil && from.Is4() != dst.Addr().Is4() {
-				err = fmt.Errorf("no address of its family leads to %v: %w", dst, syscall.EHOSTUNREACH)
-			}
-			if err != nil {
-				m.resolved(id, place{}, from, err)
-				return
-			}
+			from = way
 		}
-		m.mu.Lock()
-		at, err := m.source(from, dst.Addr())
-		m.mu.Unlock()
-		m.resolved(id, at, from, err)
-	}()
+	}
+	at, err := m.source(id, from, dst.Addr())
+	m.resolved(id, at, from, err)
 	return nil
 }
 
@@ -498,15 +508,10 @@ func loopback(like netip.Addr) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
+// resolved reports what became of an address.
+//
+//verbena:held mu
 func (m *Manager) resolved(id *ID, at place, from netip.Addr, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if id.gone || id.state != idAddrQuery {
-		return
-	}
-	if err == nil && !slices.Contains(m.agents, at.agent) { // it went meanwhile
-		err = syscall.ENODEV
-	}
 	if err == nil && id.opts.Device != nil && !at.agent.dev.Same(id.opts.Device) {
 		err = syscall.ENODEV
 	}
@@ -569,7 +574,7 @@ func (id *ID) View() View {
 	}
 	switch id.state {
 	case idRouteResolved, idConnected, idDisconnected:
-		v.Routed = true
+		v.Routed = id.service == nil || !id.service.asked
 	}
 	return v
 }

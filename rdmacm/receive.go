@@ -135,6 +135,10 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 		return
 	}
 	l, src, dst, data := m.listenerFor(a, r, x.ServiceID, x.Data)
+	if l == nil && m.listens(x.ServiceID) {
+		m.refuse(a, r, x, msg.ReasonConsumer)
+		return
+	}
 	if l == nil && m.hold(a, r, x.ServiceID) {
 		return
 	}
@@ -164,7 +168,7 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 	if x.Transport != msg.TransportExtended {
 		m.byPeerQP[c.peer(c.remoteQPN)] = c
 	}
-	id.conn, id.state = c, idConnected
+	id.conn, id.state, id.begun = c, idConnected, true
 	m.tell(l, Event{Type: ConnectRequest, New: id, Data: data, Param: Param{
 		QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources, FlowControl: x.FlowControl,
 		RetryCount: x.RetryCount, RNRRetryCount: x.RNRRetryCount, SRQ: x.SRQ,
@@ -270,6 +274,15 @@ func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data
 		break
 	}
 	return l, netip.AddrPortFrom(h.Src, h.SrcPort), netip.AddrPortFrom(h.Dst, port), data[msg.IPHeaderLen:]
+}
+
+// listens reports whether somebody listens for a service, at whatever address: others are rejected, not unknown.
+// (cm_find_listen, cma_ib_id_from_event)
+//
+//verbena:held mu
+func (m *Manager) listens(service msg.ServiceID) bool {
+	space, port, ok := service.Port()
+	return ok && slices.ContainsFunc(m.ports[portKey{space, port}], func(o *ID) bool { return o.state == idListening })
 }
 
 // request makes the ID of a request, nil if the listener has too many that nobody has accepted.

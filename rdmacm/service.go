@@ -41,7 +41,7 @@ func (m *Manager) ask(id *ID, p Param, user []byte) error {
 		sid: msg.MakeServiceID(id.opts.Space, id.dst.Port()), left: m.cfg.Retries,
 	}
 	m.sidr[s.id] = id
-	id.service, id.state, id.param = s, idConnected, p
+	id.service, id.state, id.param, id.begun = s, idConnected, p, true
 	s.last = datagram{to: s.to}
 	msg.Append(s.last.mad[:0], s.tid, &msg.SIDRREQ{RequestID: s.id, PKey: defaultPKey, ServiceID: s.sid, Data: d})
 	id.at.agent.repeat(&s.last)
@@ -139,6 +139,10 @@ func (m *Manager) receiveAsk(a *agent, r *received, x *msg.SIDRREQ) {
 		a.send(r.from, r.tid, &msg.SIDRREP{RequestID: x.RequestID, Status: why, ServiceID: x.ServiceID})
 	}
 	l, src, dst, data := m.listenerFor(a, r, x.ServiceID, x.Data)
+	if l == nil && m.listens(x.ServiceID) {
+		refuse(msg.SIDRRejected)
+		return
+	}
 	if l == nil && m.hold(a, r, x.ServiceID) {
 		return
 	}
@@ -152,7 +156,7 @@ func (m *Manager) receiveAsk(a *agent, r *received, x *msg.SIDRREQ) {
 		return
 	}
 	id.service = &service{asked: true, to: r.from, tid: r.tid, id: x.RequestID, sid: x.ServiceID}
-	id.state = idConnected
+	id.state, id.begun = idConnected, true
 	m.services[key] = id
 	m.tell(l, Event{Type: ConnectRequest, New: id, Data: data})
 }

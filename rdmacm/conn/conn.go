@@ -176,6 +176,12 @@ func (c *Conn) in(states ...State) bool {
 	return false
 }
 
+// Attributes reports whether the connection says how its owner's queue pair is to be set up: to begin with, or towards
+// the peer that has answered, or asked. (ib_cm_init_qp_attr)
+func (c *Conn) Attributes(first bool) bool {
+	return first && c.in(ReqSent, MRAReqRcvd) || c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd, Established)
+}
+
 // Answers is what a REJ of this side is about: a peer that has no ID of this side yet looks for one about its REQ only.
 // (cm_format_rej, cm_acquire_rejected_id)
 func (c *Conn) Answers() msg.Answered {

@@ -662,9 +662,6 @@ func (k *call) notify() error {
 	if err != nil {
 		return err
 	}
-	if c.cm.Device() == nil {
-		return nil
-	}
 	if uapi.EventType(cmd.Event) != uapi.EventCommEst {
 		return fmt.Errorf("event %d: %w", cmd.Event, syscall.EINVAL)
 	}

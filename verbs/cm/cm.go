@@ -248,7 +248,7 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 			err = fmt.Errorf("verbs/cm: resolve %v: %w", to.Addr, err)
 		}
 	}()
-	if err := c.id.ResolveAddr(to.Source, to.Addr); err != nil {
+	if err := c.id.ResolveAddr(plain(to.Source), plain(to.Addr)); err != nil {
 		return nil, err
 	}
 	if _, err := c.await(ctx, cmid.AddrResolved, cmid.AddrError); err != nil {
@@ -262,6 +262,9 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	}
 	return c, nil
 }
+
+// plain is an address with IPv4 not in the clothes of IPv6.
+func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
 // NodeGUID names the device that leads to the peer: that of [verbs.DeviceAttr]. It may sleep.
 func (c *Conn) NodeGUID() (uint64, error) {
@@ -425,7 +428,7 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
 		return fail(err)
 	}
 	l.id = id
-	if err = id.Bind(at); err == nil {
+	if err = id.Bind(plain(at)); err == nil {
 		err = id.Listen(backlog)
 	}
 	if err != nil {
