@@ -79,6 +79,10 @@ soak-connections: build ## ROUNDS (default 10) of 1000 connections that are set 
 soak-cm: ## SCHEDULES (default 10000) random schedules of the connection manager on virtual time, from SEED (1) on
 	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./rdmacm -schedules $(or $(SCHEDULES),10000) -seed $(or $(SEED),1)
 
+.PHONY: soak-cm-kernel
+soak-cm-kernel: build ## WALKS (default 10000) random sequences of librdmacm's calls, on Verbena and on the Linux kernel in QEMU, from WALK_FIRST (1) on
+	WALKS=$(or $(WALKS),10000) INTEROP_RUN='^TestInterop$$/^walks$$' scripts/interop
+
 .PHONY: soak-transport
 soak-transport: ## SCHEDULES (default 10000) random schedules of each transport service on virtual time, from seed FIRST (1) on
 	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./driver/rxe/internal/simtest -schedules $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)

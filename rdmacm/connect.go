@@ -117,7 +117,7 @@ func (id *ID) Connect(p Param, user []byte) error {
 		MaxCMRetries: m.cfg.Retries & 15, SRQ: p.SRQ, Primary: msg.Path{
 			LocalLID: permissiveLID, RemoteLID: permissiveLID, LocalGID: msg.GID(id.at.gid), RemoteGID: msg.GID(to.GRH.DGID),
 			FlowLabel: to.GRH.FlowLabel, TrafficClass: to.GRH.TrafficClass, HopLimit: to.GRH.HopLimit, ACKTimeout: c.ackCode,
-			SL: id.tos >> 5,
+			SL: id.class >> 5,
 		}, Data: d,
 	}
 	if req.Transport == msg.TransportExtended {

@@ -38,7 +38,7 @@ func (id *ID) Join(addr netip.Addr) (*Group, error) {
 	id.groups = append(id.groups, g)
 	m.tell(id, Event{Type: MulticastJoin, Group: g, Param: Param{QPN: multicastQPN, QKey: udpQKey}, AH: ib.AHAttr{
 		HasGRH: true, Port: uint8(id.at.agent.port), GRH: ib.GlobalRoute{
-			DGID: g.mgid, SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit, TrafficClass: id.tos,
+			DGID: g.mgid, SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit, // the class of the path is not set (cma_iboe_join_multicast)
 		},
 	}})
 	return g, nil

@@ -72,6 +72,7 @@ type ID struct {
 	reuseAddr bool
 	afOnly    bool
 	tos       uint8
+	class     uint8 // tos when the route was resolved, or the request came: the class of packets
 	ackCode   uint8 // RDMA_OPTION_ID_ACK_TIMEOUT, if ackSet
 	ackSet    bool
 	begun     bool // it has asked, was asked, or listens on its device (cm_id.ib is set)
@@ -533,7 +534,7 @@ func (id *ID) ResolveRoute() error {
 	if id.state != idAddrResolved {
 		return id.wrong("resolve a route")
 	}
-	id.state = idRouteResolved
+	id.state, id.class = idRouteResolved, id.tos // (cma_resolve_iboe_route)
 	m.tell(id, Event{Type: RouteResolved})
 	return nil
 }
@@ -565,7 +566,7 @@ func (id *ID) View() View {
 	m := id.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v := View{Src: id.src, Dst: id.dst, TrafficClass: id.tos, State: linuxStates[id.state], QPN: id.param.QPN}
+	v := View{Src: id.src, Dst: id.dst, TrafficClass: id.class, State: linuxStates[id.state], QPN: id.param.QPN}
 	if a := id.at.agent; a != nil && id.state != idRemoved {
 		v.Device, v.GUID, v.Port, v.SGID, v.GIDIndex, v.MTU = a.dev, a.guid, a.port, id.at.gid, id.at.gidIndex, id.at.mtu
 		if to := m.address(id); to != nil {
@@ -592,7 +593,7 @@ func (m *Manager) address(id *ID) *ib.AHAttr {
 		return nil
 	}
 	return &ib.AHAttr{HasGRH: true, Port: uint8(id.at.agent.port), GRH: ib.GlobalRoute{
-		DGID: m.peerGID(id.at, id.dst.Addr()), SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit, TrafficClass: id.tos,
+		DGID: m.peerGID(id.at, id.dst.Addr()), SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit, TrafficClass: id.class,
 		FlowLabel: flowLabel(id.src.Port(), id.dst.Port()),
 	}}
 }

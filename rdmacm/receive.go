@@ -301,7 +301,7 @@ func (m *Manager) request(l *ID, a *agent, r *received, src, dst netip.AddrPort)
 		return nil
 	}
 	id := m.newID(Options{Space: l.opts.Space, Type: l.opts.Type})
-	id.src, id.dst, id.at, id.tos, id.afOnly = dst, src, at, r.from.GRH.TrafficClass, l.afOnly
+	id.src, id.dst, id.at, id.class, id.afOnly = dst, src, at, r.from.GRH.TrafficClass, l.afOnly
 	id.listener = l
 	l.pending++
 	return id

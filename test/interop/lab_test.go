@@ -68,6 +68,7 @@ func TestInterop(t *testing.T) {
 	t.Run("cm", testCM)
 	t.Run("cm capture", testCMCapture)
 	t.Run("netlink", testNetlink)
+	t.Run("walks", testWalks)
 	t.Run("verbs", testVerbs)
 	t.Run("loss", testLoss)
 }
@@ -216,6 +217,9 @@ func newLab() (*lab, error) {
 	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmtalk"), "testdata/cmtalk.c", "-lrdmacm", "-libverbs"); err != nil {
 		return l, err
 	}
+	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmwalk"), "testdata/cmwalk.c", "-lrdmacm", "-libverbs", "-lpthread"); err != nil {
+		return l, err
+	}
 	if _, err := l.run("go", "test", "-c", "-tags", "interop", "-o", l.program("verbs-suite"), "verbena/verbs/internal/suite"); err != nil {
 		return l, err
 	}
@@ -230,7 +234,7 @@ func newLab() (*lab, error) {
 	l.booted = time.Since(l.start)
 
 	// Only now has the TAP device a carrier, and with it link-local addresses.
-	serve, err := l.launch("service", l.verbena, "serve", "--link", "rxe0=tap0", "--seed", "1")
+	serve, err := l.launch("service", l.verbena, "serve", "--link", "rxe0=tap0", "--no-loopback", "--seed", "1")
 	if err != nil {
 		return l, err
 	}

@@ -1,0 +1,108 @@
+//go:build interop
+
+package interop
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// walkDifferences are how a walk through librdmacm may differ: the first line that does, in the kernel and here, and why. The kernel is
+// Linux 6.1.
+var walkDifferences = []struct{ kernel, verbena, why string }{
+	{`^walk \d+ failed: status`, ``, "the kernel's calls hang, for more than a minute"},
+	{` timeout 19 `, ` timeout 17 `, "newer kernels expect packets to live 67 ms, this one 268 ms"},
+	{`= EADDRNOTAVAIL$`, ` p0 = 0$`, "the kernel tries few ports of those that are free"},
+	{`REJECTED .* status 8 |UNREACHABLE .* status 1 `, ``, "a request shortly after its listener has gone waits for the next"},
+	{` dst any6 p0 `, ` dst own4 p0 `, "the kernel forgets the address of an ID of the other family"},
+	{`destroy_id \d+ (ENOENT|ECONNREFUSED)`, `destroy_id \d+ 0`, "the errno of a call that another thread of the library's has made meanwhile"},
+}
+
+// testWalks has programs try librdmacm at random (testdata/cmwalk.c), on both, each with itself: WALKS sequences (default 150) from WALK_FIRST
+// on (1). What each call and each event gives is the same, but for walkDifferences.
+func testWalks(t *testing.T) {
+	count, first := 150, 1
+	for name, n := range map[string]*int{"WALKS": &count, "WALK_FIRST": &first} {
+		if s := os.Getenv(name); s != "" {
+			var err error
+			if *n, err = strconv.Atoi(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	const batch = 1000 // walks of one run
+	same, reasons := 0, make([]int, len(walkDifferences))
+	for at := first; at < first+count; at += batch {
+		n := min(batch, first+count-at)
+		k, v := walk(t, kernelPeer, at, n, 30, "eth0"), walk(t, verbenaPeer, at, n, 20, "tap0")
+		for seed := at; seed < at+n; seed++ {
+			i := 0
+			for i < len(k[seed]) && i < len(v[seed]) && k[seed][i] == v[seed][i] {
+				i++
+			}
+			if len(k[seed]) == i && len(v[seed]) == i && i > 0 {
+				same++
+				continue
+			}
+			a, b := line(k[seed], i), line(v[seed], i)
+			why := slices.IndexFunc(walkDifferences, func(d struct{ kernel, verbena, why string }) bool {
+				return regexp.MustCompile(d.kernel).MatchString(a) && regexp.MustCompile(d.verbena).MatchString(b)
+			})
+			if why < 0 {
+				t.Errorf("walk %d, line %d: a difference without a reason:\n  kernel  %s\n  Verbena %s\nafter\n%s", seed, i, a, b,
+					strings.Join(v[seed][max(0, i-12):min(i, len(v[seed]))], "\n"))
+				continue
+			}
+			reasons[why]++
+		}
+	}
+	t.Logf("%d walks, %d the same", count, same)
+	for i, d := range walkDifferences {
+		t.Logf("%d: %s", reasons[i], d.why)
+	}
+}
+
+func line(l []string, i int) string {
+	if i < len(l) {
+		return l[i]
+	}
+	return "-"
+}
+
+// walk runs walks on one side, and returns the lines of each.
+func walk(t *testing.T, p *peer, first, count, workers int, netif string) map[int][]string {
+	t.Helper()
+	dir := filepath.Join(theLab.dir, fmt.Sprintf("walks-%s-%d", p.name, first))
+	script := fmt.Sprintf("mkdir -p %s && %s -w %d %s %s %s %s %d %d && cat %s/* && rm -r %s", dir, theLab.program("cmwalk"), workers,
+		p.ip["IPv4"], p.ip["IPv6"], netif, dir, first, count, dir, dir)
+	wait, err := p.start([]string{"sh", "-c", script})
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, out, err := wait(2*time.Minute + time.Duration(count)*time.Second)
+	if err != nil || status != 0 {
+		t.Fatalf("%s: exit status %d, %v: %s", p.name, status, err, lastLines(out))
+	}
+	walks := map[int][]string{}
+	seed := -1
+	for s := bufio.NewScanner(strings.NewReader(out)); s.Scan(); {
+		if n, ok := strings.CutPrefix(s.Text(), "walk "); ok {
+			if seed, err = strconv.Atoi(strings.Fields(n)[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		walks[seed] = append(walks[seed], s.Text())
+	}
+	if len(walks) != count {
+		t.Fatalf("%s: %d walks, want %d", p.name, len(walks), count)
+	}
+	return walks
+}
