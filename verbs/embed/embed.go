@@ -79,6 +79,7 @@ type file struct {
 	space  *umem.Local // the commands and responses
 	acct   *umem.Account
 	queues queues
+	self   uverbs.Caller // who rings, made once
 
 	//verbena:program the calls of one program, in whose memory they are
 	mu     sync.RWMutex // held for reading while the file is used, for writing to close it
@@ -89,6 +90,7 @@ type file struct {
 
 func open(srv *uverbs.Server, name string) (transport.Transport, error) {
 	t := &file{space: umem.NewLocal(), acct: umem.NewAccount(nil)}
+	t.self = caller{t.space, t.acct}
 	t.arena = transport.NewArena(t.scratch)
 	f, err := srv.Open(name, process{t.acct}, &t.queues)
 	if err != nil {
@@ -156,7 +158,7 @@ func (t *file) Doorbell(qp uint32) error {
 	if t.shut.Load() {
 		return transport.ErrClosed
 	}
-	return t.f.Ring(caller{t.space, t.acct}, qp)
+	return t.f.Ring(t.self, qp)
 }
 
 func (t *file) Map(offset uint64, size int) ([]byte, error) {

@@ -1,0 +1,127 @@
+// Command counter counts with several goroutines in a number that lies in registered memory, by FETCH_ADD over connected queue pairs: on the
+// first RDMA device, of the kernel or of the service under which it runs, or, with -embedded, on a software device in this process.
+//
+//	verbena run --private -- counter
+//	counter -embedded
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"log"
+	"net/netip"
+	"sync"
+
+	"verbena/driver/rxe"
+	"verbena/ib"
+	"verbena/link"
+	"verbena/netdev"
+	"verbena/verbs"
+	"verbena/verbs/embed"
+)
+
+func main() {
+	log.SetFlags(0)
+	embedded := flag.Bool("embedded", false, "use a software device in this process, at 127.0.0.1")
+	flag.Parse()
+	open := func() (*verbs.Device, error) { return verbs.Open("") }
+	if *embedded {
+		open = embeddedDevice
+	}
+	dev, err := open()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+	n, err := count(dev, 4, 1000)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s counted to %d\n", dev.Name(), n)
+}
+
+// count has goroutines add 1, each times over, and returns what they have come to.
+func count(dev *verbs.Device, goroutines, times int) (uint64, error) {
+	pd, err := dev.AllocPD()
+	if err != nil {
+		return 0, err
+	}
+	number, err := pd.Alloc(8, verbs.LocalWrite|verbs.RemoteAtomic)
+	if err != nil {
+		return 0, err
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, goroutines)
+	for i := range goroutines {
+		wg.Go(func() { errs[i] = add(pd, number, times) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return 0, err
+		}
+	}
+	return binary.NativeEndian.Uint64(number.Bytes()), nil
+}
+
+// add adds 1 to the number, by a queue pair that is connected to itself.
+func add(pd *verbs.PD, number *verbs.MR, times int) error {
+	cq, err := pd.Device().CreateCQ(16, nil)
+	if err != nil {
+		return err
+	}
+	qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cq})
+	if err != nil {
+		return err
+	}
+	here, err := qp.Local()
+	if err != nil {
+		return err
+	}
+	if err := qp.Connect(here); err != nil {
+		return err
+	}
+	before, err := pd.Alloc(8, verbs.LocalWrite)
+	if err != nil {
+		return err
+	}
+	wr := verbs.SendWR{Opcode: verbs.FetchAdd, Flags: verbs.Signaled, Local: before.SGE(0, 8), CompareAdd: 1,
+		Remote: verbs.Remote{Addr: number.Addr(), RKey: number.RKey()}}
+	var wc [1]verbs.WC
+	for range times {
+		if err := qp.PostSend(&wr); err != nil {
+			return err
+		}
+		if _, err := cq.Wait(context.Background(), wc[:]); err != nil {
+			return err
+		}
+		if err := verbs.CompletionError(&wc[0]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// embeddedDevice makes a software device, which lives as long as the process.
+func embeddedDevice() (*verbs.Device, error) {
+	addr := netip.MustParseAddr("127.0.0.1")
+	host, err := netdev.ByAddr(addr)
+	if err != nil {
+		return nil, err
+	}
+	soft, err := rxe.New(rxe.Config{Name: "rxe0", Netdev: *host, Addrs: []netip.Addr{addr}, Network: link.UDP(link.UDPOptions{}), Fabric: &rxe.Fabric{}})
+	if err != nil {
+		return nil, err
+	}
+	core := new(ib.Core)
+	if err := core.Register(soft.Handle()); err != nil {
+		return nil, err
+	}
+	stack, err := embed.New(core)
+	if err != nil {
+		return nil, err
+	}
+	return stack.Open("")
+}
