@@ -1,6 +1,7 @@
 package rdmacm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"syscall"
@@ -39,6 +40,7 @@ type connection struct {
 	ackCode          uint8
 	depth, resources uint8
 	retry, rnrRetry  uint8
+	hops             uint8 // hop limit of the queue pair's packets, as the peer asks; 0: as that of messages
 }
 
 // peer is the key of what the connection's peer has numbered.
@@ -328,6 +330,7 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 		return a, ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags, nil
 	case ib.QPRTR:
 		a.AH, a.PathMTU, a.DestQPN, a.RQPSN = c.to, c.mtu, c.remoteQPN, c.recvPSN
+		a.AH.GRH.HopLimit = cmp.Or(c.hops, a.AH.GRH.HopLimit)
 		mask = ib.QPAttrState | ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
 		if reliable {
 			a.MaxDestRdAtomic = c.resources

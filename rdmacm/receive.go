@@ -162,7 +162,7 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 		remoteQPN: x.LocalQPN, mtu: min(mtu, id.at.mtu), ackCode: x.Primary.ACKTimeout, retry: x.RetryCount, rnrRetry: x.RNRRetryCount,
 		resources: x.InitiatorDepth, depth: x.ResponderResources,
 	}
-	c.to.GRH.TrafficClass, c.to.GRH.FlowLabel = x.Primary.TrafficClass, x.Primary.FlowLabel
+	c.to.GRH.TrafficClass, c.to.GRH.FlowLabel, c.hops = x.Primary.TrafficClass, x.Primary.FlowLabel, x.Primary.HopLimit
 	c.Receive(msg.AttrREQ, 0, 0)
 	m.conns[c.local], m.byPeer[key] = c, c
 	if x.Transport != msg.TransportExtended {
