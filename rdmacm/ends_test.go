@@ -125,7 +125,7 @@ var ends = map[string][7]string{
 	"bound":     {"[device removal] []", "[] []", "[] []", "[] []", "[] []", "[device removal] []", "[] []"},
 	"listening": {"[device removal] []", "[] []", "[] []", "[] []", "[] []", "[device removal] []", "[] []"},
 	"resolving": {
-		"[address error -19] [] or [address resolved device removal] []", "[address resolved] []", "[] []", "[address resolved] []",
+		"[address error -19] [] or [address resolved device removal] []", "[address resolved] []", "[] [] or [address resolved] []", "[address resolved] []",
 		"[address resolved] []", "[address error -19] [] or [address resolved device removal] [] or [address resolved] []",
 		"[address resolved] []",
 	},
