@@ -222,6 +222,22 @@ func (q *QP) side(p *Path) (g GIDEntry, mtu MTU, err error) {
 // send: see Prepare. A UD queue pair has no peer: see Activate. It may sleep.
 func (q *QP) Connect(peer Endpoint) error { return q.ConnectVia(peer, Path{}) }
 
+// ConnectPair connects two queue pairs of this process with one another. It may sleep.
+func ConnectPair(a, b *QP) error {
+	here, err := a.Local()
+	if err != nil {
+		return err
+	}
+	there, err := b.Local()
+	if err != nil {
+		return err
+	}
+	if err := a.Connect(there); err != nil {
+		return err
+	}
+	return b.Connect(here)
+}
+
 // Prepare takes the queue pair from RESET to INIT, where receives can be posted. It may sleep.
 func (q *QP) Prepare(p Path) error {
 	mask := AttrState | AttrPKeyIndex | AttrPort

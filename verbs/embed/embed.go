@@ -30,6 +30,7 @@ import (
 type Stack struct {
 	core *ib.Core
 	srv  *uverbs.Server
+	own  []func() // end the devices that are the stack's own
 }
 
 // New makes a Stack on the devices of a core, those that come later included. Close it after the devices that were opened on it. It may
@@ -42,8 +43,15 @@ func New(core *ib.Core) (*Stack, error) {
 	return &Stack{core: core, srv: srv}, nil
 }
 
-// Close takes the devices away from who has opened them, as if they had been unplugged. It may sleep.
-func (s *Stack) Close() { s.srv.Close() }
+// Close takes the devices away from programs that have them open, as if they had been unplugged, and ends those of [NewSoftware]. It may
+// sleep.
+func (s *Stack) Close() {
+	s.srv.Close()
+	for _, end := range s.own {
+		end()
+	}
+	s.own = nil
+}
 
 // Devices lists the devices by name.
 func (s *Stack) Devices() []verbs.DeviceInfo {

@@ -1,0 +1,76 @@
+package embed
+
+import (
+	"fmt"
+	"net/netip"
+
+	"verbena/driver/rxe"
+	"verbena/ib"
+	"verbena/link"
+	"verbena/link/simnet"
+	"verbena/netdev"
+)
+
+// Software describes a software RoCEv2 device. The zero Software is reached by devices of its own Stack alone.
+type Software struct {
+	Name string // rxe and a number; "": rxe0 for the first, and so on
+	// Addr is an address of this host, where UDP port 4791 must be free: other processes and hosts reach the device there. The zero Addr
+	// stands for a network in memory.
+	Addr netip.Addr
+	// Wire sends every packet by the network. Messages between devices of the Stack are copied otherwise.
+	Wire bool
+}
+
+// NewSoftware makes a Stack with software devices of its own, one of the zero [Software] if none is given. Close it after the devices that
+// were opened on it. It may sleep.
+func NewSoftware(devices ...Software) (*Stack, error) {
+	if len(devices) == 0 {
+		devices = make([]Software, 1)
+	}
+	var core ib.Core
+	s, err := New(&core)
+	if err != nil {
+		return nil, err
+	}
+	var fabric rxe.Fabric
+	memory := simnet.New(simnet.Config{})
+	for i, d := range devices {
+		if d.Name == "" {
+			d.Name = fmt.Sprint("rxe", i)
+		}
+		host := &netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true}
+		var network link.Network = memory
+		if d.Addr.IsValid() {
+			network = link.UDP(link.UDPOptions{})
+			host, err = netdev.ByAddr(d.Addr)
+		} else {
+			d.Addr = netip.AddrFrom4([4]byte{127, 0, byte(i >> 8), byte(i + 1)})
+		}
+		if err == nil {
+			err = s.add(&core, rxe.Config{Name: d.Name, Netdev: *host, Addrs: []netip.Addr{d.Addr}, Network: network, Fabric: &fabric}, d.Wire)
+		}
+		if err != nil {
+			s.Close()
+			return nil, fmt.Errorf("verbs: embed: make %s: %w", d.Name, err)
+		}
+	}
+	return s, nil
+}
+
+// add makes a device.
+func (s *Stack) add(core *ib.Core, c rxe.Config, wire bool) error {
+	dev, err := rxe.New(c)
+	if err != nil {
+		return err
+	}
+	dev.SetShortcut(!wire)
+	if err := core.Register(dev.Handle()); err != nil {
+		dev.Close()
+		return err
+	}
+	s.own = append(s.own, func() {
+		_ = core.Unregister(dev.Handle())
+		dev.Close()
+	})
+	return nil
+}

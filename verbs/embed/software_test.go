@@ -1,0 +1,131 @@
+package embed_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"verbena/verbs"
+	"verbena/verbs/embed"
+)
+
+// end is a queue pair with memory.
+type end struct {
+	dev *verbs.Device
+	pd  *verbs.PD
+	cq  *verbs.CQ
+	qp  *verbs.QP
+	mr  *verbs.MR
+}
+
+func newEnd(t testing.TB, dev *verbs.Device, init verbs.QPInit) *end {
+	t.Helper()
+	e := &end{dev: dev}
+	var err error
+	if e.pd, err = dev.AllocPD(); err != nil {
+		t.Fatal(err)
+	}
+	if e.cq, err = dev.CreateCQ(256, nil); err != nil {
+		t.Fatal(err)
+	}
+	if e.mr, err = e.pd.Alloc(1<<16, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic); err != nil {
+		t.Fatal(err)
+	}
+	init.SendCQ = e.cq
+	if e.qp, err = e.pd.CreateQP(init); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func (e *end) remote() verbs.Remote { return verbs.Remote{Addr: e.mr.Addr(), RKey: e.mr.RKey()} }
+
+func open(t testing.TB, s *embed.Stack, name string) *verbs.Device {
+	t.Helper()
+	d, err := s.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// software is a stack that ends with the test.
+func software(t testing.TB, devices ...embed.Software) *embed.Stack {
+	t.Helper()
+	s, err := embed.NewSoftware(devices...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// TestSoftware: the devices of a stack reach one another, with and without the shortcut, in memory and by UDP.
+func TestSoftware(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		a, b embed.Software
+	}{
+		{"memory", embed.Software{}, embed.Software{}},
+		{"memory/wire", embed.Software{Wire: true}, embed.Software{Wire: true}},
+		{"UDP/wire", embed.Software{Addr: netip.MustParseAddr("127.0.0.101"), Wire: true}, embed.Software{Addr: netip.MustParseAddr("127.0.0.102"), Wire: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := software(t, c.a, c.b)
+			a, b := newEnd(t, open(t, s, "rxe0"), verbs.QPInit{}), newEnd(t, open(t, s, "rxe1"), verbs.QPInit{})
+			if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
+				t.Fatal(err)
+			}
+			copy(a.mr.Bytes(), "hello")
+			err := a.qp.PostSend(&verbs.SendWR{ID: 7, Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, 5), Remote: b.remote()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			var wc [1]verbs.WC
+			if _, err := a.cq.Wait(ctx, wc[:]); err != nil {
+				t.Fatal(err)
+			}
+			if err := verbs.CompletionError(&wc[0]); err != nil || wc[0].ID != 7 || string(b.mr.Bytes()[:5]) != "hello" {
+				t.Errorf("completion %+v, %v; the memory has %q", wc[0], err, b.mr.Bytes()[:5])
+			}
+		})
+	}
+}
+
+// TestSoftwareErrors: a device that cannot be made leaves nothing behind.
+func TestSoftwareErrors(t *testing.T) {
+	for _, c := range []struct {
+		devices []embed.Software
+		want    string
+	}{
+		{[]embed.Software{{}, {Name: "rxe0"}}, "rxe0"},
+		{[]embed.Software{{}, {Addr: netip.MustParseAddr("192.0.2.1")}}, "192.0.2.1"},
+	} {
+		s, err := embed.NewSoftware(c.devices...)
+		if err == nil {
+			s.Close()
+			t.Fatal("no error")
+		}
+		if !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %q in it", err, c.want)
+		}
+	}
+	s := software(t)
+	if _, err := s.Open("rxe7"); !errors.Is(err, verbs.ErrNoDevice) {
+		t.Errorf("got %v, want ErrNoDevice", err)
+	}
+	if got := fmt.Sprint(s.Devices()[0].Name, s.Devices()[0].Path); got != "rxe0this process" {
+		t.Errorf("got %s", got)
+	}
+}
