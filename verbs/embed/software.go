@@ -13,7 +13,7 @@ import (
 
 // Software describes a software RoCEv2 device. The zero Software is reached by devices of its own Stack alone.
 type Software struct {
-	Name string // rxe and a number; "": rxe0 for the first, and so on
+	Name string // "": rxe0 for the first, and so on
 	// Addr is an address of this host, where UDP port 4791 must be free: other processes and hosts reach the device there. The zero Addr
 	// stands for a network in memory.
 	Addr netip.Addr
