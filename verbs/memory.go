@@ -242,6 +242,12 @@ func (m *MR) SGE(off, n int) SGE {
 	return SGE{Addr: m.iova + uint64(off), Length: uint32(n), LKey: m.lkey}
 }
 
+// Remote is the memory from an offset on, for work requests of peers. It panics if the offset is not within the memory.
+func (m *MR) Remote(off int) Remote {
+	_ = m.mem[off:]
+	return Remote{Addr: m.iova + uint64(off), RKey: m.rkey}
+}
+
 // Close ends the registration: no device reaches the memory any more when it returns. EBUSY while a memory window is bound to it. It
 // may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {

@@ -42,7 +42,7 @@ func newEnd(t testing.TB, dev *verbs.Device, init verbs.QPInit) *end {
 	return e
 }
 
-func (e *end) remote() verbs.Remote { return verbs.Remote{Addr: e.mr.Addr(), RKey: e.mr.RKey()} }
+func (e *end) remote() verbs.Remote { return e.mr.Remote(0) }
 
 func open(t testing.TB, s *embed.Stack, name string) *verbs.Device {
 	t.Helper()
@@ -86,7 +86,7 @@ func TestSoftware(t *testing.T) {
 				t.Fatal(err)
 			}
 			copy(a.mr.Bytes(), "hello")
-			err := a.qp.PostSend(&verbs.SendWR{ID: 7, Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, 5), Remote: b.remote()})
+			err := a.qp.PostSend(&verbs.SendWR{ID: 7, Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, 5), Remote: b.mr.Remote(100)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -96,8 +96,8 @@ func TestSoftware(t *testing.T) {
 			if _, err := a.cq.Wait(ctx, wc[:]); err != nil {
 				t.Fatal(err)
 			}
-			if err := verbs.CompletionError(&wc[0]); err != nil || wc[0].ID != 7 || string(b.mr.Bytes()[:5]) != "hello" {
-				t.Errorf("completion %+v, %v; the memory has %q", wc[0], err, b.mr.Bytes()[:5])
+			if err := verbs.CompletionError(&wc[0]); err != nil || wc[0].ID != 7 || string(b.mr.Bytes()[100:105]) != "hello" {
+				t.Errorf("completion %+v, %v; the memory has %q", wc[0], err, b.mr.Bytes()[100:105])
 			}
 		})
 	}
