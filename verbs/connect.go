@@ -73,14 +73,35 @@ func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	if a.NotifyWhenDrained {
 		req.EnSQDAsyncNotify = 1
 	}
-	if mask&AttrState != 0 && a.State == Reset {
-		defer func() {
-			q.send.Lock()
-			defer q.send.Unlock()
-			q.q.Reset()
-		}()
+	if mask&AttrState == 0 {
+		return failed(what, q.pd.d.name, q.pd.d.cmd.ModifyQP(req))
 	}
-	return failed(what, q.pd.d.name, q.pd.d.cmd.ModifyQP(req))
+	before := Reset
+	if a.State == Reset {
+		before = q.setState(Reset) // nothing is queued from here on: the device empties the queues
+	}
+	if err := q.pd.d.cmd.ModifyQP(req); err != nil {
+		if a.State == Reset {
+			q.setState(before)
+		}
+		return failed(what, q.pd.d.name, err)
+	}
+	if a.State == Reset {
+		q.send.Lock()
+		defer q.send.Unlock()
+		q.q.Reset()
+		return nil
+	}
+	q.setState(a.State)
+	return nil
+}
+
+// setState notes a state for those who post sends, and returns the last.
+func (q *QP) setState(s QPState) (before QPState) {
+	q.send.Lock()
+	defer q.send.Unlock()
+	before, q.now = q.now, s
+	return before
 }
 
 // Query returns the attributes. It may sleep. (ibv_query_qp)

@@ -63,6 +63,7 @@ type QP struct {
 	recv sync.Mutex // of those who post receives
 	q    provider.QP
 	dead bool            // written under both locks
+	now  QPState         // as Modify has left it; under send
 	wr   provider.SendWR // scratch; under send
 	in   provider.RecvWR // scratch; under recv
 	sges [2][]provider.SGE
@@ -272,6 +273,10 @@ func (q *QP) ring() error {
 func (q *QP) push(wr *SendWR) error {
 	if q.dead {
 		return ErrClosed
+	}
+	// The device would refuse it too, but when it is in the queue already, from where it would be sent later.
+	if q.now < RTS {
+		return q.refused(fmt.Errorf("it is in state %v, and cannot send: %w", q.now, errInvalid))
 	}
 	w := &q.wr
 	*w = provider.SendWR{

@@ -1,0 +1,64 @@
+package embed_test
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+
+	"verbena/verbs"
+)
+
+// TestNotReady: a work request that is refused because of the queue pair's state is not sent later.
+func TestNotReady(t *testing.T) {
+	dev := open(t, software(t), "")
+	a, b := newEnd(t, dev, verbs.QPInit{SignalAll: true}), newEnd(t, dev, verbs.QPInit{})
+	refused := func(state string) {
+		t.Helper()
+		err := a.qp.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.mr.SGE(0, 4), Remote: b.remote()})
+		if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), state) {
+			t.Errorf("PostSend in %s: got %v, want EINVAL", state, err)
+		}
+		if n, err := a.qp.PostSends(make([]verbs.SendWR, 2)); n != 0 || !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("PostSends in %s: got %d, %v, want 0, EINVAL", state, n, err)
+		}
+	}
+	only := func() {
+		t.Helper()
+		if err := a.qp.PostSend(&verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.mr.SGE(0, 4), Remote: b.remote()}); err != nil {
+			t.Fatal(err)
+		}
+		var wc [2]verbs.WC
+		if n, err := a.cq.Wait(t.Context(), wc[:]); n != 1 || err != nil || wc[0].ID != 2 || wc[0].Status != verbs.Success {
+			t.Errorf("got %d, %v, %+v, want one completion of work request 2", n, err, wc[0])
+		}
+	}
+	refused("RESET")
+	if err := a.qp.Prepare(verbs.Path{}); err != nil {
+		t.Fatal(err)
+	}
+	refused("INIT")
+	if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
+		t.Fatal(err)
+	}
+	only()
+	// A transition that fails changes nothing.
+	if err := a.qp.Modify(verbs.QPAttr{State: verbs.Init}, verbs.AttrState); err == nil {
+		t.Error("RTS to INIT: no error")
+	}
+	if err := a.qp.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState|verbs.AttrPathMTU); err == nil {
+		t.Error("RESET with attributes: no error")
+	}
+	only()
+	for _, s := range []verbs.QPState{verbs.Error, verbs.Reset} {
+		if err := a.qp.Modify(verbs.QPAttr{State: s}, verbs.AttrState); err != nil {
+			t.Fatal(err)
+		}
+		if s == verbs.Error { // is flushed
+			if err := a.qp.PostSend(&verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.mr.SGE(0, 4), Remote: b.remote()}); err != nil {
+				t.Errorf("PostSend in ERR: %v", err)
+			}
+		}
+	}
+	refused("RESET")
+}
