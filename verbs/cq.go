@@ -84,7 +84,7 @@ func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 // Close ends the channel; goroutines that wait return ErrClosed. EBUSY while completion queues report there. It may sleep.
 // (ibv_destroy_comp_channel)
 func (c *Channel) Close() error {
-	return failed("close a completion channel", c.d.name, c.life.end(func() error {
+	return failed("close a completion channel", c.d.name, c.life.end(c.d, func() error {
 		c.d.remove(c.id)
 		return c.events.Close()
 	}))
@@ -267,7 +267,7 @@ func (c *CQ) Resize(entries int) error {
 
 // Close ends the queue; goroutines that wait return ErrClosed. EBUSY while queue pairs complete on it. It may sleep. (ibv_destroy_cq)
 func (c *CQ) Close() error {
-	return failed("close a CQ", c.d.name, c.life.end(func() error {
+	return failed("close a CQ", c.d.name, c.life.end(c.d, func() error {
 		if err := gone(c.d.cmd.DestroyCQ(c.handle)); err != nil {
 			return err
 		}

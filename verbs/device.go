@@ -173,6 +173,13 @@ func (d *Device) add(o object) (id uint64, err error) {
 	return l.last, nil
 }
 
+// closed reports whether Close was called.
+func (d *Device) closed() bool {
+	d.objects.Lock()
+	defer d.objects.Unlock()
+	return d.objects.closed
+}
+
 func (d *Device) remove(id uint64) {
 	d.objects.Lock()
 	defer d.objects.Unlock()

@@ -71,14 +71,14 @@ func (l *life) put() {
 	l.users--
 }
 
-// end calls f, once, unless the object is in use. After an error the object lives on.
-func (l *life) end(f func() error) error {
+// end calls f, once, unless the object is in use on a device that is open. After an error the object lives on.
+func (l *life) end(d *Device, f func() error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.closed:
 		return nil
-	case l.users > 0:
+	case l.users > 0 && !d.closed():
 		return fmt.Errorf("%d objects were made of it and are to be closed first: %w", l.users, errBusy)
 	}
 	if err := f(); err != nil {
@@ -102,7 +102,7 @@ func (p *PD) Device() *Device { return p.d }
 
 // Close ends the domain. EBUSY while there are objects of it. It may sleep. (ibv_dealloc_pd)
 func (p *PD) Close() error {
-	return failed("close a PD", p.d.name, p.life.end(func() error { return gone(p.d.cmd.DeallocPD(p.handle)) }))
+	return failed("close a PD", p.d.name, p.life.end(p.d, func() error { return gone(p.d.cmd.DeallocPD(p.handle)) }))
 }
 
 // gone makes success of the errors of an object that is destroyed after its device has gone.
@@ -251,7 +251,7 @@ func (m *MR) Remote(off int) Remote {
 // Close ends the registration: no device reaches the memory any more when it returns. EBUSY while a memory window is bound to it. It
 // may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {
-	return failed("end a registration", m.pd.d.name, m.life.end(func() error {
+	return failed("end a registration", m.pd.d.name, m.life.end(m.pd.d, func() error {
 		if err := gone(m.pd.d.cmd.DeregMR(m.handle)); err != nil {
 			return err
 		}
@@ -286,6 +286,9 @@ func (d *Device) Alloc(size int) (*Buffer, error) {
 	m, err := d.cmd.T.Alloc(size)
 	if err != nil {
 		return fail(err)
+	}
+	if d.closed() {
+		return fail(ErrClosed)
 	}
 	return &Buffer{m: m, mem: m.Mem[:size:size], refs: 1}, nil
 }

@@ -346,7 +346,7 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 
 // Close ends the queue pair: what is outstanding is dropped without completions. It may be called again, and may sleep. (ibv_destroy_qp)
 func (q *QP) Close() error {
-	return failed(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.end(func() error {
+	return failed(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.end(q.pd.d, func() error {
 		if err := gone(q.pd.d.cmd.DestroyQP(q.handle)); err != nil {
 			return err
 		}
@@ -473,7 +473,7 @@ func (s *SRQ) Query() (SRQAttr, error) {
 
 // Close ends the queue. EBUSY while queue pairs use it. It may sleep. (ibv_destroy_srq)
 func (s *SRQ) Close() error {
-	return failed("close an SRQ", s.pd.d.name, s.life.end(func() error {
+	return failed("close an SRQ", s.pd.d.name, s.life.end(s.pd.d, func() error {
 		if err := gone(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
 			return err
 		}
@@ -569,7 +569,7 @@ func (a *AH) use(p *PD) (provider.AH, error) {
 
 // Close ends the address handle. Datagrams that were posted with it must have completed. It may sleep. (ibv_destroy_ah)
 func (a *AH) Close() error {
-	return failed("close an address handle", a.pd.d.name, a.life.end(func() error {
+	return failed("close an address handle", a.pd.d.name, a.life.end(a.pd.d, func() error {
 		if err := gone(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
 			return err
 		}
@@ -646,7 +646,7 @@ func (w *MW) Bound(key uint32) {
 
 // Close ends the window. It may sleep. (ibv_dealloc_mw)
 func (w *MW) Close() error {
-	return failed("close a memory window", w.pd.d.name, w.life.end(func() error {
+	return failed("close a memory window", w.pd.d.name, w.life.end(w.pd.d, func() error {
 		if err := gone(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {
 			return err
 		}

@@ -1,0 +1,98 @@
+package embed_test
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/verbs"
+)
+
+// TestCloseInAnyOrder: when a device has been closed what was made on it has ended, in whatever order it is closed then.
+func TestCloseInAnyOrder(t *testing.T) {
+	s := software(t)
+	dev, err := s.Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEnd(t, dev, verbs.QPInit{})
+	for _, c := range []interface{ Close() error }{e.cq, e.pd} {
+		if err := c.Close(); !errors.Is(err, syscall.EBUSY) {
+			t.Errorf("%T.Close: got %v, want EBUSY", c, err)
+		}
+	}
+	if err := dev.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []interface{ Close() error }{e.pd, e.cq, e.mr, e.qp, e.cq.Channel(), dev} {
+		if err := c.Close(); err != nil {
+			t.Errorf("%T.Close: %v", c, err)
+		}
+	}
+	for what, err := range map[string]error{
+		"Alloc": second(dev.Alloc(64)), "AllocPD": second(dev.AllocPD()), "PD.Alloc": second(e.pd.Alloc(64, 0)), "Query": second(dev.Query()),
+		"CreateCQ": second(dev.CreateCQ(1, nil)), "CreateQP": second(e.pd.CreateQP(verbs.QPInit{SendCQ: e.cq})), "Poll": second(e.cq.Poll(nil)),
+		"PostSend": e.qp.PostSend(&verbs.SendWR{}), "PostRecv": e.qp.PostRecv(&verbs.RecvWR{}), "Modify": e.qp.Modify(verbs.QPAttr{}, 0),
+		"NextEvent": second(dev.NextEvent(t.Context())), "Wait": second(e.cq.Wait(t.Context(), make([]verbs.WC, 1))),
+	} {
+		if !errors.Is(err, verbs.ErrClosed) {
+			t.Errorf("%s after Close: got %v, want ErrClosed", what, err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// TestConcurrentClose: objects and devices that are closed while goroutines use them.
+func TestConcurrentClose(t *testing.T) {
+	for range 5 {
+		s := software(t)
+		a, b := newEnd(t, open(t, s, ""), verbs.QPInit{}), newEnd(t, open(t, s, ""), verbs.QPInit{})
+		if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
+			t.Fatal(err)
+		}
+		wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, 64), Remote: b.remote()}
+		done := make(chan struct{})
+		users := []func() error{
+			func() error {
+				err := a.qp.PostSend(&wr)
+				if errors.Is(err, verbs.ErrQueueFull) {
+					return nil
+				}
+				return err
+			},
+			func() error { return second(a.cq.Wait(t.Context(), make([]verbs.WC, 4))) },
+			func() error { return second(a.dev.NextEvent(t.Context())) },
+			func() error { return second(b.dev.NextEvent(t.Context())) },
+			func() error {
+				mr, err := a.pd.Alloc(4096, 0)
+				if err != nil {
+					return err
+				}
+				return mr.Close()
+			},
+		}
+		for _, use := range users {
+			go func() {
+				for use() == nil {
+				}
+				done <- struct{}{}
+			}()
+		}
+		time.Sleep(time.Millisecond)
+		for range 2 {
+			go a.dev.Close()
+			go b.mr.Close()
+			go b.qp.Close()
+			go b.dev.Close()
+		}
+		for range users {
+			select {
+			case <-done:
+			case <-time.After(20 * time.Second):
+				t.Fatal("a call does not return")
+			}
+		}
+	}
+}
