@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"syscall"
@@ -236,9 +237,12 @@ func (m *MR) LKey() uint32 { return m.lkey }
 // RKey is the key for work requests of peers.
 func (m *MR) RKey() uint32 { return m.rkey }
 
-// SGE is n bytes from an offset on. It panics if they are not within the memory, as slicing does.
+// SGE is n bytes from an offset on. It panics if they are not within the memory, as slicing does, or are 4 GiB or more.
 func (m *MR) SGE(off, n int) SGE {
 	_ = m.mem[off : off+n : off+n]
+	if int64(n) > math.MaxUint32 {
+		panic(fmt.Sprintf("verbs: SGE of %d bytes, at most %d", n, uint32(math.MaxUint32)))
+	}
 	return SGE{Addr: m.iova + uint64(off), Length: uint32(n), LKey: m.lkey}
 }
 

@@ -2,12 +2,15 @@ package verbs
 
 import (
 	"errors"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"verbena/verbs/provider"
 )
@@ -120,5 +123,40 @@ func TestGather(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(10, func() { gather(&scratch, one, list) }); n != 0 {
 		t.Errorf("%v allocations, want 0", n)
+	}
+}
+
+// TestSGE: an SGE names the memory or panics; its length has 32 bits.
+func TestSGE(t *testing.T) {
+	const size = 5 << 30
+	mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer unix.Munmap(mem)
+	m := &MR{mem: mem, iova: 1 << 40, lkey: 7, rkey: 8}
+	if got, want := m.SGE(4<<30, 100), (SGE{1<<40 + 4<<30, 100, 7}); got != want {
+		t.Errorf("SGE: got %v, want %v", got, want)
+	}
+	if got, want := m.Remote(size), (Remote{1<<40 + size, 8}); got != want {
+		t.Errorf("Remote: got %v, want %v", got, want)
+	}
+	for name, f := range map[string]func(){
+		"SGE of 4 GiB":     func() { m.SGE(0, 4<<30) },
+		"SGE behind":       func() { m.SGE(size-1, 2) },
+		"SGE of the most":  func() { m.SGE(math.MaxInt, 1) },
+		"SGE before":       func() { m.SGE(-1, 1) },
+		"SGE of -1 bytes":  func() { m.SGE(1, -1) },
+		"Remote behind":    func() { m.Remote(size + 1) },
+		"Remote before it": func() { m.Remote(-1) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			f()
+		}()
 	}
 }
