@@ -61,6 +61,9 @@ func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	if mask&AttrState != 0 {
 		what = fmt.Sprintf("take QP %d to %v", q.num, a.State)
 	}
+	if err := a.AH.check(); err != nil {
+		return failed(what, q.pd.d.name, err)
+	}
 	req := uapi.ModifyQP{
 		Dest: uapi.QPDest{
 			DGID: a.AH.GID, FlowLabel: a.AH.FlowLabel, SGIDIndex: uint8(a.AH.SGIDIndex), HopLimit: a.AH.hops(), TrafficClass: a.AH.TrafficClass,
@@ -261,6 +264,9 @@ func ConnectPair(a, b *QP) error {
 
 // Prepare takes the queue pair from RESET to INIT, where receives can be posted. It may sleep.
 func (q *QP) Prepare(p Path) error {
+	if p.Port < 0 || p.Port > 255 {
+		return failed(fmt.Sprintf("prepare QP %d", q.num), q.pd.d.name, fmt.Errorf("port %d is not within 1 to 255: %w", p.Port, errInvalid))
+	}
 	mask := AttrState | AttrPKeyIndex | AttrPort
 	a := QPAttr{State: Init, Port: uint8(max(p.Port, 1)), Access: p.Access, QKey: p.qkey()}
 	if q.init.Type == UD {
@@ -315,6 +321,9 @@ func (q *QP) prepared(p Path) error {
 func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 	if q.init.Type == UD {
 		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name, fmt.Errorf("it is of type UD, which has no peer: %w", errInvalid))
+	}
+	if p.Reads < 0 || p.Reads > 255 {
+		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name, fmt.Errorf("%d READs in flight are not within 0 to 255: %w", p.Reads, errInvalid))
 	}
 	gid, mtu, err := q.side(&p)
 	if err != nil {

@@ -257,6 +257,9 @@ func (c *CQ) Resize(entries int) error {
 	if c.q == nil {
 		return ErrClosed
 	}
+	if entries < 1 || int64(entries) > 1<<31-1 {
+		return failed(fmt.Sprintf("resize a CQ to %d entries", entries), c.d.name, errInvalid)
+	}
 	n, err := c.q.Resize(entries)
 	if err != nil {
 		return failed(fmt.Sprintf("resize a CQ to %d entries", entries), c.d.name, err)

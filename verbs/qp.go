@@ -444,11 +444,17 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 
 // SetLimit arms EventSRQLimit: it comes when fewer work requests are left than limit. It may sleep. (ibv_modify_srq)
 func (s *SRQ) SetLimit(limit int) error {
+	if limit < 0 || int64(limit) > 1<<31-1 {
+		return failed(fmt.Sprintf("set the limit of an SRQ to %d", limit), s.pd.d.name, errInvalid)
+	}
 	return s.modify("set the limit of an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrLimit, SRQLimit: uint32(limit)})
 }
 
 // Resize makes room for at least so many work requests. It may sleep. (ibv_modify_srq)
 func (s *SRQ) Resize(wrs int) error {
+	if wrs < 1 || int64(wrs) > 1<<31-1 {
+		return failed(fmt.Sprintf("resize an SRQ to %d work requests", wrs), s.pd.d.name, errInvalid)
+	}
 	return s.modify("resize an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrMaxWR, MaxWR: uint32(wrs)})
 }
 
@@ -504,6 +510,19 @@ type AHAttr struct {
 	SL           uint8
 }
 
+// check returns an error for a number that its field cannot hold.
+func (a *AHAttr) check() error {
+	for _, f := range []struct {
+		name string
+		v    int
+	}{{"GID index", a.SGIDIndex}, {"port", a.Port}, {"hop limit", a.HopLimit}} {
+		if f.v < 0 || f.v > 255 {
+			return fmt.Errorf("%s %d is not within 0 to 255: %w", f.name, f.v, errInvalid)
+		}
+	}
+	return nil
+}
+
 func (a *AHAttr) port() uint8 { return uint8(max(a.Port, 1)) }
 
 func (a *AHAttr) hops() uint8 {
@@ -524,6 +543,9 @@ type AH struct {
 func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 	fail := func(err error) (*AH, error) {
 		return nil, failed(fmt.Sprintf("create an address handle for %v", a.GID), p.d.name, err)
+	}
+	if err := a.check(); err != nil {
+		return fail(err)
 	}
 	if err := p.life.get(); err != nil {
 		return fail(err)

@@ -1,0 +1,54 @@
+package embed_test
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+
+	"verbena/verbs"
+)
+
+// TestOutOfRange: a number that its field cannot hold is refused, rather than cut off.
+func TestOutOfRange(t *testing.T) {
+	dev := open(t, software(t), "")
+	e := newEnd(t, dev, verbs.QPInit{})
+	here, err := e.qp.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	srq, err := e.pd.CreateSRQ(4, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ah := func(a verbs.AHAttr) error {
+		a.GID = here.GID
+		_, err := e.pd.CreateAH(a)
+		return err
+	}
+	for want, err := range map[string]error{
+		"GID index 257":        ah(verbs.AHAttr{SGIDIndex: 257}),
+		"GID index -1":         ah(verbs.AHAttr{SGIDIndex: -1}),
+		"port 257":             ah(verbs.AHAttr{SGIDIndex: 1, Port: 257}),
+		"hop limit -1":         ah(verbs.AHAttr{SGIDIndex: 1, HopLimit: -1}),
+		"GID index 258":        e.qp.Modify(verbs.QPAttr{AH: verbs.AHAttr{SGIDIndex: 258}}, verbs.AttrAH),
+		"port 259":             e.qp.Prepare(verbs.Path{Port: 259}),
+		"256 READs":            e.qp.ConnectVia(here, verbs.Path{Reads: 256}),
+		"-1 READs":             e.qp.ConnectVia(here, verbs.Path{Reads: -1}),
+		"to 4294967301":        e.cq.Resize(1<<32 + 5),
+		"limit of an SRQ":      srq.SetLimit(1 << 32),
+		"resize an SRQ":        srq.Resize(1<<32 + 8),
+		"resize a CQ to -1":    e.cq.Resize(-1),
+		"create a CQ of -1":    second(dev.CreateCQ(-1, nil)),
+		"port 0":               second(dev.QueryPort(0)),
+		"allocate -5 bytes":    second(e.pd.Alloc(-5, 0)),
+		"register 0 bytes":     second(e.pd.RegSlice(nil, 0)),
+		"queues of the same":   second(e.pd.CreateQP(verbs.QPInit{})),
+		"at most 65535":        second(e.pd.CreateQP(verbs.QPInit{SendCQ: e.cq, SendWRs: 1 << 20})),
+		"no global route head": second(e.pd.AddressOf(&verbs.WC{}, nil, 0)),
+	} {
+		if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want EINVAL with %q", err, want)
+		}
+	}
+}
