@@ -287,12 +287,12 @@ func (d *Device) Alloc(size int) (*Buffer, error) {
 	if size <= 0 {
 		return fail(errInvalid)
 	}
+	if d.closed() {
+		return fail(ErrClosed)
+	}
 	m, err := d.cmd.T.Alloc(size)
 	if err != nil {
 		return fail(err)
-	}
-	if d.closed() {
-		return fail(ErrClosed)
 	}
 	return &Buffer{m: m, mem: m.Mem[:size:size], refs: 1}, nil
 }

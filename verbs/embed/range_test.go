@@ -52,3 +52,12 @@ func TestOutOfRange(t *testing.T) {
 		}
 	}
 }
+
+// TestCommandNamedOnce: an error names the command at most once.
+func TestCommandNamedOnce(t *testing.T) {
+	dev := open(t, software(t), "")
+	_, err := dev.CreateCQ(1<<20, nil)
+	if err == nil || strings.Count(err.Error(), "CREATE_CQ") != 1 || !strings.Contains(err.Error(), "at most 32767") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -5,6 +5,7 @@ package cmd
 import (
 	"encoding/binary"
 	"fmt"
+	"syscall"
 
 	"verbena/uapi"
 	"verbena/verbs/internal/transport"
@@ -23,6 +24,14 @@ const (
 // driver is the device's own part of a command: what it sends, and what gets the response.
 type driver struct{ in, out []byte }
 
+// named names the command in an error that is an errno alone: package uverbs, in this process, says more.
+func named(c fmt.Stringer, err error) error {
+	if _, bare := err.(syscall.Errno); bare {
+		return fmt.Errorf("%v: %w", c, err)
+	}
+	return err
+}
+
 // plain issues a plain command whose request starts with the address of the response. mem is the memory that it registers.
 func plain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem []byte) (resp Resp, err error) {
 	s := d.T.Scratch()
@@ -36,7 +45,7 @@ func plain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem []
 	hdr := uapi.CmdHdr{Command: uint32(c), InWords: uint16(len(b) / 4), OutWords: uint16((len(out) + 3) / 4)}
 	uapi.Encode(b, &hdr)
 	if err := d.T.Write(s, len(b), mem); err != nil {
-		return resp, fmt.Errorf("%v: %w", c, err)
+		return resp, named(c, err)
 	}
 	resp, _ = uapi.Decode[Resp](out)
 	copy(dr.out, out[n:])
@@ -51,7 +60,7 @@ func silent[Req any](d *Device, c uapi.Command, req *Req, dr driver) error {
 	hdr := uapi.CmdHdr{Command: uint32(c), InWords: uint16(len(b) / 4)}
 	uapi.Encode(b, &hdr)
 	if err := d.T.Write(s, len(b), nil); err != nil {
-		return fmt.Errorf("%v: %w", c, err)
+		return named(c, err)
 	}
 	return nil
 }
@@ -74,7 +83,7 @@ func extended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Resp, 
 	uapi.Encode(b, &hdr)
 	uapi.Encode(b[hdrSize:], &ex)
 	if err := d.T.Write(s, len(b), nil); err != nil {
-		return resp, fmt.Errorf("%v: %w", c, err)
+		return resp, named(c, err)
 	}
 	resp, _ = uapi.Decode[Resp](out)
 	return resp, nil
