@@ -97,6 +97,19 @@ func (g GID) Addr() netip.Addr { return netip.AddrFrom16(g).Unmap() }
 // String is the GID as an address.
 func (g GID) String() string { return g.Addr().String() }
 
+// MarshalText returns the GID as an address. Its error is nil.
+func (g GID) MarshalText() ([]byte, error) { return g.Addr().MarshalText() }
+
+// UnmarshalText reads an address.
+func (g *GID) UnmarshalText(text []byte) error {
+	a, err := netip.ParseAddr(string(text))
+	if err != nil {
+		return fmt.Errorf("verbs: GID %q: %w", text, err)
+	}
+	*g = GIDOf(a)
+	return nil
+}
+
 // GIDEntry is a valid entry of a port's GID table. (struct ibv_gid_entry)
 type GIDEntry struct {
 	GID       GID

@@ -1,11 +1,13 @@
 package verbs
 
 import (
+	"encoding/json"
 	"errors"
 	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -158,5 +160,24 @@ func TestSGE(t *testing.T) {
 			}()
 			f()
 		}()
+	}
+}
+
+// TestEndpointJSON: an endpoint as JSON can be read by people, and comes back.
+func TestEndpointJSON(t *testing.T) {
+	for _, text := range []string{"127.0.0.1", "fd00::7", "::"} {
+		e := Endpoint{GID: GIDOf(netip.MustParseAddr(text)), QPN: 1, PSN: 2, QKey: 3, MTU: 5}
+		b, err := json.Marshal(e)
+		if err != nil || !strings.Contains(string(b), `"GID":"`+text+`"`) {
+			t.Errorf("got %s, %v, want GID %s in it", b, err, text)
+		}
+		var back Endpoint
+		if err := json.Unmarshal(b, &back); err != nil || back != e {
+			t.Errorf("got %+v, %v, want %+v", back, err, e)
+		}
+	}
+	var g GID
+	if err := g.UnmarshalText([]byte("fe80")); err == nil {
+		t.Error("no error for a GID that is no address")
 	}
 }
