@@ -76,26 +76,30 @@ func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	if a.NotifyWhenDrained {
 		req.EnSQDAsyncNotify = 1
 	}
-	if mask&AttrState == 0 {
-		return failed(what, q.pd.d.name, q.pd.d.cmd.ModifyQP(req))
+	return failed(what, q.pd.d.name, q.life.use(func() error { return q.modify(req) }))
+}
+
+func (q *QP) modify(req uapi.ModifyQP) error {
+	if req.AttrMask&AttrState == 0 {
+		return q.pd.d.cmd.ModifyQP(req)
 	}
 	before := Reset
-	if a.State == Reset {
+	if req.QPState == Reset {
 		before = q.setState(Reset) // nothing is queued from here on: the device empties the queues
 	}
 	if err := q.pd.d.cmd.ModifyQP(req); err != nil {
-		if a.State == Reset {
+		if req.QPState == Reset {
 			q.setState(before)
 		}
-		return failed(what, q.pd.d.name, err)
+		return err
 	}
-	if a.State == Reset {
+	if req.QPState == Reset {
 		q.send.Lock()
 		defer q.send.Unlock()
 		q.q.Reset()
 		return nil
 	}
-	q.setState(a.State)
+	q.setState(req.QPState)
 	return nil
 }
 
@@ -109,7 +113,11 @@ func (q *QP) setState(s QPState) (before QPState) {
 
 // Query returns the attributes. It may sleep. (ibv_query_qp)
 func (q *QP) Query() (QPAttr, error) {
-	r, err := q.pd.d.cmd.QueryQP(q.handle, ^AttrMask(0)>>11)
+	var r uapi.QueryQPResp
+	err := q.life.use(func() (err error) {
+		r, err = q.pd.d.cmd.QueryQP(q.handle, ^AttrMask(0)>>11)
+		return err
+	})
 	if err != nil {
 		return QPAttr{}, failed(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
 	}
@@ -192,6 +200,9 @@ func (q *QP) Local() (Endpoint, error) { return q.LocalVia(Path{}) }
 
 // LocalVia is Local for a queue pair that is going to be connected with a Path.
 func (q *QP) LocalVia(p Path) (Endpoint, error) {
+	if err := q.life.use(func() error { return nil }); err != nil {
+		return Endpoint{}, failed(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
+	}
 	gid, mtu, err := q.side(&p)
 	if err != nil {
 		return Endpoint{}, err

@@ -116,6 +116,9 @@ func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 	if entries < 1 || int64(entries) > 1<<31-1 {
 		return fail(errInvalid)
 	}
+	if channel != nil && channel.d != d {
+		return fail(fmt.Errorf("it needs a channel of the same device: %w", errInvalid))
+	}
 	c := &CQ{d: d, channel: channel, waits: make(chan struct{}, 1)}
 	c.waits <- struct{}{}
 	if channel == nil {
@@ -176,7 +179,7 @@ func (c *CQ) Arm(solicitedOnly bool) error {
 	if c.closed() {
 		return ErrClosed
 	}
-	return failed("arm a CQ", c.d.name, c.d.cmd.ReqNotifyCQ(c.handle, solicitedOnly))
+	return failed("arm a CQ", c.d.name, c.life.use(func() error { return c.d.cmd.ReqNotifyCQ(c.handle, solicitedOnly) }))
 }
 
 func (c *CQ) closed() bool {
@@ -252,20 +255,22 @@ func (c *CQ) Completions(ctx context.Context) iter.Seq[WC] {
 // Resize makes room for at least so many entries; what is in the queue stays. EINVAL if that is more than would fit. It may sleep.
 // (ibv_resize_cq)
 func (c *CQ) Resize(entries int) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.q == nil {
-		return ErrClosed
-	}
+	what := fmt.Sprintf("resize a CQ to %d entries", entries)
 	if entries < 1 || int64(entries) > 1<<31-1 {
-		return failed(fmt.Sprintf("resize a CQ to %d entries", entries), c.d.name, errInvalid)
+		return failed(what, c.d.name, errInvalid)
 	}
-	n, err := c.q.Resize(entries)
-	if err != nil {
-		return failed(fmt.Sprintf("resize a CQ to %d entries", entries), c.d.name, err)
-	}
-	c.entries = n
-	return nil
+	return failed(what, c.d.name, c.life.use(func() error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.q == nil {
+			return ErrClosed
+		}
+		n, err := c.q.Resize(entries)
+		if err == nil {
+			c.entries = n
+		}
+		return err
+	}))
 }
 
 // Close ends the queue; goroutines that wait return ErrClosed. EBUSY while queue pairs complete on it. It may sleep. (ibv_destroy_cq)

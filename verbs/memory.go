@@ -72,6 +72,16 @@ func (l *life) put() {
 	l.users--
 }
 
+// use calls f unless the object is closed, and keeps it from being closed meanwhile: its handle may be another's afterwards.
+func (l *life) use(f func() error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return ErrClosed
+	}
+	return f()
+}
+
 // end calls f, once, unless the object is in use on a device that is open. After an error the object lives on.
 func (l *life) end(d *Device, f func() error) error {
 	l.mu.Lock()

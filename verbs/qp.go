@@ -373,12 +373,14 @@ func (q *QP) abandon() {
 
 // Attach lets a UD queue pair receive what is sent to a multicast group. It may sleep. (ibv_attach_mcast)
 func (q *QP) Attach(group GID) error {
-	return failed(fmt.Sprintf("attach QP %d to %v", q.num, group), q.pd.d.name, q.pd.d.cmd.Attach(q.handle, group))
+	return failed(fmt.Sprintf("attach QP %d to %v", q.num, group), q.pd.d.name,
+		q.life.use(func() error { return q.pd.d.cmd.Attach(q.handle, group) }))
 }
 
 // Detach ends that. It may sleep. (ibv_detach_mcast)
 func (q *QP) Detach(group GID) error {
-	return failed(fmt.Sprintf("detach QP %d from %v", q.num, group), q.pd.d.name, q.pd.d.cmd.Detach(q.handle, group))
+	return failed(fmt.Sprintf("detach QP %d from %v", q.num, group), q.pd.d.name,
+		q.life.use(func() error { return q.pd.d.cmd.Detach(q.handle, group) }))
 }
 
 // SRQ is a shared receive queue. (struct ibv_srq)
@@ -459,13 +461,15 @@ func (s *SRQ) Resize(wrs int) error {
 }
 
 func (s *SRQ) modify(what string, req uapi.ModifySRQ) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.dead {
-		return ErrClosed
-	}
-	req.SRQHandle = s.handle
-	return failed(what, s.pd.d.name, s.q.Modify(req))
+	return failed(what, s.pd.d.name, s.life.use(func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.dead {
+			return ErrClosed
+		}
+		req.SRQHandle = s.handle
+		return s.q.Modify(req)
+	}))
 }
 
 // SRQAttr is the state of a shared receive queue. (struct ibv_srq_attr)
@@ -473,7 +477,11 @@ type SRQAttr struct{ MaxWR, MaxSGE, Limit int }
 
 // Query returns the state of the queue. It may sleep. (ibv_query_srq)
 func (s *SRQ) Query() (SRQAttr, error) {
-	r, err := s.pd.d.cmd.QuerySRQ(s.handle)
+	var r uapi.QuerySRQResp
+	err := s.life.use(func() (err error) {
+		r, err = s.pd.d.cmd.QuerySRQ(s.handle)
+		return err
+	})
 	return SRQAttr{int(r.MaxWR), int(r.MaxSGE), int(r.SRQLimit)}, failed("query an SRQ", s.pd.d.name, err)
 }
 

@@ -42,6 +42,59 @@ func TestCloseInAnyOrder(t *testing.T) {
 	}
 }
 
+// TestHandleOfAnother: a closed object whose handle another has been given does not reach that.
+func TestHandleOfAnother(t *testing.T) {
+	dev := open(t, software(t), "")
+	a, b := newEnd(t, dev, verbs.QPInit{}), newEnd(t, dev, verbs.QPInit{})
+	group := verbs.GID{0: 0xff, 1: 0x0e, 15: 1}
+	srq, err := a.pd.CreateSRQ(4, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []interface{ Close() error }{a.qp, srq} {
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var qps []*verbs.QP
+	for range 8 { // one of them gets the handle
+		qp, err := a.pd.CreateQP(verbs.QPInit{SendCQ: a.cq})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.pd.CreateSRQ(4, 1); err != nil {
+			t.Fatal(err)
+		}
+		qps = append(qps, qp)
+	}
+	for what, err := range map[string]error{
+		"Modify":  a.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState),
+		"Query":   second(a.qp.Query()),
+		"Local":   second(a.qp.Local()),
+		"Connect": a.qp.Connect(verbs.Endpoint{}),
+		"Prepare": a.qp.Prepare(verbs.Path{}),
+		"Attach":  a.qp.Attach(group), "Detach": a.qp.Detach(group),
+		"SRQ.Query": second(srq.Query()), "SRQ.SetLimit": srq.SetLimit(1), "SRQ.Resize": srq.Resize(8),
+		"SRQ.PostRecv": srq.PostRecv(&verbs.RecvWR{}),
+	} {
+		if !errors.Is(err, verbs.ErrClosed) {
+			t.Errorf("%s after Close: got %v, want ErrClosed", what, err)
+		}
+	}
+	for i, qp := range append(qps, b.qp) {
+		if q, err := qp.Query(); err != nil || q.State != verbs.Reset {
+			t.Errorf("queue pair %d is in state %v, %v, want RESET", i, q.State, err)
+		}
+	}
+	channel, err := open(t, software(t), "").CreateChannel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dev.CreateCQ(4, channel); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("CreateCQ with a channel of another device: got %v, want EINVAL", err)
+	}
+}
+
 func second[T any](_ T, err error) error { return err }
 
 // TestConcurrentClose: objects and devices that are closed while goroutines use them.
