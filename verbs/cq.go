@@ -193,7 +193,7 @@ const spins = 200
 
 // Wait waits until there are completions, takes the oldest into wc, and returns how many. It polls for some microseconds, and then sleeps.
 // The queue must have a channel of its own (see [Device.CreateCQ]). The error is the cause of ctx, ErrClosed, or that of a device that has
-// gone. It may sleep.
+// gone. A queue that has overflowed gets no more completions, and no error: watch for [EventCQError]. It may sleep.
 func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	if !c.own {
 		return 0, failed("wait for a CQ that reports to a channel of others", c.d.name, errInvalid)
@@ -234,7 +234,8 @@ func (c *CQ) last(wc []WC, err error) (int, error) {
 	return 0, err
 }
 
-// Completions returns the completions as they come, until ctx ends, or the queue, or the device. Failed ones are among them.
+// Completions returns the completions as they come, until ctx ends, or the queue, or the device. Failed ones are among them. The queue must
+// have a channel of its own, as for [CQ.Wait], whose error says why no more come: Completions ends without.
 func (c *CQ) Completions(ctx context.Context) iter.Seq[WC] {
 	return func(yield func(WC) bool) {
 		var wc [16]WC

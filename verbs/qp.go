@@ -200,9 +200,11 @@ type SendWR struct {
 
 	Remote Remote // of WRITE, READ and atomic operations
 
-	Imm              uint32 // of the opcodes with immediate data
-	InvalidateKey    uint32 // of SendInvalidate and LocalInvalidate
-	CompareAdd, Swap uint64 // of atomic operations
+	Imm           uint32 // of the opcodes with immediate data
+	InvalidateKey uint32 // of SendInvalidate and LocalInvalidate
+	// CompareAdd and Swap are of atomic operations: on 8 bytes that hold a number in the byte order of their host, at an address that is a
+	// multiple of 8. Local gets the number that was there before.
+	CompareAdd, Swap uint64
 
 	To     Datagram // of queue pairs of type UD
 	Window Bind     // of BindWindow
@@ -510,7 +512,7 @@ func (s *SRQ) abandon() {
 // AHAttr is the way to a peer. (struct ibv_ah_attr)
 type AHAttr struct {
 	GID          GID // of the peer
-	SGIDIndex    int // of this side, in the GID table
+	SGIDIndex    int // of this side, in the GID table; 0 is the first entry, unlike in a Path: see Device.DefaultGID
 	Port         int // 0: 1
 	HopLimit     int // 0: 64
 	TrafficClass uint8

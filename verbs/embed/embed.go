@@ -1,6 +1,8 @@
 // Package embed makes the devices of this process available to package verbs: a program can have a software device, and everything between
 // it and the verbs, without a service and without a kernel's support.
 //
+// [NewSoftware] makes such devices, [New] takes those of an [ib.Core].
+//
 // The commands of package verbs go to package uverbs by a call, and the queues are memory of this process: what a program finds out here
 // about its use of verbs is so on a kernel's devices, too.
 package embed
