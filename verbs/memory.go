@@ -52,6 +52,8 @@ type PD struct {
 type life struct {
 	mu     sync.Mutex
 	users  int
+	calls  int           // that are in use
+	quiet  chan struct{} // closed when no call is in use any more; nil: nobody waits for that
 	closed bool
 }
 
@@ -72,20 +74,41 @@ func (l *life) put() {
 	l.users--
 }
 
-// use calls f unless the object is closed, and keeps it from being closed meanwhile: its handle may be another's afterwards.
+// use calls f unless the object is closed, and keeps it from being closed meanwhile: its handle may be another's afterwards. Several calls
+// go on at a time, so that one which hangs holds up no other, such as that which takes a queue pair to ERR.
 func (l *life) use(f func() error) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.closed {
+		l.mu.Unlock()
 		return ErrClosed
 	}
+	l.calls++
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.calls--; l.calls == 0 && l.quiet != nil {
+			close(l.quiet)
+			l.quiet = nil
+		}
+	}()
 	return f()
 }
 
-// end calls f, once, unless the object is in use on a device that is open. After an error the object lives on.
+// end calls f, once, unless other objects are made of this one and the device is open. It waits for calls that use the object. After an error
+// the object lives on.
 func (l *life) end(d *Device, f func() error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for l.calls > 0 {
+		if l.quiet == nil {
+			l.quiet = make(chan struct{})
+		}
+		quiet := l.quiet
+		l.mu.Unlock()
+		<-quiet
+		l.mu.Lock()
+	}
 	switch {
 	case l.closed:
 		return nil

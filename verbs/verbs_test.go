@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -180,4 +181,31 @@ func TestEndpointJSON(t *testing.T) {
 	if err := g.UnmarshalText([]byte("fe80")); err == nil {
 		t.Error("no error for a GID that is no address")
 	}
+}
+
+// TestUse: calls on an object do not wait for one another, its end waits for them, and no call begins afterwards.
+func TestUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l life
+		d := &Device{}
+		hang, ended := make(chan struct{}), false
+		go l.use(func() error { <-hang; return nil })
+		synctest.Wait()
+		if err := l.use(func() error { return nil }); err != nil {
+			t.Errorf("a call beside one that hangs: %v", err)
+		}
+		go l.end(d, func() error { ended = true; return nil })
+		synctest.Wait()
+		if ended {
+			t.Error("the end does not wait for a call")
+		}
+		close(hang)
+		synctest.Wait()
+		if !ended {
+			t.Error("the end waits for no call")
+		}
+		if err := l.use(func() error { return nil }); err != ErrClosed {
+			t.Errorf("a call after the end: got %v, want %v", err, ErrClosed)
+		}
+	})
 }
