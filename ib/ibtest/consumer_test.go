@@ -51,7 +51,7 @@ var basicConsumers = []wrongConsumer{
 	{
 		defect: "sleeps in a completion handler",
 		use: func(e *env) {
-			inHandler(e, func(*pair, *ib.CQ) { time.Sleep(100 * time.Millisecond) })
+			inHandler(e, func(*pair, *ib.CQ) { time.Sleep(longSleep) })
 		},
 		says: "rule sleep-in-callback",
 	},
@@ -60,7 +60,7 @@ var basicConsumers = []wrongConsumer{
 		use: func(e *env) {
 			reply := make(chan int)
 			inHandler(e, func(*pair, *ib.CQ) {
-				time.AfterFunc(100*time.Millisecond, func() { reply <- 1 })
+				time.AfterFunc(longSleep, func() { reply <- 1 })
 				<-reply
 			})
 		},
@@ -245,7 +245,7 @@ var basicConsumers = []wrongConsumer{
 		defect: "sleeps while it holds callbacks",
 		use: func(e *env) {
 			e.handle.HoldCallbacks()
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(longSleep)
 			e.handle.RunCallbacks()
 		},
 		says: "rule hold",
@@ -276,6 +276,9 @@ var basicConsumers = []wrongConsumer{
 		says: "rule hold",
 	},
 }
+
+// longSleep is long enough for checked mode to look at who sleeps, on a machine that is busy with other work, too.
+const longSleep = 500 * time.Millisecond
 
 // Each wrong consumer is caught by checked mode, on a driver that is right, and the rule is named.
 func TestWrongConsumers(t *testing.T) {

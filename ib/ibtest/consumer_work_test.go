@@ -370,7 +370,7 @@ var callbackConsumers = []wrongConsumer{
 				done.Store(true)
 			}})
 			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)}) // an access error at the other
-			time.AfterFunc(100*time.Millisecond, func() { close(flushed) })
+			time.AfterFunc(longSleep, func() { close(flushed) })
 			e.eventually("the event", done.Load)
 		},
 		says: "the event function of a QP sleeps",
