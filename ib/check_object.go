@@ -99,10 +99,13 @@ func (q *checkedQueue) Doorbell(h *Hold) {
 	}
 }
 
-func (q *checkedQueue) Posted() bool {
+func (q *checkedQueue) Posted() (at uint32, some bool) {
 	f, err := q.qp.atomically("UserQP.Posted")
 	defer f.leave()
-	return err == nil && q.UserQP.Posted()
+	if err != nil {
+		return 0, false
+	}
+	return q.UserQP.Posted()
 }
 
 func (oc *objectCheck) enter(f *frame) (*frame, error) {

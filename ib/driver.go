@@ -127,9 +127,9 @@ type UserQP interface {
 	// callbacks find a thread of their own. What it has to do for other queue pairs the driver may leave to h (see Hold.Defer);
 	// this one can be destroyed as soon as Doorbell has returned. The driver does not call Run, and does not keep h.
 	Doorbell(h *Hold)
-	// Posted reports, cheaply, whether there seems to be something posted that Doorbell would process. It may
-	// not sleep.
-	Posted() bool
+	// Posted reports, cheaply, whether there seems to be something posted that Doorbell would process. at is another
+	// number when more has been posted since the last call, but for coincidences. It may not sleep.
+	Posted() (at uint32, some bool)
 }
 
 // QPPeeker is implemented by a DriverQP that reports its connection without waiting for its work, which the memory of a

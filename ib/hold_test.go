@@ -17,8 +17,8 @@ type bellQP struct {
 	ring func(h *Hold)
 }
 
-func (q *bellQP) Doorbell(h *Hold) { q.ring(h) }
-func (q *bellQP) Posted() bool     { return true }
+func (q *bellQP) Doorbell(h *Hold)       { q.ring(h) }
+func (q *bellQP) Posted() (uint32, bool) { return 0, true }
 
 // holdWorld is some devices of one core, whose handlers note where they run.
 type holdWorld struct {

@@ -54,8 +54,8 @@ func (d everything) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQ
 
 type userQP struct{ *fullQP }
 
-func (*userQP) Doorbell(*Hold) {}
-func (*userQP) Posted() bool   { return false }
+func (*userQP) Doorbell(*Hold)         {}
+func (*userQP) Posted() (uint32, bool) { return 0, false }
 
 // A wrapper loses no ability of what it wraps, once or twice.
 func TestWrappersKeepAbilities(t *testing.T) {

@@ -97,7 +97,7 @@ func (p peer) manages() bool { return p.uid == 0 || ids().Own(p.uid) }
 
 // public are the requests of users who may use the devices, but not manage the service: those that neither change
 // anything for others nor show what they have.
-var public = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpInfo: true, ctl.OpLinkShow: true, ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
+var public = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true, ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
 
 func (p peer) authorize(op ctl.Op) error {
 	if p.manages() || public[op] {

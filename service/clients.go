@@ -7,12 +7,15 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
+	"verbena/remote"
 	"verbena/supervisor"
 )
 
@@ -169,6 +172,10 @@ func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
 		within = 0
 		if r.Op == ctl.OpAttach && r.Protocol == ctl.Protocol && fd != nil && r.Attach != nil {
 			s.attach(c, who, r.Attach, fd)
+			return
+		}
+		if r.Op == ctl.OpOpen && r.Protocol == ctl.Protocol && fd == nil {
+			s.open(c, who, r.Name)
 			return
 		}
 		a, err := s.request(c, who, &r, fd)
@@ -451,6 +458,64 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 	began := time.Now()
 	<-session.Done()
 	log.Debug("program ended", "args", ctl.CutArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
+}
+
+// open serves a device file to a program until it closes the connection.
+func (s *Service) open(c ctl.Conn, who peer, name string) {
+	fail := func(err error) { _ = s.reply(c, ctl.Failure(err)) }
+	process, err := who.process(c.UnixConn)
+	if err != nil {
+		fail(fmt.Errorf("open %q: %w", ctl.Clip(name), err))
+		return
+	}
+	done, err := s.attached(c)
+	if err != nil {
+		process.Close()
+		fail(err)
+		return
+	}
+	defer done()
+	if !s.openFile() {
+		process.Close()
+		fail(errEnding)
+		return
+	}
+	defer s.files.Done()
+	f, info, err := s.remote.Open(remote.Client{PID: who.pid, UID: who.uid, Name: commandOf(who.pid), Process: process}, name)
+	if err != nil {
+		fail(err)
+		return
+	}
+	defer f.Close()
+	if err := s.reply(c, &ctl.Response{Opened: &ctl.Opened{Device: info.Device, Driver: uint32(info.Driver), ABI: info.ABI}}); err != nil {
+		return
+	}
+	log := s.log.With(uidKey, who.uid, "pid", who.pid, "dev", info.Device)
+	log.Debug("device opened over the socket")
+	if err := f.Serve(c.UnixConn); err != nil {
+		log.Warn("a program that uses a device over the socket is disconnected", "err", err)
+	}
+	log.Debug("device closed over the socket")
+}
+
+// openFile counts one more open file, unless the service ends.
+func (s *Service) openFile() bool {
+	s.programs.Lock()
+	defer s.programs.Unlock()
+	if s.ended.Err() != nil {
+		return false
+	}
+	s.files.Add(1)
+	return true
+}
+
+// commandOf is the name of what a process executes, for people.
+func commandOf(pid int) string {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
 }
 
 // session describes a program that the peer hands over: by what the kernel says of the peer, and its own words only for

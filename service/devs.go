@@ -11,6 +11,7 @@ import (
 	"verbena/ib"
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
+	"verbena/uverbs"
 )
 
 // devLink returns the link of a name, and marks the service as configured by hand.
@@ -199,6 +200,10 @@ func (s *Service) Devs(sees func(uid int) bool) []ctl.DevInfo {
 			contexts[c.Device]++
 		}
 	}
+	files := map[string]*uverbs.Device{}
+	for _, d := range s.uverbs.Devices() {
+		files[d.IB().Name()] = d
+	}
 	list := []ctl.DevInfo{}
 	for _, l := range s.all() {
 		st := l.slot.Status()
@@ -207,6 +212,9 @@ func (s *Service) Devs(sees func(uid int) bool) []ctl.DevInfo {
 			Name: name, State: st.State.String(), Device: ib.DeviceGone.String(), Hardware: l.hw.State().String(),
 			Contexts: contexts[name], Zombies: zombies[name], Resets: st.Resets, Plugs: st.Plugs,
 			Recovery: st.Recovery, Armed: st.Armed,
+		}
+		if d := files[name]; d != nil {
+			info.Driver, info.ABI = uint32(d.DriverID()), d.DriverABI()
 		}
 		if st.Err != nil {
 			info.Error = st.Err.Error()

@@ -20,6 +20,7 @@ type machine struct {
 	descriptors uint64 // RLIMIT_NOFILE
 	mappings    uint64 // vm.max_map_count
 	shm         uint64 // size of shmRoot, in bytes; 0: without limit
+	memory      uint64 // of all, in bytes; 0: not known
 }
 
 // thisMachine raises RLIMIT_NOFILE as far as it may.
@@ -43,6 +44,10 @@ func thisMachine() machine {
 	var fs unix.Statfs_t
 	if unix.Statfs(shmRoot, &fs) == nil {
 		m.shm = fs.Blocks * uint64(fs.Bsize)
+	}
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		m.memory = uint64(info.Totalram) * uint64(info.Unit)
 	}
 	return m
 }
@@ -74,6 +79,7 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	l[quota.Workers] = quota.Limit{PerUser: 512, Total: 2048}
 	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / users, Total: m.mappings / 2}
 	l[quota.RingBytes] = quota.Limit{PerUser: min(m.shm/users, maxRingBytes), Total: m.shm / 4 * 3}
+	l[quota.BufferBytes] = quota.Limit{PerUser: m.memory / 2 / users, Total: m.memory / 2}
 	if !shared {
 		for k := range l {
 			l[k] = quota.Limit{PerUser: l[k].Total} // and no reserve for others

@@ -15,10 +15,10 @@ import (
 // the kernel gives a process.
 func TestDefaultLimits(t *testing.T) {
 	for _, m := range []machine{
-		{descriptors: 20000, mappings: 65530, shm: 24 << 30},
-		{descriptors: 1 << 20, mappings: 1 << 20, shm: 8 << 30},
-		{descriptors: 4096, mappings: 65530, shm: 4 << 30},
-		{descriptors: 1024, mappings: 65530, shm: 64 << 20},
+		{descriptors: 20000, mappings: 65530, shm: 24 << 30, memory: 48 << 30},
+		{descriptors: 1 << 20, mappings: 1 << 20, shm: 8 << 30, memory: 16 << 30},
+		{descriptors: 4096, mappings: 65530, shm: 4 << 30, memory: 8 << 30},
+		{descriptors: 1024, mappings: 65530, shm: 64 << 20, memory: 1 << 30},
 	} {
 		l := m.limits(true)
 		ledger := quota.New(l)
@@ -53,6 +53,9 @@ func TestDefaultLimits(t *testing.T) {
 		}
 		if n := l[quota.RingBytes].Total; n > m.shm/4*3 {
 			t.Errorf("%+v: %d bytes of queues in all", m, n)
+		}
+		if n := l[quota.BufferBytes].Total; n > m.memory/2 {
+			t.Errorf("%+v: %d bytes of buffers in all", m, n)
 		}
 		if n := l[quota.Workers].Total + l[quota.Connections].Total; n > maxThreads/4 {
 			t.Errorf("%+v: %d threads in all", m, n)

@@ -21,6 +21,7 @@ import (
 	"verbena/netdev"
 	"verbena/rdmacm"
 	"verbena/rdmacm/ucma"
+	"verbena/remote"
 	"verbena/supervisor"
 	"verbena/uverbs"
 )
@@ -70,6 +71,8 @@ type Service struct {
 	uverbs     *uverbs.Server
 	cm         *rdmacm.Manager
 	guests     *supervisor.Supervisor
+	remote     *remote.Server
+	files      sync.WaitGroup // of remote that are open
 	quota      *quota.Ledger
 	requests   requestCount
 	stop       context.CancelFunc
@@ -148,10 +151,12 @@ func New(opts Options) (_ *Service, err error) {
 	if s.cm, err = rdmacm.New(s.core, rdmacm.Config{NoLoopback: opts.NoLoopback, Log: s.log}); err != nil {
 		return nil, err
 	}
+	cm := ucma.NewServer(s.cm)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, CM: ucma.NewServer(s.cm), Links: linksOf{s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Log: s.log}); err != nil {
+		Uverbs: s.uverbs, CM: cm, Links: linksOf{s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Log: s.log}); err != nil {
 		return nil, err
 	}
+	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies, Log: s.log})
 	if opts.Confine {
 		// The supervisor has made what it needs a privilege for, and no thread blocks signals yet.
 		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {
@@ -238,6 +243,13 @@ func (s *Service) close(step func(string)) {
 	if s.guests != nil {
 		s.guests.Close()
 	}
+	step("programs at the socket")
+	s.programs.Lock()
+	for c := range s.programs.attached {
+		c.Close()
+	}
+	s.programs.Unlock()
+	s.files.Wait()
 	step("connections")
 	if s.cm != nil {
 		s.cm.Close()

@@ -337,7 +337,7 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 		return nil, w.goneOr(err)
 	}
 	s, err := umem.NewProcess(umem.ProcessConfig{
-		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.copiesOf(th.id.uids.real),
+		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.Copies(th.id.uids.real),
 		Trusting: !accessesOthers(),
 	})
 	if err != nil {

@@ -200,8 +200,8 @@ const (
 	maxAllCopies = 2048
 )
 
-// copiesOf returns the bound that a user's programs have in common.
-func (s *Supervisor) copiesOf(uid int) *umem.Copies {
+// Copies returns the bound that a user's programs have in common.
+func (s *Supervisor) Copies(uid int) *umem.Copies {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.copies[uid]

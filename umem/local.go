@@ -33,19 +33,28 @@ func NewLocal() *Local {
 // already. An empty buffer has an address but no memory.
 func (l *Local) Add(b []byte) (addr uint64, err error) {
 	addr = addressOf(b)
+	return addr, l.AddAt(addr, b)
+}
+
+// AddAt does the same for memory that another process has mapped too, at an address of its own, by which the Space names it. ErrRange if it
+// would lie beyond the last address.
+func (l *Local) AddAt(addr uint64, b []byte) error {
 	if len(b) == 0 {
-		return addr, nil
+		return nil
+	}
+	if addr+uint64(len(b)) < addr {
+		return fmt.Errorf("add %d bytes at %#x: %w", len(b), addr, ErrRange)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := *l.buffers.Load()
 	i, found := find(old, addr)
 	if found || i < len(old) && old[i].addr < addr+uint64(len(b)) || i > 0 && old[i-1].end() > addr {
-		return 0, fmt.Errorf("add %d bytes at %#x: overlaps a buffer that was added before: %w", len(b), addr, syscall.EEXIST)
+		return fmt.Errorf("add %d bytes at %#x: overlaps a buffer that was added before: %w", len(b), addr, syscall.EEXIST)
 	}
 	fresh := slices.Insert(slices.Clone(old), i, localBuffer{addr, b})
 	l.buffers.Store(&fresh)
-	return addr, nil
+	return nil
 }
 
 // Remove takes the buffer that was added at addr out of the Space. An access in flight may still touch it.

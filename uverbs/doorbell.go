@@ -31,6 +31,8 @@ type bell struct {
 
 	ringing sync.RWMutex // held for reading while the queue pair is rung; ringing does not wait for it
 	on      bool         // it may be rung; under ringing
+
+	seen atomic.Uint64 // what Posted said when RingPosted last rang, and one; 0: it has not
 }
 
 // maxScan is the largest number of queue pairs for which looking at all of them is cheaper than reading from the program's
@@ -146,8 +148,12 @@ func (f *File) ring(c Caller, qp *qpObject, wanted func(*qpObject) bool, h **ib.
 	return true
 }
 
-func hasPosted(qp *qpObject) bool { return qp.user.Posted() }
-func canSend(qp *qpObject) bool   { return qp.State() >= ib.QPRTS }
+func hasPosted(qp *qpObject) bool {
+	_, some := qp.user.Posted()
+	return some
+}
+
+func canSend(qp *qpObject) bool { return qp.State() >= ib.QPRTS }
 
 // ringPosted rings for each queue pair that has something posted, and reports whether there was one.
 func (f *File) ringPosted(c Caller) (rang bool) {
@@ -180,6 +186,94 @@ func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
 	return f.ring(c, qp.(*qpObject), canSend, &h)
+}
+
+// Scan is how far RingPosted has come with many queue pairs, and which were busy. The zero Scan is at the beginning. It belongs to one
+// thread at a time.
+type Scan struct {
+	next   int // place in doorbells.list
+	hot    [8]*qpObject
+	oldest int // in hot
+	window [maxScan]*qpObject
+}
+
+// RingPosted rings for queue pairs in which more has been posted than when it last rang, for a program that announces nothing. Of many
+// queue pairs it looks at those that were busy lately and some others, with all at every one; and with all it rings for each that has
+// something posted, which may be what it has rung for before. It reports whether it has found anything new. EIO when the device has gone. It
+// may not sleep.
+func (f *File) RingPosted(c Caller, s *Scan, all bool) (found bool, err error) {
+	switch state := f.now(); {
+	case state.Makes():
+	case state == states.ContextFresh:
+		return false, nil
+	default:
+		return false, errGone
+	}
+	var h *ib.Hold
+	defer func() { runCallbacks(h) }()
+	if few := f.bells.few.Load(); few != nil {
+		for _, qp := range *few {
+			found = f.ringNew(c, qp, all, &h) || found
+		}
+		return found, nil
+	}
+	for _, qp := range s.hot {
+		if qp != nil {
+			found = f.ringNew(c, qp, all, &h) || found
+		}
+	}
+	for rest := true; rest; rest = rest && all {
+		var n int
+		n, rest = f.bells.some(s)
+		for _, qp := range s.window[:n] {
+			if f.ringNew(c, qp, all, &h) {
+				found = true
+				s.hot[s.oldest] = qp
+				s.oldest = (s.oldest + 1) % len(s.hot)
+			}
+		}
+	}
+	return found, nil
+}
+
+// some puts the next queue pairs into the window, and reports how many, and whether there are others before the end of the list.
+func (d *doorbells) some(s *Scan) (n int, rest bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if s.next >= len(d.list) {
+		s.next = 0
+	}
+	n = copy(s.window[:], d.list[s.next:])
+	s.next += n
+	return n, s.next < len(d.list)
+}
+
+// ringNew rings for a queue pair if it has more posted than the last time, or anything with all. It reports whether there was more.
+func (f *File) ringNew(c Caller, qp *qpObject, all bool, h **ib.Hold) (more bool) {
+	b := &qp.bell
+	if !b.ringing.TryRLock() {
+		return false
+	}
+	defer b.ringing.RUnlock()
+	if !b.on {
+		return false
+	}
+	at, some := qp.user.Posted()
+	if !some {
+		return false
+	}
+	if now := uint64(at) + 1; b.seen.Load() != now {
+		b.seen.Store(now)
+		more = true
+	}
+	if !more && !all {
+		return false
+	}
+	if *h == nil {
+		*h = f.hold(c)
+	}
+	qp.user.Doorbell(*h)
+	return more
 }
 
 // Ring is the doorbell of a queue pair, by its handle, for a caller that does not issue system calls: what Write does for a POST_SEND of

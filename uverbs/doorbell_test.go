@@ -333,7 +333,7 @@ type bellQueue struct {
 	wait    chan struct{} // not nil: the doorbell waits for it
 }
 
-func (q *bellQueue) Posted() bool { return true }
+func (q *bellQueue) Posted() (uint32, bool) { return 0, true }
 
 func (q *bellQueue) Doorbell(*ib.Hold) {
 	q.inside.Add(1)

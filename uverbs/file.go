@@ -47,6 +47,13 @@ type Memory interface {
 	Close() error
 }
 
+// Departer is implemented by a Memory whose program posts without a call that could fail.
+type Departer interface {
+	// Depart is called once the device has begun to go, before anything is completed with a flush error for that: what the program posts
+	// afterwards may never be completed. It may not sleep.
+	Depart()
+}
+
 var (
 	errGone      = fmt.Errorf("the device is gone: %w", syscall.EIO)
 	errNoContext = fmt.Errorf("no context: GET_CONTEXT comes first: %w", syscall.EINVAL)
@@ -392,6 +399,9 @@ func (f *File) disassociate() *ending {
 		return f.end.Load()
 	}
 	return f.begin(func() {
+		if d, ok := f.mem.(Departer); ok {
+			d.Depart()
+		}
 		f.flush()
 		f.parting.Store(true)
 		f.leave()

@@ -302,12 +302,12 @@ func (qp *QP) Doorbell(h *ib.Hold) {
 var errBroken = fmt.Errorf("the device has failed: %w", syscall.EIO)
 
 // Posted implements ib.UserQP. It may not sleep.
-func (qp *QP) Posted() bool {
+func (qp *QP) Posted() (at uint32, some bool) {
 	if qp.State() < ib.QPRTS {
-		return false
+		return 0, false
 	}
-	prod, ok := qp.sq.Producer()
-	return !ok || prod != qp.sqNext.Load()
+	at, ok := qp.sq.Producer()
+	return at, !ok || at != qp.sqNext.Load()
 }
 
 // advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send.

@@ -167,7 +167,7 @@ type QP struct {
 func (q *QP) SetPosted() { q.posted.Store(true) }
 
 // Posted implements ib.UserQP.
-func (q *QP) Posted() bool { return q.posted.Load() }
+func (q *QP) Posted() (at uint32, some bool) { return 0, q.posted.Load() }
 
 // Doorbell implements ib.UserQP.
 func (q *QP) Doorbell(h *ib.Hold) {

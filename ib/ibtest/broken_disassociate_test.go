@@ -27,8 +27,8 @@ func newSharedQP(q *wrongQP, c ib.UserContext) (ib.DriverQP, error) {
 	return &sharedQP{q, s}, err
 }
 
-func (q *sharedQP) Doorbell(h *ib.Hold) { q.d.doorbell(q.shared.Mem, h) }
-func (q *sharedQP) Posted() bool        { return true }
+func (q *sharedQP) Doorbell(h *ib.Hold)    { q.d.doorbell(q.shared.Mem, h) }
+func (q *sharedQP) Posted() (uint32, bool) { return 0, true }
 
 func (q *sharedQP) Destroy() error {
 	q.shared.Free()

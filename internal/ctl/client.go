@@ -166,6 +166,19 @@ func (c *Client) awaitEnd() error {
 	return nil
 }
 
+// Open opens a device file of the service, by the device's name. From then on the connection is the file's, for the protocol of package
+// devfile: it is returned, and the Client is not used any more. It may sleep.
+func (c *Client) Open(name string) (*Opened, *net.UnixConn, error) {
+	a, err := c.Do(&Request{Op: OpOpen, Name: name})
+	if err != nil {
+		return nil, nil, err
+	}
+	if a.Opened == nil {
+		return nil, nil, fmt.Errorf("open %s: the service's answer makes no sense: %w", name, syscall.EPROTO)
+	}
+	return a.Opened, c.c.UnixConn, nil
+}
+
 // Attach hands over the listener of a program that is about to start. The connection then stands for the program until
 // Close, and the channel of Serve reports the end of the service. The caller closes Attached.Trace. It may sleep.
 func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {

@@ -10,10 +10,11 @@
 //
 // # Who speaks first
 //
-// The client does, with a [Request]; the service answers each with one [Response], in order. Two requests change that:
+// The client does, with a [Request]; the service answers each with one [Response], in order. Three requests change that:
 //
 //	OpAttach   the answer makes the connection stand for a program. From then on the service asks ([Help]), the launcher
 //	           answers ([HelpAnswer]), and either end closes the connection when it has ended.
+//	OpOpen     the connection stands for an open device file, and speaks the protocol of package devfile
 //	OpCapture  the file goes to a socket that comes with the request ([PieceWriter], [CaptureStream]); the connection
 //	           remains one of requests.
 //

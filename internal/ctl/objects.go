@@ -66,6 +66,8 @@ type DevInfo struct {
 	Device   string `json:"device"`   // as consumers see it: active, in error, gone
 	Hardware string `json:"hardware"` // running, hung, unreachable
 	NodeGUID string `json:"node_guid,omitempty"`
+	Driver   uint32 `json:"driver"`   // enum rdma_driver_id
+	ABI      int    `json:"abi"`      // the version of the driver's part of the user ABI
 	Contexts int    `json:"contexts"` // user contexts that can work
 	Zombies  int    `json:"zombies"`  // user contexts of devices that were there before
 	Resets   int    `json:"resets"`

@@ -26,6 +26,7 @@ type Op string
 // Requests.
 const (
 	OpAttach     Op = "attach" // with the listener's descriptor; the connection lasts as long as the program
+	OpOpen       Op = "open"   // the connection then stands for an open device file; see package devfile
 	OpInfo       Op = "info"
 	OpStop       Op = "stop"
 	OpYield      Op = "yield" // ends a service that was started on demand and is not in use
@@ -54,6 +55,7 @@ type Response struct {
 	Errno    syscall.Errno    `json:",omitempty"`
 	Info     *Info            `json:",omitempty"`
 	Attached *Attached        `json:",omitempty"`
+	Opened   *Opened          `json:",omitempty"`
 	Links    []LinkInfo       `json:",omitempty"`
 	Contexts []ContextInfo    `json:",omitempty"`
 	Users    []UserInfo       `json:",omitempty"`
@@ -79,6 +81,13 @@ type Attached struct {
 	// Trace is the trace that Attach.Trace asks for; nil from a service that does not know of it. It comes as a
 	// descriptor.
 	Trace *CallTrace `json:"-"`
+}
+
+// Opened describes a device file that was opened.
+type Opened struct {
+	Device string // such as rxe0
+	Driver uint32 // enum rdma_driver_id
+	ABI    int    // the version of the driver's part of the user ABI
 }
 
 // Help is a message of the service to a launcher, over the connection that stands for the program.

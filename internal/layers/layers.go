@@ -27,7 +27,7 @@ type layer struct {
 var layers = []layer{
 	{"programs", []string{"cmd/verbena", "cmd/verbenavet", "cmd/rblk", "examples", "test"}},
 	{"the process that owns the devices", []string{"service"}},
-	{"unmodified programs; capture files", []string{"supervisor", "capture"}},
+	{"unmodified programs; programs that come by a socket; capture files", []string{"supervisor", "remote", "capture"}},
 	{"the Go client; the connection manager's device file; netlink's answers; upper-level protocols", []string{"verbs", "rdmacm/ucma", "nldev", "ulp"}},
 	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
@@ -41,8 +41,8 @@ var layers = []layer{
 
 // never are imports that the layers would allow: what stands above the midlayer knows no driver.
 var never = []struct{ from, to string }{
-	{"uverbs", "driver"}, {"supervisor", "driver"}, {"ulp", "driver"}, {"capture", "driver"}, {"ib", "driver"},
-	{"ib", "link"}, {"supervisor", "link"}, {"rdmacm", "driver"}, {"rdmacm", "link"},
+	{"uverbs", "driver"}, {"supervisor", "driver"}, {"remote", "driver"}, {"ulp", "driver"}, {"capture", "driver"}, {"ib", "driver"},
+	{"ib", "link"}, {"supervisor", "link"}, {"remote", "link"}, {"rdmacm", "driver"}, {"rdmacm", "link"},
 }
 
 // only names the folders that alone import another: everybody else has no need to act as a user context.

@@ -29,6 +29,7 @@ const (
 	CMIDs       // IDs of the connection manager, and their memberships in multicast groups
 	Descriptors // of the service: completion channels, event files, queue files
 	RingBytes   // shared memory of queues, in bytes
+	BufferBytes // shared memory of buffers, in bytes
 	Mappings    // of shared memory into the service
 	NumKinds
 )
@@ -53,6 +54,7 @@ var kinds = [NumKinds]struct {
 	CMIDs:       {"cm-ids", syscall.ENOMEM},
 	Descriptors: {"descriptors", syscall.EMFILE},
 	RingBytes:   {"ring-bytes", syscall.ENOMEM},
+	BufferBytes: {"buffer-bytes", syscall.ENOMEM},
 	Mappings:    {"mappings", syscall.ENOMEM},
 }
 

@@ -12,4 +12,6 @@
 // which the service does not keep: so inotify's IN_CLOSE ([File.Watch]) fires when the program's last descriptor and
 // mapping of it have gone, and [File.InUse] tells for certain. The path stays until [File.Close], for whoever has to
 // look after the program when the service has died.
+//
+// An [Anonymous] file has no name, and cannot be made shorter. It is for programs that get their descriptor of it over a socket.
 package shm

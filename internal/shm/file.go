@@ -16,10 +16,11 @@ import (
 
 // File is a sparse file whose regions are mapped by the service and by a program. It is safe for concurrent use.
 type File struct {
-	dir  *os.File // where it is; the caller's
+	dir  *os.File // where it is; the caller's; nil: the file has no name
 	name string
 	path string      // for people, and for whoever looks after the program
 	user *quota.User // to whom regions and mappings are charged
+	kind quota.Kind  // of the bytes of regions
 
 	mu      sync.Mutex
 	file    *os.File // nil: closed
@@ -65,7 +66,7 @@ var pageSize = int64(os.Getpagesize())
 // Create makes a file with mode 0600 and opens it. The directory must not be writable for others, and outlive the File.
 // EEXIST if there is one of that name. Regions and their mappings are charged to user.
 func Create(dir *os.File, name string, user *quota.User) (*File, error) {
-	f := &File{dir: dir, name: name, path: filepath.Join(dir.Name(), name), user: user, regions: map[int64]region{}}
+	f := &File{dir: dir, name: name, path: filepath.Join(dir.Name(), name), user: user, kind: quota.RingBytes, regions: map[int64]region{}}
 	var fd int
 	err := ignoringEINTR(func() (err error) {
 		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
@@ -78,7 +79,22 @@ func Create(dir *os.File, name string, user *quota.User) (*File, error) {
 	return f, nil
 }
 
-// Path is where the file is.
+// Anonymous makes a file without a name (memfd_create(2)), which cannot be made shorter: no access to a region is a memory fault, whatever
+// the program does. Its regions are charged as bytes of a kind. A name is for people, in /proc/PID/maps.
+func Anonymous(name string, kind quota.Kind, user *quota.User) (*File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("create shared memory: memfd_create: %w", err)
+	}
+	f := &File{file: os.NewFile(uintptr(fd), name), name: name, path: name, user: user, kind: kind, regions: map[int64]region{}}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
+		f.file.Close()
+		return nil, fmt.Errorf("create shared memory: seal %s: %w", name, err)
+	}
+	return f, nil
+}
+
+// Path is where the file is; the name of an anonymous one.
 func (f *File) Path() string { return f.path }
 
 // Chown makes the file a user's.
@@ -138,12 +154,12 @@ func (f *File) Alloc(size int) (Shared, error) {
 		return fail(syscall.ENOMEM)
 	}
 	length := (int64(size) + pageSize - 1) &^ (pageSize - 1)
-	if err := f.user.Take(quota.RingBytes, uint64(length)); err != nil {
+	if err := f.user.Take(f.kind, uint64(length)); err != nil {
 		return fail(err)
 	}
 	mem, err := f.allocLocked(length)
 	if err != nil {
-		f.user.Give(quota.RingBytes, uint64(length))
+		f.user.Give(f.kind, uint64(length))
 		return fail(err)
 	}
 	off := f.next
@@ -176,6 +192,9 @@ func (f *File) reserve(off, length int64) error {
 	}
 	// What fallocate has reserved before it failed is to be given back.
 	f.punch(off, length)
+	if f.dir == nil && errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("this machine, or the service's control group, has no memory left: %w", syscall.ENOMEM)
+	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EFBIG) {
 		return fmt.Errorf("%s is full (df %[1]s): %w", f.dir.Name(), syscall.ENOMEM)
 	}
@@ -228,7 +247,7 @@ func (f *File) free(off int64) {
 
 func (f *File) forget(off int64, r region) {
 	delete(f.regions, off)
-	f.user.Give(quota.RingBytes, uint64(len(r.mem)))
+	f.user.Give(f.kind, uint64(len(r.mem)))
 	r.chunk.used--
 	f.dropUnused(r.chunk)
 }
@@ -297,17 +316,23 @@ func (f *File) Close() error {
 	}
 	for off, r := range f.regions {
 		f.forget(off, r)
+		if f.dir == nil { // who still has the file keeps no memory that nobody is charged for
+			f.punch(off, int64(len(r.mem)))
+		}
 	}
 	if last := f.chunk; last != nil {
 		f.chunk = nil
 		f.dropUnused(last)
 	}
-	if !f.inUseLocked() {
+	if f.dir != nil && !f.inUseLocked() {
 		// Its owner may have given it another name, which would keep the memory.
 		_ = ignoringEINTR(func() error { return unix.Ftruncate(int(f.file.Fd()), 0) })
 	}
 	err := f.file.Close()
 	f.file = nil
+	if f.dir == nil {
+		return err
+	}
 	if rerr := unix.Unlinkat(int(f.dir.Fd()), f.name, 0); rerr != nil && rerr != unix.ENOENT {
 		err = errors.Join(err, &os.PathError{Op: "remove", Path: f.path, Err: rerr})
 	}

@@ -64,9 +64,9 @@ var mutants = []mutant{
 
 	// shm
 	{"a failed allocation stays charged", "internal/shm/file.go",
-		"		f.user.Give(quota.RingBytes, uint64(length))\n		return fail(err)", "		return fail(err)"},
+		"		f.user.Give(f.kind, uint64(length))\n		return fail(err)", "		return fail(err)"},
 	{"freed memory stays charged", "internal/shm/file.go",
-		"	f.user.Give(quota.RingBytes, uint64(len(r.mem)))\n	r.chunk.used--", "	r.chunk.used--"},
+		"	f.user.Give(f.kind, uint64(len(r.mem)))\n	r.chunk.used--", "	r.chunk.used--"},
 	{"freed pages are kept", "internal/shm/file.go",
 		"	f.forget(off, r)\n	f.punch(off, int64(len(r.mem)))", "	f.forget(off, r)"},
 	{"a link in the file's place is followed", "internal/shm/file.go",

@@ -2,9 +2,9 @@ package cm
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"sync"
 	"syscall"
 
@@ -23,38 +23,29 @@ const devicePath = "/dev/infiniband/rdma_cm"
 // Open opens the connection manager of the kernel, or of the service under which the program runs. It may sleep.
 // (rdma_create_event_channel)
 func Open() (*Manager, error) {
-	b, err := open(devicePath)
+	f, err := transport.OpenCM(devicePath)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("verbs/cm: %w", err)
 	}
-	return New(b), nil
+	return NewFile(f), nil
+}
+
+// NewFile makes a Manager of an open file; it is for packages that know another than [Open].
+func NewFile(f transport.CM) *Manager {
+	b := &file{f: f, ended: make(chan struct{}), ids: map[uint64]*fileID{}}
+	go b.run()
+	return New(b)
 }
 
 // file is an open rdma_cm.
 type file struct {
-	f     *os.File
-	raw   syscall.RawConn
-	arena *transport.Arena
+	f     transport.CM
 	ended chan struct{} // closed when no event comes any more
 
 	mu   sync.Mutex
 	last uint64
 	ids  map[uint64]*fileID // by the number that events name
 	why  error              // no events come any more; nil: they do
-}
-
-func open(path string) (*file, error) {
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("verbs/cm: %w", &os.PathError{Op: "open", Path: path, Err: err})
-	}
-	b := &file{f: os.NewFile(uintptr(fd), path), arena: transport.NewArena(transport.Anonymous), ended: make(chan struct{}), ids: map[uint64]*fileID{}}
-	if b.raw, err = b.f.SyscallConn(); err != nil {
-		b.f.Close()
-		return nil, fmt.Errorf("verbs/cm: %w", err)
-	}
-	go b.run()
-	return b, nil
 }
 
 // Close implements cmid.Backend.
@@ -65,29 +56,21 @@ func (b *file) Close() error {
 	b.mu.Unlock()
 	err := b.f.Close()
 	<-b.ended
-	b.arena.Close()
 	return err
 }
 
 // command issues a command: its header, then req. at is the offset of the address of the response in req, -1 for none.
 func command[Resp, Req any](b *file, c ucm.Command, req *Req, at int) (resp Resp, err error) {
-	s := b.arena.Get()
+	s := b.f.Scratch()
 	defer s.Free()
-	n := encode(s, c, req, at, uapi.SizeOf[Resp]())
-	for {
-		var werr error
-		cerr := b.raw.Control(func(fd uintptr) { _, werr = unix.Write(int(fd), s.Mem[:n]) })
-		switch {
-		case cerr != nil:
-			return resp, errManager
-		case werr == unix.EINTR:
-			continue
-		case werr != nil:
-			return resp, fmt.Errorf("verbs/cm: %v: %w", c, werr)
-		}
-		resp, _ = uapi.Decode[Resp](s.Mem[respAt:])
-		return resp, nil
+	switch err := b.f.Write(s, encode(s, c, req, at, uapi.SizeOf[Resp]())); {
+	case errors.Is(err, transport.ErrClosed):
+		return resp, errManager
+	case err != nil:
+		return resp, fmt.Errorf("verbs/cm: %v: %w", c, err)
 	}
+	resp, _ = uapi.Decode[Resp](s.Mem[respAt:])
+	return resp, nil
 }
 
 // respAt is where responses go in a Scratch.
@@ -117,20 +100,14 @@ type none struct{}
 // run takes events, until the file is closed.
 func (b *file) run() {
 	defer close(b.ended)
-	s := b.arena.Get()
+	s := b.f.Scratch()
 	defer s.Free()
 	for {
 		n := encode(s, ucm.CmdGetEvent, &ucm.GetEvent{}, firstField, uapi.SizeOf[ucm.EventResp]())
-		var err error
-		rerr := b.raw.Read(func(fd uintptr) bool {
-			for {
-				_, err = unix.Write(int(fd), s.Mem[:n])
-				if err != unix.EINTR {
-					return err != unix.EAGAIN
-				}
+		if err := b.f.Await(s, n); err != nil {
+			if errors.Is(err, transport.ErrClosed) {
+				err = nil
 			}
-		})
-		if rerr != nil || err != nil {
 			b.lost(err)
 			return
 		}

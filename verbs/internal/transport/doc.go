@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 )
 
 // ErrClosed is the error of a call on a Transport, or on an event file of one, that has been closed.
@@ -51,7 +52,12 @@ type Events struct {
 	f    *os.File
 	fd   uint32        // by which commands name it
 	turn chan struct{} // has an element while no reader sets deadlines
+
+	closed func() // called once when it has been closed; nil: nothing is
 }
+
+// OnClose sets a function that is called once the Events have been closed. It is set before they are used.
+func (e *Events) OnClose(f func()) { e.closed = sync.OnceFunc(f) }
 
 // NewEvents makes Events of a file, which becomes its own. Commands name it by fd.
 func NewEvents(f *os.File, fd uint32) *Events {
@@ -101,7 +107,11 @@ func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 
 // Close ends waiting readers. It may be called again.
 func (e *Events) Close() error {
-	if err := e.f.Close(); !errors.Is(err, os.ErrClosed) {
+	err := e.f.Close()
+	if e.closed != nil {
+		e.closed()
+	}
+	if !errors.Is(err, os.ErrClosed) {
 		return err
 	}
 	return nil

@@ -1,0 +1,233 @@
+// Package devfile is the protocol of a connection to a service that stands for an open device file: what a program does with a descriptor of
+// the file, where the service does not trap its system calls.
+//
+// The connection begins as one of package ctl, with the request OpOpen. When that has been answered the service sends an [Answer] that brings
+// the descriptors of [Opened]; from then on the client asks with a [Request], and gets one Answer for each, in order. Closing the
+// connection closes the file.
+//
+// # Memory
+//
+// The service touches no memory of the client but what the two share, and what the client has handed over explicitly ([OpMemory]). Shared are
+// two files that the service has made and that nobody can make shorter. The queue file is mapped as a device file is, at the offsets that
+// responses to commands name. Of the buffer file the client gets a range by [OpAlloc], and maps it where it has said: commands name it by
+// those addresses. Commands themselves, and the places for their responses, lie in there as well.
+//
+// # Doorbells
+//
+// The service polls the send queues of its clients while there is something to do. A client that has posted looks at the control word ([Awake])
+// in the buffer file, and sends a byte on the bell, a stream socket, only where that says that the service sleeps. The service writes the word before it
+// looks at the queues for the last time, and the client reads it after it has written the queue's index: one of them sees the
+// other.
+package devfile
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ConnectionManager is the name of the device file of the connection manager.
+const ConnectionManager = "rdma_cm"
+
+// Op says what a client asks for.
+type Op uint32
+
+// The requests.
+const (
+	// OpWrite is a write(2) of a command, N bytes at Addr.
+	OpWrite Op = iota + 1
+	// OpIoctl is an ioctl(2) with RDMA_VERBS_IOCTL, whose argument is at Addr.
+	OpIoctl
+	// OpAlloc asks for N bytes of the buffer file, for the client to map at Addr. Both are multiples of the page size. Answer.N is the offset in
+	// the file. They stay until the file is closed.
+	OpAlloc
+	// OpMemory hands over the client's whole memory: /proc/self/mem comes with it. From then on Addr may be anywhere.
+	OpMemory
+	// OpForget says that the client has closed the event file whose number is N.
+	OpForget
+)
+
+// Request is what a client sends.
+type Request struct {
+	Op   Op
+	Addr uint64
+	N    uint64
+}
+
+const requestSize = 24
+
+// Answer is what the service sends.
+type Answer struct {
+	Errno syscall.Errno
+	N     uint64
+	// Number is by which commands name the descriptor that comes with the answer; 0: none comes. (The first answer, see Opened, has several.)
+	Number uint32
+	Text   string // of an error, for people
+}
+
+const (
+	answerSize = 24
+	maxText    = 4 << 10
+)
+
+// Err returns the error of the answer, which wraps its errno; nil if there is none.
+func (a *Answer) Err() error {
+	if a.Errno == 0 {
+		return nil
+	}
+	if a.Text == "" {
+		return a.Errno
+	}
+	return &failure{a.Text, a.Errno}
+}
+
+// failure is the service's error.
+type failure struct {
+	text  string
+	errno syscall.Errno
+}
+
+func (f *failure) Error() string { return f.text }
+func (f *failure) Unwrap() error { return f.errno }
+
+// The descriptors that come with the first answer, in their order. The connection manager's file has no queues, and the service sends a byte on
+// the bell when there are events.
+const (
+	Bell = iota
+	BufferFile
+	QueueFile
+	Opened // how many
+)
+
+// The values of the control word, a uint32 at the start of the buffer file. The service writes it.
+const (
+	Asleep uint32 = iota // ring the bell after a post
+	Awake
+	Gone // the device has gone: nothing is posted any more
+)
+
+// ControlSize is the length of what the word is in, in bytes.
+const ControlSize = 4
+
+// MaxDescriptors is the most that come with one message.
+const MaxDescriptors = Opened
+
+// Conn is a connection.
+type Conn struct{ *net.UnixConn }
+
+// Ask sends a request, and descriptors with it. It may sleep.
+func (c Conn) Ask(r Request, fds ...int) error {
+	var b [requestSize]byte
+	binary.LittleEndian.PutUint32(b[:], uint32(r.Op))
+	binary.LittleEndian.PutUint64(b[8:], r.Addr)
+	binary.LittleEndian.PutUint64(b[16:], r.N)
+	return c.send(b[:], fds)
+}
+
+func (c Conn) send(b []byte, fds []int) error {
+	if len(fds) == 0 {
+		_, err := c.Write(b)
+		return err
+	}
+	n, _, err := c.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
+	if err == nil && n < len(b) {
+		_, err = c.Write(b[n:])
+	}
+	return err
+}
+
+// Requested receives a request, and the descriptors that came with it, which are the caller's to close. It may sleep; io.EOF at the end.
+func (c Conn) Requested() (r Request, fds []int, err error) {
+	var b [requestSize]byte
+	if fds, err = c.receive(b[:]); err != nil {
+		return r, nil, err
+	}
+	return Request{
+		Op: Op(binary.LittleEndian.Uint32(b[:])), Addr: binary.LittleEndian.Uint64(b[8:]), N: binary.LittleEndian.Uint64(b[16:]),
+	}, fds, nil
+}
+
+// receive fills b.
+func (c Conn) receive(b []byte) (fds []int, err error) {
+	oob := make([]byte, unix.CmsgSpace(4*MaxDescriptors))
+	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob)
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		return nil, err
+	}
+	fds, err = descriptors(oob[:oobn])
+	if err == nil && flags&unix.MSG_CTRUNC != 0 {
+		err = fmt.Errorf("more than %d descriptors came with a message: %w", MaxDescriptors, syscall.EPROTO)
+	}
+	if err == nil && n < len(b) {
+		_, err = io.ReadFull(c, b[n:])
+	}
+	if err != nil {
+		CloseAll(fds)
+		return nil, err
+	}
+	return fds, nil
+}
+
+func descriptors(oob []byte) (fds []int, err error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("malformed control message: %w", err)
+	}
+	for i := range msgs {
+		if got, err := unix.ParseUnixRights(&msgs[i]); err == nil {
+			fds = append(fds, got...)
+		}
+	}
+	for _, fd := range fds {
+		unix.CloseOnExec(fd)
+	}
+	return fds, nil
+}
+
+// CloseAll closes descriptors.
+func CloseAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// Answer sends an answer, and descriptors with it, which stay the caller's. It may sleep.
+func (c Conn) Answer(a Answer, fds ...int) error {
+	text := a.Text[:min(len(a.Text), maxText)]
+	b := make([]byte, answerSize, answerSize+len(text))
+	binary.LittleEndian.PutUint32(b[0:], uint32(a.Errno))
+	binary.LittleEndian.PutUint32(b[4:], uint32(len(text)))
+	binary.LittleEndian.PutUint64(b[8:], a.N)
+	binary.LittleEndian.PutUint32(b[16:], a.Number)
+	return c.send(append(b, text...), fds)
+}
+
+// Answered receives an answer, and the descriptors that came with it, which are the caller's to close. It may sleep; io.EOF at the end.
+func (c Conn) Answered() (a Answer, fds []int, err error) {
+	var b [answerSize]byte
+	if fds, err = c.receive(b[:]); err != nil {
+		return a, nil, err
+	}
+	a.Errno = syscall.Errno(binary.LittleEndian.Uint32(b[0:]))
+	a.N = binary.LittleEndian.Uint64(b[8:])
+	a.Number = binary.LittleEndian.Uint32(b[16:])
+	if n := binary.LittleEndian.Uint32(b[4:]); n > 0 {
+		text := make([]byte, min(n, maxText))
+		if _, err := io.ReadFull(c, text); err != nil {
+			CloseAll(fds)
+			return a, nil, err
+		}
+		a.Text = string(text)
+	}
+	return a, fds, nil
+}

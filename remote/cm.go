@@ -1,0 +1,103 @@
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/internal/quota"
+	"verbena/internal/shm"
+	"verbena/rdmacm/ucma"
+	"verbena/umem"
+)
+
+// Events of the connection manager make the service send a byte on the bell; the client then takes events until there is none (EAGAIN). So a
+// byte that the client has not read yet stands for all events.
+
+// openCM opens the connection manager.
+func (f *File) openCM() error {
+	if f.srv.cfg.CM == nil {
+		return fmt.Errorf("this service has no connection manager: %w", syscall.ENODEV)
+	}
+	if err := f.take(quota.Contexts, 1); err != nil {
+		return err
+	}
+	buffers, err := shm.Anonymous("verbena-buffers", quota.BufferBytes, f.user)
+	if err != nil {
+		return err
+	}
+	f.memory = &memory{buffers: buffers}
+	b := &eventBell{fd: int(f.bell.Fd())}
+	f.cm = f.srv.cfg.CM.Open(ucma.Config{
+		User: f.user, PID: f.client.PID, UID: f.client.UID, Alive: func() bool { return !exited(f.client.Process) }, Ready: b.ready,
+	})
+	f.cmBell = b
+	return nil
+}
+
+func (f *File) closeCM() {
+	if f.cm == nil {
+		return
+	}
+	f.cm.Close()
+	f.cmBell.close()
+	f.memory.Close()
+}
+
+// eventBell is the bell of a file of the connection manager.
+type eventBell struct {
+	mu sync.Mutex
+	fd int // -1: closed
+}
+
+func (b *eventBell) ready(on bool) {
+	if !on {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.fd >= 0 {
+		// A full socket has bytes that the client has not read.
+		_ = unix.Send(b.fd, []byte{0}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	}
+}
+
+func (b *eventBell) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fd = -1
+}
+
+func (f *File) writeCM(addr uint64, n int) (uint64, error) {
+	done, _, err := f.cm.Write(cmCaller{f}, addr, n)
+	if errors.Is(err, ucma.ErrNoEvent) {
+		err = syscall.EAGAIN
+	}
+	return uint64(done), err
+}
+
+// cmCaller is the client as it issues a command to the connection manager. (ucma.Caller)
+type cmCaller struct{ f *File }
+
+func (c cmCaller) Space() umem.Space { return &c.f.space }
+
+// CMFile implements ucma.Caller: a connection is of one file alone.
+func (c cmCaller) CMFile(int) (*ucma.File, error) {
+	return nil, fmt.Errorf("an ID cannot go to the file of another connection: %w", syscall.EINVAL)
+}
+
+// MayConnect reports whether a queue pair is of the client's user. Root may say anything.
+func (c cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
+	if c.f.client.UID == 0 {
+		return true
+	}
+	owner, ok := c.f.srv.cfg.Uverbs.QueuePairUser(dev, num)
+	return ok && owner == c.f.user
+}
+
+// MayBindLowPorts reports whether the client is root.
+func (c cmCaller) MayBindLowPorts() bool { return c.f.client.UID == 0 }

@@ -1,0 +1,29 @@
+// Package remote serves device files to programs over a socket: to those that use package verbs, which speak its protocol (internal/ctl/devfile),
+// instead of being unmodified programs whose system calls are trapped. Behind it are the same files of packages uverbs and ucma.
+//
+//	program                          service
+//	  commands  ---- connection ---> File.Serve ----> uverbs.File, ucma.File
+//	  queues    <--- queue file ---> driver
+//	  buffers   <--- buffer file --> driver
+//	  posts     ---- queue file ---> poller --------> uverbs.File.RingPosted
+//	              (bell: wake up)
+//
+// # Trust
+//
+// A client is believed nothing. It shares two files with the service, which have been made here, are charged to its user, and cannot be made
+// shorter: no access to them faults or waits for anybody. An address in a command that is not in such memory is an error, unless the
+// client has handed over its own memory, which is then used as that of a program under supervision. A client that does not read what is sent to
+// it is disconnected after a time. One command of a connection runs at a time.
+//
+// # Polling
+//
+// While clients of a user post, one thread for all of the user's looks at their send queues, and yields the processor in between. When nothing
+// has been posted for a time it sleeps until a client rings.
+//
+//	           found nothing for linger        nothing posted meanwhile
+//	polling ------------------------> leaving --------------------> asleep
+//	   ^                                 |                            |
+//	   +--------- something posted ------+<---------- bell -----------+
+//
+// A thread that a doorbell stops, in memory of a program that does not answer, is replaced; it comes back to nothing but its end.
+package remote

@@ -1,0 +1,392 @@
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/internal/ctl/devfile"
+	"verbena/internal/quota"
+	"verbena/internal/shm"
+	"verbena/rdmacm/ucma"
+	"verbena/uapi"
+	"verbena/umem"
+	"verbena/uverbs"
+)
+
+// File is a device file that a client has open. Serve answers the client, and Close ends the file; no other method is called meanwhile.
+type File struct {
+	srv    *Server
+	client Client
+	user   *quota.User
+	taken  []charge
+
+	acct  *umem.Account
+	space space
+
+	bell   *os.File // the service's end
+	theirs *os.File // the client's; nil when the client has it
+
+	memory *memory
+
+	// Of a device.
+	uverbs *uverbs.File
+	poller *poller
+
+	// Of the connection manager.
+	cm     *ucma.File
+	cmBell *eventBell
+
+	// The event files that the client has, by the numbers that commands have for them.
+	events     map[uint32]inode
+	nextNumber uint32
+	installed  *os.File // by the present command
+	number     uint32   // its number
+}
+
+type charge struct {
+	kind quota.Kind
+	n    uint64
+}
+
+// inode identifies an event file.
+type inode struct{ dev, ino uint64 }
+
+const (
+	// firstNumber is the first of an event file: larger than what a program would take for a descriptor of its own.
+	firstNumber = 1 << 20
+	// maxEvents bounds how many event files a client keeps numbers for.
+	maxEvents = 1 << 16
+	// maxWindows bounds the pieces that the buffers of a client are in.
+	maxWindows = 1 << 14
+	// maxCommand is the largest that is read of a command.
+	maxCommand = 1 << 20
+	// sendTimeout is for a client to take an answer, and to send the rest of a request.
+	sendTimeout = 10 * time.Second
+	// sendBuffer bounds the answers, and the descriptors with them, that a client has not taken.
+	sendBuffer = 4 << 10
+)
+
+func (f *File) take(k quota.Kind, n uint64) error {
+	if err := f.user.Take(k, n); err != nil {
+		return err
+	}
+	f.taken = append(f.taken, charge{k, n})
+	return nil
+}
+
+// release gives back what the file has itself.
+func (f *File) release() {
+	for _, x := range []*os.File{f.bell, f.theirs, f.client.Process} {
+		if x != nil {
+			x.Close()
+		}
+	}
+	f.space.close()
+	for _, c := range f.taken {
+		f.user.Give(c.kind, c.n)
+	}
+	f.taken = nil
+}
+
+func (f *File) makeBell() error {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("make a socket pair: %w", err)
+	}
+	f.bell, f.theirs = os.NewFile(uintptr(fds[0]), "bell"), os.NewFile(uintptr(fds[1]), "bell")
+	return nil
+}
+
+func (f *File) openDevice(d *uverbs.Device) (err error) {
+	f.memory = &memory{}
+	if f.memory.queues, err = shm.Anonymous("verbena-queues", quota.RingBytes, f.user); err != nil {
+		return err
+	}
+	if f.memory.buffers, err = shm.Anonymous("verbena-buffers", quota.BufferBytes, f.user); err != nil {
+		f.memory.Close()
+		return err
+	}
+	control, err := f.memory.buffers.Alloc(devfile.ControlSize)
+	if err != nil {
+		f.memory.Close()
+		return err
+	}
+	f.memory.control = shm.Word(control.Mem)
+	if f.poller, err = f.srv.pollerOf(f.user); err != nil {
+		f.memory.Close()
+		return err
+	}
+	if f.uverbs, err = f.srv.cfg.Uverbs.Open(d.Name(), opener{f}, f.memory); err != nil {
+		f.srv.done(f.poller)
+		f.memory.Close()
+		return err
+	}
+	if err := f.poller.add(f); err != nil {
+		f.uverbs.Close()
+		f.srv.done(f.poller)
+		return err
+	}
+	return nil
+}
+
+// Serve answers the client until it closes the connection, or sends what makes no sense: that is the error, and is nil at a proper end. It
+// may sleep. Closing the connection ends it.
+func (f *File) Serve(nc *net.UnixConn) error {
+	c := devfile.Conn{UnixConn: nc}
+	if err := nc.SetWriteBuffer(sendBuffer); err != nil {
+		return err
+	}
+	if err := f.greet(c); err != nil {
+		return err
+	}
+	for {
+		r, fds, err := c.Requested()
+		if err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
+				return nil
+			}
+			return err
+		}
+		a := f.answer(r, fds)
+		c.SetWriteDeadline(time.Now().Add(sendTimeout))
+		if f.installed != nil {
+			err = c.Answer(a, int(f.installed.Fd()))
+			f.installed.Close()
+			f.installed = nil
+		} else {
+			err = c.Answer(a)
+		}
+		if err != nil {
+			return fmt.Errorf("answer: %w", err)
+		}
+	}
+}
+
+// greet sends the descriptors of the file.
+func (f *File) greet(c devfile.Conn) error {
+	fds := []int{int(f.theirs.Fd())}
+	for _, m := range []*shm.File{f.memory.buffers, f.memory.queues} {
+		if m == nil {
+			continue
+		}
+		d, err := m.OpenForProgram(unix.O_RDWR)
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		fds = append(fds, int(d.Fd()))
+	}
+	c.SetWriteDeadline(time.Now().Add(sendTimeout))
+	err := c.Answer(devfile.Answer{}, fds...)
+	f.theirs.Close()
+	f.theirs = nil
+	return err
+}
+
+// Close closes the file. It may sleep.
+func (f *File) Close() {
+	if f.uverbs != nil {
+		f.poller.remove(f)
+		f.srv.done(f.poller)
+		f.uverbs.Close()
+	}
+	f.closeCM()
+	f.release()
+}
+
+// answer does what the client asks for.
+func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
+	defer func() {
+		if p := recover(); p != nil {
+			err := fmt.Errorf("a command made the service panic: %v", p)
+			f.srv.cfg.Log.Error(err.Error(), "uid", f.client.UID, "pid", f.client.PID, "stack", string(debug.Stack()))
+			if f.uverbs != nil {
+				f.uverbs.Fail(err)
+			}
+			a = failed(fmt.Errorf("the service has failed; see its log: %w", syscall.EIO))
+		}
+	}()
+	n, err := f.do(r, fds)
+	if err != nil {
+		if f.installed != nil { // nobody names it
+			f.installed.Close()
+			f.installed = nil
+			delete(f.events, f.number)
+		}
+		return failed(err)
+	}
+	if f.installed != nil {
+		return devfile.Answer{N: n, Number: f.number}
+	}
+	return devfile.Answer{N: n}
+}
+
+func failed(err error) devfile.Answer { return devfile.Answer{Errno: errno(err), Text: err.Error()} }
+
+// do does what the client asks for, and closes the descriptors that came with it.
+func (f *File) do(r devfile.Request, fds []int) (n uint64, err error) {
+	if r.Op == devfile.OpMemory {
+		return 0, f.takeMemory(fds)
+	}
+	if len(fds) > 0 {
+		f.closeTheirs(fds)
+		return 0, fmt.Errorf("descriptors came with request %d, which takes none: %w", r.Op, syscall.EINVAL)
+	}
+	switch r.Op {
+	case devfile.OpWrite:
+		size := int(min(r.N, maxCommand))
+		if f.cm != nil {
+			return f.writeCM(r.Addr, size)
+		}
+		n, err := f.uverbs.Write(caller{f}, r.Addr, size)
+		return uint64(n), err
+	case devfile.OpIoctl:
+		if f.uverbs == nil {
+			return 0, syscall.ENOTTY
+		}
+		return 0, f.uverbs.Ioctl(caller{f}, uapi.VerbsIoctl, r.Addr)
+	case devfile.OpAlloc:
+		return f.alloc(r.Addr, r.N)
+	case devfile.OpForget:
+		delete(f.events, uint32(r.N))
+		return 0, nil
+	}
+	return 0, fmt.Errorf("request %d is not known: %w", r.Op, syscall.EINVAL)
+}
+
+// alloc makes memory that the client maps at an address.
+func (f *File) alloc(addr, n uint64) (offset uint64, err error) {
+	page := umem.PageSize
+	switch {
+	case n == 0, n%page != 0, addr%page != 0, n > 1<<62, addr+n < addr:
+		return 0, fmt.Errorf("allocate %d bytes for address %#x: both must be multiples of %d: %w", n, addr, page, syscall.EINVAL)
+	case f.space.count >= maxWindows:
+		return 0, fmt.Errorf("allocate %d bytes: there are %d pieces, which is the limit; allocate larger ones: %w", n, maxWindows, syscall.ENOMEM)
+	}
+	s, err := f.memory.buffers.Alloc(int(n))
+	if err != nil {
+		return 0, err
+	}
+	if err := f.space.windows.AddAt(addr, s.Mem[:n]); err != nil {
+		s.Free()
+		return 0, err
+	}
+	f.space.count++
+	return s.Offset, nil
+}
+
+// closeTheirs closes descriptors of the client's, which may be of files whose close takes as long as the client likes (flush of a FUSE server).
+func (f *File) closeTheirs(fds []int) {
+	go devfile.CloseAll(fds)
+}
+
+// opener is the client as package uverbs knows who opened a file.
+type opener struct{ f *File }
+
+func (o opener) PID() int               { return o.f.client.PID }
+func (o opener) Name() string           { return o.f.client.Name }
+func (o opener) UID() int               { return o.f.client.UID }
+func (o opener) User() *quota.User      { return o.f.user }
+func (o opener) Account() *umem.Account { return o.f.acct }
+
+// caller is the client as it issues a command. (uverbs.Caller)
+type caller struct{ f *File }
+
+func (c caller) Space() umem.Space      { return &c.f.space }
+func (c caller) Account() *umem.Account { return c.f.acct }
+
+// InstallFD keeps a duplicate for the answer to the command.
+func (c caller) InstallFD(fd int, _ bool) (int, error) {
+	f := c.f
+	if f.installed != nil || len(f.events) >= maxEvents {
+		return 0, fmt.Errorf("%d event files are open, which is the limit: %w", len(f.events), syscall.EMFILE)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, err
+	}
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	f.installed = os.NewFile(uintptr(dup), "events")
+	for ; ; f.nextNumber++ {
+		if f.nextNumber >= 1<<31 || f.nextNumber < firstNumber {
+			f.nextNumber = firstNumber
+		}
+		if _, used := f.events[f.nextNumber]; !used {
+			break
+		}
+	}
+	f.number = f.nextNumber
+	f.nextNumber++
+	f.events[f.number] = inode{st.Dev, st.Ino}
+	return int(f.number), nil
+}
+
+func (c caller) SameFile(fd int) (dev, ino uint64, err error) {
+	i, ok := c.f.events[uint32(fd)]
+	if !ok || fd < 0 {
+		return 0, 0, syscall.EBADF
+	}
+	return i.dev, i.ino, nil
+}
+
+// memory is what a client maps. (uverbs.Memory)
+type memory struct {
+	queues, buffers *shm.File
+
+	mu      sync.Mutex
+	control *atomic.Uint32 // nil: closed
+	gone    bool
+}
+
+// Alloc implements uverbs.Memory.
+func (m *memory) Alloc(size int) (ib.Shared, error) {
+	s, err := m.queues.Alloc(size)
+	return ib.Shared(s), err
+}
+
+// Depart implements uverbs.Departer.
+func (m *memory) Depart() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gone = true
+	if m.control != nil {
+		m.control.Store(devfile.Gone)
+	}
+}
+
+// say tells the client whether the poller is awake.
+func (m *memory) say(state uint32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.control != nil && !m.gone {
+		m.control.Store(state)
+	}
+}
+
+// Close implements uverbs.Memory: no driver touches the memory any more.
+func (m *memory) Close() error {
+	m.mu.Lock()
+	m.control = nil
+	m.mu.Unlock()
+	var errs []error
+	for _, f := range []*shm.File{m.queues, m.buffers} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

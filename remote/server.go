@@ -1,0 +1,157 @@
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl/devfile"
+	"verbena/internal/quota"
+	"verbena/rdmacm/ucma"
+	"verbena/uapi"
+	"verbena/umem"
+	"verbena/uverbs"
+)
+
+// Config configures a Server.
+type Config struct {
+	// Uverbs has the devices. It outlives the Server.
+	Uverbs *uverbs.Server
+	// CM is the connection manager; nil: there is none.
+	CM *ucma.Server
+	// Quota counts what users hold; nil counts nothing.
+	Quota *quota.Ledger
+	// Copies bounds the accesses to the memory of a user's programs that go on at a time; nil: nothing does.
+	Copies func(uid int) *umem.Copies
+	// Log gets what has no caller to be returned to; nil discards it.
+	Log *slog.Logger
+}
+
+// Server opens device files. It is safe for concurrent use.
+type Server struct {
+	cfg Config
+
+	mu      sync.Mutex
+	pollers map[*quota.User]*poller
+}
+
+// New makes a Server.
+func New(cfg Config) *Server {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Server{cfg: cfg, pollers: map[*quota.User]*poller{}}
+}
+
+// Client is the process at the other end of a connection, as the kernel knows it.
+type Client struct {
+	PID, UID int
+	Name     string   // of what it executes, for people
+	Process  *os.File // a pidfd; the File closes it
+}
+
+// Info describes a file that was opened.
+type Info struct {
+	Device string // such as rxe0
+	Driver uapi.DriverID
+	ABI    int
+}
+
+// Open opens the device of a name, such as rxe0, for a client, or the connection manager (devfile.ConnectionManager). ENODEV if there is no such
+// device. It may sleep. Whatever becomes of it, the Client's Process is the Server's.
+func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
+	f := &File{srv: s, client: c, user: s.cfg.Quota.User(c.UID), events: map[uint32]inode{}, nextNumber: firstNumber}
+	f.acct = umem.NewLimitedAccount(f.lockLimit)
+	f.space.windows = umem.NewLocal()
+	defer func() {
+		if err != nil {
+			f.release()
+		}
+	}()
+	if err := f.take(quota.Descriptors, connectionDescriptors); err != nil {
+		return nil, Info{}, err
+	}
+	if err := f.makeBell(); err != nil {
+		return nil, Info{}, err
+	}
+	if name == devfile.ConnectionManager {
+		return f, Info{Device: name}, f.openCM()
+	}
+	for _, d := range s.cfg.Uverbs.Devices() {
+		if d.IB().Name() == name {
+			return f, Info{Device: name, Driver: d.DriverID(), ABI: d.DriverABI()}, f.openDevice(d)
+		}
+	}
+	return nil, Info{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w", name, syscall.ENODEV)
+}
+
+// connectionDescriptors is what a connection costs the service, beside the connection: a pidfd, two shared files, the bell.
+const connectionDescriptors = 4
+
+// lockLimit is the client's RLIMIT_MEMLOCK.
+func (f *File) lockLimit() (uint64, error) {
+	limit, err := umem.LockLimit(f.client.PID)
+	if err != nil || exited(f.client.Process) { // the number may be another's by now
+		return 0, umem.ErrLimit
+	}
+	return limit, nil
+}
+
+// exited reports whether the process of a pidfd has ended: then the pidfd is readable.
+func exited(pidfd *os.File) bool {
+	conn, err := pidfd.SyscallConn()
+	if err != nil {
+		return true
+	}
+	over := true
+	_ = conn.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		for {
+			n, err := unix.Poll(fds, 0)
+			if err != unix.EINTR {
+				over = err != nil || n > 0
+				return
+			}
+		}
+	})
+	return over
+}
+
+// pollerOf returns the poller of a user for one more file, which done ends.
+func (s *Server) pollerOf(u *quota.User) (*poller, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.pollers[u]
+	if p == nil {
+		var err error
+		if p, err = newPoller(s, u); err != nil {
+			return nil, err
+		}
+		s.pollers[u] = p
+	}
+	p.users++
+	return p, nil
+}
+
+func (s *Server) done(p *poller) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.users--; p.users == 0 {
+		delete(s.pollers, p.user)
+		go p.close() // which may have to wait for a thread that a program's memory stops
+	}
+}
+
+// errno returns what the client sees of an error.
+func errno(err error) syscall.Errno {
+	var e syscall.Errno
+	if errors.As(err, &e) && e > 0 {
+		return e
+	}
+	return syscall.EIO
+}

@@ -1,0 +1,231 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/driver/rxe/ring"
+	"verbena/internal/ctl"
+	"verbena/internal/ctl/devfile"
+	"verbena/internal/shm"
+	"verbena/uapi"
+	"verbena/verbs/internal/transport"
+)
+
+// errEnded is the error of calls on a device whose service has ended.
+var errEnded = fmt.Errorf("the service has ended, or has closed the connection; see its log: %w", syscall.EIO)
+
+// errGone is that of a post to a device that has gone.
+var errGone = fmt.Errorf("the device has gone: %w", syscall.EIO)
+
+// file is an open device. (transport.Transport)
+type file struct {
+	*session
+	driver  uapi.DriverID
+	queues  *os.File
+	watched chan struct{} // closed when watch has returned
+
+	mu      sync.RWMutex // held for reading while the file is used, for writing to close it
+	closed  bool
+	control *atomic.Uint32 // the word of package devfile
+	page    []byte         // that it is in
+
+	events struct {
+		sync.Mutex
+		byNumber map[uint32]int // descriptors that have come, and are not taken yet
+	}
+	memory sync.Mutex // held while the memory of the program is handed over
+	handed bool       // it has been; under memory
+}
+
+func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
+	x, opened, fds, err := dial(loc, name, 1)
+	if err != nil {
+		return nil, err
+	}
+	f := &file{session: x, driver: uapi.DriverID(opened.Driver), queues: os.NewFile(uintptr(fds[0]), "queues"), watched: make(chan struct{})}
+	f.events.byNumber = map[uint32]int{}
+	if f.page, err = unix.Mmap(int(x.buffers.file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		f.queues.Close()
+		x.close()
+		return nil, fmt.Errorf("open %s: map the control page: %w", name, err)
+	}
+	f.control = shm.Word(f.page)
+	go f.watch()
+	return f, nil
+}
+
+// watch waits until the service closes the bell, and then completes what is outstanding: the service cannot.
+func (f *file) watch() {
+	defer close(f.watched)
+	var b [64]byte
+	var err error
+	for err == nil {
+		_, err = f.bell.Read(b[:])
+	}
+	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		return // Close
+	}
+	f.dead.Store(true)
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if !f.closed && f.driver == uapi.DriverRXE {
+		_ = ring.Abandon(f.queues)
+	}
+}
+
+// enter begins a use of the file, which f.mu.RUnlock ends.
+func (f *file) enter() error {
+	f.mu.RLock()
+	switch {
+	case f.closed:
+		f.mu.RUnlock()
+		return transport.ErrClosed
+	case f.dead.Load():
+		f.mu.RUnlock()
+		return errEnded
+	}
+	return nil
+}
+
+func (f *file) Write(s *transport.Scratch, n int, mem []byte) error {
+	if err := f.enter(); err != nil {
+		return err
+	}
+	defer f.mu.RUnlock()
+	if len(mem) > 0 && !f.buffers.has(mem) {
+		if err := f.handOver(); err != nil {
+			return err
+		}
+	}
+	return f.command(devfile.Request{Op: devfile.OpWrite, Addr: s.Addr, N: uint64(n)})
+}
+
+func (f *file) Ioctl(s *transport.Scratch) error {
+	if err := f.enter(); err != nil {
+		return err
+	}
+	defer f.mu.RUnlock()
+	return f.command(devfile.Request{Op: devfile.OpIoctl, Addr: s.Addr})
+}
+
+// command keeps the descriptor that comes with the answer for Events.
+func (f *file) command(r devfile.Request) error {
+	a, fd, err := f.ask(r, -1)
+	if fd >= 0 {
+		f.events.Lock()
+		defer f.events.Unlock()
+		f.events.byNumber[a.Number] = fd
+	}
+	return err
+}
+
+// handOver gives the service access to the memory of this process, once.
+func (f *file) handOver() error {
+	f.memory.Lock()
+	defer f.memory.Unlock()
+	if f.handed {
+		return nil
+	}
+	mem, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("give the service access to memory that is not a buffer of the device: %w", err)
+	}
+	defer mem.Close()
+	if _, _, err := f.ask(devfile.Request{Op: devfile.OpMemory}, int(mem.Fd())); err != nil {
+		return err
+	}
+	f.handed = true
+	return nil
+}
+
+// Doorbell rings only where the service sleeps.
+func (f *file) Doorbell(uint32) error {
+	if err := f.enter(); err != nil {
+		return err
+	}
+	defer f.mu.RUnlock()
+	switch f.control.Load() {
+	case devfile.Awake:
+	case devfile.Gone:
+		return errGone
+	default:
+		f.ring()
+	}
+	return nil
+}
+
+// ringing is the byte that is sent.
+var ringing = []byte{0}
+
+// ring wakes the service.
+func (f *file) ring() {
+	// A full socket wakes it as well, and watch notices if it is closed.
+	_ = unix.Send(f.bellFD, ringing, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+}
+
+func (f *file) Map(offset uint64, size int) ([]byte, error) {
+	if err := f.enter(); err != nil {
+		return nil, err
+	}
+	defer f.mu.RUnlock()
+	b, err := unix.Mmap(int(f.queues.Fd()), int64(offset), size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map a queue of %d bytes: %w", size, err)
+	}
+	return b, nil
+}
+
+func (f *file) Unmap(b []byte) error { return unix.Munmap(b) }
+
+func (f *file) Alloc(size int) (transport.Memory, error) {
+	if err := f.enter(); err != nil {
+		return transport.Memory{}, err
+	}
+	defer f.mu.RUnlock()
+	return f.buffers.alloc(size)
+}
+
+func (f *file) Events(number uint32) (*transport.Events, error) {
+	f.events.Lock()
+	fd, ok := f.events.byNumber[number]
+	delete(f.events.byNumber, number)
+	f.events.Unlock()
+	if !ok {
+		return nil, fmt.Errorf("no event file has come: %w", syscall.EPROTO)
+	}
+	e, err := transport.EventsOf(fd, number)
+	if err == nil {
+		e.OnClose(func() { _, _, _ = f.ask(devfile.Request{Op: devfile.OpForget, N: uint64(number)}, -1) })
+	}
+	return e, err
+}
+
+func (f *file) Close() error {
+	f.mu.Lock()
+	if f.closed {
+		f.mu.Unlock()
+		return nil
+	}
+	f.closed = true
+	err := unix.Munmap(f.page)
+	f.control, f.page = nil, nil
+	f.mu.Unlock()
+	f.session.close()
+	<-f.watched
+	f.queues.Close()
+	f.events.Lock()
+	defer f.events.Unlock()
+	for _, fd := range f.events.byNumber {
+		unix.Close(fd)
+	}
+	clear(f.events.byNumber)
+	return err
+}

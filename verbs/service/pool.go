@@ -1,0 +1,172 @@
+package service
+
+import (
+	"fmt"
+	"math/bits"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+
+	"verbena/umem"
+	"verbena/verbs/internal/transport"
+)
+
+// pool is the memory that the program shares with the service. Pieces that are freed serve again.
+type pool struct {
+	file     *os.File
+	allocate func(addr uint64, n int) (offset uint64, err error)
+
+	mu     sync.Mutex
+	free   map[int][]piece // by size
+	slab   *mapping        // that small pieces are cut from; nil: none
+	cut    int             // how far
+	all    []*mapping      // by address
+	closed bool
+}
+
+// mapping is a part of the buffer file.
+type mapping struct {
+	mem  []byte
+	used int // pieces that the program has
+}
+
+// piece is a part of a mapping.
+type piece struct {
+	mem []byte
+	of  *mapping
+}
+
+// slabSize is the size of a mapping for several pieces; larger pieces have one of their own.
+const slabSize = 1 << 20
+
+func newPool(f *os.File, allocate func(addr uint64, n int) (uint64, error)) *pool {
+	return &pool{file: f, allocate: allocate, free: map[int][]piece{}}
+}
+
+// sizeOf returns the size of a piece for n bytes: one of four sizes for each power of two, in whole pages.
+func sizeOf(n int) int {
+	page := int(umem.PageSize)
+	n = (n + page - 1) &^ (page - 1)
+	step := max(page, 1<<max(0, bits.Len(uint(n-1))-3))
+	return (n + step - 1) &^ (step - 1)
+}
+
+// alloc returns memory, zeroed.
+func (p *pool) alloc(n int) (transport.Memory, error) {
+	if n <= 0 || n > 1<<46 {
+		return transport.Memory{}, fmt.Errorf("allocate %d bytes: %w", n, syscall.EINVAL)
+	}
+	size := sizeOf(n)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return transport.Memory{}, transport.ErrClosed
+	}
+	x, err := p.take(size)
+	if err != nil {
+		return transport.Memory{}, fmt.Errorf("allocate %d bytes: %w", n, err)
+	}
+	x.of.used++
+	return transport.Memory{Mem: x.mem, Free: sync.OnceFunc(func() { p.put(x) })}, nil
+}
+
+// take is called with mu held.
+//
+//verbena:held mu
+func (p *pool) take(size int) (piece, error) {
+	if l := p.free[size]; len(l) > 0 {
+		x := l[len(l)-1]
+		p.free[size] = l[:len(l)-1]
+		clear(x.mem)
+		return x, nil
+	}
+	if size > slabSize/4 {
+		m, err := p.newMapping(size)
+		if err != nil {
+			return piece{}, err
+		}
+		return piece{m.mem, m}, nil
+	}
+	if p.slab == nil || p.cut+size > len(p.slab.mem) {
+		m, err := p.newMapping(slabSize)
+		if err != nil {
+			return piece{}, err
+		}
+		p.slab, p.cut = m, 0
+	}
+	at := p.cut
+	p.cut += size
+	return piece{p.slab.mem[at:p.cut:p.cut], p.slab}, nil
+}
+
+//verbena:held mu
+func (p *pool) newMapping(size int) (*mapping, error) {
+	mem, err := reserve(size)
+	if err != nil {
+		return nil, err
+	}
+	offset, err := p.allocate(transport.AddressOf(mem), size)
+	if err == nil {
+		err = mapAt(mem, p.file, int64(offset))
+	}
+	if err != nil {
+		release(mem)
+		return nil, err
+	}
+	m := &mapping{mem: mem}
+	at, _ := p.find(transport.AddressOf(mem))
+	p.all = slices.Insert(p.all, at, m)
+	return m, nil
+}
+
+// find returns the place of the mapping that an address is in, or where it would be.
+//
+//verbena:held mu
+func (p *pool) find(addr uint64) (int, bool) {
+	return slices.BinarySearchFunc(p.all, addr, func(m *mapping, a uint64) int {
+		start := transport.AddressOf(m.mem)
+		switch {
+		case a < start:
+			return 1
+		case a >= start+uint64(len(m.mem)):
+			return -1
+		}
+		return 0
+	})
+}
+
+// has reports whether memory is the pool's.
+func (p *pool) has(b []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at, ok := p.find(transport.AddressOf(b))
+	return ok && transport.AddressOf(b)+uint64(len(b)) <= transport.AddressOf(p.all[at].mem)+uint64(len(p.all[at].mem))
+}
+
+func (p *pool) put(x piece) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if x.of.used--; !p.closed {
+		p.free[len(x.mem)] = append(p.free[len(x.mem)], x)
+	} else if x.of.used == 0 {
+		forget(x.of.mem)
+	}
+}
+
+// close ends the sharing. What the program has not given back it keeps, with its contents; it stays mapped in any case.
+func (p *pool) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	p.closed = true
+	for _, m := range p.all {
+		if m.used == 0 || detach(m.mem) != nil {
+			forget(m.mem)
+		}
+	}
+	p.free = nil
+	p.file.Close()
+}

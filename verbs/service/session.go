@@ -1,0 +1,119 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+	"verbena/internal/ctl/devfile"
+	"verbena/verbs/internal/transport"
+)
+
+// session is a file that is open at a service, whatever its kind.
+type session struct {
+	name    string
+	buffers *pool
+	arena   *transport.Arena // of commands
+	bell    *os.File
+	bellFD  int
+
+	asking sync.Mutex // held for a request and its answer
+	c      devfile.Conn
+
+	dead atomic.Bool // the service has ended
+}
+
+// dial opens a file, and returns the descriptors that come with it beside those of the session: extra.
+func dial(loc ctl.Location, name string, extra int) (*session, *ctl.Opened, []int, error) {
+	client, err := ctl.Dial(loc)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	opened, nc, err := client.Open(name)
+	if err != nil {
+		client.Close()
+		return nil, nil, nil, err
+	}
+	x := &session{name: name, c: devfile.Conn{UnixConn: nc}}
+	a, fds, err := x.c.Answered()
+	if err == nil {
+		err = a.Err()
+	}
+	if err == nil && len(fds) != devfile.BufferFile+1+extra {
+		devfile.CloseAll(fds)
+		err = fmt.Errorf("%d descriptors came: %w", len(fds), syscall.EPROTO)
+	}
+	if err != nil {
+		nc.Close()
+		return nil, nil, nil, fmt.Errorf("open %s: %w", name, err)
+	}
+	x.bellFD = fds[devfile.Bell]
+	_ = unix.SetNonblock(x.bellFD, true)
+	x.bell = os.NewFile(uintptr(x.bellFD), "bell")
+	x.buffers = newPool(os.NewFile(uintptr(fds[devfile.BufferFile]), "buffers"), x.allocate)
+	x.arena = transport.NewArena(x.scratch)
+	return x, opened, fds[devfile.BufferFile+1:], nil
+}
+
+// close ends the session. The caller sees to it that no method runs, nor begins.
+func (x *session) close() {
+	x.arena.Close()
+	x.buffers.close()
+	x.c.Close()
+	x.bell.Close()
+}
+
+// ask sends a request, and a descriptor with it unless fd is negative, and returns the answer and the descriptor that came with it, -1 for none.
+func (x *session) ask(r devfile.Request, fd int) (devfile.Answer, int, error) {
+	x.asking.Lock()
+	defer x.asking.Unlock()
+	var err error
+	if fd < 0 {
+		err = x.c.Ask(r)
+	} else {
+		err = x.c.Ask(r, fd)
+	}
+	var a devfile.Answer
+	var fds []int
+	if err == nil {
+		a, fds, err = x.c.Answered()
+	}
+	switch {
+	case errors.Is(err, net.ErrClosed):
+		return a, -1, transport.ErrClosed
+	case err != nil:
+		x.dead.Store(true)
+		return a, -1, errEnded
+	}
+	got := -1
+	if len(fds) > 0 {
+		got = fds[0]
+		devfile.CloseAll(fds[1:])
+	}
+	return a, got, a.Err()
+}
+
+// allocate asks for a piece of the buffer file, which is mapped at an address.
+func (x *session) allocate(addr uint64, n int) (offset uint64, err error) {
+	a, _, err := x.ask(devfile.Request{Op: devfile.OpAlloc, Addr: addr, N: uint64(n)}, -1)
+	return a.N, err
+}
+
+// scratch is memory for commands. Where none is to be had, since the file is closed or the user's limit is reached, it is memory that the service
+// does not see: the command fails then, and nothing waits.
+func (x *session) scratch(size int) (transport.Memory, error) {
+	if m, err := x.buffers.alloc(size); err == nil {
+		return m, nil
+	}
+	return transport.Memory{Mem: make([]byte, size), Free: func() {}}, nil
+}
+
+// Scratch returns memory for a command. (transport.Transport, transport.CM)
+func (x *session) Scratch() *transport.Scratch { return x.arena.Get() }
