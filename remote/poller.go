@@ -43,9 +43,9 @@ type poller struct {
 
 // polled is a file as its poller knows it.
 type polled struct {
-	f    *File
-	p    *poller
-	scan uverbs.Scan // of the thread that has busy
+	caller // as the poller rings for it
+	p      *poller
+	scan   uverbs.Scan // of the thread that has busy
 	// busy is set by the thread that looks at the file. It stays set while that is stopped in a program's memory.
 	busy atomic.Bool
 	by   *runner // who has set it; under busy
@@ -139,7 +139,7 @@ func (p *poller) add(f *File) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	list := append(slices.Clone(*p.files.Load()), &polled{f: f, p: p})
+	list := append(slices.Clone(*p.files.Load()), &polled{caller: caller{f}, p: p})
 	p.files.Store(&list)
 	p.wakeLocked()
 	return nil
@@ -244,19 +244,13 @@ func (x *polled) look(all bool) (found bool) {
 			x.f.uverbs.Fail(err)
 		}
 	}()
-	found, _ = x.f.uverbs.RingPosted(ringer{caller{x.f}, x}, &x.scan, all) // of a device that has gone the client knows
+	found, _ = x.f.uverbs.RingPosted(x, &x.scan, all) // of a device that has gone the client knows
 	return found
-}
-
-// ringer is the client as the poller rings for it.
-type ringer struct {
-	caller
-	x *polled
 }
 
 // Stalled is called when ringing takes long, since the memory of a program does not answer: another thread goes on with the user's other files.
 // (ib.Staller)
-func (r ringer) Stalled() { go r.x.p.replace(r.x.by) }
+func (x *polled) Stalled() { go x.p.replace(x.by) }
 
 // replace starts another thread in place of one.
 func (p *poller) replace(r *runner) {

@@ -3,15 +3,26 @@
 package e2e
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 )
 
-// TestVerbs: the tests of packages verbs and cm on devices of a service, by the device files that `verbena run` shows, on both paths.
-func TestVerbs(t *testing.T) {
-	t.Parallel()
-	suite := build(t, "verbs-suite", func(path string) []string {
+// buildSuite builds the tests of package verbs as a program.
+func buildSuite(t *testing.T) string {
+	t.Helper()
+	return build(t, "verbs-suite", func(path string) []string {
 		return []string{"go", "test", "-c", "-tags", "e2e", "-o", path, "verbena/verbs/internal/suite"}
 	})
+}
+
+// TestVerbs: the tests of packages verbs and cm on devices of a service, by the device files that `verbena run` shows and by the service's
+// socket, on both paths.
+func TestVerbs(t *testing.T) {
+	t.Parallel()
+	suite := buildSuite(t)
 	for _, u := range users() {
 		for _, path := range []string{"shortcut", "wire"} {
 			t.Run(u.name+"/"+path, func(t *testing.T) {
@@ -26,10 +37,59 @@ func TestVerbs(t *testing.T) {
 				if out, err := c.CombinedOutput(); err != nil {
 					t.Errorf("%v\n%s", err, out)
 				}
+				c = w.cmd(w.deadline(100))
+				c.Path, c.Args = suite, []string{suite, "-test.v"}
+				c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr, "VERBS_SERVICE="+w.socket)
+				if out, err := c.CombinedOutput(); err != nil {
+					t.Errorf("by the socket: %v\n%s", err, out)
+				}
 				if r := w.resources(); len(r) != 0 {
 					t.Errorf("left: %v", r)
 				}
 			})
 		}
+	}
+}
+
+// TestVerbsQuiet: over the socket, a program posts and polls without system calls, but those that wake the service after it has slept, which it
+// does when the program had no processor for some time.
+func TestVerbsQuiet(t *testing.T) {
+	needProgram(t, "strace", "strace")
+	suite := buildSuite(t)
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	trace := filepath.Join(t.TempDir(), "trace")
+	c := exec.CommandContext(w.deadline(100), "strace", "-f", "-e", "signal=none", "-o", trace, suite, "-test.v", "-test.run", "TestQuiet")
+	c.Env = append(os.Environ(), "VERBS_DEVICE=rxe0", "VERBS_SERVICE="+w.socket, "VERBS_QUIET=1")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	text, err := os.ReadFile(trace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	thread, calls, over := "", map[string]int{}, false
+	for line := range strings.Lines(string(text)) {
+		id, call, _ := strings.Cut(line, " ")
+		call = strings.TrimSpace(call)
+		switch {
+		case strings.HasPrefix(call, "getpgid(1073741825"):
+			thread = id
+		case strings.HasPrefix(call, "getpgid(1073741826"):
+			over = true
+		case id == thread && !over:
+			name, _, _ := strings.Cut(call, "(")
+			calls[name]++
+		}
+	}
+	if !over {
+		t.Fatalf("the trace has no end of the loop: %d bytes", len(text))
+	}
+	total := 0
+	for _, n := range calls {
+		total += n
+	}
+	t.Logf("calls of 1,000,000 posts and polls: %v", calls)
+	if total > 10_000 {
+		t.Errorf("%d system calls in 1,000,000 posts and polls: %v", total, calls)
 	}
 }

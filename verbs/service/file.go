@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/driver/rxe/ring"
+	rings "verbena/driver/rxe/ring"
 	"verbena/internal/ctl"
 	"verbena/internal/ctl/devfile"
 	"verbena/internal/shm"
@@ -77,7 +77,7 @@ func (f *file) watch() {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if !f.closed && f.driver == uapi.DriverRXE {
-		_ = ring.Abandon(f.queues)
+		_ = rings.Abandon(f.queues)
 	}
 }
 
@@ -157,18 +157,9 @@ func (f *file) Doorbell(uint32) error {
 	case devfile.Gone:
 		return errGone
 	default:
-		f.ring()
+		ring(f.bellFD)
 	}
 	return nil
-}
-
-// ringing is the byte that is sent.
-var ringing = []byte{0}
-
-// ring wakes the service.
-func (f *file) ring() {
-	// A full socket wakes it as well, and watch notices if it is closed.
-	_ = unix.Send(f.bellFD, ringing, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }
 
 func (f *file) Map(offset uint64, size int) ([]byte, error) {

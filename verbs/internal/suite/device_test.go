@@ -5,24 +5,46 @@ package suite
 import (
 	"net/netip"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"verbena/internal/leaktest"
 	"verbena/verbs"
 	"verbena/verbs/cm"
+	"verbena/verbs/service"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// TestDevice runs the tests on the device that VERBS_DEVICE names, of the kernel or of the service under which this program runs.
-// VERBS_WITHOUT lists abilities that it lacks.
+// device opens the device of a name: of the kernel, of the service under which this program runs or, with VERBS_SERVICE, of the one that listens
+// there.
+func device(t *testing.T, name string) func() (*verbs.Device, error) {
+	if os.Getenv("VERBS_SERVICE") == "" {
+		return func() (*verbs.Device, error) { return verbs.Open(name) }
+	}
+	s := socket(t)
+	return func() (*verbs.Device, error) { return s.Open(name) }
+}
+
+func socket(t *testing.T) *service.Service {
+	s, err := service.At(os.Getenv("VERBS_SERVICE"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestDevice runs the tests on the device that VERBS_DEVICE names. VERBS_WITHOUT lists abilities that it lacks.
 func TestDevice(t *testing.T) {
 	name := os.Getenv("VERBS_DEVICE")
 	if name == "" {
 		t.Skip("VERBS_DEVICE names no device")
 	}
-	c := Config{Open: func() (*verbs.Device, error) { return verbs.Open(name) }, Without: map[Ability]bool{}}
+	c := Config{Open: device(t, name), Without: map[Ability]bool{}}
 	for _, a := range strings.Split(os.Getenv("VERBS_WITHOUT"), ",") {
 		c.Without[Ability(a)] = true
 	}
@@ -35,9 +57,54 @@ func TestConnections(t *testing.T) {
 	if name == "" || addr == "" {
 		t.Skip("VERBS_DEVICE and VERBS_ADDR name no device")
 	}
+	manager := cm.Open
+	if os.Getenv("VERBS_SERVICE") != "" {
+		manager = socket(t).ConnectionManager
+	}
 	RunCM(t, CMConfig{
-		Config:  Config{Open: func() (*verbs.Device, error) { return verbs.Open(name) }},
-		Manager: cm.Open,
+		Config:  Config{Open: device(t, name)},
+		Manager: manager,
 		Addr:    netip.MustParseAddr(addr),
 	})
+}
+
+// Marks are what a system call trace shows of the thread that runs TestQuiet, before and after its loop.
+const (
+	markBefore = 1<<30 + 1
+	markAfter  = 1<<30 + 2
+)
+
+// TestQuiet posts a million RDMA WRITEs and polls for their completions, for a test that looks on which system calls are made for it.
+func TestQuiet(t *testing.T) {
+	if os.Getenv("VERBS_QUIET") == "" {
+		t.Skip("VERBS_QUIET is not set")
+	}
+	d, err := device(t, os.Getenv("VERBS_DEVICE"))()
+	w := &world{T: t, d: d}
+	w.must(err)
+	defer d.Close()
+	a, b := w.pair(verbs.QPInit{SendWRs: 128})
+	wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, 64), Remote: b.mr.Remote(0)}
+	var wc [32]verbs.WC
+	const posts, depth = 1_000_000, 64
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	_, _ = unix.Getpgid(markBefore)
+	for posted, done := 0, 0; done < posts; {
+		for ; posted < posts && posted-done < depth; posted++ {
+			if err := a.qp.PostSend(&wr); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n, err := a.cq.Poll(wc[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			w.must(verbs.CompletionError(&wc[i]))
+		}
+		done += n
+	}
+	_, _ = unix.Getpgid(markAfter)
 }
