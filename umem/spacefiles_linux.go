@@ -239,7 +239,7 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 		since := time.Since(clockBase)
 		m, err := queryMapping(s.mapsFD, addr)
 		switch {
-		case err == unix.ENOTTY, err == unix.EINVAL:
+		case err == unix.ENOTTY, err == unix.EINVAL, err == unix.ENOSYS: // the last from qemu-user
 			s.noQuery.Store(true)
 			continue
 		case err == unix.ENOENT:

@@ -1,4 +1,4 @@
-// Package leaktest fails the tests of a package that leave goroutines or descriptors behind.
+// Package leaktest fails the tests of a package that leave goroutines, descriptors or shared mappings behind.
 package leaktest
 
 import (
@@ -16,7 +16,7 @@ import (
 const patience = 3 * time.Second
 
 // Main is for TestMain. It runs the tests of m and ends the process: with m's exit code, or with 1 if they have passed and
-// left goroutines or descriptors behind.
+// left goroutines, descriptors or mappings of shared memory behind.
 func Main(m goleak.TestingM) {
 	// The runtime's poller has descriptors of its own from its first use on.
 	if r, w, err := os.Pipe(); err == nil {
@@ -26,7 +26,7 @@ func Main(m goleak.TestingM) {
 	before := descriptors()
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if left := leftOver(before, patience); code == 0 && len(left) > 0 {
-			fmt.Fprintf(os.Stderr, "leaktest: the tests have left %d descriptors open:\n%s\n", len(left), strings.Join(left, "\n"))
+			fmt.Fprintf(os.Stderr, "leaktest: the tests have left %d descriptors and mappings:\n%s\n", len(left), strings.Join(left, "\n"))
 			code = 1
 		}
 		os.Exit(code)
@@ -49,9 +49,15 @@ func leftOver(before map[string]string, wait time.Duration) []string {
 	}
 }
 
-// descriptors lists what this process has open, by number.
+// descriptors lists what this process has open, by number, and the files that it has mapped shared, by address.
 func descriptors() map[string]string {
 	list := map[string]string{}
+	maps, _ := os.ReadFile("/proc/self/maps")
+	for line := range strings.Lines(string(maps)) {
+		if f := strings.Fields(line); len(f) > 5 && strings.HasSuffix(f[1], "s") { // address perms offset dev inode path
+			list[f[0]] = strings.Join(f[5:], " ")
+		}
+	}
 	entries, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range entries {
 		// The listing's own descriptor has gone by now.

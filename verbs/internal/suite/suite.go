@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os/exec"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -53,7 +55,7 @@ func Run(t *testing.T, c Config) {
 		{"Slice", (*world).slice}, {"Wait", (*world).wait}, {"Cancel", (*world).cancel}, {"Channel", (*world).channel},
 		{"Iterator", (*world).iterator}, {"Full", (*world).full}, {"Resize", (*world).resize}, {"Errors", (*world).errors},
 		{"Events", (*world).events}, {"Closed", (*world).closed}, {"Busy", (*world).busy}, {"CloseDevice", (*world).closeDevice},
-		{"Concurrent", (*world).concurrent}, {"Reset", (*world).reset},
+		{"Concurrent", (*world).concurrent}, {"Reset", (*world).reset}, {"Exec", (*world).exec},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			w := &world{T: t, c: c}
@@ -948,4 +950,28 @@ func (w *world) reset() {
 		}
 		w.connect(a, b)
 	}
+}
+
+// exec runs programs while the device is open, with registered memory of both kinds: they get nothing of it, and it goes on as before.
+func (w *world) exec() {
+	a, b := w.pair(verbs.QPInit{})
+	mine := make([]byte, 10000)
+	from, err := a.pd.RegSlice(mine, 0)
+	w.must(err)
+	for i := range 5 {
+		out, err := exec.Command("sh", "-c", "ls -l /proc/self/fd").CombinedOutput()
+		w.must(err)
+		for line := range strings.Lines(string(out)) {
+			if strings.Contains(line, "verbena") || strings.Contains(line, "uverbs") {
+				w.Errorf("a program has inherited %s", line)
+			}
+		}
+		for j := range mine {
+			mine[j] = byte(i + j)
+		}
+		a.post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: from.SGE(0, len(mine)), Remote: b.mr.Remote(0)})
+		a.ok(1)
+		w.same(b.mr.Bytes()[:len(mine)], mine)
+	}
+	w.must(from.Close())
 }
