@@ -59,7 +59,7 @@ func TestVerbsQuiet(t *testing.T) {
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	trace := filepath.Join(t.TempDir(), "trace")
 	c := exec.CommandContext(w.deadline(100), "strace", "-f", "-e", "signal=none", "-o", trace, suite, "-test.v", "-test.run", "TestQuiet")
-	c.Env = append(os.Environ(), "VERBS_DEVICE=rxe0", "VERBS_SERVICE="+w.socket, "VERBS_QUIET=1")
+	c.Env = append(os.Environ(), "VERBS_DEVICE=rxe0", "VERBS_SERVICE="+w.socket, "VERBS_POSTS=1000000")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
