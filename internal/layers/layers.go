@@ -27,7 +27,7 @@ type layer struct {
 var layers = []layer{
 	{"programs", []string{"cmd/verbena", "cmd/verbenavet", "cmd/rblk", "examples", "test"}},
 	{"the process that owns the devices", []string{"service"}},
-	{"unmodified programs; programs that come by a socket; capture files", []string{"supervisor", "remote", "capture"}},
+	{"unmodified programs; programs that come by a socket; capture files; net.Conn over RDMA", []string{"supervisor", "remote", "capture", "rdmanet"}},
 	{"the Go client; the connection manager's device file; netlink's answers; upper-level protocols", []string{"verbs", "rdmacm/ucma", "nldev", "ulp"}},
 	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
@@ -54,7 +54,7 @@ var only = []struct {
 }
 
 // core is the folders that use nothing but the standard library, golang.org/x and one another.
-var core = []string{"driver", "ib", "link", "netdev", "nldev", "rdmacm", "roce", "uapi", "umem", "uverbs", "verbs"}
+var core = []string{"driver", "ib", "link", "netdev", "nldev", "rdmacm", "rdmanet", "roce", "uapi", "umem", "uverbs", "verbs"}
 
 // Package is what go list says of one.
 type Package struct {

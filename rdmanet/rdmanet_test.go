@@ -1,0 +1,585 @@
+package rdmanet_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/net/nettest"
+
+	"verbena/driver/rxe"
+	"verbena/ib"
+	"verbena/internal/leaktest"
+	"verbena/link"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/rdmanet"
+	"verbena/verbs"
+	"verbena/verbs/embed"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// patience bounds what should take milliseconds.
+const patience = 20 * time.Second
+
+// world is a device in this process, and what is on its network.
+type world struct {
+	stack *embed.Stack
+	net   *simnet.Net
+}
+
+// newWorld makes a device. Without a fabric, its packets take the network also to itself.
+func newWorld(t testing.TB, fabric *rxe.Fabric) *world {
+	t.Helper()
+	n := simnet.New(simnet.Config{})
+	dev, err := rxe.New(rxe.Config{
+		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true},
+		Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.80")}, Network: n, Faults: n.Faults(), Fabric: fabric,
+	})
+	must(t, err)
+	var core ib.Core
+	must(t, core.Register(dev.Handle()))
+	s, err := embed.New(&core)
+	must(t, err)
+	t.Cleanup(func() {
+		s.Close()
+		must(t, core.Unregister(dev.Handle()))
+		dev.Close()
+	})
+	return &world{s, n}
+}
+
+func (w *world) open(t testing.TB) *verbs.Device {
+	t.Helper()
+	d, err := w.stack.Open("")
+	must(t, err)
+	t.Cleanup(func() { must(t, d.Close()) })
+	return d
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// connect makes a connection between two devices.
+func connect(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *rdmanet.Conn) {
+	t.Helper()
+	x, y := net.Pipe()
+	defer x.Close()
+	defer y.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var wg sync.WaitGroup
+	var errA, errB error
+	wg.Go(func() { a, errA = rdmanet.Client(ctx, x, da, ca) })
+	b, errB = rdmanet.Server(ctx, y, db, cb)
+	wg.Wait()
+	must(t, errA)
+	must(t, errB)
+	t.Cleanup(func() {
+		_ = a.Close()
+		_ = b.Close()
+	})
+	return a, b
+}
+
+// noRNR lets a message without a receive break the connection.
+var noRNR = rdmanet.Config{Path: verbs.Path{RNRRetries: verbs.Never}}
+
+// pair makes a connection on a new device.
+func pair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
+	t.Helper()
+	d := newWorld(t, &rxe.Fabric{}).open(t)
+	if cfg.Path.RNRRetries == 0 {
+		cfg.Path.RNRRetries = verbs.Never
+	}
+	return connect(t, d, d, cfg, cfg)
+}
+
+// TestConn runs the tests of any net.Conn.
+func TestConn(t *testing.T) {
+	for _, x := range []struct {
+		name   string
+		fabric *rxe.Fabric
+		cfg    rdmanet.Config
+	}{
+		{"shortcut", &rxe.Fabric{}, noRNR},
+		{"network", nil, noRNR},
+		{"tiny", &rxe.Fabric{}, rdmanet.Config{ReadBuffer: 256, WriteBuffer: 300, Messages: 4, Path: noRNR.Path}},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			d := newWorld(t, x.fabric).open(t)
+			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+				a, b := connect(t, d, d, x.cfg, x.cfg)
+				return a, b, func() {
+					var wg sync.WaitGroup
+					wg.Go(func() { _ = a.Close() })
+					_ = b.Close()
+					wg.Wait()
+				}, nil
+			})
+		})
+	}
+}
+
+// sameError compares an error of a Conn with what it must wrap.
+func sameError(t *testing.T, what string, err error, want ...error) {
+	t.Helper()
+	var op *net.OpError
+	if !errors.As(err, &op) {
+		t.Fatalf("%s: got %v, want a *net.OpError", what, err)
+	}
+	for _, w := range want {
+		if !errors.Is(err, w) {
+			t.Errorf("%s: got %v, want %v", what, err, w)
+		}
+	}
+}
+
+func random(seed uint64, n int) []byte {
+	r := rand.New(rand.NewPCG(seed, 0))
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+// exchange writes both ways at once, and checks what arrives.
+func exchange(t *testing.T, a, b net.Conn, size int) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for i, x := range []struct{ from, to net.Conn }{{a, b}, {b, a}} {
+		want := random(uint64(i), size)
+		wg.Go(func() {
+			if n, err := x.from.Write(want); n != size || err != nil {
+				t.Errorf("Write: got %d, %v, want %d", n, err, size)
+			}
+		})
+		wg.Go(func() {
+			got := make([]byte, size)
+			if _, err := io.ReadFull(x.to, got); err != nil {
+				t.Errorf("Read: %v", err)
+			} else if !bytes.Equal(got, want) {
+				t.Error("Read: the bytes differ from those that were written")
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestFlow: rings and numbers of messages of all kinds, and writes that are much larger, both ways at once. A message
+// for which there is no receive would break the connection.
+func TestFlow(t *testing.T) {
+	d := newWorld(t, &rxe.Fabric{}).open(t)
+	tiny := rdmanet.Config{ReadBuffer: 256, WriteBuffer: 256, Messages: 4}
+	for _, x := range []struct {
+		a, b rdmanet.Config
+		size int
+	}{
+		{rdmanet.Config{}, rdmanet.Config{}, 4 << 20},
+		{tiny, tiny, 100_000},
+		{
+			rdmanet.Config{ReadBuffer: 256, WriteBuffer: 1 << 20},
+			rdmanet.Config{ReadBuffer: 1 << 20, WriteBuffer: 257}, 300_000,
+		},
+		{
+			rdmanet.Config{ReadBuffer: 1000, WriteBuffer: 999, Messages: 5},
+			rdmanet.Config{ReadBuffer: 777, WriteBuffer: 4096, Messages: 500}, 300_000,
+		},
+		{rdmanet.Config{Messages: 4}, rdmanet.Config{Messages: 4096}, 4 << 20},
+	} {
+		t.Run(fmt.Sprintf("%d %d %d", x.a.ReadBuffer, x.a.WriteBuffer, x.a.Messages), func(t *testing.T) {
+			x.a.Path, x.b.Path = noRNR.Path, noRNR.Path
+			a, b := connect(t, d, d, x.a, x.b)
+			exchange(t, a, b, x.size)
+			// Small messages that are read late, of which the peer takes so many and no more.
+			for _, c := range []net.Conn{a, b} {
+				must(t, c.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
+			}
+			n := 0
+			for ; ; n++ {
+				if _, err := a.Write([]byte{byte(n)}); err != nil {
+					sameError(t, "Write", err, os.ErrDeadlineExceeded)
+					break
+				}
+			}
+			must(t, a.CloseWrite())
+			got, err := io.ReadAll(b)
+			must(t, err)
+			if len(got) != n || got[n-1] != byte(n-1) {
+				t.Errorf("read %d bytes, want %d", len(got), n)
+			}
+		})
+	}
+	for _, c := range []rdmanet.Config{
+		{ReadBuffer: 255}, {WriteBuffer: 1 << 30}, {Messages: 3}, {Messages: 5000}, {ReadBuffer: -1},
+	} {
+		x, y := net.Pipe()
+		if _, err := rdmanet.Client(context.Background(), x, d, c); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("%+v: got %v, want EINVAL", c, err)
+		}
+		x.Close()
+		y.Close()
+	}
+}
+
+// TestLoss: a stream both ways, while packets are lost, repeated and overtake one another.
+func TestLoss(t *testing.T) {
+	w := newWorld(t, nil)
+	d := w.open(t)
+	a, b := connect(t, d, d, rdmanet.Config{}, rdmanet.Config{})
+	must(t, w.net.Faults().Add(link.Rule{Drop: 0.01, Duplicate: 0.01, Reorder: 0.01}))
+	exchange(t, a, b, 2<<20)
+}
+
+func TestDeadlines(t *testing.T) {
+	a, b := pair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
+	one := make([]byte, 1)
+	read := func(want error) {
+		t.Helper()
+		if _, err := a.Read(one); !errors.Is(err, want) {
+			t.Fatalf("Read: got %v, want %v", err, want)
+		}
+	}
+	must(t, a.SetReadDeadline(time.Now().Add(5*time.Millisecond)))
+	read(os.ErrDeadlineExceeded)
+	read(os.ErrDeadlineExceeded)
+	// It says so also when there is something to read.
+	_, err := b.Write([]byte("x"))
+	must(t, err)
+	read(os.ErrDeadlineExceeded)
+	must(t, a.SetReadDeadline(time.Time{}))
+	read(nil)
+	// A later deadline holds for a Read that waits, and so does an earlier one.
+	must(t, a.SetReadDeadline(time.Now().Add(30*time.Millisecond)))
+	time.AfterFunc(5*time.Millisecond, func() { _ = a.SetReadDeadline(time.Now().Add(time.Hour)) })
+	time.AfterFunc(60*time.Millisecond, func() { _, _ = b.Write([]byte("y")) })
+	read(nil)
+	time.AfterFunc(5*time.Millisecond, func() { _ = a.SetReadDeadline(time.Now()) })
+	read(os.ErrDeadlineExceeded)
+	must(t, a.SetDeadline(time.Time{}))
+
+	// A Write that times out has written what it says, as it was then.
+	data := random(1, 10_000)
+	kept := bytes.Clone(data)
+	must(t, a.SetWriteDeadline(time.Now().Add(10*time.Millisecond)))
+	n, err := a.Write(data)
+	sameError(t, "Write", err, os.ErrDeadlineExceeded)
+	if n == 0 || n > 8192 {
+		t.Errorf("Write with 4096 bytes here, and as many there: wrote %d", n)
+	}
+	clear(data)
+	must(t, a.SetWriteDeadline(time.Time{}))
+	go func() {
+		_, err := a.Write(kept[n:])
+		if err != nil {
+			t.Errorf("Write: %v", err)
+		}
+		_ = a.CloseWrite()
+	}()
+	got, err := io.ReadAll(b)
+	must(t, err)
+	if !bytes.Equal(got, kept) {
+		t.Errorf("read %d bytes that differ from the %d that were written", len(got), len(kept))
+	}
+}
+
+func TestHalfClose(t *testing.T) {
+	a, b := pair(t, rdmanet.Config{})
+	_, err := a.Write([]byte("question"))
+	must(t, err)
+	must(t, a.CloseWrite())
+	must(t, a.CloseWrite())
+	_, err = a.Write([]byte("more"))
+	sameError(t, "Write after CloseWrite", err, syscall.EPIPE)
+	got, err := io.ReadAll(b)
+	must(t, err)
+	if string(got) != "question" {
+		t.Errorf("got %q", got)
+	}
+	_, err = b.Write([]byte("answer"))
+	must(t, err)
+	must(t, b.Close())
+	got, err = io.ReadAll(a)
+	must(t, err)
+	if string(got) != "answer" {
+		t.Errorf("got %q", got)
+	}
+	must(t, a.Close())
+	sameError(t, "Close again", a.Close(), net.ErrClosed)
+	_, err = a.Read(got)
+	sameError(t, "Read after Close", err, net.ErrClosed)
+	_, err = a.Write(got)
+	sameError(t, "Write after Close", err, net.ErrClosed)
+	sameError(t, "SetDeadline after Close", a.SetDeadline(time.Time{}), net.ErrClosed)
+}
+
+// TestCloseDelivers: what was written before Close can be read after it, and writing to such a peer fails.
+func TestCloseDelivers(t *testing.T) {
+	a, b := pair(t, rdmanet.Config{})
+	want := random(1, 200_000)
+	_, err := a.Write(want)
+	must(t, err)
+	must(t, a.Close())
+	got := make([]byte, 1000)
+	_, err = io.ReadFull(b, got)
+	must(t, err)
+	_, err = b.Write([]byte("x"))
+	sameError(t, "Write", err, syscall.EPIPE)
+	rest, err := io.ReadAll(b)
+	must(t, err)
+	if !bytes.Equal(append(got, rest...), want) {
+		t.Errorf("read %d bytes, want %d", len(got)+len(rest), len(want))
+	}
+	start := time.Now()
+	must(t, b.Close())
+	if d := time.Since(start); d > 2*time.Second {
+		t.Errorf("Close took %v, while the peer has gone", d)
+	}
+}
+
+// TestCloseUnblocks: Close ends calls that wait, and CloseWrite those that write.
+func TestCloseUnblocks(t *testing.T) {
+	a, _ := pair(t, rdmanet.Config{})
+	errs := make(chan error, 5)
+	for range 2 {
+		go func() {
+			_, err := a.Read(make([]byte, 1))
+			errs <- err
+		}()
+		go func() {
+			_, err := a.Write(make([]byte, 1<<20))
+			errs <- err
+		}()
+	}
+	time.Sleep(10 * time.Millisecond)
+	must(t, a.CloseWrite())
+	for range 2 {
+		sameError(t, "Write", <-errs, syscall.EPIPE)
+	}
+	must(t, a.Close())
+	for range 2 {
+		sameError(t, "Read", <-errs, net.ErrClosed)
+	}
+}
+
+// TestLostPeer: the device of one end goes without a word.
+func TestLostPeer(t *testing.T) {
+	w := newWorld(t, &rxe.Fabric{})
+	path := verbs.Path{Timeout: 4 * time.Millisecond, Retries: 3}
+	cfg := rdmanet.Config{Path: path, KeepAlive: 20 * time.Millisecond}
+	for _, who := range []string{"reader", "writer", "closer"} {
+		t.Run(who, func(t *testing.T) {
+			da, db := w.open(t), w.open(t)
+			a, b := connect(t, da, db, cfg, cfg)
+			_, err := b.Write([]byte("last words"))
+			must(t, err)
+			must(t, db.Close())
+			_, err = b.Read(make([]byte, 1))
+			sameError(t, "Read on a closed device", err, verbs.ErrClosed, syscall.ECONNABORTED)
+			switch who {
+			case "reader":
+				got, err := io.ReadAll(a)
+				sameError(t, "Read", err, verbs.RetryExceeded, syscall.ETIMEDOUT)
+				if string(got) != "last words" {
+					t.Errorf("got %q", got)
+				}
+				var ce *rdmanet.ConnError
+				var wc *verbs.WCError
+				if !errors.As(err, &ce) || !errors.As(err, &wc) || errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Errorf("got %v, want a ConnError of a WCError", err)
+				}
+			case "writer":
+				for err = nil; err == nil; {
+					_, err = a.Write(make([]byte, 1000))
+				}
+				sameError(t, "Write", err, verbs.RetryExceeded, syscall.ETIMEDOUT)
+			case "closer":
+				_, _ = a.Write(make([]byte, 1000))
+				sameError(t, "Close", a.Close(), verbs.RetryExceeded, syscall.ETIMEDOUT)
+			}
+		})
+	}
+}
+
+// TestLostDevice: the device is taken away from both ends while they wait.
+func TestLostDevice(t *testing.T) {
+	w := newWorld(t, &rxe.Fabric{})
+	d := w.open(t)
+	a, b := connect(t, d, d, noRNR, noRNR)
+	errs := make(chan error, 2)
+	go func() {
+		_, err := a.Read(make([]byte, 1))
+		errs <- err
+	}()
+	go func() {
+		_, err := b.Write(make([]byte, 10<<20))
+		errs <- err
+	}()
+	time.Sleep(5 * time.Millisecond)
+	w.stack.Close()
+	for range 2 {
+		select {
+		case err := <-errs:
+			if err != nil { // Read may have got something
+				sameError(t, "a call", err)
+				var ce *rdmanet.ConnError
+				if !errors.As(err, &ce) {
+					t.Errorf("got %v, want a ConnError", err)
+				}
+			}
+		case <-time.After(patience):
+			t.Fatal("a call still waits")
+		}
+	}
+}
+
+// TestLinger: Close waits no longer than it is told to.
+func TestLinger(t *testing.T) {
+	w := newWorld(t, nil)
+	d := w.open(t)
+	a, _ := connect(t, d, d, rdmanet.Config{Linger: 20 * time.Millisecond}, rdmanet.Config{Linger: -1})
+	must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
+	_, err := a.Write([]byte("lost"))
+	must(t, err)
+	sameError(t, "Close", a.Close(), os.ErrDeadlineExceeded)
+}
+
+func TestHTTP(t *testing.T) {
+	d := newWorld(t, &rxe.Fabric{}).open(t)
+	lc := rdmanet.ListenConfig{Config: rdmanet.Config{Device: d}}
+	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
+	must(t, err)
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		_, _ = w.Write(b)
+	})}
+	var served sync.WaitGroup
+	served.Go(func() {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	defer served.Wait()
+	defer srv.Close()
+	dialer := rdmanet.Dialer{Config: rdmanet.Config{Device: d}}
+	transport := &http.Transport{DialContext: dialer.DialContext}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport}
+	var clients sync.WaitGroup
+	for i := range 4 {
+		clients.Go(func() {
+			for j := range 5 {
+				want := random(uint64(10*i+j), 100_000*j)
+				resp, err := client.Post("http://"+l.Addr().String(), "application/octet-stream", bytes.NewReader(want))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got, err := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				if err != nil || !bytes.Equal(got, want) {
+					t.Errorf("got %d bytes, %v, want %d", len(got), err, len(want))
+				}
+			}
+		})
+	}
+	clients.Wait()
+	if resp, err := client.Get("http://" + l.Addr().String()); err != nil {
+		t.Error(err)
+	} else {
+		resp.Body.Close()
+	}
+}
+
+func TestListener(t *testing.T) {
+	d := newWorld(t, &rxe.Fabric{}).open(t)
+	failed := make(chan error, 10)
+	lc := rdmanet.ListenConfig{
+		Config: rdmanet.Config{Device: d, SetupTimeout: 50 * time.Millisecond},
+		Failed: func(_ net.Addr, err error) { failed <- err },
+	}
+	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
+	must(t, err)
+	// One that says nothing, and one that speaks something else, are in no one's way.
+	silent, err := net.Dial("tcp", l.Addr().String())
+	must(t, err)
+	defer silent.Close()
+	loud, err := net.Dial("tcp", l.Addr().String())
+	must(t, err)
+	defer loud.Close()
+	_, err = loud.Write([]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
+	must(t, err)
+	dialer := rdmanet.Dialer{Config: rdmanet.Config{Device: d}}
+	a, err := dialer.Dial("rdma", l.Addr().String())
+	must(t, err)
+	b, err := l.Accept()
+	must(t, err)
+	if a.LocalAddr() != b.RemoteAddr() || a.RemoteAddr() != b.LocalAddr() || a.LocalAddr().Network() != "rdma" {
+		t.Errorf("addresses: %v and %v, %v and %v", a.LocalAddr(), a.RemoteAddr(), b.LocalAddr(), b.RemoteAddr())
+	}
+	if _, _, err := net.SplitHostPort(a.LocalAddr().String()); err != nil {
+		t.Errorf("address %v: %v", a.LocalAddr(), err)
+	}
+	exchange(t, a, b, 1000)
+	must(t, a.Close())
+	must(t, b.Close())
+	var deadline, proto bool
+	for range 2 {
+		err := <-failed
+		deadline = deadline || errors.Is(err, context.DeadlineExceeded)
+		proto = proto || errors.Is(err, syscall.EPROTO)
+	}
+	if !deadline || !proto {
+		t.Error("a silent peer, and one of another protocol, were not reported as such")
+	}
+	// A connection that nobody accepts ends with the listener.
+	c, err := dialer.Dial("tcp", l.Addr().String())
+	must(t, err)
+	defer c.Close()
+	must(t, l.Close())
+	must(t, l.Close())
+	if _, err := io.ReadAll(c); err != nil {
+		t.Errorf("Read: got %v, want EOF", err)
+	}
+	_, err = l.Accept()
+	sameError(t, "Accept", err, net.ErrClosed)
+	if _, err := dialer.Dial("rdma", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("Dial: got %v, want ECONNREFUSED", err)
+	}
+	if _, err := dialer.Dial("udp", l.Addr().String()); !errors.As(err, new(net.UnknownNetworkError)) {
+		t.Errorf("Dial udp: got %v, want an UnknownNetworkError", err)
+	}
+}
+
+// TestSetupContext: set-up ends with its context.
+func TestSetupContext(t *testing.T) {
+	d := newWorld(t, &rxe.Fabric{}).open(t)
+	x, y := net.Pipe()
+	defer x.Close()
+	defer y.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	time.AfterFunc(5*time.Millisecond, cancel)
+	if _, err := rdmanet.Server(ctx, x, d, rdmanet.Config{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Server: got %v, want %v", err, context.Canceled)
+	}
+	if _, err := rdmanet.Client(ctx, x, d, rdmanet.Config{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Client: got %v, want %v", err, context.Canceled)
+	}
+}

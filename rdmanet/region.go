@@ -1,0 +1,376 @@
+package rdmanet
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"syscall"
+	"time"
+
+	"verbena/verbs"
+)
+
+// Region is registered memory that a peer may read or write, without this end's doing.
+type Region struct{ mr *verbs.MR }
+
+// NewRegion returns new memory that the peer may access as the rights say: verbs.RemoteRead, or verbs.LocalWrite and
+// verbs.RemoteWrite, or all. 0 stands for all. Memory that this end alone uses, with ReadRegion and WriteRegion, needs
+// verbs.LocalWrite. It lives until Region.Close, also beyond the connection. It may sleep.
+func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
+	if access == 0 {
+		access = verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite
+	}
+	c.mu.Lock()
+	closed := c.closed
+	c.mu.Unlock()
+	if closed {
+		return nil, c.opError("register", net.ErrClosed)
+	}
+	mr, err := c.pd.Alloc(size, access)
+	if err != nil {
+		return nil, c.opError("register", err)
+	}
+	return &Region{mr}, nil
+}
+
+// RegionOf returns the Region of memory that was registered with the protection domain of a connection: Config.PD.
+func RegionOf(mr *verbs.MR) *Region { return &Region{mr} }
+
+// Bytes returns the memory; nil once the Region is closed.
+func (r *Region) Bytes() []byte { return r.mr.Bytes() }
+
+// Len returns the length in bytes.
+func (r *Region) Len() int { return r.mr.Len() }
+
+// Descriptor returns what a peer needs to access the memory.
+func (r *Region) Descriptor() Descriptor {
+	return Descriptor{Addr: r.mr.Addr(), Length: uint64(r.mr.Len()), RKey: r.mr.RKey()}
+}
+
+// Close ends the access to the memory: a peer that still tries loses its connection. It may be called again, and may
+// sleep.
+func (r *Region) Close() error { return r.mr.Close() }
+
+// Descriptor is a Region, as a peer knows it: by any connection of the same protection domain.
+type Descriptor struct {
+	Addr, Length uint64
+	RKey         uint32
+}
+
+// DescriptorSize is the length of a Descriptor in bytes.
+const DescriptorSize = 20
+
+// AppendBinary appends the descriptor in DescriptorSize bytes. Its error is nil.
+func (d Descriptor) AppendBinary(b []byte) ([]byte, error) {
+	b = binary.BigEndian.AppendUint64(b, d.Addr)
+	b = binary.BigEndian.AppendUint64(b, d.Length)
+	return binary.BigEndian.AppendUint32(b, d.RKey), nil
+}
+
+// MarshalBinary returns the descriptor in DescriptorSize bytes. Its error is nil.
+func (d Descriptor) MarshalBinary() ([]byte, error) { return d.AppendBinary(nil) }
+
+// UnmarshalBinary reads what AppendBinary has written.
+func (d *Descriptor) UnmarshalBinary(b []byte) error {
+	if len(b) != DescriptorSize {
+		return fmt.Errorf("rdmanet: descriptor of %d bytes, want %d: %w", len(b), DescriptorSize, syscall.EINVAL)
+	}
+	n := Descriptor{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint32(b[16:])}
+	if n.Length > math.MaxInt64 || n.Addr+n.Length < n.Addr {
+		return fmt.Errorf("rdmanet: descriptor of %d bytes at %#x: %w", n.Length, n.Addr, syscall.EINVAL)
+	}
+	*d = n
+	return nil
+}
+
+// Remote is a peer's memory. Operations on the memory of one connection run one after another; long ones are pipelined.
+// One that the peer refuses, because its Region was closed or lacks the right, ends the connection.
+type Remote struct {
+	c *Conn
+	d Descriptor
+}
+
+var (
+	_ io.ReaderAt = (*Remote)(nil)
+	_ io.WriterAt = (*Remote)(nil)
+)
+
+// Remote returns the memory that a descriptor of the peer names.
+func (c *Conn) Remote(d Descriptor) *Remote { return &Remote{c, d} }
+
+// Len returns the length in bytes.
+func (r *Remote) Len() int64 { return int64(r.d.Length) }
+
+// ReadAt reads len(p) bytes at an offset of the peer's memory, or up to its end: then the error is io.EOF. It waits
+// until the connection's read deadline.
+func (r *Remote) ReadAt(p []byte, off int64) (int, error) {
+	return r.c.transfer(verbs.Read, &r.c.rd, r.d, p, off)
+}
+
+// WriteAt writes p at an offset of the peer's memory. When it returns, the peer's device has all of it. Past the end it
+// writes nothing, and returns io.ErrShortWrite. It waits until the connection's write deadline.
+func (r *Remote) WriteAt(p []byte, off int64) (int, error) {
+	return r.c.transfer(verbs.Write, &r.c.wd, r.d, p, off)
+}
+
+// ReadAtContext is ReadAt, but waits until ctx ends.
+func (r *Remote) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
+	d := r.c.deadlineOf(ctx)
+	defer d.cancel(nil)
+	return r.c.transfer(verbs.Read, d, r.d, p, off)
+}
+
+// WriteAtContext is WriteAt, but waits until ctx ends.
+func (r *Remote) WriteAtContext(ctx context.Context, p []byte, off int64) (int, error) {
+	d := r.c.deadlineOf(ctx)
+	defer d.cancel(nil)
+	return r.c.transfer(verbs.Write, d, r.d, p, off)
+}
+
+// ReadRegion reads n bytes at an offset of the peer's memory into dst, from an offset on, without a copy: 1 GB at most.
+// The memory is the device's until ReadRegion returns, and no longer: for that, the connection ends if ctx does before
+// the operation.
+func (r *Remote) ReadRegion(ctx context.Context, off int64, dst *Region, dstOff, n int) error {
+	return r.c.direct(ctx, verbs.Read, r.d, off, dst, dstOff, n)
+}
+
+// WriteRegion writes n bytes of src, from an offset on, at an offset of the peer's memory, without a copy. Otherwise it
+// is as ReadRegion.
+func (r *Remote) WriteRegion(ctx context.Context, off int64, src *Region, srcOff, n int) error {
+	return r.c.direct(ctx, verbs.Write, r.d, off, src, srcOff, n)
+}
+
+const (
+	// opSlots is how many work requests of a one-sided operation are in flight, opChunk how many bytes each moves.
+	opSlots = 4
+	opChunk = 64 << 10
+	// maxDirect is the most that an operation without a copy moves.
+	maxDirect = 1 << 30
+	// drainTime bounds the wait for work requests after the queue pair has left RTS.
+	drainTime = 5 * time.Second
+)
+
+// operation is the one-sided operation that runs. The work requests of one complete in order.
+type operation struct {
+	mr *verbs.MR    // through which bytes of callers pass; nil until it is needed; under Conn.ops
+	wr verbs.SendWR // scratch; under Conn.ops
+
+	// Under Conn.mu:
+	c                 *Conn
+	posted, completed uint64 // work requests
+	want              uint64 // how many must have completed
+	drain             bool   // it waits also when the connection has failed
+	deadline          *deadline
+}
+
+//verbena:held c.mu
+func (o *operation) complete() { o.completed++ }
+
+func (o *operation) ready() bool {
+	return o.completed >= o.want || o.c.dead || o.c.err != nil && !o.drain
+}
+
+// end ends an operation with a context.
+//
+//verbena:held c.mu
+func (o *operation) end(err error) {
+	if o.deadline != nil {
+		o.deadline.end(err)
+	}
+}
+
+// deadlineOf returns the end of an operation with a context. The caller cancels it.
+func (c *Conn) deadlineOf(ctx context.Context) *deadline {
+	d := &deadline{lock: &c.mu}
+	d.ctx, d.cancel = context.WithCancelCause(ctx)
+	return d
+}
+
+// begin begins a one-sided operation, which Conn.endOp ends.
+func (c *Conn) begin(d *deadline) error {
+	c.mu.Lock()
+	if err := c.usable(d); err != nil {
+		c.mu.Unlock()
+		return err
+	}
+	ctx := d.context()
+	c.mu.Unlock()
+	select {
+	case <-c.ops:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	c.mu.Lock()
+	err := c.usable(d)
+	if err == nil {
+		c.op.deadline = d
+		c.op.want = c.op.posted // of an earlier one, which has timed out
+	}
+	c.mu.Unlock()
+	if err == nil {
+		err = c.await(&c.oper, d)
+	}
+	if err != nil {
+		c.endOp()
+	}
+	return err
+}
+
+// usable returns why an operation cannot run.
+//
+//verbena:held mu
+func (c *Conn) usable(d *deadline) error {
+	switch {
+	case c.closed:
+		return net.ErrClosed
+	case d.reason() != nil:
+		return d.reason()
+	}
+	return c.err
+}
+
+func (c *Conn) endOp() {
+	c.mu.Lock()
+	c.op.deadline = nil
+	c.mu.Unlock()
+	c.ops <- struct{}{}
+}
+
+// postOp posts a work request of the operation.
+func (c *Conn) postOp(op verbs.Opcode, local verbs.SGE, remote verbs.Remote) error {
+	c.mu.Lock()
+	c.op.posted++
+	c.op.wr = verbs.SendWR{ID: kindOp, Opcode: op, Flags: verbs.Signaled, Local: local, Remote: remote}
+	c.mu.Unlock()
+	if err := c.qp.PostSend(&c.op.wr); err != nil {
+		return c.lost(err)
+	}
+	return nil
+}
+
+// awaitOp waits until all but n work requests of the operation have completed.
+func (c *Conn) awaitOp(d *deadline, n int) error {
+	c.mu.Lock()
+	c.op.want = c.op.posted - min(c.op.posted, uint64(n))
+	c.mu.Unlock()
+	if err := c.await(&c.oper, d); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.op.completed < c.op.want || c.err != nil {
+		return c.err
+	}
+	return nil
+}
+
+// opNames are for errors.
+var opNames = map[verbs.Opcode]string{verbs.Read: "readat", verbs.Write: "writeat"}
+
+func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, c.opError(opNames[op], fmt.Errorf("offset %d: %w", off, syscall.EINVAL))
+	}
+	var short error
+	if left := int64(there.Length) - min(off, int64(there.Length)); int64(len(p)) > left {
+		if op == verbs.Write {
+			return 0, io.ErrShortWrite
+		}
+		p, short = p[:left], io.EOF
+	}
+	if len(p) == 0 {
+		return 0, short
+	}
+	n, err := c.copyThrough(op, d, there, p, off)
+	if err != nil {
+		return n, c.opError(opNames[op], err)
+	}
+	return n, short
+}
+
+// copyThrough moves bytes of the caller through memory of the connection: the device may still reach that when the
+// caller has its own back.
+func (c *Conn) copyThrough(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (done int, err error) {
+	if err := c.begin(d); err != nil {
+		return 0, err
+	}
+	defer c.endOp()
+	if c.op.mr == nil {
+		if c.op.mr, err = c.pd.Alloc(opSlots*opChunk, verbs.LocalWrite); err != nil {
+			return 0, err
+		}
+	}
+	mem := c.op.mr.Bytes()
+	slot := func(at int) int { return at / opChunk % opSlots * opChunk }
+	for posted := 0; done < len(p); {
+		for posted < len(p) && posted-done < opSlots*opChunk {
+			n := min(opChunk, len(p)-posted)
+			if op == verbs.Write {
+				copy(mem[slot(posted):], p[posted:posted+n])
+			}
+			remote := verbs.Remote{Addr: there.Addr + uint64(off) + uint64(posted), RKey: there.RKey}
+			if err := c.postOp(op, c.op.mr.SGE(slot(posted), n), remote); err != nil {
+				return done, err
+			}
+			posted += n
+		}
+		if err := c.awaitOp(d, (posted-done-1)/opChunk); err != nil {
+			return done, err
+		}
+		n := min(opChunk, len(p)-done)
+		if op == verbs.Read {
+			copy(p[done:done+n], mem[slot(done):])
+		}
+		done += n
+	}
+	return done, nil
+}
+
+func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, off int64, r *Region, at, n int) error {
+	size := int64(there.Length)
+	here, left := r.Len()-at, size-off
+	if n < 0 || n > maxDirect || at < 0 || n > here || off < 0 || int64(n) > left {
+		err := fmt.Errorf("%d bytes at %d of %d, and at %d of %d: %w", n, off, size, at, r.Len(), syscall.EINVAL)
+		return c.opError(opNames[op], err)
+	}
+	if n == 0 {
+		return nil
+	}
+	d := c.deadlineOf(ctx)
+	defer d.cancel(nil)
+	if err := c.begin(d); err != nil {
+		return c.opError(opNames[op], err)
+	}
+	defer c.endOp()
+	err := c.postOp(op, r.mr.SGE(at, n), verbs.Remote{Addr: there.Addr + uint64(off), RKey: there.RKey})
+	if err == nil {
+		err = c.awaitOp(d, 0)
+	}
+	if err != nil {
+		c.abort(err)
+		return c.opError(opNames[op], err)
+	}
+	return nil
+}
+
+// abort ends the connection, and returns when the device has given back the memory of the operation.
+func (c *Conn) abort(why error) {
+	if err := c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState); err != nil {
+		_ = c.lost(err)
+	}
+	limit := deadline{lock: &c.mu}
+	c.mu.Lock()
+	c.fail(&ConnError{syscall.ECONNABORTED, why})
+	c.notify()
+	c.op.want, c.op.drain = c.op.posted, true
+	limit.set(time.Now().Add(drainTime))
+	c.mu.Unlock()
+	_ = c.await(&c.oper, &limit)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	limit.end(net.ErrClosed)
+	c.op.drain = false
+}

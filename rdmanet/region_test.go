@@ -1,0 +1,199 @@
+package rdmanet_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/driver/rxe"
+	"verbena/link"
+	"verbena/rdmanet"
+	"verbena/verbs"
+)
+
+// region makes a region of b and what a knows of it.
+func region(t *testing.T, a, b *rdmanet.Conn, size int, access verbs.Access) (*rdmanet.Region, *rdmanet.Remote) {
+	t.Helper()
+	r, err := b.NewRegion(size, access)
+	must(t, err)
+	t.Cleanup(func() { must(t, r.Close()) })
+	text, err := r.Descriptor().MarshalBinary()
+	must(t, err)
+	var d rdmanet.Descriptor
+	must(t, d.UnmarshalBinary(text))
+	if d != r.Descriptor() || len(text) != rdmanet.DescriptorSize {
+		t.Fatalf("descriptor: got %+v, want %+v", d, r.Descriptor())
+	}
+	return r, a.Remote(d)
+}
+
+func TestRemote(t *testing.T) {
+	a, b := pair(t, rdmanet.Config{})
+	const size = 1_000_001
+	r, m := region(t, a, b, size, 0)
+	want := random(1, size)
+	var wg sync.WaitGroup
+	wg.Go(func() { exchange(t, a, b, 1<<20) }) // beside a stream
+	n, err := m.WriteAt(want, 0)
+	if n != size || err != nil {
+		t.Fatalf("WriteAt: got %d, %v", n, err)
+	}
+	if !bytes.Equal(r.Bytes(), want) {
+		t.Error("WriteAt: the bytes differ")
+	}
+	got, err := io.ReadAll(io.NewSectionReader(m, 0, m.Len()))
+	must(t, err)
+	if !bytes.Equal(got, want) {
+		t.Error("ReadAt: the bytes differ")
+	}
+	wg.Wait()
+	for _, x := range []struct {
+		off  int64
+		len  int
+		n    int
+		want error
+	}{
+		{0, 0, 0, nil}, {size - 10, 10, 10, nil}, {size - 10, 11, 10, io.EOF}, {size, 1, 0, io.EOF},
+		{size + 5, 1, 0, io.EOF}, {-1, 1, 0, syscall.EINVAL},
+	} {
+		if n, err := m.ReadAt(got[:x.len], x.off); n != x.n || !errors.Is(err, x.want) {
+			t.Errorf("ReadAt of %d bytes at %d: got %d, %v, want %d, %v", x.len, x.off, n, err, x.n, x.want)
+		}
+	}
+	if n, err := m.WriteAt(make([]byte, 2), size-1); n != 0 || err != io.ErrShortWrite {
+		t.Errorf("WriteAt past the end: got %d, %v", n, err)
+	}
+
+	// Without a copy.
+	mine, err := a.NewRegion(size, verbs.LocalWrite)
+	must(t, err)
+	defer mine.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	must(t, m.ReadRegion(ctx, 1, mine, 2, size-2))
+	if !bytes.Equal(mine.Bytes()[2:], want[1:size-1]) {
+		t.Error("ReadRegion: the bytes differ")
+	}
+	must(t, m.WriteRegion(ctx, 0, mine, 0, size))
+	if !bytes.Equal(r.Bytes(), mine.Bytes()) {
+		t.Error("WriteRegion: the bytes differ")
+	}
+	if err := m.ReadRegion(ctx, 1, mine, 0, size); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("ReadRegion past the end: got %v, want EINVAL", err)
+	}
+
+	// Deadlines, and the end.
+	must(t, a.SetReadDeadline(time.Unix(1, 0)))
+	_, err = m.ReadAt(got, 0)
+	sameError(t, "ReadAt", err, os.ErrDeadlineExceeded)
+	must(t, a.Close())
+	_, err = m.ReadAt(got, 0)
+	sameError(t, "ReadAt after Close", err, net.ErrClosed)
+	_, err = m.WriteAtContext(ctx, got, 0)
+	sameError(t, "WriteAt after Close", err, net.ErrClosed)
+	_, err = a.NewRegion(1, 0)
+	sameError(t, "NewRegion after Close", err, net.ErrClosed)
+}
+
+// TestRemoteTimeout: nothing of a caller's changes after a call has returned, also if it has not waited for the device.
+func TestRemoteTimeout(t *testing.T) {
+	w := newWorld(t, nil)
+	d := w.open(t)
+	a, b := connect(t, d, d, rdmanet.Config{}, rdmanet.Config{})
+	r, m := region(t, a, b, 200_000, 0)
+	copy(r.Bytes(), random(1, r.Len()))
+	mine, err := a.NewRegion(r.Len(), 0)
+	must(t, err)
+	t.Cleanup(func() { must(t, mine.Close()) })
+	must(t, w.net.Faults().Add(link.Rule{Delay: 20 * time.Millisecond}))
+	brief := func() context.Context {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+		t.Cleanup(cancel)
+		return ctx
+	}
+	got := make([]byte, r.Len())
+	_, err = m.ReadAtContext(brief(), got, 0)
+	sameError(t, "ReadAt", err, context.DeadlineExceeded)
+	time.Sleep(60 * time.Millisecond)
+	if !bytes.Equal(got, make([]byte, len(got))) {
+		t.Error("ReadAt has written into the caller's memory after it had returned")
+	}
+	// The connection lives, and the memory of the operation that was given up is not mistaken for that of the next.
+	n, err := m.ReadAt(got, 0)
+	if n != len(got) || err != nil || !bytes.Equal(got, r.Bytes()) {
+		t.Errorf("ReadAt: got %d, %v, or other bytes", n, err)
+	}
+	text := []byte("before")
+	_, err = m.WriteAtContext(brief(), text, 0)
+	sameError(t, "WriteAt", err, context.DeadlineExceeded)
+	copy(text, "after!")
+	time.Sleep(60 * time.Millisecond)
+	if s := string(r.Bytes()[:6]); s != "before" {
+		t.Errorf("WriteAt has written %q", s)
+	}
+	// Without a copy, the memory is the caller's again at the price of the connection.
+	sameError(t, "ReadRegion", m.ReadRegion(brief(), 0, mine, 0, r.Len()), context.DeadlineExceeded)
+	kept := bytes.Clone(mine.Bytes())
+	time.Sleep(60 * time.Millisecond)
+	if !bytes.Equal(kept, mine.Bytes()) {
+		t.Error("ReadRegion has written into the caller's memory after it had returned")
+	}
+	_, err = a.Write(text)
+	sameError(t, "Write", err, syscall.ECONNABORTED)
+}
+
+// TestRemoteRefused: an operation without the right to it ends the connection, at both ends.
+func TestRemoteRefused(t *testing.T) {
+	w := newWorld(t, &rxe.Fabric{})
+	d := w.open(t)
+	a, b := connect(t, d, d, noRNR, noRNR)
+	_, m := region(t, a, b, 100, verbs.RemoteRead)
+	_, err := m.ReadAt(make([]byte, 100), 0)
+	must(t, err)
+	_, err = m.WriteAt(make([]byte, 100), 0)
+	sameError(t, "WriteAt", err, verbs.RemoteAccessError, syscall.ECONNRESET)
+	for _, c := range []net.Conn{a, b} {
+		_, err = c.Read(make([]byte, 1))
+		sameError(t, "Read", err, syscall.ECONNRESET)
+	}
+}
+
+// TestSharedDomain: connections of one protection domain reach the same region.
+func TestSharedDomain(t *testing.T) {
+	d := newWorld(t, &rxe.Fabric{}).open(t)
+	pd, err := d.AllocPD()
+	must(t, err)
+	mr, err := pd.Alloc(1000, verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)
+	must(t, err)
+	r := rdmanet.RegionOf(mr)
+	for i := range 2 {
+		a, b := connect(t, d, d, rdmanet.Config{}, rdmanet.Config{PD: pd})
+		if b.PD() != pd {
+			t.Error("PD: got another")
+		}
+		_, err := a.Remote(r.Descriptor()).WriteAt([]byte{byte(i + 1)}, int64(i))
+		must(t, err)
+		must(t, a.Close())
+		must(t, b.Close())
+	}
+	if !bytes.Equal(r.Bytes()[:3], []byte{1, 2, 0}) {
+		t.Errorf("got %v", r.Bytes()[:3])
+	}
+	must(t, r.Close())
+	must(t, pd.Close())
+}
+
+func TestDescriptor(t *testing.T) {
+	for _, b := range [][]byte{nil, make([]byte, 19), make([]byte, 21), bytes.Repeat([]byte{255}, 20)} {
+		if err := new(rdmanet.Descriptor).UnmarshalBinary(b); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("%v: got %v, want EINVAL", b, err)
+		}
+	}
+}

@@ -1,0 +1,449 @@
+package rdmanet
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+	"time"
+
+	"verbena/verbs"
+)
+
+// Config says how connections are made. The zero Config is good for most.
+type Config struct {
+	// Device is what the connection is made on; it outlives the connection. nil: the first that verbs.Devices lists,
+	// which is open while there are connections and listeners on it.
+	Device *verbs.Device
+	// PD is the protection domain of the connection, of Device: regions of one serve all connections of it. nil: each
+	// connection has its own.
+	PD *verbs.PD
+	// Path says how queue pairs are connected.
+	Path verbs.Path
+	// ReadBuffer is how many bytes the peer may have written that were not read, WriteBuffer how many this end may have
+	// written that the peer's device has not acknowledged: from 256 bytes to 256 MB; 0: 256 KB. Both are registered
+	// memory.
+	ReadBuffer, WriteBuffer int
+	// Messages is how many messages may be in flight each way: from 4 to 4096; 0: 128. A Write is a message for each 64
+	// KB.
+	Messages int
+	// SetupTimeout bounds the set-up of a connection; 0: 10 s.
+	SetupTimeout time.Duration
+	// Linger is how long Close waits at most until the peer's device has what was written; 0: 3 s; negative: it does
+	// not wait.
+	Linger time.Duration
+	// KeepAlive is how often a peer of which nothing has come is probed; 0: 15 s; negative: never.
+	KeepAlive time.Duration
+}
+
+const (
+	defaultRing      = 256 << 10
+	defaultMessages  = 128
+	maxMessages      = 4096
+	defaultSetup     = 10 * time.Second
+	defaultLinger    = 3 * time.Second
+	defaultKeepAlive = 15 * time.Second
+	// rnrRetries bounds how often a message is sent again to a peer without a receive for it, which is one that keeps
+	// no account: credits make sure that there is one.
+	rnrRetries = 6
+)
+
+// full returns the Config with its standard values.
+func (c Config) full() (Config, error) {
+	for _, v := range []struct {
+		name                string
+		p                   *int
+		standard, low, high int
+	}{
+		{"ReadBuffer", &c.ReadBuffer, defaultRing, minRing, maxRing},
+		{"WriteBuffer", &c.WriteBuffer, defaultRing, minRing, maxRing},
+		{"Messages", &c.Messages, defaultMessages, minMessages, maxMessages},
+	} {
+		if *v.p == 0 {
+			*v.p = v.standard
+		}
+		if *v.p < v.low || *v.p > v.high {
+			return c, fmt.Errorf("rdmanet: Config.%s is %d, must be from %d to %d: %w",
+				v.name, *v.p, v.low, v.high, syscall.EINVAL)
+		}
+	}
+	for _, v := range []struct {
+		p        *time.Duration
+		standard time.Duration
+	}{{&c.SetupTimeout, defaultSetup}, {&c.Linger, defaultLinger}, {&c.KeepAlive, defaultKeepAlive}} {
+		if *v.p == 0 {
+			*v.p = v.standard
+		}
+		*v.p = max(*v.p, 0)
+	}
+	if c.Path.RNRRetries == 0 {
+		c.Path.RNRRetries = rnrRetries
+	}
+	return c, nil
+}
+
+// Exchange connects a queue pair with that of a peer, and exchanges what the two ends must know of one another. Client
+// and Server have one over a net.Conn; the RDMA connection manager can be another.
+type Exchange interface {
+	// Connect takes qp, which is in INIT and has its receives posted, to RTS. It sends private to the peer, at most
+	// PrivateSize bytes, and returns what the peer has sent of the kind, and the peer's address. When it returns, the
+	// peer's queue pair can receive.
+	Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
+		peer []byte, local, remote Addr, err error)
+}
+
+// PrivateSize is the length of what an Exchange carries. It is within the private data of the RDMA connection manager.
+const PrivateSize = 24
+
+// version is that of what the two ends of a connection say to one another.
+const version = 1
+
+// params is what a peer must know to send: the private data of an Exchange.
+type params struct {
+	addr     uint64 // of the ring
+	ring     uint32 // its length
+	rkey     uint32
+	messages uint16 // for which receives are posted, beside spareReceives
+}
+
+func (p params) append(b []byte) []byte {
+	b = append(b, version, 0)
+	b = binary.BigEndian.AppendUint16(b, p.messages)
+	b = binary.BigEndian.AppendUint32(b, p.ring)
+	b = binary.BigEndian.AppendUint64(b, p.addr)
+	b = binary.BigEndian.AppendUint32(b, p.rkey)
+	return append(b, 0, 0, 0, 0)
+}
+
+func otherVersion(v byte) error {
+	return fmt.Errorf("the peer speaks version %d, this end %d: %w", v, version, syscall.EPROTONOSUPPORT)
+}
+
+// parseParams reads and checks private data.
+func parseParams(b []byte) (params, error) {
+	if len(b) < PrivateSize { // a connection manager may deliver more, zeros
+		return params{}, fmt.Errorf("private data of %d bytes, want %d: %w", len(b), PrivateSize, syscall.EPROTO)
+	}
+	if b[0] != version {
+		return params{}, otherVersion(b[0])
+	}
+	p := params{
+		messages: binary.BigEndian.Uint16(b[2:]), ring: binary.BigEndian.Uint32(b[4:]),
+		addr: binary.BigEndian.Uint64(b[8:]), rkey: binary.BigEndian.Uint32(b[16:]),
+	}
+	switch {
+	case p.ring < minRing || p.ring > maxRing:
+		return params{}, fmt.Errorf("the peer's ring has %d bytes, must have from %d to %d: %w",
+			p.ring, minRing, maxRing, syscall.EPROTO)
+	case p.messages < minMessages || p.messages > maxMessages:
+		return params{}, fmt.Errorf("the peer takes %d messages, must take from %d to %d: %w",
+			p.messages, minMessages, maxMessages, syscall.EPROTO)
+	case p.addr+uint64(p.ring) < p.addr:
+		return params{}, fmt.Errorf("the peer's ring of %d bytes is at %#x: %w", p.ring, p.addr, syscall.EPROTO)
+	}
+	return p, nil
+}
+
+// New makes a connection by way of an Exchange. Conn.Close ends it.
+func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
+	cfg, err := cfg.full()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.SetupTimeout)
+	defer cancel()
+	dev, release, err := device(cfg.Device)
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{linger: cfg.Linger, probes: cfg.KeepAlive, pd: cfg.PD, ended: release}
+	if err := c.connect(ctx, x, dev, cfg); err != nil {
+		c.leave()
+		_ = c.release()
+		return nil, err
+	}
+	return c, nil
+}
+
+// farewell bounds leave.
+const farewell = 200 * time.Millisecond
+
+// leave tells the peer that there is no connection after all: its end may be set up already.
+func (c *Conn) leave() {
+	if c.qp == nil {
+		return
+	}
+	if a, err := c.qp.Query(); err != nil || a.State != verbs.RTS {
+		return
+	}
+	c.scratch = verbs.SendWR{ID: kindControl, Opcode: verbs.WriteWithImm, Flags: verbs.Signaled, Imm: immFin | immClose}
+	if c.qp.PostSend(&c.scratch) != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	defer cancel()
+	_, _ = c.cq.Wait(ctx, c.wcs[:])
+}
+
+func (c *Conn) connect(ctx context.Context, x Exchange, dev *verbs.Device, cfg Config) (err error) {
+	if c.pd == nil {
+		if c.pd, err = dev.AllocPD(); err != nil {
+			return err
+		}
+		c.ownPD = true
+	}
+	receives, sends := cfg.Messages+spareReceives, cfg.Messages+maxControls+2+opSlots
+	if c.cq, err = dev.CreateCQ(receives+sends, nil); err != nil {
+		return err
+	}
+	if c.qp, err = c.pd.CreateQP(verbs.QPInit{SendCQ: c.cq, SendWRs: sends, RecvWRs: receives}); err != nil {
+		return err
+	}
+	if c.ring, err = c.pd.Alloc(cfg.ReadBuffer, verbs.LocalWrite|verbs.RemoteWrite); err != nil {
+		return err
+	}
+	if c.send, err = c.pd.Alloc(cfg.WriteBuffer, 0); err != nil {
+		return err
+	}
+	if err := c.qp.Prepare(cfg.Path); err != nil {
+		return err
+	}
+	for range receives {
+		if err := c.qp.PostRecv(&c.recv); err != nil {
+			return err
+		}
+	}
+	own := params{addr: c.ring.Addr(), ring: uint32(c.ring.Len()), rkey: c.ring.RKey(), messages: uint16(cfg.Messages)}
+	private, local, remote, err := x.Connect(ctx, c.qp, cfg.Path, own.append(nil))
+	if err != nil {
+		return fmt.Errorf("rdmanet: connect: %w", err)
+	}
+	peer, err := parseParams(private)
+	if err != nil {
+		return fmt.Errorf("rdmanet: connect to %v: %w", remote, err)
+	}
+	c.local, c.remote = local, remote
+	c.start(own, peer)
+	return nil
+}
+
+// Client makes a connection of dev with a peer that runs Server at the other end of nc, over which the two agree. nc
+// remains the caller's, who may close it when Client has returned; unless there is an error, it is at the same place at
+// both ends afterwards. nil: as Config.Device.
+func Client(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*Conn, error) {
+	if dev != nil {
+		cfg.Device = dev
+	}
+	return New(ctx, overConn{nc, false}, cfg)
+}
+
+// Server is Client for the other end.
+func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*Conn, error) {
+	if dev != nil {
+		cfg.Device = dev
+	}
+	return New(ctx, overConn{nc, true}, cfg)
+}
+
+// overConn is an Exchange over a connection of another kind.
+//
+//	client                 server
+//	hello  ------------->          its queue pair goes to RTS
+//	       <------------- hello
+//	ready  ------------->          both may send
+//
+// Either end may send a refusal instead.
+type overConn struct {
+	nc     net.Conn
+	server bool
+}
+
+// Connect implements Exchange.
+func (o overConn) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
+	_ []byte, local, remote Addr, err error) {
+	stop := interrupt(ctx, o.nc)
+	defer func() {
+		stop()
+		if err != nil && ctx.Err() != nil {
+			err = errors.Join(context.Cause(ctx), err)
+		}
+	}()
+	here, err := qp.LocalVia(path)
+	if err != nil {
+		return nil, local, remote, err
+	}
+	hello := message{kind: kindHello, endpoint: here, private: private}
+	if !o.server {
+		if err := o.write(hello); err != nil {
+			return nil, local, remote, err
+		}
+	}
+	m, err := o.read(kindHello)
+	if err != nil {
+		return nil, local, remote, o.refuse(err)
+	}
+	if _, err := parseParams(m.private); err != nil {
+		return nil, local, remote, o.refuse(err)
+	}
+	if err := qp.ConnectVia(m.endpoint, path); err != nil {
+		return nil, local, remote, o.refuse(err)
+	}
+	if o.server {
+		if err = o.write(hello); err == nil {
+			_, err = o.read(kindReady)
+		}
+	} else {
+		err = o.write(message{kind: kindReady})
+	}
+	return m.private, Addr{here.GID.Addr(), here.QPN}, Addr{m.endpoint.GID.Addr(), m.endpoint.QPN}, err
+}
+
+// interrupt makes reading and writing fail when ctx ends. stop ends that, and leaves the connection without deadlines.
+func interrupt(ctx context.Context, nc net.Conn) (stop func()) {
+	done := make(chan struct{})
+	cancel := context.AfterFunc(ctx, func() {
+		defer close(done)
+		if nc.SetDeadline(time.Unix(1, 0)) != nil {
+			_ = nc.Close()
+		}
+	})
+	return func() {
+		if !cancel() {
+			<-done
+			_ = nc.SetDeadline(time.Time{})
+		}
+	}
+}
+
+// refuse sends the reason why there is no connection, unless that is the peer's own or of nc.
+func (o overConn) refuse(err error) error {
+	var lost *exchangeError
+	if !errors.Is(err, errRefused) && !errors.As(err, &lost) {
+		text := err.Error()
+		_ = o.write(message{kind: kindRefusal, text: text[:min(len(text), maxText)]})
+	}
+	return err
+}
+
+func (o overConn) write(m message) error {
+	if _, err := o.nc.Write(m.append(nil)); err != nil {
+		return &exchangeError{err}
+	}
+	return nil
+}
+
+// exchangeError is an error of the connection over which two ends agree.
+type exchangeError struct{ error }
+
+func (e *exchangeError) Unwrap() error { return e.error }
+
+// read reads a message of a kind. A refusal is an error.
+func (o overConn) read(kind byte) (message, error) {
+	b := make([]byte, headerSize, headerSize+maxBody)
+	if _, err := io.ReadFull(o.nc, b); err != nil {
+		return message{}, &exchangeError{err}
+	}
+	n, err := bodySize(b)
+	if err != nil {
+		return message{}, err
+	}
+	b = b[:headerSize+n]
+	if _, err := io.ReadFull(o.nc, b[headerSize:]); err != nil {
+		return message{}, &exchangeError{err}
+	}
+	m, err := parseMessage(b)
+	switch {
+	case err != nil:
+		return message{}, err
+	case m.kind == kindRefusal:
+		return message{}, fmt.Errorf("%w: %q", errRefused, m.text)
+	case m.kind != kind:
+		return message{}, fmt.Errorf("message of kind %d, want %d: %w", m.kind, kind, syscall.EPROTO)
+	}
+	return m, nil
+}
+
+var errRefused = fmt.Errorf("the peer refuses: %w", syscall.ECONNREFUSED)
+
+// The kinds of messages of set-up.
+const (
+	kindHello = iota + 1
+	kindReady
+	kindRefusal
+)
+
+const (
+	magic      = "RNET"
+	headerSize = 8 // magic, version, kind, length of the body
+	maxText    = 200
+	maxBody    = maxText
+	helloSize  = verbs.EndpointSize + PrivateSize
+)
+
+// message is a message of set-up.
+type message struct {
+	kind     byte
+	endpoint verbs.Endpoint // of hello
+	private  []byte         // of hello
+	text     string         // of refusal
+}
+
+func (m message) append(b []byte) []byte {
+	b = append(b, magic...)
+	b = append(b, version, m.kind)
+	switch m.kind {
+	case kindHello:
+		b = binary.BigEndian.AppendUint16(b, helloSize)
+		b, _ = m.endpoint.AppendBinary(b)
+		return append(b, m.private...)
+	case kindRefusal:
+		b = binary.BigEndian.AppendUint16(b, uint16(len(m.text)))
+		return append(b, m.text...)
+	}
+	return append(b, 0, 0)
+}
+
+// bodySize reads the header of a message, and returns how many bytes follow.
+func bodySize(b []byte) (int, error) {
+	if len(b) < headerSize || string(b[:4]) != magic {
+		return 0, fmt.Errorf("the peer does not speak rdmanet: %w", syscall.EPROTO)
+	}
+	if b[4] != version {
+		return 0, otherVersion(b[4])
+	}
+	n, kind := int(binary.BigEndian.Uint16(b[6:])), b[5]
+	if kind == kindHello && n == helloSize || kind == kindReady && n == 0 || kind == kindRefusal && n <= maxText {
+		return n, nil
+	}
+	return 0, fmt.Errorf("message of kind %d with %d bytes: %w", kind, n, syscall.EPROTO)
+}
+
+// parseMessage reads and checks a message.
+func parseMessage(b []byte) (m message, err error) {
+	n, err := bodySize(b)
+	if err != nil {
+		return m, err
+	}
+	body := b[headerSize:]
+	if len(body) != n {
+		return m, fmt.Errorf("message of %d bytes, want %d: %w", len(body), n, syscall.EPROTO)
+	}
+	m.kind = b[5]
+	switch m.kind {
+	case kindRefusal:
+		m.text = string(body)
+	case kindHello:
+		if err := m.endpoint.UnmarshalBinary(body[:verbs.EndpointSize]); err != nil {
+			return m, err
+		}
+		m.private = body[verbs.EndpointSize:]
+		e := &m.endpoint
+		if e.GID == (verbs.GID{}) || e.QPN == 0 || e.QPN > 0xffffff || e.PSN > 0xffffff || e.MTU < 1 || e.MTU > 5 {
+			return m, fmt.Errorf("endpoint %+v: %w", *e, syscall.EPROTO)
+		}
+	}
+	return m, nil
+}

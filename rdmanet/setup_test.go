@@ -1,0 +1,138 @@
+package rdmanet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/verbs"
+)
+
+// goodHello is a hello that a peer may send.
+func goodHello() message {
+	p := params{addr: 1 << 40, ring: 4096, rkey: 7, messages: 10}
+	e := verbs.Endpoint{GID: verbs.GID{15: 1}, QPN: 17, PSN: 5, MTU: 3}
+	return message{kind: kindHello, endpoint: e, private: p.append(nil)}
+}
+
+func TestMessages(t *testing.T) {
+	change := func(at int, v ...byte) []byte {
+		b := goodHello().append(nil)
+		copy(b[at:], v)
+		return b
+	}
+	const endpoint, private = headerSize, headerSize + verbs.EndpointSize
+	for _, x := range []struct {
+		name string
+		b    []byte
+		want error
+	}{
+		{"hello", change(0), nil},
+		{"ready", message{kind: kindReady}.append(nil), nil},
+		{"refusal", message{kind: kindRefusal, text: "no"}.append(nil), nil},
+		{"nothing", nil, syscall.EPROTO},
+		{"other magic", change(0, 'X'), syscall.EPROTO},
+		{"other version", change(4, 2), syscall.EPROTONOSUPPORT},
+		{"unknown kind", change(5, 9), syscall.EPROTO},
+		{"hello as ready", change(5, kindReady), syscall.EPROTO},
+		{"short", change(0)[:20], syscall.EPROTO},
+		{"long", append(change(0), 0), syscall.EPROTO},
+		{"long refusal", message{kind: kindRefusal, text: strings.Repeat("x", maxText+1)}.append(nil), syscall.EPROTO},
+		{"no GID", change(endpoint, make([]byte, 16)...), syscall.EPROTO},
+		{"no QPN", change(endpoint+16, 0, 0, 0, 0), syscall.EPROTO},
+		{"QPN of 25 bits", change(endpoint+16, 1), syscall.EPROTO},
+		{"PSN of 25 bits", change(endpoint+20, 1), syscall.EPROTO},
+		{"MTU 6", change(endpoint+28, 6), syscall.EPROTO},
+		{"params of another version", change(private, 9), syscall.EPROTONOSUPPORT},
+		{"no messages", change(private+2, 0, 3), syscall.EPROTO},
+		{"many messages", change(private+2, 255), syscall.EPROTO},
+		{"small ring", change(private+4, 0, 0, 0, 255), syscall.EPROTO},
+		{"large ring", change(private+4, 0x10, 0, 0, 1), syscall.EPROTO},
+		{"ring beyond the address space", change(private+8, 255, 255, 255, 255, 255, 255, 255, 255), syscall.EPROTO},
+	} {
+		m, err := parseMessage(x.b)
+		if err == nil && m.kind == kindHello {
+			_, err = parseParams(m.private)
+		}
+		if !errors.Is(err, x.want) {
+			t.Errorf("%s: got %v, want %v", x.name, err, x.want)
+		}
+	}
+}
+
+// FuzzMessage: what is read of a message is what was written, and nothing that a peer sends does harm.
+func FuzzMessage(f *testing.F) {
+	f.Add(goodHello().append(nil))
+	f.Add(message{kind: kindReady}.append(nil))
+	f.Add(message{kind: kindRefusal, text: "no"}.append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := parseMessage(b)
+		if err != nil {
+			return
+		}
+		again, err := parseMessage(m.append(nil))
+		same := again.kind == m.kind && again.text == m.text && again.endpoint == m.endpoint
+		if err != nil || !same || !bytes.Equal(again.private, m.private) {
+			t.Errorf("got %+v, %v, want %+v", again, err, m)
+		}
+		if m.kind != kindHello {
+			return
+		}
+		p, err := parseParams(m.private)
+		if err != nil {
+			return
+		}
+		if q, err := parseParams(p.append(nil)); q != p || err != nil {
+			t.Errorf("params: got %+v, %v, want %+v", q, err, p)
+		}
+		s := newSender(minRing, int(p.ring), int(p.messages))
+		if s.room() != minRing {
+			t.Errorf("room: got %d, want %d", s.room(), minRing)
+		}
+	})
+}
+
+// TestRefusal: a peer is told why there is no connection.
+func TestRefusal(t *testing.T) {
+	x, y := net.Pipe()
+	defer x.Close()
+	defer y.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		o := overConn{x, true}
+		m, err := o.read(kindHello)
+		if err == nil {
+			_, err = parseParams(m.private)
+		}
+		done <- o.refuse(err)
+	}()
+	stop := interrupt(ctx, y)
+	defer stop()
+	o := overConn{y, false}
+	m := goodHello()
+	m.private[0] = 2
+	if err := o.write(m); err != nil {
+		t.Fatal(err)
+	}
+	_, err := o.read(kindHello)
+	if !errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), "version 2") {
+		t.Errorf("got %v, want ECONNREFUSED for version 2", err)
+	}
+	if err := <-done; !errors.Is(err, syscall.EPROTONOSUPPORT) {
+		t.Errorf("got %v, want EPROTONOSUPPORT", err)
+	}
+	// A refusal is not answered with another: nothing comes.
+	_ = x.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	go func() { _ = o.refuse(err) }()
+	if n, err := x.Read(make([]byte, 1)); n != 0 || err == io.EOF {
+		t.Errorf("got %d bytes, %v", n, err)
+	}
+}
