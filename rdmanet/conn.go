@@ -50,6 +50,7 @@ type Conn struct {
 	closed   bool  // Close
 	err      error // why the connection has failed
 	dead     bool  // and the device has gone
+	released bool  // its objects were closed
 	due      bool  // a credit could not be sent yet
 	received int   // completions that show that the peer lives
 
@@ -307,7 +308,7 @@ func (c *Conn) tick(seen *int) {
 		return
 	}
 	c.poll()
-	if n := c.controls - c.controlsDone; c.err == nil && c.received == *seen && n < maxControls {
+	if n := c.controls - c.controlsDone; c.err == nil && !c.gone && c.received == *seen && n < maxControls {
 		c.empty(verbs.SendWR{Opcode: verbs.Write, Remote: c.there}, n%fraction == fraction-1)
 	}
 	*seen = c.received
@@ -437,7 +438,8 @@ func (c *Conn) CloseWrite() error {
 
 // Close ends the connection: calls that wait return net.ErrClosed. It returns when everything that was written lies in
 // the peer's memory, which the peer can read also after that; when the peer reads no more, is lost, or Config.Linger is
-// over. A later Close returns net.ErrClosed.
+// over. Its error
+// says that the peer may lack some of it. A later Close returns net.ErrClosed.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -503,11 +505,11 @@ func (c *Conn) release() error {
 			end(m)
 		}
 	}
-	if c.ownPD && c.pd != nil {
-		err := c.pd.Close()
-		if first == nil && !errors.Is(err, syscall.EBUSY) { // regions that the caller has not closed
-			first = err
-		}
+	c.mu.Lock()
+	c.released = true // the last Region closes the domain
+	c.mu.Unlock()
+	if err := c.closePD(); first == nil {
+		first = err
 	}
 	c.ended()
 	return first

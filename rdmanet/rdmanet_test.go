@@ -69,6 +69,20 @@ func (w *world) open(t testing.TB) *verbs.Device {
 	return d
 }
 
+// someDevice is the device that VERBS_DEVICE names, of the kernel or of the service under which this program runs, or
+// else one of this process.
+func someDevice(t testing.TB) *verbs.Device {
+	t.Helper()
+	name := os.Getenv("VERBS_DEVICE")
+	if name == "" {
+		return newWorld(t, &rxe.Fabric{}).open(t)
+	}
+	d, err := verbs.Open(name)
+	must(t, err)
+	t.Cleanup(func() { must(t, d.Close()) })
+	return d
+}
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -98,32 +112,31 @@ func connect(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *r
 	return a, b
 }
 
-// noRNR lets a message without a receive break the connection.
-var noRNR = rdmanet.Config{Path: verbs.Path{RNRRetries: verbs.Never}}
+// noRNR lets a message without a receive break the connection, and has no probes, which would hide that a call sleeps
+// where it should not.
+var noRNR = rdmanet.Config{Path: verbs.Path{RNRRetries: verbs.Never}, KeepAlive: -1}
 
 // pair makes a connection on a new device.
 func pair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
 	t.Helper()
-	d := newWorld(t, &rxe.Fabric{}).open(t)
-	if cfg.Path.RNRRetries == 0 {
-		cfg.Path.RNRRetries = verbs.Never
-	}
+	d := someDevice(t)
+	cfg.Path, cfg.KeepAlive = noRNR.Path, noRNR.KeepAlive
 	return connect(t, d, d, cfg, cfg)
 }
 
 // TestConn runs the tests of any net.Conn.
 func TestConn(t *testing.T) {
 	for _, x := range []struct {
-		name   string
-		fabric *rxe.Fabric
-		cfg    rdmanet.Config
+		name string
+		dev  func(testing.TB) *verbs.Device
+		cfg  rdmanet.Config
 	}{
-		{"shortcut", &rxe.Fabric{}, noRNR},
-		{"network", nil, noRNR},
-		{"tiny", &rxe.Fabric{}, rdmanet.Config{ReadBuffer: 256, WriteBuffer: 300, Messages: 4, Path: noRNR.Path}},
+		{"shortcut", someDevice, noRNR},
+		{"network", func(t testing.TB) *verbs.Device { return newWorld(t, nil).open(t) }, noRNR},
+		{"tiny", someDevice, rdmanet.Config{ReadBuffer: 1000, WriteBuffer: 1200, Messages: 4, Path: noRNR.Path, KeepAlive: -1}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			d := newWorld(t, x.fabric).open(t)
+			d := x.dev(t)
 			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
 				a, b := connect(t, d, d, x.cfg, x.cfg)
 				return a, b, func() {
@@ -186,26 +199,26 @@ func exchange(t *testing.T, a, b net.Conn, size int) {
 // TestFlow: rings and numbers of messages of all kinds, and writes that are much larger, both ways at once. A message
 // for which there is no receive would break the connection.
 func TestFlow(t *testing.T) {
-	d := newWorld(t, &rxe.Fabric{}).open(t)
+	d := someDevice(t)
 	tiny := rdmanet.Config{ReadBuffer: 256, WriteBuffer: 256, Messages: 4}
 	for _, x := range []struct {
 		a, b rdmanet.Config
 		size int
 	}{
-		{rdmanet.Config{}, rdmanet.Config{}, 4 << 20},
-		{tiny, tiny, 100_000},
+		{rdmanet.Config{}, rdmanet.Config{}, 2 << 20},
+		{tiny, tiny, 50_000},
 		{
 			rdmanet.Config{ReadBuffer: 256, WriteBuffer: 1 << 20},
-			rdmanet.Config{ReadBuffer: 1 << 20, WriteBuffer: 257}, 300_000,
+			rdmanet.Config{ReadBuffer: 1 << 20, WriteBuffer: 257}, 50_000,
 		},
 		{
 			rdmanet.Config{ReadBuffer: 1000, WriteBuffer: 999, Messages: 5},
-			rdmanet.Config{ReadBuffer: 777, WriteBuffer: 4096, Messages: 500}, 300_000,
+			rdmanet.Config{ReadBuffer: 777, WriteBuffer: 4096, Messages: 500}, 100_000,
 		},
-		{rdmanet.Config{Messages: 4}, rdmanet.Config{Messages: 4096}, 4 << 20},
+		{rdmanet.Config{Messages: 4}, rdmanet.Config{Messages: 4096}, 2 << 20},
 	} {
 		t.Run(fmt.Sprintf("%d %d %d", x.a.ReadBuffer, x.a.WriteBuffer, x.a.Messages), func(t *testing.T) {
-			x.a.Path, x.b.Path = noRNR.Path, noRNR.Path
+			x.a.Path, x.b.Path, x.a.KeepAlive, x.b.KeepAlive = noRNR.Path, noRNR.Path, -1, -1
 			a, b := connect(t, d, d, x.a, x.b)
 			exchange(t, a, b, x.size)
 			// Small messages that are read late, of which the peer takes so many and no more.
@@ -462,7 +475,7 @@ func TestLinger(t *testing.T) {
 }
 
 func TestHTTP(t *testing.T) {
-	d := newWorld(t, &rxe.Fabric{}).open(t)
+	d := someDevice(t)
 	lc := rdmanet.ListenConfig{Config: rdmanet.Config{Device: d}}
 	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
 	must(t, err)
@@ -509,7 +522,7 @@ func TestHTTP(t *testing.T) {
 }
 
 func TestListener(t *testing.T) {
-	d := newWorld(t, &rxe.Fabric{}).open(t)
+	d := someDevice(t)
 	failed := make(chan error, 10)
 	lc := rdmanet.ListenConfig{
 		Config: rdmanet.Config{Device: d, SetupTimeout: 50 * time.Millisecond},

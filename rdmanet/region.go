@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -14,11 +15,14 @@ import (
 )
 
 // Region is registered memory that a peer may read or write, without this end's doing.
-type Region struct{ mr *verbs.MR }
+type Region struct {
+	mr *verbs.MR
+	c  *Conn // for which it was made; nil: RegionOf's
+}
 
 // NewRegion returns new memory that the peer may access as the rights say: verbs.RemoteRead, or verbs.LocalWrite and
 // verbs.RemoteWrite, or all. 0 stands for all. Memory that this end alone uses, with ReadRegion and WriteRegion, needs
-// verbs.LocalWrite. It lives until Region.Close, also beyond the connection. It may sleep.
+// verbs.LocalWrite. It lives until Region.Close, or until the device is closed. It may sleep.
 func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 	if access == 0 {
 		access = verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite
@@ -33,11 +37,11 @@ func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 	if err != nil {
 		return nil, c.opError("register", err)
 	}
-	return &Region{mr}, nil
+	return &Region{mr, c}, nil
 }
 
 // RegionOf returns the Region of memory that was registered with the protection domain of a connection: Config.PD.
-func RegionOf(mr *verbs.MR) *Region { return &Region{mr} }
+func RegionOf(mr *verbs.MR) *Region { return &Region{mr: mr} }
 
 // Bytes returns the memory; nil once the Region is closed.
 func (r *Region) Bytes() []byte { return r.mr.Bytes() }
@@ -52,7 +56,29 @@ func (r *Region) Descriptor() Descriptor {
 
 // Close ends the access to the memory: a peer that still tries loses its connection. It may be called again, and may
 // sleep.
-func (r *Region) Close() error { return r.mr.Close() }
+func (r *Region) Close() error {
+	if err := r.mr.Close(); err != nil || r.c == nil {
+		return err
+	}
+	r.c.mu.Lock()
+	released := r.c.released
+	r.c.mu.Unlock()
+	if released {
+		return r.c.closePD()
+	}
+	return nil
+}
+
+// closePD ends the protection domain of a connection that has been closed, unless there are regions of it.
+func (c *Conn) closePD() error {
+	if !c.ownPD {
+		return nil
+	}
+	if err := c.pd.Close(); !errors.Is(err, syscall.EBUSY) {
+		return err
+	}
+	return nil
+}
 
 // Descriptor is a Region, as a peer knows it: by any connection of the same protection domain.
 type Descriptor struct {

@@ -165,6 +165,26 @@ func TestRemoteRefused(t *testing.T) {
 	}
 }
 
+// TestRegionOutlives: memory that was registered for a connection lives until it is closed itself, and no longer.
+func TestRegionOutlives(t *testing.T) {
+	a, b := pair(t, rdmanet.Config{})
+	r, err := b.NewRegion(100, 0)
+	must(t, err)
+	must(t, a.Close())
+	must(t, b.Close())
+	mr, err := b.PD().Alloc(100, 0)
+	if err != nil {
+		t.Fatalf("the protection domain has ended before the region: %v", err)
+	}
+	must(t, mr.Close())
+	r.Bytes()[0] = 1
+	must(t, r.Close())
+	must(t, r.Close())
+	if _, err := b.PD().Alloc(100, 0); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("the protection domain lives longer than the region: got %v, want %v", err, verbs.ErrClosed)
+	}
+}
+
 // TestSharedDomain: connections of one protection domain reach the same region.
 func TestSharedDomain(t *testing.T) {
 	d := newWorld(t, &rxe.Fabric{}).open(t)
