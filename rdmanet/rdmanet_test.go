@@ -221,6 +221,36 @@ func TestFlow(t *testing.T) {
 			x.a.Path, x.b.Path, x.a.KeepAlive, x.b.KeepAlive = noRNR.Path, noRNR.Path, -1, -1
 			a, b := connect(t, d, d, x.a, x.b)
 			exchange(t, a, b, x.size)
+			// Messages of a byte, which each end reads before it has to.
+			one := make([]byte, 1)
+			for i := range 200 {
+				for _, c := range []net.Conn{a, b} {
+					if _, err := c.Write([]byte{byte(i)}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if i%3 < 2 {
+					continue
+				}
+				for _, c := range []net.Conn{a, b} {
+					for j := i - 2; j <= i; j++ {
+						if _, err := c.Read(one); err != nil || one[0] != byte(j) {
+							t.Fatalf("read %d, %v, want %d", one[0], err, byte(j))
+						}
+					}
+				}
+			}
+			_, err := io.ReadFull(b, make([]byte, 2))
+			must(t, err)
+			// And one way alone, where no other message takes credits along.
+			for i := range 50 {
+				_, err := a.Write(one)
+				must(t, err)
+				if i%2 == 1 {
+					_, err = io.ReadFull(b, make([]byte, 2))
+					must(t, err)
+				}
+			}
 			// Small messages that are read late, of which the peer takes so many and no more.
 			for _, c := range []net.Conn{a, b} {
 				must(t, c.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
@@ -235,7 +265,7 @@ func TestFlow(t *testing.T) {
 			must(t, a.CloseWrite())
 			got, err := io.ReadAll(b)
 			must(t, err)
-			if len(got) != n || got[n-1] != byte(n-1) {
+			if len(got) != n || n == 0 || got[n-1] != byte(n-1) {
 				t.Errorf("read %d bytes, want %d", len(got), n)
 			}
 		})
@@ -311,6 +341,38 @@ func TestDeadlines(t *testing.T) {
 	if !bytes.Equal(got, kept) {
 		t.Errorf("read %d bytes that differ from the %d that were written", len(got), len(kept))
 	}
+}
+
+// TestOthers: a call that has what it waits for returns while others of the connection still wait.
+func TestOthers(t *testing.T) {
+	a, b := pair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
+	r, err := b.NewRegion(100, 0)
+	must(t, err)
+	read, written := make(chan error), make(chan error)
+	go func() {
+		_, err := a.Read(make([]byte, 1))
+		read <- err
+	}()
+	time.Sleep(5 * time.Millisecond) // it sleeps for all
+	go func() {
+		_, err := a.Write(make([]byte, 10_000))
+		written <- err
+	}()
+	time.Sleep(5 * time.Millisecond)
+	_, err = a.Remote(r.Descriptor()).WriteAt(make([]byte, 100), 0)
+	must(t, err)
+	_, err = io.ReadFull(b, make([]byte, 10_000))
+	must(t, err)
+	must(t, <-written)
+	select {
+	case err := <-read:
+		t.Errorf("Read: got %v, before anything was written", err)
+	default:
+	}
+	_, err = b.Write(make([]byte, 1))
+	must(t, err)
+	must(t, <-read)
+	must(t, r.Close())
 }
 
 func TestHalfClose(t *testing.T) {

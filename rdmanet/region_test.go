@@ -118,14 +118,21 @@ func TestRemoteTimeout(t *testing.T) {
 		t.Cleanup(cancel)
 		return ctx
 	}
+	// The memory of an operation that was given up is not mistaken for that of the next.
 	got := make([]byte, r.Len())
+	_, err = m.ReadAtContext(brief(), make([]byte, r.Len()), 0)
+	sameError(t, "ReadAt", err, context.DeadlineExceeded)
+	if n, err := m.ReadAt(got[:1000], 1000); n != 1000 || err != nil || !bytes.Equal(got[:n], r.Bytes()[1000:][:n]) {
+		t.Errorf("ReadAt: got %d, %v, or other bytes", n, err)
+	}
+	clear(got)
 	_, err = m.ReadAtContext(brief(), got, 0)
 	sameError(t, "ReadAt", err, context.DeadlineExceeded)
 	time.Sleep(60 * time.Millisecond)
 	if !bytes.Equal(got, make([]byte, len(got))) {
 		t.Error("ReadAt has written into the caller's memory after it had returned")
 	}
-	// The connection lives, and the memory of the operation that was given up is not mistaken for that of the next.
+	// The connection lives.
 	n, err := m.ReadAt(got, 0)
 	if n != len(got) || err != nil || !bytes.Equal(got, r.Bytes()) {
 		t.Errorf("ReadAt: got %d, %v, or other bytes", n, err)
@@ -138,6 +145,18 @@ func TestRemoteTimeout(t *testing.T) {
 	if s := string(r.Bytes()[:6]); s != "before" {
 		t.Errorf("WriteAt has written %q", s)
 	}
+	// What is given up may be sent again, from memory that is not the next operation's yet.
+	w.net.Faults().Clear()
+	must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
+	_, err = m.WriteAtContext(brief(), []byte("first"), 0)
+	sameError(t, "WriteAt", err, context.DeadlineExceeded)
+	time.AfterFunc(10*time.Millisecond, w.net.Faults().Clear)
+	_, err = m.WriteAt([]byte("other"), 100)
+	must(t, err)
+	if s, o := string(r.Bytes()[:5]), string(r.Bytes()[100:105]); s != "first" || o != "other" {
+		t.Errorf("WriteAt has written %q and %q", s, o)
+	}
+	must(t, w.net.Faults().Add(link.Rule{Delay: 20 * time.Millisecond}))
 	// Without a copy, the memory is the caller's again at the price of the connection.
 	sameError(t, "ReadRegion", m.ReadRegion(brief(), 0, mine, 0, r.Len()), context.DeadlineExceeded)
 	kept := bytes.Clone(mine.Bytes())
@@ -147,6 +166,27 @@ func TestRemoteTimeout(t *testing.T) {
 	}
 	_, err = a.Write(text)
 	sameError(t, "Write", err, syscall.ECONNABORTED)
+}
+
+// TestAbort: an operation without a copy takes its memory back from a device that gets no answer, without waiting for
+// its retries.
+func TestAbort(t *testing.T) {
+	w := newWorld(t, nil)
+	d := w.open(t)
+	cfg := rdmanet.Config{Path: verbs.Path{Timeout: time.Minute}, Linger: -1}
+	a, b := connect(t, d, d, cfg, cfg)
+	_, m := region(t, a, b, 1000, 0)
+	mine, err := a.NewRegion(1000, 0)
+	must(t, err)
+	t.Cleanup(func() { must(t, mine.Close()) })
+	must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	sameError(t, "WriteRegion", m.WriteRegion(ctx, 0, mine, 0, 1000), context.DeadlineExceeded)
+	if d := time.Since(start); d > 4*time.Second {
+		t.Errorf("it took %v", d)
+	}
 }
 
 // TestRemoteRefused: an operation without the right to it ends the connection, at both ends.
