@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -50,6 +51,7 @@ type Conn struct {
 	closed   bool  // Close
 	err      error // why the connection has failed
 	dead     bool  // and the device has gone
+	broken   bool  // the peer does not keep to the protocol: nothing of it counts any more
 	released bool  // its objects were closed
 	due      bool  // a credit could not be sent yet
 	received int   // completions that show that the peer lives
@@ -359,7 +361,11 @@ func (c *Conn) handle(wc *verbs.WC) {
 	case kindOp:
 		c.op.complete()
 	case kindReceive:
+		if c.broken {
+			return // without another receive, which ends what the peer can send
+		}
 		if err := c.receive(wc); err != nil {
+			c.broken = errors.Is(err, syscall.EPROTO)
 			c.fail(deviceError(err))
 		}
 	}
@@ -371,19 +377,27 @@ func (c *Conn) receive(wc *verbs.WC) error {
 		return err
 	}
 	if wc.Opcode != verbs.WCReceiveWriteWith {
-		return syscall.EPROTO
+		return fmt.Errorf("the peer has sent a message of kind %v: %w", wc.Opcode, syscall.EPROTO)
 	}
-	if wc.ByteLen > 0 {
+	fin, gone := wc.Imm&(immFin|immClose) != 0, wc.Imm&immClose != 0
+	news := fin && !c.fin || gone && !c.gone
+	acked, err := c.out.ack(wc.Imm & immMask)
+	switch {
+	case err != nil:
+		return err
+	case wc.ByteLen > 0:
 		if c.fin {
-			return syscall.EPROTO
+			return fmt.Errorf("the peer has sent %d bytes after its last: %w", wc.ByteLen, syscall.EPROTO)
 		}
 		if err := c.in.arrive(int(wc.ByteLen)); err != nil {
 			return err
 		}
+	case !news && acked == 0:
+		// No end sends such a message; as many of them as a peer likes would keep poll from its end.
+		return fmt.Errorf("the peer has sent a message that says nothing: %w", syscall.EPROTO)
 	}
-	c.fin = c.fin || wc.Imm&(immFin|immClose) != 0
-	c.gone = c.gone || wc.Imm&immClose != 0
-	return c.out.ack(wc.Imm & immMask)
+	c.fin, c.gone = c.fin || fin, c.gone || gone
+	return nil
 }
 
 // SetDeadline sets both deadlines.

@@ -12,7 +12,7 @@ import (
 // ConnError is why a connection has failed. It wraps Errno and Err.
 type ConnError struct {
 	// Errno is ETIMEDOUT if the peer does not answer, ECONNRESET if it has ended the connection or refuses it,
-	// ECONNABORTED if the device of this end was closed or has gone.
+	// ECONNABORTED if the device of this end was closed or has gone, or refuses the memory of an operation.
 	Errno syscall.Errno
 	// Err says more: a *verbs.WCError, which wraps the Status of the work request that failed, or what the device said.
 	Err error
@@ -34,6 +34,10 @@ func statusError(wc *verbs.WC) error {
 		return &ConnError{syscall.ETIMEDOUT, err}
 	case verbs.DeviceFatal, verbs.UnspecifiedFailure:
 		return &ConnError{syscall.ECONNABORTED, err}
+	case verbs.LocalProtection, verbs.LocalLengthError, verbs.LocalQPError:
+		if wc.ID&kindMask != kindReceive { // a peer's SEND, for which receives have no memory
+			return &ConnError{syscall.ECONNABORTED, err}
+		}
 	}
 	return &ConnError{syscall.ECONNRESET, err}
 }

@@ -98,19 +98,19 @@ func (s *sender) complete(pos uint64) {
 	s.doneNum = s.ends.from(s.doneNum, s.done)
 }
 
-// ack notes the position in immediate data up to which the peer has consumed. An older one than the last has no effect.
-// The error is EPROTO if the peer cannot have consumed so much.
-func (s *sender) ack(imm uint32) error {
+// ack notes the position in immediate data up to which the peer has consumed, and returns how many bytes that are more
+// than before. An older one than the last has no effect. The error is EPROTO if the peer cannot have consumed so much.
+func (s *sender) ack(imm uint32) (more uint64, err error) {
 	n := uint64((imm - uint32(s.acked)) & immMask)
 	switch {
 	case n > immMask/2:
-		return nil
+		return 0, nil
 	case n > s.sent-s.acked:
-		return fmt.Errorf("the peer has consumed %d bytes of %d: %w", n, s.sent-s.acked, syscall.EPROTO)
+		return 0, fmt.Errorf("the peer has consumed %d bytes of %d: %w", n, s.sent-s.acked, syscall.EPROTO)
 	}
 	s.acked += n
 	s.ackedNum = s.ends.from(s.ackedNum, s.acked)
-	return nil
+	return n, nil
 }
 
 // receiver is the flow control of a direction, at its receiving end.

@@ -87,7 +87,7 @@ func TestFlowRandom(t *testing.T) {
 				if len(credits) == 0 {
 					return false
 				}
-				if err := s.ack(credits[0]); err != nil {
+				if _, err := s.ack(credits[0]); err != nil {
 					t.Fatal(err)
 				}
 				credits = credits[1:]
@@ -132,10 +132,10 @@ func TestFlowRefuses(t *testing.T) {
 			}
 			return err
 		}, syscall.EPROTO},
-		{"a credit of nothing", func(s *sender, _ *receiver) error { return s.ack(1) }, syscall.EPROTO},
+		{"a credit of nothing", func(s *sender, _ *receiver) error { return ack(s, 1) }, syscall.EPROTO},
 		{"a credit again", func(s *sender, _ *receiver) error {
 			s.post(10)
-			return errors.Join(s.ack(10), s.ack(10), s.ack(5))
+			return errors.Join(ack(s, 10), ack(s, 10), ack(s, 5))
 		}, nil},
 		{"a credit beyond 2^30", func(*sender, *receiver) error {
 			const n = 1 << 20
@@ -147,7 +147,7 @@ func TestFlowRefuses(t *testing.T) {
 					return err
 				}
 				r.consume(n)
-				if err := s.ack(r.credit()); err != nil {
+				if _, err := s.ack(r.credit()); err != nil {
 					return err
 				}
 			}
@@ -162,4 +162,9 @@ func TestFlowRefuses(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", x.name, err, x.want)
 		}
 	}
+}
+
+func ack(s *sender, imm uint32) error {
+	_, err := s.ack(imm)
+	return err
 }

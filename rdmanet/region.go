@@ -105,10 +105,18 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 		return fmt.Errorf("rdmanet: descriptor of %d bytes, want %d: %w", len(b), DescriptorSize, syscall.EINVAL)
 	}
 	n := Descriptor{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint32(b[16:])}
-	if n.Length > math.MaxInt64 || n.Addr+n.Length < n.Addr {
-		return fmt.Errorf("rdmanet: descriptor of %d bytes at %#x: %w", n.Length, n.Addr, syscall.EINVAL)
+	if err := n.check(); err != nil {
+		return fmt.Errorf("rdmanet: %w", err)
 	}
 	*d = n
+	return nil
+}
+
+// check refuses what no Region is. A Descriptor comes from a peer, and not by UnmarshalBinary alone.
+func (d Descriptor) check() error {
+	if d.Length > math.MaxInt64 || d.Addr+d.Length < d.Addr {
+		return fmt.Errorf("descriptor of %d bytes at %#x: %w", d.Length, d.Addr, syscall.EINVAL)
+	}
 	return nil
 }
 
@@ -124,11 +132,11 @@ var (
 	_ io.WriterAt = (*Remote)(nil)
 )
 
-// Remote returns the memory that a descriptor of the peer names.
+// Remote returns the memory that a descriptor of the peer names. Operations on one that no Region has fail with EINVAL.
 func (c *Conn) Remote(d Descriptor) *Remote { return &Remote{c, d} }
 
 // Len returns the length in bytes.
-func (r *Remote) Len() int64 { return int64(r.d.Length) }
+func (r *Remote) Len() int64 { return int64(min(r.d.Length, math.MaxInt64)) }
 
 // ReadAt reads len(p) bytes at an offset of the peer's memory, or up to its end: then the error is io.EOF. It waits
 // until the connection's read deadline.
@@ -297,6 +305,9 @@ func (c *Conn) awaitOp(d *deadline, n int) error {
 var opNames = map[verbs.Opcode]string{verbs.Read: "readat", verbs.Write: "writeat"}
 
 func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (int, error) {
+	if err := there.check(); err != nil {
+		return 0, c.opError(opNames[op], err)
+	}
 	if off < 0 {
 		return 0, c.opError(opNames[op], fmt.Errorf("offset %d: %w", off, syscall.EINVAL))
 	}
@@ -356,6 +367,9 @@ func (c *Conn) copyThrough(op verbs.Opcode, d *deadline, there Descriptor, p []b
 }
 
 func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, off int64, r *Region, at, n int) error {
+	if err := there.check(); err != nil {
+		return c.opError(opNames[op], err)
+	}
 	size := int64(there.Length)
 	here, left := r.Len()-at, size-off
 	if n < 0 || n > maxDirect || at < 0 || n > here || off < 0 || int64(n) > left {
@@ -396,7 +410,9 @@ func (c *Conn) abort(why error) {
 	c.mu.Unlock()
 	_ = c.await(&c.oper, &limit)
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	limit.end(net.ErrClosed)
 	c.op.drain = false
+	c.mu.Unlock()
+	// A device that has not completed the operation by now reaches its memory until the queue pair has ended.
+	_ = c.qp.Close()
 }
