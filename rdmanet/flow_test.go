@@ -12,6 +12,7 @@ import (
 // TestFlowRandom: a direction of a connection whose events come in any order that the wire and the devices allow. It
 // never overruns a ring or the receives, carries no more credits than there are receives for, and never stands still.
 func TestFlowRandom(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		own := rapid.IntRange(minRing, 2000).Draw(t, "own")
 		peer := rapid.IntRange(minRing, 2000).Draw(t, "peer")
@@ -115,6 +116,7 @@ func TestFlowRandom(t *testing.T) {
 }
 
 func TestFlowRefuses(t *testing.T) {
+	t.Parallel()
 	for _, x := range []struct {
 		name string
 		f    func(*sender, *receiver) error

@@ -126,6 +126,7 @@ func pair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
 
 // TestConn runs the tests of any net.Conn.
 func TestConn(t *testing.T) {
+	t.Parallel()
 	for _, x := range []struct {
 		name string
 		dev  func(testing.TB) *verbs.Device
@@ -138,6 +139,7 @@ func TestConn(t *testing.T) {
 		}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
 			d := x.dev(t)
 			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
 				a, b := connect(t, d, d, x.cfg, x.cfg)
@@ -201,6 +203,7 @@ func exchange(t *testing.T, a, b net.Conn, size int) {
 // TestFlow: rings and numbers of messages of all kinds, and writes that are much larger, both ways at once. A message
 // for which there is no receive would break the connection.
 func TestFlow(t *testing.T) {
+	t.Parallel()
 	d := someDevice(t)
 	tiny := rdmanet.Config{ReadBuffer: 256, WriteBuffer: 256, Messages: 4}
 	for _, x := range []struct {
@@ -220,6 +223,7 @@ func TestFlow(t *testing.T) {
 		{rdmanet.Config{Messages: 4}, rdmanet.Config{Messages: 4096}, 2 << 20},
 	} {
 		t.Run(fmt.Sprintf("%d %d %d", x.a.ReadBuffer, x.a.WriteBuffer, x.a.Messages), func(t *testing.T) {
+			t.Parallel()
 			x.a.Path, x.b.Path, x.a.KeepAlive, x.b.KeepAlive = noRNR.Path, noRNR.Path, -1, -1
 			a, b := connect(t, d, d, x.a, x.b)
 			exchange(t, a, b, x.size)
@@ -286,6 +290,7 @@ func TestFlow(t *testing.T) {
 
 // TestLoss: a stream both ways, while packets are lost, repeated and overtake one another.
 func TestLoss(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	d := w.open(t)
 	a, b := connect(t, d, d, rdmanet.Config{}, rdmanet.Config{})
@@ -294,6 +299,7 @@ func TestLoss(t *testing.T) {
 }
 
 func TestDeadlines(t *testing.T) {
+	t.Parallel()
 	a, b := pair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
 	one := make([]byte, 1)
 	read := func(want error) {
@@ -347,6 +353,7 @@ func TestDeadlines(t *testing.T) {
 
 // TestOthers: a call that has what it waits for returns while others of the connection still wait.
 func TestOthers(t *testing.T) {
+	t.Parallel()
 	a, b := pair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
 	r, err := b.NewRegion(100, 0)
 	must(t, err)
@@ -378,6 +385,7 @@ func TestOthers(t *testing.T) {
 }
 
 func TestHalfClose(t *testing.T) {
+	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
 	_, err := a.Write([]byte("question"))
 	must(t, err)
@@ -409,6 +417,7 @@ func TestHalfClose(t *testing.T) {
 
 // TestCloseDelivers: what was written before Close can be read after it, and writing to such a peer fails.
 func TestCloseDelivers(t *testing.T) {
+	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
 	want := random(1, 200_000)
 	_, err := a.Write(want)
@@ -433,6 +442,7 @@ func TestCloseDelivers(t *testing.T) {
 
 // TestCloseUnblocks: Close ends calls that wait, and CloseWrite those that write.
 func TestCloseUnblocks(t *testing.T) {
+	t.Parallel()
 	a, _ := pair(t, rdmanet.Config{})
 	errs := make(chan error, 5)
 	for range 2 {
@@ -458,11 +468,13 @@ func TestCloseUnblocks(t *testing.T) {
 
 // TestLostPeer: the device of one end goes without a word.
 func TestLostPeer(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
 	path := verbs.Path{Timeout: 4 * time.Millisecond, Retries: 3}
 	cfg := rdmanet.Config{Path: path, KeepAlive: 20 * time.Millisecond}
 	for _, who := range []string{"reader", "writer", "closer"} {
 		t.Run(who, func(t *testing.T) {
+			t.Parallel()
 			da, db := w.open(t), w.open(t)
 			a, b := connect(t, da, db, cfg, cfg)
 			_, err := b.Write([]byte("last words"))
@@ -497,6 +509,7 @@ func TestLostPeer(t *testing.T) {
 
 // TestLostDevice: the device is taken away from both ends while they wait.
 func TestLostDevice(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
 	d := w.open(t)
 	a, b := connect(t, d, d, noRNR, noRNR)
@@ -529,6 +542,7 @@ func TestLostDevice(t *testing.T) {
 
 // TestLinger: Close waits no longer than it is told to.
 func TestLinger(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	d := w.open(t)
 	a, _ := connect(t, d, d, rdmanet.Config{Linger: 20 * time.Millisecond}, rdmanet.Config{Linger: -1})
@@ -539,6 +553,7 @@ func TestLinger(t *testing.T) {
 }
 
 func TestHTTP(t *testing.T) {
+	t.Parallel()
 	d := someDevice(t)
 	lc := rdmanet.ListenConfig{Config: rdmanet.Config{Device: d}}
 	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
@@ -586,6 +601,7 @@ func TestHTTP(t *testing.T) {
 }
 
 func TestListener(t *testing.T) {
+	t.Parallel()
 	d := someDevice(t)
 	failed := make(chan error, 10)
 	lc := rdmanet.ListenConfig{
@@ -641,6 +657,7 @@ func TestListener(t *testing.T) {
 
 // TestSetupTimeout: a peer that says nothing does not stay for ever.
 func TestSetupTimeout(t *testing.T) {
+	t.Parallel()
 	failed := make(chan error, 1)
 	lc := rdmanet.ListenConfig{
 		Config: rdmanet.Config{Device: someDevice(t), SetupTimeout: 20 * time.Millisecond},
@@ -659,6 +676,7 @@ func TestSetupTimeout(t *testing.T) {
 
 // TestSetupContext: set-up ends with its context.
 func TestSetupContext(t *testing.T) {
+	t.Parallel()
 	d := newWorld(t, &rxe.Fabric{}).open(t)
 	x, y := net.Pipe()
 	defer x.Close()

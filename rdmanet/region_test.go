@@ -35,6 +35,7 @@ func region(t *testing.T, a, b *rdmanet.Conn, size int, access verbs.Access) (*r
 }
 
 func TestRemote(t *testing.T) {
+	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
 	const size = 1_000_001
 	r, m := region(t, a, b, size, 0)
@@ -104,6 +105,7 @@ func TestRemote(t *testing.T) {
 
 // TestRemoteTimeout: nothing of a caller's changes after a call has returned, also if it has not waited for the device.
 func TestRemoteTimeout(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	d := w.open(t)
 	a, b := connect(t, d, d, rdmanet.Config{}, rdmanet.Config{})
@@ -171,6 +173,7 @@ func TestRemoteTimeout(t *testing.T) {
 // TestAbort: an operation without a copy takes its memory back from a device that gets no answer, without waiting for
 // its retries.
 func TestAbort(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	d := w.open(t)
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: time.Minute}, Linger: -1}
@@ -191,6 +194,7 @@ func TestAbort(t *testing.T) {
 
 // TestRemoteRefused: an operation without the right to it ends the connection, at both ends.
 func TestRemoteRefused(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
 	d := w.open(t)
 	a, b := connect(t, d, d, noRNR, noRNR)
@@ -207,6 +211,7 @@ func TestRemoteRefused(t *testing.T) {
 
 // TestRegionOutlives: memory that was registered for a connection lives until it is closed itself, and no longer.
 func TestRegionOutlives(t *testing.T) {
+	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
 	r, err := b.NewRegion(100, 0)
 	must(t, err)
@@ -227,6 +232,7 @@ func TestRegionOutlives(t *testing.T) {
 
 // TestSharedDomain: connections of one protection domain reach the same region.
 func TestSharedDomain(t *testing.T) {
+	t.Parallel()
 	d := newWorld(t, &rxe.Fabric{}).open(t)
 	pd, err := d.AllocPD()
 	must(t, err)
@@ -251,6 +257,7 @@ func TestSharedDomain(t *testing.T) {
 }
 
 func TestDescriptor(t *testing.T) {
+	t.Parallel()
 	for _, b := range [][]byte{nil, make([]byte, 19), make([]byte, 21), bytes.Repeat([]byte{255}, 20)} {
 		if err := new(rdmanet.Descriptor).UnmarshalBinary(b); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%v: got %v, want EINVAL", b, err)

@@ -22,6 +22,7 @@ func goodHello() message {
 }
 
 func TestMessages(t *testing.T) {
+	t.Parallel()
 	change := func(at int, v ...byte) []byte {
 		b := goodHello().append(nil)
 		copy(b[at:], v)
@@ -100,6 +101,7 @@ func FuzzMessage(f *testing.F) {
 
 // TestRefusal: a peer is told why there is no connection.
 func TestRefusal(t *testing.T) {
+	t.Parallel()
 	x, y := net.Pipe()
 	defer x.Close()
 	defer y.Close()
