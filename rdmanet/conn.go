@@ -27,6 +27,7 @@ type Conn struct {
 	send   *verbs.MR    // where this end's bytes lie until the device has sent them
 	there  verbs.Remote // the peer's ring
 	ended  func()       // releases the device
+	link   link         // what has connected the queue pair, until the end; nil: nothing does
 	to     []byte       // send's memory
 	from   []byte       // ring's
 	ticker *time.Timer  // of probes
@@ -348,7 +349,11 @@ func (c *Conn) handle(wc *verbs.WC) {
 		if wc.ID&kindMask == kindOp {
 			c.op.complete()
 		}
-		c.fail(statusError(wc))
+		err := statusError(wc)
+		if wc.Status == verbs.Flushed && c.err == nil {
+			err = c.flushed(err)
+		}
+		c.fail(err)
 		return
 	}
 	c.received++
@@ -369,6 +374,18 @@ func (c *Conn) handle(wc *verbs.WC) {
 			c.fail(deviceError(err))
 		}
 	}
+}
+
+// flushed returns why the queue pair has been flushed where no work request of its own has failed: the peer has misused
+// it, which is err, or its device goes, and makes no objects any more.
+func (c *Conn) flushed(err error) error {
+	pd, gone := c.pd.Device().AllocPD()
+	if gone == nil {
+		_ = pd.Close()
+	} else if deviceGone(gone) {
+		return deviceError(gone)
+	}
+	return err
 }
 
 //verbena:held mu
@@ -524,6 +541,9 @@ func (c *Conn) release() error {
 	c.mu.Unlock()
 	if err := c.closePD(); first == nil {
 		first = err
+	}
+	if c.link != nil {
+		_ = c.link.Close()
 	}
 	c.ended()
 	return first

@@ -74,7 +74,15 @@
 //	3 refusal  the reason, up to 200 bytes of text
 //
 // The client sends hello; the server's queue pair goes to RTS; the server sends hello; the client's goes to RTS; the
-// client sends ready.
+// client sends ready. The server allocates nothing before it has the client's hello.
+//
+// With Dialer.CM and ListenConfig.CM they agree by the RDMA connection manager instead (package verbs/cm): addresses and
+// ports are its own, and no TCP connection is needed. REQ and REP carry "RNET", version 1 (a byte), 1 for hello (a
+// byte), and the private data, REJ the same with 3 and the reason. Such a connection lives as long as that of the
+// connection manager, and costs a goroutine, but a peer whose program has been killed is known at once. A connection
+// that nothing accepts in time, or that is given up, leaves nothing behind at either end.
+//
+// [Host] is where devices and the connection manager come from, when Config.Device does not name one.
 //
 // # States
 //
@@ -96,6 +104,7 @@
 // # Errors
 //
 // Errors of a Conn are *net.OpError, which wrap os.ErrDeadlineExceeded, net.ErrClosed, EPIPE, or a [ConnError]:
-// ETIMEDOUT and verbs.RetryExceeded if the peer does not answer, ECONNRESET if it has ended the connection,
-// ECONNABORTED if this end's device was closed or has gone.
+// ETIMEDOUT and verbs.RetryExceeded if the peer does not answer, ECONNRESET if it has ended the connection, or does not
+// keep to the protocol (EPROTO), ECONNABORTED if this end's device was closed or has gone. No call outlasts that: those
+// that wait return when the device goes.
 package rdmanet

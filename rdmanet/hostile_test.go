@@ -55,7 +55,7 @@ func strange(t *testing.T, cfg Config) (*Conn, *stranger) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		own := params{addr: p.mem.Addr(), ring: 1 << 20, rkey: p.mem.RKey(), messages: maxMessages}
-		private, _, _, err := overConn{nc: x}.Connect(ctx, p.qp, verbs.Path{}, own.append(nil))
+		private, _, _, err := (&overConn{nc: x}).Connect(ctx, p.qp, verbs.Path{}, own.append(nil))
 		if err == nil {
 			p.there, err = parseParams(private)
 		}

@@ -36,29 +36,45 @@ const patience = 20 * time.Second
 
 // world is a device in this process, and what is on its network.
 type world struct {
-	stack *embed.Stack
-	net   *simnet.Net
+	stack  *embed.Stack
+	net    *simnet.Net
+	fabric *rxe.Fabric
+	core   ib.Core
+	dev    *rxe.Device
 }
 
 // newWorld makes a device. Without a fabric, its packets take the network also to itself.
 func newWorld(t testing.TB, fabric *rxe.Fabric) *world {
 	t.Helper()
-	n := simnet.New(simnet.Config{})
-	dev, err := rxe.New(rxe.Config{
-		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true},
-		Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.80")}, Network: n, Faults: n.Faults(), Fabric: fabric,
-	})
-	must(t, err)
-	var core ib.Core
-	must(t, core.Register(dev.Handle()))
-	s, err := embed.New(&core)
+	w := &world{net: simnet.New(simnet.Config{}), fabric: fabric}
+	w.plug(t)
+	var err error
+	w.stack, err = embed.New(&w.core)
 	must(t, err)
 	t.Cleanup(func() {
-		s.Close()
-		must(t, core.Unregister(dev.Handle()))
-		dev.Close()
+		w.stack.Close()
+		w.unplug(t)
 	})
-	return &world{s, n}
+	return w
+}
+
+// plug makes the device.
+func (w *world) plug(t testing.TB) {
+	t.Helper()
+	var err error
+	w.dev, err = rxe.New(rxe.Config{
+		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true},
+		Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.80")}, Network: w.net, Faults: w.net.Faults(), Fabric: w.fabric,
+	})
+	must(t, err)
+	must(t, w.core.Register(w.dev.Handle()))
+}
+
+// unplug takes the device away from its users.
+func (w *world) unplug(t testing.TB) {
+	t.Helper()
+	must(t, w.core.Unregister(w.dev.Handle()))
+	w.dev.Close()
 }
 
 func (w *world) open(t testing.TB) *verbs.Device {
@@ -135,7 +151,7 @@ func TestConn(t *testing.T) {
 		{"shortcut", someDevice, noRNR},
 		{"network", func(t testing.TB) *verbs.Device { return newWorld(t, nil).open(t) }, noRNR},
 		{"tiny", someDevice, rdmanet.Config{
-			ReadBuffer: 1000, WriteBuffer: 1200, Messages: 4, Path: noRNR.Path, KeepAlive: -1,
+			ReadBuffer: 5000, WriteBuffer: 6000, Messages: 4, Path: noRNR.Path, KeepAlive: -1,
 		}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -210,7 +226,7 @@ func TestFlow(t *testing.T) {
 		a, b rdmanet.Config
 		size int
 	}{
-		{rdmanet.Config{}, rdmanet.Config{}, 2 << 20},
+		{rdmanet.Config{}, rdmanet.Config{}, 1 << 20},
 		{tiny, tiny, 50_000},
 		{
 			rdmanet.Config{ReadBuffer: 256, WriteBuffer: 1 << 20},
@@ -220,7 +236,7 @@ func TestFlow(t *testing.T) {
 			rdmanet.Config{ReadBuffer: 1000, WriteBuffer: 999, Messages: 5},
 			rdmanet.Config{ReadBuffer: 777, WriteBuffer: 4096, Messages: 500}, 100_000,
 		},
-		{rdmanet.Config{Messages: 4}, rdmanet.Config{Messages: 4096}, 2 << 20},
+		{rdmanet.Config{Messages: 4}, rdmanet.Config{Messages: 4096}, 1 << 20},
 	} {
 		t.Run(fmt.Sprintf("%d %d %d", x.a.ReadBuffer, x.a.WriteBuffer, x.a.Messages), func(t *testing.T) {
 			t.Parallel()
@@ -295,7 +311,7 @@ func TestLoss(t *testing.T) {
 	d := w.open(t)
 	a, b := connect(t, d, d, rdmanet.Config{}, rdmanet.Config{})
 	must(t, w.net.Faults().Add(link.Rule{Drop: 0.01, Duplicate: 0.01, Reorder: 0.01}))
-	exchange(t, a, b, 2<<20)
+	exchange(t, a, b, 1<<20)
 }
 
 func TestDeadlines(t *testing.T) {

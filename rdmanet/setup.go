@@ -15,13 +15,17 @@ import (
 
 // Config says how connections are made. The zero Config is good for most.
 type Config struct {
-	// Device is what the connection is made on; it outlives the connection. nil: the first that verbs.Devices lists,
-	// which is open while there are connections and listeners on it.
+	// Device is what the connection is made on; it outlives the connection. nil: the first of Host, or that by which the
+	// connection manager reaches the peer. It is open while there are connections on it.
 	Device *verbs.Device
-	// PD is the protection domain of the connection, of Device: regions of one serve all connections of it. nil: each
+	// Host is where devices and the connection manager are; nil: the machine, or the service under which the program
+	// runs.
+	Host *Host
+	// PD is the protection domain of the connection, of Device: regions of one serve all connections of it. So do the
+	// rings of streams: keys can be guessed, so that the peers of one domain must trust one another. nil: each
 	// connection has its own.
 	PD *verbs.PD
-	// Path says how queue pairs are connected.
+	// Path says how queue pairs are connected. The connection manager uses its Reads, Retries and RNRRetries alone.
 	Path verbs.Path
 	// ReadBuffer is how many bytes the peer may have written that were not read, WriteBuffer how many this end may have
 	// written that the peer's device has not acknowledged: from 256 bytes to 256 MB; 0: 256 KB. Both are registered
@@ -85,8 +89,16 @@ func (c Config) full() (Config, error) {
 	return c, nil
 }
 
+// host returns Host, or the machine.
+func (c Config) host() *Host {
+	if c.Host == nil {
+		return &machine
+	}
+	return c.Host
+}
+
 // Exchange connects a queue pair with that of a peer, and exchanges what the two ends must know of one another. Client
-// and Server have one over a net.Conn; the RDMA connection manager can be another.
+// and Server have one over a net.Conn, a Dialer and a Listener another by the RDMA connection manager.
 type Exchange interface {
 	// Connect takes qp, which is in INIT and has its receives posted, to RTS. It sends private to the peer, at most
 	// PrivateSize bytes, and returns what the peer has sent of the kind, and the peer's address. When it returns, the
@@ -155,17 +167,51 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.SetupTimeout)
 	defer cancel()
-	dev, release, err := device(cfg.Device)
-	if err != nil {
-		return nil, err
+	dev, release := cfg.Device, func() {}
+	if dev == nil {
+		if dev, release, err = cfg.host().device(0); err != nil {
+			return nil, err
+		}
 	}
 	c := &Conn{linger: cfg.Linger, probes: cfg.KeepAlive, pd: cfg.PD, ended: release}
 	if err := c.connect(ctx, x, dev, cfg); err != nil {
 		c.leave()
 		_ = c.release()
+		if deviceGone(err) {
+			err = deviceError(err)
+		}
 		return nil, err
 	}
+	if l, ok := x.(link); ok {
+		c.link = l
+		go c.watch()
+	}
 	return c, nil
+}
+
+// link is an Exchange that lives as long as the connection, and ends it.
+type link interface {
+	Done() <-chan struct{}
+	Err() error
+	Close() error
+}
+
+// watch ends the connection when its link does, also calls that sleep.
+func (c *Conn) watch() {
+	<-c.link.Done()
+	c.mu.Lock()
+	c.poll() // what the peer has sent before
+	over := c.gone || c.err != nil
+	if err := c.link.Err(); !over && deviceGone(err) {
+		c.fail(deviceError(err))
+	} else if !over {
+		c.fail(&ConnError{syscall.ECONNRESET, err})
+	}
+	c.notify()
+	c.mu.Unlock()
+	if !over {
+		_ = c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState)
+	}
 }
 
 // farewell bounds leave.
@@ -237,15 +283,31 @@ func Client(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 	if dev != nil {
 		cfg.Device = dev
 	}
-	return New(ctx, overConn{nc, false}, cfg)
+	return New(ctx, &overConn{nc: nc}, cfg)
 }
 
-// Server is Client for the other end.
+// Server is Client for the other end. Nothing is allocated for a peer that has not said hello.
 func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*Conn, error) {
 	if dev != nil {
 		cfg.Device = dev
 	}
-	return New(ctx, overConn{nc, true}, cfg)
+	full, err := cfg.full()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, full.SetupTimeout)
+	defer cancel()
+	o := &overConn{nc: nc, server: true}
+	if err := o.receive(ctx); err != nil {
+		return nil, fmt.Errorf("rdmanet: connect: %w", err)
+	}
+	c, err := New(ctx, o, cfg)
+	if err != nil && !o.answered {
+		stop := interrupt(ctx, nc)
+		defer stop()
+		_ = o.refuse(err)
+	}
+	return c, err
 }
 
 // overConn is an Exchange over a connection of another kind.
@@ -257,48 +319,75 @@ func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 //
 // Either end may send a refusal instead.
 type overConn struct {
-	nc     net.Conn
-	server bool
+	nc       net.Conn
+	server   bool
+	hello    message // of the client, which the server has read
+	answered bool    // by the server, with hello or a refusal
+}
+
+// during calls f, which reads and writes, until ctx ends.
+func (o *overConn) during(ctx context.Context, f func() error) error {
+	stop := interrupt(ctx, o.nc)
+	err := f()
+	stop()
+	if err != nil && ctx.Err() != nil {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	return err
+}
+
+// receive reads the client's hello.
+func (o *overConn) receive(ctx context.Context) error {
+	return o.during(ctx, func() (err error) {
+		if o.hello, err = o.readHello(); err != nil {
+			return o.refuse(err)
+		}
+		return nil
+	})
+}
+
+// readHello reads the peer's hello, and checks it.
+func (o *overConn) readHello() (message, error) {
+	m, err := o.read(kindHello)
+	if err == nil {
+		_, err = parseParams(m.private)
+	}
+	return m, err
 }
 
 // Connect implements Exchange.
-func (o overConn) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
-	_ []byte, local, remote Addr, err error) {
-	stop := interrupt(ctx, o.nc)
-	defer func() {
-		stop()
-		if err != nil && ctx.Err() != nil {
-			err = errors.Join(context.Cause(ctx), err)
-		}
-	}()
+func (o *overConn) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
+	peer []byte, local, remote Addr, err error) {
 	here, err := qp.LocalVia(path)
 	if err != nil {
 		return nil, local, remote, err
 	}
-	hello := message{kind: kindHello, endpoint: here, private: private}
+	err = o.during(ctx, func() error { return o.exchange(qp, path, message{kind: kindHello, endpoint: here, private: private}) })
+	there := o.hello.endpoint
+	return o.hello.private, Addr{here.GID.Addr(), here.QPN}, Addr{there.GID.Addr(), there.QPN}, err
+}
+
+func (o *overConn) exchange(qp *verbs.QP, path verbs.Path, hello message) (err error) {
 	if !o.server {
 		if err := o.write(hello); err != nil {
-			return nil, local, remote, err
+			return err
+		}
+		if o.hello, err = o.readHello(); err != nil {
+			return o.refuse(err)
 		}
 	}
-	m, err := o.read(kindHello)
-	if err != nil {
-		return nil, local, remote, o.refuse(err)
+	if err := qp.ConnectVia(o.hello.endpoint, path); err != nil {
+		return o.refuse(err)
 	}
-	if _, err := parseParams(m.private); err != nil {
-		return nil, local, remote, o.refuse(err)
+	if !o.server {
+		return o.write(message{kind: kindReady})
 	}
-	if err := qp.ConnectVia(m.endpoint, path); err != nil {
-		return nil, local, remote, o.refuse(err)
+	o.answered = true
+	if err := o.write(hello); err != nil {
+		return err
 	}
-	if o.server {
-		if err = o.write(hello); err == nil {
-			_, err = o.read(kindReady)
-		}
-	} else {
-		err = o.write(message{kind: kindReady})
-	}
-	return m.private, Addr{here.GID.Addr(), here.QPN}, Addr{m.endpoint.GID.Addr(), m.endpoint.QPN}, err
+	_, err = o.read(kindReady)
+	return err
 }
 
 // interrupt makes reading and writing fail when ctx ends. stop ends that, and leaves the connection without deadlines.
@@ -319,8 +408,9 @@ func interrupt(ctx context.Context, nc net.Conn) (stop func()) {
 }
 
 // refuse sends the reason why there is no connection, unless that is the peer's own or of nc.
-func (o overConn) refuse(err error) error {
+func (o *overConn) refuse(err error) error {
 	var lost *exchangeError
+	o.answered = true
 	if !errors.Is(err, errRefused) && !errors.As(err, &lost) {
 		text := err.Error()
 		_ = o.write(message{kind: kindRefusal, text: text[:min(len(text), maxText)]})
@@ -328,9 +418,9 @@ func (o overConn) refuse(err error) error {
 	return err
 }
 
-func (o overConn) write(m message) error {
+func (o *overConn) write(m message) error {
 	if _, err := o.nc.Write(m.append(nil)); err != nil {
-		return &exchangeError{err}
+		return lost(err)
 	}
 	return nil
 }
@@ -340,11 +430,19 @@ type exchangeError struct{ error }
 
 func (e *exchangeError) Unwrap() error { return e.error }
 
+// lost makes one. The end of the connection is not that of a stream, io.EOF.
+func lost(err error) error {
+	if err == io.EOF || err == io.ErrUnexpectedEOF || err == io.ErrClosedPipe {
+		err = fmt.Errorf("the peer has ended the set-up: %w", syscall.ECONNRESET)
+	}
+	return &exchangeError{err}
+}
+
 // read reads a message of a kind. A refusal is an error.
-func (o overConn) read(kind byte) (message, error) {
+func (o *overConn) read(kind byte) (message, error) {
 	b := make([]byte, headerSize, headerSize+maxBody)
 	if _, err := io.ReadFull(o.nc, b); err != nil {
-		return message{}, &exchangeError{err}
+		return message{}, lost(err)
 	}
 	n, err := bodySize(b)
 	if err != nil {
@@ -352,7 +450,7 @@ func (o overConn) read(kind byte) (message, error) {
 	}
 	b = b[:headerSize+n]
 	if _, err := io.ReadFull(o.nc, b[headerSize:]); err != nil {
-		return message{}, &exchangeError{err}
+		return message{}, lost(err)
 	}
 	m, err := parseMessage(b)
 	switch {

@@ -109,7 +109,7 @@ func TestRefusal(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		o := overConn{x, true}
+		o := &overConn{nc: x, server: true}
 		m, err := o.read(kindHello)
 		if err == nil {
 			_, err = parseParams(m.private)
@@ -118,7 +118,7 @@ func TestRefusal(t *testing.T) {
 	}()
 	stop := interrupt(ctx, y)
 	defer stop()
-	o := overConn{y, false}
+	o := &overConn{nc: y}
 	m := goodHello()
 	m.private[0] = 2
 	if err := o.write(m); err != nil {

@@ -1,0 +1,286 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+
+	"verbena/verbs"
+	"verbena/verbs/cm"
+)
+
+// cmData makes the private data of a message of the connection manager.
+func cmData(kind byte, body []byte) []byte {
+	return append(append([]byte(magic), version, kind), body...)
+}
+
+// cmBody returns what follows the header of private data, and perhaps zeros.
+func cmBody(b []byte, kind byte) ([]byte, error) {
+	switch {
+	case len(b) < cmHeader || string(b[:4]) != magic:
+		return nil, fmt.Errorf("the peer does not speak rdmanet: %w", syscall.EPROTO)
+	case b[4] != version:
+		return nil, otherVersion(b[4])
+	case b[5] != kind:
+		return nil, fmt.Errorf("message of kind %d, want %d: %w", b[5], kind, syscall.EPROTO)
+	}
+	return b[cmHeader:], nil
+}
+
+const (
+	cmHeader = 6 // magic, version, kind
+	// cmText is the most that a refusal says, within the 148 bytes that REJ has.
+	cmText = 140
+)
+
+// cmReason is why a peer refuses, as it says.
+func cmReason(err error) error {
+	var refused *cm.RefusedError
+	if errors.As(err, &refused) {
+		if b, e := cmBody(refused.Data, kindRefusal); e == nil {
+			return fmt.Errorf("%w: %q", err, strings.TrimRight(string(b), "\x00"))
+		}
+	}
+	return err
+}
+
+func cmRefusal(err error) []byte {
+	text := err.Error()
+	return cmData(kindRefusal, []byte(text[:min(len(text), cmText)]))
+}
+
+// cmLink is an Exchange by the connection manager, at either end. The connection lives as long as that of the manager.
+type cmLink struct {
+	conn    *cm.Conn
+	req     *cm.Request // at the passive end, until it was answered
+	release func()      // of the manager
+}
+
+// Connect implements Exchange.
+func (x *cmLink) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
+	_ []byte, local, remote Addr, err error) {
+	p := cm.Param{Reads: path.Reads, Retries: path.Retries, RNRRetries: path.RNRRetries}
+	data := cmData(kindHello, private)
+	var got []byte
+	if r := x.req; r != nil {
+		if err := r.Init(qp); err != nil {
+			return nil, local, remote, err
+		}
+		got, x.req = r.Data, nil
+		if x.conn, err = r.Accept(qp, p, data); err == nil {
+			err = x.conn.Established(ctx)
+		}
+	} else if err = x.conn.Init(qp); err == nil {
+		got, err = x.conn.Connect(ctx, qp, p, data)
+	}
+	if err != nil {
+		return nil, local, remote, cmReason(err)
+	}
+	if got, err = cmBody(got, kindHello); err != nil {
+		return nil, local, remote, err
+	}
+	a, err := qp.Query()
+	if err != nil {
+		return nil, local, remote, err
+	}
+	local = Addr{x.conn.LocalAddr().Addr(), qp.Num()}
+	remote = Addr{x.conn.RemoteAddr().Addr(), a.DestQPN}
+	return got, local, remote, nil
+}
+
+// Done is closed when the connection has ended.
+func (x *cmLink) Done() <-chan struct{} { return x.conn.Done() }
+
+// Err is why.
+func (x *cmLink) Err() error { return x.conn.Err() }
+
+// Close ends the connection, and refuses what was not answered.
+func (x *cmLink) Close() error {
+	if x.req != nil {
+		_ = x.req.Reject(nil)
+	}
+	if x.conn != nil {
+		_ = x.conn.Close()
+	}
+	x.release()
+	return nil
+}
+
+// dialCM connects by the connection manager.
+func dialCM(ctx context.Context, r *net.Resolver, network, address string, cfg Config) (*Conn, error) {
+	list, err := lookup(ctx, r, network, address, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	if err != nil {
+		return nil, err
+	}
+	var first error
+	for _, a := range list {
+		c, err := dialCMAddr(ctx, a, cfg)
+		if err == nil {
+			return c, nil
+		}
+		if first == nil {
+			first = err
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, first
+}
+
+func dialCMAddr(ctx context.Context, a netip.AddrPort, cfg Config) (*Conn, error) {
+	host := cfg.host()
+	m, release, err := host.manager()
+	if err != nil {
+		return nil, err
+	}
+	id, err := m.Resolve(ctx, cm.Target{Addr: a})
+	if err != nil {
+		host.forget(m, err)
+		release()
+		return nil, err
+	}
+	x := &cmLink{conn: id, release: release}
+	guid, err := id.NodeGUID()
+	if err != nil {
+		_ = x.Close()
+		return nil, err
+	}
+	return newOn(ctx, x, guid, cfg)
+}
+
+// newOn is New on the device with a node GUID. It refuses or closes x if there is no connection.
+func newOn(ctx context.Context, x *cmLink, guid uint64, cfg Config) (*Conn, error) {
+	done := func() {}
+	if cfg.Device == nil {
+		var err error
+		if cfg.Device, done, err = cfg.host().device(guid); err != nil {
+			return nil, x.refuse(err)
+		}
+	}
+	release := x.release
+	x.release = func() {
+		release()
+		done() // after the connection
+	}
+	c, err := New(ctx, x, cfg)
+	if err != nil {
+		return nil, x.refuse(err)
+	}
+	return c, nil
+}
+
+// cmSource is a source of peers of the connection manager.
+type cmSource struct {
+	l       *cm.Listener
+	host    *Host
+	release func()
+}
+
+func listenCM(ctx context.Context, lc net.ListenConfig, network, address string, cfg Config, backlog int) (source, error) {
+	any := netip.IPv6Unspecified()
+	if network == "tcp4" {
+		any = netip.IPv4Unspecified()
+	}
+	list, err := lookup(ctx, nil, network, address, any)
+	if err != nil {
+		return nil, err
+	}
+	host := cfg.host()
+	m, release, err := host.manager()
+	if err != nil {
+		return nil, err
+	}
+	l, err := m.Listen(list[0], backlog)
+	if err != nil {
+		host.forget(m, err)
+		release()
+		return nil, err
+	}
+	return &cmSource{l, host, release}, nil
+}
+
+func (s *cmSource) next(ctx context.Context) (incoming, error) {
+	r, err := s.l.Accept(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// The manager lives as long as the connection.
+	_, release, err := s.host.manager()
+	if err != nil {
+		_ = r.Reject(cmRefusal(err))
+		return nil, err
+	}
+	return &cmPeer{r, release}, nil
+}
+
+func (s *cmSource) Close() error {
+	err := s.l.Close()
+	s.release()
+	return err
+}
+
+func (s *cmSource) Addr() net.Addr { return ListenAddr{s.l.Addr()} }
+
+type cmPeer struct {
+	r       *cm.Request
+	release func()
+}
+
+func (p *cmPeer) remote() net.Addr { return ListenAddr{p.r.RemoteAddr()} }
+
+func (p *cmPeer) setUp(ctx context.Context, cfg Config) (*Conn, error) {
+	x := &cmLink{req: p.r, release: p.release}
+	b, err := cmBody(p.r.Data, kindHello)
+	if err == nil {
+		_, err = parseParams(b)
+	}
+	var guid uint64
+	if err == nil {
+		guid, err = p.r.NodeGUID()
+	}
+	if err != nil {
+		return nil, x.refuse(err)
+	}
+	return newOn(ctx, x, guid, cfg)
+}
+
+// refuse refuses a request that was not answered, with the reason, and closes the link.
+func (x *cmLink) refuse(err error) error {
+	if x.req != nil {
+		_ = x.req.Reject(cmRefusal(err))
+		x.req = nil
+	}
+	_ = x.Close()
+	return err
+}
+
+// lookup resolves an address. any stands for no host.
+func lookup(ctx context.Context, r *net.Resolver, network, address string, any netip.Addr) ([]netip.AddrPort, error) {
+	if r == nil {
+		r = net.DefaultResolver
+	}
+	host, service, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	port, err := r.LookupPort(ctx, network, service)
+	if err != nil {
+		return nil, err
+	}
+	ips := []netip.Addr{any}
+	if host != "" {
+		if ips, err = r.LookupNetIP(ctx, "ip"+strings.TrimPrefix(network, "tcp"), host); err != nil {
+			return nil, err
+		}
+	}
+	var list []netip.AddrPort
+	for _, ip := range ips {
+		list = append(list, netip.AddrPortFrom(ip.Unmap(), uint16(port)))
+	}
+	return list, nil
+}

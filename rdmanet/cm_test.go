@@ -1,0 +1,245 @@
+package rdmanet_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/net/nettest"
+
+	"verbena/driver/rxe"
+	"verbena/link"
+	"verbena/rdmanet"
+	"verbena/verbs"
+	"verbena/verbs/cm"
+)
+
+// host is the Host of a world.
+func (w *world) host() *rdmanet.Host {
+	return &rdmanet.Host{
+		Devices: func() ([]verbs.DeviceInfo, error) { return w.stack.Devices(), nil },
+		Manager: func() (*cm.Manager, error) { return w.stack.ConnectionManager(nil) },
+	}
+}
+
+// someHost is the Host of someDevice, and an address of it.
+func someHost(t testing.TB) (h *rdmanet.Host, addr string) {
+	t.Helper()
+	if os.Getenv("VERBS_DEVICE") != "" {
+		return nil, "127.0.0.1"
+	}
+	return newWorld(t, &rxe.Fabric{}).host(), "127.0.0.80"
+}
+
+// cmEnds are a listener and a dialer by the connection manager.
+type cmEnds struct {
+	l      *rdmanet.Listener
+	d      *rdmanet.Dialer
+	failed chan error // of the listener
+}
+
+func newCMEnds(t testing.TB, cfg rdmanet.Config, addr string) *cmEnds {
+	t.Helper()
+	e := &cmEnds{d: &rdmanet.Dialer{Config: cfg, CM: true}, failed: make(chan error, 10)}
+	lc := rdmanet.ListenConfig{Config: cfg, CM: true, Failed: func(_ net.Addr, err error) { e.failed <- err }}
+	var err error
+	e.l, err = lc.Listen(context.Background(), "rdma", net.JoinHostPort(addr, "0"))
+	must(t, err)
+	t.Cleanup(func() { must(t, e.l.Close()) })
+	return e
+}
+
+// connect makes a connection.
+func (e *cmEnds) connect(t testing.TB) (a, b *rdmanet.Conn) {
+	t.Helper()
+	x, err := e.d.Dial("rdma", e.l.Addr().String())
+	must(t, err)
+	y, err := e.l.Accept()
+	must(t, err)
+	t.Cleanup(func() {
+		_ = x.Close()
+		_ = y.Close()
+	})
+	return x.(*rdmanet.Conn), y.(*rdmanet.Conn)
+}
+
+// TestCM: a connection that was set up by the connection manager is one as all others.
+func TestCM(t *testing.T) {
+	t.Parallel()
+	h, addr := someHost(t)
+	e := newCMEnds(t, rdmanet.Config{Host: h, KeepAlive: -1}, addr)
+	t.Run("Conn", func(t *testing.T) {
+		t.Parallel()
+		nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+			a, b := e.connect(t)
+			return a, b, func() {
+				var wg sync.WaitGroup
+				wg.Go(func() { _ = a.Close() })
+				_ = b.Close()
+				wg.Wait()
+			}, nil
+		})
+	})
+	e = newCMEnds(t, rdmanet.Config{Host: h, KeepAlive: -1}, addr)
+	a, b := e.connect(t)
+	if a.LocalAddr() != b.RemoteAddr() || a.RemoteAddr() != b.LocalAddr() {
+		t.Errorf("addresses: %v and %v, %v and %v", a.LocalAddr(), a.RemoteAddr(), b.LocalAddr(), b.RemoteAddr())
+	}
+	exchange(t, a, b, 1<<20)
+	r, m := region(t, a, b, 1000, 0)
+	_, err := m.WriteAt([]byte("one-sided"), 10)
+	must(t, err)
+	if !bytes.Contains(r.Bytes(), []byte("one-sided")) {
+		t.Error("WriteAt has written nothing")
+	}
+	_, err = m.ReadAt(make([]byte, 1000), 0)
+	must(t, err)
+	// What was written before Close arrives, and the end of the connection is that of the stream, not a failure.
+	_, err = a.Write([]byte("last words"))
+	must(t, err)
+	must(t, a.Close())
+	if got, err := io.ReadAll(b); err != nil || string(got) != "last words" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	must(t, b.Close())
+}
+
+// TestCMRefused: nothing listens, or it is not the peer that was expected.
+func TestCMRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, &rxe.Fabric{})
+	h := w.host()
+	e := newCMEnds(t, rdmanet.Config{Host: h}, "127.0.0.80")
+	nobody := newCMEnds(t, rdmanet.Config{Host: h}, "127.0.0.80")
+	must(t, nobody.l.Close())
+	_, err := e.d.Dial("rdma", nobody.l.Addr().String())
+	sameError(t, "Dial where nothing listens", err, syscall.ECONNREFUSED)
+	if ne := net.Error(nil); !errors.As(err, &ne) || ne.Timeout() {
+		t.Errorf("Dial where nothing listens: %v is a timeout", err)
+	}
+	_, err = nobody.l.Accept()
+	sameError(t, "Accept", err, net.ErrClosed)
+}
+
+// otherHost is a Host whose connection manager is the test's too.
+func (w *world) otherHost(t testing.TB) (*rdmanet.Host, *cm.Manager) {
+	t.Helper()
+	m, err := w.stack.ConnectionManager(nil)
+	must(t, err)
+	t.Cleanup(func() { must(t, m.Close()) })
+	h := w.host()
+	h.Manager = func() (*cm.Manager, error) { return m, nil }
+	return h, m
+}
+
+// TestCMOther: a peer that speaks another protocol by the connection manager.
+func TestCMOther(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, &rxe.Fabric{})
+	d := w.open(t)
+	h, m := w.otherHost(t)
+	e := newCMEnds(t, rdmanet.Config{Host: h}, "127.0.0.80")
+	pd, err := d.AllocPD()
+	must(t, err)
+	cq, err := d.CreateCQ(10, nil)
+	must(t, err)
+	qp := func() *verbs.QP {
+		q, err := pd.CreateQP(verbs.QPInit{SendCQ: cq})
+		must(t, err)
+		return q
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, x := range []struct{ data, want string }{
+		{"hello", "does not speak"}, {"RNET\x02\x01", "version 2"}, {"RNET\x01\x02", "kind 2"}, {"RNET\x01\x01", "version 0"},
+		{"RNET\x01\x01\x01\x00\x00\x01", "ring"},
+	} {
+		c, err := m.Resolve(ctx, cm.Target{Addr: netip.MustParseAddrPort(e.l.Addr().String())})
+		must(t, err)
+		q := qp()
+		must(t, c.Init(q))
+		_, err = c.Connect(ctx, q, cm.Param{}, []byte(x.data))
+		var refused *cm.RefusedError
+		if !errors.As(err, &refused) || !strings.Contains(string(refused.Data), x.want) {
+			t.Errorf("%q: got %v, want a refusal that says %q", x.data, err, x.want)
+		}
+		if err := <-e.failed; !errors.Is(err, syscall.EPROTO) && !errors.Is(err, syscall.EPROTONOSUPPORT) {
+			t.Errorf("%q: the listener got %v, want EPROTO", x.data, err)
+		}
+		must(t, c.Close())
+		must(t, q.Close())
+	}
+	l, err := m.Listen(netip.MustParseAddrPort("127.0.0.80:0"), 0)
+	must(t, err)
+	defer l.Close()
+	for _, x := range []struct {
+		name   string
+		answer func(*cm.Request)
+		want   error
+	}{
+		{"another protocol", func(r *cm.Request) {
+			q := qp()
+			must(t, r.Init(q))
+			c, err := r.Accept(q, cm.Param{}, []byte("welcome"))
+			must(t, err)
+			<-c.Done()
+			must(t, q.Close())
+			must(t, c.Close())
+		}, syscall.EPROTO},
+		{"a refusal", func(r *cm.Request) { must(t, r.Reject(nil)) }, syscall.ECONNREFUSED},
+	} {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			r, err := l.Accept(ctx)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			x.answer(r)
+		})
+		_, err := e.d.DialContext(ctx, "rdma", l.Addr().String())
+		sameError(t, x.name, err, x.want)
+		wg.Wait()
+	}
+	// One that does not answer: the attempt ends with its context, and with the time for set-up.
+	short, stop := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer stop()
+	_, err = e.d.DialContext(short, "rdma", l.Addr().String())
+	sameError(t, "Dial to a peer that does not answer", err, context.DeadlineExceeded)
+	e.d.SetupTimeout = 10 * time.Millisecond
+	_, err = e.d.DialContext(ctx, "rdma", l.Addr().String())
+	sameError(t, "Dial to a peer that does not answer", err, context.DeadlineExceeded)
+	if ne := net.Error(nil); !errors.As(err, &ne) || !ne.Timeout() {
+		t.Errorf("Dial to a peer that does not answer: %v is not a timeout", err)
+	}
+	e.d.SetupTimeout = 0
+	short, stop = context.WithCancel(ctx)
+	time.AfterFunc(10*time.Millisecond, stop)
+	_, err = e.d.DialContext(short, "rdma", l.Addr().String())
+	sameError(t, "Dial that is cancelled", err, context.Canceled)
+	must(t, cq.Close())
+	must(t, pd.Close())
+}
+
+// TestCMLost: packets get lost for good while a connection is set up, and afterwards.
+func TestCMLost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	e := newCMEnds(t, rdmanet.Config{Host: w.host(), SetupTimeout: 300 * time.Millisecond, Linger: -1}, "127.0.0.80")
+	// The first answer gets lost: the dialer does not wait for the listener's next one.
+	must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
+	_, err := e.d.Dial("rdma", e.l.Addr().String())
+	sameError(t, "Dial", err, context.DeadlineExceeded)
+	w.net.Faults().Clear()
+	a, b := e.connect(t)
+	exchange(t, a, b, 1000)
+}

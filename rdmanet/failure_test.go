@@ -1,0 +1,221 @@
+package rdmanet_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/driver/rxe"
+	"verbena/link"
+	"verbena/rdmanet"
+	"verbena/verbs"
+	"verbena/verbs/cm"
+)
+
+// bound is how long a call may take that fails, where nothing has to time out.
+const bound = 10 * time.Second
+
+// call is a call that is expected to wait.
+type call struct {
+	name string
+	f    func() error
+}
+
+// calls are those of a connection that wait: its peer reads nothing and writes nothing, and its packets get lost.
+func calls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []call {
+	m := a.Remote(there.Descriptor())
+	ctx := context.Background()
+	return []call{
+		{"Read", func() error { _, err := a.Read(make([]byte, 1)); return err }},
+		{"Write", func() error { _, err := a.Write(make([]byte, 10<<20)); return err }},
+		{"ReadAt", func() error { _, err := m.ReadAt(make([]byte, 10), 0); return err }},
+		{"WriteAt", func() error { _, err := m.WriteAt(make([]byte, 10), 0); return err }},
+		{"ReadAtContext", func() error { _, err := m.ReadAtContext(ctx, make([]byte, 10), 0); return err }},
+		{"ReadRegion", func() error { return m.ReadRegion(ctx, 0, mine, 0, 10) }},
+		{"WriteRegion", func() error { return m.WriteRegion(ctx, 0, mine, 0, 10) }},
+	}
+}
+
+// all runs calls side by side, does something that ends them, and checks how.
+func all(t *testing.T, list []call, do func(), want ...error) {
+	t.Helper()
+	type result struct {
+		name string
+		err  error
+	}
+	results := make(chan result, len(list))
+	for _, c := range list {
+		go func() { results <- result{c.name, c.f()} }()
+	}
+	time.Sleep(10 * time.Millisecond)
+	do()
+	over := time.After(bound)
+	for range list {
+		select {
+		case r := <-results:
+			sameError(t, r.name, r.err, want...)
+		case <-over:
+			t.Fatal("a call still waits")
+		}
+	}
+	for _, c := range list { // and those that come later
+		sameError(t, c.name, c.f(), want...)
+	}
+}
+
+// TestFailure: whatever ends a connection ends each of its calls, those that wait and those that come later, with an
+// error that says what it was. A Listener and a Dialer go on with the device that comes back.
+func TestFailure(t *testing.T) {
+	t.Parallel()
+	for _, useCM := range []bool{false, true} {
+		name := "TCP"
+		if useCM {
+			name = "CM"
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, nil)
+			// Retries do not end before the test does: only the device's end does.
+			cfg := rdmanet.Config{
+				Host: w.host(), Linger: -1, KeepAlive: -1, Path: verbs.Path{Timeout: time.Minute},
+			}
+			address := "127.0.0.80:0"
+			if useCM {
+				address = ":0" // one that has the device's address goes with the device
+			}
+			lc := rdmanet.ListenConfig{Config: cfg, CM: useCM}
+			l, err := lc.Listen(context.Background(), "rdma", address)
+			must(t, err)
+			_, port, err := net.SplitHostPort(l.Addr().String())
+			must(t, err)
+			d := rdmanet.Dialer{Config: cfg, CM: useCM}
+			pair := func() (a, b *rdmanet.Conn) {
+				t.Helper()
+				x, err := d.Dial("rdma", net.JoinHostPort("127.0.0.80", port))
+				must(t, err)
+				y, err := l.Accept()
+				must(t, err)
+				return x.(*rdmanet.Conn), y.(*rdmanet.Conn)
+			}
+			var old []*rdmanet.Conn
+			for range 2 {
+				a, b := pair()
+				exchange(t, a, b, 1000)
+				old = append(old, a, b)
+				there, err := b.NewRegion(100, 0)
+				must(t, err)
+				mine, err := a.NewRegion(100, 0)
+				must(t, err)
+				must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
+				all(t, calls(t, a, there, mine), func() { w.unplug(t) }, syscall.ECONNABORTED)
+				if _, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNABORTED) {
+					t.Errorf("Read at the other end: got %v, want ECONNABORTED", err)
+				}
+				_, err = a.NewRegion(10, 0)
+				sameError(t, "NewRegion", err)
+				if _, err := d.Dial("rdma", net.JoinHostPort("127.0.0.80", port)); err == nil {
+					t.Error("Dial without a device: no error")
+				}
+				must(t, mine.Close())
+				must(t, there.Close())
+				w.net.Faults().Clear()
+				w.plug(t) // while the old connections are open
+			}
+			a, b := pair()
+			exchange(t, a, b, 1000)
+			must(t, a.CloseWrite())
+			_, err = io.ReadAll(b)
+			must(t, err)
+			for _, c := range append(old, a, b) {
+				start := time.Now()
+				_ = c.Close()
+				if d := time.Since(start); d > bound {
+					t.Errorf("Close took %v", d)
+				}
+			}
+			must(t, l.Close())
+		})
+	}
+}
+
+// TestListenerDevice: a Listener that is bound to a device ends with it.
+func TestListenerDevice(t *testing.T) {
+	t.Parallel()
+	for _, x := range []struct {
+		name string
+		cm   bool
+		end  func(*testing.T, *world, *verbs.Device)
+	}{
+		{"unplugged", false, func(t *testing.T, w *world, _ *verbs.Device) {
+			w.unplug(t)
+			w.plug(t)
+		}},
+		{"closed", false, func(t *testing.T, _ *world, d *verbs.Device) { must(t, d.Close()) }},
+		{"address", true, func(t *testing.T, w *world, _ *verbs.Device) {
+			w.unplug(t)
+			w.plug(t)
+		}},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, &rxe.Fabric{})
+			cfg := rdmanet.Config{Host: w.host()}
+			var d *verbs.Device
+			if !x.cm {
+				d = w.open(t)
+				cfg.Device = d
+			}
+			lc := rdmanet.ListenConfig{Config: cfg, CM: x.cm}
+			l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
+			must(t, err)
+			all(t, []call{{"Accept", func() error { _, err := l.Accept(); return err }}}, func() { x.end(t, w, d) },
+				syscall.ECONNABORTED)
+			must(t, l.Close())
+			_, err = (&rdmanet.Dialer{Config: rdmanet.Config{Device: d, Host: w.host()}, CM: x.cm}).Dial("rdma", l.Addr().String())
+			sameError(t, "Dial", err, syscall.ECONNREFUSED)
+		})
+	}
+}
+
+// TestCMDisconnect: the peer's end of the connection, which the connection manager reports, ends calls at once, not after
+// the time for probes.
+func TestCMDisconnect(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, &rxe.Fabric{})
+	var m *cm.Manager
+	h := w.host()
+	h.Manager = func() (_ *cm.Manager, err error) {
+		m, err = w.stack.ConnectionManager(nil)
+		return m, err
+	}
+	e := newCMEnds(t, rdmanet.Config{Host: h, KeepAlive: -1, Linger: -1}, "127.0.0.80")
+	a, b := e.connect(t)
+	_, err := b.Write([]byte("last words"))
+	must(t, err)
+	got := make([]byte, 10)
+	var wg sync.WaitGroup
+	for _, c := range []*rdmanet.Conn{a, b} {
+		wg.Go(func() {
+			var err error
+			for n := 0; err == nil; n, err = c.Read(got) {
+				if c == b && n > 0 {
+					t.Errorf("read %d bytes", n)
+				}
+			}
+			var ce *rdmanet.ConnError
+			if !errors.As(err, &ce) {
+				t.Errorf("Read: got %v, want a ConnError", err)
+			}
+		})
+	}
+	time.Sleep(5 * time.Millisecond)
+	must(t, m.Close())
+	wg.Wait()
+	_, err = e.l.Accept()
+	sameError(t, "Accept", err, syscall.ECONNABORTED)
+}

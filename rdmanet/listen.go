@@ -1,0 +1,281 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"verbena/verbs"
+)
+
+// ListenConfig makes Listeners. The zero ListenConfig is good for most.
+type ListenConfig struct {
+	Config
+	// CM listens for connections by the RDMA connection manager. Otherwise the two ends agree over TCP.
+	CM bool
+	// TCP makes the listener over which the two ends agree.
+	TCP net.ListenConfig
+	// Backlog is how many connections may be in set-up, and how many may wait for Accept; 0: 128. When there are more in
+	// set-up, the oldest is given up: peers that say nothing do not keep others out.
+	Backlog int
+	// Failed, if not nil, is called with the reason when a connection could not be set up. Calls may overlap.
+	Failed func(remote net.Addr, err error)
+}
+
+const defaultBacklog = 128
+
+// Listen listens at a TCP address with a zero ListenConfig.
+func Listen(network, address string) (*Listener, error) {
+	return new(ListenConfig).Listen(context.Background(), network, address)
+}
+
+// Listen listens at an address: of TCP, or with CM of the connection manager. The network is as of Dialer.DialContext.
+// ctx counts until Listen returns.
+func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (*Listener, error) {
+	l, err := lc.listen(ctx, network, address)
+	if err != nil {
+		return nil, setupFailed("listen", network, address, err)
+	}
+	return l, nil
+}
+
+func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*Listener, error) {
+	tcp, err := tcpNetwork(network)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := lc.full()
+	if err != nil {
+		return nil, err
+	}
+	backlog := lc.Backlog
+	if backlog <= 0 {
+		backlog = defaultBacklog
+	}
+	l := &Listener{
+		cfg: cfg, failed: lc.Failed, backlog: backlog, conns: make(chan *Conn, backlog), slots: make(chan struct{}, 2*backlog),
+	}
+	l.ctx, l.cancel = context.WithCancelCause(context.Background())
+	var watched *verbs.Channel
+	if cfg.Device != nil {
+		if watched, err = cfg.Device.CreateChannel(); err != nil {
+			return nil, err
+		}
+	} else {
+		_, release, err := cfg.host().device(0)
+		if err != nil {
+			return nil, err
+		}
+		release()
+	}
+	if lc.CM {
+		l.from, err = listenCM(ctx, lc.TCP, tcp, address, cfg, backlog)
+	} else {
+		l.from, err = listenTCP(ctx, lc.TCP, tcp, address)
+	}
+	if err != nil {
+		if watched != nil {
+			_ = watched.Close()
+		}
+		return nil, err
+	}
+	if watched != nil {
+		l.running.Go(func() { l.watch(watched) })
+	}
+	l.running.Go(l.accept)
+	return l, nil
+}
+
+// Listener accepts connections. It implements net.Listener.
+type Listener struct {
+	from    source
+	cfg     Config
+	failed  func(net.Addr, error)
+	backlog int
+	ctx     context.Context // ends with the Listener
+	cancel  context.CancelCauseFunc
+	running sync.WaitGroup
+	conns   chan *Conn    // that wait for Accept
+	slots   chan struct{} // has an element for each goroutine that sets up a connection
+	once    sync.Once
+	err     error // of Close
+
+	mu      sync.Mutex
+	pending []*pending // oldest first
+}
+
+var _ net.Listener = (*Listener)(nil)
+
+// pending is a connection in set-up.
+type pending struct{ cancel context.CancelCauseFunc }
+
+// source is where the peers of a Listener come from.
+type source interface {
+	// next waits for the next peer. Close ends that.
+	next(ctx context.Context) (incoming, error)
+	Close() error
+	Addr() net.Addr
+}
+
+// incoming is a peer that wants a connection.
+type incoming interface {
+	remote() net.Addr
+	// setUp makes the connection, or refuses it. It is called once.
+	setUp(ctx context.Context, cfg Config) (*Conn, error)
+}
+
+// retryAccept is how long accept waits after an error, such as EMFILE.
+const retryAccept = 10 * time.Millisecond
+
+var errOvertaken = fmt.Errorf("more peers came than the backlog has room for: %w", syscall.ECONNABORTED)
+
+// accept sets up connections, each on a goroutine of its own: a peer that is slow delays no other.
+func (l *Listener) accept() {
+	for {
+		select {
+		case l.slots <- struct{}{}:
+		case <-l.ctx.Done():
+			return
+		}
+		in, err := l.from.next(l.ctx)
+		if err == nil {
+			l.running.Go(func() {
+				defer func() { <-l.slots }()
+				l.setUp(in)
+			})
+			continue
+		}
+		<-l.slots
+		if deviceGone(err) || errors.Is(err, net.ErrClosed) {
+			l.fail(err)
+			return
+		}
+		select {
+		case <-time.After(retryAccept):
+		case <-l.ctx.Done():
+			return
+		}
+	}
+}
+
+func (l *Listener) setUp(in incoming) {
+	ctx, cancel := context.WithCancelCause(l.ctx)
+	defer cancel(nil)
+	ctx, stop := context.WithTimeout(ctx, l.cfg.SetupTimeout)
+	defer stop()
+	p := &pending{cancel}
+	l.mu.Lock()
+	if len(l.pending) >= l.backlog {
+		l.pending[0].cancel(errOvertaken)
+		l.pending = slices.Delete(l.pending, 0, 1)
+	}
+	l.pending = append(l.pending, p)
+	l.mu.Unlock()
+	c, err := in.setUp(ctx, l.cfg)
+	if err == nil {
+		select {
+		case l.conns <- c:
+		case <-ctx.Done():
+			err = fmt.Errorf("rdmanet: wait for Accept: %w", context.Cause(ctx))
+			_ = c.Close()
+		}
+	}
+	l.mu.Lock()
+	l.pending = slices.DeleteFunc(l.pending, func(x *pending) bool { return x == p })
+	l.mu.Unlock()
+	if err != nil && l.failed != nil && l.ctx.Err() == nil {
+		l.failed(in.remote(), err)
+	}
+}
+
+// watch ends the listener with its device, on which no connection can be made any more.
+func (l *Listener) watch(ch *verbs.Channel) {
+	_, err := ch.Wait(l.ctx)
+	_ = ch.Close()
+	if l.ctx.Err() == nil {
+		l.fail(err)
+	}
+}
+
+func (l *Listener) fail(err error) {
+	l.cancel(deviceError(err))
+	_ = l.from.Close()
+}
+
+// Accept waits for the next connection, a *Conn. The error is a *net.OpError: of net.ErrClosed after Close, of a
+// ConnError, ECONNABORTED, when Config.Device has gone.
+func (l *Listener) Accept() (net.Conn, error) {
+	err := context.Cause(l.ctx)
+	if err == nil {
+		select {
+		case c := <-l.conns:
+			return c, nil
+		case <-l.ctx.Done():
+			err = context.Cause(l.ctx)
+		}
+	}
+	return nil, &net.OpError{Op: "accept", Net: network, Addr: l.Addr(), Err: err}
+}
+
+// Close ends the listener; goroutines in Accept return net.ErrClosed, and connections that were not accepted are
+// closed. It may be called again.
+func (l *Listener) Close() error {
+	l.once.Do(func() {
+		gone := l.ctx.Err() != nil
+		l.cancel(net.ErrClosed)
+		if l.err = l.from.Close(); gone {
+			l.err = nil
+		}
+		l.running.Wait()
+		var closing sync.WaitGroup
+		for len(l.conns) > 0 {
+			c := <-l.conns
+			closing.Go(func() { _ = c.Close() })
+		}
+		closing.Wait()
+	})
+	return l.err
+}
+
+// Addr returns the address that peers dial, a ListenAddr if it is one of TCP or of the connection manager.
+func (l *Listener) Addr() net.Addr { return l.from.Addr() }
+
+// tcpSource is a source of peers that agree over TCP.
+type tcpSource struct{ net.Listener }
+
+func listenTCP(ctx context.Context, lc net.ListenConfig, network, address string) (source, error) {
+	l, err := lc.Listen(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return tcpSource{l}, nil
+}
+
+func (s tcpSource) next(context.Context) (incoming, error) {
+	nc, err := s.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return tcpPeer{nc}, nil
+}
+
+func (s tcpSource) Addr() net.Addr {
+	if a, ok := s.Listener.Addr().(*net.TCPAddr); ok {
+		return ListenAddr{a.AddrPort()}
+	}
+	return s.Listener.Addr()
+}
+
+type tcpPeer struct{ net.Conn }
+
+func (p tcpPeer) remote() net.Addr { return p.RemoteAddr() }
+
+func (p tcpPeer) setUp(ctx context.Context, cfg Config) (*Conn, error) {
+	defer p.Close()
+	return Server(ctx, p.Conn, nil, cfg)
+}
