@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -29,7 +30,13 @@ import (
 	"verbena/verbs/embed"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	if arg := os.Getenv(childEnv); arg != "" {
+		fmt.Fprintln(os.Stderr, child(arg))
+		os.Exit(1)
+	}
+	leaktest.Main(m)
+}
 
 // patience bounds what should take milliseconds.
 const patience = 20 * time.Second
@@ -327,10 +334,13 @@ func TestDeadlines(t *testing.T) {
 	must(t, a.SetReadDeadline(time.Now().Add(5*time.Millisecond)))
 	read(os.ErrDeadlineExceeded)
 	read(os.ErrDeadlineExceeded)
-	// It says so also when there is something to read.
+	// It says so also when there is something to read, which does not go where the Read was that has timed out.
 	_, err := b.Write([]byte("x"))
 	must(t, err)
 	read(os.ErrDeadlineExceeded)
+	if one[0] != 0 {
+		t.Errorf("a Read that has timed out has got %q", one)
+	}
 	must(t, a.SetReadDeadline(time.Time{}))
 	read(nil)
 	// A later deadline holds for a Read that waits, and so does an earlier one.
@@ -668,6 +678,75 @@ func TestListener(t *testing.T) {
 	}
 	if _, err := dialer.Dial("udp", l.Addr().String()); !errors.As(err, new(net.UnknownNetworkError)) {
 		t.Errorf("Dial udp: got %v, want an UnknownNetworkError", err)
+	}
+}
+
+// TestSilentPeers: more peers that say nothing than the backlog has room for keep no other out.
+func TestSilentPeers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, &rxe.Fabric{})
+	failed := make(chan error, 100)
+	lc := rdmanet.ListenConfig{
+		Config: rdmanet.Config{Host: w.host(), SetupTimeout: time.Minute}, Backlog: 2,
+		Failed: func(_ net.Addr, err error) { failed <- err },
+	}
+	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
+	must(t, err)
+	for range 10 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		must(t, err)
+		defer c.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	defer cancel()
+	a, err := (&rdmanet.Dialer{Config: rdmanet.Config{Host: w.host()}}).DialContext(ctx, "rdma", l.Addr().String())
+	must(t, err)
+	b, err := l.Accept()
+	must(t, err)
+	exchange(t, a, b, 1000)
+	must(t, a.Close())
+	must(t, b.Close())
+	if err := <-failed; !errors.Is(err, syscall.ECONNABORTED) {
+		t.Errorf("a silent peer: got %v, want ECONNABORTED", err)
+	}
+	must(t, l.Close())
+}
+
+// TestSetupFails: a peer is told why there is no connection, also where this end's device is the reason; one that ends
+// the set-up half-way is no end of a stream.
+func TestSetupFails(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, &rxe.Fabric{})
+	d := w.open(t)
+	closed := w.open(t)
+	must(t, closed.Close())
+	x, y := net.Pipe()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	server := make(chan error, 1)
+	go func() {
+		_, err := rdmanet.Server(ctx, y, closed, rdmanet.Config{})
+		server <- err
+	}()
+	_, err := rdmanet.Client(ctx, x, d, rdmanet.Config{})
+	if !errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), "closed") {
+		t.Errorf("Client: got %v, want ECONNREFUSED, as the peer's device is closed", err)
+	}
+	if err := <-server; !errors.Is(err, syscall.ECONNABORTED) || !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("Server: got %v, want ECONNABORTED and %v", err, verbs.ErrClosed)
+	}
+	for n := range 2 { // messages that pass before one end goes
+		x, y := net.Pipe()
+		go func() {
+			buf := make([]byte, 1000)
+			for range n {
+				_, _ = y.Read(buf)
+			}
+			y.Close()
+		}()
+		if _, err := rdmanet.Client(ctx, x, d, rdmanet.Config{}); !errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) {
+			t.Errorf("Client, %d messages: got %v, want ECONNRESET", n, err)
+		}
 	}
 }
 

@@ -13,7 +13,7 @@ func TestRdmanet(t *testing.T) {
 		return []string{"go", "test", "-c", "-o", path, "verbena/rdmanet"}
 	})
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	c := w.cmd(w.deadline(100), "run", "--", tests, "-test.v", "-test.run", "^(TestConn|TestFlow|TestHTTP|TestListener|TestCM)$")
+	c := w.cmd(w.deadline(100), "run", "--", tests, "-test.v", "-test.run", "^(TestConn|TestFlow|TestHTTP|TestListener|TestCM|TestKilledPeer)$")
 	c.Env = append(c.Env, "VERBS_DEVICE=rxe0")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
