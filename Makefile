@@ -17,7 +17,7 @@ demo: build ## an RDMA ping-pong in under a minute: unmodified programs, then th
 
 .PHONY: test
 test: export NO_INSTALL := 1
-test: have-deps lint unit cross e2e interop-test ## everything that a change must pass; installs nothing
+test: have-deps lint unit libraries cross e2e interop-test ## everything that a change must pass; installs nothing
 
 .PHONY: quick
 quick: ## what can be tested in a minute, without root and packages
@@ -54,6 +54,10 @@ unit: ## unit tests with the race detector
 	$(GO) test -run '^(TestDataPathAllocates|TestMessageCosts)$$' ./driver/rxe
 	$(GO) test -run '^(TestAllocations|TestDataPathAllocates)$$' ./verbs/embed ./rdmanet
 	$(GO) test -run '^TestSchedules$$' ./driver/rxe/internal/simtest
+
+.PHONY: libraries
+libraries: ## net/http, gRPC and others over rdmanet: a module of its own, with their dependencies
+	cd test/rdmanet && $(GO) vet ./... && $(GO) test -count=1 ./...
 
 .PHONY: e2e
 e2e: build ## the real programs, end to end
