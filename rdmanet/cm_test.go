@@ -2,6 +2,7 @@ package rdmanet_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -35,10 +36,13 @@ func (w *world) host() *rdmanet.Host {
 func someHost(t testing.TB) (h *rdmanet.Host, addr string) {
 	t.Helper()
 	if os.Getenv("VERBS_DEVICE") != "" {
-		return nil, "127.0.0.1"
+		return nil, serviceAddr()
 	}
 	return newWorld(t, &rxe.Fabric{}).host(), "127.0.0.80"
 }
+
+// serviceAddr is an address by which the connection manager reaches VERBS_DEVICE.
+func serviceAddr() string { return cmp.Or(os.Getenv("VERBS_ADDR"), "127.0.0.1") }
 
 // cmEnds are a listener and a dialer by the connection manager.
 type cmEnds struct {

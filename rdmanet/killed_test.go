@@ -2,6 +2,7 @@ package rdmanet_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,9 +22,126 @@ import (
 	"verbena/verbs/embed"
 )
 
-// A process with childEnv is the other end of a connection, until it is killed: "tcp" or "cm", and the address of a
-// device of its own, if it is not VERBS_DEVICE's service that has one.
+// A process with childEnv is an end of a connection: what it does ("wait", "serve" or "dial"), how the connection is set
+// up ("tcp" or "cm"), and an address, where it listens or dials. It is on VERBS_DEVICE's service or kernel, or else on a
+// device of its own at that address.
 const childEnv = "RDMANET_CHILD"
+
+func child(arg string) error {
+	f := strings.Fields(arg)
+	if len(f) != 3 {
+		return fmt.Errorf("%s is %q", childEnv, arg)
+	}
+	if f[0] == "dial" {
+		return dialPeer(f[1] == "cm", f[2])
+	}
+	host, _, err := net.SplitHostPort(f[2])
+	if err != nil {
+		return err
+	}
+	h, _, err := processHost(netip.MustParseAddr(host))
+	if err != nil {
+		return err
+	}
+	lc := rdmanet.ListenConfig{Config: rdmanet.Config{Host: h}, CM: f[1] == "cm"}
+	l, err := lc.Listen(context.Background(), "rdma", f[2])
+	if err != nil {
+		return err
+	}
+	fmt.Println(l.Addr())
+	nc, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	c := nc.(*rdmanet.Conn)
+	if f[0] == "serve" {
+		return servePeer(c)
+	}
+	if _, err := c.Write([]byte("hello")); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, c)
+	return fmt.Errorf("nothing has killed the process: %w", err)
+}
+
+// acrossSize is how many bytes servePeer and dialPeer exchange: several rings.
+const acrossSize = 1 << 20
+
+// servePeer sends the descriptor of a region, and then what it gets.
+func servePeer(c *rdmanet.Conn) error {
+	r, err := c.NewRegion(acrossSize, 0)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	text, err := r.Descriptor().MarshalBinary()
+	if err != nil {
+		return err
+	}
+	if _, err := c.Write(text); err != nil {
+		return err
+	}
+	n, err := io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c})
+	if err != nil || n != acrossSize {
+		return fmt.Errorf("got %d bytes, %w, want %d", n, err, acrossSize)
+	}
+	if !bytes.Equal(r.Bytes(), random(2, acrossSize)) {
+		return errors.New("the peer has written other bytes to the region")
+	}
+	return c.Close()
+}
+
+// dialPeer is the other end of servePeer.
+func dialPeer(useCM bool, address string) error {
+	d := rdmanet.Dialer{CM: useCM}
+	var nc net.Conn
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		var err error
+		if nc, err = d.Dial("rdma", address); err == nil {
+			break
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) || time.Now().After(deadline) { // until the peer listens
+			return err
+		}
+	}
+	c := nc.(*rdmanet.Conn)
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	var text [rdmanet.DescriptorSize]byte
+	if _, err := io.ReadFull(c, text[:]); err != nil {
+		return err
+	}
+	var there rdmanet.Descriptor
+	if err := there.UnmarshalBinary(text[:]); err != nil {
+		return err
+	}
+	stream, region := random(1, acrossSize), random(2, acrossSize)
+	m := c.Remote(there)
+	if _, err := m.WriteAt(region, 0); err != nil {
+		return err
+	}
+	got := make([]byte, acrossSize)
+	if _, err := m.ReadAt(got, 0); err != nil || !bytes.Equal(got, region) {
+		return fmt.Errorf("ReadAt: %w, or other bytes", err)
+	}
+	written := make(chan error, 1)
+	go func() {
+		_, err := c.Write(stream)
+		if err == nil {
+			err = c.CloseWrite()
+		}
+		written <- err
+	}()
+	echo, err := io.ReadAll(c)
+	if err != nil || !bytes.Equal(echo, stream) {
+		return fmt.Errorf("read %d bytes, %w, want the %d that were written", len(echo), err, acrossSize)
+	}
+	if err := <-written; err != nil {
+		return err
+	}
+	return c.Close()
+}
 
 // processHost is the Host of a process that talks to others: VERBS_DEVICE's service, or a device of its own at an
 // address.
@@ -39,30 +157,6 @@ func processHost(addr netip.Addr) (h *rdmanet.Host, end func(), err error) {
 		Devices: func() ([]verbs.DeviceInfo, error) { return s.Devices(), nil },
 		Manager: func() (*cm.Manager, error) { return s.ConnectionManager(nil) },
 	}, s.Close, nil
-}
-
-// child accepts a connection, prints what has come, and waits to be killed.
-func child(arg string) error {
-	how, addr, _ := strings.Cut(arg, " ")
-	h, _, err := processHost(netip.MustParseAddr(addr))
-	if err != nil {
-		return err
-	}
-	lc := rdmanet.ListenConfig{Config: rdmanet.Config{Host: h}, CM: how == "cm"}
-	l, err := lc.Listen(context.Background(), "rdma", net.JoinHostPort(addr, "0"))
-	if err != nil {
-		return err
-	}
-	fmt.Println(l.Addr())
-	c, err := l.Accept()
-	if err != nil {
-		return err
-	}
-	if _, err := c.Write([]byte("hello")); err != nil {
-		return err
-	}
-	_, err = io.Copy(io.Discard, c)
-	return fmt.Errorf("nothing has killed the process: %w", err)
 }
 
 // TestKilledPeer: the peer's process is killed while calls wait. With the connection manager, of a service, they end at
@@ -84,7 +178,7 @@ func TestKilledPeer(t *testing.T) {
 			must(t, err)
 			defer end()
 			x := exec.Command(os.Args[0], "-test.run=^$")
-			x.Env = append(os.Environ(), childEnv+"="+how+" "+there)
+			x.Env = append(os.Environ(), childEnv+"=wait "+how+" "+net.JoinHostPort(there, "0"))
 			x.Stderr = os.Stderr
 			out, err := x.StdoutPipe()
 			must(t, err)

@@ -32,8 +32,11 @@ import (
 
 func TestMain(m *testing.M) {
 	if arg := os.Getenv(childEnv); arg != "" {
-		fmt.Fprintln(os.Stderr, child(arg))
-		os.Exit(1)
+		if err := child(arg); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	leaktest.Main(m)
 }

@@ -201,7 +201,9 @@ func (c *Conn) watch() {
 	<-c.link.Done()
 	c.mu.Lock()
 	c.poll() // what the peer has sent before
-	over := c.gone || c.err != nil
+	// Close waits for the peer's device to acknowledge, perhaps after the peer has closed its end, and for no longer than
+	// it may.
+	over := c.gone || c.closed || c.err != nil
 	if err := c.link.Err(); !over && deviceGone(err) {
 		c.fail(deviceError(err))
 	} else if !over {
