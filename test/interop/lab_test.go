@@ -70,6 +70,7 @@ func TestInterop(t *testing.T) {
 	t.Run("netlink", testNetlink)
 	t.Run("walks", testWalks)
 	t.Run("verbs", testVerbs)
+	t.Run("rdmanet", testRdmanet)
 	t.Run("loss", testLoss)
 }
 
@@ -221,6 +222,9 @@ func newLab() (*lab, error) {
 		return l, err
 	}
 	if _, err := l.run("go", "test", "-c", "-tags", "interop", "-o", l.program("verbs-suite"), "verbena/verbs/internal/suite"); err != nil {
+		return l, err
+	}
+	if _, err := l.run("go", "test", "-c", "-o", l.program("rdmanet-tests"), "verbena/rdmanet"); err != nil {
 		return l, err
 	}
 	guest, err := l.launch("guest", append([]string{"guest/boot", "-v", "-n", "tap0", "-p", l.pcap, "-t", "3000", "--"}, peerArgs("kernel")...)...)

@@ -4,6 +4,7 @@ package interop
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -31,4 +32,57 @@ func testVerbs(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// rdmanetTests are the tests of package rdmanet that need no device of their own.
+const rdmanetTests = "^(TestConn|TestFlow|TestListener|TestCM|TestKilledPeer)$"
+
+// testRdmanet runs package rdmanet between two ends on the kernel's device, and from one side to the other.
+func testRdmanet(t *testing.T) {
+	tests := theLab.program("rdmanet-tests")
+	c := cell{Section: "verbs", Operation: "package rdmanet on /dev/infiniband", Service: "RC", Role: kernelPeer.name, IP: "IPv4"}
+	runCell(t, c, func() error {
+		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_ADDR=" + guestIP["IPv4"], tests, "-test.v", "-test.run", rdmanetTests})
+		if err != nil {
+			return err
+		}
+		status, out, err := wait(2 * time.Minute)
+		if err != nil {
+			return err
+		}
+		if status != 0 || strings.Contains(out, "SKIP") || !strings.Contains(out, "--- PASS: TestConn ") || !strings.Contains(out, "--- PASS: TestCM ") {
+			return fmt.Errorf("exit status %d: %s", status, out)
+		}
+		return nil
+	})
+	port := 18700
+	for _, how := range []string{"tcp", "cm"} {
+		for _, ip := range ipNames {
+			for _, r := range roles {
+				c := cell{Section: "verbs", Operation: "package rdmanet, set up over " + how, Service: "RC", Role: r.String(), IP: ip}
+				runCell(t, c, func() error {
+					port++
+					end := func(p *peer, does string) (func(time.Duration) (int, string, error), error) {
+						at := net.JoinHostPort(r.resp().ip[ip], fmt.Sprint(port))
+						return p.start([]string{"env", "VERBS_DEVICE=rxe0", "RDMANET_CHILD=" + does + " " + how + " " + at, tests})
+					}
+					server, err := end(r.resp(), "serve")
+					if err != nil {
+						return err
+					}
+					client, err := end(r.req(), "dial")
+					if err != nil {
+						return err
+					}
+					cstat, cout, cerr := client(toolTime)
+					sstat, sout, serr := server(time.Second)
+					if cstat != 0 || sstat != 0 || cerr != nil || serr != nil {
+						return fmt.Errorf("%s: exit status %d, %w: %s; %s: exit status %d, %w: %s",
+							r.req().name, cstat, cerr, lastLines(cout), r.resp().name, sstat, serr, lastLines(sout))
+					}
+					return nil
+				})
+			}
+		}
+	}
 }
