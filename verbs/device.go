@@ -207,7 +207,24 @@ func (d *Device) Close() error {
 	}
 	_ = d.events.Close()
 	for _, o := range left {
-		o.abandon() // mappings of its queues would keep the device open
+		if _, ok := o.(*MR); !ok {
+			o.abandon() // mappings of its queues would keep the device open
+		}
+	}
+	// A service hears of the end of a file some time after that. What its device reaches, and what counts against the
+	// program's limit, ends before: memory may serve others once its registration has been closed.
+	for _, o := range left {
+		if q, ok := o.(*QP); ok && q.Close() != nil {
+			_ = q.life.use(func() error {
+				return q.modify(uapi.ModifyQP{QPHandle: q.handle, AttrMask: AttrState, QPState: Reset})
+			})
+		}
+	}
+	for _, o := range left {
+		if m, ok := o.(*MR); ok {
+			_ = m.life.use(func() error { return d.cmd.DeregMR(m.handle) })
+			m.abandon()
+		}
 	}
 	return failed("close", d.name, d.cmd.T.Close())
 }

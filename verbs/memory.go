@@ -160,7 +160,7 @@ type MR struct {
 	iova   uint64
 	home   *Buffer         // whose memory it is; nil: the program's own
 	pin    *runtime.Pinner // of the program's own; nil: of a buffer, or no more; under life.mu
-	id     uint64          // of the program's own
+	id     uint64          // by which the device knows it
 	life   life
 }
 
@@ -201,12 +201,13 @@ func (p *PD) RegSlice(b []byte, access Access) (*MR, error) {
 		pin.Unpin()
 		return nil, failed(fmt.Sprintf("register %d bytes", len(b)), p.d.name, err)
 	}
+	m.life.mu.Lock()
 	m.pin = &pin
-	if m.id, err = p.d.add(m); err != nil {
-		_ = m.Close()
-		return nil, failed(fmt.Sprintf("register %d bytes", len(b)), p.d.name, err)
-	}
+	m.life.mu.Unlock()
 	pinned.Store(m, struct{}{})
+	if p.d.closed() {
+		m.abandon() // which Device.Close may have done before the memory was noted
+	}
 	return m, nil
 }
 
@@ -245,7 +246,13 @@ func (p *PD) register(mem []byte, access Access) (*MR, error) {
 		p.life.put()
 		return nil, err
 	}
-	return &MR{pd: p, handle: r.MRHandle, lkey: r.LKey, rkey: r.RKey, mem: mem, iova: iova}, nil
+	m := &MR{pd: p, handle: r.MRHandle, lkey: r.LKey, rkey: r.RKey, mem: mem, iova: iova}
+	if m.id, err = p.d.add(m); err != nil {
+		_ = p.d.cmd.DeregMR(r.MRHandle)
+		p.life.put()
+		return nil, err
+	}
+	return m, nil
 }
 
 // Bytes is the memory; nil once the MR is closed.

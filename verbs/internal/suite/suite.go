@@ -55,6 +55,7 @@ func Run(t *testing.T, c Config) {
 		{"Slice", (*world).slice}, {"Wait", (*world).wait}, {"Cancel", (*world).cancel}, {"Channel", (*world).channel},
 		{"Iterator", (*world).iterator}, {"Full", (*world).full}, {"Resize", (*world).resize}, {"Errors", (*world).errors},
 		{"Events", (*world).events}, {"Closed", (*world).closed}, {"Busy", (*world).busy}, {"CloseDevice", (*world).closeDevice},
+		{"CloseDeviceMemory", (*world).closeDeviceMemory},
 		{"Concurrent", (*world).concurrent}, {"Reset", (*world).reset}, {"Exec", (*world).exec},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -875,6 +876,48 @@ func (w *world) closeDevice() {
 		w.Errorf("AllocPD: got %v, want %v", err, verbs.ErrClosed)
 	}
 	a.close() // what is left ends without an error
+}
+
+// closeDeviceMemory: when a device has been closed, peers reach nothing by it any more. Its memory may be another's then.
+func (w *world) closeDeviceMemory() {
+	const size, rounds = 256 << 10, 20
+	for range rounds {
+		d, err := w.c.Open()
+		w.must(err)
+		o := &world{T: w.T, c: w.c, d: d, memory: size}
+		a, b := o.end(verbs.QPInit{}), (&world{T: w.T, c: w.c, d: w.d, memory: size}).end(verbs.QPInit{})
+		w.connect(a, b)
+		there, started := a.mr.Remote(0), make(chan struct{})
+		var writing sync.WaitGroup
+		writing.Go(func() { // until the peer has gone
+			var wcs [1]verbs.WC
+			for i := 0; ; i++ {
+				if i == 10 {
+					close(started)
+				}
+				wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: b.mr.SGE(0, size), Remote: there}
+				if b.qp.PostSend(&wr) != nil {
+					return
+				}
+				if n, err := b.cq.Wait(w.ctx(), wcs[:]); n != 1 || err != nil || wcs[0].Status != verbs.Success {
+					return
+				}
+			}
+		})
+		b.mr.Bytes()[0], b.mr.Bytes()[size-1] = 1, 1
+		<-started
+		w.must(d.Close())
+		mem := a.mr.Bytes()
+		clear(mem)
+		time.Sleep(2 * time.Millisecond)
+		if mem[0] != 0 || mem[size-1] != 0 {
+			w.Error("a peer has written to the memory of a device that has been closed")
+		}
+		w.must(a.mr.Close())
+		w.must(b.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
+		writing.Wait()
+		b.close()
+	}
 }
 
 // concurrent: several goroutines post and poll at a time; nothing is lost or seen twice.
