@@ -33,11 +33,20 @@ func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 	if closed {
 		return nil, c.opError("register", net.ErrClosed)
 	}
-	mr, err := c.pd.Alloc(size, access)
+	mr, err := c.alloc(size, access)
 	if err != nil {
 		return nil, c.opError("register", err)
 	}
 	return &Region{mr, c}, nil
+}
+
+// alloc allocates registered memory. Without the device the connection ends.
+func (c *Conn) alloc(size int, access verbs.Access) (*verbs.MR, error) {
+	mr, err := c.pd.Alloc(size, access)
+	if deviceGone(err) {
+		err = c.lost(err)
+	}
+	return mr, err
 }
 
 // RegionOf returns the Region of memory that was registered with the protection domain of a connection: Config.PD.
@@ -336,7 +345,7 @@ func (c *Conn) copyThrough(op verbs.Opcode, d *deadline, there Descriptor, p []b
 	}
 	defer c.endOp()
 	if c.op.mr == nil {
-		if c.op.mr, err = c.pd.Alloc(opSlots*opChunk, verbs.LocalWrite); err != nil {
+		if c.op.mr, err = c.alloc(opSlots*opChunk, verbs.LocalWrite); err != nil {
 			return 0, err
 		}
 	}
