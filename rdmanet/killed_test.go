@@ -22,8 +22,8 @@ import (
 	"verbena/verbs/embed"
 )
 
-// A process with childEnv is an end of a connection: what it does ("wait", "serve" or "dial"), how the connection is set
-// up ("tcp" or "cm"), and an address, where it listens or dials. It is on VERBS_DEVICE's service or kernel, or else on a
+// A process with childEnv is an end of a connection: what it does ("wait", "serve", "dial" or "survive"), how the
+// connection is set up ("tcp" or "cm"), and an address, where it listens or dials. It is on VERBS_DEVICE's service or kernel, or else on a
 // device of its own at that address.
 const childEnv = "RDMANET_CHILD"
 
@@ -32,8 +32,11 @@ func child(arg string) error {
 	if len(f) != 3 {
 		return fmt.Errorf("%s is %q", childEnv, arg)
 	}
-	if f[0] == "dial" {
+	switch f[0] {
+	case "dial":
 		return dialPeer(f[1] == "cm", f[2])
+	case "survive":
+		return survive(f[1] == "cm", f[2])
 	}
 	host, _, err := net.SplitHostPort(f[2])
 	if err != nil {
@@ -141,6 +144,62 @@ func dialPeer(useCM bool, address string) error {
 		return err
 	}
 	return c.Close()
+}
+
+// survive has a listener and a connection to it, waits until the device is reset, and connects to the same listener again
+// then. It prints a line before and after.
+func survive(useCM bool, address string) error {
+	lc := rdmanet.ListenConfig{CM: useCM}
+	l, err := lc.Listen(context.Background(), "rdma", address)
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return
+			}
+			go func() { _, _ = io.Copy(c, c) }()
+		}
+	}()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		return err
+	}
+	d := rdmanet.Dialer{CM: useCM}
+	echo := func() (net.Conn, error) {
+		c, err := d.Dial("rdma", net.JoinHostPort("127.0.0.1", port))
+		if err != nil {
+			return nil, err
+		}
+		if _, err := c.Write([]byte("hello")); err != nil {
+			return nil, err
+		}
+		_, err = io.ReadFull(c, make([]byte, 5))
+		return c, err
+	}
+	c, err := echo()
+	if err != nil {
+		return err
+	}
+	fmt.Println("connected")
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNABORTED) {
+		return fmt.Errorf("read: got %w, want ECONNABORTED", err)
+	}
+	if _, err := c.Write(make([]byte, 1)); !errors.Is(err, syscall.ECONNABORTED) {
+		return fmt.Errorf("write: got %w, want ECONNABORTED", err)
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if _, err = echo(); err == nil {
+			fmt.Println("connected again")
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 // processHost is the Host of a process that talks to others: VERBS_DEVICE's service, or a device of its own at an

@@ -3,20 +3,64 @@
 package e2e
 
 import (
+	"bufio"
 	"testing"
 )
+
+// rdmanetTests is the program of package rdmanet's tests.
+func rdmanetTests(t *testing.T) string {
+	return build(t, "rdmanet-tests", func(path string) []string {
+		return []string{"go", "test", "-c", "-o", path, "verbena/rdmanet"}
+	})
+}
 
 // TestRdmanet: the tests of package rdmanet that need no device of their own, on one of a service.
 func TestRdmanet(t *testing.T) {
 	t.Parallel()
-	tests := build(t, "rdmanet-tests", func(path string) []string {
-		return []string{"go", "test", "-c", "-o", path, "verbena/rdmanet"}
-	})
+	tests := rdmanetTests(t)
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	c := w.cmd(w.deadline(100), "run", "--", tests, "-test.v", "-test.run", "^(TestConn|TestFlow|TestHTTP|TestListener|TestCM|TestKilledPeer)$")
 	c.Env = append(c.Env, "VERBS_DEVICE=rxe0")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+	if r := w.resources(); len(r) != 0 {
+		t.Errorf("left: %v", r)
+	}
+}
+
+// TestRdmanetReset: a program that has a connection while its device is reset, or pulled out and plugged in again, gets an
+// error that says so, and connects again.
+func TestRdmanetReset(t *testing.T) {
+	t.Parallel()
+	tests := rdmanetTests(t)
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	for _, how := range []string{"tcp 127.0.0.1:0", "cm :0"} {
+		for _, do := range [][]string{{"reset"}, {"unplug", "plug"}} {
+			c := w.cmd(w.deadline(60), "run", "--", tests)
+			c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "RDMANET_CHILD=survive "+how)
+			c.Stderr = w.log
+			out, err := c.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewScanner(out)
+			for _, want := range []string{"connected", "connected again"} {
+				if !lines.Scan() || lines.Text() != want {
+					t.Errorf("%s, %v: got %q, want %q", how, do, lines.Text(), want)
+				}
+				for _, x := range do {
+					w.out("dev", x, "rxe0")
+				}
+				do = nil
+			}
+			if err := c.Wait(); err != nil {
+				t.Errorf("%s, %v: %v", how, do, err)
+			}
+		}
 	}
 	if r := w.resources(); len(r) != 0 {
 		t.Errorf("left: %v", r)
