@@ -1,0 +1,111 @@
+//go:build !race
+
+package embed_test
+
+import (
+	"runtime"
+	"testing"
+
+	"verbena/verbs"
+	"verbena/verbs/embed"
+)
+
+const messageSize = 64
+
+// pair is two connected ends on one device, without a network between them.
+func pair(tb testing.TB) (a, b *end) {
+	tb.Helper()
+	dev := open(tb, software(tb, embed.Software{}), "")
+	a, b = newEnd(tb, dev, verbs.QPInit{Inline: messageSize}), newEnd(tb, dev, verbs.QPInit{})
+	if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
+		tb.Fatal(err)
+	}
+	return a, b
+}
+
+// poll waits for one completion without sleeping.
+func (e *end) poll(tb testing.TB, wc []verbs.WC) {
+	for {
+		n, err := e.cq.Poll(wc[:1])
+		if err != nil {
+			tb.Fatal(err)
+		}
+		if n == 1 {
+			break
+		}
+		runtime.Gosched()
+	}
+	if wc[0].Status != verbs.Success {
+		tb.Fatal(verbs.CompletionError(&wc[0]))
+	}
+}
+
+// operations are one message each, from the post to its completions.
+func operations(tb testing.TB) map[string]func() {
+	a, b := pair(tb)
+	wc := make([]verbs.WC, 1)
+	send := func(wr *verbs.SendWR) {
+		if err := a.qp.PostSend(wr); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	write := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize), Remote: b.remote()}
+	inline := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Inline: make([]byte, messageSize), Remote: b.remote()}
+	read := verbs.SendWR{Opcode: verbs.Read, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize), Remote: b.remote()}
+	message := verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize)}
+	recv := verbs.RecvWR{Local: b.mr.SGE(0, messageSize)}
+	batch := make([]verbs.SendWR, 32)
+	for i := range batch {
+		batch[i] = write
+		batch[i].Flags = 0
+	}
+	batch[len(batch)-1].Flags = verbs.Signaled
+	one := func(wr *verbs.SendWR) func() {
+		return func() {
+			send(wr)
+			a.poll(tb, wc)
+		}
+	}
+	return map[string]func(){
+		"WRITE": one(&write), "WRITE inline": one(&inline), "READ": one(&read),
+		"SEND": func() {
+			if err := b.qp.PostRecv(&recv); err != nil {
+				tb.Fatal(err)
+			}
+			send(&message)
+			b.poll(tb, wc)
+			a.poll(tb, wc)
+		},
+		"32 WRITEs": func() {
+			if _, err := a.qp.PostSends(batch); err != nil {
+				tb.Fatal(err)
+			}
+			a.poll(tb, wc)
+		},
+	}
+}
+
+// BenchmarkOperation takes messages of 64 bytes on one device from the post to the poll of their completions.
+func BenchmarkOperation(b *testing.B) {
+	for _, name := range []string{"WRITE", "WRITE inline", "SEND", "READ", "32 WRITEs"} {
+		b.Run(name, func(b *testing.B) {
+			f := operations(b)[name]
+			b.ReportAllocs()
+			for b.Loop() {
+				f()
+			}
+		})
+	}
+}
+
+// TestAllocations: PostSend, PostSends, PostRecv and Poll allocate nothing, nor does the device below them.
+func TestAllocations(t *testing.T) {
+	for name, f := range operations(t) {
+		for range 100 {
+			f() // what is allocated once is not counted
+		}
+		if n := testing.AllocsPerRun(2000, f); n != 0 {
+			t.Errorf("%s: %v allocations, want none", name, n)
+		}
+	}
+}
