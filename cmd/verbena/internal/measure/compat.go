@@ -1,0 +1,123 @@
+package measure
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"verbena/verbs"
+)
+
+// The exchange of rdma-core's ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong: each side sends its address as text, the client first; then
+// the client says "done". Both sides are given the same parameters by hand.
+
+const (
+	compatFormat = "%04x:%06x:%06x:%s"
+	compatSize   = len("0000:000000:000000:") + 32 + 1 // with a NUL
+	compatDone   = "done\x00"
+)
+
+// compatText is an address as text: LID, queue pair, PSN and GID.
+func compatText(e verbs.Endpoint) []byte {
+	return append(fmt.Appendf(nil, compatFormat, 0, e.QPN, e.PSN, hex.EncodeToString(e.GID[:])), 0)
+}
+
+func parseCompat(b []byte) (e verbs.Endpoint, err error) {
+	var lid uint32
+	var gid string
+	if _, err := fmt.Sscanf(string(b[:len(b)-1]), "%x:%x:%x:%s", &lid, &e.QPN, &e.PSN, &gid); err != nil {
+		return e, fmt.Errorf("the other side sends %q instead of an address: %w", b, err)
+	}
+	g, err := hex.DecodeString(gid)
+	if err != nil || len(g) != len(e.GID) {
+		return e, fmt.Errorf("the other side sends GID %q, which is not one of 32 digits", gid)
+	}
+	copy(e.GID[:], g)
+	if e.GID == (verbs.GID{}) {
+		return e, errors.New("the other side sends no GID: it needs a GID index, -g 1 for example")
+	}
+	e.QKey = verbs.DefaultQKey
+	return e, nil
+}
+
+// Compat is a side of a ping-pong with one of rdma-core's programs, and closes conn. Op is Send, Iters is set, MTU should be 1024.
+func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, p Params, l Local) (_ *Result, err error) {
+	p.QPs, p.Depth = 1, pingPongRoom
+	s := newSession(ctx, conn)
+	defer s.close()
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	if p.Op != Send || p.Iters == 0 {
+		return nil, errors.New("rdma-core's programs know SEND only, and a number of messages")
+	}
+	e, err := newEnd(dev, p, l, pingPongRoom)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	peer, err := e.compatExchange(s, client)
+	if err != nil {
+		return nil, err
+	}
+	if !client {
+		start := time.Now()
+		defer s.guard("ping-pong", l.Progress)()
+		n, err := e.pong(s.ctx, s, p.Iters, false)
+		if err != nil {
+			return nil, err
+		}
+		took := time.Since(start)
+		return &Result{
+			Device: dev.Name(), Params: p, Events: l.Events, RoundTrip: newPhase(int64(n), 2, took, p.Size, newLatencies()), Received: int64(n),
+		}, nil
+	}
+	if err := e.connect([]verbs.Endpoint{peer}, verbs.Remote{}); err != nil {
+		return nil, err
+	}
+	if err := s.sendText([]byte(compatDone)); err != nil {
+		return nil, err
+	}
+	phase, err := e.ping(s, l, false)
+	if err != nil {
+		return nil, err
+	}
+	return &Result{Device: dev.Name(), Params: p, Events: l.Events, RoundTrip: phase, Received: phase.Messages}, nil
+}
+
+// compatExchange exchanges addresses. A server is connected when it answers; the client says that it is done when it has connected.
+func (e *end) compatExchange(s *session, client bool) (peer verbs.Endpoint, err error) {
+	own, theirs := compatText(e.local[0]), make([]byte, compatSize)
+	if client {
+		if err := s.sendText(own); err != nil {
+			return peer, err
+		}
+	}
+	if err := s.readText(theirs); err != nil {
+		return peer, err
+	}
+	if peer, err = parseCompat(theirs); err != nil || client {
+		return peer, err
+	}
+	if err := e.connect([]verbs.Endpoint{peer}, verbs.Remote{}); err != nil {
+		return peer, err
+	}
+	if err := s.sendText(own); err != nil {
+		return peer, err
+	}
+	return peer, s.readText(make([]byte, len(compatDone)))
+}
+
+func (s *session) sendText(b []byte) error {
+	_, err := s.conn.Write(b)
+	return s.explain("write to the other side", err)
+}
+
+func (s *session) readText(b []byte) error {
+	_, err := io.ReadFull(s.conn, b)
+	return s.explain("read from the other side", err)
+}

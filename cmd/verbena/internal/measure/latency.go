@@ -1,0 +1,85 @@
+package measure
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// latencies collects times. It is precise to 0.1 %.
+type latencies struct{ h *hdrhistogram.Histogram }
+
+const maxLatency = 100 * time.Second
+
+func newLatencies() *latencies {
+	return &latencies{hdrhistogram.New(1, int64(maxLatency), 3)}
+}
+
+func (l *latencies) add(d time.Duration) {
+	_ = l.h.RecordValue(int64(min(max(d, 1), maxLatency)))
+}
+
+// Times is the distribution of times, in nanoseconds.
+type Times struct {
+	Min    int64   `json:"min"`
+	Mean   float64 `json:"mean"`
+	StdDev float64 `json:"stddev"`
+	P50    int64   `json:"p50"`
+	P90    int64   `json:"p90"`
+	P99    int64   `json:"p99"`
+	P999   int64   `json:"p99_9"`
+	P9999  int64   `json:"p99_99"`
+	Max    int64   `json:"max"`
+	// Buckets are the times in steps that double.
+	Buckets []Bucket `json:"buckets"`
+}
+
+// Bucket counts the times from From up to, and without, To.
+type Bucket struct {
+	From  int64 `json:"from"`
+	To    int64 `json:"to"`
+	Count int64 `json:"count"`
+}
+
+func (l *latencies) times() Times {
+	t := Times{
+		Min: l.h.Min(), Mean: l.h.Mean(), StdDev: l.h.StdDev(), Max: l.h.Max(), P50: l.h.ValueAtQuantile(50), P90: l.h.ValueAtQuantile(90),
+		P99: l.h.ValueAtQuantile(99), P999: l.h.ValueAtQuantile(99.9), P9999: l.h.ValueAtQuantile(99.99), Buckets: []Bucket{},
+	}
+	if l.h.TotalCount() == 0 {
+		t.Min = 0
+	}
+	for _, b := range l.h.Distribution() {
+		if b.Count == 0 {
+			continue
+		}
+		from := int64(1)
+		for from*2 <= b.From {
+			from *= 2
+		}
+		if n := len(t.Buckets); n > 0 && t.Buckets[n-1].From == from {
+			t.Buckets[n-1].Count += b.Count
+			continue
+		}
+		t.Buckets = append(t.Buckets, Bucket{from, from * 2, b.Count})
+	}
+	return t
+}
+
+// WriteHistogram draws the buckets.
+func (t *Times) WriteHistogram(w io.Writer) {
+	const width = 40
+	var most, all int64
+	for _, b := range t.Buckets {
+		most, all = max(most, b.Count), all+b.Count
+	}
+	for _, b := range t.Buckets {
+		bar := strings.Repeat("#", int((b.Count*width+most-1)/most))
+		fmt.Fprintf(w, "  %9.2f to %9.2f us  %-*s %9d  %6.2f %%\n", us(b.From), us(b.To), width, bar, b.Count, 100*float64(b.Count)/float64(all))
+	}
+}
+
+func us(ns int64) float64 { return float64(ns) / 1e3 }

@@ -1,0 +1,239 @@
+package measure
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"verbena/internal/leaktest"
+	"verbena/verbs"
+	"verbena/verbs/embed"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// device opens a software device of this process.
+func device(t *testing.T) *verbs.Device {
+	t.Helper()
+	s, err := embed.NewSoftware()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	d, err := s.Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// both runs a client and a server on one device, and returns what each says.
+func both(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result, error)) (c, s *Result, clientErr, serverErr error) {
+	t.Helper()
+	here, there := net.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s, serverErr = Serve(t.Context(), d, there, l)
+	}()
+	c, clientErr = client(here)
+	<-done
+	return c, s, clientErr, serverErr
+}
+
+// TestExchanges: each operation of each service arrives, is counted, and takes time.
+func TestExchanges(t *testing.T) {
+	d := device(t)
+	for name, x := range types {
+		for _, op := range x.ops {
+			for _, events := range []bool{false, true} {
+				l := Local{GIDIndex: -1, Events: events}
+				p := Params{Type: name, Op: op, Size: 1000, Iters: 50}
+				t.Run(fmt.Sprintf("pingpong/%s/%s/events=%v", name, op, events), func(t *testing.T) {
+					c, s, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return PingPong(t.Context(), d, conn, p, l) })
+					if err != nil || serr != nil {
+						t.Fatalf("client: %v; server: %v", err, serr)
+					}
+					if r := c.RoundTrip; r.Messages != 50 || r.Times.Min <= 0 || r.Times.Max < r.Times.P50 || count(r) != 50 {
+						t.Errorf("got %+v", r)
+					}
+					if want := map[bool]int64{true: 50, false: -1}[p.receives(true)]; s.Received != want {
+						t.Errorf("the server has received %d, want %d", s.Received, want)
+					}
+				})
+				t.Run(fmt.Sprintf("perf/%s/%s/events=%v", name, op, events), func(t *testing.T) {
+					p.QPs, p.Depth = 3, 8
+					c, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(t.Context(), d, conn, p, Both, l) })
+					if err != nil || serr != nil {
+						t.Fatalf("client: %v; server: %v", err, serr)
+					}
+					for _, r := range []*Phase{c.Latency, c.Bandwidth} {
+						if r.Messages != 50 || r.MessagesPerSecond <= 0 || count(r) != 50 {
+							t.Errorf("got %+v", r)
+						}
+					}
+					switch {
+					case op != Send && c.Received != -1:
+						t.Errorf("the server has received %d, want -1", c.Received)
+					case op == Send && name == "rc" && c.Received != 200: // warm-up, latency and bandwidth
+						t.Errorf("the server has received %d, want 200", c.Received)
+					}
+				})
+			}
+		}
+	}
+}
+
+func count(p *Phase) (n int64) {
+	for _, b := range p.Times.Buckets {
+		n += b.Count
+	}
+	return n
+}
+
+// TestDuration: without a number of messages a phase lasts as long as it is given.
+func TestDuration(t *testing.T) {
+	d := device(t)
+	l := Local{GIDIndex: -1}
+	p := Params{Type: "rc", Op: Write, Size: 64, Duration: 30 * time.Millisecond, QPs: 2, Depth: 4}
+	c, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(t.Context(), d, conn, p, Bandwidth, l) })
+	if err != nil || serr != nil {
+		t.Fatalf("client: %v; server: %v", err, serr)
+	}
+	if c.Latency != nil || c.Bandwidth.Elapsed < p.Duration || c.Bandwidth.Messages < 8 {
+		t.Errorf("got %+v", c.Bandwidth)
+	}
+	var b bytes.Buffer
+	c.Bandwidth.Times.WriteHistogram(&b)
+	if !strings.Contains(b.String(), "####") {
+		t.Errorf("got histogram %q", b.String())
+	}
+}
+
+// TestCompat: the exchange of rdma-core's programs between two sides of this package.
+func TestCompat(t *testing.T) {
+	d := device(t)
+	l := Local{GIDIndex: -1}
+	for _, name := range []string{"rc", "uc", "ud"} {
+		p := Params{Type: name, Op: Send, Size: 1000, Iters: 20, MTU: 1024}
+		here, there := net.Pipe()
+		done := make(chan error, 1)
+		go func() {
+			r, err := Compat(t.Context(), d, there, false, p, l)
+			if err == nil && r.Received != 20 {
+				err = fmt.Errorf("received %d messages, want 20", r.Received)
+			}
+			done <- err
+		}()
+		r, err := Compat(t.Context(), d, here, true, p, l)
+		if serr := <-done; err != nil || serr != nil || r.RoundTrip.Messages != 20 {
+			t.Errorf("%s: client: %v; server: %v", name, err, serr)
+		}
+	}
+}
+
+// TestCompatText: the text of an address is that of rdma-core's programs.
+func TestCompatText(t *testing.T) {
+	e := verbs.Endpoint{QPN: 0x11, PSN: 0xabcdef, GID: verbs.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1}}
+	const want = "0000:000011:abcdef:00000000000000000000ffff7f000001\x00"
+	if got := compatText(e); string(got) != want || len(got) != compatSize {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	e.QKey = verbs.DefaultQKey
+	if got, err := parseCompat([]byte(want)); err != nil || got != e {
+		t.Errorf("got %+v, %v, want %+v", got, err, e)
+	}
+	for _, bad := range []string{
+		strings.Replace(want, "ffff7f000001", "000000000000", 1), strings.Replace(want, "ffff", "fxff", 1), strings.Repeat("x", compatSize),
+	} {
+		if _, err := parseCompat([]byte(bad)); err == nil {
+			t.Errorf("%q: no error", bad)
+		}
+	}
+}
+
+// TestRefused: parameters that are none, or more than a device can do, are refused with their values.
+func TestRefused(t *testing.T) {
+	d := device(t)
+	l := Local{GIDIndex: -1}
+	good := Params{Type: "rc", Op: Send, Size: 64, Iters: 1, QPs: 1, Depth: 1}
+	for want, change := range map[string]func(*Params){
+		`"xc" is none of rc`:              func(p *Params) { p.Type = "xc" },
+		`type uc has no operation "read"`: func(p *Params) { p.Type, p.Op = "uc", Read },
+		"size 0 ":                         func(p *Params) { p.Size = 0 },
+		"qps 0 ":                          func(p *Params) { p.QPs = 0 },
+		"depth 5000 ":                     func(p *Params) { p.Depth = 5000 },
+		"exceeds the MTU of 4096 bytes":   func(p *Params) { p.Type, p.Size = "ud", 5000 },
+		"mtu 1000 is none of":             func(p *Params) { p.MTU = 1000 },
+		"nor a duration":                  func(p *Params) { p.Iters = 0 },
+	} {
+		p := good
+		change(&p)
+		_, _, err, _ := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(t.Context(), d, conn, p, Both, l) })
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("client: got %v, want %q in it", err, want)
+		}
+		// The server does not rely on its client.
+		here, there := net.Pipe()
+		go func() {
+			defer here.Close()
+			_ = json.NewEncoder(here).Encode(hello{Protocol: protocol, Kind: perf, Params: p, Ends: make([]verbs.Endpoint, max(p.QPs, 0))})
+			_ = json.NewDecoder(here).Decode(&hello{})
+		}()
+		if _, err := Serve(t.Context(), d, there, l); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("server: got %v, want %q in it", err, want)
+		}
+	}
+}
+
+// TestPeerGone: an end whose peer ends early, or whose context ends, returns.
+func TestPeerGone(t *testing.T) {
+	d := device(t)
+	for _, events := range []bool{false, true} {
+		l := Local{GIDIndex: -1, Events: events}
+		ctx, cancel := context.WithCancel(t.Context())
+		p := Params{Type: "rc", Op: Send, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4}
+		time.AfterFunc(30*time.Millisecond, cancel)
+		_, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(ctx, d, conn, p, Latency, l) })
+		if err == nil || serr == nil {
+			t.Errorf("client: %v; server: %v, want errors", err, serr)
+		}
+		// A client that vanishes after it has connected.
+		here, there := net.Pipe()
+		go func() {
+			s, e, err := dial(t.Context(), d, here, perf, p, l)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			s.close()
+			if err := e.close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		if _, err := Serve(t.Context(), d, there, l); !errors.Is(err, errPeerGone) {
+			t.Errorf("server: got %v, want %v", err, errPeerGone)
+		}
+	}
+}
+
+// TestForeign: an end that meets one of rdma-core's programs says how to do that.
+func TestForeign(t *testing.T) {
+	d := device(t)
+	l := Local{GIDIndex: -1}
+	here, there := net.Pipe()
+	go func() {
+		defer here.Close()
+		_, _ = here.Write(compatText(verbs.Endpoint{QPN: 1}))
+	}()
+	if _, err := Serve(t.Context(), d, there, l); !errors.Is(err, errForeign) || !strings.Contains(err.Error(), "--compat") {
+		t.Errorf("got %v, want %v", err, errForeign)
+	}
+}

@@ -1,0 +1,126 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"verbena/verbs"
+)
+
+// Test says which phases a client of [Perf] runs.
+type Test string
+
+// The tests.
+const (
+	Both      Test = "both"
+	Latency   Test = "latency"   // one message at a time
+	Bandwidth Test = "bandwidth" // as many as Params.Depth on each queue pair
+)
+
+// Perf is the client of a series of messages to a server that is in [Serve] at the other end of conn, which it closes.
+func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Test, l Local) (_ *Result, err error) {
+	s, e, err := dial(ctx, dev, conn, perf, p, l)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	defer s.close()
+	e.fill(clientSeed)
+	r := &Result{Device: dev.Name(), Params: e.p, Events: l.Events}
+	if _, err := e.stream(s, Params{Size: e.p.Size, Iters: 100, QPs: 1, Depth: 1}, "warm-up", l); err != nil {
+		return nil, err
+	}
+	if t != Bandwidth {
+		q := e.p
+		q.QPs, q.Depth = 1, 1
+		if r.Latency, err = e.stream(s, q, "latency", l); err != nil {
+			return nil, err
+		}
+	}
+	if t != Latency {
+		if r.Bandwidth, err = e.stream(s, e.p, "bandwidth", l); err != nil {
+			return nil, err
+		}
+	}
+	if e.p.Op == Read {
+		if err := e.check(serverSeed); err != nil {
+			return nil, err
+		}
+	}
+	b, err := s.finish(-1)
+	if err != nil {
+		return nil, err
+	}
+	r.Received = b.Received
+	return r, nil
+}
+
+// flow is the messages of a queue pair: those in flight are a ring of the times when they were posted.
+type flow struct {
+	began []time.Time
+	first int
+	n     int
+}
+
+// stream keeps messages in flight on the first queue pairs.
+func (e *end) stream(s *session, p Params, name string, l Local) (*Phase, error) {
+	s.done.Store(0)
+	defer s.guard(name, l.Progress)()
+	lat := newLatencies()
+	flows := make([]flow, p.QPs)
+	batches := make([][]verbs.SendWR, p.QPs)
+	for i := range flows {
+		flows[i].began = make([]time.Time, p.Depth)
+		for range p.Depth {
+			batches[i] = append(batches[i], e.request(i, false))
+		}
+	}
+	start := time.Now()
+	now, posted, finished := start, 0, int64(0)
+	more := func() bool {
+		if p.Iters > 0 {
+			return posted < p.Iters
+		}
+		return now.Sub(start) < p.Duration
+	}
+	for {
+		for i := range flows {
+			f := &flows[i]
+			k := p.Depth - f.n
+			if p.Iters > 0 {
+				k = min(k, p.Iters-posted)
+			}
+			if k == 0 || !more() {
+				continue
+			}
+			began := time.Now()
+			for j := range k {
+				f.began[(f.first+f.n+j)%p.Depth] = began
+			}
+			if _, err := e.qps[i].PostSends(batches[i][:k]); err != nil {
+				return nil, err
+			}
+			f.n += k
+			posted += k
+		}
+		if finished == int64(posted) {
+			break
+		}
+		wcs, err := e.next(s.ctx)
+		if err != nil {
+			return nil, err
+		}
+		now = time.Now()
+		for i := range wcs {
+			f := &flows[wcs[i].ID]
+			lat.add(now.Sub(f.began[f.first]))
+			f.first = (f.first + 1) % p.Depth
+			f.n--
+		}
+		finished += int64(len(wcs))
+		s.done.Store(finished)
+	}
+	return newPhase(finished, 1, time.Since(start), p.Size, lat), nil
+}

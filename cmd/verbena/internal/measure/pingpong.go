@@ -1,0 +1,122 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"verbena/verbs"
+)
+
+const (
+	// pingPongRoom is how many receives a side of a ping-pong posts, and how many sends it has room for.
+	pingPongRoom = 16
+	clientSeed   = 0x15
+	serverSeed   = 0x62
+)
+
+// PingPong is the client of a ping-pong with a server that is in [Serve] at the other end of conn, which it closes. It takes Params without
+// QPs and Depth.
+func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l Local) (_ *Result, err error) {
+	p.QPs, p.Depth = 1, pingPongRoom
+	s, e, err := dial(ctx, dev, conn, pingPong, p, l)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	defer s.close()
+	p = e.p
+	phase, err := e.ping(s, l, true)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.finish(-1); err != nil {
+		return nil, err
+	}
+	return &Result{Device: dev.Name(), Params: p, Events: l.Events, RoundTrip: phase, Received: -1}, nil
+}
+
+// ping begins the round trips, and takes their times.
+func (e *end) ping(s *session, l Local, verify bool) (*Phase, error) {
+	defer s.guard("ping-pong", l.Progress)()
+	e.fill(clientSeed)
+	p, lat := &e.p, newLatencies()
+	answered := p.receives(true)
+	wr := e.request(0, true)
+	start := time.Now()
+	n := 0
+	for ; p.Iters == 0 || n < p.Iters; n++ {
+		began := time.Now()
+		if p.Iters == 0 && began.Sub(start) >= p.Duration {
+			break
+		}
+		if err := e.qps[0].PostSend(&wr); err != nil {
+			return nil, err
+		}
+		for sent, got := false, !answered; !sent || !got; {
+			wcs, err := e.next(s.ctx)
+			if err != nil {
+				return nil, err
+			}
+			for i := range wcs {
+				if wcs[i].ID&recvID == 0 {
+					sent = true
+					continue
+				}
+				got = true
+				if err := e.postRecv(0); err != nil {
+					return nil, err
+				}
+			}
+		}
+		lat.add(time.Since(began))
+		s.done.Add(1)
+	}
+	took := time.Since(start)
+	if verify && n > 0 && p.Op != Atomic {
+		if err := e.check(serverSeed); err != nil {
+			return nil, err
+		}
+	}
+	each := 1
+	if answered {
+		each = 2
+	}
+	return newPhase(int64(n), each, took, p.Size, lat), nil
+}
+
+// pong answers a number of messages, 0: until the context ends. The other side waits for each answer.
+func (e *end) pong(ctx context.Context, s *session, iters int, verify bool) (n int, err error) {
+	e.fill(serverSeed)
+	wr := e.request(0, true)
+	for got, idle := 0, true; iters == 0 || n < iters || !idle; {
+		wcs, err := e.next(ctx)
+		if err != nil {
+			return n, err
+		}
+		for i := range wcs {
+			if wcs[i].ID&recvID == 0 {
+				idle = true
+				continue
+			}
+			got++
+			if err := e.postRecv(0); err != nil {
+				return n, err
+			}
+		}
+		if got > n && idle {
+			if n == 0 && verify {
+				if err := e.check(clientSeed); err != nil {
+					return n, err
+				}
+			}
+			if err := e.qps[0].PostSend(&wr); err != nil {
+				return n, err
+			}
+			n, idle = n+1, false
+			s.done.Add(1)
+		}
+	}
+	return n, nil
+}
