@@ -55,7 +55,10 @@ type cli struct {
 		Hang   devHangCmd   `cmd:"" help:"Make a device stop working without notice, until a reset."`
 		Show   devShowCmd   `cmd:"" help:"List the devices with their states and resets." default:"withargs"`
 	} `cmd:"" help:"Reset, unplug and hang devices."`
-	Debug struct {
+	Devinfo  devinfoCmd  `cmd:"" help:"Print the attributes of the RDMA devices that a program sees here."`
+	Pingpong pingpongCmd `cmd:"" help:"Send a message to and fro between two programs, or within this one, and take the times." set:"op=send"`
+	Perf     perfCmd     `cmd:"" help:"Measure latency, bandwidth and message rate between two programs, or within this one." set:"op=write"`
+	Debug    struct {
 		Pprof pprofCmd `cmd:"" help:"Write a profile of the service's process to the standard output."`
 	} `cmd:"" help:"Profiles of the service itself, for its developers."`
 	Fault struct {

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"verbena/cmd/verbena/internal/measure"
+)
+
+// Both ends in one process: each command measures something, as text and as JSON.
+func TestEmbeddedExchanges(t *testing.T) {
+	for _, line := range []string{
+		"pingpong --embedded -n 20", "pingpong --embedded -n 20 --op write --type uc --size 1K --events", "pingpong --embedded -n 20 --wire --op read",
+		"pingpong --embedded -n 20 --compat",
+		"perf --embedded -n 200", "perf --embedded -n 200 --op send --type ud --size 64 --qps 3 --depth 8", "perf --embedded --duration 20ms --test bandwidth --op atomic",
+	} {
+		args := strings.Fields(line)
+		if out := ok(t, verbena(t, args...)); !strings.Contains(out, "rxe0") {
+			t.Errorf("%s: got %q", line, out)
+		}
+		out, err := verbena(t, append(args, "--json")...).Output()
+		var r measure.Result
+		if err != nil || json.Unmarshal(out, &r) != nil {
+			t.Errorf("%s --json: %v\n%s", line, err, out)
+			continue
+		}
+		n := int64(0)
+		for _, p := range []*measure.Phase{r.RoundTrip, r.Latency, r.Bandwidth} {
+			if p != nil {
+				n += p.Messages
+			}
+		}
+		if n == 0 || r.Device != "rxe0" {
+			t.Errorf("%s --json: nothing was measured:\n%s", line, out)
+		}
+	}
+}
+
+// What a command line asks for in vain is said with what to do.
+func TestExchangeErrors(t *testing.T) {
+	for line, want := range map[string]string{
+		"pingpong --embedded 127.0.0.1":                 "--embedded runs both ends: leave out 127.0.0.1",
+		"pingpong --embedded --addr 127.0.0.104":        "leave out --addr",
+		"pingpong --embedded --type xc":                 `--type must be one of "rc","uc","ud"`,
+		"pingpong --embedded --type ud --op read":       `type ud has no operation "read"`,
+		"pingpong --embedded --type ud --size 5000":     "exceeds the MTU of 4096 bytes",
+		"pingpong --embedded --size 1.5K":               `"1.5K" is not a number of bytes: write 4096, 64K or 1M`,
+		"pingpong --embedded --size 2G":                 "not a number of bytes",
+		"pingpong --embedded -n 0":                      "must be more than 0",
+		"pingpong --embedded --compat --op write":       "know SEND only",
+		"pingpong --embedded -g 7":                      "find GID 7 of port 1",
+		"pingpong --addr 192.0.2.1":                     "192.0.2.1",
+		"pingpong --addr 127.0.0.104 -p 1 localhost":    "start the server before the client: `verbena pingpong` without a host",
+		"perf --embedded --depth 5000":                  "depth 5000 is not within 1 to 4096",
+		"perf --embedded --duration 0s":                 "must be more than 0",
+		"perf --embedded --qps 0":                       "qps 0 is not within 1 to 1024",
+		"perf --embedded --mtu 1000":                    "mtu 1000 is none of 256",
+		"pingpong --embedded --ib-port 2":               "query port 2",
+		"pingpong --embedded --compat --type ud -s 2K ": "", // one MTU of 1024 does not bound the port's
+	} {
+		if want == "" {
+			ok(t, verbena(t, strings.Fields(line)...))
+			continue
+		}
+		fails(t, verbena(t, strings.Fields(line)...), want)
+	}
+	if _, err := os.Stat("/sys/class/infiniband_verbs"); err == nil {
+		t.Log("this host has RDMA devices")
+		return
+	}
+	for _, command := range []string{"devinfo", "pingpong", "perf"} {
+		fails(t, verbena(t, command), "there is no RDMA device here", "`verbena run -- verbena "+command+"`", "--embedded")
+	}
+	fails(t, verbena(t, "perf", "--wire"), "--wire is for --embedded")
+}
+
+// devinfo lists the attributes by the names of ibv_devinfo, as text and as JSON.
+func TestDevinfo(t *testing.T) {
+	out := ok(t, verbena(t, "devinfo", "--embedded"))
+	for _, want := range []string{"hca_id:", "rxe0", "max_qp_wr:", "ATOMIC_WRITE", "active_mtu:", "GID[1]:", "0000:0000:0000:0000:0000:ffff:7f00:0001", "127.0.0.1, RoCE v2, the default"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("got %s, want %q in it", out, want)
+		}
+	}
+	var r []deviceReport
+	if err := json.Unmarshal([]byte(ok(t, verbena(t, "devinfo", "--embedded", "--json"))), &r); err != nil {
+		t.Fatal(err)
+	}
+	if len(r) != 1 || r[0].Name != "rxe0" || r[0].Map["phys_port_cnt"] != 1.0 || len(r[0].Ports) != 1 || r[0].Ports[0].State != "ACTIVE" || !r[0].Ports[0].GIDs[1].Default {
+		t.Errorf("got %+v", r)
+	}
+}
