@@ -30,7 +30,7 @@ func (e *Env) build(ctx context.Context, root string) error {
 	}
 	for name, argv := range map[string][]string{
 		"goudp":    {"go", "build", "-o", e.program("goudp"), "./test/bench/floor/goudp"},
-		"pingpong": {"go", "build", "-o", e.program("pingpong"), "./examples/pingpong"},
+		"pingpong": {"go", "build", "-o", e.program("pingpong"), "./test/bench/ibpingpong"},
 		"loopback": {"go", "test", "-c", "-o", e.program("loopback"), "./driver/loopback"},
 	} {
 		c := e.command(ctx, argv...)

@@ -19,7 +19,7 @@ var (
 	perOperation = regexp.MustCompile(`\s([\d.]+) ns/op`)
 )
 
-// embedded runs examples/pingpong: both ends in one process. The value is half a round trip.
+// embedded runs ibpingpong: both ends in one process. The value is half a round trip.
 func embedded(size int, overWire bool, each float64) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		addr := "127.9.200.1"

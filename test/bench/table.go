@@ -247,7 +247,7 @@ func mixSection() Section {
 
 func embeddedSection() Section {
 	s := Section{Name: "embedded", Title: "Both ends in one Go process", Unit: "µs",
-		Note: "Half a round trip of examples/pingpong, on one thread; of driver/loopback one message with its receive and both completions. " +
+		Note: "Half a round trip of test/bench/ibpingpong, a consumer of package ib, on one thread; of driver/loopback one message with its receive and both completions. " +
 			"The floor of the shortcut is memcpy, that of the wire the UDP ping-pong of two processes.",
 		Peer: "loopback"}
 	for _, size := range []int{64, 65536, 1 << 20} {
