@@ -11,20 +11,15 @@ import (
 	"flag"
 	"fmt"
 	"log"
-	"net/netip"
 	"sync"
 
-	"verbena/driver/rxe"
-	"verbena/ib"
-	"verbena/link"
-	"verbena/netdev"
 	"verbena/verbs"
 	"verbena/verbs/embed"
 )
 
 func main() {
 	log.SetFlags(0)
-	embedded := flag.Bool("embedded", false, "use a software device in this process, at 127.0.0.1")
+	embedded := flag.Bool("embedded", false, "use a software device in this process")
 	flag.Parse()
 	open := func() (*verbs.Device, error) { return verbs.Open("") }
 	if *embedded {
@@ -87,8 +82,7 @@ func add(pd *verbs.PD, number *verbs.MR, times int) error {
 	if err != nil {
 		return err
 	}
-	wr := verbs.SendWR{Opcode: verbs.FetchAdd, Flags: verbs.Signaled, Local: before.SGE(0, 8), CompareAdd: 1,
-		Remote: verbs.Remote{Addr: number.Addr(), RKey: number.RKey()}}
+	wr := verbs.SendWR{Opcode: verbs.FetchAdd, Flags: verbs.Signaled, Local: before.SGE(0, 8), CompareAdd: 1, Remote: number.Remote(0)}
 	var wc [1]verbs.WC
 	for range times {
 		if err := qp.PostSend(&wr); err != nil {
@@ -106,20 +100,7 @@ func add(pd *verbs.PD, number *verbs.MR, times int) error {
 
 // embeddedDevice makes a software device, which lives as long as the process.
 func embeddedDevice() (*verbs.Device, error) {
-	addr := netip.MustParseAddr("127.0.0.1")
-	host, err := netdev.ByAddr(addr)
-	if err != nil {
-		return nil, err
-	}
-	soft, err := rxe.New(rxe.Config{Name: "rxe0", Netdev: *host, Addrs: []netip.Addr{addr}, Network: link.UDP(link.UDPOptions{}), Fabric: &rxe.Fabric{}})
-	if err != nil {
-		return nil, err
-	}
-	core := new(ib.Core)
-	if err := core.Register(soft.Handle()); err != nil {
-		return nil, err
-	}
-	stack, err := embed.New(core)
+	stack, err := embed.NewSoftware()
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,144 @@
+// Command keyvalue looks keys up in a table of another program by RDMA READ: the owner of the table does nothing for it.
+//
+//	go run ./examples/keyvalue
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log"
+
+	"verbena/verbs"
+	"verbena/verbs/embed"
+)
+
+// The table is open addressing: the slot of a key is that of its hash, or one of the next. An empty slot has no key.
+const (
+	slots     = 64
+	slotSize  = 64
+	keySize   = 24
+	valueSize = slotSize - keySize - 2
+)
+
+var errNotFound = errors.New("no such key")
+
+func hash(key string) int {
+	h := fnv.New32a()
+	h.Write([]byte(key))
+	return int(h.Sum32() % slots)
+}
+
+// put is what the owner of the table does, by itself.
+func put(table []byte, key, value string) error {
+	if key == "" || len(key) > keySize || len(value) > valueSize {
+		return fmt.Errorf("put %q: at most %d bytes of key and %d of value", key, keySize, valueSize)
+	}
+	for i := range slots {
+		s := table[(hash(key)+i)%slots*slotSize:][:slotSize]
+		if s[0] == 0 {
+			copy(s, key)
+			binary.BigEndian.PutUint16(s[keySize:], uint16(len(value)))
+			copy(s[keySize+2:], value)
+			return nil
+		}
+	}
+	return errors.New("the table is full")
+}
+
+// reader looks keys up.
+type reader struct {
+	qp    *verbs.QP
+	cq    *verbs.CQ
+	slot  *verbs.MR
+	table verbs.Remote
+}
+
+func (r *reader) get(ctx context.Context, key string) (string, error) {
+	var wc [1]verbs.WC
+	for i := range slots {
+		from := r.table
+		from.Addr += uint64((hash(key) + i) % slots * slotSize)
+		err := r.qp.PostSend(&verbs.SendWR{Opcode: verbs.Read, Flags: verbs.Signaled, Local: r.slot.SGE(0, slotSize), Remote: from})
+		if err != nil {
+			return "", err
+		}
+		if _, err := r.cq.Wait(ctx, wc[:]); err != nil {
+			return "", err
+		}
+		if err := verbs.CompletionError(&wc[0]); err != nil {
+			return "", err
+		}
+		s := r.slot.Bytes()
+		if s[0] == 0 {
+			break
+		}
+		if string(s[:len(key)]) == key && (len(key) == keySize || s[len(key)] == 0) {
+			n := binary.BigEndian.Uint16(s[keySize:])
+			return string(s[keySize+2:][:n]), nil
+		}
+	}
+	return "", errNotFound
+}
+
+// run looks keys up in a table that holds the squares of the numbers below 40.
+func run(ctx context.Context, keys ...string) (values []string, err error) {
+	stack, err := embed.NewSoftware()
+	if err != nil {
+		return nil, err
+	}
+	defer stack.Close()
+	dev, err := stack.Open("")
+	if err != nil {
+		return nil, err
+	}
+	defer dev.Close() // and all that is made on it
+	pd, err := dev.AllocPD()
+	if err != nil {
+		return nil, err
+	}
+	table, err := pd.Alloc(slots*slotSize, verbs.LocalWrite|verbs.RemoteRead)
+	if err != nil {
+		return nil, err
+	}
+	for i := range 40 {
+		if err := put(table.Bytes(), fmt.Sprint(i), fmt.Sprint(i*i)); err != nil {
+			return nil, err
+		}
+	}
+	r := &reader{table: table.Remote(0)}
+	if r.cq, err = dev.CreateCQ(16, nil); err != nil {
+		return nil, err
+	}
+	if r.slot, err = pd.Alloc(slotSize, verbs.LocalWrite); err != nil {
+		return nil, err
+	}
+	if r.qp, err = pd.CreateQP(verbs.QPInit{SendCQ: r.cq}); err != nil {
+		return nil, err
+	}
+	owner, err := pd.CreateQP(verbs.QPInit{SendCQ: r.cq})
+	if err != nil {
+		return nil, err
+	}
+	if err := verbs.ConnectPair(r.qp, owner); err != nil {
+		return nil, err
+	}
+	for _, k := range keys {
+		v, err := r.get(ctx, k)
+		if err != nil {
+			return nil, fmt.Errorf("get %s: %w", k, err)
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
+
+func main() {
+	values, err := run(context.Background(), "7", "11", "39")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(values)
+}

@@ -1,0 +1,32 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+)
+
+// Every key is found, also behind others of the same hash; others are not.
+func TestRun(t *testing.T) {
+	var keys []string
+	for i := range 40 {
+		keys = append(keys, fmt.Sprint(i))
+	}
+	values, err := run(t.Context(), keys...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range values {
+		if v != fmt.Sprint(i*i) {
+			t.Errorf("%d: got %s", i, v)
+		}
+	}
+	if _, err := run(t.Context(), "40"); !errors.Is(err, errNotFound) {
+		t.Errorf("got %v, want %v", err, errNotFound)
+	}
+}
+
+func Example() {
+	main()
+	// Output: [49 121 1521]
+}

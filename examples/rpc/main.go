@@ -1,0 +1,180 @@
+// Command rpc is a remote procedure call by SEND: each call is a message, and so is its answer. The ID of a work request tells which memory
+// it is about, immediate data which call an answer belongs to, so that many may be under way.
+//
+//	go run ./examples/rpc
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+
+	"verbena/verbs"
+	"verbena/verbs/embed"
+)
+
+const (
+	messageSize = 1024
+	calls       = 8 // under way at a time
+)
+
+// conn is one end: a piece of memory for each message that may come, and for each that may go.
+type conn struct {
+	qp       *verbs.QP
+	cq       *verbs.CQ
+	in, out  *verbs.MR
+	received func(id uint32, message []byte)
+}
+
+func newConn(dev *verbs.Device) (*conn, error) {
+	c := &conn{}
+	pd, err := dev.AllocPD()
+	if err != nil {
+		return nil, err
+	}
+	if c.cq, err = dev.CreateCQ(4*calls, nil); err != nil {
+		return nil, err
+	}
+	if c.in, err = pd.Alloc(calls*messageSize, verbs.LocalWrite); err != nil {
+		return nil, err
+	}
+	if c.out, err = pd.Alloc(calls*messageSize, 0); err != nil {
+		return nil, err
+	}
+	if c.qp, err = pd.CreateQP(verbs.QPInit{SendCQ: c.cq, SendWRs: 2 * calls, RecvWRs: calls}); err != nil {
+		return nil, err
+	}
+	if err := c.qp.Prepare(verbs.Path{}); err != nil { // receives are posted before the peer can send
+		return nil, err
+	}
+	for i := range calls {
+		if err := c.receive(uint64(i)); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func (c *conn) receive(slot uint64) error {
+	return c.qp.PostRecv(&verbs.RecvWR{ID: slot, Local: c.in.SGE(int(slot)*messageSize, messageSize)})
+}
+
+// send sends the message of a call. Its memory is free again when the answer has come, which is later than the completion.
+func (c *conn) send(id uint32, message []byte) error {
+	if len(message) > messageSize {
+		return fmt.Errorf("message of %d bytes, at most %d", len(message), messageSize)
+	}
+	at := int(id) * messageSize
+	copy(c.out.Bytes()[at:], message)
+	return c.qp.PostSend(&verbs.SendWR{Opcode: verbs.SendWithImm, Flags: verbs.Signaled, Imm: id, Local: c.out.SGE(at, len(message))})
+}
+
+// serve hands over messages until the context or the device ends.
+func (c *conn) serve(ctx context.Context) error {
+	for wc := range c.cq.Completions(ctx) {
+		if err := verbs.CompletionError(&wc); err != nil {
+			return err
+		}
+		if wc.Opcode != verbs.WCReceive {
+			continue
+		}
+		at := int(wc.ID) * messageSize
+		c.received(wc.Imm, c.in.Bytes()[at:at+int(wc.ByteLen)])
+		if err := c.receive(wc.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// client waits for answers by the numbers of their calls.
+type client struct {
+	*conn
+	free    chan uint32 // numbers of calls that are not under way
+	answers [calls]chan []byte
+}
+
+func newClient(c *conn) *client {
+	cl := &client{conn: c, free: make(chan uint32, calls)}
+	for i := range cl.answers {
+		cl.answers[i] = make(chan []byte, 1)
+		cl.free <- uint32(i)
+	}
+	c.received = func(id uint32, message []byte) { cl.answers[id] <- bytes.Clone(message) }
+	return cl
+}
+
+func (cl *client) call(request []byte) ([]byte, error) {
+	id := <-cl.free
+	defer func() { cl.free <- id }()
+	if err := cl.send(id, request); err != nil {
+		return nil, err
+	}
+	return <-cl.answers[id], nil
+}
+
+// run makes both ends, and has many goroutines call.
+func run() (answers []string, err error) {
+	stack, err := embed.NewSoftware()
+	if err != nil {
+		return nil, err
+	}
+	defer stack.Close()
+	dev, err := stack.Open("")
+	if err != nil {
+		return nil, err
+	}
+	defer dev.Close() // and all that is made on it
+	here, err := newConn(dev)
+	if err != nil {
+		return nil, err
+	}
+	there, err := newConn(dev)
+	if err != nil {
+		return nil, err
+	}
+	there.received = func(id uint32, request []byte) {
+		if err := there.send(id, bytes.ToUpper(request)); err != nil {
+			log.Print(err)
+		}
+	}
+	if err := verbs.ConnectPair(here.qp, there.qp); err != nil {
+		return nil, err
+	}
+	cl := newClient(here)
+	ctx, cancel := context.WithCancel(context.Background())
+	var loops, callers sync.WaitGroup
+	loops.Go(func() { logError(here.serve(ctx)) })
+	loops.Go(func() { logError(there.serve(ctx)) })
+	answers = make([]string, 20)
+	errs := make([]error, len(answers))
+	for i := range answers {
+		callers.Go(func() {
+			answer, err := cl.call(fmt.Appendf(nil, "call %d", i))
+			answers[i], errs[i] = string(answer), err
+		})
+	}
+	callers.Wait()
+	cancel()
+	loops.Wait()
+	return answers, errors.Join(errs...)
+}
+
+func logError(err error) {
+	if err != nil {
+		log.Print(err)
+	}
+}
+
+func main() {
+	answers, err := run()
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, a := range answers {
+		fmt.Println(a)
+	}
+}

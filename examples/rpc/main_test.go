@@ -1,0 +1,23 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+
+	"verbena/internal/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// Each caller gets the answer to its own call.
+func TestRun(t *testing.T) {
+	answers, err := run()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, a := range answers {
+		if want := fmt.Sprint("CALL ", i); a != want {
+			t.Errorf("got %q, want %q", a, want)
+		}
+	}
+}

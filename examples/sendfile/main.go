@@ -1,0 +1,125 @@
+// Command sendfile sends a file by RDMA WRITE: its parts go straight to their place in the receiver's memory, and immediate data with the
+// last one says that all are there, and how long the file is.
+//
+//	go run ./examples/sendfile README.md
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log"
+	"os"
+
+	"verbena/verbs"
+	"verbena/verbs/embed"
+)
+
+const (
+	partSize = 64 << 10
+	inFlight = 16 // parts
+)
+
+// send writes a file into memory of the peer, which has posted a receive.
+func send(ctx context.Context, qp *verbs.QP, cq *verbs.CQ, file *verbs.MR, to verbs.Remote) error {
+	wc := make([]verbs.WC, inFlight)
+	left := file.Len()
+	for posted, done := 0, 0; done < posted || left > 0; {
+		if n := min(left, partSize); n > 0 && posted-done < inFlight {
+			at := file.Len() - left
+			wr := verbs.SendWR{
+				Opcode: verbs.Write, Flags: verbs.Signaled, Local: file.SGE(at, n), Remote: verbs.Remote{Addr: to.Addr + uint64(at), RKey: to.RKey},
+			}
+			if left -= n; left == 0 {
+				wr.Opcode, wr.Imm = verbs.WriteWithImm, uint32(file.Len())
+			}
+			if err := qp.PostSend(&wr); err != nil {
+				return err
+			}
+			posted++
+			continue
+		}
+		n, err := cq.Wait(ctx, wc)
+		if err != nil {
+			return err
+		}
+		for i := range n {
+			if err := verbs.CompletionError(&wc[i]); err != nil {
+				return err
+			}
+		}
+		done += n
+	}
+	return nil
+}
+
+// transfer sends contents to a receiver in this process, and returns what that has.
+func transfer(ctx context.Context, contents []byte) ([]byte, error) {
+	stack, err := embed.NewSoftware()
+	if err != nil {
+		return nil, err
+	}
+	defer stack.Close()
+	dev, err := stack.Open("")
+	if err != nil {
+		return nil, err
+	}
+	defer dev.Close() // and all that is made on it
+	pd, err := dev.AllocPD()
+	if err != nil {
+		return nil, err
+	}
+	file, err := pd.RegSlice(contents, 0)
+	if err != nil {
+		return nil, err
+	}
+	memory, err := pd.Alloc(len(contents), verbs.LocalWrite|verbs.RemoteWrite)
+	if err != nil {
+		return nil, err
+	}
+	var (
+		cqs [2]*verbs.CQ
+		qps [2]*verbs.QP
+	)
+	for i := range qps {
+		if cqs[i], err = dev.CreateCQ(inFlight+1, nil); err != nil {
+			return nil, err
+		}
+		if qps[i], err = pd.CreateQP(verbs.QPInit{SendCQ: cqs[i], SendWRs: inFlight}); err != nil {
+			return nil, err
+		}
+	}
+	if err := verbs.ConnectPair(qps[0], qps[1]); err != nil {
+		return nil, err
+	}
+	if err := qps[1].PostRecv(&verbs.RecvWR{}); err != nil { // immediate data takes one, without memory
+		return nil, err
+	}
+	if err := send(ctx, qps[0], cqs[0], file, memory.Remote(0)); err != nil {
+		return nil, err
+	}
+	var wc [1]verbs.WC
+	if _, err := cqs[1].Wait(ctx, wc[:]); err != nil {
+		return nil, err
+	}
+	if err := verbs.CompletionError(&wc[0]); err != nil {
+		return nil, err
+	}
+	return bytes.Clone(memory.Bytes()[:wc[0].Imm]), nil // the memory ends with the device
+}
+
+func main() {
+	log.SetFlags(0)
+	if len(os.Args) != 2 {
+		log.Fatal("usage: sendfile FILE")
+	}
+	contents, err := os.ReadFile(os.Args[1])
+	if err != nil {
+		log.Fatal(err)
+	}
+	got, err := transfer(context.Background(), contents)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%d bytes sent, %d received, equal: %v\n", len(contents), len(got), bytes.Equal(contents, got))
+}

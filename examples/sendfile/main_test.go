@@ -1,0 +1,20 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+)
+
+// Files arrive as they are: shorter than a part, some parts, and more than may be in flight.
+func TestTransfer(t *testing.T) {
+	for _, n := range []int{1, partSize, partSize + 1, 40*partSize + 12345} {
+		contents := make([]byte, n)
+		for i := range contents {
+			contents[i] = byte(i * 31 >> 3)
+		}
+		got, err := transfer(t.Context(), contents)
+		if err != nil || !bytes.Equal(got, contents) {
+			t.Errorf("%d bytes: %d arrived, %v", n, len(got), err)
+		}
+	}
+}
