@@ -1,0 +1,81 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestExchange: the commands devinfo, pingpong and perf on the device of a service, and pingpong with rdma-core's programs in either role.
+func TestExchange(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
+	v := binary(t)
+	// both runs a server and then a client, and returns what they print.
+	both := func(t *testing.T, w *world, server, client []string) (string, string) {
+		t.Helper()
+		port := tcpPort()
+		var sout bytes.Buffer
+		s := w.cmd(w.deadline(60), append(append([]string{"run", "--"}, server...), "-p", port)...)
+		s.Stdout, s.Stderr = &sout, &sout
+		if err := s.Start(); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() { done <- s.Wait() }()
+		w.out("wait", "--listen", port)
+		out, err := w.cmd(w.deadline(60), append(append([]string{"run", "--"}, client...), "-p", port, "127.0.0.1")...).CombinedOutput()
+		if serr := <-done; err != nil || serr != nil {
+			t.Fatalf("%v: server: %v, client: %v\n--- server\n%s--- client\n%s", client, serr, err, sout.String(), out)
+		}
+		return sout.String(), string(out)
+	}
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			address := loopback()
+			w := startService(t, u, "", "--link", "rxe0="+address)
+			if out := w.out("run", "--", v, "devinfo", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") || !strings.Contains(out, "/dev/infiniband/uverbs0") {
+				t.Errorf("devinfo: %s", out)
+			}
+			for _, args := range []string{
+				"pingpong -n 50", "pingpong -n 50 --type uc --op write -e", "pingpong -n 50 --type ud --size 1K", "pingpong -n 50 --op atomic",
+				"perf -n 500 --op read --qps 2", "perf -n 500 --op send --size 64",
+			} {
+				server := strings.Fields(args)[0]
+				_, out := both(t, w, []string{v, server}, append(append([]string{v}, strings.Fields(args)...), "--json"))
+				var r map[string]any
+				if err := json.Unmarshal([]byte(out), &r); err != nil {
+					t.Errorf("%s: %v\n%s", args, err, out)
+					continue
+				}
+				for _, name := range []string{"round_trip", "latency", "bandwidth"} {
+					phase, _ := r[name].(map[string]any)
+					want := map[string]any{"pingpong": 50.0, "perf": 500.0}[server]
+					if (server == "perf") == (name == "round_trip") {
+						want = nil
+					}
+					if got := phase["messages"]; got != want {
+						t.Errorf("%s: %s: %v messages, want %v", args, name, got, want)
+					}
+				}
+			}
+			for _, service := range []string{"rc", "uc", "ud"} {
+				c := []string{"ibv_" + service + "_pingpong", "-d", "rxe0", "-g", "1", "-n", "50", "-s", "1000"}
+				own := []string{v, "pingpong", "--compat", "--type", service, "-n", "50", "-s", "1000"}
+				for _, pair := range [][2][]string{{c, own}, {own, c}} {
+					server, client := both(t, w, pair[0], pair[1])
+					for _, out := range []string{server, client} {
+						if !strings.Contains(out, ": 50 round trips") && !strings.Contains(out, "50 iters in") {
+							t.Errorf("%v to %v: %s", pair[1], pair[0], out)
+						}
+					}
+				}
+			}
+			w.emptyWithin(5 * time.Second)
+		})
+	}
+}
