@@ -116,7 +116,7 @@ func (cl *client) call(request []byte) ([]byte, error) {
 	return <-cl.answers[id], nil
 }
 
-// run makes both ends, and has many goroutines call.
+// run makes both ends, and calls from many goroutines.
 func run() (answers []string, err error) {
 	stack, err := embed.NewSoftware()
 	if err != nil {
