@@ -84,7 +84,7 @@ func (s *byteSize) UnmarshalText(b []byte) error {
 		err = errors.New("too many")
 	}
 	if err != nil {
-		return fmt.Errorf("%q is not a number of bytes: write 4096, 64K or 1M", b)
+		return fmt.Errorf("%q is not a number of bytes below 2G: write 4096, 64K or 1M", b)
 	}
 	*s = byteSize(v << shift)
 	return nil

@@ -107,7 +107,7 @@ func (d *devinfoCmd) Run(*cli) error {
 	})
 }
 
-// describe asks a device for everything.
+// describe queries a device, its ports and its GIDs.
 func describe(dev *verbs.Device, path string) (r deviceReport, err error) {
 	a, err := dev.Query()
 	if err != nil {
@@ -187,7 +187,7 @@ func (r *deviceReport) write(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// guid is written as ibv_devinfo writes it.
+// guid formats a GUID as ibv_devinfo does.
 func guid(v uint64) string {
 	return fmt.Sprintf("%04x:%04x:%04x:%04x", v>>48, v>>32&0xffff, v>>16&0xffff, v&0xffff)
 }
@@ -214,7 +214,7 @@ var capabilityNames = []struct {
 	{uapi.DeviceAtomicWrite, "ATOMIC_WRITE"},
 }
 
-// capabilities names the flags; what has no name here is one number.
+// capabilities names the flags; those without a name here are one number.
 func capabilities(c uapi.DeviceCapFlags) []string {
 	names := []string{}
 	for _, n := range capabilityNames {

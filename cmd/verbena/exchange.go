@@ -61,7 +61,7 @@ func isTerminal(f *os.File) bool {
 type side func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error)
 
 // exchange runs this side, or both with --embedded, and returns the client's result, or the server's where this is one.
-func (f *exchangeFlags) exchange(command string, client, server side) (*measure.Result, error) {
+func (f *exchangeFlags) exchange(command string, local measure.Local, client, server side) (*measure.Result, error) {
 	if f.Embedded && f.Addr.IsValid() {
 		return nil, fmt.Errorf("%s: --embedded runs both ends on a device that no other process reaches: leave out --addr", command)
 	}
@@ -93,17 +93,23 @@ func (f *exchangeFlags) exchange(command string, client, server side) (*measure.
 		here, there := net.Pipe()
 		s := run(server, there)
 		o = <-run(client, here)
-		if so := <-s; o.err != nil && so.err != nil && !errors.Is(so.err, o.err) {
-			o.err = fmt.Errorf("%w; the server: %w", o.err, so.err)
+		if so := <-s; so.err != nil && (o.err == nil || errors.Is(o.err, measure.ErrPeer)) {
+			o.err = so.err
 		}
 	case f.Server != "":
 		d := net.Dialer{Timeout: 10 * time.Second}
 		conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(f.Server, strconv.Itoa(int(f.Port))))
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			err = fmt.Errorf("%w; start the server before the client: `verbena %s` without a host", err, command)
+		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w; start the server before the client: `verbena %[1]s` without a host", command, err)
+			return nil, fmt.Errorf("%s: %w", command, err)
 		}
 		o = <-run(client, conn)
 	default:
+		if err := local.Check(dev); err != nil {
+			return nil, fmt.Errorf("%s: %w", command, err)
+		}
 		conn, err := accept(ctx, f.Port)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", command, err)
@@ -154,7 +160,7 @@ Examples:
 
 func (p *pingpongCmd) Run(*cli) error {
 	if p.Iters < 1 {
-		return fmt.Errorf("pingpong: --iters %d: it must be more than 0", p.Iters)
+		return fmt.Errorf("pingpong: --iters %d is less than 1", p.Iters)
 	}
 	l := p.local()
 	params := measure.Params{Type: p.Type, Op: measure.Op(p.Op), Size: int(p.Size), Iters: p.Iters, MTU: p.MTU}
@@ -173,7 +179,7 @@ func (p *pingpongCmd) Run(*cli) error {
 			return measure.Compat(ctx, dev, conn, false, params, l)
 		}
 	}
-	r, err := p.exchange("pingpong", client, server)
+	r, err := p.exchange("pingpong", l, client, server)
 	clearLine(l)
 	if err != nil {
 		return err
@@ -187,7 +193,7 @@ func serve(l measure.Local) side {
 	}
 }
 
-// mode is how a side waits.
+// mode names how a side waits.
 func mode(r *measure.Result) string {
 	if r.Events {
 		return "events"
@@ -195,6 +201,7 @@ func mode(r *measure.Result) string {
 	return "polling"
 }
 
+// what names the messages.
 func what(r *measure.Result) string {
 	return fmt.Sprintf("%s %s of %d bytes on %s, %s", r.Type, r.Op, r.Size, r.Device, mode(r))
 }
@@ -259,7 +266,7 @@ Examples:
 
 func (p *perfCmd) Run(*cli) error {
 	if p.Iters < 0 || p.Iters == 0 && p.Duration <= 0 {
-		return errors.New("perf: --iters and --duration must be more than 0")
+		return fmt.Errorf("perf: --iters %d, --duration %v: one of them must be more than 0, none less", p.Iters, p.Duration)
 	}
 	l := p.local()
 	params := measure.Params{
@@ -268,7 +275,7 @@ func (p *perfCmd) Run(*cli) error {
 	if p.Iters > 0 {
 		params.Duration = 0
 	}
-	r, err := p.exchange("perf", func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
+	r, err := p.exchange("perf", l, func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
 		return measure.Perf(ctx, dev, conn, params, measure.Test(p.Test), l)
 	}, serve(l))
 	clearLine(l)

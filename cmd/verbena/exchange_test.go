@@ -9,7 +9,7 @@ import (
 	"verbena/cmd/verbena/internal/measure"
 )
 
-// Both ends in one process: each command measures something, as text and as JSON.
+// TestEmbeddedExchanges: each command measures something with both ends in one process, as text and as JSON.
 func TestEmbeddedExchanges(t *testing.T) {
 	for _, line := range []string{
 		"pingpong --embedded -n 20", "pingpong --embedded -n 20 --op write --type uc --size 1K --events", "pingpong --embedded -n 20 --wire --op read",
@@ -38,7 +38,7 @@ func TestEmbeddedExchanges(t *testing.T) {
 	}
 }
 
-// What a command line asks for in vain is said with what to do.
+// TestExchangeErrors: the error of a command line that cannot work names the value and the remedy.
 func TestExchangeErrors(t *testing.T) {
 	for line, want := range map[string]string{
 		"pingpong --embedded 127.0.0.1":                 "--embedded runs both ends: leave out 127.0.0.1",
@@ -46,15 +46,20 @@ func TestExchangeErrors(t *testing.T) {
 		"pingpong --embedded --type xc":                 `--type must be one of "rc","uc","ud"`,
 		"pingpong --embedded --type ud --op read":       `type ud has no operation "read"`,
 		"pingpong --embedded --type ud --size 5000":     "exceeds the MTU of 4096 bytes",
-		"pingpong --embedded --size 1.5K":               `"1.5K" is not a number of bytes: write 4096, 64K or 1M`,
-		"pingpong --embedded --size 2G":                 "not a number of bytes",
-		"pingpong --embedded -n 0":                      "must be more than 0",
-		"pingpong --embedded --compat --op write":       "know SEND only",
+		"pingpong --embedded --size 1.5K":               `"1.5K" is not a number of bytes below 2G: write 4096, 64K or 1M`,
+		"pingpong --embedded --size 2G":                 "not a number of bytes below 2G",
+		"pingpong --embedded --size 0":                  "size 0 is not within 1 to 67108864\n",
+		"pingpong --embedded --size 65M":                "size 68157440 is not within",
+		"perf --embedded --op send --qps 300":           "qps 300 of depth 64 need a completion queue of 38700 entries, at most 32767",
+		"pingpong --addr 127.0.0.104 --gid-index 99":    "find GID 99 of port 1",
+		"perf --addr 127.0.0.104 --ib-port 2":           "query port 2",
+		"pingpong --embedded -n 0":                      "is less than 1",
+		"pingpong --embedded --compat --op write":       "is by SEND",
 		"pingpong --embedded -g 7":                      "find GID 7 of port 1",
 		"pingpong --addr 192.0.2.1":                     "192.0.2.1",
 		"pingpong --addr 127.0.0.104 -p 1 localhost":    "start the server before the client: `verbena pingpong` without a host",
 		"perf --embedded --depth 5000":                  "depth 5000 is not within 1 to 4096",
-		"perf --embedded --duration 0s":                 "must be more than 0",
+		"perf --embedded --duration 0s":                 "one of them must be more than 0",
 		"perf --embedded --qps 0":                       "qps 0 is not within 1 to 1024",
 		"perf --embedded --mtu 1000":                    "mtu 1000 is none of 256",
 		"pingpong --embedded --ib-port 2":               "query port 2",
@@ -76,7 +81,7 @@ func TestExchangeErrors(t *testing.T) {
 	fails(t, verbena(t, "perf", "--wire"), "--wire is for --embedded")
 }
 
-// devinfo lists the attributes by the names of ibv_devinfo, as text and as JSON.
+// TestDevinfo: devinfo lists the attributes by the names of ibv_devinfo, as text and as JSON.
 func TestDevinfo(t *testing.T) {
 	out := ok(t, verbena(t, "devinfo", "--embedded"))
 	for _, want := range []string{"hca_id:", "rxe0", "max_qp_wr:", "ATOMIC_WRITE", "active_mtu:", "GID[1]:", "0000:0000:0000:0000:0000:ffff:7f00:0001", "127.0.0.1, RoCE v2, the default"} {

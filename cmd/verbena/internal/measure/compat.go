@@ -21,7 +21,7 @@ const (
 	compatDone   = "done\x00"
 )
 
-// compatText is an address as text: LID, queue pair, PSN and GID.
+// compatText formats an address: LID, queue pair, PSN and GID.
 func compatText(e verbs.Endpoint) []byte {
 	return append(fmt.Appendf(nil, compatFormat, 0, e.QPN, e.PSN, hex.EncodeToString(e.GID[:])), 0)
 }
@@ -30,15 +30,15 @@ func parseCompat(b []byte) (e verbs.Endpoint, err error) {
 	var lid uint32
 	var gid string
 	if _, err := fmt.Sscanf(string(b[:len(b)-1]), "%x:%x:%x:%s", &lid, &e.QPN, &e.PSN, &gid); err != nil {
-		return e, fmt.Errorf("the other side sends %q instead of an address: %w", b, err)
+		return e, fmt.Errorf("%w sends %q instead of an address: --compat is for rdma-core's programs, and to be given at both ends or at none", ErrPeer, b)
 	}
 	g, err := hex.DecodeString(gid)
 	if err != nil || len(g) != len(e.GID) {
-		return e, fmt.Errorf("the other side sends GID %q, which is not one of 32 digits", gid)
+		return e, fmt.Errorf("%w sends GID %q, want 32 hexadecimal digits", ErrPeer, gid)
 	}
 	copy(e.GID[:], g)
 	if e.GID == (verbs.GID{}) {
-		return e, errors.New("the other side sends no GID: it needs a GID index, -g 1 for example")
+		return e, fmt.Errorf("%w sends no GID: give it a GID index, -g 1 for example", ErrPeer)
 	}
 	e.QKey = verbs.DefaultQKey
 	return e, nil
@@ -48,18 +48,18 @@ func parseCompat(b []byte) (e verbs.Endpoint, err error) {
 func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, p Params, l Local) (_ *Result, err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
 	s := newSession(ctx, conn)
-	defer s.close()
+	s.notes = false
+	defer func() { err = s.close(err) }()
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
 	if p.Op != Send || p.Iters == 0 {
-		return nil, errors.New("rdma-core's programs know SEND only, and a number of messages")
+		return nil, errors.New("a ping-pong with rdma-core's programs is by SEND, and for a number of round trips")
 	}
-	e, err := newEnd(dev, p, l, pingPongRoom)
+	e, err := s.newEnd(dev, p, l, p.Depth, pingPongRoom)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, e.close()) }()
 	peer, err := e.compatExchange(s, client)
 	if err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, 
 	if err := e.connect([]verbs.Endpoint{peer}, verbs.Remote{}); err != nil {
 		return nil, err
 	}
-	if err := s.sendText([]byte(compatDone)); err != nil {
+	if err := s.write([]byte(compatDone)); err != nil {
 		return nil, err
 	}
 	phase, err := e.ping(s, l, false)
@@ -93,7 +93,7 @@ func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, 
 func (e *end) compatExchange(s *session, client bool) (peer verbs.Endpoint, err error) {
 	own, theirs := compatText(e.local[0]), make([]byte, compatSize)
 	if client {
-		if err := s.sendText(own); err != nil {
+		if err := s.write(own); err != nil {
 			return peer, err
 		}
 	}
@@ -106,18 +106,13 @@ func (e *end) compatExchange(s *session, client bool) (peer verbs.Endpoint, err 
 	if err := e.connect([]verbs.Endpoint{peer}, verbs.Remote{}); err != nil {
 		return peer, err
 	}
-	if err := s.sendText(own); err != nil {
+	if err := s.write(own); err != nil {
 		return peer, err
 	}
 	return peer, s.readText(make([]byte, len(compatDone)))
 }
 
-func (s *session) sendText(b []byte) error {
-	_, err := s.conn.Write(b)
-	return s.explain("write to the other side", err)
-}
-
 func (s *session) readText(b []byte) error {
 	_, err := io.ReadFull(s.conn, b)
-	return s.explain("read from the other side", err)
+	return s.explain("read from", err)
 }

@@ -1,13 +1,14 @@
 // Package measure exchanges messages between queue pairs of two ends, and takes how long that lasts. The ends agree by a stream, a TCP
 // connection or a net.Pipe within one process: the client sends its parameters and endpoints, the server makes queue pairs that suit, connects
 // them, and answers with its own endpoints and memory. The client begins when it has connected, says when it is done, and the server answers
-// how many messages it has received.
+// how many messages it has received. Meanwhile each says every second that it runs, and, when it fails, why.
 package measure
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"verbena/verbs"
@@ -48,7 +49,7 @@ type Local struct {
 }
 
 const (
-	maxSize  = 1 << 30
+	maxSize  = 64 << 20 // the client of a server decides how much memory that takes
 	maxQPs   = 1024
 	maxDepth = 4096
 	maxIters = 1 << 40
@@ -69,14 +70,10 @@ var types = map[string]struct {
 func (p *Params) Check() error {
 	t, ok := types[p.Type]
 	if !ok {
-		return fmt.Errorf("type %q is none of rc, uc and ud", p.Type)
+		return fmt.Errorf("type %.20q is none of rc, uc and ud", p.Type)
 	}
-	has := false
-	for _, o := range t.ops {
-		has = has || o == p.Op
-	}
-	if !has {
-		return fmt.Errorf("type %s has no operation %q: it has %v", p.Type, p.Op, t.ops)
+	if !slices.Contains(t.ops, p.Op) {
+		return fmt.Errorf("type %s has no operation %.20q: it has %v", p.Type, p.Op, t.ops)
 	}
 	if p.Op == Atomic {
 		p.Size = 8
@@ -93,7 +90,7 @@ func (p *Params) Check() error {
 		}
 	}
 	if p.Iters == 0 && p.Duration <= 0 {
-		return errors.New("neither a number of messages nor a duration is given")
+		return errors.New("iters 0 and no duration: a phase needs one of them")
 	}
 	_, err := p.mtu()
 	return err
@@ -145,5 +142,5 @@ func newPhase(messages int64, each int, elapsed time.Duration, size int, l *late
 	return &Phase{Messages: messages, Elapsed: elapsed, Times: l.times(), MessagesPerSecond: rate, BytesPerSecond: rate * float64(size)}
 }
 
-// portOr1 is the port of the device.
+// portOr1 returns the port of the device.
 func (l *Local) portOr1() int { return cmp.Or(l.Port, 1) }

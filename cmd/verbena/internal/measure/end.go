@@ -1,6 +1,7 @@
 package measure
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,8 +30,22 @@ type end struct {
 	room   int // receives of a queue pair
 }
 
-// newEnd makes the queue pairs. room is for how many receives each has room; 0: it receives nothing.
-func newEnd(dev *verbs.Device, p Params, l Local, room int) (_ *end, err error) {
+// Check returns an error if an exchange with these parameters of this end's own could not begin.
+func (l Local) Check(dev *verbs.Device) error {
+	e, err := newEnd(dev, Params{Type: "rc", Op: Send, Size: 1, QPs: 1}, l, 1, 1)
+	if err != nil {
+		return err
+	}
+	return e.close()
+}
+
+func (s *session) newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err error) {
+	s.end, err = newEnd(dev, p, l, sends, room)
+	return s.end, err
+}
+
+// newEnd makes the queue pairs, each with room for so many sends and receives; room 0: it receives nothing.
+func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err error) {
 	e := &end{dev: dev, p: p, events: l.Events, room: room, wc: make([]verbs.WC, 64)}
 	defer func() {
 		if err != nil {
@@ -50,8 +65,13 @@ func newEnd(dev *verbs.Device, p Params, l Local, room int) (_ *end, err error) 
 		return nil, err
 	}
 	switch {
-	case p.Depth > attr.MaxQPWR || room > attr.MaxQPWR:
-		return nil, fmt.Errorf("%s: depth %d exceeds the %d work requests of a queue", dev.Name(), max(p.Depth, room), attr.MaxQPWR)
+	case max(sends, room) > attr.MaxQPWR:
+		return nil, fmt.Errorf("%s: depth %d needs queues of %d work requests, at most %d: lower --depth", dev.Name(), p.Depth, max(sends, room), attr.MaxQPWR)
+	case p.QPs > attr.MaxQP:
+		return nil, fmt.Errorf("%s: qps %d exceeds %d", dev.Name(), p.QPs, attr.MaxQP)
+	case p.QPs*(sends+room) > attr.MaxCQE:
+		return nil, fmt.Errorf("%s: qps %d of depth %d need a completion queue of %d entries, at most %d: lower --qps or --depth", dev.Name(), p.QPs,
+			p.Depth, p.QPs*(sends+room), attr.MaxCQE)
 	case uint64(p.Size) > uint64(port.MaxMessage):
 		return nil, fmt.Errorf("%s: size %d exceeds the %d bytes of a message", dev.Name(), p.Size, port.MaxMessage)
 	case p.Type == "ud" && p.Size > port.ActiveMTU.Bytes():
@@ -71,11 +91,11 @@ func newEnd(dev *verbs.Device, p Params, l Local, room int) (_ *end, err error) 
 	if e.mr, err = e.pd.Alloc(e.recvOffset()+grhSize+p.Size, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic); err != nil {
 		return nil, err
 	}
-	if e.cq, err = dev.CreateCQ(p.QPs*(p.Depth+room), nil); err != nil {
+	if e.cq, err = dev.CreateCQ(p.QPs*(sends+room), nil); err != nil {
 		return nil, err
 	}
 	for range p.QPs {
-		qp, err := e.pd.CreateQP(verbs.QPInit{Type: types[p.Type].t, SendCQ: e.cq, SendWRs: p.Depth, RecvWRs: max(room, 1)})
+		qp, err := e.pd.CreateQP(verbs.QPInit{Type: types[p.Type].t, SendCQ: e.cq, SendWRs: sends, RecvWRs: max(room, 1)})
 		if err != nil {
 			return nil, err
 		}
@@ -89,10 +109,10 @@ func newEnd(dev *verbs.Device, p Params, l Local, room int) (_ *end, err error) 
 	return e, nil
 }
 
-// recvOffset is where messages are received.
+// recvOffset returns where messages are received.
 func (e *end) recvOffset() int { return (e.p.Size + 63) &^ 63 }
 
-// received is where the last message is.
+// received returns the memory of the last message.
 func (e *end) received() []byte {
 	off := e.recvOffset()
 	if e.p.Type == "ud" {
@@ -101,7 +121,7 @@ func (e *end) received() []byte {
 	return e.mr.Bytes()[off : off+e.p.Size]
 }
 
-// remote is the memory for the peer. READ and atomic operations take it from the first part, WRITE from the second.
+// remote returns the memory for the peer. READ and atomic operations take it from the first part, WRITE from the second.
 func (e *end) remote() verbs.Remote {
 	r := verbs.Remote{Addr: e.mr.Addr(), RKey: e.mr.RKey()}
 	if e.p.Op == Write {
@@ -113,7 +133,7 @@ func (e *end) remote() verbs.Remote {
 // connect posts receives and connects the queue pairs with those of the peer, one by one.
 func (e *end) connect(peer []verbs.Endpoint, memory verbs.Remote) error {
 	if len(peer) != len(e.qps) {
-		return fmt.Errorf("the other side has %d queue pairs, want %d", len(peer), len(e.qps))
+		return fmt.Errorf("%w has %d queue pairs, want %d", ErrPeer, len(peer), len(e.qps))
 	}
 	e.peer, e.memory = peer, memory
 	for i, qp := range e.qps {
@@ -146,7 +166,7 @@ func (e *end) connect(peer []verbs.Endpoint, memory verbs.Remote) error {
 	return err
 }
 
-// gidIndex is that of this side's address.
+// gidIndex returns the index of this side's address.
 func (e *end) gidIndex() (int, error) {
 	switch e.path.SGIDIndex {
 	case 0:
@@ -173,7 +193,7 @@ func (e *end) postRecv(qp int) error {
 	return e.qps[qp].PostRecv(&wr)
 }
 
-// request is the work request of a message.
+// request returns the work request of a message.
 func (e *end) request(qp int, imm bool) verbs.SendWR {
 	wr := verbs.SendWR{ID: uint64(qp), Flags: verbs.Signaled, Local: e.mr.SGE(0, e.p.Size), Remote: e.memory}
 	switch e.p.Op {
@@ -197,53 +217,103 @@ func (e *end) request(qp int, imm bool) verbs.SendWR {
 	return wr
 }
 
-// next waits for completions, and returns them. All have succeeded.
+// alive returns an error if the device does not work any more.
+func (e *end) alive() error {
+	if _, err := e.dev.Query(); err != nil {
+		return fmt.Errorf("%s was reset or removed: %w", e.dev.Name(), err)
+	}
+	return nil
+}
+
+// cause returns the failure of the device that err follows from, or err. A device that is reset flushes the work requests first.
+func (e *end) cause(err error) error {
+	wait := time.Duration(0)
+	if errors.Is(err, verbs.Flushed) {
+		wait = time.Second
+	}
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if failure := e.alive(); failure != nil {
+			return failure
+		}
+		if time.Since(began) >= wait {
+			return err
+		}
+	}
+}
+
+// next waits for completions, and returns them; an error if one has failed, or the cause of the context.
 func (e *end) next(ctx context.Context) ([]verbs.WC, error) {
-	n, err := e.poll(ctx)
+	if ctx.Err() != nil { // also while completions never cease
+		return nil, context.Cause(ctx)
+	}
+	if e.events {
+		n, err := e.cq.Wait(ctx, e.wc)
+		if err != nil {
+			return nil, err
+		}
+		return e.succeeded(n)
+	}
+	const often = 256
+	for i := 1; ; i++ {
+		if wcs, err := e.poll(); len(wcs) > 0 || err != nil {
+			return wcs, err
+		}
+		if i%often == 0 && ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		runtime.Gosched()
+	}
+}
+
+// poll returns the completions that have come.
+func (e *end) poll() ([]verbs.WC, error) {
+	n, err := e.cq.Poll(e.wc)
 	if err != nil {
 		return nil, err
 	}
+	return e.succeeded(n)
+}
+
+func (e *end) succeeded(n int) ([]verbs.WC, error) {
 	for i := range e.wc[:n] {
 		if err := verbs.CompletionError(&e.wc[i]); err != nil {
-			if cause := context.Cause(ctx); cause != nil {
-				err = errors.Join(cause, err)
-			}
 			return nil, err
 		}
 	}
 	return e.wc[:n], nil
 }
 
-func (e *end) poll(ctx context.Context) (int, error) {
-	if e.events {
-		return e.cq.Wait(ctx, e.wc)
+// The contents of a message repeat after so many bytes.
+const patternSize = 1 << 16
+
+func pattern(seed byte) []byte {
+	b := make([]byte, patternSize)
+	for i := range b {
+		b[i] = byte(i*7+i>>8) + seed
 	}
-	const often = 256
-	for i := 1; ; i++ {
-		n, err := e.cq.Poll(e.wc)
-		if n > 0 || err != nil {
-			return n, err
-		}
-		if i%often == 0 && ctx.Err() != nil {
-			return 0, context.Cause(ctx)
-		}
-		runtime.Gosched()
-	}
+	return b
 }
 
-// fill writes what this side sends; check compares what was received with what the other side has sent.
+// fill writes the message that this side sends.
 func (e *end) fill(seed byte) {
-	for i := range e.mr.Bytes()[:e.p.Size] {
-		e.mr.Bytes()[i] = pattern(i, seed)
+	b := e.mr.Bytes()[:e.p.Size]
+	for n := copy(b, pattern(seed)); n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
 	}
 }
 
-func pattern(i int, seed byte) byte { return byte(i*7+i>>8) + seed }
-
+// check compares the message that was received with what the other side has sent.
 func (e *end) check(seed byte) error {
-	for i, got := range e.received() {
-		if want := pattern(i, seed); got != want {
-			return fmt.Errorf("byte %d of a message arrived as %#02x, want %#02x", i, got, want)
+	want, got := pattern(seed), e.received()
+	for at := 0; at < len(got); at += len(want) {
+		part := got[at:min(at+len(want), len(got))]
+		if bytes.Equal(part, want[:len(part)]) {
+			continue
+		}
+		for i := range part {
+			if part[i] != want[i] {
+				return fmt.Errorf("byte %d of a message of %d arrived as %#02x, want %#02x", at+i, len(got), part[i], want[i])
+			}
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -55,16 +56,16 @@ func TestExchanges(t *testing.T) {
 		for _, op := range x.ops {
 			for _, events := range []bool{false, true} {
 				l := Local{GIDIndex: -1, Events: events}
-				p := Params{Type: name, Op: op, Size: 1000, Iters: 50}
+				p := Params{Type: name, Op: op, Size: 1000, Iters: 20}
 				t.Run(fmt.Sprintf("pingpong/%s/%s/events=%v", name, op, events), func(t *testing.T) {
 					c, s, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return PingPong(t.Context(), d, conn, p, l) })
 					if err != nil || serr != nil {
 						t.Fatalf("client: %v; server: %v", err, serr)
 					}
-					if r := c.RoundTrip; r.Messages != 50 || r.Times.Min <= 0 || r.Times.Max < r.Times.P50 || count(r) != 50 {
+					if r := c.RoundTrip; r.Messages != 20 || r.Times.Min <= 0 || r.Times.Max < r.Times.P50 || count(r) != 20 {
 						t.Errorf("got %+v", r)
 					}
-					if want := map[bool]int64{true: 50, false: -1}[p.receives(true)]; s.Received != want {
+					if want := map[bool]int64{true: 20, false: -1}[p.receives(true)]; s.Received != want {
 						t.Errorf("the server has received %d, want %d", s.Received, want)
 					}
 				})
@@ -75,15 +76,15 @@ func TestExchanges(t *testing.T) {
 						t.Fatalf("client: %v; server: %v", err, serr)
 					}
 					for _, r := range []*Phase{c.Latency, c.Bandwidth} {
-						if r.Messages != 50 || r.MessagesPerSecond <= 0 || count(r) != 50 {
+						if r.Messages != 20 || r.MessagesPerSecond <= 0 || count(r) != 20 {
 							t.Errorf("got %+v", r)
 						}
 					}
 					switch {
 					case op != Send && c.Received != -1:
 						t.Errorf("the server has received %d, want -1", c.Received)
-					case op == Send && name == "rc" && c.Received != 200: // warm-up, latency and bandwidth
-						t.Errorf("the server has received %d, want 200", c.Received)
+					case op == Send && name == "rc" && c.Received != 140: // warm-up, latency and bandwidth
+						t.Errorf("the server has received %d, want 140", c.Received)
 					}
 				})
 			}
@@ -172,7 +173,7 @@ func TestRefused(t *testing.T) {
 		"depth 5000 ":                     func(p *Params) { p.Depth = 5000 },
 		"exceeds the MTU of 4096 bytes":   func(p *Params) { p.Type, p.Size = "ud", 5000 },
 		"mtu 1000 is none of":             func(p *Params) { p.MTU = 1000 },
-		"nor a duration":                  func(p *Params) { p.Iters = 0 },
+		"no duration":                     func(p *Params) { p.Iters = 0 },
 	} {
 		p := good
 		change(&p)
@@ -208,19 +209,81 @@ func TestPeerGone(t *testing.T) {
 		// A client that vanishes after it has connected.
 		here, there := net.Pipe()
 		go func() {
-			s, e, err := dial(t.Context(), d, here, perf, p, l)
-			if err != nil {
+			s := newSession(t.Context(), here)
+			if _, err := s.dial(d, perf, p, l); err != nil {
 				t.Error(err)
-				return
 			}
-			s.close()
-			if err := e.close(); err != nil {
+			s.notes = false
+			if err := s.close(errPeerGone); !errors.Is(err, errPeerGone) {
 				t.Error(err)
 			}
 		}()
 		if _, err := Serve(t.Context(), d, there, l); !errors.Is(err, errPeerGone) {
 			t.Errorf("server: got %v, want %v", err, errPeerGone)
 		}
+	}
+}
+
+// TestReason: the other side learns why an end fails.
+func TestReason(t *testing.T) {
+	d := device(t)
+	l := Local{GIDIndex: -1}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	time.AfterFunc(30*time.Millisecond, func() { cancel(errors.New("a reason\x1b[31m")) })
+	p := Params{Type: "rc", Op: Write, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4}
+	_, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(ctx, d, conn, p, Latency, l) })
+	if errors.Is(err, ErrPeer) || !strings.Contains(fmt.Sprint(err), "a reason") {
+		t.Errorf("client: got %v", err)
+	}
+	if !errors.Is(serr, ErrPeer) || !strings.HasSuffix(serr.Error(), ": a reason?[31m") {
+		t.Errorf("server: got %q", serr)
+	}
+}
+
+// TestDeviceRemoved: each end returns soon after the server's device was removed, also where nothing of that is to be seen in completions.
+func TestDeviceRemoved(t *testing.T) {
+	open := func(addr string) (*embed.Stack, *verbs.Device) {
+		s, err := embed.NewSoftware(embed.Software{Addr: netip.MustParseAddr(addr)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := s.Open("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, d
+	}
+	stack, d := open("127.0.0.141")
+	defer stack.Close()
+	defer d.Close()
+	for _, p := range []Params{
+		{Type: "rc", Op: Send, Size: 64, Duration: time.Hour, QPs: 2, Depth: 4}, {Type: "uc", Op: Write, Size: 64, Duration: time.Hour, QPs: 2, Depth: 4},
+		{Type: "ud", Op: Send, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4},
+	} {
+		t.Run(p.Type, func(t *testing.T) {
+			remote, far := open("127.0.0.142")
+			defer far.Close()
+			l := Local{GIDIndex: -1}
+			here, there := net.Pipe()
+			server := make(chan error, 1)
+			go func() {
+				_, err := Serve(t.Context(), far, there, l)
+				server <- err
+			}()
+			removed := make(chan struct{})
+			time.AfterFunc(50*time.Millisecond, func() {
+				remote.Close()
+				close(removed)
+			})
+			_, err := Perf(t.Context(), d, here, p, Latency, l)
+			<-removed
+			if serr := <-server; serr == nil || !strings.Contains(serr.Error(), "rxe0 was reset or removed") {
+				t.Errorf("server: got %v", serr)
+			}
+			if err == nil {
+				t.Errorf("client: no error")
+			}
+		})
 	}
 }
 

@@ -2,7 +2,6 @@ package measure
 
 import (
 	"context"
-	"errors"
 	"net"
 	"time"
 
@@ -21,12 +20,12 @@ const (
 
 // Perf is the client of a series of messages to a server that is in [Serve] at the other end of conn, which it closes.
 func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Test, l Local) (_ *Result, err error) {
-	s, e, err := dial(ctx, dev, conn, perf, p, l)
+	s := newSession(ctx, conn)
+	defer func() { err = s.close(err) }()
+	e, err := s.dial(dev, perf, p, l)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, e.close()) }()
-	defer s.close()
 	e.fill(clientSeed)
 	r := &Result{Device: dev.Name(), Params: e.p, Events: l.Events}
 	if _, err := e.stream(s, Params{Size: e.p.Size, Iters: 100, QPs: 1, Depth: 1}, "warm-up", l); err != nil {
@@ -49,11 +48,11 @@ func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Tes
 			return nil, err
 		}
 	}
-	b, err := s.finish(-1)
+	n, err := s.finish()
 	if err != nil {
 		return nil, err
 	}
-	r.Received = b.Received
+	r.Received = n.Received
 	return r, nil
 }
 
@@ -66,7 +65,6 @@ type flow struct {
 
 // stream keeps messages in flight on the first queue pairs.
 func (e *end) stream(s *session, p Params, name string, l Local) (*Phase, error) {
-	s.done.Store(0)
 	defer s.guard(name, l.Progress)()
 	lat := newLatencies()
 	flows := make([]flow, p.QPs)
@@ -120,7 +118,7 @@ func (e *end) stream(s *session, p Params, name string, l Local) (*Phase, error)
 			f.n--
 		}
 		finished += int64(len(wcs))
-		s.done.Store(finished)
+		s.count.Store(finished)
 	}
 	return newPhase(finished, 1, time.Since(start), p.Size, lat), nil
 }

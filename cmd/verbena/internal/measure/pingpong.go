@@ -2,7 +2,6 @@ package measure
 
 import (
 	"context"
-	"errors"
 	"net"
 	"time"
 
@@ -20,21 +19,20 @@ const (
 // QPs and Depth.
 func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l Local) (_ *Result, err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
-	s, e, err := dial(ctx, dev, conn, pingPong, p, l)
+	s := newSession(ctx, conn)
+	defer func() { err = s.close(err) }()
+	e, err := s.dial(dev, pingPong, p, l)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, e.close()) }()
-	defer s.close()
-	p = e.p
 	phase, err := e.ping(s, l, true)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.finish(-1); err != nil {
+	if _, err := s.finish(); err != nil {
 		return nil, err
 	}
-	return &Result{Device: dev.Name(), Params: p, Events: l.Events, RoundTrip: phase, Received: -1}, nil
+	return &Result{Device: dev.Name(), Params: e.p, Events: l.Events, RoundTrip: phase, Received: -1}, nil
 }
 
 // ping begins the round trips, and takes their times.
@@ -71,7 +69,7 @@ func (e *end) ping(s *session, l Local, verify bool) (*Phase, error) {
 			}
 		}
 		lat.add(time.Since(began))
-		s.done.Add(1)
+		s.count.Add(1)
 	}
 	took := time.Since(start)
 	if verify && n > 0 && p.Op != Atomic {
@@ -115,7 +113,7 @@ func (e *end) pong(ctx context.Context, s *session, iters int, verify bool) (n i
 				return n, err
 			}
 			n, idle = n+1, false
-			s.done.Add(1)
+			s.count.Add(1)
 		}
 	}
 	return n, nil

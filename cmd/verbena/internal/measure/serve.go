@@ -11,132 +11,117 @@ import (
 )
 
 // dial agrees with a server, and connects. The receives of the queue pairs are posted.
-func dial(ctx context.Context, dev *verbs.Device, conn net.Conn, k kind, p Params, l Local) (_ *session, _ *end, err error) {
-	s := newSession(ctx, conn)
-	var e *end
-	defer func() {
-		if err != nil {
-			s.close()
-			if e != nil {
-				err = errors.Join(err, e.close())
-			}
-		}
-	}()
+func (s *session) dial(dev *verbs.Device, k kind, p Params, l Local) (*end, error) {
 	if err := p.Check(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	room := 0
 	if k == pingPong {
 		room = pingPongRoom
 	}
-	if e, err = newEnd(dev, p, l, room); err != nil {
-		return nil, nil, err
+	e, err := s.newEnd(dev, p, l, p.Depth, room)
+	if err != nil {
+		return nil, err
 	}
 	if err := s.send(hello{Protocol: protocol, Kind: k, Params: p, Ends: e.local, Memory: e.remote()}); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	var h hello
+	h, err := s.receiveHello()
+	if err != nil {
+		return nil, err
+	}
+	if err := e.connect(h.Ends, h.Memory); err != nil {
+		return nil, err
+	}
+	s.watch(e.alive)
+	return e, nil
+}
+
+// receiveHello reads the peer's first message.
+func (s *session) receiveHello() (h hello, err error) {
 	if err := s.receive(&h); err != nil {
-		return nil, nil, err
+		return h, err
 	}
 	switch {
 	case h.Error != "":
-		return nil, nil, fmt.Errorf("the server refuses: %s", h.Error)
+		return h, peerError(h.Error)
 	case h.Protocol != protocol:
-		return nil, nil, fmt.Errorf("the server speaks protocol %d, this side %d", h.Protocol, protocol)
+		return h, fmt.Errorf("%w speaks protocol %d, this one %d: use one version of verbena at both ends", ErrPeer, h.Protocol, protocol)
 	}
-	if err := e.connect(h.Ends, h.Memory); err != nil {
-		return nil, nil, err
-	}
-	s.watch()
-	return s, e, nil
+	return h, nil
 }
 
 // finish says that this side is done, and returns the answer.
-func (s *session) finish(received int64) (bye, error) {
-	if err := s.send(bye{received}); err != nil {
-		return bye{}, err
+func (s *session) finish() (note, error) {
+	if err := s.send(note{Done: true}); err != nil {
+		return note{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(s.ctx, handshakeTime, errors.New("the server does not end"))
-	defer cancel()
-	select {
-	case b := <-s.bye:
-		return b, nil
-	case <-ctx.Done():
-		return bye{}, context.Cause(ctx)
-	}
+	return s.awaitDone()
 }
 
 // Serve does what a client at the other end of conn asks for, a ping-pong or a series of messages, and closes conn. It returns what this
 // side knows of it.
 func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *Result, err error) {
 	s := newSession(ctx, conn)
-	defer s.close()
-	var h hello
-	if err := s.receive(&h); err != nil {
+	defer func() { err = s.close(err) }()
+	h, err := s.receiveHello()
+	if err != nil {
 		return nil, err
 	}
-	e, err := accept(dev, &h, l)
-	if e != nil {
-		defer func() { err = errors.Join(err, e.close()) }()
-	}
+	e, err := s.accept(dev, &h, l)
 	if err != nil {
-		_ = s.send(hello{Protocol: protocol, Error: err.Error()})
 		return nil, err
 	}
 	if err := s.send(hello{Protocol: protocol, Ends: e.local, Memory: e.remote()}); err != nil {
 		return nil, err
 	}
-	s.watch()
-	work, done := context.WithCancel(s.ctx)
-	defer done()
-	s.all.Go(func() {
-		select {
-		case b := <-s.bye:
-			s.bye <- b
-			done()
-		case <-work.Done():
-		}
-	})
+	s.watch(e.alive)
 	r := &Result{Device: dev.Name(), Params: h.Params, Events: l.Events, Received: -1}
-	switch {
-	case !e.p.receives(h.Kind == pingPong):
-		_, err = s.awaitBye()
-	case h.Kind == pingPong:
-		var n int
-		n, err = e.pong(work, s, 0, true)
-		r.Received = int64(n)
-	default:
-		r.Received, err = e.sink(work, s)
+	if e.p.receives(h.Kind == pingPong) {
+		until, finished := context.WithCancel(s.ctx)
+		defer finished()
+		s.all.Go(func() {
+			_, _ = s.awaitDone()
+			finished()
+		})
+		if h.Kind == pingPong {
+			var n int
+			n, err = e.pong(until, s, 0, true)
+			r.Received = int64(n)
+		} else {
+			r.Received, err = e.sink(until)
+		}
+		switch {
+		case s.ctx.Err() != nil:
+			err = context.Cause(s.ctx)
+		case errors.Is(err, context.Canceled): // the client is done
+			err = nil
+		}
+	} else {
+		_, err = s.awaitDone()
 	}
-	if err != nil && (s.ctx.Err() != nil || !errors.Is(err, context.Canceled)) {
+	if err != nil {
 		return nil, err
 	}
-	if err := s.send(bye{r.Received}); err != nil {
-		return nil, err
-	}
-	return r, nil
+	return r, s.send(note{Done: true, Received: r.Received})
 }
 
 // accept makes the queue pairs that a client asks for, and connects them.
-func accept(dev *verbs.Device, h *hello, l Local) (*end, error) {
-	switch {
-	case h.Protocol != protocol:
-		return nil, fmt.Errorf("the client speaks protocol %d, this side %d", h.Protocol, protocol)
-	case h.Kind != pingPong && h.Kind != perf:
-		return nil, fmt.Errorf("%q is not known here", h.Kind)
+func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*end, error) {
+	if h.Kind != pingPong && h.Kind != perf {
+		return nil, fmt.Errorf("exchange %.20q is not one of pingpong and perf", h.Kind)
 	}
 	if err := h.Params.Check(); err != nil {
 		return nil, err
 	}
-	room := 0
+	sends, room := 1, 0
 	switch {
 	case h.Kind == pingPong:
-		room = pingPongRoom
+		sends, room = pingPongRoom, pingPongRoom
 	case h.Params.receives(false):
 		room = min(2*h.Params.Depth, maxDepth)
 	}
-	e, err := newEnd(dev, h.Params, l, room)
+	e, err := s.newEnd(dev, h.Params, l, sends, room)
 	if err != nil {
 		return nil, err
 	}
@@ -144,47 +129,35 @@ func accept(dev *verbs.Device, h *hello, l Local) (*end, error) {
 	return e, e.connect(h.Ends, h.Memory)
 }
 
-// sink receives until the context ends, and returns how many messages have come.
-func (e *end) sink(ctx context.Context, s *session) (n int64, err error) {
-	again := func(wcs []verbs.WC) error {
-		for i := range wcs {
-			if err := e.postRecv(int(wcs[i].ID &^ recvID)); err != nil {
-				return err
-			}
-		}
-		n += int64(len(wcs))
-		s.done.Store(n)
-		return nil
-	}
+// sink receives until the context ends, and returns how many messages have come. The client has seen the last acknowledgement then; of
+// unreliable messages some may be under way, for which it waits.
+func (e *end) sink(ctx context.Context) (n int64, err error) {
 	for ctx.Err() == nil {
 		wcs, err := e.next(ctx)
-		if err != nil {
-			break // of the end of the context, or found again below
+		if err != nil && ctx.Err() != nil {
+			break
 		}
-		if err := again(wcs); err != nil {
-			return n, err
-		}
-	}
-	if s.ctx.Err() != nil {
-		return n, context.Cause(s.ctx)
-	}
-	// The client has seen the last acknowledgement; of unreliable messages some may be under way.
-	grace := time.Now()
-	if e.p.Type != "rc" {
-		grace = grace.Add(50 * time.Millisecond)
-	}
-	for {
-		k, err := e.cq.Poll(e.wc)
 		if err != nil {
 			return n, err
 		}
-		for i := range e.wc[:k] {
-			if err := verbs.CompletionError(&e.wc[i]); err != nil {
+		for i := range wcs {
+			if err := e.postRecv(int(wcs[i].ID &^ recvID)); err != nil {
 				return n, err
 			}
 		}
-		n += int64(k)
-		if k == 0 && !time.Now().Before(grace) {
+		n += int64(len(wcs))
+	}
+	until := time.Now()
+	if e.p.Type != "rc" {
+		until = until.Add(50 * time.Millisecond)
+	}
+	for {
+		wcs, err := e.poll()
+		if err != nil {
+			return n, err
+		}
+		n += int64(len(wcs))
+		if len(wcs) == 0 && !time.Now().Before(until) {
 			return n, nil
 		}
 	}

@@ -1,0 +1,191 @@
+package measure
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/verbs"
+)
+
+// TestAttacks: a server whose client sends anything but its parameters returns in bounded time, and has read a bounded number of bytes.
+func TestAttacks(t *testing.T) {
+	endless := func(text string, pause time.Duration) func(net.Conn) {
+		return func(c net.Conn) {
+			for {
+				if _, err := c.Write([]byte(text)); err != nil {
+					return
+				}
+				if pause > 0 {
+					time.Sleep(pause)
+				}
+			}
+		}
+	}
+	many := func(text string) func(net.Conn) { return endless(strings.Repeat(text, 1000), 0) }
+	for name, client := range map[string]func(net.Conn){
+		"silent":        func(net.Conn) {},
+		"slow":          endless(`1`, time.Second),
+		"slow spaces":   endless(" ", time.Second),
+		"endless":       many(" "),
+		"endless text":  func(c net.Conn) { c.Write([]byte(`{"kind":"`)); many("x")(c) },
+		"endless array": func(c net.Conn) { c.Write([]byte(`{"ends":[{}`)); many(",{}")(c) },
+		"long number":   many("1"),
+		"nested":        many("["),
+		"huge number":   func(c net.Conn) { c.Write([]byte(`{"protocol":1,"params":{"size":1e999}}`)) },
+		"other version": func(c net.Conn) { json.NewEncoder(c).Encode(hello{Protocol: protocol + 1, Kind: perf}) },
+		"other kind":    func(c net.Conn) { json.NewEncoder(c).Encode(hello{Protocol: protocol, Kind: "dance"}) },
+		"rdma-core":     func(c net.Conn) { c.Write(compatText(verbs.Endpoint{QPN: 1})) },
+		"end":           func(c net.Conn) { c.Close() },
+		"half":          func(c net.Conn) { c.Write([]byte(`{"protocol"`)); c.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				here, there := net.Pipe()
+				var peer sync.WaitGroup
+				peer.Go(func() { io.Copy(io.Discard, here) }) // the server's answer
+				peer.Go(func() { client(here) })
+				start, conn := time.Now(), &counted{Conn: there}
+				_, err := Serve(t.Context(), nil, conn, Local{})
+				if err == nil {
+					t.Error("no error")
+				}
+				if d := time.Since(start); d > handshakeTime {
+					t.Errorf("it took %v, want at most %v", d, handshakeTime)
+				}
+				if conn.n > maxMessage {
+					t.Errorf("the server has read %d bytes, want at most %d", conn.n, maxMessage)
+				}
+				here.Close()
+				peer.Wait()
+			})
+		})
+	}
+}
+
+type counted struct {
+	net.Conn
+	n int
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.n += n
+	return n, err
+}
+
+// TestSilentPeer: after both have connected, a peer that says nothing, or never comes to the end of a message, ends the session; one that
+// says that it runs does not.
+func TestSilentPeer(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		err  bool
+	}{"silent": {"", true}, "slow": {" ", true}, "runs": {"{}\n", false}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				here, there := net.Pipe()
+				var peer sync.WaitGroup
+				peer.Go(func() { io.Copy(io.Discard, here) })
+				peer.Go(func() {
+					for {
+						time.Sleep(time.Second)
+						if _, err := here.Write([]byte(c.text)); err != nil {
+							return
+						}
+					}
+				})
+				s := newSession(t.Context(), there)
+				s.watch(func() error { return nil })
+				ctx, cancel := context.WithTimeout(s.ctx, 10*stallTime)
+				defer cancel()
+				start := time.Now()
+				<-ctx.Done()
+				if err := context.Cause(s.ctx); c.err != errors.Is(err, ErrPeer) || c.err != (time.Since(start) <= stallTime) {
+					t.Errorf("got %v after %v", err, time.Since(start))
+				}
+				_ = s.close(nil)
+				here.Close()
+				peer.Wait()
+			})
+		})
+	}
+}
+
+// TestUnreadPeer: an end whose peer reads nothing ends.
+func TestUnreadPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		defer here.Close()
+		s := newSession(t.Context(), there)
+		start := time.Now()
+		if err := s.send(hello{}); !errors.Is(err, ErrPeer) {
+			t.Errorf("got %v, want %v", err, ErrPeer)
+		}
+		if d := time.Since(start); d > writeTime {
+			t.Errorf("it took %v, want at most %v", d, writeTime)
+		}
+		_ = s.close(nil)
+	})
+}
+
+// stub is a peer that has sent some bytes.
+type stub struct {
+	net.Conn
+	io.Reader
+}
+
+func (s stub) Read(b []byte) (int, error)         { return s.Reader.Read(b) }
+func (s stub) Close() error                       { return nil }
+func (s stub) SetReadDeadline(t time.Time) error  { return nil }
+func (s stub) SetWriteDeadline(t time.Time) error { return nil }
+func (s stub) Write(b []byte) (int, error)        { return len(b), nil }
+
+// FuzzPeer reads what a peer might send, as each side of an exchange would: it is refused, or within the bounds that the rest relies on.
+func FuzzPeer(f *testing.F) {
+	good, err := json.Marshal(hello{
+		Protocol: protocol, Kind: perf, Params: Params{Type: "rc", Op: Write, Size: 64, Iters: 1, QPs: 1, Depth: 1}, Ends: make([]verbs.Endpoint, 1),
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add(bytes.Replace(good, []byte("64"), []byte("-9223372036854775808"), 1))
+	f.Add([]byte(`{"protocol":1,"error":"` + strings.Repeat("\u001b", 500) + `"}`))
+	f.Add(compatText(verbs.Endpoint{QPN: 0xffffff, PSN: 1, GID: verbs.GID{15: 1}}))
+	f.Add([]byte("0000:fffffffff:000000:00000000000000000000ffff7f000001\x00"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := newSession(t.Context(), stub{Reader: bytes.NewReader(b)})
+		h, err := s.receiveHello()
+		switch {
+		case err != nil && (len(err.Error()) > 1000 || strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' })):
+			t.Errorf("got error %q", err)
+		case err == nil && h.Protocol != protocol:
+			t.Errorf("got protocol %d", h.Protocol)
+		}
+		if err := h.Params.Check(); err == nil {
+			p := h.Params
+			if p.Size < 1 || p.Size > maxSize || p.QPs < 1 || p.QPs > maxQPs || p.Depth < 1 || p.Depth > maxDepth || p.Iters < 0 || p.Duration < 0 {
+				t.Errorf("got %+v", p)
+			}
+		} else if len(err.Error()) > 200 {
+			t.Errorf("got error %q", err)
+		}
+		_ = s.close(nil)
+		text := make([]byte, compatSize)
+		copy(text, b)
+		if e, err := parseCompat(text); err == nil && (e.QPN > 0xffffff || e.PSN > 0xffffff || e.GID == verbs.GID{}) {
+			t.Errorf("got %+v", e)
+		} else if err != nil && !strings.HasPrefix(fmt.Sprint(err), ErrPeer.Error()) {
+			t.Errorf("got error %q", err)
+		}
+	})
+}
