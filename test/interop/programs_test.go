@@ -56,22 +56,38 @@ func testPrograms(t *testing.T) {
 	for _, tl := range tools {
 		for _, ip := range ipNames {
 			for _, r := range roles {
-				c := cell{Section: "programs", Operation: "`" + tl.program + " " + strings.TrimSpace(options.ReplaceAllString(tl.args, "")) + "`",
-					Service: tl.service, Role: r.String(), IP: ip}
-				runCell(t, c, func() error {
-					var err error
-					for range 3 {
-						port++
-						err = tl.run(r, ip, port)
-						if err == nil || tl.service == "RC" { // the others may lose a packet, and the programs then wait for it
-							break
-						}
-					}
-					return err
-				})
+				tl.cell(t, "programs", r, ip, &port)
 			}
 		}
 	}
+}
+
+// cell runs the program between the two sides, on TCP ports after the given one.
+func (tl tool) cell(t *testing.T, section string, r role, ip string, port *int) {
+	c := cell{
+		Section: section, Operation: "`" + tl.program + " " + strings.TrimSpace(options.ReplaceAllString(tl.args, "")) + "`",
+		Service: tl.service, Role: r.String(), IP: ip,
+	}
+	runCell(t, c, func() error {
+		var err error
+		for range 3 {
+			*port++
+			err = tl.run(r, ip, *port)
+			if err == nil || tl.service == "RC" { // the others may lose a packet, and the programs then wait for it
+				break
+			}
+		}
+		return err
+	})
+}
+
+// command returns the beginning of the command line.
+func (tl tool) command() []string {
+	c := strings.Fields(tl.program)
+	if c[0] == "verbena" {
+		c[0] = theLab.verbena
+	}
+	return c
 }
 
 // options of a program that say nothing to a reader of the table.
@@ -84,7 +100,7 @@ func (tl tool) run(r role, ip string, port int) error {
 			return nil, err
 		}
 		a := strings.Fields(strings.ReplaceAll(tl.args, "GID", fmt.Sprint(index)))
-		return append([]string{tl.program, "-p", fmt.Sprint(port)}, a...), nil
+		return append(append(tl.command(), "-p", fmt.Sprint(port)), a...), nil
 	}
 	serverArgs, err := argv(r.resp())
 	if err != nil {

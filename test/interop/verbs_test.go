@@ -14,6 +14,41 @@ import (
 // multicast group does not come back to its own queue pairs.
 var kernelLacks = []string{"ATOMIC WRITE", "FLUSH", "multicast", "range of a window", "local protection error", "event of an access error"}
 
+// commands are verbena's own programs of package verbs.
+var commands = []tool{
+	{"verbena pingpong", "RC", "-g GID -n 50 -s 9000"},
+	{"verbena pingpong", "UC", "-g GID -n 50 --type uc --op write -e"},
+	{"verbena perf", "RC", "-g GID -n 50 --op read -s 16K -e -q 2"},
+	{"verbena perf", "UD", "-g GID -n 50 --type ud --op send -s 1K -e --depth 4"},
+}
+
+// testCommands runs them within Linux, and between Linux and Verbena.
+func testCommands(t *testing.T) {
+	c := cell{Section: "verbs", Operation: "`verbena devinfo`", Service: "-", Role: kernelPeer.name, IP: "IPv4"}
+	runCell(t, c, func() error {
+		wait, err := kernelPeer.start([]string{theLab.verbena, "devinfo", "rxe0"})
+		if err != nil {
+			return err
+		}
+		status, out, err := wait(toolTime)
+		if err != nil {
+			return err
+		}
+		for _, want := range []string{"/dev/infiniband/uverbs0", "PORT_ACTIVE_EVENT", guestIP["IPv4"] + ", RoCE v2, the default"} {
+			if status != 0 || !strings.Contains(out, want) {
+				return fmt.Errorf("exit status %d, want %q in the output: %s", status, want, out)
+			}
+		}
+		return nil
+	})
+	port := 19800
+	for _, tl := range commands {
+		for _, r := range append([]role{{theKernel, theKernel}}, roles...) {
+			tl.cell(t, "verbs", r, "IPv4", &port)
+		}
+	}
+}
+
 // testVerbs runs the tests of packages verbs and cm on the kernel's device: the Go library on /dev/infiniband of Linux. None is skipped.
 func testVerbs(t *testing.T) {
 	c := cell{Section: "verbs", Operation: "packages verbs and cm on /dev/infiniband", Service: "RC, UC, UD", Role: kernelPeer.name, IP: "IPv4"}
@@ -32,6 +67,7 @@ func testVerbs(t *testing.T) {
 		}
 		return nil
 	})
+	testCommands(t)
 }
 
 // rdmanetTests are the tests of package rdmanet that need no device of their own.
