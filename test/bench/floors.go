@@ -11,7 +11,7 @@ import (
 )
 
 // floorPrograms are the sources below test/bench/floor, with what they are linked to.
-var floorPrograms = map[string][]string{"trap": {"-pthread"}, "copy": nil, "tcp": nil, "udp": nil, "verbs": {"-libverbs"}, "scale": {"-libverbs"}, "mix": {"-libverbs"}}
+var floorPrograms = map[string][]string{"trap": {"-pthread"}, "copy": nil, "tcp": nil, "udp": nil, "verbs": {"-libverbs"}, "scale": {"-libverbs"}, "relay": nil, "mix": {"-libverbs"}}
 
 // program returns the path of a program that build made.
 func (e *Env) program(name string) string { return filepath.Join(e.Dir, name) }
@@ -29,6 +29,7 @@ func (e *Env) build(ctx context.Context, root string) error {
 		return err
 	}
 	for name, argv := range map[string][]string{
+		"gotcp":    {"go", "build", "-o", e.program("gotcp"), "./test/bench/floor/gotcp"},
 		"goudp":    {"go", "build", "-o", e.program("goudp"), "./test/bench/floor/goudp"},
 		"pingpong": {"go", "build", "-o", e.program("pingpong"), "./test/bench/ibpingpong"},
 		"loopback": {"go", "test", "-c", "-o", e.program("loopback"), "./driver/loopback"},

@@ -27,7 +27,22 @@ const fabricOutput = `bytes   #sent   #ack     total       time     MB/sec    us
 64      100     =100     12k         0.06s      0.22     296.19       0.00
 `
 
+const goOutput = `{"device":"rxe0","round_trip":{"times_ns":{"mean":3000,"p50":2000,"p99":8000}},"bandwidth":{"bytes_per_second":2e9,"messages_per_second":5e6}}`
+
+const ucxOutput = `[thread 0]               1000      1.000     2.000     2.000       10.00      10.00          10          10
+Final:                  2000     21.585    73.184    73.184    13664.28   13664.28       13664       13664
+`
+
 func TestParse(t *testing.T) {
+	ucx := func(of func([]float64) Sample) func() (Sample, error) {
+		return func() (Sample, error) {
+			v, err := columns(ucxOutput, ucxLine)
+			if err != nil {
+				return Sample{}, err
+			}
+			return of(v), nil
+		}
+	}
 	for _, c := range []struct {
 		name string
 		got  func() (Sample, error)
@@ -45,6 +60,12 @@ func TestParse(t *testing.T) {
 		{"loopback", func() (Sample, error) {
 			return single("BenchmarkMessage/plain-2   \t    1000\t       180.5 ns/op\t       0 B/op\n", perOperation, 1e-3)
 		}, Sample{Value: 0.1805}},
+		{"half round trip", func() (Sample, error) { return parseGo(goOutput, halfRoundTrip) }, Sample{1, map[string]float64{exMean: 1.5, exP99: 4}}},
+		{"rate", func() (Sample, error) { return parseGo(goOutput, goRate) }, Sample{Value: 5000}},
+		{"bandwidth of verbena perf", func() (Sample, error) { return parseGo(goOutput, goBandwidth) }, Sample{Value: 2000}},
+		{"UCX latency", ucx(ucxLatency), Sample{21.585, map[string]float64{exMean: 73.184}}},
+		{"UCX bandwidth", ucx(ucxBandwidth), Sample{Value: 14328.03606528}},
+		{"UCX rate", ucx(ucxRate), Sample{Value: 13.664}},
 		{"libfabric", func() (Sample, error) { return single(fabricOutput, fabricLine, 1) }, Sample{Value: 296.19}},
 	} {
 		got, err := c.got()
@@ -55,8 +76,9 @@ func TestParse(t *testing.T) {
 }
 
 func TestParseErrors(t *testing.T) {
-	for name, f := range map[string]func(string) (Sample, error){"latency": parseLatency, "bandwidth": parseBandwidth, "floor": parseFloor, "connections": parseConnections} {
-		for _, out := range []string{"", strings.Replace(latencyOutput, "11.90", "inf", 1), "Completion with error at client\nFailed status 12", "mean=-1", "typical=3", "mean=x"} {
+	for name, f := range map[string]func(string) (Sample, error){"latency": parseLatency, "bandwidth": parseBandwidth, "floor": parseFloor, "connections": parseConnections,
+		"verbena perf": func(out string) (Sample, error) { return parseGo(out, goRate) }} {
+		for _, out := range []string{"", strings.Replace(latencyOutput, "11.90", "inf", 1), "Completion with error at client\nFailed status 12", "mean=-1", "typical=3", "mean=x", "{}"} {
 			if s, err := f(out); err == nil {
 				t.Errorf("%s of %q: got %+v, want an error", name, out, s)
 			}

@@ -29,8 +29,9 @@ func pathCosts(path string) costs {
 
 // fullTable returns everything that a full run measures.
 func fullTable() []Section {
-	return []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(), betweenSection(), mixSection(), embeddedSection(),
-		connectionSection("Connections", "", shortcut, wire, betweenVeth), startUpSection(), idleSection(), scaleSection()}
+	sections := []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(), betweenSection(), mixSection(), embeddedSection()}
+	sections = append(sections, goSections()...)
+	return append(sections, connectionSection("Connections", "", shortcut, wire, betweenVeth), startUpSection(), idleSection(), scaleSection())
 }
 
 func floorSection() Section {

@@ -1,21 +1,27 @@
 // copy memcpy SIZE N  one copy within a process
+// copy far SIZE N     the same between buffers that no cache holds, a part of SIZE bytes at a time
 // copy vm SIZE N      one process_vm_readv from another process, which is asleep
 #include "floor.h"
 #include <sys/uio.h>
 
+#define FAR (256UL << 20)
+
 int main(int argc, char **argv)
 {
-	if (argc != 4 || (strcmp(argv[1], "memcpy") && strcmp(argv[1], "vm")))
-		fail("usage: copy memcpy|vm SIZE N");
+	if (argc != 4 || (strcmp(argv[1], "memcpy") && strcmp(argv[1], "far") && strcmp(argv[1], "vm")))
+		fail("usage: copy memcpy|far|vm SIZE N");
 	int vm = !strcmp(argv[1], "vm");
 	size_t size = number(argv[2], 1);
 	long n = number(argv[3], 1);
-	char *from = map(size, MAP_PRIVATE), *to = map(size, MAP_PRIVATE);
+	size_t whole = size, at = 0;
+	if (!strcmp(argv[1], "far"))
+		whole = size > FAR ? size : FAR / size * size;
+	char *from = map(whole, MAP_PRIVATE), *to = map(whole, MAP_PRIVATE);
 	struct iovec here = {to, size}, there = {from, size};
 	pid_t pid = 0;
 	double begin = 0;
 
-	memset(from, 1, size);
+	memset(from, 1, whole);
 	if (vm && (pid = fork_child()) == 0)
 		for (;;)
 			pause();
@@ -26,7 +32,8 @@ int main(int argc, char **argv)
 			if (process_vm_readv(pid, &here, 1, &there, 1, 0) != (ssize_t)size)
 				die("process_vm_readv");
 		} else {
-			memcpy(to, from, size);
+			memcpy(to + at, from + at, size);
+			at = (at + size) % whole;
 			__asm__ volatile("" ::"r"(to) : "memory"); // or the compiler would copy once
 		}
 	}
