@@ -52,7 +52,7 @@ unit: ## unit tests with the race detector
 	{ CGO_ENABLED=1 $(GO) test -race -json -timeout 8m $$($(GO) list ./... | grep -vE '/internal/($(PLAIN))$$'); \
 	  $(GO) test -json -timeout 8m $$($(GO) list ./internal/... | grep -E '/internal/($(PLAIN))$$'); } | $(GO) run ./test/verdict -slowest 10
 	$(GO) test -run '^(TestDataPathAllocates|TestMessageCosts)$$' ./driver/rxe
-	$(GO) test -run '^(TestAllocations|TestDataPathAllocates)$$' ./verbs/embed ./rdmanet
+	$(GO) test -run '^Test(Allocations|WaitAllocates|DataPathAllocates)$$' ./verbs/embed ./rdmanet
 	$(GO) test -run '^TestSchedules$$' ./driver/rxe/internal/simtest
 
 .PHONY: libraries

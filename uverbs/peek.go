@@ -47,7 +47,28 @@ func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool)
 		return false
 	}
 	req, ok := parseArm(b)
-	if !ok || f.dev.checkDriver && driverOf(b) != f.dev.driverID || !f.life.TryRLock() {
+	if !ok || f.dev.checkDriver && driverOf(b) != f.dev.driverID {
+		return false
+	}
+	return f.arm(c, req)
+}
+
+// armWriteSize is the length of a REQ_NOTIFY_CQ by write(2).
+var armWriteSize = cmdHdrSize + uapi.SizeOf[uapi.ReqNotifyCQ]()
+
+// armWritten arms a completion queue as the REQ_NOTIFY_CQ in b says, without what other commands need. It reports false as armPeeked does.
+func (f *File) armWritten(c Caller, b []byte) (armed bool) {
+	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
+	if hdr.Command != uint32(uapi.CmdReqNotifyCQ) || int(hdr.InWords)*4 != len(b) || traceOf(c) != nil || !f.byWrite.Load() {
+		return false
+	}
+	req, ok := uapi.Decode[uapi.ReqNotifyCQ](b[cmdHdrSize:])
+	return ok && f.arm(c, req)
+}
+
+// arm arms a completion queue. It reports false if that fails, or would have to wait.
+func (f *File) arm(c Caller, req uapi.ReqNotifyCQ) (armed bool) {
+	if !f.life.TryRLock() {
 		return false
 	}
 	h := f.hold(c)

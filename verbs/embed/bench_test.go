@@ -3,8 +3,10 @@
 package embed_test
 
 import (
+	"context"
 	"runtime"
 	"testing"
+	"time"
 
 	"verbena/verbs"
 	"verbena/verbs/embed"
@@ -108,4 +110,37 @@ func TestAllocations(t *testing.T) {
 			t.Errorf("%s: %v allocations, want none", name, n)
 		}
 	}
+}
+
+// TestWaitAllocates: neither does a wait that sleeps.
+func TestWaitAllocates(t *testing.T) {
+	a, b := pair(t)
+	wc := make([]verbs.WC, 1)
+	write := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize), Remote: b.remote()}
+	post, posted := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(posted)
+		for range post {
+			time.Sleep(300 * time.Microsecond) // by then the other goroutine sleeps
+			if err := a.qp.PostSend(&write); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	wait := func(ctx context.Context) {
+		post <- struct{}{}
+		if _, err := a.cq.Wait(ctx, wc); err != nil {
+			t.Error(err)
+		}
+	}
+	for name, ctx := range map[string]context.Context{"Background": context.Background(), "cancelable": t.Context()} {
+		for range 20 {
+			wait(ctx)
+		}
+		if n := testing.AllocsPerRun(200, func() { wait(ctx) }); n != 0 {
+			t.Errorf("%s: %v allocations, want none", name, n)
+		}
+	}
+	close(post)
+	<-posted
 }

@@ -89,7 +89,7 @@ type file struct {
 	space  *umem.Local // the commands and responses
 	acct   *umem.Account
 	queues queues
-	self   uverbs.Caller // who rings, made once
+	self   uverbs.Caller // of all commands that register no memory
 
 	//verbena:program the calls of one program, in whose memory they are
 	mu     sync.RWMutex // held for reading while the file is used, for writing to close it
@@ -134,15 +134,15 @@ func (t *file) Write(s *transport.Scratch, n int, mem []byte) error {
 		return err
 	}
 	defer t.mu.RUnlock()
-	var space umem.Space = t.space
+	c := t.self
 	if mem != nil {
 		own := umem.NewLocal()
 		if _, err := own.Add(mem); err != nil {
 			return err
 		}
-		space = registering{t.space, own}
+		c = caller{registering{t.space, own}, t.acct}
 	}
-	_, err := t.f.Write(caller{space, t.acct}, s.Addr, n)
+	_, err := t.f.Write(c, s.Addr, n)
 	return err
 }
 
@@ -160,7 +160,7 @@ func (t *file) Ioctl(s *transport.Scratch) error {
 		return err
 	}
 	defer t.mu.RUnlock()
-	return t.f.Ioctl(caller{t.space, t.acct}, uapi.VerbsIoctl, s.Addr)
+	return t.f.Ioctl(t.self, uapi.VerbsIoctl, s.Addr)
 }
 
 // Doorbell takes no lock, which the end of a command might be waited for with. The file refuses it when it is closed.

@@ -53,10 +53,11 @@ func plain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem []
 }
 
 // silent issues a plain command without a response.
-func silent[Req any](d *Device, c uapi.Command, req *Req, dr driver) error {
+func silent[Req any](d *Device, c uapi.Command, req Req, dr driver) error {
 	s := d.T.Scratch()
 	defer s.Free()
-	b := append(uapi.AppendTo(s.Mem[:hdrSize], req), dr.in...)
+	n := hdrSize + uapi.Encode(s.Mem[hdrSize:], &req)
+	b := append(s.Mem[:n], dr.in...)
 	hdr := uapi.CmdHdr{Command: uint32(c), InWords: uint16(len(b) / 4)}
 	uapi.Encode(b, &hdr)
 	if err := d.T.Write(s, len(b), nil); err != nil {
@@ -163,7 +164,7 @@ func (d *Device) AllocPD() (handle uint32, err error) {
 
 // DeallocPD ends a protection domain.
 func (d *Device) DeallocPD(handle uint32) error {
-	return silent(d, uapi.CmdDeallocPD, &uapi.DeallocPD{PDHandle: handle}, driver{})
+	return silent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: handle}, driver{})
 }
 
 // RegMR registers mem under the addresses from iova on. (ibv_cmd_reg_mr)
@@ -175,7 +176,7 @@ func (d *Device) RegMR(pd uint32, mem []byte, iova uint64, access uapi.AccessFla
 
 // DeregMR ends a registration.
 func (d *Device) DeregMR(handle uint32) error {
-	return silent(d, uapi.CmdDeregMR, &uapi.DeregMR{MRHandle: handle}, driver{})
+	return silent(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: handle}, driver{})
 }
 
 // AllocMW makes a memory window. (ibv_cmd_alloc_mw)
@@ -185,7 +186,7 @@ func (d *Device) AllocMW(pd uint32, t uapi.MWType) (uapi.AllocMWResp, error) {
 
 // DeallocMW ends a memory window.
 func (d *Device) DeallocMW(handle uint32) error {
-	return silent(d, uapi.CmdDeallocMW, &uapi.DeallocMW{MWHandle: handle}, driver{})
+	return silent(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: handle}, driver{})
 }
 
 // CreateChannel makes a completion channel. (ibv_create_comp_channel)
@@ -213,7 +214,7 @@ func (d *Device) ReqNotifyCQ(handle uint32, solicitedOnly bool) error {
 	if solicitedOnly {
 		req.SolicitedOnly = 1
 	}
-	return silent(d, uapi.CmdReqNotifyCQ, &req, driver{})
+	return silent(d, uapi.CmdReqNotifyCQ, req, driver{})
 }
 
 // DestroyCQ ends a completion queue.
@@ -229,7 +230,7 @@ func (d *Device) CreateQP(req uapi.CreateQP, out []byte) (uapi.CreateQPResp, err
 
 // ModifyQP changes a queue pair. (ibv_cmd_modify_qp)
 func (d *Device) ModifyQP(req uapi.ModifyQP) error {
-	return silent(d, uapi.CmdModifyQP, &req, driver{})
+	return silent(d, uapi.CmdModifyQP, req, driver{})
 }
 
 // QueryQP returns the attributes of a queue pair. (ibv_cmd_query_qp)
@@ -250,7 +251,7 @@ func (d *Device) CreateSRQ(req uapi.CreateSRQ, out []byte) (uapi.CreateSRQResp, 
 
 // ModifySRQ changes a shared receive queue; in is the device's part of the request. (ibv_cmd_modify_srq)
 func (d *Device) ModifySRQ(req uapi.ModifySRQ, in []byte) error {
-	return silent(d, uapi.CmdModifySRQ, &req, driver{in: in})
+	return silent(d, uapi.CmdModifySRQ, req, driver{in: in})
 }
 
 // QuerySRQ returns the attributes of a shared receive queue. (ibv_cmd_query_srq)
@@ -272,15 +273,15 @@ func (d *Device) CreateAH(pd uint32, attr uapi.AHAttr, out []byte) (handle uint3
 
 // DestroyAH ends an address handle.
 func (d *Device) DestroyAH(handle uint32) error {
-	return silent(d, uapi.CmdDestroyAH, &uapi.DestroyAH{AHHandle: handle}, driver{})
+	return silent(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: handle}, driver{})
 }
 
 // Attach lets a queue pair receive from a multicast group; Detach ends that. (ibv_cmd_attach_mcast)
 func (d *Device) Attach(qp uint32, gid [16]byte) error {
-	return silent(d, uapi.CmdAttachMcast, &uapi.AttachMcast{GID: gid, QPHandle: qp}, driver{})
+	return silent(d, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp}, driver{})
 }
 
 // Detach ends that a queue pair receives from a multicast group.
 func (d *Device) Detach(qp uint32, gid [16]byte) error {
-	return silent(d, uapi.CmdDetachMcast, &uapi.DetachMcast{GID: gid, QPHandle: qp}, driver{})
+	return silent(d, uapi.CmdDetachMcast, uapi.DetachMcast{GID: gid, QPHandle: qp}, driver{})
 }

@@ -51,13 +51,22 @@ type Memory struct {
 type Events struct {
 	f    *os.File
 	fd   uint32        // by which commands name it
-	turn chan struct{} // has an element while no reader sets deadlines
+	turn chan struct{} // has an element while no goroutine reads
+	buf  [64]byte      // of the goroutine that reads
 
-	closed func() // called once when it has been closed; nil: nothing is
+	mu     sync.Mutex
+	closed bool
+	// watched is the context that ends reads: its Done channel, nil for none. It is watched from the first read on until one has another
+	// context, so that a read that has the same allocates nothing.
+	watched <-chan struct{}
+	stop    func() bool
+	woken   chan struct{} // closed when the end of the context has set a deadline
+
+	onClose func() // called once when it has been closed; nil: nothing is
 }
 
 // OnClose sets a function that is called once the Events have been closed. It is set before they are used.
-func (e *Events) OnClose(f func()) { e.closed = sync.OnceFunc(f) }
+func (e *Events) OnClose(f func()) { e.onClose = sync.OnceFunc(f) }
 
 // NewEvents makes Events of a file, which becomes its own. Commands name it by fd.
 func NewEvents(f *os.File, fd uint32) *Events {
@@ -70,7 +79,7 @@ func NewEvents(f *os.File, fd uint32) *Events {
 func (e *Events) FD() uint32 { return e.fd }
 
 // Read waits for records until ctx ends, whose cause is then the error. io.EOF says that the device has gone, ErrClosed that this end was
-// closed. It returns whole records if b has room for whole ones.
+// closed. It returns whole records if b has room for whole ones, at most 64 bytes.
 func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	select {
 	case <-ctx.Done():
@@ -81,20 +90,9 @@ func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	if err := context.Cause(ctx); err != nil {
 		return 0, err
 	}
-	if ctx.Done() != nil {
-		woken := make(chan struct{})
-		stop := context.AfterFunc(ctx, func() {
-			defer close(woken)
-			_ = e.f.SetReadDeadline(past)
-		})
-		defer func() {
-			if !stop() {
-				<-woken
-				_ = e.f.SetReadDeadline(never)
-			}
-		}()
-	}
-	n, err := e.f.Read(b)
+	e.watch(ctx)
+	n, err := e.f.Read(e.buf[:min(len(b), len(e.buf))])
+	copy(b, e.buf[:max(n, 0)])
 	switch {
 	case err == nil:
 	case errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() != nil:
@@ -105,11 +103,39 @@ func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	return n, err
 }
 
+// watch makes the end of the context end the read that follows, and that of an earlier one not.
+func (e *Events) watch(ctx context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if ctx.Done() == e.watched || e.closed {
+		return
+	}
+	if e.watched != nil && !e.stop() {
+		<-e.woken
+		_ = e.f.SetReadDeadline(never)
+	}
+	if e.watched = ctx.Done(); e.watched == nil {
+		return
+	}
+	woken := make(chan struct{})
+	e.woken = woken
+	e.stop = context.AfterFunc(ctx, func() {
+		defer close(woken)
+		_ = e.f.SetReadDeadline(past)
+	})
+}
+
 // Close ends waiting readers. It may be called again.
 func (e *Events) Close() error {
+	e.mu.Lock()
+	if e.watched != nil && !e.closed {
+		e.stop()
+	}
+	e.closed = true
+	e.mu.Unlock()
 	err := e.f.Close()
-	if e.closed != nil {
-		e.closed()
+	if e.onClose != nil {
+		e.onClose()
 	}
 	if !errors.Is(err, os.ErrClosed) {
 		return err
