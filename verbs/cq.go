@@ -188,8 +188,9 @@ func (c *CQ) closed() bool {
 	return c.q == nil
 }
 
-// spins is how often Wait polls before it arms the queue, and lets others run in between.
-const spins = 200
+// spins is how often Wait polls before it arms the queue, and lets others run in between: for about a microsecond, less than it takes to
+// arm. More of them delay the program that is waited for where more programs poll than there are processors.
+const spins = 8
 
 // Wait waits until there are completions, takes the oldest into wc, and returns how many. It polls for some microseconds, and then sleeps.
 // The queue must have a channel of its own (see [Device.CreateCQ]). The error is the cause of ctx, ErrClosed, or that of a device that has
