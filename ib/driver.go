@@ -80,6 +80,7 @@ type DriverCQ interface {
 	// is reported once by CQHandle.Completed. With NotifyReportMissed it returns true when completions are already
 	// waiting that may never be reported, so that the caller must poll again. It may not sleep.
 	// (req_notify_cq)
+	// EOVERFLOW, if the driver says so, of a queue that is empty and has lost a completion.
 	ReqNotify(flags NotifyFlags) (missed bool, err error)
 	// Destroy frees the queue and what is left in it. It may sleep.
 	Destroy() error

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"runtime"
 	"sync"
+	"syscall"
 
 	"verbena/uapi"
 	"verbena/verbs/internal/transport"
@@ -174,12 +175,16 @@ func (c *CQ) Poll(wc []WC) (int, error) {
 }
 
 // Arm asks for a report on the channel when the next completion comes, or the next solicited one. A completion that has come before is
-// not reported: poll once more afterwards. It may sleep. (ibv_req_notify_cq)
+// not reported: poll once more afterwards. ErrOverflow if none will come, as on [CQ.Wait]. It may sleep. (ibv_req_notify_cq)
 func (c *CQ) Arm(solicitedOnly bool) error {
 	if c.closed() {
 		return ErrClosed
 	}
-	return failed("arm a CQ", c.d.name, c.life.use(func() error { return c.d.cmd.ReqNotifyCQ(c.handle, solicitedOnly) }))
+	err := c.life.use(func() error { return c.d.cmd.ReqNotifyCQ(c.handle, solicitedOnly) })
+	if isErrno(err, syscall.EOVERFLOW) {
+		err = ErrOverflow
+	}
+	return failed("arm a CQ", c.d.name, err)
 }
 
 func (c *CQ) closed() bool {
@@ -193,8 +198,8 @@ func (c *CQ) closed() bool {
 const spins = 8
 
 // Wait waits until there are completions, takes the oldest into wc, and returns how many. It polls for some microseconds, and then sleeps.
-// The queue must have a channel of its own (see [Device.CreateCQ]). The error is the cause of ctx, ErrClosed, or that of a device that has
-// gone. A queue that has overflowed gets no more completions, and no error: watch for [EventCQError]. It may sleep.
+// The queue must have a channel of its own (see [Device.CreateCQ]). The error is the cause of ctx, ErrClosed, that of a device that has
+// gone, or one that wraps ErrOverflow. (The kernel's rxe arms a queue that has overflowed: watch for [EventCQError] there.) It may sleep.
 func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	if !c.own {
 		return 0, failed("wait for a CQ that reports to a channel of others", c.d.name, errInvalid)

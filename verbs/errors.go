@@ -16,6 +16,9 @@ var ErrClosed = transport.ErrClosed
 // ErrQueueFull is the error of a post to a queue that has no room for another work request. Poll its completions.
 var ErrQueueFull = provider.ErrFull
 
+// ErrOverflow is the error of a wait for a completion queue that has lost a completion for which it had no room: no more come.
+var ErrOverflow = errors.New("verbs: the CQ has overflowed: make it as large as all queues that complete on it together")
+
 // ErrNoDevice is the error of Open where there is no such device.
 var ErrNoDevice = errors.New("verbs: no such device")
 

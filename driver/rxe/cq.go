@@ -168,16 +168,23 @@ func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
-	if flags&ib.NotifyReportMissed != 0 {
-		cons, ok := c.ring.Consumer()
-		if !ok {
-			return false, errRingGone
-		}
-		missed = cons != c.prod
+	if !c.lost && flags&ib.NotifyReportMissed == 0 { // a process may have taken the ring away
+		c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
+		return false, nil
 	}
-	return missed, nil
+	cons, ok := c.ring.Consumer()
+	switch {
+	case !ok:
+		return false, errRingGone
+	case c.lost && cons == c.prod:
+		return false, errOverflow
+	}
+	c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
+	return cons != c.prod, nil
 }
+
+// errOverflow is the error of a wait for completions that will not come.
+var errOverflow = fmt.Errorf("a completion was lost, for which the queue had no room, and no more come: %w", syscall.EOVERFLOW)
 
 // Resize implements ib.CQResizer.
 func (c *cq) Resize(entries int, u *ib.Udata) error {
