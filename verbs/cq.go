@@ -240,20 +240,23 @@ func (c *CQ) last(wc []WC, err error) (int, error) {
 	return 0, err
 }
 
-// Completions returns the completions as they come, until ctx ends, or the queue, or the device. Failed ones are among them. The queue must
-// have a channel of its own, as for [CQ.Wait], whose error says why no more come: Completions ends without.
-func (c *CQ) Completions(ctx context.Context) iter.Seq[WC] {
-	return func(yield func(WC) bool) {
-		var wc [16]WC
+// Completions returns the completions as they come, each with its [CompletionError]: nil, or a *WCError, after which others may follow. When
+// no more come, because ctx has ended, or the queue, or the device, the last pair has the error of [CQ.Wait] and no completion. The queue
+// must have a channel of its own, as for CQ.Wait. A loop that ends early leaves the rest in the queue.
+func (c *CQ) Completions(ctx context.Context) iter.Seq2[WC, error] {
+	return func(yield func(WC, error) bool) {
+		var wc [1]WC
 		for {
-			n, err := c.Wait(ctx, wc[:])
+			err := context.Cause(ctx) // also while completions never cease
+			if err == nil {
+				_, err = c.Wait(ctx, wc[:])
+			}
 			if err != nil {
+				yield(WC{}, err)
 				return
 			}
-			for i := range n {
-				if !yield(wc[i]) {
-					return
-				}
+			if !yield(wc[0], CompletionError(&wc[0])) {
+				return
 			}
 		}
 	}

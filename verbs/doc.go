@@ -11,7 +11,7 @@
 //	qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cq, RecvCQ: cq})
 //	err = qp.Connect(peer)                           // what the other end's qp.Local() returned
 //	err = qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: buf.SGE(0, 64), Flags: verbs.Signaled})
-//	for wc := range cq.Completions(ctx) { ... }
+//	for wc, err := range cq.Completions(ctx) { ... }
 //
 // The objects are those of libibverbs, with its names: a reader of its manual pages finds each. Nothing of Linux shows in the API.
 //

@@ -72,10 +72,13 @@ func (c *conn) send(id uint32, message []byte) error {
 	return c.qp.PostSend(&verbs.SendWR{Opcode: verbs.SendWithImm, Flags: verbs.Signaled, Imm: id, Local: c.out.SGE(at, len(message))})
 }
 
-// serve hands over messages until the context or the device ends.
+// serve hands over messages until the context is canceled.
 func (c *conn) serve(ctx context.Context) error {
-	for wc := range c.cq.Completions(ctx) {
-		if err := verbs.CompletionError(&wc); err != nil {
+	for wc, err := range c.cq.Completions(ctx) {
+		if errors.Is(err, context.Canceled) {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 		if wc.Opcode != verbs.WCReceive {

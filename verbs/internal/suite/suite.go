@@ -682,7 +682,8 @@ func (w *world) iterator() {
 		}
 	})
 	next := uint64(0)
-	for wc := range b.cq.Completions(w.ctx()) {
+	for wc, err := range b.cq.Completions(w.ctx()) {
+		w.must(err)
 		if wc.ID != next {
 			w.Fatalf("got work request %d, want %d", wc.ID, next)
 		}
@@ -852,9 +853,9 @@ func (w *world) closeDevice() {
 	go func() { errs <- second(a.cq.Wait(context.Background(), make([]verbs.WC, 1))) }()
 	go func() { errs <- second(d.NextEvent(context.Background())) }()
 	go func() {
-		for range b.cq.Completions(context.Background()) {
+		for _, err := range b.cq.Completions(context.Background()) {
+			errs <- err
 		}
-		errs <- verbs.ErrClosed
 	}()
 	time.Sleep(5 * time.Millisecond)
 	w.must(d.Close())
@@ -948,9 +949,13 @@ func (w *world) concurrent() {
 	for _, e := range []*end{a, b} {
 		for range 2 {
 			wg.Go(func() {
-				for wc := range e.cq.Completions(ctx) {
-					if wc.Status != verbs.Success {
-						w.Errorf("completion: %v", wc.Status)
+				for wc, err := range e.cq.Completions(ctx) {
+					if errors.Is(err, context.Canceled) {
+						break
+					}
+					if err != nil {
+						w.Errorf("completion: %v", err)
+						break
 					}
 					mu.Lock()
 					if e == a {
