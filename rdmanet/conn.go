@@ -18,6 +18,7 @@ type Conn struct {
 	local, remote Addr
 	linger        time.Duration
 	probes        time.Duration // how often a peer that sends nothing is probed; 0: never
+	stall         time.Duration // how long a probe may take, longer than the device's retries do
 
 	pd     *verbs.PD
 	ownPD  bool
@@ -46,16 +47,18 @@ type Conn struct {
 	in       receiver
 	out      sender
 	rd, wd   deadline
-	fin      bool  // the peer sends no more
-	gone     bool  // the peer reads no more
-	shut     bool  // CloseWrite
-	closed   bool  // Close
-	err      error // why the connection has failed
-	dead     bool  // and the device has gone
-	broken   bool  // the peer does not keep to the protocol: nothing of it counts any more
-	released bool  // its objects were closed
-	due      bool  // a credit could not be sent yet
-	received int   // completions that show that the peer lives
+	fin      bool      // the peer sends no more
+	gone     bool      // the peer reads no more
+	shut     bool      // CloseWrite
+	closed   bool      // Close
+	err      error     // why the connection has failed
+	dead     bool      // and the device has gone
+	broken   bool      // the peer does not keep to the protocol: nothing of it counts any more
+	released bool      // its objects were closed
+	due      bool      // a credit could not be sent yet
+	received int       // completions that show that the peer lives
+	seen     int       // received, at the last tick
+	probed   time.Time // when the first probe was posted since; zero: none was
 
 	controls, controlsDone uint64 // messages without data: how many were posted, and have completed
 	lastControl            uint64 // number of the message that Close has sent
@@ -109,8 +112,7 @@ func (c *Conn) start(own, peer params) {
 	if c.probes > 0 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		seen := 0
-		c.ticker = time.AfterFunc(c.probes, func() { c.tick(&seen) })
+		c.ticker = time.AfterFunc(c.probes, c.tick)
 	}
 }
 
@@ -304,17 +306,26 @@ func (c *Conn) empty(wr verbs.SendWR, signaled bool) {
 }
 
 // tick probes a peer of which nothing has come since the last time: a WRITE of no bytes is acknowledged by its device.
-func (c *Conn) tick(seen *int) {
+// This end's device reports one that does not answer, unless it has stopped working itself.
+func (c *Conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return
 	}
 	c.poll()
-	if n := c.controls - c.controlsDone; c.err == nil && !c.gone && c.received == *seen && n < maxControls {
-		c.empty(verbs.SendWR{Opcode: verbs.Write, Remote: c.there}, n%fraction == fraction-1)
+	if c.received != c.seen {
+		c.seen, c.probed = c.received, time.Time{}
+	} else if n := c.controls - c.controlsDone; c.err == nil && n < maxControls {
+		if c.probed.IsZero() {
+			c.probed = time.Now()
+		}
+		c.empty(verbs.SendWR{Opcode: verbs.Write, Remote: c.there}, true)
 	}
-	*seen = c.received
+	if c.err == nil && !c.probed.IsZero() && time.Since(c.probed) > c.stall {
+		c.fail(&ConnError{syscall.ETIMEDOUT, fmt.Errorf("the device has completed nothing for %v", c.stall)})
+		c.endWaits(c.err) // no completion comes that would wake those who sleep
+	}
 	if c.err == nil {
 		c.ticker.Reset(c.probes)
 	}
@@ -478,9 +489,7 @@ func (c *Conn) Close() error {
 		return c.opError("close", net.ErrClosed)
 	}
 	c.closed = true
-	c.rd.end(net.ErrClosed)
-	c.wd.end(net.ErrClosed)
-	c.op.end(net.ErrClosed)
+	c.endWaits(net.ErrClosed)
 	if c.ticker != nil {
 		c.ticker.Stop()
 	}
@@ -513,6 +522,15 @@ func (c *Conn) Close() error {
 		return c.opError("close", err)
 	}
 	return nil
+}
+
+// endWaits ends all waiting, for good.
+//
+//verbena:held mu
+func (c *Conn) endWaits(err error) {
+	c.rd.end(err)
+	c.wd.end(err)
+	c.op.end(err)
 }
 
 func (c *Conn) delivered() bool { return c.controlsDone >= c.lastControl || c.gone || c.err != nil }

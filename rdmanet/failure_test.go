@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"testing"
@@ -141,6 +142,41 @@ func TestFailure(t *testing.T) {
 			must(t, l.Close())
 		})
 	}
+}
+
+// TestStall: the device of this end stops working, without a word.
+func TestStall(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	d := w.open(t)
+	cfg := rdmanet.Config{KeepAlive: 5 * time.Millisecond, Linger: 5 * time.Millisecond}
+	a, b := connect(t, d, d, cfg, cfg)
+	there, err := b.NewRegion(100, 0)
+	must(t, err)
+	mine, err := a.NewRegion(100, 0)
+	must(t, err)
+	t.Cleanup(func() {
+		must(t, there.Close())
+		must(t, mine.Close())
+	})
+	w.hw.Hang()
+	all(t, calls(t, a, there, mine), func() { a.SetStall(20 * time.Millisecond) }, syscall.ETIMEDOUT)
+	sameError(t, "Close", a.Close(), syscall.ETIMEDOUT)
+}
+
+// TestIdle: a connection on which nothing is said is not one whose device has stopped working.
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	d := newWorld(t, &rxe.Fabric{}).open(t)
+	cfg := rdmanet.Config{KeepAlive: 200 * time.Millisecond}
+	a, b := connect(t, d, d, cfg, cfg)
+	a.SetStall(500 * time.Millisecond)
+	b.SetStall(500 * time.Millisecond)
+	must(t, a.SetReadDeadline(time.Now().Add(time.Second)))
+	_, err := a.Read(make([]byte, 1))
+	sameError(t, "Read", err, os.ErrDeadlineExceeded)
+	must(t, a.SetReadDeadline(time.Time{}))
+	exchange(t, a, b, 1000)
 }
 
 // TestListenerDevice: a Listener that is bound to a device ends with it.

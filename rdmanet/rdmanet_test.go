@@ -50,6 +50,7 @@ type world struct {
 	net    *simnet.Net
 	fabric *rxe.Fabric
 	core   ib.Core
+	hw     *rxe.Hardware
 	dev    *rxe.Device
 }
 
@@ -71,12 +72,13 @@ func newWorld(t testing.TB, fabric *rxe.Fabric) *world {
 // plug makes the device.
 func (w *world) plug(t testing.TB) {
 	t.Helper()
-	var err error
-	w.dev, err = rxe.New(rxe.Config{
+	w.hw = rxe.NewHardware(rxe.Config{
 		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true},
 		Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.80")}, Network: w.net, Faults: w.net.Faults(), Fabric: w.fabric,
 	})
+	_, err := w.hw.Probe()
 	must(t, err)
+	w.dev = w.hw.Device()
 	must(t, w.core.Register(w.dev.Handle()))
 }
 

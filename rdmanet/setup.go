@@ -39,7 +39,8 @@ type Config struct {
 	// Linger is how long Close waits at most until the peer's device has what was written; 0: 3 s; negative: it does
 	// not wait.
 	Linger time.Duration
-	// KeepAlive is how often a peer of which nothing has come is probed; 0: 15 s; negative: never.
+	// KeepAlive is how often a peer of which nothing has come is probed; 0: 15 s; negative: never. Without probes a Read
+	// without a deadline waits for a peer that is lost, or a device that has stopped working, as long as those are.
 	KeepAlive time.Duration
 }
 
@@ -50,6 +51,9 @@ const (
 	defaultSetup     = 10 * time.Second
 	defaultLinger    = 3 * time.Second
 	defaultKeepAlive = 15 * time.Second
+	// minStall is beyond the retries of all devices with their usual timeouts; stallFactor times another timeout is, too.
+	minStall    = time.Minute
+	stallFactor = 64
 	// rnrRetries bounds how often a message is sent again to a peer without a receive for it, which is one that keeps
 	// no account: credits make sure that there is one.
 	rnrRetries = 6
@@ -173,7 +177,9 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 			return nil, err
 		}
 	}
-	c := &Conn{linger: cfg.Linger, probes: cfg.KeepAlive, pd: cfg.PD, ended: release}
+	c := &Conn{
+		linger: cfg.Linger, probes: cfg.KeepAlive, stall: max(minStall, stallFactor*cfg.Path.Timeout), pd: cfg.PD, ended: release,
+	}
 	if err := c.connect(ctx, x, dev, cfg); err != nil {
 		c.leave()
 		_ = c.release()
