@@ -75,6 +75,33 @@ func TestExchange(t *testing.T) {
 					}
 				}
 			}
+			// A reset in the middle ends both, which say so.
+			port := tcpPort()
+			out := make(chan string, 2)
+			run := func(args ...string) {
+				c := w.cmd(w.deadline(60), append([]string{"run", "--", v, "perf", "-p", port}, args...)...)
+				go func() {
+					b, err := c.CombinedOutput()
+					if err == nil {
+						b = append(b, "exit status 0"...)
+					}
+					out <- string(b)
+				}()
+			}
+			run()
+			w.out("wait", "--listen", port)
+			run("-D", "1h", "--type", "uc", "--op", "write", "127.0.0.1")
+			for limit := w.deadline(30); strings.Count(w.out("qp", "show"), "RTS") != 2; time.Sleep(20 * time.Millisecond) {
+				if limit.Err() != nil {
+					t.Fatalf("no two queue pairs in RTS: %s", w.out("qp", "show"))
+				}
+			}
+			w.out("dev", "reset", "rxe0")
+			for range 2 {
+				if o := <-out; !strings.Contains(o, "rxe0 was reset or removed") || strings.Contains(o, "exit status 0") {
+					t.Errorf("perf during a reset: %s", o)
+				}
+			}
 			w.emptyWithin(5 * time.Second)
 		})
 	}
