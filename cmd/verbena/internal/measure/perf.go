@@ -28,7 +28,11 @@ func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Tes
 	}
 	e.fill(clientSeed)
 	r := &Result{Device: dev.Name(), Params: e.p, Events: l.Events}
-	if _, err := e.stream(s, Params{Size: e.p.Size, Iters: 100, QPs: 1, Depth: 1}, "warm-up", l); err != nil {
+	warm := 100
+	if e.p.Iters > 0 {
+		warm = min(warm, e.p.Iters)
+	}
+	if _, err := e.stream(s, Params{Size: e.p.Size, Iters: warm, QPs: 1, Depth: 1}, "warm-up", l); err != nil {
 		return nil, err
 	}
 	if t != Bandwidth {
