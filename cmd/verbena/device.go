@@ -7,20 +7,23 @@ import (
 	"strconv"
 	"strings"
 
+	"verbena/internal/ctl"
 	"verbena/verbs"
 	"verbena/verbs/embed"
+	"verbena/verbs/service"
 )
 
 // verbsFlags say which RDMA device a command uses by itself.
 type verbsFlags struct {
 	Dev      string     `short:"d" help:"Device to use; default: the first." placeholder:"DEV"`
+	Direct   bool       `name:"service" help:"Use a device of the running service, over its socket, though there are others here; without others that is the default."`
 	Embedded bool       `help:"Make a software device in this process, and run both ends on it."`
 	Addr     netip.Addr `help:"Make a software device in this process, with this address of the host, where UDP port 4791 must be free." placeholder:"IP"`
 	Wire     bool       `help:"With --embedded: send packets, rather than copy messages within the process."`
 }
 
 // openDevice opens the device. The command is for the error, which says how to get one.
-func (f *verbsFlags) openDevice(command string) (dev *verbs.Device, done func(), err error) {
+func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done func(), err error) {
 	if f.Embedded || f.Addr.IsValid() {
 		s, err := embed.NewSoftware(embed.Software{Addr: f.Addr, Wire: f.Wire, Name: f.Dev})
 		if err != nil {
@@ -35,7 +38,7 @@ func (f *verbsFlags) openDevice(command string) (dev *verbs.Device, done func(),
 	if f.Wire {
 		return nil, nil, fmt.Errorf("%s: --wire is for --embedded; `verbena serve --wire` is the same for a service", command)
 	}
-	list, err := findDevices(command, f.Dev)
+	list, err := findDevices(c, command, f.Dev, f.Direct)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -45,14 +48,28 @@ func (f *verbsFlags) openDevice(command string) (dev *verbs.Device, done func(),
 	return dev, func() { dev.Close() }, nil
 }
 
-// findDevices lists the devices that this process sees, at least one; name, if not "", is that of the one to find.
-func findDevices(command, name string) ([]verbs.DeviceInfo, error) {
-	list, err := verbs.Devices()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", command, err)
+// findDevices lists the devices that this process sees or, if there are none, and with direct, those of the running service; at least one. name,
+// if not "", is that of the one to find.
+func findDevices(c *cli, command, name string, direct bool) (list []verbs.DeviceInfo, err error) {
+	if !direct {
+		if list, err = verbs.Devices(); err != nil {
+			return nil, fmt.Errorf("%s: %w", command, err)
+		}
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("%s: there is no RDMA device here; give it one of a service by `verbena run -- verbena %[1]s`, or one in its own process by --embedded", command)
+		loc, err := c.location()
+		if err == nil {
+			list, err = service.AtLocation(loc).Devices()
+		}
+		switch {
+		case errors.Is(err, ctl.ErrNotRunning) && !direct:
+			return nil, fmt.Errorf("%s: there is no RDMA device here, and no service runs at %s that has one: start one by `verbena serve --daemon`, "+
+				"or use --embedded for a device in this process", command, loc.Socket)
+		case err != nil:
+			return nil, fmt.Errorf("%s: %w", command, err)
+		case len(list) == 0:
+			return nil, fmt.Errorf("%s: the service at %s has no device; `verbena link add` makes one", command, loc.Socket)
+		}
 	}
 	if name == "" {
 		return list, nil

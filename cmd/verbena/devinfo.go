@@ -12,14 +12,17 @@ import (
 type devinfoCmd struct {
 	Dev      string `arg:"" optional:"" help:"Name of the device; default: all."`
 	Embedded bool   `help:"Describe a software device of this process."`
+	Direct   bool   `name:"service" help:"Describe the devices of the running service, over its socket, though there are others here; without others that is the default."`
 	JSON     bool   `name:"json" help:"Print JSON."`
 }
 
 func (d *devinfoCmd) Help() string {
 	return `Opens the devices that a program sees here, those of the kernel or, under "verbena run", of a service, and prints their
-attributes with the names of ibv_devinfo -v. It needs no library.
+attributes with the names of ibv_devinfo -v. Where there are none it opens those of the running service over its socket. It needs
+no library.
 
 Examples:
+  verbena devinfo
   verbena run -- verbena devinfo
   verbena devinfo --embedded`
 }
@@ -66,11 +69,11 @@ type gidReport struct {
 	Default bool   `json:"default"` // which programs of package verbs use
 }
 
-func (d *devinfoCmd) Run(*cli) error {
+func (d *devinfoCmd) Run(c *cli) error {
 	var reports []deviceReport
 	if d.Embedded {
 		f := verbsFlags{Embedded: true, Dev: d.Dev}
-		dev, done, err := f.openDevice("devinfo")
+		dev, done, err := f.openDevice(c, "devinfo")
 		if err != nil {
 			return err
 		}
@@ -81,7 +84,7 @@ func (d *devinfoCmd) Run(*cli) error {
 		}
 		reports = append(reports, r)
 	} else {
-		list, err := findDevices("devinfo", d.Dev)
+		list, err := findDevices(c, "devinfo", d.Dev, d.Direct)
 		if err != nil {
 			return err
 		}

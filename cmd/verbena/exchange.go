@@ -61,7 +61,7 @@ func isTerminal(f *os.File) bool {
 type side func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error)
 
 // exchange runs this side, or both with --embedded, and returns the client's result, or the server's where this is one.
-func (f *exchangeFlags) exchange(command string, local measure.Local, client, server side) (*measure.Result, error) {
+func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, client, server side) (*measure.Result, error) {
 	if f.Embedded && f.Addr.IsValid() {
 		return nil, fmt.Errorf("%s: --embedded runs both ends on a device that no other process reaches: leave out --addr", command)
 	}
@@ -70,7 +70,7 @@ func (f *exchangeFlags) exchange(command string, local measure.Local, client, se
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	dev, done, err := f.openDevice(command)
+	dev, done, err := f.openDevice(c, command)
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +158,7 @@ Examples:
   verbena run -- verbena pingpong --compat 10.0.0.2          the server is ibv_rc_pingpong -d rxe0 -g 1`
 }
 
-func (p *pingpongCmd) Run(*cli) error {
+func (p *pingpongCmd) Run(c *cli) error {
 	if p.Iters < 1 {
 		return fmt.Errorf("pingpong: --iters %d is less than 1", p.Iters)
 	}
@@ -179,7 +179,7 @@ func (p *pingpongCmd) Run(*cli) error {
 			return measure.Compat(ctx, dev, conn, false, params, l)
 		}
 	}
-	r, err := p.exchange("pingpong", l, client, server)
+	r, err := p.exchange(c, "pingpong", l, client, server)
 	clearLine(l)
 	if err != nil {
 		return err
@@ -264,7 +264,7 @@ Examples:
   verbena run -- verbena perf --op read --size 1M 127.0.0.1`
 }
 
-func (p *perfCmd) Run(*cli) error {
+func (p *perfCmd) Run(c *cli) error {
 	if p.Iters < 0 || p.Iters == 0 && p.Duration <= 0 {
 		return fmt.Errorf("perf: --iters %d, --duration %v: one of them must be more than 0, none less", p.Iters, p.Duration)
 	}
@@ -275,7 +275,7 @@ func (p *perfCmd) Run(*cli) error {
 	if p.Iters > 0 {
 		params.Duration = 0
 	}
-	r, err := p.exchange("perf", l, func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
+	r, err := p.exchange(c, "perf", l, func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
 		return measure.Perf(ctx, dev, conn, params, measure.Test(p.Test), l)
 	}, serve(l))
 	clearLine(l)

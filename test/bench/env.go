@@ -280,6 +280,11 @@ type cost struct {
 // pair runs server and client of one program, each under a `verbena run` of its own, or both on the kernel's devices if
 // path is "". It returns what the client printed. The program takes its port after portFlag, and the client the address.
 func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clientArgs []string) (string, cost, error) {
+	return e.pairBy(ctx, path, e.run, portFlag, serverArgs, clientArgs)
+}
+
+// pairBy is pair for programs that are started otherwise than by `verbena run`.
+func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, portFlag string, serverArgs, clientArgs []string) (string, cost, error) {
 	var c cost
 	var at, from side
 	var serverRun, clientRun []string
@@ -291,7 +296,7 @@ func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clien
 			return "", c, err
 		}
 		addr = at.addr
-		serverRun, clientRun = e.run(at), e.run(from)
+		serverRun, clientRun = by(at), by(from)
 		if before, err = e.usage(ctx, at, from); err != nil {
 			return "", c, err
 		}
@@ -342,6 +347,11 @@ func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clien
 	}
 	c.client, c.server = used(client), used(server)
 	return cout.String(), c, nil
+}
+
+// knowing returns the beginning of a command that runs a program which uses a side's service over its socket.
+func (e *Env) knowing(s side) []string {
+	return join(s.inside, []string{"env", "VERBENA_SOCKET=" + s.socket})
 }
 
 // run returns the beginning of a command that runs a program on a side's service.

@@ -30,6 +30,14 @@ var goTransports = []goTransport{
 		out, _, err := e.pair(ctx, shortcut, "-p", server, join([]string{e.Verbena, command}, args))
 		return out, err
 	}},
+	{"socket", func(ctx context.Context, e *Env, command string, args []string) (string, error) {
+		server := []string{e.Verbena, command, "--service"}
+		if slices.Contains(args, "--events") {
+			server = append(server, "--events")
+		}
+		out, _, err := e.pairBy(ctx, shortcut, e.knowing, "-p", server, join([]string{e.Verbena, command, "--service"}, args))
+		return out, err
+	}},
 }
 
 // goPhase is what is read of a phase in the commands' JSON.

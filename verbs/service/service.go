@@ -36,6 +36,9 @@ func At(socket string) (*Service, error) {
 	return &Service{loc}, nil
 }
 
+// AtLocation returns the service at a location. It does not connect.
+func AtLocation(loc ctl.Location) *Service { return &Service{loc} }
+
 // Devices lists the devices that work, by name. An error if no service runs, or it is not to be trusted: a service sees what its programs do. It
 // may sleep.
 func (s *Service) Devices() ([]verbs.DeviceInfo, error) {
