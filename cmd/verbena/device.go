@@ -63,8 +63,8 @@ func findDevices(c *cli, command, name string, direct bool) (list []verbs.Device
 		}
 		switch {
 		case errors.Is(err, ctl.ErrNotRunning) && !direct:
-			return nil, fmt.Errorf("%s: there is no RDMA device here, and no service runs at %s that has one: start one by `verbena serve --daemon`, "+
-				"or use --embedded for a device in this process", command, loc.Socket)
+			return nil, fmt.Errorf("%s: there is no RDMA device here, and no service runs at %s: give it a device by `verbena run -- verbena %[1]s`, "+
+				"start a service by `verbena serve --daemon`, or use --embedded for a device in this process", command, loc.Socket)
 		case err != nil:
 			return nil, fmt.Errorf("%s: %w", command, err)
 		case len(list) == 0:

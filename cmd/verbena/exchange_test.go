@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -76,7 +77,7 @@ func TestExchangeErrors(t *testing.T) {
 		return
 	}
 	for _, command := range []string{"devinfo", "pingpong", "perf"} {
-		fails(t, verbena(t, command), "there is no RDMA device here", "`verbena run -- verbena "+command+"`", "--embedded")
+		fails(t, verbena(t, command, "--socket", filepath.Join(t.TempDir(), "socket")), "there is no RDMA device here", "`verbena serve --daemon`", "`verbena run -- verbena "+command+"`", "--embedded")
 	}
 	fails(t, verbena(t, "perf", "--wire"), "--wire is for --embedded")
 }
