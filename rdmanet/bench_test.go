@@ -10,8 +10,7 @@ import (
 )
 
 // BenchmarkConn measures a message of 64 bytes there and back, and streams of Writes of several sizes, beside TCP on
-// the loopback interface. Both ends are in this process; VERBS_DEVICE names a device
-// elsewhere.
+// the loopback interface. Both ends are in this process; VERBS_DEVICE names a device elsewhere.
 func BenchmarkConn(b *testing.B) {
 	for _, x := range []struct {
 		name string

@@ -96,7 +96,7 @@ func servePeer(c *rdmanet.Conn) error {
 
 // dialPeer is the other end of servePeer.
 func dialPeer(useCM bool, address string) error {
-	d := rdmanet.Dialer{CM: useCM}
+	d := rdmanet.Dialer{Config: rdmanet.Config{Host: elsewhere()}, CM: useCM}
 	var nc net.Conn
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 		var err error
@@ -149,7 +149,8 @@ func dialPeer(useCM bool, address string) error {
 // survive has a listener and a connection to it, waits until the device is reset, and connects to the same listener again
 // then. It prints a line before and after.
 func survive(useCM bool, address string) error {
-	lc := rdmanet.ListenConfig{CM: useCM}
+	cfg := rdmanet.Config{Host: elsewhere()}
+	lc := rdmanet.ListenConfig{Config: cfg, CM: useCM}
 	l, err := lc.Listen(context.Background(), "rdma", address)
 	if err != nil {
 		return err
@@ -168,7 +169,7 @@ func survive(useCM bool, address string) error {
 	if err != nil {
 		return err
 	}
-	d := rdmanet.Dialer{CM: useCM}
+	d := rdmanet.Dialer{Config: cfg, CM: useCM}
 	echo := func() (net.Conn, error) {
 		c, err := d.Dial("rdma", net.JoinHostPort("127.0.0.1", port))
 		if err != nil {
@@ -206,7 +207,7 @@ func survive(useCM bool, address string) error {
 // address.
 func processHost(addr netip.Addr) (h *rdmanet.Host, end func(), err error) {
 	if os.Getenv("VERBS_DEVICE") != "" {
-		return nil, func() {}, nil
+		return elsewhere(), func() {}, nil
 	}
 	s, err := embed.NewSoftware(embed.Software{Addr: addr})
 	if err != nil {

@@ -28,6 +28,7 @@ import (
 	"verbena/rdmanet"
 	"verbena/verbs"
 	"verbena/verbs/embed"
+	"verbena/verbs/service"
 )
 
 func TestMain(m *testing.M) {
@@ -97,18 +98,43 @@ func (w *world) open(t testing.TB) *verbs.Device {
 	return d
 }
 
-// someDevice is the device that VERBS_DEVICE names, of the kernel or of the service under which this program runs, or
-// else one of this process.
+// elsewhere is the Host of VERBS_DEVICE: the kernel, the service under which this program runs or, with VERBS_SERVICE, the one that listens
+// there.
+func elsewhere() *rdmanet.Host {
+	socket := os.Getenv("VERBS_SERVICE")
+	if socket == "" {
+		return nil
+	}
+	s, err := service.At(socket)
+	if err != nil {
+		panic(err) // it does not connect
+	}
+	return &rdmanet.Host{Devices: s.Devices, Manager: s.ConnectionManager}
+}
+
+// someDevice is the device that VERBS_DEVICE names, elsewhere, or else one of this process.
 func someDevice(t testing.TB) *verbs.Device {
 	t.Helper()
 	name := os.Getenv("VERBS_DEVICE")
 	if name == "" {
 		return newWorld(t, &rxe.Fabric{}).open(t)
 	}
-	d, err := verbs.Open(name)
+	list := verbs.Devices
+	if h := elsewhere(); h != nil {
+		list = h.Devices
+	}
+	devices, err := list()
 	must(t, err)
-	t.Cleanup(func() { must(t, d.Close()) })
-	return d
+	for _, i := range devices {
+		if i.Name == name {
+			d, err := i.Open()
+			must(t, err)
+			t.Cleanup(func() { must(t, d.Close()) })
+			return d
+		}
+	}
+	t.Fatalf("there is no device %s", name)
+	return nil
 }
 
 func must(t testing.TB, err error) {

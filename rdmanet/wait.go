@@ -3,10 +3,12 @@ package rdmanet
 import (
 	"context"
 	"runtime"
+
+	"verbena/internal/sched"
 )
 
-// spins is how often a goroutine that waits polls, and lets others run in between, before it sleeps.
-const spins = 10
+// spins is how often a goroutine that waits polls, and lets others run in between, before it sleeps; as CQ.Wait of package verbs.
+const spins = 32
 
 // waiter is what one goroutine at a time waits for.
 type waiter struct {
@@ -53,6 +55,7 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 			return err
 		}
 		runtime.Gosched()
+		sched.Yield()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"bufio"
+	"fmt"
+	"os/exec"
 	"testing"
 )
 
@@ -14,15 +16,34 @@ func rdmanetTests(t *testing.T) string {
 	})
 }
 
+// ways are how a Go program comes to a device of a service.
+var ways = []struct {
+	name string
+	cmd  func(w *world, program string, args ...string) *exec.Cmd
+}{
+	{"verbena run", func(w *world, program string, args ...string) *exec.Cmd {
+		c := w.cmd(w.deadline(100), append([]string{"run", "--", program}, args...)...)
+		c.Env = append(c.Env, "VERBS_DEVICE=rxe0")
+		return c
+	}},
+	{"socket", func(w *world, program string, args ...string) *exec.Cmd {
+		c := w.cmd(w.deadline(100))
+		c.Path, c.Args = program, append([]string{program}, args...)
+		c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_SERVICE="+w.socket)
+		return c
+	}},
+}
+
 // TestRdmanet: the tests of package rdmanet that need no device of their own, on one of a service.
 func TestRdmanet(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	c := w.cmd(w.deadline(100), "run", "--", tests, "-test.v", "-test.run", "^(TestConn|TestFlow|TestHTTP|TestListener|TestCM|TestKilledPeer)$")
-	c.Env = append(c.Env, "VERBS_DEVICE=rxe0")
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	for _, way := range ways {
+		c := way.cmd(w, tests, "-test.v", "-test.run", "^(TestConn|TestFlow|TestHTTP|TestListener|TestCM|TestKilledPeer)$")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", way.name, err, out)
+		}
 	}
 	if r := w.resources(); len(r) != 0 {
 		t.Errorf("left: %v", r)
@@ -35,30 +56,33 @@ func TestRdmanetReset(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	for _, how := range []string{"tcp 127.0.0.1:0", "cm :0"} {
-		for _, do := range [][]string{{"reset"}, {"unplug", "plug"}} {
-			c := w.cmd(w.deadline(60), "run", "--", tests)
-			c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "RDMANET_CHILD=survive "+how)
-			c.Stderr = w.log
-			out, err := c.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Start(); err != nil {
-				t.Fatal(err)
-			}
-			lines := bufio.NewScanner(out)
-			for _, want := range []string{"connected", "connected again"} {
-				if !lines.Scan() || lines.Text() != want {
-					t.Errorf("%s, %v: got %q, want %q", how, do, lines.Text(), want)
+	for _, way := range ways {
+		for _, how := range []string{"tcp 127.0.0.1:0", "cm :0"} {
+			for _, do := range [][]string{{"reset"}, {"unplug", "plug"}} {
+				name := fmt.Sprint(way.name, ", ", how, ", ", do)
+				c := way.cmd(w, tests)
+				c.Env = append(c.Env, "RDMANET_CHILD=survive "+how)
+				c.Stderr = w.log
+				out, err := c.StdoutPipe()
+				if err != nil {
+					t.Fatal(err)
 				}
-				for _, x := range do {
-					w.out("dev", x, "rxe0")
+				if err := c.Start(); err != nil {
+					t.Fatal(err)
 				}
-				do = nil
-			}
-			if err := c.Wait(); err != nil {
-				t.Errorf("%s, %v: %v", how, do, err)
+				lines := bufio.NewScanner(out)
+				for _, want := range []string{"connected", "connected again"} {
+					if !lines.Scan() || lines.Text() != want {
+						t.Errorf("%s: got %q, want %q", name, lines.Text(), want)
+					}
+					for _, x := range do {
+						w.out("dev", x, "rxe0")
+					}
+					do = nil
+				}
+				if err := c.Wait(); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
 			}
 		}
 	}
