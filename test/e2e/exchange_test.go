@@ -5,22 +5,33 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
 )
 
-// TestExchange: the commands devinfo, pingpong and perf on the device of a service, and pingpong with rdma-core's programs in either role.
+// TestExchange: the commands devinfo, pingpong and perf on the device of a service, under verbena run and over its socket, and pingpong with
+// rdma-core's programs in either role.
 func TestExchange(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
 	v := binary(t)
+	// start prepares a program: under verbena run, or one of verbena's own, with direct, over the socket.
+	start := func(w *world, direct bool, program []string, more ...string) *exec.Cmd {
+		args := append([]string{"run", "--"}, program...)
+		if direct && program[0] == v {
+			args = append([]string{program[1], "--service"}, program[2:]...)
+		}
+		return w.cmd(w.deadline(60), append(args, more...)...)
+	}
+	direct := false
 	// both runs a server and then a client, and returns what they print.
 	both := func(t *testing.T, w *world, server, client []string) (string, string) {
 		t.Helper()
 		port := tcpPort()
 		var sout bytes.Buffer
-		s := w.cmd(w.deadline(60), append(append([]string{"run", "--"}, server...), "-p", port)...)
+		s := start(w, direct, server, "-p", port)
 		s.Stdout, s.Stderr = &sout, &sout
 		if err := s.Start(); err != nil {
 			t.Fatal(err)
@@ -28,7 +39,7 @@ func TestExchange(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- s.Wait() }()
 		w.out("wait", "--listen", port)
-		out, err := w.cmd(w.deadline(60), append(append([]string{"run", "--"}, client...), "-p", port, "127.0.0.1")...).CombinedOutput()
+		out, err := start(w, direct, client, "-p", port, "127.0.0.1").CombinedOutput()
 		if serr := <-done; err != nil || serr != nil {
 			t.Fatalf("%v: server: %v, client: %v\n--- server\n%s--- client\n%s", client, serr, err, sout.String(), out)
 		}
@@ -41,6 +52,10 @@ func TestExchange(t *testing.T) {
 			if out := w.out("run", "--", v, "devinfo", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") || !strings.Contains(out, "/dev/infiniband/uverbs0") {
 				t.Errorf("devinfo: %s", out)
 			}
+			if out := w.out("devinfo", "--service", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") || !strings.Contains(out, w.socket) {
+				t.Errorf("devinfo --service: %s", out)
+			}
+			direct = false
 			for _, args := range []string{
 				"pingpong -n 50", "pingpong -n 50 --type uc --op write -e", "pingpong -n 50 --type ud --size 1K", "pingpong -n 50 --op atomic",
 				"perf -n 500 --op read --qps 2", "perf -n 500 --op send --size 64",
@@ -63,7 +78,12 @@ func TestExchange(t *testing.T) {
 					}
 				}
 			}
-			for _, service := range []string{"rc", "uc", "ud"} {
+			direct = true
+			for _, args := range []string{"pingpong -n 50", "perf -n 500 --op send --size 64"} {
+				both(t, w, []string{v, strings.Fields(args)[0]}, append([]string{v}, strings.Fields(args)...))
+			}
+			for i, service := range []string{"rc", "uc", "ud", "rc", "uc", "ud"} {
+				direct = i >= 3
 				c := []string{"ibv_" + service + "_pingpong", "-d", "rxe0", "-g", "1", "-n", "50", "-s", "1000"}
 				own := []string{v, "pingpong", "--compat", "--type", service, "-n", "50", "-s", "1000"}
 				for _, pair := range [][2][]string{{c, own}, {own, c}} {
