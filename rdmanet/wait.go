@@ -2,7 +2,6 @@ package rdmanet
 
 import (
 	"context"
-	"runtime"
 
 	"verbena/internal/sched"
 )
@@ -46,7 +45,7 @@ func (c *Conn) notify() {
 // The goroutine polls for itself. When it has polled in vain for some time, one goroutine of the connection sleeps at
 // the completion channel, and handles what comes for all; the others sleep until it wakes them.
 func (c *Conn) await(w *waiter, d *deadline) error {
-	for range spins {
+	for i := range spins {
 		c.mu.Lock()
 		c.poll()
 		over, err := over(w, d)
@@ -54,8 +53,7 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 		if over {
 			return err
 		}
-		runtime.Gosched()
-		sched.Yield()
+		sched.Relax(i)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -105,6 +105,7 @@ type CQ struct {
 	mu      sync.Mutex
 	q       provider.CQ // nil: closed
 	entries int
+	empty   int // polls in vain, one after the other
 
 	waits chan struct{} // has an element while no goroutine waits in Wait
 }
@@ -164,15 +165,38 @@ func (c *CQ) Entries() int {
 // Channel is where the queue reports completions when it is armed.
 func (c *CQ) Channel() *Channel { return c.channel }
 
-// Poll takes the oldest completions into wc, and returns how many; 0 if there are none. ErrClosed is its only error. It does not sleep.
-// (ibv_poll_cq)
+// Poll takes the oldest completions into wc, and returns how many; 0 if there are none. ErrClosed is its only error. It does not sleep, but
+// when it has been called in vain for some time, it lets another thread have the processor: a loop that only polls would keep it from a service,
+// or the program at the other end, where there are no more processors than such loops. (ibv_poll_cq)
 func (c *CQ) Poll(wc []WC) (int, error) {
+	n, vain, err := c.poll(wc)
+	if vain > yieldAfter {
+		sched.Relax(vain)
+	}
+	return n, err
+}
+
+// yieldAfter is after how many polls in vain each further one yields.
+var yieldAfter = func() int {
+	if runtime.NumCPU() <= 2 {
+		return 16
+	}
+	return 1024 // some 20 us
+}()
+
+// poll also returns how often there was nothing, one time after the other.
+func (c *CQ) poll(wc []WC) (n, vain int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.q == nil {
-		return 0, ErrClosed
+		return 0, 0, ErrClosed
 	}
-	return c.q.Poll(wc), nil
+	if n = c.q.Poll(wc); n > 0 {
+		c.empty = 0
+	} else {
+		c.empty++
+	}
+	return n, c.empty, nil
 }
 
 // Arm asks for a report on the channel when the next completion comes, or the next solicited one. A completion that has come before is
@@ -206,12 +230,11 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	if !c.own {
 		return 0, failed("wait for a CQ that reports to a channel of others", c.d.name, errInvalid)
 	}
-	for range spins {
-		if n, err := c.Poll(wc); n > 0 || err != nil {
+	for i := range spins {
+		if n, _, err := c.poll(wc); n > 0 || err != nil {
 			return n, err
 		}
-		runtime.Gosched()
-		sched.Yield()
+		sched.Relax(i)
 	}
 	select {
 	case <-ctx.Done():
@@ -220,13 +243,13 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 		defer func() { c.waits <- struct{}{} }()
 	}
 	for {
-		if n, err := c.Poll(wc); n > 0 || err != nil {
+		if n, _, err := c.poll(wc); n > 0 || err != nil {
 			return n, err
 		}
 		if err := c.Arm(false); err != nil {
 			return c.last(wc, err)
 		}
-		if n, err := c.Poll(wc); n > 0 || err != nil {
+		if n, _, err := c.poll(wc); n > 0 || err != nil {
 			return n, err
 		}
 		if _, err := c.channel.Wait(ctx); err != nil {
@@ -237,7 +260,7 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 
 // last takes what has come of a device that has gone.
 func (c *CQ) last(wc []WC, err error) (int, error) {
-	if n, _ := c.Poll(wc); n > 0 {
+	if n, _, _ := c.poll(wc); n > 0 {
 		return n, nil
 	}
 	return 0, err

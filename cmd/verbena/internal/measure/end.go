@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime"
 	"time"
 
+	"verbena/internal/sched"
 	"verbena/verbs"
 )
 
@@ -261,7 +261,7 @@ func (e *end) next(ctx context.Context) ([]verbs.WC, error) {
 		if i%often == 0 && ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		runtime.Gosched()
+		sched.Relax(i)
 	}
 }
 
