@@ -15,7 +15,7 @@ import (
 	"verbena/umem"
 )
 
-// Events of the connection manager make the service send a byte on the bell; the client then takes events until there is none (EAGAIN). So a
+// Events of the connection manager make the service send a byte on the signal; the client then takes events until there is none (EAGAIN). So a
 // byte that the client has not read yet stands for all events.
 
 // openCM opens the connection manager.
@@ -31,11 +31,11 @@ func (f *File) openCM() error {
 		return err
 	}
 	f.memory = &memory{buffers: buffers}
-	b := &eventBell{fd: int(f.bell.Fd())}
+	b := &eventSignal{fd: int(f.signal.Fd())}
 	f.cm = f.srv.cfg.CM.Open(ucma.Config{
 		User: f.user, PID: f.client.PID, UID: f.client.UID, Alive: func() bool { return !exited(f.client.Process) }, Ready: b.ready,
 	})
-	f.cmBell = b
+	f.cmSignal = b
 	return nil
 }
 
@@ -44,17 +44,17 @@ func (f *File) closeCM() {
 		return
 	}
 	f.cm.Close()
-	f.cmBell.close()
+	f.cmSignal.close()
 	f.memory.Close()
 }
 
-// eventBell is the bell of a file of the connection manager.
-type eventBell struct {
+// eventSignal is the signal of a file of the connection manager.
+type eventSignal struct {
 	mu sync.Mutex
 	fd int // -1: closed
 }
 
-func (b *eventBell) ready(on bool) {
+func (b *eventSignal) ready(on bool) {
 	if !on {
 		return
 	}
@@ -66,7 +66,7 @@ func (b *eventBell) ready(on bool) {
 	}
 }
 
-func (b *eventBell) close() {
+func (b *eventSignal) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.fd = -1

@@ -34,8 +34,11 @@ type File struct {
 	acct  *umem.Account
 	space space
 
-	bell   *os.File // the service's end
+	signal *os.File // the service's end
 	theirs *os.File // the client's; nil when the client has it
+	bell   int      // an eventfd; -1 of the connection manager
+
+	strays []int // descriptors that the client has sent, and that may take long to be closed
 
 	memory *memory
 
@@ -44,8 +47,8 @@ type File struct {
 	poller *poller
 
 	// Of the connection manager.
-	cm     *ucma.File
-	cmBell *eventBell
+	cm       *ucma.File
+	cmSignal *eventSignal
 
 	// The event files that the client has, by the numbers that commands have for them.
 	events     map[uint32]inode
@@ -87,10 +90,13 @@ func (f *File) take(k quota.Kind, n uint64) error {
 
 // release gives back what the file has itself.
 func (f *File) release() {
-	for _, x := range []*os.File{f.bell, f.theirs, f.client.Process} {
+	for _, x := range []*os.File{f.signal, f.theirs, f.client.Process} {
 		if x != nil {
 			x.Close()
 		}
+	}
+	if f.bell >= 0 {
+		unix.Close(f.bell)
 	}
 	f.space.close()
 	for _, c := range f.taken {
@@ -99,12 +105,17 @@ func (f *File) release() {
 	f.taken = nil
 }
 
-func (f *File) makeBell() error {
+// makeSignal makes the socket on which the client sees the file's end. Nothing can be sent to this end of it, descriptors above all: they would
+// be closed with it.
+func (f *File) makeSignal() error {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("make a socket pair: %w", err)
 	}
-	f.bell, f.theirs = os.NewFile(uintptr(fds[0]), "bell"), os.NewFile(uintptr(fds[1]), "bell")
+	f.signal, f.theirs = os.NewFile(uintptr(fds[0]), "signal"), os.NewFile(uintptr(fds[1]), "signal")
+	if err := unix.Shutdown(fds[0], unix.SHUT_RD); err != nil {
+		return fmt.Errorf("make a socket pair: shutdown: %w", err)
+	}
 	return nil
 }
 
@@ -123,6 +134,10 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 		return err
 	}
 	f.memory.control = shm.Word(control.Mem)
+	if f.bell, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		f.memory.Close()
+		return fmt.Errorf("make a doorbell: eventfd: %w", err)
+	}
 	if f.poller, err = f.srv.pollerOf(f.user); err != nil {
 		f.memory.Close()
 		return err
@@ -151,8 +166,12 @@ func (f *File) Serve(nc *net.UnixConn) error {
 		return err
 	}
 	for {
-		r, fds, err := c.Requested()
+		r, fds, err := c.Requested(sendTimeout)
+		if err == nil {
+			fds, err = f.accept(r, fds)
+		}
 		if err != nil {
+			f.strays = fds
 			if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
 				return nil
 			}
@@ -187,12 +206,33 @@ func (f *File) greet(c devfile.Conn) error {
 		defer d.Close()
 		fds = append(fds, int(d.Fd()))
 	}
+	if f.bell >= 0 {
+		fds = append(fds, f.bell)
+	}
 	c.SetWriteDeadline(time.Now().Add(sendTimeout))
 	err := c.Answer(devfile.Answer{}, fds...)
 	f.theirs.Close()
 	f.theirs = nil
 	return err
 }
+
+// accept looks at the descriptors that came with a request, and returns them with an error if they are not what it takes. The descriptor that
+// OpMemory brings is that of a /proc/PID/mem, whose close waits for nobody.
+func (f *File) accept(r devfile.Request, fds []int) ([]int, error) {
+	switch {
+	case r.Op != devfile.OpMemory && len(fds) > 0, len(fds) > 1:
+		return fds, fmt.Errorf("%d descriptors came with request %d, which does not take them: %w", len(fds), r.Op, syscall.EINVAL)
+	case len(fds) == 1:
+		if err := umem.IsProcMem(fds[0]); err != nil {
+			return fds, err
+		}
+	}
+	return fds, nil
+}
+
+// Strays returns the descriptors that the client has sent where none belong. They are the caller's, whom closing them may take as long as the
+// client likes: that is to come after Close, and the number of those that are being closed at a time is to be bounded.
+func (f *File) Strays() []int { return f.strays }
 
 // Close closes the file. It may sleep.
 func (f *File) Close() {
@@ -234,16 +274,11 @@ func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
 
 func failed(err error) devfile.Answer { return devfile.Answer{Errno: errno(err), Text: err.Error()} }
 
-// do does what the client asks for, and closes the descriptors that came with it.
+// do does what the client asks for, and closes the descriptors that came with it, which accept has seen.
 func (f *File) do(r devfile.Request, fds []int) (n uint64, err error) {
-	if r.Op == devfile.OpMemory {
-		return 0, f.takeMemory(fds)
-	}
-	if len(fds) > 0 {
-		f.closeTheirs(fds)
-		return 0, fmt.Errorf("descriptors came with request %d, which takes none: %w", r.Op, syscall.EINVAL)
-	}
 	switch r.Op {
+	case devfile.OpMemory:
+		return 0, f.takeMemory(fds)
 	case devfile.OpWrite:
 		size := int(min(r.N, maxCommand))
 		if f.cm != nil {
@@ -284,11 +319,6 @@ func (f *File) alloc(addr, n uint64) (offset uint64, err error) {
 	}
 	f.space.count++
 	return s.Offset, nil
-}
-
-// closeTheirs closes descriptors of the client's, which may be of files whose close takes as long as the client likes (flush of a FUSE server).
-func (f *File) closeTheirs(fds []int) {
-	go devfile.CloseAll(fds)
 }
 
 // opener is the client as package uverbs knows who opened a file.

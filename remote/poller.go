@@ -130,11 +130,8 @@ func (p *poller) wakeLocked() {
 
 // add has the file's queues looked at.
 func (p *poller) add(f *File) error {
-	fd := int(f.bell.Fd())
-	if err := unix.SetNonblock(fd, true); err != nil {
-		return err
-	}
-	if err := unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}); err != nil {
+	// With EPOLLET each ring is seen once, and none has to be taken.
+	if err := unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, f.bell, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(f.bell)}); err != nil {
 		return fmt.Errorf("poll send queues: epoll_ctl: %w", err)
 	}
 	p.mu.Lock()
@@ -151,11 +148,8 @@ func (p *poller) remove(f *File) {
 	defer p.mu.Unlock()
 	list := slices.DeleteFunc(slices.Clone(*p.files.Load()), func(x *polled) bool { return x.f == f })
 	p.files.Store(&list)
-	p.deaf(int(f.bell.Fd()))
+	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, f.bell, nil)
 }
-
-// deaf stops listening to a bell.
-func (p *poller) deaf(fd int) { _ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, fd, nil) }
 
 // runner is the thread of a poller.
 type runner struct {
@@ -268,29 +262,10 @@ func (p *poller) sleep() {
 	if err != nil {
 		return // EINTR
 	}
-	var buf [512]byte
-	for _, e := range events[:max(n, 0)] {
-		fd := int(e.Fd)
-		if fd == p.kick {
-			_, _ = unix.Read(fd, buf[:8])
-			continue
+	for _, e := range events[:n] {
+		if fd := int(e.Fd); fd == p.kick {
+			var b [8]byte
+			_, _ = unix.Read(fd, b[:])
 		}
-		p.drain(fd, buf[:])
-	}
-}
-
-// drain takes what a client has rung, and stops listening to one that has closed its end.
-func (p *poller) drain(fd int, buf []byte) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, x := range *p.files.Load() {
-		if int(x.f.bell.Fd()) != fd {
-			continue
-		}
-		n, _, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
-		if err != unix.EAGAIN && n <= 0 {
-			p.deaf(fd)
-		}
-		return
 	}
 }

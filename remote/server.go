@@ -65,7 +65,7 @@ type Info struct {
 // Open opens the device of a name, such as rxe0, for a client, or the connection manager (devfile.ConnectionManager). ENODEV if there is no such
 // device. It may sleep. Whatever becomes of it, the Client's Process is the Server's.
 func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
-	f := &File{srv: s, client: c, user: s.cfg.Quota.User(c.UID), events: map[uint32]inode{}, nextNumber: firstNumber}
+	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.User(c.UID), events: map[uint32]inode{}, nextNumber: firstNumber}
 	f.acct = umem.NewLimitedAccount(f.lockLimit)
 	f.space.windows = umem.NewLocal()
 	defer func() {
@@ -76,7 +76,7 @@ func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 	if err := f.take(quota.Descriptors, connectionDescriptors); err != nil {
 		return nil, Info{}, err
 	}
-	if err := f.makeBell(); err != nil {
+	if err := f.makeSignal(); err != nil {
 		return nil, Info{}, err
 	}
 	if name == devfile.ConnectionManager {
@@ -90,8 +90,8 @@ func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 	return nil, Info{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w", name, syscall.ENODEV)
 }
 
-// connectionDescriptors is what a connection costs the service, beside the connection: a pidfd, two shared files, the bell.
-const connectionDescriptors = 4
+// connectionDescriptors is what a connection costs the service, beside the connection: a pidfd, two shared files, the signal, the doorbell.
+const connectionDescriptors = 5
 
 // lockLimit is the client's RLIMIT_MEMLOCK.
 func (f *File) lockLimit() (uint64, error) {

@@ -60,24 +60,15 @@ const memoryDescriptors = 3
 // takeMemory makes the client's own memory part of the space. The descriptor is its /proc/self/mem, opened by itself: it reaches no more than
 // the client does. The mappings, which say what may be written, the service looks at itself.
 func (f *File) takeMemory(fds []int) (err error) {
-	fail := func(err error) error {
-		f.closeTheirs(fds)
-		return fmt.Errorf("take over the memory of process %d: %w", f.client.PID, err)
-	}
-	switch {
-	case len(fds) != 1:
-		return fail(fmt.Errorf("%d descriptors came, not that of /proc/self/mem alone: %w", len(fds), syscall.EINVAL))
-	case f.space.process.Load() != nil:
-		f.closeTheirs(fds)
-		return nil
+	fail := func(err error) error { return fmt.Errorf("take over the memory of process %d: %w", f.client.PID, err) }
+	if len(fds) != 1 {
+		return fail(fmt.Errorf("the descriptor of /proc/self/mem did not come: %w", syscall.EINVAL))
 	}
 	mem := os.NewFile(uintptr(fds[0]), "mem")
-	if err := umem.IsProcMem(mem); err != nil {
-		go mem.Close()
-		fds = nil
-		return fail(err)
+	if f.space.process.Load() != nil {
+		mem.Close()
+		return nil
 	}
-	fds = nil
 	maps, err := os.Open("/proc/" + strconv.Itoa(f.client.PID) + "/maps")
 	if err != nil {
 		mem.Close()

@@ -175,7 +175,12 @@ func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
 			return
 		}
 		if r.Op == ctl.OpOpen && r.Protocol == ctl.Protocol && fd == nil {
-			s.open(c, who, r.Name)
+			strays := s.open(c, who, r.Name)
+			c.CloseRead() // the program is not to wait for what follows
+			c.CloseWrite()
+			for _, fd := range strays {
+				c.Discard(os.NewFile(uintptr(fd), "passed descriptor"))
+			}
 			return
 		}
 		a, err := s.request(c, who, &r, fd)
@@ -460,35 +465,35 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 	log.Debug("program ended", "args", ctl.CutArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
 }
 
-// open serves a device file to a program until it closes the connection.
-func (s *Service) open(c ctl.Conn, who peer, name string) {
+// open serves a device file to a program until it closes the connection. It returns what the program has sent and is to be closed.
+func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 	fail := func(err error) { _ = s.reply(c, ctl.Failure(err)) }
 	process, err := who.process(c.UnixConn)
 	if err != nil {
 		fail(fmt.Errorf("open %q: %w", ctl.Clip(name), err))
-		return
+		return nil
 	}
 	done, err := s.attached(c)
 	if err != nil {
 		process.Close()
 		fail(err)
-		return
+		return nil
 	}
 	defer done()
 	if !s.openFile() {
 		process.Close()
 		fail(errEnding)
-		return
+		return nil
 	}
 	defer s.files.Done()
 	f, info, err := s.remote.Open(remote.Client{PID: who.pid, UID: who.uid, Name: commandOf(who.pid), Process: process}, name)
 	if err != nil {
 		fail(err)
-		return
+		return nil
 	}
 	defer f.Close()
 	if err := s.reply(c, &ctl.Response{Opened: &ctl.Opened{Device: info.Device, Driver: uint32(info.Driver), ABI: info.ABI}}); err != nil {
-		return
+		return nil
 	}
 	log := s.log.With(uidKey, who.uid, "pid", who.pid, "dev", info.Device)
 	log.Debug("device opened over the socket")
@@ -496,6 +501,7 @@ func (s *Service) open(c ctl.Conn, who peer, name string) {
 		log.Warn("a program that uses a device over the socket is disconnected", "err", err)
 	}
 	log.Debug("device closed over the socket")
+	return f.Strays()
 }
 
 // openFile counts one more open file, unless the service ends.

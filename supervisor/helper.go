@@ -119,7 +119,7 @@ func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
 func (t *Session) openMem(tid int) (*os.File, error) {
 	f, err := t.helper.OpenMem(tid)
 	if err == nil {
-		if err = umem.IsProcMem(f); err != nil {
+		if err = umem.IsProcMem(int(f.Fd())); err != nil {
 			f.Close()
 		}
 	}

@@ -90,7 +90,7 @@ func (r *recentMapping) note(m mapping, until time.Duration) {
 // NewFiles makes Files of /proc/TID/mem and /proc/TID/maps of one thread, opened while the address space was the one
 // that is meant. The files are the Files' from then on, unless there is an error: EINVAL if mem is no such file.
 func NewFiles(mem, maps *os.File) (*Files, error) {
-	if err := IsProcMem(mem); err != nil {
+	if err := IsProcMem(int(mem.Fd())); err != nil {
 		return nil, err
 	}
 	s := &Files{mem: mem, maps: maps, memFD: int(mem.Fd()), mapsFD: int(maps.Fd())}
@@ -158,15 +158,19 @@ func (s *Files) gone() bool {
 	return n == 0 && err == nil
 }
 
-// IsProcMem reports an error unless f is some /proc/PID/mem: another file might block whoever reads it, or be changed.
-func IsProcMem(f *os.File) error {
+// IsProcMem reports an error unless a descriptor is of some /proc/PID/mem: another file might block whoever reads it, or be changed. It asks the
+// file system only about a file that is at such a path, since that of a FUSE server need not answer.
+func IsProcMem(fd int) error {
+	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil || !isMemPath(name) {
+		return fmt.Errorf("a file that should be /proc/PID/mem is %q: %w", name, unix.EINVAL)
+	}
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+	if err := unix.Fstatfs(fd, &fs); err != nil {
 		return fmt.Errorf("look at a file that should be /proc/PID/mem: %w", err)
 	}
-	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	if err != nil || fs.Type != unix.PROC_SUPER_MAGIC || !isMemPath(name) {
-		return fmt.Errorf("a file that should be /proc/PID/mem is %q: %w", name, unix.EINVAL)
+	if fs.Type != unix.PROC_SUPER_MAGIC {
+		return fmt.Errorf("a file that should be /proc/PID/mem is of another file system than proc: %w", unix.EINVAL)
 	}
 	return nil
 }

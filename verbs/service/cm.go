@@ -49,14 +49,14 @@ func (f *cmFile) Write(s *transport.Scratch, n int) error {
 	return err
 }
 
-// Await reads the bell, whose byte may be of an event that has been taken since.
+// Await reads the signal, whose byte may be of an event that has been taken since.
 func (f *cmFile) Await(s *transport.Scratch, n int) error {
 	var b [64]byte
 	for {
 		if err := f.Write(s, n); !errors.Is(err, syscall.EAGAIN) {
 			return err
 		}
-		switch _, err := f.bell.Read(b[:]); {
+		switch _, err := f.signal.Read(b[:]); {
 		case errors.Is(err, os.ErrClosed):
 			return transport.ErrClosed
 		case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):

@@ -30,6 +30,7 @@ type file struct {
 	*session
 	driver  uapi.DriverID
 	queues  *os.File
+	bell    int           // an eventfd
 	watched chan struct{} // closed when watch has returned
 
 	mu      sync.RWMutex // held for reading while the file is used, for writing to close it
@@ -46,14 +47,16 @@ type file struct {
 }
 
 func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
-	x, opened, fds, err := dial(loc, name, 1)
+	x, opened, fds, err := dial(loc, name, devfile.Opened-devfile.QueueFile)
 	if err != nil {
 		return nil, err
 	}
-	f := &file{session: x, driver: uapi.DriverID(opened.Driver), queues: os.NewFile(uintptr(fds[0]), "queues"), watched: make(chan struct{})}
+	f := &file{session: x, driver: uapi.DriverID(opened.Driver), watched: make(chan struct{})}
+	f.queues, f.bell = os.NewFile(uintptr(fds[0]), "queues"), fds[devfile.Doorbell-devfile.QueueFile]
 	f.events.byNumber = map[uint32]int{}
 	if f.page, err = unix.Mmap(int(x.buffers.file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		f.queues.Close()
+		unix.Close(f.bell)
 		x.close()
 		return nil, fmt.Errorf("open %s: map the control page: %w", name, err)
 	}
@@ -62,13 +65,13 @@ func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
 	return f, nil
 }
 
-// watch waits until the service closes the bell, and then completes what is outstanding: the service cannot.
+// watch waits until the service closes the signal, and then completes what is outstanding: the service cannot.
 func (f *file) watch() {
 	defer close(f.watched)
 	var b [64]byte
 	var err error
 	for err == nil {
-		_, err = f.bell.Read(b[:])
+		_, err = f.signal.Read(b[:])
 	}
 	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
 		return // Close
@@ -157,7 +160,7 @@ func (f *file) Doorbell(uint32) error {
 	case devfile.Gone:
 		return errGone
 	default:
-		ring(f.bellFD)
+		ring(f.bell)
 	}
 	return nil
 }
@@ -212,6 +215,7 @@ func (f *file) Close() error {
 	f.session.close()
 	<-f.watched
 	f.queues.Close()
+	unix.Close(f.bell)
 	f.events.Lock()
 	defer f.events.Unlock()
 	for _, fd := range f.events.byNumber {

@@ -21,8 +21,7 @@ type session struct {
 	name    string
 	buffers *pool
 	arena   *transport.Arena // of commands
-	bell    *os.File
-	bellFD  int
+	signal  *os.File         // closed at the other end when the service has ended
 
 	asking sync.Mutex // held for a request and its answer
 	c      devfile.Conn
@@ -54,9 +53,8 @@ func dial(loc ctl.Location, name string, extra int) (*session, *ctl.Opened, []in
 		nc.Close()
 		return nil, nil, nil, fmt.Errorf("open %s: %w", name, err)
 	}
-	x.bellFD = fds[devfile.Bell]
-	_ = unix.SetNonblock(x.bellFD, true)
-	x.bell = os.NewFile(uintptr(x.bellFD), "bell")
+	_ = unix.SetNonblock(fds[devfile.Signal], true)
+	x.signal = os.NewFile(uintptr(fds[devfile.Signal]), "signal")
 	x.buffers = newPool(os.NewFile(uintptr(fds[devfile.BufferFile]), "buffers"), x.allocate)
 	x.arena = transport.NewArena(x.scratch)
 	return x, opened, fds[devfile.BufferFile+1:], nil
@@ -67,7 +65,7 @@ func (x *session) close() {
 	x.arena.Close()
 	x.buffers.close()
 	x.c.Close()
-	x.bell.Close()
+	x.signal.Close()
 }
 
 // ask sends a request, and a descriptor with it unless fd is negative, and returns the answer and the descriptor that came with it, -1 for none.

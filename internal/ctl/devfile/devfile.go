@@ -15,9 +15,14 @@
 // # Doorbells
 //
 // The service polls the send queues of its clients while there is something to do. A client that has posted looks at the control word ([Awake])
-// in the buffer file, and sends a byte on the bell, a stream socket, only where that says that the service sleeps. The service writes the word before it
+// in the buffer file, and adds to the doorbell, an eventfd, only where that says that the service sleeps. The service writes the word before it
 // looks at the queues for the last time, and the client reads it after it has written the queue's index: one of them sees the
 // other.
+//
+// # Descriptors
+//
+// The close of a descriptor may take as long as whoever has made it likes: that of a socket that lingers, or of a file of a FUSE server. So the
+// service receives descriptors on nothing but the connection, one at most, with the one request that takes one; any other ends the connection.
 package devfile
 
 import (
@@ -26,6 +31,7 @@ import (
 	"io"
 	"net"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -94,12 +100,15 @@ type failure struct {
 func (f *failure) Error() string { return f.text }
 func (f *failure) Unwrap() error { return f.errno }
 
-// The descriptors that come with the first answer, in their order. The connection manager's file has no queues, and the service sends a byte on
-// the bell when there are events.
+// The descriptors that come with the first answer, in their order. The connection manager's file has no queues and no doorbell.
 const (
-	Bell = iota
+	// Signal is a stream socket whose other end is closed when the service closes the file, or ends. The connection manager sends a byte on it
+	// when there are events. The service receives nothing on it.
+	Signal = iota
 	BufferFile
 	QueueFile
+	// Doorbell is an eventfd(2). The service never reads it.
+	Doorbell
 	Opened // how many
 )
 
@@ -112,9 +121,6 @@ const (
 
 // ControlSize is the length of what the word is in, in bytes.
 const ControlSize = 4
-
-// MaxDescriptors is the most that come with one message.
-const MaxDescriptors = Opened
 
 // Conn is a connection.
 type Conn struct{ *net.UnixConn }
@@ -140,20 +146,22 @@ func (c Conn) send(b []byte, fds []int) error {
 	return err
 }
 
-// Requested receives a request, and the descriptors that came with it, which are the caller's to close. It may sleep; io.EOF at the end.
-func (c Conn) Requested() (r Request, fds []int, err error) {
+// Requested receives a request, and the descriptors that came with it, which are the caller's to close, also after an error. What is left of a
+// request that has begun has to come within a time. It may sleep; io.EOF at the end.
+func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
 	var b [requestSize]byte
-	if fds, err = c.receive(b[:]); err != nil {
-		return r, nil, err
+	if fds, err = c.receive(b[:], 1, rest); err != nil {
+		return r, fds, err
 	}
 	return Request{
 		Op: Op(binary.LittleEndian.Uint32(b[:])), Addr: binary.LittleEndian.Uint64(b[8:]), N: binary.LittleEndian.Uint64(b[16:]),
 	}, fds, nil
 }
 
-// receive fills b.
-func (c Conn) receive(b []byte) (fds []int, err error) {
-	oob := make([]byte, unix.CmsgSpace(4*MaxDescriptors))
+// receive fills b, and returns the descriptors that came with its first byte, also with an error: it is one if they are more than most. The kernel
+// closes those beyond. rest bounds the time for what follows the first bytes; 0: nothing does.
+func (c Conn) receive(b []byte, most int, rest time.Duration) (fds []int, err error) {
+	oob := make([]byte, unix.CmsgSpace(4*most))
 	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob)
 	if err == nil && n == 0 {
 		err = io.EOF
@@ -162,17 +170,17 @@ func (c Conn) receive(b []byte) (fds []int, err error) {
 		return nil, err
 	}
 	fds, err = descriptors(oob[:oobn])
-	if err == nil && flags&unix.MSG_CTRUNC != 0 {
-		err = fmt.Errorf("more than %d descriptors came with a message: %w", MaxDescriptors, syscall.EPROTO)
+	if err == nil && (flags&unix.MSG_CTRUNC != 0 || len(fds) > most) { // alignment may leave space for more
+		err = fmt.Errorf("more than %d descriptors came with a message: %w", most, syscall.EPROTO)
 	}
 	if err == nil && n < len(b) {
+		if rest > 0 {
+			c.SetReadDeadline(time.Now().Add(rest))
+			defer c.SetReadDeadline(time.Time{})
+		}
 		_, err = io.ReadFull(c, b[n:])
 	}
-	if err != nil {
-		CloseAll(fds)
-		return nil, err
-	}
-	return fds, nil
+	return fds, err
 }
 
 func descriptors(oob []byte) (fds []int, err error) {
@@ -215,7 +223,8 @@ func (c Conn) Answer(a Answer, fds ...int) error {
 // Answered receives an answer, and the descriptors that came with it, which are the caller's to close. It may sleep; io.EOF at the end.
 func (c Conn) Answered() (a Answer, fds []int, err error) {
 	var b [answerSize]byte
-	if fds, err = c.receive(b[:]); err != nil {
+	if fds, err = c.receive(b[:], Opened, 0); err != nil {
+		CloseAll(fds)
 		return a, nil, err
 	}
 	a.Errno = syscall.Errno(binary.LittleEndian.Uint32(b[0:]))
@@ -223,7 +232,11 @@ func (c Conn) Answered() (a Answer, fds []int, err error) {
 	a.Number = binary.LittleEndian.Uint32(b[16:])
 	if n := binary.LittleEndian.Uint32(b[4:]); n > 0 {
 		text := make([]byte, min(n, maxText))
-		if _, err := io.ReadFull(c, text); err != nil {
+		_, err := io.ReadFull(c, text)
+		if err == nil && n > maxText {
+			err = fmt.Errorf("an error of %d bytes came, %d is the limit: %w", n, maxText, syscall.EPROTO)
+		}
+		if err != nil {
 			CloseAll(fds)
 			return a, nil, err
 		}

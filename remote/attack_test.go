@@ -1,0 +1,200 @@
+package remote_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+	"verbena/internal/ctl/devfile"
+	"verbena/internal/leaktest"
+	"verbena/internal/testutil"
+	"verbena/service"
+)
+
+// The clients of these tests are hostile: they speak the protocol by hand.
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// newService is a service in this process with a device rxe0 of an address.
+func newService(t testing.TB, addr string) (*service.Service, ctl.Location) {
+	t.Helper()
+	srv, err := service.New(service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{addr}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}
+	l, err := service.Listen(loc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		srv.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		if err := srv.Close(); err != nil {
+			t.Error(err)
+		}
+		l.Release()
+	})
+	return srv, loc
+}
+
+// attacker is an open device file, as a client has it.
+type attacker struct {
+	t   testing.TB
+	c   devfile.Conn
+	fds []int // as in package devfile
+}
+
+func attack(t testing.TB, loc ctl.Location, name string) *attacker {
+	t.Helper()
+	client, err := ctl.Dial(loc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, nc, err := client.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &attacker{t: t, c: devfile.Conn{UnixConn: nc}}
+	greeting, fds, err := a.c.Answered()
+	if err != nil || greeting.Err() != nil {
+		t.Fatal(err, greeting.Err())
+	}
+	a.fds = fds
+	t.Cleanup(a.close)
+	return a
+}
+
+func (a *attacker) close() {
+	a.c.Close()
+	devfile.CloseAll(a.fds)
+	a.fds = nil
+}
+
+// ask sends a request, and returns what comes back.
+func (a *attacker) ask(r devfile.Request, fds ...int) devfile.Answer {
+	a.t.Helper()
+	if err := a.c.Ask(r, fds...); err != nil {
+		a.t.Fatal(err)
+	}
+	a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	answer, got, err := a.c.Answered()
+	if err != nil {
+		a.t.Fatalf("answer to %+v: %v", r, err)
+	}
+	devfile.CloseAll(got)
+	return answer
+}
+
+// threads is how many this process has.
+func threads(t testing.TB) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// lingering returns sockets whose last close takes until the listener is closed: SO_LINGER waits for data that nobody takes.
+func lingering(t testing.TB, n int) (fds []int, release func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.91.13.30:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var peers []net.Conn
+	for range n {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.(*net.TCPConn).SetReadBuffer(1 << 10)
+		peers = append(peers, p)
+		f, err := c.(*net.TCPConn).File()
+		c.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.SetNonblock(fd, true)
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 1<<10)
+		for buf := make([]byte, 64<<10); ; {
+			if _, err := unix.Write(fd, buf); err != nil {
+				break
+			}
+		}
+		if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 20}); err != nil {
+			t.Fatal(err)
+		}
+		unix.SetNonblock(fd, false)
+		fds = append(fds, fd)
+	}
+	l.Close()
+	return fds, func() {
+		for _, p := range peers {
+			p.(*net.TCPConn).SetLinger(0)
+			p.Close()
+		}
+	}
+}
+
+// TestLingeringDescriptors: descriptors that take long to be closed, wherever a client can send them, cost the service few threads, and hold up
+// neither other clients nor the end of the service.
+func TestLingeringDescriptors(t *testing.T) {
+	_, loc := newService(t, "127.91.13.1")
+	fds, release := lingering(t, 60)
+	var kept []int
+	defer func() {
+		release()
+		devfile.CloseAll(kept)
+	}()
+	before := threads(t)
+	for len(fds) > 0 {
+		a := attack(t, loc, "rxe0")
+		sent := []error{
+			unix.Sendmsg(a.fds[devfile.Signal], []byte{1}, unix.UnixRights(fds[0]), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL),
+			unix.Sendmsg(a.fds[devfile.Doorbell], []byte{1}, unix.UnixRights(fds[1]), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL),
+			a.c.Ask(devfile.Request{Op: devfile.OpWrite}, fds[2]),
+			a.c.Ask(devfile.Request{Op: devfile.OpWrite}, fds[3]),
+		}
+		for i, err := range sent {
+			if err != nil {
+				kept = append(kept, fds[i])
+			} else {
+				unix.Close(fds[i]) // the service has the last descriptor
+			}
+		}
+		if sent[devfile.Signal] == nil {
+			t.Error("the service can be sent descriptors on the signal")
+		}
+		fds = fds[len(sent):]
+		a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, _, err := a.c.Answered(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a client that sends descriptors where none belong: %v, want the end of the connection", err)
+		}
+	}
+	testutil.Eventually(t, "all but a few threads to go on", func() bool { return threads(t) <= before+10 })
+	b := attack(t, loc, "rxe0")
+	if a := b.ask(devfile.Request{Op: devfile.OpForget}); a.Err() != nil {
+		t.Error(a.Err())
+	}
+}
