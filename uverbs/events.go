@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,8 +18,12 @@ import (
 // eventFile is the service's end of a completion channel or of an asynchronous event file
 // (struct ib_uverbs_event_queue): a pipe whose reading end the program has.
 //
-// A record is written without waiting. One for which the pipe has no room stays in records, and a goroutine that
-// sleeps in the poller writes it later. Which events the program has read follows from how many bytes are left in
+// The kernel holds a lock of a pipe while it copies into the memory of the reader, which may not answer: every call on a pipe, one that
+// is not to block included, may then take until it does. So whoever raises an event only notes the record, and a goroutine writes it
+// (pump). Who is at the pipe has the pipe's turn; mu is held across no call. How many threads of a user's files are at pipes at a time is
+// bounded (pipeGate).
+//
+// A record for which the pipe has no room stays in records. Which events the program has read follows from how many bytes are left in
 // the pipe, since they are read in the order in which they were written; what the bytes are is not looked at.
 //
 // When the device has gone, read(2) of a pipe reports the end of the file where the kernel's file has EIO, and poll(2)
@@ -33,17 +38,69 @@ type eventFile struct {
 	dev, ino uint64 // the pipe's identity, which the program's end shares
 	size     int    // bytes of a record
 	pipe     *os.File
-	fd       int // of pipe, used while state is not closed
+	fd       int // of pipe, used with the turn while state is not closed
 	cqs      int // completion queues that refer to the channel; under eventFiles.mu
 	user     *quota.User
+	gate     *pipeGate
+	run      func()        // pump, which costs no memory to start so
+	turn     chan struct{} // has an element while a thread is at the pipe
+	over     chan struct{} // closed when the pipe is
 
 	mu     sync.Mutex
 	state  eventFileState
+	fatal  bool        // ending: the last event is that the device has gone
+	swept  bool        // ending: the events of objects have been taken back
 	device eventSource // the device's own events
-	// records are those that may be unread, oldest first. The first sent of them are in the pipe, or were.
+	// records are those that may be unread, oldest first. The first sent of them are in the pipe, or were. With the turn, all but appending is
+	// the holder's alone.
 	records  []record
 	sent     int
-	flushing bool // the goroutine exists
+	flushing bool // pump runs
+	full     bool // so was the pipe when it was last written to
+	mute     bool // the pipe does not answer, as far as is known
+}
+
+// pipeGate bounds how many threads are at the pipes of one context at a time, and of one user, since none of them may come back. The nil
+// pipeGate bounds nothing.
+type pipeGate struct{ context, user chan struct{} }
+
+const (
+	// maxAtPipes is for a context, maxUserAtPipes for a user.
+	maxAtPipes     = 4
+	maxUserAtPipes = 64
+	// pipePatience is how long the destruction of an object, or the close of a file, waits for a pipe that does not answer. What cannot be
+	// taken back from it the program will find there.
+	pipePatience = 100 * time.Millisecond
+)
+
+func newPipeGate(user chan struct{}) *pipeGate {
+	return &pipeGate{make(chan struct{}, maxAtPipes), user}
+}
+
+// enter waits until a thread may be at a pipe, or until expired; it reports which.
+func (g *pipeGate) enter(expired <-chan time.Time) bool {
+	if g == nil {
+		return true
+	}
+	select {
+	case g.context <- struct{}{}:
+	case <-expired:
+		return false
+	}
+	select {
+	case g.user <- struct{}{}:
+		return true
+	case <-expired:
+		<-g.context
+		return false
+	}
+}
+
+func (g *pipeGate) leave() {
+	if g != nil {
+		<-g.user
+		<-g.context
+	}
 }
 
 type eventFileState uint8
@@ -75,7 +132,7 @@ const (
 const pipeEnds = 2
 
 // newEventFile makes a pipe. The caller hands its reading end, which waits as the program expects, to the program.
-func newEventFile(size int, user *quota.User) (e *eventFile, reader int, err error) {
+func newEventFile(size int, user *quota.User, gate *pipeGate) (e *eventFile, reader int, err error) {
 	if err := user.Take(quota.Descriptors, pipeEnds); err != nil {
 		return nil, -1, err
 	}
@@ -97,16 +154,19 @@ func newEventFile(size int, user *quota.User) (e *eventFile, reader int, err err
 		unix.Close(p[1])
 		return nil, -1, fmt.Errorf("make a pipe for events: %w", err)
 	}
-	return &eventFile{
+	e = &eventFile{
 		dev: st.Dev, ino: st.Ino, size: size, pipe: os.NewFile(uintptr(p[1]), "events"), fd: p[1],
-		records: make([]record, 0, 32), user: user,
-	}, p[0], nil
+		records: make([]record, 0, 32), user: user, gate: gate, turn: make(chan struct{}, 1), over: make(chan struct{}),
+	}
+	e.run = e.pump
+	return e, p[0], nil
 }
 
-// closePipe ends the file; state has become eventsClosed just now.
+// closePipe ends the file; state has become eventsClosed. The caller has the turn.
 func (e *eventFile) closePipe() {
-	e.pipe.Close() //verbena:allow nosleep the end of a pipe waits for nobody
+	e.pipe.Close()
 	e.user.Give(quota.Descriptors, pipeEnds)
+	close(e.over)
 }
 
 // completed raises a completion event. It may not sleep, and does not allocate once the file is warm.
@@ -143,119 +203,215 @@ func (e *eventFile) raise(r record) {
 
 //verbena:held mu
 func (e *eventFile) add(r record) {
-	// An event that nobody could have read yet says it all: so there is no more waiting than there are sources.
-	if r.src.waiting > 0 && slices.Contains(e.records[e.sent:], r) {
+	// An event that nobody could have read yet says it all: so there is not much more waiting than there are sources.
+	if r.src.waiting > 0 && (e.full || r.src.waiting >= maxWaiting) && slices.Contains(e.records[e.sent:], r) {
 		return
-	}
-	if len(e.records) == cap(e.records) {
-		e.forgetRead()
 	}
 	e.records = append(e.records, r)
 	r.src.raised++
 	r.src.waiting++
+	e.flush()
+}
+
+// flush sees to it that pump does what there is to do.
+//
+//verbena:held mu
+func (e *eventFile) flush() {
 	if !e.flushing {
-		e.flush()
+		e.flushing = true
+		go e.run()
 	}
 }
 
-// forgetRead drops the records that the program has read.
-//
-//verbena:held mu
+// pump writes what there is, waits for the program to read where the pipe is full, and closes the pipe at the end.
+func (e *eventFile) pump() {
+	for {
+		e.turn <- struct{}{}
+		e.gate.enter(nil)
+		next := e.work()
+		e.gate.leave()
+		<-e.turn
+		switch next {
+		case pumpWaits:
+			e.awaitRoom()
+		case pumpEnds:
+			return
+		}
+	}
+}
+
+// maxWaiting is how many equal events wait to be written to a pipe that is not full. More come only where it does not answer.
+const maxWaiting = 16
+
+// pumpNext is what pump does next.
+type pumpNext uint8
+
+const (
+	pumpGoesOn pumpNext = iota
+	pumpWaits           // the pipe is full
+	pumpEnds
+)
+
+// batch is how many bytes are written at once. A pipe takes up to PIPE_BUF, 4096, wholly or not at all.
+const batch = 512
+
+// work does one thing that there is to do. The caller has the turn.
+func (e *eventFile) work() pumpNext {
+	e.mu.Lock()
+	switch nothing := e.sent == len(e.records); {
+	case e.state == eventsEnding && !e.swept:
+		e.mu.Unlock()
+		e.sweep()
+		return pumpGoesOn
+	case e.state == eventsClosed, e.state == eventsEnding && nothing:
+		e.state = eventsClosed // and flushing stays set
+		e.mu.Unlock()
+		e.closePipe()
+		return pumpEnds
+	case nothing:
+		e.flushing = false
+		e.mu.Unlock()
+		return pumpEnds
+	}
+	e.mu.Unlock()
+	return e.write()
+}
+
+// write writes some of what there is: pumpEnds if there is nothing. The caller has the turn.
+func (e *eventFile) write() pumpNext {
+	var buf [batch]byte
+	e.mu.Lock()
+	forget := e.sent >= cap(e.records)/2
+	n := 0
+	for _, r := range e.records[e.sent:min(len(e.records), e.sent+batch/e.size)] {
+		n += copy(buf[n:], r.data[:e.size])
+	}
+	e.mu.Unlock()
+	if n == 0 {
+		return pumpEnds
+	}
+	if forget {
+		e.forgetRead()
+	}
+	_, err := unix.Write(e.fd, buf[:n]) // all or nothing
+	return e.wrote(n/e.size, err)
+}
+
+// wrote notes that the next n records have been written, or not.
+func (e *eventFile) wrote(n int, err error) pumpNext {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.full, e.mute = err == unix.EAGAIN, false
+	switch err {
+	case nil:
+		for _, r := range e.records[e.sent : e.sent+n] {
+			r.src.waiting--
+		}
+		e.sent += n
+	case unix.EINTR:
+	case unix.EAGAIN:
+		return pumpWaits
+	default: // EPIPE: the program has closed its end, and nobody will read any more
+		for _, r := range e.records[e.sent:] {
+			r.src.waiting--
+			r.src.raised--
+		}
+		e.records = slices.Delete(e.records, e.sent, len(e.records))
+	}
+	return pumpGoesOn
+}
+
+// awaitRoom sleeps in the poller until the pipe has room, or is to be closed.
+func (e *eventFile) awaitRoom() {
+	raw, err := e.pipe.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Write(func(fd uintptr) bool {
+		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		n, err := unix.Poll(pfd, 0)
+		return err == nil && n == 1
+	})
+}
+
+// hold takes the turn, for a thread that must not be kept for ever, which release ends. It reports false where the pipe does not answer.
+func (e *eventFile) hold() bool {
+	e.mu.Lock()
+	patience := pipePatience
+	if e.mute {
+		patience = 0 // one wait for a pipe is enough
+	}
+	e.mu.Unlock()
+	expired := time.NewTimer(patience)
+	defer expired.Stop()
+	select {
+	case e.turn <- struct{}{}:
+		if e.gate.enter(expired.C) {
+			return true
+		}
+		<-e.turn
+	case <-expired.C:
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mute = true
+	return false
+}
+
+func (e *eventFile) release() {
+	e.gate.leave()
+	<-e.turn
+}
+
+// forgetRead drops the records that the program has read. The caller has the turn.
 func (e *eventFile) forgetRead() {
-	//verbena:allow nosleep the kernel counts what is in a pipe without waiting
 	unread, err := unix.IoctlGetInt(e.fd, unix.TIOCINQ) // FIONREAD by another name
 	if err != nil {
 		return
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if read := e.sent - min(unread/e.size, e.sent); read > 0 {
 		e.records = slices.Delete(e.records, 0, read)
 		e.sent -= read
 	}
 }
 
-// flush writes what the pipe takes, and sees to it that the goroutine writes the rest.
-//
-//verbena:held mu
-func (e *eventFile) flush() {
-	if e.write(); e.sent < len(e.records) && !e.flushing {
-		e.flushing = true
-		go e.flushLater()
-	}
-}
-
-// write writes what the pipe takes.
-//
-//verbena:held mu
-func (e *eventFile) write() {
-	for e.sent < len(e.records) {
-		r := &e.records[e.sent]
-		//verbena:allow nosleep the pipe does not block
-		_, err := unix.Write(e.fd, r.data[:e.size])
-		switch err {
-		case nil:
-			r.src.waiting--
-			e.sent++
-		case unix.EINTR:
-		case unix.EAGAIN:
-			return
-		default: // EPIPE: the program has closed its end, and nobody will read any more
-			for _, r := range e.records[e.sent:] {
-				r.src.waiting--
-				r.src.raised--
-			}
-			e.records = slices.Delete(e.records, e.sent, len(e.records))
-			return
-		}
-	}
-}
-
-// flushLater writes as the program reads, until all is written or the file is closed.
-func (e *eventFile) flushLater() {
-	raw, err := e.pipe.SyscallConn()
-	if err == nil {
-		err = raw.Write(func(uintptr) bool {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			if e.state == eventsClosed {
-				e.flushing = false
-				return true
-			}
-			e.write()
-			e.flushing = e.sent < len(e.records)
-			return !e.flushing
-		})
-	}
-	e.mu.Lock()
-	if err != nil { // closed meanwhile
-		e.flushing = false
-	}
-	last := e.state == eventsEnding && !e.flushing
-	if last {
-		e.state = eventsClosed
-	}
-	e.mu.Unlock()
-	if last {
-		e.closePipe()
-	}
-}
-
 // retire takes the unread events of an object that has been destroyed back, and reports how many have been read. The
-// object raises no more. The file may be nil. (ib_uverbs_release_ucq, ib_uverbs_release_uevent)
+// object raises no more. The file may be nil. It may sleep. (ib_uverbs_release_ucq, ib_uverbs_release_uevent)
 func (e *eventFile) retire(src *eventSource) (reported uint32) {
 	if e == nil {
 		return 0
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.state != eventsClosed {
-		e.forgetRead()
-		if slices.ContainsFunc(e.records[:e.sent], func(r record) bool { return r.src == src }) {
-			e.takeBack()
+	some := e.state != eventsClosed && slices.ContainsFunc(e.records, func(r record) bool { return r.src == src })
+	e.mu.Unlock()
+	if some && e.hold() {
+		e.takeBack(func(r record) bool { return r.src == src })
+		for e.write() == pumpGoesOn { // what was behind those
 		}
-		e.drop(func(r record) bool { return r.src == src })
+		e.release()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return uint32(src.raised)
+}
+
+// takeBack takes records back that have not been read. The caller has the turn.
+func (e *eventFile) takeBack(which func(record) bool) {
+	e.forgetRead()
+	e.mu.Lock()
+	inPipe := slices.ContainsFunc(e.records[:e.sent], which)
+	e.mu.Unlock()
+	if inPipe {
+		e.empty()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.full = false
+	if e.drop(which); e.sent < len(e.records) {
 		e.flush()
 	}
-	return uint32(src.raised)
 }
 
 // drop drops records that are not in the pipe.
@@ -275,21 +431,20 @@ func (e *eventFile) drop(which func(record) bool) {
 	e.records = kept
 }
 
-// takeBack empties the pipe: what was unread is waiting again.
+// empty empties the pipe: what was unread is waiting again. The caller has the turn.
 //
 // The only descriptor of the reading end is the program's, so that its closing can be seen; another one is opened for
 // the moment. The program may read at the same time: what counts is what this end gets to read.
-//
-//verbena:held mu
-//verbena:allow nosleep it opens and reads a pipe, without blocking
-func (e *eventFile) takeBack() {
+func (e *eventFile) empty() {
 	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(e.fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return // out of descriptors: the program will find an event of what it has destroyed
 	}
 	defer unix.Close(fd)
-	buf := make([]byte, 4096)
-	unread, most := 0, e.sent*e.size // a program that writes to the pipe itself fools itself only
+	e.mu.Lock()
+	most := e.sent * e.size // a program that writes to the pipe itself fools itself only
+	e.mu.Unlock()
+	buf, unread := make([]byte, 4096), 0
 	for unread < most {
 		n, err := unix.Read(fd, buf[:min(len(buf), most-unread)])
 		if err == unix.EINTR {
@@ -300,6 +455,8 @@ func (e *eventFile) takeBack() {
 		}
 		unread += n
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	read := e.sent - unread/e.size
 	e.records = slices.Delete(e.records, 0, read)
 	for _, r := range e.records[:e.sent-read] {
@@ -309,42 +466,37 @@ func (e *eventFile) takeBack() {
 }
 
 // end is the end of the device: the unread events of objects, which have been destroyed, go; those of the device
-// stay. If fatal, IBV_EVENT_DEVICE_FATAL comes last; then the reader sees the end of the file.
+// stay. If fatal, IBV_EVENT_DEVICE_FATAL comes last; then the reader sees the end of the file. pump does it.
 func (e *eventFile) end(fatal bool) {
 	e.mu.Lock()
-	if e.state != eventsOpen {
-		e.mu.Unlock()
-		return
-	}
-	e.forgetRead()
-	if slices.ContainsFunc(e.records[:e.sent], func(r record) bool { return r.src != &e.device }) {
-		e.takeBack()
-	}
-	e.drop(func(r record) bool { return r.src != &e.device })
-	e.state = eventsEnding
-	if fatal {
-		e.add(asyncRecord(&e.device, 0, uapi.EventDeviceFatal))
-	}
-	e.flush()
-	done := !e.flushing
-	if done {
-		e.state = eventsClosed
-	}
-	e.mu.Unlock()
-	if done {
-		e.closePipe()
+	defer e.mu.Unlock()
+	if e.state == eventsOpen {
+		e.state, e.fatal = eventsEnding, fatal
+		e.flush()
 	}
 }
 
-// close closes the pipe whatever is in it.
+// sweep begins the end. The caller has the turn.
+func (e *eventFile) sweep() {
+	e.takeBack(func(r record) bool { return r.src != &e.device })
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.swept = true
+	if e.fatal {
+		e.add(asyncRecord(&e.device, 0, uapi.EventDeviceFatal))
+	}
+}
+
+// close closes the pipe whatever is in it, in the background. It does not sleep.
 func (e *eventFile) close() {
 	e.mu.Lock()
-	closed := e.state == eventsClosed
-	e.state = eventsClosed
-	e.mu.Unlock()
-	if !closed {
-		e.closePipe()
+	defer e.mu.Unlock()
+	if e.state == eventsClosed {
+		return
 	}
+	e.state = eventsClosed
+	e.flush()
+	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) // ends awaitRoom
 }
 
 // deserted reports whether the program has closed its end for good, or the file is closed.
@@ -362,11 +514,13 @@ func (e *eventFile) deserted() bool {
 // eventFiles are those of one context.
 type eventFiles struct {
 	user     *quota.User
+	gate     *pipeGate
 	mu       sync.Mutex
 	closed   bool
 	channels []*eventFile
 	async    []*eventFile
-	fallback *eventFile // the first asynchronous one, which the objects use (default_async_file)
+	closing  []*eventFile // that are not among them any more, and may not be closed yet
+	fallback *eventFile   // the first asynchronous one, which the objects use (default_async_file)
 }
 
 var errClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
@@ -374,23 +528,23 @@ var errClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
 // newChannel makes a completion channel, and closes those that neither the program nor a completion queue has any
 // more, so that their number is bounded by the program's descriptors.
 func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
-	if e, reader, err = newEventFile(compRecordSize, s.user); err != nil {
+	if e, reader, err = newEventFile(compRecordSize, s.user, s.gate); err != nil {
 		return nil, -1, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.channels = sweep(s.channels, nil)
+	s.channels = s.sweep(s.channels, nil)
 	return e, reader, s.keep(&s.channels, e, reader)
 }
 
 // newAsync makes an asynchronous event file.
 func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
-	if e, reader, err = newEventFile(asyncRecordSize, s.user); err != nil {
+	if e, reader, err = newEventFile(asyncRecordSize, s.user, s.gate); err != nil {
 		return nil, -1, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.async = sweep(s.async, s.fallback)
+	s.async = s.sweep(s.async, s.fallback)
 	if err := s.keep(&s.async, e, reader); err != nil {
 		return nil, -1, err
 	}
@@ -403,7 +557,7 @@ func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
 //verbena:held mu
 func (s *eventFiles) keep(list *[]*eventFile, e *eventFile, reader int) error {
 	if s.closed {
-		e.close()
+		s.drop(e)
 		unix.Close(reader) //verbena:allow nosleep the end of a pipe waits for nobody
 		return errClosed
 	}
@@ -411,14 +565,32 @@ func (s *eventFiles) keep(list *[]*eventFile, e *eventFile, reader int) error {
 	return nil
 }
 
-func sweep(files []*eventFile, needed *eventFile) []*eventFile {
+//verbena:held mu
+func (s *eventFiles) sweep(files []*eventFile, needed *eventFile) []*eventFile {
 	return slices.DeleteFunc(files, func(e *eventFile) bool {
 		if e == needed || e.cqs > 0 || !e.deserted() {
 			return false
 		}
-		e.close()
+		s.drop(e)
 		return true
 	})
+}
+
+// drop closes a file that leaves the lists.
+//
+//verbena:held mu
+func (s *eventFiles) drop(e *eventFile) {
+	e.close()
+	s.closing = append(slices.DeleteFunc(s.closing, (*eventFile).isOver), e)
+}
+
+func (e *eventFile) isOver() bool {
+	select {
+	case <-e.over:
+		return true
+	default:
+		return false
+	}
 }
 
 // discard undoes newChannel or newAsync.
@@ -430,7 +602,7 @@ func (s *eventFiles) discard(e *eventFile) {
 	if s.fallback == e {
 		s.fallback = nil
 	}
-	e.close()
+	s.drop(e)
 }
 
 // channel finds a completion channel by the identity of its pipe and holds it for a completion queue. EBADF if there
@@ -496,12 +668,22 @@ func (s *eventFiles) end() {
 	}
 }
 
-// close closes all.
+// close closes all, and waits for that as long as pipes answer. It may sleep.
 func (s *eventFiles) close() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.closed = true
-	for _, e := range slices.Concat(s.channels, s.async) {
+	all := slices.Concat(s.channels, s.async, s.closing)
+	for _, e := range all {
 		e.close()
+	}
+	s.mu.Unlock()
+	expired := time.NewTimer(pipePatience)
+	defer expired.Stop()
+	for _, e := range all {
+		select {
+		case <-e.over:
+		case <-expired.C:
+			return
+		}
 	}
 }

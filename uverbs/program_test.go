@@ -479,6 +479,7 @@ func (p *program) fakeQP(handle uint32) *ibfake.QP {
 // readEvents reads what an event file has, without waiting; end tells that it is at its end.
 func (p *program) readEvents(fd, size int) (records [][]byte, end bool) {
 	p.t.Helper()
+	p.settle()
 	must(p.t, unix.SetNonblock(fd, true))
 	defer unix.SetNonblock(fd, false)
 	for {
@@ -507,6 +508,17 @@ func (p *program) completions(channel int) (users []uint64, end bool) {
 		users = append(users, d.CQHandle)
 	}
 	return users, end
+}
+
+// settle waits until the service has written what it can of the events that were raised.
+func (p *program) settle() {
+	e := &p.f.events
+	e.mu.Lock()
+	files := slices.Concat(e.channels, e.async)
+	e.mu.Unlock()
+	for _, e := range files {
+		written(e)
+	}
 }
 
 // asyncEvents are the asynchronous events that can be read now, as "type:element".

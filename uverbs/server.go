@@ -53,6 +53,17 @@ type Server struct {
 	devices  []*Device // by minor number; nil where one is free
 	gone     []*Device // that have left zombies
 	onChange []func()
+
+	pipes sync.Map // *quota.User to the chan struct{} of pipeGate.user
+}
+
+// pipeGate returns the bound of threads at the pipes of a context of a user.
+func (s *Server) pipeGate(u *quota.User) *pipeGate {
+	c, ok := s.pipes.Load(u)
+	if !ok {
+		c, _ = s.pipes.LoadOrStore(u, make(chan struct{}, maxUserAtPipes))
+	}
+	return newPipeGate(c.(chan struct{}))
 }
 
 // NewServer makes a server and registers it as a client of core. Close it after the last File. It may sleep.

@@ -138,13 +138,7 @@ func TestRemovalWithFullAsyncFile(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
 	e := p.f.events.fallback
-	for i := 0; ; i++ {
-		e.mu.Lock()
-		full := e.sent < len(e.records)
-		e.mu.Unlock()
-		if full {
-			break
-		}
+	for i := 0; !written(e); i++ {
 		w.now(func() { w.handle.DispatchEvent(ib.EventPortActive, i) })
 	}
 	must(t, w.core.Unregister(w.handle))

@@ -1,0 +1,176 @@
+package remote_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+	"verbena/internal/testutil"
+	"verbena/verbs"
+	verbsservice "verbena/verbs/service"
+)
+
+// channelOf makes a completion channel, and returns the descriptor of its reading end.
+func channelOf(t *testing.T, d *verbs.Device) (*verbs.Channel, int) {
+	t.Helper()
+	before := readingEnds()
+	ch, err := d.CreateChannel()
+	must(t, err)
+	fd := -1
+	testutil.Eventually(t, "the program alone to have the reading end", func() bool {
+		n := 0
+		for pipe, fds := range readingEnds() {
+			if before[pipe] == nil {
+				fd = fds[0]
+				n += len(fds)
+			}
+		}
+		return n == 1
+	})
+	return ch, fd
+}
+
+// readingEnds are the descriptors of the reading ends of pipes that this process has, by their inodes.
+func readingEnds() map[string][]int {
+	ends := map[string][]int{}
+	list, _ := filepath.Glob("/proc/self/fd/*")
+	for _, path := range list {
+		what, _ := os.Readlink(path)
+		fd, _ := strconv.Atoi(filepath.Base(path))
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err == nil && strings.HasPrefix(what, "pipe:") && flags&unix.O_ACCMODE == unix.O_RDONLY {
+			ends[what] = append(ends[what], fd)
+		}
+	}
+	return ends
+}
+
+// holdPipe has a thread hold the kernel's lock of a pipe that is not empty, until release: splice(2) to a socket waits with it until the socket
+// takes what is in the pipe. So does read(2) into memory that does not answer.
+func holdPipe(t *testing.T, fd int) (release func()) {
+	t.Helper()
+	var s [2]int
+	s, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	for buf := make([]byte, 1<<10); ; {
+		if err := unix.Sendto(s[0], buf, unix.MSG_DONTWAIT, nil); err != nil {
+			break
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = unix.Splice(fd, nil, s[0], nil, 4096, 0)
+	}()
+	time.Sleep(50 * time.Millisecond)
+	return func() {
+		unix.Close(s[1])
+		<-done
+		unix.Close(s[0])
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wired is a pair of connected queue pairs, whose completions are reported on a channel.
+type wired struct {
+	t          *testing.T
+	from, to   *verbs.QP
+	sent, came *verbs.CQ
+	mr         *verbs.MR
+}
+
+func wire(t *testing.T, d *verbs.Device, ch *verbs.Channel) (w wired) {
+	t.Helper()
+	w.t = t
+	pd, err := d.AllocPD()
+	must(t, err)
+	w.sent, err = d.CreateCQ(16, ch)
+	must(t, err)
+	w.came, err = d.CreateCQ(16, ch)
+	must(t, err)
+	w.mr, err = pd.Alloc(4096, verbs.LocalWrite)
+	must(t, err)
+	w.from, err = pd.CreateQP(verbs.QPInit{SendCQ: w.sent, RecvCQ: w.sent, SendWRs: 16, RecvWRs: 16, Inline: 64})
+	must(t, err)
+	w.to, err = pd.CreateQP(verbs.QPInit{SendCQ: w.came, RecvCQ: w.came, SendWRs: 16, RecvWRs: 16, Inline: 64})
+	must(t, err)
+	must(t, verbs.ConnectPair(w.from, w.to))
+	return w
+}
+
+func (w wired) send() {
+	w.t.Helper()
+	must(w.t, w.to.PostRecv(&verbs.RecvWR{Local: w.mr.SGE(0, 64)}))
+	must(w.t, w.from.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 8)}))
+}
+
+// TestHeldPipes: programs that hold the pipes of their completion channels, so that no write to them ends, hold up neither the completions of
+// others nor the reset of the device, and cost few threads.
+func TestHeldPipes(t *testing.T) {
+	srv, loc := newService(t, "127.91.13.2")
+	s, err := verbsservice.At(loc.Socket)
+	must(t, err)
+	open := func() *verbs.Device {
+		d, err := s.Open("")
+		must(t, err)
+		t.Cleanup(func() { d.Close() })
+		return d
+	}
+	victim := wire(t, open(), nil)
+	works := func() {
+		t.Helper()
+		victim.send()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if _, err := victim.came.Wait(ctx, make([]verbs.WC, 4)); err != nil {
+			t.Fatalf("another program waits for its completion: %v", err)
+		}
+	}
+	works()
+	before := threads(t)
+
+	d := open()
+	var pairs []wired
+	for range 12 {
+		ch, fd := channelOf(t, d)
+		for range 5 {
+			w := wire(t, d, ch)
+			must(t, w.sent.Arm(false))
+			must(t, w.came.Arm(false))
+			pairs = append(pairs, w)
+		}
+		pairs[len(pairs)-1].send()
+		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(pfd, 5000); n != 1 {
+			t.Fatal("no event comes", err)
+		}
+		release := holdPipe(t, fd)
+		defer release()
+	}
+	for _, w := range pairs {
+		w.send()
+	}
+	for range 20 {
+		works()
+	}
+	if n := threads(t) - before - 12; n > 12 { // each splice has a thread here
+		t.Errorf("%d threads are stopped", n)
+	}
+	began := time.Now()
+	must(t, srv.DevReset(ctl.DevReset{Name: "rxe0"}))
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the reset has taken %v", took)
+	}
+}

@@ -1,0 +1,23 @@
+//go:build !race
+
+package uverbs
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// With the race detector a goroutine that starts takes memory.
+func TestCompletionEventDoesNotAllocate(t *testing.T) {
+	p := newWorld(t).start(byWrite)
+	ch := p.channel()
+	o := p.f.objects.find(p.createCQ(ch, 1)).res.(*cqObject)
+	buf := make([]byte, compRecordSize)
+	if n := testing.AllocsPerRun(200, func() {
+		o.channel.completed(&o.comp, 1)
+		unix.Read(ch, buf)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
