@@ -2,9 +2,11 @@ package remote_test
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -197,4 +199,60 @@ func TestLingeringDescriptors(t *testing.T) {
 	if a := b.ask(devfile.Request{Op: devfile.OpForget}); a.Err() != nil {
 		t.Error(a.Err())
 	}
+}
+
+// TestMemoryFiles: OpMemory takes a client's /proc/self/mem and maps, and nothing else; again and again it costs no more.
+func TestMemoryFiles(t *testing.T) {
+	srv, loc := newService(t, "127.91.13.1")
+	files := map[string]int{}
+	for _, name := range []string{"/proc/self/mem", "/proc/self/maps", "/proc/self/smaps", "/proc/self/environ", "/dev/zero"} {
+		fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		must(t, err)
+		defer unix.Close(fd)
+		files[filepath.Base(name)] = fd
+	}
+	for _, test := range []struct {
+		names string
+		ok    bool
+	}{
+		{"mem maps", true}, {"", false}, {"mem", false}, {"maps mem", false}, {"mem mem", false}, {"mem smaps", false}, {"environ maps", false},
+		{"zero maps", false}, {"mem zero", false}, {"mem maps maps", false},
+	} {
+		a := attack(t, loc, "rxe0")
+		var fds []int
+		for _, name := range strings.Fields(test.names) {
+			fds = append(fds, files[name])
+		}
+		must(t, a.c.Ask(devfile.Request{Op: devfile.OpMemory}, fds...))
+		a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		answer, _, err := a.c.Answered()
+		if ok := err == nil && answer.Err() == nil; ok != test.ok {
+			t.Errorf("%q: %v %v", test.names, answer, err)
+		}
+		if test.ok {
+			before := held(srv)
+			for range 50 {
+				if x := a.ask(devfile.Request{Op: devfile.OpMemory}, fds...); x.Err() != nil {
+					t.Error(x.Err())
+				}
+			}
+			if now := held(srv); now != before {
+				t.Errorf("OpMemory again: %s are held, before %s", now, before)
+			}
+		}
+		a.close()
+	}
+}
+
+// held is what users hold of a service, but for connections, which the tests themselves make.
+func held(s *service.Service) string {
+	var b strings.Builder
+	for _, u := range s.Users(func(uid int) bool { return uid >= 0 }) {
+		for _, h := range u.Holds {
+			if h.Held > 0 && h.Kind != "connections" {
+				fmt.Fprintf(&b, "%s %d, ", h.Kind, h.Held)
+			}
+		}
+	}
+	return b.String()
 }

@@ -216,18 +216,18 @@ func (f *File) greet(c devfile.Conn) error {
 	return err
 }
 
-// accept looks at the descriptors that came with a request, and returns them with an error if they are not what it takes. The descriptor that
-// OpMemory brings is that of a /proc/PID/mem, whose close waits for nobody.
-func (f *File) accept(r devfile.Request, fds []int) ([]int, error) {
+// accept looks at the descriptors that came with a request, and returns them with an error if they are not what it takes. The close of those
+// that OpMemory brings waits for nobody.
+func (f *File) accept(r devfile.Request, fds []int) (_ []int, err error) {
 	switch {
-	case r.Op != devfile.OpMemory && len(fds) > 0, len(fds) > 1:
-		return fds, fmt.Errorf("%d descriptors came with request %d, which does not take them: %w", len(fds), r.Op, syscall.EINVAL)
-	case len(fds) == 1:
-		if err := umem.IsProcMem(fds[0]); err != nil {
-			return fds, err
+	case r.Op != devfile.OpMemory && len(fds) > 0, r.Op == devfile.OpMemory && len(fds) != devfile.MemoryFiles:
+		err = fmt.Errorf("%d descriptors came with request %d: %w", len(fds), r.Op, syscall.EINVAL)
+	case r.Op == devfile.OpMemory:
+		if err = umem.IsProcMem(fds[0]); err == nil {
+			err = umem.IsProcMaps(fds[1])
 		}
 	}
-	return fds, nil
+	return fds, err
 }
 
 // Strays returns the descriptors that the client has sent where none belong. They are the caller's, whom closing them may take as long as the

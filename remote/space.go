@@ -3,7 +3,6 @@ package remote
 import (
 	"fmt"
 	"os"
-	"strconv"
 	"sync/atomic"
 	"syscall"
 
@@ -57,33 +56,32 @@ func (s *space) close() {
 // memoryDescriptors is what the memory of a client costs the service: two files of /proc, and a pidfd.
 const memoryDescriptors = 3
 
-// takeMemory makes the client's own memory part of the space. The descriptor is its /proc/self/mem, opened by itself: it reaches no more than
-// the client does. The mappings, which say what may be written, the service looks at itself.
+// takeMemory makes the client's own memory part of the space. The descriptors are its /proc/self/mem and /proc/self/maps, opened by itself: they
+// reach no more than the client does. Files that the service opened by the number of the process would be those of a set-uid program that it
+// executes meanwhile, whose mappings are nobody's business.
 func (f *File) takeMemory(fds []int) (err error) {
-	fail := func(err error) error { return fmt.Errorf("take over the memory of process %d: %w", f.client.PID, err) }
-	if len(fds) != 1 {
-		return fail(fmt.Errorf("the descriptor of /proc/self/mem did not come: %w", syscall.EINVAL))
+	mem, maps := os.NewFile(uintptr(fds[0]), "mem"), os.NewFile(uintptr(fds[1]), "maps")
+	pidfd := -1
+	fail := func(err error) error {
+		mem.Close()
+		maps.Close()
+		if pidfd >= 0 {
+			unix.Close(pidfd)
+		}
+		return fmt.Errorf("take over the memory of process %d: %w", f.client.PID, err)
 	}
-	mem := os.NewFile(uintptr(fds[0]), "mem")
 	if f.space.process.Load() != nil {
 		mem.Close()
+		maps.Close()
 		return nil
 	}
-	maps, err := os.Open("/proc/" + strconv.Itoa(f.client.PID) + "/maps")
-	if err != nil {
-		mem.Close()
-		return fail(fmt.Errorf("%w; allocate buffers by Device.Alloc or PD.Alloc instead", err))
-	}
-	pidfd, err := unix.PidfdOpen(f.client.PID, unix.PIDFD_NONBLOCK)
-	if err != nil {
-		mem.Close()
-		maps.Close()
+	if pidfd, err = unix.PidfdOpen(f.client.PID, unix.PIDFD_NONBLOCK); err != nil {
 		return fail(err)
 	}
-	if err := f.take(quota.Descriptors, memoryDescriptors); err != nil {
-		mem.Close()
-		maps.Close()
-		unix.Close(pidfd)
+	if exited(f.client.Process) { // the number may be another's
+		return fail(syscall.ESRCH)
+	}
+	if err := f.user.Take(quota.Descriptors, memoryDescriptors); err != nil {
 		return fail(err)
 	}
 	var copies *umem.Copies
@@ -94,12 +92,10 @@ func (f *File) takeMemory(fds []int) (err error) {
 		PID: f.client.PID, Pidfd: os.NewFile(uintptr(pidfd), "pidfd"), Mem: mem, Maps: maps, Bound: true, Copies: copies,
 	})
 	if err != nil {
-		return fail(err)
+		f.user.Give(quota.Descriptors, memoryDescriptors)
+		return err
 	}
-	if exited(f.client.Process) { // the number may have been another's
-		p.Close()
-		return fail(syscall.ESRCH)
-	}
+	f.taken = append(f.taken, charge{quota.Descriptors, memoryDescriptors})
 	f.space.process.Store(p)
 	return nil
 }

@@ -160,29 +160,34 @@ func (s *Files) gone() bool {
 
 // IsProcMem reports an error unless a descriptor is of some /proc/PID/mem: another file might block whoever reads it, or be changed. It asks the
 // file system only about a file that is at such a path, since that of a FUSE server need not answer.
-func IsProcMem(fd int) error {
+func IsProcMem(fd int) error { return isProc(fd, "mem") }
+
+// IsProcMaps does the same for /proc/PID/maps.
+func IsProcMaps(fd int) error { return isProc(fd, "maps") }
+
+func isProc(fd int, file string) error {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-	if err != nil || !isMemPath(name) {
-		return fmt.Errorf("a file that should be /proc/PID/mem is %q: %w", name, unix.EINVAL)
+	if err != nil || !isProcPath(name, file) {
+		return fmt.Errorf("a file that should be /proc/PID/%s is %q: %w", file, name, unix.EINVAL)
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return fmt.Errorf("look at a file that should be /proc/PID/mem: %w", err)
+		return fmt.Errorf("look at a file that should be /proc/PID/%s: %w", file, err)
 	}
 	if fs.Type != unix.PROC_SUPER_MAGIC {
-		return fmt.Errorf("a file that should be /proc/PID/mem is of another file system than proc: %w", unix.EINVAL)
+		return fmt.Errorf("a file that should be /proc/PID/%s is of another file system than proc: %w", file, unix.EINVAL)
 	}
 	return nil
 }
 
-// isMemPath knows /proc/PID/mem and /proc/PID/task/TID/mem; the names of processes below /proc cannot be chosen.
-func isMemPath(name string) bool {
+// isProcPath knows /proc/PID/FILE and /proc/PID/task/TID/FILE; the names of processes below /proc cannot be chosen.
+func isProcPath(name, file string) bool {
 	var pid, tid int
-	if n, err := fmt.Sscanf(name, "/proc/%d/task/%d/mem", &pid, &tid); n == 2 && err == nil {
-		return name == fmt.Sprintf("/proc/%d/task/%d/mem", pid, tid)
+	if n, _ := fmt.Sscanf(name, "/proc/%d/task/%d/", &pid, &tid); n == 2 {
+		return name == fmt.Sprintf("/proc/%d/task/%d/%s", pid, tid, file)
 	}
-	n, err := fmt.Sscanf(name, "/proc/%d/mem", &pid)
-	return n == 1 && err == nil && name == fmt.Sprintf("/proc/%d/mem", pid)
+	n, _ := fmt.Sscanf(name, "/proc/%d/", &pid)
+	return n == 1 && name == fmt.Sprintf("/proc/%d/%s", pid, file)
 }
 
 // move reads or writes. Access by the file ignores the protection of pages, so the mappings are looked up first; if the

@@ -45,7 +45,7 @@ func (f *cmFile) Write(s *transport.Scratch, n int) error {
 	if f.closed {
 		return transport.ErrClosed
 	}
-	_, _, err := f.ask(devfile.Request{Op: devfile.OpWrite, Addr: s.Addr, N: uint64(n)}, -1)
+	_, _, err := f.ask(devfile.Request{Op: devfile.OpWrite, Addr: s.Addr, N: uint64(n)})
 	return err
 }
 

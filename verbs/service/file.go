@@ -121,7 +121,7 @@ func (f *file) Ioctl(s *transport.Scratch) error {
 
 // command keeps the descriptor that comes with the answer for Events.
 func (f *file) command(r devfile.Request) error {
-	a, fd, err := f.ask(r, -1)
+	a, fd, err := f.ask(r)
 	if fd >= 0 {
 		f.events.Lock()
 		defer f.events.Unlock()
@@ -142,7 +142,12 @@ func (f *file) handOver() error {
 		return fmt.Errorf("give the service access to memory that is not a buffer of the device: %w", err)
 	}
 	defer mem.Close()
-	if _, _, err := f.ask(devfile.Request{Op: devfile.OpMemory}, int(mem.Fd())); err != nil {
+	maps, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return fmt.Errorf("give the service access to memory that is not a buffer of the device: %w", err)
+	}
+	defer maps.Close()
+	if _, _, err := f.ask(devfile.Request{Op: devfile.OpMemory}, int(mem.Fd()), int(maps.Fd())); err != nil {
 		return err
 	}
 	f.handed = true
@@ -197,7 +202,7 @@ func (f *file) Events(number uint32) (*transport.Events, error) {
 	}
 	e, err := transport.EventsOf(fd, number)
 	if err == nil {
-		e.OnClose(func() { _, _, _ = f.ask(devfile.Request{Op: devfile.OpForget, N: uint64(number)}, -1) })
+		e.OnClose(func() { _, _, _ = f.ask(devfile.Request{Op: devfile.OpForget, N: uint64(number)}) })
 	}
 	return e, err
 }

@@ -68,16 +68,11 @@ func (x *session) close() {
 	x.signal.Close()
 }
 
-// ask sends a request, and a descriptor with it unless fd is negative, and returns the answer and the descriptor that came with it, -1 for none.
-func (x *session) ask(r devfile.Request, fd int) (devfile.Answer, int, error) {
+// ask sends a request, and descriptors with it, and returns the answer and the descriptor that came with it, -1 for none.
+func (x *session) ask(r devfile.Request, with ...int) (devfile.Answer, int, error) {
 	x.asking.Lock()
 	defer x.asking.Unlock()
-	var err error
-	if fd < 0 {
-		err = x.c.Ask(r)
-	} else {
-		err = x.c.Ask(r, fd)
-	}
+	err := x.c.Ask(r, with...)
 	var a devfile.Answer
 	var fds []int
 	if err == nil {
@@ -100,7 +95,7 @@ func (x *session) ask(r devfile.Request, fd int) (devfile.Answer, int, error) {
 
 // allocate asks for a piece of the buffer file, which is mapped at an address.
 func (x *session) allocate(addr uint64, n int) (offset uint64, err error) {
-	a, _, err := x.ask(devfile.Request{Op: devfile.OpAlloc, Addr: addr, N: uint64(n)}, -1)
+	a, _, err := x.ask(devfile.Request{Op: devfile.OpAlloc, Addr: addr, N: uint64(n)})
 	return a.N, err
 }
 

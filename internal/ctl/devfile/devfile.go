@@ -22,7 +22,7 @@
 // # Descriptors
 //
 // The close of a descriptor may take as long as whoever has made it likes: that of a socket that lingers, or of a file of a FUSE server. So the
-// service receives descriptors on nothing but the connection, one at most, with the one request that takes one; any other ends the connection.
+// service receives descriptors on nothing but the connection, with the one request that takes some; any others end the connection.
 package devfile
 
 import (
@@ -51,11 +51,15 @@ const (
 	// OpAlloc asks for N bytes of the buffer file, for the client to map at Addr. Both are multiples of the page size. Answer.N is the offset in
 	// the file. They stay until the file is closed.
 	OpAlloc
-	// OpMemory hands over the client's whole memory: /proc/self/mem comes with it. From then on Addr may be anywhere.
+	// OpMemory hands over the client's whole memory: /proc/self/mem and /proc/self/maps come with it, which the client has opened itself, so that
+	// they are of one address space that it may access, and stay so. From then on Addr may be anywhere.
 	OpMemory
 	// OpForget says that the client has closed the event file whose number is N.
 	OpForget
 )
+
+// MemoryFiles is how many descriptors come with OpMemory.
+const MemoryFiles = 2
 
 // Request is what a client sends.
 type Request struct {
@@ -150,7 +154,7 @@ func (c Conn) send(b []byte, fds []int) error {
 // request that has begun has to come within a time. It may sleep; io.EOF at the end.
 func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
 	var b [requestSize]byte
-	if fds, err = c.receive(b[:], 1, rest); err != nil {
+	if fds, err = c.receive(b[:], MemoryFiles, rest); err != nil {
 		return r, fds, err
 	}
 	return Request{
