@@ -31,6 +31,13 @@ func newService(t testing.TB, addr string) (*service.Service, ctl.Location) {
 		t.Fatal(err)
 	}
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}
+	serve(t, srv, loc)
+	return srv, loc
+}
+
+// serve has a service answer until the end of the test.
+func serve(t testing.TB, srv *service.Service, loc ctl.Location) {
+	t.Helper()
 	l, err := service.Listen(loc, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +54,22 @@ func newService(t testing.TB, addr string) (*service.Service, ctl.Location) {
 		}
 		l.Release()
 	})
-	return srv, loc
+}
+
+// connPair is a connection, and its other end.
+func connPair(t testing.TB) (devfile.Conn, *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	must(t, err)
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "end")
+		c, err := net.FileConn(f)
+		f.Close()
+		must(t, err)
+		ends[i] = c.(*net.UnixConn)
+	}
+	return devfile.Conn{UnixConn: ends[0]}, ends[1]
 }
 
 // attacker is an open device file, as a client has it.

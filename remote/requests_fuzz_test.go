@@ -1,0 +1,199 @@
+package remote_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+	"verbena/internal/ctl/devfile"
+	"verbena/internal/testutil"
+	"verbena/service"
+)
+
+// panics counts the panics that a service has logged.
+type panics struct{ n atomic.Int64 }
+
+func (p *panics) Write(b []byte) (int, error) {
+	if strings.Contains(string(b), "panic") {
+		p.n.Add(1)
+		os.Stderr.Write(b)
+	}
+	return len(b), nil
+}
+
+// besieged is a service for hostile clients.
+type besieged struct {
+	srv    *service.Service
+	loc    ctl.Location
+	panics panics
+}
+
+// It takes the first address that is free of some: when fuzzing, several processes have one.
+func besiege(t testing.TB) *besieged {
+	t.Helper()
+	b := &besieged{loc: ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}}
+	limits := service.DefaultLimits(true)
+	var err error
+	for host := 10; b.srv == nil && host < 20; host++ {
+		b.srv, err = service.New(service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{fmt.Sprintf("127.91.13.%d", host)}}},
+			Limits: &limits, Log: slog.New(slog.NewTextHandler(&b.panics, nil))})
+	}
+	must(t, err)
+	serve(t, b.srv, b.loc)
+	return b
+}
+
+// window is where a client has its commands: far from what this process has mapped.
+const window, windowSize = 0x4000_0000_0000, 64 << 10
+
+// siege sends what random bytes say: commands in shared memory that is rewritten meanwhile, requests that make no sense, and what can be done to
+// the shared files. The service has to answer, or end the connection.
+func siege(t testing.TB, b *besieged, device string, seed uint64, steps int) {
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	a := attack(t, b.loc, device)
+	defer a.close()
+	ask := func(r devfile.Request, fds ...int) (answer devfile.Answer, ok bool) {
+		if a.c.Ask(r, fds...) != nil {
+			return answer, false
+		}
+		a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		answer, got, err := a.c.Answered()
+		devfile.CloseAll(got)
+		if err != nil && os.IsTimeout(err) {
+			t.Errorf("seed %d: no answer to %+v", seed, r)
+		}
+		return answer, err == nil
+	}
+	w, ok := ask(devfile.Request{Op: devfile.OpAlloc, Addr: window, N: windowSize})
+	if !ok || w.Err() != nil {
+		t.Fatal(w.Err())
+	}
+	mem, err := unix.Mmap(a.fds[devfile.BufferFile], int64(w.N), windowSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(t, err)
+	defer unix.Munmap(mem)
+	page := uint64(os.Getpagesize())
+	odd := []uint64{0, 1, page, window, window + windowSize - 8, window + windowSize, 1 << 47, 1 << 63, -page, 1<<64 - 1}
+	number := func() uint64 {
+		switch rnd.IntN(4) {
+		case 0:
+			return odd[rnd.IntN(len(odd))]
+		case 1:
+			return window + rnd.Uint64N(windowSize)
+		case 2:
+			return page * rnd.Uint64N(64)
+		}
+		return rnd.Uint64() >> rnd.IntN(64)
+	}
+	for range steps {
+		r := devfile.Request{Op: devfile.Op(rnd.IntN(8)), Addr: number(), N: number()}
+		switch r.Op {
+		case devfile.OpWrite: // a header that may be right, and numbers that may be handles, addresses and sizes
+			size := 8 + 4*rnd.IntN(60)
+			binary.LittleEndian.PutUint32(mem, rnd.Uint32N(64)|rnd.Uint32N(8)/7<<31)
+			binary.LittleEndian.PutUint16(mem[4:], uint16(size/4))
+			binary.LittleEndian.PutUint16(mem[6:], uint16(rnd.IntN(64)))
+			binary.LittleEndian.PutUint64(mem[8:], window+4096)
+			for i := 16; i < size; i += 4 {
+				binary.LittleEndian.PutUint32(mem[i:], uint32(rnd.IntN(1<<rnd.IntN(10))))
+			}
+			if device == devfile.ConnectionManager {
+				binary.LittleEndian.PutUint16(mem[4:], uint16(size-8))
+			}
+			r.Addr, r.N = window, uint64(size)
+		case devfile.OpIoctl:
+			for i := 0; i < 128; i += 2 {
+				binary.LittleEndian.PutUint16(mem[i:], uint16(rnd.IntN(1<<rnd.IntN(16))))
+			}
+			r.Addr = window
+		case devfile.OpMemory:
+			if rnd.IntN(8) > 0 {
+				continue // mostly the end of the connection
+			}
+		}
+		fd := a.fds[1+rnd.IntN(len(a.fds)-1)]
+		switch rnd.IntN(12) {
+		case 0:
+			_ = unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<20)
+		case 1:
+			_ = unix.Fallocate(fd, 0, 0, 8<<20)
+		case 2:
+			_ = unix.Ftruncate(fd, rnd.Int64N(16<<20))
+		case 3:
+			_, _ = unix.Pwrite(fd, []byte{0xff, 0xff, 0xff, 0xff}, rnd.Int64N(1<<16))
+		case 4:
+			_, _ = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, 1<<rnd.IntN(6))
+		}
+		if _, ok := ask(r); !ok {
+			return
+		}
+	}
+}
+
+// TestSieges is some random sieges; FuzzRequests is for more of them.
+func TestSieges(t *testing.T) {
+	b := besiege(t)
+	before := held(b.srv)
+	for seed := range uint64(60) {
+		siege(t, b, []string{"rxe0", "rxe0", devfile.ConnectionManager}[seed%3], seed, 100)
+	}
+	testutil.Eventually(t, "what was held to be given back", func() bool { return held(b.srv) == before })
+	if n := b.panics.n.Load(); n > 0 {
+		t.Errorf("%d panics", n)
+	}
+}
+
+func FuzzRequests(f *testing.F) {
+	b := besiege(f)
+	f.Add(uint64(1), false)
+	f.Fuzz(func(t *testing.T, seed uint64, cm bool) {
+		device := "rxe0"
+		if cm {
+			device = devfile.ConnectionManager
+		}
+		siege(t, b, device, seed, 300)
+		if n := b.panics.n.Load(); n > 0 {
+			t.Fatalf("%d panics", n)
+		}
+	})
+}
+
+// FuzzFrames has both ends of the protocol read what makes no sense.
+func FuzzFrames(f *testing.F) {
+	f.Add([]byte{1, 0, 0, 0}, true)
+	f.Add(binary.LittleEndian.AppendUint64(make([]byte, 4), 1<<30), false)
+	f.Fuzz(func(t *testing.T, data []byte, request bool) {
+		c, peer := connPair(t)
+		defer c.Close()
+		go func() {
+			defer peer.Close()
+			_, _ = peer.Write(data)
+		}()
+		for {
+			var fds []int
+			var err error
+			if request {
+				_, fds, err = c.Requested(time.Second)
+			} else {
+				var a devfile.Answer
+				a, fds, err = c.Answered()
+				_ = a.Err()
+			}
+			if len(fds) > 0 {
+				t.Fatal("descriptors that nobody has sent")
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+}
