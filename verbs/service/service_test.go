@@ -6,14 +6,11 @@ import (
 	"testing"
 
 	"verbena/internal/ctl"
-	"verbena/internal/leaktest"
 	server "verbena/service"
 	"verbena/verbs"
 	"verbena/verbs/internal/suite"
 	"verbena/verbs/service"
 )
-
-func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // newService is a service in this process with devices, one for each address.
 func newService(t testing.TB, opts server.Options) *service.Service {

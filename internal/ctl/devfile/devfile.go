@@ -235,12 +235,12 @@ func (c Conn) Answered() (a Answer, fds []int, err error) {
 	a.N = binary.LittleEndian.Uint64(b[8:])
 	a.Number = binary.LittleEndian.Uint32(b[16:])
 	if n := binary.LittleEndian.Uint32(b[4:]); n > 0 {
-		text := make([]byte, min(n, maxText))
-		_, err := io.ReadFull(c, text)
-		if err == nil && n > maxText {
-			err = fmt.Errorf("an error of %d bytes came, %d is the limit: %w", n, maxText, syscall.EPROTO)
+		if n > maxText {
+			CloseAll(fds)
+			return a, nil, fmt.Errorf("an error of %d bytes is announced, %d is the limit: %w", n, maxText, syscall.EPROTO)
 		}
-		if err != nil {
+		text := make([]byte, n)
+		if _, err := io.ReadFull(c, text); err != nil {
 			CloseAll(fds)
 			return a, nil, err
 		}

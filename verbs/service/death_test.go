@@ -1,0 +1,158 @@
+package service_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/internal/ctl"
+	"verbena/internal/leaktest"
+	server "verbena/service"
+	"verbena/verbs"
+	"verbena/verbs/service"
+)
+
+// beService has the test binary be a service, at the socket that it names.
+const beService = "VERBENA_TEST_SERVICE"
+
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(beService); socket != "" {
+		serveUntilKilled(socket)
+	}
+	leaktest.Main(m)
+}
+
+func serveUntilKilled(socket string) {
+	srv, err := server.New(server.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.13.6"}}}})
+	if err == nil {
+		var l *server.Listener
+		if l, err = server.Listen(ctl.Location{Socket: socket}, nil); err == nil {
+			err = srv.Serve(l)
+		}
+	}
+	os.Stderr.WriteString(err.Error())
+	os.Exit(1)
+}
+
+// startService is a service in a process of its own, which kill kills.
+func startService(t *testing.T) (s *service.Service, kill func()) {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "socket")
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), beService+"="+socket)
+	cmd.Stderr = os.Stderr
+	must(t, cmd.Start())
+	kill = func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	t.Cleanup(kill)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	c, err := ctl.Await(ctx, ctl.Location{Socket: socket})
+	must(t, err)
+	c.Close()
+	s, err = service.At(socket)
+	must(t, err)
+	return s, kill
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestServiceKilled: when the service is killed, whoever waits returns, what is outstanding is flushed, and calls fail.
+func TestServiceKilled(t *testing.T) {
+	s, kill := startService(t)
+	x, y := newEnd(t, s, 4096), newEnd(t, s, 4096)
+	x.connect(y)
+	x.recv(3)
+	d, err := s.Open("")
+	must(t, err)
+	defer d.Close()
+	ch, err := d.CreateChannel()
+	must(t, err)
+	own, err := d.CreateCQ(16, nil)
+	must(t, err)
+	m, err := s.ConnectionManager()
+	must(t, err)
+	defer m.Close()
+
+	waits := map[string]func() error{
+		"Channel.Wait": func() error { _, err := ch.Wait(t.Context()); return err },
+		"CQ.Wait":      func() error { _, err := own.Wait(t.Context(), make([]verbs.WC, 1)); return err },
+		"NextEvent":    func() error { _, err := d.NextEvent(t.Context()); return err },
+	}
+	type end struct {
+		what string
+		err  error
+	}
+	ends := make(chan end, len(waits))
+	for what, wait := range waits {
+		go func() { ends <- end{what, wait()} }()
+	}
+	stop := make(chan struct{})
+	calls := make(chan error, 1)
+	go func() { // calls are under way
+		for {
+			select {
+			case <-stop:
+				calls <- nil
+				return
+			default:
+			}
+			if _, err := d.AllocPD(); err != nil {
+				calls <- err
+				return
+			}
+		}
+	}()
+	time.Sleep(50 * time.Millisecond)
+	kill()
+	timeout := time.After(10 * time.Second)
+	for range waits {
+		select {
+		case e := <-ends:
+			if !errors.Is(e.err, io.EOF) && !errors.Is(e.err, syscall.EIO) {
+				t.Errorf("%s: %v, want io.EOF or EIO", e.what, e.err)
+			}
+		case <-timeout:
+			t.Fatal("a call still waits")
+		}
+	}
+	close(stop)
+	select {
+	case err := <-calls:
+		if err != nil && !errors.Is(err, syscall.EIO) {
+			t.Errorf("AllocPD: %v, want EIO", err)
+		}
+	case <-timeout:
+		t.Fatal("AllocPD hangs")
+	}
+	flushed := 0
+	for deadline := time.Now().Add(10 * time.Second); flushed < 3 && time.Now().Before(deadline); {
+		n, err := x.cq.Poll(x.wc)
+		must(t, err)
+		for i := range n {
+			if x.wc[i].Status != verbs.Flushed {
+				t.Errorf("completion %+v, want a flush error", x.wc[i])
+			}
+		}
+		flushed += n
+	}
+	if flushed != 3 {
+		t.Errorf("%d of 3 receives are flushed", flushed)
+	}
+	if err := x.qp.PostSend(&verbs.SendWR{Opcode: verbs.Send}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("PostSend: %v, want EIO", err)
+	}
+}
