@@ -1,12 +1,14 @@
 package remote_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +19,8 @@ import (
 	"verbena/internal/leaktest"
 	"verbena/internal/testutil"
 	"verbena/service"
+	"verbena/verbs"
+	verbsservice "verbena/verbs/service"
 )
 
 // The clients of these tests are hostile: they speak the protocol by hand.
@@ -277,4 +281,124 @@ func held(s *service.Service) string {
 		}
 	}
 	return b.String()
+}
+
+// TestAbandoned: clients that go without a word, at any point, leave nothing behind; those that ask and never read are disconnected, and harm no
+// others.
+func TestAbandoned(t *testing.T) {
+	b := besiege(t)
+	s, err := verbsservice.At(b.loc.Socket)
+	must(t, err)
+	before, files := held(b.srv), openFiles()
+	raw := func() *net.UnixConn {
+		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: b.loc.Socket, Net: "unix"})
+		must(t, err)
+		return c
+	}
+	request := func(name string) []byte {
+		body := fmt.Appendf(nil, `{"protocol":%d,"op":"open","name":%q}`, ctl.Protocol, name)
+		return append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
+	}
+	for i := range 300 {
+		switch name := []string{"rxe0", devfile.ConnectionManager, "rxe7"}[i%3]; i % 5 {
+		case 0: // in the middle of the request to open
+			c, msg := raw(), request(name)
+			_, _ = c.Write(msg[:i*7%len(msg)])
+			c.Close()
+		case 1: // before the answer to it
+			c := raw()
+			_, _ = c.Write(request(name))
+			c.Close()
+		case 2: // in the middle of a request, with others before it that nobody reads the answers to
+			c := raw()
+			_, _ = c.Write(request(name))
+			_, _ = c.Write(make([]byte, 24*(i%9)+i%24))
+			c.Close()
+		case 3:
+			a := attack(t, b.loc, "rxe0")
+			a.ask(devfile.Request{Op: devfile.OpAlloc, Addr: window, N: windowSize})
+			_, _ = a.c.Write(make([]byte, 24*(i%9)+i%24))
+			a.close()
+		case 4: // with everything that a program has
+			d, err := s.Open("")
+			must(t, err)
+			w := wire(t, d, nil)
+			w.send()
+			must(t, d.Close())
+		}
+	}
+	testutil.Eventually(t, "what was held to be given back", func() bool { return held(b.srv) == before && openFiles() == files })
+	if n := b.panics.n.Load(); n > 0 {
+		t.Errorf("%d panics", n)
+	}
+}
+
+// openFiles counts the descriptors of this process, but for those that a service keeps to spare.
+func openFiles() (n int) {
+	list, _ := filepath.Glob("/proc/self/fd/*")
+	for _, path := range list {
+		if what, err := os.Readlink(path); err == nil && what != os.DevNull {
+			n++
+		}
+	}
+	return n
+}
+
+// TestStopAtAnyPoint: the end of the service, and resets and removals of the device, while clients open, use and close devices.
+func TestStopAtAnyPoint(t *testing.T) {
+	for round := range 6 {
+		b := besiege(t)
+		s, err := verbsservice.At(b.loc.Socket)
+		must(t, err)
+		var clients sync.WaitGroup
+		stop := make(chan struct{})
+		for range 4 {
+			clients.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					d, err := s.Open("")
+					if err != nil {
+						continue
+					}
+					if pd, err := d.AllocPD(); err == nil {
+						if mr, err := pd.Alloc(4096, verbs.LocalWrite); err == nil {
+							_ = mr.Close()
+						}
+						cq, err := d.CreateCQ(16, nil)
+						if err == nil {
+							qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cq, RecvCQ: cq, SendWRs: 4, RecvWRs: 4})
+							if err == nil {
+								_ = verbs.ConnectPair(qp, qp)
+								_ = qp.PostSend(&verbs.SendWR{Opcode: verbs.Send})
+							}
+						}
+					}
+					d.Close()
+				}
+			})
+		}
+		for i := range 8 {
+			time.Sleep(time.Duration(round+1) * time.Millisecond)
+			switch i % 3 {
+			case 0:
+				_ = b.srv.DevReset(ctl.DevReset{Name: "rxe0"})
+			case 1:
+				_ = b.srv.DevUnplug("rxe0")
+			case 2:
+				_ = b.srv.DevPlug("rxe0")
+			}
+		}
+		b.srv.Stop()
+		must(t, b.srv.Close())
+		close(stop)
+		clients.Wait()
+		testutil.Eventually(t, "what was held to be given back", func() bool { return held(b.srv) == "" })
+		if n := b.panics.n.Load(); n > 0 {
+			t.Errorf("%d panics", n)
+		}
+	}
 }
