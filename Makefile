@@ -80,6 +80,10 @@ soak-kill: build ## ROUNDS (default 10000) of programs that are killed at random
 soak-users: build ## ROUNDS (default 1000) of programs or launchers of two users that are stopped or killed at random moments
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),1000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestSoakUsers$$' ./test/e2e
 
+.PHONY: soak-wakeups
+soak-wakeups: ## WAKEUPS (default 3m20s) for each number of queue pairs, of posts at random moments to a service whose poller falls asleep
+	WAKEUPS=$(or $(WAKEUPS),3m20s) $(GO) test -count=1 -timeout 2h -v -run '^TestWakeups$$' ./verbs/service
+
 .PHONY: soak-connections
 soak-connections: build ## ROUNDS (default 10) of 1000 connections that are set up and torn down at once, while one packet in fifty is lost
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10) $(GO) test -count=1 -timeout 2h -v -tags e2e -run '^TestManyConnections$$' ./test/e2e

@@ -372,7 +372,9 @@ func TestStopAtAnyPoint(t *testing.T) {
 						if err == nil {
 							qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cq, RecvCQ: cq, SendWRs: 4, RecvWRs: 4})
 							if err == nil {
-								_ = verbs.ConnectPair(qp, qp)
+								if p, err := qp.Local(); err == nil {
+									_ = qp.Connect(p)
+								}
 								_ = qp.PostSend(&verbs.SendWR{Opcode: verbs.Send})
 							}
 						}
