@@ -496,7 +496,7 @@ func (e *eventFile) close() {
 	}
 	e.state = eventsClosed
 	e.flush()
-	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) // ends awaitRoom
+	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) //verbena:allow nosleep it ends awaitRoom, and waits for nobody
 }
 
 // deserted reports whether the program has closed its end for good, or the file is closed.
