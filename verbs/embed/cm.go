@@ -2,6 +2,7 @@ package embed
 
 import (
 	"net/netip"
+	"sync"
 
 	"verbena/ib"
 	"verbena/rdmacm"
@@ -11,29 +12,50 @@ import (
 	"verbena/verbs/internal/cmid"
 )
 
-// ConnectionManager makes the connection manager of the core's devices. There can be one for a core; m is one that there is, nil makes one,
-// which Manager.Close ends. It may sleep.
+// ConnectionManager opens the connection manager of the core's devices. There can be one for a core: m is one that there is. With nil it is the
+// Stack's own, made for the first who opens it, and ended when the last has closed it. It may sleep.
 func (s *Stack) ConnectionManager(m *rdmacm.Manager) (*cm.Manager, error) {
-	own := m == nil
-	if own {
+	if m != nil {
+		return cm.New(manager{m, func() {}}), nil
+	}
+	o := &s.cm
+	o.Lock()
+	defer o.Unlock()
+	if o.users == 0 {
 		var err error
-		if m, err = rdmacm.New(s.core, rdmacm.Config{}); err != nil {
+		if o.m, err = rdmacm.New(s.core, rdmacm.Config{}); err != nil {
 			return nil, err
 		}
 	}
-	return cm.New(manager{m, own}), nil
+	o.users++
+	return cm.New(manager{o.m, sync.OnceFunc(o.put)}), nil
+}
+
+// ownManager is the Stack's connection manager.
+type ownManager struct {
+	//verbena:program those of this program who open and close the connection manager
+	sync.Mutex
+	m     *rdmacm.Manager
+	users int
+}
+
+func (o *ownManager) put() {
+	o.Lock()
+	defer o.Unlock()
+	if o.users--; o.users == 0 {
+		o.m.Close()
+		o.m = nil
+	}
 }
 
 // manager is a cmid.Backend.
 type manager struct {
 	m   *rdmacm.Manager
-	own bool
+	end func()
 }
 
 func (b manager) Close() error {
-	if b.own {
-		b.m.Close()
-	}
+	b.end()
 	return nil
 }
 

@@ -33,6 +33,7 @@ type Stack struct {
 	core *ib.Core
 	srv  *uverbs.Server
 	own  []func() // end the devices that are the stack's own
+	cm   ownManager
 }
 
 // New makes a Stack on the devices of a core, those that come later included. Close it after the devices that were opened on it. It may

@@ -51,6 +51,35 @@ func TestVerbs(t *testing.T) {
 	suite.Run(t, suite.Config{Open: func() (*verbs.Device, error) { return s.Open("") }})
 }
 
+// TestConnectionManagers: the connection manager of a Stack can be opened several times, and serves until the last has closed it.
+func TestConnectionManagers(t *testing.T) {
+	s, _ := newStack(t)
+	at := netip.MustParseAddrPort("127.0.0.1:0")
+	for range 2 {
+		a, err := s.ConnectionManager(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := s.ConnectionManager(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		l, err := b.Listen(at, 0)
+		if err != nil {
+			t.Fatalf("listen after another has closed the manager: %v", err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestConnections: package cm on a device in this process.
 func TestConnections(t *testing.T) {
 	s, _ := newStack(t)
