@@ -327,7 +327,16 @@ func TestAbandoned(t *testing.T) {
 			must(t, d.Close())
 		}
 	}
-	testutil.Eventually(t, "what was held to be given back", func() bool { return held(b.srv) == before && openFiles() == files })
+	var left string
+	defer func() {
+		if t.Failed() {
+			t.Logf("left: %s", left)
+		}
+	}()
+	testutil.Eventually(t, "what was held to be given back", func() bool {
+		left = fmt.Sprintf("%s; %d files, before %d", held(b.srv), openFiles(), files)
+		return held(b.srv) == before && openFiles() == files
+	})
 	if n := b.panics.n.Load(); n > 0 {
 		t.Errorf("%d panics", n)
 	}

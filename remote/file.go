@@ -68,8 +68,8 @@ type inode struct{ dev, ino uint64 }
 const (
 	// firstNumber is the first of an event file: larger than what a program would take for a descriptor of its own.
 	firstNumber = 1 << 20
-	// maxEvents bounds how many event files a client keeps numbers for.
-	maxEvents = 1 << 16
+	// maxEvents bounds how many event files a client keeps numbers for, which it is not charged for once it has closed them.
+	maxEvents = 1 << 13
 	// maxWindows bounds the pieces that the buffers of a client are in.
 	maxWindows = 1 << 14
 	// maxCommand is the largest that is read of a command.

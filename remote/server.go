@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
 
@@ -93,9 +94,17 @@ func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 // connectionDescriptors is what a connection costs the service, beside the connection: a pidfd, two shared files, the signal, the doorbell.
 const connectionDescriptors = 5
 
-// lockLimit is the client's RLIMIT_MEMLOCK.
-func (f *File) lockLimit() (uint64, error) {
-	limit, err := umem.LockLimit(f.client.PID)
+// lockLimit is the client's RLIMIT_MEMLOCK. Of a process that is not wholly the client's any more, since it executes a set-uid program, the
+// capabilities do not count: others may use the connection meanwhile.
+func (f *File) lockLimit() (limit uint64, err error) {
+	var st unix.Stat_t
+	if err = unix.Stat("/proc/"+strconv.Itoa(f.client.PID), &st); err == nil {
+		if int(st.Uid) == f.client.UID {
+			limit, err = umem.LockLimit(f.client.PID)
+		} else {
+			limit, err = umem.SoftLockLimit(f.client.PID)
+		}
+	}
 	if err != nil || exited(f.client.Process) { // the number may be another's by now
 		return 0, umem.ErrLimit
 	}

@@ -32,6 +32,15 @@ func LockLimit(pid int) (uint64, error) {
 	return limit, nil
 }
 
+// SoftLockLimit is the process's soft RLIMIT_MEMLOCK, whatever capabilities it has. It may sleep.
+func SoftLockLimit(pid int) (uint64, error) {
+	limit, err := lockLimitFromProc(pid)
+	if err != nil {
+		return 0, fmt.Errorf("read the locked memory limit of process %d: %w", pid, err)
+	}
+	return limit, nil
+}
+
 func lockLimit(pid int) (uint64, error) {
 	caps, err := procField(pid, "status", "CapEff:")
 	if err != nil {

@@ -133,9 +133,9 @@ func (f *File) WithFD(use func(fd int) error) error {
 	return use(int(f.file.Fd()))
 }
 
-// Alloc returns a new region of at least size bytes, zeroed and rounded up to whole pages. The first region of a
-// file is at offset 0. The error wraps ENOMEM when the file system is full or the user's limit is reached. It may
-// sleep.
+// Alloc returns a new region of at least size bytes, rounded up to whole pages. It is zeroed, unless the program has
+// written to that part of the file already. The first region of a file is at offset 0. The error wraps ENOMEM when the file
+// system is full or the user's limit is reached. It may sleep.
 //
 // Shared.Free may be called more than once; Close frees what is left.
 func (f *File) Alloc(size int) (Shared, error) {

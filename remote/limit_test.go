@@ -1,0 +1,76 @@
+package remote
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
+	"verbena/umem"
+)
+
+// TestLimitOfSetUID: a client that executes a set-uid program lends nobody that program's capabilities, by the connection that others keep.
+func TestLimitOfSetUID(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	const client = 65534
+	dir, err := os.MkdirTemp("/var/tmp", "verbena-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	os.Chmod(dir, 0o755)
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(sleep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "sleep")
+	if err := os.WriteFile(program, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, setUID := range []bool{false, true} {
+		if setUID {
+			if err := os.Chmod(program, os.ModeSetuid|0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cmd := exec.Command("sh", "-c", "ulimit -l 8; exec "+program+" 60")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: client, Gid: client}}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testutil.Eventually(t, "the program to be executed", func() bool {
+			exe, _ := os.Readlink("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/exe")
+			return exe == program
+		})
+		pidfd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := &File{client: Client{PID: cmd.Process.Pid, UID: client, Process: os.NewFile(uintptr(pidfd), "pidfd")}}
+		if setUID {
+			if l, err := umem.LockLimit(cmd.Process.Pid); err != nil || l != umem.Unlimited {
+				t.Log("the program does not run set-uid here")
+			}
+		}
+		if l, err := f.lockLimit(); err != nil || l != 8<<10 {
+			t.Errorf("set-uid %v: limit %d, %v; want %d", setUID, l, err, 8<<10)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if _, err := f.lockLimit(); err == nil {
+			t.Error("a process that has ended has a limit")
+		}
+		f.client.Process.Close()
+	}
+}
