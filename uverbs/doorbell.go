@@ -22,6 +22,7 @@ type doorbells struct {
 
 	mu       sync.Mutex
 	list     []*qpObject
+	changes  uint64 // of list
 	silenced bool
 }
 
@@ -93,6 +94,7 @@ func (d *doorbells) silence() {
 //
 //verbena:held mu
 func (d *doorbells) publish() {
+	d.changes++
 	if n := len(d.list); n == 0 || n > maxScan {
 		d.few.Store(nil)
 		return
@@ -222,9 +224,19 @@ func (f *File) RingPosted(c Caller, s *Scan, all bool) (found bool, err error) {
 			found = f.ringNew(c, qp, all, &h) || found
 		}
 	}
-	for rest := true; rest; rest = rest && all {
+	if all {
+		s.next = 0
+	}
+	var before uint64
+	for rest, first := true, true; rest; rest, first = rest && all, false {
 		var n int
-		n, rest = f.bells.some(s)
+		var changes uint64
+		n, changes, rest = f.bells.some(s)
+		if first {
+			before = changes
+		}
+		// One that has taken the place of another, which was removed, may not have been looked at: it is to be tried again.
+		found = found || all && changes != before
 		for _, qp := range s.window[:n] {
 			if f.ringNew(c, qp, all, &h) {
 				found = true
@@ -236,8 +248,9 @@ func (f *File) RingPosted(c Caller, s *Scan, all bool) (found bool, err error) {
 	return found, nil
 }
 
-// some puts the next queue pairs into the window, and reports how many, and whether there are others before the end of the list.
-func (d *doorbells) some(s *Scan) (n int, rest bool) {
+// some puts the next queue pairs into the window, and reports how many, how often the list has changed, and whether there are others before its
+// end.
+func (d *doorbells) some(s *Scan) (n int, changes uint64, rest bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.next >= len(d.list) {
@@ -245,7 +258,7 @@ func (d *doorbells) some(s *Scan) (n int, rest bool) {
 	}
 	n = copy(s.window[:], d.list[s.next:])
 	s.next += n
-	return n, s.next < len(d.list)
+	return n, d.changes, s.next < len(d.list)
 }
 
 // ringNew rings for a queue pair if it has more posted than the last time, or anything with all. It reports whether there was more.
