@@ -363,6 +363,35 @@ func (p *program) bells(t testing.TB, n int) ([]*qpObject, []*bellQueue) {
 	return qps, queues
 }
 
+// RingPosted with all looks at every queue pair, wherever the rounds before have got to.
+func TestRingPostedLooksAtAll(t *testing.T) {
+	p := newWorld(t).start(byIoctl)
+	qps, queues := p.bells(t, 5*maxScan)
+	for _, qp := range qps {
+		p.f.bells.add(qp)
+	}
+	defer p.f.bells.silence()
+	var scan Scan
+	for rounds := range 7 {
+		for range rounds {
+			if _, err := p.f.RingPosted(p, &scan, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, q := range queues {
+			q.rung.Store(0)
+		}
+		if _, err := p.f.RingPosted(p, &scan, true); err != nil {
+			t.Fatal(err)
+		}
+		for i, q := range queues {
+			if q.rung.Load() == 0 {
+				t.Fatalf("after %d rounds, queue pair %d is not looked at", rounds, i)
+			}
+		}
+	}
+}
+
 // Threads ring while another removes queue pairs and makes them known again, and in the end silences all: when remove or silence
 // has returned none is being rung, or will be.
 func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
