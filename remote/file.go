@@ -31,7 +31,7 @@ type File struct {
 	user   *quota.User
 	taken  []charge
 
-	acct  *umem.Account
+	acct  *account
 	space space
 
 	signal *os.File // the service's end
@@ -97,6 +97,9 @@ func (f *File) release() {
 	}
 	if f.bell >= 0 {
 		unix.Close(f.bell)
+	}
+	if f.acct != nil {
+		f.acct.put()
 	}
 	f.space.close()
 	for _, c := range f.taken {
@@ -328,13 +331,13 @@ func (o opener) PID() int               { return o.f.client.PID }
 func (o opener) Name() string           { return o.f.client.Name }
 func (o opener) UID() int               { return o.f.client.UID }
 func (o opener) User() *quota.User      { return o.f.user }
-func (o opener) Account() *umem.Account { return o.f.acct }
+func (o opener) Account() *umem.Account { return o.f.acct.Account }
 
 // caller is the client as it issues a command. (uverbs.Caller)
 type caller struct{ f *File }
 
 func (c caller) Space() umem.Space      { return &c.f.space }
-func (c caller) Account() *umem.Account { return c.f.acct }
+func (c caller) Account() *umem.Account { return c.f.acct.Account }
 
 // InstallFD keeps a duplicate for the answer to the command.
 func (c caller) InstallFD(fd int, _ bool) (int, error) {

@@ -57,20 +57,69 @@ func TestLimitOfSetUID(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := &File{client: Client{PID: cmd.Process.Pid, UID: client, Process: os.NewFile(uintptr(pidfd), "pidfd")}}
+		c := Client{PID: cmd.Process.Pid, UID: client, Process: os.NewFile(uintptr(pidfd), "pidfd")}
 		if setUID {
 			if l, err := umem.LockLimit(cmd.Process.Pid); err != nil || l != umem.Unlimited {
 				t.Log("the program does not run set-uid here")
 			}
 		}
-		if l, err := f.lockLimit(); err != nil || l != 8<<10 {
+		if l, err := c.lockLimit(); err != nil || l != 8<<10 {
 			t.Errorf("set-uid %v: limit %d, %v; want %d", setUID, l, err, 8<<10)
 		}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-		if _, err := f.lockLimit(); err == nil {
+		if _, err := c.lockLimit(); err == nil {
 			t.Error("a process that has ended has a limit")
 		}
-		f.client.Process.Close()
+		c.Process.Close()
+	}
+}
+
+// TestAccountOfProcess: all files of a process count against one limit, and the next process with its number has another.
+func TestAccountOfProcess(t *testing.T) {
+	s := New(Config{})
+	open := func(pid int) Client {
+		t.Helper()
+		pidfd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(pidfd), "pidfd")
+		t.Cleanup(func() { f.Close() })
+		return Client{PID: pid, UID: os.Getuid(), Process: f}
+	}
+	take := func(c Client) *account {
+		t.Helper()
+		a, err := s.accountOf(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c := open(cmd.Process.Pid)
+	a, b := take(c), take(c)
+	if a.Account != b.Account {
+		t.Error("two files of a process have two accounts")
+	}
+	if own := take(open(os.Getpid())); own.Account == a.Account {
+		t.Error("two processes have one account")
+	} else {
+		own.put()
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	next := take(c)
+	if next.Account == a.Account {
+		t.Error("a process has the account of one that has ended")
+	}
+	for _, x := range []*account{a, next, b} {
+		x.put()
+	}
+	if len(s.accounts) != 0 {
+		t.Errorf("left: %d accounts", len(s.accounts))
 	}
 }

@@ -37,8 +37,9 @@ type Config struct {
 type Server struct {
 	cfg Config
 
-	mu      sync.Mutex
-	pollers map[*quota.User]*poller
+	mu       sync.Mutex
+	pollers  map[*quota.User]*poller
+	accounts map[accountKey]*account
 }
 
 // New makes a Server.
@@ -46,7 +47,7 @@ func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{cfg: cfg, pollers: map[*quota.User]*poller{}}
+	return &Server{cfg: cfg, pollers: map[*quota.User]*poller{}, accounts: map[accountKey]*account{}}
 }
 
 // Client is the process at the other end of a connection, as the kernel knows it.
@@ -67,7 +68,6 @@ type Info struct {
 // device. It may sleep. Whatever becomes of it, the Client's Process is the Server's.
 func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.User(c.UID), events: map[uint32]inode{}, nextNumber: firstNumber}
-	f.acct = umem.NewLimitedAccount(f.lockLimit)
 	f.space.windows = umem.NewLocal()
 	defer func() {
 		if err != nil {
@@ -75,6 +75,9 @@ func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 		}
 	}()
 	if err := f.take(quota.Descriptors, connectionDescriptors); err != nil {
+		return nil, Info{}, err
+	}
+	if f.acct, err = s.accountOf(c); err != nil {
 		return nil, Info{}, err
 	}
 	if err := f.makeSignal(); err != nil {
@@ -91,24 +94,75 @@ func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 	return nil, Info{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w", name, syscall.ENODEV)
 }
 
-// connectionDescriptors is what a connection costs the service, beside the connection: a pidfd, two shared files, the signal, the doorbell.
-const connectionDescriptors = 5
+// connectionDescriptors is what a connection costs the service, beside the connection: a pidfd, that of its account, two shared files,
+// the signal, the doorbell.
+const connectionDescriptors = 6
 
 // lockLimit is the client's RLIMIT_MEMLOCK. Of a process that is not wholly the client's any more, since it executes a set-uid program, the
 // capabilities do not count: others may use the connection meanwhile.
-func (f *File) lockLimit() (limit uint64, err error) {
+func (c Client) lockLimit() (limit uint64, err error) {
 	var st unix.Stat_t
-	if err = unix.Stat("/proc/"+strconv.Itoa(f.client.PID), &st); err == nil {
-		if int(st.Uid) == f.client.UID {
-			limit, err = umem.LockLimit(f.client.PID)
+	if err = unix.Stat("/proc/"+strconv.Itoa(c.PID), &st); err == nil {
+		if int(st.Uid) == c.UID {
+			limit, err = umem.LockLimit(c.PID)
 		} else {
-			limit, err = umem.SoftLockLimit(f.client.PID)
+			limit, err = umem.SoftLockLimit(c.PID)
 		}
 	}
-	if err != nil || exited(f.client.Process) { // the number may be another's by now
+	if err != nil || exited(c.Process) { // the number may be another's by now
 		return 0, umem.ErrLimit
 	}
 	return limit, nil
+}
+
+// account is what all files of one process are charged to.
+type account struct {
+	*umem.Account
+	srv   *Server
+	key   accountKey
+	owner Client // with a pidfd of the account's own
+	users int    // files; under Server.mu
+}
+
+type accountKey struct{ pid, uid int }
+
+// accountOf returns the account of a client's process for one more file, which account.put ends.
+func (s *Server) accountOf(c Client) (*account, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := accountKey{c.PID, c.UID}
+	a := s.accounts[key]
+	if a == nil || exited(a.owner.Process) { // the number is another's now
+		var pidfd int
+		conn, err := c.Process.SyscallConn()
+		if err == nil {
+			cerr := conn.Control(func(fd uintptr) { pidfd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
+			err = errors.Join(err, cerr)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open process %d: %w", c.PID, err)
+		}
+		a = &account{srv: s, key: key, owner: c}
+		a.owner.Process = os.NewFile(uintptr(pidfd), "pidfd")
+		a.Account = umem.NewLimitedAccount(a.owner.lockLimit)
+		s.accounts[key] = a
+	}
+	a.users++
+	return a, nil
+}
+
+// put ends a file's use of the account.
+func (a *account) put() {
+	s := a.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.users--; a.users > 0 {
+		return
+	}
+	if s.accounts[a.key] == a {
+		delete(s.accounts, a.key)
+	}
+	a.owner.Process.Close()
 }
 
 // exited reports whether the process of a pidfd has ended: then the pidfd is readable.
