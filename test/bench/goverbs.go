@@ -129,7 +129,7 @@ func goSections() []Section {
 		client  = "perftest, verbena run"
 	)
 	latency := Section{Name: "go-latency", Title: "Package verbs: ping-pong of 64 bytes", Unit: "µs", Floor: relay, Peer: "TCP",
-		Note: "Half a round trip, typical. Embedded: both ends in one process; `verbena run`: two programs on one device of a service. The floor " +
+		Note: "Half a round trip, typical. Embedded: both ends in one process; `verbena run`: two programs on one device of a service; socket: the same, over the socket of the service. The floor " +
 			"is a relay by shared memory through a third process, where all three yield when there is nothing to do.",
 		Extras: []string{exMean, exP99}}
 	rate := Section{Name: "go-rate", Title: "Package verbs: messages of 64 bytes", Unit: "thousand messages a second", Floor: relayed, Peer: "TCP",
