@@ -51,6 +51,27 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
+// TestVerbsShared: the same over the socket of a service of root's, as another user, to whom nothing is left charged.
+func TestVerbsShared(t *testing.T) {
+	needRoot(t)
+	suite := buildSuite(t)
+	addr := loopback()
+	w := startService(t, user{"root", 0}, "", "--link", "rxe0="+addr, "--mode", "0666")
+	os.Chmod(filepath.Dir(w.socket), 0o755)
+	c := w.as(65534).cmd(w.deadline(100))
+	c.Path, c.Args = suite, []string{suite, "-test.v"}
+	c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr, "VERBS_SERVICE="+w.socket)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if r := w.resources(); len(r) != 0 {
+		t.Errorf("left: %v", r)
+	}
+	if out := w.out("res", "show"); strings.Contains(out, "65534") {
+		t.Errorf("charged to the user still: %s", out)
+	}
+}
+
 // TestVerbsQuiet: over the socket, a program posts and polls without system calls, but for those that wake the service after it has slept, which
 // it does when the program had no processor for some time, and sched_yield(2) when there is nothing to poll for.
 func TestVerbsQuiet(t *testing.T) {
