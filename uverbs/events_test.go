@@ -91,6 +91,7 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 					continue
 				}
 				p.notify(cq[c])
+				written(p.f.events.channels[0]) // many that wait would become one
 			}
 			if r := p.destroyCQ(cq['a']); r.CompEventsReported != test.a {
 				t.Errorf("a: %d reported, want %d", r.CompEventsReported, test.a)
