@@ -233,8 +233,8 @@ func (f *File) accept(r devfile.Request, fds []int) (_ []int, err error) {
 	return fds, err
 }
 
-// Strays returns the descriptors that the client has sent where none belong. They are the caller's, whom closing them may take as long as the
-// client likes: that is to come after Close, and the number of those that are being closed at a time is to be bounded.
+// Strays returns the descriptors that the client has sent where none belong. The caller closes them, after Close, and bounds how many it closes
+// at a time: each close may take as long as the client likes.
 func (f *File) Strays() []int { return f.strays }
 
 // Close closes the file. It may sleep.
@@ -262,7 +262,7 @@ func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
 	}()
 	n, err := f.do(r, fds)
 	if err != nil {
-		if f.installed != nil { // nobody names it
+		if f.installed != nil { // the client does not learn its number
 			f.installed.Close()
 			f.installed = nil
 			delete(f.events, f.number)

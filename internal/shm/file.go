@@ -316,7 +316,7 @@ func (f *File) Close() error {
 	}
 	for off, r := range f.regions {
 		f.forget(off, r)
-		if f.dir == nil { // who still has the file keeps no memory that nobody is charged for
+		if f.dir == nil { // a program that still has the file keeps no memory that is charged to no user
 			f.punch(off, int64(len(r.mem)))
 		}
 	}

@@ -8,7 +8,7 @@
 // # Memory
 //
 // The service touches no memory of the client but what the two share, and what the client has handed over explicitly ([OpMemory]). Shared are
-// two files that the service has made and that nobody can make shorter. The queue file is mapped as a device file is, at the offsets that
+// two files that the service has made and that cannot be made shorter. The queue file is mapped as a device file is, at the offsets that
 // responses to commands name. Of the buffer file the client gets a range by [OpAlloc], and maps it where it has said: commands name it by
 // those addresses. Commands themselves, and the places for their responses, lie in there as well.
 //
