@@ -55,6 +55,7 @@ type eventFile struct {
 	// the holder's alone.
 	records  []record
 	sent     int
+	writing  int  // records after those that are being written: the program may have read them
 	flushing bool // pump runs
 	full     bool // so was the pipe when it was last written to
 	mute     bool // the pipe does not answer, as far as is known
@@ -204,7 +205,7 @@ func (e *eventFile) raise(r record) {
 //verbena:held mu
 func (e *eventFile) add(r record) {
 	// An event that nobody could have read yet says it all: so there is not much more waiting than there are sources.
-	if r.src.waiting > 0 && (e.full || r.src.waiting >= maxWaiting) && slices.Contains(e.records[e.sent:], r) {
+	if r.src.waiting > 0 && (e.full || r.src.waiting >= maxWaiting) && slices.Contains(e.records[e.sent+e.writing:], r) {
 		return
 	}
 	e.records = append(e.records, r)
@@ -279,29 +280,38 @@ func (e *eventFile) work() pumpNext {
 
 // write writes some of what there is: pumpEnds if there is nothing. The caller has the turn.
 func (e *eventFile) write() pumpNext {
-	var buf [batch]byte
 	e.mu.Lock()
 	forget := e.sent >= cap(e.records)/2
-	n := 0
-	for _, r := range e.records[e.sent:min(len(e.records), e.sent+batch/e.size)] {
-		n += copy(buf[n:], r.data[:e.size])
-	}
 	e.mu.Unlock()
-	if n == 0 {
-		return pumpEnds
-	}
 	if forget {
 		e.forgetRead()
 	}
+	var buf [batch]byte
+	n := e.next(buf[:])
+	if n == 0 {
+		return pumpEnds
+	}
 	_, err := unix.Write(e.fd, buf[:n]) // all or nothing
-	return e.wrote(n/e.size, err)
+	return e.wrote(err)
 }
 
-// wrote notes that the next n records have been written, or not.
-func (e *eventFile) wrote(n int, err error) pumpNext {
+// next returns how many bytes of buf it has filled with the records that are to be written next. wrote must follow.
+func (e *eventFile) next(buf []byte) (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.full, e.mute = err == unix.EAGAIN, false
+	e.writing = min(len(e.records)-e.sent, len(buf)/e.size)
+	for _, r := range e.records[e.sent : e.sent+e.writing] {
+		n += copy(buf[n:], r.data[:e.size])
+	}
+	return n
+}
+
+// wrote notes that the records have been written, or not.
+func (e *eventFile) wrote(err error) pumpNext {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := e.writing
+	e.full, e.mute, e.writing = err == unix.EAGAIN, false, 0
 	switch err {
 	case nil:
 		for _, r := range e.records[e.sent : e.sent+n] {

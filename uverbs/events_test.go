@@ -418,3 +418,37 @@ func TestEventFilesAfterClose(t *testing.T) {
 	unix.Close(other[0])
 	unix.Close(other[1])
 }
+
+// TestEventAfterWrite: an event that comes while an equal one is being written is another, since the program may have read that, and asked
+// for the next, before the thread that writes is back. Otherwise it is one with that, where the pipe is full.
+func TestEventAfterWrite(t *testing.T) {
+	e, reader, err := newEventFile(compRecordSize, nil, nil)
+	must(t, err)
+	defer unix.Close(reader)
+	defer e.close()
+	e.turn <- struct{}{} // the test is who writes
+	src := &eventSource{}
+	e.completed(src, 0xa)
+	var buf [batch]byte
+	n := e.next(buf[:])
+	if n != e.size {
+		t.Fatalf("%d bytes of one event", n)
+	}
+	e.mu.Lock()
+	e.full = true // so it was when it was written to before
+	e.mu.Unlock()
+	for range 2 {
+		e.completed(src, 0xa)
+	}
+	if _, err := unix.Write(e.fd, buf[:n]); err != nil {
+		t.Fatal(err)
+	}
+	e.wrote(nil)
+	e.mu.Lock()
+	raised, waiting := src.raised, src.waiting
+	e.mu.Unlock()
+	if raised != 2 || waiting != 1 {
+		t.Errorf("%d events, %d of them still to be written; want 2 and 1", raised, waiting)
+	}
+	<-e.turn
+}
