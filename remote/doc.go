@@ -5,7 +5,7 @@
 //	  commands  ---- connection ---> File.Serve ----> uverbs.File, ucma.File
 //	  queues    <--- queue file ---> driver
 //	  buffers   <--- buffer file --> driver
-//	  posts     ---- queue file ---> poller --------> uverbs.File.RingPosted
+//	  posts     ---- queue file ---> poller.Pollers -> uverbs.File.RingPosted
 //	              (bell: wake up)
 //
 // # Trust
@@ -16,16 +16,4 @@
 // it is disconnected after a time, and so is one that sends descriptors where none belong, whose close may take as long as it likes. One command
 // of a connection runs at a time. The process that has connected may execute other programs, and others may use its connection: nothing is looked
 // up by its number but its limit of locked memory, without the capabilities of a set-uid program.
-//
-// # Polling
-//
-// While clients of a user post, one thread for all of the user's looks at their send queues, and yields the processor in between. When nothing
-// has been posted for a time it sleeps until a client rings.
-//
-//	           found nothing for linger        nothing posted meanwhile
-//	polling ------------------------> leaving --------------------> asleep
-//	   ^                                 |                            |
-//	   +--------- something posted ------+<---------- bell -----------+
-//
-// A thread that a doorbell stops, in memory of a program that does not answer, is replaced; it comes back to nothing but its end.
 package remote

@@ -22,6 +22,7 @@ import (
 	"verbena/uapi"
 	"verbena/umem"
 	"verbena/uverbs"
+	"verbena/uverbs/poller"
 )
 
 // File is a device file that a client has open. Serve answers the client, and Close ends the file; no other method is called meanwhile.
@@ -44,7 +45,7 @@ type File struct {
 
 	// Of a device.
 	uverbs *uverbs.File
-	poller *poller
+	polled *poller.Polled
 
 	// Of the connection manager.
 	cm       *ucma.File
@@ -141,21 +142,17 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 		f.memory.Close()
 		return fmt.Errorf("make a doorbell: eventfd: %w", err)
 	}
-	if f.poller, err = f.srv.pollerOf(f.user); err != nil {
-		f.memory.Close()
-		return err
-	}
 	if f.uverbs, err = f.srv.cfg.Uverbs.Open(d.Name(), opener{f}, f.memory); err != nil {
-		f.srv.done(f.poller)
 		f.memory.Close()
 		return err
 	}
-	if err := f.poller.add(f); err != nil {
+	f.polled, err = f.srv.pollers.Add(f.user, poller.Source{
+		File: f.uverbs, Bell: f.bell, Tell: f.memory.tell, Who: []any{"uid", f.client.UID, "pid", f.client.PID},
+	})
+	if err != nil {
 		f.uverbs.Close()
-		f.srv.done(f.poller)
-		return err
 	}
-	return nil
+	return err
 }
 
 // Serve answers the client until it closes the connection, or sends what makes no sense: that is the error, and is nil at a proper end. It
@@ -240,8 +237,7 @@ func (f *File) Strays() []int { return f.strays }
 // Close closes the file. It may sleep.
 func (f *File) Close() {
 	if f.uverbs != nil {
-		f.poller.remove(f)
-		f.srv.done(f.poller)
+		f.polled.Stop()
 		f.uverbs.Close()
 	}
 	f.closeCM()
@@ -401,8 +397,12 @@ func (m *memory) Depart() {
 	}
 }
 
-// say tells the client whether the poller is awake.
-func (m *memory) say(state uint32) {
+// tell tells the client whether the poller is awake.
+func (m *memory) tell(awake bool) {
+	state := devfile.Asleep
+	if awake {
+		state = devfile.Awake
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.control != nil && !m.gone {

@@ -17,6 +17,7 @@ import (
 	"verbena/uapi"
 	"verbena/umem"
 	"verbena/uverbs"
+	"verbena/uverbs/poller"
 )
 
 // Config configures a Server.
@@ -35,10 +36,10 @@ type Config struct {
 
 // Server opens device files. It is safe for concurrent use.
 type Server struct {
-	cfg Config
+	cfg     Config
+	pollers *poller.Pollers
 
 	mu       sync.Mutex
-	pollers  map[*quota.User]*poller
 	accounts map[accountKey]*account
 }
 
@@ -47,7 +48,7 @@ func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{cfg: cfg, pollers: map[*quota.User]*poller{}, accounts: map[accountKey]*account{}}
+	return &Server{cfg: cfg, pollers: poller.New(cfg.Log), accounts: map[accountKey]*account{}}
 }
 
 // Client is the process at the other end of a connection, as the kernel knows it.
@@ -183,31 +184,6 @@ func exited(pidfd *os.File) bool {
 		}
 	})
 	return over
-}
-
-// pollerOf returns the poller of a user for one more file, which done ends.
-func (s *Server) pollerOf(u *quota.User) (*poller, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p := s.pollers[u]
-	if p == nil {
-		var err error
-		if p, err = newPoller(s, u); err != nil {
-			return nil, err
-		}
-		s.pollers[u] = p
-	}
-	p.users++
-	return p, nil
-}
-
-func (s *Server) done(p *poller) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if p.users--; p.users == 0 {
-		delete(s.pollers, p.user)
-		go p.close() // which may have to wait for a thread that a program's memory stops
-	}
 }
 
 // errno returns what the client sees of an error.

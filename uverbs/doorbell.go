@@ -113,15 +113,21 @@ func (b *bell) set(on bool) {
 // holds are for doorbells, which allocate nothing.
 var holds = sync.Pool{New: func() any { return new(ib.Hold) }}
 
-// hold has the callbacks that come due run by this thread, when it calls runCallbacks. The caller, if it can, answers sooner where
+// hold has the callbacks that come due run by this thread, when it calls runCallbacks. s, if not nil, is told where
 // the doorbell is stopped in the memory of another program.
-func (f *File) hold(c Caller) *ib.Hold {
+func (f *File) hold(s ib.Staller) *ib.Hold {
 	h := holds.Get().(*ib.Hold)
 	user.HoldCallbacks(f.dev.ib, h)
-	if s, ok := c.(ib.Staller); ok {
+	if s != nil {
 		h.OnStall(s)
 	}
 	return h
+}
+
+// staller is the caller, if it can answer sooner.
+func staller(c Caller) ib.Staller {
+	s, _ := c.(ib.Staller)
+	return s
 }
 
 // runCallbacks ends a hold, if there is one.
@@ -134,7 +140,7 @@ func runCallbacks(h *ib.Hold) {
 
 // ring rings for a queue pair if wanted says so. It reports false if not, and if the queue pair is being removed or has been. The
 // first to ring begins the hold.
-func (f *File) ring(c Caller, qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
+func (f *File) ring(s ib.Staller, qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
 	b := &qp.bell
 	if !b.ringing.TryRLock() {
 		return false
@@ -144,7 +150,7 @@ func (f *File) ring(c Caller, qp *qpObject, wanted func(*qpObject) bool, h **ib.
 		return false
 	}
 	if *h == nil {
-		*h = f.hold(c)
+		*h = f.hold(s)
 	}
 	qp.user.Doorbell(*h)
 	return true
@@ -166,7 +172,7 @@ func (f *File) ringPosted(c Caller) (rang bool) {
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
 	for _, qp := range *few {
-		if f.ring(c, qp, hasPosted, &h) {
+		if f.ring(staller(c), qp, hasPosted, &h) {
 			rang = true
 		}
 	}
@@ -187,7 +193,7 @@ func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	}
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
-	return f.ring(c, qp.(*qpObject), canSend, &h)
+	return f.ring(staller(c), qp.(*qpObject), canSend, &h)
 }
 
 // Scan is how far RingPosted has come with many queue pairs, and which were busy. The zero Scan is at the beginning. It belongs to one
@@ -201,9 +207,9 @@ type Scan struct {
 
 // RingPosted rings for queue pairs in which more has been posted than when it last rang, for a program that announces nothing. Of many
 // queue pairs it looks at those that were busy lately and some others, with all at every one; and with all it rings for each that has
-// something posted, which may be what it has rung for before. It reports whether it has found anything new. EIO when the device has gone. It
-// may not sleep.
-func (f *File) RingPosted(c Caller, s *Scan, all bool) (found bool, err error) {
+// something posted, which may be what it has rung for before. on is told where the memory of a program stops that. It reports whether it has
+// found anything new. EIO when the device has gone. It may not sleep.
+func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err error) {
 	switch state := f.now(); {
 	case state.Makes():
 	case state == states.ContextFresh:
@@ -215,13 +221,13 @@ func (f *File) RingPosted(c Caller, s *Scan, all bool) (found bool, err error) {
 	defer func() { runCallbacks(h) }()
 	if few := f.bells.few.Load(); few != nil {
 		for _, qp := range *few {
-			found = f.ringNew(c, qp, all, &h) || found
+			found = f.ringNew(on, qp, all, &h) || found
 		}
 		return found, nil
 	}
 	for _, qp := range s.hot {
 		if qp != nil {
-			found = f.ringNew(c, qp, all, &h) || found
+			found = f.ringNew(on, qp, all, &h) || found
 		}
 	}
 	if all {
@@ -238,7 +244,7 @@ func (f *File) RingPosted(c Caller, s *Scan, all bool) (found bool, err error) {
 		// One that has taken the place of another, which was removed, may not have been looked at: it is to be tried again.
 		found = found || all && changes != before
 		for _, qp := range s.window[:n] {
-			if f.ringNew(c, qp, all, &h) {
+			if f.ringNew(on, qp, all, &h) {
 				found = true
 				s.hot[s.oldest] = qp
 				s.oldest = (s.oldest + 1) % len(s.hot)
@@ -262,7 +268,7 @@ func (d *doorbells) some(s *Scan) (n int, changes uint64, rest bool) {
 }
 
 // ringNew rings for a queue pair if it has more posted than the last time, or anything with all. It reports whether there was more.
-func (f *File) ringNew(c Caller, qp *qpObject, all bool, h **ib.Hold) (more bool) {
+func (f *File) ringNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more bool) {
 	b := &qp.bell
 	if !b.ringing.TryRLock() {
 		return false
@@ -283,7 +289,7 @@ func (f *File) ringNew(c Caller, qp *qpObject, all bool, h **ib.Hold) (more bool
 		return false
 	}
 	if *h == nil {
-		*h = f.hold(c)
+		*h = f.hold(s)
 	}
 	qp.user.Doorbell(*h)
 	return more
@@ -306,7 +312,7 @@ func (f *File) Ring(c Caller, handle uint32) error {
 	}
 	qp := o.(*qpObject)
 	var h *ib.Hold
-	rang := f.ring(c, qp, canSend, &h)
+	rang := f.ring(staller(c), qp, canSend, &h)
 	runCallbacks(h)
 	if !rang {
 		return fmt.Errorf("queue pair %d is in state %v, it cannot send: %w", qp.Num(), qp.State(), syscall.EINVAL)

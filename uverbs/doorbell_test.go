@@ -374,14 +374,14 @@ func TestRingPostedLooksAtAll(t *testing.T) {
 	var scan Scan
 	for rounds := range 7 {
 		for range rounds {
-			if _, err := p.f.RingPosted(p, &scan, false); err != nil {
+			if _, err := p.f.RingPosted(nil, &scan, false); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, q := range queues {
 			q.rung.Store(0)
 		}
-		if _, err := p.f.RingPosted(p, &scan, true); err != nil {
+		if _, err := p.f.RingPosted(nil, &scan, true); err != nil {
 			t.Fatal(err)
 		}
 		for i, q := range queues {

@@ -71,7 +71,7 @@ func (f *File) arm(c Caller, req uapi.ReqNotifyCQ) (armed bool) {
 	if !f.life.TryRLock() {
 		return false
 	}
-	h := f.hold(c)
+	h := f.hold(staller(c))
 	defer runCallbacks(h)
 	defer f.life.RUnlock()
 	cq, err := lookup[*cqObject](f, req.CQHandle)

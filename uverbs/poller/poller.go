@@ -1,0 +1,458 @@
+package poller
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/internal/quota"
+	"verbena/internal/sched"
+	"verbena/uverbs"
+)
+
+const (
+	// linger is how long a thread that finds nothing goes on: about what it costs to sleep and to be woken, so that it is never much worse than
+	// either.
+	linger = 50 * time.Microsecond
+	// allRounds is after how many rounds a thread looks at everything: see uverbs.File.RingPosted.
+	allRounds = 64
+	// tendTime is the least between two calls of Source.Tend while a thread is awake.
+	tendTime = 5 * time.Millisecond
+)
+
+// Ringer is an uverbs.File.
+type Ringer interface {
+	RingPosted(on ib.Staller, s *uverbs.Scan, all bool) (found bool, err error)
+	Fail(why error)
+}
+
+// Source is an open device file whose program posts without a call. Its functions are called by one thread at a time.
+type Source struct {
+	File Ringer
+	// Bell is an eventfd to which the program writes when it has posted, if Tell has last said that the thread is asleep.
+	Bell int
+	Tell func(awake bool)
+	// Watched instead of those adds an inotify watch for a file to which the program writes whenever it has posted.
+	Watched func(inotify int, mask uint32) (wd int, err error)
+	// Tend, if not nil, is called every few milliseconds while the thread is awake, and before it sleeps. It must not sleep.
+	Tend func()
+	// Who is the program, for the log.
+	Who []any
+}
+
+// Pollers are those of all users.
+type Pollers struct {
+	log *slog.Logger
+
+	mu sync.Mutex
+	of map[*quota.User]*poller
+}
+
+// New makes Pollers. The log gets what has no caller to be returned to.
+func New(log *slog.Logger) *Pollers { return &Pollers{log: log, of: map[*quota.User]*poller{}} }
+
+// Polled is a Source that is looked at, until Stop.
+type Polled struct {
+	Source
+	p     *poller
+	armed bool        // Watched, and a write will wake the thread; under poller.mu
+	scan  uverbs.Scan // of the thread that has busy
+	// busy is set by the thread that looks at the file. It stays set while that is stopped in a program's memory.
+	busy atomic.Bool
+	by   *runner // who has set it; under busy
+}
+
+// Add has the queues of a file looked at. The thread, if it is the user's first, and its descriptors are charged to the user.
+func (s *Pollers) Add(u *quota.User, from Source) (_ *Polled, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.of[u]
+	if p == nil {
+		if p, err = s.start(u); err != nil {
+			return nil, fmt.Errorf("poll send queues: %w", err)
+		}
+		s.of[u] = p
+	}
+	x := &Polled{Source: from, p: p}
+	if err := p.add(x); err != nil {
+		s.endUnused(p)
+		return nil, fmt.Errorf("poll send queues: %w", err)
+	}
+	return x, nil
+}
+
+// Stop ends that. A thread may be looking at the file still, which package uverbs waits for.
+func (x *Polled) Stop() {
+	s := x.p.set
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x.p.remove(x)
+	s.endUnused(x.p)
+}
+
+// endUnused ends a poller that has no file.
+//
+//verbena:held mu
+func (s *Pollers) endUnused(p *poller) {
+	if len(*p.files.Load()) == 0 {
+		delete(s.of, p.user)
+		go p.close() // which may have to wait for a thread that a program's memory stops
+	}
+}
+
+// poller looks at the send queues of a user's programs.
+type poller struct {
+	set  *Pollers
+	user *quota.User
+
+	epoll int // the bells
+	kick  int // an eventfd among them
+
+	files atomic.Pointer[[]*Polled] // replaced, not changed; under mu
+
+	mu      sync.Mutex
+	current *runner           // nil: closed
+	closed  bool              // so are the descriptors
+	inotify int               // among the bells; -1: nothing is watched
+	watches map[int32]*Polled // that are armed
+}
+
+// Descriptors is what a poller costs the service, beside what is watched.
+const Descriptors = 2
+
+func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
+	p := &poller{set: s, user: u, inotify: -1, watches: map[int32]*Polled{}}
+	p.files.Store(&[]*Polled{})
+	if err := u.Take(quota.Descriptors, Descriptors); err != nil {
+		return nil, err
+	}
+	if p.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		u.Give(quota.Descriptors, Descriptors)
+		return nil, fmt.Errorf("epoll_create1: %w", err)
+	}
+	if p.kick, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
+		err = p.hear(p.kick, unix.EPOLLIN)
+	}
+	if err == nil {
+		p.mu.Lock()
+		err = p.startLocked()
+		p.mu.Unlock()
+	}
+	if err != nil {
+		p.closeFiles()
+		return nil, err
+	}
+	return p, nil
+}
+
+// hear has a descriptor end sleep.
+func (p *poller) hear(fd int, events uint32) error {
+	if err := unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
+		return fmt.Errorf("epoll_ctl: %w", err)
+	}
+	return nil
+}
+
+func (p *poller) closeFiles() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	unix.Close(p.epoll)
+	if p.kick > 0 {
+		unix.Close(p.kick)
+	}
+	p.user.Give(quota.Descriptors, Descriptors)
+	if p.inotify >= 0 {
+		unix.Close(p.inotify)
+		p.user.Give(quota.Descriptors, 1)
+	}
+}
+
+// startLocked starts a thread. mu is held.
+//
+//verbena:held mu
+func (p *poller) startLocked() error {
+	if err := p.user.Take(quota.Workers, 1); err != nil {
+		return err
+	}
+	r := &runner{p: p, ended: make(chan struct{})}
+	p.current = r
+	go func() {
+		defer p.user.Give(quota.Workers, 1)
+		r.run()
+	}()
+	return nil
+}
+
+// close ends the thread, and waits for it unless it has been replaced.
+func (p *poller) close() {
+	p.mu.Lock()
+	r := p.current
+	p.current = nil
+	p.wakeLocked()
+	p.mu.Unlock()
+	<-r.ended
+	p.closeFiles()
+}
+
+// wakeLocked ends sleep. mu is held.
+//
+//verbena:held mu
+func (p *poller) wakeLocked() {
+	if !p.closed {
+		_, _ = unix.Write(p.kick, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	}
+}
+
+func (p *poller) add(x *Polled) error {
+	if x.Watched != nil {
+		if err := p.watch(); err != nil {
+			return err
+		}
+	} else if err := p.hear(x.Bell, unix.EPOLLIN|unix.EPOLLET); err != nil {
+		return err // with EPOLLET each ring is seen once, and none has to be taken
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := append(slices.Clone(*p.files.Load()), x)
+	p.files.Store(&list)
+	p.wakeLocked()
+	return nil
+}
+
+// watch makes what watches files, if there is none.
+func (p *poller) watch() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.inotify >= 0 {
+		return nil
+	}
+	if err := p.user.Take(quota.Descriptors, 1); err != nil {
+		return err
+	}
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err == nil {
+		if err = p.hear(fd, unix.EPOLLIN); err != nil {
+			unix.Close(fd)
+		}
+	}
+	if err != nil {
+		p.user.Give(quota.Descriptors, 1)
+		return fmt.Errorf("inotify: %w; see /proc/sys/fs/inotify/max_user_instances", err)
+	}
+	p.inotify = fd
+	return nil
+}
+
+func (p *poller) remove(x *Polled) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := slices.DeleteFunc(slices.Clone(*p.files.Load()), func(y *Polled) bool { return y == x })
+	p.files.Store(&list)
+	if x.Watched == nil {
+		_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, x.Bell, nil)
+		return
+	}
+	for wd, y := range p.watches {
+		if y == x {
+			delete(p.watches, wd)
+			_, _ = unix.InotifyRmWatch(p.inotify, uint32(wd))
+		}
+	}
+}
+
+// runner is the thread of a poller.
+type runner struct {
+	p     *poller
+	ended chan struct{}
+	known *[]*Polled // those that have been told that it is awake
+}
+
+// isCurrent reports whether the thread is the poller's still. If not, the one that is looks at the files that this one has been busy with.
+func (r *runner) isCurrent() bool {
+	p := r.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.current == r {
+		return true
+	}
+	p.wakeLocked()
+	return false
+}
+
+func (r *runner) run() {
+	defer close(r.ended)
+	runtime.LockOSThread() // it is not unlocked: the thread, whose scheduling was changed, ends
+	sched.Prompt()
+	// A program can take pages of its queues away (ftruncate): an error for it, not our end.
+	debug.SetPanicOnFault(true)
+	last := time.Now() // when something was found
+	tended := last
+	for round := 1; ; round++ {
+		if r.known != r.p.files.Load() {
+			r.say(true)
+		}
+		found := r.round(round%allRounds == 0)
+		if round%16 == 0 && !r.isCurrent() {
+			return
+		}
+		now := time.Now()
+		if now.Sub(tended) >= tendTime {
+			r.tend()
+			tended = now
+		}
+		if found {
+			last = now
+			continue
+		}
+		if now.Sub(last) < linger {
+			sched.Yield()
+			continue
+		}
+		r.tend()
+		r.say(false)
+		if found := r.round(true); !r.isCurrent() {
+			return
+		} else if !found {
+			r.p.sleep()
+		}
+		r.say(true)
+		last = time.Now()
+		tended = last
+	}
+}
+
+// say tells all programs whether they have to ring, as long as the thread is the poller's.
+func (r *runner) say(awake bool) {
+	p := r.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.current != r {
+		return
+	}
+	r.known = p.files.Load()
+	for _, x := range *r.known {
+		if x.Watched == nil {
+			x.Tell(awake)
+		} else if !awake && !x.armed {
+			p.armLocked(x)
+		}
+	}
+}
+
+// armLocked has the next write to a watched file end sleep: that alone, since a watch makes each write slower.
+//
+//verbena:held mu
+func (p *poller) armLocked(x *Polled) {
+	wd, err := x.Watched(p.inotify, unix.IN_MODIFY|unix.IN_ONESHOT)
+	if err != nil { // the file is closed, or there is no memory
+		if !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.ENOSPC) {
+			return
+		}
+		p.set.log.Warn("watch for doorbells", append([]any{"err", err}, x.Who...)...)
+		return
+	}
+	p.watches[int32(wd)] = x
+	x.armed = true
+}
+
+func (r *runner) tend() {
+	for _, x := range *r.p.files.Load() {
+		if x.Tend != nil {
+			x.Tend()
+		}
+	}
+}
+
+// round looks at all files once, and reports whether anything new was posted.
+func (r *runner) round(all bool) (found bool) {
+	for _, x := range *r.p.files.Load() {
+		if !x.busy.CompareAndSwap(false, true) {
+			continue // another thread is stopped there
+		}
+		x.by = r
+		found = x.look(all) || found
+		x.busy.Store(false)
+	}
+	return found
+}
+
+// look looks at a file.
+func (x *Polled) look(all bool) (found bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			err := fmt.Errorf("a doorbell made the service panic: %v", v)
+			x.p.set.log.Error(err.Error(), append([]any{"stack", string(debug.Stack())}, x.Who...)...)
+			x.File.Fail(err)
+		}
+	}()
+	found, _ = x.File.RingPosted(x, &x.scan, all) // of a device that has gone the program knows
+	return found
+}
+
+// Stalled is called when ringing takes long, since the memory of a program does not answer: another thread goes on with the user's other files.
+// (ib.Staller)
+func (x *Polled) Stalled() { go x.p.replace(x.by) }
+
+// replace starts another thread in place of one.
+func (p *poller) replace(r *runner) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.current == r {
+		_ = p.startLocked() // without another thread the user's other programs wait, too
+	}
+}
+
+// sleep waits for a bell, or for wakeLocked.
+func (p *poller) sleep() {
+	var events [64]unix.EpollEvent
+	n, err := unix.EpollWait(p.epoll, events[:], -1)
+	if err != nil {
+		return // EINTR
+	}
+	for _, e := range events[:n] {
+		if fd := int(e.Fd); fd == p.kick {
+			var b [8]byte
+			_, _ = unix.Read(fd, b[:])
+		} else {
+			p.written(fd)
+		}
+	}
+}
+
+// written notes which files have been written to, if a descriptor is what watches them: they are watched no more.
+func (p *poller) written(fd int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if fd != p.inotify {
+		return
+	}
+	var buf [64 * unix.SizeofInotifyEvent]byte
+	n, err := unix.Read(p.inotify, buf[:])
+	if err != nil {
+		return
+	}
+	for b := buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
+		wd, mask := int32(binary.NativeEndian.Uint32(b)), binary.NativeEndian.Uint32(b[4:])
+		b = b[unix.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(b[12:])):]
+		if mask&unix.IN_Q_OVERFLOW != 0 { // any may have been: to watch one again that is watched changes nothing
+			for _, x := range p.watches {
+				x.armed = false
+			}
+		}
+		if x := p.watches[wd]; x != nil && mask&unix.IN_IGNORED != 0 {
+			x.armed = false
+			delete(p.watches, wd)
+		}
+	}
+}

@@ -1,0 +1,227 @@
+package poller
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/internal/leaktest"
+	"verbena/internal/quota"
+	"verbena/internal/testutil"
+	"verbena/uverbs"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// file counts what is posted, which it takes for the number that was written last.
+type file struct {
+	posted, rung atomic.Int64
+	panics       atomic.Bool
+	failed       atomic.Pointer[error]
+}
+
+func (f *file) RingPosted(ib.Staller, *uverbs.Scan, bool) (bool, error) {
+	if f.panics.CompareAndSwap(true, false) {
+		panic("on purpose")
+	}
+	n := f.posted.Load()
+	return f.rung.Swap(n) != n, nil
+}
+
+func (f *file) Fail(why error) { f.failed.Store(&why) }
+
+// world is the pollers of a test, with one user.
+type world struct {
+	*testing.T
+	*Pollers
+	user *quota.User
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t, New(slog.New(slog.DiscardHandler)), quota.New(quota.Limits{}).User(1000)}
+	t.Cleanup(func() {
+		testutil.Eventually(t, "everything to be given back", func() bool {
+			for k := range quota.NumKinds {
+				if w.user.Held(k) != 0 {
+					return false
+				}
+			}
+			return true
+		})
+	})
+	return w
+}
+
+func (w *world) add(s Source) *Polled {
+	w.Helper()
+	x, err := w.Pollers.Add(w.user, s)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return x
+}
+
+// rings is a source with an eventfd, as a client over a socket has it.
+func (w *world) rings() (f *file, s Source, awake *atomic.Bool) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { unix.Close(fd) })
+	f, awake = &file{}, &atomic.Bool{}
+	return f, Source{File: f, Bell: fd, Tell: awake.Store}, awake
+}
+
+// writes is a source with a file on a memory file system, and the program's descriptor of it.
+func (w *world) writes() (f *file, s Source, program *os.File) {
+	dir, err := os.MkdirTemp("/dev/shm", "verbena-poller-test-")
+	if err != nil {
+		w.Skipf("no /dev/shm: %v", err)
+	}
+	w.Cleanup(func() { os.RemoveAll(dir) })
+	if program, err = os.Create(filepath.Join(dir, "queues")); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { program.Close() })
+	f = &file{}
+	return f, Source{File: f, Watched: func(inotify int, mask uint32) (int, error) {
+		return unix.InotifyAddWatch(inotify, program.Name(), mask)
+	}}, program
+}
+
+func (w *world) asleep(x *Polled) {
+	w.Helper()
+	testutil.Eventually(w, "the watch to be armed", func() bool {
+		x.p.mu.Lock()
+		defer x.p.mu.Unlock()
+		return x.armed
+	})
+}
+
+// TestBell: what is posted is seen while the thread is awake, and when it is asleep after the program has rung.
+func TestBell(t *testing.T) {
+	w := newWorld(t)
+	f, s, awake := w.rings()
+	x := w.add(s)
+	for i := range int64(200) {
+		f.posted.Store(i + 1)
+		if !awake.Load() {
+			unix.Write(s.Bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+		}
+		testutil.Eventually(t, "the post to be seen", func() bool { return f.rung.Load() == i+1 })
+		if i%10 == 0 {
+			testutil.Eventually(t, "the thread to sleep", func() bool { return !awake.Load() })
+		}
+	}
+	x.Stop()
+}
+
+// TestWatched: so is it where the program writes to a file, and of several files those that are not written to stay watched.
+func TestWatched(t *testing.T) {
+	w := newWorld(t)
+	var files [3]*file
+	var programs [3]*os.File
+	var all [3]*Polled
+	var tended atomic.Int64
+	for i := range files {
+		var s Source
+		files[i], s, programs[i] = w.writes()
+		s.Tend = func() { tended.Add(1) }
+		all[i] = w.add(s)
+	}
+	for i := range int64(300) {
+		at := int(i) % 2
+		files[at].posted.Store(i + 1)
+		programs[at].WriteString("doorbell")
+		testutil.Eventually(t, "the post to be seen", func() bool { return files[at].rung.Load() == i+1 })
+		if i%10 == 0 {
+			w.asleep(all[0])
+			w.asleep(all[1])
+		}
+	}
+	w.asleep(all[2])
+	files[2].posted.Store(1)
+	programs[2].WriteString("doorbell")
+	testutil.Eventually(t, "the post in a file that has been watched all the time", func() bool { return files[2].rung.Load() == 1 })
+	if tended.Load() == 0 {
+		t.Error("the files were not tended")
+	}
+	for _, x := range all {
+		x.Stop()
+	}
+}
+
+// TestWatchFails: a program that cannot be watched is refused, and nothing is left.
+func TestWatchFails(t *testing.T) {
+	w := newWorld(t)
+	w.user = quota.New(quota.Limits{quota.Descriptors: {PerUser: Descriptors}}).User(1000)
+	_, s, _ := w.writes()
+	if _, err := w.Pollers.Add(w.user, s); err == nil {
+		t.Fatal("added beyond the limit of descriptors")
+	} else if !strings.Contains(err.Error(), "descriptors") {
+		t.Error(err)
+	}
+}
+
+// TestPanic: a doorbell that panics is the device's failure, and the thread goes on.
+func TestPanic(t *testing.T) {
+	w := newWorld(t)
+	f, s, _ := w.rings()
+	f.panics.Store(true)
+	x := w.add(s)
+	testutil.Eventually(t, "the failure", func() bool { return f.failed.Load() != nil })
+	f.posted.Store(1)
+	unix.Write(s.Bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	testutil.Eventually(t, "the next post to be seen", func() bool { return f.rung.Load() == 1 })
+	x.Stop()
+}
+
+// TestReplacedRunner: a thread that is stopped at a file is replaced by another, once, which leaves that file alone; it ends when it comes
+// back, and the other looks at the file again.
+func TestReplacedRunner(t *testing.T) {
+	w := newWorld(t)
+	_, s, _ := w.rings()
+	x := w.add(s)
+	p := x.p
+	current := func() *runner {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.current
+	}
+	testutil.Eventually(t, "the file for the test", func() bool { return x.busy.CompareAndSwap(false, true) })
+	old := current()
+	x.by = old
+	x.Stalled()
+	testutil.Eventually(t, "another thread", func() bool { return current() != old })
+	replaced := current()
+	x.Stalled() // late
+	p.mu.Lock()
+	p.wakeLocked() // the old thread comes back
+	p.mu.Unlock()
+	<-old.ended
+	testutil.Eventually(t, "one thread to be left", func() bool { return w.user.Held(quota.Workers) == 1 })
+	if current() != replaced {
+		t.Error("the thread that has come back was replaced once more")
+	}
+	x.busy.Store(false)
+	p.mu.Lock()
+	p.wakeLocked()
+	p.mu.Unlock()
+	testutil.Eventually(t, "the other thread to look at the file", func() bool {
+		if !x.busy.CompareAndSwap(false, true) {
+			return false
+		}
+		by := x.by
+		x.busy.Store(false)
+		return by == replaced
+	})
+	x.Stop()
+}
+
