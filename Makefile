@@ -60,8 +60,8 @@ libraries: ## net/http, gRPC and others over rdmanet: a module of its own, with 
 	cd test/rdmanet && $(GO) vet ./... && $(GO) test -count=1 ./...
 
 .PHONY: e2e
-e2e: build ## the real programs, end to end
-	VERBENA=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout 18m -parallel 2 -tags e2e ./test/e2e/... | $(GO) run ./test/verdict -slowest 10
+e2e: build ## the real programs, end to end; DOORBELLS=native: with doorbells that are not trapped
+	VERBENA=$(CURDIR)/$(BIN) DOORBELLS=$(DOORBELLS) $(GO) test -json -count=1 -timeout 18m -parallel 2 -tags e2e ./test/e2e/... | $(GO) run ./test/verdict -slowest 10
 
 .PHONY: attack
 attack: build ## the attacks of one user on others and on the service, with their full counts

@@ -146,7 +146,7 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 		f.memory.Close()
 		return err
 	}
-	f.polled, err = f.srv.pollers.Add(f.user, poller.Source{
+	f.polled, err = f.srv.cfg.Pollers.Add(f.user, poller.Source{
 		File: f.uverbs, Bell: f.bell, Tell: f.memory.tell, Who: []any{"uid", f.client.UID, "pid", f.client.PID},
 	})
 	if err != nil {

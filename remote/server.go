@@ -30,14 +30,15 @@ type Config struct {
 	Quota *quota.Ledger
 	// Copies bounds the accesses to the memory of a user's programs that go on at a time; nil: nothing does.
 	Copies func(uid int) *umem.Copies
+	// Pollers look at the queues of clients; nil: some of its own.
+	Pollers *poller.Pollers
 	// Log gets what has no caller to be returned to; nil discards it.
 	Log *slog.Logger
 }
 
 // Server opens device files. It is safe for concurrent use.
 type Server struct {
-	cfg     Config
-	pollers *poller.Pollers
+	cfg Config
 
 	mu       sync.Mutex
 	accounts map[accountKey]*account
@@ -48,7 +49,10 @@ func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{cfg: cfg, pollers: poller.New(cfg.Log), accounts: map[accountKey]*account{}}
+	if cfg.Pollers == nil {
+		cfg.Pollers = poller.New(cfg.Log)
+	}
+	return &Server{cfg: cfg, accounts: map[accountKey]*account{}}
 }
 
 // Client is the process at the other end of a connection, as the kernel knows it.

@@ -24,6 +24,7 @@ import (
 	"verbena/remote"
 	"verbena/supervisor"
 	"verbena/uverbs"
+	"verbena/uverbs/poller"
 )
 
 // Options configure a service. The zero value makes the default device and never ends by itself.
@@ -32,6 +33,8 @@ type Options struct {
 	Links []ctl.LinkSpec
 	// Wire sends every packet through a UDP socket, also between devices of this service.
 	Wire bool
+	// Doorbells is which unmodified programs ring without a trap.
+	Doorbells supervisor.Doorbells
 	// NoLoopback has 127.0.0.1 and ::1 stand for no device, unless one has the address.
 	NoLoopback bool
 	// Node is the owner and mode of the device files; the zero value: root's, for all users.
@@ -152,11 +155,13 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	cm := ucma.NewServer(s.cm)
+	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, CM: cm, Links: linksOf{s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota, Log: s.log}); err != nil {
+		Uverbs: s.uverbs, CM: cm, Links: linksOf{s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
+		Doorbells: opts.Doorbells, Pollers: pollers, Log: s.log}); err != nil {
 		return nil, err
 	}
-	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies, Log: s.log})
+	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies, Pollers: pollers, Log: s.log})
 	if opts.Confine {
 		// The supervisor has made what it needs a privilege for, and no thread blocks signals yet.
 		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {

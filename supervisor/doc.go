@@ -20,6 +20,8 @@
 // path below /dev/infiniband or /sys/class/infiniband* is answered from a tree of real files (tree.go, sysfs.go): the
 // program gets a descriptor of one and does the rest without being trapped.
 //
+// A program may also ring natively, by writes that are not trapped: native.go says which, and how they are seen.
+//
 // For a device file it gets a descriptor of a queue file (package shm), so that mmap(2) is native as well.
 // The last close is not trapped either: inotify reports it, however it comes about.
 //

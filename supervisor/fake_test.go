@@ -23,6 +23,7 @@ import (
 	"verbena/ib"
 	"verbena/ib/ibfake"
 	"verbena/internal/quota"
+	"verbena/internal/shm"
 	"verbena/internal/testutil"
 	"verbena/umem"
 	"verbena/uverbs"
@@ -94,7 +95,7 @@ func (s *fakeServer) onChange(f func()) {
 	s.changed = append(s.changed, f)
 }
 
-func (s *fakeServer) open(name string, p uverbs.Process, m uverbs.Memory) (commandFile, error) {
+func (s *fakeServer) open(name string, p uverbs.Process, m uverbs.Memory) (uverbsFile, error) {
 	for _, d := range s.devices() {
 		if d.name != name {
 			continue
@@ -244,6 +245,20 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 	}
 	binary.NativeEndian.PutUint64(b, out)
 	return c.Space().WriteV([][]byte{b[:8]}, arg+16)
+}
+
+// RingPosted takes the third word of the region for how much the program has posted, and answers in the second.
+func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err error) {
+	if f.isClosed() {
+		return false, syscall.EIO
+	}
+	posted := shm.Word(f.region.Mem[16:]).Load()
+	if int64(posted) == f.rung.Load() {
+		return false, nil
+	}
+	f.rung.Store(int64(posted))
+	shm.Word(f.region.Mem[8:]).Store(posted)
+	return true, nil
 }
 
 func (f *fakeFile) Fail(why error) { f.failed.Add(1) }

@@ -52,6 +52,7 @@ const (
 	always    condition = iota
 	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL
 	ifHigh              // argument 0 is a descriptor of the command files' range
+	ifBell              // it is one, and not of those that ring natively
 	ifToHigh            // argument 1 is one
 	ifDup               // argument 0 is one, or arguments 1 and 2 ask for a duplicate that is one
 	ifCwd               // argument 0 is AT_FDCWD: the path may be absolute
@@ -66,7 +67,7 @@ var calls = [numCalls]struct {
 	trap condition
 }{
 	callOther:       {"other", always},
-	callWrite:       {"write", ifHigh},
+	callWrite:       {"write", ifBell},
 	callIoctl:       {"ioctl", ifVerbs},
 	callOpenat:      {"openat", ifCwd},
 	callNewfstatat:  {"newfstatat", ifCwdHigh},
@@ -220,12 +221,26 @@ func callOf(n *notification) call {
 // descriptors that it traps by their number, so it has to be above what a program uses otherwise, and below the hard
 // RLIMIT_NOFILE that the program will have.
 func FirstFD(hardLimit uint64) uint32 {
-	const usual = 16384
-	if hardLimit >= 2*usual {
-		return usual
+	if hardLimit >= 2*usualFD {
+		return usualFD
 	}
 	return uint32(hardLimit / 4 * 3)
 }
+
+// nativeFDs is the range of numbers among those from FirstFD on whose write(2) is not trapped: command files get them that ring natively
+// (native.go). There are none, and end is 0, where few numbers are to be had.
+func nativeFDs(firstFD uint32) (first, end uint32) {
+	if firstFD < leastNativeFD {
+		return 0, 0
+	}
+	there := firstFD / 3 // at least: see FirstFD
+	return firstFD + there/3, firstFD + 2*(there/3)
+}
+
+const (
+	usualFD       = 16384
+	leastNativeFD = 3072
+)
 
 // Offsets in struct seccomp_data; arguments are 64 bits wide, and their low halves come first here.
 const (
@@ -261,10 +276,14 @@ func (a *architecture) filter(firstFD uint32) []unix.SockFilter {
 		give(trap),
 		give(unix.SECCOMP_RET_ALLOW),
 	}
+	nativeFirst, nativeEnd := nativeFDs(firstFD)
 	blocks := [numConditions][]unix.SockFilter{
-		always:   {give(trap)},
-		ifVerbs:  {arg(1), is(jeq, uapi.VerbsIoctl, 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
-		ifHigh:   append([]unix.SockFilter{arg(0)}, high...),
+		always:  {give(trap)},
+		ifVerbs: {arg(1), is(jeq, uapi.VerbsIoctl, 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
+		ifHigh:  append([]unix.SockFilter{arg(0)}, high...),
+		ifBell: append([]unix.SockFilter{
+			arg(0), is(jge, nativeFirst, 2), {Code: jge, K: nativeEnd, Jt: 1}, give(unix.SECCOMP_RET_ALLOW),
+		}, high...),
 		ifToHigh: append([]unix.SockFilter{arg(1)}, high...),
 		ifDup: append([]unix.SockFilter{
 			arg(0), is(jge, firstFD, 2), {Code: jge, K: math.MaxInt32 + 1, Jt: 1}, give(trap),

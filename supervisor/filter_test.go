@@ -56,6 +56,37 @@ func verdictOf(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args ...
 	return uint32(v)
 }
 
+// TestFilterOfNativeDoorbells: of the numbers that command files get, some are not trapped by write(2), and by everything else they are.
+func TestFilterOfNativeDoorbells(t *testing.T) {
+	first, end := nativeFDs(usualFD)
+	for name, arch := range architectures {
+		prog := arch.filter(usualFD)
+		for _, tt := range []struct {
+			call call
+			fd   uint32
+			want uint32
+		}{
+			{callWrite, 3, allow}, {callWrite, usualFD - 1, allow}, {callWrite, usualFD, trap}, {callWrite, first - 1, trap},
+			{callWrite, first, allow}, {callWrite, end - 1, allow}, {callWrite, end, trap}, {callWrite, math.MaxInt32, trap},
+			{callWrite, math.MaxUint32, allow}, {callFstat, first, trap}, {callFstat, end - 1, trap}, {callDup, first, trap}, {callBind, first, trap},
+		} {
+			if nr := arch.numbers[tt.call]; nr.ok {
+				if got := verdictOf(t, prog, arch.audit, nr.nr, uint64(tt.fd)); got != tt.want {
+					t.Errorf("%s: %v of %d: %#x, want %#x", name, tt.call, tt.fd, got, tt.want)
+				}
+			}
+		}
+	}
+	if _, end := nativeFDs(FirstFD(1024)); end != 0 {
+		t.Error("native doorbells where there are 1024 descriptors")
+	}
+	for _, limit := range []uint64{4096, 20000, 2*usualFD - 1, 2 * usualFD, 1 << 20} {
+		if first, end := nativeFDs(FirstFD(limit)); uint64(end)+300 > limit || end-first < 300 || first-FirstFD(limit) < 300 {
+			t.Errorf("numbers from %d to %d of those from %d to %d", first, end, FirstFD(limit), limit)
+		}
+	}
+}
+
 func TestFilterVerdicts(t *testing.T) {
 	const first = 1000
 	const cwd = uint64(1<<64 - 100) // AT_FDCWD as an int sign-extended to a register

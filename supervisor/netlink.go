@@ -89,7 +89,7 @@ func (w *worker) openNetlink() verdict {
 		t.log.Warn("open a netlink socket", "pid", th.id.pid, "name", th.id.name, "err", err)
 		return fails(err)
 	}
-	number, err := w.installCommandFile(th, p, end, t.firstFD, uint64(kind&unix.SOCK_CLOEXEC))
+	number, err := w.installCommandFile(th, p, end, t.firstFD, false, uint64(kind&unix.SOCK_CLOEXEC))
 	unix.Close(end)
 	go s.serve()
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"verbena/internal/quota"
 	"verbena/internal/shm"
 	"verbena/rdmacm/ucma"
+	"verbena/uverbs"
 )
 
 // queueSuffix ends the names of the files that programs have in place of device files.
@@ -29,6 +30,7 @@ type openFile struct {
 	node    node
 	file    commandFile
 	memory  *shm.File  // nil: it has no queues
+	bell    *bell      // nil: its doorbells are trapped
 	cm      *ucma.File // of rdma_cm; else nil
 	pipe    *cmPipe    // with cm
 	waits   cmWaits    // with cm
@@ -67,6 +69,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		if description != nil {
 			description.Close()
 		}
+		f.closeBell()
 		if f.memory != nil {
 			f.memory.Close()
 		}
@@ -77,7 +80,12 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 	if f.memory, err = shm.Create(t.dir, name, p.user); err != nil {
 		return fail(err)
 	}
-	if description, err = f.memory.OpenForProgram(how); err != nil {
+	if p.rings {
+		description, err = f.openBell(p.process)
+	} else {
+		description, err = f.memory.OpenForProgram(how)
+	}
+	if err != nil {
 		return fail(err)
 	}
 	if os.Geteuid() == 0 {
@@ -86,9 +94,16 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 			return fail(err)
 		}
 	}
-	if f.file, err = s.server.open(n.device, p, queueMemory{f.memory}); err != nil {
+	var memory uverbs.Memory = queueMemory{f.memory}
+	if f.bell != nil {
+		memory = nativeMemory{queueMemory{f.memory}, f}
+	}
+	file, err := s.server.open(n.device, p, memory)
+	if err != nil {
 		return fail(err)
 	}
+	f.file = file
+	f.hangBell(file)
 	if err := f.register(); err != nil {
 		description.Close()
 		f.close()
@@ -209,7 +224,9 @@ func (f *openFile) lookAgain() {
 
 // endQueues is the end of a file with queues.
 func (f *openFile) endQueues() {
+	f.stopBell()
 	f.file.Close()
+	f.closeBell()
 	if err := f.memory.Close(); err != nil { // usually the file has closed it
 		f.session.log.Warn("close the queue file", "dev", f.node.device, "err", err)
 	}

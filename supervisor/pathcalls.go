@@ -344,6 +344,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		return fails(err)
 	}
 	o := &opener{process: p, id: id, user: t.sup.cfg.Quota.User(id.uids.real)}
+	o.rings = !n.cm && w.wantsBell(th, p, flags)
 	how := int(flags & unix.O_ACCMODE)
 	if how == unix.O_ACCMODE { // neither: for ioctl(2) alone
 		how = unix.O_RDONLY
@@ -361,7 +362,11 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		return fails(err)
 	}
 	f.opened.Store(true)
-	number, err := w.installCommandFile(th, p, int(description.Fd()), t.firstFD, flags)
+	from := t.firstFD
+	if f.rings() {
+		from, _ = nativeFDs(t.firstFD)
+	}
+	number, err := w.installCommandFile(th, p, int(description.Fd()), from, f.rings(), flags)
 	description.Close()
 	if err != nil {
 		f.opened.Store(false)
@@ -371,6 +376,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	if f.pipe != nil {
 		go f.pipe.watch(f.desert)
 	}
+	f.given(number)
 	t.log.Debug("device file opened", "pid", id.pid, "name", id.name, "dev", n.device, "fd", number)
 	return verdict{val: int64(number)}
 }
@@ -427,7 +433,7 @@ func (w *worker) duplicate(c call) verdict {
 		return fails(err)
 	}
 	defer unix.Close(copied)
-	number, err := w.installCommandFile(th, p, copied, max(least, t.firstFD), flags)
+	number, err := w.installCommandFile(th, p, copied, max(least, t.firstFD), false, flags)
 	if err != nil {
 		return fails(err)
 	}
@@ -535,12 +541,18 @@ func (w *worker) duplicateTo(c call) verdict {
 }
 
 // installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps:
-// from, or the next that is free.
-func (w *worker) installCommandFile(th *procThread, p *process, fd int, from uint32, flags uint64) (int, error) {
+// from, or the next that is free. Only a file that rings natively gets one of those whose writes are not trapped.
+func (w *worker) installCommandFile(th *procThread, p *process, fd int, from uint32, rings bool, flags uint64) (int, error) {
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
 	number := nextFree(th, from)
+	switch first, end := nativeFDs(t.firstFD); {
+	case rings && number >= end:
+		return -1, fmt.Errorf("%d device files are open in process %d: %w", end-first, p.pid, syscall.EMFILE)
+	case !rings && first <= number && number < end:
+		number = nextFree(th, end)
+	}
 	// The number has to be below the soft limit while it is installed, not afterwards.
 	restore, err := w.raiseLimit(p, uint64(number)+1)
 	if err != nil {

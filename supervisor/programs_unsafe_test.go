@@ -41,6 +41,7 @@ var programs = map[string]func(args []string){
 	"stats":     programStats,
 	"pingpong":  programPingPong,
 	"launcher":  programLauncher,
+	"native":    programNative,
 }
 
 func TestMain(m *testing.M) {

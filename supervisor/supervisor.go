@@ -19,6 +19,7 @@ import (
 	"verbena/rdmacm/ucma"
 	"verbena/umem"
 	"verbena/uverbs"
+	"verbena/uverbs/poller"
 )
 
 // SupervisorConfig configures a Supervisor.
@@ -39,6 +40,10 @@ type SupervisorConfig struct {
 	Quota *quota.Ledger
 	// AskHelper makes sessions access their programs by SessionInfo.Helper alone, as where Yama restricts this process.
 	AskHelper bool
+	// Doorbells is which programs ring without a trap.
+	Doorbells Doorbells
+	// Pollers look at the queues of those; nil: some of its own.
+	Pollers *poller.Pollers
 	// Log gets errors that have no caller to be returned to, and at the level of Debug the device files that are opened
 	// and closed, and the commands that are refused. Records about a session have the attribute uid. nil discards.
 	Log *slog.Logger
@@ -62,6 +67,8 @@ type Supervisor struct {
 	fileCount    atomic.Uint64
 	looks        atomic.Int64 // for last closes
 	allCopies    *umem.Copies
+	pollers      *poller.Pollers
+	natives      natives
 
 	shown struct {
 		sync.Mutex
@@ -83,18 +90,24 @@ type Supervisor struct {
 // server is a uverbs.Server, or a double of one.
 type server interface {
 	devices() []device
-	open(name string, p uverbs.Process, m uverbs.Memory) (commandFile, error)
+	open(name string, p uverbs.Process, m uverbs.Memory) (uverbsFile, error)
 	onChange(func())
 	resources() []uverbs.ContextInfo
 	queuePairUser(dev *ib.Device, num uint32) (*quota.User, bool)
 }
 
-// commandFile is a uverbs.File.
+// commandFile is a uverbs.File, or one of the connection manager.
 type commandFile interface {
 	Write(c uverbs.Caller, addr uint64, n int) (int, error)
 	Ioctl(c uverbs.Caller, request uint32, arg uint64) error
 	Fail(why error)
 	Close()
+}
+
+// uverbsFile is a uverbs.File.
+type uverbsFile interface {
+	commandFile
+	poller.Ringer
 }
 
 type uverbsServer struct{ *uverbs.Server }
@@ -106,7 +119,7 @@ func (s uverbsServer) devices() (d []device) {
 	return d
 }
 
-func (s uverbsServer) open(name string, p uverbs.Process, m uverbs.Memory) (commandFile, error) {
+func (s uverbsServer) open(name string, p uverbs.Process, m uverbs.Memory) (uverbsFile, error) {
 	f, err := s.Open(name, p, m)
 	if err != nil {
 		return nil, err
@@ -149,6 +162,11 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 		copies:       make(map[int]*umem.Copies),
 
 		allCopies: umem.NewCopies(maxAllCopies, nil),
+		pollers:   cfg.Pollers,
+		natives:   natives{users: make(map[*quota.User]int)},
+	}
+	if s.pollers == nil {
+		s.pollers = poller.New(cfg.Log)
 	}
 	var err error
 	if s.tree, err = newTree(filepath.Join(cfg.Dir, "tree")); err != nil {
@@ -239,10 +257,11 @@ func (s *Supervisor) Close() {
 		sessions = append(sessions, t)
 	}
 	s.mu.Unlock()
-	s.stopper.Close()
 	patience, cancel := context.WithTimeout(context.Background(), closePatience)
 	defer cancel()
 	late := patience.Done()
+	s.barAll(late)
+	s.stopper.Close()
 	for _, t := range sessions {
 		select {
 		case <-t.done:
@@ -309,6 +328,27 @@ func (s *Supervisor) lookAtAll() {
 	defer s.mu.Unlock()
 	for _, f := range s.files {
 		f.closedOne()
+	}
+}
+
+// barAll has the doorbells of all programs fail that are native. It waits for that until late is closed.
+func (s *Supervisor) barAll(late <-chan struct{}) {
+	s.mu.Lock()
+	var all sync.WaitGroup
+	for _, f := range s.files {
+		if f.bell != nil {
+			all.Go(f.bar)
+		}
+	}
+	s.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-late:
 	}
 }
 

@@ -50,7 +50,7 @@ type Memory interface {
 // Departer is implemented by a Memory whose program posts without a call that could fail.
 type Departer interface {
 	// Depart is called once the device has begun to go, before anything is completed with a flush error for that: what the program posts
-	// afterwards may never be completed. It may not sleep.
+	// afterwards may never be completed. It may sleep: the end of this context alone waits for it, and no longer than ServerOptions.Grace.
 	Depart()
 }
 

@@ -19,7 +19,7 @@ import (
 
 type runCmd struct {
 	deviceFlags
-	Private bool      `help:"Start a service for this program only, with devices of its own (see --link, --wire, --no-loopback, --seed)."`
+	Private bool      `help:"Start a service for this program only, with devices of its own (see --link, --wire, --doorbells, --no-loopback, --seed)."`
 	Outlive bool      `help:"When the service ends, leave processes alone that keep its devices open; by default they are sent SIGTERM after 5 seconds, and SIGKILL after 10."`
 	Capture string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE"`
 	Trace   traceFlag `help:"Print each call of the program that the service answers, but doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE"`
@@ -51,7 +51,7 @@ func (r *runCmd) Run(c *cli) error {
 		return errors.New("run: no program given: verbena run [FLAGS] -- PROGRAM [ARGS]")
 	}
 	if !r.Private && len(r.args()) > 0 {
-		return errors.New("run: --link, --wire, --no-loopback and --seed are for a service of one's own: add --private, or give them to `verbena serve`")
+		return errors.New("run: --link, --wire, --doorbells, --no-loopback and --seed are for a service of one's own: add --private, or give them to `verbena serve`")
 	}
 	path, err := exec.LookPath(argv[0])
 	if err != nil && !errors.Is(err, exec.ErrDot) {
@@ -182,9 +182,12 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 	prog.Guard(lost, func() {
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
 		if dirErr == nil {
-			dirErr = abandon(dir)
-			if mount, err := dir.Mount(); err == nil && !r.Outlive {
-				go endHolders(queueFiles{dir: attached.Dir, mount: mount})
+			files := queueFiles{dir: attached.Dir}
+			var mountErr error
+			files.mount, mountErr = dir.Mount()
+			dirErr = abandon(dir, files)
+			if mountErr == nil && !r.Outlive {
+				go endHolders(files)
 			}
 		}
 		if dirErr != nil && !errors.Is(dirErr, fs.ErrNotExist) { // the service has removed what it had completed
@@ -238,9 +241,10 @@ func interpreterOf(path string) string {
 }
 
 // abandon completes, with a flush error, what the program still waits for.
-func abandon(dir *service.SessionDir) error {
+func abandon(dir *service.SessionDir, holders queueFiles) error {
 	files, err := dir.Queues()
 	errs := []error{err}
+	holders.barDoorbells(files)
 	for _, f := range files {
 		errs = append(errs, ring.Abandon(f))
 		f.Close()

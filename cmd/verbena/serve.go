@@ -24,6 +24,7 @@ import (
 type deviceFlags struct {
 	Link       []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none"`
 	Wire       bool     `help:"Send every packet through a UDP socket, also between devices of this service."`
+	Doorbells  string   `help:"How programs announce what they have posted: by a system call that is trapped; natively, seen by a thread that polls their queues; or auto, natively while there are processors for that (at least 3, one for each open device and each user's thread)." enum:"auto,native,trapped" default:"auto"`
 	NoLoopback bool     `help:"Have 127.0.0.1 and ::1 stand for no device in the connection manager, unless one has the address, as on Linux."`
 	Seed       uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock."`
 }
@@ -49,6 +50,9 @@ func (f *deviceFlags) args() []string {
 	if f.Wire {
 		a = append(a, "--wire")
 	}
+	if f.Doorbells != "auto" {
+		a = append(a, "--doorbells", f.Doorbells)
+	}
 	if f.NoLoopback {
 		a = append(a, "--no-loopback")
 	}
@@ -56,6 +60,10 @@ func (f *deviceFlags) args() []string {
 		a = append(a, fmt.Sprintf("--seed=%d", f.Seed))
 	}
 	return a
+}
+
+var doorbells = map[string]supervisor.Doorbells{
+	"auto": supervisor.DoorbellsAuto, "native": supervisor.DoorbellsNative, "trapped": supervisor.DoorbellsTrapped,
 }
 
 type serveCmd struct {
@@ -150,6 +158,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	opts := service.Options{
 		Wire:       s.Wire,
 		NoLoopback: s.NoLoopback,
+		Doorbells:  doorbells[s.Doorbells],
 		Seed:       s.Seed,
 		Idle:       s.Idle,
 

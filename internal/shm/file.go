@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -150,7 +151,7 @@ func (f *File) Alloc(size int) (Shared, error) {
 	if f.file == nil {
 		return fail(os.ErrClosed)
 	}
-	if int64(size) > math.MaxInt64-largeChunk-f.next {
+	if int64(size) > scratch-largeChunk-f.next {
 		return fail(syscall.ENOMEM)
 	}
 	length := (int64(size) + pageSize - 1) &^ (pageSize - 1)
@@ -270,14 +271,16 @@ func ignoringEINTR(f func() error) error {
 // OpenForProgram opens a second description of the file, for the caller to hand to the program and then to close here;
 // how is the access mode, unix.O_RDONLY, O_WRONLY or O_RDWR. Its position is where no write(2) succeeds, so that a
 // program which writes to its descriptor without anybody looking cannot write into a region by accident.
-func (f *File) OpenForProgram(how int) (*os.File, error) {
+func (f *File) OpenForProgram(how int) (*os.File, error) { return f.openAt(how, math.MaxInt64) }
+
+func (f *File) openAt(how int, position int64) (*os.File, error) {
 	var p *os.File
 	err := f.WithFD(func(fd int) (err error) {
 		p, err = os.OpenFile(selfFD(fd), how&unix.O_ACCMODE, 0)
 		return err
 	})
 	if err == nil {
-		if _, err = p.Seek(math.MaxInt64, 0); err != nil {
+		if _, err = p.Seek(position, io.SeekStart); err != nil {
 			p.Close()
 		}
 	}

@@ -446,3 +446,103 @@ func TestLimits(t *testing.T) {
 		t.Errorf("%d bytes charged after Close", n)
 	}
 }
+
+// TestScratch: what a program writes is noticed and taken away, wherever its regions are, until its writes are barred.
+func TestScratch(t *testing.T) {
+	f := create(t)
+	r, err := f.Alloc(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Mem[0] = 7
+	before := blocks(t, f)
+	p, s, err := f.OpenScratch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	defer s.Close()
+	in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(in)
+	if _, err := s.Watch(in, unix.IN_MODIFY|unix.IN_ONESHOT); err != nil {
+		t.Fatal(err)
+	}
+	doorbell := make([]byte, 32)
+	for range 1000 {
+		if n, err := p.Write(doorbell); n != len(doorbell) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	var buf [256]byte
+	if n, err := unix.Read(in, buf[:]); err != nil || n == 0 {
+		t.Errorf("no event of a write: %v", err)
+	}
+	if blocks(t, f) == before {
+		t.Fatal("nothing was written")
+	}
+	s.Drop()
+	if got := blocks(t, f); got != before {
+		t.Errorf("%d pages after they were taken away, want %d", got, before)
+	}
+	if r.Mem[0] != 7 {
+		t.Error("a region has lost what was in it")
+	}
+	more, err := f.Alloc(1 << 20)
+	if err != nil {
+		t.Fatalf("another region: %v", err)
+	}
+	more.Free()
+	if _, err := p.Write(doorbell); err != nil {
+		t.Fatal(err)
+	}
+	if !Bar(int(p.Fd())) {
+		t.Error("not the description of a program that writes")
+	}
+	if _, err := p.Write(doorbell); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("a write after it was barred: %v", err)
+	}
+	if Bar(int(p.Fd())) {
+		t.Error("barred twice")
+	}
+	s.Drop()
+	s.Close()
+	s.Drop()
+	if _, err := s.Watch(in, unix.IN_MODIFY); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a watch after Close: %v", err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBarBesideWrites: a write that is under way does not undo it.
+func TestBarBesideWrites(t *testing.T) {
+	f := create(t)
+	p, s, err := f.OpenScratch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	defer s.Close()
+	ended := make(chan error)
+	for range 2 {
+		go func() {
+			for {
+				if _, err := unix.Write(int(p.Fd()), make([]byte, 32)); err != nil {
+					ended <- err
+					return
+				}
+			}
+		}()
+	}
+	for !Bar(int(p.Fd())) {
+	}
+	for range 2 {
+		if err := <-ended; err != syscall.EINVAL {
+			t.Errorf("a write after it was barred: %v", err)
+		}
+	}
+}

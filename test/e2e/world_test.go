@@ -83,6 +83,9 @@ type world struct {
 	log    *testutil.Buffer
 }
 
+// doorbells, if not empty, is what all services of the tests have: of `make e2e DOORBELLS=native`.
+var doorbells = os.Getenv("DOORBELLS")
+
 var nextAddr atomic.Uint32
 
 // loopback returns an address that no other test has, nor, most likely, another run of the tests.
@@ -124,6 +127,9 @@ func (w *world) start(args ...string) {
 	t := w.t
 	t.Helper()
 	w.log = &testutil.Buffer{}
+	if doorbells != "" {
+		args = append(args, "--doorbells", doorbells)
+	}
 	w.serve = w.cmd(context.Background(), append([]string{"serve"}, args...)...)
 	w.serve.Stderr = w.log
 	if err := w.serve.Start(); err != nil {

@@ -224,4 +224,3 @@ func TestReplacedRunner(t *testing.T) {
 	})
 	x.Stop()
 }
-

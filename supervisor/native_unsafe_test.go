@@ -1,0 +1,292 @@
+package supervisor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/internal/testutil"
+	"verbena/uverbs"
+)
+
+// withLibrary maps a file with the name of a library, as a program has it that is linked with that.
+func withLibrary(dir, name string) {
+	path := filepath.Join(dir, name)
+	must(0, os.WriteFile(path, make([]byte, 4096), 0o644))
+	f := must(os.Open(path))
+	must(unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_PRIVATE))
+	f.Close()
+}
+
+const nativeLibrary = "libibverbs.so.1.14.44.0"
+
+// isNative reports whether a descriptor has a number whose doorbells are not trapped.
+func isNative(fd int) bool {
+	var limit unix.Rlimit
+	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	first, end := nativeFDs(FirstFD(limit.Max))
+	return int(first) <= fd && fd < int(end)
+}
+
+// poster posts in the queues of a fake file.
+type poster struct {
+	fd     int
+	posted *atomic.Uint32
+	seen   *atomic.Uint32
+}
+
+func newPoster(fd int) poster {
+	mem := must(unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
+	return poster{fd, (*atomic.Uint32)(unsafe.Pointer(&mem[16])), (*atomic.Uint32)(unsafe.Pointer(&mem[8]))}
+}
+
+// post posts and rings, and waits until that has been seen.
+func (p poster) post() {
+	n := p.posted.Add(1)
+	size, err := doorbell(p.fd)
+	check(size == 32 && err == nil, "doorbell: %d, %v", size, err)
+	p.await(n)
+}
+
+func (p poster) await(n uint32) {
+	for range 10000 {
+		if p.seen.Load() == n {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	check(false, "post %d has not been seen", n)
+}
+
+func programNative(args []string) {
+	dir := args[1]
+	switch what := args[0]; what {
+	case "rings":
+		withLibrary(dir, nativeLibrary)
+		fd := openDevice()
+		check(isNative(fd), "descriptor %d is not of those that ring natively", fd)
+		p := newPoster(fd)
+		for i := range 200 {
+			p.post()
+			if i%10 == 0 {
+				time.Sleep(2 * time.Millisecond) // the thread sleeps
+			}
+		}
+		// A duplicate rings by a trap, and whatever else has such a number is a file like others.
+		d := must(unix.Dup(fd))
+		check(!isNative(d), "the duplicate has number %d", d)
+		before := p.seen.Load()
+		n, err := doorbell(d)
+		check(n == 32 && err == nil && p.seen.Load() == before+1, "doorbell by a duplicate: %d, %v", n, err)
+		first, end := nativeFDs(FirstFD(func() uint64 {
+			var limit unix.Rlimit
+			must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+			return limit.Max
+		}()))
+		d = must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, int(first)+5))
+		check(d >= int(end), "a duplicate from %d on has number %d", first+5, d)
+		r, w, err := os.Pipe()
+		check(err == nil, "pipe: %v", err)
+		must(0, unix.Dup3(int(w.Fd()), int(end)-1, unix.O_CLOEXEC))
+		must(unix.Write(int(end)-1, []byte("x")))
+		var b [1]byte
+		must(r.Read(b[:]))
+		var st unix.Stat_t
+		must(0, unix.Fstat(fd, &st))
+		isCharDevice(&st)
+	case "opens": // with so many libraries, and an access mode
+		how := must(strconv.Atoi(args[2]))
+		for _, name := range args[3:] {
+			if size, ok := strings.CutPrefix(name, "limit="); ok {
+				n := must(strconv.ParseUint(size, 10, 64))
+				must(0, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: n, Max: n}))
+				continue
+			}
+			withLibrary(dir, name)
+		}
+		fmt.Println(isNative(must(unix.Open(deviceFile, how|unix.O_CLOEXEC, 0))))
+	case "barred": // posts until that fails, as it must; the descriptor is its own, a duplicate, or a child's
+		withLibrary(dir, nativeLibrary)
+		fd := openDevice()
+		check(isNative(fd), "descriptor %d is not of those that ring natively", fd)
+		p := newPoster(fd)
+		p.post()
+		if args[2] == "low" {
+			p.fd = 40
+			must(0, unix.Dup3(fd, p.fd, unix.O_CLOEXEC))
+			unix.Close(fd)
+		}
+		fmt.Println("posted")
+		for range 20000 {
+			if _, err := doorbell(p.fd); err != nil {
+				fmt.Println(err)
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	case "floods": // with more than doorbells
+		withLibrary(dir, nativeLibrary)
+		fd := openDevice()
+		b := make([]byte, 1<<20)
+		for range 512 {
+			must(unix.Write(fd, b))
+		}
+		p := newPoster(fd)
+		p.post()
+		fmt.Println("written")
+		sleep()
+	case "several":
+		withLibrary(dir, nativeLibrary)
+		n := 0
+		for range must(strconv.Atoi(args[2])) {
+			if isNative(openDevice()) {
+				n++
+			}
+		}
+		fmt.Println(n)
+	}
+}
+
+// newNativeWorld has native doorbells, whatever processors there are.
+func newNativeWorld(t *testing.T, edit ...func(*SupervisorConfig)) *world {
+	t.Helper()
+	if askHelper {
+		t.Skip("where the launcher reaches the program, doorbells are trapped")
+	}
+	return newWorld(t, append([]func(*SupervisorConfig){func(c *SupervisorConfig) { c.Doorbells = DoorbellsNative }}, edit...)...)
+}
+
+// TestNativeDoorbells: what a program posts is seen though no call of it is trapped, whether the thread that looks is awake or not.
+func TestNativeDoorbells(t *testing.T) {
+	w := newNativeWorld(t)
+	w.mustRunSelf("native", "rings", t.TempDir())
+}
+
+// TestNativeOrTrapped: which programs ring natively.
+func TestNativeOrTrapped(t *testing.T) {
+	w := newNativeWorld(t)
+	rdwr, rdonly, wronly := strconv.Itoa(unix.O_RDWR), strconv.Itoa(unix.O_RDONLY), strconv.Itoa(unix.O_WRONLY)
+	for _, tt := range []struct {
+		name string
+		args []string
+		want bool
+	}{
+		{"a library that sends commands by ioctl", []string{rdwr, nativeLibrary}, true},
+		{"a later one", []string{rdwr, "libibverbs.so.1.15.61.0"}, true},
+		{"no library", []string{rdwr}, false},
+		{"an early library", []string{rdwr, "libibverbs.so.1.5.22.1"}, false},
+		{"a library of an unknown version", []string{rdwr, "libibverbs.so.1"}, false},
+		{"a library whose version is no number", []string{rdwr, "libibverbs.so.1.14.x.0"}, false},
+		{"two libraries", []string{rdwr, nativeLibrary, "libibverbs.so.1.15.61.0"}, false},
+		{"another library", []string{rdwr, "libibverbs-extra.so.1.14.44.0"}, false},
+		{"read only", []string{rdonly, nativeLibrary}, false},
+		{"write only", []string{wronly, nativeLibrary}, false},
+		{"a limit of the size of files", []string{rdwr, nativeLibrary, "limit=1000000"}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out := w.mustRunSelf("native", append([]string{"opens", t.TempDir()}, tt.args...)...)
+			if got := strings.TrimSpace(out); got != strconv.FormatBool(tt.want) {
+				t.Errorf("native: %s, want %v", got, tt.want)
+			}
+		})
+	}
+	t.Run("not wanted", func(t *testing.T) {
+		w := newWorld(t, func(c *SupervisorConfig) { c.Doorbells = DoorbellsTrapped })
+		if out := w.mustRunSelf("native", "opens", t.TempDir(), rdwr, nativeLibrary); strings.TrimSpace(out) != "false" {
+			t.Error("native, though not wanted")
+		}
+	})
+	t.Run("no inotify", func(t *testing.T) { // or another limit: it is no error
+		// The session, its process, its address space, the file and its bell are what fits.
+		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptors + processDescriptors + spaceDescriptors + fileDescriptors + bellDescriptors + 1}}
+		w := newNativeWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(limits) })
+		if out := w.mustRunSelf("native", "opens", t.TempDir(), rdwr, nativeLibrary); strings.TrimSpace(out) != "false" {
+			t.Error("native, though nothing watches the file")
+		}
+		if logs := w.logs.take(); len(logs) != 1 || !strings.Contains(logs[0], "doorbells are trapped") {
+			t.Errorf("logged: %q", logs)
+		}
+	})
+}
+
+// TestProcessorsForDoorbells: natively ring as many files as there are processors for, beside a thread for each user.
+func TestProcessorsForDoorbells(t *testing.T) {
+	ledger := quota.New(quota.Limits{})
+	a, b := ledger.User(1), ledger.User(2)
+	n := natives{users: map[*quota.User]int{}}
+	for i, tt := range []struct {
+		user *quota.User
+		want bool
+	}{{a, true}, {a, true}, {b, false}, {a, true}, {a, false}} { // of 4
+		if got := n.take(tt.user, DoorbellsAuto, 4); got != tt.want {
+			t.Errorf("file %d: native: %v, want %v", i, got, tt.want)
+		}
+	}
+	if !n.take(b, DoorbellsNative, 1) {
+		t.Error("not native, though that is wanted")
+	}
+	for _, u := range []*quota.User{a, a, a, b} {
+		n.give(u)
+	}
+	if n.all != 0 || len(n.users) != 0 {
+		t.Errorf("%d files of %d users are left", n.all, len(n.users))
+	}
+}
+
+// TestBarredDoorbells: once the device has gone, or the service ends, a doorbell fails: whoever has the descriptor, under whatever number.
+func TestBarredDoorbells(t *testing.T) {
+	for _, number := range []string{"high", "low"} {
+		for _, end := range []string{"depart", "close"} {
+			t.Run(number+"/"+end, func(t *testing.T) {
+				w := newNativeWorld(t)
+				r := w.startSelf("native", "barred", t.TempDir(), number)
+				f := w.srv.opened(t, 1)
+				w.printed(r, "posted")
+				if end == "depart" {
+					f.mem.(uverbs.Departer).Depart()
+				} else {
+					w.sup.Close()
+				}
+				testutil.Eventually(t, "the doorbell to fail", func() bool { return strings.Contains(r.output.String(), syscall.EINVAL.Error()) })
+				if code, out := w.finish(r); code != 0 {
+					t.Errorf("exit code %d: %s", code, out)
+				}
+			})
+		}
+	}
+}
+
+// TestFloodOfDoorbells: what a program writes is taken away again.
+func TestFloodOfDoorbells(t *testing.T) {
+	w := newNativeWorld(t)
+	r := w.startSelf("native", "floods", t.TempDir())
+	w.printed(r, "written")
+	files, err := filepath.Glob(filepath.Join(r.session.Dir(), "*"+queueSuffix))
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	testutil.Eventually(t, "the pages to be taken away", func() bool {
+		var st unix.Stat_t
+		return unix.Stat(files[0], &st) == nil && st.Blocks*512 < 1<<20
+	})
+	r.Signal(unix.SIGKILL)
+	w.finish(r)
+}
+
+// TestManyNativeFiles: each of many gets such a number.
+func TestManyNativeFiles(t *testing.T) {
+	w := newNativeWorld(t)
+	if out := w.mustRunSelf("native", "several", t.TempDir(), "40"); strings.TrimSpace(out) != "40" {
+		t.Errorf("%s of 40 ring natively", out)
+	}
+}

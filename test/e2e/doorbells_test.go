@@ -1,0 +1,103 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// deviceNumber is under which number a program gets a device file.
+func (w *world) deviceNumber(args ...string) int {
+	w.t.Helper()
+	dir := scratch(w.t)
+	if err := os.Chmod(dir, 0o777); err != nil { // the program may be another user's
+		w.t.Fatal(err)
+	}
+	trace := filepath.Join(dir, "trace")
+	if len(args) == 0 {
+		args = []string{"ibv_devinfo"}
+	}
+	w.out(append([]string{"run", "--trace=" + trace, "--"}, args...)...)
+	b, err := os.ReadFile(trace)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	m := regexp.MustCompile(`/uverbs0", [^)]*\) = (\d+)`).FindSubmatch(b)
+	if m == nil {
+		w.t.Fatalf("no device is opened:\n%s", b)
+	}
+	return atoi(string(m[1]))
+}
+
+// TestDoorbells: programs ring natively if they are to and can, and fare as others do: through a transfer of each kind, a reset, an unplugged
+// device, and the end of the service.
+func TestDoorbells(t *testing.T) {
+	t.Parallel()
+	if doorbells != "" {
+		t.Skip("all tests have them as " + doorbells)
+	}
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devinfo")
+	needProgram(t, "perftest", "ib_send_bw", "ib_write_bw")
+	needProgram(t, "rdmacm-utils", "rping", "udaddy")
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			t.Parallel()
+			number := func(t *testing.T, how string, args ...string) int {
+				return startService(t, u, "", "--link", "rxe0="+loopback(), "--doorbells", how).deviceNumber(args...)
+			}
+			trapped, native := number(t, "trapped"), number(t, "native")
+			if native <= trapped {
+				t.Errorf("a device file that rings natively has the number %d, another one %d", native, trapped)
+			}
+			if n := number(t, "native", "sh", "-c", "ulimit -f 100000; exec ibv_devinfo"); n != trapped {
+				t.Errorf("with a limit of the size of files the number is %d, want %d", n, trapped)
+			}
+			if n := number(t, "auto"); (n == native) != (runtime.NumCPU() >= 3) {
+				t.Errorf("the number is %d on %d processors", n, runtime.NumCPU())
+			}
+			addr := loopback()
+			w := startService(t, u, "", "--link", "rxe0="+addr, "--doorbells", "native")
+			args := []string{"-d", "rxe0", "-g", "1", "-n", "500", "-c"}
+			for _, mode := range [][]string{nil, {"-e"}} {
+				p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: append(args, mode...), clArgs: append(args, mode...)}
+				if err := p.run(); err != nil {
+					t.Error(err)
+				}
+			}
+			for i := range cmPairs {
+				switch cmPairs[i].name {
+				case "rping", "ucmatose many", "udaddy", "rstream", "ib_write_bw", "ib_send_lat", "ib_send_bw by events, 4 at once", "ib_atomic_lat":
+					cmPairs[i].run(t, w, w, addr)
+				}
+			}
+			w.cmEmpty()
+			for _, end := range []string{"reset", "unplug", "stop", "kill"} {
+				t.Run(end, func(t *testing.T) {
+					w := startService(t, u, "", "--link", "rxe0="+loopback(), "--doorbells", "native")
+					server, client := startPair(t, w, "ib_write_bw", []string{"-d", "rxe0", "-x", "1", "-F", "-D", "50"})
+					switch end {
+					case "stop":
+						w.serve.Process.Signal(syscall.SIGTERM)
+					case "kill":
+						w.serve.Process.Kill()
+					default:
+						w.out("dev", end, "rxe0")
+					}
+					// The client posts; the server, of a WRITE, notices nothing, but that it is gone.
+					if code := waitWithin(t, "client", client, 20*time.Second); code == 0 || code == -1 {
+						t.Errorf("the client: exit code %d\n%v%v", code, client.Stdout, client.Stderr)
+					}
+					if code := waitWithin(t, "server", server, 30*time.Second); code == -1 {
+						t.Errorf("the server: %v%v", server.Stdout, server.Stderr)
+					}
+				})
+			}
+		})
+	}
+}
