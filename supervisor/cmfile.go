@@ -76,7 +76,7 @@ func (p *cmPipe) settled() bool { return p.want == p.full && !p.edge }
 func (p *cmPipe) settle() {
 	for {
 		p.mu.Lock()
-		if busy := p.busy; busy != nil && !p.settled() {
+		if busy := p.busy; busy != nil { // what it has done the pipe shows before full does
 			p.mu.Unlock()
 			timer := time.NewTimer(pipePatience)
 			select {

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"os"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -61,6 +62,42 @@ func TestEdge(t *testing.T) {
 	}
 	p.ready(false)
 	p.settle()
+	if n, err := unix.IoctlGetInt(ends[0], unix.TIOCINQ); err != nil || n != 0 {
+		t.Errorf("no events: %d bytes in the pipe, %v", n, err)
+	}
+}
+
+// TestSettleWaits: an event is taken while the thread that has put the byte for it into the pipe is not back yet. The call that takes it is
+// answered when the byte is out again: a program that polls meanwhile would wait for an event that there is not. (rsockets closes a socket so)
+func TestSettleWaits(t *testing.T) {
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ends[0])
+	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: quota.New(quota.Limits{}).User(0)}
+	defer p.close()
+	busy := make(chan struct{})
+	p.mu.Lock()
+	p.want, p.busy = true, busy // the test is that thread
+	p.mu.Unlock()
+	setPipe(ends[1], true)
+	p.ready(false)
+	settled := make(chan struct{})
+	go func() {
+		p.settle()
+		close(settled)
+	}()
+	select {
+	case <-settled:
+		t.Error("settled while another thread has the pipe")
+	case <-time.After(pipePatience / 5):
+	}
+	p.mu.Lock()
+	p.full, p.busy = true, nil
+	p.mu.Unlock()
+	close(busy)
+	<-settled
 	if n, err := unix.IoctlGetInt(ends[0], unix.TIOCINQ); err != nil || n != 0 {
 		t.Errorf("no events: %d bytes in the pipe, %v", n, err)
 	}
