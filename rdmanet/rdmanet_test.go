@@ -100,8 +100,11 @@ func (w *world) open(t testing.TB) *verbs.Device {
 
 // elsewhere is the Host of VERBS_DEVICE: the kernel, the service under which this program runs or, with VERBS_SERVICE, the one that listens
 // there.
-func elsewhere() *rdmanet.Host {
-	socket := os.Getenv("VERBS_SERVICE")
+func elsewhere() *rdmanet.Host { return hostOf("VERBS_SERVICE") }
+
+// hostOf is the Host of the service whose socket an environment variable names; nil: it names none.
+func hostOf(env string) *rdmanet.Host {
+	socket := os.Getenv(env)
 	if socket == "" {
 		return nil
 	}
@@ -119,8 +122,23 @@ func someDevice(t testing.TB) *verbs.Device {
 	if name == "" {
 		return newWorld(t, &rxe.Fabric{}).open(t)
 	}
+	return openOf(t, elsewhere(), name)
+}
+
+// peerDevice is the device of the same name of the service that VERBS_PEER_SERVICE names, or else the same as another's.
+func peerDevice(t testing.TB, d *verbs.Device) *verbs.Device {
+	t.Helper()
+	if h := hostOf("VERBS_PEER_SERVICE"); h != nil {
+		return openOf(t, h, os.Getenv("VERBS_DEVICE"))
+	}
+	return d
+}
+
+// openOf opens the device of a name of a Host, or with nil what this program sees.
+func openOf(t testing.TB, h *rdmanet.Host, name string) *verbs.Device {
+	t.Helper()
 	list := verbs.Devices
-	if h := elsewhere(); h != nil {
+	if h != nil {
 		list = h.Devices
 	}
 	devices, err := list()
@@ -195,8 +213,12 @@ func TestConn(t *testing.T) {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
 			d := x.dev(t)
+			peer := d
+			if x.name != "network" { // which is of this process
+				peer = peerDevice(t, d)
+			}
 			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
-				a, b := connect(t, d, d, x.cfg, x.cfg)
+				a, b := connect(t, d, peer, x.cfg, x.cfg)
 				return a, b, func() {
 					var wg sync.WaitGroup
 					wg.Go(func() { _ = a.Close() })

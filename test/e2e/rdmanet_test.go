@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"os/exec"
 	"testing"
@@ -47,6 +48,46 @@ func TestRdmanet(t *testing.T) {
 	}
 	if r := w.resources(); len(r) != 0 {
 		t.Errorf("left: %v", r)
+	}
+}
+
+// TestRdmanetAcross: nettest's tests and transfers of both kinds between the services of two network namespaces.
+func TestRdmanetAcross(t *testing.T) {
+	t.Parallel()
+	tests := rdmanetTests(t)
+	nsA, nsB := netns(t)
+	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
+	b := startService(t, users()[0], nsB, "--link", "rxe0=veth0")
+	socket := &ways[1]
+	c := socket.cmd(a, tests, "-test.v", "-test.run", "^TestConn$")
+	c.Env = append(c.Env, "VERBS_PEER_SERVICE="+b.socket)
+	out, err := c.CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestConn/tiny/RacyRead")) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for _, how := range []string{"tcp 10.77.0.1:18790", "cm 10.77.0.1:18790", "tcp [fd77::1]:18791", "cm [fd77::1]:18791"} {
+		for _, way := range ways {
+			if way.name == socket.name && how[:3] == "tcp" {
+				continue // the program is in neither namespace
+			}
+			server, client := way.cmd(a, tests), way.cmd(b, tests)
+			server.Env = append(server.Env, "RDMANET_CHILD=serve "+how)
+			client.Env = append(client.Env, "RDMANET_CHILD=dial "+how)
+			var said bytes.Buffer
+			server.Stdout, server.Stderr = &said, &said
+			if err := server.Start(); err != nil {
+				t.Fatal(err)
+			}
+			out, cerr := client.CombinedOutput()
+			if serr := server.Wait(); cerr != nil || serr != nil {
+				t.Errorf("%s, %s: server: %v: %s, client: %v: %s", way.name, how, serr, &said, cerr, out)
+			}
+		}
+	}
+	for _, w := range []*world{a, b} {
+		if r := w.resources(); len(r) != 0 {
+			t.Errorf("left: %v", r)
+		}
 	}
 }
 
