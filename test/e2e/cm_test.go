@@ -124,14 +124,11 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 	s, sout := start(server, p.server, "--trace="+trace)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Wait() }()
-	for range 1000 { // until the server listens, or is in the group
-		if b, err := os.ReadFile(trace); err == nil && (bytes.Contains(b, []byte("LISTEN{")) || bytes.Contains(b, []byte("multicast join"))) {
+	for range 1000 { // until the server listens, or has attached its queue pair to the group
+		if b, err := os.ReadFile(trace); err == nil && (bytes.Contains(b, []byte("LISTEN{")) || bytes.Contains(b, []byte("ATTACH_MCAST{"))) {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
-	}
-	if strings.HasPrefix(p.server, "mckey") {
-		time.Sleep(100 * time.Millisecond) // it attaches its queue pair, and posts
 	}
 	c, cout := start(client, p.client)
 	cerr := c.Wait()
