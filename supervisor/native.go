@@ -81,8 +81,8 @@ type bell struct {
 	barred bool
 }
 
-// bellDescriptors is what it costs the service: a descriptor of the queue file, and another watch.
-const bellDescriptors = 2
+// bellCharges is what it costs: a descriptor of the queue file, another watch, and what the program writes before it is taken away.
+var bellCharges = charges{{quota.Descriptors, 2}, {quota.RingBytes, 256 << 10}}
 
 // wantsBell reports whether the caller's doorbells can be native, which takes that
 //
@@ -176,16 +176,22 @@ func (f *openFile) openBell(p *process) (description *os.File, err error) {
 	if !s.natives.take(f.user, s.cfg.Doorbells, sched.Processors()) {
 		return f.memory.OpenForProgram(unix.O_RDWR)
 	}
-	if err = f.user.Take(quota.Descriptors, bellDescriptors); err == nil {
+	if err = bellCharges.take(f.user); err == nil {
 		b := &bell{process: p}
 		if description, b.scratch, err = f.memory.OpenScratch(); err == nil {
 			f.bell = b
 			return description, nil
 		}
-		f.user.Give(quota.Descriptors, bellDescriptors)
+		bellCharges.give(f.user)
 	}
 	s.natives.give(f.user)
-	return nil, err
+	f.trapped(err)
+	return f.memory.OpenForProgram(unix.O_RDWR)
+}
+
+// trapped logs why the file's doorbells are trapped.
+func (f *openFile) trapped(why error) {
+	f.session.log.Warn("doorbells are trapped", "pid", f.pid, "dev", f.node.device, "err", why)
 }
 
 // hangBell has the file's queues looked at. Where that cannot be, doorbells are trapped, which finds them as they are.
@@ -198,7 +204,7 @@ func (f *openFile) hangBell(file poller.Ringer) {
 		File: file, Watched: f.bell.scratch.Watch, Tend: f.bell.scratch.Drop, Who: []any{"uid", f.session.info.UID, "pid", f.pid, "dev", f.node.device},
 	})
 	if err != nil {
-		f.session.log.Warn("doorbells are trapped", "pid", f.pid, "dev", f.node.device, "err", err)
+		f.trapped(err)
 	}
 }
 
@@ -216,7 +222,7 @@ func (f *openFile) stopBell() {
 func (f *openFile) closeBell() {
 	if f.bell != nil {
 		f.bell.scratch.Close()
-		f.user.Give(quota.Descriptors, bellDescriptors)
+		bellCharges.give(f.user)
 		f.sup.natives.give(f.user)
 	}
 }

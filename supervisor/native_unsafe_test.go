@@ -208,7 +208,7 @@ func TestNativeOrTrapped(t *testing.T) {
 	})
 	t.Run("no inotify", func(t *testing.T) { // or another limit: it is no error
 		// The session, its process, its address space, the file and its bell are what fits.
-		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptors + processDescriptors + spaceDescriptors + fileDescriptors + bellDescriptors + 1}}
+		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptors + processDescriptors + spaceDescriptors + fileDescriptors + 2 + 1}}
 		w := newNativeWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(limits) })
 		if out := w.mustRunSelf("native", "opens", t.TempDir(), rdwr, nativeLibrary); strings.TrimSpace(out) != "false" {
 			t.Error("native, though nothing watches the file")

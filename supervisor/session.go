@@ -116,12 +116,12 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	if info.Pidfd != nil && !runs(info.Pidfd) { // the number may be another's by now
 		return fail(fmt.Errorf("the launcher has ended: %w", unix.ESRCH))
 	}
-	if err := t.charge(); err != nil {
+	if err := sessionCharges.take(t.user); err != nil {
 		return fail(err)
 	}
 	defer func() {
 		if err != nil {
-			t.discharge()
+			sessionCharges.give(t.user)
 		}
 	}()
 	path := filepath.Join(s.runDir(), fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID))
@@ -163,29 +163,31 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 // sessionDescriptors is what a session costs the service: the listener and its directory.
 const sessionDescriptors = 2
 
-// charge counts the session, with its first worker, and discharge ends that.
-func (t *Session) charge() error {
-	for i, c := range sessionCharges {
-		if err := t.user.Take(c.kind, c.n); err != nil {
-			for _, c := range sessionCharges[:i] {
-				t.user.Give(c.kind, c.n)
-			}
+// sessionCharges counts the session, with its first worker.
+var sessionCharges = charges{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, sessionDescriptors}}
+
+// charges are what a user is charged at once.
+type charges []struct {
+	kind quota.Kind
+	n    uint64
+}
+
+// take charges all or nothing, and give ends that.
+func (list charges) take(u *quota.User) error {
+	for i, c := range list {
+		if err := u.Take(c.kind, c.n); err != nil {
+			list[:i].give(u)
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *Session) discharge() {
-	for _, c := range sessionCharges {
-		t.user.Give(c.kind, c.n)
+func (list charges) give(u *quota.User) {
+	for _, c := range list {
+		u.Give(c.kind, c.n)
 	}
 }
-
-var sessionCharges = [...]struct {
-	kind quota.Kind
-	n    uint64
-}{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, sessionDescriptors}}
 
 // runs reports whether the process of a pidfd exists.
 func runs(pidfd *os.File) bool {
@@ -241,7 +243,7 @@ func (t *Session) finish() {
 	t.mu.Unlock()
 	t.listener.Close()
 	t.dir.Close()
-	t.discharge()
+	sessionCharges.give(t.user)
 	if err := os.Remove(t.dir.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.log.Warn("end of a session", "args", t.info.Args, "err", err)
 	}
