@@ -1,0 +1,124 @@
+package remote
+
+import (
+	"errors"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl/devfile"
+	"verbena/umem"
+)
+
+// procFile opens a file of this process in /proc.
+func procFile(t *testing.T, name string) int {
+	t.Helper()
+	f, err := os.Open("/proc/self/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return int(f.Fd())
+}
+
+// TestAccept: descriptors come with one request, and are what it takes: the memory of a process, and what is mapped there.
+func TestAccept(t *testing.T) {
+	mem, maps, status := procFile(t, "mem"), procFile(t, "maps"), procFile(t, "status")
+	f := &File{}
+	for _, tt := range []struct {
+		name string
+		op   devfile.Op
+		fds  []int
+		ok   bool
+	}{
+		{"a command without", devfile.OpWrite, nil, true},
+		{"a command with one", devfile.OpWrite, []int{mem}, false},
+		{"memory", devfile.OpMemory, []int{mem, maps}, true},
+		{"memory without its maps", devfile.OpMemory, []int{mem}, false},
+		{"memory, maps and another", devfile.OpMemory, []int{mem, maps, status}, false},
+		{"exchanged", devfile.OpMemory, []int{maps, mem}, false},
+		{"another file for memory", devfile.OpMemory, []int{status, maps}, false},
+		{"another file for maps", devfile.OpMemory, []int{mem, status}, false},
+	} {
+		fds, err := f.accept(devfile.Request{Op: tt.op}, tt.fds)
+		if (err == nil) != tt.ok || len(fds) != len(tt.fds) {
+			t.Errorf("%s: %d descriptors, %v", tt.name, len(fds), err)
+		}
+	}
+}
+
+// TestAlloc: what a client may ask for as buffers.
+func TestAlloc(t *testing.T) {
+	f := &File{}
+	page := umem.PageSize
+	for _, tt := range []struct {
+		name    string
+		addr, n uint64
+		count   int
+		want    error
+	}{
+		{"nothing", page, 0, 0, syscall.EINVAL},
+		{"half a page", page, page / 2, 0, syscall.EINVAL},
+		{"within a page", page + 8, page, 0, syscall.EINVAL},
+		{"round the end", -page, 2 * page, 0, syscall.EINVAL},
+		{"too much", page, 1 << 63, 0, syscall.EINVAL},
+		{"too many", page, page, maxWindows, syscall.ENOMEM},
+	} {
+		f.space.count = tt.count
+		if _, err := f.alloc(tt.addr, tt.n); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
+		}
+	}
+}
+
+// TestEventFilesAreBounded: a client has numbers for so many event files, and one command gives one.
+func TestEventFilesAreBounded(t *testing.T) {
+	f := &File{events: map[uint32]inode{}, nextNumber: firstNumber}
+	fd := procFile(t, "status")
+	c := caller{f}
+	for i := range maxEvents - 1 {
+		f.events[uint32(i)] = inode{}
+	}
+	if _, err := c.InstallFD(fd, true); err != nil {
+		t.Fatal(err)
+	}
+	f.installed.Close()
+	f.installed = nil
+	if _, err := c.InstallFD(fd, true); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("beyond the limit: %v", err)
+		f.installed.Close()
+	}
+	if _, _, err := c.SameFile(firstNumber); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := c.SameFile(-1); !errors.Is(err, unix.EBADF) {
+		t.Errorf("a negative number: %v", err)
+	}
+}
+
+// TestControlWord: what a client is told; once the device has gone nothing else.
+func TestControlWord(t *testing.T) {
+	var word atomic.Uint32
+	m := &memory{control: &word}
+	for _, tt := range []struct {
+		do   func()
+		want uint32
+	}{
+		{func() { m.tell(true) }, devfile.Awake},
+		{func() { m.tell(false) }, devfile.Asleep},
+		{m.Depart, devfile.Gone},
+		{func() { m.tell(true) }, devfile.Gone},
+		{func() { m.tell(false) }, devfile.Gone},
+	} {
+		tt.do()
+		if got := word.Load(); got != tt.want {
+			t.Errorf("the word is %d, want %d", got, tt.want)
+		}
+	}
+	m.control = nil // closed
+	m.tell(true)
+	m.Depart()
+}
