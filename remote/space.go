@@ -29,6 +29,9 @@ func (s *space) Check(addr, length uint64, write bool) error {
 	return err
 }
 
+// Windows is the memory that the client shares with the service. (umem.Region.Direct)
+func (s *space) Windows() *umem.Local { return s.windows }
+
 // ReadV implements umem.Space.
 func (s *space) ReadV(dst [][]byte, addr uint64) error {
 	err := s.windows.ReadV(dst, addr)

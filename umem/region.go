@@ -49,6 +49,19 @@ func lastingOf(s Space) Space {
 	return s
 }
 
+// windowed is implemented by a Space part of whose memory is Local, which is looked at first.
+type windowed interface{ Windows() *Local }
+
+func localOf(s Space) *Local {
+	switch s := s.(type) {
+	case *Local:
+		return s
+	case windowed:
+		return s.Windows()
+	}
+	return nil
+}
+
 // Region is one registration of memory of a Space: a contiguous range, or a list of them that is named as one. It is
 // immutable and safe for concurrent use; Release ends it.
 type Region struct {
@@ -59,6 +72,7 @@ type Region struct {
 	iova   uint64
 	pages  uint64
 	list   []span // nil: one range
+	local  *Local // of the space; nil: it has none
 
 	onDemand bool
 }
@@ -72,7 +86,7 @@ func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Re
 		return nil, fmt.Errorf("register %d bytes at %#x: %w", length, addr, ErrRange)
 	}
 	space = lastingOf(space)
-	r := &Region{space: space, acct: acct, addr: addr, length: length, iova: iova}
+	r := &Region{space: space, acct: acct, addr: addr, length: length, iova: iova, local: localOf(space)}
 	if length == 0 {
 		return r, nil
 	}
@@ -96,7 +110,8 @@ func OnDemand(space Space, addr, length, iova uint64) (*Region, error) {
 	if addr+length < addr || iova+length < iova {
 		return nil, fmt.Errorf("register %d bytes at %#x on demand: %w", length, addr, ErrRange)
 	}
-	return &Region{space: lastingOf(space), addr: addr, length: length, iova: iova, onDemand: true}, nil
+	space = lastingOf(space)
+	return &Region{space: space, addr: addr, length: length, iova: iova, local: localOf(space), onDemand: true}, nil
 }
 
 // Everything is the length of an implicit region.
@@ -190,6 +205,16 @@ func (r *Region) WriteV(src [][]byte, iova uint64) error {
 		return r.moveList(src, iova, Space.WriteV)
 	}
 	return r.space.WriteV(src, iova-r.iova+r.addr)
+}
+
+// Direct returns the memory of a range of the region if it lies in one buffer of a Local, else nil. A copy from or to it
+// waits for no program. The caller uses it as an access: before Release.
+func (r *Region) Direct(iova, length uint64) []byte {
+	if r.local == nil || r.list != nil || length == 0 || !r.Contains(iova, length) {
+		return nil
+	}
+	mem, _ := r.local.at(iova-r.iova+r.addr, length)
+	return mem
 }
 
 func total(v [][]byte) (n uint64) {
