@@ -92,6 +92,7 @@ func (r *requester) doLocal(p *pass, w *sendWQE) bool {
 		if n, _ := r.snd.Current(); w.opcode == uapi.WRLocalInv && n != r.snd.Head() {
 			return false
 		}
+		p.fill(qp)
 		p.enter(qp) // these wait for copies
 		switch w.opcode {
 		case uapi.WRLocalInv:

@@ -117,6 +117,14 @@ func (g *grant) write(src [][]byte, addr, n uint64) error {
 	return g.region.WriteV(src, addr+g.shift)
 }
 
+// direct returns the memory of a range, nil if a copy may wait for a program; see umem.Region.Direct.
+func (g *grant) direct(addr, n uint64) []byte {
+	if !g.contains(addr, n) {
+		return nil
+	}
+	return g.region.Direct(addr+g.shift, n)
+}
+
 // keyGenerations gives the low eight bits of the next key with an index.
 type keyGenerations struct {
 	mu     sync.Mutex

@@ -49,6 +49,9 @@ func (p *pass) panicked(r any) {
 	if qp := p.last; qp != nil && qp.dev != p.dev {
 		qp.dev.fail(why)
 	}
+	if qp := p.receiver; qp != nil && qp.dev != p.dev {
+		qp.dev.fail(why)
+	}
 	if n := p.copies.Load(); n&1 != 0 {
 		p.leave()
 	}

@@ -57,6 +57,9 @@ type pass struct {
 	urgent bool    // somebody waits for what is being sent
 	method *QP     // it works for a method of this queue pair that may not sleep; nil: for none
 
+	receiver *QP  // of the trains of the queue pair that the pass runs: it runs this one, too
+	inline   bool // it does so now: what it stores must not wait for a program
+
 	held *ib.Hold // has the callbacks of the devices that it works for; nil: they find a thread of their own
 	own  ib.Hold  // for held
 
@@ -331,6 +334,7 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 func (p *pass) sendAll(qp *QP) (more bool) {
 	e := &qp.egress
 	if e.blocked {
+		e.fill()
 		return false
 	}
 	p.urgent = len(e.queue) > 0 && qp.urgent()
@@ -341,11 +345,14 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 		}
 		if !p.send(qp, t) {
 			e.cut(i)
+			e.fill()
+			p.endDelivery()
 			qp.timer.block()
 			return false
 		}
 	}
 	e.cut(len(e.queue))
+	p.endDelivery()
 	if !e.short || e.full() {
 		return false
 	}
@@ -416,6 +423,12 @@ func (p *pass) hand(qp *QP, peer *Device, t *train) {
 		peer.counters.add(cntDropNobody, t.packets)
 		t.free()
 		return
+	}
+	if t.refers() {
+		if p.deliver(to, t) {
+			return
+		}
+		t.fill()
 	}
 	t.from = qp
 	if !to.events.addTrain(t, to.lane) {

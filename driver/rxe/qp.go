@@ -330,6 +330,9 @@ func (qp *QP) advance(p *pass) {
 	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
 		qp.req.run(p)
 	}
+	if qp.state != ib.QPRTS && qp.state != ib.QPSQD {
+		p.fill(qp) // before completions say that the memory is the consumer's again
+	}
 	switch qp.state {
 	case ib.QPSQE:
 		qp.req.flush(p)

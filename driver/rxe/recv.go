@@ -269,7 +269,7 @@ func (p *pass) settle(qp *QP) bool {
 	}
 	kind, psn := s.kind, s.psn
 	p.enter(qp)
-	ok := s.flush()
+	ok := s.flush(p.inline)
 	p.leave()
 	if ok {
 		return true

@@ -58,6 +58,7 @@ func (r *requester) run(p *pass) {
 		if w.status != uapi.WCSuccess {
 			// It completes when everything before it has.
 			if n == r.snd.Head() {
+				p.fill(qp)
 				r.fail(w.status)
 			}
 			break
@@ -190,7 +191,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 		}
 		op := serviceOf(qp.typ).Opcode(w.operation(&k))
 		size := op.PacketLen(w.payload(&k))
-		if !p.build.fits(to, num, size) {
+		if !p.build.fits(to, num, size) || !p.build.t.joins(w) {
 			if !p.gather.flush(qp) {
 				return r.unreadable(p, w, mark, start)
 			}
@@ -199,6 +200,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 				break
 			}
 			p.build.start(&trainPool, to, num, size)
+			p.build.t.begin(qp, w)
 			mark, start = 0, k.Index
 		}
 		r.snd.Sent(&k)

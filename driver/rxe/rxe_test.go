@@ -60,6 +60,9 @@ type setup struct {
 	bufLen   int
 	access   ib.AccessFlags
 	sigAll   bool
+	recover  bool
+	taps     bool
+	failed   func(num uint32, why string) // Config.QPFailed
 }
 
 var (
@@ -110,8 +113,12 @@ func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node 
 	b.t.Helper()
 	faults, _ := s.network.(*link.Faults)
 	last := addr.As16()[15]
+	var taps *link.Taps
+	if s.taps {
+		taps = &link.Taps{}
+	}
 	dev, err := New(Config{
-		Name: name, Addrs: []netip.Addr{addr}, Network: s.network, Faults: faults, Fabric: f,
+		Name: name, Addrs: []netip.Addr{addr}, Network: s.network, Faults: faults, Fabric: f, Recover: s.recover, Taps: taps, QPFailed: s.failed,
 		Rand: rand.New(rand.NewPCG(1, uint64(last))),
 		Netdev: netdev.Interface{
 			Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, last}, MTU: 9000, Up: true, Running: true,

@@ -59,6 +59,9 @@ func (qp *QP) receiveParts(p *pass, t *train) {
 		b = b[:len(b)-link.ICRCLen]
 		k := packet{src: t.path.from.addr, dst: t.Dst, tos: t.TOS, ttl: cmp.Or(t.TTL, defaultTTL)}
 		why := qp.parse(&k, b)
+		if part.mem != nil {
+			k.Payload = part.mem
+		}
 		if part.packets == 1 || why != accept {
 			if why == accept {
 				why = qp.check(&k)
@@ -67,6 +70,9 @@ func (qp *QP) receiveParts(p *pass, t *train) {
 			continue
 		}
 		p.span = spanOf(b, part.packets)
+		if part.mem != nil {
+			p.span.payload = part.mem
+		}
 		s, n := &p.span, 0
 		if qp.trace == nil && qp.check(&k) == accept {
 			if k.Flags&roce.FlagResponse == 0 {
@@ -82,6 +88,7 @@ func (qp *QP) receiveParts(p *pass, t *train) {
 		}
 	}
 	p.settle(qp)
+	p.span.payload = nil // which may have been in memory that goes away
 }
 
 // receiveSpan handles a span of a SEND or RDMA WRITE at once, if each of its packets has only to be stored. It returns how many

@@ -29,12 +29,17 @@ type train struct {
 	pool    *sync.Pool // nil: none, it is as small as can be
 	from    *QP        // that sent it, while it is an event of another queue pair
 	charged bool       // to that one's lane
+
+	writes bool     // all packets are of RDMA WRITEs by one key
+	key    uint32   // that one
+	held   []*grant // with an access begun, as long as a part refers to memory
 }
 
 // part is a packet of a mixed train, or a span.
 type part struct {
-	start, end int // in Buf
-	packets    int // in a span
+	start, end int    // in Buf
+	packets    int    // in a span
+	mem        []byte // the payload, if it is not in Buf yet; see refer.go
 }
 
 // alignment is that of the payload of a mixed train to the memory that it comes from. Processors copy several times more slowly where
@@ -68,7 +73,7 @@ func newTrain(pool *sync.Pool, size int) *train {
 
 func getTrain(pool *sync.Pool, p *path) *train {
 	t := pool.Get().(*train)
-	t.path, t.packets, t.mixed, t.sent = p, 0, false, 0
+	t.path, t.packets, t.mixed, t.sent, t.writes = p, 0, false, 0, false
 	t.parts = t.parts[:0]
 	t.Dst, t.TOS, t.TTL = p.dst, p.tos, p.ttl
 	t.Buf, t.Size = t.Buf[:0], 0
@@ -77,6 +82,7 @@ func getTrain(pool *sync.Pool, p *path) *train {
 
 func (t *train) free() {
 	t.path = nil
+	t.release()
 	if t.pool != nil {
 		t.pool.Put(t)
 	}
@@ -110,6 +116,7 @@ func (t *train) first() []byte {
 // each calls f with each packet of a mixed train from the n-th on, as a train of its own, until that returns false. The train is
 // good until then.
 func (t *train) each(n int, f func(x *link.Train) bool) bool {
+	t.fill()
 	x := t.Train
 	var room []byte
 	for i, k := range t.parts {
@@ -213,7 +220,7 @@ func (b *builder) add(size, headers int, addr uint64) []byte {
 	b.closed = size < b.t.Size
 	b.middle = false
 	if b.t.mixed {
-		b.t.parts = append(b.t.parts, part{n, n + size, 1})
+		b.t.parts = append(b.t.parts, part{start: n, end: n + size, packets: 1})
 	}
 	return b.t.Buf[n : n+size]
 }
@@ -274,6 +281,7 @@ func (b *builder) cut(n int) {
 				left -= b.t.parts[i].packets
 				end = b.t.parts[i].end
 			}
+			clear(b.t.parts[i:])
 			b.t.parts = b.t.parts[:i]
 		}
 		b.t.packets = n
@@ -336,6 +344,12 @@ func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
 // flush reads, for a queue pair.
 func (g *gather) flush(qp *QP) (ok bool) {
 	if g.from == nil {
+		return true
+	}
+	switch mem := g.from.direct(g.addr, g.n); {
+	case mem == nil:
+		g.p.fill(qp) // the copy may be stopped
+	case g.p.refer(g, mem):
 		return true
 	}
 	g.p.enter(qp)
@@ -410,9 +424,17 @@ func (s *scatter) add(b []byte) {
 	s.n += uint64(len(b))
 }
 
-// flush writes what was collected, which is not nothing.
-func (s *scatter) flush() (ok bool) {
-	ok = s.to.write(s.vec, s.addr, s.n) == nil
+// flush writes what was collected, which is not nothing. It fails where memory is not direct, if it has to be.
+func (s *scatter) flush(direct bool) (ok bool) {
+	if direct {
+		mem := s.to.direct(s.addr, s.n)
+		for _, b := range s.vec {
+			mem = mem[copy(mem, b):]
+		}
+		ok = mem != nil
+	} else {
+		ok = s.to.write(s.vec, s.addr, s.n) == nil
+	}
 	s.to.put()
 	s.to = nil
 	clear(s.vec)
