@@ -672,3 +672,41 @@ func TestReferReuse(t *testing.T) {
 		})
 	}
 }
+
+// TestReferItself: a queue pair may be connected to itself, and the two ranges of a WRITE may be of one region and overlap.
+func TestReferItself(t *testing.T) {
+	const size = 300_000
+	for _, c := range []struct {
+		name string
+		own  bool
+		off  int // of the target from the source
+	}{{"own", true, size}, {"own, overlapping", true, 10_000}, {"of one region", false, size}, {"overlapping", false, 10_000}} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, setup{shortcut: true, bufLen: 1 << 20})
+			x := conn{mtu: ib.MTU4096}
+			if c.own {
+				toRTR(t, b.a.qp, b.a.dev, b.a.qp.Num(), x)
+				toRTS(t, b.a.qp, x)
+			} else {
+				other := b.a.newQP(setup{typ: ib.QPTypeRC, cap: userCap})
+				defer func() { check(t, other.Destroy()) }()
+				connectQPs(t, b.a.dev, b.a.qp, b.a.dev, other, x)
+			}
+			fill(b.a.buf, 1)
+			wr := b.write(1, 0, size)
+			wr.RemoteAddr, wr.RKey = b.a.addr+uint64(c.off), b.a.mr.RKey()
+			for range 5 {
+				within(t, "the WRITE", func() {
+					b.a.send(wr)
+					b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
+				})
+			}
+			if c.off >= size && !bytes.Equal(b.a.buf[:size], b.a.buf[c.off:][:size]) {
+				t.Error("the bytes differ")
+			}
+			within(t, "Rereg", func() {
+				check(t, b.a.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite}))
+			})
+		})
+	}
+}
