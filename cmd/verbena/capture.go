@@ -16,11 +16,11 @@ import (
 )
 
 type captureCmd struct {
-	Write    string        `short:"w" required:"" help:"File to write; - is the standard output." placeholder:"FILE"`
-	Dev      string        `help:"Record only this device; default: all, including those added meanwhile." placeholder:"NAME"`
-	Filter   string        `help:"Only packets that match, such as qp=17 or opcode=read,dir=in; see above." placeholder:"F"`
-	Count    uint64        `help:"End after N packets." placeholder:"N"`
-	Duration time.Duration `help:"End after a time, such as 10s." placeholder:"D"`
+	Write    string        `short:"w" required:"" help:"File to write; - is the standard output." placeholder:"FILE" complete:"file"`
+	Dev      string        `help:"Record only this device; default: all, including those added meanwhile." placeholder:"NAME" complete:"device"`
+	Filter   string        `help:"Only packets that match, such as qp=17 or opcode=read,dir=in; see above." placeholder:"F" complete:"none"`
+	Count    uint64        `help:"End after N packets." placeholder:"N" complete:"none"`
+	Duration time.Duration `help:"End after a time, such as 10s." placeholder:"D" complete:"none"`
 }
 
 func (c *captureCmd) Help() string {

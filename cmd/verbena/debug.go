@@ -12,7 +12,7 @@ import (
 
 type pprofCmd struct {
 	Kind    string `arg:"" optional:"" default:"profile" enum:"heap,goroutine,profile,trace" help:"heap: memory in use; goroutine: all stacks; profile: processor time; trace: an execution trace. Default: profile."`
-	Seconds int    `help:"How long to take a profile or trace, at most 60. Default: 10." placeholder:"N"`
+	Seconds int    `help:"How long to take a profile or trace, at most 60. Default: 10." placeholder:"N" complete:"none"`
 }
 
 func (*pprofCmd) Help() string {

@@ -70,11 +70,11 @@ func (m *moment) UnmarshalText(b []byte) error {
 }
 
 type devResetCmd struct {
-	Name        string  `arg:"" help:"Name of the device."`
-	Unreachable outage  `help:"Disconnect the hardware for a time (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION"`
+	Name        string  `arg:"" help:"Name of the device." complete:"device"`
+	Unreachable outage  `help:"Disconnect the hardware for a time (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION" complete:"none"`
 	NoFlush     bool    `help:"Give programs no completions for what is outstanding, as the kernel's Soft-RoCE does, instead of flush errors."`
-	AtWR        ordinal `name:"at-wr" help:"Reset just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment"`
-	At          moment  `help:"Reset when the next completion handler begins (completion), or now and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment"`
+	AtWR        ordinal `name:"at-wr" help:"Reset just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
+	At          moment  `help:"Reset when the next completion handler begins (completion), or now and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment" complete:"registration,completion"`
 	Cancel      bool    `help:"Cancel resets that wait for --at-wr or --at, and make none." xor:"moment"`
 }
 
@@ -100,7 +100,7 @@ func (d *devResetCmd) Run(c *cli) error {
 }
 
 type devUnplugCmd struct {
-	Name string `arg:"" help:"Name of the device."`
+	Name string `arg:"" help:"Name of the device." complete:"device"`
 }
 
 func (d *devUnplugCmd) Run(c *cli) error {
@@ -109,7 +109,7 @@ func (d *devUnplugCmd) Run(c *cli) error {
 }
 
 type devPlugCmd struct {
-	Name string `arg:"" help:"Name of the device."`
+	Name string `arg:"" help:"Name of the device." complete:"device"`
 }
 
 func (d *devPlugCmd) Run(c *cli) error {
@@ -118,7 +118,7 @@ func (d *devPlugCmd) Run(c *cli) error {
 }
 
 type devHangCmd struct {
-	Name string `arg:"" help:"Name of the device."`
+	Name string `arg:"" help:"Name of the device." complete:"device"`
 }
 
 func (d *devHangCmd) Run(c *cli) error {

@@ -15,10 +15,10 @@ import (
 
 // verbsFlags say which RDMA device a command uses by itself.
 type verbsFlags struct {
-	Dev      string     `short:"d" help:"Device to use; default: the first." placeholder:"DEV"`
+	Dev      string     `short:"d" help:"Device to use; default: the first." placeholder:"DEV" complete:"device"`
 	Direct   bool       `name:"service" help:"Use a device of the running service, over its socket, though there are others here; without others that is the default."`
 	Embedded bool       `help:"Make a software device in this process, and run both ends on it."`
-	Addr     netip.Addr `help:"Make a software device in this process, with this address of the host, where UDP port 4791 must be free." placeholder:"IP"`
+	Addr     netip.Addr `help:"Make a software device in this process, with this address of the host, where UDP port 4791 must be free." placeholder:"IP" complete:"none"`
 	Wire     bool       `help:"With --embedded: send packets, rather than copy messages within the process."`
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 type devinfoCmd struct {
-	Dev      string `arg:"" optional:"" help:"Name of the device; default: all."`
+	Dev      string `arg:"" optional:"" help:"Name of the device; default: all." complete:"device"`
 	Embedded bool   `help:"Describe a software device of this process."`
 	Direct   bool   `name:"service" help:"Describe the devices of the running service, over its socket, though there are others here; without others that is the default."`
 	JSON     bool   `name:"json" help:"Print JSON."`

@@ -23,14 +23,14 @@ var errNoAddress = error(syscall.EADDRNOTAVAIL)
 
 // exchangeFlags are those that pingpong and perf share.
 type exchangeFlags struct {
-	Server string `arg:"" optional:"" help:"Host of the server; without it this is the server, which serves one client."`
+	Server string `arg:"" optional:"" help:"Host of the server; without it this is the server, which serves one client." complete:"none"`
 	verbsFlags
-	Port     uint16 `short:"p" help:"TCP port by which the ends meet; default: ${default}." default:"18515" placeholder:"PORT"`
-	GIDIndex int    `short:"g" name:"gid-index" help:"Index of the GID to use; default: that of an IPv4 address if there is one." default:"-1" placeholder:"N"`
-	IBPort   uint8  `name:"ib-port" help:"Port of the device; default: ${default}." default:"1" placeholder:"N"`
+	Port     uint16 `short:"p" help:"TCP port by which the ends meet; default: ${default}." default:"18515" placeholder:"PORT" complete:"none"`
+	GIDIndex int    `short:"g" name:"gid-index" help:"Index of the GID to use; default: that of an IPv4 address if there is one." default:"-1" placeholder:"N" complete:"none"`
+	IBPort   uint8  `name:"ib-port" help:"Port of the device; default: ${default}." default:"1" placeholder:"N" complete:"none"`
 	Type     string `help:"Transport service: rc, uc or ud; default: ${default}." enum:"rc,uc,ud" default:"rc" placeholder:"TYPE"`
 	Op       string `help:"Operation: send, write, read or atomic; default: ${default}." enum:"send,write,read,atomic" default:"${op}" placeholder:"OP"`
-	MTU      int    `short:"m" name:"mtu" help:"Path MTU in bytes; default: the largest that both ports take." placeholder:"BYTES"`
+	MTU      int    `short:"m" name:"mtu" help:"Path MTU in bytes; default: the largest that both ports take." placeholder:"BYTES" complete:"none"`
 	Events   bool   `short:"e" help:"Sleep until completions come, rather than poll: faster where more programs poll than there are processors."`
 	JSON     bool   `name:"json" help:"Print JSON."`
 }
@@ -141,8 +141,8 @@ func accept(ctx context.Context, port uint16) (net.Conn, error) {
 
 type pingpongCmd struct {
 	exchangeFlags
-	Size   byteSize `short:"s" help:"Bytes of a message, such as 4096 or 64K; a datagram is at most one MTU; default: ${default}." default:"4096" placeholder:"BYTES"`
-	Iters  int      `short:"n" help:"Round trips; default: ${default}." default:"1000" placeholder:"N"`
+	Size   byteSize `short:"s" help:"Bytes of a message, such as 4096 or 64K; a datagram is at most one MTU; default: ${default}." default:"4096" placeholder:"BYTES" complete:"none"`
+	Iters  int      `short:"n" help:"Round trips; default: ${default}." default:"1000" placeholder:"N" complete:"none"`
 	Compat bool     `help:"Meet ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong at the other end, with the same sizes and counts (rc: -s 4096 -n 1000)."`
 }
 
@@ -244,12 +244,12 @@ func bandwidth(b float64) string {
 
 type perfCmd struct {
 	exchangeFlags
-	Size     byteSize      `short:"s" help:"Bytes of a message, such as 4096 or 64K; a datagram is at most one MTU; default: ${default}." default:"65536" placeholder:"BYTES"`
+	Size     byteSize      `short:"s" help:"Bytes of a message, such as 4096 or 64K; a datagram is at most one MTU; default: ${default}." default:"65536" placeholder:"BYTES" complete:"none"`
 	Test     string        `help:"Phases to run: latency (one message at a time), bandwidth (--depth of them on each queue pair), or both; default: ${default}." enum:"latency,bandwidth,both" default:"both" placeholder:"TEST"`
-	QPs      int           `short:"q" name:"qps" help:"Queue pairs of the bandwidth phase; default: ${default}." default:"1" placeholder:"N"`
-	Depth    int           `help:"Messages in flight on each; default: ${default}." default:"64" placeholder:"N"`
-	Duration time.Duration `short:"D" help:"Time of a phase; default: ${default}." default:"2s" placeholder:"D"`
-	Iters    int           `short:"n" help:"Messages of a phase, rather than a time." placeholder:"N"`
+	QPs      int           `short:"q" name:"qps" help:"Queue pairs of the bandwidth phase; default: ${default}." default:"1" placeholder:"N" complete:"none"`
+	Depth    int           `help:"Messages in flight on each; default: ${default}." default:"64" placeholder:"N" complete:"none"`
+	Duration time.Duration `short:"D" help:"Time of a phase; default: ${default}." default:"2s" placeholder:"D" complete:"none"`
+	Iters    int           `short:"n" help:"Messages of a phase, rather than a time." placeholder:"N" complete:"none"`
 }
 
 func (p *perfCmd) Help() string {

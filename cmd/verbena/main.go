@@ -20,8 +20,8 @@ import (
 )
 
 type cli struct {
-	Socket  string `help:"Control socket of the service; default: one per user and network namespace." placeholder:"PATH" env:"VERBENA_SOCKET"`
-	Service string `name:"service-user" help:"Trust a service of this user too. It reaches all memory and files of your programs; root's and your own are trusted anyway." placeholder:"USER"`
+	Socket  string `help:"Control socket of the service; default: one per user and network namespace." placeholder:"PATH" env:"VERBENA_SOCKET" complete:"file"`
+	Service string `name:"service-user" help:"Trust a service of this user too. It reaches all memory and files of your programs; root's and your own are trusted anyway." placeholder:"USER" complete:"user"`
 
 	Version versionFlag `help:"Print the version of this command, and exit."`
 
@@ -55,10 +55,12 @@ type cli struct {
 		Hang   devHangCmd   `cmd:"" help:"Make a device stop working without notice, until a reset."`
 		Show   devShowCmd   `cmd:"" help:"List the devices with their states and resets." default:"withargs"`
 	} `cmd:"" help:"Reset, unplug and hang devices."`
-	Devinfo  devinfoCmd  `cmd:"" help:"Print the attributes of the RDMA devices that a program sees here."`
-	Pingpong pingpongCmd `cmd:"" help:"Send a message to and fro between two programs, or within this one, and take the times." set:"op=send"`
-	Perf     perfCmd     `cmd:"" help:"Measure latency, bandwidth and message rate between two programs, or within this one." set:"op=write"`
-	Debug    struct {
+	Devinfo     devinfoCmd    `cmd:"" help:"Print the attributes of the RDMA devices that a program sees here."`
+	Pingpong    pingpongCmd   `cmd:"" help:"Send a message to and fro between two programs, or within this one, and take the times." set:"op=send"`
+	Perf        perfCmd       `cmd:"" help:"Measure latency, bandwidth and message rate between two programs, or within this one." set:"op=write"`
+	Completion  completionCmd `cmd:"" help:"Print a script that completes command lines of verbena in a shell."`
+	ShowVersion versionCmd    `cmd:"" name:"version" help:"Print the version of this command."`
+	Debug       struct {
 		Pprof pprofCmd `cmd:"" help:"Write a profile of the service's process to the standard output."`
 	} `cmd:"" help:"Profiles of the service itself, for its developers."`
 	Fault struct {
@@ -66,6 +68,9 @@ type cli struct {
 		Show  faultShowCmd  `cmd:"" help:"List the rules and what they have done." default:"withargs"`
 		Clear faultClearCmd `cmd:"" help:"Remove a rule, or all."`
 	} `cmd:"" help:"Loss, delay, duplication, reordering and corruption on the wire; receivers that are not ready; dead peers."`
+
+	Complete completeCmd `cmd:"" hidden:"" name:"complete-words" help:"Print what completes a command line, for the shells' scripts."`
+	Manual   manualCmd   `cmd:"" hidden:"" name:"man-pages" help:"Write the manual pages into a directory."`
 }
 
 // exitFailure is the exit code for a failure of verbena's own, as env(1) and its like have it: the codes of the

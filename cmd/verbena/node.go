@@ -11,9 +11,9 @@ import (
 
 // nodeFlags say whose the device files are, as OWNER, GROUP and MODE of a udev rule do.
 type nodeFlags struct {
-	Owner string `help:"Owner of the device files and of the control socket; name or number." placeholder:"USER"`
-	Group string `help:"Their group." placeholder:"GROUP"`
-	Mode  string `help:"Their permission bits. Every user with write access to the device files may run programs on this service, also as another user if the service is root's. Default: 0660 with --group, 0600 with --owner; without any of the three, programs of this user only." placeholder:"OCTAL"`
+	Owner string `help:"Owner of the device files and of the control socket; name or number." placeholder:"USER" complete:"user"`
+	Group string `help:"Their group." placeholder:"GROUP" complete:"group"`
+	Mode  string `help:"Their permission bits. Every user with write access to the device files may run programs on this service, also as another user if the service is root's. Default: 0660 with --group, 0600 with --owner; without any of the three, programs of this user only." placeholder:"OCTAL" complete:"none"`
 }
 
 // node returns the owner and mode of the flags, nil if none is given.

@@ -10,7 +10,7 @@ import (
 )
 
 type qpShowCmd struct {
-	Dev  string `help:"Only this device." placeholder:"NAME"`
+	Dev  string `help:"Only this device." placeholder:"NAME" complete:"device"`
 	JSON bool   `name:"json" help:"Print JSON, with window and retries."`
 }
 
@@ -41,8 +41,8 @@ func (q *qpShowCmd) Run(c *cli) error {
 }
 
 type qpTraceCmd struct {
-	Num  uint32 `arg:"" name:"qpn" help:"Number of the queue pair, as qp show and the program print it."`
-	Dev  string `help:"Its device; needed where there are several." placeholder:"NAME"`
+	Num  uint32 `arg:"" name:"qpn" help:"Number of the queue pair, as qp show and the program print it." complete:"none"`
+	Dev  string `help:"Its device; needed where there are several." placeholder:"NAME" complete:"device"`
 	Off  bool   `help:"End the trace, after printing it."`
 	JSON bool   `name:"json" help:"Print JSON."`
 }

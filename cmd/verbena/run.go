@@ -21,9 +21,9 @@ type runCmd struct {
 	deviceFlags
 	Private bool      `help:"Start a service for this program only, with devices of its own (see --link, --wire, --doorbells, --no-loopback, --seed)."`
 	Outlive bool      `help:"When the service ends, leave processes alone that keep its devices open; by default they are sent SIGTERM after 5 seconds, and SIGKILL after 10."`
-	Capture string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE"`
-	Trace   traceFlag `help:"Print each call of the program that the service answers, but doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE"`
-	Program []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --."`
+	Capture string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
+	Trace   traceFlag `help:"Print each call of the program that the service answers, but doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
+	Program []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
 
 	traceTo io.WriteCloser // where the trace goes
 }

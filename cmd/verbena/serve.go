@@ -22,11 +22,11 @@ import (
 )
 
 type deviceFlags struct {
-	Link       []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none"`
+	Link       []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none" complete:"none"`
 	Wire       bool     `help:"Send every packet through a UDP socket, also between devices of this service."`
 	Doorbells  string   `help:"How programs announce what they have posted: by a system call that is trapped; natively, seen by a thread that polls their queues; or auto, natively while there are processors for that (at least 3, one for each open device and each user's thread)." enum:"auto,native,trapped" default:"auto"`
 	NoLoopback bool     `help:"Have 127.0.0.1 and ::1 stand for no device in the connection manager, unless one has the address, as on Linux."`
-	Seed       uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock."`
+	Seed       uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock." placeholder:"N" complete:"none"`
 }
 
 func (f *deviceFlags) specs() ([]ctl.LinkSpec, error) {
@@ -69,8 +69,8 @@ var doorbells = map[string]supervisor.Doorbells{
 type serveCmd struct {
 	deviceFlags
 	nodeFlags
-	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none"`
-	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION"`
+	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none" complete:"none"`
+	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION" complete:"none"`
 	Daemon       bool          `help:"Return when the service is ready, and leave it in the background; its messages go to a file, whose name is printed."`
 	Debug        bool          `help:"Log also the beginning and end of programs, device files opened and closed, commands refused and why, queue pairs that fail, and resets."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`

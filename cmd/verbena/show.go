@@ -41,9 +41,9 @@ func printable(s string) string {
 }
 
 type linkAddCmd struct {
-	Name   string   `arg:"" help:"Name, rxe followed by a number or word."`
-	Addr   []string `help:"Address of the device; repeat it for more, all of one interface. They fill the GID table from index 1." placeholder:"IP"`
-	Netdev string   `help:"Interface whose addresses the device gets." placeholder:"IF" xor:"where"`
+	Name   string   `arg:"" help:"Name, rxe followed by a number or word." complete:"none"`
+	Addr   []string `help:"Address of the device; repeat it for more, all of one interface. They fill the GID table from index 1." placeholder:"IP" complete:"none"`
+	Netdev string   `help:"Interface whose addresses the device gets." placeholder:"IF" xor:"where" complete:"interface"`
 	Wire   bool     `help:"Send every packet through a UDP socket, also to devices of this service."`
 }
 
@@ -54,7 +54,7 @@ func (l *linkAddCmd) Run(c *cli) error {
 }
 
 type linkDelCmd struct {
-	Name string `arg:"" help:"Name of the device."`
+	Name string `arg:"" help:"Name of the device." complete:"device"`
 }
 
 func (l *linkDelCmd) Run(c *cli) error {
@@ -152,7 +152,7 @@ func (s *resShowCmd) Run(c *cli) error {
 }
 
 type statShowCmd struct {
-	Dev  string `help:"Only this device." placeholder:"NAME"`
+	Dev  string `help:"Only this device." placeholder:"NAME" complete:"device"`
 	All  bool   `help:"Print counters that are 0, too."`
 	JSON bool   `name:"json" help:"Print JSON, with all counters."`
 }
@@ -184,20 +184,20 @@ func (s *statShowCmd) Run(c *cli) error {
 }
 
 type faultAddCmd struct {
-	Dev       string        `required:"" help:"Device whose sending is disturbed." placeholder:"NAME"`
-	QP        uint32        `name:"qp" help:"Only packets that this queue pair sends, or is to get." placeholder:"N"`
-	Peer      netip.Addr    `help:"Only packets to this address." placeholder:"IP"`
-	Drop      percent       `help:"Share of packets to drop, such as 1% or 0.01." placeholder:"P"`
-	Duplicate percent       `help:"Share of packets to send twice." placeholder:"P"`
-	Corrupt   percent       `help:"Share of packets to flip a bit in, after the ICRC was computed." placeholder:"P"`
-	Reorder   percent       `help:"Share of packets to hold back behind later ones." placeholder:"P"`
-	Delay     time.Duration `help:"Time to hold every packet, such as 50us." placeholder:"D"`
-	Jitter    time.Duration `help:"Up to so much more delay, at random." placeholder:"D"`
-	RNR       percent       `name:"rnr" help:"Share of messages for the device to answer by an RNR NAK, as if no receive were posted. In a rule of its own." placeholder:"P"`
+	Dev       string        `required:"" help:"Device whose sending is disturbed." placeholder:"NAME" complete:"device"`
+	QP        uint32        `name:"qp" help:"Only packets that this queue pair sends, or is to get." placeholder:"N" complete:"none"`
+	Peer      netip.Addr    `help:"Only packets to this address." placeholder:"IP" complete:"none"`
+	Drop      percent       `help:"Share of packets to drop, such as 1% or 0.01." placeholder:"P" complete:"none"`
+	Duplicate percent       `help:"Share of packets to send twice." placeholder:"P" complete:"none"`
+	Corrupt   percent       `help:"Share of packets to flip a bit in, after the ICRC was computed." placeholder:"P" complete:"none"`
+	Reorder   percent       `help:"Share of packets to hold back behind later ones." placeholder:"P" complete:"none"`
+	Delay     time.Duration `help:"Time to hold every packet, such as 50us." placeholder:"D" complete:"none"`
+	Jitter    time.Duration `help:"Up to so much more delay, at random." placeholder:"D" complete:"none"`
+	RNR       percent       `name:"rnr" help:"Share of messages for the device to answer by an RNR NAK, as if no receive were posted. In a rule of its own." placeholder:"P" complete:"none"`
 	Stop      bool          `help:"Drop every packet, in either direction: the peer seems dead. In a rule of its own."`
-	Seed      uint64        `help:"Seed of the rule's decisions; default: by the seed of the service." placeholder:"N"`
-	Skip      uint64        `help:"Leave the first N packets alone." placeholder:"N"`
-	Limit     uint64        `help:"Act on the N packets after those only." placeholder:"N"`
+	Seed      uint64        `help:"Seed of the rule's decisions; default: by the seed of the service." placeholder:"N" complete:"none"`
+	Skip      uint64        `help:"Leave the first N packets alone." placeholder:"N" complete:"none"`
+	Limit     uint64        `help:"Act on the N packets after those only." placeholder:"N" complete:"none"`
 }
 
 func (f *faultAddCmd) Help() string {
@@ -235,7 +235,7 @@ func (f *faultAddCmd) Run(c *cli) error {
 }
 
 type faultShowCmd struct {
-	Dev  string `help:"Only this device." placeholder:"NAME"`
+	Dev  string `help:"Only this device." placeholder:"NAME" complete:"device"`
 	JSON bool   `name:"json" help:"Print JSON."`
 }
 
@@ -257,8 +257,8 @@ func (f *faultShowCmd) Run(c *cli) error {
 }
 
 type faultClearCmd struct {
-	ID  int    `arg:"" optional:"" help:"Number of the rule, as fault show has it; default: all rules."`
-	Dev string `help:"Only this device." placeholder:"NAME"`
+	ID  int    `arg:"" optional:"" help:"Number of the rule, as fault show has it; default: all rules." complete:"none"`
+	Dev string `help:"Only this device." placeholder:"NAME" complete:"device"`
 }
 
 func (f *faultClearCmd) Run(c *cli) error {

@@ -9,7 +9,7 @@ import (
 )
 
 type verifyCmd struct {
-	Files []string `arg:"" name:"file" help:"Captures: pcap or pcapng, also compressed with gzip."`
+	Files []string `arg:"" name:"file" help:"Captures: pcap or pcapng, also compressed with gzip." complete:"file"`
 }
 
 func (*verifyCmd) Help() string {

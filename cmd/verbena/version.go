@@ -20,12 +20,26 @@ func (versionFlag) BeforeReset(app *kong.Kong) error {
 	return nil
 }
 
+// versionCmd is the flag as a command.
+type versionCmd struct{}
+
+func (versionCmd) Run() error {
+	info, _ := debug.ReadBuildInfo()
+	fmt.Println(version(info))
+	return nil
+}
+
+// release is the version of a release, which the linker sets (packaging/release).
+var release string
+
 // version describes a build: its version or revision, Go's version, and the number of the control protocol.
 func version(info *debug.BuildInfo) string {
 	name, goVersion := "of an unknown version", "unknown"
 	if info != nil {
 		goVersion = info.GoVersion
-		if v := info.Main.Version; v != "" && v != "(devel)" {
+		if release != "" {
+			name = release
+		} else if v := info.Main.Version; v != "" && v != "(devel)" {
 			name = v
 		} else if r := setting(info, "vcs.revision"); r != "" {
 			const short = 12

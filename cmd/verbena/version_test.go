@@ -12,6 +12,9 @@ import (
 
 func TestVersion(t *testing.T) {
 	out := ok(t, verbena(t, "--version"))
+	if command := ok(t, verbena(t, "version")); command != out {
+		t.Errorf("verbena version prints %q, verbena --version %q", command, out)
+	}
 	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()), ctl.Protocol)
 	if !regexp.MustCompile(want).MatchString(out) {
 		t.Errorf("got %q, want %s", out, want)
@@ -34,5 +37,10 @@ func TestVersion(t *testing.T) {
 		if got := version(c.info); got != c.want {
 			t.Errorf("got %q, want %q", got, c.want)
 		}
+	}
+	release = "v1.2.3"
+	t.Cleanup(func() { release = "" })
+	if got, want := version(of("(devel)", revision)), "verbena v1.2.3"+tail; got != want {
+		t.Errorf("a release: got %q, want %q", got, want)
 	}
 }

@@ -13,9 +13,9 @@ import (
 )
 
 type waitCmd struct {
-	Timeout time.Duration `help:"Give up after so long." default:"30s" placeholder:"D"`
-	Listen  endpoint      `help:"Wait until a program listens: on a TCP port of any address, or on a Unix socket, by its path. Needs no service." placeholder:"PORT|PATH" xor:"what"`
-	Open    string        `help:"Wait until a program has this device open." placeholder:"DEV" xor:"what"`
+	Timeout time.Duration `help:"Give up after so long." default:"30s" placeholder:"D" complete:"none"`
+	Listen  endpoint      `help:"Wait until a program listens: on a TCP port of any address, or on a Unix socket, by its path. Needs no service." placeholder:"PORT|PATH" xor:"what" complete:"file"`
+	Open    string        `help:"Wait until a program has this device open." placeholder:"DEV" xor:"what" complete:"device"`
 }
 
 func (w *waitCmd) Help() string {

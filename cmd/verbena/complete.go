@@ -1,0 +1,374 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"verbena/internal/ctl"
+)
+
+type completionCmd struct {
+	Shell string `arg:"" enum:"bash,zsh,fish" help:"bash, zsh or fish."`
+}
+
+func (*completionCmd) Help() string {
+	return `The packages of Verbena install these scripts. Without a package, put the output where the shell looks for it, and start a
+new shell:
+
+  verbena completion bash > ~/.local/share/bash-completion/completions/verbena
+  verbena completion zsh > ~/.zsh/_verbena      # a directory of fpath
+  verbena completion fish > ~/.config/fish/completions/verbena.fish
+
+The first needs the package bash-completion. Without that, add this line to ~/.bashrc:
+
+  source <(verbena completion bash)`
+}
+
+func (c *completionCmd) Run() error {
+	fmt.Print(completionScripts[c.Shell])
+	return nil
+}
+
+// completionScripts ask the command itself what completes a command line, see completion.
+var completionScripts = map[string]string{
+	"bash": `# bash completion of verbena
+_verbena() {
+    local words=() starts=() i w last='' joined line kind=none at=0
+    # bash splits words at "=" and ":", and verbena does not.
+    for ((i = 1; i <= COMP_CWORD; i++)); do
+        w=${COMP_WORDS[i]}
+        if [[ ${#words[@]} -gt 0 && ( $w == [=:]* || $last == *[=:] ) ]]; then
+            words[${#words[@]}-1]+=$w
+        else
+            words+=("$w") starts+=("$i")
+        fi
+        last=$w
+    done
+    w=${words[${#words[@]}-1]}
+    joined=''
+    [[ $COMP_WORDBREAKS == *=* && $w == *=* ]] && joined=${w%"${w##*=}"}
+    [[ $COMP_WORDBREAKS == *:* && $w == *:* ]] && joined=${w%"${w##*:}"}
+    COMPREPLY=()
+    while IFS= read -r line; do
+        case $line in
+            :*) read -r kind at <<<"${line#:}" ;;
+            *) line=${line%%$'\t'*} COMPREPLY+=("${line#"$joined"}") ;;
+        esac
+    done < <("${COMP_WORDS[0]}" complete-words -- "${words[@]}" 2>/dev/null)
+    case $kind in
+        file)
+            w=${w#"$joined"}
+            compopt -o filenames
+            while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$w")
+            ;;
+        program)
+            at=${starts[at]}
+            if declare -F _comp_command_offset >/dev/null; then
+                _comp_command_offset "$at"
+            elif declare -F _command_offset >/dev/null; then
+                _command_offset "$at"
+            elif [[ $COMP_CWORD -eq $at && $w != */* ]]; then
+                while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -c -- "$w" | sort -u)
+            else
+                compopt -o filenames
+                while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$w")
+            fi
+            ;;
+    esac
+    # A flag that takes its value after "=" gets no space.
+    [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
+    return 0
+}
+complete -F _verbena verbena
+`,
+	"zsh": `#compdef verbena
+# zsh completion of verbena
+_verbena() {
+    local line kind=none value help
+    local -a values answer
+    integer at=0
+    answer=("${(@f)$("${words[1]}" complete-words -- "${(@Q)words[2,CURRENT]}" 2>/dev/null)}")
+    for line in $answer; do
+        case $line in
+            :*) kind=${${line#:}%% *}; [[ $line == *' '* ]] && at=${line##* } ;;
+            *)
+                value=${line%%$'\t'*} help=''
+                [[ $line == *$'\t'* ]] && help=${line#*$'\t'}
+                values+=("${value//:/\\:}${help:+:$help}")
+                ;;
+        esac
+    done
+    (( $#values )) && _describe verbena values
+    case $kind in
+        file)
+            [[ $PREFIX == --*=* ]] && compset -P '--*='
+            _files
+            ;;
+        program)
+            shift $at words
+            shift words
+            (( CURRENT -= at + 1 ))
+            if (( CURRENT == 1 )); then _command_names -e; _files; else _normal; fi
+            ;;
+    esac
+}
+if [ "$funcstack[1]" = _verbena ]; then
+    _verbena "$@"
+else
+    compdef _verbena verbena
+fi
+`,
+	"fish": `# fish completion of verbena
+function __verbena_complete
+    set -l words (commandline -opc) (commandline -ct)
+    for line in ($words[1] complete-words -- $words[2..] 2>/dev/null)
+        set -l kind (string split ' ' -- $line)
+        switch $kind[1]
+            case ':file'
+                set -l flag (string match -r -- '^--[^=]*=' $words[-1])
+                for f in (__fish_complete_path (string replace -- "$flag" '' $words[-1]))
+                    echo "$flag$f"
+                end
+            case ':program'
+                complete -C (string join ' ' -- $words[(math $kind[2] + 2)..])
+            case ':*'
+            case '*'
+                echo $line
+        end
+    end
+end
+complete -c verbena -f -a '(__verbena_complete)'
+`,
+}
+
+type completeCmd struct {
+	Words []string `arg:"" optional:"" passthrough:"" complete:"none"`
+}
+
+// Run prints candidates, one on a line with a tab and a description, and then what else the shell is to offer: a line of
+// ":none", ":file", or ":program N", where N is the number of the word at which another command line begins.
+func (c *completeCmd) Run(cl *cli, app *kong.Kong) error {
+	words := c.Words
+	if len(words) > 0 && words[0] == "--" {
+		words = words[1:]
+	}
+	w := bufio.NewWriter(os.Stdout)
+	complete(w, app.Model.Node, words, cl.names)
+	return w.Flush()
+}
+
+// completion is a command line that has been read up to the word that is to be completed.
+type completion struct {
+	node   *kong.Node
+	args   int        // arguments that the command has
+	end    bool       // no flags follow
+	expect *kong.Flag // the word is the value of this flag
+}
+
+// complete completes the last of the words. names returns the names of a kind, such as "device".
+func complete(w io.Writer, root *kong.Node, words []string, names func(kind string) []string) {
+	if len(words) == 0 {
+		words = []string{""}
+	}
+	last := words[len(words)-1]
+	at := completion{node: root}
+	for i, word := range words[:len(words)-1] {
+		if n, ok := at.program(word, i); ok {
+			fmt.Fprintln(w, ":program", n)
+			return
+		}
+		at.read(word, words[i+1])
+	}
+	switch flag, value, joined := strings.Cut(last, "="); {
+	case at.expect != nil:
+		offer(w, at.expect.Value, "", last, names)
+	case !at.end && joined && strings.HasPrefix(flag, "--"):
+		if f := at.find(flag); f != nil && f.Tag.Get("complete") != "" || f != nil && f.Enum != "" {
+			offer(w, f.Value, flag+"=", value, names)
+			return
+		}
+		fmt.Fprintln(w, ":none")
+	case !at.end && strings.HasPrefix(last, "-"):
+		for _, f := range at.flags() {
+			if name := "--" + f.Name; strings.HasPrefix(name, last) {
+				candidate(w, name, f.Help)
+			}
+		}
+		fmt.Fprintln(w, ":none")
+	default:
+		at.offerWord(w, len(words)-1, last, names)
+	}
+}
+
+// program reports whether another command line begins at this word, or after it, and at which.
+func (c *completion) program(word string, at int) (int, bool) {
+	if c.expect != nil || len(c.node.Positional) == 0 || !c.node.Positional[0].Passthrough {
+		return 0, false
+	}
+	if word == "--" {
+		return at + 1, true
+	}
+	return at, !strings.HasPrefix(word, "-")
+}
+
+// read goes past a word.
+func (c *completion) read(word, next string) {
+	switch {
+	case c.expect != nil:
+		c.expect = nil
+		return
+	case c.end || word == "-" || !strings.HasPrefix(word, "-"):
+		for _, n := range c.node.Children {
+			if n.Name == word && c.args == 0 {
+				c.node = n
+				return
+			}
+		}
+		c.args++
+	case word == "--":
+		c.end = true
+	case !strings.Contains(word, "="):
+		f := c.find(word)
+		if f == nil || f.IsCounter() || len(word) > 2 && word[1] != '-' { // -pPORT has its value
+			return
+		}
+		// A value that may be left out looks like a time, see outage.
+		if !f.IsBool() || f.PlaceHolder != "" && strings.ContainsAny(firstOf(next), "0123456789.") {
+			c.expect = f
+		}
+	}
+}
+
+// flags returns those that may be given here: of the command, the groups that it is in, and the default command of a group.
+func (c *completion) flags() (all []*kong.Flag) {
+	for _, group := range c.node.AllFlags(true) {
+		all = append(all, group...)
+	}
+	if d := c.node.DefaultCmd; d != nil {
+		for _, f := range d.Flags {
+			if !f.Hidden {
+				all = append(all, f)
+			}
+		}
+	}
+	return all
+}
+
+// find returns the flag of a word, nil if there is none.
+func (c *completion) find(word string) *kong.Flag {
+	for _, f := range c.flags() {
+		if word == "--"+f.Name || f.Short != 0 && strings.HasPrefix(word, "-"+string(f.Short)) {
+			return f
+		}
+	}
+	return nil
+}
+
+// offerWord offers what is not a flag: commands, or the value of an argument.
+func (c *completion) offerWord(w io.Writer, at int, prefix string, names func(string) []string) {
+	if len(c.node.Children) > 0 && c.args == 0 {
+		for _, n := range c.node.Children {
+			if !n.Hidden && strings.HasPrefix(n.Name, prefix) {
+				candidate(w, n.Name, n.Help)
+			}
+		}
+		fmt.Fprintln(w, ":none")
+		return
+	}
+	args := c.node.Positional
+	i := min(c.args, len(args)-1)
+	switch {
+	case i < 0 || i < c.args && !args[i].IsCumulative():
+		fmt.Fprintln(w, ":none")
+	case args[i].Tag.Get("complete") == "program":
+		fmt.Fprintln(w, ":program", at)
+	default:
+		offer(w, args[i], "", prefix, names)
+	}
+}
+
+// offer offers the values of a flag or argument that begin with prefix, each with what stands before it in its word.
+func offer(w io.Writer, v *kong.Value, before, prefix string, names func(kind string) []string) {
+	var values []string
+	kind := v.Tag.Get("complete")
+	switch {
+	case v.Enum != "":
+		values = v.EnumSlice()
+	case kind == "file":
+		fmt.Fprintln(w, ":file")
+		return
+	case strings.Contains(kind, ","):
+		values = strings.Split(kind, ",")
+	case kind != "none":
+		values = names(kind)
+	}
+	for _, x := range values {
+		if strings.HasPrefix(x, prefix) {
+			fmt.Fprintln(w, before+printable(x))
+		}
+	}
+	fmt.Fprintln(w, ":none")
+}
+
+// candidate prints a candidate with the first sentence of its help.
+func candidate(w io.Writer, name, help string) {
+	help, _, _ = strings.Cut(help, ". ")
+	fmt.Fprintf(w, "%s\t%s\n", name, strings.TrimSuffix(help, "."))
+}
+
+// names returns the names that there are of a kind: devices of the running service, users, groups or interfaces.
+func (c *cli) names(kind string) (names []string) {
+	switch kind {
+	case "device":
+		done := make(chan []string, 1)
+		go func() { done <- c.deviceNames() }()
+		select {
+		case names = <-done:
+		case <-time.After(time.Second): // a service that does not answer does not hold up a shell
+		}
+	case "user":
+		names = firstFields("/etc/passwd")
+	case "group":
+		names = firstFields("/etc/group")
+	case "interface":
+		all, _ := net.Interfaces()
+		for _, i := range all {
+			names = append(names, i.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (c *cli) deviceNames() (names []string) {
+	r, err := c.ask(&ctl.Request{Op: ctl.OpDevShow})
+	if err != nil {
+		return nil
+	}
+	for _, d := range r.Devs {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+// firstFields returns the first field of each line, as passwd(5) and group(5) have them.
+func firstFields(file string) (fields []string) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(b)) {
+		if name, _, ok := strings.Cut(line, ":"); ok && name != "" && name[0] != '#' {
+			fields = append(fields, name)
+		}
+	}
+	return fields
+}
