@@ -173,6 +173,16 @@ bench-compare: build ## this tree against the git revision BASE (default main), 
 bench-guest: build ## beside the kernel's Soft-RoCE, in a QEMU guest
 	@scripts/bench-guest $(ARGS)
 
+.PHONY: release
+release: ## the artefacts of VERSION in dist: archives, packages, an image, checksums; IMAGE=no leaves out the image
+	cd packaging && $(GO) run ./release -version "$(VERSION)" -image=$(if $(filter no,$(IMAGE)),false,true) -out ../dist
+
+.PHONY: release-test
+release-test: ## two equal builds, and the artefacts and recipes in bare Debian 12 and 13; needs root
+	@scripts/deps mmdebstrap rpm
+	cd packaging && $(GO) vet ./... && $(GO) test -count=1 ./...
+	cd test/release && $(GO) vet ./... && $(GO) test -count=1 -timeout 30m -v ./...
+
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin dist

@@ -272,7 +272,7 @@ func names(list ...privilege.Capability) (n []string) {
 // The systemd unit and SECURITY.md list the capabilities that the code does.
 func TestCapabilitiesAreDocumented(t *testing.T) {
 	all := names(append(slices.Clone(privilege.Kept), privilege.AtStart...)...)
-	unit, err := os.ReadFile("../../dist/verbena.service")
+	unit, err := os.ReadFile("../../packaging/verbena.service")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +283,7 @@ func TestCapabilitiesAreDocumented(t *testing.T) {
 	got := strings.Fields(string(m[1]))
 	slices.Sort(got)
 	if !slices.Equal(got, all) {
-		t.Errorf("dist/verbena.service: got %v, want %v", got, all)
+		t.Errorf("packaging/verbena.service: got %v, want %v", got, all)
 	}
 	page, err := os.ReadFile("../../SECURITY.md")
 	if err != nil {
@@ -305,7 +305,7 @@ func TestUnit(t *testing.T) {
 	if err != nil {
 		t.Skip("needs systemd-analyze")
 	}
-	b, err := os.ReadFile("../../dist/verbena.service")
+	b, err := os.ReadFile("../../packaging/verbena.service")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +314,7 @@ func TestUnit(t *testing.T) {
 		t.Fatal(err)
 	}
 	unit := filepath.Join(t.TempDir(), "verbena.service")
-	b = bytes.Replace(b, []byte("/usr/local/bin/verbena"), []byte(path), 1)
+	b = bytes.Replace(b, []byte("/usr/bin/verbena"), []byte(path), 1)
 	if err := os.WriteFile(unit, b, 0o600); err != nil {
 		t.Fatal(err)
 	}

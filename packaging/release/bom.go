@@ -1,0 +1,37 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"time"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+	"github.com/CycloneDX/cyclonedx-gomod/pkg/generate/bin"
+	"github.com/CycloneDX/cyclonedx-gomod/pkg/licensedetect/local"
+	"github.com/rs/zerolog"
+)
+
+// bom writes the list of the modules in a binary, from what the Go linker has noted in it, with their licences.
+func (r *release) bom(name, arch string) error {
+	// The generator looks for licences by the module cache, from the directory that it is in.
+	if err := os.Chdir(r.root); err != nil {
+		return err
+	}
+	log := zerolog.Nop()
+	g, err := bin.NewGenerator(r.binaryOf(arch), bin.WithIncludeStdlib(true), bin.WithLicenseDetector(local.NewDetector(log)),
+		bin.WithLogger(log), bin.WithVersionOverride("v"+r.version))
+	if err != nil {
+		return err
+	}
+	b, err := g.Generate()
+	if err != nil {
+		return err
+	}
+	b.Metadata.Timestamp = r.time.Format(time.RFC3339)
+	var out bytes.Buffer
+	if err := cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).Encode(b); err != nil {
+		return err
+	}
+	return r.write(filepath.Base(name), out.Bytes())
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// file is one in an archive.
+type file struct {
+	name    string // below the archive's directory
+	mode    fs.FileMode
+	content []byte
+}
+
+// binaryOf is where build puts the binary of an architecture.
+func (r *release) binaryOf(arch string) string { return filepath.Join(r.work, arch, "verbena") }
+
+// build returns the binary for an architecture. Nothing of the directory, the environment or the machine goes into it.
+func (r *release) build(arch string) ([]byte, error) {
+	c := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid= -X main.release=v"+r.version,
+		"-o", r.binaryOf(arch), "./cmd/verbena")
+	c.Dir = r.root
+	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=", "GOEXPERIMENT=",
+		"GOWORK=off", "GODEBUG=", "GOFIPS140=off")
+	c.Stderr = os.Stderr
+	if err := c.Run(); err != nil {
+		return nil, fmt.Errorf("go build: %w", err)
+	}
+	return os.ReadFile(r.binaryOf(arch))
+}
+
+// commonFiles are those of every architecture: documentation, the unit, and what the command prints of itself.
+func (r *release) commonFiles() (files []file, err error) {
+	names := []string{"LICENSE", "NOTICE", "README.md", "CHANGELOG.md", "SECURITY.md"}
+	pages, err := filepath.Glob(filepath.Join(r.root, "docs/*.md"))
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pages {
+		names = append(names, "docs/"+filepath.Base(p))
+	}
+	for _, name := range names {
+		b, err := os.ReadFile(filepath.Join(r.root, name))
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file{name, 0o644, b})
+	}
+	unit, err := os.ReadFile(filepath.Join(r.root, "packaging/verbena.service"))
+	if err != nil {
+		return nil, err
+	}
+	files = append(files, file{"systemd/verbena.service", 0o644, unit})
+	if _, err := r.build(runtime.GOARCH); err != nil {
+		return nil, err
+	}
+	self := func(args ...string) ([]byte, error) {
+		c := exec.Command(r.binaryOf(runtime.GOARCH), args...)
+		c.Env = append(os.Environ(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix()))
+		c.Stderr = os.Stderr
+		b, err := c.Output()
+		if err != nil {
+			err = fmt.Errorf("verbena %s: %w", strings.Join(args, " "), err)
+		}
+		return b, err
+	}
+	for shell, name := range map[string]string{"bash": "verbena.bash", "zsh": "_verbena", "fish": "verbena.fish"} {
+		b, err := self("completion", shell)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file{"completions/" + name, 0o644, b})
+	}
+	man := filepath.Join(r.work, "man")
+	if _, err := self("man-pages", man); err != nil {
+		return nil, err
+	}
+	manuals, err := filepath.Glob(filepath.Join(man, "*.1"))
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range manuals {
+		b, err := os.ReadFile(m)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file{"man/man1/" + filepath.Base(m), 0o644, b})
+	}
+	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.name, b.name) })
+	return files, nil
+}
+
+// checksums writes SHA256SUMS, for sha256sum -c.
+func (r *release) checksums() error {
+	slices.Sort(r.artefacts)
+	var b strings.Builder
+	for _, name := range r.artefacts {
+		content, err := os.ReadFile(filepath.Join(r.out, name))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&b, "%x  %s\n", sha256.Sum256(content), name)
+	}
+	return r.write("SHA256SUMS", []byte(b.String()))
+}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// imagePackages are what programs and people need besides verbena.
+const imagePackages = "ibverbs-providers,ibverbs-utils,librdmacm1,rdmacm-utils,libibumad3,iproute2"
+
+// image makes the image for this machine's architecture, as `docker save` does: Debian, rdma-core and verbena, a layer each.
+func (r *release) image(common []file) error {
+	base, err := r.debian("base", "")
+	if err != nil {
+		return err
+	}
+	full, err := r.debian("full", imagePackages)
+	if err != nil {
+		return err
+	}
+	rdma := filepath.Join(r.work, "rdma.tar")
+	if err := difference(base, full, rdma); err != nil {
+		return err
+	}
+	own, err := r.ownLayer(common)
+	if err != nil {
+		return err
+	}
+	config := v1.Config{
+		Entrypoint: []string{"/usr/bin/verbena-entrypoint"},
+		Cmd:        []string{"ibv_devinfo"},
+		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+		Labels: map[string]string{
+			"org.opencontainers.image.title":     "verbena",
+			"org.opencontainers.image.version":   r.version,
+			"org.opencontainers.image.source":    r.project["REPOSITORY"],
+			"org.opencontainers.image.licenses":  "Apache-2.0",
+			"org.opencontainers.image.base.name": "debian:" + r.project["IMAGE_SUITE"],
+		},
+	}
+	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, Created: v1.Time{Time: r.time}, Config: config,
+		RootFS: v1.RootFS{Type: "layers"}})
+	if err != nil {
+		return err
+	}
+	for _, l := range []struct{ file, by string }{{base, "debian"}, {rdma, "rdma-core"}, {own, "verbena"}} {
+		layer, err := tarball.LayerFromFile(l.file)
+		if err != nil {
+			return err
+		}
+		if img, err = mutate.Append(img, mutate.Addendum{Layer: layer, History: v1.History{Created: v1.Time{Time: r.time}, CreatedBy: l.by}}); err != nil {
+			return err
+		}
+		size, err := layer.Size()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%10d   layer %s\n", size, l.by)
+	}
+	tag, err := name.NewTag(r.project["IMAGE"]+":"+r.version, name.WeakValidation)
+	if err != nil {
+		// OWNER is no name of a registry's user: lower-case letters are.
+		if tag, err = name.NewTag(strings.ToLower(r.project["IMAGE"]) + ":" + r.version); err != nil {
+			return err
+		}
+	}
+	file := fmt.Sprintf("verbena-%s-image-%s.tar", r.version, runtime.GOARCH)
+	if err := tarball.WriteToFile(filepath.Join(r.out, file), tag, img); err != nil {
+		return err
+	}
+	return r.add(file)
+}
+
+// debian makes the archive of a Debian with packages. Documentation is left out, but licences.
+func (r *release) debian(name, packages string) (string, error) {
+	file := filepath.Join(r.work, name+".tar")
+	args := []string{"--quiet", "--variant=minbase", "--format=tar"}
+	for _, p := range []string{"path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright", "path-exclude=/usr/share/man/*",
+		"path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/info/*"} {
+		args = append(args, "--dpkgopt="+p)
+	}
+	if packages != "" {
+		args = append(args, "--include="+packages)
+	}
+	args = append(args, r.project["IMAGE_SUITE"], file)
+	if mirror := os.Getenv("DEBIAN_MIRROR"); mirror != "" {
+		args = append(args, mirror)
+	}
+	c := exec.Command("mmdebstrap", args...)
+	c.Env = append(os.Environ(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix()))
+	out, err := c.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("mmdebstrap: %w\n%s", err, out)
+	}
+	return file, nil
+}
+
+// ownLayer makes the archive of verbena's own files, which are where its package has them.
+func (r *release) ownLayer(common []file) (string, error) {
+	binary, err := os.ReadFile(r.binaryOf(runtime.GOARCH))
+	if err != nil {
+		return "", err
+	}
+	entry, err := os.ReadFile(filepath.Join(r.root, "packaging/entrypoint"))
+	if err != nil {
+		return "", err
+	}
+	own := []file{{"usr/bin/verbena", 0o755, binary}, {"usr/bin/verbena-entrypoint", 0o755, entry}}
+	for _, f := range common {
+		if f.name == "LICENSE" || f.name == "NOTICE" || f.name == "completions/verbena.bash" {
+			own = append(own, file{strings.TrimPrefix(where("deb", f.name), "/"), f.mode, f.content})
+		}
+	}
+	slices.SortFunc(own, func(a, b file) int { return strings.Compare(a.name, b.name) })
+	var b bytes.Buffer
+	if err := r.tar(&b, own); err != nil {
+		return "", err
+	}
+	to := filepath.Join(r.work, "own.tar")
+	return to, os.WriteFile(to, b.Bytes(), 0o644)
+}
+
+// difference makes the archive of what full has and base does not, with whiteouts for what it lacks.
+func difference(base, full, to string) error {
+	old, err := index(base)
+	if err != nil {
+		return err
+	}
+	f, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	out := tar.NewWriter(f)
+	dirs := map[string]*tar.Header{}     // those that are not in the layer yet
+	parents := func(name string) error { // writes those that name is in
+		for i := range len(name) - 1 { // a directory's own name ends in a slash
+			if d := name[:i+1]; name[i] == '/' && dirs[d] != nil {
+				if err := out.WriteHeader(dirs[d]); err != nil {
+					return err
+				}
+				delete(dirs, d)
+			}
+		}
+		return nil
+	}
+	if err := each(full, func(h *tar.Header, body io.Reader) error {
+		content, err := io.ReadAll(body)
+		if err != nil {
+			return err
+		}
+		before, there := old[h.Name]
+		delete(old, h.Name)
+		if h.Typeflag == tar.TypeDir && there {
+			dirs[h.Name] = h
+			return nil
+		}
+		if there && before == fingerprint(h, content) {
+			return nil
+		}
+		if err := parents(h.Name); err != nil {
+			return err
+		}
+		if err := out.WriteHeader(h); err != nil {
+			return err
+		}
+		_, err = out.Write(content)
+		return err
+	}); err != nil {
+		return err
+	}
+	for _, gone := range slices.Sorted(maps.Keys(old)) {
+		dir, base := path.Split(strings.TrimSuffix(gone, "/"))
+		if _, within := old[dir]; within {
+			continue // its directory is gone, too
+		}
+		if err := parents(gone); err != nil {
+			return err
+		}
+		if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: dir + ".wh." + base, Mode: 0o644}); err != nil {
+			return err
+		}
+	}
+	if err := out.Close(); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// index returns the fingerprints of the files in an archive.
+func index(file string) (map[string]string, error) {
+	found := map[string]string{}
+	return found, each(file, func(h *tar.Header, body io.Reader) error {
+		content, err := io.ReadAll(body)
+		found[h.Name] = fingerprint(h, content)
+		return err
+	})
+}
+
+// fingerprint is the same for two files that a layer need not tell apart.
+func fingerprint(h *tar.Header, content []byte) string {
+	return fmt.Sprintf("%c %o %d:%d %q %d:%d %x", h.Typeflag, h.Mode, h.Uid, h.Gid, h.Linkname, h.Devmajor, h.Devminor, sha256.Sum256(content))
+}
+
+// each calls f for each file in an archive.
+func each(file string, f func(h *tar.Header, body io.Reader) error) error {
+	in, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	for t := tar.NewReader(in); ; {
+		h, err := t.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		if err := f(h, t); err != nil {
+			return fmt.Errorf("%s: %s: %w", file, h.Name, err)
+		}
+	}
+}

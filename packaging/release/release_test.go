@@ -1,0 +1,151 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestVersions(t *testing.T) {
+	for text, want := range map[string]bool{"1.2.3": true, "0.1.0": true, "1.3.0-rc1": true, "": false, "v1.2.3": false, "1.2": false, "01.2.3": false,
+		"1.2.3-": false, "1.2.3 ": false} {
+		if got := versionForm.MatchString(text); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+	r := release{version: "1.2"}
+	if err := r.run(false, true); err == nil || !strings.Contains(err.Error(), "make release VERSION=1.2.3") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestReadEnv(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "env")
+	if err := os.WriteFile(file, []byte("# words\nA=1\n\nB=\"two words\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readEnv(file)
+	if want := map[string]string{"A": "1", "B": "two words"}; err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	if err := os.WriteFile(file, []byte("words\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readEnv(file); err == nil {
+		t.Error("a line without = is accepted")
+	}
+	project, err := readEnv("../project.env")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"REPOSITORY", "IMAGE", "MAINTAINER", "IMAGE_SUITE"} {
+		if project[name] == "" {
+			t.Errorf("project.env has no %s", name)
+		}
+	}
+}
+
+// No two files of the archive have one place in a package.
+func TestWhere(t *testing.T) {
+	names := []string{"verbena", "LICENSE", "NOTICE", "README.md", "docs/README.md", "docs/cm.md", "systemd/verbena.service", "man/man1/verbena.1",
+		"completions/verbena.bash", "completions/_verbena", "completions/verbena.fish"}
+	for _, format := range []string{"deb", "rpm"} {
+		seen := map[string]string{}
+		for _, name := range names {
+			to := where(format, name)
+			if !strings.HasPrefix(to, "/usr/") || seen[to] != "" {
+				t.Errorf("%s: %s is at %q, where %q is", format, name, to, seen[to])
+			}
+			seen[to] = name
+		}
+	}
+}
+
+// entry is a file for a test's archive; a name that ends in "/" is a directory.
+type entry struct{ name, content string }
+
+func archiveOf(t *testing.T, entries ...entry) string {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, e := range entries {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: e.name, Mode: 0o644, Size: int64(len(e.content)), ModTime: time.Unix(1, 0)}
+		if strings.HasSuffix(e.name, "/") {
+			h.Typeflag, h.Mode = tar.TypeDir, 0o755
+		}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(e.content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "archive.tar")
+	if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// A layer has what is new or changed, with its directories, and whiteouts for what has gone.
+func TestDifference(t *testing.T) {
+	base := archiveOf(t, entry{"./", ""}, entry{"./etc/", ""}, entry{"./etc/same", "1"}, entry{"./etc/changed", "1"}, entry{"./etc/gone", "1"},
+		entry{"./old/", ""}, entry{"./old/file", "1"}, entry{"./usr/", ""}, entry{"./usr/lib/", ""})
+	full := archiveOf(t, entry{"./", ""}, entry{"./etc/", ""}, entry{"./etc/same", "1"}, entry{"./etc/changed", "2"},
+		entry{"./usr/", ""}, entry{"./usr/lib/", ""}, entry{"./usr/lib/new/", ""}, entry{"./usr/lib/new/file", "1"})
+	to := filepath.Join(t.TempDir(), "layer.tar")
+	if err := difference(base, full, to); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	if err := each(to, func(h *tar.Header, body io.Reader) error {
+		b, err := io.ReadAll(body)
+		got = append(got, h.Name+string(b))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"./", "./etc/", "./etc/changed2", "./usr/", "./usr/lib/", "./usr/lib/new/", "./usr/lib/new/file1", "./etc/.wh.gone", "./.wh.old"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// An archive is the same however often it is made, and has no owner but root.
+func TestTar(t *testing.T) {
+	r := release{time: time.Unix(1000, 0)}
+	files := []file{{"a/b/c", 0o755, []byte("1")}, {"a/d", 0o644, nil}}
+	var one, two bytes.Buffer
+	if err := r.tar(&one, files); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.tar(&two, files); err != nil || !bytes.Equal(one.Bytes(), two.Bytes()) {
+		t.Errorf("two archives differ, %v", err)
+	}
+	var names []string
+	for in := tar.NewReader(&one); ; {
+		h, err := in.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, h.Name)
+		if h.Uid != 0 || h.Uname != "" || h.ModTime.Unix() != 1000 {
+			t.Errorf("%s: %+v", h.Name, h)
+		}
+	}
+	if want := []string{"a/", "a/b/", "a/b/c", "a/d"}; !reflect.DeepEqual(names, want) {
+		t.Errorf("got %q, want %q", names, want)
+	}
+}
