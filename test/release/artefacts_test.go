@@ -1,0 +1,258 @@
+package release
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// version is that of the recipes, and of the release that is made for the tests.
+const version = "0.1.0"
+
+// Two builds of a commit, in different directories, time zones and locales, are equal in every byte.
+func TestReproducible(t *testing.T) {
+	needs(t)
+	if os.Getenv("RELEASE_DIST") != "" {
+		t.Skip("RELEASE_DIST names artefacts that were made before")
+	}
+	first := dist(t)
+	dir := t.TempDir()
+	checkout := filepath.Join(dir, "a", "longer", "path")
+	// The same tree: what git knows of it, with changes that are not committed.
+	script := `mkdir -p "$1" && cd ` + root + ` && git ls-files -z --cached --others --exclude-standard |
+		while IFS= read -r -d '' f; do [ ! -e "$f" ] || printf '%s\0' "$f"; done | tar -c --null -T - | tar -x -C "$1"`
+	if out, err := exec.Command("bash", "-c", script, "sh", checkout).CombinedOutput(); err != nil {
+		t.Fatalf("copy the tree: %v\n%s", err, out)
+	}
+	t.Setenv("TZ", "Asia/Tokyo")
+	t.Setenv("LC_ALL", "C.UTF-8")
+	t.Setenv("HOSTNAME", "another")
+	second := filepath.Join(dir, "dist")
+	if err := makeRelease(checkout, second); err != nil {
+		t.Fatal(err)
+	}
+	names := func(dir string) (all []string) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			all = append(all, e.Name())
+		}
+		return all
+	}
+	if a, b := names(first), names(second); !slices.Equal(a, b) || len(a) < 10 {
+		t.Errorf("got %v and %v", a, b)
+	}
+	for _, name := range names(first) {
+		a, err := os.ReadFile(filepath.Join(first, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(filepath.Join(second, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sha256.Sum256(a) != sha256.Sum256(b) {
+			t.Errorf("%s differs", name)
+		}
+	}
+}
+
+// The checksums are right, the binaries are static and say their version, the list of modules has those of go.mod.
+func TestContents(t *testing.T) {
+	needs(t)
+	dir := dist(t)
+	c := exec.Command("sha256sum", "-c", "SHA256SUMS")
+	c.Dir = dir
+	if out, err := c.CombinedOutput(); err != nil || strings.Count(string(out), ": OK") < 9 {
+		t.Errorf("sha256sum: %v\n%s", err, out)
+	}
+	for _, arch := range []string{"amd64", "arm64"} {
+		to := t.TempDir()
+		archive := fmt.Sprintf("%s/verbena-%s-linux-%s.tar.gz", dir, version, arch)
+		if out, err := exec.Command("tar", "-xzf", archive, "--strip-components=1", "-C", to).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		for _, name := range []string{"verbena", "LICENSE", "NOTICE", "README.md", "SECURITY.md", "completions/verbena.bash", "completions/_verbena",
+			"completions/verbena.fish", "man/man1/verbena.1", "man/man1/verbena-run.1", "systemd/verbena.service"} {
+			if info, err := os.Stat(filepath.Join(to, name)); err != nil || info.Size() == 0 {
+				t.Errorf("%s: %s: %v", arch, name, err)
+			}
+		}
+		out, err := exec.Command("go", "version", "-m", filepath.Join(to, "verbena")).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		wants(t, string(out), "CGO_ENABLED=0", "GOARCH="+arch, `-trimpath=true`)
+		if here, _ := filepath.Abs(root); strings.Contains(string(out), here) {
+			t.Errorf("%s: the directory is in it:\n%s", arch, out)
+		}
+		var bom struct {
+			BomFormat  string
+			Components []struct{ Name, Version string }
+			Metadata   struct {
+				Component struct{ Name, Version string }
+			}
+		}
+		b, err := os.ReadFile(fmt.Sprintf("%s/verbena-%s-linux-%s.cdx.json", dir, version, arch))
+		if err == nil {
+			err = json.Unmarshal(b, &bom)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, c := range bom.Components {
+			names = append(names, c.Name)
+		}
+		for _, want := range []string{"github.com/alecthomas/kong", "golang.org/x/sys", "std"} {
+			if !slices.Contains(names, want) {
+				t.Errorf("the list of modules lacks %s: %v", want, names)
+			}
+		}
+		if bom.BomFormat != "CycloneDX" || bom.Metadata.Component.Version != "v"+version {
+			t.Errorf("the list of modules is of %+v", bom.Metadata)
+		}
+		if arch == goArch() {
+			out, err := exec.Command(filepath.Join(to, "verbena"), "version").CombinedOutput()
+			if err != nil || !strings.HasPrefix(string(out), "verbena v"+version+" (") {
+				t.Errorf("verbena version: %v, %q", err, out)
+			}
+		}
+	}
+}
+
+func goArch() string {
+	out, _ := exec.Command("go", "env", "GOARCH").Output()
+	return strings.TrimSpace(string(out))
+}
+
+// The package installs on a bare Debian; programs run there as root and as another user, also as in a container of Docker's.
+func TestDebian(t *testing.T) {
+	for name, suite := range suites {
+		t.Run(name, func(t *testing.T) {
+			needs(t)
+			b := installed(t, suite)
+			wants(t, b.ok(t, "verbena", "version"), `^verbena v`+version)
+			wants(t, b.ok(t, "sh", "-c", "! command -v go python3; dpkg -s verbena; ls /usr/share/bash-completion/completions/verbena /usr/lib/systemd/system/verbena.service"),
+				"^Status: install ok installed", "^Version: "+version)
+			for kind, flags := range kinds {
+				t.Run(kind, func(t *testing.T) {
+					in := b.with(flags...)
+					status := in.ok(t, "grep", "-E", "^(Seccomp|Uid):", "/proc/self/status")
+					if strings.Contains(kind, "docker") {
+						wants(t, status, `^Seccomp:\s2`)
+						wants(t, in.fails(t, "unshare", "--user", "true"), "Operation not permitted")
+					} else {
+						wants(t, status, `^Seccomp:\s0`)
+					}
+					// A shell of its own, as the first process there is something else's in a container, too.
+					wants(t, in.ok(t, "bash", "-e", "-c", firstMinute(t)+"\nwait\n"), "8192000 bytes in", "1000 iters in")
+					out := in.ok(t, "verbena", "run", "--", "dup")
+					wants(t, out, "^dup, alloc_pd: ok", "^dup3, alloc_pd: ok", "^F_DUPFD_CLOEXEC, alloc_pd: ok", "^alloc_pd after close: ok")
+					if strings.Contains(kind, "docker") { // or the profile would not be Docker's
+						wants(t, out, "^pidfd_getfd here: operation not permitted")
+					} else {
+						wants(t, out, "^pidfd_getfd here: <nil>")
+					}
+				})
+			}
+			b.ok(t, "sh", "-c", "apt-get purge -y -q verbena && ! command -v verbena && ! find /usr /etc /var/lib/systemd -name '*verbena*' ! -path '*/dpkg/*' | grep .")
+		})
+	}
+}
+
+// The unit's group is made where systemd is; the package of Fedora's kind has the same files.
+func TestRPM(t *testing.T) {
+	needs(t)
+	rpm, err := exec.LookPath("rpm")
+	if err != nil {
+		t.Skip("needs rpm")
+	}
+	out, err := exec.Command(rpm, "-qpl", filepath.Join(dist(t), "verbena-"+version+"-1.x86_64.rpm")).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	wants(t, string(out), "^/usr/bin/verbena$", "^/usr/share/licenses/verbena/LICENSE$", "^/usr/share/man/man1/verbena-run.1.gz$",
+		"^/usr/share/zsh/site-functions/_verbena$", "^/usr/lib/systemd/system/verbena.service$", "^/usr/lib/sysusers.d/verbena.conf$")
+}
+
+// `docker run IMAGE PROGRAM` runs it with devices.
+func TestImage(t *testing.T) {
+	needs(t)
+	dir, config := unpack(t)
+	if config.Architecture != goArch() {
+		t.Errorf("architecture %s", config.Architecture)
+	}
+	b := over(t, dir).with("-docker", "-bind", tool(t, "dup")+":/usr/local/bin/dup")
+	run := func(args ...string) []string { return append(slices.Clone(config.Config.Entrypoint), args...) }
+	for _, flags := range [][]string{nil, {"-user", nobody}} {
+		in := b.with(flags...)
+		wants(t, in.ok(t, run(config.Config.Cmd...)...), `hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`)
+		wants(t, in.ok(t, run("verbena", "version")...), "^verbena v"+version)
+		wants(t, in.ok(t, run("dup")...), "^dup, alloc_pd: ok")
+		wants(t, in.ok(t, run("--trace", "--", "ibv_devinfo", "-l")...), "1 HCA found", "newfstatat")
+		minute := strings.ReplaceAll(firstMinute(t), "verbena run -- ", "") // all is below one `run` already
+		wants(t, in.ok(t, run("bash", "-e", "-c", minute+"\nwait\n")...), "8192000 bytes in")
+		c := in.command(t, run("sh", "-c", "exit 7")...)
+		if err := c.Run(); c.ProcessState.ExitCode() != 7 {
+			t.Errorf("exit 7: %v", err)
+		}
+	}
+	// `docker stop` sends SIGTERM to the first process, and the program gets it.
+	c := b.command(t, run("sh", "-c", "trap 'echo stopped; exit 0' TERM; echo begun; sleep 60 & wait")...)
+	var out output
+	c.Stdout, c.Stderr = &out, &out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, func() bool { return strings.Contains(out.String(), "begun") }, &out)
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", c.Process.Pid))
+	for tid := range threads(c.Process.Pid) { // the one that has started it
+		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", c.Process.Pid, tid)); err == nil && len(b) > 0 {
+			children = b
+		}
+	}
+	first, err := strconv.Atoi(strings.TrimSpace(string(children)))
+	if err != nil {
+		t.Fatalf("children %q: %v", children, err)
+	}
+	if err := syscall.Kill(first, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err != nil || !strings.Contains(out.String(), "stopped") {
+		t.Errorf("SIGTERM: %v\n%s", err, out.String())
+	}
+}
+
+// threads are the numbers of a process's threads.
+func threads(pid int) map[int]bool {
+	all := map[int]bool{}
+	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	for _, e := range entries {
+		if n, err := strconv.Atoi(e.Name()); err == nil {
+			all[n] = true
+		}
+	}
+	return all
+}
+
+// await waits until a condition is true.
+func await(t *testing.T, condition func() bool, log *output) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it does not come:\n%s", log)
+		}
+	}
+}

@@ -1,0 +1,372 @@
+package release
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const root = "../.."
+
+// nobody is a user who has nothing.
+const nobody = "65534"
+
+// suites are the releases of Debian that artefacts are tried in.
+var suites = map[string]string{"Debian12": "bookworm", "Debian13": "trixie"}
+
+// needs skips a test that this machine or user cannot run.
+func needs(t *testing.T) {
+	t.Helper()
+	switch {
+	case testing.Short():
+		t.Skip("-short reads the recipes alone")
+	case os.Getuid() != 0:
+		t.Skip("needs root, for chroots and mounts")
+	}
+	if _, err := exec.LookPath("mmdebstrap"); err != nil {
+		t.Skip("needs mmdebstrap: apt-get install mmdebstrap")
+	}
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// temporary is a directory for all tests.
+var temporary = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "verbena-release-test-") })
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, err := temporary(); err == nil {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// tools are the programs of this module, without a C library.
+var tools = sync.OnceValues(func() (string, error) {
+	dir, err := temporary()
+	if err != nil {
+		return "", err
+	}
+	c := exec.Command("go", "build", "-o", dir, "./contain", "./dup")
+	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := c.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return dir, nil
+})
+
+func tool(t *testing.T, name string) string {
+	t.Helper()
+	dir, err := tools()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, name)
+}
+
+// epoch is the time of the releases that the tests make, that of this tree's commit.
+var epoch = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("git", "-C", root, "log", "-1", "--format=%ct").Output()
+	return strings.TrimSpace(string(out)), err
+})
+
+// makeRelease makes a release of a checkout.
+func makeRelease(checkout, out string) error {
+	seconds, err := epoch()
+	if err != nil {
+		return fmt.Errorf("git log: %w", err)
+	}
+	c := exec.Command("go", "run", "./release", "-dirty", "-version", version, "-root", checkout, "-out", out)
+	c.Dir = filepath.Join(checkout, "packaging")
+	c.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+seconds)
+	if text, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("make a release: %w\n%s", err, text)
+	}
+	return nil
+}
+
+// made is the directory of a release of this tree.
+var made = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv("RELEASE_DIST"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	dir, err := temporary()
+	if err != nil {
+		return "", err
+	}
+	checkout, err := filepath.Abs(root)
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(dir, "dist")
+	return dir, makeRelease(checkout, dir)
+})
+
+func dist(t *testing.T) string {
+	t.Helper()
+	dir, err := made()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// debian is a bare Debian, with the packages that the tests install in its cache, and not installed.
+func debian(t *testing.T, suite string) string {
+	t.Helper()
+	cache := os.Getenv("RELEASE_CACHE")
+	if cache == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cache = filepath.Join(user, "verbena", "release")
+	}
+	dir := filepath.Join(cache, suite)
+	if _, err := os.Stat(dir); err == nil {
+		return dir
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	part := dir + ".part"
+	os.RemoveAll(part)
+	args := []string{"--quiet", "--variant=minbase", "--skip=cleanup/apt", "--format=directory",
+		`--customize-hook=chroot "$1" apt-get install -y -q --download-only --no-install-recommends ibverbs-utils ibverbs-providers curl ca-certificates`,
+		suite, part}
+	if mirror := os.Getenv("DEBIAN_MIRROR"); mirror != "" {
+		args = append(args, mirror)
+	}
+	if out, err := exec.Command("mmdebstrap", args...).CombinedOutput(); err != nil {
+		t.Fatalf("mmdebstrap: %v\n%s", err, out)
+	}
+	if err := os.Rename(part, dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// box is a directory that programs have as their root. What they change in it does not last.
+type box struct {
+	dir  string
+	args []string // of contain, for every program
+}
+
+// over is a box with the files of a directory.
+func over(t *testing.T, lower string) *box {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "verbena-box-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	merged := filepath.Join(dir, "merged")
+	for _, name := range []string{"upper", "work", "merged"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", lower, dir, dir)
+	if err := syscall.Mount("overlay", merged, "overlay", 0, options); err != nil {
+		t.Fatalf("mount an overlay: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(merged, syscall.MNT_DETACH); err != nil {
+			t.Errorf("unmount %s: %v", merged, err)
+		}
+	})
+	return &box{dir: merged}
+}
+
+// with is the same box with more flags of contain.
+func (b *box) with(flags ...string) *box {
+	return &box{dir: b.dir, args: append(append([]string{}, b.args...), flags...)}
+}
+
+// bare is a box of Debian alone, where /release has the artefacts.
+func bare(t *testing.T, suite string) *box {
+	return over(t, debian(t, suite)).with("-bind", dist(t)+":/release", "-bind", tool(t, "dup")+":/usr/local/bin/dup")
+}
+
+// installed is such a box after apt-get.
+func installed(t *testing.T, suite string) *box {
+	t.Helper()
+	b := bare(t, suite)
+	b.ok(t, "sh", "-c", "apt-get install -y -q --no-install-recommends ibverbs-utils ibverbs-providers /release/verbena_"+version+"_$(dpkg --print-architecture).deb")
+	return b
+}
+
+// limit bounds a program in a box.
+const limit = 2 * time.Minute
+
+// start prepares a program in the box.
+func (b *box) command(t *testing.T, argv ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	args := append([]string{"-root", b.dir}, b.args...)
+	c := exec.CommandContext(ctx, tool(t, "contain"), append(append(args, "--"), argv...)...)
+	c.WaitDelay = 5 * time.Second
+	return c
+}
+
+// ok runs a program, which is to succeed, and returns what it prints.
+func (b *box) ok(t *testing.T, argv ...string) string {
+	t.Helper()
+	c := b.command(t, argv...)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		if len(out) > 4000 {
+			out = out[len(out)-4000:]
+		}
+		t.Fatalf("%q: %v\n%s", argv, err, out)
+	}
+	return string(out)
+}
+
+// wants fails the test unless text matches the expressions.
+func wants(t *testing.T, text string, expressions ...string) {
+	t.Helper()
+	for _, e := range expressions {
+		if !regexp.MustCompile("(?m)" + e).MatchString(text) {
+			t.Errorf("%q is not in\n%s", e, text)
+		}
+	}
+}
+
+// kinds are the ways to run a program in a box, by name.
+var kinds = map[string][]string{
+	"root":          nil,
+	"nobody":        {"-user", nobody},
+	"docker/root":   {"-docker"},
+	"docker/nobody": {"-docker", "-user", nobody},
+}
+
+var minuteBlock = regexp.MustCompile("(?s)## In one minute\n.*?```sh\n(.*?)```")
+
+// firstMinute is the README's recipe.
+func firstMinute(t *testing.T) string {
+	t.Helper()
+	m := minuteBlock.FindStringSubmatch(read(t, "README.md"))
+	if m == nil {
+		t.Fatal(`README.md has no recipe below "In one minute"`)
+	}
+	return m[1]
+}
+
+// unpack unpacks the image that was made for this machine.
+func unpack(t *testing.T) (dir string, config imageConfig) {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dist(t), "*-image-*.tar"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("images: %v, %v", found, err)
+	}
+	archive := t.TempDir()
+	untar := func(file, to string) {
+		t.Helper()
+		if out, err := exec.Command("tar", "-xf", file, "-C", to, "--numeric-owner").CombinedOutput(); err != nil {
+			t.Fatalf("tar: %v\n%s", err, out)
+		}
+	}
+	untar(found[0], archive)
+	var manifest []struct {
+		Config string
+		Layers []string
+	}
+	parse := func(file string, v any) {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join(archive, file))
+		if err == nil {
+			err = json.Unmarshal(b, v)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	parse("manifest.json", &manifest)
+	parse(manifest[0].Config, &config)
+	dir = t.TempDir()
+	for _, layer := range manifest[0].Layers {
+		untar(filepath.Join(archive, layer), dir)
+		err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			if name, ok := strings.CutPrefix(d.Name(), ".wh."); ok {
+				return errors.Join(os.Remove(path), os.RemoveAll(filepath.Join(filepath.Dir(path), name)))
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir, config
+}
+
+type imageConfig struct {
+	Architecture string
+	Config       struct{ Entrypoint, Cmd, Env []string }
+}
+
+// linkNetworks makes two network namespaces that a bridge joins, with 10.50.0.1 and 10.50.0.2.
+func linkNetworks(t *testing.T, names [2]string) {
+	t.Helper()
+	ip := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	hub := names[0] + "-hub"
+	for _, n := range []string{hub, names[0], names[1]} {
+		ip("netns", "add", n)
+		t.Cleanup(func() { exec.Command("ip", "netns", "del", n).Run() })
+		ip("-n", n, "link", "set", "lo", "up")
+	}
+	ip("-n", hub, "link", "add", "br0", "type", "bridge")
+	ip("-n", hub, "link", "set", "br0", "up")
+	for i, n := range names {
+		port := fmt.Sprintf("port%d", i)
+		ip("-n", hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", n)
+		ip("-n", hub, "link", "set", port, "master", "br0", "up")
+		ip("-n", n, "addr", "add", fmt.Sprintf("10.50.0.%d/24", i+1), "dev", "eth0")
+		ip("-n", n, "link", "set", "eth0", "up")
+	}
+}
+
+// output collects what a program prints that goes on.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}

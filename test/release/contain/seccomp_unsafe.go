@@ -1,0 +1,115 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"github.com/elastic/go-seccomp-bpf/arch"
+	profile "github.com/moby/profiles/seccomp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// dockerProfile compiles Docker's default profile, as it is for a container with these capabilities, for this machine's own
+// system calls. The others of the profile's architectures are refused.
+func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
+	p, err := profile.GetDefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: bounding}}})
+	if err != nil {
+		return nil, err
+	}
+	a, err := arch.GetInfo(runtime.GOARCH)
+	if err != nil {
+		return nil, err
+	}
+	deny, err := returnOf(p.DefaultAction, p.DefaultErrnoRet)
+	if err != nil {
+		return nil, err
+	}
+	const number, architecture, args = 0, 4, 16 // of seccomp_data
+	load := func(at uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
+	}
+	jump := func(op uint16, k uint32, yes, no uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | op | unix.BPF_K, Jt: yes, Jf: no, K: k}
+	}
+	ret := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
+	f := []unix.SockFilter{load(architecture), jump(unix.BPF_JEQ, uint32(a.ID), 1, 0), ret(deny)}
+	if runtime.GOARCH == "amd64" { // x32 is none of Verbena's
+		const x32 = 0x40000000
+		f = append(f, load(number), jump(unix.BPF_JGE, x32, 0, 1), ret(deny))
+	}
+	for _, rule := range p.Syscalls {
+		action, err := returnOf(rule.Action, rule.ErrnoRet)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range rule.Names {
+			n, ok := a.SyscallNames[name]
+			if !ok {
+				continue // of another architecture, as libseccomp takes it
+			}
+			var tests []unix.SockFilter // each leads on, or past the end
+			for _, arg := range rule.Args {
+				low, high := uint32(arg.Value), uint32(arg.Value>>32)
+				at := uint32(args + 8*arg.Index)
+				switch arg.Op {
+				case specs.OpEqualTo:
+					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, over), load(at), jump(unix.BPF_JEQ, low, 0, over))
+				case specs.OpNotEqual:
+					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, 2), load(at), jump(unix.BPF_JEQ, low, over, 0))
+				case specs.OpMaskedEqual:
+					for i, mask := range []uint32{low, high} {
+						want := uint32(arg.ValueTwo >> (32 * i))
+						tests = append(tests, load(at+uint32(4*i)), unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: mask},
+							jump(unix.BPF_JEQ, want, 0, over))
+					}
+				case specs.OpLessThan:
+					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, over), load(at), jump(unix.BPF_JGE, low, over, 0))
+				case specs.OpGreaterThan:
+					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, over), load(at), jump(unix.BPF_JGT, low, 0, over))
+				default:
+					return nil, fmt.Errorf("%s: the operation %s is not known here", name, arg.Op)
+				}
+			}
+			body := append(tests, ret(action))
+			for i := range tests {
+				past := uint8(len(body) - 1 - i)
+				if body[i].Jt == over {
+					body[i].Jt = past
+				}
+				if body[i].Jf == over {
+					body[i].Jf = past
+				}
+			}
+			f = append(f, load(number), jump(unix.BPF_JEQ, uint32(n), 0, uint8(len(body))))
+			f = append(f, body...)
+		}
+	}
+	return append(f, ret(deny)), nil
+}
+
+// over stands for a jump past the rule.
+const over = 255
+
+func returnOf(a specs.LinuxSeccompAction, errno *uint) (uint32, error) {
+	switch a {
+	case specs.ActAllow:
+		return unix.SECCOMP_RET_ALLOW, nil
+	case specs.ActErrno:
+		if errno == nil {
+			return unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM), nil
+		}
+		return unix.SECCOMP_RET_ERRNO | uint32(*errno), nil
+	}
+	return 0, fmt.Errorf("the action %s is not known here", a)
+}
+
+// install installs the filter on this thread. It needs CAP_SYS_ADMIN, and sets no no_new_privs, as Docker does.
+func install(f []unix.SockFilter) error {
+	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&prog))); errno != 0 {
+		return errno
+	}
+	return nil
+}

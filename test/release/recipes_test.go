@@ -1,0 +1,464 @@
+package release
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/compose-spec/compose-go/v2/loader"
+	"github.com/compose-spec/compose-go/v2/types"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// The recipes name the places that packaging/project.env has, and one version.
+func TestPlaces(t *testing.T) {
+	project := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^([A-Z_]+)="?(.*?)"?$`).FindAllStringSubmatch(read(t, "packaging/project.env"), -1) {
+		project[m[1]] = m[2]
+	}
+	url := regexp.MustCompile(`https://[^\s"]*/verbena\b`)
+	image := regexp.MustCompile(`\b[a-z.]+/[\w-]+/verbena:([0-9.]+\w)`)
+	uses := regexp.MustCompile(`uses: ([\w-]+/[\w-]+)/recipes/[a-z-]+@v(\S+)`)
+	versions := regexp.MustCompile(`(?m)(?:VERSION[=:] ?|default: )([0-9]+\.[0-9]+\.[0-9]+)`)
+	files, err := filepath.Glob(filepath.Join(root, "recipes/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := filepath.Glob(filepath.Join(root, "recipes/*/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = append(append(files, more...), filepath.Join(root, "docs/install.md"))
+	seen := 0
+	for _, file := range files {
+		if info, err := os.Stat(file); err != nil || info.IsDir() {
+			continue
+		}
+		name, _ := filepath.Rel(root, file)
+		text := read(t, name)
+		for _, u := range url.FindAllString(text, -1) {
+			if seen++; u != project["REPOSITORY"] {
+				t.Errorf("%s: %s, and REPOSITORY is %s", name, u, project["REPOSITORY"])
+			}
+		}
+		for _, m := range image.FindAllStringSubmatch(text, -1) {
+			if seen++; m[0] != project["IMAGE"]+":"+version {
+				t.Errorf("%s: image %s, want %s:%s", name, m[0], project["IMAGE"], version)
+			}
+		}
+		for _, m := range uses.FindAllStringSubmatch(text, -1) {
+			if seen++; "https://github.com/"+m[1] != project["REPOSITORY"] || m[2] != version {
+				t.Errorf("%s: %s: another repository or version", name, m[0])
+			}
+		}
+		for _, m := range versions.FindAllStringSubmatch(text, -1) {
+			if seen++; m[1] != version {
+				t.Errorf("%s: version %s, want %s", name, m[1], version)
+			}
+		}
+	}
+	if seen < 15 {
+		t.Errorf("%d places, want at least 15", seen)
+	}
+}
+
+// action is a composite action of GitHub's; nothing else is in the files.
+type action struct {
+	Name, Description string
+	Inputs            map[string]struct{ Description, Default string }
+	Runs              struct {
+		Using string
+		Steps []struct {
+			Name, Shell, Run, Uses string
+			Env, With              map[string]string
+		}
+	}
+}
+
+func readAction(t *testing.T, name string) (a action) {
+	t.Helper()
+	if err := yaml.UnmarshalStrict([]byte(read(t, "recipes/"+name+"/action.yml")), &a); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	if a.Name == "" || a.Description == "" || a.Runs.Using != "composite" {
+		t.Errorf("%s: %+v", name, a)
+	}
+	for _, s := range a.Runs.Steps {
+		if s.Run != "" && (s.Shell != "bash" || strings.Contains(s.Run, "${{")) {
+			t.Errorf("%s: step %s: its shell is %q; values come by env, not as text of the script", name, s.Name, s.Shell)
+		}
+		if s.Run == "" && s.Uses == "" {
+			t.Errorf("%s: step %s does nothing", name, s.Name)
+		}
+	}
+	return a
+}
+
+var expression = regexp.MustCompile(`\$\{\{ *([a-z_.]+) *\}\}`)
+
+// script is what a runner of GitHub's does for the action: each step in a shell of its own, with the inputs, and with what the steps
+// before have added to the environment and the path.
+func (a *action) script(t *testing.T, inputs map[string]string) string {
+	t.Helper()
+	value := func(text string) string {
+		return expression.ReplaceAllStringFunc(text, func(e string) string {
+			name := expression.FindStringSubmatch(e)[1]
+			if name == "runner.temp" {
+				return "/tmp/runner"
+			}
+			input, ok := a.Inputs[strings.TrimPrefix(name, "inputs.")]
+			if !ok {
+				t.Errorf("%s: %s is no input", a.Name, name)
+			}
+			if v, ok := inputs[strings.TrimPrefix(name, "inputs.")]; ok {
+				return v
+			}
+			return input.Default
+		})
+	}
+	var b strings.Builder
+	b.WriteString("export RUNNER_TEMP=/tmp/runner GITHUB_ENV=/tmp/env GITHUB_PATH=/tmp/path\nmkdir -p $RUNNER_TEMP; touch $GITHUB_ENV $GITHUB_PATH\n")
+	for i, s := range a.Runs.Steps {
+		if s.Run == "" {
+			continue
+		}
+		fmt.Fprintf(&b, "cat >/tmp/step%d <<'END-OF-STEP'\n%s\nEND-OF-STEP\n(", i, s.Run)
+		b.WriteString("set -a; . /tmp/env; set +a; while read -r p; do PATH=$p:$PATH; done </tmp/path\n")
+		for name, v := range s.Env {
+			fmt.Fprintf(&b, "export %s='%s'\n", name, value(v))
+		}
+		fmt.Fprintf(&b, "bash --noprofile --norc -e -o pipefail /tmp/step%d) || exit 1\n", i)
+	}
+	return b.String()
+}
+
+func TestActionsAreWellFormed(t *testing.T) {
+	setup, report := readAction(t, "setup-verbena"), readAction(t, "report-verbena")
+	setup.script(t, nil)
+	last := report.Runs.Steps[len(report.Runs.Steps)-1]
+	if !strings.HasPrefix(last.Uses, "actions/upload-artifact@") || last.With["path"] != "${{ runner.temp }}/verbena/report" {
+		t.Errorf("the last step of the report is %+v", last)
+	}
+}
+
+// The steps of both actions, as they are published, on a Debian without Go; then a job's own steps, which fail.
+func TestActions(t *testing.T) {
+	needs(t)
+	setup, report := readAction(t, "setup-verbena"), readAction(t, "report-verbena")
+	b := bare(t, "bookworm")
+	b.ok(t, "apt-get", "install", "-y", "-q", "--no-install-recommends", "curl") // which runners have
+	url := map[string]string{"url": "file:///release", "serve": "--link rxe0=127.0.0.1 --wire"}
+	job := "\nset -a; . /tmp/env; set +a; PATH=$(cat /tmp/path):$PATH\n"
+	script := setup.script(t, url) + job + firstMinute(t) + "\nwait $!\n" + report.script(t, nil) + `
+cat /tmp/runner/verbena/report/stat.txt
+head -c 4 /tmp/runner/verbena/report/packets.pcapng | od -An -tx1
+/tmp/runner/verbena/verbena capture verify /tmp/runner/verbena/report/packets.pcapng
+grep -c serving /tmp/runner/verbena/report/sock.log
+`
+	out := b.ok(t, "bash", "-e", "-c", script)
+	wants(t, out, "verbena-.*: OK", "^verbena v"+version, "8192000 bytes in", `rxe0 +sent_pkts +[1-9]`, "^ 0a 0d 0d 0a", "icrc good [1-9][0-9]* bad 0")
+	// A wrong checksum, and a version that there is not.
+	damaged := strings.Replace(setup.script(t, url), "grep \" $file", "echo x >>$file; grep \" $file", 1)
+	out = b.fails(t, "bash", "-c", damaged)
+	wants(t, out, "FAILED")
+	out = b.fails(t, "bash", "-c", setup.script(t, map[string]string{"url": "file:///release", "version": "9.9.9"}))
+	wants(t, out, "::error::file:///release/verbena-9.9.9-linux-.*: is 9.9.9 a version of Verbena\\?")
+}
+
+// fails runs a program, which is to fail, and returns what it prints.
+func (b *box) fails(t *testing.T, argv ...string) string {
+	t.Helper()
+	out, err := b.command(t, argv...).CombinedOutput()
+	if err == nil {
+		t.Fatalf("%q succeeds:\n%s", argv, out)
+	}
+	return string(out)
+}
+
+// The job of GitLab's recipe, line by line as its runner does.
+func TestGitLab(t *testing.T) {
+	type job struct {
+		Variables    map[string]string
+		BeforeScript []string `json:"before_script"`
+		AfterScript  []string `json:"after_script"`
+		Artifacts    struct {
+			When  string
+			Paths []string
+		}
+	}
+	var file map[string]job
+	if err := yaml.UnmarshalStrict([]byte(read(t, "recipes/gitlab-ci.yml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	j, ok := file[".verbena"]
+	if !ok || len(file) != 1 || len(j.BeforeScript) == 0 || len(j.AfterScript) == 0 || !slices.Equal(j.Artifacts.Paths, []string{"verbena/"}) {
+		t.Fatalf("got %+v", file)
+	}
+	needs(t)
+	j.Variables["VERBENA_URL"] = "file:///release"
+	var head strings.Builder
+	for name, value := range j.Variables {
+		fmt.Fprintf(&head, "export %s='%s'\n", name, value)
+	}
+	lines := func(all []string) string { return head.String() + strings.Join(all, "\n") + "\n" }
+	b := bare(t, "trixie").with("-dir", "/tmp")
+	script := "(\n" + lines(j.BeforeScript) + firstMinute(t) + "\nwait $!\n) || exit 1\n(\n" + lines(j.AfterScript) + ")\nls verbena; cat verbena/stat.txt\n"
+	wants(t, b.ok(t, "bash", "-e", "-o", "pipefail", "-c", script), ": OK", "8192000 bytes in", "^packets.pcapng", "^sock.log", `rxe0 +`)
+}
+
+// instructions are those of a Dockerfile, each as one line.
+func instructions(t *testing.T, text string) (all [][2]string) {
+	t.Helper()
+	text = regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(text, "")
+	for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", "")) {
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		name, rest, _ := strings.Cut(line, " ")
+		switch name {
+		case "FROM", "ARG", "RUN", "CMD", "ENTRYPOINT":
+		default:
+			t.Errorf("this test does not know %s", name)
+		}
+		all = append(all, [2]string{name, rest})
+	}
+	return all
+}
+
+// The Dockerfile's commands, and then its program as Docker runs it.
+func TestDockerfile(t *testing.T) {
+	var run, arguments string
+	var entry, cmd []string
+	for _, i := range instructions(t, read(t, "recipes/Dockerfile")) {
+		var err error
+		switch i[0] {
+		case "FROM":
+			if i[1] != "debian:trixie-slim" {
+				t.Errorf("FROM %s, and the test has Debian trixie", i[1])
+			}
+		case "ARG":
+			arguments += i[1] + "\n"
+		case "RUN":
+			run += i[1] + "\n"
+		case "CMD":
+			err = json.Unmarshal([]byte(i[1]), &cmd)
+		case "ENTRYPOINT":
+			err = json.Unmarshal([]byte(i[1]), &entry)
+		}
+		if err != nil {
+			t.Errorf("%v: %v", i, err)
+		}
+	}
+	if run == "" || len(entry) == 0 || len(cmd) == 0 {
+		t.Fatalf("RUN %q, ENTRYPOINT %q, CMD %q", run, entry, cmd)
+	}
+	needs(t)
+	b := bare(t, "trixie")
+	b.ok(t, "sh", "-e", "-c", "set -a\n"+arguments+"URL=file:///release\n"+run)
+	for _, flags := range [][]string{nil, {"-user", nobody}} {
+		wants(t, b.with("-docker").with(flags...).ok(t, append(entry, cmd...)...), `hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`)
+	}
+}
+
+// The two containers of the compose file, on the image, in two network namespaces that a bridge joins.
+func TestCompose(t *testing.T) {
+	p, err := loader.LoadWithContext(t.Context(), types.ConfigDetails{WorkingDir: t.TempDir(), Environment: types.Mapping{},
+		ConfigFiles: []types.ConfigFile{{Filename: "compose.yaml", Content: []byte(read(t, "recipes/compose.yaml"))}}},
+		func(o *loader.Options) { o.SetProjectName("verbena", true) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, client := p.Services["server"], p.Services["client"]
+	if len(p.Services) != 2 || client.DependsOn["server"].Condition != types.ServiceConditionHealthy || server.HealthCheck == nil {
+		t.Fatalf("services %v", p.ServiceNames())
+	}
+	needs(t)
+	dir, config := unpack(t)
+	hosts := filepath.Join(t.TempDir(), "hosts")
+	if err := os.WriteFile(hosts, []byte("10.50.0.1 server\n10.50.0.2 client\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	names := [2]string{"verbena-rel-server", "verbena-rel-client"}
+	linkNetworks(t, names)
+	container := func(n string) *box { return over(t, dir).with("-docker", "-net", n, "-bind", hosts+":/etc/hosts") }
+	s := container(names[0])
+	c := s.command(t, append(slices.Clone(config.Config.Entrypoint), server.Command...)...)
+	var out output
+	c.Stdout, c.Stderr = &out, &out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	check := server.HealthCheck
+	if len(check.Test) < 2 || check.Test[0] != "CMD" {
+		t.Fatalf("health check %q", check.Test)
+	}
+	healthy := false
+	for range int(*check.Retries) {
+		if healthy = s.command(t, check.Test[1:]...).Run() == nil; healthy { // in its network, as docker exec is
+			break
+		}
+		time.Sleep(time.Duration(*check.Interval))
+	}
+	if !healthy {
+		t.Fatalf("the server does not listen:\n%s", out.String())
+	}
+	wants(t, container(names[1]).ok(t, append(slices.Clone(config.Config.Entrypoint), client.Command...)...), "8192000 bytes in", `GID ::ffff:10\.50\.0\.1`)
+	if err := c.Wait(); err != nil {
+		t.Errorf("the server: %v\n%s", err, out.String())
+	}
+}
+
+// manifests are the objects of a file, by kind, each decoded strictly as its API has it.
+func manifests(t *testing.T, file string) (daemon appsv1.DaemonSet, job batchv1.Job) {
+	t.Helper()
+	for _, text := range strings.Split(read(t, file), "\n---\n") {
+		var kind struct{ Kind string }
+		if err := yaml.Unmarshal([]byte(text), &kind); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		switch kind.Kind {
+		case "DaemonSet":
+			err = decode(text, &daemon)
+		case "Job":
+			err = decode(text, &job)
+		default:
+			t.Errorf("%s: this test does not know the kind %q", file, kind.Kind)
+		}
+		if err != nil {
+			t.Errorf("%s: %s: %v", file, kind.Kind, err)
+		}
+	}
+	return daemon, job
+}
+
+// decode decodes an object as the API server does with strict field validation: names have their case.
+func decode(text string, v any) error {
+	b, err := yaml.YAMLToJSONStrict([]byte(text))
+	if err != nil {
+		return err
+	}
+	unknown, err := kjson.UnmarshalStrict(b, v)
+	return errors.Join(append(unknown, err)...)
+}
+
+func TestKubernetesManifests(t *testing.T) {
+	daemon, job := manifests(t, "recipes/kubernetes.yaml")
+	if daemon.APIVersion != "apps/v1" || job.APIVersion != "batch/v1" {
+		t.Errorf("API versions %s and %s", daemon.APIVersion, job.APIVersion)
+	}
+	for _, spec := range []corev1.PodSpec{daemon.Spec.Template.Spec, job.Spec.Template.Spec} {
+		volumes := map[string]bool{}
+		for _, v := range spec.Volumes {
+			volumes[v.Name] = true
+		}
+		for _, c := range append(spec.InitContainers, spec.Containers...) {
+			for _, m := range c.VolumeMounts {
+				if !volumes[m.Name] {
+					t.Errorf("container %s mounts %s, which is no volume of its pod", c.Name, m.Name)
+				}
+			}
+		}
+	}
+	labels := daemon.Spec.Template.Labels
+	for k, v := range daemon.Spec.Selector.MatchLabels {
+		if labels[k] != v {
+			t.Errorf("the selector's %s=%s is no label of the pods", k, v)
+		}
+	}
+}
+
+// The DaemonSet's service, and a pod with processes and files of its own that uses it: the manifests' own commands, capabilities
+// and mounts.
+func TestKubernetes(t *testing.T) {
+	needs(t)
+	daemon, job := manifests(t, "recipes/kubernetes.yaml")
+	dir, config := unpack(t)
+	host := map[string]string{} // volumes, by name
+	node := t.TempDir()
+	volume := func(v corev1.Volume) string {
+		if v.HostPath != nil {
+			return filepath.Join(node, v.HostPath.Path)
+		}
+		return filepath.Join(node, "pods", v.Name)
+	}
+	os.Chmod(filepath.Dir(node), 0o755)
+	os.Chmod(node, 0o755)
+	// Of a kubelet, which runs all containers.
+	const network = "verbena-rel-node"
+	linkNetworks(t, [2]string{network, network + "2"})
+	container := func(spec corev1.PodSpec, c corev1.Container) (*box, []string) {
+		b := over(t, dir).with("-docker", "-net", network)
+		for _, v := range spec.Volumes {
+			if host[v.Name] = volume(v); os.MkdirAll(host[v.Name], 0o755) != nil {
+				t.Fatal(host[v.Name])
+			}
+		}
+		for _, m := range c.VolumeMounts {
+			if m.MountPath != "/dev/shm" {
+				b = b.with("-bind", host[m.Name]+":"+m.MountPath)
+			}
+		}
+		if spec.HostPID {
+			b = b.with("-pid", "host")
+		}
+		if s := c.SecurityContext; s != nil && s.Capabilities != nil {
+			for _, d := range s.Capabilities.Drop {
+				b = b.with("-drop", string(d))
+			}
+			for _, a := range s.Capabilities.Add {
+				b = b.with("-cap", string(a))
+			}
+		}
+		for _, e := range c.Env {
+			b = b.with("-env", e.Name+"="+e.Value)
+		}
+		argv := c.Command
+		if len(argv) == 0 {
+			argv = slices.Clone(config.Config.Entrypoint)
+		}
+		return b, append(argv, c.Args...)
+	}
+	spec := daemon.Spec.Template.Spec
+	b, argv := container(spec, spec.Containers[0])
+	service := b.command(t, argv...)
+	var log output
+	service.Stdout, service.Stderr = &log, &log
+	if err := service.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { service.Process.Signal(os.Interrupt); service.Wait() })
+	probe := spec.Containers[0].ReadinessProbe.Exec.Command
+	await(t, func() bool { return b.command(t, probe...).Run() == nil || service.ProcessState != nil }, &log)
+	pod := job.Spec.Template.Spec
+	for _, flags := range [][]string{nil, {"-user", nobody}} {
+		if flags == nil {
+			b, argv := container(pod, pod.InitContainers[0])
+			b.ok(t, argv...)
+		}
+		b, argv := container(pod, pod.Containers[0])
+		out, err := b.with(flags...).command(t, argv...).CombinedOutput()
+		if err != nil || !regexp.MustCompile(`hca_id:\s+rxe0`).Match(out) {
+			t.Errorf("%v: %v\n%s\nthe service:\n%s", flags, err, out, log.String())
+			continue
+		}
+		minute := append(argv[:len(argv)-1:len(argv)-1], "bash", "-e", "-c",
+			strings.NewReplacer("verbena run -- ", "", "verbena wait", "/opt/verbena/verbena wait").Replace(firstMinute(t))+"\nwait\n")
+		wants(t, b.with(flags...).ok(t, minute...), "8192000 bytes in")
+	}
+	if out, err := exec.Command("ip", "netns", "list").Output(); err == nil && !strings.Contains(string(out), network) {
+		t.Errorf("the network has gone:\n%s", out)
+	}
+}
