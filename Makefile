@@ -178,7 +178,7 @@ release: ## the artefacts of VERSION in dist: archives, packages, an image, chec
 	cd packaging && $(GO) run ./release -version "$(VERSION)" -image=$(if $(filter no,$(IMAGE)),false,true) -out ../dist
 
 .PHONY: release-test
-release-test: ## two equal builds, and the artefacts and recipes in bare Debian 12 and 13; needs root
+release-test: ## two equal builds, and the artefacts and recipes in bare Debian 12 and 13; needs root, and takes minutes
 	@scripts/deps mmdebstrap rpm
 	cd packaging && $(GO) vet ./... && $(GO) test -count=1 ./...
 	cd test/release && $(GO) vet ./... && $(GO) test -count=1 -timeout 30m -v ./...
