@@ -201,7 +201,8 @@ func (f *openFile) hangBell(file poller.Ringer) {
 	}
 	var err error
 	f.bell.polled, err = f.sup.pollers.Add(f.user, poller.Source{
-		File: file, Watched: f.bell.scratch.Watch, Tend: f.bell.scratch.Drop, Who: []any{"uid", f.session.info.UID, "pid", f.pid, "dev", f.node.device},
+		File: file, Watched: f.bell.scratch.Watch, Due: func() bool { return true }, Tend: f.bell.scratch.Drop,
+		Who: []any{"uid", f.session.info.UID, "pid", f.pid, "dev", f.node.device},
 	})
 	if err != nil {
 		f.trapped(err)

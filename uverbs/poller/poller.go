@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -26,8 +27,10 @@ const (
 	linger = 50 * time.Microsecond
 	// allRounds is after how many rounds a thread looks at everything: see uverbs.File.RingPosted.
 	allRounds = 64
-	// tendTime is the least between two calls of Source.Tend while a thread is awake.
-	tendTime = 5 * time.Millisecond
+	// tendTime is the least between two looks at Source.Due while a thread is awake.
+	tendTime = 2 * time.Millisecond
+	// unwatchedPause is how long a thread sleeps while a file cannot be watched.
+	unwatchedPause = time.Millisecond
 )
 
 // Ringer is an uverbs.File.
@@ -36,7 +39,7 @@ type Ringer interface {
 	Fail(why error)
 }
 
-// Source is an open device file whose program posts without a call. Its functions are called by one thread at a time.
+// Source is an open device file whose program posts without a call. Its functions but Tend are called by one thread at a time.
 type Source struct {
 	File Ringer
 	// Bell is an eventfd to which the program writes when it has posted, if Tell has last said that the thread is asleep.
@@ -44,7 +47,9 @@ type Source struct {
 	Tell func(awake bool)
 	// Watched instead of those adds an inotify watch for a file to which the program writes whenever it has posted.
 	Watched func(inotify int, mask uint32) (wd int, err error)
-	// Tend, if not nil, is called every few milliseconds while the thread is awake, and before it sleeps. It must not sleep.
+	// Due, if not nil, is called every few milliseconds while the thread is awake, and before it sleeps. It must not sleep. If it reports true,
+	// Tend is called by another thread: one at a time for all files of the user. Tend may sleep, and may be called after Stop.
+	Due  func() bool
 	Tend func()
 	// Who is the program, for the log.
 	Who []any
@@ -66,6 +71,7 @@ type Polled struct {
 	Source
 	p     *poller
 	armed bool        // Watched, and a write will wake the thread; under poller.mu
+	deaf  bool        // the last attempt to arm it has failed; under poller.mu
 	scan  uverbs.Scan // of the thread that has busy
 	// busy is set by the thread that looks at the file. It stays set while that is stopped in a program's memory.
 	busy atomic.Bool
@@ -119,6 +125,8 @@ type poller struct {
 	kick  int // an eventfd among them
 
 	files atomic.Pointer[[]*Polled] // replaced, not changed; under mu
+
+	tending atomic.Bool // a thread calls Source.Tend
 
 	mu      sync.Mutex
 	current *runner           // nil: closed
@@ -308,7 +316,7 @@ func (r *runner) run() {
 		}
 		now := time.Now()
 		if now.Sub(tended) >= tendTime {
-			r.tend()
+			r.p.tend()
 			tended = now
 		}
 		if found {
@@ -319,12 +327,12 @@ func (r *runner) run() {
 			sched.Yield()
 			continue
 		}
-		r.tend()
-		r.say(false)
+		r.p.tend()
+		patience := r.say(false)
 		if found := r.round(true); !r.isCurrent() {
 			return
 		} else if !found {
-			r.p.sleep()
+			r.p.sleep(patience)
 		}
 		r.say(true)
 		last = time.Now()
@@ -332,46 +340,72 @@ func (r *runner) run() {
 	}
 }
 
-// say tells all programs whether they have to ring, as long as the thread is the poller's.
-func (r *runner) say(awake bool) {
+// say tells all programs whether they have to ring, as long as the thread is the poller's. It returns how long the thread may sleep; negative:
+// until a program rings.
+func (r *runner) say(awake bool) (patience time.Duration) {
+	patience = -1
 	p := r.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.current != r {
-		return
+		return patience
 	}
 	r.known = p.files.Load()
 	for _, x := range *r.known {
 		if x.Watched == nil {
 			x.Tell(awake)
-		} else if !awake && !x.armed {
-			p.armLocked(x)
+		} else if !awake && !x.armed && !p.armLocked(x) {
+			patience = unwatchedPause
 		}
 	}
+	return patience
 }
 
-// armLocked has the next write to a watched file end sleep: that alone, since a watch makes each write slower.
+// armLocked lets the next write to a watched file end sleep: that alone, since a watch makes each write slower. It reports false if the file
+// cannot be watched now.
 //
 //verbena:held mu
-func (p *poller) armLocked(x *Polled) {
+func (p *poller) armLocked(x *Polled) bool {
 	wd, err := x.Watched(p.inotify, unix.IN_MODIFY|unix.IN_ONESHOT)
-	if err != nil { // the file is closed, or there is no memory
-		if !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.ENOSPC) {
-			return
+	if errors.Is(err, os.ErrClosed) {
+		return true // Stop is about to be called
+	}
+	if err != nil {
+		if !x.deaf {
+			p.set.log.Warn("watch for doorbells: looking for them instead; see /proc/sys/fs/inotify/max_user_watches",
+				append([]any{"err", err}, x.Who...)...)
 		}
-		p.set.log.Warn("watch for doorbells", append([]any{"err", err}, x.Who...)...)
-		return
+		x.deaf = true
+		return false
 	}
 	p.watches[int32(wd)] = x
-	x.armed = true
+	x.armed, x.deaf = true, false
+	return true
 }
 
-func (r *runner) tend() {
-	for _, x := range *r.p.files.Load() {
-		if x.Tend != nil {
-			x.Tend()
+// tend begins to tend to the files for which that is due, unless that is being done. It is no work for the thread that looks at the queues: a
+// program can make it take as long as it likes.
+func (p *poller) tend() {
+	var due []*Polled
+	for _, x := range *p.files.Load() {
+		if x.Due != nil && x.Due() {
+			due = append(due, x)
 		}
 	}
+	if len(due) == 0 || !p.tending.CompareAndSwap(false, true) {
+		return
+	}
+	if p.user.Take(quota.Workers, 1) != nil {
+		p.tending.Store(false)
+		return
+	}
+	go func() {
+		defer p.tending.Store(false)
+		defer p.user.Give(quota.Workers, 1)
+		for _, x := range due {
+			x.Tend()
+		}
+	}()
 }
 
 // round looks at all files once, and reports whether anything new was posted.
@@ -413,10 +447,14 @@ func (p *poller) replace(r *runner) {
 	}
 }
 
-// sleep waits for a bell, or for wakeLocked.
-func (p *poller) sleep() {
+// sleep waits for a bell, or for wakeLocked, or until its patience is over, if that is not negative.
+func (p *poller) sleep(patience time.Duration) {
 	var events [64]unix.EpollEvent
-	n, err := unix.EpollWait(p.epoll, events[:], -1)
+	limit := -1
+	if patience >= 0 {
+		limit = int(patience.Milliseconds())
+	}
+	n, err := unix.EpollWait(p.epoll, events[:], limit)
 	if err != nil {
 		return // EINTR
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -133,6 +134,7 @@ func TestWatched(t *testing.T) {
 	for i := range files {
 		var s Source
 		files[i], s, programs[i] = w.writes()
+		s.Due = func() bool { return true }
 		s.Tend = func() { tended.Add(1) }
 		all[i] = w.add(s)
 	}
@@ -150,11 +152,67 @@ func TestWatched(t *testing.T) {
 	files[2].posted.Store(1)
 	programs[2].WriteString("doorbell")
 	testutil.Eventually(t, "the post in a file that has been watched all the time", func() bool { return files[2].rung.Load() == 1 })
-	if tended.Load() == 0 {
-		t.Error("the files were not tended")
-	}
+	testutil.Eventually(t, "the files to be tended", func() bool { return tended.Load() != 0 })
 	for _, x := range all {
 		x.Stop()
+	}
+}
+
+// TestTendSleeps: what a program makes last, such as to take the pages away that it has written, keeps no other program waiting, nor the end.
+func TestTendSleeps(t *testing.T) {
+	w := newWorld(t)
+	f, s, program := w.writes()
+	begun, end := make(chan struct{}), make(chan struct{})
+	s.Due = func() bool { return true }
+	s.Tend = sync.OnceFunc(func() {
+		close(begun)
+		<-end
+	})
+	defer close(end)
+	x := w.add(s)
+	<-begun
+	other, o, _ := w.writes()
+	y := w.add(o)
+	for _, f := range []*file{f, other} {
+		f.posted.Store(1)
+	}
+	program.WriteString("doorbell")
+	for _, f := range []*file{f, other} {
+		testutil.Eventually(t, "the post to be seen", func() bool { return f.rung.Load() == 1 })
+	}
+	x.Stop()
+	y.Stop()
+}
+
+// TestUnwatched: where a file cannot be watched for a time, since the machine has no watches left, what is posted is seen all the same; the log
+// says so once.
+func TestUnwatched(t *testing.T) {
+	w := newWorld(t)
+	var logs testutil.Buffer
+	w.Pollers = New(slog.New(slog.NewTextHandler(&logs, nil)))
+	f, s, program := w.writes()
+	watch := s.Watched
+	var refused atomic.Int64
+	s.Watched = func(inotify int, mask uint32) (int, error) {
+		if refused.Load() < 50 {
+			refused.Add(1)
+			return -1, unix.ENOSPC
+		}
+		return watch(inotify, mask)
+	}
+	x := w.add(s)
+	for i := range int64(10) {
+		testutil.Eventually(t, "the watch to be refused", func() bool { return refused.Load() >= 3*(i+1) })
+		f.posted.Store(i + 1)
+		testutil.Eventually(t, "the post to be seen", func() bool { return f.rung.Load() == i+1 })
+	}
+	w.asleep(x)
+	f.posted.Store(100)
+	program.WriteString("doorbell")
+	testutil.Eventually(t, "the post to be seen, with a watch", func() bool { return f.rung.Load() == 100 })
+	x.Stop()
+	if n := strings.Count(logs.String(), "watch for doorbells"); n != 1 {
+		t.Errorf("logged %d times:\n%s", n, logs.String())
 	}
 }
 
