@@ -2,7 +2,7 @@ package supervisor
 
 import (
 	"bufio"
-	"fmt"
+	"errors"
 	"io"
 	"os"
 	"strconv"
@@ -14,7 +14,6 @@ import (
 	"verbena/internal/quota"
 	"verbena/internal/sched"
 	"verbena/internal/shm"
-	"verbena/umem"
 	"verbena/uverbs/poller"
 )
 
@@ -72,28 +71,24 @@ func (n *natives) give(u *quota.User) {
 
 // bell is what a device file has that rings natively.
 type bell struct {
-	process *process // that opened it
 	scratch *shm.Scratch
 	polled  *poller.Polled // nil: its queues are not looked at
-
-	mu     sync.Mutex
-	number int32 // of its descriptor there; 0: it has none yet
-	barred bool
 }
 
-// bellCharges is what it costs: a descriptor of the queue file, another watch, and what the program writes before it is taken away.
-var bellCharges = charges{{quota.Descriptors, 2}, {quota.RingBytes, 256 << 10}}
+// bellDescriptors is what it costs the service: a descriptor of the queue file, and another watch.
+const bellDescriptors = 2
 
 // wantsBell reports whether the caller's doorbells can be native, which takes that
 //
 //   - the program sends nothing but doorbells by write(2), as its libibverbs tells, and no limit of the size of files makes that a signal;
-//   - this process can reach the program's description of the file, so that a write fails once the device has gone.
-func (w *worker) wantsBell(th *procThread, p *process, flags uint64) bool {
+//   - one of the numbers for that is free, and not beyond what the process has limited itself to.
+func (w *worker) wantsBell(th *procThread, flags uint64) bool {
 	t := w.session
-	if _, end := nativeFDs(t.firstFD); end == 0 || !t.sup.cfg.Doorbells.possible() || t.helper != nil || flags&unix.O_ACCMODE != unix.O_RDWR {
+	first, end := nativeFDs(t.firstFD)
+	if end == 0 || !t.sup.cfg.Doorbells.possible() || t.helper != nil || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return false
 	}
-	return th.ringsOnly() && w.writesFreely(p) && sharesFiles(th.id.pid, int(w.n.tid)) && p.lendsFiles()
+	return th.ringsOnly() && th.limitsLeave(uint64(end)) && nextFree(th, first) < end
 }
 
 // possible reports whether there is any native doorbell.
@@ -101,21 +96,35 @@ func (d Doorbells) possible() bool {
 	return d == DoorbellsNative || d == DoorbellsAuto && sched.Processors() >= leastProcessors
 }
 
-// writesFreely reports whether the process has no limit of the size of files (setrlimit(2), RLIMIT_FSIZE).
-func (w *worker) writesFreely(p *process) bool {
-	var limit unix.Rlimit
-	// prlimit(2) knows processes by number only: a number that is the process's before and after.
-	return p.alive() && unix.Prlimit(p.pid, unix.RLIMIT_FSIZE, nil, &limit) == nil && limit.Cur == umem.Unlimited && p.alive()
-}
+// maxLimits bounds what is read of proc_pid_limits(5).
+const maxLimits = 64 << 10
 
-// lendsFiles reports whether this process may take duplicates of the descriptors of the process (pidfd_getfd(2)).
-func (p *process) lendsFiles() bool {
-	const none = 1<<31 - 1
-	var err error
-	if cerr := p.conn.Control(func(pidfd uintptr) { _, err = unix.PidfdGetfd(int(pidfd), none, 0) }); cerr != nil {
+// limitsLeave reports whether the process has no limit of the size of files, and a hard one of open files that leaves it so many.
+func (t *procThread) limitsLeave(files uint64) bool {
+	f, err := openAt(t.dir, "limits", unix.O_RDONLY)
+	if err != nil {
 		return false
 	}
-	return err == unix.EBADF
+	defer f.Close()
+	return limitsLeave(io.LimitReader(f, maxLimits), files)
+}
+
+func limitsLeave(limits io.Reader, files uint64) bool {
+	const unlimited = "unlimited"
+	size, open := false, false
+	for lines := bufio.NewScanner(limits); lines.Scan(); {
+		// Max open files            1024                 4096                 files
+		if rest, ok := strings.CutPrefix(lines.Text(), "Max file size "); ok {
+			l := strings.Fields(rest)
+			size = len(l) >= 2 && l[0] == unlimited
+		} else if rest, ok := strings.CutPrefix(lines.Text(), "Max open files "); ok {
+			if l := strings.Fields(rest); len(l) >= 2 {
+				hard, err := strconv.ParseUint(l[1], 10, 64)
+				open = l[1] == unlimited || err == nil && hard >= files
+			}
+		}
+	}
+	return size && open
 }
 
 // firstRinging is the first version of rdma-core that is known to send no command by write(2) here.
@@ -167,31 +176,36 @@ type nativeMemory struct {
 	f *openFile
 }
 
-// Depart has the program's doorbells fail from now on. (uverbs.Departer)
+// Depart lets the program's doorbells fail from now on. (uverbs.Departer)
 func (m nativeMemory) Depart() { m.f.bar() }
 
-// openBell makes what a file has that rings natively, if another may, and opens the program's description for that.
-func (f *openFile) openBell(p *process) (description *os.File, err error) {
+// openBell opens the program's description for native doorbells, if there may be another file of that kind, and else the usual one.
+func (f *openFile) openBell() (description *os.File, err error) {
+	if description, err = f.newBell(); description != nil {
+		return description, nil
+	}
+	if err != nil {
+		f.session.log.Warn("doorbells are trapped", "pid", f.pid, "dev", f.node.device, "err", err)
+	}
+	return f.memory.OpenForProgram(unix.O_RDWR)
+}
+
+// newBell makes what such a file has; nothing, without an error, if there are not processors enough.
+func (f *openFile) newBell() (description *os.File, err error) {
 	s := f.sup
 	if !s.natives.take(f.user, s.cfg.Doorbells, sched.Processors()) {
-		return f.memory.OpenForProgram(unix.O_RDWR)
+		return nil, nil
 	}
-	if err = bellCharges.take(f.user); err == nil {
-		b := &bell{process: p}
+	if err = f.user.Take(quota.Descriptors, bellDescriptors); err == nil {
+		b := &bell{}
 		if description, b.scratch, err = f.memory.OpenScratch(); err == nil {
 			f.bell = b
 			return description, nil
 		}
-		bellCharges.give(f.user)
+		f.user.Give(quota.Descriptors, bellDescriptors)
 	}
 	s.natives.give(f.user)
-	f.trapped(err)
-	return f.memory.OpenForProgram(unix.O_RDWR)
-}
-
-// trapped logs why the file's doorbells are trapped.
-func (f *openFile) trapped(why error) {
-	f.session.log.Warn("doorbells are trapped", "pid", f.pid, "dev", f.node.device, "err", why)
+	return nil, err
 }
 
 // hangBell has the file's queues looked at. Where that cannot be, doorbells are trapped, which finds them as they are.
@@ -201,11 +215,11 @@ func (f *openFile) hangBell(file poller.Ringer) {
 	}
 	var err error
 	f.bell.polled, err = f.sup.pollers.Add(f.user, poller.Source{
-		File: file, Watched: f.bell.scratch.Watch, Due: func() bool { return true }, Tend: f.bell.scratch.Drop,
+		File: file, Watched: f.bell.scratch.Watch, Due: f.bell.scratch.Due, Tend: f.bell.scratch.Drop,
 		Who: []any{"uid", f.session.info.UID, "pid", f.pid, "dev", f.node.device},
 	})
 	if err != nil {
-		f.trapped(err)
+		f.session.log.Warn("doorbells are trapped", "pid", f.pid, "dev", f.node.device, "err", err)
 	}
 }
 
@@ -223,95 +237,17 @@ func (f *openFile) stopBell() {
 func (f *openFile) closeBell() {
 	if f.bell != nil {
 		f.bell.scratch.Close()
-		bellCharges.give(f.user)
+		f.user.Give(quota.Descriptors, bellDescriptors)
 		f.sup.natives.give(f.user)
 	}
 }
 
-// given notes under which number the program has the file.
-func (f *openFile) given(number int) {
-	b := f.bell
-	if b == nil {
-		return
-	}
-	b.mu.Lock()
-	b.number = int32(number)
-	barred := b.barred
-	b.mu.Unlock()
-	if barred {
-		f.bar()
-	}
-}
-
-// bar has the writes of the program's descriptors of the file fail. It may sleep, for some milliseconds, and for as long as a process that has
-// the file executes another program.
+// bar lets the writes of the program's descriptors of the file fail, wherever they are. It may sleep for as long as the program likes.
 func (f *openFile) bar() {
-	b := f.bell
-	if b == nil {
+	if f.bell == nil {
 		return
 	}
-	b.mu.Lock()
-	b.barred = true
-	number := b.number
-	b.mu.Unlock()
-	if number == 0 {
-		return // given will see to it
+	if err := f.bell.scratch.Bar(); err != nil && !errors.Is(err, os.ErrClosed) {
+		f.session.log.Warn("doorbells of a device that has gone do not fail", "pid", f.pid, "dev", f.node.device, "err", err)
 	}
-	is := func(i inode) bool { return i == f.inode }
-	done := false
-	_ = b.process.conn.Control(func(pidfd uintptr) { done = bar(int(pidfd), b.process.pid, number, is) })
-	if done {
-		return
-	}
-	// The process has closed it, or has ended, and another one has it.
-	for _, pid := range numbers("/proc") {
-		if pid != os.Getpid() && barAll(pid, is) {
-			return
-		}
-	}
-	f.session.log.Warn("doorbells of a device that has gone do not fail: no process is found that has it open", "pid", f.pid, "dev", f.node.device)
-}
-
-// numbers lists the files of a directory in /proc whose names are numbers.
-func numbers(dir string) (list []int) {
-	entries, _ := os.ReadDir(dir)
-	for _, e := range entries {
-		if n, err := strconv.Atoi(e.Name()); err == nil {
-			list = append(list, n)
-		}
-	}
-	return list
-}
-
-// BarDoorbells has the writes of a process fail that are native doorbells on some queue files, given by device and inode number: their service
-// has ended. It may sleep, for some milliseconds.
-func BarDoorbells(pid int, is func(dev, ino uint64) bool) {
-	barAll(pid, func(i inode) bool { return is(i.dev, i.ino) })
-}
-
-// barAll does so for all descriptors of a process, and reports whether there was one.
-func barAll(pid int, is func(inode) bool) (done bool) {
-	pidfd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return false
-	}
-	defer unix.Close(pidfd)
-	for _, number := range numbers(fmt.Sprintf("/proc/%d/fd", pid)) {
-		done = bar(pidfd, pid, int32(number), is) || done
-	}
-	return done
-}
-
-// bar does so for one descriptor of a process, if it is of such a file. Of other files none is taken: to close it could have effects.
-func bar(pidfd, pid int, number int32, is func(inode) bool) bool {
-	if i, err := inodeOf(uint32(pid), number); err != nil || !is(i) {
-		return false
-	}
-	fd, err := unix.PidfdGetfd(pidfd, int(number), 0)
-	if err != nil {
-		return false
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	return unix.Fstat(fd, &st) == nil && is(inode{st.Dev, st.Ino}) && shm.Bar(fd)
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -32,11 +33,17 @@ const nativeLibrary = "libibverbs.so.1.14.44.0"
 
 // isNative reports whether a descriptor has a number whose doorbells are not trapped.
 func isNative(fd int) bool {
+	first, end := nativeRange()
+	return first <= fd && fd < end
+}
+
+// nativeRange returns the range of these numbers, before the program has changed its limit.
+var nativeRange = sync.OnceValues(func() (first, end int) {
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	first, end := nativeFDs(FirstFD(limit.Max))
-	return int(first) <= fd && fd < int(end)
-}
+	from, to := nativeFDs(FirstFD(limit.Max))
+	return int(from), int(to)
+})
 
 // poster posts in the queues of a fake file.
 type poster struct {
@@ -88,17 +95,13 @@ func programNative(args []string) {
 		before := p.seen.Load()
 		n, err := doorbell(d)
 		check(n == 32 && err == nil && p.seen.Load() == before+1, "doorbell by a duplicate: %d, %v", n, err)
-		first, end := nativeFDs(FirstFD(func() uint64 {
-			var limit unix.Rlimit
-			must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-			return limit.Max
-		}()))
-		d = must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, int(first)+5))
-		check(d >= int(end), "a duplicate from %d on has number %d", first+5, d)
+		first, end := nativeRange()
+		d = must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, first+5))
+		check(d >= end, "a duplicate from %d on has number %d", first+5, d)
 		r, w, err := os.Pipe()
 		check(err == nil, "pipe: %v", err)
-		must(0, unix.Dup3(int(w.Fd()), int(end)-1, unix.O_CLOEXEC))
-		must(unix.Write(int(end)-1, []byte("x")))
+		must(0, unix.Dup3(int(w.Fd()), end-1, unix.O_CLOEXEC))
+		must(unix.Write(end-1, []byte("x")))
 		var b [1]byte
 		must(r.Read(b[:]))
 		var st unix.Stat_t
@@ -110,6 +113,17 @@ func programNative(args []string) {
 			if size, ok := strings.CutPrefix(name, "limit="); ok {
 				n := must(strconv.ParseUint(size, 10, 64))
 				must(0, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: n, Max: n}))
+				continue
+			}
+			first, end := nativeRange()
+			if name == "no number" {
+				for i := first; i < end; i++ {
+					must(0, unix.Dup3(2, i, unix.O_CLOEXEC))
+				}
+				continue
+			}
+			if name == "few numbers" {
+				must(0, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(first), Max: uint64(first)}))
 				continue
 			}
 			withLibrary(dir, name)
@@ -192,6 +206,8 @@ func TestNativeOrTrapped(t *testing.T) {
 		{"read only", []string{rdonly, nativeLibrary}, false},
 		{"write only", []string{wronly, nativeLibrary}, false},
 		{"a limit of the size of files", []string{rdwr, nativeLibrary, "limit=1000000"}, false},
+		{"all numbers taken", []string{rdwr, nativeLibrary, "no number"}, false},
+		{"a limit below the numbers", []string{rdwr, nativeLibrary, "few numbers"}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out := w.mustRunSelf("native", append([]string{"opens", t.TempDir()}, tt.args...)...)
@@ -257,7 +273,7 @@ func TestBarredDoorbells(t *testing.T) {
 				} else {
 					w.sup.Close()
 				}
-				testutil.Eventually(t, "the doorbell to fail", func() bool { return strings.Contains(r.output.String(), syscall.EINVAL.Error()) })
+				testutil.Eventually(t, "the doorbell to fail", func() bool { return strings.Contains(r.output.String(), syscall.EFBIG.Error()) })
 				if code, out := w.finish(r); code != 0 {
 					t.Errorf("exit code %d: %s", code, out)
 				}

@@ -81,7 +81,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		return fail(err)
 	}
 	if p.rings {
-		description, err = f.openBell(p.process)
+		description, err = f.openBell()
 	} else {
 		description, err = f.memory.OpenForProgram(how)
 	}

@@ -344,7 +344,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		return fails(err)
 	}
 	o := &opener{process: p, id: id, user: t.sup.cfg.Quota.User(id.uids.real)}
-	o.rings = !n.cm && w.wantsBell(th, p, flags)
+	o.rings = !n.cm && w.wantsBell(th, flags)
 	how := int(flags & unix.O_ACCMODE)
 	if how == unix.O_ACCMODE { // neither: for ioctl(2) alone
 		how = unix.O_RDONLY
@@ -376,7 +376,6 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	if f.pipe != nil {
 		go f.pipe.watch(f.desert)
 	}
-	f.given(number)
 	t.log.Debug("device file opened", "pid", id.pid, "name", id.name, "dev", n.device, "fd", number)
 	return verdict{val: int64(number)}
 }

@@ -260,7 +260,7 @@ func (s *Supervisor) Close() {
 	patience, cancel := context.WithTimeout(context.Background(), closePatience)
 	defer cancel()
 	late := patience.Done()
-	s.barAll(late)
+	s.barAll()
 	s.stopper.Close()
 	for _, t := range sessions {
 		select {
@@ -331,8 +331,12 @@ func (s *Supervisor) lookAtAll() {
 	}
 }
 
-// barAll has the doorbells of all programs fail that are native. It waits for that until late is closed.
-func (s *Supervisor) barAll(late <-chan struct{}) {
+// barPatience is how long Close waits for native doorbells to fail: less than closePatience, so that a program which makes that take longer
+// leaves time for the end of the others.
+const barPatience = closePatience / 4
+
+// barAll lets the doorbells of all programs fail that are native, and waits for that, but not long.
+func (s *Supervisor) barAll() {
 	s.mu.Lock()
 	var all sync.WaitGroup
 	for _, f := range s.files {
@@ -348,7 +352,7 @@ func (s *Supervisor) barAll(late <-chan struct{}) {
 	}()
 	select {
 	case <-done:
-	case <-late:
+	case <-time.After(barPatience):
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"verbena/service"
-	"verbena/supervisor"
 )
 
 // holdTime is how long a process may keep a device of a service that has ended open, before SIGTERM and again before
@@ -45,22 +44,6 @@ func signalName(sig syscall.Signal) string {
 		return "SIGKILL"
 	}
 	return "SIGTERM"
-}
-
-// barDoorbells has the native doorbells of their programs fail: nobody looks at the queues any more. It may sleep, for some milliseconds.
-func (f queueFiles) barDoorbells(queues []*os.File) {
-	type inode struct{ dev, ino uint64 }
-	known := map[inode]bool{}
-	for _, q := range queues {
-		var st syscall.Stat_t
-		if conn, err := q.SyscallConn(); err == nil {
-			_ = conn.Control(func(fd uintptr) { err = syscall.Fstat(int(fd), &st) })
-			known[inode{st.Dev, st.Ino}] = err == nil
-		}
-	}
-	for _, pid := range f.holders() {
-		supervisor.BarDoorbells(pid, func(dev, ino uint64) bool { return known[inode{dev, ino}] })
-	}
 }
 
 // holders lists the processes that have one of the files open, of those that this user may look at.

@@ -13,6 +13,7 @@ import (
 
 	"verbena/driver/rxe/ring"
 	"verbena/internal/ctl"
+	"verbena/internal/shm"
 	"verbena/service"
 	"verbena/supervisor"
 )
@@ -185,7 +186,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 			files := queueFiles{dir: attached.Dir}
 			var mountErr error
 			files.mount, mountErr = dir.Mount()
-			dirErr = abandon(dir, files)
+			dirErr = abandon(dir)
 			if mountErr == nil && !r.Outlive {
 				go endHolders(files)
 			}
@@ -241,13 +242,37 @@ func interpreterOf(path string) string {
 }
 
 // abandon completes, with a flush error, what the program still waits for.
-func abandon(dir *service.SessionDir, holders queueFiles) error {
+func abandon(dir *service.SessionDir) error {
 	files, err := dir.Queues()
 	errs := []error{err}
-	holders.barDoorbells(files)
+	errs = append(errs, barDoorbells(files))
 	for _, f := range files {
 		errs = append(errs, ring.Abandon(f))
 		f.Close()
 	}
 	return errors.Join(errs...)
+}
+
+// barPatience is how long a program may keep its queue files locked, by a write from memory that does not answer.
+const barPatience = time.Second
+
+// barDoorbells lets native doorbells fail, since nothing looks at the queues any more.
+func barDoorbells(files []*os.File) (err error) {
+	barred := make(chan error, 1)
+	go func() {
+		var errs []error
+		for _, f := range files {
+			errs = append(errs, shm.Bar(f))
+		}
+		barred <- errors.Join(errs...)
+	}()
+	select {
+	case err = <-barred:
+		if err != nil {
+			err = fmt.Errorf("let doorbells fail: %w", err)
+		}
+	case <-time.After(barPatience):
+		err = fmt.Errorf("let doorbells fail: not done after %v, since a write of the program's does not end", barPatience)
+	}
+	return err
 }

@@ -271,12 +271,12 @@ func ignoringEINTR(f func() error) error {
 // OpenForProgram opens a second description of the file, for the caller to hand to the program and then to close here;
 // how is the access mode, unix.O_RDONLY, O_WRONLY or O_RDWR. Its position is where no write(2) succeeds, so that a
 // program which writes to its descriptor without anybody looking cannot write into a region by accident.
-func (f *File) OpenForProgram(how int) (*os.File, error) { return f.openAt(how, math.MaxInt64) }
+func (f *File) OpenForProgram(how int) (*os.File, error) { return f.openAt(how, 0, math.MaxInt64) }
 
-func (f *File) openAt(how int, position int64) (*os.File, error) {
+func (f *File) openAt(how, flags int, position int64) (*os.File, error) {
 	var p *os.File
 	err := f.WithFD(func(fd int) (err error) {
-		p, err = os.OpenFile(selfFD(fd), how&unix.O_ACCMODE, 0)
+		p, err = os.OpenFile(selfFD(fd), how&unix.O_ACCMODE|flags, 0)
 		return err
 	})
 	if err == nil {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -449,19 +450,20 @@ func TestLimits(t *testing.T) {
 
 // TestScratch: what a program writes is noticed and taken away, wherever its regions are, until its writes are barred.
 func TestScratch(t *testing.T) {
-	f := create(t)
+	ledger := quota.New(quota.Limits{})
+	f := createFor(t, ledger.User(1))
 	r, err := f.Alloc(1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Mem[0] = 7
-	before := blocks(t, f)
 	p, s, err := f.OpenScratch()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
 	defer s.Close()
+	before := blocks(t, f)
 	in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		t.Fatal(err)
@@ -471,7 +473,7 @@ func TestScratch(t *testing.T) {
 		t.Fatal(err)
 	}
 	doorbell := make([]byte, 32)
-	for range 1000 {
+	for range 5000 {
 		if n, err := p.Write(doorbell); n != len(doorbell) || err != nil {
 			t.Fatal(n, err)
 		}
@@ -480,11 +482,11 @@ func TestScratch(t *testing.T) {
 	if n, err := unix.Read(in, buf[:]); err != nil || n == 0 {
 		t.Errorf("no event of a write: %v", err)
 	}
-	if blocks(t, f) == before {
+	if blocks(t, f) == before || !s.Due() {
 		t.Fatal("nothing was written")
 	}
 	s.Drop()
-	if got := blocks(t, f); got != before {
+	if got := blocks(t, f); got != before || s.Due() {
 		t.Errorf("%d pages after they were taken away, want %d", got, before)
 	}
 	if r.Mem[0] != 7 {
@@ -498,16 +500,13 @@ func TestScratch(t *testing.T) {
 	if _, err := p.Write(doorbell); err != nil {
 		t.Fatal(err)
 	}
-	if !Bar(int(p.Fd())) {
-		t.Error("not the description of a program that writes")
+	if err := s.Bar(); err != nil {
+		t.Errorf("bar: %v", err)
 	}
-	if _, err := p.Write(doorbell); !errors.Is(err, syscall.EINVAL) {
+	s.Drop() // late
+	if _, err := p.Write(doorbell); !errors.Is(err, syscall.EFBIG) {
 		t.Errorf("a write after it was barred: %v", err)
 	}
-	if Bar(int(p.Fd())) {
-		t.Error("barred twice")
-	}
-	s.Drop()
 	s.Close()
 	s.Drop()
 	if _, err := s.Watch(in, unix.IN_MODIFY); !errors.Is(err, os.ErrClosed) {
@@ -516,9 +515,12 @@ func TestScratch(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
+	if n := ledger.User(1).Held(quota.RingBytes); n != 0 {
+		t.Errorf("%d bytes are charged still", n)
+	}
 }
 
-// TestBarBesideWrites: a write that is under way does not undo it.
+// TestBarBesideWrites: no write that is under way undoes it, nor does Drop.
 func TestBarBesideWrites(t *testing.T) {
 	f := create(t)
 	p, s, err := f.OpenScratch()
@@ -527,8 +529,20 @@ func TestBarBesideWrites(t *testing.T) {
 	}
 	defer p.Close()
 	defer s.Close()
-	ended := make(chan error)
-	for range 2 {
+	const writers = 2
+	ended, stop := make(chan error, writers), make(chan struct{})
+	var dropper sync.WaitGroup
+	dropper.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				s.Drop()
+			}
+		}
+	})
+	for range writers {
 		go func() {
 			for {
 				if _, err := unix.Write(int(p.Fd()), make([]byte, 32)); err != nil {
@@ -538,11 +552,87 @@ func TestBarBesideWrites(t *testing.T) {
 			}
 		}()
 	}
-	for !Bar(int(p.Fd())) {
+	time.Sleep(10 * time.Millisecond)
+	if err := s.Bar(); err != nil {
+		t.Error(err)
 	}
-	for range 2 {
-		if err := <-ended; err != syscall.EINVAL {
+	for range writers {
+		if err := <-ended; err != syscall.EFBIG {
 			t.Errorf("a write after it was barred: %v", err)
 		}
+	}
+	close(stop)
+	dropper.Wait()
+}
+
+// TestBarWithoutService: whoever has the file bars the writes of its program, once the service has ended; a file without that part stays as it is.
+func TestBarWithoutService(t *testing.T) {
+	f := create(t)
+	if err := Bar(f.file); err != nil {
+		t.Error(err)
+	}
+	if fi, err := f.file.Stat(); err != nil || fi.Size() != 0 {
+		t.Errorf("a file of %d bytes, %v", fi.Size(), err)
+	}
+	p, s, err := f.OpenScratch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	defer s.Close()
+	for range 2 {
+		if err := Bar(f.file); err != nil {
+			t.Error(err)
+		}
+		if _, err := p.Write(make([]byte, 32)); !errors.Is(err, syscall.EFBIG) {
+			t.Errorf("a write after it was barred: %v", err)
+		}
+	}
+}
+
+// TestScratchOnFullFileSystem: a program's doorbells succeed while its file system has no room, as many as come between two calls of Drop.
+func TestScratchOnFullFileSystem(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounting a file system takes root")
+	}
+	path := t.TempDir()
+	if err := unix.Mount("tmpfs", path, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skipf("mount tmpfs: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(path, unix.MNT_DETACH) })
+	dir, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	f, err := Create(dir, "queues", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	p, s, err := f.OpenScratch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	defer s.Close()
+	if err := os.WriteFile(filepath.Join(path, "others"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("fill the file system: %v", err)
+	}
+	for i := range 20000 {
+		if _, err := p.Write(make([]byte, 32)); err != nil {
+			t.Fatalf("doorbell %d: %v", i, err)
+		}
+		if i%500 == 0 {
+			s.Drop()
+		}
+	}
+	g, err := Create(dir, "other", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if _, _, err := g.OpenScratch(); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("opened without room for what is reserved: %v", err)
 	}
 }

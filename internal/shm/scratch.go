@@ -2,105 +2,141 @@ package shm
 
 import (
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
 )
 
-// scratch is where a program writes what nobody reads: beyond all regions.
-const scratch = 1 << 60
+const (
+	// scratch is the offset at which a program writes what nobody reads: beyond all regions.
+	scratch = 1 << 60
+	// barred is the size of a file to which no write(2) succeeds.
+	barred = math.MaxInt64
+	// reservedPages is how many pages the scratch part keeps, so that writes succeed for some time while the file system is full. Drop is due
+	// when half of them have been written.
+	reservedPages = 16
+)
 
-// Scratch is the part of a file to which a program may write(2), so that it is noticed (Watch), and from which the pages are taken away again
-// (Drop). It is safe for concurrent use, and waits for no other use of the File.
+// Scratch is the part of a file to which a program may write(2), so that it is noticed (Watch). The program's description appends, so that the
+// size of the file says where the next write goes, which the service can change without the program's descriptor. It is safe for concurrent use,
+// and waits for no other use of the File.
 type Scratch struct {
-	mu   sync.Mutex
-	fd   int   // of the service's description; -1: closed
-	size int64 // of the file, when pages were taken away last
+	file *os.File // a duplicate of the service's descriptor, open until no call uses it
+	user *quota.User
+	kind quota.Kind
+	once sync.Once // closes
+
+	// mu is held while the size is changed. A program can make that take as long as it likes: the inode's lock is held while a write(2) of its
+	// reads memory that does not answer.
+	mu     sync.Mutex
+	closed bool // no write succeeds
 }
 
-// OpenScratch opens a description of the file for a program, as OpenForProgram does, with the position in the scratch part, and what the
-// service needs for that part: a descriptor.
+// OpenScratch opens a description of the file for a program, as OpenForProgram does, which appends to the scratch part. The pages that are
+// reserved for that are charged to the user until Close.
 func (f *File) OpenScratch() (*os.File, *Scratch, error) {
-	p, err := f.openAt(unix.O_RDWR, scratch)
-	if err != nil {
-		return nil, nil, err
-	}
-	s := &Scratch{fd: -1}
-	err = f.WithFD(func(fd int) (err error) {
-		s.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	s := &Scratch{user: f.user, kind: f.kind}
+	err := f.WithFD(func(fd int) error {
+		own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err == nil {
+			s.file = os.NewFile(uintptr(own), f.path)
+		}
 		return err
 	})
 	if err != nil {
-		p.Close()
 		return nil, nil, fmt.Errorf("open shared memory: %w", err)
+	}
+	if err := s.user.Take(s.kind, uint64(reservedPages*pageSize)); err != nil {
+		s.file.Close()
+		return nil, nil, err
+	}
+	var p *os.File
+	if err = s.clear(); err == nil {
+		p, err = f.openAt(unix.O_RDWR, unix.O_APPEND, scratch)
+	}
+	if err != nil {
+		s.Close()
+		return nil, nil, err
 	}
 	return p, s, nil
 }
 
-// Watch adds an inotify watch for the file.
-func (s *Scratch) Watch(inotify int, mask uint32) (wd int, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fd < 0 {
-		return 0, os.ErrClosed
+// clear takes all pages of the scratch part away, and reserves some again.
+func (s *Scratch) clear() error {
+	if err := s.file.Truncate(scratch); err != nil {
+		return err
 	}
-	return unix.InotifyAddWatch(inotify, selfFD(s.fd), mask)
-}
-
-// Drop takes away the pages that have been written since the last time. A program that goes back with lseek(2), or writes by
-// pwrite(2), keeps them until the File is closed, as it would those of any file.
-func (s *Scratch) Drop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fd < 0 {
-		return
-	}
-	var st unix.Stat_t
-	if unix.Fstat(s.fd, &st) != nil || st.Size <= scratch || st.Size == s.size {
-		return
-	}
-	s.size = st.Size
-	n := min((st.Size-scratch+pageSize-1)&^(pageSize-1), math.MaxInt64-scratch)
-	_ = ignoringEINTR(func() error {
-		return unix.Fallocate(s.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, scratch, n)
+	return s.control(func(fd int) error {
+		return ignoringEINTR(func() error { return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, scratch, reservedPages*pageSize) })
 	})
 }
 
-// Close closes the descriptor. It may be called again.
-func (s *Scratch) Close() {
+// control calls use with the descriptor, os.ErrClosed after Close.
+func (s *Scratch) control(use func(fd int) error) error {
+	conn, err := s.file.SyscallConn()
+	if err != nil {
+		return os.ErrClosed
+	}
+	if cerr := conn.Control(func(fd uintptr) { err = use(int(fd)) }); cerr != nil {
+		return os.ErrClosed
+	}
+	return err
+}
+
+// Watch adds an inotify watch for the file.
+func (s *Scratch) Watch(inotify int, mask uint32) (wd int, err error) {
+	err = s.control(func(fd int) (err error) {
+		wd, err = unix.InotifyAddWatch(inotify, selfFD(fd), mask)
+		return err
+	})
+	return wd, err
+}
+
+// Due reports whether there are pages for Drop to take away. It does not sleep.
+func (s *Scratch) Due() (due bool) {
+	_ = s.control(func(fd int) error {
+		var st unix.Stat_t
+		due = unix.Fstat(fd, &st) == nil && st.Size > scratch+reservedPages*pageSize/2 && st.Size != barred
+		return nil
+	})
+	return due
+}
+
+// Drop takes away the pages that have been written, if it is due. A program that writes by pwrite(2) keeps them for longer, as it would those of
+// any file. It may sleep for as long as the program likes.
+func (s *Scratch) Drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fd >= 0 {
-		unix.Close(s.fd)
-		s.fd = -1
+	if !s.closed && s.Due() {
+		_ = s.clear()
 	}
 }
 
-const (
-	barTries = 20
-	barPause = time.Millisecond
-)
+// Bar lets no write of the program succeed from now on: EFBIG. It may sleep for as long as the program likes.
+func (s *Scratch) Bar() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	return s.file.Truncate(barred)
+}
 
-// Bar has the writes of a program fail that it makes by a description with a position in the scratch part: fd is one of the caller's for that,
-// which another process has had too before. It reports whether it is such a description. It may sleep, for some milliseconds: a write that has
-// begun before puts the position back.
-func Bar(fd int) bool {
-	at, err := unix.Seek(fd, 0, io.SeekCurrent)
-	if err != nil || at < scratch || at == math.MaxInt64 {
-		return false
+// Bar lets no write to a file succeed from now on, if it has a scratch part that a service has left which has ended.
+func Bar(f *os.File) error {
+	fi, err := f.Stat()
+	if err != nil || fi.Size() < scratch {
+		return err
 	}
-	for range barTries {
-		if _, err := unix.Seek(fd, math.MaxInt64, io.SeekStart); err != nil {
-			return false
-		}
-		time.Sleep(barPause)
-		if at, err = unix.Seek(fd, 0, io.SeekCurrent); err != nil || at == math.MaxInt64 {
-			break
-		}
-	}
-	return err == nil && at == math.MaxInt64
+	return f.Truncate(barred)
+}
+
+// Close closes the descriptor, and waits for no other call. It may be called again.
+func (s *Scratch) Close() {
+	s.once.Do(func() {
+		s.file.Close()
+		s.user.Give(s.kind, uint64(reservedPages*pageSize))
+	})
 }
