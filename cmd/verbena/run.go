@@ -186,7 +186,8 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 			files := queueFiles{dir: attached.Dir}
 			var mountErr error
 			files.mount, mountErr = dir.Mount()
-			dirErr = abandon(dir)
+			queues, err := dir.Queues()
+			dirErr = errors.Join(err, abandon(queues))
 			if mountErr == nil && !r.Outlive {
 				go endHolders(files)
 			}
@@ -241,11 +242,9 @@ func interpreterOf(path string) string {
 	return ""
 }
 
-// abandon completes, with a flush error, what the program still waits for.
-func abandon(dir *service.SessionDir) error {
-	files, err := dir.Queues()
-	errs := []error{err}
-	errs = append(errs, barDoorbells(files))
+// abandon completes, with a flush error, what the program still waits for, and lets its native doorbells fail. It closes its queue files.
+func abandon(files []*os.File) error {
+	errs := []error{barDoorbells(files)}
 	for _, f := range files {
 		errs = append(errs, ring.Abandon(f))
 		f.Close()

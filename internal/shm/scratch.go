@@ -32,8 +32,7 @@ type Scratch struct {
 
 	// mu is held while the size is changed. A program can make that take as long as it likes: the inode's lock is held while a write(2) of its
 	// reads memory that does not answer.
-	mu     sync.Mutex
-	closed bool // no write succeeds
+	mu sync.Mutex
 }
 
 // OpenScratch opens a description of the file for a program, as OpenForProgram does, which appends to the scratch part. The pages that are
@@ -111,7 +110,7 @@ func (s *Scratch) Due() (due bool) {
 func (s *Scratch) Drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.closed && s.Due() {
+	if s.Due() {
 		_ = s.clear()
 	}
 }
@@ -120,7 +119,6 @@ func (s *Scratch) Drop() {
 func (s *Scratch) Bar() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.closed = true
 	return s.file.Truncate(barred)
 }
 
