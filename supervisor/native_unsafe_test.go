@@ -305,4 +305,10 @@ func TestManyNativeFiles(t *testing.T) {
 	if out := w.mustRunSelf("native", "several", t.TempDir(), "40"); strings.TrimSpace(out) != "40" {
 		t.Errorf("%s of 40 ring natively", out)
 	}
+	testutil.Eventually(t, "all to be counted no more", func() bool {
+		n := &w.sup.natives
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.all == 0 && len(n.users) == 0
+	})
 }

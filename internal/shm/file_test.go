@@ -523,46 +523,51 @@ func TestScratch(t *testing.T) {
 // TestBarBesideWrites: no write that is under way undoes it, nor does Drop.
 func TestBarBesideWrites(t *testing.T) {
 	f := create(t)
-	p, s, err := f.OpenScratch()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	defer s.Close()
-	const writers = 2
-	ended, stop := make(chan error, writers), make(chan struct{})
-	var dropper sync.WaitGroup
-	dropper.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
+	const rounds, writers = 100, 2
+	for range rounds {
+		p, s, err := f.OpenScratch()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended, barred := make(chan error, writers), make(chan struct{})
+		var dropper sync.WaitGroup
+		dropper.Go(func() {
+			for last := false; !last; {
+				select {
+				case <-barred:
+					last = true
+				default:
+				}
 				s.Drop()
 			}
-		}
-	})
-	for range writers {
-		go func() {
-			for {
-				if _, err := unix.Write(int(p.Fd()), make([]byte, 32)); err != nil {
-					ended <- err
-					return
+		})
+		for range writers {
+			go func() {
+				for {
+					if _, err := unix.Write(int(p.Fd()), make([]byte, 8192)); err != nil {
+						ended <- err
+						return
+					}
 				}
-			}
-		}()
-	}
-	time.Sleep(10 * time.Millisecond)
-	if err := s.Bar(); err != nil {
-		t.Error(err)
-	}
-	for range writers {
-		if err := <-ended; err != syscall.EFBIG {
-			t.Errorf("a write after it was barred: %v", err)
+			}()
 		}
+		time.Sleep(200 * time.Microsecond)
+		if err := s.Bar(); err != nil {
+			t.Error(err)
+		}
+		close(barred)
+		dropper.Wait()
+		if _, err := p.Write(make([]byte, 32)); !errors.Is(err, syscall.EFBIG) {
+			t.Fatalf("a write after it was barred: %v", err)
+		}
+		for range writers {
+			if err := <-ended; err != syscall.EFBIG {
+				t.Fatalf("a writer: %v", err)
+			}
+		}
+		p.Close()
+		s.Close()
 	}
-	close(stop)
-	dropper.Wait()
 }
 
 // TestBarWithoutService: whoever has the file bars the writes of its program, once the service has ended; a file without that part stays as it is.

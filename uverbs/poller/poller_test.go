@@ -1,11 +1,11 @@
 package poller
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -153,26 +153,49 @@ func TestWatched(t *testing.T) {
 	programs[2].WriteString("doorbell")
 	testutil.Eventually(t, "the post in a file that has been watched all the time", func() bool { return files[2].rung.Load() == 1 })
 	testutil.Eventually(t, "the files to be tended", func() bool { return tended.Load() != 0 })
-	for _, x := range all {
-		x.Stop()
+	// Those that are looked at no more are not watched either.
+	fdinfo := fmt.Sprintf("/proc/self/fdinfo/%d", all[0].p.inotify)
+	all[0].Stop()
+	all[2].Stop()
+	w.asleep(all[1])
+	if info, err := os.ReadFile(fdinfo); err != nil || strings.Count(string(info), "inotify wd:") != 1 {
+		t.Errorf("watched beside one file: %s%v", info, err)
 	}
+	all[1].Stop()
 }
 
 // TestTendSleeps: what a program makes last, such as to take the pages away that it has written, keeps no other program waiting, nor the end.
 func TestTendSleeps(t *testing.T) {
 	w := newWorld(t)
 	f, s, program := w.writes()
-	begun, end := make(chan struct{}), make(chan struct{})
-	s.Due = func() bool { return true }
-	s.Tend = sync.OnceFunc(func() {
-		close(begun)
+	begun, end := make(chan struct{}, 1), make(chan struct{})
+	var tending, due atomic.Int64
+	s.Due = func() bool {
+		due.Add(1)
+		return true
+	}
+	s.Tend = func() {
+		if tending.Add(1) == 2 {
+			t.Error("two threads tend to the files of one user")
+		}
+		defer tending.Add(-1)
+		select {
+		case begun <- struct{}{}:
+		default:
+		}
 		<-end
-	})
+	}
 	defer close(end)
 	x := w.add(s)
 	<-begun
 	other, o, _ := w.writes()
 	y := w.add(o)
+	program.WriteString("doorbell")
+	asked := due.Load()
+	testutil.Eventually(t, "another look at whether that is due", func() bool {
+		program.WriteString("doorbell")
+		return due.Load() > asked+2
+	})
 	for _, f := range []*file{f, other} {
 		f.posted.Store(1)
 	}
@@ -269,9 +292,9 @@ func TestReplacedRunner(t *testing.T) {
 		t.Error("the thread that has come back was replaced once more")
 	}
 	x.busy.Store(false)
-	p.mu.Lock()
-	p.wakeLocked()
-	p.mu.Unlock()
+	if old.isCurrent() { // it finds that out when it comes back
+		t.Error("the thread that has come back is the poller's still")
+	}
 	testutil.Eventually(t, "the other thread to look at the file", func() bool {
 		if !x.busy.CompareAndSwap(false, true) {
 			return false
