@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -268,7 +269,7 @@ func TestPanic(t *testing.T) {
 // back, and the other looks at the file again.
 func TestReplacedRunner(t *testing.T) {
 	w := newWorld(t)
-	_, s, _ := w.rings()
+	_, s, awake := w.rings()
 	x := w.add(s)
 	p := x.p
 	current := func() *runner {
@@ -291,6 +292,8 @@ func TestReplacedRunner(t *testing.T) {
 	if current() != replaced {
 		t.Error("the thread that has come back was replaced once more")
 	}
+	testutil.Eventually(t, "the other thread to sleep", func() bool { return !awake.Load() })
+	time.Sleep(time.Millisecond) // it has said so before it does
 	x.busy.Store(false)
 	if old.isCurrent() { // it finds that out when it comes back
 		t.Error("the thread that has come back is the poller's still")
