@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -75,6 +76,21 @@ func (p poster) await(n uint32) {
 	check(false, "post %d has not been seen", n)
 }
 
+// besideMain calls a function on a thread of its own, which is not the main one.
+func besideMain(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // it ends with the thread
+		if unix.Gettid() == unix.Getpid() {
+			besideMain(f)
+			return
+		}
+		f()
+	}()
+	<-done
+}
+
 func programNative(args []string) {
 	dir := args[1]
 	switch what := args[0]; what {
@@ -140,14 +156,30 @@ func programNative(args []string) {
 			must(0, unix.Dup3(fd, p.fd, unix.O_CLOEXEC))
 			unix.Close(fd)
 		}
-		fmt.Println("posted")
-		for range 20000 {
-			if _, err := doorbell(p.fd); err != nil {
-				fmt.Println(err)
-				return
+		ring := func() {
+			fmt.Println("posted")
+			for range 20000 {
+				if _, err := doorbell(p.fd); err != nil {
+					fmt.Println(err)
+					return
+				}
+				time.Sleep(time.Millisecond)
 			}
-			time.Sleep(time.Millisecond)
 		}
+		if args[2] == "own table" { // of a thread; the process has it no more
+			besideMain(func() {
+				must(0, unix.Unshare(unix.CLONE_FILES))
+				closed := make(chan struct{})
+				go func() {
+					unix.Close(fd)
+					close(closed)
+				}()
+				<-closed
+				ring()
+			})
+			return
+		}
+		ring()
 	case "floods": // with more than doorbells
 		withLibrary(dir, nativeLibrary)
 		fd := openDevice()
@@ -261,7 +293,7 @@ func TestProcessorsForDoorbells(t *testing.T) {
 
 // TestBarredDoorbells: once the device has gone, or the service ends, a doorbell fails: whoever has the descriptor, under whatever number.
 func TestBarredDoorbells(t *testing.T) {
-	for _, number := range []string{"high", "low"} {
+	for _, number := range []string{"high", "low", "own table"} {
 		for _, end := range []string{"depart", "close"} {
 			t.Run(number+"/"+end, func(t *testing.T) {
 				w := newNativeWorld(t)
