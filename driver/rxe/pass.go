@@ -45,6 +45,7 @@ type pass struct {
 
 	build   builder
 	gather  gather
+	ahead   ahead
 	scatter scatter
 	slot    [max(maxSendWQESize, maxRecvWQESize)]byte // a private copy of a work request
 	grh     [grhLen]byte

@@ -49,6 +49,7 @@ func (r *requester) grow() {
 func (r *requester) run(p *pass) {
 	qp := r.qp
 	r.waits.begin(r.snd.Len() == 0)
+	p.ahead.from = nil
 	for r.snd.Open() && (qp.state == ib.QPRTS || qp.state == ib.QPSQD) {
 		n, ok := r.snd.Current()
 		if !ok && !r.fetch(p) {
@@ -72,6 +73,7 @@ func (r *requester) run(p *pass) {
 			break
 		}
 	}
+	p.ahead.from = nil
 	p.build.finish(&qp.egress)
 	if r.snd.Unarmed() {
 		r.snd.Arm(qp.dev.clock.Now())
@@ -208,7 +210,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 			return r.unreadable(p, w, mark, start)
 		}
 	}
-	if !p.gather.flush(qp) {
+	if !r.read(p) {
 		return r.unreadable(p, w, mark, start)
 	}
 	completed, next := r.snd.Advance()
