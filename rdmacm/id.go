@@ -57,6 +57,7 @@ type Options struct {
 type ID struct {
 	m    *Manager
 	opts Options
+	made uint64 // its number in the order of all
 
 	reporting sync.Mutex // held while a function runs
 	handler   func(*ID, Event)
@@ -109,7 +110,8 @@ var errClosed = fmt.Errorf("the connection manager has ended: %w", syscall.ENODE
 
 //verbena:held mu
 func (m *Manager) newID(o Options) *ID {
-	id := &ID{m: m, opts: o, handler: o.Event}
+	m.made++
+	id := &ID{m: m, opts: o, made: m.made, handler: o.Event}
 	m.ids[id] = struct{}{}
 	return id
 }

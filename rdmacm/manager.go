@@ -1,9 +1,12 @@
 package rdmacm
 
 import (
+	"cmp"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,6 +60,7 @@ type Manager struct {
 	closed bool
 	agents []*agent // of the devices, in the order in which they came
 	ids    map[*ID]struct{}
+	made   uint64            // IDs
 	ports  map[portKey][]*ID // whose they are
 	conns  map[uint32]*connection
 	// Connections by what the peer calls them, and by its queue pair.
@@ -189,7 +193,8 @@ func (m *Manager) remove(_ *ib.Device, data any) {
 			break
 		}
 	}
-	for id := range m.ids {
+	ids := slices.SortedFunc(maps.Keys(m.ids), func(x, y *ID) int { return cmp.Compare(x.made, y.made) })
+	for _, id := range ids { // in the order in which they were made
 		if id.at.agent == a && id.state != idRemoved {
 			id.state = idRemoved
 			m.leave(id)

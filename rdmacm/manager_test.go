@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -563,6 +564,33 @@ func TestRemembered(t *testing.T) {
 			h.m.mu.Lock()
 			clear(h.m.conns)
 			h.m.mu.Unlock()
+		}
+	})
+}
+
+// TestRemovalOrder: when a device goes its IDs hear of it in the order in which they were made.
+func TestRemovalOrder(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, a, b *host) {
+		var l log
+		var heard []*ID
+		var ids []*ID
+		for range 12 {
+			id, err := a.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: func(id *ID, e Event) {
+				if e.Type == DeviceRemoval {
+					heard = append(heard, id)
+				}
+			}})
+			a.must(err)
+			a.must(id.Bind(netip.AddrPortFrom(a.addr, 0)))
+			ids = append(ids, id)
+		}
+		a.must(a.slot.Unplug())
+		l.take(time.Millisecond)
+		if !slices.Equal(heard, ids) {
+			t.Errorf("%d IDs have heard, of %d, or in another order", len(heard), len(ids))
+		}
+		for _, id := range ids {
+			id.Destroy()
 		}
 	})
 }
