@@ -155,6 +155,7 @@ type fakeFile struct {
 	gate     chan struct{} // opWait takes from it, opGo puts into it
 	page     atomic.Pointer[umem.Region]
 	failed   atomic.Int64
+	ringing  sync.Mutex
 }
 
 // fakeOp is what the argument of an ioctl points at: three words.
@@ -249,6 +250,8 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 
 // RingPosted takes the third word of the region for how much the program has posted, and answers in the second.
 func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err error) {
+	f.ringing.Lock()
+	defer f.ringing.Unlock()
 	if f.isClosed() {
 		return false, syscall.EIO
 	}
@@ -264,6 +267,8 @@ func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err e
 func (f *fakeFile) Fail(why error) { f.failed.Add(1) }
 
 func (f *fakeFile) Close() {
+	f.ringing.Lock() // as package uverbs waits for who rings
+	defer f.ringing.Unlock()
 	f.mem.Close()
 	close(f.closed)
 }
