@@ -19,16 +19,16 @@ import (
 
 // Doorbells is how programs ring: announce what they have posted in their queues.
 //
-// A doorbell is a write(2) of 32 bytes on the command file. Trapped, it takes a change to a thread of this process and back, which answers when it has
-// done what was asked for, and no processor but the program's. Natively it goes to the queue file, to a part that nobody reads, and takes a
-// quarter of that; a thread for all of the user's programs, which keeps another processor busy meanwhile, looks at the queues (package poller),
-// and when it sleeps, inotify reports the write.
+// A doorbell is a write(2) of 32 bytes on the command file. Trapped, it takes a change to a thread of this process and back, and is answered when
+// the work has been done, for which no other processor is needed. A native one is appended to the queue file, to a part that nobody reads, and takes
+// a quarter of that. A thread for all of the user's programs, which keeps another processor busy meanwhile, looks at the queues (package poller);
+// while it sleeps, inotify reports the write.
 //
-// Which of them is decided when a device is opened, by the number that the descriptor gets: a filter cannot be changed.
+// That is decided when a device is opened, by the number that the descriptor gets: a filter cannot be changed.
 type Doorbells uint8
 
 const (
-	// DoorbellsAuto is natively while there are processors enough: one for each device file of that kind, one for each user's thread.
+	// DoorbellsAuto makes them native while there are processors for that: one for each such device file, and one for each user's thread.
 	DoorbellsAuto Doorbells = iota
 	DoorbellsTrapped
 	DoorbellsNative // wherever that is possible
