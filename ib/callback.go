@@ -344,6 +344,8 @@ type Hold struct {
 	work    []Work
 	some    [4]Work // room for work
 	stall   Staller
+	keeps   bool
+	rest    Work
 }
 
 // Staller is told that deferred work takes long.
@@ -382,6 +384,26 @@ func (h *Hold) Deferred() Work {
 	return h.work[len(h.work)-1]
 }
 
+// Keep makes Resume, during the next Run, keep work for the caller of Run, which has nothing else to do then.
+func (h *Hold) Keep() { h.keeps = true }
+
+// Resume is called by work that has run for so long that others may wait for its thread. If it returns true, the caller of Run
+// runs it again when the callbacks that are due have run; if false, it has to find another thread. It returns false for a nil Hold.
+func (h *Hold) Resume(w Work) bool {
+	if h == nil || !h.keeps || h.rest != nil {
+		return false
+	}
+	h.rest = w
+	return true
+}
+
+// Rest returns the work that the last Run has left unfinished, for the caller to pass to Defer; nil if there is none, as always
+// without Keep.
+func (h *Hold) Rest() (w Work) {
+	w, h.rest = h.rest, nil
+	return w
+}
+
 // Add holds the callbacks of a device until Run, as HoldCallbacks does; for a device that is in the set, or with a nil Hold, it
 // does nothing. The thread that calls Add must be the one that is to call Run. Add may not be called from a consumer's callback,
 // nor from a driver's method; the exception is [UserQP].Doorbell, for the Hold that it was given. It may not sleep.
@@ -408,7 +430,7 @@ func (h *Hold) Run() {
 	next := 0
 	defer func() {
 		clear(h.work)
-		h.work, h.stall = h.work[:0], nil
+		h.work, h.stall, h.keeps = h.work[:0], nil, false
 		for ; next < len(h.devices); next++ {
 			h.devices[next].runCallbacks(h, 0)
 		}

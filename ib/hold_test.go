@@ -386,3 +386,28 @@ func TestHoldStalled(t *testing.T) {
 		t.Error("Stalled was called after Run")
 	}
 }
+
+// TestHoldResume: work that takes long is kept for the caller of Run if it has said Keep, until then, and one at a time.
+func TestHoldResume(t *testing.T) {
+	if (*Hold)(nil).Resume(workFunc(func() {})) {
+		t.Error("Resume: a nil Hold keeps work")
+	}
+	var h Hold
+	var resumed []bool
+	var w Work
+	w = workFunc(func() { resumed = append(resumed, h.Resume(w), h.Resume(w)) })
+	for _, keep := range []bool{false, true, false} {
+		resumed = nil
+		h.Defer(w)
+		if keep {
+			h.Keep()
+		}
+		h.Run()
+		if !slices.Equal(resumed, []bool{keep, false}) {
+			t.Errorf("Resume with keep %t: got %v, want %t, false", keep, resumed, keep)
+		}
+		if (h.Rest() != nil) != keep || h.Rest() != nil {
+			t.Errorf("Rest with keep %t: want work %[1]t, and nothing after that", keep)
+		}
+	}
+}

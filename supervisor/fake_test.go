@@ -248,6 +248,8 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 	return c.Space().WriteV([][]byte{b[:8]}, arg+16)
 }
 
+func (f *fakeFile) HasNew() bool { return true }
+
 // RingPosted takes the third word of the region for how much the program has posted, and answers in the second.
 func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err error) {
 	f.ringing.Lock()

@@ -77,6 +77,13 @@ func (d *doorbells) remove(qp *qpObject) {
 	d.publish()
 }
 
+// has reports whether there are queue pairs.
+func (d *doorbells) has() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.list) > 0
+}
+
 // silence forgets all queue pairs: it returns when none is being rung, and none will be any more.
 func (d *doorbells) silence() {
 	d.mu.Lock()
@@ -117,11 +124,15 @@ var holds = sync.Pool{New: func() any { return new(ib.Hold) }}
 // the doorbell is stopped in the memory of another program.
 func (f *File) hold(s ib.Staller) *ib.Hold {
 	h := holds.Get().(*ib.Hold)
+	f.holdBy(h, s)
+	return h
+}
+
+func (f *File) holdBy(h *ib.Hold, s ib.Staller) {
 	user.HoldCallbacks(f.dev.ib, h)
 	if s != nil {
 		h.OnStall(s)
 	}
-	return h
 }
 
 // staller is the caller, if it can answer sooner.
@@ -209,7 +220,57 @@ type Scan struct {
 // queue pairs it looks at those that were busy lately and some others, with all at every one; and with all it rings for each that has
 // something posted, which may be what it has rung for before. on is told where the memory of a program stops that. It reports whether it has
 // found anything new. EIO when the device has gone. It may not sleep.
+//
+// While on, if it is Patient, reports that nothing else waits for the thread, this goes on for as long as there is something to do.
 func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err error) {
+	var h *ib.Hold
+	defer func() { runCallbacks(h) }()
+	found, err = f.ringSome(on, s, all, &h)
+	patient, _ := on.(Patient)
+	for h != nil && patient != nil {
+		h.Keep()
+		h.Run()
+		rest := h.Rest()
+		if rest == nil {
+			holds.Put(h)
+			h = nil
+			break
+		}
+		f.holdBy(h, on)
+		h.Defer(rest)
+		if !patient.Idle() {
+			break
+		}
+		_, err = f.ringSome(on, s, false, &h)
+	}
+	return found, err
+}
+
+// Patient is a caller of RingPosted whose thread may have nothing else to do. Idle may not sleep.
+type Patient interface {
+	ib.Staller
+	Idle() bool
+}
+
+// HasNew reports whether RingPosted, without all, would find something new. With many queue pairs it may say so wrongly. It may not sleep.
+func (f *File) HasNew() bool {
+	if !f.now().Makes() {
+		return false
+	}
+	few := f.bells.few.Load()
+	if few == nil {
+		return f.bells.has()
+	}
+	for _, qp := range *few {
+		if at, some := qp.user.Posted(); some && qp.bell.seen.Load() != uint64(at)+1 {
+			return true
+		}
+	}
+	return false
+}
+
+// ringSome looks at queue pairs as RingPosted does.
+func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bool, err error) {
 	switch state := f.now(); {
 	case state.Makes():
 	case state == states.ContextFresh:
@@ -217,17 +278,15 @@ func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err err
 	default:
 		return false, errGone
 	}
-	var h *ib.Hold
-	defer func() { runCallbacks(h) }()
 	if few := f.bells.few.Load(); few != nil {
 		for _, qp := range *few {
-			found = f.ringNew(on, qp, all, &h) || found
+			found = f.ringNew(on, qp, all, h) || found
 		}
 		return found, nil
 	}
 	for _, qp := range s.hot {
 		if qp != nil {
-			found = f.ringNew(on, qp, all, &h) || found
+			found = f.ringNew(on, qp, all, h) || found
 		}
 	}
 	if all {
@@ -244,7 +303,7 @@ func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err err
 		// One that has taken the place of another, which was removed, may not have been looked at: it is to be tried again.
 		found = found || all && changes != before
 		for _, qp := range s.window[:n] {
-			if f.ringNew(on, qp, all, &h) {
+			if f.ringNew(on, qp, all, h) {
 				found = true
 				s.hot[s.oldest] = qp
 				s.oldest = (s.oldest + 1) % len(s.hot)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -553,5 +554,106 @@ func BenchmarkDoorbells(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// patient is a caller of RingPosted that has nothing else to do n times.
+type patient struct {
+	n    int
+	idle func()
+}
+
+func (p *patient) Stalled() {}
+
+func (p *patient) Idle() bool {
+	p.idle()
+	p.n--
+	return p.n >= 0
+}
+
+// longQueue is a shared send queue whose doorbell leaves work that takes long.
+type longQueue struct {
+	ib.UserQP
+	left int // times that it has to run
+	h    *ib.Hold
+	kept []bool
+}
+
+func (q *longQueue) Posted() (uint32, bool) { return 0, q.left > 0 }
+
+func (q *longQueue) Doorbell(h *ib.Hold) {
+	q.h = h
+	h.Defer(q)
+}
+
+func (q *longQueue) Run() {
+	if q.left--; q.left > 0 {
+		q.kept = append(q.kept, q.h.Resume(q))
+	}
+}
+
+// TestRingPostedGoesOn: a caller that has nothing else to do goes on with what takes long, and looks at the other queue pairs meanwhile;
+// the last run finds another thread if the caller must go.
+func TestRingPostedGoesOn(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		runs, idle int
+		kept       []bool
+		asked      int // how often Idle is
+	}{
+		{"done at once", 1, 9, nil, 0},
+		{"done while it is idle", 3, 9, []bool{true, true}, 2},
+		{"it has to go", 4, 1, []bool{true, true, false}, 2},
+		{"it never has time", 3, 0, []bool{true, false}, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newWorld(t).start(byIoctl)
+			qps, queues := p.bells(t, 2)
+			long := &longQueue{left: c.runs}
+			qps[0].user = long
+			p.f.bells.add(qps[0])
+			defer p.f.bells.silence()
+			asked := 0
+			on := &patient{n: c.idle, idle: func() {
+				if asked++; asked == 1 { // another queue pair, from now on
+					p.f.bells.add(qps[1])
+				}
+			}}
+			found, err := p.f.RingPosted(on, new(Scan), false)
+			if !found || err != nil {
+				t.Fatalf("RingPosted: got %t, %v, want true, nil", found, err)
+			}
+			if !slices.Equal(long.kept, c.kept) || asked != c.asked {
+				t.Errorf("kept %v, asked %d times, want %v, %d", long.kept, asked, c.kept, c.asked)
+			}
+			if rung := queues[1].rung.Load() > 0; rung != (c.asked > 0 && c.idle > 0) {
+				t.Errorf("the other queue pair was rung: %t", rung)
+			}
+		})
+	}
+}
+
+// TestHasNew: HasNew says what RingPosted would find.
+func TestHasNew(t *testing.T) {
+	p := newWorld(t).start(byIoctl)
+	if p.f.HasNew() {
+		t.Error("HasNew: got true without queue pairs")
+	}
+	qps, _ := p.bells(t, maxScan+1)
+	p.f.bells.add(qps[0])
+	defer p.f.bells.silence()
+	for _, want := range []bool{true, false} {
+		if got := p.f.HasNew(); got != want {
+			t.Errorf("HasNew: got %t, want %t", got, want)
+		}
+		if found, err := p.f.RingPosted(nil, new(Scan), false); found != want || err != nil {
+			t.Errorf("RingPosted: got %t, %v, want %t", found, err, want)
+		}
+	}
+	for _, qp := range qps[1:] {
+		p.f.bells.add(qp)
+	}
+	if !p.f.HasNew() {
+		t.Error("HasNew: got false with many queue pairs")
 	}
 }

@@ -221,9 +221,13 @@ func (p *pass) wake(qp *QP) {
 	}
 }
 
-// end runs what is in the run queue, and gives the pass back. A pass that takes long is finished by a goroutine.
+// end runs what is in the run queue, and gives the pass back. A pass that takes long is finished by a goroutine, unless the
+// thread has nothing else to do.
 func (p *pass) end() {
 	if finished := p.drain(passBudget); !finished {
+		if p.held.Resume(p) {
+			return
+		}
 		p.letGo()
 		p.dev.workers.start(p.goOn)
 		return

@@ -167,3 +167,44 @@ func TestWayChangesUnderTrain(t *testing.T) {
 		})
 	}
 }
+
+// TestPassIsKept: a pass that takes long goes on on the thread of a doorbell that has nothing else to do, not on a goroutine.
+func TestPassIsKept(t *testing.T) {
+	const size, messages = 1 << 20, 16
+	for _, keep := range []bool{false, true} {
+		b := newBench(t, setup{shortcut: true, bufLen: size})
+		b.connect(conn{})
+		qp := qpOf(b.a.qp)
+		qp.activity.wake() // this thread runs it
+		for i := range messages {
+			b.a.send(ib.SendWR{
+				ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size),
+				RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(),
+			})
+		}
+		p := b.a.dev.begin(false)
+		var h ib.Hold
+		p.held = &h
+		p.todo = append(p.todo, qp)
+		h.Defer(p)
+		runs := 0
+		for rest := ib.Work(p); rest != nil; runs++ {
+			if keep {
+				h.Keep()
+			}
+			h.Run()
+			if rest = h.Rest(); rest != nil {
+				h.Defer(rest)
+			}
+		}
+		if keep == (runs == 1) {
+			t.Errorf("keep %t: %d runs", keep, runs)
+		}
+		if keep && qp.activity.state.Load() != resting {
+			t.Error("the queue pair does not rest when nothing is left")
+		}
+		for i := range messages {
+			b.a.expect(ib.WC{ID: uint64(i), Opcode: ib.WCRDMAWrite})
+		}
+	}
+}

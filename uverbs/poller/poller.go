@@ -36,6 +36,7 @@ const (
 // Ringer is an uverbs.File.
 type Ringer interface {
 	RingPosted(on ib.Staller, s *uverbs.Scan, all bool) (found bool, err error)
+	HasNew() bool
 	Fail(why error)
 }
 
@@ -284,6 +285,8 @@ type runner struct {
 	p     *poller
 	ended chan struct{}
 	known *[]*Polled // those that have been told that it is awake
+
+	tended time.Time // when it has last looked at Source.Due
 }
 
 // isCurrent reports whether the thread is the poller's still. If not, the one that is looks at the files that this one has been busy with.
@@ -305,7 +308,7 @@ func (r *runner) run() {
 	// A program can take pages of its queues away (ftruncate): an error for it, not our end.
 	debug.SetPanicOnFault(true)
 	last := time.Now() // when something was found
-	tended := last
+	r.tended = last
 	for round := 1; ; round++ {
 		if r.known != r.p.files.Load() {
 			r.say(true)
@@ -315,10 +318,7 @@ func (r *runner) run() {
 			return
 		}
 		now := time.Now()
-		if now.Sub(tended) >= tendTime {
-			r.p.tend()
-			tended = now
-		}
+		r.tendIfDue(now)
 		if found {
 			last = now
 			continue
@@ -336,7 +336,14 @@ func (r *runner) run() {
 		}
 		r.say(true)
 		last = time.Now()
-		tended = last
+		r.tended = last
+	}
+}
+
+func (r *runner) tendIfDue(now time.Time) {
+	if now.Sub(r.tended) >= tendTime {
+		r.p.tend()
+		r.tended = now
 	}
 }
 
@@ -437,6 +444,21 @@ func (x *Polled) look(all bool) (found bool) {
 // Stalled is called when ringing takes long, since the memory of a program does not answer: another thread goes on with the user's other files.
 // (ib.Staller)
 func (x *Polled) Stalled() { go x.p.replace(x.by) }
+
+// Idle reports whether nothing but this file needs the thread that looks at it. (uverbs.Patient)
+func (x *Polled) Idle() bool {
+	r := x.by
+	if r.known != x.p.files.Load() || !r.isCurrent() {
+		return false
+	}
+	r.tendIfDue(time.Now())
+	for _, y := range *r.known {
+		if y != x && !y.busy.Load() && y.File.HasNew() {
+			return false
+		}
+	}
+	return true
+}
 
 // replace starts another thread in place of one.
 func (p *poller) replace(r *runner) {

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -35,6 +36,8 @@ func (f *file) RingPosted(ib.Staller, *uverbs.Scan, bool) (bool, error) {
 	n := f.posted.Load()
 	return f.rung.Swap(n) != n, nil
 }
+
+func (f *file) HasNew() bool { return f.posted.Load() != f.rung.Load() }
 
 func (f *file) Fail(why error) { f.failed.Store(&why) }
 
@@ -307,4 +310,48 @@ func TestReplacedRunner(t *testing.T) {
 		return by == replaced
 	})
 	x.Stop()
+}
+
+// TestIdle: a thread has time for a file while it has not been replaced, no file has come or gone, and nothing is posted elsewhere; meanwhile
+// it goes on to tend to the files.
+func TestIdle(t *testing.T) {
+	due := 0
+	newFile := func(p *poller) (*file, *Polled) {
+		f := &file{}
+		return f, &Polled{Source: Source{File: f, Due: func() bool { due++; return false }}, p: p}
+	}
+	p := &poller{set: New(slog.New(slog.DiscardHandler)), inotify: -1, closed: true}
+	own, x := newFile(p)
+	other, y := newFile(p)
+	list := []*Polled{x, y}
+	p.files.Store(&list)
+	r := &runner{p: p, known: &list, tended: time.Now()}
+	p.current, x.by = r, r
+	check := func(when string, want bool) {
+		t.Helper()
+		if got := x.Idle(); got != want {
+			t.Errorf("Idle %s: got %t, want %t", when, got, want)
+		}
+	}
+	check("with nothing posted", true)
+	own.posted.Store(1)
+	check("with more posted there", true)
+	other.posted.Store(1)
+	check("with something posted elsewhere", false)
+	y.busy.Store(true)
+	check("where another thread is stopped there", true)
+	if due != 0 {
+		t.Errorf("files were tended to at once")
+	}
+	r.tended = r.tended.Add(-tendTime)
+	check("after a while", true)
+	if due != 2 {
+		t.Errorf("%d files were looked at, want 2", due)
+	}
+	more := slices.Clone(list)
+	p.files.Store(&more)
+	check("with another file", false)
+	r.known = &more
+	p.current = nil
+	check("when it is replaced", false)
 }
