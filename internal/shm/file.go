@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/hugepage"
 	"verbena/internal/quota"
 )
 
@@ -158,6 +159,7 @@ func (f *File) Alloc(size int) (Shared, error) {
 	if err := f.user.Take(f.kind, uint64(length)); err != nil {
 		return fail(err)
 	}
+	f.next = hugepage.Align(f.next, length)
 	mem, err := f.allocLocked(length)
 	if err != nil {
 		f.user.Give(f.kind, uint64(length))
@@ -212,7 +214,12 @@ func (f *File) newChunk(length int64) error {
 	if err := f.user.Take(quota.Mappings, 1); err != nil {
 		return err
 	}
-	mem, err := unix.Mmap(int(f.file.Fd()), f.next, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	mem, err := hugepage.Reserve(int(size), f.next)
+	if err == nil {
+		if err = hugepage.Map(mem, int(f.file.Fd()), f.next); err != nil {
+			hugepage.Release(mem)
+		}
+	}
 	if err != nil {
 		f.user.Give(quota.Mappings, 1)
 		if err == unix.ENOMEM {
@@ -231,7 +238,7 @@ func (f *File) dropUnused(c *chunk) {
 	if c == nil || c == f.chunk || c.used > 0 {
 		return
 	}
-	_ = unix.Munmap(c.mem)
+	hugepage.Release(c.mem)
 	f.user.Give(quota.Mappings, 1)
 }
 

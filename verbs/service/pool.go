@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 
+	"verbena/internal/hugepage"
 	"verbena/umem"
 	"verbena/verbs/internal/transport"
 )
@@ -102,18 +103,19 @@ func (p *pool) take(size int) (piece, error) {
 
 //verbena:held mu
 func (p *pool) newMapping(size int) (*mapping, error) {
-	mem, err := reserve(size)
+	mem, err := hugepage.Reserve(size, 0) // as the service aligns it in the file
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", size, err)
 	}
 	offset, err := p.allocate(transport.AddressOf(mem), size)
 	if err == nil {
-		err = mapAt(mem, p.file, int64(offset))
+		err = hugepage.Map(mem, int(p.file.Fd()), int64(offset))
 	}
 	if err != nil {
-		release(mem)
-		return nil, err
+		hugepage.Release(mem)
+		return nil, fmt.Errorf("map %d bytes: %w", size, err)
 	}
+	hugepage.Collapse(mem)
 	m := &mapping{mem: mem}
 	at, _ := p.find(transport.AddressOf(mem))
 	p.all = slices.Insert(p.all, at, m)

@@ -1,0 +1,91 @@
+package hugepage
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestReserve: large memory lies in a huge page as in its file, and no address is left over.
+func TestReserve(t *testing.T) {
+	page := os.Getpagesize()
+	for _, c := range []struct {
+		n      int
+		offset int64
+	}{{page, 3 * Size}, {Size - page, 0}, {Size, 0}, {Size, Size + int64(page)}, {3*Size + page, Size - int64(page)}} {
+		mem, err := Reserve(c.n, c.offset)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(mem) != c.n || cap(mem) != c.n {
+			t.Errorf("Reserve(%d, %#x): got %d bytes of %d", c.n, c.offset, len(mem), cap(mem))
+		}
+		if at := address(mem); c.n >= Size && at%Size != uintptr(c.offset)%Size {
+			t.Errorf("Reserve(%d, %#x): got address %#x", c.n, c.offset, at)
+		}
+		if mapped(t, mem) != len(mem) {
+			t.Errorf("Reserve(%d, %#x): %d bytes are mapped", c.n, c.offset, mapped(t, mem))
+		}
+		Release(mem)
+		if n := mapped(t, mem); n != 0 {
+			t.Errorf("after Release %d bytes are mapped", n)
+		}
+	}
+}
+
+// mapped returns how many bytes of mem are mapped.
+func mapped(t *testing.T, mem []byte) (n int) {
+	page := os.Getpagesize()
+	for at := 0; at < len(mem); at += page {
+		if err := unix.Madvise(mem[at:at+page:at+page], unix.MADV_NORMAL); err == nil {
+			n += page
+		}
+	}
+	return n
+}
+
+// TestAlign is about where in a file memory begins.
+func TestAlign(t *testing.T) {
+	for _, c := range []struct{ off, n, want int64 }{
+		{0, 1, 0}, {4096, 4096, 4096}, {4096, Size - 1, 4096}, {0, Size, 0}, {4096, Size, Size}, {Size, 5 * Size, Size}, {Size + 1, Size, 2 * Size},
+	} {
+		if got := Align(c.off, c.n); got != c.want {
+			t.Errorf("Align(%d, %d): got %d, want %d", c.off, c.n, got, c.want)
+		}
+	}
+}
+
+// TestCollapse: what is in memory stays there, whether the kernel has made its pages huge or not.
+func TestCollapse(t *testing.T) {
+	fd, err := unix.MemfdCreate("hugepage-test", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	const n = 2 * Size
+	if err := unix.Ftruncate(fd, n); err != nil {
+		t.Fatal(err)
+	}
+	var two [2][]byte
+	for i := range two {
+		mem, err := Reserve(n, 0)
+		if err == nil {
+			err = Map(mem, fd, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer Release(mem)
+		two[i] = mem
+	}
+	for i := range two[0] {
+		two[0][i] = byte(i * 7 >> 3)
+	}
+	Collapse(two[0])
+	for i := range two[1] {
+		if two[1][i] != byte(i*7>>3) {
+			t.Fatalf("byte %d has changed", i)
+		}
+	}
+}
