@@ -25,6 +25,11 @@ type LinkInfo struct {
 	MTU    int       `json:"mtu"` // active path MTU, bytes
 	GIDs   []GIDInfo `json:"gids"`
 	Wire   bool      `json:"wire"` // no shortcut between devices of this service
+	// Link is what LinkSet has brought the link to: up, down, or flap while that has it down.
+	Link   LinkState `json:"link"`
+	MaxMTU int       `json:"max_mtu,omitempty"` // LinkSet.MTU; 0: none
+	Shape  *Shape    `json:"shape,omitempty"`
+	Armed  string    `json:"armed,omitempty"` // the moment that a change of the link waits for
 }
 
 // GIDInfo is a GID and the address that it stands for.
@@ -145,10 +150,11 @@ type StatInfo struct {
 	Counters map[string]uint64 `json:"counters"`
 }
 
-// FaultRule is a rule for the packets of a device.
+// FaultRule is a rule for the packets of a device, or for a verb.
 type FaultRule struct {
-	Dev string `json:"dev"`
+	Dev string `json:"dev"` // of a rule for a verb it may be empty: any device
 	Rule
+	Verb *VerbFault `json:"verb_fault,omitempty"` // then there is nothing in Rule
 }
 
 // Rule is a link.Rule, which documents the fields; the two convert into one another.
@@ -175,14 +181,15 @@ type FaultRuleState struct {
 	Dev string `json:"dev"`
 	ID  int    `json:"id"`
 	Rule
-	Seen       uint64 `json:"seen"`
-	Hit        uint64 `json:"hit"`
-	Dropped    uint64 `json:"dropped"`
-	Duplicated uint64 `json:"duplicated"`
-	Corrupted  uint64 `json:"corrupted"`
-	Delayed    uint64 `json:"delayed"`
-	Reordered  uint64 `json:"reordered"`
-	NotReady   uint64 `json:"not_ready"`
+	Verb       *VerbFault `json:"verb_fault,omitempty"` // then Seen and Hit count calls
+	Seen       uint64     `json:"seen"`
+	Hit        uint64     `json:"hit"`
+	Dropped    uint64     `json:"dropped"`
+	Duplicated uint64     `json:"duplicated"`
+	Corrupted  uint64     `json:"corrupted"`
+	Delayed    uint64     `json:"delayed"`
+	Reordered  uint64     `json:"reordered"`
+	NotReady   uint64     `json:"not_ready"`
 }
 
 // QPStatusInfo is the protocol state of a queue pair.

@@ -14,6 +14,8 @@ type Request struct {
 	Attach   *Attach    `json:",omitempty"`
 	Fault    *FaultRule `json:",omitempty"`
 	Reset    *DevReset  `json:",omitempty"`
+	Set      *LinkSet   `json:",omitempty"`
+	Event    *DevEvent  `json:",omitempty"`
 	ID       int        `json:",omitempty"` // of a fault rule
 	Capture  *Capture   `json:",omitempty"`
 	Trace    *QPTrace   `json:",omitempty"`
@@ -32,12 +34,14 @@ const (
 	OpYield      Op = "yield" // ends a service that was started on demand and is not in use
 	OpLinkAdd    Op = "link add"
 	OpLinkDel    Op = "link del"
+	OpLinkSet    Op = "link set"
 	OpLinkShow   Op = "link show"
 	OpResShow    Op = "res show"
 	OpDevReset   Op = "dev reset"
 	OpDevUnplug  Op = "dev unplug"
 	OpDevPlug    Op = "dev plug"
 	OpDevHang    Op = "dev hang"
+	OpDevEvent   Op = "dev event"
 	OpDevShow    Op = "dev show"
 	OpFaultAdd   Op = "fault add"
 	OpFaultShow  Op = "fault show"
