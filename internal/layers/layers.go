@@ -27,7 +27,7 @@ type layer struct {
 var layers = []layer{
 	{"programs", []string{"cmd/verbena", "cmd/verbenavet", "cmd/rblk", "examples", "test"}},
 	{"the process that owns the devices", []string{"service"}},
-	{"unmodified programs; programs that come by a socket; capture files; net.Conn over RDMA", []string{"supervisor", "remote", "capture", "rdmanet"}},
+	{"unmodified programs; programs that come by a socket; capture files; net.Conn over RDMA; failover tests", []string{"supervisor", "remote", "capture", "rdmanet", "scenario"}},
 	{"the Go client; the connection manager's device file; netlink's answers; upper-level protocols", []string{"verbs", "rdmacm/ucma", "nldev", "ulp"}},
 	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},

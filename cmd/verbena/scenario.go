@@ -1,0 +1,383 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+	"verbena/scenario"
+	"verbena/service"
+)
+
+type scenarioRunCmd struct {
+	Files    []string          `arg:"" name:"file" help:"Scenario files." complete:"file"`
+	Set      map[string]string `help:"Replace a value of the file's set." placeholder:"NAME=VALUE" complete:"none"`
+	Seed     uint64            `help:"Use another seed than the file's." placeholder:"N" complete:"none"`
+	JUnit    string            `name:"junit" help:"Write a JUnit report." placeholder:"FILE" complete:"file"`
+	Timeline string            `help:"Write a picture of what happened when, as SVG. With several scenarios it is a directory." placeholder:"FILE" complete:"file"`
+	Report   string            `help:"Write all that was seen, as JSON. With several scenarios it is a directory." placeholder:"FILE" complete:"file"`
+	Compare  string            `help:"Print how this run differs from an earlier one, by its --report. Exit code 1 if an action did." placeholder:"FILE" complete:"file"`
+	Quiet    bool              `short:"q" help:"Print no progress."`
+}
+
+func (s *scenarioRunCmd) Help() string {
+	return `Runs each scenario on a service of its own, with its devices, and prints what was expected and did not happen. Exit code: 0
+if all was as expected, 1 if not, 125 if a scenario could not be run. docs/failover.md shows how scenarios are written.
+
+Examples:
+  verbena scenario run flap.yaml
+  verbena scenario run flap.yaml --set PROGRAM=./mine --timeline flap.svg --junit flap.xml
+  verbena scenario run flap.yaml --report a.json; verbena scenario run flap.yaml --compare a.json`
+}
+
+func (s *scenarioRunCmd) Run(*cli) error {
+	if s.Compare != "" && len(s.Files) > 1 {
+		return errors.New("scenario run: --compare is for one scenario")
+	}
+	var earlier *scenario.Result
+	if s.Compare != "" {
+		b, err := os.ReadFile(s.Compare)
+		if err == nil {
+			err = json.Unmarshal(b, &earlier)
+		}
+		if err != nil {
+			return fmt.Errorf("scenario run: --compare: %s: %w", s.Compare, err)
+		}
+	}
+	var files []*scenario.File
+	for _, path := range s.Files {
+		f, err := scenario.Load(path, s.Set)
+		if err != nil {
+			return fmt.Errorf("scenario run: %w", err)
+		}
+		if s.Seed != 0 {
+			f.Seed = s.Seed
+		}
+		files = append(files, f)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	code := 0
+	var results []*scenario.Result
+	for i, f := range files {
+		r, err := s.one(ctx, f)
+		if r != nil {
+			r.Text(os.Stdout)
+			results = append(results, r)
+		}
+		if err != nil {
+			code = exitFailure
+			if r == nil {
+				fmt.Fprintf(os.Stderr, "verbena: scenario run: %s: %v\n", s.Files[i], err)
+			}
+		} else if !r.Passed {
+			code = max(code, 1)
+		}
+		if r == nil {
+			continue
+		}
+		if err := s.write(s.Files[i], r); err != nil {
+			return fmt.Errorf("scenario run: %w", err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if earlier != nil && len(results) == 1 {
+		same, free := results[0].Compare(earlier)
+		printDifferences(os.Stdout, same, free)
+		if len(same) > 0 {
+			code = max(code, 1)
+		}
+	}
+	if s.JUnit != "" {
+		if err := writeFile(s.JUnit, func(w io.Writer) error { return scenario.JUnit(w, results) }); err != nil {
+			return fmt.Errorf("scenario run: %w", err)
+		}
+	}
+	return exitCode(code)
+}
+
+func printDifferences(w io.Writer, same, free []string) {
+	for _, d := range same {
+		fmt.Fprintf(w, "DIFFERS  %s\n", d)
+	}
+	for _, d := range free {
+		fmt.Fprintf(w, "differs  %s\n", d)
+	}
+	if len(same) == 0 {
+		fmt.Fprintf(w, "the same actions at the same moments; %d other differences\n", len(free))
+	}
+}
+
+// write writes what was asked for about one scenario.
+func (s *scenarioRunCmd) write(path string, r *scenario.Result) error {
+	name := func(out, ext string) string {
+		if len(s.Files) > 1 {
+			return filepath.Join(out, strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))+ext)
+		}
+		return out
+	}
+	for _, dir := range []string{s.Timeline, s.Report} {
+		if dir != "" && len(s.Files) > 1 {
+			if err := os.MkdirAll(dir, 0o777); err != nil {
+				return err
+			}
+		}
+	}
+	if s.Timeline != "" {
+		if err := writeFile(name(s.Timeline, ".svg"), r.Timeline); err != nil {
+			return err
+		}
+	}
+	if s.Report == "" {
+		return nil
+	}
+	return writeFile(name(s.Report, ".json"), func(w io.Writer) error {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
+	})
+}
+
+// writeFile writes a file whole, or leaves the one that is there.
+func writeFile(path string, content func(io.Writer) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".verbena-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	w := bufio.NewWriter(f)
+	err = errors.Join(content(w), w.Flush(), f.Chmod(0o644), f.Close())
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// one runs a scenario on a service of its own.
+func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.Result, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "verbena-scenario-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	loc := ctl.Location{Socket: filepath.Join(dir, "socket")}
+	args := []string{"serve", "--spawned", "--idle=1m", "--seed=" + strconv.FormatUint(f.Seed, 10)}
+	if f.Wire {
+		args = append(args, "--wire")
+	}
+	for _, d := range f.Devices {
+		where := d.If
+		if len(d.Addr) > 0 {
+			where = strings.Join(d.Addr, ",")
+		}
+		args = append(args, "--link="+d.Name+"="+where)
+	}
+	client, err := service.Daemon(loc, self, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	defer func() {
+		if err := client.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "verbena: scenario run: end the service:", err)
+		}
+	}()
+	r := scenario.Runner{
+		Lab:     lab{loc},
+		Starter: starter{self, loc.Socket},
+		Listens: func(port int) bool { return endpoint{port: uint16(port)}.listening() },
+	}
+	if !s.Quiet {
+		fmt.Fprintf(os.Stderr, "verbena: scenario %s\n", f.Name)
+		r.Progress = progress(os.Stderr)
+	}
+	return r.Run(ctx, f)
+}
+
+// progress prints what happens, a line each.
+func progress(w io.Writer) func(scenario.Mark) {
+	return func(m scenario.Mark) {
+		switch m.Kind {
+		case scenario.MarkStart:
+			fmt.Fprintf(w, "%8.3f  start   %s: %s\n", m.At.Seconds(), m.Subject, m.Text)
+		case scenario.MarkAction:
+			fmt.Fprintf(w, "%8.3f  action  %s\n", m.At.Seconds(), m.Text)
+		default:
+			fmt.Fprintf(w, "%8.3f  %s: %s\n", m.At.Seconds(), m.Subject, printable(m.Text))
+		}
+	}
+}
+
+// lab asks the service on connections of their own, since a request may take long.
+type lab struct{ loc ctl.Location }
+
+func (l lab) Do(r *ctl.Request) (*ctl.Response, error) {
+	c, err := ctl.Dial(l.loc)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.Do(r)
+}
+
+// starter starts programs by `verbena run`, each with a terminal, so that what it prints comes when it is printed.
+type starter struct{ self, socket string }
+
+func (s starter) Start(p *scenario.Program, line func(string)) (scenario.Process, error) {
+	master, tty, err := terminal()
+	if err != nil { // such as in a chroot without /dev/pts
+		if master, tty, err = os.Pipe(); err != nil {
+			return nil, err
+		}
+	}
+	defer tty.Close()
+	c := exec.Command(s.self, append([]string{"run", "--socket", s.socket, "--"}, p.Run...)...)
+	c.Env = append(os.Environ(), "TERM=dumb")
+	for k, v := range p.Env {
+		c.Env = append(c.Env, k+"="+v)
+	}
+	c.Stdout, c.Stderr = tty, tty
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := c.Start(); err != nil {
+		master.Close()
+		return nil, err
+	}
+	x := &process{cmd: c, master: master, read: make(chan struct{})}
+	go func() {
+		defer close(x.read)
+		in := bufio.NewReader(master)
+		for {
+			text, err := in.ReadString('\n')
+			if text = strings.TrimRight(text, "\r\n"); text != "" || err == nil {
+				line(text)
+			}
+			if err != nil { // EIO when nobody has the terminal any more
+				return
+			}
+		}
+	}()
+	return x, nil
+}
+
+// terminal returns a terminal's two ends, which changes nothing of what is written.
+func terminal() (master, tty *os.File, err error) {
+	if master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			master.Close()
+		}
+	}()
+	var n uint32
+	conn, err := master.SyscallConn()
+	if err != nil {
+		return nil, nil, err
+	}
+	var ioctl error
+	if err = conn.Control(func(fd uintptr) {
+		if ioctl = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); ioctl == nil {
+			n, ioctl = unix.IoctlGetUint32(int(fd), unix.TIOCGPTN)
+		}
+	}); err != nil {
+		return nil, nil, err
+	}
+	if err = ioctl; err != nil {
+		return nil, nil, err
+	}
+	if tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
+		return nil, nil, err
+	}
+	t, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+	if err == nil {
+		t.Oflag &^= unix.OPOST
+		err = unix.IoctlSetTermios(int(tty.Fd()), unix.TCSETS, t)
+	}
+	if err != nil {
+		tty.Close()
+	}
+	return master, tty, err
+}
+
+// process is a program below a launcher.
+type process struct {
+	cmd    *exec.Cmd
+	master *os.File
+	read   chan struct{} // closed when the output was read
+}
+
+// outputGrace is how long output is waited for of what a program has left running.
+const outputGrace = time.Second
+
+func (p *process) Wait() scenario.Exit {
+	_ = p.cmd.Wait() // its state says it
+	select {
+	case <-p.read:
+	case <-time.After(outputGrace):
+		p.master.SetReadDeadline(time.Now())
+		<-p.read
+	}
+	p.master.Close()
+	s := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if s.Signaled() {
+		return scenario.Exit{Signal: s.Signal()}
+	}
+	const bySignal = 128 // as `verbena run` says it
+	if code := s.ExitStatus(); code > bySignal && code < bySignal+65 {
+		return scenario.Exit{Signal: syscall.Signal(code - bySignal)}
+	} else {
+		return scenario.Exit{Code: code}
+	}
+}
+
+// Signal sends the signal to the program itself, which is the child of its launcher.
+func (p *process) Signal(sig syscall.Signal) error {
+	pid := p.cmd.Process.Pid
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid))
+	if err == nil {
+		if children := strings.Fields(string(b)); len(children) > 0 {
+			if child, err := strconv.Atoi(children[0]); err == nil {
+				return unix.Kill(child, sig)
+			}
+		}
+	}
+	return unix.Kill(pid, sig) // a launcher passes most on
+}
+
+func (p *process) Kill() { _ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL) }
+
+type scenarioCheckCmd struct {
+	Files []string          `arg:"" name:"file" help:"Scenario files." complete:"file"`
+	Set   map[string]string `help:"Replace a value of the file's set." placeholder:"NAME=VALUE" complete:"none"`
+}
+
+func (s *scenarioCheckCmd) Run() error {
+	for _, path := range s.Files {
+		f, err := scenario.Load(path, s.Set)
+		if err != nil {
+			return fmt.Errorf("scenario check: %w", err)
+		}
+		fmt.Printf("%s: %s: %d devices, %d programs, %d actions\n", path, f.Name, len(f.Devices), len(f.Programs), len(f.Actions))
+	}
+	return nil
+}

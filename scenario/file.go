@@ -1,0 +1,621 @@
+package scenario
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"golang.org/x/sys/unix"
+)
+
+// File is a scenario as it is written. Its names of devices, programs and actions are its own.
+type File struct {
+	Name    string            `yaml:"name"`
+	About   string            `yaml:"about"`   // for people
+	Seed    uint64            `yaml:"seed"`    // of everything random; 0: 1
+	Timeout Duration          `yaml:"timeout"` // for all; 0: DefaultTimeout
+	Wire    bool              `yaml:"wire"`    // see ctl.LinkSpec
+	Set     map[string]string `yaml:"set"`     // values of ${NAME} in run and env, which the command line may replace
+	Devices []Device          `yaml:"devices"`
+	// Programs are started in this order.
+	Programs []Program `yaml:"programs"`
+	Actions  []Action  `yaml:"actions"`
+	Expect   []Counter `yaml:"expect"` // when all programs have ended
+}
+
+// DefaultTimeout is how long a scenario may take that does not say it.
+const DefaultTimeout = time.Minute
+
+// Device is a device to make.
+type Device struct {
+	Name string   `yaml:"name"`
+	Addr []string `yaml:"addr"` // empty: all of the interface
+	If   string   `yaml:"if"`
+	Link *Shape   `yaml:"link"` // how the link limits and delays from the beginning on
+}
+
+// Program is a program to run.
+type Program struct {
+	Name   string            `yaml:"name"`
+	Run    []string          `yaml:"run"`
+	Env    map[string]string `yaml:"env"`
+	Start  *Moment           `yaml:"start"` // nil: at once
+	Expect Outcome           `yaml:"expect"`
+}
+
+// Outcome is what a program is expected to do.
+type Outcome struct {
+	Exit   *int     `yaml:"exit"`   // exit code; nil: 0, unless Killed
+	Killed string   `yaml:"killed"` // the signal that ends it, such as SIGKILL
+	Within Duration `yaml:"within"` // of its start; 0: the scenario's limit
+	Output []string `yaml:"output"` // regular expressions, each of which a line matches, in this order
+	Never  []string `yaml:"never"`  // and those that no line does
+}
+
+// Moment is when something happens: one of its conditions but Wait, which adds a time.
+type Moment struct {
+	At      *Duration `yaml:"at"` // since the programs were started
+	Output  string    `yaml:"output"`
+	Of      string    `yaml:"of"`    // the program whose line matches Output
+	Exit    string    `yaml:"exit"`  // the program that has ended
+	Started string    `yaml:"start"` // the program that has been started
+	Listens int       `yaml:"listens"`
+	Done    string    `yaml:"done"` // the action that is done
+	Counter string    `yaml:"counter"`
+	Reaches uint64    `yaml:"reaches"`
+	WR      uint64    `yaml:"wr"`     // just before the device of the action executes this send work request, counted from the beginning
+	Packet  uint64    `yaml:"packet"` // or sends this packet
+	Dev     string    `yaml:"dev"`    // of Counter
+	Wait    Duration  `yaml:"wait"`
+}
+
+// counted reports whether the device itself waits for the moment.
+func (m *Moment) counted() bool { return m != nil && (m.WR > 0 || m.Packet > 0) }
+
+// Action is something to do: one of its pointers or strings.
+type Action struct {
+	Name   string  `yaml:"name"` // unique; empty: what it does
+	When   *Moment `yaml:"when"` // nil: before the programs start
+	Link   *Link   `yaml:"link"`
+	Reset  *Reset  `yaml:"reset"`
+	Unplug string  `yaml:"unplug"` // a device
+	Plug   string  `yaml:"plug"`
+	Hang   string  `yaml:"hang"`
+	Remove string  `yaml:"remove"`
+	Add    *Device `yaml:"add"`
+	Fault  *Fault  `yaml:"fault"`
+	Verb   *Verb   `yaml:"verb"`
+	Clear  string  `yaml:"clear"` // an action whose rule goes
+	Event  *Event  `yaml:"event"`
+	Signal *Signal `yaml:"signal"`
+}
+
+// Link changes a link.
+type Link struct {
+	Dev   string   `yaml:"dev"`
+	State string   `yaml:"state"` // up, down, flap
+	For   Duration `yaml:"for"`   // of flap
+	MTU   int      `yaml:"mtu"`
+	Shape *Shape   `yaml:"shape"`
+}
+
+// Shape is how a link limits and delays what is sent; see ctl.Shape.
+type Shape struct {
+	Rate    Rate     `yaml:"rate"`
+	Delay   Duration `yaml:"delay"`
+	Jitter  Duration `yaml:"jitter"`
+	Queue   Size     `yaml:"queue"`
+	Packets uint64   `yaml:"packets"`
+	ECN     Size     `yaml:"ecn"`
+	Loss    Share    `yaml:"loss"`
+}
+
+// Reset takes a device through a reset.
+type Reset struct {
+	Dev         string    `yaml:"dev"`
+	Unreachable *Duration `yaml:"unreachable"` // 0: until plug
+	NoFlush     bool      `yaml:"no_flush"`
+}
+
+// Fault is a rule for packets; see ctl.Rule.
+type Fault struct {
+	Dev       string   `yaml:"dev"`
+	Peer      string   `yaml:"peer"`
+	QP        uint32   `yaml:"qp"`
+	Skip      uint64   `yaml:"skip"`
+	Limit     uint64   `yaml:"limit"`
+	Seed      uint64   `yaml:"seed"`
+	Drop      Share    `yaml:"drop"`
+	Duplicate Share    `yaml:"duplicate"`
+	Corrupt   Share    `yaml:"corrupt"`
+	Reorder   Share    `yaml:"reorder"`
+	Delay     Duration `yaml:"delay"`
+	Jitter    Duration `yaml:"jitter"`
+	RNR       Share    `yaml:"rnr"`
+	Stop      bool     `yaml:"stop"`
+}
+
+// Verb makes a verb fail; see ctl.VerbFault.
+type Verb struct {
+	Verb    string   `yaml:"verb"`
+	Errno   string   `yaml:"errno"`
+	Dev     string   `yaml:"dev"`
+	Process string   `yaml:"process"`
+	Nth     uint64   `yaml:"nth"`
+	Times   uint64   `yaml:"times"`
+	Delay   Duration `yaml:"delay"`
+}
+
+// Event raises an asynchronous event; see ctl.DevEvent.
+type Event struct {
+	Dev   string `yaml:"dev"`
+	Event string `yaml:"event"`
+	Port  int    `yaml:"port"`
+	QP    uint32 `yaml:"qp"`
+	CQ    uint32 `yaml:"cq"`
+	SRQ   uint32 `yaml:"srq"`
+}
+
+// Signal sends a program a signal.
+type Signal struct {
+	Program string `yaml:"program"`
+	Signal  string `yaml:"signal"`
+}
+
+// Counter is what a counter of a device, or of the rule of an action, is expected to be.
+type Counter struct {
+	Dev     string  `yaml:"dev"`
+	Counter string  `yaml:"counter"`
+	Action  string  `yaml:"action"` // instead of Dev: seen or hit, of its rule
+	Is      *uint64 `yaml:"is"`
+	Min     *uint64 `yaml:"min"`
+	Max     *uint64 `yaml:"max"`
+}
+
+// maxFile bounds a scenario file.
+const maxFile = 1 << 20
+
+// Load reads a scenario file. set replaces values of its Set.
+func Load(path string, set map[string]string) (*File, error) {
+	info, err := os.Stat(path)
+	if err == nil && info.Size() > maxFile {
+		err = fmt.Errorf("%s: %d bytes exceed %d", path, info.Size(), maxFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	f, err := Parse(b, set)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, nil
+}
+
+// Parse reads a scenario. Errors of syntax quote the line.
+func Parse(b []byte, set map[string]string) (*File, error) {
+	if len(b) > maxFile {
+		return nil, fmt.Errorf("%d bytes exceed %d", len(b), maxFile)
+	}
+	f := &File{}
+	if err := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict()).Decode(f); err != nil {
+		return nil, errors.New(strings.TrimSpace(yaml.FormatError(err, false, true)))
+	}
+	for name, value := range set {
+		if _, ok := f.Set[name]; !ok {
+			return nil, fmt.Errorf("there is no %s to set (there are: %s)", name, list(slices.Sorted(maps.Keys(f.Set))))
+		}
+		f.Set[name] = value
+	}
+	if err := f.expand(); err != nil {
+		return nil, err
+	}
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func list(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+var variable = regexp.MustCompile(`\$\{([^}]*)\}`)
+
+// expand replaces ${NAME} in what programs get.
+func (f *File) expand() error {
+	var missing error
+	value := func(s string) string {
+		return variable.ReplaceAllStringFunc(s, func(v string) string {
+			name := v[2 : len(v)-1]
+			value, ok := f.Set[name]
+			if !ok {
+				missing = fmt.Errorf("%s in %q: set has no %s (it has: %s)", v, s, name, list(slices.Sorted(maps.Keys(f.Set))))
+			}
+			return value
+		})
+	}
+	for i := range f.Programs {
+		p := &f.Programs[i]
+		for j, a := range p.Run {
+			p.Run[j] = value(a)
+		}
+		for k, v := range p.Env {
+			p.Env[k] = value(v)
+		}
+	}
+	return missing
+}
+
+// check fills in what was left out, and finds what makes no sense.
+func (f *File) check() error {
+	if f.Name == "" {
+		return errors.New("name is missing")
+	}
+	if f.Seed == 0 {
+		f.Seed = 1
+	}
+	if f.Timeout == 0 {
+		f.Timeout = Duration(DefaultTimeout)
+	}
+	if len(f.Devices) == 0 {
+		return errors.New("devices: there is none; name one with an address of this machine: {name: rxe0, addr: [127.0.0.1]}")
+	}
+	if len(f.Programs) == 0 {
+		return errors.New("programs: there is none")
+	}
+	c := checker{f: f, devices: map[string]bool{}, programs: map[string]bool{}, actions: map[string]*Action{}}
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		if d.Name == "" {
+			return fmt.Errorf("devices: the %s has no name", nth(i))
+		}
+		if c.devices[d.Name] {
+			return fmt.Errorf("devices: there are two of the name %s", d.Name)
+		}
+		c.devices[d.Name] = true
+	}
+	for i := range f.Actions {
+		if a := f.Actions[i].Add; a != nil {
+			c.devices[a.Name] = true
+		}
+	}
+	for i := range f.Programs {
+		p := &f.Programs[i]
+		if p.Name == "" {
+			return fmt.Errorf("programs: the %s has no name", nth(i))
+		}
+		if c.programs[p.Name] {
+			return fmt.Errorf("programs: there are two of the name %s", p.Name)
+		}
+		c.programs[p.Name] = true
+		if len(p.Run) == 0 || p.Run[0] == "" {
+			return fmt.Errorf("program %s: run is missing: a list of the program and its arguments", p.Name)
+		}
+	}
+	for i := range f.Actions {
+		a := &f.Actions[i]
+		what, err := a.what()
+		if err != nil {
+			return fmt.Errorf("the %s action: %w", nth(i), err)
+		}
+		if a.Name == "" {
+			a.Name = what
+		}
+		if c.actions[a.Name] != nil {
+			return fmt.Errorf("actions: there are two of the name %q; name them", a.Name)
+		}
+		c.actions[a.Name] = a
+	}
+	for i := range f.Programs {
+		p := &f.Programs[i]
+		if err := errors.Join(c.moment(p.Start, p.Name), c.outcome(&p.Expect)); err != nil {
+			return fmt.Errorf("program %s: %w", p.Name, err)
+		}
+		if p.Start.counted() {
+			return fmt.Errorf("program %s: start: a program cannot start at a counted moment; let it follow an action (done)", p.Name)
+		}
+	}
+	for i := range f.Actions {
+		a := &f.Actions[i]
+		if err := errors.Join(c.moment(a.When, a.Name), c.action(a)); err != nil {
+			return fmt.Errorf("action %q: %w", a.Name, err)
+		}
+	}
+	for i := range f.Expect {
+		if err := c.counter(&f.Expect[i]); err != nil {
+			return fmt.Errorf("the %s expectation: %w", nth(i), err)
+		}
+	}
+	return c.cycles()
+}
+
+func nth(i int) string {
+	switch i++; {
+	case i%10 == 1 && i%100 != 11:
+		return fmt.Sprintf("%dst", i)
+	case i%10 == 2 && i%100 != 12:
+		return fmt.Sprintf("%dnd", i)
+	case i%10 == 3 && i%100 != 13:
+		return fmt.Sprintf("%drd", i)
+	}
+	return fmt.Sprintf("%dth", i)
+}
+
+type checker struct {
+	f                 *File
+	devices, programs map[string]bool
+	actions           map[string]*Action
+}
+
+func (c *checker) device(name string) error {
+	if !c.devices[name] {
+		return fmt.Errorf("there is no device %q", name)
+	}
+	return nil
+}
+
+func (c *checker) program(name string) error {
+	if !c.programs[name] {
+		return fmt.Errorf("there is no program %q", name)
+	}
+	return nil
+}
+
+func (c *checker) moment(m *Moment, own string) error {
+	if m == nil {
+		return nil
+	}
+	var is []string
+	var err error
+	add := func(on bool, name string, e error) {
+		if on {
+			is = append(is, name)
+			err = errors.Join(err, e)
+		}
+	}
+	add(m.At != nil, "at", nil)
+	add(m.Output != "", "output", errors.Join(expression(m.Output), c.program(m.Of)))
+	add(m.Exit != "", "exit", c.program(m.Exit))
+	add(m.Started != "", "start", c.program(m.Started))
+	add(m.Listens != 0, "listens", nil)
+	add(m.Done != "", "done", nil)
+	add(m.Counter != "", "counter", c.device(m.Dev))
+	add(m.WR > 0, "wr", nil)
+	add(m.Packet > 0, "packet", nil)
+	switch {
+	case err != nil:
+		return err
+	case len(is) != 1:
+		return fmt.Errorf("a moment is one of at, output, exit, start, listens, done, counter, wr and packet; this has %s", list(is))
+	case m.Listens < 0 || m.Listens > 65535:
+		return fmt.Errorf("listens: %d is not a port", m.Listens)
+	case m.Done != "" && c.actions[m.Done] == nil:
+		return fmt.Errorf("done: there is no action %q", m.Done)
+	case m.Done == own || m.Exit == own || m.Started == own:
+		return errors.New("it waits for itself")
+	case m.Counter != "" && m.Reaches == 0:
+		return errors.New("counter: reaches is missing")
+	case m.counted() && m.Wait != 0:
+		return errors.New("wait: a counted moment cannot be followed by a time")
+	}
+	return nil
+}
+
+// cycles finds actions and programs that wait for one another.
+func (c *checker) cycles() error {
+	type node struct{ action, program string }
+	next := func(m *Moment) (n node, ok bool) {
+		switch {
+		case m == nil:
+		case m.Done != "":
+			return node{action: m.Done}, true
+		case m.Exit != "":
+			return node{program: m.Exit}, true
+		case m.Started != "":
+			return node{program: m.Started}, true
+		case m.Output != "":
+			return node{program: m.Of}, true
+		}
+		return node{}, false
+	}
+	waits := map[node]node{}
+	for i := range c.f.Actions {
+		if n, ok := next(c.f.Actions[i].When); ok {
+			waits[node{action: c.f.Actions[i].Name}] = n
+		}
+	}
+	for i := range c.f.Programs {
+		if n, ok := next(c.f.Programs[i].Start); ok {
+			waits[node{program: c.f.Programs[i].Name}] = n
+		}
+	}
+	for from := range waits {
+		at, steps := from, 0
+		for n, ok := waits[at]; ok; n, ok = waits[at] {
+			if at = n; at == from || steps > len(waits) {
+				return fmt.Errorf("%s%s waits for itself, by way of others", from.action, from.program)
+			}
+			steps++
+		}
+	}
+	return nil
+}
+
+func expression(s string) error {
+	_, err := regexp.Compile(s)
+	return err
+}
+
+func (c *checker) outcome(o *Outcome) error {
+	if o.Exit != nil && o.Killed != "" {
+		return errors.New("expect: a program that is killed has no exit code")
+	}
+	if o.Killed != "" && signalNumber(o.Killed) == 0 {
+		return fmt.Errorf("expect: killed: %q is not a signal", o.Killed)
+	}
+	for _, s := range slices.Concat(o.Output, o.Never) {
+		if err := expression(s); err != nil {
+			return fmt.Errorf("expect: %w", err)
+		}
+	}
+	return nil
+}
+
+// what returns what the action does, in words.
+func (a *Action) what() (string, error) {
+	var is []string
+	add := func(on bool, format string, args ...any) {
+		if on {
+			is = append(is, strings.TrimSpace(fmt.Sprintf(format, args...)))
+		}
+	}
+	if l := a.Link; l != nil {
+		state := l.State
+		if state == "" {
+			state = "set"
+		}
+		add(true, "link %s %s", l.Dev, state)
+	}
+	if r := a.Reset; r != nil {
+		add(true, "reset %s", r.Dev)
+	}
+	add(a.Unplug != "", "unplug %s", a.Unplug)
+	add(a.Plug != "", "plug %s", a.Plug)
+	add(a.Hang != "", "hang %s", a.Hang)
+	add(a.Remove != "", "remove %s", a.Remove)
+	if a.Add != nil {
+		add(true, "add %s", a.Add.Name)
+	}
+	if a.Fault != nil {
+		add(true, "fault %s", a.Fault.Dev)
+	}
+	if v := a.Verb; v != nil {
+		add(true, "%s %s", v.Verb, v.Errno)
+	}
+	add(a.Clear != "", "clear %s", a.Clear)
+	if e := a.Event; e != nil {
+		add(true, "event %s %s", e.Dev, e.Event)
+	}
+	if s := a.Signal; s != nil {
+		add(true, "%s %s", s.Signal, s.Program)
+	}
+	if len(is) != 1 {
+		return "", fmt.Errorf("an action is one of link, reset, unplug, plug, hang, remove, add, fault, verb, clear, event and signal; this has %s", list(is))
+	}
+	return is[0], nil
+}
+
+// dev returns the device that an action is about, "" if it is about none.
+func (a *Action) dev() string {
+	switch {
+	case a.Link != nil:
+		return a.Link.Dev
+	case a.Reset != nil:
+		return a.Reset.Dev
+	case a.Fault != nil:
+		return a.Fault.Dev
+	case a.Verb != nil:
+		return a.Verb.Dev
+	case a.Event != nil:
+		return a.Event.Dev
+	case a.Add != nil:
+		return a.Add.Name
+	}
+	return a.Unplug + a.Plug + a.Hang + a.Remove
+}
+
+func (c *checker) action(a *Action) error {
+	if dev := a.dev(); dev != "" || a.Clear == "" && a.Signal == nil && a.Verb == nil {
+		if err := c.device(dev); err != nil {
+			return err
+		}
+	}
+	if m := a.When; m.counted() {
+		switch {
+		case a.Link != nil && a.Link.State != "" && a.Link.MTU == 0 && a.Link.Shape == nil:
+		case a.Reset != nil && m.Packet == 0:
+		case a.Fault != nil:
+			return errors.New("a rule counts packets itself: give it skip and limit, and no moment")
+		case a.Verb != nil:
+			return errors.New("a rule for a verb counts calls itself: give it nth and times, and no moment")
+		default:
+			return errors.New("a device does only link (up, down, flap) and, at a wr, reset at a counted moment; " +
+				"let the action follow one of them (done), or a counter")
+		}
+	}
+	switch {
+	case a.Link != nil:
+		l := a.Link
+		if !slices.Contains([]string{"", "up", "down", "flap"}, l.State) {
+			return fmt.Errorf("state %q is none of up, down and flap", l.State)
+		}
+		if l.State == "" && l.MTU == 0 && l.Shape == nil {
+			return errors.New("it changes nothing: give a state, an mtu or a shape")
+		}
+		if l.For != 0 && l.State != "flap" {
+			return errors.New("for is the time for which a flap has the link down; let an action up follow the one that has it down (done, wait)")
+		}
+	case a.Clear != "":
+		if o := c.actions[a.Clear]; o == nil || o.Fault == nil && o.Verb == nil {
+			return fmt.Errorf("there is no fault or verb of the name %q", a.Clear)
+		}
+	case a.Verb != nil:
+		v := a.Verb
+		if v.Verb == "" || v.Errno == "" && v.Delay == 0 {
+			return errors.New("give a verb, and an errno or a delay")
+		}
+		if v.Errno != "" && errnoNumber(v.Errno) == 0 {
+			return fmt.Errorf("errno %q is not the name of an error, such as ENOMEM", v.Errno)
+		}
+	case a.Signal != nil:
+		if signalNumber(a.Signal.Signal) == 0 {
+			return fmt.Errorf("%q is not a signal, such as SIGKILL", a.Signal.Signal)
+		}
+		return c.program(a.Signal.Program)
+	}
+	return nil
+}
+
+func (c *checker) counter(x *Counter) error {
+	switch {
+	case x.Is == nil && x.Min == nil && x.Max == nil:
+		return errors.New("give is, min or max")
+	case x.Action != "":
+		if a := c.actions[x.Action]; a == nil || a.Fault == nil && a.Verb == nil {
+			return fmt.Errorf("there is no fault or verb of the name %q", x.Action)
+		}
+		if x.Counter != "seen" && x.Counter != "hit" {
+			return fmt.Errorf("the counter of a rule is seen or hit, not %q", x.Counter)
+		}
+		return nil
+	case x.Counter == "":
+		return errors.New("counter is missing")
+	}
+	return c.device(x.Dev)
+}
+
+func signalNumber(name string) syscall.Signal { return unix.SignalNum(name) }
+
+func errnoNumber(name string) syscall.Errno {
+	for e := syscall.Errno(1); e < 134; e++ {
+		if unix.ErrnoName(e) == name {
+			return e
+		}
+	}
+	return 0
+}

@@ -1,0 +1,161 @@
+package scenario
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// small is a scenario to which tests add.
+const small = `
+name: small
+devices: [{name: rxe0, addr: [127.0.0.1]}]
+programs:
+  - {name: server, run: [server, "${ARG}"]}
+  - {name: client, run: [client], start: {listens: 18515, wait: 10ms}}
+set: {ARG: first}
+`
+
+func parse(t testing.TB, text string, set map[string]string) *File {
+	t.Helper()
+	f, err := Parse([]byte(text), set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestParse(t *testing.T) {
+	f := parse(t, small+`
+actions:
+  - when: {wr: 1000}
+    link: {dev: rxe0, state: flap, for: 200ms}
+  - name: slow
+    when: {output: "^ready", of: server}
+    link: {dev: rxe0, shape: {rate: 1.5Gbit, delay: 20us, queue: 256KB, loss: 1%}}
+  - when: {done: slow, wait: 1s}
+    verb: {verb: create_cq, errno: ENOMEM, nth: 2, process: client}
+  - {when: {at: 2s}, signal: {program: client, signal: SIGKILL}}
+expect: [{dev: rxe0, counter: sent_pkts, min: 1}, {action: create_cq ENOMEM, counter: hit, is: 1}]
+`, map[string]string{"ARG": "second"})
+	if f.Seed != 1 || time.Duration(f.Timeout) != DefaultTimeout {
+		t.Errorf("defaults: seed %d, timeout %v", f.Seed, time.Duration(f.Timeout))
+	}
+	if got := f.Programs[0].Run[1]; got != "second" {
+		t.Errorf("run: got %q, want the value that was set", got)
+	}
+	if m := f.Programs[1].Start; m.Listens != 18515 || time.Duration(m.Wait) != 10*time.Millisecond {
+		t.Errorf("start: got %v", m)
+	}
+	var names []string
+	for _, a := range f.Actions {
+		names = append(names, a.Name)
+	}
+	if got, want := strings.Join(names, "|"), "link rxe0 flap|slow|create_cq ENOMEM|SIGKILL client"; got != want {
+		t.Errorf("actions: got %s, want %s", got, want)
+	}
+	s := f.Actions[1].Link.Shape
+	if s.Rate != 1_500_000_000 || s.Queue != 256<<10 || s.Loss != 0.01 || time.Duration(s.Delay) != 20*time.Microsecond {
+		t.Errorf("shape: got %+v", s)
+	}
+}
+
+// TestParseErrors: each mistake is named.
+func TestParseErrors(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"nothing", "", "EOF"},
+		{"not YAML", "name: [", "[1:"},
+		{"an unknown field", small + "device: []", `unknown field "device"`},
+		{"no device", "name: x\nprograms: [{name: a, run: [a]}]", "devices: there is none"},
+		{"no program", "name: x\ndevices: [{name: rxe0}]", "programs: there is none"},
+		{"two devices", "name: x\ndevices: [{name: a}, {name: a}]\nprograms: [{name: a, run: [a]}]", "two of the name a"},
+		{"two programs", "name: x\ndevices: [{name: a}]\nprograms: [{name: a, run: [a]}, {name: a, run: [a]}]", "two of the name a"},
+		{"no command", "name: x\ndevices: [{name: a}]\nprograms: [{name: a}]", "run is missing"},
+		{"a value that is not set", "name: x\ndevices: [{name: a}]\nprograms: [{name: a, run: ['${B}']}]", "set has no B"},
+		{"no action", small + "actions: [{name: a}]", "this has none"},
+		{"two actions in one", small + "actions: [{unplug: rxe0, plug: rxe0}]", "this has unplug rxe0, plug rxe0"},
+		{"actions of one name", small + "actions: [{unplug: rxe0}, {unplug: rxe0}]", `two of the name "unplug rxe0"`},
+		{"an unknown device", small + "actions: [{unplug: rxe1}]", `no device "rxe1"`},
+		{"two moments", small + "actions: [{unplug: rxe0, when: {at: 1s, exit: client}}]", "this has at, exit"},
+		{"no moment", small + "actions: [{unplug: rxe0, when: {wait: 1s}}]", "this has none"},
+		{"an unknown program", small + "actions: [{unplug: rxe0, when: {exit: a}}]", `no program "a"`},
+		{"an unknown action", small + "actions: [{unplug: rxe0, when: {done: a}}]", `no action "a"`},
+		{"output of nobody", small + "actions: [{unplug: rxe0, when: {output: x}}]", `no program ""`},
+		{"a wrong expression", small + "actions: [{unplug: rxe0, when: {output: '(', of: client}}]", "missing closing"},
+		{"itself", small + "actions: [{name: a, unplug: rxe0, when: {done: a}}]", "waits for itself"},
+		{"a circle", small + "actions: [{name: a, unplug: rxe0, when: {done: b}}, {name: b, plug: rxe0, when: {done: a}}]", "waits for itself"},
+		{"what cannot be counted", small + "actions: [{unplug: rxe0, when: {wr: 5}}]", "counted moment"},
+		{"a reset at a packet", small + "actions: [{reset: {dev: rxe0}, when: {packet: 5}}]", "counted moment"},
+		{"a rule at a work request", small + "actions: [{fault: {dev: rxe0, drop: 1%}, when: {wr: 5}}]", "skip and limit"},
+		{"a verb at a work request", small + "actions: [{verb: {verb: reg_mr, errno: EIO}, when: {wr: 5}}]", "nth and times"},
+		{"a later work request", small + "actions: [{reset: {dev: rxe0}, when: {wr: 5, wait: 1s}}]", "followed by a time"},
+		{"a program at a work request", strings.Replace(small, "listens: 18515, wait: 10ms", "wr: 5", 1), "cannot start at a counted moment"},
+		{"no errno", small + "actions: [{verb: {verb: reg_mr}}]", "give a verb"},
+		{"a wrong errno", small + "actions: [{verb: {verb: reg_mr, errno: ENOPE}}]", "not the name of an error"},
+		{"a wrong signal", small + "actions: [{when: {at: 1s}, signal: {program: client, signal: KILL}}]", "not a signal"},
+		{"a wrong state", small + "actions: [{link: {dev: rxe0, state: off}}]", "none of up, down and flap"},
+		{"down for a time", small + "actions: [{link: {dev: rxe0, state: down, for: 1s}}]", "for is the time"},
+		{"no change", small + "actions: [{link: {dev: rxe0}}]", "changes nothing"},
+		{"a rule that is none", small + "actions: [{unplug: rxe0}, {clear: unplug rxe0}]", "no fault or verb"},
+		{"a wrong duration", small + "timeout: 5", "not a duration"},
+		{"a wrong share", small + "actions: [{fault: {dev: rxe0, drop: 101%}}]", "not a share"},
+		{"a wrong rate", small + "actions: [{link: {dev: rxe0, shape: {rate: 5}}}]", ""},
+		{"a wrong size", small + "actions: [{link: {dev: rxe0, shape: {queue: 5kb}}}]", "not a size"},
+		{"no bound", small + "expect: [{dev: rxe0, counter: a}]", "give is, min or max"},
+		{"a counter of a rule", small + "actions: [{name: f, fault: {dev: rxe0, drop: 1%}}]\nexpect: [{action: f, counter: x, is: 1}]", "seen or hit"},
+		{"killed, and an exit code", strings.Replace(small, "run: [client]", "run: [client], expect: {exit: 1, killed: SIGKILL}", 1), "has no exit code"},
+		{"too much", "# " + strings.Repeat("x", maxFile), "exceed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := Parse([]byte(c.text), nil)
+			if err == nil && c.want != "" {
+				t.Fatalf("no error, want %q", c.want)
+			}
+			if err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %q, want %q", err, c.want)
+			}
+		})
+	}
+	if _, err := Parse([]byte(small), map[string]string{"NOPE": ""}); err == nil || !strings.Contains(err.Error(), "there are: ARG") {
+		t.Errorf("a value that the file has not: got %v", err)
+	}
+}
+
+// TestLoad: the file is named in errors, and may not be huge.
+func TestLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.yaml")
+	if _, err := Load(path, nil); err == nil {
+		t.Error("a file that is not there: no error")
+	}
+	if err := os.WriteFile(path, []byte("name: ["), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(path, nil); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v, want the path in it", err)
+	}
+	if err := os.Truncate(path, 1<<40); err != nil {
+		t.Skip(err)
+	}
+	if _, err := Load(path, nil); err == nil || !strings.Contains(err.Error(), "exceed") {
+		t.Errorf("a huge file: got %v", err)
+	}
+}
+
+// FuzzParse: whatever is read gives a scenario or an error, soon.
+func FuzzParse(f *testing.F) {
+	f.Add(small)
+	f.Add(small + "actions: [{when: {wr: 5}, reset: {dev: rxe0, unreachable: 1s}}]")
+	f.Add("a: &a [*a]")
+	f.Add("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]")
+	f.Add("? [")
+	f.Fuzz(func(t *testing.T, text string) {
+		if len(text) > 4096 {
+			return
+		}
+		if s, err := Parse([]byte(text), nil); (s == nil) == (err == nil) {
+			t.Error("neither a scenario nor an error, or both")
+		}
+	})
+}

@@ -1,0 +1,484 @@
+package scenario
+
+import (
+	"encoding/xml"
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Result is what a run has shown.
+type Result struct {
+	Name     string                       `json:"name"`
+	Seed     uint64                       `json:"seed"`
+	Set      map[string]string            `json:"set,omitempty"`
+	Began    time.Time                    `json:"began"`
+	Took     time.Duration                `json:"took_ns"`
+	Passed   bool                         `json:"passed"`
+	Error    string                       `json:"error,omitempty"` // why it could not be run
+	TimedOut bool                         `json:"timed_out,omitempty"`
+	Checks   []Check                      `json:"checks"`
+	Programs []ProgramResult              `json:"programs"`
+	Actions  []ActionResult               `json:"actions"`
+	Counters map[string]map[string]uint64 `json:"counters"`       // of each device, at the end
+	Left     []string                     `json:"left,omitempty"` // device files that are open when all programs have ended
+	Samples  []Sample                     `json:"samples"`
+}
+
+// Check is one thing that was expected.
+type Check struct {
+	Subject string `json:"subject"` // a program, an action, a device
+	What    string `json:"what"`
+	Passed  bool   `json:"passed"`
+	Why     string `json:"why,omitempty"` // it has not
+}
+
+// ProgramResult is what a program has done. Times are since the programs were started.
+type ProgramResult struct {
+	Name    string        `json:"name"`
+	Started bool          `json:"started"`
+	Start   time.Duration `json:"start_ns"`
+	End     time.Duration `json:"end_ns"`
+	Exit    *Exit         `json:"exit,omitempty"`   // nil: it has not ended
+	Killed  bool          `json:"killed,omitempty"` // at the time limit
+	Error   string        `json:"error,omitempty"`  // why it could not be started
+	Lines   []Line        `json:"lines"`
+	More    int           `json:"more,omitempty"` // lines that were not kept
+}
+
+// Line is a line of a program's output.
+type Line struct {
+	At   time.Duration `json:"at_ns"`
+	Text string        `json:"text"`
+}
+
+// ActionResult is what became of an action.
+type ActionResult struct {
+	Name   string        `json:"name"`
+	What   string        `json:"what"`
+	Moment string        `json:"moment"`
+	Began  bool          `json:"began"`
+	Done   bool          `json:"done"`
+	At     time.Duration `json:"at_ns"` // of a counted moment within lookEvery
+	End    time.Duration `json:"end_ns"`
+	Error  string        `json:"error,omitempty"`
+	Rule   *Rule         `json:"rule,omitempty"`
+}
+
+// Rule is what the rule of an action has done.
+type Rule struct {
+	Seen uint64 `json:"seen"`
+	Hit  uint64 `json:"hit"`
+}
+
+// Sample is what devices were like at a time.
+type Sample struct {
+	At      time.Duration           `json:"at_ns"`
+	Devices map[string]DeviceSample `json:"devices"`
+}
+
+// DeviceSample is a device at a time.
+type DeviceSample struct {
+	State   string `json:"state"`
+	Link    string `json:"link,omitempty"`
+	Packets uint64 `json:"packets"` // sent
+	Retries uint64 `json:"retries"`
+	Drops   uint64 `json:"drops"`
+}
+
+// Mark is something that has happened.
+type Mark struct {
+	At      time.Duration
+	Kind    MarkKind
+	Subject string
+	Text    string
+}
+
+// MarkKind is the kind of a Mark.
+type MarkKind uint8
+
+// Kinds of marks.
+const (
+	MarkStart  MarkKind = iota // a program
+	MarkLine                   // that it prints
+	MarkExit                   // its end
+	MarkAction                 // that is done
+)
+
+func newResult(f *File, began time.Time) *Result {
+	r := &Result{Name: f.Name, Seed: f.Seed, Set: f.Set, Began: began, Programs: make([]ProgramResult, len(f.Programs)),
+		Actions: make([]ActionResult, len(f.Actions)), Counters: map[string]map[string]uint64{}}
+	for i := range f.Programs {
+		r.Programs[i].Name = f.Programs[i].Name
+	}
+	for i := range f.Actions {
+		a := &f.Actions[i]
+		what, _ := a.what()
+		r.Actions[i] = ActionResult{Name: a.Name, What: what, Moment: a.When.String()}
+	}
+	return r
+}
+
+// String says in words when it is.
+func (m *Moment) String() string {
+	if m == nil {
+		return "before the programs start"
+	}
+	var s string
+	switch {
+	case m.At != nil:
+		s = "at " + time.Duration(*m.At).String()
+	case m.Output != "":
+		s = fmt.Sprintf("when %s prints /%s/", m.Of, m.Output)
+	case m.Exit != "":
+		s = fmt.Sprintf("when %s has ended", m.Exit)
+	case m.Started != "":
+		s = fmt.Sprintf("when %s has started", m.Started)
+	case m.Listens != 0:
+		s = fmt.Sprintf("when port %d is listened on", m.Listens)
+	case m.Done != "":
+		s = fmt.Sprintf("after %q", m.Done)
+	case m.Counter != "":
+		s = fmt.Sprintf("when %s of %s reaches %d", m.Counter, m.Dev, m.Reaches)
+	case m.WR > 0:
+		s = fmt.Sprintf("just before send work request %d", m.WR)
+	case m.Packet > 0:
+		s = fmt.Sprintf("just before packet %d", m.Packet)
+	}
+	if m.Wait > 0 {
+		s += fmt.Sprintf(", %v later", time.Duration(m.Wait))
+	}
+	return s
+}
+
+// finish checks what was expected.
+func (r *Result) finish(f *File, took time.Duration, err error) {
+	r.Took = took
+	if err != nil {
+		r.Error = err.Error()
+	}
+	add := func(subject, what string, ok bool, why string, args ...any) {
+		c := Check{Subject: subject, What: what, Passed: ok}
+		if !ok {
+			c.Why = fmt.Sprintf(why, args...)
+		}
+		r.Checks = append(r.Checks, c)
+	}
+	for i := range f.Programs {
+		r.program(&f.Programs[i], &r.Programs[i], add)
+	}
+	for i := range f.Actions {
+		a := &r.Actions[i]
+		switch {
+		case a.Error != "":
+			add(a.Name, "is done", false, "%s", a.Error)
+		default:
+			add(a.Name, "is done", a.Done, "its moment has not come: %s", a.Moment)
+		}
+	}
+	for i := range f.Expect {
+		r.counter(&f.Expect[i], add)
+	}
+	add("service", "nothing is left", len(r.Left) == 0, "open when all programs have ended: %s", strings.Join(r.Left, "; "))
+	r.Passed = err == nil && !slices.ContainsFunc(r.Checks, func(c Check) bool { return !c.Passed })
+}
+
+type adder func(subject, what string, ok bool, why string, args ...any)
+
+func (r *Result) program(p *Program, res *ProgramResult, add adder) {
+	e := &p.Expect
+	switch {
+	case res.Error != "":
+		add(p.Name, "starts", false, "%s", res.Error)
+		return
+	case !res.Started:
+		add(p.Name, "starts", false, "its moment has not come: %s", p.Start)
+		return
+	}
+	want := Exit{}
+	if e.Exit != nil {
+		want.Code = *e.Exit
+	}
+	want.Signal = signalNumber(e.Killed)
+	switch {
+	case res.Exit == nil || res.Killed:
+		add(p.Name, want.String(), false, "it has not ended by itself within %v%s", time.Duration(r.limit(res)).Round(time.Millisecond), res.tail())
+	default:
+		add(p.Name, want.String(), *res.Exit == want, "%s%s", *res.Exit, res.tail())
+	}
+	if w := time.Duration(e.Within); w > 0 {
+		took := res.End - res.Start
+		add(p.Name, "within "+w.String(), res.Exit != nil && !res.Killed && took <= w, "it took %v", took.Round(time.Millisecond))
+	}
+	next := 0
+	for _, s := range e.Output {
+		re := regexp.MustCompile(s)
+		at := slices.IndexFunc(res.Lines[min(next, len(res.Lines)):], func(l Line) bool { return re.MatchString(l.Text) })
+		add(p.Name, "prints /"+s+"/", at >= 0, "it does not%s%s", r.after(e, s, next), res.tail())
+		if at >= 0 {
+			next += at + 1
+		}
+	}
+	for _, s := range e.Never {
+		re := regexp.MustCompile(s)
+		at := slices.IndexFunc(res.Lines, func(l Line) bool { return re.MatchString(l.Text) })
+		why := ""
+		if at >= 0 {
+			why = res.Lines[at].Text
+		}
+		add(p.Name, "never prints /"+s+"/", at < 0, "%s", why)
+	}
+}
+
+func (r *Result) limit(p *ProgramResult) time.Duration {
+	if p.End > p.Start {
+		return p.End - p.Start
+	}
+	return r.Took - p.Start
+}
+
+func (r *Result) after(e *Outcome, s string, next int) string {
+	if next > 0 && slices.Index(e.Output, s) > 0 {
+		return " after what precedes it"
+	}
+	return ""
+}
+
+// tail is the program's last line.
+func (p *ProgramResult) tail() string {
+	for i := len(p.Lines) - 1; i >= 0; i-- {
+		if s := strings.TrimSpace(p.Lines[i].Text); s != "" {
+			return fmt.Sprintf("; its last line: %s", s)
+		}
+	}
+	return "; it has printed nothing"
+}
+
+func (r *Result) counter(c *Counter, add adder) {
+	subject, what := c.Dev, c.Counter
+	var got uint64
+	if c.Action != "" {
+		subject = c.Action
+		for i := range r.Actions {
+			if a := &r.Actions[i]; a.Name == c.Action && a.Rule != nil {
+				if got = a.Rule.Seen; c.Counter == "hit" {
+					got = a.Rule.Hit
+				}
+			}
+		}
+	} else {
+		m := r.Counters[c.Dev]
+		var ok bool
+		if got, ok = m[c.Counter]; !ok {
+			add(subject, what, false, "there is no such counter (there are: %s)", list(slices.Sorted(maps.Keys(m))))
+			return
+		}
+	}
+	if c.Is != nil {
+		add(subject, fmt.Sprintf("%s is %d", what, *c.Is), got == *c.Is, "it is %d", got)
+	}
+	if c.Min != nil {
+		add(subject, fmt.Sprintf("%s is at least %d", what, *c.Min), got >= *c.Min, "it is %d", got)
+	}
+	if c.Max != nil {
+		add(subject, fmt.Sprintf("%s is at most %d", what, *c.Max), got <= *c.Max, "it is %d", got)
+	}
+}
+
+// Text writes the result for a person.
+func (r *Result) Text(w io.Writer) {
+	failed := 0
+	for _, c := range r.Checks {
+		if !c.Passed {
+			failed++
+			fmt.Fprintf(w, "FAIL  %s: %s: %s\n", c.Subject, c.What, c.Why)
+		}
+	}
+	if r.Error != "" {
+		fmt.Fprintf(w, "FAIL  %s\n", r.Error)
+	}
+	verdict := "ok"
+	if !r.Passed {
+		verdict = "FAIL"
+	}
+	limit := ""
+	if r.TimedOut {
+		limit = ", the time limit"
+	}
+	fmt.Fprintf(w, "%-4s  %s: %d of %d expectations in %v%s, seed %d\n", verdict, r.Name, len(r.Checks)-failed, len(r.Checks),
+		r.Took.Round(time.Millisecond), limit, r.Seed)
+}
+
+type junitSuites struct {
+	XMLName  xml.Name     `xml:"testsuites"`
+	Tests    int          `xml:"tests,attr"`
+	Failures int          `xml:"failures,attr"`
+	Errors   int          `xml:"errors,attr"`
+	Time     string       `xml:"time,attr"`
+	Suites   []junitSuite `xml:"testsuite"`
+}
+
+type junitSuite struct {
+	Name     string      `xml:"name,attr"`
+	Tests    int         `xml:"tests,attr"`
+	Failures int         `xml:"failures,attr"`
+	Errors   int         `xml:"errors,attr"`
+	Time     string      `xml:"time,attr"`
+	Stamp    string      `xml:"timestamp,attr"`
+	Cases    []junitCase `xml:"testcase"`
+	Out      string      `xml:"system-out,omitempty"`
+}
+
+type junitCase struct {
+	Class   string        `xml:"classname,attr"`
+	Name    string        `xml:"name,attr"`
+	Time    string        `xml:"time,attr"`
+	Failure *junitFailure `xml:"failure,omitempty"`
+	Error   *junitFailure `xml:"error,omitempty"`
+}
+
+type junitFailure struct {
+	Message string `xml:"message,attr"`
+}
+
+// JUnit writes results in the format that CI systems read: a suite for each scenario, a case for each expectation.
+func JUnit(w io.Writer, results []*Result) error {
+	seconds := func(d time.Duration) string { return fmt.Sprintf("%.3f", d.Seconds()) }
+	var all junitSuites
+	var total time.Duration
+	for _, r := range results {
+		s := junitSuite{Name: r.Name, Time: seconds(r.Took), Stamp: r.Began.UTC().Format("2006-01-02T15:04:05")}
+		for _, c := range r.Checks {
+			x := junitCase{Class: r.Name, Name: c.Subject + ": " + c.What, Time: "0"}
+			if !c.Passed {
+				x.Failure = &junitFailure{c.Why}
+				s.Failures++
+			}
+			s.Cases = append(s.Cases, x)
+		}
+		if r.Error != "" {
+			s.Cases = append(s.Cases, junitCase{Class: r.Name, Name: "is run", Time: "0", Error: &junitFailure{r.Error}})
+			s.Errors++
+		}
+		s.Tests = len(s.Cases)
+		if !r.Passed {
+			s.Out = r.Log()
+		}
+		all.Suites = append(all.Suites, s)
+		all.Tests += s.Tests
+		all.Failures += s.Failures
+		all.Errors += s.Errors
+		total += r.Took
+	}
+	all.Time = seconds(total)
+	if _, err := io.WriteString(w, xml.Header); err != nil {
+		return err
+	}
+	e := xml.NewEncoder(w)
+	e.Indent("", "  ")
+	if err := e.Encode(all); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, "\n")
+	return err
+}
+
+// Log is what has happened, in order, a line each.
+func (r *Result) Log() string {
+	type entry struct {
+		at   time.Duration
+		text string
+	}
+	var list []entry
+	for _, p := range r.Programs {
+		if p.Started {
+			list = append(list, entry{p.Start, p.Name + " is started"})
+		}
+		for _, l := range p.Lines {
+			list = append(list, entry{l.At, p.Name + ": " + l.Text})
+		}
+		if p.Exit != nil {
+			list = append(list, entry{p.End, p.Name + ": " + p.Exit.String()})
+		}
+	}
+	for _, a := range r.Actions {
+		if a.Began {
+			list = append(list, entry{a.At, "action: " + a.Name + strings.Repeat(": "+a.Error, min(1, len(a.Error)))})
+		}
+	}
+	slices.SortStableFunc(list, func(a, b entry) int { return int(a.at - b.at) })
+	var b strings.Builder
+	for _, e := range list {
+		fmt.Fprintf(&b, "%9.3f  %s\n", e.at.Seconds(), e.text)
+	}
+	return b.String()
+}
+
+// Compare says what another run of the same scenario has done differently. Same are differences that the seed excludes; there should be none.
+// Times, counters and output may differ.
+func (r *Result) Compare(o *Result) (same, free []string) {
+	if r.Name != o.Name || r.Seed != o.Seed {
+		return []string{fmt.Sprintf("not the same scenario: %s, seed %d, and %s, seed %d", r.Name, r.Seed, o.Name, o.Seed)}, nil
+	}
+	for i := range r.Actions {
+		a := &r.Actions[i]
+		at := slices.IndexFunc(o.Actions, func(b ActionResult) bool { return b.Name == a.Name })
+		if at < 0 {
+			same = append(same, fmt.Sprintf("action %q is in one alone", a.Name))
+			continue
+		}
+		b := &o.Actions[at]
+		if a.What != b.What || a.Moment != b.Moment || a.Done != b.Done {
+			same = append(same, fmt.Sprintf("action %q: %s %s (done: %t), and %s %s (done: %t)", a.Name, a.What, a.Moment, a.Done, b.What, b.Moment, b.Done))
+		}
+		if a.Rule != nil && b.Rule != nil {
+			if *a.Rule != *b.Rule {
+				free = append(free, fmt.Sprintf("action %q: its rule has hit %d of %d, and %d of %d", a.Name, a.Rule.Hit, a.Rule.Seen, b.Rule.Hit, b.Rule.Seen))
+			}
+			if a.Rule.Seen == b.Rule.Seen && a.Rule.Hit != b.Rule.Hit {
+				same = append(same, fmt.Sprintf("action %q: of %d seen, %d were hit, and %d", a.Name, a.Rule.Seen, a.Rule.Hit, b.Rule.Hit))
+			}
+		}
+		free = differs(free, fmt.Sprintf("action %q", a.Name), a.At, b.At)
+	}
+	for i := range min(len(r.Programs), len(o.Programs)) {
+		p, q := &r.Programs[i], &o.Programs[i]
+		if p.Exit != nil && q.Exit != nil && *p.Exit != *q.Exit {
+			free = append(free, fmt.Sprintf("%s: %s, and %s", p.Name, p.Exit, q.Exit))
+		}
+		free = differs(free, p.Name+" ended", p.End, q.End)
+		for j := range max(len(p.Lines), len(q.Lines)) {
+			if a, b := p.line(j), q.line(j); a != b {
+				free = append(free, fmt.Sprintf("%s: line %d: %q, and %q", p.Name, j+1, a, b))
+				break
+			}
+		}
+	}
+	for _, dev := range slices.Sorted(maps.Keys(r.Counters)) {
+		for _, name := range slices.Sorted(maps.Keys(r.Counters[dev])) {
+			if a, b := r.Counters[dev][name], o.Counters[dev][name]; a != b {
+				free = append(free, fmt.Sprintf("%s: %s: %d, and %d", dev, name, a, b))
+			}
+		}
+	}
+	return same, free
+}
+
+func (p *ProgramResult) line(i int) string {
+	if i < len(p.Lines) {
+		return p.Lines[i].Text
+	}
+	return ""
+}
+
+// differs adds two times that are more than a tenth of a second apart.
+func differs(list []string, what string, a, b time.Duration) []string {
+	if d := a - b; d.Abs() > 100*time.Millisecond {
+		list = append(list, fmt.Sprintf("%s: at %v, and %v", what, a.Round(time.Millisecond), b.Round(time.Millisecond)))
+	}
+	return list
+}

@@ -1,0 +1,392 @@
+package scenario
+
+import (
+	"bytes"
+	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/internal/ctl"
+)
+
+// world is a service and its programs, on virtual time.
+type world struct {
+	mu       sync.Mutex
+	began    time.Time
+	did      []string // actions, with their times
+	counters map[string]uint64
+	armed    bool // a link waits for a moment
+	left     []ctl.ContextInfo
+	fails    string // the operation that fails
+	listens  bool
+	scripts  map[string]func(*script) Exit
+	killed   []string
+}
+
+func (w *world) Do(r *ctl.Request) (*ctl.Response, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	note := func(s string, a ...any) {
+		w.did = append(w.did, fmt.Sprintf("%v ", time.Since(w.began))+fmt.Sprintf(s, a...))
+	}
+	if w.fails == string(r.Op) {
+		return nil, errors.New("the service says no")
+	}
+	a := &ctl.Response{}
+	switch r.Op {
+	case ctl.OpLinkShow:
+		armed := ""
+		if w.armed {
+			armed = "wr 10"
+		}
+		a.Links = []ctl.LinkInfo{{Name: "rxe0", State: "ACTIVE", Link: ctl.LinkUp, Armed: armed}}
+	case ctl.OpDevShow:
+		a.Devs = []ctl.DevInfo{{Name: "rxe0"}}
+	case ctl.OpStatShow:
+		c := map[string]uint64{}
+		for k, v := range w.counters {
+			c[k] = v
+		}
+		a.Stats = []ctl.StatInfo{{Dev: "rxe0", Counters: c}}
+	case ctl.OpResShow:
+		a.Contexts = w.left
+	case ctl.OpFaultAdd:
+		note("fault %v", r.Fault.Drop)
+		a.ID = 7
+	case ctl.OpFaultShow:
+		a.Faults = []ctl.FaultRuleState{{ID: 7, Seen: 100, Hit: 3}}
+	case ctl.OpLinkSet:
+		note("link %s wr %d", r.Set.State, r.Set.AtWR)
+		w.armed = r.Set.AtWR > 0
+	case ctl.OpDevReset:
+		note("reset")
+		w.mu.Unlock()
+		time.Sleep(100 * time.Millisecond)
+		w.mu.Lock()
+	default:
+		note("%s", r.Op)
+	}
+	return a, nil
+}
+
+// script is a program.
+type script struct {
+	w      *world
+	name   string
+	line   func(string)
+	signal chan syscall.Signal
+	ended  chan struct{}
+	exit   Exit
+}
+
+func (s *script) print(text string) { s.line(text) }
+
+// sleep returns the signal that has come meanwhile, 0 if none.
+func (s *script) sleep(d time.Duration) syscall.Signal {
+	select {
+	case sig := <-s.signal:
+		return sig
+	case <-time.After(d):
+		return 0
+	}
+}
+
+func (s *script) Wait() Exit { <-s.ended; return s.exit }
+
+func (s *script) Signal(sig syscall.Signal) error { s.signal <- sig; return nil }
+
+func (s *script) Kill() {
+	s.w.mu.Lock()
+	s.w.killed = append(s.w.killed, s.name)
+	s.w.mu.Unlock()
+	select {
+	case s.signal <- syscall.SIGKILL:
+	default:
+	}
+}
+
+func (w *world) Start(p *Program, line func(string)) (Process, error) {
+	f := w.scripts[p.Run[0]]
+	if f == nil {
+		return nil, errors.New("no such program")
+	}
+	s := &script{w: w, name: p.Name, line: line, signal: make(chan syscall.Signal, 1), ended: make(chan struct{})}
+	go func() {
+		s.exit = f(s)
+		close(s.ended)
+	}()
+	return s, nil
+}
+
+// run runs a scenario on virtual time.
+func (w *world) run(t *testing.T, text string) *Result {
+	t.Helper()
+	f := parse(t, text, nil)
+	w.began = time.Now()
+	r := Runner{Lab: w, Starter: w, Listens: func(int) bool { w.mu.Lock(); defer w.mu.Unlock(); return w.listens }}
+	res, err := r.Run(t.Context(), f)
+	if err != nil && res.Error == "" {
+		t.Error("the result does not have the error")
+	}
+	return res
+}
+
+func failures(r *Result) string {
+	var list []string
+	for _, c := range r.Checks {
+		if !c.Passed {
+			list = append(list, c.Subject+": "+c.What)
+		}
+	}
+	return strings.Join(list, "; ")
+}
+
+func newWorld() *world {
+	return &world{counters: map[string]uint64{}, scripts: map[string]func(*script) Exit{
+		"server": func(s *script) Exit {
+			s.print("ready")
+			s.sleep(300 * time.Millisecond)
+			s.w.mu.Lock()
+			s.w.listens = true
+			s.w.mu.Unlock()
+			if sig := s.sleep(5 * time.Second); sig != 0 {
+				return Exit{Signal: sig}
+			}
+			s.print("done")
+			return Exit{}
+		},
+		"client": func(s *script) Exit {
+			s.print("hello")
+			if sig := s.sleep(2 * time.Second); sig != 0 {
+				return Exit{Signal: sig}
+			}
+			s.w.mu.Lock()
+			s.w.counters["sent_pkts"] = 50
+			s.w.armed = false
+			s.w.mu.Unlock()
+			s.sleep(time.Second)
+			s.print("bye")
+			return Exit{Code: 3}
+		},
+		"forever": func(s *script) Exit { return Exit{Signal: s.sleep(time.Hour)} },
+	}}
+}
+
+const devices = "devices: [{name: rxe0}]\n"
+
+// TestRun: programs and actions come when they are to, and their results are checked.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		r := w.run(t, `
+name: all moments
+`+devices+`
+programs:
+  - {name: server, run: [server], expect: {output: [ready, done], never: [panic]}}
+  - {name: client, run: [client], start: {listens: 1}, expect: {exit: 3, output: [hello, bye], within: 3.5s}}
+actions:
+  - {name: first, fault: {dev: rxe0, drop: 50%}}
+  - {name: armed, when: {wr: 10}, link: {dev: rxe0, state: down}}
+  - {name: up, when: {done: armed, wait: 100ms}, link: {dev: rxe0, state: up}}
+  - {name: hello, when: {output: hel+o, of: client}, reset: {dev: rxe0}}
+  - {name: timed, when: {at: 1s}, unplug: rxe0}
+  - {name: counted, when: {counter: sent_pkts, dev: rxe0, reaches: 50}, plug: rxe0}
+  - {name: ended, when: {exit: client, wait: 50ms}, hang: rxe0}
+  - {name: gone, when: {done: hello}, clear: first}
+expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, is: 3}]
+`)
+		if !r.Passed {
+			t.Errorf("failed: %s", failures(r))
+		}
+		want := []string{"0s fault 0.5", "0s link down wr 10", "300ms reset", "400ms fault clear", "1s dev unplug", "2.3s dev plug",
+			"2.4s link up wr 0", "3.35s dev hang"}
+		if len(w.did) != len(want) {
+			t.Fatalf("got %q, want %q", w.did, want)
+		}
+		slices.SortStableFunc(w.did, func(a, b string) int { return at(a) - at(b) })
+		for i := range want {
+			d := at(w.did[i]) - at(want[i])
+			_, got, _ := strings.Cut(w.did[i], " ")
+			if _, what, _ := strings.Cut(want[i], " "); got != what || d < 0 || d > 25 {
+				t.Errorf("action %d: got %s, want %s", i, w.did[i], want[i])
+			}
+		}
+		if got := r.Actions[0].Rule; got == nil || *got != (Rule{100, 3}) {
+			t.Errorf("the rule has done %v, want hit 3 of 100", got)
+		}
+	})
+}
+
+// at is the time of an action, in milliseconds.
+func at(s string) int {
+	text, _, _ := strings.Cut(s, " ")
+	d, _ := time.ParseDuration(text)
+	return int(d.Milliseconds())
+}
+
+// TestRunFails: what is not as it was expected is found, and nothing else.
+func TestRunFails(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"exit code", "programs: [{name: a, run: [client]}]", "a: exit code 0"},
+		{"exit code of one that is killed", "programs: [{name: a, run: [forever]}]\nactions: [{when: {at: 1s}, signal: {program: a, signal: SIGTERM}}]",
+			"a: exit code 0"},
+		{"signal", "programs: [{name: a, run: [client], expect: {killed: SIGKILL}}]", "a: killed by SIGKILL"},
+		{"another signal", "programs: [{name: a, run: [forever], expect: {killed: SIGKILL}}]\n" +
+			"actions: [{when: {at: 1s}, signal: {program: a, signal: SIGTERM}}]", "a: killed by SIGKILL"},
+		{"output", "programs: [{name: a, run: [server], expect: {output: [nope]}}]", "a: prints /nope/"},
+		{"output in another order", "programs: [{name: a, run: [server], expect: {output: [done, ready]}}]", "a: prints /ready/"},
+		{"one line for two", "programs: [{name: a, run: [server], expect: {output: [done, done]}}]", "a: prints /done/"},
+		{"what may not come", "programs: [{name: a, run: [server], expect: {never: [do.e]}}]", "a: never prints /do.e/"},
+		{"too slow", "programs: [{name: a, run: [server], expect: {within: 1s}}]", "a: within 1s"},
+		{"does not end", "timeout: 10s\nprograms: [{name: a, run: [forever], expect: {killed: SIGKILL}}]", "a: killed by SIGKILL"},
+		{"does not start", "programs: [{name: a, run: [nope]}]", "a: starts"},
+		{"never starts", "programs: [{name: a, run: [server]}, {name: b, run: [server], start: {output: nope, of: a}}]", "b: starts"},
+		{"an action that never comes", "programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {output: nope, of: a}, unplug: rxe0}]", "x: is done"},
+		{"a counted one", "programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {wr: 5}, link: {dev: rxe0, state: down}}]", "x: is done"},
+		{"a counter too small", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, min: 6}]", "rxe0: c is at least 6"},
+		{"a counter too large", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, max: 4}]", "rxe0: c is at most 4"},
+		{"another value", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, is: 4}]", "rxe0: c is 4"},
+		{"no such counter", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: d, is: 4}]", "rxe0: d"},
+		{"a signal to one that has ended", "programs: [{name: a, run: [server]}]\n" +
+			"actions: [{name: x, when: {exit: a}, signal: {program: a, signal: SIGKILL}}]", "x: is done"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				w.counters["c"] = 5
+				r := w.run(t, "name: x\n"+devices+c.text)
+				if got := failures(r); got != c.want || r.Passed {
+					t.Errorf("failed: got %q (passed: %t), want %q", got, r.Passed, c.want)
+				}
+			})
+		})
+	}
+}
+
+// TestRunErrors: a scenario that cannot be run has failed, and its programs do not go on.
+func TestRunErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.fails = "fault add"
+		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]\nactions: [{fault: {dev: rxe0, drop: 1%}}]"); r.Passed ||
+			!strings.Contains(r.Error, "says no") {
+			t.Errorf("passed %t, error %q", r.Passed, r.Error)
+		}
+		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]\nactions: [{name: l, when: {at: 1s}, fault: {dev: rxe0, drop: 1%}}]"); r.Passed ||
+			failures(r) != "l: is done" {
+			t.Errorf("passed %t, failures %q", r.Passed, failures(r))
+		}
+		w = newWorld()
+		w.left = []ctl.ContextInfo{{Device: "rxe0", PID: 5, Process: "x"}}
+		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]"); failures(r) != "service: nothing is left" {
+			t.Errorf("failures %q", failures(r))
+		}
+		w = newWorld()
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("enough"))
+		defer cancel()
+		r, err := (&Runner{Lab: w, Starter: w}).Run(ctx, parse(t, "name: x\n"+devices+"programs: [{name: a, run: [forever]}]", nil))
+		if err == nil || err.Error() != "enough" || r.Passed || !slices.Equal(w.killed, []string{"a"}) {
+			t.Errorf("cancelled: error %v, passed %t, killed %v", err, r.Passed, w.killed)
+		}
+	})
+}
+
+// TestFloodOfOutput: a program that prints without end costs a bounded amount, and its end is seen.
+func TestFloodOfOutput(t *testing.T) {
+	w := newWorld()
+	w.scripts["flood"] = func(s *script) Exit {
+		for range 3 * maxLines {
+			s.print(strings.Repeat("x\xff", 2*maxLine))
+		}
+		return Exit{}
+	}
+	r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [flood]}]")
+	if p := r.Programs[0]; len(p.Lines) != maxLines || p.More != 2*maxLines || len(p.Lines[0].Text) > 3*maxLine {
+		t.Errorf("%d lines of %d bytes, %d more", len(p.Lines), len(p.Lines[0].Text), p.More)
+	}
+	if !r.Passed {
+		t.Error(failures(r))
+	}
+}
+
+// TestReports: what is written is what was seen, and well-formed, whatever programs print.
+func TestReports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.scripts["odd"] = func(s *script) Exit {
+			s.print("<odd> & \x1b[31m\x00 \"quoted\"")
+			s.sleep(time.Second)
+			return Exit{Code: 1}
+		}
+		r := w.run(t, "name: <a> & b\n"+devices+"programs: [{name: <p>, run: [odd]}, {name: q, run: [server], start: {output: nope, of: <p>}}]\n"+
+			"actions: [{when: {at: 1ms}, unplug: rxe0}, {when: {at: 2ms}, plug: rxe0}]")
+		var junit bytes.Buffer
+		if err := JUnit(&junit, []*Result{r}); err != nil {
+			t.Fatal(err)
+		}
+		var suites junitSuites
+		if err := xml.Unmarshal(junit.Bytes(), &suites); err != nil {
+			t.Fatalf("%v in %s", err, junit.String())
+		}
+		if suites.Failures != 2 || suites.Tests != len(r.Checks) || len(suites.Suites[0].Cases) != len(r.Checks) || !strings.Contains(suites.Suites[0].Out, "<odd>") {
+			t.Errorf("got %+v", suites)
+		}
+		var svg bytes.Buffer
+		if err := r.Timeline(&svg); err != nil {
+			t.Fatal(err)
+		}
+		if err := wellFormed(&svg); err != nil {
+			t.Errorf("%v in %s", err, svg.String())
+		}
+		var text bytes.Buffer
+		r.Text(&text)
+		if s := text.String(); strings.Count(s, "FAIL") != 3 || !strings.Contains(s, "exit code 1; its last line") {
+			t.Errorf("got %s", s)
+		}
+		same, free := r.Compare(r)
+		if len(same)+len(free) != 0 {
+			t.Errorf("Compare with itself: %v, %v", same, free)
+		}
+		o := w.run(t, "name: <a> & b\n"+devices+"programs: [{name: <p>, run: [odd]}, {name: q, run: [server], start: {output: nope, of: <p>}}]\n"+
+			"actions: [{when: {at: 1ms}, unplug: rxe0}, {when: {at: 500ms}, plug: rxe0}]")
+		if same, free := r.Compare(o); len(same) != 1 || len(free) != 1 {
+			t.Errorf("Compare with another moment: %q, %q", same, free)
+		}
+	})
+}
+
+func wellFormed(r io.Reader) error {
+	d := xml.NewDecoder(r)
+	for {
+		if _, err := d.Token(); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// TestSamples: however long it takes, the samples are bounded and cover all of it.
+func TestSamples(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		r := w.run(t, "name: x\ntimeout: 20m\n"+devices+"programs: [{name: a, run: [forever], expect: {killed: SIGTERM}}]\n"+
+			"actions: [{when: {at: 15m}, signal: {program: a, signal: SIGTERM}}]")
+		if !r.Passed {
+			t.Error(failures(r))
+		}
+		n := len(r.Samples)
+		if n < maxSamples/4 || n > maxSamples || r.Samples[0].At > time.Second || r.Samples[n-1].At < 15*time.Minute {
+			t.Errorf("%d samples from %v to %v", n, r.Samples[0].At, r.Samples[n-1].At)
+		}
+	})
+}
