@@ -115,9 +115,24 @@ func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
 	return c, nil
 }
 
-// TakeOver ends the service at loc if a client has started it and it is not in use, and waits until it has ended.
-// Another one stays as it is: the error wraps EADDRINUSE and names the remedy. It may sleep.
+// TakeOver ends the service at loc if a client has started it and it is not in use, and waits until it has ended. One that is in use is asked
+// again for takeOverPatience: a program that has just ended may still count. Another one stays as it is: the error wraps EADDRINUSE and names
+// the remedy. It may sleep.
 func TakeOver(loc ctl.Location) error {
+	for deadline := time.Now().Add(takeOverPatience); ; time.Sleep(20 * time.Millisecond) {
+		err := takeOver(loc)
+		if no := (*ctl.YieldError)(nil); errors.As(err, &no) {
+			if errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline) {
+				continue
+			}
+			return fmt.Errorf("a service is running already at %s: %w; use that one, end it with `verbena stop`, "+
+				"or choose another path with --socket or VERBENA_SOCKET", loc.Socket, &takenError{err})
+		}
+		return err
+	}
+}
+
+func takeOver(loc ctl.Location) error {
 	c, err := dial(loc)
 	if errors.Is(err, ctl.ErrNotRunning) {
 		return nil
@@ -126,13 +141,11 @@ func TakeOver(loc ctl.Location) error {
 		return err
 	}
 	defer c.Close()
-	err = c.Yield(takeOverTimeout)
-	if no := (*ctl.YieldError)(nil); errors.As(err, &no) {
-		return fmt.Errorf("a service is running already at %s: %w; use that one, end it with `verbena stop`, "+
-			"or choose another path with --socket or VERBENA_SOCKET", loc.Socket, &takenError{err})
-	}
-	return err
+	return c.Yield(takeOverTimeout)
 }
+
+// takeOverPatience is how long a service may take to notice that a program has ended.
+const takeOverPatience = time.Second
 
 // takeOverTimeout bounds the wait for the answer of a service that may still be starting.
 const takeOverTimeout = 5 * time.Second

@@ -693,3 +693,36 @@ func TestClosing(t *testing.T) {
 		t.Errorf("without a bound: got %v, want ErrClosed", err)
 	}
 }
+
+// TestTakeOver: a service is taken over whose program has ended a moment ago, and one that is in use is not.
+func TestTakeOver(t *testing.T) {
+	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, OnDemand: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	l, err := Listen(loc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.Serve(l)
+		s.Close()
+		l.Release()
+	}()
+	ends := connected(t)
+	done, err := s.attached(ctl.Conn{UnixConn: ends[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := TakeOver(loc); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("in use: got %v, want EADDRINUSE", err)
+	}
+	time.AfterFunc(takeOverPatience/5, done)
+	if err := TakeOver(loc); err != nil {
+		t.Errorf("in use until a moment later: got %v", err)
+	}
+	<-ended
+}
