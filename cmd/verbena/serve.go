@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"verbena/internal/ctl"
 	"verbena/internal/sched"
 	"verbena/service"
+	"verbena/service/metrics"
 	"verbena/supervisor"
 )
 
@@ -71,6 +73,7 @@ type serveCmd struct {
 	nodeFlags
 	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none" complete:"none"`
 	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION" complete:"none"`
+	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics. Whoever can connect there may read them; nothing in them is of a single user or program." placeholder:"ADDR" complete:"none"`
 	Daemon       bool          `help:"Return when the service is ready, and leave it in the background; its messages go to a file, whose name is printed."`
 	Debug        bool          `help:"Log also the beginning and end of programs, device files opened and closed, commands refused and why, queue pairs that fail, and resets."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
@@ -91,7 +94,8 @@ left alone, and this command fails.
 Examples:
   verbena serve --daemon --link rxe0=127.0.0.1
   verbena serve --socket /run/verbena/sock --group rdma --mode 0660
-  verbena serve --socket /run/verbena/sock --mode 0666 --limit qps=2000/50000 --limit ring-bytes=1G`
+  verbena serve --socket /run/verbena/sock --mode 0666 --limit qps=2000/50000 --limit ring-bytes=1G
+  verbena serve --daemon --metrics 127.0.0.1:9401`
 }
 
 // idleOnDemand is how long a service that was started by `verbena run` outlives its last program.
@@ -204,15 +208,41 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		return err
 	}
 	defer l.Release()
+	stopMetrics, err := s.metrics(opts.Log)
+	if err != nil {
+		return err
+	}
 	svc, err := service.New(opts)
 	if err != nil {
 		return err
 	}
 	defer end(svc, opts.Log, l.Release)
+	defer stopMetrics(svc)()
 	stopOnSignal(svc)
 	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
 	ready()
 	return svc.Serve(l)
+}
+
+// metrics listens for Prometheus, if that is asked for. What it returns begins to answer, and returns what ends that.
+func (s *serveCmd) metrics(log *slog.Logger) (begin func(*service.Service) (end func()), err error) {
+	if s.Metrics == "" {
+		return func(*service.Service) func() { return func() {} }, nil
+	}
+	l, err := metrics.Listen(s.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	return func(svc *service.Service) func() {
+		log.Info("metrics", "url", "http://"+l.Addr().String()+"/metrics")
+		info, _ := debug.ReadBuildInfo()
+		go func() {
+			if err := metrics.Serve(l, svc, version(info), log); err != nil {
+				log.Error("metrics are not answered any more", "err", err)
+			}
+		}()
+		return func() { l.Close() }
+	}, nil
 }
 
 // listen claims the location, from a service that yields it if need be.

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestMetrics: a service answers Prometheus from the moment that it is ready until it ends.
+func TestMetrics(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := free.Addr().String()
+	v := at(t, filepath.Join(t.TempDir(), "sock"))
+	fails(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.5", "--metrics", addr), addr, "choose another port")
+	free.Close()
+	ok(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.5", "--metrics", addr))
+	get := func() (string, error) {
+		r, err := http.Get("http://" + addr + "/metrics")
+		if err != nil {
+			return "", err
+		}
+		defer r.Body.Close()
+		b, err := io.ReadAll(r.Body)
+		return string(b), err
+	}
+	text, err := get()
+	if err != nil || !strings.Contains(text, `verbena_device_port_up{device="rxe0"} 1`) {
+		t.Errorf("got %d bytes, error %v", len(text), err)
+	}
+	ok(t, v("stop"))
+	if _, err := get(); err == nil {
+		t.Error("it answers after the end of the service")
+	}
+}

@@ -1,0 +1,188 @@
+// Package metrics answers Prometheus with what a service knows: the counters that `verbena stat show` prints, the states of `verbena dev show`,
+// and what all users together hold of what is limited.
+//
+// It answers whoever can connect, and so says nothing of single users, processes or queue pairs. What it costs is bounded: a few connections,
+// one answer at a time, each within a time.
+package metrics
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+	"golang.org/x/net/netutil"
+
+	"verbena/internal/ctl"
+)
+
+// Source is a service.Service.
+type Source interface {
+	Stats(dev string) ([]ctl.StatInfo, error)
+	Devs(sees func(uid int) bool) []ctl.DevInfo
+	Users(sees func(uid int) bool) []ctl.UserInfo
+	Links() ([]ctl.LinkInfo, error)
+}
+
+const (
+	// maxConnections is how many there are at a time; more wait in the kernel's queue.
+	maxConnections = 8
+	// timeout bounds a request, and an answer.
+	timeout = 10 * time.Second
+)
+
+// Listen listens on a TCP address, HOST:PORT; an empty HOST is every address of the machine.
+func Listen(addr string) (net.Listener, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %q is not an address: write HOST:PORT, such as 127.0.0.1:9401", addr)
+	}
+	l, err := net.Listen("tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("metrics: %w; choose another port", err)
+	case err != nil:
+		return nil, fmt.Errorf("metrics: listen on %s: %w", host, err)
+	}
+	return l, nil
+}
+
+// Serve answers on l until it is closed. The log gets what goes wrong.
+func Serve(l net.Listener, s Source, version string, log *slog.Logger) error {
+	srv := &http.Server{
+		Handler:           Handler(s, version, log),
+		ReadHeaderTimeout: timeout, ReadTimeout: timeout, WriteTimeout: 2 * timeout, IdleTimeout: timeout,
+		MaxHeaderBytes: 8 << 10,
+		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	defer srv.Close() // with its connections
+	if err := srv.Serve(netutil.LimitListener(l, maxConnections)); !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	return nil
+}
+
+// Handler answers GET and HEAD of /metrics.
+func Handler(s Source, version string, log *slog.Logger) http.Handler {
+	r := prometheus.NewRegistry()
+	r.MustRegister(&collector{s, version}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	answer := promhttp.HandlerFor(&sometimes{from: r}, promhttp.HandlerOpts{
+		MaxRequestsInFlight: 2, Timeout: timeout, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError,
+	})
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", answer)
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, "<!doctype html><title>Verbena</title><a href=\"/metrics\">metrics</a>\n")
+	})
+	return mux
+}
+
+// fresh is for how long an answer serves again: whoever asks all the time costs no more than one who asks as often.
+const fresh = 250 * time.Millisecond
+
+// sometimes is a Gatherer that gathers anew when what it has is not fresh.
+type sometimes struct {
+	from prometheus.Gatherer
+
+	mu   sync.Mutex
+	last []*dto.MetricFamily
+	err  error
+	at   time.Time
+}
+
+// Gather implements prometheus.Gatherer.
+func (g *sometimes) Gather() ([]*dto.MetricFamily, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.at.IsZero() || time.Since(g.at) >= fresh {
+		g.last, g.err = g.from.Gather()
+		g.at = time.Now()
+	}
+	return g.last, g.err
+}
+
+// collector makes the metrics when they are asked for. Which there are depends on the devices.
+type collector struct {
+	s       Source
+	version string
+}
+
+// Describe implements prometheus.Collector: it is an unchecked one.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
+
+func everybody(int) bool { return true }
+
+// onlyAll lets through what all users hold together.
+func onlyAll(uid int) bool { return uid < 0 }
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	send := func(kind prometheus.ValueType, name, help string, v float64, labels prometheus.Labels) {
+		names := slices.Sorted(maps.Keys(labels))
+		values := make([]string, len(names))
+		for i, n := range names {
+			values[i] = labels[n]
+		}
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc("verbena_"+name, help, names, nil), kind, v, values...)
+	}
+	gauge := func(name, help string, v float64, labels prometheus.Labels) {
+		send(prometheus.GaugeValue, name, help, v, labels)
+	}
+	count := func(name, help string, v float64, labels prometheus.Labels) {
+		send(prometheus.CounterValue, name, help, v, labels)
+	}
+	gauge("build_info", "The version of the service.", 1, prometheus.Labels{"version": c.version})
+	for _, d := range c.s.Devs(everybody) {
+		dev := prometheus.Labels{"device": d.Name}
+		gauge("device_info", "1 for each device, with its states.", 1,
+			prometheus.Labels{"device": d.Name, "slot": d.State, "state": d.Device, "hardware": d.Hardware})
+		gauge("device_contexts", "Open device files of programs.", float64(d.Contexts), dev)
+		gauge("device_zombies", "Open device files of devices that have gone.", float64(d.Zombies), dev)
+		count("device_resets_total", "Resets of the device.", float64(d.Resets), dev)
+		gauge("device_recovery_seconds", "Duration of the last reset.", d.Recovery.Seconds(), dev)
+	}
+	links, err := c.s.Links()
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(prometheus.NewDesc("verbena_link", "", nil, nil), err)
+	}
+	for _, l := range links {
+		up := 0.0
+		if l.State == "ACTIVE" {
+			up = 1
+		}
+		gauge("device_port_up", "1 while the port of the device is active.", up, prometheus.Labels{"device": l.Name})
+	}
+	stats, err := c.s.Stats("")
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(prometheus.NewDesc("verbena_stat", "", nil, nil), err)
+	}
+	for _, s := range stats {
+		for name, n := range s.Counters {
+			reason, dropped := strings.CutPrefix(name, "drop_")
+			if dropped {
+				count("device_dropped_packets_total", "Packets that the device has dropped, by reason.", float64(n),
+					prometheus.Labels{"device": s.Dev, "reason": reason})
+				continue
+			}
+			count("device_"+name+"_total", "The counter "+name+" of `verbena stat show`.", float64(n), prometheus.Labels{"device": s.Dev})
+		}
+	}
+	for _, u := range c.s.Users(onlyAll) {
+		for _, h := range u.Holds {
+			kind := prometheus.Labels{"kind": h.Kind}
+			gauge("held", "What all users hold of a kind; see `verbena serve --help`.", float64(h.Held), kind)
+			gauge("held_limit", "How much that may be; 0: there is no limit.", float64(h.Limit), kind)
+		}
+	}
+}
