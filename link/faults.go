@@ -15,15 +15,23 @@ import (
 )
 
 // Faults is a network whose packets suffer on their way out what its rules say; only those with Stop act on what comes
-// in, too. Rules may come and go at any time; without any, packets pass at full speed.
+// in, too. Rules may come and go at any time; without any, packets pass at full speed. Behind the rules is the link, which may
+// be down (SetLink), and limit and delay what is sent (Shape).
 //
 // It is repeatable: of the n-th rule added to a Faults with a given seed, the decisions on the first, second and so on
 // packet that it sees are always the same.
 type Faults struct {
 	inner Network
-	kinds atomic.Uint32 // of the rules that there are: ruleKind, or-ed
+	kinds atomic.Uint32 // of what there is: actsOnSent and so on, or-ed
+
+	precise bool
+	shaper  atomic.Pointer[shaper] // nil: none; written under mu
+	held    atomic.Int64           // bytes that are held up for it
+	moment  atomic.Pointer[moment] // nil: none; written under mu
 
 	mu    sync.Mutex
+	down  bool
+	ends  map[*faultEndpoint]struct{} // those that are open
 	rules []*activeRule
 	ids   *atomic.Int64 // given last
 	seeds rand.Source
@@ -34,6 +42,9 @@ const (
 	actsOnSent uint32 = 1 << iota
 	actsOnReceived
 	actsOnReceives // the receives that a message needs: RNR
+	actsCut        // the link is down
+	actsShape      // Shape
+	actsMoment     // AtPacket
 )
 
 func (r *Rule) kinds() uint32 {
@@ -52,8 +63,12 @@ func NewFaults(inner Network, src rand.Source) *Faults {
 	if src == nil {
 		src = rand.NewPCG(rand.Uint64(), rand.Uint64())
 	}
-	return &Faults{inner: inner, seeds: src, ids: new(atomic.Int64)}
+	return &Faults{inner: inner, seeds: src, ids: new(atomic.Int64), ends: map[*faultEndpoint]struct{}{}}
 }
+
+// Precise has packets that are held up leave within microseconds of their time, where package time is late by up to a
+// millisecond, by a thread for each endpoint that holds any. It comes before the first Listen, and is not for virtual time.
+func (f *Faults) Precise() { f.precise = true }
 
 // NumberBy has the IDs of rules counted by n, which several Faults may share so that no two rules of theirs have the same
 // ID. It comes before the first Add.
@@ -84,6 +99,15 @@ func (f *Faults) changed() {
 	var kinds uint32
 	for _, r := range f.rules {
 		kinds |= r.kinds()
+	}
+	if f.down {
+		kinds |= actsCut
+	}
+	if f.shaper.Load() != nil {
+		kinds |= actsShape
+	}
+	if f.moment.Load() != nil {
+		kinds |= actsMoment
 	}
 	f.kinds.Store(kinds)
 }
@@ -118,7 +142,7 @@ func (f *Faults) List() []RuleState {
 	return list
 }
 
-// Active reports whether there are rules. It neither sleeps nor locks: a driver may ask before it takes a way that
+// Active reports whether anything may happen to packets. It neither sleeps nor locks: a driver may ask before it takes a way that
 // leaves the network out. A nil Faults has none.
 func (f *Faults) Active() bool { return f != nil && f.kinds.Load() != 0 }
 
@@ -182,7 +206,14 @@ func (f *Faults) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 			inner.Close())
 	}
 	e.RawEndpoint = raw
-	e.runner = timeq.NewRunner(e.sendDue)
+	if f.precise {
+		e.runner = newPacer(e.sendDue)
+	} else {
+		e.runner = timeq.NewRunner(e.sendDue)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ends[e] = struct{}{}
 	return e, nil
 }
 
@@ -193,31 +224,39 @@ type faultEndpoint struct {
 
 	receiver Receiver
 
-	runner *timeq.Runner // of sendDue
+	runner runner // of sendDue
 
-	lost    atomic.Uint64 // for want of room
-	waiting atomic.Int64  // number of packets in queue with behind > 0; written under mu
+	lost      atomic.Uint64 // for want of room
+	cut       atomic.Uint64 // while the link was down
+	overflows atomic.Uint64 // of the queue of the shaper
+	losses    atomic.Uint64 // by Shape.Loss
+	marked    atomic.Uint64 // with congestion experienced
+	waiting   atomic.Int64  // number of packets in queue with behind > 0; written under mu
 
 	closed atomic.Bool // written under mu
 
-	mu    sync.Mutex
-	queue timeq.Queue[*heldPacket]
+	mu     sync.Mutex
+	queue  timeq.Queue[*heldPacket] // by rules
+	shaped timeq.Queue[*heldPacket] // by the shaper, which comes after the rules
+}
+
+// runner is a timeq.Runner or a pacer.
+type runner interface {
+	Wake()
+	Stop()
 }
 
 // maxHeld bounds the number of packets that an endpoint holds up; more are lost.
 const maxHeld = 1 << 16
 
-// heldPacket is a copy of a packet that is to be sent later.
-type heldPacket struct {
-	behind  int   // so many packets to the same address may go first
-	train   Train // of this packet alone
-	corrupt bool
-	bit     uint32
-}
-
 // Receive implements Receiver, between the endpoint behind and who listens.
 func (e *faultEndpoint) Receive(a *Arrival) {
-	if e.faults.kinds.Load()&actsOnReceived != 0 {
+	kinds := e.faults.kinds.Load()
+	if kinds&actsCut != 0 {
+		e.cut.Add(uint64(len(a.Packets)))
+		return
+	}
+	if kinds&actsOnReceived != 0 {
 		kept := *a
 		kept.Packets = nil
 		for _, p := range a.Packets {
@@ -242,16 +281,34 @@ func (e *faultEndpoint) Claim() Turn {
 
 // Send is [Endpoint.Send].
 func (e *faultEndpoint) Send(t *Train) error {
-	if e.faults.kinds.Load()&actsOnSent == 0 && e.waiting.Load() == 0 || t.Validate() != nil {
+	const acts = actsOnSent | actsCut | actsShape | actsMoment
+	kinds := e.faults.kinds.Load() & acts
+	if kinds == 0 && e.waiting.Load() == 0 || t.Validate() != nil {
 		return e.RawEndpoint.Send(t)
 	}
 	if e.closed.Load() {
 		return ErrClosed
 	}
+	if kinds&actsMoment != 0 {
+		if n := e.faults.count(t.NumPackets()); n < t.NumPackets() { // the link goes down in front of the n-th
+			e.cut.Add(uint64(t.NumPackets() - n))
+			if n == 0 {
+				return nil
+			}
+			before := t.cut(0, n)
+			t = &before
+		}
+	} else if kinds&actsCut != 0 {
+		e.cut.Add(uint64(t.NumPackets()))
+		return nil
+	}
+	if kinds&actsOnSent == 0 && e.waiting.Load() == 0 {
+		return e.emit(t, false, 0)
+	}
 	var verdicts [MaxTrainPackets]verdict
 	v := verdicts[:t.NumPackets()]
 	if !e.faults.judge(t, v) && e.waiting.Load() == 0 {
-		return e.RawEndpoint.Send(t)
+		return e.emit(t, false, 0)
 	}
 	return e.sendFaulty(t, v)
 }
@@ -264,7 +321,7 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 	send := func(end int) bool {
 		if start < end {
 			run := t.cut(start, end)
-			err := e.RawEndpoint.Send(&run)
+			err := e.emit(&run, false, 0)
 			switch {
 			case errors.Is(err, ErrAgain) && !acted:
 				first = err
@@ -305,11 +362,8 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 			copies = 2
 		}
 		for range copies {
-			p := &heldPacket{
-				behind: v.behind, train: t.cut(i, i+1), corrupt: v.corrupt, bit: v.bit,
-			}
-			p.train.Buf = slices.Clone(p.train.Buf)
-			p.train.Size = len(p.train.Buf)
+			p := newHeld(t, i, i+1)
+			p.behind, p.corrupt, p.bit = v.behind, v.corrupt, v.bit
 			if v.delay > 0 || v.behind > 0 {
 				e.hold(p, v.delay+v.hold)
 				continue
@@ -369,19 +423,14 @@ func (e *faultEndpoint) transmitAll(list []*heldPacket) {
 	}
 }
 
-// transmit sends a packet now.
+// transmit sends a packet that rules have let go.
 func (e *faultEndpoint) transmit(p *heldPacket) {
-	t := &p.train
-	var err error
-	if !p.corrupt {
-		err = e.RawEndpoint.Send(t)
-	} else if err = e.Seal(t); err == nil {
-		flip(t.Buf, p.bit)
-		err = e.SendRaw(t)
-	}
-	if err != nil {
+	if e.faults.kinds.Load()&actsCut != 0 {
+		e.cut.Add(1)
+	} else if err := e.emit(&p.train, p.corrupt, p.bit); err != nil {
 		e.lost.Add(1)
 	}
+	p.free()
 }
 
 // sendDue sends the packets that are due, and returns the time until the next is, 0 if there is none.
@@ -389,6 +438,10 @@ func (e *faultEndpoint) sendDue() time.Duration {
 	for {
 		p, next := e.pop()
 		if p == nil {
+			shaped := e.sendShaped()
+			if next == 0 || shaped > 0 && shaped < next {
+				return shaped
+			}
 			return next
 		}
 		e.transmit(p)
@@ -420,6 +473,10 @@ func (e *faultEndpoint) Stats() Stats {
 		s = r.Stats()
 	}
 	s.SendCutOff += e.lost.Load()
+	s.LinkDown += e.cut.Load()
+	s.ShaperOverflows += e.overflows.Load()
+	s.ShaperLosses += e.losses.Load()
+	s.ShaperMarked += e.marked.Load()
 	return s
 }
 
@@ -429,8 +486,15 @@ func (e *faultEndpoint) Close() error {
 	if !e.closed.Swap(true) {
 		e.queue.Clear()
 		e.waiting.Store(0)
+		for i := range e.shaped.All() {
+			e.faults.held.Add(-int64(cap(i.Value.train.Buf)))
+		}
+		e.shaped.Clear()
 	}
 	e.mu.Unlock()
+	e.faults.mu.Lock()
+	delete(e.faults.ends, e)
+	e.faults.mu.Unlock()
 	e.runner.Stop()
 	return e.RawEndpoint.Close()
 }

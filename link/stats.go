@@ -36,6 +36,14 @@ type Stats struct {
 	Overflows  uint64 `json:"overflows"`
 	// ReceiveErrors counts failed calls of the kernel.
 	ReceiveErrors uint64 `json:"receive_errors"`
+
+	// LinkDown counts the packets that were to be sent, or came, while the link of a Faults was down; ShaperOverflows those
+	// that had no room in the queue of a Shape, ShaperLosses those lost by its Loss, and ShaperMarked those marked with
+	// congestion experienced.
+	LinkDown        uint64 `json:"link_down"`
+	ShaperOverflows uint64 `json:"shaper_overflows"`
+	ShaperLosses    uint64 `json:"shaper_losses"`
+	ShaperMarked    uint64 `json:"shaper_marked"`
 }
 
 // Add adds another endpoint's.
@@ -59,6 +67,10 @@ func (s *Stats) Add(o Stats) {
 	s.Malformed += o.Malformed
 	s.Overflows += o.Overflows
 	s.ReceiveErrors += o.ReceiveErrors
+	s.LinkDown += o.LinkDown
+	s.ShaperOverflows += o.ShaperOverflows
+	s.ShaperLosses += o.ShaperLosses
+	s.ShaperMarked += o.ShaperMarked
 }
 
 // StatsReader is implemented by every Endpoint of this module.

@@ -129,6 +129,10 @@ var wireCounters = map[string]func(s *link.Stats) uint64{
 	"send_forbidden_err": func(s *link.Stats) uint64 { return s.SendForbidden },
 	"send_other_err":     func(s *link.Stats) uint64 { return s.SendOther + s.SendInvalid },
 	"send_cut_off_err":   func(s *link.Stats) uint64 { return s.SendCutOff }, // the end of a train
+	"drop_link_down":     func(s *link.Stats) uint64 { return s.LinkDown },   // in either direction
+	"drop_link_queue":    func(s *link.Stats) uint64 { return s.ShaperOverflows },
+	"drop_link_loss":     func(s *link.Stats) uint64 { return s.ShaperLosses },
+	"ecn_marked_pkts":    func(s *link.Stats) uint64 { return s.ShaperMarked },
 }
 
 // Stats are a device's counters, by the names that the files below ports/1/hw_counters have: those of the kernel's rxe,

@@ -1,0 +1,384 @@
+package link_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/link"
+	"verbena/link/simnet"
+)
+
+// shaped runs a test in virtual time with endpoint A behind a shape; B is not.
+func shaped(t *testing.T, s link.Shape, f func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		n := simnet.New(simnet.Config{})
+		faults := link.NewFaults(n, rand.NewPCG(1, 2))
+		if err := faults.Shape(s); err != nil {
+			t.Fatal(err)
+		}
+		b := &sink{start: time.Now()}
+		ea, err := faults.Listen(addrA, &sink{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ea.Close()
+		eb, err := n.Listen(addrB, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer eb.Close()
+		f(t, faults, ea, b)
+	})
+}
+
+func statsOf(e link.Endpoint) link.Stats { return e.(link.StatsReader).Stats() }
+
+// onWire is the size of the packets of train on the wire.
+const onWire = 100 + 8 + 20
+
+// TestShapeTimes: packets arrive when the rate and the delay let them, whatever trains they come in.
+func TestShapeTimes(t *testing.T) {
+	const bit = uint64(1)
+	for name, c := range map[string]struct {
+		shape link.Shape
+		n     int
+		last  time.Duration // the last packet's
+	}{
+		"delay":           {link.Shape{Delay: 3 * time.Millisecond}, 10, 3 * time.Millisecond},
+		"rate":            {link.Shape{Rate: onWire * 8 * 1000 * bit}, 10, 10 * time.Millisecond},
+		"rate and delay":  {link.Shape{Rate: onWire * 8 * 1000 * bit, Delay: time.Second}, 10, time.Second + 10*time.Millisecond},
+		"odd rate":        {link.Shape{Rate: onWire * 8 * 3 * bit}, 9, 3 * time.Second}, // the thirds of seconds add up
+		"slowest":         {link.Shape{Rate: link.MinRate}, 2, 2 * onWire * 8 * time.Millisecond},
+		"fastest":         {link.Shape{Rate: link.MaxRate, Delay: time.Second}, 60, time.Second + 60*onWire*8*time.Nanosecond/1000},
+		"longest delay":   {link.Shape{Delay: time.Minute}, 1, time.Minute},
+		"nothing":         {link.Shape{}, 10, 0},
+		"loss of nothing": {link.Shape{Delay: time.Second, Loss: 0}, 10, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			shaped(t, c.shape, func(t *testing.T, _ *link.Faults, a link.Endpoint, b *sink) {
+				for psn := 0; psn < c.n; {
+					n := min(1+psn%4, c.n-psn)
+					send(t, a, train(addrB, 1, psn, n))
+					psn += n
+				}
+				time.Sleep(5 * time.Minute)
+				if got := b.psns(); !slices.Equal(got, count(0, c.n)) {
+					t.Fatalf("got PSNs %v, want 0 to %d", got, c.n-1)
+				}
+				all := b.arrivals()
+				if got := all[len(all)-1].after; got < c.last || got > c.last+time.Nanosecond {
+					t.Errorf("the last packet came after %v, want %v", got, c.last)
+				}
+			})
+		})
+	}
+}
+
+// TestShapeSharesRate: what two threads send, to two addresses, is limited together.
+func TestShapeSharesRate(t *testing.T) {
+	shaped(t, link.Shape{Rate: onWire * 8 * 1000}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
+		c, err := faults.Listen(addrC, &sink{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		var wg sync.WaitGroup
+		for _, e := range []link.Endpoint{a, c} {
+			wg.Go(func() {
+				for i := range 500 {
+					if err := e.Send(train(addrB, 1, i, 1)); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Minute)
+		all := b.arrivals()
+		if len(all) != 1000 || all[999].after != time.Second {
+			t.Errorf("got %d packets, the last after %v; want 1000 in 1s", len(all), all[len(all)-1].after)
+		}
+	})
+}
+
+// TestShapeQueue: what does not fit into the queue is dropped at its tail, and counted.
+func TestShapeQueue(t *testing.T) {
+	const rate = onWire * 8 * 1000 // a packet in a millisecond
+	for name, c := range map[string]struct {
+		shape link.Shape
+		want  int // of 100 packets that come at once
+	}{
+		"bytes":            {link.Shape{Rate: rate, QueueBytes: 10 * onWire}, 10},
+		"packets":          {link.Shape{Rate: rate, QueuePackets: 7}, 7},
+		"both":             {link.Shape{Rate: rate, QueueBytes: 10 * onWire, QueuePackets: 20}, 10},
+		"less than one":    {link.Shape{Rate: rate, QueueBytes: 1}, 1},
+		"default":          {link.Shape{Rate: rate}, 100},
+		"largest":          {link.Shape{Rate: rate, QueueBytes: link.MaxQueue, QueuePackets: 1 << 16}, 100},
+		"some loss":        {link.Shape{Loss: 1}, 0},
+		"a delay no queue": {link.Shape{Delay: time.Second}, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			shaped(t, c.shape, func(t *testing.T, _ *link.Faults, a link.Endpoint, b *sink) {
+				for i := range 10 {
+					send(t, a, train(addrB, 1, 10*i, 10))
+				}
+				time.Sleep(time.Minute)
+				s := statsOf(a)
+				if got := b.psns(); !slices.Equal(got, count(0, c.want)) || int(s.ShaperOverflows+s.ShaperLosses) != 100-c.want {
+					t.Errorf("got %d packets, %d counted as dropped, %d as lost; want the first %d", len(got), s.ShaperOverflows, s.ShaperLosses, c.want)
+				}
+				// The queue has emptied, and takes packets again.
+				send(t, a, train(addrB, 1, 1000, 1))
+				time.Sleep(time.Minute)
+				if got := b.psns(); c.want > 0 && got[len(got)-1] != 1000 {
+					t.Errorf("the last packet is %v, want 1000", got[len(got)-1])
+				}
+			})
+		})
+	}
+}
+
+// marks is a Receiver that notes the traffic classes.
+type marks struct {
+	mu  sync.Mutex
+	got map[uint8]int
+}
+
+func (m *marks) Receive(a *link.Arrival) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.got[a.TOS] += len(a.Packets)
+}
+
+// TestShapeECN: above the threshold packets of transports that understand ECN are marked, and others are not.
+func TestShapeECN(t *testing.T) {
+	for name, c := range map[string]struct {
+		tos  uint8
+		want map[uint8]int
+	}{
+		"ECT(0)":  {0x6a, map[uint8]int{0x6a: 6, 0x6b: 4}}, // five wait, and the sixth sees five packets and no more
+		"ECT(1)":  {0x01, map[uint8]int{0x01: 6, 0x03: 4}},
+		"not-ECT": {0x68, map[uint8]int{0x68: 10}},
+		"CE":      {0x03, map[uint8]int{0x03: 10}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				faults := link.NewFaults(simnet.New(simnet.Config{}), nil)
+				if err := faults.Shape(link.Shape{Rate: onWire * 8 * 1000, ECN: 5 * onWire}); err != nil {
+					t.Fatal(err)
+				}
+				m := &marks{got: map[uint8]int{}}
+				a, err := faults.Listen(addrA, &sink{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer a.Close()
+				b, err := faults.Listen(addrB, m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer b.Close()
+				tr := train(addrB, 1, 0, 10)
+				tr.TOS = c.tos
+				send(t, a, tr)
+				time.Sleep(time.Minute)
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				for tos, n := range c.want {
+					if m.got[tos] != n {
+						t.Errorf("got %v, want %v", m.got, c.want)
+					}
+				}
+				if got, want := int(statsOf(a).ShaperMarked), c.want[c.tos|3]; c.tos != 3 && got != want {
+					t.Errorf("counted %d marks, want %d", got, want)
+				}
+			})
+		})
+	}
+}
+
+// TestShapeJitter: packets come within the jitter, and by it out of order.
+func TestShapeJitter(t *testing.T) {
+	s := link.Shape{Delay: time.Second, Jitter: 100 * time.Millisecond, Seed: 7}
+	shaped(t, s, func(t *testing.T, _ *link.Faults, a link.Endpoint, b *sink) {
+		send(t, a, train(addrB, 1, 0, 50))
+		time.Sleep(time.Minute)
+		for _, x := range b.arrivals() {
+			if x.after < s.Delay || x.after > s.Delay+s.Jitter {
+				t.Errorf("packet %d came after %v", x.psn, x.after)
+			}
+		}
+		if got := b.psns(); len(got) != 50 || slices.IsSorted(got) {
+			t.Errorf("got %v, want 50 packets out of order", got)
+		}
+	})
+}
+
+// TestShapeEnds: when the shape ends, what is held up leaves at once, in order; when the endpoint closes, it goes with it.
+func TestShapeEnds(t *testing.T) {
+	s := link.Shape{Rate: link.MinRate, Delay: time.Minute}
+	shaped(t, s, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
+		send(t, a, train(addrB, 1, 0, 60))
+		time.Sleep(time.Second)
+		if got := b.psns(); len(got) > 0 {
+			t.Fatalf("got %v before its time", got)
+		}
+		if err := faults.Shape(link.Shape{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+		if got := b.psns(); !slices.Equal(got, count(0, 60)) {
+			t.Errorf("got %v, want all", got)
+		}
+		if faults.Active() {
+			t.Error("the Faults are still active")
+		}
+		if err := faults.Shape(s); err != nil {
+			t.Fatal(err)
+		}
+		send(t, a, train(addrB, 1, 60, 60))
+		a.Close()
+		time.Sleep(10 * time.Minute)
+		if got := b.psns(); len(got) != 60 {
+			t.Errorf("got %d packets, want the 60 of before", len(got))
+		}
+		if n := faults.Held(); n != 0 {
+			t.Errorf("%d bytes are still held up", n)
+		}
+	})
+}
+
+// TestShapeBound: what a device holds up is bounded, whatever the delay.
+func TestShapeBound(t *testing.T) {
+	shaped(t, link.Shape{Delay: time.Minute}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
+		for range 4000 {
+			send(t, a, &link.Train{Dst: addrB, Size: 1000, Buf: make([]byte, 64_000)})
+		}
+		if n, limit := faults.Held(), int64(2*link.MaxQueue); n > limit || n < limit/2 {
+			t.Errorf("%d bytes are held up, want up to %d", n, limit)
+		}
+		if s := statsOf(a); s.ShaperOverflows == 0 {
+			t.Error("nothing is counted as dropped")
+		}
+	})
+}
+
+// TestShapeBehindRules: the shaper has what the rules leave: both copies of a packet, and damage.
+func TestShapeBehindRules(t *testing.T) {
+	shaped(t, link.Shape{Rate: onWire * 8 * 1000}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
+		add(t, faults, link.Rule{Duplicate: 1, Limit: 1})
+		add(t, faults, link.Rule{Drop: 1, Skip: 2, Limit: 1})
+		add(t, faults, link.Rule{Corrupt: 1, Skip: 3, Limit: 1})
+		send(t, a, train(addrB, 1, 0, 5))
+		time.Sleep(time.Minute)
+		all := b.arrivals()
+		got := b.psns()
+		slices.Sort(got)
+		if !slices.Equal(got, []int{0, 0, 1, 3}) || all[3].after != 5*time.Millisecond && all[3].after != 4*time.Millisecond {
+			t.Errorf("got %v", all)
+		}
+	})
+}
+
+func TestShapeValidate(t *testing.T) {
+	for name, s := range map[string]link.Shape{
+		"slow":             {Rate: link.MinRate - 1},
+		"fast":             {Rate: link.MaxRate + 1},
+		"overflow":         {Rate: 1<<64 - 1},
+		"negative delay":   {Delay: -1},
+		"long delay":       {Delay: time.Minute + 1},
+		"negative jitter":  {Jitter: -1},
+		"long jitter":      {Jitter: 1 << 62},
+		"long queue":       {Rate: 1e9, QueueBytes: link.MaxQueue + 1},
+		"many packets":     {Rate: 1e9, QueuePackets: 1 << 63},
+		"high threshold":   {Rate: 1e9, ECN: 1 << 40},
+		"queue, no rate":   {Delay: 1, QueueBytes: 1},
+		"ecn, no rate":     {Delay: 1, ECN: 1},
+		"packets, no rate": {Delay: 1, QueuePackets: 1},
+		"loss":             {Loss: 1.1},
+		"negative loss":    {Loss: -0.1},
+	} {
+		if err := link.NewFaults(simnet.New(simnet.Config{}), nil).Shape(s); !errors.Is(err, link.ErrRule) {
+			t.Errorf("%s: got %v, want ErrRule", name, err)
+		}
+	}
+}
+
+func TestRateString(t *testing.T) {
+	for rate, want := range map[uint64]string{1_000: "1Kbit", 1_500_000: "1.5Mbit", 10_000_000_000: "10Gbit", 1e12: "1Tbit", 1_234_567: "1234.567Kbit", 1_001: "1.001Kbit", 1_234_567_891: "1234567.891Kbit", 999: "999bit"} {
+		if got := link.RateString(rate); got != want {
+			t.Errorf("%d: got %q, want %q", rate, got, want)
+		}
+	}
+}
+
+// TestLinkDown: nothing passes in either direction while the link is down, and what was held up is lost at its time.
+func TestLinkDown(t *testing.T) {
+	shaped(t, link.Shape{Delay: time.Second}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
+		c := &sink{}
+		ec, err := faults.Listen(addrC, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ec.Close()
+		send(t, a, train(addrB, 1, 0, 3))
+		faults.SetLink(false)
+		if !faults.Active() {
+			t.Error("a link that is down does not act on packets")
+		}
+		send(t, a, train(addrB, 1, 3, 3))
+		time.Sleep(2 * time.Second)
+		faults.SetLink(true)
+		if err := faults.Shape(link.Shape{}); err != nil {
+			t.Fatal(err)
+		}
+		send(t, a, train(addrC, 1, 0, 1))
+		faults.SetLink(false)
+		time.Sleep(time.Second)
+		if got := c.psns(); len(got) > 0 {
+			t.Errorf("%v came in", got)
+		}
+		faults.SetLink(true)
+		send(t, a, train(addrB, 1, 6, 3))
+		time.Sleep(2 * time.Second)
+		if got := b.psns(); !slices.Equal(got, count(6, 9)) {
+			t.Errorf("got %v, want 6 to 8", got)
+		}
+		if s := statsOf(a); s.LinkDown != 6 {
+			t.Errorf("counted %d packets, want 6", s.LinkDown)
+		}
+	})
+}
+
+// TestAtPacket: the link goes down in front of the packet that was asked for.
+func TestAtPacket(t *testing.T) {
+	for _, n := range []int{1, 2, 4, 5, 10, 12, 13} {
+		shaped(t, link.Shape{}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
+			hits := 0
+			faults.AtPacket(uint64(n), func() { hits++ })
+			for psn := 0; psn < 12; psn += 4 {
+				send(t, a, train(addrB, 1, psn, 4))
+			}
+			time.Sleep(time.Second)
+			if got := b.psns(); !slices.Equal(got, count(0, min(n-1, 12))) {
+				t.Errorf("n %d: got %v", n, got)
+			}
+			if want := map[bool]int{true: 1}[n <= 12]; hits != want {
+				t.Errorf("n %d: got %d calls, want %d", n, hits, want)
+			}
+			if n > 12 {
+				faults.AtPacket(0, nil)
+			}
+			faults.SetLink(true)
+			if faults.Active() {
+				t.Errorf("n %d: the Faults are still active", n)
+			}
+		})
+	}
+}
