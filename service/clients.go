@@ -277,6 +277,9 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 	if r.Reset != nil && r.Reset.Outage > 0 {
 		limit += min(r.Reset.Outage, 24*time.Hour)
 	}
+	if r.Set != nil && r.Set.State == ctl.LinkFlap {
+		limit += min(max(r.Set.Down, ctl.DefaultFlap), ctl.MaxFlap)
+	}
 	if r.Profile != nil {
 		limit += min(max(r.Profile.Duration, 0), ctl.MaxProfileTime)
 	}
@@ -364,6 +367,11 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 		return &ctl.Response{}, s.LinkAdd(*r.Link)
 	case ctl.OpLinkDel:
 		return &ctl.Response{}, s.LinkDel(r.Name)
+	case ctl.OpLinkSet:
+		if r.Set == nil {
+			break
+		}
+		return &ctl.Response{}, s.LinkSet(*r.Set)
 	case ctl.OpLinkShow:
 		links, err := s.Links()
 		return &ctl.Response{Links: links}, err

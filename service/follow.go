@@ -84,7 +84,7 @@ func (s *Service) setInterface(l *rxeLink, list []netdev.Interface) {
 		o := s.owner(a)
 		return o != nil && o != l
 	})
-	if dev.SetInterface(host, addrs) {
+	if dev.SetInterface(l.port.shown(host), addrs) {
 		s.log.Info("the interface has changed", "dev", l.spec.Name, "netdev", host.Name,
 			"up", host.Up && host.Running, "addrs", addrs)
 		s.guests.Refresh()

@@ -49,6 +49,7 @@ type rxeLink struct {
 	slot   *slot.Slot
 	outage outage
 	faults *link.Faults
+	port   port
 	taps   *link.Taps
 	addrs  []netip.Addr // of the device; nil: all that the interface has
 
@@ -88,6 +89,7 @@ func (s *Service) openLinkOn(spec ctl.LinkSpec, host *netdev.Interface, addrs []
 	}
 	l.faults = link.NewFaults(link.UDP(link.UDPOptions{Taps: l.taps}), rand.NewPCG(s.opts.Seed, 2*n))
 	l.faults.NumberBy(&s.faultIDs)
+	l.faults.Precise()
 	cfg := rxe.Config{
 		Recover: true,
 		Name:    spec.Name,
@@ -150,6 +152,7 @@ func (s *Service) probed(l *rxeLink, d *rxe.Device) {
 	l.dev = d
 	list := []netdev.Interface{*l.host}
 	s.mu.Unlock()
+	l.port.renewed()
 	s.log.Debug("device made anew, by a reset or a plug", "dev", l.spec.Name)
 	// The interface may have changed while there was no device.
 	l.news.CompareAndSwap(nil, &list)
@@ -361,8 +364,9 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 		netdev := l.host.Name
 		s.mu.Unlock()
 		if dev == nil {
-			list = append(list, ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(),
-				Wire: l.spec.Wire})
+			info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(), Wire: l.spec.Wire}
+			l.describe(&info)
+			list = append(list, info)
 			continue
 		}
 		ibdev := dev.IB()
@@ -372,6 +376,7 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 		}
 		info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
 			Wire: l.spec.Wire}
+		l.describe(&info)
 		for _, d := range s.uverbs.Devices() {
 			if d.IB().Same(ibdev) {
 				info.Uverbs = d.Name()

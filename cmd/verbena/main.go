@@ -36,6 +36,7 @@ type cli struct {
 	Link struct {
 		Add  linkAddCmd  `cmd:"" help:"Make a device."`
 		Del  linkDelCmd  `cmd:"" help:"Remove a device; programs that use it get errors."`
+		Set  linkSetCmd  `cmd:"" help:"Take a device's link down or up, and limit, delay or lose what it sends."`
 		Show linkShowCmd `cmd:"" help:"List the devices with their GIDs." default:"withargs"`
 	} `cmd:"" help:"Devices."`
 	Res struct {

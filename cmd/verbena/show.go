@@ -87,6 +87,9 @@ func (l *linkShowCmd) Run(c *cli) error {
 			if len(x.GIDs) == 0 {
 				fmt.Fprintln(w)
 			}
+			if d := linkDetails(&x); d != "" {
+				fmt.Fprintf(w, "\tlink: %s\n", d)
+			}
 		}
 	})
 }

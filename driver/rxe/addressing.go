@@ -78,10 +78,10 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 	c := &d.changes
 	c.Lock()
 	defer c.Unlock()
+	d.hw.follow(ifi, addrs) // also of a device that has gone: the next one begins with it
 	if c.closed {
 		return false
 	}
-	d.hw.follow(ifi, addrs)
 	old := d.at.Load()
 	now := &addressing{netdev: ifi}
 	for _, e := range old.endpoints {

@@ -95,6 +95,7 @@ type Device struct {
 	broken     atomic.Bool // a panic may have left locks behind; see panic.go
 	recovers   bool
 	breakpoint atomic.Pointer[breakpoint]
+	watchpoint atomic.Pointer[breakpoint] // see Hardware.BeforeWorkRequest
 
 	contexts struct {
 		sync.Mutex

@@ -234,7 +234,25 @@ func (h *Hardware) AtWorkRequest(n uint64, f func()) bool {
 	return true
 }
 
-// breakpoint is a work request at which the device stops.
+// BeforeWorkRequest has f called, without sleeping, from an unspecified thread, when the present device is about to execute
+// the n-th send work request from now. It reports false when there is no device. A second call replaces the first; n 0:
+// nowhere. It may not sleep.
+func (h *Hardware) BeforeWorkRequest(n uint64, f func()) bool {
+	d := h.Device()
+	if d == nil {
+		return false
+	}
+	if n == 0 {
+		d.watchpoint.Store(nil)
+		return true
+	}
+	b := &breakpoint{hit: f}
+	b.left.Store(n)
+	d.watchpoint.Store(b)
+	return true
+}
+
+// breakpoint is a work request at which the device stops, or another is told.
 type breakpoint struct {
 	left atomic.Uint64
 	hit  func()
@@ -242,6 +260,10 @@ type breakpoint struct {
 
 // stopAt counts a work request and reports whether the device has stopped in front of it.
 func (d *Device) stopAt() bool {
+	if b := d.watchpoint.Load(); b != nil && !d.stopped.Load() && b.left.Add(^uint64(0)) == 0 {
+		d.watchpoint.CompareAndSwap(b, nil)
+		b.hit()
+	}
 	if b := d.breakpoint.Load(); b != nil && b.left.Add(^uint64(0)) == 0 {
 		d.breakpoint.Store(nil)
 		d.stopped.Store(true)

@@ -1,0 +1,292 @@
+package service
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"verbena/internal/ctl"
+	"verbena/link"
+	"verbena/netdev"
+	"verbena/roce"
+)
+
+// port is what LinkSet has made of a link.
+//
+//	       down, flap, moment
+//	up ------------------------> down
+//	  <-------------------------
+//	       up, end of the flap
+type port struct {
+	change sync.Mutex // held while the state changes, for as long as the device takes
+
+	mu    sync.Mutex
+	state ctl.LinkState // "" is LinkUp
+	// turn counts the changes of state: a flap that has been overtaken by one does not end it.
+	turn   uint64
+	ended  chan struct{} // closed when the flap of this turn has ended, or been overtaken; nil: there is none
+	timer  *time.Timer   // of that
+	mtu    int           // most active MTU; 0: none
+	armed  string        // what a moment waits for
+	ofWR   bool          // which is a work request: the moment goes with the device
+	moment uint64        // counts the moments that were armed
+}
+
+// shown returns the interface as the device is to see it.
+func (p *port) shown(host netdev.Interface) netdev.Interface {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down() {
+		host.Running = false
+	}
+	if p.mtu > 0 {
+		host.MTU = min(host.MTU, p.mtu+roce.MaxOverhead)
+	}
+	return host
+}
+
+func (p *port) down() bool { return p.state == ctl.LinkDown || p.state == ctl.LinkFlap }
+
+// enter notes a change of state, which ends a flap.
+func (p *port) enter(state ctl.LinkState) (turn uint64, ended <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.turn++
+	if p.ended != nil {
+		if p.timer != nil {
+			p.timer.Stop()
+		}
+		close(p.ended)
+		p.ended = nil
+	}
+	p.state = state
+	if state == ctl.LinkFlap {
+		p.ended = make(chan struct{})
+	}
+	return p.turn, p.ended
+}
+
+// disarm forgets the moment, and reports whether it was the n-th that was armed; 0: any.
+func (p *port) disarm(n uint64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n != 0 && n != p.moment {
+		return false
+	}
+	p.moment++
+	p.armed = ""
+	return true
+}
+
+// arm notes what a moment waits for, and returns its number.
+func (p *port) arm(what string, ofWR bool) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.moment++
+	p.armed, p.ofWR = what, ofWR
+	return p.moment
+}
+
+// renewed notes that there is a new device, which knows nothing of work requests that were to be waited for.
+func (p *port) renewed() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ofWR {
+		p.armed = ""
+	}
+}
+
+// LinkSet changes the link of a device. A flap ends before it returns, unless it waits for a moment, or another change
+// overtakes it.
+func (s *Service) LinkSet(r ctl.LinkSet) error {
+	fail := func(err error) error { return fmt.Errorf("link set %s: %w", ctl.Clip(r.Name), err) }
+	l, err := s.devLink(r.Name)
+	if err != nil {
+		return err
+	}
+	if err := s.checkLinkSet(l, &r); err != nil {
+		return fail(err)
+	}
+	if r.Cancel {
+		l.cancelMoment()
+		return nil
+	}
+	if r.Shape != nil {
+		if err := l.faults.Shape(link.Shape(*r.Shape)); err != nil {
+			return fail(err)
+		}
+	}
+	if r.MTU != 0 {
+		l.port.mu.Lock()
+		l.port.mtu = max(r.MTU, 0)
+		l.port.mu.Unlock()
+		s.relink(l)
+	}
+	switch {
+	case r.State == "":
+		return nil
+	case r.AtWR != 0 || r.AtPacket != 0:
+		return s.linkAt(l, &r)
+	}
+	l.cancelMoment()
+	ended := s.setLink(l, r.State, r.Down)
+	if ended == nil {
+		return nil
+	}
+	select {
+	case <-ended:
+		return nil
+	case <-s.ended.Done():
+		return fail(fmt.Errorf("the service ends: %w", syscall.ESHUTDOWN))
+	}
+}
+
+func (s *Service) checkLinkSet(l *rxeLink, r *ctl.LinkSet) error {
+	moment := r.AtWR != 0 || r.AtPacket != 0
+	switch r.State {
+	case "", ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap:
+	default:
+		return fmt.Errorf("state %q: there are %s, %s and %s: %w", ctl.Clip(string(r.State)), ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap, syscall.EINVAL)
+	}
+	switch {
+	case r.Down < 0 || r.Down > ctl.MaxFlap:
+		return fmt.Errorf("a flap of %v is not from 0 to %v: %w", r.Down, ctl.MaxFlap, syscall.EINVAL)
+	case r.Down != 0 && r.State != ctl.LinkFlap:
+		return fmt.Errorf("a time goes with %s alone: %w", ctl.LinkFlap, syscall.EINVAL)
+	case moment && r.State != ctl.LinkDown && r.State != ctl.LinkFlap:
+		return fmt.Errorf("a moment is for the link to go down: %w", syscall.EINVAL)
+	case r.AtWR != 0 && r.AtPacket != 0:
+		return fmt.Errorf("one moment at most: %w", syscall.EINVAL)
+	case r.Cancel && (r.State != "" || moment || r.MTU != 0 || r.Shape != nil):
+		return fmt.Errorf("cancel comes alone: %w", syscall.EINVAL)
+	case !r.Cancel && r.State == "" && r.MTU == 0 && r.Shape == nil:
+		return fmt.Errorf("nothing to change: %w", syscall.EINVAL)
+	}
+	if r.Shape != nil {
+		shape := link.Shape(*r.Shape)
+		if err := shape.Validate(); err != nil {
+			return fmt.Errorf("%w: %w", err, syscall.EINVAL)
+		}
+	}
+	if r.MTU != 0 && r.MTU != ctl.MTUOfInterface {
+		if !slices.Contains([]int{256, 512, 1024, 2048, 4096}, r.MTU) {
+			return fmt.Errorf("mtu %d: there are 256, 512, 1024, 2048 and 4096: %w", r.MTU, syscall.EINVAL)
+		}
+		s.mu.Lock()
+		host := *l.host
+		s.mu.Unlock()
+		if most := roce.MTUFromLink(host.MTU).Bytes(); r.MTU > most {
+			return fmt.Errorf("mtu %d: the MTU of %s is %d, which leaves %d: %w", r.MTU, host.Name, host.MTU, most, syscall.EINVAL)
+		}
+	}
+	return nil
+}
+
+// setLink brings a link to a state, and returns a channel that is closed at the end of a flap; nil if it is none.
+func (s *Service) setLink(l *rxeLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
+	turn, ended := l.port.enter(state)
+	s.followPort(l)
+	if state != ctl.LinkFlap {
+		return nil
+	}
+	if down == 0 {
+		down = ctl.DefaultFlap
+	}
+	l.port.mu.Lock()
+	defer l.port.mu.Unlock()
+	if l.port.turn == turn {
+		l.port.timer = time.AfterFunc(down, func() { s.endFlap(l, turn) })
+	}
+	return ended
+}
+
+func (s *Service) endFlap(l *rxeLink, turn uint64) {
+	p := &l.port
+	p.mu.Lock()
+	if p.turn != turn {
+		p.mu.Unlock()
+		return
+	}
+	p.turn++
+	p.state = ctl.LinkUp
+	ended := p.ended
+	p.ended = nil
+	p.mu.Unlock()
+	s.followPort(l)
+	close(ended)
+}
+
+// followPort brings the network and the device to the state of the port. It may sleep.
+func (s *Service) followPort(l *rxeLink) {
+	l.port.change.Lock()
+	defer l.port.change.Unlock()
+	l.port.mu.Lock()
+	down := l.port.down()
+	l.port.mu.Unlock()
+	l.faults.SetLink(!down)
+	s.relink(l)
+	s.log.Debug("link set", "dev", l.spec.Name, "up", !down)
+}
+
+// relink brings the device up to its interface, as LinkSet has it seen.
+func (s *Service) relink(l *rxeLink) {
+	l.following.Lock()
+	s.mu.Lock()
+	list := []netdev.Interface{*l.host}
+	s.mu.Unlock()
+	s.setInterface(l, list)
+	l.following.Unlock()
+	s.bringUp(l) // news that came meanwhile
+}
+
+// linkAt has the state change at a moment.
+func (s *Service) linkAt(l *rxeLink, r *ctl.LinkSet) error {
+	l.cancelMoment()
+	what := fmt.Sprintf("%s at packet %d", r.State, r.AtPacket)
+	if r.AtWR != 0 {
+		what = fmt.Sprintf("%s at send work request %d", r.State, r.AtWR)
+	}
+	n := l.port.arm(what, r.AtWR != 0)
+	hit := func() { // it may not sleep
+		go func() {
+			if l.port.disarm(n) {
+				s.setLink(l, r.State, r.Down)
+			} else {
+				s.followPort(l) // what took the moment back has come too late for the network
+			}
+		}()
+	}
+	if r.AtPacket != 0 {
+		l.faults.AtPacket(r.AtPacket, hit)
+		return nil
+	}
+	if !l.hw.BeforeWorkRequest(r.AtWR, func() {
+		l.faults.SetLink(false)
+		hit()
+	}) {
+		l.port.disarm(n)
+		return fmt.Errorf("link set %s: there is no device that could execute work requests: %w", l.spec.Name, syscall.ENODEV)
+	}
+	return nil
+}
+
+func (l *rxeLink) cancelMoment() {
+	l.port.disarm(0)
+	l.faults.AtPacket(0, nil)
+	l.hw.BeforeWorkRequest(0, nil)
+}
+
+// describe adds what LinkSet has made of the link to its description.
+func (l *rxeLink) describe(info *ctl.LinkInfo) {
+	l.port.mu.Lock()
+	defer l.port.mu.Unlock()
+	if info.Link = l.port.state; info.Link == "" {
+		info.Link = ctl.LinkUp
+	}
+	info.MaxMTU, info.Armed = l.port.mtu, l.port.armed
+	if shape := ctl.Shape(l.faults.Shaped()); shape != (ctl.Shape{}) {
+		info.Shape = &shape
+	}
+}

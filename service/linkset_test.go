@@ -1,0 +1,300 @@
+package service
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/internal/ctl"
+	"verbena/link"
+	"verbena/netdev"
+)
+
+// portEvents returns the port events of a link's device as they come.
+func portEvents(l *rxeLink) <-chan ib.EventType {
+	events := make(chan ib.EventType, 10_000)
+	l.dev.IB().OnEvent(func(e ib.Event) {
+		if e.Port != 1 {
+			events <- ib.EventDeviceFatal // no event is of another port
+		}
+		events <- e.Type
+	})
+	return events
+}
+
+func wantEvents(t *testing.T, events <-chan ib.EventType, want ...ib.EventType) {
+	t.Helper()
+	for _, w := range want {
+		select {
+		case e := <-events:
+			if e != w {
+				t.Errorf("event %v, want %v", e, w)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("no event %v", w)
+		}
+	}
+	if len(events) > 0 {
+		t.Errorf("one more event, %v", <-events)
+	}
+}
+
+// portFile checks a file of the port, as programs see it.
+func portFile(t *testing.T, s *Service, name, want string) {
+	t.Helper()
+	b, err := os.ReadFile(s.dir.path + "/tree/sys/class/infiniband/rxe0/ports/1/" + name)
+	if err != nil || string(b) != want {
+		t.Errorf("%s is %q (%v), want %q", name, b, err, want)
+	}
+}
+
+// TestLinkDown: a link that is down looks as one without a carrier, to consumers, to programs, and after a reset too.
+func TestLinkDown(t *testing.T) {
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	l := s.links[0]
+	events := portEvents(l)
+	set := func(r ctl.LinkSet) {
+		t.Helper()
+		r.Name = "rxe0"
+		if _, err := c.Do(&ctl.Request{Op: ctl.OpLinkSet, Set: &r}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(ctl.LinkSet{State: ctl.LinkDown})
+	wantEvents(t, events, ib.EventPortErr)
+	portFile(t, s, "state", "1: DOWN\n")
+	portFile(t, s, "phys_state", "2: Polling\n")
+	if !l.faults.Active() {
+		t.Error("packets pass")
+	}
+	if g, err := l.dev.IB().QueryGID(1, 1); err != nil || g.GID.IsZero() {
+		t.Errorf("the GID is %v, %v; it stays", g, err)
+	}
+	set(ctl.LinkSet{State: ctl.LinkDown}) // again: nothing changes
+	wantEvents(t, events)
+	s.setInterface(l, []netdev.Interface{*l.host}) // nor does news of the interface change it
+	wantEvents(t, events)
+
+	if err := s.DevReset(ctl.DevReset{Name: "rxe0"}); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := l.hw.Device().IB().QueryPort(1); err != nil || p.State != ib.PortDown {
+		t.Errorf("after a reset the port is %v, %v", p.State, err)
+	}
+	eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return l.dev == l.hw.Device() })
+	events = portEvents(l)
+	if list, err := s.Links(); err != nil || list[0].Link != ctl.LinkDown || list[0].State != "DOWN" {
+		t.Errorf("link show: %+v, %v", list, err)
+	}
+	set(ctl.LinkSet{State: ctl.LinkUp})
+	wantEvents(t, events, ib.EventPortActive)
+	portFile(t, s, "state", "4: ACTIVE\n")
+	portFile(t, s, "phys_state", "5: LinkUp\n")
+	if l.faults.Active() {
+		t.Error("packets are still looked at")
+	}
+}
+
+func eventually(t *testing.T, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not come to that")
+		}
+	}
+}
+
+// TestLinkFlap: a flap is an event of either kind, returns when the link is up, and is overtaken by another change.
+func TestLinkFlap(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	l := s.links[0]
+	events := portEvents(l)
+	for range 5 {
+		if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Microsecond}); err != nil {
+			t.Fatal(err)
+		}
+		wantEvents(t, events, ib.EventPortErr, ib.EventPortActive)
+	}
+	for _, by := range []ctl.LinkState{ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap} {
+		done := make(chan error)
+		go func() { done <- s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
+		wantEvents(t, events, ib.EventPortErr)
+		if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: by}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Errorf("a flap that %s overtakes: %v", by, err)
+		}
+		want := map[ctl.LinkState]ctl.LinkState{ctl.LinkUp: ctl.LinkUp, ctl.LinkDown: ctl.LinkDown, ctl.LinkFlap: ctl.LinkUp}[by]
+		if list, err := s.Links(); err != nil || list[0].Link != want {
+			t.Errorf("after %s: %+v, %v", by, list, err)
+		}
+		if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
+			t.Fatal(err)
+		}
+		wantEvents(t, events, ib.EventPortActive)
+	}
+	// From many sides at once it ends as the last of them says.
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			for range 4 {
+				state := []ctl.LinkState{ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap}[i%3]
+				down := time.Duration(0)
+				if state == ctl.LinkFlap {
+					down = 1
+				}
+				if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: state, Down: down}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := l.dev.IB().QueryPort(1); err != nil || p.State != ib.PortActive || l.faults.Active() {
+		t.Errorf("in the end: %v, %v, packets are looked at: %v", p.State, err, l.faults.Active())
+	}
+	// Nobody waits for a flap of a service that ends, or of a link that goes.
+	done := make(chan error)
+	go func() { done <- s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
+	eventually(t, func() bool { return l.faults.Active() })
+	s.Stop()
+	if err := <-done; !errors.Is(err, syscall.ESHUTDOWN) {
+		t.Errorf("a flap at the end of the service: %v", err)
+	}
+}
+
+// TestLinkMTU: the active MTU is no more than what was asked for, and what fits the interface.
+func TestLinkMTU(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	for _, x := range []struct{ set, want int }{{1024, 1024}, {256, 256}, {4096, 4096}, {ctl.MTUOfInterface, 4096}} {
+		if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", MTU: x.set}); err != nil {
+			t.Fatal(err)
+		}
+		p, err := s.links[0].dev.IB().QueryPort(1)
+		if err != nil || p.ActiveMTU.Bytes() != x.want || p.State != ib.PortActive {
+			t.Errorf("mtu %d: %v, %v", x.set, p, err)
+		}
+	}
+}
+
+// TestLinkSetMistakes: what makes no sense is refused, and nothing of it done.
+func TestLinkSetMistakes(t *testing.T) {
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	good := &ctl.Shape{Rate: 1e9}
+	for _, x := range []struct {
+		r    ctl.LinkSet
+		want syscall.Errno
+		says string
+	}{
+		{ctl.LinkSet{Name: "rxe9", State: ctl.LinkUp}, syscall.ENODEV, "there are: rxe0"},
+		{ctl.LinkSet{}, syscall.EINVAL, "nothing to change"},
+		{ctl.LinkSet{State: "sideways", Shape: good}, syscall.EINVAL, "up, down and flap"},
+		{ctl.LinkSet{State: ctl.LinkFlap, Down: -1, Shape: good}, syscall.EINVAL, "from 0 to 1h"},
+		{ctl.LinkSet{State: ctl.LinkFlap, Down: 1 << 62, Shape: good}, syscall.EINVAL, "from 0 to 1h"},
+		{ctl.LinkSet{State: ctl.LinkDown, Down: 1, Shape: good}, syscall.EINVAL, "flap alone"},
+		{ctl.LinkSet{State: ctl.LinkUp, AtWR: 1, Shape: good}, syscall.EINVAL, "to go down"},
+		{ctl.LinkSet{AtPacket: 1, Shape: good}, syscall.EINVAL, "to go down"},
+		{ctl.LinkSet{State: ctl.LinkDown, AtPacket: 1, AtWR: 1}, syscall.EINVAL, "one moment"},
+		{ctl.LinkSet{State: ctl.LinkDown, Cancel: true}, syscall.EINVAL, "alone"},
+		{ctl.LinkSet{Shape: good, MTU: 1500}, syscall.EINVAL, "256, 512, 1024"},
+		{ctl.LinkSet{Shape: good, MTU: -2}, syscall.EINVAL, "256, 512, 1024"},
+		{ctl.LinkSet{Shape: good, MTU: 8192}, syscall.EINVAL, "256, 512, 1024"},
+		{ctl.LinkSet{MTU: 256, Shape: &ctl.Shape{Rate: 1<<64 - 1}}, syscall.EINVAL, "bit/s"},
+		{ctl.LinkSet{MTU: 256, Shape: &ctl.Shape{Delay: -1}}, syscall.EINVAL, "delay"},
+	} {
+		if x.r.Name == "" {
+			x.r.Name = "rxe0"
+		}
+		_, err := c.Do(&ctl.Request{Op: ctl.OpLinkSet, Set: &x.r})
+		if !errors.Is(err, x.want) || !strings.Contains(err.Error(), x.says) {
+			t.Errorf("%+v: got %v, want %v and %q", x.r, err, x.want, x.says)
+		}
+	}
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpLinkSet}); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("a request of nothing: %v", err)
+	}
+	list, err := s.Links()
+	if err != nil || list[0].Shape != nil || list[0].MaxMTU != 0 || list[0].Armed != "" || list[0].Link != ctl.LinkUp {
+		t.Errorf("something was done: %+v, %v", list, err)
+	}
+	if err := s.DevUnplug("rxe0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1}); !errors.Is(err, syscall.ENODEV) {
+		t.Errorf("a moment without a device: %v", err)
+	}
+	// A link without a device can be set: the next one begins with it.
+	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, Shape: good, MTU: 512}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.DevPlug("rxe0"); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := s.links[0].hw.Device().IB().QueryPort(1); err != nil || p.State != ib.PortDown || p.ActiveMTU.Bytes() != 512 {
+		t.Errorf("the plugged device: %+v, %v", p, err)
+	}
+	if list, err := s.Links(); err != nil || list[0].Shape == nil || *list[0].Shape != *good {
+		t.Errorf("link show: %+v, %v", list, err)
+	}
+}
+
+// TestLinkMoments: a moment is shown until it comes, is cancelled, or the device is another.
+func TestLinkMoments(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	armed := func() string {
+		t.Helper()
+		list, err := s.Links()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list[0].Armed
+	}
+	set := func(r ctl.LinkSet) {
+		t.Helper()
+		r.Name = "rxe0"
+		if err := s.LinkSet(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(ctl.LinkSet{State: ctl.LinkDown, AtWR: 17})
+	if got := armed(); got != "down at send work request 17" {
+		t.Errorf("got %q", got)
+	}
+	set(ctl.LinkSet{State: ctl.LinkFlap, AtPacket: 1 << 63})
+	if got := armed(); got != "flap at packet 9223372036854775808" {
+		t.Errorf("got %q", got)
+	}
+	if !s.links[0].faults.Active() {
+		t.Error("packets are not counted")
+	}
+	set(ctl.LinkSet{Cancel: true})
+	if got := armed(); got != "" || s.links[0].faults.Active() {
+		t.Errorf("got %q after the end", got)
+	}
+	set(ctl.LinkSet{State: ctl.LinkDown, AtWR: 3})
+	set(ctl.LinkSet{State: ctl.LinkUp}) // which replaces it
+	if got := armed(); got != "" {
+		t.Errorf("got %q after a change", got)
+	}
+	set(ctl.LinkSet{State: ctl.LinkDown, AtWR: 3})
+	if err := s.DevReset(ctl.DevReset{Name: "rxe0"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return armed() == "" })
+
+	set(ctl.LinkSet{State: ctl.LinkDown, AtPacket: 1})
+	tr := link.Train{Dst: s.links[0].addrs[0], Size: 100, Buf: make([]byte, 100)}
+	if err := s.links[0].hw.Device().Endpoints()[0].Send(&tr); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { list, _ := s.Links(); return list[0].State == "DOWN" && list[0].Armed == "" })
+}
