@@ -11,12 +11,20 @@ import (
 
 // FaultAdd lets a rule take effect, and returns its ID, which no other rule of the service has. While a device has
 // rules, what it sends and gets takes the full path.
+//
+// A rule for a verb acts on the programs of one device, or of all if it names none.
 func (s *Service) FaultAdd(r ctl.FaultRule) (id int, err error) {
+	if r.Verb != nil {
+		return s.verbFaultAdd(&r)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.find(r.Dev)
 	if l == nil {
 		return 0, s.noLink(r.Dev)
+	}
+	if len(l.faults.List()) >= maxRules {
+		return 0, fmt.Errorf("fault add: device %s: %w", r.Dev, errTooManyRules)
 	}
 	if err := l.faults.Add(link.Rule(r.Rule)); err != nil {
 		return 0, fmt.Errorf("fault add: %w: %w", err, syscall.EINVAL)
@@ -25,12 +33,35 @@ func (s *Service) FaultAdd(r ctl.FaultRule) (id int, err error) {
 	return rules[len(rules)-1].ID, nil
 }
 
+func (s *Service) verbFaultAdd(r *ctl.FaultRule) (id int, err error) {
+	switch {
+	case r.Rule != (ctl.Rule{}):
+		err = fmt.Errorf("a rule is for a verb or for packets: %w", syscall.EINVAL)
+	case r.Dev != "":
+		s.mu.Lock()
+		if s.find(r.Dev) == nil {
+			err = s.noLink(r.Dev)
+		}
+		s.mu.Unlock()
+	}
+	if err == nil {
+		id, err = s.addVerbFault(r.Dev, r.Verb)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("fault add: %w", err)
+	}
+	return id, nil
+}
+
 // FaultClear removes the rules of one device, or of all if dev is empty: all of them, or the one with the ID if that is
 // not 0.
 func (s *Service) FaultClear(dev string, id int) error {
 	links, err := s.named(dev)
 	if err != nil {
 		return err
+	}
+	if s.clearVerbFaults(dev, id) && id != 0 {
+		return nil
 	}
 	for _, l := range links {
 		switch {
@@ -53,6 +84,13 @@ func (s *Service) Faults(dev string) ([]ctl.FaultRuleState, error) {
 	for _, l := range links {
 		for _, r := range l.faults.List() {
 			list = append(list, ruleState(l.spec.Name, &r))
+		}
+	}
+	if err == nil {
+		for _, r := range s.verbFaults.list() {
+			if dev == "" || r.Dev == dev || r.Dev == "" {
+				list = append(list, r)
+			}
 		}
 	}
 	return list, err

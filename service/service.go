@@ -73,6 +73,8 @@ type Service struct {
 	faultIDs   atomic.Int64
 	uverbs     *uverbs.Server
 	cm         *rdmacm.Manager
+	cmServer   *ucma.Server
+	verbFaults verbFaults
 	guests     *supervisor.Supervisor
 	remote     *remote.Server
 	files      sync.WaitGroup // of remote that are open
@@ -155,6 +157,7 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	cm := ucma.NewServer(s.cm)
+	s.cmServer = cm
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
 		Uverbs: s.uverbs, CM: cm, Links: linksOf{s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
@@ -362,6 +365,9 @@ func (s *Service) yield() error {
 
 // byHandLocked reports whether links are changed by hand, or have fault rules, which would be lost by ending.
 func (s *Service) byHandLocked() bool {
+	if len(s.verbFaults.list()) > 0 {
+		return true
+	}
 	return s.configured || slices.ContainsFunc(s.links, func(l *rxeLink) bool { return len(l.faults.List()) > 0 })
 }
 

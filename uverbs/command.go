@@ -32,6 +32,7 @@ type command struct {
 	udata bool
 	// answers: a plain request starts with the address of the response.
 	answers bool
+	verb    string // see Server.OnVerb; empty for what is not one
 	run     func(*call) error
 }
 
@@ -143,6 +144,7 @@ type call struct {
 	async *eventFile
 	// callbacks are those that have been held, and are to be run when no lock is held any more.
 	callbacks ib.Hold
+	verb      string        // see Server.OnVerb
 	failed    error         // the command failed, but has a response all the same
 	stored    *ib.Stored    // by the driver
 	commit    func()        // after the response has been delivered; may be nil
@@ -196,6 +198,9 @@ func (c *call) run(cmd func(*call) error) error {
 	c.udata.Context, c.udata.Space = userContext{c.f}, c.caller.Space()
 	c.udata.Defer = func(s ib.Stored) { c.stored = &s }
 	defer c.callbacks.Run()
+	if err := c.announce(); err != nil {
+		return err
+	}
 	if err := c.f.enter(); err != nil {
 		return err
 	}
@@ -310,7 +315,7 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 	if n == doorbellSize && f.ringHandle(c, b) {
 		return n, nil
 	}
-	if n == armWriteSize && f.armWritten(c, b) {
+	if n == armWriteSize && f.dev.srv.onVerb.Load() == nil && f.armWritten(c, b) {
 		return n, nil
 	}
 	if err := f.write(c, b); err != nil {
@@ -333,7 +338,7 @@ func (f *File) write(c Caller, b []byte) error {
 		}
 		return err
 	}
-	k := &call{f: f, caller: c, trace: trace}
+	k := &call{f: f, caller: c, trace: trace, verb: cmd.verb}
 	var response, driverResponse uint64
 	if extended {
 		response, driverResponse, err = k.parseExtended(hdr, cmd, b)

@@ -169,7 +169,7 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	}
 	buf := commandBuffers.Get().(*commandBuffer)
 	defer commandBuffers.Put(buf)
-	if f.armPeeked(c, buf, arg) {
+	if f.dev.srv.onVerb.Load() == nil && f.armPeeked(c, buf, arg) {
 		return nil
 	}
 	hdr, attrs, err := readIoctl(c.Space(), buf, arg)
@@ -180,11 +180,12 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	if d.checkDriver && hdr.DriverID != d.driverID {
 		return fmt.Errorf("ioctl for driver %v, this is %v: %w", hdr.DriverID, d.driverID, syscall.EINVAL)
 	}
-	m := methods[methodID{hdr.ObjectID, hdr.MethodID}]
+	id := methodID{hdr.ObjectID, hdr.MethodID}
+	m := methods[id]
 	if m == nil {
 		return fmt.Errorf("ioctl: method %d of object %d: %w", hdr.MethodID, hdr.ObjectID, syscall.EPROTONOSUPPORT)
 	}
-	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: traceOf(c)}, addr: arg + ioctlHdrSize, raw: attrs, changed: make([]bool, len(attrs))}
+	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: traceOf(c), verb: verbsOfMethods[id]}, addr: arg + ioctlHdrSize, raw: attrs, changed: make([]bool, len(attrs))}
 	if k.trace != nil {
 		k.trace.Name, k.trace.Request = m.name, describeAttributes(attrs)
 	}

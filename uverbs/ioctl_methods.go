@@ -39,6 +39,7 @@ func invokeWrite(c *ioctlCall) error {
 	if len(c.in) < cmd.req || c.call.room < cmd.resp {
 		return fmt.Errorf("%s: request of %d bytes, room of %d, needs %d and %d: %w", name, len(c.in), c.call.room, cmd.req, cmd.resp, syscall.ENOSPC)
 	}
+	c.verb = cmd.verb
 	if err := c.run(cmd.run); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -53,6 +54,8 @@ type Server struct {
 	devices  []*Device // by minor number; nil where one is free
 	gone     []*Device // that have left zombies
 	onChange []func()
+
+	onVerb atomic.Pointer[func(VerbCall) error] // nil: none
 
 	pipes sync.Map // *quota.User to the chan struct{} of pipeGate.user
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"verbena/internal/ctl"
+	"verbena/service"
 )
 
 type completionCmd struct {
@@ -334,6 +335,10 @@ func (c *cli) names(kind string) (names []string) {
 		case names = <-done:
 		case <-time.After(time.Second): // a service that does not answer does not hold up a shell
 		}
+	case "verb":
+		names = service.VerbNames()
+	case "errno":
+		names = service.ErrnoNames()
 	case "user":
 		names = firstFields("/etc/passwd")
 	case "group":

@@ -69,10 +69,10 @@ type cli struct {
 		Pprof pprofCmd `cmd:"" help:"Write a profile of the service's process to the standard output."`
 	} `cmd:"" help:"Profiles of the service itself, for its developers."`
 	Fault struct {
-		Add   faultAddCmd   `cmd:"" help:"Disturb what a device sends or gets."`
+		Add   faultAddCmd   `cmd:"" help:"Disturb what a device sends or gets, or have a verb fail."`
 		Show  faultShowCmd  `cmd:"" help:"List the rules and what they have done." default:"withargs"`
 		Clear faultClearCmd `cmd:"" help:"Remove a rule, or all."`
-	} `cmd:"" help:"Loss, delay, duplication, reordering and corruption on the wire; receivers that are not ready; dead peers."`
+	} `cmd:"" help:"Loss, delay, duplication, reordering and corruption on the wire; receivers that are not ready; dead peers; verbs that fail."`
 
 	Complete completeCmd `cmd:"" hidden:"" name:"complete-words" help:"Print what completes a command line, for the shells' scripts."`
 	Manual   manualCmd   `cmd:"" hidden:"" name:"man-pages" help:"Write the manual pages into a directory."`

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -187,20 +188,21 @@ func (s *statShowCmd) Run(c *cli) error {
 }
 
 type faultAddCmd struct {
-	Dev       string        `required:"" help:"Device whose sending is disturbed." placeholder:"NAME" complete:"device"`
+	Dev       string        `help:"Device whose sending is disturbed; with --verb, the device of the verb, and all if it is left out." placeholder:"NAME" complete:"device"`
 	QP        uint32        `name:"qp" help:"Only packets that this queue pair sends, or is to get." placeholder:"N" complete:"none"`
 	Peer      netip.Addr    `help:"Only packets to this address." placeholder:"IP" complete:"none"`
 	Drop      percent       `help:"Share of packets to drop, such as 1% or 0.01." placeholder:"P" complete:"none"`
 	Duplicate percent       `help:"Share of packets to send twice." placeholder:"P" complete:"none"`
 	Corrupt   percent       `help:"Share of packets to flip a bit in, after the ICRC was computed." placeholder:"P" complete:"none"`
 	Reorder   percent       `help:"Share of packets to hold back behind later ones." placeholder:"P" complete:"none"`
-	Delay     time.Duration `help:"Time to hold every packet, such as 50us." placeholder:"D" complete:"none"`
+	Delay     time.Duration `help:"Time to hold every packet, such as 50us; with --verb, time for which the verb waits." placeholder:"D" complete:"none"`
 	Jitter    time.Duration `help:"Up to so much more delay, at random." placeholder:"D" complete:"none"`
 	RNR       percent       `name:"rnr" help:"Share of messages for the device to answer by an RNR NAK, as if no receive were posted. In a rule of its own." placeholder:"P" complete:"none"`
 	Stop      bool          `help:"Drop every packet, in either direction: the peer seems dead. In a rule of its own."`
 	Seed      uint64        `help:"Seed of the rule's decisions; default: by the seed of the service." placeholder:"N" complete:"none"`
 	Skip      uint64        `help:"Leave the first N packets alone." placeholder:"N" complete:"none"`
 	Limit     uint64        `help:"Act on the N packets after those only." placeholder:"N" complete:"none"`
+	verbFlags
 }
 
 func (f *faultAddCmd) Help() string {
@@ -212,10 +214,22 @@ Examples:
   verbena fault add --dev rxe0 --drop 1% --reorder 2%
   verbena fault add --dev rxe0 --drop 100% --skip 1000 --limit 1     the 1001st packet is lost
   verbena fault add --dev rxe0 --qp 17 --rnr 10% --seed 42
-  verbena fault add --dev rxe0 --stop --peer 10.0.0.2                 that peer is dead`
+  verbena fault add --dev rxe0 --stop --peer 10.0.0.2                 that peer is dead
+  verbena fault add --verb create_cq --errno ENOMEM --nth 2           the second one fails
+  verbena fault add --verb modify_qp:rtr --errno ETIMEDOUT --process server
+  verbena fault add --verb reg_mr --delay 100ms`
 }
 
 func (f *faultAddCmd) Run(c *cli) error {
+	if f.Verb != "" {
+		return f.addVerb(c)
+	}
+	if f.verbFlags != (verbFlags{}) {
+		return errors.New("fault add: --errno, --nth, --times and --process go with --verb")
+	}
+	if f.Dev == "" {
+		return errors.New("fault add: missing flags: --dev=NAME; see verbena fault add --help")
+	}
 	rule := link.Rule{
 		QP: f.QP, Peer: f.Peer, Drop: float64(f.Drop), Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt),
 		Reorder: float64(f.Reorder), Delay: f.Delay, Jitter: f.Jitter, RNR: float64(f.RNR), Stop: f.Stop,
@@ -253,6 +267,10 @@ func (f *faultShowCmd) Run(c *cli) error {
 	return output(f.JSON, r.Faults, func(w io.Writer) {
 		fmt.Fprintln(w, "ID\tDEVICE\tRULE\tSEEN\tHIT\tDROPPED\tDUPLICATED\tCORRUPTED\tDELAYED\tREORDERED\tRNR")
 		for _, x := range r.Faults {
+			if x.Verb != nil {
+				fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t-\t-\t-\t-\t-\t-\n", x.ID, cmp.Or(x.Dev, "-"), verbRule(x.Verb), x.Seen, x.Hit)
+				continue
+			}
 			fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", x.ID, x.Dev, link.Rule(x.Rule),
 				x.Seen, x.Hit, x.Dropped, x.Duplicated, x.Corrupted, x.Delayed, x.Reordered, x.NotReady)
 		}

@@ -84,7 +84,10 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, *Taken, error) {
 		return 0, nil, fmt.Errorf("%v: read the command: %w", h.Cmd, fault(err))
 	}
 	k := call{f: f, c: c, space: space, in: in, out: int(h.Out)}
-	err := commands[h.Cmd](&k)
+	err := f.announce(h.Cmd)
+	if err == nil {
+		err = commands[h.Cmd](&k)
+	}
 	if t, ok := c.(Tracer); ok {
 		t.TraceCM(h.Cmd.String()+k.request(h.Cmd), k.response)
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/ib"
@@ -38,7 +39,8 @@ const MaxBacklog = 1024
 
 // Server has the IDs of all files.
 type Server struct {
-	m *rdmacm.Manager
+	m      *rdmacm.Manager
+	onVerb atomic.Pointer[func(VerbCall) error] // nil: none
 
 	mu     sync.Mutex
 	ids    map[uint32]*context

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"verbena/internal/ctl"
+	"verbena/link"
+	"verbena/service"
+)
+
+// verbFlags are those of fault add that are for verbs.
+type verbFlags struct {
+	Verb    string  `help:"Instead of packets, act on the calls of a verb, such as create_cq, rdma_connect, or modify_qp:rtr." placeholder:"VERB" complete:"verb"`
+	Errno   string  `help:"Error with which the verb fails, such as ENOMEM." placeholder:"NAME" complete:"errno"`
+	Nth     ordinal `help:"Act on the N-th call alone, or with --times on so many calls from that one on." placeholder:"N" complete:"none"`
+	Times   ordinal `help:"Act on so many calls only." placeholder:"N" complete:"none"`
+	Process string  `help:"Act on the calls of this process only, by its number or the name of its program." placeholder:"NAME" complete:"none"`
+}
+
+func (f *faultAddCmd) addVerb(c *cli) error {
+	packets := link.Rule{
+		QP: f.QP, Peer: f.Peer, Drop: float64(f.Drop), Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt), Reorder: float64(f.Reorder),
+		Jitter: f.Jitter, RNR: float64(f.RNR), Stop: f.Stop, Seed: f.Seed, Skip: f.Skip, Limit: f.Limit}
+	if packets != (link.Rule{}) {
+		return fmt.Errorf("fault add: --verb goes with --errno, --delay, --nth, --times, --process and --dev alone")
+	}
+	v := &ctl.VerbFault{Verb: f.Verb, Errno: f.Errno, Delay: f.Delay, Process: f.Process, Nth: uint64(f.Nth), Times: uint64(f.Times)}
+	if v.Nth != 0 && v.Times == 0 {
+		v.Times = 1
+	}
+	if err := service.CheckVerbFault(f.Dev, v); err != nil { // before a service is started for it
+		return fmt.Errorf("fault add: %w", err)
+	}
+	r, err := c.askStarting(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: f.Dev, Verb: v}})
+	if err != nil {
+		return err
+	}
+	fmt.Println(r.ID)
+	return nil
+}
+
+// verbRule is a rule in words.
+func verbRule(v *ctl.VerbFault) string {
+	w := []string{v.Verb}
+	word := func(show bool, format string, arg any) {
+		if show {
+			w = append(w, fmt.Sprintf(format, arg))
+		}
+	}
+	word(v.Errno != "", "errno %v", v.Errno)
+	word(v.Delay > 0, "delay %v", v.Delay)
+	word(v.Nth > 1, "from call %d", v.Nth)
+	word(v.Times > 0, "for %d", v.Times)
+	word(v.Process != "", "process %v", printable(v.Process))
+	return strings.Join(w, " ")
+}

@@ -1,0 +1,225 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+	"verbena/rdmacm/ucma"
+	"verbena/uverbs"
+)
+
+// maxRules bounds the fault rules of a service, for verbs, and of a device, for packets: each costs time for each call or packet.
+const maxRules = 1024
+
+// cmPrefix is what the verbs of the connection manager begin with, which are of no device.
+const cmPrefix = "rdma_"
+
+// VerbNames returns the names of the verbs that can be made to fail: those of verbs without ibv_, those of the connection
+// manager with rdma_.
+func VerbNames() []string { return append(uverbs.Verbs(), ucma.Verbs()...) }
+
+const lastErrno = 133 // EHWPOISON
+
+// ErrnoByName returns the number of an error such as ENOMEM; false if there is none of that name.
+func ErrnoByName(name string) (syscall.Errno, bool) {
+	for e := syscall.Errno(1); e <= lastErrno; e++ {
+		if unix.ErrnoName(e) == name {
+			return e, true
+		}
+	}
+	return 0, false
+}
+
+// verbFaults are the rules for verbs.
+type verbFaults struct {
+	mu    sync.Mutex
+	rules []*verbRule
+}
+
+// verbRule is a rule in force.
+type verbRule struct {
+	ctl.VerbFault
+	id    int
+	dev   string
+	verb  string // the one that is announced
+	state string // of modify_qp; empty: any
+	errno syscall.Errno
+	pid   int           // of Process, if that is a number
+	ended chan struct{} // closed when it has been removed
+
+	seen, hit uint64
+}
+
+// newVerbRule checks a rule. The error wraps EINVAL.
+func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
+	r := &verbRule{VerbFault: *f, dev: dev, ended: make(chan struct{})}
+	name, state, stated := strings.Cut(strings.TrimPrefix(f.Verb, "ibv_"), ":")
+	var ok bool
+	if r.verb, ok = uverbs.CanonicalVerb(name); !ok {
+		r.verb, ok = name, slices.Contains(ucma.Verbs(), name)
+	}
+	bad := func(format string, args ...any) (*verbRule, error) {
+		return nil, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), syscall.EINVAL)
+	}
+	states := []string{"reset", "init", "rtr", "rts", "sqd", "sqe", "err"}
+	switch r.state = state; {
+	case !ok:
+		return bad("verb %q; there are: %s", ctl.Clip(name), strings.Join(VerbNames(), ", "))
+	case stated && r.verb != "modify_qp":
+		return bad("verb %q: modify_qp alone has a state", ctl.Clip(f.Verb))
+	case stated && !slices.Contains(states, state):
+		return bad("verb %q: state %q; there are: %s", name, ctl.Clip(state), strings.Join(states, ", "))
+	case dev != "" && strings.HasPrefix(r.verb, cmPrefix):
+		return bad("verb %s is of no device: leave out the device", r.verb)
+	case f.Delay < 0 || f.Delay > ctl.MaxVerbDelay:
+		return bad("a delay of %v is not from 0 to %v", f.Delay, ctl.MaxVerbDelay)
+	case f.Errno == "" && f.Delay == 0:
+		return bad("it has no effect: give an errno, a delay or both")
+	case len(f.Process) > 64:
+		return bad("a process's name of %d bytes", len(f.Process))
+	}
+	if f.Errno != "" {
+		if r.errno, ok = ErrnoByName(f.Errno); !ok {
+			return bad("errno %q is not known; there are ENOMEM, EIO and so on, see errno(3)", ctl.Clip(f.Errno))
+		}
+	}
+	if pid, err := strconv.Atoi(f.Process); err == nil {
+		r.pid = pid
+	}
+	r.Nth = max(r.Nth, 1)
+	return r, nil
+}
+
+// CheckVerbFault reports what is wrong with a rule for a verb. The error wraps EINVAL.
+func CheckVerbFault(dev string, f *ctl.VerbFault) error {
+	_, err := newVerbRule(dev, f)
+	return err
+}
+
+// ErrnoNames returns the names of errors, by their numbers.
+func ErrnoNames() (names []string) {
+	for e := syscall.Errno(1); e <= lastErrno; e++ {
+		if name := unix.ErrnoName(e); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// concerns reports whether the rule is about a call.
+func (r *verbRule) concerns(c *uverbs.VerbCall) bool {
+	return r.verb == c.Verb && (r.state == "" || r.state == c.State) && (r.dev == "" || r.dev == c.Device) &&
+		(r.Process == "" || r.Process == c.Process || r.pid != 0 && r.pid == c.PID)
+}
+
+// next counts a call, and returns the rules that act on it, up to the first that has it fail.
+func (v *verbFaults) next(c *uverbs.VerbCall) (act []*verbRule) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, r := range v.rules {
+		if !r.concerns(c) {
+			continue
+		}
+		r.seen++
+		if n := r.seen - r.Nth; r.seen < r.Nth || r.Times != 0 && n >= r.Times {
+			continue
+		}
+		r.hit++
+		if act = append(act, r); r.errno != 0 {
+			break
+		}
+	}
+	return act
+}
+
+// carryOut has a call wait, and fail, as the rules say.
+func (v *verbFaults) carryOut(c *uverbs.VerbCall, ended context.Context) error {
+	for _, r := range v.next(c) {
+		if r.Delay > 0 {
+			t := time.NewTimer(r.Delay)
+			select {
+			case <-t.C:
+			case <-r.ended:
+			case <-ended.Done():
+			}
+			t.Stop()
+		}
+		if r.errno != 0 {
+			return fmt.Errorf("fault rule %d: %w", r.id, r.errno)
+		}
+	}
+	return nil
+}
+
+func (v *verbFaults) list() []ctl.FaultRuleState {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var list []ctl.FaultRuleState
+	for _, r := range v.rules {
+		f := r.VerbFault
+		list = append(list, ctl.FaultRuleState{Dev: r.dev, ID: r.id, Verb: &f, Seen: r.seen, Hit: r.hit})
+	}
+	return list
+}
+
+// watch has the verbs announced while there are rules.
+//
+//verbena:held s.verbFaults.mu
+func (s *Service) watchVerbs() {
+	if len(s.verbFaults.rules) == 0 {
+		s.uverbs.OnVerb(nil)
+		s.cmServer.OnVerb(nil)
+		return
+	}
+	s.uverbs.OnVerb(func(c uverbs.VerbCall) error { return s.verbFaults.carryOut(&c, s.ended) })
+	s.cmServer.OnVerb(func(c ucma.VerbCall) error {
+		return s.verbFaults.carryOut(&uverbs.VerbCall{Verb: c.Verb, PID: c.PID, Process: commandOf(c.PID)}, s.ended)
+	})
+}
+
+// addVerbFault puts a rule in force.
+func (s *Service) addVerbFault(dev string, f *ctl.VerbFault) (id int, err error) {
+	r, err := newVerbRule(dev, f)
+	if err != nil {
+		return 0, err
+	}
+	v := &s.verbFaults
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.rules) >= maxRules {
+		return 0, errTooManyRules
+	}
+	r.id = int(s.faultIDs.Add(1))
+	v.rules = append(v.rules, r)
+	s.watchVerbs()
+	return r.id, nil
+}
+
+var errTooManyRules = fmt.Errorf("there are %d rules, which is the limit; verbena fault clear removes them: %w", maxRules, syscall.ENOSPC)
+
+// clearVerbFaults removes the rules of one device, or all if dev is empty: all of them, or the one with the ID if that is
+// not 0. It reports whether there was one. Calls that a rule has wait go on.
+func (s *Service) clearVerbFaults(dev string, id int) (removed bool) {
+	v := &s.verbFaults
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.rules = slices.DeleteFunc(v.rules, func(r *verbRule) bool {
+		gone := (dev == "" || r.dev == dev) && (id == 0 || r.id == id)
+		if gone {
+			close(r.ended)
+			removed = true
+		}
+		return gone
+	})
+	s.watchVerbs()
+	return removed
+}

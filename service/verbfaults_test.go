@@ -1,0 +1,195 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/internal/ctl"
+	"verbena/uverbs"
+)
+
+func newFault(t *testing.T, dev string, f ctl.VerbFault) *verbRule {
+	t.Helper()
+	r, err := newVerbRule(dev, &f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestVerbRules: which calls a rule acts on.
+func TestVerbRules(t *testing.T) {
+	call := uverbs.VerbCall{Verb: "create_cq", Device: "rxe0", PID: 17, Process: "server"}
+	rtr := uverbs.VerbCall{Verb: "modify_qp", State: "rtr", Device: "rxe0"}
+	for name, c := range map[string]struct {
+		dev  string
+		rule ctl.VerbFault
+		call uverbs.VerbCall
+		hits []int // of ten calls, from 1 on
+	}{
+		"all":               {"", ctl.VerbFault{Verb: "create_cq"}, call, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
+		"second name":       {"", ctl.VerbFault{Verb: "create_cq_ex", Times: 1}, call, []int{1}},
+		"other verb":        {"", ctl.VerbFault{Verb: "create_qp"}, call, nil},
+		"nth":               {"", ctl.VerbFault{Verb: "create_cq", Nth: 4, Times: 1}, call, []int{4}},
+		"from nth":          {"", ctl.VerbFault{Verb: "create_cq", Nth: 9}, call, []int{9, 10}},
+		"times":             {"", ctl.VerbFault{Verb: "create_cq", Nth: 2, Times: 3}, call, []int{2, 3, 4}},
+		"huge":              {"", ctl.VerbFault{Verb: "create_cq", Nth: 1<<64 - 1, Times: 1<<64 - 1}, call, nil},
+		"times without end": {"", ctl.VerbFault{Verb: "create_cq", Nth: 10, Times: 1<<64 - 1}, call, []int{10}},
+		"device":            {"rxe0", ctl.VerbFault{Verb: "create_cq", Times: 1}, call, []int{1}},
+		"other device":      {"rxe1", ctl.VerbFault{Verb: "create_cq"}, call, nil},
+		"process":           {"", ctl.VerbFault{Verb: "create_cq", Process: "server", Times: 1}, call, []int{1}},
+		"pid":               {"", ctl.VerbFault{Verb: "create_cq", Process: "17", Times: 1}, call, []int{1}},
+		"other process":     {"", ctl.VerbFault{Verb: "create_cq", Process: "client"}, call, nil},
+		"other pid":         {"", ctl.VerbFault{Verb: "create_cq", Process: "18"}, call, nil},
+		"state":             {"", ctl.VerbFault{Verb: "modify_qp:rtr", Times: 1}, rtr, []int{1}},
+		"any state":         {"", ctl.VerbFault{Verb: "modify_qp", Times: 1}, rtr, []int{1}},
+		"other state":       {"", ctl.VerbFault{Verb: "modify_qp:rts"}, rtr, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.rule.Errno = "ENOMEM"
+			v := verbFaults{rules: []*verbRule{newFault(t, c.dev, c.rule)}}
+			var hits []int
+			for i := range 10 {
+				if err := v.carryOut(&c.call, t.Context()); errors.Is(err, syscall.ENOMEM) {
+					hits = append(hits, i+1)
+				} else if err != nil {
+					t.Error(err)
+				}
+			}
+			if fmt.Sprint(hits) != fmt.Sprint(c.hits) {
+				t.Errorf("got %v, want %v", hits, c.hits)
+			}
+			if l := v.list(); int(l[0].Hit) != len(c.hits) {
+				t.Errorf("counted %d hits", l[0].Hit)
+			}
+		})
+	}
+}
+
+// TestVerbDelay: a call waits for its time, and no longer than the rule or the service lasts; others do not.
+func TestVerbDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := uverbs.VerbCall{Verb: "reg_mr"}
+		ctx, cancel := context.WithCancel(t.Context())
+		r := newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
+		v := verbFaults{rules: []*verbRule{r, newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Errno: "EIO", Nth: 2})}}
+		start := time.Now()
+		took := func(want time.Duration, errno error) {
+			t.Helper()
+			if err := v.carryOut(&slow, ctx); !errors.Is(err, errno) {
+				t.Errorf("got %v, want %v", err, errno)
+			}
+			if got := time.Since(start); got != want {
+				t.Errorf("took %v, want %v", got, want)
+			}
+			start = time.Now()
+		}
+		took(time.Minute, nil)
+		took(time.Minute, syscall.EIO)
+		go func() {
+			time.Sleep(time.Second)
+			close(r.ended)
+		}()
+		took(time.Second, syscall.EIO)
+		v.rules[0] = newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
+		go func() {
+			if err := v.carryOut(&uverbs.VerbCall{Verb: "alloc_pd"}, ctx); err != nil || time.Since(start) > 0 {
+				t.Error("another verb waits")
+			}
+			time.Sleep(time.Second)
+			cancel()
+		}()
+		took(time.Second, syscall.EIO)
+	})
+}
+
+// TestVerbFaultMistakes: what makes no sense is refused, with what there is instead.
+func TestVerbFaultMistakes(t *testing.T) {
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	for _, x := range []struct {
+		dev  string
+		rule ctl.Rule
+		f    ctl.VerbFault
+		want syscall.Errno
+		says string
+	}{
+		{"", ctl.Rule{}, ctl.VerbFault{Verb: "make_cq", Errno: "ENOMEM"}, syscall.EINVAL, "create_cq, create_qp"},
+		{"", ctl.Rule{}, ctl.VerbFault{Verb: "post_send", Errno: "ENOMEM"}, syscall.EINVAL, "there are"},
+		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq"}, syscall.EINVAL, "no effect"},
+		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "ENOSENSE"}, syscall.EINVAL, "ENOSENSE"},
+		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq:rtr", Errno: "EIO"}, syscall.EINVAL, "modify_qp alone"},
+		{"", ctl.Rule{}, ctl.VerbFault{Verb: "modify_qp:ready", Errno: "EIO"}, syscall.EINVAL, "init, rtr, rts"},
+		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq", Delay: -1}, syscall.EINVAL, "from 0 to 1m"},
+		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq", Delay: 1 << 62}, syscall.EINVAL, "from 0 to 1m"},
+		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO", Process: strings.Repeat("x", 65)}, syscall.EINVAL, "65 bytes"},
+		{"rxe0", ctl.Rule{}, ctl.VerbFault{Verb: "rdma_connect", Errno: "EIO"}, syscall.EINVAL, "no device"},
+		{"rxe9", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO"}, syscall.ENODEV, "there are: rxe0"},
+		{"rxe0", ctl.Rule{Drop: 1}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO"}, syscall.EINVAL, "for packets"},
+	} {
+		_, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: x.dev, Rule: x.rule, Verb: &x.f}})
+		if !errors.Is(err, x.want) || !strings.Contains(err.Error(), x.says) {
+			t.Errorf("%+v: got %v, want %v and %q", x.f, err, x.want, x.says)
+		}
+	}
+	if list, err := s.Faults(""); err != nil || len(list) != 0 {
+		t.Errorf("rules were added: %+v, %v", list, err)
+	}
+}
+
+// TestVerbFaultRules: rules of either kind are listed, and cleared, together; their number is bounded.
+func TestVerbFaultRules(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	add := func(r ctl.FaultRule) int {
+		t.Helper()
+		id, err := s.FaultAdd(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	verb := &ctl.VerbFault{Verb: "create_cq", Errno: "ENOMEM"}
+	any := add(ctl.FaultRule{Verb: verb})
+	of0 := add(ctl.FaultRule{Dev: "rxe0", Verb: verb})
+	packets := add(ctl.FaultRule{Dev: "rxe0", Rule: ctl.Rule{Drop: 1}})
+	if list, err := s.Faults("rxe0"); err != nil || len(list) != 3 || any == of0 || of0 == packets {
+		t.Errorf("%v, %v", list, err)
+	}
+	for _, id := range []int{of0, packets} {
+		if err := s.FaultClear("rxe0", id); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := s.FaultClear("rxe0", any); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("a rule of all devices is one of rxe0: %v", err)
+	}
+	if list, _ := s.Faults(""); len(list) != 1 || list[0].ID != any {
+		t.Errorf("%v", list)
+	}
+	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("a service with rules makes way: %v", err)
+	}
+	for range maxRules - 1 {
+		add(ctl.FaultRule{Verb: verb})
+	}
+	if _, err := s.FaultAdd(ctl.FaultRule{Verb: verb}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("one rule more than the limit: %v", err)
+	}
+	for range maxRules {
+		add(ctl.FaultRule{Dev: "rxe0", Rule: ctl.Rule{Drop: 1}})
+	}
+	if _, err := s.FaultAdd(ctl.FaultRule{Dev: "rxe0", Rule: ctl.Rule{Drop: 1}}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("one rule for packets more than the limit: %v", err)
+	}
+	if err := s.FaultClear("", 0); err != nil {
+		t.Fatal(err)
+	}
+	if list, _ := s.Faults(""); len(list) != 0 {
+		t.Errorf("%d rules are left", len(list))
+	}
+}
