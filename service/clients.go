@@ -388,6 +388,11 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 		return &ctl.Response{}, s.DevPlug(r.Name)
 	case ctl.OpDevHang:
 		return &ctl.Response{}, s.DevHang(r.Name)
+	case ctl.OpDevEvent:
+		if r.Event == nil {
+			break
+		}
+		return &ctl.Response{}, s.DevEvent(*r.Event)
 	case ctl.OpDevShow:
 		return &ctl.Response{Devs: s.Devs(who.sees)}, nil
 	case ctl.OpStatShow:

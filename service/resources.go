@@ -26,7 +26,7 @@ func contextInfo(c *uverbs.ContextInfo) ctl.ContextInfo {
 		r.MRs = append(r.MRs, ctl.MRInfo{LKey: m.LKey, RKey: m.RKey, IOVA: m.IOVA, Length: m.Length})
 	}
 	for _, q := range c.CQs {
-		r.CQs = append(r.CQs, ctl.CQInfo{Entries: q.Entries, Channel: q.Channel})
+		r.CQs = append(r.CQs, ctl.CQInfo{Handle: q.Handle, Entries: q.Entries, Channel: q.Channel})
 	}
 	for _, q := range c.QPs {
 		r.QPs = append(r.QPs, ctl.QPInfo{Num: q.Num, Type: q.Type.String(), State: q.State.String()})
@@ -36,7 +36,7 @@ func contextInfo(c *uverbs.ContextInfo) ctl.ContextInfo {
 		if q.XRC {
 			typ = "XRC"
 		}
-		r.SRQs = append(r.SRQs, ctl.SRQInfo{Num: q.Num, Type: typ, MaxWR: q.MaxWR})
+		r.SRQs = append(r.SRQs, ctl.SRQInfo{Handle: q.Handle, Num: q.Num, Type: typ, MaxWR: q.MaxWR})
 	}
 	return r
 }

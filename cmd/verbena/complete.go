@@ -337,6 +337,8 @@ func (c *cli) names(kind string) (names []string) {
 		}
 	case "verb":
 		names = service.VerbNames()
+	case "event":
+		names = service.EventNames()
 	case "errno":
 		names = service.ErrnoNames()
 	case "user":

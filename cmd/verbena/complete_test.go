@@ -35,7 +35,7 @@ func TestValuesAreCompleted(t *testing.T) {
 				continue
 			}
 			switch kind := v.Tag.Get("complete"); {
-			case kind == "none", kind == "file", kind == "program", kind == "device", kind == "user", kind == "group", kind == "interface", kind == "verb", kind == "errno":
+			case kind == "none", kind == "file", kind == "program", kind == "device", kind == "user", kind == "group", kind == "interface", kind == "verb", kind == "event", kind == "errno":
 			case strings.Contains(kind, ","):
 			default:
 				t.Errorf("%s: %s: its tag complete is %q; set it to none, file, device, a list of words, ...", n.FullPath(), v.ShortSummary(), kind)

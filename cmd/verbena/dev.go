@@ -126,6 +126,35 @@ func (d *devHangCmd) Run(c *cli) error {
 	return err
 }
 
+type devEventCmd struct {
+	Name  string `arg:"" help:"Name of the device." complete:"device"`
+	Event string `arg:"" help:"Name of the event, as IBV_EVENT_* in small letters: port_err." complete:"event"`
+	Port  int    `help:"Port that the event is of; default: 1." placeholder:"N" complete:"none"`
+	QP    uint32 `name:"qp" help:"Number of the queue pair that the event is of." placeholder:"N" complete:"none"`
+	CQ    uint32 `name:"cq" help:"Handle of the completion queue that the event is of, as in res show --json." placeholder:"N" complete:"none"`
+	SRQ   uint32 `name:"srq" help:"Handle of the shared receive queue that the event is of, as in res show --json." placeholder:"N" complete:"none"`
+	PID   int    `name:"pid" help:"Process whose queue it is, where several have one of that handle." placeholder:"N" complete:"none"`
+}
+
+func (d *devEventCmd) Help() string {
+	return `Programs get the event though nothing has happened: the state of the port or the queue does not change. Those who are to get an
+event with its cause want link set, dev reset or fault add.
+
+Events of the port: port_active, port_err, lid_change, pkey_change, sm_change, client_reregister, gid_change, device_speed_change.
+Of a queue pair: qp_fatal, qp_req_err, qp_access_err, comm_est, sq_drained, path_mig, path_mig_err, qp_last_wqe_reached.
+Of others: cq_err, srq_err, srq_limit_reached, device_fatal.
+
+Examples:
+  verbena dev event rxe0 client_reregister
+  verbena dev event rxe0 path_mig --qp 17`
+}
+
+func (d *devEventCmd) Run(c *cli) error {
+	_, err := c.ask(&ctl.Request{Op: ctl.OpDevEvent, Event: &ctl.DevEvent{
+		Name: d.Name, Event: d.Event, Port: d.Port, QP: d.QP, CQ: d.CQ, SRQ: d.SRQ, PID: d.PID}})
+	return err
+}
+
 type devShowCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }

@@ -54,8 +54,9 @@ type cli struct {
 		Unplug devUnplugCmd `cmd:"" help:"Take a device away as if it had been pulled out."`
 		Plug   devPlugCmd   `cmd:"" help:"Plug in a device that was unplugged, or make unreachable hardware answer."`
 		Hang   devHangCmd   `cmd:"" help:"Make a device stop working without notice, until a reset."`
+		Event  devEventCmd  `cmd:"" help:"Raise an asynchronous event as if it had happened."`
 		Show   devShowCmd   `cmd:"" help:"List the devices with their states and resets." default:"withargs"`
-	} `cmd:"" help:"Reset, unplug and hang devices."`
+	} `cmd:"" help:"Reset, unplug and hang devices, and raise their events."`
 	Scenario struct {
 		Run   scenarioRunCmd   `cmd:"" help:"Run failover tests from files: devices, programs, what happens to them and when, and what is expected."`
 		Check scenarioCheckCmd `cmd:"" help:"Read scenario files and say what is wrong with them; run nothing."`

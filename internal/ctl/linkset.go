@@ -78,7 +78,8 @@ type DevEvent struct {
 	Name string `json:"name"`
 	// Event is the name of the event, as that of IBV_EVENT_* in small letters: port_err.
 	Event string `json:"event"`
-	// Port, QP, CQ or SRQ is the number of what the event is of, as the event needs it; Port 0: 1.
+	// Port, QP, CQ or SRQ is the number of what the event is of, as the event needs it; Port 0: 1. Those of CQs and SRQs are
+	// of the process: the Handle of CQInfo and SRQInfo.
 	Port int    `json:"port,omitempty"`
 	QP   uint32 `json:"qp,omitempty"`
 	CQ   uint32 `json:"cq,omitempty"`

@@ -113,8 +113,9 @@ type MRInfo struct {
 
 // CQInfo describes a completion queue.
 type CQInfo struct {
-	Entries int  `json:"entries"`
-	Channel bool `json:"channel"`
+	Handle  uint32 `json:"handle"` // in its context
+	Entries int    `json:"entries"`
+	Channel bool   `json:"channel"`
 }
 
 // QPInfo describes a queue pair.
@@ -126,9 +127,10 @@ type QPInfo struct {
 
 // SRQInfo describes a shared receive queue.
 type SRQInfo struct {
-	Num   uint32 `json:"num"`
-	Type  string `json:"type"` // BASIC or XRC
-	MaxWR uint32 `json:"max_wr"`
+	Handle uint32 `json:"handle"` // in its context
+	Num    uint32 `json:"num"`
+	Type   string `json:"type"` // BASIC or XRC
+	MaxWR  uint32 `json:"max_wr"`
 }
 
 // UserInfo is what one user holds, or all users together.

@@ -1,0 +1,113 @@
+package service
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/internal/ctl"
+	"verbena/uapi"
+)
+
+// TestDevEvents: every event of the device, its port and a queue pair reaches the consumer, with the right port.
+func TestDevEvents(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	dev := s.links[0].dev.IB()
+	events := make(chan ib.Event, 10)
+	stop := dev.OnEvent(func(e ib.Event) { events <- e })
+	defer stop()
+	onQP := make(chan ib.EventType, 10)
+	pd, err := dev.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := dev.CreateCQ(ib.CQInit{Entries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	qp, err := pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
+		Event: func(_ *ib.QP, e ib.EventType) { onQP <- e }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		for _, err := range []error{qp.Destroy(), cq.Destroy(), pd.Dealloc()} {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	if got, want := len(devEvents), int(uapi.EventDeviceSpeedChange); got != want { // all but wq_fatal
+		t.Errorf("there are %d events, want %d", got, want)
+	}
+	for _, e := range devEvents {
+		r := ctl.DevEvent{Name: "rxe0", Event: e.name}
+		port := 0
+		switch e.of {
+		case ofPort:
+			port = 1
+		case ofQP:
+			r.QP = qp.Num()
+		case ofCQ, ofSRQ:
+			continue // see the tests with programs
+		}
+		if err := s.DevEvent(r); err != nil {
+			t.Errorf("%s: %v", e.name, err)
+			continue
+		}
+		select {
+		case got := <-events:
+			if got.Type != e.typ || got.Port != port {
+				t.Errorf("%s: got %v of port %d, want port %d", e.name, got.Type, got.Port, port)
+			}
+		case got := <-onQP:
+			if got != e.typ || e.of != ofQP {
+				t.Errorf("%s: got %v of the queue pair", e.name, got)
+			}
+		case <-time.After(20 * time.Second):
+			t.Errorf("%s: no event", e.name)
+		}
+	}
+	if p, err := dev.QueryPort(1); err != nil || p.State != ib.PortActive {
+		t.Errorf("the port is %v, %v", p.State, err)
+	}
+}
+
+// TestDevEventMistakes: what makes no sense is refused, with what there is instead.
+func TestDevEventMistakes(t *testing.T) {
+	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	for _, x := range []struct {
+		r    ctl.DevEvent
+		want syscall.Errno
+		says string
+	}{
+		{ctl.DevEvent{Event: "noon"}, syscall.EINVAL, "cq_err, qp_fatal"},
+		{ctl.DevEvent{Event: strings.Repeat("x", 1<<10)}, syscall.EINVAL, "cq_err, qp_fatal"},
+		{ctl.DevEvent{Name: "rxe9", Event: "port_err"}, syscall.ENODEV, "there are: rxe0"},
+		{ctl.DevEvent{Event: "IBV_EVENT_PORT_ERR", Port: 2}, syscall.EINVAL, "port 1 only"},
+		{ctl.DevEvent{Event: "port_err", Port: -1}, syscall.EINVAL, "port 1 only"},
+		{ctl.DevEvent{Event: "port_err", QP: 1}, syscall.EINVAL, "not of a queue pair"},
+		{ctl.DevEvent{Event: "device_fatal", Port: 1}, syscall.EINVAL, "not of a port"},
+		{ctl.DevEvent{Event: "qp_fatal"}, syscall.EINVAL, "number is missing"},
+		{ctl.DevEvent{Event: "qp_fatal", QP: 1<<32 - 1}, syscall.ENOENT, "verbena qp show"},
+		{ctl.DevEvent{Event: "cq_err", CQ: 1}, syscall.ENOENT, "res show --json"},
+		{ctl.DevEvent{Event: "srq_err", SRQ: 1 << 31, PID: 1}, syscall.ENOENT, "res show --json"},
+	} {
+		if x.r.Name == "" {
+			x.r.Name = "rxe0"
+		}
+		_, err := c.Do(&ctl.Request{Op: ctl.OpDevEvent, Event: &x.r})
+		if !errors.Is(err, x.want) || !strings.Contains(err.Error(), x.says) || len(err.Error()) > 1000 {
+			t.Errorf("%.80s: got %.500v, want %v and %q", x.r.Event, err, x.want, x.says)
+		}
+	}
+	if err := s.DevUnplug("rxe0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.DevEvent(ctl.DevEvent{Name: "rxe0", Event: "port_err"}); !errors.Is(err, syscall.ENODEV) {
+		t.Errorf("an event of no device: %v", err)
+	}
+}
