@@ -38,15 +38,15 @@ type Shape struct {
 const (
 	MinRate      = 1_000             // a kilobit per second
 	MaxRate      = 1_000_000_000_000 // a terabit per second
-	DefaultQueue = 1 << 20
-	MaxQueue     = 64 << 20 // bytes
+	DefaultQueue = 4 << 20           // four windows of a queue pair of driver/rxe
+	MaxQueue     = 64 << 20          // bytes
 )
 
 // maxShaped bounds what a device holds up in all, in bytes; more is dropped.
 const maxShaped = 2 * MaxQueue
 
 // shaperQuantum is how far apart packets leave that are sent together: segmentation offload is for them alone.
-const shaperQuantum = 50 * time.Microsecond
+const shaperQuantum = 200 * time.Microsecond
 
 // Validate checks the values. Its error wraps [ErrRule].
 func (s *Shape) Validate() error {

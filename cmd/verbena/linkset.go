@@ -131,7 +131,7 @@ type linkSetCmd struct {
 	Rate     rate          `help:"Let packets leave at this rate, such as 100Mbit; none: as they come." placeholder:"RATE" complete:"none"`
 	Delay    time.Duration `help:"Time that each packet is on its way, such as 20us." placeholder:"D" complete:"none"`
 	Jitter   time.Duration `help:"Up to so much more delay, at random, by which packets overtake each other." placeholder:"D" complete:"none"`
-	Queue    queueSize     `help:"Packets that may wait for the rate, such as 256KB or 100packets; others are dropped. Default: 1MB." placeholder:"SIZE" complete:"none"`
+	Queue    queueSize     `help:"Packets that may wait for the rate, such as 256KB or 100packets; others are dropped. Default: 4MB." placeholder:"SIZE" complete:"none"`
 	ECN      byteCount     `name:"ecn-threshold" help:"Mark packets with congestion experienced while more than so many bytes wait, if they say that they are of an ECN-capable transport." placeholder:"BYTES" complete:"none"`
 	Loss     percent       `help:"Share of packets to lose on their way, such as 1% or 0.01." placeholder:"P" complete:"none"`
 	Seed     uint64        `help:"Seed of jitter and loss; default: another one each time." placeholder:"N" complete:"none"`
