@@ -72,6 +72,10 @@ yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
 	@scripts/deps ibverbs-utils ibverbs-providers && test/interop/guest/build -q
 	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 15m -v -tags interop ./test/yama
 
+.PHONY: verb-faults
+verb-faults: build ## docs/failover-verbs.md: each verb of some programs made to fail at each of its calls, and what becomes of the program
+	VERBENA=$(CURDIR)/$(BIN) VERB_FAULTS=1 $(GO) test -count=1 -timeout 1h -v -tags e2e -run '^TestVerbFaults$$' ./test/e2e
+
 .PHONY: soak-kill
 soak-kill: build ## ROUNDS (default 10000) of programs that are killed at random moments; SEED repeats one
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestKillSoak$$' ./test/e2e
