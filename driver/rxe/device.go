@@ -1,7 +1,6 @@
 package rxe
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -132,16 +131,13 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	var mac [6]byte
-	copy(mac[:], cfg.Netdev.MAC)
-	id := roce.EUI64(mac)
 	d := &Device{
 		name: cfg.Name,
 		logf: cfg.Logf,
 
 		qpFailed: cfg.QPFailed,
 
-		guid:   binary.BigEndian.Uint64(id[:]),
+		guid:   hw.guid,
 		faults: cfg.Faults,
 		taps:   cfg.Taps,
 		fabric: cfg.Fabric,

@@ -2,6 +2,7 @@ package rxe
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 
 	"verbena/ib/slot"
 	"verbena/netdev"
+	"verbena/roce"
 )
 
 // Hardware is what stands for the adapter: it stays when a [Device], one life of it from probe to removal, ends by a
@@ -33,6 +35,7 @@ import (
 // 16 million others, a key's index after 134 million.
 type Hardware struct {
 	cfg     Config
+	guid    uint64 // of the node
 	numbers numbers
 	travels atomic.Bool // devices do not use the Fabric
 
@@ -75,12 +78,25 @@ type numbers struct {
 
 // NewHardware makes an adapter that works. What cfg says is true of all its devices.
 func NewHardware(cfg Config) *Hardware {
-	h := &Hardware{cfg: cfg, changed: make(chan struct{})}
+	h := &Hardware{cfg: cfg, guid: nodeGUID(&cfg), changed: make(chan struct{})}
 	h.numbers.rand.Rand = cfg.Rand
 	if cfg.Rand == nil {
 		h.numbers.rand.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	}
 	return h
+}
+
+// nodeGUID returns the GUID of a node: of the interface's MAC address, as the kernel has it. Programs tell adapters apart by it, so
+// that devices of an interface without a MAC address, of which there may be many, have it of their first address.
+func nodeGUID(cfg *Config) uint64 {
+	var mac [6]byte
+	copy(mac[:], cfg.Netdev.MAC)
+	if mac == [6]byte{} && len(cfg.Addrs) > 0 {
+		b := cfg.Addrs[0].AsSlice()
+		copy(mac[2:], b[max(len(b)-4, 0):])
+	}
+	id := roce.EUI64(mac)
+	return binary.BigEndian.Uint64(id[:])
 }
 
 // Probe implements slot.Hardware: it makes a device, as New does. An adapter that was hung has been plugged in anew, and
