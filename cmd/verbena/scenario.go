@@ -196,9 +196,9 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 	if err != nil {
 		return nil, err
 	}
-	defer client.Close()
+	client.Close()
 	defer func() {
-		if err := client.Stop(); err != nil {
+		if err := stopService(loc); err != nil {
 			fmt.Fprintln(os.Stderr, "verbena: scenario run: end the service:", err)
 		}
 	}()
@@ -212,6 +212,15 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 		r.Progress = progress(os.Stderr)
 	}
 	return r.Run(ctx, f)
+}
+
+func stopService(loc ctl.Location) error {
+	client, err := ctl.Dial(loc)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return client.Stop()
 }
 
 // progress prints what happens, a line each.
