@@ -61,6 +61,7 @@ type cli struct {
 		Run   scenarioRunCmd   `cmd:"" help:"Run failover tests from files: devices, programs, what happens to them and when, and what is expected."`
 		Check scenarioCheckCmd `cmd:"" help:"Read scenario files and say what is wrong with them; run nothing."`
 	} `cmd:"" help:"Failover tests."`
+	Top         topCmd        `cmd:"" help:"Show devices, processes and rates, live."`
 	Devinfo     devinfoCmd    `cmd:"" help:"Print the attributes of the RDMA devices that a program sees here."`
 	Pingpong    pingpongCmd   `cmd:"" help:"Send a message to and fro between two programs, or within this one, and take the times." set:"op=send"`
 	Perf        perfCmd       `cmd:"" help:"Measure latency, bandwidth and message rate between two programs, or within this one." set:"op=write"`

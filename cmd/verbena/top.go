@@ -1,0 +1,371 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+)
+
+type topCmd struct {
+	Interval time.Duration `short:"d" help:"Time between two looks." default:"1s" placeholder:"D" complete:"none"`
+	Count    int           `short:"n" help:"End after so many looks; 0: with q or Ctrl-C." default:"0" placeholder:"N" complete:"none"`
+	Batch    bool          `short:"b" help:"Print one look below the other, as where the output is no terminal."`
+}
+
+func (t *topCmd) Help() string {
+	return `Shows the devices of the running service with what they send and get each second, retransmissions, drops and resets, the
+processes that have them open, and the queue pairs that are in trouble. RETRY/S counts what was sent again after a time-out, a NAK
+or an RNR NAK.
+
+Examples:
+  verbena top
+  verbena top -b -n 2 -d 5s > load.txt`
+}
+
+// shortestInterval bounds what looking costs the service.
+const shortestInterval = 100 * time.Millisecond
+
+func (t *topCmd) Run(c *cli) error {
+	if t.Interval < shortestInterval {
+		return fmt.Errorf("top: --interval %v: it must be at least %v", t.Interval, shortestInterval)
+	}
+	if t.Count < 0 {
+		return fmt.Errorf("top: --count %d: it must not be negative", t.Count)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	var s *screen
+	if !t.Batch {
+		s = openScreen(os.Stdin, os.Stdout)
+		defer s.close()
+	}
+	var before *look
+	tick := time.NewTicker(t.Interval)
+	defer tick.Stop()
+	for n := 1; ; n++ {
+		now, err := c.look()
+		if err != nil {
+			return err
+		}
+		if s == nil {
+			io.WriteString(os.Stdout, strings.Join(now.lines(before), "\n")+"\n\n")
+		} else {
+			s.draw(now.lines(before))
+		}
+		if before = now; n == t.Count {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-s.keys():
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// look is what a service has at a time.
+type look struct {
+	at       time.Time
+	devs     []ctl.DevInfo
+	links    map[string]ctl.LinkInfo
+	stats    map[string]map[string]uint64
+	contexts []ctl.ContextInfo
+	qps      []ctl.QPStatusInfo
+	rules    int
+}
+
+// look asks the running service.
+func (c *cli) look() (*look, error) {
+	loc, err := c.location()
+	if err != nil {
+		return nil, err
+	}
+	client, err := ctl.Dial(loc)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	l := &look{at: time.Now(), links: map[string]ctl.LinkInfo{}, stats: map[string]map[string]uint64{}}
+	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow, ctl.OpStatShow, ctl.OpResShow, ctl.OpQPShow, ctl.OpFaultShow} {
+		r, err := client.Do(&ctl.Request{Op: op})
+		if err != nil {
+			return nil, err
+		}
+		switch op {
+		case ctl.OpDevShow:
+			l.devs = r.Devs
+		case ctl.OpLinkShow:
+			for _, x := range r.Links {
+				l.links[x.Name] = x
+			}
+		case ctl.OpStatShow:
+			for _, x := range r.Stats {
+				l.stats[x.Dev] = x.Counters
+			}
+		case ctl.OpResShow:
+			l.contexts = r.Contexts
+		case ctl.OpQPShow:
+			l.qps = r.QPs
+		case ctl.OpFaultShow:
+			l.rules = len(r.Faults)
+		}
+	}
+	return l, nil
+}
+
+// lines returns what is shown, beside what there was before; nil: this is the first look.
+func (l *look) lines(before *look) []string {
+	var b strings.Builder
+	processes := map[int]bool{}
+	for _, c := range l.contexts {
+		processes[c.PID] = true
+	}
+	fmt.Fprintf(&b, "verbena top  %s  %s, %s, %s, %s\n\n", l.at.Format(time.TimeOnly), plural(len(l.devs), "device"), plural(len(processes), "process"),
+		plural(len(l.qps), "queue pair"), plural(l.rules, "fault rule"))
+	table := func(rows [][]string) {
+		w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+		for _, r := range rows {
+			fmt.Fprintln(w, strings.Join(r, "\t"))
+		}
+		w.Flush()
+	}
+	qps := map[string]int{}
+	for _, q := range l.qps {
+		qps[q.Device]++
+	}
+	rows := [][]string{{"DEVICE", "STATE", "PORT", "TX/S", "RX/S", "RETRY/S", "DROP/S", "QPS", "PROGRAMS", "RESETS", "LINK"}}
+	for _, d := range l.devs {
+		x := l.links[d.Name]
+		port := "down"
+		if x.State == "ACTIVE" {
+			port = "up"
+		}
+		state := d.Device
+		if d.State != "running" {
+			state = d.State
+		} else if d.Hardware != "running" {
+			state = d.Hardware
+		}
+		rows = append(rows, []string{d.Name, state, port,
+			l.rate(before, d.Name, "sent_pkts"), l.rate(before, d.Name, "rcvd_pkts"),
+			l.rate(before, d.Name, "completer_retry_err", "rcvd_seq_err", "rcvd_rnr_err"), l.rate(before, d.Name, "drop_"),
+			strconv.Itoa(qps[d.Name]), strconv.Itoa(d.Contexts), strconv.Itoa(d.Resets), linkDetails(&x)})
+	}
+	table(rows)
+	if len(l.contexts) > 0 {
+		b.WriteByte('\n')
+		rows = [][]string{{"PROCESS", "PID", "USER", "DEVICE", "QPS", "CQS", "MRS", "PINNED", ""}}
+		contexts := slices.Clone(l.contexts)
+		slices.SortStableFunc(contexts, func(a, b ctl.ContextInfo) int {
+			return cmp.Or(cmp.Compare(len(b.QPs), len(a.QPs)), cmp.Compare(a.PID, b.PID), cmp.Compare(a.Device, b.Device))
+		})
+		for _, c := range contexts {
+			note := ""
+			if c.Zombie {
+				note = "zombie: its device has gone"
+			}
+			rows = append(rows, []string{printable(c.Process), strconv.Itoa(c.PID), userName(c.UID), c.Device, strconv.Itoa(len(c.QPs)),
+				strconv.Itoa(len(c.CQs)), strconv.Itoa(len(c.MRs)), binary(c.PinnedBytes), note})
+		}
+		table(rows)
+	}
+	if bad := l.troubled(before); len(bad) > 0 {
+		b.WriteByte('\n')
+		rows = [][]string{{"QUEUE PAIR", "DEVICE", "TYPE", "STATE", "PEER", "IN FLIGHT", "RETRIES LEFT", ""}}
+		for _, q := range bad {
+			rows = append(rows, []string{strconv.FormatUint(uint64(q.Num), 10), q.Device, q.Type, q.State, q.Peer,
+				strconv.Itoa(q.InFlight), strconv.Itoa(int(q.Retries)), q.why})
+		}
+		table(rows)
+	}
+	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+}
+
+// trouble is a queue pair that is in trouble.
+type trouble struct {
+	ctl.QPStatusInfo
+	why string
+}
+
+// troubled returns the queue pairs that are in an error state, wait for a program's memory, or have had packets in flight since the look before
+// of which none was acknowledged.
+func (l *look) troubled(before *look) (list []trouble) {
+	for _, q := range l.qps {
+		why := ""
+		switch {
+		case q.State == "ERR" || q.State == "SQE":
+			why = "failed"
+		case q.Slow:
+			why = "the program's memory does not answer"
+		case q.InFlight > 0 && before != nil && slices.ContainsFunc(before.qps, func(o ctl.QPStatusInfo) bool {
+			return o.Device == q.Device && o.Num == q.Num && o.InFlight > 0 && o.Unacknowledged == q.Unacknowledged
+		}):
+			why = "nothing is acknowledged"
+		default:
+			continue
+		}
+		list = append(list, trouble{q, why})
+	}
+	return list
+}
+
+// rate returns the sum of counters of a device for each second since the look before; a name that ends in _ is a prefix.
+func (l *look) rate(before *look, dev string, names ...string) string {
+	if before == nil || before.stats[dev] == nil || l.stats[dev] == nil {
+		return "-"
+	}
+	sum := func(c map[string]uint64) (n uint64) {
+		for name, v := range c {
+			if slices.ContainsFunc(names, func(want string) bool {
+				return name == want || strings.HasSuffix(want, "_") && strings.HasPrefix(name, want)
+			}) {
+				n += v
+			}
+		}
+		return n
+	}
+	a, b, d := sum(before.stats[dev]), sum(l.stats[dev]), l.at.Sub(before.at).Seconds()
+	if b < a || d <= 0 {
+		return "-" // the device is another one
+	}
+	return decimal(float64(b-a) / d)
+}
+
+// decimal is a number with a unit: 12.3k.
+func decimal(v float64) string {
+	for _, u := range []struct {
+		n    float64
+		name string
+	}{{1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
+		if v >= u.n {
+			return fmt.Sprintf("%.1f%s", v/u.n, u.name)
+		}
+	}
+	return fmt.Sprintf("%.0f", v)
+}
+
+// binary is a number of bytes with a unit: 64K.
+func binary(n uint64) string {
+	for i, u := range []string{"T", "G", "M", "K"} {
+		if unit := uint64(1) << (10 * (4 - i)); n >= unit {
+			return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/float64(unit)), ".0") + u
+		}
+	}
+	return strconv.FormatUint(n, 10)
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	if strings.HasSuffix(what, "s") {
+		return fmt.Sprintf("%d %ses", n, what)
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func userName(uid int) string {
+	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil {
+		return printable(u.Username)
+	}
+	return strconv.Itoa(uid)
+}
+
+// screen is a terminal that shows one look at a time, and gives back what it showed before.
+type screen struct {
+	in, out *os.File
+	saved   *unix.Termios
+	key     chan struct{}
+}
+
+// openScreen returns nil unless both ends are a terminal.
+func openScreen(in, out *os.File) *screen {
+	if _, err := unix.IoctlGetTermios(int(out.Fd()), unix.TCGETS); err != nil {
+		return nil
+	}
+	t, err := unix.IoctlGetTermios(int(in.Fd()), unix.TCGETS)
+	if err != nil {
+		return nil
+	}
+	s := &screen{in: in, out: out, saved: t, key: make(chan struct{})}
+	raw := *t
+	raw.Lflag &^= unix.ICANON | unix.ECHO
+	if unix.IoctlSetTermios(int(in.Fd()), unix.TCSETS, &raw) != nil {
+		return nil
+	}
+	io.WriteString(out, "\x1b[?1049h\x1b[?25l")
+	go func() {
+		for b := make([]byte, 1); ; {
+			n, err := in.Read(b)
+			if err != nil && !errors.Is(err, syscall.EINTR) || n == 1 && (b[0] == 'q' || b[0] == 'Q') {
+				close(s.key)
+				return
+			}
+		}
+	}()
+	return s
+}
+
+// keys is closed when q was pressed; nil without a screen.
+func (s *screen) keys() <-chan struct{} {
+	if s == nil {
+		return nil
+	}
+	return s.key
+}
+
+func (s *screen) close() {
+	if s != nil {
+		_ = unix.IoctlSetTermios(int(s.in.Fd()), unix.TCSETS, s.saved)
+		io.WriteString(s.out, "\x1b[?25h\x1b[?1049l")
+	}
+}
+
+// draw shows lines, as many and as much of them as there is room for.
+func (s *screen) draw(lines []string) {
+	width, height := 80, 24
+	if w, err := unix.IoctlGetWinsize(int(s.out.Fd()), unix.TIOCGWINSZ); err == nil && w.Col > 0 && w.Row > 0 {
+		width, height = int(w.Col), int(w.Row)
+	}
+	io.WriteString(s.out, frame(lines, width, height))
+}
+
+// frame is the text that replaces a screen's by lines. The titles of tables are bold.
+func frame(lines []string, width, height int) string {
+	var b strings.Builder
+	b.WriteString("\x1b[H")
+	if more := len(lines) - (height - 1); more > 0 {
+		lines = append(slices.Clone(lines[:max(height-2, 0)]), fmt.Sprintf("… %d more lines", more+1))
+	}
+	for i, l := range append(lines, "q quits") {
+		if i > 0 {
+			b.WriteString("\r\n")
+		}
+		if r := []rune(l); len(r) > width {
+			l = string(r[:width])
+		}
+		if title := i > 0 && l != "" && l == strings.ToUpper(l) && strings.ContainsAny(l, "ABCDEFGHIJKLMNOPQRSTUVWXYZ"); title || i == 0 {
+			l = "\x1b[1m" + l + "\x1b[0m"
+		}
+		b.WriteString(l + "\x1b[K")
+	}
+	b.WriteString("\x1b[J")
+	return b.String()
+}
