@@ -181,7 +181,7 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 	}
 	defer os.RemoveAll(dir)
 	loc := ctl.Location{Socket: filepath.Join(dir, "socket")}
-	args := []string{"serve", "--spawned", "--idle=1m", "--seed=" + strconv.FormatUint(f.Seed, 10)}
+	args := []string{"--listen", "--socket=" + loc.Socket, "--seed=" + strconv.FormatUint(f.Seed, 10)}
 	if f.Wire {
 		args = append(args, "--wire")
 	}
@@ -192,15 +192,15 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 		}
 		args = append(args, "--link="+d.Name+"="+where)
 	}
-	client, err := service.Daemon(loc, self, args...)
+	client, err := service.StartPrivate(self, os.Stderr, args...) // which ends with this process, too
 	if err != nil {
 		return nil, err
 	}
-	client.Close()
 	defer func() {
-		if err := stopService(loc); err != nil {
+		if err := client.Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, "verbena: scenario run: end the service:", err)
 		}
+		client.Close()
 	}()
 	r := scenario.Runner{
 		Lab:     lab{loc},
@@ -212,15 +212,6 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 		r.Progress = progress(os.Stderr)
 	}
 	return r.Run(ctx, f)
-}
-
-func stopService(loc ctl.Location) error {
-	client, err := ctl.Dial(loc)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	return client.Stop()
 }
 
 // progress prints what happens, a line each.

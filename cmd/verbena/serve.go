@@ -80,6 +80,7 @@ type serveCmd struct {
 	Spawned      bool          `hidden:"" help:"Started by serve --daemon: report on descriptor 3."`
 	AskLaunchers bool          `hidden:"" help:"Reach programs through their launchers, as where Yama restricts ptrace."`
 	Private      bool          `hidden:"" help:"Serve only descriptor 4, and end with it."`
+	Listen       bool          `hidden:"" help:"With --private: serve the control socket, too."`
 }
 
 func (s *serveCmd) Help() string {
@@ -197,7 +198,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		opts.Node = *shared
 	}
 	if s.Private {
-		return s.servePrivate(opts, ready)
+		return s.servePrivate(c, opts, ready)
 	}
 	loc, err := c.location()
 	if err != nil {
@@ -257,8 +258,8 @@ func (s *serveCmd) listen(loc ctl.Location, shared *supervisor.Node) (*service.L
 	return service.Listen(loc, shared)
 }
 
-// servePrivate serves the one connection that was inherited.
-func (s *serveCmd) servePrivate(opts service.Options, ready func()) error {
+// servePrivate serves the one connection that was inherited, until it ends, and with --listen others meanwhile.
+func (s *serveCmd) servePrivate(c *cli, opts service.Options, ready func()) error {
 	unix.CloseOnExec(service.ControlFD)
 	f := os.NewFile(service.ControlFD, "control")
 	nc, err := net.FileConn(f)
@@ -270,12 +271,32 @@ func (s *serveCmd) servePrivate(opts service.Options, ready func()) error {
 	if !ok {
 		return fmt.Errorf("private service: descriptor %d is not a Unix socket", service.ControlFD)
 	}
+	release := func() {}
+	var l *service.Listener
+	if s.Listen {
+		loc, err := c.location()
+		if err == nil {
+			l, err = service.Listen(loc, nil)
+		}
+		if err != nil {
+			return err
+		}
+		release = l.Release
+		defer release()
+	}
 	svc, err := service.New(opts)
 	if err != nil {
 		return err
 	}
-	defer end(svc, opts.Log, func() {})
+	defer end(svc, opts.Log, release)
 	stopOnSignal(svc)
+	if l != nil {
+		go func() {
+			if err := svc.Serve(l); err != nil {
+				opts.Log.Error(err.Error())
+			}
+		}()
+	}
 	ready()
 	done := make(chan struct{})
 	go func() {
