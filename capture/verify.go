@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
@@ -56,23 +57,32 @@ func Verify(r io.Reader) (Verification, error) {
 		return res, fmt.Errorf("read capture: %w", err)
 	}
 	for n := 1; ; n++ {
-		link, whole, data, err := next()
+		f, err := next()
 		switch {
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 			return res, nil
 		case err != nil:
 			return res, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
-		ip, err := network(link, data)
+		ip, err := network(f.link, f.data)
 		if err != nil {
 			return res, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
-		res.count(n, ip, len(data) < whole)
+		res.count(n, ip, len(f.data) < f.whole)
 	}
 }
 
-// frames returns a function that reads frame after frame: link type, length before the capture cut it, content.
-func frames(r io.Reader) (func() (layers.LinkType, int, []byte, error), error) {
+// frame is one of a capture.
+type frame struct {
+	link    layers.LinkType
+	at      time.Time
+	data    []byte // until the next is read
+	whole   int    // length before the capture cut it
+	in, out bool   // its direction, where the capture has it
+}
+
+// frames returns a function that reads frame after frame.
+func frames(r io.Reader) (func() (frame, error), error) {
 	const ngMagic = 0x0a0d0d0a // a palindrome: of either byte order
 	b := bufio.NewReader(r)
 	magic, err := b.Peek(4)
@@ -97,18 +107,22 @@ func frames(r io.Reader) (func() (layers.LinkType, int, []byte, error), error) {
 		if err != nil {
 			return nil, err
 		}
-		return func() (layers.LinkType, int, []byte, error) {
-			data, ci, err := ng.ZeroCopyReadPacketData()
-			return ngLink(ci), ci.Length, data, err
+		return func() (frame, error) {
+			data, ci, o, err := ng.ZeroCopyReadPacketDataWithOptions()
+			f := frame{link: ngLink(ci), at: ci.Timestamp, data: data, whole: ci.Length}
+			if o.Flags != nil {
+				f.in, f.out = o.Flags.Direction == pcapgo.NgEpbFlagDirectionInbound, o.Flags.Direction == pcapgo.NgEpbFlagDirectionOutbound
+			}
+			return f, err
 		}, nil
 	}
 	p, err := pcapgo.NewReader(b)
 	if err != nil {
 		return nil, err
 	}
-	return func() (layers.LinkType, int, []byte, error) {
+	return func() (frame, error) {
 		data, ci, err := p.ZeroCopyReadPacketData()
-		return p.LinkType(), ci.Length, data, err
+		return frame{link: p.LinkType(), at: ci.Timestamp, data: data, whole: ci.Length}, err
 	}, nil
 }
 

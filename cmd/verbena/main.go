@@ -30,9 +30,10 @@ type cli struct {
 	Wait    waitCmd  `cmd:"" help:"Wait until a service is ready, a program listens, or a program has opened a device."`
 	Stop    stopCmd  `cmd:"" help:"End the running service, and wait for that; programs that still use it get errors."`
 	Capture struct {
-		Record captureCmd `cmd:"" help:"Record packets in a pcapng file." default:"withargs"`
-		Verify verifyCmd  `cmd:"" help:"Check the ICRC of every RoCEv2 packet in capture files."`
-	} `cmd:"" help:"Record packets in a pcapng file, or check those of one."`
+		Record captureCmd     `cmd:"" help:"Record packets in a pcapng file." default:"withargs"`
+		Show   captureShowCmd `cmd:"" help:"Show the connections in a capture file, and their packets, as text or as a picture."`
+		Verify verifyCmd      `cmd:"" help:"Check the ICRC of every RoCEv2 packet in capture files."`
+	} `cmd:"" help:"Record packets in a pcapng file, or show or check those of one."`
 	Link struct {
 		Add  linkAddCmd  `cmd:"" help:"Make a device."`
 		Del  linkDelCmd  `cmd:"" help:"Remove a device; programs that use it get errors."`

@@ -1,0 +1,460 @@
+package capture
+
+import (
+	"cmp"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"verbena/roce"
+)
+
+// Packet is a RoCEv2 packet of a capture. In a capture of Verbena's that has both ends a packet is there twice, as it leaves and as it arrives:
+// here it is one.
+type Packet struct {
+	Frame   int       // number of its first frame, from 1, as Wireshark counts
+	Sent    time.Time // zero: not seen to leave
+	Arrived time.Time // zero: not seen to arrive
+	From    int       // the end that sends it: 0 or 1
+	Op      roce.Opcode
+	PSN     roce.PSN
+	Payload int  // bytes
+	AckReq  bool // asks for an acknowledgement
+	// HasSyndrome packets are acknowledgements, with their Syndrome.
+	HasSyndrome bool
+	Syndrome    roce.Syndrome
+	Again       bool // its PSN was sent before, as a request
+	Gap         bool // requests before it are missing: they were dropped before the capture, or not captured
+	Lost        bool // it has left, and did not arrive, where the capture has arrivals of that end
+	BadICRC     bool
+}
+
+// At is when it was seen first.
+func (p *Packet) At() time.Time {
+	if p.Sent.IsZero() {
+		return p.Arrived
+	}
+	return p.Sent
+}
+
+// End is one end of a Connection.
+type End struct {
+	Addr netip.Addr
+	QP   uint32 // 0: no packet to it was seen
+}
+
+func (e End) String() string {
+	if e.QP == 0 {
+		return e.Addr.String()
+	}
+	return fmt.Sprintf("%v QP %d", e.Addr, e.QP)
+}
+
+// Connection is the packets between two queue pairs of RC, UC or XRC. The first End is that of the first packet's sender. Which queue pairs
+// belong together the packets do not say: they are taken to be those of one UDP source port, or the only ones between two addresses.
+type Connection struct {
+	Ends    [2]End
+	Service roce.Service
+	Packets []Packet
+	More    int // packets that there was no room for
+}
+
+// flow is a direction of packets to one queue pair.
+type flow struct {
+	src, dst netip.Addr
+	port     uint16
+	qp       uint32
+}
+
+type seenPacket struct {
+	Packet
+	flow
+	in, out bool // its direction, where the capture says it
+}
+
+// maxPackets bounds the packets that are kept, over all connections.
+const maxPackets = 1 << 20
+
+// Connections reads the connections of a capture, pcap or pcapng, in the order of their first packets. Datagrams, and packets between three
+// parties, are not among them.
+func Connections(r io.Reader) ([]*Connection, error) {
+	next, err := frames(r)
+	if err != nil {
+		return nil, fmt.Errorf("read capture: %w", err)
+	}
+	var all []seenPacket
+	dropped := 0
+	for n := 1; ; n++ {
+		f, err := next()
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return join(all, dropped), nil
+		case err != nil:
+			return nil, fmt.Errorf("read capture: frame %d: %w", n, err)
+		}
+		ip, err := network(f.link, f.data)
+		if err != nil {
+			return nil, fmt.Errorf("read capture: frame %d: %w", n, err)
+		}
+		p, ok := parse(ip)
+		if !ok {
+			continue
+		}
+		if len(all) == maxPackets {
+			dropped++
+			continue
+		}
+		p.Frame, p.in, p.out = n, f.in, f.out
+		if p.in {
+			p.Arrived = f.at
+		} else {
+			p.Sent = f.at
+		}
+		if len(f.data) == f.whole {
+			good, _ := roce.CheckIP(ip)
+			p.BadICRC = !good
+		}
+		all = append(all, p)
+	}
+}
+
+// parse reads a packet of a connected service.
+func parse(ip []byte) (p seenPacket, ok bool) {
+	const udpLen = 8
+	var udp []byte
+	switch {
+	case len(ip) >= 20 && ip[0]>>4 == 4 && ip[9] == 17 && ip[6]&0x1f == 0 && ip[7] == 0:
+		n := int(ip[0]&0xf) * 4
+		if n < 20 || len(ip) < n {
+			return p, false
+		}
+		p.src, p.dst, udp = netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:])), ip[n:]
+	case len(ip) >= 40 && ip[0]>>4 == 6 && ip[6] == 17:
+		p.src, p.dst, udp = netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:])), ip[40:]
+	default:
+		return p, false
+	}
+	if len(udp) < udpLen || int(udp[2])<<8|int(udp[3]) != roce.UDPPort {
+		return p, false
+	}
+	p.port = uint16(udp[0])<<8 | uint16(udp[1])
+	pkt, err := roce.ParsePacket(udp[udpLen:])
+	if err != nil {
+		return p, false
+	}
+	switch pkt.Opcode.Service() {
+	case roce.RC, roce.UC, roce.XRC: // of others a queue pair has many peers
+	default:
+		return p, false
+	}
+	b := pkt.BTH()
+	p.qp, p.Op, p.PSN, p.AckReq, p.Payload = b.DestQPN(), pkt.Opcode, b.PSN(), b.AckReq(), len(pkt.Payload)
+	if h := pkt.AETH(); h != nil {
+		p.HasSyndrome, p.Syndrome = true, h.Syndrome()
+	}
+	return p, true
+}
+
+// join makes connections of packets.
+func join(all []seenPacket, dropped int) []*Connection {
+	// The queue pairs to which each address sends another, by port.
+	type pair struct {
+		src, dst netip.Addr
+	}
+	to := map[pair]map[flow]bool{}
+	for i := range all {
+		k := pair{all[i].src, all[i].dst}
+		if to[k] == nil {
+			to[k] = map[flow]bool{}
+		}
+		to[k][all[i].flow] = true
+	}
+	// opposite finds the flow back.
+	opposite := func(f flow) (flow, bool) {
+		back := to[pair{f.dst, f.src}]
+		var same []flow
+		for o := range back {
+			if o.port == f.port && (o != f || f.src == f.dst) && !(f.src == f.dst && o.qp == f.qp) {
+				same = append(same, o)
+			}
+		}
+		if len(same) == 1 {
+			return same[0], true
+		}
+		if len(same) == 0 && len(back) == 1 && len(to[pair{f.src, f.dst}]) == 1 && f.src != f.dst {
+			for o := range back {
+				return o, true
+			}
+		}
+		return flow{}, false
+	}
+	var list []*Connection
+	of := map[flow]*Connection{}
+	end := map[flow]int{} // that a flow leads to
+	arrivals := map[flow]bool{}
+	for i := range all {
+		p := &all[i]
+		arrivals[p.flow] = arrivals[p.flow] || p.in
+		if of[p.flow] != nil {
+			continue
+		}
+		c := &Connection{Service: p.Op.Service()}
+		c.Ends = [2]End{{Addr: p.src}, {Addr: p.dst, QP: p.qp}}
+		of[p.flow], end[p.flow] = c, 1
+		if o, ok := opposite(p.flow); ok && of[o] == nil {
+			c.Ends[0].QP = o.qp
+			of[o], end[o] = c, 0
+		}
+		list = append(list, c)
+	}
+	// Packets that have left, by what tells them apart, until they arrive.
+	type key struct {
+		flow
+		op       roce.Opcode
+		psn      roce.PSN
+		payload  int
+		syndrome roce.Syndrome
+	}
+	away := map[key][]int{}
+	highest := map[flow]request{}
+	for i := range all {
+		p := &all[i]
+		c := of[p.flow]
+		k := key{p.flow, p.Op, p.PSN, p.Payload, p.Syndrome}
+		if n := len(away[k]); p.in && n > 0 { // of several the last: those before it were lost, or they would have arrived
+			at := away[k][n-1]
+			away[k] = away[k][:n-1]
+			c.Packets[at].Arrived = p.Arrived
+			c.Packets[at].BadICRC = c.Packets[at].BadICRC || p.BadICRC
+			continue
+		}
+		x := p.Packet
+		x.From = 1 - end[p.flow]
+		if x.request() {
+			last, known := highest[p.flow]
+			x.Again = known && !last.psn.Less(p.PSN)
+			if !x.Again {
+				x.Gap = known && !last.read && p.PSN != last.psn.Next()
+				highest[p.flow] = request{p.PSN, p.Op.Has(roce.FlagRead)}
+			}
+		}
+		if p.out {
+			away[k] = append(away[k], len(c.Packets))
+		}
+		c.Packets = append(c.Packets, x)
+	}
+	for k, left := range away {
+		for _, at := range left {
+			of[k.flow].Packets[at].Lost = arrivals[k.flow]
+		}
+	}
+	if dropped > 0 && len(list) > 0 {
+		list[0].More = dropped
+	}
+	return list
+}
+
+// request is the latest request of a flow. A READ takes as many PSNs as its response has packets.
+type request struct {
+	psn  roce.PSN
+	read bool
+}
+
+// request reports whether a packet is of the sender's own sequence of PSNs.
+func (p *Packet) request() bool {
+	return !p.HasSyndrome && !strings.Contains(p.Op.String(), "RESPONSE")
+}
+
+// what is the packet in words.
+func (p *Packet) what() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s psn %d", strings.TrimPrefix(p.Op.String(), p.Op.Service().String()+" "), p.PSN)
+	if p.Payload > 0 {
+		fmt.Fprintf(&b, ", %d bytes", p.Payload)
+	}
+	if p.HasSyndrome && !p.Syndrome.IsACK() {
+		fmt.Fprintf(&b, ", %v", p.Syndrome)
+	}
+	if p.AckReq {
+		b.WriteString(", asks")
+	}
+	return b.String()
+}
+
+// note is what is wrong with it, empty if nothing is.
+func (p *Packet) note() string {
+	var w []string
+	for _, x := range []struct {
+		on   bool
+		what string
+	}{{p.Again, "again"}, {p.Gap, "after a gap"}, {p.HasSyndrome && p.Syndrome.IsNAK(), "NAK"}, {p.HasSyndrome && p.Syndrome.IsRNR(), "not ready"}, {p.Lost, "lost"},
+		{p.BadICRC, "bad ICRC"}} {
+		if x.on {
+			w = append(w, x.what)
+		}
+	}
+	return strings.Join(w, ", ")
+}
+
+// Summary is the connection in a line.
+func (c *Connection) Summary() string {
+	var again, naks, lost, bad int
+	for i := range c.Packets {
+		p := &c.Packets[i]
+		for _, x := range []struct {
+			on bool
+			n  *int
+		}{{p.Again, &again}, {p.HasSyndrome && !p.Syndrome.IsACK(), &naks}, {p.Lost, &lost}, {p.BadICRC, &bad}} {
+			if x.on {
+				*x.n++
+			}
+		}
+	}
+	s := fmt.Sprintf("%v, %v and %v: %d packets", c.Service, c.Ends[0], c.Ends[1], len(c.Packets))
+	for _, x := range []struct {
+		n    int
+		what string
+	}{{again, "sent again"}, {naks, "refused (NAK)"}, {lost, "lost"}, {bad, "with a bad ICRC"}, {c.More, "more that are not shown"}} {
+		if x.n > 0 {
+			s += fmt.Sprintf(", %d %s", x.n, x.what)
+		}
+	}
+	return s
+}
+
+// Has reports whether an end has the queue pair number.
+func (c *Connection) Has(qp uint32) bool { return c.Ends[0].QP == qp || c.Ends[1].QP == qp }
+
+// Trouble reports whether a packet is not as it should be.
+func (c *Connection) Trouble() bool {
+	return slices.ContainsFunc(c.Packets, func(p Packet) bool { return p.note() != "" })
+}
+
+// cut returns the packets to show: limit of them at most, 0: all, from the first one on that is not as it should be but for a few before it,
+// if trouble is set.
+func (c *Connection) cut(limit int, trouble bool) []Packet {
+	list := c.Packets
+	if trouble {
+		const before = 5
+		at := slices.IndexFunc(list, func(p Packet) bool { return p.note() != "" })
+		if at < 0 {
+			return nil
+		}
+		list = list[max(at-before, 0):]
+	}
+	if limit > 0 && len(list) > limit {
+		list = list[:limit]
+	}
+	return list
+}
+
+// Text writes the packets, a line each: the time since the connection's first packet, and the packet with its direction.
+func (c *Connection) Text(w io.Writer, limit int, trouble bool) error {
+	const width = 46
+	list := c.cut(limit, trouble)
+	if _, err := fmt.Fprintf(w, "%14s  %-*s  %s\n", "seconds", width, c.Ends[0], c.Ends[1]); err != nil {
+		return err
+	}
+	first := c.first()
+	for i := range list {
+		p := &list[i]
+		left, arrow, right := p.what(), "-->", ""
+		if p.Lost {
+			arrow = "--x"
+		}
+		if p.From == 1 {
+			left, right, arrow = "", p.what(), "<--"
+			if p.Lost {
+				arrow = "x--"
+			}
+		}
+		note := p.note()
+		if note != "" {
+			note = "  ! " + note
+		}
+		if _, err := fmt.Fprintf(w, "%14.6f  %-*s %s %s%s\n", p.At().Sub(first).Seconds(), width-4, left, arrow, right, note); err != nil {
+			return err
+		}
+	}
+	if n := len(c.Packets) - len(list); n > 0 {
+		_, err := fmt.Fprintf(w, "%14s  %d other packets\n", "", n)
+		return err
+	}
+	return nil
+}
+
+func (c *Connection) first() time.Time {
+	if len(c.Packets) == 0 {
+		return time.Time{}
+	}
+	return c.Packets[0].At()
+}
+
+// SVG writes the packets as a picture: a line down for each end, an arrow for each packet, those that are not as they should be in red.
+func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
+	const width, left, right, top, row = 900, 300, 720, 96, 20
+	list := c.cut(limit, trouble)
+	slices.SortStableFunc(list, func(a, b Packet) int { return cmp.Compare(a.At().UnixNano(), b.At().UnixNano()) })
+	var b strings.Builder
+	height := top + row*(len(list)+2)
+	esc := func(s string) string {
+		var e strings.Builder
+		_ = xml.EscapeText(&e, []byte(s))
+		return e.String()
+	}
+	text := func(x, y int, anchor, class, s string) {
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="%s" class="%s">%s</text>`+"\n", x, y, anchor, class, esc(s))
+	}
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %[2]d">`+"\n", width, height)
+	b.WriteString(`<style>text{font-family:'DejaVu Sans',Verdana,sans-serif;font-size:11px;fill:#1d3557}.h{font-size:13px;font-weight:bold}.s{fill:#5c677d}.r{fill:#b02a3a;font-weight:bold}</style>` + "\n")
+	b.WriteString(`<defs><marker id="a" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto"><path d="M0 0 L9 4 L0 8 Z" fill="#457b9d"/></marker>` +
+		`<marker id="r" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto"><path d="M0 0 L9 4 L0 8 Z" fill="#d1495b"/></marker></defs>` + "\n")
+	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#fff"/>`+"\n", width, height)
+	text(20, 28, "start", "h", c.Summary())
+	text(left, 64, "middle", "h", c.Ends[0].String())
+	text(right, 64, "middle", "h", c.Ends[1].String())
+	for _, x := range []int{left, right} {
+		fmt.Fprintf(&b, `<line x1="%d" y1="72" x2="%[1]d" y2="%d" stroke="#8d99ae"/>`+"\n", x, height-row)
+	}
+	first, before := c.first(), time.Time{}
+	for i := range list {
+		p := &list[i]
+		y := top + row*i
+		x1, x2 := left, right
+		if p.From == 1 {
+			x1, x2 = right, left
+		}
+		colour, marker, class := "#457b9d", "a", "s"
+		note := p.note()
+		if note != "" {
+			colour, marker, class = "#d1495b", "r", "r"
+		}
+		end := fmt.Sprintf(`marker-end="url(#%s)"`, marker)
+		y2 := y + row/2
+		if p.Lost { // it ends on the way, in a cross
+			x2, y2, end = x1+(x2-x1)*7/10, y+row*35/100, ""
+			fmt.Fprintf(&b, `<path d="M%d %d l8 8 m0 -8 l-8 8" stroke="%s" stroke-width="2"/>`+"\n", x2-4, y2-4, colour)
+		}
+		fmt.Fprintf(&b, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="%s" %s/>`+"\n", x1, y, x2, y2, colour, end)
+		text((left+right)/2, y-1, "middle", "", p.what())
+		text(left-130, y+4, "end", "s", fmt.Sprintf("%.6f s", p.At().Sub(first).Seconds()))
+		if d := p.At().Sub(before); i > 0 && d >= time.Millisecond {
+			text(left-50, y+4, "end", "r", "+"+d.Round(10*time.Microsecond).String())
+		}
+		if note != "" {
+			text(right+16, y+8, "start", class, note)
+		}
+		before = p.At()
+	}
+	if n := len(c.Packets) - len(list); n > 0 {
+		text(20, height-8, "start", "s", fmt.Sprintf("%d other packets", n))
+	}
+	b.WriteString("</svg>\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}

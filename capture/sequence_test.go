@@ -1,0 +1,175 @@
+package capture
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"verbena/link"
+	"verbena/roce"
+)
+
+// wire records packets of two queue pairs, 17 at 10.0.0.1 and 18 at 10.0.0.2, as devices do.
+type wire struct {
+	t    *testing.T
+	buf  bytes.Buffer
+	rec  *Recorder
+	taps [2]link.Tap
+	at   time.Time
+}
+
+var wireAddrs = [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
+
+func newWire(t *testing.T) *wire {
+	w := &wire{t: t, at: time.Unix(1700000000, 0)}
+	w.rec = New(&w.buf, Options{})
+	w.taps = [2]link.Tap{w.rec.Interface("rxe0", ""), w.rec.Interface("rxe1", "")}
+	return w
+}
+
+// packet is one from an end, seen there and at the other end, each if it says so.
+func (w *wire) packet(from int, op roce.Opcode, psn roce.PSN, payload int, syndrome roce.Syndrome, leaves, arrives bool) {
+	w.t.Helper()
+	buf := make([]byte, 8192)
+	p := roce.NewPacket(buf, &roce.BTHFields{Opcode: op, DestQPN: uint32(18 - from), PSN: psn, PKey: 0xffff}, payload)
+	if h := p.AETH(); h != nil {
+		h.Encode(syndrome, 1)
+	}
+	w.at = w.at.Add(time.Millisecond)
+	tapped := link.Tapped{Time: w.at, Src: netip.AddrPortFrom(wireAddrs[from], 50000), Dst: netip.AddrPortFrom(wireAddrs[1-from], roce.UDPPort), Data: p.Data, Unsealed: true, TTL: 64}
+	for i, on := range []bool{leaves, arrives} {
+		if on {
+			tapped.Out = i == 0
+			w.taps[from^i].Packet(&tapped)
+		}
+	}
+}
+
+func (w *wire) connections() []*Connection {
+	w.t.Helper()
+	if _, err := w.rec.Close(); err != nil {
+		w.t.Fatal(err)
+	}
+	list, err := Connections(&w.buf)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return list
+}
+
+// TestConnections: the packets of both directions are one connection, each once, and what is wrong with them is found.
+func TestConnections(t *testing.T) {
+	w := newWire(t)
+	w.packet(0, roce.RCSendOnly, 5, 64, 0, true, true)
+	w.packet(1, roce.RCAcknowledge, 5, 0, roce.ACK(31), true, true)
+	w.packet(0, roce.RCSendOnly, 6, 64, 0, true, false) // lost on the way
+	w.packet(0, roce.RCSendOnly, 7, 64, 0, true, true)
+	w.packet(1, roce.RCAcknowledge, 6, 0, roce.NAKPSNSequenceError, true, true)
+	w.packet(0, roce.RCSendOnly, 6, 64, 0, true, true)
+	w.packet(0, roce.RCSendOnly, 7, 64, 0, true, true)
+	w.packet(0, roce.RCSendOnly, 9, 64, 0, true, true) // 8 never left
+	w.packet(0, roce.RCRDMAReadRequest, 10, 0, 0, true, true)
+	w.packet(1, roce.RCRDMAReadResponseOnly, 10, 4, roce.ACK(31), true, true)
+	w.packet(0, roce.RCSendOnly, 13, 0, 0, true, true) // the READ took three PSNs
+	w.packet(1, roce.RCAcknowledge, 13, 0, roce.RNRNAK(1), true, true)
+	list := w.connections()
+	if len(list) != 1 {
+		t.Fatalf("%d connections, want 1", len(list))
+	}
+	c := list[0]
+	if c.Ends != [2]End{{wireAddrs[0], 17}, {wireAddrs[1], 18}} || c.Service != roce.RC || !c.Has(17) || !c.Has(18) || c.Has(19) {
+		t.Errorf("got %v, %v", c.Ends, c.Service)
+	}
+	var notes []string
+	for i := range c.Packets {
+		notes = append(notes, c.Packets[i].note())
+	}
+	if got, want := strings.Join(notes, "|"), "||lost||NAK|again|again|after a gap||||not ready"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if p := c.Packets[0]; p.From != 0 || p.Sent.IsZero() || p.Arrived.IsZero() || p.Payload != 64 || p.BadICRC || p.Frame != 1 {
+		t.Errorf("the first packet: %+v", p)
+	}
+	if c.Packets[1].From != 1 {
+		t.Error("the acknowledgement comes from the same end")
+	}
+	for _, s := range []string{"12 packets", "2 sent again", "2 refused (NAK)", "1 lost"} {
+		if !strings.Contains(c.Summary(), s) {
+			t.Errorf("the summary has no %q: %s", s, c.Summary())
+		}
+	}
+}
+
+// TestShow: the text has a line for each packet that is shown, and the picture is well-formed.
+func TestShow(t *testing.T) {
+	w := newWire(t)
+	for i := range roce.PSN(20) {
+		w.packet(0, roce.RCSendOnly, i, 64, 0, true, i != 12)
+	}
+	c := w.connections()[0]
+	for _, x := range []struct {
+		limit   int
+		trouble bool
+		lines   int
+	}{{0, false, 21}, {5, false, 7}, {0, true, 15}, {3, true, 5}} {
+		var b bytes.Buffer
+		if err := c.Text(&b, x.limit, x.trouble); err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(b.String(), "\n"); n != x.lines {
+			t.Errorf("limit %d, trouble %t: %d lines, want %d:\n%s", x.limit, x.trouble, n, x.lines, b.String())
+		}
+		var svg bytes.Buffer
+		if err := c.SVG(&svg, x.limit, x.trouble); err != nil {
+			t.Fatal(err)
+		}
+		for d := xml.NewDecoder(&svg); ; {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if !c.Trouble() {
+		t.Error("a lost packet is no trouble")
+	}
+}
+
+// TestOneEnd: a capture of one device has packets that only left, or only arrived; none of them is lost.
+func TestOneEnd(t *testing.T) {
+	w := newWire(t)
+	w.packet(0, roce.RCSendOnly, 1, 64, 0, true, false)
+	w.packet(1, roce.RCAcknowledge, 1, 0, roce.ACK(31), false, true)
+	list := w.connections()
+	if len(list) != 1 || len(list[0].Packets) != 2 || list[0].Trouble() {
+		t.Errorf("got %d connections: %s", len(list), list[0].Summary())
+	}
+}
+
+// FuzzConnections: whatever is in a file, it ends soon and without a panic, and can be shown.
+func FuzzConnections(f *testing.F) {
+	t := &testing.T{}
+	w := newWire(t)
+	w.packet(0, roce.RCSendOnly, 1, 64, 0, true, true)
+	w.packet(1, roce.RCAcknowledge, 1, 0, roce.ACK(31), true, true)
+	w.rec.Close()
+	f.Add(w.buf.Bytes())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		list, err := Connections(bytes.NewReader(b))
+		if err != nil {
+			return
+		}
+		for _, c := range list {
+			_ = c.Summary()
+			if c.Text(io.Discard, 50, false) != nil || c.SVG(io.Discard, 50, true) != nil {
+				t.Error("it cannot be shown")
+			}
+		}
+	})
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"verbena/capture"
+)
+
+type captureShowCmd struct {
+	File    string `arg:"" help:"Capture: pcap or pcapng, also compressed with gzip." complete:"file"`
+	QP      uint32 `name:"qp" help:"Show the connection of this queue pair." placeholder:"N" complete:"none"`
+	Trouble bool   `help:"Begin shortly before the first packet that was lost, sent again, refused (NAK, RNR NAK) or corrupted."`
+	Limit   int    `help:"Show so many packets at most; 0: all." default:"200" placeholder:"N" complete:"none"`
+	SVG     string `name:"svg" help:"Write a picture to this file instead." placeholder:"FILE" complete:"file"`
+}
+
+func (*captureShowCmd) Help() string {
+	return `Lists the connections in a capture, and with one, or --qp, its packets in order, with what is wrong with them. A packet between two
+devices that were both recorded is one line, as it leaves; where it does not arrive it is lost. Datagrams (UD) are not shown.
+
+Examples:
+  verbena capture show lossy.pcapng
+  verbena capture show lossy.pcapng --qp 17 --trouble
+  verbena capture show lossy.pcapng --qp 17 --trouble --limit 40 --svg lossy.svg`
+}
+
+func (c *captureShowCmd) Run() error { return c.show(os.Stdout) }
+
+func (c *captureShowCmd) show(out io.Writer) error {
+	if c.Limit < 0 {
+		return fmt.Errorf("capture show: --limit %d: it must not be negative", c.Limit)
+	}
+	f, err := os.Open(c.File)
+	if err != nil {
+		return fmt.Errorf("capture show: %w", err)
+	}
+	defer f.Close()
+	all, err := capture.Connections(f)
+	if err != nil {
+		return fmt.Errorf("capture show: %s: %w", c.File, err)
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("capture show: %s: there is no packet of a connection (RC, UC, XRC) in it", c.File)
+	}
+	list := all
+	if c.QP != 0 {
+		list = slices.DeleteFunc(slices.Clone(all), func(x *capture.Connection) bool { return !x.Has(c.QP) })
+	}
+	switch {
+	case len(list) == 0:
+		return fmt.Errorf("capture show: %s: no connection has a queue pair %d; without --qp they are listed", c.File, c.QP)
+	case len(list) > 1 && c.SVG != "":
+		return errors.New("capture show: --svg is for one connection: choose it with --qp")
+	case len(list) > 1:
+		for _, x := range list {
+			fmt.Fprintln(out, x.Summary())
+		}
+		return nil
+	}
+	x := list[0]
+	if c.Trouble && !x.Trouble() {
+		fmt.Fprintf(out, "%s\nnothing is wrong with them\n", x.Summary())
+		return nil
+	}
+	if c.SVG != "" {
+		err := writeFile(c.SVG, func(w io.Writer) error { return x.SVG(w, c.Limit, c.Trouble) })
+		if err != nil {
+			return fmt.Errorf("capture show: %w", err)
+		}
+		return nil
+	}
+	w := bufio.NewWriter(out)
+	fmt.Fprintln(w, x.Summary())
+	if err := errors.Join(x.Text(w, c.Limit, c.Trouble), w.Flush()); err != nil && !strings.Contains(err.Error(), "broken pipe") {
+		return fmt.Errorf("capture show: %w", err)
+	}
+	return nil
+}
