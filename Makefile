@@ -128,6 +128,10 @@ pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner'
 docs: ## make the tables in docs anew
 	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./uverbs ./internal/layers
 
+.PHONY: docs-session
+docs-session: build ## make the picture of a session in the README anew
+	PATH="$(CURDIR)/bin:$$PATH" $(GO) run ./test/session < docs/session.txt > docs/session.tmp && mv docs/session.tmp docs/session.svg
+
 .PHONY: interop
 interop: build ## run against the Linux kernel's Soft-RoCE, in QEMU; the report is bin/interop.md
 	@scripts/interop bin/interop.md
