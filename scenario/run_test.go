@@ -364,6 +364,40 @@ func TestReports(t *testing.T) {
 	})
 }
 
+// TestCompare: what the seed decides must be the same; what it does not may differ, and is told.
+func TestCompare(t *testing.T) {
+	result := func(edit func(*Result)) *Result {
+		r := &Result{Name: "x", Seed: 1, Actions: []ActionResult{{Name: "a", What: "fault rxe0", Moment: "at once", Done: true, Rule: &Rule{Seen: 10, Hit: 2}}},
+			Programs: []ProgramResult{{Name: "p", Exit: &Exit{}, Lines: []Line{{Text: "one"}}}}, Counters: map[string]map[string]uint64{"rxe0": {"sent_pkts": 5}}}
+		edit(r)
+		return r
+	}
+	for _, c := range []struct {
+		name       string
+		edit       func(*Result)
+		same, free int
+	}{
+		{"the same", func(*Result) {}, 0, 0},
+		{"another seed", func(r *Result) { r.Seed = 2 }, 1, 0},
+		{"another scenario", func(r *Result) { r.Name = "y" }, 1, 0},
+		{"another moment", func(r *Result) { r.Actions[0].Moment = "later" }, 1, 0},
+		{"not done", func(r *Result) { r.Actions[0].Done = false }, 1, 0},
+		{"another action", func(r *Result) { r.Actions[0].Name = "b" }, 1, 0},
+		{"other hits of as many", func(r *Result) { r.Actions[0].Rule.Hit = 3 }, 1, 1},
+		{"more packets", func(r *Result) { r.Actions[0].Rule.Seen, r.Actions[0].Rule.Hit = 20, 4 }, 0, 1},
+		{"later", func(r *Result) { r.Actions[0].At = time.Second }, 0, 1},
+		{"another exit code", func(r *Result) { r.Programs[0].Exit.Code = 1 }, 0, 1},
+		{"another line", func(r *Result) { r.Programs[0].Lines[0].Text = "two" }, 0, 1},
+		{"a line more", func(r *Result) { r.Programs[0].Lines = append(r.Programs[0].Lines, Line{Text: "two"}) }, 0, 1},
+		{"another counter", func(r *Result) { r.Counters["rxe0"]["sent_pkts"] = 6 }, 0, 1},
+	} {
+		same, free := result(func(*Result) {}).Compare(result(c.edit))
+		if len(same) != c.same || len(free) != c.free {
+			t.Errorf("%s: got %q, %q, want %d, %d", c.name, same, free, c.same, c.free)
+		}
+	}
+}
+
 func wellFormed(r io.Reader) error {
 	d := xml.NewDecoder(r)
 	for {

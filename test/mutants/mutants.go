@@ -114,7 +114,7 @@ var mutants = []mutant{
 	{"the path stays", "internal/shm/file.go",
 		"unix.Unlinkat(int(f.dir.Fd()), f.name, 0); rerr", "error(nil); rerr"},
 	{"mappings are not given back", "internal/shm/file.go",
-		"	_ = unix.Munmap(c.mem)\n	f.user.Give(quota.Mappings, 1)", "	_ = unix.Munmap(c.mem)"},
+		"	hugepage.Release(c.mem)\n	f.user.Give(quota.Mappings, 1)", "	_ = unix.Munmap(c.mem)"},
 
 	// ring
 	{"a full ring is overwritten", "driver/rxe/ring/ring.go",
@@ -592,4 +592,25 @@ var mutants = []mutant{
 		"	case Refused:\n		return Do{Repeat: true, Timer: Refusal}\n", ""},
 	{"what an MRA asks for is not waited for", "rdmacm/conn/conn.go",
 		"			c.State = MRARepRcvd\n			return Do{Timer: Service}", "			c.State = MRARepRcvd\n			return Do{Timer: Stop}"},
+	// scenario
+	{"any exit code will do", "scenario/result.go", "*res.Exit == want, ", "true, "},
+	{"a program that was killed at the limit has ended", "scenario/result.go", "case res.Exit == nil || res.Killed:", "case res.Exit == nil:"},
+	{"output may come in any order", "scenario/result.go", "			next += at + 1\n", ""},
+	{"what may not be printed may", "scenario/result.go", "at < 0, \"%s\", why)", "true, \"%s\", why)"},
+	{"an action that has not come is done", "scenario/result.go", "add(a.Name, \"is done\", a.Done, ", "add(a.Name, \"is done\", true, "},
+	{"counters may be smaller", "scenario/result.go", "got >= *c.Min", "true"},
+	{"counters may be larger", "scenario/result.go", "got <= *c.Max", "true"},
+	{"device files may be left open", "scenario/result.go", "len(r.Left) == 0, ", "true, "},
+	{"a counted moment is at once", "scenario/run.go", "AtWR: m.WR, AtPacket: m.Packet", "AtPacket: m.Packet"},
+	{"a wait is over at once", "scenario/run.go", "now.Add(time.Duration(m.Wait))", "now"},
+	{"the rest of the output is kept", "scenario/run.go", "len(p.Lines) < maxLines", "true"},
+	{"other hits are the same actions", "scenario/result.go", "a.Rule.Seen == b.Rule.Seen && a.Rule.Hit != b.Rule.Hit", "false"},
+
+	// service/metrics, capture show
+	{"metrics name users", "service/metrics/metrics.go", "func onlyAll(uid int) bool { return uid < 0 }", "func onlyAll(uid int) bool { return true }"},
+	{"metrics are gathered each time", "service/metrics/metrics.go", "g.at.IsZero() || time.Since(g.at) >= fresh", "true"},
+	{"any number of clients", "service/metrics/metrics.go", "netutil.LimitListener(l, maxConnections)", "netutil.LimitListener(l, 1000)"},
+	{"a copy that arrives is another packet", "capture/sequence.go", "p.in && n > 0", "false"},
+	{"a retransmission is a new packet", "capture/sequence.go", "x.Again = known && !last.psn.Less(p.PSN)", "x.Again = false && last.read"},
+	{"no packet is lost", "capture/sequence.go", ".Lost = arrivals[k.flow]", ".Lost = false"},
 }
