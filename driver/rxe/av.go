@@ -89,6 +89,26 @@ func meet(a, b *Device) (from, to *endpoint) {
 	return nil, nil
 }
 
+// vector is the address vector of a queue pair's latest datagram, and where it leads. The provider of rdma-core before v39
+// knows no numbers of address handles, and writes the vector into each work request.
+type vector struct {
+	av uapi.RXEAV
+	to *path // nil: nowhere, or none was seen yet
+}
+
+// path returns the path that an address vector describes, nil if there is none. The vector is the program's: of it
+// only what [resolve] checks is used, and not the addresses.
+func (v *vector) path(d *Device, av *uapi.RXEAV) *path {
+	if v.to == nil || v.av != *av {
+		g := &av.GRH
+		v.av = *av
+		v.to, _ = resolve(d, &ib.AHAttr{Port: av.PortNum, HasGRH: true, GRH: ib.GlobalRoute{
+			DGID: ib.GID(g.DGID), FlowLabel: g.FlowLabel, SGIDIndex: g.SGIDIndex, HopLimit: g.HopLimit, TrafficClass: g.TrafficClass,
+		}})
+	}
+	return v.to
+}
+
 // ah is an address handle.
 type ah struct {
 	dev  *Device

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"net/netip"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
+	"verbena/uapi"
 )
 
 // newAH makes an address handle on n that leads to peer.
@@ -53,6 +55,46 @@ func TestDatagram(t *testing.T) {
 			check(t, ah.Destroy())
 		}
 	})
+}
+
+// TestDatagramVector sends datagrams as the provider of rdma-core before v39 does: with the address vector in the work
+// request, and no address handle.
+func TestDatagramVector(t *testing.T) {
+	b := newBench(t, setup{typ: ib.QPTypeUD, shortcut: true})
+	u := newUser(b, userCap)
+	payload := []byte("a datagram")
+	for sgid := range uint8(2) {
+		gid, err := b.b.dev.IB().QueryGID(1, int(sgid))
+		check(t, err)
+		good := uapi.RXEAV{PortNum: 1, GRH: uapi.RXEGlobalRoute{DGID: gid.GID, SGIDIndex: sgid, HopLimit: 1}}
+		for range 2 {
+			b.b.recv(5, 0, grhLen+len(payload))
+			wc := u.post(uapi.WRSend, payload, func(wr *uapi.RXESendWR) {
+				wr.SendFlags |= uapi.SendInline
+				*wr.UD() = uapi.RXESendWRUD{RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey, AV: good}
+			})
+			if wc.Status != uapi.WCSuccess {
+				t.Fatalf("GID %d: status %v, want success", sgid, wc.Status)
+			}
+			got := b.b.poll(1)[0]
+			if got.Status != ib.WCSuccess || !bytes.Equal(b.b.buf[grhLen:grhLen+len(payload)], payload) {
+				t.Fatalf("GID %d: completion %+v", sgid, got)
+			}
+		}
+	}
+	for name, av := range map[string]uapi.RXEAV{
+		"no port":        {PortNum: 2, GRH: uapi.RXEGlobalRoute{DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")), SGIDIndex: 1}},
+		"no such source": {PortNum: 1, GRH: uapi.RXEGlobalRoute{DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")), SGIDIndex: 200}},
+		"no destination": {PortNum: 1, GRH: uapi.RXEGlobalRoute{SGIDIndex: 1}},
+	} {
+		w := sendWQE{}
+		ud := uapi.RXESendWRUD{RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey, AV: av}
+		var status uapi.WCStatus
+		qpOf(u.qp).exclusively(func(*pass) { status = qpOf(u.qp).req.decodeUD(&w, &ud) })
+		if status != uapi.WCLocQPOpErr {
+			t.Errorf("%s: status %v, want %v", name, status, uapi.WCLocQPOpErr)
+		}
+	}
 }
 
 // checkGRH checks the header that precedes a datagram from a to b: 20 bytes of nothing and an IPv4 header.

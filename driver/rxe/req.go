@@ -16,6 +16,7 @@ type requester struct {
 	// wqes are the work requests in flight, by their number in snd modulo the length, which is a power of two.
 	wqes    []sendWQE
 	flushed sendWQE // scratch
+	vector  vector
 	result  [atomicLen]byte
 
 	aimd  transport.AIMD

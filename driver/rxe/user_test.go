@@ -146,7 +146,7 @@ func openUser(b *bench, cap ib.QPCap) *user {
 	u.cqueue = queue{u.mmap(cresp.MI)}
 	data = &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 	u.qp, err = ibuser.CreateQP(b.a.pd, ib.QPInitAttr{
-		SendCQ: u.cq, RecvCQ: u.cq, Cap: cap, Type: ib.QPTypeRC, Event: func(_ *ib.QP, e ib.EventType) { b.a.event(e) },
+		SendCQ: u.cq, RecvCQ: u.cq, Cap: cap, Type: b.b.qp.Init().Type, Event: func(_ *ib.QP, e ib.EventType) { b.a.event(e) },
 	}, data)
 	check(t, err)
 	resp, ok := uapi.Decode[uapi.RXECreateQPResp](data.Out[:data.N])

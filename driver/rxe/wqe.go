@@ -164,6 +164,8 @@ func (r *requester) decodeUD(w *sendWQE, u *uapi.RXESendWRUD) uapi.WCStatus {
 	qp := r.qp
 	if qp.paths != nil {
 		w.path = qp.paths[u.AHNum]
+	} else if u.AHNum == 0 {
+		w.path = r.vector.path(qp.dev, &u.AV)
 	} else if h := qp.dev.ahs.get(u.AHNum); h != nil {
 		w.path = h.pathFor(qp)
 	}
