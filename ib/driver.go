@@ -268,6 +268,13 @@ type UserContext interface {
 	AllocShared(size int) (Shared, error)
 }
 
+// Overconsumer is implemented by a UserContext whose user can be told of a fault of the program's library.
+type Overconsumer interface {
+	// Overconsumed is called each time the driver finds that the program has taken more completions out of a queue than were
+	// there, and has put its index back. It may not sleep, and is called under locks of the driver.
+	Overconsumed()
+}
+
 // Shared is memory that a driver and a user process both see. The user may write anything into it at any time,
 // and may even take the pages away (truncation): a driver reads each field once, believes none, and survives a
 // memory fault on access (see runtime/debug.SetPanicOnFault).

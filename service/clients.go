@@ -445,7 +445,9 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 		return
 	}
 	defer done()
-	info := who.session(a, process, &launcher{c: c})
+	launcher := &launcher{c: c}
+	info := who.session(a, process, launcher)
+	info.Notice = launcher.notice
 	var theirs *os.File // of the trace
 	if a.Trace {
 		trace, f, end, err := s.startTrace(who)

@@ -20,8 +20,24 @@ type launcher struct {
 	gone error // an answer has failed to come; a later one could be taken for another's
 }
 
-func (l *launcher) OpenMem(tid int) (*os.File, error) { return l.ask(&ctl.Help{MemOf: tid}) }
+func (l *launcher) OpenMem(tid int) (*os.File, error) {
+	f, err := l.ask(&ctl.Help{MemOf: tid})
+	if err == nil && f == nil {
+		err = errors.New("ask the launcher: an answer without a descriptor")
+	}
+	return f, err
+}
 
+// notice has the launcher print a line for the user of the program. It may sleep.
+func (l *launcher) notice(text string) error {
+	f, err := l.ask(&ctl.Help{Notice: text})
+	if f != nil {
+		f.Close()
+	}
+	return err
+}
+
+// ask returns the descriptor that comes with the answer, nil if none does.
 func (l *launcher) ask(h *ctl.Help) (*os.File, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -49,8 +65,6 @@ func (l *launcher) ask(h *ctl.Help) (*os.File, error) {
 			f.Close()
 		}
 		return nil, r.Err()
-	case f == nil:
-		return fail(errors.New("an answer without a descriptor"))
 	}
 	return f, nil
 }

@@ -130,9 +130,6 @@ func limitsLeave(limits io.Reader, files uint64) bool {
 // firstRinging is the first version of rdma-core that is known to send no command by write(2) here.
 const firstRinging = 34
 
-// maxMaps bounds what is read to find a library.
-const maxMaps = 16 << 20
-
 // ringsOnly reports whether the thread's program has one libibverbs, of a version that sends commands by ioctl(2) alone.
 func (t *procThread) ringsOnly() bool {
 	f, err := openAt(t.dir, "maps", unix.O_RDONLY)
@@ -140,34 +137,8 @@ func (t *procThread) ringsOnly() bool {
 		return false
 	}
 	defer f.Close()
-	return ringsOnly(io.LimitReader(f, maxMaps))
-}
-
-// ringsOnly does the same with proc_pid_maps(5).
-func ringsOnly(maps io.Reader) bool {
-	const name = "/libibverbs.so."
-	found := ""
-	for lines := bufio.NewScanner(maps); lines.Scan(); {
-		line := lines.Text()
-		at := strings.LastIndex(line, name)
-		if at < 0 {
-			continue
-		}
-		path := line[strings.IndexByte(line, '/'):]
-		if found != "" && found != path {
-			return false
-		}
-		found = path
-		// 1.14.44.0: of the interface, and of the package.
-		v := strings.Split(line[at+len(name):], ".")
-		if len(v) != 4 {
-			return false
-		}
-		if n, err := strconv.Atoi(v[2]); err != nil || n < firstRinging {
-			return false
-		}
-	}
-	return found != ""
+	n, ok := majorOf(rdmaCoreOf(io.LimitReader(f, maxMaps)))
+	return ok && n >= firstRinging
 }
 
 // nativeMemory is the queues of a file that rings natively.

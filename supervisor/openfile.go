@@ -40,6 +40,7 @@ type openFile struct {
 	// readOnly: opened with O_RDONLY, so that write(2) fails.
 	readOnly bool
 	pid      int         // of the process that opened it
+	program  string      // its name
 	opened   atomic.Bool // the program has it, or is about to get it
 
 	look struct { // for the last close
@@ -59,7 +60,7 @@ const closing = 1 << 62
 func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	s := t.sup
 	f := &openFile{
-		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, readOnly: how&unix.O_ACCMODE == unix.O_RDONLY, ended: make(chan struct{}),
+		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, program: p.id.name, readOnly: how&unix.O_ACCMODE == unix.O_RDONLY, ended: make(chan struct{}),
 	}
 	// The supervisor's description, and the watch.
 	if err := f.user.Take(quota.Descriptors, fileDescriptors); err != nil {

@@ -148,9 +148,10 @@ func isOverflow(uid int) bool { return uid == overflowUID() }
 // opener is a process as it opens a device file. (uverbs.Process)
 type opener struct {
 	*process
-	id    *identity
-	user  *quota.User
-	rings bool // natively
+	session *Session
+	id      *identity
+	user    *quota.User
+	rings   bool // natively
 }
 
 func (o *opener) PID() int               { return o.id.pid }

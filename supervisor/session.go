@@ -37,6 +37,8 @@ type SessionInfo struct {
 	// the call with its arguments, the result and the time that the answer took, as strace(1) has them. It is called on
 	// the threads that answer, before the program has the answer, and must not sleep.
 	Trace func(line string)
+	// Notice, if not nil, shows the user of the program a line of text. It may sleep.
+	Notice func(text string) error
 }
 
 // Session is one program with its descendants, under supervision.
@@ -69,6 +71,8 @@ type Session struct {
 
 	warned atomic.Bool
 	limits sync.Map // the errnos that were logged
+
+	overconsumed atomic.Int32
 }
 
 // Attach takes up a program, by the listener that Launch.Handover got, possibly in another process; it is the

@@ -229,6 +229,7 @@ func (w *worker) command(c call, f *openFile) verdict {
 	if w.stalled || waits {
 		return verdict{fate: sent}
 	}
+	f.tellOverconsumed()
 	if w.known.stale { // nothing was read or done
 		return verdict{fate: letThrough}
 	}

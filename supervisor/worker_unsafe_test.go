@@ -25,7 +25,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 	s := &Session{sup: &Supervisor{}, firstFD: 1000}
 	w := &worker{session: s, hasTurn: true}
 	tid := uint32(os.Getpid())
-	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{file: file}, until: time.Since(base) + time.Hour})
+	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{session: s, file: file}, until: time.Since(base) + time.Hour})
 	numbers := architectures[runtime.GOARCH].numbers
 	path := []byte("/etc/hostname\x00")
 	for _, tt := range []struct {

@@ -14,7 +14,7 @@ import (
 	"verbena/umem"
 )
 
-// Process is who opened a file.
+// Process is who opened a file. It may be an ib.Overconsumer.
 type Process interface {
 	PID() int
 	Name() string
@@ -210,6 +210,13 @@ func (c userContext) AllocShared(size int) (ib.Shared, error) {
 		}
 	}
 	return m, nil
+}
+
+// Overconsumed implements ib.Overconsumer.
+func (c userContext) Overconsumed() {
+	if o, ok := c.f.proc.(ib.Overconsumer); ok {
+		o.Overconsumed()
+	}
 }
 
 // abortObject destroys an object that could not be announced.

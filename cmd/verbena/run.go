@@ -159,7 +159,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 			trace = startTracing(attached.Trace, r.traceTo)
 		}
 		launch.AdoptOrphans = attached.Helped
-		lost = client.Serve(supervisor.Ancestor{})
+		lost = client.Serve(helper{})
 		launch.Lost = lost
 		return nil
 	}
@@ -198,6 +198,12 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 	})
 	return exitCode(prog.Wait())
 }
+
+// helper is what the service may ask of this command. (ctl.Helper)
+type helper struct{ supervisor.Ancestor }
+
+// Notice prints what the service says to the user of the program.
+func (helper) Notice(text string) { fmt.Fprintln(os.Stderr, "verbena:", printable(text)) }
 
 // explainExec names the interpreter where a program is there and its interpreter is not.
 func explainExec(e *supervisor.ExecError) error {

@@ -26,6 +26,7 @@ type cq struct {
 	mu    sync.Mutex // a leaf: under it nothing is locked but the midlayer's queue of callbacks
 	ring  *ring.Ring
 	prod  uint32 // next slot to fill
+	cons  uint32 // next slot that the consumer empties, when it was last looked at
 	armed notify.Arming
 	lost  bool // a completion was lost: no more come
 }
@@ -77,7 +78,7 @@ func (c *cq) post(wc *uapi.WC, solicited bool) bool {
 	if c.lost {
 		return false
 	}
-	if pushed, ok := c.ring.Push(c.prod, slot[:]); !pushed || !ok {
+	if cons, ok := c.consumer(); !ok || cons == c.ring.Next(c.prod) || !c.ring.Fill(c.prod, slot[:]) {
 		c.lost = true
 		c.obj.Raise(ib.EventCQErr)
 		return false
@@ -90,12 +91,26 @@ func (c *cq) post(wc *uapi.WC, solicited bool) bool {
 	return true
 }
 
+// consumer returns the consumer's index; false if the ring's memory is gone. The caller holds mu.
+//
+//verbena:held mu
+func (c *cq) consumer() (i uint32, ok bool) {
+	i, repaired, ok := c.ring.Consumed(c.cons, c.prod)
+	if !ok {
+		return 0, false
+	}
+	c.cons = i
+	if repaired && c.ctx != nil {
+		c.ctx.repaired()
+	}
+	return i, true
+}
+
 // Poll implements ib.DriverCQ. It may not sleep.
 func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	c.poll.Lock()
 	defer c.poll.Unlock()
-	r := c.current()
-	cons, ok := r.Consumer()
+	r, cons, ok := c.consumed()
 	if !ok {
 		return 0, errRingGone
 	}
@@ -120,6 +135,14 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 
 var errRingGone = fmt.Errorf("the process took the memory of its queue away: %w", syscall.EFAULT)
 
+// consumed returns the ring, which only Resize replaces, under both locks, and the consumer's index.
+func (c *cq) consumed() (r *ring.Ring, i uint32, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i, ok = c.consumer()
+	return c.ring, i, ok
+}
+
 // polled reports whether the consumer has taken all completions but the newest n.
 func (c *cq) polled(n uint32) bool {
 	if c == nil {
@@ -127,7 +150,7 @@ func (c *cq) polled(n uint32) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cons, ok := c.ring.Consumer()
+	cons, ok := c.consumer()
 	return ok && c.ring.Between(cons, c.prod) <= n
 }
 
@@ -168,11 +191,11 @@ func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	cons, ok := c.consumer()
 	if !c.lost && flags&ib.NotifyReportMissed == 0 { // a process may have taken the ring away
 		c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
 		return false, nil
 	}
-	cons, ok := c.ring.Consumer()
 	switch {
 	case !ok:
 		return false, errRingGone
@@ -211,7 +234,7 @@ func (c *cq) replace(r *ring.Ring) (old *ring.Ring, err error) {
 	defer c.poll.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cons, ok := c.ring.Consumer()
+	cons, ok := c.consumer()
 	if !ok {
 		return nil, errRingGone
 	}
@@ -229,7 +252,7 @@ func (c *cq) replace(r *ring.Ring) (old *ring.Ring, err error) {
 		}
 		n++
 	}
-	old, c.ring, c.prod = c.ring, r, n
+	old, c.ring, c.prod, c.cons = c.ring, r, n, 0
 	c.obj.SetEntries(r.Capacity())
 	return old, nil
 }

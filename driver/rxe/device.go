@@ -375,6 +375,13 @@ type userContext struct {
 	lane    lane
 }
 
+// repaired notes that the program had taken more completions than were there. It may not sleep.
+func (c *userContext) repaired() {
+	if o, ok := c.UserContext.(ib.Overconsumer); ok {
+		o.Overconsumed()
+	}
+}
+
 // AllocUserContext implements ib.UserContexter.
 func (o ops) AllocUserContext(u *ib.Udata) error {
 	d := o.dev

@@ -27,6 +27,8 @@ type program struct {
 	path string
 	file *os.File
 
+	overconsumed atomic.Int32
+
 	mu   sync.Mutex
 	end  int64
 	maps [][]byte
@@ -441,6 +443,66 @@ func TestUserAbuse(t *testing.T) {
 			b.connect(conn{})
 			transfer(b, ib.WRSend, 3000, 1)
 		})
+	}
+}
+
+// Overconsumed implements ib.Overconsumer.
+func (p *program) Overconsumed() { p.overconsumed.Add(1) }
+
+// TestUserOverconsumes drains the completion queue as the provider of rdma-core v34 to v54 does: when it has found the end, it
+// counts one more.
+func TestUserOverconsumes(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	u := newUser(b, userCap)
+	cons := u.cqueue.word(uapi.RXEQueueConsumerOffset)
+	id := uint64(0)
+	for round := range 2 * (u.cq.Entries() + 1) { // around the ring
+		for range 1 + round%3 {
+			b.b.recv(1, 0, 8)
+			u.sq.post(u.wqe(id, uapi.WRSend, uapi.SendSignaled, b.a.sge(0, 8)...))
+			u.doorbell()
+			// The first completion of a round meets the index as the round before has left it.
+			u.expect(uapi.WC{WRID: id, Opcode: uapi.WCSend, ByteLen: 8})
+			b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 8})
+			id++
+		}
+		if wc, ok := u.cqueue.poll(); ok {
+			t.Fatalf("round %d: completion %+v, want none", round, wc)
+		}
+		end := *cons
+		atomic.StoreUint32(cons, (end+1)&u.cqueue.mask())
+		before := u.overconsumed.Load()
+		switch round % 2 {
+		case 0: // who waits for events asks for one before it looks again
+			if _, err := u.cq.ReqNotify(ib.NotifyNextComp); err != nil {
+				t.Fatal(err)
+			}
+		case 1:
+			if n, err := u.cq.Poll(make([]ib.WC, 1)); n != 0 || err != nil {
+				t.Fatalf("round %d: Poll: got %d, %v, want 0", round, n, err)
+			}
+		}
+		if got := atomic.LoadUint32(cons); got != end {
+			t.Fatalf("round %d: index %d, want %d", round, got, end)
+		}
+		if got := u.overconsumed.Load() - before; got != 1 {
+			t.Fatalf("round %d: reported %d times, want 1", round, got)
+		}
+	}
+	// Without a call in between, the next completion puts the index back.
+	end := *cons
+	atomic.StoreUint32(cons, (end+1)&u.cqueue.mask())
+	b.b.recv(1, 0, 8)
+	u.sq.post(u.wqe(id, uapi.WRSend, uapi.SendSignaled, b.a.sge(0, 8)...))
+	u.doorbell()
+	for deadline := time.Now().Add(10 * time.Second); atomic.LoadUint32(cons) != end; time.Sleep(10 * time.Microsecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("index %d, want %d", *cons, end)
+		}
+	}
+	u.expect(uapi.WC{WRID: id, Opcode: uapi.WCSend, ByteLen: 8})
+	if e := b.a.raised(); len(e) != 0 {
+		t.Errorf("events %v, want none", e)
 	}
 }
 

@@ -204,6 +204,8 @@ func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
 type Helper interface {
 	// OpenMem opens /proc/TID/mem for reading and writing.
 	OpenMem(tid int) (*os.File, error)
+	// Notice shows the user of the program a line of text. The service may be another user's.
+	Notice(text string)
 }
 
 // Serve answers what the service asks after Attach. It closes the channel when the service has ended the connection,
@@ -232,6 +234,9 @@ func (c *Client) help(h Helper, r *Help) error {
 	switch {
 	case r.MemOf != 0:
 		f, err = h.OpenMem(r.MemOf)
+	case r.Notice != "":
+		h.Notice(r.Notice)
+		return c.c.Send(&HelpAnswer{}, nil)
 	default:
 		err = fmt.Errorf("malformed request: %w", syscall.EINVAL)
 	}

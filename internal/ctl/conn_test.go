@@ -142,8 +142,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// helper is a Helper that opens a file.
-type helper struct{}
+// helper is a Helper that opens a file, and passes on what it is told.
+type helper struct{ told chan string }
 
 func (helper) OpenMem(tid int) (*os.File, error) {
 	if tid == 1 {
@@ -152,24 +152,30 @@ func (helper) OpenMem(tid int) (*os.File, error) {
 	return os.Open(os.DevNull)
 }
 
+func (h helper) Notice(text string) { h.told <- text }
+
 // A launcher answers each Help with a descriptor or an error, until the service closes the connection.
 func TestServe(t *testing.T) {
 	ends := connected(t)
-	lost := NewClient(ends[1], 0).Serve(helper{})
+	told := make(chan string, 1)
+	lost := NewClient(ends[1], 0).Serve(helper{told})
 	server := Conn{UnixConn: ends[0]}
 	for _, c := range []struct {
 		ask  Help
 		want error
-	}{{Help{MemOf: 2}, nil}, {Help{MemOf: 1}, syscall.EPERM}, {Help{}, syscall.EINVAL}} {
+	}{{Help{Notice: "text"}, nil}, {Help{MemOf: 2}, nil}, {Help{MemOf: 1}, syscall.EPERM}, {Help{}, syscall.EINVAL}} {
 		if err := server.Send(&c.ask, nil); err != nil {
 			t.Fatal(err)
 		}
 		var a HelpAnswer
 		f, err := server.Receive(&a, Limits{Size: MaxHelpAnswer})
-		if err != nil || !errors.Is(a.Err(), c.want) || (f != nil) != (c.want == nil) {
+		if err != nil || !errors.Is(a.Err(), c.want) || (f != nil) != (c.want == nil && c.ask.Notice == "") {
 			t.Errorf("%+v: got %v, %v, %v, want %v", c.ask, f, a.Err(), err, c.want)
 		}
 		server.Discard(f)
+	}
+	if got := <-told; got != "text" {
+		t.Errorf("notice: got %q, want %q", got, "text")
 	}
 	server.Close()
 	select {

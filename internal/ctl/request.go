@@ -96,7 +96,8 @@ type Opened struct {
 
 // Help is a message of the service to a launcher, over the connection that stands for the program.
 type Help struct {
-	MemOf int `json:",omitempty"` // thread whose /proc/TID/mem is wanted
+	MemOf  int    `json:",omitempty"` // thread whose /proc/TID/mem is wanted
+	Notice string `json:",omitempty"` // what the user of the program is to read; no descriptor is wanted
 }
 
 // HelpAnswer answers Help. The descriptor that was asked for comes with it, unless Error is set.

@@ -204,6 +204,43 @@ func (r *Ring) Push(i uint32, src []byte) (pushed, ok bool) {
 	return true, true
 }
 
+// Consumed returns the consumer's index: how far it has emptied the ring since it was at index from, which it has been.
+// prod is the producer's next slot. A consumer that has emptied slots that were not filled has emptied the ring: its
+// index is put back to prod, and repaired is true. It is for the producer, which must not trust the index: it is always
+// one between from and prod. ok is false if the memory is gone.
+//
+// The provider of rdma-core v34 to v54 counts one more when it has drained a CQ to the end.
+func (r *Ring) Consumed(from, prod uint32) (i uint32, repaired, ok bool) {
+	if r.shared {
+		defer survive(debug.SetPanicOnFault(true))
+	}
+	for range maxRepairs {
+		raw := atomic.LoadUint32(r.cons)
+		if i = raw & r.mask; r.Between(from, i) <= r.Between(from, prod) {
+			return i, repaired, true
+		}
+		repaired = true
+		if atomic.CompareAndSwapUint32(r.cons, raw, prod) {
+			break
+		}
+	}
+	return prod, true, true
+}
+
+// maxRepairs bounds the attempts against a consumer that goes on writing.
+const maxRepairs = 4
+
+// Fill copies src, which is no longer than a slot, to slot i, which is the producer's next and is empty, and publishes it.
+// It is for the producer, which knows that there is room. ok is false if the memory is gone.
+func (r *Ring) Fill(i uint32, src []byte) (ok bool) {
+	if r.shared {
+		defer survive(debug.SetPanicOnFault(true))
+	}
+	copy(r.slot(i), src)
+	atomic.StoreUint32(r.prod, r.Next(i))
+	return true
+}
+
 // survive ends an access to shared memory: after a fault the function that has deferred it, directly, returns with its
 // results as they are, of which ok is false until the access is over.
 func survive(panicOnFault bool) {

@@ -328,6 +328,43 @@ func TestDistrust(t *testing.T) {
 	}
 }
 
+// A consumer that has emptied more than there was has emptied the ring; every other index is believed.
+func TestConsumed(t *testing.T) {
+	both(t, 7, 64, func(t *testing.T, r *Ring) {
+		for from := range uint32(8) {
+			for filled := range uint32(8) {
+				prod := (from + filled) & r.mask
+				for claimed := range uint32(8) {
+					for _, high := range []uint32{0, 0xfffffff8} { // of an index only what is within the ring counts
+						*r.cons = (from+claimed)&r.mask | high
+						raw := *r.cons
+						i, repaired, ok := r.Consumed(from, prod)
+						want, wantRaw := (from+claimed)&r.mask, raw
+						if claimed > filled {
+							want, wantRaw = prod, prod
+						}
+						if i != want || repaired != (claimed > filled) || !ok || *r.cons != wantRaw {
+							t.Fatalf("from %d, %d filled, consumer %#x: got %d, %v, %v, and %#x in memory, want %d, %#x", from, filled, raw, i, repaired, ok, *r.cons, want, wantRaw)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// Fill publishes the slot.
+func TestFill(t *testing.T) {
+	both(t, 3, 64, func(t *testing.T, r *Ring) {
+		var slot [64]byte
+		for i := range uint32(3) {
+			if !r.Fill(i, []byte{byte(i + 1)}) || !peek(t, r, i, slot[:]) || slot[0] != byte(i+1) || *r.prod != i+1 {
+				t.Fatalf("slot %d: %v, producer %d", i, slot[0], *r.prod)
+			}
+		}
+	})
+}
+
 // Every access to memory that was taken away says so, and leaves the setting of the goroutine as it was.
 func TestMemoryGone(t *testing.T) {
 	p := newProcess(t)
@@ -339,6 +376,8 @@ func TestMemoryGone(t *testing.T) {
 		"Consumer":    func() bool { _, ok := r.Consumer(); return ok },
 		"SetConsumer": func() bool { return r.SetConsumer(1) },
 		"Peek":        func() bool { _, ok := r.Peek(0, slot[:]); return ok },
+		"Consumed":    func() bool { _, _, ok := r.Consumed(0, 0); return ok },
+		"Fill":        func() bool { return r.Fill(0, slot[:]) },
 		"Push":        func() bool { _, ok := r.Push(0, slot[:]); return ok },
 	} {
 		if f() {
