@@ -124,9 +124,14 @@ pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner'
 	@scripts/deps python3-pyverbs rdma-core ibverbs-providers
 	@$(BIN) run --private -- test/pyverbs/run $(ARGS) rxe0 1 1
 
+.PHONY: rdma-core
+rdma-core: build ## record what several versions of rdma-core say of Verbena and of the kernel's rxe; ARGS are those of test/rdmacore/record (-h)
+	@scripts/deps mmdebstrap
+	@test/rdmacore/record $(ARGS)
+
 .PHONY: docs
 docs: ## make the tables in docs anew
-	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./uverbs ./internal/layers
+	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers
 
 .PHONY: docs-session
 docs-session: build ## make the picture of a session in the README anew

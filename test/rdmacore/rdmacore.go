@@ -1,0 +1,200 @@
+// Package rdmacore knows what the programs of several versions of rdma-core, and their pyverbs tests, say of Verbena and
+// of the Linux kernel's rxe, and why something fails.
+//
+// The script record runs them, in root file systems of the distributions that have these versions, and writes the files
+// VERSION.verbena.txt and VERSION.kernel.txt; programs and test/pyverbs/run are what it runs there. reasons.txt are the
+// reasons. docs/verbs.md has the comparison, which a test of this package makes.
+package rdmacore
+
+import (
+	"bufio"
+	"cmp"
+	"embed"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"verbena/test/pyverbs"
+)
+
+// Record is what one version of rdma-core has said.
+type Record struct {
+	Version      string // such as 44.0
+	Distribution string
+	On           string // Verbena, or a kernel
+	Kernel       bool
+	Programs     []Item
+	Tests        []Item // of pyverbs
+}
+
+// Item is a program with its options, or a test of pyverbs.
+type Item struct {
+	Name    string
+	Outcome string // of package pyverbs
+	Text    string // what it said about it
+}
+
+// bad reports whether the item is one that fails.
+func (i Item) bad() bool { return i.Outcome == pyverbs.Failed || i.Outcome == pyverbs.Error }
+
+func count(items []Item, outcomes ...string) (n int) {
+	for _, i := range items {
+		if slices.Contains(outcomes, i.Outcome) {
+			n++
+		}
+	}
+	return n
+}
+
+//go:embed *.txt
+var files embed.FS
+
+// Records reads what is recorded, by version, Verbena's first.
+func Records() (all []Record, err error) {
+	names, err := fs.Glob(files, "*.*.txt")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		text, err := files.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		r, err := parse(string(text))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if want := strings.HasSuffix(name, ".kernel.txt"); r.Kernel != want {
+			return nil, fmt.Errorf("%s: is of %s", name, r.On)
+		}
+		all = append(all, *r)
+	}
+	slices.SortFunc(all, func(a, b Record) int {
+		return cmp.Or(cmp.Compare(a.number(), b.number()), cmp.Compare(a.rank(), b.rank()))
+	})
+	return all, nil
+}
+
+func (r *Record) number() float64 { n, _ := strconv.ParseFloat(r.Version, 64); return n }
+
+func (r *Record) rank() int {
+	if r.Kernel {
+		return 1
+	}
+	return 0
+}
+
+// parse reads a record: a line with the version, the distribution and on what it was made, a line for each program, and
+// what test/pyverbs/run has printed.
+func parse(text string) (*Record, error) {
+	first, rest, _ := strings.Cut(text, "\n")
+	head := strings.Split(strings.TrimPrefix(first, "# "), " | ")
+	if len(head) != 3 {
+		return nil, fmt.Errorf("malformed first line %q", first)
+	}
+	r := &Record{Version: head[0], Distribution: head[1], On: head[2], Kernel: head[2] != "Verbena"}
+	for s := bufio.NewScanner(strings.NewReader(rest)); s.Scan(); {
+		fields := strings.SplitN(s.Text(), " |", 3)
+		if len(fields) != 3 || strings.HasPrefix(fields[0], "tests.") {
+			continue
+		}
+		i := Item{strings.TrimSpace(fields[0]), strings.TrimSpace(fields[1]), strings.TrimSpace(fields[2])}
+		if !slices.Contains([]string{pyverbs.OK, pyverbs.Skipped, pyverbs.Failed}, i.Outcome) {
+			return nil, fmt.Errorf("malformed line %q", s.Text())
+		}
+		r.Programs = append(r.Programs, i)
+	}
+	tests, err := pyverbs.Parse(strings.NewReader(rest))
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range tests.Names() {
+		r.Tests = append(r.Tests, Item{strings.TrimPrefix(name, "tests."), tests[name].Outcome, tests[name].Text})
+	}
+	if len(r.Programs) == 0 {
+		return nil, fmt.Errorf("no programs")
+	}
+	return r, nil
+}
+
+// Reason is why items fail.
+type Reason struct {
+	says *regexp.Regexp // of name and text, with ": " between them
+	why  string
+	used bool
+}
+
+// Reasons reads reasons.txt.
+func Reasons() (all []*Reason, err error) {
+	text, err := files.ReadFile("reasons.txt")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		says, why, ok := strings.Cut(line, "| ")
+		if !ok {
+			return nil, fmt.Errorf("reasons.txt: no reason in %q", line)
+		}
+		re, err := regexp.Compile(says)
+		if err != nil {
+			return nil, fmt.Errorf("reasons.txt: %w", err)
+		}
+		all = append(all, &Reason{says: re, why: why})
+	}
+	return all, nil
+}
+
+// Failure is one reason, and what fails for it.
+type Failure struct {
+	Why             string
+	Items           []string
+	Verbena, Kernel []string // versions, as docs have them
+}
+
+// Failures sorts what fails by reason, in the order of the reasons. Unexplained are items without one.
+func Failures(records []Record, reasons []*Reason) (all []Failure, unexplained []string) {
+	by := map[*Reason]*Failure{}
+	for _, r := range records {
+		major, _, _ := strings.Cut(r.Version, ".")
+		for _, i := range slices.Concat(r.Programs, r.Tests) {
+			if !i.bad() {
+				continue
+			}
+			said := i.Name + ": " + i.Text
+			n := slices.IndexFunc(reasons, func(x *Reason) bool { return x.says.MatchString(said) })
+			if n < 0 {
+				unexplained = append(unexplained, fmt.Sprintf("%s on %s: %s", r.Version, r.On, said))
+				continue
+			}
+			reasons[n].used = true
+			f := by[reasons[n]]
+			if f == nil {
+				f = &Failure{Why: reasons[n].why}
+				by[reasons[n]] = f
+			}
+			where := &f.Verbena
+			if r.Kernel {
+				where = &f.Kernel
+			}
+			if !slices.Contains(*where, major) {
+				*where = append(*where, major)
+			}
+			if !slices.Contains(f.Items, i.Name) {
+				f.Items = append(f.Items, i.Name)
+			}
+		}
+	}
+	for _, x := range reasons {
+		if f := by[x]; f != nil {
+			all = append(all, *f)
+		}
+	}
+	return all, unexplained
+}

@@ -1,0 +1,92 @@
+package rdmacore
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"verbena/internal/gendoc"
+	"verbena/test/pyverbs"
+)
+
+const docs = "../../docs/verbs.md"
+
+// shown is how many items the table names for one reason.
+const shown = 4
+
+// TestTable makes the tables of docs/verbs.md.
+func TestTable(t *testing.T) {
+	records, err := Records()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons, err := Reasons()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "| rdma-core | of | on | programs ok | failed | pyverbs ok | skipped | failed | errors |\n|---|---|---|---|---|---|---|---|---|\n")
+	for _, r := range records {
+		fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %d |\n", r.Version, r.Distribution, r.On,
+			count(r.Programs, pyverbs.OK), count(r.Programs, pyverbs.Failed),
+			count(r.Tests, pyverbs.OK), count(r.Tests, pyverbs.Skipped), count(r.Tests, pyverbs.Failed), count(r.Tests, pyverbs.Error))
+	}
+	gendoc.Check(t, docs, "versions", b.String())
+
+	failures, unexplained := Failures(records, reasons)
+	for _, u := range unexplained {
+		t.Errorf("no reason in reasons.txt: %s", u)
+	}
+	for _, x := range reasons {
+		if !x.used {
+			t.Errorf("reasons.txt: nothing says %q", x.says)
+		}
+	}
+	b.Reset()
+	fmt.Fprintf(&b, "| what fails | on Verbena with | on rxe with | why |\n|---|---|---|---|\n")
+	for _, f := range failures {
+		items := f.Items
+		for i, item := range items {
+			items[i] = "`" + item + "`"
+		}
+		if len(items) > shown {
+			items = append(items[:shown:shown], fmt.Sprintf("and %d more", len(items)-shown))
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.Join(items, ", "), strings.Join(f.Verbena, ", "), strings.Join(f.Kernel, ", "), f.Why)
+	}
+	gendoc.Check(t, docs, "version failures", b.String())
+}
+
+// TestRanges checks that the versions are of each kind that programs meet: with the extended completion queues that count
+// wrongly, without, and the newest.
+func TestRanges(t *testing.T) {
+	records, err := Records()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []struct{ from, below float64 }{{0, 34}, {34, 55}, {55, 59}, {64, 1000}} {
+		for _, kernel := range []bool{false, true} {
+			if !slices.ContainsFunc(records, func(r Record) bool { return r.number() >= kind.from && r.number() < kind.below && r.Kernel == kernel }) {
+				t.Errorf("no record of a version from %g to below %g (kernel: %v)", kind.from, kind.below, kernel)
+			}
+		}
+	}
+}
+
+func TestParse(t *testing.T) {
+	const good = "# 44.0 | Debian 12 | Verbena\nib_x -e | failed | server: exit status 1: no | word\nib_y | ok |\ntests.a ok\ntests.b error what | how\n1 ok, 0 skipped\n"
+	r, err := parse(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Version != "44.0" || r.Distribution != "Debian 12" || r.Kernel || len(r.Programs) != 2 || len(r.Tests) != 2 ||
+		r.Programs[0] != (Item{"ib_x -e", pyverbs.Failed, "server: exit status 1: no | word"}) || r.Tests[1] != (Item{"b", pyverbs.Error, "what | how"}) {
+		t.Errorf("got %+v", r)
+	}
+	for _, bad := range []string{"", "# 44.0\ntests.a ok\n", "# 4 | D | V\ntests.a ok\n", "# 4 | D | V\nib_x | great |\ntests.a ok\n", "# 4 | D | V\nib_x | ok |\n"} {
+		if r, err := parse(bad); err == nil {
+			t.Errorf("%q: got %+v, want an error", bad, r)
+		}
+	}
+}
