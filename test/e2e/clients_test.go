@@ -1,0 +1,84 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestClients runs clients that are not dynamically linked programs in C: each registers memory, makes a queue pair,
+// connects it to itself, and moves data.
+func TestClients(t *testing.T) {
+	t.Parallel()
+	const raw, device = "testdata/clients/raw.c", "/dev/infiniband/uverbs0"
+	musl := func(flags ...string) func(t *testing.T, path string) []string {
+		return func(t *testing.T, path string) []string {
+			// The kernel's headers come after those of musl.
+			argv := []string{"musl-gcc", "-Wall", "-Werror", "-O1", "-idirafter", "/usr/include", "-idirafter", multiarch(t), "-o", path}
+			return append(append(argv, flags...), raw)
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		needs func(t *testing.T)
+		build func(t *testing.T, path string) []string
+		run   []string // for a program that is not built
+		args  []string
+	}{
+		{name: "musl", needs: needMusl, build: musl(), args: []string{device}},
+		{name: "musl static", needs: needMusl, build: musl("-static"), args: []string{device}},
+		{name: "static", build: func(t *testing.T, path string) []string {
+			return []string{"gcc", "-Wall", "-O1", "-DRDMA_STATIC_PROVIDERS=rxe", "-static", "-o", path, "testdata/headertype.c",
+				"-Wl,--start-group", "-l" + staticProvider(t), "-libverbs", "-lnl-route-3", "-lnl-3", "-lpthread", "-Wl,--end-group"}
+		}, needs: func(t *testing.T) { needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc") }},
+		{name: "rust", build: func(t *testing.T, path string) []string {
+			return []string{"rustc", "--edition", "2021", "-O", "-o", path, "testdata/clients/loop.rs"}
+		}, needs: func(t *testing.T) {
+			if _, err := exec.LookPath("rustc"); err != nil {
+				t.Skip("needs rustc: apt-get install rustc")
+			}
+		}},
+		{name: "python", run: []string{"/usr/bin/python3", "testdata/clients/loop.py"}, needs: func(t *testing.T) {
+			needProgram(t, "python3", "/usr/bin/python3")
+			need(t, exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil, "python3-pyverbs: scripts/deps installs it")
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.needs(t)
+			argv := c.run
+			if c.build != nil {
+				argv = append([]string{build(t, "client-"+strings.ReplaceAll(c.name, " ", "-"), func(path string) []string { return c.build(t, path) })}, c.args...)
+			}
+			for _, path := range paths {
+				w := startService(t, users()[0], "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
+				if out := w.out(append([]string{"run", "--"}, argv...)...); out != "ok\n" {
+					t.Errorf("%s: %s", path.name, out)
+				}
+				w.emptyWithin(5 * time.Second)
+			}
+		})
+	}
+}
+
+func needMusl(t *testing.T) { needProgram(t, "musl-tools linux-libc-dev", "musl-gcc") }
+
+// multiarch returns the directory of the headers of this architecture.
+func multiarch(t *testing.T) string {
+	t.Helper()
+	found, _ := filepath.Glob("/usr/include/*-linux-gnu")
+	need(t, len(found) > 0, "linux-libc-dev: scripts/deps installs it")
+	return found[0]
+}
+
+// staticProvider returns the name of the library that has the provider of rxe.
+func staticProvider(t *testing.T) string {
+	t.Helper()
+	found, _ := filepath.Glob("/usr/lib/*-linux-gnu/librxe-rdmav*.a")
+	need(t, len(found) > 0, "libibverbs-dev: scripts/deps installs it")
+	return strings.TrimSuffix(strings.TrimPrefix(filepath.Base(found[0]), "lib"), ".a")
+}
