@@ -154,21 +154,6 @@ func (s *scenarioRunCmd) write(path string, r *scenario.Result) error {
 	})
 }
 
-// writeFile writes a file whole, or leaves the one that is there.
-func writeFile(path string, content func(io.Writer) error) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".verbena-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	w := bufio.NewWriter(f)
-	err = errors.Join(content(w), w.Flush(), f.Chmod(0o644), f.Close())
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return os.Rename(f.Name(), path)
-}
-
 // one runs a scenario on a service of its own.
 func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.Result, error) {
 	self, err := os.Executable()

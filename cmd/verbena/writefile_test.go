@@ -1,0 +1,57 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestWriteFile: a file is written whole or stays; links, and what is no file, stay what they are.
+func TestWriteFile(t *testing.T) {
+	dir := t.TempDir()
+	path, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	if err := os.Symlink("file", link); err != nil {
+		t.Fatal(err)
+	}
+	text := func(s string) func(io.Writer) error {
+		return func(w io.Writer) error { _, err := io.WriteString(w, s); return err }
+	}
+	content := func(want string) {
+		t.Helper()
+		if b, err := os.ReadFile(path); err != nil || string(b) != want {
+			t.Errorf("got %q, %v, want %q", b, err, want)
+		}
+	}
+	if err := writeFile(path, text("one")); err != nil {
+		t.Fatal(err)
+	}
+	content("one")
+	if err := writeFile(link, text("two")); err != nil {
+		t.Fatal(err)
+	}
+	content("two")
+	if i, err := os.Lstat(link); err != nil || i.Mode()&os.ModeSymlink == 0 {
+		t.Error("the link has been replaced")
+	}
+	wrong := errors.New("wrong")
+	if err := writeFile(path, func(w io.Writer) error { io.WriteString(w, "three"); return wrong }); !errors.Is(err, wrong) {
+		t.Errorf("got %v, want %v", err, wrong)
+	}
+	content("two")
+	if err := writeFile("/dev/null", text("x")); err != nil {
+		t.Error(err)
+	}
+	if i, err := os.Stat("/dev/null"); err != nil || i.Mode().IsRegular() {
+		t.Fatal("/dev/null has been replaced")
+	}
+	for _, p := range []string{dir, filepath.Join(dir, "none", "file")} {
+		if err := writeFile(p, text("x")); err == nil {
+			t.Errorf("%s: no error", p)
+		}
+	}
+	if list, _ := os.ReadDir(dir); len(list) != 2 {
+		t.Errorf("there are %d files, want 2", len(list))
+	}
+}
