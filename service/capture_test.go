@@ -41,7 +41,7 @@ func served(t *testing.T, links ...ctl.LinkSpec) (*Service, *ctl.Client) {
 		ends[i] = c.(*net.UnixConn)
 	}
 	go s.ServeConn(ends[0])
-	c := ctl.NewClient(ends[1], os.Geteuid())
+	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	t.Cleanup(func() { c.Close() })
 	return s, c
 }

@@ -104,7 +104,7 @@ func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
-	if _, err := spawn(self, append(args, "--socket", socket), logFile, nil); err != nil {
+	if _, _, err := spawn(self, append(args, "--socket", socket), logFile, nil); err != nil {
 		return nil, err
 	}
 	c, err := dial(loc)
@@ -168,12 +168,12 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a private service: %w", err)
 	}
-	ended, err := spawn(self, append([]string{"serve", "--private"}, args...), log, theirs)
+	ended, pid, err := spawn(self, append([]string{"serve", "--private"}, args...), log, theirs)
 	if err != nil {
 		c.Close()
 		return nil, err
 	}
-	return &Client{Client: ctl.NewClient(c.UnixConn, os.Geteuid()), ended: ended}, nil
+	return &Client{Client: ctl.NewClient(c.UnixConn, pid, os.Geteuid()), ended: ended}, nil
 }
 
 // ReadyFD is the number of the descriptor on which a spawned service reports: "ready", or what went wrong, on one
@@ -186,11 +186,12 @@ const (
 // startTimeout bounds the wait for a service that was started; it takes some ten milliseconds.
 const startTimeout = 20 * time.Second
 
-// spawn starts self in a session of its own and waits until it reports. ended is closed when it ends.
-func spawn(self string, args []string, log, control *os.File) (ended <-chan struct{}, err error) {
+// spawn starts self in a session of its own and waits until it reports. ended is closed when it ends, and
+// pid is its process.
+func spawn(self string, args []string, log, control *os.File) (ended <-chan struct{}, pid int, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("start a service: %w", err)
+		return nil, 0, fmt.Errorf("start a service: %w", err)
 	}
 	defer r.Close()
 	cmd := exec.Command(self, args...)
@@ -205,7 +206,7 @@ func spawn(self string, args []string, log, control *os.File) (ended <-chan stru
 	err = cmd.Start()
 	w.Close()
 	if err != nil {
-		return nil, fmt.Errorf("start a service: %w", err)
+		return nil, 0, fmt.Errorf("start a service: %w", err)
 	}
 	over := make(chan struct{})
 	go func() {
@@ -216,13 +217,13 @@ func spawn(self string, args []string, log, control *os.File) (ended <-chan stru
 	line, err := bufio.NewReader(r).ReadString('\n')
 	switch line = strings.TrimSpace(line); {
 	case line == "ready":
-		return over, nil
+		return over, cmd.Process.Pid, nil
 	case line != "":
-		return nil, errors.New(line)
+		return nil, 0, errors.New(line)
 	case err == io.EOF:
-		return nil, fmt.Errorf("start a service: it ended before it was ready; its messages are in %s", log.Name())
+		return nil, 0, fmt.Errorf("start a service: it ended before it was ready; its messages are in %s", log.Name())
 	}
-	return nil, fmt.Errorf("start a service: not ready after %v; its messages are in %s", startTimeout, log.Name())
+	return nil, 0, fmt.Errorf("start a service: not ready after %v; its messages are in %s", startTimeout, log.Name())
 }
 
 // Close ends the connection. A private service, whose addresses the next may want, is given a moment to end; it goes on

@@ -65,7 +65,7 @@ func TestSilentClients(t *testing.T) {
 	}
 	ends := connected(t)
 	go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
-	c := ctl.NewClient(ends[1], os.Geteuid())
+	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for range 2 {
 		if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
 			t.Fatal(err)
@@ -104,7 +104,7 @@ func TestMessageBounds(t *testing.T) {
 	}
 	ends := connected(t)
 	go s.ServeConn(ends[0])
-	c := ctl.NewClient(ends[1], os.Geteuid())
+	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo, Name: strings.Repeat("x", ctl.MaxRequest-200)}); err != nil {
 		t.Errorf("a large request: %v", err)
 	}
@@ -258,7 +258,7 @@ func TestConnectionsPerUser(t *testing.T) {
 	connect := func(uid int) *ctl.Client {
 		ends := connected(t)
 		s.admitPeer(ends[0], peer{uid: uid})
-		return ctl.NewClient(ends[1], os.Geteuid())
+		return ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	}
 	ask := func(c *ctl.Client) error {
 		_, err := c.Do(&ctl.Request{Op: ctl.OpInfo})
@@ -366,7 +366,7 @@ func TestPanicOfARequest(t *testing.T) {
 	broken := &Service{log: s.log, requestTimeout: patience}
 	ends := connected(t)
 	go broken.ServeConn(ends[0])
-	b := ctl.NewClient(ends[1], os.Geteuid())
+	b := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for range 2 {
 		if _, err := b.Do(&ctl.Request{Op: ctl.OpResShow}); !errors.Is(err, syscall.EIO) {
 			t.Errorf("got %v, want EIO", err)
@@ -408,7 +408,7 @@ func TestStuckDevice(t *testing.T) {
 	}
 	ends := connected(t)
 	go s.ServeConn(ends[0])
-	c := ctl.NewClient(ends[1], os.Geteuid())
+	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	do := func(r *ctl.Request) error {
 		t.Helper()
 		began := time.Now()

@@ -317,7 +317,7 @@ func (w *worker) openSpaceLocked(th *procThread, p *process) (*umem.Process, err
 	if err := p.user.Take(quota.Descriptors, spaceDescriptors); err != nil {
 		return nil, err
 	}
-	s, err := w.openSpace(th, p, t.helper != nil || t.execs.pending(w.n.tid, p))
+	s, err := w.openSpace(th, p, t.execs.pending(w.n.tid, p))
 	if err != nil {
 		p.user.Give(quota.Descriptors, spaceDescriptors)
 		return nil, err
@@ -326,10 +326,11 @@ func (w *worker) openSpaceLocked(th *procThread, p *process) (*umem.Process, err
 }
 
 func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Process, error) {
-	mem, maps, err := w.openMemory(th)
+	mem, maps, direct, err := w.openMemory(th)
 	if err != nil {
 		return nil, err
 	}
+	bound = bound || !direct
 	fd, err := unix.PidfdOpen(p.pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		mem.Close()
@@ -347,30 +348,42 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 		s.Close()
 		return nil, err
 	}
+	w.session.log.Debug("memory of a process opened", "pid", p.pid, "by", access(direct))
 	return s, nil
 }
 
-// openMemory opens the memory that the caller has now.
-func (w *worker) openMemory(th *procThread) (mem, maps *os.File, err error) {
+// access says in the log which process has opened a program's memory.
+func access(direct bool) string {
+	if direct {
+		return "service"
+	}
+	return "launcher"
+}
+
+// openMemory opens the memory that the caller has now; direct says that this process has done so itself.
+func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, err error) {
 	w.pause("memory")
-	if w.session.helper != nil {
-		mem, err = w.session.openMem(int(w.n.tid))
-	} else {
+	err = unix.EACCES
+	if !w.session.asksOnly {
 		mem, err = openAt(th.dir, "mem", unix.O_RDWR)
+		direct = err == nil
+	}
+	if w.session.helper != nil && errors.Is(err, unix.EACCES) {
+		mem, err = w.session.openMem(int(w.n.tid))
 	}
 	if err == nil {
 		if maps, err = openAt(th.dir, "maps", unix.O_RDONLY); err == nil {
-			return mem, maps, nil
+			return mem, maps, direct, nil
 		}
 		mem.Close()
 	}
 	if err = w.goneOr(err); err == errGone {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
 		err = explainAccess()
 	}
-	return nil, nil, fmt.Errorf("open memory of process %d: %w", th.id.pid, err)
+	return nil, nil, false, fmt.Errorf("open memory of process %d: %w", th.id.pid, err)
 }
 
 // memory returns the caller's memory for one answer, also if the caller ends meanwhile.
@@ -380,7 +393,7 @@ func (w *worker) memory() (*umem.Files, error) {
 		return nil, err
 	}
 	defer th.close()
-	mem, maps, err := w.openMemory(th)
+	mem, maps, _, err := w.openMemory(th)
 	if err != nil {
 		return nil, err
 	}

@@ -337,8 +337,11 @@ func shmDir(t testing.TB) string {
 	return dir
 }
 
-// askHelper has supervisors reach programs by the Helper alone.
-var askHelper bool
+// askHelper has supervisors reach programs by the Helper alone, tracer has programs start as for Yama.
+var (
+	askHelper bool
+	tracer    *Tracer
+)
 
 func newWorld(t testing.TB, edit ...func(*SupervisorConfig)) *world {
 	t.Helper()
@@ -459,8 +462,8 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	r.Program, err = Start(&Launch{
-		AdoptOrphans: askHelper,
-		Path:         path, Args: args, Env: append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...), Files: []*os.File{in, wr, wr},
+		AdoptOrphans: askHelper, Tracer: tracer,
+		Path: path, Args: args, Env: append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...), Files: []*os.File{in, wr, wr},
 		Handover: func(listener *os.File) error {
 			fd, err := unix.FcntlInt(listener.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 			if err != nil {

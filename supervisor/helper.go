@@ -87,8 +87,11 @@ func ptraceScope() string {
 	return strings.TrimSpace(string(b))
 }
 
-// Helped reports whether the session reaches its program by the Helper: then the launcher is to adopt orphans.
+// Helped reports whether the session may need the Helper to reach its program: then the launcher is to adopt orphans.
 func (t *Session) Helped() bool { return t.helper != nil }
+
+// Traced reports whether the session reaches what lets it without the Helper: then the program is to name this process (Tracer).
+func (t *Session) Traced() bool { return t.helper != nil && !t.asksOnly }
 
 // directAccess reports whether this process may access another's memory itself; nil also if there is no such process.
 func directAccess(pid int) error {
@@ -101,8 +104,10 @@ func directAccess(pid int) error {
 
 // read reads from the memory of a thread's process; n is less than len(b) where part of it is not mapped.
 func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
-	if t.helper == nil {
-		return readMemory(tid, addr, b)
+	if !t.asksOnly {
+		if n, err = readMemory(tid, addr, b); t.helper == nil || err != unix.EPERM {
+			return n, err
+		}
 	}
 	f, err := t.openMem(tid)
 	if err != nil {

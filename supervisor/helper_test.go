@@ -64,7 +64,7 @@ func TestEndedThread(t *testing.T) {
 	}
 	ended := c.Process.Pid
 	var logs logBook
-	s := &Session{sup: &Supervisor{}, log: logs.logger(), helper: Ancestor{}}
+	s := &Session{sup: &Supervisor{}, log: logs.logger(), helper: Ancestor{}, asksOnly: true}
 	if _, err := s.read(ended, 1<<20, make([]byte, 1)); err != unix.ESRCH {
 		t.Errorf("read: %v", err)
 	}

@@ -24,6 +24,8 @@ type Launch struct {
 	// AdoptOrphans keeps this process an ancestor of all that the program starts, while it runs: for a Helper. Handover
 	// may set it, when it has learnt whether there will be one (Session.Helped).
 	AdoptOrphans bool
+	// Tracer, which Handover may set, is the supervisor that the program lets access its memory: of use where Yama restricts ptrace to ancestors.
+	Tracer *Tracer
 	// Handover gives the listener to the supervisor (Supervisor.Attach, in another process or in this one) and returns
 	// when that has taken it up: from then on it must answer. The file is this package's to close.
 	Handover func(listener *os.File) error
@@ -110,7 +112,11 @@ func Start(l *Launch) (_ *Program, err error) {
 	}
 	p.signals = catchSignals()
 	attended := p.attend(l.Lost)
-	p.thread.do(func() { p.pid, err = forkExec(l, attr) })
+	outcome := func() error { return nil }
+	p.thread.do(func() { p.pid, outcome, err = forkExec(l, attr) })
+	if err == nil {
+		err = outcome()
+	}
 	attended()
 	runtime.KeepAlive(l)
 	if err != nil {
@@ -128,14 +134,25 @@ func Start(l *Launch) (_ *Program, err error) {
 }
 
 // forkExec starts the program; it is called on the filtered thread. A file without a magic number is a shell script, as
-// execvp(3) has it.
-func forkExec(l *Launch, attr *syscall.ProcAttr) (pid int, err error) {
+// execvp(3) has it. outcome returns an error that comes later, and is called on another thread.
+func forkExec(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
+	if l.Tracer != nil {
+		if pid, outcome, err = l.Tracer.start(l, attr); err == nil {
+			return pid, outcome, nil
+		}
+	}
 	pid, err = syscall.ForkExec(l.Path, l.Args, attr)
 	if errors.Is(err, syscall.ENOEXEC) {
-		const shell = "/bin/sh"
-		pid, err = syscall.ForkExec(shell, append([]string{shell, l.Path}, l.Args[1:]...), attr)
+		pid, err = syscall.ForkExec(shell, scriptArgs(l.Path, l.Args), attr)
 	}
-	return pid, err
+	return pid, func() error { return nil }, err
+}
+
+const shell = "/bin/sh"
+
+// scriptArgs returns the argument vector of the shell for a script with these.
+func scriptArgs(path string, args []string) []string {
+	return append([]string{shell, path}, args[1:]...)
 }
 
 // PID returns the program's process id.

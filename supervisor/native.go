@@ -14,6 +14,7 @@ import (
 	"verbena/internal/quota"
 	"verbena/internal/sched"
 	"verbena/internal/shm"
+	"verbena/umem"
 	"verbena/uverbs/poller"
 )
 
@@ -81,11 +82,12 @@ const bellDescriptors = 2
 // wantsBell reports whether the caller's doorbells can be native, which takes that
 //
 //   - the program sends nothing but doorbells by write(2), as its libibverbs tells, and no limit of the size of files makes that a signal;
-//   - one of the numbers for that is free, and not beyond what the process has limited itself to.
-func (w *worker) wantsBell(th *procThread, flags uint64) bool {
+//   - one of the numbers for that is free, and not beyond what the process has limited itself to;
+//   - where Yama restricts ptrace, it lets this process access its memory.
+func (w *worker) wantsBell(th *procThread, space *umem.Process, flags uint64) bool {
 	t := w.session
 	first, end := nativeFDs(t.firstFD)
-	if end == 0 || !t.sup.cfg.Doorbells.possible() || t.helper != nil || flags&unix.O_ACCMODE != unix.O_RDWR {
+	if end == 0 || !t.sup.cfg.Doorbells.possible() || t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return false
 	}
 	return th.ringsOnly() && th.limitsLeave(uint64(end)) && nextFree(th, first) < end

@@ -336,7 +336,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	if !t.sup.cfg.Node.allows(id, id.uids.fs, id.gids.fs, rights[flags&unix.O_ACCMODE]) {
 		return fails(syscall.EACCES)
 	}
-	p, _, err := w.process(th)
+	p, space, err := w.process(th)
 	if err != nil {
 		if !errors.Is(err, errGone) {
 			t.warn(func() error { return err })
@@ -344,7 +344,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		return fails(err)
 	}
 	o := &opener{process: p, session: t, id: id, user: t.sup.cfg.Quota.User(id.uids.real)}
-	o.rings = !n.cm && w.wantsBell(th, flags)
+	o.rings = !n.cm && w.wantsBell(th, space, flags)
 	how := int(flags & unix.O_ACCMODE)
 	if how == unix.O_ACCMODE { // neither: for ioctl(2) alone
 		how = unix.O_RDONLY

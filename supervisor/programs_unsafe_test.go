@@ -45,6 +45,7 @@ var programs = map[string]func(args []string){
 }
 
 func TestMain(m *testing.M) {
+	ExecTraced(os.Args)
 	if name := os.Getenv(programEnv); name != "" {
 		os.Unsetenv(programEnv)
 		programs[name](os.Args[1:])

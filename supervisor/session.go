@@ -49,7 +49,8 @@ type Session struct {
 	user     *quota.User
 	log      *slog.Logger // with the user's number
 	listener *os.File
-	helper   Helper // not nil: this process may not access the program's memory
+	helper   Helper // not nil: this process may access the memory of those processes only that allow it (Tracer); it is asked for the others
+	asksOnly bool   // it is asked for all
 	fd       int    // of listener
 	firstFD  uint32 // the first number that a command file may get
 	done     chan struct{}
@@ -112,6 +113,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		log:       s.cfg.Log.With("uid", info.UID),
 		listener:  listener,
 		helper:    helper,
+		asksOnly:  s.cfg.AskHelper,
 		fd:        int(listener.Fd()),
 		firstFD:   info.FirstFD,
 		done:      make(chan struct{}),

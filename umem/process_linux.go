@@ -271,7 +271,7 @@ func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 	err := moveVectors(p, nil, bufs, addr, write)
 	p.leave()
 	switch {
-	case err == unix.ESRCH && p.Alive(): // its main thread has ended
+	case err == unix.ESRCH && p.Alive(), errors.Is(err, ErrAccess): // its main thread has ended; it lets this process no more (Yama)
 		if err := p.Bind(0); err != nil && !errors.Is(err, ErrExec) {
 			return err
 		}

@@ -699,20 +699,33 @@ func TestOpenProcessThatIsNotThere(t *testing.T) {
 	}
 }
 
-// A process of another user is out of reach, and the error says why.
+// A process of another user cannot be opened, and the error says why. One that was opened before stays within reach, by its file: where Yama
+// restricts ptrace, a program may take back that its memory be accessed by number.
 func TestProcessOfAnotherUser(t *testing.T) {
 	defer func(n uint64) { small = n }(small)
 	small = 0
 	testutil.NeedRoot(t, "to run a process as another user")
 	c := startChild(t, "plain")
+	if c.Bound() {
+		t.Fatal("the process is not accessed by number")
+	}
 	err := onThrowawayThread(func() error {
 		if _, _, e := syscall.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534); e != 0 {
 			return e
 		}
-		return c.ReadV([][]byte{make([]byte, 1)}, c.base)
+		if err := c.ReadV([][]byte{make([]byte, 1)}, c.base); err != nil {
+			return fmt.Errorf("read what was opened before: %w", err)
+		}
+		if _, err := OpenProcess(c.PID()); !errors.Is(err, ErrAccess) || !errors.Is(err, syscall.EPERM) {
+			return fmt.Errorf("open: got %w, want %w", err, ErrAccess)
+		}
+		return nil
 	})
-	if !errors.Is(err, ErrAccess) || !errors.Is(err, syscall.EPERM) {
-		t.Errorf("got %v, want %v", err, ErrAccess)
+	if err != nil {
+		t.Error(err)
+	}
+	if !c.Bound() {
+		t.Error("it is still accessed by number")
 	}
 }
 

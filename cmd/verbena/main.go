@@ -17,6 +17,7 @@ import (
 
 	"verbena/internal/ctl"
 	"verbena/service"
+	"verbena/supervisor"
 )
 
 type cli struct {
@@ -90,6 +91,7 @@ const exitFailure = 125
 func init() { runtime.LockOSThread() }
 
 func main() {
+	supervisor.ExecTraced(os.Args)
 	var c cli
 	parser := newParser(&c)
 	if len(os.Args) == 1 {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"verbena/driver/rxe/ring"
 	"verbena/internal/ctl"
 	"verbena/internal/shm"
@@ -147,6 +149,8 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 		Env:   os.Environ(),
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 	}
+	tracer, done := tracerOf(client)
+	defer done()
 	launch.Handover = func(listener *os.File) (err error) {
 		attached, err = client.Attach(ctl.Attach{Args: argv, Trace: r.Trace.on}, listener)
 		if err != nil {
@@ -159,6 +163,9 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 			trace = startTracing(attached.Trace, r.traceTo)
 		}
 		launch.AdoptOrphans = attached.Helped
+		if attached.Traced {
+			launch.Tracer = tracer
+		}
 		lost = client.Serve(helper{})
 		launch.Lost = lost
 		return nil
@@ -204,6 +211,20 @@ type helper struct{ supervisor.Ancestor }
 
 // Notice prints what the service says to the user of the program.
 func (helper) Notice(text string) { fmt.Fprintln(os.Stderr, "verbena:", printable(text)) }
+
+// tracerOf returns the service's process, for a program that is to let it access its memory; nil if it cannot be seen from here. It comes before the
+// program is handed over: the service's answer to that shows that the number is still its own. done ends the use.
+func tracerOf(client *service.Client) (_ *supervisor.Tracer, done func()) {
+	if client.PID() == 0 {
+		return nil, func() {}
+	}
+	fd, err := unix.PidfdOpen(client.PID(), 0)
+	if err != nil {
+		return nil, func() {}
+	}
+	pidfd := os.NewFile(uintptr(fd), "pidfd")
+	return &supervisor.Tracer{PID: client.PID(), Pidfd: pidfd, Exec: "/proc/self/exe"}, func() { pidfd.Close() }
+}
 
 // explainExec names the interpreter where a program is there and its interpreter is not.
 func explainExec(e *supervisor.ExecError) error {

@@ -23,12 +23,14 @@ const EndTimeout = 10 * time.Second
 
 // Client is a connection to a service, for one request at a time.
 type Client struct {
-	c   Conn
-	uid int // of the service
+	c        Conn
+	pid, uid int // of the service
 }
 
-// NewClient returns a client of the service at the other end of c, which is a user's.
-func NewClient(c *net.UnixConn, uid int) *Client { return &Client{c: Conn{UnixConn: c}, uid: uid} }
+// NewClient returns a client of the service at the other end of c, which is a process of a user's.
+func NewClient(c *net.UnixConn, pid, uid int) *Client {
+	return &Client{c: Conn{UnixConn: c}, pid: pid, uid: uid}
+}
 
 // Dial connects to the service at loc; ErrNotRunning if there is none. It trusts root's service, this user's own and
 // that of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any
@@ -49,7 +51,7 @@ func Dial(loc Location) (*Client, error) {
 		}
 		return nil, fmt.Errorf("connect to the service: %w", err)
 	}
-	_, uid, err := PeerCredentials(c)
+	pid, uid, err := PeerCredentials(c)
 	if err == nil {
 		err = loc.trusts(uid)
 	}
@@ -57,7 +59,7 @@ func Dial(loc Location) (*Client, error) {
 		c.Close()
 		return nil, err
 	}
-	return NewClient(c, uid), nil
+	return NewClient(c, pid, uid), nil
 }
 
 // Await connects to the service at loc as soon as there is one that is ready. It fails with the cause of ctx, and with
@@ -91,6 +93,10 @@ const awaitInterval = 10 * time.Millisecond
 
 // Ending reports whether an error of Attach means that the service was ending, so that another may take the program.
 func Ending(err error) bool { return errors.Is(err, errHungUp) || errors.Is(err, syscall.ESHUTDOWN) }
+
+// PID returns the process of the service, as the kernel says; 0 if it cannot be seen from this pid namespace. The service may have ended, and the
+// number be another's.
+func (c *Client) PID() int { return c.pid }
 
 // UID returns the user of the service.
 func (c *Client) UID() int { return c.uid }

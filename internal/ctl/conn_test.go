@@ -133,7 +133,7 @@ func TestErrors(t *testing.T) {
 			}
 			_ = server.Send(Failure(cause), nil)
 		}()
-		_, err := NewClient(ends[1], 0).Do(&Request{Op: OpInfo})
+		_, err := NewClient(ends[1], 0, 0).Do(&Request{Op: OpInfo})
 		var remote *RemoteError
 		if !errors.As(err, &remote) || err.Error() != cause.Error() ||
 			errors.Is(err, syscall.ENODEV) != errors.Is(cause, syscall.ENODEV) {
@@ -158,7 +158,7 @@ func (h helper) Notice(text string) { h.told <- text }
 func TestServe(t *testing.T) {
 	ends := connected(t)
 	told := make(chan string, 1)
-	lost := NewClient(ends[1], 0).Serve(helper{told})
+	lost := NewClient(ends[1], 0, 0).Serve(helper{told})
 	server := Conn{UnixConn: ends[0]}
 	for _, c := range []struct {
 		ask  Help

@@ -82,6 +82,7 @@ type Attach struct {
 type Attached struct {
 	Dir    string // where the queue files of the program's contexts are
 	Helped bool   `json:",omitempty"` // the service will ask for Help, and the launcher is to stay an ancestor
+	Traced bool   `json:",omitempty"` // the program is to let the service's process access its memory (PR_SET_PTRACER)
 	// Trace is the trace that Attach.Trace asks for; nil from a service that does not know of it. It comes as a
 	// descriptor.
 	Trace *CallTrace `json:"-"`

@@ -1,0 +1,108 @@
+package supervisor
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where Yama restricts ptrace to ancestors (ptrace_scope is 1), a process may name one other that may access it, with its descendants
+// (PR_SET_PTRACER). The kernel keeps that for the process's main thread, through exec, until either of the two ends; children do not inherit it,
+// and it is over when another thread executes a program, or the program names another process: there the Helper is asked, as without it.
+// (security/yama/yama_lsm.c)
+//
+// It has to be said by the process itself, between fork and exec, where a Go program cannot run code of its own. So the launcher executes itself
+// first (ExecTraced).
+
+// Tracer is a supervisor in another process, which a program may let access its memory.
+type Tracer struct {
+	// PID is its process, as the kernel says (SO_PEERCRED).
+	PID int
+	// Pidfd was opened by that number, and the process has answered since: so it is its own.
+	Pidfd *os.File
+	// Exec is the path of a program that calls ExecTraced: the launcher's own.
+	Exec string
+}
+
+// execTraced is the first argument of a program that is to call ExecTraced.
+const execTraced = "exec-traced"
+
+// numTraced is how many arguments come before the program's own: the name, execTraced, the process, the first descriptor, and the program's path.
+const numTraced = 5
+
+// ExecTraced is called first in the main function of a launcher's program, with its arguments. It returns if Start has not executed it.
+func ExecTraced(args []string) {
+	if len(args) < numTraced+1 || args[1] != execTraced {
+		return
+	}
+	pid, err := strconv.Atoi(args[2])
+	status, err2 := strconv.Atoi(args[3])
+	if err != nil || err2 != nil {
+		return
+	}
+	pidfd := status + 1
+	unix.CloseOnExec(status)
+	unix.CloseOnExec(pidfd)
+	admit(pid, pidfd)
+	err = syscall.Exec(args[4], args[numTraced:], os.Environ())
+	if errors.Is(err, syscall.ENOEXEC) {
+		err = syscall.Exec(shell, scriptArgs(args[4], args[numTraced:]), os.Environ())
+	}
+	number := syscall.EINVAL
+	errors.As(err, &number)
+	_, _ = unix.Write(status, binary.LittleEndian.AppendUint32(nil, uint32(number)))
+	os.Exit(1)
+}
+
+// admit lets a process access this one's memory, if the number is still that of the pidfd. That it cannot, as without Yama, is no error.
+func admit(pid, pidfd int) {
+	if unix.Prctl(unix.PR_SET_PTRACER, uintptr(pid), 0, 0, 0) == nil && ended(pidfd) {
+		_ = unix.Prctl(unix.PR_SET_PTRACER, 0, 0, 0, 0)
+	}
+}
+
+// ended reports whether the process of a pidfd has ended; true if that cannot be found out.
+func ended(pidfd int) bool {
+	pfd := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(pfd, 0)
+		if err != unix.EINTR {
+			return err != nil || n > 0
+		}
+	}
+}
+
+// start starts a program that lets t access it. It is called on the filtered thread; outcome, which must be called on another one, returns why
+// the program could not be executed.
+func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return 0, nil, err
+	}
+	defer w.Close()
+	a := *attr
+	status := len(a.Files)
+	a.Files = append(a.Files[:status:status], w.Fd(), t.Pidfd.Fd())
+	args := append([]string{l.Args[0], execTraced, strconv.Itoa(t.PID), strconv.Itoa(status), l.Path}, l.Args...)
+	if pid, err = syscall.ForkExec(t.Exec, args, &a); err != nil {
+		r.Close()
+		return 0, nil, err
+	}
+	return pid, func() error {
+		defer r.Close()
+		var number [4]byte
+		if _, err := io.ReadFull(r, number[:]); err != nil { // it has been executed, or killed before
+			return nil
+		}
+		for {
+			if _, err := syscall.Wait4(pid, nil, 0, nil); err != syscall.EINTR {
+				return syscall.Errno(binary.LittleEndian.Uint32(number[:]))
+			}
+		}
+	}, nil
+}
