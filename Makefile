@@ -76,6 +76,10 @@ yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
 verb-faults: build ## docs/failover-verbs.md: each verb of some programs made to fail at each of its calls, and what becomes of the program
 	VERBENA=$(CURDIR)/$(BIN) VERB_FAULTS=1 $(GO) test -count=1 -timeout 1h -v -tags e2e -run '^TestVerbFaults$$' ./test/e2e
 
+.PHONY: upgrade-test
+upgrade-test: build ## commands of the git revisions OLD (default: two of the first days) with this service, and the other way round
+	VERBENA=$(CURDIR)/$(BIN) OLD="$(OLD)" $(GO) test -count=1 -timeout 10m -v -tags upgrade ./test/upgrade
+
 .PHONY: soak-kill
 soak-kill: build ## ROUNDS (default 10000) of programs that are killed at random moments; SEED repeats one
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestKillSoak$$' ./test/e2e

@@ -43,10 +43,26 @@ func dial(loc ctl.Location) (*Client, error) {
 	return &Client{Client: c}, nil
 }
 
+// dialSame is dial, and replaces a service of another version of the protocol that a client has started and that is not in use.
+func dialSame(loc ctl.Location) (*Client, error) {
+	c, err := dial(loc)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = c.Do(&ctl.Request{Op: ctl.OpInfo}); !errors.Is(err, syscall.EPROTO) {
+		return c, nil // whatever else there is, the next request shows
+	}
+	if yielded := c.Yield(takeOverTimeout); yielded == nil {
+		err = ctl.ErrNotRunning
+	}
+	c.Close()
+	return nil, err
+}
+
 // Start connects to the service at loc, and starts one first if there is none: self is the path of the verbena
 // command, args what follows `serve`.
 func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
-	if c, err := dial(loc); !errors.Is(err, ctl.ErrNotRunning) {
+	if c, err := dialSame(loc); !errors.Is(err, ctl.ErrNotRunning) {
 		return c, err
 	}
 	// The second of two that come together finds the first one's service.

@@ -109,7 +109,7 @@ func (s *Service) acceptWithSpare(l *Listener, p *spare) {
 func refuse(c *net.UnixConn, err error) {
 	defer c.Close()
 	c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // it fits into the socket's buffer
-	_ = ctl.Conn{UnixConn: c}.Send(ctl.Failure(err), nil)
+	_ = ctl.Conn{UnixConn: c}.Send(failure(err), nil)
 }
 
 // admit serves a client, as far as its user may have another connection.
@@ -185,7 +185,7 @@ func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
 		}
 		a, err := s.request(c, who, &r, fd)
 		if err != nil {
-			a = ctl.Failure(err)
+			a = failure(err)
 		}
 		if err := s.reply(c, a); err != nil {
 			return
@@ -220,6 +220,9 @@ func (s *Service) disconnect() {
 		c.Close()
 	}
 }
+
+// failure returns the answer for an error.
+func failure(err error) *ctl.Response { return ctl.Failure(err).Named() }
 
 // reply sends an answer to a client, which may not read it.
 func (s *Service) reply(c ctl.Conn, a *ctl.Response) error { return s.replyWith(c, a, nil) }
@@ -349,9 +352,8 @@ func (q *requestCount) begin(uid int) (done func(), err error) {
 }
 
 func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
-	if r.Protocol != ctl.Protocol && r.Op != ctl.OpStop { // which has always been the same, and is the way out
-		return nil, fmt.Errorf("the running service speaks protocol %d, this command %d: they are of different versions; end the service with `verbena stop`, or kill process %d: %w",
-			ctl.Protocol, r.Protocol, os.Getpid(), syscall.EPROTO)
+	if !r.Understood() {
+		return nil, r.Refuse()
 	}
 	switch r.Op {
 	case ctl.OpInfo, ctl.OpStop:
@@ -424,6 +426,9 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 		return &ctl.Response{Faults: f}, err
 	case ctl.OpFaultClear:
 		return &ctl.Response{}, s.FaultClear(r.Name, r.ID)
+	case ctl.OpAttach, ctl.OpOpen, ctl.OpCapture:
+	default:
+		return nil, r.Refuse()
 	}
 	return nil, fmt.Errorf("malformed request %q: %w", ctl.Clip(string(r.Op)), syscall.EINVAL)
 }
@@ -433,14 +438,14 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File) {
 	process, err := who.process(c.UnixConn)
 	if err != nil {
-		_ = s.reply(c, ctl.Failure(fmt.Errorf("attach a program: %w", err)))
+		_ = s.reply(c, failure(fmt.Errorf("attach a program: %w", err)))
 		c.Discard(listener)
 		return
 	}
 	defer process.Close()
 	done, err := s.attached(c)
 	if err != nil {
-		_ = s.reply(c, ctl.Failure(err))
+		_ = s.reply(c, failure(err))
 		c.Discard(listener)
 		return
 	}
@@ -452,7 +457,7 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 	if a.Trace {
 		trace, f, end, err := s.startTrace(who)
 		if err != nil {
-			_ = s.reply(c, ctl.Failure(fmt.Errorf("attach a program: %w", err)))
+			_ = s.reply(c, failure(fmt.Errorf("attach a program: %w", err)))
 			c.Discard(listener)
 			return
 		}
@@ -462,7 +467,7 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 	}
 	session, err := s.guests.Attach(listener, info)
 	if err != nil {
-		_ = s.reply(c, ctl.Failure(err))
+		_ = s.reply(c, failure(err))
 		c.Discard(listener)
 		return
 	}
@@ -482,7 +487,7 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 
 // open serves a device file to a program until it closes the connection. It returns what the program has sent and is to be closed.
 func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
-	fail := func(err error) { _ = s.reply(c, ctl.Failure(err)) }
+	fail := func(err error) { _ = s.reply(c, failure(err)) }
 	process, err := who.process(c.UnixConn)
 	if err != nil {
 		fail(fmt.Errorf("open %q: %w", ctl.Clip(name), err))

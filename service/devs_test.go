@@ -2,6 +2,8 @@ package service
 
 import (
 	"errors"
+	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -127,13 +129,31 @@ func TestDevShowOfOthers(t *testing.T) {
 	}
 }
 
-// A command of another version can end the service, and nothing else.
+// A command of another version can end the service, or take its place if that is not in use, and nothing else; it gets told which is older, and
+// what to do.
 func TestOtherVersion(t *testing.T) {
+	defer func(b string) { ctl.Build = b }(ctl.Build)
+	ctl.Build = "verbena v2"
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.6"}})
-	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpDevReset, ctl.OpInfo} {
-		if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: op}); !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), "`verbena stop`") {
-			t.Errorf("%s: %v", op, err)
+	for _, r := range []struct {
+		ctl.Request
+		want string
+	}{
+		{ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpDevShow, Build: "verbena v3"},
+			"the running service (process PID, verbena v2, control protocol N) is older than this command (verbena v3, control protocol N+1): end it with `verbena stop`, and run this again"},
+		{ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpInfo}, "is older than this command (of an unnamed version, control protocol N+1): end it with `verbena stop`"},
+		{ctl.Request{Protocol: ctl.Protocol - 1, Op: ctl.OpDevReset},
+			"is newer than this command (of an unnamed version, control protocol N-1): use the newer verbena, or end the service with `verbena stop`"},
+		{ctl.Request{Protocol: ctl.Protocol, Op: "new", Build: "verbena v3"}, "is older than this command (verbena v3, control protocol N): end it with `verbena stop`"},
+	} {
+		want := strings.NewReplacer("PID", strconv.Itoa(os.Getpid()), "N+1", strconv.Itoa(ctl.Protocol+1), "N-1", strconv.Itoa(ctl.Protocol-1),
+			"N", strconv.Itoa(ctl.Protocol)).Replace(r.want)
+		if _, err := s.answer(peer{}, &r.Request); !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s, protocol %d:\n got %v\nwant %v", r.Op, r.Protocol, err, want)
 		}
+	}
+	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpYield}); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("yield: %v", err)
 	}
 	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpStop}); err != nil {
 		t.Errorf("stop: %v", err)

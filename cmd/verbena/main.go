@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -92,6 +93,8 @@ func init() { runtime.LockOSThread() }
 
 func main() {
 	supervisor.ExecTraced(os.Args)
+	info, _ := debug.ReadBuildInfo()
+	ctl.Build = "verbena " + buildName(info)
 	var c cli
 	parser := newParser(&c)
 	if len(os.Args) == 1 {

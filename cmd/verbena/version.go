@@ -34,9 +34,17 @@ var release string
 
 // version describes a build: its version or revision, Go's version, and the number of the control protocol.
 func version(info *debug.BuildInfo) string {
-	name, goVersion := "of an unknown version", "unknown"
+	goVersion := "unknown"
 	if info != nil {
 		goVersion = info.GoVersion
+	}
+	return fmt.Sprintf("verbena %s (%s, control protocol %d)", buildName(info), goVersion, ctl.Protocol)
+}
+
+// buildName returns a build's version or revision.
+func buildName(info *debug.BuildInfo) string {
+	name := "of an unknown version"
+	if info != nil {
 		if release != "" {
 			name = release
 		} else if v := info.Main.Version; v != "" && v != "(devel)" {
@@ -49,7 +57,7 @@ func version(info *debug.BuildInfo) string {
 			}
 		}
 	}
-	return fmt.Sprintf("verbena %s (%s, control protocol %d)", name, goVersion, ctl.Protocol)
+	return name
 }
 
 func setting(info *debug.BuildInfo, key string) string {

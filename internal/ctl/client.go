@@ -117,7 +117,10 @@ func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 
 // exchange sends a request and waits for the answer, and returns it with its descriptor, nil if there is none.
 func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) {
-	r.Protocol = Protocol
+	if r.Protocol == 0 {
+		r.Protocol = Protocol
+	}
+	r.Build = Build
 	sent := c.c.Send(r, fd)
 	if sent != nil && !errors.Is(sent, syscall.EPIPE) {
 		return nil, nil, fmt.Errorf("ask the service: %w", sent)
@@ -130,11 +133,26 @@ func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) 
 	if err != nil {
 		return nil, f, fmt.Errorf("ask the service: %w: %w", errHungUp, err)
 	}
+	if a.Error != "" && a.foreign() {
+		a.Error = fmt.Sprintf("the running service%s is older than this command (%s): %s", c.process(), described(Build, Protocol), replaceService)
+		a.Errno = syscall.EPROTO
+	}
 	if err := a.err(); err != nil {
 		return nil, f, err
 	}
 	return &a, f, nil
 }
+
+// process names the service's process, if it can be seen from here.
+func (c *Client) process() string {
+	if c.pid == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (process %d)", c.pid)
+}
+
+// firstYield is the first version of the protocol that has OpYield. Services that do not name their build take it from their own version only.
+const firstYield = 4
 
 // Stop ends the service, and returns when it has ended; ETIMEDOUT if it has not within EndTimeout. It may sleep.
 func (c *Client) Stop() error {
@@ -148,7 +166,13 @@ func (c *Client) Stop() error {
 // otherwise. answer bounds the wait for the answer of a service that may still be starting. It may sleep.
 func (c *Client) Yield(answer time.Duration) error {
 	c.c.SetDeadline(time.Now().Add(answer))
-	if _, err := c.Do(&Request{Op: OpYield}); err != nil {
+	var err error
+	for n := Protocol; n >= firstYield; n-- {
+		if _, err = c.Do(&Request{Protocol: n, Op: OpYield}); !errors.Is(err, syscall.EPROTO) {
+			break
+		}
+	}
+	if err != nil {
 		return &YieldError{err}
 	}
 	return c.awaitEnd()

@@ -35,9 +35,10 @@
 // # Versions
 //
 // A request carries [Protocol], since the service that a user has running may be of another build than the command. A
-// service answers another version with EPROTO; OpStop alone has the same meaning in all of them, so that there is a way
-// out. Protocol is raised whenever a request or a response changes its meaning, and not for a field that may be
-// ignored.
+// service answers another version with EPROTO, and with an error that names both builds ([Build]), the older one and what to
+// do; a client makes that error itself for a service that names no build. OpStop and OpYield have the same meaning in all
+// versions, so that there is a way out, and a service that is not in use makes way. Protocol is raised whenever a request or a
+// response changes its meaning, and not for a field that may be ignored.
 //
 // # Errors
 //

@@ -1,13 +1,60 @@
 package ctl
 
-import "syscall"
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+)
 
-// Protocol is the version of the control protocol. It is raised whenever a request or a response changes its meaning.
+// Protocol is the version of the control protocol. It is raised whenever a request or a response changes its meaning. OpStop and OpYield have
+// the same meaning in all versions, so that a service of another one can be replaced.
 const Protocol = 4
+
+// Build names this build of the command or the service for the other end, such as "verbena v0.1.0"; it is set before anything is sent.
+var Build string
+
+// Understood reports whether a request means what this build takes it for.
+func (r *Request) Understood() bool {
+	return r.Protocol == Protocol || r.Op == OpStop || r.Op == OpYield
+}
+
+// Refuse returns the error for a request that this build does not know, or that means something else: which end is older, and what to do.
+func (r *Request) Refuse() error {
+	service := fmt.Sprintf("the running service (process %d, %s)", os.Getpid(), described(Build, Protocol))
+	command := fmt.Sprintf("this command (%s)", described(r.Build, r.Protocol))
+	if r.Protocol < Protocol {
+		return fmt.Errorf("%s is newer than %s: use the newer verbena, or end the service with `verbena stop`: %w", service, command, syscall.EPROTO)
+	}
+	return fmt.Errorf("%s is older than %s: %s: %w", service, command, replaceService, syscall.EPROTO)
+}
+
+// replaceService is what to do about a service that is older than a command.
+const replaceService = "end it with `verbena stop`, and run this again"
+
+// described names a build.
+func described(build string, protocol int) string {
+	if build == "" {
+		build = "of an unnamed version"
+	}
+	return fmt.Sprintf("%s, control protocol %d", Clip(build), protocol)
+}
+
+// Named returns the response with what a client of another version wants to know of this build.
+func (r *Response) Named() *Response {
+	r.Protocol, r.Build = Protocol, Build
+	return r
+}
+
+// foreign reports whether a response is the refusal of a service that did not name its build yet, and is older therefore.
+func (r *Response) foreign() bool {
+	return r.Protocol == 0 && (r.Errno == syscall.EPROTO || r.Errno == syscall.EINVAL && strings.HasPrefix(r.Error, "malformed request "))
+}
 
 // Request is a message of a client. Op determines which of the other fields count.
 type Request struct {
 	Protocol int
+	Build    string `json:",omitempty"` // of the client
 	Op       Op
 	Link     *LinkSpec  `json:",omitempty"`
 	Name     string     `json:",omitempty"` // of a device
@@ -57,6 +104,8 @@ const (
 type Response struct {
 	Error    string           `json:",omitempty"`
 	Errno    syscall.Errno    `json:",omitempty"`
+	Protocol int              `json:",omitempty"` // of the service, with Error
+	Build    string           `json:",omitempty"` // the same
 	Info     *Info            `json:",omitempty"`
 	Attached *Attached        `json:",omitempty"`
 	Opened   *Opened          `json:",omitempty"`

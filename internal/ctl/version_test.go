@@ -1,0 +1,100 @@
+package ctl
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// answering returns a client of a service that answers each request by answer.
+func answering(t *testing.T, answer func(*Request) any) *Client {
+	t.Helper()
+	ends := pair(t)
+	go func() {
+		for {
+			var r Request
+			if _, err := (Conn{UnixConn: ends[0]}).Receive(&r, Limits{Size: MaxRequest}); err != nil {
+				return
+			}
+			if err := (Conn{UnixConn: ends[0]}).Send(answer(&r), nil); err != nil {
+				return
+			}
+			if r.Op == OpYield && r.Protocol == Protocol {
+				ends[0].Close()
+			}
+		}
+	}()
+	return NewClient(ends[1], 4711, 0)
+}
+
+// TestOlderService: a service that named no build is older than this one, which says so and what to do.
+func TestOlderService(t *testing.T) {
+	for _, old := range []struct {
+		text  string
+		errno syscall.Errno
+	}{
+		{"the running service speaks protocol 3, this command 4: ...", syscall.EPROTO},
+		{`malformed request "open": invalid argument`, syscall.EINVAL}, // a request that it does not know
+	} {
+		c := answering(t, func(*Request) any { return map[string]any{"Error": old.text, "Errno": old.errno} })
+		_, err := c.Do(&Request{Op: OpInfo})
+		const want = "the running service (process 4711) is older than this command ("
+		if !errors.Is(err, syscall.EPROTO) || !strings.HasPrefix(err.Error(), want) || !strings.HasSuffix(err.Error(), "end it with `verbena stop`, and run this again") {
+			t.Errorf("got %v, want %s...", err, want)
+		}
+	}
+	for _, other := range []*Response{
+		{Error: "no device", Errno: syscall.EINVAL},
+		(&Response{Error: `malformed request "x"`, Errno: syscall.EINVAL}).Named(),
+		(&Response{Error: "of another version", Errno: syscall.EPROTO}).Named(),
+	} {
+		c := answering(t, func(*Request) any { return other })
+		if _, err := c.Do(&Request{Op: OpInfo}); err == nil || err.Error() != other.Error {
+			t.Errorf("got %v, want %v", err, other.Error)
+		}
+	}
+}
+
+// TestYieldOfAnotherVersion: where the version of the client is refused, an older one is tried that has the request.
+func TestYieldOfAnotherVersion(t *testing.T) {
+	var tried []int
+	c := answering(t, func(r *Request) any {
+		tried = append(tried, r.Protocol)
+		if r.Op != OpYield {
+			return map[string]any{"Error": "of another version", "Errno": syscall.EPROTO}
+		}
+		return &Response{}
+	})
+	if err := c.Yield(time.Second); err != nil || len(tried) != 1 || tried[0] != Protocol {
+		t.Errorf("got %v, tried %v", err, tried)
+	}
+	tried = nil
+	c = answering(t, func(r *Request) any {
+		tried = append(tried, r.Protocol)
+		return map[string]any{"Error": "of another version", "Errno": syscall.EPROTO}
+	})
+	var no *YieldError
+	if err := c.Yield(time.Second); !errors.As(err, &no) || len(tried) != Protocol-firstYield+1 || tried[len(tried)-1] != firstYield {
+		t.Errorf("got %v, tried %v", err, tried)
+	}
+}
+
+func pair(t *testing.T) (ends [2]*net.UnixConn) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: t.TempDir() + "/socket", Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if ends[1], err = net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr)); err != nil {
+		t.Fatal(err)
+	}
+	if ends[0], err = l.AcceptUnix(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ends[0].Close(); ends[1].Close() })
+	return ends
+}
