@@ -13,6 +13,7 @@ import (
 	"verbena/driver/rxe"
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
+	"verbena/internal/shm"
 )
 
 // machine is what the limits are shares of.
@@ -133,8 +134,7 @@ func checkRingBytes(l quota.Limit) error {
 		return nil
 	}
 	if size := thisMachine().shm; size != 0 && size/4*3 < least {
-		return fmt.Errorf("the queues of programs do not fit on %s, of %d bytes: %w; make room there (df %s) or enlarge it: "+
-			"mount -o remount,size=256m %s, in a container --shm-size=256m", shmRoot, size, syscall.ENOSPC, shmRoot, shmRoot)
+		return fmt.Errorf("the queues of programs do not fit on %s, of %d bytes (df %[1]s): %[3]w; %[4]s", shmRoot, size, syscall.ENOSPC, shm.Enlarge(shmRoot))
 	}
 	return fmt.Errorf("limit ring-bytes: %d bytes for one user are less than %d, which one queue pair takes; "+
 		"raise --limit ring-bytes=, or enlarge %s: %w", most, least, shmRoot, syscall.EINVAL)
@@ -176,7 +176,8 @@ func (s *Service) logRefusals(r refusals) {
 		case e := <-r:
 			args := []any{uidKey, e.UID, "err", e}
 			if e.Kind == quota.RingBytes {
-				args = append(args, "where", shmRoot)
+				// Unless the limit was given, it is a share of that.
+				args = append(args, "where", shmRoot, "remedy", shm.Enlarge(shmRoot))
 			}
 			s.log.Warn("a limit is reached", args...)
 		}

@@ -3,13 +3,17 @@ package supervisor
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
 var (
 	// ErrNested: this process runs under a supervisor already, and the kernel allows a process only one.
-	ErrNested = errors.New("this process is under `verbena run` (or another seccomp supervisor) already, and the kernel allows only one: leave out the inner `verbena run`, its program sees the same devices without")
+	ErrNested = errors.New("this process is under `verbena run` or another supervisor of system calls (seccomp user notification) already, and the kernel allows only one: " +
+		"inside `verbena run` leave out the inner one, its program sees the same devices without; " +
+		"in a container turn off the interception of its runtime (LXD: security.syscalls.intercept.*; Podman, runc: the profile's SCMP_ACT_NOTIFY)")
 	// ErrUnsupported: the kernel, or a container's policy, does not offer what is needed.
 	ErrUnsupported = errors.New("seccomp user notification is not available")
 )
@@ -55,21 +59,45 @@ func install(filter []unix.SockFilter) (listener int, err error) {
 		case errors.Is(err, unix.EINVAL) && flags != 0:
 			flags = 0
 		default:
-			return -1, explain(err)
+			return -1, explain(err, isGVisor)
 		}
 	}
 }
 
-func explain(err error) error {
+func explain(err error, gVisor func() bool) error {
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return ErrNested
+	case (errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL)) && gVisor():
+		return fmt.Errorf("%w: this is a gVisor sandbox, whose kernel does not have it: run the container with another runtime (docker run --runtime=runc, "+
+			"a pod with another runtimeClassName); Go programs can do without by package verbs/embed: seccomp: %w", ErrUnsupported, err)
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
 		return fmt.Errorf("%w: Linux 5.9 or newer with CONFIG_SECCOMP_FILTER is needed: seccomp: %w", ErrUnsupported, err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%w: seccomp: %w; in a container, its seccomp profile has to allow the system call seccomp(2)", ErrUnsupported, err)
 	}
 	return fmt.Errorf("install the system call filter: %w", err)
+}
+
+// isGVisor reports whether the kernel is that of gVisor.
+func isGVisor() bool {
+	version, _ := os.ReadFile("/proc/version")
+	messages := make([]byte, maxMessages)
+	const readAll = 3 // SYSLOG_ACTION_READ_ALL
+	n, err := unix.Klogctl(readAll, messages)
+	if err != nil { // not everybody may read those of Linux
+		n = 0
+	}
+	return saysGVisor(string(version), string(messages[:n]))
+}
+
+// maxMessages is more than gVisor has.
+const maxMessages = 16 << 10
+
+// saysGVisor looks for its name in /proc/version and in the kernel's messages, which begin with it.
+func saysGVisor(version, messages string) bool {
+	const old = "#1 SMP Sun Jan 10 15:06:54 PST 2016" // whose version does not have the name
+	return strings.Contains(strings.ToLower(version), "gvisor") || strings.Contains(version, old) || strings.Contains(messages, "] Starting gVisor")
 }
 
 // hardLimit returns the hard limit on this process's descriptors.

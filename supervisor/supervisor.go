@@ -16,6 +16,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
+	"verbena/internal/shm"
 	"verbena/rdmacm/ucma"
 	"verbena/umem"
 	"verbena/uverbs"
@@ -233,8 +234,7 @@ func (s *Supervisor) Shown() error {
 		s.shown.Unlock()
 	}
 	if errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("%w; free some of %s (df %[2]s), or make it larger: "+
-			"mount -o remount,size=256m /dev/shm, in a container --shm-size=256m", err, filepath.Dir(s.cfg.Dir))
+		return fmt.Errorf("%w; %s is full (df %[2]s): %s", err, filepath.Dir(s.cfg.Dir), shm.Enlarge(s.cfg.Dir))
 	}
 	return err
 }

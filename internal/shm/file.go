@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -199,9 +200,18 @@ func (f *File) reserve(off, length int64) error {
 		return fmt.Errorf("this machine, or the service's control group, has no memory left: %w", syscall.ENOMEM)
 	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EFBIG) {
-		return fmt.Errorf("%s is full (df %[1]s): %w", f.dir.Name(), syscall.ENOMEM)
+		return fmt.Errorf("%s is full (df %[1]s): %s: %w", f.dir.Name(), Enlarge(f.dir.Name()), syscall.ENOMEM)
 	}
 	return &os.PathError{Op: "fallocate", Path: f.path, Err: err}
+}
+
+// Enlarge says how to make room on the file system of a path, which usually is on /dev/shm.
+func Enlarge(path string) string {
+	const usual = "/dev/shm"
+	if strings.HasPrefix(path, usual+"/") {
+		path = usual
+	}
+	return "make room there or enlarge it: mount -o remount,size=256m " + path + ", in a container --shm-size=256m"
 }
 
 // newChunk maps the file from next on.

@@ -38,7 +38,7 @@ func TestLauncher(t *testing.T) {
 		{"path not found", []string{"/no/such/program"}, "", 127, "", "/no/such/program"},
 		{"not executable", []string{notExecutable}, "", 126, "", "permission denied"},
 		{"directory", []string{"/tmp"}, "", 126, "", "/tmp"},
-		{"nested", []string{binary(t), "run", "--", "true"}, "", 125, "", "verbena run"},
+		{"nested", []string{binary(t), "run", "--", "true"}, "", 125, "", "leave out the inner one"},
 		{"files of the host", []string{"cat", "/proc/sys/kernel/ostype"}, "", 0, "Linux\n", ""},
 		{"the device file", []string{"stat", "-c", "%F", "/dev/infiniband/uverbs0"}, "", 0, "character special file\n", ""},
 		{"listing the devices", []string{"ls", "/sys/class/infiniband"}, "", 0, "rxe0\n", ""},
@@ -192,6 +192,30 @@ func TestFullShm(t *testing.T) {
 	}
 	if !strings.Contains(string(out), "Couldn't create") && !strings.Contains(string(out), "/dev/shm") {
 		t.Errorf("no clear line: %s", out)
+	}
+	// It fills while a service and its programs run: what needs room fails, the log has the remedy, the others go on, and later there is room again.
+	full := newWorld(t, users()[0], "")
+	script = `mount -t tmpfs -o size=4m tmpfs /dev/shm; "$0" serve --link rxe0=$1 2>$2/log & service=$!; "$0" wait
+		"$0" run -- ibv_rc_pingpong -d rxe0 -g 1 -n 20000 >$2/server & server=$!
+		"$0" wait --listen 18515; "$0" run -- ibv_rc_pingpong -d rxe0 -g 1 -n 20000 127.0.0.1 >$2/client & client=$!
+		until "$0" qp show | grep -q RTS; do sleep 0.01; done
+		head -c 8m /dev/zero >/dev/shm/others 2>/dev/null
+		"$0" run -- ibv_rc_pingpong -d rxe0 -g 1 -p 18516 && echo "it works although there is no room"
+		rm /dev/shm/others
+		"$0" run -- ibv_devinfo >/dev/null || echo "it does not work although there is room"
+		wait $client && wait $server || echo "the others have failed"
+		kill $service; wait $service; cat $2/log`
+	cmd = exec.Command("unshare", "-m", "sh", "-c", script, binary(t), loopback(), t.TempDir())
+	cmd.Env = append(os.Environ(), "VERBENA_SOCKET="+full.socket)
+	out, err = cmd.CombinedOutput()
+	for _, text := range []string{"although", "have failed"} {
+		if strings.Contains(string(out), text) {
+			t.Errorf("%s", out)
+			break
+		}
+	}
+	if err != nil || !strings.Contains(string(out), "a limit is reached") || !strings.Contains(string(out), "--shm-size=256m") {
+		t.Errorf("%v: the remedy is not logged:\n%s", err, out)
 	}
 	// Where not even the files below /sys fit there is no service.
 	for _, size := range []string{"4k", "64k"} {

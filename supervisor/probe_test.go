@@ -1,0 +1,61 @@
+package supervisor
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestExplain: why the filter cannot be installed, and what to do.
+func TestExplain(t *testing.T) {
+	linux, gVisor := func() bool { return false }, func() bool { return true }
+	for _, tt := range []struct {
+		err    unix.Errno
+		where  func() bool
+		is     error
+		remedy []string
+	}{
+		{unix.EBUSY, linux, ErrNested, []string{"leave out the inner one", "security.syscalls.intercept", "SCMP_ACT_NOTIFY"}},
+		{unix.EINVAL, gVisor, ErrUnsupported, []string{"gVisor", "--runtime=runc", "verbs/embed"}},
+		{unix.ENOSYS, gVisor, ErrUnsupported, []string{"gVisor"}},
+		{unix.EINVAL, linux, ErrUnsupported, []string{"Linux 5.9"}},
+		{unix.EPERM, linux, ErrUnsupported, []string{"seccomp profile has to allow"}},
+		{unix.ENOMEM, linux, unix.ENOMEM, []string{"install the system call filter"}},
+	} {
+		err := explain(tt.err, tt.where)
+		if !errors.Is(err, tt.is) {
+			t.Errorf("%v: got %v, want %v", tt.err, err, tt.is)
+		}
+		for _, text := range tt.remedy {
+			if !strings.Contains(err.Error(), text) {
+				t.Errorf("%v: got %v, which lacks %q", tt.err, err, text)
+			}
+		}
+		if strings.Contains(err.Error(), "gVisor") && tt.where() != true {
+			t.Errorf("%v: got %v on Linux", tt.err, err)
+		}
+	}
+}
+
+func TestSaysGVisor(t *testing.T) {
+	for _, tt := range []struct {
+		version, messages string
+		want              bool
+	}{
+		{"Linux version 4.19.0-gvisor #1 SMP", "", true},
+		{"Linux version 4.4.0 (gVisor)", "", true},
+		{"Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016", "", true},
+		{"", "[    0.000000] Starting gVisor...\n", true},
+		{"Linux version 6.1.0-56-amd64 (debian-kernel@lists.debian.org) #1 SMP PREEMPT_DYNAMIC", "[    0.000000] Linux version", false},
+		{"", "", false},
+	} {
+		if got := saysGVisor(tt.version, tt.messages); got != tt.want {
+			t.Errorf("%q, %q: got %v", tt.version, tt.messages, got)
+		}
+	}
+	if isGVisor() {
+		t.Log("this is a gVisor sandbox")
+	}
+}
