@@ -76,6 +76,11 @@ yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
 verb-faults: build ## docs/failover-verbs.md: each verb of some programs made to fail at each of its calls, and what becomes of the program
 	VERBENA=$(CURDIR)/$(BIN) VERB_FAULTS=1 $(GO) test -count=1 -timeout 1h -v -tags e2e -run '^TestVerbFaults$$' ./test/e2e
 
+.PHONY: kernels
+kernels: build ## programs on the kernels of Debian's releases (SUITES chooses), in QEMU; without SUITES it records them for docs/install.md
+	@scripts/deps ibverbs-utils ibverbs-providers perftest rdmacm-utils
+	VERBENA=$(CURDIR)/$(BIN) SUITES="$(SUITES)" $(GO) test -count=1 -timeout 1h -v -tags interop -run '^TestKernels$$' ./test/kernels
+
 .PHONY: upgrade-test
 upgrade-test: build ## commands of the git revisions OLD (default: two of the first days) with this service, and the other way round
 	VERBENA=$(CURDIR)/$(BIN) OLD="$(OLD)" $(GO) test -count=1 -timeout 10m -v -tags upgrade ./test/upgrade
@@ -135,7 +140,7 @@ rdma-core: build ## record what several versions of rdma-core say of Verbena and
 
 .PHONY: docs
 docs: ## make the tables in docs anew
-	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers
+	UPDATE_DOCS=1 $(GO) test -count=1 ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers ./test/kernels
 
 .PHONY: docs-session
 docs-session: build ## make the picture of a session in the README anew

@@ -55,8 +55,8 @@
 // write(2) of the doorbell's 32 bytes.
 //
 // The service must be allowed to access the program's memory: same user, or CAP_SYS_PTRACE (umem.ErrAccess from
-// Attach). Where Yama allows that to ancestors only (ptrace_scope 1), the launcher is asked to open /proc/PID/mem
-// (helper.go). It stays an ancestor of what the program starts as long as it lives, which is as long as the program
+// Attach). Where Yama allows that to ancestors only (ptrace_scope 1), the program allows it to the service as well
+// (tracer.go); for processes that do not, such as its children, the launcher is asked to open /proc/PID/mem (helper.go). It stays an ancestor of what the program starts as long as it lives, which is as long as the program
 // does; processes that go on after that reach what they have open, and find no more devices.
 //
 // A signal whose handler was installed without SA_RESTART can interrupt a trapped call with EINTR, where the kernel

@@ -217,6 +217,17 @@ func (p *Process) Bind(patience time.Duration) error {
 	}
 }
 
+// QueriesMappings reports whether the kernel can be asked for one mapping of a process (PROCMAP_QUERY, Linux 6.11).
+func QueriesMappings() bool {
+	maps, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return false
+	}
+	defer maps.Close()
+	_, err = queryMapping(int(maps.Fd()), 0)
+	return err == nil || err == unix.ENOENT
+}
+
 // Bound reports whether accesses go by the address space alone.
 func (p *Process) Bound() bool { return p.direct.Load() >= binding }
 

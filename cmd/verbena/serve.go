@@ -220,6 +220,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	defer end(svc, opts.Log, l.Release)
 	defer stopMetrics(svc)()
 	stopOnSignal(svc)
+	logKernel(opts.Log)
 	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
 	ready()
 	return svc.Serve(l)

@@ -1,12 +1,18 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"runtime/debug"
+	"strings"
 
 	"github.com/alecthomas/kong"
+	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl"
+	"verbena/supervisor"
 )
 
 // versionFlag prints the version and ends the command, whatever else the command line has.
@@ -21,12 +27,62 @@ func (versionFlag) BeforeReset(app *kong.Kong) error {
 }
 
 // versionCmd is the flag as a command.
-type versionCmd struct{}
+type versionCmd struct {
+	Kernel bool `help:"Also list what Verbena uses of this machine's kernel, and what is so without it."`
+}
 
-func (versionCmd) Run() error {
+func (v *versionCmd) Run() error {
 	info, _ := debug.ReadBuildInfo()
 	fmt.Println(version(info))
-	return nil
+	if !v.Kernel {
+		return nil
+	}
+	list, err := supervisor.Features()
+	if err != nil {
+		return err
+	}
+	fmt.Printf("Linux %s: %s\n", kernelRelease(), supervisor.Access())
+	return output(false, list, func(w io.Writer) {
+		fmt.Fprintln(w, "FEATURE\tSINCE\tHERE\tWITHOUT IT")
+		for _, f := range list {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", f.Name, f.Since, yesNo(f.Here), f.Without)
+		}
+	})
+}
+
+// kernelRelease returns the release of the running kernel, such as 6.1.0-56-amd64.
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "of an unknown release"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// logKernel logs what the kernel lacks.
+func logKernel(log *slog.Logger) {
+	if !log.Enabled(context.Background(), slog.LevelDebug) {
+		return
+	}
+	list, err := supervisor.Features()
+	if err != nil {
+		log.Debug("kernel", "release", kernelRelease(), "err", err)
+		return
+	}
+	var missing []string
+	for _, f := range list {
+		if !f.Here {
+			missing = append(missing, f.Name)
+		}
+	}
+	log.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory", supervisor.Access())
 }
 
 // release is the version of a release, which the linker sets (packaging/release).

@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"testing"
 
 	"verbena/internal/ctl"
@@ -18,6 +19,9 @@ func TestVersion(t *testing.T) {
 	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()), ctl.Protocol)
 	if !regexp.MustCompile(want).MatchString(out) {
 		t.Errorf("got %q, want %s", out, want)
+	}
+	if kernel := ok(t, verbena(t, "version", "--kernel")); !strings.HasPrefix(kernel, out+"Linux ") || !strings.Contains(kernel, "\nSYNC_WAKE_UP ") {
+		t.Errorf("got %q", kernel)
 	}
 	of := func(v string, settings ...debug.BuildSetting) *debug.BuildInfo {
 		return &debug.BuildInfo{GoVersion: "go1.26", Main: debug.Module{Version: v}, Settings: settings}

@@ -37,3 +37,15 @@ const parallel = 32
 func Widen() {
 	runtime.GOMAXPROCS(max(parallel, 2*runtime.NumCPU()))
 }
+
+// Slices reports whether the kernel takes a slice from Prompt. It may sleep.
+func Slices() bool {
+	there := make(chan bool)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		Prompt()
+		attr, err := unix.SchedGetAttr(0, 0)
+		there <- err == nil && attr.Runtime == uint64(slice.Nanoseconds())
+	}()
+	return <-there
+}

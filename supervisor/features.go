@@ -1,0 +1,114 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/sched"
+	"verbena/umem"
+)
+
+// Feature is something of the kernel's that a service uses where it is there, and does without elsewhere.
+type Feature struct {
+	Name, Since string
+	Here        bool
+	Without     string // what is so without it
+}
+
+// Features lists what the kernel has, the newest last; an error is why no program can be started here at all (Probe). It may sleep.
+func Features() ([]Feature, error) {
+	if err := Probe(); err != nil {
+		return nil, err
+	}
+	list := KnownFeatures()
+	t := newThread()
+	defer t.end()
+	var err error
+	here := map[string]bool{
+		"pidfd_getfd": copiesDescriptors(), "SO_PEERPIDFD": peerPidfd(), "PROCMAP_QUERY": umem.QueriesMappings(), "short slices": sched.Slices(),
+	}
+	t.do(func() { err = probeListener(here) })
+	for i := range list {
+		list[i].Here = here[list[i].Name]
+	}
+	return list, err
+}
+
+// KnownFeatures lists them, whatever the kernel has.
+func KnownFeatures() []Feature {
+	return []Feature{
+		{Name: "pidfd_getfd", Since: "5.6", Without: "dup of a device's descriptor opens another description of it"},
+		{Name: "ADDFD_FLAG_SEND", Since: "5.14", Without: "a program may find a descriptor open that a signal has kept it from learning of"},
+		{Name: "WAIT_KILLABLE_RECV", Since: "5.19", Without: "a signal interrupts a call that is being answered: it is made again, or fails with EINTR where the handler is without SA_RESTART"},
+		{Name: "SO_PEERPIDFD", Since: "6.5", Without: "who connects is looked up by number and user"},
+		{Name: "SYNC_WAKE_UP", Since: "6.6", Without: "a call that the service answers takes some five times as long"},
+		{Name: "PROCMAP_QUERY", Since: "6.11", Without: "memory of a program is looked up in the text of its /proc/PID/maps"},
+		{Name: "short slices", Since: "6.12", Without: "beside programs that poll on every processor, the service waits for its turn"},
+	}
+}
+
+// probeListener adds what a listener has. It leaves a filter on the calling thread.
+func probeListener(here map[string]bool) error {
+	filter := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}
+	_ = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) // or else EACCES; with the capability it is not needed
+	listener, err := setFilter(filter, unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
+	killable := err == nil
+	if err != nil {
+		if listener, err = setFilter(filter, 0); err != nil {
+			return explain(err, isGVisor)
+		}
+	}
+	defer unix.Close(listener)
+	// There is no notification, so a kernel that knows the flag says ENOENT.
+	_, send := sendAddFD(listener, &addFD{srcFD: uint32(listener), flags: unix.SECCOMP_ADDFD_FLAG_SEND})
+	here["WAIT_KILLABLE_RECV"] = killable
+	here["ADDFD_FLAG_SEND"] = errors.Is(send, unix.ENOENT)
+	here["SYNC_WAKE_UP"] = setSyncWakeUp(listener, true) == nil
+	return nil
+}
+
+// copiesDescriptors reports whether pidfd_getfd(2) is there and allowed.
+func copiesDescriptors() bool {
+	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(pidfd)
+	fd, err := unix.PidfdGetfd(pidfd, pidfd, 0)
+	if err != nil {
+		return false
+	}
+	unix.Close(fd)
+	return true
+}
+
+// peerPidfd reports whether a socket names the process at its other end.
+func peerPidfd() bool {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(ends[0])
+	defer unix.Close(ends[1])
+	fd, err := unix.GetsockoptInt(ends[0], unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if err != nil {
+		return false
+	}
+	unix.Close(fd)
+	return true
+}
+
+// Access says by whom the memory of programs is reached here, as Yama has it.
+func Access() string {
+	switch scope := ptraceScope(); scope {
+	case "0":
+		return "the service reaches programs' memory itself"
+	case "1":
+		return fmt.Sprintf("kernel.yama.ptrace_scope is %s: an ordinary user's service reaches the memory of a program, and `verbena run` that of the processes that it starts", scope)
+	default:
+		return fmt.Sprintf("kernel.yama.ptrace_scope is %s: only root's service reaches programs' memory", scope)
+	}
+}

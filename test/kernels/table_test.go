@@ -1,0 +1,69 @@
+package kernels
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"verbena/internal/gendoc"
+	"verbena/supervisor"
+)
+
+// TestTable makes the table of docs/install.md.
+func TestTable(t *testing.T) {
+	list, err := read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "| Debian | kernel | as root | as an ordinary user | lacks |\n|---|---|---|---|---|\n")
+	lacked := map[string]bool{}
+	for _, r := range list {
+		cells := []string{r.Suite, r.Kernel}
+		for _, user := range users {
+			failed := r.failed(user)
+			switch {
+			case len(failed) == 0 && r.Results[user+" signals"] == leftOver:
+				cells = append(cells, "works; signals leave descriptors over")
+			case len(failed) == 0:
+				cells = append(cells, "works")
+			case len(failed) == len(programs):
+				cells = append(cells, "does not work")
+			default:
+				cells = append(cells, "all but "+strings.Join(failed, ", "))
+			}
+		}
+		lacks := "-"
+		if len(r.Lacks) > 0 {
+			lacks = strings.Join(r.Lacks, ", ")
+		}
+		for _, l := range r.Lacks {
+			lacked[l] = true
+		}
+		fmt.Fprintf(&b, "| %s | %s |\n", strings.Join(cells, " | "), lacks)
+	}
+	features := supervisor.KnownFeatures()
+	fmt.Fprintf(&b, "\n| what a kernel may lack | since Linux | without it |\n|---|---|---|\n")
+	for _, f := range features {
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", f.Name, f.Since, f.Without)
+		delete(lacked, f.Name)
+	}
+	for l := range lacked {
+		t.Errorf("%s lacks %q, which is no feature: make kernels", recorded, l)
+	}
+	gendoc.Check(t, "../../docs/install.md", "kernels", b.String())
+	if len(list) == 0 || slices.ContainsFunc(list, func(r Record) bool { return r.Kernel == "" }) {
+		t.Errorf("%s has no kernels", recorded)
+	}
+}
+
+func TestParse(t *testing.T) {
+	r := parse("sid", "noise\nkernel: 7.0\nlacks: short slices\nresult: root rping = ok\r\nresult: nobody rping = exit code 1: a = b\n")
+	if r.Kernel != "7.0" || !slices.Equal(r.Lacks, []string{"short slices"}) || r.Results["root rping"] != "ok" || r.Results["nobody rping"] != "exit code 1: a = b" {
+		t.Errorf("got %+v", r)
+	}
+	if f := r.failed("root"); len(f) != len(programs)-1 || slices.Contains(f, "rping") {
+		t.Errorf("got %v", f)
+	}
+}
