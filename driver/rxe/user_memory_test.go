@@ -26,6 +26,8 @@ func (u *user) post(op uapi.WROpcode, data []byte, set func(wr *uapi.RXESendWR))
 	if !ok || wc.WRID != 9 {
 		u.t.Fatalf("%v: completion %+v, %v", op, wc, ok)
 	}
+	// The race detector does not see the order that memory gives which is mapped twice: another thread may have run the peer.
+	qpOf(u.b.b.qp).exclusively(func(*pass) {})
 	return wc
 }
 
