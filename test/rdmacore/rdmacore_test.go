@@ -65,7 +65,7 @@ func TestRanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range []struct{ from, below float64 }{{0, 34}, {34, 55}, {55, 59}, {64, 1000}} {
+	for _, kind := range []struct{ from, below float64 }{{0, 34}, {34, 55}, {55, 59}, {59, 64}, {64, 1000}} {
 		for _, kernel := range []bool{false, true} {
 			if !slices.ContainsFunc(records, func(r Record) bool { return r.number() >= kind.from && r.number() < kind.below && r.Kernel == kernel }) {
 				t.Errorf("no record of a version from %g to below %g (kernel: %v)", kind.from, kind.below, kernel)
