@@ -1,8 +1,12 @@
 package service
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,17 +145,46 @@ func (v *verbFaults) next(c *uverbs.VerbCall) (act []*verbRule) {
 	return act
 }
 
+// lookForProcess is how often a call that waits looks whether its process is still there.
+const lookForProcess = 100 * time.Millisecond
+
+// wait returns when the delay is over, or the rule, the service or the process (0: not known) has ended.
+func (r *verbRule) wait(pid int, ended context.Context) {
+	over := time.NewTimer(r.Delay)
+	defer over.Stop()
+	look := time.NewTicker(lookForProcess)
+	defer look.Stop()
+	for {
+		select {
+		case <-over.C:
+			return
+		case <-r.ended:
+			return
+		case <-ended.Done():
+			return
+		case <-look.C:
+			if pid != 0 && hasEnded(pid) {
+				return
+			}
+		}
+	}
+}
+
+// hasEnded reports whether there is no process of that number, or one that is waited for by its parent alone.
+func hasEnded(pid int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
+	}
+	_, rest, _ := strings.Cut(string(b[bytes.LastIndexByte(b, ')')+1:]), " ")
+	return strings.HasPrefix(rest, "Z") || strings.HasPrefix(rest, "X")
+}
+
 // carryOut has a call wait, and fail, as the rules say.
 func (v *verbFaults) carryOut(c *uverbs.VerbCall, ended context.Context) error {
 	for _, r := range v.next(c) {
 		if r.Delay > 0 {
-			t := time.NewTimer(r.Delay)
-			select {
-			case <-t.C:
-			case <-r.ended:
-			case <-ended.Done():
-			}
-			t.Stop()
+			r.wait(c.PID, ended)
 		}
 		if r.errno != 0 {
 			return fmt.Errorf("fault rule %d: %w", r.id, r.errno)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -191,5 +193,29 @@ func TestVerbFaultRules(t *testing.T) {
 	}
 	if list, _ := s.Faults(""); len(list) != 0 {
 		t.Errorf("%d rules are left", len(list))
+	}
+}
+
+// TestVerbDelayOfDead: a call whose process has ended does not wait on.
+func TestVerbDelayOfDead(t *testing.T) {
+	if hasEnded(os.Getpid()) {
+		t.Fatal("this process has ended")
+	}
+	cmd := exec.Command("true")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	v := verbFaults{rules: []*verbRule{newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay, Times: 2})}}
+	start := time.Now()
+	for range 2 { // before and after it is waited for
+		if err := v.carryOut(&uverbs.VerbCall{Verb: "reg_mr", PID: cmd.Process.Pid}, t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := cmd.Wait(); err != nil && cmd.ProcessState == nil {
+			t.Error(err)
+		}
+	}
+	if d := time.Since(start); d > ctl.MaxVerbDelay/2 {
+		t.Errorf("it has waited %v", d)
 	}
 }
