@@ -119,7 +119,7 @@ func TestDevShowOfOthers(t *testing.T) {
 			t.Errorf("%s: %v", op, err)
 		}
 	}
-	for _, op := range []ctl.Op{ctl.OpDevReset, ctl.OpDevPlug, ctl.OpDevUnplug, ctl.OpDevHang, ctl.OpQPShow, ctl.OpQPTrace, ctl.OpStop} {
+	for _, op := range []ctl.Op{ctl.OpDevReset, ctl.OpDevPlug, ctl.OpDevUnplug, ctl.OpDevHang, ctl.OpDevEvent, ctl.OpLinkSet, ctl.OpFaultAdd, ctl.OpFaultClear, ctl.OpQPShow, ctl.OpQPTrace, ctl.OpStop} {
 		if err := other.authorize(op); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("%s: %v", op, err)
 		}
