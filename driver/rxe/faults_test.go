@@ -107,3 +107,46 @@ func TestFaultsStop(t *testing.T) {
 		}
 	})
 }
+
+// The link goes down in front of the work request that was chosen, by the shortcut and by packets: those before it are done, and
+// it runs out of retries.
+func TestLinkDownAtWorkRequest(t *testing.T) {
+	for _, shaped := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			const posts = 10
+			for n := 1; n <= posts; n += 3 {
+				b, f := faulty(t)
+				b.connect(conn{timeout: 10, retry: 2})
+				if shaped {
+					check(t, f.Shape(link.Shape{Rate: 1e9, Delay: time.Millisecond}))
+				}
+				hits := 0
+				hw := b.a.dev.Hardware()
+				hw.BeforeWorkRequest(1, func() { t.Error("called where it was no more to be") })
+				hw.BeforeWorkRequest(0, nil)
+				if !hw.BeforeWorkRequest(uint64(n), func() { hits++; f.SetLink(false) }) {
+					t.Fatal("refused")
+				}
+				for i := range posts {
+					b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
+					time.Sleep(time.Second)
+				}
+				for i, wc := range b.a.poll(posts) {
+					want := ib.WCSuccess
+					if i == n-1 {
+						want = ib.WCRetryExcErr
+					} else if i >= n {
+						want = ib.WCWRFlushErr
+					}
+					if wc.ID != uint64(i) || wc.Status != want {
+						t.Errorf("down at %d: completion %d is %+v, want %v", n, i, wc, want)
+					}
+				}
+				if hits != 1 {
+					t.Errorf("down at %d: called %d times", n, hits)
+				}
+				b.close()
+			}
+		})
+	}
+}
