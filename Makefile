@@ -74,7 +74,7 @@ yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
 
 .PHONY: verb-faults
 verb-faults: build ## docs/failover-verbs.md: each verb of some programs made to fail at each of its calls, and what becomes of the program
-	VERBENA=$(CURDIR)/$(BIN) VERB_FAULTS=1 $(GO) test -count=1 -timeout 1h -v -tags e2e -run '^TestVerbFaults$$' ./test/e2e
+	VERBENA=$(CURDIR)/$(BIN) VERB_FAULTS=1 $(GO) test -count=1 -timeout 1h -parallel 8 -v -tags e2e -run '^TestVerbFaults$$' ./test/e2e
 
 .PHONY: kernels
 kernels: build ## programs on the kernels of Debian's releases (SUITES chooses), in QEMU; without SUITES it records them for docs/install.md
