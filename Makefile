@@ -109,6 +109,10 @@ soak-cm: ## SCHEDULES (default 10000) random schedules of the connection manager
 soak-cm-kernel: build ## WALKS (default 10000) random sequences of librdmacm's calls, on Verbena and on the Linux kernel in QEMU, from WALK_FIRST (1) on
 	WALKS=$(or $(WALKS),10000) INTEROP_RUN='^TestInterop$$/^walks$$' scripts/interop
 
+.PHONY: shapes
+shapes: build ## rates and delays that are asked for, beside those that are measured: of link set, and of tc with the kernel's rxe
+	SHAPES=1 INTEROP_RUN='^TestInterop$$/^shapes$$' scripts/interop
+
 .PHONY: soak-transport
 soak-transport: ## SCHEDULES (default 10000) random schedules of each transport service on virtual time, from seed FIRST (1) on
 	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./driver/rxe/internal/simtest -schedules $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)

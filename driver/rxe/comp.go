@@ -15,6 +15,7 @@ import (
 func (r *requester) receiveResponse(p *pass, k *packet) {
 	qp := r.qp
 	if !r.snd.Expects(k.psn) {
+		r.snd.Stale()
 		qp.dev.counters.add(cntDropResponse, 1)
 		return // to something that is complete already, or that was never sent
 	}

@@ -72,6 +72,7 @@ func TestInterop(t *testing.T) {
 	t.Run("verbs", testVerbs)
 	t.Run("rdmanet", testRdmanet)
 	t.Run("loss", testLoss)
+	t.Run("shapes", testShapes)
 }
 
 // enter runs this test again in a network namespace of its own, which ends with it.

@@ -35,6 +35,12 @@ func (d disturbance) apply(by *peer) (undo func() error, err error) {
 		_, err = l.run(append([]string{l.verbena, "fault", "add", "--dev", "rxe0"}, d.rule...)...)
 		return undo, err
 	}
+	d.netem = "netem limit 100000 " + d.netem
+	return d.applyTC(by)
+}
+
+// applyTC puts a queueing discipline, which d.netem is, on what the kernel sends.
+func (d disturbance) applyTC(by *peer) (undo func() error, err error) {
 	// Only RoCEv2: the connection that drives the peers shall not suffer.
 	undo = func() error {
 		_, err := by.sh("tc qdisc del dev eth0 root")
@@ -42,7 +48,7 @@ func (d disturbance) apply(by *peer) (undo func() error, err error) {
 	}
 	steps := []string{
 		"tc qdisc add dev eth0 root handle 1: prio bands 2 priomap 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
-		"tc qdisc add dev eth0 parent 1:2 handle 2: netem limit 100000 " + d.netem,
+		"tc qdisc add dev eth0 parent 1:2 handle 2: " + d.netem,
 		"tc filter add dev eth0 parent 1: protocol ip prio 1 u32 match ip protocol 17 0xff match ip dport 4791 0xffff flowid 1:2",
 		"tc filter add dev eth0 parent 1: protocol ipv6 prio 2 u32 match ip6 protocol 17 0xff match ip6 dport 4791 0xffff flowid 1:2",
 	}

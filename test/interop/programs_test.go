@@ -94,6 +94,12 @@ func (tl tool) command() []string {
 var options = regexp.MustCompile(`-d rxe0 |-[gx] GID ?|-F ?`)
 
 func (tl tool) run(r role, ip string, port int) error {
+	_, err := tl.output(r, ip, port)
+	return err
+}
+
+// output runs the program, and returns what the client prints.
+func (tl tool) output(r role, ip string, port int) (string, error) {
 	argv := func(p *peer) ([]string, error) {
 		var index int
 		if err := p.call(&index, "gid_index", args{"gid": p.ip[ip]}); err != nil {
@@ -104,28 +110,28 @@ func (tl tool) run(r role, ip string, port int) error {
 	}
 	serverArgs, err := argv(r.resp())
 	if err != nil {
-		return err
+		return "", err
 	}
 	clientArgs, err := argv(r.req())
 	if err != nil {
-		return err
+		return "", err
 	}
 	server, err := r.resp().start(serverArgs)
 	if err != nil {
-		return err
+		return "", err
 	}
 	var up bool
 	if err := r.resp().call(&up, "listening", args{"port": port, "timeout": 30.0}); err != nil || !up {
 		_, out, _ := server(0)
-		return fmt.Errorf("%s: the server does not listen: %v: %s", r.resp().name, err, lastLines(out))
+		return "", fmt.Errorf("%s: the server does not listen: %v: %s", r.resp().name, err, lastLines(out))
 	}
 	client, err := r.req().start(append(clientArgs, r.resp().ip["IPv4"]))
 	if err != nil {
-		return err
+		return "", err
 	}
 	cstat, cout, err := client(toolTime)
 	if err != nil {
-		return err
+		return "", err
 	}
 	wait := toolTime
 	if cstat != 0 {
@@ -133,13 +139,13 @@ func (tl tool) run(r role, ip string, port int) error {
 	}
 	sstat, sout, err := server(wait)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if cstat != 0 || sstat != 0 {
-		return fmt.Errorf("%s: client: exit status %d: %s; %s: server: exit status %d: %s", r.req().name, cstat, lastLines(cout),
+		return "", fmt.Errorf("%s: client: exit status %d: %s; %s: server: exit status %d: %s", r.req().name, cstat, lastLines(cout),
 			r.resp().name, sstat, lastLines(sout))
 	}
-	return nil
+	return cout, nil
 }
 
 func lastLines(s string) string {

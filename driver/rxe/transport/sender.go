@@ -60,6 +60,9 @@ type Sender struct {
 	rnrWait   time.Duration // it is to be set to that from now on; see Arm
 	probe     time.Time     // while there is a deadline: una is sent again
 	probeWait time.Duration
+
+	probes     int           // that may have been needless; see Stale
+	probeAfter time.Duration // the first probe waits for so long at least
 }
 
 // Failure is why a request ends without success.
@@ -292,9 +295,19 @@ func (s *Sender) Arm(now time.Time) {
 	if timeout == 0 {
 		return
 	}
-	s.deadline, s.probe, s.probeWait = now.Add(timeout), time.Time{}, probe
-	if probe != 0 {
-		s.probe = now.Add(probe)
+	s.deadline, s.probe, s.probeWait = now.Add(timeout), time.Time{}, max(probe, s.probeAfter)
+	if probe != 0 && s.probeWait <= timeout/2 {
+		s.probe = now.Add(s.probeWait)
+	}
+}
+
+// Stale notes a response that Expects does not allow. One to a probe says that the packet had arrived before it: nothing was
+// lost, but an acknowledgement takes longer than the probe waits, as on a slow link, whose time probes cost. So the next waits
+// twice as long; the time gets shorter again with what is acknowledged.
+func (s *Sender) Stale() {
+	if s.probes > 0 {
+		s.probes--
+		s.probeAfter = min(2*max(s.probeAfter, ProbeAfter), maxProbeAfter)
 	}
 }
 
@@ -369,6 +382,7 @@ func (s *Sender) progress(bytes int) {
 		s.out -= bytes
 	}
 	s.recovery.Acked(bytes)
+	s.probeAfter -= s.probeAfter / 64
 	s.retries, s.rnrRetries = s.RetryCnt, s.RNRRetry
 	s.gap = s.gap && !s.gapEnd.Less(s.una)
 	s.deadline = time.Time{}
@@ -482,6 +496,7 @@ func (s *Sender) retransmit(res *Result) {
 	}
 	s.retries--
 	res.Retries = s.retries
+	s.probes = 0
 	s.recovery.Lost(s.MTU)
 	s.Rewind()
 	s.deadline = time.Time{}
@@ -572,6 +587,7 @@ func (s *Sender) Probe(now time.Time) (p Packet, ok bool) {
 	}
 	s.describe(&p, e, s.una.Diff(e.first))
 	p.AckReq = true
+	s.probes++
 	return p, true
 }
 

@@ -1545,6 +1545,49 @@ func TestSenderTime(t *testing.T) {
 				r.Errorf("timeout: got %v, want %v", got, timeout)
 			}
 		}},
+		{"9.7.5.1.1", "where acknowledgements take long, probes that were needless come later; soon again where they do not", func(r *requester) {
+			r.rec.probe = 4 * time.Millisecond
+			psn := 0
+			probes := func(wait time.Duration) (n int) {
+				r.push("send 1")
+				r.transmit()
+				end := r.now.Add(wait)
+				for at := r.Sender.Deadline(); !at.After(end); at = r.Sender.Deadline() {
+					r.now = at
+					if r.Tick(at) != transport.ProbeDue {
+						r.Fatalf("not a probe after %v", wait)
+					}
+					if _, ok := r.Probe(at); ok {
+						n++
+					}
+				}
+				r.now = end
+				r.ack(psn, "done 1")
+				psn++
+				for range n { // which the peer has answered as duplicates
+					r.Stale()
+				}
+				r.Stale() // to something else
+				return n
+			}
+			const slow = 30 * time.Millisecond
+			if n := probes(slow); n != 3 {
+				r.Errorf("at first: %d probes, want 3", n)
+			}
+			sum := 0
+			for range 200 {
+				sum += probes(slow)
+			}
+			if sum == 0 || sum > 10 {
+				r.Errorf("then: %d probes in 200 rounds, want some, but fewer than 11", sum)
+			}
+			for range 400 {
+				probes(0)
+			}
+			if n := probes(slow); n != 3 {
+				r.Errorf("after a time without delay: %d probes, want 3", n)
+			}
+		}},
 		{"9.7.5.1.1", "a probe for the middle of a message is its packet", func(r *requester) {
 			r.rec.probe = 4 * time.Millisecond
 			r.push("write 3000")
