@@ -138,6 +138,7 @@ func (f *Faults) List() []RuleState {
 	list := make([]RuleState, len(f.rules))
 	for i, r := range f.rules {
 		list[i] = r.RuleState
+		list[i].HitAt = slices.Clone(r.HitAt)
 	}
 	return list
 }

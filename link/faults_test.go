@@ -233,6 +233,27 @@ func TestFaultsRepeatable(t *testing.T) {
 	}
 }
 
+// A rule lists the first that it has hit; the list is the reader's.
+func TestFaultsHitAt(t *testing.T) {
+	_, states := fates(t, 1, 8, link.Rule{Drop: 1, Skip: 100, Limit: 3}, link.Rule{Drop: 0.3})
+	if got, want := states[0].HitAt, []uint64{101, 102, 103}; !slices.Equal(got, want) {
+		t.Errorf("HitAt: got %d, want %d", got, want)
+	}
+	s := states[1]
+	if s.Hit <= link.MaxHitAt || len(s.HitAt) != link.MaxHitAt || !slices.IsSorted(s.HitAt) || s.HitAt[0] == 0 || s.HitAt[link.MaxHitAt-1] > s.Seen {
+		t.Errorf("HitAt of %d hits of %d: %d", s.Hit, s.Seen, s.HitAt)
+	}
+	f := link.NewFaults(simnet.New(simnet.Config{}), rand.NewPCG(1, 1))
+	add(t, f, link.Rule{RNR: 1})
+	for range 3 {
+		f.NotReady(17, addrA)
+	}
+	f.List()[0].HitAt[0] = 99
+	if got, want := f.List()[0].HitAt, []uint64{1, 2, 3}; !slices.Equal(got, want) {
+		t.Errorf("HitAt of RNR NAKs: got %d, want %d", got, want)
+	}
+}
+
 // The shares are what was asked for, and add up with what arrived.
 func TestFaultsShares(t *testing.T) {
 	const n = 9600

@@ -142,6 +142,19 @@ type RuleState struct {
 	Delayed    uint64 `json:"delayed"`
 	Reordered  uint64 `json:"reordered"`
 	NotReady   uint64 `json:"not_ready"` // messages answered by an RNR NAK
+	// HitAt are the first of those that were hit, at most [MaxHitAt], counted from 1 among those that were seen: what follows from the seed.
+	HitAt []uint64 `json:"hit_at,omitempty"`
+}
+
+// MaxHitAt is how many packets that a rule has hit are listed.
+const MaxHitAt = 64
+
+// hit takes note of a packet, the latest seen, that something happens to.
+func (r *RuleState) hit() {
+	r.Hit++
+	if len(r.HitAt) < MaxHitAt {
+		r.HitAt = append(r.HitAt, r.Seen)
+	}
 }
 
 // activeRule is a rule in force, with random numbers of its own: what happens to a packet depends only on the seed
@@ -185,7 +198,7 @@ func (r *activeRule) stop(peer netip.Addr, qp uint32, pkt []byte) bool {
 	if !r.concerns(peer, qp, pkt) || !r.count() {
 		return false
 	}
-	r.Hit++
+	r.hit()
 	r.Dropped++
 	return true
 }
@@ -195,7 +208,7 @@ func (r *activeRule) notReady(peer netip.Addr, qp uint32) bool {
 	if !r.concernsPeer(peer) || r.QP != 0 && r.QP != qp || !r.count() || r.rand.Float64() >= r.RNR {
 		return false
 	}
-	r.Hit++
+	r.hit()
 	r.NotReady++
 	return true
 }
@@ -214,7 +227,7 @@ func (r *activeRule) judge(dst netip.Addr, qp uint32, pkt []byte, v *verdict) {
 	bit, jitter := r.rand.Uint32(), time.Duration(r.rand.Int64N(int64(r.Jitter)+1))
 	delay := r.Delay + jitter
 	if drop < r.Drop || duplicate < r.Duplicate || corrupt < r.Corrupt || reorder < r.Reorder || delay > 0 {
-		r.Hit++
+		r.hit()
 	}
 	if drop < r.Drop {
 		r.Dropped++

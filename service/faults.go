@@ -99,7 +99,7 @@ func (s *Service) Faults(dev string) ([]ctl.FaultRuleState, error) {
 func ruleState(dev string, r *link.RuleState) ctl.FaultRuleState {
 	return ctl.FaultRuleState{
 		Dev: dev, ID: r.ID, Rule: ctl.Rule(r.Rule), Seen: r.Seen, Hit: r.Hit, Dropped: r.Dropped, Duplicated: r.Duplicated,
-		Corrupted: r.Corrupted, Delayed: r.Delayed, Reordered: r.Reordered, NotReady: r.NotReady,
+		Corrupted: r.Corrupted, Delayed: r.Delayed, Reordered: r.Reordered, NotReady: r.NotReady, HitAt: r.HitAt,
 	}
 }
 

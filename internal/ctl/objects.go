@@ -192,6 +192,7 @@ type FaultRuleState struct {
 	Delayed    uint64     `json:"delayed"`
 	Reordered  uint64     `json:"reordered"`
 	NotReady   uint64     `json:"not_ready"`
+	HitAt      []uint64   `json:"hit_at,omitempty"` // the first of what was hit
 }
 
 // QPStatusInfo is the protocol state of a queue pair.
