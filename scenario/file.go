@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,12 +19,13 @@ import (
 
 // File is a scenario as it is written. Its names of devices, programs and actions are its own.
 type File struct {
-	Name    string            `yaml:"name"`
-	About   string            `yaml:"about"`   // for people
-	Seed    uint64            `yaml:"seed"`    // of everything random; 0: 1
-	Timeout Duration          `yaml:"timeout"` // for all; 0: DefaultTimeout
-	Wire    bool              `yaml:"wire"`    // see ctl.LinkSpec
-	Set     map[string]string `yaml:"set"`     // values of ${NAME} in run and env, which the command line may replace
+	Name    string   `yaml:"name"`
+	About   string   `yaml:"about"`   // for people
+	Seed    uint64   `yaml:"seed"`    // of everything random; 0: 1
+	Timeout Duration `yaml:"timeout"` // for all; 0: DefaultTimeout
+	Wire    bool     `yaml:"wire"`    // see ctl.LinkSpec
+	// Set are values of ${NAME} in run and env, which the command line may replace. ${DIR}, in them too, is the folder of the file.
+	Set     map[string]string `yaml:"set"`
 	Devices []Device          `yaml:"devices"`
 	// Programs are started in this order.
 	Programs []Program `yaml:"programs"`
@@ -96,6 +98,8 @@ type Action struct {
 	Clear  string  `yaml:"clear"` // an action whose rule goes
 	Event  *Event  `yaml:"event"`
 	Signal *Signal `yaml:"signal"`
+
+	out bool // left out, see File.Without
 }
 
 // Link changes a link.
@@ -149,8 +153,8 @@ type Verb struct {
 	Errno   string   `yaml:"errno"`
 	Dev     string   `yaml:"dev"`
 	Process string   `yaml:"process"`
-	Nth     uint64   `yaml:"nth"`
-	Times   uint64   `yaml:"times"`
+	Nth     uint64   `yaml:"nth"`   // 0: from the first call on
+	Times   uint64   `yaml:"times"` // 0: once if there is an Nth, else always
 	Delay   Duration `yaml:"delay"`
 }
 
@@ -196,15 +200,17 @@ func Load(path string, set map[string]string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := Parse(b, set)
+	f, err := parseIn(filepath.Dir(path), b, set)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return f, nil
 }
 
-// Parse reads a scenario. Errors of syntax quote the line.
-func Parse(b []byte, set map[string]string) (*File, error) {
+// Parse reads a scenario, whose ${DIR} is the current folder. Errors of syntax quote the line.
+func Parse(b []byte, set map[string]string) (*File, error) { return parseIn(".", b, set) }
+
+func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
 	if len(b) > maxFile {
 		return nil, fmt.Errorf("%d bytes exceed %d", len(b), maxFile)
 	}
@@ -212,13 +218,16 @@ func Parse(b []byte, set map[string]string) (*File, error) {
 	if err := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict()).Decode(f); err != nil {
 		return nil, errors.New(strings.TrimSpace(yaml.FormatError(err, false, true)))
 	}
+	for name, value := range f.Set {
+		f.Set[name] = strings.ReplaceAll(value, "${DIR}", dir)
+	}
 	for name, value := range set {
 		if _, ok := f.Set[name]; !ok {
 			return nil, fmt.Errorf("there is no %s to set (there are: %s)", name, list(slices.Sorted(maps.Keys(f.Set))))
 		}
 		f.Set[name] = value
 	}
-	if err := f.expand(); err != nil {
+	if err := f.expand(dir); err != nil {
 		return nil, err
 	}
 	if err := f.check(); err != nil {
@@ -237,12 +246,15 @@ func list(names []string) string {
 var variable = regexp.MustCompile(`\$\{([^}]*)\}`)
 
 // expand replaces ${NAME} in what programs get.
-func (f *File) expand() error {
+func (f *File) expand(dir string) error {
 	var missing error
 	value := func(s string) string {
 		return variable.ReplaceAllStringFunc(s, func(v string) string {
 			name := v[2 : len(v)-1]
 			value, ok := f.Set[name]
+			if !ok && name == "DIR" {
+				return dir
+			}
 			if !ok {
 				missing = fmt.Errorf("%s in %q: set has no %s (it has: %s)", v, s, name, list(slices.Sorted(maps.Keys(f.Set))))
 			}
@@ -412,6 +424,28 @@ func (c *checker) moment(m *Moment, own string) error {
 		return errors.New("counter: reaches is missing")
 	case m.counted() && m.Wait != 0:
 		return errors.New("wait: a counted moment cannot be followed by a time")
+	}
+	return nil
+}
+
+// Without leaves an action out, and those that follow it (done) or clear its rule: they are not expected to be done. What else is
+// expected stays, so that a scenario whose expectations are about what it does fails without it.
+func (f *File) Without(action string) error {
+	at := slices.IndexFunc(f.Actions, func(a Action) bool { return a.Name == action })
+	if at < 0 {
+		var names []string
+		for i := range f.Actions {
+			names = append(names, f.Actions[i].Name)
+		}
+		return fmt.Errorf("there is no action %q to leave out (there are: %s)", action, list(names))
+	}
+	f.Actions[at].out = true
+	for i := range f.Actions {
+		if a := &f.Actions[i]; !a.out && (a.Clear == action || a.When != nil && a.When.Done == action) {
+			if err := f.Without(a.Name); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

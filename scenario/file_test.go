@@ -143,6 +143,30 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// TestFolder: ${DIR} is the folder of the file, in values that may be replaced, too.
+func TestFolder(t *testing.T) {
+	text := strings.Replace(small, "ARG: first", "ARG: '${DIR}/first'", 1) + "timeout: 1s\n"
+	text = strings.Replace(text, "run: [client]", "run: ['${DIR}/client', '${ARG}'], env: {A: '${DIR}'}", 1)
+	path := filepath.Join(t.TempDir(), "x.yaml")
+	dir := filepath.Dir(path)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Load(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Join(f.Programs[1].Run, " "), dir+"/client "+dir+"/first"; got != want || f.Programs[1].Env["A"] != dir {
+		t.Errorf("run: got %s, want %s; env %v", got, want, f.Programs[1].Env)
+	}
+	if f, err = Load(path, map[string]string{"ARG": "second"}); err != nil || f.Programs[0].Run[1] != "second" {
+		t.Errorf("replaced: got %v (%v)", f.Programs[0].Run, err)
+	}
+	if f = parse(t, text, nil); f.Programs[1].Run[0] != "./client" {
+		t.Errorf("without a file: got %v", f.Programs[1].Run)
+	}
+}
+
 // FuzzParse: whatever is read gives a scenario or an error, soon.
 func FuzzParse(f *testing.F) {
 	f.Add(small)

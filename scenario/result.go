@@ -61,6 +61,7 @@ type ActionResult struct {
 	Name   string        `json:"name"`
 	What   string        `json:"what"`
 	Moment string        `json:"moment"`
+	Out    bool          `json:"left_out,omitempty"` // see File.Without
 	Began  bool          `json:"began"`
 	Done   bool          `json:"done"`
 	At     time.Duration `json:"at_ns"` // of a counted moment within lookEvery
@@ -73,6 +74,8 @@ type ActionResult struct {
 type Rule struct {
 	Seen uint64 `json:"seen"`
 	Hit  uint64 `json:"hit"`
+	// HitAt are the first that it has hit, counted from 1 among those it has seen.
+	HitAt []uint64 `json:"hit_at,omitempty"`
 }
 
 // Sample is what devices were like at a time.
@@ -118,7 +121,7 @@ func newResult(f *File, began time.Time) *Result {
 	for i := range f.Actions {
 		a := &f.Actions[i]
 		what, _ := a.what()
-		r.Actions[i] = ActionResult{Name: a.Name, What: what, Moment: a.When.String()}
+		r.Actions[i] = ActionResult{Name: a.Name, What: what, Moment: a.When.String(), Out: a.out}
 	}
 	return r
 }
@@ -174,6 +177,7 @@ func (r *Result) finish(f *File, took time.Duration, err error) {
 	for i := range f.Actions {
 		a := &r.Actions[i]
 		switch {
+		case a.Out:
 		case a.Error != "":
 			add(a.Name, "is done", false, "%s", a.Error)
 		default:
@@ -432,15 +436,17 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 			continue
 		}
 		b := &o.Actions[at]
-		if a.What != b.What || a.Moment != b.Moment || a.Done != b.Done {
+		if a.What != b.What || a.Moment != b.Moment || a.Done != b.Done || a.Out != b.Out {
 			same = append(same, fmt.Sprintf("action %q: %s %s (done: %t), and %s %s (done: %t)", a.Name, a.What, a.Moment, a.Done, b.What, b.Moment, b.Done))
 		}
 		if a.Rule != nil && b.Rule != nil {
-			if *a.Rule != *b.Rule {
+			if a.Rule.Seen != b.Rule.Seen || a.Rule.Hit != b.Rule.Hit {
 				free = append(free, fmt.Sprintf("action %q: its rule has hit %d of %d, and %d of %d", a.Name, a.Rule.Hit, a.Rule.Seen, b.Rule.Hit, b.Rule.Seen))
 			}
 			if a.Rule.Seen == b.Rule.Seen && a.Rule.Hit != b.Rule.Hit {
 				same = append(same, fmt.Sprintf("action %q: of %d seen, %d were hit, and %d", a.Name, a.Rule.Seen, a.Rule.Hit, b.Rule.Hit))
+			} else if n, m, ok := a.Rule.sameHits(b.Rule); !ok {
+				same = append(same, fmt.Sprintf("action %q: it has hit %s, and %s", a.Name, n, m))
 			}
 		}
 		free = differs(free, fmt.Sprintf("action %q", a.Name), a.At, b.At)
@@ -466,6 +472,34 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 		}
 	}
 	return same, free
+}
+
+// sameHits reports whether two rules have hit the same of what both have seen, as far as it is known, or where they first differ.
+func (r *Rule) sameHits(o *Rule) (mine, others string, ok bool) {
+	both := min(r.Seen, o.Seen)
+	at := func(r *Rule, i int) (uint64, bool) { // the i-th that is hit among them, 0: none; false if that is not known
+		if i < len(r.HitAt) {
+			if r.HitAt[i] > both {
+				return 0, true
+			}
+			return r.HitAt[i], true
+		}
+		return 0, uint64(len(r.HitAt)) == r.Hit
+	}
+	word := func(n uint64) string {
+		if n == 0 {
+			return "no more"
+		}
+		return fmt.Sprintf("number %d", n)
+	}
+	for i := range max(len(r.HitAt), len(o.HitAt)) {
+		a, known := at(r, i)
+		b, too := at(o, i)
+		if known && too && a != b {
+			return word(a), word(b), false
+		}
+	}
+	return "", "", true
 }
 
 func (p *ProgramResult) line(i int) string {

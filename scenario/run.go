@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -74,6 +73,8 @@ const (
 	maxLine = 1000
 	// killGrace is how long the end of programs is waited for that were killed.
 	killGrace = 5 * time.Second
+	// leftGrace is how long after their end programs may still have device files open: the service learns of it on its own.
+	leftGrace = 5 * time.Second
 )
 
 // happening is what the loop of a run is told.
@@ -138,6 +139,11 @@ func (r *Runner) Run(ctx context.Context, f *File) (*Result, error) {
 	x := &run{Runner: r, f: f, news: make(chan happening), began: time.Now(), thin: int(sampleEvery / lookEvery),
 		programs: make([]programRun, len(f.Programs)), actions: make([]actionRun, len(f.Actions)), counters: map[string]map[string]uint64{}}
 	x.res = newResult(f, x.began)
+	for i := range f.Actions {
+		if f.Actions[i].out {
+			x.actions[i].state = over
+		}
+	}
 	err := x.all(ctx)
 	x.res.finish(f, time.Since(x.began), err)
 	return x.res, err
@@ -152,7 +158,7 @@ func (x *run) all(ctx context.Context) error {
 		}
 	}
 	for i := range x.f.Actions {
-		if a := &x.f.Actions[i]; a.When == nil || a.When.counted() {
+		if a := &x.f.Actions[i]; !a.out && (a.When == nil || a.When.counted()) {
 			x.begin(i)
 			h := <-x.news
 			x.took(h)
@@ -452,8 +458,12 @@ func (x *run) requests(a *Action) ([]*ctl.Request, error) {
 		return []*ctl.Request{{Op: ctl.OpFaultAdd, Fault: &rule}}, err
 	case a.Verb != nil:
 		v := a.Verb
+		times := v.Times
+		if v.Nth != 0 && times == 0 {
+			times = 1
+		}
 		return []*ctl.Request{{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: v.Dev, Verb: &ctl.VerbFault{
-			Verb: v.Verb, Errno: v.Errno, Delay: time.Duration(v.Delay), Process: v.Process, Nth: v.Nth, Times: v.Times}}}}, nil
+			Verb: v.Verb, Errno: v.Errno, Delay: time.Duration(v.Delay), Process: v.Process, Nth: v.Nth, Times: times}}}}, nil
 	case a.Clear != "":
 		id := 0
 		for i := range x.f.Actions {
@@ -617,7 +627,7 @@ func (x *run) rule(i int) {
 	}
 	for _, s := range a.Faults {
 		if s.ID == x.actions[i].id {
-			x.res.Actions[i].Rule = &Rule{Seen: s.Seen, Hit: s.Hit}
+			x.res.Actions[i].Rule = &Rule{Seen: s.Seen, Hit: s.Hit, HitAt: s.HitAt}
 		}
 	}
 }
@@ -637,11 +647,17 @@ func (x *run) last() {
 	if x.running > 0 {
 		return
 	}
-	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpResShow}); err == nil {
+	for limit := time.Now().Add(leftGrace); ; time.Sleep(lookEvery) {
+		x.res.Left = nil
+		a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpResShow})
+		if err != nil {
+			return
+		}
 		for _, c := range a.Contexts {
-			if !slices.Contains(x.res.Left, c.Process) {
-				x.res.Left = append(x.res.Left, fmt.Sprintf("%s of process %d (%s)", c.Device, c.PID, c.Process))
-			}
+			x.res.Left = append(x.res.Left, fmt.Sprintf("%s of process %d (%s)", c.Device, c.PID, c.Process))
+		}
+		if len(x.res.Left) == 0 || time.Now().After(limit) {
+			return
 		}
 	}
 }

@@ -26,10 +26,12 @@ type world struct {
 	counters map[string]uint64
 	armed    bool // a link waits for a moment
 	left     []ctl.ContextInfo
-	fails    string // the operation that fails
-	listens  bool
-	scripts  map[string]func(*script) Exit
-	killed   []string
+	// leftUntil is when they go; zero: never.
+	leftUntil time.Time
+	fails     string // the operation that fails
+	listens   bool
+	scripts   map[string]func(*script) Exit
+	killed    []string
 }
 
 func (w *world) Do(r *ctl.Request) (*ctl.Response, error) {
@@ -59,11 +61,18 @@ func (w *world) Do(r *ctl.Request) (*ctl.Response, error) {
 		a.Stats = []ctl.StatInfo{{Dev: "rxe0", Counters: c}}
 	case ctl.OpResShow:
 		a.Contexts = w.left
+		if !w.leftUntil.IsZero() && time.Now().After(w.leftUntil) {
+			a.Contexts = nil
+		}
 	case ctl.OpFaultAdd:
-		note("fault %v", r.Fault.Drop)
+		if v := r.Fault.Verb; v != nil {
+			note("%s %d %d", v.Verb, v.Nth, v.Times)
+		} else {
+			note("fault %v", r.Fault.Drop)
+		}
 		a.ID = 7
 	case ctl.OpFaultShow:
-		a.Faults = []ctl.FaultRuleState{{ID: 7, Seen: 100, Hit: 3}}
+		a.Faults = []ctl.FaultRuleState{{ID: 7, Seen: 100, Hit: 3, HitAt: []uint64{5, 70, 90}}}
 	case ctl.OpLinkSet:
 		note("link %s wr %d", r.Set.State, r.Set.AtWR)
 		w.armed = r.Set.AtWR > 0
@@ -220,7 +229,7 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 				t.Errorf("action %d: got %s, want %s", i, w.did[i], want[i])
 			}
 		}
-		if got := r.Actions[0].Rule; got == nil || *got != (Rule{100, 3}) {
+		if got := r.Actions[0].Rule; got == nil || got.Seen != 100 || got.Hit != 3 || !slices.Equal(got.HitAt, []uint64{5, 70, 90}) {
 			t.Errorf("the rule has done %v, want hit 3 of 100", got)
 		}
 	})
@@ -272,6 +281,105 @@ func TestRunFails(t *testing.T) {
 	}
 }
 
+// TestWithout: an action that is left out is not done, nor are those that follow it, and none of that is a failure; what else is
+// expected is checked.
+func TestWithout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		text := "name: x\n" + devices + `
+programs: [{name: a, run: [server], expect: {output: [ready, never]}}]
+actions:
+  - {name: rule, fault: {dev: rxe0, drop: 1%}}
+  - {name: gone, when: {output: done, of: a}, clear: rule}
+  - {name: armed, when: {wr: 10}, link: {dev: rxe0, state: down}}
+  - {name: up, when: {done: armed, wait: 1s}, link: {dev: rxe0, state: up}}
+  - {name: later, when: {done: up}, hang: rxe0}
+  - {name: other, when: {at: 1s}, unplug: rxe0}
+expect: [{action: rule, counter: hit, min: 1}]
+`
+		f := parse(t, text, nil)
+		for _, a := range []string{"armed", "rule"} {
+			if err := f.Without(a); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w := newWorld()
+		w.began = time.Now()
+		r, err := (&Runner{Lab: w, Starter: w, Listens: func(int) bool { return false }}).Run(t.Context(), f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := failures(r), "a: prints /never/; rule: hit is at least 1"; got != want {
+			t.Errorf("failed: got %q, want %q", got, want)
+		}
+		if len(w.did) != 1 || !strings.HasSuffix(w.did[0], " dev unplug") {
+			t.Errorf("done: %q, want the unplug alone", w.did)
+		}
+		for _, a := range r.Actions {
+			if out := a.Name != "other"; a.Out != out || a.Began == out || a.Done == out {
+				t.Errorf("%+v", a)
+			}
+		}
+		if err := f.Without("nope"); err == nil || !strings.Contains(err.Error(), "there are: rule, gone, armed") {
+			t.Errorf("an action that there is not: %v", err)
+		}
+		all := w.run(t, text)
+		if same, _ := r.Compare(all); len(same) != 5 {
+			t.Errorf("Compare with all actions: %q", same)
+		}
+	})
+}
+
+// TestVerbTimes: nth alone is one call, as for `verbena fault add`.
+func TestVerbTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.run(t, "name: x\n"+devices+`
+programs: [{name: a, run: [server]}]
+actions:
+  - {verb: {verb: create_cq, errno: EIO, nth: 2}}
+  - {verb: {verb: reg_mr, errno: EIO, nth: 2, times: 3}}
+  - {verb: {verb: alloc_pd, errno: EIO}}
+`)
+		for i, want := range []string{"create_cq 2 1", "reg_mr 2 3", "alloc_pd 0 0"} {
+			if len(w.did) != 3 || !strings.HasSuffix(w.did[i], want) {
+				t.Errorf("%d: %q, want %s", i, w.did, want)
+			}
+		}
+	})
+}
+
+// TestCompareHits: of what the rules of two runs have both seen they must have hit the same.
+func TestCompareHits(t *testing.T) {
+	result := func(r *Rule) *Result { return &Result{Actions: []ActionResult{{Name: "a", Rule: r}}} }
+	many := make([]uint64, 64)
+	for i := range many {
+		many[i] = uint64(i + 1)
+	}
+	for _, c := range []struct {
+		name string
+		a, b Rule
+		want string
+	}{
+		{"the same", Rule{10, 2, []uint64{3, 7}}, Rule{10, 2, []uint64{3, 7}}, ""},
+		{"one has seen more", Rule{10, 2, []uint64{3, 7}}, Rule{20, 3, []uint64{3, 7, 15}}, ""},
+		{"one has seen nothing", Rule{}, Rule{20, 2, []uint64{3, 7}}, ""},
+		{"another", Rule{10, 2, []uint64{3, 7}}, Rule{10, 2, []uint64{3, 8}}, "hit number 7, and number 8"},
+		{"one more", Rule{10, 2, []uint64{3, 7}}, Rule{20, 3, []uint64{3, 7, 9}}, "hit no more, and number 9"},
+		{"another number", Rule{10, 1, []uint64{3}}, Rule{10, 2, []uint64{3, 9}}, "of 10 seen, 1 were hit, and 2"},
+		{"more than are kept", Rule{100, 100, many}, Rule{90, 90, many}, ""},
+		{"more than are kept, or so many", Rule{100, 100, many}, Rule{100, 64, many}, "100 were hit, and 64"},
+		{"calls of a verb", Rule{10, 2, nil}, Rule{12, 2, nil}, ""},
+	} {
+		same, _ := result(&c.a).Compare(result(&c.b))
+		if got := strings.Join(same, "; "); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+		if back, _ := result(&c.b).Compare(result(&c.a)); len(back) != len(same) {
+			t.Errorf("%s: the other way round: %q", c.name, back)
+		}
+	}
+}
+
 // TestRunErrors: a scenario that cannot be run has failed, and its programs do not go on.
 func TestRunErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -289,6 +397,11 @@ func TestRunErrors(t *testing.T) {
 		w.left = []ctl.ContextInfo{{Device: "rxe0", PID: 5, Process: "x"}}
 		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]"); failures(r) != "service: nothing is left" {
 			t.Errorf("failures %q", failures(r))
+		}
+		w = newWorld() // the service learns of the end a little later
+		w.left, w.leftUntil = []ctl.ContextInfo{{Device: "rxe0", PID: 5, Process: "x"}}, time.Now().Add(6*time.Second)
+		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]"); !r.Passed || len(r.Left) != 0 {
+			t.Errorf("failures %q, left %q", failures(r), r.Left)
 		}
 		w = newWorld()
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("enough"))

@@ -26,6 +26,7 @@ import (
 type scenarioRunCmd struct {
 	Files    []string          `arg:"" name:"file" help:"Scenario files." complete:"file"`
 	Set      map[string]string `help:"Replace a value of the file's set." placeholder:"NAME=VALUE" complete:"none"`
+	Without  []string          `help:"Leave an action of this name out, and those that follow it. The scenario should fail then." placeholder:"ACTION" sep:"none" complete:"none"`
 	Seed     uint64            `help:"Use another seed than the file's." placeholder:"N" complete:"none"`
 	JUnit    string            `name:"junit" help:"Write a JUnit report." placeholder:"FILE" complete:"file"`
 	Timeline string            `help:"Write a picture of what happened when, as SVG. With several scenarios it is a directory." placeholder:"FILE" complete:"file"`
@@ -41,7 +42,8 @@ if all was as expected, 1 if not, 125 if a scenario could not be run. docs/failo
 Examples:
   verbena scenario run flap.yaml
   verbena scenario run flap.yaml --set PROGRAM=./mine --timeline flap.svg --junit flap.xml
-  verbena scenario run flap.yaml --report a.json; verbena scenario run flap.yaml --compare a.json`
+  verbena scenario run flap.yaml --report a.json; verbena scenario run flap.yaml --compare a.json
+  verbena scenario run flap.yaml --without flap      a scenario that passes without what it does shows nothing`
 }
 
 func (s *scenarioRunCmd) Run(*cli) error {
@@ -66,6 +68,11 @@ func (s *scenarioRunCmd) Run(*cli) error {
 		}
 		if s.Seed != 0 {
 			f.Seed = s.Seed
+		}
+		for _, a := range s.Without {
+			if err := f.Without(a); err != nil {
+				return fmt.Errorf("scenario run: --without: %s: %w", path, err)
+			}
 		}
 		files = append(files, f)
 	}
