@@ -64,7 +64,7 @@ const (
 	// lookEvery is how often moments are looked for that nothing announces.
 	lookEvery = 5 * time.Millisecond
 	// sampleEvery is how often devices are looked at for the timeline.
-	sampleEvery = 50 * time.Millisecond
+	sampleEvery = 20 * time.Millisecond
 	// maxSamples bounds them; then every other one is dropped, and they become rarer.
 	maxSamples = 2000
 	// maxLines is how many lines are kept of a program.

@@ -237,8 +237,11 @@ func (p *picture) device(r *Result, name string, y float64) {
 	base := y + 16 + high
 	p.text(picLeft-8, y+34, "s", "end", short(most))
 	fmt.Fprintf(p, `<path d="M%.1f %.1f`, p.x(0), base)
-	for i, s := range r.Samples {
-		fmt.Fprintf(p, " L%.1f %.1f", p.x(s.At), base-high*rates[i]/most)
+	before := time.Duration(0)
+	for i, s := range r.Samples { // a rate is that of the time since the sample before
+		y := base - high*rates[i]/most
+		fmt.Fprintf(p, " L%.1f %.1f L%.1f %.1f", p.x(before), y, p.x(s.At), y)
+		before = s.At
 	}
 	fmt.Fprintf(p, ` L%.1f %.1f Z" fill="%s" fill-opacity="0.35" stroke="%s"/>`+"\n", p.x(r.Samples[len(r.Samples)-1].At), base, colTraffic, colTraffic)
 	for i := 1; i < len(r.Samples); i++ {
