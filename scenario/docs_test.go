@@ -1,0 +1,44 @@
+package scenario
+
+import (
+	"os"
+	"reflect"
+	"regexp"
+	"testing"
+)
+
+// TestDocumented: docs/failover.md has all fields of a scenario file.
+func TestDocumented(t *testing.T) {
+	b, err := os.ReadFile("../docs/failover.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[reflect.Type]bool{}
+	fields := 0
+	var walk func(reflect.Type)
+	walk = func(x reflect.Type) {
+		for x.Kind() == reflect.Pointer || x.Kind() == reflect.Slice {
+			x = x.Elem()
+		}
+		if x.Kind() != reflect.Struct || seen[x] {
+			return
+		}
+		seen[x] = true
+		for i := range x.NumField() {
+			f := x.Field(i)
+			name := f.Tag.Get("yaml")
+			if name == "" {
+				continue
+			}
+			fields++
+			if !regexp.MustCompile("`[^`\n]*\\b" + name + "\\b[^`\n]*`").Match(b) {
+				t.Errorf("docs/failover.md lacks %s of %v", name, x)
+			}
+			walk(f.Type)
+		}
+	}
+	walk(reflect.TypeFor[File]())
+	if fields < 80 {
+		t.Errorf("%d fields were looked for, want at least 80", fields)
+	}
+}
