@@ -126,6 +126,13 @@ func newResult(f *File, began time.Time) *Result {
 	return r
 }
 
+// NotRun returns the Result of a scenario that could not even be begun.
+func NotRun(f *File, why error) *Result {
+	r := newResult(f, time.Now())
+	r.Error = why.Error()
+	return r
+}
+
 // String says in words when it is.
 func (m *Moment) String() string {
 	if m == nil {

@@ -413,6 +413,26 @@ func TestRunErrors(t *testing.T) {
 	})
 }
 
+// TestNotRun: a scenario that could not be begun is in the reports, as an error.
+func TestNotRun(t *testing.T) {
+	r := NotRun(parse(t, small, nil), errors.New("no such address"))
+	var junit, text, svg bytes.Buffer
+	if err := JUnit(&junit, []*Result{r}); err != nil {
+		t.Fatal(err)
+	}
+	var suites junitSuites
+	if err := xml.Unmarshal(junit.Bytes(), &suites); err != nil || suites.Errors != 1 || suites.Tests != 1 ||
+		suites.Suites[0].Cases[0].Error.Message != "no such address" {
+		t.Errorf("%v: %s", err, &junit)
+	}
+	if r.Text(&text); r.Passed || !strings.Contains(text.String(), "no such address") || !strings.Contains(text.String(), "FAIL  small") {
+		t.Errorf("%s", &text)
+	}
+	if err := errors.Join(r.Timeline(&svg), wellFormed(&svg)); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestFloodOfOutput: a program that prints without end costs a bounded amount, and its end is seen.
 func TestFloodOfOutput(t *testing.T) {
 	w := newWorld()

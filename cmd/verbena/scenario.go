@@ -82,20 +82,15 @@ func (s *scenarioRunCmd) Run(*cli) error {
 	var results []*scenario.Result
 	for i, f := range files {
 		r, err := s.one(ctx, f)
-		if r != nil {
-			r.Text(os.Stdout)
-			results = append(results, r)
+		if r == nil { // reports must have it, too
+			r = scenario.NotRun(f, err)
 		}
+		r.Text(os.Stdout)
+		results = append(results, r)
 		if err != nil {
 			code = exitFailure
-			if r == nil {
-				fmt.Fprintf(os.Stderr, "verbena: scenario run: %s: %v\n", s.Files[i], err)
-			}
 		} else if !r.Passed {
 			code = max(code, 1)
-		}
-		if r == nil {
-			continue
 		}
 		if err := s.write(s.Files[i], r); err != nil {
 			return fmt.Errorf("scenario run: %w", err)
