@@ -573,6 +573,20 @@ func (a *Action) dev() string {
 	return a.Unplug + a.Plug + a.Hang + a.Remove
 }
 
+// forgets reports whether the action has a device forget the counted moment of another one, if that has not come.
+func (a *Action) forgets(o *Action) bool {
+	if a == o || !o.When.counted() || a.dev() != o.dev() {
+		return false
+	}
+	switch {
+	case a.Link != nil:
+		return o.Link != nil && a.Link.State != ""
+	case a.Reset != nil || a.Unplug != "":
+		return o.Reset != nil
+	}
+	return a.Remove != ""
+}
+
 func (c *checker) action(a *Action) error {
 	if dev := a.dev(); dev != "" || a.Clear == "" && a.Signal == nil && a.Verb == nil {
 		if err := c.device(dev); err != nil {
@@ -581,15 +595,23 @@ func (c *checker) action(a *Action) error {
 	}
 	if m := a.When; m.counted() {
 		switch {
-		case a.Link != nil && a.Link.State != "" && a.Link.MTU == 0 && a.Link.Shape == nil:
+		case a.Link != nil && (a.Link.State == "down" || a.Link.State == "flap") && a.Link.MTU == 0 && a.Link.Shape == nil:
 		case a.Reset != nil && m.Packet == 0:
 		case a.Fault != nil:
 			return errors.New("a rule counts packets itself: give it skip and limit, and no moment")
 		case a.Verb != nil:
 			return errors.New("a rule for a verb counts calls itself: give it nth and times, and no moment")
 		default:
-			return errors.New("a device does only link (up, down, flap) and, at a wr, reset at a counted moment; " +
+			return errors.New("a device does only link (down, flap) and, at a wr, reset at a counted moment; " +
 				"let the action follow one of them (done), or a counter")
+		}
+	}
+	if a.When.counted() {
+		for i := range c.f.Actions {
+			if o := &c.f.Actions[i]; o != a && o.When.counted() && o.dev() == a.dev() && (o.Link != nil) == (a.Link != nil) {
+				return fmt.Errorf("%q has a counted moment of %s, too: a device waits for one link and one reset; let it follow the other (done)",
+					o.Name, a.dev())
+			}
 		}
 	}
 	switch {

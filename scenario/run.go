@@ -380,8 +380,30 @@ func (x *run) start(i int) {
 	x.seen(func(m *Moment) bool { return m.Started == res.Name })
 }
 
+// forget gives up the moments that devices wait for and that an action has them forget.
+func (x *run) forget(i int) {
+	looked := false
+	for j := range x.actions {
+		if !x.waits(j) || !x.f.Actions[i].forgets(&x.f.Actions[j]) {
+			continue
+		}
+		if !looked {
+			looked = true
+			x.armed() // it may have come in this moment
+		}
+		if x.waits(j) {
+			x.res.Actions[j].Error = fmt.Sprintf("its moment had not come when %q was done, which has the device forget it", x.res.Actions[i].Name)
+			x.over(j, time.Since(x.began))
+		}
+	}
+}
+
+// waits reports whether a device waits for the moment of an action.
+func (x *run) waits(i int) bool { return x.actions[i].state == underWay && x.actions[i].armed }
+
 // begin does an action, or has the device do it at its moment.
 func (x *run) begin(i int) {
+	x.forget(i)
 	a, f := &x.actions[i], &x.f.Actions[i]
 	res := &x.res.Actions[i]
 	a.state, a.armed = underWay, f.When.counted()
@@ -519,8 +541,7 @@ func (x *run) look() {
 func (x *run) armed() {
 	links, devs := "", ""
 	for i := range x.actions {
-		a := &x.actions[i]
-		if a.state != underWay || !a.armed {
+		if !x.waits(i) {
 			continue
 		}
 		dev, what := x.f.Actions[i].dev(), ""

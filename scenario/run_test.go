@@ -261,6 +261,8 @@ func TestRunFails(t *testing.T) {
 		{"never starts", "programs: [{name: a, run: [server]}, {name: b, run: [server], start: {output: nope, of: a}}]", "b: starts"},
 		{"an action that never comes", "programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {output: nope, of: a}, unplug: rxe0}]", "x: is done"},
 		{"a counted one", "programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {wr: 5}, link: {dev: rxe0, state: down}}]", "x: is done"},
+		{"one that another has the device forget", "programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {wr: 5}, link: {dev: rxe0, state: down}}, " +
+			"{when: {at: 1s}, link: {dev: rxe0, state: up}}]", "x: is done"},
 		{"a counter too small", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, min: 6}]", "rxe0: c is at least 6"},
 		{"a counter too large", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, max: 4}]", "rxe0: c is at most 4"},
 		{"another value", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, is: 4}]", "rxe0: c is 4"},
