@@ -85,6 +85,10 @@ kernels: build ## programs on the kernels of Debian's releases (SUITES chooses),
 upgrade-test: build ## commands of the git revisions OLD (default: two of the first days) with this service, and the other way round
 	VERBENA=$(CURDIR)/$(BIN) OLD="$(OLD)" $(GO) test -count=1 -timeout 10m -v -tags upgrade ./test/upgrade
 
+.PHONY: soak-failover
+soak-failover: build ## FAILOVER (default 100) runs of each scenario of examples/failover: right, again, with the bug, without the fault
+	VERBENA=$(CURDIR)/$(BIN) FAILOVER=$${FAILOVER:-100} $(GO) test -count=1 -timeout 3h -parallel 2 -tags e2e -v -run '^TestFailover$$' ./test/e2e
+
 .PHONY: soak-kill
 soak-kill: build ## ROUNDS (default 10000) of programs that are killed at random moments; SEED repeats one
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestKillSoak$$' ./test/e2e

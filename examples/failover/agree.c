@@ -171,13 +171,15 @@ static uint32_t done;
 /* reap takes the completions of a rail. Of a rail that is lost it returns the answer of the receiver, if that is there. */
 static const struct note *reap(int i)
 {
+	static struct note heard;
 	const struct note *note = NULL;
 	struct ibv_wc wc;
 
 	while (!note && ibv_poll_cq(rail[i].cq, 1, &wc) > 0) {
 		if (wc.opcode == IBV_WC_RECV && wc.wr_id >= UC_ID && wc.status == IBV_WC_SUCCESS) {
-			note = &memory[i].in[wc.wr_id - UC_ID];
-			post_note_receive(i, (wc.wr_id - UC_ID + 1) % UC_RECEIVES);
+			heard = memory[i].in[wc.wr_id - UC_ID];
+			note = &heard;
+			post_note_receive(i, wc.wr_id - UC_ID);
 			continue;
 		}
 		rail[i].outstanding--;

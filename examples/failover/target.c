@@ -77,14 +77,21 @@ static void drain(struct rail *r)
 			r->outstanding--; /* the receives of the SRQ do not come back with an error */
 }
 
-/* serve serves one connection; 1: the client has all that it wants; 0: the connection has ended; -1: the device has. */
+/* serve serves one connection; 1: the client has all that it wants; 0: the connection has ended; -1: the device has; -2: it cannot be
+ * served. */
 static int serve(struct rail *r, int tcp)
 {
 	struct peer to;
 	char end;
 
-	if (!(r->qp = create_qp(r, IBV_QPT_RC)))
-		return gone(r) ? -1 : (say("create_qp: %s", strerror(errno)), -2);
+	if (!(r->qp = create_qp(r, IBV_QPT_RC))) {
+		int e = errno;
+
+		if (gone(r) || (!BUG && e == EIO)) /* EIO is what a device that has gone says; the event may come later */
+			return -1;
+		say("create_qp: %s", strerror(e));
+		return -2;
+	}
 	if (meet(tcp, r, r->qp, 0, &to, usual))
 		return gone(r) ? -1 : 0;
 	for (;;) {
