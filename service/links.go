@@ -110,10 +110,11 @@ func (s *Service) openLinkOn(spec ctl.LinkSpec, host *netdev.Interface, addrs []
 		}
 	}
 	cfg.QueueMemory = s.quota.Limits()[quota.RingBytes].Most()
+	first := true // of the calls, which the slot serialises; nobody else has the link yet
 	cfg.Probed = func(d *rxe.Device) {
 		d.SetShortcut(!spec.Wire)
-		if l.dev == nil {
-			l.dev = d
+		if first {
+			first, l.dev = false, d
 			return
 		}
 		go s.probed(l, d)
