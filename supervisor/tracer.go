@@ -32,8 +32,8 @@ type Tracer struct {
 // execTraced is the first argument of a program that is to call ExecTraced.
 const execTraced = "exec-traced"
 
-// numTraced is how many arguments come before the program's own: the name, execTraced, the process, the first descriptor, and the program's path.
-const numTraced = 5
+// numTraced is how many arguments come before the program's own: the name, execTraced, the process, two descriptors, and the program's path.
+const numTraced = 6
 
 // ExecTraced is called first in the main function of a launcher's program, with its arguments. It returns if Start has not executed it.
 func ExecTraced(args []string) {
@@ -42,21 +42,32 @@ func ExecTraced(args []string) {
 	}
 	pid, err := strconv.Atoi(args[2])
 	status, err2 := strconv.Atoi(args[3])
-	if err != nil || err2 != nil {
+	pidfd, err3 := strconv.Atoi(args[4])
+	if err != nil || err2 != nil || err3 != nil {
 		return
 	}
-	pidfd := status + 1
 	unix.CloseOnExec(status)
 	unix.CloseOnExec(pidfd)
 	admit(pid, pidfd)
-	err = syscall.Exec(args[4], args[numTraced:], os.Environ())
+	path, argv := args[numTraced-1], args[numTraced:]
+	err = syscall.Exec(path, argv, os.Environ())
 	if errors.Is(err, syscall.ENOEXEC) {
-		err = syscall.Exec(shell, scriptArgs(args[4], args[numTraced:]), os.Environ())
+		err = syscall.Exec(shell, scriptArgs(path, argv), os.Environ())
 	}
 	number := syscall.EINVAL
 	errors.As(err, &number)
 	_, _ = unix.Write(status, binary.LittleEndian.AppendUint32(nil, uint32(number)))
 	os.Exit(1)
+}
+
+// closeOnExec sets or clears the flag of a descriptor.
+func closeOnExec(f *os.File, on bool) error {
+	flags := 0
+	if on {
+		flags = unix.FD_CLOEXEC
+	}
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, flags)
+	return err
 }
 
 // admit lets a process access this one's memory, if the number is still that of the pidfd. That it cannot, as without Yama, is no error.
@@ -85,11 +96,16 @@ func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func
 		return 0, nil, err
 	}
 	defer w.Close()
-	a := *attr
-	status := len(a.Files)
-	a.Files = append(a.Files[:status:status], w.Fd(), t.Pidfd.Fd())
-	args := append([]string{l.Args[0], execTraced, strconv.Itoa(t.PID), strconv.Itoa(status), l.Path}, l.Args...)
-	if pid, err = syscall.ForkExec(t.Exec, args, &a); err != nil {
+	// They keep their numbers, which are free in this process: at any other the program may have a descriptor of this process's parent.
+	for _, f := range []*os.File{w, t.Pidfd} {
+		if err := closeOnExec(f, false); err != nil {
+			r.Close()
+			return 0, nil, err
+		}
+		defer closeOnExec(f, true)
+	}
+	args := append([]string{l.Args[0], execTraced, strconv.Itoa(t.PID), strconv.Itoa(int(w.Fd())), strconv.Itoa(int(t.Pidfd.Fd())), l.Path}, l.Args...)
+	if pid, err = syscall.ForkExec(t.Exec, args, attr); err != nil {
 		r.Close()
 		return 0, nil, err
 	}

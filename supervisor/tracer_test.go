@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
@@ -37,6 +38,29 @@ func TestTraced(t *testing.T) {
 	})
 }
 
+// TestTracedInherits: descriptors of the launcher's parent, such as those of make's job server, reach the program at their numbers, as without a
+// tracer.
+func TestTracedInherits(t *testing.T) {
+	script := ""
+	for n := 3; n < 9; n++ {
+		if flags, err := unix.FcntlInt(uintptr(n), unix.F_GETFD, 0); err == nil {
+			defer unix.FcntlInt(uintptr(n), unix.F_SETFD, flags)
+			_, _ = unix.FcntlInt(uintptr(n), unix.F_SETFD, flags&^unix.FD_CLOEXEC)
+		} else {
+			if n, err = unix.FcntlInt(0, unix.F_DUPFD, n); err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(n)
+		}
+		script += fmt.Sprintf("[ -e /proc/$$/fd/%d ] && echo %d; ", n, n)
+	}
+	tracer = &Tracer{PID: os.Getpid(), Pidfd: openPidfd(t, os.Getpid()), Exec: "/proc/self/exe"}
+	defer func() { tracer = nil }()
+	if code, out := newWorld(t).sh(script + "true"); code != 0 || out != "3\n4\n5\n6\n7\n8\n" {
+		t.Errorf("got exit code %d, descriptors %q, want 3 to 8", code, out)
+	}
+}
+
 // TestTracerCannotExecute: then the program starts without it.
 func TestTracerCannotExecute(t *testing.T) {
 	tracer = &Tracer{PID: os.Getpid(), Pidfd: openPidfd(t, os.Getpid()), Exec: "/no/such/file"}
@@ -69,8 +93,9 @@ func TestEnded(t *testing.T) {
 // TestExecTracedReturns for the arguments of other programs.
 func TestExecTracedReturns(t *testing.T) {
 	for _, args := range [][]string{
-		nil, {"verbena"}, {"verbena", "run"}, {"verbena", execTraced}, {"verbena", execTraced, "1", "3", "/bin/true"},
-		{"verbena", execTraced, "x", "3", "/bin/true", "true"}, {"verbena", execTraced, "1", "x", "/bin/true", "true"},
+		nil, {"verbena"}, {"verbena", "run"}, {"verbena", execTraced}, {"verbena", execTraced, "1", "3", "4", "/bin/true"},
+		{"verbena", execTraced, "x", "3", "4", "/bin/true", "true"}, {"verbena", execTraced, "1", "x", "4", "/bin/true", "true"},
+		{"verbena", execTraced, "1", "3", "x", "/bin/true", "true"},
 	} {
 		ExecTraced(args)
 	}
