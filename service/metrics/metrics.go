@@ -55,10 +55,10 @@ func Listen(addr string) (net.Listener, error) {
 	case err != nil:
 		return nil, fmt.Errorf("metrics: listen on %s: %w", host, err)
 	}
-	return l, nil
+	return netutil.LimitListener(l, maxConnections), nil // to close which ends Accept also where it waits for room
 }
 
-// Serve answers on l until it is closed. The log gets what goes wrong.
+// Serve answers on l, which is of Listen, until it is closed. The log gets what goes wrong.
 func Serve(l net.Listener, s Source, version string, log *slog.Logger) error {
 	srv := &http.Server{
 		Handler:           Handler(s, version, log),
@@ -67,7 +67,7 @@ func Serve(l net.Listener, s Source, version string, log *slog.Logger) error {
 		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	defer srv.Close() // with its connections
-	if err := srv.Serve(netutil.LimitListener(l, maxConnections)); !errors.Is(err, net.ErrClosed) {
+	if err := srv.Serve(l); !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("metrics: %w", err)
 	}
 	return nil

@@ -194,6 +194,32 @@ func TestHostileClients(t *testing.T) {
 	}
 }
 
+// TestEndsWhileFull: Serve ends with its listener, and closes its connections, also while there are as many as there may be.
+func TestEndsWhileFull(t *testing.T) {
+	l, err := Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- Serve(l, &source{}, "x", slog.New(slog.DiscardHandler)) }()
+	for range maxConnections { // answered once, and kept
+		c := dial(t, l)
+		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		if _, err := c.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.Close()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("Serve: got %v, want none", err)
+		}
+	case <-time.After(timeout / 2): // when idle connections end
+		t.Error("Serve has not returned")
+	}
+}
+
 // TestListen: addresses that cannot be had are named.
 func TestListen(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
