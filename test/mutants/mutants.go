@@ -320,7 +320,7 @@ var mutants = []mutant{
 	{"probes that were needless are repeated", "driver/rxe/transport/sender.go",
 		"		s.probeAfter = min(2*max(s.probeAfter, ProbeAfter), maxProbeAfter)\n", ""},
 	{"probes stay rare on a path that has become fast", "driver/rxe/transport/sender.go",
-		"	s.probeAfter -= s.probeAfter / 64\n", ""},
+		"	s.probeAfter -= s.probeAfter / 32\n", ""},
 	{"any stale response is one to a probe", "driver/rxe/transport/sender.go",
 		"	if s.probes > 0 {\n", "	if true {\n"},
 	{"nothing is marked", "link/shape.go",

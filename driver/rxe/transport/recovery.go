@@ -34,7 +34,7 @@ const (
 	// ProbeAfter is when the oldest packet is sent again for the first time; then each time after twice as long.
 	ProbeAfter = MinTimeout
 	// maxProbeAfter bounds what that time becomes where probes are needless.
-	maxProbeAfter = 1024 * time.Millisecond
+	maxProbeAfter = 256 * time.Millisecond
 )
 
 // AIMD is a window that grows by a chunk for each window that has been acknowledged, and halves with each loss. Bytes

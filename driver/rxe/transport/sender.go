@@ -382,7 +382,7 @@ func (s *Sender) progress(bytes int) {
 		s.out -= bytes
 	}
 	s.recovery.Acked(bytes)
-	s.probeAfter -= s.probeAfter / 64
+	s.probeAfter -= s.probeAfter / 32
 	s.retries, s.rnrRetries = s.RetryCnt, s.RNRRetry
 	s.gap = s.gap && !s.gapEnd.Less(s.una)
 	s.deadline = time.Time{}

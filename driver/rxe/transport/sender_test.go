@@ -1578,10 +1578,10 @@ func TestSenderTime(t *testing.T) {
 			for range 200 {
 				sum += probes(slow)
 			}
-			if sum == 0 || sum > 10 {
-				r.Errorf("then: %d probes in 200 rounds, want some, but fewer than 11", sum)
+			if sum == 0 || sum > 30 {
+				r.Errorf("then: %d probes in 200 rounds, want some, but 30 at most", sum)
 			}
-			for range 400 {
+			for range 100 {
 				probes(0)
 			}
 			if n := probes(slow); n != 3 {
