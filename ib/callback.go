@@ -311,10 +311,10 @@ func (h *DeviceHandle) HoldCallbacks() { h.dev.holdCallbacks(nil) }
 
 // holdCallbacks begins a hold, which is one of by if that is not nil.
 func (d *Device) holdCallbacks(by *Hold) {
+	d.callbacks.holds.Add(1) // first: see startChecks
 	if k := d.check.Load(); k != nil {
 		k.hold(d, by)
 	}
-	d.callbacks.holds.Add(1)
 }
 
 // RunCallbacks runs what is due, and ends the hold of HoldCallbacks. The caller must hold no lock that a callback

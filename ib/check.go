@@ -307,6 +307,26 @@ func (k *checker) hold(d *Device, by *Hold) {
 	k.enter(&frame{kind: inHold, what: "the thread that called " + begin, dev: d, holder: by})
 }
 
+// startChecks begins the checks of a device. Packets may arrive before, and the threads of those that end a hold afterwards have begun it unseen:
+// so many as there are holds now are let off.
+func (d *Device) startChecks(k *checker) {
+	const many = 1 << 30 // until it is known
+	d.early.Store(many)
+	d.check.Store(k)
+	n := int64(d.callbacks.holds.Load())
+	d.early.Store(n)
+}
+
+// wasEarly reports whether a hold may have begun before the checks, and counts it.
+func (d *Device) wasEarly() bool {
+	for n := d.early.Load(); n > 0; n = d.early.Load() {
+		if d.early.CompareAndSwap(n, n-1) {
+			return true
+		}
+	}
+	return false
+}
+
 func (k *checker) endHold(d *Device, by *Hold) {
 	id := goid()
 	var held, inside *frame
@@ -323,7 +343,7 @@ func (k *checker) endHold(d *Device, by *Hold) {
 		}
 	}
 	k.mu.Unlock()
-	if held != nil && inside == nil {
+	if inside == nil && (held != nil || d.wasEarly()) {
 		return
 	}
 	begin, end := holdCalls(by)

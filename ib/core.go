@@ -90,7 +90,7 @@ func (c *Core) Register(h *DeviceHandle) error {
 	d.core.Store(c)
 	if k != nil {
 		d.registered = callers(0)
-		d.check.Store(k)
+		d.startChecks(k)
 	}
 	d.state.Store(int32(active))
 	c.devices = append(c.devices, d)

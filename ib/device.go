@@ -62,6 +62,7 @@ type device struct {
 
 	// checked mode
 	check        atomic.Pointer[checker] // nil: off
+	early        atomic.Int64            // holds that may have begun before it
 	registered   []uintptr
 	unregistered atomic.Pointer[[]uintptr]
 

@@ -411,3 +411,22 @@ func TestHoldResume(t *testing.T) {
 		}
 	}
 }
+
+// TestHoldBeforeChecks: a hold that began before the device was registered, and so unseen, is no violation when it ends; another is one.
+func TestHoldBeforeChecks(t *testing.T) {
+	w := newHoldWorld(t, 1, true, nil)
+	d := w.benches[0].dev
+	k := d.check.Swap(nil)
+	var h, other Hold
+	h.Add(&d.handle)
+	d.startChecks(k)
+	h.Run()
+	if v := w.seen.seen(); len(v) != 0 {
+		t.Errorf("reported: %v", v)
+	}
+	d.check.Load().endHold(d, &other)
+	if v := w.seen.seen(); len(v) != 1 {
+		t.Errorf("a hold that never began: reported %d times, want 1", len(v))
+	}
+	w.free(RuleHold)
+}
