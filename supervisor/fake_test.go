@@ -150,6 +150,7 @@ type fakeFile struct {
 	mem      uverbs.Memory
 	region   ib.Shared
 	rung     atomic.Int64
+	polled   int64        // posts that RingPosted has seen; under ringing
 	waiting  atomic.Int64 // in opWait
 	closed   chan struct{}
 	gate     chan struct{} // opWait takes from it, opGo puts into it
@@ -181,7 +182,9 @@ func (f *fakeFile) Write(c uverbs.Caller, addr uint64, n int) (int, error) {
 		<-f.gate
 		return n, nil
 	}
-	binary.NativeEndian.PutUint32(f.region.Mem[8:], uint32(f.rung.Add(1)))
+	f.ringing.Lock()
+	defer f.ringing.Unlock()
+	shm.Word(f.region.Mem[8:]).Store(uint32(f.rung.Add(1)))
 	return n, nil
 }
 
@@ -258,11 +261,12 @@ func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err e
 		return false, syscall.EIO
 	}
 	posted := shm.Word(f.region.Mem[16:]).Load()
-	if int64(posted) == f.rung.Load() {
+	n := int64(posted) - f.polled
+	if n == 0 {
 		return false, nil
 	}
-	f.rung.Store(int64(posted))
-	shm.Word(f.region.Mem[8:]).Store(posted)
+	f.polled = int64(posted)
+	shm.Word(f.region.Mem[8:]).Store(uint32(f.rung.Add(n))) // doorbells that are trapped count, too
 	return true, nil
 }
 
