@@ -127,12 +127,9 @@ func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 }
 
 // fail completes the oldest work request with an error; the queue pair, or for the unconnected and unreliable services
-// its send queue, goes to the error state.
+// its send queue, goes to the error state, and is there for whoever sees the completion.
 func (r *requester) fail(status uapi.WCStatus) {
 	qp := r.qp
-	if r.snd.Len() > 0 {
-		r.drop(status)
-	}
 	why := ""
 	if qp.dev.qpFailed != nil {
 		why = "a work request failed: " + status.String()
@@ -143,6 +140,9 @@ func (r *requester) fail(status uapi.WCStatus) {
 		qp.enterError(why)
 	default:
 		qp.setState(ib.QPSQE)
+	}
+	if r.snd.Len() > 0 {
+		r.drop(status)
 	}
 }
 

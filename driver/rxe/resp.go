@@ -105,8 +105,9 @@ func (r *responder) abandon(psn roce.PSN) {
 }
 
 // refuse ends the queue pair for what the peer, or the receive, has wrong, as status says: the receive in progress
-// completes with it, or else the consumer is told by an event. A peer that waits for an answer gets a NAK. On an
-// unreliable connection what the peer has wrong costs the message only (classes A, C and D of IBA 9.9.3).
+// completes with it, or else the consumer is told by an event; whoever sees either finds the state ERR. A peer that waits
+// for an answer gets a NAK. On an unreliable connection what the peer has wrong costs the message only (classes A, C and
+// D of IBA 9.9.3).
 func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 	qp := r.qp
 	own := status == uapi.WCLocProtErr || status == uapi.WCLocQPOpErr
@@ -119,8 +120,10 @@ func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) 
 		r.rcv.AbandonRest()
 		return
 	}
+	completes := r.wqe.taken && (own || status == uapi.WCLocLenErr || r.rcv.Within() == transport.Send)
+	r.fail(status)
 	switch {
-	case r.wqe.taken && (own || status == uapi.WCLocLenErr || r.rcv.Within() == transport.Send):
+	case completes:
 		r.completeRecv(&uapi.WC{Status: status}, false)
 	case s == roce.NAKRemoteAccessError:
 		qp.obj.Raise(ib.EventQPAccessErr)
@@ -129,15 +132,14 @@ func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) 
 	default:
 		qp.obj.Raise(ib.EventQPFatal)
 	}
-	r.fail(status)
 }
 
 // notInvalidated ends the queue pair for a SEND whose invalidation failed (class J of IBA 9.9.6.3): the receive
 // completes with a memory management operation error, which is what libibverbs calls WCMWBindErr. The peer gets no
 // answer, neither a NAK nor an acknowledgement, to this request; to those before it, it does.
 func (r *responder) notInvalidated() {
-	r.completeRecv(&uapi.WC{Status: uapi.WCMWBindErr}, false)
 	r.fail(uapi.WCMWBindErr)
+	r.completeRecv(&uapi.WC{Status: uapi.WCMWBindErr}, false)
 }
 
 // fail takes the queue pair to the error state, for a status of the request; the responses to requests before it are

@@ -76,6 +76,43 @@ func TestTraceOfFailure(t *testing.T) {
 	})
 }
 
+// TestErrorStateComesFirst: who sees the completion of a failure finds the queue pair in the state that it leads to.
+func TestErrorStateComesFirst(t *testing.T) {
+	for _, c := range []struct {
+		name, completion string
+		fail             func(b *bench) *node
+	}{
+		{"a send without an answer", "send completed: transport retry counter exceeded", func(b *bench) *node {
+			check(t, b.net.Faults().Add(link.Rule{Drop: 1}))
+			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64)})
+			b.a.expect(ib.WC{ID: 1, Status: ib.WCRetryExcErr})
+			return b.a
+		}},
+		{"a receive that is too small", "receive completed: local length error", func(b *bench) *node {
+			b.b.recv(1, 0, 8)
+			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: b.a.sge(0, 64)})
+			b.b.expect(ib.WC{ID: 1, Status: ib.WCLocLenErr})
+			return b.b
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				b := newBenchIn(t, setup{})
+				defer b.close()
+				b.connect(conn{mtu: ib.MTU1024, psn: 100})
+				for _, n := range []*node{b.a, b.b} {
+					check(t, n.dev.TraceQP(n.qp.Num(), true))
+				}
+				events := c.fail(b).tracedEvents(t)
+				state, completion := slices.Index(events, "state: ERR"), slices.Index(events, c.completion)
+				if state < 0 || completion < state {
+					t.Errorf("events %q: the state has to come before %q", events, c.completion)
+				}
+			})
+		})
+	}
+}
+
 // TestTraceIsBounded: a trace has the latest events, and says how many are lost; so many queue pairs are traced and no more.
 func TestTraceIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
