@@ -64,7 +64,7 @@ var nlDifferences = []struct{ pattern, why string }{
 	{`^[-+] get( one)?/4 = `, "the kernel's rxe claims path migration; FLUSH and atomic WRITE are younger than it"},
 	{`^\+ get( one)?/5: `, "Verbena tells its version"},
 	{`^\+ sys_get/103 = 00$`, "MONITOR_MODE is younger than the kernel"},
-	{`^\+ stat [a-z]*/80/81/82 = "(drop_|send_|recv_|sent_)`, "counters of Verbena"},
+	{`^\+ stat [a-z]*/80/81/82 = "(drop_|ecn_|send_|recv_|sent_)`, "counters of Verbena"},
 	{`^[-+] rough: an empty datagram `, "programs send by a socket of the kernel that takes an empty datagram"},
 	{`^[-+] rough: a family without operations `, "there is no ib_sa, which other kernels may lack, too"},
 }
