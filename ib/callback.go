@@ -28,6 +28,7 @@ type callbacks struct {
 	events  fifo[callback] // asynchronous events, delivered one after the other in this order
 	inEvent bool           // one of them is being delivered
 	closed  bool           // no event of the device is taken any more
+	raised  EventCounts
 	workers int
 	running [2]int      // by the parity of the epoch in which they began
 	epoch   uint        // counts calls of drain
@@ -99,6 +100,7 @@ func (c *callbacks) pushEvent(cb callback) {
 	c.mu.Lock()
 	if cb.on == nil || !c.closed {
 		c.events.push(cb)
+		c.raised.add(cb.ev.Type)
 	}
 	c.unlockAndServe()
 }

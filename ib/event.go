@@ -3,6 +3,8 @@ package ib
 import (
 	"slices"
 	"sync"
+
+	"verbena/uapi"
 )
 
 // eventHandlers are the functions that listen to a device's events. Events are delivered one at a time (callbacks.inEvent),
@@ -88,6 +90,31 @@ func (d *Device) OnEvent(f func(Event)) (stop func()) {
 		}
 		h.end(x)
 	}
+}
+
+// EventCounts are how many events there were of each type.
+type EventCounts [uapi.EventDeviceSpeedChange + 1]uint64
+
+// Add adds those of m.
+func (n *EventCounts) Add(m EventCounts) {
+	for t := range n {
+		n[t] += m[t]
+	}
+}
+
+func (n *EventCounts) add(t EventType) {
+	if int(t) < len(n) { // a driver may raise what there is no name for
+		n[t]++
+	}
+}
+
+// Events are those that have been raised for consumers that take events: of the device, of its ports, and of its queues. It may
+// not sleep and may be called from any context, also when the device is not registered any more.
+func (h *DeviceHandle) Events() EventCounts {
+	c := &h.dev.callbacks
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.raised
 }
 
 // DispatchEvent reports an event of the device or of a port to the consumers that listen. The calls are deferred. An event of

@@ -24,7 +24,8 @@ type Result struct {
 	Checks   []Check                      `json:"checks"`
 	Programs []ProgramResult              `json:"programs"`
 	Actions  []ActionResult               `json:"actions"`
-	Counters map[string]map[string]uint64 `json:"counters"`       // of each device, at the end
+	Counters map[string]map[string]uint64 `json:"counters"` // of each device, at the end
+	Events   []DeviceEvent                `json:"events,omitempty"`
 	Left     []string                     `json:"left,omitempty"` // device files that are open when all programs have ended
 	Samples  []Sample                     `json:"samples"`
 }
@@ -93,6 +94,24 @@ type DeviceSample struct {
 	Drops   uint64 `json:"drops"`
 }
 
+// DeviceEvent is an asynchronous event of a device, its port or its queues, or several of a type. At is within sampleEvery.
+type DeviceEvent struct {
+	At    time.Duration `json:"at_ns"`
+	Dev   string        `json:"dev"`
+	Event string        `json:"event"`
+	Times uint64        `json:"times"`
+}
+
+func (e *DeviceEvent) String() string {
+	if e.Times == 1 {
+		return e.Event
+	}
+	return fmt.Sprintf("%s, %d times", e.Event, e.Times)
+}
+
+// maxEvents bounds the events of a result.
+const maxEvents = 1000
+
 // Mark is something that has happened.
 type Mark struct {
 	At      time.Duration
@@ -110,6 +129,7 @@ const (
 	MarkLine                   // that it prints
 	MarkExit                   // its end
 	MarkAction                 // that is done
+	MarkEvent                  // of a device
 )
 
 func newResult(f *File, began time.Time) *Result {

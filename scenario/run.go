@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -167,6 +168,7 @@ func (x *run) all(ctx context.Context) error {
 			}
 		}
 	}
+	x.readCounters()
 	x.began = time.Now()
 	x.res.Began = x.began
 	defer x.end()
@@ -602,7 +604,27 @@ func (x *run) readCounters() {
 		return
 	}
 	for _, s := range a.Stats {
+		x.events(s.Dev, x.counters[s.Dev], s.Counters)
 		x.counters[s.Dev] = s.Counters // of a device that has gone the last ones stay
+	}
+}
+
+// events notes the asynchronous events of a device between two looks at its counters.
+func (x *run) events(dev string, before, now map[string]uint64) {
+	if before == nil {
+		return // what there was before the programs are started
+	}
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		event, ok := strings.CutPrefix(name, "event_")
+		if !ok || now[name] == before[name] || len(x.res.Events) == maxEvents {
+			continue
+		}
+		e := DeviceEvent{At: time.Since(x.began), Dev: dev, Event: event, Times: now[name]}
+		if now[name] > before[name] { // else it is another device of the name
+			e.Times -= before[name]
+		}
+		x.res.Events = append(x.res.Events, e)
+		x.mark(Mark{At: e.At, Kind: MarkEvent, Subject: dev, Text: e.String()})
 	}
 }
 

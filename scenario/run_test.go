@@ -180,6 +180,7 @@ func newWorld() *world {
 			}
 			s.w.mu.Lock()
 			s.w.counters["sent_pkts"] = 50
+			s.w.counters["event_port_err"] += 2
 			s.w.armed = false
 			s.w.mu.Unlock()
 			s.sleep(time.Second)
@@ -196,6 +197,7 @@ const devices = "devices: [{name: rxe0}]\n"
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
+		w.counters["event_gid_change"] = 1 // before the start
 		r := w.run(t, `
 name: all moments
 `+devices+`
@@ -209,6 +211,7 @@ actions:
   - {name: hello, when: {output: hel+o, of: client}, reset: {dev: rxe0}}
   - {name: timed, when: {at: 1s}, unplug: rxe0}
   - {name: counted, when: {counter: sent_pkts, dev: rxe0, reaches: 50}, plug: rxe0}
+  - {name: event, when: {counter: event_port_err, dev: rxe0, reaches: 2}, event: {dev: rxe0, event: port_active}}
   - {name: ended, when: {exit: client, wait: 50ms}, hang: rxe0}
   - {name: gone, when: {done: hello}, clear: first}
 expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, is: 3}]
@@ -216,7 +219,7 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 		if !r.Passed {
 			t.Errorf("failed: %s", failures(r))
 		}
-		want := []string{"0s fault 0.5", "0s link down wr 10", "300ms reset", "400ms fault clear", "1s dev unplug", "2.3s dev plug",
+		want := []string{"0s fault 0.5", "0s link down wr 10", "300ms reset", "400ms fault clear", "1s dev unplug", "2.3s dev event", "2.3s dev plug",
 			"2.4s link up wr 0", "3.35s dev hang"}
 		if len(w.did) != len(want) {
 			t.Fatalf("got %q, want %q", w.did, want)
@@ -231,6 +234,9 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 		}
 		if got := r.Actions[0].Rule; got == nil || got.Seen != 100 || got.Hit != 3 || !slices.Equal(got.HitAt, []uint64{5, 70, 90}) {
 			t.Errorf("the rule has done %v, want hit 3 of 100", got)
+		}
+		if e := r.Events; len(e) != 1 || e[0].Dev != "rxe0" || e[0].String() != "port_err, 2 times" || e[0].At.Round(100*time.Millisecond) != 2300*time.Millisecond {
+			t.Errorf("events %+v, want port_err twice at 2.3 s", e)
 		}
 	})
 }

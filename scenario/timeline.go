@@ -230,6 +230,7 @@ func (p *picture) device(r *Result, name string, y float64) {
 	for _, s := range state {
 		p.rect(p.x(s.from), y+4, p.x(s.to)-p.x(s.from), 8, s.colour, fmt.Sprintf("%s: %s, %.3f to %.3f s", name, s.what, s.from.Seconds(), s.to.Seconds()))
 	}
+	p.events(r, name, y)
 	if most == 0 {
 		return
 	}
@@ -250,6 +251,24 @@ func (p *picture) device(r *Result, name string, y float64) {
 			x := p.x(r.Samples[i].At)
 			p.rect(x-1, base, 3, 6, colBad, fmt.Sprintf("%s: %d retries, %d drops up to %.3f s", name,
 				b.Retries-min(a.Retries, b.Retries), b.Drops-min(a.Drops, b.Drops), r.Samples[i].At.Seconds()))
+		}
+	}
+}
+
+// events draws the asynchronous events of a device on its state, with their names as far as there is room.
+func (p *picture) events(r *Result, name string, y float64) {
+	room := 0.0
+	for i := range r.Events {
+		e := &r.Events[i]
+		if e.Dev != name {
+			continue
+		}
+		x := p.x(e.At)
+		fmt.Fprintf(p, `<path d="M%.1f %.1f l5 5 l-5 5 l-5 -5 Z" fill="%s" stroke="#fff"><title>%s</title></path>`+"\n", x, y+3, colText,
+			escape(fmt.Sprintf("%s: %s, %.3f s", name, e, e.At.Seconds())))
+		if width := float64(7 * len(e.Event)); x >= room && x+width < picWidth {
+			p.text(x+6, y+22, "s", "start", e.Event)
+			room = x + width + 8
 		}
 	}
 }

@@ -43,7 +43,15 @@ func TestDevEvents(t *testing.T) {
 	if got, want := len(devEvents), int(uapi.EventDeviceSpeedChange); got != want { // all but wq_fatal
 		t.Errorf("there are %d events, want %d", got, want)
 	}
+	counted := func(name string) uint64 {
+		stats, err := s.Stats("rxe0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stats[0].Counters["event_"+name]
+	}
 	for _, e := range devEvents {
+		before := counted(e.name)
 		r := ctl.DevEvent{Name: "rxe0", Event: e.name}
 		port := 0
 		switch e.of {
@@ -69,6 +77,9 @@ func TestDevEvents(t *testing.T) {
 			}
 		case <-time.After(20 * time.Second):
 			t.Errorf("%s: no event", e.name)
+		}
+		if n := counted(e.name) - before; n != 1 {
+			t.Errorf("%s: counted %d times", e.name, n)
 		}
 	}
 	if p, err := dev.QueryPort(1); err != nil || p.State != ib.PortActive {

@@ -41,7 +41,7 @@ func contextInfo(c *uverbs.ContextInfo) ctl.ContextInfo {
 	return r
 }
 
-// Stats reads the counters of one device, or of all if dev is empty.
+// Stats reads the counters of one device, or of all if dev is empty: those of its driver, and event_* of its asynchronous events.
 func (s *Service) Stats(dev string) ([]ctl.StatInfo, error) {
 	links, err := s.named(dev)
 	list := []ctl.StatInfo{}
@@ -49,7 +49,11 @@ func (s *Service) Stats(dev string) ([]ctl.StatInfo, error) {
 		s.mu.Lock()
 		d := l.dev
 		s.mu.Unlock()
-		list = append(list, ctl.StatInfo{Dev: l.spec.Name, Counters: d.Stats()})
+		counters, events := d.Stats(), l.slot.Events()
+		for _, e := range devEvents {
+			counters["event_"+e.name] = events[e.typ]
+		}
+		list = append(list, ctl.StatInfo{Dev: l.spec.Name, Counters: counters})
 	}
 	return list, err
 }

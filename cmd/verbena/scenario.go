@@ -207,6 +207,8 @@ func progress(w io.Writer) func(scenario.Mark) {
 		switch m.Kind {
 		case scenario.MarkStart:
 			fmt.Fprintf(w, "%8.3f  start   %s: %s\n", m.At.Seconds(), m.Subject, m.Text)
+		case scenario.MarkEvent:
+			fmt.Fprintf(w, "%8.3f  event   %s: %s\n", m.At.Seconds(), m.Subject, m.Text)
 		case scenario.MarkAction:
 			fmt.Fprintf(w, "%8.3f  action  %s\n", m.At.Seconds(), m.Text)
 		default:

@@ -83,6 +83,7 @@ type Slot struct {
 	status       Status
 	armed        [numMoments]string // the moments that are waited for
 	dev          Device             // registered; nil: none
+	events       ib.EventCounts     // of devices that have gone
 	cancel       context.CancelFunc // ends the wait of a plug or a recovery; nil: there is none
 	settled      chan struct{}      // closed at the end of that; nil: there is none
 	unplugs      int                // that have been called
@@ -114,6 +115,17 @@ func (s *Slot) Device() Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.dev
+}
+
+// Events are the events of all devices that there have been; see ib.DeviceHandle.Events. It may not sleep.
+func (s *Slot) Events() ib.EventCounts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.events
+	if s.dev != nil {
+		n.Add(s.dev.Handle().Events())
+	}
+	return n
 }
 
 // lock begins a change of the device, unless ctx is done before it is its turn.
@@ -330,6 +342,7 @@ func (s *Slot) take(dev Device) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dev = nil
+	s.events.Add(dev.Handle().Events())
 	s.armed[atWorkRequest], s.armed[inHandler] = "", "" // of that device
 	return err
 }
@@ -392,6 +405,9 @@ func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
 	if err := errors.Join(<-gone, dev.Close()); err != nil {
 		s.logf("%v", err)
 	}
+	s.mu.Lock()
+	s.events.Add(dev.Handle().Events())
+	s.mu.Unlock()
 	if err := s.await(ctx, s.hardware(ctx, s.hw.Reset)); err != nil {
 		return err
 	}

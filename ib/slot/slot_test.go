@@ -155,6 +155,26 @@ func TestSteps(t *testing.T) {
 	must(t, s.Close())
 }
 
+// The events of a slot are those of all its devices; of an unknown type there is none.
+func TestEvents(t *testing.T) {
+	_, _, s := newSlot(t)
+	must(t, s.Plug())
+	s.Device().Handle().DispatchEvent(ib.EventPortErr, 1)
+	must(t, s.Reset(t.Context()))
+	s.Device().Handle().DispatchEvent(ib.EventPortErr, 1)
+	s.Device().Handle().DispatchEvent(ib.EventType(1<<30), 1)
+	for range 2 {
+		want := ib.EventCounts{ib.EventDeviceFatal: 1, ib.EventPortErr: 2}
+		if n := s.Events(); n != want {
+			t.Errorf("events %v, want %v", n, want)
+		}
+		if s.Device() != nil {
+			must(t, s.Unplug())
+		}
+	}
+	must(t, s.Close())
+}
+
 // Hardware that does not answer: consumers have their shutdown at once, and the wait is as long as it takes.
 func TestUnreachable(t *testing.T) {
 	for _, end := range []string{"back", "unplug", "patience", "dead", "no probe"} {

@@ -175,6 +175,11 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 					prometheus.Labels{"device": s.Dev, "reason": reason})
 				continue
 			}
+			if event, ok := strings.CutPrefix(name, "event_"); ok {
+				count("device_events_total", "Asynchronous events of the device, its port and its queues, by type.", float64(n),
+					prometheus.Labels{"device": s.Dev, "event": event})
+				continue
+			}
 			count("device_"+name+"_total", "The counter "+name+" of `verbena stat show`.", float64(n), prometheus.Labels{"device": s.Dev})
 		}
 	}

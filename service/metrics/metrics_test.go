@@ -27,7 +27,7 @@ type source struct {
 
 func (s *source) Stats(string) ([]ctl.StatInfo, error) {
 	s.asked.Add(1)
-	return []ctl.StatInfo{{Dev: "rxe0", Counters: map[string]uint64{"sent_pkts": 1 << 53, "drop_icrc": 3}}}, nil
+	return []ctl.StatInfo{{Dev: "rxe0", Counters: map[string]uint64{"sent_pkts": 1 << 53, "drop_icrc": 3, "event_port_err": 4}}}, nil
 }
 
 func (s *source) Devs(sees func(int) bool) []ctl.DevInfo {
@@ -74,6 +74,7 @@ func TestMetrics(t *testing.T) {
 		`verbena_device_info{device="rxe0",hardware="running",slot="running",state="active"} 1`,
 		`verbena_device_sent_pkts_total{device="rxe0"} 9.007199254740992e+15`,
 		`verbena_device_dropped_packets_total{device="rxe0",reason="icrc"} 3`,
+		`verbena_device_events_total{device="rxe0",event="port_err"} 4`,
 		`verbena_device_contexts{device="rxe0"} 2`,
 		`verbena_device_resets_total{device="rxe0"} 2`,
 		`verbena_device_recovery_seconds{device="rxe0"} 1.5`,

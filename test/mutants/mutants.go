@@ -625,6 +625,7 @@ var mutants = []mutant{
 	{"device files may be left open", "scenario/result.go", "len(r.Left) == 0, ", "true, "},
 	{"a counted moment is at once", "scenario/run.go", "AtWR: m.WR, AtPacket: m.Packet", "AtPacket: m.Packet"},
 	{"a wait is over at once", "scenario/run.go", "now.Add(time.Duration(m.Wait))", "now"},
+	{"the events of devices that have gone are forgotten", "ib/slot/slot.go", "	s.dev = nil\n	s.events.Add(dev.Handle().Events())\n", "	s.dev = nil\n"},
 	{"the rest of the output is kept", "scenario/run.go", "len(p.Lines) < maxLines", "true"},
 	{"other hits are the same actions", "scenario/result.go", "a.Rule.Seen == b.Rule.Seen && a.Rule.Hit != b.Rule.Hit", "false"},
 
