@@ -211,7 +211,7 @@ actions:
   - {name: hello, when: {output: hel+o, of: client}, reset: {dev: rxe0}}
   - {name: timed, when: {at: 1s}, unplug: rxe0}
   - {name: counted, when: {counter: sent_pkts, dev: rxe0, reaches: 50}, plug: rxe0}
-  - {name: event, when: {counter: event_port_err, dev: rxe0, reaches: 2}, event: {dev: rxe0, event: port_active}}
+  - {name: event, when: {counter: event_port_err, dev: rxe0, reaches: 2, wait: 50ms}, event: {dev: rxe0, event: port_active}}
   - {name: ended, when: {exit: client, wait: 50ms}, hang: rxe0}
   - {name: gone, when: {done: hello}, clear: first}
 expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, is: 3}]
@@ -219,7 +219,7 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 		if !r.Passed {
 			t.Errorf("failed: %s", failures(r))
 		}
-		want := []string{"0s fault 0.5", "0s link down wr 10", "300ms reset", "400ms fault clear", "1s dev unplug", "2.3s dev event", "2.3s dev plug",
+		want := []string{"0s fault 0.5", "0s link down wr 10", "300ms reset", "400ms fault clear", "1s dev unplug", "2.3s dev plug", "2.35s dev event",
 			"2.4s link up wr 0", "3.35s dev hang"}
 		if len(w.did) != len(want) {
 			t.Fatalf("got %q, want %q", w.did, want)
