@@ -67,9 +67,15 @@ func arena(fill byte) []byte {
 var stepNames = []string{"open", "stat", "statx", "readlink", "access", "directory", "file", "openat2", "fstat", "increment", "install", "same", "register",
 	"dup", "dupfd", "dup2", "exec"}
 
+// The steps are to be those of the main thread, whose number is that of the process: only init can see to that.
+func init() {
+	if os.Getenv(programEnv) == "steps" {
+		runtime.LockOSThread()
+	}
+}
+
 // programSteps opens the device, says so, and on a line of input takes one step.
 func programSteps(args []string) {
-	runtime.LockOSThread()
 	mem := arena('p')
 	at := func(off int) uintptr { return uintptr(unsafe.Pointer(&mem[off])) }
 	str := func(off int, s string) uintptr { copy(mem[off:], s+"\x00"); return at(off) }
