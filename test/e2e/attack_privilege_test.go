@@ -144,10 +144,12 @@ func TestAttackHiddenExec(t *testing.T) {
 	s := besiege(t)
 	for _, how := range []string{"execveat", "magic link", "i386", "x32"} {
 		t.Run(how, func(t *testing.T) {
-			out := strings.Join(s.attack(attacker, "hidden-execs", how, s.program, "victim", "0.5").rest(10*time.Second), "\n")
+			d := s.attack(attacker, "hidden-execs", how, s.program, "victim", "0.5")
+			out := strings.Join(d.rest(10*time.Second), "\n")
 			if none := strings.Contains(out, "exec by "+how); !none && (!strings.Contains(out, "victim of user 65534: unharmed") ||
 				strings.Contains(out, "write: success")) {
-				t.Errorf("%s", out)
+				<-d.over
+				t.Errorf("%v: %s", d.end, out)
 			}
 		})
 	}

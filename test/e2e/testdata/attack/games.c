@@ -83,6 +83,13 @@ int exec_races(int argc, char **argv)
 }
 
 #ifdef __x86_64__
+// no_entry ends the program: the kernel has no 32-bit entry, or keeps it shut (ia32_emulation=0).
+static void no_entry(int sig)
+{
+	say("exec by i386: signal %d: no such entry", sig);
+	_exit(0);
+}
+
 // exec_i386 is execve(2) by the 32-bit entry. Its arguments have to lie below 4 GiB.
 static long exec_i386(const char *path, char **args)
 {
@@ -97,6 +104,7 @@ static long exec_i386(const char *path, char **args)
 		text += strlen(text) + 1;
 	}
 	vector[n] = 0;
+	signal(SIGSEGV, no_entry);
 	long result;
 	__asm__ volatile("int $0x80" : "=a"(result) : "a"(11L), "b"(name), "c"((long)vector), "d"(0L) : "memory");
 	return result;
