@@ -3,11 +3,13 @@ package link
 import (
 	"math/bits"
 	"sync"
+	"time"
 )
 
 // heldPacket is a copy of a packet, or of consecutive ones, to be sent later.
 type heldPacket struct {
-	behind  int // so many packets to the same address may go first
+	behind  int       // so many packets to the same address may go first
+	leaves  time.Time // the shaper's queue
 	train   Train
 	corrupt bool
 	bit     uint32

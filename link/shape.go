@@ -1,15 +1,19 @@
 package link
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"verbena/internal/timeq"
 )
 
 // Shape says how the link of a device limits and delays what it sends. Packets wait in one queue for all addresses of the
@@ -136,23 +140,23 @@ func newShaper(s Shape) *shaper {
 
 // fate is what becomes of a packet.
 type fate struct {
-	at   time.Time // when it arrives
-	mark bool      // with congestion experienced
-	drop bool      // for want of room
-	lost bool      // on the way
+	leaves time.Time // when it leaves the queue
+	at     time.Time // when it arrives
+	mark   bool      // with congestion experienced
+	drop   bool      // for want of room
+	lost   bool      // on the way
 }
 
 // admit decides on a packet of so many bytes that comes now. ect: its transport understands ECN.
 //
 //verbena:held mu
 func (h *shaper) admit(now time.Time, size int, ect bool) (f fate) {
-	f.at = now
 	if h.Rate > 0 {
-		if h.free.Before(now) {
-			h.free, h.rest = now, 0
+		var queued uint64
+		if wait := h.free.Sub(now); wait > 0 {
+			hi, lo := bits.Mul64(uint64(wait), h.Rate)
+			queued, _ = bits.Div64(hi, lo, 8*uint64(time.Second))
 		}
-		hi, lo := bits.Mul64(uint64(h.free.Sub(now)), h.Rate)
-		queued, _ := bits.Div64(hi, lo, 8*uint64(time.Second))
 		if h.QueuePackets > 0 {
 			n := 0
 			for n < len(h.leaves) && !h.leaves[n].After(now) {
@@ -166,19 +170,40 @@ func (h *shaper) admit(now time.Time, size int, ect bool) (f fate) {
 			return f
 		}
 		f.mark = ect && h.ECN > 0 && queued > h.ECN
-		n := uint64(size)*8*uint64(time.Second) + h.rest
-		h.free, h.rest = h.free.Add(time.Duration(n/h.Rate)), n%h.Rate
-		f.at = h.free
-		if h.QueuePackets > 0 {
-			h.leaves = append(h.leaves, h.free)
-		}
 	}
-	f.at = f.at.Add(h.Delay)
-	if h.Jitter > 0 {
-		f.at = f.at.Add(time.Duration(h.rand.Int64N(int64(h.Jitter) + 1)))
-	}
+	f.leaves = h.queue(now, size)
+	f.at = h.arrival(f.leaves)
 	f.lost = h.Loss > 0 && h.rand.Float64() < h.Loss
 	return f
+}
+
+// queue puts a packet of so many bytes behind all others, and returns when it leaves.
+//
+//verbena:held mu
+func (h *shaper) queue(now time.Time, size int) time.Time {
+	if h.Rate == 0 {
+		return now
+	}
+	if h.free.Before(now) {
+		h.free, h.rest = now, 0
+	}
+	n := uint64(size)*8*uint64(time.Second) + h.rest
+	h.free, h.rest = h.free.Add(time.Duration(n/h.Rate)), n%h.Rate
+	if h.QueuePackets > 0 {
+		h.leaves = append(h.leaves, h.free)
+	}
+	return h.free
+}
+
+// arrival returns when a packet arrives that leaves the queue then.
+//
+//verbena:held mu
+func (h *shaper) arrival(leaves time.Time) time.Time {
+	at := leaves.Add(h.Delay)
+	if h.Jitter > 0 {
+		at = at.Add(time.Duration(h.rand.Int64N(int64(h.Jitter) + 1)))
+	}
+	return at
 }
 
 // ECN, in the two low bits of the traffic class. (RFC 3168)
@@ -198,24 +223,68 @@ func headersBelow(dst netip.Addr) int {
 	return 8 + 40
 }
 
-// Shape has what leaves from now on limited and delayed; the zero Shape ends that, and what is held up for it leaves at once.
-// The error wraps [ErrRule].
+// Shape has what leaves from now on limited and delayed. What waits for the rate of an earlier Shape waits for the new one's, in
+// its order, even if the new queue has less room; what has left arrives when it would have. The zero Shape ends all that: what
+// is held up leaves at once. The error wraps [ErrRule].
 func (f *Faults) Shape(s Shape) error {
 	if err := s.Validate(); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	var h *shaper
 	if s.shapes() {
-		f.shaper.Store(newShaper(s))
-	} else {
-		f.shaper.Store(nil)
+		h = newShaper(s)
+	}
+	old := f.shaper.Load()
+	if old != nil {
+		old.mu.Lock() // what it admits has been queued, and it admits no more
+	}
+	if old != nil && h != nil {
+		f.requeue(h)
+	}
+	f.shaper.Store(h)
+	if old != nil {
+		old.mu.Unlock()
 	}
 	f.changed()
 	for e := range f.ends {
 		e.runner.Wake()
 	}
 	return nil
+}
+
+// requeue has what waits for a rate wait for that of h, which is not in force yet.
+//
+//verbena:held mu
+func (f *Faults) requeue(h *shaper) {
+	type waiting struct {
+		e    *faultEndpoint
+		item *timeq.Item[*heldPacket]
+	}
+	var list []waiting
+	now := time.Now()
+	for e := range f.ends {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for i := range e.shaped.All() {
+			if i.Value.leaves.After(now) {
+				list = append(list, waiting{e, i})
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b waiting) int {
+		return cmp.Or(a.item.Value.leaves.Compare(b.item.Value.leaves), cmp.Compare(a.item.Seq(), b.item.Seq()))
+	})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, w := range list {
+		p := w.item.Value
+		for i := range p.train.NumPackets() {
+			p.leaves = h.queue(now, len(p.train.Packet(i))+headersBelow(p.train.Dst))
+		}
+		w.e.shaped.Put(w.item, h.arrival(p.leaves))
+	}
 }
 
 // Shaped returns the Shape in force.
@@ -228,12 +297,12 @@ func (f *Faults) Shaped() Shape {
 
 // emit sends a train that nothing else happens to, by way of the shaper if there is one.
 func (e *faultEndpoint) emit(t *Train, corrupt bool, bit uint32) error {
-	h := e.faults.shaper.Load()
-	switch {
-	case h != nil:
-		e.shape(h, t, corrupt, bit)
-		return nil
-	case !corrupt:
+	for h := e.faults.shaper.Load(); h != nil; h = e.faults.shaper.Load() {
+		if e.shape(h, t, corrupt, bit) {
+			return nil
+		}
+	}
+	if !corrupt {
 		return e.RawEndpoint.Send(t)
 	}
 	if err := e.Seal(t); err != nil {
@@ -243,8 +312,9 @@ func (e *faultEndpoint) emit(t *Train, corrupt bool, bit uint32) error {
 	return e.SendRaw(t)
 }
 
-// shape holds a train up as the shaper decides. Packets that leave at about the same time stay together.
-func (e *faultEndpoint) shape(h *shaper, t *Train, corrupt bool, bit uint32) {
+// shape holds a train up as the shaper decides; false: it is no longer in force. Packets that leave at about the same time stay
+// together.
+func (e *faultEndpoint) shape(h *shaper, t *Train, corrupt bool, bit uint32) bool {
 	n, below, ect := t.NumPackets(), headersBelow(t.Dst), ect(t.TOS)
 	var run struct {
 		start, end int
@@ -254,7 +324,7 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, corrupt bool, bit uint32) {
 	flush := func() {
 		if run.start < run.end {
 			p := newHeld(t, run.start, run.end)
-			p.corrupt, p.bit = corrupt, bit
+			p.corrupt, p.bit, p.leaves = corrupt, bit, run.leaves
 			if run.mark {
 				p.train.TOS |= ecnCE
 				e.marked.Add(uint64(run.end - run.start))
@@ -262,9 +332,12 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, corrupt bool, bit uint32) {
 			e.delay(p, run.at)
 		}
 	}
-	now := time.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if e.faults.shaper.Load() != h {
+		return false
+	}
+	now := time.Now()
 	for i := range n {
 		f := h.admit(now, len(t.Packet(i))+below, ect)
 		if f.drop || f.lost {
@@ -283,6 +356,7 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, corrupt bool, bit uint32) {
 		run.end, run.fate = i+1, f
 	}
 	flush()
+	return true
 }
 
 // delay has a packet leave at a time, unless too much is held up already.

@@ -254,6 +254,94 @@ func TestShapeEnds(t *testing.T) {
 	})
 }
 
+// TestShapeChanges: what waits for a rate when another Shape comes waits for the new one's rate, in its order and without loss;
+// what has left arrives when it would have.
+func TestShapeChanges(t *testing.T) {
+	const rate = onWire * 8 * 1000 // a packet in a millisecond
+	for name, c := range map[string]struct {
+		before, after link.Shape
+		want          []time.Duration // of ten packets, with a change in the middle of the fourth
+	}{
+		"faster":       {link.Shape{Rate: rate}, link.Shape{Rate: 1000 * rate}, []time.Duration{1000, 2000, 3000, 3501, 3502, 3503, 3504, 3505, 3506, 3507}},
+		"slower":       {link.Shape{Rate: rate}, link.Shape{Rate: rate / 2}, []time.Duration{1000, 2000, 3000, 5500, 7500, 9500, 11500, 13500, 15500, 17500}},
+		"less room":    {link.Shape{Rate: rate}, link.Shape{Rate: rate, QueuePackets: 1}, []time.Duration{1000, 2000, 3000, 4500, 5500, 6500, 7500, 8500, 9500, 10500}},
+		"rate no more": {link.Shape{Rate: rate}, link.Shape{Loss: 1}, []time.Duration{1000, 2000, 3000, 3500, 3500, 3500, 3500, 3500, 3500, 3500}},
+		"longer delay": {link.Shape{Rate: rate, Delay: 2 * time.Millisecond}, link.Shape{Rate: rate, Delay: 5 * time.Millisecond},
+			[]time.Duration{3000, 4000, 5000, 9500, 10500, 11500, 12500, 13500, 14500, 15500}},
+		"to a rate": {link.Shape{Delay: 6 * time.Millisecond}, link.Shape{Rate: rate}, []time.Duration{6000, 6000, 6000, 6000, 6000, 6000, 6000, 6000, 6000, 6000}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			shaped(t, c.before, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
+				other, err := faults.Listen(addrC, &sink{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer other.Close()
+				for psn := range 10 {
+					from := a
+					if psn%3 == 2 {
+						from = other
+					}
+					send(t, from, train(addrB, 1, psn, 1))
+				}
+				time.Sleep(3500 * time.Microsecond)
+				if err := faults.Shape(c.after); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Minute)
+				all := b.arrivals()
+				for i := range c.want {
+					if i >= len(all) || all[i].after.Round(time.Microsecond) != c.want[i]*time.Microsecond {
+						t.Fatalf("got %v, want them after %v", all, c.want)
+					}
+				}
+				if got := b.psns(); c.before.Rate > 0 && c.after.Rate > 0 && !slices.Equal(got, count(0, 10)) {
+					t.Errorf("got the order %v", got)
+				}
+				// The queue knows of no packet twice.
+				send(t, a, train(addrB, 1, 1000, 1))
+				time.Sleep(time.Minute)
+				if n := faults.Held(); n != 0 {
+					t.Errorf("%d bytes are still held up", n)
+				}
+				if s := statsOf(a); s.ShaperOverflows > 0 {
+					t.Errorf("%d packets were dropped", s.ShaperOverflows)
+				}
+			})
+		})
+	}
+}
+
+// TestShapeChangesUnderWay: while threads send, changes lose nothing and leave nothing behind with a Shape of before.
+func TestShapeChangesUnderWay(t *testing.T) {
+	const senders, each, rounds = 4, 10, 300
+	shaped(t, link.Shape{}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
+		for round := range rounds {
+			if err := faults.Shape(link.Shape{Rate: link.MinRate}); err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			for range senders {
+				wg.Go(func() {
+					for i := range each {
+						send(t, a, train(addrB, 1, i, 1))
+					}
+				})
+			}
+			for i := range 3 {
+				if err := faults.Shape(link.Shape{Rate: link.MaxRate >> i, Delay: time.Duration(i%2) * time.Second}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wg.Wait()
+			time.Sleep(2 * time.Second)
+			if n, want := len(b.psns()), (round+1)*senders*each; n != want || faults.Held() != 0 {
+				t.Fatalf("round %d: %d packets have arrived, %d bytes are held up; want %d and none", round, n, faults.Held(), want)
+			}
+		}
+	})
+}
+
 // TestShapeBound: what a device holds up is bounded, whatever the delay.
 func TestShapeBound(t *testing.T) {
 	shaped(t, link.Shape{Delay: time.Minute}, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
