@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -255,9 +256,14 @@ func TestCheckHold(t *testing.T) {
 		}, "Hold.Add called in the completion handler"},
 		{"run by another thread", none, func(w *holdWorld, h *Hold) {
 			add(w, h)
-			var wg sync.WaitGroup
-			wg.Go(h.Run)
-			wg.Wait()
+			var ran atomic.Bool
+			go func() {
+				h.Run()
+				ran.Store(true)
+			}()
+			for !ran.Load() { // it may not sleep
+				runtime.Gosched()
+			}
 			d := w.benches[1].dev
 			d.check.Load().endHold(d, h) // the hold is this thread's
 		}, "Hold.Run called by a thread that has not called Hold.Add"},

@@ -64,11 +64,21 @@ func (c *collector) Receive(a *Arrival) {
 	c.more.Broadcast()
 }
 
-// wait returns the packets once there are n.
+// wait returns the packets once there are n. What has been lost is not waited for for ever.
 func (c *collector) wait(n int) [][]byte {
+	late := false
+	defer time.AfterFunc(time.Minute, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		late = true
+		c.more.Broadcast()
+	}).Stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for len(c.packets) < n {
+		if late {
+			panic(fmt.Sprintf("%d of %d packets have arrived", len(c.packets), n))
+		}
 		c.more.Wait()
 	}
 	return slices.Clone(c.packets)
@@ -185,6 +195,7 @@ func TestUDPTrains(t *testing.T) {
 				}
 				trains = append(trains, tr)
 				n += shape[0]
+				c.wait(n) // the socket has room for this one
 			}
 		}
 		for range 3 { // 64 of the shortest packet, and one
@@ -380,7 +391,7 @@ func TestUDPClose(t *testing.T) {
 
 // Close while others send, through the endpoint and to it.
 func TestUDPCloseBusy(t *testing.T) {
-	n := UDP(UDPOptions{})
+	n := UDP(UDPOptions{stop: time.Hour}) // Close waits for a thread that lost its processor, too
 	c := newCollector()
 	addr := loopback()
 	e := listen(t, n, addr, c)

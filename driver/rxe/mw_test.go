@@ -554,9 +554,7 @@ func TestWindowRace(t *testing.T) {
 	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
 		// On an unreliable connection, which goes on after a write by a wrong key.
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUC})
-		for _, n := range []*node{b.a, b.b} {
-			n.dev.watchdog.on.Store(true) // it never looks: a thread that lost its processor is not to make a program slow
-		}
+		b.unwatched()
 		b.connect(conn{})
 		mr := b.b.regMR(nil, bindable)
 		begin, err := qpOf(b.a.qp).Query(0)

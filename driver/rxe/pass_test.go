@@ -173,6 +173,7 @@ func TestPassIsKept(t *testing.T) {
 	const size, messages = 1 << 20, 16
 	for _, keep := range []bool{false, true} {
 		b := newBench(t, setup{shortcut: true, bufLen: size})
+		b.unwatched()
 		b.connect(conn{})
 		qp := qpOf(b.a.qp)
 		qp.activity.wake() // this thread runs it

@@ -316,14 +316,15 @@ func TestSocketFull(t *testing.T) {
 // stopped meanwhile sends nothing.
 func TestLastAnswer(t *testing.T) {
 	for _, c := range []struct {
-		hang bool
-		want ib.WC
+		hang    bool
+		timeout uint8
+		want    ib.WC
 	}{
-		{false, ib.WC{ID: 2, Opcode: ib.WCSend}},
-		{true, ib.WC{ID: 2, Status: ib.WCRetryExcErr}},
+		{false, 20, ib.WC{ID: 2, Opcode: ib.WCSend}},
+		{true, 8, ib.WC{ID: 2, Status: ib.WCRetryExcErr}},
 	} {
 		b := newBench(t, setup{shortcut: true})
-		b.connect(conn{timeout: 8, retry: 1})
+		b.connect(conn{timeout: c.timeout, retry: 1})
 		qp := b.b.dev.qp(b.b.qp.Num())
 		qp.activity.wake() // this thread runs it, and has not got to the answer when the consumer destroys it
 		b.b.recv(1, 0, 100)

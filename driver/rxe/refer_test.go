@@ -27,6 +27,7 @@ func newReferBench(t *testing.T, s setup) *bench {
 	t.Helper()
 	s.shortcut, s.bufLen = true, 1<<20
 	b := newBench(t, s)
+	b.unwatched()
 	b.connect(conn{mtu: ib.MTU4096})
 	for range 8 { // which widens the window
 		b.a.send(b.write(0, 0, len(b.a.buf)))
