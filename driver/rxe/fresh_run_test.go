@@ -179,7 +179,7 @@ func TestSmallTrainsOfALane(t *testing.T) {
 	x := newSilentProgram(b, ib.QPTypeUC)
 	qp := qpOf(x.qps[0])
 	qp.lane.stall()
-	qp.activity.wake()
+	takeRun(qp)
 	for range 500 {
 		_, err := x.peers[0].PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"), RemoteAddr: x.addr, RKey: x.mr.RKey()})
 		check(t, err)

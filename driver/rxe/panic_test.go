@@ -212,7 +212,7 @@ func TestFailedDeviceFreesSenders(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
 	from, to := qpOf(b.a.qp), qpOf(b.b.qp)
-	to.activity.wake() // as a panic leaves it
+	takeRun(to) // as a panic leaves it
 	for i := range maxHanded {
 		b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
 	}
@@ -234,7 +234,7 @@ func TestFailedDeviceDoesNotHang(t *testing.T) {
 	b.connect(conn{})
 	x := newSilentProgram(b, ib.QPTypeRC)
 	qp := qpOf(x.qps[0])
-	qp.activity.wake() // as a panic leaves it
+	takeRun(qp) // as a panic leaves it
 	done := make(chan struct{})
 	go func() { // it waits already
 		defer close(done)

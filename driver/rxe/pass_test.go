@@ -61,7 +61,7 @@ func TestEventsOfARunningQueuePair(t *testing.T) {
 		for i := range messages {
 			b.b.recv(uint64(i), 0, 8)
 		}
-		to.activity.wake() // this thread runs it
+		takeRun(to) // this thread runs it
 		for i := range messages {
 			b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: []byte("12345678")})
 		}
@@ -109,7 +109,7 @@ func TestPacketsOfARunningQueuePair(t *testing.T) {
 	b := newBench(t, setup{})
 	b.connect(conn{})
 	to := qpOf(b.b.qp)
-	to.activity.wake()
+	takeRun(to)
 	b.b.recv(1, 0, 100)
 	b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: []byte("12345678")})
 	for deadline := time.Now().Add(10 * time.Second); !to.events.any.Load(); time.Sleep(time.Millisecond) {
@@ -176,7 +176,7 @@ func TestPassIsKept(t *testing.T) {
 		b.unwatched()
 		b.connect(conn{})
 		qp := qpOf(b.a.qp)
-		qp.activity.wake() // this thread runs it
+		takeRun(qp) // this thread runs it
 		for i := range messages {
 			b.a.send(ib.SendWR{
 				ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size),

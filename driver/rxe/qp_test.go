@@ -326,7 +326,7 @@ func TestLastAnswer(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
 		b.connect(conn{timeout: c.timeout, retry: 1})
 		qp := b.b.dev.qp(b.b.qp.Num())
-		qp.activity.wake() // this thread runs it, and has not got to the answer when the consumer destroys it
+		takeRun(qp) // this thread runs it, and has not got to the answer when the consumer destroys it
 		b.b.recv(1, 0, 100)
 		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: b.a.sge(0, 60), Flags: ib.SendSignaled})
 		p := b.b.dev.begin(true)

@@ -249,7 +249,7 @@ func TestReferElsewhere(t *testing.T) {
 			}
 		}},
 		{name: "a receiver that runs", waits: true, do: func(_ *bench, p *pass, to *QP) func() {
-			to.activity.wake()
+			takeRun(to)
 			return func() { p.todo = append(p.todo, to) }
 		}},
 		{name: "a receiver for which something waits", waits: true, do: func(_ *bench, _ *pass, to *QP) func() {

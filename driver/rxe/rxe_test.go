@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -71,6 +72,13 @@ var (
 )
 
 const allAccess = ib.AccessLocalWrite | ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+
+// takeRun makes the calling thread the one that runs the queue pair, as soon as no other does any more.
+func takeRun(qp *QP) {
+	for !qp.activity.wake() {
+		runtime.Gosched()
+	}
+}
 
 // unwatched keeps the watchdogs from looking: a thread that lost its processor is not to make a program slow.
 func (b *bench) unwatched() {

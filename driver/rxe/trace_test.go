@@ -183,7 +183,7 @@ func TestQPStatuses(t *testing.T) {
 	qp := qpOf(b.a.qp)
 	lane := qp.lane
 	lane.stall()
-	qp.activity.wake() // by a pass that is stopped in the program's memory
+	takeRun(qp) // by a pass that is stopped in the program's memory
 	if s := find(b.a); !s.Slow || s.MTU != 0 {
 		t.Errorf("of a program whose memory does not answer: %+v", s)
 	}
