@@ -225,10 +225,15 @@ func spawn(self string, args []string, log, control *os.File) (ended <-chan stru
 		return nil, 0, fmt.Errorf("start a service: %w", err)
 	}
 	over := make(chan struct{})
+	var how error // it has reported what went wrong, or is killed
 	go func() {
 		defer close(over)
-		_ = cmd.Wait() // it has reported what went wrong, or is killed
+		how = cmd.Wait()
 	}()
+	messages := "its messages are in " + log.Name()
+	if log == os.Stderr {
+		messages = "its messages, if any, are above"
+	}
 	r.SetReadDeadline(time.Now().Add(startTimeout))
 	line, err := bufio.NewReader(r).ReadString('\n')
 	switch line = strings.TrimSpace(line); {
@@ -237,9 +242,18 @@ func spawn(self string, args []string, log, control *os.File) (ended <-chan stru
 	case line != "":
 		return nil, 0, errors.New(line)
 	case err == io.EOF:
-		return nil, 0, fmt.Errorf("start a service: it ended before it was ready; its messages are in %s", log.Name())
+		end := "exit status 0"
+		select {
+		case <-over:
+			if how != nil {
+				end = how.Error()
+			}
+		case <-time.After(startTimeout):
+			end = "it has closed its descriptors"
+		}
+		return nil, 0, fmt.Errorf("start a service: it ended before it was ready: %s; %s", end, messages)
 	}
-	return nil, 0, fmt.Errorf("start a service: not ready after %v; its messages are in %s", startTimeout, log.Name())
+	return nil, 0, fmt.Errorf("start a service: not ready after %v; %s", startTimeout, messages)
 }
 
 // Close ends the connection. A private service, whose addresses the next may want, is given a moment to end; it goes on

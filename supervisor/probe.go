@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,9 +19,29 @@ var (
 	ErrUnsupported = errors.New("seccomp user notification is not available")
 )
 
-// Probe reports whether a program can be started here, without leaving a trace: ErrNested, ErrUnsupported, or what
+// ErrProc: /proc is that of another PID namespace, or there is none.
+var ErrProc = errors.New("/proc is not that of this PID namespace, so that programs cannot be found there; mount it anew " +
+	"(unshare --pid --fork --mount-proc, or mount -t proc proc /proc)")
+
+// CheckProc reports whether processes are found in /proc by the numbers that they have here: ErrProc if not. It may sleep.
+func CheckProc() error { return checkProc(os.Readlink, os.Getpid()) }
+
+func checkProc(readlink func(string) (string, error), own int) error {
+	switch self, err := readlink("/proc/self"); {
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrProc, err)
+	case self != strconv.Itoa(own):
+		return fmt.Errorf("%w: process %d is %s there", ErrProc, own, self)
+	}
+	return nil
+}
+
+// Probe reports whether a program can be started here, without leaving a trace: ErrNested, ErrUnsupported, ErrProc, or what
 // else the kernel said. It may sleep.
 func Probe() error {
+	if err := CheckProc(); err != nil {
+		return err
+	}
 	t := newThread()
 	defer t.end()
 	var err error

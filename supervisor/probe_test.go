@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"errors"
+	"io/fs"
 	"strings"
 	"testing"
 
@@ -57,5 +58,27 @@ func TestSaysGVisor(t *testing.T) {
 	}
 	if isGVisor() {
 		t.Log("this is a gVisor sandbox")
+	}
+}
+
+func TestCheckProc(t *testing.T) {
+	for name, c := range map[string]struct {
+		self string
+		err  error
+		want bool
+	}{
+		"own":                {"7", nil, true},
+		"that of the parent": {"4711", nil, false},
+		"none":               {"", fs.ErrNotExist, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := checkProc(func(string) (string, error) { return c.self, c.err }, 7)
+			if errors.Is(err, ErrProc) == c.want || (err == nil) != c.want {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	if err := CheckProc(); err != nil {
+		t.Error(err)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -87,6 +88,21 @@ func TestAddressInUse(t *testing.T) {
 	ok(t, one("serve", "--daemon", "--link", "rxe0=127.91.12.2"))
 	fails(t, two("serve", "--link", "rxe0=127.91.12.2"),
 		"4791", "is free: --link rxe0=127.0.0.", "link add rxe0 --addr 127.0.0.")
+}
+
+// A limit of the shell's that ends things before they have begun is named, with what to do.
+func TestShellLimits(t *testing.T) {
+	dir := t.TempDir()
+	v := at(t, filepath.Join(dir, "sock"))
+	under := func(limit string, args ...string) *exec.Cmd {
+		c := v(args...)
+		c.Args = append([]string{"sh", "-c", "ulimit " + limit + `; exec "$0" "$@"`, c.Path}, c.Args[1:]...)
+		c.Path = "/bin/sh"
+		return c
+	}
+	for _, limit := range []string{"-n 8", "-n 10", "-n 12", "-n 14"} { // of the command, and of the service that it starts
+		fails(t, under(limit, "run", "--private", "--link", "rxe0=127.91.12.9", "--", "true"), "too many open files", "`ulimit -n`")
+	}
 }
 
 // verbena alone prints its usage, as a failure.

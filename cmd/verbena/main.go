@@ -111,9 +111,18 @@ func main() {
 		if errors.As(err, &code) {
 			os.Exit(int(code))
 		}
-		fmt.Fprintln(os.Stderr, "verbena:", err)
+		fmt.Fprintln(os.Stderr, "verbena:", withRemedy(err))
 		os.Exit(exitFailure)
 	}
+}
+
+// withRemedy says what to do about a limit of the shell's, where an error is only the system's words for it.
+func withRemedy(err error) string {
+	text := err.Error()
+	if errors.Is(err, syscall.EMFILE) && !strings.Contains(text, "RLIMIT_NOFILE") && !strings.Contains(text, "ulimit") {
+		text += "; raise the limit of open files (`ulimit -n`)"
+	}
+	return text
 }
 
 // usage prints the help to the standard error, for a command line without a command.

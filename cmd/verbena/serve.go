@@ -73,7 +73,7 @@ type serveCmd struct {
 	nodeFlags
 	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none" complete:"none"`
 	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION" complete:"none"`
-	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics. Whoever can connect there may read them; nothing in them is of a single user or program." placeholder:"ADDR" complete:"none"`
+	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics; without HOST at all addresses of this machine. Whoever can connect there may read them; nothing in them is of a single user or program." placeholder:"ADDR" complete:"none"`
 	Daemon       bool          `help:"Return when the service is ready, and leave it in the background; its messages go to a file, whose name is printed."`
 	Debug        bool          `help:"Log also the beginning and end of programs, device files opened and closed, commands refused and why, queue pairs that fail, and resets."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
@@ -113,7 +113,7 @@ func (s *serveCmd) Run(c *cli) error {
 		}
 	})
 	if err != nil && spawned {
-		report(err.Error())
+		report(withRemedy(err))
 		if s.Private || s.Spawned { // the process that started it prints the error
 			return exitCode(exitFailure)
 		}
@@ -154,6 +154,9 @@ func report(line string) {
 
 func (s *serveCmd) serve(c *cli, ready func()) error {
 	sched.Widen()
+	if err := supervisor.CheckProc(); err != nil {
+		return err
+	}
 	level := slog.LevelInfo
 	if s.Debug {
 		level = slog.LevelDebug
