@@ -36,8 +36,12 @@ func ParseLinkSpec(s string) (ctl.LinkSpec, error) {
 
 // checkLink reports an error for a name that no device can have.
 func checkLink(l *ctl.LinkSpec) error {
-	if len(l.Name) > 63 || !strings.HasPrefix(l.Name, "rxe") || strings.ContainsAny(l.Name, "/ \t\n") {
-		return fmt.Errorf("device name %q: must be rxe followed by up to 60 characters, such as rxe1: libibverbs finds the driver by that name: %w", l.Name, syscall.EINVAL)
+	odd := func(r rune) bool {
+		return (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && !strings.ContainsRune("._-", r)
+	}
+	if len(l.Name) > 63 || !strings.HasPrefix(l.Name, "rxe") || strings.ContainsFunc(l.Name, odd) {
+		return fmt.Errorf("device name %q: must be rxe followed by up to 60 letters, digits or any of \"._-\", such as rxe1: libibverbs finds the driver by that name: %w",
+			ctl.Clip(l.Name), syscall.EINVAL)
 	}
 	return nil
 }
