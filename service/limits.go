@@ -2,6 +2,7 @@ package service
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"runtime/debug"
 	"strconv"
@@ -138,6 +139,24 @@ func checkRingBytes(l quota.Limit) error {
 	}
 	return fmt.Errorf("limit ring-bytes: %d bytes for one user are less than %d, which one queue pair takes; "+
 		"raise --limit ring-bytes=, or enlarge %s: %w", most, least, shmRoot, syscall.EINVAL)
+}
+
+// fewEntries is less than programs ask for that do not look at what the device has: perftest has 512 WRITEs under way, ibv_rc_pingpong
+// 500 receives, and others a few thousand.
+const fewEntries = 4000
+
+// warnOfShortQueues logs that there is room for short queues only.
+func warnOfShortQueues(log *slog.Logger, l quota.Limit, shmSize uint64) {
+	work, completions, err := rxe.QueueLimits(l.Most())
+	if err != nil || min(work, completions) >= fewEntries {
+		return
+	}
+	remedy := "raise --limit ring-bytes="
+	if shmSize != 0 && l.Most() >= shmSize/2 {
+		remedy = shm.Enlarge(shmRoot)
+	}
+	log.Warn("queues are short; programs that ask for longer ones fail with EINVAL", "work_requests", work, "completions", completions,
+		"bytes", l.Most(), "where", shmRoot, "remedy", remedy)
 }
 
 func parseAmount(text string) (uint64, error) {

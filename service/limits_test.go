@@ -2,6 +2,7 @@ package service
 
 import (
 	"errors"
+	"log/slog"
 	"strings"
 	"syscall"
 	"testing"
@@ -98,6 +99,22 @@ func TestTooFewRingBytes(t *testing.T) {
 		}
 		if err == nil {
 			s.Close()
+		}
+	}
+}
+
+// Where /dev/shm is small, the service says that queues are short, and what to do.
+func TestShortQueues(t *testing.T) {
+	for _, c := range []struct {
+		most, shm uint64
+		says      string
+	}{
+		{300 << 10, 400 << 10, "/dev/shm"}, {48 << 20, 64 << 20, ""}, {0, 0, ""}, {1 << 20, 1 << 30, "raise --limit ring-bytes="},
+	} {
+		var log strings.Builder
+		warnOfShortQueues(slog.New(slog.NewTextHandler(&log, nil)), quota.Limit{PerUser: c.most}, c.shm)
+		if got := log.String(); (got == "") != (c.says == "") || !strings.Contains(got, c.says) {
+			t.Errorf("%d bytes of %d: %q, want %q", c.most, c.shm, got, c.says)
 		}
 	}
 }

@@ -127,6 +127,7 @@ func New(opts Options) (_ *Service, err error) {
 		s.log, s.debugLog = limitLog(opts.Log)
 		go s.debugLog.run()
 	}
+	warnOfShortQueues(s.log, limits[quota.RingBytes], thisMachine().shm)
 	s.quota = quota.New(limits)
 	refused := make(refusals, 16)
 	s.quota.OnRefusal(refused.add)

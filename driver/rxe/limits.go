@@ -62,6 +62,13 @@ func MinQueueMemory() uint64 {
 	return work + completions + ring.DirectoryPageSize
 }
 
+// QueueLimits returns the longest work queue and completion queue, in entries, that a device with that Config.QueueMemory has. The
+// error is that of New.
+func QueueLimits(memory uint64) (work, completions int, err error) {
+	l, err := limitsIn(memory)
+	return int(l.wr), l.cqe, err
+}
+
 // ringMemory returns the shared memory that a ring takes, in bytes.
 func ringMemory(entries, size int) uint64 {
 	page := os.Getpagesize()
