@@ -31,7 +31,7 @@ type Starter interface {
 type Process interface {
 	// Wait returns when the program has ended and all of its output was read. It may sleep.
 	Wait() Exit
-	// Signal sends the program a signal.
+	// Signal sends the program a signal. It may sleep, until the program has been started.
 	Signal(syscall.Signal) error
 	// Kill ends the program, and what it has started.
 	Kill()
@@ -412,8 +412,13 @@ func (x *run) begin(i int) {
 	res.At, res.Began = time.Since(x.began), true
 	x.busy++
 	if s := f.Signal; s != nil {
-		err := x.signal(s)
-		go func() { x.news <- happening{action: i, done: true, err: err} }()
+		proc, err := x.process(s.Program)
+		go func() {
+			if err == nil {
+				err = proc.Signal(signalNumber(s.Signal))
+			}
+			x.news <- happening{action: i, done: true, err: err}
+		}()
 		return
 	}
 	requests, err := x.requests(f)
@@ -432,17 +437,14 @@ func (x *run) begin(i int) {
 	}()
 }
 
-func (x *run) signal(s *Signal) error {
+// process returns the program of a name, which must run.
+func (x *run) process(name string) (Process, error) {
 	for i := range x.programs {
-		if x.f.Programs[i].Name != s.Program {
-			continue
+		if x.f.Programs[i].Name == name && x.programs[i].state == underWay {
+			return x.programs[i].proc, nil
 		}
-		if x.programs[i].state != underWay {
-			return fmt.Errorf("%s does not run", s.Program)
-		}
-		return x.programs[i].proc.Signal(signalNumber(s.Signal))
 	}
-	return nil
+	return nil, fmt.Errorf("%s does not run", name)
 }
 
 // requests returns what to ask of the service for an action.

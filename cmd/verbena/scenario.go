@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -339,18 +340,57 @@ func (p *process) Wait() scenario.Exit {
 	}
 }
 
-// Signal sends the signal to the program itself, which is the child of its launcher.
+// startGrace is how long a launcher may take to start its program.
+const startGrace = 5 * time.Second
+
+// Signal sends the signal to the program itself, which is the first child of its launcher. One that is still to be started is waited for.
 func (p *process) Signal(sig syscall.Signal) error {
-	pid := p.cmd.Process.Pid
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid))
-	if err == nil {
-		if children := strings.Fields(string(b)); len(children) > 0 {
-			if child, err := strconv.Atoi(children[0]); err == nil {
-				return unix.Kill(child, sig)
+	for deadline := time.Now().Add(startGrace); ; time.Sleep(10 * time.Millisecond) {
+		if child := firstChild(p.cmd.Process.Pid); child != 0 {
+			return unix.Kill(child, sig)
+		}
+		if err := unix.Kill(p.cmd.Process.Pid, 0); err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return errors.New("its launcher has not started it")
+		}
+	}
+}
+
+// firstChild returns the child of a process that was started first, by whichever of its threads; 0 if there is none. The others are
+// orphans that the process has adopted.
+func firstChild(pid int) (child int) {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	var first uint64
+	for _, list := range lists {
+		b, _ := os.ReadFile(list) // the thread may have ended
+		for _, word := range strings.Fields(string(b)) {
+			c, err := strconv.Atoi(word)
+			if err != nil {
+				continue
+			}
+			if at, ok := startTime(c); ok && (child == 0 || at < first || at == first && c < child) {
+				child, first = c, at
 			}
 		}
 	}
-	return unix.Kill(pid, sig) // a launcher passes most on
+	return child
+}
+
+// startTime returns when a process was started, in clock ticks since the boot.
+func startTime(pid int) (ticks uint64, ok bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, false
+	}
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // from the state on, which is the third
+	const starttime = 22 - 3
+	if len(fields) <= starttime {
+		return 0, false
+	}
+	ticks, err = strconv.ParseUint(fields[starttime], 10, 64)
+	return ticks, err == nil
 }
 
 func (p *process) Kill() { _ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL) }
