@@ -158,14 +158,28 @@ func (x *run) all(ctx context.Context) error {
 			}
 		}
 	}
+	limit := time.NewTimer(time.Duration(x.f.Timeout))
+	defer limit.Stop()
 	for i := range x.f.Actions {
-		if a := &x.f.Actions[i]; !a.out && (a.When == nil || a.When.counted()) {
-			x.begin(i)
-			h := <-x.news
+		a := &x.f.Actions[i]
+		if a.out || a.When != nil && !a.When.counted() {
+			continue
+		}
+		x.begin(i)
+		select {
+		case h := <-x.news:
 			x.took(h)
 			if h.err != nil {
 				return fmt.Errorf("action %q: %w", a.Name, h.err)
 			}
+		case <-limit.C: // such as a flap, which is done when it has ended
+			x.res.TimedOut = true
+			x.res.Actions[i].Error = fmt.Sprintf("it takes longer than %v", time.Duration(x.f.Timeout))
+			go func() { <-x.news }() // which may come much later
+			return nil
+		case <-ctx.Done():
+			go func() { <-x.news }()
+			return context.Cause(ctx)
 		}
 	}
 	x.readCounters()

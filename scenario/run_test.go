@@ -75,6 +75,11 @@ func (w *world) Do(r *ctl.Request) (*ctl.Response, error) {
 		a.Faults = []ctl.FaultRuleState{{ID: 7, Seen: 100, Hit: 3, HitAt: []uint64{5, 70, 90}}}
 	case ctl.OpLinkSet:
 		note("link %s wr %d", r.Set.State, r.Set.AtWR)
+		if r.Set.Down > 0 {
+			w.mu.Unlock()
+			time.Sleep(r.Set.Down)
+			w.mu.Lock()
+		}
 		w.armed = r.Set.AtWR > 0
 	case ctl.OpDevReset:
 		note("reset")
@@ -563,5 +568,30 @@ func TestSamples(t *testing.T) {
 		if n < maxSamples/4 || n > maxSamples || r.Samples[0].At > time.Second || r.Samples[n-1].At < 15*time.Minute {
 			t.Errorf("%d samples from %v to %v", n, r.Samples[0].At, r.Samples[n-1].At)
 		}
+	})
+}
+
+// TestFirstActions: what is done before the programs start is under the time limit, and can be interrupted.
+func TestFirstActions(t *testing.T) {
+	const text = "name: flap\ntimeout: 5s\n" + devices + `
+programs: [{name: server, run: [server]}]
+actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
+`
+	synctest.Test(t, func(t *testing.T) {
+		r := newWorld().run(t, text)
+		if r.Passed || !r.TimedOut || r.Took > 6*time.Second || !strings.Contains(failures(r), "flap: is done") {
+			t.Errorf("limit: passed %t, timed out %t in %v, failed: %s", r.Passed, r.TimedOut, r.Took, failures(r))
+		}
+		time.Sleep(time.Hour) // the flap ends
+	})
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("interrupted"))
+		defer cancel()
+		w := newWorld()
+		res, err := (&Runner{Lab: w, Starter: w, Listens: func(int) bool { return false }}).Run(ctx, parse(t, text, nil))
+		if err == nil || err.Error() != "interrupted" || res.Took > 2*time.Second {
+			t.Errorf("Run: got %v after %v, want the cause after 1s", err, res.Took)
+		}
+		time.Sleep(time.Hour)
 	})
 }
