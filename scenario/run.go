@@ -68,7 +68,7 @@ const (
 	sampleEvery = 20 * time.Millisecond
 	// maxSamples bounds them; then every other one is dropped, and they become rarer.
 	maxSamples = 2000
-	// maxLines is how many lines are kept of a program.
+	// maxLines is how many lines are kept of a program, with those later ones that expectations are about.
 	maxLines = 2000
 	// maxLine bounds one, in bytes.
 	maxLine = 1000
@@ -112,6 +112,29 @@ type programRun struct {
 	due    time.Time
 	proc   Process
 	killed bool
+	// What no line has matched yet of Outcome.Output, of which the first comes next, and of Outcome.Never.
+	output, never []*regexp.Regexp
+}
+
+// expects reports whether an expectation of the program is about a line, and none before it was what that is about.
+func (p *programRun) expects(text string) (is bool) {
+	if len(p.output) > 0 && p.output[0].MatchString(text) {
+		p.output = p.output[1:]
+		is = true
+	}
+	p.never = slices.DeleteFunc(p.never, func(re *regexp.Regexp) bool {
+		matches := re.MatchString(text)
+		is = is || matches
+		return matches
+	})
+	return is
+}
+
+func expressions(list []string) (all []*regexp.Regexp) {
+	for _, s := range list {
+		all = append(all, regexp.MustCompile(s))
+	}
+	return all
 }
 
 type actionRun struct {
@@ -269,7 +292,7 @@ func (x *run) took(h happening) {
 	switch {
 	case h.line != nil:
 		p := &x.res.Programs[h.program]
-		if len(p.Lines) < maxLines {
+		if x.programs[h.program].expects(*h.line) || len(p.Lines) < maxLines {
 			p.Lines = append(p.Lines, Line{at, *h.line})
 		} else {
 			p.More++
@@ -388,6 +411,7 @@ func (x *run) start(i int) {
 		return
 	}
 	p.state, p.proc = underWay, proc
+	p.output, p.never = expressions(x.f.Programs[i].Expect.Output), expressions(x.f.Programs[i].Expect.Never)
 	x.running++
 	go func() {
 		e := proc.Wait()

@@ -595,3 +595,27 @@ actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 		time.Sleep(time.Hour)
 	})
 }
+
+// TestManyLines: expectations are about all lines, and not only about those that are kept.
+func TestManyLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.scripts["client"] = func(s *script) Exit {
+			s.print("first")
+			for range maxLines {
+				s.print("more")
+			}
+			for _, text := range []string{"second", "gave up", "gave up", "third", "more"} {
+				s.print(text)
+			}
+			return Exit{}
+		}
+		r := w.run(t, "name: lines\n"+devices+"programs: [{name: client, run: [client], expect: {output: [first, second, third], never: [gave up, died]}}]\n")
+		if got, want := failures(r), "client: never prints /gave up/"; got != want {
+			t.Errorf("failed: %q, want %q", got, want)
+		}
+		if p := r.Programs[0]; len(p.Lines) != maxLines+3 || p.More != 3 {
+			t.Errorf("%d lines kept, %d not, want %d and 3", len(p.Lines), p.More, maxLines+3)
+		}
+	})
+}
