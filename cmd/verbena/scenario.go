@@ -255,18 +255,27 @@ func (s starter) Start(p *scenario.Program, line func(string)) (scenario.Process
 	x := &process{cmd: c, master: master, read: make(chan struct{})}
 	go func() {
 		defer close(x.read)
-		in := bufio.NewReader(master)
-		for {
-			text, err := in.ReadString('\n')
-			if text = strings.TrimRight(text, "\r\n"); text != "" || err == nil {
-				line(text)
-			}
-			if err != nil { // EIO when nobody has the terminal any more
-				return
-			}
-		}
+		readLines(master, line)
 	}()
 	return x, nil
+}
+
+// maxText bounds the lines that are read of a program, in bytes; a scenario keeps less. What is longer is cut off.
+const maxText = 4096
+
+// readLines calls line with each line of r, until that ends: with EIO if it is a terminal that nobody has any more.
+func readLines(r io.Reader, line func(string)) {
+	in := bufio.NewReaderSize(r, maxText)
+	for within := false; ; {
+		text, more, err := in.ReadLine()
+		if err != nil {
+			return
+		}
+		if !within {
+			line(strings.TrimRight(string(text), "\r"))
+		}
+		within = more
+	}
 }
 
 // terminal returns a terminal's two ends, which changes nothing of what is written.
