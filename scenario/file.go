@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -189,14 +190,12 @@ const maxFile = 1 << 20
 
 // Load reads a scenario file. set replaces values of its Set.
 func Load(path string, set map[string]string) (*File, error) {
-	info, err := os.Stat(path)
-	if err == nil && info.Size() > maxFile {
-		err = fmt.Errorf("%s: %d bytes exceed %d", path, info.Size(), maxFile)
-	}
+	in, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	b, err := os.ReadFile(path)
+	defer in.Close()
+	b, err := io.ReadAll(io.LimitReader(in, maxFile+1)) // /dev/stdin has no size
 	if err != nil {
 		return nil, err
 	}
@@ -212,11 +211,19 @@ func Parse(b []byte, set map[string]string) (*File, error) { return parseIn(".",
 
 func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
 	if len(b) > maxFile {
-		return nil, fmt.Errorf("%d bytes exceed %d", len(b), maxFile)
+		return nil, fmt.Errorf("it exceeds %d bytes", maxFile)
 	}
 	f := &File{}
-	if err := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict()).Decode(f); err != nil {
+	d := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict())
+	switch err := d.Decode(f); {
+	case err == io.EOF:
+		return nil, errors.New("there is no scenario in it")
+	case err != nil:
 		return nil, errors.New(strings.TrimSpace(yaml.FormatError(err, false, true)))
+	}
+	var more any
+	if err := d.Decode(&more); err != io.EOF {
+		return nil, errors.New("there is a second document (---); a file has one scenario")
 	}
 	for name, value := range f.Set {
 		f.Set[name] = strings.ReplaceAll(value, "${DIR}", dir)

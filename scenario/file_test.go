@@ -65,7 +65,6 @@ expect: [{dev: rxe0, counter: sent_pkts, min: 1}, {action: create_cq ENOMEM, cou
 // TestParseErrors: each mistake is named.
 func TestParseErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
-		{"nothing", "", "EOF"},
 		{"not YAML", "name: [", "[1:"},
 		{"an unknown field", small + "device: []", `unknown field "device"`},
 		{"no device", "name: x\nprograms: [{name: a, run: [a]}]", "devices: there is none"},
@@ -109,6 +108,9 @@ func TestParseErrors(t *testing.T) {
 		{"no bound", small + "expect: [{dev: rxe0, counter: a}]", "give is, min or max"},
 		{"a counter of a rule", small + "actions: [{name: f, fault: {dev: rxe0, drop: 1%}}]\nexpect: [{action: f, counter: x, is: 1}]", "seen or hit"},
 		{"killed, and an exit code", strings.Replace(small, "run: [client]", "run: [client], expect: {exit: 1, killed: SIGKILL}", 1), "has no exit code"},
+		{"nothing", "", "no scenario"},
+		{"a comment", "# nothing\n", "no scenario"},
+		{"two scenarios", small + "---" + small, "second document"},
 		{"too much", "# " + strings.Repeat("x", maxFile), "exceed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -143,6 +145,16 @@ func TestLoad(t *testing.T) {
 	}
 	if _, err := Load(path, nil); err == nil || !strings.Contains(err.Error(), "exceed") {
 		t.Errorf("a huge file: got %v", err)
+	}
+	if _, err := Load("/dev/zero", nil); err == nil || !strings.Contains(err.Error(), "exceed") {
+		t.Errorf("a device without an end: got %v", err)
+	}
+}
+
+// TestMarkers: a document may have a beginning and an end.
+func TestMarkers(t *testing.T) {
+	for _, text := range []string{"---" + small, small + "---\n", small + "...\n"} {
+		parse(t, text, nil)
 	}
 }
 
