@@ -342,7 +342,7 @@ func (f *File) check() error {
 	}
 	for i := range f.Programs {
 		p := &f.Programs[i]
-		if err := errors.Join(c.moment(p.Start, p.Name), c.outcome(&p.Expect)); err != nil {
+		if err := errors.Join(c.moment(p.Start, "", p.Name), c.outcome(&p.Expect)); err != nil {
 			return fmt.Errorf("program %s: %w", p.Name, err)
 		}
 		if p.Start.counted() {
@@ -351,7 +351,7 @@ func (f *File) check() error {
 	}
 	for i := range f.Actions {
 		a := &f.Actions[i]
-		if err := errors.Join(c.moment(a.When, a.Name), c.action(a)); err != nil {
+		if err := errors.Join(c.moment(a.When, a.Name, ""), c.action(a)); err != nil {
 			return fmt.Errorf("action %q: %w", a.Name, err)
 		}
 	}
@@ -395,7 +395,8 @@ func (c *checker) program(name string) error {
 	return nil
 }
 
-func (c *checker) moment(m *Moment, own string) error {
+// moment checks when the action or program of a name comes; the other name is empty.
+func (c *checker) moment(m *Moment, action, program string) error {
 	if m == nil {
 		return nil
 	}
@@ -425,7 +426,7 @@ func (c *checker) moment(m *Moment, own string) error {
 		return fmt.Errorf("listens: %d is not a port", m.Listens)
 	case m.Done != "" && c.actions[m.Done] == nil:
 		return fmt.Errorf("done: there is no action %q", m.Done)
-	case m.Done == own || m.Exit == own || m.Started == own:
+	case m.Done != "" && m.Done == action, m.Exit != "" && m.Exit == program, m.Started != "" && m.Started == program:
 		return errors.New("it waits for itself")
 	case m.Counter != "" && m.Reaches == 0:
 		return errors.New("counter: reaches is missing")

@@ -151,6 +151,12 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// TestOneNameForTwo: an action and a program may have one name, and follow each other.
+func TestOneNameForTwo(t *testing.T) {
+	parse(t, small+"actions: [{name: client, unplug: rxe0, when: {exit: client}}]", nil)
+	parse(t, strings.Replace(small, "listens: 18515", "done: client", 1)+"actions: [{name: client, unplug: rxe0, when: {at: 1s}}]", nil)
+}
+
 // TestMarkers: a document may have a beginning and an end.
 func TestMarkers(t *testing.T) {
 	for _, text := range []string{"---" + small, small + "---\n", small + "...\n"} {
