@@ -73,8 +73,9 @@ yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
 	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 15m -v -tags interop ./test/yama
 
 .PHONY: verb-faults
-verb-faults: build ## docs/failover-verbs.md: each verb of some programs made to fail at each of its calls, and what becomes of the program
-	VERBENA=$(CURDIR)/$(BIN) VERB_FAULTS=1 $(GO) test -count=1 -timeout 1h -parallel 8 -v -tags e2e -run '^TestVerbFaults$$' ./test/e2e
+verb-faults: build ## docs/failover-verbs.md: each verb of many programs made to fail at each of its calls, and what becomes of the program; PROGRAMS is a pattern
+	@scripts/deps ibverbs-utils ibverbs-providers perftest rdmacm-utils qperf ucx-utils libfabric-bin
+	VERBENA=$(CURDIR)/$(BIN) VERB_FAULTS='$(or $(PROGRAMS),.)' $(GO) test -count=1 -timeout 2h -parallel 6 -v -tags e2e -run '^TestVerbFaults$$' ./test/e2e
 
 .PHONY: kernels
 kernels: build ## programs on the kernels of Debian's releases (SUITES chooses), in QEMU; without SUITES it records them for docs/install.md
