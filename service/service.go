@@ -127,7 +127,6 @@ func New(opts Options) (_ *Service, err error) {
 		s.log, s.debugLog = limitLog(opts.Log)
 		go s.debugLog.run()
 	}
-	warnOfShortQueues(s.log, limits[quota.RingBytes], thisMachine().shm)
 	s.quota = quota.New(limits)
 	refused := make(refusals, 16)
 	s.quota.OnRefusal(refused.add)
@@ -193,6 +192,7 @@ func New(opts Options) (_ *Service, err error) {
 	if s.interfaces != nil {
 		s.follower.Go(func() { s.follow(s.interfaces) })
 	}
+	warnOfShortQueues(s.log, limits[quota.RingBytes], thisMachine().shm)
 	return s, nil
 }
 
