@@ -42,7 +42,7 @@ programs:
     run: [sh, -c, "trap 'echo alarmed; exit 3' ALRM; echo ready; while :; do sleep 0.02; done"]
     expect: {exit: 3, output: [ready, alarmed]}
   - name: stopped
-    run: [sh, -c, "echo ready; l=9999999999; while IFS=' .' read -r s c _ < /proc/uptime; do [ $(($s$c - l)) -lt 50 ] || exit 0; l=$s$c; sleep 0.02; done"]
+    run: [sh, -c, "l=; while IFS=' .' read -r s c _ < /proc/uptime; do if [ -z \"$l\" ]; then echo ready; elif [ $(($s$c - l)) -ge 50 ]; then exit 0; fi; l=$s$c; sleep 0.02; done"]
     expect: {within: 10s, output: [ready]}
 actions:
   - {when: {start: killed}, signal: {program: killed, signal: SIGKILL}}
