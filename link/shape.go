@@ -223,9 +223,9 @@ func headersBelow(dst netip.Addr) int {
 	return 8 + 40
 }
 
-// Shape has what leaves from now on limited and delayed. What waits for the rate of an earlier Shape waits for the new one's, in
-// its order, even if the new queue has less room; what has left arrives when it would have. The zero Shape ends all that: what
-// is held up leaves at once. The error wraps [ErrRule].
+// Shape limits and delays the packets that are sent from now on. Packets queued for the rate of an earlier Shape are queued for
+// the new rate, in the same order and without loss, even if the new queue is shorter; packets past the queue keep their time of
+// arrival. The zero Shape sends all held packets at once. The error wraps [ErrRule].
 func (f *Faults) Shape(s Shape) error {
 	if err := s.Validate(); err != nil {
 		return err
@@ -254,7 +254,7 @@ func (f *Faults) Shape(s Shape) error {
 	return nil
 }
 
-// requeue has what waits for a rate wait for that of h, which is not in force yet.
+// requeue moves the packets that are queued for the rate in force to the queue of h, which is not in force yet.
 //
 //verbena:held mu
 func (f *Faults) requeue(h *shaper) {

@@ -64,7 +64,7 @@ func (c *collector) Receive(a *Arrival) {
 	c.more.Broadcast()
 }
 
-// wait returns the packets once there are n. What has been lost is not waited for for ever.
+// wait returns the packets once there are n; after a minute without it panics.
 func (c *collector) wait(n int) [][]byte {
 	late := false
 	defer time.AfterFunc(time.Minute, func() {

@@ -112,11 +112,11 @@ type programRun struct {
 	due    time.Time
 	proc   Process
 	killed bool
-	// What no line has matched yet of Outcome.Output, of which the first comes next, and of Outcome.Never.
+	// The expressions of Outcome.Output, in order, and of Outcome.Never that no line has matched yet.
 	output, never []*regexp.Regexp
 }
 
-// expects reports whether an expectation of the program is about a line, and none before it was what that is about.
+// expects reports whether a line is the first to match an expectation of the program.
 func (p *programRun) expects(text string) (is bool) {
 	if len(p.output) > 0 && p.output[0].MatchString(text) {
 		p.output = p.output[1:]

@@ -116,7 +116,7 @@ func main() {
 	}
 }
 
-// withRemedy says what to do about a limit of the shell's, where an error is only the system's words for it.
+// withRemedy returns the text of an error, with the limit to raise where it is EMFILE and the text does not name one.
 func withRemedy(err error) string {
 	text := err.Error()
 	if errors.Is(err, syscall.EMFILE) && !strings.Contains(text, "RLIMIT_NOFILE") && !strings.Contains(text, "ulimit") {

@@ -260,10 +260,10 @@ func (s starter) Start(p *scenario.Program, line func(string)) (scenario.Process
 	return x, nil
 }
 
-// maxText bounds the lines that are read of a program, in bytes; a scenario keeps less. What is longer is cut off.
+// maxText bounds the lines that are read from a program, in bytes; longer lines are cut off. A scenario keeps less.
 const maxText = 4096
 
-// readLines calls line with each line of r, until that ends: with EIO if it is a terminal that nobody has any more.
+// readLines calls line with each line of r until r ends. A terminal whose other end is closed ends with EIO.
 func readLines(r io.Reader, line func(string)) {
 	in := bufio.NewReaderSize(r, maxText)
 	for within := false; ; {

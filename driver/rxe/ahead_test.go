@@ -47,7 +47,7 @@ func newAheadBench(t *testing.T, s setup) *aheadBench {
 	return x
 }
 
-// readTimes checks how often the memory has been read. What a probe sends again on a busy machine has been read again.
+// readTimes checks how often the memory has been read. Packets that a probe retransmits, on a busy machine, are read again.
 func (x *aheadBench) readTimes(want int32) {
 	x.t.Helper()
 	again := int32(x.b.dev.Stats()["duplicate_request"])

@@ -411,7 +411,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			became, nths = append(became, o), append(nths, nth)
 			if crashed := slices.Contains(crashes, o.server) || slices.Contains(crashes, o.client); (hang || crashed) && each {
 				if odd = append(odd, verb); whyVerb(p.name, verb) == "" {
-					t.Errorf("%s, %s %d: %v: nobody has looked why: %s", p.name, verb, nth, o, o.says)
+					t.Errorf("%s, %s %d: %v: add the reason to whyVerbs: %s", p.name, verb, nth, o, o.says)
 				}
 			}
 		}
