@@ -131,11 +131,11 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 		time.Sleep(10 * time.Millisecond)
 	}
 	c, cout := start(client, p.client)
-	cerr := c.Wait()
+	cerr := withoutRace(p.client, c.Wait(), cout)
 	if !p.ends || cerr != nil {
 		s.Process.Signal(syscall.SIGTERM)
 	}
-	serr := <-ended
+	serr := withoutRace(p.server, <-ended, sout)
 	said := sout.String()
 	if nc {
 		said = fmt.Sprintf("%d bytes", len(said))
@@ -160,6 +160,17 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 		}
 	}
 	return cout.String()
+}
+
+// withoutRace returns nil for the end of an rping that was done with its pings. Up to rdma-core 58 its main thread destroys
+// the event channel while another one is about to read it, which then ends the program with 255 (rdma-core's f3ae6534).
+func withoutRace(line string, err error, out *bytes.Buffer) error {
+	s := out.String()
+	if strings.HasPrefix(line, "rping ") && err != nil && exitCode(err) == 255 && !strings.Contains(s, "failed") &&
+		strings.Contains(s, "DISCONNECT EVENT") && strings.Contains(s, "rdma_get_cm_event: Bad file descriptor") {
+		return nil
+	}
+	return err
 }
 
 // librspreload is the library that makes TCP sockets those of librdmacm.

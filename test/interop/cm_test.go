@@ -225,7 +225,7 @@ func (tl *cmTool) run(r role, ip string) error {
 		if stat, out, err = client(toolTime); err != nil {
 			return err
 		}
-		if stat == 0 || tl.refused {
+		if tl.ended(stat, out) || tl.refused {
 			break
 		}
 		time.Sleep(300 * time.Millisecond)
@@ -237,16 +237,24 @@ func (tl *cmTool) run(r role, ip string) error {
 		return nil
 	}
 	wait := toolTime
-	if stat != 0 || !tl.ends {
+	if !tl.ended(stat, out) || !tl.ends {
 		wait = time.Second
 	}
 	sstat, sout, err := server(wait)
 	if err != nil {
 		return err
 	}
-	if stat != 0 || tl.ends && sstat != 0 {
+	if !tl.ended(stat, out) || tl.ends && !tl.ended(sstat, sout) {
 		return fmt.Errorf("%s: client: exit status %d: %s; %s: server: exit status %d: %s", r.req().name, stat, lastLines(out),
 			r.resp().name, sstat, lastLines(sout))
 	}
 	return nil
+}
+
+// ended tells whether a side has ended well. Up to rdma-core 58 an rping that is done may say that it is not: its main thread
+// destroys the event channel while another one is about to read it (rdma-core's f3ae6534).
+func (tl *cmTool) ended(stat int, out string) bool {
+	race := tl.what == "rping" && stat == 255 && strings.Contains(out, "DISCONNECT EVENT") &&
+		strings.Contains(out, "rdma_get_cm_event: Bad file descriptor") && !strings.Contains(out, "failed")
+	return stat == 0 || race
 }
