@@ -52,25 +52,30 @@ const maxShaped = 2 * MaxQueue
 // shaperQuantum is how far apart packets leave that are sent together: segmentation offload is for them alone.
 const shaperQuantum = 200 * time.Microsecond
 
-// Validate checks the values. Its error wraps [ErrRule].
+// ErrShape: the shape makes no sense.
+var ErrShape = errors.New("bad shape of the link")
+
+// Validate checks the values. Its error wraps [ErrShape].
 func (s *Shape) Validate() error {
 	switch {
 	case s.Rate != 0 && (s.Rate < MinRate || s.Rate > MaxRate):
-		return fmt.Errorf("%w: rate of %d bit/s is not from %d to %d", ErrRule, s.Rate, uint64(MinRate), uint64(MaxRate))
+		return fmt.Errorf("%w: rate of %d bit/s is not from %d to %d", ErrShape, s.Rate, uint64(MinRate), uint64(MaxRate))
 	case s.Delay < 0 || s.Delay > maxFaultDelay:
-		return fmt.Errorf("%w: delay %v is not from 0 to %v", ErrRule, s.Delay, maxFaultDelay)
+		return fmt.Errorf("%w: delay %v is not from 0 to %v", ErrShape, s.Delay, maxFaultDelay)
 	case s.Jitter < 0 || s.Jitter > maxFaultDelay:
-		return fmt.Errorf("%w: jitter %v is not from 0 to %v", ErrRule, s.Jitter, maxFaultDelay)
+		return fmt.Errorf("%w: jitter %v is not from 0 to %v", ErrShape, s.Jitter, maxFaultDelay)
 	case s.QueueBytes > MaxQueue:
-		return fmt.Errorf("%w: queue of %d bytes exceeds %d", ErrRule, s.QueueBytes, MaxQueue)
+		return fmt.Errorf("%w: queue of %d bytes exceeds %d", ErrShape, s.QueueBytes, MaxQueue)
 	case s.QueuePackets > maxHeld:
-		return fmt.Errorf("%w: queue of %d packets exceeds %d", ErrRule, s.QueuePackets, maxHeld)
+		return fmt.Errorf("%w: queue of %d packets exceeds %d", ErrShape, s.QueuePackets, maxHeld)
 	case s.ECN > MaxQueue:
-		return fmt.Errorf("%w: ecn threshold of %d bytes exceeds %d", ErrRule, s.ECN, MaxQueue)
+		return fmt.Errorf("%w: ecn threshold of %d bytes exceeds %d", ErrShape, s.ECN, MaxQueue)
 	case s.Rate == 0 && (s.QueueBytes != 0 || s.QueuePackets != 0 || s.ECN != 0):
-		return fmt.Errorf("%w: a queue and an ecn threshold need a rate, for which packets wait", ErrRule)
+		return fmt.Errorf("%w: a queue and an ecn threshold need a rate, for which packets wait", ErrShape)
 	case !(s.Loss >= 0 && s.Loss <= 1):
-		return fmt.Errorf("%w: loss %v is not a probability from 0 to 1", ErrRule, s.Loss)
+		return fmt.Errorf("%w: loss %v is not a probability from 0 to 1", ErrShape, s.Loss)
+	case s.Seed != 0 && s.Jitter == 0 && s.Loss == 0:
+		return fmt.Errorf("%w: a seed is for jitter and loss", ErrShape)
 	}
 	return nil
 }
@@ -225,7 +230,8 @@ func headersBelow(dst netip.Addr) int {
 
 // Shape limits and delays the packets that are sent from now on. Packets queued for the rate of an earlier Shape are queued for
 // the new rate, in the same order and without loss, even if the new queue is shorter; packets past the queue keep their time of
-// arrival. The zero Shape sends all held packets at once. The error wraps [ErrRule].
+// arrival. The zero Shape sends all held packets at once; one that is sent meanwhile may overtake them. The error wraps
+// [ErrShape].
 func (f *Faults) Shape(s Shape) error {
 	if err := s.Validate(); err != nil {
 		return err

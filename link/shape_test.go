@@ -391,9 +391,10 @@ func TestShapeValidate(t *testing.T) {
 		"packets, no rate": {Delay: 1, QueuePackets: 1},
 		"loss":             {Loss: 1.1},
 		"negative loss":    {Loss: -0.1},
+		"seed of nothing":  {Rate: 1e9, Seed: 1},
 	} {
-		if err := link.NewFaults(simnet.New(simnet.Config{}), nil).Shape(s); !errors.Is(err, link.ErrRule) {
-			t.Errorf("%s: got %v, want ErrRule", name, err)
+		if err := link.NewFaults(simnet.New(simnet.Config{}), nil).Shape(s); !errors.Is(err, link.ErrShape) || errors.Is(err, link.ErrRule) {
+			t.Errorf("%s: got %v, want ErrShape", name, err)
 		}
 	}
 }

@@ -210,6 +210,7 @@ func TestLinkSetMistakes(t *testing.T) {
 		{ctl.LinkSet{Shape: good, MTU: 8192}, syscall.EINVAL, "256, 512, 1024"},
 		{ctl.LinkSet{MTU: 256, Shape: &ctl.Shape{Rate: 1<<64 - 1}}, syscall.EINVAL, "bit/s"},
 		{ctl.LinkSet{MTU: 256, Shape: &ctl.Shape{Delay: -1}}, syscall.EINVAL, "delay"},
+		{ctl.LinkSet{Shape: &ctl.Shape{Seed: 1}}, syscall.EINVAL, "for jitter and loss"},
 	} {
 		if x.r.Name == "" {
 			x.r.Name = "rxe0"

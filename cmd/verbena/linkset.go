@@ -122,19 +122,19 @@ func (m *pathMTU) UnmarshalText(b []byte) error {
 }
 
 type linkSetCmd struct {
-	Name     string        `arg:"" help:"Name of the device." complete:"device"`
-	State    *linkState    `arg:"" optional:"" help:"up, down, or flap[=DURATION]: down, and up again after 1s or that time." complete:"up,down,flap"`
-	AtWR     ordinal       `name:"at-wr" help:"Take the link down just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
-	AtPacket ordinal       `help:"Take the link down just before the device sends its N-th packet from now." placeholder:"N" xor:"moment" complete:"none"`
-	Cancel   bool          `help:"Forget a moment that has not come." xor:"moment"`
-	MTU      pathMTU       `name:"mtu" help:"Limit the active MTU to so many bytes; none: what fits the interface." placeholder:"BYTES" complete:"256,512,1024,2048,4096,none"`
-	Rate     rate          `help:"Let packets leave at this rate, such as 100Mbit; none: as they come." placeholder:"RATE" complete:"none"`
-	Delay    time.Duration `help:"Time that each packet is on its way, such as 20us." placeholder:"D" complete:"none"`
-	Jitter   time.Duration `help:"Up to so much more delay, at random, by which packets overtake each other." placeholder:"D" complete:"none"`
-	Queue    queueSize     `help:"Packets that may wait for the rate, such as 256KB or 100packets; others are dropped. Default: 4MB." placeholder:"SIZE" complete:"none"`
-	ECN      byteCount     `name:"ecn-threshold" help:"Mark packets with congestion experienced while more than so many bytes wait, if they say that they are of an ECN-capable transport." placeholder:"BYTES" complete:"none"`
-	Loss     percent       `help:"Share of packets to lose on their way, such as 1% or 0.01." placeholder:"P" complete:"none"`
-	Seed     uint64        `help:"Seed of jitter and loss; default: another one each time." placeholder:"N" complete:"none"`
+	Name     string         `arg:"" help:"Name of the device." complete:"device"`
+	State    *linkState     `arg:"" optional:"" help:"up, down, or flap[=DURATION]: down, and up again after 1s or that time." complete:"up,down,flap"`
+	AtWR     ordinal        `name:"at-wr" help:"Take the link down just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
+	AtPacket ordinal        `help:"Take the link down just before the device sends its N-th packet from now." placeholder:"N" xor:"moment" complete:"none"`
+	Cancel   bool           `help:"Forget a moment that has not come." xor:"moment"`
+	MTU      pathMTU        `name:"mtu" help:"Limit the active MTU to so many bytes; none: what fits the interface." placeholder:"BYTES" complete:"256,512,1024,2048,4096,none"`
+	Rate     rate           `help:"Let packets leave at this rate, such as 100Mbit; none: as they come." placeholder:"RATE" complete:"none"`
+	Delay    *time.Duration `help:"Time that each packet is on its way, such as 20us." placeholder:"D" complete:"none"`
+	Jitter   time.Duration  `help:"Up to so much more delay, at random, by which packets overtake each other." placeholder:"D" complete:"none"`
+	Queue    queueSize      `help:"Packets that may wait for the rate, such as 256KB or 100packets; others are dropped. Default: 4MB." placeholder:"SIZE" complete:"none"`
+	ECN      byteCount      `name:"ecn-threshold" help:"Mark packets with congestion experienced while more than so many bytes wait, if they say that they are of an ECN-capable transport." placeholder:"BYTES" complete:"none"`
+	Loss     *percent       `help:"Share of packets to lose on their way, such as 1% or 0.01." placeholder:"P" complete:"none"`
+	Seed     uint64         `help:"Seed of jitter and loss; default: another one each time." placeholder:"N" complete:"none"`
 }
 
 func (l *linkSetCmd) Help() string {
@@ -142,7 +142,7 @@ func (l *linkSetCmd) Help() string {
 so when the device is reset. A flap returns when the link is up again, or at once with --at-wr or --at-packet.
 
 --rate, --delay, --jitter, --queue, --ecn-threshold, --loss and --seed describe the link together: those that are left out are
-off. "--rate none" alone ends them all. They act on what the device sends; "verbena stat show" counts what is dropped and
+off. "--rate none" alone ends them all, as does "--delay 0" or "--loss 0". They act on what the device sends; "verbena stat show" counts what is dropped and
 marked. While a device has any, its packets take no shortcut within the service. The rate counts packets with their IP headers.
 
 Examples:
@@ -156,9 +156,15 @@ Examples:
 // shape returns the shape that the flags describe, nil if there are none.
 func (l *linkSetCmd) shape() *ctl.Shape {
 	s := ctl.Shape{
-		Rate: l.Rate.n, Delay: l.Delay, Jitter: l.Jitter, QueueBytes: uint64(l.Queue.bytes), QueuePackets: l.Queue.packets,
-		ECN: uint64(l.ECN), Loss: float64(l.Loss), Seed: l.Seed}
-	if s == (ctl.Shape{}) && !l.Rate.set {
+		Rate: l.Rate.n, Jitter: l.Jitter, QueueBytes: uint64(l.Queue.bytes), QueuePackets: l.Queue.packets, ECN: uint64(l.ECN),
+		Seed: l.Seed}
+	if l.Delay != nil {
+		s.Delay = *l.Delay
+	}
+	if l.Loss != nil {
+		s.Loss = float64(*l.Loss)
+	}
+	if s == (ctl.Shape{}) && !l.Rate.set && l.Delay == nil && l.Loss == nil {
 		return nil
 	}
 	return &s
