@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"bytes"
 	"encoding/xml"
 	"fmt"
 	"io"
@@ -321,16 +322,17 @@ func (r *Result) counter(c *Counter, add adder) {
 }
 
 // Text writes the result for a person.
-func (r *Result) Text(w io.Writer) {
+func (r *Result) Text(w io.Writer) error {
+	var b bytes.Buffer
 	failed := 0
 	for _, c := range r.Checks {
 		if !c.Passed {
 			failed++
-			fmt.Fprintf(w, "FAIL  %s: %s: %s\n", c.Subject, c.What, c.Why)
+			fmt.Fprintf(&b, "FAIL  %s: %s: %s\n", c.Subject, c.What, c.Why)
 		}
 	}
 	if r.Error != "" {
-		fmt.Fprintf(w, "FAIL  %s\n", r.Error)
+		fmt.Fprintf(&b, "FAIL  %s\n", r.Error)
 	}
 	verdict := "ok"
 	if !r.Passed {
@@ -340,8 +342,10 @@ func (r *Result) Text(w io.Writer) {
 	if r.TimedOut {
 		limit = ", the time limit"
 	}
-	fmt.Fprintf(w, "%-4s  %s: %d of %d expectations in %v%s, seed %d\n", verdict, r.Name, len(r.Checks)-failed, len(r.Checks),
+	fmt.Fprintf(&b, "%-4s  %s: %d of %d expectations in %v%s, seed %d\n", verdict, r.Name, len(r.Checks)-failed, len(r.Checks),
 		r.Took.Round(time.Millisecond), limit, r.Seed)
+	_, err := w.Write(b.Bytes())
+	return err
 }
 
 type junitSuites struct {

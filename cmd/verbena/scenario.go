@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -61,6 +62,9 @@ func (s *scenarioRunCmd) Run(*cli) error {
 			return fmt.Errorf("scenario run: --compare: %s: %w", s.Compare, err)
 		}
 	}
+	if err := s.distinct(); err != nil {
+		return fmt.Errorf("scenario run: %w", err)
+	}
 	var files []*scenario.File
 	for _, path := range s.Files {
 		f, err := scenario.Load(path, s.Set)
@@ -86,15 +90,17 @@ func (s *scenarioRunCmd) Run(*cli) error {
 		if r == nil { // reports must have it, too
 			r = scenario.NotRun(f, err)
 		}
-		r.Text(os.Stdout)
 		results = append(results, r)
 		if err != nil {
 			code = exitFailure
 		} else if !r.Passed {
 			code = max(code, 1)
 		}
-		if err := s.write(s.Files[i], r); err != nil {
-			return fmt.Errorf("scenario run: %w", err)
+		for _, err := range []error{r.Text(os.Stdout), s.write(s.Files[i], r)} {
+			if err != nil { // the other scenarios run all the same
+				fmt.Fprintln(os.Stderr, "verbena: scenario run:", withRemedy(err))
+				code = exitFailure
+			}
 		}
 		if ctx.Err() != nil {
 			break
@@ -127,11 +133,29 @@ func printDifferences(w io.Writer, same, free []string) {
 	}
 }
 
+// base returns what the pictures and reports of a scenario are called in their directories.
+func base(path string) string { return strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)) }
+
+// distinct reports an error if one scenario's picture or report would replace another's.
+func (s *scenarioRunCmd) distinct() error {
+	if s.Timeline == "" && s.Report == "" {
+		return nil
+	}
+	of := map[string]string{}
+	for _, path := range s.Files {
+		if before, ok := of[base(path)]; ok {
+			return fmt.Errorf("%s and %s would both write %s.*: run them one by one, or rename one", before, path, base(path))
+		}
+		of[base(path)] = path
+	}
+	return nil
+}
+
 // write writes what was asked for about one scenario.
 func (s *scenarioRunCmd) write(path string, r *scenario.Result) error {
 	name := func(out, ext string) string {
 		if len(s.Files) > 1 {
-			return filepath.Join(out, strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))+ext)
+			return filepath.Join(out, base(path)+ext)
 		}
 		return out
 	}
@@ -190,6 +214,10 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 		}
 		client.Close()
 	}()
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("become the parent of what programs leave running: %w", err)
+	}
+	defer endLeftovers(client.PID())
 	r := scenario.Runner{
 		Lab:     lab{loc},
 		Starter: starter{self, loc.Socket},
@@ -370,21 +398,51 @@ func (p *process) Signal(sig syscall.Signal) error {
 // firstChild returns the child of a process that was started first, by whichever of its threads; 0 if there is none. The others are
 // orphans that the process has adopted.
 func firstChild(pid int) (child int) {
-	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	var first uint64
-	for _, list := range lists {
-		b, _ := os.ReadFile(list) // the thread may have ended
-		for _, word := range strings.Fields(string(b)) {
-			c, err := strconv.Atoi(word)
-			if err != nil {
-				continue
-			}
-			if at, ok := startTime(c); ok && (child == 0 || at < first || at == first && c < child) {
-				child, first = c, at
-			}
+	for _, c := range children(pid) {
+		if at, ok := startTime(c); ok && (child == 0 || at < first || at == first && c < child) {
+			child, first = c, at
 		}
 	}
 	return child
+}
+
+// children returns the children of a process.
+func children(pid int) (list []int) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, file := range files {
+		b, _ := os.ReadFile(file) // the thread may have ended
+		for _, word := range strings.Fields(string(b)) {
+			if c, err := strconv.Atoi(word); err == nil {
+				list = append(list, c)
+			}
+		}
+	}
+	return list
+}
+
+// endLeftovers kills what the programs of a scenario have left running, and says so. It is what this process has adopted: all of
+// its children but the service.
+func endLeftovers(service int) {
+	said := map[int]bool{}
+	for range 1000 { // what is killed leaves children of its own, and may take long to end
+		left := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool { return pid == service })
+		if len(left) == 0 {
+			return
+		}
+		for _, pid := range left {
+			name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			if n, _ := unix.Wait4(pid, nil, unix.WNOHANG, nil); n != 0 {
+				continue
+			}
+			if !said[pid] {
+				fmt.Fprintf(os.Stderr, "verbena: scenario run: %s (process %d) was left running: killed\n", printable(strings.TrimSpace(string(name))), pid)
+				said[pid] = true
+			}
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // startTime returns when a process was started, in clock ticks since the boot.

@@ -4,9 +4,11 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -52,5 +54,62 @@ actions:
 `)
 	if code != 0 {
 		t.Errorf("exit code %d:\n%s", code, out)
+	}
+}
+
+// TestScenarioLeftovers: what a program leaves running, in a session of its own and without a parent, ends with the scenario.
+func TestScenarioLeftovers(t *testing.T) {
+	t.Parallel()
+	code, out := runScenario(t, "127.0.94.2", `
+programs:
+  - name: parent
+    run: [sh, -c, "setsid sh -c 'echo $$ > ${DIR}/pid; trap : HUP TERM INT; sleep 1000 & sleep 1000; sleep 1000' > /dev/null 2>&1 & while [ ! -s ${DIR}/pid ]; do sleep 0.02; done"]
+`)
+	if code != 0 || strings.Count(out, "was left running: killed") < 2 {
+		t.Errorf("exit code %d:\n%s", code, out)
+	}
+}
+
+// TestScenarioReports: a report that cannot be written costs neither the scenarios that follow nor what is printed of them, and none
+// replaces another.
+func TestScenarioReports(t *testing.T) {
+	t.Parallel()
+	dir := scratch(t)
+	write := func(path, addr string) string {
+		path = filepath.Join(dir, path)
+		text := "name: " + filepath.Base(path) + "\ndevices: [{name: rxe0, addr: [" + addr + "]}]\nprograms: [{name: p, run: [\"true\"]}]\n"
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(text), 0o666)); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	first, second, other := write("a/first.yaml", "127.0.94.3"), write("a/second.yaml", "127.0.94.4"), write("b/first.yaml", "127.0.94.5")
+	run := func(want int, says string, args ...string) {
+		t.Helper()
+		c := exec.CommandContext(t.Context(), binary(t), append([]string{"scenario", "run", "--quiet"}, args...)...)
+		out, err := c.CombinedOutput()
+		if exitCode(err) != want || !strings.Contains(string(out), says) {
+			t.Errorf("%v: exit code %d, want %d and %q:\n%s", args, exitCode(err), want, says, out)
+		}
+	}
+	reports := filepath.Join(dir, "reports")
+	if err := os.MkdirAll(filepath.Join(reports, "first.json"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	run(125, "ok    second.yaml", "--report", reports, first, second)
+	if _, err := os.Stat(filepath.Join(reports, "second.json")); err != nil {
+		t.Error(err)
+	}
+	run(125, "rename one", "--report", reports, first, other)
+	run(0, "ok    first.yaml", first, other)
+	c := exec.CommandContext(t.Context(), binary(t), "scenario", "run", "--quiet", second)
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	c.Stdout = full
+	if code := exitCode(c.Run()); code != 125 {
+		t.Errorf("a full disk: exit code %d, want 125", code)
 	}
 }
