@@ -142,8 +142,9 @@ func (l *linkSetCmd) Help() string {
 so when the device is reset. A flap returns when the link is up again, or at once with --at-wr or --at-packet.
 
 --rate, --delay, --jitter, --queue, --ecn-threshold, --loss and --seed describe the link together: those that are left out are
-off. "--rate none" alone ends them all, as does "--delay 0" or "--loss 0". They act on what the device sends; "verbena stat show" counts what is dropped and
-marked. While a device has any, its packets take no shortcut within the service. The rate counts packets with their IP headers.
+off. "--rate none" alone ends them all, as does "--delay 0" or "--loss 0". They act on what the device sends; "verbena stat show"
+counts what is dropped and marked. While a device has any, its packets take no shortcut within the service. The rate counts packets
+with their IP headers.
 
 Examples:
   verbena link set rxe0 flap=2s
