@@ -370,7 +370,7 @@ func TestReferEnds(t *testing.T) {
 		p.build.added(false)
 		add(0, place[op.HeaderLen():][:4096])
 		for i := 1; i < 8; i++ {
-			payload, ok := p.build.stretch(4096, false)
+			payload, ok := p.build.stretch(1, 4096, false)
 			if !ok {
 				t.Error("a packet does not join the span")
 				return
@@ -381,7 +381,7 @@ func TestReferEnds(t *testing.T) {
 		if !p.build.t.refers() {
 			t.Error("the train does not refer to memory")
 		}
-		if _, ok := p.build.stretch(4096, false); ok {
+		if _, ok := p.build.stretch(1, 4096, false); ok {
 			t.Error("a packet joins a span that is complete")
 		}
 		p.build.finish(&from.egress)

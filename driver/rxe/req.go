@@ -176,15 +176,17 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 		mark = p.build.t.packets
 	}
 	for {
-		k, ok := r.snd.Next()
+		k, ok := r.snd.NextMiddles(p.build.stretches(r.snd.MTU))
 		if !ok {
-			break
+			if k, ok = r.snd.Next(); !ok {
+				break
+			}
 		}
 		if start < 0 {
 			start = k.Index
 		}
 		if !k.First && !k.Last {
-			if payload, ok := p.build.stretch(k.Length, k.AckReq); ok {
+			if payload, ok := p.build.stretch(k.Packets, k.Length, k.AckReq); ok {
 				r.snd.Sent(&k)
 				if !p.gather.fill(qp, w.sges, k.Offset, payload) {
 					return r.unreadable(p, w, mark, start)

@@ -466,17 +466,16 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 	}
 	psn := y.PSN
 	for done := false; !done; {
-		what, n := y.Packet(qp.mtu)
-		middle := what == roce.RDMAReadResponseMiddle
-		if middle {
-			if payload, ok := p.build.stretch(n, false); ok {
-				if !p.gather.addRemote(qp, y, payload) {
-					break
-				}
-				y.Sent(n)
-				continue
+		if packets := y.Middles(qp.mtu, p.build.stretches(qp.mtu)); packets > 0 {
+			n := packets * qp.mtu
+			payload, _ := p.build.stretch(packets, n, false)
+			if !p.gather.addRemote(qp, y, payload) {
+				break
 			}
+			y.Sent(packets, n)
+			continue
 		}
+		what, n := y.Packet(qp.mtu)
 		op := serviceOf(qp.typ).Opcode(what)
 		size := op.PacketLen(n)
 		if !p.build.fits(qp.path, qp.attr.DestQPN, size) {
@@ -500,13 +499,13 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 		if h := k.AtomicAckETH(); h != nil {
 			h.Encode(y.Result)
 		}
-		if middle {
+		if what == roce.RDMAReadResponseMiddle {
 			p.build.added(false)
 		}
 		if n > 0 && !p.gather.addRemote(qp, y, place[op.HeaderLen():][:n]) {
 			break
 		}
-		y.Sent(n)
+		y.Sent(1, n)
 		done = y.Left == 0
 	}
 	if p.gather.flush(qp) && y.Left == 0 {

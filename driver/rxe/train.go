@@ -228,16 +228,24 @@ func (b *builder) add(size, headers int, addr uint64) []byte {
 // added notes that the packet just added is a middle one. If it asks for an acknowledgement, nothing joins it.
 func (b *builder) added(asks bool) { b.middle = b.t.mixed && !asks }
 
-// stretch adds a middle packet with size bytes of payload to the span that is last in the open train, if that is possible, and
-// returns the place of its payload.
-func (b *builder) stretch(size int, asks bool) (payload []byte, ok bool) {
+// stretches returns how many middle packets, with size bytes of payload each, stretch has room for.
+func (b *builder) stretches(size int) int {
+	if !b.middle {
+		return 0
+	}
+	return (cap(b.t.Buf) - len(b.t.Buf)) / size
+}
+
+// stretch adds middle packets with size bytes of payload together to the span that is last in the open train, if that is possible,
+// and returns the place of their payload.
+func (b *builder) stretch(packets, size int, asks bool) (payload []byte, ok bool) {
 	if !b.middle || len(b.t.Buf)+size > cap(b.t.Buf) {
 		return nil, false
 	}
 	last := &b.t.parts[len(b.t.parts)-1]
-	last.packets++
+	last.packets += packets
 	last.end += size
-	b.t.packets++
+	b.t.packets += packets
 	n := len(b.t.Buf) - link.ICRCLen
 	b.t.Buf = b.t.Buf[:last.end]
 	if asks {

@@ -80,7 +80,7 @@ func oneReply(r *transport.Receiver) {
 		n := 0
 		for y := r.Reply(); y != nil; y = r.Reply() {
 			_, size := y.Packet(4096)
-			y.Sent(size)
+			y.Sent(1, size)
 			n++
 			if y.Left == 0 {
 				r.Replied()

@@ -349,9 +349,17 @@ func (y *Reply) Packet(mtu int) (op roce.Operation, n int) {
 	return roce.RDMAReadResponseMiddle, n
 }
 
-// Sent notes that the next packet of the response, with n bytes, is going to be sent.
-func (y *Reply) Sent(n int) {
-	y.PSN, y.first = y.PSN.Next(), false
+// Middles returns how many of the next packets of the response are middle ones, and so have mtu bytes each, at most most.
+func (y *Reply) Middles(mtu, most int) int {
+	if y.Kind == Atomic || y.first {
+		return 0
+	}
+	return min(most, (y.Left-1)/mtu)
+}
+
+// Sent notes that the next packets of the response, with n bytes together, are going to be sent.
+func (y *Reply) Sent(packets, n int) {
+	y.PSN, y.first = y.PSN.Add(packets), false
 	y.Addr += uint64(n)
 	y.Left -= n
 }

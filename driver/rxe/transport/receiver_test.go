@@ -199,7 +199,7 @@ func (r *responder) reply() string {
 		}
 	}
 	s += fmt.Sprint(" msn ", y.MSN)
-	y.Sent(n)
+	y.Sent(1, n)
 	if y.Left == 0 {
 		r.Replied()
 	}

@@ -152,7 +152,7 @@ func (s *Sender) Current() (n uint32, ok bool) { return s.at, s.at != s.flight.t
 // Packet is a packet to be sent.
 type Packet struct {
 	Index   int // of the first packet within its request
-	Packets int // PSNs that it stands for: one, or those of the response to a READ request
+	Packets int // PSNs that it stands for: one, those of the response to a READ request, or those of NextMiddles
 	PSN     roce.PSN
 	Offset  int // bytes of the request before it
 	Length  int // bytes of its payload, or that it asks for
@@ -201,7 +201,28 @@ func (s *Sender) describe(p *Packet, e *entry, index int) {
 // chunk returns the number of responses to a READ request that is not the last of its work request.
 func (s *Sender) chunk() int { return ReadChunk / s.MTU }
 
-// Sent notes that the packet that Next has returned is going to be sent.
+// NextMiddles returns middle packets of the current request as one, of which there are most at most: those that Next would
+// return one after the other, up to one that asks for an acknowledgement. False if there are none. It changes nothing: the
+// owner calls Sent when it sends them.
+func (s *Sender) NextMiddles(most int) (p Packet, ok bool) {
+	e := s.flight.at(s.at)
+	if s.pkt == 0 || e.Kind != Send && e.Kind != Write {
+		return p, false
+	}
+	n, cost := min(most, e.Packets-1-s.pkt), s.MTU+PacketCost
+	if s.Reliable {
+		window := s.recovery.Window()
+		n = min(n, (window/2-1-s.unasked)/cost, (window-s.out)/cost-1)
+	}
+	if n <= 0 {
+		return p, false
+	}
+	s.describe(&p, e, s.pkt)
+	p.Packets, p.Length, p.cost = n, n*s.MTU, n*cost
+	return p, true
+}
+
+// Sent notes that the packet that Next has returned, or those of NextMiddles, are going to be sent.
 func (s *Sender) Sent(p *Packet) {
 	s.pkt = p.Index + p.Packets
 	if !s.Reliable {

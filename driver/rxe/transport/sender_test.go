@@ -39,6 +39,7 @@ type requester struct {
 	local int // local requests carried out
 	base  uint32
 	dead  bool
+	most  int // middle packets are sent together, so many at a time; 0: they are not
 }
 
 func newRequester(t *testing.T, first roce.PSN) *requester {
@@ -116,11 +117,19 @@ func (r *requester) transmit() (all []string) {
 			continue
 		}
 		for {
-			p, ok := r.Next()
+			p, ok := r.NextMiddles(r.most)
 			if !ok {
-				break
+				if p, ok = r.Next(); !ok {
+					break
+				}
+				all = append(all, r.describe(q, &p))
+			} else {
+				one := p
+				for one.Packets, one.Length = 1, r.MTU; one.Index < p.Index+p.Packets; one.Index++ {
+					all = append(all, r.describe(q, &one))
+					one.PSN, one.Offset = one.PSN.Next(), one.Offset+r.MTU
+				}
 			}
-			all = append(all, r.describe(q, &p))
 			r.Sent(&p)
 		}
 		done, next := r.Advance()
@@ -389,9 +398,13 @@ func runSender(t *testing.T, rules []senderRule) {
 		seen[x.rule] = true
 		t.Run(x.clause+" "+x.rule, func(t *testing.T) {
 			for _, first := range firsts {
-				x.run(newRequester(t, first))
-				if t.Failed() {
-					t.Fatalf("the first PSN is %#x", first)
+				for _, most := range []int{0, 2, 1 << 20} {
+					r := newRequester(t, first)
+					r.most = most
+					x.run(r)
+					if t.Failed() {
+						t.Fatalf("the first PSN is %#x; at most %d middle packets together", first, most)
+					}
 				}
 			}
 		})

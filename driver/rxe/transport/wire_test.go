@@ -178,8 +178,19 @@ func (c *connection) transmit() {
 			continue
 		}
 		budget := c.rng.IntN(8) // a train
-		for {
+		for middles := 0; ; middles-- {
 			p, ok := c.snd.Next()
+			middle := ok && !p.First && !p.Last && !p.AckReq && j.Kind != transport.Read
+			if middles <= 0 {
+				m, many := c.snd.NextMiddles(1 + c.rng.IntN(5))
+				c.check(many == middle, "NextMiddles: got %+v, %t; Next: %+v, %t", m, many, p, ok)
+				if middles = m.Packets; many {
+					c.check(m.Index == p.Index && m.PSN == p.PSN && m.Offset == p.Offset && m.Length == m.Packets*smallMTU,
+						"NextMiddles: got %+v; Next: %+v", m, p)
+				}
+			} else {
+				c.check(middle, "NextMiddles said that %d more middle packets follow; Next: %+v, %t", middles, p, ok)
+			}
 			if !ok {
 				break
 			}
@@ -350,16 +361,20 @@ func (c *connection) addr(msg, offset int) uint64 { return uint64(msg+1)<<32 + u
 func (c *connection) answer(n int) {
 	r := &c.rcv
 	for y := r.Reply(); y != nil; y = r.Reply() {
-		for done := false; !done; done = y.Left == 0 {
+		for middles, done := 0, false; !done; middles, done = middles-1, y.Left == 0 {
 			if n--; n < 0 {
 				return
 			}
 			op, size := y.Packet(smallMTU)
+			if middles <= 0 {
+				middles = y.Middles(smallMTU, 1+c.rng.IntN(5))
+			}
+			c.check(middles > 0 == (op == roce.RDMAReadResponseMiddle), "%d middle packets follow, but the next is %v", middles, op)
 			w := wirePacket{reply: true, psn: y.PSN, op: op, bytes: size, addr: y.Addr, result: y.Result}
 			if op != roce.RDMAReadResponseMiddle {
 				w.syndrome = roce.ACKUnlimited
 			}
-			y.Sent(size)
+			y.Sent(1, size)
 			c.send(w)
 		}
 		r.Replied()
