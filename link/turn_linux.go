@@ -78,7 +78,7 @@ func (e *UDPEndpoint) start(to Receiver, spin time.Duration) error {
 func (e *UDPEndpoint) receive() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	sched.Prompt()
+	sched.Prompt(sched.SleeperSlice)
 	idle := idleness{most: e.turn.spin, pass: 1, fail: 1}
 	for e.users.Load() >= 0 {
 		if r := e.enterTurn(); r != nil && (!r.drain() || !e.turn.yield(r)) {

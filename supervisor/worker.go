@@ -63,7 +63,7 @@ func (w *worker) run() {
 	if err := blockSignals(); err != nil {
 		w.session.log.Warn("worker", "err", err)
 	}
-	sched.Prompt()
+	sched.Prompt(sched.SleeperSlice)
 	// A program can take pages away that it shares with us (ftruncate): an error for it, not our end.
 	debug.SetPanicOnFault(true)
 	t := &w.session.turn

@@ -304,7 +304,7 @@ func (r *runner) isCurrent() bool {
 func (r *runner) run() {
 	defer close(r.ended)
 	runtime.LockOSThread() // it is not unlocked: the thread, whose scheduling was changed, ends
-	sched.Prompt()
+	sched.Prompt(sched.PollerSlice)
 	// A program can take pages of its queues away (ftruncate): an error for it, not our end.
 	debug.SetPanicOnFault(true)
 	last := time.Now() // when something was found
