@@ -312,7 +312,7 @@ func TestAttackReadOnly(t *testing.T) {
 // TestAttackTwoServices: of two services that start on one socket one lives, and its path stays. (C3)
 func TestAttackTwoServices(t *testing.T) {
 	needRoot(t)
-	for range many(60, 1000) {
+	for range many(30, 1000) {
 		w := newWorld(t, user{"root", 0}, "")
 		var cmds [2]*exec.Cmd
 		var ended [2]chan error
