@@ -2,7 +2,7 @@
 //
 //	go run ./test/mutants [-run REGEXP] [-limit DURATION]
 //
-// The broken file takes the original's place by an overlay, so that the tree stays as it is. A mutant is noticed if a test
+// The broken file takes the original's place by an overlay, and the tree stays as it is. A mutant is noticed if a test
 // fails; one that makes a test hang is not, and neither is one that does not compile. The place of each has to exist, once.
 // It ends with 1 unless all are noticed.
 package main
@@ -137,7 +137,7 @@ func test(pkg string, replace map[string]string, limit time.Duration) (out strin
 	defer cancel()
 	c := exec.CommandContext(ctx, bin, "-test.failfast")
 	c.Dir = pkg
-	c.Env = append(os.Environ(), "CI=")
+	c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true") // property tests save failing cases in the tree
 	// With all that the tests have started.
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }

@@ -3,7 +3,10 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 )
 
 // TestPlaces: every mutant has its place in the code. A change that moves one is to move it here.
@@ -40,5 +43,22 @@ func TestApply(t *testing.T) {
 		if got, err := m.apply(source); err == nil {
 			t.Errorf("apply to %q: got %q, want an error", source, got)
 		}
+	}
+}
+
+// TestLeavesTree tests that a property test that notices a mutant saves nothing in the tree.
+func TestLeavesTree(t *testing.T) {
+	t.Chdir("../..")
+	const file = "internal/timeq/timeq.go"
+	i := slices.IndexFunc(mutants, func(m mutant) bool { return m.file == file })
+	if i < 0 {
+		t.Fatalf("no mutant of %s", file)
+	}
+	how, err := mutants[i].try(nil, time.Minute)
+	if err != nil || !strings.HasPrefix(how, "TestQueue") {
+		t.Errorf("try: got %q, %v, want TestQueue to fail", how, err)
+	}
+	if left, _ := filepath.Glob("internal/timeq/testdata/rapid/*/*"); len(left) > 0 {
+		t.Errorf("try has left %q", left)
 	}
 }

@@ -459,6 +459,7 @@ var mutants = []mutant{
 		"(y.Left-1)/mtu", "y.Left/mtu"},
 	{"the first response to a READ is a middle one", "driver/rxe/transport/receiver.go",
 		"y.Kind == Atomic || y.first", "y.Kind == Atomic"},
+	{"of items that are due together the last comes first", "internal/timeq/timeq.go", "i.seq < j.seq", "i.seq > j.seq"},
 	{"parts of a READ begin where the last loss was", "driver/rxe/transport/sender.go",
 		"min((index/chunk+1)*chunk, e.Packets)", "min(index+chunk, e.Packets)"},
 	{"what was taken back is sent", "driver/rxe/transport/sender.go",
