@@ -311,6 +311,7 @@ func TestAttackReadOnly(t *testing.T) {
 
 // TestAttackTwoServices: of two services that start on one socket one lives, and its path stays. (C3)
 func TestAttackTwoServices(t *testing.T) {
+	t.Parallel() // each of its services waits a second before it gives up
 	needRoot(t)
 	for range many(30, 1000) {
 		w := newWorld(t, user{"root", 0}, "")
