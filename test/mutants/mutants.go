@@ -331,7 +331,7 @@ var mutants = []mutant{
 		"	if e.faults.shaper.Load() != h {\n		return false\n	}\n", ""},
 	{"packets that do not understand marks are marked", "link/shape.go",
 		"f.mark = ect && h.ECN > 0", "f.mark = h.ECN > 0"},
-	{"duplicates ring natively", "supervisor/pathcalls.go",
+	{"duplicates ring natively", "supervisor/install.go",
 		"	case !rings && first <= number && number < end:", "	case false:"},
 	{"there are always processors", "supervisor/native.go",
 		"if how == DoorbellsAuto && n.all+1+threads > processors {", "if false {"},

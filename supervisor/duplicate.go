@@ -1,0 +1,168 @@
+package supervisor
+
+import (
+	"fmt"
+	"math"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// duplicate answers dup(2), or fcntl(2) with F_DUPFD, of a device file: the new number, too, has to be one that the
+// filter traps. A duplicate at a low number of the program's own choice, or one sent over a socket, answers ioctl(2)
+// only. Another file is duplicated here if it is to get a number of those that device files get: see duplicateTo.
+func (w *worker) duplicate(c call) verdict {
+	through := verdict{fate: letThrough}
+	t := w.session
+	least, flags := uint32(0), uint64(0)
+	if c == callFcntl {
+		switch uint32(w.n.args[1]) {
+		case unix.F_DUPFD_CLOEXEC:
+			flags = unix.O_CLOEXEC
+		case unix.F_DUPFD:
+		default:
+			return through
+		}
+		if least = uint32(w.n.args[2]); least >= math.MaxInt32 {
+			return through
+		}
+	}
+	fd := int32(w.n.args[0])
+	d := w.descriptor(fd)
+	if d == nil && least < t.firstFD {
+		return through
+	}
+	w.begin(callOpen)
+	th, err := w.look()
+	if err != nil {
+		return fails(err)
+	}
+	defer th.close()
+	if d == nil {
+		copied, err := w.copyFile(th, fd)
+		if err != nil {
+			return through // the kernel says what is wrong; or that is not allowed (Yama)
+		}
+		defer unix.Close(copied)
+		number, err := w.installAbove(th, copied, least, flags)
+		if err == unix.EBADF { // the limit of open files
+			return through
+		}
+		return verdict{val: int64(number), err: err}
+	}
+	p, _, err := w.process(th)
+	if err != nil {
+		return fails(err)
+	}
+	copied, err := w.copyDevice(th, p, fd, d.file)
+	if err != nil {
+		t.log.Warn("duplicate a descriptor of a device", "pid", p.pid, "name", p.name, "fd", fd, "err", err)
+		return fails(err)
+	}
+	defer unix.Close(copied)
+	number, err := w.installCommandFile(th, p, copied, max(least, t.firstFD), false, flags)
+	if err != nil {
+		return fails(err)
+	}
+	return verdict{val: int64(number)}
+}
+
+// copyFile returns a descriptor of whatever the caller has open under a number; EPERM for a thread that does not share
+// its descriptors with the main thread, whose alone can be had.
+func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
+	if !sharesFiles(th.id.pid, int(w.n.tid)) {
+		return -1, unix.EPERM
+	}
+	pidfd, err := unix.PidfdOpen(th.id.pid, 0)
+	if err != nil {
+		return -1, w.goneOr(err)
+	}
+	defer unix.Close(pidfd)
+	if err := w.prove(); err != nil {
+		return -1, err
+	}
+	return unix.PidfdGetfd(pidfd, int(fd), 0)
+}
+
+// sharesFiles reports whether two threads have the same table of descriptors; true where that is unknown.
+func sharesFiles(a, b int) bool {
+	if a == b {
+		return true
+	}
+	const files = 2 // KCMP_FILES
+	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), files, 0, 0, 0)
+	return errno != 0 || r == 0
+}
+
+// copyDevice returns a descriptor of what the caller has open under a number, which is a device file.
+func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (copied int, err error) {
+	if err := p.conn.Control(func(pidfd uintptr) { copied, err = unix.PidfdGetfd(int(pidfd), int(fd), 0) }); err != nil {
+		return -1, err
+	}
+	if err != nil || !isFile(copied, f.inode) {
+		if err == nil {
+			unix.Close(copied)
+		}
+		// Where that is not allowed (Yama, Docker), or its main thread has ended, or has descriptors of its own,
+		// another description does as well. A link to anything else is not opened: that could have effects.
+		link := fmt.Sprintf("fd/%d", fd)
+		var st unix.Statx_t
+		if err := unix.Statx(th.dir, link, unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st); err != nil {
+			return -1, errGone
+		}
+		if (inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}) != f.inode {
+			return -1, syscall.EBADF
+		}
+		how := unix.O_RDWR
+		if f.readOnly || f.cm != nil {
+			how = unix.O_RDONLY
+		}
+		if copied, err = unix.Openat(th.dir, link, how|unix.O_CLOEXEC, 0); err != nil {
+			return -1, fmt.Errorf("duplicate descriptor %d of process %d: %w", fd, p.pid, err)
+		}
+	}
+	if !isFile(copied, f.inode) {
+		unix.Close(copied)
+		return -1, syscall.EBADF
+	}
+	return copied, nil
+}
+
+// isFile reports whether a descriptor is of a file.
+func isFile(fd int, file inode) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && (inode{st.Dev, st.Ino}) == file
+}
+
+// duplicateTo answers dup2(2) or dup3(2) to a number of those that device files get. Those are given out here, so that
+// two threads of a program do not get the same.
+func (w *worker) duplicateTo(c call) verdict {
+	through := verdict{fate: letThrough}
+	from, to := int32(w.n.args[0]), int32(w.n.args[1])
+	flags := uint32(0)
+	if c == callDup3 {
+		flags = uint32(w.n.args[2])
+	}
+	if from == to || flags&^unix.O_CLOEXEC != 0 {
+		return through // the kernel says what is wrong
+	}
+	w.begin(callOpen)
+	th, err := w.look()
+	if err != nil {
+		return fails(err)
+	}
+	defer th.close()
+	copied, err := w.copyFile(th, from)
+	if err != nil {
+		return through // it has none, or that is not allowed (Yama)
+	}
+	defer unix.Close(copied)
+	w.session.opening.Lock()
+	defer w.session.opening.Unlock()
+	if err := w.installLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
+		return through // the limit of open files; or one with O_PATH, which is not handed on
+	} else if err != nil {
+		return fails(err)
+	}
+	return verdict{val: int64(to)}
+}

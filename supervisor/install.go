@@ -1,0 +1,126 @@
+package supervisor
+
+import (
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// installUnreadable gives the program a descriptor whose read(2) fails with EINVAL.
+func (w *worker) installUnreadable(flags uint64) verdict {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return fails(err)
+	}
+	defer unix.Close(fd)
+	return w.installAnswer(fd, flags)
+}
+
+// installAnswer gives the program a duplicate of a descriptor as the call's answer.
+func (w *worker) installAnswer(fd int, flags uint64) verdict {
+	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(fd), newFlags: uint32(flags & unix.O_CLOEXEC)}
+	n, err := sendAddFD(w.session.fd, &a)
+	if err == nil {
+		return verdict{val: int64(n), fate: sent}
+	}
+	if err != unix.EINVAL {
+		return fails(err)
+	}
+	a.flags = 0 // before Linux 5.14: in two steps
+	n, err = sendAddFD(w.session.fd, &a)
+	if err != nil {
+		return fails(err)
+	}
+	return verdict{val: int64(n)}
+}
+
+// installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps:
+// from, or the next that is free. Only a file that rings natively gets one of those whose writes are not trapped.
+func (w *worker) installCommandFile(th *procThread, p *process, fd int, from uint32, rings bool, flags uint64) (int, error) {
+	t := w.session
+	t.opening.Lock()
+	defer t.opening.Unlock()
+	number := nextFree(th, from)
+	switch first, end := nativeFDs(t.firstFD); {
+	case rings && number >= end:
+		return -1, fmt.Errorf("%d device files are open in process %d: %w", end-first, p.pid, syscall.EMFILE)
+	case !rings && first <= number && number < end:
+		number = nextFree(th, end)
+	}
+	// The number has to be below the soft limit while it is installed, not afterwards.
+	restore, err := w.raiseLimit(p, uint64(number)+1)
+	if err != nil {
+		return -1, err
+	}
+	defer restore()
+	if err = w.installLocked(fd, number, flags); err == unix.EBADF {
+		t.log.Warn("the limit of open files (ulimit -n) is too low and may not be raised from here", "pid", p.pid, "needs", number+1)
+		err = syscall.EMFILE
+	}
+	return int(number), err
+}
+
+// installAbove installs any file, where the limit is the program's.
+func (w *worker) installAbove(th *procThread, fd int, from uint32, flags uint64) (int, error) {
+	w.session.opening.Lock()
+	defer w.session.opening.Unlock()
+	number := nextFree(th, from)
+	return int(number), w.installLocked(fd, number, flags)
+}
+
+// nextFree finds a number that the thread has nothing under.
+func nextFree(th *procThread, from uint32) uint32 {
+	for {
+		var st unix.Stat_t
+		if unix.Fstatat(th.dir, fmt.Sprintf("fd/%d", from), &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			return from
+		}
+		from++
+	}
+}
+
+// installLocked puts a duplicate of a descriptor at a number. Session.opening is held.
+func (w *worker) installLocked(fd int, number uint32, flags uint64) error {
+	t := w.session
+	t.forget(int32(number))
+	w.pause("addfd")
+	_, err := sendAddFD(t.fd, &addFD{
+		id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD,
+		srcFD: uint32(fd), newFD: number, newFlags: uint32(flags & unix.O_CLOEXEC),
+	})
+	return err
+}
+
+// raiseLimit lets the process have as many descriptors, until restore is called. EMFILE if its hard limit is below
+// that.
+func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error) {
+	restore = func() {}
+	w.pause("limit")
+	var limit unix.Rlimit
+	// prlimit(2) knows processes by number only: a number that is the process's right before the call.
+	if !p.alive() {
+		return restore, errGone
+	}
+	if err := unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil || limit.Cur >= least {
+		return restore, nil
+	}
+	raised := unix.Rlimit{Cur: least, Max: limit.Max}
+	if raised.Cur > raised.Max {
+		w.session.log.Warn("a device file needs a descriptor above the hard limit of open files (ulimit -Hn)",
+			"pid", p.pid, "needs", least, "limit", limit.Max)
+		return restore, syscall.EMFILE
+	}
+	if !p.alive() {
+		return restore, errGone
+	}
+	if unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, &raised, nil) != nil {
+		return restore, nil
+	}
+	return func() {
+		var now unix.Rlimit
+		if p.alive() && unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, nil, &now) == nil && now == raised && p.alive() {
+			_ = unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, &limit, nil)
+		}
+	}, nil
+}

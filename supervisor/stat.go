@@ -1,0 +1,152 @@
+package supervisor
+
+import (
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// fileInfo is what the stat family shows of an entry beyond what its file in the tree has.
+type fileInfo struct {
+	mode     uint32
+	uid, gid uint32
+	major    uint32 // of a device
+	minor    uint32
+}
+
+func (s *Supervisor) nodeInfo(d *node) fileInfo {
+	n := s.cfg.Node
+	return fileInfo{mode: unix.S_IFCHR | n.Mode, uid: uint32(n.UID), gid: uint32(n.GID), major: d.major(), minor: d.minor}
+}
+
+func (s *Supervisor) info(e *entry) fileInfo {
+	switch {
+	case e.node != nil:
+		return s.nodeInfo(e.node)
+	case e.dir:
+		return fileInfo{mode: unix.S_IFDIR | 0o755}
+	case e.link != "":
+		return fileInfo{mode: unix.S_IFLNK | 0o777}
+	}
+	return fileInfo{mode: unix.S_IFREG | 0o444}
+}
+
+func (i fileInfo) apply(st *unix.Stat_t) {
+	st.Mode, st.Uid, st.Gid = i.mode, i.uid, i.gid
+	if i.mode&unix.S_IFMT == unix.S_IFCHR {
+		st.Rdev, st.Size, st.Blocks = unix.Mkdev(i.major, i.minor), 0, 0
+	}
+}
+
+func (i fileInfo) applyx(st *unix.Statx_t) {
+	st.Mode, st.Uid, st.Gid = uint16(i.mode), i.uid, i.gid
+	if i.mode&unix.S_IFMT == unix.S_IFCHR {
+		st.Rdev_major, st.Rdev_minor, st.Size, st.Blocks = i.major, i.minor, 0, 0
+	}
+}
+
+// findFor finds the entry for a call with AT_ flags.
+func (w *worker) findFor(path string, flags uint64) (string, *entry, error) {
+	return w.find(path, flags&unix.AT_SYMLINK_NOFOLLOW != 0)
+}
+
+func (w *worker) stat(path string, flags, buf uint64) verdict {
+	fd, info, err := w.openInfo(path, flags)
+	if err != nil {
+		return fails(err)
+	}
+	defer unix.Close(fd)
+	return w.putStat(fd, info, buf)
+}
+
+// openInfo opens what a stat of a virtual path is about, with O_PATH.
+func (w *worker) openInfo(path string, flags uint64) (fd int, info fileInfo, err error) {
+	s := w.session.sup
+	path, e, err := w.findFor(path, flags)
+	if err != nil {
+		return -1, info, err
+	}
+	if err := s.tree.make(path, e); err != nil {
+		return -1, info, err
+	}
+	fd, err = s.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW)
+	return fd, s.info(e), err
+}
+
+func (w *worker) putStat(fd int, info fileInfo, buf uint64) verdict {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fails(err)
+	}
+	info.apply(&st)
+	return fails(w.write(buf, bytesOf(&st)))
+}
+
+func (w *worker) statx(path string) verdict {
+	fd, info, err := w.openInfo(path, w.n.args[2])
+	if err != nil {
+		return fails(err)
+	}
+	defer unix.Close(fd)
+	return w.putStatx(fd, info)
+}
+
+func (w *worker) putStatx(fd int, info fileInfo) verdict {
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, int(uint32(w.n.args[3])), &st); err != nil {
+		return fails(err)
+	}
+	info.applyx(&st)
+	return fails(w.write(w.n.args[4], bytesOf(&st)))
+}
+
+// statEmptyPath answers a stat whose path may be empty, for the descriptor itself.
+func (w *worker) statEmptyPath(c call) verdict {
+	flags := w.n.args[3]
+	if c == callStatx {
+		flags = w.n.args[2]
+	}
+	if flags&unix.AT_EMPTY_PATH == 0 {
+		return verdict{fate: letThrough}
+	}
+	d := w.descriptor(int32(w.n.args[0]))
+	if d == nil {
+		return verdict{fate: letThrough}
+	}
+	return w.withDeviceInfo(d.file, func(fd int, info fileInfo) verdict {
+		if c == callStatx {
+			return w.putStatx(fd, info)
+		}
+		return w.putStat(fd, info, w.n.args[2])
+	})
+}
+
+// statDevice answers fstat of an open device file.
+func (w *worker) statDevice(f *openFile) verdict {
+	return w.withDeviceInfo(f, func(fd int, info fileInfo) verdict { return w.putStat(fd, info, w.n.args[1]) })
+}
+
+// withDeviceInfo answers with what an open device file looks like: as its node does, also when that has gone.
+func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) verdict) verdict {
+	s := w.session.sup
+	path, info := devDir+"/"+f.node.device, s.nodeInfo(&f.node)
+	if _, e := s.tree.lookup(path, false); e != nil && e.node != nil && *e.node == f.node {
+		if fd, err := s.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW); err == nil {
+			defer unix.Close(fd)
+			return answer(fd, info)
+		}
+	}
+	// The file is not to be held while the program's memory is written.
+	own := -1
+	if f.memory == nil {
+		return fails(syscall.EIO)
+	}
+	if err := f.memory.WithFD(func(fd int) (err error) {
+		own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	}); err != nil {
+		return fails(syscall.EIO)
+	}
+	defer unix.Close(own)
+	return answer(own, info)
+}
