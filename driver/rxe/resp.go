@@ -115,7 +115,7 @@ func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) 
 	case qp.state == ib.QPErr:
 		return
 	case reliable(qp.typ):
-		r.rcv.Acknowledge(s, psn)
+		r.rcv.Refuse(s, psn)
 	case !own:
 		r.rcv.AbandonRest()
 		return

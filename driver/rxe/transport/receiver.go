@@ -312,6 +312,13 @@ func (r *Receiver) Acknowledge(s roce.Syndrome, psn roce.PSN) {
 	r.ack, r.due = Ack{Syndrome: s, PSN: psn}, true
 }
 
+// Refuse makes a NAK due for the request with a PSN. The responses to requests after it, which were accepted before it
+// was known to fail, are given up: each would acknowledge it.
+func (r *Receiver) Refuse(s roce.Syndrome, psn roce.PSN) {
+	r.replies = slices.DeleteFunc(r.replies, func(y Reply) bool { return !y.PSN.Less(psn) })
+	r.Acknowledge(s, psn)
+}
+
 // NotReady answers the packet with the expected PSN, which found no receive (IBA 9.7.5.2.8).
 func (r *Receiver) NotReady(t roce.RNRTimer) {
 	r.Acknowledge(roce.RNRNAK(t), r.psn)

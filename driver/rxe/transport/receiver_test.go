@@ -128,13 +128,13 @@ func (r *responder) one(s string, empty bool) string {
 		return "repeated"
 	}
 	if !legal(&r.Receiver, &a) {
-		r.Acknowledge(roce.NAKInvalidRequest, psn)
+		r.Refuse(roce.NAKInvalidRequest, psn)
 		r.Abort()
 		return "invalid"
 	}
 	if a.Kind.Answered() {
 		if !r.Admits() {
-			r.Acknowledge(roce.NAKInvalidRequest, psn)
+			r.Refuse(roce.NAKInvalidRequest, psn)
 			r.Abort()
 			return "refused"
 		}
@@ -162,7 +162,7 @@ func (r *responder) one(s string, empty bool) string {
 			r.BeginWrite(0x20000, 9, total)
 		}
 		if !r.WriteFits(a.Length, a.Ends) {
-			r.Acknowledge(roce.NAKInvalidRequest, psn)
+			r.Refuse(roce.NAKInvalidRequest, psn)
 			r.Abort()
 			return "too long or short"
 		}
@@ -1020,6 +1020,20 @@ func TestReceiverResponses(t *testing.T) {
 			r.takes("unknown", "0 atomic")
 			r.takes("taken", "1 atomic", "2 atomic")
 			r.takes("refused", "3 atomic")
+		}},
+		{"9.7.5.1.2", "no response acknowledges an RDMA WRITE before it that turns out to fail", func(r *responder) {
+			r.takes("taken", "0 read 1", "1 atomic", "2 write only 64", "3 read 3000", "6 atomic")
+			r.Refuse(roce.NAKRemoteAccessError, r.psn(2))
+			r.sends("0 only 1 at 0", "1 atomic 1001", fmt.Sprint(roce.NAKRemoteAccessError, " 2"))
+		}},
+		{"9.7.5.1.2", "the rest of a response that has begun before it is sent", func(r *responder) {
+			r.takes("taken", "0 read 3000")
+			if got := r.reply(); got != "0 first 1024 at 0 msn 1" {
+				t.Errorf("reply: got %q", got)
+			}
+			r.takes("taken", "3 write only 64", "4 read 1")
+			r.Refuse(roce.NAKRemoteAccessError, r.psn(3))
+			r.sends("1 middle 1024 at 1024", "2 last 952 at 2048", fmt.Sprint(roce.NAKRemoteAccessError, " 3"))
 		}},
 		{"9.9.3", "responses can be given up, and the acknowledgement is due at once", func(r *responder) {
 			r.takes("taken", "0 read 3000")

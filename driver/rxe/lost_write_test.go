@@ -1,0 +1,40 @@
+package rxe
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// vanished is memory that its program has unmapped before it is written to.
+type vanished struct{ *umem.Local }
+
+func (vanished) WriteV([][]byte, uint64) error { return umem.ErrFault }
+
+// TestReadBehindLostWrite tests that the response to an RDMA READ acknowledges no RDMA WRITE before it that could not be
+// stored. That is known late, when the READ has been accepted.
+func TestReadBehindLostWrite(t *testing.T) {
+	eachNetwork(t, func(t *testing.T, s setup) {
+		for _, size := range []int{64, 3000, 40_000} {
+			b := newBenchIn(t, s)
+			b.connect(conn{})
+			gone, err := b.b.pd.RegMR(ib.MRInit{Space: vanished{b.b.mem}, Addr: b.b.addr, Length: uint64(size), Access: allAccess})
+			check(t, err)
+			b.b.mrs = append(b.b.mrs, gone)
+			fill(b.a.buf[:size], 1)
+			b.a.send(
+				ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr, RKey: gone.RKey()},
+				ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()},
+			)
+			b.a.expect(ib.WC{ID: 1, Status: ib.WCRemAccessErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
+			time.Sleep(time.Second)
+			if !bytes.Equal(b.b.buf, make([]byte, len(b.b.buf))) {
+				t.Error("the target's memory has changed")
+			}
+			b.close()
+		}
+	})
+}
