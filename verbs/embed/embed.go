@@ -228,33 +228,33 @@ func (c caller) SameFile(fd int) (dev, ino uint64, err error) {
 	return st.Dev, st.Ino, err
 }
 
-// queues is the memory of the queues, by their offsets. A queue is freed when neither side has it any more.
+// queues is the memory of the queues, by their offsets. It is of the collector's heap, where the race detector sees that posting and
+// polling order what programs and devices do to memory.
 type queues struct {
 	mu   sync.Mutex
 	next uint64
-	list map[uint64]*queue
+	list map[uint64]*queue // until neither side has the queue any more
 }
 
 type queue struct {
-	m     transport.Memory
+	mem   []byte
 	users int // the driver, and mappings
 }
 
 // Alloc implements uverbs.Memory.
 func (q *queues) Alloc(size int) (ib.Shared, error) {
-	m, err := transport.Anonymous(size)
-	if err != nil {
-		return ib.Shared{}, err
-	}
+	page := os.Getpagesize()
+	mem := make([]byte, size+page-1)
+	mem = mem[-transport.AddressOf(mem)%uint64(page):][:size:size]
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.list == nil {
 		q.list = map[uint64]*queue{}
 	}
 	off := q.next
-	q.next += uint64(len(m.Mem))
-	q.list[off] = &queue{m, 1}
-	return ib.Shared{Mem: m.Mem[:size], Offset: off, Free: sync.OnceFunc(func() { q.put(off) })}, nil
+	q.next += uint64((size + page - 1) / page * page)
+	q.list[off] = &queue{mem, 1}
+	return ib.Shared{Mem: mem, Offset: off, Free: sync.OnceFunc(func() { q.put(off) })}, nil
 }
 
 // put ends a use of a queue.
@@ -264,23 +264,22 @@ func (q *queues) put(off uint64) {
 	if u := q.list[off]; u != nil {
 		if u.users--; u.users == 0 {
 			delete(q.list, off)
-			u.m.Free()
 		}
 	}
 }
 
-// Close implements uverbs.Memory. What is mapped is freed by Unmap.
+// Close implements uverbs.Memory. What is mapped stays until Unmap.
 func (q *queues) Close() error { return nil }
 
 func (q *queues) get(off uint64, size int) ([]byte, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	u := q.list[off]
-	if u == nil || size > len(u.m.Mem) {
+	if u == nil || size > len(u.mem) {
 		return nil, fmt.Errorf("map a queue of %d bytes: %w", size, syscall.EINVAL)
 	}
 	u.users++
-	return u.m.Mem[:size], nil
+	return u.mem[:size], nil
 }
 
 // unmap ends a mapping.
@@ -288,7 +287,7 @@ func (q *queues) unmap(b []byte) error {
 	q.mu.Lock()
 	off, found := uint64(0), false
 	for o, u := range q.list {
-		if transport.AddressOf(u.m.Mem) == transport.AddressOf(b) {
+		if transport.AddressOf(u.mem) == transport.AddressOf(b) {
 			off, found = o, true
 		}
 	}
