@@ -53,10 +53,10 @@ func (d *Device) CreateChannel() (*Channel, error) {
 	if err != nil {
 		return nil, failed("create a completion channel", d.name, err)
 	}
-	c := &Channel{d: d, events: e}
-	if c.id, err = d.add(c); err != nil {
+	c := &Channel{d: d, events: e, id: d.number()}
+	if err := d.add(c.id, c); err != nil {
 		e.Close()
-		return nil, err
+		return nil, failed("create a completion channel", d.name, err)
 	}
 	return c, nil
 }
@@ -111,7 +111,7 @@ type CQ struct {
 }
 
 // CreateCQ makes a completion queue for at least so many entries. channel is where it reports completions when it is armed; nil stands
-// for a channel of its own, made when it is first waited for with [CQ.Wait]. It may sleep. (ibv_create_cq)
+// for a channel of its own, for [CQ.Wait]. It may sleep. (ibv_create_cq)
 func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 	fail := func(err error) (*CQ, error) {
 		return nil, failed(fmt.Sprintf("create a CQ of %d entries", entries), d.name, err)
@@ -140,18 +140,18 @@ func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 	if err := c.channel.life.get(); err != nil {
 		return fail(err)
 	}
-	var err error
-	if c.id, err = d.add(c); err != nil {
-		release()
-		return fail(err)
-	}
+	c.id = d.number()
 	q, r, err := d.p.CreateCQ(d.cmd, uapi.CreateCQ{UserHandle: c.id, CQE: uint32(entries), CompChannel: int32(c.channel.events.FD())})
 	if err != nil {
-		d.remove(c.id)
 		release()
 		return fail(err)
 	}
 	c.q, c.handle, c.entries = q, r.CQHandle, int(r.CQE)
+	if err := d.add(c.id, c); err != nil {
+		c.abandon()
+		release()
+		return fail(err)
+	}
 	return c, nil
 }
 

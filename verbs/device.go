@@ -160,17 +160,24 @@ func (d *Device) Name() string { return d.name }
 // Provider is the name of the code that knows the device's queues.
 func (d *Device) Provider() string { return d.p.Name() }
 
-// add gives an object a number.
-func (d *Device) add(o object) (id uint64, err error) {
-	l := &d.objects
-	l.Lock()
-	defer l.Unlock()
-	if l.closed {
-		return 0, ErrClosed
+// number returns the next number for an object.
+func (d *Device) number() uint64 {
+	d.objects.Lock()
+	defer d.objects.Unlock()
+	d.objects.last++
+	return d.objects.last
+}
+
+// add makes an object, which is complete, known by its number: events name it from then on, and Close ends it. ErrClosed if Close
+// was called.
+func (d *Device) add(id uint64, o object) error {
+	d.objects.Lock()
+	defer d.objects.Unlock()
+	if d.objects.closed {
+		return ErrClosed
 	}
-	l.last++
-	l.byID[l.last] = o
-	return l.last, nil
+	d.objects.byID[id] = o
+	return nil
 }
 
 // closed reports whether Close was called.

@@ -246,8 +246,8 @@ func (p *PD) register(mem []byte, access Access) (*MR, error) {
 		p.life.put()
 		return nil, err
 	}
-	m := &MR{pd: p, handle: r.MRHandle, lkey: r.LKey, rkey: r.RKey, mem: mem, iova: iova}
-	if m.id, err = p.d.add(m); err != nil {
+	m := &MR{pd: p, handle: r.MRHandle, lkey: r.LKey, rkey: r.RKey, mem: mem, iova: iova, id: p.d.number()}
+	if err := p.d.add(m.id, m); err != nil {
 		_ = p.d.cmd.DeregMR(r.MRHandle)
 		p.life.put()
 		return nil, err

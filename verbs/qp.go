@@ -114,22 +114,21 @@ func (p *PD) CreateQP(init QPInit) (*QP, error) {
 	if err := getAll(users); err != nil {
 		return fail(err)
 	}
-	qp := &QP{pd: p, init: init}
-	var err error
-	if qp.id, err = p.d.add(qp); err != nil {
-		putAll(users)
-		return fail(err)
-	}
+	qp := &QP{pd: p, init: init, id: p.d.number()}
 	req.UserHandle = qp.id
 	q, r, err := p.d.p.CreateQP(p.d.cmd, req)
 	if err != nil {
-		p.d.remove(qp.id)
 		putAll(users)
 		return fail(err)
 	}
 	qp.q, qp.handle, qp.num = q, r.QPHandle, r.QPN
 	qp.init.SendWRs, qp.init.RecvWRs, qp.init.SendSGEs = int(r.MaxSendWR), int(r.MaxRecvWR), int(r.MaxSendSGE)
 	qp.init.RecvSGEs, qp.init.Inline = int(r.MaxRecvSGE), int(r.MaxInlineData)
+	if err := p.d.add(qp.id, qp); err != nil {
+		qp.abandon()
+		putAll(users)
+		return fail(err)
+	}
 	return qp, nil
 }
 
@@ -413,19 +412,18 @@ func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
 	if err := p.life.get(); err != nil {
 		return fail(err)
 	}
-	s := &SRQ{pd: p}
-	var err error
-	if s.id, err = p.d.add(s); err != nil {
-		p.life.put()
-		return fail(err)
-	}
+	s := &SRQ{pd: p, id: p.d.number()}
 	q, r, err := p.d.p.CreateSRQ(p.d.cmd, uapi.CreateSRQ{UserHandle: s.id, PDHandle: p.handle, MaxWR: uint32(wrs), MaxSGE: uint32(max(sges, 1))})
 	if err != nil {
-		p.d.remove(s.id)
 		p.life.put()
 		return fail(err)
 	}
 	s.q, s.handle = q, r.SRQHandle
+	if err := p.d.add(s.id, s); err != nil {
+		s.abandon()
+		p.life.put()
+		return fail(err)
+	}
 	return s, nil
 }
 

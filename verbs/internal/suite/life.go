@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -244,4 +245,60 @@ func (w *world) exec() {
 		w.same(b.mr.Bytes()[:len(mine)], mine)
 	}
 	w.must(from.Close())
+}
+
+// closeWhileCreating tests that what goroutines create on a device while it is closed is closed, too.
+func (w *world) closeWhileCreating() {
+	const rounds, goroutines = 20, 2
+	for _, c := range []struct {
+		name   string
+		create func(pd *verbs.PD, cq *verbs.CQ) (use func() error, err error)
+	}{
+		{"QP", func(pd *verbs.PD, cq *verbs.CQ) (func() error, error) {
+			q, err := pd.CreateQP(verbs.QPInit{SendCQ: cq})
+			return func() error { return q.PostRecv(&verbs.RecvWR{}) }, err
+		}},
+		{"SRQ", func(pd *verbs.PD, _ *verbs.CQ) (func() error, error) {
+			q, err := pd.CreateSRQ(4, 1)
+			return func() error { return q.PostRecv(&verbs.RecvWR{}) }, err
+		}},
+		{"CQ", func(pd *verbs.PD, _ *verbs.CQ) (func() error, error) {
+			q, err := pd.Device().CreateCQ(4, nil)
+			return func() error { return second(q.Poll(make([]verbs.WC, 1))) }, err
+		}},
+		{"Channel", func(pd *verbs.PD, _ *verbs.CQ) (func() error, error) {
+			ch, err := pd.Device().CreateChannel()
+			return func() error { return second(ch.Wait(w.ctx())) }, err
+		}},
+	} {
+		for round := range rounds {
+			d, err := w.c.Open()
+			w.must(err)
+			pd, err := d.AllocPD()
+			w.must(err)
+			cq, err := d.CreateCQ(16, nil)
+			w.must(err)
+			made := make([][]func() error, goroutines)
+			var creating sync.WaitGroup
+			for i := range made {
+				creating.Go(func() {
+					for {
+						use, err := c.create(pd, cq)
+						if err != nil {
+							return // of the device, or of a limit
+						}
+						made[i] = append(made[i], use)
+					}
+				})
+			}
+			time.Sleep(time.Duration(round) * 50 * time.Microsecond)
+			w.must(d.Close())
+			creating.Wait()
+			for _, use := range slices.Concat(made...) {
+				if err := use(); !errors.Is(err, verbs.ErrClosed) {
+					w.Fatalf("a %s of a device that was closed meanwhile: got %v, want %v", c.name, err, verbs.ErrClosed)
+				}
+			}
+		}
+	}
 }

@@ -52,7 +52,7 @@ func Run(t *testing.T, c Config) {
 		{"Slice", (*world).slice}, {"Wait", (*world).wait}, {"Cancel", (*world).cancel}, {"Channel", (*world).channel},
 		{"Iterator", (*world).iterator}, {"Full", (*world).full}, {"Resize", (*world).resize}, {"Errors", (*world).errors},
 		{"Events", (*world).events}, {"Closed", (*world).closed}, {"Busy", (*world).busy}, {"CloseDevice", (*world).closeDevice},
-		{"CloseDeviceMemory", (*world).closeDeviceMemory},
+		{"CloseDeviceMemory", (*world).closeDeviceMemory}, {"CloseWhileCreating", (*world).closeWhileCreating},
 		{"Concurrent", (*world).concurrent}, {"Reset", (*world).reset}, {"Exec", (*world).exec},
 	} {
 		t.Run(x.name, func(t *testing.T) {
