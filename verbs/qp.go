@@ -647,7 +647,7 @@ func (b *Bind) forDevice() (provider.Bind, error) {
 		return provider.Bind{}, fmt.Errorf("a bind needs a window and a region: %w", errInvalid)
 	}
 	if b.Offset < 0 || b.Length < 0 || b.Offset > b.MR.Len() || b.Length > b.MR.Len()-b.Offset {
-		return provider.Bind{}, fmt.Errorf("bytes %d to %d of a region of %d: %w", b.Offset, b.Offset+b.Length, b.MR.Len(), errInvalid)
+		return provider.Bind{}, fmt.Errorf("%d bytes from offset %d of a region of %d: %w", b.Length, b.Offset, b.MR.Len(), errInvalid)
 	}
 	return provider.Bind{
 		WindowKey: b.MW.RKey(), NewKey: b.NewKey, LKey: b.MR.lkey, Addr: b.MR.iova + uint64(b.Offset), Length: uint64(b.Length), Access: b.Access,

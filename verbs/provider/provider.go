@@ -175,7 +175,7 @@ var descriptions = [...]string{
 	uapi.WCLocEECOpErr:    "local EE context operation error",
 	uapi.WCLocProtErr:     "local protection error: a local key, its range or its rights are wrong",
 	uapi.WCWRFlushErr:     "work request flushed: the QP was in the error state",
-	uapi.WCMWBindErr:      "memory window bind error",
+	uapi.WCMWBindErr:      "memory window bind error: the range or the rights exceed the region, or it was registered without BindWindows",
 	uapi.WCBadRespErr:     "bad response of the peer",
 	uapi.WCLocAccessErr:   "local access error: the peer's request broke the rights of local memory",
 	uapi.WCRemInvReqErr:   "remote invalid request: the peer cannot do this request, or has no room for the message",

@@ -32,6 +32,9 @@ func (w *world) wait() {
 		}
 		a.ok(1)
 	}
+	if _, err := b.cq.Wait(w.ctx(), nil); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("Wait without room for a completion: got %v, want EINVAL", err)
+	}
 }
 
 func (w *world) cancel() {
