@@ -144,6 +144,42 @@ func TestReferOnce(t *testing.T) {
 	}
 }
 
+// TestReferElements tests that of a WRITE of several elements little more is copied than the packets in which they meet.
+func TestReferElements(t *testing.T) {
+	const mtu, elements = 4096, 8
+	for _, size := range []int{12 * mtu, 12*mtu - 100, 12*mtu + 100} {
+		b := newReferBench(t, setup{cap: ib.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: elements, MaxRecvSGE: 1}})
+		fill(b.a.buf, 1)
+		wr := b.write(1, 0, elements*size)
+		wr.SGList = nil
+		var want []byte
+		for i := elements; i > 0; i-- { // in an order in which none follows another in memory
+			wr.SGList = append(wr.SGList, b.a.sge(i*size, size)...)
+			want = append(want, b.a.buf[i*size:][:size]...)
+		}
+		b.built(func(p *pass, from *QP) {
+			all, copied := 0, 0
+			for _, x := range from.egress.queue {
+				for i := range x.parts {
+					k := &x.parts[i]
+					n := k.end - x.payload(k) - link.ICRCLen
+					if all += n; k.mem == nil {
+						copied += n
+					}
+				}
+			}
+			if most := 2*mtu*elements + minRefer*len(from.egress.queue); all < elements*size/2 || copied > most {
+				t.Errorf("elements of %d bytes: %d of %d bytes are copied, want at most %d", size, copied, all, most)
+			}
+			p.sendAll(from)
+		}, wr)
+		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
+		if i := firstDifference(want, b.b.buf[:len(want)]); i >= 0 {
+			t.Errorf("elements of %d bytes: byte %d differs", size, i)
+		}
+	}
+}
+
 // TestReferCompletes: what a consumer stores after a work request has completed does not arrive, although trains of the
 // same run have not been sent.
 func TestReferCompletes(t *testing.T) {

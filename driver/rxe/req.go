@@ -176,7 +176,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 		mark = p.build.t.packets
 	}
 	for {
-		k, ok := r.snd.NextMiddles(p.build.stretches(r.snd.MTU))
+		k, ok := r.middles(p, w)
 		if !ok {
 			if k, ok = r.snd.Next(); !ok {
 				break
@@ -219,6 +219,23 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 	completed, next := r.snd.Advance()
 	r.succeed(completed)
 	return next
+}
+
+// middles returns the packets that may join the last span of the open train. One that may refer to memory has no element's bytes
+// with another's, unless the elements are short.
+func (r *requester) middles(p *pass, w *sendWQE) (transport.Packet, bool) {
+	mtu := r.snd.MTU
+	k, ok := r.snd.NextMiddles(p.build.stretches(mtu))
+	if !ok || len(w.sges) == 1 || !p.build.t.writes || w.length < minRefer*len(w.sges) {
+		return k, ok
+	}
+	i, at := sgeAt(w.sges, k.Offset)
+	whole := (int(w.sges[i].Length) - at) / mtu
+	if at < mtu || whole == 0 { // the packet before is another element's, or this one is in part
+		p.build.middle = false
+		return k, false
+	}
+	return r.snd.NextMiddles(min(k.Packets, whole))
 }
 
 // source returns the address of a byte of the work request's payload; 0: there is none.
