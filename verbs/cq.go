@@ -226,7 +226,8 @@ const spins = 32
 
 // Wait waits until there are completions, takes the oldest into wc, and returns how many. It polls for some microseconds, and then sleeps.
 // The queue must have a channel of its own (see [Device.CreateCQ]). The error is the cause of ctx, ErrClosed, that of a device that has
-// gone, one that wraps ErrOverflow, or EINVAL if wc is empty. (The kernel's rxe arms a queue that has overflowed: watch for [EventCQError] there.) It may sleep.
+// gone, one that wraps ErrOverflow, or EINVAL if wc is empty. (The kernel's rxe arms a queue that has overflowed: watch for
+// [EventCQError] there.) It may sleep.
 func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	if !c.own {
 		return 0, failed("wait for a CQ that was created with a channel: use Channel.Wait", c.d.name, errInvalid)
