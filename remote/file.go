@@ -158,6 +158,23 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 // Serve answers the client until it closes the connection, or sends what makes no sense: that is the error, and is nil at a proper end. It
 // may sleep. Closing the connection ends it.
 func (f *File) Serve(nc *net.UnixConn) error {
+	if err := f.serve(nc); !closedByClient(err) {
+		return err
+	}
+	return nil
+}
+
+// closedByClient reports whether the client has closed its end, with or without waiting for an answer, or Close was called.
+func closedByClient(err error) bool {
+	for _, e := range []error{io.EOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func (f *File) serve(nc *net.UnixConn) error {
 	c := devfile.Conn{UnixConn: nc}
 	if err := nc.SetWriteBuffer(sendBuffer); err != nil {
 		return err
@@ -172,9 +189,6 @@ func (f *File) Serve(nc *net.UnixConn) error {
 		}
 		if err != nil {
 			f.strays = fds
-			if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
-				return nil
-			}
 			return err
 		}
 		a := f.answer(r, fds)

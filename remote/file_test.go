@@ -2,6 +2,9 @@ package remote
 
 import (
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -46,6 +49,25 @@ func TestAccept(t *testing.T) {
 		fds, err := f.accept(devfile.Request{Op: tt.op}, tt.fds)
 		if (err == nil) != tt.ok || len(fds) != len(tt.fds) {
 			t.Errorf("%s: %d descriptors, %v", tt.name, len(fds), err)
+		}
+	}
+}
+
+// TestClosedByClient tests that a client may close its end at any time without a word in the log, but not break the protocol.
+func TestClosedByClient(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want bool
+	}{
+		{io.EOF, true},
+		{io.ErrUnexpectedEOF, false},
+		{&net.OpError{Op: "read", Err: os.NewSyscallError("recvmsg", syscall.ECONNRESET)}, true},
+		{fmt.Errorf("answer: %w", &net.OpError{Op: "write", Err: os.NewSyscallError("sendmsg", syscall.EPIPE)}), true},
+		{fmt.Errorf("answer: %w", os.ErrDeadlineExceeded), false},
+		{fmt.Errorf("2 descriptors came with request 1: %w", syscall.EINVAL), false},
+	} {
+		if got := closedByClient(tt.err); got != tt.want {
+			t.Errorf("%v: got %t, want %t", tt.err, got, tt.want)
 		}
 	}
 }
