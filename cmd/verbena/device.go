@@ -25,6 +25,9 @@ type verbsFlags struct {
 // openDevice opens the device. The command is for the error, which says how to get one.
 func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done func(), err error) {
 	if f.Embedded || f.Addr.IsValid() {
+		if f.Direct {
+			return nil, nil, fmt.Errorf("%s: --embedded and --addr make a device in this process: leave them out, or --service", command)
+		}
 		s, err := embed.NewSoftware(embed.Software{Addr: f.Addr, Wire: f.Wire, Name: f.Dev})
 		if err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", command, err)

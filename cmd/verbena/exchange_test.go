@@ -64,6 +64,9 @@ func TestExchangeErrors(t *testing.T) {
 		"perf --embedded --qps 0":                       "qps 0 is not within 1 to 1024",
 		"perf --embedded --mtu 1000":                    "mtu 1000 is none of 256",
 		"pingpong --embedded --ib-port 2":               "query port 2",
+		"perf --embedded --service":                     "leave them out, or --service",
+		"perf --service --addr 127.0.0.104":             "leave them out, or --service",
+		"perf --embedded --wire -p 0":                   "choose one of 1 to 65535",
 		"pingpong --embedded --compat --type ud -s 2K ": "", // one MTU of 1024 does not bound the port's
 	} {
 		if want == "" {

@@ -20,6 +20,7 @@ import (
 
 	"verbena/internal/ctl"
 	"verbena/internal/privilege"
+	"verbena/internal/quota"
 	"verbena/internal/testutil"
 )
 
@@ -257,6 +258,16 @@ func TestLimits(t *testing.T) {
 		if out, err := verbena(t, "--socket", loc.Socket+"2", "serve", "--limit", bad).CombinedOutput(); err == nil ||
 			!strings.Contains(string(out), "limit \""+bad) {
 			t.Errorf("%s: got %v, %s", bad, err, out)
+		}
+	}
+}
+
+// TestLimitsInHelp tests that the help of serve lists all kinds of limits.
+func TestLimitsInHelp(t *testing.T) {
+	help := new(serveCmd).Help()
+	for k := range quota.NumKinds {
+		if !regexp.MustCompile(`\b` + k.String() + `\b`).MatchString(help) {
+			t.Errorf("serve --help lacks the limit %v", k)
 		}
 	}
 }

@@ -160,7 +160,7 @@ func (s *session) explain(what string, err error) error {
 	case s.ctx.Err() != nil:
 		return context.Cause(s.ctx)
 	case errors.As(err, new(*json.SyntaxError)), errors.As(err, new(*json.UnmarshalTypeError)):
-		return fmt.Errorf("%w: --compat is for rdma-core's programs, and to be given at both ends or at none", errForeign)
+		return fmt.Errorf("%w: run the same command at both ends; rdma-core's programs are met by `verbena pingpong --compat`", errForeign)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s %w: timed out: it is stopped, unreachable, or waits for something else", what, ErrPeer)
 	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrClosedPipe), errors.Is(err, io.ErrUnexpectedEOF):
