@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,10 +19,13 @@ import (
 	"golang.org/x/net/nettest"
 
 	"verbena/driver/rxe"
+	"verbena/internal/ctl"
 	"verbena/link"
 	"verbena/rdmanet"
+	server "verbena/service"
 	"verbena/verbs"
 	"verbena/verbs/cm"
+	"verbena/verbs/service"
 )
 
 // host is the Host of a world.
@@ -247,4 +251,82 @@ func TestCMLost(t *testing.T) {
 	e.d.SetupTimeout = 0
 	a, b := e.connect(t)
 	exchange(t, a, b, 1000)
+}
+
+// newService returns a service in this process with a device at an address.
+func newService(t testing.TB, addr string) *service.Service {
+	t.Helper()
+	srv, err := server.New(server.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{addr}}}})
+	must(t, err)
+	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}
+	l, err := server.Listen(loc, nil)
+	must(t, err)
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		srv.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		if err := srv.Close(); err != nil {
+			t.Error(err)
+		}
+		l.Release()
+	})
+	s, err := service.At(loc.Socket)
+	must(t, err)
+	return s
+}
+
+// TestCMAddresses: on a service, ListenConfig.Failed gets the address of the peer, whose request has been refused by
+// then, and a Listener keeps its own when it is closed.
+func TestCMAddresses(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "127.91.16.3")
+	type failure struct {
+		remote net.Addr
+		err    error
+	}
+	failed := make(chan failure, 1)
+	lc := rdmanet.ListenConfig{
+		Config: rdmanet.Config{Host: &rdmanet.Host{Devices: s.Devices, Manager: s.ConnectionManager}}, CM: true,
+		Failed: func(remote net.Addr, err error) { failed <- failure{remote, err} },
+	}
+	l, err := lc.Listen(context.Background(), "rdma", "127.91.16.3:0")
+	must(t, err)
+	at := l.Addr()
+
+	m, err := s.ConnectionManager()
+	must(t, err)
+	d, err := s.Open("")
+	must(t, err)
+	pd, err := d.AllocPD()
+	must(t, err)
+	cq, err := d.CreateCQ(10, nil)
+	must(t, err)
+	q, err := pd.CreateQP(verbs.QPInit{SendCQ: cq})
+	must(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := m.Resolve(ctx, cm.Target{Addr: netip.MustParseAddrPort(at.String())})
+	must(t, err)
+	must(t, c.Init(q))
+	want := c.LocalAddr().String()
+	if _, err := c.Connect(ctx, q, cm.Param{}, []byte("another protocol")); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("Connect: got %v, want ECONNREFUSED", err)
+	}
+	if f := <-failed; f.remote.String() != want || !errors.Is(f.err, syscall.EPROTO) {
+		t.Errorf("Failed: got %v, %v, want %s, EPROTO", f.remote, f.err, want)
+	}
+	for _, x := range []interface{ Close() error }{c, q, cq, pd, d, m, l} {
+		must(t, x.Close())
+	}
+	if got := l.Addr(); got != at {
+		t.Errorf("Addr after Close: got %v, want %v", got, at)
+	}
+	_, err = l.Accept()
+	sameError(t, "Accept", err, net.ErrClosed)
+	if !strings.Contains(err.Error(), at.String()) {
+		t.Errorf("Accept: got %q, want it to name %v", err, at)
+	}
 }

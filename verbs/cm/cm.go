@@ -137,6 +137,8 @@ type Conn struct {
 	id    cmid.ID
 	steps chan cmid.Event // what Resolve and Connect wait for
 
+	local, remote netip.AddrPort // set before a caller has the Conn, or the Request
+
 	established chan struct{}
 	done        chan struct{} // closed when the connection has ended
 
@@ -260,7 +262,17 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	if _, err := c.await(ctx, cmid.RouteResolved, cmid.RouteError); err != nil {
 		return nil, err
 	}
+	if err := c.learn(); err != nil {
+		return nil, err
+	}
 	return c, nil
+}
+
+// learn notes the addresses of the ID: they outlive it.
+func (c *Conn) learn() error {
+	v, err := c.id.View()
+	c.local, c.remote = v.Local, v.Remote
+	return err
 }
 
 // plain is an address with IPv4 not in the clothes of IPv6.
@@ -272,17 +284,11 @@ func (c *Conn) NodeGUID() (uint64, error) {
 	return v.NodeGUID, err
 }
 
-// LocalAddr and RemoteAddr are the addresses of the two ends; zero where they are not known. They may sleep.
-func (c *Conn) LocalAddr() netip.AddrPort {
-	v, _ := c.id.View()
-	return v.Local
-}
+// LocalAddr returns the address of this end, also after Close.
+func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
 
-// RemoteAddr is the address of the peer.
-func (c *Conn) RemoteAddr() netip.AddrPort {
-	v, _ := c.id.View()
-	return v.Remote
-}
+// RemoteAddr returns the address of the peer, also after Close.
+func (c *Conn) RemoteAddr() netip.AddrPort { return c.remote }
 
 // Init takes a queue pair of type RC from RESET to INIT, where receives can be posted. It may sleep.
 func (c *Conn) Init(qp *verbs.QP) error {
@@ -401,6 +407,7 @@ func (c *Conn) Close() error {
 type Listener struct {
 	m        *Manager
 	id       cmid.ID
+	addr     netip.AddrPort // set by Listen: it outlives the ID
 	requests chan *Request
 	done     chan struct{}
 
@@ -428,7 +435,7 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
 		return fail(err)
 	}
 	l.id = id
-	if err = id.Bind(plain(at)); err == nil {
+	if err = l.bind(at); err == nil {
 		err = id.Listen(backlog)
 	}
 	if err != nil {
@@ -437,6 +444,16 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
 		return fail(err)
 	}
 	return l, nil
+}
+
+// bind binds the ID, and notes its address, with the port.
+func (l *Listener) bind(at netip.AddrPort) error {
+	if err := l.id.Bind(plain(at)); err != nil {
+		return err
+	}
+	v, err := l.id.View()
+	l.addr = v.Local
+	return err
 }
 
 func (l *Listener) event(e cmid.Event) {
@@ -468,16 +485,17 @@ func (l *Listener) end(why error) {
 	}
 }
 
-// Addr is where it listens. It may sleep.
-func (l *Listener) Addr() netip.AddrPort {
-	v, _ := l.id.View()
-	return v.Local
-}
+// Addr returns the address at which the Listener listens, also after Close.
+func (l *Listener) Addr() netip.AddrPort { return l.addr }
 
 // Accept waits for a request. Its error is the cause of ctx, ErrClosed of package verbs, or ENODEV when its device has gone. It may sleep.
 func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	select {
 	case r := <-l.requests:
+		if err := r.conn.learn(); err != nil {
+			_ = r.Reject(nil)
+			return nil, fmt.Errorf("verbs/cm: accept at %v: %w", l.addr, err)
+		}
 		return r, nil
 	case <-l.done:
 		return nil, l.err
@@ -511,7 +529,7 @@ type Request struct {
 // NodeGUID names the device by which the request has come. It may sleep.
 func (r *Request) NodeGUID() (uint64, error) { return r.conn.NodeGUID() }
 
-// RemoteAddr is the address of the peer. It may sleep.
+// RemoteAddr returns the address of the peer, also after Accept or Reject.
 func (r *Request) RemoteAddr() netip.AddrPort { return r.conn.RemoteAddr() }
 
 // Init takes a queue pair of type RC from RESET to INIT, where receives can be posted. It may sleep.
