@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"syscall"
+	"time"
 )
 
 // network is the name of the network of an Addr.
@@ -58,8 +59,8 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 
 // DialContext connects to the Listener at an address: of TCP, or with CM of the connection manager. The network is
 // "rdma", or, for callers that know no other, "tcp", "tcp4" or "tcp6". The connection is a *Conn; it does not end with
-// ctx. The error is a *net.OpError, which wraps ECONNREFUSED if nothing listens there or the Listener refuses, the cause
-// of ctx, and context.DeadlineExceeded after Config.SetupTimeout.
+// ctx. The error is a *net.OpError, which wraps ECONNREFUSED if nothing listens there or the Listener refuses, the
+// error and the cause of ctx when that has ended, and context.DeadlineExceeded after Config.SetupTimeout.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	c, err := d.dial(ctx, network, address)
 	if err != nil {
@@ -80,11 +81,15 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (*Conn, erro
 	ctx, cancel := context.WithTimeout(ctx, cfg.SetupTimeout)
 	defer cancel()
 	if d.CM {
-		return dialCM(ctx, d.TCP.Resolver, tcp, address, d.Config)
+		c, err := dialCM(ctx, d.TCP.Resolver, tcp, address, d.Config)
+		if err != nil {
+			return nil, ended(ctx, err)
+		}
+		return c, nil
 	}
 	nc, err := d.TCP.DialContext(ctx, tcp, address)
 	if err != nil {
-		return nil, err
+		return nil, ended(ctx, err)
 	}
 	defer nc.Close()
 	return Client(ctx, nc, nil, d.Config)
@@ -123,4 +128,38 @@ func (e *setupError) Unwrap() error { return e.err }
 func (e *setupError) Timeout() bool {
 	return errors.Is(e.err, context.DeadlineExceeded) || errors.Is(e.err, os.ErrDeadlineExceeded) ||
 		errors.Is(e.err, syscall.ETIMEDOUT)
+}
+
+// contextError is the error of a set-up that has ended with its context. It wraps the context's own error, too, which
+// tells a deadline from other ends.
+type contextError struct{ why, end error }
+
+// ended returns the error of a set-up that has failed with err: if that is due to the end of ctx, it wraps the cause of
+// ctx. Package net does not know causes.
+func ended(ctx context.Context, err error) error {
+	var ne net.Error
+	timeout := errors.As(err, &ne) && ne.Timeout()
+	if at, ok := ctx.Deadline(); ok && timeout && !time.Now().Before(at) {
+		<-ctx.Done() // package net has a timer of its own, which may be first
+	}
+	end, cause := ctx.Err(), context.Cause(ctx)
+	switch {
+	case end == nil:
+		return err
+	case errors.Is(err, cause):
+		return &contextError{err, end}
+	case timeout, errors.Is(err, end):
+		return &contextError{cause, end}
+	}
+	return err
+}
+
+func (e *contextError) Error() string { return e.why.Error() }
+
+// Unwrap returns both errors.
+func (e *contextError) Unwrap() []error { return []error{e.why, e.end} }
+
+// Is makes a deadline of a context one of a connection, too.
+func (e *contextError) Is(target error) bool {
+	return target == os.ErrDeadlineExceeded && e.end == context.DeadlineExceeded
 }

@@ -273,7 +273,7 @@ func (c *Conn) connect(ctx context.Context, x Exchange, dev *verbs.Device, cfg C
 	own := params{addr: c.ring.Addr(), ring: uint32(c.ring.Len()), rkey: c.ring.RKey(), messages: uint16(cfg.Messages)}
 	private, local, remote, err := x.Connect(ctx, c.qp, cfg.Path, own.append(nil))
 	if err != nil {
-		return fmt.Errorf("rdmanet: connect: %w", err)
+		return fmt.Errorf("rdmanet: connect: %w", ended(ctx, err))
 	}
 	peer, err := parseParams(private)
 	if err != nil {
@@ -338,8 +338,9 @@ func (o *overConn) during(ctx context.Context, f func() error) error {
 	stop := interrupt(ctx, o.nc)
 	err := f()
 	stop()
-	if err != nil && ctx.Err() != nil {
-		err = errors.Join(context.Cause(ctx), err)
+	var lost *exchangeError
+	if errors.As(err, &lost) && ctx.Err() != nil {
+		err = &contextError{context.Cause(ctx), ctx.Err()}
 	}
 	return err
 }

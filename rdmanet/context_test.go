@@ -1,0 +1,90 @@
+package rdmanet_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"verbena/driver/rxe"
+	"verbena/rdmanet"
+)
+
+// lateContext is a context whose deadline has passed, but which has not ended yet: another timer of the same deadline,
+// such as that of package net, may fire first.
+type lateContext struct {
+	context.Context
+	passed time.Time
+}
+
+func (c lateContext) Deadline() (time.Time, bool) { return c.passed, true }
+
+// TestDialCause: at whatever moment its context ends, the error of DialContext wraps the cause, and what the context's
+// own error is; it is a timeout if that is a deadline.
+func TestDialCause(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, &rxe.Fabric{})
+	reason := errors.New("the user has pressed stop")
+	// Listeners that answer nothing.
+	tcp, err := net.Listen("tcp", "127.0.0.80:0")
+	must(t, err)
+	defer tcp.Close()
+	_, m := w.otherHost(t)
+	byCM, err := m.Listen(netip.MustParseAddrPort("127.0.0.80:0"), 0)
+	must(t, err)
+	defer byCM.Close()
+
+	ended := func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		cancel(reason)
+		return ctx, func() { cancel(nil) }
+	}
+	cancelled := func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		time.AfterFunc(10*time.Millisecond, func() { cancel(reason) })
+		return ctx, func() { cancel(nil) }
+	}
+	timed := func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeoutCause(ctx, 10*time.Millisecond, reason)
+	}
+	late := func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Millisecond, reason)
+		return lateContext{ctx, time.Now()}, cancel
+	}
+	for _, x := range []struct {
+		name    string
+		cm      bool
+		with    func(context.Context) (context.Context, context.CancelFunc)
+		err     error
+		timeout bool
+	}{
+		{"TCP, cancelled before", false, ended, context.Canceled, false},
+		{"TCP, cancelled", false, cancelled, context.Canceled, false},
+		{"TCP, deadline", false, timed, context.DeadlineExceeded, true},
+		{"TCP, deadline of another timer", false, late, context.DeadlineExceeded, true},
+		{"CM, cancelled before", true, ended, context.Canceled, false},
+		{"CM, cancelled", true, cancelled, context.Canceled, false},
+		{"CM, deadline", true, timed, context.DeadlineExceeded, true},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			at := tcp.Addr().String()
+			if x.cm {
+				at = byCM.Addr().String()
+			}
+			d := rdmanet.Dialer{Config: rdmanet.Config{Host: w.host()}, CM: x.cm}
+			ctx, cancel := x.with(context.Background())
+			defer cancel()
+			_, err := d.DialContext(ctx, "rdma", at)
+			sameError(t, "DialContext", err, reason, x.err)
+			if ne := net.Error(nil); !errors.As(err, &ne) || ne.Timeout() != x.timeout {
+				t.Errorf("DialContext: %v: got Timeout %t, want %t", err, !x.timeout, x.timeout)
+			}
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("DialContext: got %q, want one line", err)
+			}
+		})
+	}
+}
