@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"sync"
 	"syscall"
 	"time"
 
@@ -18,6 +19,11 @@ import (
 type Region struct {
 	mr *verbs.MR
 	c  *Conn // for which it was made; nil: RegionOf's
+
+	// use is held for reading while an operation of this end uses the memory, for writing to close it.
+	//
+	//verbena:program the callers of one program
+	use sync.RWMutex
 }
 
 // NewRegion returns new memory that the peer may access as the rights say: verbs.RemoteRead, or verbs.LocalWrite and
@@ -37,7 +43,7 @@ func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 	if err != nil {
 		return nil, c.opError("register", err)
 	}
-	return &Region{mr, c}, nil
+	return &Region{mr: mr, c: c}, nil
 }
 
 // alloc allocates registered memory. Without the device the connection ends.
@@ -63,9 +69,12 @@ func (r *Region) Descriptor() Descriptor {
 	return Descriptor{Addr: r.mr.Addr(), Length: uint64(r.mr.Len()), RKey: r.mr.RKey()}
 }
 
-// Close ends the access to the memory: a peer that still tries loses its connection. It may be called again, and may
+// Close ends the access to the memory: a peer that still tries loses its connection. It waits for a ReadRegion or
+// WriteRegion of this end that uses the memory; later ones fail with net.ErrClosed. It may be called again, and may
 // sleep.
 func (r *Region) Close() error {
+	r.use.Lock()
+	defer r.use.Unlock()
 	if err := r.mr.Close(); err != nil || r.c == nil {
 		return err
 	}
@@ -76,6 +85,18 @@ func (r *Region) Close() error {
 		return r.c.closePD()
 	}
 	return nil
+}
+
+// hold keeps the memory registered until use, which it holds for reading, is unlocked. The error wraps net.ErrClosed if
+// Close was called.
+func (r *Region) hold() error {
+	if r.use.TryRLock() {
+		if r.mr.Bytes() != nil {
+			return nil
+		}
+		r.use.RUnlock()
+	}
+	return fmt.Errorf("region of %d bytes at %#x: %w", r.Len(), r.mr.Addr(), net.ErrClosed)
 }
 
 // closePD ends the protection domain of a connection that has been closed, unless there are regions of it.
@@ -175,7 +196,7 @@ func (r *Remote) WriteAtContext(ctx context.Context, p []byte, off int64) (int, 
 
 // ReadRegion reads n bytes at an offset of the peer's memory into dst, from an offset on, without a copy: 1 GB at most.
 // The memory is the device's until ReadRegion returns, and no longer: for that, the connection ends if ctx does before
-// the operation.
+// the operation. Region.Close waits for it.
 func (r *Remote) ReadRegion(ctx context.Context, off int64, dst *Region, dstOff, n int) error {
 	return r.c.direct(ctx, verbs.Read, r.d, off, dst, dstOff, n)
 }
@@ -394,6 +415,10 @@ func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, of
 		return c.opError(opNames[op], err)
 	}
 	defer c.endOp()
+	if err := r.hold(); err != nil {
+		return c.opError(opNames[op], err)
+	}
+	defer r.use.RUnlock()
 	err := c.postOp(op, r.mr.SGE(at, n), verbs.Remote{Addr: there.Addr + uint64(off), RKey: there.RKey})
 	if err == nil {
 		err = c.awaitOp(d, 0)

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -204,6 +206,63 @@ func TestRemoteRefused(t *testing.T) {
 		_, err = c.Read(make([]byte, 1))
 		sameError(t, "Read", err, syscall.ECONNRESET)
 	}
+}
+
+// TestClosedRegion: an operation with a Region of this end that has been closed is an error of the call alone.
+func TestClosedRegion(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t, rdmanet.Config{})
+	_, m := region(t, a, b, 100, 0)
+	mine, err := a.NewRegion(100, 0)
+	must(t, err)
+	must(t, mine.Close())
+	mr, err := a.PD().Alloc(100, 0)
+	must(t, err)
+	must(t, mr.Close())
+	ctx := context.Background()
+	for _, r := range []*rdmanet.Region{mine, rdmanet.RegionOf(mr)} {
+		sameError(t, "ReadRegion", m.ReadRegion(ctx, 0, r, 0, 10), net.ErrClosed)
+		err := m.WriteRegion(ctx, 0, r, 0, 10)
+		sameError(t, "WriteRegion", err, net.ErrClosed)
+		want := fmt.Sprintf("region of 100 bytes at %#x", r.Descriptor().Addr)
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("WriteRegion: got %q, want it to name the %s", err, want)
+		}
+	}
+	_, err = m.ReadAt(make([]byte, 10), 0)
+	must(t, err)
+	exchange(t, a, b, 1000)
+}
+
+// TestCloseUsedRegion: Close of a Region waits for the operation of this end that uses it, and lets no other begin.
+func TestCloseUsedRegion(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	d := w.open(t)
+	cfg := rdmanet.Config{Path: verbs.Path{Timeout: 60 * time.Millisecond}, KeepAlive: -1}
+	a, b := connect(t, d, d, cfg, cfg)
+	there, m := region(t, a, b, 1000, 0)
+	mine, err := a.NewRegion(1000, 0)
+	must(t, err)
+	copy(mine.Bytes(), "used")
+	must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
+	written, closed := make(chan error, 1), make(chan error, 1)
+	go func() { written <- m.WriteRegion(context.Background(), 0, mine, 0, 1000) }()
+	testutil.Eventually(t, "a packet to be lost", func() bool { return w.net.Faults().List()[0].Dropped > 0 })
+	go func() { closed <- mine.Close() }()
+	select {
+	case err := <-closed:
+		t.Errorf("Close: got %v, while the memory is in use", err)
+	case <-time.After(10 * time.Millisecond):
+	}
+	w.net.Faults().Clear() // the device sends the packet again
+	must(t, <-written)
+	must(t, <-closed)
+	if !bytes.HasPrefix(there.Bytes(), []byte("used")) {
+		t.Error("WriteRegion: the bytes differ")
+	}
+	sameError(t, "WriteRegion", m.WriteRegion(context.Background(), 0, mine, 0, 1000), net.ErrClosed)
+	exchange(t, a, b, 1000)
 }
 
 // TestRegionOutlives: memory that was registered for a connection lives until it is closed itself, and no longer.
