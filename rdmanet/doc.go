@@ -98,8 +98,8 @@
 //	| failed | --------------------------------------->+
 //	+--------+
 //
-// Of the peer's direction: FIN makes Read return io.EOF after what has come; CLOSE makes Write return EPIPE in
-// addition. What has come can be read also when the connection has failed.
+// Of the peer's direction: FIN makes Read return io.EOF after what has come; CLOSE makes Write, and one-sided
+// operations, return EPIPE in addition. What has come can be read also when the connection has failed.
 //
 // # Errors
 //

@@ -47,6 +47,7 @@ const patience = 20 * time.Second
 
 // world is a device in this process, and what is on its network.
 type world struct {
+	addr   string
 	stack  *embed.Stack
 	net    *simnet.Net
 	fabric *rxe.Fabric
@@ -58,7 +59,21 @@ type world struct {
 // newWorld makes a device. Without a fabric, its packets take the network also to itself.
 func newWorld(t testing.TB, fabric *rxe.Fabric) *world {
 	t.Helper()
-	w := &world{net: simnet.New(simnet.Config{}), fabric: fabric}
+	w := &world{addr: "127.0.0.80", net: simnet.New(simnet.Config{}), fabric: fabric}
+	w.start(t)
+	return w
+}
+
+// neighbour makes another device on the network of a world, at an address of its own.
+func (w *world) neighbour(t testing.TB) *world {
+	t.Helper()
+	x := &world{addr: "127.0.0.81", net: w.net}
+	x.start(t)
+	return x
+}
+
+func (w *world) start(t testing.TB) {
+	t.Helper()
 	w.plug(t)
 	var err error
 	w.stack, err = embed.New(&w.core)
@@ -67,7 +82,6 @@ func newWorld(t testing.TB, fabric *rxe.Fabric) *world {
 		w.stack.Close()
 		w.unplug(t)
 	})
-	return w
 }
 
 // plug makes the device.
@@ -75,7 +89,7 @@ func (w *world) plug(t testing.TB) {
 	t.Helper()
 	w.hw = rxe.NewHardware(rxe.Config{
 		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true},
-		Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.80")}, Network: w.net, Faults: w.net.Faults(), Fabric: w.fabric,
+		Addrs: []netip.Addr{netip.MustParseAddr(w.addr)}, Network: w.net, Faults: w.net.Faults(), Fabric: w.fabric,
 	})
 	_, err := w.hw.Probe()
 	must(t, err)

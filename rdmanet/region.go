@@ -151,7 +151,8 @@ func (d Descriptor) check() error {
 }
 
 // Remote is a peer's memory. Operations on the memory of one connection run one after another; long ones are pipelined.
-// One that the peer refuses, because its Region was closed or lacks the right, ends the connection.
+// One that the peer refuses, because its Region was closed or lacks the right, ends the connection. When the peer has
+// called Close, those in flight and later ones fail with EPIPE; after CloseWrite they go on.
 type Remote struct {
 	c *Conn
 	d Descriptor
@@ -234,7 +235,7 @@ type operation struct {
 func (o *operation) complete() { o.completed++ }
 
 func (o *operation) ready() bool {
-	return o.completed >= o.want || o.c.dead || o.c.err != nil && !o.drain
+	return o.completed >= o.want || o.c.dead || (o.c.err != nil || o.c.gone) && !o.drain
 }
 
 // end ends an operation with a context.
@@ -277,6 +278,11 @@ func (c *Conn) begin(d *deadline) error {
 	if err == nil {
 		err = c.await(&c.oper, d)
 	}
+	if err == nil { // await has polled
+		c.mu.Lock()
+		err = c.usable(d)
+		c.mu.Unlock()
+	}
 	if err != nil {
 		c.endOp()
 	}
@@ -292,6 +298,17 @@ func (c *Conn) usable(d *deadline) error {
 		return net.ErrClosed
 	case d.reason() != nil:
 		return d.reason()
+	}
+	return c.lostPeer()
+}
+
+// lostPeer returns why the peer's memory is out of reach; nil: it is not. A peer that has called CloseWrite still
+// serves it.
+//
+//verbena:held mu
+func (c *Conn) lostPeer() error {
+	if c.gone {
+		return errPeerClosed
 	}
 	return c.err
 }
@@ -325,10 +342,10 @@ func (c *Conn) awaitOp(d *deadline, n int) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.op.completed < c.op.want || c.err != nil {
-		return c.err
+	if c.op.completed >= c.op.want && c.err == nil {
+		return nil
 	}
-	return nil
+	return c.lostPeer()
 }
 
 // opNames are for errors.

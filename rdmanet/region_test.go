@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -263,6 +264,56 @@ func TestCloseUsedRegion(t *testing.T) {
 	}
 	sameError(t, "WriteRegion", m.WriteRegion(context.Background(), 0, mine, 0, 1000), net.ErrClosed)
 	exchange(t, a, b, 1000)
+}
+
+// TestRemoteClosed: the peer's Close ends one-sided operations at once, those in flight included; CloseWrite does not.
+func TestRemoteClosed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	there := w.neighbour(t)
+	da, db := w.open(t), there.open(t)
+	// Retries do not end before the test does. The peer's device gets no acknowledgement for CLOSE.
+	cfg := rdmanet.Config{Path: verbs.Path{Timeout: time.Minute}, KeepAlive: -1, Linger: 20 * time.Millisecond}
+	for _, direct := range []bool{false, true} {
+		a, b := connect(t, da, db, cfg, cfg)
+		r, m := region(t, a, b, 1000, 0)
+		mine, err := a.NewRegion(1000, 0)
+		must(t, err)
+		t.Cleanup(func() { must(t, mine.Close()) })
+		copy(r.Bytes(), random(1, 1000))
+		ctx := context.Background()
+
+		must(t, b.CloseWrite())
+		if _, err := a.Read(make([]byte, 1)); err != io.EOF {
+			t.Fatalf("Read: got %v, want %v", err, io.EOF)
+		}
+		_, err = a.Write([]byte("answer"))
+		must(t, err)
+		got := make([]byte, 1000)
+		_, err = m.ReadAt(got, 0)
+		must(t, err)
+		must(t, m.ReadRegion(ctx, 0, mine, 0, 1000))
+		if !bytes.Equal(got, r.Bytes()) || !bytes.Equal(mine.Bytes(), r.Bytes()) {
+			t.Error("after the peer's CloseWrite the bytes differ")
+		}
+		list := []call{
+			{"ReadRegion", func() error { return m.ReadRegion(ctx, 0, mine, 0, 10) }},
+			{"WriteRegion", func() error { return m.WriteRegion(ctx, 0, mine, 0, 10) }},
+		}
+		if !direct {
+			list = []call{
+				{"ReadAt", func() error { _, err := m.ReadAt(make([]byte, 10), 0); return err }},
+				{"WriteAt", func() error { _, err := m.WriteAt(make([]byte, 10), 0); return err }},
+				{"ReadAtContext", func() error { _, err := m.ReadAtContext(ctx, make([]byte, 10), 0); return err }},
+			}
+		}
+		must(t, w.net.Faults().Add(link.Rule{Drop: 1, Peer: netip.MustParseAddr(there.addr)}))
+		all(t, list, func() { _ = b.Close() }, syscall.EPIPE)
+		w.net.Faults().Clear()
+		_, err = a.Write(make([]byte, 1))
+		sameError(t, "Write", err, syscall.EPIPE)
+		must(t, a.Close())
+	}
 }
 
 // TestRegionOutlives: memory that was registered for a connection lives until it is closed itself, and no longer.
