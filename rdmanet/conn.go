@@ -261,7 +261,7 @@ func (c *Conn) lost(err error) error {
 //verbena:held mu
 func (c *Conn) without(err error) {
 	c.dead = true
-	c.fail(deviceError(err))
+	c.fail(deviceError(lostDevice(c.pd.Device(), err)))
 }
 
 // fail notes why the connection has failed. The first reason counts, other than that the device flushes what is queued.
@@ -390,11 +390,12 @@ func (c *Conn) handle(wc *verbs.WC) {
 // flushed returns why the queue pair has been flushed where no work request of its own has failed: the peer has misused
 // it, which is err, or its device goes, and makes no objects any more.
 func (c *Conn) flushed(err error) error {
-	pd, gone := c.pd.Device().AllocPD()
+	dev := c.pd.Device()
+	pd, gone := dev.AllocPD()
 	if gone == nil {
 		_ = pd.Close()
 	} else if deviceGone(gone) {
-		return deviceError(gone)
+		return deviceError(lostDevice(dev, gone))
 	}
 	return err
 }

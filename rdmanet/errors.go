@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"syscall"
 
@@ -48,6 +49,21 @@ func deviceError(err error) error {
 		return &ConnError{syscall.ECONNRESET, err}
 	}
 	return &ConnError{syscall.ECONNABORTED, err}
+}
+
+// lostDevice returns the error of a device that can do no more, which err, of any call on it, has shown; other errors
+// as they are. io.EOF of a completion channel is no end of a stream.
+func lostDevice(dev *verbs.Device, err error) error {
+	var no syscall.Errno
+	switch {
+	case errors.Is(err, verbs.ErrClosed):
+		return fmt.Errorf("device %s was closed: %w", dev.Name(), verbs.ErrClosed)
+	case errors.Is(err, io.EOF):
+		no = syscall.EIO
+	case !deviceGone(err) || !errors.As(err, &no):
+		return err
+	}
+	return fmt.Errorf("device %s was reset or has gone: %w", dev.Name(), no)
 }
 
 var errPeerClosed = fmt.Errorf("the peer has closed the connection: %w", syscall.EPIPE)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -209,8 +210,11 @@ func TestListenerDevice(t *testing.T) {
 			lc := rdmanet.ListenConfig{Config: cfg, CM: x.cm}
 			l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
 			must(t, err)
-			all(t, []call{{"Accept", func() error { _, err := l.Accept(); return err }}}, func() { x.end(t, w, d) },
-				syscall.ECONNABORTED)
+			accept := func() error { _, err := l.Accept(); return err }
+			all(t, []call{{"Accept", accept}}, func() { x.end(t, w, d) }, syscall.ECONNABORTED)
+			if err := accept(); errors.Is(err, io.EOF) || !strings.Contains(err.Error(), "device") {
+				t.Errorf("Accept: got %q, want it to say that the device has gone", err)
+			}
 			must(t, l.Close())
 			_, err = (&rdmanet.Dialer{Config: rdmanet.Config{Device: d, Host: w.host()}, CM: x.cm}).Dial("rdma", l.Addr().String())
 			sameError(t, "Dial", err, syscall.ECONNREFUSED)

@@ -198,7 +198,7 @@ func (l *Listener) watch(ch *verbs.Channel) {
 	_, err := ch.Wait(l.ctx)
 	_ = ch.Close()
 	if l.ctx.Err() == nil {
-		l.fail(err)
+		l.fail(lostDevice(l.cfg.Device, err))
 	}
 }
 

@@ -633,6 +633,50 @@ func TestLostDevice(t *testing.T) {
 	}
 }
 
+// TestLostDeviceError: the error of a call that waits while its device is reset, or closed, names the device and its
+// end, not a request of which the caller knows nothing.
+func TestLostDeviceError(t *testing.T) {
+	t.Parallel()
+	reset := func(t *testing.T, w *world, _ *verbs.Device) {
+		w.unplug(t)
+		w.plug(t)
+	}
+	closed := func(t *testing.T, _ *world, d *verbs.Device) { must(t, d.Close()) }
+	for _, x := range []struct {
+		name   string
+		writes bool
+		end    func(*testing.T, *world, *verbs.Device)
+		text   string
+		want   error
+	}{
+		{"reset of a reader's", false, reset, "device rxe0 was reset or has gone", syscall.EIO},
+		{"reset of a writer's", true, reset, "device rxe0 was reset or has gone", syscall.EIO},
+		{"closed", true, closed, "device rxe0 was closed", verbs.ErrClosed},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, &rxe.Fabric{})
+			d := w.open(t)
+			a, b := connect(t, d, d, noRNR, noRNR)
+			var list []call
+			for _, c := range []*rdmanet.Conn{a, b} {
+				list = append(list, call{"Read", func() error { _, err := c.Read(make([]byte, 1)); return err }})
+			}
+			if x.writes {
+				list[1] = call{"Write", func() error { _, err := a.Write(make([]byte, 10<<20)); return err }}
+			}
+			all(t, list, func() { x.end(t, w, d) }, syscall.ECONNABORTED, x.want)
+			for _, c := range list {
+				err := c.f()
+				text := err.Error()
+				if !strings.Contains(text, x.text) || strings.Contains(text, "PD") || errors.Is(err, io.EOF) {
+					t.Errorf("%s: got %q, want it to say %q, and no end of the stream", c.name, text, x.text)
+				}
+			}
+		})
+	}
+}
+
 // TestLinger: Close waits no longer than it is told to.
 func TestLinger(t *testing.T) {
 	t.Parallel()
