@@ -896,3 +896,68 @@ func TestSetupContext(t *testing.T) {
 		t.Errorf("Client: got %v, want %v", err, context.Canceled)
 	}
 }
+
+// flip passes bytes on, from one connection to another, and flips a bit of the one at a position, -1 for none.
+func flip(to, from net.Conn, at int, bit byte) {
+	defer to.Close()
+	for b, pos := make([]byte, 64), 0; ; {
+		n, err := from.Read(b)
+		if i := at - pos; i >= 0 && i < n {
+			b[i] ^= bit
+		}
+		pos += n
+		if _, e := to.Write(b[:n]); err != nil || e != nil {
+			return
+		}
+	}
+}
+
+// TestSetupBitFlips: whatever bit of a message of set-up is another, both ends return in time, with a connection or an
+// error that says what is wrong, and leave nothing behind.
+func TestSetupBitFlips(t *testing.T) {
+	t.Parallel()
+	d := newWorld(t, &rxe.Fabric{}).open(t)
+	cfg := rdmanet.Config{
+		SetupTimeout: 100 * time.Millisecond, Linger: 10 * time.Millisecond,
+		ReadBuffer: 4096, WriteBuffer: 4096, Messages: 4, Path: verbs.Path{Timeout: time.Millisecond, Retries: 1},
+	}
+	type setUp func(context.Context, net.Conn, *verbs.Device, rdmanet.Config) (*rdmanet.Conn, error)
+	const hello, ready = 64, 8 // bytes of the client, and hello alone of the server
+	var all sync.WaitGroup
+	for at := 0; at < 2*hello+ready; at += 5 {
+		all.Go(func() {
+			client, clientPeer := net.Pipe()
+			server, serverPeer := net.Pipe()
+			ofClient, ofServer := at, -1
+			if at >= hello+ready {
+				ofClient, ofServer = -1, at-hello-ready
+			}
+			var ends sync.WaitGroup
+			ends.Go(func() { flip(serverPeer, clientPeer, ofClient, 1<<(at%8)) })
+			ends.Go(func() { flip(clientPeer, serverPeer, ofServer, 1<<(at%8)) })
+			use := func(what string, nc net.Conn, f setUp) {
+				defer nc.Close()
+				start := time.Now()
+				c, err := f(context.Background(), nc, d, cfg)
+				if took := time.Since(start); took > patience {
+					t.Errorf("byte %d: %s took %v", at, what, took)
+				}
+				if err != nil {
+					if errors.Is(err, io.EOF) {
+						t.Errorf("byte %d: %s: got %v, no end of a stream", at, what, err)
+					}
+					return
+				}
+				// The peer may be another than the one that was meant.
+				_ = c.SetDeadline(time.Now().Add(20 * time.Millisecond))
+				_, _ = c.Write([]byte("hello"))
+				_, _ = c.Read(make([]byte, 5))
+				_ = c.Close()
+			}
+			ends.Go(func() { use("Client", client, rdmanet.Client) })
+			ends.Go(func() { use("Server", server, rdmanet.Server) })
+			ends.Wait()
+		})
+	}
+	all.Wait()
+}

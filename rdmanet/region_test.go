@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -105,6 +106,134 @@ func TestRemote(t *testing.T) {
 	sameError(t, "WriteAt after Close", err, net.ErrClosed)
 	_, err = a.NewRegion(1, 0)
 	sameError(t, "NewRegion after Close", err, net.ErrClosed)
+}
+
+// TestOddRanges: whatever the offsets and lengths are, an operation moves what there is, or says what is wrong with
+// them; the connection lives.
+func TestOddRanges(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t, rdmanet.Config{})
+	const size = 1000
+	_, m := region(t, a, b, size, 0)
+	buf := make([]byte, 100)
+	for _, x := range []struct {
+		off         int64
+		len, n      int
+		read, write error // of ReadAt, and of WriteAt, which then writes nothing
+	}{
+		{0, 100, 100, nil, nil}, {900, 100, 100, nil, nil}, {901, 100, 99, io.EOF, io.ErrShortWrite},
+		{999, 2, 1, io.EOF, io.ErrShortWrite}, {size, 0, 0, nil, nil}, {size, 1, 0, io.EOF, io.ErrShortWrite},
+		{1 << 32, 1, 0, io.EOF, io.ErrShortWrite}, {math.MaxInt64, 0, 0, nil, nil},
+		{math.MaxInt64, 1, 0, io.EOF, io.ErrShortWrite}, {-1, 1, 0, syscall.EINVAL, syscall.EINVAL},
+		{math.MinInt64, 1, 0, syscall.EINVAL, syscall.EINVAL},
+	} {
+		if n, err := m.ReadAt(buf[:x.len], x.off); n != x.n || !errors.Is(err, x.read) {
+			t.Errorf("ReadAt of %d bytes at %d: got %d, %v, want %d, %v", x.len, x.off, n, err, x.n, x.read)
+		}
+		want := x.n
+		if x.write != nil {
+			want = 0
+		}
+		if n, err := m.WriteAt(buf[:x.len], x.off); n != want || !errors.Is(err, x.write) {
+			t.Errorf("WriteAt of %d bytes at %d: got %d, %v, want %d, %v", x.len, x.off, n, err, want, x.write)
+		}
+	}
+	mine, err := a.NewRegion(size, 0)
+	must(t, err)
+	t.Cleanup(func() { must(t, mine.Close()) })
+	ctx := context.Background()
+	for _, x := range []struct {
+		off   int64
+		at, n int
+	}{
+		{0, 0, size + 1}, {1, 0, size}, {0, 1, size}, {-1, 0, 1}, {0, -1, 1}, {0, 0, -1}, {math.MaxInt64, 0, 1},
+		{math.MinInt64, 0, 1}, {0, math.MaxInt, 1}, {0, math.MinInt, 1}, {0, 0, math.MaxInt}, {0, 0, math.MinInt},
+		{0, math.MinInt, math.MinInt}, {0, math.MinInt, math.MaxInt},
+	} {
+		if err := m.ReadRegion(ctx, x.off, mine, x.at, x.n); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("ReadRegion %+v: got %v, want EINVAL", x, err)
+		}
+		if err := m.WriteRegion(ctx, x.off, mine, x.at, x.n); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("WriteRegion %+v: got %v, want EINVAL", x, err)
+		}
+	}
+	// An operation whose context has ended before it begins does not cost the connection.
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	sameError(t, "ReadRegion", m.ReadRegion(ended, 0, mine, 0, size), context.Canceled)
+	_, err = m.ReadAtContext(ended, buf, 0)
+	sameError(t, "ReadAtContext", err, context.Canceled)
+	must(t, m.ReadRegion(ctx, 0, mine, 0, size))
+	exchange(t, a, b, 1000)
+}
+
+// TestStaleDescriptor: the descriptor of a Region that was closed is not that of a later one, which may have its
+// memory.
+func TestStaleDescriptor(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t, rdmanet.Config{})
+	seen := map[rdmanet.Descriptor]bool{}
+	var last rdmanet.Descriptor
+	for range 500 {
+		r, err := b.NewRegion(4096, 0)
+		must(t, err)
+		last = r.Descriptor()
+		if seen[last] {
+			t.Fatalf("descriptor %+v: got it again after %d others", last, len(seen))
+		}
+		seen[last] = true
+		must(t, r.Close())
+	}
+	r, err := b.NewRegion(4096, 0)
+	must(t, err)
+	t.Cleanup(func() { must(t, r.Close()) })
+	_, err = a.Remote(last).WriteAt([]byte("stale"), 0)
+	sameError(t, "WriteAt", err, verbs.RemoteAccessError, syscall.ECONNRESET)
+	if !bytes.Equal(r.Bytes(), make([]byte, 4096)) {
+		t.Error("WriteAt by a stale descriptor has reached another region")
+	}
+}
+
+// TestRemoteDeadlines: as TestRemoteTimeout, at whatever moment of an operation its deadline comes.
+func TestRemoteDeadlines(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t, rdmanet.Config{})
+	const size = 1 << 20
+	r, m := region(t, a, b, size, 0)
+	want := random(1, size)
+	copy(r.Bytes(), want)
+	buf := make([]byte, size)
+	for i := range 25 {
+		clear(buf)
+		must(t, a.SetReadDeadline(time.Now().Add(time.Duration(i*40)*time.Microsecond)))
+		n, err := m.ReadAt(buf, 0)
+		if err != nil {
+			sameError(t, "ReadAt", err, os.ErrDeadlineExceeded)
+		}
+		if !bytes.Equal(buf[:n], want[:n]) {
+			t.Errorf("ReadAt: of %d bytes some are others", n)
+		}
+		kept := bytes.Clone(buf[n:])
+		time.Sleep(200 * time.Microsecond)
+		if !bytes.Equal(kept, buf[n:]) {
+			t.Error("ReadAt has written into the caller's memory after it had returned")
+		}
+	}
+	must(t, a.SetReadDeadline(time.Time{}))
+	copy(r.Bytes(), bytes.Repeat([]byte{1}, size))
+	for i := range 25 {
+		copy(buf, r.Bytes())
+		must(t, a.SetWriteDeadline(time.Now().Add(time.Duration(i*40)*time.Microsecond)))
+		if _, err := m.WriteAt(buf, 0); err != nil {
+			sameError(t, "WriteAt", err, os.ErrDeadlineExceeded)
+		}
+		clear(buf)
+		_, err := m.ReadAt(buf[:1], 0) // after what is in flight
+		must(t, err)
+		if bytes.IndexByte(r.Bytes(), 0) >= 0 {
+			t.Fatal("WriteAt has written what the caller has put into its memory after it had returned")
+		}
+	}
 }
 
 // TestRemoteTimeout: nothing of a caller's changes after a call has returned, also if it has not waited for the device.
