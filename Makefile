@@ -126,6 +126,10 @@ soak-transport: ## SCHEDULES (default 10000) random schedules of each transport 
 soak-travel: ## SCHEDULES (default 10000) schedules of each service by the shortcut, as packets, and with the way changing: the outcome is the same
 	$(GO) test -count=1 -timeout 12h -v -run '^TestTravel$$' ./driver/rxe/internal/simtest -travels $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
 
+.PHONY: soak-messages
+soak-messages: ## MESSAGES (default 100000) cases of random messages between two queue pairs, from seed FIRST (1) on; a fault in the middle of one
+	$(GO) test -count=1 -timeout 12h -run '^TestRandomMessages$$' ./driver/rxe -messages $(or $(MESSAGES),100000) -first $(or $(FIRST),1)
+
 .PHONY: flood
 flood: ## what a neighbour has while another process floods the device with packets, for some seconds
 	$(GO) test -count=1 -timeout 5m -v -run '^TestFlood$$' ./driver/rxe -flood
