@@ -54,7 +54,7 @@ type element struct {
 }
 
 const (
-	victimRegion   = 3 // for the victim alone, and so deregistered without another message noticing
+	victimRegion   = 3 // for the victim alone, so that deregistering it concerns no other message
 	numCaseRegions = 4
 
 	messageGuard    = 64 // bytes between two messages, which nothing may change

@@ -495,6 +495,7 @@ func TestReferStalled(t *testing.T) {
 	silent, err := b.a.pd.RegMR(ib.MRInit{Space: &space, Addr: addr, Length: uint64(len(mem)), Access: allAccess})
 	check(t, err)
 	b.a.mrs = append(b.a.mrs, silent)
+	t.Cleanup(space.answer) // also of a failure, for the cleanup that waits for the device
 	space.hush()
 	second := b.write(2, 100_000, 50_000)
 	second.SGList = []ib.SGE{{Addr: addr, Length: 50_000, LKey: silent.LKey()}}

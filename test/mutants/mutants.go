@@ -451,6 +451,8 @@ var mutants = []mutant{
 		"s.reads >= s.MaxReads {", "s.reads > s.MaxReads {"},
 	{"a full window asks for nothing", "driver/rxe/transport/sender.go",
 		"	p.AckReq = p.AckReq || s.unasked+p.cost >= window/2 || s.out+p.cost+s.MTU+PacketCost > window\n", ""},
+	{"elements of a WRITE share a span", "driver/rxe/req.go",
+		"if at < mtu || whole == 0 {", "if false {"},
 	{"middle packets together half fill the window and ask for nothing", "driver/rxe/transport/sender.go",
 		"(window/2-1-s.unasked)/cost", "(window/2-s.unasked)/cost"},
 	{"middle packets together fill the window and ask for nothing", "driver/rxe/transport/sender.go",
