@@ -223,10 +223,14 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 
 // middles returns the packets that may join the last span of the open train. One that may refer to memory has no element's bytes
 // with another's, unless the elements are short.
-func (r *requester) middles(p *pass, w *sendWQE) (transport.Packet, bool) {
+func (r *requester) middles(p *pass, w *sendWQE) (k transport.Packet, ok bool) {
 	mtu := r.snd.MTU
-	k, ok := r.snd.NextMiddles(p.build.stretches(mtu))
-	if !ok || len(w.sges) == 1 || !p.build.t.writes || w.length < minRefer*len(w.sges) {
+	most := p.build.stretches(mtu)
+	if most == 0 {
+		return k, false
+	}
+	k, ok = r.snd.NextMiddles(most)
+	if !ok || len(w.sges) < 2 || !p.build.t.writes || w.length < minRefer*len(w.sges) {
 		return k, ok
 	}
 	i, at := sgeAt(w.sges, k.Offset)
