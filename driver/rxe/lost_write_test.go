@@ -14,6 +14,32 @@ type vanished struct{ *umem.Local }
 
 func (vanished) WriteV([][]byte, uint64) error { return umem.ErrFault }
 
+// TestRefusedBehindLostWrite tests the same of the NAK of a request that is refused at once.
+func TestRefusedBehindLostWrite(t *testing.T) {
+	const wrongKey = 0x12345600
+	eachNetwork(t, func(t *testing.T, s setup) {
+		for _, size := range []int{64, 3000, 40_000} {
+			for _, behind := range []ib.SendWR{
+				{Opcode: ib.WRRDMARead, RKey: wrongKey}, {Opcode: ib.WRRDMAWrite, RKey: wrongKey},
+				{Opcode: ib.WRAtomicFetchAdd, RKey: wrongKey}, {Opcode: ib.WRSend}, // which finds no receive
+			} {
+				b := newBenchIn(t, s)
+				b.connect(conn{})
+				gone, err := b.b.pd.RegMR(ib.MRInit{Space: vanished{b.b.mem}, Addr: b.b.addr, Length: uint64(size), Access: allAccess})
+				check(t, err)
+				b.b.mrs = append(b.b.mrs, gone)
+				behind.ID, behind.Flags, behind.SGList, behind.RemoteAddr = 2, ib.SendSignaled, b.a.sge(0, 8), b.b.addr
+				b.a.send(
+					ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr, RKey: gone.RKey()},
+					behind,
+				)
+				b.a.expect(ib.WC{ID: 1, Status: ib.WCRemAccessErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
+				b.close()
+			}
+		}
+	})
+}
+
 // TestReadBehindLostWrite tests that the response to an RDMA READ acknowledges no RDMA WRITE before it that could not be
 // stored. That is known late, when the READ has been accepted.
 func TestReadBehindLostWrite(t *testing.T) {

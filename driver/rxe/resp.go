@@ -69,9 +69,9 @@ func (r *responder) receiveReliable(p *pass, k *packet) {
 		qp.dev.counters.add(cntSndRNR, 1)
 		rcv.NotReady(roce.RNRTimer(qp.attr.MinRNRTimer))
 	case invalid:
-		r.refuse(k.psn, roce.NAKInvalidRequest, uapi.WCRemInvReqErr)
+		r.refuseInTurn(p, k.psn, roce.NAKInvalidRequest, uapi.WCRemInvReqErr)
 	case denied:
-		r.refuse(k.psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
+		r.refuseInTurn(p, k.psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
 	}
 }
 
@@ -102,6 +102,13 @@ func (r *responder) abandon(psn roce.PSN) {
 	r.rcv.Abandon(psn)
 	r.wqe.filled = 0
 	r.qp.dev.counters.add(cntDropUnreliable, 1)
+}
+
+// refuseInTurn refuses a request when the data of those before it has been stored. If that fails the earlier one is refused:
+// the NAK of a later one would acknowledge it.
+func (r *responder) refuseInTurn(p *pass, psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
+	p.settle(r.qp)
+	r.refuse(psn, s, status)
 }
 
 // refuse ends the queue pair for what the peer, or the receive, has wrong, as status says: the receive in progress
@@ -224,7 +231,7 @@ func (r *responder) takeRecv(p *pass) verdict {
 	status := decodeRecv(&r.wqe, slot, qp.cap.MaxRecvSGE)
 	r.wqe.pd = qp.pd
 	if status != uapi.WCSuccess {
-		r.refuse(r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
+		r.refuseInTurn(p, r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
 		return refused
 	}
 	return accepted
@@ -237,7 +244,7 @@ func (r *responder) takeShared(p *pass, s *srq) verdict {
 		return notReady
 	}
 	if status != uapi.WCSuccess {
-		r.refuse(r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
+		r.refuseInTurn(p, r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
 		return refused
 	}
 	return accepted
@@ -254,9 +261,7 @@ func (r *responder) executeSend(p *pass, k *packet, a *transport.Arrival) (verdi
 		return invalid, transport.CheckLength
 	}
 	if r.wqe.filled+len(k.Payload) > r.wqe.length {
-		if p.settle(qp) {
-			r.refuse(k.psn, roce.NAKInvalidRequest, uapi.WCLocLenErr)
-		}
+		r.refuseInTurn(p, k.psn, roce.NAKInvalidRequest, uapi.WCLocLenErr)
 		return refused, transport.CheckLength
 	}
 	if !p.store(qp, scatterSend, k.psn, r.wqe.sges, r.wqe.filled, k.Payload) {
