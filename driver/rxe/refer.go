@@ -76,7 +76,7 @@ func (t *train) partOf(place []byte) *part {
 	start := cap(t.Buf) - cap(place)
 	for i := len(t.parts) - 1; i >= 0; i-- {
 		if k := &t.parts[i]; k.start < start {
-			if t.payload(k) == start && start+len(place)+roce.PadCount(len(place))+link.ICRCLen == k.end {
+			if t.payload(k) == start && start+len(place)+roce.BTH(t.Buf[k.start:]).PadCount()+link.ICRCLen == k.end {
 				return k
 			}
 			break

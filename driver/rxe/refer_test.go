@@ -147,7 +147,8 @@ func TestReferOnce(t *testing.T) {
 // TestReferElements tests that of a WRITE of several elements little more is copied than the packets in which they meet.
 func TestReferElements(t *testing.T) {
 	const mtu, elements = 4096, 8
-	for _, size := range []int{12 * mtu, 12*mtu - 100, 12*mtu + 100} {
+	for _, more := range []int{0, -100, 100, -1, -2, -3, 1, 2, 3} { // with 1 to 3 bytes less, padding would be as long
+		size := 12*mtu + more
 		b := newReferBench(t, setup{cap: ib.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: elements, MaxRecvSGE: 1}})
 		fill(b.a.buf, 1)
 		wr := b.write(1, 0, elements*size)
