@@ -1,6 +1,7 @@
 package embed_test
 
 import (
+	"sync"
 	"testing"
 
 	"verbena/verbs"
@@ -39,4 +40,55 @@ func TestOrder(t *testing.T) {
 		}
 		to.Bytes()[0] = 0
 	}
+}
+
+// TestResizeInOrder tests the same of queues that are resized while they are in use.
+func TestResizeInOrder(t *testing.T) {
+	dev := open(t, software(t), "")
+	a := newEnd(t, dev, verbs.QPInit{})
+	srq, err := a.pd.CreateSRQ(16, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newEnd(t, dev, verbs.QPInit{})
+	c := newEnd(t, dev, verbs.QPInit{})
+	qp, err := a.pd.CreateQP(verbs.QPInit{SendCQ: b.cq, SRQ: srq})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := verbs.ConnectPair(c.qp, qp); err != nil {
+		t.Fatal(err)
+	}
+	var resizing sync.WaitGroup
+	done := make(chan struct{})
+	resizing.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			for _, err := range []error{b.cq.Resize(256 + i%3*200), c.cq.Resize(256 + i%5*100), srq.Resize(16 + i%7*16)} {
+				if err != nil {
+					t.Errorf("Resize: %v", err)
+				}
+			}
+		}
+	})
+	for i := range 2000 {
+		if err := srq.PostRecv(&verbs.RecvWR{Local: a.mr.SGE(0, 100)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.qp.PostSend(&verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Flags: verbs.Signaled, Local: c.mr.SGE(0, 100)}); err != nil {
+			t.Fatal(err)
+		}
+		for _, cq := range []*verbs.CQ{b.cq, c.cq} {
+			var wcs [1]verbs.WC
+			if _, err := cq.Wait(t.Context(), wcs[:]); err != nil || wcs[0].Status != verbs.Success {
+				t.Fatalf("message %d: got %v, %v", i, wcs[0].Status, err)
+			}
+		}
+	}
+	close(done)
+	resizing.Wait()
 }

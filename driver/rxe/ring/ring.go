@@ -99,7 +99,7 @@ func Attach(mem []byte) (*Ring, error) {
 	if len(mem) < uapi.RXEQueueDataOffset {
 		return nil, fmt.Errorf("queue of %d bytes, shorter than its header: %w", len(mem), syscall.EPROTO)
 	}
-	h, _ := uapi.Decode[uapi.RXEQueueBuf](mem)
+	h, _ := uapi.Decode[struct{ Log2ElemSize, IndexMask uint32 }](mem) // without the indices, which the owner may be changing
 	if h.Log2ElemSize < minShift || h.Log2ElemSize > maxShift+1 || h.IndexMask&(h.IndexMask+1) != 0 ||
 		(uint64(h.IndexMask)+1)<<h.Log2ElemSize > uint64(len(mem)-uapi.RXEQueueDataOffset) {
 		return nil, fmt.Errorf("queue of %d slots of 2^%d bytes in %d bytes: %w", uint64(h.IndexMask)+1, h.Log2ElemSize, len(mem), syscall.EPROTO)
