@@ -114,6 +114,9 @@ type CQ struct {
 // for a channel of its own, for [CQ.Wait]. It may sleep. (ibv_create_cq)
 func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 	fail := func(err error) (*CQ, error) {
+		if d.closed() {
+			err = ErrClosed // and with it the descriptor of the channel
+		}
 		return nil, failed(fmt.Sprintf("create a CQ of %d entries", entries), d.name, err)
 	}
 	if entries < 1 || int64(entries) > 1<<31-1 {

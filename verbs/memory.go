@@ -296,7 +296,11 @@ func (m *MR) Remote(off int) Remote {
 // may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {
 	return failed("end a registration", m.pd.d.name, m.life.end(m.pd.d, func() error {
-		if err := gone(m.pd.d.cmd.DeregMR(m.handle)); err != nil {
+		err := gone(m.pd.d.cmd.DeregMR(m.handle))
+		if isErrno(err, syscall.ENOENT) && m.pd.d.closed() {
+			err = nil // Device.Close has ended the registration
+		}
+		if err != nil {
 			return err
 		}
 		m.pd.life.put()

@@ -2,6 +2,7 @@ package embed_test
 
 import (
 	"errors"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -39,6 +40,42 @@ func TestCloseInAnyOrder(t *testing.T) {
 		if !errors.Is(err, verbs.ErrClosed) {
 			t.Errorf("%s after Close: got %v, want ErrClosed", what, err)
 		}
+	}
+}
+
+// TestCloseTogether tests that registrations that are closed while their device is closed end, and give their memory back.
+func TestCloseTogether(t *testing.T) {
+	s := software(t)
+	for range 30 {
+		dev, err := s.Open("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pd, err := dev.AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var mrs [64]*verbs.MR
+		for i := range mrs {
+			if mrs[i], err = pd.Alloc(4096, verbs.LocalWrite); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var closing sync.WaitGroup
+		closing.Go(func() {
+			if err := dev.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		for _, m := range mrs {
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+			if m.Bytes() != nil {
+				t.Error("Bytes after Close: got memory, want nil")
+			}
+		}
+		closing.Wait()
 	}
 }
 
