@@ -88,3 +88,27 @@ func TestDialCause(t *testing.T) {
 		})
 	}
 }
+
+// oddCause is an error that cannot be compared with itself.
+type oddCause struct{ v any }
+
+func (oddCause) Error() string { return "odd" }
+
+// TestDialOddContext tests contexts that DialContext cannot rely on: a cause that cannot be compared, and a deadline that ends nothing.
+func TestDialOddContext(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, &rxe.Fabric{})
+	tcp, err := net.Listen("tcp", "127.0.0.80:0")
+	must(t, err)
+	defer tcp.Close()
+	d := rdmanet.Dialer{Config: rdmanet.Config{Host: w.host()}}
+	odd, cancel := context.WithCancelCause(context.Background())
+	time.AfterFunc(10*time.Millisecond, func() { cancel(oddCause{[]int{1}}) })
+	if _, err := d.DialContext(odd, "rdma", tcp.Addr().String()); !errors.Is(err, context.Canceled) || !errors.As(err, new(oddCause)) {
+		t.Errorf("DialContext with an odd cause: got %v, want it", err)
+	}
+	var ne net.Error
+	if _, err := d.DialContext(lateContext{context.Background(), time.Now()}, "rdma", tcp.Addr().String()); !errors.As(err, &ne) || !ne.Timeout() {
+		t.Errorf("DialContext after a deadline: got %v, want a timeout", err)
+	}
+}

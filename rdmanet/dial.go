@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"strconv"
 	"syscall"
 	"time"
@@ -140,13 +141,16 @@ func ended(ctx context.Context, err error) error {
 	var ne net.Error
 	timeout := errors.As(err, &ne) && ne.Timeout()
 	if at, ok := ctx.Deadline(); ok && timeout && !time.Now().Before(at) {
-		<-ctx.Done() // package net has a timer of its own, which may be first
+		select { // package net has a timer of its own, which may be first
+		case <-ctx.Done():
+		case <-time.After(time.Second): // a context that does not keep its deadline
+		}
 	}
 	end, cause := ctx.Err(), context.Cause(ctx)
 	switch {
 	case end == nil:
 		return err
-	case errors.Is(err, cause):
+	case reflect.ValueOf(cause).Comparable() && errors.Is(err, cause): // errors.Is panics of others
 		return &contextError{err, end}
 	case timeout, errors.Is(err, end):
 		return &contextError{cause, end}

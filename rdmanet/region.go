@@ -176,7 +176,8 @@ func (r *Remote) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // WriteAt writes p at an offset of the peer's memory. When it returns, the peer's device has all of it. Past the end it
-// writes nothing, and returns io.ErrShortWrite. It waits until the connection's write deadline.
+// writes nothing, and returns io.ErrShortWrite. It waits until the connection's write deadline, and, like Write, fails with
+// EPIPE after CloseWrite of this end; WriteAtContext does not.
 func (r *Remote) WriteAt(p []byte, off int64) (int, error) {
 	return r.c.transfer(verbs.Write, &r.c.wd, r.d, p, off)
 }
