@@ -72,7 +72,7 @@ type gidReport struct {
 func (d *devinfoCmd) Run(c *cli) error {
 	var reports []deviceReport
 	if d.Embedded {
-		f := verbsFlags{Embedded: true, Dev: d.Dev}
+		f := verbsFlags{Embedded: true, Dev: d.Dev, Direct: d.Direct}
 		dev, done, err := f.openDevice(c, "devinfo")
 		if err != nil {
 			return err

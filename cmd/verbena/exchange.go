@@ -68,7 +68,7 @@ func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, cl
 	if f.Embedded && f.Server != "" {
 		return nil, fmt.Errorf("%s: --embedded runs both ends: leave out %s", command, f.Server)
 	}
-	if f.Port == 0 {
+	if f.Port == 0 && !f.Embedded {
 		return nil, fmt.Errorf("%s: --port 0: the other end would not know the port; choose one of 1 to 65535", command)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -66,7 +66,8 @@ func TestExchangeErrors(t *testing.T) {
 		"pingpong --embedded --ib-port 2":               "query port 2",
 		"perf --embedded --service":                     "leave them out, or --service",
 		"perf --service --addr 127.0.0.104":             "leave them out, or --service",
-		"perf --embedded --wire -p 0":                   "choose one of 1 to 65535",
+		"perf -p 0":                                     "choose one of 1 to 65535",
+		"devinfo --embedded --service":                  "leave them out, or --service",
 		"pingpong --embedded --compat --type ud -s 2K ": "", // one MTU of 1024 does not bound the port's
 	} {
 		if want == "" {
