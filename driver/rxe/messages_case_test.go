@@ -285,17 +285,18 @@ const (
 	inlineBytes     = 512
 )
 
-// split returns a part of the buffer in elements: some are empty, some end where a packet does.
+// split returns the first bytes of a message in elements: some are empty, some end where a packet does, or a few bytes beside
+// that, within what padding may be mistaken for.
 func (c *messageCase) split(r *rand.Rand, at, size int, region func() int) (list []element) {
 	n, mtu := 0, c.mtu.Bytes()
 	if r.IntN(3) > 0 {
 		n = r.IntN(maxCaseElements)
 	}
-	for range n {
+	for begin := at; len(list) < n; {
 		k := 0
 		switch r.IntN(4) {
 		case 0:
-			k = min(size, mtu*r.IntN(8))
+			k = min(size, max(0, mtu-(at-begin)%mtu+mtu*r.IntN(1<<r.IntN(7))+r.IntN(9)-4))
 		case 1:
 			k = r.IntN(min(size, 2*mtu) + 1)
 		case 2:
@@ -320,15 +321,25 @@ func (c *messageCase) addFault(r *rand.Rand, m *message) {
 			m.deliverable = e.at - m.at
 		}
 	case faultRKey:
-		m.badRKey = true
-		m.deliverable = 0
+		m.refuse()
 	case faultReceive:
 		m.deliverable = r.IntN(m.size)
 		m.receive = c.split(r, m.at, m.deliverable, func() int { return victimRegion })
 	case faultHole:
+		if c.fault.end == 1 && c.victim+1 < len(c.messages) && r.IntN(2) == 0 {
+			c.messages[c.victim+1].refuse() // at once: the peer may not know yet that it cannot store the victim
+		}
 		m.deliverable = r.IntN(m.size)
 		from := m.at + m.deliverable
 		c.gone = [2]int{from, from + 1 + r.IntN(m.size-m.deliverable)}
+	}
+}
+
+// refuse makes the peer refuse an RDMA operation by its key.
+func (m *message) refuse() {
+	if m.size > 0 && !m.scatters() {
+		m.badRKey = true
+		m.deliverable = 0
 	}
 }
 
