@@ -19,6 +19,7 @@ import (
 	"verbena/internal/leaktest"
 	"verbena/internal/testutil"
 	"verbena/service"
+	"verbena/service/servicetest"
 	"verbena/verbs"
 	verbsservice "verbena/verbs/service"
 )
@@ -26,39 +27,6 @@ import (
 // The clients of these tests are hostile: they speak the protocol by hand.
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
-
-// newService is a service in this process with a device rxe0 of an address.
-func newService(t testing.TB, addr string) (*service.Service, ctl.Location) {
-	t.Helper()
-	srv, err := service.New(service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{addr}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}
-	serve(t, srv, loc)
-	return srv, loc
-}
-
-// serve has a service answer until the end of the test.
-func serve(t testing.TB, srv *service.Service, loc ctl.Location) {
-	t.Helper()
-	l, err := service.Listen(loc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	t.Cleanup(func() {
-		srv.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-		if err := srv.Close(); err != nil {
-			t.Error(err)
-		}
-		l.Release()
-	})
-}
 
 // connPair is a connection, and its other end.
 func connPair(t testing.TB) (devfile.Conn, *net.UnixConn) {
@@ -188,7 +156,7 @@ func lingering(t testing.TB, n int) (fds []int, release func()) {
 // TestLingeringDescriptors: descriptors that take long to be closed, wherever a client can send them, cost the service few threads, and hold up
 // neither other clients nor the end of the service.
 func TestLingeringDescriptors(t *testing.T) {
-	_, loc := newService(t, "127.91.13.1")
+	_, loc := servicetest.Device(t, "127.91.13.1")
 	fds, release := lingering(t, 60)
 	var kept []int
 	defer func() {
@@ -229,7 +197,7 @@ func TestLingeringDescriptors(t *testing.T) {
 
 // TestMemoryFiles: OpMemory takes a client's /proc/self/mem and maps, and nothing else; again and again it costs no more.
 func TestMemoryFiles(t *testing.T) {
-	srv, loc := newService(t, "127.91.13.1")
+	srv, loc := servicetest.Device(t, "127.91.13.1")
 	files := map[string]int{}
 	for _, name := range []string{"/proc/self/mem", "/proc/self/maps", "/proc/self/smaps", "/proc/self/environ", "/dev/zero"} {
 		fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)

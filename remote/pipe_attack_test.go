@@ -13,6 +13,7 @@ import (
 
 	"verbena/internal/ctl"
 	"verbena/internal/testutil"
+	"verbena/service/servicetest"
 	"verbena/verbs"
 	verbsservice "verbena/verbs/service"
 )
@@ -119,7 +120,7 @@ func (w wired) send() {
 // TestHeldPipes: programs that hold the pipes of their completion channels, so that no write to them ends, hold up neither the completions of
 // others nor the reset of the device, and cost few threads.
 func TestHeldPipes(t *testing.T) {
-	srv, loc := newService(t, "127.91.13.2")
+	srv, loc := servicetest.Device(t, "127.91.13.2")
 	s, err := verbsservice.At(loc.Socket)
 	must(t, err)
 	open := func() *verbs.Device {

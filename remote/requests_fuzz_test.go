@@ -18,6 +18,7 @@ import (
 	"verbena/internal/ctl/devfile"
 	"verbena/internal/testutil"
 	"verbena/service"
+	"verbena/service/servicetest"
 )
 
 // panics counts the panics that a service has logged.
@@ -49,7 +50,7 @@ func besiege(t testing.TB) *besieged {
 			Limits: &limits, Log: slog.New(slog.NewTextHandler(&b.panics, nil))})
 	}
 	must(t, err)
-	serve(t, b.srv, b.loc)
+	servicetest.Serve(t, b.srv, b.loc)
 	return b
 }
 

@@ -3,13 +3,11 @@ package cm_test
 import (
 	"context"
 	"net/netip"
-	"path/filepath"
 	"testing"
 	"time"
 
-	"verbena/internal/ctl"
 	"verbena/internal/leaktest"
-	server "verbena/service"
+	"verbena/service/servicetest"
 	"verbena/verbs"
 	"verbena/verbs/cm"
 	"verbena/verbs/embed"
@@ -31,23 +29,7 @@ func must(t testing.TB, err error) {
 // newService returns a service in this process with a device at an address.
 func newService(t testing.TB, addr string) *service.Service {
 	t.Helper()
-	srv, err := server.New(server.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{addr}}}})
-	must(t, err)
-	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}
-	l, err := server.Listen(loc, nil)
-	must(t, err)
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	t.Cleanup(func() {
-		srv.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-		if err := srv.Close(); err != nil {
-			t.Error(err)
-		}
-		l.Release()
-	})
+	_, loc := servicetest.Device(t, addr)
 	s, err := service.At(loc.Socket)
 	must(t, err)
 	return s

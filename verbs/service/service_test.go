@@ -2,40 +2,20 @@ package service_test
 
 import (
 	"net/netip"
-	"path/filepath"
 	"testing"
 
 	"verbena/internal/ctl"
 	server "verbena/service"
+	"verbena/service/servicetest"
 	"verbena/verbs"
 	"verbena/verbs/internal/suite"
 	"verbena/verbs/service"
 )
 
-// newService is a service in this process with devices, one for each address.
+// newService returns a service in this process.
 func newService(t testing.TB, opts server.Options) *service.Service {
 	t.Helper()
-	srv, err := server.New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}
-	l, err := server.Listen(loc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	t.Cleanup(func() {
-		srv.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-		if err := srv.Close(); err != nil {
-			t.Error(err)
-		}
-		l.Release()
-	})
+	_, loc := servicetest.New(t, opts)
 	s, err := service.At(loc.Socket)
 	if err != nil {
 		t.Fatal(err)
