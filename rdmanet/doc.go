@@ -99,7 +99,8 @@
 //	+--------+
 //
 // Of the peer's direction: FIN makes Read return io.EOF after what has come; CLOSE makes Write, and one-sided
-// operations, return EPIPE in addition. What has come can be read also when the connection has failed.
+// operations, return EPIPE in addition. Bytes that have come can be read also when the
+// connection has failed.
 //
 // # Errors
 //

@@ -186,8 +186,8 @@ func (m *message) ends() (from, to int) {
 // in returns the bytes of a message in a buffer.
 func (m *message) in(buf []byte) []byte { return buf[m.at:][:m.size] }
 
-// fillBuffers gives the messages their contents. What is at the target differs from it in every byte, so that each byte
-// shows whether it was transferred.
+// fillBuffers gives the messages their contents. Every byte of the target differs from the source's, and so shows whether it
+// was transferred.
 func (x *messageRun) fillBuffers() {
 	for _, n := range x.nodes {
 		for i := range n.buf[:messageGuard] {

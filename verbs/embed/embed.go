@@ -268,7 +268,7 @@ func (q *queues) put(off uint64) {
 	}
 }
 
-// Close implements uverbs.Memory. What is mapped stays until Unmap.
+// Close implements uverbs.Memory. Mappings stay until Unmap.
 func (q *queues) Close() error { return nil }
 
 func (q *queues) get(off uint64, size int) ([]byte, error) {

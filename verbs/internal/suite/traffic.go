@@ -342,7 +342,7 @@ func (w *world) slice() {
 	if _, err := a.pd.RegSlice(nil, 0); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("an empty slice: got %v, want EINVAL", err)
 	}
-	// What is not registered any more is not reached.
+	// The device no longer reaches memory whose registration has ended.
 	a.post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.mr.SGE(0, 10), Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
 	if wc := a.one(); wc.Status != verbs.RemoteAccessError {
 		w.Errorf("a WRITE after Close: got %v, want %v", wc.Status, verbs.RemoteAccessError)

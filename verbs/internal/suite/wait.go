@@ -52,7 +52,7 @@ func (w *world) cancel() {
 	if _, err := w.d.NextEvent(ctx); !errors.Is(err, why) {
 		w.Fatalf("NextEvent: got %v, want %v", err, why)
 	}
-	// What comes afterwards is not lost.
+	// Completions that come afterwards are not lost.
 	b.recv(1, 0, 100)
 	a.post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.mr.SGE(0, 10)})
 	b.ok(1)
