@@ -522,6 +522,15 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 	p.gather.reset()
 	p.build.cut(mark)
 	p.build.finish(&qp.egress)
+	if y.Repeats() && qp.state != ib.QPErr {
+		// The network may have held this request up until the peer had its response to another copy, and the consumer took the
+		// memory away. The peer drops the NAK then.
+		if _, due := r.rcv.Ack(); !due {
+			r.rcv.Acknowledge(roce.NAKRemoteAccessError, psn)
+		}
+		y.Left = 0
+		return true
+	}
 	r.rcv.DropReplies()
 	if qp.state == ib.QPErr {
 		r.rcv.Acknowledge(roce.NAKRemoteAccessError, psn) // comes before the one that is due

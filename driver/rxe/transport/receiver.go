@@ -371,6 +371,9 @@ func (y *Reply) Sent(packets, n int) {
 	y.Left -= n
 }
 
+// Repeats reports whether the response was given before, and the request has come again.
+func (y *Reply) Repeats() bool { return y.repeat }
+
 // Replied takes out the oldest response, all of which has been sent.
 func (r *Receiver) Replied() { r.replies = r.replies[:copy(r.replies, r.replies[1:])] }
 
