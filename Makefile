@@ -127,8 +127,9 @@ soak-travel: ## SCHEDULES (default 10000) schedules of each service by the short
 	$(GO) test -count=1 -timeout 12h -v -run '^TestTravel$$' ./driver/rxe/internal/simtest -travels $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
 
 .PHONY: soak-messages
-soak-messages: ## MESSAGES (default 100000) cases of random messages between two queue pairs, from seed FIRST (1) on; a fault in the middle of one
+soak-messages: ## MESSAGES (default 100000) cases of random messages between two queue pairs, from seed FIRST (1) on, a fault in the middle of one; then ORDERS (20000) of work requests on the same memory
 	$(GO) test -count=1 -timeout 12h -run '^TestRandomMessages$$' ./driver/rxe -messages $(or $(MESSAGES),100000) -first $(or $(FIRST),1)
+	$(GO) test -count=1 -timeout 12h -run '^TestRandomOrder$$' ./driver/rxe -orders $(or $(ORDERS),20000) -firstorder $(or $(FIRST),1)
 
 .PHONY: flood
 flood: ## what a neighbour has while another process floods the device with packets, for some seconds
