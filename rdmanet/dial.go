@@ -150,7 +150,7 @@ func ended(ctx context.Context, err error) error {
 	switch {
 	case end == nil:
 		return err
-	case reflect.ValueOf(cause).Comparable() && errors.Is(err, cause): // errors.Is panics of others
+	case reflect.ValueOf(cause).Comparable() && errors.Is(err, cause): // errors.Is panics for others
 		return &contextError{err, end}
 	case timeout, errors.Is(err, end):
 		return &contextError{cause, end}
