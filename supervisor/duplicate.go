@@ -94,44 +94,53 @@ func sharesFiles(a, b int) bool {
 	return errno != 0 || r == 0
 }
 
-// copyDevice returns a descriptor of what the caller has open under a number, which is a device file.
+// copyDevice returns a descriptor of the device file that the caller has under a number.
 func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (copied int, err error) {
 	if err := p.conn.Control(func(pidfd uintptr) { copied, err = unix.PidfdGetfd(int(pidfd), int(fd), 0) }); err != nil {
 		return -1, err
 	}
-	if err != nil || !isFile(copied, f.inode) {
-		if err == nil {
-			unix.Close(copied)
-		}
-		// Where that is not allowed (Yama, Docker), or its main thread has ended, or has descriptors of its own,
-		// another description does as well. A link to anything else is not opened: that could have effects.
-		link := fmt.Sprintf("fd/%d", fd)
-		var st unix.Statx_t
-		if err := unix.Statx(th.dir, link, unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st); err != nil {
-			return -1, errGone
-		}
-		if (inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}) != f.inode {
-			return -1, syscall.EBADF
-		}
-		how := unix.O_RDWR
-		if f.readOnly || f.cm != nil {
-			how = unix.O_RDONLY
-		}
-		if copied, err = unix.Openat(th.dir, link, how|unix.O_CLOEXEC, 0); err != nil {
-			return -1, fmt.Errorf("duplicate descriptor %d of process %d: %w", fd, p.pid, err)
-		}
+	if err == nil && isFile(copied, f.inode) {
+		return copied, nil
 	}
-	if !isFile(copied, f.inode) {
+	if err == nil {
 		unix.Close(copied)
-		return -1, syscall.EBADF
 	}
-	return copied, nil
+	// pidfd_getfd is not allowed (Yama, Docker), or the main thread has ended or has descriptors of its own. Another
+	// description of the file does as well.
+	how := unix.O_RDWR
+	if f.readOnly || f.cm != nil {
+		how = unix.O_RDONLY
+	}
+	return w.reopen(th, fd, f.inode, how)
 }
 
-// isFile reports whether a descriptor is of a file.
+// reopen opens the file that a thread has under a number, if it is the given one: EBADF for any other. The thread may
+// replace the file at any moment, and to open a terminal, a FIFO or a device has effects. So the link is followed once,
+// by O_PATH, which opens nothing; the comparison and the open are of that descriptor.
+func (w *worker) reopen(th *procThread, fd int32, file inode, how int) (int, error) {
+	w.pause("follow")
+	path, err := unix.Openat(th.dir, fmt.Sprintf("fd/%d", fd), unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, errGone
+	}
+	defer unix.Close(path)
+	w.pause("reopen")
+	if !isFile(path, file) {
+		return -1, syscall.EBADF
+	}
+	opened, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", path), how|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("duplicate descriptor %d of thread %d: %w", fd, w.n.tid, err)
+	}
+	return opened, nil
+}
+
+// isFile reports whether a descriptor, also one of O_PATH, is of a file. It does not ask the file system, which may be a
+// program of the user's.
 func isFile(fd int, file inode) bool {
-	var st unix.Stat_t
-	return unix.Fstat(fd, &st) == nil && (inode{st.Dev, st.Ino}) == file
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st)
+	return err == nil && (inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}) == file
 }
 
 // duplicateTo answers dup2(2) or dup3(2) to a number of those that device files get. Those are given out here, so that

@@ -1,0 +1,106 @@
+package supervisor
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func init() {
+	programs["swaps"] = programSwaps
+	if os.Getenv(programEnv) == "swaps" {
+		runtime.LockOSThread() // the program needs the main thread, which pidfd_getfd(2) asks
+	}
+}
+
+// programSwaps duplicates a device file on a thread whose descriptors the main thread does not share. On a line of input,
+// another thread puts another file at the number.
+func programSwaps(args []string) {
+	device := openDevice()
+	other := must(unix.Open(args[0], unix.O_PATH|unix.O_CLOEXEC, 0))
+	files := make(chan func()) // for a thread that keeps the table which the main thread leaves
+	go func() {
+		runtime.LockOSThread()
+		for f := range files {
+			f()
+		}
+	}()
+	ready := make(chan bool)
+	files <- func() { close(ready) } // the thread exists
+	<-ready
+	must(0, unix.Unshare(unix.CLONE_FILES))
+	unix.Close(device)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		_, err := unix.Dup(device)
+		done <- err
+	}()
+	bufio.NewReader(os.Stdin).ReadString('\n')
+	files <- func() {
+		must(0, unix.Dup3(other, device, unix.O_CLOEXEC))
+		fmt.Println("swapped")
+	}
+	fmt.Println("dup:", <-done)
+	os.Exit(0)
+}
+
+// TestDuplicateOfSwappedFile: a file that a program puts in the place of its device file, while the supervisor duplicates
+// that, is not opened. Its thread has descriptors of its own, so that pidfd_getfd(2) does not see the device.
+func TestDuplicateOfSwappedFile(t *testing.T) {
+	for _, tt := range []struct{ point, want string }{
+		{"follow", "dup: bad file descriptor"},
+		{"reopen", "dup: <nil>"},
+	} {
+		t.Run(tt.point, func(t *testing.T) { testSwappedFile(t, tt.point, tt.want) })
+	}
+}
+
+func testSwappedFile(t *testing.T, at, want string) {
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	hit := false
+	w := newWorld(t, func(c *SupervisorConfig) {
+		c.pause = func(point string, _ uint32) {
+			if point == at && !hit {
+				hit = true
+				close(reached)
+				<-goOn
+			}
+		}
+	})
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(watch)
+	if _, err := unix.InotifyAddWatch(watch, secret, unix.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	r := w.startWith(in, []string{programEnv + "=swaps"}, "/proc/self/exe", secret)
+	in.Close()
+	w.await("the comparison", reached)
+	io.WriteString(out, "\n")
+	w.printed(r, "swapped")
+	close(goOn)
+	w.printed(r, want)
+	w.finish(r)
+	w.logs.take() // the refusal
+	if n, err := unix.Read(watch, make([]byte, 256)); err != unix.EAGAIN {
+		t.Errorf("the supervisor has opened the file: %d bytes of events, %v", n, err)
+	}
+}
