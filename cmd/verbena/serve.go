@@ -358,16 +358,31 @@ func closeSome(meant func(to string) bool) {
 	}
 }
 
-// stopOnSignal stops the service at the terminal's signals. A service that a client started is in a session
-// of its own and gets none.
+// stopOnSignal stops the service at SIGINT and SIGTERM, and at SIGHUP if it was started on a terminal. A daemon ignores
+// SIGHUP, which the kernel sends for a terminal that the process has acquired since.
 func stopOnSignal(svc *service.Service) {
 	ch := make(chan os.Signal, 1)
-	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
+	if hasTerminal() {
+		signal.Notify(ch, syscall.SIGHUP)
+	} else {
+		signal.Ignore(syscall.SIGHUP)
+	}
 	go func() {
 		<-ch
 		signal.Stop(ch) // a second one kills
 		svc.Stop()
 	}()
+}
+
+// hasTerminal reports whether this process has a controlling terminal. (tty(4))
+func hasTerminal() bool {
+	fd, err := unix.Open("/dev/tty", unix.O_RDONLY|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	unix.Close(fd)
+	return true
 }
 
 type stopCmd struct{}
