@@ -206,7 +206,7 @@ func (a *agent) run() {
 		for i := range in {
 			wc := &in[i]
 			if wc.Status == ib.WCSuccess && wc.ByteLen == slotLen && !closed {
-				a.handle(wc, a.slot(int(wc.ID)))
+				a.m.contain(func() { a.handle(wc, a.slot(int(wc.ID))) })
 			}
 			_ = a.receive(int(wc.ID))
 		}

@@ -460,7 +460,7 @@ func (m *Manager) arm(c *connection, d time.Duration) {
 	if c.timer != nil {
 		c.timer.Stop()
 	}
-	c.timer = m.cfg.Clock.AfterFunc(d, func() { m.timeout(c, round) })
+	c.timer = m.cfg.Clock.AfterFunc(d, func() { m.contain(func() { m.timeout(c, round) }) })
 }
 
 //verbena:held mu

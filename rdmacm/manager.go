@@ -13,6 +13,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/clock"
+	"verbena/internal/contain"
 	"verbena/rdmacm/msg"
 )
 
@@ -162,6 +163,12 @@ func (m *Manager) Close() {
 	}
 	m.mu.Unlock()
 	m.stopReporting()
+}
+
+// contain calls f, which handles what a peer has sent. A panic in it is logged, and the manager goes on: f holds m.mu by a
+// deferred unlock.
+func (m *Manager) contain(f func()) {
+	contain.Do(f, contain.Logged(m.cfg.Log, "panic in the connection manager: the message is dropped"))
 }
 
 // Stats returns the counters.

@@ -202,12 +202,14 @@ func (m *Manager) hold(a *agent, r *received, s msg.ServiceID) bool {
 	again := *r
 	m.held++
 	m.cfg.Clock.AfterFunc(holdPause, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.held--
-		if slices.Contains(m.agents, a) {
-			m.handle(a, again)
-		}
+		m.contain(func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.held--
+			if slices.Contains(m.agents, a) {
+				m.handle(a, again)
+			}
+		})
 	})
 	return true
 }

@@ -1,0 +1,25 @@
+// Package contain keeps a panic in the goroutine that it comes from. A service parses what users have written, and a bug in
+// that must end the user's program or connection, and not the service.
+package contain
+
+import (
+	"log/slog"
+	"runtime/debug"
+)
+
+// Do calls f. If f panics, Do calls failed with the panic's value and stack, and returns; failed may be nil.
+func Do(f func(), failed func(p any, stack []byte)) {
+	defer func() {
+		if p := recover(); p != nil && failed != nil {
+			failed(p, debug.Stack())
+		}
+	}()
+	f()
+}
+
+// Logged returns a function for Do that logs the panic with a text and attributes.
+func Logged(log *slog.Logger, text string, args ...any) func(p any, stack []byte) {
+	return func(p any, stack []byte) {
+		log.Error(text, append([]any{"panic", p, "stack", string(stack)}, args...)...)
+	}
+}

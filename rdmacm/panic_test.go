@@ -1,0 +1,27 @@
+package rdmacm
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"verbena/ib"
+	"verbena/rdmacm/msg"
+	"verbena/roce"
+)
+
+// TestPanicOfAMessage: a panic in the handling of a peer's datagram is logged, and the next one is handled.
+func TestPanicOfAMessage(t *testing.T) {
+	var log bytes.Buffer
+	m := &Manager{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	a := &agent{m: m} // without a device: to look for the sender's address panics
+	b := make([]byte, slotLen)
+	msg.Append(b[roce.GRHLen:roce.GRHLen], 1, &msg.DREP{})
+	for range 2 {
+		m.contain(func() { a.handle(&ib.WC{}, b) })
+	}
+	if n := strings.Count(log.String(), "panic in the connection manager"); n != 2 {
+		t.Errorf("%d panics are logged, want 2:\n%s", n, log.String())
+	}
+}
