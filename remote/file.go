@@ -175,7 +175,7 @@ func closedByClient(err error) bool {
 }
 
 func (f *File) serve(nc *net.UnixConn) error {
-	c := devfile.Conn{UnixConn: nc}
+	c := devfile.Conn{UnixConn: nc, Rights: f.srv.cfg.Rights.Of(f.user)}
 	if err := nc.SetWriteBuffer(sendBuffer); err != nil {
 		return err
 	}

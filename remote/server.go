@@ -13,6 +13,7 @@ import (
 
 	"verbena/internal/ctl/devfile"
 	"verbena/internal/quota"
+	"verbena/internal/rights"
 	"verbena/rdmacm/ucma"
 	"verbena/uapi"
 	"verbena/umem"
@@ -30,6 +31,8 @@ type Config struct {
 	Quota *quota.Ledger
 	// Copies bounds the accesses to the memory of a user's programs that go on at a time; nil: nothing does.
 	Copies func(uid int) *umem.Copies
+	// Rights closes surplus descriptors of clients; nil: some of its own does.
+	Rights *rights.Queues
 	// Pollers look at the queues of clients; nil: some of its own.
 	Pollers *poller.Pollers
 	// Log gets what has no caller to be returned to; nil discards it.
@@ -51,6 +54,9 @@ func New(cfg Config) *Server {
 	}
 	if cfg.Pollers == nil {
 		cfg.Pollers = poller.New(cfg.Log)
+	}
+	if cfg.Rights == nil {
+		cfg.Rights = &rights.Queues{}
 	}
 	return &Server{cfg: cfg, accounts: map[accountKey]*account{}}
 }

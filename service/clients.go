@@ -10,9 +10,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
+	"verbena/internal/contain"
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
 	"verbena/remote"
@@ -98,18 +100,52 @@ func (s *Service) acceptWithSpare(l *Listener, p *spare) {
 		time.Sleep(pause) // or no descriptor has come free
 		return
 	}
-	if who, err := peerOf(c); err == nil && who.manages() {
+	who, err := peerOf(c)
+	if err == nil && who.manages() {
 		s.admit(c)
 		return
 	}
-	refuse(c, fmt.Errorf("the service has no file descriptor left (RLIMIT_NOFILE): %w", syscall.EMFILE))
+	s.refuse(c, who, fmt.Errorf("the service has no file descriptor left (RLIMIT_NOFILE): %w", syscall.EMFILE))
 }
 
-// refuse answers a client that gets no more.
-func refuse(c *net.UnixConn, err error) {
-	defer c.Close()
-	c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // it fits into the socket's buffer
-	_ = ctl.Conn{UnixConn: c}.Send(failure(err), nil)
+const (
+	// maxRefusing is the number of refused clients that are waited for at a time, so that they can read why.
+	maxRefusing = 64
+	// refusalTime is how long one of them is waited for.
+	refusalTime = time.Second
+)
+
+// refuse answers a client that gets no more, and closes the connection. It does not sleep: a goroutine goes on.
+func (s *Service) refuse(uc *net.UnixConn, who peer, err error) {
+	c := ctl.Conn{UnixConn: uc, Rights: s.rights.Of(s.quota.User(who.uid))}
+	go func() {
+		defer c.End()
+		contain.Do(func() { s.sayWhy(c, err) }, contain.Logged(s.log, "panic while a client was refused", uidKey, who.uid))
+	}()
+}
+
+// sayWhy sends a refused client the reason, and waits until it has closed its end. A request that is still unread at the
+// close would make the kernel reset the connection, and discard the answer.
+func (s *Service) sayWhy(c ctl.Conn, why error) {
+	c.SetDeadline(time.Now().Add(refusalTime))
+	if c.Send(failure(why), nil) != nil {
+		return
+	}
+	select {
+	case s.refusing <- struct{}{}:
+		defer func() { <-s.refusing }()
+	default:
+		return
+	}
+	c.CloseWrite()
+	for {
+		var r ctl.Request
+		fd, err := c.Receive(&r, ctl.Limits{Size: ctl.MaxRequest})
+		if err != nil {
+			return
+		}
+		c.Discard(fd)
+	}
 }
 
 // admit serves a client, as far as its user may have another connection.
@@ -127,14 +163,14 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	user := s.quota.User(who.uid)
 	if err := user.Take(quota.Connections, 1); err != nil {
 		if !who.manages() {
-			refuse(c, err)
+			s.refuse(c, who, err)
 			return
 		}
 		user = nil
 	}
 	go func() {
 		defer user.Give(quota.Connections, 1)
-		s.serve(ctl.Conn{UnixConn: c, CloseFile: s.requests.closing(who.uid).close}, who, firstMessage)
+		s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.Of(s.quota.User(who.uid))}, who, firstMessage)
 	}()
 }
 
@@ -146,13 +182,13 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 		c.Close()
 		return
 	}
-	s.serve(ctl.Conn{UnixConn: c}, who, 0)
+	s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.Of(s.quota.User(who.uid))}, who, 0)
 }
 
 // serve answers a client until it closes the connection. Its first request has to come within the time, if that is not
 // 0.
 func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
-	defer c.Close()
+	defer c.End()
 	defer s.connected(c)()
 	defer func() {
 		if p := recover(); p != nil {
@@ -178,16 +214,16 @@ func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
 			strays := s.open(c, who, r.Name)
 			c.CloseRead() // the program is not to wait for what follows
 			c.CloseWrite()
-			for _, fd := range strays {
-				c.Discard(os.NewFile(uintptr(fd), "passed descriptor"))
-			}
+			c.Rights.CloseAll(strays)
 			return
 		}
-		a, err := s.request(c, who, &r, fd)
+		a, sent, err := s.request(c, who, &r, fd)
 		if err != nil {
 			a = failure(err)
 		}
-		if err := s.reply(c, a); err != nil {
+		rerr := s.reply(c, a)
+		sent()
+		if rerr != nil {
 			return
 		}
 		if (r.Op == ctl.OpStop || r.Op == ctl.OpYield) && err == nil {
@@ -217,7 +253,7 @@ func (s *Service) disconnect() {
 	s.connections.Lock()
 	defer s.connections.Unlock()
 	for c := range s.connections.all {
-		c.Close()
+		go c.Close() // which can take as long as the client likes, for what it has sent
 	}
 }
 
@@ -234,27 +270,39 @@ func (s *Service) replyWith(c ctl.Conn, a *ctl.Response, fd *os.File) error {
 	return c.Send(a, fd)
 }
 
-// request answers what is not the attachment of a program. It closes fd.
-func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (*ctl.Response, error) {
+// request answers what is not the attachment of a program. It closes fd. sent is to be called when the answer has been sent,
+// or could not be: until then the request counts as one of its user's, since the answer takes memory.
+func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ *ctl.Response, sent func(), err error) {
+	sent = func() {}
 	if err := who.authorize(r.Op); err != nil {
 		c.Discard(fd)
-		return nil, err
+		return nil, sent, err
 	}
 	if r.Op == ctl.OpCapture && r.Protocol == ctl.Protocol && fd != nil && r.Capture != nil {
-		return &ctl.Response{}, s.Capture(r.Capture, fd)
+		return &ctl.Response{}, sent, s.Capture(r.Capture, fd)
 	}
 	c.Discard(fd)
+	made := func() {}
 	if !who.manages() {
 		done, err := s.requests.begin(who.uid)
 		if err != nil {
-			return nil, err
+			return nil, sent, err
 		}
-		return s.bounded(r, func() (*ctl.Response, error) {
-			defer done()
-			return s.answer(who, r)
-		})
+		// The request ends when it has been carried out, which may be after the client was told that it takes too
+		// long, and the answer has been sent.
+		var both atomic.Int32
+		made = func() {
+			if both.Add(1) == 2 {
+				done()
+			}
+		}
+		sent = made
 	}
-	return s.bounded(r, func() (*ctl.Response, error) { return s.answer(who, r) })
+	a, err := s.bounded(r, func() (*ctl.Response, error) {
+		defer made()
+		return s.answer(who, r)
+	})
+	return a, sent, err
 }
 
 // bounded returns what f does, or ETIMEDOUT after requestTimeout: f, which a program's memory may hold up, then goes
@@ -297,38 +345,10 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 	}
 }
 
-// closing bounds how many descriptors that one user has sent are being closed at a time; see ctl.Conn.CloseFile.
-type closing chan struct{}
-
-// maxClosing is the bound.
-const maxClosing = 4
-
-func (c closing) close(f *os.File) {
-	c <- struct{}{}
-	defer func() { <-c }()
-	f.Close()
-}
-
-// requestCount counts the requests of users that are being answered, and bounds how many descriptors are being closed.
+// requestCount counts the requests of users that are being answered.
 type requestCount struct {
-	mu       sync.Mutex
-	users    map[int]int
-	closings map[int]closing // of all users that have connected
-}
-
-// closing returns what bounds a user's descriptors.
-func (q *requestCount) closing(uid int) closing {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closings == nil {
-		q.closings = map[int]closing{}
-	}
-	c := q.closings[uid]
-	if c == nil {
-		c = make(closing, maxClosing)
-		q.closings[uid] = c
-	}
-	return c
+	mu    sync.Mutex
+	users map[int]int
 }
 
 // begin counts one more, until done; EBUSY if the user has too many.

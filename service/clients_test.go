@@ -657,43 +657,6 @@ func TestNoDescriptors(t *testing.T) {
 	}
 }
 
-// Descriptors whose closing does not end hold up few threads, and nobody but their user.
-func TestClosing(t *testing.T) {
-	var q requestCount
-	c := q.closing(4242)
-	for range maxClosing {
-		c <- struct{}{} // one that does not end
-	}
-	if q.closing(4242) != c || q.closing(4243) == c {
-		t.Error("the bound is not each user's own")
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		c.close(w)
-	}()
-	select {
-	case <-closed:
-		t.Error("one more is being closed")
-	case <-time.After(soon):
-	}
-	<-c
-	select {
-	case <-closed:
-	case <-time.After(patience):
-		t.Error("it is not closed when another one is")
-	}
-	(ctl.Conn{}).Discard(r)
-	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("without a bound: got %v, want ErrClosed", err)
-	}
-}
-
 // TestTakeOver: a service is taken over whose program has ended a moment ago, and one that is in use is not.
 func TestTakeOver(t *testing.T) {
 	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, OnDemand: true})

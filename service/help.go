@@ -31,9 +31,7 @@ func (l *launcher) OpenMem(tid int) (*os.File, error) {
 // notice has the launcher print a line for the user of the program. It may sleep.
 func (l *launcher) notice(text string) error {
 	f, err := l.ask(&ctl.Help{Notice: text})
-	if f != nil {
-		f.Close()
-	}
+	l.c.Discard(f)
 	return err
 }
 
@@ -61,9 +59,7 @@ func (l *launcher) ask(h *ctl.Help) (*os.File, error) {
 	case err != nil:
 		return fail(err)
 	case r.Err() != nil:
-		if f != nil {
-			f.Close()
-		}
+		l.c.Discard(f)
 		return nil, r.Err()
 	}
 	return f, nil

@@ -18,6 +18,7 @@ import (
 	"verbena/internal/ctl"
 	"verbena/internal/privilege"
 	"verbena/internal/quota"
+	"verbena/internal/rights"
 	"verbena/netdev"
 	"verbena/rdmacm"
 	"verbena/rdmacm/ucma"
@@ -80,6 +81,8 @@ type Service struct {
 	files      sync.WaitGroup // of remote that are open
 	quota      *quota.Ledger
 	requests   requestCount
+	rights     rights.Queues // descriptors that users have sent
+	refusing   chan struct{} // refused clients that are waited for
 	stop       context.CancelFunc
 	ended      context.Context // done when the service is to stop
 	recorders  sync.WaitGroup  // captures that go on
@@ -121,7 +124,8 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
-		names: map[string]bool{}, recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout}
+		names: map[string]bool{}, recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout,
+		refusing: make(chan struct{}, maxRefusing)}
 	s.programs.attached = map[*net.UnixConn]struct{}{}
 	if opts.Log != nil {
 		s.log, s.debugLog = limitLog(opts.Log)
@@ -161,10 +165,11 @@ func New(opts Options) (_ *Service, err error) {
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
 		Uverbs: s.uverbs, CM: cm, Links: linksOf{s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
-		Doorbells: opts.Doorbells, Pollers: pollers, Log: s.log}); err != nil {
+		Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights, Log: s.log}); err != nil {
 		return nil, err
 	}
-	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies, Pollers: pollers, Log: s.log})
+	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies, Pollers: pollers, Rights: &s.rights,
+		Log: s.log})
 	if opts.Confine {
 		// The supervisor has made what it needs a privilege for, and no thread blocks signals yet.
 		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/internal/contain"
 	"verbena/internal/quota"
 	"verbena/rdmacm/ucma"
 	"verbena/umem"
@@ -36,8 +37,9 @@ const cmDevice = "rdma_cm"
 // does not answer, keeps the kernel's lock of it, and holds up whoever writes or reads it then. So nothing that others
 // need is held meanwhile, and the thread counts as one of the user's.
 type cmPipe struct {
-	end  *os.File // for writing
-	user *quota.User
+	end    *os.File // for writing
+	user   *quota.User
+	setter func(fd int, full bool) bool // for tests; nil: setPipe
 
 	mu   sync.Mutex
 	fd   int           // of end; -1: closed
@@ -95,7 +97,8 @@ func (p *cmPipe) settle() {
 		on, fd := p.want, p.fd
 		p.edge = false
 		p.mu.Unlock()
-		ok := setPipe(fd, on)
+		ok := false
+		contain.Do(func() { ok = p.set(fd, on) }, nil)
 		p.user.Give(quota.Workers, 1)
 		p.mu.Lock()
 		close(p.busy)
@@ -114,6 +117,14 @@ func (p *cmPipe) settle() {
 	}
 }
 
+// set is setPipe; tests replace it.
+func (p *cmPipe) set(fd int, full bool) bool {
+	if p.setter != nil {
+		return p.setter(fd, full)
+	}
+	return setPipe(fd, full)
+}
+
 // setPipe puts a byte into a pipe by its writing end, or takes it out.
 func setPipe(fd int, full bool) bool {
 	if full {
@@ -121,7 +132,7 @@ func setPipe(fd int, full bool) bool {
 		return true
 	}
 	// The only lasting descriptor of the reading end is the program's, so that its closing can be seen.
-	other, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	other, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false
 	}
@@ -396,7 +407,7 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 			d.caller.trace, w.trace.later = &callTrace{}, true
 		}
 		f.beginWait()
-		go d.await()
+		go contain.Do(d.await, d.panicked)
 		return verdict{fate: sent}, true
 	case err != nil:
 		return fails(err), false
@@ -506,8 +517,18 @@ func (d *deferred) await() {
 	}
 }
 
+// panicked answers the call after a panic, and closes the file, whose state is not known.
+func (d *deferred) panicked(p any, stack []byte) {
+	d.session.log.Error(fmt.Sprintf("panic in a call of thread %d that waits for events", d.n.tid), "panic", p, "stack", string(stack))
+	d.answer(verdict{err: syscall.EIO})
+	d.f.close()
+}
+
 // try takes an event, and reports whether the call has been answered.
 func (d *deferred) try() bool {
+	if f := d.session.sup.cfg.pause; f != nil {
+		f("event", d.n.tid)
+	}
 	n, taken, err := d.f.cm.Write(d.caller, d.n.args[1], int(min(d.n.args[2], 1<<20)))
 	if errors.Is(err, ucma.ErrNoEvent) {
 		return stillTrapped(d.session.fd, d.n.id) != nil

@@ -11,7 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/contain"
 	"verbena/internal/quota"
+	"verbena/internal/rights"
 	"verbena/nldev"
 	"verbena/uapi"
 	"verbena/uapi/ucm"
@@ -116,6 +118,11 @@ func (s *Supervisor) newNetlink(user *quota.User, opener int, nonblock bool, por
 		return nil, -1, fmt.Errorf("make a pair of sockets: %w", err)
 	}
 	var st unix.Stat_t
+	if err := rights.Refuse(ends[1]); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
+		unix.Close(ends[0])
+		unix.Close(ends[1])
+		return nil, -1, err
+	}
 	err = errors.Join(
 		bindAsKernel(ends[1]), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_SNDBUF, netlinkSendBuffer),
 		unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_PASSCRED, 1),
@@ -193,47 +200,56 @@ var netlinkBuffers = sync.Pool{New: func() any { return new([maxNetlinkRequest]b
 // serve answers until the program has closed its end.
 func (n *netlinkSocket) serve() {
 	s := n.sup
+	queue := s.cfg.Rights.Of(n.user)
 	defer func() {
 		s.leaveNetlink(n)
-		n.end.Close()
+		queue.Do(func() { n.end.Close() }) // with what the program has sent, and nobody has received
 		n.user.Give(quota.Descriptors, netlinkDescriptors)
 	}()
 	raw, err := n.end.SyscallConn()
 	if err != nil {
 		return
 	}
-	oob := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
-	for {
-		var size, control int
-		var buf *[maxNetlinkRequest]byte
-		rerr := raw.Read(func(fd uintptr) bool {
-			buf = netlinkBuffers.Get().(*[maxNetlinkRequest]byte)
-			size, control, _, _, err = unix.Recvmsg(int(fd), buf[:], oob, unix.MSG_CMSG_CLOEXEC)
-			if err == unix.EAGAIN {
-				netlinkBuffers.Put(buf)
-			}
+	contain.Do(func() {
+		for n.answerNext(queue, raw) {
+		}
+	}, contain.Logged(s.cfg.Log, "panic in a netlink request: the socket is closed", "uid", n.user.UID()))
+}
+
+// answerNext receives a datagram and answers it. It reports false when there will be no other.
+func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) bool {
+	if rights.Await(raw) != nil {
+		return false
+	}
+	buf := netlinkBuffers.Get().(*[maxNetlinkRequest]byte)
+	defer netlinkBuffers.Put(buf)
+	m, err := queue.Receive(raw, buf[:], 0)
+	if err != nil || m.N == 0 && !m.Control { // an empty datagram has a sender
+		return false
+	}
+	sender := -1
+	if m.Sender != nil {
+		sender = m.Sender.UID
+	}
+	if f := n.sup.cfg.pause; f != nil {
+		f("netlink", 0)
+	}
+	answers := n.answers(sender, buf[:m.N])
+	for i, b := range answers {
+		werr := raw.Write(func(fd uintptr) bool {
+			err = unix.Sendmsg(int(fd), b, nil, nil, unix.MSG_NOSIGNAL)
 			return err != unix.EAGAIN
 		})
-		if rerr != nil || err != nil || size == 0 && control == 0 { // an empty datagram has a sender
-			return
-		}
-		answers := n.answers(senderOf(oob[:control]), buf[:size])
-		netlinkBuffers.Put(buf)
-		for i, b := range answers {
-			werr := raw.Write(func(fd uintptr) bool {
-				err = unix.Sendmsg(int(fd), b, nil, nil, unix.MSG_NOSIGNAL)
-				return err != unix.EAGAIN
-			})
-			if answers[i] = nil; werr != nil || err != nil {
-				for _, b := range answers[i+1:] {
-					n.read(len(b))
-				}
+		if answers[i] = nil; werr != nil || err != nil {
+			for _, b := range answers[i+1:] {
 				n.read(len(b))
-				return
 			}
 			n.read(len(b))
+			return false
 		}
+		n.read(len(b))
 	}
+	return true
 }
 
 // answers answers a datagram of a user. What it returns counts as not read yet. A program may write what somebody else
@@ -280,20 +296,6 @@ func (s *Supervisor) closeNetlinks() {
 	for _, n := range s.netlinks {
 		n.end.Close()
 	}
-}
-
-// senderOf returns the user who has sent a datagram, -1 if that is not known.
-func senderOf(oob []byte) int {
-	list, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return -1
-	}
-	for i := range list {
-		if c, err := unix.ParseUnixCredentials(&list[i]); err == nil {
-			return int(c.Uid)
-		}
-	}
-	return -1
 }
 
 // netlink finds the socket that the caller has under a number, nil if that is something else.

@@ -16,6 +16,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/quota"
+	"verbena/internal/rights"
 	"verbena/internal/shm"
 	"verbena/rdmacm/ucma"
 	"verbena/umem"
@@ -45,11 +46,14 @@ type SupervisorConfig struct {
 	Doorbells Doorbells
 	// Pollers look at the queues of those; nil: some of its own.
 	Pollers *poller.Pollers
+	// Rights closes descriptors that programs have sent where none belong; nil: some of its own does.
+	Rights *rights.Queues
 	// Log gets errors that have no caller to be returned to, and at the level of Debug the device files that are opened
 	// and closed, and the commands that are refused. Records about a session have the attribute uid. nil discards.
 	Log *slog.Logger
 
-	// pause, if not nil, is called at named points with the thread of the call that is being answered; for tests.
+	// pause, if not nil, is called at named points with the thread of the call that is being answered; for tests. It may
+	// panic.
 	pause func(point string, tid uint32)
 }
 
@@ -147,6 +151,9 @@ func NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Rights == nil {
+		cfg.Rights = &rights.Queues{}
 	}
 	if cfg.Node.Mode == 0 {
 		cfg.Node.Mode = 0o666

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/rights"
 )
 
 // Limits of a message, in bytes without its length.
@@ -23,9 +25,8 @@ const (
 // Conn carries messages: four bytes of length, then JSON. A descriptor travels with the first byte of a message.
 type Conn struct {
 	*net.UnixConn
-	// CloseFile closes a descriptor that was received and is not returned; nil: File.Close. That may take as long as the
-	// sender of the descriptor likes: a FUSE server is asked first (flush).
-	CloseFile func(*os.File)
+	// Rights closes descriptors of the peer that are not returned. nil is for a peer that is trusted.
+	Rights *rights.Queue
 }
 
 // NewConn takes over the descriptor of a Unix socket. It closes f, also on failure.
@@ -78,21 +79,24 @@ func (c Conn) Receive(v any, l Limits) (*os.File, error) {
 		c.SetReadDeadline(time.Now().Add(l.Whole))
 		defer c.SetReadDeadline(time.Time{})
 	}
-	var head [headLen]byte
-	oob := make([]byte, unix.CmsgSpace(4*4))
-	n, oobn, _, _, err := c.ReadMsgUnix(head[:], oob)
+	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	fd, err := c.descriptor(oob[:oobn])
+	var head [headLen]byte
+	m, err := c.Rights.Receive(raw, head[:], 1)
 	if err != nil {
 		return nil, err
+	}
+	var fd *os.File
+	if len(m.Files) > 0 {
+		fd = os.NewFile(uintptr(m.Files[0]), "passed descriptor")
 	}
 	if l.Rest > 0 && l.Whole == 0 {
 		c.SetReadDeadline(time.Now().Add(l.Rest))
 		defer c.SetReadDeadline(time.Time{})
 	}
-	if err := decode(io.MultiReader(bytes.NewReader(head[:n]), c), v, l.Size); err != nil {
+	if err := decode(io.MultiReader(bytes.NewReader(head[:m.N]), c.Rights.Reader(raw)), v, l.Size); err != nil {
 		c.Discard(fd)
 		return nil, err
 	}
@@ -126,41 +130,16 @@ func decode(r io.Reader, v any, most uint32) error {
 	return nil
 }
 
-// Discard closes a descriptor that was received; nil is none. It may sleep.
+// Discard closes a descriptor that was received; nil is none. It may sleep for as long as the peer likes.
 func (c Conn) Discard(f *os.File) {
-	switch {
-	case f == nil:
-	case c.CloseFile != nil:
-		c.CloseFile(f)
-	default:
-		f.Close()
+	if f != nil {
+		c.Rights.Do(func() { f.Close() })
 	}
 }
 
-// descriptor takes one descriptor out of control messages, and closes any more that a peer may have sent.
-func (c Conn) descriptor(oob []byte) (*os.File, error) {
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, fmt.Errorf("malformed control message: %w", err)
-	}
-	var file *os.File
-	for _, m := range msgs {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			f := os.NewFile(uintptr(fd), "passed descriptor")
-			if file != nil {
-				c.Discard(f)
-				continue
-			}
-			file = f
-		}
-	}
-	return file, nil
-}
+// End closes the connection, with what the peer has sent and nobody has received: descriptors of the peer among them. It may
+// sleep for as long as the peer likes.
+func (c Conn) End() { c.Rights.Do(func() { c.Close() }) }
 
 // Clip shortens a peer's words to a length that is fit for a message or the log.
 func Clip(s string) string {

@@ -34,6 +34,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/rights"
 )
 
 // ConnectionManager is the name of the device file of the connection manager.
@@ -127,7 +129,11 @@ const (
 const ControlSize = 4
 
 // Conn is a connection.
-type Conn struct{ *net.UnixConn }
+type Conn struct {
+	*net.UnixConn
+	// Rights closes descriptors of the peer that are surplus. nil is for a peer that is trusted.
+	Rights *rights.Queue
+}
 
 // Ask sends a request, and descriptors with it. It may sleep.
 func (c Conn) Ask(r Request, fds ...int) error {
@@ -150,8 +156,8 @@ func (c Conn) send(b []byte, fds []int) error {
 	return err
 }
 
-// Requested receives a request, and the descriptors that came with it, which are the caller's to close, also after an error. What is left of a
-// request that has begun has to come within a time. It may sleep; io.EOF at the end.
+// Requested receives a request, and the descriptors that came with it, at most MemoryFiles. They are the caller's to close,
+// also after an error. What is left of a request that has begun has to come within a time. It may sleep; io.EOF at the end.
 func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
 	var b [requestSize]byte
 	if fds, err = c.receive(b[:], MemoryFiles, rest); err != nil {
@@ -162,48 +168,28 @@ func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
 	}, fds, nil
 }
 
-// receive fills b, and returns the descriptors that came with its first byte, also with an error: it is one if they are more than most. The kernel
-// closes those beyond. rest bounds the time for what follows the first bytes; 0: nothing does.
+// receive fills b, and returns the descriptors that came with its first byte, also with an error: it is one if they are more
+// than most. rest bounds the time for what follows the first bytes; 0: nothing does.
 func (c Conn) receive(b []byte, most int, rest time.Duration) (fds []int, err error) {
-	oob := make([]byte, unix.CmsgSpace(4*most))
-	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob)
-	if err == nil && n == 0 {
-		err = io.EOF
-	}
+	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	fds, err = descriptors(oob[:oobn])
-	if err == nil && (flags&unix.MSG_CTRUNC != 0 || len(fds) > most) { // alignment may leave space for more
-		err = fmt.Errorf("more than %d descriptors came with a message: %w", most, syscall.EPROTO)
-	}
-	if err == nil && n < len(b) {
+	m, err := c.Rights.Receive(raw, b, most)
+	switch {
+	case err != nil:
+	case m.N == 0:
+		err = io.EOF
+	case m.Surplus > 0:
+		err = fmt.Errorf("%d descriptors came with a message, %d is the limit: %w", len(m.Files)+m.Surplus, most, syscall.EPROTO)
+	case m.N < len(b):
 		if rest > 0 {
 			c.SetReadDeadline(time.Now().Add(rest))
 			defer c.SetReadDeadline(time.Time{})
 		}
-		_, err = io.ReadFull(c, b[n:])
+		_, err = io.ReadFull(c.Rights.Reader(raw), b[m.N:])
 	}
-	return fds, err
-}
-
-func descriptors(oob []byte) (fds []int, err error) {
-	if len(oob) == 0 {
-		return nil, nil
-	}
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, fmt.Errorf("malformed control message: %w", err)
-	}
-	for i := range msgs {
-		if got, err := unix.ParseUnixRights(&msgs[i]); err == nil {
-			fds = append(fds, got...)
-		}
-	}
-	for _, fd := range fds {
-		unix.CloseOnExec(fd)
-	}
-	return fds, nil
+	return m.Files, err
 }
 
 // CloseAll closes descriptors.

@@ -1,0 +1,289 @@
+package rights
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/leaktest"
+	"verbena/internal/quota"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// pair makes two ends of a socket, the first of which a user has.
+func pair(t *testing.T, kind int) (user int, own *os.File, raw syscall.RawConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.SetNonblock(fds[1], true); err != nil {
+		t.Fatal(err)
+	}
+	own = os.NewFile(uintptr(fds[1]), "own")
+	t.Cleanup(func() {
+		unix.Close(fds[0])
+		own.Close()
+	})
+	if raw, err = own.SyscallConn(); err != nil {
+		t.Fatal(err)
+	}
+	return fds[0], own, raw
+}
+
+// lingering returns a descriptor whose close takes so many seconds, since its peer does not read. end ends that.
+func lingering(t *testing.T, seconds int32) (fd int, end func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := c.(*net.TCPConn).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	fd, err = unix.Dup(int(f.Fd()))
+	f.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.SetNonblock(fd, true)
+	for b := make([]byte, 1<<20); ; {
+		if _, err := unix.Write(fd, b); err != nil {
+			break
+		}
+	}
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: seconds}); err != nil {
+		t.Fatal(err)
+	}
+	unix.SetNonblock(fd, false)
+	return fd, func() { peer.Close() }
+}
+
+func sendFiles(t *testing.T, to int, text string, fds ...int) {
+	t.Helper()
+	if err := unix.Sendmsg(to, []byte(text), unix.UnixRights(fds...), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pipes returns n descriptors that are closed on exec, and one that tells when all of them are closed.
+func pipes(t *testing.T, n int) (fds []int, closed func() bool) {
+	t.Helper()
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(p[0]) })
+	for range n - 1 {
+		fd, err := unix.FcntlInt(uintptr(p[1]), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fds = append(fds, fd)
+	}
+	return append(fds, p[1]), func() bool {
+		n, err := unix.Read(p[0], make([]byte, 1))
+		return n == 0 && err == nil
+	}
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// TestReceive: a message comes with the descriptors that were asked for, closed on exec; others are closed.
+func TestReceive(t *testing.T) {
+	for _, tt := range []struct{ sent, most, files, surplus int }{
+		{0, 1, 0, 0}, {1, 1, 1, 0}, {1, 0, 0, 1}, {4, 2, 2, 2}, {maxDescriptors, 1, 1, maxDescriptors - 1},
+	} {
+		var queues Queues
+		user, _, raw := pair(t, unix.SOCK_STREAM)
+		var closed func() bool
+		if tt.sent > 0 {
+			var fds []int
+			fds, closed = pipes(t, tt.sent)
+			sendFiles(t, user, "x", fds...)
+			closeAll(fds)
+		} else if _, err := unix.Write(user, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 8)
+		m, err := queues.Of(nil).Receive(raw, b, tt.most)
+		if err != nil || m.N != 1 || b[0] != 'x' || len(m.Files) != tt.files || m.Surplus != tt.surplus || m.Control != (tt.sent > 0) {
+			t.Fatalf("%+v: got %+v, %v", tt, m, err)
+		}
+		for _, fd := range m.Files {
+			if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+				t.Errorf("%+v: descriptor %d: flags %#x, %v, want FD_CLOEXEC", tt, fd, flags, err)
+			}
+		}
+		if closed != nil && len(m.Files) > 0 && closed() {
+			t.Errorf("%+v: the descriptors that were asked for are closed", tt)
+		}
+		closeAll(m.Files)
+		if closed != nil && !closed() {
+			t.Errorf("%+v: a descriptor is left open", tt)
+		}
+	}
+}
+
+// TestReader: descriptors in the middle of a stream are closed, and its bytes stay together.
+func TestReader(t *testing.T) {
+	var queues Queues
+	user, _, raw := pair(t, unix.SOCK_STREAM)
+	fds, closed := pipes(t, 3)
+	unix.Write(user, []byte("ab"))
+	sendFiles(t, user, "cd", fds...)
+	closeAll(fds)
+	unix.Write(user, []byte("ef"))
+	unix.Shutdown(user, unix.SHUT_WR)
+	got, err := io.ReadAll(queues.Of(nil).Reader(raw))
+	if err != nil || string(got) != "abcdef" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if !closed() {
+		t.Error("a descriptor is left open")
+	}
+}
+
+func threads(t *testing.T) (n int) {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// TestLingering: descriptors that take long to close hold up a few threads of their sender's, which are charged to that user,
+// and no other user. A read of the socket alone would hold up a thread for each.
+func TestLingering(t *testing.T) {
+	ledger := quota.New(quota.Limits{})
+	var queues Queues
+	attacker, other := ledger.User(1), ledger.User(2)
+	const senders = 40
+	before := threads(t)
+	var receivers sync.WaitGroup
+	var ends []func()
+	for range senders {
+		user, _, raw := pair(t, unix.SOCK_STREAM)
+		fd, end := lingering(t, 60)
+		ends = append(ends, end)
+		sendFiles(t, user, "x", fd)
+		unix.Close(fd)
+		receivers.Go(func() {
+			if m, err := queues.Of(attacker).Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 1 {
+				t.Errorf("got %+v, %v", m, err)
+			}
+		})
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for attacker.Held(quota.Workers) < maxReceiving && time.Now().Before(deadline) {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(100 * time.Millisecond)
+	if n := attacker.Held(quota.Workers); n == 0 || n > maxClosing {
+		t.Errorf("%d workers are charged, want 1 to %d", n, maxClosing)
+	}
+	if n := threads(t) - before; n > maxClosing+8 {
+		t.Errorf("%d more threads, want about %d", n, maxClosing)
+	}
+	user, _, raw := pair(t, unix.SOCK_STREAM)
+	fds, closed := pipes(t, 2)
+	sendFiles(t, user, "y", fds...)
+	closeAll(fds)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if m, err := queues.Of(other).Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 2 || !closed() {
+			t.Errorf("another user: got %+v, %v", m, err)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(5 * time.Second):
+		t.Error("another user's descriptors are not closed")
+	}
+	for _, end := range ends {
+		end()
+	}
+	receivers.Wait()
+}
+
+// TestClosedMeanwhile: the end of the socket ends a Receive, also one that waits for descriptors to be closed.
+func TestClosedMeanwhile(t *testing.T) {
+	var queues Queues
+	q := queues.Of(nil)
+	for range maxReceiving {
+		q.beginReceiving()
+	}
+	_, own, raw := pair(t, unix.SOCK_SEQPACKET)
+	result := make(chan error, 1)
+	go func() {
+		_, err := q.Receive(raw, make([]byte, 1), 0)
+		result <- err
+	}()
+	time.Sleep(10 * time.Millisecond)
+	own.Close()
+	select {
+	case err := <-result:
+		if err == nil {
+			t.Error("got a message, want an error")
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("it does not return")
+	}
+}
+
+// TestRefuse: the sender of a descriptor to a socket that refuses them gets EPERM, where the kernel can do that.
+func TestRefuse(t *testing.T) {
+	user, own, _ := pair(t, unix.SOCK_SEQPACKET)
+	err := Refuse(int(own.Fd()))
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		t.Skip("before Linux 6.16")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Sendmsg(user, []byte("x"), unix.UnixRights(0), nil, 0); err != unix.EPERM {
+		t.Errorf("got %v, want EPERM", err)
+	}
+	if err := unix.Sendmsg(user, []byte("x"), nil, nil, 0); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSender: the sender of a message is known to a socket with SO_PASSCRED.
+func TestSender(t *testing.T) {
+	var queues Queues
+	user, own, raw := pair(t, unix.SOCK_SEQPACKET)
+	if err := unix.SetsockoptInt(int(own.Fd()), unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+		t.Fatal(err)
+	}
+	sendFiles(t, user, "x", 0)
+	m, err := queues.Of(nil).Receive(raw, make([]byte, 1), 0)
+	if err != nil || m.Sender == nil || *m.Sender != (Sender{os.Getpid(), os.Getuid()}) || m.Surplus != 1 {
+		t.Errorf("got %+v, %v", m, err)
+	}
+}

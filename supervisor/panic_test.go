@@ -1,0 +1,87 @@
+package supervisor
+
+import (
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/internal/testutil"
+)
+
+// TestNetlinkPanic: a panic in a netlink request ends the socket that it came by, and nothing else.
+func TestNetlinkPanic(t *testing.T) {
+	var calls atomic.Int32
+	w := newWorld(t, func(c *SupervisorConfig) {
+		c.pause = func(point string, _ uint32) {
+			if point == "netlink" && calls.Add(1) == 1 {
+				panic("a bad request")
+			}
+		}
+	})
+	user := quota.New(quota.Limits{}).User(1001)
+	open := func() int {
+		n, end, err := w.sup.newNetlink(user, 1001, false, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go n.serve()
+		if err := unix.SetsockoptTimeval(end, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}); err != nil {
+			t.Fatal(err)
+		}
+		return end
+	}
+	first, second := open(), open()
+	buf := make([]byte, 4096)
+	unix.Write(first, make([]byte, 16))
+	if n, err := unix.Read(first, buf); n != 0 || err != nil {
+		t.Errorf("the socket with the panic: read %d bytes, %v, want the end", n, err)
+	}
+	request := make([]byte, 16)
+	request[0], request[4] = 16, 1 // struct nlmsghdr of an unknown kind
+	request[6] = 5                 // NLM_F_REQUEST | NLM_F_ACK
+	unix.Write(second, request)
+	if n, err := unix.Read(second, buf); n <= 0 || err != nil {
+		t.Errorf("another socket: read %d bytes, %v, want an answer", n, err)
+	}
+	unix.Close(first)
+	unix.Close(second)
+	testutil.Eventually(t, "both sockets to end", func() bool { return user.Held(quota.Descriptors) == 0 })
+	if l := w.logs.take(); len(l) != 1 || !strings.Contains(l[0], "a bad request") {
+		t.Errorf("logged %q, want the panic", l)
+	}
+}
+
+// TestPipePanic: after a panic in the thread that brings the pipe of a connection manager's file up to date, another does so.
+func TestPipePanic(t *testing.T) {
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ends[0])
+	user := quota.New(quota.Limits{}).User(0)
+	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: user}
+	defer p.close()
+	p.setter = func(int, bool) bool { panic("a bug") }
+	p.ready(true)
+	testutil.Eventually(t, "the panic", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.busy == nil && !p.full && !p.edge
+	})
+	if n := user.Held(quota.Workers); n != 0 {
+		t.Errorf("%d workers are charged still", n)
+	}
+	p.mu.Lock()
+	p.setter = nil
+	p.mu.Unlock()
+	p.settle()
+	fds := []unix.PollFd{{Fd: int32(ends[0]), Events: unix.POLLIN}}
+	if n, err := unix.Poll(fds, int(time.Second.Milliseconds())); n != 1 || err != nil {
+		t.Errorf("poll: %d, %v, want a byte in the pipe", n, err)
+	}
+}
