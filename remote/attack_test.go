@@ -17,6 +17,7 @@ import (
 	"verbena/internal/ctl"
 	"verbena/internal/ctl/devfile"
 	"verbena/internal/leaktest"
+	"verbena/internal/quota"
 	"verbena/internal/testutil"
 	"verbena/service"
 	"verbena/service/servicetest"
@@ -241,7 +242,7 @@ func TestMemoryFiles(t *testing.T) {
 // held is what users hold of a service, but for connections, which the tests themselves make.
 func held(s *service.Service) string {
 	var b strings.Builder
-	for _, u := range s.Users(func(uid int) bool { return uid >= 0 }) {
+	for _, u := range s.Users(func(id quota.ID) bool { return id != quota.All }) {
 		for _, h := range u.Holds {
 			if h.Held > 0 && h.Kind != "connections" {
 				fmt.Fprintf(&b, "%s %d, ", h.Kind, h.Held)

@@ -90,14 +90,14 @@ func (c cmCaller) CMFile(int) (*ucma.File, error) {
 	return nil, fmt.Errorf("an ID cannot go to the file of another connection: %w", syscall.EINVAL)
 }
 
-// MayConnect reports whether a queue pair is of the client's user. Root may say anything.
+// MayConnect reports whether a queue pair is of the client's user. A manager may connect any.
 func (c cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
-	if c.f.client.UID == 0 {
+	if c.f.client.Manager {
 		return true
 	}
 	owner, ok := c.f.srv.cfg.Uverbs.QueuePairUser(dev, num)
 	return ok && owner == c.f.user
 }
 
-// MayBindLowPorts reports whether the client is root.
-func (c cmCaller) MayBindLowPorts() bool { return c.f.client.UID == 0 }
+// MayBindLowPorts reports whether the client has CAP_NET_BIND_SERVICE in the service's user namespace.
+func (c cmCaller) MayBindLowPorts() bool { return c.f.client.Has(unix.CAP_NET_BIND_SERVICE) }

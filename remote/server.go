@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl/devfile"
+	"verbena/internal/principal"
 	"verbena/internal/quota"
 	"verbena/internal/rights"
 	"verbena/rdmacm/ucma"
@@ -30,7 +31,7 @@ type Config struct {
 	// Quota counts what users hold; nil counts nothing.
 	Quota *quota.Ledger
 	// Copies bounds the accesses to the memory of a user's programs that go on at a time; nil: nothing does.
-	Copies func(uid int) *umem.Copies
+	Copies func(u *quota.User) *umem.Copies
 	// Rights closes surplus descriptors of clients; nil: some of its own does.
 	Rights *rights.Queues
 	// Pollers look at the queues of clients; nil: some of its own.
@@ -63,6 +64,7 @@ func New(cfg Config) *Server {
 
 // Client is the process at the other end of a connection, as the kernel knows it.
 type Client struct {
+	principal.Principal
 	PID, UID int
 	Name     string   // of what it executes, for people
 	Process  *os.File // a pidfd; the File closes it
@@ -78,7 +80,7 @@ type Info struct {
 // Open opens the device of a name, such as rxe0, for a client, or the connection manager (devfile.ConnectionManager). ENODEV if there is no such
 // device. It may sleep. Whatever becomes of it, the Client's Process is the Server's.
 func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
-	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.User(c.UID), events: map[uint32]inode{}, nextNumber: firstNumber}
+	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.Account(c.Account), events: map[uint32]inode{}, nextNumber: firstNumber}
 	f.space.windows = umem.NewLocal()
 	defer func() {
 		if err != nil {

@@ -89,7 +89,7 @@ func (f *File) takeMemory(fds []int) (err error) {
 	}
 	var copies *umem.Copies
 	if f.srv.cfg.Copies != nil {
-		copies = f.srv.cfg.Copies(f.client.UID)
+		copies = f.srv.cfg.Copies(f.user)
 	}
 	p, err := umem.NewProcess(umem.ProcessConfig{
 		PID: f.client.PID, Pidfd: os.NewFile(uintptr(pidfd), "pidfd"), Mem: mem, Maps: maps, Bound: true, Copies: copies,

@@ -10,11 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl"
+	"verbena/internal/principal"
 )
 
 // peer is the process and user at the other end of a connection, as the kernel knows them (SO_PEERCRED, unix(7)), not
 // as the client states them.
 type peer struct {
+	principal.Principal
 	pid int // 0: not to be seen from here
 	uid int
 }
@@ -32,9 +34,30 @@ func control(c *net.UnixConn, f func(fd int) error) error {
 	return err
 }
 
-func peerOf(c *net.UnixConn) (peer, error) {
-	pid, uid, err := ctl.PeerCredentials(c)
-	return peer{pid: pid, uid: uid}, err
+// peerOf looks up the peer of a connection. EPERM for a process that has ended: its container is not known any more.
+func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
+	if p.pid, p.uid, err = ctl.PeerCredentials(c); err != nil {
+		return p, err
+	}
+	if p.pid == 0 {
+		p.Principal = s.authority.Unseen(p.uid)
+		return p, nil
+	}
+	process, err := p.process(c)
+	if err != nil {
+		return p, err
+	}
+	defer process.Close()
+	dir, err := unix.Open("/proc/"+strconv.Itoa(p.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return p, fmt.Errorf("look up process %d, which connects: %w", p.pid, err)
+	}
+	defer unix.Close(dir)
+	if exited(int(process.Fd())) { // the number may be another's
+		return p, fmt.Errorf("process %d, which has connected, has ended: %w", p.pid, syscall.EPERM)
+	}
+	p.Principal, err = s.authority.Of(dir, p.uid, p.uid)
+	return p, err
 }
 
 // process returns a descriptor of the peer's process, so that its number is known to stay its own. The kernel has kept
@@ -89,34 +112,14 @@ func exited(pidfd int) bool {
 	return err == nil && n > 0
 }
 
-// ids returns what user ids mean here; tests replace it.
-var ids = ctl.IDs
-
-// manages reports whether the peer may do everything: it is root, or the service's own user.
-func (p peer) manages() bool { return p.uid == 0 || ids().Own(p.uid) }
-
 // public are the requests of users who may use the devices, but not manage the service: those that neither change
 // anything for others nor show what they have.
 var public = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true, ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
 
 func (p peer) authorize(op ctl.Op) error {
-	if p.manages() || public[op] {
+	if p.Manager || public[op] {
 		return nil
 	}
-	return fmt.Errorf("%s: user %d may run programs here, and only root and user %d, whose service it is, may do this: %w",
-		ctl.Clip(string(op)), p.uid, os.Geteuid(), syscall.EPERM)
-}
-
-// sees reports whether the peer may know of what a user's programs have: its own.
-func (p peer) sees(uid int) bool { return p.manages() || uid == p.uid && !ids().Anonymous(uid) }
-
-// visible returns the contexts that the peer may know of: its own. Their keys and numbers are not for other users.
-func (p peer) visible(all []ctl.ContextInfo) []ctl.ContextInfo {
-	own := []ctl.ContextInfo{}
-	for _, c := range all {
-		if p.sees(c.UID) {
-			own = append(own, c)
-		}
-	}
-	return own
+	return fmt.Errorf("%s: user %v may run programs here, and only root with CAP_SYS_ADMIN or CAP_NET_ADMIN, user %d, whose service it is, "+
+		"and users of `verbena serve --manager-uid` may do this: %w", ctl.Clip(string(op)), p.Account, os.Geteuid(), syscall.EPERM)
 }

@@ -13,33 +13,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/internal/ctl"
+	"verbena/internal/principal"
+	"verbena/internal/quota"
 )
 
-// withIDs replaces the meaning of user ids.
-func withIDs(t *testing.T, m ctl.IDMap) {
-	old := ids
-	ids = func() ctl.IDMap { return m }
-	t.Cleanup(func() { ids = old })
+// userPeer is a peer of a user who may not manage the service, and manager one who may.
+func userPeer(uid int) peer {
+	return peer{uid: uid, Principal: principal.Principal{Account: quota.ID{UID: uid}}}
 }
 
-// Where not all ids are mapped, a peer with the one that stands for the others has no rights of its own.
-func TestOverflowUser(t *testing.T) {
-	self := os.Geteuid()
-	withIDs(t, ctl.IDMap{Overflow: self})
-	if self != 0 {
-		if p := (peer{uid: self}); p.manages() || p.sees(self) {
-			t.Error("a peer with the overflow id manages the service, or sees what others have")
-		}
-	}
-	if p := (peer{uid: 65534}); p.sees(65533) {
-		t.Error("a peer sees what another has")
-	}
-	withIDs(t, ctl.IDMap{Overflow: 65534})
-	if p := (peer{uid: 65534}); p.sees(65534) || p.manages() {
-		t.Error("a peer with the overflow id sees what others with that id have")
-	}
-}
+func manager() peer { return peer{Principal: principal.Principal{Manager: true}} }
 
 // connected are the two ends of a connection, which is closed if the test waits for something in vain.
 func connected(t *testing.T) [2]*net.UnixConn {
@@ -63,11 +46,22 @@ func connected(t *testing.T) [2]*net.UnixConn {
 	return ends
 }
 
+// lookingService is a service that knows who connects.
+func lookingService(t *testing.T) *Service {
+	t.Helper()
+	a, err := principal.New(nil, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Service{authority: a}
+}
+
 // The process of a peer is the one that the kernel names; one that it does not name, or that has ended, is none.
 func TestPeerProcess(t *testing.T) {
+	s := lookingService(t)
 	ends := connected(t)
-	who, err := peerOf(ends[0])
-	if err != nil || who != (peer{pid: os.Getpid(), uid: os.Geteuid()}) {
+	who, err := s.peerOf(ends[0])
+	if err != nil || who.pid != os.Getpid() || who.uid != os.Geteuid() || !who.Manager || who.Account != (quota.ID{UID: os.Getuid()}) {
 		t.Fatalf("got %+v, %v", who, err)
 	}
 	f, err := who.process(ends[0])
@@ -78,7 +72,7 @@ func TestPeerProcess(t *testing.T) {
 		t.Error("the descriptor would be inherited")
 	}
 	f.Close()
-	if f, err := (peer{uid: who.uid}).process(ends[0]); !errors.Is(err, syscall.EPERM) ||
+	if f, err := userPeer(who.uid).process(ends[0]); !errors.Is(err, syscall.EPERM) ||
 		!strings.Contains(err.Error(), "pid namespace") {
 		t.Errorf("a process that is not seen: got %v, %v, want EPERM", f, err)
 	}
@@ -140,9 +134,9 @@ func TestPeerProcessEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	who, err := peerOf(c)
-	if err != nil || who.pid != child.Process.Pid {
-		t.Fatalf("got %+v, %v", who, err)
+	who, err := lookingService(t).peerOf(c)
+	if !errors.Is(err, syscall.EPERM) || who.pid != child.Process.Pid {
+		t.Fatalf("got %+v, %v, want EPERM", who, err)
 	}
 	if f, err := who.process(c); err == nil {
 		t.Errorf("got %v, want an error", f)

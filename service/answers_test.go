@@ -26,7 +26,7 @@ func TestUnreadAnswers(t *testing.T) {
 	held := func() int {
 		s.requests.mu.Lock()
 		defer s.requests.mu.Unlock()
-		return s.requests.users[uid]
+		return s.requests.users[quota.ID{UID: uid}]
 	}
 	var clients []*net.UnixConn
 	for range maxRequests {
@@ -34,7 +34,7 @@ func TestUnreadAnswers(t *testing.T) {
 		if err := ends[0].SetWriteBuffer(1); err != nil {
 			t.Fatal(err)
 		}
-		s.admitPeer(ends[0], peer{uid: uid})
+		s.admitPeer(ends[0], userPeer(uid))
 		for range 20 { // one of the answers does not fit
 			ask(ends[1])
 		}
@@ -46,7 +46,7 @@ func TestUnreadAnswers(t *testing.T) {
 		t.Errorf("%d requests are counted, want %d", n, maxRequests)
 	}
 	ends := connected(t)
-	s.admitPeer(ends[0], peer{uid: uid})
+	s.admitPeer(ends[0], userPeer(uid))
 	if _, err := ctl.NewClient(ends[1], 1, 0).Do(&ctl.Request{Op: ctl.OpStatShow}); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("one more: got %v, want EBUSY", err)
 	}
@@ -67,13 +67,13 @@ func TestRefusedClientLearnsWhy(t *testing.T) {
 	}
 	defer s.Close()
 	first := connected(t)
-	s.admitPeer(first[0], peer{uid: 4242})
+	s.admitPeer(first[0], userPeer(4242))
 	for range 20 {
 		ends := connected(t)
 		if _, err := ends[1].Write(message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpOpen, Name: "rxe0"})); err != nil {
 			t.Fatal(err)
 		}
-		s.admitPeer(ends[0], peer{uid: 4242})
+		s.admitPeer(ends[0], userPeer(4242))
 		ends[1].SetReadDeadline(time.Now().Add(patience))
 		text, err := io.ReadAll(io.LimitReader(ends[1], 1<<16))
 		if err != nil || !strings.Contains(string(text), "--limit connections=") {

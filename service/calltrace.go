@@ -90,7 +90,7 @@ func (t *callTrace) close() {
 
 // startTrace makes the trace of a program, charged to its user, and what is to be called when the program has ended.
 func (s *Service) startTrace(who peer) (_ *callTrace, theirs *os.File, end func(), err error) {
-	user := s.quota.User(who.uid)
+	user := s.quota.Account(who.Account)
 	if err := user.Take(quota.Descriptors, traceDescriptors); err != nil {
 		return nil, nil, nil, err
 	}

@@ -102,9 +102,9 @@ func TestCallTraceReaderGone(t *testing.T) {
 // A trace is charged to its user, and given back.
 func TestCallTraceCharged(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
-	who := peer{uid: 4242}
+	who := userPeer(4242)
 	held := func() (n uint64) {
-		for _, u := range s.Users(func(uid int) bool { return uid == who.uid }) {
+		for _, u := range s.Users(who.Owns) {
 			for _, h := range u.Holds {
 				n += h.Held
 			}

@@ -100,8 +100,8 @@ func (s *Service) acceptWithSpare(l *Listener, p *spare) {
 		time.Sleep(pause) // or no descriptor has come free
 		return
 	}
-	who, err := peerOf(c)
-	if err == nil && who.manages() {
+	who, err := s.peerOf(c)
+	if err == nil && who.Manager {
 		s.admit(c)
 		return
 	}
@@ -117,7 +117,7 @@ const (
 
 // refuse answers a client that gets no more, and closes the connection. It does not sleep: a goroutine goes on.
 func (s *Service) refuse(uc *net.UnixConn, who peer, err error) {
-	c := ctl.Conn{UnixConn: uc, Rights: s.rights.Of(s.quota.User(who.uid))}
+	c := ctl.Conn{UnixConn: uc, Rights: s.rights.Of(s.quota.Account(who.Account))}
 	go func() {
 		defer c.End()
 		contain.Do(func() { s.sayWhy(c, err) }, contain.Logged(s.log, "panic while a client was refused", uidKey, who.uid))
@@ -150,7 +150,7 @@ func (s *Service) sayWhy(c ctl.Conn, why error) {
 
 // admit serves a client, as far as its user may have another connection.
 func (s *Service) admit(c *net.UnixConn) {
-	who, err := peerOf(c)
+	who, err := s.peerOf(c)
 	if err != nil {
 		s.log.Warn("client", "err", err)
 		c.Close()
@@ -160,9 +160,9 @@ func (s *Service) admit(c *net.UnixConn) {
 }
 
 func (s *Service) admitPeer(c *net.UnixConn, who peer) {
-	user := s.quota.User(who.uid)
+	user := s.quota.Account(who.Account)
 	if err := user.Take(quota.Connections, 1); err != nil {
-		if !who.manages() {
+		if !who.Manager {
 			s.refuse(c, who, err)
 			return
 		}
@@ -170,19 +170,19 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	}
 	go func() {
 		defer user.Give(quota.Connections, 1)
-		s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.Of(s.quota.User(who.uid))}, who, firstMessage)
+		s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.Of(s.quota.Account(who.Account))}, who, firstMessage)
 	}()
 }
 
 // ServeConn answers one client, which is known, until it closes the connection.
 func (s *Service) ServeConn(c *net.UnixConn) {
-	who, err := peerOf(c)
+	who, err := s.peerOf(c)
 	if err != nil {
 		s.log.Warn("client", "err", err)
 		c.Close()
 		return
 	}
-	s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.Of(s.quota.User(who.uid))}, who, 0)
+	s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.Of(s.quota.Account(who.Account))}, who, 0)
 }
 
 // serve answers a client until it closes the connection. Its first request has to come within the time, if that is not
@@ -283,8 +283,8 @@ func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ 
 	}
 	c.Discard(fd)
 	made := func() {}
-	if !who.manages() {
-		done, err := s.requests.begin(who.uid)
+	if !who.Manager {
+		done, err := s.requests.begin(who.Account)
 		if err != nil {
 			return nil, sent, err
 		}
@@ -348,25 +348,25 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 // requestCount counts the requests of users that are being answered.
 type requestCount struct {
 	mu    sync.Mutex
-	users map[int]int
+	users map[quota.ID]int
 }
 
 // begin counts one more, until done; EBUSY if the user has too many.
-func (q *requestCount) begin(uid int) (done func(), err error) {
+func (q *requestCount) begin(id quota.ID) (done func(), err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.users == nil {
-		q.users = map[int]int{}
+		q.users = map[quota.ID]int{}
 	}
-	if n := q.users[uid]; n >= maxRequests {
-		return nil, fmt.Errorf("%d requests of user %d are being answered, which is the limit: %w", n, uid, syscall.EBUSY)
+	if n := q.users[id]; n >= maxRequests {
+		return nil, fmt.Errorf("%d requests of user %v are being answered, which is the limit: %w", n, id, syscall.EBUSY)
 	}
-	q.users[uid]++
+	q.users[id]++
 	return func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if q.users[uid]--; q.users[uid] == 0 {
-			delete(q.users, uid)
+		if q.users[id]--; q.users[id] == 0 {
+			delete(q.users, id)
 		}
 	}, nil
 }
@@ -398,7 +398,7 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 		links, err := s.Links()
 		return &ctl.Response{Links: links}, err
 	case ctl.OpResShow:
-		return &ctl.Response{Contexts: who.visible(s.Resources()), Users: s.Users(who.sees)}, nil
+		return &ctl.Response{Contexts: s.Resources(who.Sees), Users: s.Users(who.Sees)}, nil
 	case ctl.OpDevReset:
 		if r.Reset == nil {
 			break
@@ -416,7 +416,7 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 		}
 		return &ctl.Response{}, s.DevEvent(*r.Event)
 	case ctl.OpDevShow:
-		return &ctl.Response{Devs: s.Devs(who.sees)}, nil
+		return &ctl.Response{Devs: s.Devs(who.Sees)}, nil
 	case ctl.OpStatShow:
 		stats, err := s.Stats(r.Name)
 		return &ctl.Response{Stats: stats}, err
@@ -526,7 +526,7 @@ func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 		return nil
 	}
 	defer s.files.Done()
-	f, info, err := s.remote.Open(remote.Client{PID: who.pid, UID: who.uid, Name: commandOf(who.pid), Process: process}, name)
+	f, info, err := s.remote.Open(remote.Client{PID: who.pid, UID: who.uid, Principal: who.Principal, Name: commandOf(who.pid), Process: process}, name)
 	if err != nil {
 		fail(err)
 		return nil
@@ -567,5 +567,5 @@ func commandOf(pid int) string {
 // session describes a program that the peer hands over: by what the kernel says of the peer, and its own words only for
 // what people read.
 func (p peer) session(a *ctl.Attach, process *os.File, h supervisor.Helper) supervisor.SessionInfo {
-	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Pidfd: process, Args: ctl.CutArgs(a.Args), Helper: h}
+	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Account: p.Account, Pidfd: process, Args: ctl.CutArgs(a.Args), Helper: h}
 }

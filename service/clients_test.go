@@ -57,14 +57,14 @@ func TestSilentClients(t *testing.T) {
 		"nothing": nil, "half a length": {1, 0}, "half a message": {100, 0, 0, 0, '{'},
 	} {
 		ends := connected(t)
-		go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
+		go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
 		if _, err := ends[1].Write(b); err != nil {
 			t.Fatal(err)
 		}
 		closes(t, ends[1], what)
 	}
 	ends := connected(t)
-	go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, within)
+	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for range 2 {
 		if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
@@ -191,7 +191,7 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 		os.Getpid(): fmt.Sprintf("attach process %d:", os.Getpid()), 0: "pid namespace",
 	} {
 		ends := connected(t)
-		who, err := peerOf(ends[0])
+		who, err := s.peerOf(ends[0])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,29 +216,19 @@ func TestSessionInfo(t *testing.T) {
 	}
 }
 
-// A user sees the contexts and the holdings that are his.
+// A user sees the holdings that are his.
 func TestVisible(t *testing.T) {
-	all := []ctl.ContextInfo{{UID: 1001, PID: 1}, {UID: 1002, PID: 2}, {UID: 0, PID: 3}}
-	if got := (peer{uid: 1001}).visible(all); len(got) != 1 || got[0].PID != 1 {
-		t.Errorf("user 1001: got %+v", got)
-	}
-	if got := (peer{uid: 1003}).visible(all); len(got) != 0 {
-		t.Errorf("user 1003: got %+v", got)
-	}
-	if got := (peer{uid: 0}).visible(all); len(got) != 3 {
-		t.Errorf("root: got %+v", got)
-	}
 	s := &Service{quota: quota.New(quota.Limits{quota.QPs: {PerUser: 5, Total: 9}})}
 	for _, uid := range []int{1001, 1002} {
 		if err := s.quota.User(uid).Take(quota.QPs, 2); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := s.Users(peer{uid: 1001}.sees); len(got) != 1 || got[0].UID != 1001 ||
+	if got := s.Users(userPeer(1001).Sees); len(got) != 1 || got[0].UID != 1001 ||
 		got[0].Holds[quota.QPs] != (ctl.UsageInfo{Kind: "qps", Held: 2, Limit: 5}) {
 		t.Errorf("user 1001: got %+v", got)
 	}
-	if got := s.Users(peer{uid: 0}.sees); len(got) != 3 || got[2].UID != -1 ||
+	if got := s.Users(manager().Sees); len(got) != 3 || got[2].UID != -1 ||
 		got[2].Holds[quota.QPs] != (ctl.UsageInfo{Kind: "qps", Held: 4, Limit: 9}) {
 		t.Errorf("root: got %+v", got)
 	}
@@ -257,7 +247,11 @@ func TestConnectionsPerUser(t *testing.T) {
 	defer s.Close()
 	connect := func(uid int) *ctl.Client {
 		ends := connected(t)
-		s.admitPeer(ends[0], peer{uid: uid})
+		who := manager()
+		if uid != 0 {
+			who = userPeer(uid)
+		}
+		s.admitPeer(ends[0], who)
 		return ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	}
 	ask := func(c *ctl.Client) error {
@@ -294,20 +288,20 @@ func TestRequestsPerUser(t *testing.T) {
 	var q requestCount
 	var done []func()
 	for range maxRequests {
-		d, err := q.begin(4242)
+		d, err := q.begin(quota.ID{UID: 4242})
 		if err != nil {
 			t.Fatal(err)
 		}
 		done = append(done, d)
 	}
-	if _, err := q.begin(4242); !errors.Is(err, syscall.EBUSY) {
+	if _, err := q.begin(quota.ID{UID: 4242}); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("one too many: got %v, want EBUSY", err)
 	}
-	if _, err := q.begin(4243); err != nil {
+	if _, err := q.begin(quota.ID{UID: 4243}); err != nil {
 		t.Error(err)
 	}
 	done[0]()
-	if _, err := q.begin(4242); err != nil {
+	if _, err := q.begin(quota.ID{UID: 4242}); err != nil {
 		t.Errorf("after one was done: %v", err)
 	}
 }
@@ -345,7 +339,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 		}
 	}
 	ends := connected(t)
-	go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, patience)
+	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), patience)
 	ends[1].Write(message(t, map[string]any{"ID": json.Number(strings.Repeat("9", ctl.MaxRequest/2))}))
 	closes(t, ends[1], "a malformed message")
 	if n := len(log.String()); n == 0 || n > 4000 {
@@ -363,7 +357,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 // A panic on behalf of one client is its error, and the end of nothing else.
 func TestPanicOfARequest(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
-	broken := &Service{log: s.log, requestTimeout: patience}
+	broken := &Service{log: s.log, requestTimeout: patience, authority: s.authority}
 	ends := connected(t)
 	go broken.ServeConn(ends[0])
 	b := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
@@ -419,7 +413,7 @@ func TestStuckDevice(t *testing.T) {
 		return err
 	}
 	go s.DevReset(ctl.DevReset{Name: "rxe0"})
-	testutil.Eventually(t, "the reset to begin", func() bool { return s.Devs(peer{}.sees)[0].State == slot.Recovering.String() })
+	testutil.Eventually(t, "the reset to begin", func() bool { return s.Devs(manager().Sees)[0].State == slot.Recovering.String() })
 	for _, r := range []*ctl.Request{
 		{Op: ctl.OpLinkShow}, {Op: ctl.OpDevShow}, {Op: ctl.OpStatShow}, {Op: ctl.OpResShow}, {Op: ctl.OpFaultShow}, {Op: ctl.OpInfo},
 		{Op: ctl.OpDevReset, Reset: &ctl.DevReset{Name: "rxe1"}},
@@ -557,7 +551,7 @@ func TestYield(t *testing.T) {
 	s.mu.Lock()
 	s.configured = false
 	s.mu.Unlock()
-	if err := (peer{uid: os.Geteuid() + 1}).authorize(ctl.OpYield); !errors.Is(err, syscall.EPERM) {
+	if err := userPeer(os.Geteuid() + 1).authorize(ctl.OpYield); !errors.Is(err, syscall.EPERM) {
 		t.Errorf("for another user: got %v, want EPERM", err)
 	}
 	if err := s.yield(); err != nil {

@@ -11,6 +11,7 @@ import (
 	"verbena/ib"
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
+	"verbena/internal/quota"
 	"verbena/uverbs"
 )
 
@@ -188,10 +189,10 @@ func (s *Service) DevHang(name string) error {
 }
 
 // Devs describes the devices, and counts the contexts of those users that sees is true of.
-func (s *Service) Devs(sees func(uid int) bool) []ctl.DevInfo {
+func (s *Service) Devs(sees func(quota.ID) bool) []ctl.DevInfo {
 	contexts, zombies := map[string]int{}, map[string]int{}
 	for _, c := range s.uverbs.Resources() {
-		if !sees(c.UID) {
+		if !sees(c.Owner) {
 			continue
 		}
 		if c.Zombie {

@@ -11,6 +11,7 @@ import (
 
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
+	"verbena/internal/quota"
 )
 
 // What people do wrong with a device that is to fail is refused, with what to do instead.
@@ -46,7 +47,7 @@ func TestDevMistakes(t *testing.T) {
 		{"plug", func() error { return do(ctl.OpDevPlug) }, 0, ""},
 		{"a device that is out of reach", func() error { return reset(ctl.DevReset{Unreachable: true}) }, 0, ""},
 		{"which the service knows", func() error {
-			for s.Devs(peer{}.sees)[0].State != slot.Recovering.String() {
+			for s.Devs(manager().Sees)[0].State != slot.Recovering.String() {
 				time.Sleep(time.Millisecond)
 			}
 			return nil
@@ -75,7 +76,7 @@ func TestOutageEndsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(2 * short)
-	if d := s.Devs(peer{}.sees)[0]; d.Hardware != "unreachable" {
+	if d := s.Devs(manager().Sees)[0]; d.Hardware != "unreachable" {
 		t.Errorf("it has come back by itself: %+v", d)
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevPlug, Name: "rxe0"}); err != nil {
@@ -113,7 +114,7 @@ func TestDevCancel(t *testing.T) {
 
 // A user whom the service is not sees the devices, and of contexts its own alone.
 func TestDevShowOfOthers(t *testing.T) {
-	other := peer{uid: 4242}
+	other := userPeer(4242)
 	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow} {
 		if err := other.authorize(op); err != nil {
 			t.Errorf("%s: %v", op, err)
@@ -124,7 +125,7 @@ func TestDevShowOfOthers(t *testing.T) {
 			t.Errorf("%s: %v", op, err)
 		}
 	}
-	if !other.sees(4242) || other.sees(0) {
+	if !other.Sees(quota.ID{UID: 4242}) || other.Sees(quota.ID{}) {
 		t.Error("it sees what others have, or not what it has")
 	}
 }

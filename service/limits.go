@@ -193,7 +193,7 @@ func (s *Service) logRefusals(r refusals) {
 		case <-s.ended.Done():
 			return
 		case e := <-r:
-			args := []any{uidKey, e.UID, "err", e}
+			args := []any{uidKey, e.User.UID, "err", e}
 			if e.Kind == quota.RingBytes {
 				// Unless the limit was given, it is a share of that.
 				args = append(args, "where", shmRoot, "remedy", shm.Enlarge(shmRoot))
@@ -203,19 +203,19 @@ func (s *Service) logRefusals(r refusals) {
 	}
 }
 
-// Users lists what users hold: each of those that sees is true of, and all together if that is true of -1.
-func (s *Service) Users(sees func(uid int) bool) []ctl.UserInfo {
+// Users lists what users hold: each of those that sees is true of, and all together if that is true of quota.All.
+func (s *Service) Users(sees func(quota.ID) bool) []ctl.UserInfo {
 	limits := s.quota.Limits()
 	users, total := s.quota.Usage()
 	list := []ctl.UserInfo{}
 	for _, u := range append(users, total) {
-		if !sees(u.UID) {
+		if !sees(u.User) {
 			continue
 		}
-		info := ctl.UserInfo{UID: u.UID}
+		info := ctl.UserInfo{UID: u.User.UID, Container: u.User.Container}
 		for k := range quota.NumKinds {
 			limit := limits[k].PerUser
-			if u.UID < 0 {
+			if u.User == quota.All {
 				limit = limits[k].Total
 			}
 			info.Holds = append(info.Holds, ctl.UsageInfo{Kind: k.String(), Held: u.Held[k], Limit: limit})

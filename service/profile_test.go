@@ -60,10 +60,10 @@ func TestProfile(t *testing.T) {
 
 // Profiles are for managers: they show what the service knows of all users.
 func TestProfileIsForManagers(t *testing.T) {
-	if err := (peer{uid: 4242}).authorize(ctl.OpProfile); !errors.Is(err, syscall.EPERM) {
+	if err := (userPeer(4242)).authorize(ctl.OpProfile); !errors.Is(err, syscall.EPERM) {
 		t.Errorf("a user: got %v, want EPERM", err)
 	}
-	if err := (peer{uid: 0}).authorize(ctl.OpProfile); err != nil {
+	if err := (manager()).authorize(ctl.OpProfile); err != nil {
 		t.Errorf("root: %v", err)
 	}
 }

@@ -4,21 +4,25 @@ import (
 	"os"
 
 	"verbena/internal/ctl"
+	"verbena/internal/quota"
 	"verbena/uverbs"
 )
 
-// Resources lists what programs hold, by device and process.
-func (s *Service) Resources() []ctl.ContextInfo {
+// Resources lists what programs of those users hold that sees is true of, by device and process. Keys and numbers of objects are
+// not for other users.
+func (s *Service) Resources(sees func(quota.ID) bool) []ctl.ContextInfo {
 	list := []ctl.ContextInfo{}
 	for _, c := range s.uverbs.Resources() {
-		list = append(list, contextInfo(&c))
+		if sees(c.Owner) {
+			list = append(list, contextInfo(&c))
+		}
 	}
 	return list
 }
 
 func contextInfo(c *uverbs.ContextInfo) ctl.ContextInfo {
 	r := ctl.ContextInfo{
-		Device: c.Device, File: c.File, PID: c.PID, Process: c.ProcessName, UID: c.UID, Zombie: c.Zombie,
+		Device: c.Device, File: c.File, PID: c.PID, Process: c.ProcessName, UID: c.UID, Container: c.Owner.Container, Zombie: c.Zombie,
 		PinnedBytes: c.PinnedPages * uint64(os.Getpagesize()), PDs: len(c.PDs), AHs: len(c.AHs), MWs: len(c.MWs),
 		MRs: []ctl.MRInfo{}, CQs: []ctl.CQInfo{}, QPs: []ctl.QPInfo{}, SRQs: []ctl.SRQInfo{}, XRCDs: len(c.XRCDs),
 	}

@@ -16,6 +16,7 @@ import (
 	"verbena/driver/rxe"
 	"verbena/ib"
 	"verbena/internal/ctl"
+	"verbena/internal/principal"
 	"verbena/internal/privilege"
 	"verbena/internal/quota"
 	"verbena/internal/rights"
@@ -49,6 +50,8 @@ type Options struct {
 	// OnDemand: a client has started the service, not a user. While it is not in use it yields to one that a user
 	// starts.
 	OnDemand bool
+	// Managers are user ids that may manage the service beside those of package principal.
+	Managers []int
 	// Limits are what users may hold; nil: DefaultLimits of a service that is not shared.
 	Limits *quota.Limits
 	// Confine gives up for good what a service needs no longer once it has begun; see package privilege. It is the whole
@@ -81,6 +84,7 @@ type Service struct {
 	files      sync.WaitGroup // of remote that are open
 	quota      *quota.Ledger
 	requests   requestCount
+	authority  *principal.Authority
 	rights     rights.Queues // descriptors that users have sent
 	refusing   chan struct{} // refused clients that are waited for
 	stop       context.CancelFunc
@@ -131,6 +135,13 @@ func New(opts Options) (_ *Service, err error) {
 		s.log, s.debugLog = limitLog(opts.Log)
 		go s.debugLog.run()
 	}
+	overflow := -1
+	if m := ctl.IDs(); !m.All {
+		overflow = m.Overflow
+	}
+	if s.authority, err = principal.New(opts.Managers, overflow); err != nil {
+		return nil, err
+	}
 	s.quota = quota.New(limits)
 	refused := make(refusals, 16)
 	s.quota.OnRefusal(refused.add)
@@ -165,7 +176,7 @@ func New(opts Options) (_ *Service, err error) {
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
 		Uverbs: s.uverbs, CM: cm, Links: linksOf{s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
-		Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights, Log: s.log}); err != nil {
+		Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights, Authority: s.authority, Log: s.log}); err != nil {
 		return nil, err
 	}
 	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies, Pollers: pollers, Rights: &s.rights,

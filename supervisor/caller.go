@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/principal"
 	"verbena/internal/quota"
 	"verbena/umem"
 )
@@ -76,6 +77,12 @@ func (w *worker) look() (*procThread, error) {
 }
 
 func (t *procThread) close() { unix.Close(t.dir) }
+
+// principal returns whom the thread's process is charged to, and whether it manages the service. The caller proves afterwards that
+// the thread is still there.
+func (s *Supervisor) principal(th *procThread) (principal.Principal, error) {
+	return s.cfg.Authority.Of(th.dir, th.id.uids.real, th.id.uids.effective)
+}
 
 func openProc(tid int) (int, error) {
 	return unix.Open("/proc/"+strconv.Itoa(tid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -216,7 +223,7 @@ func (w *worker) caller() (*process, *umem.Process, error) {
 		k.done = true
 		k.proc, k.space, k.err = w.findCaller()
 		if k.err == nil && w.desc != nil && k.proc.user != w.desc.file.user {
-			k.err = fmt.Errorf("user %d's process %d: %w", k.proc.user.UID(), k.proc.pid, errForeign)
+			k.err = fmt.Errorf("user %v's process %d: %w", k.proc.user.ID(), k.proc.pid, errForeign)
 			k.proc, k.space = nil, nil
 		}
 		if k.err != nil && !errors.Is(k.err, errGone) && !errors.Is(k.err, errForeign) {
@@ -294,7 +301,11 @@ func (t *Session) reapLocked() {
 
 func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	t := w.session
-	user := t.sup.cfg.Quota.User(th.id.uids.real)
+	who, err := t.sup.principal(th)
+	if err != nil {
+		return nil, w.goneOr(err)
+	}
+	user := t.sup.cfg.Quota.Account(who.Account)
 	if err := user.Take(quota.Descriptors, processDescriptors); err != nil {
 		return nil, err
 	}
@@ -346,7 +357,7 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 		return nil, w.goneOr(err)
 	}
 	s, err := umem.NewProcess(umem.ProcessConfig{
-		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.Copies(th.id.uids.real),
+		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.Copies(p.user),
 		Trusting: !accessesOthers(),
 	})
 	if err != nil {

@@ -217,10 +217,10 @@ func (f *openFile) desert() {
 func (s *Supervisor) waitsOf(u *quota.User) *atomic.Int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := s.waits[u.UID()]
+	n := s.waits[u]
 	if n == nil {
 		n = &atomic.Int64{}
-		s.waits[u.UID()] = n
+		s.waits[u] = n
 	}
 	return n
 }
@@ -337,7 +337,7 @@ func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 	return f.cm, nil
 }
 
-// MayConnect reports whether a queue pair is of the user who has opened the file, or of the caller's. Root may say anything.
+// MayConnect reports whether a queue pair is of the user who has opened the file, or of the caller's. A manager may connect any.
 func (c *cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 	if c.w == nil {
 		return false
@@ -352,7 +352,11 @@ func (c *cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 		return false
 	}
 	defer th.close()
-	return th.id.uids.effective == 0 || ok && owner == s.cfg.Quota.User(th.id.uids.real)
+	who, err := s.principal(th)
+	if err != nil || c.w.prove() != nil {
+		return false
+	}
+	return who.Manager || ok && owner == s.cfg.Quota.Account(who.Account)
 }
 
 // MayBindLowPorts reports whether the caller has CAP_NET_BIND_SERVICE in this process's user namespace.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/contain"
+	"verbena/internal/principal"
 	"verbena/internal/quota"
 	"verbena/internal/rights"
 	"verbena/nldev"
@@ -34,8 +35,8 @@ const netlinkAddr = 12
 type netlinkSocket struct {
 	sup    *Supervisor
 	end    *os.File
-	user   *quota.User
-	opener int   // the effective user id of who opened it
+	user   *quota.User // of the opener
+	opener netlinkOpener
 	inode  inode // of the program's end
 	portID uint32
 	all    *netlinkUser
@@ -85,8 +86,15 @@ func (w *worker) openNetlink() verdict {
 	if err != nil {
 		return fails(err)
 	}
-	user := t.sup.cfg.Quota.User(th.id.uids.real)
-	s, end, err := t.sup.newNetlink(user, th.id.uids.effective, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
+	who, err := t.sup.principal(th)
+	if err == nil {
+		err = w.prove()
+	}
+	if err != nil {
+		return fails(w.goneOr(err))
+	}
+	opener := netlinkOpener{who, th.id.uids.real}
+	s, end, err := t.sup.newNetlink(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
 	if err != nil {
 		t.log.Warn("open a netlink socket", "pid", th.id.pid, "name", th.id.name, "err", err)
 		return fails(err)
@@ -104,7 +112,7 @@ func (w *worker) openNetlink() verdict {
 const netlinkDescriptors = 2
 
 // newNetlink makes a socket, and returns the program's end, which is the caller's to close.
-func (s *Supervisor) newNetlink(user *quota.User, opener int, nonblock bool, portID uint32) (n *netlinkSocket, end int, err error) {
+func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock bool, portID uint32) (n *netlinkSocket, end int, err error) {
 	if err := user.Take(quota.Descriptors, netlinkDescriptors); err != nil {
 		return nil, -1, err
 	}
@@ -154,10 +162,10 @@ func (s *Supervisor) newNetlink(user *quota.User, opener int, nonblock bool, por
 //
 //verbena:held mu
 func (s *Supervisor) enterNetlink(n *netlinkSocket) error {
-	u := s.netlinkUsers[n.user.UID()]
+	u := s.netlinkUsers[n.user]
 	if u == nil {
 		u = &netlinkUser{}
-		s.netlinkUsers[n.user.UID()] = u
+		s.netlinkUsers[n.user] = u
 	}
 	if u.sockets >= maxNetlinkSockets {
 		return fmt.Errorf("the user has %d netlink sockets: %w", u.sockets, syscall.EMFILE)
@@ -173,7 +181,7 @@ func (s *Supervisor) leaveNetlink(n *netlinkSocket) {
 	defer s.mu.Unlock()
 	delete(s.netlinks, n.inode)
 	if n.all.sockets--; n.all.sockets == 0 {
-		delete(s.netlinkUsers, n.user.UID())
+		delete(s.netlinkUsers, n.user)
 	}
 }
 
@@ -213,7 +221,7 @@ func (n *netlinkSocket) serve() {
 	contain.Do(func() {
 		for n.answerNext(queue, raw) {
 		}
-	}, contain.Logged(s.cfg.Log, "panic in a netlink request: the socket is closed", "uid", n.user.UID()))
+	}, contain.Logged(s.cfg.Log, "panic in a netlink request: the socket is closed", "uid", n.user.ID().UID))
 }
 
 // answerNext receives a datagram and answers it. It reports false when there will be no other.
@@ -227,14 +235,10 @@ func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) boo
 	if err != nil || m.N == 0 && !m.Control { // an empty datagram has a sender
 		return false
 	}
-	sender := -1
-	if m.Sender != nil {
-		sender = m.Sender.UID
-	}
 	if f := n.sup.cfg.pause; f != nil {
 		f("netlink", 0)
 	}
-	answers := n.answers(sender, buf[:m.N])
+	answers := n.answers(m.Sender, buf[:m.N])
 	for i, b := range answers {
 		werr := raw.Write(func(fd uintptr) bool {
 			err = unix.Sendmsg(int(fd), b, nil, nil, unix.MSG_NOSIGNAL)
@@ -255,11 +259,11 @@ func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) boo
 // answers answers a datagram of a user. What it returns counts as not read yet. A program may write what somebody else
 // wants to a descriptor that it was given, so a request has no more rights than who opened the socket.
 // (netlink_ns_capable)
-func (n *netlinkSocket) answers(uid int, request []byte) [][]byte {
+func (n *netlinkSocket) answers(sender *rights.Sender, request []byte) [][]byte {
 	s := n.sup
-	who := netlinkSource{s, uid, n.opener}
+	who := s.source(sender, n.opener)
 	var admin nldev.Admin
-	if s.cfg.Links != nil && who.manages() {
+	if s.cfg.Links != nil && who.manages {
 		admin = s.cfg.Links
 	}
 	n.all.answering.Lock()
@@ -369,22 +373,48 @@ func (w *worker) netlinkCall(c call) verdict {
 	return verdict{} // nothing depends on the options
 }
 
-// netlinkSource is what a user may know of the devices (nldev.Source).
+// netlinkOpener is the process that has opened a socket.
+type netlinkOpener struct {
+	principal.Principal
+	uid int // the real user id, which the kernel gives of a sender
+}
+
+// netlinkSource is what the sender of a request may know of the devices (nldev.Source): as much as the opener of the socket, who
+// may have given it to others, and no more than the sender by itself.
 type netlinkSource struct {
-	sup    *Supervisor
-	uid    int // who asks
-	opener int // of the socket
+	sup     *Supervisor
+	account quota.ID
+	owns    bool // account is the sender's
+	manages bool
+}
+
+// source returns what a sender may know; nil is a sender that is not known.
+func (s *Supervisor) source(sender *rights.Sender, opener netlinkOpener) netlinkSource {
+	n := netlinkSource{sup: s, account: opener.Account}
+	if sender == nil {
+		return n
+	}
+	n.owns = sender.UID == opener.uid && !opener.Anonymous
+	if opener.Manager && sender.UID >= 0 {
+		n.manages = s.senderManages(*sender)
+	}
+	return n
+}
+
+// senderManages reports whether the sender of a datagram manages the service. The kernel gives its number and user
+// id. If it has ended meanwhile, it does not.
+func (s *Supervisor) senderManages(sender rights.Sender) bool {
+	dir, err := openProc(sender.PID)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(dir)
+	who, err := s.cfg.Authority.Of(dir, sender.UID, sender.UID)
+	return err == nil && who.Manager
 }
 
 // sees reports whether both users may know of what another's programs hold, as in `verbena res show`.
-func (s netlinkSource) sees(uid int) bool {
-	return (uid == s.uid && !isOverflow(uid) || manages(s.uid)) && (uid == s.opener || manages(s.opener))
-}
-
-// manages reports whether both users may manage the service.
-func (s netlinkSource) manages() bool { return manages(s.uid) && manages(s.opener) }
-
-func manages(uid int) bool { return (uid == 0 || uid == os.Geteuid()) && !isOverflow(uid) }
+func (s netlinkSource) sees(id quota.ID) bool { return s.manages || s.owns && id == s.account }
 
 // driverRXE is the number of the rxe driver. (RDMA_DRIVER_RXE)
 const driverRXE = 14
@@ -442,7 +472,7 @@ const handleBits = 20
 func (s netlinkSource) resources(dev string) nldev.Resources {
 	each := func(f func(id func(handle uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner)) {
 		for i, c := range s.sup.server.resources() {
-			if c.Device != dev || c.Zombie || !s.sees(c.UID) {
+			if c.Device != dev || c.Zombie || !s.sees(c.Owner) {
 				continue
 			}
 			id := func(handle uint32) uint32 { return uint32(i+1)<<handleBits | handle&(1<<handleBits-1) }
@@ -502,7 +532,7 @@ func (s netlinkSource) resources(dev string) nldev.Resources {
 				return nil
 			}
 			for _, i := range s.sup.cfg.CM.IDs() {
-				if !s.sees(i.UID) || i.View.Device == nil || i.View.Device.Name() != dev {
+				if !s.sees(i.Owner) || i.View.Device == nil || i.View.Device.Name() != dev {
 					continue
 				}
 				l = append(l, nldev.CMID{

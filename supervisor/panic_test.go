@@ -25,7 +25,7 @@ func TestNetlinkPanic(t *testing.T) {
 	})
 	user := quota.New(quota.Limits{}).User(1001)
 	open := func() int {
-		n, end, err := w.sup.newNetlink(user, 1001, false, 1)
+		n, end, err := w.sup.newNetlink(user, netlinkOpener{uid: 1001}, false, 1)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -22,8 +22,10 @@ import (
 type SessionInfo struct {
 	// LauncherPID is the process that called Start.
 	LauncherPID int
-	// UID is the user who handed the program over, as the kernel knows him: what the session takes is charged to him.
+	// UID is the user id of the launcher, as the kernel knows it.
 	UID int
+	// Account is the user who is charged.
+	Account quota.ID
 	// Pidfd refers to the process LauncherPID, so that the number is known to be still its own; nil: the number is all
 	// that is known. It is the caller's to close, after the session has ended.
 	Pidfd *os.File
@@ -109,7 +111,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	t := &Session{
 		sup:       s,
 		info:      info,
-		user:      s.cfg.Quota.User(info.UID),
+		user:      s.cfg.Quota.Account(info.Account),
 		log:       s.cfg.Log.With("uid", info.UID),
 		listener:  listener,
 		helper:    helper,
@@ -193,13 +195,13 @@ const (
 )
 
 // Copies returns the bound that a user's programs have in common.
-func (s *Supervisor) Copies(uid int) *umem.Copies {
+func (s *Supervisor) Copies(u *quota.User) *umem.Copies {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := s.copies[uid]
+	c := s.copies[u]
 	if c == nil {
 		c = umem.NewCopies(maxCopies, s.allCopies)
-		s.copies[uid] = c
+		s.copies[u] = c
 	}
 	return c
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/internal/principal"
 	"verbena/internal/quota"
 	"verbena/internal/rights"
 	"verbena/internal/shm"
@@ -30,7 +31,7 @@ type SupervisorConfig struct {
 	Uverbs *uverbs.Server
 	// CM is the connection manager of the devices; nil: programs have none. It outlives the Supervisor.
 	CM *ucma.Server
-	// Links makes and removes devices for programs of root and of this process's user; nil: no program may.
+	// Links makes and removes devices for programs of managers; nil: no program may.
 	Links Links
 	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes it
 	// searchable for others, and makes in it the tree of /dev and /sys that programs see. Each directory stays this
@@ -46,6 +47,9 @@ type SupervisorConfig struct {
 	Doorbells Doorbells
 	// Pollers look at the queues of those; nil: some of its own.
 	Pollers *poller.Pollers
+	// Authority decides whom a program is charged to, and whether it manages the service; nil: one without configured
+	// managers.
+	Authority *principal.Authority
 	// Rights closes descriptors that programs have sent where none belong; nil: some of its own does.
 	Rights *rights.Queues
 	// Log gets errors that have no caller to be returned to, and at the level of Debug the device files that are opened
@@ -87,9 +91,9 @@ type Supervisor struct {
 	files        map[inode]*openFile // open device files, by the queue file that the program has
 	watches      map[int32]*openFile // the same by inotify watch
 	netlinks     map[inode]*netlinkSocket
-	netlinkUsers map[int]*netlinkUser
-	waits        map[int]*atomic.Int64 // calls that wait for events of the connection manager, by user
-	copies       map[int]*umem.Copies
+	netlinkUsers map[*quota.User]*netlinkUser
+	waits        map[*quota.User]*atomic.Int64 // calls that wait for events of the connection manager, by user
+	copies       map[*quota.User]*umem.Copies
 }
 
 // server is a uverbs.Server, or a double of one.
@@ -152,6 +156,13 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Authority == nil {
+		a, err := principal.New(nil, overflowUID())
+		if err != nil {
+			return nil, err
+		}
+		cfg.Authority = a
+	}
 	if cfg.Rights == nil {
 		cfg.Rights = &rights.Queues{}
 	}
@@ -165,9 +176,9 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 		files:        make(map[inode]*openFile),
 		watches:      make(map[int32]*openFile),
 		netlinks:     make(map[inode]*netlinkSocket),
-		netlinkUsers: make(map[int]*netlinkUser),
-		waits:        make(map[int]*atomic.Int64),
-		copies:       make(map[int]*umem.Copies),
+		netlinkUsers: make(map[*quota.User]*netlinkUser),
+		waits:        make(map[*quota.User]*atomic.Int64),
+		copies:       make(map[*quota.User]*umem.Copies),
 
 		allCopies: umem.NewCopies(maxAllCopies, nil),
 		pollers:   cfg.Pollers,

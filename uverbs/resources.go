@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"verbena/ib"
+	"verbena/internal/quota"
 	"verbena/internal/states"
 )
 
@@ -15,6 +16,7 @@ type ContextInfo struct {
 	PID         int
 	ProcessName string
 	UID         int
+	Owner       quota.ID // the user who is charged
 	// Zombie: the device has gone; the objects are handles only.
 	Zombie bool
 	// Busy: the context is being ended, and what it holds cannot be told.
@@ -118,6 +120,7 @@ func (f *File) Info() ContextInfo {
 		PID:         f.proc.PID(),
 		ProcessName: f.proc.Name(),
 		UID:         f.proc.UID(),
+		Owner:       f.proc.User().ID(),
 		Zombie:      state == states.ContextZombie,
 		PinnedPages: f.proc.Account().Pages(),
 	}

@@ -72,6 +72,7 @@ type serveCmd struct {
 	deviceFlags
 	nodeFlags
 	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none" complete:"none"`
+	ManagerUID   []int         `name:"manager-uid" help:"A user id that may manage the service: links, resets, faults, captures, stop. By default that takes the service's own user, or root with CAP_SYS_ADMIN or CAP_NET_ADMIN; root in a container without them may not." placeholder:"UID" complete:"none"`
 	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION" complete:"none"`
 	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics; without HOST at all addresses of this machine. Whoever can connect there may read them; nothing in them is of a single user or program." placeholder:"ADDR" complete:"none"`
 	Daemon       bool          `help:"Return when the service is ready, and leave it in the background; its messages go to a file, whose name is printed."`
@@ -169,6 +170,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		Doorbells:  doorbells[s.Doorbells],
 		Seed:       s.Seed,
 		Idle:       s.Idle,
+		Managers:   s.ManagerUID,
 
 		OnDemand:     s.OnDemand,
 		AskLaunchers: s.AskLaunchers,

@@ -90,7 +90,9 @@ type ContextInfo struct {
 	PID     int    `json:"pid"`
 	Process string `json:"process"`
 	UID     int    `json:"uid"`
-	Zombie  bool   `json:"zombie,omitempty"` // its device is gone
+	// Container tells users of the same id apart, in containers.
+	Container uint64 `json:"container,omitempty"`
+	Zombie    bool   `json:"zombie,omitempty"` // its device is gone
 	// PinnedBytes are charged to the process, for all its contexts together.
 	PinnedBytes uint64    `json:"pinned_bytes"`
 	PDs         int       `json:"pds"`
@@ -135,8 +137,10 @@ type SRQInfo struct {
 
 // UserInfo is what one user holds, or all users together.
 type UserInfo struct {
-	UID   int         `json:"uid"` // -1: all users
-	Holds []UsageInfo `json:"holds"`
+	UID int `json:"uid"` // -1: all users
+	// Container tells users of the same id apart, in containers.
+	Container uint64      `json:"container,omitempty"`
+	Holds     []UsageInfo `json:"holds"`
 }
 
 // UsageInfo is how much of one kind is held.

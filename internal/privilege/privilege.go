@@ -3,6 +3,7 @@ package privilege
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -112,8 +113,28 @@ func Read(who string) (s Sets, err error) {
 	if err != nil {
 		return s, fmt.Errorf("read capabilities: %w", err)
 	}
+	return parse(string(b))
+}
+
+// ReadAt reads the capabilities of a process or thread by a descriptor of its directory in /proc.
+func ReadAt(proc int) (s Sets, err error) {
+	fd, err := unix.Openat(proc, "status", unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return s, fmt.Errorf("read capabilities: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "status")
+	defer f.Close()
+	b, err := io.ReadAll(f)
+	if err != nil {
+		return s, fmt.Errorf("read capabilities: %w", err)
+	}
+	return parse(string(b))
+}
+
+// parse reads the capabilities in the text of proc_pid_status(5).
+func parse(status string) (s Sets, err error) {
 	found := 0
-	for line := range strings.Lines(string(b)) {
+	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
 		i := slices.Index([]string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"}, key)
 		if i < 0 {
@@ -126,7 +147,7 @@ func Read(who string) (s Sets, err error) {
 		found++
 	}
 	if found != 5 {
-		return s, fmt.Errorf("read capabilities: /proc/%s/status has %d sets, want 5: %w", who, found, syscall.EINVAL)
+		return s, fmt.Errorf("read capabilities: %d sets in the status of a process, want 5: %w", found, syscall.EINVAL)
 	}
 	return s, nil
 }

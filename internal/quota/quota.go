@@ -1,8 +1,10 @@
 package quota
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -110,7 +112,7 @@ const (
 // sessions, workers and connections.
 type Error struct {
 	Kind   Kind
-	UID    int
+	User   ID
 	Asked  uint64
 	Held   uint64 // by the user or, if Shared, by all users
 	Limit  uint64
@@ -119,11 +121,11 @@ type Error struct {
 
 func (e *Error) Error() string {
 	if e.Shared {
-		return fmt.Sprintf("all users hold %d %v, user %d asks for %d more, and the service's limit is %d (verbena serve --limit %[2]v=PER-USER/TOTAL): %[6]v",
-			e.Held, e.Kind, e.UID, e.Asked, e.Limit, e.Unwrap())
+		return fmt.Sprintf("all users hold %d %v, user %v asks for %d more, and the service's limit is %d (verbena serve --limit %[2]v=PER-USER/TOTAL): %[6]v",
+			e.Held, e.Kind, e.User, e.Asked, e.Limit, e.Unwrap())
 	}
-	return fmt.Sprintf("user %d holds %d %v, asks for %d more, and the limit is %d (verbena serve --limit %[3]v=PER-USER/TOTAL): %[6]v",
-		e.UID, e.Held, e.Kind, e.Asked, e.Limit, e.Unwrap())
+	return fmt.Sprintf("user %v holds %d %v, asks for %d more, and the limit is %d (verbena serve --limit %[3]v=PER-USER/TOTAL): %[6]v",
+		e.User, e.Held, e.Kind, e.Asked, e.Limit, e.Unwrap())
 }
 
 // Unwrap returns the errno.
@@ -136,47 +138,67 @@ type Ledger struct {
 
 	mu    sync.Mutex
 	total [NumKinds]uint64
-	users map[int]*User // all that were asked for
+	users map[ID]*User // all that were asked for
 }
 
 // New returns a ledger in which no user holds anything.
 func New(limits Limits) *Ledger {
-	return &Ledger{limits: limits, users: map[int]*User{}}
+	return &Ledger{limits: limits, users: map[ID]*User{}}
 }
 
 // OnRefusal sets a function that is called for each refusal. It must not sleep, and is set before the ledger is used.
 func (l *Ledger) OnRefusal(f func(*Error)) { l.refused = f }
 
-// User is what one user id holds. The nil User counts nothing and refuses nothing.
+// ID identifies a user: by a user id and, where the same id means different users, by a container.
+type ID struct {
+	UID       int
+	Container uint64 // the inode of a namespace; 0: none. See package principal.
+}
+
+// String returns the user id, and the container if there is one: "0" or "0 of container 4026532201".
+func (id ID) String() string {
+	if id.Container == 0 {
+		return strconv.Itoa(id.UID)
+	}
+	return fmt.Sprintf("%d of container %d", id.UID, id.Container)
+}
+
+// User is what one user holds. The nil User counts nothing and refuses nothing.
 type User struct {
 	ledger *Ledger
-	uid    int
+	id     ID
 	held   [NumKinds]uint64 // under ledger.mu
 }
 
-// User returns the account of a user id, which is one and the same as long as the ledger exists. The nil Ledger has the
-// nil User.
-func (l *Ledger) User(uid int) *User {
+// User returns the account of a user id outside of containers; see Account.
+func (l *Ledger) User(uid int) *User { return l.Account(ID{UID: uid}) }
+
+// Account returns the account of a user, which is one and the same as long as the ledger exists. The nil Ledger has the nil
+// User.
+func (l *Ledger) Account(id ID) *User {
 	if l == nil {
 		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	u := l.users[uid]
+	u := l.users[id]
 	if u == nil {
-		u = &User{ledger: l, uid: uid}
-		l.users[uid] = u
+		u = &User{ledger: l, id: id}
+		l.users[id] = u
 	}
 	return u
 }
 
-// UID returns the user id, -1 of the nil User.
-func (u *User) UID() int {
+// ID returns who the user is, with the user id -1 for the nil User.
+func (u *User) ID() ID {
 	if u == nil {
-		return -1
+		return All
 	}
-	return u.uid
+	return u.id
 }
+
+// All stands for all users together.
+var All = ID{UID: -1}
 
 // Take charges n of a kind to the user, or returns an *Error and charges nothing.
 func (u *User) Take(k Kind, n uint64) error {
@@ -198,14 +220,14 @@ func (u *User) take(k Kind, n uint64) *Error {
 	defer l.mu.Unlock()
 	held, total, limit := u.held[k], l.total[k], l.limits[k]
 	if p := limit.PerUser; p != 0 && (n > p || held > p-n) {
-		return &Error{Kind: k, UID: u.uid, Asked: n, Held: held, Limit: p}
+		return &Error{Kind: k, User: u.id, Asked: n, Held: held, Limit: p}
 	}
 	if t := limit.Total; t != 0 {
 		if p := limit.PerUser; p == 0 || held+n > p/smallShare {
 			t -= t / reserveShare
 		}
 		if n > t || total > t-n {
-			return &Error{Kind: k, UID: u.uid, Asked: n, Held: total, Limit: t, Shared: true}
+			return &Error{Kind: k, User: u.id, Asked: n, Held: total, Limit: t, Shared: true}
 		}
 	}
 	u.held[k] += n
@@ -222,7 +244,7 @@ func (u *User) Give(k Kind, n uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if u.held[k] < n {
-		panic(fmt.Sprintf("quota: user %d gives back %d %v and holds %d", u.uid, n, k, u.held[k]))
+		panic(fmt.Sprintf("quota: user %v gives back %d %v and holds %d", u.id, n, k, u.held[k]))
 	}
 	u.held[k] -= n
 	l.total[k] -= n
@@ -240,7 +262,7 @@ func (u *User) Held(k Kind) uint64 {
 
 // Usage is what one user holds, or all users together.
 type Usage struct {
-	UID  int // -1: all users
+	User ID // All: all users
 	Held [NumKinds]uint64
 }
 
@@ -248,13 +270,15 @@ type Usage struct {
 func (l *Ledger) Usage() (users []Usage, total Usage) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for uid, u := range l.users {
+	for id, u := range l.users {
 		if u.held != ([NumKinds]uint64{}) {
-			users = append(users, Usage{UID: uid, Held: u.held})
+			users = append(users, Usage{User: id, Held: u.held})
 		}
 	}
-	slices.SortFunc(users, func(a, b Usage) int { return a.UID - b.UID })
-	return users, Usage{UID: -1, Held: l.total}
+	slices.SortFunc(users, func(a, b Usage) int {
+		return cmp.Or(a.User.UID-b.User.UID, cmp.Compare(a.User.Container, b.User.Container))
+	})
+	return users, Usage{User: All, Held: l.total}
 }
 
 // Limits returns the limits of the ledger.

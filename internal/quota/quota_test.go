@@ -12,7 +12,7 @@ func TestOnRefusal(t *testing.T) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	err := u.Take(QPs, 1)
-	if len(got) != 1 || err != error(got[0]) || got[0].UID != 7 || got[0].Held != 2 {
+	if len(got) != 1 || err != error(got[0]) || got[0].User.UID != 7 || got[0].Held != 2 {
 		t.Errorf("got %v, %v", got, err)
 	}
 }

@@ -115,7 +115,8 @@ type event struct {
 // Info tells of an ID.
 type Info struct {
 	ID       uint32
-	PID, UID int // of who opened the file
+	PID, UID int      // of who opened the file
+	Owner    quota.ID // the user who is charged
 	Space    msg.PortSpace
 	Type     ib.QPType
 	View     rdmacm.View
@@ -132,7 +133,7 @@ func (s *Server) IDs() (list []Info) {
 	s.mu.Unlock()
 	for i, c := range ids {
 		list = append(list, Info{
-			ID: c.id, PID: files[i].cfg.PID, UID: files[i].cfg.UID, Space: c.cm.Space(), Type: c.cm.Type(), View: c.cm.View(),
+			ID: c.id, PID: files[i].cfg.PID, UID: files[i].cfg.UID, Owner: files[i].cfg.User.ID(), Space: c.cm.Space(), Type: c.cm.Type(), View: c.cm.View(),
 		})
 	}
 	return list

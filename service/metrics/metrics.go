@@ -25,13 +25,14 @@ import (
 	"golang.org/x/net/netutil"
 
 	"verbena/internal/ctl"
+	"verbena/internal/quota"
 )
 
 // Source is a service.Service.
 type Source interface {
 	Stats(dev string) ([]ctl.StatInfo, error)
-	Devs(sees func(uid int) bool) []ctl.DevInfo
-	Users(sees func(uid int) bool) []ctl.UserInfo
+	Devs(sees func(quota.ID) bool) []ctl.DevInfo
+	Users(sees func(quota.ID) bool) []ctl.UserInfo
 	Links() ([]ctl.LinkInfo, error)
 }
 
@@ -121,10 +122,10 @@ type collector struct {
 // Describe implements prometheus.Collector: it is an unchecked one.
 func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
-func everybody(int) bool { return true }
+func everybody(quota.ID) bool { return true }
 
 // onlyAll lets through what all users hold together.
-func onlyAll(uid int) bool { return uid < 0 }
+func onlyAll(id quota.ID) bool { return id == quota.All }
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(out chan<- prometheus.Metric) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"verbena/internal/ctl"
+	"verbena/internal/quota"
 	"verbena/internal/leaktest"
 )
 
@@ -30,20 +31,20 @@ func (s *source) Stats(string) ([]ctl.StatInfo, error) {
 	return []ctl.StatInfo{{Dev: "rxe0", Counters: map[string]uint64{"sent_pkts": 1 << 53, "drop_icrc": 3, "event_port_err": 4}}}, nil
 }
 
-func (s *source) Devs(sees func(int) bool) []ctl.DevInfo {
+func (s *source) Devs(sees func(quota.ID) bool) []ctl.DevInfo {
 	n := 0
 	for _, uid := range []int{1000, 1001} {
-		if sees(uid) {
+		if sees(quota.ID{UID: uid}) {
 			n++
 		}
 	}
 	return []ctl.DevInfo{{Name: "rxe0", State: "running", Device: "active", Hardware: "running", Contexts: n, Resets: 2, Recovery: 1500 * time.Millisecond}}
 }
 
-func (s *source) Users(sees func(int) bool) (list []ctl.UserInfo) {
-	s.single.Store(sees(1000))
+func (s *source) Users(sees func(quota.ID) bool) (list []ctl.UserInfo) {
+	s.single.Store(sees(quota.ID{UID: 1000}))
 	for _, uid := range []int{1000, 1001, -1} {
-		if sees(uid) {
+		if sees(quota.ID{UID: uid}) {
 			list = append(list, ctl.UserInfo{UID: uid, Holds: []ctl.UsageInfo{{Kind: "qps", Held: 7, Limit: 2000}}})
 		}
 	}

@@ -1,0 +1,253 @@
+// Package principal decides which user of a service a process is charged as, and whether it may manage the service.
+//
+// A user id does not decide that alone. With subordinate ids (/etc/subuid) one user has many: a process in a user namespace
+// is charged to the owner of the outermost namespace that is not the service's own. In a container without a user namespace,
+// the usual kind, uid 0 has no capabilities: there it is an ordinary user, and the same id in another container is another
+// user. A container is known by its process id namespace, as far as that was made with privilege in the service's own user
+// namespace: no user can make such a namespace to become another user.
+//
+// A process manages the service if its effective user id was configured for that, or if it is root or the service's own user and
+// could control the service in other ways: it has CAP_SYS_ADMIN in the service's user namespace, or CAP_NET_ADMIN there and in
+// the service's network namespace, or it is outside of any container and has at least the capabilities that the service was
+// started with.
+//
+// Limit: where the kernel does not let the service look at a process's namespaces (no CAP_SYS_PTRACE, and not its own user's
+// process), the process is charged as its user id, and none of its capabilities counts.
+package principal
+
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/privilege"
+	"verbena/internal/quota"
+)
+
+// Principal is what a service knows of the user of a process.
+type Principal struct {
+	Account quota.ID
+	Manager bool
+	// Anonymous is set if the user id stands for several users (user_namespaces(7), "Unmapped user and group IDs"). Such a
+	// user owns nothing.
+	Anonymous bool
+	// Caps are the effective capabilities of the process, as far as they count in the service's user namespace.
+	Caps uint64
+}
+
+// Has reports whether one of the capabilities is there, such as unix.CAP_NET_RAW.
+func (p Principal) Has(c int) bool { return p.Caps&(1<<c) != 0 }
+
+// Owns reports whether what is charged to an account is the principal's own.
+func (p Principal) Owns(id quota.ID) bool { return id == p.Account && !p.Anonymous }
+
+// Sees reports whether the principal may know of what is charged to an account.
+func (p Principal) Sees(id quota.ID) bool { return p.Manager || p.Owns(id) }
+
+// Authority decides for one service. It is safe for concurrent use.
+type Authority struct {
+	uid      int
+	managers []int
+	overflow int // -1: none
+	caps     uint64
+	own      [numNamespaces]file
+}
+
+// file identifies a file, such as a namespace.
+type file struct{ dev, ino uint64 }
+
+type namespace uint8
+
+const (
+	userNS namespace = iota
+	pidNS
+	netNS
+	numNamespaces
+)
+
+var paths = [numNamespaces]string{userNS: "ns/user", pidNS: "ns/pid", netNS: "ns/net"}
+
+// New returns the Authority of this process. It is called before the process gives up capabilities. Processes of the user ids
+// managers manage the service; overflow is the user id that stands for several users, -1 where there is none.
+func New(managers []int, overflow int) (*Authority, error) {
+	a := &Authority{uid: os.Geteuid(), managers: managers, overflow: overflow}
+	sets, err := privilege.Read("self")
+	if err != nil {
+		return nil, err
+	}
+	a.caps = sets.Permitted
+	for n, path := range paths {
+		var st unix.Stat_t
+		if err := unix.Stat("/proc/self/"+path, &st); err != nil {
+			return nil, fmt.Errorf("look up the own namespace: %w", &os.PathError{Op: "stat", Path: "/proc/self/" + path, Err: err})
+		}
+		a.own[n] = file{st.Dev, st.Ino}
+	}
+	return a, nil
+}
+
+// Of returns the principal of a process by its directory in /proc, which may be of O_PATH. The caller knows the user ids: who
+// has opened a connection, or the real and the effective id of a thread. The directory stays the process's own, also when the
+// process has ended: that is an error, since the process's container is not known then.
+func (a *Authority) Of(proc, real, effective int) (p Principal, err error) {
+	p = a.Unseen(real)
+	if effective != real {
+		p.Manager = a.named(effective)
+	}
+	if p.Account, err = a.account(proc, real); err != nil {
+		return Principal{}, fmt.Errorf("look up the namespaces of a process: %w", err)
+	}
+	p.Caps = a.capabilities(proc, effective)
+	if !p.Manager && (effective == 0 || effective == a.uid) && effective != a.overflow {
+		p.Manager = p.Has(unix.CAP_SYS_ADMIN) || p.Has(unix.CAP_NET_ADMIN) && a.in(proc, netNS) ||
+			effective == a.uid && p.Account.Container == 0 && a.caps&^p.Caps == 0
+	}
+	return p, nil
+}
+
+// Unseen returns the principal of a user whose process cannot be looked at.
+func (a *Authority) Unseen(uid int) Principal {
+	return Principal{Account: quota.ID{UID: uid}, Manager: a.named(uid), Anonymous: uid == a.overflow}
+}
+
+func (a *Authority) named(uid int) bool { return uid != a.overflow && slices.Contains(a.managers, uid) }
+
+// capabilities returns the effective capabilities of a process that count here. A process that executes a set-uid program, or
+// one with capabilities of its own, has none for the user who has opened a connection before: its directory is root's then.
+// (proc(5), "/proc/pid")
+func (a *Authority) capabilities(proc, uid int) uint64 {
+	var st unix.Stat_t
+	if unix.Fstat(proc, &st) != nil || int(st.Uid) != uid || !a.in(proc, userNS) {
+		return 0
+	}
+	sets, err := privilege.ReadAt(proc)
+	if err != nil {
+		return 0
+	}
+	return sets.Effective
+}
+
+// in reports whether a process is in the service's own namespace of a kind.
+func (a *Authority) in(proc int, n namespace) bool {
+	var st unix.Stat_t
+	return unix.Fstatat(proc, paths[n], &st, 0) == nil && (file{st.Dev, st.Ino}) == a.own[n]
+}
+
+// maxDepth is larger than the number of namespaces that can be nested. (MAX_PID_NS_LEVEL, 32)
+const maxDepth = 40
+
+// account returns the account of a process of a user id.
+func (a *Authority) account(proc, uid int) (id quota.ID, err error) {
+	id = quota.ID{UID: uid}
+	if id.Container, err = a.container(proc); err != nil {
+		return id, err
+	}
+	outer, inode, err := a.outermostUserNS(proc)
+	if outer < 0 || err != nil {
+		return id, err
+	}
+	defer unix.Close(outer)
+	owner, err := unix.IoctlGetUint32(outer, unix.NS_GET_OWNER_UID)
+	if err != nil {
+		return id, os.NewSyscallError("NS_GET_OWNER_UID", err)
+	}
+	id.UID = int(owner)
+	if id.Container == 0 && owner == 0 {
+		id.Container = inode // root has made a container with a user namespace
+	}
+	return id, nil
+}
+
+// outermostUserNS returns the outermost user namespace of a process below the service's own, as a descriptor and an inode, or -1
+// if there is none, or that is not for this process to know.
+func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) {
+	fd, f, err := openNS(proc, userNS)
+	if err != nil || f == a.own[userNS] {
+		closeNS(fd)
+		return -1, 0, unlessForbidden(err)
+	}
+	for range maxDepth {
+		parent, pf, err := related(fd, unix.NS_GET_PARENT)
+		if err != nil { // it is not below the service's own
+			break
+		}
+		if pf == a.own[userNS] {
+			closeNS(parent)
+			return fd, f.ino, nil
+		}
+		closeNS(fd)
+		fd, f = parent, pf
+	}
+	closeNS(fd)
+	return -1, 0, nil
+}
+
+// unlessForbidden returns an error unless it is one of permission.
+func unlessForbidden(err error) error {
+	if err == unix.EACCES || err == unix.EPERM {
+		return nil
+	}
+	return err
+}
+
+// container returns the inode of the outermost process id namespace of a process that is not the service's own and belongs to the
+// service's user namespace; 0 if there is none, or that is not for this process to know.
+func (a *Authority) container(proc int) (inode uint64, err error) {
+	fd, f, err := openNS(proc, pidNS)
+	if err != nil {
+		return 0, unlessForbidden(err)
+	}
+	for range maxDepth {
+		if err != nil || f == a.own[pidNS] {
+			break
+		}
+		if owner, of, oerr := related(fd, unix.NS_GET_USERNS); oerr == nil {
+			if of == a.own[userNS] {
+				inode = f.ino
+			}
+			closeNS(owner)
+		}
+		var parent int
+		parent, f, err = related(fd, unix.NS_GET_PARENT)
+		closeNS(fd)
+		fd = parent
+	}
+	closeNS(fd)
+	return inode, nil
+}
+
+// openNS opens a namespace of a process. The link leads to a file of the kernel's, whatever the process does.
+func openNS(proc int, n namespace) (int, file, error) {
+	fd, err := unix.Openat(proc, paths[n], unix.O_RDONLY|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, file{}, err
+	}
+	return identify(fd)
+}
+
+// related opens the namespace that a namespace has a relation to. (ioctl_ns(2))
+func related(fd int, request uint) (int, file, error) {
+	r, err := unix.IoctlRetInt(fd, request)
+	if err != nil {
+		return -1, file{}, err
+	}
+	unix.CloseOnExec(r)
+	return identify(r)
+}
+
+func identify(fd int) (int, file, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		unix.Close(fd)
+		return -1, file{}, err
+	}
+	return fd, file{st.Dev, st.Ino}, nil
+}
+
+func closeNS(fd int) {
+	if fd >= 0 {
+		unix.Close(fd)
+	}
+}
