@@ -217,3 +217,46 @@ int unread(int argc, char **argv)
 	await_line();
 	return 0;
 }
+
+// subordinate SOCKET IDS EACH: as so many users of a namespace of its own, whose ids the test maps, holds connections.
+int subordinate(int argc, char **argv)
+{
+	CHECK(argc == 3);
+	control = argv[0];
+	CHECK(!unshare(CLONE_NEWUSER));
+	say("%d", getpid());
+	await_line();
+	int total[2];
+	CHECK(!pipe(total));
+	for (int i = 0; i < atoi(argv[1]); i++) {
+		if (fork())
+			continue;
+		CHECK(!setresgid(i, i, i) && !setresuid(i, i, i));
+		int n = 0;
+		for (int k = 0; k < atoi(argv[2]); k++) {
+			int s = connect_control();
+			if (s < 0)
+				break;
+			// An answer to a request shows that the connection is one of those that are served.
+			char answer[4096];
+			struct timeval wait = {2, 0};
+			setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
+			if (send_with(s, "{\"Protocol\":4,\"Op\":\"info\"}", -1) > 0 && recv(s, answer, sizeof answer - 1, 0) > 4 && strstr(answer + 4, "\"Info\""))
+				n++;
+			else
+				close(s);
+			memset(answer, 0, sizeof answer);
+		}
+		write(total[1], &n, sizeof n);
+		pause();
+	}
+	int sum = 0;
+	for (int i = 0; i < atoi(argv[1]); i++) {
+		int n;
+		CHECK(read(total[0], &n, sizeof n) == sizeof n);
+		sum += n;
+	}
+	say("served %d", sum);
+	await_line();
+	return 0;
+}

@@ -1,0 +1,109 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// bare is a command before another, which has root's user id then and no capabilities, as in a container; pod is one in
+// process id and mount namespaces of its own, too.
+var (
+	bare = []string{"setpriv", "--bounding-set=-all", "--inh-caps=-all"}
+	pod  = append([]string{"unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"}, bare...)
+)
+
+// below runs a command of verbena below another command.
+func (s *siege) below(prefix []string, args ...string) *exec.Cmd {
+	s.t.Helper()
+	c := s.cmd(s.deadline(120), args...)
+	path, err := exec.LookPath(prefix[0])
+	if err != nil {
+		s.t.Skip(err)
+	}
+	c.Path, c.Args = path, append(append([]string{}, prefix...), c.Args...)
+	return c
+}
+
+// TestAttackBareRoot: user id 0 without capabilities, as every container has it, is an ordinary user. (N5)
+func TestAttackBareRoot(t *testing.T) {
+	needRoot(t)
+	s := besiege(t)
+	keys := s.out("res", "show")
+	if !strings.Contains(keys, fmt.Sprint(neighbor)) {
+		t.Fatalf("root does not see the neighbour:\n%s", keys)
+	}
+	for _, where := range [][]string{bare, pod} {
+		for _, args := range [][]string{
+			{"stop"}, {"dev", "reset", "rxe0"}, {"dev", "unplug", "rxe0"}, {"dev", "hang", "rxe0"}, {"link", "del", "rxe0"},
+			{"link", "add", "rxe7", "--addr", "127.0.0.77"}, {"link", "set", "rxe0", "down"}, {"qp", "show"},
+			{"capture", "--count", "1", "--write", os.DevNull},
+		} {
+			out, err := s.below(where, args...).CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "operation not permitted") {
+				t.Errorf("%s: verbena %s: %v %s", where[0], strings.Join(args, " "), err, out)
+			}
+		}
+		out, err := s.below(where, "res", "show").CombinedOutput()
+		if err != nil || strings.Contains(string(out), fmt.Sprint(neighbor)) {
+			t.Errorf("%s: it sees what the neighbour has: %v\n%s", where[0], err, out)
+		}
+		out, err = s.below(where, "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "uverbs0: success") {
+			t.Errorf("%s: a program: %v %s", where[0], err, out)
+		}
+	}
+	s.lives()
+	s.unharmed()
+}
+
+// TestAttackOtherPod: two containers are two users, although both are user id 0: what one holds the other does not see, and one
+// that is at its limits takes nothing from the other.
+func TestAttackOtherPod(t *testing.T) {
+	needRoot(t)
+	raw := buildRawverbs(t)
+	s := besiege(t, "--limit", "pds=100/1000")
+	first := talk(t, s.below(pod, "run", "--", raw, "fill", "pds", "200"))
+	first.until("has", 20*time.Second)
+	if said := strings.Join(first.said, "\n"); !strings.Contains(said, "refused after") {
+		t.Errorf("the first is not refused: %s", said)
+	}
+	second := talk(t, s.below(pod, "run", "--", raw, "fill", "pds", "50"))
+	if line := second.until("has", 20*time.Second); line != "has pds=50" {
+		t.Errorf("the second: %q", line)
+	}
+	out, err := s.below(pod, "res", "show").CombinedOutput()
+	if err != nil || strings.Contains(string(out), "rawverbs") {
+		t.Errorf("a third sees what they hold: %v\n%s", err, out)
+	}
+	if out := s.out("res", "show"); strings.Count(out, "rawverbs") < 2 {
+		t.Errorf("root does not see both:\n%s", out)
+	}
+	s.unharmed()
+}
+
+// TestAttackSubordinateIDs: a user with many subordinate ids is one user. (N7)
+func TestAttackSubordinateIDs(t *testing.T) {
+	needRoot(t)
+	s := besiege(t)
+	const ids, each, first = 40, 50, 200000
+	a := s.outside(attacker-7, "subordinate", s.socket, fmt.Sprint(ids), fmt.Sprint(each))
+	pid := a.expect("")
+	for _, m := range []string{"uid_map", "gid_map"} {
+		if err := os.WriteFile("/proc/"+pid+"/"+m, fmt.Appendf(nil, "0 %d %d", first, ids), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.say("mapped")
+	var served int
+	if n, err := fmt.Sscanf(a.until("served", 60*time.Second), "served %d", &served); n != 1 || served == 0 || served > 256 {
+		t.Errorf("%d connections are served (%v), want at most the 256 of one user", served, err)
+	}
+	s.lives()
+	s.unharmed()
+}
