@@ -192,7 +192,7 @@ func (d *SessionDir) Queues() (files []*os.File, err error) {
 	}
 	var errs []error
 	for _, e := range entries {
-		fd, err := unix.Openat(int(d.dir.Fd()), e.Name(), unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		fd, err := unix.Openat(int(d.dir.Fd()), e.Name(), unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

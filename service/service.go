@@ -15,6 +15,7 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/ib"
+	"verbena/internal/confine"
 	"verbena/internal/ctl"
 	"verbena/internal/privilege"
 	"verbena/internal/quota"
@@ -194,11 +195,31 @@ func New(opts Options) (_ *Service, err error) {
 		}
 	}
 	s.configured = false
+	if opts.Confine {
+		if err := s.confine(); err != nil {
+			return nil, err
+		}
+	}
 	if s.interfaces != nil {
 		s.follower.Go(func() { s.follow(s.interfaces) })
 	}
 	warnOfShortQueues(s.log, limits[quota.RingBytes], thisMachine().shm)
 	return s, nil
+}
+
+// confine leaves the process what a service needs from here on; see package confine.
+func (s *Service) confine() error {
+	err := confine.Opener(s.dir.path)
+	if err == nil {
+		err = confine.Process()
+	} else if errors.Is(err, syscall.ENOTSUP) {
+		err = errors.Join(confine.Process(), err)
+	}
+	if errors.Is(err, syscall.ENOTSUP) { // the caller logs what the kernel lacks
+		s.log.Debug("the service is not confined entirely", "err", err)
+		return nil
+	}
+	return err
 }
 
 func (s *Service) logf(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...)) }

@@ -17,6 +17,7 @@ import (
 	"verbena/ib"
 	"verbena/internal/contain"
 	"verbena/internal/quota"
+	"verbena/internal/reopen"
 	"verbena/rdmacm/ucma"
 	"verbena/umem"
 	"verbena/uverbs"
@@ -132,7 +133,7 @@ func setPipe(fd int, full bool) bool {
 		return true
 	}
 	// The only lasting descriptor of the reading end is the program's, so that its closing can be seen.
-	other, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	other, err := reopen.Own(fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return false
 	}

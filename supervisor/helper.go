@@ -31,7 +31,7 @@ func (Ancestor) OpenMem(tid int) (*os.File, error) {
 	if err := descends(tid); err != nil {
 		return nil, err
 	}
-	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR, 0)
+	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }
 
 // maxDescent bounds the way up from a process, which may change while it is walked.

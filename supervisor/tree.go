@@ -171,10 +171,12 @@ func makeDir(path string) error {
 }
 
 func makeFile(path, content string, mode os.FileMode) error {
-	if err := os.WriteFile(path, []byte(content), mode); err != nil {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NOCTTY, mode)
+	if err != nil {
 		return err
 	}
-	return os.Chmod(path, mode)
+	_, err = f.WriteString(content)
+	return errors.Join(err, f.Chmod(mode), f.Close())
 }
 
 func (t *tree) common(name string) string { return filepath.Join(t.root, ".common", name) }

@@ -94,7 +94,7 @@ func OpenProcess(pid int) (*Process, error) {
 		return fail(err)
 	}
 	cfg.Pidfd = os.NewFile(uintptr(fd), "pidfd")
-	if cfg.Mem, err = os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0); err != nil {
+	if cfg.Mem, err = os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY, 0); err != nil {
 		return fail(err)
 	}
 	if cfg.Maps, err = os.Open(fmt.Sprintf("/proc/%d/maps", pid)); err != nil {

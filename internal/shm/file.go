@@ -15,6 +15,7 @@ import (
 
 	"verbena/internal/hugepage"
 	"verbena/internal/quota"
+	"verbena/internal/reopen"
 )
 
 // File is a sparse file whose regions are mapped by the service and by a program. It is safe for concurrent use.
@@ -72,7 +73,7 @@ func Create(dir *os.File, name string, user *quota.User) (*File, error) {
 	f := &File{dir: dir, name: name, path: filepath.Join(dir.Name(), name), user: user, kind: quota.RingBytes, regions: map[int64]region{}}
 	var fd int
 	err := ignoringEINTR(func() (err error) {
-		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0o600)
 		return err
 	})
 	if err != nil {
@@ -293,7 +294,10 @@ func (f *File) OpenForProgram(how int) (*os.File, error) { return f.openAt(how, 
 func (f *File) openAt(how, flags int, position int64) (*os.File, error) {
 	var p *os.File
 	err := f.WithFD(func(fd int) (err error) {
-		p, err = os.OpenFile(selfFD(fd), how&unix.O_ACCMODE|flags, 0)
+		again, err := reopen.File(fd, how&unix.O_ACCMODE|flags)
+		if err == nil {
+			p = os.NewFile(uintptr(again), selfFD(fd))
+		}
 		return err
 	})
 	if err == nil {
