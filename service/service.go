@@ -209,17 +209,17 @@ func New(opts Options) (_ *Service, err error) {
 
 // confine leaves the process what a service needs from here on; see package confine.
 func (s *Service) confine() error {
-	err := confine.Opener(s.dir.path)
-	if err == nil {
-		err = confine.Process()
-	} else if errors.Is(err, syscall.ENOTSUP) {
-		err = errors.Join(confine.Process(), err)
+	if err := confine.Opener(s.dir.path); errors.Is(err, syscall.ENOTSUP) {
+		s.log.Debug("files are reopened without a Landlock domain", "err", err)
+	} else if err != nil {
+		return err
 	}
-	if errors.Is(err, syscall.ENOTSUP) { // the caller logs what the kernel lacks
-		s.log.Debug("the service is not confined entirely", "err", err)
-		return nil
+	if err := confine.Process(); errors.Is(err, syscall.ENOTSUP) {
+		s.log.Warn("no system call is refused to the service", "err", err)
+	} else if err != nil {
+		return err
 	}
-	return err
+	return nil
 }
 
 func (s *Service) logf(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...)) }
