@@ -16,6 +16,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/contain"
+	"verbena/internal/procfile"
 	"verbena/internal/quota"
 	"verbena/internal/reopen"
 	"verbena/rdmacm/ucma"
@@ -422,7 +423,7 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 // nonBlocking reports whether the caller has set O_NONBLOCK on the descriptor of the call, by whatever way.
 // (proc_pid_fdinfo(5))
 func (w *worker) nonBlocking() bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, int32(w.n.args[0])))
+	b, err := procfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, int32(w.n.args[0])))
 	if err != nil {
 		return false
 	}
@@ -564,7 +565,7 @@ type signals struct {
 
 // signalsOf reads a thread's signals. (proc_pid_status(5))
 func signalsOf(tid int) (s signals) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	b, err := procfile.Read("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {
 		return s
 	}

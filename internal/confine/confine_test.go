@@ -15,6 +15,7 @@ import (
 	"github.com/elastic/go-seccomp-bpf/arch"
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/procfile"
 	"verbena/internal/reopen"
 )
 
@@ -136,6 +137,9 @@ var acts = map[string]act{
 
 // others are attempts beside those of acts, whose names begin with the rule's.
 var others = map[string]act{
+	"open read": func(string) (func() error, error) {
+		return func() error { return closing(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)) }, nil
+	},
 	"open write": func(dir string) (func() error, error) {
 		path := filepath.Join(dir, "f")
 		return func() error { return closing(unix.Open(path, unix.O_RDWR, 0)) }, os.WriteFile(path, nil, 0o600)
@@ -370,11 +374,11 @@ func tryThreads(dir string) (func() error, error) {
 			}
 		}
 		// Every thread has the filter, and no_new_privs.
-		tasks, err := filepath.Glob("/proc/self/task/*/status")
-		for _, path := range tasks {
-			b, _ := os.ReadFile(path)
+		tasks, err := os.ReadDir("/proc/self/task")
+		for _, task := range tasks {
+			b, _ := procfile.Read("/proc/self/task/" + task.Name() + "/status")
 			if len(b) > 0 && (!strings.Contains(string(b), "\nSeccomp:\t2\n") || !strings.Contains(string(b), "\nNoNewPrivs:\t1\n")) {
-				wrong = errors.Join(wrong, fmt.Errorf("%s: no filter", path))
+				wrong = errors.Join(wrong, fmt.Errorf("thread %s: no filter", task.Name()))
 			}
 		}
 		if len(tasks) < threads {

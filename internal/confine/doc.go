@@ -19,9 +19,12 @@
 //     receives and sends descriptors, opens files by openat2(2) that its user may open, and sends UDP packets. Landlock
 //     does not stop it; the filter and the user's rights do. It cannot execute a program, make executable memory, trace,
 //     mount, change its user, connect to a TCP port, or reach a terminal.
-//   - A filter sees no paths. It requires O_NOFOLLOW and O_NOCTTY of an open relative to a directory and of one for
-//     writing, so that a mistake such as the reopening of /proc/TID/fd/N is an error. Reading by a path from the root
-//     directory is allowed without, and so is openat2(2).
+//   - A filter sees no paths. It requires O_NOFOLLOW and O_NOCTTY of openat(2), unless that opens nothing (O_PATH) or a
+//     directory, so that a mistake such as the opening of /proc/TID/fd/N is an error. Links in the midst of a path are
+//     followed, and openat2(2) is allowed: package reopen and the tree of virtual files use it. A launcher may read by a
+//     path from the root directory without the flags. The standard library opens without them, too: what a service reads
+//     after its start, it reads by package procfile, and a file of the library's is not found. Profiles then lack the
+//     names of mapped files.
 //   - The thread of Opener is of the same process. Landlock protects against a file that was opened by mistake, not
 //     against code that runs on another thread.
 //   - Without Landlock (before Linux 5.13, or not enabled at boot) files are reopened by the thread that needs them; the

@@ -141,14 +141,12 @@ func common() []Rule {
 		},
 		{
 			Name:    "open",
-			Refuses: "opening by openat(2) for writing, or relative to a directory, without O_NOFOLLOW and O_NOCTTY; the old forms of it",
+			Refuses: "opening by openat(2) without O_NOFOLLOW and O_NOCTTY what could be a file; the old forms of it",
 			calls:   []string{"open", "creat", "openat"},
 			except: []when{
 				{"openat", flagged(unix.O_PATH)},
 				{"openat", append(flagged(unix.O_DIRECTORY), unflagged(unix.O_ACCMODE|unix.O_CREAT|tmpfile)...)},
 				{"openat", append(flagged(unix.O_NOFOLLOW), flagged(unix.O_NOCTTY)...)},
-				{"openat", append(unflagged(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|tmpfile),
-					seccomp.Condition{Argument: 0, Operation: seccomp.Equal, Value: cwd})},
 			},
 		},
 	}
@@ -204,9 +202,15 @@ func Service() []Rule {
 func Launcher() []Rule {
 	rules := common()
 	for i := range rules {
-		if rules[i].Name == "ioctl" {
-			// The guardian makes one trapped call itself, and looks whose turn the terminal is.
+		switch rules[i].Name {
+		case "ioctl":
+			// The guardian makes one trapped call itself, and looks which process group has the terminal.
 			rules[i].except = append(rules[i].except, requests(verbsIoctl, unix.TIOCGPGRP)...)
+		case "open":
+			// The standard library reads so.
+			rules[i].except = append(rules[i].except, when{"openat",
+				append(unflagged(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|tmpfile),
+					seccomp.Condition{Argument: 0, Operation: seccomp.Equal, Value: cwd})})
 		}
 	}
 	return append(rules, Rule{Name: "sockets", Refuses: "making sockets", calls: []string{"socket", "socketpair", "listen", "bind", "connect"}})
