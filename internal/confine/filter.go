@@ -53,7 +53,7 @@ func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 const threadPause = 10 * time.Millisecond
 
 // Process puts a filter of the service's rules on all threads of the process, present and future, for good. The error wraps
-// ENOTSUP where the kernel or this architecture has no such filters.
+// ENOTSUP where the kernel, a container's policy or this architecture has no such filters.
 //
 // A thread with another filter keeps it from doing so, as for Probe of package supervisor: it waits for a second until
 // there is none.
@@ -74,13 +74,18 @@ func process(rules []Rule, more ...string) error {
 			break
 		}
 	}
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) {
+	if unavailable(err) {
 		err = fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
 	}
 	if err != nil {
 		return fmt.Errorf("confine the process: %w", err)
 	}
 	return nil
+}
+
+// unavailable reports whether the kernel has no such filters, or a container's policy allows none.
+func unavailable(err error) bool {
+	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
 }
 
 // Threads puts a filter of the launcher's rules on all threads of the process, one after another: one of them may have a
@@ -100,6 +105,9 @@ func onEach(rules []Rule, more ...string) error {
 	}
 	if err == nil {
 		err = installOnEach(raw)
+	}
+	if unavailable(err) {
+		err = fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
 	}
 	if err != nil {
 		return fmt.Errorf("confine the launcher: %w", err)
