@@ -15,6 +15,7 @@ import (
 	"github.com/elastic/go-seccomp-bpf/arch"
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/gendoc"
 	"verbena/internal/procfile"
 	"verbena/internal/reopen"
 )
@@ -239,6 +240,25 @@ func TestLauncherRules(t *testing.T) {
 	}
 }
 
+// TestTable makes the table of docs/service.md.
+func TestTable(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("| rule | refuses | to |\n|---|---|---|\n")
+	launcher := Launcher()
+	for _, r := range Service() {
+		to := "a service"
+		if i := slices.IndexFunc(launcher, func(l Rule) bool { return l.Name == r.Name }); i >= 0 && launcher[i].Refuses == r.Refuses {
+			to = "both"
+			launcher = slices.Delete(launcher, i, i+1)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.Name, r.Refuses, to)
+	}
+	for _, r := range launcher {
+		fmt.Fprintf(&b, "| %s | %s | a launcher |\n", r.Name, r.Refuses)
+	}
+	gendoc.Check(t, "../../docs/service.md", "confine", b.String())
+}
+
 // Every name is a system call of some architecture that the filters are for.
 func TestNames(t *testing.T) {
 	known := func(name string) bool {
@@ -269,11 +289,12 @@ func TestNames(t *testing.T) {
 
 func init() {
 	others["opener"] = tryOpener
+	others["domain"] = tryDomain
 	others["threads"] = tryThreads
 	others["default"] = call(unix.SYS_SWAPON, 0)
 }
 
-// tryOpener reopens files by the opener.
+// tryOpener reopens files by the opener: those that a service hands out, and those that a program could put in their place.
 func tryOpener(dir string) (func() error, error) {
 	below, beside := filepath.Join(dir, "dir"), filepath.Join(dir, "beside")
 	inside := filepath.Join(below, "inside")
@@ -331,6 +352,58 @@ func tryOpener(dir string) (func() error, error) {
 		check("sealed memfd", sealed, unix.O_RDWR, nil)
 		return errors.Join(wrong...)
 	}, err
+}
+
+// tryDomain opens files on a thread in the domain itself, without the opener's check of the file.
+func tryDomain(dir string) (func() error, error) {
+	below := filepath.Join(dir, "dir")
+	inside, beside, fifo := filepath.Join(below, "inside"), filepath.Join(dir, "beside"), filepath.Join(dir, "fifo")
+	if err := errors.Join(os.Mkdir(below, 0o700), os.WriteFile(beside, nil, 0o600), os.WriteFile(inside, nil, 0o600),
+		unix.Mkfifo(fifo, 0o600)); err != nil {
+		return nil, err
+	}
+	memfd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	results := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good
+		if err := restrict([]string{below}); err != nil {
+			results <- err
+			return
+		}
+		check := func(path string, how int, want error) error {
+			fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if err := closing(reopen.Own(fd, how)); !errors.Is(err, want) {
+				return fmt.Errorf("%s got %v want %v", path, err, want)
+			}
+			return nil
+		}
+		err := closing(reopen.Own(memfd, unix.O_RDWR)) // it is below no directory, and needs no rule
+		results <- errors.Join(err,
+			check(inside, unix.O_RDWR, nil),
+			check(beside, unix.O_RDONLY, unix.EACCES),
+			check(beside, unix.O_WRONLY, unix.EACCES),
+			check(fifo, unix.O_RDWR|unix.O_NONBLOCK, unix.EACCES),
+			check("/dev/null", unix.O_RDONLY, unix.EACCES),
+			check("/dev/ptmx", unix.O_RDWR, unix.EACCES),
+			check("/proc/self/status", unix.O_RDONLY, unix.EACCES))
+	}()
+	err = <-results
+	return func() error { return err }, nil
+}
+
+// The domain alone refuses what the opener's own check refuses, too.
+func TestDomain(t *testing.T) {
+	needLandlock(t)
+	if got := run(t, "service", "domain", ""); got != "success" {
+		t.Errorf("got %s, want success", got)
+	}
 }
 
 func TestOpener(t *testing.T) {

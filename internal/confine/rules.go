@@ -17,8 +17,8 @@ type Rule struct {
 
 // when allows a system call if all conditions hold.
 type when struct {
-	call string
-	if_  seccomp.ArgumentConditions
+	call       string
+	conditions seccomp.ArgumentConditions
 }
 
 // allowed are the system calls that both filters allow whatever their arguments are: the kernel answers for them from a
@@ -72,7 +72,7 @@ const (
 func common() []Rule {
 	return []Rule{
 		{
-			Name: "ioctl", Refuses: "ioctl(2) but for seccomp listeners, mappings, namespaces and the length of a queue: no terminals, no devices",
+			Name: "ioctl", Refuses: "ioctl(2) of terminals and devices: of any request but a few of seccomp listeners, mappings, namespaces and pipes",
 			calls: []string{"ioctl"},
 			except: requests(unix.SECCOMP_IOCTL_NOTIF_RECV, unix.SECCOMP_IOCTL_NOTIF_SEND, unix.SECCOMP_IOCTL_NOTIF_ID_VALID,
 				unix.SECCOMP_IOCTL_NOTIF_ADDFD, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, procmapQuery, unix.TIOCINQ,
@@ -111,7 +111,7 @@ func common() []Rule {
 			calls: []string{"ptrace"},
 		},
 		{
-			Name: "kernel", Refuses: "code in the kernel, and its own files and clocks",
+			Name: "kernel", Refuses: "modules, programs and events of the kernel, clocks, swap, quotas",
 			calls: []string{"bpf", "perf_event_open", "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load",
 				"reboot", "swapon", "swapoff", "iopl", "ioperm", "syslog", "acct", "quotactl", "quotactl_fd", "settimeofday",
 				"clock_settime", "clock_adjtime", "adjtimex", "personality"},
@@ -141,7 +141,7 @@ func common() []Rule {
 		},
 		{
 			Name:    "open",
-			Refuses: "opening by openat(2) without O_NOFOLLOW and O_NOCTTY what could be a file; the old forms of it",
+			Refuses: "openat(2) without O_NOFOLLOW and O_NOCTTY, but for directories and O_PATH; the older calls",
 			calls:   []string{"open", "creat", "openat"},
 			except: []when{
 				{"openat", flagged(unix.O_PATH)},
@@ -207,6 +207,7 @@ func Launcher() []Rule {
 			// The guardian makes one trapped call itself, and looks which process group has the terminal.
 			rules[i].except = append(rules[i].except, requests(verbsIoctl, unix.TIOCGPGRP)...)
 		case "open":
+			rules[i].Refuses += "; reading by a path from the working directory is allowed"
 			// The standard library reads so.
 			rules[i].except = append(rules[i].except, when{"openat",
 				append(unflagged(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|tmpfile),
