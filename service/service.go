@@ -195,15 +195,15 @@ func New(opts Options) (_ *Service, err error) {
 		}
 	}
 	s.configured = false
-	if opts.Confine {
-		if err := s.confine(); err != nil {
-			return nil, err
-		}
-	}
 	if s.interfaces != nil {
 		s.follower.Go(func() { s.follow(s.interfaces) })
 	}
 	warnOfShortQueues(s.log, limits[quota.RingBytes], thisMachine().shm)
+	if opts.Confine { // no file is read as before
+		if err := s.confine(); err != nil {
+			return nil, err
+		}
+	}
 	return s, nil
 }
 

@@ -3,7 +3,7 @@
 // A descriptor of a program may be of any file: a terminal, a device, a FIFO, a file of another file system. To open it
 // has effects that the kernel executes on behalf of the opener. [File] is for such descriptors: it refuses everything
 // but an access mode, and in a confined process a thread with a Landlock domain makes the call (package confine).
-// [Own] is for descriptors of the process's own making.
+// [Own] is for descriptors of the process's own making, and [Link] for links of the kernel's.
 package reopen
 
 import (
@@ -48,18 +48,20 @@ func File(fd, how int) (int, error) {
 }
 
 // Own opens the file of a descriptor again on the calling thread.
-func Own(fd, how int) (int, error) {
+func Own(fd, how int) (int, error) { return Link(unix.AT_FDCWD, path(fd), how) }
+
+// Link opens what a link leads to, such as a namespace in /proc/PID/ns, on the calling thread. The caller must know that
+// the file is none whose opening has an effect.
+func Link(dir int, name string, how int) (int, error) {
 	for {
-		// The filter of a confined process refuses openat(2) without O_NOFOLLOW, and the last component is a link here.
-		opened, err := unix.Openat2(unix.AT_FDCWD, path(fd), &unix.OpenHow{
-			Flags: uint64(how&flags | unix.O_NOCTTY | unix.O_CLOEXEC),
-		})
+		// The filter of a confined process refuses openat(2) without O_NOFOLLOW.
+		opened, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: uint64(how&flags | unix.O_NOCTTY | unix.O_CLOEXEC)})
 		switch err {
 		case nil:
 			return opened, nil
 		case unix.EINTR:
 		default:
-			return -1, &os.PathError{Op: "reopen", Path: path(fd), Err: err}
+			return -1, &os.PathError{Op: "open", Path: name, Err: err}
 		}
 	}
 }

@@ -52,6 +52,22 @@ func TestFile(t *testing.T) {
 	}
 }
 
+// Link follows a link of the kernel's.
+func TestLink(t *testing.T) {
+	fd, err := Link(unix.AT_FDCWD, "/proc/self/ns/user", unix.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	var a, b unix.Stat_t
+	if err := errors.Join(unix.Fstat(fd, &a), unix.Stat("/proc/self/ns/user", &b)); err != nil || a.Ino != b.Ino {
+		t.Errorf("got inode %d, %v, want %d", a.Ino, err, b.Ino)
+	}
+	if _, err := Link(unix.AT_FDCWD, filepath.Join(t.TempDir(), "none"), unix.O_RDWR); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("missing file: got %v, want %v", err, os.ErrNotExist)
+	}
+}
+
 // The open does not wait for the other end of a FIFO.
 func TestFileDoesNotBlock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fifo")
