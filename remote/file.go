@@ -125,10 +125,10 @@ func (f *File) makeSignal() error {
 
 func (f *File) openDevice(d *uverbs.Device) (err error) {
 	f.memory = &memory{}
-	if f.memory.queues, err = shm.Anonymous("verbena-queues", quota.RingBytes, f.user); err != nil {
+	if f.memory.queues, err = shm.Create("verbena-queues", quota.RingBytes, f.user); err != nil {
 		return err
 	}
-	if f.memory.buffers, err = shm.Anonymous("verbena-buffers", quota.BufferBytes, f.user); err != nil {
+	if f.memory.buffers, err = shm.Create("verbena-buffers", quota.BufferBytes, f.user); err != nil {
 		f.memory.Close()
 		return err
 	}

@@ -492,7 +492,7 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 		c.Discard(listener)
 		return
 	}
-	err = s.replyWith(c, &ctl.Response{Attached: &ctl.Attached{Dir: session.Dir(), Helped: session.Helped(), Traced: session.Traced()}}, theirs)
+	err = s.replyWith(c, &ctl.Response{Attached: &ctl.Attached{Dir: session.Name(), Helped: session.Helped(), Traced: session.Traced()}}, theirs)
 	if theirs != nil {
 		theirs.Close() // so that the trace ends when the launcher closes its end
 	}

@@ -2,30 +2,23 @@ package service
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
-
-	"verbena/internal/testutil"
 )
 
-// testRunDir is a service's directory with a session in it.
-func testRunDir(t *testing.T) (d *runDir, session string) {
+// testRunDir is a service's directory.
+func testRunDir(t *testing.T) *runDir {
 	t.Helper()
 	d, err := newRunDir()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.close)
-	session = filepath.Join(d.path, "run", "1-2")
-	if err := os.MkdirAll(session, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return d, session
+	return d
 }
 
 // Directories that another service makes meanwhile are not swept away before it holds them.
@@ -62,7 +55,7 @@ func TestRunDirsAtOnce(t *testing.T) {
 
 // Only directories of this user's services go, directly below shmRoot, and only if nobody holds them.
 func TestRemoveIfUnheld(t *testing.T) {
-	d, _ := testRunDir(t)
+	d := testRunDir(t)
 	removeIfUnheld(filepath.Base(d.path))
 	if _, err := os.Stat(d.path); err != nil {
 		t.Errorf("a directory that is held: %v", err)
@@ -106,130 +99,19 @@ func TestRemoveIfUnheld(t *testing.T) {
 	}
 }
 
-// A launcher takes from the service that it talks to the directory of a session, and no other.
-func TestOpenSessionDir(t *testing.T) {
-	uid := os.Geteuid()
-	d, session := testRunDir(t)
-	dir, err := openSessionDir(session, uid)
-	if err != nil {
-		t.Fatal(err)
+// TestSessionName: a launcher takes the names of sessions from the service that it talks to, and no other names.
+func TestSessionName(t *testing.T) {
+	const good = "/dev/shm/verbena-7-123/run/4-56"
+	if got, err := sessionName(good, 7); err != nil || got != good {
+		t.Errorf("got %q, %v", got, err)
 	}
-	defer dir.Close()
-	home := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(home, "run", "1-2"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	link := filepath.Join(d.path, "run", "3-4")
-	if err := os.Symlink(filepath.Join(home, "run", "1-2"), link); err != nil {
-		t.Fatal(err)
-	}
-	open := filepath.Join(d.path, "run", "5-6")
-	if err := errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o777)); err != nil {
-		t.Fatal(err)
-	}
-	for what, path := range map[string]string{
-		"home": filepath.Join(home, "run",
-			"1-2"), "nothing": "", "the root": "/", "not clean": filepath.Dir(session) + "/../run/1-2",
-		"a slash": session + "/", "too deep": session + "/x", "not deep enough": filepath.Dir(session), "a link": link,
-		"writable for all": open, "up": shmRoot + "/../run/1-2", "of another name": shmRoot + "/verbena/run/1-2",
+	for _, name := range []string{
+		"", "/", "/dev/shm", "/dev/shm/verbena-7-123/run/", "/dev/shm/verbena-7-123/run", "/dev/shm/verbena-7-123", good + "/", good + "/x",
+		"/dev/shm/verbena-7-123/run/4", "/dev/shm/verbena-7-123/../4-56", "/dev/shm/../run/4-56", "/dev/shm/verbena-8-123/run/4-56",
+		"/dev/shm/verbena-7/run/4-56", "/tmp/verbena-7-123/run/4-56", "verbena-7-123/run/4-56", good + "\n",
 	} {
-		if o, err := openSessionDir(path, uid); !errors.Is(err, syscall.EPERM) && !errors.Is(err, syscall.ENOTDIR) &&
-			!errors.Is(err, syscall.ELOOP) {
-			t.Errorf("%s: got %v, %v, want EPERM", what, o, err)
+		if got, err := sessionName(name, 7); !errors.Is(err, syscall.EPERM) {
+			t.Errorf("%q: got %q, %v, want EPERM", name, got, err)
 		}
-	}
-	if o, err := openSessionDir(session, uid+1); !errors.Is(err, syscall.EPERM) {
-		t.Errorf("of a service that is another user's: got %v, %v, want EPERM", o, err)
-	}
-	if os.Geteuid() == 0 {
-		if err := os.Chown(session, 65533, -1); err != nil {
-			t.Fatal(err)
-		}
-		if o, err := openSessionDir(session, uid); !errors.Is(err, syscall.EPERM) {
-			t.Errorf("a session directory that is not the service's: got %v, %v, want EPERM", o, err)
-		}
-	}
-}
-
-// A guardian keeps the directory, and the last to hold it removes it.
-func TestHold(t *testing.T) {
-	d, session := testRunDir(t)
-	dir, err := openSessionDir(session, os.Geteuid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
-	release := dir.Hold()
-	d.close()
-	if _, err := os.Stat(session); err != nil {
-		t.Errorf("while the guardian holds it: %v", err)
-	}
-	release()
-	if _, err := os.Stat(d.path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("afterwards: got %v, want ErrNotExist", err)
-	}
-}
-
-// A guardian opens ordinary files of its user's, and nothing that has been put in their place.
-func TestQueues(t *testing.T) {
-	_, session := testRunDir(t)
-	dir, err := openSessionDir(session, os.Geteuid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
-	victim := filepath.Join(t.TempDir(), "victim")
-	queue := filepath.Join(session, "uverbs0.1.queues")
-	if err := errors.Join(os.WriteFile(victim, nil, 0o600), os.WriteFile(queue, nil, 0o600),
-		os.Symlink(victim, filepath.Join(session, "uverbs0.2.queues")), syscall.Mkfifo(filepath.Join(session,
-			"uverbs0.3.queues"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	files, err := dir.Queues()
-	if err == nil {
-		t.Error("what is no queue file is not reported")
-	}
-	for _, f := range files {
-		defer f.Close()
-	}
-	if len(files) != 1 || !named(files[0], queue) {
-		t.Errorf("got %v", files)
-	}
-	// Another directory that has got the path meanwhile is not looked into.
-	if err := errors.Join(os.Rename(session, session+"0"), os.Mkdir(session, 0o755)); err != nil {
-		t.Fatal(err)
-	}
-	if files, _ = dir.Queues(); len(files) != 1 {
-		t.Errorf("after a swap: got %v", files)
-	}
-	for _, f := range files {
-		f.Close()
-	}
-}
-
-// Root, in its own service, completes the queues of a program that has become another user; in another's, its own
-// alone.
-func TestQueuesOfOthers(t *testing.T) {
-	testutil.NeedRoot(t, "to be a service for another user")
-	for uid, want := range map[int]int{0: 1, 65533: 0} {
-		d, session := testRunDir(t)
-		queue := filepath.Join(session, fmt.Sprintf("uverbs0.%d.queues", uid))
-		if err := errors.Join(os.WriteFile(queue, nil, 0o600), os.Chown(queue, 65532, -1)); err != nil {
-			t.Fatal(err)
-		}
-		dir, err := openSessionDir(session, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		dir.uid = uid
-		files, _ := dir.Queues()
-		if len(files) != want {
-			t.Errorf("service of user %d: %d files, want %d", uid, len(files), want)
-		}
-		for _, f := range files {
-			f.Close()
-		}
-		dir.Close()
-		d.close()
 	}
 }

@@ -198,6 +198,9 @@ func (t *Session) lockLimit(p *process) (uint64, error) {
 	return s.LockLimit()
 }
 
+// errForeign: the caller is not of the user who has opened the device file. (ib_safe_file_access)
+var errForeign = fmt.Errorf("the device file was opened by another user: %w", syscall.EACCES)
+
 // known is what has been found out about the present call.
 type known struct {
 	done  bool
@@ -211,7 +214,12 @@ type known struct {
 func (w *worker) caller() (*process, *umem.Process, error) {
 	if k := &w.known; !k.done {
 		k.done = true
-		if k.proc, k.space, k.err = w.findCaller(); k.err != nil && !errors.Is(k.err, errGone) {
+		k.proc, k.space, k.err = w.findCaller()
+		if k.err == nil && w.desc != nil && k.proc.user != w.desc.file.user {
+			k.err = fmt.Errorf("user %d's process %d: %w", k.proc.user.UID(), k.proc.pid, errForeign)
+			k.proc, k.space = nil, nil
+		}
+		if k.err != nil && !errors.Is(k.err, errGone) && !errors.Is(k.err, errForeign) {
 			w.session.warn(func() error { return k.err })
 		}
 	}
@@ -237,7 +245,7 @@ func (w *worker) findCaller() (*process, *umem.Process, error) {
 	}
 	defer t.close()
 	p, s, err := w.process(t)
-	if err == nil && w.desc != nil {
+	if err == nil && w.desc != nil && p.user == w.desc.file.user {
 		w.desc.process.Store(p)
 	}
 	return p, s, err

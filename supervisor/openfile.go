@@ -16,7 +16,7 @@ import (
 	"verbena/uverbs"
 )
 
-// queueSuffix ends the names of the files that programs have in place of device files.
+// queueSuffix ends the names of the files that programs have in place of device files. Session.Name begins them.
 const queueSuffix = ".queues"
 
 // openFile is a device file that a program has open. The program's descriptor is one of the queue file, which it
@@ -77,10 +77,11 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		f.user.Give(quota.Descriptors, fileDescriptors)
 		return nil, nil, err
 	}
-	name := fmt.Sprintf("%s.%d%s", n.device, s.fileCount.Add(1), queueSuffix)
-	if f.memory, err = shm.Create(t.dir, name, p.user); err != nil {
+	name := fmt.Sprintf("%s/%s.%d%s", t.name, n.device, s.fileCount.Add(1), queueSuffix)
+	if f.memory, err = shm.Create(name, quota.RingBytes, p.user); err != nil {
 		return fail(err)
 	}
+	f.memory.LeavePages()
 	if p.rings {
 		description, err = f.openBell()
 	} else {
@@ -138,7 +139,7 @@ func (f *openFile) register() error {
 	}
 	wd, err := f.memory.Watch(s.notifyFD, unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE)
 	if err != nil {
-		return fmt.Errorf("watch %s: %w; see /proc/sys/fs/inotify/max_user_watches", f.memory.Path(), err)
+		return fmt.Errorf("watch %s: %w; see /proc/sys/fs/inotify/max_user_watches", f.memory.Name(), err)
 	}
 	f.watch = int32(wd)
 	s.watches[f.watch] = f

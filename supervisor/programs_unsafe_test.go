@@ -442,7 +442,7 @@ func programService(args []string) {
 	srv := newFakeServer()
 	s := must(newSupervisor(SupervisorConfig{Dir: args[0]}, srv))
 	t := must(s.Attach(os.NewFile(3, "listener"), SessionInfo{LauncherPID: os.Getppid()}))
-	fmt.Println("attached", t.Dir())
+	fmt.Println("attached", t.Name())
 	for {
 		time.Sleep(time.Millisecond)
 		srv.mu.Lock()

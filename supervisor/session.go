@@ -46,7 +46,7 @@ type SessionInfo struct {
 type Session struct {
 	sup      *Supervisor
 	info     SessionInfo
-	dir      *os.File // of the queue files; this process's user's
+	name     string // the names of its queue files begin with it
 	user     *quota.User
 	log      *slog.Logger // with the user's number
 	listener *os.File
@@ -131,23 +131,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 			sessionCharges.give(t.user)
 		}
 	}()
-	path := filepath.Join(s.runDir(), fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID))
-	if err := makeDir(path); err != nil {
-		return fail(err)
-	}
-	defer func() {
-		if err != nil {
-			os.Remove(path)
-		}
-	}()
-	if t.dir, err = openDirectory(path); err != nil {
-		return fail(err)
-	}
-	defer func() {
-		if err != nil {
-			t.dir.Close()
-		}
-	}()
+	t.name = filepath.Join(s.cfg.Dir, "run", fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID))
 	switch err := setSyncWakeUp(t.fd, true); {
 	case err == nil:
 		t.canSync = true
@@ -167,8 +151,8 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	return t, nil
 }
 
-// sessionDescriptors is what a session costs the service: the listener and its directory.
-const sessionDescriptors = 2
+// sessionDescriptors is what a session costs the service: the listener.
+const sessionDescriptors = 1
 
 // sessionCharges counts the session, with its first worker.
 var sessionCharges = charges{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, sessionDescriptors}}
@@ -225,8 +209,9 @@ func (s *Supervisor) Copies(uid int) *umem.Copies {
 // everything that the session had is gone.
 func (t *Session) Done() <-chan struct{} { return t.done }
 
-// Dir returns the directory of the queue files of the session's open device files, which has no others.
-func (t *Session) Dir() string { return t.dir.Name() }
+// Name returns the name of the session, which no other on this machine has: a path, at which there is nothing. The names of the
+// queue files of its programs (memfd_create(2)) begin with it.
+func (t *Session) Name() string { return t.name }
 
 // syncWakeUp turns the kernel's way to wake on or off. Several workers may differ; that costs time, nothing else.
 func (t *Session) syncWakeUp(on bool) {
@@ -249,11 +234,7 @@ func (t *Session) finish() {
 	clear(t.processes)
 	t.mu.Unlock()
 	t.listener.Close()
-	t.dir.Close()
 	sessionCharges.give(t.user)
-	if err := os.Remove(t.dir.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
-		t.log.Warn("end of a session", "args", t.info.Args, "err", err)
-	}
 	s.mu.Lock()
 	delete(s.sessions, t)
 	s.mu.Unlock()

@@ -33,8 +33,8 @@ type SupervisorConfig struct {
 	// Links makes and removes devices for programs of root and of this process's user; nil: no program may.
 	Links Links
 	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes it
-	// searchable for others, and in it makes what they need to reach: the tree of /dev and /sys that programs see, and
-	// the queue files. Each directory stays this user's.
+	// searchable for others, and makes in it the tree of /dev and /sys that programs see. Each directory stays this
+	// user's.
 	Dir string
 	// Node is the owner and mode of the device files.
 	Node Node
@@ -180,9 +180,9 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 	if s.tree, err = newTree(filepath.Join(cfg.Dir, "tree")); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(os.Chmod(cfg.Dir, 0o711), os.Mkdir(s.runDir(), 0o711), os.Chmod(s.runDir(), 0o711)); err != nil {
+	if err := os.Chmod(cfg.Dir, 0o711); err != nil {
 		s.tree.close()
-		return nil, fmt.Errorf("make the directory of sessions: %w", err)
+		return nil, fmt.Errorf("make the tree of virtual files reachable: %w", err)
 	}
 	if s.stop, s.stopper, err = os.Pipe(); err != nil {
 		s.tree.close()
@@ -207,8 +207,6 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 // file that a program opens by its absolute path is brought up to date then. It is for changes of what a device says of
 // itself, such as its ports; that devices come and go is noticed anyway. It may sleep.
 func (s *Supervisor) Refresh() { s.update() }
-
-func (s *Supervisor) runDir() string { return filepath.Join(s.cfg.Dir, "run") }
 
 // update brings the tree up to the devices.
 func (s *Supervisor) update() {

@@ -217,6 +217,9 @@ func (w *worker) command(c call, f *openFile) verdict {
 	}
 	w.begin(c)
 	var v verdict
+	if err := w.mayCommand(c, f); err != nil {
+		return fails(err)
+	}
 	if f.cm != nil && c == callWrite {
 		v, waits = w.cmCommand(f)
 	} else if c == callIoctl {
@@ -238,6 +241,19 @@ func (w *worker) command(c call, f *openFile) verdict {
 		w.refused(f, v.err)
 	}
 	return v
+}
+
+// mayCommand returns EACCES for a command on a file that another user has opened: a program may have been made to write to a
+// descriptor that it was given, or the file may be another one by now that has the number of an earlier one. Doorbells pass,
+// which read nothing and say nothing but that there may be work. (ib_safe_file_access)
+func (w *worker) mayCommand(c call, f *openFile) error {
+	if c == callWrite && w.n.args[2] == doorbellSize && f.cm == nil {
+		return nil
+	}
+	if _, _, err := w.caller(); errors.Is(err, errForeign) {
+		return err
+	}
+	return nil // a command fails by itself if the caller's memory cannot be reached
 }
 
 // Stalled answers a doorbell whose thread is stopped in the memory of another program: what the caller has posted is taken, and
@@ -369,7 +385,7 @@ func (w *worker) descriptor(fd int32) *descriptor {
 	}
 	d := &descriptor{tid: tid, fd: fd, file: f, until: time.Since(base) + remembered}
 	if old != nil && old.tid == tid {
-		if p := old.process.Load(); p != nil && p.has(tid) {
+		if p := old.process.Load(); p != nil && p.user == f.user && p.has(tid) {
 			d.process.Store(p)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"verbena/service"
+	"verbena/internal/shm"
 )
 
 // holdTime is how long a process may keep a device of a service that has ended open, before SIGTERM and again before
@@ -17,10 +17,44 @@ import (
 // message of its peer, or a shared receive queue, would wait without end, since nothing writes there any more.
 const holdTime = 5 * time.Second
 
-// queueFiles are the files in a session's directory.
-type queueFiles struct {
-	dir   string
-	mount string // the mount id of dir: in a mount namespace of their own, users can make the same path lead to any file
+// queueFiles are the queue files of a session, which are known by their names. A program can give any memfd of its own such
+// a name, and pass it on.
+type queueFiles struct{ session string }
+
+// open opens the files, as far as this user may.
+func (f queueFiles) open() (files []*os.File) {
+	seen := map[uint64]bool{} // by inode
+	for _, pid := range processes() {
+		f.each(pid, func(file *os.File, st *syscall.Stat_t) {
+			if !seen[st.Ino] {
+				seen[st.Ino] = true
+				files = append(files, file)
+			} else {
+				file.Close()
+			}
+		})
+	}
+	return files
+}
+
+// each calls use with each file that a process has open. It has to close the file.
+func (f queueFiles) each(pid int, use func(*os.File, *syscall.Stat_t)) {
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		return
+	}
+	for _, link := range links {
+		file, err := shm.OpenLink(link, f.session+"/")
+		if err != nil {
+			continue
+		}
+		fi, err := file.Stat()
+		if err != nil {
+			file.Close()
+			continue
+		}
+		use(file, fi.Sys().(*syscall.Stat_t))
+	}
 }
 
 // endHolders ends the processes that keep queue files of a session open. It sleeps.
@@ -46,31 +80,56 @@ func signalName(sig syscall.Signal) string {
 	return "SIGTERM"
 }
 
-// holders lists the processes that have one of the files open, of those that this user may look at.
-func (f queueFiles) holders() (pids []int) {
+// processes lists the processes, without this one.
+func processes() (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
-		if pid, err := strconv.Atoi(e.Name()); err == nil && pid != os.Getpid() && f.heldBy(pid) {
+		if pid, err := strconv.Atoi(e.Name()); err == nil && pid != os.Getpid() {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// heldBy reports whether a process has one of the files open; it may have been removed.
-func (f queueFiles) heldBy(pid int) bool {
-	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+// holders lists the processes that heldBy reports.
+func (f queueFiles) holders() (pids []int) {
+	for _, pid := range processes() {
+		if f.heldBy(pid) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// heldBy reports whether a process has one of the files open, and is of the user who owns the file. A process of another
+// user may have been given the descriptor, and is not to end for that.
+func (f queueFiles) heldBy(pid int) (held bool) {
+	f.each(pid, func(file *os.File, st *syscall.Stat_t) {
+		file.Close()
+		held = held || wholly(pid, int(st.Uid))
+	})
+	return held
+}
+
+// wholly reports whether a process has the ids of one user alone: real, effective, saved and that for files.
+// (proc_pid_status(5))
+func wholly(pid, uid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return false
 	}
-	for _, fd := range fds {
-		if to, err := os.Readlink(fd); err != nil || !strings.HasPrefix(to, f.dir+"/") {
+	for line := range strings.Lines(string(text)) {
+		ids, ok := strings.CutPrefix(line, "Uid:")
+		if !ok {
 			continue
 		}
-		info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, filepath.Base(fd)))
-		if err == nil && service.MountID(string(info)) == f.mount {
-			return true
+		list := strings.Fields(ids)
+		for _, id := range list {
+			if id != strconv.Itoa(uid) {
+				return false
+			}
 		}
+		return len(list) == 4
 	}
 	return false
 }

@@ -9,51 +9,103 @@ import (
 	"syscall"
 	"testing"
 
-	"verbena/service"
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/internal/shm"
+	"verbena/internal/testutil"
 )
 
-// TestHolders: a process is ended for a queue file, and not for another file that a user has put at the same path in a
-// mount namespace of its own, and may have passed on to a process of another user.
-func TestHolders(t *testing.T) {
-	dir := t.TempDir()
-	f, err := os.Open(dir)
-	if err != nil {
+// holding starts a process that has a file open.
+func holding(t *testing.T, f *os.File, script string, attr *syscall.SysProcAttr) int {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", script+"echo ready && read end")
+	cmd.SysProcAttr, cmd.Stderr, cmd.ExtraFiles = attr, os.Stderr, []*os.File{f}
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", f.Fd()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := queueFiles{dir: dir, mount: service.MountID(string(info))}
-	start := func(script string, attr *syscall.SysProcAttr) int {
-		t.Helper()
-		cmd := exec.Command("sh", "-c", script+` && exec 3>"$1/q" && echo ready && read end`, "sh", dir)
-		cmd.SysProcAttr, cmd.Stderr = attr, os.Stderr
-		in, err1 := cmd.StdinPipe()
-		out, err2 := cmd.StdoutPipe()
-		if err1 != nil || err2 != nil {
-			t.Fatal(err1, err2)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Skip("user namespaces: ", err)
-		}
-		t.Cleanup(func() {
-			in.Close()
-			_ = cmd.Wait() // read has failed
-		})
-		if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-			t.Fatalf("%s: got %q, %v, want ready", script, line, err)
-		}
-		return cmd.Process.Pid
-	}
-	held := start("true", nil)
-	fake := start(`mount -t tmpfs none "$1"`, &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
-		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+	t.Cleanup(func() {
+		in.Close()
+		_ = cmd.Wait() // read has failed
 	})
-	if got, want := files.holders(), []int{held}; !slices.Equal(got, want) {
-		t.Errorf("holders: got %v, want %v; process %d holds another file of that path", got, want, fake)
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("%s: got %q, %v, want ready", script, line, err)
+	}
+	return cmd.Process.Pid
+}
+
+// queueFile makes a queue file of a session's, and returns a program's description of it.
+func queueFile(t *testing.T, name string, uid int) *os.File {
+	t.Helper()
+	f, err := shm.Create(name, quota.RingBytes, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if uid != os.Getuid() {
+		if err := f.Chown(uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := f.OpenForProgram(unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// TestHolders: a process is ended for a queue file of the session, and for no other file.
+func TestHolders(t *testing.T) {
+	session := fmt.Sprintf("/dev/shm/verbena-%d-%d/run/1-2", os.Getuid(), os.Getpid())
+	files := queueFiles{session: session}
+	first := queueFile(t, session+"/uverbs0.1.queues", os.Getuid())
+	held, again := holding(t, first, "", nil), holding(t, first, "", nil)
+	other := holding(t, queueFile(t, session+"0/uverbs0.1.queues", os.Getuid()), "", nil)
+	want := []int{held, again}
+	slices.Sort(want)
+	got := files.holders()
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("holders: got %v, want %v; process %d holds a file of another session", got, want, other)
+	}
+	opened := files.open()
+	for _, f := range opened {
+		f.Close()
+	}
+	if len(opened) != 1 {
+		t.Errorf("opened %d files, want the one that both hold", len(opened))
+	}
+}
+
+// TestHoldersOfOthers: a process of another user, which a program may have passed its queue file to, is not ended for that, and
+// neither is one that has ids of two users.
+func TestHoldersOfOthers(t *testing.T) {
+	testutil.NeedRoot(t, "to be several users")
+	session := fmt.Sprintf("/dev/shm/verbena-0-%d/run/3-4", os.Getpid())
+	files := queueFiles{session: session}
+	const uid, stranger = 65533, 65532
+	f := queueFile(t, session+"/uverbs0.1.queues", uid)
+	as := func(uid uint32) *syscall.SysProcAttr {
+		return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	}
+	own := holding(t, f, "", as(uid))
+	daemon := holding(t, f, "", nil)
+	holding(t, f, "", as(stranger))
+	if got, want := files.holders(), []int{own}; !slices.Equal(got, want) {
+		t.Errorf("holders: got %v, want %v; process %d is root's", got, want, daemon)
+	}
+	for _, tt := range []struct {
+		pid, uid int
+		want     bool
+	}{{own, uid, true}, {own, stranger, false}, {daemon, uid, false}, {daemon, 0, true}, {1 << 30, 0, false}} {
+		if got := wholly(tt.pid, tt.uid); got != tt.want {
+			t.Errorf("process %d wholly user %d's: got %v", tt.pid, tt.uid, got)
+		}
 	}
 }

@@ -187,25 +187,19 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 	if err := confine.Threads(); err != nil && !errors.Is(err, unix.ENOTSUP) {
 		fmt.Fprintln(os.Stderr, "verbena:", err)
 	}
-	dir, dirErr := client.OpenSessionDir(attached)
-	if dirErr == nil {
-		defer dir.Close()
-		defer dir.Hold()()
-	}
+	session, sessionErr := client.SessionName(attached)
 	prog.Guard(lost, func() {
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
-		if dirErr == nil {
-			files := queueFiles{dir: attached.Dir}
-			var mountErr error
-			files.mount, mountErr = dir.Mount()
-			queues, err := dir.Queues()
-			dirErr = errors.Join(err, abandon(queues))
-			if mountErr == nil && !r.Outlive {
+		err := sessionErr
+		if err == nil {
+			files := queueFiles{session: session}
+			err = abandon(files.open())
+			if !r.Outlive {
 				go endHolders(files)
 			}
 		}
-		if dirErr != nil && !errors.Is(dirErr, fs.ErrNotExist) { // the service has removed what it had completed
-			fmt.Fprintln(os.Stderr, "verbena: complete what the program waits for:", dirErr)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "verbena: complete what the program waits for:", err)
 		}
 	})
 	return exitCode(prog.Wait())
@@ -274,7 +268,8 @@ func interpreterOf(path string) string {
 	return ""
 }
 
-// abandon completes, with a flush error, what the program still waits for, and lets its native doorbells fail. It closes its queue files.
+// abandon completes the outstanding requests of the program with a flush error, and makes its native doorbells fail. It closes
+// its queue files.
 func abandon(files []*os.File) error {
 	errs := []error{barDoorbells(files)}
 	for _, f := range files {

@@ -2,40 +2,37 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"syscall"
 	"testing"
 
 	"verbena/driver/rxe/ring"
+	"verbena/internal/quota"
 	"verbena/internal/shm"
 )
 
 // TestAbandonBarsDoorbells: once the service has ended no native doorbell succeeds, whatever else is wrong with the queue files.
 func TestAbandonBarsDoorbells(t *testing.T) {
-	path, err := os.MkdirTemp("/dev/shm", "verbena-abandon-test-")
-	if err != nil {
-		t.Skipf("no /dev/shm: %v", err)
-	}
-	t.Cleanup(func() { os.RemoveAll(path) })
-	dir, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
 	var programs, queues []*os.File
 	for _, name := range []string{"a", "b"} {
-		f, err := shm.Create(dir, name, nil)
+		f, err := shm.Create(name, quota.RingBytes, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer f.Close()
+		r, err := f.Alloc(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Mem[0] = 1 // no queues
 		program, scratch, err := f.OpenScratch()
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer program.Close()
 		defer scratch.Close()
-		q, err := os.OpenFile(f.Path(), os.O_RDWR, 0)
+		q, err := shm.OpenLink(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), name)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -129,7 +129,7 @@ type Attach struct {
 
 // Attached is what the launcher needs as the program's guardian.
 type Attached struct {
-	Dir    string // where the queue files of the program's contexts are
+	Dir    string // the session's name: the names of its programs' queue files begin with it
 	Helped bool   `json:",omitempty"` // the service will ask for Help, and the launcher is to stay an ancestor
 	Traced bool   `json:",omitempty"` // the program is to let the service's process access its memory (PR_SET_PTRACER)
 	// Trace is the trace that Attach.Trace asks for; nil from a service that does not know of it. It comes as a

@@ -1,17 +1,16 @@
-// Package shm is memory that a service shares with an unmodified program by way of an ordinary file on a memory
-// file system such as /dev/shm: the program's descriptor of the file is what it maps, by a plain mmap(2) that
-// nobody has to answer, and the offset tells which region it gets.
+// Package shm is memory that a service shares with a program by way of a memfd: the program's descriptor of the file is what
+// it maps, by a plain mmap(2), and the offset selects the region.
 //
-// A [File] is sparse. [File.Alloc] reserves a region, so that a full file system is an error there and not a
-// SIGBUS later; freeing it gives the pages back at once, also those that the program still has mapped, which then read
-// as zeros. Offsets are never used twice: a stale mapping can see nothing new. Here the file is mapped in few large
-// pieces, and pages and pieces are charged to the user.
+// A [File] is sparse. [File.Alloc] reserves a region, so that a lack of memory is an error there; freeing it gives the pages
+// back at once, also those that the program still has mapped, which then read as zeros. Offsets are never used twice: a
+// stale mapping can see nothing new. The service maps the file in few large pieces, and pages and pieces are charged to the
+// user.
 //
-// The service keeps one description of the file, for mapping, and uses its path for nothing but to remove it: the file
-// is the user's, and so may be whatever has its name. The program gets another description ([File.OpenForProgram]),
-// which the service does not keep: so inotify's IN_CLOSE ([File.Watch]) fires when the program's last descriptor and
-// mapping of it have gone, and [File.InUse] tells for certain. The path stays until [File.Close], for whoever has to
-// look after the program when the service has died.
+// The file is sealed against truncation. A program can enlarge it, as any file of its own: the kernel charges those pages to
+// the program's control group, and no file system is shared that could become full.
 //
-// An [Anonymous] file has no name, and cannot be made shorter. It is for programs that get their descriptor of it over a socket.
+// The service keeps one description of the file, for mapping. The program gets another one ([File.OpenForProgram]), which
+// the service does not keep: inotify's IN_CLOSE ([File.Watch]) fires when a descriptor of it is closed, and [File.InUse]
+// reports whether one, or a mapping, is left. A launcher finds the file by the program's descriptors ([OpenLink]) when the
+// service has died.
 package shm

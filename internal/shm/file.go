@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,23 +17,24 @@ import (
 	"verbena/internal/reopen"
 )
 
-// File is a sparse file whose regions are mapped by the service and by a program. It is safe for concurrent use.
+// File is a sparse memfd (memfd_create(2)) whose regions are mapped by the service and by a program. It cannot be made
+// shorter, so no access to a region is a memory fault. It is safe for concurrent use.
 type File struct {
-	dir  *os.File // where it is; the caller's; nil: the file has no name
 	name string
-	path string      // for people, and for whoever looks after the program
-	user *quota.User // to whom regions and mappings are charged
+	user *quota.User // regions and mappings are charged to it
 	kind quota.Kind  // of the bytes of regions
+
+	leave bool // Close leaves pages to a program that has the file; see LeavePages
 
 	mu      sync.Mutex
 	file    *os.File // nil: closed
 	next    int64    // offset of the next region
 	regions map[int64]region
-	chunk   *chunk // where regions are taken from
+	chunk   *chunk // regions are taken from it
 }
 
-// Shared is a region of the file as the service sees it. A program may write anything into it at any time, and may even
-// take its pages away: an access to Mem may be a memory fault.
+// Shared is a region of the file as the service sees it. A program may write anything into it at any time, and may take its
+// pages away, which then read as zeros.
 type Shared struct {
 	// Mem is the service's mapping. It must not be used after Free.
 	Mem []byte
@@ -67,39 +67,37 @@ const (
 
 var pageSize = int64(os.Getpagesize())
 
-// Create makes a file with mode 0600 and opens it. The directory must not be writable for others, and outlive the File.
-// EEXIST if there is one of that name. Regions and their mappings are charged to user.
-func Create(dir *os.File, name string, user *quota.User) (*File, error) {
-	f := &File{dir: dir, name: name, path: filepath.Join(dir.Name(), name), user: user, kind: quota.RingBytes, regions: map[int64]region{}}
-	var fd int
-	err := ignoringEINTR(func() (err error) {
-		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0o600)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("create shared memory: %w", &os.PathError{Op: "open", Path: f.path, Err: err})
+// Create makes a file. The name, of at most 249 bytes, is for people: /proc/PID/maps and links in /proc/PID/fd show it as
+// "/memfd:NAME (deleted)". Regions are charged to user as bytes of a kind, and their mappings as such.
+func Create(name string, kind quota.Kind, user *quota.User) (*File, error) {
+	fail := func(what string, err error) (*File, error) {
+		return nil, fmt.Errorf("create shared memory: %s: %w", what, err)
 	}
-	f.file = os.NewFile(uintptr(fd), f.path)
-	return f, nil
-}
-
-// Anonymous makes a file without a name (memfd_create(2)), which cannot be made shorter: no access to a region is a memory fault, whatever
-// the program does. Its regions are charged as bytes of a kind. A name is for people, in /proc/PID/maps.
-func Anonymous(name string, kind quota.Kind, user *quota.User) (*File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, fmt.Errorf("create shared memory: memfd_create: %w", err)
+		return fail("memfd_create", err)
 	}
-	f := &File{file: os.NewFile(uintptr(fd), name), name: name, path: name, user: user, kind: kind, regions: map[int64]region{}}
+	defer unix.Close(fd)
+	if err := unix.Fchmod(fd, 0o600); err != nil {
+		return fail("fchmod", err)
+	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
-		f.file.Close()
-		return nil, fmt.Errorf("create shared memory: seal %s: %w", name, err)
+		return fail("seal", err)
 	}
-	return f, nil
+	// The kernel does not count the description that memfd_create returns as a writer of the file, which InUse relies on.
+	own, err := reopen.Own(fd, unix.O_RDWR)
+	if err != nil {
+		return fail("open", err)
+	}
+	return &File{file: os.NewFile(uintptr(own), name), name: name, user: user, kind: kind, regions: map[int64]region{}}, nil
 }
 
-// Path is where the file is; the name of an anonymous one.
-func (f *File) Path() string { return f.path }
+// LeavePages makes Close leave the pages of regions as they are, if a program still has the file: it may poll its queues for
+// what was completed before the end. It is called before the file is used.
+func (f *File) LeavePages() { f.leave = true }
+
+// Name returns the name of the file.
+func (f *File) Name() string { return f.name }
 
 // Chown makes the file a user's.
 func (f *File) Chown(uid int) error {
@@ -116,7 +114,8 @@ func (f *File) Stat(st *unix.Stat_t) error {
 	return f.WithFD(func(fd int) error { return unix.Fstat(fd, st) })
 }
 
-// Watch adds an inotify watch for the file itself, whatever has its name.
+// Watch adds an inotify watch for the file. It sees only descriptions that were opened by a link in /proc, as those of
+// OpenForProgram are.
 func (f *File) Watch(inotify int, mask uint32) (wd int, err error) {
 	err = f.WithFD(func(fd int) (err error) {
 		wd, err = unix.InotifyAddWatch(inotify, selfFD(fd), mask)
@@ -138,8 +137,8 @@ func (f *File) WithFD(use func(fd int) error) error {
 }
 
 // Alloc returns a new region of at least size bytes, rounded up to whole pages. It is zeroed, unless the program has
-// written to that part of the file already. The first region of a file is at offset 0. The error wraps ENOMEM when the file
-// system is full or the user's limit is reached. It may sleep.
+// written to that part of the file already. The first region of a file is at offset 0. The error wraps ENOMEM when
+// memory is short or the user's limit is reached. It may sleep.
 //
 // Shared.Free may be called more than once; Close frees what is left.
 func (f *File) Alloc(size int) (Shared, error) {
@@ -197,13 +196,10 @@ func (f *File) reserve(off, length int64) error {
 	}
 	// What fallocate has reserved before it failed is to be given back.
 	f.punch(off, length)
-	if f.dir == nil && errors.Is(err, syscall.ENOSPC) {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.ENOMEM) {
 		return fmt.Errorf("this machine, or the service's control group, has no memory left: %w", syscall.ENOMEM)
 	}
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EFBIG) {
-		return fmt.Errorf("%s is full (df %[1]s): %s: %w", f.dir.Name(), Enlarge(f.dir.Name()), syscall.ENOMEM)
-	}
-	return &os.PathError{Op: "fallocate", Path: f.path, Err: err}
+	return &os.PathError{Op: "fallocate", Path: f.name, Err: err}
 }
 
 // Enlarge says how to make room on the file system of a path, which usually is on /dev/shm.
@@ -236,7 +232,7 @@ func (f *File) newChunk(length int64) error {
 		if err == unix.ENOMEM {
 			err = fmt.Errorf("%w: see ulimit -v of the service and vm.max_map_count", err)
 		}
-		return &os.PathError{Op: "mmap", Path: f.path, Err: err}
+		return &os.PathError{Op: "mmap", Path: f.name, Err: err}
 	}
 	old := f.chunk
 	f.chunk = &chunk{start: f.next, mem: mem}
@@ -330,17 +326,19 @@ func (f *File) inUseLocked() bool {
 	return false
 }
 
-// Close unmaps all regions and removes the path. Nobody here may touch a region's memory from then on; what the
-// program has mapped stays until it unmaps it. Close may be called again.
+// Close unmaps all regions and gives their pages back, also those that a program still has mapped, which then read as zeros,
+// unless LeavePages was called.
+// Nothing here may touch a region's memory from then on. Close may be called again.
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.file == nil {
 		return nil
 	}
+	leave := f.leave && f.inUseLocked()
 	for off, r := range f.regions {
 		f.forget(off, r)
-		if f.dir == nil { // a program that still has the file keeps no memory that is charged to no user
+		if !leave {
 			f.punch(off, int64(len(r.mem)))
 		}
 	}
@@ -348,18 +346,8 @@ func (f *File) Close() error {
 		f.chunk = nil
 		f.dropUnused(last)
 	}
-	if f.dir != nil && !f.inUseLocked() {
-		// Its owner may have given it another name, which would keep the memory.
-		_ = ignoringEINTR(func() error { return unix.Ftruncate(int(f.file.Fd()), 0) })
-	}
 	err := f.file.Close()
 	f.file = nil
-	if f.dir == nil {
-		return err
-	}
-	if rerr := unix.Unlinkat(int(f.dir.Fd()), f.name, 0); rerr != nil && rerr != unix.ENOENT {
-		err = errors.Join(err, &os.PathError{Op: "remove", Path: f.path, Err: rerr})
-	}
 	if err != nil {
 		return fmt.Errorf("close shared memory: %w", err)
 	}

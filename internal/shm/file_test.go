@@ -23,17 +23,7 @@ func create(t *testing.T) *File {
 
 func createFor(t *testing.T, user *quota.User) *File {
 	t.Helper()
-	path, err := os.MkdirTemp("/dev/shm", "verbena-shm-test-")
-	if err != nil {
-		t.Skipf("no /dev/shm: %v", err)
-	}
-	t.Cleanup(func() { os.RemoveAll(path) })
-	dir, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { dir.Close() })
-	f, err := Create(dir, "queues", user)
+	f, err := Create("verbena-shm-test", quota.RingBytes, user)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +45,7 @@ func openForProgram(t *testing.T, f *File) *os.File {
 func blocks(t *testing.T, f *File) int64 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(f.Path(), &st); err != nil {
+	if err := f.Stat(&st); err != nil {
 		t.Fatal(err)
 	}
 	return st.Blocks * 512 / pageSize
@@ -131,32 +121,6 @@ func TestFreeGivesPagesBackAndOffsetsAreNotReused(t *testing.T) {
 	}
 }
 
-func TestFullFileSystemIsENOMEM(t *testing.T) {
-	f := create(t)
-	var st unix.Statfs_t
-	if err := unix.Statfs(f.Path(), &st); err != nil {
-		t.Fatal(err)
-	}
-	if st.Blocks == 0 {
-		t.Skip("the file system has no limit")
-	}
-	_, err := f.Alloc(int(st.Blocks+1) * int(st.Bsize))
-	if !errors.Is(err, syscall.ENOMEM) || !strings.Contains(err.Error(), filepath.Dir(f.Path())) {
-		t.Errorf("error %v, want ENOMEM that names the directory", err)
-	}
-	if got := blocks(t, f); got != 0 {
-		t.Errorf("%d pages left behind by a failed Alloc", got)
-	}
-	if r, err := f.Alloc(1); err != nil || r.Offset != 0 {
-		t.Errorf("Alloc after failure: offset %d, %v", r.Offset, err)
-	}
-	for _, size := range []int{0, -1} {
-		if _, err := f.Alloc(size); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("Alloc(%d): %v, want EINVAL", size, err)
-		}
-	}
-}
-
 func TestWriteToTheProgramsDescriptionChangesNothing(t *testing.T) {
 	f := create(t)
 	p := openForProgram(t, f)
@@ -206,33 +170,6 @@ func TestInUseUntilLastDescriptorAndMapping(t *testing.T) {
 	}
 }
 
-func TestCloseRemovesThePath(t *testing.T) {
-	f := create(t)
-	r, err := f.Alloc(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Create(f.dir, f.name, nil); !errors.Is(err, os.ErrExist) {
-		t.Errorf("Create of an existing path: %v", err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(f.Path()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("path after Close: %v", err)
-	}
-	r.Free() // of a region that Close has freed
-	if _, err := f.Alloc(1); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Alloc after Close: %v", err)
-	}
-	if f.InUse() {
-		t.Error("in use after Close")
-	}
-	if err := f.Close(); err != nil {
-		t.Errorf("second Close: %v", err)
-	}
-}
-
 func TestConcurrentAllocAndFree(t *testing.T) {
 	f := create(t)
 	var wg sync.WaitGroup
@@ -255,81 +192,6 @@ func TestConcurrentAllocAndFree(t *testing.T) {
 	wg.Wait()
 	if got := blocks(t, f); got != 0 {
 		t.Errorf("%d pages left", got)
-	}
-}
-
-// TestNameIsNotTheFile: whatever the owner of the file puts in the place of its name is not touched.
-func TestNameIsNotTheFile(t *testing.T) {
-	f := create(t)
-	victim := filepath.Join(t.TempDir(), "victim")
-	if err := os.WriteFile(victim, []byte("keep"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	aside := f.Path() + ".aside"
-	if err := errors.Join(os.Rename(f.Path(), aside), os.Symlink(victim, f.Path())); err != nil {
-		t.Fatal(err)
-	}
-	before, err := os.Stat(victim)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if os.Geteuid() == 0 {
-		if err := f.Chown(65534); err != nil {
-			t.Fatal(err)
-		}
-	}
-	in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(in)
-	if _, err := f.Watch(in, unix.IN_CLOSE_WRITE); err != nil {
-		t.Fatal(err)
-	}
-	p, err := f.OpenForProgram(unix.O_RDWR)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var a, b, moved unix.Stat_t
-	if err := errors.Join(unix.Fstat(int(p.Fd()), &a), f.Stat(&b), unix.Stat(aside, &moved)); err != nil {
-		t.Fatal(err)
-	}
-	if a.Ino != moved.Ino || b.Ino != moved.Ino {
-		t.Error("the program got another file")
-	}
-	if os.Geteuid() == 0 && moved.Uid != 65534 {
-		t.Errorf("the file is user %d's", moved.Uid)
-	}
-	p.Close()
-	if n, err := unix.Read(in, make([]byte, 256)); err != nil || n == 0 {
-		t.Errorf("the close was not seen: %d, %v", n, err)
-	}
-	if err := f.Close(); err != nil {
-		t.Error(err)
-	}
-	after, err := os.Stat(victim)
-	if err != nil || !os.SameFile(before, after) || after.Size() != 4 ||
-		after.Sys().(*syscall.Stat_t).Uid != before.Sys().(*syscall.Stat_t).Uid {
-		t.Errorf("the other file: %v, %v", after, err)
-	}
-}
-
-// TestAnotherNameKeepsNoMemory: the owner can link the file elsewhere.
-func TestAnotherNameKeepsNoMemory(t *testing.T) {
-	f := create(t)
-	if _, err := f.Alloc(1 << 20); err != nil {
-		t.Fatal(err)
-	}
-	link := f.Path() + ".link"
-	if err := os.Link(f.Path(), link); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(link, &st); err != nil || st.Blocks != 0 {
-		t.Errorf("%d blocks left, %v", st.Blocks, err)
 	}
 }
 
@@ -359,7 +221,7 @@ func mappings(t *testing.T, f *File) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return strings.Count(string(b), f.Path())
+	return strings.Count(string(b), f.Name())
 }
 
 // TestManyRegionsFewMappings: and each region and mapping is charged while it exists.
@@ -486,8 +348,8 @@ func TestScratch(t *testing.T) {
 		t.Fatal("nothing was written")
 	}
 	s.Drop()
-	if got := blocks(t, f); got != before || s.Due() {
-		t.Errorf("%d pages after they were taken away, want %d", got, before)
+	if got := blocks(t, f); got > before+1 || s.Due() {
+		t.Errorf("%d pages after they were taken away, want %d and the one of the next write", got, before)
 	}
 	if r.Mem[0] != 7 {
 		t.Error("a region has lost what was in it")
@@ -595,49 +457,129 @@ func TestBarWithoutService(t *testing.T) {
 	}
 }
 
-// TestScratchOnFullFileSystem: a program's doorbells succeed while its file system has no room, as many as come between two calls of Drop.
-func TestScratchOnFullFileSystem(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("mounting a file system takes root")
-	}
-	path := t.TempDir()
-	if err := unix.Mount("tmpfs", path, "tmpfs", 0, "size=1m"); err != nil {
-		t.Skipf("mount tmpfs: %v", err)
-	}
-	t.Cleanup(func() { unix.Unmount(path, unix.MNT_DETACH) })
-	dir, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
-	f, err := Create(dir, "queues", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	p, s, err := f.OpenScratch()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	defer s.Close()
-	if err := os.WriteFile(filepath.Join(path, "others"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
-		t.Fatalf("fill the file system: %v", err)
-	}
-	for i := range 20000 {
-		if _, err := p.Write(make([]byte, 32)); err != nil {
-			t.Fatalf("doorbell %d: %v", i, err)
-		}
-		if i%500 == 0 {
-			s.Drop()
+func TestAllocOfNothing(t *testing.T) {
+	f := create(t)
+	for _, size := range []int{0, -1} {
+		if _, err := f.Alloc(size); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("Alloc(%d): %v, want EINVAL", size, err)
 		}
 	}
-	g, err := Create(dir, "other", nil)
+	if _, err := f.Alloc(scratch); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("Alloc of more than the offsets allow: %v, want ENOMEM", err)
+	}
+	if got := blocks(t, f); got != 0 {
+		t.Errorf("%d pages left behind by a failed Alloc", got)
+	}
+	if r, err := f.Alloc(1); err != nil || r.Offset != 0 {
+		t.Errorf("Alloc after failure: offset %d, %v", r.Offset, err)
+	}
+}
+
+func TestUseAfterClose(t *testing.T) {
+	f := create(t)
+	r, err := f.Alloc(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.Close()
-	if _, _, err := g.OpenScratch(); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("opened without room for what is reserved: %v", err)
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.Free() // of a region that Close has freed
+	if _, err := f.Alloc(1); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Alloc after Close: %v", err)
+	}
+	if f.InUse() {
+		t.Error("in use after Close")
+	}
+	if err := f.Close(); err != nil {
+		t.Errorf("second Close: %v", err)
+	}
+}
+
+// TestSealed: a program cannot make the file shorter, nor undo that; its writes to the file, and what it adds to it, change no
+// region.
+func TestSealed(t *testing.T) {
+	f := create(t)
+	r, err := f.Alloc(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := int(openForProgram(t, f).Fd())
+	if err := unix.Ftruncate(fd, 0); err != unix.EPERM {
+		t.Errorf("truncate: %v, want EPERM", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_GROW); err != unix.EPERM {
+		t.Errorf("another seal, with which no region could be added: %v, want EPERM", err)
+	}
+	if err := unix.Fallocate(fd, 0, 0, 64<<20); err != nil {
+		t.Errorf("enlarge the file: %v", err)
+	}
+	if next, err := f.Alloc(1); err != nil || next.Mem[0] != 0 || r.Mem[0] != 0 {
+		t.Errorf("a region after that: %v", err)
+	}
+}
+
+// TestLeavePages: a program that polls its queues after the end sees what was completed before; without LeavePages, and
+// without a program, no page is left.
+func TestLeavePages(t *testing.T) {
+	for _, leave := range []bool{false, true} {
+		f := create(t)
+		if leave {
+			f.LeavePages()
+		}
+		r, err := f.Alloc(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Mem[0] = 7
+		p := openForProgram(t, f)
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		var b [1]byte
+		if n, err := unix.Pread(int(p.Fd()), b[:], 0); n != 1 || err != nil || (b[0] == 7) != leave {
+			t.Errorf("leave %v: read %d, %v, byte %d", leave, n, err, b[0])
+		}
+	}
+}
+
+// TestOpenLink: a link to a file of a name is opened, and nothing else that has such a name.
+func TestOpenLink(t *testing.T) {
+	f := create(t)
+	p := openForProgram(t, f)
+	link := func(fd uintptr) string { return selfFD(int(fd)) }
+	got, err := OpenLink(link(p.Fd()), "verbena-shm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Close()
+	var a, b unix.Stat_t
+	if err := errors.Join(f.Stat(&a), unix.Fstat(int(got.Fd()), &b)); err != nil || a.Ino != b.Ino {
+		t.Errorf("another file: %v", err)
+	}
+	unsealed, err := unix.MemfdCreate("verbena-shm-test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(unsealed)
+	dir := t.TempDir()
+	plain, err := os.Create(filepath.Join(dir, "memfd:verbena-shm-test"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	for what, l := range map[string]string{
+		"another name": link(got.Fd()) + "0", "a memfd without seals": link(uintptr(unsealed)), "an ordinary file": link(plain.Fd()),
+	} {
+		if got, err := OpenLink(l, "verbena-shm"); err == nil {
+			t.Errorf("%s is opened", what)
+			got.Close()
+		}
+	}
+	if got, err := OpenLink(link(p.Fd()), "verbena-other"); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("a file of another prefix: %v, %v", got, err)
+	}
+	if isMemfd(int(plain.Fd())) || !isMemfd(unsealed) {
+		t.Error("ordinary files are not told from memfds")
 	}
 }

@@ -92,7 +92,7 @@ func attackProgram(t *testing.T, name string) string {
 		if name == "escape" {
 			return append(argv, "-static", "testdata/attack/escape.c")
 		}
-		for _, s := range []string{"main", "privilege", "denial", "games", "socket", "misc"} {
+		for _, s := range []string{"main", "privilege", "denial", "games", "socket", "misc", "process"} {
 			argv = append(argv, "testdata/attack/"+s+".c")
 		}
 		return append(argv, "-libverbs", "-pthread")

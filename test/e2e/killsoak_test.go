@@ -3,9 +3,7 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -43,7 +41,7 @@ type killSoak struct {
 	*world
 	t       *testing.T
 	client  *ctl.Client
-	dir     string // the service's own on /dev/shm
+	dir     string // of the service, which the names of queue files begin with
 	victims []victim
 	base    footprint
 	killed  map[string]int
@@ -56,7 +54,7 @@ type killSoak struct {
 type footprint struct {
 	descriptors int
 	queueMaps   int
-	bytes       int64 // of queues, on /dev/shm
+	bytes       int64 // of queues
 	files       int
 }
 
@@ -172,7 +170,7 @@ func restingFootprintOf(t *testing.T, pid int, dir string) footprint {
 	return least
 }
 
-// footprintOf looks at a service, and at its directory on /dev/shm.
+// footprintOf looks at a service, whose queue files are named after its directory on /dev/shm.
 func footprintOf(t *testing.T, pid int, dir string) footprint {
 	t.Helper()
 	var f footprint
@@ -186,22 +184,13 @@ func footprintOf(t *testing.T, pid int, dir string) footprint {
 		t.Fatal(err)
 	}
 	f.queueMaps = strings.Count(string(maps), "/dev/shm/")
-	err = filepath.WalkDir(filepath.Join(dir, "run"), func(path string, e fs.DirEntry, err error) error {
-		if err != nil {
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil
-			}
-			return err
-		}
-		f.files++
+	for _, e := range fds {
+		link := fmt.Sprintf("/proc/%d/fd/%s", pid, e.Name())
 		var st syscall.Stat_t
-		if syscall.Lstat(path, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFREG {
+		if to, err := os.Readlink(link); err == nil && strings.HasPrefix(to, "/memfd:"+dir) && syscall.Stat(link, &st) == nil {
+			f.files++
 			f.bytes += st.Blocks * 512
 		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return f
 }

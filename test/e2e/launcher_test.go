@@ -176,46 +176,25 @@ func TestBadInput(t *testing.T) {
 	w.out("run", "--", "true")
 }
 
-// TestFullShm: no room for queues is ENOMEM for the program, and a clear line.
+// TestFullShm: programs need no room on /dev/shm for their queues. A service needs a little for the files that they see, and says so.
 func TestFullShm(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	// A private mount namespace with a /dev/shm of four pages is the service's world.
-	small := newWorld(t, users()[0], "")
-	script := `mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() + ` -- ibv_rc_pingpong -d rxe0 -g 1 -r 16000`
-	cmd := exec.Command("unshare", "-m", "sh", "-c", script, binary(t))
-	cmd.Env = append(os.Environ(), "VERBENA_SOCKET="+small.socket)
-	out, err := cmd.CombinedOutput()
-	if code := exitCode(err); code == 0 || code > 128 {
-		t.Errorf("exit code %d: %s", code, out)
-	}
-	if !strings.Contains(string(out), "Couldn't create") && !strings.Contains(string(out), "/dev/shm") {
-		t.Errorf("no clear line: %s", out)
-	}
-	// It fills while a service and its programs run: what needs room fails, the log has the remedy, the others go on, and later there is room again.
 	full := newWorld(t, users()[0], "")
-	script = `mount -t tmpfs -o size=4m tmpfs /dev/shm; "$0" serve --link rxe0=$1 2>$2/log & service=$!; "$0" wait
-		"$0" run -- ibv_rc_pingpong -d rxe0 -g 1 -n 20000 >$2/server & server=$!
-		"$0" wait --listen 18515; "$0" run -- ibv_rc_pingpong -d rxe0 -g 1 -n 20000 127.0.0.1 >$2/client & client=$!
-		until "$0" qp show | grep -q RTS; do sleep 0.01; done
+	script := `mount -t tmpfs -o size=4m tmpfs /dev/shm; "$0" serve --link rxe0=$1 2>$2/log & service=$!; "$0" wait
 		head -c 8m /dev/zero >/dev/shm/others 2>/dev/null
-		"$0" run -- ibv_rc_pingpong -d rxe0 -g 1 -p 18516 && echo "it works although there is no room"
+		"$0" run -- ibv_rc_pingpong -d rxe0 -g 1 -r 16000 -p 18517 >$2/server & server=$!
+		"$0" wait --listen 18517; timeout 20 "$0" run -- ibv_rc_pingpong -d rxe0 -g 1 -r 16000 -p 18517 127.0.0.1 >$2/client
+		wait $server && grep -q iters $2/client || echo "programs have failed"
 		rm /dev/shm/others
-		"$0" run -- ibv_devinfo >/dev/null || echo "it does not work although there is room"
-		wait $client && wait $server || echo "the others have failed"
+		"$0" run -- ibv_devinfo >/dev/null || echo "programs have failed afterwards"
 		kill $service; wait $service; cat $2/log`
-	cmd = exec.Command("unshare", "-m", "sh", "-c", script, binary(t), loopback(), t.TempDir())
+	cmd := exec.CommandContext(full.deadline(60), "unshare", "-m", "sh", "-c", script, binary(t), loopback(), t.TempDir())
 	cmd.Env = append(os.Environ(), "VERBENA_SOCKET="+full.socket)
-	out, err = cmd.CombinedOutput()
-	for _, text := range []string{"although", "have failed"} {
-		if strings.Contains(string(out), text) {
-			t.Errorf("%s", out)
-			break
-		}
-	}
-	if err != nil || !strings.Contains(string(out), "a limit is reached") || !strings.Contains(string(out), "--shm-size=256m") {
-		t.Errorf("%v: the remedy is not logged:\n%s", err, out)
+	out, err := cmd.CombinedOutput()
+	if err != nil || strings.Contains(string(out), "have failed") {
+		t.Errorf("%v: %s", err, out)
 	}
 	// Where not even the files below /sys fit there is no service.
 	for _, size := range []string{"4k", "64k"} {

@@ -10,11 +10,13 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"verbena/internal/testutil"
 )
 
 // devs is what `dev show --json` prints, of the first device.
@@ -36,18 +38,12 @@ func (w *world) dev() (d struct {
 	return d
 }
 
-// shmClean fails the test when the service keeps queues of programs that have ended.
-func shmClean(t *testing.T, pid int) {
+// queuesClean fails the test if a service keeps queue files of programs that have ended.
+func queuesClean(t *testing.T, service int) {
 	t.Helper()
-	dirs, err := filepath.Glob("/dev/shm/verbena-*-*/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range dirs {
-		if strings.HasSuffix(filepath.Dir(f), "-"+strconv.Itoa(pid)) {
-			t.Errorf("left on /dev/shm: %s", f)
-		}
-	}
+	testutil.Eventually(t, "the queue files of ended programs to be closed", func() bool {
+		return !slices.ContainsFunc(descriptorsOf(service), func(to string) bool { return strings.HasPrefix(to, "/memfd:/dev/shm/verbena-") })
+	})
 }
 
 // TestResetPrograms: programs that were not made for it end with an error when their device is reset or pulled out,
@@ -113,7 +109,7 @@ func TestResetPrograms(t *testing.T) {
 					w.out(append([]string{"dev"}, fail.after...)...)
 				}
 				w.emptyWithin(5 * time.Second)
-				shmClean(t, w.serve.Process.Pid)
+				queuesClean(t, w.serve.Process.Pid)
 				for deadline := time.Now().Add(20 * time.Second); w.dev().State != "running" && time.Now().Before(deadline); {
 					time.Sleep(20 * time.Millisecond)
 				}
@@ -276,7 +272,7 @@ func TestZombie(t *testing.T) {
 				t.Errorf("at the end: %q", got)
 			}
 			w.emptyWithin(5 * time.Second)
-			shmClean(t, w.serve.Process.Pid)
+			queuesClean(t, w.serve.Process.Pid)
 			in.Write([]byte("\n"))
 			if code := waitWithin(t, "the program", c, 20*time.Second); code != 0 {
 				t.Errorf("exit code %d", code)
@@ -368,7 +364,7 @@ func TestSoakReset(t *testing.T) {
 			return
 		}
 	}
-	shmClean(t, w.serve.Process.Pid)
+	queuesClean(t, w.serve.Process.Pid)
 	t.Logf("%d resets, %d unplugs under %d processes", resets, plugs, 2*pairs)
 }
 

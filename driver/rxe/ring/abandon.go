@@ -19,7 +19,8 @@ var ErrNotQueues = errors.New("not a file of rxe queues")
 // and writing, has made sure that it is the program's, and closes it. The program may still run. Nothing in the file is
 // believed, and the work is bounded by the memory that the file has. Abandon may sleep, in system calls on the file.
 //
-// The error is ErrNotQueues if the file holds something else, or lists more queues than it has memory for; what was
+// A file whose first page is empty has no queues, or no longer, and is left as it is. The error is ErrNotQueues if the file
+// holds something else, or lists more queues than it has memory for; what was
 // completed until then stays completed. Other errors are those of fstat and mmap.
 func Abandon(f *os.File) error {
 	fi, err := f.Stat()
@@ -50,6 +51,9 @@ type abandoned struct {
 }
 
 func (a *abandoned) run() error {
+	if a.size == 0 {
+		return nil
+	}
 	next := uint64(0)
 	for n := 0; n == 0 || next != 0; n++ {
 		if n == maxDirPages {
@@ -71,6 +75,9 @@ func (a *abandoned) page(at uint64) (next uint64, err error) {
 	}
 	defer munmap(mem)
 	h, ok := readShared[dirHeader](mem, 0)
+	if ok && at == 0 && h.Magic == 0 {
+		return 0, nil
+	}
 	if !ok || h.Magic != dirMagic {
 		return 0, ErrNotQueues
 	}

@@ -17,6 +17,8 @@ static const struct {
 	{"unfinished", unfinished}, {"garbage", garbage}, {"attach", attach},
 	{"stall-userfault", stall_userfault}, {"names", names}, {"own-answers", own_answers}, {"thread-user", thread_user},
 	{"flip-paths", flip_paths}, {"limits", limits}, {"recycle", recycle},
+	{"swap-device", swap_device}, {"linger-netlink", linger_netlink}, {"linger-control", linger_control}, {"grow", grow},
+	{"keep-descriptor", keep_descriptor}, {"give-device", give_device}, {"unread", unread},
 };
 
 int main(int argc, char **argv)

@@ -1,0 +1,60 @@
+package supervisor
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/internal/testutil"
+)
+
+func init() {
+	programs["gives"] = programGives
+	programs["given"] = programGiven
+}
+
+// programGives opens the device, and gives it to a process of another user, and to one of its own.
+func programGives(args []string) {
+	fd := openDevice()
+	number := must(unix.Dup(fd))
+	must(unix.FcntlInt(uintptr(number), unix.F_SETFD, 0))
+	for _, uid := range args {
+		c := exec.Command("/proc/self/exe", strconv.Itoa(number))
+		c.Env = append(os.Environ(), programEnv+"=given")
+		id := uint32(must(strconv.Atoi(uid)))
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
+		c.Stdout, c.Stderr = os.Stdout, os.Stderr
+		must(0, c.Run())
+	}
+	op := fakeOp{op: opIncrement, in: 1}
+	check(operate(fd, &op) == 0, "the owner's command")
+}
+
+// programGiven uses the device that it was given.
+func programGiven(args []string) {
+	fd := must(strconv.Atoi(args[0]))
+	op := fakeOp{op: opIncrement, in: 1}
+	e := operate(fd, &op)
+	var werr error
+	if os.Getuid() != 0 { // the owner's would wait, in the fake device
+		_, werr = unix.Write(fd, make([]byte, 64))
+	}
+	fmt.Printf("user %d: ioctl %v, write %v\n", os.Getuid(), e, werr)
+}
+
+// TestFileOfAnotherUser: commands on a device file that another user has opened are refused, ioctl(2) and write(2) alike.
+func TestFileOfAnotherUser(t *testing.T) {
+	testutil.NeedRoot(t, "to be several users")
+	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(quota.Limits{}) })
+	own := w.mustRunSelf("gives", "0", "65533")
+	const want = "user 0: ioctl errno 0, write <nil>\nuser 65533: ioctl permission denied, write permission denied"
+	if own != want {
+		t.Errorf("got\n%s\nwant\n%s", own, want)
+	}
+}

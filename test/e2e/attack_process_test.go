@@ -1,0 +1,199 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestAttackSwappedDevice: the service opens no file that a program puts in the place of a device file while that is duplicated,
+// and acquires no terminal. (N1)
+func TestAttackSwappedDevice(t *testing.T) {
+	s := besiege(t)
+	seconds := fmt.Sprint(many(3, 30))
+	t.Run("file", func(t *testing.T) {
+		// One that the attacker may look up, and not open.
+		secret := filepath.Join(t.TempDir(), "secret")
+		for dir := filepath.Dir(secret); dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
+			os.Chmod(dir, 0o755)
+		}
+		if err := os.WriteFile(secret, []byte("root's own"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(watch)
+		if _, err := unix.InotifyAddWatch(watch, secret, unix.IN_OPEN); err != nil {
+			t.Fatal(err)
+		}
+		a := s.attack(attacker, "swap-device", secret, seconds)
+		a.until("done", 60*time.Second)
+		if n, _ := unix.Read(watch, make([]byte, 4096)); n > 0 {
+			t.Errorf("the service has opened the file %d times", n/unix.SizeofInotifyEvent)
+		}
+	})
+	t.Run("terminal", func(t *testing.T) {
+		master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+		if err != nil {
+			t.Skip(err)
+		}
+		defer master.Close()
+		unlock := 0
+		if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, unlock); err != nil {
+			t.Fatal(err)
+		}
+		n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := s.attack(attacker, "swap-device", fmt.Sprintf("/dev/pts/%d", n), seconds)
+		a.until("done", 60*time.Second)
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.serve.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// After the name: state, ppid, pgrp, session, tty_nr. (proc_pid_stat(5))
+		if f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])); f[4] != "0" {
+			t.Errorf("the service's terminal is %s, want none", f[4])
+		}
+		master.Close()
+		time.Sleep(100 * time.Millisecond)
+		s.lives()
+	})
+	s.serve.Process.Signal(syscall.SIGHUP) // as for a terminal that it has come by in another way
+	time.Sleep(100 * time.Millisecond)
+	s.lives()
+	s.unharmed()
+}
+
+// TestAttackLingering: descriptors whose close takes a minute, which are sent where none are expected, hold up a few threads of the
+// service at most. (N2, N11)
+func TestAttackLingering(t *testing.T) {
+	count := fmt.Sprint(many(100, 250))
+	for _, tt := range []struct {
+		name   string
+		attack func(*siege) *dialogue
+	}{
+		{"netlink", func(s *siege) *dialogue { return s.attack(attacker, "linger-netlink", fmt.Sprint(many(100, 1000))) }},
+		{"begin", func(s *siege) *dialogue { return s.outside(attacker, "linger-control", s.socket, count, "begin") }},
+		{"rest", func(s *siege) *dialogue { return s.outside(attacker, "linger-control", s.socket, count, "rest") }},
+		{"closed", func(s *siege) *dialogue { return s.outside(attacker, "linger-control", s.socket, count, "closed") }},
+		{"refused", func(s *siege) *dialogue { return s.outside(attacker, "linger-control", s.socket, "600", "begin") }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := besiege(t)
+			before := s.load()
+			a := tt.attack(s)
+			t.Logf("%s", a.expect("s"))
+			time.Sleep(500 * time.Millisecond)
+			if n := s.load().threads - before.threads; n > 40 {
+				t.Errorf("%d more threads", n)
+			}
+			s.lives()
+			s.unharmed()
+			a.kill()
+			<-a.over
+			s.lives()
+		})
+	}
+}
+
+// TestAttackGrownQueueFile: what a program adds to its queue file takes no room from others, also where it and the service do not
+// share /dev/shm, and that of the service is small. (N3)
+func TestAttackGrownQueueFile(t *testing.T) {
+	if err := unix.Unshare(0); err != nil {
+		t.Skip(err)
+	}
+	s := besiege(t)
+	const mount = "mount -t tmpfs -o size=4m,mode=1777 none /dev/shm && exec \"$@\""
+	c := s.as(attacker).cmd(s.deadline(60), "run", "--", s.program, "grow", fmt.Sprint(256<<20))
+	// In a mount namespace, with a small /dev/shm, as in a container.
+	c.Args = append([]string{"unshare", "-m", "sh", "-c", mount, "sh", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker), "--clear-groups"}, c.Args...)
+	var err error
+	if c.Path, err = exec.LookPath("unshare"); err != nil {
+		t.Skip(err)
+	}
+	c.SysProcAttr.Credential = nil
+	a := talk(t, c)
+	t.Logf("%s", a.until("grown by", 30*time.Second))
+	if line := a.until("truncate", 10*time.Second); line != "truncate: Operation not permitted" {
+		t.Errorf("the attacker says %q", line)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs("/dev/shm", &fs); err != nil {
+		t.Fatal(err)
+	}
+	for _, uid := range []uint32{stranger, neighbor} {
+		out, err := s.as(uid).cmd(s.deadline(20), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "uverbs0: success") {
+			t.Errorf("user %d: %v %q", uid, err, out)
+		}
+	}
+	s.unharmed()
+	a.kill()
+	<-a.over
+	s.lives()
+}
+
+// TestAttackConfusedLauncher: root's launcher, whose service has died, ends the program that it started and that has become another
+// user's, and not the daemon of root's to which that has passed its device. (N8)
+func TestAttackConfusedLauncher(t *testing.T) {
+	s := besiege(t)
+	dir := t.TempDir()
+	for d := dir; d != "/tmp" && d != "/"; d = filepath.Dir(d) {
+		os.Chmod(d, 0o755)
+	}
+	path := filepath.Join(dir, "daemon")
+	daemon := s.outside(0, "keep-descriptor", path)
+	daemon.expect("listening")
+	c := s.cmd(s.deadline(60), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker), "--clear-groups",
+		s.program, "give-device", path)
+	p := talk(t, c)
+	p.until("given", 20*time.Second)
+	daemon.expect("kept")
+	syscall.Kill(s.serve.Process.Pid, syscall.SIGKILL)
+	select {
+	case <-p.over:
+	case <-time.After(20 * time.Second):
+		t.Error("the program that holds the device has not been ended")
+	}
+	select {
+	case <-daemon.over:
+		t.Errorf("root's daemon has been ended: %v", daemon.end)
+	case <-time.After(12 * time.Second):
+	}
+	s.start() // for the end of the test
+}
+
+// TestAttackUnreadAnswers: answers that are not read take a bounded part of the service's memory. (N9)
+func TestAttackUnreadAnswers(t *testing.T) {
+	raw := buildRawverbs(t)
+	s := besiege(t)
+	filler := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all", fmt.Sprint(many(30000, 100000))))
+	filler.until("has", 60*time.Second)
+	before := s.load()
+	a := s.outside(attacker, "unread", s.socket, "200", "res show")
+	t.Logf("%s", a.expect("asked"))
+	highest := 0
+	for range 20 {
+		time.Sleep(100 * time.Millisecond)
+		highest = max(highest, s.load().rss-before.rss)
+	}
+	t.Logf("%d MiB more", highest)
+	if highest > 70 {
+		t.Errorf("%d MiB more; want at most 8 answers", highest)
+	}
+	s.lives()
+	s.unharmed()
+}
