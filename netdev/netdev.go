@@ -11,6 +11,7 @@ package netdev
 import (
 	"encoding/hex"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -53,8 +54,7 @@ func All() ([]Interface, error) {
 		return nil, fmt.Errorf("list network interfaces: %w", err)
 	}
 	// Without the file there is no IPv6, or no /proc: then all addresses are taken as usable.
-	table, _ := os.ReadFile("/proc/thread-self/net/if_inet6")
-	pending := unusable(string(table))
+	pending := unusable(readTable("/proc/thread-self/net/if_inet6"))
 	list := make([]Interface, 0, len(ifs))
 	for _, ifi := range ifs {
 		addrs, err := ifi.Addrs()
@@ -67,6 +67,17 @@ func All() ([]Interface, error) {
 	}
 	slices.SortFunc(list, func(a, b Interface) int { return a.Index - b.Index })
 	return list, nil
+}
+
+// readTable returns the content of a file, "" if it cannot be read. The filter of a confined process refuses links.
+func readTable(path string) string {
+	f, err := os.OpenFile(path, syscall.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NOCTTY, 0)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b, _ := io.ReadAll(f)
+	return string(b)
 }
 
 // indexed is an address of an interface.

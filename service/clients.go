@@ -16,6 +16,7 @@ import (
 
 	"verbena/internal/contain"
 	"verbena/internal/ctl"
+	"verbena/internal/procfile"
 	"verbena/internal/quota"
 	"verbena/remote"
 	"verbena/supervisor"
@@ -73,7 +74,7 @@ const spareDescriptors = 16
 
 func (p *spare) fill() {
 	for len(p.files) < spareDescriptors {
-		f, err := os.Open(os.DevNull)
+		f, err := procfile.Open(os.DevNull)
 		if err != nil {
 			return
 		}
@@ -557,7 +558,7 @@ func (s *Service) openFile() bool {
 
 // commandOf is the name of what a process executes, for people.
 func commandOf(pid int) string {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	b, err := procfile.Read("/proc/" + strconv.Itoa(pid) + "/comm")
 	if err != nil {
 		return ""
 	}

@@ -3,7 +3,6 @@ package service
 import (
 	"fmt"
 	"log/slog"
-	"os"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/internal/ctl"
+	"verbena/internal/procfile"
 	"verbena/internal/quota"
 	"verbena/internal/shm"
 )
@@ -38,7 +38,7 @@ func thisMachine() machine {
 		}
 		m.descriptors = l.Cur
 	}
-	if b, err := os.ReadFile("/proc/sys/vm/max_map_count"); err == nil {
+	if b, err := procfile.Read("/proc/sys/vm/max_map_count"); err == nil {
 		if n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil {
 			m.mappings = n
 		}

@@ -15,7 +15,7 @@ import (
 // directory that others can write to, such as /tmp: a symbolic link, another user's file, one with a second name and
 // whatever is no ordinary file is refused, and left as it is. The error wraps EPERM then.
 func openOwn(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_NONBLOCK, 0o600)
 	if errors.Is(err, unix.ELOOP) {
 		return nil, fmt.Errorf("%s is a symbolic link, and will not be followed: %w", path, syscall.EPERM)
 	}

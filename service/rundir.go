@@ -22,6 +22,7 @@ const shmRoot = "/dev/shm"
 type runDir struct {
 	path string
 	hold *os.File
+	root *os.Root // shmRoot, which a confined process cannot open
 }
 
 const runDirLock = "lock"
@@ -31,18 +32,24 @@ func runDirPrefix(uid int) string { return fmt.Sprintf("verbena-%d-", uid) }
 
 func newRunDir() (*runDir, error) {
 	sweepRunDirs()
+	root, err := os.OpenRoot(shmRoot)
+	if err != nil {
+		return nil, fmt.Errorf("make the service's directory: %w", err)
+	}
 	const attempts = 10 // each one lost to the sweep of a service that starts at the same time
 	for i := 1; ; i++ {
 		path, err := os.MkdirTemp(shmRoot, runDirPrefix(os.Geteuid()))
 		if err != nil {
+			root.Close()
 			return nil, fmt.Errorf("make the service's directory: %w; /dev/shm must be a memory file system with room in it", err)
 		}
 		hold, err := flock(filepath.Join(path, runDirLock), unix.LOCK_SH|unix.LOCK_NB)
 		if err == nil {
-			return &runDir{path: path, hold: hold}, nil
+			return &runDir{path: path, hold: hold, root: root}, nil
 		}
 		removeIfUnheld(filepath.Base(path))
 		if i == attempts {
+			root.Close()
 			return nil, fmt.Errorf("make the service's directory: %w", err)
 		}
 	}
@@ -50,19 +57,25 @@ func newRunDir() (*runDir, error) {
 
 func (d *runDir) close() {
 	d.hold.Close()
-	removeIfUnheld(filepath.Base(d.path))
+	removeIfUnheldIn(d.root, filepath.Base(d.path))
+	d.root.Close()
 }
 
 // remove removes the directory even if it is locked: for a process that is about to end by force.
 func (d *runDir) remove() {
-	if root, err := os.OpenRoot(shmRoot); err == nil {
-		defer root.Close()
-		_ = root.RemoveAll(filepath.Base(d.path))
-	}
+	_ = d.root.RemoveAll(filepath.Base(d.path))
 }
 
 // removeIfUnheld removes a directory of this user's services, by its name in shmRoot, when no service holds it.
 func removeIfUnheld(name string) {
+	if root, err := os.OpenRoot(shmRoot); err == nil {
+		defer root.Close()
+		removeIfUnheldIn(root, name)
+	}
+}
+
+// removeIfUnheldIn does so by shmRoot, which is open.
+func removeIfUnheldIn(root *os.Root, name string) {
 	if !runDirNames.MatchString(name) || !strings.HasPrefix(name, runDirPrefix(os.Geteuid())) {
 		return
 	}
@@ -77,11 +90,6 @@ func removeIfUnheld(name string) {
 	}
 	defer f.Close()
 	// The sticky bit of shmRoot keeps others from giving the name to something else meanwhile.
-	root, err := os.OpenRoot(shmRoot)
-	if err != nil {
-		return
-	}
-	defer root.Close()
 	_ = root.RemoveAll(name)
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/ib"
+	"verbena/internal/confine"
 	"verbena/internal/ctl"
 	"verbena/internal/principal"
 	"verbena/internal/privilege"
@@ -209,7 +210,27 @@ func New(opts Options) (_ *Service, err error) {
 		s.follower.Go(func() { s.follow(s.interfaces) })
 	}
 	warnOfShortQueues(s.log, limits[quota.RingBytes], thisMachine().shm)
+	if opts.Confine { // no file is read as before
+		if err := s.confine(); err != nil {
+			return nil, err
+		}
+	}
 	return s, nil
+}
+
+// confine leaves the process what a service needs from here on; see package confine.
+func (s *Service) confine() error {
+	if err := confine.Opener(s.dir.path); errors.Is(err, syscall.ENOTSUP) {
+		s.log.Debug("files are reopened without a Landlock domain", "err", err)
+	} else if err != nil {
+		return err
+	}
+	if err := confine.Process(); errors.Is(err, syscall.ENOTSUP) {
+		s.log.Warn("no system call is refused to the service", "err", err)
+	} else if err != nil {
+		return err
+	}
+	return nil
 }
 
 func (s *Service) logf(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...)) }

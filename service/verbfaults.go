@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl"
+	"verbena/internal/procfile"
 	"verbena/rdmacm/ucma"
 	"verbena/uverbs"
 )
@@ -172,7 +172,7 @@ func (r *verbRule) wait(pid int, ended context.Context) {
 
 // hasEnded reports whether there is no process of that number, or one that is waited for by its parent alone.
 func hasEnded(pid int) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	b, err := procfile.Read("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
 	}

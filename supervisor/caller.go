@@ -112,7 +112,7 @@ func identifyAt(dir int) (*identity, error) {
 
 // openAt opens a file of a directory in /proc, never a link to another one.
 func openAt(dir int, name string, how int) (*os.File, error) {
-	fd, err := unix.Openat(dir, name, how|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(dir, name, how|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}

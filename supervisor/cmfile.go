@@ -16,7 +16,9 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/contain"
+	"verbena/internal/procfile"
 	"verbena/internal/quota"
+	"verbena/internal/reopen"
 	"verbena/rdmacm/ucma"
 	"verbena/umem"
 	"verbena/uverbs"
@@ -132,7 +134,7 @@ func setPipe(fd int, full bool) bool {
 		return true
 	}
 	// The only lasting descriptor of the reading end is the program's, so that its closing can be seen.
-	other, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	other, err := reopen.Own(fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return false
 	}
@@ -420,7 +422,7 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 // nonBlocking reports whether the caller has set O_NONBLOCK on the descriptor of the call, by whatever way.
 // (proc_pid_fdinfo(5))
 func (w *worker) nonBlocking() bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, int32(w.n.args[0])))
+	b, err := procfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, int32(w.n.args[0])))
 	if err != nil {
 		return false
 	}
@@ -562,7 +564,7 @@ type signals struct {
 
 // signalsOf reads a thread's signals. (proc_pid_status(5))
 func signalsOf(tid int) (s signals) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	b, err := procfile.Read("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {
 		return s
 	}

@@ -6,6 +6,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/reopen"
 )
 
 // duplicate answers dup(2), or fcntl(2) with F_DUPFD, of a device file: the new number, too, has to be one that the
@@ -107,17 +109,20 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 	}
 	// pidfd_getfd is not allowed (Yama, Docker), or the main thread has ended or has descriptors of its own. Another
 	// description of the file does as well.
-	how := unix.O_RDWR
-	if f.readOnly || f.cm != nil {
+	how, open := unix.O_RDWR, reopen.File
+	if f.readOnly {
 		how = unix.O_RDONLY
 	}
-	return w.reopen(th, fd, f.inode, how)
+	if f.cm != nil { // a pipe of the service's
+		how, open = unix.O_RDONLY, reopen.Own
+	}
+	return w.reopen(th, fd, f.inode, func(path int) (int, error) { return open(path, how) })
 }
 
 // reopen opens the file that a thread has under a number, if it is the given one: EBADF for any other. The thread may
 // replace the file at any moment, and to open a terminal, a FIFO or a device has effects. So the link is followed once,
 // by O_PATH, which opens nothing; the comparison and the open are of that descriptor.
-func (w *worker) reopen(th *procThread, fd int32, file inode, how int) (int, error) {
+func (w *worker) reopen(th *procThread, fd int32, file inode, open func(path int) (int, error)) (int, error) {
 	w.pause("follow")
 	path, err := unix.Openat(th.dir, fmt.Sprintf("fd/%d", fd), unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -128,7 +133,7 @@ func (w *worker) reopen(th *procThread, fd int32, file inode, how int) (int, err
 	if !isFile(path, file) {
 		return -1, syscall.EBADF
 	}
-	opened, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", path), how|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	opened, err := open(path)
 	if err != nil {
 		return -1, fmt.Errorf("duplicate descriptor %d of thread %d: %w", fd, w.n.tid, err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/confine"
 	"verbena/internal/sched"
 	"verbena/umem"
 )
@@ -16,6 +17,7 @@ type Feature struct {
 	Name, Since string
 	Here        bool
 	Without     string // what is so without it
+	Promise     string // what SECURITY.md promises and a service cannot keep without it; "" for none
 }
 
 // Features lists what the kernel has, the newest last; an error is why no program can be started here at all (Probe). It may sleep.
@@ -29,6 +31,7 @@ func Features() ([]Feature, error) {
 	var err error
 	here := map[string]bool{
 		"pidfd_getfd": copiesDescriptors(), "SO_PEERPIDFD": peerPidfd(), "PROCMAP_QUERY": umem.QueriesMappings(), "short slices": sched.Slices(),
+		"Landlock": confine.HasLandlock(), "SO_PASSRIGHTS": refusesRights(),
 	}
 	t.do(func() { err = probeListener(here) })
 	for i := range list {
@@ -43,10 +46,16 @@ func KnownFeatures() []Feature {
 		{Name: "pidfd_getfd", Since: "5.6", Without: "dup of a device's descriptor opens another description of it"},
 		{Name: "ADDFD_FLAG_SEND", Since: "5.14", Without: "a program may find a descriptor open that a signal has kept it from learning of"},
 		{Name: "WAIT_KILLABLE_RECV", Since: "5.19", Without: "a signal interrupts a call that is being answered: it is made again, or fails with EINTR where the handler is without SA_RESTART"},
-		{Name: "SO_PEERPIDFD", Since: "6.5", Without: "who connects is looked up by number and user"},
+		{Name: "Landlock", Since: "6.2", Without: "files that a program names are reopened by a thread that may open any file",
+			Promise: "a file that a program has chosen is opened by a thread that can open nothing but queue files and memfds"},
+		{Name: "SO_PEERPIDFD", Since: "6.5", Without: "who connects is looked up by number and user",
+			Promise: "a client is the process that has connected, and no other with its number"},
 		{Name: "SYNC_WAKE_UP", Since: "6.6", Without: "a call that the service answers takes some five times as long"},
-		{Name: "PROCMAP_QUERY", Since: "6.11", Without: "memory of a program is looked up in the text of its /proc/PID/maps"},
+		{Name: "PROCMAP_QUERY", Since: "6.11", Without: "memory of a program is looked up in the text of its /proc/PID/maps",
+			Promise: "what looking up a program's memory takes does not grow with the number of its mappings"},
 		{Name: "short slices", Since: "6.12", Without: "beside programs that poll on every processor, the service waits for its turn"},
+		{Name: "SO_PASSRIGHTS", Since: "6.16", Without: "descriptors that a client sends and the service did not ask for reach the service's process",
+			Promise: "no descriptor reaches the service's process that it has not asked for"},
 	}
 }
 
@@ -83,6 +92,17 @@ func copiesDescriptors() bool {
 	}
 	unix.Close(fd)
 	return true
+}
+
+// refusesRights reports whether a socket can refuse descriptors.
+func refusesRights() bool {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(ends[0])
+	defer unix.Close(ends[1])
+	return unix.SetsockoptInt(ends[0], unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) == nil
 }
 
 // peerPidfd reports whether a socket names the process at its other end.

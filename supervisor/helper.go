@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/procfile"
 	"verbena/umem"
 )
 
@@ -31,7 +32,7 @@ func (Ancestor) OpenMem(tid int) (*os.File, error) {
 	if err := descends(tid); err != nil {
 		return nil, err
 	}
-	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR, 0)
+	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }
 
 // maxDescent bounds the way up from a process, which may change while it is walked.
@@ -58,7 +59,7 @@ func descends(tid int) error {
 
 // parentOf returns the process of a thread, and that process's parent.
 func parentOf(tid int) (pid, parent int, err error) {
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	text, err := procfile.Read("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {
 		return 0, 0, fmt.Errorf("look up process %d: %w", tid, err)
 	}
@@ -80,7 +81,7 @@ func parentOf(tid int) (pid, parent int, err error) {
 // ptraceScope returns how Yama restricts access to another process's memory: 0, not at all; 1, to ancestors; 2, to
 // CAP_SYS_PTRACE; 3, entirely. (Documentation/admin-guide/LSM/Yama.rst)
 func ptraceScope() string {
-	b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	b, err := procfile.Read("/proc/sys/kernel/yama/ptrace_scope")
 	if err != nil {
 		return "0"
 	}

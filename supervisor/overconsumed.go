@@ -4,9 +4,10 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
+
+	"verbena/internal/procfile"
 )
 
 // States of Session.overconsumed.
@@ -63,7 +64,7 @@ const maxMaps = 16 << 20
 // mappedRDMACore returns the version of rdma-core whose libibverbs a process has mapped, such as 44.0; "" if it is not
 // known. It may sleep.
 func mappedRDMACore(pid int) string {
-	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/maps")
+	f, err := procfile.Open("/proc/" + strconv.Itoa(pid) + "/maps")
 	if err != nil {
 		return ""
 	}

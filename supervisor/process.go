@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/procfile"
 	"verbena/internal/quota"
 	"verbena/umem"
 )
@@ -127,11 +128,11 @@ func (n Node) allows(id *identity, uid, gid int, rights uint32) bool {
 // overflowUID is the user id that stands for all users without one in this user namespace, -1 where each has one.
 // (user_namespaces(7), "Unmapped user and group IDs")
 var overflowUID = sync.OnceValue(func() int {
-	m, err := os.ReadFile("/proc/self/uid_map")
+	m, err := procfile.Read("/proc/self/uid_map")
 	if err != nil || slices.Equal(strings.Fields(string(m)), []string{"0", "0", "4294967295"}) {
 		return -1
 	}
-	b, err := os.ReadFile("/proc/sys/kernel/overflowuid")
+	b, err := procfile.Read("/proc/sys/kernel/overflowuid")
 	if err != nil {
 		return 65534
 	}
@@ -164,7 +165,7 @@ func (o *opener) User() *quota.User { return o.user }
 
 // accessesOthers reports whether this process may access the memory of other users' processes.
 var accessesOthers = sync.OnceValue(func() bool {
-	status, err := os.ReadFile("/proc/self/status")
+	status, err := procfile.Read("/proc/self/status")
 	if err != nil || os.Geteuid() == 0 {
 		return true
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/procfile"
 	"verbena/internal/quota"
 	"verbena/umem"
 )
@@ -253,7 +254,7 @@ func explainAccess() error {
 
 // hardLimitOf reads the hard limit on a process's descriptors, which needs no privilege (proc_pid_limits(5)).
 func hardLimitOf(pid int) (uint64, error) {
-	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/limits")
+	f, err := procfile.Open("/proc/" + strconv.Itoa(pid) + "/limits")
 	if err != nil {
 		return 0, fmt.Errorf("read the limit of open files: %w", err)
 	}

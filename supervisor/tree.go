@@ -84,6 +84,7 @@ func (t entries) resolve(path string, nofollow bool) (string, *entry) {
 type tree struct {
 	root    string
 	dir     *os.File // root
+	files   *os.Root // root, for what is removed: the filter of a confined process refuses to open it by its path
 	mount   *os.File // root as a mount of its own, which may only be read; nil: the kernel does not let this process
 	current atomic.Pointer[entries]
 
@@ -113,6 +114,11 @@ func newTree(root string) (*tree, error) {
 	if err == nil {
 		t.dir, err = openDirectory(root)
 	}
+	if err == nil {
+		if t.files, err = os.OpenRoot(root); err != nil {
+			t.dir.Close()
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make the tree of virtual files: %w", err)
 	}
@@ -122,6 +128,7 @@ func newTree(root string) (*tree, error) {
 
 func (t *tree) close() {
 	t.dir.Close()
+	t.files.Close()
 	if t.mount != nil {
 		t.mount.Close()
 	}
@@ -171,10 +178,12 @@ func makeDir(path string) error {
 }
 
 func makeFile(path, content string, mode os.FileMode) error {
-	if err := os.WriteFile(path, []byte(content), mode); err != nil {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NOCTTY, mode)
+	if err != nil {
 		return err
 	}
-	return os.Chmod(path, mode)
+	_, err = f.WriteString(content)
+	return errors.Join(err, f.Chmod(mode), f.Close())
 }
 
 func (t *tree) common(name string) string { return filepath.Join(t.root, ".common", name) }
@@ -208,7 +217,7 @@ func (t *tree) update(describe func() entries) error {
 			delete(t.shown, path)
 		case gone(path):
 			delete(t.shown, path)
-			errs = append(errs, os.RemoveAll(t.real(path)))
+			errs = append(errs, t.files.RemoveAll(strings.TrimPrefix(path, "/")))
 		default:
 			kept[path] = have[path]
 		}

@@ -90,7 +90,7 @@ func lockLimitFromProc(pid int) (uint64, error) {
 
 // procField returns what follows a prefix on its line of a file of the process.
 func procField(pid int, file, prefix string) (string, error) {
-	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/" + file)
+	f, err := openProc("/proc/"+strconv.Itoa(pid)+"/"+file, os.O_RDONLY)
 	if err != nil {
 		return "", err
 	}

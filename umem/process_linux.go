@@ -94,13 +94,18 @@ func OpenProcess(pid int) (*Process, error) {
 		return fail(err)
 	}
 	cfg.Pidfd = os.NewFile(uintptr(fd), "pidfd")
-	if cfg.Mem, err = os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0); err != nil {
+	if cfg.Mem, err = openProc(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR); err != nil {
 		return fail(err)
 	}
-	if cfg.Maps, err = os.Open(fmt.Sprintf("/proc/%d/maps", pid)); err != nil {
+	if cfg.Maps, err = openProc(fmt.Sprintf("/proc/%d/maps", pid), os.O_RDONLY); err != nil {
 		return fail(err)
 	}
 	return NewProcess(cfg)
+}
+
+// openProc opens a file of a process, and no link: the filter of a confined process refuses to follow one.
+func openProc(path string, how int) (*os.File, error) {
+	return os.OpenFile(path, how|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }
 
 func (c *ProcessConfig) close() {
@@ -219,7 +224,7 @@ func (p *Process) Bind(patience time.Duration) error {
 
 // QueriesMappings reports whether the kernel can be asked for one mapping of a process (PROCMAP_QUERY, Linux 6.11).
 func QueriesMappings() bool {
-	maps, err := os.Open("/proc/self/maps")
+	maps, err := openProc("/proc/self/maps", os.O_RDONLY)
 	if err != nil {
 		return false
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/quota"
+	"verbena/internal/reopen"
 	"verbena/uapi"
 )
 
@@ -446,7 +446,7 @@ func (e *eventFile) drop(which func(record) bool) {
 // The only descriptor of the reading end is the program's, so that its closing can be seen; another one is opened for
 // the moment. The program may read at the same time: what counts is what this end gets to read.
 func (e *eventFile) empty() {
-	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(e.fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	fd, err := reopen.Own(e.fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return // out of descriptors: the program will find an event of what it has destroyed
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver/rxe/ring"
+	"verbena/internal/confine"
 	"verbena/internal/ctl"
 	"verbena/internal/shm"
 	"verbena/service"
@@ -181,6 +182,10 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 	}
 	if err != nil {
 		return err
+	}
+	// The program has been executed, and nothing else is to be.
+	if err := confine.Threads(); err != nil && !errors.Is(err, unix.ENOTSUP) {
+		fmt.Fprintln(os.Stderr, "verbena:", err)
 	}
 	session, sessionErr := client.SessionName(attached)
 	prog.Guard(lost, func() {

@@ -218,6 +218,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
+	features := probeKernel(opts.Log)
 	svc, err := service.New(opts)
 	if err != nil {
 		return err
@@ -225,7 +226,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	defer end(svc, opts.Log, l.Release)
 	defer stopMetrics(svc)()
 	stopOnSignal(svc)
-	logKernel(opts.Log)
+	features.log(opts.Log)
 	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
 	ready()
 	return svc.Serve(l)

@@ -108,6 +108,42 @@ func statuses(t *testing.T, pid int) (who []string) {
 	return who
 }
 
+// Each thread of a service and of a launcher has a filter, while a program runs and after a device was added.
+func TestFiltered(t *testing.T) {
+	cmd, loc := serving(t, "--link", "rxe0=127.91.10.9")
+	if out, err := verbena(t, "--socket", loc.Socket, "link", "add", "rxe1", "--addr", "127.91.10.10").CombinedOutput(); err != nil {
+		t.Errorf("link add: %v\n%s", err, out)
+	}
+	run := verbena(t, "--socket", loc.Socket, "run", "--", "sh", "-c", "echo started; read line")
+	in, err := run.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := run.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := run.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, len("started"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{cmd.Process.Pid, run.Process.Pid} {
+		// The launcher gets its filter once the program runs.
+		testutil.Eventually(t, fmt.Sprintf("process %d has a filter on each thread", pid), func() bool {
+			return !slices.ContainsFunc(statuses(t, pid), func(who string) bool {
+				b, _ := os.ReadFile("/proc/" + who + "/status")
+				return len(b) > 0 && !bytes.Contains(b, []byte("\nSeccomp:\t2\n"))
+			})
+		})
+	}
+	in.Close()
+	if err := run.Wait(); err == nil || run.ProcessState.ExitCode() != 1 { // read(1) at the end of the file
+		t.Errorf("run: %v", err)
+	}
+}
+
 // A service of root's has the capabilities that are listed, and no others, on any thread and for good.
 func TestLeastPrivilege(t *testing.T) {
 	testutil.NeedRoot(t, "to have capabilities")

@@ -66,20 +66,34 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// logKernel logs what the kernel lacks.
-func logKernel(log *slog.Logger) {
-	if !log.Enabled(context.Background(), slog.LevelDebug) {
-		return
+// kernel is what the running kernel has.
+type kernel struct {
+	features []supervisor.Feature
+	err      error // no program can be started
+}
+
+// probeKernel looks what the kernel has, if log is to have it. A service that has confined itself cannot.
+func probeKernel(log *slog.Logger) (k kernel) {
+	if log.Enabled(context.Background(), slog.LevelInfo) {
+		k.features, k.err = supervisor.Features()
 	}
-	list, err := supervisor.Features()
-	if err != nil {
-		log.Debug("kernel", "release", kernelRelease(), "err", err)
+	return k
+}
+
+// log names each promise that the kernel cannot keep, and at the level of debugging all that it lacks.
+func (k kernel) log(log *slog.Logger) {
+	if k.err != nil {
+		log.Warn("no program can be started on this kernel", "release", kernelRelease(), "err", k.err)
 		return
 	}
 	var missing []string
-	for _, f := range list {
-		if !f.Here {
-			missing = append(missing, f.Name)
+	for _, f := range k.features {
+		if f.Here {
+			continue
+		}
+		missing = append(missing, f.Name)
+		if f.Promise != "" {
+			log.Info("not promised on this kernel", "release", kernelRelease(), "lacks", f.Name, "since", f.Since, "promise", f.Promise)
 		}
 	}
 	log.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory", supervisor.Access())

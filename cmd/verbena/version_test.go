@@ -2,14 +2,47 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 
 	"verbena/internal/ctl"
+	"verbena/supervisor"
 )
+
+// The start-up line names each promise that the kernel cannot keep, and nothing else that it lacks.
+func TestKernelLog(t *testing.T) {
+	var b strings.Builder
+	log := slog.New(slog.NewTextHandler(&b, nil))
+	list := supervisor.KnownFeatures()
+	kernel{features: list}.log(log)
+	for _, f := range list {
+		if got, want := strings.Count(b.String(), " lacks="+f.Name+" "), min(len(f.Promise), 1); got != want {
+			t.Errorf("%s: got %d lines, want %d:\n%s", f.Name, got, want, b.String())
+		}
+	}
+	b.Reset()
+	for i := range list {
+		list[i].Here = true
+	}
+	kernel{features: list}.log(log)
+	if b.Len() > 0 {
+		t.Errorf("a kernel that lacks nothing: got %q, want none", b.String())
+	}
+	kernel{err: supervisor.ErrUnsupported}.log(log)
+	if !strings.Contains(b.String(), "seccomp") {
+		t.Errorf("a kernel without seccomp: got %q", b.String())
+	}
+	for _, name := range []string{"Landlock", "SO_PEERPIDFD", "PROCMAP_QUERY", "SO_PASSRIGHTS"} {
+		if !slices.ContainsFunc(list, func(f supervisor.Feature) bool { return f.Name == name && f.Promise != "" }) {
+			t.Errorf("no promise depends on %s", name)
+		}
+	}
+}
 
 func TestVersion(t *testing.T) {
 	out := ok(t, verbena(t, "--version"))

@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/procfile"
 )
 
 // PeerCredentials returns the process and the user at the other end of a connection, as the kernel has kept them since
@@ -48,12 +50,12 @@ func IDs() IDMap { return ids() }
 // ids is read once: the user namespace of a process with several threads does not change.
 var ids = sync.OnceValue(func() IDMap {
 	m := IDMap{Overflow: 65534}
-	if b, err := os.ReadFile("/proc/sys/kernel/overflowuid"); err == nil {
+	if b, err := procfile.Read("/proc/sys/kernel/overflowuid"); err == nil {
 		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
 			m.Overflow = n
 		}
 	}
-	b, err := os.ReadFile("/proc/self/uid_map")
+	b, err := procfile.Read("/proc/self/uid_map")
 	m.All = err == nil && mapsAll(string(b))
 	return m
 })

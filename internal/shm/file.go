@@ -14,6 +14,7 @@ import (
 
 	"verbena/internal/hugepage"
 	"verbena/internal/quota"
+	"verbena/internal/reopen"
 )
 
 // File is a sparse memfd (memfd_create(2)) whose regions are mapped by the service and by a program. It cannot be made
@@ -84,7 +85,7 @@ func Create(name string, kind quota.Kind, user *quota.User) (*File, error) {
 		return fail("seal", err)
 	}
 	// The kernel does not count the description that memfd_create returns as a writer of the file, which InUse relies on.
-	own, err := unix.Open(selfFD(fd), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	own, err := reopen.Own(fd, unix.O_RDWR)
 	if err != nil {
 		return fail("open", err)
 	}
@@ -289,7 +290,10 @@ func (f *File) OpenForProgram(how int) (*os.File, error) { return f.openAt(how, 
 func (f *File) openAt(how, flags int, position int64) (*os.File, error) {
 	var p *os.File
 	err := f.WithFD(func(fd int) (err error) {
-		p, err = os.OpenFile(selfFD(fd), how&unix.O_ACCMODE|flags|unix.O_NOCTTY, 0)
+		again, err := reopen.File(fd, how&unix.O_ACCMODE|flags)
+		if err == nil {
+			p = os.NewFile(uintptr(again), selfFD(fd))
+		}
 		return err
 	})
 	if err == nil {

@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/reopen"
 )
 
 // OpenLink opens the file that a link such as /proc/PID/fd/N leads to, for reading and writing, if it is a [File] whose name
@@ -29,7 +31,7 @@ func OpenLink(link, prefix string) (*os.File, error) {
 	if !isMemfd(path) {
 		return fail(unix.EINVAL)
 	}
-	fd, err := unix.Open(selfFD(path), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	fd, err := reopen.File(path, unix.O_RDWR)
 	if err != nil {
 		return fail(err)
 	}

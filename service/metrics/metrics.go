@@ -77,7 +77,7 @@ func Serve(l net.Listener, s Source, version string, log *slog.Logger) error {
 // Handler answers GET and HEAD of /metrics.
 func Handler(s Source, version string, log *slog.Logger) http.Handler {
 	r := prometheus.NewRegistry()
-	r.MustRegister(&collector{s, version}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	r.MustRegister(&collector{s, version}, collectors.NewGoCollector(), newProcess())
 	answer := promhttp.HandlerFor(&sometimes{from: r}, promhttp.HandlerOpts{
 		MaxRequestsInFlight: 2, Timeout: timeout, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError,
 	})

@@ -44,9 +44,13 @@ func TestTable(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s |\n", strings.Join(cells, " | "), lacks)
 	}
 	features := supervisor.KnownFeatures()
-	fmt.Fprintf(&b, "\n| what a kernel may lack | since Linux | without it |\n|---|---|---|\n")
+	fmt.Fprintf(&b, "\n| what a kernel may lack | since Linux | without it | not promised without it |\n|---|---|---|---|\n")
 	for _, f := range features {
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", f.Name, f.Since, f.Without)
+		promise := f.Promise
+		if promise == "" {
+			promise = "-"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", f.Name, f.Since, f.Without, promise)
 		delete(lacked, f.Name)
 	}
 	for l := range lacked {

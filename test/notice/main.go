@@ -52,7 +52,7 @@ func notice() (string, error) {
 
 // licence returns the text of a module's licence file.
 func licence(dir string) (string, error) {
-	for _, name := range []string{"LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING"} {
+	for _, name := range []string{"LICENSE", "LICENSE.txt", "LICENSE.md", "License", "COPYING"} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		if os.IsNotExist(err) {
 			continue

@@ -7,7 +7,7 @@
 // that does not wait, as nothing else is polled.
 //
 //   - Paths: a queue file is named twice in its life, relative to a directory that is open: when it is made (O_CREAT,
-//     O_EXCL and O_NOFOLLOW), and when its name is removed (unlinkat). No other system call names one, and none names
+//     O_EXCL, O_NOCTTY and O_NOFOLLOW), and when its name is removed (unlinkat). No other system call names one, and none names
 //     anything below a session's directory by an absolute path.
 //   - Numbers: what looks a process up by its number (pidfd_open, openat, stat, statx or readlink below /proc/NUMBER,
 //     process_vm_readv, prlimit64 that sets nothing, signal 0) is followed by a proof before the call is answered with a
@@ -122,7 +122,7 @@ func namesQueueFile(name, args string) bool {
 	}
 	switch name {
 	case "openat":
-		return strings.Contains(args, "O_CREAT|O_EXCL|O_NOFOLLOW")
+		return strings.Contains(args, "O_CREAT|O_EXCL|O_NOCTTY|O_NOFOLLOW")
 	case "unlinkat":
 		return true
 	}

@@ -31,11 +31,11 @@ func TestCheck(t *testing.T) {
 		quote    = `process_vm_readv(8772, [{iov_base="/dev/shm/verbena-0-1/run/1-2/uverbs0.1.queues", iov_len=256}], 1, [], 1, 0) = 256`
 		own      = `tgkill(8582, 8591, SIGURG) = 0`
 		ownMaps  = `openat(AT_FDCWD, "/proc/8582/maps", O_RDONLY) = 3`
-		selfFD   = `openat(AT_FDCWD, "/proc/self/fd/45", O_RDWR|O_CLOEXEC) = 46`
-		create   = `openat(39, "uverbs0.1.queues", O_RDWR|O_CREAT|O_EXCL|O_NOFOLLOW|O_CLOEXEC, 0600) = 45`
+		selfFD   = `openat2(AT_FDCWD, "/proc/self/fd/45", {flags=O_RDWR|O_NOCTTY|O_NONBLOCK|O_CLOEXEC, resolve=0}, 24) = 46`
+		create   = `openat(39, "uverbs0.1.queues", O_RDWR|O_CREAT|O_EXCL|O_NOCTTY|O_NOFOLLOW|O_CLOEXEC, 0600) = 45`
 		follow   = `openat(39, "uverbs0.1.queues", O_RDWR|O_CREAT|O_EXCL|O_CLOEXEC, 0600) = 45`
 		again    = `openat(39, "uverbs0.1.queues", O_RDWR|O_CLOEXEC) = 45`
-		absolute = `openat(AT_FDCWD, "/dev/shm/verbena-0-1/run/1-2/uverbs0.1.queues", O_RDWR|O_CREAT|O_EXCL|O_NOFOLLOW, 0600) = 45`
+		absolute = `openat(AT_FDCWD, "/dev/shm/verbena-0-1/run/1-2/uverbs0.1.queues", O_RDWR|O_CREAT|O_EXCL|O_NOCTTY|O_NOFOLLOW, 0600) = 45`
 		chown    = `fchownat(AT_FDCWD, "/dev/shm/verbena-0-1/run/1-2/uverbs0.1.queues", 65534, -1, 0) = 0`
 		watch    = `inotify_add_watch(18, "/dev/shm/verbena-0-1/run/1-2/uverbs0.1.queues", IN_CLOSE_WRITE) = 1`
 		remove   = `unlinkat(39, "uverbs0.1.queues", 0) = 0`

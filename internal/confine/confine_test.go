@@ -1,0 +1,478 @@
+package confine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/elastic/go-seccomp-bpf/arch"
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/gendoc"
+	"verbena/internal/procfile"
+	"verbena/internal/reopen"
+)
+
+// The environment of the process that confines itself: what it does, and the rule that it leaves out.
+const (
+	envAct  = "CONFINE_TEST_ACT"
+	envRule = "CONFINE_TEST_RULE"
+	envKind = "CONFINE_TEST_KIND" // of filter: service or launcher
+)
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(envAct); name != "" {
+		fmt.Println(confined(name))
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// confined does one act in a process with the filter, and describes the result.
+func confined(name string) string {
+	act, ok := acts[name]
+	if !ok {
+		act = others[name]
+	}
+	dir, err := os.MkdirTemp("", "confine")
+	if err != nil {
+		return err.Error()
+	}
+	defer os.RemoveAll(dir)
+	try, err := act(dir)
+	if err != nil {
+		return "prepare: " + err.Error()
+	}
+	if os.Getenv(envKind) == "launcher" {
+		rules, calls := without(Launcher())
+		err = onEach(rules, append(calls, launcherCalls...)...)
+	} else {
+		rules, calls := without(Service())
+		err = process(rules, calls...)
+	}
+	if err != nil {
+		return "confine: " + err.Error()
+	}
+	return result(try())
+}
+
+func result(err error) string {
+	var e syscall.Errno
+	switch {
+	case err == nil:
+		return "success"
+	case errors.As(err, &e):
+		return unix.ErrnoName(e)
+	}
+	return err.Error()
+}
+
+// without returns the rules but the one that the environment names, and the calls of that.
+func without(rules []Rule) (left []Rule, calls []string) {
+	for _, r := range rules {
+		if r.Name == os.Getenv(envRule) {
+			calls = r.calls
+		} else {
+			left = append(left, r)
+		}
+	}
+	return left, calls
+}
+
+// An act prepares what a rule refuses, and returns the attempt. Each attempt succeeds without the rule, or fails by an
+// error of the kernel's other than EPERM, for every user.
+type act func(dir string) (try func() error, err error)
+
+func call(nr uintptr, args ...uintptr) act {
+	return func(string) (func() error, error) {
+		return func() error {
+			a := append(args, 0, 0, 0, 0, 0, 0)
+			if _, _, e := unix.Syscall6(nr, a[0], a[1], a[2], a[3], a[4], a[5]); e != 0 {
+				return e
+			}
+			return nil
+		}, nil
+	}
+}
+
+var minus1 = ^uintptr(0)
+
+// acts are attempts that the rules of their names refuse.
+var acts = map[string]act{
+	"ioctl": func(string) (func() error, error) {
+		terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+		return func() error {
+			_, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPTN)
+			return err
+		}, err
+	},
+	"exec":       func(string) (func() error, error) { return execNothing, nil },
+	"processes":  func(string) (func() error, error) { return forkOne, nil },
+	"code":       call(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_ANON, minus1),
+	"mounts":     call(unix.SYS_FSPICK, minus1, 0, minus1),
+	"namespaces": call(unix.SYS_UNSHARE, unix.CLONE_FS),
+	"ptrace":     call(unix.SYS_PTRACE, minus1, minus1),
+	"kernel":     call(unix.SYS_PERF_EVENT_OPEN, 1),
+	"keys":       call(unix.SYS_KEYCTL, minus1),
+	"rings":      call(unix.SYS_IO_URING_ENTER, minus1, 0, 0, minus1),
+	"identity":   call(unix.SYS_SETRESUID, minus1, minus1, minus1),
+	"prctl":      call(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE),
+	"nodes":      call(unix.SYS_NAME_TO_HANDLE_AT, minus1, 0, 0, 0, 0),
+	"open": func(dir string) (func() error, error) {
+		at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return nil, err
+		}
+		return func() error { return closing(unix.Openat(at, "link", unix.O_RDONLY, 0)) }, os.Symlink("/dev/null", filepath.Join(dir, "link"))
+	},
+	"sockets": call(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0),
+	"signals": call(unix.SYS_KILL, uintptr(os.Getppid()), 0),
+}
+
+// others are attempts beside those of acts, whose names begin with the rule's.
+var others = map[string]act{
+	"open read": func(string) (func() error, error) {
+		return func() error { return closing(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)) }, nil
+	},
+	"open write": func(dir string) (func() error, error) {
+		path := filepath.Join(dir, "f")
+		return func() error { return closing(unix.Open(path, unix.O_RDWR, 0)) }, os.WriteFile(path, nil, 0o600)
+	},
+	"open create": func(dir string) (func() error, error) {
+		return func() error { return closing(unix.Open(filepath.Join(dir, "f"), unix.O_RDONLY|unix.O_CREAT, 0o600)) }, nil
+	},
+	"open truncate": func(dir string) (func() error, error) {
+		path := filepath.Join(dir, "f")
+		return func() error { return closing(unix.Open(path, unix.O_RDONLY|unix.O_TRUNC, 0)) }, os.WriteFile(path, nil, 0o600)
+	},
+	"open unnamed": func(dir string) (func() error, error) {
+		return func() error { return closing(unix.Open(dir, unix.O_RDWR|unix.O_TMPFILE, 0o600)) }, nil
+	},
+	"open terminal": func(dir string) (func() error, error) {
+		at, err := unix.Open("/dev", unix.O_PATH|unix.O_DIRECTORY, 0)
+		return func() error { return closing(unix.Openat(at, "null", unix.O_RDONLY|unix.O_NOFOLLOW, 0)) }, err
+	},
+	"processes namespace": call(unix.SYS_CLONE, unix.CLONE_THREAD|unix.CLONE_NEWNET),
+	"code change":         call(unix.SYS_MPROTECT, 0, 0, unix.PROT_READ|unix.PROT_EXEC),
+	"sockets raw":         call(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_STREAM, 0),
+	"sockets sequenced":   call(unix.SYS_SOCKET, unix.AF_INET6, unix.SOCK_SEQPACKET, 0),
+	"sockets netlink":     call(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC),
+	"sockets listen":      call(unix.SYS_LISTEN, minus1),
+}
+
+func closing(fd int, err error) error {
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err
+}
+
+// execNothing executes a program that there is not: the dynamic loader of another one could not map its code here.
+func execNothing() error { return unix.Exec("/nonexistent", []string{"nothing"}, nil) }
+
+// run does an act in a process of its own, without a rule, and returns the result.
+func run(t *testing.T, kind, name, rule string) string {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), envAct+"="+name, envRule+"="+rule, envKind+"="+kind)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", name, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// Each rule refuses an act, and nothing else does.
+func TestRules(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	for _, r := range Service() {
+		if acts[r.Name] == nil {
+			t.Errorf("rule %s has no act", r.Name)
+			continue
+		}
+		names := []string{r.Name}
+		for n := range others {
+			if strings.HasPrefix(n, r.Name+" ") {
+				names = append(names, n)
+			}
+		}
+		for _, name := range names {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				if got := run(t, "service", name, ""); got != "EPERM" {
+					t.Errorf("with the rule: got %s, want EPERM", got)
+				}
+				if got := run(t, "service", name, r.Name); got == "EPERM" || strings.Contains(got, ": ") {
+					t.Errorf("without the rule: got %s, want another result than EPERM", got)
+				}
+			})
+		}
+	}
+}
+
+// The launcher's filter is put on a thread that has one already, too.
+func TestLauncherRules(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	if cgo {
+		t.Skip("Go cannot reach all threads of a binary with cgo")
+	}
+	for _, r := range Launcher() {
+		t.Run(r.Name, func(t *testing.T) {
+			t.Parallel()
+			if got := run(t, "launcher", r.Name, ""); got != "EPERM" {
+				t.Errorf("with the rule: got %s, want EPERM", got)
+			}
+			if got := run(t, "launcher", r.Name, r.Name); got == "EPERM" || strings.Contains(got, ": ") {
+				t.Errorf("without the rule: got %s, want another result than EPERM", got)
+			}
+		})
+	}
+}
+
+// TestTable makes the table of docs/service.md.
+func TestTable(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("| rule | refuses | to |\n|---|---|---|\n")
+	launcher := Launcher()
+	for _, r := range Service() {
+		to := "a service"
+		if i := slices.IndexFunc(launcher, func(l Rule) bool { return l.Name == r.Name }); i >= 0 && launcher[i].Refuses == r.Refuses {
+			to = "both"
+			launcher = slices.Delete(launcher, i, i+1)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.Name, r.Refuses, to)
+	}
+	for _, r := range launcher {
+		fmt.Fprintf(&b, "| %s | %s | a launcher |\n", r.Name, r.Refuses)
+	}
+	gendoc.Check(t, "../../docs/service.md", "confine", b.String())
+}
+
+// Every name is a system call of some architecture that the filters are for.
+func TestNames(t *testing.T) {
+	known := func(name string) bool {
+		return slices.ContainsFunc([]string{"amd64", "arm64"}, func(a string) bool {
+			info, err := arch.GetInfo(a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, ok := info.SyscallNames[name]
+			return ok
+		})
+	}
+	names := slices.Concat(allowed, launcherCalls)
+	for _, r := range slices.Concat(Service(), Launcher()) {
+		names = append(names, r.calls...)
+		for _, e := range r.except {
+			if !slices.Contains(r.calls, e.call) {
+				t.Errorf("rule %s allows %s, which it does not refuse", r.Name, e.call)
+			}
+		}
+	}
+	for _, n := range names {
+		if !known(n) {
+			t.Errorf("no architecture has the system call %s", n)
+		}
+	}
+}
+
+func init() {
+	others["opener"] = tryOpener
+	others["domain"] = tryDomain
+	others["threads"] = tryThreads
+	others["default"] = call(unix.SYS_SWAPON, 0)
+}
+
+// tryOpener reopens files by the opener: those that a service hands out, and those that a program could put in their place.
+func tryOpener(dir string) (func() error, error) {
+	below, beside := filepath.Join(dir, "dir"), filepath.Join(dir, "beside")
+	inside := filepath.Join(below, "inside")
+	if err := errors.Join(os.Mkdir(below, 0o700), os.WriteFile(beside, nil, 0o600), os.WriteFile(inside, nil, 0o600),
+		unix.Mkfifo(filepath.Join(below, "fifo"), 0o600), Opener(below)); err != nil {
+		return nil, err
+	}
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		return nil, err
+	}
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		return nil, err
+	}
+	memfd, err := unix.MemfdCreate("test", 0)
+	if err != nil {
+		return nil, err
+	}
+	sealed, err := unix.MemfdCreate("test", unix.MFD_ALLOW_SEALING)
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(sealed), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	return func() error {
+		var wrong []error
+		check := func(what string, fd, how int, want error) {
+			got, err := reopen.File(fd, how)
+			if err == nil {
+				unix.Close(got)
+			}
+			if !errors.Is(err, want) {
+				wrong = append(wrong, fmt.Errorf("%s got %v want %v", what, err, want))
+			}
+		}
+		path := func(p string) int {
+			fd, err := unix.Open(p, unix.O_PATH|unix.O_CLOEXEC, 0)
+			if err != nil {
+				wrong = append(wrong, err)
+			}
+			return fd
+		}
+		check("inside", path(inside), unix.O_RDWR, nil)
+		check("read inside", path(inside), unix.O_RDONLY, nil)
+		check("truncate inside", path(inside), unix.O_RDWR|unix.O_TRUNC, unix.EINVAL)
+		check("beside", path(beside), unix.O_RDWR, unix.EACCES)
+		check("read beside", path(beside), unix.O_RDONLY, unix.EACCES)
+		check("FIFO", path(filepath.Join(below, "fifo")), unix.O_RDWR, unix.EPERM)
+		check("terminal", path(fmt.Sprintf("/dev/pts/%d", n)), unix.O_RDONLY, unix.EPERM)
+		check("device", path("/dev/null"), unix.O_RDONLY, unix.EPERM)
+		check("file of /proc", path("/proc/self/status"), unix.O_RDONLY, unix.EPERM)
+		check("memfd", memfd, unix.O_RDWR, nil)
+		check("sealed memfd", sealed, unix.O_RDWR, nil)
+		return errors.Join(wrong...)
+	}, err
+}
+
+// tryDomain opens files on a thread in the domain itself, without the opener's check of the file.
+func tryDomain(dir string) (func() error, error) {
+	below := filepath.Join(dir, "dir")
+	inside, beside, fifo := filepath.Join(below, "inside"), filepath.Join(dir, "beside"), filepath.Join(dir, "fifo")
+	if err := errors.Join(os.Mkdir(below, 0o700), os.WriteFile(beside, nil, 0o600), os.WriteFile(inside, nil, 0o600),
+		unix.Mkfifo(fifo, 0o600)); err != nil {
+		return nil, err
+	}
+	memfd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	results := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good
+		if err := restrict([]string{below}); err != nil {
+			results <- err
+			return
+		}
+		check := func(path string, how int, want error) error {
+			fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if err := closing(reopen.Own(fd, how)); !errors.Is(err, want) {
+				return fmt.Errorf("%s got %v want %v", path, err, want)
+			}
+			return nil
+		}
+		err := closing(reopen.Own(memfd, unix.O_RDWR)) // it is below no directory, and needs no rule
+		results <- errors.Join(err,
+			check(inside, unix.O_RDWR, nil),
+			check(beside, unix.O_RDONLY, unix.EACCES),
+			check(beside, unix.O_WRONLY, unix.EACCES),
+			check(fifo, unix.O_RDWR|unix.O_NONBLOCK, unix.EACCES),
+			check("/dev/null", unix.O_RDONLY, unix.EACCES),
+			check("/dev/ptmx", unix.O_RDWR, unix.EACCES),
+			check("/proc/self/status", unix.O_RDONLY, unix.EACCES))
+	}()
+	err = <-results
+	return func() error { return err }, nil
+}
+
+// The domain alone refuses what the opener's own check refuses, too.
+func TestDomain(t *testing.T) {
+	needLandlock(t)
+	if got := run(t, "service", "domain", ""); got != "success" {
+		t.Errorf("got %s, want success", got)
+	}
+}
+
+func TestOpener(t *testing.T) {
+	needLandlock(t)
+	if got := run(t, "service", "opener", ""); got != "success" {
+		t.Errorf("got %s, want success", got)
+	}
+}
+
+func needLandlock(t *testing.T) {
+	t.Helper()
+	if !HasLandlock() {
+		t.Skip("needs Landlock")
+	}
+}
+
+// tryThreads has many threads look whether they are in the opener's domain: a thread that is cannot read the memory of
+// a process outside of it.
+func tryThreads(dir string) (func() error, error) {
+	child := exec.Command("sleep", "60")
+	if err := errors.Join(child.Start(), Opener(dir)); err != nil {
+		return nil, err
+	}
+	return func() error {
+		const threads = 64
+		done, over := make(chan error, threads), make(chan struct{})
+		for range threads {
+			go func() {
+				runtime.LockOSThread()
+				local := [1]unix.Iovec{{Base: new(byte), Len: 1}}
+				remote := [1]unix.RemoteIovec{{Base: 0, Len: 1}} // not mapped: the permission comes first
+				_, err := unix.ProcessVMReadv(child.Process.Pid, local[:], remote[:], 0)
+				done <- err
+				<-over
+			}()
+		}
+		var wrong error
+		for range threads {
+			if err := <-done; err != unix.EFAULT {
+				wrong = errors.Join(wrong, fmt.Errorf("read got %v want EFAULT", err))
+			}
+		}
+		// Every thread has the filter, and no_new_privs.
+		tasks, err := os.ReadDir("/proc/self/task")
+		for _, task := range tasks {
+			b, _ := procfile.Read("/proc/self/task/" + task.Name() + "/status")
+			if len(b) > 0 && (!strings.Contains(string(b), "\nSeccomp:\t2\n") || !strings.Contains(string(b), "\nNoNewPrivs:\t1\n")) {
+				wrong = errors.Join(wrong, fmt.Errorf("thread %s: no filter", task.Name()))
+			}
+		}
+		if len(tasks) < threads {
+			wrong = errors.Join(wrong, fmt.Errorf("%d threads", len(tasks)))
+		}
+		close(over)
+		return errors.Join(wrong, err)
+	}, nil
+}
+
+// No thread but the opener is in its domain, and every thread has the filter.
+func TestThreads(t *testing.T) {
+	needLandlock(t)
+	if got := run(t, "service", "threads", ""); got != "success" {
+		t.Errorf("got %s, want success", got)
+	}
+}
+
+// A call of no rule is refused, too.
+func TestDefault(t *testing.T) {
+	if got := run(t, "service", "default", ""); got != "EPERM" {
+		t.Errorf("got %s, want EPERM", got)
+	}
+}

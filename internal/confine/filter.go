@@ -1,0 +1,128 @@
+package confine
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"slices"
+	"syscall"
+	"time"
+
+	seccomp "github.com/elastic/go-seccomp-bpf"
+	"github.com/elastic/go-seccomp-bpf/arch"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// policy makes a filter of rules and of calls that are allowed beside them.
+func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
+	info, err := arch.GetInfo("")
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
+	}
+	var frequent, rest seccomp.SyscallGroup
+	frequent.Action, rest.Action = seccomp.ActionAllow, seccomp.ActionAllow
+	ruled := map[string]bool{}
+	for _, r := range rules {
+		for _, c := range r.calls {
+			ruled[c] = true
+		}
+		for _, e := range r.except {
+			if _, ok := info.SyscallNames[e.call]; !ok {
+				continue
+			}
+			group := &rest
+			if e.call == "ioctl" { // which a service makes for every call of a program, and for which the filter is executed
+				group = &frequent
+			}
+			group.NamesWithCondtions = append(group.NamesWithCondtions, seccomp.NameWithConditions{Name: e.call, Conditions: e.conditions})
+		}
+	}
+	for _, c := range slices.Concat(allowed, more) {
+		if _, ok := info.SyscallNames[c]; ok && !ruled[c] && !slices.Contains(rest.Names, c) {
+			rest.Names = append(rest.Names, c)
+		}
+	}
+	// The C library makes threads by clone(2) where this is missing. Its flags are in memory, where no filter sees them.
+	unknown := seccomp.SyscallGroup{Names: []string{"clone3"}, Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS)}
+	return &seccomp.Policy{DefaultAction: seccomp.ActionErrno, Syscalls: []seccomp.SyscallGroup{frequent, rest, unknown}}, nil
+}
+
+// threadPause is the time for a thread that has a filter of its own to end.
+const threadPause = 10 * time.Millisecond
+
+// Process puts a filter of the service's rules on all threads of the process, present and future, for good. The error wraps
+// ENOTSUP where the kernel, a container's policy or this architecture has no such filters.
+//
+// A thread with another filter keeps it from doing so, as for Probe of package supervisor: it waits for a second until
+// there is none.
+func Process() error { return process(Service()) }
+
+func process(rules []Rule, more ...string) error {
+	p, err := policy(rules, more...)
+	if err != nil {
+		return fmt.Errorf("confine the process: %w", err)
+	}
+	warm()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// Before Linux 5.16 a filter slows the process down by measures against speculation, unless it asks for none: they
+	// protect one part of a process against the code of another one, and here is only one.
+	const flags = seccomp.FilterFlagTSync | unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH | unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW
+	filter := seccomp.Filter{NoNewPrivs: true, Flag: flags, Policy: *p}
+	for deadline := time.Now().Add(time.Second); ; time.Sleep(threadPause) {
+		err = seccomp.LoadFilter(filter)
+		if !errors.Is(err, unix.ESRCH) || time.Now().After(deadline) {
+			break
+		}
+	}
+	if unavailable(err) {
+		err = fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
+	}
+	if err != nil {
+		return fmt.Errorf("confine the process: %w", err)
+	}
+	return nil
+}
+
+// unavailable reports whether the kernel has no such filters, or a container's policy allows none.
+func unavailable(err error) bool {
+	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
+}
+
+// Threads puts a filter of the launcher's rules on all threads of the process, one after another: one of them may have a
+// filter already, with a listener, that the others do not have. In a binary with cgo Go cannot reach all threads: the
+// error wraps ENOTSUP.
+func Threads() error { return onEach(Launcher(), launcherCalls...) }
+
+func onEach(rules []Rule, more ...string) error {
+	p, err := policy(rules, more...)
+	var program []bpf.Instruction
+	if err == nil {
+		program, err = p.Assemble()
+	}
+	var raw []bpf.RawInstruction
+	if err == nil {
+		raw, err = bpf.Assemble(program)
+	}
+	if err == nil {
+		err = installOnEach(raw)
+	}
+	if unavailable(err) {
+		err = fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
+	}
+	if err != nil {
+		return fmt.Errorf("confine the launcher: %w", err)
+	}
+	return nil
+}
+
+// warm makes the standard library look once for what it looks for at first use, and could not find later: whether there
+// are IPv4 and IPv6, for which package net makes TCP sockets, and the time zone.
+func warm() {
+	if c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}); err == nil {
+		c.Close()
+	}
+	_, _ = time.Now().Zone()
+}

@@ -1,0 +1,156 @@
+package confine
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"syscall"
+
+	"github.com/landlock-lsm/go-landlock/landlock"
+	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/reopen"
+)
+
+// LandlockABI is the version of Landlock's interface that Opener makes full use of: with one before 3 (Linux 6.2) the
+// thread could truncate files.
+const LandlockABI = 3
+
+// HasLandlock reports whether the kernel has that version.
+func HasLandlock() bool {
+	v, err := ll.LandlockGetABIVersion()
+	return err == nil && v >= LandlockABI
+}
+
+// opener is a thread in a Landlock domain of its own, which opens files for the others.
+type opener struct {
+	asked   chan request
+	devices []device // of the file systems that a file may be on
+}
+
+// device identifies a file system.
+type device struct{ major, minor uint32 }
+
+type request struct {
+	fd, how int
+	answer  chan<- answer
+}
+
+type answer struct {
+	fd  int
+	err error
+}
+
+// Opener starts a thread in a Landlock domain, by which files are reopened from now on (package reopen), until the
+// process ends. The thread can open what is below the directories, and files that are in no directory, such as memfds:
+// no terminal, no device, no FIFO. The error wraps ENOTSUP where the kernel has no Landlock.
+//
+// It comes before Process, whose filter refuses Landlock's calls. No other thread gets the domain: the Go runtime makes no
+// thread from one that is locked to its goroutine.
+func Opener(dirs ...string) error {
+	fail := func(err error) error { return fmt.Errorf("confine the thread that opens files: %w", err) }
+	o := &opener{asked: make(chan request)}
+	if err := o.know(dirs); err != nil {
+		return fail(err)
+	}
+	ready := make(chan error)
+	go o.run(dirs, ready)
+	if err := <-ready; err != nil {
+		return fail(err)
+	}
+	reopen.Through(o.open)
+	return nil
+}
+
+// know notes the file systems of the directories, and that of memfds.
+func (o *opener) know(dirs []string) error {
+	memfd, err := unix.MemfdCreate("device", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("memfd_create: %w", err)
+	}
+	defer unix.Close(memfd)
+	st, err := statOf(memfd, "")
+	if err != nil {
+		return err
+	}
+	o.devices = append(o.devices, deviceOf(st))
+	for _, d := range dirs {
+		if st, err = statOf(unix.AT_FDCWD, d); err != nil {
+			return err
+		}
+		o.devices = append(o.devices, deviceOf(st))
+	}
+	return nil
+}
+
+func statOf(dir int, path string) (*unix.Statx_t, error) {
+	var st unix.Statx_t
+	// No file system asks a server for this.
+	if err := unix.Statx(dir, path, unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
+		return nil, fmt.Errorf("statx: %w", err)
+	}
+	return &st, nil
+}
+
+func deviceOf(st *unix.Statx_t) device { return device{st.Dev_major, st.Dev_minor} }
+
+// open opens an ordinary file of one of the file systems on the thread; EPERM for any other file. The permission of a
+// FUSE file, or the lock of a pipe, could keep the thread, on which all users depend, for as long as a program likes.
+func (o *opener) open(fd, how int) (int, error) {
+	st, err := statOf(fd, "")
+	if err != nil {
+		return -1, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || !slices.Contains(o.devices, deviceOf(st)) {
+		return -1, fmt.Errorf("reopen descriptor %d: not an ordinary file in memory: %w", fd, syscall.EPERM)
+	}
+	answers := make(chan answer, 1)
+	o.asked <- request{fd, how, answers}
+	a := <-answers
+	return a.fd, a.err
+}
+
+func (o *opener) run(dirs []string, ready chan<- error) {
+	runtime.LockOSThread() // for good
+	if unix.Gettid() == unix.Getpid() {
+		// The process's main thread stands for it in /proc. As long as this goroutine keeps it, another one gets another.
+		other := make(chan error)
+		go o.run(dirs, other)
+		ready <- <-other
+		runtime.UnlockOSThread()
+		return
+	}
+	err := restrict(dirs)
+	ready <- err
+	if err != nil {
+		return // which ends the thread
+	}
+	for r := range o.asked {
+		fd, err := reopen.Own(r.fd, r.how)
+		r.answer <- answer{fd, err}
+	}
+}
+
+// restrict puts the calling thread into a domain.
+func restrict(dirs []string) error {
+	rule := landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, dirs...)
+	ruleset, flags, err := landlock.V7.BestEffort().NewRulesetFD(rule)
+	switch {
+	case err != nil:
+		return err
+	case ruleset < 0:
+		return fmt.Errorf("no Landlock: %w", syscall.ENOTSUP)
+	}
+	defer unix.Close(ruleset)
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	if err := ll.LandlockRestrictSelf(ruleset, flags); errors.Is(err, unix.E2BIG) {
+		return fmt.Errorf("in too many domains already: %w: %w", syscall.ENOTSUP, err)
+	} else if err != nil {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+package confine
+
+import (
+	"os"
+
+	seccomp "github.com/elastic/go-seccomp-bpf"
+	"golang.org/x/sys/unix"
+)
+
+// Rule is a restriction of a filter.
+type Rule struct {
+	Name    string
+	Refuses string   // for people
+	calls   []string // names of system calls; those that the architecture does not have are left out
+	except  []when   // calls that are allowed all the same
+}
+
+// when allows a system call if all conditions hold.
+type when struct {
+	call       string
+	conditions seccomp.ArgumentConditions
+}
+
+// allowed are the system calls that both filters allow whatever their arguments are: the kernel answers for them from a
+// table, without executing the filter (since Linux 5.11).
+var allowed = []string{
+	// The Go runtime, and the C library in binaries with cgo.
+	"arch_prctl", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "exit", "exit_group", "futex", "futex_waitv",
+	"get_robust_list", "getcpu", "getpid", "getppid", "getrandom", "gettid", "gettimeofday", "madvise", "membarrier", "mincore",
+	"mlock", "mremap", "munlock", "munmap", "nanosleep", "restart_syscall", "rseq", "rt_sigaction", "rt_sigpending",
+	"rt_sigprocmask", "rt_sigreturn", "rt_sigtimedwait", "sched_getaffinity", "sched_yield", "set_robust_list",
+	"set_tid_address", "setitimer", "sigaltstack", "time", "timer_create", "timer_delete", "timer_gettime", "timer_settime",
+	"timerfd_create", "timerfd_settime", "timerfd_gettime",
+	// Files and descriptors.
+	"access", "close", "close_range", "copy_file_range", "dup", "dup2", "dup3", "epoll_create1", "epoll_ctl", "epoll_pwait",
+	"epoll_pwait2", "epoll_wait", "eventfd2", "faccessat", "faccessat2", "fadvise64", "fallocate", "fchmod", "fchmodat",
+	"fchmodat2", "fchown", "fchownat", "fcntl", "fdatasync", "flock", "fstat", "fstatfs", "fsync", "ftruncate", "getcwd",
+	"getdents64", "inotify_add_watch", "inotify_init1", "inotify_rm_watch", "linkat", "lseek", "lstat", "memfd_create",
+	"fstatat", "mkdirat", "newfstatat", "openat2", "pipe2", "poll", "ppoll", "pread64", "preadv", "preadv2", "pselect6", "pwrite64",
+	"pwritev", "pwritev2", "read", "readlink", "readlinkat", "readv", "renameat", "renameat2", "sendfile", "splice", "stat",
+	"statfs", "statx", "symlinkat", "umask", "unlinkat", "utimensat", "write", "writev",
+	// Sockets that there are, and addresses.
+	"accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "recvfrom", "recvmmsg", "recvmsg", "sendmmsg",
+	"sendmsg", "sendto", "setsockopt", "shutdown", "socketpair",
+	// Programs: their memory, descriptors, limits and identity.
+	"getpgid", "getpgrp", "getsid", "kcmp", "pidfd_getfd", "pidfd_open", "prlimit64", "process_vm_readv", "process_vm_writev",
+	// This process.
+	"capget", "getegid", "geteuid", "getgid", "getgroups", "getresgid", "getresuid", "getrlimit", "getrusage", "getuid",
+	"sched_get_priority_max", "sched_get_priority_min", "sched_getattr", "sched_getparam", "sched_getscheduler",
+	"sched_setattr", "setrlimit", "sysinfo", "times", "uname",
+}
+
+// The requests of ioctl(2) that a service makes.
+const (
+	procmapQuery  = 0xc0686611
+	nsGetUserNS   = 0xb701
+	nsGetParent   = 0xb702
+	nsGetType     = 0xb703
+	nsGetOwnerUID = 0xb704
+	verbsIoctl    = 0xc0181b01 // RDMA_VERBS_IOCTL
+)
+
+const (
+	threadFlags = unix.CLONE_THREAD
+	spaceFlags  = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |
+		unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWTIME
+	typeMask = 0xf // of the second argument of socket(2), beside its flags
+	tmpfile  = unix.O_TMPFILE &^ unix.O_DIRECTORY
+)
+
+// common are the rules of both filters. A call that is in no rule and not in allowed is refused as well.
+func common() []Rule {
+	return []Rule{
+		{
+			Name: "ioctl", Refuses: "ioctl(2) of terminals and devices: of any request but a few of seccomp listeners, mappings, namespaces and pipes",
+			calls: []string{"ioctl"},
+			except: requests(unix.SECCOMP_IOCTL_NOTIF_RECV, unix.SECCOMP_IOCTL_NOTIF_SEND, unix.SECCOMP_IOCTL_NOTIF_ID_VALID,
+				unix.SECCOMP_IOCTL_NOTIF_ADDFD, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, procmapQuery, unix.TIOCINQ,
+				nsGetUserNS, nsGetParent, nsGetType, nsGetOwnerUID),
+		},
+		{
+			Name: "exec", Refuses: "executing a program",
+			calls: []string{"execve", "execveat"},
+		},
+		{
+			Name: "processes", Refuses: "making a process; threads may be made",
+			calls: []string{"fork", "vfork", "clone"},
+			except: []when{{"clone", seccomp.ArgumentConditions{
+				{Argument: 0, Operation: seccomp.BitsSet, Value: threadFlags},
+				{Argument: 0, Operation: seccomp.BitsNotSet, Value: spaceFlags}}}},
+		},
+		{
+			Name: "code", Refuses: "executable memory",
+			calls: []string{"mmap", "mprotect", "pkey_mprotect", "memfd_secret", "shmat", "remap_file_pages"},
+			except: []when{
+				{"mmap", seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsNotSet, Value: unix.PROT_EXEC}}},
+				{"mprotect", seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsNotSet, Value: unix.PROT_EXEC}}},
+			},
+		},
+		{
+			Name: "mounts", Refuses: "mounting, and another root directory",
+			calls: []string{"mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount", "fsopen", "fsconfig",
+				"fsmount", "fspick", "mount_setattr"},
+		},
+		{
+			Name: "namespaces", Refuses: "entering or making a namespace",
+			calls: []string{"setns", "unshare"},
+		},
+		{
+			Name: "ptrace", Refuses: "tracing a process",
+			calls: []string{"ptrace"},
+		},
+		{
+			Name: "kernel", Refuses: "modules, programs and events of the kernel, clocks, swap, quotas",
+			calls: []string{"bpf", "perf_event_open", "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load",
+				"reboot", "swapon", "swapoff", "iopl", "ioperm", "syslog", "acct", "quotactl", "quotactl_fd", "settimeofday",
+				"clock_settime", "clock_adjtime", "adjtimex", "personality"},
+		},
+		{
+			Name: "keys", Refuses: "the kernel's keys",
+			calls: []string{"keyctl", "add_key", "request_key"},
+		},
+		{
+			Name: "rings", Refuses: "io_uring, which makes calls past the filter, and userfaultfd",
+			calls: []string{"io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd", "io_setup", "io_submit"},
+		},
+		{
+			Name: "identity", Refuses: "changing user, group or capabilities",
+			calls: []string{"setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid", "setfsuid", "setfsgid", "setgroups",
+				"capset", "setsid", "setpgid"},
+		},
+		{
+			Name: "prctl", Refuses: "prctl(2) but for names, timers and orphans: what a process has given up stays given up",
+			calls: []string{"prctl"},
+			except: first("prctl", unix.PR_SET_NAME, unix.PR_SET_VMA, unix.PR_SET_TIMERSLACK, unix.PR_SET_NO_NEW_PRIVS,
+				unix.PR_SET_CHILD_SUBREAPER),
+		},
+		{
+			Name: "nodes", Refuses: "device nodes, and opening files by handle",
+			calls: []string{"mknod", "mknodat", "name_to_handle_at", "open_by_handle_at"},
+		},
+		{
+			Name:    "open",
+			Refuses: "openat(2) without O_NOFOLLOW and O_NOCTTY, but for directories and O_PATH; the older calls",
+			calls:   []string{"open", "creat", "openat"},
+			except: []when{
+				{"openat", flagged(unix.O_PATH)},
+				{"openat", append(flagged(unix.O_DIRECTORY), unflagged(unix.O_ACCMODE|unix.O_CREAT|tmpfile)...)},
+				{"openat", append(flagged(unix.O_NOFOLLOW), flagged(unix.O_NOCTTY)...)},
+			},
+		},
+	}
+}
+
+// cwd is AT_FDCWD in a register.
+const cwd = 1<<64 + unix.AT_FDCWD
+
+func flagged(flag uint64) seccomp.ArgumentConditions {
+	return seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsSet, Value: flag}}
+}
+
+func unflagged(flags uint64) seccomp.ArgumentConditions {
+	return seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsNotSet, Value: flags}}
+}
+
+func first(call string, values ...uint64) (list []when) {
+	for _, v := range values {
+		list = append(list, when{call, seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: v}}})
+	}
+	return list
+}
+
+func requests(numbers ...uint64) (list []when) {
+	for _, n := range numbers {
+		list = append(list, when{"ioctl", seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.Equal, Value: n}}})
+	}
+	return list
+}
+
+// Service returns the rules of a service's filter.
+func Service() []Rule {
+	return append(common(),
+		Rule{
+			Name: "sockets", Refuses: "sockets other than Unix, UDP and NETLINK_ROUTE; listening",
+			calls: []string{"socket", "listen"},
+			except: append(append(udp(unix.AF_INET), udp(unix.AF_INET6)...),
+				when{"socket", seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: unix.AF_UNIX}}},
+				when{"socket", seccomp.ArgumentConditions{
+					{Argument: 0, Operation: seccomp.Equal, Value: unix.AF_NETLINK},
+					{Argument: 2, Operation: seccomp.Equal, Value: unix.NETLINK_ROUTE}}}),
+		},
+		Rule{
+			Name: "signals", Refuses: "signals to other processes; asking whether they exist is allowed",
+			calls: []string{"kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal"},
+			except: append(first("tgkill", uint64(os.Getpid())),
+				when{"tgkill", seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.Equal, Value: 0}}}),
+		},
+	)
+}
+
+// Launcher returns the rules of a launcher's filter. It waits for its program, and passes signals on to it.
+func Launcher() []Rule {
+	rules := common()
+	for i := range rules {
+		switch rules[i].Name {
+		case "ioctl":
+			// The guardian makes one trapped call itself, and looks which process group has the terminal.
+			rules[i].except = append(rules[i].except, requests(verbsIoctl, unix.TIOCGPGRP)...)
+		case "open":
+			rules[i].Refuses += "; reading by a path from the working directory is allowed"
+			// The standard library reads so.
+			rules[i].except = append(rules[i].except, when{"openat",
+				append(unflagged(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|tmpfile),
+					seccomp.Condition{Argument: 0, Operation: seccomp.Equal, Value: cwd})})
+		}
+	}
+	return append(rules, Rule{Name: "sockets", Refuses: "making sockets", calls: []string{"socket", "socketpair", "listen", "bind", "connect"}})
+}
+
+// launcherCalls are allowed to a launcher beside allowed.
+var launcherCalls = []string{"kill", "tgkill", "pidfd_send_signal", "wait4", "waitid"}
+
+// udp allows datagram sockets of a family.
+func udp(family uint64) (list []when) {
+	for _, protocol := range []uint64{0, unix.IPPROTO_UDP} {
+		list = append(list, when{"socket", seccomp.ArgumentConditions{
+			{Argument: 0, Operation: seccomp.Equal, Value: family},
+			{Argument: 1, Operation: seccomp.BitsSet, Value: unix.SOCK_DGRAM},
+			{Argument: 1, Operation: seccomp.BitsNotSet, Value: typeMask &^ unix.SOCK_DGRAM},
+			{Argument: 2, Operation: seccomp.Equal, Value: protocol}}})
+	}
+	return list
+}

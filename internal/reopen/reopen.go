@@ -1,0 +1,69 @@
+// Package reopen opens files again by a descriptor.
+//
+// A descriptor of a program may be of any file: a terminal, a device, a FIFO, a file of another file system. To open it
+// has effects that the kernel executes on behalf of the opener. [File] is for such descriptors: it refuses everything
+// but an access mode, and in a confined process a thread with a Landlock domain makes the call (package confine).
+// [Own] is for descriptors of the process's own making, and [Link] for links of the kernel's.
+package reopen
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// flags are the flags that a caller may choose.
+const flags = unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND
+
+var through atomic.Pointer[func(fd, how int) (int, error)]
+
+// Through makes File call open from now on.
+func Through(open func(fd, how int) (int, error)) { through.Store(&open) }
+
+// File opens the file of a descriptor again, which may be an O_PATH descriptor of whatever a program has named. how is
+// the access mode, and O_NONBLOCK and O_APPEND where the new description is to have them; EINVAL for any other flag.
+// The open itself does not wait for the file: not for the other end of a FIFO, nor for the holder of a lease (EAGAIN).
+// It never makes a terminal the controlling one. The new descriptor is closed on exec.
+func File(fd, how int) (int, error) {
+	if how&^flags != 0 {
+		return -1, &os.PathError{Op: "reopen", Path: path(fd), Err: syscall.EINVAL}
+	}
+	open := Own
+	if f := through.Load(); f != nil {
+		open = *f
+	}
+	opened, err := open(fd, how|unix.O_NONBLOCK)
+	if err != nil || how&unix.O_NONBLOCK != 0 {
+		return opened, err
+	}
+	if _, err := unix.FcntlInt(uintptr(opened), unix.F_SETFL, how&unix.O_APPEND); err != nil {
+		unix.Close(opened)
+		return -1, fmt.Errorf("make %s blocking: %w", path(fd), err)
+	}
+	return opened, nil
+}
+
+// Own opens the file of a descriptor again on the calling thread.
+func Own(fd, how int) (int, error) { return Link(unix.AT_FDCWD, path(fd), how) }
+
+// Link opens what a link leads to, such as a namespace in /proc/PID/ns, on the calling thread. The caller must know that
+// the file is none whose opening has an effect.
+func Link(dir int, name string, how int) (int, error) {
+	for {
+		// The filter of a confined process refuses openat(2) without O_NOFOLLOW.
+		opened, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: uint64(how&flags | unix.O_NOCTTY | unix.O_CLOEXEC)})
+		switch err {
+		case nil:
+			return opened, nil
+		case unix.EINTR:
+		default:
+			return -1, &os.PathError{Op: "open", Path: name, Err: err}
+		}
+	}
+}
+
+func path(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

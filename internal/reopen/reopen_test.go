@@ -1,0 +1,104 @@
+package reopen
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func flagsOf(t *testing.T, fd int) int {
+	t.Helper()
+	f, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f & (unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND)
+}
+
+// The new description has the access mode and flags that were asked for, and no others.
+func TestFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	for _, how := range []int{unix.O_RDONLY, unix.O_RDWR, unix.O_WRONLY | unix.O_APPEND, unix.O_RDONLY | unix.O_NONBLOCK} {
+		got, err := File(fd, how)
+		if err != nil {
+			t.Fatalf("%#x: %v", how, err)
+		}
+		if f := flagsOf(t, got); f != how {
+			t.Errorf("got flags %#x, want %#x", f, how)
+		}
+		if f, err := unix.FcntlInt(uintptr(got), unix.F_GETFD, 0); err != nil || f&unix.FD_CLOEXEC == 0 {
+			t.Errorf("got descriptor flags %#x, %v, want FD_CLOEXEC", f, err)
+		}
+		unix.Close(got)
+	}
+	for _, how := range []int{unix.O_TRUNC | unix.O_RDWR, unix.O_CREAT, unix.O_TMPFILE | unix.O_RDWR, unix.O_PATH} {
+		if got, err := File(fd, how); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("%#x: got %d, %v, want %v", how, got, err, unix.EINVAL)
+		}
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "content" {
+		t.Errorf("got content %q, %v", b, err)
+	}
+}
+
+// Link follows a link of the kernel's.
+func TestLink(t *testing.T) {
+	fd, err := Link(unix.AT_FDCWD, "/proc/self/ns/user", unix.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	var a, b unix.Stat_t
+	if err := errors.Join(unix.Fstat(fd, &a), unix.Stat("/proc/self/ns/user", &b)); err != nil || a.Ino != b.Ino {
+		t.Errorf("got inode %d, %v, want %d", a.Ino, err, b.Ino)
+	}
+	if _, err := Link(unix.AT_FDCWD, filepath.Join(t.TempDir(), "none"), unix.O_RDWR); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("missing file: got %v, want %v", err, os.ErrNotExist)
+	}
+}
+
+// The open does not wait for the other end of a FIFO.
+func TestFileDoesNotBlock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if got, err := File(fd, unix.O_WRONLY); !errors.Is(err, unix.ENXIO) {
+		t.Errorf("got %d, %v, want %v", got, err, unix.ENXIO)
+	}
+}
+
+// Through takes the place of the open itself, not of the checks.
+func TestThrough(t *testing.T) {
+	defer through.Store(nil)
+	var asked []int
+	Through(func(fd, how int) (int, error) {
+		asked = append(asked, fd, how)
+		return -1, unix.EACCES
+	})
+	if _, err := File(5, unix.O_RDWR); err != unix.EACCES {
+		t.Errorf("got %v, want %v", err, unix.EACCES)
+	}
+	if _, err := File(5, unix.O_CREAT); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("got %v, want %v", err, unix.EINVAL)
+	}
+	if len(asked) != 2 || asked[0] != 5 || asked[1] != unix.O_RDWR|unix.O_NONBLOCK {
+		t.Errorf("got calls %v, want one", asked)
+	}
+}
