@@ -16,6 +16,7 @@
 package principal
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -24,6 +25,7 @@ import (
 
 	"verbena/internal/privilege"
 	"verbena/internal/quota"
+	"verbena/internal/reopen"
 )
 
 // Principal is what a service knows of the user of a process.
@@ -184,9 +186,9 @@ func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) 
 	return -1, 0, nil
 }
 
-// unlessForbidden returns an error unless it is one of permission.
+// unlessForbidden returns an error unless the kernel does not let this process look at another's namespaces.
 func unlessForbidden(err error) error {
-	if err == unix.EACCES || err == unix.EPERM {
+	if errors.Is(err, unix.EACCES) {
 		return nil
 	}
 	return err
@@ -220,7 +222,7 @@ func (a *Authority) container(proc int) (inode uint64, err error) {
 
 // openNS opens a namespace of a process. The link leads to a file of the kernel's, whatever the process does.
 func openNS(proc int, n namespace) (int, file, error) {
-	fd, err := unix.Openat(proc, paths[n], unix.O_RDONLY|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	fd, err := reopen.Link(proc, paths[n], unix.O_RDONLY)
 	if err != nil {
 		return -1, file{}, err
 	}
